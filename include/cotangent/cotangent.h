@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cotangent/cotangent.h: every public header.
+ */
+#ifndef COTANGENT_COTANGENT_H
+#define COTANGENT_COTANGENT_H
+
+#include <cotangent/causal_conv1d.h>
+#include <cotangent/core.h>
+
+#endif

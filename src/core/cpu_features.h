@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * cpu_features.h: which instruction sets this processor and its operating system offer. */
+#ifndef COT_CORE_CPU_FEATURES_H
+#define COT_CORE_CPU_FEATURES_H
+
+#include <stdint.h>
+
+/* What a kernel row may ask for. A level stands for the set of extensions that src/simd compiles it with. */
+enum {
+    COT_ISA_SCALAR = 0,
+    COT_ISA_AVX2 = 1 << 0,  /* avx2, fma, f16c */
+    COT_ISA_AVX512 = 1 << 1 /* avx512 f, bw, dq, vl, and the above */
+};
+
+/* The levels of this machine, or-ed together. */
+uint32_t cot_cpu_features(void);
+
+/* The name of the highest level in `isa`: "scalar", "avx2", "avx512". */
+const char *cot_isa_name(uint32_t isa);
+
+#endif

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cpu_features.h"
+#include "op.h"
+#include "queue.h"
+#include "status.h"
+
+/* The caller's struct may be older (shorter) than ours, the rest being zero; or newer, if what we do not know is
+ * zero there. A struct shorter than the first member after struct_size is no struct of this interface. */
+static cot_status copy_args(const cot_direction *direction, const void *args, void *copy)
+{
+    if (args == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: args is null", direction->call);
+    size_t given;
+    memcpy(&given, args, sizeof given);
+    if (given <= sizeof given || given > COT_MAX_ARGS)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: struct_size is %zu, expected %zu (use COT_INIT)", direction->call,
+                        given, direction->args_size);
+    for (size_t byte = direction->args_size; byte < given; byte++)
+        if (((const char *)args)[byte] != 0)
+            return cot_fail(COT_INVALID_ARGUMENT, "%s: struct_size is %zu and byte %zu is set, but this library knows only %zu bytes",
+                            direction->call, given, byte, direction->args_size);
+    memset(copy, 0, direction->args_size);
+    memcpy(copy, args, given < direction->args_size ? given : direction->args_size);
+    return COT_OK;
+}
+
+static bool name_is(const cot_kernel *kernel, const char *name, size_t length)
+{
+    return strlen(kernel->name) == length && memcmp(kernel->name, name, length) == 0;
+}
+
+/* A forced name speaks for its own direction only; one that the op does not have at all is an error. */
+static cot_status forced_kernel(const cot_direction *direction, const cot_queue *queue, const cot_kernel **forced)
+{
+    size_t length = 0;
+    const char *name = cot_queue_forced(queue, direction->op->name, &length);
+    *forced = NULL;
+    if (name == NULL)
+        return COT_OK;
+    bool known = false;
+    for (int k = 0; k < direction->op->kernel_count; k++) {
+        const cot_kernel *kernel = &direction->op->kernels[k];
+        if (!name_is(kernel, name, length))
+            continue;
+        known = true;
+        if (&direction->op->directions[kernel->direction] == direction)
+            *forced = kernel;
+    }
+    return known ? COT_OK
+                 : cot_fail(COT_INVALID_ARGUMENT, "%s: the forced kernel \"%.*s\" is none of %s's", direction->call,
+                            (int)length, name, direction->op->name);
+}
+
+static const char *missing_isa(const cot_kernel *kernel, const cot_queue *queue)
+{
+    const uint32_t missing = kernel->isa & ~queue->isa;
+    if (missing & COT_ISA_AVX512)
+        return "this processor lacks AVX-512 (f, bw, dq, vl)";
+    return missing != 0 ? "this processor lacks AVX2, FMA or F16C" : NULL;
+}
+
+static cot_status choose(const cot_direction *direction, const cot_queue *queue, const void *problem,
+                         cot_choice choices[COT_MAX_KERNELS], int *count, const cot_choice **chosen)
+{
+    const cot_kernel *forced = NULL;
+    const cot_status status = forced_kernel(direction, queue, &forced);
+    if (status != COT_OK)
+        return status;
+    cot_choice *best = NULL;
+    *count = 0;
+    for (int k = 0; k < direction->op->kernel_count && *count < COT_MAX_KERNELS; k++) {
+        const cot_kernel *kernel = &direction->op->kernels[k];
+        if (&direction->op->directions[kernel->direction] != direction)
+            continue;
+        cot_choice *choice = &choices[(*count)++];
+        *choice = (cot_choice){.kernel = kernel};
+        if (kernel->backend != queue->backend)
+            choice->refusal = "it is a kernel of the other backend";
+        else if ((choice->refusal = missing_isa(kernel, queue)) == NULL)
+            choice->refusal = kernel->admit(problem);
+        if (choice->refusal != NULL) {
+            if (kernel == forced)
+                return cot_fail(COT_UNSUPPORTED, "%s: the forced kernel %s refuses: %s", direction->call, kernel->name,
+                                choice->refusal);
+            continue;
+        }
+        choice->cost = kernel->cost(problem);
+        choice->workspace_bytes = kernel->workspace != NULL ? kernel->workspace(problem) : 0;
+        if (forced != NULL ? kernel == forced : best == NULL || choice->cost < best->cost)
+            best = choice;
+    }
+    if (best == NULL)
+        return cot_fail(COT_UNSUPPORTED, "%s: no kernel of this backend serves these arguments", direction->call);
+    best->chosen = true;
+    *chosen = best;
+    return COT_OK;
+}
+
+static cot_status prepare(const cot_direction *direction, const cot_queue *queue, const void *args, bool with_data,
+                          void *copy, void *problem)
+{
+    if (queue == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is null", direction->call);
+    const cot_status status = copy_args(direction, args, copy);
+    return status != COT_OK ? status : direction->validate(direction->call, copy, with_data, problem);
+}
+
+static cot_status find_workspace(const cot_direction *direction, cot_queue *queue, const char *args, size_t needed,
+                                 void **workspace)
+{
+    size_t given;
+    memcpy(workspace, args + direction->workspace_offset, sizeof *workspace);
+    memcpy(&given, args + direction->workspace_bytes_offset, sizeof given);
+    if (*workspace == NULL) {
+        if (given != 0)
+            return cot_fail(COT_INVALID_ARGUMENT, "%s: workspace is null but workspace_bytes is %zu", direction->call,
+                            given);
+        if (needed > 0 && (*workspace = cot_queue_pool(queue, needed)) == NULL)
+            return COT_OUT_OF_MEMORY;
+        return COT_OK;
+    }
+    if (given < needed)
+        return cot_fail(COT_WORKSPACE_TOO_SMALL, "%s: workspace has %zu bytes, %zu are needed", direction->call, given,
+                        needed);
+    if ((uintptr_t)*workspace % COT_ALIGNMENT != 0)
+        return cot_fail(COT_INVALID_LAYOUT, "%s: workspace is at %p, expected a multiple of %d", direction->call,
+                        *workspace, COT_ALIGNMENT);
+    return COT_OK;
+}
+
+cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const void *args)
+{
+    _Alignas(16) char copy[COT_MAX_ARGS], problem[COT_MAX_PROBLEM];
+    cot_choice choices[COT_MAX_KERNELS];
+    const cot_choice *chosen = NULL;
+    int count = 0;
+    void *workspace = NULL;
+    cot_status status = prepare(direction, queue, args, true, copy, problem);
+    if (status == COT_OK)
+        status = choose(direction, queue, problem, choices, &count, &chosen);
+    if (status == COT_OK)
+        status = find_workspace(direction, queue, copy, chosen->workspace_bytes, &workspace);
+    if (status != COT_OK)
+        return status;
+    return chosen->kernel->run(queue, problem, workspace);
+}
+
+cot_status cot_op_workspace(const cot_direction *direction, cot_queue *queue, const void *args, size_t *bytes)
+{
+    if (bytes == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s_workspace: bytes is null", direction->call);
+    cot_choice choices[COT_MAX_KERNELS];
+    int count = 0;
+    const cot_status status = cot_op_explain(direction, queue, args, choices, &count);
+    for (int k = 0; status == COT_OK && k < count; k++)
+        if (choices[k].chosen)
+            *bytes = choices[k].workspace_bytes;
+    return status;
+}
+
+cot_status cot_op_explain(const cot_direction *direction, const cot_queue *queue, const void *args,
+                          cot_choice choices[COT_MAX_KERNELS], int *count)
+{
+    _Alignas(16) char copy[COT_MAX_ARGS], problem[COT_MAX_PROBLEM];
+    const cot_choice *chosen = NULL;
+    const cot_status status = prepare(direction, queue, args, false, copy, problem);
+    return status != COT_OK ? status : choose(direction, queue, problem, choices, count, &chosen);
+}

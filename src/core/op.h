@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * op.h: what an op tells the house about itself, so that one dispatcher, one check and one bench serve all ops.
+ *
+ * An op has directions (forward, backward, update...), each with one argument struct, and a table of kernel rows.
+ * A call goes: copy the caller's struct -> validate (a `problem`: sizes by name, the arguments) -> the cheapest row
+ * that admits the problem -> workspace -> run. */
+#ifndef COT_CORE_OP_H
+#define COT_CORE_OP_H
+
+#include <cotangent/core.h>
+#include <stdbool.h>
+
+/* One kernel. admit, cost and workspace read the problem's sizes, dtypes and strides, never its data. */
+typedef struct cot_kernel {
+    const char *name; /* what a profiler shows */
+    int direction;    /* index into the op's directions */
+    cot_backend backend;
+    uint32_t isa; /* COT_ISA_*, 0 = any processor */
+    /* The coarsest dtype that a sum passes through on its way to the output, for check's error rule; COT_F32 unless
+     * the kernel's file says why. */
+    cot_dtype intermediate;
+    const char *(*admit)(const void *problem); /* NULL = yes, else the reason why not, a static string */
+    double (*cost)(const void *problem);       /* an estimate of core cycles; only the order matters */
+    size_t (*workspace)(const void *problem);  /* bytes; NULL = none */
+    cot_status (*run)(cot_queue *queue, const void *problem, void *workspace);
+} cot_kernel;
+
+typedef enum cot_role { COT_INPUT, COT_OUTPUT, COT_INPUT_OUTPUT } cot_role;
+
+/* One tensor of an argument struct. */
+typedef struct cot_field {
+    const char *name;
+    size_t offset; /* of the cot_tensor in the struct */
+    cot_role role;
+    bool accumulates; /* += when the struct's `accumulate` is set */
+} cot_field;
+
+typedef struct cot_op cot_op;
+
+typedef struct cot_direction {
+    const char *name; /* "forward" */
+    const char *call; /* "causal_conv1d_forward": how messages begin */
+    const cot_op *op;
+    size_t args_size, problem_size;
+    size_t workspace_offset, workspace_bytes_offset; /* of those members in the argument struct */
+    const cot_field *fields;
+    int field_count;
+    /* Checks the arguments and fills the problem. with_data: data pointers, overlaps and index data too. */
+    cot_status (*validate)(const char *call, const void *args, bool with_data, void *problem);
+} cot_direction;
+
+struct cot_op {
+    const char *name;
+    const cot_direction *directions;
+    int direction_count;
+    const cot_kernel *kernels; /* the first row of each direction is its scalar kernel, which admits everything */
+    int kernel_count;
+};
+
+enum { COT_MAX_ARGS = 4096, COT_MAX_PROBLEM = 4096, COT_MAX_KERNELS = 32 };
+
+/* The bodies of the public calls. */
+cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const void *args);
+cot_status cot_op_workspace(const cot_direction *direction, cot_queue *queue, const void *args, size_t *bytes);
+
+/* Why each row of a direction was taken or not, in the order of the table. */
+typedef struct cot_choice {
+    const cot_kernel *kernel;
+    const char *refusal; /* NULL = admitted */
+    double cost;         /* of an admitted row */
+    size_t workspace_bytes;
+    bool chosen;
+} cot_choice;
+
+/* Fills at most COT_MAX_KERNELS choices. Fails where the call would: refused arguments, or no row that serves. */
+cot_status cot_op_explain(const cot_direction *direction, const cot_queue *queue, const void *args,
+                          cot_choice choices[COT_MAX_KERNELS], int *count);
+
+/* Every op of the library: in src/ops/ops.c, so that core knows none. */
+extern const cot_op *const cot_ops[];
+extern const int cot_op_count;
+
+#endif

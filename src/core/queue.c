@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "queue.h"
+
+#include "cpu_features.h"
+#include "status.h"
+
+#include <fenv.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { MAX_THREADS = 4096 };
+
+/* The process that loaded the library, set once before main. OpenMP's worker threads do not exist in a child that
+ * was forked since, and its runtime would wait for them for ever. */
+static pid_t loading_process;
+
+__attribute__((constructor)) static void remember_process(void)
+{
+    loading_process = getpid();
+}
+
+/* Checks "op=kernel,op=kernel": every entry has both parts. The names are checked when an op meets them. */
+static cot_status check_forced(const char *forced, const char *source)
+{
+    for (const char *entry = forced; *entry != '\0';) {
+        const size_t length = strcspn(entry, ",");
+        const char *equals = memchr(entry, '=', length);
+        if (equals == NULL || equals == entry || equals + 1 == entry + length)
+            return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_create: %s has the entry \"%.*s\", expected op=kernel",
+                            source, (int)length, entry);
+        entry += length + (entry[length] == ',');
+    }
+    return COT_OK;
+}
+
+cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out)
+{
+    static const char call[] = "cot_queue_create";
+    if (out == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: out is null", call);
+    *out = NULL;
+    cot_queue_options given;
+    COT_INIT(&given);
+    if (options != NULL) {
+        if (options->struct_size != sizeof given)
+            return cot_fail(COT_INVALID_ARGUMENT, "%s: options.struct_size is %zu, expected %zu (use COT_INIT)", call,
+                            options->struct_size, sizeof given);
+        given = *options;
+    }
+    if (given.backend == COT_BACKEND_CUDA)
+        return cot_fail(COT_NO_DEVICE, "%s: this build has no CUDA backend", call);
+    if (given.backend != COT_BACKEND_CPU)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: options.backend is %d, expected 0 (CPU) or 1 (CUDA)", call,
+                        (int)given.backend);
+    if (given.threads < 0 || given.threads > MAX_THREADS)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: options.threads is %d, expected 0 (all) to %d", call,
+                        (int)given.threads, MAX_THREADS);
+    const char *forced = given.kernels != NULL ? given.kernels : getenv("COT_KERNEL");
+    if (forced != NULL) {
+        const cot_status status = check_forced(forced, given.kernels != NULL ? "options.kernels" : "COT_KERNEL");
+        if (status != COT_OK)
+            return status;
+    }
+    cot_queue *queue = calloc(1, sizeof *queue);
+    if (queue != NULL && forced != NULL && forced[0] != '\0' && (queue->forced = strdup(forced)) == NULL) {
+        free(queue);
+        queue = NULL;
+    }
+    if (queue == NULL)
+        return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for a queue", call);
+    queue->backend = given.backend;
+    queue->threads = given.threads > 0 ? given.threads : omp_get_max_threads();
+    queue->isa = cot_cpu_features();
+    *out = queue;
+    return COT_OK;
+}
+
+void cot_queue_destroy(cot_queue *queue)
+{
+    if (queue == NULL)
+        return;
+    free(queue->pool);
+    free(queue->forced);
+    free(queue);
+}
+
+int32_t cot_queue_threads(const cot_queue *queue)
+{
+    if (queue == NULL)
+        return 0;
+    return getpid() == loading_process ? queue->threads : 1;
+}
+
+cot_status cot_queue_reserve(cot_queue *queue, size_t bytes)
+{
+    if (queue == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_reserve: queue is null");
+    return bytes == 0 || cot_queue_pool(queue, bytes) != NULL ? COT_OK : COT_OUT_OF_MEMORY;
+}
+
+void *cot_queue_pool(cot_queue *queue, size_t bytes)
+{
+    if (bytes <= queue->pool_bytes)
+        return queue->pool;
+    void *grown = NULL;
+    if (bytes > SIZE_MAX - COT_ALIGNMENT || posix_memalign(&grown, COT_ALIGNMENT, cot_align(bytes)) != 0) {
+        cot_fail(COT_OUT_OF_MEMORY, "the queue's pool cannot grow from %zu to %zu bytes", queue->pool_bytes, bytes);
+        return NULL;
+    }
+    free(queue->pool);
+    queue->pool = grown;
+    queue->pool_bytes = cot_align(bytes);
+    return queue->pool;
+}
+
+const char *cot_queue_forced(const cot_queue *queue, const char *op, size_t *length)
+{
+    const size_t op_length = strlen(op);
+    for (const char *entry = queue->forced; entry != NULL && *entry != '\0';) {
+        const size_t entry_length = strcspn(entry, ",");
+        if (entry_length > op_length && entry[op_length] == '=' && strncmp(entry, op, op_length) == 0) {
+            *length = entry_length - op_length - 1;
+            return entry + op_length + 1;
+        }
+        entry += entry_length + (entry[entry_length] == ',');
+    }
+    return NULL;
+}
+
+static void run_serially(int64_t items, void (*body)(void *, int64_t), void *context)
+{
+    fenv_t host;
+    fegetenv(&host);
+    fesetenv(FE_DFL_ENV);
+    for (int64_t item = 0; item < items; item++)
+        body(context, item);
+    fesetenv(&host);
+}
+
+void cot_parallel(const cot_queue *queue, int64_t items, void (*body)(void *, int64_t), void *context)
+{
+    int64_t threads = cot_queue_threads(queue);
+    threads = threads < items ? threads : items;
+    if (threads <= 1) {
+        run_serially(items, body, context);
+        return;
+    }
+#pragma omp parallel num_threads((int)threads)
+    {
+        fenv_t host;
+        fegetenv(&host);
+        fesetenv(FE_DFL_ENV);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t item = 0; item < items; item++)
+            body(context, item);
+        fesetenv(&host);
+    }
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * queue.h: where work runs. Kernels see the queue only through cot_parallel and cot_queue_threads. */
+#ifndef COT_CORE_QUEUE_H
+#define COT_CORE_QUEUE_H
+
+#include <cotangent/core.h>
+
+/* Alignment of the pool and of every workspace. */
+enum { COT_ALIGNMENT = 64 };
+
+static inline size_t cot_align(size_t bytes)
+{
+    return (bytes + COT_ALIGNMENT - 1) / COT_ALIGNMENT * COT_ALIGNMENT;
+}
+
+struct cot_queue {
+    cot_backend backend;
+    int32_t threads;
+    uint32_t isa;    /* what kernels may use here, see cpu_features.h */
+    void *pool;      /* serves calls that bring no workspace */
+    size_t pool_bytes;
+    char *forced;    /* "op=kernel,op=kernel", or NULL */
+};
+
+/* Runs body(context, item) for every item of [0, items), over the queue's threads, in no particular order: a
+ * result may depend on the item alone, which is what keeps it independent of the number of threads. Every item
+ * runs in the default floating-point state, whatever the host process has set. */
+void cot_parallel(const cot_queue *queue, int64_t items, void (*body)(void *context, int64_t item), void *context);
+
+/* The kernel forced for an op: its name, *length long, not terminated; NULL if none is. */
+const char *cot_queue_forced(const cot_queue *queue, const char *op, size_t *length);
+
+/* The pool, grown to at least `bytes` where needed; NULL with a message if it cannot grow. */
+void *cot_queue_pool(cot_queue *queue, size_t bytes);
+
+#endif

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * status.h: how a call fails: one status, one message on the calling thread. */
+#ifndef COT_CORE_STATUS_H
+#define COT_CORE_STATUS_H
+
+#include <cotangent/core.h>
+
+/* Stores the message for cot_error_message() and returns `status`: `return cot_fail(COT_..., "%s: ...", call)`. */
+cot_status cot_fail(cot_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * causal_conv1d.c: the front: what the arguments must be, the table of kernels, the public calls. */
+#include "causal_conv1d_problem.h"
+
+#include "core/cpu_features.h"
+#include "core/status.h"
+
+#include <inttypes.h>
+
+/* `return` on the first check that fails. */
+#define CHECK(expression)                    \
+    do {                                     \
+        const cot_status status_ = (expression); \
+        if (status_ != COT_OK)               \
+            return status_;                  \
+    } while (0)
+
+/* ---- what the three calls check alike ----------------------------------------------------------------- */
+
+/* A tensor of one call, for the checks that concern all of them. */
+typedef struct named {
+    const char *name;
+    const cot_tensor *tensor;
+    bool output;
+} named;
+
+static cot_status check_activation(const char *call, cot_activation activation)
+{
+    if (activation == COT_ACTIVATION_NONE || activation == COT_ACTIVATION_SILU)
+        return COT_OK;
+    return cot_fail(COT_INVALID_ARGUMENT, "%s: activation is %d, expected 0 (none) or 1 (SiLU)", call,
+                    (int)activation);
+}
+
+/* x gives B, D, T; weight gives K. */
+static cot_status check_x_and_weight(const char *call, const cot_tensor *x, int min_rank, const cot_tensor *weight,
+                                     const cot_tensor *bias, conv1d_sizes *sizes)
+{
+    CHECK(cot_check_required(call, "x", x));
+    CHECK(cot_check_tensor(call, "x", x, COT_FLOATS, min_rank, 3));
+    CHECK(cot_check_required(call, "weight", weight));
+    CHECK(cot_check_tensor(call, "weight", weight, COT_FLOATS, 2, 2));
+    sizes->B = x->shape[0];
+    sizes->D = x->shape[1];
+    sizes->T = x->rank == 3 ? x->shape[2] : 1;
+    sizes->K = weight->shape[1];
+    sizes->dtype = x->dtype;
+    CHECK(cot_check_size(call, "weight", weight, 0, "D", "x", sizes->D));
+    if (sizes->K < 1)
+        return cot_fail(COT_INVALID_SHAPE, "%s: weight has K=%" PRId64 ", expected 1 or more", call, sizes->K);
+    CHECK(cot_check_tensor(call, "bias", bias, COT_FLOATS, 1, 1));
+    return cot_present(bias) ? cot_check_size(call, "bias", bias, 0, "D", "x", sizes->D) : COT_OK;
+}
+
+/* A tensor of x's shape and dtype: y, dy, dx. */
+static cot_status check_like_x(const char *call, const char *name, const cot_tensor *tensor, const cot_tensor *x)
+{
+    static const char *const symbols[] = {"B", "D", "T"};
+    if (!cot_present(tensor))
+        return COT_OK;
+    CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, x->rank, x->rank));
+    for (int axis = 0; axis < x->rank; axis++)
+        CHECK(cot_check_size(call, name, tensor, axis, symbols[axis], "x", x->shape[axis]));
+    if (tensor->dtype != x->dtype)
+        return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, x has %s", call, name, cot_dtype_name(tensor->dtype),
+                        cot_dtype_name(x->dtype));
+    return COT_OK;
+}
+
+static cot_status check_state(const char *call, const char *name, const cot_tensor *tensor, const conv1d_sizes *sizes,
+                              bool packed)
+{
+    if (!cot_present(tensor))
+        return COT_OK;
+    CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3));
+    CHECK(cot_check_size(call, name, tensor, 0, packed ? "N" : "B", packed ? "cu_seqlens" : "x", sizes->state_count));
+    CHECK(cot_check_size(call, name, tensor, 1, "D", "x", sizes->D));
+    return cot_check_size(call, name, tensor, 2, "K-1", "weight", sizes->K - 1);
+}
+
+static cot_status check_packing(const char *call, const cot_tensor *seq_idx, const cot_tensor *cu_seqlens,
+                                conv1d_sizes *sizes)
+{
+    CHECK(cot_check_tensor(call, "seq_idx", seq_idx, COT_DTYPE_BIT(COT_I32), 2, 2));
+    CHECK(cot_check_tensor(call, "cu_seqlens", cu_seqlens, COT_DTYPE_BIT(COT_I32), 1, 1));
+    sizes->state_count = sizes->B;
+    if (cot_present(seq_idx) && cot_present(cu_seqlens))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: seq_idx and cu_seqlens are both given, expected at most one", call);
+    if (cot_present(seq_idx)) {
+        CHECK(cot_check_size(call, "seq_idx", seq_idx, 0, "B", "x", sizes->B));
+        CHECK(cot_check_size(call, "seq_idx", seq_idx, 1, "T", "x", sizes->T));
+    }
+    if (cot_present(cu_seqlens)) {
+        if (sizes->B != 1)
+            return cot_fail(COT_INVALID_SHAPE, "%s: x has B=%" PRId64 ", expected 1 with cu_seqlens", call, sizes->B);
+        if (cu_seqlens->shape[0] < 1)
+            return cot_fail(COT_INVALID_SHAPE, "%s: cu_seqlens has 0 entries, expected N+1", call);
+        sizes->state_count = cu_seqlens->shape[0] - 1;
+    }
+    return COT_OK;
+}
+
+static cot_status check_cu_seqlens(const char *call, const cot_tensor *cu_seqlens, int64_t T)
+{
+    if (!cot_present(cu_seqlens))
+        return COT_OK;
+    if (conv1d_index(cu_seqlens, 0) != 0)
+        return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens[0] is %" PRId64 ", expected 0", call,
+                        conv1d_index(cu_seqlens, 0));
+    for (int64_t n = 1; n < cu_seqlens->shape[0]; n++)
+        if (conv1d_index(cu_seqlens, n) < conv1d_index(cu_seqlens, n - 1))
+            return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens[%" PRId64 "] is %" PRId64 ", less than %" PRId64 " before it",
+                            call, n, conv1d_index(cu_seqlens, n), conv1d_index(cu_seqlens, n - 1));
+    const int64_t last = conv1d_index(cu_seqlens, cu_seqlens->shape[0] - 1);
+    if (last > T)
+        return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens ends at %" PRId64 ", x has T=%" PRId64, call, last, T);
+    return COT_OK;
+}
+
+/* Either every float tensor is f64 or none is. */
+static cot_status check_f64(const char *call, const cot_tensor *x, const named *tensors, int count)
+{
+    for (int i = 0; i < count; i++) {
+        const cot_dtype dtype = tensors[i].tensor->dtype;
+        if (dtype != COT_DTYPE_NONE && dtype != COT_I32 && (dtype == COT_F64) != (x->dtype == COT_F64))
+            return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, x has %s (f64 goes with f64 only)", call,
+                            tensors[i].name, cot_dtype_name(dtype), cot_dtype_name(x->dtype));
+    }
+    return COT_OK;
+}
+
+/* Data pointers, and outputs that would be written over something. */
+static cot_status check_memory(const char *call, const named *tensors, int count)
+{
+    for (int i = 0; i < count; i++) {
+        CHECK(cot_check_data(call, tensors[i].name, tensors[i].tensor));
+        if (tensors[i].output)
+            CHECK(cot_check_output(call, tensors[i].name, tensors[i].tensor));
+    }
+    for (int i = 0; i < count; i++)
+        for (int j = 0; tensors[i].output && j < count; j++)
+            if (j != i)
+                CHECK(cot_check_overlap(call, tensors[i].name, tensors[i].tensor, tensors[j].name, tensors[j].tensor));
+    return COT_OK;
+}
+
+/* ---- the three calls ---------------------------------------------------------------------------------- */
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+static cot_status validate_forward(const char *call, const void *args, bool with_data, void *problem)
+{
+    conv1d_forward_problem *p = problem;
+    p->args = *(const cot_causal_conv1d_forward_args *)args;
+    const cot_causal_conv1d_forward_args *a = &p->args;
+    const named tensors[] = {
+        {"x", &a->x, false},
+        {"weight", &a->weight, false},
+        {"bias", &a->bias, false},
+        {"initial_state", &a->initial_state, false},
+        {"seq_idx", &a->seq_idx, false},
+        {"cu_seqlens", &a->cu_seqlens, false},
+        {"y", &a->y, true},
+        {"final_state", &a->final_state, true},
+    };
+    CHECK(check_activation(call, a->activation));
+    CHECK(check_x_and_weight(call, &a->x, 3, &a->weight, &a->bias, &p->sizes));
+    CHECK(check_packing(call, &a->seq_idx, &a->cu_seqlens, &p->sizes));
+    CHECK(check_state(call, "initial_state", &a->initial_state, &p->sizes, cot_present(&a->cu_seqlens)));
+    CHECK(check_like_x(call, "y", &a->y, &a->x));
+    CHECK(check_state(call, "final_state", &a->final_state, &p->sizes, cot_present(&a->cu_seqlens)));
+    CHECK(check_f64(call, &a->x, tensors, COUNT(tensors)));
+    if (!with_data)
+        return COT_OK;
+    CHECK(check_memory(call, tensors, COUNT(tensors)));
+    return check_cu_seqlens(call, &a->cu_seqlens, p->sizes.T);
+}
+
+static cot_status validate_backward(const char *call, const void *args, bool with_data, void *problem)
+{
+    conv1d_backward_problem *p = problem;
+    p->args = *(const cot_causal_conv1d_backward_args *)args;
+    const cot_causal_conv1d_backward_args *a = &p->args;
+    const bool packed = cot_present(&a->cu_seqlens);
+    const named tensors[] = {
+        {"x", &a->x, false},
+        {"weight", &a->weight, false},
+        {"bias", &a->bias, false},
+        {"initial_state", &a->initial_state, false},
+        {"seq_idx", &a->seq_idx, false},
+        {"cu_seqlens", &a->cu_seqlens, false},
+        {"dy", &a->dy, false},
+        {"dfinal_state", &a->dfinal_state, false},
+        {"dx", &a->dx, true},
+        {"dweight", &a->dweight, true},
+        {"dbias", &a->dbias, true},
+        {"dinitial_state", &a->dinitial_state, true},
+    };
+    CHECK(check_activation(call, a->activation));
+    if (a->accumulate != 0 && a->accumulate != 1)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: accumulate is %d, expected 0 or 1", call, (int)a->accumulate);
+    CHECK(check_x_and_weight(call, &a->x, 3, &a->weight, &a->bias, &p->sizes));
+    CHECK(check_packing(call, &a->seq_idx, &a->cu_seqlens, &p->sizes));
+    CHECK(check_state(call, "initial_state", &a->initial_state, &p->sizes, packed));
+    CHECK(cot_check_required(call, "dy", &a->dy));
+    CHECK(check_like_x(call, "dy", &a->dy, &a->x));
+    CHECK(check_state(call, "dfinal_state", &a->dfinal_state, &p->sizes, packed));
+    CHECK(check_like_x(call, "dx", &a->dx, &a->x));
+    CHECK(cot_check_tensor(call, "dweight", &a->dweight, COT_FLOATS, 2, 2));
+    if (cot_present(&a->dweight)) {
+        CHECK(cot_check_size(call, "dweight", &a->dweight, 0, "D", "weight", p->sizes.D));
+        CHECK(cot_check_size(call, "dweight", &a->dweight, 1, "K", "weight", p->sizes.K));
+    }
+    CHECK(cot_check_tensor(call, "dbias", &a->dbias, COT_FLOATS, 1, 1));
+    if (cot_present(&a->dbias))
+        CHECK(cot_check_size(call, "dbias", &a->dbias, 0, "D", "x", p->sizes.D));
+    CHECK(check_state(call, "dinitial_state", &a->dinitial_state, &p->sizes, packed));
+    CHECK(check_f64(call, &a->x, tensors, COUNT(tensors)));
+    if (!with_data)
+        return COT_OK;
+    CHECK(check_memory(call, tensors, COUNT(tensors)));
+    return check_cu_seqlens(call, &a->cu_seqlens, p->sizes.T);
+}
+
+/* No index past the rows of conv_state, none that two batch rows share. The rows are marked in a bitmap of one
+ * window of them at a time, so that nothing is allocated however many there are. */
+static cot_status check_state_indices(const char *call, const cot_tensor *indices, int64_t B, int64_t N)
+{
+    enum { WINDOW = 1 << 16 };
+    uint64_t marked[WINDOW / 64];
+    for (int64_t b = 0; b < B; b++)
+        if (conv1d_index(indices, b) >= N)
+            return cot_fail(COT_INVALID_DATA, "%s: conv_state_indices[%" PRId64 "] is %" PRId64 ", conv_state has N=%" PRId64,
+                            call, b, conv1d_index(indices, b), N);
+    for (int64_t base = 0; base < N; base += WINDOW) {
+        memset(marked, 0, sizeof marked);
+        for (int64_t b = 0; b < B; b++) {
+            const int64_t row = conv1d_index(indices, b) - base;
+            if (row < 0 || row >= WINDOW)
+                continue;
+            if (marked[row / 64] >> (row % 64) & 1)
+                return cot_fail(COT_INVALID_DATA, "%s: conv_state_indices has %" PRId64 " twice (second at %" PRId64 ")",
+                                call, row + base, b);
+            marked[row / 64] |= (uint64_t)1 << (row % 64);
+        }
+    }
+    return COT_OK;
+}
+
+static cot_status check_cache_seqlens(const char *call, const cot_tensor *cache_seqlens, int64_t B)
+{
+    for (int64_t b = 0; b < B; b++)
+        if (conv1d_index(cache_seqlens, b) < 0)
+            return cot_fail(COT_INVALID_DATA, "%s: cache_seqlens[%" PRId64 "] is %" PRId64 ", expected 0 or more", call,
+                            b, conv1d_index(cache_seqlens, b));
+    return COT_OK;
+}
+
+static cot_status validate_update(const char *call, const void *args, bool with_data, void *problem)
+{
+    conv1d_update_problem *p = problem;
+    p->args = *(const cot_causal_conv1d_update_args *)args;
+    cot_causal_conv1d_update_args *a = &p->args;
+    const named tensors[] = {
+        {"x", &a->x, false},
+        {"weight", &a->weight, false},
+        {"bias", &a->bias, false},
+        {"conv_state", &a->conv_state, true},
+        {"cache_seqlens", &a->cache_seqlens, false},
+        {"conv_state_indices", &a->conv_state_indices, false},
+        {"y", &a->y, true},
+    };
+    CHECK(check_activation(call, a->activation));
+    CHECK(check_x_and_weight(call, &a->x, 2, &a->weight, &a->bias, &p->sizes));
+    CHECK(cot_check_required(call, "conv_state", &a->conv_state));
+    CHECK(cot_check_tensor(call, "conv_state", &a->conv_state, COT_FLOATS, 3, 3));
+    CHECK(cot_check_size(call, "conv_state", &a->conv_state, 1, "D", "x", p->sizes.D));
+    p->sizes.state_count = a->conv_state.shape[0];
+    p->S = a->conv_state.shape[2];
+    if (p->S < p->sizes.K - 1)
+        return cot_fail(COT_INVALID_SHAPE, "%s: conv_state has S=%" PRId64 ", expected K-1=%" PRId64 " or more", call,
+                        p->S, p->sizes.K - 1);
+    CHECK(cot_check_tensor(call, "cache_seqlens", &a->cache_seqlens, COT_DTYPE_BIT(COT_I32), 1, 1));
+    if (cot_present(&a->cache_seqlens)) {
+        CHECK(cot_check_size(call, "cache_seqlens", &a->cache_seqlens, 0, "B", "x", p->sizes.B));
+        if (p->S == 0 && p->sizes.K == 1)
+            a->cache_seqlens = (cot_tensor){0}; /* a ring without columns holds nothing */
+    }
+    CHECK(cot_check_tensor(call, "conv_state_indices", &a->conv_state_indices, COT_DTYPE_BIT(COT_I32), 1, 1));
+    if (cot_present(&a->conv_state_indices))
+        CHECK(cot_check_size(call, "conv_state_indices", &a->conv_state_indices, 0, "B", "x", p->sizes.B));
+    else if (p->sizes.state_count < p->sizes.B)
+        return cot_fail(COT_INVALID_SHAPE, "%s: conv_state has N=%" PRId64 ", expected B=%" PRId64 " or more without conv_state_indices",
+                        call, p->sizes.state_count, p->sizes.B);
+    CHECK(cot_check_required(call, "y", &a->y));
+    CHECK(check_like_x(call, "y", &a->y, &a->x));
+    CHECK(check_f64(call, &a->x, tensors, COUNT(tensors)));
+    if (with_data) {
+        CHECK(check_memory(call, tensors, COUNT(tensors)));
+        if (cot_present(&a->cache_seqlens))
+            CHECK(check_cache_seqlens(call, &a->cache_seqlens, p->sizes.B));
+        if (cot_present(&a->conv_state_indices))
+            CHECK(check_state_indices(call, &a->conv_state_indices, p->sizes.B, p->sizes.state_count));
+    }
+    if (a->x.rank == 2) { /* the kernels see [B,D,1] */
+        a->x.rank = a->y.rank = 3;
+        a->x.shape[2] = a->y.shape[2] = 1;
+        a->x.stride[2] = a->y.stride[2] = 1;
+    }
+    return COT_OK;
+}
+
+/* ---- tables ------------------------------------------------------------------------------------------- */
+
+#define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
+    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#include "causal_conv1d_kernels.def"
+#undef COT_KERNEL
+
+#include "causal_conv1d_admit.h"
+
+static const cot_kernel kernels[] = {
+#define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
+    {#name, COT_CAUSAL_CONV1D_##direction, COT_BACKEND_CPU, COT_ISA_##isa, COT_F32, admit, cost, workspace, name},
+#include "causal_conv1d_kernels.def"
+#undef COT_KERNEL
+};
+
+#define FIELD(direction, name, role) {#name, offsetof(cot_causal_conv1d_##direction##_args, name), role, false}
+#define PARAMETER_GRADIENT(name) {#name, offsetof(cot_causal_conv1d_backward_args, name), COT_OUTPUT, true}
+
+static const cot_field forward_fields[] = {
+    FIELD(forward, x, COT_INPUT),
+    FIELD(forward, weight, COT_INPUT),
+    FIELD(forward, bias, COT_INPUT),
+    FIELD(forward, initial_state, COT_INPUT),
+    FIELD(forward, seq_idx, COT_INPUT),
+    FIELD(forward, cu_seqlens, COT_INPUT),
+    FIELD(forward, y, COT_OUTPUT),
+    FIELD(forward, final_state, COT_OUTPUT),
+};
+
+static const cot_field backward_fields[] = {
+    FIELD(backward, x, COT_INPUT),
+    FIELD(backward, weight, COT_INPUT),
+    FIELD(backward, bias, COT_INPUT),
+    FIELD(backward, initial_state, COT_INPUT),
+    FIELD(backward, seq_idx, COT_INPUT),
+    FIELD(backward, cu_seqlens, COT_INPUT),
+    FIELD(backward, dy, COT_INPUT),
+    FIELD(backward, dfinal_state, COT_INPUT),
+    FIELD(backward, dx, COT_OUTPUT),
+    PARAMETER_GRADIENT(dweight),
+    PARAMETER_GRADIENT(dbias),
+    FIELD(backward, dinitial_state, COT_OUTPUT),
+};
+
+static const cot_field update_fields[] = {
+    FIELD(update, x, COT_INPUT),
+    FIELD(update, weight, COT_INPUT),
+    FIELD(update, bias, COT_INPUT),
+    FIELD(update, conv_state, COT_INPUT_OUTPUT),
+    FIELD(update, cache_seqlens, COT_INPUT),
+    FIELD(update, conv_state_indices, COT_INPUT),
+    FIELD(update, y, COT_OUTPUT),
+};
+
+#define DIRECTION(direction)                                                     \
+    {                                                                            \
+        .name = #direction,                                                      \
+        .call = "causal_conv1d_" #direction,                                     \
+        .op = &cot_causal_conv1d_op,                                             \
+        .args_size = sizeof(cot_causal_conv1d_##direction##_args),               \
+        .problem_size = sizeof(conv1d_##direction##_problem),                    \
+        .workspace_offset = offsetof(cot_causal_conv1d_##direction##_args, workspace),             \
+        .workspace_bytes_offset = offsetof(cot_causal_conv1d_##direction##_args, workspace_bytes), \
+        .fields = direction##_fields,                                            \
+        .field_count = COUNT(direction##_fields),                                \
+        .validate = validate_##direction,                                        \
+    }
+
+const cot_direction cot_causal_conv1d_directions[] = {DIRECTION(forward), DIRECTION(backward), DIRECTION(update)};
+
+const cot_op cot_causal_conv1d_op = {
+    .name = "causal_conv1d",
+    .directions = cot_causal_conv1d_directions,
+    .direction_count = COUNT(cot_causal_conv1d_directions),
+    .kernels = kernels,
+    .kernel_count = COUNT(kernels),
+};
+
+_Static_assert(sizeof(cot_causal_conv1d_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
+_Static_assert(sizeof(conv1d_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
+
+/* ---- the public calls --------------------------------------------------------------------------------- */
+
+cot_status cot_causal_conv1d_forward(cot_queue *queue, const cot_causal_conv1d_forward_args *args)
+{
+    return cot_op_run(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_FORWARD], queue, args);
+}
+
+cot_status cot_causal_conv1d_forward_workspace(cot_queue *queue, const cot_causal_conv1d_forward_args *args,
+                                               size_t *bytes)
+{
+    return cot_op_workspace(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_FORWARD], queue, args, bytes);
+}
+
+cot_status cot_causal_conv1d_backward(cot_queue *queue, const cot_causal_conv1d_backward_args *args)
+{
+    return cot_op_run(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_BACKWARD], queue, args);
+}
+
+cot_status cot_causal_conv1d_backward_workspace(cot_queue *queue, const cot_causal_conv1d_backward_args *args,
+                                                size_t *bytes)
+{
+    return cot_op_workspace(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_BACKWARD], queue, args, bytes);
+}
+
+cot_status cot_causal_conv1d_update(cot_queue *queue, const cot_causal_conv1d_update_args *args)
+{
+    return cot_op_run(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_UPDATE], queue, args);
+}
+
+cot_status cot_causal_conv1d_update_workspace(cot_queue *queue, const cot_causal_conv1d_update_args *args,
+                                              size_t *bytes)
+{
+    return cot_op_workspace(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_UPDATE], queue, args, bytes);
+}

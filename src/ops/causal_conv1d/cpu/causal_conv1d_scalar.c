@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * causal_conv1d_scalar.c: the formulas of cotangent/causal_conv1d.h as plain loops, for any width, strides, dtypes,
+ * packing and states. The measure of the other kernels' accuracy and speed.
+ *
+ * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64).
+ * One item is one channel: of one span in the forward, of all spans in the backward, so that dweight and dbias are
+ * summed in one fixed order. */
+#include "core/float16.h"
+#include "ops/causal_conv1d/causal_conv1d_problem.h"
+
+#include <math.h>
+
+#ifdef COT_SCALAR_F64
+typedef double real;
+#define NAME(stem) stem##_f64
+#define EXP exp
+#else
+typedef float real;
+#define NAME(stem) stem
+#define EXP expf
+#endif
+
+cot_status NAME(causal_conv1d_fwd_scalar)(cot_queue *, const void *, void *);
+cot_status NAME(causal_conv1d_bwd_scalar)(cot_queue *, const void *, void *);
+cot_status NAME(causal_conv1d_update_scalar)(cot_queue *, const void *, void *);
+
+static inline real load3(const cot_tensor *t, int64_t i, int64_t j, int64_t k)
+{
+    return (real)cot_load_f64(t->data, t->dtype, i * t->stride[0] + j * t->stride[1] + k * t->stride[2]);
+}
+
+static inline void store3(const cot_tensor *t, int64_t i, int64_t j, int64_t k, real value)
+{
+    cot_store_f64(t->data, t->dtype, i * t->stride[0] + j * t->stride[1] + k * t->stride[2], value);
+}
+
+static inline real load2(const cot_tensor *t, int64_t i, int64_t j)
+{
+    return (real)cot_load_f64(t->data, t->dtype, i * t->stride[0] + j * t->stride[1]);
+}
+
+static inline real load1_or_zero(const cot_tensor *t, int64_t i)
+{
+    return cot_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : 0;
+}
+
+static inline real sigmoid(real z)
+{
+    return 1 / (1 + EXP(-z));
+}
+
+/* xe at position p: a token, or from first-K+1 on a column of the initial state. */
+static inline real input_at(const conv1d_sizes *sizes, const conv1d_span *span, const cot_tensor *x,
+                            const cot_tensor *initial_state, int64_t d, int64_t p)
+{
+    if (p >= span->first)
+        return load3(x, span->b, d, p);
+    return cot_present(initial_state) ? load3(initial_state, span->state, d, p - span->first + sizes->K - 1) : 0;
+}
+
+static real convolve(const conv1d_sizes *sizes, const conv1d_span *span, const cot_tensor *x,
+                     const cot_tensor *initial_state, const cot_tensor *weight, real bias, int64_t d, int64_t t)
+{
+    real z = bias;
+    for (int64_t k = 0; k < sizes->K; k++) {
+        const int64_t p = t - (sizes->K - 1) + k;
+        if (conv1d_same(span, p, t))
+            z += load2(weight, d, k) * input_at(sizes, span, x, initial_state, d, p);
+    }
+    return z;
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------ */
+
+static void forward_item(void *context, int64_t item)
+{
+    const conv1d_forward_problem *problem = context;
+    const cot_causal_conv1d_forward_args *a = &problem->args;
+    const conv1d_sizes *sizes = &problem->sizes;
+    const int64_t d = item % sizes->D;
+    const conv1d_span span = conv1d_span_at(sizes, &a->seq_idx, &a->cu_seqlens, item / sizes->D);
+    const real bias = load1_or_zero(&a->bias, d);
+    for (int64_t t = span.first; cot_present(&a->y) && t < span.end; t++) {
+        if (conv1d_sequence_of(&span, t) < 0) {
+            store3(&a->y, span.b, d, t, 0);
+            continue;
+        }
+        const real z = convolve(sizes, &span, &a->x, &a->initial_state, &a->weight, bias, d, t);
+        store3(&a->y, span.b, d, t, a->activation == COT_ACTIVATION_SILU ? z * sigmoid(z) : z);
+    }
+    for (int64_t i = 0; cot_present(&a->final_state) && span.state >= 0 && i < sizes->K - 1; i++) {
+        const int64_t p = span.end - (sizes->K - 1) + i;
+        const bool counts = conv1d_same(&span, p, span.end - 1);
+        store3(&a->final_state, span.state, d, i,
+               counts ? input_at(sizes, &span, &a->x, &a->initial_state, d, p) : 0);
+    }
+}
+
+cot_status NAME(causal_conv1d_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    conv1d_forward_problem *p = (conv1d_forward_problem *)problem;
+    cot_parallel(queue, conv1d_span_count(&p->sizes, &p->args.cu_seqlens) * p->sizes.D, forward_item, p);
+    return COT_OK;
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------- */
+
+/* Sums pass through blocks of this many terms, so that rounding grows with the number of blocks, not of terms. */
+enum { SUM_BLOCK = 256 };
+
+typedef struct backward_context {
+    const conv1d_backward_problem *problem;
+    real *workspace; /* [D][3K+2] */
+} backward_context;
+
+/* The sums of one channel: K of dweight and one of dbias, of the current block and of the blocks before it. */
+typedef struct channel_sums {
+    real *block, *total;
+    int64_t K, terms;
+} channel_sums;
+
+static void close_block(channel_sums *sums)
+{
+    for (int64_t k = 0; k <= sums->K; k++) {
+        sums->total[k] += sums->block[k];
+        sums->block[k] = 0;
+    }
+    sums->terms = 0;
+}
+
+/* dL/dz of token t. */
+static real gradient_of_z(const conv1d_backward_problem *problem, const conv1d_span *span, real bias, int64_t d,
+                          int64_t t)
+{
+    const cot_causal_conv1d_backward_args *a = &problem->args;
+    const real dy = load3(&a->dy, span->b, d, t);
+    if (a->activation == COT_ACTIVATION_NONE)
+        return dy;
+    const real z = convolve(&problem->sizes, span, &a->x, &a->initial_state, &a->weight, bias, d, t);
+    const real s = sigmoid(z);
+    return dy * s * (1 + z * (1 - s));
+}
+
+static void backward_span(const conv1d_backward_problem *problem, const conv1d_span *span, int64_t d, real *ring,
+                          channel_sums *sums)
+{
+    const cot_causal_conv1d_backward_args *a = &problem->args;
+    const conv1d_sizes *sizes = &problem->sizes;
+    const int64_t K = sizes->K;
+    const real bias = load1_or_zero(&a->bias, d);
+    /* From the last token down: when position p comes, g[p] .. g[p+K-1] are in the ring, g[t] at t mod K. */
+    for (int64_t p = span->end - 1; p >= span->first - (K - 1); p--) {
+        const bool token = p >= span->first;
+        if (token) {
+            const bool padding = conv1d_sequence_of(span, p) < 0;
+            const real g = padding ? 0 : gradient_of_z(problem, span, bias, d, p);
+            ring[p % K] = g;
+            for (int64_t k = 0; !padding && k < K; k++)
+                if (conv1d_same(span, p - (K - 1) + k, p))
+                    sums->block[k] += g * input_at(sizes, span, &a->x, &a->initial_state, d, p - (K - 1) + k);
+            sums->block[K] += g;
+            if (++sums->terms == SUM_BLOCK)
+                close_block(sums);
+        }
+        if (token ? !cot_present(&a->dx) : !cot_present(&a->dinitial_state) || span->state < 0)
+            continue;
+        real gradient = 0;
+        for (int64_t j = token ? 0 : span->first - p; j < K && p + j < span->end; j++)
+            if (conv1d_same(span, p, p + j))
+                gradient += load2(&a->weight, d, K - 1 - j) * ring[(p + j) % K];
+        const int64_t column = p - span->end + K - 1;
+        if (cot_present(&a->dfinal_state) && span->state >= 0 && column >= 0 && conv1d_same(span, p, span->end - 1))
+            gradient += load3(&a->dfinal_state, span->state, d, column);
+        if (token)
+            store3(&a->dx, span->b, d, p, gradient);
+        else
+            store3(&a->dinitial_state, span->state, d, p - span->first + K - 1, gradient);
+    }
+}
+
+static void store_gradient(const cot_tensor *out, int64_t index, bool accumulate, real value)
+{
+    if (accumulate)
+        value += (real)cot_load_f64(out->data, out->dtype, index);
+    cot_store_f64(out->data, out->dtype, index, value);
+}
+
+static void backward_item(void *context, int64_t d)
+{
+    const backward_context *c = context;
+    const cot_causal_conv1d_backward_args *a = &c->problem->args;
+    const int64_t K = c->problem->sizes.K;
+    real *ring = c->workspace + d * (3 * K + 2);
+    channel_sums sums = {.block = ring + K, .total = ring + 2 * K + 1, .K = K, .terms = 0};
+    for (int64_t i = 0; i < 3 * K + 2; i++)
+        ring[i] = 0;
+    const int64_t spans = conv1d_span_count(&c->problem->sizes, &a->cu_seqlens);
+    for (int64_t s = 0; s < spans; s++) {
+        const conv1d_span span = conv1d_span_at(&c->problem->sizes, &a->seq_idx, &a->cu_seqlens, s);
+        backward_span(c->problem, &span, d, ring, &sums);
+        close_block(&sums);
+    }
+    for (int64_t k = 0; cot_present(&a->dweight) && k < K; k++)
+        store_gradient(&a->dweight, d * a->dweight.stride[0] + k * a->dweight.stride[1], a->accumulate, sums.total[k]);
+    if (cot_present(&a->dbias))
+        store_gradient(&a->dbias, d * a->dbias.stride[0], a->accumulate, sums.total[K]);
+}
+
+cot_status NAME(causal_conv1d_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
+{
+    backward_context context = {problem, workspace};
+    cot_parallel(queue, context.problem->sizes.D, backward_item, &context);
+    return COT_OK;
+}
+
+/* ---- update ------------------------------------------------------------------------------------------- */
+
+static void update_item(void *context, int64_t item)
+{
+    const conv1d_update_problem *problem = context;
+    const cot_causal_conv1d_update_args *a = &problem->args;
+    const int64_t K = problem->sizes.K, T = problem->sizes.T, S = problem->S;
+    const int64_t b = item / problem->sizes.D, d = item % problem->sizes.D;
+    const int64_t row = cot_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, b) : b;
+    if (row < 0) {
+        for (int64_t t = 0; t < T; t++)
+            store3(&a->y, b, d, t, 0);
+        return;
+    }
+    const bool circular = cot_present(&a->cache_seqlens);
+    const int64_t start = circular ? conv1d_index(&a->cache_seqlens, b) % S : S; /* the column of x[0] */
+    const real bias = load1_or_zero(&a->bias, d);
+    for (int64_t t = 0; t < T; t++) {
+        real z = bias;
+        for (int64_t k = 0; k < K; k++) {
+            const int64_t p = t - (K - 1) + k;
+            const int64_t column = start + p; /* of a position before the call, p < 0 */
+            const real input = p >= 0 ? load3(&a->x, b, d, p)
+                                      : load3(&a->conv_state, row, d, column < 0 ? column + S : column);
+            z += load2(&a->weight, d, k) * input;
+        }
+        store3(&a->y, b, d, t, a->activation == COT_ACTIVATION_SILU ? z * sigmoid(z) : z);
+    }
+    if (circular) {
+        for (int64_t t = T > S ? T - S : 0; t < T; t++)
+            store3(&a->conv_state, row, d, (start + t) % S, load3(&a->x, b, d, t));
+        return;
+    }
+    for (int64_t column = 0; column < S; column++) {
+        const int64_t source = column + T;
+        store3(&a->conv_state, row, d, column,
+               source < S ? load3(&a->conv_state, row, d, source) : load3(&a->x, b, d, source - S));
+    }
+}
+
+cot_status NAME(causal_conv1d_update_scalar)(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    conv1d_update_problem *p = (conv1d_update_problem *)problem;
+    cot_parallel(queue, p->sizes.B * p->sizes.D, update_item, p);
+    return COT_OK;
+}

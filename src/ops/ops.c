@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * ops.c: the list of the library's ops. */
+#include "core/op.h"
+#include "ops/causal_conv1d/causal_conv1d_problem.h"
+
+const cot_op *const cot_ops[] = {&cot_causal_conv1d_op};
+const int cot_op_count = (int)(sizeof cot_ops / sizeof *cot_ops);
