@@ -17,7 +17,8 @@ static cot_status copy_args(const cot_direction *direction, const void *args, vo
                         given, direction->args_size);
     for (size_t byte = direction->args_size; byte < given; byte++)
         if (((const char *)args)[byte] != 0)
-            return cot_fail(COT_INVALID_ARGUMENT, "%s: struct_size is %zu and byte %zu is set, but this library knows only %zu bytes",
+            return cot_fail(COT_INVALID_ARGUMENT,
+                            "%s: struct_size is %zu and byte %zu is set, but this library knows only %zu bytes",
                             direction->call, given, byte, direction->args_size);
     memset(copy, 0, direction->args_size);
     memcpy(copy, args, given < direction->args_size ? given : direction->args_size);

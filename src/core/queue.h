@@ -16,10 +16,10 @@ static inline size_t cot_align(size_t bytes)
 struct cot_queue {
     cot_backend backend;
     int32_t threads;
-    uint32_t isa;    /* what kernels may use here, see cpu_features.h */
-    void *pool;      /* serves calls that bring no workspace */
+    uint32_t isa; /* what kernels may use here, see cpu_features.h */
+    void *pool;   /* serves calls that bring no workspace */
     size_t pool_bytes;
-    char *forced;    /* "op=kernel,op=kernel", or NULL */
+    char *forced; /* "op=kernel,op=kernel", or NULL */
 };
 
 /* Runs body(context, item) for every item of [0, items), over the queue's threads, in no particular order: a

@@ -113,8 +113,9 @@ static cot_status check_sizes(const char *call, const char *name, const cot_tens
             __builtin_mul_overflow((stride < 0 ? -stride : stride), (int64_t)cot_dtype_size(tensor->dtype), &span) ||
             __builtin_mul_overflow(span, size - 1, &span) || __builtin_add_overflow(reach, span, &reach) ||
             reach >= LIMIT)
-            return cot_fail(COT_INVALID_SHAPE, "%s: %s reaches past 2^62 bytes (size %" PRId64 ", stride %" PRId64
-                            " on axis %d)", call, name, size, stride, axis);
+            return cot_fail(COT_INVALID_SHAPE,
+                            "%s: %s reaches past 2^62 bytes (size %" PRId64 ", stride %" PRId64 " on axis %d)", call,
+                            name, size, stride, axis);
     }
     return COT_OK;
 }
@@ -287,8 +288,10 @@ cot_status cot_check_output(const char *call, const char *name, const cot_tensor
             repeated = reaches(&s, 0, 0);
         }
         if (repeated)
-            return cot_fail(COT_INVALID_LAYOUT, "%s: %s is an output but its strides give two elements one address (axis %d, stride %"
-                            PRId64 ")", call, name, axis, tensor->stride[axis]);
+            return cot_fail(COT_INVALID_LAYOUT,
+                            "%s: %s is an output but its strides give two elements one address "
+                            "(axis %d, stride %" PRId64 ")",
+                            call, name, axis, tensor->stride[axis]);
     }
     return COT_OK;
 }

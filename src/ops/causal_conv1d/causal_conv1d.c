@@ -9,11 +9,11 @@
 #include <inttypes.h>
 
 /* `return` on the first check that fails. */
-#define CHECK(expression)                    \
-    do {                                     \
+#define CHECK(expression)                        \
+    do {                                         \
         const cot_status status_ = (expression); \
-        if (status_ != COT_OK)               \
-            return status_;                  \
+        if (status_ != COT_OK)                   \
+            return status_;                      \
     } while (0)
 
 /* ---- what the three calls check alike ----------------------------------------------------------------- */
@@ -29,8 +29,7 @@ static cot_status check_activation(const char *call, cot_activation activation)
 {
     if (activation == COT_ACTIVATION_NONE || activation == COT_ACTIVATION_SILU)
         return COT_OK;
-    return cot_fail(COT_INVALID_ARGUMENT, "%s: activation is %d, expected 0 (none) or 1 (SiLU)", call,
-                    (int)activation);
+    return cot_fail(COT_INVALID_ARGUMENT, "%s: activation is %d, expected 0 (none) or 1 (SiLU)", call, (int)activation);
 }
 
 /* x gives B, D, T; weight gives K. */
@@ -110,8 +109,9 @@ static cot_status check_cu_seqlens(const char *call, const cot_tensor *cu_seqlen
                         conv1d_index(cu_seqlens, 0));
     for (int64_t n = 1; n < cu_seqlens->shape[0]; n++)
         if (conv1d_index(cu_seqlens, n) < conv1d_index(cu_seqlens, n - 1))
-            return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens[%" PRId64 "] is %" PRId64 ", less than %" PRId64 " before it",
-                            call, n, conv1d_index(cu_seqlens, n), conv1d_index(cu_seqlens, n - 1));
+            return cot_fail(COT_INVALID_DATA,
+                            "%s: cu_seqlens[%" PRId64 "] is %" PRId64 ", less than %" PRId64 " before it", call, n,
+                            conv1d_index(cu_seqlens, n), conv1d_index(cu_seqlens, n - 1));
     const int64_t last = conv1d_index(cu_seqlens, cu_seqlens->shape[0] - 1);
     if (last > T)
         return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens ends at %" PRId64 ", x has T=%" PRId64, call, last, T);
@@ -231,8 +231,9 @@ static cot_status check_state_indices(const char *call, const cot_tensor *indice
     uint64_t marked[WINDOW / 64];
     for (int64_t b = 0; b < B; b++)
         if (conv1d_index(indices, b) >= N)
-            return cot_fail(COT_INVALID_DATA, "%s: conv_state_indices[%" PRId64 "] is %" PRId64 ", conv_state has N=%" PRId64,
-                            call, b, conv1d_index(indices, b), N);
+            return cot_fail(COT_INVALID_DATA,
+                            "%s: conv_state_indices[%" PRId64 "] is %" PRId64 ", conv_state has N=%" PRId64, call, b,
+                            conv1d_index(indices, b), N);
     for (int64_t base = 0; base < N; base += WINDOW) {
         memset(marked, 0, sizeof marked);
         for (int64_t b = 0; b < B; b++) {
@@ -240,8 +241,9 @@ static cot_status check_state_indices(const char *call, const cot_tensor *indice
             if (row < 0 || row >= WINDOW)
                 continue;
             if (marked[row / 64] >> (row % 64) & 1)
-                return cot_fail(COT_INVALID_DATA, "%s: conv_state_indices has %" PRId64 " twice (second at %" PRId64 ")",
-                                call, row + base, b);
+                return cot_fail(COT_INVALID_DATA,
+                                "%s: conv_state_indices has %" PRId64 " twice (second at %" PRId64 ")", call,
+                                row + base, b);
             marked[row / 64] |= (uint64_t)1 << (row % 64);
         }
     }
@@ -291,7 +293,8 @@ static cot_status validate_update(const char *call, const void *args, bool with_
     if (cot_present(&a->conv_state_indices))
         CHECK(cot_check_size(call, "conv_state_indices", &a->conv_state_indices, 0, "B", "x", p->sizes.B));
     else if (p->sizes.state_count < p->sizes.B)
-        return cot_fail(COT_INVALID_SHAPE, "%s: conv_state has N=%" PRId64 ", expected B=%" PRId64 " or more without conv_state_indices",
+        return cot_fail(COT_INVALID_SHAPE,
+                        "%s: conv_state has N=%" PRId64 ", expected B=%" PRId64 " or more without conv_state_indices",
                         call, p->sizes.state_count, p->sizes.B);
     CHECK(cot_check_required(call, "y", &a->y));
     CHECK(check_like_x(call, "y", &a->y, &a->x));
@@ -327,6 +330,8 @@ static const cot_kernel kernels[] = {
 #undef COT_KERNEL
 };
 
+/* Tables, one row a line. */
+/* clang-format off */
 #define FIELD(direction, name, role) {#name, offsetof(cot_causal_conv1d_##direction##_args, name), role, false}
 #define PARAMETER_GRADIENT(name) {#name, offsetof(cot_causal_conv1d_backward_args, name), COT_OUTPUT, true}
 
@@ -366,19 +371,20 @@ static const cot_field update_fields[] = {
     FIELD(update, y, COT_OUTPUT),
 };
 
-#define DIRECTION(direction)                                                     \
-    {                                                                            \
-        .name = #direction,                                                      \
-        .call = "causal_conv1d_" #direction,                                     \
-        .op = &cot_causal_conv1d_op,                                             \
-        .args_size = sizeof(cot_causal_conv1d_##direction##_args),               \
-        .problem_size = sizeof(conv1d_##direction##_problem),                    \
+#define DIRECTION(direction)                                                                       \
+    {                                                                                              \
+        .name = #direction,                                                                        \
+        .call = "causal_conv1d_" #direction,                                                       \
+        .op = &cot_causal_conv1d_op,                                                               \
+        .args_size = sizeof(cot_causal_conv1d_##direction##_args),                                 \
+        .problem_size = sizeof(conv1d_##direction##_problem),                                      \
         .workspace_offset = offsetof(cot_causal_conv1d_##direction##_args, workspace),             \
         .workspace_bytes_offset = offsetof(cot_causal_conv1d_##direction##_args, workspace_bytes), \
-        .fields = direction##_fields,                                            \
-        .field_count = COUNT(direction##_fields),                                \
-        .validate = validate_##direction,                                        \
+        .fields = direction##_fields,                                                              \
+        .field_count = COUNT(direction##_fields),                                                  \
+        .validate = validate_##direction,                                                          \
     }
+/* clang-format on */
 
 const cot_direction cot_causal_conv1d_directions[] = {DIRECTION(forward), DIRECTION(backward), DIRECTION(update)};
 

@@ -33,8 +33,8 @@ typedef struct conv1d_backward_problem {
 } conv1d_backward_problem;
 
 typedef struct conv1d_update_problem {
-    conv1d_sizes sizes; /* state_count: rows of conv_state */
-    int64_t S;          /* columns of conv_state */
+    conv1d_sizes sizes;                 /* state_count: rows of conv_state */
+    int64_t S;                          /* columns of conv_state */
     cot_causal_conv1d_update_args args; /* x and y as [B,D,T] */
 } conv1d_update_problem;
 
@@ -51,8 +51,8 @@ static inline int64_t conv1d_index(const cot_tensor *tensor, int64_t i)
  * columns 0 .. K-2 of the initial state. */
 typedef struct conv1d_span {
     int64_t b, first, end;
-    int64_t state;           /* row of the states, -1 = padding after the last sequence: no token counts at all */
-    const int32_t *seq_idx;  /* of batch row b, NULL without */
+    int64_t state;          /* row of the states, -1 = padding after the last sequence: no token counts at all */
+    const int32_t *seq_idx; /* of batch row b, NULL without */
     int64_t seq_idx_stride;
 } conv1d_span;
 
