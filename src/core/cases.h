@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * cases.h: what an op gives to check and bench besides its kernels: an oracle and a list of cases. Linked into the
+ * program, not into the library. */
+#ifndef COT_CORE_CASES_H
+#define COT_CORE_CASES_H
+
+#include "op.h"
+
+enum { COT_MAX_FIELDS = 32 };
+
+/* What a case is good for; or-ed together. */
+enum {
+    COT_CASE_CHECK = 1,    /* every kernel against the oracle */
+    COT_CASE_QUICK = 2,    /* part of check --quick too */
+    COT_CASE_GRADIENT = 4, /* small enough for finite differences; only in a direction that has a primal */
+    COT_CASE_BENCH = 8
+};
+
+/* One call to make. `args` is the direction's argument struct with every tensor's dtype, shape and strides set and
+ * its data null: whoever runs the case brings the memory. */
+typedef struct cot_case {
+    int direction;
+    unsigned uses;
+    _Alignas(16) char args[COT_MAX_ARGS];
+    int64_t offset[COT_MAX_FIELDS]; /* elements left out before each field's first: misaligned slices */
+    uint64_t seed;                  /* of the data */
+    const char *layout;             /* for people and bench rows, like the two below */
+    char shape[64];
+    char options[96];
+    double flops, bytes; /* of the whole call; bytes are compulsory: each input read, each output written once */
+} cot_case;
+
+typedef struct cot_op_cases {
+    const cot_op *op;
+    /* Calls visit for every case, always in the same order; stops when visit returns false. */
+    void (*each)(bool (*visit)(void *context, const cot_case *), void *context);
+    /* Contents of an integer field: `elements` of them, row-major. Float fields are random normal, times scale. */
+    void (*fill)(const cot_case *c, int field, int32_t *data, int64_t elements);
+    double (*scale)(const cot_case *c, int field);
+    /* For each direction: computes the outputs of args, all float tensors being f64 and row-major, and into the
+     * same outputs of `magnitudes` the sum of the absolute terms of each element: the formula evaluated with every
+     * term replaced by its absolute value. */
+    void (*const *oracles)(const void *args, void *magnitudes);
+    /* The direction whose gradient `direction` computes, or -1; and the options that the two have in common. */
+    int (*primal)(int direction);
+    void (*primal_options)(int direction, const void *args, void *primal_args);
+} cot_op_cases;
+
+/* Every op's, in the order of cot_ops: in src/ops/cases.c. */
+extern const cot_op_cases *const cot_all_cases[];
+
+static inline cot_tensor *cot_field_tensor(const cot_field *field, void *args)
+{
+    return (cot_tensor *)((char *)args + field->offset);
+}
+
+#endif

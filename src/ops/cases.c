@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * cases.c: the list of the ops' cases and oracles, for the program. */
+#include "core/cases.h"
+
+extern const cot_op_cases cot_causal_conv1d_cases;
+
+const cot_op_cases *const cot_all_cases[] = {&cot_causal_conv1d_cases};
