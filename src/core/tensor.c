@@ -198,16 +198,28 @@ static int by_stride_descending(const void *a, const void *b)
     return (left < right) - (left > right);
 }
 
-static void add_term(search *s, int64_t stride, int64_t first, int64_t last)
+/* Adds the term of an axis: `stride` counts elements of `size` bytes. */
+static void add_term(search *s, int64_t stride, int64_t size, int64_t first, int64_t last)
 {
+    if (stride == 0 || (first == 0 && last == 0))
+        return; /* no byte is reached by this stride; one that was never checked might overflow below */
+    stride *= size;
     if (stride < 0) {
         const int64_t swapped = -first;
         stride = -stride;
         first = -last;
         last = swapped;
     }
-    if (stride != 0 && (first != 0 || last != 0))
-        s->terms[s->count++] = (term){stride, first, last};
+    /* Two axes of one stride reach what a single longer one does. Without this, slices side by side in one array
+     * would have as many candidates as rows. */
+    for (int k = 0; k < s->count; k++) {
+        if (s->terms[k].stride == stride) {
+            s->terms[k].first += first;
+            s->terms[k].last += last;
+            return;
+        }
+    }
+    s->terms[s->count++] = (term){stride, first, last};
 }
 
 static void finish_terms(search *s)
@@ -260,9 +272,9 @@ cot_status cot_check_overlap(const char *call, const char *output_name, const co
     const int64_t distance = (int64_t)(a - b);
     search s = {.low = -size_a - distance, .high = size_b - distance, .budget = SEARCH_BUDGET};
     for (int axis = 0; axis < output->rank; axis++)
-        add_term(&s, output->stride[axis] * size_a, 0, output->shape[axis] - 1);
+        add_term(&s, output->stride[axis], size_a, 0, output->shape[axis] - 1);
     for (int axis = 0; axis < tensor->rank; axis++)
-        add_term(&s, -tensor->stride[axis] * size_b, 0, tensor->shape[axis] - 1);
+        add_term(&s, tensor->stride[axis], size_b, 1 - tensor->shape[axis], 0);
     finish_terms(&s);
     if (reaches(&s, 0, 0))
         return cot_fail(COT_INVALID_LAYOUT, "%s: %s overlaps %s", call, output_name, name);
@@ -281,9 +293,9 @@ cot_status cot_check_output(const char *call, const char *name, const cot_tensor
         search s = {.low = -size, .high = size, .budget = SEARCH_BUDGET};
         bool repeated = tensor->stride[axis] == 0;
         if (!repeated) {
-            add_term(&s, tensor->stride[axis] * size, 1, tensor->shape[axis] - 1);
+            add_term(&s, tensor->stride[axis], size, 1, tensor->shape[axis] - 1);
             for (int later = axis + 1; later < tensor->rank; later++)
-                add_term(&s, tensor->stride[later] * size, 1 - tensor->shape[later], tensor->shape[later] - 1);
+                add_term(&s, tensor->stride[later], size, 1 - tensor->shape[later], tensor->shape[later] - 1);
             finish_terms(&s);
             repeated = reaches(&s, 0, 0);
         }

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * support.h: what the unit tests share: cmocka with its prerequisites, random numbers that are the same everywhere,
+ * and assertions on a status together with its message. */
+#ifndef COT_TESTS_SUPPORT_H
+#define COT_TESTS_SUPPORT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <cotangent/core.h>
+#include <stdbool.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* ---- random numbers: splitmix64 ----------------------------------------------------------------------- */
+
+static inline uint64_t random_bits(uint64_t *seed)
+{
+    uint64_t z = (*seed += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* An integer of [low, high]. */
+static inline int64_t random_int(uint64_t *seed, int64_t low, int64_t high)
+{
+    return low + (int64_t)(random_bits(seed) % (uint64_t)(high - low + 1));
+}
+
+/* A number of [-1, 1). */
+static inline double random_real(uint64_t *seed)
+{
+    return (double)(random_bits(seed) >> 11) * 0x1p-52 - 1.0;
+}
+
+/* ---- assertions --------------------------------------------------------------------------------------- */
+
+static inline void assert_status_at(cot_status status, cot_status expected, const char *message, const char *file,
+                                    int line)
+{
+    if (status != expected || (message != NULL && strcmp(cot_error_message(), message) != 0)) {
+        print_error("got      %s \"%s\"\nexpected %s \"%s\"\n", cot_status_name(status), cot_error_message(),
+                    cot_status_name(expected), message != NULL ? message : "");
+        _fail(file, line);
+    }
+}
+
+/* The call succeeds. */
+#define assert_ok(call) assert_status_at((call), COT_OK, NULL, __FILE__, __LINE__)
+
+/* The call fails with that status and exactly that message. */
+#define assert_fails(call, status, message) assert_status_at((call), (status), (message), __FILE__, __LINE__)
+
+#endif
