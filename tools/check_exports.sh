@@ -1,0 +1,64 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Checks which symbols a build of the library gives to the programs that link it:
+#   - the shared library exports exactly the functions that the public headers declare COT_API, all named cot_*,
+#     and src/cotangent.map lists exactly those;
+#   - it needs no library but libc, libm and libgomp, and was not linked with -ffast-math;
+#   - the static library, which cannot hide anything, defines global names only under the prefixes cot_ and OP_,
+#     OP being the name of an op (a folder of src/ops).
+#
+#   tools/check_exports.sh BUILD [ROOT]
+set -eu
+build=${1:?usage: check_exports.sh BUILD [ROOT]}
+root=${2:-$(dirname "$0")/..}
+export LC_ALL=C
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+faults=0
+complain()
+{
+    echo "check_exports: $*"
+    faults=$((faults + 1))
+}
+
+# compare WHAT FILE OTHER_WHAT OTHER_FILE: sorted lists that must be equal.
+compare()
+{
+    for name in $(comm -23 "$2" "$4"); do complain "$name is in $1 but not in $3"; done
+    for name in $(comm -13 "$2" "$4"); do complain "$name is in $3 but not in $1"; done
+}
+
+# "COT_API const char *cot_version(void);" -> cot_version; a declaration may take several lines. Comments and the
+# macro's own definition go first.
+cat "$root"/include/cotangent/*.h | sed -e '/^#/d' | tr '\n' ' ' | sed -e 's:/\*[^*]*\**\([^/*][^*]*\*\**\)*/: :g' |
+    tr ';' '\n' | sed -n 's/.*COT_API[^(]*[ *]\([A-Za-z_0-9]*\)(.*/\1/p' | sort -u >"$work/declared"
+tr '\n' ' ' <"$root/src/cotangent.map" | sed -e 's/.*global://' -e 's/local:.*//' | tr -d ' ' | tr ';' '\n' |
+    sed -e '/^$/d' | sort -u >"$work/map"
+nm -D --defined-only "$build/libcotangent.so" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' |
+    sort -u >"$work/exported"
+nm -g --defined-only "$build/libcotangent.a" | awk 'NF == 3 { print $3 }' | sort -u >"$work/static"
+
+[ -s "$work/declared" ] || complain "no COT_API function found in $root/include/cotangent"
+compare "the shared library" "$work/exported" "the headers" "$work/declared"
+compare "src/cotangent.map" "$work/map" "the headers" "$work/declared"
+for name in $(grep -v '^cot_' "$work/exported" || true); do
+    complain "$name is exported by the shared library, expected cot_*"
+done
+
+ops=$(cd "$root/src/ops" && ls -d */ | tr -d / | tr '\n' '|')
+for name in $(grep -vE "^(cot|${ops%|})_" "$work/static" || true); do
+    complain "$name is a global symbol of the static library, expected cot_* or the name of an op before it"
+done
+
+for library in $(readelf -d "$build/libcotangent.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'); do
+    case $library in
+    libc.so.*|libm.so.*|libgomp.so.*|ld-linux*) ;;
+    *) complain "the shared library needs $library" ;;
+    esac
+done
+if nm "$build/libcotangent.so" | grep -q ' set_fast_math$'; then
+    complain "the shared library was linked with -ffast-math: loading it flips the process to flush denormals"
+fi
+
+[ $faults -eq 0 ] || exit 1
+echo "check_exports: $(wc -l <"$work/exported") exported functions, $(wc -l <"$work/static") static symbols, all in order"

@@ -1,0 +1,124 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Checks that includes run one way:
+#
+#   include/cotangent <- src/core <- src/simd, src/cuda <- src/ops/OP <- src/ops <- src/check <- src/cli
+#   src/io (sees include/ only)                                                  <- src/check, src/cli
+#   examples/X, python (see include/ and src/io only); tests may see everything
+#
+# and that an op includes no other op. Prints every line that breaks this, as FILE:LINE.
+#
+#   tools/check_includes.sh [ROOT]
+set -eu
+cd "${1:-$(dirname "$0")/..}"
+find include src examples python tests -type f \( -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \
+    -o -name '*.def' \) 2>/dev/null | LC_ALL=C sort | awk '
+# The part of the house that a file belongs to: "core", "op causal_conv1d", "example train_lm"...
+function part_of(path,    p)
+{
+    split(path, p, "/")
+    if (p[1] == "include")
+        return "include"
+    if (p[1] == "examples")
+        return "example " p[2]
+    if (p[1] != "src")
+        return p[1]
+    if (p[2] == "ops")
+        return p[4] != "" ? "op " p[3] : "ops"
+    return p[2]
+}
+
+# May a file of `part` include one of `other`?
+function allowed(part, other)
+{
+    if (part == other || part == "tests" || other == "include")
+        return 1
+    if (part ~ /^example / || part == "python")
+        return other == "io"
+    return index(" " sees[part ~ /^op / ? "op" : part] " ", " " (other ~ /^op / ? "op" : other) " ") > 0 &&
+           !(part ~ /^op / && other ~ /^op /)
+}
+
+# "a/b/../c" -> "a/c"
+function normal(path,    p, n, i, out, depth)
+{
+    n = split(path, p, "/")
+    depth = 0
+    for (i = 1; i <= n; i++) {
+        if (p[i] == ".." && depth > 0)
+            depth--
+        else if (p[i] != "." && p[i] != "")
+            kept[++depth] = p[i]
+    }
+    out = kept[1]
+    for (i = 2; i <= depth; i++)
+        out = out "/" kept[i]
+    return out
+}
+
+function complain(what)
+{
+    print file ":" line ": " what ": " $0
+    faults++
+}
+
+# The file of this tree that an include names, "" for one of the system.
+function find_target(name,    i, candidate)
+{
+    for (i = 1; i <= 4; i++) {
+        candidate = normal((i == 1 ? directory : i == 2 ? "src" : i == 3 ? "include" : "tests") "/" name)
+        if (candidate in known)
+            return candidate
+    }
+    return ""
+}
+
+BEGIN {
+    sees["core"] = ""
+    sees["simd"] = sees["cuda"] = "core"
+    sees["io"] = ""
+    sees["op"] = "core simd cuda"
+    sees["ops"] = "core op"
+    sees["check"] = "core simd cuda op ops io"
+    sees["cli"] = "core simd cuda op ops io check"
+}
+
+{ files[++count] = $0; known[$0] = 1 }
+
+END {
+    for (i = 1; i <= count; i++) {
+        file = files[i]
+        part = part_of(file)
+        directory = file
+        sub(/\/[^\/]*$/, "", directory)
+        line = 0
+        while ((getline < file) > 0) {
+            line++
+            if ($0 !~ /^[ \t]*#[ \t]*include/)
+                continue
+            if (!match($0, /["<][^">]+[">]/)) {
+                complain("an include that is a macro cannot be checked")
+                continue
+            }
+            quoted = substr($0, RSTART, 1) == "\""
+            target = find_target(substr($0, RSTART + 1, RLENGTH - 2))
+            includes++
+            if (target == "") {
+                if (quoted)
+                    complain("no such file in the tree")
+            } else if (!allowed(part, part_of(target))) {
+                complain("\"" part "\" may not include \"" part_of(target) "\"")
+            }
+        }
+        close(file)
+    }
+    if (count == 0) {
+        print "check_includes: no files found"
+        exit 1
+    }
+    if (faults > 0) {
+        printf "check_includes: %d of %d includes go the wrong way\n", faults, includes
+        exit 1
+    }
+    printf "check_includes: %d includes in %d files run one way\n", includes, count
+}'

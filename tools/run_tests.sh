@@ -1,0 +1,32 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Runs the tests of one or more build directories and says at the end, for all of them, what passed and what failed.
+# Each leaves its results in BUILD/tests.xml (JUnit).
+#
+#   tools/run_tests.sh BUILD...
+set -u
+faults=0
+for build in "$@"; do
+    echo "== tests of $build"
+    rm -f "$build/tests.xml"
+    # --output-junit is resolved against the build directory.
+    ctest --test-dir "$build" --output-on-failure --no-tests=error --output-junit tests.xml -j "$(nproc)" || faults=1
+done
+
+# The sum of one attribute of the <testsuite> over the builds.
+total()
+{
+    for build in "$@"; do
+        tr '\n' ' ' <"$build/tests.xml" | sed -n "s/.*<testsuite[^>]*[ \t]$attribute=\"\([0-9]*\)\".*/\1/p"
+    done | awk '{ sum += $1 } END { print sum + 0 }'
+}
+attribute=tests; tests=$(total "$@")
+attribute=failures; failed=$(total "$@")
+attribute=disabled; disabled=$(total "$@")
+attribute=skipped; skipped=$(total "$@")
+for build in "$@"; do
+    sed -n 's/.*<testcase name="\([^"]*\)".*status="fail".*/FAILED: \1/p' "$build/tests.xml" | sed "s:\$: ($build):"
+done
+[ "$faults" -eq 0 ] || [ "$failed" -gt 0 ] || failed=1
+echo "$((tests - failed - skipped - disabled)) passed, $failed failed, $((skipped + disabled)) skipped"
+exit $faults
