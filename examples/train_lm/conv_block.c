@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "conv_block.h"
+
+#include "layers.h"
+#include "matrix.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- parameters and memory ---------------------------------------------------------------------------- */
+
+static parameter *add(parameter_table *table, int64_t index, const char *part, int64_t rows, int64_t columns,
+                      bool decays)
+{
+    char name[PARAMETER_NAME_SIZE];
+    snprintf(name, sizeof name, "blocks.%lld.%s", (long long)index, part);
+    return parameter_add(table, name, rows, columns, decays);
+}
+
+void conv_block_register(conv_block *block, parameter_table *table, block_sizes sizes, int64_t index)
+{
+    block->gain = add(table, index, "norm.gain", sizes.width, 0, false);
+    block->w_in = add(table, index, "in.weight", 2 * sizes.inner, sizes.width, true);
+    block->conv_weight = add(table, index, "conv.weight", sizes.inner, sizes.kernel, false);
+    block->conv_bias = add(table, index, "conv.bias", sizes.inner, 0, false);
+    block->w_out = add(table, index, "out.weight", sizes.width, sizes.inner, true);
+}
+
+void conv_block_initialise(conv_block *block, block_sizes sizes, int64_t layers, uint64_t seed)
+{
+    parameter_fill(block->gain, 1);
+    parameter_randomise(block->w_in, seed, 1 / sqrt((double)sizes.width));
+    parameter_randomise(block->conv_weight, seed, 1 / sqrt((double)sizes.kernel));
+    parameter_fill(block->conv_bias, 0);
+    parameter_randomise(block->w_out, seed, 1 / sqrt((double)sizes.inner * 2 * (double)layers));
+}
+
+bool conv_block_saved_allocate(conv_block_saved *saved, block_sizes sizes, int64_t rows)
+{
+    *saved = (conv_block_saved){
+        .x = real_allocate(rows * sizes.width),
+        .inv_rms = real_allocate(rows),
+        .normed = real_allocate(rows * sizes.width),
+        .mixed = real_allocate(rows * 2 * sizes.inner),
+        .conv = real_allocate(rows * sizes.inner),
+        .gated = real_allocate(rows * sizes.inner),
+    };
+    return saved->x != NULL && saved->inv_rms != NULL && saved->normed != NULL && saved->mixed != NULL &&
+           saved->conv != NULL && saved->gated != NULL;
+}
+
+void conv_block_saved_free(conv_block_saved *saved)
+{
+    free(saved->x);
+    free(saved->inv_rms);
+    free(saved->normed);
+    free(saved->mixed);
+    free(saved->conv);
+    free(saved->gated);
+    *saved = (conv_block_saved){0};
+}
+
+bool conv_block_scratch_allocate(conv_block_scratch *scratch, block_sizes sizes, int64_t rows)
+{
+    *scratch = (conv_block_scratch){
+        .dnormed = real_allocate(rows * sizes.width),
+        .dmixed = real_allocate(rows * 2 * sizes.inner),
+        .dinner = real_allocate(rows * sizes.inner),
+        .partial = real_allocate(rmsnorm_partial_count(rows, sizes.width)),
+    };
+    return scratch->dnormed != NULL && scratch->dmixed != NULL && scratch->dinner != NULL && scratch->partial != NULL;
+}
+
+void conv_block_scratch_free(conv_block_scratch *scratch)
+{
+    free(scratch->dnormed);
+    free(scratch->dmixed);
+    free(scratch->dinner);
+    free(scratch->partial);
+    *scratch = (conv_block_scratch){0};
+}
+
+/* ---- the convolution ---------------------------------------------------------------------------------- */
+
+/* Channels 0 .. channels-1 of an array [batch,time,row_length], as the library's [B,D,T]. */
+static cot_tensor channels_last(real *data, int64_t batch, int64_t channels, int64_t time, int64_t row_length)
+{
+    return (cot_tensor){.data = data,
+                        .dtype = REAL_DTYPE,
+                        .rank = 3,
+                        .shape = {batch, channels, time},
+                        .stride = {time * row_length, 1, row_length}};
+}
+
+static cot_tensor whole(real *data, const parameter *p)
+{
+    return cot_tensor_contiguous(data, REAL_DTYPE, p->rank, p->shape);
+}
+
+static cot_status convolve(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
+                           conv_block_saved *saved)
+{
+    cot_causal_conv1d_forward_args args;
+    COT_INIT(&args);
+    args.activation = COT_ACTIVATION_SILU;
+    args.x = channels_last(saved->mixed, batch, sizes.inner, time, 2 * sizes.inner);
+    args.weight = whole(block->conv_weight->value, block->conv_weight);
+    args.bias = whole(block->conv_bias->value, block->conv_bias);
+    args.y = channels_last(saved->conv, batch, sizes.inner, time, sizes.inner);
+    return cot_causal_conv1d_forward(queue, &args);
+}
+
+/* dy in scratch->dinner, dx into the first halves of scratch->dmixed's rows. */
+static cot_status convolve_backward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
+                                    int64_t time, const conv_block_saved *saved, const conv_block_scratch *scratch)
+{
+    cot_causal_conv1d_backward_args args;
+    COT_INIT(&args);
+    args.activation = COT_ACTIVATION_SILU;
+    args.x = channels_last(saved->mixed, batch, sizes.inner, time, 2 * sizes.inner);
+    args.weight = whole(block->conv_weight->value, block->conv_weight);
+    args.bias = whole(block->conv_bias->value, block->conv_bias);
+    args.dy = channels_last(scratch->dinner, batch, sizes.inner, time, sizes.inner);
+    args.dx = channels_last(scratch->dmixed, batch, sizes.inner, time, 2 * sizes.inner);
+    args.dweight = whole(block->conv_weight->gradient, block->conv_weight);
+    args.dbias = whole(block->conv_bias->gradient, block->conv_bias);
+    return cot_causal_conv1d_backward(queue, &args);
+}
+
+static cot_status convolve_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
+                                real *state, conv_block_saved *saved)
+{
+    cot_causal_conv1d_update_args args;
+    COT_INIT(&args);
+    args.activation = COT_ACTIVATION_SILU;
+    args.x = channels_last(saved->mixed, batch, sizes.inner, 1, 2 * sizes.inner);
+    args.weight = whole(block->conv_weight->value, block->conv_weight);
+    args.bias = whole(block->conv_bias->value, block->conv_bias);
+    args.conv_state = cot_tensor_contiguous(state, REAL_DTYPE, 3, (int64_t[]){batch, sizes.inner, sizes.kernel - 1});
+    args.y = channels_last(saved->conv, batch, sizes.inner, 1, sizes.inner);
+    return cot_causal_conv1d_update(queue, &args);
+}
+
+/* ---- the block ---------------------------------------------------------------------------------------- */
+
+static linear_shape in_shape(block_sizes sizes, int64_t rows)
+{
+    return (linear_shape){.rows = rows, .in = sizes.width, .out = 2 * sizes.inner};
+}
+
+static linear_shape out_shape(block_sizes sizes, int64_t rows)
+{
+    return (linear_shape){.rows = rows, .in = sizes.inner, .out = sizes.width};
+}
+
+static void before_convolution(const conv_block *block, block_sizes sizes, int64_t rows, conv_block_saved *saved)
+{
+    rmsnorm_forward(rows, sizes.width, saved->x, block->gain->value, saved->normed, saved->inv_rms);
+    linear_forward(in_shape(sizes, rows), saved->normed, block->w_in->value, saved->mixed, MATRIX_SET);
+}
+
+static void after_convolution(const conv_block *block, block_sizes sizes, int64_t rows, conv_block_saved *saved,
+                              real *x_next)
+{
+    gate_forward(rows, sizes.inner, saved->conv, saved->mixed, saved->gated);
+    memcpy(x_next, saved->x, (size_t)(rows * sizes.width) * sizeof(real));
+    linear_forward(out_shape(sizes, rows), saved->gated, block->w_out->value, x_next, MATRIX_ADD);
+}
+
+cot_status conv_block_forward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
+                              conv_block_saved *saved, real *x_next)
+{
+    before_convolution(block, sizes, batch * time, saved);
+    const cot_status status = convolve(block, sizes, queue, batch, time, saved);
+    if (status == COT_OK)
+        after_convolution(block, sizes, batch * time, saved, x_next);
+    return status;
+}
+
+cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, real *state,
+                           conv_block_saved *saved, real *x_next)
+{
+    before_convolution(block, sizes, batch, saved);
+    const cot_status status = convolve_step(block, sizes, queue, batch, state, saved);
+    if (status == COT_OK)
+        after_convolution(block, sizes, batch, saved, x_next);
+    return status;
+}
+
+cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
+                               int64_t time, const conv_block_saved *saved, const conv_block_scratch *scratch, real *dx)
+{
+    const int64_t rows = batch * time;
+    linear_backward_weight(out_shape(sizes, rows), dx, saved->gated, block->w_out->gradient);
+    linear_backward_input(out_shape(sizes, rows), dx, block->w_out->value, scratch->dinner);
+    gate_backward(rows, sizes.inner, saved->conv, saved->mixed, scratch->dinner, scratch->dmixed);
+    const cot_status status = convolve_backward(block, sizes, queue, batch, time, saved, scratch);
+    if (status != COT_OK)
+        return status;
+    linear_backward_weight(in_shape(sizes, rows), scratch->dmixed, saved->normed, block->w_in->gradient);
+    linear_backward_input(in_shape(sizes, rows), scratch->dmixed, block->w_in->value, scratch->dnormed);
+    rmsnorm_backward(rows, sizes.width, saved->x, block->gain->value, saved->inv_rms, scratch->dnormed,
+                     scratch->partial, dx, block->gain->gradient);
+    return COT_OK;
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * conv_block.h: the block that mixes tokens by a causal convolution. x [rows,width], E = inner, rows = batch*time:
+ *
+ *     n      = rmsnorm(x) * gain
+ *     [u|g]  = n w_in^T                   w_in [2E,width]
+ *     c      = silu(conv(u))              depthwise, causal along time: weight [E,kernel], bias [E]
+ *     x_next = x + (c * g) w_out^T        w_out [width,E]
+ */
+#ifndef TRAIN_LM_CONV_BLOCK_H
+#define TRAIN_LM_CONV_BLOCK_H
+
+#include "parameters.h"
+
+typedef struct block_sizes {
+    int64_t width, inner, kernel;
+} block_sizes;
+
+typedef struct conv_block {
+    parameter *gain, *w_in, *conv_weight, *conv_bias, *w_out;
+} conv_block;
+
+enum { CONV_BLOCK_PARAMETERS = 5 };
+
+/* What the forward computes and the backward reads again. */
+typedef struct conv_block_saved {
+    real *x;       /* [rows,width] the block's input */
+    real *inv_rms; /* [rows] */
+    real *normed;  /* [rows,width] n */
+    real *mixed;   /* [rows,2E] u in the first half of each row, g in the second */
+    real *conv;    /* [rows,E] c */
+    real *gated;   /* [rows,E] c * g */
+} conv_block_saved;
+
+/* Memory that the backward of one block needs and the next may use again. */
+typedef struct conv_block_scratch {
+    real *dnormed; /* [rows,width] */
+    real *dmixed;  /* [rows,2E] */
+    real *dinner;  /* [rows,E] */
+    real *partial; /* rmsnorm_partial_count(rows, width) */
+} conv_block_scratch;
+
+/* Registers block number `index`'s parameters, and fills them once they have memory. The output product starts
+ * small, by 1/sqrt(2*layers), so that the residual stream's size hardly depends on the depth. */
+void conv_block_register(conv_block *block, parameter_table *table, block_sizes sizes, int64_t index);
+void conv_block_initialise(conv_block *block, block_sizes sizes, int64_t layers, uint64_t seed);
+
+bool conv_block_saved_allocate(conv_block_saved *saved, block_sizes sizes, int64_t rows);
+void conv_block_saved_free(conv_block_saved *saved);
+bool conv_block_scratch_allocate(conv_block_scratch *scratch, block_sizes sizes, int64_t rows);
+void conv_block_scratch_free(conv_block_scratch *scratch);
+
+/* x_next from saved->x; fills the rest of saved. */
+cot_status conv_block_forward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
+                              conv_block_saved *saved, real *x_next);
+
+/* dx comes in as the gradient of x_next and leaves as that of x. Sets the parameters' gradients. */
+cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
+                               int64_t time, const conv_block_saved *saved, const conv_block_scratch *scratch,
+                               real *dx);
+
+/* One new token of each of `batch` sequences: x_next from saved->x. state [batch,E,kernel-1], the convolution's latest
+ * inputs, is brought up to date. */
+cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, real *state,
+                           conv_block_saved *saved, real *x_next);
+
+#endif

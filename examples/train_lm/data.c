@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data.h"
+
+#include "random.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { HELD_OUT_PART = 10, MAX_FOLDER_DEPTH = 16, MAX_PATH_LENGTH = 4096, FIRST_CAPACITY = 1 << 16 };
+
+static const char LICENCE_TEXTS[] = "/usr/share/common-licenses";
+
+/* ---- files -------------------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 2, 3))) static bool fail(corpus *c, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(c->error, sizeof c->error, format, arguments);
+    va_end(arguments);
+    return false;
+}
+
+/* Makes room for `more` bytes beyond the string's end; false if there is no memory. */
+static bool reserve(byte_string *s, int64_t more)
+{
+    int64_t capacity = s->capacity > 0 ? s->capacity : FIRST_CAPACITY;
+    while (capacity - s->count < more)
+        capacity *= 2;
+    if (capacity == s->capacity)
+        return true;
+    uint8_t *grown = realloc(s->bytes, (size_t)capacity);
+    if (grown == NULL)
+        return false;
+    s->bytes = grown;
+    s->capacity = capacity;
+    return true;
+}
+
+/* Appends all of a stream; false with errno set if that fails. */
+static bool read_all(FILE *file, byte_string *s)
+{
+    while (reserve(s, FIRST_CAPACITY)) {
+        s->count += (int64_t)fread(s->bytes + s->count, 1, FIRST_CAPACITY, file);
+        if (ferror(file))
+            return false;
+        if (feof(file))
+            return true;
+    }
+    return false;
+}
+
+static bool move_tail(byte_string *from, int64_t begin, byte_string *to)
+{
+    const int64_t count = from->count - begin;
+    if (!reserve(to, count))
+        return false;
+    memcpy(to->bytes + to->count, from->bytes + begin, (size_t)count);
+    to->count += count;
+    from->count = begin;
+    return true;
+}
+
+bool corpus_add_file(corpus *c, const char *path)
+{
+    const int64_t begin = c->training.count;
+    FILE *file = fopen(path, "rb");
+    if (file == NULL)
+        return fail(c, "%s: %s", path, strerror(errno));
+    errno = 0;
+    const bool complete = read_all(file, &c->training);
+    const int error = errno;
+    fclose(file);
+    if (!complete)
+        return fail(c, "%s: %s", path, strerror(error));
+    const int64_t count = c->training.count - begin;
+    if (count == 0)
+        return fail(c, "%s: the file is empty", path);
+    if (!move_tail(&c->training, c->training.count - count / HELD_OUT_PART, &c->validation))
+        return fail(c, "%s: out of memory", path);
+    c->files++;
+    return true;
+}
+
+void corpus_destroy(corpus *c)
+{
+    free(c->training.bytes);
+    free(c->validation.bytes);
+    *c = (corpus){0};
+}
+
+/* ---- the default text --------------------------------------------------------------------------------- */
+
+static bool is_source_name(const char *name)
+{
+    static const char *const endings[] = {".c", ".h", ".cu", ".cuh", ".py", ".md", ".def", ".txt", "Makefile"};
+    const size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
+        const size_t ending = strlen(endings[i]);
+        if (length >= ending && strcmp(name + length - ending, endings[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The order of the bytes, whatever the locale. */
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static bool add_folder(corpus *c, const char *folder, bool every_name, int depth);
+
+/* Adds one entry of a folder; what is not text of interest is passed over. */
+static bool add_entry(corpus *c, const char *folder, const char *name, bool every_name, int depth)
+{
+    char path[MAX_PATH_LENGTH];
+    struct stat information;
+    if (name[0] == '.' || snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
+        return true;
+    if (lstat(path, &information) != 0)
+        return true;
+    if (S_ISDIR(information.st_mode))
+        return strcmp(name, "build") == 0 || depth == MAX_FOLDER_DEPTH || add_folder(c, path, every_name, depth + 1);
+    if (!S_ISREG(information.st_mode) || information.st_size == 0 || !(every_name || is_source_name(name)))
+        return true;
+    return corpus_add_file(c, path);
+}
+
+/* A folder that is not there adds nothing. */
+static bool add_folder(corpus *c, const char *folder, bool every_name, int depth)
+{
+    struct dirent **entries;
+    const int count = scandir(folder, &entries, NULL, by_name);
+    if (count < 0)
+        return true;
+    bool good = true;
+    for (int i = 0; i < count; i++) {
+        good = good && add_entry(c, folder, entries[i]->d_name, every_name, depth);
+        free(entries[i]);
+    }
+    free(entries);
+    return good;
+}
+
+bool corpus_add_default(corpus *c, const char *source_dir)
+{
+    if (!add_folder(c, LICENCE_TEXTS, true, 0) || !add_folder(c, source_dir, false, 0))
+        return false;
+    return c->files > 0 || fail(c, "no text in %s nor in --source-dir %s", LICENCE_TEXTS, source_dir);
+}
+
+/* ---- batches ------------------------------------------------------------------------------------------ */
+
+int64_t sampler_bytes_needed(int64_t batch, int64_t context)
+{
+    return (batch + 1) * context;
+}
+
+bool sampler_create(sampler *s, const byte_string *text, int64_t context, uint64_t seed)
+{
+    /* An offset of up to context-1 and the last target have to fit behind the last window. */
+    *s = (sampler){.bytes = text->bytes,
+                   .count = text->count,
+                   .context = context,
+                   .windows = (text->count - context) / context,
+                   .seed = seed,
+                   .epoch = -1};
+    s->order = calloc((size_t)s->windows, sizeof *s->order);
+    return s->order != NULL;
+}
+
+void sampler_destroy(sampler *s)
+{
+    free(s->order);
+    *s = (sampler){0};
+}
+
+static void start_epoch(sampler *s, int64_t epoch)
+{
+    random_stream stream = random_start(s->seed, (uint64_t)epoch);
+    s->epoch = epoch;
+    s->offset = random_below(&stream, s->context);
+    for (int64_t i = 0; i < s->windows; i++) {
+        const int64_t j = random_below(&stream, i + 1);
+        s->order[i] = s->order[j];
+        s->order[j] = i;
+    }
+}
+
+void sampler_batch(sampler *s, int64_t step, int64_t batch, uint8_t *inputs, uint8_t *targets)
+{
+    for (int64_t b = 0; b < batch; b++) {
+        const int64_t number = step * batch + b;
+        if (number / s->windows != s->epoch)
+            start_epoch(s, number / s->windows);
+        const uint8_t *window = s->bytes + s->offset + s->order[number % s->windows] * s->context;
+        memcpy(inputs + b * s->context, window, (size_t)s->context);
+        memcpy(targets + b * s->context, window + 1, (size_t)s->context);
+    }
+}

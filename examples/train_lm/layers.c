@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "layers.h"
+
+static const real NORM_EPS = (real)1e-6;
+
+/* Rows whose contributions to dgain are summed together before the partial sums are. */
+enum { ROW_BLOCK = 64, MAX_VOCABULARY = 256 };
+
+/* ---- embedding ---------------------------------------------------------------------------------------- */
+
+void embedding_forward(int64_t rows, int64_t width, const uint8_t *bytes, const real *table, real *y)
+{
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(y + r * width, table + bytes[r] * width, (size_t)width * sizeof(real));
+}
+
+/* order: the rows sorted by byte, in their own order within a byte; start[v]: where byte v's rows begin. */
+static void sort_rows_by_byte(int64_t rows, int64_t vocabulary, const uint8_t *bytes, int64_t *order, int64_t *start)
+{
+    int64_t next[MAX_VOCABULARY] = {0};
+    for (int64_t r = 0; r < rows; r++)
+        next[bytes[r]]++;
+    int64_t sum = 0;
+    for (int64_t v = 0; v < vocabulary; v++) {
+        start[v] = sum;
+        sum += next[v];
+        next[v] = start[v];
+    }
+    start[vocabulary] = sum;
+    for (int64_t r = 0; r < rows; r++)
+        order[next[bytes[r]]++] = r;
+}
+
+void embedding_backward(int64_t rows, int64_t width, int64_t vocabulary, const uint8_t *bytes, const real *dy,
+                        int64_t *order, real *dtable)
+{
+    int64_t start[MAX_VOCABULARY + 1];
+    sort_rows_by_byte(rows, vocabulary, bytes, order, start);
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t v = 0; v < vocabulary; v++) {
+        real *sum = dtable + v * width;
+        memset(sum, 0, (size_t)width * sizeof(real));
+        for (int64_t i = start[v]; i < start[v + 1]; i++) {
+            const real *row = dy + order[i] * width;
+            for (int64_t c = 0; c < width; c++)
+                sum[c] += row[c];
+        }
+    }
+}
+
+/* ---- RMSNorm ------------------------------------------------------------------------------------------ */
+
+void rmsnorm_forward(int64_t rows, int64_t width, const real *x, const real *gain, real *y, real *inv_rms)
+{
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++) {
+        const real *in = x + r * width;
+        real *out = y + r * width;
+        real squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t c = 0; c < width; c++)
+            squares += in[c] * in[c];
+        const real scale = 1 / real_sqrt(squares / (real)width + NORM_EPS);
+        inv_rms[r] = scale;
+        for (int64_t c = 0; c < width; c++)
+            out[c] = in[c] * scale * gain[c];
+    }
+}
+
+static int64_t row_blocks(int64_t rows)
+{
+    return (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+}
+
+int64_t rmsnorm_partial_count(int64_t rows, int64_t width)
+{
+    return row_blocks(rows) * width;
+}
+
+static void rmsnorm_backward_row(int64_t width, const real *x, const real *gain, real inv_rms, const real *dy, real *dx,
+                                 real *dgain)
+{
+    real dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t c = 0; c < width; c++)
+        dot += dy[c] * gain[c] * x[c];
+    const real along_x = dot * inv_rms * inv_rms / (real)width;
+    for (int64_t c = 0; c < width; c++) {
+        dx[c] += inv_rms * (dy[c] * gain[c] - x[c] * along_x);
+        dgain[c] += dy[c] * x[c] * inv_rms;
+    }
+}
+
+void rmsnorm_backward(int64_t rows, int64_t width, const real *x, const real *gain, const real *inv_rms, const real *dy,
+                      real *partial, real *dx, real *dgain)
+{
+    const int64_t blocks = row_blocks(rows);
+#pragma omp parallel for
+    for (int64_t block = 0; block < blocks; block++) {
+        real *sum = partial + block * width;
+        memset(sum, 0, (size_t)width * sizeof(real));
+        const int64_t end = (block + 1) * ROW_BLOCK < rows ? (block + 1) * ROW_BLOCK : rows;
+        for (int64_t r = block * ROW_BLOCK; r < end; r++)
+            rmsnorm_backward_row(width, x + r * width, gain, inv_rms[r], dy + r * width, dx + r * width, sum);
+    }
+    memset(dgain, 0, (size_t)width * sizeof(real));
+    for (int64_t block = 0; block < blocks; block++)
+        for (int64_t c = 0; c < width; c++)
+            dgain[c] += partial[block * width + c];
+}
+
+/* ---- gate --------------------------------------------------------------------------------------------- */
+
+void gate_forward(int64_t rows, int64_t inner, const real *c, const real *mixed, real *y)
+{
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++) {
+        const real *gate = mixed + (2 * r + 1) * inner;
+        for (int64_t i = 0; i < inner; i++)
+            y[r * inner + i] = c[r * inner + i] * gate[i];
+    }
+}
+
+void gate_backward(int64_t rows, int64_t inner, const real *c, const real *mixed, real *dy, real *dmixed)
+{
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++) {
+        const real *gate = mixed + (2 * r + 1) * inner, *value = c + r * inner;
+        real *dgate = dmixed + (2 * r + 1) * inner, *d = dy + r * inner;
+        for (int64_t i = 0; i < inner; i++) {
+            dgate[i] = d[i] * value[i];
+            d[i] *= gate[i];
+        }
+    }
+}
+
+/* ---- cross-entropy ------------------------------------------------------------------------------------ */
+
+static double cross_entropy_row(int64_t classes, int target, real *logits, real scale, bool gradient)
+{
+    real largest = logits[0];
+    for (int64_t v = 1; v < classes; v++)
+        largest = logits[v] > largest ? logits[v] : largest;
+    const double shifted_target = (double)(logits[target] - largest);
+    double sum = 0;
+    for (int64_t v = 0; v < classes; v++) {
+        const real e = real_exp(logits[v] - largest);
+        sum += (double)e;
+        if (gradient)
+            logits[v] = e;
+    }
+    if (gradient) {
+        const real factor = (real)((double)scale / sum);
+        for (int64_t v = 0; v < classes; v++)
+            logits[v] *= factor;
+        logits[target] -= scale;
+    }
+    return log(sum) - shifted_target;
+}
+
+double cross_entropy(int64_t rows, int64_t classes, const uint8_t *targets, real *logits, double *row_loss,
+                     bool gradient)
+{
+    const real scale = 1 / (real)rows;
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++)
+        row_loss[r] = cross_entropy_row(classes, targets[r], logits + r * classes, scale, gradient);
+    double sum = 0;
+    for (int64_t r = 0; r < rows; r++)
+        sum += row_loss[r];
+    return sum / (double)rows;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * layers.h: the layers between the matrix products, each with its backward. Arrays are row-major; a row is a token.
+ * Gradients are set (=) unless a comment says +=. Sums over rows are taken in an order that the shape alone fixes. */
+#ifndef TRAIN_LM_LAYERS_H
+#define TRAIN_LM_LAYERS_H
+
+#include "real.h"
+
+#include <stdbool.h>
+
+/* y[r] = table[bytes[r]];  y [rows,width], table [vocabulary,width]. */
+void embedding_forward(int64_t rows, int64_t width, const uint8_t *bytes, const real *table, real *y);
+
+/* dtable[v] = sum of dy[r] over the rows with bytes[r] == v. order: room for `rows` indices. */
+void embedding_backward(int64_t rows, int64_t width, int64_t vocabulary, const uint8_t *bytes, const real *dy,
+                        int64_t *order, real *dtable);
+
+/* inv_rms[r] = 1 / sqrt(mean_c x^2 + eps);  y = x * inv_rms * gain;  gain [width]. */
+void rmsnorm_forward(int64_t rows, int64_t width, const real *x, const real *gain, real *y, real *inv_rms);
+
+/* dx += inv_rms * (dy*gain - x * inv_rms^2 * mean_c(dy*gain*x));  dgain = sum_r dy * x * inv_rms.
+ * partial: rmsnorm_partial_count(rows, width) elements. */
+void rmsnorm_backward(int64_t rows, int64_t width, const real *x, const real *gain, const real *inv_rms, const real *dy,
+                      real *partial, real *dx, real *dgain);
+int64_t rmsnorm_partial_count(int64_t rows, int64_t width);
+
+/* y = c * gate;  c and y [rows,inner], gate the second half of the rows of mixed [rows,2*inner]. */
+void gate_forward(int64_t rows, int64_t inner, const real *c, const real *mixed, real *y);
+
+/* Second half of dmixed = dy * c;  dy becomes dc = dy * gate, in place. */
+void gate_backward(int64_t rows, int64_t inner, const real *c, const real *mixed, real *dy, real *dmixed);
+
+/* Mean over rows of -log softmax(logits)[target]. row_loss: room for `rows` values. With `gradient`, logits become
+ * dlogits = (softmax - onehot(target)) / rows, in place. */
+double cross_entropy(int64_t rows, int64_t classes, const uint8_t *targets, real *logits, double *row_loss,
+                     bool gradient);
+
+#endif

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * train_lm: trains a byte-level language model on text files, on the public interface of the library alone. */
+#include "matrix.h"
+#include "options.h"
+#include "sample.h"
+#include "train.h"
+
+#include <errno.h>
+#include <omp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+static const double LN2 = 0.69314718055994530942;
+
+/* Prints one line on stderr and returns the exit status. */
+__attribute__((format(printf, 2, 3))) static int fail(int status, const char *format, ...)
+{
+    va_list arguments;
+    fputs("train_lm: ", stderr);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+    return status;
+}
+
+static int load_text(corpus *text, const options *o)
+{
+    bool good = true;
+    for (int i = 0; good && i < o->text_count; i++)
+        good = corpus_add_file(text, o->texts[i]);
+    if (o->text_count == 0)
+        good = corpus_add_default(text, o->source_dir);
+    if (!good)
+        return fail(EXIT_BAD_INPUT, "--text: %s", text->error);
+    const int64_t needed = sampler_bytes_needed(o->batch, o->context);
+    if (text->training.count < needed)
+        return fail(EXIT_BAD_INPUT,
+                    "--text: %lld bytes to train on, one batch of --batch %lld --context %lld needs %lld",
+                    (long long)text->training.count, (long long)o->batch, (long long)o->context, (long long)needed);
+    if (text->validation.count <= o->context)
+        return fail(EXIT_BAD_INPUT, "--text: %lld bytes to validate on, --context %lld needs %lld",
+                    (long long)text->validation.count, (long long)o->context, (long long)o->context + 1);
+    return EXIT_SUCCESS;
+}
+
+static int make_folder(const char *folder)
+{
+    struct stat information;
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return fail(EXIT_BAD_INPUT, "--out %s: %s", folder, strerror(errno));
+    if (stat(folder, &information) != 0 || !S_ISDIR(information.st_mode))
+        return fail(EXIT_BAD_INPUT, "--out %s: not a folder", folder);
+    return EXIT_SUCCESS;
+}
+
+static void print_start(const corpus *text, const options *o, const cot_queue *queue)
+{
+    printf("text: %lld files, %lld bytes to train on, %lld held out\n", (long long)text->files,
+           (long long)text->training.count, (long long)text->validation.count);
+    printf("model: width %lld, inner %lld, %lld blocks, kernel %lld; %lld steps of %lld x %lld bytes, %d threads\n",
+           (long long)o->width, (long long)o->inner, (long long)o->layers, (long long)o->kernel, (long long)o->steps,
+           (long long)o->batch, (long long)o->context, (int)cot_queue_threads(queue));
+    fflush(stdout);
+}
+
+static void print_loss(const char *name, double loss)
+{
+    printf("%-18s %.9g nats/byte = %.4f bits/byte\n", name, loss, loss / LN2);
+}
+
+static void print_results(const training *t)
+{
+    int64_t count = 0;
+    for (int i = 0; i < t->model.parameters.count; i++)
+        count += t->model.parameters.items[i].count;
+    printf("\n%lld parameters, %.0f tokens/s in training\n", (long long)count, t->tokens_per_second);
+    print_loss("training loss", t->train);
+    print_loss("validation loss", t->validation);
+    print_loss("byte-bigram model", t->curve.bigram);
+    printf("(the last two over the same %lld held-out bytes)\n", (long long)t->validation_bytes);
+    printf("hash of the parameters: %016llx\n", (unsigned long long)parameter_table_hash(&t->model.parameters));
+}
+
+/* Bytes that a terminal would act upon are shown as '?'. */
+static void print_text(const uint8_t *bytes, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const bool shown = (bytes[i] >= 0x20 && bytes[i] != 0x7f) || bytes[i] == '\n' || bytes[i] == '\t';
+        putchar(shown ? bytes[i] : '?');
+    }
+    putchar('\n');
+}
+
+static int print_sample(const training *t, const options *o, cot_queue *queue)
+{
+    if (o->sample == 0)
+        return EXIT_SUCCESS;
+    const sample_options sample = {.prompt = o->prompt,
+                                   .count = o->sample,
+                                   .temperature = o->temperature,
+                                   .seed = (uint64_t)o->seed};
+    uint8_t *bytes = malloc((size_t)o->sample);
+    if (bytes == NULL)
+        return fail(EXIT_FAILURE, "out of memory");
+    const cot_status status = sample_generate(&t->model, queue, &sample, bytes);
+    if (status == COT_OK) {
+        printf("\nsample, temperature %g:\n%s", o->temperature, o->prompt);
+        print_text(bytes, o->sample);
+    }
+    free(bytes);
+    return status == COT_OK ? EXIT_SUCCESS : fail(EXIT_FAILURE, "sampling: %s", cot_error_message());
+}
+
+static int write_curve(const training *t, const options *o)
+{
+    if (!plot_write_csv(&t->curve, o->out))
+        return fail(EXIT_FAILURE, "%s/loss.csv: %s", o->out, strerror(errno));
+    switch (plot_write_svg(o->out)) {
+    case PLOT_DONE: printf("\nloss curve: %s/loss.svg (numbers: %s/loss.csv)\n", o->out, o->out); return EXIT_SUCCESS;
+    case PLOT_NO_GNUPLOT:
+        printf("\nloss curve: %s/loss.csv (gnuplot is not installed: no loss.svg)\n", o->out);
+        return EXIT_SUCCESS;
+    default: return fail(EXIT_FAILURE, "%s/loss.svg: gnuplot could not draw it", o->out);
+    }
+}
+
+static int report(const training *t, const options *o, cot_queue *queue)
+{
+    print_results(t);
+    const int sampled = print_sample(t, o, queue);
+    return sampled != EXIT_SUCCESS ? sampled : write_curve(t, o);
+}
+
+static int train_and_report(const corpus *text, const options *o, cot_queue *queue)
+{
+    training t;
+    int status = EXIT_SUCCESS;
+    print_start(text, o, queue);
+    switch (train(&t, text, o, queue)) {
+    case TRAIN_DONE: status = report(&t, o, queue); break;
+    case TRAIN_OUT_OF_MEMORY:
+        status = fail(EXIT_FAILURE, "out of memory: a smaller --batch, --context, --width or --layers needs less");
+        break;
+    case TRAIN_LIBRARY_ERROR: status = fail(EXIT_FAILURE, "%s", cot_error_message()); break;
+    case TRAIN_DIVERGED:
+        status = fail(EXIT_FAILURE, "the loss is no longer finite after step %lld: try a smaller --lr",
+                      (long long)t.curve.count);
+        break;
+    }
+    training_destroy(&t);
+    return status;
+}
+
+static int run(const options *o, corpus *text)
+{
+    int status = load_text(text, o);
+    if (status == EXIT_SUCCESS)
+        status = make_folder(o->out);
+    if (status != EXIT_SUCCESS)
+        return status;
+    if (o->threads > 0)
+        omp_set_num_threads((int)o->threads);
+    matrix_use_one_thread_per_call();
+    cot_queue *queue;
+    if (cot_queue_create(NULL, &queue) != COT_OK)
+        return fail(EXIT_FAILURE, "%s", cot_error_message());
+    status = train_and_report(text, o, queue);
+    cot_queue_destroy(queue);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    options o;
+    corpus text = {0};
+    options_parse(&o, argc, argv);
+    const int status = run(&o, &text);
+    corpus_destroy(&text);
+    options_destroy(&o);
+    return status;
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "matrix.h"
+
+/* Tiles are large enough that packing the operands costs little beside the product, and small enough that there are
+ * several for every core. */
+enum { TILE_ROWS = 256, TILE_COLUMNS = 512 };
+
+/* c [m,n] = op(a) op(b) + beta*c, every matrix row-major with its own leading dimension. */
+typedef struct product {
+    int64_t m, n, k;
+    const real *a, *b;
+    real *c;
+    int64_t lda, ldb, ldc;
+    CBLAS_TRANSPOSE op_a, op_b;
+    matrix_store store;
+} product;
+
+void matrix_use_one_thread_per_call(void)
+{
+    openblas_set_num_threads(1);
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void multiply_tile(const product *p, int64_t row, int64_t column)
+{
+    const real *a = p->a + (p->op_a == CblasNoTrans ? row * p->lda : row);
+    const real *b = p->b + (p->op_b == CblasNoTrans ? column : column * p->ldb);
+    const int64_t m = smaller(TILE_ROWS, p->m - row), n = smaller(TILE_COLUMNS, p->n - column);
+    real_gemm(CblasRowMajor, p->op_a, p->op_b, (blasint)m, (blasint)n, (blasint)p->k, 1, a, (blasint)p->lda, b,
+              (blasint)p->ldb, p->store == MATRIX_ADD ? 1 : 0, p->c + row * p->ldc + column, (blasint)p->ldc);
+}
+
+static void multiply(const product *p)
+{
+#pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int64_t row = 0; row < p->m; row += TILE_ROWS)
+        for (int64_t column = 0; column < p->n; column += TILE_COLUMNS)
+            multiply_tile(p, row, column);
+}
+
+void linear_forward(linear_shape shape, const real *x, const real *w, real *y, matrix_store store)
+{
+    multiply(&(product){.m = shape.rows,
+                        .n = shape.out,
+                        .k = shape.in,
+                        .a = x,
+                        .lda = shape.in,
+                        .op_a = CblasNoTrans,
+                        .b = w,
+                        .ldb = shape.in,
+                        .op_b = CblasTrans,
+                        .c = y,
+                        .ldc = shape.out,
+                        .store = store});
+}
+
+void linear_backward_input(linear_shape shape, const real *dy, const real *w, real *dx)
+{
+    multiply(&(product){.m = shape.rows,
+                        .n = shape.in,
+                        .k = shape.out,
+                        .a = dy,
+                        .lda = shape.out,
+                        .op_a = CblasNoTrans,
+                        .b = w,
+                        .ldb = shape.in,
+                        .op_b = CblasNoTrans,
+                        .c = dx,
+                        .ldc = shape.in,
+                        .store = MATRIX_SET});
+}
+
+void linear_backward_weight(linear_shape shape, const real *dy, const real *x, real *dw)
+{
+    multiply(&(product){.m = shape.out,
+                        .n = shape.in,
+                        .k = shape.rows,
+                        .a = dy,
+                        .lda = shape.out,
+                        .op_a = CblasTrans,
+                        .b = x,
+                        .ldb = shape.in,
+                        .op_b = CblasNoTrans,
+                        .c = dw,
+                        .ldc = shape.in,
+                        .store = MATRIX_SET});
+}

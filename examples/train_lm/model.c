@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model.h"
+
+#include "layers.h"
+#include "matrix.h"
+
+#include <stdlib.h>
+
+enum { OUTER_PARAMETERS = 3 }; /* embedding, last gain, head */
+
+static block_sizes sizes_of(const model *m)
+{
+    return (block_sizes){.width = m->config.width, .inner = m->config.inner, .kernel = m->config.kernel};
+}
+
+static linear_shape head_shape(const model *m, int64_t rows)
+{
+    return (linear_shape){.rows = rows, .in = m->config.width, .out = m->config.vocabulary};
+}
+
+/* ---- life --------------------------------------------------------------------------------------------- */
+
+static void initialise(model *m, uint64_t seed)
+{
+    parameter_randomise(m->embedding, seed, 1);
+    for (int64_t i = 0; i < m->config.layers; i++)
+        conv_block_initialise(&m->blocks[i], sizes_of(m), m->config.layers, seed);
+    parameter_fill(m->gain, 1);
+    parameter_fill(m->head, 0); /* the first prediction is uniform */
+}
+
+bool model_create(model *m, model_config config, uint64_t seed)
+{
+    *m = (model){.config = config, .blocks = calloc((size_t)config.layers, sizeof(conv_block))};
+    parameter_table *table = &m->parameters;
+    if (m->blocks == NULL ||
+        !parameter_table_create(table, (int)config.layers * CONV_BLOCK_PARAMETERS + OUTER_PARAMETERS))
+        return false;
+    m->embedding = parameter_add(table, "embedding.weight", config.vocabulary, config.width, false);
+    for (int64_t i = 0; i < config.layers; i++)
+        conv_block_register(&m->blocks[i], table, sizes_of(m), i);
+    m->gain = parameter_add(table, "norm.gain", config.width, 0, false);
+    m->head = parameter_add(table, "head.weight", config.vocabulary, config.width, true);
+    if (!parameter_table_allocate(table))
+        return false;
+    initialise(m, seed);
+    return true;
+}
+
+void model_destroy(model *m)
+{
+    parameter_table_destroy(&m->parameters);
+    free(m->blocks);
+    *m = (model){0};
+}
+
+static bool create_backward_part(model_pass *pass, const model *m)
+{
+    pass->dx = real_allocate(pass->rows * m->config.width);
+    pass->order = calloc((size_t)pass->rows, sizeof *pass->order);
+    return conv_block_scratch_allocate(&pass->scratch, sizes_of(m), pass->rows) && pass->dx != NULL &&
+           pass->order != NULL;
+}
+
+bool model_pass_create(model_pass *pass, const model *m, int64_t rows, bool backward)
+{
+    *pass = (model_pass){
+        .rows = rows,
+        .layers = m->config.layers,
+        .blocks = calloc((size_t)m->config.layers, sizeof(conv_block_saved)),
+        .x = real_allocate(rows * m->config.width),
+        .inv_rms = real_allocate(rows),
+        .normed = real_allocate(rows * m->config.width),
+        .logits = real_allocate(rows * m->config.vocabulary),
+        .row_loss = calloc((size_t)rows, sizeof(double)),
+    };
+    bool complete = pass->blocks != NULL && pass->x != NULL && pass->inv_rms != NULL && pass->normed != NULL &&
+                    pass->logits != NULL && pass->row_loss != NULL;
+    for (int64_t i = 0; complete && i < pass->layers; i++)
+        complete = conv_block_saved_allocate(&pass->blocks[i], sizes_of(m), rows);
+    return complete && (!backward || create_backward_part(pass, m));
+}
+
+void model_pass_destroy(model_pass *pass)
+{
+    for (int64_t i = 0; pass->blocks != NULL && i < pass->layers; i++)
+        conv_block_saved_free(&pass->blocks[i]);
+    free(pass->blocks);
+    conv_block_scratch_free(&pass->scratch);
+    free(pass->x);
+    free(pass->inv_rms);
+    free(pass->normed);
+    free(pass->logits);
+    free(pass->dx);
+    free(pass->row_loss);
+    free(pass->order);
+    *pass = (model_pass){0};
+}
+
+/* ---- forward and backward ----------------------------------------------------------------------------- */
+
+/* Where block i finds its input: the last block's output is the pass's own. */
+static real *input_of(const model *m, model_pass *pass, int64_t i)
+{
+    return i < m->config.layers ? pass->blocks[i].x : pass->x;
+}
+
+static void predict(const model *m, model_pass *pass, int64_t rows)
+{
+    rmsnorm_forward(rows, m->config.width, pass->x, m->gain->value, pass->normed, pass->inv_rms);
+    linear_forward(head_shape(m, rows), pass->normed, m->head->value, pass->logits, MATRIX_SET);
+}
+
+cot_status model_forward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
+                         const uint8_t *inputs)
+{
+    embedding_forward(batch * time, m->config.width, inputs, m->embedding->value, input_of(m, pass, 0));
+    for (int64_t i = 0; i < m->config.layers; i++) {
+        const cot_status status = conv_block_forward(&m->blocks[i], sizes_of(m), queue, batch, time, &pass->blocks[i],
+                                                     input_of(m, pass, i + 1));
+        if (status != COT_OK)
+            return status;
+    }
+    predict(m, pass, batch * time);
+    return COT_OK;
+}
+
+double model_loss(const model *m, model_pass *pass, int64_t rows, const uint8_t *targets)
+{
+    return cross_entropy(rows, m->config.vocabulary, targets, pass->logits, pass->row_loss, false);
+}
+
+cot_status model_backward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
+                          const uint8_t *inputs, const uint8_t *targets, double *loss)
+{
+    const int64_t rows = batch * time, width = m->config.width;
+    real *dlogits = pass->logits, *dnormed = pass->scratch.dnormed;
+    *loss = cross_entropy(rows, m->config.vocabulary, targets, dlogits, pass->row_loss, true);
+    linear_backward_weight(head_shape(m, rows), dlogits, pass->normed, m->head->gradient);
+    linear_backward_input(head_shape(m, rows), dlogits, m->head->value, dnormed);
+    memset(pass->dx, 0, (size_t)(rows * width) * sizeof(real));
+    rmsnorm_backward(rows, width, pass->x, m->gain->value, pass->inv_rms, dnormed, pass->scratch.partial, pass->dx,
+                     m->gain->gradient);
+    for (int64_t i = m->config.layers - 1; i >= 0; i--) {
+        const cot_status status = conv_block_backward(&m->blocks[i], sizes_of(m), queue, batch, time, &pass->blocks[i],
+                                                      &pass->scratch, pass->dx);
+        if (status != COT_OK)
+            return status;
+    }
+    embedding_backward(rows, width, m->config.vocabulary, inputs, pass->dx, pass->order, m->embedding->gradient);
+    return COT_OK;
+}
+
+/* ---- decoding ----------------------------------------------------------------------------------------- */
+
+bool model_decoder_create(model_decoder *decoder, const model *m)
+{
+    *decoder = (model_decoder){.state_size = m->config.inner * (m->config.kernel - 1)};
+    decoder->states = real_allocate(m->config.layers * decoder->state_size);
+    return decoder->states != NULL && model_pass_create(&decoder->pass, m, 1, false);
+}
+
+void model_decoder_destroy(model_decoder *decoder)
+{
+    model_pass_destroy(&decoder->pass);
+    free(decoder->states);
+    *decoder = (model_decoder){0};
+}
+
+cot_status model_decoder_step(const model *m, model_decoder *decoder, cot_queue *queue, uint8_t byte)
+{
+    model_pass *pass = &decoder->pass;
+    embedding_forward(1, m->config.width, &byte, m->embedding->value, input_of(m, pass, 0));
+    for (int64_t i = 0; i < m->config.layers; i++) {
+        const cot_status status =
+            conv_block_step(&m->blocks[i], sizes_of(m), queue, 1, decoder->states + i * decoder->state_size,
+                            &pass->blocks[i], input_of(m, pass, i + 1));
+        if (status != COT_OK)
+            return status;
+    }
+    predict(m, pass, 1);
+    return COT_OK;
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * model.h: embedding, blocks, a last RMSNorm, a linear head; and its loss, its gradient and its decoding. */
+#ifndef TRAIN_LM_MODEL_H
+#define TRAIN_LM_MODEL_H
+
+#include "conv_block.h"
+
+typedef struct model_config {
+    int64_t vocabulary, width, inner, layers, kernel;
+} model_config;
+
+typedef struct model {
+    model_config config;
+    parameter_table parameters;
+    parameter *embedding; /* [vocabulary,width] */
+    conv_block *blocks;   /* [layers] */
+    parameter *gain;      /* [width] of the last norm */
+    parameter *head;      /* [vocabulary,width] */
+} model;
+
+/* Memory for passes over up to `rows` tokens; the backward's part only where it was asked for. */
+typedef struct model_pass {
+    int64_t rows, layers;
+    conv_block_saved *blocks;
+    conv_block_scratch scratch;
+    real *x;       /* [rows,width] after the last block */
+    real *inv_rms; /* [rows] */
+    real *normed;  /* [rows,width] */
+    real *logits;  /* [rows,vocabulary] */
+    real *dx;      /* [rows,width] */
+    double *row_loss;
+    int64_t *order;
+} model_pass;
+
+/* Decoding of one sequence, a token at a time. */
+typedef struct model_decoder {
+    model_pass pass;
+    int64_t state_size; /* elements of one block's state */
+    real *states;       /* [layers,inner,kernel-1] */
+} model_decoder;
+
+/* Builds a model with its initial parameters; false if there is no memory. Destroy in both cases. */
+bool model_create(model *m, model_config config, uint64_t seed);
+void model_destroy(model *m);
+
+bool model_pass_create(model_pass *pass, const model *m, int64_t rows, bool backward);
+void model_pass_destroy(model_pass *pass);
+
+/* inputs [batch,time] -> pass->logits. */
+cot_status model_forward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
+                         const uint8_t *inputs);
+
+/* The mean loss of targets under the logits of the last forward, which it leaves alone. */
+double model_loss(const model *m, model_pass *pass, int64_t rows, const uint8_t *targets);
+
+/* After a forward: the loss, and every parameter's gradient. Consumes the logits. */
+cot_status model_backward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
+                          const uint8_t *inputs, const uint8_t *targets, double *loss);
+
+bool model_decoder_create(model_decoder *decoder, const model *m);
+void model_decoder_destroy(model_decoder *decoder);
+
+/* Feeds one byte; decoder->pass.logits then predict the next. */
+cot_status model_decoder_step(const model *m, model_decoder *decoder, cot_queue *queue, uint8_t byte);
+
+#endif

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "options.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Keys of options without a short form. */
+enum {
+    KEY_STEPS = 256,
+    KEY_BATCH,
+    KEY_CONTEXT,
+    KEY_WIDTH,
+    KEY_INNER,
+    KEY_LAYERS,
+    KEY_KERNEL,
+    KEY_RATE,
+    KEY_DECAY,
+    KEY_CLIP,
+    KEY_SEED,
+    KEY_THREADS,
+    KEY_OUT,
+    KEY_SAMPLE,
+    KEY_TEMPERATURE,
+    KEY_PROMPT,
+    KEY_TEXT,
+    KEY_SOURCE_DIR
+};
+
+static const struct argp_option OPTIONS[] = {
+    {0, 0, 0, 0, "Text:", 1},
+    {"text", KEY_TEXT, "FILE", 0, "Train on FILE; may be repeated, and further files may follow", 0},
+    {"source-dir", KEY_SOURCE_DIR, "DIR", 0,
+     "Without --text: the licence texts in /usr/share/common-licenses and the sources below DIR", 0},
+    {0, 0, 0, 0, "Model:", 2},
+    {"width", KEY_WIDTH, "N", 0, "Channels of the residual stream", 0},
+    {"inner", KEY_INNER, "N", 0, "Channels inside a block (default: twice the width)", 0},
+    {"layers", KEY_LAYERS, "N", 0, "Blocks", 0},
+    {"kernel", KEY_KERNEL, "K", 0, "Width of the causal convolutions", 0},
+    {0, 0, 0, 0, "Training:", 3},
+    {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser", 0},
+    {"batch", KEY_BATCH, "N", 0, "Sequences in a step", 0},
+    {"context", KEY_CONTEXT, "N", 0, "Bytes in a sequence", 0},
+    {"lr", KEY_RATE, "X", 0, "Highest learning rate", 0},
+    {"weight-decay", KEY_DECAY, "X", 0, "AdamW's decay of the matrices", 0},
+    {"clip", KEY_CLIP, "X", 0, "Largest norm of the gradient; 0: no limit", 0},
+    {"seed", KEY_SEED, "N", 0, "Names the initial weights, the batches and the sample", 0},
+    {"threads", KEY_THREADS, "N", 0, "Threads (default: what OpenMP would use); the losses do not depend on it", 0},
+    {0, 0, 0, 0, "Output:", 4},
+    {"out", KEY_OUT, "DIR", 0, "Where loss.csv and loss.svg go; made if it is not there", 0},
+    {"sample", KEY_SAMPLE, "N", 0, "Bytes of text to generate at the end", 0},
+    {"temperature", KEY_TEMPERATURE, "X", 0, "Of the sample; 0: always the likeliest byte", 0},
+    {"prompt", KEY_PROMPT, "TEXT", 0, "What the sample continues", 0},
+    {"quiet", 'q', 0, 0, "No progress, only the results", 0},
+    {0, 0, 0, 0, 0, 0},
+};
+
+/* Options whose value is a whole number, and those with a real one: where they go and what they may be. */
+static const struct integer_option {
+    int key;
+    size_t offset;
+    int64_t least, most;
+} INTEGERS[] = {
+    {KEY_STEPS, offsetof(options, steps), 1, 100000000},   {KEY_BATCH, offsetof(options, batch), 1, 65536},
+    {KEY_CONTEXT, offsetof(options, context), 1, 1 << 20}, {KEY_WIDTH, offsetof(options, width), 1, 16384},
+    {KEY_INNER, offsetof(options, inner), 1, 65536},       {KEY_LAYERS, offsetof(options, layers), 1, 1024},
+    {KEY_KERNEL, offsetof(options, kernel), 1, 1024},      {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
+    {KEY_THREADS, offsetof(options, threads), 1, 64},      {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
+};
+
+static const struct real_option {
+    int key;
+    size_t offset;
+    double least, most;
+} REALS[] = {
+    {KEY_RATE, offsetof(options, rate), 0, 10},
+    {KEY_DECAY, offsetof(options, weight_decay), 0, 100},
+    {KEY_CLIP, offsetof(options, clip), 0, 1e30},
+    {KEY_TEMPERATURE, offsetof(options, temperature), 0, 100},
+};
+
+static const char *name_of(int key)
+{
+    const struct argp_option *option = OPTIONS;
+    while (option->key != key)
+        option++;
+    return option->name;
+}
+
+static void parse_integer(const struct integer_option *option, const char *text, options *o)
+{
+    char *end;
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0 || value < option->least || value > option->most) {
+        fprintf(stderr, "train_lm: --%s is \"%s\", expected a whole number from %lld to %lld\n", name_of(option->key),
+                text, (long long)option->least, (long long)option->most);
+        exit(EXIT_BAD_INPUT);
+    }
+    *(int64_t *)((char *)o + option->offset) = value;
+}
+
+static void parse_real(const struct real_option *option, const char *text, options *o)
+{
+    char *end;
+    const double value = strtod(text, &end);
+    if (end == text || *end != '\0' || !(value >= option->least && value <= option->most)) {
+        fprintf(stderr, "train_lm: --%s is \"%s\", expected a number from %g to %g\n", name_of(option->key), text,
+                option->least, option->most);
+        exit(EXIT_BAD_INPUT);
+    }
+    *(double *)((char *)o + option->offset) = value;
+}
+
+static const char *parse_text(int key, const char *text)
+{
+    if (text[0] == '\0') {
+        fprintf(stderr, "train_lm: --%s is empty\n", name_of(key));
+        exit(EXIT_BAD_INPUT);
+    }
+    return text;
+}
+
+/* True if the key is an option with a number. */
+static bool parse_number(int key, const char *text, options *o)
+{
+    for (size_t i = 0; i < sizeof INTEGERS / sizeof INTEGERS[0]; i++)
+        if (INTEGERS[i].key == key)
+            return parse_integer(&INTEGERS[i], text, o), true;
+    for (size_t i = 0; i < sizeof REALS / sizeof REALS[0]; i++)
+        if (REALS[i].key == key)
+            return parse_real(&REALS[i], text, o), true;
+    return false;
+}
+
+static error_t parse_option(int key, char *text, struct argp_state *state)
+{
+    options *o = state->input;
+    switch (key) {
+    case KEY_OUT: o->out = parse_text(key, text); return 0;
+    case KEY_SOURCE_DIR: o->source_dir = parse_text(key, text); return 0;
+    case KEY_PROMPT: o->prompt = parse_text(key, text); return 0;
+    case KEY_TEXT:
+    case ARGP_KEY_ARG: o->texts[o->text_count++] = text; return 0;
+    case 'q': o->quiet = true; return 0;
+    default: return parse_number(key, text, o) ? 0 : ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp PARSER = {
+    .options = OPTIONS,
+    .parser = parse_option,
+    .args_doc = "[FILE...]",
+    .doc =
+        "Trains a byte-level language model of causal convolutions on text files, holding out the last tenth of each; "
+        "prints its validation loss beside that of a byte-bigram model, and a sample; and writes the loss curve.",
+};
+
+void options_parse(options *o, int argc, char **argv)
+{
+    *o = (options){.steps = 600,
+                   .batch = 8,
+                   .context = 256,
+                   .width = 256,
+                   .layers = 6,
+                   .kernel = 8,
+                   .seed = 1,
+                   .rate = 3e-3,
+                   .weight_decay = 0.1,
+                   .clip = 1,
+                   .temperature = 0.8,
+                   .sample = 800,
+                   .out = "train_lm_out",
+                   .source_dir = TRAIN_LM_SOURCE_DIR,
+                   .prompt = "The "};
+    o->texts = calloc((size_t)argc, sizeof *o->texts);
+    if (o->texts == NULL) {
+        fputs("train_lm: out of memory\n", stderr);
+        exit(EXIT_FAILURE);
+    }
+    argp_err_exit_status = EXIT_BAD_INPUT;
+    argp_parse(&PARSER, argc, argv, 0, NULL, o);
+    if (o->inner == 0)
+        o->inner = 2 * o->width;
+}
+
+void options_destroy(options *o)
+{
+    free(o->texts);
+    *o = (options){0};
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * options.h: the command line. */
+#ifndef TRAIN_LM_OPTIONS_H
+#define TRAIN_LM_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct options {
+    int64_t steps, batch, context, width, inner, layers, kernel, threads, sample;
+    int64_t seed;
+    double rate, weight_decay, clip, temperature;
+    const char *out, *source_dir, *prompt;
+    bool quiet;
+    const char **texts; /* [text_count], pointers into argv */
+    int text_count;
+} options;
+
+/* Exit status of a refused command line or unusable input. */
+enum { EXIT_BAD_INPUT = 2 };
+
+/* Fills `o` from the command line. Ends the process: after --help, and with EXIT_BAD_INPUT and one line that names the
+ * argument if one is wrong. */
+void options_parse(options *o, int argc, char **argv);
+void options_destroy(options *o);
+
+#endif

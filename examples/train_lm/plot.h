@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plot.h: the loss curve, as loss.csv and, through gnuplot, as loss.svg. Both are written under another name first and
+ * renamed when they are complete. */
+#ifndef TRAIN_LM_PLOT_H
+#define TRAIN_LM_PLOT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct curve_point {
+    int64_t step;
+    double train, validation; /* NAN: not measured at this step */
+} curve_point;
+
+typedef struct loss_curve {
+    curve_point *points;
+    int64_t count;
+    double bigram;
+} loss_curve;
+
+typedef enum plot_result { PLOT_DONE, PLOT_NO_GNUPLOT, PLOT_FAILED } plot_result;
+
+/* folder/loss.csv: step,train,validation,bigram. False with errno set if it cannot be written. */
+bool plot_write_csv(const loss_curve *curve, const char *folder);
+
+/* folder/loss.svg from folder/loss.csv. */
+plot_result plot_write_svg(const char *folder);
+
+#endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "progress.h"
+
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BAR_CELLS = 30, PLAIN_LINES = 20 };
+
+static const double REDRAW_SECONDS = 0.1, LOSS_MEMORY = 0.95;
+static const char CLEAR_LINE[] = "\r\033[K";
+
+double progress_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void progress_start(progress *p, int64_t steps, int64_t tokens_per_step, bool quiet)
+{
+    *p = (progress){.quiet = quiet,
+                    .terminal = isatty(STDOUT_FILENO),
+                    .steps = steps,
+                    .tokens_per_step = tokens_per_step,
+                    .start = progress_now()};
+}
+
+static double tokens_per_second(const progress *p, int64_t step)
+{
+    return (double)(step * p->tokens_per_step) / (progress_now() - p->start + 1e-9);
+}
+
+static void draw_bar(progress *p, int64_t step)
+{
+    const double now = progress_now();
+    if (now - p->drawn < REDRAW_SECONDS && step < p->steps)
+        return;
+    p->drawn = now;
+    const int full = (int)(step * BAR_CELLS / p->steps);
+    const double left = (now - p->start) / (double)step * (double)(p->steps - step);
+    printf("%s[", CLEAR_LINE);
+    for (int i = 0; i < BAR_CELLS; i++)
+        putchar(i < full ? '#' : '.');
+    printf("] %lld/%lld  loss %.4f  %.0f tokens/s  %.0f s left", (long long)step, (long long)p->steps, p->loss,
+           tokens_per_second(p, step), left);
+    fflush(stdout);
+}
+
+void progress_step(progress *p, int64_t step, double loss)
+{
+    p->loss = step == 1 ? loss : LOSS_MEMORY * p->loss + (1 - LOSS_MEMORY) * loss;
+    if (p->quiet)
+        return;
+    if (p->terminal) {
+        draw_bar(p, step);
+    } else if (step == 1 || step * PLAIN_LINES / p->steps != (step - 1) * PLAIN_LINES / p->steps) {
+        printf("step %lld/%lld  loss %.4f  %.0f tokens/s\n", (long long)step, (long long)p->steps, p->loss,
+               tokens_per_second(p, step));
+        fflush(stdout);
+    }
+}
+
+void progress_validation(const progress *p, int64_t step, double train, double validation)
+{
+    if (p->quiet)
+        return;
+    printf("%sstep %lld/%lld  train %.4f  validation %.4f\n", p->terminal ? CLEAR_LINE : "", (long long)step,
+           (long long)p->steps, train, validation);
+    fflush(stdout);
+}
+
+void progress_end(const progress *p)
+{
+    if (!p->quiet && p->terminal)
+        printf("%s", CLEAR_LINE);
+}

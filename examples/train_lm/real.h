@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * real.h: the element type of every parameter, activation and gradient. The program computes in float; the tests compile
+ * the same sources with TRAIN_LM_DOUBLE, so that finite differences have digits to compare with. */
+#ifndef TRAIN_LM_REAL_H
+#define TRAIN_LM_REAL_H
+
+#include <cblas.h>
+#include <cotangent/cotangent.h>
+#include <math.h>
+
+#ifdef TRAIN_LM_DOUBLE
+typedef double real;
+#define REAL_DTYPE COT_F64
+#define real_gemm cblas_dgemm
+#define real_exp exp
+#define real_sqrt sqrt
+#else
+typedef float real;
+#define REAL_DTYPE COT_F32
+#define real_gemm cblas_sgemm
+#define real_exp expf
+#define real_sqrt sqrtf
+#endif
+
+/* A zeroed, 64-byte aligned array of `count` elements, or NULL; free() ends it. */
+real *real_allocate(int64_t count);
+
+#endif

@@ -1,0 +1,628 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_train_lm.c: the trainer of examples/train_lm, compiled in double. Every layer's backward, and the whole model's,
+ * against central differences of its own forward; decoding against the forward; the same bits for any thread count. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "../examples/train_lm/bigram.h"
+#include "../examples/train_lm/data.h"
+#include "../examples/train_lm/layers.h"
+#include "../examples/train_lm/matrix.h"
+#include "../examples/train_lm/model.h"
+#include "../examples/train_lm/optimizer.h"
+#include "../examples/train_lm/plot.h"
+#include "../examples/train_lm/random.h"
+#include "../examples/train_lm/sample.h"
+
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* A central difference with this step is good to about 1e-10 of the loss, whose size is about 1. */
+static const double DIFFERENCE_STEP = 1e-5, RELATIVE_TOLERANCE = 1e-6, ABSOLUTE_TOLERANCE = 1e-9;
+
+/* ---- helpers ------------------------------------------------------------------------------------------ */
+
+static real *noise(int64_t count, uint64_t name)
+{
+    real *values = real_allocate(count);
+    assert_non_null(values);
+    random_stream stream = random_start(7, name);
+    for (int64_t i = 0; i < count; i++)
+        values[i] = (real)(2 * random_unit(&stream) - 1);
+    return values;
+}
+
+static void fill_bytes(uint8_t *bytes, int64_t count, int vocabulary, uint64_t name)
+{
+    random_stream stream = random_start(11, name);
+    for (int64_t i = 0; i < count; i++)
+        bytes[i] = (uint8_t)random_below(&stream, vocabulary);
+}
+
+static double dot(const real *a, const real *b, int64_t count)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += (double)a[i] * (double)b[i];
+    return sum;
+}
+
+/* Holds a gradient against central differences of loss(context), which reads `values`. */
+static void check_gradient(const char *name, double (*loss)(void *), void *context, real *values, const real *gradient,
+                           int64_t count)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < count; i++)
+        largest = fmax(largest, fabs((double)gradient[i]));
+    for (int64_t i = 0; i < count; i++) {
+        const real before = values[i];
+        values[i] = (real)((double)before + DIFFERENCE_STEP);
+        const double above = loss(context);
+        values[i] = (real)((double)before - DIFFERENCE_STEP);
+        const double below = loss(context);
+        values[i] = before;
+        const double difference = (above - below) / (2 * DIFFERENCE_STEP);
+        const double error = fabs(difference - (double)gradient[i]);
+        if (!(error <= RELATIVE_TOLERANCE * largest + ABSOLUTE_TOLERANCE))
+            fail_msg("%s[%lld]: gradient %.12g, central difference %.12g", name, (long long)i, (double)gradient[i],
+                     difference);
+    }
+}
+
+static cot_queue *make_queue(int threads)
+{
+    cot_queue *queue;
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.threads = threads;
+    assert_int_equal(cot_queue_create(&options, &queue), COT_OK);
+    return queue;
+}
+
+/* ---- linear ------------------------------------------------------------------------------------------- */
+
+typedef struct linear_case {
+    linear_shape shape;
+    real *x, *w, *y, *dy;
+} linear_case;
+
+static double linear_loss(void *context)
+{
+    const linear_case *c = context;
+    linear_forward(c->shape, c->x, c->w, c->y, MATRIX_SET);
+    return dot(c->y, c->dy, c->shape.rows * c->shape.out);
+}
+
+static void test_linear(void **state)
+{
+    (void)state;
+    linear_case c = {.shape = {.rows = 7, .in = 5, .out = 11}};
+    c.x = noise(7 * 5, 1);
+    c.w = noise(11 * 5, 2);
+    c.dy = noise(7 * 11, 3);
+    c.y = real_allocate(7 * 11);
+    real *dx = noise(7 * 5, 4), *dw = noise(11 * 5, 5); /* to be overwritten */
+    linear_backward_input(c.shape, c.dy, c.w, dx);
+    linear_backward_weight(c.shape, c.dy, c.x, dw);
+    check_gradient("linear dx", linear_loss, &c, c.x, dx, 7 * 5);
+    check_gradient("linear dw", linear_loss, &c, c.w, dw, 11 * 5);
+    free(c.x), free(c.w), free(c.y), free(c.dy), free(dx), free(dw);
+}
+
+/* Sizes beyond one tile, and not a multiple of one, against plain loops; also that MATRIX_ADD adds. */
+static void test_linear_tiles(void **state)
+{
+    (void)state;
+    const linear_shape shape = {.rows = 517, .in = 13, .out = 1031};
+    real *x = noise(shape.rows * shape.in, 1), *w = noise(shape.out * shape.in, 2);
+    real *y = noise(shape.rows * shape.out, 3), *before = noise(shape.rows * shape.out, 3);
+    linear_forward(shape, x, w, y, MATRIX_ADD);
+    for (int64_t r = 0; r < shape.rows; r++)
+        for (int64_t o = 0; o < shape.out; o++) {
+            const double expected =
+                (double)before[r * shape.out + o] + dot(x + r * shape.in, w + o * shape.in, shape.in);
+            assert_true(fabs(y[r * shape.out + o] - expected) <= 1e-12);
+        }
+    free(x), free(w), free(y), free(before);
+}
+
+/* ---- RMSNorm ------------------------------------------------------------------------------------------ */
+
+typedef struct norm_case {
+    int64_t rows, width;
+    real *x, *gain, *y, *inv_rms, *dy;
+} norm_case;
+
+static double norm_loss(void *context)
+{
+    const norm_case *c = context;
+    rmsnorm_forward(c->rows, c->width, c->x, c->gain, c->y, c->inv_rms);
+    return dot(c->y, c->dy, c->rows * c->width);
+}
+
+static void test_rmsnorm(void **state)
+{
+    (void)state;
+    norm_case c = {.rows = 131, .width = 9}; /* more rows than a block of partial sums, and a ragged last one */
+    const int64_t count = c.rows * c.width;
+    c.x = noise(count, 1);
+    c.gain = noise(c.width, 2);
+    c.dy = noise(count, 3);
+    c.y = real_allocate(count);
+    c.inv_rms = real_allocate(c.rows);
+    real *dx = noise(count, 4), *before = noise(count, 4), *dgain = noise(c.width, 5);
+    real *partial = noise(rmsnorm_partial_count(c.rows, c.width), 6);
+    norm_loss(&c);
+    rmsnorm_backward(c.rows, c.width, c.x, c.gain, c.inv_rms, c.dy, partial, dx, dgain);
+    for (int64_t i = 0; i < count; i++)
+        dx[i] -= before[i]; /* dx is added to */
+    check_gradient("rmsnorm dx", norm_loss, &c, c.x, dx, count);
+    check_gradient("rmsnorm dgain", norm_loss, &c, c.gain, dgain, c.width);
+    free(c.x), free(c.gain), free(c.y), free(c.inv_rms), free(c.dy);
+    free(dx), free(before), free(dgain), free(partial);
+}
+
+/* ---- embedding ---------------------------------------------------------------------------------------- */
+
+typedef struct embedding_case {
+    int64_t rows, width;
+    uint8_t bytes[40];
+    real *table, *y, *dy;
+} embedding_case;
+
+static double embedding_loss(void *context)
+{
+    const embedding_case *c = context;
+    embedding_forward(c->rows, c->width, c->bytes, c->table, c->y);
+    return dot(c->y, c->dy, c->rows * c->width);
+}
+
+static void test_embedding(void **state)
+{
+    (void)state;
+    enum { VOCABULARY = 13 };
+    embedding_case c = {.rows = 40, .width = 6};
+    fill_bytes(c.bytes, c.rows, VOCABULARY - 1, 1); /* the last byte never occurs: its gradient is 0 */
+    c.table = noise(VOCABULARY * c.width, 2);
+    c.dy = noise(c.rows * c.width, 3);
+    c.y = real_allocate(c.rows * c.width);
+    real *dtable = noise(VOCABULARY * c.width, 4);
+    int64_t order[40];
+    embedding_backward(c.rows, c.width, VOCABULARY, c.bytes, c.dy, order, dtable);
+    check_gradient("embedding", embedding_loss, &c, c.table, dtable, VOCABULARY * c.width);
+    free(c.table), free(c.y), free(c.dy), free(dtable);
+}
+
+/* ---- gate --------------------------------------------------------------------------------------------- */
+
+typedef struct gate_case {
+    int64_t rows, inner;
+    real *c, *mixed, *y, *dy;
+} gate_case;
+
+static double gate_loss(void *context)
+{
+    const gate_case *c = context;
+    gate_forward(c->rows, c->inner, c->c, c->mixed, c->y);
+    return dot(c->y, c->dy, c->rows * c->inner);
+}
+
+static void test_gate(void **state)
+{
+    (void)state;
+    gate_case c = {.rows = 5, .inner = 7};
+    c.c = noise(5 * 7, 1);
+    c.mixed = noise(5 * 14, 2);
+    c.dy = noise(5 * 7, 3);
+    c.y = real_allocate(5 * 7);
+    real *dc = noise(5 * 7, 3), *dmixed = real_allocate(5 * 14);
+    gate_backward(c.rows, c.inner, c.c, c.mixed, dc, dmixed);
+    check_gradient("gate dc", gate_loss, &c, c.c, dc, 5 * 7);
+    check_gradient("gate dmixed", gate_loss, &c, c.mixed, dmixed, 5 * 14); /* its first half stays 0 */
+    free(c.c), free(c.mixed), free(c.y), free(c.dy), free(dc), free(dmixed);
+}
+
+/* ---- cross-entropy ------------------------------------------------------------------------------------ */
+
+enum { CE_ROWS = 6, CE_CLASSES = 17 };
+
+typedef struct ce_case {
+    uint8_t targets[CE_ROWS];
+    real *logits;
+} ce_case;
+
+static double ce_loss(void *context)
+{
+    ce_case *c = context;
+    double row_loss[CE_ROWS];
+    return cross_entropy(CE_ROWS, CE_CLASSES, c->targets, c->logits, row_loss, false);
+}
+
+static void test_cross_entropy(void **state)
+{
+    (void)state;
+    ce_case c;
+    double row_loss[CE_ROWS];
+    fill_bytes(c.targets, CE_ROWS, CE_CLASSES, 1);
+    c.logits = noise(CE_ROWS * CE_CLASSES, 2);
+    for (int i = 0; i < CE_CLASSES; i++)
+        c.logits[i] = 1000 + 3 * c.logits[i]; /* a row that overflows unless its largest is taken off */
+    real *gradient = real_allocate(CE_ROWS * CE_CLASSES);
+    memcpy(gradient, c.logits, CE_ROWS * CE_CLASSES * sizeof(real));
+    const double loss = cross_entropy(CE_ROWS, CE_CLASSES, c.targets, gradient, row_loss, true);
+    assert_true(fabs(loss - ce_loss(&c)) <= 1e-14);
+    check_gradient("cross-entropy", ce_loss, &c, c.logits, gradient, CE_ROWS * CE_CLASSES);
+    free(c.logits), free(gradient);
+}
+
+/* ---- block and model ---------------------------------------------------------------------------------- */
+
+enum { BATCH = 2, TIME = 9 };
+
+static const model_config SMALL = {.vocabulary = 11, .width = 6, .inner = 10, .layers = 2, .kernel = 4};
+
+typedef struct model_case {
+    model model;
+    model_pass pass;
+    cot_queue *queue;
+    uint8_t inputs[BATCH * TIME], targets[BATCH * TIME];
+} model_case;
+
+/* A model none of whose parameters is at a value where a gradient vanishes. */
+static void model_case_create(model_case *c, model_config config)
+{
+    assert_true(model_create(&c->model, config, 3));
+    for (int i = 0; i < c->model.parameters.count; i++)
+        parameter_randomise(&c->model.parameters.items[i], 5, 0.5);
+    assert_true(model_pass_create(&c->pass, &c->model, BATCH * TIME, true));
+    c->queue = make_queue(2);
+    fill_bytes(c->inputs, BATCH * TIME, (int)config.vocabulary, 1);
+    fill_bytes(c->targets, BATCH * TIME, (int)config.vocabulary, 2);
+}
+
+static void model_case_destroy(model_case *c)
+{
+    model_pass_destroy(&c->pass);
+    model_destroy(&c->model);
+    cot_queue_destroy(c->queue);
+}
+
+typedef struct block_case {
+    model_case *whole;
+    block_sizes sizes;
+    real *next, *dnext;
+} block_case;
+
+static double block_loss(void *context)
+{
+    const block_case *c = context;
+    model_case *m = c->whole;
+    assert_int_equal(conv_block_forward(&m->model.blocks[0], c->sizes, m->queue, BATCH, TIME, &m->pass.blocks[0],
+                                        c->next),
+                     COT_OK);
+    return dot(c->next, c->dnext, BATCH * TIME * c->sizes.width);
+}
+
+static void test_conv_block(void **state)
+{
+    (void)state;
+    model_case m;
+    model_case_create(&m, SMALL);
+    const int64_t count = BATCH * TIME * SMALL.width;
+    block_case c = {.whole = &m, .sizes = {.width = SMALL.width, .inner = SMALL.inner, .kernel = SMALL.kernel}};
+    c.next = real_allocate(count);
+    c.dnext = noise(count, 8);
+    free(m.pass.blocks[0].x);
+    m.pass.blocks[0].x = noise(count, 9);
+    real *dx = noise(count, 8);
+    block_loss(&c);
+    const conv_block *block = &m.model.blocks[0];
+    assert_int_equal(conv_block_backward(block, c.sizes, m.queue, BATCH, TIME, &m.pass.blocks[0], &m.pass.scratch, dx),
+                     COT_OK);
+    check_gradient("block dx", block_loss, &c, m.pass.blocks[0].x, dx, count);
+    parameter *const parameters[] = {block->gain, block->w_in, block->conv_weight, block->conv_bias, block->w_out};
+    for (size_t i = 0; i < sizeof parameters / sizeof parameters[0]; i++)
+        check_gradient(parameters[i]->name, block_loss, &c, parameters[i]->value, parameters[i]->gradient,
+                       parameters[i]->count);
+    free(c.next), free(c.dnext), free(dx);
+    model_case_destroy(&m);
+}
+
+static double whole_loss(void *context)
+{
+    model_case *c = context;
+    assert_int_equal(model_forward(&c->model, &c->pass, c->queue, BATCH, TIME, c->inputs), COT_OK);
+    return model_loss(&c->model, &c->pass, BATCH * TIME, c->targets);
+}
+
+static void check_model(model_config config)
+{
+    model_case c;
+    model_case_create(&c, config);
+    const double loss = whole_loss(&c);
+    double trained_loss;
+    for (int64_t i = 0; i < c.model.parameters.elements; i++)
+        c.model.parameters.gradients[i] = NAN; /* every one has to be written */
+    assert_int_equal(model_backward(&c.model, &c.pass, c.queue, BATCH, TIME, c.inputs, c.targets, &trained_loss),
+                     COT_OK);
+    assert_true(fabs(loss - trained_loss) <= 1e-14);
+    for (int i = 0; i < c.model.parameters.count; i++) {
+        parameter *p = &c.model.parameters.items[i];
+        check_gradient(p->name, whole_loss, &c, p->value, p->gradient, p->count);
+    }
+    model_case_destroy(&c);
+}
+
+static void test_model(void **state)
+{
+    (void)state;
+    check_model(SMALL);
+}
+
+/* A convolution of width 1 has no state and looks at no other token; one wider than the text sees zeros before it. */
+static void test_model_kernels(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.layers = 1;
+    config.kernel = 1;
+    check_model(config);
+    config.kernel = TIME + 3;
+    check_model(config);
+}
+
+/* ---- decoding ----------------------------------------------------------------------------------------- */
+
+static void check_decoding(model_config config)
+{
+    model_case c;
+    model_decoder decoder;
+    model_case_create(&c, config);
+    assert_true(model_decoder_create(&decoder, &c.model));
+    assert_int_equal(model_forward(&c.model, &c.pass, c.queue, 1, TIME, c.inputs), COT_OK);
+    for (int64_t t = 0; t < TIME; t++) {
+        assert_int_equal(model_decoder_step(&c.model, &decoder, c.queue, c.inputs[t]), COT_OK);
+        for (int64_t v = 0; v < config.vocabulary; v++)
+            assert_true(fabs(decoder.pass.logits[v] - c.pass.logits[t * config.vocabulary + v]) <= 1e-12);
+    }
+    model_decoder_destroy(&decoder);
+    model_case_destroy(&c);
+}
+
+static void test_decoding(void **state)
+{
+    (void)state;
+    check_decoding(SMALL);
+    model_config config = SMALL;
+    config.kernel = 1;
+    check_decoding(config);
+}
+
+static void test_sample_pick(void **state)
+{
+    (void)state;
+    const real logits[] = {(real)log(0.2), (real)log(0.5), (real)log(0.3)};
+    assert_int_equal(sample_pick(logits, 3, 0, 0.99), 1);
+    assert_int_equal(sample_pick(logits, 3, 1, 0), 0);
+    assert_int_equal(sample_pick(logits, 3, 1, 0.19), 0);
+    assert_int_equal(sample_pick(logits, 3, 1, 0.21), 1);
+    assert_int_equal(sample_pick(logits, 3, 1, 0.69), 1);
+    assert_int_equal(sample_pick(logits, 3, 1, 0.71), 2);
+    /* At temperature 1/2 the probabilities are squared: 0.04, 0.25, 0.09 of 0.38. */
+    assert_int_equal(sample_pick(logits, 3, 0.5, 0.1), 0);
+    assert_int_equal(sample_pick(logits, 3, 0.5, 0.11), 1);
+    assert_int_equal(sample_pick(logits, 3, 0.5, 0.77), 2);
+}
+
+/* ---- training ----------------------------------------------------------------------------------------- */
+
+/* The hash of the parameters after a few steps with several tiles and partial sums. */
+static uint64_t hash_after_training(int threads)
+{
+    enum { STEPS = 3, ROWS = 2 * 173 };
+    const model_config config = {.vocabulary = 256, .width = 40, .inner = 300, .layers = 2, .kernel = 5};
+    const adamw_options adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1, .clip = 0.1};
+    model m;
+    model_pass pass;
+    double loss;
+    uint8_t inputs[ROWS], targets[ROWS];
+    fill_bytes(inputs, ROWS, 256, 1);
+    fill_bytes(targets, ROWS, 256, 2);
+    omp_set_num_threads(threads);
+    cot_queue *queue = make_queue(threads);
+    assert_true(model_create(&m, config, 1));
+    assert_true(model_pass_create(&pass, &m, ROWS, true));
+    double *partial = calloc((size_t)gradient_norm_partials(&m.parameters), sizeof *partial);
+    for (int step = 1; step <= STEPS; step++) {
+        assert_int_equal(model_forward(&m, &pass, queue, 2, ROWS / 2, inputs), COT_OK);
+        assert_int_equal(model_backward(&m, &pass, queue, 2, ROWS / 2, inputs, targets, &loss), COT_OK);
+        adamw_step(&m.parameters, &adamw, gradient_norm(&m.parameters, partial), 1e-2, step);
+    }
+    const uint64_t hash = parameter_table_hash(&m.parameters);
+    assert_true(loss < 5); /* it learns: a uniform guess is log 256 = 5.5 */
+    free(partial);
+    model_pass_destroy(&pass);
+    model_destroy(&m);
+    cot_queue_destroy(queue);
+    return hash;
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    const int before = omp_get_max_threads();
+    const uint64_t expected = hash_after_training(1);
+    for (int threads = 1; threads <= 5; threads++)
+        assert_true(hash_after_training(threads) == expected);
+    omp_set_num_threads(before);
+}
+
+/* Two steps of AdamW on one number, against the formulas written out. */
+static void test_adamw(void **state)
+{
+    (void)state;
+    const adamw_options options = {.beta1 = 0.9, .beta2 = 0.99, .eps = 1e-3, .weight_decay = 0.5, .clip = 1};
+    parameter_table table;
+    double partial[1];
+    assert_true(parameter_table_create(&table, 2));
+    parameter *decays = parameter_add(&table, "matrix", 1, 1, true);
+    parameter *other = parameter_add(&table, "gain", 1, 0, false);
+    assert_true(parameter_table_allocate(&table));
+    double value = 2, plain = 3, m1 = 0, m2 = 0, n1 = 0, n2 = 0;
+    decays->value[0] = 2;
+    other->value[0] = 3;
+    for (int step = 1; step <= 2; step++) {
+        decays->gradient[0] = 3;
+        other->gradient[0] = -4;
+        const double norm = gradient_norm(&table, partial);
+        assert_true(fabs(norm - 5) <= 1e-14);
+        adamw_step(&table, &options, norm, 0.1, step);
+        m1 = 0.9 * m1 + 0.1 * 0.6; /* clipped to norm 1: 3/5 and -4/5 */
+        m2 = 0.99 * m2 + 0.01 * 0.36;
+        n1 = 0.9 * n1 - 0.1 * 0.8;
+        n2 = 0.99 * n2 + 0.01 * 0.64;
+        const double first = 1 - pow(0.9, step), second = 1 - pow(0.99, step);
+        value -= 0.1 * (m1 / first / (sqrt(m2 / second) + 1e-3) + 0.5 * value);
+        plain -= 0.1 * (n1 / first / (sqrt(n2 / second) + 1e-3));
+        assert_true(fabs(decays->value[0] - value) <= 1e-12);
+        assert_true(fabs(other->value[0] - plain) <= 1e-12);
+    }
+    parameter_table_destroy(&table);
+}
+
+static void test_learning_rate(void **state)
+{
+    (void)state;
+    assert_true(fabs(learning_rate(1, 1, 10, 100) - 0.1) <= 1e-12);
+    assert_true(fabs(learning_rate(1, 10, 10, 100) - 1) <= 1e-12);
+    assert_true(fabs(learning_rate(1, 55, 10, 100) - 0.55) <= 1e-12);
+    assert_true(fabs(learning_rate(1, 100, 10, 100) - 0.1) <= 1e-12);
+    assert_true(fabs(learning_rate(1, 1, 0, 1) - 0.1) <= 1e-12);
+}
+
+/* ---- data --------------------------------------------------------------------------------------------- */
+
+static void test_bigram(void **state)
+{
+    (void)state;
+    static bigram_model bigram;
+    const uint8_t text[] = "abracadabra";
+    bigram_fit(&bigram, text, sizeof text - 1);
+    for (int last = 0; last < BYTE_VALUES; last++) {
+        double sum = 0;
+        for (int next = 0; next < BYTE_VALUES; next++)
+            sum += exp(bigram.log_probability[last][next]);
+        assert_true(fabs(sum - 1) <= 1e-12);
+    }
+    /* a is followed by b twice, by c and d once each; b occurs 2 times among 11. */
+    const double expected = (2 + 3 * (3.0 / 267)) / (4 + 3);
+    const uint8_t a = 'a', b = 'b';
+    assert_true(fabs(bigram_loss(&bigram, &a, &b, 1) + log(expected)) <= 1e-12);
+}
+
+static void test_sampler(void **state)
+{
+    (void)state;
+    enum { COUNT = 103, CONTEXT = 10, WINDOWS = 9 };
+    uint8_t bytes[COUNT], inputs[3 * CONTEXT], targets[3 * CONTEXT];
+    for (int i = 0; i < COUNT; i++)
+        bytes[i] = (uint8_t)i;
+    const byte_string text = {.bytes = bytes, .count = COUNT};
+    sampler s;
+    int64_t identities = 0;
+    assert_true(sampler_create(&s, &text, CONTEXT, 1));
+    assert_int_equal(s.windows, WINDOWS);
+    for (int epoch = 0; epoch < 20; epoch++) {
+        int seen[COUNT] = {0};
+        for (int step = 0; step < WINDOWS / 3; step++) {
+            sampler_batch(&s, epoch * (WINDOWS / 3) + step, 3, inputs, targets);
+            for (int i = 0; i < 3 * CONTEXT; i++) {
+                assert_int_equal(targets[i], inputs[i] + 1);
+                assert_in_range(targets[i], 1, COUNT - 1);
+                assert_int_equal(seen[inputs[i]]++, 0);
+            }
+        }
+        for (int64_t i = 0; i < WINDOWS; i++)
+            identities += s.order[i] == i;
+    }
+    assert_in_range(identities, 1, 60); /* a shuffle leaves one window in its place on average */
+    sampler_destroy(&s);
+}
+
+static void write_file(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fputs(text, file) >= 0, 1);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void test_corpus(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/test_train_lm_XXXXXX", path[64], empty[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/text.md", folder);
+    snprintf(empty, sizeof empty, "%s/empty.md", folder);
+    write_file(path, "0123456789abcdefghij");
+    write_file(empty, "");
+    corpus c = {0};
+    assert_true(corpus_add_file(&c, path));
+    assert_true(corpus_add_file(&c, path));
+    assert_int_equal(c.training.count, 36);
+    assert_int_equal(c.validation.count, 4);
+    assert_memory_equal(c.training.bytes, "0123456789abcdefgh0123456789abcdefgh", 36);
+    assert_memory_equal(c.validation.bytes, "ijij", 4);
+    assert_false(corpus_add_file(&c, folder));
+    assert_non_null(strstr(c.error, folder));
+    assert_false(corpus_add_file(&c, empty));
+    assert_non_null(strstr(c.error, "empty"));
+    assert_false(corpus_add_file(&c, "/nowhere/at all"));
+    const int64_t files = c.files;
+    assert_true(corpus_add_default(&c, folder)); /* passes over the empty file */
+    assert_true(c.files > files);
+    corpus_destroy(&c);
+    unlink(path);
+    unlink(empty);
+    rmdir(folder);
+}
+
+static void test_csv(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/test_train_lm_XXXXXX", path[64], text[128] = "";
+    assert_non_null(mkdtemp(folder));
+    curve_point points[] = {{1, 5.5, NAN}, {2, 5.25, 5.125}};
+    const loss_curve curve = {.points = points, .count = 2, .bigram = 2.5};
+    assert_true(plot_write_csv(&curve, folder));
+    snprintf(path, sizeof path, "%s/loss.csv", folder);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    assert_true(fread(text, 1, sizeof text - 1, file) > 0);
+    fclose(file);
+    assert_string_equal(text, "step,train,validation,bigram\n1,5.5,,2.5\n2,5.25,5.125,2.5\n");
+    unlink(path);
+    assert_int_equal(rmdir(folder), 0); /* nothing else was left */
+    assert_false(plot_write_csv(&curve, folder));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_linear),     cmocka_unit_test(test_linear_tiles),  cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_embedding),  cmocka_unit_test(test_gate),          cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_conv_block), cmocka_unit_test(test_model),         cmocka_unit_test(test_model_kernels),
+        cmocka_unit_test(test_decoding),   cmocka_unit_test(test_sample_pick),   cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_adamw),      cmocka_unit_test(test_learning_rate), cmocka_unit_test(test_bigram),
+        cmocka_unit_test(test_sampler),    cmocka_unit_test(test_corpus),        cmocka_unit_test(test_csv),
+    };
+    matrix_use_one_thread_per_call();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
