@@ -4,7 +4,7 @@
 #ifndef COT_CAUSAL_CONV1D_ADMIT_H
 #define COT_CAUSAL_CONV1D_ADMIT_H
 
-#include "causal_conv1d_problem.h"
+#include "cpu/causal_conv1d_tiling.h"
 
 static inline const char *admit_scalar(const void *problem)
 {
@@ -30,5 +30,115 @@ static inline size_t workspace_bwd_scalar(const void *problem)
     const conv1d_sizes *sizes = problem;
     return (size_t)sizes->D * (size_t)(3 * sizes->K + 2) * sizeof(double);
 }
+
+/* ---- vector kernels ------------------------------------------------------------------------------------ *
+ * They stage what is not contiguous, so they admit any layout; the cost says which layout they are for. */
+
+static inline const char *admit_simd(const void *problem)
+{
+    const conv1d_sizes *sizes = problem;
+    if (sizes->dtype == COT_F64)
+        return "it sums in float32, x is f64";
+    return sizes->K > CONV1D_MAX_K ? "it serves K up to 32" : NULL;
+}
+
+/* Cycles of one vector: conversions and SiLU, and the taps. */
+static inline double conv1d_vector_cycles(const conv1d_sizes *sizes)
+{
+    return 20 + 2 * (double)sizes->K;
+}
+
+enum {
+    CONV1D_GATHER_CYCLES = 4, /* an element that is not contiguous, in and out */
+    CONV1D_ROW_CYCLES = 150,  /* the beginning of a row of one channel */
+    CONV1D_ITEM_CYCLES = 1000
+};
+
+static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, bool contiguous)
+{
+    const conv1d_tiling tiling = conv1d_tile_channel_first(sizes);
+    const double rows = (double)sizes->B * (double)sizes->D;
+    const double vectors = rows * (double)conv1d_quotient_up(sizes->T, lanes);
+    return CONV1D_ITEM_CYCLES * (double)(tiling.groups * tiling.parts * tiling.blocks) +
+           rows * CONV1D_ROW_CYCLES * (double)conv1d_quotient_up(sizes->T, CONV1D_PIECE) +
+           vectors * conv1d_vector_cycles(sizes) +
+           (contiguous ? 0 : rows * (double)sizes->T * CONV1D_GATHER_CYCLES);
+}
+
+static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, bool contiguous)
+{
+    const conv1d_tiling tiling = conv1d_tile_channel_last(sizes);
+    const double rows = (double)sizes->B * (double)sizes->T;
+    const double vectors = rows * (double)conv1d_quotient_up(sizes->D, lanes);
+    return CONV1D_ITEM_CYCLES * (double)(tiling.groups * tiling.parts * tiling.blocks) +
+           vectors * conv1d_vector_cycles(sizes) +
+           (contiguous ? 0 : rows * (double)sizes->D * CONV1D_GATHER_CYCLES);
+}
+
+static inline bool conv1d_contiguous(const cot_tensor *tensor, int axis)
+{
+    return !cot_present(tensor) || tensor->stride[axis] == 1 || tensor->shape[axis] == 1;
+}
+
+static inline double cost_forward(const void *problem, int lanes, int axis)
+{
+    const conv1d_forward_problem *p = problem;
+    const bool contiguous = conv1d_contiguous(&p->args.x, axis) && conv1d_contiguous(&p->args.y, axis);
+    return axis == 2 ? cost_channel_first(&p->sizes, lanes, contiguous)
+                     : cost_channel_last(&p->sizes, lanes, contiguous);
+}
+
+static inline double cost_backward(const void *problem, int lanes, int axis)
+{
+    const conv1d_backward_problem *p = problem;
+    const bool contiguous = conv1d_contiguous(&p->args.x, axis) && conv1d_contiguous(&p->args.dy, axis) &&
+                            conv1d_contiguous(&p->args.dx, axis);
+    return axis == 2 ? cost_channel_first(&p->sizes, lanes, contiguous)
+                     : cost_channel_last(&p->sizes, lanes, contiguous);
+}
+
+static inline double cost_update(const void *problem, int lanes)
+{
+    return cost_channel_last(problem, lanes, false);
+}
+
+static inline size_t workspace_bwd_channel_first(const void *problem)
+{
+    const conv1d_tiling tiling = conv1d_tile_channel_first(problem);
+    return conv1d_partial_bytes(&tiling, problem);
+}
+
+static inline size_t workspace_bwd_channel_last(const void *problem)
+{
+    const conv1d_tiling tiling = conv1d_tile_channel_last(problem);
+    return conv1d_partial_bytes(&tiling, problem);
+}
+
+/* The costs by instruction set. A lane of plain C costs what a vector does where the compiler finds none. */
+#define COT_COSTS(isa, lanes)                                                                  \
+    static inline double cost_fwd_channel_first_##isa(const void *problem)                     \
+    {                                                                                          \
+        return cost_forward(problem, lanes, 2);                                                \
+    }                                                                                          \
+    static inline double cost_fwd_channel_last_##isa(const void *problem)                      \
+    {                                                                                          \
+        return cost_forward(problem, lanes, 1);                                                \
+    }                                                                                          \
+    static inline double cost_bwd_channel_first_##isa(const void *problem)                     \
+    {                                                                                          \
+        return cost_backward(problem, lanes, 2);                                               \
+    }                                                                                          \
+    static inline double cost_bwd_channel_last_##isa(const void *problem)                      \
+    {                                                                                          \
+        return cost_backward(problem, lanes, 1);                                               \
+    }                                                                                          \
+    static inline double cost_update_channels_##isa(const void *problem)                       \
+    {                                                                                          \
+        return cost_update(problem, lanes);                                                    \
+    }
+COT_COSTS(scalar, 1)
+COT_COSTS(avx2, 8)
+COT_COSTS(avx512, 16)
+#undef COT_COSTS
 
 #endif

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * causal_conv1d_bwd_channel_first.c: where time is contiguous,
+ *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
+ *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k-K+1]      db = sum_t g[t]
+ *
+ * Items and pieces as in the forward. A row of a piece passes through the first-level cache: x is converted to f32;
+ * then g, of K-1 tokens more than the piece has, so that no piece waits for another; then dx, which is the forward's
+ * convolution of g with the weights reversed. dw and db are summed in lanes over a piece, then over the pieces of the
+ * item into the workspace, then over the items (causal_conv1d_reduce.h). */
+#include "causal_conv1d_reduce.h"
+#include "causal_conv1d_rows.h"
+
+cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *, const void *, void *);
+
+/* ---- g, dw, db of one row ----------------------------------------------------------------------------------- */
+
+typedef struct gradient_row {
+    int64_t K;
+    const float *x, *weight; /* as in conv1d_row */
+    const char *dy;
+    cot_dtype dtype; /* dy's */
+    bool silu;
+    float *g;
+    vf *sums; /* K of dw and one of db */
+    const char *next_x, *next_dy;
+    const int32_t *ids;
+} gradient_row;
+
+/* Tokens [begin, end) of which those before `owned` enter the sums. */
+static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, int64_t owned)
+{
+    const int64_t K = row->K, size = row->dtype == COT_F32 ? 4 : 2;
+    for (int64_t i = begin; i < end; i += VW) {
+        const int n = (int)(end - i < VW ? end - i : VW);
+        const int counted = (int)conv1d_clamp(owned - i, 0, VW);
+        vf x[CONV1D_MAX_K], z = v_set1(row->weight[K]);
+        for (int64_t k = 0; k < K; k++) {
+            x[k] = v_load(row->x + i + k);
+            if (row->ids != NULL)
+                x[k] = v_keep(conv1d_valid(row->ids, i, k, K - 1), x[k]);
+            z = v_fma(v_set1(row->weight[k]), x[k], z);
+        }
+        vf g = v_load_n_as(row->dy + i * size, row->dtype, n);
+        if (row->silu)
+            g = v_mul(g, v_silu_slope(z));
+        vm valid = vm_first(n);
+        if (row->ids != NULL)
+            valid = vm_and(valid, vm_not_negative(vi_load(row->ids + i + K - 1)));
+        g = v_keep(valid, g);
+        v_store(row->g + i, g);
+        if (counted == 0)
+            continue;
+        g = v_keep(vm_first(counted), g);
+        for (int64_t k = 0; k < K; k++)
+            row->sums[k] = v_fma(g, v_keep(vm_first(counted), x[k]), row->sums[k]);
+        row->sums[K] = v_add(row->sums[K], g);
+    }
+}
+
+/* (end - begin) % VW == 0 */
+V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype)
+{
+    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const float *x = row->x;
+    const char *dy = row->dy;
+    const bool silu = row->silu;
+    vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
+    for (int64_t k = 0; k < K; k++) {
+        w[k] = v_set1(row->weight[k]);
+        sums[k] = row->sums[k];
+    }
+    sums[K] = row->sums[K];
+    const vf bias = v_set1(row->weight[K]);
+    const char *next_x = row->next_x != NULL ? row->next_x : dy, *next_dy = row->next_dy != NULL ? row->next_dy : dy;
+    for (int64_t i = begin; i < end; i += VW) {
+        v_prefetch(next_x + i * size);
+        v_prefetch(next_dy + i * size);
+        vf g = v_load_as(dy + i * size, dtype);
+        if (silu) {
+            vf z = bias;
+            V_UNROLL
+            for (int64_t k = 0; k < K; k++)
+                z = v_fma(w[k], v_load(x + i + k), z);
+            g = v_mul(g, v_silu_slope(z));
+        }
+        v_store(row->g + i, g);
+        V_UNROLL
+        for (int64_t k = 0; k < K; k++)
+            sums[k] = v_fma(g, v_load(x + i + k), sums[k]);
+        sums[K] = v_add(sums[K], g);
+    }
+    for (int64_t k = 0; k <= K; k++)
+        row->sums[k] = sums[k];
+}
+
+#define GRADIENT(width, dtype)                                                                             \
+    static void gradient_##width##_##dtype(const gradient_row *row, int64_t begin, int64_t end)            \
+    {                                                                                                      \
+        gradient_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);                          \
+    }
+CONV1D_EACH_INSTANCE(GRADIENT)
+
+#define GRADIENTS(width) {gradient_##width##_F32, gradient_##width##_F16, gradient_##width##_BF16}
+static void (*const gradients[8][3])(const gradient_row *, int64_t, int64_t) = {
+    GRADIENTS(0), GRADIENTS(2), GRADIENTS(3), GRADIENTS(4), GRADIENTS(5), GRADIENTS(6), GRADIENTS(7), GRADIENTS(8),
+};
+
+static void gradient(const gradient_row *row, const uint8_t *mixed, int64_t owned, int64_t halo_end)
+{
+    for (int64_t i = 0; i < owned;) {
+        const int64_t end = i + conv1d_same_kind(mixed, i, owned);
+        const int64_t last = mixed != NULL && mixed[i / CONV1D_MIXED_BLOCK] ? i : i + (end - i) / VW * VW;
+        if (last > i)
+            gradients[conv1d_instance(row->K)][row->dtype - COT_F32](row, i, last);
+        if (end > last)
+            gradient_edge(row, last, end, owned);
+        i = end;
+    }
+    if (halo_end > owned)
+        gradient_edge(row, owned, halo_end, owned);
+}
+
+/* ---- pieces ------------------------------------------------------------------------------------------------- */
+
+typedef struct backward_context {
+    const conv1d_backward_problem *problem;
+    conv1d_packing packing;
+    conv1d_tiling tiling;
+    int64_t items; /* without those of empty sequences */
+    bool stream;
+    float *partials;
+} backward_context;
+
+enum { LONGEST = CONV1D_PIECE + CONV1D_MAX_K };
+
+/* What the rows of a piece share, and their buffers. */
+typedef struct backward_piece {
+    const backward_context *c;
+    const conv1d_piece *piece;
+    int64_t halo_end; /* tokens, from the beginning of the piece */
+    int64_t edge;     /* from here on dx has a term of dfinal_state */
+    uint8_t mixed[CONV1D_PIECE / CONV1D_MIXED_BLOCK + 1], mixed_dx[CONV1D_PIECE / CONV1D_MIXED_BLOCK + 1];
+    float inputs[LONGEST + CONV1D_MAX_K + VW];
+    float gradients[LONGEST], g[LONGEST + CONV1D_MAX_K + 2 * VW], outputs[CONV1D_PIECE];
+} backward_piece;
+
+static void stage_inputs(const backward_piece *s, int64_t d)
+{
+    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
+    const conv1d_piece *piece = s->piece;
+    const int64_t K = s->c->problem->sizes.K;
+    float *to = (float *)s->inputs;
+    int64_t p = piece->begin - (K - 1);
+    for (; p < piece->first; p++)
+        *to++ = cot_present(&a->initial_state) && piece->state >= 0
+                    ? conv1d_load(&a->initial_state, piece->state, d, p - piece->first + K - 1)
+                    : 0;
+    conv1d_gather(to, conv1d_at(&a->x, piece->b, d, p), a->x.dtype, a->x.stride[2],
+                  piece->begin + s->halo_end - p);
+}
+
+/* dfinal_state's term of position p of the span, 0 if it has none. */
+static float final_term(const backward_piece *s, int64_t d, int64_t p)
+{
+    const cot_tensor *dfinal_state = &s->c->problem->args.dfinal_state;
+    const int64_t K = s->c->problem->sizes.K, column = p - s->piece->last + K - 1;
+    if (!cot_present(dfinal_state) || s->piece->state < 0 || column < 0 ||
+        !conv1d_counts(s->piece, K, p, s->piece->last - 1))
+        return 0;
+    return conv1d_load(dfinal_state, s->piece->state, d, column);
+}
+
+static void backward_inputs(backward_piece *s, int64_t d, const float *weight)
+{
+    const cot_tensor *dx = &s->c->problem->args.dx;
+    const conv1d_piece *piece = s->piece;
+    const int64_t K = s->c->problem->sizes.K, n = piece->end - piece->begin;
+    float reversed[CONV1D_MAX_K + 1];
+    for (int64_t k = 0; k < K; k++)
+        reversed[k] = weight[K - 1 - k];
+    reversed[K] = 0;
+    const bool direct = dx->stride[2] == 1 || dx->shape[2] == 1;
+    conv1d_row row = {.n = direct ? s->edge : n,
+                      .K = K,
+                      .x = s->g,
+                      .weight = reversed,
+                      .y = direct ? (void *)conv1d_at(dx, piece->b, d, piece->begin) : s->outputs,
+                      .dtype = direct ? dx->dtype : COT_F32,
+                      .stream = direct && s->c->stream};
+    if (piece->ids != NULL) {
+        row.ids = piece->ids + K - 1;
+        row.mixed = s->mixed_dx;
+    }
+    if (row.n > 0)
+        conv1d_convolve(&row);
+    if (direct && s->edge < n) {
+        row.n = n - s->edge;
+        row.x += s->edge;
+        row.ids += row.ids != NULL ? s->edge : 0;
+        row.y = s->outputs + s->edge;
+        row.dtype = COT_F32;
+        row.stream = false;
+        row.mixed = NULL;
+        conv1d_convolve_edge(&row, 0, row.n);
+    }
+    for (int64_t i = s->edge; i < n; i++)
+        s->outputs[i] += final_term(s, d, piece->begin + i);
+    const int64_t done = direct ? s->edge : 0;
+    if (done < n)
+        conv1d_scatter(conv1d_at(dx, piece->b, d, piece->begin + done), dx->dtype, dx->stride[2], s->outputs + done,
+                       n - done);
+}
+
+static void backward_state(const backward_piece *s, int64_t d, const float *weight)
+{
+    const conv1d_piece *piece = s->piece;
+    const int64_t K = s->c->problem->sizes.K;
+    for (int64_t i = 0; i < K - 1; i++) {
+        const int64_t p = piece->first - (K - 1) + i;
+        float gradient_of_column = 0;
+        for (int64_t k = 0; k <= i; k++) {
+            const int64_t token = i - k;
+            if (token < s->halo_end && conv1d_counts(piece, K, p, piece->begin + token))
+                gradient_of_column += weight[k] * s->g[token];
+        }
+        gradient_of_column += final_term(s, d, p);
+        conv1d_store(&s->c->problem->args.dinitial_state, piece->state, d, i, gradient_of_column);
+    }
+}
+
+static void backward_row(backward_piece *s, int64_t d, bool last_channel, const float *weight, float *totals)
+{
+    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
+    const conv1d_piece *piece = s->piece;
+    const int64_t K = s->c->problem->sizes.K, n = piece->end - piece->begin;
+    vf sums[CONV1D_MAX_K + 1];
+    for (int64_t k = 0; k <= K; k++)
+        sums[k] = v_zero();
+    stage_inputs(s, d);
+    gradient_row row = {.K = K,
+                        .x = s->inputs,
+                        .weight = weight,
+                        .dy = conv1d_at(&a->dy, piece->b, d, piece->begin),
+                        .dtype = a->dy.dtype,
+                        .silu = a->activation == COT_ACTIVATION_SILU,
+                        .g = s->g,
+                        .sums = sums,
+                        .ids = piece->ids};
+    if (a->dy.stride[2] != 1 && a->dy.shape[2] != 1) {
+        conv1d_gather(s->gradients, row.dy, a->dy.dtype, a->dy.stride[2], s->halo_end);
+        row.dy = (const char *)s->gradients;
+        row.dtype = COT_F32;
+    } else if (!last_channel) {
+        row.next_dy = conv1d_at(&a->dy, piece->b, d + 1, piece->begin);
+    }
+    if (!last_channel)
+        row.next_x = conv1d_at(&a->x, piece->b, d + 1, piece->begin);
+    gradient(&row, piece->ids != NULL ? s->mixed : NULL, n, s->halo_end);
+    memset(s->g + s->halo_end, 0, (size_t)(K - 1 + VW) * sizeof *s->g);
+    for (int64_t k = 0; k <= K; k++)
+        totals[k] += v_sum(sums[k]);
+    if (cot_present(&a->dx))
+        backward_inputs(s, d, weight);
+    if (cot_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
+        backward_state(s, d, weight);
+}
+
+static void zero_gradients(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end)
+{
+    static const float zeros[CONV1D_PIECE];
+    const cot_causal_conv1d_backward_args *a = &c->problem->args;
+    for (int64_t d = d_begin; d < d_end; d++) {
+        if (cot_present(&a->dx))
+            conv1d_scatter(conv1d_at(&a->dx, piece->b, d, piece->begin), a->dx.dtype, a->dx.stride[2], zeros,
+                           piece->end - piece->begin);
+        if (cot_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
+            for (int64_t i = 0; i < c->problem->sizes.K - 1; i++)
+                conv1d_store(&a->dinitial_state, piece->state, d, i, 0);
+    }
+}
+
+static void backward_block(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
+                           const float *weights, float *totals)
+{
+    if (piece->padding) {
+        zero_gradients(c, piece, d_begin, d_end);
+        return;
+    }
+    const int64_t K = c->problem->sizes.K, n = piece->end - piece->begin;
+    backward_piece s;
+    s.c = c;
+    s.piece = piece;
+    s.halo_end = conv1d_halo_end(piece, K) - piece->begin;
+    s.edge = n;
+    if (cot_present(&c->problem->args.dfinal_state) && piece->state >= 0)
+        s.edge = conv1d_clamp(piece->last - (K - 1) - piece->begin, 0, n);
+    memset(s.inputs + K - 1 + s.halo_end, 0, VW * sizeof *s.inputs);
+    if (piece->ids != NULL) {
+        conv1d_mark_mixed(s.mixed, piece->ids, n, K);
+        conv1d_mark_mixed(s.mixed_dx, piece->ids + K - 1, n, K);
+    }
+    for (int64_t d = d_begin; d < d_end; d++)
+        backward_row(&s, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
+}
+
+static void backward_item(void *context, int64_t item)
+{
+    const backward_context *c = context;
+    const cot_causal_conv1d_backward_args *a = &c->problem->args;
+    const conv1d_sizes *sizes = &c->problem->sizes;
+    const conv1d_tiling *tiling = &c->tiling;
+    const int64_t K = sizes->K;
+    if (item >= c->items) {
+        const int64_t blocks = conv1d_state_blocks(sizes);
+        conv1d_empty_sequence(c->problem, (item - c->items) / blocks, (item - c->items) % blocks);
+        return;
+    }
+    const int64_t part = item % tiling->parts, block = item / tiling->parts % tiling->blocks;
+    const int64_t group = item / tiling->parts / tiling->blocks;
+    const int64_t d_begin = block * tiling->block, d_end = conv1d_clamp(d_begin + tiling->block, 0, sizes->D);
+    const int64_t b_begin = group * tiling->group, b_end = conv1d_clamp(b_begin + tiling->group, 0, sizes->B);
+    const int64_t t_begin = part * tiling->part, t_end = conv1d_clamp(t_begin + tiling->part, 0, sizes->T);
+    float weights[CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1)], totals[CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1)];
+    conv1d_stage_weights(weights, &a->weight, &a->bias, K, d_begin, d_end);
+    memset(totals, 0, (size_t)((d_end - d_begin) * (K + 1)) * sizeof *totals);
+    conv1d_walk walk;
+    conv1d_piece piece;
+    for (int64_t b = b_begin; b < b_end; b++) {
+        conv1d_start_walk(&walk, &c->packing, b, t_begin, t_end, CONV1D_PIECE);
+        while (conv1d_next_piece(&walk, &piece))
+            backward_block(c, &piece, d_begin, d_end, weights, totals);
+    }
+    float *partials = c->partials + (group * tiling->parts + part) * (K + 1) * sizes->D;
+    for (int64_t d = d_begin; d < d_end; d++)
+        for (int64_t k = 0; k <= K; k++)
+            partials[k * sizes->D + d] = totals[(d - d_begin) * (K + 1) + k];
+    if (c->stream)
+        v_fence();
+}
+
+cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void *problem, void *workspace)
+{
+    const conv1d_backward_problem *p = problem;
+    const cot_causal_conv1d_backward_args *a = &p->args;
+    const bool states = cot_present(&a->initial_state) || cot_present(&a->dfinal_state) ||
+                        cot_present(&a->dinitial_state);
+    backward_context context = {
+        .problem = p,
+        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
+        .tiling = conv1d_tile_channel_first(&p->sizes),
+        .stream = conv1d_streams(&p->sizes, 3),
+        .partials = workspace,
+    };
+    context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;
+    int64_t items = context.items;
+    if (cot_present(&a->dinitial_state) && p->sizes.K > 1)
+        items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
+    cot_parallel(queue, items, backward_item, &context);
+    conv1d_reduce(queue, p, workspace, context.tiling.groups * context.tiling.parts);
+    return COT_OK;
+}

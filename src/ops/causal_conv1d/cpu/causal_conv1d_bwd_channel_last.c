@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * causal_conv1d_bwd_channel_last.c: where channels are contiguous, or where there are few tokens,
+ *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
+ *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k-K+1]      db = sum_t g[t]
+ *
+ * Items and tiles as in the forward. One walk down the tokens does everything: at step i it has the last K inputs
+ * and the last K of g, adds to the sums, and finishes dx of token i-K+1. A piece therefore takes K-1 steps more than
+ * it has tokens: what they finish before its first token is dinitial_state's or the piece's before it. Sums of a tile
+ * are added to the item's, and those, from the workspace, by causal_conv1d_reduce.h. */
+#include "causal_conv1d_reduce.h"
+#include "causal_conv1d_tiles.h"
+
+cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *, const void *, void *);
+
+typedef struct backward_columns {
+    int64_t n, K, channels, ld;
+    const char *x, *dy; /* NULL: no tokens here, g = 0 */
+    char *dx;           /* row i is that of token i-K+1 */
+    int64_t x_stride, dy_stride, dx_stride;
+    cot_dtype dtype, dx_dtype; /* of x and dy; of dx */
+    const float *weight;       /* [K+1][ld] */
+    float *history, *g;        /* [K-1][ld]: x and g before row 0 */
+    float *sums;               /* [K+1][ld], NULL where these tokens do not enter */
+    bool silu, stream;
+    const int32_t *ids;
+} backward_columns;
+
+static void walk_edge(const backward_columns *s, int64_t channel)
+{
+    const int64_t K = s->K, ld = s->ld, size = conv1d_size(s->dtype), dx_size = conv1d_size(s->dx_dtype);
+    for (int64_t c = channel; c < s->channels; c += VW) {
+        const int lanes = (int)(s->channels - c < VW ? s->channels - c : VW);
+        vf h[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
+        for (int64_t k = 0; k < K - 1; k++) {
+            h[k] = v_load(s->history + k * ld + c);
+            g[k] = v_load(s->g + k * ld + c);
+        }
+        for (int64_t k = 0; k <= K; k++)
+            sums[k] = v_zero();
+        for (int64_t i = 0; i < s->n; i++) {
+            const int32_t *ids = s->ids != NULL ? s->ids + i : NULL;
+            h[K - 1] = g[K - 1] = v_zero();
+            if (s->x != NULL) {
+                h[K - 1] = v_load_n_as(s->x + i * s->x_stride + c * size, s->dtype, lanes);
+                if (ids == NULL || ids[K - 1] >= 0)
+                    g[K - 1] = v_load_n_as(s->dy + i * s->dy_stride + c * size, s->dtype, lanes);
+                vf z = v_load(s->weight + K * ld + c);
+                for (int64_t k = 0; s->silu && k < K; k++)
+                    if (ids == NULL || ids[k] == ids[K - 1])
+                        z = v_fma(v_load(s->weight + k * ld + c), h[k], z);
+                if (s->silu && (ids == NULL || ids[K - 1] >= 0))
+                    g[K - 1] = v_mul(g[K - 1], v_silu_slope(z));
+                for (int64_t k = 0; k < K; k++)
+                    if (ids == NULL || (ids[k] == ids[K - 1] && ids[k] >= 0))
+                        sums[k] = v_fma(g[K - 1], h[k], sums[k]);
+                sums[K] = v_add(sums[K], g[K - 1]);
+            }
+            vf dx = v_zero();
+            for (int64_t j = 0; j < K; j++)
+                if (ids == NULL || (ids[j] == ids[0] && ids[0] >= 0))
+                    dx = v_fma(v_load(s->weight + (K - 1 - j) * ld + c), g[j], dx);
+            v_store_n_as(s->dx + i * s->dx_stride + c * dx_size, s->dx_dtype, dx, lanes);
+            for (int64_t k = 0; k < K - 1; k++) {
+                h[k] = h[k + 1];
+                g[k] = g[k + 1];
+            }
+        }
+        for (int64_t k = 0; k < K - 1; k++) {
+            v_store(s->history + k * ld + c, h[k]);
+            v_store(s->g + k * ld + c, g[k]);
+        }
+        for (int64_t k = 0; s->sums != NULL && k <= K; k++)
+            v_store(s->sums + k * ld + c, v_add(v_load(s->sums + k * ld + c), sums[k]));
+    }
+}
+
+/* Whole vectors of tokens that enter the sums; one dtype; returns the first channel not done. */
+V_INLINE int64_t walk_body(const backward_columns *s, int64_t K, cot_dtype dtype)
+{
+    const int64_t ld = s->ld, size = dtype == COT_F32 ? 4 : 2, n = s->n;
+    const int64_t x_stride = s->x_stride, dy_stride = s->dy_stride, dx_stride = s->dx_stride;
+    const bool silu = s->silu, stream = s->stream;
+    int64_t c = 0;
+    for (; c + VW <= s->channels; c += VW) {
+        vf w[CONV1D_MAX_K], h[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
+        for (int64_t k = 0; k < K; k++) {
+            w[k] = v_load(s->weight + k * ld + c);
+            sums[k] = v_zero();
+        }
+        for (int64_t k = 0; k < K - 1; k++) {
+            h[k] = v_load(s->history + k * ld + c);
+            g[k] = v_load(s->g + k * ld + c);
+        }
+        const vf bias = v_load(s->weight + K * ld + c);
+        sums[K] = v_zero();
+        const char *x = s->x + c * size, *dy = s->dy + c * size;
+        char *dx = s->dx + c * size;
+        for (int64_t i = 0; i < n; i++) {
+            v_prefetch(x + CONV1D_TILE * x_stride);
+            v_prefetch(dy + CONV1D_TILE * dy_stride);
+            h[K - 1] = v_load_as(x, dtype);
+            g[K - 1] = v_load_as(dy, dtype);
+            if (silu) {
+                vf z = bias;
+                V_UNROLL
+                for (int64_t k = 0; k < K; k++)
+                    z = v_fma(w[k], h[k], z);
+                g[K - 1] = v_mul(g[K - 1], v_silu_slope(z));
+            }
+            vf out = v_zero();
+            V_UNROLL
+            for (int64_t k = 0; k < K; k++) {
+                sums[k] = v_fma(g[K - 1], h[k], sums[k]);
+                out = v_fma(w[K - 1 - k], g[k], out);
+            }
+            sums[K] = v_add(sums[K], g[K - 1]);
+            if (stream)
+                v_stream_as(dx, dtype, out);
+            else
+                v_store_as(dx, dtype, out);
+            V_UNROLL
+            for (int64_t k = 0; k < K - 1; k++) {
+                h[k] = h[k + 1];
+                g[k] = g[k + 1];
+            }
+            x += x_stride;
+            dy += dy_stride;
+            dx += dx_stride;
+        }
+        for (int64_t k = 0; k < K - 1; k++) {
+            v_store(s->history + k * ld + c, h[k]);
+            v_store(s->g + k * ld + c, g[k]);
+        }
+        for (int64_t k = 0; k <= K; k++)
+            v_store(s->sums + k * ld + c, v_add(v_load(s->sums + k * ld + c), sums[k]));
+    }
+    return c;
+}
+
+#define WALK(width, dtype)                                                                                 \
+    static int64_t walk_##width##_##dtype(const backward_columns *s)                                       \
+    {                                                                                                      \
+        return walk_body(s, width == 0 ? s->K : width, COT_##dtype);                                       \
+    }
+CONV1D_EACH_INSTANCE(WALK)
+
+#define WALKS(width) {walk_##width##_F32, walk_##width##_F16, walk_##width##_BF16}
+static int64_t (*const walks[8][3])(const backward_columns *) = {
+    WALKS(0), WALKS(2), WALKS(3), WALKS(4), WALKS(5), WALKS(6), WALKS(7), WALKS(8),
+};
+
+/* ---- pieces ------------------------------------------------------------------------------------------------- */
+
+typedef struct backward_context {
+    const conv1d_backward_problem *problem;
+    conv1d_packing packing;
+    conv1d_tiling tiling;
+    int64_t items; /* without those of empty sequences */
+    bool direct_inputs, direct, stream;
+    float *partials;
+} backward_context;
+
+/* What an item keeps at hand. */
+typedef struct backward_block {
+    const backward_context *c;
+    int64_t d, channels, ld;
+    float weight[CONV1D_PLANES], sums[CONV1D_PLANES], history[CONV1D_PLANES], g[CONV1D_PLANES];
+    float x[CONV1D_STAGED_TILE * CONV1D_ROW], dy[CONV1D_STAGED_TILE * CONV1D_ROW], dx[CONV1D_STAGED_TILE * CONV1D_ROW];
+} backward_block;
+
+/* Where the steps of a piece change what they do; tokens from the beginning of the piece. */
+typedef struct backward_steps {
+    int64_t n;        /* its own tokens: they enter the sums */
+    int64_t halo_end; /* steps from here on have no token */
+    int64_t edge;     /* dx has a term of dfinal_state from this token on */
+    int64_t count;    /* of steps */
+} backward_steps;
+
+/* Sends what steps [i, i+n) left in the buffer where it belongs. */
+static void finish_rows(backward_block *s, const conv1d_piece *piece, int64_t i, int64_t n)
+{
+    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
+    const int64_t K = s->c->problem->sizes.K;
+    for (int64_t r = 0; r < n; r++) {
+        const int64_t p = piece->begin + i + r - (K - 1), column = p - piece->last + K - 1;
+        const bool token = p >= piece->begin;
+        if (token ? !cot_present(&a->dx)
+                  : !cot_present(&a->dinitial_state) || piece->state < 0 || piece->begin != piece->first)
+            continue;
+        float *row = s->dx + r * s->ld;
+        if (cot_present(&a->dfinal_state) && piece->state >= 0 && column >= 0 &&
+            conv1d_counts(piece, K, p, piece->last - 1))
+            for (int64_t c = 0; c < s->channels; c++)
+                row[c] += conv1d_load(&a->dfinal_state, piece->state, s->d + c, column);
+        if (token)
+            conv1d_scatter_tile(row, s->ld, &a->dx, piece->b, s->d, s->channels, p, 1);
+        else
+            conv1d_scatter_tile(row, s->ld, &a->dinitial_state, piece->state, s->d, s->channels,
+                                p - piece->first + K - 1, 1);
+    }
+}
+
+/* Steps [i, i+n), all of one kind. */
+static void backward_tile(backward_block *s, const conv1d_piece *piece, const backward_steps *steps, int64_t i,
+                          int64_t n, bool plain)
+{
+    const backward_context *c = s->c;
+    const cot_causal_conv1d_backward_args *a = &c->problem->args;
+    const int64_t K = c->problem->sizes.K, token = piece->begin + i, size = conv1d_size(a->x.dtype);
+    const bool direct = c->direct && i >= K - 1 && i < steps->edge + K - 1;
+    backward_columns columns = {.n = n,
+                                .K = K,
+                                .channels = s->channels,
+                                .ld = s->ld,
+                                .dtype = COT_F32,
+                                .dx = (char *)s->dx,
+                                .dx_stride = s->ld * 4,
+                                .dx_dtype = COT_F32,
+                                .weight = s->weight,
+                                .history = s->history,
+                                .g = s->g,
+                                .sums = i < steps->n ? s->sums : NULL,
+                                .silu = a->activation == COT_ACTIVATION_SILU,
+                                .stream = direct && c->stream,
+                                .ids = plain ? NULL : piece->ids + i};
+    if (i < steps->halo_end && c->direct_inputs) {
+        columns.x = conv1d_at(&a->x, piece->b, s->d, token);
+        columns.dy = conv1d_at(&a->dy, piece->b, s->d, token);
+        columns.x_stride = a->x.stride[2] * size;
+        columns.dy_stride = a->dy.stride[2] * size;
+        columns.dtype = a->x.dtype;
+    } else if (i < steps->halo_end) {
+        conv1d_gather_tile(s->x, s->ld, &a->x, piece->b, s->d, s->channels, token, n);
+        conv1d_gather_tile(s->dy, s->ld, &a->dy, piece->b, s->d, s->channels, token, n);
+        columns.x = (const char *)s->x;
+        columns.dy = (const char *)s->dy;
+        columns.x_stride = columns.dy_stride = s->ld * 4;
+    }
+    if (direct) {
+        columns.dx = conv1d_at(&a->dx, piece->b, s->d, token - (K - 1));
+        columns.dx_stride = a->dx.stride[2] * size;
+        columns.dx_dtype = a->dx.dtype;
+    }
+    const bool fast = plain && columns.x != NULL && columns.sums != NULL && columns.dx_dtype == columns.dtype;
+    const int64_t done = fast ? walks[conv1d_instance(K)][columns.dtype - COT_F32](&columns) : 0;
+    if (done < s->channels)
+        walk_edge(&columns, done);
+    if (!direct)
+        finish_rows(s, piece, i, n);
+}
+
+static void zero_gradients(backward_block *s, const conv1d_piece *piece)
+{
+    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
+    memset(s->dx, 0, (size_t)s->ld * sizeof *s->dx);
+    for (int64_t t = piece->begin; cot_present(&a->dx) && t < piece->end; t++)
+        conv1d_scatter_tile(s->dx, s->ld, &a->dx, piece->b, s->d, s->channels, t, 1);
+    if (cot_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
+        for (int64_t i = 0; i < s->c->problem->sizes.K - 1; i++)
+            conv1d_scatter_tile(s->dx, s->ld, &a->dinitial_state, piece->state, s->d, s->channels, i, 1);
+}
+
+/* The first step after i where something changes. */
+static int64_t next_change(const backward_steps *steps, int64_t K, int64_t i, int64_t longest)
+{
+    const int64_t changes[] = {K - 1, steps->n, steps->halo_end, steps->edge + K - 1, steps->count};
+    int64_t end = i + longest;
+    for (size_t k = 0; k < sizeof changes / sizeof *changes; k++)
+        if (changes[k] > i && changes[k] < end)
+            end = changes[k];
+    return end;
+}
+
+static void backward_piece(backward_block *s, const conv1d_piece *piece)
+{
+    const backward_context *c = s->c;
+    const cot_causal_conv1d_backward_args *a = &c->problem->args;
+    const int64_t K = c->problem->sizes.K;
+    if (piece->padding) {
+        zero_gradients(s, piece);
+        return;
+    }
+    conv1d_stage_history(s->history, s->ld, &a->x, &a->initial_state, piece, K, s->d, s->channels);
+    memset(s->g, 0, (size_t)((K - 1) * s->ld) * sizeof *s->g);
+    backward_steps steps = {.n = piece->end - piece->begin};
+    const bool outputs = cot_present(&a->dx) || cot_present(&a->dinitial_state);
+    steps.count = steps.n + (outputs ? K - 1 : 0);
+    steps.halo_end = conv1d_halo_end(piece, K) - piece->begin;
+    steps.edge = steps.n;
+    if (cot_present(&a->dfinal_state) && piece->state >= 0)
+        steps.edge = conv1d_clamp(piece->last - (K - 1) - piece->begin, 0, steps.n);
+    for (int64_t i = 0; i < steps.count;) {
+        bool plain;
+        const bool direct = c->direct && i >= K - 1 && i < steps.edge + K - 1;
+        const int64_t end = next_change(&steps, K, i, direct ? CONV1D_TILE : CONV1D_STAGED_TILE);
+        const int64_t n = conv1d_plain_run(piece->ids, i, end, K, &plain);
+        backward_tile(s, piece, &steps, i, n, plain);
+        i += n;
+    }
+}
+
+static void backward_item(void *context, int64_t item)
+{
+    const backward_context *c = context;
+    const cot_causal_conv1d_backward_args *a = &c->problem->args;
+    const conv1d_sizes *sizes = &c->problem->sizes;
+    const conv1d_tiling *tiling = &c->tiling;
+    const int64_t K = sizes->K;
+    if (item >= c->items) {
+        const int64_t blocks = conv1d_state_blocks(sizes);
+        conv1d_empty_sequence(c->problem, (item - c->items) / blocks, (item - c->items) % blocks);
+        return;
+    }
+    const int64_t block = item % tiling->blocks, part = item / tiling->blocks % tiling->parts;
+    const int64_t group = item / tiling->blocks / tiling->parts;
+    const int64_t b_begin = group * tiling->group, b_end = conv1d_clamp(b_begin + tiling->group, 0, sizes->B);
+    const int64_t t_begin = part * tiling->part, t_end = conv1d_clamp(t_begin + tiling->part, 0, sizes->T);
+    backward_block s;
+    s.c = c;
+    s.d = block * tiling->block;
+    s.channels = conv1d_clamp(tiling->block, 0, sizes->D - s.d);
+    s.ld = conv1d_round_up(s.channels);
+    conv1d_stage_planes(s.weight, s.ld, &a->weight, &a->bias, K, s.d, s.channels);
+    memset(s.sums, 0, (size_t)((K + 1) * s.ld) * sizeof *s.sums);
+    conv1d_walk walk;
+    conv1d_piece piece;
+    for (int64_t b = b_begin; b < b_end; b++) {
+        conv1d_start_walk(&walk, &c->packing, b, t_begin, t_end, CONV1D_PIECE);
+        while (conv1d_next_piece(&walk, &piece))
+            backward_piece(&s, &piece);
+    }
+    float *partials = c->partials + (group * tiling->parts + part) * (K + 1) * sizes->D + s.d;
+    for (int64_t k = 0; k <= K; k++)
+        memcpy(partials + k * sizes->D, s.sums + k * s.ld, (size_t)s.channels * sizeof *partials);
+    if (c->stream)
+        v_fence();
+}
+
+cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *problem, void *workspace)
+{
+    const conv1d_backward_problem *p = problem;
+    const cot_causal_conv1d_backward_args *a = &p->args;
+    const bool states = cot_present(&a->initial_state) || cot_present(&a->dfinal_state) ||
+                        cot_present(&a->dinitial_state);
+    backward_context context = {
+        .problem = p,
+        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
+        .tiling = conv1d_tile_channel_last(&p->sizes),
+        .direct_inputs = conv1d_rows_contiguous(&a->x) && conv1d_rows_contiguous(&a->dy),
+        .partials = workspace,
+    };
+    context.direct = context.direct_inputs && cot_present(&a->dx) && conv1d_rows_contiguous(&a->dx);
+    context.stream = context.direct && conv1d_rows_aligned(&a->dx) && conv1d_streams(&p->sizes, 3);
+    context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;
+    int64_t items = context.items;
+    if (cot_present(&a->dinitial_state) && p->sizes.K > 1)
+        items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
+    cot_parallel(queue, items, backward_item, &context);
+    conv1d_reduce(queue, p, workspace, context.tiling.groups * context.tiling.parts);
+    return COT_OK;
+}

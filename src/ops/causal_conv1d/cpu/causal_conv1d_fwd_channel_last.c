@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * causal_conv1d_fwd_channel_last.c: y[t] = act(bias + sum_k w[k] * xe[t+k-K+1]) where channels are contiguous, or
+ * where there are few tokens.
+ *
+ * One item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h). Tiles of tokens are
+ * walked in columns of VW channels (causal_conv1d_columns.h), straight from and to the tensors, or by way of f32
+ * buffers where channels are not contiguous. The items behind those write final_state. */
+#include "causal_conv1d_columns.h"
+
+cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *, const void *, void *);
+
+#define WALK(width, dtype)                                                                                 \
+    static int64_t walk_##width##_##dtype(const conv1d_columns *s)                                         \
+    {                                                                                                      \
+        return conv1d_walk_body(s, width == 0 ? s->K : width, COT_##dtype);                                \
+    }
+CONV1D_EACH_INSTANCE(WALK)
+
+#define WALKS(width) {walk_##width##_F32, walk_##width##_F16, walk_##width##_BF16}
+static int64_t (*const walks[8][3])(const conv1d_columns *) = {
+    WALKS(0), WALKS(2), WALKS(3), WALKS(4), WALKS(5), WALKS(6), WALKS(7), WALKS(8),
+};
+
+typedef struct forward_context {
+    const conv1d_forward_problem *problem;
+    conv1d_packing packing;
+    conv1d_tiling tiling;
+    int64_t items; /* without those of final_state */
+    bool direct, stream;
+} forward_context;
+
+/* What an item keeps at hand. */
+typedef struct forward_block {
+    const forward_context *c;
+    int64_t d, channels, ld;
+    float weight[CONV1D_PLANES], history[CONV1D_PLANES];
+    float x[CONV1D_STAGED_TILE * CONV1D_ROW], y[CONV1D_STAGED_TILE * CONV1D_ROW];
+} forward_block;
+
+/* Tokens [i, i+n) of a piece, all plain or none. */
+static void forward_tile(forward_block *s, const conv1d_piece *piece, int64_t i, int64_t n, bool plain)
+{
+    const forward_context *c = s->c;
+    const cot_causal_conv1d_forward_args *a = &c->problem->args;
+    const int64_t size = conv1d_size(a->x.dtype), token = piece->begin + i;
+    conv1d_columns columns = {.n = n,
+                              .K = c->problem->sizes.K,
+                              .channels = s->channels,
+                              .ld = s->ld,
+                              .x = (const char *)s->x,
+                              .y = (char *)s->y,
+                              .x_stride = s->ld * 4,
+                              .y_stride = s->ld * 4,
+                              .x_dtype = COT_F32,
+                              .y_dtype = COT_F32,
+                              .weight = s->weight,
+                              .history = s->history,
+                              .silu = a->activation == COT_ACTIVATION_SILU,
+                              .ids = plain ? NULL : piece->ids + i};
+    if (c->direct) {
+        columns.x = conv1d_at(&a->x, piece->b, s->d, token);
+        columns.y = conv1d_at(&a->y, piece->b, s->d, token);
+        columns.x_stride = a->x.stride[2] * size;
+        columns.y_stride = a->y.stride[2] * size;
+        columns.x_dtype = columns.y_dtype = a->x.dtype;
+        columns.stream = c->stream;
+    } else {
+        conv1d_gather_tile(s->x, s->ld, &a->x, piece->b, s->d, s->channels, token, n);
+    }
+    const int64_t done = plain ? walks[conv1d_instance(columns.K)][columns.x_dtype - COT_F32](&columns) : 0;
+    if (done < s->channels)
+        conv1d_walk_edge(&columns, done);
+    if (!c->direct)
+        conv1d_scatter_tile(s->y, s->ld, &a->y, piece->b, s->d, s->channels, token, n);
+}
+
+static void forward_piece(forward_block *s, const conv1d_piece *piece)
+{
+    const cot_causal_conv1d_forward_args *a = &s->c->problem->args;
+    const int64_t K = s->c->problem->sizes.K, n = piece->end - piece->begin;
+    const int64_t longest = s->c->direct ? CONV1D_TILE : CONV1D_STAGED_TILE;
+    if (piece->padding) {
+        memset(s->y, 0, (size_t)s->ld * sizeof *s->y);
+        for (int64_t i = 0; i < n; i++)
+            conv1d_scatter_tile(s->y, s->ld, &a->y, piece->b, s->d, s->channels, piece->begin + i, 1);
+        return;
+    }
+    conv1d_stage_history(s->history, s->ld, &a->x, &a->initial_state, piece, K, s->d, s->channels);
+    for (int64_t i = 0; i < n;) {
+        bool plain;
+        const int64_t end = i + longest < n ? i + longest : n;
+        const int64_t count = conv1d_plain_run(piece->ids, i, end, K, &plain);
+        forward_tile(s, piece, i, count, plain);
+        i += count;
+    }
+}
+
+static void forward_item(void *context, int64_t item)
+{
+    const forward_context *c = context;
+    const cot_causal_conv1d_forward_args *a = &c->problem->args;
+    const conv1d_sizes *sizes = &c->problem->sizes;
+    const conv1d_tiling *tiling = &c->tiling;
+    if (item >= c->items) {
+        const int64_t blocks = conv1d_state_blocks(sizes);
+        conv1d_final_state(sizes, a, (item - c->items) / blocks, (item - c->items) % blocks);
+        return;
+    }
+    const int64_t block = item % tiling->blocks, part = item / tiling->blocks % tiling->parts;
+    const int64_t group = item / tiling->blocks / tiling->parts;
+    const int64_t b_begin = group * tiling->group, b_end = conv1d_clamp(b_begin + tiling->group, 0, sizes->B);
+    const int64_t t_begin = part * tiling->part, t_end = conv1d_clamp(t_begin + tiling->part, 0, sizes->T);
+    forward_block s;
+    s.c = c;
+    s.d = block * tiling->block;
+    s.channels = conv1d_clamp(tiling->block, 0, sizes->D - s.d);
+    s.ld = conv1d_round_up(s.channels);
+    conv1d_stage_planes(s.weight, s.ld, &a->weight, &a->bias, sizes->K, s.d, s.channels);
+    conv1d_walk walk;
+    conv1d_piece piece;
+    for (int64_t b = b_begin; b < b_end; b++) {
+        conv1d_start_walk(&walk, &c->packing, b, t_begin, t_end, CONV1D_PIECE);
+        while (conv1d_next_piece(&walk, &piece))
+            forward_piece(&s, &piece);
+    }
+    if (c->stream)
+        v_fence();
+}
+
+cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    const conv1d_forward_problem *p = problem;
+    const cot_causal_conv1d_forward_args *a = &p->args;
+    const bool direct = conv1d_rows_contiguous(&a->x) && conv1d_rows_contiguous(&a->y);
+    forward_context context = {
+        .problem = p,
+        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_present(&a->initial_state)),
+        .tiling = conv1d_tile_channel_last(&p->sizes),
+        .direct = direct,
+        .stream = direct && cot_present(&a->y) && conv1d_rows_aligned(&a->y) && conv1d_streams(&p->sizes, 2),
+    };
+    if (cot_present(&a->y))
+        context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;
+    int64_t items = context.items;
+    if (cot_present(&a->final_state) && p->sizes.K > 1)
+        items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
+    cot_parallel(queue, items, forward_item, &context);
+    return COT_OK;
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * causal_conv1d_reduce.h: dweight and dbias from the sums of the items, [parts][K+1][D], in the order of the parts.
+ * They are added in double: the number of parts then costs no accuracy, and the pass is short. */
+#ifndef COT_CAUSAL_CONV1D_REDUCE_H
+#define COT_CAUSAL_CONV1D_REDUCE_H
+
+#include "causal_conv1d_stage.h"
+
+enum { CONV1D_REDUCE_BLOCK = 64 };
+
+typedef struct conv1d_reduction {
+    const conv1d_backward_problem *problem;
+    const float *partials;
+    int64_t parts;
+} conv1d_reduction;
+
+static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, bool accumulate, double value)
+{
+    if (accumulate)
+        value += cot_load_f64(out->data, out->dtype, index);
+    cot_store_f64(out->data, out->dtype, index, (float)value);
+}
+
+/* One plane is dweight[.., k], or dbias for k = K. */
+static void conv1d_reduce_item(void *context, int64_t item)
+{
+    const conv1d_reduction *c = context;
+    const cot_causal_conv1d_backward_args *a = &c->problem->args;
+    const int64_t K = c->problem->sizes.K, D = c->problem->sizes.D;
+    const int64_t k = item % (K + 1), begin = item / (K + 1) * CONV1D_REDUCE_BLOCK;
+    const int64_t n = begin + CONV1D_REDUCE_BLOCK < D ? CONV1D_REDUCE_BLOCK : D - begin;
+    const cot_tensor *out = k < K ? &a->dweight : &a->dbias;
+    if (!cot_present(out))
+        return;
+    double sums[CONV1D_REDUCE_BLOCK] = {0};
+    for (int64_t part = 0; part < c->parts; part++) {
+        const float *terms = c->partials + (part * (K + 1) + k) * D + begin;
+        for (int64_t i = 0; i < n; i++)
+            sums[i] += (double)terms[i];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t index = (begin + i) * out->stride[0] + (k < K ? k * out->stride[1] : 0);
+        conv1d_store_gradient(out, index, a->accumulate, sums[i]);
+    }
+}
+
+static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem *problem, const float *partials,
+                                 int64_t parts)
+{
+    if (!cot_present(&problem->args.dweight) && !cot_present(&problem->args.dbias))
+        return;
+    conv1d_reduction reduction = {problem, partials, parts};
+    const int64_t blocks = conv1d_quotient_up(problem->sizes.D, CONV1D_REDUCE_BLOCK);
+    cot_parallel(queue, blocks * (problem->sizes.K + 1), conv1d_reduce_item, &reduction);
+}
+
+/* ---- dinitial_state of sequences without tokens ------------------------------------------------------------- *
+ * The pieces of a sequence write its dinitial_state; one without tokens has none, and hands dfinal_state on. */
+
+static inline void conv1d_empty_sequence(const conv1d_backward_problem *problem, int64_t index, int64_t block)
+{
+    const cot_causal_conv1d_backward_args *a = &problem->args;
+    const conv1d_sizes *sizes = &problem->sizes;
+    const conv1d_span span = conv1d_span_at(sizes, &a->seq_idx, &a->cu_seqlens, index);
+    if (span.first != span.end)
+        return;
+    const int64_t begin = block * CONV1D_STATE_BLOCK;
+    const int64_t end = begin + CONV1D_STATE_BLOCK < sizes->D ? begin + CONV1D_STATE_BLOCK : sizes->D;
+    for (int64_t d = begin; d < end; d++)
+        for (int64_t i = 0; i < sizes->K - 1; i++)
+            conv1d_store(&a->dinitial_state, index, d, i,
+                         cot_present(&a->dfinal_state) ? conv1d_load(&a->dfinal_state, index, d, i) : 0);
+}
+
+#endif

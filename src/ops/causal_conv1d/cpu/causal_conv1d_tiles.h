@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * causal_conv1d_tiles.h: tiles of tokens by channels for the channel-last kernels: their sizes, which of their tokens
+ * are of one sequence, their way from and to tensors. */
+#ifndef COT_CAUSAL_CONV1D_TILES_H
+#define COT_CAUSAL_CONV1D_TILES_H
+
+#include "causal_conv1d_stage.h"
+
+enum {
+    CONV1D_TILE = 16,       /* tokens of one walk */
+    CONV1D_STAGED_TILE = 8, /* of one whose rows pass through buffers */
+    CONV1D_ROW = CONV1D_MAX_ROW + 16
+};
+
+V_INLINE int64_t conv1d_size(cot_dtype dtype)
+{
+    return dtype == COT_F32 ? 4 : 2;
+}
+
+V_INLINE int64_t conv1d_round_up(int64_t channels)
+{
+    return (channels + VW - 1) / VW * VW;
+}
+
+/* Is token i of one sequence with the K-1 inputs before it? */
+V_INLINE bool conv1d_plain(const int32_t *ids, int64_t i, int64_t K)
+{
+    bool plain = ids[i] >= 0;
+    for (int64_t k = 1; k < K; k++)
+        plain = plain && ids[i + k] == ids[i];
+    return plain;
+}
+
+/* The tokens of [i, end) up to the next change between plain and not; *plain is what they are. */
+static inline int64_t conv1d_plain_run(const int32_t *ids, int64_t i, int64_t end, int64_t K, bool *plain)
+{
+    *plain = ids == NULL || conv1d_plain(ids, i, K);
+    if (ids == NULL)
+        return end - i;
+    int64_t stop = i + 1;
+    while (stop < end && conv1d_plain(ids, stop, K) == *plain)
+        stop++;
+    return stop - i;
+}
+
+/* to[r][0..channels) = rows [begin, begin+n) of the tensor, in f32 */
+static inline void conv1d_gather_tile(float *to, int64_t ld, const cot_tensor *tensor, int64_t b, int64_t d,
+                                      int64_t channels, int64_t begin, int64_t n)
+{
+    const char *from = conv1d_at(tensor, b, d, begin);
+    const int64_t channel = tensor->stride[1], token = tensor->stride[2];
+    const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);
+    if (channel != 1 && token == 1 && tensor->dtype == COT_F32) {
+        for (int64_t c = 0; c < channels; c++)
+            for (int64_t r = 0; r < n; r++)
+                to[r * ld + c] = ((const float *)(const void *)from)[c * channel + r];
+        return;
+    }
+    for (int64_t r = 0; r < n; r++)
+        conv1d_gather(to + r * ld, from + r * token * size, tensor->dtype, channel, channels);
+}
+
+static inline void conv1d_scatter_tile(const float *from, int64_t ld, const cot_tensor *tensor, int64_t b, int64_t d,
+                                       int64_t channels, int64_t begin, int64_t n)
+{
+    char *to = conv1d_at(tensor, b, d, begin);
+    const int64_t channel = tensor->stride[1], token = tensor->stride[2];
+    const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);
+    for (int64_t r = 0; r < n; r++)
+        conv1d_scatter(to + r * token * size, tensor->dtype, channel, from + r * ld, channels);
+}
+
+/* [K+1][ld]: weights by tap, then the bias */
+static inline void conv1d_stage_planes(float *planes, int64_t ld, const cot_tensor *weight, const cot_tensor *bias,
+                                       int64_t K, int64_t d, int64_t channels)
+{
+    memset(planes, 0, (size_t)((K + 1) * ld) * sizeof *planes);
+    for (int64_t c = 0; c < channels; c++)
+        for (int64_t k = 0; k < K; k++)
+            planes[k * ld + c] =
+                (float)cot_load_f64(weight->data, weight->dtype, (d + c) * weight->stride[0] + k * weight->stride[1]);
+    if (cot_present(bias))
+        conv1d_gather(planes + K * ld, (char *)bias->data + d * bias->stride[0] * (int64_t)cot_dtype_size(bias->dtype),
+                      bias->dtype, bias->stride[0], channels);
+}
+
+/* The K-1 inputs before a piece. */
+static inline void conv1d_stage_history(float *history, int64_t ld, const cot_tensor *x,
+                                        const cot_tensor *initial_state, const conv1d_piece *piece, int64_t K,
+                                        int64_t d, int64_t channels)
+{
+    for (int64_t i = 0; i < K - 1; i++, history += ld) {
+        const int64_t p = piece->begin - (K - 1) + i;
+        memset(history, 0, (size_t)ld * sizeof *history);
+        if (p >= piece->first) {
+            conv1d_gather(history, conv1d_at(x, piece->b, d, p), x->dtype, x->stride[1], channels);
+        } else if (cot_present(initial_state) && piece->state >= 0) {
+            const int64_t column = p - piece->first + K - 1;
+            conv1d_gather(history, conv1d_at(initial_state, piece->state, d, column), initial_state->dtype,
+                          initial_state->stride[1], channels);
+        }
+    }
+}
+
+V_INLINE bool conv1d_rows_contiguous(const cot_tensor *tensor)
+{
+    return tensor->stride[1] == 1 || tensor->shape[1] == 1;
+}
+
+/* May whole vectors of all rows be streamed? */
+static inline bool conv1d_rows_aligned(const cot_tensor *tensor)
+{
+    const uintptr_t bytes = VW * cot_dtype_size(tensor->dtype);
+    const uintptr_t size = cot_dtype_size(tensor->dtype);
+    return (uintptr_t)tensor->data % bytes == 0 && (uintptr_t)tensor->stride[2] * size % bytes == 0 &&
+           (uintptr_t)tensor->stride[0] * size % bytes == 0;
+}
+
+#endif

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * causal_conv1d_tiling.h: how the vector kernels cut a problem into items. The cut follows from the sizes alone, so
+ * that neither the instruction set nor the number of threads changes a sum's order. For kernels and front. */
+#ifndef COT_CAUSAL_CONV1D_TILING_H
+#define COT_CAUSAL_CONV1D_TILING_H
+
+#include "ops/causal_conv1d/causal_conv1d_problem.h"
+
+enum {
+    CONV1D_MAX_K = 32,         /* wider filters go to the scalar kernel */
+    CONV1D_PIECE = 2048,       /* tokens that lie in the first-level cache at once, channel-first */
+    CONV1D_MAX_PART = 16384,   /* tokens of one item */
+    CONV1D_MAX_BLOCK = 64,     /* channels of one item, channel-first */
+    CONV1D_MAX_ROW = 512,      /* channels of one item, channel-last */
+    CONV1D_PLANES = 2048 + 512 /* floats for K+1 (or fewer) values a channel of an item, channel-last */
+};
+
+/* An item is `group` batch rows x `part` tokens x `block` channels; their numbers, the last of each smaller. */
+typedef struct conv1d_tiling {
+    int64_t group, part, block;
+    int64_t groups, parts, blocks;
+} conv1d_tiling;
+
+static inline int64_t conv1d_clamp(int64_t value, int64_t low, int64_t high)
+{
+    return value < low ? low : value > high ? high : value;
+}
+
+static inline int64_t conv1d_quotient_up(int64_t value, int64_t by)
+{
+    return value / by + (value % by != 0);
+}
+
+/* Elements that an item should hold: many items share the work evenly, large ones cost less to begin. */
+static inline int64_t conv1d_item_elements(const conv1d_sizes *sizes)
+{
+    const double all = (double)sizes->B * (double)sizes->D * (double)sizes->T;
+    return all / 256 > 65536 ? 65536 : all / 256 < 8192 ? 8192 : (int64_t)(all / 256);
+}
+
+static inline void conv1d_count_tiles(conv1d_tiling *tiling, const conv1d_sizes *sizes)
+{
+    tiling->groups = conv1d_quotient_up(sizes->B, tiling->group);
+    tiling->parts = conv1d_quotient_up(sizes->T, tiling->part);
+    tiling->blocks = conv1d_quotient_up(sizes->D, tiling->block);
+}
+
+static inline conv1d_tiling conv1d_tile_channel_first(const conv1d_sizes *sizes)
+{
+    const int64_t elements = conv1d_item_elements(sizes);
+    conv1d_tiling tiling;
+    tiling.part = conv1d_clamp(sizes->T, 1, CONV1D_MAX_PART);
+    tiling.block = conv1d_clamp(elements / tiling.part, 1, conv1d_clamp(sizes->D, 1, CONV1D_MAX_BLOCK));
+    tiling.group = conv1d_clamp(elements / (tiling.part * tiling.block), 1, conv1d_clamp(sizes->B, 1, 1024));
+    conv1d_count_tiles(&tiling, sizes);
+    return tiling;
+}
+
+/* Channels of an item, channel-last: K+1 rows of them stay in the first-level cache (CONV1D_PLANES). */
+static inline int64_t conv1d_widest_row(int64_t K)
+{
+    return K <= 4 ? CONV1D_MAX_ROW : K <= 8 ? 256 : 64;
+}
+
+static inline conv1d_tiling conv1d_tile_channel_last(const conv1d_sizes *sizes)
+{
+    const int64_t elements = conv1d_item_elements(sizes);
+    conv1d_tiling tiling;
+    tiling.block = conv1d_clamp(sizes->D, 1, conv1d_widest_row(sizes->K));
+    tiling.part = conv1d_clamp(elements / tiling.block, 64, 256);
+    tiling.part = conv1d_clamp(sizes->T, 1, tiling.part);
+    tiling.group = conv1d_clamp(elements / (tiling.part * tiling.block), 1, conv1d_clamp(sizes->B, 1, 1024));
+    conv1d_count_tiles(&tiling, sizes);
+    return tiling;
+}
+
+/* Sums of dweight and dbias, [groups*parts][K+1][D]. */
+static inline size_t conv1d_partial_bytes(const conv1d_tiling *tiling, const conv1d_sizes *sizes)
+{
+    return cot_align((size_t)(tiling->groups * tiling->parts) * (size_t)(sizes->K + 1) * (size_t)sizes->D *
+                     sizeof(float));
+}
+
+#endif

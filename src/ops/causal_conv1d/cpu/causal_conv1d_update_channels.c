@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * causal_conv1d_update_channels.c: the steps of decoding, y[t] = act(bias + sum_k w[k] * xe[t+k-K+1]) with xe the last
+ * inputs in conv_state followed by x, and conv_state brought up to date.
+ *
+ * One item is a block of channels of one batch row, channels in the lanes: the last K-1 inputs and tiles of tokens are
+ * gathered into f32 rows, walked down as in the forward (causal_conv1d_columns.h), and scattered. */
+#include "causal_conv1d_columns.h"
+
+cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *, const void *, void *);
+
+#define WALK(width)                                                                                        \
+    static int64_t walk_##width(const conv1d_columns *s)                                                   \
+    {                                                                                                      \
+        return conv1d_walk_body(s, width == 0 ? s->K : width, COT_F32);                                    \
+    }
+WALK(0) WALK(2) WALK(3) WALK(4) WALK(5) WALK(6) WALK(7) WALK(8)
+static int64_t (*const walks[8])(const conv1d_columns *) = {walk_0, walk_2, walk_3, walk_4,
+                                                            walk_5, walk_6, walk_7, walk_8};
+
+typedef struct update_context {
+    const conv1d_update_problem *problem;
+    int64_t block, blocks; /* channels of an item; items of a batch row */
+} update_context;
+
+typedef struct update_block {
+    const conv1d_update_problem *problem;
+    int64_t b, d, channels, ld;
+    int64_t row;   /* of conv_state */
+    int64_t start; /* the column of x[0] in a ring, S otherwise */
+    float weight[CONV1D_PLANES], history[CONV1D_PLANES];
+    float x[CONV1D_STAGED_TILE * CONV1D_ROW], y[CONV1D_STAGED_TILE * CONV1D_ROW];
+} update_block;
+
+/* Column j takes what stood in column j + steps, for j < S - steps, ascending. */
+V_INLINE void shift_columns(char *state, int64_t size, const cot_tensor *tensor, int64_t channels, int64_t steps)
+{
+    const int64_t channel = tensor->stride[1] * size, column = tensor->stride[2] * size;
+    for (int64_t c = 0; c < channels; c++)
+        for (int64_t j = 0; j < tensor->shape[2] - steps; j++)
+            memcpy(state + c * channel + j * column, state + c * channel + (j + steps) * column, (size_t)size);
+}
+
+/* Before the new tokens are written; their columns of a ring need no move. */
+static void make_room(const update_block *s)
+{
+    const cot_tensor *state = &s->problem->args.conv_state;
+    const int64_t T = s->problem->sizes.T;
+    if (cot_present(&s->problem->args.cache_seqlens) || T >= s->problem->S)
+        return;
+    char *first = conv1d_at(state, s->row, s->d, 0);
+    if (state->dtype == COT_F32)
+        shift_columns(first, 4, state, s->channels, T);
+    else
+        shift_columns(first, 2, state, s->channels, T);
+}
+
+/* Puts token t, f32 in `row`, into its column of conv_state if it is among the last S. */
+static void keep_token(const update_block *s, int64_t t, const float *row)
+{
+    const cot_tensor *state = &s->problem->args.conv_state;
+    const int64_t S = s->problem->S, T = s->problem->sizes.T;
+    if (t < T - S)
+        return;
+    const int64_t column = cot_present(&s->problem->args.cache_seqlens) ? (s->start + t) % S : S - T + t;
+    conv1d_scatter(conv1d_at(state, s->row, s->d, column), state->dtype, state->stride[1], row, s->channels);
+}
+
+static void stage_history(update_block *s)
+{
+    const cot_tensor *state = &s->problem->args.conv_state;
+    const int64_t K = s->problem->sizes.K;
+    for (int64_t i = 0; i < K - 1; i++) {
+        float *row = s->history + i * s->ld;
+        int64_t column = s->start - (K - 1) + i;
+        column = column < 0 ? column + s->problem->S : column;
+        memset(row, 0, (size_t)s->ld * sizeof *row);
+        conv1d_gather(row, conv1d_at(state, s->row, s->d, column), state->dtype, state->stride[1], s->channels);
+    }
+}
+
+static void update_tile(update_block *s, int64_t t, int64_t n)
+{
+    const cot_causal_conv1d_update_args *a = &s->problem->args;
+    const conv1d_columns columns = {.n = n,
+                                    .K = s->problem->sizes.K,
+                                    .channels = s->channels,
+                                    .ld = s->ld,
+                                    .x = (const char *)s->x,
+                                    .y = (char *)s->y,
+                                    .x_stride = s->ld * 4,
+                                    .y_stride = s->ld * 4,
+                                    .x_dtype = COT_F32,
+                                    .y_dtype = COT_F32,
+                                    .weight = s->weight,
+                                    .history = s->history,
+                                    .silu = a->activation == COT_ACTIVATION_SILU};
+    conv1d_gather_tile(s->x, s->ld, &a->x, s->b, s->d, s->channels, t, n);
+    const int64_t done = walks[conv1d_instance(columns.K)](&columns);
+    if (done < s->channels)
+        conv1d_walk_edge(&columns, done);
+    conv1d_scatter_tile(s->y, s->ld, &a->y, s->b, s->d, s->channels, t, n);
+    for (int64_t i = 0; i < n; i++)
+        keep_token(s, t + i, s->x + i * s->ld);
+}
+
+static void update_item(void *context, int64_t item)
+{
+    const update_context *c = context;
+    const cot_causal_conv1d_update_args *a = &c->problem->args;
+    const conv1d_sizes *sizes = &c->problem->sizes;
+    update_block s;
+    s.problem = c->problem;
+    s.b = item / c->blocks;
+    s.d = item % c->blocks * c->block;
+    s.channels = conv1d_clamp(c->block, 0, sizes->D - s.d);
+    s.ld = conv1d_round_up(s.channels);
+    s.row = cot_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, s.b) : s.b;
+    if (s.row < 0) {
+        memset(s.y, 0, (size_t)s.ld * sizeof *s.y);
+        for (int64_t t = 0; t < sizes->T; t++)
+            conv1d_scatter_tile(s.y, s.ld, &a->y, s.b, s.d, s.channels, t, 1);
+        return;
+    }
+    const int64_t S = c->problem->S;
+    s.start = cot_present(&a->cache_seqlens) ? conv1d_index(&a->cache_seqlens, s.b) % S : S;
+    conv1d_stage_planes(s.weight, s.ld, &a->weight, &a->bias, sizes->K, s.d, s.channels);
+    stage_history(&s);
+    make_room(&s);
+    for (int64_t t = 0; t < sizes->T; t += CONV1D_STAGED_TILE)
+        update_tile(&s, t, conv1d_clamp(CONV1D_STAGED_TILE, 0, sizes->T - t));
+}
+
+cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    const conv1d_update_problem *p = problem;
+    update_context context = {.problem = p, .block = conv1d_widest_row(p->sizes.K)};
+    context.blocks = conv1d_quotient_up(p->sizes.D, context.block);
+    cot_parallel(queue, p->sizes.B * context.blocks, update_item, &context);
+    return COT_OK;
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * simd.h: one vocabulary of vector verbs, so that a CPU kernel is written once and compiled once per instruction
+ * set: -DCOT_SIMD_SCALAR, -DCOT_SIMD_AVX2 (avx2, fma, f16c) or -DCOT_SIMD_AVX512 (f, bw, dq, vl besides).
+ *
+ * Types: vf = VW lanes of f32, vi = VW lanes of i32, vm = VW truth values. Memory needs element alignment only, but
+ * for the stream verbs. `n` is a number of lanes in [0, VW]: lanes beyond it are neither read nor written; loaded
+ * they are 0.
+ *
+ *   v_zero v_set1 v_add v_sub v_mul v_fma(a,b,c) = a*b+c   v_fnma(a,b,c) = c-a*b
+ *   v_max(limit, a) v_min(limit, a)     a where it is NaN
+ *   v_load v_load_n v_store v_store_n   f32;  with the suffix _bf16 or _f16: VW elements of 2 bytes, rounded to
+ *                                       nearest even, subnormals kept, as core/float16.h does
+ *   v_stream v_stream_bf16 v_stream_f16 non-temporal stores; the address is a multiple of the bytes stored; the
+ *                                       thread calls v_fence after its last one
+ *   v_gather(p, stride, n)              p[0], p[stride], ... of f32
+ *   v_sum                               all lanes, in a fixed order
+ *   vi_load vi_set1;  vm_equal vm_not_negative (of vi) vm_first(n) vm_and;  v_keep(m, a) = a where m, else +0
+ *   v_exp v_sigmoid v_silu v_silu_slope
+ */
+#ifndef COT_SIMD_SIMD_H
+#define COT_SIMD_SIMD_H
+
+#include "core/float16.h"
+
+#include <stdbool.h>
+
+#if defined(__clang__)
+#define V_UNROLL _Pragma("unroll")
+#else
+#define V_UNROLL _Pragma("GCC unroll 16")
+#endif
+#define V_INLINE static inline __attribute__((always_inline, unused))
+
+/* V_NAME(stem) is the name of a function that is compiled once per instruction set. */
+#if defined(COT_SIMD_AVX512)
+#define V_NAME(stem) stem##_avx512
+#include "simd_avx512.h"
+#elif defined(COT_SIMD_AVX2)
+#define V_NAME(stem) stem##_avx2
+#include "simd_avx2.h"
+#elif defined(COT_SIMD_SCALAR)
+#define V_NAME(stem) stem##_scalar
+#include "simd_scalar.h"
+#else
+#error "define COT_SIMD_SCALAR, COT_SIMD_AVX2 or COT_SIMD_AVX512"
+#endif
+
+/* ---- dtype as a parameter: free where the compiler knows it ------------------------------------------------- */
+
+V_INLINE vf v_load_as(const void *p, cot_dtype dtype)
+{
+    return dtype == COT_F32 ? v_load(p) : dtype == COT_BF16 ? v_load_bf16(p) : v_load_f16(p);
+}
+
+V_INLINE vf v_load_n_as(const void *p, cot_dtype dtype, int n)
+{
+    return dtype == COT_F32 ? v_load_n(p, n) : dtype == COT_BF16 ? v_load_n_bf16(p, n) : v_load_n_f16(p, n);
+}
+
+V_INLINE void v_store_as(void *p, cot_dtype dtype, vf a)
+{
+    if (dtype == COT_F32)
+        v_store(p, a);
+    else if (dtype == COT_BF16)
+        v_store_bf16(p, a);
+    else
+        v_store_f16(p, a);
+}
+
+V_INLINE void v_stream_as(void *p, cot_dtype dtype, vf a)
+{
+    if (dtype == COT_F32)
+        v_stream(p, a);
+    else if (dtype == COT_BF16)
+        v_stream_bf16(p, a);
+    else
+        v_stream_f16(p, a);
+}
+
+V_INLINE void v_store_n_as(void *p, cot_dtype dtype, vf a, int n)
+{
+    if (dtype == COT_F32)
+        v_store_n(p, a, n);
+    else if (dtype == COT_BF16)
+        v_store_n_bf16(p, a, n);
+    else
+        v_store_n_f16(p, a, n);
+}
+
+/* ---- sigmoid and what follows from it ----------------------------------------------------------------------- *
+ * Each header gives v_logistic(z) = 1 / (1 + exp(-z)) for z >= V_LOGISTIC_MIN, where the divisor is still finite.
+ * Below it the limit stands in: sigmoid is 2^-126 there instead of less, and z * sigmoid(z) vanishes as it should,
+ * even at -inf, because z is limited in both factors. */
+
+V_INLINE vf v_limit_logistic(vf z)
+{
+    return v_max(v_set1(V_LOGISTIC_MIN), z);
+}
+
+V_INLINE vf v_sigmoid(vf z)
+{
+    return v_logistic(v_limit_logistic(z));
+}
+
+V_INLINE vf v_silu(vf z)
+{
+    z = v_limit_logistic(z);
+    return v_mul(z, v_logistic(z));
+}
+
+/* d silu(z) / dz = s * (1 + z * (1 - s)); the form s + s * (z - z*s) loses nothing where s is near 1. */
+V_INLINE vf v_silu_slope(vf z)
+{
+    z = v_limit_logistic(z);
+    z = v_min(v_set1(-V_LOGISTIC_MIN), z);
+    const vf s = v_logistic(z);
+    return v_fma(s, v_fnma(z, s, z), s);
+}
+
+#endif

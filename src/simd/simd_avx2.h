@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * simd_avx2.h: the verbs of simd.h on AVX2, FMA and F16C. */
+#ifndef COT_SIMD_SIMD_AVX2_H
+#define COT_SIMD_SIMD_AVX2_H
+
+#include <immintrin.h>
+
+enum { VW = 8 };
+typedef __m256 vf;
+typedef __m256i vi;
+typedef __m256i vm; /* all ones or all zeros a lane */
+
+/* ---- arithmetic --------------------------------------------------------------------------------------------- */
+
+V_INLINE vf v_zero(void)
+{
+    return _mm256_setzero_ps();
+}
+
+V_INLINE vf v_set1(float a)
+{
+    return _mm256_set1_ps(a);
+}
+
+V_INLINE vf v_add(vf a, vf b)
+{
+    return _mm256_add_ps(a, b);
+}
+
+V_INLINE vf v_sub(vf a, vf b)
+{
+    return _mm256_sub_ps(a, b);
+}
+
+V_INLINE vf v_mul(vf a, vf b)
+{
+    return _mm256_mul_ps(a, b);
+}
+
+V_INLINE vf v_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+V_INLINE vf v_fnma(vf a, vf b, vf c)
+{
+    return _mm256_fnmadd_ps(a, b, c);
+}
+
+/* The instruction returns its second operand when one is NaN. */
+V_INLINE vf v_max(vf limit, vf a)
+{
+    return _mm256_max_ps(limit, a);
+}
+
+V_INLINE vf v_min(vf limit, vf a)
+{
+    return _mm256_min_ps(limit, a);
+}
+
+V_INLINE float v_sum(vf a)
+{
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+/* ---- integers and masks ------------------------------------------------------------------------------------- */
+
+V_INLINE vi vi_load(const int32_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+V_INLINE vi vi_set1(int32_t a)
+{
+    return _mm256_set1_epi32(a);
+}
+
+V_INLINE vm vm_equal(vi a, vi b)
+{
+    return _mm256_cmpeq_epi32(a, b);
+}
+
+V_INLINE vm vm_not_negative(vi a)
+{
+    return _mm256_cmpgt_epi32(a, _mm256_set1_epi32(-1));
+}
+
+V_INLINE vm vm_first(int n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+V_INLINE vm vm_and(vm a, vm b)
+{
+    return _mm256_and_si256(a, b);
+}
+
+V_INLINE vf v_keep(vm m, vf a)
+{
+    return _mm256_and_ps(_mm256_castsi256_ps(m), a);
+}
+
+/* ---- memory, f32 -------------------------------------------------------------------------------------------- */
+
+V_INLINE vf v_load(const void *p)
+{
+    return _mm256_loadu_ps(p);
+}
+
+V_INLINE vf v_load_n(const void *p, int n)
+{
+    return _mm256_maskload_ps(p, vm_first(n));
+}
+
+V_INLINE void v_store(void *p, vf a)
+{
+    _mm256_storeu_ps(p, a);
+}
+
+V_INLINE void v_store_n(void *p, vf a, int n)
+{
+    _mm256_maskstore_ps(p, vm_first(n), a);
+}
+
+V_INLINE void v_stream(void *p, vf a)
+{
+    _mm256_stream_ps(p, a);
+}
+
+V_INLINE void v_fence(void)
+{
+    _mm_sfence();
+}
+
+V_INLINE void v_prefetch(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
+V_INLINE vf v_gather(const float *p, int64_t stride, int n)
+{
+    float lanes[VW] = {0};
+    for (int i = 0; i < n; i++)
+        lanes[i] = p[i * stride];
+    return _mm256_loadu_ps(lanes);
+}
+
+/* ---- memory, 2-byte floats ---------------------------------------------------------------------------------- */
+
+V_INLINE vf v_widen_bf16(__m128i half)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+V_INLINE __m128i v_narrow_bf16(vf a)
+{
+    const __m256i bits = _mm256_castps_si256(a);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000)); /* stays NaN */
+    const __m256 nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
+    const __m256i wide = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan)), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+}
+
+V_INLINE __m128i v_narrow_f16(vf a)
+{
+    return _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
+}
+
+/* n elements of 2 bytes by way of a vector's worth of memory: AVX2 has no masks for them. */
+V_INLINE __m128i v_load_n_half(const void *p, int n)
+{
+    uint16_t half[VW] = {0};
+    for (int i = 0; i < n; i++)
+        half[i] = ((const uint16_t *)p)[i];
+    return _mm_loadu_si128((const __m128i *)half);
+}
+
+V_INLINE void v_store_n_half(void *p, __m128i a, int n)
+{
+    uint16_t half[VW];
+    _mm_storeu_si128((__m128i *)half, a);
+    for (int i = 0; i < n; i++)
+        ((uint16_t *)p)[i] = half[i];
+}
+
+V_INLINE vf v_load_bf16(const void *p)
+{
+    return v_widen_bf16(_mm_loadu_si128(p));
+}
+
+V_INLINE vf v_load_n_bf16(const void *p, int n)
+{
+    return v_widen_bf16(v_load_n_half(p, n));
+}
+
+V_INLINE vf v_load_f16(const void *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128(p));
+}
+
+V_INLINE vf v_load_n_f16(const void *p, int n)
+{
+    return _mm256_cvtph_ps(v_load_n_half(p, n));
+}
+
+V_INLINE void v_store_bf16(void *p, vf a)
+{
+    _mm_storeu_si128(p, v_narrow_bf16(a));
+}
+
+V_INLINE void v_store_n_bf16(void *p, vf a, int n)
+{
+    v_store_n_half(p, v_narrow_bf16(a), n);
+}
+
+V_INLINE void v_stream_bf16(void *p, vf a)
+{
+    _mm_stream_si128(p, v_narrow_bf16(a));
+}
+
+V_INLINE void v_store_f16(void *p, vf a)
+{
+    _mm_storeu_si128(p, v_narrow_f16(a));
+}
+
+V_INLINE void v_store_n_f16(void *p, vf a, int n)
+{
+    v_store_n_half(p, v_narrow_f16(a), n);
+}
+
+V_INLINE void v_stream_f16(void *p, vf a)
+{
+    _mm_stream_si128(p, v_narrow_f16(a));
+}
+
+/* ---- exp and logistic --------------------------------------------------------------------------------------- *
+ * exp(x) = 2^n * 2^(j/8) * exp(r): adding V_EIGHTHS rounds x*log2(e) to eighths, which leaves j in the low three
+ * bits of the sum; |r| <= ln(2)/16, so that a quartic is good to 0.1 ulp. The table holds 2^(j/8) less j << 20, which
+ * the shifted sum carries in those bits. */
+
+#define V_LOG2E 0x1.715476p+0f
+#define V_LN2_HIGH 0x1.62e430p-1f
+#define V_LN2_LOW (-0x1.05c610p-29f)
+#define V_EIGHTHS 0x1.8p+20f
+
+/* 2^(t - V_EIGHTHS) for exponents of normal numbers. */
+V_INLINE vf v_power_of_eighths(__m256i t)
+{
+    const __m256i table = _mm256_setr_epi32(0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7, 0x3f7504f3, 0x3f75672a,
+                                            0x3f7744fd, 0x3f7ac0c7);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_permutevar8x32_epi32(table, t), _mm256_slli_epi32(t, 20)));
+}
+
+V_INLINE vf v_exp(vf x)
+{
+    x = v_min(v_set1(89.0f), v_max(v_set1(-104.5f), x)); /* beyond, exp is inf and 0 in f32 */
+    const vf t = v_fma(x, v_set1(V_LOG2E), v_set1(V_EIGHTHS));
+    const vf n = v_sub(t, v_set1(V_EIGHTHS));
+    vf r = v_fnma(n, v_set1(V_LN2_HIGH), x);
+    r = v_fnma(n, v_set1(V_LN2_LOW), r);
+    vf p = v_fma(r, v_set1(1.0f / 24), v_set1(1.0f / 6));
+    p = v_fma(p, r, v_set1(0.5f));
+    p = v_mul(v_fma(p, r, v_set1(1.0f)), r);
+    /* The exponent in two halves: 2^128 and what is below 2^-126 have no representation of their own. */
+    const __m256i bits = _mm256_castps_si256(t);
+    const __m256i half = _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_castps_si256(v_set1(V_EIGHTHS))), 4);
+    const vf high = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, _mm256_set1_epi32(127)), 23));
+    const vf low = v_power_of_eighths(_mm256_sub_epi32(bits, _mm256_slli_epi32(half, 3)));
+    return v_mul(v_fma(low, p, low), high);
+}
+
+#define V_LOGISTIC_MIN (-87.33f)
+
+V_INLINE vf v_logistic(vf z)
+{
+    const vf limited = v_min(v_set1(-V_LOGISTIC_MIN), z); /* exp(-z) stays a normal number */
+    const vf t = v_fma(limited, v_set1(-V_LOG2E), v_set1(V_EIGHTHS));
+    const vf n = v_sub(t, v_set1(V_EIGHTHS));
+    vf r = v_fma(n, v_set1(V_LN2_HIGH), limited); /* minus the remainder of -z */
+    r = v_fma(n, v_set1(V_LN2_LOW), r);
+    vf p = v_fma(r, v_set1(1.0f / 24), v_set1(-1.0f / 6));
+    p = v_fma(p, r, v_set1(0.5f));
+    p = v_fma(p, r, v_set1(-1.0f));
+    p = v_fma(p, r, v_set1(1.0f));
+    const vf divisor = v_fma(v_power_of_eighths(_mm256_castps_si256(t)), p, v_set1(1.0f));
+    return _mm256_div_ps(v_set1(1.0f), divisor);
+}
+
+#endif

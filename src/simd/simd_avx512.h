@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * simd_avx512.h: the verbs of simd.h on AVX-512 (f, bw, dq, vl). */
+#ifndef COT_SIMD_SIMD_AVX512_H
+#define COT_SIMD_SIMD_AVX512_H
+
+#include <immintrin.h>
+
+enum { VW = 16 };
+typedef __m512 vf;
+typedef __m512i vi;
+typedef __mmask16 vm;
+
+/* ---- arithmetic --------------------------------------------------------------------------------------------- */
+
+V_INLINE vf v_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+
+V_INLINE vf v_set1(float a)
+{
+    return _mm512_set1_ps(a);
+}
+
+V_INLINE vf v_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+
+V_INLINE vf v_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+V_INLINE vf v_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+V_INLINE vf v_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+V_INLINE vf v_fnma(vf a, vf b, vf c)
+{
+    return _mm512_fnmadd_ps(a, b, c);
+}
+
+/* The instruction returns its second operand when one is NaN. */
+V_INLINE vf v_max(vf limit, vf a)
+{
+    return _mm512_max_ps(limit, a);
+}
+
+V_INLINE vf v_min(vf limit, vf a)
+{
+    return _mm512_min_ps(limit, a);
+}
+
+V_INLINE float v_sum(vf a)
+{
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+/* ---- integers and masks ------------------------------------------------------------------------------------- */
+
+V_INLINE vi vi_load(const int32_t *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+V_INLINE vi vi_set1(int32_t a)
+{
+    return _mm512_set1_epi32(a);
+}
+
+V_INLINE vm vm_equal(vi a, vi b)
+{
+    return _mm512_cmpeq_epi32_mask(a, b);
+}
+
+V_INLINE vm vm_not_negative(vi a)
+{
+    return _mm512_cmpge_epi32_mask(a, _mm512_setzero_si512());
+}
+
+V_INLINE vm vm_first(int n)
+{
+    return (__mmask16)((1u << n) - 1);
+}
+
+V_INLINE vm vm_and(vm a, vm b)
+{
+    return (__mmask16)(a & b);
+}
+
+V_INLINE vf v_keep(vm m, vf a)
+{
+    return _mm512_maskz_mov_ps(m, a);
+}
+
+/* ---- memory, f32 -------------------------------------------------------------------------------------------- */
+
+V_INLINE vf v_load(const void *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+V_INLINE vf v_load_n(const void *p, int n)
+{
+    return _mm512_maskz_loadu_ps(vm_first(n), p);
+}
+
+V_INLINE void v_store(void *p, vf a)
+{
+    _mm512_storeu_ps(p, a);
+}
+
+V_INLINE void v_store_n(void *p, vf a, int n)
+{
+    _mm512_mask_storeu_ps(p, vm_first(n), a);
+}
+
+V_INLINE void v_stream(void *p, vf a)
+{
+    _mm512_stream_ps(p, a);
+}
+
+V_INLINE void v_fence(void)
+{
+    _mm_sfence();
+}
+
+V_INLINE void v_prefetch(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
+V_INLINE vf v_gather(const float *p, int64_t stride, int n)
+{
+    const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m512i low = _mm512_mullo_epi64(lane, _mm512_set1_epi64(stride));
+    const __m512i high = _mm512_add_epi64(low, _mm512_set1_epi64(8 * stride));
+    const vm m = vm_first(n);
+    const __m256 zero = _mm256_setzero_ps();
+    const __m256 a = _mm512_mask_i64gather_ps(zero, (__mmask8)m, low, p, 4);
+    const __m256 b = _mm512_mask_i64gather_ps(zero, (__mmask8)(m >> 8), high, p, 4);
+    return _mm512_insertf32x8(_mm512_castps256_ps512(a), b, 1);
+}
+
+/* ---- memory, 2-byte floats ---------------------------------------------------------------------------------- */
+
+/* Word i of the lower half becomes the upper word of lane i: one permutation does for widening and shifting. */
+V_INLINE vf v_widen_bf16(__m256i half)
+{
+    const __m512i index = _mm512_setr_epi32(0 << 16, 1 << 16, 2 << 16, 3 << 16, 4 << 16, 5 << 16, 6 << 16, 7 << 16,
+                                            8 << 16, 9 << 16, 10 << 16, 11 << 16, 12 << 16, 13 << 16, 14 << 16,
+                                            15 << 16);
+    return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, index, _mm512_castsi256_si512(half)));
+}
+
+V_INLINE __m256i v_narrow_bf16(vf a)
+{
+    const __m512i bits = _mm512_castps_si512(a);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000)); /* quiet, stays NaN */
+    const __m512i index = _mm512_setr_epi32(0x00030001, 0x00070005, 0x000b0009, 0x000f000d, 0x00130011, 0x00170015,
+                                            0x001b0019, 0x001f001d, 0, 0, 0, 0, 0, 0, 0, 0);
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi16(index, rounded));
+}
+
+V_INLINE __m256i v_narrow_f16(vf a)
+{
+    return _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+V_INLINE vf v_load_bf16(const void *p)
+{
+    return v_widen_bf16(_mm256_loadu_si256(p));
+}
+
+V_INLINE vf v_load_n_bf16(const void *p, int n)
+{
+    return v_widen_bf16(_mm256_maskz_loadu_epi16(vm_first(n), p));
+}
+
+V_INLINE vf v_load_f16(const void *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+}
+
+V_INLINE vf v_load_n_f16(const void *p, int n)
+{
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(vm_first(n), p));
+}
+
+V_INLINE void v_store_bf16(void *p, vf a)
+{
+    _mm256_storeu_si256(p, v_narrow_bf16(a));
+}
+
+V_INLINE void v_store_n_bf16(void *p, vf a, int n)
+{
+    _mm256_mask_storeu_epi16(p, vm_first(n), v_narrow_bf16(a));
+}
+
+V_INLINE void v_stream_bf16(void *p, vf a)
+{
+    _mm256_stream_si256(p, v_narrow_bf16(a));
+}
+
+V_INLINE void v_store_f16(void *p, vf a)
+{
+    _mm256_storeu_si256(p, v_narrow_f16(a));
+}
+
+V_INLINE void v_store_n_f16(void *p, vf a, int n)
+{
+    _mm256_mask_storeu_epi16(p, vm_first(n), v_narrow_f16(a));
+}
+
+V_INLINE void v_stream_f16(void *p, vf a)
+{
+    _mm256_stream_si256(p, v_narrow_f16(a));
+}
+
+/* ---- exp and logistic --------------------------------------------------------------------------------------- *
+ * exp(x) = 2^n * 2^(j/16) * exp(r): adding V_SIXTEENTHS rounds x*log2(e) to sixteenths, which leaves j in the low
+ * four bits of the sum; |r| <= ln(2)/32, so that a cubic is good to 0.2 ulp. */
+
+#define V_LOG2E 0x1.715476p+0f
+#define V_LN2_HIGH 0x1.62e430p-1f
+#define V_LN2_LOW (-0x1.05c610p-29f)
+#define V_SIXTEENTHS 0x1.8p+19f
+
+V_INLINE vf v_exp(vf x)
+{
+    const __m512 table = _mm512_setr_ps(1.0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fe0p+0f,
+                                        0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f,
+                                        0x1.8ace54p+0f, 0x1.9c4918p+0f, 0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f,
+                                        0x1.ea4afap+0f);
+    x = v_min(v_set1(89.0f), v_max(v_set1(-104.5f), x)); /* beyond, exp is inf and 0 in f32 */
+    const vf t = v_fma(x, v_set1(V_LOG2E), v_set1(V_SIXTEENTHS));
+    const vf n = v_sub(t, v_set1(V_SIXTEENTHS)); /* with sixteenths: scalef floors it */
+    vf r = v_fnma(n, v_set1(V_LN2_HIGH), x);
+    r = v_fnma(n, v_set1(V_LN2_LOW), r);
+    vf p = v_fma(r, v_set1(1.0f / 6), v_set1(0.5f));
+    p = v_mul(v_fma(p, r, v_set1(1.0f)), r);
+    const vf power = _mm512_permutexvar_ps(_mm512_castps_si512(t), table);
+    return _mm512_scalef_ps(v_fma(power, p, power), n);
+}
+
+#define V_LOGISTIC_MIN (-87.33f)
+
+V_INLINE vf v_logistic(vf z)
+{
+    /* 2^(j/16) less j << 19, which the shifted sum below carries in those bits. */
+    const __m512i table = _mm512_setr_epi32(0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
+                                            0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
+                                            0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d);
+    const vf limited = v_min(v_set1(-V_LOGISTIC_MIN), z); /* exp(-z) stays a normal number */
+    const vf t = v_fma(limited, v_set1(-V_LOG2E), v_set1(V_SIXTEENTHS));
+    const vf n = v_sub(t, v_set1(V_SIXTEENTHS));
+    vf r = v_fma(n, v_set1(V_LN2_HIGH), limited); /* minus the remainder of -z */
+    r = v_fma(n, v_set1(V_LN2_LOW), r);
+    vf p = v_fma(r, v_set1(-1.0f / 6), v_set1(0.5f));
+    p = v_fma(p, r, v_set1(-1.0f));
+    p = v_fma(p, r, v_set1(1.0f));
+    const __m512i bits = _mm512_castps_si512(t);
+    const __m512i power = _mm512_add_epi32(_mm512_permutexvar_epi32(bits, table), _mm512_slli_epi32(bits, 19));
+    const vf divisor = v_fma(_mm512_castsi512_ps(power), p, v_set1(1.0f));
+    const vf estimate = _mm512_rcp14_ps(divisor); /* one step of Newton takes 2^-14 to below f32's rounding */
+    return v_fma(v_fnma(divisor, estimate, v_set1(1.0f)), estimate, estimate);
+}
+
+#endif

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * simd_scalar.h: the verbs of simd.h in plain C, for any processor. The lanes are a vector of the compiler's, which
+ * it splits into what the processor has (SSE2, NEON) or into single floats. */
+#ifndef COT_SIMD_SIMD_SCALAR_H
+#define COT_SIMD_SIMD_SCALAR_H
+
+enum { VW = 4 };
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+typedef vi vm; /* all ones or all zeros a lane */
+
+/* ---- arithmetic --------------------------------------------------------------------------------------------- */
+
+V_INLINE vf v_zero(void)
+{
+    return (vf){0, 0, 0, 0};
+}
+
+V_INLINE vf v_set1(float a)
+{
+    return (vf){a, a, a, a};
+}
+
+V_INLINE vf v_add(vf a, vf b)
+{
+    return a + b;
+}
+
+V_INLINE vf v_sub(vf a, vf b)
+{
+    return a - b;
+}
+
+V_INLINE vf v_mul(vf a, vf b)
+{
+    return a * b;
+}
+
+V_INLINE vf v_fma(vf a, vf b, vf c)
+{
+    return a * b + c; /* fused only where the processor has it: without, fmaf is a library call */
+}
+
+V_INLINE vf v_fnma(vf a, vf b, vf c)
+{
+    return c - a * b;
+}
+
+V_INLINE vf v_select(vm m, vf a, vf b)
+{
+    return (vf)((m & (vi)a) | (~m & (vi)b));
+}
+
+V_INLINE vf v_max(vf limit, vf a)
+{
+    return v_select((vm)(limit > a), limit, a);
+}
+
+V_INLINE vf v_min(vf limit, vf a)
+{
+    return v_select((vm)(limit < a), limit, a);
+}
+
+V_INLINE float v_sum(vf a)
+{
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+/* ---- integers and masks ------------------------------------------------------------------------------------- */
+
+V_INLINE vi vi_load(const int32_t *p)
+{
+    vi a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+
+V_INLINE vi vi_set1(int32_t a)
+{
+    return (vi){a, a, a, a};
+}
+
+V_INLINE vm vm_equal(vi a, vi b)
+{
+    return (vm)(a == b);
+}
+
+V_INLINE vm vm_not_negative(vi a)
+{
+    return (vm)(a >= 0);
+}
+
+V_INLINE vm vm_first(int n)
+{
+    return (vm)((vi){0, 1, 2, 3} < vi_set1(n));
+}
+
+V_INLINE vm vm_and(vm a, vm b)
+{
+    return a & b;
+}
+
+V_INLINE vf v_keep(vm m, vf a)
+{
+    return (vf)(m & (vi)a);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------- */
+
+V_INLINE vf v_load(const void *p)
+{
+    vf a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+
+V_INLINE void v_store(void *p, vf a)
+{
+    memcpy(p, &a, sizeof a);
+}
+
+V_INLINE void v_stream(void *p, vf a)
+{
+    v_store(p, a);
+}
+
+V_INLINE void v_fence(void)
+{
+}
+
+V_INLINE void v_prefetch(const void *p)
+{
+    __builtin_prefetch(p);
+}
+
+V_INLINE vf v_gather(const float *p, int64_t stride, int n)
+{
+    vf a = v_zero();
+    for (int i = 0; i < n; i++)
+        a[i] = p[i * stride];
+    return a;
+}
+
+V_INLINE vf v_load_n(const void *p, int n)
+{
+    return v_gather(p, 1, n);
+}
+
+V_INLINE void v_store_n(void *p, vf a, int n)
+{
+    for (int i = 0; i < n; i++)
+        ((float *)p)[i] = a[i];
+}
+
+V_INLINE vf v_load_n_bf16(const void *p, int n)
+{
+    vf a = v_zero();
+    for (int i = 0; i < n; i++)
+        a[i] = cot_bf16_to_f32(((const uint16_t *)p)[i]);
+    return a;
+}
+
+V_INLINE vf v_load_n_f16(const void *p, int n)
+{
+    vf a = v_zero();
+    for (int i = 0; i < n; i++)
+        a[i] = cot_f16_to_f32(((const uint16_t *)p)[i]);
+    return a;
+}
+
+V_INLINE void v_store_n_bf16(void *p, vf a, int n)
+{
+    for (int i = 0; i < n; i++)
+        ((uint16_t *)p)[i] = cot_f32_to_bf16(a[i]);
+}
+
+V_INLINE void v_store_n_f16(void *p, vf a, int n)
+{
+    for (int i = 0; i < n; i++)
+        ((uint16_t *)p)[i] = cot_f32_to_f16(a[i]);
+}
+
+V_INLINE vf v_load_bf16(const void *p)
+{
+    return v_load_n_bf16(p, VW);
+}
+
+V_INLINE vf v_load_f16(const void *p)
+{
+    return v_load_n_f16(p, VW);
+}
+
+V_INLINE void v_store_bf16(void *p, vf a)
+{
+    v_store_n_bf16(p, a, VW);
+}
+
+V_INLINE void v_store_f16(void *p, vf a)
+{
+    v_store_n_f16(p, a, VW);
+}
+
+V_INLINE void v_stream_bf16(void *p, vf a)
+{
+    v_store_n_bf16(p, a, VW);
+}
+
+V_INLINE void v_stream_f16(void *p, vf a)
+{
+    v_store_n_f16(p, a, VW);
+}
+
+/* ---- exp and logistic --------------------------------------------------------------------------------------- *
+ * exp(x) = 2^n * exp(r): adding V_UNITS rounds x*log2(e) to a whole number, which its low bits then hold. */
+
+#define V_LOG2E 0x1.715476p+0f
+#define V_LN2_HIGH 0x1.62e400p-1f /* few enough bits that n * V_LN2_HIGH is exact without a fused operation */
+#define V_LN2_LOW 0x1.7f7d1cp-20f
+#define V_UNITS 0x1.8p+23f
+
+/* exp(r) for |r| <= ln(2)/2 */
+V_INLINE vf v_exp_remainder(vf r)
+{
+    vf p = v_fma(r, v_set1(1.0f / 5040), v_set1(1.0f / 720));
+    p = v_fma(p, r, v_set1(1.0f / 120));
+    p = v_fma(p, r, v_set1(1.0f / 24));
+    p = v_fma(p, r, v_set1(1.0f / 6));
+    p = v_fma(p, r, v_set1(0.5f));
+    p = v_fma(p, r, v_set1(1.0f));
+    return v_fma(p, r, v_set1(1.0f));
+}
+
+V_INLINE vf v_power_of_two(vi exponent)
+{
+    return (vf)((exponent + 127) << 23);
+}
+
+V_INLINE vf v_exp(vf x)
+{
+    x = v_min(v_set1(89.0f), v_max(v_set1(-104.5f), x)); /* beyond, exp is inf and 0 in f32 */
+    const vf t = v_fma(x, v_set1(V_LOG2E), v_set1(V_UNITS));
+    const vf n = v_sub(t, v_set1(V_UNITS));
+    const vf r = v_fnma(n, v_set1(V_LN2_LOW), v_fnma(n, v_set1(V_LN2_HIGH), x));
+    /* The exponent in two halves: 2^128 and what is below 2^-126 have no representation of their own. */
+    const vi whole = (vi)t - (vi)v_set1(V_UNITS), half = whole >> 1;
+    return v_mul(v_mul(v_exp_remainder(r), v_power_of_two(whole - half)), v_power_of_two(half));
+}
+
+#define V_LOGISTIC_MIN (-87.33f)
+
+V_INLINE vf v_logistic(vf z)
+{
+    const vf limited = v_min(v_set1(-V_LOGISTIC_MIN), z);
+    const vf t = v_fma(limited, v_set1(-V_LOG2E), v_set1(V_UNITS));
+    const vf n = v_sub(t, v_set1(V_UNITS));
+    const vf r = v_fma(n, v_set1(V_LN2_LOW), v_fma(n, v_set1(V_LN2_HIGH), limited));
+    const vi whole = (vi)t - (vi)v_set1(V_UNITS);
+    return 1.0f / (1.0f + v_mul(v_exp_remainder(v_sub(v_zero(), r)), v_power_of_two(whole)));
+}
+
+#endif
