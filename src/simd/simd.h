@@ -89,32 +89,45 @@ V_INLINE void v_store_n_as(void *p, cot_dtype dtype, vf a, int n)
 }
 
 /* ---- sigmoid and what follows from it ----------------------------------------------------------------------- *
- * Each header gives v_logistic(z) = 1 / (1 + exp(-z)) for z >= V_LOGISTIC_MIN, where the divisor is still finite.
- * Below it the limit stands in: sigmoid is 2^-126 there instead of less, and z * sigmoid(z) vanishes as it should,
- * even at -inf, because z is limited in both factors. */
+ * Each header gives v_logistic_divisor(z) = 1 + exp(-z) for |z| <= V_LOGISTIC_LIMIT, where exp is a normal number,
+ * and for NaN; and v_reciprocal of what lies in [1, 2^127). Beyond the limit sigmoid is 2^-126 or 1; z * sigmoid(z)
+ * vanishes as it should, even at -inf, because z is limited in both factors. */
 
-V_INLINE vf v_limit_logistic(vf z)
+#define V_LOGISTIC_LIMIT 87.33f
+
+V_INLINE vf v_limit_below(vf z)
 {
-    return v_max(v_set1(V_LOGISTIC_MIN), z);
+    return v_max(v_set1(-V_LOGISTIC_LIMIT), z);
+}
+
+V_INLINE vf v_limit_above(vf z)
+{
+    return v_min(v_set1(V_LOGISTIC_LIMIT), z);
+}
+
+/* Of z that is limited below. */
+V_INLINE vf v_logistic(vf z)
+{
+    return v_reciprocal(v_logistic_divisor(v_limit_above(z)));
 }
 
 V_INLINE vf v_sigmoid(vf z)
 {
-    return v_logistic(v_limit_logistic(z));
+    return v_logistic(v_limit_below(z));
 }
 
 V_INLINE vf v_silu(vf z)
 {
-    z = v_limit_logistic(z);
+    z = v_limit_below(z);
     return v_mul(z, v_logistic(z));
 }
 
-/* d silu(z) / dz = s * (1 + z * (1 - s)); the form s + s * (z - z*s) loses nothing where s is near 1. */
+/* d silu(z) / dz = s + s * z * (1 - s); z * (1 - s) in one rounding. (With 1 - s as exp(-z) * s it would be exact for
+ * large z, but worse by a third over normal z: 0.88 of f32's unit roundoff in norm against 0.64.) */
 V_INLINE vf v_silu_slope(vf z)
 {
-    z = v_limit_logistic(z);
-    z = v_min(v_set1(-V_LOGISTIC_MIN), z);
-    const vf s = v_logistic(z);
+    z = v_limit_above(v_limit_below(z));
+    const vf s = v_reciprocal(v_logistic_divisor(z));
     return v_fma(s, v_fnma(z, s, z), s);
 }
 

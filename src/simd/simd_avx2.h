@@ -273,21 +273,23 @@ V_INLINE vf v_exp(vf x)
     return v_mul(v_fma(low, p, low), high);
 }
 
-#define V_LOGISTIC_MIN (-87.33f)
-
-V_INLINE vf v_logistic(vf z)
+/* 1 + exp(-z) */
+V_INLINE vf v_logistic_divisor(vf z)
 {
-    const vf limited = v_min(v_set1(-V_LOGISTIC_MIN), z); /* exp(-z) stays a normal number */
-    const vf t = v_fma(limited, v_set1(-V_LOG2E), v_set1(V_EIGHTHS));
+    const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_EIGHTHS));
     const vf n = v_sub(t, v_set1(V_EIGHTHS));
-    vf r = v_fma(n, v_set1(V_LN2_HIGH), limited); /* minus the remainder of -z */
+    vf r = v_fma(n, v_set1(V_LN2_HIGH), z); /* minus the remainder of -z */
     r = v_fma(n, v_set1(V_LN2_LOW), r);
     vf p = v_fma(r, v_set1(1.0f / 24), v_set1(-1.0f / 6));
     p = v_fma(p, r, v_set1(0.5f));
     p = v_fma(p, r, v_set1(-1.0f));
     p = v_fma(p, r, v_set1(1.0f));
-    const vf divisor = v_fma(v_power_of_eighths(_mm256_castps_si256(t)), p, v_set1(1.0f));
-    return _mm256_div_ps(v_set1(1.0f), divisor);
+    return v_fma(v_power_of_eighths(_mm256_castps_si256(t)), p, v_set1(1.0f));
+}
+
+V_INLINE vf v_reciprocal(vf a)
+{
+    return _mm256_div_ps(v_set1(1.0f), a);
 }
 
 #endif

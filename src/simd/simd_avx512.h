@@ -256,27 +256,30 @@ V_INLINE vf v_exp(vf x)
     return _mm512_scalef_ps(v_fma(power, p, power), n);
 }
 
-#define V_LOGISTIC_MIN (-87.33f)
-
-V_INLINE vf v_logistic(vf z)
+/* 1 + exp(-z) */
+V_INLINE vf v_logistic_divisor(vf z)
 {
     /* 2^(j/16) less j << 19, which the shifted sum below carries in those bits. */
     const __m512i table = _mm512_setr_epi32(0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
                                             0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
                                             0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d);
-    const vf limited = v_min(v_set1(-V_LOGISTIC_MIN), z); /* exp(-z) stays a normal number */
-    const vf t = v_fma(limited, v_set1(-V_LOG2E), v_set1(V_SIXTEENTHS));
+    const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_SIXTEENTHS));
     const vf n = v_sub(t, v_set1(V_SIXTEENTHS));
-    vf r = v_fma(n, v_set1(V_LN2_HIGH), limited); /* minus the remainder of -z */
+    vf r = v_fma(n, v_set1(V_LN2_HIGH), z); /* minus the remainder of -z */
     r = v_fma(n, v_set1(V_LN2_LOW), r);
     vf p = v_fma(r, v_set1(-1.0f / 6), v_set1(0.5f));
     p = v_fma(p, r, v_set1(-1.0f));
     p = v_fma(p, r, v_set1(1.0f));
     const __m512i bits = _mm512_castps_si512(t);
     const __m512i power = _mm512_add_epi32(_mm512_permutexvar_epi32(bits, table), _mm512_slli_epi32(bits, 19));
-    const vf divisor = v_fma(_mm512_castsi512_ps(power), p, v_set1(1.0f));
-    const vf estimate = _mm512_rcp14_ps(divisor); /* one step of Newton takes 2^-14 to below f32's rounding */
-    return v_fma(v_fnma(divisor, estimate, v_set1(1.0f)), estimate, estimate);
+    return v_fma(_mm512_castsi512_ps(power), p, v_set1(1.0f));
+}
+
+/* One step of Newton takes the estimate from 2^-14 to f32's rounding. */
+V_INLINE vf v_reciprocal(vf a)
+{
+    const vf estimate = _mm512_rcp14_ps(a);
+    return v_fma(v_fnma(a, estimate, v_set1(1.0f)), estimate, estimate);
 }
 
 #endif

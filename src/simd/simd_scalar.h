@@ -246,16 +246,19 @@ V_INLINE vf v_exp(vf x)
     return v_mul(v_mul(v_exp_remainder(r), v_power_of_two(whole - half)), v_power_of_two(half));
 }
 
-#define V_LOGISTIC_MIN (-87.33f)
-
-V_INLINE vf v_logistic(vf z)
+/* 1 + exp(-z) */
+V_INLINE vf v_logistic_divisor(vf z)
 {
-    const vf limited = v_min(v_set1(-V_LOGISTIC_MIN), z);
-    const vf t = v_fma(limited, v_set1(-V_LOG2E), v_set1(V_UNITS));
+    const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_UNITS));
     const vf n = v_sub(t, v_set1(V_UNITS));
-    const vf r = v_fma(n, v_set1(V_LN2_LOW), v_fma(n, v_set1(V_LN2_HIGH), limited));
-    const vi whole = (vi)t - (vi)v_set1(V_UNITS);
-    return 1.0f / (1.0f + v_mul(v_exp_remainder(v_sub(v_zero(), r)), v_power_of_two(whole)));
+    const vf r = v_fma(n, v_set1(V_LN2_LOW), v_fma(n, v_set1(V_LN2_HIGH), z));
+    const vf power = v_power_of_two((vi)t - (vi)v_set1(V_UNITS));
+    return v_fma(power, v_exp_remainder(v_sub(v_zero(), r)), v_set1(1.0f));
+}
+
+V_INLINE vf v_reciprocal(vf a)
+{
+    return 1.0f / a;
 }
 
 #endif

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The verbs of src/simd against core/float16.h and libm. Compiled once per instruction set. */
+#include "core/cpu_features.h"
+#include "simd/simd.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+#define CTEST_SKIPPED 77
+
+static uint32_t random_state = 12345;
+
+static uint32_t random_bits(void)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 17;
+    random_state ^= random_state << 5;
+    return random_state;
+}
+
+static void *on_64_bytes(size_t bytes)
+{
+    void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    assert_non_null(p);
+    return p;
+}
+
+/* ---- 2-byte floats -------------------------------------------------------------------------------------------- */
+
+/* NaN compares as NaN: the processor quiets a signalling one. */
+static void assert_same_float(float expected, float actual)
+{
+    if (isnan(expected))
+        assert_true(isnan(actual));
+    else
+        assert_int_equal(cot_f32_bits(expected), cot_f32_bits(actual));
+}
+
+static void loads_every_half(void **state)
+{
+    (void)state;
+    uint16_t half[VW];
+    float bf16[VW], f16[VW];
+    for (uint32_t base = 0; base < 65536; base += VW) {
+        for (uint32_t i = 0; i < VW; i++)
+            half[i] = (uint16_t)(base + i);
+        v_store(bf16, v_load_bf16(half));
+        v_store(f16, v_load_f16(half));
+        for (int i = 0; i < VW; i++) {
+            assert_same_float(cot_bf16_to_f32(half[i]), bf16[i]);
+            assert_same_float(cot_f16_to_f32(half[i]), f16[i]);
+        }
+    }
+}
+
+static void check_rounding(const float *values)
+{
+    uint16_t *bf16 = on_64_bytes(64), *f16 = on_64_bytes(64);
+    for (int streamed = 0; streamed < 2; streamed++) {
+        if (streamed) {
+            v_stream_bf16(bf16, v_load(values));
+            v_stream_f16(f16, v_load(values));
+            v_fence();
+        } else {
+            v_store_bf16(bf16, v_load(values));
+            v_store_f16(f16, v_load(values));
+        }
+        for (int i = 0; i < VW; i++) {
+            assert_int_equal(bf16[i], cot_f32_to_bf16(values[i]));
+            assert_int_equal(f16[i], cot_f32_to_f16(values[i]));
+        }
+    }
+    free(bf16);
+    free(f16);
+}
+
+static void rounds_as_float16_h_does(void **state)
+{
+    (void)state;
+    float values[VW];
+    for (int round = 0; round < 200000; round++) {
+        for (int i = 0; i < VW; i++)
+            values[i] = cot_f32_from_bits(random_bits());
+        check_rounding(values);
+    }
+    /* Every tie and its neighbours: the upper half of the bits with the lower half at and around one half. */
+    static const uint32_t low[] = {0,      1,      0x7fff, 0x8000, 0x8001, 0xffff,
+                                   0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001};
+    for (uint32_t high = 0; high < 65536; high += VW)
+        for (size_t k = 0; k < sizeof low / sizeof *low; k++) {
+            for (uint32_t i = 0; i < VW; i++)
+                values[i] = cot_f32_from_bits((high + i) << 16 | low[k]);
+            check_rounding(values);
+        }
+}
+
+/* ---- partial vectors -------------------------------------------------------------------------------------------- */
+
+static void parts_touch_their_lanes_only(void **state)
+{
+    (void)state;
+    for (int n = 0; n <= VW; n++) {
+        /* Loads end where the memory ends: a sanitizer or a guard page would see one lane too many. */
+        float *f32 = malloc((size_t)n * 4 + 1);
+        uint16_t *half = malloc((size_t)n * 2 + 1);
+        float loaded[VW], from_bf16[VW], from_f16[VW];
+        for (int i = 0; i < n; i++) {
+            f32[i] = (float)(i + 1);
+            half[i] = (uint16_t)(0x3c00 + i);
+        }
+        v_store(loaded, v_load_n(f32, n));
+        v_store(from_bf16, v_load_n_bf16(half, n));
+        v_store(from_f16, v_load_n_f16(half, n));
+        for (int i = 0; i < VW; i++) {
+            assert_same_float(i < n ? f32[i] : 0, loaded[i]);
+            assert_same_float(i < n ? cot_bf16_to_f32(half[i]) : 0, from_bf16[i]);
+            assert_same_float(i < n ? cot_f16_to_f32(half[i]) : 0, from_f16[i]);
+        }
+        float out[VW];
+        uint16_t bf16[VW], f16[VW];
+        memset(out, 0xff, sizeof out);
+        memset(bf16, 0xff, sizeof bf16);
+        memset(f16, 0xff, sizeof f16);
+        v_store_n(out, v_set1(3), n);
+        v_store_n_bf16(bf16, v_set1(3), n);
+        v_store_n_f16(f16, v_set1(3), n);
+        for (int i = 0; i < VW; i++) {
+            assert_int_equal(cot_f32_bits(out[i]), i < n ? cot_f32_bits(3) : 0xffffffffu);
+            assert_int_equal(bf16[i], i < n ? cot_f32_to_bf16(3) : 0xffff);
+            assert_int_equal(f16[i], i < n ? cot_f32_to_f16(3) : 0xffff);
+        }
+        v_store(out, v_keep(vm_first(n), v_set1(3)));
+        for (int i = 0; i < VW; i++)
+            assert_same_float(i < n ? 3 : 0, out[i]);
+        free(f32);
+        free(half);
+    }
+}
+
+/* ---- arithmetic ------------------------------------------------------------------------------------------------- */
+
+static void lanes_add_up(void **state)
+{
+    (void)state;
+    float a[VW], b[VW], out[VW], *strided = malloc(3 * VW * sizeof *strided);
+    assert_non_null(strided);
+    float sum = 0;
+    for (int i = 0; i < VW; i++) {
+        a[i] = (float)(i * i + 1);
+        b[i] = (float)(7 - i);
+        sum += a[i];
+        strided[3 * i] = a[i];
+    }
+    assert_same_float(sum, v_sum(v_load(a)));
+    v_store(out, v_fma(v_load(a), v_load(b), v_set1(2)));
+    for (int i = 0; i < VW; i++)
+        assert_same_float(a[i] * b[i] + 2, out[i]);
+    v_store(out, v_fnma(v_load(a), v_load(b), v_set1(2)));
+    for (int i = 0; i < VW; i++)
+        assert_same_float(2 - a[i] * b[i], out[i]);
+    v_store(out, v_sub(v_mul(v_load(a), v_load(b)), v_add(v_load(a), v_zero())));
+    for (int i = 0; i < VW; i++)
+        assert_same_float(a[i] * b[i] - a[i], out[i]);
+    v_store(out, v_gather(strided, 3, VW));
+    for (int i = 0; i < VW; i++)
+        assert_same_float(a[i], out[i]);
+    v_store(out, v_max(v_set1(1), v_set1(NAN)));
+    assert_true(isnan(out[0]));
+    v_store(out, v_min(v_set1(1), v_set1(NAN)));
+    assert_true(isnan(out[0]));
+    free(strided);
+}
+
+static void masks_compare_lanes(void **state)
+{
+    (void)state;
+    int32_t a[VW], b[VW];
+    float out[VW];
+    for (int i = 0; i < VW; i++) {
+        a[i] = i - 2;
+        b[i] = i % 3 == 0 ? a[i] : 1000;
+    }
+    v_store(out, v_keep(vm_and(vm_equal(vi_load(a), vi_load(b)), vm_not_negative(vi_load(a))), v_set1(NAN)));
+    for (int i = 0; i < VW; i++)
+        assert_true(i % 3 == 0 && i >= 2 ? isnan(out[i]) : cot_f32_bits(out[i]) == 0);
+    v_store(out, v_keep(vm_equal(vi_load(a), vi_set1(1)), v_set1(5)));
+    for (int i = 0; i < VW; i++)
+        assert_same_float(a[i] == 1 ? 5 : 0, out[i]);
+}
+
+/* ---- exp and its kin --------------------------------------------------------------------------------------------- */
+
+typedef struct curve {
+    const char *name;
+    vf (*vector)(vf);
+    double (*exact)(double);
+    float low, high;
+    double most_ulp;
+} curve;
+
+static vf vector_exp(vf z)
+{
+    return v_exp(z);
+}
+
+static vf vector_sigmoid(vf z)
+{
+    return v_sigmoid(z);
+}
+
+static vf vector_silu(vf z)
+{
+    return v_silu(z);
+}
+
+static vf vector_silu_slope(vf z)
+{
+    return v_silu_slope(z);
+}
+
+static double exact_sigmoid(double z)
+{
+    return 1 / (1 + exp(-z));
+}
+
+static double exact_silu(double z)
+{
+    return z / (1 + exp(-z));
+}
+
+static double exact_silu_slope(double z)
+{
+    const double s = exact_sigmoid(z);
+    return s * (1 + z * (1 - s));
+}
+
+static double ulp_of(double value)
+{
+    int exponent;
+    frexp(value, &exponent);
+    return ldexp(1, (exponent < -125 ? -125 : exponent) - 24);
+}
+
+/* The slope's two terms cancel near z = -1.28: its error is held against s, the larger of them. An error of s counts
+ * z times in it. */
+static double scale_of(const curve *c, double z)
+{
+    return c->exact == exact_silu_slope ? fmax(exact_sigmoid(z), fabs(c->exact(z))) : c->exact(z);
+}
+
+static void sweep(const curve *c)
+{
+    enum { STEPS = 4000000 };
+    double worst = 0, squares = 0;
+    float worst_at = 0;
+    for (int step = 0; step < STEPS; step += VW) {
+        float z[VW], out[VW];
+        for (int i = 0; i < VW; i++)
+            z[i] = c->low + (c->high - c->low) * (float)(step + i) / STEPS;
+        v_store(out, c->vector(v_load(z)));
+        for (int i = 0; i < VW; i++) {
+            const double error = fabs((double)out[i] - c->exact((double)z[i])) / ulp_of(scale_of(c, (double)z[i]));
+            squares += error * error;
+            if (!(error <= worst)) {
+                worst = error;
+                worst_at = z[i];
+            }
+        }
+    }
+    printf("%-12s on [%g, %g]: at most %.2f ulp (at %g), rms %.3f\n", c->name, (double)c->low, (double)c->high, worst,
+           (double)worst_at, sqrt(squares / STEPS));
+    assert_true(worst <= c->most_ulp);
+}
+
+static void curves_are_accurate(void **state)
+{
+    (void)state;
+    const curve curves[] = {
+        {"exp", vector_exp, exp, -87, 88, 1.5},
+        {"exp", vector_exp, exp, -1, 1, 1.5},
+        {"exp", vector_exp, exp, -104, -87, 1.5},
+        {"sigmoid", vector_sigmoid, exact_sigmoid, -87, 20, 4},
+        {"sigmoid", vector_sigmoid, exact_sigmoid, -4, 4, 4},
+        {"silu", vector_silu, exact_silu, -87, 20, 4},
+        {"silu", vector_silu, exact_silu, -4, 4, 4},
+        {"silu_slope", vector_silu_slope, exact_silu_slope, -60, 20, 25},
+        {"silu_slope", vector_silu_slope, exact_silu_slope, -4, 4, 6},
+    };
+    for (size_t i = 0; i < sizeof curves / sizeof *curves; i++)
+        sweep(&curves[i]);
+}
+
+static void curves_have_their_limits(void **state)
+{
+    (void)state;
+    const float huge[] = {90, 105, 1000, 1e10f, 3e38f, INFINITY};
+    float out[VW];
+    for (size_t i = 0; i < sizeof huge / sizeof *huge; i++) {
+        const vf up = v_set1(huge[i]), down = v_set1(-huge[i]);
+        v_store(out, v_exp(up));
+        assert_true(isinf(out[0]));
+        v_store(out, v_exp(down));
+        assert_true(out[0] >= 0 && out[0] <= 1e-38f);
+        v_store(out, v_sigmoid(up));
+        assert_true(out[0] == 1);
+        v_store(out, v_sigmoid(down));
+        assert_true(out[0] >= 0 && out[0] <= 0x1p-125f);
+        v_store(out, v_silu(up));
+        assert_true(out[0] == huge[i]);
+        v_store(out, v_silu(down));
+        assert_true(out[0] <= 0 && out[0] >= -1e-35f);
+        v_store(out, v_silu_slope(up));
+        assert_true(out[0] == 1);
+        v_store(out, v_silu_slope(down));
+        assert_true(out[0] <= 0 && out[0] >= -1e-35f);
+    }
+    v_store(out, v_exp(v_set1(-INFINITY)));
+    assert_true(out[0] == 0);
+    v_store(out, v_exp(v_zero()));
+    assert_true(out[0] == 1);
+    v_store(out, v_sigmoid(v_zero()));
+    assert_true(out[0] == 0.5f);
+    vf (*const all[])(vf) = {vector_exp, vector_sigmoid, vector_silu, vector_silu_slope};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        v_store(out, all[i](v_set1(NAN)));
+        assert_true(isnan(out[0]) && isnan(out[VW - 1]));
+    }
+}
+
+int main(void)
+{
+#if defined(COT_SIMD_AVX512)
+    const uint32_t needed = COT_ISA_AVX512;
+#elif defined(COT_SIMD_AVX2)
+    const uint32_t needed = COT_ISA_AVX2;
+#else
+    const uint32_t needed = COT_ISA_SCALAR;
+#endif
+    if ((cot_cpu_features() & needed) != needed)
+        return CTEST_SKIPPED;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(loads_every_half),
+        cmocka_unit_test(rounds_as_float16_h_does),
+        cmocka_unit_test(parts_touch_their_lanes_only),
+        cmocka_unit_test(lanes_add_up),
+        cmocka_unit_test(masks_compare_lanes),
+        cmocka_unit_test(curves_are_accurate),
+        cmocka_unit_test(curves_have_their_limits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
