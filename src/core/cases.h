@@ -27,16 +27,18 @@ typedef struct cot_case {
     const char *layout;             /* for people and bench rows, like the two below */
     char shape[64];
     char options[96];
-    double flops, bytes; /* of the whole call; bytes are compulsory: each input read, each output written once */
+    double flops; /* of the whole call */
 } cot_case;
 
 typedef struct cot_op_cases {
     const cot_op *op;
     /* Calls visit for every case, always in the same order; stops when visit returns false. */
     void (*each)(bool (*visit)(void *context, const cot_case *), void *context);
-    /* Contents of an integer field: `elements` of them, row-major. Float fields are random normal, times scale. */
-    void (*fill)(const cot_case *c, int field, int32_t *data, int64_t elements);
-    double (*scale)(const cot_case *c, int field);
+    /* The case that words like "T=100" or "bf16" describe; returns the first word that it does not know, or NULL. */
+    const char *(*parse)(int direction, int count, char *const words[], cot_case *c);
+    const char *words_help;
+    /* Contents of an integer field, row-major. Float fields are random normal. */
+    void (*fill)(const cot_case *c, const char *field, int32_t *data, int64_t elements);
     /* For each direction: computes the outputs of args, all float tensors being f64 and row-major, and into the
      * same outputs of `magnitudes` the sum of the absolute terms of each element: the formula evaluated with every
      * term replaced by its absolute value. */

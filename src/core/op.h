@@ -43,6 +43,7 @@ typedef struct cot_direction {
     const cot_op *op;
     size_t args_size, problem_size;
     size_t workspace_offset, workspace_bytes_offset; /* of those members in the argument struct */
+    size_t accumulate_offset;                        /* of its int32_t accumulate, 0 = it has none */
     const cot_field *fields;
     int field_count;
     /* Checks the arguments and fills the problem. with_data: data pointers, overlaps and index data too. */

@@ -371,7 +371,7 @@ static const cot_field update_fields[] = {
     FIELD(update, y, COT_OUTPUT),
 };
 
-#define DIRECTION(direction)                                                                       \
+#define DIRECTION(direction, accumulate_at)                                                                       \
     {                                                                                              \
         .name = #direction,                                                                        \
         .call = "causal_conv1d_" #direction,                                                       \
@@ -380,13 +380,18 @@ static const cot_field update_fields[] = {
         .problem_size = sizeof(conv1d_##direction##_problem),                                      \
         .workspace_offset = offsetof(cot_causal_conv1d_##direction##_args, workspace),             \
         .workspace_bytes_offset = offsetof(cot_causal_conv1d_##direction##_args, workspace_bytes), \
+        .accumulate_offset = accumulate_at,                                      \
         .fields = direction##_fields,                                                              \
         .field_count = COUNT(direction##_fields),                                                  \
         .validate = validate_##direction,                                                          \
     }
 /* clang-format on */
 
-const cot_direction cot_causal_conv1d_directions[] = {DIRECTION(forward), DIRECTION(backward), DIRECTION(update)};
+const cot_direction cot_causal_conv1d_directions[] = {
+    DIRECTION(forward, 0),
+    DIRECTION(backward, offsetof(cot_causal_conv1d_backward_args, accumulate)),
+    DIRECTION(update, 0),
+};
 
 const cot_op cot_causal_conv1d_op = {
     .name = "causal_conv1d",

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * check.h: every kernel of every op against its oracle, and the oracle against finite differences. */
+#ifndef COT_CHECK_CHECK_H
+#define COT_CHECK_CHECK_H
+
+#include "core/cases.h"
+
+typedef struct check_options {
+    const char *op;      /* NULL = all */
+    const char *kernel;  /* only kernels whose name contains this; NULL = all */
+    const char *only;    /* only cases whose description contains this; NULL = all */
+    cot_backend backend;
+    bool quick, report;
+    /* Called now and then with the share that is done; may be NULL. */
+    void (*progress)(void *context, double share, const char *what);
+    void *context;
+} check_options;
+
+/* Prints a line for each kernel, what failed, and last "N passed, N failed, N skipped"; returns the number failed.
+ * A test is one kernel on one case; skipped are those of kernels that this machine cannot run. */
+int64_t check_run(const check_options *options);
+
+/* The oracle's gradient of one case against central differences of its own forward: the largest relative error, in
+ * norm, over the gradients. */
+double check_gradient(const cot_op_cases *cases, const cot_case *c);
+
+/* "bf16 channel-last B2 D64 T100 K4 w=f32+silu": what --only matches. */
+void describe_case(const cot_op_cases *cases, const cot_case *c, char *text, size_t size);
+
+#endif

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "compare.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+
+const double thresholds[THRESHOLD_COUNT] = {0.51, 1, 2, 8, 64};
+
+double unit_roundoff(cot_dtype dtype)
+{
+    switch (dtype) {
+    case COT_F64: return 0x1p-53;
+    case COT_F16: return 0x1p-11;
+    case COT_BF16: return 0x1p-8;
+    default: return 0x1p-24;
+    }
+}
+
+/* The distance between neighbours of the dtype around |value|. */
+static double spacing(double value, cot_dtype dtype)
+{
+    const int least = dtype == COT_F64 ? -1022 : dtype == COT_F16 ? -14 : -126;
+    int exponent = least;
+    if (value != 0 && isfinite(value))
+        exponent = ilogb(value) > least ? ilogb(value) : least;
+    return ldexp(2 * unit_roundoff(dtype), exponent);
+}
+
+static double tolerance(double r, double m, cot_dtype out, cot_dtype intermediate)
+{
+    /* Below the normal range a dtype's spacing no longer shrinks with the value. */
+    const double rounding = fmax(unit_roundoff(out) * fabs(r), 0.5 * spacing(0, out));
+    return rounding + 4 * unit_roundoff(intermediate) * m;
+}
+
+static void compare_elements(comparison *c, const double *y, const double *r, const double *m, cot_dtype out,
+                             cot_dtype intermediate)
+{
+    double squares = 0, squares_ulp = 0;
+    for (int64_t i = 0; i < c->elements; i++) {
+        const double error = fabs(y[i] - r[i]), ulp = error / spacing(r[i], out);
+        const double ratio = error / tolerance(r[i], m[i], out, intermediate);
+        if (!(ratio <= 1)) { /* NaN too */
+            if (c->violations++ == 0)
+                c->first_violation = i;
+        }
+        if (!(ratio <= c->worst_ratio)) {
+            c->worst_ratio = isnan(ratio) ? INFINITY : ratio;
+            c->worst_element = i;
+        }
+        c->max_error = !(error <= c->max_error) ? error : c->max_error;
+        c->max_ulp = !(ulp <= c->max_ulp) ? ulp : c->max_ulp;
+        for (int t = 0; t < THRESHOLD_COUNT; t++)
+            c->over[t] += !(ulp <= thresholds[t]);
+        squares += error * error;
+        squares_ulp += ulp * ulp;
+    }
+    c->rms_error = c->elements > 0 ? sqrt(squares / (double)c->elements) : 0;
+    c->rms_ulp = c->elements > 0 ? sqrt(squares_ulp / (double)c->elements) : 0;
+}
+
+/* Both sides of the norm rule over [first, end); false where there is too little to average over. */
+static bool norm_ratio(const double *y, const double *r, const double *s, int64_t first, int64_t end, cot_dtype out,
+                       double *ratio)
+{
+    double error = 0, scalar_error = 0, norm = 0;
+    int64_t counted = 0;
+    for (int64_t i = first; i < end; i++) {
+        error += (y[i] - r[i]) * (y[i] - r[i]);
+        scalar_error += (s[i] - r[i]) * (s[i] - r[i]);
+        norm += r[i] * r[i];
+        counted += r[i] != 0;
+    }
+    const double bound = 1.5 * sqrt(scalar_error) + 0.25 * unit_roundoff(out) * sqrt(norm);
+    *ratio = bound > 0 ? sqrt(error) / bound : 0;
+    return counted >= NORM_LEAST;
+}
+
+static void compare_norms(comparison *c, const double *y, const double *r, const double *s, cot_dtype out)
+{
+    double ratio;
+    c->worst_block = -1;
+    if (norm_ratio(y, r, s, 0, c->elements, out, &ratio))
+        c->worst_norm_ratio = isnan(ratio) ? INFINITY : ratio;
+    for (int64_t first = 0; first < c->elements; first += NORM_BLOCK) {
+        const int64_t end = first + NORM_BLOCK < c->elements ? first + NORM_BLOCK : c->elements;
+        if (norm_ratio(y, r, s, first, end, out, &ratio) && !(ratio <= c->worst_norm_ratio)) {
+            c->worst_norm_ratio = isnan(ratio) ? INFINITY : ratio;
+            c->worst_block = first;
+        }
+    }
+}
+
+/* Rounding to nearest is off by a value uniform over one spacing, sign and all: standard deviation 1/sqrt(12). */
+static void compare_bias(comparison *c, const double *y, const double *r, cot_dtype out)
+{
+    double sum = 0;
+    int64_t counted = 0;
+    if (out != COT_F16 && out != COT_BF16)
+        return;
+    for (int64_t i = 0; i < c->elements; i++) {
+        if (r[i] == 0)
+            continue;
+        sum += (r[i] < 0 ? r[i] - y[i] : y[i] - r[i]) / spacing(r[i], out);
+        counted++;
+    }
+    if (counted < NORM_LEAST)
+        return;
+    c->bias = sum / (double)counted;
+    c->bias_bound = 6 / sqrt(12.0 * (double)counted);
+}
+
+comparison compare(const double *y, const double *r, const double *m, const double *s, int64_t elements, cot_dtype out,
+                   cot_dtype intermediate)
+{
+    comparison c = {.elements = elements, .first_violation = -1, .worst_element = -1};
+    compare_elements(&c, y, r, m, out, intermediate);
+    compare_norms(&c, y, r, s, out);
+    compare_bias(&c, y, r, out);
+    c.failed = c.violations > 0 || !(c.worst_norm_ratio <= 1) || (c.bias_bound > 0 && !(fabs(c.bias) <= c.bias_bound));
+    return c;
+}
+
+void comparison_line(const comparison *c, char *text, size_t size)
+{
+    if (c->violations > 0)
+        snprintf(text, size, "%" PRId64 " of %" PRId64 " elements beyond the tolerance, worst by %.3g times", c->violations,
+                 c->elements, c->worst_ratio);
+    else if (!(c->worst_norm_ratio <= 1))
+        snprintf(text, size, "error norm of %s %.3g times the bound (first element %" PRId64 ")",
+                 c->worst_block < 0 ? "the whole" : "a block", c->worst_norm_ratio, c->worst_block < 0 ? 0 : c->worst_block);
+    else if (c->bias_bound > 0 && !(fabs(c->bias) <= c->bias_bound))
+        snprintf(text, size, "rounding is biased by %.3g ulp (bound %.3g)", c->bias, c->bias_bound);
+    else
+        snprintf(text, size, "at most %.3g of the tolerance, max %.3g ulp, rms %.3g ulp", c->worst_ratio, c->max_ulp,
+                 c->rms_ulp);
+}
+
+/* ---- the long report ---------------------------------------------------------------------------------- */
+
+static void print_index(FILE *file, const cot_tensor *shape, int64_t number)
+{
+    int64_t index[COT_MAX_RANK];
+    for (int axis = shape->rank - 1; axis >= 0; axis--) {
+        index[axis] = number % shape->shape[axis];
+        number /= shape->shape[axis];
+    }
+    fputc('[', file);
+    for (int axis = 0; axis < shape->rank; axis++)
+        fprintf(file, "%s%" PRId64, axis > 0 ? "," : "", index[axis]);
+    fputc(']', file);
+}
+
+/* Statistics of a stretch of one axis. */
+typedef struct stretch {
+    int64_t elements, violations;
+    double max_ulp, squares_ulp;
+} stretch;
+
+enum { STRETCHES = 8 };
+
+static void report_axis(FILE *file, int axis, const double *y, const double *r, const double *m,
+                        const cot_tensor *shape, cot_dtype intermediate)
+{
+    const int64_t size = shape->shape[axis];
+    int64_t inner = 1, elements = 1, first_bad = -1, last_bad = -1, bad_indices = 0;
+    for (int a = 0; a < shape->rank; a++) {
+        inner *= a > axis ? shape->shape[a] : 1;
+        elements *= shape->shape[a];
+    }
+    const int count = size < STRETCHES ? (int)size : STRETCHES;
+    stretch stretches[STRETCHES] = {{0}};
+    for (int64_t index = 0; index < size; index++) {
+        stretch *part = &stretches[index * count / size];
+        const int64_t before = part->violations;
+        for (int64_t outer = 0; outer < elements; outer += inner * size) {
+            for (int64_t i = outer + index * inner; i < outer + (index + 1) * inner; i++) {
+                const double error = fabs(y[i] - r[i]), ulp = error / spacing(r[i], shape->dtype);
+                part->violations += !(error <= tolerance(r[i], m[i], shape->dtype, intermediate));
+                part->max_ulp = !(ulp <= part->max_ulp) ? ulp : part->max_ulp;
+                part->squares_ulp += ulp * ulp;
+                part->elements++;
+            }
+        }
+        if (part->violations > before) {
+            first_bad = first_bad < 0 ? index : first_bad;
+            last_bad = index;
+            bad_indices++;
+        }
+    }
+    fprintf(file, "      axis %d (%" PRId64 "): ", axis, size);
+    if (bad_indices > 0)
+        fprintf(file, "%" PRId64 " indices beyond the tolerance, from %" PRId64 " to %" PRId64 "\n", bad_indices, first_bad,
+                last_bad);
+    else
+        fprintf(file, "no index beyond the tolerance\n");
+    for (int part = 0; part < count; part++) {
+        const stretch *p = &stretches[part];
+        fprintf(file, "        %6" PRId64 "..%-6" PRId64 " %8" PRId64 " beyond, max %9.3g ulp, rms %9.3g ulp\n",
+                (part * size + count - 1) / count, ((part + 1) * size + count - 1) / count - 1, p->violations, p->max_ulp,
+                sqrt(p->squares_ulp / (double)(p->elements > 0 ? p->elements : 1)));
+    }
+}
+
+void comparison_report(FILE *file, const char *name, const comparison *c, const double *y, const double *r,
+                       const double *m, const cot_tensor *shape, cot_dtype intermediate)
+{
+    fprintf(file, "    %s %s, %" PRId64 " elements: %s\n", name, cot_dtype_name(shape->dtype), c->elements,
+            c->failed ? "FAILED" : "passed");
+    fprintf(file, "      error: max %.3g (%.3g ulp), rms %.3g (%.3g ulp), %.3g of the tolerance, norm %.3g of its bound\n",
+            c->max_error, c->max_ulp, c->rms_error, c->rms_ulp, c->worst_ratio, c->worst_norm_ratio);
+    if (c->bias_bound > 0)
+        fprintf(file, "      bias of rounding: %+.3g ulp (bound %.3g)\n", c->bias, c->bias_bound);
+    fprintf(file, "      elements off by more than");
+    for (int t = 0; t < THRESHOLD_COUNT; t++)
+        fprintf(file, "%s %g ulp: %" PRId64, t > 0 ? "," : "", thresholds[t], c->over[t]);
+    fputc('\n', file);
+    if (c->worst_element >= 0) {
+        fprintf(file, "      worst at ");
+        print_index(file, shape, c->worst_element);
+        fprintf(file, ": %.9g, expected %.9g, tolerance %.3g\n", y[c->worst_element], r[c->worst_element],
+                tolerance(r[c->worst_element], m[c->worst_element], shape->dtype, intermediate));
+    }
+    for (int axis = 0; c->elements > 0 && axis < shape->rank; axis++)
+        report_axis(file, axis, y, r, m, shape, intermediate);
+}
