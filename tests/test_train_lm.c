@@ -109,8 +109,7 @@ static void test_linear(void **state)
     c.dy = noise(7 * 11, 3);
     c.y = real_allocate(7 * 11);
     real *dx = noise(7 * 5, 4), *dw = noise(11 * 5, 5); /* to be overwritten */
-    linear_backward_input(c.shape, c.dy, c.w, dx);
-    linear_backward_weight(c.shape, c.dy, c.x, dw);
+    linear_backward(c.shape, c.x, c.w, c.dy, dx, dw);
     check_gradient("linear dx", linear_loss, &c, c.x, dx, 7 * 5);
     check_gradient("linear dw", linear_loss, &c, c.w, dw, 11 * 5);
     free(c.x), free(c.w), free(c.y), free(c.dy), free(dx), free(dw);

@@ -191,14 +191,14 @@ cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_q
                                int64_t time, const conv_block_saved *saved, const conv_block_scratch *scratch, real *dx)
 {
     const int64_t rows = batch * time;
-    linear_backward_weight(out_shape(sizes, rows), dx, saved->gated, block->w_out->gradient);
-    linear_backward_input(out_shape(sizes, rows), dx, block->w_out->value, scratch->dinner);
+    linear_backward(out_shape(sizes, rows), saved->gated, block->w_out->value, dx, scratch->dinner,
+                    block->w_out->gradient);
     gate_backward(rows, sizes.inner, saved->conv, saved->mixed, scratch->dinner, scratch->dmixed);
     const cot_status status = convolve_backward(block, sizes, queue, batch, time, saved, scratch);
     if (status != COT_OK)
         return status;
-    linear_backward_weight(in_shape(sizes, rows), scratch->dmixed, saved->normed, block->w_in->gradient);
-    linear_backward_input(in_shape(sizes, rows), scratch->dmixed, block->w_in->value, scratch->dnormed);
+    linear_backward(in_shape(sizes, rows), saved->normed, block->w_in->value, scratch->dmixed, scratch->dnormed,
+                    block->w_in->gradient);
     rmsnorm_backward(rows, sizes.width, saved->x, block->gain->value, saved->inv_rms, scratch->dnormed,
                      scratch->partial, dx, block->gain->gradient);
     return COT_OK;

@@ -85,11 +85,11 @@ static void print_results(const training *t)
     printf("hash of the parameters: %016llx\n", (unsigned long long)parameter_table_hash(&t->model.parameters));
 }
 
-/* Bytes that a terminal would act upon are shown as '?'. */
+/* Bytes that are not ASCII text are shown as '?': a sample need not be valid in any encoding. */
 static void print_text(const uint8_t *bytes, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
-        const bool shown = (bytes[i] >= 0x20 && bytes[i] != 0x7f) || bytes[i] == '\n' || bytes[i] == '\t';
+        const bool shown = (bytes[i] >= 0x20 && bytes[i] < 0x7f) || bytes[i] == '\n' || bytes[i] == '\t';
         putchar(shown ? bytes[i] : '?');
     }
     putchar('\n');

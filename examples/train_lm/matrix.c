@@ -3,7 +3,7 @@
 
 /* Tiles are large enough that packing the operands costs little beside the product, and small enough that there are
  * several for every core. */
-enum { TILE_ROWS = 256, TILE_COLUMNS = 512 };
+enum { TILE_ROWS = 128, TILE_COLUMNS = 512 };
 
 /* c [m,n] = op(a) op(b) + beta*c, every matrix row-major with its own leading dimension. */
 typedef struct product {
@@ -34,9 +34,10 @@ static void multiply_tile(const product *p, int64_t row, int64_t column)
               (blasint)p->ldb, p->store == MATRIX_ADD ? 1 : 0, p->c + row * p->ldc + column, (blasint)p->ldc);
 }
 
+/* Shares a product's tiles among the threads of one parallel region, and does not wait for the last. */
 static void multiply(const product *p)
 {
-#pragma omp parallel for collapse(2) schedule(dynamic)
+#pragma omp for collapse(2) schedule(dynamic) nowait
     for (int64_t row = 0; row < p->m; row += TILE_ROWS)
         for (int64_t column = 0; column < p->n; column += TILE_COLUMNS)
             multiply_tile(p, row, column);
@@ -44,48 +45,52 @@ static void multiply(const product *p)
 
 void linear_forward(linear_shape shape, const real *x, const real *w, real *y, matrix_store store)
 {
-    multiply(&(product){.m = shape.rows,
-                        .n = shape.out,
-                        .k = shape.in,
-                        .a = x,
-                        .lda = shape.in,
-                        .op_a = CblasNoTrans,
-                        .b = w,
-                        .ldb = shape.in,
-                        .op_b = CblasTrans,
-                        .c = y,
-                        .ldc = shape.out,
-                        .store = store});
+    const product forward = {.m = shape.rows,
+                             .n = shape.out,
+                             .k = shape.in,
+                             .a = x,
+                             .lda = shape.in,
+                             .op_a = CblasNoTrans,
+                             .b = w,
+                             .ldb = shape.in,
+                             .op_b = CblasTrans,
+                             .c = y,
+                             .ldc = shape.out,
+                             .store = store};
+#pragma omp parallel
+    multiply(&forward);
 }
 
-void linear_backward_input(linear_shape shape, const real *dy, const real *w, real *dx)
+/* One parallel region for both: the many tiles of dx keep the threads busy that found no tile of dw. */
+void linear_backward(linear_shape shape, const real *x, const real *w, const real *dy, real *dx, real *dw)
 {
-    multiply(&(product){.m = shape.rows,
-                        .n = shape.in,
-                        .k = shape.out,
-                        .a = dy,
-                        .lda = shape.out,
-                        .op_a = CblasNoTrans,
-                        .b = w,
-                        .ldb = shape.in,
-                        .op_b = CblasNoTrans,
-                        .c = dx,
-                        .ldc = shape.in,
-                        .store = MATRIX_SET});
-}
-
-void linear_backward_weight(linear_shape shape, const real *dy, const real *x, real *dw)
-{
-    multiply(&(product){.m = shape.out,
-                        .n = shape.in,
-                        .k = shape.rows,
-                        .a = dy,
-                        .lda = shape.out,
-                        .op_a = CblasTrans,
-                        .b = x,
-                        .ldb = shape.in,
-                        .op_b = CblasNoTrans,
-                        .c = dw,
-                        .ldc = shape.in,
-                        .store = MATRIX_SET});
+    const product weight = {.m = shape.out,
+                            .n = shape.in,
+                            .k = shape.rows,
+                            .a = dy,
+                            .lda = shape.out,
+                            .op_a = CblasTrans,
+                            .b = x,
+                            .ldb = shape.in,
+                            .op_b = CblasNoTrans,
+                            .c = dw,
+                            .ldc = shape.in,
+                            .store = MATRIX_SET};
+    const product input = {.m = shape.rows,
+                           .n = shape.in,
+                           .k = shape.out,
+                           .a = dy,
+                           .lda = shape.out,
+                           .op_a = CblasNoTrans,
+                           .b = w,
+                           .ldb = shape.in,
+                           .op_b = CblasNoTrans,
+                           .c = dx,
+                           .ldc = shape.in,
+                           .store = MATRIX_SET};
+#pragma omp parallel
+    {
+        multiply(&weight);
+        multiply(&input);
+    }
 }

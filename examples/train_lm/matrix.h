@@ -23,10 +23,7 @@ void matrix_use_one_thread_per_call(void);
 /* y = x w^T, or y += x w^T. */
 void linear_forward(linear_shape shape, const real *x, const real *w, real *y, matrix_store store);
 
-/* dx = dy w. */
-void linear_backward_input(linear_shape shape, const real *dy, const real *w, real *dx);
-
-/* dw = dy^T x. */
-void linear_backward_weight(linear_shape shape, const real *dy, const real *x, real *dw);
+/* dx = dy w and dw = dy^T x, side by side: neither may overlap an input. */
+void linear_backward(linear_shape shape, const real *x, const real *w, const real *dy, real *dx, real *dw);
 
 #endif

@@ -136,8 +136,7 @@ cot_status model_backward(const model *m, model_pass *pass, cot_queue *queue, in
     const int64_t rows = batch * time, width = m->config.width;
     real *dlogits = pass->logits, *dnormed = pass->scratch.dnormed;
     *loss = cross_entropy(rows, m->config.vocabulary, targets, dlogits, pass->row_loss, true);
-    linear_backward_weight(head_shape(m, rows), dlogits, pass->normed, m->head->gradient);
-    linear_backward_input(head_shape(m, rows), dlogits, m->head->value, dnormed);
+    linear_backward(head_shape(m, rows), pass->normed, m->head->value, dlogits, dnormed, m->head->gradient);
     memset(pass->dx, 0, (size_t)(rows * width) * sizeof(real));
     rmsnorm_backward(rows, width, pass->x, m->gain->value, pass->inv_rms, dnormed, pass->scratch.partial, pass->dx,
                      m->gain->gradient);

@@ -34,12 +34,13 @@ double gradient_norm(const parameter_table *table, double *partial)
     return sqrt(sum);
 }
 
+/* For the threads of one parallel region, which need not wait for each other between parameters. */
 static void update(parameter *p, const adamw_factors *f)
 {
     const real decay = p->decays ? f->decay : 0;
     real *value = p->value, *m1 = p->moment1, *m2 = p->moment2;
     const real *gradient = p->gradient;
-#pragma omp parallel for simd schedule(static)
+#pragma omp for simd schedule(static) nowait
     for (int64_t i = 0; i < p->count; i++) {
         const real g = gradient[i] * f->scale;
         m1[i] = f->beta1 * m1[i] + (1 - f->beta1) * g;
@@ -59,6 +60,7 @@ void adamw_step(parameter_table *table, const adamw_options *options, double nor
         .eps = (real)options->eps,
         .decay = (real)(rate * options->weight_decay),
     };
+#pragma omp parallel
     for (int i = 0; i < table->count; i++)
         update(&table->items[i], &factors);
 }

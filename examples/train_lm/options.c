@@ -37,7 +37,7 @@ static const struct argp_option OPTIONS[] = {
      "Without --text: the licence texts in /usr/share/common-licenses and the sources below DIR", 0},
     {0, 0, 0, 0, "Model:", 2},
     {"width", KEY_WIDTH, "N", 0, "Channels of the residual stream", 0},
-    {"inner", KEY_INNER, "N", 0, "Channels inside a block (default: twice the width)", 0},
+    {"inner", KEY_INNER, "N", 0, "Channels inside a block (default: 5/4 of the width)", 0},
     {"layers", KEY_LAYERS, "N", 0, "Blocks", 0},
     {"kernel", KEY_KERNEL, "K", 0, "Width of the causal convolutions", 0},
     {0, 0, 0, 0, "Training:", 3},
@@ -161,15 +161,15 @@ static const struct argp PARSER = {
 
 void options_parse(options *o, int argc, char **argv)
 {
-    *o = (options){.steps = 600,
-                   .batch = 8,
+    *o = (options){.steps = 2600,
+                   .batch = 4,
                    .context = 256,
-                   .width = 256,
-                   .layers = 6,
-                   .kernel = 8,
+                   .width = 128,
+                   .layers = 10,
+                   .kernel = 4,
                    .seed = 1,
-                   .rate = 3e-3,
-                   .weight_decay = 0.1,
+                   .rate = 4e-3,
+                   .weight_decay = 0.4,
                    .clip = 1,
                    .temperature = 0.8,
                    .sample = 800,
@@ -184,7 +184,7 @@ void options_parse(options *o, int argc, char **argv)
     argp_err_exit_status = EXIT_BAD_INPUT;
     argp_parse(&PARSER, argc, argv, 0, NULL, o);
     if (o->inner == 0)
-        o->inner = 2 * o->width;
+        o->inner = o->width + o->width / 4;
 }
 
 void options_destroy(options *o)

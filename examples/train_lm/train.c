@@ -8,10 +8,10 @@
 #include <stdlib.h>
 
 enum {
-    VALIDATIONS = 12,         /* during the run, at equal distances */
-    VALIDATION_WINDOWS = 128, /* at most, spread evenly over the held-out text */
-    WARMUP_PART = 20,         /* one in so many steps */
-    LAST_PART = 20            /* the final training loss averages one in so many steps */
+    VALIDATIONS = 8,         /* during the run, at equal distances */
+    VALIDATION_WINDOWS = 64, /* at most, spread evenly over the held-out text */
+    WARMUP_PART = 20,        /* one in so many steps */
+    LAST_PART = 20           /* the final training loss averages one in so many steps */
 };
 
 /* The held-out windows, the same at every validation: [windows,context] inputs and targets. */
