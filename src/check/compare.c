@@ -40,7 +40,7 @@ static void compare_elements(comparison *c, const double *y, const double *r, co
     double squares = 0, squares_ulp = 0;
     for (int64_t i = 0; i < c->elements; i++) {
         const double error = fabs(y[i] - r[i]), ulp = error / spacing(r[i], out);
-        const double ratio = error / tolerance(r[i], m[i], out, intermediate);
+        const double ratio = error == 0 ? 0 : error / tolerance(r[i], m[i], out, intermediate);
         if (!(ratio <= 1)) { /* NaN too */
             if (c->violations++ == 0)
                 c->first_violation = i;

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench.h"
+
+#include "bound_case.h"
+#include "ceiling.h"
+#include "check.h"
+#include "commit.h"
+#include "core/cpu_features.h"
+#include "core/queue.h"
+#include "core/tensor.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A sample is as many calls as fill this time; a measurement the median of this many samples, or of as many as its
+ * time allows. All kernels of a case and the copies take turns, so that a slow moment of the machine hits them alike. */
+static const double sample_seconds = 0.01, case_seconds = 12;
+enum { SAMPLES = 9, SAMPLES_LEAST = 3, MAX_RUNNERS = COT_MAX_KERNELS + 2 };
+
+void device_name(char *text, size_t size)
+{
+    char line[256], name[200] = "unknown processor";
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "model name : %199[^\n]", name) == 1)
+            break;
+    if (file != NULL)
+        fclose(file);
+    snprintf(text, size, "%s, %ld cores", name, sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+/* ---- what takes turns --------------------------------------------------------------------------------- */
+
+/* A kernel of the case, or one of the two copies. */
+typedef struct runner {
+    const cot_choice *choice; /* NULL = a copy */
+    void (*copy)(const cot_queue *, const copy_ceiling *);
+    cot_queue *queue;
+    int64_t calls; /* of one sample */
+    double samples[SAMPLES];
+    int count;
+    size_t workspace;
+} runner;
+
+typedef struct bench {
+    const bench_options *options;
+    const cot_op_cases *cases;
+    json_t *rows;
+    double clock;
+    char device[256], date[16];
+    int64_t total, done;
+} bench;
+
+typedef struct contest {
+    const cot_direction *direction;
+    bound_case *bound;
+    copy_ceiling copy;
+    runner runners[MAX_RUNNERS];
+    int count;
+} contest;
+
+static bool call(contest *c, runner *r)
+{
+    if (r->choice == NULL) {
+        r->copy(r->queue, &c->copy);
+        return true;
+    }
+    return cot_op_run(c->direction, r->queue, c->bound->args) == COT_OK;
+}
+
+static double seconds_of(contest *c, runner *r, int64_t calls)
+{
+    const double begin = now();
+    for (int64_t i = 0; i < calls; i++)
+        if (!call(c, r))
+            return NAN;
+    return (now() - begin) / (double)calls;
+}
+
+static double median(runner *r)
+{
+    for (int i = 1; i < r->count; i++)
+        for (int j = i; j > 0 && r->samples[j] < r->samples[j - 1]; j--) {
+            const double swap = r->samples[j];
+            r->samples[j] = r->samples[j - 1];
+            r->samples[j - 1] = swap;
+        }
+    return r->samples[r->count / 2];
+}
+
+static void run_contest(contest *c)
+{
+    const double begin = now();
+    for (int i = 0; i < c->count; i++) { /* the first call warms up and tells how many make a sample */
+        runner *r = &c->runners[i];
+        seconds_of(c, r, 1);
+        const double once = seconds_of(c, r, 1);
+        r->calls = once > 0 && once < sample_seconds ? (int64_t)(sample_seconds / once) + 1 : 1;
+    }
+    for (int sample = 0; sample < SAMPLES; sample++) {
+        if (sample >= SAMPLES_LEAST && now() - begin > case_seconds)
+            break;
+        for (int i = 0; i < c->count; i++) {
+            runner *r = &c->runners[i];
+            if (r->calls > 1)
+                call(c, r); /* the runner before has left other data in the caches */
+            r->samples[r->count++] = seconds_of(c, r, r->calls);
+        }
+    }
+}
+
+/* ---- one case ----------------------------------------------------------------------------------------- */
+
+static cot_queue *make_queue(const bench *b, const cot_kernel *kernel)
+{
+    char forced[160] = "";
+    if (kernel != NULL)
+        snprintf(forced, sizeof forced, "%s=%s", b->cases->op->name, kernel->name);
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = b->options->backend;
+    options.threads = b->options->threads;
+    options.kernels = forced;
+    cot_queue *queue = NULL;
+    if (cot_queue_create(&options, &queue) != COT_OK) {
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        exit(1);
+    }
+    return queue;
+}
+
+static double compulsory_bytes(const cot_direction *direction, const void *args)
+{
+    double bytes = 0;
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)args);
+        if (!cot_present(tensor))
+            continue;
+        const double once = (double)cot_elements(tensor) * (double)cot_dtype_size(tensor->dtype);
+        bytes += direction->fields[f].role == COT_INPUT_OUTPUT ? 2 * once : once;
+    }
+    return bytes;
+}
+
+static void add_row(const bench *b, const cot_case *c, const contest *all, runner *r, double ceiling)
+{
+    const cot_direction *direction = all->direction;
+    const cot_tensor *first = cot_field_tensor(&direction->fields[0], (void *)c->args);
+    const double seconds = median(r), bytes = compulsory_bytes(direction, c->args);
+    const double elements = (double)cot_elements(first);
+    const int threads = (int)cot_queue_threads(r->queue);
+    json_t *row = json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:b, s:s, s:f, s:s, s:s, s:s}",
+        "op", b->cases->op->name, "direction", direction->name, "kernel", r->choice->kernel->name, "backend",
+        r->choice->kernel->backend == COT_BACKEND_CPU ? "cpu" : "cuda", "dtype", cot_dtype_name(first->dtype), "layout",
+        c->layout, "shape", c->shape, "options", c->options, "threads", threads, "ms", 1e3 * seconds, "bytes", bytes,
+        "flops", c->flops, "gbps", 1e-9 * bytes / seconds, "tflops", 1e-12 * c->flops / seconds, "ceiling", 1e-9 * ceiling,
+        "ratio", bytes / seconds / ceiling, "cycles16", seconds * b->clock * threads / (elements / 16), "footprint", bytes,
+        "workspace_bytes", (json_int_t)r->workspace, "chosen", r->choice->chosen, "device", b->device, "clock_ghz",
+        1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version", cot_version());
+    json_array_append_new(b->rows, row);
+}
+
+static bool wanted(const bench *b, const cot_case *c)
+{
+    char text[256];
+    describe_case(b->cases, c, text, sizeof text);
+    return (c->uses & COT_CASE_BENCH) && (b->options->only == NULL || strstr(text, b->options->only) != NULL);
+}
+
+static void add_runners(const bench *b, contest *c, const cot_choice *choices, int count)
+{
+    for (int i = 0; i < count; i++) {
+        const char *name = choices[i].kernel->name;
+        if (choices[i].refusal != NULL || (b->options->chosen_only && !choices[i].chosen) ||
+            (b->options->kernel != NULL && strstr(name, b->options->kernel) == NULL))
+            continue;
+        runner *r = &c->runners[c->count++];
+        *r = (runner){.choice = &choices[i], .queue = make_queue(b, choices[i].kernel)};
+        r->workspace = choices[i].workspace_bytes;
+        cot_queue_reserve(r->queue, r->workspace);
+    }
+}
+
+static void bench_one(bench *b, const cot_case *c)
+{
+    const cot_direction *direction = case_direction(b->cases, c);
+    cot_choice choices[COT_MAX_KERNELS];
+    int count = 0;
+    cot_queue *any = make_queue(b, NULL);
+    if (cot_op_explain(direction, any, c->args, choices, &count) != COT_OK) {
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        cot_queue_destroy(any);
+        return;
+    }
+    contest all = {.direction = direction, .copy = copy_ceiling_make((size_t)compulsory_bytes(direction, c->args))};
+    all.runners[0] = (runner){.copy = copy_plain, .queue = any};
+    all.runners[1] = (runner){.copy = copy_streaming, .queue = any};
+    all.count = 2;
+    add_runners(b, &all, choices, count);
+    bound_case bound;
+    reference ref = reference_make(b->cases, c);
+    bound_case_make(&bound, &ref, false);
+    reference_free(&ref);
+    all.bound = &bound;
+    run_contest(&all);
+    const double plain = median(&all.runners[0]), streaming = median(&all.runners[1]);
+    const double ceiling = 2 * (double)all.copy.bytes / (plain < streaming ? plain : streaming);
+    for (int i = 2; i < all.count; i++) {
+        add_row(b, c, &all, &all.runners[i], ceiling);
+        cot_queue_destroy(all.runners[i].queue);
+    }
+    cot_queue_destroy(any);
+    copy_ceiling_free(&all.copy);
+    bound_case_free(&bound, direction);
+}
+
+/* ---- all of them -------------------------------------------------------------------------------------- */
+
+static bool count_case(void *context, const cot_case *c)
+{
+    bench *b = context;
+    b->total += wanted(b, c);
+    return true;
+}
+
+static bool bench_case(void *context, const cot_case *c)
+{
+    bench *b = context;
+    char text[256];
+    if (!wanted(b, c))
+        return true;
+    describe_case(b->cases, c, text, sizeof text);
+    if (b->options->progress != NULL)
+        b->options->progress(b->options->context, (double)b->done / (double)b->total, text);
+    b->done++;
+    bench_one(b, c);
+    return true;
+}
+
+json_t *bench_run(const bench_options *options)
+{
+    bench b = {.options = options, .rows = json_array(), .clock = measure_clock()};
+    const time_t seconds = time(NULL);
+    strftime(b.date, sizeof b.date, "%Y-%m-%d", gmtime(&seconds));
+    device_name(b.device, sizeof b.device);
+    for (int i = 0; i < cot_op_count; i++) {
+        if (options->op != NULL && strcmp(options->op, cot_ops[i]->name) != 0)
+            continue;
+        b.cases = cot_all_cases[i];
+        b.total = b.done = 0;
+        if (options->one != NULL) {
+            b.total = 1;
+            bench_case(&b, options->one);
+            continue;
+        }
+        b.cases->each(count_case, &b);
+        b.cases->each(bench_case, &b);
+    }
+    if (options->progress != NULL)
+        options->progress(options->context, 1, "");
+    return b.rows;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * bench.h: the time of every kernel on the cases of the benchmark, beside the machine's own ceilings. */
+#ifndef COT_CHECK_BENCH_H
+#define COT_CHECK_BENCH_H
+
+#include "core/cases.h"
+
+#include <jansson.h>
+
+typedef struct bench_options {
+    const char *op;      /* NULL = all */
+    const char *kernel;  /* only kernels whose name contains this; NULL = all */
+    const char *only;    /* only cases whose description contains this; NULL = all */
+    const cot_case *one; /* this case of `op` instead of the op's list; NULL = the list */
+    cot_backend backend;
+    int threads;         /* 0 = all */
+    bool chosen_only;    /* only the kernel that dispatch would take */
+    void (*progress)(void *context, double share, const char *what);
+    void *context;
+} bench_options;
+
+/* Measures, and returns one object a row (the caller's, to be released with json_decref):
+ *   op direction kernel backend dtype layout shape options    what was run
+ *   threads ms                                                median time of a call
+ *   bytes flops gbps tflops                                   compulsory bytes: each input read, each output written once
+ *   ceiling ratio                                             best copy at the same footprint in the same run, GB/s; gbps over it
+ *   cycles16                                                  core cycles of one thread for 16 elements of the first tensor
+ *   footprint workspace_bytes chosen                          chosen: dispatch would take it
+ *   device clock_ghz date commit version                      where and when; the clock is measured in the same run */
+json_t *bench_run(const bench_options *options);
+
+/* The rows as a table for people. */
+void bench_print(const json_t *rows);
+
+/* The rows as a drawing, through gnuplot: a bar a kernel, as a share of the ceiling. Returns NULL or what failed. */
+const char *bench_plot(const json_t *rows, const char *path);
+
+/* "Intel(R) Xeon(R) Processor, 2 cores": the processor this runs on. */
+void device_name(char *text, size_t size);
+
+#endif

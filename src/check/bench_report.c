@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench_report.c: bench's rows as a table and as a drawing. */
+#include "bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static const char *text_of(const json_t *row, const char *key)
+{
+    return json_string_value(json_object_get(row, key));
+}
+
+static double number_of(const json_t *row, const char *key)
+{
+    return json_number_value(json_object_get(row, key));
+}
+
+static bool same_case(const json_t *a, const json_t *b)
+{
+    static const char *const keys[] = {"op", "direction", "dtype", "layout", "shape", "options"};
+    for (size_t i = 0; a != NULL && i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(text_of(a, keys[i]), text_of(b, keys[i])) != 0)
+            return false;
+    return a != NULL;
+}
+
+void bench_print(const json_t *rows)
+{
+    size_t index;
+    const json_t *row, *before = NULL;
+    json_array_foreach((json_t *)rows, index, row)
+    {
+        if (before == NULL)
+            printf("%s, clock %.2f GHz, %d threads, commit %s, %s\n", text_of(row, "device"), number_of(row, "clock_ghz"),
+                   (int)number_of(row, "threads"), text_of(row, "commit"), text_of(row, "date"));
+        if (!same_case(before, row))
+            printf("\n%s %s %s %s %s, %s: %.1f MB, copy %.1f GB/s\n%-46s %10s %8s %8s %10s %12s\n", text_of(row, "op"),
+                   text_of(row, "direction"), text_of(row, "dtype"), text_of(row, "layout"), text_of(row, "shape"),
+                   text_of(row, "options"), 1e-6 * number_of(row, "bytes"), number_of(row, "ceiling"), "kernel", "ms", "GB/s",
+                   "of copy", "cycles/16", "workspace KB");
+        printf("%-46s %10.4f %8.2f %7.1f%% %10.1f %12.1f%s\n", text_of(row, "kernel"), number_of(row, "ms"),
+               number_of(row, "gbps"), 100 * number_of(row, "ratio"), number_of(row, "cycles16"),
+               number_of(row, "workspace_bytes") / 1024, json_is_true(json_object_get(row, "chosen")) ? "  chosen" : "");
+        before = row;
+    }
+}
+
+/* The data of the drawing: label, share of the ceiling, colour; the chosen kernels alone where there are many rows. */
+static int write_bars(FILE *gnuplot, const json_t *rows)
+{
+    size_t index;
+    const json_t *row;
+    int bars = 0;
+    const bool chosen_only = json_array_size(rows) > 24;
+    fprintf(gnuplot, "$bars << END\n");
+    json_array_foreach((json_t *)rows, index, row)
+    {
+        const bool chosen = json_is_true(json_object_get(row, "chosen"));
+        if (chosen_only && !chosen)
+            continue;
+        fprintf(gnuplot, "\"%s %s %s %s %s\" %.4f %d\n", text_of(row, "kernel"), text_of(row, "dtype"),
+                text_of(row, "layout"), text_of(row, "shape"), strstr(text_of(row, "options"), "silu") ? "SiLU" : "",
+                number_of(row, "ratio"), chosen ? 2 : 1);
+        bars++;
+    }
+    fprintf(gnuplot, "END\n");
+    return bars;
+}
+
+const char *bench_plot(const json_t *rows, const char *path)
+{
+    if (json_array_size(rows) == 0)
+        return "there are no rows to draw";
+    if (system("command -v gnuplot >/dev/null 2>&1") != 0)
+        return "gnuplot is not installed";
+    char partial[4096];
+    if (snprintf(partial, sizeof partial, "%s.partial", path) >= (int)sizeof partial || strchr(path, '\'') != NULL)
+        return "the file name is too long or has a quote in it";
+    FILE *gnuplot = popen("gnuplot", "w");
+    if (gnuplot == NULL)
+        return "gnuplot cannot be started";
+    const json_t *first = json_array_get(rows, 0);
+    const int bars = write_bars(gnuplot, rows);
+    fprintf(gnuplot, "set terminal svg size 1100,%d font 'sans,12' background '#ffffff'\nset output '%s'\n", 110 + 22 * bars,
+            partial);
+    fprintf(gnuplot, "set title \"Share of the copy bandwidth at the same footprint: %s, %d threads, %s, %s\" noenhanced\n",
+            text_of(first, "device"), (int)number_of(first, "threads"), text_of(first, "commit"), text_of(first, "date"));
+    fprintf(gnuplot, "set yrange [%d:-1]\nset xrange [0:*]\nset xtics 0.2\nset grid xtics\nset key off\nset lmargin 70\n"
+                     "set style fill solid 0.8\nset arrow from 1,graph 0 to 1,graph 1 nohead dt 2\n", bars);
+    fprintf(gnuplot, "plot $bars using ($2/2):0:($2/2):(0.38):ytic(1) with boxxyerror lc rgb '#4477aa' notitle, "
+                     "'' using ($2):0:(sprintf('%%.2f', $2)) with labels left offset 0.5,0 notitle\n");
+    const bool failed = pclose(gnuplot) != 0 || rename(partial, path) != 0;
+    if (failed)
+        unlink(partial);
+    return failed ? "gnuplot failed, or the file cannot be written" : NULL;
+}

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+
+#include "bound_case.h"
+#include "compare.h"
+#include "core/cpu_features.h"
+#include "core/queue.h"
+#include "core/tensor.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* The oracle against finite differences of its own forward. */
+static const double gradient_tolerance = 1e-7;
+
+/* A kernel runs on an odd number of threads first and on one thread then: same bits, or it fails. */
+enum { MANY_THREADS = 3, SHOWN_FAILURES = 3 };
+
+/* How one kernel has fared so far. */
+typedef struct tally {
+    const cot_kernel *kernel;
+    int64_t passed, failed, skipped;
+    double worst_ratio, worst_ulp; /* over all outputs of all cases */
+    char worst_case[256];
+} tally;
+
+typedef struct checker {
+    const check_options *options;
+    const cot_op_cases *cases;
+    tally tallies[COT_MAX_KERNELS];
+    int64_t gradients_passed, gradients_failed;
+    double worst_gradient;
+    int64_t total, done; /* cases */
+} checker;
+
+void describe_case(const cot_op_cases *cases, const cot_case *c, char *text, size_t size)
+{
+    const cot_direction *direction = case_direction(cases, c);
+    const cot_tensor *first = cot_field_tensor(&direction->fields[0], (void *)c->args);
+    snprintf(text, size, "%s %s %s %s %s", direction->name, cot_dtype_name(first->dtype), c->layout, c->shape,
+             c->options);
+}
+
+static bool wanted(const checker *k, const cot_case *c)
+{
+    const unsigned uses = k->options->quick ? COT_CASE_QUICK : COT_CASE_CHECK;
+    char text[256];
+    if (!(c->uses & uses))
+        return false;
+    describe_case(k->cases, c, text, sizeof text);
+    return k->options->only == NULL || strstr(text, k->options->only) != NULL;
+}
+
+/* ---- one kernel, one case ----------------------------------------------------------------------------- */
+
+static cot_queue *queue_for(const cot_op *op, const cot_kernel *kernel, int threads)
+{
+    char forced[160];
+    snprintf(forced, sizeof forced, "%s=%s", op->name, kernel->name);
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = kernel->backend;
+    options.threads = threads;
+    options.kernels = forced;
+    cot_queue *queue = NULL;
+    return cot_queue_create(&options, &queue) == COT_OK ? queue : NULL;
+}
+
+static bool run_once(const checker *k, const cot_kernel *kernel, const cot_direction *direction, bound_case *b,
+                     int threads, char *why, size_t size)
+{
+    cot_queue *queue = queue_for(k->cases->op, kernel, threads);
+    size_t bytes = 0;
+    cot_status status = queue == NULL ? COT_NO_DEVICE : cot_op_workspace(direction, queue, b->args, &bytes);
+    if (status == COT_OK) {
+        bound_case_set_workspace(b, direction, bytes);
+        status = cot_op_run(direction, queue, b->args);
+    }
+    if (status != COT_OK)
+        snprintf(why, size, "%s: %s", cot_status_name(status), cot_error_message());
+    cot_queue_destroy(queue);
+    return status == COT_OK;
+}
+
+/* Nothing outside the outputs' elements may change: not the guards, not the gaps, not the inputs. */
+static bool memory_intact(const cot_direction *direction, const bound_case *b, const bound_case *untouched, char *why,
+                          size_t size)
+{
+    for (int f = 0; f < direction->field_count; f++) {
+        int64_t byte;
+        if (storage_overrun(&b->fields[f], &byte)) {
+            snprintf(why, size, "%s: byte %" PRId64 " beside the tensor's elements was written", direction->fields[f].name,
+                     byte);
+            return false;
+        }
+        if (direction->fields[f].role == COT_INPUT && b->fields[f].memory != NULL &&
+            memcmp(b->fields[f].memory, untouched->fields[f].memory, b->fields[f].bytes) != 0) {
+            snprintf(why, size, "%s: an input was written", direction->fields[f].name);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool same_bytes(const cot_direction *direction, const bound_case *a, const bound_case *b, char *why, size_t size)
+{
+    for (int f = 0; f < direction->field_count; f++) {
+        if (a->fields[f].memory == NULL)
+            continue;
+        for (size_t i = 0; i < a->fields[f].bytes; i++) {
+            if (a->fields[f].memory[i] == b->fields[f].memory[i])
+                continue;
+            snprintf(why, size, "%s: other bits on 1 thread than on %d, first at byte %td", direction->fields[f].name,
+                     MANY_THREADS, a->fields[f].memory + i - (char *)a->fields[f].view.data);
+            return false;
+        }
+    }
+    return true;
+}
+
+typedef struct outcome {
+    bool failed;
+    char why[256];
+    double worst_ratio, worst_ulp;
+} outcome;
+
+/* Holds the outputs in b against the oracle's; s holds the scalar kernel's. With a file: reports each of them. */
+static void compare_outputs(const reference *ref, const cot_kernel *kernel, const bound_case *b,
+                            double *const s[COT_MAX_FIELDS], FILE *report, outcome *out)
+{
+    const cot_direction *direction = case_direction(ref->cases, ref->c);
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_tensor *view = &b->fields[f].view;
+        if (ref->expected[f] == NULL)
+            continue;
+        double *y = tensor_values(view);
+        const cot_dtype intermediate = view->dtype == COT_F64 ? COT_F64 : kernel->intermediate;
+        const comparison c = compare(y, ref->expected[f], ref->magnitudes[f], s[f], cot_elements(view), view->dtype,
+                                     intermediate);
+        if (c.failed && !out->failed) {
+            char line[200];
+            comparison_line(&c, line, sizeof line);
+            snprintf(out->why, sizeof out->why, "%s: %s", direction->fields[f].name, line);
+            out->failed = true;
+        }
+        out->worst_ratio = c.worst_ratio > out->worst_ratio ? c.worst_ratio : out->worst_ratio;
+        out->worst_ulp = c.max_ulp > out->worst_ulp ? c.max_ulp : out->worst_ulp;
+        if (report != NULL)
+            comparison_report(report, direction->fields[f].name, &c, y, ref->expected[f], ref->magnitudes[f], view,
+                              intermediate);
+        free(y);
+    }
+}
+
+static outcome check_kernel(const checker *k, const reference *ref, const cot_kernel *kernel,
+                            double *s[COT_MAX_FIELDS], FILE *report)
+{
+    const cot_direction *direction = case_direction(ref->cases, ref->c);
+    outcome out = {0};
+    bound_case untouched, first, second;
+    bound_case_make(&untouched, ref, false);
+    bound_case_make(&first, ref, true);
+    bound_case_make(&second, ref, false);
+    const bool ran = run_once(k, kernel, direction, &first, MANY_THREADS, out.why, sizeof out.why) &&
+                     run_once(k, kernel, direction, &second, 1, out.why, sizeof out.why);
+    for (int f = 0; ran && f < direction->field_count; f++)
+        if (ref->expected[f] != NULL && s[f] == NULL) /* the first kernel to run is the scalar one */
+            s[f] = tensor_values(&first.fields[f].view);
+    out.failed = !ran || !memory_intact(direction, &first, &untouched, out.why, sizeof out.why) ||
+                 !same_bytes(direction, &first, &second, out.why, sizeof out.why);
+    if (ran)
+        compare_outputs(ref, kernel, &first, s, report, &out);
+    bound_case_free(&untouched, direction);
+    bound_case_free(&first, direction);
+    bound_case_free(&second, direction);
+    return out;
+}
+
+/* ---- one case ----------------------------------------------------------------------------------------- */
+
+static bool wanted_kernel(const checker *k, const cot_kernel *kernel)
+{
+    return kernel->backend == k->options->backend &&
+           (k->options->kernel == NULL || strstr(kernel->name, k->options->kernel) != NULL);
+}
+
+static void record(checker *k, tally *t, const outcome *out, const char *text)
+{
+    if (!out->failed) {
+        t->passed++;
+        if (out->worst_ratio > t->worst_ratio) {
+            t->worst_ratio = out->worst_ratio;
+            snprintf(t->worst_case, sizeof t->worst_case, "%s", text);
+        }
+        t->worst_ulp = out->worst_ulp > t->worst_ulp ? out->worst_ulp : t->worst_ulp;
+        return;
+    }
+    if (++t->failed <= SHOWN_FAILURES || k->options->report)
+        printf("FAILED %s, %s: %s\n", t->kernel->name, text, out->why);
+}
+
+static void check_case_kernels(checker *k, const reference *ref, const char *text)
+{
+    const cot_op *op = k->cases->op;
+    const cot_direction *direction = case_direction(k->cases, ref->c);
+    double *s[COT_MAX_FIELDS] = {0};
+    cot_queue *any = NULL;
+    cot_choice choices[COT_MAX_KERNELS];
+    int count = 0;
+    cot_queue_options free_choice;
+    COT_INIT(&free_choice);
+    free_choice.backend = k->options->backend;
+    free_choice.kernels = "";
+    if (cot_queue_create(&free_choice, &any) != COT_OK ||
+        cot_op_explain(direction, any, ref->c->args, choices, &count) != COT_OK) {
+        printf("FAILED %s: %s\n", text, cot_error_message());
+        k->tallies[0].failed++;
+    }
+    bool scalar_ran = false;
+    for (int i = 0; i < count; i++) {
+        tally *t = &k->tallies[choices[i].kernel - op->kernels];
+        const bool chosen = wanted_kernel(k, choices[i].kernel);
+        if (choices[i].refusal != NULL) {
+            t->skipped += chosen && (choices[i].kernel->isa & ~cot_cpu_features()) != 0;
+            continue;
+        }
+        if (!chosen && scalar_ran)
+            continue;
+        scalar_ran = true;
+        const outcome out = check_kernel(k, ref, choices[i].kernel, s, NULL);
+        if (!chosen)
+            continue; /* the scalar kernel, run for its values alone */
+        record(k, t, &out, text);
+        if (out.failed && k->options->report)
+            check_kernel(k, ref, choices[i].kernel, s, stdout);
+    }
+    for (int f = 0; f < COT_MAX_FIELDS; f++)
+        free(s[f]);
+    cot_queue_destroy(any);
+}
+
+static bool check_case(void *context, const cot_case *c)
+{
+    checker *k = context;
+    if (!wanted(k, c))
+        return true;
+    char text[256];
+    describe_case(k->cases, c, text, sizeof text);
+    if (k->options->progress != NULL)
+        k->options->progress(k->options->context, (double)k->done / (double)k->total, text);
+    k->done++;
+    reference ref = reference_make(k->cases, c);
+    reference_solve(&ref);
+    check_case_kernels(k, &ref, text);
+    reference_free(&ref);
+    if (c->uses & COT_CASE_GRADIENT) {
+        const double error = check_gradient(k->cases, c);
+        const bool failed = !(error <= gradient_tolerance);
+        k->gradients_failed += failed;
+        k->gradients_passed += !failed;
+        k->worst_gradient = !(error <= k->worst_gradient) ? error : k->worst_gradient;
+        if (failed)
+            printf("FAILED oracle, %s: off from finite differences by %.3g\n", text, error);
+    }
+    return true;
+}
+
+static bool count_case(void *context, const cot_case *c)
+{
+    checker *k = context;
+    k->total += wanted(k, c);
+    return true;
+}
+
+/* ---- all of them -------------------------------------------------------------------------------------- */
+
+static void print_tallies(const checker *k, int64_t totals[3])
+{
+    const cot_op *op = k->cases->op;
+    if (k->gradients_passed + k->gradients_failed > 0)
+        printf("%-48s %6" PRId64 " passed %4" PRId64 " failed   off from finite differences by at most %.2g (allowed %.0e)\n",
+               "oracle's gradients", k->gradients_passed, k->gradients_failed, k->worst_gradient, gradient_tolerance);
+    for (int i = 0; i < op->kernel_count; i++) {
+        const tally *t = &k->tallies[i];
+        totals[0] += t->passed;
+        totals[1] += t->failed;
+        totals[2] += t->skipped;
+        if (t->passed + t->failed == 0 && t->skipped == 0)
+            continue;
+        printf("%-48s %6" PRId64 " passed %4" PRId64 " failed %4" PRId64 " skipped", t->kernel->name, t->passed, t->failed,
+               t->skipped);
+        if (t->passed > 0)
+            printf("   at most %.2f of the tolerance", t->worst_ratio);
+        printf("\n");
+        if (k->options->report && t->passed > 0)
+            printf("    closest to the tolerance: %s; largest error %.3g ulp\n", t->worst_case, t->worst_ulp);
+    }
+    totals[0] += k->gradients_passed;
+    totals[1] += k->gradients_failed;
+}
+
+int64_t check_run(const check_options *options)
+{
+    int64_t totals[3] = {0};
+    for (int i = 0; i < cot_op_count; i++) {
+        if (options->op != NULL && strcmp(options->op, cot_ops[i]->name) != 0)
+            continue;
+        checker k = {.options = options, .cases = cot_all_cases[i]};
+        for (int j = 0; j < cot_ops[i]->kernel_count; j++)
+            k.tallies[j].kernel = &cot_ops[i]->kernels[j];
+        k.cases->each(count_case, &k);
+        k.cases->each(check_case, &k);
+        if (options->progress != NULL)
+            options->progress(options->context, 1, "");
+        print_tallies(&k, totals);
+    }
+    printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " skipped\n", totals[0], totals[1], totals[2]);
+    return totals[1];
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench_command.c: `cotangent bench`. */
+#include "check/bench.h"
+#include "commands.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef struct bench_input {
+    bench_options options;
+    const char *json, *plot;
+    cot_case one;
+} bench_input;
+
+static error_t parse(int key, char *argument, struct argp_state *state)
+{
+    bench_input *input = state->input;
+    bench_options *options = &input->options;
+    switch (key) {
+    case 'b': options->backend = find_backend(state, argument); return 0;
+    case 'c': options->chosen_only = true; return 0;
+    case 'j': input->json = argument; return 0;
+    case 'k': options->kernel = argument; return 0;
+    case 'o': options->only = argument; return 0;
+    case 'p': input->plot = argument; return 0;
+    case 't': options->threads = (int)find_number(state, "--threads", argument, 1, 4096); return 0;
+    case ARGP_KEY_ARGS: {
+        char **words = state->argv + state->next;
+        const int count = state->argc - state->next;
+        const cot_op *op = find_op(state, words[0]);
+        options->op = op->name;
+        if (count > 1) {
+            const int direction = find_direction(state, op, words[1]);
+            case_from_words(state, op, direction, count - 2, words + 2, &input->one);
+            options->one = &input->one;
+        }
+        return 0;
+    }
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* Written beside its place and renamed, so that there is never half a file. */
+static bool write_json(const json_t *rows, const char *path)
+{
+    char partial[4096];
+    if (snprintf(partial, sizeof partial, "%s.partial", path) >= (int)sizeof partial)
+        return false;
+    if (json_dump_file(rows, partial, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6)) == 0 &&
+        rename(partial, path) == 0)
+        return true;
+    unlink(partial);
+    return false;
+}
+
+int command_bench(int argc, char **argv)
+{
+    static const struct argp_option table[] = {
+        {"backend", 'b', "cpu|cuda", 0, "Time this backend's kernels (cpu)", 0},
+        {"chosen", 'c', 0, 0, "Only the kernel that a call would take", 0},
+        {"json", 'j', "FILE", 0, "Write the rows as JSON", 0},
+        {"kernel", 'k', "TEXT", 0, "Only kernels whose name contains TEXT", 0},
+        {"only", 'o', "TEXT", 0, "Only cases whose description contains TEXT", 0},
+        {"plot", 'p', "FILE.svg", 0, "Draw the rows, through gnuplot", 0},
+        {"threads", 't', "N", 0, "CPU threads (all)", 0},
+        {0}};
+    static const struct argp parser = {table, parse, "[OP [DIRECTION [WORD...]]]",
+        "Times every kernel on the cases of the benchmark, beside the machine's own ceilings.\v"
+        "DIRECTION and WORDs describe a case of your own, as in\n"
+        "  cotangent bench causal_conv1d backward B=2 D=64 T=4096 K=4 bf16 channel-last silu", 0, 0, 0};
+    static bench_input input = {.options = {.progress = show_progress}};
+    argp_parse(&parser, argc, argv, 0, NULL, &input);
+    cot_queue_options backend;
+    COT_INIT(&backend);
+    backend.backend = input.options.backend;
+    cot_queue *queue = NULL;
+    if (cot_queue_create(&backend, &queue) != COT_OK) {
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        return 1;
+    }
+    cot_queue_destroy(queue);
+    json_t *rows = bench_run(&input.options);
+    bench_print(rows);
+    int status = json_array_size(rows) > 0 ? 0 : 1;
+    if (input.json != NULL && !write_json(rows, input.json)) {
+        fprintf(stderr, "cotangent: --json %s: cannot be written\n", input.json);
+        status = 1;
+    }
+    const char *failed = input.plot != NULL ? bench_plot(rows, input.plot) : NULL;
+    if (failed != NULL) {
+        fprintf(stderr, "cotangent: --plot %s: %s\n", input.plot, failed);
+        status = 1;
+    }
+    json_decref(rows);
+    return status;
+}

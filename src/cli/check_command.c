@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_command.c: `cotangent check`. */
+#include "check/check.h"
+#include "commands.h"
+
+#include <stdio.h>
+
+static error_t parse(int key, char *argument, struct argp_state *state)
+{
+    check_options *options = state->input;
+    switch (key) {
+    case 'b': options->backend = find_backend(state, argument); return 0;
+    case 'k': options->kernel = argument; return 0;
+    case 'o': options->only = argument; return 0;
+    case 'q': options->quick = true; return 0;
+    case 'r': options->report = true; return 0;
+    case ARGP_KEY_ARG:
+        if (options->op != NULL)
+            argp_error(state, "unexpected argument '%s'", argument);
+        options->op = find_op(state, argument)->name;
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+int command_check(int argc, char **argv)
+{
+    static const struct argp_option table[] = {
+        {"backend", 'b', "cpu|cuda", 0, "Check this backend's kernels (cpu)", 0},
+        {"kernel", 'k', "TEXT", 0, "Only kernels whose name contains TEXT", 0},
+        {"only", 'o', "TEXT", 0, "Only cases whose description contains TEXT, as in 'bf16 channel-last'", 0},
+        {"quick", 'q', 0, 0, "Fewer cases", 0},
+        {"report", 'r', 0, 0, "For every failure: errors in units of the dtype, counts, and where along each axis", 0},
+        {0}};
+    static const struct argp parser = {table, parse, "[OP]",
+        "Holds every kernel against its float64 oracle, and the oracle against finite differences.\v"
+        "The last line is \"N passed, N failed, N skipped\"; the exit status is 1 if any failed.", 0, 0, 0};
+    check_options options = {.progress = show_progress};
+    argp_parse(&parser, argc, argv, 0, NULL, &options);
+    cot_queue_options backend;
+    COT_INIT(&backend);
+    backend.backend = options.backend;
+    cot_queue *queue = NULL;
+    if (cot_queue_create(&backend, &queue) != COT_OK) {
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        return 1;
+    }
+    cot_queue_destroy(queue);
+    return check_run(&options) > 0;
+}

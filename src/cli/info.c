@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * info.c: `cotangent info`, `cotangent ops` and `cotangent explain`: what is here, and what would be taken. */
+#include "check/bench.h"
+#include "check/check.h"
+#include "commands.h"
+#include "core/cpu_features.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* A CPU queue as the user's environment would have it. */
+static cot_queue *default_queue(void)
+{
+    cot_queue *queue = NULL;
+    if (cot_queue_create(NULL, &queue) != COT_OK) {
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        exit(2);
+    }
+    return queue;
+}
+
+static const char *cuda_state(void)
+{
+    cot_queue *queue = NULL;
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = COT_BACKEND_CUDA;
+    const bool there = cot_queue_create(&options, &queue) == COT_OK;
+    cot_queue_destroy(queue);
+    return there ? "available" : cot_error_message();
+}
+
+/* ---- info --------------------------------------------------------------------------------------------- */
+
+static error_t parse_info(int key, char *argument, struct argp_state *state)
+{
+    (void)argument;
+    if (key == 'j')
+        *(bool *)state->input = true;
+    else if (key == ARGP_KEY_ARG)
+        argp_error(state, "unexpected argument '%s'", argument);
+    else
+        return ARGP_ERR_UNKNOWN;
+    return 0;
+}
+
+int command_info(int argc, char **argv)
+{
+    static const struct argp_option options[] = {{"json", 'j', 0, 0, "Print JSON", 0}, {0}};
+    static const struct argp parser = {options, parse_info, "", "This machine, the backends and the version.", 0, 0, 0};
+    bool json = false;
+    argp_parse(&parser, argc, argv, 0, NULL, &json);
+    char device[256];
+    device_name(device, sizeof device);
+    cot_queue *queue = default_queue();
+    const uint32_t isa = cot_cpu_features();
+    json_t *info = json_pack("{s:s, s:s, s:s, s:[s], s:i, s:{s:s, s:s}}", "version", cot_version(), "device", device, "isa",
+                             cot_isa_name(isa), "isa_levels", "scalar", "threads", (int)cot_queue_threads(queue), "backends",
+                             "cpu", "available", "cuda", cuda_state());
+    for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AVX512; level <<= 1)
+        if (isa & level)
+            json_array_append_new(json_object_get(info, "isa_levels"), json_string(cot_isa_name(level)));
+    if (json) {
+        json_dumpf(info, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+        putchar('\n');
+    } else {
+        printf("cotangent %s\nprocessor  %s\nisa        %s\nthreads    %d\ncpu        available\ncuda       %s\n",
+               cot_version(), device, cot_isa_name(isa), (int)cot_queue_threads(queue), cuda_state());
+    }
+    json_decref(info);
+    cot_queue_destroy(queue);
+    return 0;
+}
+
+/* ---- ops ---------------------------------------------------------------------------------------------- */
+
+static error_t parse_nothing(int key, char *argument, struct argp_state *state)
+{
+    if (key == ARGP_KEY_ARG)
+        argp_error(state, "unexpected argument '%s'", argument);
+    return ARGP_ERR_UNKNOWN;
+}
+
+/* The kernel that an ordinary call takes here: of the benchmark's first case in each layout. */
+typedef struct resolution {
+    const cot_op_cases *cases;
+    const cot_queue *queue;
+    int direction;
+    const cot_kernel *found[8];
+    const char *layouts[8];
+    int count;
+} resolution;
+
+static bool resolve_case(void *context, const cot_case *c)
+{
+    resolution *r = context;
+    if (!(c->uses & COT_CASE_BENCH) || c->direction != r->direction || r->count == 8)
+        return true;
+    for (int i = 0; i < r->count; i++)
+        if (strcmp(r->layouts[i], c->layout) == 0)
+            return true;
+    cot_choice choices[COT_MAX_KERNELS];
+    int count = 0;
+    if (cot_op_explain(&r->cases->op->directions[r->direction], r->queue, c->args, choices, &count) != COT_OK)
+        return true;
+    for (int i = 0; i < count; i++) {
+        if (!choices[i].chosen)
+            continue;
+        r->layouts[r->count] = c->layout;
+        r->found[r->count++] = choices[i].kernel;
+    }
+    return true;
+}
+
+static void print_kernels(const cot_op *op, int direction, const resolution *r)
+{
+    const uint32_t isa = cot_cpu_features();
+    for (int k = 0; k < op->kernel_count; k++) {
+        const cot_kernel *kernel = &op->kernels[k];
+        if (kernel->direction != direction)
+            continue;
+        printf("    %-46s %-7s %s", kernel->name, kernel->backend == COT_BACKEND_CPU ? cot_isa_name(kernel->isa) : "cuda",
+               kernel->isa & ~isa ? "not on this processor" : "runs here");
+        for (int i = 0; i < r->count; i++)
+            if (r->found[i] == kernel)
+                printf("; taken for %s", r->layouts[i]);
+        putchar('\n');
+    }
+}
+
+int command_ops(int argc, char **argv)
+{
+    static const struct argp parser = {
+        0, parse_nothing, "", "The ops, their kernels, and which of them this machine runs and takes.", 0, 0, 0};
+    argp_parse(&parser, argc, argv, 0, NULL, NULL);
+    cot_queue *queue = default_queue();
+    for (int i = 0; i < cot_op_count; i++) {
+        printf("%s\n", cot_ops[i]->name);
+        for (int d = 0; d < cot_ops[i]->direction_count; d++) {
+            resolution r = {.cases = find_cases(cot_ops[i]), .queue = queue, .direction = d};
+            r.cases->each(resolve_case, &r);
+            printf("  %s\n", cot_ops[i]->directions[d].name);
+            print_kernels(cot_ops[i], d, &r);
+        }
+    }
+    cot_queue_destroy(queue);
+    return 0;
+}
+
+/* ---- explain ------------------------------------------------------------------------------------------ */
+
+typedef struct explain_input {
+    const cot_op *op;
+    int direction;
+    cot_case c;
+} explain_input;
+
+static error_t parse_explain(int key, char *argument, struct argp_state *state)
+{
+    explain_input *input = state->input;
+    (void)argument;
+    switch (key) {
+    case ARGP_KEY_ARGS: {
+        char **words = state->argv + state->next;
+        const int count = state->argc - state->next;
+        input->op = find_op(state, words[0]);
+        if (count < 2)
+            argp_error(state, "DIRECTION is missing");
+        input->direction = find_direction(state, input->op, words[1]);
+        case_from_words(state, input->op, input->direction, count - 2, words + 2, &input->c);
+        return 0;
+    }
+    case ARGP_KEY_NO_ARGS: argp_error(state, "OP is missing"); return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+int command_explain(int argc, char **argv)
+{
+    static const struct argp parser = {0, parse_explain, "OP DIRECTION [WORD...]",
+        "Which kernel a call would take, and why no other.\vWORDs describe the call, as in\n"
+        "  cotangent explain causal_conv1d backward B=2 D=64 T=100 K=4 bf16 channel-last silu\n"
+        "COT_KERNEL=op=kernel,... in the environment forces a kernel.", 0, 0, 0};
+    explain_input input = {0};
+    argp_parse(&parser, argc, argv, 0, NULL, &input);
+    const cot_direction *direction = &input.op->directions[input.direction];
+    cot_choice choices[COT_MAX_KERNELS];
+    int count = 0, status = 0;
+    cot_queue *queue = default_queue();
+    char text[256];
+    describe_case(find_cases(input.op), &input.c, text, sizeof text);
+    printf("%s %s\n", input.op->name, text);
+    if (cot_op_explain(direction, queue, input.c.args, choices, &count) != COT_OK) {
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        status = 2;
+    }
+    for (int i = 0; i < count && status == 0; i++) {
+        printf("  %-46s ", choices[i].kernel->name);
+        if (choices[i].refusal != NULL)
+            printf("refused: %s\n", choices[i].refusal);
+        else
+            printf("%s: cost %.4g, workspace %zu bytes\n", choices[i].chosen ? "chosen  " : "admitted", choices[i].cost,
+                   choices[i].workspace_bytes);
+    }
+    cot_queue_destroy(queue);
+    return status;
+}

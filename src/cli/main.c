@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * main.c: the program: `cotangent COMMAND [OPTION...]`. */
+#include "commands.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} commands[] = {
+    {"info", command_info, "this machine, the backends and the version"},
+    {"ops", command_ops, "the ops, their kernels, and which of them this machine can run"},
+    {"explain", command_explain, "which kernel a call would take, and why no other"},
+    {"check", command_check, "hold every kernel against its float64 oracle"},
+    {"bench", command_bench, "time every kernel beside the machine's own ceilings"},
+};
+
+static void print_help(FILE *file)
+{
+    fprintf(file, "Usage: cotangent COMMAND [OPTION...]\nThe kernels of training, forward and backward.\n\n");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].help);
+    fprintf(file, "\n`cotangent COMMAND --help` lists a command's options; `cotangent --version` prints the version.\n");
+}
+
+int main(int argc, char **argv)
+{
+    argp_err_exit_status = 2; /* of wrong usage, in all commands */
+    if (argc < 2) {
+        print_help(stderr);
+        return 2;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        print_help(stdout);
+        return 0;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("cotangent %s\n", cot_version());
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (strcmp(argv[1], commands[i].name) != 0)
+            continue;
+        static char name[64]; /* argp keeps it */
+        snprintf(name, sizeof name, "cotangent %s", commands[i].name);
+        argv[1] = name;
+        return commands[i].run(argc - 1, argv + 1);
+    }
+    fprintf(stderr, "cotangent: '%s' is no command; `cotangent --help` lists them\n", argv[1]);
+    return 2;
+}

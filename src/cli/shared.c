@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shared.c: names and numbers from the command line, and the progress bar. */
+#include "commands.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+const cot_op *find_op(const struct argp_state *state, const char *name)
+{
+    char known[512] = "";
+    for (int i = 0; i < cot_op_count; i++) {
+        if (strcmp(cot_ops[i]->name, name) == 0)
+            return cot_ops[i];
+        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", cot_ops[i]->name);
+    }
+    argp_error(state, "OP is '%s', expected one of:%s", name, known);
+    return NULL;
+}
+
+int find_direction(const struct argp_state *state, const cot_op *op, const char *name)
+{
+    char known[512] = "";
+    for (int i = 0; i < op->direction_count; i++) {
+        if (strcmp(op->directions[i].name, name) == 0)
+            return i;
+        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", op->directions[i].name);
+    }
+    argp_error(state, "DIRECTION is '%s', expected one of:%s", name, known);
+    return -1;
+}
+
+const cot_op_cases *find_cases(const cot_op *op)
+{
+    for (int i = 0; i < cot_op_count; i++)
+        if (cot_ops[i] == op)
+            return cot_all_cases[i];
+    return NULL;
+}
+
+cot_backend find_backend(const struct argp_state *state, const char *name)
+{
+    if (strcmp(name, "cuda") == 0)
+        return COT_BACKEND_CUDA;
+    if (strcmp(name, "cpu") != 0)
+        argp_error(state, "--backend is '%s', expected cpu or cuda", name);
+    return COT_BACKEND_CPU;
+}
+
+long find_number(const struct argp_state *state, const char *option, const char *text, long least, long most)
+{
+    char *end;
+    errno = 0;
+    const long number = strtol(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0 || number < least || number > most)
+        argp_error(state, "%s is '%s', expected a whole number from %ld to %ld", option, text, least, most);
+    return number;
+}
+
+void case_from_words(const struct argp_state *state, const cot_op *op, int direction, int count, char **words,
+                     cot_case *c)
+{
+    const cot_op_cases *cases = find_cases(op);
+    const char *unknown = cases->parse(direction, count, words, c);
+    if (unknown != NULL)
+        argp_error(state, "'%s' describes no case of %s; expected words like: %s", unknown, op->name, cases->words_help);
+}
+
+void show_progress(void *context, double share, const char *what)
+{
+    enum { BAR = 30 };
+    static int shown_percent = -1;
+    (void)context;
+    if (!isatty(STDERR_FILENO))
+        return;
+    const int percent = (int)(100 * share);
+    if (percent == shown_percent && share < 1)
+        return;
+    shown_percent = percent;
+    struct winsize window = {.ws_col = 80};
+    ioctl(STDERR_FILENO, TIOCGWINSZ, &window);
+    if (share >= 1) {
+        fprintf(stderr, "\r\033[K");
+        return;
+    }
+    const int done = (int)(BAR * share), room = window.ws_col > BAR + 12 ? window.ws_col - BAR - 10 : 0;
+    fprintf(stderr, "\r\033[K[%.*s%.*s] %3d %% %.*s", done, "##############################", BAR - done,
+            "------------------------------", percent, room, what);
+}
