@@ -45,9 +45,19 @@ static inline real load1_or_zero(const cot_tensor *t, int64_t i)
     return cot_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : 0;
 }
 
-static inline real sigmoid(real z)
+/* sigma(z), and sigma(-z) = 1 - sigma(z) without the subtraction, which for z = 10 would leave 10 bits. exp never
+ * sees a positive argument, so nothing overflows. */
+static inline real sigmoid(real z, real *complement)
 {
-    return 1 / (1 + EXP(-z));
+    const real e = EXP(-(z < 0 ? -z : z)), larger = 1 / (1 + e);
+    *complement = z < 0 ? larger : e * larger;
+    return z < 0 ? e * larger : larger;
+}
+
+static inline real activate(cot_activation activation, real z)
+{
+    real complement;
+    return activation == COT_ACTIVATION_SILU ? z * sigmoid(z, &complement) : z;
 }
 
 /* xe at position p: a token, or from first-K+1 on a column of the initial state. */
@@ -87,7 +97,7 @@ static void forward_item(void *context, int64_t item)
             continue;
         }
         const real z = convolve(sizes, &span, &a->x, &a->initial_state, &a->weight, bias, d, t);
-        store3(&a->y, span.b, d, t, a->activation == COT_ACTIVATION_SILU ? z * sigmoid(z) : z);
+        store3(&a->y, span.b, d, t, activate(a->activation, z));
     }
     for (int64_t i = 0; cot_present(&a->final_state) && span.state >= 0 && i < sizes->K - 1; i++) {
         const int64_t p = span.end - (sizes->K - 1) + i;
@@ -139,8 +149,9 @@ static real gradient_of_z(const conv1d_backward_problem *problem, const conv1d_s
     if (a->activation == COT_ACTIVATION_NONE)
         return dy;
     const real z = convolve(&problem->sizes, span, &a->x, &a->initial_state, &a->weight, bias, d, t);
-    const real s = sigmoid(z);
-    return dy * s * (1 + z * (1 - s));
+    real complement;
+    const real s = sigmoid(z, &complement);
+    return dy * s * (1 + z * complement);
 }
 
 static void backward_span(const conv1d_backward_problem *problem, const conv1d_span *span, int64_t d, real *ring,
@@ -241,7 +252,7 @@ static void update_item(void *context, int64_t item)
                                       : load3(&a->conv_state, row, d, column < 0 ? column + S : column);
             z += load2(&a->weight, d, k) * input;
         }
-        store3(&a->y, b, d, t, a->activation == COT_ACTIVATION_SILU ? z * sigmoid(z) : z);
+        store3(&a->y, b, d, t, activate(a->activation, z));
     }
     if (circular) {
         for (int64_t t = T > S ? T - S : 0; t < T; t++)
