@@ -140,7 +140,7 @@ static void activate(const channel *c, cot_activation activation, int64_t t, dou
     const double z = c->z[t], s = sigmoid(z);
     const bool silu = activation == COT_ACTIVATION_SILU;
     *y = silu ? z * s : z;
-    *magnitude = silu ? c->z_magnitude[t] * s * (1 + fabs(z) * (1 - s)) : c->z_magnitude[t];
+    *magnitude = silu ? c->z_magnitude[t] * s * (1 + fabs(z) * sigmoid(-z)) : c->z_magnitude[t];
 }
 
 static void forward(const void *args, void *magnitudes)
@@ -175,9 +175,9 @@ static void compute_g(channel *c, cot_activation activation, const double *dy)
     for (int64_t t = 0; t < c->length; t++) {
         double factor = 1, magnitude = 1;
         if (activation == COT_ACTIVATION_SILU) {
-            const double z = c->z[t], s = sigmoid(z);
-            factor = s * (1 + z * (1 - s));
-            magnitude = s * (1 + fabs(z) * (1 - s)) + c->z_magnitude[t] * s * (1 - s) * (2 + fabs(z));
+            const double z = c->z[t], s = sigmoid(z), complement = sigmoid(-z); /* 1 - s would cancel */
+            factor = s * (1 + z * complement);
+            magnitude = s * (1 + fabs(z) * complement) + c->z_magnitude[t] * s * complement * (2 + fabs(z));
         }
         c->g[t] = is_padding(c, t) ? 0 : dy[t] * factor;
         c->g_magnitude[t] = is_padding(c, t) ? 0 : fabs(dy[t]) * magnitude;
