@@ -255,7 +255,7 @@ static void draw_features(plan *p, uint64_t *state)
 /* Every width at every time around a power of two, where tiles of any size begin and end. */
 static void sweep_sizes(visitor *v, int direction)
 {
-    static const int64_t widths[] = {1, 2, 3, 4, 5, 6, 7, 8, 17, 150};
+    static const int64_t widths[] = {1, 2, 3, 4, 5, 6, 7, 8, 17, 128, 150};
     static const int64_t channels[] = {1, 3, 8, 15, 16, 17, 31, 33, 64, 65, 130};
     uint64_t state = 1 + (uint64_t)direction;
     int64_t number = 0;
