@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const double LN2 = 0.69314718055994530942;
 
@@ -54,6 +55,8 @@ static int make_folder(const char *folder)
         return fail(EXIT_BAD_INPUT, "--out %s: %s", folder, strerror(errno));
     if (stat(folder, &information) != 0 || !S_ISDIR(information.st_mode))
         return fail(EXIT_BAD_INPUT, "--out %s: not a folder", folder);
+    if (access(folder, W_OK | X_OK) != 0)
+        return fail(EXIT_BAD_INPUT, "--out %s: %s", folder, strerror(errno));
     return EXIT_SUCCESS;
 }
 
@@ -178,7 +181,9 @@ int main(int argc, char **argv)
     options o;
     corpus text = {0};
     options_parse(&o, argc, argv);
-    const int status = run(&o, &text);
+    int status = run(&o, &text);
+    if ((fflush(stdout) != 0 || ferror(stdout)) && status == EXIT_SUCCESS)
+        status = fail(EXIT_FAILURE, "standard output: %s", strerror(errno));
     corpus_destroy(&text);
     options_destroy(&o);
     return status;

@@ -23,6 +23,7 @@ static const char SCRIPT[] = "set terminal svg size 900,540 font 'sans,14' backg
                              "set title 'Byte-level language model: loss'\n"
                              "set xlabel 'step'\n"
                              "set ylabel 'nats per byte'\n"
+                             "set xrange [0:*]\n"
                              "set grid\n"
                              "set key top right\n"
                              "plot 'loss.csv' using 1:2 every ::1 with lines lc rgb '#9ecae1' title 'train', \\\n"

@@ -5,7 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BAR_CELLS = 30, PLAIN_LINES = 20 };
+enum { BAR_CELLS = 30, PLAIN_LINES = 10 };
 
 static const double REDRAW_SECONDS = 0.1, LOSS_MEMORY = 0.95;
 static const char CLEAR_LINE[] = "\r\033[K";

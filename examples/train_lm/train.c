@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 enum {
-    VALIDATIONS = 8,         /* during the run, at equal distances */
+    VALIDATIONS = 16,        /* during the run, at equal distances */
     VALIDATION_WINDOWS = 64, /* at most, spread evenly over the held-out text */
     WARMUP_PART = 20,        /* one in so many steps */
     LAST_PART = 20           /* the final training loss averages one in so many steps */
