@@ -229,12 +229,16 @@ static cot_status check_state_indices(const char *call, const cot_tensor *indice
 {
     enum { WINDOW = 1 << 16 };
     uint64_t marked[WINDOW / 64];
-    for (int64_t b = 0; b < B; b++)
-        if (conv1d_index(indices, b) >= N)
+    int64_t largest = -1; /* N itself may be absurd, where the rows have no channels */
+    for (int64_t b = 0; b < B; b++) {
+        const int64_t row = conv1d_index(indices, b);
+        if (row >= N)
             return cot_fail(COT_INVALID_DATA,
                             "%s: conv_state_indices[%" PRId64 "] is %" PRId64 ", conv_state has N=%" PRId64, call, b,
-                            conv1d_index(indices, b), N);
-    for (int64_t base = 0; base < N; base += WINDOW) {
+                            row, N);
+        largest = row > largest ? row : largest;
+    }
+    for (int64_t base = 0; base <= largest; base += WINDOW) {
         memset(marked, 0, sizeof marked);
         for (int64_t b = 0; b < B; b++) {
             const int64_t row = conv1d_index(indices, b) - base;

@@ -4,6 +4,7 @@
  *
  * Each sequence is laid out as in the formulas: xe = [initial_state, x], with the number of the sequence that each
  * column belongs to beside it, so that packing is one comparison. All tensors come as f64, row-major.
+ * Sums are long double where the compiler has one, so that f64 kernels can be judged by their own roundoff.
  *
  * Magnitudes: M(z) = |bias| + sum |weight * xe|. What a unit of error in z does to silu(z) = z*s and to its derivative
  * is bounded by the absolute values of the terms of their derivatives, with s = sigma(z):
@@ -114,14 +115,15 @@ static bool is_final(const channel *c, int64_t i)
 static void compute_z(channel *c, const double *weight, double bias)
 {
     for (int64_t t = 0; t < c->length; t++) {
-        c->z[t] = bias;
+        long double z = bias;
         c->z_magnitude[t] = fabs(bias);
         for (int64_t k = 0; k < c->K; k++) {
             if (!counts(c, t + k, t))
                 continue;
-            c->z[t] += weight[k] * c->xe[t + k];
+            z += (long double)weight[k] * c->xe[t + k];
             c->z_magnitude[t] += fabs(weight[k] * c->xe[t + k]);
         }
+        c->z[t] = (double)z;
     }
 }
 
@@ -188,20 +190,34 @@ static void compute_g(channel *c, cot_activation activation, const double *dy)
 static double column_gradient(const channel *c, int64_t i, const double *weight, const double *dfinal_state,
                               double *magnitude)
 {
-    double gradient = 0;
+    long double gradient = 0;
     *magnitude = 0;
     for (int64_t k = 0; k < c->K; k++) {
         const int64_t t = i - k;
         if (t < 0 || t >= c->length || !counts(c, i, t))
             continue;
-        gradient += weight[k] * c->g[t];
+        gradient += (long double)weight[k] * c->g[t];
         *magnitude += fabs(weight[k]) * c->g_magnitude[t];
     }
     if (dfinal_state != NULL && i >= c->length && is_final(c, i)) {
         gradient += dfinal_state[i - c->length];
         *magnitude += fabs(dfinal_state[i - c->length]);
     }
-    return gradient;
+    return (double)gradient;
+}
+
+/* Adds the sum over the tokens of g[t] * xe[t+k], or for k < 0 of g[t]. */
+static void add_sum(const channel *c, int64_t k, double *sum, double *magnitude)
+{
+    long double part = 0;
+    for (int64_t t = 0; t < c->length; t++) {
+        if (k >= 0 && !counts(c, t + k, t))
+            continue;
+        const double factor = k >= 0 ? c->xe[t + k] : 1;
+        part += (long double)c->g[t] * factor;
+        *magnitude += c->g_magnitude[t] * fabs(factor);
+    }
+    *sum += (double)part;
 }
 
 static void clear_output(const cot_tensor *out, const cot_tensor *magnitude, bool accumulate)
@@ -243,18 +259,10 @@ static void backward(const void *args, void *magnitudes)
                 at3(&m->dinitial_state, s.state, d)[i] = magnitude;
             }
         }
-        for (int64_t t = 0; t < c.length; t++) {
-            for (int64_t k = 0; cot_present(&a->dweight) && k < l.K; k++) {
-                if (!counts(&c, t + k, t))
-                    continue;
-                values(&a->dweight)[d * l.K + k] += c.g[t] * c.xe[t + k];
-                values(&m->dweight)[d * l.K + k] += c.g_magnitude[t] * fabs(c.xe[t + k]);
-            }
-            if (cot_present(&a->dbias)) {
-                values(&a->dbias)[d] += c.g[t];
-                values(&m->dbias)[d] += c.g_magnitude[t];
-            }
-        }
+        for (int64_t k = 0; cot_present(&a->dweight) && k < l.K; k++)
+            add_sum(&c, k, values(&a->dweight) + d * l.K + k, values(&m->dweight) + d * l.K + k);
+        if (cot_present(&a->dbias))
+            add_sum(&c, -1, values(&a->dbias) + d, values(&m->dbias) + d);
         free_channel(&c);
     }
 }

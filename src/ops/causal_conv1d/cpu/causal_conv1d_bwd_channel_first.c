@@ -4,8 +4,8 @@
  *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
  *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k-K+1]      db = sum_t g[t]
  *
- * Items and pieces as in the forward. A row of a piece passes through the first-level cache: x is converted to f32;
- * then g, of K-1 tokens more than the piece has, so that no piece waits for another; then dx, which is the forward's
+ * Items and pieces as in the forward. A row of a piece passes through the first-level cache: x, converted to f32
+ * where it is not; then g, of K-1 tokens more than the piece has, so that no piece waits for another; then dx, which is the forward's
  * convolution of g with the weights reversed. dw and db are summed in lanes over a piece, then over the pieces of the
  * item into the workspace, then over the items (causal_conv1d_reduce.h). */
 #include "causal_conv1d_reduce.h"
@@ -23,7 +23,7 @@ typedef struct gradient_row {
     bool silu;
     float *g;
     vf *sums; /* K of dw and one of db */
-    const char *next_x, *next_dy;
+    conv1d_ahead ahead_x, ahead_dy;
     const int32_t *ids;
 } gradient_row;
 
@@ -36,7 +36,7 @@ static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, i
         const int counted = (int)conv1d_clamp(owned - i, 0, VW);
         vf x[CONV1D_MAX_K], z = v_set1(row->weight[K]);
         for (int64_t k = 0; k < K; k++) {
-            x[k] = v_load(row->x + i + k);
+            x[k] = v_load_n(row->x + i + k, n);
             if (row->ids != NULL)
                 x[k] = v_keep(conv1d_valid(row->ids, i, k, K - 1), x[k]);
             z = v_fma(v_set1(row->weight[k]), x[k], z);
@@ -72,10 +72,10 @@ V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end,
     }
     sums[K] = row->sums[K];
     const vf bias = v_set1(row->weight[K]);
-    const char *next_x = row->next_x != NULL ? row->next_x : dy, *next_dy = row->next_dy != NULL ? row->next_dy : dy;
+    const conv1d_ahead ahead_x = row->ahead_x, ahead_dy = row->ahead_dy;
     for (int64_t i = begin; i < end; i += VW) {
-        v_prefetch(next_x + i * size);
-        v_prefetch(next_dy + i * size);
+        conv1d_prefetch(&ahead_x, i * size);
+        conv1d_prefetch(&ahead_dy, i * size);
         vf g = v_load_as(dy + i * size, dtype);
         if (silu) {
             vf z = bias;
@@ -128,7 +128,8 @@ typedef struct backward_context {
     conv1d_packing packing;
     conv1d_tiling tiling;
     int64_t items; /* without those of empty sequences */
-    bool stream;
+    int64_t longest; /* tokens of a piece */
+    bool direct_x, stream;
     float *partials;
 } backward_context;
 
@@ -144,21 +145,6 @@ typedef struct backward_piece {
     float inputs[LONGEST + CONV1D_MAX_K + VW];
     float gradients[LONGEST], g[LONGEST + CONV1D_MAX_K + 2 * VW], outputs[CONV1D_PIECE];
 } backward_piece;
-
-static void stage_inputs(const backward_piece *s, int64_t d)
-{
-    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
-    const conv1d_piece *piece = s->piece;
-    const int64_t K = s->c->problem->sizes.K;
-    float *to = (float *)s->inputs;
-    int64_t p = piece->begin - (K - 1);
-    for (; p < piece->first; p++)
-        *to++ = cot_present(&a->initial_state) && piece->state >= 0
-                    ? conv1d_load(&a->initial_state, piece->state, d, p - piece->first + K - 1)
-                    : 0;
-    conv1d_gather(to, conv1d_at(&a->x, piece->b, d, p), a->x.dtype, a->x.stride[2],
-                  piece->begin + s->halo_end - p);
-}
 
 /* dfinal_state's term of position p of the span, 0 if it has none. */
 static float final_term(const backward_piece *s, int64_t d, int64_t p)
@@ -180,14 +166,15 @@ static void backward_inputs(backward_piece *s, int64_t d, const float *weight)
     for (int64_t k = 0; k < K; k++)
         reversed[k] = weight[K - 1 - k];
     reversed[K] = 0;
-    const bool direct = dx->stride[2] == 1 || dx->shape[2] == 1;
+    const bool direct = conv1d_contiguous_time(dx);
     conv1d_row row = {.n = direct ? s->edge : n,
                       .K = K,
                       .x = s->g,
                       .weight = reversed,
                       .y = direct ? (void *)conv1d_at(dx, piece->b, d, piece->begin) : s->outputs,
                       .dtype = direct ? dx->dtype : COT_F32,
-                      .stream = direct && s->c->stream};
+                      .stream = direct && s->c->stream,
+                      .ahead = conv1d_ahead_of(s->g, NULL)};
     if (piece->ids != NULL) {
         row.ids = piece->ids + K - 1;
         row.mixed = s->mixed_dx;
@@ -229,40 +216,65 @@ static void backward_state(const backward_piece *s, int64_t d, const float *weig
     }
 }
 
-static void backward_row(backward_piece *s, int64_t d, bool last_channel, const float *weight, float *totals)
+/* g of the tokens of a piece, and of those that its dx needs behind them, into s->g; adds to the sums. */
+static void backward_gradient(backward_piece *s, int64_t d, bool last_channel, const float *weight, vf *sums)
 {
     const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
     const conv1d_piece *piece = s->piece;
     const int64_t K = s->c->problem->sizes.K, n = piece->end - piece->begin;
+    const char *next_x = last_channel ? NULL : conv1d_at(&a->x, piece->b, d + 1, piece->begin);
+    const char *next_dy = last_channel ? NULL : conv1d_at(&a->dy, piece->b, d + 1, piece->begin);
+    const char *dy = conv1d_at(&a->dy, piece->b, d, piece->begin);
+    gradient_row row = {.K = K,
+                        .weight = weight,
+                        .dy = dy,
+                        .dtype = a->dy.dtype,
+                        .silu = a->activation == COT_ACTIVATION_SILU,
+                        .ahead_dy = conv1d_ahead_in(dy),
+                        .sums = sums};
+    if (!conv1d_contiguous_time(&a->dy)) {
+        conv1d_gather(s->gradients, dy, a->dy.dtype, a->dy.stride[2], s->halo_end);
+        row.dy = (const char *)s->gradients;
+        row.dtype = COT_F32;
+        row.ahead_dy = conv1d_ahead_of(row.dy, next_dy);
+    }
+    const int64_t head = s->c->direct_x ? conv1d_head(piece, K) : n;
+    const int64_t head_halo = head < n ? head : s->halo_end; /* a head that is all there is has the halo too */
+    const int64_t size = row.dtype == COT_F32 ? 4 : 2;
+    if (head > 0) {
+        conv1d_stage_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + head_halo, s->inputs);
+        row.x = s->inputs;
+        row.g = s->g;
+        row.ids = piece->ids;
+        row.ahead_x = conv1d_ahead_of(s->inputs, next_x);
+        gradient(&row, piece->ids != NULL ? s->mixed : NULL, head, head_halo);
+    }
+    if (head < n) {
+        row.x = (const float *)(const void *)conv1d_at(&a->x, piece->b, d, piece->begin) + head - (K - 1);
+        row.dy += head * size;
+        row.ahead_dy.near += (uintptr_t)(head * size);
+        row.ahead_dy.far += (uintptr_t)(head * size);
+        row.g = s->g + head;
+        row.ids = piece->ids != NULL ? piece->ids + head : NULL;
+        row.ahead_x = conv1d_ahead_in(row.x);
+        gradient(&row, piece->ids != NULL ? s->mixed + (head > 0) : NULL, n - head, s->halo_end - head);
+    }
+    memset(s->g + s->halo_end, 0, (size_t)(K - 1 + VW) * sizeof *s->g);
+}
+
+static void backward_row(backward_piece *s, int64_t d, bool last_channel, const float *weight, float *totals)
+{
+    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
+    const int64_t K = s->c->problem->sizes.K;
     vf sums[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k <= K; k++)
         sums[k] = v_zero();
-    stage_inputs(s, d);
-    gradient_row row = {.K = K,
-                        .x = s->inputs,
-                        .weight = weight,
-                        .dy = conv1d_at(&a->dy, piece->b, d, piece->begin),
-                        .dtype = a->dy.dtype,
-                        .silu = a->activation == COT_ACTIVATION_SILU,
-                        .g = s->g,
-                        .sums = sums,
-                        .ids = piece->ids};
-    if (a->dy.stride[2] != 1 && a->dy.shape[2] != 1) {
-        conv1d_gather(s->gradients, row.dy, a->dy.dtype, a->dy.stride[2], s->halo_end);
-        row.dy = (const char *)s->gradients;
-        row.dtype = COT_F32;
-    } else if (!last_channel) {
-        row.next_dy = conv1d_at(&a->dy, piece->b, d + 1, piece->begin);
-    }
-    if (!last_channel)
-        row.next_x = conv1d_at(&a->x, piece->b, d + 1, piece->begin);
-    gradient(&row, piece->ids != NULL ? s->mixed : NULL, n, s->halo_end);
-    memset(s->g + s->halo_end, 0, (size_t)(K - 1 + VW) * sizeof *s->g);
+    backward_gradient(s, d, last_channel, weight, sums);
     for (int64_t k = 0; k <= K; k++)
         totals[k] += v_sum(sums[k]);
     if (cot_present(&a->dx))
         backward_inputs(s, d, weight);
-    if (cot_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
+    if (cot_present(&a->dinitial_state) && s->piece->state >= 0 && s->piece->begin == s->piece->first)
         backward_state(s, d, weight);
 }
 
@@ -271,22 +283,19 @@ static void zero_gradients(const backward_context *c, const conv1d_piece *piece,
     static const float zeros[CONV1D_PIECE];
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
     for (int64_t d = d_begin; d < d_end; d++) {
-        if (cot_present(&a->dx))
-            conv1d_scatter(conv1d_at(&a->dx, piece->b, d, piece->begin), a->dx.dtype, a->dx.stride[2], zeros,
-                           piece->end - piece->begin);
+        for (int64_t t = piece->begin; cot_present(&a->dx) && t < piece->end; t += CONV1D_PIECE)
+            conv1d_scatter(conv1d_at(&a->dx, piece->b, d, t), a->dx.dtype, a->dx.stride[2], zeros,
+                           conv1d_clamp(piece->end - t, 0, CONV1D_PIECE));
         if (cot_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
             for (int64_t i = 0; i < c->problem->sizes.K - 1; i++)
                 conv1d_store(&a->dinitial_state, piece->state, d, i, 0);
     }
 }
 
+/* Channels [d_begin, d_end) of tokens that fit in the buffers. */
 static void backward_block(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
                            const float *weights, float *totals)
 {
-    if (piece->padding) {
-        zero_gradients(c, piece, d_begin, d_end);
-        return;
-    }
     const int64_t K = c->problem->sizes.K, n = piece->end - piece->begin;
     backward_piece s;
     s.c = c;
@@ -295,13 +304,34 @@ static void backward_block(const backward_context *c, const conv1d_piece *piece,
     s.edge = n;
     if (cot_present(&c->problem->args.dfinal_state) && piece->state >= 0)
         s.edge = conv1d_clamp(piece->last - (K - 1) - piece->begin, 0, n);
-    memset(s.inputs + K - 1 + s.halo_end, 0, VW * sizeof *s.inputs);
     if (piece->ids != NULL) {
         conv1d_mark_mixed(s.mixed, piece->ids, n, K);
         conv1d_mark_mixed(s.mixed_dx, piece->ids + K - 1, n, K);
     }
     for (int64_t d = d_begin; d < d_end; d++)
         backward_row(&s, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
+}
+
+/* Long pieces go channel by channel, so that memory is read in one stream. */
+static void backward_long(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
+                          const float *weights, float *totals)
+{
+    const int64_t K = c->problem->sizes.K;
+    if (piece->padding) {
+        zero_gradients(c, piece, d_begin, d_end);
+        return;
+    }
+    if (piece->end - piece->begin <= CONV1D_PIECE) {
+        backward_block(c, piece, d_begin, d_end, weights, totals);
+        return;
+    }
+    for (int64_t d = d_begin; d < d_end; d++)
+        for (int64_t t = piece->begin; t < piece->end; t += CONV1D_PIECE) {
+            conv1d_piece part = *piece;
+            part.begin = t;
+            part.end = conv1d_clamp(t + CONV1D_PIECE, 0, piece->end);
+            backward_block(c, &part, d, d + 1, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
+        }
 }
 
 static void backward_item(void *context, int64_t item)
@@ -327,9 +357,9 @@ static void backward_item(void *context, int64_t item)
     conv1d_walk walk;
     conv1d_piece piece;
     for (int64_t b = b_begin; b < b_end; b++) {
-        conv1d_start_walk(&walk, &c->packing, b, t_begin, t_end, CONV1D_PIECE);
+        conv1d_start_walk(&walk, &c->packing, b, t_begin, t_end, c->longest);
         while (conv1d_next_piece(&walk, &piece))
-            backward_block(c, &piece, d_begin, d_end, weights, totals);
+            backward_long(c, &piece, d_begin, d_end, weights, totals);
     }
     float *partials = c->partials + (group * tiling->parts + part) * (K + 1) * sizes->D;
     for (int64_t d = d_begin; d < d_end; d++)
@@ -345,13 +375,16 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
     const cot_causal_conv1d_backward_args *a = &p->args;
     const bool states = cot_present(&a->initial_state) || cot_present(&a->dfinal_state) ||
                         cot_present(&a->dinitial_state);
+    const bool packed = cot_present(&a->seq_idx) || cot_present(&a->cu_seqlens);
     backward_context context = {
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
         .tiling = conv1d_tile_channel_first(&p->sizes),
+        .direct_x = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
         .stream = conv1d_streams(&p->sizes, 3),
         .partials = workspace,
     };
+    context.longest = context.packing.by_sequence || !packed ? CONV1D_MAX_PART : CONV1D_PIECE;
     context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;
     int64_t items = context.items;
     if (cot_present(&a->dinitial_state) && p->sizes.K > 1)

@@ -97,8 +97,8 @@ V_INLINE int64_t walk_body(const backward_columns *s, int64_t K, cot_dtype dtype
         const char *x = s->x + c * size, *dy = s->dy + c * size;
         char *dx = s->dx + c * size;
         for (int64_t i = 0; i < n; i++) {
-            v_prefetch(x + CONV1D_TILE * x_stride);
-            v_prefetch(dy + CONV1D_TILE * dy_stride);
+            v_prefetch_far(x + CONV1D_TILE * x_stride);
+            v_prefetch_far(dy + CONV1D_TILE * dy_stride);
             h[K - 1] = v_load_as(x, dtype);
             g[K - 1] = v_load_as(dy, dtype);
             if (silu) {

@@ -68,7 +68,7 @@ V_INLINE int64_t conv1d_walk_body(const conv1d_columns *s, int64_t K, cot_dtype 
         const char *x = s->x + c * size;
         char *y = s->y + c * size;
         for (int64_t i = 0; i < n; i++) {
-            v_prefetch(x + CONV1D_TILE * x_stride);
+            v_prefetch_far(x + CONV1D_TILE * x_stride);
             h[K - 1] = v_load_as(x, dtype);
             vf z = bias;
             V_UNROLL

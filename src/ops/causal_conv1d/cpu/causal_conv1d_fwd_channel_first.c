@@ -2,9 +2,9 @@
  *
  * causal_conv1d_fwd_channel_first.c: y[t] = act(bias + sum_k w[k] * xe[t+k-K+1]) where time is contiguous.
  *
- * One item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h), in pieces of at most
- * CONV1D_PIECE tokens: each row of a piece is converted to f32 behind its K-1 columns of history, and then convolved
- * from there with tokens in the lanes (causal_conv1d_rows.h). The items behind those write final_state. */
+ * One item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h), in pieces
+ * (causal_conv1d_pieces.h) whose rows are convolved with tokens in the lanes (causal_conv1d_rows.h). The items behind
+ * those write final_state. */
 #include "causal_conv1d_rows.h"
 
 cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *, const void *, void *);
@@ -14,62 +14,83 @@ typedef struct forward_context {
     conv1d_packing packing;
     conv1d_tiling tiling;
     int64_t items; /* without those of final_state */
-    bool stream;
+    bool direct_x, direct_y, stream;
+    int64_t longest; /* tokens of a piece */
 } forward_context;
-
-/* f32 of tokens begin-K+1 .. end-1 of channel d. */
-static void stage_inputs(const conv1d_forward_problem *problem, const conv1d_piece *piece, int64_t d, float *to)
-{
-    const cot_causal_conv1d_forward_args *a = &problem->args;
-    const int64_t K = problem->sizes.K;
-    int64_t p = piece->begin - (K - 1);
-    for (; p < piece->first; p++)
-        *to++ = cot_present(&a->initial_state) && piece->state >= 0
-                    ? conv1d_load(&a->initial_state, piece->state, d, p - piece->first + K - 1)
-                    : 0;
-    conv1d_gather(to, conv1d_at(&a->x, piece->b, d, p), a->x.dtype, a->x.stride[2], piece->end - p);
-}
 
 static void zero_outputs(const cot_tensor *y, const conv1d_piece *piece, int64_t d_begin, int64_t d_end)
 {
     static const float zeros[CONV1D_PIECE];
     for (int64_t d = d_begin; d < d_end; d++)
-        conv1d_scatter(conv1d_at(y, piece->b, d, piece->begin), y->dtype, y->stride[2], zeros,
-                       piece->end - piece->begin);
+        for (int64_t t = piece->begin; t < piece->end; t += CONV1D_PIECE)
+            conv1d_scatter(conv1d_at(y, piece->b, d, t), y->dtype, y->stride[2], zeros,
+                           conv1d_clamp(piece->end - t, 0, CONV1D_PIECE));
+}
+
+/* The rows of a piece: where x is f32 and contiguous it is convolved where it lies, but for the outputs that reach back
+ * to a state or to nothing; else a copy of it is. */
+typedef struct forward_rows {
+    const forward_context *c;
+    const conv1d_piece *piece;
+    bool direct_x, direct_y;
+    conv1d_row row;
+    uint8_t mixed[CONV1D_PIECE / CONV1D_MIXED_BLOCK + 1];
+    float inputs[CONV1D_PIECE + CONV1D_MAX_K], outputs[CONV1D_PIECE];
+} forward_rows;
+
+static void forward_row(forward_rows *s, int64_t d, const float *weight, bool last_channel)
+{
+    const cot_causal_conv1d_forward_args *a = &s->c->problem->args;
+    const conv1d_piece *piece = s->piece;
+    const int64_t K = s->row.K, n = piece->end - piece->begin;
+    char *y = conv1d_at(&a->y, piece->b, d, piece->begin);
+    conv1d_row row = s->row;
+    row.weight = weight;
+    row.y = s->direct_y ? (void *)y : s->outputs;
+    row.n = s->direct_x ? conv1d_head(piece, K) : n;
+    if (row.n > 0) {
+        const char *next = last_channel ? NULL : conv1d_at(&a->x, piece->b, d + 1, piece->begin);
+        row.ahead = conv1d_ahead_of(s->inputs, next);
+        row.x = s->inputs;
+        conv1d_stage_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + row.n, s->inputs);
+        conv1d_convolve(&row);
+    }
+    if (row.n < n) {
+        const int64_t head = row.n;
+        row.x = (const float *)(const void *)conv1d_at(&a->x, piece->b, d, piece->begin) + head - (K - 1);
+        row.y = conv1d_y_at(&row, head);
+        row.ids = row.ids != NULL ? row.ids + head : NULL;
+        row.mixed = row.mixed != NULL ? s->mixed + (head > 0) : NULL;
+        row.n = n - head;
+        row.ahead = conv1d_ahead_in(row.x);
+        conv1d_convolve(&row);
+    }
+    if (!s->direct_y)
+        conv1d_scatter(y, a->y.dtype, a->y.stride[2], s->outputs, n);
 }
 
 static void forward_piece(const forward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
                           const float *weights)
 {
     const cot_causal_conv1d_forward_args *a = &c->problem->args;
-    const int64_t K = c->problem->sizes.K, n = piece->end - piece->begin;
-    float inputs[CONV1D_PIECE + CONV1D_MAX_K + VW], outputs[CONV1D_PIECE];
-    uint8_t mixed[CONV1D_PIECE / CONV1D_MIXED_BLOCK + 1];
-    const bool direct = a->y.stride[2] == 1 || n == 1;
-    conv1d_row row = {.n = n,
-                      .K = K,
-                      .x = inputs,
-                      .y = outputs,
-                      .dtype = direct ? a->y.dtype : COT_F32,
-                      .silu = a->activation == COT_ACTIVATION_SILU,
-                      .stream = direct && c->stream};
+    const int64_t K = c->problem->sizes.K;
+    forward_rows s;
+    s.c = c;
+    s.piece = piece;
+    s.direct_x = c->direct_x;
+    s.direct_y = c->direct_y;
+    s.row = (conv1d_row){.K = K,
+                         .dtype = s.direct_y ? a->y.dtype : COT_F32,
+                         .silu = a->activation == COT_ACTIVATION_SILU,
+                         .stream = s.direct_y && c->stream};
     if (piece->ids != NULL) {
-        conv1d_mark_mixed(mixed, piece->ids, n, K);
-        row.ids = piece->ids;
-        row.centre = K - 1;
-        row.mixed = mixed;
+        conv1d_mark_mixed(s.mixed, piece->ids, piece->end - piece->begin, K);
+        s.row.ids = piece->ids;
+        s.row.centre = K - 1;
+        s.row.mixed = s.mixed;
     }
-    memset(inputs + K - 1 + n, 0, VW * sizeof *inputs);
-    for (int64_t d = d_begin; d < d_end; d++) {
-        stage_inputs(c->problem, piece, d, inputs);
-        row.weight = weights + (d - d_begin) * (K + 1);
-        if (direct)
-            row.y = conv1d_at(&a->y, piece->b, d, piece->begin);
-        row.next = d + 1 < d_end ? conv1d_at(&a->x, piece->b, d + 1, piece->begin) : NULL;
-        conv1d_convolve(&row);
-        if (!direct)
-            conv1d_scatter(conv1d_at(&a->y, piece->b, d, piece->begin), a->y.dtype, a->y.stride[2], outputs, n);
-    }
+    for (int64_t d = d_begin; d < d_end; d++)
+        forward_row(&s, d, weights + (d - d_begin) * (K + 1), d + 1 == d_end);
 }
 
 static void forward_item(void *context, int64_t item)
@@ -94,7 +115,7 @@ static void forward_item(void *context, int64_t item)
     conv1d_walk walk;
     conv1d_piece piece;
     for (int64_t b = b_begin; b < b_end; b++) {
-        conv1d_start_walk(&walk, &c->packing, b, t_begin, t_end, CONV1D_PIECE);
+        conv1d_start_walk(&walk, &c->packing, b, t_begin, t_end, c->longest);
         while (conv1d_next_piece(&walk, &piece)) {
             if (piece.padding)
                 zero_outputs(&a->y, &piece, d_begin, d_end);
@@ -115,8 +136,14 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_present(&a->initial_state)),
         .tiling = conv1d_tile_channel_first(&p->sizes),
+        .direct_x = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
+        .direct_y = conv1d_contiguous_time(&a->y),
         .stream = conv1d_streams(&p->sizes, 2),
     };
+    /* Straight from tensor to tensor there is no buffer to fit in. */
+    const bool packed = cot_present(&a->seq_idx) || cot_present(&a->cu_seqlens);
+    const bool direct = context.direct_x && context.direct_y;
+    context.longest = direct && (context.packing.by_sequence || !packed) ? CONV1D_MAX_PART : CONV1D_PIECE;
     if (cot_present(&a->y))
         context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;
     int64_t items = context.items;

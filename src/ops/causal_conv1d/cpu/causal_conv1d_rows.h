@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * causal_conv1d_rows.h: the arithmetic of the channel-first kernels. Lanes are consecutive tokens of one channel: a
- * tap is the same row of f32 in the first-level cache, loaded one element further on.
+ * tap is the same row of f32, loaded one element further on: x itself where it is f32, else a copy in the first-level
+ * cache.
  *
  * Each loop exists twice. The fast one takes whole vectors of one sequence, for K = 2..8 as a constant (or K as a
  * variable). The other takes what is left: parts of a vector, and vectors where sequences meet. */
@@ -9,15 +10,45 @@
 
 #include "causal_conv1d_stage.h"
 
+/* Where the prefetches that go with element 0 of a row point: into the first-level cache, into the second-level one.
+ * Beyond the caches, with streaming stores, the far one alone gives 0.83 of a copy's speed, the near one alone 0.75,
+ * both 0.89, none 0.55. */
+typedef struct conv1d_ahead {
+    uintptr_t near, far;
+} conv1d_ahead;
+
+enum {
+    CONV1D_NEAR = 1024, /* bytes: about 15 vectors of work, the latency of memory */
+    CONV1D_FAR = 8192
+};
+
+/* For a row that is read straight from `row`: how far ahead is a matter of time. */
+static inline conv1d_ahead conv1d_ahead_in(const void *row)
+{
+    return (conv1d_ahead){(uintptr_t)row + CONV1D_NEAR, (uintptr_t)row + CONV1D_FAR};
+}
+
+/* For a row that was read before: `next` is the one to come, `row` at hand stands in for it if there is none. */
+static inline conv1d_ahead conv1d_ahead_of(const void *row, const void *next)
+{
+    return (conv1d_ahead){(uintptr_t)row, (uintptr_t)(next != NULL ? next : row)};
+}
+
+V_INLINE void conv1d_prefetch(const conv1d_ahead *ahead, int64_t bytes)
+{
+    v_prefetch((const void *)(ahead->near + (uintptr_t)bytes));
+    v_prefetch_far((const void *)(ahead->far + (uintptr_t)bytes));
+}
+
 /* y[i] = act(bias + sum_k weight[k] * x[i+k]), i < n */
 typedef struct conv1d_row {
     int64_t n, K;
-    const float *x;      /* n+K-1 inputs, and a vector more that may be read */
+    const float *x;      /* n+K-1 inputs */
     const float *weight; /* [K+1]: the bias follows */
     void *y;
     cot_dtype dtype; /* y's */
     bool silu, stream;
-    const char *next;   /* x of the work that comes next, NULL if not worth a prefetch */
+    conv1d_ahead ahead; /* what to prefetch */
     const int32_t *ids; /* NULL, or input i+k counts for output i only if ids[i+k] == ids[i+centre] >= 0 */
     int64_t centre;
     const uint8_t *mixed; /* with ids: where sequences meet within outputs [i*MIXED_BLOCK, (i+1)*MIXED_BLOCK) */
@@ -39,9 +70,10 @@ V_INLINE vm conv1d_valid(const int32_t *ids, int64_t i, int64_t tap, int64_t cen
 static void conv1d_convolve_edge(const conv1d_row *row, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i += VW) {
+        const int lanes = (int)(end - i < VW ? end - i : VW);
         vf z = v_set1(row->weight[row->K]);
         for (int64_t k = 0; k < row->K; k++) {
-            vf x = v_load(row->x + i + k);
+            vf x = v_load_n(row->x + i + k, lanes);
             if (row->ids != NULL)
                 x = v_keep(conv1d_valid(row->ids, i, k, row->centre), x);
             z = v_fma(v_set1(row->weight[k]), x, z);
@@ -50,7 +82,7 @@ static void conv1d_convolve_edge(const conv1d_row *row, int64_t begin, int64_t e
             z = v_silu(z);
         if (row->ids != NULL)
             z = v_keep(vm_not_negative(vi_load(row->ids + i + row->centre)), z);
-        v_store_n_as(conv1d_y_at(row, i), row->dtype, z, (int)(end - i < VW ? end - i : VW));
+        v_store_n_as(conv1d_y_at(row, i), row->dtype, z, lanes);
     }
 }
 
@@ -65,9 +97,9 @@ V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t
     for (int64_t k = 0; k < K; k++)
         w[k] = v_set1(row->weight[k]);
     const vf bias = v_set1(row->weight[K]);
-    const char *next = row->next != NULL ? row->next : (const char *)x; /* no harm: it is there already */
+    const conv1d_ahead ahead = row->ahead;
     for (int64_t i = begin; i < end; i += VW) {
-        v_prefetch(next + i * size);
+        conv1d_prefetch(&ahead, i * size);
         vf z = bias;
         V_UNROLL
         for (int64_t k = 0; k < K; k++)
@@ -143,6 +175,27 @@ static inline void conv1d_stage_weights(float *rows, const cot_tensor *weight, c
             rows[k] = (float)cot_load_f64(weight->data, weight->dtype, d * weight->stride[0] + k * weight->stride[1]);
         rows[K] = cot_present(bias) ? (float)cot_load_f64(bias->data, bias->dtype, d * bias->stride[0]) : 0;
     }
+}
+
+/* The first outputs of a piece, those that may not have all their inputs in x: 0 or at most one block of CONV1D_MIXED_BLOCK. */
+static inline int64_t conv1d_head(const conv1d_piece *piece, int64_t K)
+{
+    const int64_t n = piece->end - piece->begin;
+    if (piece->begin - (K - 1) >= piece->first)
+        return 0;
+    return n < CONV1D_MIXED_BLOCK ? n : CONV1D_MIXED_BLOCK;
+}
+
+/* f32 of the inputs of tokens begin .. end-1 of the piece's sequence: the K-1 before them too. */
+static inline void conv1d_stage_inputs(const conv1d_piece *piece, const cot_tensor *x, const cot_tensor *initial_state,
+                                       int64_t K, int64_t d, int64_t end, float *to)
+{
+    int64_t p = piece->begin - (K - 1);
+    for (; p < piece->first; p++)
+        *to++ = cot_present(initial_state) && piece->state >= 0
+                    ? conv1d_load(initial_state, piece->state, d, p - piece->first + K - 1)
+                    : 0;
+    conv1d_gather(to, conv1d_at(x, piece->b, d, p), x->dtype, x->stride[2], end - p);
 }
 
 /* Marks the blocks of outputs [0, n) whose inputs are of several sequences. */

@@ -12,6 +12,11 @@ V_INLINE char *conv1d_at(const cot_tensor *tensor, int64_t i, int64_t j, int64_t
     return (char *)tensor->data + offset * (int64_t)cot_dtype_size(tensor->dtype);
 }
 
+V_INLINE bool conv1d_contiguous_time(const cot_tensor *tensor)
+{
+    return tensor->stride[2] == 1 || tensor->shape[2] == 1;
+}
+
 static inline float conv1d_load(const cot_tensor *tensor, int64_t i, int64_t j, int64_t k)
 {
     return (float)cot_load_f64(conv1d_at(tensor, i, j, k), tensor->dtype, 0);
