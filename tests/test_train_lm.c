@@ -463,6 +463,34 @@ static void test_threads(void **state)
     omp_set_num_threads(before);
 }
 
+/* Several gradients, because a sum in another order often rounds to the same bits. */
+static void test_gradient_norm_threads(void **state)
+{
+    (void)state;
+    enum { COUNT = 100000, GRADIENTS = 20 };
+    const int before = omp_get_max_threads();
+    parameter_table table;
+    assert_true(parameter_table_create(&table, 1));
+    parameter *p = parameter_add(&table, "many", COUNT, 0, false);
+    assert_true(parameter_table_allocate(&table));
+    double *partial = calloc((size_t)gradient_norm_partials(&table), sizeof *partial);
+    for (uint64_t name = 0; name < GRADIENTS; name++) {
+        real *gradient = noise(COUNT, name);
+        memcpy(p->gradient, gradient, COUNT * sizeof(real));
+        free(gradient);
+        omp_set_num_threads(1);
+        const double expected = gradient_norm(&table, partial);
+        assert_true(fabs(expected * expected / dot(p->gradient, p->gradient, COUNT) - 1) <= 1e-12);
+        for (int threads = 2; threads <= 5; threads++) {
+            omp_set_num_threads(threads);
+            assert_true(gradient_norm(&table, partial) == expected);
+        }
+    }
+    omp_set_num_threads(before);
+    free(partial);
+    parameter_table_destroy(&table);
+}
+
 /* Two steps of AdamW on one number, against the formulas written out. */
 static void test_adamw(void **state)
 {
@@ -615,12 +643,25 @@ static void test_csv(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),     cmocka_unit_test(test_linear_tiles),  cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_embedding),  cmocka_unit_test(test_gate),          cmocka_unit_test(test_cross_entropy),
-        cmocka_unit_test(test_conv_block), cmocka_unit_test(test_model),         cmocka_unit_test(test_model_kernels),
-        cmocka_unit_test(test_decoding),   cmocka_unit_test(test_sample_pick),   cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_adamw),      cmocka_unit_test(test_learning_rate), cmocka_unit_test(test_bigram),
-        cmocka_unit_test(test_sampler),    cmocka_unit_test(test_corpus),        cmocka_unit_test(test_csv),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_tiles),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_conv_block),
+        cmocka_unit_test(test_model),
+        cmocka_unit_test(test_model_kernels),
+        cmocka_unit_test(test_decoding),
+        cmocka_unit_test(test_sample_pick),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_gradient_norm_threads),
+        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_learning_rate),
+        cmocka_unit_test(test_bigram),
+        cmocka_unit_test(test_sampler),
+        cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_csv),
     };
     matrix_use_one_thread_per_call();
     return cmocka_run_group_tests(tests, NULL, NULL);
