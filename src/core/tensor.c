@@ -6,8 +6,10 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* Sizes and offsets are kept below 2^62 bytes, so that sums and differences of two of them cannot overflow. */
-#define LIMIT ((int64_t)1 << 62)
+/* Sizes and reaches are kept below 2^56 bytes: more than an address space holds, and so far from 2^63 that neither the
+ * sums below nor the kernels' workspace, which are small multiples of them, can overflow. A size of 0 counts as 1, so
+ * this holds for the products of the other sizes too. */
+#define LIMIT ((int64_t)1 << 56)
 
 size_t cot_dtype_size(cot_dtype dtype)
 {
@@ -105,7 +107,7 @@ static cot_status check_sizes(const char *call, const char *name, const cot_tens
         const int64_t size = tensor->shape[axis], stride = tensor->stride[axis];
         int64_t span;
         if (__builtin_mul_overflow(bytes, size > 0 ? size : 1, &bytes) || bytes >= LIMIT)
-            return cot_fail(COT_INVALID_SHAPE, "%s: %s has more than 2^62 bytes (size %" PRId64 " on axis %d)", call,
+            return cot_fail(COT_INVALID_SHAPE, "%s: %s has more than 2^56 bytes (size %" PRId64 " on axis %d)", call,
                             name, size, axis);
         if (empty || size == 1)
             continue; /* no element is reached by this stride */
@@ -114,7 +116,7 @@ static cot_status check_sizes(const char *call, const char *name, const cot_tens
             __builtin_mul_overflow(span, size - 1, &span) || __builtin_add_overflow(reach, span, &reach) ||
             reach >= LIMIT)
             return cot_fail(COT_INVALID_SHAPE,
-                            "%s: %s reaches past 2^62 bytes (size %" PRId64 ", stride %" PRId64 " on axis %d)", call,
+                            "%s: %s reaches past 2^56 bytes (size %" PRId64 ", stride %" PRId64 " on axis %d)", call,
                             name, size, stride, axis);
     }
     return COT_OK;
