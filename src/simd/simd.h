@@ -7,12 +7,13 @@
  * for the stream verbs. `n` is a number of lanes in [0, VW]: lanes beyond it are neither read nor written; loaded
  * they are 0.
  *
- *   v_zero v_set1 v_add v_sub v_mul v_fma(a,b,c) = a*b+c   v_fnma(a,b,c) = c-a*b
+ *   v_zero v_set1 v_add v_sub v_mul v_div v_fma(a,b,c) = a*b+c   v_fnma(a,b,c) = c-a*b
  *   v_max(limit, a) v_min(limit, a)     a where it is NaN
  *   v_load v_load_n v_store v_store_n   f32;  with the suffix _bf16 or _f16: VW elements of 2 bytes, rounded to
  *                                       nearest even, subnormals kept, as core/float16.h does
  *   v_stream v_stream_bf16 v_stream_f16 non-temporal stores; the address is a multiple of the bytes stored; the
  *                                       thread calls v_fence after its last one
+ *   v_prefetch v_prefetch_far           into the first-level cache; into the second-level one. Any address will do
  *   v_gather(p, stride, n)              p[0], p[stride], ... of f32
  *   v_sum                               all lanes, in a fixed order
  *   vi_load vi_set1;  vm_equal vm_not_negative (of vi) vm_first(n) vm_and;  v_keep(m, a) = a where m, else +0
@@ -90,8 +91,8 @@ V_INLINE void v_store_n_as(void *p, cot_dtype dtype, vf a, int n)
 
 /* ---- sigmoid and what follows from it ----------------------------------------------------------------------- *
  * Each header gives v_logistic_divisor(z) = 1 + exp(-z) for |z| <= V_LOGISTIC_LIMIT, where exp is a normal number,
- * and for NaN; and v_reciprocal of what lies in [1, 2^127). Beyond the limit sigmoid is 2^-126 or 1; z * sigmoid(z)
- * vanishes as it should, even at -inf, because z is limited in both factors. */
+ * and for NaN, good to 1 ulp and 2^-29 |z|. Beyond the limit sigmoid is 2^-126 or 1; z * sigmoid(z) vanishes as it
+ * should, even at -inf, because z is limited in both factors. */
 
 #define V_LOGISTIC_LIMIT 87.33f
 
@@ -105,30 +106,24 @@ V_INLINE vf v_limit_above(vf z)
     return v_min(v_set1(V_LOGISTIC_LIMIT), z);
 }
 
-/* Of z that is limited below. */
-V_INLINE vf v_logistic(vf z)
-{
-    return v_reciprocal(v_logistic_divisor(v_limit_above(z)));
-}
-
 V_INLINE vf v_sigmoid(vf z)
 {
-    return v_logistic(v_limit_below(z));
+    return v_div(v_set1(1), v_logistic_divisor(v_limit_above(v_limit_below(z))));
 }
 
 V_INLINE vf v_silu(vf z)
 {
     z = v_limit_below(z);
-    return v_mul(z, v_logistic(z));
+    return v_div(z, v_logistic_divisor(v_limit_above(z)));
 }
 
-/* d silu(z) / dz = s + s * z * (1 - s); z * (1 - s) in one rounding. (With 1 - s as exp(-z) * s it would be exact for
- * large z, but worse by a third over normal z: 0.88 of f32's unit roundoff in norm against 0.64.) */
+/* d silu(z) / dz = s + s * z * (1 - s). The difference is exact where s is near 1. (With 1 - s as exp(-z) * s it is
+ * exact in s too, but worse by a third over normal z: 0.88 of f32's unit roundoff in norm against 0.64.) */
 V_INLINE vf v_silu_slope(vf z)
 {
     z = v_limit_above(v_limit_below(z));
-    const vf s = v_reciprocal(v_logistic_divisor(z));
-    return v_fma(s, v_fnma(z, s, z), s);
+    const vf s = v_div(v_set1(1), v_logistic_divisor(z));
+    return v_fma(s, v_mul(z, v_sub(v_set1(1), s)), s);
 }
 
 #endif

@@ -37,6 +37,11 @@ V_INLINE vf v_mul(vf a, vf b)
     return _mm256_mul_ps(a, b);
 }
 
+V_INLINE vf v_div(vf a, vf b)
+{
+    return _mm256_div_ps(a, b);
+}
+
 V_INLINE vf v_fma(vf a, vf b, vf c)
 {
     return _mm256_fmadd_ps(a, b, c);
@@ -137,6 +142,11 @@ V_INLINE void v_fence(void)
 V_INLINE void v_prefetch(const void *p)
 {
     _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
+V_INLINE void v_prefetch_far(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
 }
 
 V_INLINE vf v_gather(const float *p, int64_t stride, int n)
@@ -278,18 +288,12 @@ V_INLINE vf v_logistic_divisor(vf z)
 {
     const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_EIGHTHS));
     const vf n = v_sub(t, v_set1(V_EIGHTHS));
-    vf r = v_fma(n, v_set1(V_LN2_HIGH), z); /* minus the remainder of -z */
-    r = v_fma(n, v_set1(V_LN2_LOW), r);
+    const vf r = v_fma(n, v_set1(V_LN2_HIGH), z); /* minus the remainder of -z; V_LN2_LOW would add 2^-29 z to it */
     vf p = v_fma(r, v_set1(1.0f / 24), v_set1(-1.0f / 6));
     p = v_fma(p, r, v_set1(0.5f));
     p = v_fma(p, r, v_set1(-1.0f));
     p = v_fma(p, r, v_set1(1.0f));
     return v_fma(v_power_of_eighths(_mm256_castps_si256(t)), p, v_set1(1.0f));
-}
-
-V_INLINE vf v_reciprocal(vf a)
-{
-    return _mm256_div_ps(v_set1(1.0f), a);
 }
 
 #endif

@@ -36,6 +36,11 @@ V_INLINE vf v_mul(vf a, vf b)
     return a * b;
 }
 
+V_INLINE vf v_div(vf a, vf b)
+{
+    return a / b;
+}
+
 V_INLINE vf v_fma(vf a, vf b, vf c)
 {
     return a * b + c; /* fused only where the processor has it: without, fmaf is a library call */
@@ -131,6 +136,11 @@ V_INLINE void v_fence(void)
 V_INLINE void v_prefetch(const void *p)
 {
     __builtin_prefetch(p);
+}
+
+V_INLINE void v_prefetch_far(const void *p)
+{
+    __builtin_prefetch(p, 0, 2);
 }
 
 V_INLINE vf v_gather(const float *p, int64_t stride, int n)
@@ -254,11 +264,6 @@ V_INLINE vf v_logistic_divisor(vf z)
     const vf r = v_fma(n, v_set1(V_LN2_LOW), v_fma(n, v_set1(V_LN2_HIGH), z));
     const vf power = v_power_of_two((vi)t - (vi)v_set1(V_UNITS));
     return v_fma(power, v_exp_remainder(v_sub(v_zero(), r)), v_set1(1.0f));
-}
-
-V_INLINE vf v_reciprocal(vf a)
-{
-    return 1.0f / a;
 }
 
 #endif
