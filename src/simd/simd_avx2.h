@@ -284,7 +284,7 @@ V_INLINE vf v_exp(vf x)
 }
 
 /* 1 + exp(-z) */
-V_INLINE vf v_logistic_divisor(vf z)
+V_INLINE vf v_logistic_divisor(vf z, vf *e)
 {
     const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_EIGHTHS));
     const vf n = v_sub(t, v_set1(V_EIGHTHS));
@@ -293,7 +293,9 @@ V_INLINE vf v_logistic_divisor(vf z)
     p = v_fma(p, r, v_set1(0.5f));
     p = v_fma(p, r, v_set1(-1.0f));
     p = v_fma(p, r, v_set1(1.0f));
-    return v_fma(v_power_of_eighths(_mm256_castps_si256(t)), p, v_set1(1.0f));
+    const vf power = v_power_of_eighths(_mm256_castps_si256(t));
+    *e = v_mul(power, p);
+    return v_fma(power, p, v_set1(1.0f));
 }
 
 #endif

@@ -269,7 +269,7 @@ V_INLINE vf v_exp(vf x)
 }
 
 /* 1 + exp(-z) */
-V_INLINE vf v_logistic_divisor(vf z)
+V_INLINE vf v_logistic_divisor(vf z, vf *e)
 {
     /* 2^(j/16) less j << 19, which the shifted sum below carries in those bits. */
     const __m512i table = _mm512_setr_epi32(0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
@@ -283,6 +283,7 @@ V_INLINE vf v_logistic_divisor(vf z)
     p = v_fma(p, r, v_set1(1.0f));
     const __m512i bits = _mm512_castps_si512(t);
     const __m512i power = _mm512_add_epi32(_mm512_permutexvar_epi32(bits, table), _mm512_slli_epi32(bits, 19));
+    *e = v_mul(_mm512_castsi512_ps(power), p);
     return v_fma(_mm512_castsi512_ps(power), p, v_set1(1.0f));
 }
 

@@ -257,13 +257,15 @@ V_INLINE vf v_exp(vf x)
 }
 
 /* 1 + exp(-z) */
-V_INLINE vf v_logistic_divisor(vf z)
+V_INLINE vf v_logistic_divisor(vf z, vf *e)
 {
     const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_UNITS));
     const vf n = v_sub(t, v_set1(V_UNITS));
     const vf r = v_fma(n, v_set1(V_LN2_LOW), v_fma(n, v_set1(V_LN2_HIGH), z));
     const vf power = v_power_of_two((vi)t - (vi)v_set1(V_UNITS));
-    return v_fma(power, v_exp_remainder(v_sub(v_zero(), r)), v_set1(1.0f));
+    const vf p = v_exp_remainder(v_sub(v_zero(), r));
+    *e = v_mul(power, p);
+    return v_fma(power, p, v_set1(1.0f));
 }
 
 #endif
