@@ -58,6 +58,9 @@ static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, i
     }
 }
 
+/* A lane sums this many terms of dw and db in one run: rounding grows with the number of runs, not of terms. */
+enum { SUM_TERMS = 32 };
+
 /* (end - begin) % VW == 0 */
 V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype)
 {
@@ -66,32 +69,34 @@ V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end,
     const char *dy = row->dy;
     const bool silu = row->silu;
     vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
-    for (int64_t k = 0; k < K; k++) {
+    for (int64_t k = 0; k < K; k++)
         w[k] = v_set1(row->weight[k]);
-        sums[k] = row->sums[k];
-    }
-    sums[K] = row->sums[K];
     const vf bias = v_set1(row->weight[K]);
     const conv1d_ahead ahead_x = row->ahead_x, ahead_dy = row->ahead_dy;
-    for (int64_t i = begin; i < end; i += VW) {
-        conv1d_prefetch(&ahead_x, i * size);
-        conv1d_prefetch(&ahead_dy, i * size);
-        vf g = v_load_as(dy + i * size, dtype);
-        if (silu) {
-            vf z = bias;
+    for (int64_t i = begin; i < end;) {
+        const int64_t stop = end - i < SUM_TERMS * VW ? end : i + SUM_TERMS * VW;
+        for (int64_t k = 0; k <= K; k++)
+            sums[k] = v_zero();
+        for (; i < stop; i += VW) {
+            conv1d_prefetch(&ahead_x, i * size);
+            conv1d_prefetch(&ahead_dy, i * size);
+            vf g = v_load_as(dy + i * size, dtype);
+            if (silu) {
+                vf z = bias;
+                V_UNROLL
+                for (int64_t k = 0; k < K; k++)
+                    z = v_fma(w[k], v_load(x + i + k), z);
+                g = v_mul(g, v_silu_slope(z));
+            }
+            v_store(row->g + i, g);
             V_UNROLL
             for (int64_t k = 0; k < K; k++)
-                z = v_fma(w[k], v_load(x + i + k), z);
-            g = v_mul(g, v_silu_slope(z));
+                sums[k] = v_fma(g, v_load(x + i + k), sums[k]);
+            sums[K] = v_add(sums[K], g);
         }
-        v_store(row->g + i, g);
-        V_UNROLL
-        for (int64_t k = 0; k < K; k++)
-            sums[k] = v_fma(g, v_load(x + i + k), sums[k]);
-        sums[K] = v_add(sums[K], g);
+        for (int64_t k = 0; k <= K; k++)
+            row->sums[k] = v_add(row->sums[k], sums[k]);
     }
-    for (int64_t k = 0; k <= K; k++)
-        row->sums[k] = sums[k];
 }
 
 #define GRADIENT(width, dtype)                                                                             \

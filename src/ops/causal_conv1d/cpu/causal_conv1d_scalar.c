@@ -71,7 +71,7 @@ static inline real input_at(const conv1d_sizes *sizes, const conv1d_span *span, 
 
 /* Long sums pass through blocks, so that rounding grows with the number of blocks, not of terms: of 150 taps summed
  * in one run, 1 output in 20000 was off by more than the check allows. */
-enum { TAP_BLOCK = 16, TOKEN_BLOCK = 32 };
+enum { TAP_BLOCK = 16, TOKEN_BLOCK = 16 };
 
 static real convolve(const conv1d_sizes *sizes, const conv1d_span *span, const cot_tensor *x,
                      const cot_tensor *initial_state, const cot_tensor *weight, real bias, int64_t d, int64_t t)
