@@ -132,17 +132,18 @@ static bool is_padding(const channel *c, int64_t t)
     return c->belongs[c->K - 1 + t] < 0;
 }
 
-static double sigmoid(double z)
+static long double sigmoid(double z)
 {
-    return 1 / (1 + exp(-z));
+    return 1 / (1 + expl(-z));
 }
 
 static void activate(const channel *c, cot_activation activation, int64_t t, double *y, double *magnitude)
 {
-    const double z = c->z[t], s = sigmoid(z);
+    const double z = c->z[t];
+    const long double s = sigmoid(z);
     const bool silu = activation == COT_ACTIVATION_SILU;
-    *y = silu ? z * s : z;
-    *magnitude = silu ? c->z_magnitude[t] * s * (1 + fabs(z) * sigmoid(-z)) : c->z_magnitude[t];
+    *y = silu ? (double)(z * s) : z;
+    *magnitude = c->z_magnitude[t] * (silu ? (double)(s * (1 + fabs(z) * sigmoid(-z))) : 1);
 }
 
 static void forward(const void *args, void *magnitudes)
@@ -175,14 +176,15 @@ static void forward(const void *args, void *magnitudes)
 static void compute_g(channel *c, cot_activation activation, const double *dy)
 {
     for (int64_t t = 0; t < c->length; t++) {
-        double factor = 1, magnitude = 1;
+        long double factor = 1, magnitude = 1;
         if (activation == COT_ACTIVATION_SILU) {
-            const double z = c->z[t], s = sigmoid(z), complement = sigmoid(-z); /* 1 - s would cancel */
+            const double z = c->z[t];
+            const long double s = sigmoid(z), complement = sigmoid(-z); /* 1 - s would cancel */
             factor = s * (1 + z * complement);
             magnitude = s * (1 + fabs(z) * complement) + c->z_magnitude[t] * s * complement * (2 + fabs(z));
         }
-        c->g[t] = is_padding(c, t) ? 0 : dy[t] * factor;
-        c->g_magnitude[t] = is_padding(c, t) ? 0 : fabs(dy[t]) * magnitude;
+        c->g[t] = is_padding(c, t) ? 0 : (double)(dy[t] * factor);
+        c->g_magnitude[t] = is_padding(c, t) ? 0 : (double)(fabs(dy[t]) * magnitude);
     }
 }
 
