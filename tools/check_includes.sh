@@ -73,6 +73,18 @@ function find_target(name,    i, candidate)
     return ""
 }
 
+# Does the CMakeLists.txt beside the file make a header of that name?
+function generated(name,    list, text, found)
+{
+    list = directory "/CMakeLists.txt"
+    found = 0
+    while ((getline text < list) > 0)
+        if (index(text, "/" name))
+            found = 1
+    close(list)
+    return found
+}
+
 BEGIN {
     sees["core"] = ""
     sees["simd"] = sees["cuda"] = "core"
@@ -104,7 +116,7 @@ END {
             target = find_target(substr($0, RSTART + 1, RLENGTH - 2))
             includes++
             if (target == "") {
-                if (quoted)
+                if (quoted && !generated(substr($0, RSTART + 1, RLENGTH - 2)))
                     complain("no such file in the tree")
             } else if (!allowed(part, part_of(target))) {
                 complain("\"" part "\" may not include \"" part_of(target) "\"")

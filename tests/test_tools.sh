@@ -1,0 +1,159 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Shows that the checks of tools/ can fail: plants a fault in a copy of the tree, and expects each to be named.
+#
+#   tests/test_tools.sh BUILD [CC]      BUILD has libcotangent.so and libcotangent.a
+set -eu
+build=$(cd "${1:?usage: test_tools.sh BUILD}" && pwd)
+cc=${2:-cc}
+cd "$(dirname "$0")/.."
+tools=$PWD/tools
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0
+failed=0
+
+# A copy of what the checks read.
+fresh()
+{
+    rm -rf "$work/tree"
+    mkdir "$work/tree"
+    cp -R include src examples .clang-format "$work/tree"
+}
+
+# expect pass|fail TEXT COMMAND...: its exit status, and a text that it must print.
+expect()
+{
+    wanted=$1 text=$2
+    shift 2
+    if "$@" >"$work/output" 2>&1; then got=pass; else got=fail; fi
+    if [ $got = "$wanted" ] && grep -qF -- "$text" "$work/output"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED: $* gave \"$got\", expected \"$wanted\" and the text: $text"
+        sed 's/^/    /' "$work/output"
+    fi
+}
+
+# plant FILE LINE: prepends a line to a file of the copy, creating it if need be.
+plant()
+{
+    mkdir -p "$(dirname "$work/tree/$1")"
+    [ -f "$work/tree/$1" ] || : >"$work/tree/$1"
+    printf '%s\n' "$2" | cat - "$work/tree/$1" >"$work/planted"
+    mv "$work/planted" "$work/tree/$1"
+}
+
+# wrong_include FILE LINE
+wrong_include()
+{
+    fresh
+    mkdir -p "$work/tree/src/ops/other_op" "$work/tree/src/simd" "$work/tree/src/io" "$work/tree/src/cli"
+    touch "$work/tree/src/ops/other_op/other_op.h" "$work/tree/src/simd/planted.h" "$work/tree/src/io/npy.h" \
+        "$work/tree/src/check/planted.h" "$work/tree/src/cli/planted.h" 2>/dev/null || true
+    plant "$1" "$2"
+    expect fail "$1:1: " "$tools/check_includes.sh" "$work/tree"
+}
+
+# ---- includes
+fresh
+expect pass 'run one way' "$tools/check_includes.sh" "$work/tree"
+wrong_include include/cotangent/core.h '#include "core/status.h"'
+wrong_include include/cotangent/core.h '#include <core/status.h>'
+wrong_include src/core/tensor.c '#include "simd/planted.h"'
+wrong_include src/core/tensor.c '#include "../ops/causal_conv1d/causal_conv1d_problem.h"'
+wrong_include src/simd/planted.h '#include "ops/causal_conv1d/causal_conv1d_problem.h"'
+wrong_include src/io/npy.c '#include "core/tensor.h"'
+wrong_include src/ops/causal_conv1d/causal_conv1d.c '#include "ops/other_op/other_op.h"'
+wrong_include src/ops/causal_conv1d/causal_conv1d.c '  #  include "../other_op/other_op.h" /* indented */'
+wrong_include src/ops/causal_conv1d/cpu/planted.c '#include "io/npy.h"'
+wrong_include src/check/planted.h '#include "cli/planted.h"'
+wrong_include examples/train_lm/planted.c '#include "core/queue.h"'
+wrong_include examples/c/causal_conv1d.c '#include "../../src/core/status.h"'
+wrong_include src/core/tensor.c '#include "no_such_file.h"'
+wrong_include src/core/tensor.c '#include A_MACRO'
+
+# ---- exported symbols, in a tree whose library is a handful of functions
+expect pass 'all in order' "$tools/check_exports.sh" "$build"
+library()
+{
+    fresh
+    rm -rf "$work/tree/include/cotangent" "$work/library"
+    mkdir -p "$work/tree/include/cotangent" "$work/library"
+    printf '#define COT_API\n/* not COT_API int cot_comment(void); */\nCOT_API int cot_one(void);\nCOT_API const char\n*cot_two(int a,\n        int b);\n' \
+        >"$work/tree/include/cotangent/core.h"
+    printf 'X { global: cot_one; cot_two; %s local: *; };\n' "${2-}" >"$work/tree/src/cotangent.map"
+    printf 'int cot_one(void) { return 1; }\nconst char *cot_two(int a, int b) { return a < b ? "" : 0; }\nint causal_conv1d_kernel(void) { return 3; }\n%s\n' \
+        "$1" >"$work/library/library.c"
+    "$cc" -fPIC -c "$work/library/library.c" -o "$work/library/library.o"
+    "$cc" -shared ${3-} "$work/library/library.o" -Wl,--version-script="$work/tree/src/cotangent.map" \
+        -o "$work/library/libcotangent.so"
+    ar rc "$work/library/libcotangent.a" "$work/library/library.o"
+}
+check_library()
+{
+    "$tools/check_exports.sh" "$work/library" "$work/tree"
+}
+library ''
+expect pass '2 exported functions, 3 static symbols' check_library
+library 'int cot_extra(void) { return 4; }' 'cot_extra;'
+expect fail 'cot_extra is in the shared library but not in the headers' check_library
+expect fail 'cot_extra is in src/cotangent.map but not in the headers' check_library
+library '' 'cot_ghost;'
+expect fail 'cot_ghost is in src/cotangent.map but not in the headers' check_library
+library ''
+printf 'COT_API int cot_three(void);\n' >>"$work/tree/include/cotangent/core.h"
+expect fail 'cot_three is in the headers but not in the shared library' check_library
+library 'int naked(void) { return 4; }' 'naked;'
+expect fail 'naked is exported by the shared library, expected cot_*' check_library
+library 'int helper(void) { return 4; }'
+expect fail 'helper is a global symbol of the static library' check_library
+library 'int shared_state;'
+expect fail 'shared_state is a global symbol of the static library' check_library
+library '' '' '-Wl,--no-as-needed -ldl -lpthread -lstdc++'
+expect fail 'the shared library needs libstdc++' check_library
+if [ "$(uname -m)" = x86_64 ]; then
+    library '' '' -ffast-math
+    expect fail 'linked with -ffast-math' check_library
+fi
+
+# ---- the README's example
+mkdir "$work/readme" "$work/readme/examples"
+cp -R examples/c "$work/readme/examples/c"
+expect pass 'no README.md' "$tools/check_readme.sh" "$work/readme"
+{
+    printf '# Title\n```sh\nmake run\n```\n```c\nint other;\n```\n```c\n'
+    sed -e '1{/SPDX/d}' examples/c/causal_conv1d.c
+    printf '```\nMore text.\n'
+} >"$work/readme/README.md"
+expect pass 'quotes examples/c/causal_conv1d.c' "$tools/check_readme.sh" "$work/readme"
+sed -i 's/args.weight/args.weights/' "$work/readme/README.md"
+expect fail 'no ```c block of README.md equals' "$tools/check_readme.sh" "$work/readme"
+printf '# No code\n' >"$work/readme/README.md"
+expect fail 'no ```c block of README.md equals' "$tools/check_readme.sh" "$work/readme"
+
+# ---- layout
+if command -v clang-format >/dev/null; then
+    fresh
+    cp -R tools "$work/tree/tools"
+    expect pass '1 files agree' "$work/tree/tools/format.sh" --check examples/c/causal_conv1d.c
+    plant examples/c/causal_conv1d.c 'int  main( void );'
+    expect fail 'examples/c/causal_conv1d.c:1' "$work/tree/tools/format.sh" --check examples/c/causal_conv1d.c
+fi
+
+# ---- public headers
+mkdir "$work/headers"
+header_alone()
+{
+    printf '%s\n' "$2" >"$work/headers/planted.h"
+    tests/header_alone.sh "$cc" "$1" "$work/headers" planted.h && echo compiled
+}
+expect pass compiled header_alone c99 'int cot_one(void);'
+expect fail 'size_t' header_alone c11 'size_t cot_one(void);'
+expect fail 'prototype' header_alone c99 'int cot_one();'
+expect fail 'fallthrough' header_alone c++17 'static inline int f(int a) { switch (a) { case 1: a = 2; case 3: a++; } return fallthrough; }'
+expect fail 'extra' header_alone c99 'int cot_one(void);;'
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
