@@ -19,7 +19,7 @@ void copy_ceiling_free(copy_ceiling *c);
 void copy_plain(const cot_queue *queue, const copy_ceiling *c);
 void copy_streaming(const cot_queue *queue, const copy_ceiling *c);
 
-/* The core clock in Hz under light load, from a chain of additions that take one cycle each. */
+/* The core clock in Hz under light load, from a chain of multiplications. */
 double measure_clock(void);
 
 /* Seconds on a clock that only goes forward. */
