@@ -5,13 +5,15 @@
 #   make bench     measure every op beside the machine's own ceilings
 #   make format    lay out the C files by .clang-format
 #   make lint      layout, direction of the includes, exported symbols
+#   make faults   plant faults in copies of the kernels, one at a time, and see that check catches each
+#   make tables   write the READMEs' tables from bench/results
 #   make build     the library, the program, the examples, the tests
 #   make clean     remove build/
 
 BUILD = build
 .DEFAULT_GOAL = build
 .NOTPARALLEL:
-.PHONY: setup build asan run test bench format lint clean
+.PHONY: setup build asan run test bench format lint faults tables clean
 
 setup:
 	@tools/setup.sh
@@ -41,6 +43,12 @@ lint: build
 	@tools/format.sh --check
 	@tools/check_includes.sh
 	@tools/check_exports.sh $(BUILD)
+
+faults: setup
+	@tools/plant_faults.sh $(BUILD)/faults
+
+tables: setup
+	@tools/make_tables.py
 
 clean:
 	rm -rf $(BUILD)

@@ -85,9 +85,9 @@ const char *bench_plot(const json_t *rows, const char *path)
     const int bars = write_bars(gnuplot, rows);
     fprintf(gnuplot, "set terminal svg size 1100,%d font 'sans,12' background '#ffffff'\nset output '%s'\n", 110 + 22 * bars,
             partial);
-    fprintf(gnuplot, "set title \"Share of the copy bandwidth at the same footprint: %s, %d threads, %s, %s\" noenhanced\n",
+    fprintf(gnuplot, "set title \"Share of the copy bandwidth at the same footprint\\n%s, %d threads, commit %s, %s\" noenhanced\n",
             text_of(first, "device"), (int)number_of(first, "threads"), text_of(first, "commit"), text_of(first, "date"));
-    fprintf(gnuplot, "set yrange [%d:-1]\nset xrange [0:*]\nset xtics 0.2\nset grid xtics\nset key off\nset lmargin 70\n"
+    fprintf(gnuplot, "set yrange [%d:-1]\nset xrange [0:*]\nset xtics 0.2\nset grid xtics\nset ytics noenhanced\nset key off\nset lmargin 70\n"
                      "set style fill solid 0.8\nset arrow from 1,graph 0 to 1,graph 1 nohead dt 2\n", bars);
     fprintf(gnuplot, "plot $bars using ($2/2):0:($2/2):(0.38):ytic(1) with boxxyerror lc rgb '#4477aa' notitle, "
                      "'' using ($2):0:(sprintf('%%.2f', $2)) with labels left offset 0.5,0 notitle\n");

@@ -34,23 +34,27 @@ static double tolerance(double r, double m, cot_dtype out, cot_dtype intermediat
     return rounding + 4 * unit_roundoff(intermediate) * m;
 }
 
+/* |y - r|; a NaN is infinitely far from everything. */
+static double distance(double y, double r)
+{
+    const double error = fabs(y - r);
+    return isnan(error) ? INFINITY : error;
+}
+
 static void compare_elements(comparison *c, const double *y, const double *r, const double *m, cot_dtype out,
                              cot_dtype intermediate)
 {
     double squares = 0, squares_ulp = 0;
     for (int64_t i = 0; i < c->elements; i++) {
-        const double error = fabs(y[i] - r[i]), ulp = error / spacing(r[i], out);
+        const double error = distance(y[i], r[i]), ulp = error / spacing(r[i], out);
         const double ratio = error == 0 ? 0 : error / tolerance(r[i], m[i], out, intermediate);
-        if (!(ratio <= 1)) { /* NaN too */
-            if (c->violations++ == 0)
-                c->first_violation = i;
-        }
+        c->violations += !(ratio <= 1);
         if (!(ratio <= c->worst_ratio)) {
-            c->worst_ratio = isnan(ratio) ? INFINITY : ratio;
+            c->worst_ratio = ratio;
             c->worst_element = i;
         }
-        c->max_error = !(error <= c->max_error) ? error : c->max_error;
-        c->max_ulp = !(ulp <= c->max_ulp) ? ulp : c->max_ulp;
+        c->max_error = fmax(c->max_error, error);
+        c->max_ulp = fmax(c->max_ulp, ulp);
         for (int t = 0; t < THRESHOLD_COUNT; t++)
             c->over[t] += !(ulp <= thresholds[t]);
         squares += error * error;
@@ -114,7 +118,7 @@ static void compare_bias(comparison *c, const double *y, const double *r, cot_dt
 comparison compare(const double *y, const double *r, const double *m, const double *s, int64_t elements, cot_dtype out,
                    cot_dtype intermediate)
 {
-    comparison c = {.elements = elements, .first_violation = -1, .worst_element = -1};
+    comparison c = {.elements = elements, .worst_element = -1};
     compare_elements(&c, y, r, m, out, intermediate);
     compare_norms(&c, y, r, s, out);
     compare_bias(&c, y, r, out);
@@ -176,9 +180,9 @@ static void report_axis(FILE *file, int axis, const double *y, const double *r, 
         const int64_t before = part->violations;
         for (int64_t outer = 0; outer < elements; outer += inner * size) {
             for (int64_t i = outer + index * inner; i < outer + (index + 1) * inner; i++) {
-                const double error = fabs(y[i] - r[i]), ulp = error / spacing(r[i], shape->dtype);
+                const double error = distance(y[i], r[i]), ulp = error / spacing(r[i], shape->dtype);
                 part->violations += !(error <= tolerance(r[i], m[i], shape->dtype, intermediate));
-                part->max_ulp = !(ulp <= part->max_ulp) ? ulp : part->max_ulp;
+                part->max_ulp = fmax(part->max_ulp, ulp);
                 part->squares_ulp += ulp * ulp;
                 part->elements++;
             }

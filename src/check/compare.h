@@ -18,7 +18,6 @@ enum { NORM_BLOCK = 4096, NORM_LEAST = 256, THRESHOLD_COUNT = 5 };
 
 typedef struct comparison {
     int64_t elements, violations; /* of the elementwise rule; NaN is one */
-    int64_t first_violation;      /* row-major number */
     double worst_ratio;           /* |y - r| / its tolerance, at worst_element */
     int64_t worst_element;
     double max_error, rms_error, max_ulp, rms_ulp; /* ulp: the spacing of the output's dtype at r */

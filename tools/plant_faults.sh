@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Shows that check can fail: plants one fault at a time in a copy of a kernel, builds it, and expects `cotangent check`
+# to catch it and --report to say where it lives. A fault that changes no line of its file, does not build, or passes
+# check is a failure of this script. Takes about a minute a fault the first time.
+#
+#   tools/plant_faults.sh [WORK_DIR]     (default: build/faults)
+set -eu
+cd "$(dirname "$0")/.."
+work=${1:-build/faults}
+kernels=src/ops/causal_conv1d/cpu
+mkdir -p "$work"
+passed=0
+failed=0
+
+# plant NAME FILE SED_EXPRESSION KERNEL CASES: the fault, the kernel that has it, the cases that must show it.
+plant()
+{
+    local name=$1 file=$2 expression=$3 kernel=$4 cases=$5
+    copy_tree
+    sed -i "$expression" "$work/src/$file"
+    if cmp -s "$file" "$work/src/$file"; then
+        echo "plant_faults: '$name' changes nothing in $file"
+        failed=$((failed + 1))
+        return
+    fi
+    if ! cmake --build "$work/build" --target cotangent_program >"$work/log" 2>&1; then
+        echo "plant_faults: '$name' does not build:"
+        tail -5 "$work/log"
+        failed=$((failed + 1))
+        return
+    fi
+    printf '\n== %s (%s)\n' "$name" "$file"
+    if "$work/build/cotangent" check causal_conv1d --kernel "$kernel" --only "$cases" --report >"$work/report"; then
+        echo "plant_faults: check passes although '$name' is planted"
+        failed=$((failed + 1))
+    else
+        grep -m 1 '^FAILED' "$work/report"
+        grep -m 1 -A 3 ': FAILED$' "$work/report" | tail -n +2
+        grep -m 3 '[0-9] indices beyond the tolerance' "$work/report"
+        passed=$((passed + 1))
+    fi
+}
+
+# The tracked files as they are in the working tree; those that are the same keep their time, so that little is rebuilt.
+copy_tree()
+{
+    git ls-files include src CMakeLists.txt tools/write_commit.sh | while read -r file; do
+        mkdir -p "$work/src/$(dirname "$file")"
+        cmp -s "$file" "$work/src/$file" || cp "$file" "$work/src/$file"
+    done
+}
+
+copy_tree
+[ -f "$work/build/build.ninja" ] || cmake --log-level=WARNING -G Ninja -S "$work/src" -B "$work/build"
+
+plant 'a wrong tap in the forward' $kernels/causal_conv1d_rows.h \
+    's/z = v_fma(w\[k\], v_load(x + i + k), z);/z = v_fma(w[k], v_load(x + i + (k == 1 ? 0 : k)), z);/' \
+    causal_conv1d_fwd_channel_first 'forward f32 channel-first'
+plant 'a tap left out of dweight' $kernels/causal_conv1d_bwd_channel_first.c \
+    's/sums\[k\] = v_fma(g, v_load(x + i + k), sums\[k\]);/sums[k] = k == 1 ? sums[k] : v_fma(g, v_load(x + i + k), sums[k]);/' \
+    causal_conv1d_bwd_channel_first 'backward f32 channel-first'
+plant 'one channel skipped' $kernels/causal_conv1d_scalar.c \
+    's/for (int64_t t = span.first; cot_present(&a->y) \&\& t < span.end; t++) {/for (int64_t t = span.first; d != 3 \&\& cot_present(\&a->y) \&\& t < span.end; t++) {/' \
+    causal_conv1d_fwd_scalar 'forward f32 channel-first'
+plant 'the last token of a channel lost' $kernels/causal_conv1d_scalar.c \
+    's/for (int64_t t = span.first; cot_present(&a->y) \&\& t < span.end; t++) {/for (int64_t t = span.first; cot_present(\&a->y) \&\& t < span.end - (d == 0); t++) {/' \
+    causal_conv1d_fwd_scalar 'forward bf16 channel-last'
+plant 'g of one token off by 2^-12' $kernels/causal_conv1d_scalar.c \
+    's/ring\[p % K\] = g;/ring[p % K] = p == 5 ? g * 1.000244f : g;/' \
+    causal_conv1d_bwd_scalar 'backward f32 channel-first'
+
+printf '\n%d passed, %d failed\n' "$passed" "$failed"
+[ "$failed" -eq 0 ]
