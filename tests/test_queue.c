@@ -405,19 +405,19 @@ static void the_hosts_floating_point_state_is_kept_and_ignored(void **state)
 int main(void)
 {
     unsetenv("COT_KERNEL");
-    const struct CMUnitTest tests[] =
-    { cmocka_unit_test(default_queue_uses_all_threads),
-      cmocka_unit_test(options_are_checked),
-      cmocka_unit_test(forced_kernels_are_parsed),
-      cmocka_unit_test(environment_forces_where_options_do_not),
-      cmocka_unit_test(pool_grows_and_never_shrinks),
-      cmocka_unit_test(a_reserved_pool_serves_the_call),
-      cmocka_unit_test(every_item_runs_once),
-      cmocka_unit_test(results_do_not_depend_on_the_threads),
-      cmocka_unit_test(queues_of_two_threads_are_independent),
-      cmocka_unit_test(a_forked_child_works_serially),
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(default_queue_uses_all_threads),
+        cmocka_unit_test(options_are_checked),
+        cmocka_unit_test(forced_kernels_are_parsed),
+        cmocka_unit_test(environment_forces_where_options_do_not),
+        cmocka_unit_test(pool_grows_and_never_shrinks),
+        cmocka_unit_test(a_reserved_pool_serves_the_call),
+        cmocka_unit_test(every_item_runs_once),
+        cmocka_unit_test(results_do_not_depend_on_the_threads),
+        cmocka_unit_test(queues_of_two_threads_are_independent),
+        cmocka_unit_test(a_forked_child_works_serially),
 #if defined(__x86_64__)
-      cmocka_unit_test(the_hosts_floating_point_state_is_kept_and_ignored),
+        cmocka_unit_test(the_hosts_floating_point_state_is_kept_and_ignored),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
