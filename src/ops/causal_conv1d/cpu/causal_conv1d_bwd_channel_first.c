@@ -34,13 +34,15 @@ static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, i
     for (int64_t i = begin; i < end; i += VW) {
         const int n = (int)(end - i < VW ? end - i : VW);
         const int counted = (int)conv1d_clamp(owned - i, 0, VW);
-        vf x[CONV1D_MAX_K], z = v_set1(row->weight[K]);
+        vf x[CONV1D_MAX_K], z = v_set1(row->weight[K]), before = v_zero();
         for (int64_t k = 0; k < K; k++) {
+            conv1d_next_tap(k, &z, &before);
             x[k] = v_load_n(row->x + i + k, n);
             if (row->ids != NULL)
                 x[k] = v_keep(conv1d_valid(row->ids, i, k, K - 1), x[k]);
             z = v_fma(v_set1(row->weight[k]), x[k], z);
         }
+        z = conv1d_taps_sum(K, z, before);
         vf g = v_load_n_as(row->dy + i * size, row->dtype, n);
         if (row->silu)
             g = v_mul(g, v_silu_slope(z));
@@ -82,10 +84,13 @@ V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end,
             conv1d_prefetch(&ahead_dy, i * size);
             vf g = v_load_as(dy + i * size, dtype);
             if (silu) {
-                vf z = bias;
+                vf z = bias, before = v_zero();
                 V_UNROLL
-                for (int64_t k = 0; k < K; k++)
+                for (int64_t k = 0; k < K; k++) {
+                    conv1d_next_tap(k, &z, &before);
                     z = v_fma(w[k], v_load(x + i + k), z);
+                }
+                z = conv1d_taps_sum(K, z, before);
                 g = v_mul(g, v_silu_slope(z));
             }
             v_store(row->g + i, g);

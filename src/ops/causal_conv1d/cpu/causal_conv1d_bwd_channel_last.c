@@ -21,7 +21,7 @@ typedef struct backward_columns {
     cot_dtype dtype, dx_dtype; /* of x and dy; of dx */
     const float *weight;       /* [K+1][ld] */
     float *history, *g;        /* [K-1][ld]: x and g before row 0 */
-    float *sums;               /* [K+1][ld], NULL where these tokens do not enter */
+    float *sums;               /* [K+1][ld] */
     bool silu, stream;
     const int32_t *ids;
 } backward_columns;
@@ -45,10 +45,13 @@ static void walk_edge(const backward_columns *s, int64_t channel)
                 h[K - 1] = v_load_n_as(s->x + i * s->x_stride + c * size, s->dtype, lanes);
                 if (ids == NULL || ids[K - 1] >= 0)
                     g[K - 1] = v_load_n_as(s->dy + i * s->dy_stride + c * size, s->dtype, lanes);
-                vf z = v_load(s->weight + K * ld + c);
-                for (int64_t k = 0; s->silu && k < K; k++)
+                vf z = v_load(s->weight + K * ld + c), before = v_zero();
+                for (int64_t k = 0; s->silu && k < K; k++) {
+                    conv1d_next_tap(k, &z, &before);
                     if (ids == NULL || ids[k] == ids[K - 1])
                         z = v_fma(v_load(s->weight + k * ld + c), h[k], z);
+                }
+                z = conv1d_taps_sum(K, z, before);
                 if (s->silu && (ids == NULL || ids[K - 1] >= 0))
                     g[K - 1] = v_mul(g[K - 1], v_silu_slope(z));
                 for (int64_t k = 0; k < K; k++)
@@ -56,10 +59,13 @@ static void walk_edge(const backward_columns *s, int64_t channel)
                         sums[k] = v_fma(g[K - 1], h[k], sums[k]);
                 sums[K] = v_add(sums[K], g[K - 1]);
             }
-            vf dx = v_zero();
-            for (int64_t j = 0; j < K; j++)
+            vf dx = v_zero(), before = v_zero();
+            for (int64_t j = 0; j < K; j++) {
+                conv1d_next_tap(j, &dx, &before);
                 if (ids == NULL || (ids[j] == ids[0] && ids[0] >= 0))
                     dx = v_fma(v_load(s->weight + (K - 1 - j) * ld + c), g[j], dx);
+            }
+            dx = conv1d_taps_sum(K, dx, before);
             v_store_n_as(s->dx + i * s->dx_stride + c * dx_size, s->dx_dtype, dx, lanes);
             for (int64_t k = 0; k < K - 1; k++) {
                 h[k] = h[k + 1];
@@ -70,7 +76,7 @@ static void walk_edge(const backward_columns *s, int64_t channel)
             v_store(s->history + k * ld + c, h[k]);
             v_store(s->g + k * ld + c, g[k]);
         }
-        for (int64_t k = 0; s->sums != NULL && k <= K; k++)
+        for (int64_t k = 0; k <= K; k++)
             v_store(s->sums + k * ld + c, v_add(v_load(s->sums + k * ld + c), sums[k]));
     }
 }
@@ -102,18 +108,23 @@ V_INLINE int64_t walk_body(const backward_columns *s, int64_t K, cot_dtype dtype
             h[K - 1] = v_load_as(x, dtype);
             g[K - 1] = v_load_as(dy, dtype);
             if (silu) {
-                vf z = bias;
+                vf z = bias, before = v_zero();
                 V_UNROLL
-                for (int64_t k = 0; k < K; k++)
+                for (int64_t k = 0; k < K; k++) {
+                    conv1d_next_tap(k, &z, &before);
                     z = v_fma(w[k], h[k], z);
+                }
+                z = conv1d_taps_sum(K, z, before);
                 g[K - 1] = v_mul(g[K - 1], v_silu_slope(z));
             }
-            vf out = v_zero();
+            vf out = v_zero(), before_out = v_zero();
             V_UNROLL
             for (int64_t k = 0; k < K; k++) {
+                conv1d_next_tap(k, &out, &before_out);
                 sums[k] = v_fma(g[K - 1], h[k], sums[k]);
                 out = v_fma(w[K - 1 - k], g[k], out);
             }
+            out = conv1d_taps_sum(K, out, before_out);
             sums[K] = v_add(sums[K], g[K - 1]);
             if (stream)
                 v_stream_as(dx, dtype, out);
@@ -166,6 +177,7 @@ typedef struct backward_block {
     const backward_context *c;
     int64_t d, channels, ld;
     float weight[CONV1D_PLANES], sums[CONV1D_PLANES], history[CONV1D_PLANES], g[CONV1D_PLANES];
+    float spare[CONV1D_PLANES]; /* for sums that nobody wants */
     float x[CONV1D_STAGED_TILE * CONV1D_ROW], dy[CONV1D_STAGED_TILE * CONV1D_ROW], dx[CONV1D_STAGED_TILE * CONV1D_ROW];
 } backward_block;
 
@@ -177,6 +189,15 @@ typedef struct backward_steps {
     int64_t count;    /* of steps */
 } backward_steps;
 
+/* Do the steps from i on finish rows that are not wanted here? */
+static bool discards(const backward_block *s, const conv1d_piece *piece, int64_t i)
+{
+    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
+    if (i >= s->c->problem->sizes.K - 1)
+        return !cot_present(&a->dx);
+    return !cot_present(&a->dinitial_state) || piece->state < 0 || piece->begin != piece->first;
+}
+
 /* Sends what steps [i, i+n) left in the buffer where it belongs. */
 static void finish_rows(backward_block *s, const conv1d_piece *piece, int64_t i, int64_t n)
 {
@@ -185,9 +206,6 @@ static void finish_rows(backward_block *s, const conv1d_piece *piece, int64_t i,
     for (int64_t r = 0; r < n; r++) {
         const int64_t p = piece->begin + i + r - (K - 1), column = p - piece->last + K - 1;
         const bool token = p >= piece->begin;
-        if (token ? !cot_present(&a->dx)
-                  : !cot_present(&a->dinitial_state) || piece->state < 0 || piece->begin != piece->first)
-            continue;
         float *row = s->dx + r * s->ld;
         if (cot_present(&a->dfinal_state) && piece->state >= 0 && column >= 0 &&
             conv1d_counts(piece, K, p, piece->last - 1))
@@ -209,6 +227,7 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
     const int64_t K = c->problem->sizes.K, token = piece->begin + i, size = conv1d_size(a->x.dtype);
     const bool direct = c->direct && i >= K - 1 && i < steps->edge + K - 1;
+    const bool discarded = discards(s, piece, i);
     backward_columns columns = {.n = n,
                                 .K = K,
                                 .channels = s->channels,
@@ -220,7 +239,7 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
                                 .weight = s->weight,
                                 .history = s->history,
                                 .g = s->g,
-                                .sums = i < steps->n ? s->sums : NULL,
+                                .sums = i < steps->n ? s->sums : s->spare,
                                 .silu = a->activation == COT_ACTIVATION_SILU,
                                 .stream = direct && c->stream,
                                 .ids = plain ? NULL : piece->ids + i};
@@ -241,12 +260,14 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
         columns.dx = conv1d_at(&a->dx, piece->b, s->d, token - (K - 1));
         columns.dx_stride = a->dx.stride[2] * size;
         columns.dx_dtype = a->dx.dtype;
+    } else if (discarded) {
+        columns.dx_dtype = columns.dtype; /* of no matter, but the fast walk has one dtype only */
     }
-    const bool fast = plain && columns.x != NULL && columns.sums != NULL && columns.dx_dtype == columns.dtype;
+    const bool fast = plain && columns.x != NULL && columns.dx_dtype == columns.dtype;
     const int64_t done = fast ? walks[conv1d_instance(K)][columns.dtype - COT_F32](&columns) : 0;
     if (done < s->channels)
         walk_edge(&columns, done);
-    if (!direct)
+    if (!direct && !discarded)
         finish_rows(s, piece, i, n);
 }
 
@@ -323,6 +344,7 @@ static void backward_item(void *context, int64_t item)
     s.ld = conv1d_round_up(s.channels);
     conv1d_stage_planes(s.weight, s.ld, &a->weight, &a->bias, K, s.d, s.channels);
     memset(s.sums, 0, (size_t)((K + 1) * s.ld) * sizeof *s.sums);
+    memset(s.spare, 0, (size_t)((K + 1) * s.ld) * sizeof *s.spare);
     conv1d_walk walk;
     conv1d_piece piece;
     for (int64_t b = b_begin; b < b_end; b++) {
@@ -351,7 +373,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
         .partials = workspace,
     };
     context.direct = context.direct_inputs && cot_present(&a->dx) && conv1d_rows_contiguous(&a->dx);
-    context.stream = context.direct && conv1d_rows_aligned(&a->dx) && conv1d_streams(&p->sizes, 3);
+    context.stream = context.direct && conv1d_rows_stream(&a->dx) && conv1d_streams(&p->sizes, 3);
     context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;
     int64_t items = context.items;
     if (cot_present(&a->dinitial_state) && p->sizes.K > 1)

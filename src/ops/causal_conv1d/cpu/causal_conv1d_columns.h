@@ -34,10 +34,13 @@ static void conv1d_walk_edge(const conv1d_columns *s, int64_t channel)
             h[k] = v_load(s->history + k * ld + c);
         for (int64_t i = 0; i < s->n; i++) {
             h[K - 1] = v_load_n_as(s->x + i * s->x_stride + c * x_size, s->x_dtype, lanes);
-            vf z = v_load(s->weight + K * ld + c);
-            for (int64_t k = 0; k < K; k++)
+            vf z = v_load(s->weight + K * ld + c), before = v_zero();
+            for (int64_t k = 0; k < K; k++) {
+                conv1d_next_tap(k, &z, &before);
                 if (s->ids == NULL || s->ids[i + k] == s->ids[i + K - 1])
                     z = v_fma(v_load(s->weight + k * ld + c), h[k], z);
+            }
+            z = conv1d_taps_sum(K, z, before);
             if (s->silu)
                 z = v_silu(z);
             if (s->ids != NULL && s->ids[i + K - 1] < 0)
@@ -70,10 +73,13 @@ V_INLINE int64_t conv1d_walk_body(const conv1d_columns *s, int64_t K, cot_dtype 
         for (int64_t i = 0; i < n; i++) {
             v_prefetch_far(x + CONV1D_TILE * x_stride);
             h[K - 1] = v_load_as(x, dtype);
-            vf z = bias;
+            vf z = bias, before = v_zero();
             V_UNROLL
-            for (int64_t k = 0; k < K; k++)
+            for (int64_t k = 0; k < K; k++) {
+                conv1d_next_tap(k, &z, &before);
                 z = v_fma(w[k], h[k], z);
+            }
+            z = conv1d_taps_sum(K, z, before);
             if (silu)
                 z = v_silu(z);
             if (stream)

@@ -139,7 +139,7 @@ cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_present(&a->initial_state)),
         .tiling = conv1d_tile_channel_last(&p->sizes),
         .direct = direct,
-        .stream = direct && cot_present(&a->y) && conv1d_rows_aligned(&a->y) && conv1d_streams(&p->sizes, 2),
+        .stream = direct && cot_present(&a->y) && conv1d_rows_stream(&a->y) && conv1d_streams(&p->sizes, 2),
     };
     if (cot_present(&a->y))
         context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;

@@ -71,13 +71,15 @@ static void conv1d_convolve_edge(const conv1d_row *row, int64_t begin, int64_t e
 {
     for (int64_t i = begin; i < end; i += VW) {
         const int lanes = (int)(end - i < VW ? end - i : VW);
-        vf z = v_set1(row->weight[row->K]);
+        vf z = v_set1(row->weight[row->K]), before = v_zero();
         for (int64_t k = 0; k < row->K; k++) {
+            conv1d_next_tap(k, &z, &before);
             vf x = v_load_n(row->x + i + k, lanes);
             if (row->ids != NULL)
                 x = v_keep(conv1d_valid(row->ids, i, k, row->centre), x);
             z = v_fma(v_set1(row->weight[k]), x, z);
         }
+        z = conv1d_taps_sum(row->K, z, before);
         if (row->silu)
             z = v_silu(z);
         if (row->ids != NULL)
@@ -100,10 +102,13 @@ V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t
     const conv1d_ahead ahead = row->ahead;
     for (int64_t i = begin; i < end; i += VW) {
         conv1d_prefetch(&ahead, i * size);
-        vf z = bias;
+        vf z = bias, before = v_zero();
         V_UNROLL
-        for (int64_t k = 0; k < K; k++)
+        for (int64_t k = 0; k < K; k++) {
+            conv1d_next_tap(k, &z, &before);
             z = v_fma(w[k], v_load(x + i + k), z);
+        }
+        z = conv1d_taps_sum(K, z, before);
         if (silu)
             z = v_silu(z);
         if (stream)

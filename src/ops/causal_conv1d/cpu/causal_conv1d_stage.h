@@ -107,6 +107,23 @@ static inline int conv1d_instance(int64_t K)
     CONV1D_EACH_DTYPE(instance, 4) CONV1D_EACH_DTYPE(instance, 5) CONV1D_EACH_DTYPE(instance, 6)           \
     CONV1D_EACH_DTYPE(instance, 7) CONV1D_EACH_DTYPE(instance, 8)
 
+/* Taps are summed in blocks of this many, as in the scalar kernel: rounding grows with the number of blocks. Called
+ * before tap k is added; conv1d_taps_sum gives the sum in the end. Narrow filters of constant K compile to nothing. */
+enum { CONV1D_TAP_BLOCK = 16 };
+
+V_INLINE void conv1d_next_tap(int64_t k, vf *block, vf *before)
+{
+    if (k > 0 && k % CONV1D_TAP_BLOCK == 0) {
+        *before = v_add(*before, *block);
+        *block = v_zero();
+    }
+}
+
+V_INLINE vf conv1d_taps_sum(int64_t K, vf block, vf before)
+{
+    return K > CONV1D_TAP_BLOCK ? v_add(before, block) : block;
+}
+
 /* Outputs beyond this footprint (bytes of the large tensors together) bypass the caches. */
 enum { CONV1D_STREAM_BYTES = 8 << 20 };
 

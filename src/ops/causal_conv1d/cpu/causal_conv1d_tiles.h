@@ -7,7 +7,7 @@
 #include "causal_conv1d_stage.h"
 
 enum {
-    CONV1D_TILE = 16,       /* tokens of one walk */
+    CONV1D_TILE = 8,        /* tokens of one walk */
     CONV1D_STAGED_TILE = 8, /* of one whose rows pass through buffers */
     CONV1D_ROW = CONV1D_MAX_ROW + 16
 };
@@ -107,9 +107,12 @@ V_INLINE bool conv1d_rows_contiguous(const cot_tensor *tensor)
     return tensor->stride[1] == 1 || tensor->shape[1] == 1;
 }
 
-/* May whole vectors of all rows be streamed? */
-static inline bool conv1d_rows_aligned(const cot_tensor *tensor)
+/* May whole vectors of all rows be streamed? Those of 2-byte elements are half a cache line, and the other half comes
+ * a tile later: streamed, a bf16 forward takes 75 cycles for 16 elements instead of 28. */
+static inline bool conv1d_rows_stream(const cot_tensor *tensor)
 {
+    if (tensor->dtype != COT_F32)
+        return false;
     const uintptr_t bytes = VW * cot_dtype_size(tensor->dtype);
     const uintptr_t size = cot_dtype_size(tensor->dtype);
     return (uintptr_t)tensor->data % bytes == 0 && (uintptr_t)tensor->stride[2] * size % bytes == 0 &&

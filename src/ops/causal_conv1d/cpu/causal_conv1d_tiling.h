@@ -67,7 +67,7 @@ static inline conv1d_tiling conv1d_tile_channel_last(const conv1d_sizes *sizes)
     const int64_t elements = conv1d_item_elements(sizes);
     conv1d_tiling tiling;
     tiling.block = conv1d_clamp(sizes->D, 1, conv1d_widest_row(sizes->K));
-    tiling.part = conv1d_clamp(elements / tiling.block, 64, 256);
+    tiling.part = conv1d_clamp(elements / tiling.block, 128, 256);
     tiling.part = conv1d_clamp(sizes->T, 1, tiling.part);
     tiling.group = conv1d_clamp(elements / (tiling.part * tiling.block), 1, conv1d_clamp(sizes->B, 1, 1024));
     conv1d_count_tiles(&tiling, sizes);
