@@ -49,57 +49,58 @@ static inline double conv1d_vector_cycles(const conv1d_sizes *sizes)
 }
 
 enum {
-    CONV1D_GATHER_CYCLES = 4, /* an element that is not contiguous, in and out */
+    CONV1D_GATHER_CYCLES = 2, /* an element that is not contiguous, one way */
+    CONV1D_FAR_CYCLES = 8,    /* the same, if each lies in a cache line of its own */
     CONV1D_ROW_CYCLES = 150,  /* the beginning of a row of one channel */
     CONV1D_ITEM_CYCLES = 1000
 };
 
-static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, bool contiguous)
+static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, double gather)
 {
     const conv1d_tiling tiling = conv1d_tile_channel_first(sizes);
     const double rows = (double)sizes->B * (double)sizes->D;
     const double vectors = rows * (double)conv1d_quotient_up(sizes->T, lanes);
     return CONV1D_ITEM_CYCLES * (double)(tiling.groups * tiling.parts * tiling.blocks) +
            rows * CONV1D_ROW_CYCLES * (double)conv1d_quotient_up(sizes->T, CONV1D_PIECE) +
-           vectors * conv1d_vector_cycles(sizes) +
-           (contiguous ? 0 : rows * (double)sizes->T * CONV1D_GATHER_CYCLES);
+           vectors * conv1d_vector_cycles(sizes) + rows * (double)sizes->T * gather;
 }
 
-static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, bool contiguous)
+static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, double gather)
 {
     const conv1d_tiling tiling = conv1d_tile_channel_last(sizes);
     const double rows = (double)sizes->B * (double)sizes->T;
     const double vectors = rows * (double)conv1d_quotient_up(sizes->D, lanes);
     return CONV1D_ITEM_CYCLES * (double)(tiling.groups * tiling.parts * tiling.blocks) +
-           vectors * conv1d_vector_cycles(sizes) +
-           (contiguous ? 0 : rows * (double)sizes->D * CONV1D_GATHER_CYCLES);
+           vectors * conv1d_vector_cycles(sizes) + rows * (double)sizes->D * gather;
 }
 
-static inline bool conv1d_contiguous(const cot_tensor *tensor, int axis)
+/* Cycles an element takes to or from a tensor whose vectors run along this axis. */
+static inline double conv1d_gather_cycles(const cot_tensor *tensor, int axis)
 {
-    return !cot_present(tensor) || tensor->stride[axis] == 1 || tensor->shape[axis] == 1;
+    if (!cot_present(tensor) || tensor->stride[axis] == 1 || tensor->shape[axis] == 1)
+        return 0;
+    const int64_t stride = tensor->stride[axis];
+    return stride < 16 && stride > -16 ? CONV1D_GATHER_CYCLES : CONV1D_FAR_CYCLES;
 }
 
 static inline double cost_forward(const void *problem, int lanes, int axis)
 {
     const conv1d_forward_problem *p = problem;
-    const bool contiguous = conv1d_contiguous(&p->args.x, axis) && conv1d_contiguous(&p->args.y, axis);
-    return axis == 2 ? cost_channel_first(&p->sizes, lanes, contiguous)
-                     : cost_channel_last(&p->sizes, lanes, contiguous);
+    const double gather = conv1d_gather_cycles(&p->args.x, axis) + conv1d_gather_cycles(&p->args.y, axis);
+    return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather) : cost_channel_last(&p->sizes, lanes, gather);
 }
 
 static inline double cost_backward(const void *problem, int lanes, int axis)
 {
     const conv1d_backward_problem *p = problem;
-    const bool contiguous = conv1d_contiguous(&p->args.x, axis) && conv1d_contiguous(&p->args.dy, axis) &&
-                            conv1d_contiguous(&p->args.dx, axis);
-    return axis == 2 ? cost_channel_first(&p->sizes, lanes, contiguous)
-                     : cost_channel_last(&p->sizes, lanes, contiguous);
+    const double gather = conv1d_gather_cycles(&p->args.x, axis) + conv1d_gather_cycles(&p->args.dy, axis) +
+                          conv1d_gather_cycles(&p->args.dx, axis);
+    return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather) : cost_channel_last(&p->sizes, lanes, gather);
 }
 
 static inline double cost_update(const void *problem, int lanes)
 {
-    return cost_channel_last(problem, lanes, false);
+    return cost_channel_last(problem, lanes, 2 * CONV1D_GATHER_CYCLES);
 }
 
 static inline size_t workspace_bwd_channel_first(const void *problem)
