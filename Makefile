@@ -5,8 +5,8 @@
 #   make bench     measure every op beside the machine's own ceilings
 #   make format    lay out the C files by .clang-format
 #   make lint      layout, direction of the includes, exported symbols
-#   make faults   plant faults in copies of the kernels, one at a time, and see that check catches each
-#   make tables   write the READMEs' tables from bench/results
+#   make faults    plant faults in copies of the kernels, one at a time, and see that check catches each
+#   make tables    write the READMEs' tables from bench/results
 #   make build     the library, the program, the examples, the tests
 #   make clean     remove build/
 

@@ -133,6 +133,35 @@ expect fail 'no ```c block of README.md equals' "$tools/check_readme.sh" "$work/
 printf '# No code\n' >"$work/readme/README.md"
 expect fail 'no ```c block of README.md equals' "$tools/check_readme.sh" "$work/readme"
 
+# ---- packages: what is missing is installed, and nothing else is done where nothing is
+mkdir "$work/bin"
+cat >"$work/bin/dpkg-query" <<'END'
+#!/bin/sh
+for package; do
+    case $package in
+    -*|cmake) ;;
+    ninja-build) echo "$package rc " ;;
+    *) echo "$package ii " ;;
+    esac
+done
+exit 1
+END
+printf '#!/bin/sh\necho "apt-get $*" >&2\n' >"$work/bin/apt-get"
+printf '#!/bin/sh\nexec "$@"\n' >"$work/bin/sudo"
+chmod +x "$work"/bin/*
+with_stubs()
+{
+    PATH=$work/bin:$PATH "$tools/setup.sh" && echo "exit $?"
+}
+expect pass 'setup: installing cmake ninja-build' with_stubs
+expect pass 'apt-get -qq update' with_stubs
+expect pass 'install cmake ninja-build' with_stubs
+printf '#!/bin/sh\necho cannot >&2; exit 100\n' >"$work/bin/apt-get"
+expect fail 'cannot' with_stubs
+sed -i -e 's/-\*|cmake/-*/' -e '/ninja-build/d' "$work/bin/dpkg-query"
+expect pass 'exit 0' with_stubs
+[ "$(wc -l <"$work/output")" -eq 1 ] || { echo "FAILED: setup.sh is not quiet"; failed=$((failed + 1)); }
+
 # ---- layout
 if command -v clang-format >/dev/null; then
     fresh

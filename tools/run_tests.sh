@@ -17,7 +17,7 @@ done
 total()
 {
     for build in "$@"; do
-        tr '\n' ' ' <"$build/tests.xml" | sed -n "s/.*<testsuite[^>]*[ \t]$attribute=\"\([0-9]*\)\".*/\1/p"
+        { tr '\n' ' ' <"$build/tests.xml"; echo; } | sed -n "s/.*<testsuite[^>]*[ \t]$attribute=\"\([0-9]*\)\".*/\1/p"
     done | awk '{ sum += $1 } END { print sum + 0 }'
 }
 attribute=tests; tests=$(total "$@")
