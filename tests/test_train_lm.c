@@ -303,9 +303,8 @@ static double block_loss(void *context)
 {
     const block_case *c = context;
     model_case *m = c->whole;
-    assert_int_equal(conv_block_forward(&m->model.blocks[0], c->sizes, m->queue, BATCH, TIME, &m->pass.blocks[0],
-                                        c->next),
-                     COT_OK);
+    assert_int_equal(
+        conv_block_forward(&m->model.blocks[0], c->sizes, m->queue, BATCH, TIME, &m->pass.blocks[0], c->next), COT_OK);
     return dot(c->next, c->dnext, BATCH * TIME * c->sizes.width);
 }
 

@@ -102,10 +102,8 @@ static int print_sample(const training *t, const options *o, cot_queue *queue)
 {
     if (o->sample == 0)
         return EXIT_SUCCESS;
-    const sample_options sample = {.prompt = o->prompt,
-                                   .count = o->sample,
-                                   .temperature = o->temperature,
-                                   .seed = (uint64_t)o->seed};
+    const sample_options sample = {
+        .prompt = o->prompt, .count = o->sample, .temperature = o->temperature, .seed = (uint64_t)o->seed};
     uint8_t *bytes = malloc((size_t)o->sample);
     if (bytes == NULL)
         return fail(EXIT_FAILURE, "out of memory");

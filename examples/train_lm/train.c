@@ -52,11 +52,8 @@ static bool held_out_create(held_out *h, const byte_string *text, int64_t contex
 static bool create(training *t, run_state *run, const corpus *text)
 {
     const options *o = run->o;
-    const model_config config = {.vocabulary = BYTE_VALUES,
-                                 .width = o->width,
-                                 .inner = o->inner,
-                                 .layers = o->layers,
-                                 .kernel = o->kernel};
+    const model_config config = {
+        .vocabulary = BYTE_VALUES, .width = o->width, .inner = o->inner, .layers = o->layers, .kernel = o->kernel};
     const uint64_t seed = (uint64_t)o->seed;
     run->inputs = malloc((size_t)(o->batch * o->context));
     run->targets = malloc((size_t)(o->batch * o->context));
@@ -111,11 +108,8 @@ static cot_status validate(const training *t, run_state *run, double *loss)
 static cot_status train_step(training *t, run_state *run, int64_t step, double *loss)
 {
     const options *o = run->o;
-    const adamw_options adamw = {.beta1 = 0.9,
-                                 .beta2 = 0.98,
-                                 .eps = 1e-8,
-                                 .weight_decay = o->weight_decay,
-                                 .clip = o->clip};
+    const adamw_options adamw = {
+        .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = o->weight_decay, .clip = o->clip};
     const double start = progress_now();
     sampler_batch(&run->sampler, step - 1, o->batch, run->inputs, run->targets);
     cot_status status = model_forward(&t->model, &run->pass, run->queue, o->batch, o->context, run->inputs);

@@ -157,10 +157,10 @@ static void add_row(const bench *b, const cot_case *c, const contest *all, runne
         "op", b->cases->op->name, "direction", direction->name, "kernel", r->choice->kernel->name, "backend",
         r->choice->kernel->backend == COT_BACKEND_CPU ? "cpu" : "cuda", "dtype", cot_dtype_name(first->dtype), "layout",
         c->layout, "shape", c->shape, "options", c->options, "threads", threads, "ms", 1e3 * seconds, "bytes", bytes,
-        "flops", c->flops, "gbps", 1e-9 * bytes / seconds, "tflops", 1e-12 * c->flops / seconds, "ceiling", 1e-9 * ceiling,
-        "ratio", bytes / seconds / ceiling, "cycles16", seconds * b->clock * threads / (elements / 16), "footprint", bytes,
-        "workspace_bytes", (json_int_t)r->workspace, "chosen", r->choice->chosen, "device", b->device, "clock_ghz",
-        1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version", cot_version());
+        "flops", c->flops, "gbps", 1e-9 * bytes / seconds, "tflops", 1e-12 * c->flops / seconds, "ceiling",
+        1e-9 * ceiling, "ratio", bytes / seconds / ceiling, "cycles16", seconds * b->clock * threads / (elements / 16),
+        "footprint", bytes, "workspace_bytes", (json_int_t)r->workspace, "chosen", r->choice->chosen, "device",
+        b->device, "clock_ghz", 1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version", cot_version());
     json_array_append_new(b->rows, row);
 }
 

@@ -13,8 +13,8 @@ typedef struct bench_options {
     const char *only;    /* only cases whose description contains this; NULL = all */
     const cot_case *one; /* this case of `op` instead of the op's list; NULL = the list */
     cot_backend backend;
-    int threads;         /* 0 = all */
-    bool chosen_only;    /* only the kernel that dispatch would take */
+    int threads;      /* 0 = all */
+    bool chosen_only; /* only the kernel that dispatch would take */
     void (*progress)(void *context, double share, const char *what);
     void *context;
 } bench_options;

@@ -33,16 +33,18 @@ void bench_print(const json_t *rows)
     json_array_foreach((json_t *)rows, index, row)
     {
         if (before == NULL)
-            printf("%s, clock %.2f GHz, %d threads, commit %s, %s\n", text_of(row, "device"), number_of(row, "clock_ghz"),
-                   (int)number_of(row, "threads"), text_of(row, "commit"), text_of(row, "date"));
+            printf("%s, clock %.2f GHz, %d threads, commit %s, %s\n", text_of(row, "device"),
+                   number_of(row, "clock_ghz"), (int)number_of(row, "threads"), text_of(row, "commit"),
+                   text_of(row, "date"));
         if (!same_case(before, row))
             printf("\n%s %s %s %s %s, %s: %.1f MB, copy %.1f GB/s\n%-46s %10s %8s %8s %10s %12s\n", text_of(row, "op"),
                    text_of(row, "direction"), text_of(row, "dtype"), text_of(row, "layout"), text_of(row, "shape"),
-                   text_of(row, "options"), 1e-6 * number_of(row, "bytes"), number_of(row, "ceiling"), "kernel", "ms", "GB/s",
-                   "of copy", "cycles/16", "workspace KB");
+                   text_of(row, "options"), 1e-6 * number_of(row, "bytes"), number_of(row, "ceiling"), "kernel", "ms",
+                   "GB/s", "of copy", "cycles/16", "workspace KB");
         printf("%-46s %10.4f %8.2f %7.1f%% %10.1f %12.1f%s\n", text_of(row, "kernel"), number_of(row, "ms"),
                number_of(row, "gbps"), 100 * number_of(row, "ratio"), number_of(row, "cycles16"),
-               number_of(row, "workspace_bytes") / 1024, json_is_true(json_object_get(row, "chosen")) ? "  chosen" : "");
+               number_of(row, "workspace_bytes") / 1024,
+               json_is_true(json_object_get(row, "chosen")) ? "  chosen" : "");
         before = row;
     }
 }
@@ -83,12 +85,17 @@ const char *bench_plot(const json_t *rows, const char *path)
         return "gnuplot cannot be started";
     const json_t *first = json_array_get(rows, 0);
     const int bars = write_bars(gnuplot, rows);
-    fprintf(gnuplot, "set terminal svg size 1100,%d font 'sans,12' background '#ffffff'\nset output '%s'\n", 110 + 22 * bars,
-            partial);
-    fprintf(gnuplot, "set title \"Share of the copy bandwidth at the same footprint\\n%s, %d threads, commit %s, %s\" noenhanced\n",
-            text_of(first, "device"), (int)number_of(first, "threads"), text_of(first, "commit"), text_of(first, "date"));
-    fprintf(gnuplot, "set yrange [%d:-1]\nset xrange [0:*]\nset xtics 0.2\nset grid xtics\nset ytics noenhanced\nset key off\nset lmargin 70\n"
-                     "set style fill solid 0.8\nset arrow from 1,graph 0 to 1,graph 1 nohead dt 2\n", bars);
+    fprintf(gnuplot, "set terminal svg size 1100,%d font 'sans,12' background '#ffffff'\nset output '%s'\n",
+            110 + 22 * bars, partial);
+    fprintf(
+        gnuplot,
+        "set title \"Share of the copy bandwidth at the same footprint\\n%s, %d threads, commit %s, %s\" noenhanced\n",
+        text_of(first, "device"), (int)number_of(first, "threads"), text_of(first, "commit"), text_of(first, "date"));
+    fprintf(
+        gnuplot,
+        "set yrange [%d:-1]\nset xrange [0:*]\nset xtics 0.2\nset grid xtics\nset ytics noenhanced\nset key off\nset lmargin 70\n"
+        "set style fill solid 0.8\nset arrow from 1,graph 0 to 1,graph 1 nohead dt 2\n",
+        bars);
     fprintf(gnuplot, "plot $bars using ($2/2):0:($2/2):(0.38):ytic(1) with boxxyerror lc rgb '#4477aa' notitle, "
                      "'' using ($2):0:(sprintf('%%.2f', $2)) with labels left offset 0.5,0 notitle\n");
     const bool failed = pclose(gnuplot) != 0 || rename(partial, path) != 0;

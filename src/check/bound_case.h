@@ -10,9 +10,9 @@
 typedef struct reference {
     const cot_op_cases *cases;
     const cot_case *c;
-    double *values[COT_MAX_FIELDS];      /* inputs, and outputs that begin with a value (accumulate, in-out) */
-    int32_t *integers[COT_MAX_FIELDS];   /* index inputs */
-    double *expected[COT_MAX_FIELDS];    /* outputs */
+    double *values[COT_MAX_FIELDS];    /* inputs, and outputs that begin with a value (accumulate, in-out) */
+    int32_t *integers[COT_MAX_FIELDS]; /* index inputs */
+    double *expected[COT_MAX_FIELDS];  /* outputs */
     double *magnitudes[COT_MAX_FIELDS];
 } reference;
 

@@ -23,7 +23,8 @@ double now(void)
 copy_ceiling copy_ceiling_make(size_t footprint)
 {
     copy_ceiling c = {.bytes = cot_align(footprint / 2)};
-    if (posix_memalign((void **)&c.from, 4096, c.bytes + 1) != 0 || posix_memalign((void **)&c.to, 4096, c.bytes + 1) != 0)
+    if (posix_memalign((void **)&c.from, 4096, c.bytes + 1) != 0 ||
+        posix_memalign((void **)&c.to, 4096, c.bytes + 1) != 0)
         exit(1);
     memset(c.from, 1, c.bytes); /* memory of its own, not the kernel's page of zeros */
     memset(c.to, 2, c.bytes);

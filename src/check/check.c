@@ -89,8 +89,8 @@ static bool memory_intact(const cot_direction *direction, const bound_case *b, c
     for (int f = 0; f < direction->field_count; f++) {
         int64_t byte;
         if (storage_overrun(&b->fields[f], &byte)) {
-            snprintf(why, size, "%s: byte %" PRId64 " beside the tensor's elements was written", direction->fields[f].name,
-                     byte);
+            snprintf(why, size, "%s: byte %" PRId64 " beside the tensor's elements was written",
+                     direction->fields[f].name, byte);
             return false;
         }
         if (direction->fields[f].role == COT_INPUT && b->fields[f].memory != NULL &&
@@ -135,8 +135,8 @@ static void compare_outputs(const reference *ref, const cot_kernel *kernel, cons
             continue;
         double *y = tensor_values(view);
         const cot_dtype intermediate = view->dtype == COT_F64 ? COT_F64 : kernel->intermediate;
-        const comparison c = compare(y, ref->expected[f], ref->magnitudes[f], s[f], cot_elements(view), view->dtype,
-                                     intermediate);
+        const comparison c =
+            compare(y, ref->expected[f], ref->magnitudes[f], s[f], cot_elements(view), view->dtype, intermediate);
         if (c.failed && !out->failed) {
             char line[200];
             comparison_line(&c, line, sizeof line);
@@ -152,8 +152,8 @@ static void compare_outputs(const reference *ref, const cot_kernel *kernel, cons
     }
 }
 
-static outcome check_kernel(const checker *k, const reference *ref, const cot_kernel *kernel,
-                            double *s[COT_MAX_FIELDS], FILE *report)
+static outcome check_kernel(const checker *k, const reference *ref, const cot_kernel *kernel, double *s[COT_MAX_FIELDS],
+                            FILE *report)
 {
     const cot_direction *direction = case_direction(ref->cases, ref->c);
     outcome out = {0};
@@ -278,7 +278,8 @@ static void print_tallies(const checker *k, int64_t totals[3])
 {
     const cot_op *op = k->cases->op;
     if (k->gradients_passed + k->gradients_failed > 0)
-        printf("%-48s %6" PRId64 " passed %4" PRId64 " failed   off from finite differences by at most %.2g (allowed %.0e)\n",
+        printf("%-48s %6" PRId64 " passed %4" PRId64
+               " failed   off from finite differences by at most %.2g (allowed %.0e)\n",
                "oracle's gradients", k->gradients_passed, k->gradients_failed, k->worst_gradient, gradient_tolerance);
     for (int i = 0; i < op->kernel_count; i++) {
         const tally *t = &k->tallies[i];
@@ -287,8 +288,8 @@ static void print_tallies(const checker *k, int64_t totals[3])
         totals[2] += t->skipped;
         if (t->passed + t->failed == 0 && t->skipped == 0)
             continue;
-        printf("%-48s %6" PRId64 " passed %4" PRId64 " failed %4" PRId64 " skipped", t->kernel->name, t->passed, t->failed,
-               t->skipped);
+        printf("%-48s %6" PRId64 " passed %4" PRId64 " failed %4" PRId64 " skipped", t->kernel->name, t->passed,
+               t->failed, t->skipped);
         if (t->passed > 0)
             printf("   at most %.2f of the tolerance", t->worst_ratio);
         printf("\n");

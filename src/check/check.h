@@ -6,9 +6,9 @@
 #include "core/cases.h"
 
 typedef struct check_options {
-    const char *op;      /* NULL = all */
-    const char *kernel;  /* only kernels whose name contains this; NULL = all */
-    const char *only;    /* only cases whose description contains this; NULL = all */
+    const char *op;     /* NULL = all */
+    const char *kernel; /* only kernels whose name contains this; NULL = all */
+    const char *only;   /* only cases whose description contains this; NULL = all */
     cot_backend backend;
     bool quick, report;
     /* Called now and then with the share that is done; may be NULL. */

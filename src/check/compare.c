@@ -129,11 +129,12 @@ comparison compare(const double *y, const double *r, const double *m, const doub
 void comparison_line(const comparison *c, char *text, size_t size)
 {
     if (c->violations > 0)
-        snprintf(text, size, "%" PRId64 " of %" PRId64 " elements beyond the tolerance, worst by %.3g times", c->violations,
-                 c->elements, c->worst_ratio);
+        snprintf(text, size, "%" PRId64 " of %" PRId64 " elements beyond the tolerance, worst by %.3g times",
+                 c->violations, c->elements, c->worst_ratio);
     else if (!(c->worst_norm_ratio <= 1))
         snprintf(text, size, "error norm of %s %.3g times the bound (first element %" PRId64 ")",
-                 c->worst_block < 0 ? "the whole" : "a block", c->worst_norm_ratio, c->worst_block < 0 ? 0 : c->worst_block);
+                 c->worst_block < 0 ? "the whole" : "a block", c->worst_norm_ratio,
+                 c->worst_block < 0 ? 0 : c->worst_block);
     else if (c->bias_bound > 0 && !(fabs(c->bias) <= c->bias_bound))
         snprintf(text, size, "rounding is biased by %.3g ulp (bound %.3g)", c->bias, c->bias_bound);
     else
@@ -195,15 +196,15 @@ static void report_axis(FILE *file, int axis, const double *y, const double *r, 
     }
     fprintf(file, "      axis %d (%" PRId64 "): ", axis, size);
     if (bad_indices > 0)
-        fprintf(file, "%" PRId64 " indices beyond the tolerance, from %" PRId64 " to %" PRId64 "\n", bad_indices, first_bad,
-                last_bad);
+        fprintf(file, "%" PRId64 " indices beyond the tolerance, from %" PRId64 " to %" PRId64 "\n", bad_indices,
+                first_bad, last_bad);
     else
         fprintf(file, "no index beyond the tolerance\n");
     for (int part = 0; part < count; part++) {
         const stretch *p = &stretches[part];
         fprintf(file, "        %6" PRId64 "..%-6" PRId64 " %8" PRId64 " beyond, max %9.3g ulp, rms %9.3g ulp\n",
-                (part * size + count - 1) / count, ((part + 1) * size + count - 1) / count - 1, p->violations, p->max_ulp,
-                sqrt(p->squares_ulp / (double)(p->elements > 0 ? p->elements : 1)));
+                (part * size + count - 1) / count, ((part + 1) * size + count - 1) / count - 1, p->violations,
+                p->max_ulp, sqrt(p->squares_ulp / (double)(p->elements > 0 ? p->elements : 1)));
     }
 }
 
@@ -212,7 +213,8 @@ void comparison_report(FILE *file, const char *name, const comparison *c, const 
 {
     fprintf(file, "    %s %s, %" PRId64 " elements: %s\n", name, cot_dtype_name(shape->dtype), c->elements,
             c->failed ? "FAILED" : "passed");
-    fprintf(file, "      error: max %.3g (%.3g ulp), rms %.3g (%.3g ulp), %.3g of the tolerance, norm %.3g of its bound\n",
+    fprintf(file,
+            "      error: max %.3g (%.3g ulp), rms %.3g (%.3g ulp), %.3g of the tolerance, norm %.3g of its bound\n",
             c->max_error, c->max_ulp, c->rms_error, c->rms_ulp, c->worst_ratio, c->worst_norm_ratio);
     if (c->bias_bound > 0)
         fprintf(file, "      bias of rounding: %+.3g ulp (bound %.3g)\n", c->bias, c->bias_bound);

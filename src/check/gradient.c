@@ -19,7 +19,7 @@ typedef struct differences {
     const cot_direction *primal;
     int primal_index;
     _Alignas(16) char args[COT_MAX_ARGS], magnitudes[COT_MAX_ARGS]; /* of the primal */
-    double *weights[COT_MAX_FIELDS]; /* dOUT of each output */
+    double *weights[COT_MAX_FIELDS];                                /* dOUT of each output */
 } differences;
 
 static int find_field(const cot_direction *direction, const char *prefix, const char *name)
@@ -67,7 +67,8 @@ static void bind_primal(differences *d, const reference *ref)
         const cot_field *field = &d->primal->fields[f];
         const bool output = field->role == COT_OUTPUT;
         const int source = find_field(direction, output ? "d" : "", field->name);
-        const cot_tensor *tensor = source < 0 ? NULL : cot_field_tensor(&direction->fields[source], (void *)ref->c->args);
+        const cot_tensor *tensor =
+            source < 0 ? NULL : cot_field_tensor(&direction->fields[source], (void *)ref->c->args);
         if (tensor == NULL || !cot_present(tensor))
             continue;
         void *data = tensor->dtype == COT_I32 ? (void *)ref->integers[source] : ref->values[source];

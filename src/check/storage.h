@@ -6,10 +6,10 @@
 #include "core/cases.h"
 
 typedef struct storage {
-    cot_tensor view;  /* into the memory below */
-    char *memory;     /* guard, elements with their gaps, guard */
-    size_t bytes;     /* of memory, guards included */
-    char *used;       /* for each byte: 1 = part of an element */
+    cot_tensor view; /* into the memory below */
+    char *memory;    /* guard, elements with their gaps, guard */
+    size_t bytes;    /* of memory, guards included */
+    char *used;      /* for each byte: 1 = part of an element */
 } storage;
 
 /* Memory for a tensor of `like`'s dtype, shape and strides that begins `offset` elements after an aligned address;

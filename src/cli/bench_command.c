@@ -66,10 +66,16 @@ int command_bench(int argc, char **argv)
         {"plot", 'p', "FILE.svg", 0, "Draw the rows, through gnuplot", 0},
         {"threads", 't', "N", 0, "CPU threads (all)", 0},
         {0}};
-    static const struct argp parser = {table, parse, "[OP [DIRECTION [WORD...]]]",
+    static const struct argp parser = {
+        table,
+        parse,
+        "[OP [DIRECTION [WORD...]]]",
         "Times every kernel on the cases of the benchmark, beside the machine's own ceilings.\v"
         "DIRECTION and WORDs describe a case of your own, as in\n"
-        "  cotangent bench causal_conv1d backward B=2 D=64 T=4096 K=4 bf16 channel-last silu", 0, 0, 0};
+        "  cotangent bench causal_conv1d backward B=2 D=64 T=4096 K=4 bf16 channel-last silu",
+        0,
+        0,
+        0};
     static bench_input input = {.options = {.progress = show_progress}};
     argp_parse(&parser, argc, argv, 0, NULL, &input);
     cot_queue_options backend;

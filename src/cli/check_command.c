@@ -33,9 +33,15 @@ int command_check(int argc, char **argv)
         {"quick", 'q', 0, 0, "Fewer cases", 0},
         {"report", 'r', 0, 0, "For every failure: errors in units of the dtype, counts, and where along each axis", 0},
         {0}};
-    static const struct argp parser = {table, parse, "[OP]",
+    static const struct argp parser = {
+        table,
+        parse,
+        "[OP]",
         "Holds every kernel against its float64 oracle, and the oracle against finite differences.\v"
-        "The last line is \"N passed, N failed, N skipped\"; the exit status is 1 if any failed.", 0, 0, 0};
+        "The last line is \"N passed, N failed, N skipped\"; the exit status is 1 if any failed.",
+        0,
+        0,
+        0};
     check_options options = {.progress = show_progress};
     argp_parse(&parser, argc, argv, 0, NULL, &options);
     cot_queue_options backend;

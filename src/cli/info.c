@@ -56,9 +56,9 @@ int command_info(int argc, char **argv)
     device_name(device, sizeof device);
     cot_queue *queue = default_queue();
     const uint32_t isa = cot_cpu_features();
-    json_t *info = json_pack("{s:s, s:s, s:s, s:[s], s:i, s:{s:s, s:s}}", "version", cot_version(), "device", device, "isa",
-                             cot_isa_name(isa), "isa_levels", "scalar", "threads", (int)cot_queue_threads(queue), "backends",
-                             "cpu", "available", "cuda", cuda_state());
+    json_t *info = json_pack("{s:s, s:s, s:s, s:[s], s:i, s:{s:s, s:s}}", "version", cot_version(), "device", device,
+                             "isa", cot_isa_name(isa), "isa_levels", "scalar", "threads", (int)cot_queue_threads(queue),
+                             "backends", "cpu", "available", "cuda", cuda_state());
     for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AVX512; level <<= 1)
         if (isa & level)
             json_array_append_new(json_object_get(info, "isa_levels"), json_string(cot_isa_name(level)));
@@ -121,7 +121,8 @@ static void print_kernels(const cot_op *op, int direction, const resolution *r)
         const cot_kernel *kernel = &op->kernels[k];
         if (kernel->direction != direction)
             continue;
-        printf("    %-46s %-7s %s", kernel->name, kernel->backend == COT_BACKEND_CPU ? cot_isa_name(kernel->isa) : "cuda",
+        printf("    %-46s %-7s %s", kernel->name,
+               kernel->backend == COT_BACKEND_CPU ? cot_isa_name(kernel->isa) : "cuda",
                kernel->isa & ~isa ? "not on this processor" : "runs here");
         for (int i = 0; i < r->count; i++)
             if (r->found[i] == kernel)
@@ -179,10 +180,16 @@ static error_t parse_explain(int key, char *argument, struct argp_state *state)
 
 int command_explain(int argc, char **argv)
 {
-    static const struct argp parser = {0, parse_explain, "OP DIRECTION [WORD...]",
+    static const struct argp parser = {
+        0,
+        parse_explain,
+        "OP DIRECTION [WORD...]",
         "Which kernel a call would take, and why no other.\vWORDs describe the call, as in\n"
         "  cotangent explain causal_conv1d backward B=2 D=64 T=100 K=4 bf16 channel-last silu\n"
-        "COT_KERNEL=op=kernel,... in the environment forces a kernel.", 0, 0, 0};
+        "COT_KERNEL=op=kernel,... in the environment forces a kernel.",
+        0,
+        0,
+        0};
     explain_input input = {0};
     argp_parse(&parser, argc, argv, 0, NULL, &input);
     const cot_direction *direction = &input.op->directions[input.direction];

@@ -23,7 +23,8 @@ static void print_help(FILE *file)
     fprintf(file, "Usage: cotangent COMMAND [OPTION...]\nThe kernels of training, forward and backward.\n\n");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].help);
-    fprintf(file, "\n`cotangent COMMAND --help` lists a command's options; `cotangent --version` prints the version.\n");
+    fprintf(file,
+            "\n`cotangent COMMAND --help` lists a command's options; `cotangent --version` prints the version.\n");
 }
 
 int main(int argc, char **argv)

@@ -66,7 +66,8 @@ void case_from_words(const struct argp_state *state, const cot_op *op, int direc
     const cot_op_cases *cases = find_cases(op);
     const char *unknown = cases->parse(direction, count, words, c);
     if (unknown != NULL)
-        argp_error(state, "'%s' describes no case of %s; expected words like: %s", unknown, op->name, cases->words_help);
+        argp_error(state, "'%s' describes no case of %s; expected words like: %s", unknown, op->name,
+                   cases->words_help);
 }
 
 void show_progress(void *context, double share, const char *what)

@@ -65,7 +65,10 @@ static bool draw_bool(uint64_t *state)
 static cot_tensor laid_out(cot_dtype dtype, layout_kind layout, int64_t B, int64_t D, int64_t T, int64_t *offset)
 {
     cot_tensor t = cot_tensor_contiguous(NULL, dtype, 3, (const int64_t[]){B, D, T});
-    const int64_t pitch = layout == FIRST_SLICE ? T + 5 : layout == LAST_SLICE ? 2 * D + 3 : layout == STRIDED ? 2 * T + 1 : 0;
+    const int64_t pitch = layout == FIRST_SLICE  ? T + 5
+                          : layout == LAST_SLICE ? 2 * D + 3
+                          : layout == STRIDED    ? 2 * T + 1
+                                                 : 0;
     *offset = layout == FIRST_SLICE || layout == LAST_SLICE ? 1 : 0;
     switch (layout) {
     case CHANNEL_LAST: t.stride[0] = T * D, t.stride[1] = 1, t.stride[2] = D; break;
@@ -375,10 +378,20 @@ static void bench_shapes(visitor *v, int direction)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         for (int layout = CHANNEL_FIRST; layout <= CHANNEL_LAST; layout++) {
             for (int silu = 1; silu >= (i == 0); silu--) {
-                plan p = {.direction = direction, .uses = COT_CASE_BENCH, .B = shapes[i].B, .D = shapes[i].D,
-                          .T = shapes[i].T, .K = 4, .layout = (layout_kind)layout, .dlayout = (layout_kind)layout,
-                          .dtype = shapes[i].dtype, .weight_dtype = COT_F32, .state_dtype = COT_F32, .bias = true,
-                          .silu = silu, .seed = 41};
+                plan p = {.direction = direction,
+                          .uses = COT_CASE_BENCH,
+                          .B = shapes[i].B,
+                          .D = shapes[i].D,
+                          .T = shapes[i].T,
+                          .K = 4,
+                          .layout = (layout_kind)layout,
+                          .dlayout = (layout_kind)layout,
+                          .dtype = shapes[i].dtype,
+                          .weight_dtype = COT_F32,
+                          .state_dtype = COT_F32,
+                          .bias = true,
+                          .silu = silu,
+                          .seed = 41};
                 emit(v, &p);
             }
         }
@@ -388,9 +401,22 @@ static void bench_shapes(visitor *v, int direction)
 static void bench_update(visitor *v)
 {
     for (int dtype = 0; dtype < 3; dtype += 2) {
-        plan p = {.direction = COT_CAUSAL_CONV1D_UPDATE, .uses = COT_CASE_BENCH, .B = 64, .D = 2048, .T = 1, .K = 4,
-                  .S = 3, .N = 64, .layout = CHANNEL_FIRST, .dtype = float_dtypes[dtype], .weight_dtype = COT_F32,
-                  .state_dtype = float_dtypes[dtype], .bias = true, .silu = true, .rank2 = true, .seed = 43};
+        plan p = {.direction = COT_CAUSAL_CONV1D_UPDATE,
+                  .uses = COT_CASE_BENCH,
+                  .B = 64,
+                  .D = 2048,
+                  .T = 1,
+                  .K = 4,
+                  .S = 3,
+                  .N = 64,
+                  .layout = CHANNEL_FIRST,
+                  .dtype = float_dtypes[dtype],
+                  .weight_dtype = COT_F32,
+                  .state_dtype = float_dtypes[dtype],
+                  .bias = true,
+                  .silu = true,
+                  .rank2 = true,
+                  .seed = 43};
         emit(v, &p);
     }
 }
@@ -435,9 +461,12 @@ static bool set_choice(plan *p, const char *word)
     static const struct {
         const char *word;
         size_t offset;
-    } switches[] = {{"silu", offsetof(plan, silu)},     {"bias", offsetof(plan, bias)},
-                    {"initial", offsetof(plan, initial_state)}, {"final", offsetof(plan, final_state)},
-                    {"accumulate", offsetof(plan, accumulate)}, {"ring", offsetof(plan, ring)},
+    } switches[] = {{"silu", offsetof(plan, silu)},
+                    {"bias", offsetof(plan, bias)},
+                    {"initial", offsetof(plan, initial_state)},
+                    {"final", offsetof(plan, final_state)},
+                    {"accumulate", offsetof(plan, accumulate)},
+                    {"ring", offsetof(plan, ring)},
                     {"indices", offsetof(plan, indices)}};
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
         if (strcmp(word, switches[i].word) == 0)
@@ -461,8 +490,16 @@ static const char *const words_help =
 
 static const char *parse(int direction, int count, char *const words[], cot_case *c)
 {
-    plan p = {.direction = direction, .uses = COT_CASE_CHECK | COT_CASE_BENCH, .B = 2, .D = 1024, .T = 2048, .K = 4,
-              .S = -1, .N = -1, .dtype = COT_F32, .seed = 47};
+    plan p = {.direction = direction,
+              .uses = COT_CASE_CHECK | COT_CASE_BENCH,
+              .B = 2,
+              .D = 1024,
+              .T = 2048,
+              .K = 4,
+              .S = -1,
+              .N = -1,
+              .dtype = COT_F32,
+              .seed = 47};
     for (int i = 0; i < count; i++) {
         const char *equals = strchr(words[i], '=');
         if (equals != NULL ? !set_number(&p, words[i], (size_t)(equals - words[i]), equals + 1)

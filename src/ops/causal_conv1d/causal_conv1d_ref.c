@@ -21,7 +21,7 @@
 typedef struct channel {
     int64_t K, length, columns;
     double *xe;
-    int64_t *belongs; /* to which sequence; negative = to none */
+    int64_t *belongs;                          /* to which sequence; negative = to none */
     double *z, *z_magnitude, *g, *g_magnitude; /* [length] */
 } channel;
 
