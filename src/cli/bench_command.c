@@ -55,6 +55,23 @@ static bool write_json(const json_t *rows, const char *path)
     return false;
 }
 
+/* Better before minutes of measuring than after. */
+static bool can_write(const char *option, const char *path)
+{
+    char partial[4096];
+    if (path == NULL)
+        return true;
+    FILE *file =
+        snprintf(partial, sizeof partial, "%s.partial", path) < (int)sizeof partial ? fopen(partial, "w") : NULL;
+    if (file == NULL) {
+        fprintf(stderr, "cotangent: %s %s: cannot be written\n", option, path);
+        return false;
+    }
+    fclose(file);
+    unlink(partial);
+    return true;
+}
+
 int command_bench(int argc, char **argv)
 {
     static const struct argp_option table[] = {
@@ -78,6 +95,8 @@ int command_bench(int argc, char **argv)
         0};
     static bench_input input = {.options = {.progress = show_progress}};
     argp_parse(&parser, argc, argv, 0, NULL, &input);
+    if (!can_write("--json", input.json) || !can_write("--plot", input.plot))
+        return 2;
     cot_queue_options backend;
     COT_INIT(&backend);
     backend.backend = input.options.backend;
@@ -89,7 +108,8 @@ int command_bench(int argc, char **argv)
     cot_queue_destroy(queue);
     json_t *rows = bench_run(&input.options);
     bench_print(rows);
-    int status = json_array_size(rows) > 0 ? 0 : 1;
+    /* Without a row: a case that its op refuses, or a filter that leaves nothing. */
+    int status = json_array_size(rows) > 0 ? 0 : 2;
     if (input.json != NULL && !write_json(rows, input.json)) {
         fprintf(stderr, "cotangent: --json %s: cannot be written\n", input.json);
         status = 1;

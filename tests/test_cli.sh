@@ -1,0 +1,60 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The program's commands from a user's side: what they print, and what they say of wrong usage (exit status 2).
+#
+#   tests/test_cli.sh PROGRAM
+set -u
+program=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# expect STATUS TEXT ARGUMENT...: the exit status, and a text on standard output or error.
+expect()
+{
+    status=$1 text=$2
+    shift 2
+    "$program" "$@" >"$work/out" 2>&1 </dev/null
+    got=$?
+    if [ "$got" -ne "$status" ] || ! grep -qF -- "$text" "$work/out"; then
+        echo "FAILED: cotangent $*: exit status $got, expected $status with \"$text\":"
+        head -5 "$work/out"
+        failed=$((failed + 1))
+    fi
+}
+
+expect 0 'Usage: cotangent COMMAND' --help
+expect 0 'cotangent 0.' --version
+expect 0 'isa' info
+expect 0 '"isa"' info --json
+expect 0 'causal_conv1d_bwd_scalar' ops
+expect 0 'chosen' explain causal_conv1d backward B=2 D=64 T=100 K=3 bf16 channel-last silu initial final
+expect 0 'refused: it serves f64 only' explain causal_conv1d update f16 S=9 ring indices
+expect 0 ' 0 failed' check causal_conv1d --quick --kernel update --only 'update bf16'
+expect 0 'cycles/16' bench causal_conv1d forward B=1 D=16 T=64 f16 --chosen --threads 1
+expect 0 'causal_conv1d_bwd_scalar' bench causal_conv1d backward D=16 T=64 --json "$work/rows.json" --kernel bwd_scalar
+for key in op direction kernel backend dtype layout shape options threads ms bytes flops gbps tflops ceiling ratio \
+    footprint workspace_bytes chosen device date commit; do
+    grep -q "\"$key\":" "$work/rows.json" || { echo "FAILED: bench --json has no $key"; failed=$((failed + 1)); }
+done
+
+expect 2 'Usage:'
+expect 2 "'foo' is no command" foo
+expect 2 "unexpected argument 'extra'" info extra
+expect 2 "OP is 'nope'" check nope
+expect 2 "unrecognized option '--bogus'" check --bogus
+expect 2 "--backend is 'tpu'" check --backend tpu
+expect 2 "DIRECTION is 'sideways'" bench causal_conv1d sideways
+expect 2 "--threads is '0'" bench --threads 0
+expect 2 'cannot be written' bench --json "$work/missing/rows.json"
+expect 2 'cannot be written' bench --plot "$work/missing/rows.svg"
+expect 2 'DIRECTION is missing' explain causal_conv1d
+expect 2 'weight has K=0' explain causal_conv1d forward K=0
+expect 2 "'T=-1' describes no case" explain causal_conv1d forward T=-1
+expect 2 'x reaches past' bench causal_conv1d forward B=2147483647 D=2147483647 T=2147483647
+COT_KERNEL=bad expect 2 'has the entry "bad"' explain causal_conv1d forward
+COT_KERNEL=causal_conv1d=zzz expect 2 'the forced kernel "zzz"' explain causal_conv1d forward
+[ -z "$(ls "$work" | grep partial)" ] || { echo "FAILED: a partial file was left"; failed=$((failed + 1)); }
+
+[ "$failed" -eq 0 ] && echo "test_cli: all as expected"
+exit "$failed"
