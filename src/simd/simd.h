@@ -26,8 +26,9 @@
 
 #include <stdbool.h>
 
+/* Before loops over a constant number of steps. Clang unrolls those by itself, and warns where the number is none. */
 #if defined(__clang__)
-#define V_UNROLL _Pragma("unroll")
+#define V_UNROLL
 #else
 #define V_UNROLL _Pragma("GCC unroll 16")
 #endif
@@ -91,8 +92,8 @@ V_INLINE void v_store_n_as(void *p, cot_dtype dtype, vf a, int n)
 
 /* ---- sigmoid and what follows from it ----------------------------------------------------------------------- *
  * Each header gives v_logistic_divisor(z, &e) = 1 + e, e = exp(-z), for |z| <= V_LOGISTIC_LIMIT, where exp is a normal
- * number, and for NaN, good to 1 ulp and 2^-29 |z|. Beyond the limit sigmoid is 2^-126 or 1; z * sigmoid(z) vanishes as it
- * should, even at -inf, because z is limited in both factors. */
+ * number, and for NaN, good to 1 ulp and 2^-29 |z|. Beyond the limit sigmoid is 2^-126 or 1; z * sigmoid(z) vanishes
+ * as it should, even at -inf, because z is limited in both factors. */
 
 #define V_LOGISTIC_LIMIT 87.33f
 

@@ -169,9 +169,9 @@ V_INLINE vf v_gather(const float *p, int64_t stride, int n)
 /* Word i of the lower half becomes the upper word of lane i: one permutation does for widening and shifting. */
 V_INLINE vf v_widen_bf16(__m256i half)
 {
-    const __m512i index = _mm512_setr_epi32(0 << 16, 1 << 16, 2 << 16, 3 << 16, 4 << 16, 5 << 16, 6 << 16, 7 << 16,
-                                            8 << 16, 9 << 16, 10 << 16, 11 << 16, 12 << 16, 13 << 16, 14 << 16,
-                                            15 << 16);
+    const __m512i index =
+        _mm512_setr_epi32(0 << 16, 1 << 16, 2 << 16, 3 << 16, 4 << 16, 5 << 16, 6 << 16, 7 << 16, 8 << 16, 9 << 16,
+                          10 << 16, 11 << 16, 12 << 16, 13 << 16, 14 << 16, 15 << 16);
     return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, index, _mm512_castsi256_si512(half)));
 }
 
@@ -253,10 +253,10 @@ V_INLINE void v_stream_f16(void *p, vf a)
 
 V_INLINE vf v_exp(vf x)
 {
-    const __m512 table = _mm512_setr_ps(1.0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fe0p+0f,
-                                        0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f,
-                                        0x1.8ace54p+0f, 0x1.9c4918p+0f, 0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f,
-                                        0x1.ea4afap+0f);
+    const __m512 table =
+        _mm512_setr_ps(1.0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fe0p+0f, 0x1.3dea64p+0f,
+                       0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
+                       0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f);
     x = v_min(v_set1(89.0f), v_max(v_set1(-104.5f), x)); /* beyond, exp is inf and 0 in f32 */
     const vf t = v_fma(x, v_set1(V_LOG2E), v_set1(V_SIXTEENTHS));
     const vf n = v_sub(t, v_set1(V_SIXTEENTHS)); /* with sixteenths: scalef floors it */

@@ -51,27 +51,36 @@ static inline double conv1d_vector_cycles(const conv1d_sizes *sizes)
 enum {
     CONV1D_GATHER_CYCLES = 2, /* an element that is not contiguous, one way */
     CONV1D_FAR_CYCLES = 8,    /* the same, if each lies in a cache line of its own */
-    CONV1D_ROW_CYCLES = 150,  /* the beginning of a row of one channel */
+    CONV1D_ROW_CYCLES = 250,  /* the beginning of a row of one channel */
     CONV1D_ITEM_CYCLES = 1000
 };
 
-static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, double gather)
+/* How often the work begins anew in the middle of a row: at every sequence of cu_seqlens if it has states. */
+static inline double conv1d_beginnings(const conv1d_sizes *sizes, const cot_tensor *cu_seqlens, bool states)
+{
+    return cot_present(cu_seqlens) && states ? (double)sizes->state_count : 0;
+}
+
+static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, double gather, double beginnings)
 {
     const conv1d_tiling tiling = conv1d_tile_channel_first(sizes);
     const double rows = (double)sizes->B * (double)sizes->D;
+    const double pieces = rows * (double)conv1d_quotient_up(sizes->T, CONV1D_PIECE) + beginnings * (double)sizes->D;
     const double vectors = rows * (double)conv1d_quotient_up(sizes->T, lanes);
-    return CONV1D_ITEM_CYCLES * (double)(tiling.groups * tiling.parts * tiling.blocks) +
-           rows * CONV1D_ROW_CYCLES * (double)conv1d_quotient_up(sizes->T, CONV1D_PIECE) +
+    return CONV1D_ITEM_CYCLES * (double)(tiling.groups * tiling.parts * tiling.blocks) + pieces * CONV1D_ROW_CYCLES +
            vectors * conv1d_vector_cycles(sizes) + rows * (double)sizes->T * gather;
 }
 
-static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, double gather)
+/* `more` steps besides the tokens of each part and beginning: the backward's K-1. */
+static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, double gather, double beginnings,
+                                       int64_t more)
 {
     const conv1d_tiling tiling = conv1d_tile_channel_last(sizes);
     const double rows = (double)sizes->B * (double)sizes->T;
-    const double vectors = rows * (double)conv1d_quotient_up(sizes->D, lanes);
+    const double steps = rows + ((double)sizes->B * (double)tiling.parts + beginnings) * (double)more;
     return CONV1D_ITEM_CYCLES * (double)(tiling.groups * tiling.parts * tiling.blocks) +
-           vectors * conv1d_vector_cycles(sizes) + rows * (double)sizes->D * gather;
+           steps * (double)conv1d_quotient_up(sizes->D, lanes) * conv1d_vector_cycles(sizes) +
+           rows * (double)sizes->D * gather;
 }
 
 /* Cycles an element takes to or from a tensor whose vectors run along this axis. */
@@ -86,21 +95,29 @@ static inline double conv1d_gather_cycles(const cot_tensor *tensor, int axis)
 static inline double cost_forward(const void *problem, int lanes, int axis)
 {
     const conv1d_forward_problem *p = problem;
-    const double gather = conv1d_gather_cycles(&p->args.x, axis) + conv1d_gather_cycles(&p->args.y, axis);
-    return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather) : cost_channel_last(&p->sizes, lanes, gather);
+    const cot_causal_conv1d_forward_args *a = &p->args;
+    const double gather = conv1d_gather_cycles(&a->x, axis) + conv1d_gather_cycles(&a->y, axis);
+    const double beginnings = conv1d_beginnings(&p->sizes, &a->cu_seqlens, cot_present(&a->initial_state));
+    return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather, beginnings)
+                     : cost_channel_last(&p->sizes, lanes, gather, beginnings, 0);
 }
 
 static inline double cost_backward(const void *problem, int lanes, int axis)
 {
     const conv1d_backward_problem *p = problem;
-    const double gather = conv1d_gather_cycles(&p->args.x, axis) + conv1d_gather_cycles(&p->args.dy, axis) +
-                          conv1d_gather_cycles(&p->args.dx, axis);
-    return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather) : cost_channel_last(&p->sizes, lanes, gather);
+    const cot_causal_conv1d_backward_args *a = &p->args;
+    const double gather =
+        conv1d_gather_cycles(&a->x, axis) + conv1d_gather_cycles(&a->dy, axis) + conv1d_gather_cycles(&a->dx, axis);
+    const bool states =
+        cot_present(&a->initial_state) || cot_present(&a->dfinal_state) || cot_present(&a->dinitial_state);
+    const double beginnings = conv1d_beginnings(&p->sizes, &a->cu_seqlens, states);
+    return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather, beginnings)
+                     : cost_channel_last(&p->sizes, lanes, gather, beginnings, p->sizes.K - 1);
 }
 
 static inline double cost_update(const void *problem, int lanes)
 {
-    return cost_channel_last(problem, lanes, 2 * CONV1D_GATHER_CYCLES);
+    return cost_channel_last(problem, lanes, 2 * CONV1D_GATHER_CYCLES, 0, 0);
 }
 
 static inline size_t workspace_bwd_channel_first(const void *problem)
@@ -116,26 +133,26 @@ static inline size_t workspace_bwd_channel_last(const void *problem)
 }
 
 /* The costs by instruction set. A lane of plain C costs what a vector does where the compiler finds none. */
-#define COT_COSTS(isa, lanes)                                                                  \
-    static inline double cost_fwd_channel_first_##isa(const void *problem)                     \
-    {                                                                                          \
-        return cost_forward(problem, lanes, 2);                                                \
-    }                                                                                          \
-    static inline double cost_fwd_channel_last_##isa(const void *problem)                      \
-    {                                                                                          \
-        return cost_forward(problem, lanes, 1);                                                \
-    }                                                                                          \
-    static inline double cost_bwd_channel_first_##isa(const void *problem)                     \
-    {                                                                                          \
-        return cost_backward(problem, lanes, 2);                                               \
-    }                                                                                          \
-    static inline double cost_bwd_channel_last_##isa(const void *problem)                      \
-    {                                                                                          \
-        return cost_backward(problem, lanes, 1);                                               \
-    }                                                                                          \
-    static inline double cost_update_channels_##isa(const void *problem)                       \
-    {                                                                                          \
-        return cost_update(problem, lanes);                                                    \
+#define COT_COSTS(isa, lanes)                                              \
+    static inline double cost_fwd_channel_first_##isa(const void *problem) \
+    {                                                                      \
+        return cost_forward(problem, lanes, 2);                            \
+    }                                                                      \
+    static inline double cost_fwd_channel_last_##isa(const void *problem)  \
+    {                                                                      \
+        return cost_forward(problem, lanes, 1);                            \
+    }                                                                      \
+    static inline double cost_bwd_channel_first_##isa(const void *problem) \
+    {                                                                      \
+        return cost_backward(problem, lanes, 2);                           \
+    }                                                                      \
+    static inline double cost_bwd_channel_last_##isa(const void *problem)  \
+    {                                                                      \
+        return cost_backward(problem, lanes, 1);                           \
+    }                                                                      \
+    static inline double cost_update_channels_##isa(const void *problem)   \
+    {                                                                      \
+        return cost_update(problem, lanes);                                \
     }
 COT_COSTS(scalar, 1)
 COT_COSTS(avx2, 8)

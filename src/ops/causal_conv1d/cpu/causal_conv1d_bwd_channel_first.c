@@ -4,10 +4,10 @@
  *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
  *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k-K+1]      db = sum_t g[t]
  *
- * Items and pieces as in the forward. A row of a piece passes through the first-level cache: x, converted to f32
- * where it is not; then g, of K-1 tokens more than the piece has, so that no piece waits for another; then dx, which is the forward's
- * convolution of g with the weights reversed. dw and db are summed in lanes over a piece, then over the pieces of the
- * item into the workspace, then over the items (causal_conv1d_reduce.h). */
+ * Items and pieces as in the forward. A row of a piece passes through the first-level cache: x, converted to f32 where
+ * it is not; then g, of K-1 tokens more than the piece has, so that no piece waits for another; then dx, which is the
+ * forward's convolution of g with the weights reversed. dw and db are summed in lanes, over the pieces of the item into
+ * the workspace, and over the items by causal_conv1d_reduce.h. */
 #include "causal_conv1d_reduce.h"
 #include "causal_conv1d_rows.h"
 
@@ -104,14 +104,17 @@ V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end,
     }
 }
 
-#define GRADIENT(width, dtype)                                                                             \
-    static void gradient_##width##_##dtype(const gradient_row *row, int64_t begin, int64_t end)            \
-    {                                                                                                      \
-        gradient_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);                          \
+#define GRADIENT(width, dtype)                                                                  \
+    static void gradient_##width##_##dtype(const gradient_row *row, int64_t begin, int64_t end) \
+    {                                                                                           \
+        gradient_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);               \
     }
 CONV1D_EACH_INSTANCE(GRADIENT)
 
-#define GRADIENTS(width) {gradient_##width##_F32, gradient_##width##_F16, gradient_##width##_BF16}
+#define GRADIENTS(width)                                                        \
+    {                                                                           \
+        gradient_##width##_F32, gradient_##width##_F16, gradient_##width##_BF16 \
+    }
 static void (*const gradients[8][3])(const gradient_row *, int64_t, int64_t) = {
     GRADIENTS(0), GRADIENTS(2), GRADIENTS(3), GRADIENTS(4), GRADIENTS(5), GRADIENTS(6), GRADIENTS(7), GRADIENTS(8),
 };
@@ -137,7 +140,7 @@ typedef struct backward_context {
     const conv1d_backward_problem *problem;
     conv1d_packing packing;
     conv1d_tiling tiling;
-    int64_t items; /* without those of empty sequences */
+    int64_t items;   /* without those of empty sequences */
     int64_t longest; /* tokens of a piece */
     bool direct_x, stream;
     float *partials;
@@ -383,8 +386,8 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
 {
     const conv1d_backward_problem *p = problem;
     const cot_causal_conv1d_backward_args *a = &p->args;
-    const bool states = cot_present(&a->initial_state) || cot_present(&a->dfinal_state) ||
-                        cot_present(&a->dinitial_state);
+    const bool states =
+        cot_present(&a->initial_state) || cot_present(&a->dfinal_state) || cot_present(&a->dinitial_state);
     const bool packed = cot_present(&a->seq_idx) || cot_present(&a->cu_seqlens);
     backward_context context = {
         .problem = p,

@@ -149,14 +149,17 @@ V_INLINE int64_t walk_body(const backward_columns *s, int64_t K, cot_dtype dtype
     return c;
 }
 
-#define WALK(width, dtype)                                                                                 \
-    static int64_t walk_##width##_##dtype(const backward_columns *s)                                       \
-    {                                                                                                      \
-        return walk_body(s, width == 0 ? s->K : width, COT_##dtype);                                       \
+#define WALK(width, dtype)                                           \
+    static int64_t walk_##width##_##dtype(const backward_columns *s) \
+    {                                                                \
+        return walk_body(s, width == 0 ? s->K : width, COT_##dtype); \
     }
 CONV1D_EACH_INSTANCE(WALK)
 
-#define WALKS(width) {walk_##width##_F32, walk_##width##_F16, walk_##width##_BF16}
+#define WALKS(width)                                                \
+    {                                                               \
+        walk_##width##_F32, walk_##width##_F16, walk_##width##_BF16 \
+    }
 static int64_t (*const walks[8][3])(const backward_columns *) = {
     WALKS(0), WALKS(2), WALKS(3), WALKS(4), WALKS(5), WALKS(6), WALKS(7), WALKS(8),
 };
@@ -363,8 +366,8 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
 {
     const conv1d_backward_problem *p = problem;
     const cot_causal_conv1d_backward_args *a = &p->args;
-    const bool states = cot_present(&a->initial_state) || cot_present(&a->dfinal_state) ||
-                        cot_present(&a->dinitial_state);
+    const bool states =
+        cot_present(&a->initial_state) || cot_present(&a->dfinal_state) || cot_present(&a->dinitial_state);
     backward_context context = {
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),

@@ -13,8 +13,8 @@
 /* y[i][c] = act(bias[c] + sum_k weight[k][c] * x[i+k-K+1][c]), i < n */
 typedef struct conv1d_columns {
     int64_t n, K, channels;
-    int64_t ld;      /* floats between the rows of weight, history, sums: whole vectors */
-    const char *x;   /* row i at x + i * x_stride (bytes), channels contiguous */
+    int64_t ld;    /* floats between the rows of weight, history, sums: whole vectors */
+    const char *x; /* row i at x + i * x_stride (bytes), channels contiguous */
     char *y;
     int64_t x_stride, y_stride;
     cot_dtype x_dtype, y_dtype;

@@ -10,14 +10,17 @@
 
 cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *, const void *, void *);
 
-#define WALK(width, dtype)                                                                                 \
-    static int64_t walk_##width##_##dtype(const conv1d_columns *s)                                         \
-    {                                                                                                      \
-        return conv1d_walk_body(s, width == 0 ? s->K : width, COT_##dtype);                                \
+#define WALK(width, dtype)                                                  \
+    static int64_t walk_##width##_##dtype(const conv1d_columns *s)          \
+    {                                                                       \
+        return conv1d_walk_body(s, width == 0 ? s->K : width, COT_##dtype); \
     }
 CONV1D_EACH_INSTANCE(WALK)
 
-#define WALKS(width) {walk_##width##_F32, walk_##width##_F16, walk_##width##_BF16}
+#define WALKS(width)                                                \
+    {                                                               \
+        walk_##width##_F32, walk_##width##_F16, walk_##width##_BF16 \
+    }
 static int64_t (*const walks[8][3])(const conv1d_columns *) = {
     WALKS(0), WALKS(2), WALKS(3), WALKS(4), WALKS(5), WALKS(6), WALKS(7), WALKS(8),
 };

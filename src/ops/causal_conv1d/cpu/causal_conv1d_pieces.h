@@ -23,8 +23,7 @@ static inline conv1d_packing conv1d_packing_of(const conv1d_sizes *sizes, const 
                                                const cot_tensor *cu_seqlens, bool states)
 {
     conv1d_packing packing = {sizes, seq_idx, cu_seqlens, false};
-    packing.by_sequence = cot_present(cu_seqlens) &&
-                          (states || sizes->T / CONV1D_LONG_SEQUENCE >= sizes->state_count);
+    packing.by_sequence = cot_present(cu_seqlens) && (states || sizes->T / CONV1D_LONG_SEQUENCE >= sizes->state_count);
     return packing;
 }
 

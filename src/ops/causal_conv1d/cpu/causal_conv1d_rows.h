@@ -118,17 +118,19 @@ V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t
     }
 }
 
-#define CONV1D_CONVOLVE(width, dtype)                                                                      \
-    static void conv1d_convolve_##width##_##dtype(const conv1d_row *row, int64_t begin, int64_t end)       \
-    {                                                                                                      \
-        conv1d_convolve_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);                   \
+#define CONV1D_CONVOLVE(width, dtype)                                                                \
+    static void conv1d_convolve_##width##_##dtype(const conv1d_row *row, int64_t begin, int64_t end) \
+    {                                                                                                \
+        conv1d_convolve_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);             \
     }
 CONV1D_EACH_INSTANCE(CONV1D_CONVOLVE)
 
 typedef void (*conv1d_convolve_part)(const conv1d_row *, int64_t, int64_t);
 
-#define CONV1D_CONVOLVES(width) \
-    {conv1d_convolve_##width##_F32, conv1d_convolve_##width##_F16, conv1d_convolve_##width##_BF16}
+#define CONV1D_CONVOLVES(width)                                                                      \
+    {                                                                                                \
+        conv1d_convolve_##width##_F32, conv1d_convolve_##width##_F16, conv1d_convolve_##width##_BF16 \
+    }
 static const conv1d_convolve_part conv1d_convolves[8][3] = {
     CONV1D_CONVOLVES(0), CONV1D_CONVOLVES(2), CONV1D_CONVOLVES(3), CONV1D_CONVOLVES(4),
     CONV1D_CONVOLVES(5), CONV1D_CONVOLVES(6), CONV1D_CONVOLVES(7), CONV1D_CONVOLVES(8),
@@ -182,7 +184,7 @@ static inline void conv1d_stage_weights(float *rows, const cot_tensor *weight, c
     }
 }
 
-/* The first outputs of a piece, those that may not have all their inputs in x: 0 or at most one block of CONV1D_MIXED_BLOCK. */
+/* The first outputs of a piece, those that may not have all their inputs in x: none, or a block (see conv1d_row). */
 static inline int64_t conv1d_head(const conv1d_piece *piece, int64_t K)
 {
     const int64_t n = piece->end - piece->begin;
