@@ -10,7 +10,7 @@
 #include <emmintrin.h>
 #endif
 
-/* One piece of a copy: small enough to spread over threads, large enough not to matter. */
+/* One piece of a streaming copy: small enough to spread over threads, large enough not to matter. */
 enum { PIECE = 1 << 19 };
 
 double now(void)
@@ -37,46 +37,54 @@ void copy_ceiling_free(copy_ceiling *c)
     free(c->to);
 }
 
-static size_t piece_bytes(const copy_ceiling *c, int64_t piece)
+/* What one item copies: bytes [item * each, ...). memcpy gets one long run a thread, for which it has its best code
+ * (its own streaming stores among it); the streaming copy gets pieces. */
+typedef struct copy_items {
+    const copy_ceiling *c;
+    size_t each;
+} copy_items;
+
+static size_t item_bytes(const copy_items *items, size_t first)
 {
-    const size_t first = (size_t)piece * PIECE;
-    return c->bytes - first < PIECE ? c->bytes - first : PIECE;
+    return items->c->bytes - first < items->each ? items->c->bytes - first : items->each;
 }
 
-static void copy_piece(void *context, int64_t piece)
+static void copy_item(void *context, int64_t item)
 {
-    const copy_ceiling *c = context;
-    const size_t first = (size_t)piece * PIECE;
-    memcpy(c->to + first, c->from + first, piece_bytes(c, piece));
+    const copy_items *items = context;
+    const size_t first = (size_t)item * items->each;
+    memcpy(items->c->to + first, items->c->from + first, item_bytes(items, first));
 }
 
-static void stream_piece(void *context, int64_t piece)
+static void stream_item(void *context, int64_t item)
 {
 #if defined(__x86_64__)
-    const copy_ceiling *c = context;
-    const size_t first = (size_t)piece * PIECE, bytes = piece_bytes(c, piece); /* a multiple of 64 */
+    const copy_items *items = context;
+    const size_t first = (size_t)item * items->each, bytes = item_bytes(items, first); /* a multiple of 64 */
     for (size_t i = first; i < first + bytes; i += 64)
         for (size_t j = i; j < i + 64; j += 16)
-            _mm_stream_si128((__m128i *)(c->to + j), _mm_load_si128((const __m128i *)(c->from + j)));
+            _mm_stream_si128((__m128i *)(items->c->to + j), _mm_load_si128((const __m128i *)(items->c->from + j)));
     _mm_sfence();
 #else
-    copy_piece(context, piece);
+    copy_item(context, item);
 #endif
 }
 
-static int64_t pieces(const copy_ceiling *c)
+static void copy_in_items(const cot_queue *queue, const copy_ceiling *c, size_t each, void (*body)(void *, int64_t))
 {
-    return (int64_t)((c->bytes + PIECE - 1) / PIECE);
+    copy_items items = {c, each};
+    cot_parallel(queue, (int64_t)((c->bytes + each - 1) / each), body, &items);
 }
 
 void copy_plain(const cot_queue *queue, const copy_ceiling *c)
 {
-    cot_parallel(queue, pieces(c), copy_piece, (void *)c);
+    const size_t share = c->bytes / (size_t)cot_queue_threads(queue);
+    copy_in_items(queue, c, cot_align(share > 0 ? share : 1), copy_item);
 }
 
 void copy_streaming(const cot_queue *queue, const copy_ceiling *c)
 {
-    cot_parallel(queue, pieces(c), stream_piece, (void *)c);
+    copy_in_items(queue, c, PIECE, stream_item);
 }
 
 double measure_clock(void)
