@@ -110,8 +110,7 @@ static void forward_item(void *context, int64_t item)
     for (int64_t i = 0; cot_present(&a->final_state) && span.state >= 0 && i < sizes->K - 1; i++) {
         const int64_t p = span.end - (sizes->K - 1) + i;
         const bool counts = conv1d_same(&span, p, span.end - 1);
-        store3(&a->final_state, span.state, d, i,
-               counts ? input_at(sizes, &span, &a->x, &a->initial_state, d, p) : 0);
+        store3(&a->final_state, span.state, d, i, counts ? input_at(sizes, &span, &a->x, &a->initial_state, d, p) : 0);
     }
 }
 
@@ -259,8 +258,8 @@ static void update_item(void *context, int64_t item)
         for (int64_t k = 0; k < K; k++) {
             const int64_t p = t - (K - 1) + k;
             const int64_t column = start + p; /* of a position before the call, p < 0 */
-            const real input = p >= 0 ? load3(&a->x, b, d, p)
-                                      : load3(&a->conv_state, row, d, column < 0 ? column + S : column);
+            const real input =
+                p >= 0 ? load3(&a->x, b, d, p) : load3(&a->conv_state, row, d, column < 0 ? column + S : column);
             z += load2(&a->weight, d, k) * input;
         }
         store3(&a->y, b, d, t, activate(a->activation, z));
