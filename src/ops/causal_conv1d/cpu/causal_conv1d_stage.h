@@ -101,12 +101,18 @@ static inline int conv1d_instance(int64_t K)
     return K >= 2 && K <= 8 ? (int)K - 1 : 0;
 }
 
+/* clang-format off */
 #define CONV1D_EACH_DTYPE(instance, width) instance(width, F32) instance(width, F16) instance(width, BF16)
-#define CONV1D_EACH_INSTANCE(instance)                                                           \
-    CONV1D_EACH_DTYPE(instance, 0)                                                               \
-    CONV1D_EACH_DTYPE(instance, 2)                                                               \
-    CONV1D_EACH_DTYPE(instance, 3) CONV1D_EACH_DTYPE(instance, 4) CONV1D_EACH_DTYPE(instance, 5) \
-        CONV1D_EACH_DTYPE(instance, 6) CONV1D_EACH_DTYPE(instance, 7) CONV1D_EACH_DTYPE(instance, 8)
+#define CONV1D_EACH_INSTANCE(instance) \
+    CONV1D_EACH_DTYPE(instance, 0)     \
+    CONV1D_EACH_DTYPE(instance, 2)     \
+    CONV1D_EACH_DTYPE(instance, 3)     \
+    CONV1D_EACH_DTYPE(instance, 4)     \
+    CONV1D_EACH_DTYPE(instance, 5)     \
+    CONV1D_EACH_DTYPE(instance, 6)     \
+    CONV1D_EACH_DTYPE(instance, 7)     \
+    CONV1D_EACH_DTYPE(instance, 8)
+/* clang-format on */
 
 /* Taps are summed in blocks of this many, as in the scalar kernel: rounding grows with the number of blocks. Called
  * before tap k is added; conv1d_taps_sum gives the sum in the end. Narrow filters of constant K compile to nothing. */
