@@ -352,29 +352,25 @@ static void backward_item(void *context, int64_t item)
     const backward_context *c = context;
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
     const conv1d_sizes *sizes = &c->problem->sizes;
-    const conv1d_tiling *tiling = &c->tiling;
     const int64_t K = sizes->K;
     if (item >= c->items) {
         const int64_t blocks = conv1d_state_blocks(sizes);
         conv1d_empty_sequence(c->problem, (item - c->items) / blocks, (item - c->items) % blocks);
         return;
     }
-    const int64_t part = item % tiling->parts, block = item / tiling->parts % tiling->blocks;
-    const int64_t group = item / tiling->parts / tiling->blocks;
-    const int64_t d_begin = block * tiling->block, d_end = conv1d_clamp(d_begin + tiling->block, 0, sizes->D);
-    const int64_t b_begin = group * tiling->group, b_end = conv1d_clamp(b_begin + tiling->group, 0, sizes->B);
-    const int64_t t_begin = part * tiling->part, t_end = conv1d_clamp(t_begin + tiling->part, 0, sizes->T);
+    const conv1d_item own = conv1d_item_channel_first(&c->tiling, sizes, item);
+    const int64_t d_begin = own.d_begin, d_end = own.d_end;
     float weights[CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1)], totals[CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1)];
     conv1d_stage_weights(weights, &a->weight, &a->bias, K, d_begin, d_end);
     memset(totals, 0, (size_t)((d_end - d_begin) * (K + 1)) * sizeof *totals);
     conv1d_walk walk;
     conv1d_piece piece;
-    for (int64_t b = b_begin; b < b_end; b++) {
-        conv1d_start_walk(&walk, &c->packing, b, t_begin, t_end, c->longest);
+    for (int64_t b = own.b_begin; b < own.b_end; b++) {
+        conv1d_start_walk(&walk, &c->packing, b, own.t_begin, own.t_end, c->longest);
         while (conv1d_next_piece(&walk, &piece))
             backward_long(c, &piece, d_begin, d_end, weights, totals);
     }
-    float *partials = c->partials + (group * tiling->parts + part) * (K + 1) * sizes->D;
+    float *partials = c->partials + own.sums * (K + 1) * sizes->D;
     for (int64_t d = d_begin; d < d_end; d++)
         for (int64_t k = 0; k <= K; k++)
             partials[k * sizes->D + d] = totals[(d - d_begin) * (K + 1) + k];

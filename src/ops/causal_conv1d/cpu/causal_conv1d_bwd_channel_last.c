@@ -329,33 +329,29 @@ static void backward_item(void *context, int64_t item)
     const backward_context *c = context;
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
     const conv1d_sizes *sizes = &c->problem->sizes;
-    const conv1d_tiling *tiling = &c->tiling;
     const int64_t K = sizes->K;
     if (item >= c->items) {
         const int64_t blocks = conv1d_state_blocks(sizes);
         conv1d_empty_sequence(c->problem, (item - c->items) / blocks, (item - c->items) % blocks);
         return;
     }
-    const int64_t block = item % tiling->blocks, part = item / tiling->blocks % tiling->parts;
-    const int64_t group = item / tiling->blocks / tiling->parts;
-    const int64_t b_begin = group * tiling->group, b_end = conv1d_clamp(b_begin + tiling->group, 0, sizes->B);
-    const int64_t t_begin = part * tiling->part, t_end = conv1d_clamp(t_begin + tiling->part, 0, sizes->T);
+    const conv1d_item own = conv1d_item_channel_last(&c->tiling, sizes, item);
     backward_block s;
     s.c = c;
-    s.d = block * tiling->block;
-    s.channels = conv1d_clamp(tiling->block, 0, sizes->D - s.d);
+    s.d = own.d_begin;
+    s.channels = own.d_end - own.d_begin;
     s.ld = conv1d_round_up(s.channels);
     conv1d_stage_planes(s.weight, s.ld, &a->weight, &a->bias, K, s.d, s.channels);
     memset(s.sums, 0, (size_t)((K + 1) * s.ld) * sizeof *s.sums);
     memset(s.spare, 0, (size_t)((K + 1) * s.ld) * sizeof *s.spare);
     conv1d_walk walk;
     conv1d_piece piece;
-    for (int64_t b = b_begin; b < b_end; b++) {
-        conv1d_start_walk(&walk, &c->packing, b, t_begin, t_end, CONV1D_PIECE);
+    for (int64_t b = own.b_begin; b < own.b_end; b++) {
+        conv1d_start_walk(&walk, &c->packing, b, own.t_begin, own.t_end, CONV1D_PIECE);
         while (conv1d_next_piece(&walk, &piece))
             backward_piece(&s, &piece);
     }
-    float *partials = c->partials + (group * tiling->parts + part) * (K + 1) * sizes->D + s.d;
+    float *partials = c->partials + own.sums * (K + 1) * sizes->D + s.d;
     for (int64_t k = 0; k <= K; k++)
         memcpy(partials + k * sizes->D, s.sums + k * s.ld, (size_t)s.channels * sizeof *partials);
     if (c->stream)

@@ -74,6 +74,40 @@ static inline conv1d_tiling conv1d_tile_channel_last(const conv1d_sizes *sizes)
     return tiling;
 }
 
+/* What an item owns; `sums` is its row of the partial sums below. */
+typedef struct conv1d_item {
+    int64_t b_begin, b_end, t_begin, t_end, d_begin, d_end, sums;
+} conv1d_item;
+
+static inline conv1d_item conv1d_item_at(const conv1d_tiling *tiling, const conv1d_sizes *sizes, int64_t group,
+                                         int64_t part, int64_t block)
+{
+    conv1d_item item = {.b_begin = group * tiling->group,
+                        .t_begin = part * tiling->part,
+                        .d_begin = block * tiling->block,
+                        .sums = group * tiling->parts + part};
+    item.b_end = conv1d_clamp(item.b_begin + tiling->group, 0, sizes->B);
+    item.t_end = conv1d_clamp(item.t_begin + tiling->part, 0, sizes->T);
+    item.d_end = conv1d_clamp(item.d_begin + tiling->block, 0, sizes->D);
+    return item;
+}
+
+/* Items in the order of memory: channel-first, the parts of a block of channels follow one another. */
+static inline conv1d_item conv1d_item_channel_first(const conv1d_tiling *tiling, const conv1d_sizes *sizes,
+                                                    int64_t number)
+{
+    const int64_t row = number / tiling->parts;
+    return conv1d_item_at(tiling, sizes, row / tiling->blocks, number % tiling->parts, row % tiling->blocks);
+}
+
+/* Channel-last, the blocks of a part. */
+static inline conv1d_item conv1d_item_channel_last(const conv1d_tiling *tiling, const conv1d_sizes *sizes,
+                                                   int64_t number)
+{
+    const int64_t row = number / tiling->blocks;
+    return conv1d_item_at(tiling, sizes, row / tiling->parts, row % tiling->parts, number % tiling->blocks);
+}
+
 /* Sums of dweight and dbias, [groups*parts][K+1][D]. */
 static inline size_t conv1d_partial_bytes(const conv1d_tiling *tiling, const conv1d_sizes *sizes)
 {
