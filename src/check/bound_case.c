@@ -49,6 +49,13 @@ reference reference_make(const cot_op_cases *cases, const cot_case *c)
             round_to(tensor->dtype, ref.values[f], count);
         }
     }
+    if (cases->prepare != NULL)
+        cases->prepare(c, ref.values);
+    for (int f = 0; cases->prepare != NULL && f < direction->field_count; f++) {
+        const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
+        if (ref.values[f] != NULL)
+            round_to(tensor->dtype, ref.values[f], cot_elements(tensor));
+    }
     return ref;
 }
 

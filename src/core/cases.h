@@ -39,6 +39,10 @@ typedef struct cot_op_cases {
     const char *words_help;
     /* Contents of an integer field, row-major. Float fields are random normal. */
     void (*fill)(const cot_case *c, const char *field, int32_t *data, int64_t elements);
+    /* Makes sense of the random float inputs where the op needs more than that: scales a parameter, computes what an
+     * earlier call would have saved. values: a field's elements as f64, row-major, NULL where it has none; they are
+     * rounded to their dtypes before and after. May be NULL. */
+    void (*prepare)(const cot_case *c, double *const values[COT_MAX_FIELDS]);
     /* For each direction: computes the outputs of args, all float tensors being f64 and row-major, and into the
      * same outputs of `magnitudes` the sum of the absolute terms of each element: the formula evaluated with every
      * term replaced by its absolute value. */
