@@ -3,7 +3,7 @@
 # Checks which symbols a build of the library gives to the programs that link it:
 #   - the shared library exports exactly the functions that the public headers declare COT_API, all named cot_*,
 #     and src/cotangent.map lists exactly those;
-#   - it needs no library but libc, libm and libgomp, and was not linked with -ffast-math;
+#   - it needs no library but libc, libm and the OpenMP of its compiler, and was not linked with -ffast-math;
 #   - the static library, which cannot hide anything, defines global names only under the prefixes cot_ and OP_,
 #     OP being the name of an op (a folder of src/ops).
 #
@@ -52,7 +52,7 @@ done
 
 for library in $(readelf -d "$build/libcotangent.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'); do
     case $library in
-    libc.so.*|libm.so.*|libgomp.so.*|ld-linux*) ;;
+    libc.so.*|libm.so.*|libgomp.so.*|libomp.so.*|ld-linux*) ;; # libomp: built by clang
     *) complain "the shared library needs $library" ;;
     esac
 done

@@ -1,19 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cpu_features.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* Which register files the operating system saves at a task switch (XCR0); 0 if it does not say. Asked for here, and
+ * not through __builtin_cpu_supports, because clang 14's does not know F16C. */
+static uint32_t saved_registers(void)
+{
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
+        return 0;
+    __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    return a;
+}
+
+/* The levels that the processor has and the operating system allows. */
+static uint32_t x86_features(void)
+{
+    enum { YMM = 0x06, ZMM = 0xe6 }; /* XCR0: xmm and ymm; with the mask registers and both parts of zmm */
+    const unsigned avx2_1 = bit_AVX | bit_FMA | bit_F16C;
+    const unsigned avx512_7 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    const uint32_t saved = saved_registers();
+    unsigned a, b, c, c1, d;
+    if ((saved & YMM) != YMM || !__get_cpuid(1, &a, &b, &c1, &d) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        return COT_ISA_SCALAR;
+    if ((c1 & avx2_1) != avx2_1 || !(b & bit_AVX2))
+        return COT_ISA_SCALAR;
+    if ((saved & ZMM) != ZMM || (b & avx512_7) != avx512_7)
+        return COT_ISA_AVX2;
+    return COT_ISA_AVX2 | COT_ISA_AVX512;
+}
+#endif
+
 uint32_t cot_cpu_features(void)
 {
-    uint32_t isa = COT_ISA_SCALAR;
 #if defined(__x86_64__)
-    /* The builtin also asks the operating system (xgetbv) whether it saves the wide registers. */
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-        isa |= COT_ISA_AVX2;
-    if ((isa & COT_ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        isa |= COT_ISA_AVX512;
+    return x86_features();
+#else
+    return COT_ISA_SCALAR;
 #endif
-    return isa;
 }
 
 const char *cot_isa_name(uint32_t isa)
