@@ -7,13 +7,18 @@
 #   make lint      layout, direction of the includes, exported symbols
 #   make faults    plant faults in copies of the kernels, one at a time, and see that check catches each
 #   make tables    write the READMEs' tables from bench/results
+#   make docs      the reference of the public headers, in build/docs/html
 #   make build     the library, the program, the examples, the tests
+#   make install   PREFIX=/usr/local, DESTDIR= : libraries, headers, program, man pages, CMake and pkg-config files;
+#                  installs no package and touches nothing outside PREFIX (`make setup` first on a fresh machine)
+#   make uninstall what the last `make install` put there
+#   make deb       Debian packages, in build/release/deb
 #   make clean     remove build/
 
 BUILD = build
 .DEFAULT_GOAL = build
 .NOTPARALLEL:
-.PHONY: setup build asan run test bench format lint faults tables clean
+.PHONY: setup build asan run test bench format lint faults tables docs release install uninstall deb clean
 
 setup:
 	@tools/setup.sh
@@ -49,6 +54,27 @@ faults: setup
 
 tables: setup
 	@tools/make_tables.py
+
+docs: setup
+	@tools/make_docs.sh $(BUILD)/docs
+
+# What is installed has no tests, and no debug information.
+PREFIX = /usr/local
+RELEASE = $(BUILD)/release
+release:
+	@cmake --log-level=WARNING -G Ninja -S . -B $(RELEASE) -DCMAKE_BUILD_TYPE=Release -DCOT_TESTS=OFF \
+		-DCMAKE_INSTALL_PREFIX=$(PREFIX)
+	@cmake --build $(RELEASE)
+
+install: release
+	@DESTDIR=$(DESTDIR) cmake --install $(RELEASE)
+
+uninstall:
+	@tools/uninstall.sh $(RELEASE)/install_manifest.txt $(DESTDIR)
+
+deb: setup
+	@$(MAKE) --no-print-directory release PREFIX=/usr
+	@cd $(RELEASE) && cpack -G DEB
 
 clean:
 	rm -rf $(BUILD)

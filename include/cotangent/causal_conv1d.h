@@ -41,6 +41,7 @@
 extern "C" {
 #endif
 
+/* Arguments of the forward. */
 typedef struct cot_causal_conv1d_forward_args {
     size_t struct_size;
     cot_activation activation; /* NONE or SILU */
@@ -73,7 +74,7 @@ COT_API cot_status cot_causal_conv1d_forward_workspace(cot_queue *queue, const c
  * within each sequence, and g = 0 at padding. */
 typedef struct cot_causal_conv1d_backward_args {
     size_t struct_size;
-    cot_activation activation;
+    cot_activation activation; /* NONE or SILU */
     int32_t accumulate;        /* 0: dweight =, dbias =;  1: dweight +=, dbias += */
     cot_tensor x;              /* [B,D,T] */
     cot_tensor weight;         /* [D,K] */
@@ -93,6 +94,7 @@ typedef struct cot_causal_conv1d_backward_args {
 
 /* dx, dweight, dbias and dinitial_state from x and dy, in one pass over the data. */
 COT_API cot_status cot_causal_conv1d_backward(cot_queue *queue, const cot_causal_conv1d_backward_args *args);
+/* As cot_causal_conv1d_forward_workspace. */
 COT_API cot_status cot_causal_conv1d_backward_workspace(cot_queue *queue, const cot_causal_conv1d_backward_args *args,
                                                         size_t *bytes);
 
@@ -107,7 +109,7 @@ COT_API cot_status cot_causal_conv1d_backward_workspace(cot_queue *queue, const 
  * y = 0 and leaves the state alone. Two rows of the batch may not pick the same state row. */
 typedef struct cot_causal_conv1d_update_args {
     size_t struct_size;
-    cot_activation activation;
+    cot_activation activation;     /* NONE or SILU */
     cot_tensor x;                  /* [B,D] or [B,D,T] */
     cot_tensor weight;             /* [D,K] */
     cot_tensor bias;               /* [D], optional */
@@ -122,6 +124,7 @@ typedef struct cot_causal_conv1d_update_args {
 /* y from x and conv_state, and conv_state brought up to date. Errors besides those above: COT_INVALID_DATA for an
  * index >= N, for one that two rows share, and for a negative cache_seqlens. */
 COT_API cot_status cot_causal_conv1d_update(cot_queue *queue, const cot_causal_conv1d_update_args *args);
+/* As cot_causal_conv1d_forward_workspace. */
 COT_API cot_status cot_causal_conv1d_update_workspace(cot_queue *queue, const cot_causal_conv1d_update_args *args,
                                                       size_t *bytes);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * header_use.c: a caller in the common subset of C99, C11 and C++17, compiled as each of them and linked with the shared
- * library: the declarations are C in C++ too, and COT_INIT works in all. */
+ * program.c: a caller in the common subset of C99, C11 and C++17, compiled as each of them and linked with the shared or
+ * the static library: the declarations are C in C++ too, and COT_INIT works in all. */
 #include <cotangent/cotangent.h>
 #include <stdio.h>
 

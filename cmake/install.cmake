@@ -1,0 +1,77 @@
+# What `make install` and `make deb` put where. Three parts: runtime (the shared library), development (headers, static
+# library, CMake and pkg-config files, man pages of the functions) and program.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+install(TARGETS cotangent EXPORT cotangent-targets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
+install(TARGETS cotangent_static EXPORT cotangent-targets
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+install(DIRECTORY include/cotangent DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+
+# ---- find_package(cotangent): cotangent::cotangent and cotangent::static -----------------------------------------
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cotangent)
+install(EXPORT cotangent-targets NAMESPACE cotangent:: DESTINATION ${package_dir} COMPONENT development
+  FILE cotangent-config.cmake) # nothing else to find: what the static library needs comes with every compiler
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/cotangent-config-version.cmake
+  COMPATIBILITY SameMajorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/cotangent-config-version.cmake DESTINATION ${package_dir}
+  COMPONENT development)
+
+# ---- pkg-config ---------------------------------------------------------------------------------------------------
+list(TRANSFORM COT_NEEDS REPLACE "^([^/].*)" "-l\\1" OUTPUT_VARIABLE private_libraries)
+list(JOIN private_libraries " " private_libraries)
+configure_file(cmake/cotangent.pc.in cotangent.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/cotangent.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+  COMPONENT development)
+
+# ---- the program and its papers -------------------------------------------------------------------------------------
+if(COT_PROGRAM)
+  install(TARGETS cotangent_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+  install(FILES src/cli/completion.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+    RENAME cotangent COMPONENT program)
+
+  # The pages are written by what they describe: section 1 by the program's --help, section 3 by the headers' comments.
+  find_program(COT_HELP2MAN help2man)
+  find_program(COT_DOXYGEN doxygen)
+  if(COT_HELP2MAN AND COT_DOXYGEN)
+    set(man ${CMAKE_CURRENT_BINARY_DIR}/man)
+    file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/cotangent/*.h)
+    add_custom_command(OUTPUT ${man}/written
+      COMMAND tools/make_man.sh $<TARGET_FILE:cotangent_program> ${man}
+      COMMAND ${CMAKE_COMMAND} -E touch ${man}/written
+      WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} VERBATIM
+      DEPENDS cotangent_program tools/make_man.sh tools/make_docs.sh docs/api/Doxyfile docs/api/filter.sed ${headers})
+    if(NOT COT_TESTS) # while developing nobody waits for man pages
+      set(in_all ALL)
+    endif()
+    add_custom_target(cot_man ${in_all} DEPENDS ${man}/written)
+    install(DIRECTORY ${man}/man1 DESTINATION ${CMAKE_INSTALL_MANDIR} COMPONENT program OPTIONAL)
+    install(DIRECTORY ${man}/man3 DESTINATION ${CMAKE_INSTALL_MANDIR} COMPONENT development OPTIONAL)
+  else()
+    message(NOTICE "The man pages are left out: they need help2man and doxygen")
+  endif()
+endif()
+
+# ---- Debian packages: libcotangent0, libcotangent-dev, cotangent ---------------------------------------------------
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_VENDOR Cotangent)
+set(CPACK_PACKAGE_CONTACT "The Cotangent developers <cotangent@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY ${PROJECT_DESCRIPTION})
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_PACKAGE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/deb)
+set(CPACK_COMPONENTS_ALL runtime development program)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libcotangent${PROJECT_VERSION_MAJOR})
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libcotangent-dev)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "libcotangent${PROJECT_VERSION_MAJOR} (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME cotangent)
+set(CPACK_DEBIAN_PROGRAM_PACKAGE_SECTION science)
+include(CPack)

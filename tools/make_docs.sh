@@ -1,0 +1,21 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Writes the reference of the public headers, as HTML and as man pages, through doxygen. Anything public without a
+# comment is an error, and so is an exported function that is missing from what was written.
+#
+#   tools/make_docs.sh DIRECTORY
+set -eu
+out=$(realpath -m "$1")
+cd "$(dirname "$0")/.."
+rm -rf "$out"
+mkdir -p "$out"
+(cat docs/api/Doxyfile && echo "OUTPUT_DIRECTORY=$out") | doxygen -
+missing=0
+for function in $(tr ' ;' '\n\n' <src/cotangent.map | grep '^cot_'); do
+    if ! grep -qF "\\fB$function\\fP (" "$out"/man/man3/*.h.3; then
+        echo "make_docs: $function is exported but not documented"
+        missing=1
+    fi
+done
+[ "$missing" -eq 0 ]
+echo "make_docs: $out/html/index.html"
