@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <omp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,6 +148,8 @@ static int train_and_report(const corpus *text, const options *o, cot_queue *que
         status = fail(EXIT_FAILURE, "out of memory: a smaller --batch, --context, --width or --layers needs less");
         break;
     case TRAIN_LIBRARY_ERROR: status = fail(EXIT_FAILURE, "%s", cot_error_message()); break;
+    case TRAIN_BAD_CHECKPOINT: status = fail(EXIT_BAD_INPUT, "--checkpoint %s", t.error.text); break;
+    case TRAIN_NO_CHECKPOINT: status = fail(EXIT_FAILURE, "--checkpoint %s", t.error.text); break;
     case TRAIN_DIVERGED:
         status = fail(EXIT_FAILURE, "the loss is no longer finite after step %lld: try a smaller --lr",
                       (long long)t.curve.count);
@@ -179,6 +182,7 @@ int main(int argc, char **argv)
     options o;
     corpus text = {0};
     options_parse(&o, argc, argv);
+    signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error like a full disk, not the end */
     int status = run(&o, &text);
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == EXIT_SUCCESS)
         status = fail(EXIT_FAILURE, "standard output: %s", strerror(errno));

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+enum { DEFAULT_EVERY = 100 };
+
 /* Keys of options without a short form. */
 enum {
     KEY_STEPS = 256,
@@ -27,7 +29,10 @@ enum {
     KEY_TEMPERATURE,
     KEY_PROMPT,
     KEY_TEXT,
-    KEY_SOURCE_DIR
+    KEY_SOURCE_DIR,
+    KEY_CHECKPOINT,
+    KEY_EVERY,
+    KEY_RESUME
 };
 
 static const struct argp_option OPTIONS[] = {
@@ -55,6 +60,12 @@ static const struct argp_option OPTIONS[] = {
     {"temperature", KEY_TEMPERATURE, "X", 0, "Of the sample; 0: always the likeliest byte", 0},
     {"prompt", KEY_PROMPT, "TEXT", 0, "What the sample continues", 0},
     {"quiet", 'q', 0, 0, "No progress, only the results", 0},
+    {0, 0, 0, 0, "Stopping and going on:", 5},
+    {"checkpoint", KEY_CHECKPOINT, "FILE", 0, "Keep all that the run needs to go on in FILE (.safetensors)", 0},
+    {"every", KEY_EVERY, "N", 0, "Steps from one checkpoint to the next", 0},
+    {"resume", KEY_RESUME, 0, 0,
+     "Go on from --checkpoint's FILE, or begin if it is not there: the losses are those of a run that never stopped",
+     0},
     {0, 0, 0, 0, 0, 0},
 };
 
@@ -69,6 +80,7 @@ static const struct integer_option {
     {KEY_INNER, offsetof(options, inner), 1, 65536},       {KEY_LAYERS, offsetof(options, layers), 1, 1024},
     {KEY_KERNEL, offsetof(options, kernel), 1, 1024},      {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
     {KEY_THREADS, offsetof(options, threads), 1, 64},      {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
+    {KEY_EVERY, offsetof(options, every), 1, 100000000},
 };
 
 static const struct real_option {
@@ -143,6 +155,8 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
     case KEY_OUT: o->out = parse_text(key, text); return 0;
     case KEY_SOURCE_DIR: o->source_dir = parse_text(key, text); return 0;
     case KEY_PROMPT: o->prompt = parse_text(key, text); return 0;
+    case KEY_CHECKPOINT: o->checkpoint = parse_text(key, text); return 0;
+    case KEY_RESUME: o->resume = true; return 0;
     case KEY_TEXT:
     case ARGP_KEY_ARG: o->texts[o->text_count++] = text; return 0;
     case 'q': o->quiet = true; return 0;
@@ -183,8 +197,14 @@ void options_parse(options *o, int argc, char **argv)
     }
     argp_err_exit_status = EXIT_BAD_INPUT;
     argp_parse(&PARSER, argc, argv, 0, NULL, o);
+    if (o->checkpoint == NULL && (o->resume || o->every > 0)) {
+        fprintf(stderr, "train_lm: --%s needs --checkpoint\n", o->resume ? "resume" : "every");
+        exit(EXIT_BAD_INPUT);
+    }
     if (o->inner == 0)
         o->inner = o->width + o->width / 4;
+    if (o->every == 0)
+        o->every = DEFAULT_EVERY;
 }
 
 void options_destroy(options *o)

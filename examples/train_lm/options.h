@@ -12,7 +12,9 @@ typedef struct options {
     int64_t seed;
     double rate, weight_decay, clip, temperature;
     const char *out, *source_dir, *prompt;
-    bool quiet;
+    const char *checkpoint; /* NULL = none is written */
+    int64_t every;
+    bool resume, quiet;
     const char **texts; /* [text_count], pointers into argv */
     int text_count;
 } options;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "parameters.h"
 
+#include "hash.h"
 #include "random.h"
 
 #include <assert.h>
@@ -9,17 +10,6 @@
 
 /* Every parameter starts on a 64-byte boundary of its block, in float and in double. */
 enum { ELEMENT_ALIGNMENT = 16 };
-
-static const uint64_t FNV_OFFSET = 14695981039346656037ULL, FNV_PRIME = 1099511628211ULL;
-
-static uint64_t fnv1a(const void *data, size_t size)
-{
-    const uint8_t *bytes = data;
-    uint64_t hash = FNV_OFFSET;
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ bytes[i]) * FNV_PRIME;
-    return hash;
-}
 
 static int64_t aligned_count(const parameter *p)
 {
@@ -79,7 +69,7 @@ bool parameter_table_allocate(parameter_table *table)
 void parameter_randomise(parameter *p, uint64_t seed, double deviation)
 {
     const double half_width = sqrt(3.0) * deviation; /* a uniform variable on [-h, h] has deviation h / sqrt(3) */
-    random_stream stream = random_start(seed, fnv1a(p->name, strlen(p->name)));
+    random_stream stream = random_start(seed, hash_bytes(HASH_START, p->name, strlen(p->name)));
     for (int64_t i = 0; i < p->count; i++)
         p->value[i] = (real)(half_width * (2 * random_unit(&stream) - 1));
 }
@@ -92,5 +82,5 @@ void parameter_fill(parameter *p, real value)
 
 uint64_t parameter_table_hash(const parameter_table *table)
 {
-    return fnv1a(table->values, (size_t)table->elements * sizeof(real));
+    return hash_bytes(HASH_START, table->values, (size_t)table->elements * sizeof(real));
 }

@@ -44,7 +44,7 @@ bool parameter_table_allocate(parameter_table *table);
 void parameter_randomise(parameter *p, uint64_t seed, double deviation);
 void parameter_fill(parameter *p, real value);
 
-/* FNV-1a over the bytes of all values: two runs that agree here agree in every bit. */
+/* A hash of the bytes of all values: two runs that agree here agree in every bit. */
 uint64_t parameter_table_hash(const parameter_table *table);
 
 #endif

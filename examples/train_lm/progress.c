@@ -28,7 +28,7 @@ void progress_start(progress *p, int64_t steps, int64_t tokens_per_step, bool qu
 
 static double tokens_per_second(const progress *p, int64_t step)
 {
-    return (double)(step * p->tokens_per_step) / (progress_now() - p->start + 1e-9);
+    return (double)((step - p->resumed_at) * p->tokens_per_step) / (progress_now() - p->start + 1e-9);
 }
 
 static void draw_bar(progress *p, int64_t step)
@@ -38,7 +38,7 @@ static void draw_bar(progress *p, int64_t step)
         return;
     p->drawn = now;
     const int full = (int)(step * BAR_CELLS / p->steps);
-    const double left = (now - p->start) / (double)step * (double)(p->steps - step);
+    const double left = (now - p->start) / (double)(step - p->resumed_at) * (double)(p->steps - step);
     printf("%s[", CLEAR_LINE);
     for (int i = 0; i < BAR_CELLS; i++)
         putchar(i < full ? '#' : '.');
@@ -47,9 +47,26 @@ static void draw_bar(progress *p, int64_t step)
     fflush(stdout);
 }
 
-void progress_step(progress *p, int64_t step, double loss)
+static void average(progress *p, int64_t step, double loss)
 {
     p->loss = step == 1 ? loss : LOSS_MEMORY * p->loss + (1 - LOSS_MEMORY) * loss;
+}
+
+void progress_recall(progress *p, int64_t step, double loss)
+{
+    average(p, step, loss);
+    p->resumed_at = step;
+}
+
+void progress_resumed(const progress *p)
+{
+    if (!p->quiet)
+        printf("going on after step %lld/%lld\n", (long long)p->resumed_at, (long long)p->steps);
+}
+
+void progress_step(progress *p, int64_t step, double loss)
+{
+    average(p, step, loss);
     if (p->quiet)
         return;
     if (p->terminal) {

@@ -11,6 +11,7 @@
 typedef struct progress {
     bool quiet, terminal;
     int64_t steps, tokens_per_step;
+    int64_t resumed_at;  /* steps that were done before this process began */
     double start, drawn; /* seconds */
     double loss;         /* of the latest steps, averaged */
 } progress;
@@ -19,6 +20,10 @@ typedef struct progress {
 double progress_now(void);
 
 void progress_start(progress *p, int64_t steps, int64_t tokens_per_step, bool quiet);
+
+/* For each step that was done before, in order, with its training loss; then tells where the run goes on. */
+void progress_recall(progress *p, int64_t step, double loss);
+void progress_resumed(const progress *p);
 
 /* After step `step` (the first is 1) with its training loss. */
 void progress_step(progress *p, int64_t step, double loss);

@@ -2,10 +2,12 @@
 #include "train.h"
 
 #include "bigram.h"
+#include "checkpoint.h"
 #include "optimizer.h"
 #include "progress.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 enum {
     VALIDATIONS = 16,        /* during the run, at equal distances */
@@ -31,6 +33,7 @@ typedef struct run_state {
     double *partial;
     progress progress;
     double training_seconds;
+    run_identity identity;
 } run_state;
 
 static bool held_out_create(held_out *h, const byte_string *text, int64_t context)
@@ -130,10 +133,39 @@ static bool is_validated(int64_t step, int64_t steps)
     return step == 1 || step * VALIDATIONS / steps != (step - 1) * VALIDATIONS / steps;
 }
 
+/* Goes on from the checkpoint if that is wanted and there is one. */
+static train_result resume(training *t, run_state *run)
+{
+    const options *o = run->o;
+    if (o->checkpoint == NULL)
+        return TRAIN_DONE;
+    if (access(o->checkpoint, F_OK) != 0)
+        return checkpoint_can_write(o->checkpoint, &t->error) ? TRAIN_DONE : TRAIN_BAD_CHECKPOINT;
+    if (!o->resume) {
+        io_fail(&t->error, o->checkpoint, "is there: --resume goes on from it; to begin anew, remove it");
+        return TRAIN_BAD_CHECKPOINT;
+    }
+    if (!checkpoint_read(o->checkpoint, &run->identity, &t->model.parameters, o->steps, &t->curve, &t->error))
+        return TRAIN_BAD_CHECKPOINT;
+    for (int64_t i = 0; i < t->curve.count; i++) {
+        const curve_point *point = &t->curve.points[i];
+        progress_recall(&run->progress, point->step, point->train);
+        if (!isnan(point->validation))
+            t->validation = point->validation;
+    }
+    progress_resumed(&run->progress);
+    return TRAIN_DONE;
+}
+
+static bool is_checkpointed(const options *o, int64_t step)
+{
+    return o->checkpoint != NULL && (step % o->every == 0 || step == o->steps);
+}
+
 static train_result run_steps(training *t, run_state *run)
 {
     const int64_t steps = run->o->steps;
-    for (int64_t step = 1; step <= steps; step++) {
+    for (int64_t step = t->curve.count + 1; step <= steps; step++) {
         curve_point *point = &t->curve.points[t->curve.count++];
         *point = (curve_point){.step = step, .validation = NAN};
         if (train_step(t, run, step, &point->train) != COT_OK)
@@ -141,12 +173,15 @@ static train_result run_steps(training *t, run_state *run)
         if (!isfinite(point->train))
             return TRAIN_DIVERGED;
         progress_step(&run->progress, step, point->train);
-        if (!is_validated(step, steps))
-            continue;
-        if (validate(t, run, &point->validation) != COT_OK)
-            return TRAIN_LIBRARY_ERROR;
-        progress_validation(&run->progress, step, run->progress.loss, point->validation);
-        t->validation = point->validation;
+        if (is_validated(step, steps)) {
+            if (validate(t, run, &point->validation) != COT_OK)
+                return TRAIN_LIBRARY_ERROR;
+            progress_validation(&run->progress, step, run->progress.loss, point->validation);
+            t->validation = point->validation;
+        }
+        if (is_checkpointed(run->o, step) &&
+            !checkpoint_write(run->o->checkpoint, &run->identity, &t->model.parameters, &t->curve, &t->error))
+            return TRAIN_NO_CHECKPOINT;
     }
     return isfinite(t->validation) ? TRAIN_DONE : TRAIN_DIVERGED;
 }
@@ -168,10 +203,16 @@ train_result train(training *t, const corpus *text, const options *o, cot_queue 
     if (create(t, &run, text)) {
         fit_bigram(t, &run, text);
         progress_start(&run.progress, o->steps, o->batch * o->context, o->quiet);
-        result = run_steps(t, &run);
+        run_identity_make(&run.identity, o, text);
+        result = resume(t, &run);
+        if (result == TRAIN_DONE)
+            result = run_steps(t, &run);
         progress_end(&run.progress);
+    }
+    if (result == TRAIN_DONE) {
+        const int64_t tokens = (t->curve.count - run.progress.resumed_at) * o->batch * o->context;
         t->train = last_training_loss(&t->curve);
-        t->tokens_per_second = (double)(t->curve.count * o->batch * o->context) / run.training_seconds;
+        t->tokens_per_second = tokens > 0 ? (double)tokens / run.training_seconds : 0;
     }
     destroy(&run);
     return result;

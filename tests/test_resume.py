@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""train_lm's checkpoints: a training that is killed (kill -9) at a random moment and goes on ends with the same bits as
+one that never stopped; and a checkpoint that is damaged, of another run, or cannot be written gives one line.
+
+    tests/test_resume.py PROGRAM
+"""
+import os
+import random
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM = os.path.realpath(sys.argv[1])
+TEXT = os.path.realpath('LICENSE')
+KILLS = 20
+STEPS = 60
+RUN = [PROGRAM, TEXT, '--steps', str(STEPS), '--batch', '2', '--context', '64', '--width', '16', '--layers', '2',
+       '--sample', '0', '--quiet', '--out', 'out', '--checkpoint', 'run.safetensors']
+# Without a PATH there is no gnuplot, which would take longer than the training; and idle threads must not spin.
+ENVIRONMENT = {**os.environ, 'PATH': '/nonexistent', 'OMP_WAIT_POLICY': 'passive'}
+passed = failed = 0
+
+
+def check(good, what):
+    global passed, failed
+    if good:
+        passed += 1
+    else:
+        failed += 1
+        print(f'FAILED: {what}')
+
+
+def run(*arguments, limit=None):
+    def set_limit():
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    return subprocess.run([*RUN, *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT,
+                          preexec_fn=set_limit)
+
+
+def content(path):
+    with open(path, 'rb') as file:
+        return file.read()
+
+
+def end_of(result):
+    """What a run ended with: the losses as printed, the curve, and every bit of parameters, moments and losses."""
+    printed = [line for line in result.stdout.splitlines() if 'loss' in line or 'hash' in line]
+    return printed, content('out/loss.csv'), content('run.safetensors')
+
+
+def clear():
+    for name in os.listdir('.'):
+        shutil.rmtree(name) if os.path.isdir(name) else os.remove(name)
+
+
+def kill_at_random(draw, seconds):
+    """Starts a run and kills it within the time that a whole one takes; True if it was still at work."""
+    process = subprocess.Popen([*RUN, '--resume', '--every', str(draw.choice((1, 2, 7))), '--threads',
+                                str(draw.choice((1, 2)))], stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    time.sleep(draw.uniform(0, seconds))
+    process.kill()
+    return process.wait() < 0
+
+
+def test_kills():
+    start = time.monotonic()
+    undisturbed = run('--every', 7)  # the quickest of those below
+    seconds = time.monotonic() - start
+    check(undisturbed.returncode == 0, f'undisturbed: {undisturbed.stderr}')
+    expected = end_of(undisturbed)
+    draw = random.Random(7)
+    killed = resumed = attempts = 0
+    while killed < KILLS and attempts < 5 * KILLS:
+        clear()
+        attempts += 1
+        if not kill_at_random(draw, seconds):
+            seconds *= 0.8  # the machine has less to do than when the whole run was timed
+            continue
+        killed += 1
+        has_checkpoint = os.path.exists('run.safetensors')
+        resumed += has_checkpoint
+        seconds *= 1 if has_checkpoint else 1.1
+        result = run('--resume', '--every', 5)
+        check(result.returncode == 0 and end_of(result) == expected,
+              f'kill {killed}: another end than the undisturbed run\'s\n{result.stdout}{result.stderr}')
+        check(not os.path.exists('run.safetensors.partial'), f'kill {killed}: left a partial file')
+    check(killed == KILLS, f'only {killed} of {attempts} runs were still at work when they were killed')
+    check(resumed >= KILLS // 4, f'only {resumed} of {killed} runs had a checkpoint when they were killed')
+    # One run that is killed again and again.
+    clear()
+    kills = 0
+    while kills < 5 and kill_at_random(draw, seconds):
+        kills += 1
+    result = run('--resume')
+    check(result.returncode == 0 and end_of(result) == expected, f'{kills} kills: {result.stdout}{result.stderr}')
+    again = run('--resume')
+    check(again.returncode == 0 and end_of(again) == expected, 'going on from a finished run')
+    print(f'{killed} runs killed, {resumed} of them with a checkpoint; then one run {kills} times')
+
+
+def refused(text, *arguments, status=2, **options):
+    before = {name: content(name) for name in os.listdir('.') if os.path.isfile(name)}
+    result = run(*arguments, **options)
+    check(result.returncode == status and result.stderr.startswith('train_lm: ') and result.stderr.count('\n') == 1
+          and text in result.stderr, f'{arguments}: {result.returncode}, expected {status} with "{text}": {result.stderr}')
+    after = {name: content(name) for name in os.listdir('.') if os.path.isfile(name)}
+    check(before == after, f'{arguments}: changed a file')
+
+
+def test_refusals():
+    clear()
+    check(run('--every', 40).returncode == 0, 'a run')
+    whole = content('run.safetensors')
+    refused('run.safetensors: is there: --resume goes on from it')
+    for option, value, was in (('--lr', 0.001, '0.0040000000000000001'), ('--steps', 61, '60'), ('--seed', 2, '1'),
+                               ('--width', 24, '16'), ('--batch', 1, '2'), ('--clip', 2, '1'),
+                               ('--weight-decay', 0, '0.40000000000000002'), ('--kernel', 3, '4')):
+        refused(f'was trained with {option} {was}, not ', '--resume', option, value)
+    refused('was trained on another text', '--resume', os.path.join(os.path.dirname(TEXT), 'README.md'))
+    length = struct.unpack('<Q', whole[:8])[0]
+    for name, damaged in {'there are': whole[:-1], 'is cut off in its header': whole[:length],
+                          'is no checkpoint of this program': whole.replace(b'checkpoint 1', b'checkpoint 9'),
+                          'has no tensor "norm.gain"': whole.replace(b'"norm.gain"', b'"norm.pain"'),
+                          'has another dtype or shape': whole.replace(b'"F32","shape":[16]', b'"I32","shape":[16]'),
+                          'within the first 8 bytes': b''}.items():
+        with open('run.safetensors', 'wb') as file:
+            file.write(damaged)
+        refused(name, '--resume')
+    os.remove('run.safetensors')
+    refused('missing/c: cannot be written: No such file or directory', '--checkpoint', 'missing/c')
+    refused('out: is a directory, expected a regular file', '--checkpoint', 'out', '--resume')
+    # A full disk in the middle: the run ends, and goes on where the last whole checkpoint was.
+    refused('run.safetensors: cannot be written: File too large', '--every', 7, status=1, limit=50000)
+    check(not os.path.exists('run.safetensors'), 'a full disk: a checkpoint')
+    for arguments in (['--resume'], ['--every', '3']):
+        result = subprocess.run([PROGRAM, TEXT, *arguments], capture_output=True, text=True, env=ENVIRONMENT)
+        check(result.returncode == 2 and result.stderr == f'train_lm: {arguments[0]} needs --checkpoint\n',
+              f'{arguments} without --checkpoint: {result.stderr}')
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        test_kills()
+        test_refusals()
+        os.chdir('/')
+    print(f'{passed} passed, {failed} failed')
+    return failed > 0
+
+
+sys.exit(main())
