@@ -118,6 +118,44 @@ if [ "$(uname -m)" = x86_64 ]; then
     expect fail 'linked with -ffast-math' check_library
 fi
 
+# ---- the binary interface: growth is allowed, a break is not, and a release tag cannot be recorded over
+abi_library()
+{
+    printf '%s\n' "$1" >"$work/tree/include/cotangent/x.h" # only what headers declare is recorded
+    printf '%s\n' '#include <cotangent/x.h>' 'int cot_one(const cot_x_args *a) { return (int)a->struct_size; }' \
+        "${2-int cot_two(int a) { return a; \}}" >"$work/library/library.c"
+    "$cc" -g -fPIC -shared -I "$work/tree/include" "$work/library/library.c" -o "$work/library/libcotangent.so"
+}
+old='typedef struct cot_x_args { unsigned long struct_size; int a; } cot_x_args;'
+grown='typedef struct cot_x_args { unsigned long struct_size; int a; double b; } cot_x_args;'
+shifted='typedef struct cot_x_args { unsigned long struct_size; long before; int a; } cot_x_args;'
+compare_abi()
+{
+    "$work/tree/tools/check_abi.sh" "$work/library"
+}
+fresh
+cp -R tools abi "$work/tree"
+abi_library "$old"
+expect pass 'wrote abi/cotangent.abi' "$work/tree/tools/check_abi.sh" --record "$work/library"
+expect pass 'go on working' compare_abi
+abi_library "$grown"
+expect pass 'go on working' compare_abi
+abi_library "$old" 'int cot_two(int a) { return a; } int cot_three(int a) { return a; }'
+expect pass 'go on working' compare_abi
+abi_library "$shifted"
+expect fail 'long int before' compare_abi
+abi_library "$old" 'long cot_two(int a) { return a; }'
+expect fail 'return type changed' compare_abi
+abi_library "$old" ''
+expect fail 'cot_two' compare_abi
+abi_library "$old"
+git="git -C $work/tree -c user.name=tester -c user.email=tester@localhost -c init.defaultBranch=main"
+($git init -q && $git add abi && $git commit -qm release && $git tag v0.9.0 && $git tag v0.10.0)
+expect pass 'built against v0.10.0' compare_abi
+abi_library "$shifted"
+"$work/tree/tools/check_abi.sh" --record "$work/library" >/dev/null
+expect fail 'not that of v0.10.0 any more' compare_abi
+
 # ---- the README's example
 mkdir "$work/readme" "$work/readme/examples"
 cp -R examples/c "$work/readme/examples/c"
