@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the fuzzers of tests/fuzz with clang, AddressSanitizer and UndefinedBehaviorSanitizer, and runs each for some
+# seconds, two at a time, from the corpus in the repository and what earlier runs found. What makes one fail is left in
+# WORK/findings; to see it again: WORK/fuzz_NAME FILE.
+#
+#   tools/fuzz.sh SECONDS [NAME...]        without names: all; WORK is build/fuzz, or $WORK
+#   tools/fuzz.sh --merge [NAME...]        adds to the repository's corpus what covers more, and drops what covers nothing
+set -u
+cd "$(dirname "$0")/.."
+work=${WORK:-build/fuzz}
+seconds=${1:?usage: fuzz.sh SECONDS [NAME...]}
+shift
+[ $# -gt 0 ] || set -- $(sed -n 's/^cot_fuzzer(\([a-z_]*\).*/\1/p' tests/fuzz/CMakeLists.txt)
+[ -f "$work/build.ninja" ] || CC=clang cmake --log-level=WARNING -G Ninja -S tests/fuzz -B "$work" || exit 1
+cmake --build "$work" --target $(printf 'fuzz_%s ' "$@") >"$work/build.log" 2>&1 || { tail -30 "$work/build.log"; exit 1; }
+export ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
+
+fuzz()
+{
+    local name=$1 dictionary=
+    mkdir -p "$work/corpus/$name" "$work/findings"
+    [ ! -f "tests/fuzz/$name.dict" ] || dictionary=-dict=tests/fuzz/$name.dict
+    if "$work/fuzz_$name" $dictionary -max_total_time="$seconds" -timeout=20 -close_fd_mask=2 -print_final_stats=1 \
+        -max_len="$(sed -n "s/^\/\* -max_len=\([0-9]*\).*/\1/p" "tests/fuzz/fuzz_$name.c")" \
+        -artifact_prefix="$work/findings/$name-" "$work/corpus/$name" "tests/fuzz/corpus/$name" >"$work/$name.log" 2>&1
+    then
+        awk -v name="$name" '/^stat::number_of_executed_units/ { n = $2 } /cov: / { sub(/.*cov: /, ""); cov = $1 }
+            END { printf "fuzz_%s: %d executions, %d edges, no finding\n", name, n, cov }' "$work/$name.log"
+    else
+        echo "fuzz_$name: FAILED"
+        grep -vE ' (NEW|REDUCE|pulse) |NEW_FUNC' "$work/$name.log" | tail -40
+        return 1
+    fi
+}
+
+# Files that cover the edges which the old corpus and the runs covered, and of those a hundred: the names are hashes, so
+# the choice is one by chance. The rest is found again in a minute.
+merge()
+{
+    local name=$1 kept=$work/merged/$1
+    rm -rf "$kept"
+    mkdir -p "$kept" "$work/corpus/$name"
+    "$work/fuzz_$name" -set_cover_merge=1 -use_counters=0 -close_fd_mask=2 "$kept" "tests/fuzz/corpus/$name" \
+        "$work/corpus/$name" >"$work/$name.log" 2>&1 || { tail -5 "$work/$name.log"; return 1; }
+    rm -f "tests/fuzz/corpus/$name"/*
+    (cd "$kept" && ls | sort | head -100 | xargs cp -t "$OLDPWD/tests/fuzz/corpus/$name")
+    echo "$name: $(ls "$kept" | wc -l) files, $(ls "tests/fuzz/corpus/$name" | wc -l) kept"
+}
+
+failed=0
+if [ "$seconds" = --merge ]; then
+    for name; do merge "$name" || failed=1; done
+else
+    while [ $# -gt 0 ]; do
+        fuzz "$1" &
+        first=$!
+        second=
+        if [ $# -gt 1 ]; then
+            fuzz "$2" &
+            second=$!
+        fi
+        wait $first || failed=1
+        [ -z "$second" ] || wait $second || failed=1
+        shift $(($# > 1 ? 2 : 1))
+    done
+fi
+exit $failed
