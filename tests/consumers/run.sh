@@ -81,7 +81,7 @@ for file in bin/cotangent lib/libcotangent.so lib/libcotangent.so.0 lib/libcotan
     share/man/man1/cotangent.1 share/man/man3/cot_queue_create.3; do
     expect "installed" test -s "$prefix/$file"
 done
-refuse 'the source or build directory is named in an installed file' grep -rl "$root" "$prefix"
+refuse 'the source or build directory is named in an installed file' grep -rlF "$root/" "$prefix"
 expect 'the program runs from its prefix' clean "$prefix/bin/cotangent" info
 
 # DESTDIR: the same files below it, and nothing in the prefix itself.
