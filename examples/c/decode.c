@@ -37,7 +37,10 @@ int main(void)
     static float prompt[D][PROMPT], prompt_y[D][PROMPT], state[N][D][K - 1], token[N][D], token_y[N][D];
     static float decoded[N][D][PROMPT + STEPS], whole[D][PROMPT + STEPS], whole_y[D][PROMPT + STEPS];
     cot_queue *queue = NULL;
-    require(cot_queue_create(NULL, &queue));
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.threads = 1; /* there is too little to do for more; the bits are the same */
+    require(cot_queue_create(&options, &queue));
     for (int i = 0; i < D * K; i++)
         (&weight[0][0])[i] = (float)(i % 7 - 3) / 4;
 

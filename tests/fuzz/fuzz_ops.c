@@ -145,7 +145,15 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
         REQUIRE(cot_queue_create(&options, &queues[q]) == COT_OK, "%s", cot_error_message());
     }
     forbidden = mmap(NULL, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(forbidden != MAP_FAILED && all_count > 0, "no memory or no cases");
+    REQUIRE(forbidden != MAP_FAILED, "no memory");
+    for (int op = 0; op < cot_op_count; op++) {
+        for (int d = 0; d < cot_ops[op]->direction_count; d++) {
+            uint32_t count = 0;
+            for (uint32_t i = 0; i < all_count; i++)
+                count += all[i].cases == cot_all_cases[op] && all[i].c.direction == d;
+            REQUIRE(count > 0, "%s has no case that is small enough", cot_ops[op]->directions[d].call);
+        }
+    }
     return 0;
 }
 
@@ -227,15 +235,9 @@ static void resize_all(const cot_direction *direction, void *args, int64_t from,
     }
 }
 
-/* A member that is no tensor: any four bytes outside of the tensors, the workspace and struct_size. */
-static void spoil_option(reader *r, const cot_direction *direction, char *args)
+/* The members that are no tensors: every four bytes outside of the tensors, the workspace and struct_size. */
+static uint32_t option_slots(const cot_direction *direction, size_t slots[COT_MAX_ARGS / 4])
 {
-    static const uint32_t values[] = {0,           1,           2,           3,           0xffffffffu,
-                                      0x7fffffffu, 0x80000000u, 0x3f000000u, 0x3f800000u, 0x7f800000u,
-                                      0x7fc00000u, 0xbf800000u, 0x3dcccccdu};
-    const uint32_t choice = take(r, 32);
-    const uint32_t value = choice < sizeof values / sizeof *values ? values[choice] : (uint32_t)take_bits(r);
-    size_t slots[COT_MAX_ARGS / 4];
     uint32_t count = 0;
     for (size_t at = sizeof(size_t); at + 4 <= direction->args_size; at += 4) {
         bool taken =
@@ -247,8 +249,36 @@ static void spoil_option(reader *r, const cot_direction *direction, char *args)
         if (!taken)
             slots[count++] = at;
     }
+    return count;
+}
+
+static void spoil_option(reader *r, const cot_direction *direction, char *args)
+{
+    static const uint32_t values[] = {0,           1,           2,           3,           0xffffffffu,
+                                      0x7fffffffu, 0x80000000u, 0x3f000000u, 0x3f800000u, 0x7f800000u,
+                                      0x7fc00000u, 0xbf800000u, 0x3dcccccdu};
+    const uint32_t choice = take(r, 32);
+    const uint32_t value = choice < sizeof values / sizeof *values ? values[choice] : (uint32_t)take_bits(r);
+    size_t slots[COT_MAX_ARGS / 4];
+    const uint32_t count = option_slots(direction, slots);
     if (count > 0)
         memcpy(args + slots[take(r, count)], &value, sizeof value);
+}
+
+/* May an option make the call long, as a number of iterations can? One that was small in the case and is large now. */
+static bool long_option(const cot_direction *direction, const char *own, const char *args)
+{
+    enum { FEW = 64, COUNT = 1 << 16 };
+    size_t slots[COT_MAX_ARGS / 4];
+    const uint32_t count = option_slots(direction, slots);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t before, now;
+        memcpy(&before, own + slots[i], sizeof before);
+        memcpy(&now, args + slots[i], sizeof now);
+        if (now != before && now > FEW && before <= COUNT)
+            return true;
+    }
+    return false;
 }
 
 static void spoil(reader *r, const cot_direction *direction, char *args)
@@ -484,8 +514,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (query != COT_OK)
         require_message(direction, query);
 
-    if (!all_small(direction, args)) {
-        /* Too large to be served with memory: only what is refused before any is looked at can be called. */
+    if (!all_small(direction, args) || long_option(direction, s->c.args, args)) {
+        /* Too large to be executed: only what is refused before any is looked at can be called. */
         for (int f = 0; f < direction->field_count; f++) {
             cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
             if (cot_present(tensor))
