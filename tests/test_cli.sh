@@ -37,6 +37,12 @@ for key in op direction kernel backend dtype layout shape options threads ms byt
     footprint workspace_bytes chosen device date commit; do
     grep -q "\"$key\":" "$work/rows.json" || { echo "FAILED: bench --json has no $key"; failed=$((failed + 1)); }
 done
+expect 0 'B is the reference' diff --help
+OMP_NUM_THREADS=1 expect 0 'nothing stands in the way' doctor
+COT_KERNEL=causal_conv1d=zzz expect 1 '[!!] COT_KERNEL    names zzz' doctor
+COT_KERNEL=bad expect 1 '[!!] cpu queues' doctor
+OMP_NUM_THREADS=999 expect 1 'set OMP_NUM_THREADS=' doctor
+expect 2 "unexpected argument 'extra'" doctor extra
 
 expect 2 'Usage:'
 expect 2 "'foo' is no command" foo

@@ -85,6 +85,8 @@ static void compare_norms(comparison *c, const double *y, const double *r, const
 {
     double ratio;
     c->worst_block = -1;
+    if (s == NULL)
+        return;
     if (norm_ratio(y, r, s, 0, c->elements, out, &ratio))
         c->worst_norm_ratio = isnan(ratio) ? INFINITY : ratio;
     for (int64_t first = 0; first < c->elements; first += NORM_BLOCK) {
@@ -213,9 +215,11 @@ void comparison_report(FILE *file, const char *name, const comparison *c, const 
 {
     fprintf(file, "    %s %s, %" PRId64 " elements: %s\n", name, cot_dtype_name(shape->dtype), c->elements,
             c->failed ? "FAILED" : "passed");
-    fprintf(file,
-            "      error: max %.3g (%.3g ulp), rms %.3g (%.3g ulp), %.3g of the tolerance, norm %.3g of its bound\n",
-            c->max_error, c->max_ulp, c->rms_error, c->rms_ulp, c->worst_ratio, c->worst_norm_ratio);
+    fprintf(file, "      error: max %.3g (%.3g ulp), rms %.3g (%.3g ulp), %.3g of the tolerance", c->max_error,
+            c->max_ulp, c->rms_error, c->rms_ulp, c->worst_ratio);
+    if (c->worst_norm_ratio > 0) /* else there was too little to average over, or no scalar kernel to compare with */
+        fprintf(file, ", norm %.3g of its bound", c->worst_norm_ratio);
+    fputc('\n', file);
     if (c->bias_bound > 0)
         fprintf(file, "      bias of rounding: %+.3g ulp (bound %.3g)\n", c->bias, c->bias_bound);
     fprintf(file, "      elements off by more than");

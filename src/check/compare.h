@@ -33,7 +33,7 @@ extern const double thresholds[THRESHOLD_COUNT];
 /* u of a dtype: half the spacing at 1. */
 double unit_roundoff(cot_dtype dtype);
 
-/* y, r, m, s: `elements` row-major values each. */
+/* y, r, m, s: `elements` row-major values each. Without s (NULL) there is no norm rule. */
 comparison compare(const double *y, const double *r, const double *m, const double *s, int64_t elements, cot_dtype out,
                    cot_dtype intermediate);
 

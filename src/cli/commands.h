@@ -13,6 +13,8 @@ int command_ops(int argc, char **argv);
 int command_explain(int argc, char **argv);
 int command_check(int argc, char **argv);
 int command_bench(int argc, char **argv);
+int command_diff(int argc, char **argv);
+int command_doctor(int argc, char **argv);
 
 /* The op, or the direction of an op, with this name; ends the program through argp_error, which names what there is,
  * if none has it. */

@@ -3,6 +3,7 @@
  * main.c: the program: `cotangent COMMAND [OPTION...]`. */
 #include "commands.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,6 +17,8 @@ static const struct {
     {"explain", command_explain, "which kernel a call would take, and why no other"},
     {"check", command_check, "hold every kernel against its float64 oracle"},
     {"bench", command_bench, "time every kernel beside the machine's own ceilings"},
+    {"diff", command_diff, "compare tensors in files by the error rule"},
+    {"doctor", command_doctor, "what works on this machine, and what to do about the rest"},
 };
 
 static void print_help(FILE *file)
@@ -30,6 +33,7 @@ static void print_help(FILE *file)
 int main(int argc, char **argv)
 {
     argp_err_exit_status = 2; /* of wrong usage, in all commands */
+    signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error like a full disk, not the end */
     if (argc < 2) {
         print_help(stderr);
         return 2;

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * doctor.c: `cotangent doctor`: what works on this machine, and what to do about the rest. Every line begins with
+ *   [ok] it works     [--] it is not there, and nothing needs it     [!!] it stands in the way: exit status 1 */
+#include "check/bench.h"
+#include "commands.h"
+#include "core/cpu_features.h"
+#include "core/queue.h"
+
+#include <dlfcn.h>
+#include <gnu/libc-version.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef enum finding { OK, ABSENT, WRONG } finding;
+
+static int wrong; /* findings */
+
+__attribute__((format(printf, 3, 4))) static void say(finding what, const char *about, const char *format, ...)
+{
+    static const char *const marks[] = {"[ok]", "[--]", "[!!]"};
+    va_list arguments;
+    va_start(arguments, format);
+    printf("%s %-13s ", marks[what], about);
+    vprintf(format, arguments);
+    putchar('\n');
+    va_end(arguments);
+    wrong += what == WRONG;
+}
+
+/* The first line of a file, without its newline; false if there is none. */
+static bool first_line(const char *path, char *line, size_t size)
+{
+    FILE *file = fopen(path, "r");
+    const bool good = file != NULL && fgets(line, (int)size, file) != NULL;
+    if (file != NULL)
+        fclose(file);
+    if (good)
+        line[strcspn(line, "\n")] = '\0';
+    return good;
+}
+
+/* ---- the processor ------------------------------------------------------------------------------------ */
+
+static void examine_processor(void)
+{
+    char device[256];
+    device_name(device, sizeof device);
+    say(OK, "processor", "%s", device);
+    const uint32_t isa = cot_cpu_features();
+    say(OK, "scalar", "plain C, for every layout and dtype");
+    for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AVX512; level <<= 1) {
+        if (isa & level)
+            say(OK, cot_isa_name(level), "this processor and its operating system have it");
+        else
+            say(ABSENT, cot_isa_name(level),
+                "lacking: slower kernels serve instead; a newer x86-64, or a virtual "
+                "machine that passes its host's through, has it");
+    }
+}
+
+/* COT_KERNEL, for this op. */
+static void examine_forced_kernel(const cot_op *op, const cot_queue *queue)
+{
+    size_t length = 0;
+    const char *name = cot_queue_forced(queue, op->name, &length);
+    for (int k = 0; name != NULL && k < op->kernel_count; k++) {
+        if (strlen(op->kernels[k].name) == length && strncmp(op->kernels[k].name, name, length) == 0) {
+            say(ABSENT, "COT_KERNEL", "forces %s wherever it can run: unset it unless that is meant",
+                op->kernels[k].name);
+            return;
+        }
+    }
+    if (name != NULL)
+        say(WRONG, "COT_KERNEL", "names %.*s, which is no kernel of %s: its calls fail until it is unset", (int)length,
+            name, op->name);
+}
+
+static void examine_kernels(const cot_queue *queue)
+{
+    const uint32_t isa = cot_cpu_features();
+    for (int i = 0; i < cot_op_count; i++) {
+        const cot_op *op = cot_ops[i];
+        int served = 0, here = 0;
+        for (int k = 0; k < op->kernel_count; k++) {
+            if (op->kernels[k].backend != COT_BACKEND_CPU)
+                continue;
+            here++;
+            served += (op->kernels[k].isa & ~isa) == 0;
+        }
+        say(served > 0 ? OK : WRONG, op->name, "%d of %d CPU kernels run here%s", served, here,
+            served < here ? "; the others want an instruction set that is lacking" : "");
+        if (queue != NULL)
+            examine_forced_kernel(op, queue);
+    }
+}
+
+/* ---- threads, memory, caches -------------------------------------------------------------------------- */
+
+static void examine_threads(const cot_queue *queue)
+{
+    char line[128];
+    cpu_set_t allowed;
+    const int threads = cot_queue_threads(queue);
+    const int processors = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : threads;
+    if (threads > processors)
+        say(WRONG, "threads", "%d on %d processors: they wait for each other; set OMP_NUM_THREADS=%d", threads,
+            processors, processors);
+    else if (threads < processors)
+        say(ABSENT, "threads", "%d of %d processors (OMP_NUM_THREADS=%s): unset it to use all", threads, processors,
+            getenv("OMP_NUM_THREADS") != NULL ? getenv("OMP_NUM_THREADS") : "");
+    else
+        say(OK, "threads", "%d, one a processor", threads);
+    double quota, period;
+    if (first_line("/sys/fs/cgroup/cpu.max", line, sizeof line) && sscanf(line, "%lf %lf", &quota, &period) == 2 &&
+        quota < period * threads)
+        say(ABSENT, "quota", "this container may use %.2g processors at a time: OMP_NUM_THREADS=%d spares the waiting",
+            quota / period, quota < period ? 1 : (int)(quota / period));
+}
+
+static void examine_memory(void)
+{
+    static const double GIB = 1024.0 * 1024.0 * 1024.0;
+    enum { LITTLE = 1 }; /* GiB: building and testing want about as much */
+    char line[256];
+    long long total = 0, available = 0;
+    FILE *file = fopen("/proc/meminfo", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        sscanf(line, "MemTotal: %lld", &total);
+        sscanf(line, "MemAvailable: %lld", &available);
+    }
+    if (file != NULL)
+        fclose(file);
+    double free_bytes = (double)available * 1024;
+    long long limit;
+    if (first_line("/sys/fs/cgroup/memory.max", line, sizeof line) && sscanf(line, "%lld", &limit) == 1 &&
+        (double)limit < free_bytes)
+        free_bytes = (double)limit;
+    say(free_bytes < LITTLE * GIB ? ABSENT : OK, "memory", "%.1f GiB, %.1f GiB to be had%s", (double)total * 1024 / GIB,
+        free_bytes / GIB, free_bytes < LITTLE * GIB ? ": close other programs, or run smaller shapes" : "");
+}
+
+static void examine_caches(void)
+{
+    const long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE),
+               l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (l1 > 0)
+        say(OK, "caches", "L1d %ld KiB, L2 %ld KiB, L3 %ld KiB", l1 >> 10, l2 >> 10, l3 >> 10);
+    else
+        say(ABSENT, "caches", "the system does not tell their sizes; nothing depends on it");
+}
+
+/* ---- programs and libraries --------------------------------------------------------------------------- */
+
+/* The path of a program, NULL if it is not in PATH. */
+static const char *find_program(const char *name)
+{
+    static char path[4096];
+    const char *folders = getenv("PATH") != NULL ? getenv("PATH") : "/usr/bin:/bin";
+    while (*folders != '\0') {
+        const int length = (int)strcspn(folders, ":");
+        snprintf(path, sizeof path, "%.*s/%s", length, folders, name);
+        if (access(path, X_OK) == 0)
+            return path;
+        folders += length + (folders[length] == ':');
+    }
+    return NULL;
+}
+
+static void examine_software(void)
+{
+    say(OK, "libraries", "libc %s, libgomp; jansson %s for this program's files", gnu_get_libc_version(),
+        jansson_version_str());
+    if (find_program("gnuplot") != NULL)
+        say(OK, "gnuplot", "bench --plot and the example's loss curve draw with it");
+    else
+        say(ABSENT, "gnuplot", "bench --plot and the example's loss curve want it: install gnuplot-nox");
+}
+
+/* ---- the GPU ------------------------------------------------------------------------------------------ */
+
+/* The driver's calls, as cuda.h declares them. */
+typedef struct driver {
+    int (*init)(unsigned flags);
+    int (*version)(int *version);
+    int (*count)(int *count);
+    int (*name)(char *name, int length, int device);
+    int (*attribute)(int *value, int attribute, int device);
+} driver;
+
+static bool load_driver(void *library, driver *d)
+{
+    *(void **)&d->init = dlsym(library, "cuInit");
+    *(void **)&d->version = dlsym(library, "cuDriverGetVersion");
+    *(void **)&d->count = dlsym(library, "cuDeviceGetCount");
+    *(void **)&d->name = dlsym(library, "cuDeviceGetName");
+    *(void **)&d->attribute = dlsym(library, "cuDeviceGetAttribute");
+    return d->init != NULL && d->version != NULL && d->count != NULL && d->name != NULL && d->attribute != NULL;
+}
+
+static void examine_devices(const driver *d)
+{
+    enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
+    int count = 0, version = 0, major = 0, minor = 0;
+    const int status = d->init(0);
+    if (status != 0 || d->version(&version) != 0 || d->count(&count) != 0) {
+        say(ABSENT, "gpu driver",
+            "libcuda.so.1 is there but cuInit fails with %d: no device, or the kernel module is not "
+            "loaded (nvidia-smi says more)",
+            status);
+        return;
+    }
+    say(OK, "gpu driver", "CUDA %d.%d, %d devices", version / 1000, version % 1000 / 10, count);
+    for (int i = 0; i < count; i++) {
+        char name[128] = "?";
+        d->name(name, sizeof name, i);
+        d->attribute(&major, CAPABILITY_MAJOR, i);
+        d->attribute(&minor, CAPABILITY_MINOR, i);
+        say(OK, "gpu", "%d: %s, compute capability %d.%d", i, name, major, minor);
+    }
+}
+
+static void examine_gpu(void)
+{
+    driver d;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL)
+        say(ABSENT, "gpu driver", "no libcuda.so.1: with an NVIDIA GPU in this machine, install its driver");
+    else if (!load_driver(library, &d))
+        say(ABSENT, "gpu driver", "libcuda.so.1 is no driver that this program knows: install a newer one");
+    else
+        examine_devices(&d);
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = COT_BACKEND_CUDA;
+    cot_queue *queue = NULL;
+    if (cot_queue_create(&options, &queue) == COT_OK)
+        say(OK, "cuda queues", "available");
+    else
+        say(ABSENT, "cuda queues", "%s: --backend cpu serves", cot_error_message());
+    cot_queue_destroy(queue);
+    const char *nvcc = find_program("nvcc");
+    if (nvcc == NULL && access("/usr/local/cuda/bin/nvcc", X_OK) == 0)
+        nvcc = "/usr/local/cuda/bin/nvcc";
+    if (nvcc != NULL)
+        say(OK, "nvcc", "%s: a build can have GPU kernels", nvcc);
+    else
+        say(ABSENT, "nvcc", "lacking: a build here is for the CPU alone; the CUDA toolkit 12 has it");
+}
+
+/* ---- all of it ---------------------------------------------------------------------------------------- */
+
+static error_t parse_nothing(int key, char *argument, struct argp_state *state)
+{
+    if (key == ARGP_KEY_ARG)
+        argp_error(state, "unexpected argument '%s'", argument);
+    return ARGP_ERR_UNKNOWN;
+}
+
+int command_doctor(int argc, char **argv)
+{
+    static const struct argp parser = {
+        0,
+        parse_nothing,
+        "",
+        "What works on this machine, and what to do about the rest.\v"
+        "[ok] works, [--] is not there and nothing needs it, [!!] stands in the way: the exit status is 1 then.\n"
+        "`cotangent check` proves the kernels themselves.",
+        0,
+        0,
+        0};
+    argp_parse(&parser, argc, argv, 0, NULL, NULL);
+    printf("cotangent %s\n", cot_version());
+    cot_queue *queue = NULL;
+    if (cot_queue_create(NULL, &queue) != COT_OK)
+        say(WRONG, "cpu queues", "%s", cot_error_message());
+    examine_processor();
+    examine_kernels(queue);
+    if (queue != NULL)
+        examine_threads(queue);
+    examine_memory();
+    examine_caches();
+    examine_software();
+    examine_gpu();
+    cot_queue_destroy(queue);
+    if (wrong == 0)
+        printf("nothing stands in the way\n");
+    else
+        printf("%d things stand in the way\n", wrong);
+    return wrong > 0;
+}
