@@ -89,7 +89,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     while (next != NULL && *next != '\0' && count < MAX_WORDS) {
         const char *word = strsep(&next, "\n");
         if (strncmp(word, "--H", 3) == 0)
-            continue; /* every argp program has a hidden --HANG, which sleeps for an hour */
+            continue;                  /* every argp program has a hidden --HANG, which sleeps for an hour */
         words[count++] = strdup(word); /* in memory of its own: a step beyond its end is seen */
     }
     words[count] = NULL;
