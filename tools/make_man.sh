@@ -34,7 +34,7 @@ for command in $commands; do
 done
 page cotangent cotangent 'the kernels that train sequence models, forward and backward' "$see"
 
-tools/make_docs.sh "$out/doxygen" >&2
+tools/make_docs.sh --lenient "$out/doxygen" >&2
 mv "$out/doxygen/man/man3" "$out/man3"
 rm -r "$out/doxygen"
 # doxygen forgets that to troff a line which begins with a quote is a request.
