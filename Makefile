@@ -29,7 +29,7 @@ build: setup
 	@cmake --build $(BUILD)
 
 asan: setup
-	@test -f $(BUILD)/asan/build.ninja || cmake --log-level=WARNING -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON
+	@test -f $(BUILD)/asan/build.ninja || cmake --log-level=WARNING -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON -DCOT_CUDA=OFF
 	@cmake --build $(BUILD)/asan
 
 run: build

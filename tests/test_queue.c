@@ -104,6 +104,28 @@ static void create_refuses(cot_queue_options options, cot_status status, const c
     assert_null(queue);
 }
 
+/* With a device a CUDA queue works like any other; without one it says what is missing. */
+static void cuda_queue_or_a_reason(void **state)
+{
+    (void)state;
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = COT_BACKEND_CUDA;
+    cot_queue *queue = NULL;
+    const cot_status status = cot_queue_create(&options, &queue);
+    if (status == COT_OK) {
+        assert_ok(cot_queue_reserve(queue, 1000));
+        assert_ok(cot_queue_check(queue));
+        options.device = 1 << 20;
+        create_refuses(options, COT_INVALID_ARGUMENT, "cot_queue_create: options.device is 1048576");
+    } else {
+        assert_int_equal(status, COT_NO_DEVICE);
+        assert_non_null(strstr(cot_error_message(), "CUDA"));
+        assert_null(queue);
+    }
+    cot_queue_destroy(queue);
+}
+
 static void options_are_checked(void **state)
 {
     (void)state;
@@ -112,8 +134,7 @@ static void options_are_checked(void **state)
     assert_fails(cot_queue_create(NULL, NULL), COT_INVALID_ARGUMENT, "cot_queue_create: out is null");
     snprintf(message, sizeof message, "cot_queue_create: options.struct_size is 0, expected %zu (use COT_INIT)", size);
     create_refuses((cot_queue_options){0}, COT_INVALID_ARGUMENT, message);
-    create_refuses((cot_queue_options){.struct_size = size, .backend = COT_BACKEND_CUDA}, COT_NO_DEVICE,
-                   "cot_queue_create: this build has no CUDA backend");
+    create_refuses((cot_queue_options){.struct_size = size + 1}, COT_INVALID_ARGUMENT, "options.struct_size");
     create_refuses((cot_queue_options){.struct_size = size, .backend = (cot_backend)2}, COT_INVALID_ARGUMENT,
                    "cot_queue_create: options.backend is 2, expected 0 (CPU) or 1 (CUDA)");
     create_refuses((cot_queue_options){.struct_size = size, .threads = -1}, COT_INVALID_ARGUMENT,
@@ -408,6 +429,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(default_queue_uses_all_threads),
         cmocka_unit_test(options_are_checked),
+        cmocka_unit_test(cuda_queue_or_a_reason),
         cmocka_unit_test(forced_kernels_are_parsed),
         cmocka_unit_test(environment_forces_where_options_do_not),
         cmocka_unit_test(pool_grows_and_never_shrinks),

@@ -118,8 +118,11 @@ typedef enum cot_backend {
     COT_BACKEND_CUDA = 1 /* NVIDIA, Hopper first; COT_NO_DEVICE in a build without it */
 } cot_backend;
 
-/* Where work runs. One thread uses a queue at a time; different queues are independent. CPU calls have
- * finished when they return. */
+/* Where work runs. One thread uses a queue at a time; different queues are independent.
+ *   CPU   a call has finished when it returns.
+ *   CUDA  a call only enqueues, on the queue's stream: it neither allocates (but see cot_queue_reserve) nor waits, and
+ *         can be captured in a CUDA graph. Every tensor's data, and the workspace, is device memory. Faults in index
+ *         data, which the host does not see, are clamped by the kernels and reported by cot_queue_check. */
 typedef struct cot_queue cot_queue;
 
 typedef struct cot_queue_options {
@@ -127,24 +130,37 @@ typedef struct cot_queue_options {
     cot_backend backend;
     int32_t threads;     /* CPU: number of threads, 0 = what OpenMP would use. The results do not depend on it. */
     const char *kernels; /* "op=kernel,op=kernel": forces a kernel; NULL = the environment's COT_KERNEL. Copied. */
+    int32_t device;      /* CUDA: number of the device; ignored where stream says it */
+    void *stream;        /* CUDA: a CUstream (cudaStream_t) that the caller owns and keeps until the queue has ended;
+                          * NULL = the default stream of the device's primary context */
 } cot_queue_options;
 
 /* Creates a queue; options may be NULL (CPU, all threads). The caller ends it with cot_queue_destroy.
  * In a process that was forked after the library was loaded, CPU queues run on one thread: OpenMP's threads do
  * not survive a fork.
- * Errors: COT_INVALID_ARGUMENT (out, options, threads, kernels), COT_OUT_OF_MEMORY, COT_NO_DEVICE. */
+ * A CUDA queue opens the driver (libcuda.so.1, version 12.0 or later), uses the stream's context, else the device's
+ * primary one, and leaves the thread's current context as it was, as every call does.
+ * Errors: COT_INVALID_ARGUMENT (out, options, threads, kernels, device), COT_OUT_OF_MEMORY, COT_NO_DEVICE (no driver,
+ * a driver that is too old, no device, an architecture that no kernel serves), COT_DEVICE_ERROR. */
 COT_API cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out);
 
-/* Ends a queue and frees its pool. NULL is allowed. */
+/* Ends a queue and frees its pool; on CUDA, waits first for the work it has enqueued. NULL is allowed. */
 COT_API void cot_queue_destroy(cot_queue *queue);
 
 /* The number of threads (CPU) that calls on this queue use; 0 for a null queue. */
 COT_API int32_t cot_queue_threads(const cot_queue *queue);
 
 /* Grows the queue's pool to at least `bytes`, so that later calls that bring no workspace of their own and need
- * no more than that allocate nothing. The pool never shrinks before the queue ends.
- * Errors: COT_INVALID_ARGUMENT (queue), COT_OUT_OF_MEMORY. */
+ * no more than that allocate nothing. The pool never shrinks before the queue ends; while the stream is being
+ * captured it does not grow either.
+ * Errors: COT_INVALID_ARGUMENT (queue), COT_OUT_OF_MEMORY, COT_WOULD_ALLOCATE. */
 COT_API cot_status cot_queue_reserve(cot_queue *queue, size_t bytes);
+
+/* Waits for what the queue has enqueued, and tells whether all of it went well: COT_INVALID_DATA with the first fault
+ * that a kernel met in index data since the last check (that argument's bad entries were clamped or skipped),
+ * COT_DEVICE_ERROR if the device failed. On the CPU there is nothing to wait for.
+ * Errors besides: COT_INVALID_ARGUMENT (queue; a stream that is being captured). */
+COT_API cot_status cot_queue_check(cot_queue *queue);
 
 #ifdef __cplusplus
 }

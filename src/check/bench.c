@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
 
+#include "bench_device.h"
 #include "bound_case.h"
 #include "ceiling.h"
 #include "check.h"
@@ -42,7 +43,6 @@ typedef struct runner {
     int64_t calls; /* of one sample */
     double samples[SAMPLES];
     int count;
-    size_t workspace;
 } runner;
 
 typedef struct bench {
@@ -80,15 +80,15 @@ static double seconds_of(contest *c, runner *r, int64_t calls)
     return (now() - begin) / (double)calls;
 }
 
-static double median(runner *r)
+double median(double *samples, int count)
 {
-    for (int i = 1; i < r->count; i++)
-        for (int j = i; j > 0 && r->samples[j] < r->samples[j - 1]; j--) {
-            const double swap = r->samples[j];
-            r->samples[j] = r->samples[j - 1];
-            r->samples[j - 1] = swap;
+    for (int i = 1; i < count; i++)
+        for (int j = i; j > 0 && samples[j] < samples[j - 1]; j--) {
+            const double swap = samples[j];
+            samples[j] = samples[j - 1];
+            samples[j - 1] = swap;
         }
-    return r->samples[r->count / 2];
+    return samples[count / 2];
 }
 
 static void run_contest(contest *c)
@@ -114,6 +114,18 @@ static void run_contest(contest *c)
 
 /* ---- one case ----------------------------------------------------------------------------------------- */
 
+/* Inputs that an op's cases prepare must be made as for a check, which takes its time. */
+static void make_bound(bound_case *bound, const cot_op_cases *cases, const cot_case *c)
+{
+    if (cases->prepare == NULL) {
+        bound_case_make_repeating(bound, cases, c);
+        return;
+    }
+    reference ref = reference_make(cases, c);
+    bound_case_make(bound, &ref, false);
+    reference_free(&ref);
+}
+
 static cot_queue *make_queue(const bench *b, const cot_kernel *kernel)
 {
     char forced[160] = "";
@@ -132,7 +144,7 @@ static cot_queue *make_queue(const bench *b, const cot_kernel *kernel)
     return queue;
 }
 
-static double compulsory_bytes(const cot_direction *direction, const void *args)
+double compulsory_bytes(const cot_direction *direction, const void *args)
 {
     double bytes = 0;
     for (int f = 0; f < direction->field_count; f++) {
@@ -145,22 +157,23 @@ static double compulsory_bytes(const cot_direction *direction, const void *args)
     return bytes;
 }
 
-static void add_row(const bench *b, const cot_case *c, const contest *all, runner *r, double ceiling)
+static void add_row(const bench *b, const cot_case *c, const measurement *m, double ceiling)
 {
-    const cot_direction *direction = all->direction;
+    const cot_direction *direction = case_direction(b->cases, c);
     const cot_tensor *first = cot_field_tensor(&direction->fields[0], (void *)c->args);
-    const double seconds = median(r), bytes = compulsory_bytes(direction, c->args);
+    const double seconds = m->seconds, bytes = compulsory_bytes(direction, c->args);
     const double elements = (double)cot_elements(first);
-    const int threads = (int)cot_queue_threads(r->queue);
+    const int threads = m->threads;
     json_t *row = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:b, s:s, s:f, s:s, s:s, s:s}",
-        "op", b->cases->op->name, "direction", direction->name, "kernel", r->choice->kernel->name, "backend",
-        r->choice->kernel->backend == COT_BACKEND_CPU ? "cpu" : "cuda", "dtype", cot_dtype_name(first->dtype), "layout",
+        "op", b->cases->op->name, "direction", direction->name, "kernel", m->choice->kernel->name, "backend",
+        m->choice->kernel->backend == COT_BACKEND_CPU ? "cpu" : "cuda", "dtype", cot_dtype_name(first->dtype), "layout",
         c->layout, "shape", c->shape, "options", c->options, "threads", threads, "ms", 1e3 * seconds, "bytes", bytes,
         "flops", c->flops, "gbps", 1e-9 * bytes / seconds, "tflops", 1e-12 * c->flops / seconds, "ceiling",
         1e-9 * ceiling, "ratio", bytes / seconds / ceiling, "cycles16", seconds * b->clock * threads / (elements / 16),
-        "footprint", bytes, "workspace_bytes", (json_int_t)r->workspace, "chosen", r->choice->chosen, "device",
-        b->device, "clock_ghz", 1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version", cot_version());
+        "footprint", bytes, "workspace_bytes", (json_int_t)m->choice->workspace_bytes, "chosen", m->choice->chosen,
+        "device", b->device, "clock_ghz", 1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version",
+        cot_version());
     json_array_append_new(b->rows, row);
 }
 
@@ -168,54 +181,87 @@ static bool wanted(const bench *b, const cot_case *c)
 {
     char text[256];
     describe_case(b->cases, c, text, sizeof text);
-    return (c->uses & COT_CASE_BENCH) && (b->options->only == NULL || strstr(text, b->options->only) != NULL);
+    const unsigned use = b->options->backend == COT_BACKEND_CUDA ? COT_CASE_BENCH_CUDA : COT_CASE_BENCH;
+    return (c->uses & use) && (b->options->only == NULL || strstr(text, b->options->only) != NULL);
+}
+
+static bool bench_wants(const bench_options *options, const cot_choice *choice)
+{
+    return choice->refusal == NULL && (!options->chosen_only || choice->chosen) &&
+           (options->kernel == NULL || strstr(choice->kernel->name, options->kernel) != NULL);
 }
 
 static void add_runners(const bench *b, contest *c, const cot_choice *choices, int count)
 {
     for (int i = 0; i < count; i++) {
-        const char *name = choices[i].kernel->name;
-        if (choices[i].refusal != NULL || (b->options->chosen_only && !choices[i].chosen) ||
-            (b->options->kernel != NULL && strstr(name, b->options->kernel) == NULL))
+        if (!bench_wants(b->options, &choices[i]))
             continue;
         runner *r = &c->runners[c->count++];
         *r = (runner){.choice = &choices[i], .queue = make_queue(b, choices[i].kernel)};
-        r->workspace = choices[i].workspace_bytes;
-        cot_queue_reserve(r->queue, r->workspace);
+        cot_queue_reserve(r->queue, choices[i].workspace_bytes);
     }
 }
 
-static void bench_one(bench *b, const cot_case *c)
+/* On the CPU: all kernels and the copies take turns. */
+static void bench_on_host(bench *b, const cot_case *c, const cot_choice *choices, int count)
 {
     const cot_direction *direction = case_direction(b->cases, c);
-    cot_choice choices[COT_MAX_KERNELS];
-    int count = 0;
-    cot_queue *any = make_queue(b, NULL);
-    if (cot_op_explain(direction, any, c->args, choices, &count) != COT_OK) {
-        fprintf(stderr, "cotangent: %s\n", cot_error_message());
-        cot_queue_destroy(any);
-        return;
-    }
     contest all = {.direction = direction, .copy = copy_ceiling_make((size_t)compulsory_bytes(direction, c->args))};
+    cot_queue *any = make_queue(b, NULL);
     all.runners[0] = (runner){.copy = copy_plain, .queue = any};
     all.runners[1] = (runner){.copy = copy_streaming, .queue = any};
     all.count = 2;
     add_runners(b, &all, choices, count);
     bound_case bound;
-    reference ref = reference_make(b->cases, c);
-    bound_case_make(&bound, &ref, false);
-    reference_free(&ref);
+    make_bound(&bound, b->cases, c);
     all.bound = &bound;
     run_contest(&all);
-    const double plain = median(&all.runners[0]), streaming = median(&all.runners[1]);
+    const double plain = median(all.runners[0].samples, all.runners[0].count);
+    const double streaming = median(all.runners[1].samples, all.runners[1].count);
     const double ceiling = 2 * (double)all.copy.bytes / (plain < streaming ? plain : streaming);
     for (int i = 2; i < all.count; i++) {
-        add_row(b, c, &all, &all.runners[i], ceiling);
-        cot_queue_destroy(all.runners[i].queue);
+        runner *r = &all.runners[i];
+        const measurement m = {r->choice, (int)cot_queue_threads(r->queue), median(r->samples, r->count)};
+        add_row(b, c, &m, ceiling);
+        cot_queue_destroy(r->queue);
     }
     cot_queue_destroy(any);
     copy_ceiling_free(&all.copy);
     bound_case_free(&bound, direction);
+}
+
+static void bench_on_device(bench *b, const cot_case *c, const cot_choice *choices, int count)
+{
+    bound_case bound;
+    make_bound(&bound, b->cases, c);
+    double ceiling = 0;
+    cot_status status = bench_device_copy(compulsory_bytes(case_direction(b->cases, c), c->args), &ceiling);
+    for (int i = 0; status == COT_OK && i < count; i++) {
+        if (!bench_wants(b->options, &choices[i]))
+            continue;
+        measurement m = {.choice = &choices[i]};
+        status = bench_device_kernel(b->cases, c, &bound, &m);
+        if (status == COT_OK)
+            add_row(b, c, &m, ceiling);
+    }
+    if (status != COT_OK)
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+    bound_case_free(&bound, case_direction(b->cases, c));
+}
+
+static void bench_one(bench *b, const cot_case *c)
+{
+    cot_choice choices[COT_MAX_KERNELS];
+    int count = 0;
+    cot_queue *any = make_queue(b, NULL);
+    const cot_status status = cot_op_explain(case_direction(b->cases, c), any, c->args, choices, &count);
+    cot_queue_destroy(any);
+    if (status != COT_OK)
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+    else if (b->options->backend == COT_BACKEND_CUDA)
+        bench_on_device(b, c, choices, count);
+    else
+        bench_on_host(b, c, choices, count);
 }
 
 /* ---- all of them -------------------------------------------------------------------------------------- */
@@ -246,7 +292,10 @@ json_t *bench_run(const bench_options *options)
     bench b = {.options = options, .rows = json_array(), .clock = measure_clock()};
     const time_t seconds = time(NULL);
     strftime(b.date, sizeof b.date, "%Y-%m-%d", gmtime(&seconds));
-    device_name(b.device, sizeof b.device);
+    if (options->backend == COT_BACKEND_CUDA)
+        bench_device_name(b.device, sizeof b.device);
+    else
+        device_name(b.device, sizeof b.device);
     for (int i = 0; i < cot_op_count; i++) {
         if (options->op != NULL && strcmp(options->op, cot_ops[i]->name) != 0)
             continue;

@@ -4,6 +4,7 @@
 #include "core/float16.h"
 #include "core/queue.h"
 #include "core/tensor.h"
+#include "cuda/memory.h"
 #include "random.h"
 
 #include <stdlib.h>
@@ -106,7 +107,6 @@ void bound_case_make(bound_case *b, const reference *ref, bool guarded)
 {
     const cot_direction *direction = case_direction(ref->cases, ref->c);
     memcpy(b->args, ref->c->args, sizeof b->args);
-    b->workspace = NULL;
     for (int f = 0; f < direction->field_count; f++) {
         cot_tensor *tensor = cot_field_tensor(&direction->fields[f], b->args);
         b->fields[f] = storage_make(tensor, ref->c->offset[f], guarded);
@@ -120,24 +120,149 @@ void bound_case_make(bound_case *b, const reference *ref, bool guarded)
     }
 }
 
+/* Fills all bytes that the view spans, gaps between its elements too. */
+static void fill_repeating(const cot_tensor *view, const double *values, int64_t count)
+{
+    const int64_t size = (int64_t)cot_dtype_size(view->dtype);
+    char *block = allocate((size_t)count, (size_t)size);
+    for (int64_t i = 0; i < count; i++)
+        cot_store_f64(block, view->dtype, i, values[i]);
+    int64_t low, high;
+    cot_extent(view, &low, &high);
+    for (int64_t at = low; at < high; at += count * size)
+        memcpy((char *)view->data + at, block, (size_t)(high - at < count * size ? high - at : count * size));
+    free(block);
+}
+
+void bound_case_make_repeating(bound_case *b, const cot_op_cases *cases, const cot_case *c)
+{
+    enum { PERIOD = 99991 }; /* a prime, so that rows differ */
+    const cot_direction *direction = case_direction(cases, c);
+    memcpy(b->args, c->args, sizeof b->args);
+    double *values = allocate(PERIOD, sizeof *values);
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_field *field = &direction->fields[f];
+        cot_tensor *tensor = cot_field_tensor(field, b->args);
+        b->fields[f] = storage_make(tensor, c->offset[f], false);
+        if (!cot_present(tensor))
+            continue;
+        *tensor = b->fields[f].view;
+        if (tensor->dtype == COT_I32) {
+            int32_t *integers = allocate((size_t)cot_elements(tensor), sizeof *integers);
+            cases->fill(c, field->name, integers, cot_elements(tensor));
+            tensor_store_i32(tensor, integers);
+            free(integers);
+        } else if (field_begins_with_value(direction, field, c->args)) {
+            random_normal(c->seed * COT_MAX_FIELDS + (uint64_t)f, values, PERIOD);
+            fill_repeating(tensor, values, PERIOD);
+        }
+    }
+    free(values);
+}
+
 void bound_case_free(bound_case *b, const cot_direction *direction)
 {
     for (int f = 0; f < direction->field_count; f++)
         storage_free(&b->fields[f]);
-    free(b->workspace);
 }
 
-void bound_case_set_workspace(bound_case *b, const cot_direction *direction, size_t bytes)
+static void set_workspace(char *args, const cot_direction *direction, void *workspace, size_t bytes)
 {
-    free(b->workspace);
-    b->workspace = NULL;
+    memcpy(args + direction->workspace_offset, &workspace, sizeof workspace);
+    memcpy(args + direction->workspace_bytes_offset, &bytes, sizeof bytes);
+}
+
+static cot_status run_on_host(bound_case *b, const cot_direction *direction, cot_queue *queue, size_t bytes)
+{
+    void *workspace = NULL;
     if (bytes > 0) {
         /* Exactly as many bytes as were asked for: the sanitizer sees one more. */
-        b->workspace = aligned_alloc(COT_ALIGNMENT, cot_align(bytes));
-        if (b->workspace == NULL)
+        workspace = aligned_alloc(COT_ALIGNMENT, cot_align(bytes));
+        if (workspace == NULL)
             exit(1);
-        memset(b->workspace, 0xff, cot_align(bytes));
+        memset(workspace, POISON, cot_align(bytes));
     }
-    memcpy(b->args + direction->workspace_offset, &b->workspace, sizeof b->workspace);
-    memcpy(b->args + direction->workspace_bytes_offset, &bytes, sizeof bytes);
+    set_workspace(b->args, direction, workspace, bytes);
+    const cot_status status = cot_op_run(direction, queue, b->args);
+    free(workspace);
+    return status;
+}
+
+/* Where field f of the case lies in the image: each field's memory begins at a multiple of what its own did. */
+static size_t image_offsets(const bound_case *b, const cot_direction *direction, size_t offsets[COT_MAX_FIELDS])
+{
+    enum { IMAGE_ALIGNMENT = 256 };
+    size_t bytes = 0;
+    for (int f = 0; f < direction->field_count; f++) {
+        offsets[f] = bytes;
+        bytes += (b->fields[f].bytes + IMAGE_ALIGNMENT - 1) / IMAGE_ALIGNMENT * IMAGE_ALIGNMENT;
+    }
+    return bytes;
+}
+
+cot_status device_image_make(device_image *image, const bound_case *b, const cot_direction *direction, cot_queue *queue,
+                             size_t workspace_bytes)
+{
+    memset(image, 0, sizeof *image);
+    memcpy(image->args, b->args, sizeof image->args);
+    const size_t workspace = image_offsets(b, direction, image->offsets);
+    image->bytes = workspace + workspace_bytes;
+    cot_status status = cot_cuda_alloc(queue, image->bytes, (void **)&image->memory);
+    if (status != COT_OK)
+        return status;
+    char *host = allocate(image->bytes, 1);
+    memset(host + workspace, POISON, workspace_bytes);
+    for (int f = 0; f < direction->field_count; f++) {
+        const storage *s = &b->fields[f];
+        if (s->memory == NULL)
+            continue;
+        memcpy(host + image->offsets[f], s->memory, s->bytes);
+        cot_field_tensor(&direction->fields[f], image->args)->data =
+            image->memory + image->offsets[f] + ((char *)s->view.data - s->memory);
+    }
+    status = cot_cuda_to_device(queue, image->memory, host, image->bytes);
+    free(host);
+    set_workspace(image->args, direction, workspace_bytes > 0 ? image->memory + workspace : NULL, workspace_bytes);
+    return status;
+}
+
+static cot_status device_image_read(const device_image *image, bound_case *b, const cot_direction *direction,
+                                    cot_queue *queue)
+{
+    char *host = allocate(image->bytes, 1);
+    const cot_status status = cot_cuda_to_host(queue, host, image->memory, image->bytes);
+    for (int f = 0; status == COT_OK && f < direction->field_count; f++)
+        if (b->fields[f].memory != NULL)
+            memcpy(b->fields[f].memory, host + image->offsets[f], b->fields[f].bytes);
+    free(host);
+    return status;
+}
+
+void device_image_free(device_image *image, cot_queue *queue)
+{
+    cot_cuda_free(queue, image->memory);
+}
+
+static cot_status run_on_device(bound_case *b, const cot_direction *direction, cot_queue *queue, size_t bytes)
+{
+    device_image image;
+    cot_status status = device_image_make(&image, b, direction, queue, bytes);
+    if (status == COT_OK)
+        status = cot_op_run(direction, queue, image.args);
+    if (status == COT_OK)
+        status = cot_queue_check(queue);
+    if (status == COT_OK)
+        status = device_image_read(&image, b, direction, queue);
+    device_image_free(&image, queue);
+    return status;
+}
+
+cot_status bound_case_run(bound_case *b, const cot_direction *direction, cot_queue *queue)
+{
+    size_t bytes = 0;
+    const cot_status status = cot_op_workspace(direction, queue, b->args, &bytes);
+    if (status != COT_OK)
+        return status;
+    return queue->backend == COT_BACKEND_CUDA ? run_on_device(b, direction, queue, bytes)
+                                              : run_on_host(b, direction, queue, bytes);
 }

@@ -27,14 +27,29 @@ void reference_free(reference *ref);
 typedef struct bound_case {
     _Alignas(16) char args[COT_MAX_ARGS];
     storage fields[COT_MAX_FIELDS];
-    void *workspace; /* of the last set_workspace */
 } bound_case;
 
 void bound_case_make(bound_case *b, const reference *ref, bool guarded);
+
+/* For the benchmark, whose tensors are large and whose results nobody compares: random data that repeats itself. */
+void bound_case_make_repeating(bound_case *b, const cot_op_cases *cases, const cot_case *c);
 void bound_case_free(bound_case *b, const cot_direction *direction);
 
-/* Gives the arguments a poisoned workspace of this size, or none at all if it is 0. */
-void bound_case_set_workspace(bound_case *b, const cot_direction *direction, size_t bytes);
+/* Runs the call on the queue, with a poisoned workspace of exactly the bytes that it asks for; on CUDA, with copies of
+ * all memory on the device, which come back afterwards. */
+cot_status bound_case_run(bound_case *b, const cot_direction *direction, cot_queue *queue);
+
+/* The same call on a CUDA queue's device: a copy of every field's memory, guards included, and a poisoned workspace
+ * after them, in one block. Whatever status comes back, free it. */
+typedef struct device_image {
+    _Alignas(16) char args[COT_MAX_ARGS];
+    char *memory;
+    size_t bytes, offsets[COT_MAX_FIELDS]; /* of each field's memory */
+} device_image;
+
+cot_status device_image_make(device_image *image, const bound_case *b, const cot_direction *direction, cot_queue *queue,
+                             size_t workspace_bytes);
+void device_image_free(device_image *image, cot_queue *queue);
 
 /* Does an output hold a value before the call? */
 bool field_begins_with_value(const cot_direction *direction, const cot_field *field, const void *args);

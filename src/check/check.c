@@ -31,6 +31,8 @@ typedef struct checker {
     int64_t gradients_passed, gradients_failed;
     double worst_gradient;
     int64_t total, done; /* cases */
+    cot_queue *device_queues[COT_MAX_KERNELS];
+    cot_queue *explaining; /* of the backend under check, without a forced kernel */
 } checker;
 
 void describe_case(const cot_op_cases *cases, const cot_case *c, char *text, size_t size)
@@ -66,19 +68,19 @@ static cot_queue *queue_for(const cot_op *op, const cot_kernel *kernel, int thre
     return cot_queue_create(&options, &queue) == COT_OK ? queue : NULL;
 }
 
-static bool run_once(const checker *k, const cot_kernel *kernel, const cot_direction *direction, bound_case *b,
-                     int threads, char *why, size_t size)
+static bool run_once(checker *k, const cot_kernel *kernel, const cot_direction *direction, bound_case *b, int threads,
+                     char *why, size_t size)
 {
-    cot_queue *queue = queue_for(k->cases->op, kernel, threads);
-    size_t bytes = 0;
-    cot_status status = queue == NULL ? COT_NO_DEVICE : cot_op_workspace(direction, queue, b->args, &bytes);
-    if (status == COT_OK) {
-        bound_case_set_workspace(b, direction, bytes);
-        status = cot_op_run(direction, queue, b->args);
-    }
+    /* A CUDA queue loads the device code: one for all cases. */
+    cot_queue **kept = &k->device_queues[kernel - k->cases->op->kernels];
+    cot_queue *queue = *kept != NULL ? *kept : queue_for(k->cases->op, kernel, threads);
+    const cot_status status = queue == NULL ? COT_NO_DEVICE : bound_case_run(b, direction, queue);
     if (status != COT_OK)
         snprintf(why, size, "%s: %s", cot_status_name(status), cot_error_message());
-    cot_queue_destroy(queue);
+    if (kernel->backend == COT_BACKEND_CUDA)
+        *kept = queue;
+    else
+        cot_queue_destroy(queue);
     return status == COT_OK;
 }
 
@@ -110,8 +112,8 @@ static bool same_bytes(const cot_direction *direction, const bound_case *a, cons
         for (size_t i = 0; i < a->fields[f].bytes; i++) {
             if (a->fields[f].memory[i] == b->fields[f].memory[i])
                 continue;
-            snprintf(why, size, "%s: other bits on 1 thread than on %d, first at byte %td", direction->fields[f].name,
-                     MANY_THREADS, a->fields[f].memory + i - (char *)a->fields[f].view.data);
+            snprintf(why, size, "%s: other bits in a second run (CPU: on 1 thread after %d), first at byte %td",
+                     direction->fields[f].name, MANY_THREADS, a->fields[f].memory + i - (char *)a->fields[f].view.data);
             return false;
         }
     }
@@ -152,7 +154,7 @@ static void compare_outputs(const reference *ref, const cot_kernel *kernel, cons
     }
 }
 
-static outcome check_kernel(const checker *k, const reference *ref, const cot_kernel *kernel, double *s[COT_MAX_FIELDS],
+static outcome check_kernel(checker *k, const reference *ref, const cot_kernel *kernel, double *s[COT_MAX_FIELDS],
                             FILE *report)
 {
     const cot_direction *direction = case_direction(ref->cases, ref->c);
@@ -199,29 +201,48 @@ static void record(checker *k, tally *t, const outcome *out, const char *text)
         printf("FAILED %s, %s: %s\n", t->kernel->name, text, out->why);
 }
 
+/* What the scalar CPU kernel makes of the case, for the error rule of another backend's kernels. */
+static bool find_scalar_values(checker *k, const reference *ref, double *s[COT_MAX_FIELDS])
+{
+    cot_queue *cpu = NULL;
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.kernels = "";
+    cot_choice choices[COT_MAX_KERNELS];
+    int count = 0;
+    bool found = false;
+    if (cot_queue_create(&options, &cpu) == COT_OK &&
+        cot_op_explain(case_direction(k->cases, ref->c), cpu, ref->c->args, choices, &count) == COT_OK)
+        for (int i = 0; i < count && !found; i++)
+            if (choices[i].refusal == NULL) {
+                check_kernel(k, ref, choices[i].kernel, s, NULL);
+                found = true;
+            }
+    cot_queue_destroy(cpu);
+    return found;
+}
+
 static void check_case_kernels(checker *k, const reference *ref, const char *text)
 {
     const cot_op *op = k->cases->op;
-    const cot_direction *direction = case_direction(k->cases, ref->c);
     double *s[COT_MAX_FIELDS] = {0};
-    cot_queue *any = NULL;
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
-    cot_queue_options free_choice;
-    COT_INIT(&free_choice);
-    free_choice.backend = k->options->backend;
-    free_choice.kernels = "";
-    if (cot_queue_create(&free_choice, &any) != COT_OK ||
-        cot_op_explain(direction, any, ref->c->args, choices, &count) != COT_OK) {
+    const cot_status status =
+        cot_op_explain(case_direction(k->cases, ref->c), k->explaining, ref->c->args, choices, &count);
+    if (status == COT_UNSUPPORTED && k->options->backend != COT_BACKEND_CPU)
+        return; /* f64, which is the CPU's alone */
+    if (status != COT_OK) {
         printf("FAILED %s: %s\n", text, cot_error_message());
         k->tallies[0].failed++;
+        return;
     }
-    bool scalar_ran = false;
+    bool scalar_ran = k->options->backend != COT_BACKEND_CPU && find_scalar_values(k, ref, s);
     for (int i = 0; i < count; i++) {
         tally *t = &k->tallies[choices[i].kernel - op->kernels];
         const bool chosen = wanted_kernel(k, choices[i].kernel);
         if (choices[i].refusal != NULL) {
-            t->skipped += chosen && (choices[i].kernel->isa & ~cot_cpu_features()) != 0;
+            t->skipped += chosen && (choices[i].kernel->isa & ~k->explaining->isa) != 0;
             continue;
         }
         if (!chosen && scalar_ran)
@@ -236,7 +257,6 @@ static void check_case_kernels(checker *k, const reference *ref, const char *tex
     }
     for (int f = 0; f < COT_MAX_FIELDS; f++)
         free(s[f]);
-    cot_queue_destroy(any);
 }
 
 static bool check_case(void *context, const cot_case *c)
@@ -253,7 +273,7 @@ static bool check_case(void *context, const cot_case *c)
     reference_solve(&ref);
     check_case_kernels(k, &ref, text);
     reference_free(&ref);
-    if (c->uses & COT_CASE_GRADIENT) {
+    if ((c->uses & COT_CASE_GRADIENT) && k->options->backend == COT_BACKEND_CPU) {
         const double error = check_gradient(k->cases, c);
         const bool failed = !(error <= gradient_tolerance);
         k->gradients_failed += failed;
@@ -309,8 +329,20 @@ int64_t check_run(const check_options *options)
         checker k = {.options = options, .cases = cot_all_cases[i]};
         for (int j = 0; j < cot_ops[i]->kernel_count; j++)
             k.tallies[j].kernel = &cot_ops[i]->kernels[j];
+        cot_queue_options free_choice;
+        COT_INIT(&free_choice);
+        free_choice.backend = options->backend;
+        free_choice.kernels = "";
+        if (cot_queue_create(&free_choice, &k.explaining) != COT_OK) {
+            printf("FAILED %s: %s\n", cot_ops[i]->name, cot_error_message());
+            totals[1]++;
+            continue;
+        }
         k.cases->each(count_case, &k);
         k.cases->each(check_case, &k);
+        cot_queue_destroy(k.explaining);
+        for (int j = 0; j < COT_MAX_KERNELS; j++)
+            cot_queue_destroy(k.device_queues[j]);
         if (options->progress != NULL)
             options->progress(options->context, 1, "");
         print_tallies(&k, totals);

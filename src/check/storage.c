@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { GUARD = 256, POISON = 0xff };
+enum { GUARD = 256 };
 
 void *allocate(size_t count, size_t size)
 {

@@ -5,6 +5,9 @@
 
 #include "core/cases.h"
 
+/* The byte that memory is filled with before a kernel runs: NaN in all float dtypes. */
+enum { POISON = 0xff };
+
 typedef struct storage {
     cot_tensor view; /* into the memory below */
     char *memory;    /* guard, elements with their gaps, guard */

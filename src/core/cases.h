@@ -13,7 +13,8 @@ enum {
     COT_CASE_CHECK = 1,    /* every kernel against the oracle */
     COT_CASE_QUICK = 2,    /* part of check --quick too */
     COT_CASE_GRADIENT = 4, /* small enough for finite differences; only in a direction that has a primal */
-    COT_CASE_BENCH = 8
+    COT_CASE_BENCH = 8,
+    COT_CASE_BENCH_CUDA = 16 /* bench --backend cuda */
 };
 
 /* One call to make. `args` is the direction's argument struct with every tensor's dtype, shape and strides set and

@@ -8,8 +8,11 @@
 /* What a kernel row may ask for. A level stands for the set of extensions that src/simd compiles it with. */
 enum {
     COT_ISA_SCALAR = 0,
-    COT_ISA_AVX2 = 1 << 0,  /* avx2, fma, f16c */
-    COT_ISA_AVX512 = 1 << 1 /* avx512 f, bw, dq, vl, and the above */
+    COT_ISA_AVX2 = 1 << 0,   /* avx2, fma, f16c */
+    COT_ISA_AVX512 = 1 << 1, /* avx512 f, bw, dq, vl, and the above */
+    /* Of a CUDA queue's device. */
+    COT_ISA_SM80 = 1 << 16, /* portable PTX: compute capability 8.0 and later */
+    COT_ISA_SM90 = 1 << 17  /* Hopper's own instructions (sm_90a) */
 };
 
 /* The levels of this machine, or-ed together. */

@@ -55,6 +55,10 @@ static cot_status forced_kernel(const cot_direction *direction, const cot_queue 
 static const char *missing_isa(const cot_kernel *kernel, const cot_queue *queue)
 {
     const uint32_t missing = kernel->isa & ~queue->isa;
+    if (missing & COT_ISA_SM90)
+        return "this device is no Hopper (compute capability 9.0)";
+    if (missing & COT_ISA_SM80)
+        return "this device's compute capability is below 8.0";
     if (missing & COT_ISA_AVX512)
         return "this processor lacks AVX-512 (f, bw, dq, vl)";
     return missing != 0 ? "this processor lacks AVX2, FMA or F16C" : NULL;
@@ -116,9 +120,7 @@ static cot_status find_workspace(const cot_direction *direction, cot_queue *queu
         if (given != 0)
             return cot_fail(COT_INVALID_ARGUMENT, "%s: workspace is null but workspace_bytes is %zu", direction->call,
                             given);
-        if (needed > 0 && (*workspace = cot_queue_pool(queue, needed)) == NULL)
-            return COT_OUT_OF_MEMORY;
-        return COT_OK;
+        return needed > 0 ? cot_queue_pool(queue, needed, workspace) : COT_OK;
     }
     if (given < needed)
         return cot_fail(COT_WORKSPACE_TOO_SMALL, "%s: workspace has %zu bytes, %zu are needed", direction->call, given,
@@ -137,13 +139,22 @@ cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const vo
     int count = 0;
     void *workspace = NULL;
     cot_status status = prepare(direction, queue, args, true, copy, problem);
+    if (status == COT_OK && queue->device == NULL && direction->check_index_data != NULL)
+        status = direction->check_index_data(direction->call, problem);
     if (status == COT_OK)
         status = choose(direction, queue, problem, choices, &count, &chosen);
     if (status == COT_OK)
         status = find_workspace(direction, queue, copy, chosen->workspace_bytes, &workspace);
     if (status != COT_OK)
         return status;
-    return chosen->kernel->run(queue, problem, workspace);
+    if (queue->device == NULL)
+        return chosen->kernel->run(queue, problem, workspace);
+    status = cot_device_enter(queue->device);
+    if (status != COT_OK)
+        return status;
+    status = chosen->kernel->run(queue, problem, workspace);
+    cot_device_leave(queue->device);
+    return status;
 }
 
 cot_status cot_op_workspace(const cot_direction *direction, cot_queue *queue, const void *args, size_t *bytes)

@@ -15,7 +15,7 @@ typedef struct cot_kernel {
     const char *name; /* what a profiler shows */
     int direction;    /* index into the op's directions */
     cot_backend backend;
-    uint32_t isa; /* COT_ISA_*, 0 = any processor */
+    uint32_t isa; /* COT_ISA_*, 0 = any processor; see COT_ISA_BACKEND */
     /* The coarsest dtype that a sum passes through on its way to the output, for check's error rule; COT_F32 unless
      * the kernel's file says why. */
     cot_dtype intermediate;
@@ -24,6 +24,9 @@ typedef struct cot_kernel {
     size_t (*workspace)(const void *problem);  /* bytes; NULL = none */
     cot_status (*run)(cot_queue *queue, const void *problem, void *workspace);
 } cot_kernel;
+
+/* A row's instruction set tells its backend. */
+#define COT_ISA_BACKEND(isa) ((isa) >= COT_ISA_SM80 ? COT_BACKEND_CUDA : COT_BACKEND_CPU)
 
 typedef enum cot_role { COT_INPUT, COT_OUTPUT, COT_INPUT_OUTPUT } cot_role;
 
@@ -46,8 +49,10 @@ typedef struct cot_direction {
     size_t accumulate_offset;                        /* of its int32_t accumulate, 0 = it has none */
     const cot_field *fields;
     int field_count;
-    /* Checks the arguments and fills the problem. with_data: data pointers, overlaps and index data too. */
+    /* Checks the arguments and fills the problem. with_data: data pointers and overlaps too. */
     cot_status (*validate)(const char *call, const void *args, bool with_data, void *problem);
+    /* Checks the contents of index tensors, on backends where the host can read them; NULL = the op has none. */
+    cot_status (*check_index_data)(const char *call, const void *problem);
 } cot_direction;
 
 struct cot_op {
@@ -58,7 +63,7 @@ struct cot_op {
     int kernel_count;
 };
 
-enum { COT_MAX_ARGS = 4096, COT_MAX_PROBLEM = 4096, COT_MAX_KERNELS = 32 };
+enum { COT_MAX_ARGS = 4096, COT_MAX_PROBLEM = 4096, COT_MAX_KERNELS = 64 };
 
 /* The bodies of the public calls. */
 cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const void *args);

@@ -6,6 +6,7 @@
 
 #include <fenv.h>
 #include <omp.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -43,14 +44,13 @@ cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out)
     cot_queue_options given;
     COT_INIT(&given);
     if (options != NULL) {
-        if (options->struct_size != sizeof given)
+        const size_t size = options->struct_size; /* shorter: of an older library, which lacked the last members */
+        if (size < offsetof(cot_queue_options, device) || size > sizeof given)
             return cot_fail(COT_INVALID_ARGUMENT, "%s: options.struct_size is %zu, expected %zu (use COT_INIT)", call,
-                            options->struct_size, sizeof given);
-        given = *options;
+                            size, sizeof given);
+        memcpy(&given, options, size);
     }
-    if (given.backend == COT_BACKEND_CUDA)
-        return cot_fail(COT_NO_DEVICE, "%s: this build has no CUDA backend", call);
-    if (given.backend != COT_BACKEND_CPU)
+    if (given.backend != COT_BACKEND_CPU && given.backend != COT_BACKEND_CUDA)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: options.backend is %d, expected 0 (CPU) or 1 (CUDA)", call,
                         (int)given.backend);
     if (given.threads < 0 || given.threads > MAX_THREADS)
@@ -72,6 +72,13 @@ cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out)
     queue->backend = given.backend;
     queue->threads = given.threads > 0 ? given.threads : omp_get_max_threads();
     queue->isa = cot_cpu_features();
+    if (given.backend == COT_BACKEND_CUDA) {
+        const cot_status status = cot_device_open(&given, &queue->device, &queue->isa);
+        if (status != COT_OK) {
+            cot_queue_destroy(queue);
+            return status;
+        }
+    }
     *out = queue;
     return COT_OK;
 }
@@ -80,6 +87,8 @@ void cot_queue_destroy(cot_queue *queue)
 {
     if (queue == NULL)
         return;
+    if (queue->device != NULL)
+        cot_device_close(queue->device);
     free(queue->pool);
     free(queue->forced);
     free(queue);
@@ -94,24 +103,34 @@ int32_t cot_queue_threads(const cot_queue *queue)
 
 cot_status cot_queue_reserve(cot_queue *queue, size_t bytes)
 {
+    void *pool;
     if (queue == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_reserve: queue is null");
-    return bytes == 0 || cot_queue_pool(queue, bytes) != NULL ? COT_OK : COT_OUT_OF_MEMORY;
+    return cot_queue_pool(queue, bytes, &pool);
 }
 
-void *cot_queue_pool(cot_queue *queue, size_t bytes)
+cot_status cot_queue_check(cot_queue *queue)
 {
-    if (bytes <= queue->pool_bytes)
-        return queue->pool;
-    void *grown = NULL;
-    if (bytes > SIZE_MAX - COT_ALIGNMENT || posix_memalign(&grown, COT_ALIGNMENT, cot_align(bytes)) != 0) {
-        cot_fail(COT_OUT_OF_MEMORY, "the queue's pool cannot grow from %zu to %zu bytes", queue->pool_bytes, bytes);
-        return NULL;
+    if (queue == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_check: queue is null");
+    return queue->device != NULL ? cot_device_check(queue->device) : COT_OK;
+}
+
+cot_status cot_queue_pool(cot_queue *queue, size_t bytes, void **pool)
+{
+    if (queue->device != NULL)
+        return cot_device_pool(queue->device, bytes, pool);
+    if (bytes > queue->pool_bytes) {
+        void *grown = NULL;
+        if (bytes > SIZE_MAX - COT_ALIGNMENT || posix_memalign(&grown, COT_ALIGNMENT, cot_align(bytes)) != 0)
+            return cot_fail(COT_OUT_OF_MEMORY, "the queue's pool cannot grow from %zu to %zu bytes", queue->pool_bytes,
+                            bytes);
+        free(queue->pool);
+        queue->pool = grown;
+        queue->pool_bytes = cot_align(bytes);
     }
-    free(queue->pool);
-    queue->pool = grown;
-    queue->pool_bytes = cot_align(bytes);
-    return queue->pool;
+    *pool = queue->pool;
+    return COT_OK;
 }
 
 const char *cot_queue_forced(const cot_queue *queue, const char *op, size_t *length)

@@ -3,6 +3,8 @@
 #ifndef COT_CORE_QUEUE_H
 #define COT_CORE_QUEUE_H
 
+#include "device.h"
+
 #include <cotangent/core.h>
 
 /* Alignment of the pool and of every workspace. */
@@ -17,9 +19,10 @@ struct cot_queue {
     cot_backend backend;
     int32_t threads;
     uint32_t isa; /* what kernels may use here, see cpu_features.h */
-    void *pool;   /* serves calls that bring no workspace */
+    void *pool;   /* CPU: serves calls that bring no workspace */
     size_t pool_bytes;
-    char *forced; /* "op=kernel,op=kernel", or NULL */
+    char *forced;       /* "op=kernel,op=kernel", or NULL */
+    cot_device *device; /* CUDA: all of it */
 };
 
 /* Runs body(context, item) for every item of [0, items), over the queue's threads, in no particular order: a
@@ -30,7 +33,7 @@ void cot_parallel(const cot_queue *queue, int64_t items, void (*body)(void *cont
 /* The kernel forced for an op: its name, *length long, not terminated; NULL if none is. */
 const char *cot_queue_forced(const cot_queue *queue, const char *op, size_t *length);
 
-/* The pool, grown to at least `bytes` where needed; NULL with a message if it cannot grow. */
-void *cot_queue_pool(cot_queue *queue, size_t bytes);
+/* The pool, grown to at least `bytes` where needed. */
+cot_status cot_queue_pool(cot_queue *queue, size_t bytes, void **pool);
 
 #endif

@@ -171,10 +171,7 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     CHECK(check_like_x(call, "y", &a->y, &a->x));
     CHECK(check_state(call, "final_state", &a->final_state, &p->sizes, cot_present(&a->cu_seqlens)));
     CHECK(check_f64(call, &a->x, tensors, COUNT(tensors)));
-    if (!with_data)
-        return COT_OK;
-    CHECK(check_memory(call, tensors, COUNT(tensors)));
-    return check_cu_seqlens(call, &a->cu_seqlens, p->sizes.T);
+    return with_data ? check_memory(call, tensors, COUNT(tensors)) : COT_OK;
 }
 
 static cot_status validate_backward(const char *call, const void *args, bool with_data, void *problem)
@@ -217,10 +214,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
         CHECK(cot_check_size(call, "dbias", &a->dbias, 0, "D", "x", p->sizes.D));
     CHECK(check_state(call, "dinitial_state", &a->dinitial_state, &p->sizes, packed));
     CHECK(check_f64(call, &a->x, tensors, COUNT(tensors)));
-    if (!with_data)
-        return COT_OK;
-    CHECK(check_memory(call, tensors, COUNT(tensors)));
-    return check_cu_seqlens(call, &a->cu_seqlens, p->sizes.T);
+    return with_data ? check_memory(call, tensors, COUNT(tensors)) : COT_OK;
 }
 
 /* No index past the rows of conv_state, none that two batch rows share. The rows are marked in a bitmap of one
@@ -303,18 +297,37 @@ static cot_status validate_update(const char *call, const void *args, bool with_
     CHECK(cot_check_required(call, "y", &a->y));
     CHECK(check_like_x(call, "y", &a->y, &a->x));
     CHECK(check_f64(call, &a->x, tensors, COUNT(tensors)));
-    if (with_data) {
+    if (with_data)
         CHECK(check_memory(call, tensors, COUNT(tensors)));
-        if (cot_present(&a->cache_seqlens))
-            CHECK(check_cache_seqlens(call, &a->cache_seqlens, p->sizes.B));
-        if (cot_present(&a->conv_state_indices))
-            CHECK(check_state_indices(call, &a->conv_state_indices, p->sizes.B, p->sizes.state_count));
-    }
     if (a->x.rank == 2) { /* the kernels see [B,D,1] */
         a->x.rank = a->y.rank = 3;
         a->x.shape[2] = a->y.shape[2] = 1;
         a->x.stride[2] = a->y.stride[2] = 1;
     }
+    return COT_OK;
+}
+
+/* ---- index data, where the host can read it ----------------------------------------------------------- */
+
+static cot_status check_forward_data(const char *call, const void *problem)
+{
+    const conv1d_forward_problem *p = problem;
+    return check_cu_seqlens(call, &p->args.cu_seqlens, p->sizes.T);
+}
+
+static cot_status check_backward_data(const char *call, const void *problem)
+{
+    const conv1d_backward_problem *p = problem;
+    return check_cu_seqlens(call, &p->args.cu_seqlens, p->sizes.T);
+}
+
+static cot_status check_update_data(const char *call, const void *problem)
+{
+    const conv1d_update_problem *p = problem;
+    if (cot_present(&p->args.cache_seqlens))
+        CHECK(check_cache_seqlens(call, &p->args.cache_seqlens, p->sizes.B));
+    if (cot_present(&p->args.conv_state_indices))
+        CHECK(check_state_indices(call, &p->args.conv_state_indices, p->sizes.B, p->sizes.state_count));
     return COT_OK;
 }
 
@@ -326,10 +339,19 @@ static cot_status validate_update(const char *call, const void *args, bool with_
 #undef COT_KERNEL
 
 #include "causal_conv1d_admit.h"
+#include "cuda/causal_conv1d_launch.h"
 
 static const cot_kernel kernels[] = {
 #define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
-    {#name, COT_CAUSAL_CONV1D_##direction, COT_BACKEND_CPU, COT_ISA_##isa, COT_F32, admit, cost, workspace, name},
+    {#name,                                                      \
+     COT_CAUSAL_CONV1D_##direction,                              \
+     COT_ISA_BACKEND(COT_ISA_##isa),                             \
+     COT_ISA_##isa,                                              \
+     COT_F32,                                                    \
+     admit,                                                      \
+     cost,                                                       \
+     workspace,                                                  \
+     name},
 #include "causal_conv1d_kernels.def"
 #undef COT_KERNEL
 };
@@ -388,6 +410,7 @@ static const cot_field update_fields[] = {
         .fields = direction##_fields,                                                              \
         .field_count = COUNT(direction##_fields),                                                  \
         .validate = validate_##direction,                                                          \
+        .check_index_data = check_##direction##_data,                                              \
     }
 /* clang-format on */
 

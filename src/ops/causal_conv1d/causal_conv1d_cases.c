@@ -370,16 +370,26 @@ static void bench_shapes(visitor *v, int direction)
     static const struct {
         int64_t B, D, T;
         cot_dtype dtype;
+        unsigned use;
+        bool without_silu; /* that too */
     } shapes[] = {
-        {8, 2048, 8192, COT_F32}, /* far beyond the caches: memory decides */
-        {2, 1024, 2048, COT_F32}, {2, 1024, 2048, COT_BF16}, {2, 1024, 2048, COT_F16},
-        {1, 128, 1024, COT_F32},  {1, 128, 1024, COT_BF16}, /* in the second-level cache: arithmetic decides */
+        {8, 2048, 8192, COT_F32, COT_CASE_BENCH, true}, /* far beyond the caches: memory decides */
+        {2, 1024, 2048, COT_F32, COT_CASE_BENCH, false},
+        {2, 1024, 2048, COT_BF16, COT_CASE_BENCH, false},
+        {2, 1024, 2048, COT_F16, COT_CASE_BENCH, false},
+        {1, 128, 1024, COT_F32, COT_CASE_BENCH, false}, /* in the second-level cache: arithmetic decides */
+        {1, 128, 1024, COT_BF16, COT_CASE_BENCH, false},
+        {8, 4096, 4096, COT_BF16, COT_CASE_BENCH_CUDA, true},
+        {8, 4096, 4096, COT_F16, COT_CASE_BENCH_CUDA, false},
+        {8, 4096, 4096, COT_F32, COT_CASE_BENCH_CUDA, false},
+        {2, 2048, 2048, COT_BF16, COT_CASE_BENCH_CUDA, false},
+        {1, 1536, 16384, COT_BF16, COT_CASE_BENCH_CUDA, false}, /* one long row a channel */
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         for (int layout = CHANNEL_FIRST; layout <= CHANNEL_LAST; layout++) {
-            for (int silu = 1; silu >= (i == 0); silu--) {
+            for (int silu = 1; silu >= !shapes[i].without_silu; silu--) {
                 plan p = {.direction = direction,
-                          .uses = COT_CASE_BENCH,
+                          .uses = shapes[i].use,
                           .B = shapes[i].B,
                           .D = shapes[i].D,
                           .T = shapes[i].T,
@@ -402,7 +412,7 @@ static void bench_update(visitor *v)
 {
     for (int dtype = 0; dtype < 3; dtype += 2) {
         plan p = {.direction = COT_CAUSAL_CONV1D_UPDATE,
-                  .uses = COT_CASE_BENCH,
+                  .uses = COT_CASE_BENCH | COT_CASE_BENCH_CUDA,
                   .B = 64,
                   .D = 2048,
                   .T = 1,
@@ -491,7 +501,7 @@ static const char *const words_help =
 static const char *parse(int direction, int count, char *const words[], cot_case *c)
 {
     plan p = {.direction = direction,
-              .uses = COT_CASE_CHECK | COT_CASE_BENCH,
+              .uses = COT_CASE_CHECK | COT_CASE_BENCH | COT_CASE_BENCH_CUDA,
               .B = 2,
               .D = 1024,
               .T = 2048,

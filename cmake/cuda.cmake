@@ -1,0 +1,37 @@
+# The device code: every .cu file becomes one compressed fat binary, embedded in the library as cot_image_STEM.
+#
+#   *_sm90.cu   uses Hopper's own instructions: machine code for sm_90a alone
+#   other .cu   machine code for Hopper, and PTX for compute capability 8.0 and later
+#
+# ptxas's report of registers and spills stays beside each fat binary (STEM.log), for tools/check_device_code.sh.
+function(cot_embed_device_code target)
+  set(directory ${CMAKE_BINARY_DIR}/cuda)
+  file(MAKE_DIRECTORY ${directory})
+  set(assembly "    .section .rodata\n")
+  set(table "")
+  set(images "")
+  foreach(source IN LISTS ARGN)
+    get_filename_component(stem ${source} NAME_WE)
+    set(image ${directory}/${stem}.fatbin)
+    set(architectures -gencode arch=compute_90a,code=sm_90a)
+    if(NOT stem MATCHES "_sm90$")
+      list(APPEND architectures -gencode arch=compute_80,code=compute_80)
+    endif()
+    add_custom_command(OUTPUT ${image}
+      COMMAND ${CMAKE_SOURCE_DIR}/tools/compile_device_code.sh ${directory}/${stem}.log
+        ${COT_NVCC} -fatbin -std=c++17 -O3 ${architectures} -I${CMAKE_SOURCE_DIR}/include -I${CMAKE_SOURCE_DIR}/src
+        -Werror all-warnings -Xptxas -v,-warn-spills -Xfatbin -compress-all -MD -MF ${directory}/${stem}.d -MT ${image}
+        -o ${image} ${source}
+      DEPENDS ${source} DEPFILE ${directory}/${stem}.d VERBATIM)
+    list(APPEND images ${image})
+    string(APPEND assembly "    .balign 64\n    .globl cot_image_${stem}\n    .hidden cot_image_${stem}\n"
+      "cot_image_${stem}:\n    .incbin \"${image}\"\n")
+    string(APPEND table "    .8byte cot_image_${stem}\n")
+  endforeach()
+  string(APPEND assembly "    .section .data.rel.ro, \"aw\"\n    .balign 8\n    .globl cot_cuda_images\n"
+    "    .hidden cot_cuda_images\ncot_cuda_images:\n${table}    .8byte 0\n"
+    "    .section .note.GNU-stack, \"\", %progbits\n")
+  file(GENERATE OUTPUT ${directory}/images.S CONTENT "${assembly}")
+  set_source_files_properties(${directory}/images.S PROPERTIES OBJECT_DEPENDS "${images}" GENERATED TRUE)
+  target_sources(${target} PRIVATE ${directory}/images.S)
+endfunction()

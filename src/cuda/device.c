@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device.h"
+
+#include "core/cpu_features.h"
+#include "core/status.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char create_call[] = "cot_queue_create";
+
+/* `return` with the driver's words on the first call that fails. */
+#define CUDA(device, what, expression)                              \
+    do {                                                            \
+        const CUresult result_ = (device)->driver.expression;       \
+        if (result_ != CUDA_SUCCESS)                                \
+            return cot_cuda_fail(&(device)->driver, result_, what); \
+    } while (0)
+
+/* ---- opening and closing ------------------------------------------------------------------------------ */
+
+static cot_status find_context(cot_device *d, const cot_queue_options *options)
+{
+    d->stream = options->stream;
+    if (d->stream != NULL) {
+        CUDA(d, create_call, cuStreamGetCtx(d->stream, &d->context));
+        return COT_OK;
+    }
+    int count = 0;
+    CUDA(d, create_call, cuDeviceGetCount(&count));
+    if (count == 0)
+        return cot_fail(COT_NO_DEVICE, "%s: the CUDA driver finds no device", create_call);
+    if (options->device < 0 || options->device >= count)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: options.device is %d, expected 0 to %d", create_call,
+                        (int)options->device, count - 1);
+    CUDA(d, create_call, cuDeviceGet(&d->number, options->device));
+    CUDA(d, create_call, cuDevicePrimaryCtxRetain(&d->context, d->number));
+    d->primary = true;
+    return COT_OK;
+}
+
+static cot_status read_device(cot_device *d, uint32_t *isa)
+{
+    int major = 0, minor = 0;
+    CUDA(d, create_call, cuCtxGetDevice(&d->number));
+    CUDA(d, create_call, cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, d->number));
+    CUDA(d, create_call, cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, d->number));
+    CUDA(d, create_call,
+         cuDeviceGetAttribute(&d->multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->number));
+    d->capability = 10 * major + minor;
+    if (d->capability < 80) {
+        char name[100] = "the device";
+        d->driver.cuDeviceGetName(name, sizeof name, d->number);
+        return cot_fail(COT_NO_DEVICE, "%s: %s has compute capability %d.%d, the kernels serve 8.0 and later",
+                        create_call, name, major, minor);
+    }
+    *isa = COT_ISA_SM80 | (d->capability == 90 ? COT_ISA_SM90 : 0);
+    return COT_OK;
+}
+
+/* All of them now, not at their first use: that may come in the middle of a stream capture. An image for another
+ * architecture alone is left out; its rows are refused by their instruction set. */
+static cot_status load_images(cot_device *d)
+{
+    while (cot_cuda_images[d->library_count] != NULL) {
+        if (d->library_count == COT_CUDA_MAX_IMAGES)
+            return cot_fail(COT_DEVICE_ERROR, "%s: more than %d images", create_call, COT_CUDA_MAX_IMAGES);
+        CUlibrary *library = &d->libraries[d->library_count];
+        const CUresult result =
+            d->driver.cuLibraryLoadData(library, cot_cuda_images[d->library_count], NULL, NULL, 0, NULL, NULL, 0);
+        if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
+            *library = NULL;
+        else if (result != CUDA_SUCCESS)
+            return cot_cuda_fail(&d->driver, result, create_call);
+        d->library_count++;
+    }
+    return COT_OK;
+}
+
+static cot_status make_fault_word(cot_device *d)
+{
+    CUDA(d, create_call, cuMemAlloc(&d->fault, sizeof(unsigned long long)));
+    CUDA(d, create_call, cuMemsetD8Async(d->fault, 0, sizeof(unsigned long long), d->stream));
+    return COT_OK;
+}
+
+cot_status cot_device_open(const cot_queue_options *options, cot_device **out, uint32_t *isa)
+{
+    cot_device *d = calloc(1, sizeof *d);
+    if (d == NULL)
+        return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for a queue", create_call);
+    cot_status status = cot_cuda_driver_open(create_call, &d->driver);
+    if (status != COT_OK) {
+        free(d);
+        return status;
+    }
+    status = find_context(d, options);
+    if (status == COT_OK)
+        status = cot_device_enter(d);
+    if (status == COT_OK) {
+        status = read_device(d, isa);
+        if (status == COT_OK)
+            status = load_images(d);
+        if (status == COT_OK)
+            status = make_fault_word(d);
+        cot_device_leave(d);
+    }
+    if (status != COT_OK) {
+        cot_device_close(d);
+        return status;
+    }
+    *out = d;
+    return COT_OK;
+}
+
+void cot_device_close(cot_device *d)
+{
+    if (d->context != NULL && d->driver.cuCtxPushCurrent(d->context) == CUDA_SUCCESS) {
+        if (d->fault != 0)
+            d->driver.cuStreamSynchronize(d->stream);
+        for (int i = 0; i < d->pool_count; i++)
+            d->driver.cuMemFree(d->pools[i]);
+        if (d->fault != 0)
+            d->driver.cuMemFree(d->fault);
+        for (int i = 0; i < d->library_count; i++)
+            if (d->libraries[i] != NULL)
+                d->driver.cuLibraryUnload(d->libraries[i]);
+        cot_device_leave(d);
+    }
+    if (d->primary)
+        d->driver.cuDevicePrimaryCtxRelease(d->number);
+    cot_cuda_driver_close(&d->driver);
+    free(d);
+}
+
+cot_status cot_device_enter(cot_device *d)
+{
+    CUDA(d, "making the queue's context current", cuCtxPushCurrent(d->context));
+    return COT_OK;
+}
+
+void cot_device_leave(cot_device *d)
+{
+    CUcontext ours;
+    d->driver.cuCtxPopCurrent(&ours);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------- */
+
+static cot_status capturing(cot_device *d, bool *yes)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUDA(d, "asking whether the stream is being captured", cuStreamIsCapturing(d->stream, &status));
+    *yes = status != CU_STREAM_CAPTURE_STATUS_NONE;
+    return COT_OK;
+}
+
+static cot_status grow_pool(cot_device *d, size_t bytes)
+{
+    bool during_capture = false;
+    const cot_status status = capturing(d, &during_capture);
+    if (status != COT_OK)
+        return status;
+    if (during_capture)
+        return cot_fail(COT_WOULD_ALLOCATE,
+                        "the queue's pool has %zu bytes, %zu are needed, and the stream is being captured: call "
+                        "cot_queue_reserve before",
+                        d->pool_bytes, bytes);
+    if (d->pool_count == COT_CUDA_MAX_POOLS)
+        return cot_fail(COT_OUT_OF_MEMORY,
+                        "the queue's pool has grown %d times already: cot_queue_reserve more at once", d->pool_count);
+    /* At least by a half: a pool that creeps up keeps all its outgrown blocks. */
+    size_t wanted = bytes > d->pool_bytes + d->pool_bytes / 2 ? bytes : d->pool_bytes + d->pool_bytes / 2;
+    CUresult result = d->driver.cuMemAlloc(&d->pools[d->pool_count], wanted);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && wanted > bytes)
+        result = d->driver.cuMemAlloc(&d->pools[d->pool_count], wanted = bytes);
+    if (result != CUDA_SUCCESS) {
+        char what[100];
+        snprintf(what, sizeof what, "the queue's pool cannot grow from %zu to %zu bytes", d->pool_bytes, bytes);
+        return cot_cuda_fail(&d->driver, result, what);
+    }
+    d->pool_count++;
+    d->pool_bytes = wanted;
+    return COT_OK;
+}
+
+cot_status cot_device_pool(cot_device *d, size_t bytes, void **pool)
+{
+    if (bytes > d->pool_bytes) {
+        cot_status status = cot_device_enter(d);
+        if (status != COT_OK)
+            return status;
+        status = grow_pool(d, bytes);
+        cot_device_leave(d);
+        if (status != COT_OK)
+            return status;
+    }
+    *pool = d->pool_count > 0 ? (void *)(uintptr_t)d->pools[d->pool_count - 1] : NULL;
+    return COT_OK;
+}
+
+/* ---- faults ------------------------------------------------------------------------------------------- */
+
+static cot_status fault_in_words(unsigned long long word)
+{
+    static const char *const words[] = {
+        [COT_FAULT_CU_SEQLENS] = "cu_seqlens[%u] is out of order or beyond the tensor",
+        [COT_FAULT_CACHE_SEQLENS] = "cache_seqlens[%u] is negative",
+        [COT_FAULT_STATE_INDEX] = "conv_state_indices[%u] is beyond the rows of conv_state",
+    };
+    const unsigned kind = (unsigned)(word >> 32), index = (unsigned)word;
+    if (kind >= sizeof words / sizeof *words)
+        return cot_fail(COT_DEVICE_ERROR, "cot_queue_check: a kernel reported fault %u", kind);
+    char text[120];
+    snprintf(text, sizeof text, words[kind], index);
+    return cot_fail(COT_INVALID_DATA, "cot_queue_check: a kernel met index data at fault: %s", text);
+}
+
+static cot_status read_fault(cot_device *d)
+{
+    static const char call[] = "cot_queue_check";
+    unsigned long long word = 0;
+    bool during_capture = false;
+    const cot_status status = capturing(d, &during_capture);
+    if (status != COT_OK)
+        return status;
+    if (during_capture)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: the queue's stream is being captured", call);
+    CUDA(d, call, cuMemcpyDtoHAsync(&word, d->fault, sizeof word, d->stream));
+    CUDA(d, call, cuStreamSynchronize(d->stream));
+    if (word == 0)
+        return COT_OK;
+    CUDA(d, call, cuMemsetD8Async(d->fault, 0, sizeof word, d->stream));
+    return fault_in_words(word);
+}
+
+cot_status cot_device_check(cot_device *d)
+{
+    cot_status status = cot_device_enter(d);
+    if (status != COT_OK)
+        return status;
+    status = read_fault(d);
+    cot_device_leave(d);
+    return status;
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------------ */
+
+static cot_status load_kernel(cot_device *d, const cot_cuda_kernel *kernel, CUkernel *found)
+{
+    for (int i = 0; i < d->library_count; i++) {
+        if (cot_cuda_images[i] != kernel->image)
+            continue;
+        if (d->libraries[i] == NULL)
+            return cot_fail(COT_UNSUPPORTED, "%s has no code for this device", kernel->name);
+        CUDA(d, kernel->name, cuLibraryGetKernel(found, d->libraries[i], kernel->name));
+        if (kernel->shared_bytes > 0)
+            CUDA(d, kernel->name,
+                 cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel->shared_bytes, *found,
+                                      d->number));
+        return COT_OK;
+    }
+    return cot_fail(COT_DEVICE_ERROR, "%s is in none of the embedded images", kernel->name);
+}
+
+static cot_status find_slot(cot_device *d, const cot_cuda_kernel *kernel, int *slot)
+{
+    int at = (int)((uintptr_t)kernel / sizeof *kernel % COT_CUDA_MAX_KERNELS);
+    for (int tried = 0; tried < COT_CUDA_MAX_KERNELS; tried++, at = (at + 1) % COT_CUDA_MAX_KERNELS) {
+        *slot = at;
+        if (d->kernels[at].key == kernel)
+            return COT_OK;
+        if (d->kernels[at].key != NULL)
+            continue;
+        const cot_status status = load_kernel(d, kernel, &d->kernels[at].kernel);
+        if (status == COT_OK)
+            d->kernels[at].key = kernel;
+        return status;
+    }
+    return cot_fail(COT_DEVICE_ERROR, "%s: more than %d kernels on one queue", kernel->name, COT_CUDA_MAX_KERNELS);
+}
+
+cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kernel, CUkernel *found)
+{
+    int slot;
+    const cot_status status = find_slot(device, kernel, &slot);
+    if (status == COT_OK)
+        *found = device->kernels[slot].kernel;
+    return status;
+}
+
+cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, const cot_cuda_grid *grid,
+                           const void *parameters)
+{
+    cot_device *d = queue->device;
+    CUkernel found;
+    const cot_status status = cot_cuda_find_kernel(d, kernel, &found);
+    if (status != COT_OK)
+        return status;
+    CUlaunchAttribute dependent = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                   .value.programmaticStreamSerializationAllowed = 1};
+    CUlaunchConfig config = {
+        .gridDimX = grid->blocks[0],
+        .gridDimY = grid->blocks[1],
+        .gridDimZ = grid->blocks[2],
+        .blockDimX = grid->threads,
+        .blockDimY = 1,
+        .blockDimZ = 1,
+        .sharedMemBytes = grid->shared_bytes,
+        .hStream = d->stream,
+        .attrs = &dependent,
+        .numAttrs = grid->dependent,
+    };
+    void *arguments[] = {(void *)(uintptr_t)parameters};
+    CUDA(d, kernel->name, cuLaunchKernelEx(&config, (CUfunction)found, arguments, NULL));
+    return COT_OK;
+}
+
+int cot_cuda_resident_blocks(cot_queue *queue, const cot_cuda_kernel *kernel, unsigned threads)
+{
+    cot_device *d = queue->device;
+    int slot, blocks = 0;
+    if (find_slot(d, kernel, &slot) != COT_OK)
+        return 0;
+    if (d->kernels[slot].threads != threads) {
+        const size_t shared = (size_t)kernel->shared_bytes;
+        if (d->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (CUfunction)d->kernels[slot].kernel,
+                                                                  (int)threads, shared) != CUDA_SUCCESS)
+            return 0;
+        d->kernels[slot].blocks = blocks * d->multiprocessors;
+        d->kernels[slot].threads = threads;
+    }
+    return d->kernels[slot].blocks;
+}
+
+cot_status cot_cuda_tensor_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
+                               const int64_t *sizes, const int64_t *strides, const int *box)
+{
+    static const CUtensorMapDataType types[] = {[COT_F32] = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                                                [COT_F16] = CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                                [COT_BF16] = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
+    cuuint64_t size[5], stride[5];
+    cuuint32_t boxes[5], steps[5];
+    for (int axis = 0; axis < rank; axis++) {
+        size[axis] = (cuuint64_t)sizes[axis];
+        stride[axis] = axis + 1 < rank ? (cuuint64_t)strides[axis] : 0;
+        boxes[axis] = (cuuint32_t)box[axis];
+        steps[axis] = 1;
+    }
+    CUDA(queue->device, "encoding a tensor map",
+         cuTensorMapEncodeTiled(map, types[dtype], (cuuint32_t)rank, (void *)(uintptr_t)data, size, stride, boxes,
+                                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+    return COT_OK;
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * device.h: a CUDA queue from the inside, and how ops launch kernels on it. */
+#ifndef COT_CUDA_DEVICE_H
+#define COT_CUDA_DEVICE_H
+
+#include "core/queue.h"
+#include "driver.h"
+#include "fault.h"
+
+#include <stdbool.h>
+
+/* An embedded fat binary, one a .cu file: cot_image_STEM. The build lists all of them in cot_cuda_images, which a null
+ * entry ends (cmake/embed_images). */
+extern const unsigned char *const cot_cuda_images[];
+
+/* A kernel of one of them; `name` is what a profiler shows. */
+typedef struct cot_cuda_kernel {
+    const unsigned char *image;
+    const char *name;
+    int shared_bytes; /* dynamic shared memory, the most that any launch asks for */
+} cot_cuda_kernel;
+
+enum { COT_CUDA_MAX_KERNELS = 512, COT_CUDA_MAX_IMAGES = 64, COT_CUDA_MAX_POOLS = 64 };
+
+struct cot_device {
+    cot_cuda_driver driver;
+    CUdevice number;
+    CUcontext context;
+    bool primary; /* the context is the primary one, retained by us */
+    CUstream stream;
+    int multiprocessors, capability; /* 90: compute capability 9.0 */
+    CUlibrary libraries[COT_CUDA_MAX_IMAGES];
+    int library_count;
+    struct {
+        const cot_cuda_kernel *key;
+        CUkernel kernel;
+        int blocks; /* of occupancy, see cot_cuda_resident_blocks; 0 = not asked for yet */
+        unsigned threads;
+    } kernels[COT_CUDA_MAX_KERNELS];       /* open addressing by the descriptor's address */
+    CUdeviceptr pools[COT_CUDA_MAX_POOLS]; /* the last one serves */
+    int pool_count;
+    size_t pool_bytes;
+    CUdeviceptr fault; /* cot_fault_word */
+};
+
+/* The kernel's handle; its dynamic shared memory limit is raised. */
+cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kernel, CUkernel *found);
+
+/* Where and how wide a launch is. dependent: programmatic dependent launch, for a kernel that itself waits for the one
+ * before (griddepcontrol.wait) where it first needs its results. */
+typedef struct cot_cuda_grid {
+    unsigned blocks[3], threads, shared_bytes;
+    bool dependent;
+} cot_cuda_grid;
+
+/* Enqueues a kernel that takes one struct by value. */
+cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, const cot_cuda_grid *grid,
+                           const void *parameters);
+
+/* How many blocks of `threads` threads of this kernel the whole device holds at once, 0 on a failure: what the sizes of
+ * persistent grids come from. */
+int cot_cuda_resident_blocks(cot_queue *queue, const cot_cuda_kernel *kernel, unsigned threads);
+
+/* A tensor map for bulk tensor loads, without swizzle: sizes and box in elements, innermost axis first, strides in bytes
+ * of the axes after that. Fails with COT_DEVICE_ERROR if the driver refuses it. */
+cot_status cot_cuda_tensor_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
+                               const int64_t *sizes, const int64_t *strides, const int *box);
+
+/* Where kernels report faults in index data. */
+static inline unsigned long long *cot_cuda_fault_word(const cot_queue *queue)
+{
+    return (unsigned long long *)(uintptr_t)queue->device->fault;
+}
+
+#endif

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * element.cuh: elements of the float dtypes, one at a time with the dtype known at run time, and sixteen bytes at a
+ * time with the dtype known when compiling. Arithmetic is float32; outputs are rounded once, to nearest even. */
+#ifndef COT_CUDA_ELEMENT_CUH
+#define COT_CUDA_ELEMENT_CUH
+
+#include <cotangent/core.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+static __device__ __forceinline__ float cot_to_f32(float value)
+{
+    return value;
+}
+
+static __device__ __forceinline__ float cot_to_f32(__half value)
+{
+    return __half2float(value);
+}
+
+static __device__ __forceinline__ float cot_to_f32(__nv_bfloat16 value)
+{
+    return __bfloat162float(value);
+}
+
+static __device__ __forceinline__ void cot_from_f32(float *element, float value)
+{
+    *element = value;
+}
+
+static __device__ __forceinline__ void cot_from_f32(__half *element, float value)
+{
+    *element = __float2half_rn(value);
+}
+
+static __device__ __forceinline__ void cot_from_f32(__nv_bfloat16 *element, float value)
+{
+    *element = __float2bfloat16_rn(value);
+}
+
+/* ---- one element, dtype at run time ------------------------------------------------------------------- */
+
+static __device__ __forceinline__ float cot_load(const void *data, int dtype, int64_t at)
+{
+    switch (dtype) {
+    case COT_F16: return cot_to_f32(((const __half *)data)[at]);
+    case COT_BF16: return cot_to_f32(((const __nv_bfloat16 *)data)[at]);
+    default: return ((const float *)data)[at];
+    }
+}
+
+static __device__ __forceinline__ void cot_store(void *data, int dtype, int64_t at, float value)
+{
+    switch (dtype) {
+    case COT_F16: cot_from_f32((__half *)data + at, value); break;
+    case COT_BF16: cot_from_f32((__nv_bfloat16 *)data + at, value); break;
+    default: ((float *)data)[at] = value;
+    }
+}
+
+/* ---- vectors: W 32-bit words of memory, raw until they are used ---------------------------------------- *
+ * A raw vector takes a quarter to a half of the registers of the floats that it unpacks to, which is what makes room
+ * for more loads in flight. */
+
+template <int W> struct cot_words {
+    uint32_t word[W];
+};
+
+/* Data that is read once: it need not stay in the first-level cache. */
+template <int W> static __device__ __forceinline__ cot_words<W> cot_load_words(const void *from)
+{
+    cot_words<W> v;
+    static_assert(W == 1 || W == 2 || W == 4 || W == 8, "whole vector loads");
+    if constexpr (W == 1)
+        asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v.word[0]) : "l"(from));
+    if constexpr (W == 2)
+        asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(v.word[0]), "=r"(v.word[1])
+                     : "l"(from));
+    if constexpr (W >= 4) {
+#pragma unroll
+        for (int i = 0; i < W; i += 4)
+            asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(v.word[i]), "=r"(v.word[i + 1]), "=r"(v.word[i + 2]), "=r"(v.word[i + 3])
+                         : "l"((const uint32_t *)from + i));
+    }
+    return v;
+}
+
+/* Data that nobody reads soon: evict-first in the second-level cache, which an H200 writes back a few per cent faster. */
+template <int W> static __device__ __forceinline__ void cot_store_words(void *to, const cot_words<W> &v)
+{
+    if constexpr (W == 1)
+        asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(to), "r"(v.word[0]) : "memory");
+    if constexpr (W == 2)
+        asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.word[0]), "r"(v.word[1]) : "memory");
+    if constexpr (W >= 4) {
+#pragma unroll
+        for (int i = 0; i < W; i += 4)
+            asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"((uint32_t *)to + i), "r"(v.word[i]),
+                         "r"(v.word[i + 1]), "r"(v.word[i + 2]), "r"(v.word[i + 3])
+                         : "memory");
+    }
+}
+
+/* V elements of type E. */
+template <typename E, int V> struct cot_vector {
+    static constexpr int words = V * (int)sizeof(E) / 4;
+    cot_words<words> raw;
+};
+
+template <int V> static __device__ __forceinline__ void cot_unpack(const cot_vector<float, V> &v, float (&values)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        values[i] = __uint_as_float(v.raw.word[i]);
+}
+
+template <int V>
+static __device__ __forceinline__ void cot_unpack(const cot_vector<__nv_bfloat16, V> &v, float (&values)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V / 2; i++) {
+        values[2 * i] = __uint_as_float(v.raw.word[i] << 16);
+        values[2 * i + 1] = __uint_as_float(v.raw.word[i] & 0xffff0000u);
+    }
+}
+
+template <int V> static __device__ __forceinline__ void cot_unpack(const cot_vector<__half, V> &v, float (&values)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V / 2; i++) {
+        const __half2 pair = *(const __half2 *)&v.raw.word[i];
+        values[2 * i] = __low2float(pair);
+        values[2 * i + 1] = __high2float(pair);
+    }
+}
+
+template <int V> static __device__ __forceinline__ void cot_pack(cot_vector<float, V> &v, const float (&values)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        v.raw.word[i] = __float_as_uint(values[i]);
+}
+
+template <int V>
+static __device__ __forceinline__ void cot_pack(cot_vector<__nv_bfloat16, V> &v, const float (&values)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V / 2; i++) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+        v.raw.word[i] = *(const uint32_t *)&pair;
+    }
+}
+
+template <int V> static __device__ __forceinline__ void cot_pack(cot_vector<__half, V> &v, const float (&values)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V / 2; i++) {
+        const __half2 pair = __floats2half2_rn(values[2 * i], values[2 * i + 1]);
+        v.raw.word[i] = *(const uint32_t *)&pair;
+    }
+}
+
+/* All V elements at once: from must be aligned to them. */
+template <typename E, int V> static __device__ __forceinline__ cot_vector<E, V> cot_load_vector(const E *from)
+{
+    cot_vector<E, V> v;
+    v.raw = cot_load_words<cot_vector<E, V>::words>(from);
+    return v;
+}
+
+template <typename E, int V> static __device__ __forceinline__ void cot_store_vector(E *to, const float (&values)[V])
+{
+    cot_vector<E, V> v;
+    cot_pack(v, values);
+    cot_store_words<cot_vector<E, V>::words>(to, v.raw);
+}
+
+/* Elements from[0] .. from[count-1], V at most, one by one, the rest zero: ragged ends and what is not aligned. */
+template <typename E, int V>
+static __device__ __forceinline__ cot_vector<E, V> cot_load_ragged(const E *from, int64_t count)
+{
+    float values[V];
+    cot_vector<E, V> v;
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        values[i] = i < count ? cot_to_f32(from[i]) : 0.0f;
+    cot_pack(v, values);
+    return v;
+}
+
+template <typename E, int V>
+static __device__ __forceinline__ void cot_store_ragged(E *to, int64_t count, const float (&values)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        if (i < count)
+            cot_from_f32(to + i, values[i]);
+}
+
+#endif

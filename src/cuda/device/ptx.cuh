@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * ptx.cuh: Hopper's instructions for moving data asynchronously, one idea a function, under the names of the PTX manual.
+ * Everything here needs sm_90.
+ *
+ * A barrier's phase completes when the arrivals it was initialised for and the bytes it was told to expect have come; a
+ * waiter names the phase by its parity, 0 for the first. */
+#ifndef COT_CUDA_PTX_CUH
+#define COT_CUDA_PTX_CUH
+
+#include <stdint.h>
+
+static __device__ __forceinline__ uint32_t cot_shared_address(const void *pointer)
+{
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+/* ---- mbarrier ----------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void cot_mbarrier_init(uint64_t *barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(cot_shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+}
+
+/* Makes initialised barriers visible to the copy engine; by the thread that initialised them, before the others are let
+ * go on. */
+static __device__ __forceinline__ void cot_mbarrier_init_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* One arrival, and `bytes` more to expect in this phase. */
+static __device__ __forceinline__ void cot_mbarrier_arrive_expect(uint64_t *barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(cot_shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void cot_mbarrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(cot_shared_address(barrier)) : "memory");
+}
+
+/* Has the phase of this parity completed? May sleep a little before it says no. */
+static __device__ __forceinline__ bool cot_mbarrier_try_wait(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n"
+                 "    .reg .pred done;\n"
+                 "    mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "    selp.u32 %0, 1, 0, done;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(cot_shared_address(barrier)), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+static __device__ __forceinline__ void cot_mbarrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    while (!cot_mbarrier_try_wait(barrier, parity)) {}
+}
+
+/* ---- bulk copies -------------------------------------------------------------------------------------- */
+
+/* Copies `bytes` (a multiple of 16, both addresses too) to shared memory, and counts them at the barrier. */
+static __device__ __forceinline__ void cot_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     cot_shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(cot_shared_address(barrier))
+                 : "memory");
+}
+
+/* Copies the box of a tensor map that begins at these coordinates (innermost first; what lies outside the tensor comes as
+ * zeros) to shared memory at a multiple of 128 bytes, and counts its bytes, all of them, at the barrier. */
+static __device__ __forceinline__ void cot_tensor_load_3d(void *to, const void *map, int x, int y, int z,
+                                                          uint64_t *barrier)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+        "[%5];" ::"r"(cot_shared_address(to)),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(cot_shared_address(barrier))
+        : "memory");
+}
+
+/* ---- rings -------------------------------------------------------------------------------------------- */
+
+/* Where in a ring of STAGES slots somebody is: the slot, and the parity of its phase. */
+template <int STAGES> struct cot_ring {
+    int slot = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void next()
+    {
+        if (++slot == STAGES) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+#endif

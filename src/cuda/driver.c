@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "driver.h"
+
+#include "core/status.h"
+
+#include <dlfcn.h>
+
+/* cuLibraryLoadData and cuLaunchKernelEx are the youngest functions in use. */
+enum { OLDEST_DRIVER = 12000 };
+
+#define STRING(name) #name
+#define EXPANDED(name) STRING(name)
+
+/* ISO C has no conversion from an object pointer to a function pointer; POSIX promises that the bytes are the same. */
+static int find_function(void *library, const char *name, void *function)
+{
+    void *found = dlsym(library, name);
+    memcpy(function, &found, sizeof found);
+    return found != NULL;
+}
+
+void cot_cuda_driver_close(cot_cuda_driver *driver)
+{
+    if (driver->library != NULL)
+        dlclose(driver->library);
+    driver->library = NULL;
+}
+
+static cot_status find_functions(const char *call, cot_cuda_driver *driver)
+{
+    int version = 0;
+    if (find_function(driver->library, "cuDriverGetVersion", &driver->cuDriverGetVersion))
+        driver->cuDriverGetVersion(&version);
+    if (version < OLDEST_DRIVER)
+        return cot_fail(COT_NO_DEVICE, "%s: the CUDA driver is too old: it serves CUDA %d.%d, 12.0 or later is needed",
+                        call, version / 1000, version % 1000 / 10);
+#define FIND(function)                                                                                               \
+    if (!find_function(driver->library, EXPANDED(function), &driver->function))                                      \
+        return cot_fail(COT_NO_DEVICE, "%s: the CUDA driver (CUDA %d.%d) lacks %s: update it", call, version / 1000, \
+                        version % 1000 / 10, EXPANDED(function));
+    COT_CUDA_FUNCTIONS(FIND)
+#undef FIND
+    return COT_OK;
+}
+
+cot_status cot_cuda_driver_open(const char *call, cot_cuda_driver *driver)
+{
+    *driver = (cot_cuda_driver){.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)};
+    if (driver->library == NULL)
+        return cot_fail(COT_NO_DEVICE, "%s: no CUDA driver: %s", call, dlerror());
+    cot_status status = find_functions(call, driver);
+    if (status == COT_OK) {
+        const CUresult result = driver->cuInit(0);
+        const char *name = "unknown error";
+        if (result != CUDA_SUCCESS)
+            driver->cuGetErrorName(result, &name);
+        if (result == CUDA_ERROR_NO_DEVICE)
+            status = cot_fail(COT_NO_DEVICE, "%s: the CUDA driver finds no device", call);
+        else if (result != CUDA_SUCCESS)
+            status = cot_fail(COT_NO_DEVICE, "%s: the CUDA driver does not start: %s", call, name);
+    }
+    if (status != COT_OK)
+        cot_cuda_driver_close(driver);
+    return status;
+}
+
+cot_status cot_cuda_fail(const cot_cuda_driver *driver, CUresult result, const char *what)
+{
+    const char *name = "unknown error", *words = "";
+    driver->cuGetErrorName(result, &name);
+    driver->cuGetErrorString(result, &words);
+    return cot_fail(result == CUDA_ERROR_OUT_OF_MEMORY ? COT_OUT_OF_MEMORY : COT_DEVICE_ERROR, "%s: %s: %s", what, name,
+                    words);
+}

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "memory.h"
+
+#include "device.h"
+
+/* Runs driver calls in the queue's context: `result` is the first that failed. */
+#define IN_CONTEXT(d, what, calls)                                                          \
+    do {                                                                                    \
+        CUresult result = CUDA_SUCCESS;                                                     \
+        cot_status status_ = cot_device_enter(d);                                           \
+        if (status_ != COT_OK)                                                              \
+            return status_;                                                                 \
+        calls;                                                                              \
+        cot_device_leave(d);                                                                \
+        return result == CUDA_SUCCESS ? COT_OK : cot_cuda_fail(&(d)->driver, result, what); \
+    } while (0)
+
+/* The next call of a chain, unless one before failed. */
+#define THEN(expression) (result = result != CUDA_SUCCESS ? result : (expression))
+
+static CUdeviceptr address(const void *memory)
+{
+    return (CUdeviceptr)(uintptr_t)memory;
+}
+
+cot_status cot_cuda_alloc(cot_queue *queue, size_t bytes, void **memory)
+{
+    cot_device *d = queue->device;
+    CUdeviceptr made = 0;
+    IN_CONTEXT(d, "allocating device memory", {
+        THEN(d->driver.cuMemAlloc(&made, bytes > 0 ? bytes : 1));
+        *memory = (void *)(uintptr_t)made;
+    });
+}
+
+void cot_cuda_free(cot_queue *queue, void *memory)
+{
+    cot_device *d = queue->device;
+    if (memory == NULL || cot_device_enter(d) != COT_OK)
+        return;
+    d->driver.cuMemFree(address(memory));
+    cot_device_leave(d);
+}
+
+cot_status cot_cuda_to_device(cot_queue *queue, void *device, const void *host, size_t bytes)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "copying to the device", {
+        if (bytes > 0)
+            THEN(d->driver.cuMemcpyHtoDAsync(address(device), host, bytes, d->stream));
+        THEN(d->driver.cuStreamSynchronize(d->stream));
+    });
+}
+
+cot_status cot_cuda_to_host(cot_queue *queue, void *host, const void *device, size_t bytes)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "copying from the device", {
+        if (bytes > 0)
+            THEN(d->driver.cuMemcpyDtoHAsync(host, address(device), bytes, d->stream));
+        THEN(d->driver.cuStreamSynchronize(d->stream));
+    });
+}
+
+cot_status cot_cuda_copy(cot_queue *queue, void *to, const void *from, size_t bytes)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "copying within the device",
+               THEN(d->driver.cuMemcpyDtoDAsync(address(to), address(from), bytes, d->stream)));
+}
+
+cot_status cot_cuda_stream(cot_queue *queue, void **stream)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "creating a stream", {
+        CUstream made = NULL;
+        THEN(d->driver.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING));
+        *stream = made;
+    });
+}
+
+void cot_cuda_stream_end(cot_queue *queue, void *stream)
+{
+    cot_device *d = queue->device;
+    if (cot_device_enter(d) != COT_OK)
+        return;
+    d->driver.cuStreamDestroy(stream);
+    cot_device_leave(d);
+}
+
+static CUresult replay(cot_device *d, CUgraphExec graph, int replays, double *seconds)
+{
+    CUresult result = CUDA_SUCCESS;
+    CUevent begin = NULL, end = NULL;
+    THEN(d->driver.cuEventCreate(&begin, CU_EVENT_DEFAULT));
+    THEN(d->driver.cuEventCreate(&end, CU_EVENT_DEFAULT));
+    THEN(d->driver.cuGraphLaunch(graph, d->stream));
+    THEN(d->driver.cuStreamSynchronize(d->stream));
+    for (int i = 0; i < replays; i++) {
+        float milliseconds = 0;
+        THEN(d->driver.cuEventRecord(begin, d->stream));
+        THEN(d->driver.cuGraphLaunch(graph, d->stream));
+        THEN(d->driver.cuEventRecord(end, d->stream));
+        THEN(d->driver.cuEventSynchronize(end));
+        THEN(d->driver.cuEventElapsedTime(&milliseconds, begin, end));
+        seconds[i] = 1e-3 * milliseconds;
+    }
+    if (begin != NULL)
+        d->driver.cuEventDestroy(begin);
+    if (end != NULL)
+        d->driver.cuEventDestroy(end);
+    return result;
+}
+
+cot_status cot_cuda_time(cot_queue *queue, cot_status (*enqueue)(void *), void *context, int replays, double *seconds)
+{
+    cot_device *d = queue->device;
+    cot_status enqueued = COT_OK;
+    CUgraph graph = NULL;
+    CUgraphExec executable = NULL;
+    CUresult result = CUDA_SUCCESS;
+    const cot_status status = cot_device_enter(d);
+    if (status != COT_OK)
+        return status;
+    THEN(d->driver.cuStreamBeginCapture(d->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    if (result == CUDA_SUCCESS) {
+        enqueued = enqueue(context);
+        THEN(d->driver.cuStreamEndCapture(d->stream, &graph));
+    }
+    if (enqueued == COT_OK) {
+        THEN(d->driver.cuGraphInstantiateWithFlags(&executable, graph, 0));
+        THEN(replay(d, executable, replays, seconds));
+    }
+    if (executable != NULL)
+        d->driver.cuGraphExecDestroy(executable);
+    if (graph != NULL)
+        d->driver.cuGraphDestroy(graph);
+    cot_device_leave(d);
+    if (enqueued != COT_OK)
+        return enqueued;
+    return result == CUDA_SUCCESS ? COT_OK : cot_cuda_fail(&d->driver, result, "timing a graph");
+}
+
+cot_status cot_cuda_describe(cot_queue *queue, char *name, size_t size, size_t *cache_bytes)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "asking for the device's name", {
+        int cache = 0;
+        THEN(d->driver.cuDeviceGetName(name, (int)size, d->number));
+        THEN(d->driver.cuDeviceGetAttribute(&cache, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, d->number));
+        *cache_bytes = (size_t)cache;
+    });
+}

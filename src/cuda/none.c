@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * none.c: the CUDA backend of a build without nvcc: no queue of it can be made. */
+#include "core/device.h"
+#include "core/status.h"
+#include "memory.h"
+
+cot_status cot_device_open(const cot_queue_options *options, cot_device **out, uint32_t *isa)
+{
+    (void)options, (void)out, (void)isa;
+    return cot_fail(COT_NO_DEVICE, "cot_queue_create: this build has no CUDA backend (no nvcc was found)");
+}
+
+/* Nobody comes here without a device. */
+void cot_device_close(cot_device *device)
+{
+    (void)device;
+}
+
+cot_status cot_device_enter(cot_device *device)
+{
+    (void)device;
+    return COT_NO_DEVICE;
+}
+
+void cot_device_leave(cot_device *device)
+{
+    (void)device;
+}
+
+cot_status cot_device_pool(cot_device *device, size_t bytes, void **pool)
+{
+    (void)device, (void)bytes, (void)pool;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_device_check(cot_device *device)
+{
+    (void)device;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_cuda_alloc(cot_queue *queue, size_t bytes, void **memory)
+{
+    (void)queue, (void)bytes, (void)memory;
+    return COT_NO_DEVICE;
+}
+
+void cot_cuda_free(cot_queue *queue, void *memory)
+{
+    (void)queue, (void)memory;
+}
+
+cot_status cot_cuda_to_device(cot_queue *queue, void *device, const void *host, size_t bytes)
+{
+    (void)queue, (void)device, (void)host, (void)bytes;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_cuda_to_host(cot_queue *queue, void *host, const void *device, size_t bytes)
+{
+    (void)queue, (void)host, (void)device, (void)bytes;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_cuda_copy(cot_queue *queue, void *to, const void *from, size_t bytes)
+{
+    (void)queue, (void)to, (void)from, (void)bytes;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_cuda_stream(cot_queue *queue, void **stream)
+{
+    (void)queue, (void)stream;
+    return COT_NO_DEVICE;
+}
+
+void cot_cuda_stream_end(cot_queue *queue, void *stream)
+{
+    (void)queue, (void)stream;
+}
+
+cot_status cot_cuda_time(cot_queue *queue, cot_status (*enqueue)(void *), void *context, int replays, double *seconds)
+{
+    (void)queue, (void)enqueue, (void)context, (void)replays, (void)seconds;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_cuda_describe(cot_queue *queue, char *name, size_t size, size_t *cache_bytes)
+{
+    (void)queue, (void)name, (void)size, (void)cache_bytes;
+    return COT_NO_DEVICE;
+}
