@@ -134,7 +134,9 @@ static void options_are_checked(void **state)
     assert_fails(cot_queue_create(NULL, NULL), COT_INVALID_ARGUMENT, "cot_queue_create: out is null");
     snprintf(message, sizeof message, "cot_queue_create: options.struct_size is 0, expected %zu (use COT_INIT)", size);
     create_refuses((cot_queue_options){0}, COT_INVALID_ARGUMENT, message);
-    create_refuses((cot_queue_options){.struct_size = size + 1}, COT_INVALID_ARGUMENT, "options.struct_size");
+    snprintf(message, sizeof message, "cot_queue_create: options.struct_size is %zu, expected %zu (use COT_INIT)",
+             size + 1, size);
+    create_refuses((cot_queue_options){.struct_size = size + 1}, COT_INVALID_ARGUMENT, message);
     create_refuses((cot_queue_options){.struct_size = size, .backend = (cot_backend)2}, COT_INVALID_ARGUMENT,
                    "cot_queue_create: options.backend is 2, expected 0 (CPU) or 1 (CUDA)");
     create_refuses((cot_queue_options){.struct_size = size, .threads = -1}, COT_INVALID_ARGUMENT,
