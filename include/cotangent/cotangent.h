@@ -7,5 +7,6 @@
 
 #include <cotangent/causal_conv1d.h>
 #include <cotangent/core.h>
+#include <cotangent/mhc.h>
 
 #endif

@@ -4,7 +4,8 @@
  * With r the oracle, m its magnitudes, s the scalar kernel in the same dtypes, u the unit roundoff of a dtype:
  *     elementwise   |y - r| <= u_out*|r| + 4*u_mid*m
  *     in norm       ||y - r|| <= 1.5*||s - r|| + 0.25*u_out*||r||     over the whole and every block of 4096
- *     16-bit output mean of sign(r)*(y - r)/ulp(r) within 6 standard errors of 0: rounding has no bias
+ *     16-bit output mean of sign(r)*(y - r rounded)/ulp(r) within 6 standard errors of 0, and the
+ *                   mean of 4*u_mid*m/ulp besides: rounding has no bias
  * The norm rule needs numbers to average over: the ratio of two norms of n random errors scatters by 1/sqrt(n), so it
  * is applied to blocks with at least NORM_LEAST non-zero elements, and below that the elementwise rule stands alone. */
 #ifndef COT_CHECK_COMPARE_H

@@ -3,5 +3,11 @@
 #include "core/cases.h"
 
 extern const cot_op_cases cot_causal_conv1d_cases;
+extern const cot_op_cases cot_mhc_pre_cases, cot_mhc_sinkhorn_cases, cot_mhc_post_cases;
 
-const cot_op_cases *const cot_all_cases[] = {&cot_causal_conv1d_cases};
+const cot_op_cases *const cot_all_cases[] = {
+    &cot_causal_conv1d_cases,
+    &cot_mhc_pre_cases,
+    &cot_mhc_sinkhorn_cases,
+    &cot_mhc_post_cases,
+};

@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc.c: the front of mhc_pre, mhc_sinkhorn and mhc_post: what the arguments must be, the tables of kernels, the public
+ * calls. */
+#include "mhc_problem.h"
+
+#include "core/cpu_features.h"
+#include "core/status.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+/* `return` on the first check that fails. */
+#define CHECK(expression)                        \
+    do {                                         \
+        const cot_status status_ = (expression); \
+        if (status_ != COT_OK)                   \
+            return status_;                      \
+    } while (0)
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+/* ---- options ------------------------------------------------------------------------------------------ */
+
+/* NaN fails, too. */
+static cot_status check_eps(const char *call, const char *name, double eps)
+{
+    if (eps >= 0 && isfinite(eps))
+        return COT_OK;
+    return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %g, expected 0 or more", call, name, eps);
+}
+
+static cot_status check_iterations(const char *call, const char *name, int32_t iterations)
+{
+    enum { MOST = 1 << 20 }; /* backward's workspace grows with them */
+    if (iterations >= 1 && iterations <= MOST)
+        return COT_OK;
+    return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %d, expected 1 to %d", call, name, (int)iterations, (int)MOST);
+}
+
+static cot_status check_flag(const char *call, const char *name, int32_t value)
+{
+    if (value == 0 || value == 1)
+        return COT_OK;
+    return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %d, expected 0 or 1", call, name, (int)value);
+}
+
+static cot_status check_pre_options(const char *call, double hc_eps, double post_scale, bool fused, double sinkhorn_eps,
+                                    int32_t iterations)
+{
+    CHECK(check_eps(call, "hc_eps", hc_eps));
+    if (!(post_scale > 0 && isfinite(post_scale)))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: post_scale is %g, expected more than 0", call, post_scale);
+    if (!fused)
+        return COT_OK;
+    CHECK(check_eps(call, "sinkhorn_eps", sinkhorn_eps));
+    return check_iterations(call, "sinkhorn_iterations", iterations);
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------------ */
+
+/* x[B,T,n,D], which gives all sizes. */
+static cot_status check_x(const char *call, const cot_tensor *x, mhc_sizes *sizes)
+{
+    static const char *const symbols[] = {"B", "T", "n", "D"};
+    CHECK(cot_check_required(call, "x", x));
+    CHECK(cot_check_tensor(call, "x", x, COT_FLOATS, 4, 4));
+    for (int axis = 2; axis < 4; axis++)
+        if (x->shape[axis] < 1)
+            return cot_fail(COT_INVALID_SHAPE, "%s: x has %s=%" PRId64 ", expected 1 or more", call, symbols[axis],
+                            x->shape[axis]);
+    if (x->shape[2] > INT32_MAX / 4)
+        return cot_fail(COT_INVALID_SHAPE, "%s: x has n=%" PRId64 ", expected at most %d", call, x->shape[2],
+                        INT32_MAX / 4);
+    *sizes = (mhc_sizes){.B = x->shape[0], .T = x->shape[1], .n = x->shape[2], .D = x->shape[3], .dtype = x->dtype};
+    sizes->M = sizes->n * (sizes->n + 2);
+    sizes->tokens = sizes->B * sizes->T;
+    return COT_OK;
+}
+
+/* One tensor of a call. The letters of `shape` name its axes: B, T, n, D as in x; M; K = n*D; 3. */
+typedef struct named {
+    const char *name;
+    const cot_tensor *tensor;
+    const char *shape;
+    bool like_x; /* x's dtype; else f32, with an f64 x f64 */
+    bool required, output;
+} named;
+
+static cot_status check_shape(const char *call, const named *t, const mhc_sizes *sizes, const char *source)
+{
+    static const struct {
+        char letter;
+        const char *symbol;
+    } symbols[] = {{'B', "B"}, {'T', "T"}, {'n', "n"}, {'D', "D"}, {'M', "M=n*n+2n"}, {'K', "n*D"}, {'3', "3"}};
+    const int64_t values[] = {sizes->B, sizes->T, sizes->n, sizes->D, sizes->M, sizes->n * sizes->D, 3};
+    for (int axis = 0; t->shape[axis] != '\0'; axis++)
+        for (int s = 0; s < COUNT(symbols); s++)
+            if (symbols[s].letter == t->shape[axis])
+                CHECK(cot_check_size(call, t->name, t->tensor, axis, symbols[s].symbol, source, values[s]));
+    return COT_OK;
+}
+
+/* Shapes and dtypes of all tensors, and with_data their memory. */
+static cot_status check_tensors(const char *call, const named *tensors, int count, const mhc_sizes *sizes,
+                                const char *source, bool with_data)
+{
+    const cot_dtype other = sizes->dtype == COT_F64 ? COT_F64 : COT_F32;
+    for (int i = 0; i < count; i++) {
+        const named *t = &tensors[i];
+        if (t->required)
+            CHECK(cot_check_required(call, t->name, t->tensor));
+        if (!cot_present(t->tensor))
+            continue;
+        const int rank = (int)strlen(t->shape);
+        CHECK(cot_check_tensor(call, t->name, t->tensor, COT_FLOATS, rank, rank));
+        CHECK(check_shape(call, t, sizes, source));
+        const cot_dtype expected = t->like_x ? sizes->dtype : other;
+        if (t->tensor->dtype != expected)
+            return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, expected %s (%s has %s)", call, t->name,
+                            cot_dtype_name(t->tensor->dtype), cot_dtype_name(expected), source,
+                            cot_dtype_name(sizes->dtype));
+    }
+    for (int i = 0; with_data && i < count; i++) {
+        CHECK(cot_check_data(call, tensors[i].name, tensors[i].tensor));
+        if (tensors[i].output)
+            CHECK(cot_check_output(call, tensors[i].name, tensors[i].tensor));
+    }
+    for (int i = 0; with_data && i < count; i++)
+        for (int j = 0; tensors[i].output && j < count; j++)
+            if (j != i)
+                CHECK(cot_check_overlap(call, tensors[i].name, tensors[i].tensor, tensors[j].name, tensors[j].tensor));
+    return COT_OK;
+}
+
+/* ---- the six calls ------------------------------------------------------------------------------------ */
+
+/* {name, tensor, shape, x's dtype, required, output} */
+#define INPUT_LIKE_X(name, shape, required)           \
+    {                                                 \
+#name, &a->name, shape, true, required, false \
+    }
+#define INPUT(name, shape, required)                   \
+    {                                                  \
+#name, &a->name, shape, false, required, false \
+    }
+#define OUTPUT_LIKE_X(name, shape)                \
+    {                                             \
+#name, &a->name, shape, true, false, true \
+    }
+#define OUTPUT(name, shape)                        \
+    {                                              \
+#name, &a->name, shape, false, false, true \
+    }
+
+static cot_status validate_pre_forward(const char *call, const void *args, bool with_data, void *problem)
+{
+    mhc_pre_forward_problem *p = problem;
+    p->args = *(const cot_mhc_pre_forward_args *)args;
+    const cot_mhc_pre_forward_args *a = &p->args;
+    const named tensors[] = {
+        INPUT_LIKE_X(x, "BTnD", true), INPUT(phi, "MK", true),     INPUT(alpha, "3", true), INPUT(bias, "M", true),
+        INPUT(gamma, "nD", false),     OUTPUT_LIKE_X(h_in, "BTD"), OUTPUT(h_pre, "BTn"),    OUTPUT(h_post, "BTn"),
+        OUTPUT(h_res, "BTnn"),         OUTPUT(A, "BTnn"),          OUTPUT(inv_rms, "BT"),   OUTPUT(h_mix, "BTM"),
+    };
+    CHECK(check_eps(call, "norm_eps", a->norm_eps));
+    CHECK(
+        check_pre_options(call, a->hc_eps, a->post_scale, cot_present(&a->A), a->sinkhorn_eps, a->sinkhorn_iterations));
+    CHECK(check_x(call, &a->x, &p->sizes));
+    return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data);
+}
+
+static cot_status validate_pre_backward(const char *call, const void *args, bool with_data, void *problem)
+{
+    mhc_pre_backward_problem *p = problem;
+    p->args = *(const cot_mhc_pre_backward_args *)args;
+    const cot_mhc_pre_backward_args *a = &p->args;
+    const bool fused = cot_present(&a->dA);
+    const named tensors[] = {
+        INPUT_LIKE_X(x, "BTnD", true), INPUT(phi, "MK", true),
+        INPUT(alpha, "3", true),       INPUT(bias, "M", fused),
+        INPUT(gamma, "nD", false),     INPUT(inv_rms, "BT", true),
+        INPUT(h_mix, "BTM", true),     INPUT(h_pre, "BTn", true),
+        INPUT(h_post, "BTn", true),    INPUT_LIKE_X(dh_in, "BTD", true),
+        INPUT(dh_post, "BTn", true),   INPUT(dh_res, "BTnn", false),
+        INPUT(dA, "BTnn", false),      INPUT_LIKE_X(dx_post, "BTnD", false),
+        OUTPUT_LIKE_X(dx, "BTnD"),     OUTPUT(dphi, "MK"),
+        OUTPUT(dalpha, "3"),           OUTPUT(dbias, "M"),
+        OUTPUT(dgamma, "nD"),
+    };
+    CHECK(check_pre_options(call, a->hc_eps, a->post_scale, fused, a->sinkhorn_eps, a->sinkhorn_iterations));
+    CHECK(check_flag(call, "accumulate", a->accumulate));
+    CHECK(check_x(call, &a->x, &p->sizes));
+    return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data);
+}
+
+/* h_res[B,T,n,n] of Sinkhorn alone. */
+static cot_status check_logits(const char *call, const cot_tensor *h_res, mhc_sizes *sizes)
+{
+    CHECK(cot_check_required(call, "h_res", h_res));
+    CHECK(cot_check_tensor(call, "h_res", h_res, COT_DTYPE_BIT(COT_F32) | COT_DTYPE_BIT(COT_F64), 4, 4));
+    if (h_res->shape[2] < 1)
+        return cot_fail(COT_INVALID_SHAPE, "%s: h_res has n=%" PRId64 ", expected 1 or more", call, h_res->shape[2]);
+    *sizes =
+        (mhc_sizes){.B = h_res->shape[0], .T = h_res->shape[1], .n = h_res->shape[2], .D = 1, .dtype = h_res->dtype};
+    sizes->tokens = sizes->B * sizes->T;
+    return COT_OK;
+}
+
+static cot_status validate_sinkhorn_forward(const char *call, const void *args, bool with_data, void *problem)
+{
+    mhc_sinkhorn_forward_problem *p = problem;
+    p->args = *(const cot_mhc_sinkhorn_forward_args *)args;
+    const cot_mhc_sinkhorn_forward_args *a = &p->args;
+    const named tensors[] = {INPUT(h_res, "BTnn", true), {"A", &a->A, "BTnn", false, true, true}};
+    CHECK(check_eps(call, "eps", a->eps));
+    CHECK(check_iterations(call, "iterations", a->iterations));
+    CHECK(check_logits(call, &a->h_res, &p->sizes));
+    return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "h_res", with_data);
+}
+
+static cot_status validate_sinkhorn_backward(const char *call, const void *args, bool with_data, void *problem)
+{
+    mhc_sinkhorn_backward_problem *p = problem;
+    p->args = *(const cot_mhc_sinkhorn_backward_args *)args;
+    const cot_mhc_sinkhorn_backward_args *a = &p->args;
+    const named tensors[] = {
+        INPUT(h_res, "BTnn", true), INPUT(dA, "BTnn", true), {"dh_res", &a->dh_res, "BTnn", false, true, true}};
+    CHECK(check_eps(call, "eps", a->eps));
+    CHECK(check_iterations(call, "iterations", a->iterations));
+    CHECK(check_logits(call, &a->h_res, &p->sizes));
+    return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "h_res", with_data);
+}
+
+static void swap_last_axes(cot_tensor *tensor)
+{
+    const int64_t stride = tensor->stride[2];
+    tensor->stride[2] = tensor->stride[3];
+    tensor->stride[3] = stride;
+}
+
+static cot_status validate_post_forward(const char *call, const void *args, bool with_data, void *problem)
+{
+    mhc_post_forward_problem *p = problem;
+    p->args = *(const cot_mhc_post_forward_args *)args;
+    cot_mhc_post_forward_args *a = &p->args;
+    const named tensors[] = {
+        INPUT_LIKE_X(x, "BTnD", true), INPUT_LIKE_X(f, "BTD", true),           INPUT(h_post, "BTn", true),
+        INPUT(A, "BTnn", true),        {"y", &a->y, "BTnD", true, true, true},
+    };
+    CHECK(check_flag(call, "A_is_out_in", a->A_is_out_in));
+    CHECK(check_x(call, &a->x, &p->sizes));
+    CHECK(check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data));
+    if (a->A_is_out_in)
+        swap_last_axes(&a->A);
+    return COT_OK;
+}
+
+static cot_status validate_post_backward(const char *call, const void *args, bool with_data, void *problem)
+{
+    mhc_post_backward_problem *p = problem;
+    p->args = *(const cot_mhc_post_backward_args *)args;
+    cot_mhc_post_backward_args *a = &p->args;
+    const named tensors[] = {
+        INPUT_LIKE_X(x, "BTnD", true), INPUT_LIKE_X(f, "BTD", true),   INPUT(h_post, "BTn", true),
+        INPUT(A, "BTnn", true),        INPUT_LIKE_X(dy, "BTnD", true), OUTPUT_LIKE_X(dx, "BTnD"),
+        OUTPUT_LIKE_X(df, "BTD"),      OUTPUT(dh_post, "BTn"),         OUTPUT(dA, "BTnn"),
+    };
+    CHECK(check_flag(call, "A_is_out_in", a->A_is_out_in));
+    CHECK(check_x(call, &a->x, &p->sizes));
+    CHECK(check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data));
+    if (a->A_is_out_in) {
+        swap_last_axes(&a->A);
+        swap_last_axes(&a->dA);
+    }
+    return COT_OK;
+}
+
+/* ---- tables ------------------------------------------------------------------------------------------- */
+
+#define COT_KERNEL(op, direction, name, isa, admit, cost, workspace) \
+    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#include "mhc_kernels.def"
+#undef COT_KERNEL
+
+#include "mhc_admit.h"
+
+/* The rows of one op: those of the others expand to nothing. */
+#define COT_KERNEL(op, ...) ROW_##op(__VA_ARGS__)
+#define ROW(direction, name, isa, admit, cost, workspace) \
+    {#name, COT_MHC_##direction, COT_BACKEND_CPU, COT_ISA_##isa, COT_F32, admit, cost, workspace, name},
+
+#define ROW_PRE(...) ROW(__VA_ARGS__)
+#define ROW_SINKHORN(...)
+#define ROW_POST(...)
+static const cot_kernel pre_kernels[] = {
+#include "mhc_kernels.def"
+};
+#undef ROW_PRE
+#undef ROW_SINKHORN
+
+#define ROW_PRE(...)
+#define ROW_SINKHORN(...) ROW(__VA_ARGS__)
+static const cot_kernel sinkhorn_kernels[] = {
+#include "mhc_kernels.def"
+};
+#undef ROW_SINKHORN
+#undef ROW_POST
+
+#define ROW_SINKHORN(...)
+#define ROW_POST(...) ROW(__VA_ARGS__)
+static const cot_kernel post_kernels[] = {
+#include "mhc_kernels.def"
+};
+
+/* Tables, one row a line. */
+/* clang-format off */
+#define FIELD(call, name, role) {#name, offsetof(cot_mhc_##call##_args, name), role, false}
+#define PARAMETER_GRADIENT(name) {#name, offsetof(cot_mhc_pre_backward_args, name), COT_OUTPUT, true}
+
+static const cot_field pre_forward_fields[] = {
+    FIELD(pre_forward, x, COT_INPUT),
+    FIELD(pre_forward, phi, COT_INPUT),
+    FIELD(pre_forward, alpha, COT_INPUT),
+    FIELD(pre_forward, bias, COT_INPUT),
+    FIELD(pre_forward, gamma, COT_INPUT),
+    FIELD(pre_forward, h_in, COT_OUTPUT),
+    FIELD(pre_forward, h_pre, COT_OUTPUT),
+    FIELD(pre_forward, h_post, COT_OUTPUT),
+    FIELD(pre_forward, h_res, COT_OUTPUT),
+    FIELD(pre_forward, A, COT_OUTPUT),
+    FIELD(pre_forward, inv_rms, COT_OUTPUT),
+    FIELD(pre_forward, h_mix, COT_OUTPUT),
+};
+
+static const cot_field pre_backward_fields[] = {
+    FIELD(pre_backward, x, COT_INPUT),
+    FIELD(pre_backward, phi, COT_INPUT),
+    FIELD(pre_backward, alpha, COT_INPUT),
+    FIELD(pre_backward, bias, COT_INPUT),
+    FIELD(pre_backward, gamma, COT_INPUT),
+    FIELD(pre_backward, inv_rms, COT_INPUT),
+    FIELD(pre_backward, h_mix, COT_INPUT),
+    FIELD(pre_backward, h_pre, COT_INPUT),
+    FIELD(pre_backward, h_post, COT_INPUT),
+    FIELD(pre_backward, dh_in, COT_INPUT),
+    FIELD(pre_backward, dh_post, COT_INPUT),
+    FIELD(pre_backward, dh_res, COT_INPUT),
+    FIELD(pre_backward, dA, COT_INPUT),
+    FIELD(pre_backward, dx_post, COT_INPUT),
+    FIELD(pre_backward, dx, COT_OUTPUT),
+    PARAMETER_GRADIENT(dphi),
+    PARAMETER_GRADIENT(dalpha),
+    PARAMETER_GRADIENT(dbias),
+    PARAMETER_GRADIENT(dgamma),
+};
+
+static const cot_field sinkhorn_forward_fields[] = {
+    FIELD(sinkhorn_forward, h_res, COT_INPUT),
+    FIELD(sinkhorn_forward, A, COT_OUTPUT),
+};
+
+static const cot_field sinkhorn_backward_fields[] = {
+    FIELD(sinkhorn_backward, h_res, COT_INPUT),
+    FIELD(sinkhorn_backward, dA, COT_INPUT),
+    FIELD(sinkhorn_backward, dh_res, COT_OUTPUT),
+};
+
+static const cot_field post_forward_fields[] = {
+    FIELD(post_forward, x, COT_INPUT),
+    FIELD(post_forward, f, COT_INPUT),
+    FIELD(post_forward, h_post, COT_INPUT),
+    FIELD(post_forward, A, COT_INPUT),
+    FIELD(post_forward, y, COT_OUTPUT),
+};
+
+static const cot_field post_backward_fields[] = {
+    FIELD(post_backward, x, COT_INPUT),
+    FIELD(post_backward, f, COT_INPUT),
+    FIELD(post_backward, h_post, COT_INPUT),
+    FIELD(post_backward, A, COT_INPUT),
+    FIELD(post_backward, dy, COT_INPUT),
+    FIELD(post_backward, dx, COT_OUTPUT),
+    FIELD(post_backward, df, COT_OUTPUT),
+    FIELD(post_backward, dh_post, COT_OUTPUT),
+    FIELD(post_backward, dA, COT_OUTPUT),
+};
+
+#define DIRECTION(stem, direction, accumulate_at)                                               \
+    {                                                                                           \
+        .name = #direction,                                                                     \
+        .call = "mhc_" #stem "_" #direction,                                                    \
+        .op = &cot_mhc_##stem##_op,                                                             \
+        .args_size = sizeof(cot_mhc_##stem##_##direction##_args),                               \
+        .problem_size = sizeof(mhc_##stem##_##direction##_problem),                             \
+        .workspace_offset = offsetof(cot_mhc_##stem##_##direction##_args, workspace),           \
+        .workspace_bytes_offset = offsetof(cot_mhc_##stem##_##direction##_args, workspace_bytes), \
+        .accumulate_offset = accumulate_at,                                                     \
+        .fields = stem##_##direction##_fields,                                                  \
+        .field_count = COUNT(stem##_##direction##_fields),                                      \
+        .validate = validate_##stem##_##direction,                                              \
+    }
+
+#define OP(stem)                                            \
+    {                                                       \
+        .name = "mhc_" #stem,                               \
+        .directions = cot_mhc_##stem##_directions,          \
+        .direction_count = COUNT(cot_mhc_##stem##_directions), \
+        .kernels = stem##_kernels,                          \
+        .kernel_count = COUNT(stem##_kernels),              \
+    }
+/* clang-format on */
+
+const cot_direction cot_mhc_pre_directions[] = {
+    DIRECTION(pre, forward, 0),
+    DIRECTION(pre, backward, offsetof(cot_mhc_pre_backward_args, accumulate)),
+};
+const cot_direction cot_mhc_sinkhorn_directions[] = {
+    DIRECTION(sinkhorn, forward, 0),
+    DIRECTION(sinkhorn, backward, 0),
+};
+const cot_direction cot_mhc_post_directions[] = {
+    DIRECTION(post, forward, 0),
+    DIRECTION(post, backward, 0),
+};
+
+const cot_op cot_mhc_pre_op = OP(pre);
+const cot_op cot_mhc_sinkhorn_op = OP(sinkhorn);
+const cot_op cot_mhc_post_op = OP(post);
+
+_Static_assert(sizeof(cot_mhc_pre_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
+_Static_assert(sizeof(mhc_pre_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
+
+/* ---- the public calls --------------------------------------------------------------------------------- */
+
+#define CALL(stem, direction, index)                                                                           \
+    cot_status cot_mhc_##stem##_##direction(cot_queue *queue, const cot_mhc_##stem##_##direction##_args *args) \
+    {                                                                                                          \
+        return cot_op_run(&cot_mhc_##stem##_directions[index], queue, args);                                   \
+    }                                                                                                          \
+    cot_status cot_mhc_##stem##_##direction##_workspace(                                                       \
+        cot_queue *queue, const cot_mhc_##stem##_##direction##_args *args, size_t *bytes)                      \
+    {                                                                                                          \
+        return cot_op_workspace(&cot_mhc_##stem##_directions[index], queue, args, bytes);                      \
+    }
+
+CALL(pre, forward, COT_MHC_FORWARD)
+CALL(pre, backward, COT_MHC_BACKWARD)
+CALL(sinkhorn, forward, COT_MHC_FORWARD)
+CALL(sinkhorn, backward, COT_MHC_BACKWARD)
+CALL(post, forward, COT_MHC_FORWARD)
+CALL(post, backward, COT_MHC_BACKWARD)

@@ -1,0 +1,640 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc_cases.c: the shapes, layouts and options that check, bench and the gradient check run, for the three ops.
+ *
+ * A case begins as a `plan`: sizes and choices by name. */
+#include "mhc_problem.h"
+#include "mhc_ref.h"
+
+#include "core/cases.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- plans -------------------------------------------------------------------------------------------- */
+
+enum { PRE, SINKHORN, POST };
+
+typedef enum layout_kind {
+    TOKEN_MAJOR,  /* [B,T,n,D] */
+    STREAM_MAJOR, /* [B,n,T,D] */
+    SLICE,        /* columns cut out of wider rows, from an odd element on */
+    STRIDED,      /* every second column, and rows in reverse order of the axes */
+    LAYOUT_COUNT
+} layout_kind;
+
+static const char *const layout_names[] = {"token-major", "stream-major", "slice", "strided"};
+
+typedef struct plan {
+    int op, direction;
+    unsigned uses;
+    int64_t B, T, n, D;
+    layout_kind layout;
+    cot_dtype dtype;
+    int64_t iterations;
+    bool gamma, wide_phi;                         /* phi ~ N(0,1) rather than N(0, 1/(n*D)) */
+    bool fused, dh_res, dx_post, accumulate;      /* pre */
+    bool no_data_gradient, no_parameter_gradient; /* leave dx or df; or the others, out */
+    bool only_saved;                              /* pre's forward: nothing but what backward needs */
+    bool wide_logits, no_eps, out_in;             /* sinkhorn, post */
+    uint64_t seed;
+} plan;
+
+static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
+
+static const cot_direction *direction_of(const plan *p)
+{
+    static const cot_direction *const directions[] = {cot_mhc_pre_directions, cot_mhc_sinkhorn_directions,
+                                                      cot_mhc_post_directions};
+    return &directions[p->op][p->direction];
+}
+
+/* splitmix64: small, and the same everywhere. */
+static uint64_t draw(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static bool draw_bool(uint64_t *state)
+{
+    return draw(state) & 1;
+}
+
+static int64_t draw_below(uint64_t *state, int64_t bound)
+{
+    return (int64_t)(draw(state) % (uint64_t)bound);
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------------ */
+
+static int field_index(const plan *p, const char *name)
+{
+    const cot_direction *d = direction_of(p);
+    for (int field = 0; field < d->field_count; field++)
+        if (strcmp(d->fields[field].name, name) == 0)
+            return field;
+    return -1;
+}
+
+/* Gives field `name` [B,T,rest...] the plan's layout. */
+static void set_token_tensor(const plan *p, cot_case *c, const char *name, cot_dtype dtype, int rest, int64_t first,
+                             int64_t second)
+{
+    const int field = field_index(p, name), rank = 2 + rest, last = rank - 1;
+    const int64_t shape[] = {p->B, p->T, first, second};
+    cot_tensor t = cot_tensor_contiguous(NULL, dtype, rank, shape);
+    int64_t pitch = shape[last];
+    switch (p->layout) {
+    case STREAM_MAJOR:
+        if (rest == 2)
+            t.stride[2] = p->T * second, t.stride[1] = second;
+        break;
+    case SLICE:
+        pitch = 2 * shape[last] + 3;
+        for (int axis = last - 1; axis >= 0; axis--) {
+            t.stride[axis] = pitch;
+            pitch *= shape[axis];
+        }
+        c->offset[field] = 1;
+        break;
+    case STRIDED:
+        pitch = 1;
+        for (int axis = 0; axis < last; axis++) {
+            t.stride[axis] = pitch;
+            pitch *= shape[axis] > 0 ? shape[axis] : 1;
+        }
+        t.stride[last] = 2 * pitch;
+        break;
+    default: break;
+    }
+    *cot_field_tensor(&direction_of(p)->fields[field], c->args) = t;
+}
+
+static cot_dtype other_dtype(const plan *p)
+{
+    return p->dtype == COT_F64 ? COT_F64 : COT_F32;
+}
+
+static void set_streams(const plan *p, cot_case *c, const char *name) /* [B,T,n,D] */
+{
+    set_token_tensor(p, c, name, p->dtype, 2, p->n, p->D);
+}
+
+static void set_layer(const plan *p, cot_case *c, const char *name) /* [B,T,D] */
+{
+    set_token_tensor(p, c, name, p->dtype, 1, p->D, 0);
+}
+
+static void set_coefficients(const plan *p, cot_case *c, const char *name, int64_t count)
+{
+    set_token_tensor(p, c, name, other_dtype(p), 1, count, 0);
+}
+
+static void set_matrix(const plan *p, cot_case *c, const char *name)
+{
+    set_token_tensor(p, c, name, other_dtype(p), 2, p->n, p->n);
+}
+
+/* Parameters: row-major, with strides of their own in the strided layout. */
+static void set_parameter(const plan *p, cot_case *c, const char *name, int64_t rows, int64_t columns)
+{
+    const bool strided = p->layout == STRIDED;
+    const int64_t shape[] = {rows, columns};
+    cot_tensor t = columns > 0 ? cot_tensor_contiguous(NULL, other_dtype(p), 2, shape)
+                               : cot_tensor_contiguous(NULL, other_dtype(p), 1, shape);
+    if (strided && columns > 0)
+        t.stride[0] = 1, t.stride[1] = rows + 1;
+    else if (strided)
+        t.stride[0] = 3;
+    *cot_field_tensor(&direction_of(p)->fields[field_index(p, name)], c->args) = t;
+}
+
+static void set_parameters(const plan *p, cot_case *c, const char *prefix, bool bias, bool gamma)
+{
+    const int64_t M = p->n * (p->n + 2);
+    char name[16];
+    snprintf(name, sizeof name, "%sphi", prefix);
+    set_parameter(p, c, name, M, p->n * p->D);
+    snprintf(name, sizeof name, "%salpha", prefix);
+    set_parameter(p, c, name, 3, 0);
+    snprintf(name, sizeof name, "%sbias", prefix);
+    if (bias)
+        set_parameter(p, c, name, M, 0);
+    snprintf(name, sizeof name, "%sgamma", prefix);
+    if (gamma)
+        set_parameter(p, c, name, p->n, p->D);
+}
+
+static void pre_forward_case(const plan *p, cot_case *c)
+{
+    cot_mhc_pre_forward_args *a = (cot_mhc_pre_forward_args *)c->args;
+    COT_MHC_PRE_FORWARD_INIT(a);
+    a->sinkhorn_iterations = (int32_t)p->iterations;
+    set_streams(p, c, "x");
+    set_parameters(p, c, "", true, p->gamma);
+    set_coefficients(p, c, "h_pre", p->n);
+    set_coefficients(p, c, "h_post", p->n);
+    set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
+    set_token_tensor(p, c, "inv_rms", other_dtype(p), 0, 0, 0);
+    if (p->fused)
+        set_matrix(p, c, "A");
+    if (!p->only_saved) {
+        set_layer(p, c, "h_in");
+        set_matrix(p, c, "h_res");
+    }
+}
+
+static void pre_backward_case(const plan *p, cot_case *c)
+{
+    cot_mhc_pre_backward_args *a = (cot_mhc_pre_backward_args *)c->args;
+    COT_MHC_PRE_BACKWARD_INIT(a);
+    a->sinkhorn_iterations = (int32_t)p->iterations;
+    a->accumulate = p->accumulate;
+    set_streams(p, c, "x");
+    set_parameters(p, c, "", true, p->gamma);
+    set_token_tensor(p, c, "inv_rms", other_dtype(p), 0, 0, 0);
+    set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
+    set_coefficients(p, c, "h_pre", p->n);
+    set_coefficients(p, c, "h_post", p->n);
+    set_layer(p, c, "dh_in");
+    set_coefficients(p, c, "dh_post", p->n);
+    if (p->dh_res)
+        set_matrix(p, c, "dh_res");
+    if (p->fused)
+        set_matrix(p, c, "dA");
+    if (p->dx_post)
+        set_streams(p, c, "dx_post");
+    if (!p->no_data_gradient)
+        set_streams(p, c, "dx");
+    if (!p->no_parameter_gradient)
+        set_parameters(p, c, "d", true, p->gamma || !(p->uses & COT_CASE_GRADIENT));
+}
+
+static void sinkhorn_forward_case(const plan *p, cot_case *c)
+{
+    cot_mhc_sinkhorn_forward_args *a = (cot_mhc_sinkhorn_forward_args *)c->args;
+    COT_MHC_SINKHORN_INIT(a);
+    a->iterations = (int32_t)p->iterations;
+    a->eps = p->no_eps ? 0 : a->eps;
+    set_matrix(p, c, "h_res");
+    set_matrix(p, c, "A");
+}
+
+static void sinkhorn_backward_case(const plan *p, cot_case *c)
+{
+    cot_mhc_sinkhorn_backward_args *a = (cot_mhc_sinkhorn_backward_args *)c->args;
+    COT_MHC_SINKHORN_INIT(a);
+    a->iterations = (int32_t)p->iterations;
+    a->eps = p->no_eps ? 0 : a->eps;
+    set_matrix(p, c, "h_res");
+    set_matrix(p, c, "dA");
+    set_matrix(p, c, "dh_res");
+}
+
+static void post_forward_case(const plan *p, cot_case *c)
+{
+    cot_mhc_post_forward_args *a = (cot_mhc_post_forward_args *)c->args;
+    COT_INIT(a);
+    a->A_is_out_in = p->out_in;
+    set_streams(p, c, "x");
+    set_layer(p, c, "f");
+    set_coefficients(p, c, "h_post", p->n);
+    set_matrix(p, c, "A");
+    set_streams(p, c, "y");
+}
+
+static void post_backward_case(const plan *p, cot_case *c)
+{
+    cot_mhc_post_backward_args *a = (cot_mhc_post_backward_args *)c->args;
+    COT_INIT(a);
+    a->A_is_out_in = p->out_in;
+    set_streams(p, c, "x");
+    set_layer(p, c, "f");
+    set_coefficients(p, c, "h_post", p->n);
+    set_matrix(p, c, "A");
+    set_streams(p, c, "dy");
+    if (!p->no_data_gradient) {
+        set_streams(p, c, "dx");
+        set_layer(p, c, "df");
+    }
+    if (!p->no_parameter_gradient) {
+        set_coefficients(p, c, "dh_post", p->n);
+        set_matrix(p, c, "dA");
+    }
+}
+
+/* Words of the options; prepare reads some of them again. */
+static void describe(const plan *p, cot_case *c)
+{
+    const double x = (double)p->B * (double)p->T * (double)p->n * (double)p->D, n = (double)p->n;
+    const bool backward = p->direction == COT_MHC_BACKWARD;
+    c->layout = layout_names[p->layout];
+    snprintf(c->shape, sizeof c->shape, "B%lld T%lld n%lld", (long long)p->B, (long long)p->T, (long long)p->n);
+    if (p->op != SINKHORN)
+        snprintf(c->shape + strlen(c->shape), sizeof c->shape - strlen(c->shape), " D%lld", (long long)p->D);
+    if (p->op == PRE) {
+        snprintf(c->options, sizeof c->options, "%s%s%s%s%s%s%s%s%s", p->wide_phi ? "phi~1" : "phi~1/nD",
+                 p->gamma ? "+gamma" : "", p->fused ? "+sinkhorn" : "", backward && p->dh_res ? "+dh_res" : "",
+                 backward && p->dx_post ? "+dx_post" : "", p->accumulate ? "+accumulate" : "",
+                 p->no_data_gradient ? "-dx" : "", p->no_parameter_gradient ? "-dphi" : "",
+                 p->only_saved ? "-h_in" : "");
+        c->flops = (backward ? 4 : 2) * n * (n + 2) * x;
+    } else if (p->op == SINKHORN) {
+        snprintf(c->options, sizeof c->options, "R=%lld%s%s", (long long)p->iterations, p->wide_logits ? "+wide" : "",
+                 p->no_eps ? "-eps" : "");
+        c->flops = (backward ? 12 : 4) * (double)p->iterations * n * n * (double)p->B * (double)p->T;
+    } else {
+        snprintf(c->options, sizeof c->options, "%s%s%s", p->out_in ? "A[out,in]" : "A[in,out]",
+                 p->no_data_gradient ? "-dx" : "", p->no_parameter_gradient ? "-dA" : "");
+        c->flops = (backward ? 4 : 2) * (n + 1) * x;
+    }
+}
+
+/* ---- families ----------------------------------------------------------------------------------------- */
+
+typedef struct visitor {
+    bool (*visit)(void *context, const cot_case *);
+    void *context;
+    bool stopped;
+} visitor;
+
+static void build(const plan *p, cot_case *c)
+{
+    static void (*const builders[3][2])(const plan *, cot_case *) = {
+        {pre_forward_case, pre_backward_case},
+        {sinkhorn_forward_case, sinkhorn_backward_case},
+        {post_forward_case, post_backward_case},
+    };
+    *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = p->seed};
+    builders[p->op][p->direction](p, c);
+    describe(p, c);
+}
+
+static void emit(visitor *v, const plan *p)
+{
+    if (v->stopped)
+        return;
+    cot_case c;
+    build(p, &c);
+    v->stopped = !v->visit(v->context, &c);
+}
+
+static void draw_features(plan *p, uint64_t *state)
+{
+    p->gamma = draw_bool(state);
+    p->wide_phi = draw_below(state, 3) == 0;
+    p->fused = draw_bool(state);
+    p->dh_res = draw_bool(state);
+    p->dx_post = draw_bool(state);
+    p->accumulate = p->direction == COT_MHC_BACKWARD && draw_bool(state);
+    p->no_data_gradient = p->direction == COT_MHC_BACKWARD && draw_below(state, 10) == 0;
+    p->no_parameter_gradient = p->direction == COT_MHC_BACKWARD && draw_below(state, 10) == 0;
+    p->only_saved = p->direction == COT_MHC_FORWARD && draw_below(state, 10) == 0;
+    p->iterations = draw_below(state, 4) == 0 ? 1 + draw_below(state, 5) : 20;
+    p->wide_logits = draw_below(state, 3) == 0;
+    p->no_eps = !p->wide_logits && draw_below(state, 4) == 0;
+    p->out_in = draw_bool(state);
+}
+
+/* Every n and D with token counts around the kernels' tiles; the work of the oracle, of about n*n*n*D*tokens, bounds
+ * the product. */
+static void sweep_sizes(visitor *v, int op, int direction)
+{
+    static const int64_t streams[] = {1, 2, 3, 4, 5, 6, 7, 8, 11}, widths[] = {1, 8, 64, 129, 513, 1280, 4096, 7168};
+    static const int64_t tokens[] = {0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 130, 300, 1025};
+    uint64_t state = 1 + (uint64_t)(op * 2 + direction);
+    int64_t number = 0;
+    for (size_t s = 0; s < sizeof streams / sizeof *streams; s++)
+        for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+            for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+                plan p = {.op = op, .direction = direction, .uses = COT_CASE_CHECK, .n = streams[s], .D = widths[w]};
+                const double n = (double)p.n, x = (double)tokens[i] * n * (double)p.D;
+                const double work = op == PRE    ? x * (n * n + 2 * n)
+                                    : op == POST ? 10 * x * (n + 1)
+                                                 : 5000 * x / (double)p.D;
+                if ((op == SINKHORN && p.D != 1) || work > 3e6 || (work > 3e5 && draw_below(&state, 8) != 0))
+                    continue;
+                p.B = tokens[i] % 2 == 0 ? 2 : tokens[i] % 3 == 0 ? 3 : 1;
+                p.T = tokens[i] / p.B;
+                p.layout = number % 4 == 3 ? (layout_kind)draw_below(&state, LAYOUT_COUNT) : TOKEN_MAJOR;
+                p.dtype = float_dtypes[op == SINKHORN                ? 3 * (draw_below(&state, 5) == 0)
+                                       : draw_below(&state, 10) == 0 ? 3
+                                                                     : number % 3];
+                p.seed = draw(&state);
+                draw_features(&p, &state);
+                if (work < 2e5 && number % 6 == 0)
+                    p.uses |= COT_CASE_QUICK;
+                number++;
+                emit(v, &p);
+            }
+}
+
+/* The shapes of real models, few tokens of wide ones and many of narrow ones. */
+static void large_shapes(visitor *v, int op, int direction)
+{
+    static const int64_t shapes[][3] = {/* n, D, tokens */
+                                        {4, 1280, 65}, {4, 4096, 17}, {4, 7168, 5},  {8, 4096, 2}, {2, 7168, 33},
+                                        {3, 1280, 64}, {1, 4096, 65}, {4, 64, 8192}, {2, 8, 8192}, {8, 8, 2048}};
+    uint64_t state = 101 + (uint64_t)(op * 2 + direction);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        plan p = {.op = op, .direction = direction, .uses = COT_CASE_CHECK, .n = shapes[i][0], .D = shapes[i][1]};
+        p.B = 1;
+        p.T = shapes[i][2];
+        p.dtype = float_dtypes[op == SINKHORN ? 0 : (i + 2) % 3];
+        p.seed = draw(&state);
+        draw_features(&p, &state);
+        p.no_data_gradient = p.no_parameter_gradient = p.only_saved = false;
+        emit(v, &p);
+    }
+}
+
+/* Sizes that finite differences can afford, every combination of the options that a gradient depends on. */
+static void gradients(visitor *v, int op)
+{
+    uint64_t state = 201 + (uint64_t)op;
+    for (int bits = 0; bits < 16; bits++) {
+        plan p = {.op = op, .direction = COT_MHC_BACKWARD, .dtype = COT_F64, .B = 1 + bits % 2, .seed = draw(&state)};
+        p.uses = COT_CASE_CHECK | COT_CASE_QUICK | COT_CASE_GRADIENT;
+        p.n = 1 + draw_below(&state, 4);
+        p.D = 1 + draw_below(&state, 5);
+        p.T = 1 + draw_below(&state, 2);
+        p.layout = (layout_kind)(bits % LAYOUT_COUNT);
+        p.gamma = bits & 1, p.fused = bits >> 1 & 1, p.dh_res = bits >> 2 & 1, p.wide_phi = bits >> 3 & 1;
+        p.iterations = bits & 4 ? 20 : 1 + bits % 3;
+        p.no_eps = bits & 1, p.out_in = bits & 2;
+        emit(v, &p);
+    }
+}
+
+static void bench_shapes(visitor *v, int op, int direction)
+{
+    static const struct {
+        int64_t tokens, n, D;
+        cot_dtype dtype;
+    } shapes[] = {
+        {16384, 4, 1024, COT_F32}, {16384, 4, 1024, COT_BF16}, /* beyond the caches */
+        {2048, 4, 4096, COT_BF16}, {512, 4, 1024, COT_F32},    {512, 4, 1024, COT_BF16},
+        {2048, 2, 1024, COT_BF16}, {1024, 8, 1024, COT_BF16},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        plan p = {.op = op, .direction = direction, .uses = COT_CASE_BENCH, .B = 1, .T = shapes[i].tokens};
+        p.n = shapes[i].n, p.D = shapes[i].D, p.dtype = shapes[i].dtype;
+        p.iterations = 20;
+        p.seed = 41;
+        if (op == SINKHORN && (p.dtype != COT_F32 && p.n == 4))
+            continue;
+        p.dtype = op == SINKHORN ? COT_F32 : p.dtype;
+        p.dh_res = true;
+        emit(v, &p);
+        if (op != PRE || i > 0)
+            continue;
+        p.dh_res = false, p.fused = p.dx_post = true; /* the whole layer in one pass */
+        emit(v, &p);
+    }
+}
+
+static void each(int op, bool (*visit)(void *, const cot_case *), void *context)
+{
+    visitor v = {visit, context, false};
+    gradients(&v, op);
+    for (int direction = COT_MHC_FORWARD; direction <= COT_MHC_BACKWARD; direction++) {
+        sweep_sizes(&v, op, direction);
+        large_shapes(&v, op, direction);
+        bench_shapes(&v, op, direction);
+    }
+}
+
+/* ---- a case from words -------------------------------------------------------------------------------- */
+
+static bool set_number(plan *p, const char *name, size_t length, const char *value)
+{
+    static const struct {
+        const char *name;
+        size_t offset;
+    } numbers[] = {{"B", offsetof(plan, B)},
+                   {"T", offsetof(plan, T)},
+                   {"n", offsetof(plan, n)},
+                   {"D", offsetof(plan, D)},
+                   {"R", offsetof(plan, iterations)}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (strlen(numbers[i].name) != length || strncmp(numbers[i].name, name, length) != 0)
+            continue;
+        char *end;
+        const long long number = strtoll(value, &end, 10);
+        if (end == value || *end != '\0' || number < 0 || number > INT32_MAX)
+            return false;
+        *(int64_t *)((char *)p + numbers[i].offset) = number;
+        return true;
+    }
+    return false;
+}
+
+static bool set_choice(plan *p, const char *word)
+{
+    static const struct {
+        const char *word;
+        size_t offset;
+        int op;
+    } switches[] = {{"gamma", offsetof(plan, gamma), PRE},           {"phi~1", offsetof(plan, wide_phi), PRE},
+                    {"sinkhorn", offsetof(plan, fused), PRE},        {"dh_res", offsetof(plan, dh_res), PRE},
+                    {"dx_post", offsetof(plan, dx_post), PRE},       {"accumulate", offsetof(plan, accumulate), PRE},
+                    {"wide", offsetof(plan, wide_logits), SINKHORN}, {"A[out,in]", offsetof(plan, out_in), POST}};
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
+        if (p->op == switches[i].op && strcmp(word, switches[i].word) == 0)
+            return *(bool *)((char *)p + switches[i].offset) = true;
+    for (int layout = 0; layout < LAYOUT_COUNT; layout++)
+        if (strcmp(word, layout_names[layout]) == 0)
+            return p->layout = (layout_kind)layout, true;
+    for (int i = 0; i < 4; i++)
+        if (strcmp(word, cot_dtype_name(float_dtypes[i])) == 0)
+            return p->dtype = float_dtypes[i], true;
+    return false;
+}
+
+static const char *parse(int op, int direction, int count, char *const words[], cot_case *c)
+{
+    plan p = {.op = op,
+              .direction = direction,
+              .uses = COT_CASE_CHECK | COT_CASE_BENCH,
+              .B = 1,
+              .T = 2048,
+              .n = 4,
+              .D = 1024,
+              .iterations = 20,
+              .dtype = COT_F32,
+              .seed = 47};
+    for (int i = 0; i < count; i++) {
+        const char *equals = strchr(words[i], '=');
+        if (equals != NULL ? !set_number(&p, words[i], (size_t)(equals - words[i]), equals + 1)
+                           : !set_choice(&p, words[i]))
+            return words[i];
+    }
+    build(&p, c);
+    return NULL;
+}
+
+/* ---- inputs ------------------------------------------------------------------------------------------- */
+
+static void multiply(double *data, int64_t count, double factor)
+{
+    for (int64_t i = 0; data != NULL && i < count; i++)
+        data[i] *= factor;
+}
+
+static int index_in(const cot_direction *direction, const char *name)
+{
+    for (int field = 0; field < direction->field_count; field++)
+        if (strcmp(direction->fields[field].name, name) == 0)
+            return field;
+    return -1;
+}
+
+/* What the forward would have saved, by the oracle. */
+static void prepare_saved(const cot_case *c, double *const values[])
+{
+    const cot_direction *forward = &cot_mhc_pre_directions[COT_MHC_FORWARD];
+    const cot_direction *backward = &cot_mhc_pre_directions[COT_MHC_BACKWARD];
+    cot_mhc_pre_forward_args args, magnitudes;
+    COT_MHC_PRE_FORWARD_INIT(&args);
+    double *sizes[COT_MAX_FIELDS] = {0};
+    for (int f = 0; f < forward->field_count; f++) {
+        const int source = index_in(backward, forward->fields[f].name);
+        if (source < 0 || values[source] == NULL)
+            continue;
+        const cot_tensor *like = cot_field_tensor(&backward->fields[source], (void *)c->args);
+        *cot_field_tensor(&forward->fields[f], &args) =
+            cot_tensor_contiguous(values[source], COT_F64, like->rank, like->shape);
+        if (forward->fields[f].role == COT_OUTPUT)
+            sizes[f] = calloc((size_t)cot_elements(like) + 1, sizeof(double));
+    }
+    magnitudes = args;
+    for (int f = 0; f < forward->field_count; f++)
+        if (sizes[f] != NULL)
+            cot_field_tensor(&forward->fields[f], &magnitudes)->data = sizes[f];
+    cot_mhc_pre_oracles[COT_MHC_FORWARD](&args, &magnitudes);
+    for (int f = 0; f < forward->field_count; f++)
+        free(sizes[f]);
+}
+
+static void prepare_pre(const cot_case *c, double *const values[])
+{
+    const cot_direction *direction = &cot_mhc_pre_directions[c->direction];
+    const int phi = index_in(direction, "phi");
+    const cot_tensor *tensor = cot_field_tensor(&direction->fields[phi], (void *)c->args);
+    if (strstr(c->options, "phi~1/nD") != NULL)
+        multiply(values[phi], cot_elements(tensor), 1 / sqrt((double)tensor->shape[1]));
+    /* Timing does not depend on them, and at the benchmark's sizes they take the oracle seconds. */
+    if (c->direction == COT_MHC_BACKWARD && (c->uses & COT_CASE_CHECK))
+        prepare_saved(c, values);
+}
+
+static void prepare_sinkhorn(const cot_case *c, double *const values[])
+{
+    const cot_tensor *logits = cot_field_tensor(&cot_mhc_sinkhorn_directions[c->direction].fields[0], (void *)c->args);
+    if (strstr(c->options, "wide") != NULL) /* beyond 80 either way */
+        multiply(values[0], cot_elements(logits), 25);
+}
+
+/* ---- gradients ---------------------------------------------------------------------------------------- */
+
+static int primal(int direction)
+{
+    return direction == COT_MHC_BACKWARD ? COT_MHC_FORWARD : -1;
+}
+
+static void pre_options(int direction, const void *args, void *primal_args)
+{
+    (void)direction;
+    const cot_mhc_pre_backward_args *b = args;
+    cot_mhc_pre_forward_args *f = primal_args;
+    COT_MHC_PRE_FORWARD_INIT(f);
+    f->hc_eps = b->hc_eps;
+    f->post_scale = b->post_scale;
+    f->sinkhorn_eps = b->sinkhorn_eps;
+    f->sinkhorn_iterations = b->sinkhorn_iterations;
+}
+
+static void sinkhorn_options(int direction, const void *args, void *primal_args)
+{
+    (void)direction;
+    const cot_mhc_sinkhorn_backward_args *b = args;
+    cot_mhc_sinkhorn_forward_args *f = primal_args;
+    f->eps = b->eps;
+    f->iterations = b->iterations;
+}
+
+static void post_options(int direction, const void *args, void *primal_args)
+{
+    (void)direction;
+    ((cot_mhc_post_forward_args *)primal_args)->A_is_out_in = ((const cot_mhc_post_backward_args *)args)->A_is_out_in;
+}
+
+/* ---- one table an op ---------------------------------------------------------------------------------- */
+
+#define CASES(stem, STEM, help, prepare_)                                                       \
+    static void each_##stem(bool (*visit)(void *, const cot_case *), void *context)             \
+    {                                                                                           \
+        each(STEM, visit, context);                                                             \
+    }                                                                                           \
+    static const char *parse_##stem(int direction, int count, char *const words[], cot_case *c) \
+    {                                                                                           \
+        return parse(STEM, direction, count, words, c);                                         \
+    }                                                                                           \
+    const cot_op_cases cot_mhc_##stem##_cases = {                                               \
+        .op = &cot_mhc_##stem##_op,                                                             \
+        .each = each_##stem,                                                                    \
+        .parse = parse_##stem,                                                                  \
+        .words_help = "B=1 T=2048 n=4 " help " f64, token-major stream-major slice strided",    \
+        .prepare = prepare_,                                                                    \
+        .oracles = cot_mhc_##stem##_oracles,                                                    \
+        .primal = primal,                                                                       \
+        .primal_options = stem##_options,                                                       \
+    };
+
+CASES(pre, PRE, "D=1024 R=20 (iterations), gamma phi~1 sinkhorn dh_res dx_post accumulate, f32 f16 bf16", prepare_pre)
+CASES(sinkhorn, SINKHORN, "R=20 (iterations), wide, f32", prepare_sinkhorn)
+CASES(post, POST, "D=1024 A[out,in], f32 f16 bf16", NULL)
