@@ -137,8 +137,9 @@ static void compare_outputs(const reference *ref, const cot_kernel *kernel, cons
             continue;
         double *y = tensor_values(view);
         const cot_dtype intermediate = view->dtype == COT_F64 ? COT_F64 : kernel->intermediate;
-        const comparison c =
-            compare(y, ref->expected[f], ref->magnitudes[f], s[f], cot_elements(view), view->dtype, intermediate);
+        const int64_t shared = ref->c->shared[f] > 0 ? ref->c->shared[f] : 1;
+        const comparison c = compare(y, ref->expected[f], ref->magnitudes[f], s[f], cot_elements(view), view->dtype,
+                                     intermediate, shared);
         if (c.failed && !out->failed) {
             char line[200];
             comparison_line(&c, line, sizeof line);

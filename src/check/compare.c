@@ -68,7 +68,7 @@ static void compare_elements(comparison *c, const double *y, const double *r, co
 
 /* Both sides of the norm rule over [first, end); false where there is too little to average over. */
 static bool norm_ratio(const double *y, const double *r, const double *s, int64_t first, int64_t end, cot_dtype out,
-                       double *ratio)
+                       int64_t shared, double *ratio)
 {
     double error = 0, scalar_error = 0, norm = 0;
     int64_t counted = 0;
@@ -80,20 +80,21 @@ static bool norm_ratio(const double *y, const double *r, const double *s, int64_
     }
     const double bound = 1.5 * sqrt(scalar_error) + 0.25 * unit_roundoff(out) * sqrt(norm);
     *ratio = bound > 0 ? sqrt(error) / bound : 0;
-    return counted >= NORM_LEAST;
+    return counted / shared >= NORM_LEAST;
 }
 
-static void compare_norms(comparison *c, const double *y, const double *r, const double *s, cot_dtype out)
+static void compare_norms(comparison *c, const double *y, const double *r, const double *s, cot_dtype out,
+                          int64_t shared)
 {
     double ratio;
     c->worst_block = -1;
     if (s == NULL)
         return;
-    if (norm_ratio(y, r, s, 0, c->elements, out, &ratio))
+    if (norm_ratio(y, r, s, 0, c->elements, out, shared, &ratio))
         c->worst_norm_ratio = isnan(ratio) ? INFINITY : ratio;
     for (int64_t first = 0; first < c->elements; first += NORM_BLOCK) {
         const int64_t end = first + NORM_BLOCK < c->elements ? first + NORM_BLOCK : c->elements;
-        if (norm_ratio(y, r, s, first, end, out, &ratio) && !(ratio <= c->worst_norm_ratio)) {
+        if (norm_ratio(y, r, s, first, end, out, shared, &ratio) && !(ratio <= c->worst_norm_ratio)) {
             c->worst_norm_ratio = isnan(ratio) ? INFINITY : ratio;
             c->worst_block = first;
         }
@@ -129,11 +130,11 @@ static void compare_bias(comparison *c, const double *y, const double *r, const 
 }
 
 comparison compare(const double *y, const double *r, const double *m, const double *s, int64_t elements, cot_dtype out,
-                   cot_dtype intermediate)
+                   cot_dtype intermediate, int64_t shared)
 {
     comparison c = {.elements = elements, .worst_element = -1};
     compare_elements(&c, y, r, m, out, intermediate);
-    compare_norms(&c, y, r, s, out);
+    compare_norms(&c, y, r, s, out, shared);
     compare_bias(&c, y, r, m, out, intermediate);
     c.failed = c.violations > 0 || !(c.worst_norm_ratio <= 1) || (c.bias_bound > 0 && !(fabs(c.bias) <= c.bias_bound));
     return c;

@@ -7,7 +7,8 @@
  *     16-bit output mean of sign(r)*(y - r rounded)/ulp(r) within 6 standard errors of 0, and the
  *                   mean of 4*u_mid*m/ulp besides: rounding has no bias
  * The norm rule needs numbers to average over: the ratio of two norms of n random errors scatters by 1/sqrt(n), so it
- * is applied to blocks with at least NORM_LEAST non-zero elements, and below that the elementwise rule stands alone. */
+ * is applied to blocks with at least NORM_LEAST non-zero elements, and below that the elementwise rule stands alone.
+ * Elements that `shared` one factor have one error, and count as one. */
 #ifndef COT_CHECK_COMPARE_H
 #define COT_CHECK_COMPARE_H
 
@@ -34,9 +35,10 @@ extern const double thresholds[THRESHOLD_COUNT];
 /* u of a dtype: half the spacing at 1. */
 double unit_roundoff(cot_dtype dtype);
 
-/* y, r, m, s: `elements` row-major values each. Without s (NULL) there is no norm rule. */
+/* y, r, m, s: `elements` row-major values each; of those, `shared` at a time share an error (1 = none does). Without s
+ * (NULL) there is no norm rule. */
 comparison compare(const double *y, const double *r, const double *m, const double *s, int64_t elements, cot_dtype out,
-                   cot_dtype intermediate);
+                   cot_dtype intermediate, int64_t shared);
 
 /* One line: what the rule says of it. */
 void comparison_line(const comparison *c, char *text, size_t size);

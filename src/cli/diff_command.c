@@ -102,7 +102,7 @@ static bool compare_floats(const char *name, const cot_tensor *a, const cot_tens
         m[i] = magnitude(r[i], rms, growth, shape.dtype, (a_is_coarser ? b : a)->dtype);
     }
     const cot_dtype intermediate = shape.dtype == COT_F64 ? COT_F64 : COT_F32;
-    const comparison c = compare(y, r, m, NULL, elements, shape.dtype, intermediate);
+    const comparison c = compare(y, r, m, NULL, elements, shape.dtype, intermediate, 1);
     comparison_report(stdout, name, &c, y, r, m, &shape, intermediate);
     if (equal > 0)
         printf("      %" PRId64 " elements are the same infinity or NaN in both\n", equal);

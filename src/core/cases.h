@@ -24,6 +24,9 @@ typedef struct cot_case {
     unsigned uses;
     _Alignas(16) char args[COT_MAX_ARGS];
     int64_t offset[COT_MAX_FIELDS]; /* elements left out before each field's first: misaligned slices */
+    /* Of an output: how many elements have a factor in common that was summed up before, and with it that sum's error,
+     * as h[token] * x[token, :] has; 0 = none. See compare.h. */
+    int64_t shared[COT_MAX_FIELDS];
     uint64_t seed;                  /* of the data */
     const char *layout;             /* for people and bench rows, like the two below */
     char shape[64];

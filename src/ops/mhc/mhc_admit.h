@@ -4,9 +4,9 @@
 #ifndef COT_MHC_ADMIT_H
 #define COT_MHC_ADMIT_H
 
-#include "mhc_problem.h"
+#include "cpu/mhc_tiling.h"
 
-/* Products of the projection, of one pass over x, of Sinkhorn; as sizes that a double holds. */
+/* x's. */
 static inline double mhc_elements(const mhc_sizes *sizes)
 {
     return (double)sizes->tokens * (double)sizes->n * (double)sizes->D;
@@ -92,5 +92,88 @@ static inline size_t workspace_pre_bwd_scalar(const void *problem)
     const int64_t sinkhorn = mhc_scalar_sinkhorn_bwd(p->sizes.n, mhc_pre_iterations(&p->args));
     return (size_t)(p->sizes.tokens * 2 * p->sizes.M + mhc_scalar_parts(&p->sizes) * sinkhorn) * sizeof(double);
 }
+
+/* ---- vector kernels ----------------------------------------------------------------------------------- */
+
+static inline const char *admit_simd(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    if (sizes->dtype == COT_F64)
+        return "it sums in float32, x is f64";
+    return sizes->n > MHC_MAX_N ? "it serves n up to 8" : NULL;
+}
+
+/* NULL if d is contiguous in all of them. */
+static inline const char *admit_rows(const void *problem, const cot_tensor *const tensors[], int count)
+{
+    for (int i = 0; i < count; i++) {
+        const int last = tensors[i]->rank - 1;
+        if (cot_present(tensors[i]) && tensors[i]->stride[last] != 1 && tensors[i]->shape[last] != 1)
+            return "d is not contiguous";
+    }
+    return admit_simd(problem);
+}
+
+static inline const char *admit_pre_fwd_tiles(const void *problem)
+{
+    const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
+    return admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2);
+}
+
+static inline const char *admit_pre_bwd_tiles(const void *problem)
+{
+    const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
+    return admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4);
+}
+
+static inline const char *admit_post_fwd_rows(const void *problem)
+{
+    const cot_mhc_post_forward_args *a = &((const mhc_post_forward_problem *)problem)->args;
+    return admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y}, 3);
+}
+
+static inline const char *admit_post_bwd_rows(const void *problem)
+{
+    const cot_mhc_post_backward_args *a = &((const mhc_post_backward_problem *)problem)->args;
+    return admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->dy, &a->dx, &a->df}, 5);
+}
+
+static inline size_t workspace_pre_fwd_tiles(const void *problem)
+{
+    const mhc_chunks chunks = mhc_chunk(problem);
+    return (size_t)mhc_weights(problem, &chunks) * sizeof(float);
+}
+
+static inline size_t workspace_pre_bwd_tiles(const void *problem)
+{
+    const mhc_pre_backward_problem *p = problem;
+    return mhc_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args)).bytes;
+}
+
+static inline size_t workspace_sinkhorn_bwd_lanes(const void *problem)
+{
+    const mhc_sinkhorn_backward_problem *p = problem;
+    return (size_t)(mhc_sinkhorn_parts(p->sizes.tokens).count * mhc_history(p->sizes.n, p->args.iterations)) *
+           sizeof(float);
+}
+
+/* The costs by instruction set. */
+#define COT_COSTS(isa, lanes)                                           \
+    static inline double cost_pre_tiles_##isa(const void *problem)      \
+    {                                                                   \
+        return cost_pre_scalar(problem) / (2 * (lanes));                \
+    }                                                                   \
+    static inline double cost_sinkhorn_lanes_##isa(const void *problem) \
+    {                                                                   \
+        return cost_sinkhorn_scalar(problem) / (2 * (lanes));           \
+    }                                                                   \
+    static inline double cost_post_rows_##isa(const void *problem)      \
+    {                                                                   \
+        return cost_post_scalar(problem) / (2 * (lanes));               \
+    }
+COT_COSTS(scalar, 1)
+COT_COSTS(avx2, 8)
+COT_COSTS(avx512, 16)
+#undef COT_COSTS
 
 #endif

@@ -169,6 +169,12 @@ static void set_parameters(const plan *p, cot_case *c, const char *prefix, bool 
         set_parameter(p, c, name, p->n, p->D);
 }
 
+/* With a wide phi most sigmoids are 0 or 1, and few elements have all of the error. */
+static int64_t rare(const plan *p)
+{
+    return p->wide_phi ? 16 : 1;
+}
+
 static void pre_forward_case(const plan *p, cot_case *c)
 {
     cot_mhc_pre_forward_args *a = (cot_mhc_pre_forward_args *)c->args;
@@ -180,10 +186,13 @@ static void pre_forward_case(const plan *p, cot_case *c)
     set_coefficients(p, c, "h_post", p->n);
     set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
     set_token_tensor(p, c, "inv_rms", other_dtype(p), 0, 0, 0);
+    c->shared[field_index(p, "h_pre")] = c->shared[field_index(p, "h_post")] = rare(p);
     if (p->fused)
         set_matrix(p, c, "A");
+    c->shared[field_index(p, "A")] = p->n * p->n; /* the u and v of a token */
     if (!p->only_saved) {
         set_layer(p, c, "h_in");
+        c->shared[field_index(p, "h_in")] = mhc_quotient_up(p->D, p->n) * rare(p); /* n factors a token */
         set_matrix(p, c, "h_res");
     }
 }
@@ -210,6 +219,11 @@ static void pre_backward_case(const plan *p, cot_case *c)
         set_streams(p, c, "dx_post");
     if (!p->no_data_gradient)
         set_streams(p, c, "dx");
+    /* M factors a token; those of dx have most of their error from one sum. */
+    const int64_t factors = p->B * p->T * p->n * (p->n + 2), K = p->n * p->D * rare(p);
+    c->shared[field_index(p, "dx")] = K;
+    c->shared[field_index(p, "dphi")] = factors > 0 ? mhc_quotient_up(p->n * (p->n + 2) * K, factors) : 1;
+    c->shared[field_index(p, "dgamma")] = factors > 0 ? mhc_quotient_up(K, factors) : 1;
     if (!p->no_parameter_gradient)
         set_parameters(p, c, "d", true, p->gamma || !(p->uses & COT_CASE_GRADIENT));
 }
@@ -233,6 +247,7 @@ static void sinkhorn_backward_case(const plan *p, cot_case *c)
     set_matrix(p, c, "h_res");
     set_matrix(p, c, "dA");
     set_matrix(p, c, "dh_res");
+    c->shared[field_index(p, "dh_res")] = p->n * p->n; /* the u and v of a token */
 }
 
 static void post_forward_case(const plan *p, cot_case *c)
@@ -356,7 +371,8 @@ static void sweep_sizes(visitor *v, int op, int direction)
                 const double work = op == PRE    ? x * (n * n + 2 * n)
                                     : op == POST ? 10 * x * (n + 1)
                                                  : 5000 * x / (double)p.D;
-                if ((op == SINKHORN && p.D != 1) || work > 3e6 || (work > 3e5 && draw_below(&state, 8) != 0))
+                if ((op == SINKHORN && p.D != 1) || work > 3e6 ||
+                    (work > 1e5 && draw_below(&state, work > 5e5 ? 12 : 3) != 0))
                     continue;
                 p.B = tokens[i] % 2 == 0 ? 2 : tokens[i] % 3 == 0 ? 3 : 1;
                 p.T = tokens[i] / p.B;
@@ -377,8 +393,8 @@ static void sweep_sizes(visitor *v, int op, int direction)
 static void large_shapes(visitor *v, int op, int direction)
 {
     static const int64_t shapes[][3] = {/* n, D, tokens */
-                                        {4, 1280, 65}, {4, 4096, 17}, {4, 7168, 5},  {8, 4096, 2}, {2, 7168, 33},
-                                        {3, 1280, 64}, {1, 4096, 65}, {4, 64, 8192}, {2, 8, 8192}, {8, 8, 2048}};
+                                        {4, 1280, 65}, {4, 4096, 17}, {4, 7168, 5}, {8, 4096, 2},  {2, 7168, 33},
+                                        {3, 1280, 64}, {1, 4096, 65}, {4, 8, 8192}, {2, 64, 8192}, {8, 8, 2048}};
     uint64_t state = 101 + (uint64_t)(op * 2 + direction);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         plan p = {.op = op, .direction = direction, .uses = COT_CASE_CHECK, .n = shapes[i][0], .D = shapes[i][1]};

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * mhc_pack.h: phi * gamma and x in chunks of columns of one stream (mhc_tiling.h), for pre's two kernels. Rows of either
+ * lie n*D elements apart, which is a power of two as a rule: left where they are, they would share a few sets of the
+ * first-level cache. */
+#ifndef COT_MHC_PACK_H
+#define COT_MHC_PACK_H
+
+#include "mhc_rows.h"
+
+typedef struct mhc_packing {
+    const mhc_sizes *sizes;
+    const cot_tensor *phi, *gamma;
+    mhc_chunks chunks;
+    float *weights;
+} mhc_packing;
+
+static void mhc_pack_item(void *context, int64_t chunk)
+{
+    const mhc_packing *p = context;
+    const int64_t i = chunk / p->chunks.per_stream, begin = chunk % p->chunks.per_stream * MHC_CHUNK;
+    const int64_t columns = mhc_clamp(p->sizes->D - begin, 0, MHC_CHUNK), M = p->sizes->M;
+    const int64_t phi_stride = p->phi->stride[1], gamma_stride = p->gamma->stride[1];
+    for (int64_t j = 0; j < M; j++) {
+        float *to = p->weights + (chunk * M + j) * MHC_CHUNK;
+        const float *phi = (const float *)p->phi->data + j * p->phi->stride[0] + (i * p->sizes->D + begin) * phi_stride;
+        const float *gamma = (const float *)p->gamma->data;
+        for (int64_t d = 0; d < columns; d++)
+            to[d] = phi[d * phi_stride];
+        if (cot_present(p->gamma))
+            for (int64_t d = 0; d < columns; d++)
+                to[d] *= gamma[i * p->gamma->stride[0] + (begin + d) * gamma_stride];
+        for (int64_t d = columns; d < mhc_round_up(columns, 4 * VW) && d < MHC_CHUNK; d++)
+            to[d] = 0;
+    }
+}
+
+/* A row of a chunk of x as f32, zeros up to whole groups of 4 vectors. */
+V_INLINE void mhc_stage(float *to, const char *from, cot_dtype dtype, int64_t columns)
+{
+    for (int64_t d = 0; d < mhc_round_up(columns, 4 * VW); d += VW)
+        v_store(to + d, mhc_load_some(from + d * mhc_size(dtype), dtype, columns - d));
+}
+
+#endif

@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc_pre_bwd_tiles.c: where d is contiguous and n <= 8, the gradients of cotangent/mhc.h:
+ *     dh_pre[i] = dh_in . x[i,:]            then dz, dh_mix and c of a token, Sinkhorn's gradient included
+ *     dx = dh_mix' W + c x + h_pre dh_in (+ dx_post),  W = phi * gamma        Q = sum_tokens dh_mix x'
+ *     dphi = Q gamma,  dgamma = sum_j phi Q,  dbias = sum dz,  dalpha = sum dz h_mix inv_rms
+ *
+ * W is laid out first, by chunks of MHC_CHUNK columns of one stream. An item is one of at most MHC_BWD_PARTS runs of
+ * tokens and has a Q of its own in the workspace; the Qs are added up in the end, in the order of the parts, in double.
+ * A part takes its tokens in blocks of MHC_BWD_TOKENS. A chunk of a block's x goes into the first-level cache as f32 and
+ * is used twice: TILE tokens by WIDE vectors of dx are as many sums over the rows of W; ROWS rows of Q by WIDE vectors
+ * are as many sums over RUN tokens, which are then added to the part's Q. */
+#include "mhc_pack.h"
+#include "mhc_sinkhorn.h"
+
+cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *, const void *, void *);
+
+enum {
+    TILE = 4,               /* tokens */
+    ROWS = 4,               /* of Q */
+    RUN = 16,               /* tokens that are added up before they go to Q */
+    WIDE = VW == 16 ? 4 : 2 /* vectors: 4*WIDE sums and the operands fit in 32 or 16 registers */
+};
+
+typedef struct backward_context {
+    const mhc_pre_backward_problem *problem;
+    mhc_chunks chunks;
+    mhc_parts parts;
+    mhc_pre_bwd_layout layout;
+    char *workspace;
+    bool stream, parameters; /* parameters: is dphi or dgamma wanted? */
+} backward_context;
+
+/* What a part keeps at hand; coefficients with tokens in lanes. */
+typedef struct backward_block {
+    const backward_context *c;
+    int64_t token, count;
+    const char *x_rows[MHC_BWD_TOKENS], *dh_in[MHC_BWD_TOKENS], *dx_post[MHC_BWD_TOKENS]; /* NULL = absent */
+    char *dx[MHC_BWD_TOKENS];
+    bool first; /* block of its part: Q is written, not added to */
+    float *Q, *history;
+    double *sums; /* [M] of dbias, [3] of dalpha */
+    _Alignas(64) float x[MHC_BWD_TOKENS][MHC_CHUNK];
+    _Alignas(64) float dh_mix[MHC_MAX_M][MHC_BWD_TOKENS]; /* at first dh_pre in its rows of pre */
+    _Alignas(64) float h_mix[MHC_MAX_M][MHC_BWD_TOKENS], h_pre[MHC_MAX_N][MHC_BWD_TOKENS];
+    _Alignas(64) float h_post[MHC_MAX_N][MHC_BWD_TOKENS], dh_post[MHC_MAX_N][MHC_BWD_TOKENS];
+    _Alignas(64) float dh_res[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS], dA[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS];
+    _Alignas(64) float inv_rms[MHC_BWD_TOKENS], c_x[MHC_BWD_TOKENS];
+} backward_block;
+
+/* ---- dh_pre ------------------------------------------------------------------------------------------- */
+
+V_INLINE float dot(const char *a, const char *b, int64_t D, cot_dtype dtype)
+{
+    const int64_t size = mhc_size(dtype);
+    vf total = v_zero();
+    for (int64_t begin = 0; begin < D; begin += 2 * MHC_RUN) { /* two runs at a time */
+        const int64_t end = begin + 2 * MHC_RUN < D ? begin + 2 * MHC_RUN : D;
+        vf even = v_zero(), odd = v_zero();
+        for (int64_t d = begin; d < end; d += 2 * VW) {
+            even = v_fma(mhc_load_some(a + d * size, dtype, D - d), mhc_load_some(b + d * size, dtype, D - d), even);
+            odd = v_fma(mhc_load_some(a + (d + VW) * size, dtype, D - d - VW),
+                        mhc_load_some(b + (d + VW) * size, dtype, D - d - VW), odd);
+        }
+        total = v_add(total, v_add(even, odd));
+    }
+    return v_sum(total);
+}
+
+#define DOTS(dtype)                                                                                     \
+    static void dots_##dtype(backward_block *s)                                                         \
+    {                                                                                                   \
+        const mhc_pre_backward_problem *p = s->c->problem;                                              \
+        const int64_t stream = p->args.x.stride[2] * mhc_size(COT_##dtype);                             \
+        for (int64_t t = 0; t < s->count; t++)                                                          \
+            for (int64_t i = 0; i < p->sizes.n; i++)                                                    \
+                s->dh_mix[i][t] = dot(s->dh_in[t], s->x_rows[t] + i * stream, p->sizes.D, COT_##dtype); \
+    }
+MHC_EACH_DTYPE(DOTS)
+
+/* ---- coefficients ------------------------------------------------------------------------------------- */
+
+/* Adds Sinkhorn's gradient to dh_res, for tokens [t, t+VW) of the block. */
+static void sinkhorn_gradient(backward_block *s, int64_t t)
+{
+    const cot_mhc_pre_backward_args *a = &s->c->problem->args;
+    const int64_t n = s->c->problem->sizes.n;
+    const vf alpha = v_set1(mhc_parameter(&a->alpha, 2)), inv_rms = v_load(s->inv_rms + t);
+    vf logits[MHC_MAX_N * MHC_MAX_N], G[MHC_MAX_N * MHC_MAX_N];
+    for (int64_t ij = 0; ij < n * n; ij++) {
+        const vf bias = v_set1(mhc_parameter(&a->bias, 2 * n + ij));
+        logits[ij] = v_fma(alpha, v_mul(v_load(s->h_mix[2 * n + ij] + t), inv_rms), bias);
+        G[ij] = v_load(s->dA[ij] + t);
+    }
+    mhc_sinkhorn_gradient(n, a->sinkhorn_iterations, a->sinkhorn_eps, logits, G, s->history);
+    for (int64_t ij = 0; ij < n * n; ij++)
+        v_store(s->dh_res[ij] + t, v_add(v_load(s->dh_res[ij] + t), G[ij]));
+}
+
+/* dz_j of tokens [t, t+VW). */
+static vf gradient_of_z(const backward_block *s, int64_t j, int64_t t)
+{
+    const cot_mhc_pre_backward_args *a = &s->c->problem->args;
+    const int64_t n = s->c->problem->sizes.n;
+    const vf one = v_set1(1);
+    if (j < n) {
+        const vf sigma = v_sub(v_load(s->h_pre[j] + t), v_set1((float)a->hc_eps));
+        return v_mul(v_mul(v_load(s->dh_mix[j] + t), sigma), v_sub(one, sigma));
+    }
+    if (j < 2 * n) {
+        const vf h = v_load(s->h_post[j - n] + t);
+        return v_mul(v_mul(v_load(s->dh_post[j - n] + t), h), v_sub(one, v_div(h, v_set1((float)a->post_scale))));
+    }
+    return v_load(s->dh_res[j - 2 * n] + t);
+}
+
+/* dh_mix and c of every token, and the block's share of dbias and dalpha. Beyond the last token all is 0. */
+static void coefficients(backward_block *s)
+{
+    const mhc_sizes *sizes = &s->c->problem->sizes;
+    const cot_mhc_pre_backward_args *a = &s->c->problem->args;
+    const int64_t n = sizes->n, M = sizes->M;
+    const vf size = v_set1((float)(n * sizes->D));
+    vf dinv[MHC_BWD_TOKENS / VW];
+    for (int64_t g = 0; g < MHC_BWD_TOKENS / VW; g++)
+        dinv[g] = v_zero();
+    for (int64_t j = 0; j < M; j++) {
+        const int64_t group = mhc_group(n, j);
+        const vf alpha = v_set1(mhc_parameter(&a->alpha, group));
+        vf dbias = v_zero(), dalpha = v_zero();
+        for (int64_t g = 0; g < MHC_BWD_TOKENS / VW; g++) {
+            const vf dz = gradient_of_z(s, j, g * VW), h_mix = v_load(s->h_mix[j] + g * VW);
+            const vf inv_rms = v_load(s->inv_rms + g * VW), du = v_mul(alpha, dz);
+            dbias = v_add(dbias, dz);
+            dalpha = v_fma(dz, v_mul(h_mix, inv_rms), dalpha);
+            dinv[g] = v_fma(du, h_mix, dinv[g]);
+            v_store(s->dh_mix[j] + g * VW, v_mul(du, inv_rms));
+        }
+        s->sums[j] += (double)v_sum(dbias);
+        s->sums[M + group] += (double)v_sum(dalpha);
+    }
+    for (int64_t g = 0; g < MHC_BWD_TOKENS / VW; g++) {
+        const vf inv_rms = v_load(s->inv_rms + g * VW);
+        const vf cube = v_mul(v_mul(inv_rms, inv_rms), inv_rms);
+        v_store(s->c_x + g * VW, v_sub(v_zero(), v_div(v_mul(dinv[g], cube), size)));
+    }
+}
+
+static void load_coefficients(backward_block *s)
+{
+    const cot_mhc_pre_backward_args *a = &s->c->problem->args;
+    const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
+    memset(s->dh_mix, 0, (size_t)n * sizeof *s->dh_mix);
+    mhc_load_tile(s->inv_rms, MHC_BWD_TOKENS, &a->inv_rms, s->token, s->count, 1);
+    mhc_load_tile(s->h_mix[0], MHC_BWD_TOKENS, &a->h_mix, s->token, s->count, M);
+    mhc_load_tile(s->h_pre[0], MHC_BWD_TOKENS, &a->h_pre, s->token, s->count, n);
+    mhc_load_tile(s->h_post[0], MHC_BWD_TOKENS, &a->h_post, s->token, s->count, n);
+    mhc_load_tile(s->dh_post[0], MHC_BWD_TOKENS, &a->dh_post, s->token, s->count, n);
+    mhc_load_tile(s->dh_res[0], MHC_BWD_TOKENS, &a->dh_res, s->token, s->count, n * n);
+    if (!cot_present(&a->dA))
+        return;
+    mhc_load_tile(s->dA[0], MHC_BWD_TOKENS, &a->dA, s->token, s->count, n * n);
+    for (int64_t t = 0; t < s->count; t += VW)
+        sinkhorn_gradient(s, t);
+}
+
+/* ---- dx ----------------------------------------------------------------------------------------------- */
+
+/* Columns of a chunk: `columns` of stream i from column d on, of which the last may be beyond D. */
+typedef struct chunk {
+    int64_t number, i, d, columns;
+    const float *weights;
+} chunk;
+
+/* Tokens [t, t+TILE) by WIDE vectors from column k of the chunk on. */
+V_INLINE void dx_tile(const backward_block *s, const chunk *own, int64_t t, int64_t k, cot_dtype dtype)
+{
+    const mhc_pre_backward_problem *p = s->c->problem;
+    const cot_mhc_pre_backward_args *a = &p->args;
+    const int64_t size = mhc_size(dtype), left = p->sizes.D - own->d - k;
+    const int tokens = (int)mhc_clamp(s->count - t, 0, TILE);
+    vf dx[TILE][WIDE];
+    V_UNROLL
+    for (int r = 0; r < TILE; r++)
+        V_UNROLL
+    for (int v = 0; v < WIDE; v++)
+        dx[r][v] = v_zero();
+    const float *w = own->weights + k;
+    for (int64_t j = 0; j < p->sizes.M; j++, w += MHC_CHUNK) {
+        vf ws[WIDE];
+        V_UNROLL
+        for (int v = 0; v < WIDE; v++)
+            ws[v] = v_load(w + v * VW);
+        V_UNROLL
+        for (int r = 0; r < TILE; r++) {
+            const vf dh_mix = v_set1(s->dh_mix[j][t + r]);
+            V_UNROLL
+            for (int v = 0; v < WIDE; v++)
+                dx[r][v] = v_fma(dh_mix, ws[v], dx[r][v]);
+        }
+    }
+    V_UNROLL
+    for (int r = 0; r < TILE; r++) {
+        if (r >= tokens)
+            break;
+        const char *dh_in = s->dh_in[t + r] + (own->d + k) * size, *post = s->dx_post[t + r];
+        char *out = s->dx[t + r] + (own->i * a->dx.stride[2] + own->d + k) * size;
+        post = post != NULL ? post + (own->i * a->dx_post.stride[2] + own->d + k) * size : NULL;
+        const vf c = v_set1(s->c_x[t + r]), h_pre = v_set1(s->h_pre[own->i][t + r]);
+        V_UNROLL
+        for (int v = 0; v < WIDE; v++) {
+            vf sum = v_fma(c, v_load(s->x[t + r] + k + v * VW), dx[r][v]);
+            sum = v_fma(h_pre, mhc_load_some(dh_in + v * VW * size, dtype, left - v * VW), sum);
+            if (post != NULL)
+                sum = v_add(sum, mhc_load_some(post + v * VW * size, dtype, left - v * VW));
+            mhc_store_some(out + v * VW * size, dtype, sum, left - v * VW, s->c->stream);
+        }
+    }
+}
+
+/* ---- Q ------------------------------------------------------------------------------------------------ */
+
+/* Tokens [t, t+RUN) into ROWS rows by WIDE vectors. */
+V_INLINE void Q_tile(const backward_block *s, const chunk *own, int64_t begin, int64_t j, int64_t k, int rows)
+{
+    const int64_t end = begin + RUN < s->count ? begin + RUN : s->count;
+    vf sums[ROWS][WIDE];
+    V_UNROLL
+    for (int r = 0; r < rows; r++)
+        V_UNROLL
+    for (int v = 0; v < WIDE; v++)
+        sums[r][v] = v_zero();
+    for (int64_t t = begin; t < end; t++) {
+        vf x[WIDE];
+        V_UNROLL
+        for (int v = 0; v < WIDE; v++)
+            x[v] = v_load(s->x[t] + k + v * VW);
+        V_UNROLL
+        for (int r = 0; r < rows; r++) {
+            const vf dh_mix = v_set1(s->dh_mix[j + r][t]);
+            V_UNROLL
+            for (int v = 0; v < WIDE; v++)
+                sums[r][v] = v_fma(dh_mix, x[v], sums[r][v]);
+        }
+    }
+    float *Q = s->Q + (own->number * s->c->problem->sizes.M + j) * MHC_CHUNK + k;
+    V_UNROLL
+    for (int r = 0; r < rows; r++)
+        V_UNROLL
+    for (int v = 0; v < WIDE; v++) {
+        float *at = Q + r * MHC_CHUNK + v * VW;
+        v_store(at, s->first && begin == 0 ? sums[r][v] : v_add(v_load(at), sums[r][v]));
+    }
+}
+
+static void Q_chunk(const backward_block *s, const chunk *own)
+{
+    const int64_t M = s->c->problem->sizes.M;
+    for (int64_t t = 0; t < s->count; t += RUN)
+        for (int64_t j = 0; j < M; j += ROWS)
+            for (int64_t k = 0; k < own->columns; k += WIDE * VW)
+                switch (M - j) {
+                case 1: Q_tile(s, own, t, j, k, 1); break;
+                case 2: Q_tile(s, own, t, j, k, 2); break;
+                case 3: Q_tile(s, own, t, j, k, 3); break;
+                default: Q_tile(s, own, t, j, k, ROWS); break;
+                }
+}
+
+/* ---- blocks and parts --------------------------------------------------------------------------------- */
+
+/* Stages a chunk of x and, where it is wanted, finishes its dx. */
+#define DX_CHUNK(dtype)                                                                                        \
+    static void dx_chunk_##dtype(backward_block *s, const chunk *own)                                          \
+    {                                                                                                          \
+        const mhc_pre_backward_problem *p = s->c->problem;                                                     \
+        for (int64_t t = 0; t < s->count; t++)                                                                 \
+            mhc_stage(s->x[t], s->x_rows[t] + (own->i * p->args.x.stride[2] + own->d) * mhc_size(COT_##dtype), \
+                      COT_##dtype, mhc_clamp(p->sizes.D - own->d, 0, MHC_CHUNK));                              \
+        for (int64_t t = 0; cot_present(&p->args.dx) && t < s->count; t += TILE)                               \
+            for (int64_t k = 0; k < own->columns; k += WIDE * VW)                                              \
+                dx_tile(s, own, t, k, COT_##dtype);                                                            \
+    }
+MHC_EACH_DTYPE(DX_CHUNK)
+
+static void backward_chunks(backward_block *s)
+{
+    static void (*const dx_chunks[])(backward_block *, const chunk *) = {dx_chunk_F32, dx_chunk_F16, dx_chunk_BF16};
+    const mhc_pre_backward_problem *p = s->c->problem;
+    const mhc_chunks *chunks = &s->c->chunks;
+    for (int64_t number = 0; number < chunks->count; number++) {
+        chunk own = {.number = number,
+                     .i = number / chunks->per_stream,
+                     .d = number % chunks->per_stream * MHC_CHUNK,
+                     .weights = (const float *)s->c->workspace + number * p->sizes.M * MHC_CHUNK};
+        own.columns = mhc_round_up(mhc_clamp(p->sizes.D - own.d, 0, MHC_CHUNK), 4 * VW);
+        dx_chunks[p->args.x.dtype - COT_F32](s, &own);
+        if (s->c->parameters)
+            Q_chunk(s, &own);
+    }
+}
+
+static void backward_part(void *context, int64_t part)
+{
+    static void (*const dots[])(backward_block *) = {dots_F32, dots_F16, dots_BF16};
+    const backward_context *c = context;
+    const mhc_pre_backward_problem *p = c->problem;
+    const int64_t end = mhc_clamp((part + 1) * c->parts.each, 0, p->sizes.tokens);
+    backward_block s;
+    s.c = c;
+    s.Q = (float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part);
+    s.sums = (double *)(c->workspace + c->layout.sums + (size_t)part * c->layout.sums_part);
+    s.history = (float *)(c->workspace + c->layout.history + (size_t)part * c->layout.history_part);
+    s.first = true;
+    for (int64_t j = 0; j < p->sizes.M + 3; j++)
+        s.sums[j] = 0;
+    for (s.token = part * c->parts.each; s.token < end; s.token += MHC_BWD_TOKENS) {
+        s.count = mhc_clamp(end - s.token, 0, MHC_BWD_TOKENS);
+        for (int64_t t = 0; t < s.count; t++) {
+            s.x_rows[t] = mhc_row(&p->args.x, s.token + t, 0, 0);
+            s.dh_in[t] = mhc_row(&p->args.dh_in, s.token + t, 0, 0);
+            s.dx_post[t] = cot_present(&p->args.dx_post) ? mhc_row(&p->args.dx_post, s.token + t, 0, 0) : NULL;
+            s.dx[t] = cot_present(&p->args.dx) ? mhc_row(&p->args.dx, s.token + t, 0, 0) : NULL;
+        }
+        load_coefficients(&s);
+        dots[p->args.x.dtype - COT_F32](&s);
+        coefficients(&s);
+        if (cot_present(&p->args.dx) || c->parameters)
+            backward_chunks(&s);
+        s.first = false;
+    }
+    if (c->stream)
+        v_fence();
+}
+
+/* ---- the parameters' gradients ------------------------------------------------------------------------ */
+
+static void store_gradient(const cot_tensor *out, int64_t at, bool accumulate, double value)
+{
+    float *to = (float *)out->data + at;
+    *to = (float)(accumulate ? value + (double)*to : value);
+}
+
+/* Columns of one chunk of dphi and dgamma. Without a token there are no parts' Qs. */
+static void reduce_chunk(const backward_context *c, int64_t number)
+{
+    const mhc_pre_backward_problem *p = c->problem;
+    const cot_mhc_pre_backward_args *a = &p->args;
+    const int64_t M = p->sizes.M, i = number / c->chunks.per_stream;
+    const int64_t d = number % c->chunks.per_stream * MHC_CHUNK;
+    const int64_t columns = mhc_clamp(p->sizes.D - d, 0, MHC_CHUNK);
+    const int64_t parts = p->sizes.tokens > 0 ? c->parts.count : 0;
+    double dgamma[MHC_CHUNK] = {0};
+    for (int64_t j = 0; j < M; j++) {
+        double Q[MHC_CHUNK] = {0};
+        for (int64_t part = 0; part < parts; part++) {
+            const float *terms = (const float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part) +
+                                 (number * M + j) * MHC_CHUNK;
+            for (int64_t k = 0; k < columns; k++)
+                Q[k] += (double)terms[k];
+        }
+        for (int64_t k = 0; k < columns; k++) {
+            const int64_t column = i * p->sizes.D + d + k;
+            const double gamma =
+                cot_present(&a->gamma)
+                    ? (double)((const float *)a->gamma.data)[i * a->gamma.stride[0] + (d + k) * a->gamma.stride[1]]
+                    : 1;
+            dgamma[k] += (double)((const float *)a->phi.data)[j * a->phi.stride[0] + column * a->phi.stride[1]] * Q[k];
+            if (cot_present(&a->dphi))
+                store_gradient(&a->dphi, j * a->dphi.stride[0] + column * a->dphi.stride[1], a->accumulate,
+                               gamma * Q[k]);
+        }
+    }
+    for (int64_t k = 0; cot_present(&a->dgamma) && k < columns; k++)
+        store_gradient(&a->dgamma, i * a->dgamma.stride[0] + (d + k) * a->dgamma.stride[1], a->accumulate, dgamma[k]);
+}
+
+/* Item `chunks` is dbias and dalpha. */
+static void reduce_item(void *context, int64_t item)
+{
+    const backward_context *c = context;
+    const cot_mhc_pre_backward_args *a = &c->problem->args;
+    const int64_t M = c->problem->sizes.M;
+    if (item < c->chunks.count) {
+        if (c->parameters)
+            reduce_chunk(c, item);
+        return;
+    }
+    for (int64_t j = 0; j < M + 3; j++) {
+        const cot_tensor *out = j < M ? &a->dbias : &a->dalpha;
+        double sum = 0;
+        for (int64_t part = 0; part < c->parts.count; part++)
+            sum += ((const double *)(c->workspace + c->layout.sums + (size_t)part * c->layout.sums_part))[j];
+        if (cot_present(out))
+            store_gradient(out, (j < M ? j : j - M) * out->stride[0], a->accumulate, sum);
+    }
+}
+
+cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_backward_problem *p = problem;
+    const cot_mhc_pre_backward_args *a = &p->args;
+    backward_context context = {
+        .problem = p,
+        .chunks = mhc_chunk(&p->sizes),
+        .parts = mhc_pre_bwd_parts(p->sizes.tokens),
+        .layout = mhc_layout_pre_bwd(&p->sizes, cot_present(&a->dA) ? a->sinkhorn_iterations : 0),
+        .workspace = workspace,
+        .stream = mhc_streams(&a->dx, &p->sizes),
+        .parameters = cot_present(&a->dphi) || cot_present(&a->dgamma),
+    };
+    mhc_packing packing = {&p->sizes, &a->phi, &a->gamma, context.chunks, workspace};
+    if (p->sizes.tokens > 0 && cot_present(&a->dx))
+        cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
+    cot_parallel(queue, context.parts.count, backward_part, &context);
+    cot_parallel(queue, context.chunks.count + 1, reduce_item, &context);
+    return COT_OK;
+}

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc_pre_fwd_tiles.c: where d is contiguous and n <= 8,
+ *     h_mix = W x, W = phi * gamma [M, n*D]      inv_rms = 1 / sqrt(mean x^2 + norm_eps)
+ *     z = alpha * h_mix * inv_rms + bias         h_in = sum_i h_pre[i] * x[i,:]
+ * and what follows from z (cotangent/mhc.h), Sinkhorn included.
+ *
+ * W is laid out first, by chunks of MHC_CHUNK columns of one stream. An item is up to MHC_TOKENS tokens. It takes a chunk
+ * of their x into the first-level cache as f32, and multiplies it by 4 rows of W at a time: TILE tokens by 4 rows are
+ * 4*TILE sums, lanes along the columns, for 4+TILE loads. The sums of a chunk are added to those of the chunks before,
+ * so that no lane adds up more than 32 terms in one run. Meanwhile the next chunk is fetched. Coefficients are
+ * computed with tokens in lanes. h_in reads x once more, from the second-level cache. */
+#include "mhc_pack.h"
+#include "mhc_sinkhorn.h"
+
+#include <math.h>
+
+cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *, const void *, void *);
+
+enum {
+    TILE = VW == 16 ? 4 : 2, /* tokens: 4*TILE sums and the operands fit in 32 or 16 registers */
+    ROWS = 4,
+    LINE = 64 /* bytes of a cache line */
+};
+
+typedef struct forward_context {
+    const mhc_pre_forward_problem *problem;
+    mhc_chunks chunks;
+    const float *weights;
+    int64_t item_tokens;
+    bool stream;
+} forward_context;
+
+/* What an item keeps at hand. */
+typedef struct forward_block {
+    const forward_context *c;
+    int64_t token, count;
+    const char *rows[MHC_TOKENS]; /* of x */
+    _Alignas(64) float x[MHC_TOKENS][MHC_CHUNK];
+    vf sums[MHC_TOKENS][MHC_MAX_M], squares[MHC_TOKENS];
+    _Alignas(
+        64) float z[MHC_MAX_M][MHC_TOKENS]; /* at first h_mix; in the end h_pre, h_post, and A where it is wanted */
+    _Alignas(64) float inv_rms[MHC_TOKENS];
+} forward_block;
+
+/* ---- the projection ----------------------------------------------------------------------------------- */
+
+/* sums[t][j] += x[t] . w[j] by lanes over columns [begin, end), for constant numbers of tokens and rows. */
+V_INLINE void project_run(forward_block *s, int64_t t, int64_t j, const float *w, int64_t begin, int64_t end,
+                          int tokens, int rows)
+{
+    const float *x = s->x[t];
+    vf sums[TILE][ROWS];
+    V_UNROLL
+    for (int a = 0; a < tokens; a++)
+        V_UNROLL
+    for (int b = 0; b < rows; b++)
+        sums[a][b] = v_zero();
+    for (int64_t d = begin; d < end; d += VW) {
+        vf xs[TILE];
+        V_UNROLL
+        for (int a = 0; a < tokens; a++)
+            xs[a] = v_load(x + a * MHC_CHUNK + d);
+        V_UNROLL
+        for (int b = 0; b < rows; b++) {
+            const vf ws = v_load(w + b * MHC_CHUNK + d);
+            V_UNROLL
+            for (int a = 0; a < tokens; a++)
+                sums[a][b] = v_fma(xs[a], ws, sums[a][b]);
+        }
+    }
+    V_UNROLL
+    for (int a = 0; a < tokens; a++)
+        V_UNROLL
+    for (int b = 0; b < rows; b++)
+        s->sums[t + a][j + b] = v_add(s->sums[t + a][j + b], sums[a][b]);
+}
+
+V_INLINE void project(forward_block *s, int64_t t, int64_t j, const float *w, int64_t columns, int tokens, int rows)
+{
+    for (int64_t d = 0; d < columns; d += MHC_RUN)
+        project_run(s, t, j, w, d, d + MHC_RUN < columns ? d + MHC_RUN : columns, tokens, rows);
+}
+
+V_INLINE void project_rows(forward_block *s, int64_t t, int64_t j, const float *w, int64_t columns, int tokens)
+{
+    switch (s->c->problem->sizes.M - j) {
+    case 1: project(s, t, j, w, columns, tokens, 1); break;
+    case 2: project(s, t, j, w, columns, tokens, 2); break;
+    case 3: project(s, t, j, w, columns, tokens, 3); break;
+    default: project(s, t, j, w, columns, tokens, ROWS); break;
+    }
+}
+
+/* Where chunk `chunk` begins in each of the rows, in bytes. */
+static int64_t chunk_offset(const forward_context *c, int64_t chunk)
+{
+    const cot_tensor *x = &c->problem->args.x;
+    const int64_t i = chunk / c->chunks.per_stream, d = chunk % c->chunks.per_stream * MHC_CHUNK;
+    return (i * x->stride[2] + d) * mhc_size(x->dtype);
+}
+
+/* Fetches the share number `part` of `parts` of `lines` cache lines of rows [t, t+count), from `offset` on. */
+static void fetch(const forward_block *s, int64_t offset, int64_t lines, int64_t t, int64_t count, int64_t part,
+                  int64_t parts)
+{
+    const int64_t begin = lines * part / parts, end = lines * (part + 1) / parts;
+    for (int64_t a = t; a < t + count; a++)
+        for (int64_t line = begin; line < end; line++)
+            v_prefetch_far((const void *)((uintptr_t)s->rows[a] + (uintptr_t)(offset + line * LINE)));
+}
+
+static void project_chunk(forward_block *s, int64_t chunk)
+{
+    const forward_context *c = s->c;
+    const int64_t M = c->problem->sizes.M;
+    const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
+    const int64_t columns = mhc_round_up(mhc_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK), 4 * VW);
+    const int64_t next = chunk + 1 < c->chunks.count ? chunk_offset(c, chunk + 1) : 0;
+    const int64_t lines = next > 0 ? mhc_quotient_up(MHC_CHUNK * mhc_size(c->problem->args.x.dtype), LINE) : 0;
+    for (int64_t j = 0; j < M; j += ROWS) {
+        const float *w = c->weights + (chunk * M + j) * MHC_CHUNK;
+        int64_t t = 0;
+        for (; t + TILE <= s->count; t += TILE) {
+            fetch(s, next, lines, t, TILE, j / ROWS, mhc_quotient_up(M, ROWS));
+            project_rows(s, t, j, w, columns, TILE);
+        }
+        for (; t < s->count; t++)
+            project_rows(s, t, j, w, columns, 1);
+    }
+}
+
+/* A chunk of x as f32, with zeros up to whole groups of 4 vectors, and its squares. */
+V_INLINE void stage(forward_block *s, int64_t chunk, int64_t columns, cot_dtype dtype)
+{
+    const int64_t offset = chunk_offset(s->c, chunk), size = mhc_size(dtype);
+    for (int64_t t = 0; t < s->count; t++) {
+        const char *from = s->rows[t] + offset;
+        vf squares[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
+        for (int64_t d = 0; d < columns; d += 4 * VW) {
+            V_UNROLL
+            for (int v = 0; v < 4; v++) {
+                const vf x = mhc_load_some(from + (d + v * VW) * size, dtype, columns - d - v * VW);
+                v_store(s->x[t] + d + v * VW, x);
+                squares[v] = v_fma(x, x, squares[v]);
+            }
+        }
+        const vf sum = v_add(v_add(squares[0], squares[1]), v_add(squares[2], squares[3]));
+        s->squares[t] = v_add(s->squares[t], sum);
+    }
+}
+
+#define STAGE(dtype)                                                            \
+    static void stage_##dtype(forward_block *s, int64_t chunk, int64_t columns) \
+    {                                                                           \
+        stage(s, chunk, columns, COT_##dtype);                                  \
+    }
+MHC_EACH_DTYPE(STAGE)
+
+static void project_block(forward_block *s)
+{
+    static void (*const stages[])(forward_block *, int64_t, int64_t) = {stage_F32, stage_F16, stage_BF16};
+    const forward_context *c = s->c;
+    const int64_t M = c->problem->sizes.M;
+    for (int64_t t = 0; t < s->count; t++) {
+        s->squares[t] = v_zero();
+        for (int64_t j = 0; j < M; j++)
+            s->sums[t][j] = v_zero();
+    }
+    for (int64_t chunk = 0; chunk < c->chunks.count; chunk++) {
+        const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
+        stages[c->problem->args.x.dtype - COT_F32](s, chunk, mhc_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK));
+        project_chunk(s, chunk);
+    }
+    const float size = (float)(c->problem->sizes.n * c->problem->sizes.D), eps = (float)c->problem->args.norm_eps;
+    memset(s->z, 0, (size_t)M * sizeof *s->z);
+    memset(s->inv_rms, 0, sizeof s->inv_rms);
+    for (int64_t t = 0; t < s->count; t++) {
+        s->inv_rms[t] = 1 / sqrtf(v_sum(s->squares[t]) / size + eps);
+        for (int64_t j = 0; j < M; j++)
+            s->z[j][t] = v_sum(s->sums[t][j]);
+    }
+}
+
+/* ---- coefficients ------------------------------------------------------------------------------------- */
+
+/* z and what follows from it, for tokens [t, t+VW) of the block. */
+static void coefficients(forward_block *s, int64_t t)
+{
+    const cot_mhc_pre_forward_args *a = &s->c->problem->args;
+    const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
+    const vf inv_rms = v_load(s->inv_rms + t), post_scale = v_set1((float)a->post_scale);
+    for (int64_t j = 0; j < M; j++) {
+        const vf alpha = v_set1(mhc_parameter(&a->alpha, mhc_group(n, j))), bias = v_set1(mhc_parameter(&a->bias, j));
+        vf z = v_fma(alpha, v_mul(v_load(s->z[j] + t), inv_rms), bias);
+        if (j < n)
+            z = v_add(mhc_sigmoid(z), v_set1((float)a->hc_eps));
+        else if (j < 2 * n)
+            z = v_mul(mhc_sigmoid(z), post_scale);
+        v_store(s->z[j] + t, z);
+    }
+}
+
+static void sinkhorn(forward_block *s, int64_t t)
+{
+    const cot_mhc_pre_forward_args *a = &s->c->problem->args;
+    const int64_t n = s->c->problem->sizes.n;
+    vf A[MHC_MAX_N * MHC_MAX_N];
+    for (int64_t ij = 0; ij < n * n; ij++)
+        A[ij] = v_load(s->z[2 * n + ij] + t);
+    mhc_sinkhorn(n, a->sinkhorn_iterations, a->sinkhorn_eps, A);
+    for (int64_t ij = 0; ij < n * n; ij++)
+        v_store(s->z[2 * n + ij] + t, A[ij]);
+}
+
+/* ---- h_in --------------------------------------------------------------------------------------------- */
+
+/* Columns [d, d + vectors*VW) of one token. */
+V_INLINE void mix_columns(const forward_block *s, int64_t t, char *h_in, int64_t d, cot_dtype dtype, int vectors)
+{
+    const mhc_pre_forward_problem *p = s->c->problem;
+    const int64_t size = mhc_size(dtype);
+    const char *x = s->rows[t] + d * size;
+    vf sums[4];
+    V_UNROLL
+    for (int v = 0; v < vectors; v++)
+        sums[v] = v_zero();
+    for (int64_t i = 0; i < p->sizes.n; i++) {
+        const vf h_pre = v_set1(s->z[i][t]);
+        const char *row = x + i * p->args.x.stride[2] * size;
+        V_UNROLL
+        for (int v = 0; v < vectors; v++)
+            v_prefetch(row + (4 + v) * VW * size);
+        V_UNROLL
+        for (int v = 0; v < vectors; v++)
+            sums[v] = v_fma(h_pre, mhc_load_some(row + v * VW * size, dtype, p->sizes.D - d - v * VW), sums[v]);
+    }
+    V_UNROLL
+    for (int v = 0; v < vectors; v++)
+        mhc_store_some(h_in + (d + v * VW) * size, dtype, sums[v], p->sizes.D - d - v * VW, s->c->stream);
+}
+
+#define MIX(dtype)                                                               \
+    static void mix_##dtype(const forward_block *s)                              \
+    {                                                                            \
+        const int64_t D = s->c->problem->sizes.D;                                \
+        for (int64_t t = 0; t < s->count; t++) {                                 \
+            char *h_in = mhc_row(&s->c->problem->args.h_in, s->token + t, 0, 0); \
+            int64_t d = 0;                                                       \
+            for (; d + 4 * VW <= D; d += 4 * VW)                                 \
+                mix_columns(s, t, h_in, d, COT_##dtype, 4);                      \
+            for (; d < D; d += VW)                                               \
+                mix_columns(s, t, h_in, d, COT_##dtype, 1);                      \
+        }                                                                        \
+    }
+MHC_EACH_DTYPE(MIX)
+
+/* ---- items -------------------------------------------------------------------------------------------- */
+
+static void forward_item(void *context, int64_t item)
+{
+    static void (*const mixes[])(const forward_block *) = {mix_F32, mix_F16, mix_BF16};
+    const forward_context *c = context;
+    const cot_mhc_pre_forward_args *a = &c->problem->args;
+    const int64_t n = c->problem->sizes.n, M = c->problem->sizes.M;
+    forward_block s;
+    s.c = c;
+    s.token = item * c->item_tokens;
+    s.count = mhc_clamp(c->problem->sizes.tokens - s.token, 0, c->item_tokens);
+    for (int64_t t = 0; t < s.count; t++)
+        s.rows[t] = mhc_row(&a->x, s.token + t, 0, 0);
+    project_block(&s);
+    mhc_store_tile(s.inv_rms, MHC_TOKENS, &a->inv_rms, s.token, s.count, 1);
+    mhc_store_tile(s.z[0], MHC_TOKENS, &a->h_mix, s.token, s.count, M);
+    for (int64_t t = 0; t < MHC_TOKENS; t += VW)
+        coefficients(&s, t);
+    mhc_store_tile(s.z[0], MHC_TOKENS, &a->h_pre, s.token, s.count, n);
+    mhc_store_tile(s.z[n], MHC_TOKENS, &a->h_post, s.token, s.count, n);
+    mhc_store_tile(s.z[2 * n], MHC_TOKENS, &a->h_res, s.token, s.count, n * n);
+    if (cot_present(&a->h_in))
+        mixes[a->x.dtype - COT_F32](&s);
+    for (int64_t t = 0; cot_present(&a->A) && t < s.count; t += VW)
+        sinkhorn(&s, t);
+    mhc_store_tile(s.z[2 * n], MHC_TOKENS, &a->A, s.token, s.count, n * n);
+    if (c->stream)
+        v_fence();
+}
+
+cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_forward_problem *p = problem;
+    forward_context context = {.problem = p,
+                               .chunks = mhc_chunk(&p->sizes),
+                               .weights = workspace,
+                               .item_tokens = mhc_item_tokens(p->sizes.tokens),
+                               .stream = mhc_streams(&p->args.h_in, &p->sizes)};
+    mhc_packing packing = {&p->sizes, &p->args.phi, &p->args.gamma, context.chunks, workspace};
+    if (p->sizes.tokens > 0)
+        cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
+    cot_parallel(queue, mhc_quotient_up(p->sizes.tokens, context.item_tokens), forward_item, &context);
+    return COT_OK;
+}

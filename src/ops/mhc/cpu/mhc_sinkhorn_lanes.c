@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc_sinkhorn_lanes.c: Sinkhorn and its gradient with a token a lane (mhc_sinkhorn.h). An item is one of at most
+ * MHC_SINKHORN_PARTS runs of tokens; the backward keeps a history of its VW tokens in the workspace. */
+#include "mhc_sinkhorn.h"
+
+cot_status V_NAME(mhc_sinkhorn_fwd_lanes)(cot_queue *, const void *, void *);
+cot_status V_NAME(mhc_sinkhorn_bwd_lanes)(cot_queue *, const void *, void *);
+
+typedef struct lanes_context {
+    const void *problem;
+    mhc_parts parts;
+    float *history; /* of all parts */
+} lanes_context;
+
+static void load_lanes(vf *to, const cot_tensor *from, int64_t token, int64_t count, int64_t elements)
+{
+    float tile[MHC_MAX_N * MHC_MAX_N * VW];
+    mhc_load_tile(tile, VW, from, token, count, elements);
+    for (int64_t e = 0; e < elements; e++)
+        to[e] = v_load(tile + e * VW);
+}
+
+static void store_lanes(const vf *from, const cot_tensor *to, int64_t token, int64_t count, int64_t elements)
+{
+    float tile[MHC_MAX_N * MHC_MAX_N * VW];
+    for (int64_t e = 0; e < elements; e++)
+        v_store(tile + e * VW, from[e]);
+    mhc_store_tile(tile, VW, to, token, count, elements);
+}
+
+static void forward_item(void *context, int64_t number)
+{
+    const lanes_context *c = context;
+    const mhc_sinkhorn_forward_problem *p = c->problem;
+    const int64_t n = p->sizes.n, end = mhc_clamp((number + 1) * c->parts.each, 0, p->sizes.tokens);
+    for (int64_t t = number * c->parts.each; t < end; t += VW) {
+        vf A[MHC_MAX_N * MHC_MAX_N];
+        const int64_t count = mhc_clamp(end - t, 0, VW);
+        load_lanes(A, &p->args.h_res, t, count, n * n);
+        mhc_sinkhorn(n, p->args.iterations, p->args.eps, A);
+        store_lanes(A, &p->args.A, t, count, n * n);
+    }
+}
+
+cot_status V_NAME(mhc_sinkhorn_fwd_lanes)(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    lanes_context c = {.problem = problem, .parts = mhc_sinkhorn_parts(((const mhc_sizes *)problem)->tokens)};
+    cot_parallel(queue, c.parts.count, forward_item, &c);
+    return COT_OK;
+}
+
+static void backward_item(void *context, int64_t number)
+{
+    const lanes_context *c = context;
+    const mhc_sinkhorn_backward_problem *p = c->problem;
+    const int64_t n = p->sizes.n, end = mhc_clamp((number + 1) * c->parts.each, 0, p->sizes.tokens);
+    float *history = c->history + number * mhc_history(n, p->args.iterations);
+    for (int64_t t = number * c->parts.each; t < end; t += VW) {
+        vf logits[MHC_MAX_N * MHC_MAX_N], G[MHC_MAX_N * MHC_MAX_N];
+        const int64_t count = mhc_clamp(end - t, 0, VW);
+        load_lanes(logits, &p->args.h_res, t, count, n * n);
+        load_lanes(G, &p->args.dA, t, count, n * n);
+        mhc_sinkhorn_gradient(n, p->args.iterations, p->args.eps, logits, G, history);
+        store_lanes(G, &p->args.dh_res, t, count, n * n);
+    }
+}
+
+cot_status V_NAME(mhc_sinkhorn_bwd_lanes)(cot_queue *queue, const void *problem, void *workspace)
+{
+    lanes_context c = {
+        .problem = problem, .parts = mhc_sinkhorn_parts(((const mhc_sizes *)problem)->tokens), .history = workspace};
+    cot_parallel(queue, c.parts.count, backward_item, &c);
+    return COT_OK;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * mhc_tiling.h: how the vector kernels cut a problem into items. The cut follows from the sizes alone, so that neither
+ * the instruction set nor the number of threads changes a sum's order. For kernels and front. */
+#ifndef COT_MHC_TILING_H
+#define COT_MHC_TILING_H
+
+#include "ops/mhc/mhc_problem.h"
+
+enum {
+    MHC_MAX_N = 8,
+    MHC_MAX_M = MHC_MAX_N * (MHC_MAX_N + 2),
+    MHC_MAX_LANES = 16,
+    MHC_CHUNK = 256,     /* columns of one stream that pre has in the first-level cache at once */
+    MHC_TOKENS = 16,     /* of an item of pre's forward and of post */
+    MHC_BWD_TOKENS = 32, /* of a block of pre's backward */
+    MHC_BWD_PARTS = 32,  /* pre's backward sums dphi over as many runs of tokens, each of at least: */
+    MHC_BWD_LEAST = 128,
+    MHC_SINKHORN_PARTS = 64
+};
+
+static inline int64_t mhc_round_up(int64_t value, int64_t to)
+{
+    return mhc_quotient_up(value, to) * to;
+}
+
+/* Tokens of an item: fewer where there are few, so that more threads share them; no sum crosses tokens. */
+static inline int64_t mhc_item_tokens(int64_t tokens)
+{
+    return mhc_clamp(mhc_round_up(mhc_quotient_up(tokens, 8), 4), 4, MHC_TOKENS);
+}
+
+/* Columns of phi in chunks of one stream: phi * gamma is laid out as [chunks][M][chunk], the last of a stream padded
+ * with zeros to whole vectors. */
+typedef struct mhc_chunks {
+    int64_t per_stream, count;
+} mhc_chunks;
+
+static inline mhc_chunks mhc_chunk(const mhc_sizes *sizes)
+{
+    const int64_t per_stream = mhc_quotient_up(sizes->D, MHC_CHUNK);
+    return (mhc_chunks){per_stream, per_stream * sizes->n};
+}
+
+static inline int64_t mhc_weights(const mhc_sizes *sizes, const mhc_chunks *chunks)
+{
+    return chunks->count * sizes->M * MHC_CHUNK;
+}
+
+/* A run of tokens; a whole number of blocks of `block`, but for the last. */
+typedef struct mhc_parts {
+    int64_t count, each;
+} mhc_parts;
+
+static inline mhc_parts mhc_part(int64_t tokens, int64_t most, int64_t least, int64_t block)
+{
+    const int64_t wanted = mhc_clamp(mhc_quotient_up(tokens, least), 1, most);
+    const int64_t each = mhc_round_up(mhc_clamp(mhc_quotient_up(tokens, wanted), 1, INT64_MAX / 2), block);
+    return (mhc_parts){mhc_clamp(mhc_quotient_up(tokens, each), 1, most), each};
+}
+
+static inline mhc_parts mhc_pre_bwd_parts(int64_t tokens)
+{
+    return mhc_part(tokens, MHC_BWD_PARTS, MHC_BWD_LEAST, MHC_BWD_TOKENS);
+}
+
+static inline mhc_parts mhc_sinkhorn_parts(int64_t tokens)
+{
+    return mhc_part(tokens, MHC_SINKHORN_PARTS, MHC_MAX_LANES, MHC_MAX_LANES);
+}
+
+/* u and v of every iteration, for MHC_MAX_LANES tokens: in floats. */
+static inline int64_t mhc_history(int64_t n, int32_t iterations)
+{
+    return (int64_t)iterations * 2 * n * MHC_MAX_LANES;
+}
+
+/* Where pre's backward keeps what, in bytes from the workspace's beginning. */
+typedef struct mhc_pre_bwd_layout {
+    size_t weights, Q, sums, history, bytes;
+    size_t Q_part, sums_part, history_part; /* bytes of one part */
+} mhc_pre_bwd_layout;
+
+static inline mhc_pre_bwd_layout mhc_layout_pre_bwd(const mhc_sizes *sizes, int32_t iterations)
+{
+    const mhc_chunks chunks = mhc_chunk(sizes);
+    const size_t parts = (size_t)mhc_pre_bwd_parts(sizes->tokens).count;
+    mhc_pre_bwd_layout l = {.weights = 0};
+    l.Q_part = cot_align((size_t)mhc_weights(sizes, &chunks) * sizeof(float));
+    l.sums_part = cot_align((size_t)(sizes->M + 3) * sizeof(double));
+    l.history_part = cot_align((size_t)mhc_history(sizes->n, iterations) * sizeof(float));
+    l.Q = l.Q_part; /* the weights are as large */
+    l.sums = l.Q + parts * l.Q_part;
+    l.history = l.sums + parts * l.sums_part;
+    l.bytes = l.history + parts * l.history_part;
+    return l;
+}
+
+#endif
