@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * test_mhc_errors.c: the ways in which the front of mhc_pre, mhc_sinkhorn and mhc_post refuses a call: the status, the
+ * whole message, and that no output was touched. And the odd calls that it must not refuse. */
+#include "support.h"
+
+#include <cotangent/mhc.h>
+#include <math.h>
+#include <stdio.h>
+
+enum { B = 2, T = 3, N = 2, D = 5, M = N * (N + 2), TOKENS = B * T };
+enum { PRE_FORWARD, PRE_BACKWARD, SINKHORN_FORWARD, SINKHORN_BACKWARD, POST_FORWARD, POST_BACKWARD };
+
+/* Valid arguments of all six calls, f32, with every optional tensor, and their memory. */
+typedef struct fixture {
+    cot_queue *queue;
+    cot_mhc_pre_forward_args pf;
+    cot_mhc_pre_backward_args pb;
+    cot_mhc_sinkhorn_forward_args sf;
+    cot_mhc_sinkhorn_backward_args sb;
+    cot_mhc_post_forward_args of;
+    cot_mhc_post_backward_args ob;
+    float in[TOKENS * N * D + M * N * D];
+    double out[9][TOKENS * N * D + M * N * D]; /* room for f64 */
+} fixture;
+
+#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
+#define VIEW(data, ...) \
+    cot_tensor_contiguous(data, COT_F32, (int)COUNT(((const int64_t[]){__VA_ARGS__})), SHAPE(__VA_ARGS__))
+
+static const unsigned char untouched = 0xa5;
+
+static fixture *fresh(fixture *f)
+{
+    memset(f, 0, sizeof *f);
+    memset(f->out, untouched, sizeof f->out);
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.threads = 1;
+    options.kernels = "";
+    assert_ok(cot_queue_create(&options, &f->queue));
+    const cot_tensor x = VIEW(f->in, B, T, N, D), layer = VIEW(f->in, B, T, D), vector = VIEW(f->in, B, T, N);
+    const cot_tensor matrix = VIEW(f->in, B, T, N, N), number = VIEW(f->in, B, T), mix = VIEW(f->in, B, T, M);
+    const cot_tensor phi = VIEW(f->in, M, N * D), alpha = VIEW(f->in, 3), bias = VIEW(f->in, M);
+    const cot_tensor gamma = VIEW(f->in, N, D);
+
+    COT_MHC_PRE_FORWARD_INIT(&f->pf);
+    f->pf.x = x, f->pf.phi = phi, f->pf.alpha = alpha, f->pf.bias = bias, f->pf.gamma = gamma;
+    f->pf.h_in = VIEW(f->out[0], B, T, D);
+    f->pf.h_pre = VIEW(f->out[1], B, T, N);
+    f->pf.h_post = VIEW(f->out[2], B, T, N);
+    f->pf.h_res = VIEW(f->out[3], B, T, N, N);
+    f->pf.A = VIEW(f->out[4], B, T, N, N);
+    f->pf.inv_rms = VIEW(f->out[5], B, T);
+    f->pf.h_mix = VIEW(f->out[6], B, T, M);
+
+    COT_MHC_PRE_BACKWARD_INIT(&f->pb);
+    f->pb.x = x, f->pb.phi = phi, f->pb.alpha = alpha, f->pb.bias = bias, f->pb.gamma = gamma;
+    f->pb.inv_rms = number, f->pb.h_mix = mix, f->pb.h_pre = vector, f->pb.h_post = vector;
+    f->pb.dh_in = layer, f->pb.dh_post = vector, f->pb.dh_res = matrix, f->pb.dA = matrix, f->pb.dx_post = x;
+    f->pb.dx = VIEW(f->out[0], B, T, N, D);
+    f->pb.dphi = VIEW(f->out[1], M, N * D);
+    f->pb.dalpha = VIEW(f->out[2], 3);
+    f->pb.dbias = VIEW(f->out[3], M);
+    f->pb.dgamma = VIEW(f->out[4], N, D);
+
+    COT_MHC_SINKHORN_INIT(&f->sf);
+    f->sf.h_res = matrix;
+    f->sf.A = VIEW(f->out[0], B, T, N, N);
+    COT_MHC_SINKHORN_INIT(&f->sb);
+    f->sb.h_res = f->sb.dA = matrix;
+    f->sb.dh_res = VIEW(f->out[0], B, T, N, N);
+
+    COT_INIT(&f->of);
+    f->of.x = x, f->of.f = layer, f->of.h_post = vector, f->of.A = matrix;
+    f->of.y = VIEW(f->out[0], B, T, N, D);
+    COT_INIT(&f->ob);
+    f->ob.x = f->ob.dy = x, f->ob.f = layer, f->ob.h_post = vector, f->ob.A = matrix;
+    f->ob.dx = VIEW(f->out[0], B, T, N, D);
+    f->ob.df = VIEW(f->out[1], B, T, D);
+    f->ob.dh_post = VIEW(f->out[2], B, T, N);
+    f->ob.dA = VIEW(f->out[3], B, T, N, N);
+    return f;
+}
+
+static cot_status call(fixture *f, int which)
+{
+    switch (which) {
+    case PRE_FORWARD: return cot_mhc_pre_forward(f->queue, &f->pf);
+    case PRE_BACKWARD: return cot_mhc_pre_backward(f->queue, &f->pb);
+    case SINKHORN_FORWARD: return cot_mhc_sinkhorn_forward(f->queue, &f->sf);
+    case SINKHORN_BACKWARD: return cot_mhc_sinkhorn_backward(f->queue, &f->sb);
+    case POST_FORWARD: return cot_mhc_post_forward(f->queue, &f->of);
+    default: return cot_mhc_post_backward(f->queue, &f->ob);
+    }
+}
+
+static cot_status ask_workspace(fixture *f, int which, size_t *bytes)
+{
+    switch (which) {
+    case PRE_FORWARD: return cot_mhc_pre_forward_workspace(f->queue, &f->pf, bytes);
+    case PRE_BACKWARD: return cot_mhc_pre_backward_workspace(f->queue, &f->pb, bytes);
+    case SINKHORN_FORWARD: return cot_mhc_sinkhorn_forward_workspace(f->queue, &f->sf, bytes);
+    case SINKHORN_BACKWARD: return cot_mhc_sinkhorn_backward_workspace(f->queue, &f->sb, bytes);
+    case POST_FORWARD: return cot_mhc_post_forward_workspace(f->queue, &f->of, bytes);
+    default: return cot_mhc_post_backward_workspace(f->queue, &f->ob, bytes);
+    }
+}
+
+/* A fault in the arguments' shape is found by the workspace query too; one in what the pointers lead to cannot be. */
+enum { SHAPES, DATA };
+
+static void refuse_at(fixture *f, int which, int kind, cot_status status, const char *message, int line)
+{
+    size_t bytes = 12345;
+    assert_status_at(call(f, which), status, message, __FILE__, line);
+    assert_status_at(ask_workspace(f, which, &bytes), kind == SHAPES ? status : COT_OK, kind == SHAPES ? message : NULL,
+                     __FILE__, line);
+    _assert_true(kind != SHAPES || bytes == 12345, "bytes untouched", __FILE__, line);
+    for (size_t i = 0; i < sizeof f->out; i++)
+        if (((unsigned char *)f->out)[i] != untouched) {
+            print_error("byte %zu of the outputs was written\n", i);
+            _fail(__FILE__, line);
+        }
+    cot_queue_destroy(f->queue);
+}
+
+/* REFUSE(call, kind, status, message, changes...): fresh arguments with these changes are refused. */
+#define REFUSE(which, kind, status, message, ...)             \
+    do {                                                      \
+        static fixture space;                                 \
+        fixture *f = fresh(&space);                           \
+        __VA_ARGS__;                                          \
+        refuse_at(f, which, kind, status, message, __LINE__); \
+    } while (0)
+
+/* ACCEPT(call, changes...): these are served, and the workspace query agrees. */
+#define ACCEPT(which, ...)                          \
+    do {                                            \
+        static fixture space;                       \
+        fixture *f = fresh(&space);                 \
+        size_t bytes = 12345;                       \
+        __VA_ARGS__;                                \
+        assert_ok(call(f, which));                  \
+        assert_ok(ask_workspace(f, which, &bytes)); \
+        cot_queue_destroy(f->queue);                \
+    } while (0)
+
+static void structs(void **state)
+{
+    (void)state;
+    static fixture own;
+    fixture *g = fresh(&own);
+    assert_fails(cot_mhc_pre_forward(g->queue, NULL), COT_INVALID_ARGUMENT, "mhc_pre_forward: args is null");
+    assert_fails(cot_mhc_post_backward(NULL, &g->ob), COT_INVALID_ARGUMENT, "mhc_post_backward: queue is null");
+    assert_fails(cot_mhc_sinkhorn_forward_workspace(g->queue, &g->sf, NULL), COT_INVALID_ARGUMENT,
+                 "mhc_sinkhorn_forward_workspace: bytes is null");
+    cot_queue_destroy(g->queue);
+    char message[160];
+    snprintf(message, sizeof message, "mhc_post_forward: struct_size is 0, expected %zu (use COT_INIT)",
+             sizeof(cot_mhc_post_forward_args));
+    REFUSE(POST_FORWARD, SHAPES, COT_INVALID_ARGUMENT, message, f->of.struct_size = 0);
+    for (int which = PRE_FORWARD; which <= POST_BACKWARD; which++)
+        ACCEPT(which, );
+}
+
+static void options(void **state)
+{
+    (void)state;
+    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_forward: norm_eps is -1, expected 0 or more",
+           f->pf.norm_eps = -1);
+    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_forward: hc_eps is inf, expected 0 or more",
+           f->pf.hc_eps = (double)INFINITY);
+    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_forward: post_scale is 0, expected more than 0",
+           f->pf.post_scale = 0);
+    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_backward: sinkhorn_eps is -2, expected 0 or more",
+           f->pb.sinkhorn_eps = -2);
+    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+           "mhc_pre_backward: sinkhorn_iterations is 0, expected 1 to 1048576", f->pb.sinkhorn_iterations = 0);
+    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_backward: accumulate is 2, expected 0 or 1",
+           f->pb.accumulate = 2);
+    REFUSE(SINKHORN_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_sinkhorn_forward: eps is -0.5, expected 0 or more",
+           f->sf.eps = -0.5);
+    REFUSE(SINKHORN_BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+           "mhc_sinkhorn_backward: iterations is 1048577, expected 1 to 1048576", f->sb.iterations = (1 << 20) + 1);
+    REFUSE(POST_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_post_forward: A_is_out_in is 3, expected 0 or 1",
+           f->of.A_is_out_in = 3);
+    /* Sinkhorn's options do not matter where there is no A. */
+    ACCEPT(PRE_FORWARD, f->pf.A = (cot_tensor){0}, f->pf.sinkhorn_iterations = 0, f->pf.sinkhorn_eps = -1);
+    ACCEPT(PRE_FORWARD, f->pf.norm_eps = 0, f->pf.hc_eps = 0, f->pf.sinkhorn_eps = 0, f->in[0] = 1);
+}
+
+static void tensors(void **state)
+{
+    (void)state;
+    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_forward: x is required", f->pf.x = (cot_tensor){0});
+    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_forward: phi is required", f->pf.phi = (cot_tensor){0});
+    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_backward: bias is required",
+           f->pb.bias = (cot_tensor){0}); /* for dA */
+    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_backward: dh_in is required",
+           f->pb.dh_in = (cot_tensor){0});
+    REFUSE(SINKHORN_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_sinkhorn_forward: A is required",
+           f->sf.A = (cot_tensor){0});
+    REFUSE(POST_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_post_forward: y is required", f->of.y = (cot_tensor){0});
+    REFUSE(POST_BACKWARD, SHAPES, COT_INVALID_SHAPE, "mhc_post_backward: x has D=0, expected 1 or more",
+           f->ob.x.shape[3] = 0);
+    REFUSE(SINKHORN_FORWARD, SHAPES, COT_INVALID_SHAPE, "mhc_sinkhorn_forward: h_res has n=0, expected 1 or more",
+           f->sf.h_res.shape[2] = 0);
+    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_SHAPE, "mhc_pre_forward: x has rank 3, expected 4", f->pf.x.rank = 3);
+    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_SHAPE, "mhc_pre_forward: phi has M=n*n+2n=7, x has M=n*n+2n=8",
+           f->pf.phi.shape[0] = 7);
+    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_SHAPE, "mhc_pre_forward: phi has n*D=9, x has n*D=10",
+           f->pf.phi.shape[1] = 9);
+    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_SHAPE, "mhc_pre_backward: dalpha has 3=2, x has 3=3",
+           f->pb.dalpha.shape[0] = 2);
+    REFUSE(POST_BACKWARD, SHAPES, COT_INVALID_SHAPE, "mhc_post_backward: dy has T=2, x has T=3", f->ob.dy.shape[1] = 2);
+    REFUSE(SINKHORN_BACKWARD, SHAPES, COT_INVALID_SHAPE, "mhc_sinkhorn_backward: dA has n=3, h_res has n=2",
+           f->sb.dA.shape[3] = 3);
+    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_DTYPE, "mhc_pre_forward: h_in has dtype f32, expected bf16 (x has bf16)",
+           f->pf.x.dtype = COT_BF16);
+    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_DTYPE, "mhc_pre_forward: phi has dtype bf16, expected f32 (x has f32)",
+           f->pf.phi.dtype = COT_BF16);
+    REFUSE(POST_FORWARD, SHAPES, COT_INVALID_DTYPE, "mhc_post_forward: A has dtype f64, expected f32 (x has f32)",
+           f->of.A.dtype = COT_F64);
+    REFUSE(SINKHORN_FORWARD, SHAPES, COT_INVALID_DTYPE,
+           "mhc_sinkhorn_forward: h_res has dtype bf16, expected f32 or f64", f->sf.h_res.dtype = COT_BF16);
+    REFUSE(POST_FORWARD, DATA, COT_INVALID_ARGUMENT, "mhc_post_forward: f has null data", f->of.f.data = NULL);
+    REFUSE(POST_FORWARD, DATA, COT_INVALID_LAYOUT, "mhc_post_forward: y overlaps x", f->of.y = f->of.x);
+    REFUSE(PRE_BACKWARD, DATA, COT_INVALID_LAYOUT, "mhc_pre_backward: dx overlaps dphi", f->pb.dphi.data = f->out[0]);
+}
+
+/* Every output alone, none at all, no token. */
+static void absent_and_empty(void **state)
+{
+    (void)state;
+    const cot_tensor none = {0};
+    ACCEPT(PRE_FORWARD, f->pf.h_in = f->pf.h_pre = f->pf.h_post = f->pf.h_res = f->pf.A = none,
+           f->pf.inv_rms = f->pf.h_mix = f->pf.gamma = none);
+    ACCEPT(PRE_BACKWARD, f->pb.dx = f->pb.dphi = f->pb.dalpha = f->pb.dbias = f->pb.dgamma = none);
+    ACCEPT(PRE_BACKWARD, f->pb.dh_res = f->pb.dA = f->pb.dx_post = f->pb.bias = f->pb.gamma = none);
+    ACCEPT(POST_BACKWARD, f->ob.dx = f->ob.df = f->ob.dh_post = f->ob.dA = none);
+    /* Without tokens the parameters' gradients are zero, and nothing else is touched. */
+    static fixture own;
+    fixture *g = fresh(&own);
+    float *const dphi = g->pb.dphi.data, *const dalpha = g->pb.dalpha.data, *const dbias = g->pb.dbias.data;
+    float *const dgamma = g->pb.dgamma.data;
+    cot_tensor *const with_tokens[] = {&g->pb.x,      &g->pb.inv_rms, &g->pb.h_mix,   &g->pb.h_pre,
+                                       &g->pb.h_post, &g->pb.dh_in,   &g->pb.dh_post, &g->pb.dh_res,
+                                       &g->pb.dA,     &g->pb.dx_post, &g->pb.dx};
+    for (size_t i = 0; i < COUNT(with_tokens); i++)
+        with_tokens[i]->shape[1] = 0;
+    assert_ok(call(g, PRE_BACKWARD));
+    for (int64_t i = 0; i < M * N * D; i++)
+        assert_true(dphi[i] == 0);
+    assert_true(dalpha[2] == 0 && dbias[M - 1] == 0 && dgamma[N * D - 1] == 0);
+    assert_int_equal(*(unsigned char *)g->out[0], untouched);
+    g->pb.accumulate = 1;
+    dbias[0] = 7;
+    assert_ok(call(g, PRE_BACKWARD));
+    assert_true(dbias[0] == 7);
+    cot_queue_destroy(g->queue);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(structs),
+        cmocka_unit_test(options),
+        cmocka_unit_test(tensors),
+        cmocka_unit_test(absent_and_empty),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
