@@ -30,10 +30,34 @@ def newest_results():
     return results
 
 
+def accuracy(device, source, rows):
+    """Of test_mhc_accuracy's rows."""
+    lines = [f"{device}, {rows[0]['date']} (`bench/results/{source}`):"]
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        lines += [
+            "", f"{shape}:", "",
+            "| output | elements | largest | max error | mean error | > 1.0 | < 0.1 | rms error, units of the dtype "
+            "| rms error, relative |", "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+        ]
+        for row in rows:
+            if row["shape"] != shape:
+                continue
+            if "max" in row:
+                lines.append(f"| {row['output']} | {row['elements']} | {row['largest']:.3g} | {row['max']:.2g} "
+                             f"| {row['mean']:.2g} | {row['above']} | {row['below']} | {row['rms_ulp']:.3g} "
+                             f"| {row['relative']:.2g} |")
+            else:
+                lines.append(f"| {row['output']} | {row['elements']} | | | | | | | {row['relative']:.2g} |")
+    return lines + [""]
+
+
 def table(op, results):
     lines = []
     for (name, device), (source, rows) in sorted(results.items()):
         if name != op:
+            continue
+        if op == "mhc_accuracy":
+            lines += accuracy(device, source, rows)
             continue
         rows = [row for row in rows if row["chosen"]]
         first = rows[0]

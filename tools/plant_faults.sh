@@ -13,10 +13,10 @@ mkdir -p "$work"
 passed=0
 failed=0
 
-# plant NAME FILE SED_EXPRESSION KERNEL CASES: the fault, the kernel that has it, the cases that must show it.
+# plant NAME FILE SED_EXPRESSION KERNEL CASES [OP]: the fault, the kernel that has it, the cases that must show it.
 plant()
 {
-    local name=$1 file=$2 expression=$3 kernel=$4 cases=$5
+    local name=$1 file=$2 expression=$3 kernel=$4 cases=$5 op=${6:-causal_conv1d}
     copy_tree
     sed -i "$expression" "$work/src/$file"
     if cmp -s "$file" "$work/src/$file"; then
@@ -31,7 +31,7 @@ plant()
         return
     fi
     printf '\n== %s (%s)\n' "$name" "$file"
-    if "$work/build/cotangent" check causal_conv1d --kernel "$kernel" --only "$cases" --report >"$work/report"; then
+    if "$work/build/cotangent" check "$op" --kernel "$kernel" --only "$cases" --report >"$work/report"; then
         echo "plant_faults: check passes although '$name' is planted"
         failed=$((failed + 1))
     else
@@ -70,6 +70,13 @@ plant 'the last token of a channel lost' $kernels/causal_conv1d_scalar.c \
 plant 'g of one token off by 2^-12' $kernels/causal_conv1d_scalar.c \
     's/ring\[p % K\] = g;/ring[p % K] = p == 5 ? g * 1.000244f : g;/' \
     causal_conv1d_bwd_scalar 'backward f32 channel-first'
+# The fault of the document that mhc comes from: a grid that reached stream 0 alone.
+plant 'dx of stream 0 alone' src/ops/mhc/cpu/mhc_pre_bwd_tiles.c \
+    's/number < chunks->count; number++/number < chunks->per_stream; number++/' \
+    mhc_pre_bwd_tiles_scalar 'n4 D8 phi~1' mhc_pre
+plant 'an error in stream 0 alone' src/ops/mhc/cpu/mhc_pre_bwd_tiles.c \
+    's/h_pre = v_set1(s->h_pre\[own->i\]\[t + r\]);/h_pre = v_set1(s->h_pre[own->i][t + r] * (own->i == 0 ? 1.01f : 1));/' \
+    mhc_pre_bwd_tiles_scalar 'n4 D8 phi~1' mhc_pre
 
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]
