@@ -364,6 +364,20 @@ static void test_model(void **state)
     check_model(SMALL);
 }
 
+/* Hyper-connections: between them, every gradient of the library's mhc ops. */
+static void test_model_streams(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.streams = 2;
+    check_model(config);
+    config.layers = 1;
+    config.streams = 1;
+    check_model(config);
+    config.streams = 3;
+    check_model(config);
+}
+
 /* A convolution of width 1 has no state and looks at no other token; one wider than the text sees zeros before it. */
 static void test_model_kernels(void **state)
 {
@@ -400,6 +414,9 @@ static void test_decoding(void **state)
     check_decoding(SMALL);
     model_config config = SMALL;
     config.kernel = 1;
+    check_decoding(config);
+    config = SMALL;
+    config.streams = 2;
     check_decoding(config);
 }
 
@@ -642,25 +659,16 @@ static void test_csv(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_linear_tiles),
-        cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_embedding),
-        cmocka_unit_test(test_gate),
-        cmocka_unit_test(test_cross_entropy),
-        cmocka_unit_test(test_conv_block),
-        cmocka_unit_test(test_model),
-        cmocka_unit_test(test_model_kernels),
-        cmocka_unit_test(test_decoding),
-        cmocka_unit_test(test_sample_pick),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_gradient_norm_threads),
-        cmocka_unit_test(test_adamw),
-        cmocka_unit_test(test_learning_rate),
-        cmocka_unit_test(test_bigram),
-        cmocka_unit_test(test_sampler),
-        cmocka_unit_test(test_corpus),
-        cmocka_unit_test(test_csv),
+        cmocka_unit_test(test_linear),        cmocka_unit_test(test_linear_tiles),
+        cmocka_unit_test(test_rmsnorm),       cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_gate),          cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_conv_block),    cmocka_unit_test(test_model),
+        cmocka_unit_test(test_model_kernels), cmocka_unit_test(test_model_streams),
+        cmocka_unit_test(test_decoding),      cmocka_unit_test(test_sample_pick),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_gradient_norm_threads),
+        cmocka_unit_test(test_adamw),         cmocka_unit_test(test_learning_rate),
+        cmocka_unit_test(test_bigram),        cmocka_unit_test(test_sampler),
+        cmocka_unit_test(test_corpus),        cmocka_unit_test(test_csv),
     };
     matrix_use_one_thread_per_call();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,11 +22,17 @@ static const struct {
     size_t offset;
     bool is_real;
 } OPTIONS[] = {
-    {"--steps", offsetof(options, steps), false},     {"--batch", offsetof(options, batch), false},
-    {"--context", offsetof(options, context), false}, {"--width", offsetof(options, width), false},
-    {"--inner", offsetof(options, inner), false},     {"--layers", offsetof(options, layers), false},
-    {"--kernel", offsetof(options, kernel), false},   {"--seed", offsetof(options, seed), false},
-    {"--lr", offsetof(options, rate), true},          {"--weight-decay", offsetof(options, weight_decay), true},
+    {"--steps", offsetof(options, steps), false},
+    {"--batch", offsetof(options, batch), false},
+    {"--context", offsetof(options, context), false},
+    {"--width", offsetof(options, width), false},
+    {"--inner", offsetof(options, inner), false},
+    {"--layers", offsetof(options, layers), false},
+    {"--kernel", offsetof(options, kernel), false},
+    {"--mhc", offsetof(options, streams), false},
+    {"--seed", offsetof(options, seed), false},
+    {"--lr", offsetof(options, rate), true},
+    {"--weight-decay", offsetof(options, weight_decay), true},
     {"--clip", offsetof(options, clip), true},
 };
 

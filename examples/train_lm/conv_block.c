@@ -163,8 +163,10 @@ static void after_convolution(const conv_block *block, block_sizes sizes, int64_
                               real *x_next)
 {
     gate_forward(rows, sizes.inner, saved->conv, saved->mixed, saved->gated);
-    memcpy(x_next, saved->x, (size_t)(rows * sizes.width) * sizeof(real));
-    linear_forward(out_shape(sizes, rows), saved->gated, block->w_out->value, x_next, MATRIX_ADD);
+    if (!sizes.no_residual)
+        memcpy(x_next, saved->x, (size_t)(rows * sizes.width) * sizeof(real));
+    linear_forward(out_shape(sizes, rows), saved->gated, block->w_out->value, x_next,
+                   sizes.no_residual ? MATRIX_SET : MATRIX_ADD);
 }
 
 cot_status conv_block_forward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
@@ -199,6 +201,8 @@ cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_q
         return status;
     linear_backward(in_shape(sizes, rows), saved->normed, block->w_in->value, scratch->dmixed, scratch->dnormed,
                     block->w_in->gradient);
+    if (sizes.no_residual)
+        memset(dx, 0, (size_t)(rows * sizes.width) * sizeof(real));
     rmsnorm_backward(rows, sizes.width, saved->x, block->gain->value, saved->inv_rms, scratch->dnormed,
                      scratch->partial, dx, block->gain->gradient);
     return COT_OK;

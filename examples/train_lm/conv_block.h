@@ -5,7 +5,7 @@
  *     n      = rmsnorm(x) * gain
  *     [u|g]  = n w_in^T                   w_in [2E,width]
  *     c      = silu(conv(u))              depthwise, causal along time: weight [E,kernel], bias [E]
- *     x_next = x + (c * g) w_out^T        w_out [width,E]
+ *     x_next = x + (c * g) w_out^T        w_out [width,E]; without x where the sizes say so
  */
 #ifndef TRAIN_LM_CONV_BLOCK_H
 #define TRAIN_LM_CONV_BLOCK_H
@@ -14,6 +14,7 @@
 
 typedef struct block_sizes {
     int64_t width, inner, kernel;
+    bool no_residual;
 } block_sizes;
 
 typedef struct conv_block {

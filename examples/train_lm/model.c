@@ -10,7 +10,15 @@ enum { OUTER_PARAMETERS = 3 }; /* embedding, last gain, head */
 
 static block_sizes sizes_of(const model *m)
 {
-    return (block_sizes){.width = m->config.width, .inner = m->config.inner, .kernel = m->config.kernel};
+    return (block_sizes){.width = m->config.width,
+                         .inner = m->config.inner,
+                         .kernel = m->config.kernel,
+                         .no_residual = m->config.streams > 0};
+}
+
+static hyper_sizes streams_of(const model *m)
+{
+    return (hyper_sizes){.streams = m->config.streams, .width = m->config.width};
 }
 
 static linear_shape head_shape(const model *m, int64_t rows)
@@ -25,6 +33,8 @@ static void initialise(model *m, uint64_t seed)
     parameter_randomise(m->embedding, seed, 1);
     for (int64_t i = 0; i < m->config.layers; i++)
         conv_block_initialise(&m->blocks[i], sizes_of(m), m->config.layers, seed);
+    for (int64_t i = 0; m->hypers != NULL && i < m->config.layers; i++)
+        hyper_initialise(&m->hypers[i], streams_of(m), seed);
     parameter_fill(m->gain, 1);
     parameter_fill(m->head, 0); /* the first prediction is uniform */
 }
@@ -33,12 +43,17 @@ bool model_create(model *m, model_config config, uint64_t seed)
 {
     *m = (model){.config = config, .blocks = calloc((size_t)config.layers, sizeof(conv_block))};
     parameter_table *table = &m->parameters;
-    if (m->blocks == NULL ||
-        !parameter_table_create(table, (int)config.layers * CONV_BLOCK_PARAMETERS + OUTER_PARAMETERS))
+    if (config.streams > 0)
+        m->hypers = calloc((size_t)config.layers, sizeof *m->hypers);
+    const int each = CONV_BLOCK_PARAMETERS + (config.streams > 0 ? HYPER_CONNECTION_PARAMETERS : 0);
+    if (m->blocks == NULL || (config.streams > 0 && m->hypers == NULL) ||
+        !parameter_table_create(table, (int)config.layers * each + OUTER_PARAMETERS))
         return false;
     m->embedding = parameter_add(table, "embedding.weight", config.vocabulary, config.width, false);
     for (int64_t i = 0; i < config.layers; i++)
         conv_block_register(&m->blocks[i], table, sizes_of(m), i);
+    for (int64_t i = 0; m->hypers != NULL && i < config.layers; i++)
+        hyper_register(&m->hypers[i], table, streams_of(m), i);
     m->gain = parameter_add(table, "norm.gain", config.width, 0, false);
     m->head = parameter_add(table, "head.weight", config.vocabulary, config.width, true);
     if (!parameter_table_allocate(table))
@@ -51,13 +66,30 @@ void model_destroy(model *m)
 {
     parameter_table_destroy(&m->parameters);
     free(m->blocks);
+    free(m->hypers);
     *m = (model){0};
+}
+
+/* The streams of a forward. */
+static bool create_streams(model_pass *pass, const model *m)
+{
+    pass->hypers = calloc((size_t)m->config.layers, sizeof *pass->hypers);
+    pass->streams = real_allocate(pass->rows * m->config.streams * m->config.width);
+    bool complete = pass->hypers != NULL && pass->streams != NULL;
+    for (int64_t i = 0; complete && i < pass->layers; i++)
+        complete = hyper_saved_allocate(&pass->hypers[i], streams_of(m), pass->rows);
+    return complete;
 }
 
 static bool create_backward_part(model_pass *pass, const model *m)
 {
     pass->dx = real_allocate(pass->rows * m->config.width);
     pass->order = calloc((size_t)pass->rows, sizeof *pass->order);
+    if (m->hypers != NULL) {
+        pass->dstreams = real_allocate(pass->rows * m->config.streams * m->config.width);
+        if (pass->dstreams == NULL || !hyper_scratch_allocate(&pass->hyper_scratch, streams_of(m), pass->rows))
+            return false;
+    }
     return conv_block_scratch_allocate(&pass->scratch, sizes_of(m), pass->rows) && pass->dx != NULL &&
            pass->order != NULL;
 }
@@ -78,6 +110,8 @@ bool model_pass_create(model_pass *pass, const model *m, int64_t rows, bool back
                     pass->logits != NULL && pass->row_loss != NULL;
     for (int64_t i = 0; complete && i < pass->layers; i++)
         complete = conv_block_saved_allocate(&pass->blocks[i], sizes_of(m), rows);
+    if (complete && m->hypers != NULL)
+        complete = create_streams(pass, m);
     return complete && (!backward || create_backward_part(pass, m));
 }
 
@@ -86,6 +120,12 @@ void model_pass_destroy(model_pass *pass)
     for (int64_t i = 0; pass->blocks != NULL && i < pass->layers; i++)
         conv_block_saved_free(&pass->blocks[i]);
     free(pass->blocks);
+    for (int64_t i = 0; pass->hypers != NULL && i < pass->layers; i++)
+        hyper_saved_free(&pass->hypers[i]);
+    free(pass->hypers);
+    hyper_scratch_free(&pass->hyper_scratch);
+    free(pass->streams);
+    free(pass->dstreams);
     conv_block_scratch_free(&pass->scratch);
     free(pass->x);
     free(pass->inv_rms);
@@ -105,8 +145,42 @@ static real *input_of(const model *m, model_pass *pass, int64_t i)
     return i < m->config.layers ? pass->blocks[i].x : pass->x;
 }
 
+static real *streams_before(const model *m, model_pass *pass, int64_t i)
+{
+    return i < m->config.layers ? pass->hypers[i].x : pass->streams;
+}
+
+static void embed(const model *m, model_pass *pass, int64_t rows, const uint8_t *inputs)
+{
+    real *x = m->hypers != NULL ? pass->x : input_of(m, pass, 0);
+    embedding_forward(rows, m->config.width, inputs, m->embedding->value, x);
+    if (m->hypers != NULL)
+        hyper_spread(streams_of(m), rows, x, streams_before(m, pass, 0));
+}
+
+/* Block i over all of a batch, or with `state` over one new token of each sequence. */
+static cot_status run_block(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time, int64_t i,
+                            real *state)
+{
+    const int64_t rows = batch * time;
+    hyper_saved *hyper = m->hypers != NULL ? &pass->hypers[i] : NULL;
+    real *next = hyper != NULL ? hyper->f : input_of(m, pass, i + 1);
+    cot_status status = COT_OK;
+    if (hyper != NULL)
+        status = hyper_pre(&m->hypers[i], streams_of(m), queue, rows, hyper, pass->blocks[i].x);
+    if (status == COT_OK && state == NULL)
+        status = conv_block_forward(&m->blocks[i], sizes_of(m), queue, batch, time, &pass->blocks[i], next);
+    else if (status == COT_OK)
+        status = conv_block_step(&m->blocks[i], sizes_of(m), queue, batch, state, &pass->blocks[i], next);
+    if (hyper != NULL && status == COT_OK)
+        status = hyper_post(streams_of(m), queue, rows, hyper, streams_before(m, pass, i + 1));
+    return status;
+}
+
 static void predict(const model *m, model_pass *pass, int64_t rows)
 {
+    if (m->hypers != NULL)
+        hyper_collect(streams_of(m), rows, pass->streams, pass->x);
     rmsnorm_forward(rows, m->config.width, pass->x, m->gain->value, pass->normed, pass->inv_rms);
     linear_forward(head_shape(m, rows), pass->normed, m->head->value, pass->logits, MATRIX_SET);
 }
@@ -114,10 +188,9 @@ static void predict(const model *m, model_pass *pass, int64_t rows)
 cot_status model_forward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
                          const uint8_t *inputs)
 {
-    embedding_forward(batch * time, m->config.width, inputs, m->embedding->value, input_of(m, pass, 0));
+    embed(m, pass, batch * time, inputs);
     for (int64_t i = 0; i < m->config.layers; i++) {
-        const cot_status status = conv_block_forward(&m->blocks[i], sizes_of(m), queue, batch, time, &pass->blocks[i],
-                                                     input_of(m, pass, i + 1));
+        const cot_status status = run_block(m, pass, queue, batch, time, i, NULL);
         if (status != COT_OK)
             return status;
     }
@@ -130,6 +203,24 @@ double model_loss(const model *m, model_pass *pass, int64_t rows, const uint8_t 
     return cross_entropy(rows, m->config.vocabulary, targets, pass->logits, pass->row_loss, false);
 }
 
+/* pass->dx, or with hyper-connections pass->dstreams, becomes the gradient of the block's input. */
+static cot_status run_block_backward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
+                                     int64_t i)
+{
+    const int64_t rows = batch * time;
+    const hyper_saved *hyper = m->hypers != NULL ? &pass->hypers[i] : NULL;
+    cot_status status = COT_OK;
+    if (hyper != NULL)
+        status = hyper_post_backward(streams_of(m), queue, rows, hyper, &pass->hyper_scratch, pass->dstreams, pass->dx);
+    if (status == COT_OK)
+        status = conv_block_backward(&m->blocks[i], sizes_of(m), queue, batch, time, &pass->blocks[i], &pass->scratch,
+                                     pass->dx);
+    if (hyper != NULL && status == COT_OK)
+        status = hyper_pre_backward(&m->hypers[i], streams_of(m), queue, rows, hyper, &pass->hyper_scratch, pass->dx,
+                                    pass->dstreams);
+    return status;
+}
+
 cot_status model_backward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
                           const uint8_t *inputs, const uint8_t *targets, double *loss)
 {
@@ -140,12 +231,15 @@ cot_status model_backward(const model *m, model_pass *pass, cot_queue *queue, in
     memset(pass->dx, 0, (size_t)(rows * width) * sizeof(real));
     rmsnorm_backward(rows, width, pass->x, m->gain->value, pass->inv_rms, dnormed, pass->scratch.partial, pass->dx,
                      m->gain->gradient);
+    if (m->hypers != NULL)
+        hyper_spread(streams_of(m), rows, pass->dx, pass->dstreams);
     for (int64_t i = m->config.layers - 1; i >= 0; i--) {
-        const cot_status status = conv_block_backward(&m->blocks[i], sizes_of(m), queue, batch, time, &pass->blocks[i],
-                                                      &pass->scratch, pass->dx);
+        const cot_status status = run_block_backward(m, pass, queue, batch, time, i);
         if (status != COT_OK)
             return status;
     }
+    if (m->hypers != NULL)
+        hyper_collect(streams_of(m), rows, pass->dstreams, pass->dx);
     embedding_backward(rows, width, m->config.vocabulary, inputs, pass->dx, pass->order, m->embedding->gradient);
     return COT_OK;
 }
@@ -169,11 +263,9 @@ void model_decoder_destroy(model_decoder *decoder)
 cot_status model_decoder_step(const model *m, model_decoder *decoder, cot_queue *queue, uint8_t byte)
 {
     model_pass *pass = &decoder->pass;
-    embedding_forward(1, m->config.width, &byte, m->embedding->value, input_of(m, pass, 0));
+    embed(m, pass, 1, &byte);
     for (int64_t i = 0; i < m->config.layers; i++) {
-        const cot_status status =
-            conv_block_step(&m->blocks[i], sizes_of(m), queue, 1, decoder->states + i * decoder->state_size,
-                            &pass->blocks[i], input_of(m, pass, i + 1));
+        const cot_status status = run_block(m, pass, queue, 1, 1, i, decoder->states + i * decoder->state_size);
         if (status != COT_OK)
             return status;
     }

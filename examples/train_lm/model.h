@@ -5,18 +5,21 @@
 #define TRAIN_LM_MODEL_H
 
 #include "conv_block.h"
+#include "hyper_connection.h"
 
 typedef struct model_config {
     int64_t vocabulary, width, inner, layers, kernel;
+    int64_t streams; /* of hyper-connections, 0 = one plain residual stream */
 } model_config;
 
 typedef struct model {
     model_config config;
     parameter_table parameters;
-    parameter *embedding; /* [vocabulary,width] */
-    conv_block *blocks;   /* [layers] */
-    parameter *gain;      /* [width] of the last norm */
-    parameter *head;      /* [vocabulary,width] */
+    parameter *embedding;     /* [vocabulary,width] */
+    conv_block *blocks;       /* [layers] */
+    hyper_connection *hypers; /* [layers], around the blocks; NULL without streams */
+    parameter *gain;          /* [width] of the last norm */
+    parameter *head;          /* [vocabulary,width] */
 } model;
 
 /* Memory for passes over up to `rows` tokens; the backward's part only where it was asked for. */
@@ -24,11 +27,15 @@ typedef struct model_pass {
     int64_t rows, layers;
     conv_block_saved *blocks;
     conv_block_scratch scratch;
-    real *x;       /* [rows,width] after the last block */
-    real *inv_rms; /* [rows] */
-    real *normed;  /* [rows,width] */
-    real *logits;  /* [rows,vocabulary] */
-    real *dx;      /* [rows,width] */
+    hyper_saved *hypers; /* [layers], NULL without streams; so are the next three */
+    hyper_scratch hyper_scratch;
+    real *streams;  /* [rows,streams,width] after the last block */
+    real *dstreams; /* the same */
+    real *x;        /* [rows,width] after the last block; the sum of the streams */
+    real *inv_rms;  /* [rows] */
+    real *normed;   /* [rows,width] */
+    real *logits;   /* [rows,vocabulary] */
+    real *dx;       /* [rows,width] */
     double *row_loss;
     int64_t *order;
 } model_pass;

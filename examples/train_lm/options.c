@@ -19,6 +19,7 @@ enum {
     KEY_INNER,
     KEY_LAYERS,
     KEY_KERNEL,
+    KEY_MHC,
     KEY_RATE,
     KEY_DECAY,
     KEY_CLIP,
@@ -45,6 +46,7 @@ static const struct argp_option OPTIONS[] = {
     {"inner", KEY_INNER, "N", 0, "Channels inside a block (default: 5/4 of the width)", 0},
     {"layers", KEY_LAYERS, "N", 0, "Blocks", 0},
     {"kernel", KEY_KERNEL, "K", 0, "Width of the causal convolutions", 0},
+    {"mhc", KEY_MHC, "N", 0, "Hyper-connections: every block between N residual streams; 0: one plain stream", 0},
     {0, 0, 0, 0, "Training:", 3},
     {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser", 0},
     {"batch", KEY_BATCH, "N", 0, "Sequences in a step", 0},
@@ -80,7 +82,7 @@ static const struct integer_option {
     {KEY_INNER, offsetof(options, inner), 1, 65536},       {KEY_LAYERS, offsetof(options, layers), 1, 1024},
     {KEY_KERNEL, offsetof(options, kernel), 1, 1024},      {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
     {KEY_THREADS, offsetof(options, threads), 1, 64},      {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
-    {KEY_EVERY, offsetof(options, every), 1, 100000000},
+    {KEY_EVERY, offsetof(options, every), 1, 100000000},   {KEY_MHC, offsetof(options, streams), 0, 64},
 };
 
 static const struct real_option {

@@ -55,8 +55,12 @@ static bool held_out_create(held_out *h, const byte_string *text, int64_t contex
 static bool create(training *t, run_state *run, const corpus *text)
 {
     const options *o = run->o;
-    const model_config config = {
-        .vocabulary = BYTE_VALUES, .width = o->width, .inner = o->inner, .layers = o->layers, .kernel = o->kernel};
+    const model_config config = {.vocabulary = BYTE_VALUES,
+                                 .width = o->width,
+                                 .inner = o->inner,
+                                 .layers = o->layers,
+                                 .kernel = o->kernel,
+                                 .streams = o->streams};
     const uint64_t seed = (uint64_t)o->seed;
     run->inputs = malloc((size_t)(o->batch * o->context));
     run->targets = malloc((size_t)(o->batch * o->context));

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hyper_connection.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static int64_t coefficients(hyper_sizes sizes)
+{
+    return sizes.streams * (sizes.streams + 2);
+}
+
+/* ---- parameters and memory ---------------------------------------------------------------------------- */
+
+static parameter *add(parameter_table *table, int64_t index, const char *part, int64_t rows, int64_t columns)
+{
+    char name[PARAMETER_NAME_SIZE];
+    snprintf(name, sizeof name, "blocks.%lld.mhc.%s", (long long)index, part);
+    return parameter_add(table, name, rows, columns, false);
+}
+
+void hyper_register(hyper_connection *hyper, parameter_table *table, hyper_sizes sizes, int64_t index)
+{
+    hyper->phi = add(table, index, "phi", coefficients(sizes), sizes.streams * sizes.width);
+    hyper->alpha = add(table, index, "alpha", 3, 0);
+    hyper->bias = add(table, index, "bias", coefficients(sizes), 0);
+    hyper->gamma = add(table, index, "gamma", sizes.streams, sizes.width);
+}
+
+void hyper_initialise(hyper_connection *hyper, hyper_sizes sizes, uint64_t seed)
+{
+    static const double off_diagonal = -8; /* of A's logits */
+    const int64_t n = sizes.streams;
+    parameter_randomise(hyper->phi, seed, 1 / sqrt((double)(n * sizes.width)));
+    parameter_fill(hyper->alpha, (real)0.01);
+    parameter_fill(hyper->gamma, 1);
+    for (int64_t j = 0; j < coefficients(sizes); j++) {
+        const int64_t ij = j - 2 * n;
+        /* sigmoid(-log(n-1)) = 1/n; of a single stream, sigmoid(8) is about 1. */
+        const double pre = n > 1 ? -log((double)(n - 1)) : -off_diagonal;
+        hyper->bias->value[j] = (real)(j < n ? pre : ij < 0 || ij / n == ij % n ? 0 : off_diagonal);
+    }
+}
+
+bool hyper_saved_allocate(hyper_saved *saved, hyper_sizes sizes, int64_t rows)
+{
+    *saved = (hyper_saved){
+        .x = real_allocate(rows * sizes.streams * sizes.width),
+        .f = real_allocate(rows * sizes.width),
+        .h_pre = real_allocate(rows * sizes.streams),
+        .h_post = real_allocate(rows * sizes.streams),
+        .A = real_allocate(rows * sizes.streams * sizes.streams),
+        .inv_rms = real_allocate(rows),
+        .h_mix = real_allocate(rows * coefficients(sizes)),
+    };
+    return saved->x != NULL && saved->f != NULL && saved->h_pre != NULL && saved->h_post != NULL && saved->A != NULL &&
+           saved->inv_rms != NULL && saved->h_mix != NULL;
+}
+
+void hyper_saved_free(hyper_saved *saved)
+{
+    free(saved->x);
+    free(saved->f);
+    free(saved->h_pre);
+    free(saved->h_post);
+    free(saved->A);
+    free(saved->inv_rms);
+    free(saved->h_mix);
+    *saved = (hyper_saved){0};
+}
+
+bool hyper_scratch_allocate(hyper_scratch *scratch, hyper_sizes sizes, int64_t rows)
+{
+    *scratch = (hyper_scratch){
+        .dx_post = real_allocate(rows * sizes.streams * sizes.width),
+        .dh_post = real_allocate(rows * sizes.streams),
+        .dA = real_allocate(rows * sizes.streams * sizes.streams),
+    };
+    return scratch->dx_post != NULL && scratch->dh_post != NULL && scratch->dA != NULL;
+}
+
+void hyper_scratch_free(hyper_scratch *scratch)
+{
+    free(scratch->dx_post);
+    free(scratch->dh_post);
+    free(scratch->dA);
+    *scratch = (hyper_scratch){0};
+}
+
+/* ---- streams ------------------------------------------------------------------------------------------ */
+
+void hyper_spread(hyper_sizes sizes, int64_t rows, const real *x, real *streams)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < sizes.streams; i++)
+            memcpy(streams + (r * sizes.streams + i) * sizes.width, x + r * sizes.width,
+                   (size_t)sizes.width * sizeof(real));
+}
+
+void hyper_collect(hyper_sizes sizes, int64_t rows, const real *streams, real *x)
+{
+    memset(x, 0, (size_t)(rows * sizes.width) * sizeof(real));
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < sizes.streams; i++)
+            for (int64_t c = 0; c < sizes.width; c++)
+                x[r * sizes.width + c] += streams[(r * sizes.streams + i) * sizes.width + c];
+}
+
+/* ---- the ops: all rows are one sequence, since no token sees another ------------------------------------ */
+
+static cot_tensor of_streams(hyper_sizes sizes, int64_t rows, real *data)
+{
+    return cot_tensor_contiguous(data, REAL_DTYPE, 4, (int64_t[]){1, rows, sizes.streams, sizes.width});
+}
+
+static cot_tensor of_layer(hyper_sizes sizes, int64_t rows, real *data)
+{
+    return cot_tensor_contiguous(data, REAL_DTYPE, 3, (int64_t[]){1, rows, sizes.width});
+}
+
+static cot_tensor vector(int64_t rows, int64_t size, real *data)
+{
+    return cot_tensor_contiguous(data, REAL_DTYPE, 3, (int64_t[]){1, rows, size});
+}
+
+static cot_tensor matrix(hyper_sizes sizes, int64_t rows, real *data)
+{
+    return cot_tensor_contiguous(data, REAL_DTYPE, 4, (int64_t[]){1, rows, sizes.streams, sizes.streams});
+}
+
+static cot_tensor number(int64_t rows, real *data)
+{
+    return cot_tensor_contiguous(data, REAL_DTYPE, 2, (int64_t[]){1, rows});
+}
+
+static cot_tensor whole(real *data, const parameter *p)
+{
+    return cot_tensor_contiguous(data, REAL_DTYPE, p->rank, p->shape);
+}
+
+cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
+                     hyper_saved *saved, real *h_in)
+{
+    cot_mhc_pre_forward_args args;
+    COT_MHC_PRE_FORWARD_INIT(&args);
+    args.x = of_streams(sizes, rows, saved->x);
+    args.phi = whole(hyper->phi->value, hyper->phi);
+    args.alpha = whole(hyper->alpha->value, hyper->alpha);
+    args.bias = whole(hyper->bias->value, hyper->bias);
+    args.gamma = whole(hyper->gamma->value, hyper->gamma);
+    args.h_in = of_layer(sizes, rows, h_in);
+    args.h_pre = vector(rows, sizes.streams, saved->h_pre);
+    args.h_post = vector(rows, sizes.streams, saved->h_post);
+    args.A = matrix(sizes, rows, saved->A);
+    args.inv_rms = number(rows, saved->inv_rms);
+    args.h_mix = vector(rows, coefficients(sizes), saved->h_mix);
+    return cot_mhc_pre_forward(queue, &args);
+}
+
+cot_status hyper_post(hyper_sizes sizes, cot_queue *queue, int64_t rows, hyper_saved *saved, real *next)
+{
+    cot_mhc_post_forward_args args;
+    COT_INIT(&args);
+    args.x = of_streams(sizes, rows, saved->x);
+    args.f = of_layer(sizes, rows, saved->f);
+    args.h_post = vector(rows, sizes.streams, saved->h_post);
+    args.A = matrix(sizes, rows, saved->A);
+    args.y = of_streams(sizes, rows, next);
+    return cot_mhc_post_forward(queue, &args);
+}
+
+cot_status hyper_post_backward(hyper_sizes sizes, cot_queue *queue, int64_t rows, const hyper_saved *saved,
+                               hyper_scratch *scratch, real *dnext, real *df)
+{
+    cot_mhc_post_backward_args args;
+    COT_INIT(&args);
+    args.x = of_streams(sizes, rows, saved->x);
+    args.f = of_layer(sizes, rows, saved->f);
+    args.h_post = vector(rows, sizes.streams, saved->h_post);
+    args.A = matrix(sizes, rows, saved->A);
+    args.dy = of_streams(sizes, rows, dnext);
+    args.dx = of_streams(sizes, rows, scratch->dx_post);
+    args.df = of_layer(sizes, rows, df);
+    args.dh_post = vector(rows, sizes.streams, scratch->dh_post);
+    args.dA = matrix(sizes, rows, scratch->dA);
+    return cot_mhc_post_backward(queue, &args);
+}
+
+cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
+                              const hyper_saved *saved, const hyper_scratch *scratch, real *dh_in, real *dx)
+{
+    cot_mhc_pre_backward_args args;
+    COT_MHC_PRE_BACKWARD_INIT(&args);
+    args.x = of_streams(sizes, rows, saved->x);
+    args.phi = whole(hyper->phi->value, hyper->phi);
+    args.alpha = whole(hyper->alpha->value, hyper->alpha);
+    args.bias = whole(hyper->bias->value, hyper->bias);
+    args.gamma = whole(hyper->gamma->value, hyper->gamma);
+    args.inv_rms = number(rows, saved->inv_rms);
+    args.h_mix = vector(rows, coefficients(sizes), saved->h_mix);
+    args.h_pre = vector(rows, sizes.streams, saved->h_pre);
+    args.h_post = vector(rows, sizes.streams, saved->h_post);
+    args.dh_in = of_layer(sizes, rows, dh_in);
+    args.dh_post = vector(rows, sizes.streams, scratch->dh_post);
+    args.dA = matrix(sizes, rows, scratch->dA);
+    args.dx_post = of_streams(sizes, rows, scratch->dx_post);
+    args.dx = of_streams(sizes, rows, dx);
+    args.dphi = whole(hyper->phi->gradient, hyper->phi);
+    args.dalpha = whole(hyper->alpha->gradient, hyper->alpha);
+    args.dbias = whole(hyper->bias->gradient, hyper->bias);
+    args.dgamma = whole(hyper->gamma->gradient, hyper->gamma);
+    return cot_mhc_pre_backward(queue, &args);
+}
