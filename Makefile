@@ -4,7 +4,8 @@
 #   make test      every test, in the normal build and again under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make bench     measure every op beside the machine's own ceilings
 #   make format    lay out the C files by .clang-format
-#   make lint      layout, direction of the includes, exported symbols
+#   make lint      layout, direction of the includes, exported symbols, binary interface
+#   make fuzz      run each fuzzer for TIME=60 seconds, with clang
 #   make faults    plant faults in copies of the kernels, one at a time, and see that check catches each
 #   make tables    write the READMEs' tables from bench/results
 #   make docs      the reference of the public headers, in build/docs/html
@@ -18,7 +19,7 @@
 BUILD = build
 .DEFAULT_GOAL = build
 .NOTPARALLEL:
-.PHONY: setup build asan run test bench format lint faults tables docs release install uninstall deb clean
+.PHONY: setup build asan run test bench format lint fuzz faults tables docs release install uninstall deb clean
 
 setup:
 	@tools/setup.sh
@@ -48,12 +49,17 @@ lint: build
 	@tools/format.sh --check
 	@tools/check_includes.sh
 	@tools/check_exports.sh $(BUILD)
+	@tools/check_abi.sh $(BUILD)
 
 faults: setup
 	@tools/plant_faults.sh $(BUILD)/faults
 
 tables: setup
 	@tools/make_tables.py
+
+TIME = 60
+fuzz: setup
+	@tools/fuzz.sh $(TIME)
 
 docs: setup
 	@tools/make_docs.sh $(BUILD)/docs

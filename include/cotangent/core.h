@@ -20,10 +20,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#define COT_VERSION_MAJOR 0
-#define COT_VERSION_MINOR 1
-#define COT_VERSION_PATCH 0
+#define COT_VERSION_MAJOR 0 /* semantic versioning; the library's soname carries it */
+#define COT_VERSION_MINOR 1 /* what is added */
+#define COT_VERSION_PATCH 0 /* what is mended */
 
+/* Marks what the shared library exports. */
 #if defined(COT_BUILDING_LIBRARY)
 #define COT_API __attribute__((visibility("default")))
 #else
@@ -39,8 +40,9 @@ COT_API const char *cot_version(void);
 
 /* ---- status ------------------------------------------------------------------------------------------- */
 
+/* What every call returns. docs/errors.md has an example of each. */
 typedef enum cot_status {
-    COT_OK = 0,
+    COT_OK = 0,                  /* done */
     COT_INVALID_ARGUMENT = 1,    /* a null pointer, an option or flag out of its range, arguments in conflict */
     COT_INVALID_SHAPE = 2,       /* a rank or size that does not fit the other arguments, or overflows */
     COT_INVALID_DTYPE = 3,       /* an unknown dtype, or one that this argument cannot have */
@@ -67,27 +69,28 @@ COT_API size_t cot_error_copy(char *buffer, size_t size);
 
 /* ---- tensors ------------------------------------------------------------------------------------------ */
 
+/* What an element is. */
 typedef enum cot_dtype {
     COT_DTYPE_NONE = 0, /* absent */
-    COT_F32 = 1,
-    COT_F16 = 2,  /* IEEE binary16 */
-    COT_BF16 = 3, /* upper half of binary32 */
-    COT_F64 = 4,  /* CPU only, through the scalar kernels */
-    COT_I32 = 5,
-    COT_U8 = 6
+    COT_F32 = 1,        /* IEEE binary32 */
+    COT_F16 = 2,        /* IEEE binary16 */
+    COT_BF16 = 3,       /* upper half of binary32 */
+    COT_F64 = 4,        /* CPU only, through the scalar kernels */
+    COT_I32 = 5,        /* index data */
+    COT_U8 = 6          /* masks and bytes */
 } cot_dtype;
 
-#define COT_MAX_RANK 6
+#define COT_MAX_RANK 6 /* axes of a tensor, at most */
 
 /* A non-owning strided view. Element (i0, i1, ...) lies at data + (i0*stride[0] + i1*stride[1] + ...) elements.
  * Strides count elements, may be negative, and may be 0 in inputs (broadcast). data must be aligned to the
  * element's size, and may be NULL when a size is 0. All zero = absent. */
 typedef struct cot_tensor {
-    void *data;
-    cot_dtype dtype;
-    int32_t rank;
-    int64_t shape[COT_MAX_RANK];
-    int64_t stride[COT_MAX_RANK];
+    void *data;                   /* element (0, 0, ...) */
+    cot_dtype dtype;              /* COT_DTYPE_NONE = absent */
+    int32_t rank;                 /* 0 to COT_MAX_RANK */
+    int64_t shape[COT_MAX_RANK];  /* sizes of the first `rank` axes, 0 or more */
+    int64_t stride[COT_MAX_RANK]; /* elements from one index of an axis to the next */
 } cot_tensor;
 
 /* Bytes of one element, 0 for a value that is no dtype. */
@@ -107,14 +110,15 @@ COT_API cot_tensor cot_tensor_contiguous(void *data, cot_dtype dtype, int rank, 
 
 /* Elementwise activations; an op's header says which of them it takes. */
 typedef enum cot_activation {
-    COT_ACTIVATION_NONE = 0,
-    COT_ACTIVATION_SILU = 1 /* z * sigmoid(z) */
+    COT_ACTIVATION_NONE = 0, /* z */
+    COT_ACTIVATION_SILU = 1  /* z * sigmoid(z) */
 } cot_activation;
 
 /* ---- queues ------------------------------------------------------------------------------------------- */
 
+/* Where a queue's work runs. */
 typedef enum cot_backend {
-    COT_BACKEND_CPU = 0,
+    COT_BACKEND_CPU = 0, /* threads of this process */
     COT_BACKEND_CUDA = 1 /* NVIDIA, Hopper first; COT_NO_DEVICE in a build without it */
 } cot_backend;
 
@@ -125,9 +129,10 @@ typedef enum cot_backend {
  *         data, which the host does not see, are clamped by the kernels and reported by cot_queue_check. */
 typedef struct cot_queue cot_queue;
 
+/* For cot_queue_create; COT_INIT sets what most callers want. */
 typedef struct cot_queue_options {
     size_t struct_size;
-    cot_backend backend;
+    cot_backend backend; /* COT_BACKEND_CPU unless set */
     int32_t threads;     /* CPU: number of threads, 0 = what OpenMP would use. The results do not depend on it. */
     const char *kernels; /* "op=kernel,op=kernel": forces a kernel; NULL = the environment's COT_KERNEL. Copied. */
     int32_t device;      /* CUDA: number of the device; ignored where stream says it */
