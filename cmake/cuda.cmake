@@ -5,7 +5,7 @@
 #
 # ptxas's report of registers and spills stays beside each fat binary (STEM.log), for tools/check_device_code.sh.
 function(cot_embed_device_code target)
-  set(directory ${CMAKE_BINARY_DIR}/cuda)
+  set(directory ${PROJECT_BINARY_DIR}/cuda)
   file(MAKE_DIRECTORY ${directory})
   set(assembly "    .section .rodata\n")
   set(table "")
@@ -18,8 +18,8 @@ function(cot_embed_device_code target)
       list(APPEND architectures -gencode arch=compute_80,code=compute_80)
     endif()
     add_custom_command(OUTPUT ${image}
-      COMMAND ${CMAKE_SOURCE_DIR}/tools/compile_device_code.sh ${directory}/${stem}.log
-        ${COT_NVCC} -fatbin -std=c++17 -O3 ${architectures} -I${CMAKE_SOURCE_DIR}/include -I${CMAKE_SOURCE_DIR}/src
+      COMMAND ${PROJECT_SOURCE_DIR}/tools/compile_device_code.sh ${directory}/${stem}.log
+        ${COT_NVCC} -fatbin -std=c++17 -O3 ${architectures} -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
         -Werror all-warnings -Xptxas -v,-warn-spills -Xfatbin -compress-all -MD -MF ${directory}/${stem}.d -MT ${image}
         -o ${image} ${source}
       DEPENDS ${source} DEPFILE ${directory}/${stem}.d VERBATIM)
