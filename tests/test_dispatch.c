@@ -382,8 +382,10 @@ static void isa_names(void **state)
     assert_string_equal(cot_isa_name(COT_ISA_SCALAR), "scalar");
     assert_string_equal(cot_isa_name(COT_ISA_AVX2), "avx2");
     assert_string_equal(cot_isa_name(COT_ISA_AVX2 | COT_ISA_AVX512), "avx512");
+    assert_string_equal(cot_isa_name(COT_ISA_AVX2 | COT_ISA_AVX512 | COT_ISA_AVX512BF16), "avx512bf16");
     const uint32_t isa = cot_cpu_features();
     assert_true(!(isa & COT_ISA_AVX512) || (isa & COT_ISA_AVX2)); /* a level includes those below */
+    assert_true(!(isa & COT_ISA_AVX512BF16) || (isa & COT_ISA_AVX512));
 }
 
 int main(void)

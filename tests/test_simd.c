@@ -78,6 +78,37 @@ static void check_rounding(const float *values)
     free(f16);
 }
 
+/* Two vectors at a time: the values, and behind them the same with their signs changed. */
+static void check_rounding_of_two(const float *values)
+{
+    uint16_t *bf16 = on_64_bytes(64), *f16 = on_64_bytes(64);
+    float *f32 = on_64_bytes(128);
+    const vf a = v_load(values), b = v_sub(v_zero(), a);
+    float behind[VW];
+    v_store(behind, b);
+    for (int streamed = 0; streamed < 2; streamed++) {
+        if (streamed) {
+            v_stream2_as(bf16, COT_BF16, a, b);
+            v_stream2_as(f16, COT_F16, a, b);
+            v_stream2_as(f32, COT_F32, a, b);
+            v_fence();
+        } else {
+            v_store2_as(bf16, COT_BF16, a, b);
+            v_store2_as(f16, COT_F16, a, b);
+            v_store2_as(f32, COT_F32, a, b);
+        }
+        for (int i = 0; i < 2 * VW; i++) {
+            const float value = i < VW ? values[i] : behind[i - VW];
+            assert_int_equal(bf16[i], cot_f32_to_bf16(value));
+            assert_int_equal(f16[i], cot_f32_to_f16(value));
+            assert_same_float(value, f32[i]);
+        }
+    }
+    free(bf16);
+    free(f16);
+    free(f32);
+}
+
 static void rounds_as_float16_h_does(void **state)
 {
     (void)state;
@@ -86,6 +117,7 @@ static void rounds_as_float16_h_does(void **state)
         for (int i = 0; i < VW; i++)
             values[i] = cot_f32_from_bits(random_bits());
         check_rounding(values);
+        check_rounding_of_two(values);
     }
     /* Every tie and its neighbours: the upper half of the bits with the lower half at and around one half. */
     static const uint32_t low[] = {0,      1,      0x7fff, 0x8000, 0x8001, 0xffff,
@@ -95,6 +127,7 @@ static void rounds_as_float16_h_does(void **state)
             for (uint32_t i = 0; i < VW; i++)
                 values[i] = cot_f32_from_bits((high + i) << 16 | low[k]);
             check_rounding(values);
+            check_rounding_of_two(values);
         }
 }
 
@@ -175,6 +208,22 @@ static void lanes_add_up(void **state)
     free(strided);
 }
 
+static void vectors_align(void **state)
+{
+    (void)state;
+    float both[2 * VW], out[4][VW];
+    for (int i = 0; i < 2 * VW; i++)
+        both[i] = (float)i;
+    const vf a = v_load(both), b = v_load(both + VW);
+    v_store(out[0], v_align(a, b, 0));
+    v_store(out[1], v_align(a, b, 1));
+    v_store(out[2], v_align(a, b, 2));
+    v_store(out[3], v_align(a, b, 3));
+    for (int k = 0; k < 4; k++)
+        for (int i = 0; i < VW; i++)
+            assert_same_float(both[i + k], out[k][i]);
+}
+
 static void masks_compare_lanes(void **state)
 {
     (void)state;
@@ -215,6 +264,12 @@ static vf vector_sigmoid(vf z)
 static vf vector_silu(vf z)
 {
     return v_silu(z);
+}
+
+/* 128 units of f32 are 2^-16 of the power of two below: what the error rule leaves a bf16 beyond a tie. */
+static vf vector_silu_for_bf16(vf z)
+{
+    return v_silu_as(COT_BF16, z);
 }
 
 static vf vector_silu_slope(vf z)
@@ -286,6 +341,7 @@ static void curves_are_accurate(void **state)
         {"sigmoid", vector_sigmoid, exact_sigmoid, -87, -16, 8},
         {"silu", vector_silu, exact_silu, -16, 20, 4},
         {"silu", vector_silu, exact_silu, -87, -16, 8},
+        {"silu, bf16", vector_silu_for_bf16, exact_silu, -87, 20, 128},
         {"silu_slope", vector_silu_slope, exact_silu_slope, -60, 20, 8},
         {"silu_slope", vector_silu_slope, exact_silu_slope, -4, 4, 8},
     };
@@ -312,6 +368,10 @@ static void curves_have_their_limits(void **state)
         assert_true(out[0] == huge[i]);
         v_store(out, v_silu(down));
         assert_true(out[0] <= 0 && out[0] >= -1e-35f);
+        v_store(out, v_silu_as(COT_BF16, up));
+        assert_true(out[0] == huge[i]);
+        v_store(out, v_silu_as(COT_BF16, down));
+        assert_true(out[0] <= 0 && out[0] >= -1e-35f);
         v_store(out, v_silu_slope(up));
         assert_true(out[0] == 1);
         v_store(out, v_silu_slope(down));
@@ -323,7 +383,7 @@ static void curves_have_their_limits(void **state)
     assert_true(out[0] == 1);
     v_store(out, v_sigmoid(v_zero()));
     assert_true(out[0] == 0.5f);
-    vf (*const all[])(vf) = {vector_exp, vector_sigmoid, vector_silu, vector_silu_slope};
+    vf (*const all[])(vf) = {vector_exp, vector_sigmoid, vector_silu, vector_silu_for_bf16, vector_silu_slope};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         v_store(out, all[i](v_set1(NAN)));
         assert_true(isnan(out[0]) && isnan(out[VW - 1]));
@@ -332,7 +392,9 @@ static void curves_have_their_limits(void **state)
 
 int main(void)
 {
-#if defined(COT_SIMD_AVX512)
+#if defined(__AVX512BF16__)
+    const uint32_t needed = COT_ISA_AVX512BF16;
+#elif defined(COT_SIMD_AVX512)
     const uint32_t needed = COT_ISA_AVX512;
 #elif defined(COT_SIMD_AVX2)
     const uint32_t needed = COT_ISA_AVX2;
@@ -346,6 +408,7 @@ int main(void)
         cmocka_unit_test(rounds_as_float16_h_does),
         cmocka_unit_test(parts_touch_their_lanes_only),
         cmocka_unit_test(lanes_add_up),
+        cmocka_unit_test(vectors_align),
         cmocka_unit_test(masks_compare_lanes),
         cmocka_unit_test(curves_are_accurate),
         cmocka_unit_test(curves_have_their_limits),

@@ -56,10 +56,10 @@ copy_tree
     cmake --log-level=WARNING -G Ninja -S "$work/src" -B "$work/build" -DCOT_TESTS=OFF -DCOT_INSTALL=OFF
 
 plant 'a wrong tap in the forward' $kernels/causal_conv1d_rows.h \
-    's/z = v_fma(w\[k\], v_load(x + i + k), z);/z = v_fma(w[k], v_load(x + i + (k == 1 ? 0 : k)), z);/' \
+    's/z = v_fma(w\[k\], v_load(x + k), z);/z = v_fma(w[k], v_load(x + (k == 1 ? 0 : k)), z);/' \
     causal_conv1d_fwd_channel_first 'forward f32 channel-first'
 plant 'a tap left out of dweight' $kernels/causal_conv1d_bwd_channel_first.c \
-    's/sums\[k\] = v_fma(g, v_load(x + i + k), sums\[k\]);/sums[k] = k == 1 ? sums[k] : v_fma(g, v_load(x + i + k), sums[k]);/' \
+    's/sums\[K - 2\] = v_fma(x, one, sums\[K - 2\]);/(void)one;/' \
     causal_conv1d_bwd_channel_first 'backward f32 channel-first'
 plant 'one channel skipped' $kernels/causal_conv1d_scalar.c \
     's/for (int64_t t = span.first; cot_present(&a->y) \&\& t < span.end; t++) {/for (int64_t t = span.first; d != 3 \&\& cot_present(\&a->y) \&\& t < span.end; t++) {/' \

@@ -29,7 +29,10 @@ static uint32_t x86_features(void)
         return COT_ISA_SCALAR;
     if ((saved & ZMM) != ZMM || (b & avx512_7) != avx512_7)
         return COT_ISA_AVX2;
-    return COT_ISA_AVX2 | COT_ISA_AVX512;
+    const uint32_t avx512 = COT_ISA_AVX2 | COT_ISA_AVX512; /* now a is the number of sub-leaves of leaf 7 */
+    if (a < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & bit_AVX512BF16))
+        return avx512;
+    return avx512 | COT_ISA_AVX512BF16;
 }
 #endif
 
@@ -44,6 +47,8 @@ uint32_t cot_cpu_features(void)
 
 const char *cot_isa_name(uint32_t isa)
 {
+    if (isa & COT_ISA_AVX512BF16)
+        return "avx512bf16";
     if (isa & COT_ISA_AVX512)
         return "avx512";
     return isa & COT_ISA_AVX2 ? "avx2" : "scalar";

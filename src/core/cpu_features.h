@@ -8,8 +8,9 @@
 /* What a kernel row may ask for. A level stands for the set of extensions that src/simd compiles it with. */
 enum {
     COT_ISA_SCALAR = 0,
-    COT_ISA_AVX2 = 1 << 0,   /* avx2, fma, f16c */
-    COT_ISA_AVX512 = 1 << 1, /* avx512 f, bw, dq, vl, and the above */
+    COT_ISA_AVX2 = 1 << 0,       /* avx2, fma, f16c */
+    COT_ISA_AVX512 = 1 << 1,     /* avx512 f, bw, dq, vl, and the above */
+    COT_ISA_AVX512BF16 = 1 << 2, /* avx512 bf16, and the above */
     /* Of a CUDA queue's device. */
     COT_ISA_SM80 = 1 << 16, /* portable PTX: compute capability 8.0 and later */
     COT_ISA_SM90 = 1 << 17  /* Hopper's own instructions (sm_90a) */
@@ -18,7 +19,7 @@ enum {
 /* The levels of this machine, or-ed together. */
 uint32_t cot_cpu_features(void);
 
-/* The name of the highest level in `isa`: "scalar", "avx2", "avx512". */
+/* The name of the highest level in `isa`: "scalar", "avx2", "avx512", "avx512bf16". */
 const char *cot_isa_name(uint32_t isa);
 
 #endif

@@ -61,6 +61,8 @@ static const char *missing_isa(const cot_kernel *kernel, const cot_queue *queue)
         return "this device's compute capability is below 8.0";
     if (missing & COT_ISA_AVX512)
         return "this processor lacks AVX-512 (f, bw, dq, vl)";
+    if (missing & COT_ISA_AVX512BF16)
+        return "this processor lacks AVX-512 bf16";
     return missing != 0 ? "this processor lacks AVX2, FMA or F16C" : NULL;
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * simd.h: one vocabulary of vector verbs, so that a CPU kernel is written once and compiled once per instruction
- * set: -DCOT_SIMD_SCALAR, -DCOT_SIMD_AVX2 (avx2, fma, f16c) or -DCOT_SIMD_AVX512 (f, bw, dq, vl besides).
+ * set: -DCOT_SIMD_SCALAR, -DCOT_SIMD_AVX2 (avx2, fma, f16c) or -DCOT_SIMD_AVX512 (f, bw, dq, vl besides), the last
+ * once more with the compiler's -mavx512bf16.
  *
  * Types: vf = VW lanes of f32, vi = VW lanes of i32, vm = VW truth values. Memory needs element alignment only, but
  * for the stream verbs. `n` is a number of lanes in [0, VW]: lanes beyond it are neither read nor written; loaded
@@ -11,13 +12,17 @@
  *   v_max(limit, a) v_min(limit, a)     a where it is NaN
  *   v_load v_load_n v_store v_store_n   f32;  with the suffix _bf16 or _f16: VW elements of 2 bytes, rounded to
  *                                       nearest even, subnormals kept, as core/float16.h does
- *   v_stream v_stream_bf16 v_stream_f16 non-temporal stores; the address is a multiple of the bytes stored; the
- *                                       thread calls v_fence after its last one
+ *   v_store2_bf16(p, a, b)              a and b behind it
+ *   v_stream v_stream_bf16 v_stream_f16 v_stream2_bf16   non-temporal stores; the address is a multiple of the bytes
+ *                                       stored; the thread calls v_fence after its last one
  *   v_prefetch v_prefetch_far           into the first-level cache; into the second-level one. Any address will do
+ *   v_prefetch_write                    into the first-level cache, to be written
+ *   v_align(a, b, k)                    lanes k, k+1, ... of a followed by b, VW of them; k < VW, a constant
  *   v_gather(p, stride, n)              p[0], p[stride], ... of f32
  *   v_sum                               all lanes, in a fixed order
  *   vi_load vi_set1;  vm_equal vm_not_negative (of vi) vm_first(n) vm_and;  v_keep(m, a) = a where m, else +0
  *   v_exp v_sigmoid v_silu v_silu_slope
+ *   v_silu_as(dtype, z)                 good enough to be rounded to dtype
  */
 #ifndef COT_SIMD_SIMD_H
 #define COT_SIMD_SIMD_H
@@ -36,7 +41,11 @@
 
 /* V_NAME(stem) is the name of a function that is compiled once per instruction set. */
 #if defined(COT_SIMD_AVX512)
+#if defined(__AVX512BF16__)
+#define V_NAME(stem) stem##_avx512bf16
+#else
 #define V_NAME(stem) stem##_avx512
+#endif
 #include "simd_avx512.h"
 #elif defined(COT_SIMD_AVX2)
 #define V_NAME(stem) stem##_avx2
@@ -47,6 +56,11 @@
 #else
 #error "define COT_SIMD_SCALAR, COT_SIMD_AVX2 or COT_SIMD_AVX512"
 #endif
+
+V_INLINE void v_prefetch_write(const void *p)
+{
+    __builtin_prefetch(p, 1);
+}
 
 /* ---- dtype as a parameter: free where the compiler knows it ------------------------------------------------- */
 
@@ -78,6 +92,27 @@ V_INLINE void v_stream_as(void *p, cot_dtype dtype, vf a)
         v_stream_bf16(p, a);
     else
         v_stream_f16(p, a);
+}
+
+/* b behind a. */
+V_INLINE void v_store2_as(void *p, cot_dtype dtype, vf a, vf b)
+{
+    if (dtype == COT_BF16) {
+        v_store2_bf16(p, a, b);
+        return;
+    }
+    v_store_as(p, dtype, a);
+    v_store_as((char *)p + VW * (dtype == COT_F32 ? 4 : 2), dtype, b);
+}
+
+V_INLINE void v_stream2_as(void *p, cot_dtype dtype, vf a, vf b)
+{
+    if (dtype == COT_BF16) {
+        v_stream2_bf16(p, a, b);
+        return;
+    }
+    v_stream_as(p, dtype, a);
+    v_stream_as((char *)p + VW * (dtype == COT_F32 ? 4 : 2), dtype, b);
 }
 
 V_INLINE void v_store_n_as(void *p, cot_dtype dtype, vf a, int n)
@@ -118,6 +153,16 @@ V_INLINE vf v_silu(vf z)
     vf e;
     z = v_limit_below(z);
     return v_div(z, v_logistic_divisor(v_limit_above(z), &e));
+}
+
+V_INLINE vf v_silu_as(cot_dtype dtype, vf z)
+{
+#if defined(COT_SIMD_AVX512)
+    if (dtype == COT_BF16)
+        return v_silu_for_bf16(v_limit_below(z));
+#endif
+    (void)dtype;
+    return v_silu(z);
 }
 
 /* d silu(z) / dz = s + s * z * (1 - s), with 1 - s as e * s: the difference would be off by half a unit of 1, which z

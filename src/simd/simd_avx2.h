@@ -70,6 +70,22 @@ V_INLINE float v_sum(vf a)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+V_INLINE vf v_align(vf a, vf b, int k)
+{
+    const __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b);
+    const __m256i middle = _mm256_permute2x128_si256(low, high, 0x21);
+    switch (k) { /* the instruction takes a constant only */
+    case 0: return a;
+    case 1: return _mm256_castsi256_ps(_mm256_alignr_epi8(middle, low, 4));
+    case 2: return _mm256_castsi256_ps(_mm256_alignr_epi8(middle, low, 8));
+    case 3: return _mm256_castsi256_ps(_mm256_alignr_epi8(middle, low, 12));
+    case 4: return _mm256_castsi256_ps(middle);
+    case 5: return _mm256_castsi256_ps(_mm256_alignr_epi8(high, middle, 4));
+    case 6: return _mm256_castsi256_ps(_mm256_alignr_epi8(high, middle, 8));
+    default: return _mm256_castsi256_ps(_mm256_alignr_epi8(high, middle, 12));
+    }
+}
+
 /* ---- integers and masks ------------------------------------------------------------------------------------- */
 
 V_INLINE vi vi_load(const int32_t *p)
@@ -230,6 +246,18 @@ V_INLINE void v_store_n_bf16(void *p, vf a, int n)
 V_INLINE void v_stream_bf16(void *p, vf a)
 {
     _mm_stream_si128(p, v_narrow_bf16(a));
+}
+
+V_INLINE void v_store2_bf16(void *p, vf a, vf b)
+{
+    v_store_bf16(p, a);
+    v_store_bf16((char *)p + 2 * VW, b);
+}
+
+V_INLINE void v_stream2_bf16(void *p, vf a, vf b)
+{
+    v_stream_bf16(p, a);
+    v_stream_bf16((char *)p + 2 * VW, b);
 }
 
 V_INLINE void v_store_f16(void *p, vf a)

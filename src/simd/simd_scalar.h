@@ -71,6 +71,14 @@ V_INLINE float v_sum(vf a)
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
+V_INLINE vf v_align(vf a, vf b, int k)
+{
+    vf c;
+    for (int i = 0; i < VW; i++)
+        c[i] = i + k < VW ? a[i + k] : b[i + k - VW];
+    return c;
+}
+
 /* ---- integers and masks ------------------------------------------------------------------------------------- */
 
 V_INLINE vi vi_load(const int32_t *p)
@@ -213,6 +221,18 @@ V_INLINE void v_store_f16(void *p, vf a)
 V_INLINE void v_stream_bf16(void *p, vf a)
 {
     v_store_n_bf16(p, a, VW);
+}
+
+V_INLINE void v_store2_bf16(void *p, vf a, vf b)
+{
+    v_store_bf16(p, a);
+    v_store_bf16((char *)p + 2 * VW, b);
+}
+
+V_INLINE void v_stream2_bf16(void *p, vf a, vf b)
+{
+    v_stream_bf16(p, a);
+    v_stream_bf16((char *)p + 2 * VW, b);
 }
 
 V_INLINE void v_stream_f16(void *p, vf a)

@@ -42,6 +42,13 @@ static inline const char *admit_simd(const void *problem)
     return sizes->K > CONV1D_MAX_K ? "it serves K up to 32" : NULL;
 }
 
+/* The instructions that a bf16 kernel has besides are of no use to other dtypes. */
+static inline const char *admit_bf16(const void *problem)
+{
+    const conv1d_sizes *sizes = problem;
+    return sizes->dtype == COT_BF16 ? admit_simd(problem) : "it serves bf16 only";
+}
+
 /* Cycles of one vector: conversions and SiLU, and the taps. */
 static inline double conv1d_vector_cycles(const conv1d_sizes *sizes)
 {
@@ -132,31 +139,33 @@ static inline size_t workspace_bwd_channel_last(const void *problem)
     return conv1d_partial_bytes(&tiling, problem);
 }
 
-/* The costs by instruction set. A lane of plain C costs what a vector does where the compiler finds none. */
-#define COT_COSTS(isa, lanes)                                              \
+/* The costs by instruction set; `share` is the part of the other sets' cycles. A lane of plain C costs what a vector
+ * does where the compiler finds none. */
+#define COT_COSTS(isa, lanes, share)                                       \
     static inline double cost_fwd_channel_first_##isa(const void *problem) \
     {                                                                      \
-        return cost_forward(problem, lanes, 2);                            \
+        return (share)*cost_forward(problem, lanes, 2);                    \
     }                                                                      \
     static inline double cost_fwd_channel_last_##isa(const void *problem)  \
     {                                                                      \
-        return cost_forward(problem, lanes, 1);                            \
+        return (share)*cost_forward(problem, lanes, 1);                    \
     }                                                                      \
     static inline double cost_bwd_channel_first_##isa(const void *problem) \
     {                                                                      \
-        return cost_backward(problem, lanes, 2);                           \
+        return (share)*cost_backward(problem, lanes, 2);                   \
     }                                                                      \
     static inline double cost_bwd_channel_last_##isa(const void *problem)  \
     {                                                                      \
-        return cost_backward(problem, lanes, 1);                           \
+        return (share)*cost_backward(problem, lanes, 1);                   \
     }                                                                      \
     static inline double cost_update_channels_##isa(const void *problem)   \
     {                                                                      \
-        return cost_update(problem, lanes);                                \
+        return (share)*cost_update(problem, lanes);                        \
     }
-COT_COSTS(scalar, 1)
-COT_COSTS(avx2, 8)
-COT_COSTS(avx512, 16)
+COT_COSTS(scalar, 1, 1.0)
+COT_COSTS(avx2, 8, 1.0)
+COT_COSTS(avx512, 16, 1.0)
+COT_COSTS(avx512bf16, 16, 0.8)
 #undef COT_COSTS
 
 #endif

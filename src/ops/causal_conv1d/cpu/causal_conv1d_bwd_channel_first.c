@@ -6,8 +6,10 @@
  *
  * Items and pieces as in the forward. A row of a piece passes through the first-level cache: x, converted to f32 where
  * it is not; then g, of K-1 tokens more than the piece has, so that no piece waits for another; then dx, which is the
- * forward's convolution of g with the weights reversed. dw and db are summed in lanes, over the pieces of the item into
- * the workspace, and over the items by causal_conv1d_reduce.h. */
+ * forward's convolution of g with the weights reversed. For K = 2..4 all but the ends of a row of one sequence goes in
+ * one loop, g in registers: beyond the caches, reads and writes that take turns every 64 bytes reach a copy's speed,
+ * every 8 KB three quarters of it. dw and db are summed in lanes, over the pieces of the item into the workspace, and
+ * over the items by causal_conv1d_reduce.h. */
 #include "causal_conv1d_reduce.h"
 #include "causal_conv1d_rows.h"
 
@@ -25,6 +27,10 @@ typedef struct gradient_row {
     vf *sums; /* K of dw and one of db */
     conv1d_ahead ahead_x, ahead_dy;
     const int32_t *ids;
+    /* of the fused loop only */
+    char *dx;    /* of dy's dtype */
+    float *late; /* where g of the last two vectors goes */
+    bool stream;
 } gradient_row;
 
 /* Tokens [begin, end) of which those before `owned` enter the sums. */
@@ -119,6 +125,138 @@ static void (*const gradients[8][3])(const gradient_row *, int64_t, int64_t) = {
     GRADIENTS(0), GRADIENTS(2), GRADIENTS(3), GRADIENTS(4), GRADIENTS(5), GRADIENTS(6), GRADIENTS(7), GRADIENTS(8),
 };
 
+/* ---- g, dw, db and dx of one row ---------------------------------------------------------------------------- *
+ * Step j of the loop computes z of vector j+1, then g of j, then all that vector j-2 takes part in: dx[t] and dw[k] both
+ * need g[t+i], i < K, dw as sum_t x[t] * g[t+K-1-k]. Each step uses what earlier ones have left, or the processor would
+ * have to look ahead further than it can; and holding g[t+i] takes fewer registers than holding the taps of x. */
+
+/* Bytes besides CONV1D_NEAR, into the first-level cache. Of 1 to 4 KB in all these were best (0.85 of a copy's speed);
+ * equal ones, or a second-level prefetch besides, were slower. */
+enum { FUSED_AHEAD_X = 1024, FUSED_AHEAD_DY = 2048 };
+
+/* dx of the tokens of g, of which `after` is the vector behind; adds to the sums. */
+V_INLINE vf fused_finish(const vf *w, vf *sums, vf x, vf g, vf after, int64_t K)
+{
+    vf dx = v_mul(w[K - 1], g);
+    sums[K] = v_add(sums[K], g);
+    sums[K - 1] = v_fma(x, g, sums[K - 1]);
+    const vf one = v_align(g, after, 1);
+    dx = v_fma(w[K - 2], one, dx);
+    sums[K - 2] = v_fma(x, one, sums[K - 2]);
+    if (K > 2) {
+        const vf two = v_align(g, after, 2);
+        dx = v_fma(w[K - 3], two, dx);
+        sums[K - 3] = v_fma(x, two, sums[K - 3]);
+    }
+    if (K > 3) {
+        const vf three = v_align(g, after, 3);
+        dx = v_fma(w[K - 4], three, dx);
+        sums[K - 4] = v_fma(x, three, sums[K - 4]);
+    }
+    return dx;
+}
+
+/* z of a vector of tokens whose oldest inputs are first, second...; *x are its own inputs. */
+V_INLINE vf fused_convolve(const vf *w, vf bias, vf first, vf second, int64_t K, vf *x)
+{
+    vf z = v_fma(w[0], first, bias);
+    *x = v_align(first, second, 1);
+    z = v_fma(w[1], *x, z);
+    if (K > 2) {
+        *x = v_align(first, second, 2);
+        z = v_fma(w[2], *x, z);
+    }
+    if (K > 3) {
+        *x = v_align(first, second, 3);
+        z = v_fma(w[3], *x, z);
+    }
+    return z;
+}
+
+/* Tokens [begin, end), (end - begin) % (2 * VW) == 0, two vectors or more: all of their sums, dx of all but the last
+ * two vectors, g of the first (into g) and of the last two (into late). */
+V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
+{
+    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const float *x = row->x;
+    const char *dy = row->dy;
+    char *dx = row->dx;
+    const bool stream = row->stream;
+    const uintptr_t ahead_x = row->ahead_x.near + FUSED_AHEAD_X, ahead_dy = row->ahead_dy.near + FUSED_AHEAD_DY;
+    float last[4 * VW] = {0}; /* inputs behind the last vector: K-1, and what is never used */
+    memcpy(last + 2 * VW, x + end, (size_t)(K - 1) * sizeof *last);
+    vf w[4], sums[5], out[2];
+    for (int64_t k = 0; k < K; k++)
+        w[k] = v_set1(row->weight[k]);
+    const vf bias = v_set1(row->weight[K]);
+    vf g = v_zero(), g_before = v_zero(); /* of vectors j-1, j-2 */
+    vf x2 = v_zero(), x1 = v_align(v_zero(), v_load_n(x + begin, (int)(K - 1)), (int)(K - 1)), x0; /* of j-2, j-1, j */
+    vf oldest = v_load(x + begin + VW);
+    vf z = fused_convolve(w, bias, v_load(x + begin), oldest, K, &x0);
+    for (int64_t i = begin; i < end;) {
+        const int64_t stop = end - i < SUM_TERMS * VW ? end : i + SUM_TERMS * VW;
+        for (int64_t k = 0; k <= K; k++)
+            sums[k] = v_zero();
+        for (; i < stop; i += 2 * VW) {
+            const float *from = i + 2 * VW < end ? x + i : last;
+            for (int64_t line = 0; line < 2 * VW * size; line += 64) {
+                v_prefetch((const void *)(ahead_x + (uintptr_t)(i * size + line)));
+                v_prefetch((const void *)(ahead_dy + (uintptr_t)(i * size + line)));
+            }
+            V_UNROLL
+            for (int v = 0; v < 2; v++) {
+                const vf behind = v_load(from + (v + 2) * VW);
+                vf x_next;
+                const vf z_next = fused_convolve(w, bias, oldest, behind, K, &x_next);
+                out[v] = fused_finish(w, sums, x2, g_before, g, K);
+                g_before = g;
+                g = v_load_as(dy + (i + v * VW) * size, dtype);
+                if (silu)
+                    g = v_mul(g, v_silu_slope(z));
+                z = z_next;
+                oldest = behind;
+                x2 = x1;
+                x1 = x0;
+                x0 = x_next;
+            }
+            char *to = dx + (i - 2 * VW) * size;
+            if (i == begin)
+                v_store(row->g + begin, g_before);
+            else if (stream)
+                v_stream2_as(to, dtype, out[0], out[1]);
+            else
+                v_store2_as(to, dtype, out[0], out[1]);
+        }
+        for (int64_t k = 0; k <= K; k++)
+            row->sums[k] = v_add(row->sums[k], sums[k]);
+    }
+    fused_finish(w, row->sums, x2, g_before, g, K);
+    fused_finish(w, row->sums, x1, g, v_zero(), K);
+    v_store(row->late, g_before);
+    v_store(row->late + VW, g);
+}
+
+/* clang-format off */
+#define FUSED(width, dtype)                                                                  \
+    static void fused_##width##_##dtype(const gradient_row *row, int64_t begin, int64_t end) \
+    {                                                                                        \
+        if (row->silu)                                                                       \
+            fused_body(row, begin, end, width, COT_##dtype, true);                           \
+        else                                                                                 \
+            fused_body(row, begin, end, width, COT_##dtype, false);                          \
+    }
+CONV1D_EACH_DTYPE(FUSED, 2)
+CONV1D_EACH_DTYPE(FUSED, 3)
+CONV1D_EACH_DTYPE(FUSED, 4)
+
+enum { FUSED_LEAST = 2, FUSED_MOST = 4 };
+static void (*const fused[FUSED_MOST + 1][3])(const gradient_row *, int64_t, int64_t) = {
+    [2] = {fused_2_F32, fused_2_F16, fused_2_BF16},
+    [3] = {fused_3_F32, fused_3_F16, fused_3_BF16},
+    [4] = {fused_4_F32, fused_4_F16, fused_4_BF16},
+};
+/* clang-format on */
+
 static void gradient(const gradient_row *row, const uint8_t *mixed, int64_t owned, int64_t halo_end)
 {
     for (int64_t i = 0; i < owned;) {
@@ -142,7 +280,7 @@ typedef struct backward_context {
     conv1d_tiling tiling;
     int64_t items;   /* without those of empty sequences */
     int64_t longest; /* tokens of a piece */
-    bool direct_x, stream;
+    bool direct_x, fuse, stream;
     float *partials;
 } backward_context;
 
@@ -154,6 +292,10 @@ typedef struct backward_piece {
     const conv1d_piece *piece;
     int64_t halo_end; /* tokens, from the beginning of the piece */
     int64_t edge;     /* from here on dx has a term of dfinal_state */
+    bool fuse;
+    int64_t fused_begin, fused_end; /* the tokens whose dx the fused loop has written */
+    float *g_late; /* g of tokens from fused_end on; before fused_begin (and a vector more) it is in g */
+    float late[6 * VW + 2 * CONV1D_MAX_K];
     uint8_t mixed[CONV1D_PIECE / CONV1D_MIXED_BLOCK + 1], mixed_dx[CONV1D_PIECE / CONV1D_MIXED_BLOCK + 1];
     float inputs[LONGEST + CONV1D_MAX_K + VW];
     float gradients[LONGEST], g[LONGEST + CONV1D_MAX_K + 2 * VW], outputs[CONV1D_PIECE];
@@ -170,6 +312,18 @@ static float final_term(const backward_piece *s, int64_t d, int64_t p)
     return conv1d_load(dfinal_state, s->piece->state, d, column);
 }
 
+/* dx of tokens [begin, end) from their g, straight into the tensor. */
+static void convolve_direct(const conv1d_row *whole, const float *g, int64_t begin, int64_t end)
+{
+    if (begin >= end)
+        return;
+    conv1d_row row = *whole;
+    row.n = end - begin;
+    row.x = g;
+    row.y = conv1d_y_at(whole, begin);
+    conv1d_convolve(&row);
+}
+
 static void backward_inputs(backward_piece *s, int64_t d, const float *weight)
 {
     const cot_tensor *dx = &s->c->problem->args.dx;
@@ -180,7 +334,7 @@ static void backward_inputs(backward_piece *s, int64_t d, const float *weight)
         reversed[k] = weight[K - 1 - k];
     reversed[K] = 0;
     const bool direct = conv1d_contiguous_time(dx);
-    conv1d_row row = {.n = direct ? s->edge : n,
+    conv1d_row row = {.n = n,
                       .K = K,
                       .x = s->g,
                       .weight = reversed,
@@ -192,24 +346,27 @@ static void backward_inputs(backward_piece *s, int64_t d, const float *weight)
         row.ids = piece->ids + K - 1;
         row.mixed = s->mixed_dx;
     }
-    if (row.n > 0)
+    if (direct) { /* only a whole row has `mixed` */
+        convolve_direct(&row, s->g, 0, s->fused_begin);
+        convolve_direct(&row, s->g_late, s->fused_end, s->edge);
+    } else if (n > 0) {
         conv1d_convolve(&row);
+    }
+    const int64_t done = direct ? s->edge : 0;
     if (direct && s->edge < n) {
         row.n = n - s->edge;
-        row.x += s->edge;
+        row.x = s->g_late + (s->edge - s->fused_end);
         row.ids += row.ids != NULL ? s->edge : 0;
-        row.y = s->outputs + s->edge;
+        row.y = s->outputs;
         row.dtype = COT_F32;
         row.stream = false;
         row.mixed = NULL;
         conv1d_convolve_edge(&row, 0, row.n);
     }
     for (int64_t i = s->edge; i < n; i++)
-        s->outputs[i] += final_term(s, d, piece->begin + i);
-    const int64_t done = direct ? s->edge : 0;
+        s->outputs[i - done] += final_term(s, d, piece->begin + i);
     if (done < n)
-        conv1d_scatter(conv1d_at(dx, piece->b, d, piece->begin + done), dx->dtype, dx->stride[2], s->outputs + done,
-                       n - done);
+        conv1d_scatter(conv1d_at(dx, piece->b, d, piece->begin + done), dx->dtype, dx->stride[2], s->outputs, n - done);
 }
 
 static void backward_state(const backward_piece *s, int64_t d, const float *weight)
@@ -227,6 +384,32 @@ static void backward_state(const backward_piece *s, int64_t d, const float *weig
         gradient_of_column += final_term(s, d, p);
         conv1d_store(&s->c->problem->args.dinitial_state, piece->state, d, i, gradient_of_column);
     }
+}
+
+/* g of tokens [0, halo_end) of a row that begins at token `first` of the piece, those before `owned` into the sums; dx
+ * of most where one loop does it all, which a part in front of the last cannot. */
+static void gradient_or_fused(backward_piece *s, int64_t d, gradient_row *row, int64_t first, int64_t owned,
+                              int64_t halo_end)
+{
+    const cot_tensor *dx = &s->c->problem->args.dx;
+    const int64_t whole = owned / (2 * VW) * (2 * VW);
+    const bool to_the_end = first + owned == s->piece->end - s->piece->begin;
+    if (!s->fuse || !to_the_end || whole < 4 * VW) {
+        gradient(row, s->piece->ids != NULL ? s->mixed + first / CONV1D_MIXED_BLOCK : NULL, owned, halo_end);
+        return;
+    }
+    row->dx = conv1d_at(dx, s->piece->b, d, s->piece->begin + first);
+    row->stream = s->c->stream && (uintptr_t)row->dx % 64 == 0;
+    row->late = s->g_late = s->late;
+    fused[row->K][row->dtype - COT_F32](row, 0, whole);
+    gradient_row rest = *row;
+    rest.x += whole;
+    rest.dy += whole * (row->dtype == COT_F32 ? 4 : 2);
+    rest.g = s->late + 2 * VW;
+    if (whole < halo_end)
+        gradient_edge(&rest, 0, halo_end - whole, owned - whole);
+    s->fused_begin = first;
+    s->fused_end = first + whole - 2 * VW;
 }
 
 /* g of the tokens of a piece, and of those that its dx needs behind them, into s->g; adds to the sums. */
@@ -260,7 +443,7 @@ static void backward_gradient(backward_piece *s, int64_t d, bool last_channel, c
         row.g = s->g;
         row.ids = piece->ids;
         row.ahead_x = conv1d_ahead_of(s->inputs, next_x);
-        gradient(&row, piece->ids != NULL ? s->mixed : NULL, head, head_halo);
+        gradient_or_fused(s, d, &row, 0, head, head_halo);
     }
     if (head < n) {
         row.x = (const float *)(const void *)conv1d_at(&a->x, piece->b, d, piece->begin) + head - (K - 1);
@@ -270,9 +453,9 @@ static void backward_gradient(backward_piece *s, int64_t d, bool last_channel, c
         row.g = s->g + head;
         row.ids = piece->ids != NULL ? piece->ids + head : NULL;
         row.ahead_x = conv1d_ahead_in(row.x);
-        gradient(&row, piece->ids != NULL ? s->mixed + (head > 0) : NULL, n - head, s->halo_end - head);
+        gradient_or_fused(s, d, &row, head, n - head, s->halo_end - head);
     }
-    memset(s->g + s->halo_end, 0, (size_t)(K - 1 + VW) * sizeof *s->g);
+    memset(s->g_late + (s->halo_end - s->fused_end), 0, (size_t)(K - 1 + VW) * sizeof *s->g);
 }
 
 static void backward_row(backward_piece *s, int64_t d, bool last_channel, const float *weight, float *totals)
@@ -282,6 +465,8 @@ static void backward_row(backward_piece *s, int64_t d, bool last_channel, const 
     vf sums[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k <= K; k++)
         sums[k] = v_zero();
+    s->fused_begin = s->fused_end = 0;
+    s->g_late = s->g;
     backward_gradient(s, d, last_channel, weight, sums);
     for (int64_t k = 0; k <= K; k++)
         totals[k] += v_sum(sums[k]);
@@ -305,7 +490,7 @@ static void zero_gradients(const backward_context *c, const conv1d_piece *piece,
     }
 }
 
-/* Channels [d_begin, d_end) of tokens that fit in the buffers. */
+/* Channels [d_begin, d_end) of a piece. */
 static void backward_block(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
                            const float *weights, float *totals)
 {
@@ -315,6 +500,7 @@ static void backward_block(const backward_context *c, const conv1d_piece *piece,
     s.piece = piece;
     s.halo_end = conv1d_halo_end(piece, K) - piece->begin;
     s.edge = n;
+    s.fuse = c->fuse && piece->ids == NULL;
     if (cot_present(&c->problem->args.dfinal_state) && piece->state >= 0)
         s.edge = conv1d_clamp(piece->last - (K - 1) - piece->begin, 0, n);
     if (piece->ids != NULL) {
@@ -325,7 +511,8 @@ static void backward_block(const backward_context *c, const conv1d_piece *piece,
         backward_row(&s, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
 }
 
-/* Long pieces go channel by channel, so that memory is read in one stream. */
+/* Long pieces go channel by channel, so that memory is read in one stream; in parts that fit in the buffers, unless
+ * the fused loop leaves next to nothing there. */
 static void backward_long(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
                           const float *weights, float *totals)
 {
@@ -334,7 +521,7 @@ static void backward_long(const backward_context *c, const conv1d_piece *piece, 
         zero_gradients(c, piece, d_begin, d_end);
         return;
     }
-    if (piece->end - piece->begin <= CONV1D_PIECE) {
+    if (piece->end - piece->begin <= CONV1D_PIECE || (c->fuse && c->direct_x && piece->ids == NULL)) {
         backward_block(c, piece, d_begin, d_end, weights, totals);
         return;
     }
@@ -390,6 +577,8 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
         .tiling = conv1d_tile_channel_first(&p->sizes),
         .direct_x = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
+        .fuse = p->sizes.K >= FUSED_LEAST && p->sizes.K <= FUSED_MOST && cot_present(&a->dx) &&
+                conv1d_contiguous_time(&a->dx) && conv1d_contiguous_time(&a->dy),
         .stream = conv1d_streams(&p->sizes, 3),
         .partials = workspace,
     };

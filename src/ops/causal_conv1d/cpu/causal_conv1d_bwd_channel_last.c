@@ -86,6 +86,7 @@ V_INLINE int64_t walk_body(const backward_columns *s, int64_t K, cot_dtype dtype
 {
     const int64_t ld = s->ld, size = dtype == COT_F32 ? 4 : 2, n = s->n;
     const int64_t x_stride = s->x_stride, dy_stride = s->dy_stride, dx_stride = s->dx_stride;
+    const int64_t tile = conv1d_tile(ld);
     const bool silu = s->silu, stream = s->stream;
     int64_t c = 0;
     for (; c + VW <= s->channels; c += VW) {
@@ -103,8 +104,8 @@ V_INLINE int64_t walk_body(const backward_columns *s, int64_t K, cot_dtype dtype
         const char *x = s->x + c * size, *dy = s->dy + c * size;
         char *dx = s->dx + c * size;
         for (int64_t i = 0; i < n; i++) {
-            v_prefetch_far(x + CONV1D_TILE * x_stride);
-            v_prefetch_far(dy + CONV1D_TILE * dy_stride);
+            v_prefetch_far(x + tile * x_stride);
+            v_prefetch_far(dy + tile * dy_stride);
             h[K - 1] = v_load_as(x, dtype);
             g[K - 1] = v_load_as(dy, dtype);
             if (silu) {
@@ -181,7 +182,7 @@ typedef struct backward_block {
     int64_t d, channels, ld;
     float weight[CONV1D_PLANES], sums[CONV1D_PLANES], history[CONV1D_PLANES], g[CONV1D_PLANES];
     float spare[CONV1D_PLANES]; /* for sums that nobody wants */
-    float x[CONV1D_STAGED_TILE * CONV1D_ROW], dy[CONV1D_STAGED_TILE * CONV1D_ROW], dx[CONV1D_STAGED_TILE * CONV1D_ROW];
+    float x[CONV1D_STAGED], dy[CONV1D_STAGED], dx[CONV1D_STAGED];
 } backward_block;
 
 /* Where the steps of a piece change what they do; tokens from the beginning of the piece. */
@@ -317,7 +318,7 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
     for (int64_t i = 0; i < steps.count;) {
         bool plain;
         const bool direct = c->direct && i >= K - 1 && i < steps.edge + K - 1;
-        const int64_t end = next_change(&steps, K, i, direct ? CONV1D_TILE : CONV1D_STAGED_TILE);
+        const int64_t end = next_change(&steps, K, i, direct ? conv1d_tile(s->ld) : conv1d_staged_tile(s->ld));
         const int64_t n = conv1d_plain_run(piece->ids, i, end, K, &plain);
         backward_tile(s, piece, &steps, i, n, plain);
         i += n;

@@ -42,7 +42,7 @@ static void conv1d_walk_edge(const conv1d_columns *s, int64_t channel)
             }
             z = conv1d_taps_sum(K, z, before);
             if (s->silu)
-                z = v_silu(z);
+                z = v_silu_as(s->y_dtype, z);
             if (s->ids != NULL && s->ids[i + K - 1] < 0)
                 z = v_zero();
             v_store_n_as(s->y + i * s->y_stride + c * y_size, s->y_dtype, z, lanes);
@@ -54,47 +54,67 @@ static void conv1d_walk_edge(const conv1d_columns *s, int64_t channel)
     }
 }
 
-/* Whole vectors; x and y of one dtype; returns the first channel not done. */
-V_INLINE int64_t conv1d_walk_body(const conv1d_columns *s, int64_t K, cot_dtype dtype)
+/* `count` (a constant) columns of vectors, x and y of one dtype. */
+V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, int count, int64_t K, cot_dtype dtype)
 {
+    enum { MOST = 2 };
     const int64_t ld = s->ld, size = dtype == COT_F32 ? 4 : 2, n = s->n;
     const int64_t x_stride = s->x_stride, y_stride = s->y_stride;
+    const int64_t ahead = conv1d_tile(ld) * x_stride; /* the tile to come */
     const bool silu = s->silu, stream = s->stream;
-    int64_t c = 0;
-    for (; c + VW <= s->channels; c += VW) {
-        vf w[CONV1D_MAX_K], h[CONV1D_MAX_K];
+    vf w[MOST][CONV1D_MAX_K], h[MOST][CONV1D_MAX_K], bias[MOST], y_row[MOST];
+    for (int v = 0; v < count; v++) {
+        const int64_t at = c + v * VW;
         for (int64_t k = 0; k < K; k++)
-            w[k] = v_load(s->weight + k * ld + c);
+            w[v][k] = v_load(s->weight + k * ld + at);
         for (int64_t k = 0; k < K - 1; k++)
-            h[k] = v_load(s->history + k * ld + c);
-        const vf bias = v_load(s->weight + K * ld + c);
-        const char *x = s->x + c * size;
-        char *y = s->y + c * size;
-        for (int64_t i = 0; i < n; i++) {
-            v_prefetch_far(x + CONV1D_TILE * x_stride);
-            h[K - 1] = v_load_as(x, dtype);
-            vf z = bias, before = v_zero();
+            h[v][k] = v_load(s->history + k * ld + at);
+        bias[v] = v_load(s->weight + K * ld + at);
+    }
+    const char *x = s->x + c * size;
+    char *y = s->y + c * size;
+    for (int64_t i = 0; i < n; i++) {
+        v_prefetch_far(x + ahead);
+        V_UNROLL
+        for (int v = 0; v < count; v++) {
+            h[v][K - 1] = v_load_as(x + v * VW * size, dtype);
+            vf z = bias[v], before = v_zero();
             V_UNROLL
             for (int64_t k = 0; k < K; k++) {
                 conv1d_next_tap(k, &z, &before);
-                z = v_fma(w[k], h[k], z);
+                z = v_fma(w[v][k], h[v][k], z);
             }
             z = conv1d_taps_sum(K, z, before);
-            if (silu)
-                z = v_silu(z);
-            if (stream)
-                v_stream_as(y, dtype, z);
-            else
-                v_store_as(y, dtype, z);
+            y_row[v] = silu ? v_silu_as(dtype, z) : z;
             V_UNROLL
             for (int64_t k = 0; k < K - 1; k++)
-                h[k] = h[k + 1];
-            x += x_stride;
-            y += y_stride;
+                h[v][k] = h[v][k + 1];
         }
-        for (int64_t k = 0; k < K - 1; k++)
-            v_store(s->history + k * ld + c, h[k]);
+        if (count == 2 && stream)
+            v_stream2_bf16(y, y_row[0], y_row[1]);
+        else if (count == 2)
+            v_store2_bf16(y, y_row[0], y_row[1]);
+        else if (stream)
+            v_stream_as(y, dtype, y_row[0]);
+        else
+            v_store_as(y, dtype, y_row[0]);
+        x += x_stride;
+        y += y_stride;
     }
+    for (int v = 0; v < count; v++)
+        for (int64_t k = 0; k < K - 1; k++)
+            v_store(s->history + k * ld + c + v * VW, h[v][k]);
+}
+
+/* Whole vectors; x and y of one dtype; returns the first channel not done. In bf16 two columns go at a time: they fill
+ * a cache line. */
+V_INLINE int64_t conv1d_walk_body(const conv1d_columns *s, int64_t K, cot_dtype dtype)
+{
+    int64_t c = 0;
+    for (; dtype == COT_BF16 && c + 2 * VW <= s->channels; c += 2 * VW)
+        conv1d_walk_vectors(s, c, 2, K, dtype);
+    for (; c + VW <= s->channels; c += VW)
+        conv1d_walk_vectors(s, c, 1, K, dtype);
     return c;
 }
 

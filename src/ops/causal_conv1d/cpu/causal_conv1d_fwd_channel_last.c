@@ -38,7 +38,7 @@ typedef struct forward_block {
     const forward_context *c;
     int64_t d, channels, ld;
     float weight[CONV1D_PLANES], history[CONV1D_PLANES];
-    float x[CONV1D_STAGED_TILE * CONV1D_ROW], y[CONV1D_STAGED_TILE * CONV1D_ROW];
+    float x[CONV1D_STAGED], y[CONV1D_STAGED];
 } forward_block;
 
 /* Tokens [i, i+n) of a piece, all plain or none. */
@@ -82,7 +82,7 @@ static void forward_piece(forward_block *s, const conv1d_piece *piece)
 {
     const cot_causal_conv1d_forward_args *a = &s->c->problem->args;
     const int64_t K = s->c->problem->sizes.K, n = piece->end - piece->begin;
-    const int64_t longest = s->c->direct ? CONV1D_TILE : CONV1D_STAGED_TILE;
+    const int64_t longest = s->c->direct ? conv1d_tile(s->ld) : conv1d_staged_tile(s->ld);
     if (piece->padding) {
         memset(s->y, 0, (size_t)s->ld * sizeof *s->y);
         for (int64_t i = 0; i < n; i++)

@@ -6,12 +6,14 @@
 
 #include "causal_conv1d_stage.h"
 
-enum { CONV1D_REDUCE_BLOCK = 64 };
+/* Channels of an item; sums that are few are not worth waking threads for: 2 us, half of a small backward. */
+enum { CONV1D_REDUCE_BLOCK = 64, CONV1D_REDUCE_ALONE = 65536 };
 
 typedef struct conv1d_reduction {
     const conv1d_backward_problem *problem;
     const float *partials;
     int64_t parts;
+    int64_t each; /* channels of an item, a multiple of the block */
 } conv1d_reduction;
 
 static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, bool accumulate, double value)
@@ -21,13 +23,11 @@ static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, b
     cot_store_f64(out->data, out->dtype, index, (float)value);
 }
 
-/* One plane is dweight[.., k], or dbias for k = K. */
-static void conv1d_reduce_item(void *context, int64_t item)
+/* dweight[.., k] of a block of channels, or dbias for k = K. */
+static inline void conv1d_reduce_block(const conv1d_reduction *c, int64_t k, int64_t begin)
 {
-    const conv1d_reduction *c = context;
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
     const int64_t K = c->problem->sizes.K, D = c->problem->sizes.D;
-    const int64_t k = item % (K + 1), begin = item / (K + 1) * CONV1D_REDUCE_BLOCK;
     const int64_t n = begin + CONV1D_REDUCE_BLOCK < D ? CONV1D_REDUCE_BLOCK : D - begin;
     const cot_tensor *out = k < K ? &a->dweight : &a->dbias;
     if (!cot_present(out))
@@ -44,14 +44,26 @@ static void conv1d_reduce_item(void *context, int64_t item)
     }
 }
 
+static void conv1d_reduce_item(void *context, int64_t item)
+{
+    const conv1d_reduction *c = context;
+    const int64_t K = c->problem->sizes.K, D = c->problem->sizes.D, first = item * c->each;
+    const int64_t end = first + c->each < D ? first + c->each : D;
+    for (int64_t begin = first; begin < end; begin += CONV1D_REDUCE_BLOCK)
+        for (int64_t k = 0; k <= K; k++)
+            conv1d_reduce_block(c, k, begin);
+}
+
 static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem *problem, const float *partials,
                                  int64_t parts)
 {
     if (!cot_present(&problem->args.dweight) && !cot_present(&problem->args.dbias))
         return;
-    conv1d_reduction reduction = {problem, partials, parts};
-    const int64_t blocks = conv1d_quotient_up(problem->sizes.D, CONV1D_REDUCE_BLOCK);
-    cot_parallel(queue, blocks * (problem->sizes.K + 1), conv1d_reduce_item, &reduction);
+    const int64_t D = problem->sizes.D;
+    conv1d_reduction reduction = {problem, partials, parts, CONV1D_REDUCE_BLOCK};
+    if ((double)parts * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_ALONE)
+        reduction.each = conv1d_quotient_up(D, CONV1D_REDUCE_BLOCK) * CONV1D_REDUCE_BLOCK;
+    cot_parallel(queue, D > 0 ? conv1d_quotient_up(D, reduction.each) : 0, conv1d_reduce_item, &reduction);
 }
 
 /* ---- dinitial_state of sequences without tokens ------------------------------------------------------------- *

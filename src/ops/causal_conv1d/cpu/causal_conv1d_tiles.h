@@ -6,11 +6,19 @@
 
 #include "causal_conv1d_stage.h"
 
-enum {
-    CONV1D_TILE = 8,        /* tokens of one walk */
-    CONV1D_STAGED_TILE = 8, /* of one whose rows pass through buffers */
-    CONV1D_ROW = CONV1D_MAX_ROW + 16
-};
+enum { CONV1D_STAGED = 8 * (CONV1D_ROW + 16) }; /* floats of a tile whose rows pass through a buffer */
+
+/* Tokens of one walk down rows of ld channels, straight from tensor to tensor: fewer the longer the rows are. */
+V_INLINE int64_t conv1d_tile(int64_t ld)
+{
+    return ld > CONV1D_ROW ? 4 : 8;
+}
+
+/* Tokens of one walk that passes through buffers. */
+V_INLINE int64_t conv1d_staged_tile(int64_t ld)
+{
+    return ld > CONV1D_ROW ? 2 : 8;
+}
 
 V_INLINE int64_t conv1d_size(cot_dtype dtype)
 {

@@ -7,12 +7,13 @@
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    CONV1D_MAX_K = 32,         /* wider filters go to the scalar kernel */
-    CONV1D_PIECE = 2048,       /* tokens that lie in the first-level cache at once, channel-first */
-    CONV1D_MAX_PART = 16384,   /* tokens of one item */
-    CONV1D_MAX_BLOCK = 64,     /* channels of one item, channel-first */
-    CONV1D_MAX_ROW = 512,      /* channels of one item, channel-last */
-    CONV1D_PLANES = 2048 + 512 /* floats for K+1 (or fewer) values a channel of an item, channel-last */
+    CONV1D_MAX_K = 32,       /* wider filters go to the scalar kernel */
+    CONV1D_PIECE = 2048,     /* tokens that lie in the first-level cache at once, channel-first */
+    CONV1D_MAX_PART = 16384, /* tokens of one item */
+    CONV1D_MAX_BLOCK = 64,   /* channels of one item, channel-first */
+    CONV1D_ROW = 512,        /* channels of one item, channel-last */
+    CONV1D_WIDE_ROW = 2048,  /* the same beyond the caches: few long runs of memory */
+    CONV1D_PLANES = 5 * 2048 /* floats for K+1 (or fewer) values a channel of an item, channel-last */
 };
 
 /* An item is `group` batch rows x `part` tokens x `block` channels; their numbers, the last of each smaller. */
@@ -56,17 +57,24 @@ static inline conv1d_tiling conv1d_tile_channel_first(const conv1d_sizes *sizes)
     return tiling;
 }
 
-/* Channels of an item, channel-last: K+1 rows of them stay in the first-level cache (CONV1D_PLANES). */
-static inline int64_t conv1d_widest_row(int64_t K)
+/* A tensor of this many bytes lies beyond the caches for sure. */
+enum { CONV1D_WIDE_BYTES = 64 << 20 };
+
+/* Channels of an item, channel-last: K+1 rows of them (CONV1D_PLANES) stay in the first-level cache, or beyond the
+ * caches in the second-level one. */
+static inline int64_t conv1d_widest_row(const conv1d_sizes *sizes)
 {
-    return K <= 4 ? CONV1D_MAX_ROW : K <= 8 ? 256 : 64;
+    if (sizes->K > 4)
+        return sizes->K <= 8 ? 256 : 64;
+    const double elements = (double)sizes->B * (double)sizes->D * (double)sizes->T;
+    return elements * (double)cot_dtype_size(sizes->dtype) >= CONV1D_WIDE_BYTES ? CONV1D_WIDE_ROW : CONV1D_ROW;
 }
 
 static inline conv1d_tiling conv1d_tile_channel_last(const conv1d_sizes *sizes)
 {
     const int64_t elements = conv1d_item_elements(sizes);
     conv1d_tiling tiling;
-    tiling.block = conv1d_clamp(sizes->D, 1, conv1d_widest_row(sizes->K));
+    tiling.block = conv1d_clamp(sizes->D, 1, conv1d_widest_row(sizes));
     tiling.part = conv1d_clamp(elements / tiling.block, 128, 256);
     tiling.part = conv1d_clamp(sizes->T, 1, tiling.part);
     tiling.group = conv1d_clamp(elements / (tiling.part * tiling.block), 1, conv1d_clamp(sizes->B, 1, 1024));

@@ -32,7 +32,7 @@ typedef struct update_block {
     int64_t row;   /* of conv_state */
     int64_t start; /* the column of x[0] in a ring, S otherwise */
     float weight[CONV1D_PLANES], history[CONV1D_PLANES];
-    float x[CONV1D_STAGED_TILE * CONV1D_ROW], y[CONV1D_STAGED_TILE * CONV1D_ROW];
+    float x[CONV1D_STAGED], y[CONV1D_STAGED];
 } update_block;
 
 /* Column j takes what stood in column j + steps, for j < S - steps, ascending. */
@@ -130,15 +130,16 @@ static void update_item(void *context, int64_t item)
     conv1d_stage_planes(s.weight, s.ld, &a->weight, &a->bias, sizes->K, s.d, s.channels);
     stage_history(&s);
     make_room(&s);
-    for (int64_t t = 0; t < sizes->T; t += CONV1D_STAGED_TILE)
-        update_tile(&s, t, conv1d_clamp(CONV1D_STAGED_TILE, 0, sizes->T - t));
+    const int64_t tile = conv1d_staged_tile(s.ld);
+    for (int64_t t = 0; t < sizes->T; t += tile)
+        update_tile(&s, t, conv1d_clamp(tile, 0, sizes->T - t));
 }
 
 cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
     const conv1d_update_problem *p = problem;
-    update_context context = {.problem = p, .block = conv1d_widest_row(p->sizes.K)};
+    update_context context = {.problem = p, .block = conv1d_widest_row(&p->sizes)};
     context.blocks = conv1d_quotient_up(p->sizes.D, context.block);
     cot_parallel(queue, p->sizes.B * context.blocks, update_item, &context);
     return COT_OK;
