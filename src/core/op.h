@@ -38,6 +38,23 @@ typedef struct cot_field {
     bool accumulates; /* += when the struct's `accumulate` is set */
 } cot_field;
 
+typedef enum cot_option_kind {
+    COT_OPTION_WORD, /* an enum or int32_t: the number of its word */
+    COT_OPTION_I32,
+    COT_OPTION_I64,
+    COT_OPTION_U64,
+    COT_OPTION_F32,
+    COT_OPTION_F64
+} cot_option_kind;
+
+/* One member of an argument struct that is no tensor. */
+typedef struct cot_option {
+    const char *name;
+    size_t offset;
+    cot_option_kind kind;
+    const char *words; /* of COT_OPTION_WORD: "none silu" for 0 and 1 */
+} cot_option;
+
 typedef struct cot_op cot_op;
 
 typedef struct cot_direction {
@@ -47,6 +64,14 @@ typedef struct cot_direction {
     size_t args_size, problem_size;
     size_t workspace_offset, workspace_bytes_offset; /* of those members in the argument struct */
     size_t accumulate_offset;                        /* of its int32_t accumulate, 0 = it has none */
+    const cot_option *options;
+    int option_count;
+    /* The fields once more, in their order, with their shapes: "x[B,D,T] weight[D,K] y=x state[N|B,D,K-1]". An input
+     * gives values to its symbols; an output takes its shape from them, or all of it from another field (=). N|B is N
+     * where that has a value, else B; D/8 is rounded up; a ... before the others stands for any axes. An output's dtype
+     * is that of the field it is like, or the one that `y:f32[...]` or `y:x[...]` names, else the first field's; f32
+     * becomes f64 where the first field is f64. */
+    const char *signature;
     const cot_field *fields;
     int field_count;
     /* Checks the arguments and fills the problem. with_data: data pointers and overlaps too. */

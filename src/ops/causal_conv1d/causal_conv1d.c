@@ -397,6 +397,24 @@ static const cot_field update_fields[] = {
     FIELD(update, y, COT_OUTPUT),
 };
 
+#define ACTIVATION(direction) \
+    {"activation", offsetof(cot_causal_conv1d_##direction##_args, activation), COT_OPTION_WORD, "none silu"}
+
+static const cot_option forward_options[] = {ACTIVATION(forward)};
+static const cot_option update_options[] = {ACTIVATION(update)};
+static const cot_option backward_options[] = {
+    ACTIVATION(backward),
+    {"accumulate", offsetof(cot_causal_conv1d_backward_args, accumulate), COT_OPTION_I32, NULL},
+};
+
+static const char forward_signature[] =
+    "x[B,D,T] weight[D,K] bias[D] initial_state[N|B,D,K-1] seq_idx[B,T] cu_seqlens[N+1] y=x final_state[N|B,D,K-1]";
+static const char backward_signature[] =
+    "x[B,D,T] weight[D,K] bias[D] initial_state[N|B,D,K-1] seq_idx[B,T] cu_seqlens[N+1] dy[B,D,T] "
+    "dfinal_state[N|B,D,K-1] dx=x dweight=weight dbias:weight[D] dinitial_state[N|B,D,K-1]";
+static const char update_signature[] =
+    "x[B,D,T] weight[D,K] bias[D] conv_state[N,D,S] cache_seqlens[B] conv_state_indices[B] y=x";
+
 #define DIRECTION(direction, accumulate_at)                                                                       \
     {                                                                                              \
         .name = #direction,                                                                        \
@@ -409,6 +427,9 @@ static const cot_field update_fields[] = {
         .accumulate_offset = accumulate_at,                                      \
         .fields = direction##_fields,                                                              \
         .field_count = COUNT(direction##_fields),                                                  \
+        .options = direction##_options,                                                            \
+        .option_count = COUNT(direction##_options),                                                \
+        .signature = direction##_signature,                                                        \
         .validate = validate_##direction,                                                          \
         .check_index_data = check_##direction##_data,                                              \
     }

@@ -386,6 +386,50 @@ static const cot_field post_backward_fields[] = {
     FIELD(post_backward, dA, COT_OUTPUT),
 };
 
+#define OPTION(call, name, kind) {#name, offsetof(cot_mhc_##call##_args, name), kind, NULL}
+
+static const cot_option pre_forward_options[] = {
+    OPTION(pre_forward, norm_eps, COT_OPTION_F64),
+    OPTION(pre_forward, hc_eps, COT_OPTION_F64),
+    OPTION(pre_forward, post_scale, COT_OPTION_F64),
+    OPTION(pre_forward, sinkhorn_eps, COT_OPTION_F64),
+    OPTION(pre_forward, sinkhorn_iterations, COT_OPTION_I32),
+};
+
+static const cot_option pre_backward_options[] = {
+    OPTION(pre_backward, hc_eps, COT_OPTION_F64),
+    OPTION(pre_backward, post_scale, COT_OPTION_F64),
+    OPTION(pre_backward, sinkhorn_eps, COT_OPTION_F64),
+    OPTION(pre_backward, sinkhorn_iterations, COT_OPTION_I32),
+    OPTION(pre_backward, accumulate, COT_OPTION_I32),
+};
+
+static const cot_option sinkhorn_forward_options[] = {
+    OPTION(sinkhorn_forward, eps, COT_OPTION_F64),
+    OPTION(sinkhorn_forward, iterations, COT_OPTION_I32),
+};
+
+static const cot_option sinkhorn_backward_options[] = {
+    OPTION(sinkhorn_backward, eps, COT_OPTION_F64),
+    OPTION(sinkhorn_backward, iterations, COT_OPTION_I32),
+};
+
+static const cot_option post_forward_options[] = {OPTION(post_forward, A_is_out_in, COT_OPTION_I32)};
+static const cot_option post_backward_options[] = {OPTION(post_backward, A_is_out_in, COT_OPTION_I32)};
+
+static const char pre_forward_signature[] =
+    "x[B,T,n,D] phi[M,n*D] alpha[3] bias[M] gamma[n,D] h_in[B,T,D] h_pre:f32[B,T,n] h_post:f32[B,T,n] "
+    "h_res:f32[B,T,n,n] A:f32[B,T,n,n] inv_rms:f32[B,T] h_mix:f32[B,T,M]";
+static const char pre_backward_signature[] =
+    "x[B,T,n,D] phi[M,n*D] alpha[3] bias[M] gamma[n,D] inv_rms[B,T] h_mix[B,T,M] h_pre[B,T,n] h_post[B,T,n] "
+    "dh_in[B,T,D] dh_post[B,T,n] dh_res[B,T,n,n] dA[B,T,n,n] dx_post[B,T,n,D] dx=x dphi=phi dalpha=alpha "
+    "dbias:f32[M] dgamma:f32[n,D]";
+static const char sinkhorn_forward_signature[] = "h_res[B,T,n,n] A=h_res";
+static const char sinkhorn_backward_signature[] = "h_res[B,T,n,n] dA[B,T,n,n] dh_res=h_res";
+static const char post_forward_signature[] = "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] y=x";
+static const char post_backward_signature[] =
+    "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] dy[B,T,n,D] dx=x df=f dh_post=h_post dA=A";
+
 #define DIRECTION(stem, direction, accumulate_at)                                               \
     {                                                                                           \
         .name = #direction,                                                                     \
@@ -398,6 +442,9 @@ static const cot_field post_backward_fields[] = {
         .accumulate_offset = accumulate_at,                                                     \
         .fields = stem##_##direction##_fields,                                                  \
         .field_count = COUNT(stem##_##direction##_fields),                                      \
+        .options = stem##_##direction##_options,                                                \
+        .option_count = COUNT(stem##_##direction##_options),                                    \
+        .signature = stem##_##direction##_signature,                                            \
         .validate = validate_##stem##_##direction,                                              \
     }
 

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "signature.h"
+
+#include "core/tensor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MAX_SYMBOLS = 16 };
+
+/* A piece of the signature. */
+typedef struct slice {
+    const char *text;
+    int length;
+} slice;
+
+/* "dbias:weight[D]": dtype "weight", no like, dims "D". A part that is not there has length 0; dims may be empty. */
+typedef struct entry {
+    slice dtype, like, dims;
+} entry;
+
+typedef struct symbol {
+    slice name;
+    int64_t value;
+} symbol;
+
+typedef struct reader {
+    const cot_direction *direction;
+    void *args;
+    const char *cursor;
+    symbol symbols[MAX_SYMBOLS];
+    int symbol_count;
+    const cot_tensor *open; /* the first input with a "...", whose axes before the named ones that stands for */
+    int open_axes;
+} reader;
+
+static const char ANY_AXES[] = "...,";
+
+/* The text up to one of the delimiters or the end. */
+static slice take(const char **cursor, const char *delimiters)
+{
+    const slice s = {*cursor, (int)strcspn(*cursor, delimiters)};
+    *cursor += s.length;
+    return s;
+}
+
+static bool is(slice s, const char *text)
+{
+    return (int)strlen(text) == s.length && strncmp(s.text, text, (size_t)s.length) == 0;
+}
+
+/* The entry of the next field; false where the signature names another one. */
+static bool next_entry(reader *r, const char *name, entry *e)
+{
+    *e = (entry){0};
+    if (!is(take(&r->cursor, ":=[ "), name))
+        return false;
+    if (*r->cursor == ':' && r->cursor++)
+        e->dtype = take(&r->cursor, "[= ");
+    if (*r->cursor == '=' && r->cursor++)
+        e->like = take(&r->cursor, " ");
+    if (*r->cursor == '[' && r->cursor++) {
+        e->dims = take(&r->cursor, "] ");
+        if (*r->cursor++ != ']')
+            return false;
+    }
+    if (*r->cursor == ' ')
+        r->cursor++;
+    return true;
+}
+
+static const cot_tensor *field_tensor(const reader *r, slice name)
+{
+    for (int f = 0; f < r->direction->field_count; f++)
+        if (is(name, r->direction->fields[f].name))
+            return cot_field_tensor(&r->direction->fields[f], r->args);
+    return NULL;
+}
+
+/* "K-1": its symbol K and number -1. */
+static slice split_term(slice term, int64_t *number)
+{
+    const int length = (int)strcspn(term.text, "+-/,]");
+    *number = length < term.length && term.text[length] != '/' ? strtoll(term.text + length, NULL, 10) : 0;
+    return (slice){term.text, length};
+}
+
+/* Steps over a leading "..., "; the number of axes that are named after it. */
+static bool take_any_axes(slice dims, const char **cursor, int *named)
+{
+    const size_t length = strlen(ANY_AXES);
+    *cursor = dims.text;
+    *named = dims.length > 0;
+    for (int i = 0; i < dims.length; i++)
+        *named += dims.text[i] == ',';
+    if ((size_t)dims.length <= length || strncmp(dims.text, ANY_AXES, length) != 0)
+        return false;
+    *cursor += length;
+    --*named;
+    return true;
+}
+
+static const symbol *find_symbol(const reader *r, slice name)
+{
+    for (int i = 0; i < r->symbol_count; i++)
+        if (r->symbols[i].name.length == name.length &&
+            strncmp(r->symbols[i].name.text, name.text, (size_t)name.length) == 0)
+            return &r->symbols[i];
+    return NULL;
+}
+
+/* The first input to use a symbol gives it its value; x may have fewer axes than the signature (update's [B,D]). */
+static void learn_symbols(reader *r, const entry *e, const cot_tensor *tensor)
+{
+    const char *cursor;
+    int axis = 0, named;
+    if (take_any_axes(e->dims, &cursor, &named)) {
+        axis = tensor->rank > named ? tensor->rank - named : 0;
+        if (r->open == NULL) {
+            r->open = tensor;
+            r->open_axes = axis;
+        }
+    }
+    for (; axis < tensor->rank && cursor < e->dims.text + e->dims.length; axis++) {
+        int64_t number;
+        const slice name = split_term(take(&cursor, ",]"), &number);
+        cursor++;
+        if (memchr(name.text, '|', (size_t)name.length) != NULL || name.text[name.length] == '/' ||
+            find_symbol(r, name) != NULL || r->symbol_count == MAX_SYMBOLS)
+            continue;
+        r->symbols[r->symbol_count++] = (symbol){name, tensor->shape[axis] - number};
+    }
+}
+
+/* The value of "K-1", "N|B" or "4"; false where no symbol of it has one. */
+static bool evaluate(const reader *r, slice term, int64_t *value)
+{
+    int64_t number;
+    const slice names = split_term(term, &number);
+    if (names.text[0] >= '0' && names.text[0] <= '9') {
+        *value = strtoll(names.text, NULL, 10) + number;
+        return true;
+    }
+    for (const char *cursor = names.text; cursor < names.text + names.length; cursor++) {
+        const symbol *known = find_symbol(r, take(&cursor, "|+-/,]"));
+        if (known != NULL) {
+            *value = known->value + number;
+            if (names.text[names.length] == '/') {
+                const int64_t divisor = strtoll(names.text + names.length + 1, NULL, 10);
+                *value = (known->value + divisor - 1) / divisor;
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+static cot_dtype output_dtype(const reader *r, slice name)
+{
+    const cot_tensor *first = cot_field_tensor(&r->direction->fields[0], r->args);
+    if (name.length == 0)
+        return first->dtype;
+    for (int dtype = COT_F32; dtype <= COT_U8; dtype++)
+        if (is(name, cot_dtype_name((cot_dtype)dtype)))
+            return dtype == COT_F32 && first->dtype == COT_F64 ? COT_F64 : (cot_dtype)dtype;
+    const cot_tensor *like = field_tensor(r, name);
+    return like != NULL && cot_present(like) ? like->dtype : first->dtype;
+}
+
+static const char *shape_output(const reader *r, const char *name, const entry *e, cot_tensor *out, char *why,
+                                size_t size)
+{
+    if (e->like.length > 0) {
+        const cot_tensor *like = field_tensor(r, e->like);
+        if (like == NULL || !cot_present(like)) {
+            snprintf(why, size, "%s has the shape of %.*s, which is missing", name, e->like.length, e->like.text);
+            return why;
+        }
+        *out = *like;
+        out->data = NULL;
+        out->dtype = e->dtype.length > 0 ? output_dtype(r, e->dtype) : like->dtype;
+        return NULL;
+    }
+    int64_t shape[COT_MAX_RANK] = {0};
+    int rank = 0, named;
+    const char *cursor;
+    if (take_any_axes(e->dims, &cursor, &named)) {
+        if (r->open == NULL || r->open_axes + named > COT_MAX_RANK) {
+            snprintf(why, size, "%s has the axes of an input that is missing", name);
+            return why;
+        }
+        rank = r->open_axes;
+        memcpy(shape, r->open->shape, (size_t)rank * sizeof *shape);
+    }
+    for (; rank < COT_MAX_RANK && cursor < e->dims.text + e->dims.length; rank++) {
+        const slice term = take(&cursor, ",]");
+        cursor++;
+        if (!evaluate(r, term, &shape[rank])) {
+            snprintf(why, size, "%s has a size %.*s, which no input gives", name, term.length, term.text);
+            return why;
+        }
+    }
+    *out = cot_tensor_contiguous(NULL, output_dtype(r, e->dtype), rank, shape);
+    return NULL;
+}
+
+const char *shape_outputs(const cot_direction *direction, void *args, uint32_t wanted, char *why, size_t size)
+{
+    reader r = {.direction = direction, .args = args, .cursor = direction->signature};
+    entry entries[COT_MAX_FIELDS];
+    snprintf(why, size, "%s has no signature that matches its fields", direction->call);
+    if (direction->signature == NULL)
+        return why;
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
+        if (!next_entry(&r, direction->fields[f].name, &entries[f]))
+            return why;
+        if (cot_present(tensor) && direction->fields[f].role != COT_OUTPUT && entries[f].like.length == 0)
+            learn_symbols(&r, &entries[f], tensor);
+    }
+    if (*r.cursor != '\0')
+        return why;
+    for (int f = 0; f < direction->field_count; f++) {
+        cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
+        if (direction->fields[f].role == COT_OUTPUT && (wanted >> f & 1) != 0 && !cot_present(tensor) &&
+            shape_output(&r, direction->fields[f].name, &entries[f], tensor, why, size) != NULL)
+            return why;
+    }
+    return NULL;
+}
