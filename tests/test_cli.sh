@@ -37,12 +37,22 @@ for key in op direction kernel backend dtype layout shape options threads ms byt
     footprint workspace_bytes chosen device date commit; do
     grep -q "\"$key\":" "$work/rows.json" || { echo "FAILED: bench --json has no $key"; failed=$((failed + 1)); }
 done
+expect 0 '--initial_state=FILE' run causal_conv1d forward --help
+expect 0 'final_state[N|B,D,K-1]' run causal_conv1d forward --help
 expect 0 'B is the reference' diff --help
 OMP_NUM_THREADS=1 expect 0 'nothing stands in the way' doctor
 COT_KERNEL=causal_conv1d=zzz expect 1 '[!!] COT_KERNEL    names zzz' doctor
 COT_KERNEL=bad expect 1 '[!!] cpu queues' doctor
 OMP_NUM_THREADS=999 expect 1 'set OMP_NUM_THREADS=' doctor
 expect 2 "unexpected argument 'extra'" doctor extra
+
+# An op's tensors and options must not be called what `run` calls its own.
+"$program" ops | awk '/^[a-z]/ { op = $1 } /^  [a-z]/ { print op, $1 }' >"$work/directions"
+while read -r op direction; do
+    twice=$("$program" run "$op" "$direction" --help | grep -oE '^ +(-., )?--[a-z_0-9]+' | sort | uniq -d)
+    [ -z "$twice" ] || { echo "FAILED: cotangent run $op $direction has two options$twice"; failed=$((failed + 1)); }
+done <"$work/directions"
+[ -s "$work/directions" ] || { echo "FAILED: cotangent ops lists no direction"; failed=$((failed + 1)); }
 
 expect 2 'Usage:'
 expect 2 "'foo' is no command" foo

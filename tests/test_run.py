@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`cotangent diff` on files that NumPy wrote.
+"""`cotangent run` and `cotangent diff` on files that NumPy wrote, against the formulas in NumPy, in float64 and wider; and on files
+that are wrong in every way, which must give one line, exit status 2 and nothing else.
 
     tests/test_run.py PROGRAM
 """
@@ -127,7 +128,387 @@ def refused(text, *arguments, status=2, folder='.', **options):
     check(listing(folder) == before, f'{arguments}: left something behind: {listing(folder)}')
 
 
+# ---- the formulas, each with its magnitudes ------------------------------------------------------------
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def silu(z, zm, on):
+    """Value, derivative, and what a unit of error in z does to both."""
+    if not on:
+        return z, np.ones_like(z), zm, np.ones_like(z)
+    s = sigmoid(z)
+    slope = s * (1 + z * (1 - s))
+    return z * s, slope, zm * s * (1 + abs(z) * (1 - s)), s * (1 + abs(z) * (1 - s)) + zm * s * (1 - s) * (2 + abs(z))
+
+
+def conv(x, weight, bias, state, on):
+    B, D, T = x.shape
+    K = weight.shape[1]
+    xe = np.concatenate([state, x], axis=2)
+    z = np.broadcast_to(bias[None, :, None], x.shape).copy()
+    zm = abs(z)
+    for k in range(K):
+        z += weight[None, :, k:k + 1] * xe[:, :, k:k + T]
+        zm += abs(weight[None, :, k:k + 1] * xe[:, :, k:k + T])
+    return xe, z, zm
+
+
+def forward(x, weight, bias, state, on):
+    xe, z, zm = conv(x, weight, bias, state, on)
+    y, _, ym, _ = silu(z, zm, on)
+    final = xe[:, :, x.shape[2]:]
+    return {'y': (y, ym), 'final_state': (final, abs(final))}
+
+
+def backward(x, weight, bias, state, dy, dfinal, on, old=None):
+    B, D, T = x.shape
+    K = weight.shape[1]
+    xe, z, zm = conv(x, weight, bias, state, on)
+    _, slope, _, sm = silu(z, zm, on)
+    g, gm = dy * slope, abs(dy) * sm
+    dxe, dxem = np.zeros_like(xe), np.zeros_like(xe)
+    dweight = np.zeros_like(weight) if old is None else old[0].copy()
+    dbias = np.zeros_like(bias) if old is None else old[1].copy()
+    dweightm, dbiasm = abs(dweight), abs(dbias)
+    for k in range(K):
+        dxe[:, :, k:k + T] += weight[None, :, k:k + 1] * g
+        dxem[:, :, k:k + T] += abs(weight[None, :, k:k + 1]) * gm
+        dweight[:, k] += (g * xe[:, :, k:k + T]).sum((0, 2))
+        dweightm[:, k] += (gm * abs(xe[:, :, k:k + T])).sum((0, 2))
+    dxe[:, :, T:] += dfinal
+    dxem[:, :, T:] += abs(dfinal)
+    dbias += g.sum((0, 2))
+    dbiasm += gm.sum((0, 2))
+    return {'dx': (dxe[:, :, K - 1:], dxem[:, :, K - 1:]), 'dinitial_state': (dxe[:, :, :K - 1], dxem[:, :, :K - 1]),
+            'dweight': (dweight, dweightm), 'dbias': (dbias, dbiasm)}
+
+
+def dtype_name(array):
+    return {'<f8': 'f64', '<f4': 'f32', '<f2': 'f16', '|V2': 'bf16'}[array.dtype.str]
+
+
+def hold(what, got, expected):
+    """The elementwise error rule: |y - r| <= u_out*|r| + 4*u_mid*m."""
+    check(set(got) == set(expected), f'{what}: outputs {sorted(got)}, expected {sorted(expected)}')
+    for name in set(got) & set(expected):
+        r, m = expected[name]
+        out = dtype_name(got[name])
+        tolerance = np.maximum(UNIT[out] * abs(r), 0.5 * TINY[out]) + 4 * UNIT['f64' if out == 'f64' else 'f32'] * m
+        y = values_of(got[name])
+        good = y.shape == r.shape and bool((abs(y - r) <= tolerance).all())
+        worst = (abs(y - r) / np.maximum(tolerance, 1e-300)).max() if y.shape == r.shape and y.size else y.shape
+        check(good, f'{what}: {name} is beyond the rule, {worst} of the tolerance')
+
+
+# ---- served --------------------------------------------------------------------------------------------------------
+
 random = np.random.default_rng(11)
+
+
+def problem(B, D, T, K, dtype, wdtype):
+    """Inputs, rounded to what the files hold."""
+    shapes = {'x': (B, D, T), 'weight': (D, K), 'bias': (D,), 'initial_state': (B, D, K - 1), 'dy': (B, D, T),
+              'dfinal_state': (B, D, K - 1), 'dweight': (D, K), 'dbias': (D,)}
+    return {name: cast(random.standard_normal(shape), dtype if name in ('x', 'dy') else wdtype)
+            for name, shape in shapes.items()}
+
+
+FORWARD = ('x', 'weight', 'bias', 'initial_state')
+BACKWARD = FORWARD + ('dy', 'dfinal_state')
+
+
+def given(arrays, names):
+    return {name: values_of(arrays[name]) for name in names}
+
+
+def options(names):
+    return [word for name in names for word in (f'--{name}', f'{name}.npy')]
+
+
+def test_dtypes_and_orders():
+    variants = {
+        'as it is': lambda a: (a, None),
+        'Fortran': lambda a: (np.asfortranarray(a), None),
+        'big-endian': lambda a: (a if a.dtype.kind == 'V' else a.astype(a.dtype.newbyteorder('>')), None),
+        'big-endian Fortran': lambda a: (np.asfortranarray(
+            a if a.dtype.kind == 'V' else a.astype(a.dtype.newbyteorder('>'))), None),
+        'bf16 as <V2': lambda a: (a, '<V2' if a.dtype.kind == 'V' else None),
+    }
+    for dtype, wdtype in (('f32', 'f32'), ('f64', 'f64'), ('f16', 'f32'), ('bf16', 'f32'), ('bf16', 'bf16')):
+        for variant, change in variants.items():
+            for on in (False, True):
+                arrays = problem(2, 5, 37, 4, dtype, wdtype)
+                for name, array in arrays.items():
+                    save(f'{name}.npy', *change(array))
+                activation = ['--activation', 'silu' if on else 'none']
+                what = f'{dtype}/{wdtype} {variant} {activation[1]}'
+                served('run', 'causal_conv1d', 'forward', *options(FORWARD), *activation, '--out', 'out')
+                hold(what + ' forward', outputs('out'), forward(*given(arrays, FORWARD).values(), on))
+                served('run', 'causal_conv1d', 'backward', *options(BACKWARD), *activation, '--out', 'out2')
+                hold(what + ' backward', outputs('out2'), backward(*given(arrays, BACKWARD).values(), on))
+
+
+def test_accumulate():
+    arrays = problem(2, 5, 37, 4, 'f32', 'f32')
+    for name, array in arrays.items():
+        save(f'{name}.npy', array)
+    arguments = ['run', 'causal_conv1d', 'backward', *options(BACKWARD), '--accumulate', '1']
+    served(*arguments, '--dweight', 'dweight.npy', '--dbias', 'dbias.npy', '--verify', '--out', 'out3')
+    old = [values_of(arrays[name]) for name in ('dweight', 'dbias')]
+    hold('accumulate', outputs('out3'), backward(*given(arrays, BACKWARD).values(), False, old))
+    refused('dweight is added to: --dweight gives its old value', *arguments, '--out', 'new')
+    served(*arguments, '--outputs', 'dx', '--out', 'out4')
+    check(sorted(outputs('out4')) == ['dx'], 'accumulate: --outputs dx')
+    refused('dweight is written only', *arguments[:-1], '0', '--dweight', 'dweight.npy', '--out', 'new')
+
+
+def test_packed():
+    """cu_seqlens as NumPy makes it: int64."""
+    arrays = problem(1, 3, 20, 3, 'f32', 'f32')
+    starts = np.array([0, 7, 7, 18])
+    state = cast(random.standard_normal((3, 3, 2)), 'f32')
+    for name in ('x', 'weight', 'bias'):
+        save(f'{name}.npy', arrays[name])
+    save('initial_state.npy', state)
+    save('starts.npy', starts)
+    served('run', 'causal_conv1d', 'forward', *options(FORWARD), '--cu_seqlens', 'starts.npy', '--out', 'out5',
+           '--verify')
+    y, ym = np.zeros((1, 3, 20)), np.zeros((1, 3, 20))
+    final, x, weight, bias = np.zeros((3, 3, 2)), *given(arrays, ('x', 'weight', 'bias')).values()
+    for n in range(3):
+        span = slice(starts[n], starts[n + 1])
+        part = forward(x[:, :, span], weight, bias, values_of(state)[n:n + 1], False)
+        y[:, :, span], ym[:, :, span] = part['y']
+        final[n] = part['final_state'][0][0]
+    hold('cu_seqlens', outputs('out5'), {'y': (y, ym), 'final_state': (final, abs(final))})
+    save('starts.npy', np.array([0, 7, 2**31]))
+    refused('holds the int64 2147483648 (element 2), which no i32 can be', 'run', 'causal_conv1d', 'forward',
+            *options(('x', 'weight')), '--cu_seqlens', 'starts.npy', '--out', 'new')
+    for wrong in ([0, 9, 7], [1, 9], [0, 21]):
+        save('starts.npy', np.array(wrong))
+        for more in (['--out', 'new'], ['--verify'], ['--verify', '--out', 'new.safetensors']):
+            refused('cu_seqlens', 'run', 'causal_conv1d', 'forward', *options(('x', 'weight')), '--cu_seqlens',
+                    'starts.npy', *more)
+
+
+def test_update():
+    x, weight = cast(random.standard_normal((2, 5)), 'f32'), cast(random.standard_normal((5, 4)), 'f32')
+    state = cast(random.standard_normal((3, 5, 6)), 'f32')
+    save('x.npy', x), save('weight.npy', weight), save('conv_state.npy', state), save('rows.npy', np.array([2, 0]))
+    served('run', 'causal_conv1d', 'update', *options(('x', 'weight', 'conv_state')), '--conv_state_indices',
+           'rows.npy', '--out', 'out6', '--verify')
+    after, y, ym = values_of(state), np.zeros((2, 5)), np.zeros((2, 5))
+    for b, row in enumerate((2, 0)):
+        after[row] = np.concatenate([after[row][:, 1:], values_of(x)[b][:, None]], axis=1)
+        y[b] = (values_of(weight) * after[row][:, -4:]).sum(1)
+        ym[b] = abs(values_of(weight) * after[row][:, -4:]).sum(1)
+    hold('update', outputs('out6'), {'y': (y, ym), 'conv_state': (after, abs(after))})
+    check((np.load('conv_state.npy') == state).all(), 'update: the input file was written')
+
+
+def test_empty_and_scalar():
+    for B, D, T in ((0, 5, 7), (2, 0, 7), (2, 5, 0)):
+        arrays = problem(B, D, T, 4, 'f32', 'f32')
+        for name, array in arrays.items():
+            save(f'{name}.npy', array)
+        served('run', 'causal_conv1d', 'forward', *options(FORWARD), '--verify', '--out', 'out7')
+        hold(f'empty {B, D, T}', outputs('out7'), forward(*given(arrays, FORWARD).values(), False))
+    save('x.npy', np.float32(3))
+    refused('x has rank 0', 'run', 'causal_conv1d', 'forward', *options(('x', 'weight')), '--out', 'new')
+
+
+def test_safetensors():
+    arrays = problem(2, 5, 37, 4, 'bf16', 'f32')
+    save_safetensors('in.safetensors', arrays)  # dy and dfinal_state are there too, for the backward
+    expected = forward(*given(arrays, FORWARD).values(), False)
+    served('run', 'causal_conv1d', 'forward', '--in', 'in.safetensors', '--out', 'y.safetensors')
+    hold('--in', load_safetensors('y.safetensors'), expected)
+    for name in ('x', 'weight'):
+        save(f'{name}.npy', arrays[name])
+    save_safetensors('model.safetensors', {'layers.0.bias': arrays['bias']})
+    served('run', 'causal_conv1d', 'forward', '--in', 'in.safetensors', '--x', 'x.npy', '--bias',
+           'model.safetensors:layers.0.bias', '--out', 'z.safetensors')
+    hold('--in and others', load_safetensors('z.safetensors'), expected)
+    run = ['run', 'causal_conv1d', 'forward']
+    refused('has no tensor "other"', *run, '--x', 'in.safetensors:other', '--out', 'new')
+    refused('holds tensors by name, expected in.safetensors:NAME', *run, '--x', 'in.safetensors', '--out', 'new')
+    save_safetensors('typo.safetensors', {**arrays, 'biass': arrays['bias']})
+    refused('has a tensor "biass", which is none of causal_conv1d\'s', *run, '--in', 'typo.safetensors', '--out', 'new')
+
+
+def test_choices():
+    arrays = problem(2, 64, 301, 4, 'bf16', 'bf16')
+    for name, array in arrays.items():
+        save(f'{name}.npy', array)
+    run = ['run', 'causal_conv1d', 'backward', *options(BACKWARD), '--activation', 'silu']
+    result = served(*run, '--outputs', 'dweight,dx', '--dtype', 'dweight=f32', '--kernel', 'causal_conv1d_bwd_scalar',
+                    '--out', 'out8')
+    got, expected = outputs('out8'), backward(*given(arrays, BACKWARD).values(), True)
+    hold('--outputs', got, {name: expected[name] for name in ('dweight', 'dx')})
+    check(got['dweight'].dtype == np.float32 and got['dx'].dtype == np.dtype('V2'), '--dtype dweight=f32')
+    check('by causal_conv1d_bwd_scalar' in result.stdout, '--kernel')
+    for threads in (1, 2, 3):
+        result = served(*run, '--threads', threads, '--out', f'threads{threads}')
+        check(f'on {threads} threads' in result.stdout, '--threads')
+    for threads in (2, 3):
+        for name in ('dx', 'dweight', 'dbias', 'dinitial_state'):
+            with open(f'threads1/{name}.npy', 'rb') as a, open(f'threads{threads}/{name}.npy', 'rb') as b:
+                check(a.read() == b.read(), f'{name} on {threads} threads has other bits')
+    result = served(*run, '--verify')
+    check(result.stdout.count('elements: passed') == 4 and 'of the tolerance' in result.stdout, '--verify reports')
+    arrays['dy'] = arrays['dy'].copy()
+    arrays['dy'].view(np.uint16)[1, 2, 3] = 0x7fc0  # NaN: nothing agrees with it
+    save('dy.npy', arrays['dy'])
+    before = listing('.')
+    result = program(*run, '--verify', '--out', 'new')
+    check(result.returncode == 1 and 'FAILED' in result.stdout
+          and result.stderr == 'cotangent: causal_conv1d_backward: beyond the error rule; nothing is written\n',
+          f'--verify of a NaN: {result.returncode} {result.stderr}')
+    check(listing('.') == before, '--verify: wrote what failed')
+
+
+# ---- refused ---------------------------------------------------------------------------------------------------------
+
+def test_wrong_files():
+    x, weight = cast(np.ones((2, 5, 7)), 'f32'), cast(np.ones((5, 4)), 'f32')
+    save('x.npy', x), save('weight.npy', weight)
+    run = ['run', 'causal_conv1d', 'forward', '--weight', 'weight.npy', '--out', 'new']
+    with open('x.npy', 'rb') as file:
+        whole = file.read()
+    os.mkfifo('pipe')
+    files = {
+        'cut.npy': (whole[:-1], 'has a shape of 280 bytes, but 279 bytes of data'),
+        'head.npy': (whole[:50], 'is cut off in its header'),
+        'long.npy': (whole + b'x', 'but 281 bytes of data'),
+        'none.npy': (b'', 'is no .npy file'),
+        'text.npy': (b'hello\n', 'is no .npy file'),
+        'lie.npy': (whole.replace(b'(2, 5, 7)', b'(2,5,999)'), 'but 280 bytes of data'),
+        'wrap.npy': (whole.replace(b"(2, 5, 7), }             ", b"(4294967296, 4294967296),}"), 'more than 2^56 bytes'),
+        'object.npy': (whole.replace(b"'<f4'", b"'|O' "), "has dtype '|O'"),
+        'huge.npy': (whole[:6] + b'\2\0' + struct.pack('<I', 2**31) + whole[12:], 'has a header of 2147483648 bytes'),
+        'noise.npy': (random.bytes(300), 'is no .npy file'),
+    }
+    for name, (content, text) in files.items():
+        with open(name, 'wb') as file:
+            file.write(content)
+        refused(text, *run, '--x', name)
+        refused(name, *run, '--x', name)
+        refused(text, 'diff', name, 'x.npy')
+        refused(text, 'diff', 'x.npy', name)
+    refused('missing.npy: No such file or directory', *run, '--x', 'missing.npy')
+    refused('.: is a directory, expected a regular file', *run, '--x', '.')
+    refused('pipe: is a pipe, expected a regular file', *run, '--x', 'pipe')
+    refused('/dev/zero: is a device, expected a regular file', *run, '--x', '/dev/zero')
+    refused('a?b: No such file or directory', *run, '--x', 'a\nb')
+    save('complex.npy', np.ones((2, 5, 7), np.complex64))
+    refused("has dtype '<c8'", *run, '--x', 'complex.npy')
+    save('int.npy', np.ones((2, 5, 7), np.int64))
+    refused('x has dtype i32', *run, '--x', 'int.npy')
+    save('records.npy', np.ones(3, [('a', '<f4'), ('b', '<i4')]))
+    refused('holds records', *run, '--x', 'records.npy')
+    save('axes.npy', np.ones((1,) * 7, np.float32))
+    refused('has more than 6 axes', *run, '--x', 'axes.npy')
+    save('wide.npy', np.ones((5, 4), np.float64))
+    refused('f64 goes with f64 only', 'run', 'causal_conv1d', 'forward', '--x', 'x.npy', '--weight', 'wide.npy',
+            '--out', 'new')
+    save('narrow.npy', np.ones((4, 4), np.float32))
+    refused('weight has D=4, x has D=5', 'run', 'causal_conv1d', 'forward', '--x', 'x.npy', '--weight', 'narrow.npy',
+            '--out', 'new')
+
+
+def test_wrong_safetensors():
+    save('weight.npy', cast(np.ones((5, 4)), 'f32'))
+    entry = '"x":{"dtype":"F32","shape":[2,5,7],"data_offsets":[0,280]}'
+    data = bytes(280)
+    cases = {
+        'cut': ('{' + entry + '}', data[:-1], 'there are 279 bytes of data'),
+        'long': ('{' + entry + '}', data + b'x', 'the last 1 bytes belong to no tensor'),
+        'lie': ('{' + entry.replace('7]', '8]') + '}', data, 'has a shape of 320 bytes, but data_offsets of 280'),
+        'twice': ('{' + entry + ',' + entry + '}', data, 'duplicate object key'),
+        'overlap': ('{' + entry + ',"y":{"dtype":"U8","shape":[1],"data_offsets":[9,10]}}', data, 'overlaps'),
+        'gap': ('{' + entry.replace('[0,280]', '[1,281]') + '}', data + b'x', '1 bytes before tensor "x"'),
+        'deep': ('{"a":' + '[' * 100000, data, 'maximum parsing depth'),
+        'text': ('hello', b'', 'does not begin with'),
+        'wrap': ('{' + entry.replace('[2,5,7]', '[4294967296,4294967296]') + '}', data, 'more than 2^56 bytes'),
+    }
+    for name, (header, content, text) in cases.items():
+        path = name + '.safetensors'
+        with open(path, 'wb') as file:
+            file.write(struct.pack('<Q', len(header)) + header.encode() + content)
+        for arguments in (['--in', path], ['--x', path + ':x']):
+            refused(text, 'run', 'causal_conv1d', 'forward', '--weight', 'weight.npy', *arguments, '--out', 'new')
+        refused(text, 'diff', path, path)
+    with open('huge.safetensors', 'wb') as file:
+        file.write(struct.pack('<Q', 2**40) + b'{}')
+    refused('has a header of 1099511627776 bytes', 'diff', 'huge.safetensors', 'huge.safetensors')
+
+
+def test_wrong_usage():
+    save('x.npy', cast(np.ones((2, 5, 7)), 'f32')), save('weight.npy', cast(np.ones((5, 4)), 'f32'))
+    run = ['run', 'causal_conv1d', 'forward']
+    good = [*run, *options(('x', 'weight'))]
+    with open('file', 'w') as file:
+        file.write('in the way')
+    refused('weight is required', *run, '--x', 'x.npy', '--out', 'new')
+    refused('x is required', *run, '--weight', 'weight.npy', '--out', 'new')
+    refused('file: is a file, expected a folder', *good, '--out', 'file')
+    refused('missing/new: No such file or directory', *good, '--out', 'missing/new')
+    refused('missing/y.safetensors: No such file or directory', *good, '--out', 'missing/y.safetensors')
+    os.makedirs('dir.safetensors', exist_ok=True)
+    refused('dir.safetensors: is there and is no regular file', *good, '--out', 'dir.safetensors')
+    refused('the forced kernel "zzz" is none of causal_conv1d\'s', *good, '--kernel', 'zzz', '--out', 'new')
+    refused('the forced kernel', *good, '--kernel', 'causal_conv1d_fwd_scalar_f64', '--out', 'new')
+    refused('has the entry "bad"', *good, '--out', 'new', env={'COT_KERNEL': 'bad'})
+    for text, arguments in {  # the parser's own complaints end with a second line, where to find help
+            "--activation is 'gelu', expected one of: none silu": [*good, '--activation', 'gelu', '--out', 'new'],
+            "--outputs names 'z', which is no output": [*good, '--outputs', 'y,z', '--out', 'new'],
+            "--outputs names 'x', which is no output": [*good, '--outputs', 'x', '--out', 'new'],
+            "--dtype is 'y=f8'": [*good, '--dtype', 'y=f8', '--out', 'new'],
+            "--dtype is 'y'": [*good, '--dtype', 'y', '--out', 'new'],
+            "--dtype names 'q'": [*good, '--dtype', 'q=f32', '--out', 'new'],
+            "--in is 'x.npy'": [*run, '--in', 'x.npy', '--out', 'new'],
+            "unrecognized option '--y'": [*good, '--y', 'y.npy', '--out', 'new'],
+            "unrecognized option '--what'": [*good, '--what', 'x', '--out', 'new'],
+            "unexpected argument 'silu'": [*good, 'silu', '--out', 'new'],
+            'neither --out nor --verify': good,
+            "--threads is '0'": [*good, '--threads', '0', '--out', 'new'],
+            "--accumulate is '1.5', expected a whole number": ['run', 'causal_conv1d', 'backward', '--accumulate', '1.5'],
+            "--accumulate is '4294967297', expected a whole": ['run', 'causal_conv1d', 'backward', '--accumulate',
+                                                               '4294967297'],
+            'OP is missing': ['run'],
+            'DIRECTION is missing': ['run', 'causal_conv1d'],
+            "OP is 'nope'": ['run', 'nope', 'forward'],
+            "DIRECTION is 'sideways'": ['run', 'causal_conv1d', 'sideways', '--x', 'x.npy'],
+            'B is missing': ['diff', 'x.npy'],
+            "--terms is '0'": ['diff', 'x.npy', 'x.npy', '--terms', '0'],
+            "unexpected argument 'c'": ['diff', 'a', 'b', 'c'],
+            'one of A and B is a .safetensors': ['diff', 'x.npy', 'x.safetensors']}.items():
+        result = program(*arguments)
+        check(result.returncode == 2 and text in result.stderr and result.stdout == '' and not os.path.exists('new'),
+              f'{arguments}: exit status {result.returncode}, expected 2 with "{text}":\n{result.stderr}')
+    result = program(*good, '--backend', 'cuda', '--out', 'new')
+    check(result.returncode in (0, 1), '--backend cuda')
+
+
+def test_full_disk():
+    """Either all old files or all new ones: y alone fits below the limit, final_state does not."""
+    save('x.npy', cast(np.ones((2, 5, 1)), 'f32')), save('weight.npy', cast(np.ones((5, 401)), 'f32'))
+    run = ['run', 'causal_conv1d', 'forward', *options(('x', 'weight'))]
+    served(*run, '--out', 'old')
+    served(*run, '--out', 'old.safetensors')
+    save('x.npy', cast(np.full((2, 5, 1), 7), 'f32'))
+    for limit in (0, 100, 5000):
+        for out, folder in (('old', 'old'), ('old.safetensors', '.'), ('new', '.'), ('new.safetensors', '.')):
+            before = listing(folder)
+            result = program(*run, '--out', out, limit=limit)
+            check(result.returncode == 1 and result.stderr.count('\n') == 1 and 'cannot be written: File too large'
+                  in result.stderr, f'a full disk, --out {out}: {result.returncode} {result.stderr}')
+            check(listing(folder) == before, f'a full disk, --out {out}: {listing(folder)}')
+    check((outputs('old')['final_state'][:, :, -1] == 1).all(), 'a full disk: the old file')
+    served(*run, '--out', 'old')
+    check((outputs('old')['final_state'][:, :, -1] == 7).all(), 'room again: the new file')
 
 
 # ---- diff ------------------------------------------------------------------------------------------------------------
@@ -183,6 +564,15 @@ def test_diff():
     agrees(0, 'the same bits', 'f.npy', 'r.npy')
     save('e.npy', np.zeros((0, 3)))
     agrees(0, 'the same bits', 'e.npy', 'e.npy')
+    # Two kernels of one op, in f32: sums of 4096 terms, in different orders.
+    arrays = problem(2, 8, 2048, 4, 'f32', 'f32')
+    for name, array in arrays.items():
+        save(f'{name}.npy', array)
+    for kernel in ('scalar', 'channel_first_scalar'):
+        served('run', 'causal_conv1d', 'backward', *options(BACKWARD), '--activation', 'silu', '--kernel',
+               f'causal_conv1d_bwd_{kernel}', '--out', f'{kernel}.safetensors')
+    agrees(0, ' 0 beyond it', 'channel_first_scalar.safetensors', 'scalar.safetensors', '--terms', 4096)
+    check(content_of('channel_first_scalar.safetensors') != content_of('scalar.safetensors'), 'two kernels, same bits')
     save_safetensors('a.safetensors', {'one': exact, 'two': exact[0]})
     save_safetensors('b.safetensors', {'two': exact[0].astype(np.float32), 'one': exact})
     save_safetensors('c.safetensors', {'one': exact, 'three': exact})

@@ -13,6 +13,7 @@ int command_ops(int argc, char **argv);
 int command_explain(int argc, char **argv);
 int command_check(int argc, char **argv);
 int command_bench(int argc, char **argv);
+int command_run(int argc, char **argv);
 int command_diff(int argc, char **argv);
 int command_doctor(int argc, char **argv);
 

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify.h"
+
+#include "compare.h"
+#include "core/tensor.h"
+
+#include <stdlib.h>
+
+static int32_t *integer_values(const cot_tensor *view)
+{
+    const int64_t elements = cot_elements(view);
+    int32_t *values = allocate((size_t)elements, sizeof *values);
+    for (int64_t n = 0; n < elements; n++)
+        values[n] = view->dtype == COT_I32 ? ((const int32_t *)view->data)[element_position(view, n)]
+                                           : ((const uint8_t *)view->data)[element_position(view, n)];
+    return values;
+}
+
+/* The first row of a direction serves everything, on the CPU. */
+static const cot_kernel *scalar_kernel(const cot_op *op, int direction)
+{
+    const cot_kernel *kernel = op->kernels;
+    while (kernel->direction != direction)
+        kernel++;
+    return kernel;
+}
+
+static cot_status run_scalar(verification *v)
+{
+    const cot_direction *direction = case_direction(v->ref.cases, &v->c);
+    char forced[160];
+    snprintf(forced, sizeof forced, "%s=%s", direction->op->name, scalar_kernel(direction->op, v->c.direction)->name);
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.kernels = forced;
+    cot_queue *queue = NULL;
+    bound_case b;
+    bound_case_make(&b, &v->ref, false);
+    cot_status status = cot_queue_create(&options, &queue);
+    if (status == COT_OK)
+        status = cot_op_run(direction, queue, b.args);
+    for (int f = 0; status == COT_OK && f < direction->field_count; f++)
+        if (direction->fields[f].role != COT_INPUT && cot_present(&b.fields[f].view))
+            v->scalar[f] = tensor_values(&b.fields[f].view);
+    cot_queue_destroy(queue);
+    bound_case_free(&b, direction);
+    return status;
+}
+
+cot_status verification_begin(verification *v, const cot_op_cases *cases, int direction, const void *args)
+{
+    memset(v, 0, sizeof *v);
+    v->c.direction = direction;
+    memcpy(v->c.args, args, cases->op->directions[direction].args_size);
+    v->ref = (reference){.cases = cases, .c = &v->c};
+    const cot_direction *d = case_direction(cases, &v->c);
+    for (int f = 0; f < d->field_count; f++) {
+        const cot_tensor *tensor = cot_field_tensor(&d->fields[f], v->c.args);
+        if (!cot_present(tensor) || !field_begins_with_value(d, &d->fields[f], args))
+            continue;
+        if (tensor->dtype == COT_I32 || tensor->dtype == COT_U8)
+            v->ref.integers[f] = integer_values(tensor);
+        else
+            v->ref.values[f] = tensor_values(tensor);
+    }
+    const cot_status status = run_scalar(v); /* which checks index data, as the oracle does not */
+    if (status == COT_OK)
+        reference_solve(&v->ref);
+    return status;
+}
+
+bool verification_end(const verification *v, const void *args, const cot_kernel *kernel, FILE *report)
+{
+    const cot_direction *direction = case_direction(v->ref.cases, &v->c);
+    bool good = true;
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_tensor *view = cot_field_tensor(&direction->fields[f], (void *)args);
+        const double *r = v->ref.expected[f], *m = v->ref.magnitudes[f];
+        if (r == NULL)
+            continue;
+        double *y = tensor_values(view);
+        const cot_dtype intermediate = view->dtype == COT_F64 ? COT_F64 : kernel->intermediate;
+        const comparison c = compare(y, r, m, v->scalar[f], cot_elements(view), view->dtype, intermediate, 1);
+        comparison_report(report, direction->fields[f].name, &c, y, r, m, view, intermediate);
+        good = good && !c.failed;
+        free(y);
+    }
+    return good;
+}
+
+void verification_free(verification *v)
+{
+    reference_free(&v->ref);
+    for (int f = 0; f < COT_MAX_FIELDS; f++)
+        free(v->scalar[f]);
+}

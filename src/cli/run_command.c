@@ -1,0 +1,511 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * run_command.c: `cotangent run`: one call of an op on tensors in files. What can be given is what the op's tables say:
+ * each tensor of the argument struct is an option --NAME FILE, each other member one --NAME VALUE. */
+#include "check/signature.h"
+#include "check/verify.h"
+#include "commands.h"
+#include "core/tensor.h"
+#include "tensor_file.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <libgen.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { KEY_FIELD = 0x1000, KEY_OPTION = 0x2000, KEY_COMMON = 0x3000, MAX_OPTIONS = 128 };
+enum { KEY_IN = KEY_COMMON, KEY_OUT, KEY_OUTPUTS, KEY_DTYPE, KEY_VERIFY, KEY_BACKEND, KEY_KERNEL, KEY_THREADS };
+
+typedef struct run_input {
+    const cot_op *op;
+    int number; /* of the direction */
+    const cot_direction *direction;
+    _Alignas(16) char args[COT_MAX_ARGS];
+    const char *places[COT_MAX_FIELDS]; /* FILE of --NAME FILE */
+    cot_dtype dtypes[COT_MAX_FIELDS];   /* of --dtype, for outputs */
+    uint32_t wanted;                    /* outputs, by number of the field */
+    const char *in, *out, *kernel;
+    bool verify;
+    cot_backend backend;
+    int threads;
+    tensor_file files[COT_MAX_FIELDS + 1]; /* the last one is --in's */
+    bool made_folder;
+} run_input;
+
+/* ---- the command line --------------------------------------------------------------------------------- */
+
+static const struct argp_option COMMON[] = {
+    {0, 0, 0, 0, "Files:", 3},
+    {"in", KEY_IN, "FILE.safetensors", 0, "Inputs by their names", 0},
+    {"out", KEY_OUT, "DIR|FILE.safetensors", 0, "Where the outputs go: DIR/NAME.npy each, or one file", 0},
+    {"outputs", KEY_OUTPUTS, "NAME,...", 0, "Compute these alone (all)", 0},
+    {"dtype", KEY_DTYPE, "NAME=DTYPE", 0, "Of an output, where the op leaves the choice; may be repeated", 0},
+    {"verify", KEY_VERIFY, 0, 0, "Hold the outputs against the oracle; if it fails, nothing is written", 0},
+    {0, 0, 0, 0, "Where it runs:", 4},
+    {"backend", KEY_BACKEND, "cpu|cuda", 0, "(cpu)", 0},
+    {"kernel", KEY_KERNEL, "NAME", 0, "This kernel and no other", 0},
+    {"threads", KEY_THREADS, "N", 0, "CPU threads (all)", 0},
+    {0}};
+
+static int field_number(const cot_direction *direction, const char *name, size_t length)
+{
+    for (int f = 0; f < direction->field_count; f++)
+        if (strlen(direction->fields[f].name) == length && strncmp(direction->fields[f].name, name, length) == 0)
+            return f;
+    return -1;
+}
+
+static int output_number(const struct argp_state *state, const run_input *input, const char *option, const char *name,
+                         size_t length)
+{
+    const int f = field_number(input->direction, name, length);
+    if (f < 0 || input->direction->fields[f].role == COT_INPUT)
+        argp_error(state, "%s names '%.*s', which is no output of %s", option, (int)length, name,
+                   input->direction->call);
+    return f;
+}
+
+static void parse_outputs(const struct argp_state *state, run_input *input, const char *names)
+{
+    input->wanted = 0;
+    for (const char *name = names;; name++) {
+        const size_t length = strcspn(name, ",");
+        input->wanted |= 1u << output_number(state, input, "--outputs", name, length);
+        name += length;
+        if (*name == '\0')
+            return;
+    }
+}
+
+static void parse_dtype(const struct argp_state *state, run_input *input, const char *text)
+{
+    const size_t length = strcspn(text, "=");
+    const int f = output_number(state, input, "--dtype", text, length);
+    for (int dtype = COT_F32; dtype <= COT_U8; dtype++)
+        if (text[length] == '=' && strcmp(text + length + 1, cot_dtype_name((cot_dtype)dtype)) == 0)
+            input->dtypes[f] = (cot_dtype)dtype;
+    if (input->dtypes[f] == COT_DTYPE_NONE)
+        argp_error(state, "--dtype is '%s', expected NAME=f32, f16, bf16, f64, i32 or u8", text);
+}
+
+/* The number of a word in "none silu", -1 if it is not there. */
+static int32_t word_number(const char *words, const char *text)
+{
+    int32_t number = 0;
+    for (const char *word = words; *word != '\0'; number++) {
+        const size_t length = strcspn(word, " ");
+        if (strlen(text) == length && strncmp(word, text, length) == 0)
+            return number;
+        word += length + (word[length] == ' ');
+    }
+    return -1;
+}
+
+static void parse_option_value(const struct argp_state *state, const cot_option *option, const char *text, char *args)
+{
+    char *end = (char *)text;
+    void *member = args + option->offset;
+    errno = 0;
+    switch (option->kind) {
+    case COT_OPTION_WORD: {
+        const int32_t number = word_number(option->words, text);
+        if (number < 0)
+            argp_error(state, "--%s is '%s', expected one of: %s", option->name, text, option->words);
+        memcpy(member, &number, sizeof number);
+        return;
+    }
+    case COT_OPTION_I32: *(int32_t *)member = (int32_t)strtol(text, &end, 10); break;
+    case COT_OPTION_I64: *(int64_t *)member = strtoll(text, &end, 10); break;
+    case COT_OPTION_U64: *(uint64_t *)member = strtoull(text, &end, 10); break;
+    case COT_OPTION_F32: *(float *)member = strtof(text, &end); break;
+    case COT_OPTION_F64: *(double *)member = strtod(text, &end); break;
+    }
+    const bool is_wide = option->kind == COT_OPTION_I32 && strtol(text, NULL, 10) != *(int32_t *)member;
+    const bool is_negative = option->kind == COT_OPTION_U64 && strchr(text, '-') != NULL;
+    if (end == text || *end != '\0' || errno != 0 || is_wide || is_negative)
+        argp_error(state, "--%s is '%s', expected a %s", option->name, text,
+                   option->kind >= COT_OPTION_F32 ? "number" : "whole number in its range");
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state)
+{
+    run_input *input = state->input;
+    switch (key) {
+    case KEY_IN:
+        if (!is_safetensors_name(argument))
+            argp_error(state, "--in is '%s', expected a FILE.safetensors; a .npy goes with the tensor's own option",
+                       argument);
+        input->in = argument;
+        return 0;
+    case KEY_OUT: input->out = argument; return 0;
+    case KEY_OUTPUTS: parse_outputs(state, input, argument); return 0;
+    case KEY_DTYPE: parse_dtype(state, input, argument); return 0;
+    case KEY_VERIFY: input->verify = true; return 0;
+    case KEY_BACKEND: input->backend = find_backend(state, argument); return 0;
+    case KEY_KERNEL: input->kernel = argument; return 0;
+    case KEY_THREADS: input->threads = (int)find_number(state, "--threads", argument, 1, 4096); return 0;
+    case ARGP_KEY_ARG: argp_error(state, "unexpected argument '%s'", argument); return 0;
+    case ARGP_KEY_END:
+        if (input->out == NULL && !input->verify)
+            argp_error(state, "neither --out nor --verify: nothing would come of it");
+        return 0;
+    default: break;
+    }
+    if (key >= KEY_OPTION && key < KEY_COMMON)
+        parse_option_value(state, &input->direction->options[key - KEY_OPTION], argument, input->args);
+    else if (key >= KEY_FIELD && key < KEY_OPTION)
+        input->places[key - KEY_FIELD] = argument;
+    else
+        return ARGP_ERR_UNKNOWN;
+    return 0;
+}
+
+/* The table of one direction: its tensors, its other members, and what all have in common. */
+static void make_table(const cot_direction *direction, struct argp_option table[MAX_OPTIONS])
+{
+    static const char *const roles[] = {"Input", "Output", "Input, and output in its place"};
+    int count = 0;
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_field *field = &direction->fields[f];
+        if (field->role != COT_OUTPUT || field->accumulates)
+            table[count++] =
+                (struct argp_option){.name = field->name,
+                                     .key = KEY_FIELD + f,
+                                     .arg = "FILE",
+                                     .doc = field->accumulates ? "Old value, with --accumulate 1" : roles[field->role],
+                                     .group = 1};
+    }
+    for (int o = 0; o < direction->option_count; o++) {
+        const cot_option *option = &direction->options[o];
+        table[count++] = (struct argp_option){.name = option->name,
+                                              .key = KEY_OPTION + o,
+                                              .arg = option->kind == COT_OPTION_WORD ? "WORD" : "N",
+                                              .doc = option->words != NULL ? option->words : "As the header says (0)",
+                                              .group = 2};
+    }
+    memcpy(table + count, COMMON, sizeof COMMON);
+}
+
+/* ---- "cotangent run OP DIRECTION", before the rest can be understood ------------------------------------- */
+
+static error_t parse_direction(int key, char *argument, struct argp_state *state)
+{
+    run_input *input = state->input;
+    (void)argument;
+    switch (key) {
+    case ARGP_KEY_ARGS: {
+        char **words = state->argv + state->next;
+        input->op = find_op(state, words[0]);
+        if (state->argc - state->next < 2)
+            argp_error(state, "DIRECTION is missing");
+        input->number = find_direction(state, input->op, words[1]);
+        input->direction = &input->op->directions[input->number];
+        return 0;
+    }
+    case ARGP_KEY_NO_ARGS: argp_error(state, "OP is missing"); return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static void parse_command_line(run_input *input, int argc, char **argv)
+{
+    static const struct argp first = {
+        COMMON,
+        parse_direction,
+        "OP DIRECTION --TENSOR FILE... [--OPTION VALUE...]",
+        "Runs an op on tensors in files.\v"
+        "TENSOR and OPTION are the members of the op's argument struct: `cotangent run OP DIRECTION --help` lists them. "
+        "FILE is a .npy, or FILE.safetensors:NAME. As in\n"
+        "  cotangent run causal_conv1d forward --x x.npy --weight w.npy --activation silu --out .",
+        0,
+        0,
+        0};
+    int words = 1;
+    while (words < argc && words < 3 && argv[words][0] != '-')
+        words++;
+    const bool asks =
+        words < 3 && words < argc &&
+        (strcmp(argv[words], "--help") == 0 || strcmp(argv[words], "-?") == 0 || strcmp(argv[words], "--usage") == 0);
+    argp_parse(&first, asks ? words + 1 : words, argv, 0, NULL, input);
+    static struct argp_option table[MAX_OPTIONS];
+    static char name[128], doc[2048];
+    make_table(input->direction, table);
+    snprintf(name, sizeof name, "cotangent run %s %s", input->op->name, input->direction->name);
+    snprintf(doc, sizeof doc, "One call of cot_%s on tensors in files.\vThe shapes: %s", input->direction->call,
+             input->direction->signature != NULL ? input->direction->signature : "");
+    const struct argp second = {table, parse, "", doc, 0, 0, 0};
+    for (int f = 0; f < input->direction->field_count; f++)
+        if (input->direction->fields[f].role != COT_INPUT)
+            input->wanted |= 1u << f;
+    memcpy(input->args, &input->direction->args_size, sizeof input->direction->args_size);
+    argv[2] = name;
+    argp_parse(&second, argc - 2, argv + 2, 0, NULL, input);
+}
+
+/* ---- inputs ------------------------------------------------------------------------------------------- */
+
+static bool fail(io_error *error, const char *message)
+{
+    snprintf(error->text, sizeof error->text, "%s", message);
+    return false;
+}
+
+static bool begins_with_value(const run_input *input, int f)
+{
+    return field_begins_with_value(input->direction, &input->direction->fields[f], input->args);
+}
+
+static cot_tensor *tensor_of(run_input *input, int f)
+{
+    return cot_field_tensor(&input->direction->fields[f], input->args);
+}
+
+static bool is_a_field(const cot_op *op, const char *name)
+{
+    for (int d = 0; d < op->direction_count; d++)
+        if (field_number(&op->directions[d], name, strlen(name)) >= 0)
+            return true;
+    return false;
+}
+
+/* The tensors of --in that this direction reads and no option gives. Other tensors of the op may be there too, for its
+ * other directions; a name that is none of them would be an input lost to a slip of the pen. */
+static bool load_named_inputs(run_input *input, io_error *error)
+{
+    tensor_file *file = &input->files[COT_MAX_FIELDS];
+    if (!tensor_file_open(file, input->in, error))
+        return false;
+    for (int i = 0; i < file->count; i++) {
+        const char *name = tensor_file_name(file, i);
+        const int f = field_number(input->direction, name, strlen(name));
+        if (!is_a_field(input->op, name))
+            return io_fail(error, input->in, "has a tensor \"%.80s\", which is none of %s's", name, input->op->name);
+        if (f >= 0 && input->places[f] == NULL && begins_with_value(input, f) &&
+            !tensor_file_get(file, i, tensor_of(input, f), error))
+            return false;
+    }
+    return true;
+}
+
+static bool load_inputs(run_input *input, io_error *error)
+{
+    if (input->in != NULL && !load_named_inputs(input, error))
+        return false;
+    for (int f = 0; f < input->direction->field_count; f++) {
+        const cot_field *field = &input->direction->fields[f];
+        if (input->places[f] != NULL && !begins_with_value(input, f))
+            return io_fail(error, input->places[f], "%s is written only, but with --accumulate 1", field->name);
+        if (input->places[f] != NULL &&
+            !tensor_file_open_one(&input->files[f], input->places[f], tensor_of(input, f), error))
+            return false;
+        if (field->role == COT_OUTPUT && begins_with_value(input, f) && (input->wanted >> f & 1) != 0 &&
+            !cot_present(tensor_of(input, f)))
+            return io_fail(error, input->direction->call, "%s is added to: --%s gives its old value", field->name,
+                           field->name);
+    }
+    return true;
+}
+
+/* Shapes for the outputs, then what the op itself says to all of it; *kernel is what would run. */
+static cot_status prepare(run_input *input, const cot_queue *queue, const cot_kernel **kernel, io_error *error)
+{
+    char why[256];
+    cot_choice choices[COT_MAX_KERNELS];
+    int count = 0;
+    const bool is_shaped = shape_outputs(input->direction, input->args, input->wanted, why, sizeof why) == NULL;
+    for (int f = 0; f < input->direction->field_count; f++)
+        if (input->dtypes[f] != COT_DTYPE_NONE && cot_present(tensor_of(input, f)) && tensor_of(input, f)->data == NULL)
+            tensor_of(input, f)->dtype = input->dtypes[f];
+    const cot_status status = cot_op_explain(input->direction, queue, input->args, choices, &count);
+    if (status != COT_OK) { /* which also says what is missing where an output has no shape */
+        fail(error, cot_error_message());
+        return status;
+    }
+    if (!is_shaped) {
+        io_fail(error, input->direction->call, "%s", why);
+        return COT_INVALID_SHAPE;
+    }
+    for (int i = 0; i < count; i++)
+        if (choices[i].chosen)
+            *kernel = choices[i].kernel;
+    return COT_OK;
+}
+
+/* Memory of the call's own: inputs are copied, since the call may run on another device or change them in place. */
+static void bind(run_input *input, bound_case *b)
+{
+    memcpy(b->args, input->args, sizeof b->args);
+    for (int f = 0; f < input->direction->field_count; f++) {
+        const cot_tensor *tensor = tensor_of(input, f);
+        b->fields[f] = storage_make(tensor, 0, false);
+        if (!cot_present(tensor))
+            continue;
+        *cot_field_tensor(&input->direction->fields[f], b->args) = b->fields[f].view;
+        const size_t bytes = (size_t)cot_elements(tensor) * cot_dtype_size(tensor->dtype);
+        if (begins_with_value(input, f) && bytes > 0) /* what comes from a file has no gaps, whatever its order */
+            memcpy(b->fields[f].view.data, tensor->data, bytes);
+    }
+}
+
+/* ---- outputs ------------------------------------------------------------------------------------------ */
+
+/* Better before the work than after it. */
+static bool check_place(run_input *input, io_error *error)
+{
+    struct stat there;
+    if (input->out == NULL)
+        return true;
+    const bool exists = stat(input->out, &there) == 0;
+    if (is_safetensors_name(input->out)) {
+        char folder[4096];
+        if (exists && !S_ISREG(there.st_mode))
+            return io_fail(error, input->out, "is there and is no regular file");
+        snprintf(folder, sizeof folder, "%s", input->out);
+        return access(dirname(folder), W_OK | X_OK) == 0 || io_fail(error, input->out, "%s", strerror(errno));
+    }
+    if (exists && !S_ISDIR(there.st_mode))
+        return io_fail(error, input->out, "is a file, expected a folder or a FILE.safetensors");
+    if (exists)
+        return access(input->out, W_OK | X_OK) == 0 || io_fail(error, input->out, "%s", strerror(errno));
+    input->made_folder = mkdir(input->out, 0777) == 0;
+    return input->made_folder || io_fail(error, input->out, "%s", strerror(errno));
+}
+
+static bool is_output(const run_input *input, const bound_case *b, int f)
+{
+    return input->direction->fields[f].role != COT_INPUT && (input->wanted >> f & 1) != 0 &&
+           cot_present(&b->fields[f].view);
+}
+
+static bool write_outputs(const run_input *input, const bound_case *b, io_error *error)
+{
+    io_writer writers[COT_MAX_FIELDS];
+    safetensors_item items[COT_MAX_FIELDS];
+    int count = 0, prepared = 0;
+    for (int f = 0; f < input->direction->field_count; f++)
+        if (is_output(input, b, f))
+            items[count++] = (safetensors_item){input->direction->fields[f].name, b->fields[f].view};
+    if (is_safetensors_name(input->out))
+        return safetensors_write(input->out, items, count, NULL, error);
+    for (; prepared < count; prepared++) {
+        char path[4096];
+        if (snprintf(path, sizeof path, "%s/%s.npy", input->out, items[prepared].name) >= (int)sizeof path) {
+            io_fail(error, input->out, "the name is too long");
+            break;
+        }
+        if (!npy_prepare(&writers[prepared], path, &items[prepared].tensor, error))
+            break;
+    }
+    if (prepared == count)
+        return io_publish(writers, count, error);
+    while (prepared > 0)
+        io_abandon(&writers[--prepared]);
+    return false;
+}
+
+static void print_result(const run_input *input, const bound_case *b, const cot_kernel *kernel, const cot_queue *queue)
+{
+    printf("%s by %s", input->direction->call, kernel->name);
+    if (kernel->backend == COT_BACKEND_CPU)
+        printf(" on %d threads", (int)cot_queue_threads(queue));
+    putchar('\n');
+    for (int f = 0; f < input->direction->field_count; f++) {
+        const cot_tensor *view = &b->fields[f].view;
+        if (!is_output(input, b, f))
+            continue;
+        printf("  %s %s [", input->direction->fields[f].name, cot_dtype_name(view->dtype));
+        for (int axis = 0; axis < view->rank; axis++)
+            printf("%s%" PRId64, axis > 0 ? "," : "", view->shape[axis]);
+        printf("]\n");
+    }
+}
+
+/* ---- the call ----------------------------------------------------------------------------------------- */
+
+/* 2 where the user can do something about it, 1 where the machine fails. */
+static int exit_status(cot_status status)
+{
+    return status == COT_OUT_OF_MEMORY || status == COT_NO_DEVICE || status == COT_DEVICE_ERROR ? 1 : 2;
+}
+
+static int complain(const io_error *error, int status)
+{
+    fflush(stdout);
+    fprintf(stderr, "cotangent: %s\n", error->text);
+    return status;
+}
+
+static int run_bound(const run_input *input, bound_case *b, cot_queue *queue, const cot_kernel *kernel)
+{
+    io_error error = {""};
+    verification v;
+    cot_status status = COT_OK;
+    bool verified = true;
+    if (input->verify)
+        status = verification_begin(&v, find_cases(input->op), input->number, b->args);
+    if (status == COT_OK)
+        status = bound_case_run(b, input->direction, queue);
+    if (status == COT_OK) {
+        print_result(input, b, kernel, queue);
+        verified = !input->verify || verification_end(&v, b->args, kernel, stdout);
+    } else {
+        fail(&error, cot_error_message());
+    }
+    if (input->verify)
+        verification_free(&v);
+    if (status != COT_OK)
+        return complain(&error, exit_status(status));
+    if (!verified) {
+        io_fail(&error, input->direction->call, "beyond the error rule; nothing is written");
+        return complain(&error, 1);
+    }
+    return input->out == NULL || write_outputs(input, b, &error) ? 0 : complain(&error, 1);
+}
+
+static int run_on_queue(run_input *input, cot_queue *queue)
+{
+    io_error error;
+    const cot_kernel *kernel = NULL;
+    if (!load_inputs(input, &error))
+        return complain(&error, 2);
+    const cot_status prepared = prepare(input, queue, &kernel, &error);
+    if (prepared != COT_OK)
+        return complain(&error, exit_status(prepared));
+    if (!check_place(input, &error))
+        return complain(&error, 2);
+    static bound_case b;
+    bind(input, &b);
+    const int status = run_bound(input, &b, queue, kernel);
+    bound_case_free(&b, input->direction);
+    if (status != 0 && input->made_folder)
+        rmdir(input->out);
+    return status;
+}
+
+int command_run(int argc, char **argv)
+{
+    static run_input input;
+    parse_command_line(&input, argc, argv);
+    char forced[256];
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = input.backend;
+    options.threads = input.threads;
+    snprintf(forced, sizeof forced, "%s=%s", input.op->name, input.kernel != NULL ? input.kernel : "");
+    options.kernels = input.kernel != NULL ? forced : NULL;
+    cot_queue *queue = NULL;
+    io_error error;
+    const cot_status created = cot_queue_create(&options, &queue);
+    if (created != COT_OK) {
+        fail(&error, cot_error_message());
+        return complain(&error, exit_status(created));
+    }
+    const int status = run_on_queue(&input, queue);
+    for (size_t i = 0; i < sizeof input.files / sizeof *input.files; i++)
+        tensor_file_close(&input.files[i]);
+    cot_queue_destroy(queue);
+    return status;
+}
