@@ -304,6 +304,33 @@ static void sweep_channels(visitor *v, int direction)
     }
 }
 
+/* Sizes in multiples of 8, around the edges of the tiles that a GPU's copy engine brings: 1024 and 2048 tokens of a row,
+ * or 32 and 96 tokens of 128 channels. */
+static void sweep_tiles(visitor *v, int direction)
+{
+    static const struct {
+        int64_t D, T;
+    } sizes[] = {{8, 8},   {8, 24},    {16, 32},   {120, 40}, {128, 88}, {136, 96},  {256, 104}, {264, 200},
+                 {8, 504}, {24, 1016}, {16, 1024}, {8, 1032}, {8, 2040}, {16, 2048}, {8, 2056},  {8, 4104}};
+    uint64_t state = 51 + (uint64_t)direction;
+    for (size_t i = 0; i < 6 * sizeof sizes / sizeof *sizes; i++) {
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
+        p.D = sizes[i / 6].D;
+        p.T = sizes[i / 6].T;
+        p.K = 1 + draw_below(&state, 4);
+        p.B = 1 + draw_below(&state, 3);
+        p.layout = p.dlayout = i % 2 == 0 ? CHANNEL_FIRST : CHANNEL_LAST;
+        p.dtype = float_dtypes[i / 2 % 3];
+        draw_dtypes(&p, &state);
+        draw_features(&p, &state);
+        p.packing = DENSE;
+        p.final_state = p.final_state && direction == COT_CAUSAL_CONV1D_FORWARD;
+        if (i % 5 == 0)
+            p.uses |= COT_CASE_QUICK;
+        emit(v, &p);
+    }
+}
+
 /* Every combination of activation, bias, states and packing, in every dtype and layout, at sizes that finite
  * differences can afford. */
 static void sweep_features(visitor *v, int direction)
@@ -438,6 +465,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         sweep_features(&v, direction);
         sweep_sizes(&v, direction);
         sweep_channels(&v, direction);
+        sweep_tiles(&v, direction);
         bench_shapes(&v, direction);
     }
     sweep_update(&v);
