@@ -61,18 +61,19 @@ def table(op, results):
             continue
         rows = [row for row in rows if row["chosen"]]
         first = rows[0]
+        cuda = first["backend"] == "cuda"
+        host = "" if cuda else f"{first['threads']} threads, clock {first['clock_ghz']:.2f} GHz, "
         lines += [
-            f"{device}, {first['threads']} threads, clock {first['clock_ghz']:.2f} GHz, commit {first['commit']}, "
-            f"{first['date']} (`bench/results/{source}`):",
+            f"{device}, {host}commit {first['commit']}, {first['date']} (`bench/results/{source}`):",
             "",
-            "| direction | dtype | layout | shape | options | MB | ms | GB/s | of copy | cycles / 16 |",
-            "|---|---|---|---|---|--:|--:|--:|--:|--:|",
+            "| direction | dtype | layout | shape | options | MB | ms | GB/s | of copy |" + ("" if cuda else " cycles / 16 |"),
+            "|---|---|---|---|---|--:|--:|--:|--:|" + ("" if cuda else "--:|"),
         ]
         for row in rows:
             lines.append(
                 f"| {row['direction']} | {row['dtype']} | {row['layout']} | {row['shape']} | {row['options']} "
-                f"| {row['bytes'] / 1e6:.1f} | {row['ms']:.3f} | {row['gbps']:.1f} | {row['ratio']:.2f} "
-                f"| {row['cycles16']:.1f} |")
+                f"| {row['bytes'] / 1e6:.1f} | {row['ms']:.{4 if cuda else 3}f} | {row['gbps']:.1f} "
+                f"| {row['ratio']:.2f} |" + ("" if cuda else f" {row['cycles16']:.1f} |"))
         lines += [
             "",
             "MB are compulsory bytes: each input read once, each output written once. \"Of copy\": GB/s over the best "
