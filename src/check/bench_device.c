@@ -131,7 +131,8 @@ cot_status bench_device_kernel(const cot_op_cases *cases, const cot_case *c, con
 typedef struct copy_calls {
     cot_queue *queue;
     char *memory;
-    size_t half;
+    size_t bytes,
+        stride; /* of one array; from one to the next, in whole large pages: memcpy is slow on odd addresses */
     int pairs, calls;
 } copy_calls;
 
@@ -140,8 +141,8 @@ static cot_status enqueue_copy(void *context)
     const copy_calls *c = context;
     cot_status status = COT_OK;
     for (int i = 0; status == COT_OK && i < c->calls; i++) {
-        char *pair = c->memory + 2 * c->half * (size_t)(i % c->pairs);
-        status = cot_cuda_copy(c->queue, pair + c->half, pair, c->half);
+        char *pair = c->memory + 2 * c->stride * (size_t)(i % c->pairs);
+        status = cot_cuda_copy(c->queue, pair + c->stride, pair, c->bytes);
     }
     return status;
 }
@@ -150,17 +151,20 @@ cot_status bench_device_copy(double footprint, double *bytes_per_second)
 {
     device_queue d;
     cot_status status = device_queue_open(&d, "");
-    copy_calls c = {.queue = d.queue, .half = ((size_t)(footprint / 2) + 255) / 256 * 256};
+    const size_t page = 4096, large_page = (size_t)2 << 20, half = (size_t)(footprint / 2);
+    copy_calls c = {.queue = d.queue,
+                    .bytes = (half + page - 1) / page * page,
+                    .stride = (half + large_page - 1) / large_page * large_page};
     double seconds = 0;
     if (status == COT_OK) {
         c.pairs = copies_for(&d, footprint);
-        status = cot_cuda_alloc(d.queue, 2 * c.half * (size_t)c.pairs, (void **)&c.memory);
+        status = cot_cuda_alloc(d.queue, 2 * c.stride * (size_t)c.pairs, (void **)&c.memory);
     }
     if (status == COT_OK)
         status = time_calls(&d, enqueue_copy, &c, &c.calls, c.pairs, &seconds);
     if (d.queue != NULL)
         cot_cuda_free(d.queue, c.memory);
     device_queue_close(&d);
-    *bytes_per_second = seconds > 0 ? 2 * (double)c.half / seconds : 0;
+    *bytes_per_second = seconds > 0 ? 2 * (double)c.bytes / seconds : 0;
     return status;
 }
