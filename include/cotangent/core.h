@@ -110,8 +110,11 @@ COT_API cot_tensor cot_tensor_contiguous(void *data, cot_dtype dtype, int rank, 
 
 /* Elementwise activations; an op's header says which of them it takes. */
 typedef enum cot_activation {
-    COT_ACTIVATION_NONE = 0, /* z */
-    COT_ACTIVATION_SILU = 1  /* z * sigmoid(z) */
+    COT_ACTIVATION_NONE = 0,      /* z */
+    COT_ACTIVATION_SILU = 1,      /* z * sigmoid(z) */
+    COT_ACTIVATION_RELU = 2,      /* max(z, 0) */
+    COT_ACTIVATION_GELU_TANH = 3, /* z/2 * (1 + tanh(sqrt(2/pi) * (z + 0.044715 z^3))) */
+    COT_ACTIVATION_GELU_ERF = 4   /* z/2 * (1 + erf(z/sqrt(2))) */
 } cot_activation;
 
 /* ---- queues ------------------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 
 #include <cotangent/causal_conv1d.h>
 #include <cotangent/core.h>
+#include <cotangent/dropout.h>
 #include <cotangent/mhc.h>
 
 #endif

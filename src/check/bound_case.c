@@ -31,6 +31,23 @@ static void round_to(cot_dtype dtype, double *values, int64_t count)
     }
 }
 
+static bool is_integer(const cot_tensor *tensor)
+{
+    return tensor->dtype == COT_I32 || tensor->dtype == COT_U8;
+}
+
+/* The first of the elements that share the memory of element `number`: axes of stride 0 repeat what they have. */
+static int64_t first_sharer(const cot_tensor *tensor, int64_t number)
+{
+    int64_t first = 0, weight = 1;
+    for (int axis = tensor->rank - 1; axis >= 0; axis--) {
+        first += tensor->stride[axis] == 0 ? 0 : number % tensor->shape[axis] * weight;
+        number /= tensor->shape[axis];
+        weight *= tensor->shape[axis];
+    }
+    return first;
+}
+
 reference reference_make(const cot_op_cases *cases, const cot_case *c)
 {
     reference ref = {.cases = cases, .c = c};
@@ -40,14 +57,18 @@ reference reference_make(const cot_op_cases *cases, const cot_case *c)
         if (!cot_present(tensor))
             continue;
         const int64_t count = cot_elements(tensor);
-        if (tensor->dtype == COT_I32) {
+        if (is_integer(tensor) && direction->fields[f].role == COT_INPUT) {
             ref.integers[f] = allocate((size_t)count, sizeof(int32_t));
             if (count > 0)
                 cases->fill(c, direction->fields[f].name, ref.integers[f], count);
+            for (int64_t n = 0; n < count; n++)
+                ref.integers[f][n] = ref.integers[f][first_sharer(tensor, n)];
         } else if (field_begins_with_value(direction, &direction->fields[f], c->args)) {
             ref.values[f] = allocate((size_t)count, sizeof(double));
             random_normal(c->seed * COT_MAX_FIELDS + (uint64_t)f, ref.values[f], count);
             round_to(tensor->dtype, ref.values[f], count);
+            for (int64_t n = 0; n < count; n++)
+                ref.values[f][n] = ref.values[f][first_sharer(tensor, n)];
         }
     }
     if (cases->prepare != NULL)
@@ -77,7 +98,7 @@ void reference_solve(reference *ref)
         if (!cot_present(tensor))
             continue;
         const int64_t count = cot_elements(tensor);
-        if (tensor->dtype == COT_I32) {
+        if (ref->integers[f] != NULL) {
             *tensor = row_major(tensor, COT_I32, ref->integers[f]);
         } else if (field->role == COT_INPUT) {
             *tensor = row_major(tensor, COT_F64, ref->values[f]);
@@ -113,8 +134,8 @@ void bound_case_make(bound_case *b, const reference *ref, bool guarded)
         if (!cot_present(tensor))
             continue;
         *tensor = b->fields[f].view;
-        if (tensor->dtype == COT_I32)
-            tensor_store_i32(tensor, ref->integers[f]);
+        if (ref->integers[f] != NULL)
+            tensor_store_integers(tensor, ref->integers[f]);
         else if (ref->values[f] != NULL)
             tensor_store(tensor, ref->values[f]);
     }
@@ -147,10 +168,10 @@ void bound_case_make_repeating(bound_case *b, const cot_op_cases *cases, const c
         if (!cot_present(tensor))
             continue;
         *tensor = b->fields[f].view;
-        if (tensor->dtype == COT_I32) {
+        if (is_integer(tensor) && field->role == COT_INPUT) {
             int32_t *integers = allocate((size_t)cot_elements(tensor), sizeof *integers);
             cases->fill(c, field->name, integers, cot_elements(tensor));
-            tensor_store_i32(tensor, integers);
+            tensor_store_integers(tensor, integers);
             free(integers);
         } else if (field_begins_with_value(direction, field, c->args)) {
             random_normal(c->seed * COT_MAX_FIELDS + (uint64_t)f, values, PERIOD);

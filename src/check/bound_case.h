@@ -11,7 +11,7 @@ typedef struct reference {
     const cot_op_cases *cases;
     const cot_case *c;
     double *values[COT_MAX_FIELDS];    /* inputs, and outputs that begin with a value (accumulate, in-out) */
-    int32_t *integers[COT_MAX_FIELDS]; /* index inputs */
+    int32_t *integers[COT_MAX_FIELDS]; /* inputs of indices, or masks */
     double *expected[COT_MAX_FIELDS];  /* outputs */
     double *magnitudes[COT_MAX_FIELDS];
 } reference;

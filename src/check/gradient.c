@@ -71,13 +71,14 @@ static void bind_primal(differences *d, const reference *ref)
             source < 0 ? NULL : cot_field_tensor(&direction->fields[source], (void *)ref->c->args);
         if (tensor == NULL || !cot_present(tensor))
             continue;
-        void *data = tensor->dtype == COT_I32 ? (void *)ref->integers[source] : ref->values[source];
+        const bool integers = ref->integers[source] != NULL;
+        void *data = integers ? (void *)ref->integers[source] : ref->values[source];
         if (output) {
             d->weights[f] = ref->values[source];
             data = allocate((size_t)cot_elements(tensor), sizeof(double));
         }
         *cot_field_tensor(field, d->args) =
-            cot_tensor_contiguous(data, tensor->dtype == COT_I32 ? COT_I32 : COT_F64, tensor->rank, tensor->shape);
+            cot_tensor_contiguous(data, integers ? COT_I32 : COT_F64, tensor->rank, tensor->shape);
     }
     memcpy(d->magnitudes, d->args, sizeof d->args);
     for (int f = 0; f < d->primal->field_count; f++)

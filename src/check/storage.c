@@ -76,8 +76,11 @@ double *tensor_values(const cot_tensor *view)
 {
     const int64_t elements = cot_elements(view);
     double *values = allocate((size_t)elements, sizeof *values);
-    for (int64_t n = 0; n < elements; n++)
-        values[n] = cot_load_f64(view->data, view->dtype, element_position(view, n));
+    for (int64_t n = 0; n < elements; n++) {
+        const int64_t position = element_position(view, n);
+        values[n] = view->dtype == COT_U8 ? ((const uint8_t *)view->data)[position]
+                                          : cot_load_f64(view->data, view->dtype, position);
+    }
     return values;
 }
 
@@ -87,8 +90,13 @@ void tensor_store(const cot_tensor *view, const double *values)
         cot_store_f64(view->data, view->dtype, element_position(view, n), values[n]);
 }
 
-void tensor_store_i32(const cot_tensor *view, const int32_t *data)
+void tensor_store_integers(const cot_tensor *view, const int32_t *data)
 {
-    for (int64_t n = 0; n < cot_elements(view); n++)
-        ((int32_t *)view->data)[element_position(view, n)] = data[n];
+    for (int64_t n = 0; n < cot_elements(view); n++) {
+        const int64_t position = element_position(view, n);
+        if (view->dtype == COT_U8)
+            ((uint8_t *)view->data)[position] = (uint8_t)data[n];
+        else
+            ((int32_t *)view->data)[position] = data[n];
+    }
 }

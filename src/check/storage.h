@@ -28,12 +28,12 @@ bool storage_overrun(const storage *s, int64_t *byte);
 /* Position in elements, relative to data, of the element with this row-major number. */
 int64_t element_position(const cot_tensor *view, int64_t number);
 
-/* Row-major copies of float tensors, and back (rounded). The caller frees what tensor_values returns. */
+/* Row-major copies of float or u8 tensors, and back (rounded; float only). The caller frees what tensor_values returns. */
 double *tensor_values(const cot_tensor *view);
 void tensor_store(const cot_tensor *view, const double *values);
 
-/* Copies row-major int32 data into an i32 view. */
-void tensor_store_i32(const cot_tensor *view, const int32_t *data);
+/* Copies row-major int32 data into an i32 or u8 view. */
+void tensor_store_integers(const cot_tensor *view, const int32_t *data);
 
 /* calloc that does not fail: without memory there is nothing to test. */
 void *allocate(size_t count, size_t size);

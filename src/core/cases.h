@@ -41,15 +41,15 @@ typedef struct cot_op_cases {
     /* The case that words like "T=100" or "bf16" describe; returns the first word that it does not know, or NULL. */
     const char *(*parse)(int direction, int count, char *const words[], cot_case *c);
     const char *words_help;
-    /* Contents of an integer field, row-major. Float fields are random normal. */
+    /* Contents of an i32 or u8 input, row-major. Float fields are random normal. */
     void (*fill)(const cot_case *c, const char *field, int32_t *data, int64_t elements);
     /* Makes sense of the random float inputs where the op needs more than that: scales a parameter, computes what an
      * earlier call would have saved. values: a field's elements as f64, row-major, NULL where it has none; they are
      * rounded to their dtypes before and after. May be NULL. */
     void (*prepare)(const cot_case *c, double *const values[COT_MAX_FIELDS]);
-    /* For each direction: computes the outputs of args, all float tensors being f64 and row-major, and into the
-     * same outputs of `magnitudes` the sum of the absolute terms of each element: the formula evaluated with every
-     * term replaced by its absolute value. */
+    /* For each direction: computes the outputs of args, and into the same outputs of `magnitudes` the sum of the absolute
+     * terms of each element: the formula evaluated with every term replaced by its absolute value. All tensors are
+     * row-major; float ones and u8 outputs come as f64, integer inputs as i32. */
     void (*const *oracles)(const void *args, void *magnitudes);
     /* The direction whose gradient `direction` computes, or -1; and the options that the two have in common. */
     int (*primal)(int direction);

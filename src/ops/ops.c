@@ -2,6 +2,7 @@
  * ops.c: the list of the library's ops. */
 #include "core/op.h"
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
+#include "ops/dropout/dropout_problem.h"
 #include "ops/mhc/mhc_problem.h"
 
 const cot_op *const cot_ops[] = {
@@ -9,5 +10,6 @@ const cot_op *const cot_ops[] = {
     &cot_mhc_pre_op,
     &cot_mhc_sinkhorn_op,
     &cot_mhc_post_op,
+    &cot_dropout_op,
 };
 const int cot_op_count = (int)(sizeof cot_ops / sizeof *cot_ops);

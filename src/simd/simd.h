@@ -21,13 +21,19 @@
  *   v_gather(p, stride, n)              p[0], p[stride], ... of f32
  *   v_sum                               all lanes, in a fixed order
  *   vi_load vi_set1;  vm_equal vm_not_negative (of vi) vm_first(n) vm_and;  v_keep(m, a) = a where m, else +0
- *   v_exp v_sigmoid v_silu v_silu_slope
+ *   v_exp v_sigmoid v_silu v_silu_slope;  v_gelu_tanh, v_gelu_erf and their slopes in gelu.h
  *   v_silu_as(dtype, z)                 good enough to be rounded to dtype
+ *   v_abs v_select(m,a,b);  vm_negative(a) by the sign bit;  vm_above(a,b) = !(a <= b)
+ *   vm_bits(bits, i)                    bits i .. i+VW-1 of an array, the least significant of a byte first; i a
+ *                                       multiple of VW
+ *   v_philox_keep(bits, p, i)           keep bits of the groups i .. i+V_PHILOX_GROUPS-1 of dropout, a byte each, as
+ *                                       core/philox.h draws them
  */
 #ifndef COT_SIMD_SIMD_H
 #define COT_SIMD_SIMD_H
 
 #include "core/float16.h"
+#include "core/philox.h"
 
 #include <stdbool.h>
 
@@ -38,6 +44,23 @@
 #define V_UNROLL _Pragma("GCC unroll 16")
 #endif
 #define V_INLINE static inline __attribute__((always_inline, unused))
+
+/* What v_philox_keep needs of a seed, an offset and a threshold of 1 .. 65535: the key of every round, the counter's
+ * first two words; each in 64 bits, which is how the vectors take them. */
+typedef struct v_philox {
+    uint64_t key[COT_PHILOX_ROUNDS][2], offset[2];
+    uint32_t threshold;
+} v_philox;
+
+V_INLINE v_philox v_philox_make(uint64_t seed, uint64_t offset, uint32_t threshold)
+{
+    v_philox p = {.offset = {offset & UINT32_MAX, offset >> 32}, .threshold = threshold};
+    for (uint32_t round = 0; round < COT_PHILOX_ROUNDS; round++) {
+        p.key[round][0] = (uint32_t)seed + round * COT_PHILOX_W0;
+        p.key[round][1] = (uint32_t)(seed >> 32) + round * COT_PHILOX_W1;
+    }
+    return p;
+}
 
 /* V_NAME(stem) is the name of a function that is compiled once per instruction set. */
 #if defined(COT_SIMD_AVX512)

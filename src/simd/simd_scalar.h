@@ -288,4 +288,48 @@ V_INLINE vf v_logistic_divisor(vf z, vf *e)
     return v_fma(power, p, v_set1(1.0f));
 }
 
+/* ---- signs, bits, Philox ------------------------------------------------------------------------------------ */
+
+V_INLINE vf v_abs(vf a)
+{
+    return (vf)((vi)a & 0x7fffffff);
+}
+
+V_INLINE vm vm_negative(vf a)
+{
+    return (vm)((vi)a < 0);
+}
+
+V_INLINE vm vm_above(vf a, vf b)
+{
+    return ~(vm)(a <= b);
+}
+
+V_INLINE vm vm_bits(const uint8_t *bits, int64_t first)
+{
+    const int32_t four = bits[first / 8] >> (first % 8);
+    return (vm)((vi_set1(four) & (vi){1, 2, 4, 8}) != 0);
+}
+
+enum { V_PHILOX_GROUPS = 1 };
+
+V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
+{
+    uint32_t a = (uint32_t)p->offset[0], b = (uint32_t)p->offset[1], c = (uint32_t)i, d = (uint32_t)(i >> 32);
+    for (int round = 0; round < COT_PHILOX_ROUNDS; round++) {
+        const uint64_t p0 = (uint64_t)a * COT_PHILOX_M0, p1 = (uint64_t)c * COT_PHILOX_M1;
+        a = (uint32_t)(p1 >> 32) ^ b ^ (uint32_t)p->key[round][0];
+        b = (uint32_t)p1;
+        c = (uint32_t)(p0 >> 32) ^ d ^ (uint32_t)p->key[round][1];
+        d = (uint32_t)p0;
+    }
+    const uint32_t words[4] = {a, b, c, d};
+    uint32_t keep = 0;
+    V_UNROLL
+    for (int k = 0; k < 4; k++)
+        keep |= (uint32_t)((words[k] & 0xffff) >= p->threshold) << (2 * k) | (uint32_t)(words[k] >> 16 >= p->threshold)
+                                                                                 << (2 * k + 1);
+    *bits = (uint8_t)keep;
+}
+
 #endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cotangent/dropout.h: dropout fused with what stands around it: bias, activation, residual, in any subset.
+ *
+ * Symbols: R rows (any leading shape, flattened), D columns; m in {0,1} the keep mask, c its scale:
+ *
+ *     y  = c * m * act(x + bias) + residual
+ *     dx = c * m * dy * act'(x + bias)        dbias[d] = sum_r dx[r,d]        (dresidual is dy itself)
+ *
+ *     act: none; ReLU (its derivative at 0 is 0); SiLU z * sigmoid(z); GELU z * Phi(z), Phi the normal distribution
+ *     (GELU_ERF), or z/2 * (1 + tanh(sqrt(2/pi) * (z + 0.044715 z^3))) (GELU_TANH)
+ *
+ * Where m comes from:
+ *   mask       u8, x's shape: an element is kept where bit 0 is set.                           c = 1/(1-p)
+ *   mask_bits  u8, x's shape but for the last axis, which is ceil(D/8): bit d%8 of byte d/8
+ *              (bit 0 the least significant) keeps column d. Bits beyond D are ignored.        c = 1/(1-p)
+ *   neither    drawn from seed and offset, by the rule below, and stored nowhere.              c = 65536/(65536-P)
+ * A positive `scale` takes the place of c: to feed in a mask that was drawn and exported, give the c it was drawn
+ * with, cot_dropout_scale(p). With p = 0 a drawn mask keeps everything and c is 1; with p = 1, c is 0 and whatever
+ * m and x hold, y = residual (or 0) and dx = 0. A dropped element is exactly 0 before the residual, even of inf or NaN.
+ *
+ * The draw is part of the interface: the same on every backend, for every dtype, layout, tiling and thread count.
+ * P = round(65536 p), and the element in row r and column d is dropped when its 16-bit draw is less than P, so that
+ * an element is kept with probability 1/c exactly. The draw is from Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel
+ * random numbers: as easy as 1, 2, 3; SC 2011):
+ *     i        = r * ceil(D/8) + floor(d/8)                  (64 bits; also the byte of mask_bits, if that is dense)
+ *     w[0..3]  = philox4x32_10(key {seed low, seed high}, counter {offset low, offset high, i low, i high})
+ *     draw     = bits [16*(d%2), 16*(d%2)+16) of w[(d%8)/2]
+ * so that one evaluation serves 8 neighbouring columns. Rows are counted over the leading axes in row-major order,
+ * whatever the strides. Calls with other offsets draw independent masks: a trainer counts steps and layers in it.
+ * seed_memory and offset_memory, i32 [2] (low word, high word), are added to seed and offset (modulo 2^64); they are
+ * read when the work runs, on a GPU from its memory, so that a captured graph can draw anew at each replay.
+ *
+ * Tensors: rank 1 to 6, the last axis D, all leading shapes alike, any strides; sizes may be 0.
+ * Dtypes: f32, f16, bf16: y, residual, dy and dx have x's, bias and dbias any of the three; sums are float32 and
+ * every output is rounded once. f64 (CPU): all of them f64, sums too.
+ * Outputs may not overlap inputs or each other, except that y may be the same view as x or residual, and dx the same
+ * as dy or x.
+ *
+ * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor missing, activation, p
+ * outside [0,1] or NaN, scale, accumulate, mask together with mask_bits), COT_INVALID_SHAPE, COT_INVALID_DTYPE,
+ * COT_INVALID_LAYOUT (misaligned data, output with repeated elements, overlap), COT_UNSUPPORTED (a forced kernel
+ * refuses), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY.
+ */
+#ifndef COTANGENT_DROPOUT_H
+#define COTANGENT_DROPOUT_H
+
+#include <cotangent/core.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The c of a drawn mask: 65536/(65536-P), or 0 if P = 65536. NaN for a p outside [0,1]. */
+COT_API double cot_dropout_scale(double p);
+
+typedef struct cot_dropout_forward_args {
+    size_t struct_size;
+    cot_activation activation; /* NONE, SILU, RELU, GELU_TANH or GELU_ERF */
+    double p;                  /* probability of dropping, 0 to 1 */
+    double scale;              /* 0: c follows from p; else c itself, positive and finite */
+    uint64_t seed, offset;     /* of a drawn mask; ignored with mask or mask_bits, as are the two below */
+    cot_tensor x;              /* [..., D] */
+    cot_tensor bias;           /* [D], optional */
+    cot_tensor residual;       /* like x, optional */
+    cot_tensor mask;           /* u8, x's shape; optional, not with mask_bits */
+    cot_tensor mask_bits;      /* u8 [..., ceil(D/8)], optional, not with mask */
+    cot_tensor seed_memory;    /* i32 [2], optional */
+    cot_tensor offset_memory;  /* i32 [2], optional */
+    cot_tensor y;              /* out, like x; optional */
+    cot_tensor mask_out;       /* out u8, x's shape: m as 0 and 1; optional */
+    cot_tensor mask_bits_out;  /* out u8 [..., ceil(D/8)]: m as bits, those beyond D 0; optional */
+    void *workspace;           /* NULL = the queue's pool; else 64-byte aligned, workspace_bytes of it */
+    size_t workspace_bytes;
+} cot_dropout_forward_args;
+
+/* y from x, and the mask. */
+COT_API cot_status cot_dropout_forward(cot_queue *queue, const cot_dropout_forward_args *args);
+
+/* Writes the bytes of workspace that this call would need; checks the arguments as the call itself does, but for
+ * the data pointers and the overlaps. */
+COT_API cot_status cot_dropout_forward_workspace(cot_queue *queue, const cot_dropout_forward_args *args, size_t *bytes);
+
+/* activation, p, scale and the source of the mask as in the forward. */
+typedef struct cot_dropout_backward_args {
+    size_t struct_size;
+    cot_activation activation;
+    int32_t accumulate; /* 0: dbias =;  1: dbias += */
+    double p, scale;
+    uint64_t seed, offset;
+    cot_tensor dy;            /* [..., D] */
+    cot_tensor x;             /* like dy; needed with an activation, else ignored */
+    cot_tensor bias;          /* [D]: needed with an activation if the forward had one; else ignored */
+    cot_tensor mask;          /* as in the forward */
+    cot_tensor mask_bits;     /* as in the forward */
+    cot_tensor seed_memory;   /* as in the forward */
+    cot_tensor offset_memory; /* as in the forward */
+    cot_tensor dx;            /* out, like dy; optional */
+    cot_tensor dbias;         /* out [D], any of the float dtypes; optional */
+    void *workspace;
+    size_t workspace_bytes;
+} cot_dropout_backward_args;
+
+/* dx and dbias from dy, in one pass over the data; dbias is summed from dx before that is rounded. */
+COT_API cot_status cot_dropout_backward(cot_queue *queue, const cot_dropout_backward_args *args);
+COT_API cot_status cot_dropout_backward_workspace(cot_queue *queue, const cot_dropout_backward_args *args,
+                                                  size_t *bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

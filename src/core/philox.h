@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * philox.h: Philox4x32-10, a function from a 128-bit counter and a 64-bit key to 128 random bits (Salmon, Moraes, Dror,
+ * Shaw: Parallel random numbers: as easy as 1, 2, 3; SC 2011), and the draws that dropout takes from it. For host
+ * and device code alike; the vectors of src/simd compute the same. */
+#ifndef COT_CORE_PHILOX_H
+#define COT_CORE_PHILOX_H
+
+#include <stdint.h>
+
+#if defined(__CUDACC__)
+#define COT_HOST_DEVICE static __host__ __device__ __forceinline__
+#else
+#define COT_HOST_DEVICE static inline
+#endif
+
+/* clang-format off */
+#define COT_PHILOX_ROUNDS 10
+#define COT_PHILOX_M0 0xd2511f53u /* multipliers of words 0 and 2 */
+#define COT_PHILOX_M1 0xcd9e8d57u
+#define COT_PHILOX_W0 0x9e3779b9u /* what a round adds to the key */
+#define COT_PHILOX_W1 0xbb67ae85u
+/* clang-format on */
+
+COT_HOST_DEVICE void cot_philox4x32_10(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
+{
+    uint32_t a = counter[0], b = counter[1], c = counter[2], d = counter[3], k0 = key[0], k1 = key[1];
+    for (int round = 0; round < COT_PHILOX_ROUNDS; round++) {
+        const uint64_t p0 = (uint64_t)COT_PHILOX_M0 * a, p1 = (uint64_t)COT_PHILOX_M1 * c;
+        a = (uint32_t)(p1 >> 32) ^ b ^ k0;
+        b = (uint32_t)p1;
+        c = (uint32_t)(p0 >> 32) ^ d ^ k1;
+        d = (uint32_t)p0;
+        k0 += COT_PHILOX_W0;
+        k1 += COT_PHILOX_W1;
+    }
+    out[0] = a;
+    out[1] = b;
+    out[2] = c;
+    out[3] = d;
+}
+
+/* ---- dropout: how cotangent/dropout.h says that masks are drawn ------------------------------------------------ *
+ * 16 bits an element, 8 neighbouring columns a group. Attention draws the same way, with keys as columns. */
+
+enum { COT_DROPOUT_GROUP = 8 };
+
+/* P = round(65536 p) for p in [0,1]: an element is dropped when its draw is less. */
+static inline uint32_t cot_dropout_threshold(double p)
+{
+    return (uint32_t)(65536 * p + 0.5);
+}
+
+/* The draws of group i: those of columns 2k and 2k+1 are the low and the high half of words[k]. */
+COT_HOST_DEVICE void cot_dropout_group(uint64_t seed, uint64_t offset, uint64_t i, uint32_t words[4])
+{
+    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    const uint32_t counter[4] = {(uint32_t)offset, (uint32_t)(offset >> 32), (uint32_t)i, (uint32_t)(i >> 32)};
+    cot_philox4x32_10(counter, key, words);
+}
+
+/* The keep bits of group i: bit j is that of its column j. */
+COT_HOST_DEVICE uint32_t cot_dropout_keep(uint64_t seed, uint64_t offset, uint64_t i, uint32_t threshold)
+{
+    uint32_t words[4], keep = 0;
+    cot_dropout_group(seed, offset, i, words);
+    for (int j = 0; j < COT_DROPOUT_GROUP; j++)
+        keep |= (uint32_t)((words[j / 2] >> (16 * (j % 2)) & 0xffffu) >= threshold) << j;
+    return keep;
+}
+
+#endif

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * dropout_rows.h: what the vector kernels of both directions share: the mask of a chunk as bits, whatever its source,
+ * and rows of any dtype and stride to and from f32.
+ *
+ * A chunk is up to DROPOUT_CHUNK columns of one row, or all columns of several short rows, so that groups of the mask
+ * are drawn many at a time even where a row has few. Bit j of byte g of a row of bits is column 8g+j. */
+#ifndef COT_DROPOUT_ROWS_H
+#define COT_DROPOUT_ROWS_H
+
+#include "dropout_tiling.h"
+#include "simd/gelu.h"
+
+enum {
+    DROPOUT_CHUNK_BITS = DROPOUT_CHUNK / COT_DROPOUT_GROUP, /* bytes */
+    DROPOUT_BITS_SIZE = DROPOUT_CHUNK_BITS + 16,            /* room for whole calls of v_philox_keep and vm_bits */
+    DROPOUT_STREAM_BYTES = 8 << 20 /* an output of a call that moves more than this bypasses the caches */
+};
+
+V_INLINE int64_t dropout_size(cot_dtype dtype)
+{
+    return dtype == COT_F32 ? 4 : 2;
+}
+
+/* ---- mask ----------------------------------------------------------------------------------------------- */
+
+typedef struct dropout_drawer {
+    const dropout_mask *mask;
+    const dropout_sizes *sizes;
+    v_philox philox;
+} dropout_drawer;
+
+static inline dropout_drawer dropout_make_drawer(const dropout_mask *mask, const dropout_sizes *sizes)
+{
+    dropout_drawer drawer = {.mask = mask, .sizes = sizes};
+    if (mask->source == DROPOUT_DRAWN)
+        drawer.philox = v_philox_make(dropout_seed(mask), dropout_offset(mask), mask->threshold);
+    return drawer;
+}
+
+/* The rows of one chunk: as many as have their groups in it, where an item owns whole rows. */
+static inline int64_t dropout_rows_of_chunk(const dropout_sizes *sizes, const dropout_tiling *tiling)
+{
+    return tiling->blocks == 1 ? dropout_clamp(DROPOUT_CHUNK_BITS / sizes->groups, 1, DROPOUT_MAX_ROWS) : 1;
+}
+
+/* n bytes, of which bit 0 counts, to bits, and back: a multiplication moves 8 at once. */
+static inline void dropout_pack_row(uint8_t *bits, const uint8_t *bytes, int64_t stride, int64_t n)
+{
+    const int64_t whole = stride == 1 ? n / 8 : 0;
+    for (int64_t g = 0; g < whole; g++) {
+        uint64_t eight;
+        memcpy(&eight, bytes + 8 * g, sizeof eight);
+        bits[g] = (uint8_t)((eight & 0x0101010101010101u) * 0x0102040810204080u >> 56);
+    }
+    for (int64_t g = whole; 8 * g < n; g++) {
+        bits[g] = 0;
+        for (int64_t d = 8 * g; d < n && d < 8 * g + 8; d++)
+            bits[g] = (uint8_t)(bits[g] | (bytes[d * stride] & 1) << (d - 8 * g));
+    }
+}
+
+static inline void dropout_unpack_row(uint8_t *bytes, int64_t stride, const uint8_t *bits, int64_t n)
+{
+    const int64_t whole = stride == 1 ? n / 8 : 0;
+    for (int64_t g = 0; g < whole; g++) {
+        const uint64_t apart = bits[g] * 0x0101010101010101u & 0x8040201008040201u;
+        const uint64_t eight = (apart + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
+        memcpy(bytes + 8 * g, &eight, sizeof eight);
+    }
+    for (int64_t d = 8 * whole; d < n; d++)
+        bytes[d * stride] = bits[d / 8] >> (d % 8) & 1;
+}
+
+/* The keep bits of rows [r, r+rows), columns [d, d+n), d a multiple of 8; rows > 1 only where the columns are all.
+ * Row k of them begins at bits + k * groups. */
+static inline void dropout_keep_bits(uint8_t bits[DROPOUT_BITS_SIZE], const dropout_drawer *drawer, int64_t r,
+                                     int64_t rows, int64_t d, int64_t n)
+{
+    const dropout_mask *mask = drawer->mask;
+    const cot_tensor *given = &mask->given;
+    const int64_t groups = drawer->sizes->groups, first = d / 8, count = (n + 7) / 8;
+    if (mask->source == DROPOUT_DRAWN) {
+        const uint64_t i = (uint64_t)(r * groups + first);
+        for (int64_t g = 0; g < (rows - 1) * groups + count; g += V_PHILOX_GROUPS)
+            v_philox_keep(bits + g, &drawer->philox, i + (uint64_t)g);
+        return;
+    }
+    for (int64_t k = 0; k < rows; k++) {
+        uint8_t *row = bits + k * groups;
+        const int64_t stride = cot_present(given) ? given->stride[given->rank - 1] : 0;
+        const uint8_t *from = cot_present(given) ? (const uint8_t *)given->data + dropout_row(given, r + k) : NULL;
+        if (mask->source == DROPOUT_BYTES)
+            dropout_pack_row(row, from + d * stride, stride, n);
+        else if (mask->source == DROPOUT_BITS && stride == 1)
+            memcpy(row, from + first, (size_t)count);
+        else if (mask->source == DROPOUT_BITS)
+            for (int64_t g = 0; g < count; g++)
+                row[g] = from[(first + g) * stride];
+        else
+            memset(row, mask->source == DROPOUT_KEEP_ALL ? 0xff : 0, (size_t)count);
+    }
+}
+
+/* ---- rows ----------------------------------------------------------------------------------------------- */
+
+V_INLINE char *dropout_at(const cot_tensor *tensor, int64_t r, int64_t d)
+{
+    const int64_t position = dropout_row(tensor, r) + d * tensor->stride[tensor->rank - 1];
+    return (char *)tensor->data + position * (int64_t)cot_dtype_size(tensor->dtype);
+}
+
+static inline bool dropout_contiguous(const cot_tensor *tensor)
+{
+    return !cot_present(tensor) || tensor->stride[tensor->rank - 1] == 1 || tensor->shape[tensor->rank - 1] == 1;
+}
+
+static inline void dropout_gather(float *to, const cot_tensor *tensor, int64_t r, int64_t d, int64_t n)
+{
+    const char *from = dropout_at(tensor, r, d);
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (float)cot_load_f64(from, tensor->dtype, i * tensor->stride[tensor->rank - 1]);
+}
+
+static inline void dropout_scatter(const cot_tensor *tensor, int64_t r, int64_t d, const float *from, int64_t n)
+{
+    char *to = dropout_at(tensor, r, d);
+    for (int64_t i = 0; i < n; i++)
+        cot_store_f64(to, tensor->dtype, i * tensor->stride[tensor->rank - 1], (double)from[i]);
+}
+
+/* bias[d .. d+n) in f32 */
+static inline void dropout_stage_bias(float *to, const cot_tensor *bias, int64_t d, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (float)cot_load_f64(bias->data, bias->dtype, (d + i) * bias->stride[0]);
+}
+
+/* Are the rows of an output whole cache lines, and is the call beyond the caches? */
+static inline bool dropout_streams(const cot_tensor *out, const dropout_sizes *sizes, int tensors)
+{
+    const int64_t size = (int64_t)cot_dtype_size(out->dtype);
+    bool lines = (uintptr_t)out->data % 64 == 0;
+    for (int axis = 0; axis < out->rank - 1; axis++)
+        lines = lines && out->stride[axis] * size % 64 == 0;
+    return lines && (double)tensors * (double)sizes->R * (double)sizes->D * (double)size >= DROPOUT_STREAM_BYTES;
+}
+
+/* ---- instances: a loop for every activation in every dtype -------------------------------------------------- */
+
+/* clang-format off */
+#define DROPOUT_EACH_DTYPE(instance, activation) \
+    instance(activation, F32) instance(activation, F16) instance(activation, BF16)
+#define DROPOUT_EACH_INSTANCE(instance)     \
+    DROPOUT_EACH_DTYPE(instance, NONE)      \
+    DROPOUT_EACH_DTYPE(instance, SILU)      \
+    DROPOUT_EACH_DTYPE(instance, RELU)      \
+    DROPOUT_EACH_DTYPE(instance, GELU_TANH) \
+    DROPOUT_EACH_DTYPE(instance, GELU_ERF)
+/* clang-format on */
+
+#endif

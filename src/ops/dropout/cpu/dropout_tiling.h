@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * dropout_tiling.h: how the vector kernels cut a problem into items. The cut follows from the sizes alone, so that
+ * neither the instruction set nor the number of threads changes a sum's order. For kernels and front. */
+#ifndef COT_DROPOUT_TILING_H
+#define COT_DROPOUT_TILING_H
+
+#include "ops/dropout/dropout_problem.h"
+
+enum {
+    DROPOUT_CHUNK = 512,        /* columns for which mask bits are made at once: 64 groups */
+    DROPOUT_MAX_COLUMNS = 1024, /* of an item: its bias and sums stay in the first-level cache. A multiple of CHUNK */
+    DROPOUT_MAX_ROWS = 256,     /* of an item */
+    DROPOUT_ROW_BLOCK = 8       /* rows of dx that are summed before they join the item's sum */
+};
+
+/* An item is `rows` x `columns`; their numbers, the last of each smaller. */
+typedef struct dropout_tiling {
+    int64_t rows, columns;
+    int64_t parts, blocks;
+} dropout_tiling;
+
+static inline int64_t dropout_clamp(int64_t value, int64_t low, int64_t high)
+{
+    return value < low ? low : value > high ? high : value;
+}
+
+static inline int64_t dropout_quotient_up(int64_t value, int64_t by)
+{
+    return value / by + (value % by != 0);
+}
+
+static inline dropout_tiling dropout_tile(const dropout_sizes *sizes)
+{
+    dropout_tiling tiling;
+    /* Blocks of equal width, whole chunks, so that their mask bits are whole groups. */
+    const int64_t blocks = dropout_clamp(dropout_quotient_up(sizes->D, DROPOUT_MAX_COLUMNS), 1, INT64_MAX);
+    tiling.columns = dropout_quotient_up(dropout_quotient_up(sizes->D, blocks), DROPOUT_CHUNK) * DROPOUT_CHUNK;
+    tiling.columns = dropout_clamp(tiling.columns, DROPOUT_CHUNK, DROPOUT_MAX_COLUMNS);
+    tiling.blocks = dropout_quotient_up(sizes->D, tiling.columns);
+    /* Many items share the work evenly, large ones cost less to begin. */
+    const double share = (double)sizes->R * (double)sizes->D / 256;
+    const int64_t elements = share > 65536 ? 65536 : share < 8192 ? 8192 : (int64_t)share;
+    const int64_t width = dropout_clamp(sizes->D, 1, tiling.columns);
+    tiling.rows = dropout_clamp(elements / width, DROPOUT_ROW_BLOCK, DROPOUT_MAX_ROWS);
+    tiling.rows = tiling.rows / DROPOUT_ROW_BLOCK * DROPOUT_ROW_BLOCK;
+    tiling.parts = dropout_quotient_up(sizes->R, tiling.rows);
+    return tiling;
+}
+
+/* What item `number` owns, in the order of memory: the blocks of a part follow one another. */
+typedef struct dropout_item {
+    int64_t r_begin, r_end, d_begin, d_end, part;
+} dropout_item;
+
+static inline dropout_item dropout_item_at(const dropout_tiling *tiling, const dropout_sizes *sizes, int64_t number)
+{
+    dropout_item item = {.part = number / tiling->blocks};
+    item.r_begin = item.part * tiling->rows;
+    item.d_begin = number % tiling->blocks * tiling->columns;
+    item.r_end = dropout_clamp(item.r_begin + tiling->rows, 0, sizes->R);
+    item.d_end = dropout_clamp(item.d_begin + tiling->columns, 0, sizes->D);
+    return item;
+}
+
+/* Sums of dbias, [parts][D]. */
+static inline size_t dropout_partial_bytes(const dropout_sizes *sizes)
+{
+    const dropout_tiling tiling = dropout_tile(sizes);
+    return cot_align((size_t)tiling.parts * (size_t)sizes->D * sizeof(float));
+}
+
+#endif

@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dropout.c: the front: what the arguments must be, the table of kernels, the public calls. */
+#include "dropout_problem.h"
+
+#include "core/cpu_features.h"
+#include "core/status.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+
+/* `return` on the first check that fails. */
+#define CHECK(expression)                        \
+    do {                                         \
+        const cot_status status_ = (expression); \
+        if (status_ != COT_OK)                   \
+            return status_;                      \
+    } while (0)
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+/* ---- what the two calls check alike ------------------------------------------------------------------- */
+
+/* A tensor of one call, for the checks that concern all of them. `like_x`: elementwise, so that outputs may be the
+ * same view as such an input. */
+typedef struct named {
+    const char *name;
+    cot_tensor *tensor;
+    bool output, like_x;
+} named;
+
+static cot_status check_activation(const char *call, cot_activation activation)
+{
+    if ((int)activation >= COT_ACTIVATION_NONE && (int)activation <= COT_ACTIVATION_GELU_ERF)
+        return COT_OK;
+    return cot_fail(COT_INVALID_ARGUMENT,
+                    "%s: activation is %d, expected 0 (none), 1 (SiLU), 2 (ReLU), 3 (GELU, tanh) or 4 (GELU, erf)",
+                    call, (int)activation);
+}
+
+/* `first`, called `name`, gives R and D: x in the forward, dy in the backward. */
+static cot_status check_first(const char *call, const char *name, const cot_tensor *first, dropout_sizes *sizes)
+{
+    CHECK(cot_check_required(call, name, first));
+    CHECK(cot_check_tensor(call, name, first, COT_FLOATS, 1, COT_MAX_RANK));
+    sizes->dtype = first->dtype;
+    sizes->D = first->shape[first->rank - 1];
+    sizes->groups = sizes->D / COT_DROPOUT_GROUP + (sizes->D % COT_DROPOUT_GROUP != 0);
+    sizes->R = 1;
+    for (int axis = 0; axis < first->rank - 1; axis++)
+        sizes->R *= first->shape[axis];
+    return COT_OK;
+}
+
+/* The leading axes are those of `first`, the last one is `last` (called `symbol`). */
+static cot_status check_rows(const char *call, const char *name, const cot_tensor *tensor, unsigned dtypes,
+                             const char *first_name, const cot_tensor *first, const char *symbol, int64_t last)
+{
+    if (!cot_present(tensor))
+        return cot_check_tensor(call, name, tensor, dtypes, first->rank, first->rank);
+    CHECK(cot_check_tensor(call, name, tensor, dtypes, first->rank, first->rank));
+    for (int axis = 0; axis < first->rank - 1; axis++)
+        if (tensor->shape[axis] != first->shape[axis])
+            return cot_fail(COT_INVALID_SHAPE, "%s: %s has size %" PRId64 " on axis %d, %s has %" PRId64, call, name,
+                            tensor->shape[axis], axis, first_name, first->shape[axis]);
+    return cot_check_size(call, name, tensor, first->rank - 1, symbol, first_name, last);
+}
+
+/* A tensor of the first one's shape and dtype. */
+static cot_status check_like(const char *call, const char *name, const cot_tensor *tensor, const char *first_name,
+                             const cot_tensor *first)
+{
+    CHECK(check_rows(call, name, tensor, COT_FLOATS, first_name, first, "D", first->shape[first->rank - 1]));
+    if (cot_present(tensor) && tensor->dtype != first->dtype)
+        return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, %s has %s", call, name, cot_dtype_name(tensor->dtype),
+                        first_name, cot_dtype_name(first->dtype));
+    return COT_OK;
+}
+
+static cot_status check_parameter(const char *call, const char *name, const cot_tensor *tensor, const char *first_name,
+                                  const dropout_sizes *sizes)
+{
+    CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 1, 1));
+    if (!cot_present(tensor))
+        return COT_OK;
+    CHECK(cot_check_size(call, name, tensor, 0, "D", first_name, sizes->D));
+    if ((tensor->dtype == COT_F64) != (sizes->dtype == COT_F64))
+        return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, %s has %s (f64 goes with f64 only)", call, name,
+                        cot_dtype_name(tensor->dtype), first_name, cot_dtype_name(sizes->dtype));
+    return COT_OK;
+}
+
+static cot_status check_word64(const char *call, const char *name, const cot_tensor *tensor)
+{
+    CHECK(cot_check_tensor(call, name, tensor, COT_DTYPE_BIT(COT_I32), 1, 1));
+    if (cot_present(tensor) && tensor->shape[0] != 2)
+        return cot_fail(COT_INVALID_SHAPE, "%s: %s has size %" PRId64 ", expected 2 (low word, high word)", call, name,
+                        tensor->shape[0]);
+    return COT_OK;
+}
+
+/* A mask in either form, given or wanted. */
+static cot_status check_mask(const char *call, const char *name, const cot_tensor *tensor, bool bits,
+                             const char *first_name, const cot_tensor *first, const dropout_sizes *sizes)
+{
+    return check_rows(call, name, tensor, COT_DTYPE_BIT(COT_U8), first_name, first, bits ? "ceil(D/8)" : "D",
+                      bits ? sizes->groups : sizes->D);
+}
+
+/* Where m and c come from. */
+static cot_status find_mask(const char *call, double p, double scale, const cot_tensor *mask,
+                            const cot_tensor *mask_bits, dropout_mask *found)
+{
+    if (!(p >= 0 && p <= 1))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: p is %g, expected 0 to 1", call, p);
+    if (!(scale >= 0 && scale <= FLT_MAX))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: scale is %g, expected 0 (it follows from p) or a positive number",
+                        call, scale);
+    if (cot_present(mask) && cot_present(mask_bits))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: mask and mask_bits are both given, expected at most one", call);
+    const uint32_t threshold = cot_dropout_threshold(p);
+    const bool given = cot_present(mask) || cot_present(mask_bits);
+    found->threshold = threshold;
+    found->given = cot_present(mask) ? *mask : *mask_bits;
+    found->source = cot_present(mask)        ? DROPOUT_BYTES
+                    : cot_present(mask_bits) ? DROPOUT_BITS
+                    : threshold == 0         ? DROPOUT_KEEP_ALL
+                    : threshold < 65536      ? DROPOUT_DRAWN
+                                             : DROPOUT_DROP_ALL;
+    found->scale = scale > 0 ? scale : !given ? cot_dropout_scale(p) : p < 1 ? 1 / (1 - p) : 0;
+    return COT_OK;
+}
+
+static bool same_view(const cot_tensor *a, const cot_tensor *b)
+{
+    bool same = a->data == b->data && a->dtype == b->dtype && a->rank == b->rank;
+    for (int axis = 0; same && axis < a->rank; axis++)
+        same = a->shape[axis] == b->shape[axis] && (a->shape[axis] == 1 || a->stride[axis] == b->stride[axis]);
+    return same;
+}
+
+/* Data pointers, and outputs that would be written over something that is read later. */
+static cot_status check_memory(const char *call, const named *tensors, int count)
+{
+    for (int i = 0; i < count; i++) {
+        CHECK(cot_check_data(call, tensors[i].name, tensors[i].tensor));
+        if (tensors[i].output)
+            CHECK(cot_check_output(call, tensors[i].name, tensors[i].tensor));
+    }
+    for (int i = 0; i < count; i++)
+        for (int j = 0; tensors[i].output && j < count; j++) {
+            if (j == i || (tensors[i].like_x && tensors[j].like_x && !tensors[j].output &&
+                           same_view(tensors[i].tensor, tensors[j].tensor)))
+                continue;
+            CHECK(cot_check_overlap(call, tensors[i].name, tensors[i].tensor, tensors[j].name, tensors[j].tensor));
+        }
+    return COT_OK;
+}
+
+/* ---- merging of leading axes -------------------------------------------------------------------------- */
+
+/* Do axes `axis` and `axis`+1 of this tensor make one axis of regular stride? */
+static bool mergeable(const cot_tensor *tensor, int axis)
+{
+    return !cot_present(tensor) || tensor->shape[axis + 1] == 1 || tensor->shape[axis] == 1 ||
+           tensor->stride[axis] == tensor->shape[axis + 1] * tensor->stride[axis + 1];
+}
+
+static void merge(cot_tensor *tensor, int axis)
+{
+    if (!cot_present(tensor))
+        return;
+    if (tensor->shape[axis + 1] == 1)
+        tensor->stride[axis + 1] = tensor->stride[axis];
+    tensor->shape[axis + 1] *= tensor->shape[axis];
+    for (int i = axis; i < tensor->rank - 1; i++) {
+        tensor->shape[i] = tensor->shape[i + 1];
+        tensor->stride[i] = tensor->stride[i + 1];
+    }
+    tensor->rank--;
+}
+
+/* Brings tensors that have rows to the lowest common rank, 2 wherever all rows lie at regular distances. */
+static void merge_rows(cot_tensor *const *tensors, int count, int rank)
+{
+    for (int axis = rank - 3; axis >= 0; axis--) {
+        bool all = true;
+        for (int i = 0; i < count; i++)
+            all = all && mergeable(tensors[i], axis);
+        for (int i = 0; all && i < count; i++)
+            merge(tensors[i], axis);
+    }
+}
+
+/* ---- the two calls ------------------------------------------------------------------------------------ */
+
+static cot_status validate_forward(const char *call, const void *args, bool with_data, void *problem)
+{
+    dropout_forward_problem *p = problem;
+    p->args = *(const cot_dropout_forward_args *)args;
+    cot_dropout_forward_args *a = &p->args;
+    const named tensors[] = {
+        {"x", &a->x, false, true},
+        {"bias", &a->bias, false, false},
+        {"residual", &a->residual, false, true},
+        {"mask", &a->mask, false, false},
+        {"mask_bits", &a->mask_bits, false, false},
+        {"seed_memory", &a->seed_memory, false, false},
+        {"offset_memory", &a->offset_memory, false, false},
+        {"y", &a->y, true, true},
+        {"mask_out", &a->mask_out, true, false},
+        {"mask_bits_out", &a->mask_bits_out, true, false},
+    };
+    CHECK(check_activation(call, a->activation));
+    CHECK(check_first(call, "x", &a->x, &p->sizes));
+    CHECK(check_parameter(call, "bias", &a->bias, "x", &p->sizes));
+    CHECK(check_like(call, "residual", &a->residual, "x", &a->x));
+    CHECK(check_mask(call, "mask", &a->mask, false, "x", &a->x, &p->sizes));
+    CHECK(check_mask(call, "mask_bits", &a->mask_bits, true, "x", &a->x, &p->sizes));
+    CHECK(check_word64(call, "seed_memory", &a->seed_memory));
+    CHECK(check_word64(call, "offset_memory", &a->offset_memory));
+    CHECK(check_like(call, "y", &a->y, "x", &a->x));
+    CHECK(check_mask(call, "mask_out", &a->mask_out, false, "x", &a->x, &p->sizes));
+    CHECK(check_mask(call, "mask_bits_out", &a->mask_bits_out, true, "x", &a->x, &p->sizes));
+    CHECK(find_mask(call, a->p, a->scale, &a->mask, &a->mask_bits, &p->mask));
+    if (with_data)
+        CHECK(check_memory(call, tensors, COUNT(tensors)));
+    cot_tensor *const rows[] = {&a->x, &a->residual, &a->y, &a->mask_out, &a->mask_bits_out, &p->mask.given};
+    merge_rows(rows, COUNT(rows), a->x.rank);
+    p->mask.seed = a->seed;
+    p->mask.offset = a->offset;
+    p->mask.seed_memory = a->seed_memory;
+    p->mask.offset_memory = a->offset_memory;
+    return COT_OK;
+}
+
+static cot_status validate_backward(const char *call, const void *args, bool with_data, void *problem)
+{
+    dropout_backward_problem *p = problem;
+    p->args = *(const cot_dropout_backward_args *)args;
+    cot_dropout_backward_args *a = &p->args;
+    const named tensors[] = {
+        {"dy", &a->dy, false, true},
+        {"x", &a->x, false, true},
+        {"bias", &a->bias, false, false},
+        {"mask", &a->mask, false, false},
+        {"mask_bits", &a->mask_bits, false, false},
+        {"seed_memory", &a->seed_memory, false, false},
+        {"offset_memory", &a->offset_memory, false, false},
+        {"dx", &a->dx, true, true},
+        {"dbias", &a->dbias, true, false},
+    };
+    CHECK(check_activation(call, a->activation));
+    if (a->accumulate != 0 && a->accumulate != 1)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: accumulate is %d, expected 0 or 1", call, (int)a->accumulate);
+    CHECK(check_first(call, "dy", &a->dy, &p->sizes));
+    if (a->activation != COT_ACTIVATION_NONE && !cot_present(&a->x))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: x is required with an activation", call);
+    CHECK(check_like(call, "x", &a->x, "dy", &a->dy));
+    CHECK(check_parameter(call, "bias", &a->bias, "dy", &p->sizes));
+    CHECK(check_mask(call, "mask", &a->mask, false, "dy", &a->dy, &p->sizes));
+    CHECK(check_mask(call, "mask_bits", &a->mask_bits, true, "dy", &a->dy, &p->sizes));
+    CHECK(check_word64(call, "seed_memory", &a->seed_memory));
+    CHECK(check_word64(call, "offset_memory", &a->offset_memory));
+    CHECK(check_like(call, "dx", &a->dx, "dy", &a->dy));
+    CHECK(check_parameter(call, "dbias", &a->dbias, "dy", &p->sizes));
+    CHECK(find_mask(call, a->p, a->scale, &a->mask, &a->mask_bits, &p->mask));
+    if (with_data)
+        CHECK(check_memory(call, tensors, COUNT(tensors)));
+    if (a->activation == COT_ACTIVATION_NONE)
+        a->x = a->bias = (cot_tensor){0};
+    cot_tensor *const rows[] = {&a->dy, &a->x, &a->dx, &p->mask.given};
+    merge_rows(rows, COUNT(rows), a->dy.rank);
+    p->mask.seed = a->seed;
+    p->mask.offset = a->offset;
+    p->mask.seed_memory = a->seed_memory;
+    p->mask.offset_memory = a->offset_memory;
+    return COT_OK;
+}
+
+/* ---- tables ------------------------------------------------------------------------------------------- */
+
+#define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
+    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#include "dropout_kernels.def"
+#undef COT_KERNEL
+
+#include "dropout_admit.h"
+
+static const cot_kernel kernels[] = {
+#define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
+    {#name, COT_DROPOUT_##direction, COT_BACKEND_CPU, COT_ISA_##isa, COT_F32, admit, cost, workspace, name},
+#include "dropout_kernels.def"
+#undef COT_KERNEL
+};
+
+/* Tables, one row a line. */
+/* clang-format off */
+#define FIELD(direction, name, role) {#name, offsetof(cot_dropout_##direction##_args, name), role, false}
+
+static const cot_field forward_fields[] = {
+    FIELD(forward, x, COT_INPUT),
+    FIELD(forward, bias, COT_INPUT),
+    FIELD(forward, residual, COT_INPUT),
+    FIELD(forward, mask, COT_INPUT),
+    FIELD(forward, mask_bits, COT_INPUT),
+    FIELD(forward, seed_memory, COT_INPUT),
+    FIELD(forward, offset_memory, COT_INPUT),
+    FIELD(forward, y, COT_OUTPUT),
+    FIELD(forward, mask_out, COT_OUTPUT),
+    FIELD(forward, mask_bits_out, COT_OUTPUT),
+};
+
+static const cot_field backward_fields[] = {
+    FIELD(backward, dy, COT_INPUT),
+    FIELD(backward, x, COT_INPUT),
+    FIELD(backward, bias, COT_INPUT),
+    FIELD(backward, mask, COT_INPUT),
+    FIELD(backward, mask_bits, COT_INPUT),
+    FIELD(backward, seed_memory, COT_INPUT),
+    FIELD(backward, offset_memory, COT_INPUT),
+    FIELD(backward, dx, COT_OUTPUT),
+    {"dbias", offsetof(cot_dropout_backward_args, dbias), COT_OUTPUT, true},
+};
+
+#define DIRECTION(direction, accumulate_at)                                                  \
+    {                                                                                        \
+        .name = #direction,                                                                  \
+        .call = "dropout_" #direction,                                                       \
+        .op = &cot_dropout_op,                                                               \
+        .args_size = sizeof(cot_dropout_##direction##_args),                                 \
+        .problem_size = sizeof(dropout_##direction##_problem),                               \
+        .workspace_offset = offsetof(cot_dropout_##direction##_args, workspace),             \
+        .workspace_bytes_offset = offsetof(cot_dropout_##direction##_args, workspace_bytes), \
+        .accumulate_offset = accumulate_at,                                                  \
+        .fields = direction##_fields,                                                        \
+        .field_count = COUNT(direction##_fields),                                            \
+        .validate = validate_##direction,                                                    \
+    }
+/* clang-format on */
+
+const cot_direction cot_dropout_directions[] = {
+    DIRECTION(forward, 0),
+    DIRECTION(backward, offsetof(cot_dropout_backward_args, accumulate)),
+};
+
+const cot_op cot_dropout_op = {
+    .name = "dropout",
+    .directions = cot_dropout_directions,
+    .direction_count = COUNT(cot_dropout_directions),
+    .kernels = kernels,
+    .kernel_count = COUNT(kernels),
+};
+
+_Static_assert(sizeof(cot_dropout_forward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
+_Static_assert(sizeof(dropout_forward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
+_Static_assert(sizeof(dropout_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
+
+/* ---- the public calls --------------------------------------------------------------------------------- */
+
+double cot_dropout_scale(double p)
+{
+    if (!(p >= 0 && p <= 1))
+        return NAN;
+    const uint32_t threshold = cot_dropout_threshold(p);
+    return threshold < 65536 ? 65536.0 / (65536 - threshold) : 0;
+}
+
+cot_status cot_dropout_forward(cot_queue *queue, const cot_dropout_forward_args *args)
+{
+    return cot_op_run(&cot_dropout_directions[COT_DROPOUT_FORWARD], queue, args);
+}
+
+cot_status cot_dropout_forward_workspace(cot_queue *queue, const cot_dropout_forward_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_dropout_directions[COT_DROPOUT_FORWARD], queue, args, bytes);
+}
+
+cot_status cot_dropout_backward(cot_queue *queue, const cot_dropout_backward_args *args)
+{
+    return cot_op_run(&cot_dropout_directions[COT_DROPOUT_BACKWARD], queue, args);
+}
+
+cot_status cot_dropout_backward_workspace(cot_queue *queue, const cot_dropout_backward_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_dropout_directions[COT_DROPOUT_BACKWARD], queue, args, bytes);
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * dropout_admit.h: which problems each kernel takes, at what cost, with how much workspace. For the front.
+ * Costs are core cycles, roughly; only their order matters. */
+#ifndef COT_DROPOUT_ADMIT_H
+#define COT_DROPOUT_ADMIT_H
+
+#include "cpu/dropout_tiling.h"
+
+static inline const char *admit_scalar(const void *problem)
+{
+    const dropout_sizes *sizes = problem;
+    return sizes->dtype == COT_F64 ? "it computes in float32, x is f64" : NULL;
+}
+
+static inline const char *admit_scalar_f64(const void *problem)
+{
+    const dropout_sizes *sizes = problem;
+    return sizes->dtype == COT_F64 ? NULL : "it serves f64 only";
+}
+
+static inline double cost_scalar(const void *problem)
+{
+    const dropout_sizes *sizes = problem;
+    return 60.0 * (double)sizes->R * (double)sizes->D;
+}
+
+/* The vector kernels stage what is not contiguous, so they admit any layout. */
+static inline const char *admit_simd(const void *problem)
+{
+    return admit_scalar(problem);
+}
+
+enum {
+    DROPOUT_VECTOR_CYCLES = 30, /* 16 elements, a drawn mask */
+    DROPOUT_GATHER_CYCLES = 4,  /* an element that is not contiguous, one way */
+    DROPOUT_ROW_CYCLES = 40,
+    DROPOUT_ITEM_CYCLES = 1000
+};
+
+static inline double dropout_gather_cycles(const cot_tensor *tensor)
+{
+    const bool gathered = cot_present(tensor) && tensor->stride[tensor->rank - 1] != 1;
+    return gathered && tensor->shape[tensor->rank - 1] > 1 ? DROPOUT_GATHER_CYCLES : 0;
+}
+
+static inline double cost_rows(const dropout_sizes *sizes, int lanes, double gather)
+{
+    const dropout_tiling tiling = dropout_tile(sizes);
+    const double rows = (double)sizes->R * (double)tiling.blocks;
+    return DROPOUT_ITEM_CYCLES * (double)(tiling.parts * tiling.blocks) + DROPOUT_ROW_CYCLES * rows +
+           DROPOUT_VECTOR_CYCLES * (double)sizes->R * (double)dropout_quotient_up(sizes->D, lanes) +
+           gather * (double)sizes->R * (double)sizes->D;
+}
+
+static inline double cost_fwd_rows(const void *problem, int lanes)
+{
+    const dropout_forward_problem *p = problem;
+    return cost_rows(&p->sizes, lanes,
+                     dropout_gather_cycles(&p->args.x) + dropout_gather_cycles(&p->args.residual) +
+                         dropout_gather_cycles(&p->args.y) + dropout_gather_cycles(&p->mask.given));
+}
+
+static inline double cost_bwd_rows(const void *problem, int lanes)
+{
+    const dropout_backward_problem *p = problem;
+    return cost_rows(&p->sizes, lanes,
+                     dropout_gather_cycles(&p->args.dy) + dropout_gather_cycles(&p->args.x) +
+                         dropout_gather_cycles(&p->args.dx) + dropout_gather_cycles(&p->mask.given));
+}
+
+static inline size_t workspace_bwd_rows(const void *problem)
+{
+    const dropout_backward_problem *p = problem;
+    return cot_present(&p->args.dbias) ? dropout_partial_bytes(&p->sizes) : 0;
+}
+
+/* The costs by instruction set. A lane of plain C costs what a vector does where the compiler finds none. */
+#define COT_COSTS(isa, lanes)                                     \
+    static inline double cost_fwd_rows_##isa(const void *problem) \
+    {                                                             \
+        return cost_fwd_rows(problem, lanes);                     \
+    }                                                             \
+    static inline double cost_bwd_rows_##isa(const void *problem) \
+    {                                                             \
+        return cost_bwd_rows(problem, lanes);                     \
+    }
+COT_COSTS(scalar, 1)
+COT_COSTS(avx2, 8)
+COT_COSTS(avx512, 16)
+#undef COT_COSTS
+
+#endif

@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dropout_cases.c: the shapes, layouts and options that check, bench and the gradient check run.
+ *
+ * A case begins as a `plan`: sizes and choices by name. Families: every number of columns around the kernels' tile
+ * edges; rows around theirs; every combination of features at small sizes; and the shapes of the benchmark. */
+#include "dropout_problem.h"
+#include "dropout_ref.h"
+
+#include "core/cases.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- plans -------------------------------------------------------------------------------------------- */
+
+typedef enum layout_kind {
+    CONTIGUOUS,
+    SLICE,      /* rows cut out of longer ones, from an odd element on */
+    SWAPPED,    /* rank 3, the leading axes in the other order: rows at irregular distances */
+    TRANSPOSED, /* columns of D elements */
+    STRIDED,    /* every second column of every third row */
+    BROADCAST,  /* one row for all, of inputs other than the first */
+    LAYOUT_COUNT
+} layout_kind;
+
+static const char *const layout_names[] = {"contiguous", "slice", "swapped", "transposed", "strided", "broadcast"};
+
+typedef enum mask_kind { DRAWN, FROM_MEMORY, BYTES, BITS, MASK_COUNT } mask_kind;
+
+static const char *const mask_names[] = {"drawn", "memory", "mask", "mask_bits"};
+
+static const char *const activation_names[] = {"none", "silu", "relu", "gelu_tanh", "gelu_erf"};
+
+enum { ACTIVATION_COUNT = 5 };
+
+typedef struct plan {
+    int direction;
+    unsigned uses;
+    int64_t R, D;
+    layout_kind layout, other_layout; /* of x, or dy; of residual, y, mask, dx */
+    cot_dtype dtype, bias_dtype;
+    cot_activation activation;
+    mask_kind mask;
+    double p, scale;
+    bool bias, residual, mask_out, mask_bits_out, accumulate;
+    bool no_output, no_dbias; /* leave y or dx out; dbias */
+    bool given_anyway;        /* x and bias even where the backward does not need them */
+    uint64_t seed;
+} plan;
+
+/* splitmix64: small, and the same everywhere. */
+static uint64_t draw(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static int64_t draw_below(uint64_t *state, int64_t bound)
+{
+    return bound > 0 ? (int64_t)(draw(state) % (uint64_t)bound) : 0;
+}
+
+static bool draw_bool(uint64_t *state)
+{
+    return draw(state) & 1;
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------------ */
+
+/* The leading axis of a rank-3 tensor of R rows. */
+static int64_t outer_rows(int64_t R)
+{
+    return R % 3 == 0 ? 3 : R % 2 == 0 ? 2 : 1;
+}
+
+/* [R,columns], or with `cube` [outer,R/outer,columns]: all tensors of a call have one rank. */
+static cot_tensor laid_out(cot_dtype dtype, layout_kind layout, bool cube, int64_t R, int64_t columns, int64_t *offset)
+{
+    const int64_t outer = outer_rows(R), inner = outer > 0 ? R / outer : 0;
+    cot_tensor t = cot_tensor_contiguous(NULL, dtype, 2, (const int64_t[]){R, columns});
+    if (layout == SLICE) {
+        t.stride[0] = columns + 3;
+        *offset = 1;
+    } else if (layout == TRANSPOSED) {
+        t.stride[0] = 1, t.stride[1] = R;
+    } else if (layout == STRIDED) {
+        t.stride[0] = 3 * (2 * columns + 1), t.stride[1] = 2;
+    } else if (layout == BROADCAST) {
+        t.stride[0] = 0;
+    }
+    if (!cube)
+        return t;
+    t.rank = 3;
+    t.shape[0] = outer, t.shape[1] = inner, t.shape[2] = columns;
+    t.stride[2] = t.stride[1];
+    t.stride[1] = layout == SWAPPED ? outer * columns : t.stride[0];
+    t.stride[0] = layout == SWAPPED ? columns : inner * t.stride[0];
+    return t;
+}
+
+static int field_index(int direction, const char *name)
+{
+    const cot_direction *d = &cot_dropout_directions[direction];
+    for (int field = 0; field < d->field_count; field++)
+        if (strcmp(d->fields[field].name, name) == 0)
+            return field;
+    return -1;
+}
+
+static cot_tensor tensor(const plan *p, const char *name, cot_dtype dtype, int64_t columns, layout_kind layout,
+                         cot_case *c)
+{
+    const bool cube = p->layout == SWAPPED || p->other_layout == SWAPPED;
+    return laid_out(dtype, layout, cube, p->R, columns, &c->offset[field_index(p->direction, name)]);
+}
+
+/* What may not have repeated elements takes another layout than BROADCAST: outputs; and the first input, because errors of
+ * rounding that repeat have no average, which check's rules rest on. */
+static layout_kind distinct(layout_kind layout)
+{
+    return layout == BROADCAST ? CONTIGUOUS : layout;
+}
+
+static cot_tensor vector(cot_dtype dtype, int64_t size)
+{
+    return cot_tensor_contiguous(NULL, dtype, 1, &size);
+}
+
+static void forward_case(const plan *p, cot_case *c)
+{
+    cot_dropout_forward_args *a = (cot_dropout_forward_args *)c->args;
+    const int64_t groups = (p->D + 7) / 8;
+    COT_INIT(a);
+    a->activation = p->activation;
+    a->p = p->p;
+    a->scale = p->scale;
+    a->seed = p->seed * 0x9e3779b97f4a7c15u;
+    a->offset = p->seed;
+    a->x = tensor(p, "x", p->dtype, p->D, distinct(p->layout), c);
+    if (p->bias)
+        a->bias = vector(p->bias_dtype, p->D);
+    if (p->residual)
+        a->residual = tensor(p, "residual", p->dtype, p->D, p->other_layout, c);
+    if (p->mask == BYTES)
+        a->mask = tensor(p, "mask", COT_U8, p->D, p->other_layout, c);
+    if (p->mask == BITS)
+        a->mask_bits = tensor(p, "mask_bits", COT_U8, groups, p->other_layout, c);
+    if (p->mask == FROM_MEMORY)
+        a->seed_memory = a->offset_memory = vector(COT_I32, 2);
+    if (!p->no_output)
+        a->y = tensor(p, "y", p->dtype, p->D, distinct(p->other_layout), c);
+    if (p->mask_out)
+        a->mask_out = tensor(p, "mask_out", COT_U8, p->D, distinct(p->layout), c);
+    if (p->mask_bits_out)
+        a->mask_bits_out = tensor(p, "mask_bits_out", COT_U8, groups, distinct(p->layout), c);
+    c->flops = 4.0 * (double)p->R * (double)p->D;
+}
+
+static void backward_case(const plan *p, cot_case *c)
+{
+    cot_dropout_backward_args *a = (cot_dropout_backward_args *)c->args;
+    const bool with_x = p->activation != COT_ACTIVATION_NONE || p->given_anyway;
+    COT_INIT(a);
+    a->activation = p->activation;
+    a->accumulate = p->accumulate;
+    a->p = p->p;
+    a->scale = p->scale;
+    a->seed = p->seed * 0x9e3779b97f4a7c15u;
+    a->offset = p->seed;
+    a->dy = tensor(p, "dy", p->dtype, p->D, distinct(p->layout), c);
+    if (with_x)
+        a->x = tensor(p, "x", p->dtype, p->D, p->other_layout, c);
+    if (with_x && p->bias)
+        a->bias = vector(p->bias_dtype, p->D);
+    if (p->mask == BYTES)
+        a->mask = tensor(p, "mask", COT_U8, p->D, p->other_layout, c);
+    if (p->mask == BITS)
+        a->mask_bits = tensor(p, "mask_bits", COT_U8, (p->D + 7) / 8, p->other_layout, c);
+    if (p->mask == FROM_MEMORY)
+        a->seed_memory = a->offset_memory = vector(COT_I32, 2);
+    if (!p->no_output)
+        a->dx = tensor(p, "dx", p->dtype, p->D, distinct(p->other_layout), c);
+    if (p->bias && !p->no_dbias) /* f32 as a trainer keeps it, or the parameter's dtype as autograd wants it */
+        a->dbias = vector(p->dtype == COT_F64 || p->seed % 2 ? p->bias_dtype : COT_F32, p->D);
+    c->flops = 3.0 * (double)p->R * (double)p->D;
+}
+
+static void describe(const plan *p, cot_case *c)
+{
+    c->layout = layout_names[p->layout];
+    snprintf(c->shape, sizeof c->shape, "R%lld D%lld", (long long)p->R, (long long)p->D);
+    const bool backward = p->direction == COT_DROPOUT_BACKWARD;
+    snprintf(c->options, sizeof c->options, "%s%s%s p=%g %s%s%s%s%s%s", activation_names[p->activation],
+             p->bias ? "+bias" : "", p->residual && !backward ? "+residual" : "", p->p, mask_names[p->mask],
+             p->scale > 0 ? "+scale" : "", p->mask_out && !backward ? "+mask_out" : "",
+             p->mask_bits_out && !backward ? "+bits_out" : "", p->accumulate && backward ? "+accumulate" : "",
+             p->no_output ? (backward ? "-dx" : "-y") : "");
+}
+
+/* ---- families ----------------------------------------------------------------------------------------- */
+
+typedef struct visitor {
+    bool (*visit)(void *context, const cot_case *);
+    void *context;
+    bool stopped;
+} visitor;
+
+static void build(const plan *p, cot_case *c)
+{
+    static void (*const builders[])(const plan *, cot_case *) = {forward_case, backward_case};
+    *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = p->seed};
+    builders[p->direction](p, c);
+    describe(p, c);
+}
+
+static void emit(visitor *v, const plan *p)
+{
+    if (v->stopped)
+        return;
+    cot_case c;
+    build(p, &c);
+    v->stopped = !v->visit(v->context, &c);
+}
+
+static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
+
+static const double probabilities[] = {0.1, 0.5, 0.25, 0.9, 0.01, 0, 1, 1e-6, 0.99};
+
+static void draw_features(plan *p, uint64_t *state)
+{
+    p->bias_dtype = p->dtype == COT_F64 ? COT_F64 : float_dtypes[draw_below(state, 3)];
+    p->activation = (cot_activation)draw_below(state, ACTIVATION_COUNT);
+    p->mask = (mask_kind)draw_below(state, MASK_COUNT);
+    p->p = probabilities[draw_below(state, sizeof probabilities / sizeof *probabilities)];
+    if (p->p == 1e-6 && (p->mask == BYTES || p->mask == BITS))
+        p->p = 0.2; /* c = 1.000001 would move every tie of a 16-bit sum the same way */
+    p->scale = draw_below(state, 5) == 0 ? 1.25 : 0;
+    p->bias = draw_bool(state);
+    p->residual = draw_bool(state);
+    p->mask_out = draw_below(state, 3) == 0;
+    p->mask_bits_out = draw_below(state, 3) == 0;
+    p->accumulate = draw_bool(state);
+    p->no_output = draw_below(state, 12) == 0;
+    p->no_dbias = draw_below(state, 8) == 0;
+    p->given_anyway = draw_below(state, 4) == 0;
+}
+
+/* Columns around every power of two, and other odd sizes. */
+static void sweep_columns(visitor *v, int direction)
+{
+    static const int64_t more[] = {3, 5, 6, 7, 9, 10, 13, 24, 100, 136, 700, 1000, 1100, 3000, 5000};
+    uint64_t state = 1 + (uint64_t)direction;
+    int64_t columns[80];
+    int count = 0;
+    for (int64_t power = 1; power <= 4096; power *= 2)
+        for (int64_t D = power - 1; D <= power + 1; D++)
+            columns[count++] = D;
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+        columns[count++] = more[i];
+    for (int number = 0; number < 9 * count; number++) {
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .D = columns[number / 9], .seed = draw(&state)};
+        p.R = 1 + draw_below(&state, p.D > 600 ? 12 : 70);
+        p.layout = (layout_kind)(number % LAYOUT_COUNT);
+        p.other_layout = draw_below(&state, 3) == 0 ? (layout_kind)draw_below(&state, LAYOUT_COUNT) : p.layout;
+        p.dtype = float_dtypes[draw_below(&state, 16) == 0 ? 3 : number % 3];
+        draw_features(&p, &state);
+        if (number % 9 == number / 9 % 9)
+            p.uses |= COT_CASE_QUICK;
+        emit(v, &p);
+    }
+}
+
+/* Many rows: where items begin and end, and what a long sum does to dbias. */
+static void sweep_rows(visitor *v, int direction)
+{
+    static const int64_t rows[] = {0, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 500, 1023, 2049, 5000};
+    uint64_t state = 11 + (uint64_t)direction;
+    for (size_t i = 0; i < 6 * sizeof rows / sizeof *rows; i++) {
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .R = rows[i / 6], .seed = draw(&state)};
+        p.D = 1 + draw_below(&state, p.R > 600 ? 80 : 300);
+        p.layout = p.other_layout = (layout_kind)(i % LAYOUT_COUNT);
+        p.dtype = float_dtypes[i % 3];
+        draw_features(&p, &state);
+        if (i % 6 == i / 6 % 6)
+            p.uses |= COT_CASE_QUICK;
+        emit(v, &p);
+    }
+}
+
+/* Every combination of activation, mask source, bias and residual, in every dtype, at sizes that finite differences
+ * can afford. A ReLU whose z is within 0.002 of 0 would have no difference quotient: the seed is such that none is. */
+static void sweep_features(visitor *v, int direction)
+{
+    uint64_t state = 21 + (uint64_t)direction;
+    int number = 0;
+    for (int bits = 0; bits < 4; bits++)
+        for (int activation = 0; activation < ACTIVATION_COUNT; activation++)
+            for (int mask = 0; mask < MASK_COUNT; mask++)
+                for (int dtype = 0; dtype < 4; dtype++, number++) {
+                    plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
+                    p.dtype = float_dtypes[dtype];
+                    p.layout = p.other_layout = (layout_kind)(number % LAYOUT_COUNT);
+                    draw_features(&p, &state);
+                    p.bias = bits & 1, p.residual = bits >> 1;
+                    p.activation = (cot_activation)activation;
+                    p.mask = (mask_kind)mask;
+                    p.R = 1 + draw_below(&state, 20);
+                    p.D = 1 + draw_below(&state, 40);
+                    if (dtype == number / 4 % 4)
+                        p.uses |= COT_CASE_QUICK;
+                    if (direction == COT_DROPOUT_BACKWARD && dtype == number / 4 % 4) {
+                        p.R = 1 + p.R % 5;
+                        p.D = 1 + p.D % 11;
+                        p.p = probabilities[number % 4];
+                        p.given_anyway = p.bias = true;
+                        p.no_output = p.no_dbias = false;
+                        p.uses |= COT_CASE_GRADIENT;
+                    }
+                    emit(v, &p);
+                }
+}
+
+static void bench_shapes(visitor *v, int direction)
+{
+    static const struct {
+        int64_t R, D;
+        cot_dtype dtype;
+        cot_activation activation;
+        mask_kind mask;
+    } shapes[] = {
+        {32768, 4096, COT_F32, COT_ACTIVATION_NONE, DRAWN}, /* far beyond the caches: memory decides */
+        {32768, 4096, COT_BF16, COT_ACTIVATION_NONE, DRAWN},     {8192, 1024, COT_F32, COT_ACTIVATION_NONE, DRAWN},
+        {8192, 1024, COT_F32, COT_ACTIVATION_NONE, BYTES},       {8192, 1024, COT_F32, COT_ACTIVATION_GELU_TANH, DRAWN},
+        {8192, 1024, COT_F32, COT_ACTIVATION_GELU_ERF, DRAWN},   {8192, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
+        {8192, 1024, COT_BF16, COT_ACTIVATION_NONE, BYTES},      {8192, 1024, COT_BF16, COT_ACTIVATION_NONE, BITS},
+        {8192, 1024, COT_BF16, COT_ACTIVATION_GELU_TANH, DRAWN}, {8192, 1024, COT_F16, COT_ACTIVATION_NONE, DRAWN},
+        {256, 1024, COT_F32, COT_ACTIVATION_NONE, DRAWN}, /* in the second-level cache: arithmetic decides */
+        {256, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        plan p = {.direction = direction,
+                  .uses = COT_CASE_BENCH,
+                  .R = shapes[i].R,
+                  .D = shapes[i].D,
+                  .dtype = shapes[i].dtype,
+                  .bias_dtype = COT_F32,
+                  .activation = shapes[i].activation,
+                  .mask = shapes[i].mask,
+                  .p = 0.1,
+                  .bias = true,
+                  .residual = true,
+                  .seed = 41};
+        emit(v, &p);
+    }
+}
+
+static void each(bool (*visit)(void *, const cot_case *), void *context)
+{
+    visitor v = {visit, context, false};
+    for (int direction = COT_DROPOUT_FORWARD; direction <= COT_DROPOUT_BACKWARD; direction++) {
+        sweep_features(&v, direction);
+        sweep_columns(&v, direction);
+        sweep_rows(&v, direction);
+        bench_shapes(&v, direction);
+    }
+}
+
+/* ---- a case from words -------------------------------------------------------------------------------- */
+
+static bool set_number(plan *p, const char *name, size_t length, const char *value)
+{
+    char *end;
+    const double number = strtod(value, &end);
+    if (end == value || *end != '\0' || length != 1)
+        return false;
+    if (*name == 'p')
+        return p->p = number, true;
+    if (!(number >= 0 && number <= INT32_MAX && number == (double)(int64_t)number))
+        return false;
+    if (*name == 'R')
+        return p->R = (int64_t)number, true;
+    if (*name == 'D')
+        return p->D = (int64_t)number, true;
+    return false;
+}
+
+static bool set_choice(plan *p, const char *word)
+{
+    static const struct {
+        const char *word;
+        size_t offset;
+    } switches[] = {{"bias", offsetof(plan, bias)},
+                    {"residual", offsetof(plan, residual)},
+                    {"mask_out", offsetof(plan, mask_out)},
+                    {"mask_bits_out", offsetof(plan, mask_bits_out)},
+                    {"accumulate", offsetof(plan, accumulate)}};
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
+        if (strcmp(word, switches[i].word) == 0)
+            return *(bool *)((char *)p + switches[i].offset) = true;
+    for (int layout = 0; layout < LAYOUT_COUNT; layout++)
+        if (strcmp(word, layout_names[layout]) == 0)
+            return p->layout = p->other_layout = (layout_kind)layout, true;
+    for (int i = 0; i < 4; i++)
+        if (strcmp(word, cot_dtype_name(float_dtypes[i])) == 0)
+            return p->dtype = float_dtypes[i], true;
+    for (int mask = 0; mask < MASK_COUNT; mask++)
+        if (strcmp(word, mask_names[mask]) == 0)
+            return p->mask = (mask_kind)mask, true;
+    for (int activation = 0; activation < ACTIVATION_COUNT; activation++)
+        if (strcmp(word, activation_names[activation]) == 0)
+            return p->activation = (cot_activation)activation, true;
+    return false;
+}
+
+static const char *const words_help =
+    "R=8192 D=1024 p=0.1, f32 f16 bf16 f64, contiguous slice swapped transposed strided broadcast, none silu relu "
+    "gelu_tanh gelu_erf, drawn memory mask mask_bits, bias residual mask_out mask_bits_out accumulate";
+
+static const char *parse(int direction, int count, char *const words[], cot_case *c)
+{
+    plan p = {.direction = direction,
+              .uses = COT_CASE_CHECK | COT_CASE_BENCH,
+              .R = 8192,
+              .D = 1024,
+              .p = 0.1,
+              .dtype = COT_F32,
+              .seed = 48};
+    for (int i = 0; i < count; i++) {
+        const char *equals = strchr(words[i], '=');
+        if (equals != NULL ? !set_number(&p, words[i], (size_t)(equals - words[i]), equals + 1)
+                           : !set_choice(&p, words[i]))
+            return words[i];
+    }
+    p.bias_dtype = p.dtype == COT_F64 ? COT_F64 : COT_F32;
+    build(&p, c);
+    return NULL;
+}
+
+/* ---- integer data --------------------------------------------------------------------------------------- */
+
+/* Masks with every bit random, those that do not count too; words that carry into each other. */
+static void fill(const cot_case *c, const char *field, int32_t *data, int64_t elements)
+{
+    uint64_t state = c->seed;
+    const bool mask = strcmp(field, "mask") == 0 || strcmp(field, "mask_bits") == 0;
+    for (int64_t i = 0; i < elements; i++)
+        data[i] = mask ? (int32_t)(draw(&state) >> 56) : (int32_t)(uint32_t)draw(&state);
+}
+
+/* ---- gradients ---------------------------------------------------------------------------------------- */
+
+static int primal(int direction)
+{
+    return direction == COT_DROPOUT_BACKWARD ? COT_DROPOUT_FORWARD : -1;
+}
+
+static void primal_options(int direction, const void *args, void *primal_args)
+{
+    const cot_dropout_backward_args *from = args;
+    cot_dropout_forward_args *to = primal_args;
+    (void)direction;
+    to->activation = from->activation;
+    to->p = from->p;
+    to->scale = from->scale;
+    to->seed = from->seed;
+    to->offset = from->offset;
+}
+
+const cot_op_cases cot_dropout_cases = {
+    .op = &cot_dropout_op,
+    .each = each,
+    .parse = parse,
+    .words_help = words_help,
+    .fill = fill,
+    .oracles = cot_dropout_oracles,
+    .primal = primal,
+    .primal_options = primal_options,
+};
