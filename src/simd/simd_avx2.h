@@ -354,7 +354,8 @@ V_INLINE vm vm_bits(const uint8_t *bits, int64_t first)
     return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits[first / 8]), bit), bit);
 }
 
-enum { V_PHILOX_GROUPS = 4 };
+/* Registers of groups take turns: the rounds of one are a chain of 80 cycles, more than the scheduler looks ahead. */
+enum { V_PHILOX_SETS = 2, V_PHILOX_GROUPS = 4 * V_PHILOX_SETS };
 
 /* A group in each 64-bit lane, its four words in the lower halves of four vectors: a product brings both of the words
  * that it makes, and what lies in upper halves is never looked at. Unpacking and packing in the end, which both go by
@@ -362,27 +363,38 @@ enum { V_PHILOX_GROUPS = 4 };
 V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
 {
     const __m256i m0 = _mm256_set1_epi64x(COT_PHILOX_M0), m1 = _mm256_set1_epi64x(COT_PHILOX_M1);
-    __m256i a = _mm256_set1_epi64x((int64_t)p->offset[0]), b = _mm256_set1_epi64x((int64_t)p->offset[1]);
-    __m256i c = _mm256_add_epi64(_mm256_set1_epi64x((int64_t)i), _mm256_setr_epi64x(0, 1, 2, 3));
-    __m256i d = _mm256_srli_epi64(c, 32);
+    const __m256i threshold = _mm256_set1_epi16((int16_t)p->threshold);
+    __m256i a[V_PHILOX_SETS], b[V_PHILOX_SETS], c[V_PHILOX_SETS], d[V_PHILOX_SETS];
+    V_UNROLL
+    for (int s = 0; s < V_PHILOX_SETS; s++) {
+        a[s] = _mm256_set1_epi64x((int64_t)p->offset[0]);
+        b[s] = _mm256_set1_epi64x((int64_t)p->offset[1]);
+        c[s] = _mm256_add_epi64(_mm256_set1_epi64x((int64_t)i + 4 * s), _mm256_setr_epi64x(0, 1, 2, 3));
+        d[s] = _mm256_srli_epi64(c[s], 32);
+    }
     V_UNROLL
     for (int round = 0; round < COT_PHILOX_ROUNDS; round++) {
-        const __m256i p0 = _mm256_mul_epu32(a, m0), p1 = _mm256_mul_epu32(c, m1);
         const __m256i k0 = _mm256_set1_epi64x((int64_t)p->key[round][0]);
         const __m256i k1 = _mm256_set1_epi64x((int64_t)p->key[round][1]);
-        a = _mm256_xor_si256(_mm256_srli_epi64(p1, 32), _mm256_xor_si256(b, k0));
-        c = _mm256_xor_si256(_mm256_srli_epi64(p0, 32), _mm256_xor_si256(d, k1));
-        b = p1;
-        d = p0;
+        V_UNROLL
+        for (int s = 0; s < V_PHILOX_SETS; s++) {
+            const __m256i p0 = _mm256_mul_epu32(a[s], m0), p1 = _mm256_mul_epu32(c[s], m1);
+            a[s] = _mm256_xor_si256(_mm256_shuffle_epi32(p1, 0xf5), _mm256_xor_si256(b[s], k0));
+            c[s] = _mm256_xor_si256(_mm256_shuffle_epi32(p0, 0xf5), _mm256_xor_si256(d[s], k1));
+            b[s] = p1;
+            d[s] = p0;
+        }
     }
-    const __m256i ab = _mm256_blend_epi32(a, _mm256_slli_epi64(b, 32), 0xaa);
-    const __m256i cd = _mm256_blend_epi32(c, _mm256_slli_epi64(d, 32), 0xaa);
-    const __m256i threshold = _mm256_set1_epi16((int16_t)p->threshold);
-    const __m256i low = _mm256_unpacklo_epi64(ab, cd), high = _mm256_unpackhi_epi64(ab, cd);
-    const __m256i keep = _mm256_packs_epi16(_mm256_cmpeq_epi16(_mm256_max_epu16(low, threshold), low),
-                                            _mm256_cmpeq_epi16(_mm256_max_epu16(high, threshold), high));
-    const int32_t mask = _mm256_movemask_epi8(keep);
-    memcpy(bits, &mask, sizeof mask);
+    V_UNROLL
+    for (int s = 0; s < V_PHILOX_SETS; s++) {
+        const __m256i ab = _mm256_blend_epi32(a[s], _mm256_slli_epi64(b[s], 32), 0xaa);
+        const __m256i cd = _mm256_blend_epi32(c[s], _mm256_slli_epi64(d[s], 32), 0xaa);
+        const __m256i low = _mm256_unpacklo_epi64(ab, cd), high = _mm256_unpackhi_epi64(ab, cd);
+        const __m256i keep = _mm256_packs_epi16(_mm256_cmpeq_epi16(_mm256_max_epu16(low, threshold), low),
+                                                _mm256_cmpeq_epi16(_mm256_max_epu16(high, threshold), high));
+        const int32_t mask = _mm256_movemask_epi8(keep);
+        memcpy(bits + 4 * s, &mask, sizeof mask);
+    }
 }
 
 #endif

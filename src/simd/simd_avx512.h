@@ -376,7 +376,8 @@ V_INLINE vm vm_bits(const uint8_t *bits, int64_t first)
     return m;
 }
 
-enum { V_PHILOX_GROUPS = 8 };
+/* Two registers of groups take turns: the rounds of one are a chain of 70 cycles, more than the scheduler looks ahead. */
+enum { V_PHILOX_SETS = 2, V_PHILOX_GROUPS = 8 * V_PHILOX_SETS };
 
 /* A group in each 64-bit lane, its four words in the lower halves of four vectors: a product brings both of the words
  * that it makes, and what lies in upper halves is never looked at. The order of the lanes is such that the unpacking in
@@ -384,25 +385,38 @@ enum { V_PHILOX_GROUPS = 8 };
 V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
 {
     const __m512i m0 = _mm512_set1_epi64(COT_PHILOX_M0), m1 = _mm512_set1_epi64(COT_PHILOX_M1);
-    __m512i a = _mm512_set1_epi64((int64_t)p->offset[0]), b = _mm512_set1_epi64((int64_t)p->offset[1]);
-    __m512i c = _mm512_add_epi64(_mm512_set1_epi64((int64_t)i), _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
-    __m512i d = _mm512_srli_epi64(c, 32);
+    const __m512i threshold = _mm512_set1_epi16((int16_t)p->threshold);
+    __m512i a[V_PHILOX_SETS], b[V_PHILOX_SETS], c[V_PHILOX_SETS], d[V_PHILOX_SETS];
+    V_UNROLL
+    for (int s = 0; s < V_PHILOX_SETS; s++) {
+        const __m512i lanes = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+        a[s] = _mm512_set1_epi64((int64_t)p->offset[0]);
+        b[s] = _mm512_set1_epi64((int64_t)p->offset[1]);
+        c[s] = _mm512_add_epi64(_mm512_set1_epi64((int64_t)i + 8 * s), lanes);
+        d[s] = _mm512_srli_epi64(c[s], 32);
+    }
     V_UNROLL
     for (int round = 0; round < COT_PHILOX_ROUNDS; round++) {
-        const __m512i p0 = _mm512_mul_epu32(a, m0), p1 = _mm512_mul_epu32(c, m1);
         const __m512i k0 = _mm512_set1_epi64((int64_t)p->key[round][0]);
         const __m512i k1 = _mm512_set1_epi64((int64_t)p->key[round][1]);
-        a = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), b, k0, 0x96); /* xor of all three */
-        c = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), d, k1, 0x96);
-        b = p1;
-        d = p0;
+        V_UNROLL
+        for (int s = 0; s < V_PHILOX_SETS; s++) {
+            const __m512i p0 = _mm512_mul_epu32(a[s], m0), p1 = _mm512_mul_epu32(c[s], m1);
+            a[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p1, (_MM_PERM_ENUM)0xf5), b[s], k0,
+                                             0x96); /* xor of all three */
+            c[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p0, (_MM_PERM_ENUM)0xf5), d[s], k1, 0x96);
+            b[s] = p1;
+            d[s] = p0;
+        }
     }
-    const __m512i ab = _mm512_mask_shuffle_epi32(a, 0xaaaa, b, (_MM_PERM_ENUM)0xa0);
-    const __m512i cd = _mm512_mask_shuffle_epi32(c, 0xaaaa, d, (_MM_PERM_ENUM)0xa0);
-    const __m512i threshold = _mm512_set1_epi16((int16_t)p->threshold);
-    const uint32_t keep[2] = {_mm512_cmpge_epu16_mask(_mm512_unpacklo_epi64(ab, cd), threshold),
-                              _mm512_cmpge_epu16_mask(_mm512_unpackhi_epi64(ab, cd), threshold)};
-    memcpy(bits, keep, sizeof keep);
+    V_UNROLL
+    for (int s = 0; s < V_PHILOX_SETS; s++) {
+        const __m512i ab = _mm512_mask_shuffle_epi32(a[s], 0xaaaa, b[s], (_MM_PERM_ENUM)0xa0);
+        const __m512i cd = _mm512_mask_shuffle_epi32(c[s], 0xaaaa, d[s], (_MM_PERM_ENUM)0xa0);
+        const uint32_t keep[2] = {_mm512_cmpge_epu16_mask(_mm512_unpacklo_epi64(ab, cd), threshold),
+                                  _mm512_cmpge_epu16_mask(_mm512_unpackhi_epi64(ab, cd), threshold)};
+        memcpy(bits + 8 * s, keep, sizeof keep);
+    }
 }
 
 #endif

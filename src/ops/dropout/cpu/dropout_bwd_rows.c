@@ -2,23 +2,25 @@
  *
  * dropout_bwd_rows.c: dx = c * m * dy * act'(x + bias), and dbias[d] = sum_r dx[r,d] in the same pass.
  *
- * Items and chunks as in the forward. The dx of DROPOUT_ROW_BLOCK rows are summed in one buffer of the first-level cache,
- * the blocks of an item in another, and the items, from the workspace, in double: the order follows from the shape,
- * and rounding grows with the number of blocks, not of rows. */
+ * Items as in the forward. The dx of DROPOUT_ROW_BLOCK rows are summed in one buffer of the first-level cache, the
+ * blocks of an item in another, and the items, from the workspace, in double: the order follows from the shape, and
+ * rounding grows with the number of blocks, not of rows. */
 #include "dropout_rows.h"
 
 cot_status V_NAME(dropout_bwd_rows)(cot_queue *, const void *, void *);
 
-/* One row of a chunk. */
+/* One row of an item. */
 typedef struct backward_row {
     int64_t n;
-    const char *dy, *x;  /* x only with an activation */
-    char *dx;            /* NULL: not wanted */
-    const float *bias;   /* NULL: none */
-    const uint8_t *bits; /* NULL: all are kept */
-    float *sums;         /* += dx; NULL: not wanted. Room for whole vectors */
+    const char *dy, *x; /* x only with an activation */
+    char *dx;
+    const float *bias;
+    uint8_t *bits;
+    const v_philox *philox; /* NULL: the bits are there; else they are drawn, from group `group` on */
+    uint64_t group;
+    float *sums; /* += dx */
     float scale;
-    bool stream;
+    bool stream; /* dx goes past the caches */
 } backward_row;
 
 V_INLINE vf slope(vf z, cot_activation activation)
@@ -32,51 +34,65 @@ V_INLINE vf slope(vf z, cot_activation activation)
 }
 
 /* The mask comes last, so that a dropped element is 0 whatever dy and x hold. */
-V_INLINE vf backward_vector(const backward_row *s, vf g, vf z, int64_t i, cot_activation activation)
+V_INLINE vf backward_vector(vf g, vf z, vf scale, vm keep, cot_activation activation)
 {
-    g = v_mul(g, v_set1(s->scale));
+    g = v_mul(g, scale);
     if (activation == COT_ACTIVATION_RELU)
         g = v_keep(vm_above(z, v_zero()), g);
     else if (activation != COT_ACTIVATION_NONE)
         g = v_mul(g, slope(z, activation));
-    return s->bits != NULL ? v_keep(vm_bits(s->bits, i), g) : g;
+    return v_keep(keep, g);
 }
 
-V_INLINE void backward_body(const backward_row *s, cot_activation activation, cot_dtype dtype)
+/* Columns [i, end) */
+V_INLINE void backward_stretch(const backward_row *row, int64_t i, int64_t end, cot_activation activation,
+                               cot_dtype dtype, bool stream)
 {
-    const backward_row row = *s;
-    const int64_t size = dropout_size(dtype), n = row.n;
+    const int64_t size = dropout_size(dtype);
     const bool active = activation != COT_ACTIVATION_NONE;
-    int64_t i = 0;
-    for (; i + VW <= n; i += VW) {
-        vf z = active ? v_load_as(row.x + i * size, dtype) : v_zero();
-        if (active && row.bias != NULL)
-            z = v_add(z, v_load(row.bias + i));
-        const vf dx = backward_vector(&row, v_load_as(row.dy + i * size, dtype), z, i, activation);
-        if (row.sums != NULL)
-            v_store(row.sums + i, v_add(v_load(row.sums + i), dx));
-        if (row.stream)
-            v_stream_as(row.dx + i * size, dtype, dx);
-        else if (row.dx != NULL)
-            v_store_as(row.dx + i * size, dtype, dx);
+    const char *dy = row->dy, *x = row->x;
+    const float *bias = row->bias;
+    const uint8_t *bits = row->bits;
+    char *dx = row->dx;
+    float *sums = row->sums;
+    const vf scale = v_set1(row->scale);
+    for (; i + VW <= end; i += VW) {
+        const vf z = active ? v_add(v_load_as(x + i * size, dtype), v_load(bias + i)) : v_zero();
+        const vf g = backward_vector(v_load_as(dy + i * size, dtype), z, scale, vm_bits(bits, i), activation);
+        v_store(sums + i, v_add(v_load(sums + i), g));
+        if (stream)
+            v_stream_as(dx + i * size, dtype, g);
+        else
+            v_store_as(dx + i * size, dtype, g);
     }
-    if (i < n) {
-        const int lanes = (int)(n - i);
-        vf z = active ? v_load_n_as(row.x + i * size, dtype, lanes) : v_zero();
-        if (active && row.bias != NULL)
-            z = v_add(z, v_load_n(row.bias + i, lanes));
-        const vf dx = backward_vector(&row, v_load_n_as(row.dy + i * size, dtype, lanes), z, i, activation);
-        if (row.sums != NULL)
-            v_store_n(row.sums + i, v_add(v_load_n(row.sums + i, lanes), dx), lanes);
-        if (row.dx != NULL)
-            v_store_n_as(row.dx + i * size, dtype, dx, lanes);
+    if (i < end) {
+        const int lanes = (int)(end - i);
+        const vf z = active ? v_add(v_load_n_as(x + i * size, dtype, lanes), v_load_n(bias + i, lanes)) : v_zero();
+        const vf g = backward_vector(v_load_n_as(dy + i * size, dtype, lanes), z, scale, vm_bits(bits, i), activation);
+        v_store_n(sums + i, v_add(v_load_n(sums + i, lanes), g), lanes);
+        v_store_n_as(dx + i * size, dtype, g, lanes);
     }
 }
 
-#define ROW(activation, dtype)                                      \
-    static void row_##activation##_##dtype(const backward_row *s)   \
-    {                                                               \
-        backward_body(s, COT_ACTIVATION_##activation, COT_##dtype); \
+V_INLINE void backward_body(const backward_row *row, cot_activation activation, cot_dtype dtype, bool stream)
+{
+    if (row->philox == NULL) {
+        backward_stretch(row, 0, row->n, activation, dtype, stream);
+        return;
+    }
+    for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW) {
+        v_philox_keep(row->bits + i / 8, row->philox, row->group + (uint64_t)(i / 8));
+        backward_stretch(row, i, i + DROPOUT_DRAW < row->n ? i + DROPOUT_DRAW : row->n, activation, dtype, stream);
+    }
+}
+
+#define ROW(activation, dtype)                                                   \
+    static void row_##activation##_##dtype(const backward_row *row)              \
+    {                                                                            \
+        if (row->stream)                                                         \
+            backward_body(row, COT_ACTIVATION_##activation, COT_##dtype, true);  \
+        else                                                                     \
+            backward_body(row, COT_ACTIVATION_##activation, COT_##dtype, false); \
     }
 DROPOUT_EACH_INSTANCE(ROW)
 
@@ -92,7 +108,7 @@ typedef struct backward_context {
     const dropout_backward_problem *problem;
     dropout_drawer drawer;
     dropout_tiling tiling;
-    int64_t chunk_rows;
+    int64_t rows_at_once;
     bool direct, stream;
     float *partials; /* [parts][D], NULL: dbias is not wanted */
 } backward_context;
@@ -104,11 +120,11 @@ static void run_row(const backward_context *c, backward_row *row, int64_t r, int
     if (c->direct) {
         row->dy = dropout_at(&a->dy, r, d);
         row->x = cot_present(&a->x) ? dropout_at(&a->x, r, d) : NULL;
-        row->dx = cot_present(&a->dx) ? dropout_at(&a->dx, r, d) : NULL;
+        row->dx = dropout_at(&a->dx, r, d);
         rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
         return;
     }
-    float staged[3][DROPOUT_CHUNK];
+    float staged[3][DROPOUT_MAX_COLUMNS];
     dropout_gather(staged[DY], &a->dy, r, d, row->n);
     if (cot_present(&a->x))
         dropout_gather(staged[X], &a->x, r, d, row->n);
@@ -126,38 +142,35 @@ static void backward_item(void *context, int64_t number)
     const cot_dropout_backward_args *a = &c->problem->args;
     const dropout_sizes *sizes = &c->problem->sizes;
     const dropout_item item = dropout_item_at(&c->tiling, sizes, number);
-    const int64_t columns = item.d_end - item.d_begin;
-    uint8_t bits[DROPOUT_BITS_SIZE];
+    const int64_t d = item.d_begin;
+    uint8_t bits[DROPOUT_BITS_KEPT + DROPOUT_SLACK];
     float bias[DROPOUT_MAX_COLUMNS], block[DROPOUT_MAX_COLUMNS] = {0}, total[DROPOUT_MAX_COLUMNS] = {0};
-    if (cot_present(&a->bias))
-        dropout_stage_bias(bias, &a->bias, item.d_begin, columns);
-    for (int64_t r = item.r_begin; r < item.r_end; r += c->chunk_rows) {
-        const int64_t count = dropout_clamp(c->chunk_rows, 1, item.r_end - r);
-        for (int64_t d = item.d_begin; d < item.d_end; d += DROPOUT_CHUNK) {
-            const int64_t column = d - item.d_begin;
-            backward_row row = {.n = dropout_clamp(DROPOUT_CHUNK, 1, item.d_end - d),
-                                .bias = cot_present(&a->bias) ? bias + column : NULL,
-                                .sums = c->partials != NULL ? block + column : NULL,
-                                .scale = (float)c->problem->mask.scale,
-                                .stream = c->stream};
+    backward_row row = {
+        .n = item.d_end - d, .bias = bias, .sums = block, .scale = (float)c->problem->mask.scale, .stream = c->stream};
+    const bool drawn = c->drawer.mask->source == DROPOUT_DRAWN && c->rows_at_once == 1;
+    dropout_stage_bias(bias, &a->bias, d, row.n);
+    for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_at_once) {
+        const int64_t count = dropout_clamp(c->rows_at_once, 1, item.r_end - r);
+        if (!drawn)
             dropout_keep_bits(bits, &c->drawer, r, count, d, row.n);
-            if (row.scale == 0) /* nothing gets through, not even 0 * inf */
-                memset(bits, 0, sizeof bits);
-            const bool masked = c->drawer.mask->source != DROPOUT_KEEP_ALL || row.scale == 0;
-            for (int64_t k = 0; k < count; k++) {
-                row.bits = masked ? bits + k * sizes->groups : NULL;
-                run_row(c, &row, r + k, d);
-                if ((r + k + 1 - item.r_begin) % DROPOUT_ROW_BLOCK != 0 && r + k + 1 < item.r_end)
-                    continue;
-                for (int64_t i = column; c->partials != NULL && i < column + row.n; i++) {
-                    total[i] += block[i];
-                    block[i] = 0;
-                }
+        if (row.scale == 0) /* nothing gets through, not even 0 * inf */
+            memset(bits, 0, sizeof bits);
+        for (int64_t k = 0; k < count; k++) {
+            row.bits = bits + k * sizes->groups;
+            row.philox = drawn ? &c->drawer.philox : NULL;
+            row.group = (uint64_t)(r * sizes->groups + d / 8);
+            run_row(c, &row, r + k, d);
+            const int64_t end = r + k + 1;
+            if ((end - item.r_begin) % DROPOUT_ROW_BLOCK != 0 && end < item.r_end)
+                continue;
+            for (int64_t i = 0; i < row.n; i++) {
+                total[i] += block[i];
+                block[i] = 0;
             }
         }
     }
     if (c->partials != NULL)
-        memcpy(c->partials + item.part * sizes->D + item.d_begin, total, (size_t)columns * sizeof *total);
+        memcpy(c->partials + item.part * sizes->D + d, total, (size_t)row.n * sizeof *total);
     if (c->stream)
         v_fence();
 }
@@ -193,11 +206,12 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *queue, const void *problem, void 
         .problem = p,
         .drawer = dropout_make_drawer(&p->mask, &p->sizes),
         .tiling = dropout_tile(&p->sizes),
-        .direct = dropout_contiguous(&a->dy) && dropout_contiguous(&a->x) && dropout_contiguous(&a->dx),
+        .rows_at_once = dropout_rows_at_once(&p->sizes),
+        .direct = dropout_contiguous(&a->dy) && dropout_contiguous(&a->x) && cot_present(&a->dx) &&
+                  dropout_contiguous(&a->dx),
         .partials = cot_present(&a->dbias) ? workspace : NULL,
     };
-    context.chunk_rows = dropout_rows_of_chunk(&p->sizes, &context.tiling);
-    context.stream = context.direct && cot_present(&a->dx) && a->dx.data != a->dy.data && a->dx.data != a->x.data &&
+    context.stream = context.direct && a->dx.data != a->dy.data && a->dx.data != a->x.data &&
                      dropout_streams(&a->dx, &p->sizes, cot_present(&a->x) ? 3 : 2);
     cot_parallel(queue, context.tiling.parts * context.tiling.blocks, backward_item, &context);
     if (cot_present(&a->dbias))

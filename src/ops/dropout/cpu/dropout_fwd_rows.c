@@ -2,22 +2,23 @@
  *
  * dropout_fwd_rows.c: y = c * m * act(x + bias) + residual, and m as bytes or bits, in one pass.
  *
- * One item is `rows` x `columns` (dropout_tiling.h), walked by chunks (dropout_rows.h): first the chunk's mask as bits
- * in the first-level cache, then its rows, straight from and to the tensors, or by way of f32 buffers where a row is
- * not contiguous. */
+ * One item is `rows` x `columns` (dropout_tiling.h). Its rows go straight from and to the tensors, or by way of f32
+ * buffers where one is not contiguous. */
 #include "dropout_rows.h"
 
 cot_status V_NAME(dropout_fwd_rows)(cot_queue *, const void *, void *);
 
-/* One row of a chunk. */
+/* One row of an item. */
 typedef struct forward_row {
     int64_t n;
     const char *x, *residual; /* residual NULL: none */
     char *y;
-    const float *bias;   /* NULL: none */
-    const uint8_t *bits; /* NULL: all are kept */
+    const float *bias;
+    uint8_t *bits;
+    const v_philox *philox; /* NULL: the bits are there; else they are drawn, from group `group` on */
+    uint64_t group;
     float scale;
-    bool stream;
+    bool stream; /* y goes past the caches */
 } forward_row;
 
 V_INLINE vf activate(vf z, cot_activation activation)
@@ -32,43 +33,57 @@ V_INLINE vf activate(vf z, cot_activation activation)
 }
 
 /* The mask comes after the activation, so that a dropped inf or NaN is 0. */
-V_INLINE vf forward_vector(const forward_row *s, vf z, vf bias, vf residual, int64_t i, cot_activation activation)
+V_INLINE vf forward_vector(vf x, vf bias, vm keep, cot_activation activation)
 {
-    if (s->bias != NULL)
-        z = v_add(z, bias);
-    z = activate(z, activation);
-    if (s->bits != NULL)
-        z = v_keep(vm_bits(s->bits, i), z);
-    return s->residual != NULL ? v_fma(z, v_set1(s->scale), residual) : v_mul(z, v_set1(s->scale));
+    return v_keep(keep, activate(v_add(x, bias), activation));
 }
 
-V_INLINE void forward_body(const forward_row *s, cot_activation activation, cot_dtype dtype)
+/* Columns [i, end) */
+V_INLINE void forward_stretch(const forward_row *row, int64_t i, int64_t end, cot_activation activation,
+                              cot_dtype dtype, bool stream)
 {
-    const forward_row row = *s;
-    const int64_t size = dropout_size(dtype), n = row.n;
-    int64_t i = 0;
-    for (; i + VW <= n; i += VW) {
-        const vf bias = row.bias != NULL ? v_load(row.bias + i) : v_zero();
-        const vf residual = row.residual != NULL ? v_load_as(row.residual + i * size, dtype) : v_zero();
-        const vf y = forward_vector(&row, v_load_as(row.x + i * size, dtype), bias, residual, i, activation);
-        if (row.stream)
-            v_stream_as(row.y + i * size, dtype, y);
+    const int64_t size = dropout_size(dtype);
+    const char *x = row->x, *residual = row->residual;
+    const float *bias = row->bias;
+    const uint8_t *bits = row->bits;
+    char *y = row->y;
+    const vf scale = v_set1(row->scale);
+    for (; i + VW <= end; i += VW) {
+        vf out = forward_vector(v_load_as(x + i * size, dtype), v_load(bias + i), vm_bits(bits, i), activation);
+        out = residual != NULL ? v_fma(out, scale, v_load_as(residual + i * size, dtype)) : v_mul(out, scale);
+        if (stream)
+            v_stream_as(y + i * size, dtype, out);
         else
-            v_store_as(row.y + i * size, dtype, y);
+            v_store_as(y + i * size, dtype, out);
     }
-    if (i < n) {
-        const int lanes = (int)(n - i);
-        const vf bias = row.bias != NULL ? v_load_n(row.bias + i, lanes) : v_zero();
-        const vf residual = row.residual != NULL ? v_load_n_as(row.residual + i * size, dtype, lanes) : v_zero();
-        const vf y = forward_vector(&row, v_load_n_as(row.x + i * size, dtype, lanes), bias, residual, i, activation);
-        v_store_n_as(row.y + i * size, dtype, y, lanes);
+    if (i < end) {
+        const int lanes = (int)(end - i);
+        vf out = forward_vector(v_load_n_as(x + i * size, dtype, lanes), v_load_n(bias + i, lanes), vm_bits(bits, i),
+                                activation);
+        out = residual != NULL ? v_fma(out, scale, v_load_n_as(residual + i * size, dtype, lanes)) : v_mul(out, scale);
+        v_store_n_as(y + i * size, dtype, out, lanes);
     }
 }
 
-#define ROW(activation, dtype)                                     \
-    static void row_##activation##_##dtype(const forward_row *s)   \
-    {                                                              \
-        forward_body(s, COT_ACTIVATION_##activation, COT_##dtype); \
+V_INLINE void forward_body(const forward_row *row, cot_activation activation, cot_dtype dtype, bool stream)
+{
+    if (row->philox == NULL) {
+        forward_stretch(row, 0, row->n, activation, dtype, stream);
+        return;
+    }
+    for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW) {
+        v_philox_keep(row->bits + i / 8, row->philox, row->group + (uint64_t)(i / 8));
+        forward_stretch(row, i, i + DROPOUT_DRAW < row->n ? i + DROPOUT_DRAW : row->n, activation, dtype, stream);
+    }
+}
+
+#define ROW(activation, dtype)                                                  \
+    static void row_##activation##_##dtype(const forward_row *row)              \
+    {                                                                           \
+        if (row->stream)                                                        \
+            forward_body(row, COT_ACTIVATION_##activation, COT_##dtype, true);  \
+        else                                                                    \
+            forward_body(row, COT_ACTIVATION_##activation, COT_##dtype, false); \
     }
 DROPOUT_EACH_INSTANCE(ROW)
 
@@ -84,7 +99,7 @@ typedef struct forward_context {
     const dropout_forward_problem *problem;
     dropout_drawer drawer;
     dropout_tiling tiling;
-    int64_t chunk_rows;
+    int64_t rows_at_once;
     bool direct, stream;
 } forward_context;
 
@@ -110,7 +125,7 @@ static void run_row(const forward_context *c, forward_row *row, int64_t r, int64
         rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
         return;
     }
-    float staged[3][DROPOUT_CHUNK];
+    float staged[3][DROPOUT_MAX_COLUMNS];
     dropout_gather(staged[X], &a->x, r, d, row->n);
     if (cot_present(&a->residual))
         dropout_gather(staged[RESIDUAL], &a->residual, r, d, row->n);
@@ -127,27 +142,27 @@ static void forward_item(void *context, int64_t number)
     const cot_dropout_forward_args *a = &c->problem->args;
     const dropout_sizes *sizes = &c->problem->sizes;
     const dropout_item item = dropout_item_at(&c->tiling, sizes, number);
-    uint8_t bits[DROPOUT_BITS_SIZE];
+    const int64_t d = item.d_begin;
+    uint8_t bits[DROPOUT_BITS_KEPT + DROPOUT_SLACK];
     float bias[DROPOUT_MAX_COLUMNS];
-    if (cot_present(&a->bias))
-        dropout_stage_bias(bias, &a->bias, item.d_begin, item.d_end - item.d_begin);
-    for (int64_t r = item.r_begin; r < item.r_end; r += c->chunk_rows) {
-        const int64_t count = dropout_clamp(c->chunk_rows, 1, item.r_end - r);
-        for (int64_t d = item.d_begin; d < item.d_end; d += DROPOUT_CHUNK) {
-            forward_row row = {.n = dropout_clamp(DROPOUT_CHUNK, 1, item.d_end - d),
-                               .bias = cot_present(&a->bias) ? bias + (d - item.d_begin) : NULL,
-                               .scale = (float)c->problem->mask.scale,
-                               .stream = c->stream};
+    forward_row row = {.n = item.d_end - d, .bias = bias, .scale = (float)c->problem->mask.scale, .stream = c->stream};
+    const bool drawn = c->drawer.mask->source == DROPOUT_DRAWN && c->rows_at_once == 1 && cot_present(&a->y);
+    dropout_stage_bias(bias, &a->bias, d, row.n);
+    for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_at_once) {
+        const int64_t count = dropout_clamp(c->rows_at_once, 1, item.r_end - r);
+        if (!drawn)
             dropout_keep_bits(bits, &c->drawer, r, count, d, row.n);
-            for (int64_t k = 0; k < count; k++) {
-                uint8_t *own = bits + k * sizes->groups;
-                export_mask(a, own, r + k, d, row.n);
-                if (row.scale == 0) /* nothing gets through, not even 0 * inf */
-                    memset(own, 0, (size_t)(row.n + 7) / 8);
-                row.bits = c->drawer.mask->source == DROPOUT_KEEP_ALL && row.scale != 0 ? NULL : own;
-                if (cot_present(&a->y))
-                    run_row(c, &row, r + k, d);
-            }
+        for (int64_t k = 0; k < count; k++) {
+            row.bits = bits + k * sizes->groups;
+            row.philox = drawn ? &c->drawer.philox : NULL;
+            row.group = (uint64_t)(r * sizes->groups + d / 8);
+            if (drawn)
+                run_row(c, &row, r, d);
+            export_mask(a, row.bits, r + k, d, row.n);
+            if (row.scale == 0) /* nothing gets through, not even 0 * inf */
+                memset(row.bits, 0, (size_t)(row.n + 7) / 8);
+            if (!drawn && cot_present(&a->y))
+                run_row(c, &row, r + k, d);
         }
     }
     if (c->stream)
@@ -165,9 +180,9 @@ cot_status V_NAME(dropout_fwd_rows)(cot_queue *queue, const void *problem, void 
         .problem = p,
         .drawer = dropout_make_drawer(&p->mask, &p->sizes),
         .tiling = dropout_tile(&p->sizes),
+        .rows_at_once = dropout_rows_at_once(&p->sizes),
         .direct = dropout_contiguous(&a->x) && dropout_contiguous(&a->residual) && dropout_contiguous(&a->y),
     };
-    context.chunk_rows = dropout_rows_of_chunk(&p->sizes, &context.tiling);
     context.stream = context.direct && cot_present(&a->y) && a->y.data != a->x.data && a->y.data != a->residual.data &&
                      dropout_streams(&a->y, &p->sizes, cot_present(&a->residual) ? 3 : 2);
     cot_parallel(queue, context.tiling.parts * context.tiling.blocks, forward_item, &context);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * dropout_rows.h: what the vector kernels of both directions share: the mask of a chunk as bits, whatever its source,
- * and rows of any dtype and stride to and from f32.
+ * dropout_rows.h: what the vector kernels of both directions share: the mask of an item's rows as bits, whatever its
+ * source, and rows of any dtype and stride to and from f32.
  *
- * A chunk is up to DROPOUT_CHUNK columns of one row, or all columns of several short rows, so that groups of the mask
- * are drawn many at a time even where a row has few. Bit j of byte g of a row of bits is column 8g+j. */
+ * Bit j of byte g of a row of bits is column 8g+j of the item. Given masks are made into bits row by row. A drawn one is
+ * drawn by the inner loops themselves, just before they need it: drawing a whole row first left the memory idle
+ * meanwhile, and both times added up. Only where rows are short, the draws of many are taken at once. */
 #ifndef COT_DROPOUT_ROWS_H
 #define COT_DROPOUT_ROWS_H
 
@@ -11,8 +12,9 @@
 #include "simd/gelu.h"
 
 enum {
-    DROPOUT_CHUNK_BITS = DROPOUT_CHUNK / COT_DROPOUT_GROUP, /* bytes */
-    DROPOUT_BITS_SIZE = DROPOUT_CHUNK_BITS + 16,            /* room for whole calls of v_philox_keep and vm_bits */
+    DROPOUT_BITS_KEPT = DROPOUT_MAX_COLUMNS / COT_DROPOUT_GROUP, /* bytes of bits that are at hand */
+    DROPOUT_SLACK = 64,                                          /* room behind them for whole calls of the verbs */
+    DROPOUT_DRAW = COT_DROPOUT_GROUP * V_PHILOX_GROUPS,          /* columns of one draw */
     DROPOUT_STREAM_BYTES = 8 << 20 /* an output of a call that moves more than this bypasses the caches */
 };
 
@@ -37,10 +39,10 @@ static inline dropout_drawer dropout_make_drawer(const dropout_mask *mask, const
     return drawer;
 }
 
-/* The rows of one chunk: as many as have their groups in it, where an item owns whole rows. */
-static inline int64_t dropout_rows_of_chunk(const dropout_sizes *sizes, const dropout_tiling *tiling)
+/* How many rows' bits are made at once: their groups follow one another where an item owns whole rows. */
+static inline int64_t dropout_rows_at_once(const dropout_sizes *sizes)
 {
-    return tiling->blocks == 1 ? dropout_clamp(DROPOUT_CHUNK_BITS / sizes->groups, 1, DROPOUT_MAX_ROWS) : 1;
+    return sizes->D <= DROPOUT_MAX_COLUMNS / 2 ? DROPOUT_BITS_KEPT / sizes->groups : 1;
 }
 
 /* n bytes, of which bit 0 counts, to bits, and back: a multiplication moves 8 at once. */
@@ -71,18 +73,17 @@ static inline void dropout_unpack_row(uint8_t *bytes, int64_t stride, const uint
         bytes[d * stride] = bits[d / 8] >> (d % 8) & 1;
 }
 
-/* The keep bits of rows [r, r+rows), columns [d, d+n), d a multiple of 8; rows > 1 only where the columns are all.
- * Row k of them begins at bits + k * groups. */
-static inline void dropout_keep_bits(uint8_t bits[DROPOUT_BITS_SIZE], const dropout_drawer *drawer, int64_t r,
-                                     int64_t rows, int64_t d, int64_t n)
+/* The bits of rows [r, r+rows), columns [d, d+n), d a multiple of 8; rows > 1 only where the columns are all, and then
+ * those of row k begin at bits + k * groups. */
+static inline void dropout_keep_bits(uint8_t *bits, const dropout_drawer *drawer, int64_t r, int64_t rows, int64_t d,
+                                     int64_t n)
 {
     const dropout_mask *mask = drawer->mask;
     const cot_tensor *given = &mask->given;
     const int64_t groups = drawer->sizes->groups, first = d / 8, count = (n + 7) / 8;
     if (mask->source == DROPOUT_DRAWN) {
-        const uint64_t i = (uint64_t)(r * groups + first);
         for (int64_t g = 0; g < (rows - 1) * groups + count; g += V_PHILOX_GROUPS)
-            v_philox_keep(bits + g, &drawer->philox, i + (uint64_t)g);
+            v_philox_keep(bits + g, &drawer->philox, (uint64_t)(r * groups + first + g));
         return;
     }
     for (int64_t k = 0; k < rows; k++) {
@@ -128,11 +129,28 @@ static inline void dropout_scatter(const cot_tensor *tensor, int64_t r, int64_t 
         cot_store_f64(to, tensor->dtype, i * tensor->stride[tensor->rank - 1], (double)from[i]);
 }
 
-/* bias[d .. d+n) in f32 */
+V_INLINE void dropout_widen(float *to, const char *from, cot_dtype dtype, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + VW <= n; i += VW)
+        v_store(to + i, v_load_as(from + i * dropout_size(dtype), dtype));
+    if (i < n)
+        v_store_n(to + i, v_load_n_as(from + i * dropout_size(dtype), dtype, (int)(n - i)), (int)(n - i));
+}
+
+/* bias[d .. d+n) in f32; without one, what added changes nothing, not even the sign of 0. */
 static inline void dropout_stage_bias(float *to, const cot_tensor *bias, int64_t d, int64_t n)
 {
+    if (cot_present(bias) && bias->stride[0] == 1) {
+        const char *from = (const char *)bias->data + d * dropout_size(bias->dtype);
+        switch (bias->dtype) {
+        case COT_F32: dropout_widen(to, from, COT_F32, n); return;
+        case COT_BF16: dropout_widen(to, from, COT_BF16, n); return;
+        default: dropout_widen(to, from, COT_F16, n); return;
+        }
+    }
     for (int64_t i = 0; i < n; i++)
-        to[i] = (float)cot_load_f64(bias->data, bias->dtype, (d + i) * bias->stride[0]);
+        to[i] = cot_present(bias) ? (float)cot_load_f64(bias->data, bias->dtype, (d + i) * bias->stride[0]) : -0.0f;
 }
 
 /* Are the rows of an output whole cache lines, and is the call beyond the caches? */

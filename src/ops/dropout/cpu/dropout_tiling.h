@@ -7,10 +7,10 @@
 #include "ops/dropout/dropout_problem.h"
 
 enum {
-    DROPOUT_CHUNK = 512,        /* columns for which mask bits are made at once: 64 groups */
-    DROPOUT_MAX_COLUMNS = 1024, /* of an item: its bias and sums stay in the first-level cache. A multiple of CHUNK */
+    DROPOUT_MAX_COLUMNS = 1024, /* of an item: its bias, bits and sums stay in the first-level cache */
     DROPOUT_MAX_ROWS = 256,     /* of an item */
-    DROPOUT_ROW_BLOCK = 8       /* rows of dx that are summed before they join the item's sum */
+    DROPOUT_COLUMN_UNIT = 512,  /* items of more than one block are cut at multiples of this: whole draws */
+    DROPOUT_ROW_BLOCK = 16      /* rows of dx that are summed before they join the item's sum */
 };
 
 /* An item is `rows` x `columns`; their numbers, the last of each smaller. */
@@ -32,17 +32,15 @@ static inline int64_t dropout_quotient_up(int64_t value, int64_t by)
 static inline dropout_tiling dropout_tile(const dropout_sizes *sizes)
 {
     dropout_tiling tiling;
-    /* Blocks of equal width, whole chunks, so that their mask bits are whole groups. */
     const int64_t blocks = dropout_clamp(dropout_quotient_up(sizes->D, DROPOUT_MAX_COLUMNS), 1, INT64_MAX);
-    tiling.columns = dropout_quotient_up(dropout_quotient_up(sizes->D, blocks), DROPOUT_CHUNK) * DROPOUT_CHUNK;
-    tiling.columns = dropout_clamp(tiling.columns, DROPOUT_CHUNK, DROPOUT_MAX_COLUMNS);
+    const int64_t units = dropout_quotient_up(dropout_quotient_up(sizes->D, blocks), DROPOUT_COLUMN_UNIT);
+    tiling.columns = dropout_clamp(units, 1, DROPOUT_MAX_COLUMNS / DROPOUT_COLUMN_UNIT) * DROPOUT_COLUMN_UNIT;
     tiling.blocks = dropout_quotient_up(sizes->D, tiling.columns);
     /* Many items share the work evenly, large ones cost less to begin. */
     const double share = (double)sizes->R * (double)sizes->D / 256;
-    const int64_t elements = share > 65536 ? 65536 : share < 8192 ? 8192 : (int64_t)share;
+    const int64_t elements = share > 65536 ? 65536 : share < 16384 ? 16384 : (int64_t)share;
     const int64_t width = dropout_clamp(sizes->D, 1, tiling.columns);
-    tiling.rows = dropout_clamp(elements / width, DROPOUT_ROW_BLOCK, DROPOUT_MAX_ROWS);
-    tiling.rows = tiling.rows / DROPOUT_ROW_BLOCK * DROPOUT_ROW_BLOCK;
+    tiling.rows = dropout_clamp(elements / width, 1, DROPOUT_MAX_ROWS);
     tiling.parts = dropout_quotient_up(sizes->R, tiling.rows);
     return tiling;
 }
