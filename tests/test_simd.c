@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The verbs of src/simd against core/float16.h and libm. Compiled once per instruction set. */
 #include "core/cpu_features.h"
-#include "simd/simd.h"
+#include "simd/gelu.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -390,6 +390,164 @@ static void curves_have_their_limits(void **state)
     }
 }
 
+/* ---- signs, bits, Philox ------------------------------------------------------------------------------------------ */
+
+static void signs_and_bits_choose_lanes(void **state)
+{
+    (void)state;
+    const float special[] = {0, -0.0f, 1, -1, INFINITY, -INFINITY, NAN, 0x1p-149f, -0x1p-149f, 3};
+    for (size_t k = 0; k < sizeof special / sizeof *special; k++) {
+        const float a = special[k];
+        float out[VW];
+        v_store(out, v_abs(v_set1(a)));
+        assert_same_float(fabsf(a), out[VW - 1]);
+        v_store(out, v_select(vm_negative(v_set1(a)), v_set1(1), v_set1(2)));
+        if (!isnan(a))
+            assert_same_float(signbit(a) ? 1 : 2, out[VW - 1]);
+        for (size_t j = 0; j < sizeof special / sizeof *special; j++) {
+            v_store(out, v_keep(vm_above(v_set1(a), v_set1(special[j])), v_set1(1)));
+            assert_same_float(!(a <= special[j]) ? 1 : 0, out[0]);
+        }
+    }
+    uint8_t bits[64];
+    for (size_t i = 0; i < sizeof bits; i++)
+        bits[i] = (uint8_t)random_bits();
+    for (int first = 0; first + VW <= 8 * 62; first += VW) {
+        float out[VW];
+        v_store(out, v_keep(vm_bits(bits, first), v_set1(1)));
+        for (int i = 0; i < VW; i++)
+            assert_same_float(bits[(first + i) / 8] >> ((first + i) % 8) & 1 ? 1 : 0, out[i]);
+    }
+}
+
+static void philox_draws_as_philox_h_does(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 20000; round++) {
+        const uint64_t seed = (uint64_t)random_bits() << 32 | random_bits();
+        const uint64_t offset = (uint64_t)random_bits() << 32 | random_bits();
+        uint64_t i = (uint64_t)random_bits() << 32 | random_bits();
+        if (round % 4 ==
+            0) /* where the low word of the counter overflows inside the vector, and where the high one does */
+            i = (round % 8 == 0 ? UINT64_C(0x1ffffffff) : UINT64_MAX) - (uint64_t)(round % V_PHILOX_GROUPS);
+        const uint32_t threshold = round % 3 == 0 ? 1 : round % 3 == 1 ? 65535 : 1 + random_bits() % 65535;
+        const v_philox p = v_philox_make(seed, offset, threshold);
+        uint8_t bits[V_PHILOX_GROUPS + 1] = {0};
+        v_philox_keep(bits, &p, i);
+        for (uint64_t g = 0; g < V_PHILOX_GROUPS; g++)
+            assert_int_equal(bits[g], cot_dropout_keep(seed, offset, i + g, threshold));
+        assert_int_equal(bits[V_PHILOX_GROUPS], 0);
+    }
+}
+
+/* ---- GELU --------------------------------------------------------------------------------------------------------- */
+
+/* A function with the absolute terms of its derivative: an error of z moves the value by so much. */
+typedef struct conditioned {
+    double value, terms;
+} conditioned;
+
+static conditioned exact_gelu_erf(double z, bool slope)
+{
+    const double below = erfc(-z / sqrt(2)) / 2, density = exp(-z * z / 2) / sqrt(2 * acos(-1));
+    if (slope)
+        return (conditioned){below + z * density, below + fabs(z) * density + fabs(z) * (2 + z * z) * density};
+    return (conditioned){z * below, fabs(z) * (below + fabs(z) * density)};
+}
+
+static conditioned exact_gelu_tanh(double z, bool slope)
+{
+    const double k = 2 * sqrt(2 / acos(-1)), cubic = 0.044715, w = k * (z + cubic * z * z * z);
+    const double dw = k * (1 + 3 * cubic * z * z), ddw = 6 * k * cubic * fabs(z);
+    const double s = 1 / (1 + exp(-w)), t = 1 / (1 + exp(w));
+    const double terms = s + fabs(z) * s * t * dw;
+    if (slope)
+        return (conditioned){s + z * s * t * dw, terms + fabs(z) * s * t * (2 * dw + fabs(z) * (ddw + dw * dw))};
+    return (conditioned){z * s, fabs(z) * terms};
+}
+
+/* check's elementwise rule for these functions, with a quarter to spare. */
+static void sweep_gelu(const char *name, vf (*vector)(vf), conditioned (*exact)(double, bool), bool slope, float limit)
+{
+    enum { STEPS = 1000000 };
+    double worst = 0;
+    for (int step = 0; step < STEPS; step += VW) {
+        float z[VW], out[VW];
+        for (int i = 0; i < VW; i++)
+            z[i] = limit * (2 * (float)(step + i) / STEPS - 1);
+        v_store(out, vector(v_load(z)));
+        for (int i = 0; i < VW; i++) {
+            const conditioned c = exact((double)z[i], slope);
+            const double tolerance = 0x1p-24 * fabs(c.value) + 4 * 0x1p-24 * c.terms + 0x1p-126;
+            worst = fmax(worst, fabs((double)out[i] - c.value) / tolerance);
+        }
+    }
+    printf("%-16s on [%g, %g]: at most %.2f of the tolerance\n", name, -(double)limit, (double)limit, worst);
+    assert_true(worst <= 0.75);
+}
+
+static vf vector_gelu_erf(vf z)
+{
+    return v_gelu_erf(z);
+}
+
+static vf vector_gelu_erf_slope(vf z)
+{
+    return v_gelu_erf_slope(z);
+}
+
+static vf vector_gelu_tanh(vf z)
+{
+    return v_gelu_tanh(z);
+}
+
+static vf vector_gelu_tanh_slope(vf z)
+{
+    return v_gelu_tanh_slope(z);
+}
+
+static void gelu_is_accurate(void **state)
+{
+    (void)state;
+    sweep_gelu("gelu_erf", vector_gelu_erf, exact_gelu_erf, false, 12);
+    sweep_gelu("gelu_erf_slope", vector_gelu_erf_slope, exact_gelu_erf, true, 12);
+    sweep_gelu("gelu_tanh", vector_gelu_tanh, exact_gelu_tanh, false, 9.9f);
+    sweep_gelu("gelu_tanh_slope", vector_gelu_tanh_slope, exact_gelu_tanh, true, 9.9f);
+    sweep_gelu("gelu_erf", vector_gelu_erf, exact_gelu_erf, false, 0.1f);
+    sweep_gelu("gelu_erf_slope", vector_gelu_erf_slope, exact_gelu_erf, true, 0.1f);
+}
+
+static void gelu_has_its_limits(void **state)
+{
+    (void)state;
+    vf (*const values[])(vf) = {vector_gelu_erf, vector_gelu_tanh};
+    vf (*const slopes[])(vf) = {vector_gelu_erf_slope, vector_gelu_tanh_slope};
+    const float huge[] = {11, 40, 1e10f, 3e38f, INFINITY};
+    float out[VW];
+    for (int form = 0; form < 2; form++) {
+        for (size_t i = 0; i < sizeof huge / sizeof *huge; i++) {
+            v_store(out, values[form](v_set1(huge[i])));
+            assert_true(out[0] == huge[i]);
+            v_store(out, values[form](v_set1(-huge[i])));
+            assert_true(out[0] <= 0 && out[0] >= -1e-26f);
+            v_store(out, slopes[form](v_set1(huge[i])));
+            assert_true(out[0] == 1);
+            v_store(out, slopes[form](v_set1(-huge[i])));
+            assert_true(fabsf(out[0]) <= 1e-25f);
+        }
+        v_store(out, values[form](v_set1(NAN)));
+        assert_true(isnan(out[0]));
+        v_store(out, slopes[form](v_set1(NAN)));
+        assert_true(isnan(out[0]));
+        v_store(out, values[form](v_zero()));
+        assert_true(out[0] == 0);
+        v_store(out, slopes[form](v_zero()));
+        assert_true(out[0] == 0.5f);
+        v_store(out, slopes[form](v_set1(-0.0f)));
+        assert_true(out[0] == 0.5f);
+    }
+}
+
 int main(void)
 {
 #if defined(__AVX512BF16__)
@@ -412,6 +570,10 @@ int main(void)
         cmocka_unit_test(masks_compare_lanes),
         cmocka_unit_test(curves_are_accurate),
         cmocka_unit_test(curves_have_their_limits),
+        cmocka_unit_test(signs_and_bits_choose_lanes),
+        cmocka_unit_test(philox_draws_as_philox_h_does),
+        cmocka_unit_test(gelu_is_accurate),
+        cmocka_unit_test(gelu_has_its_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

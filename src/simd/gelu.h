@@ -6,11 +6,11 @@
 #include "simd.h"
 
 /* ---- tanh form: z/2 * (1 + tanh(u)) = z * sigmoid(w), w = 2u = z * (V_GELU_LINEAR + V_GELU_CUBIC * z^2) -------- *
- * |w| passes V_LOGISTIC_LIMIT at |z| = V_GELU_LIMIT; beyond it sigmoid is 2^-126 or 1. */
+ * |w| is 87.31 at |z| = V_GELU_LIMIT, just within V_LOGISTIC_LIMIT; beyond it sigmoid is 2^-126 or 1. */
 
 #define V_GELU_LINEAR 1.5957691216057307f /* 2 * sqrt(2/pi) */
 #define V_GELU_CUBIC 0.07135481627260024f /* that times 0.044715 */
-#define V_GELU_LIMIT 10.055f
+#define V_GELU_LIMIT 10.0f
 
 V_INLINE vf v_gelu_exponent(vf z)
 {

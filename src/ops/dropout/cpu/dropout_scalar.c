@@ -38,9 +38,10 @@ static inline void store2(const cot_tensor *t, int64_t row, int64_t d, real valu
     cot_store_f64(t->data, t->dtype, row + d * t->stride[t->rank - 1], value);
 }
 
-static inline real load1_or_zero(const cot_tensor *t, int64_t i)
+/* Without a bias, what added changes nothing, not even the sign of 0. */
+static inline real load_bias(const cot_tensor *t, int64_t i)
 {
-    return cot_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : 0;
+    return cot_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : (real)-0.0;
 }
 
 static inline int64_t least(int64_t a, int64_t b)
@@ -168,7 +169,7 @@ static void forward_item(void *context, int64_t r)
             const int64_t d = first + j;
             real value = 0;
             if ((keep >> j & 1) && scale != 0)
-                value = scale * activate(a->activation, load2(&a->x, x, d) + load1_or_zero(&a->bias, d));
+                value = scale * activate(a->activation, load2(&a->x, x, d) + load_bias(&a->bias, d));
             if (cot_present(&a->residual))
                 value += load2(&a->residual, residual, d);
             store2(&a->y, y, d, value);
@@ -223,7 +224,7 @@ static void backward_item(void *context, int64_t item)
                 if ((keep >> (d - first) & 1) && scale != 0) {
                     value = scale * load2(&a->dy, dy, d);
                     if (a->activation != COT_ACTIVATION_NONE)
-                        value *= slope(a->activation, load2(&a->x, x, d) + load1_or_zero(&a->bias, d));
+                        value *= slope(a->activation, load2(&a->x, x, d) + load_bias(&a->bias, d));
                 }
                 if (cot_present(&a->dx))
                     store2(&a->dx, dx, d, value);
