@@ -20,7 +20,7 @@ TEXT = os.path.realpath('LICENSE')
 KILLS = 20
 STEPS = 60
 RUN = [PROGRAM, TEXT, '--steps', str(STEPS), '--batch', '2', '--context', '64', '--width', '16', '--layers', '2',
-       '--sample', '0', '--quiet', '--out', 'out', '--checkpoint', 'run.safetensors']
+       '--dropout', '0.1', '--sample', '0', '--quiet', '--out', 'out', '--checkpoint', 'run.safetensors']
 # Without a PATH there is no gnuplot, which would take longer than the training; and idle threads must not spin.
 ENVIRONMENT = {**os.environ, 'PATH': '/nonexistent', 'OMP_WAIT_POLICY': 'passive'}
 passed = failed = 0
@@ -120,7 +120,8 @@ def test_refusals():
     refused('run.safetensors: is there: --resume goes on from it')
     for option, value, was in (('--lr', 0.001, '0.0040000000000000001'), ('--steps', 61, '60'), ('--seed', 2, '1'),
                                ('--width', 24, '16'), ('--batch', 1, '2'), ('--clip', 2, '1'),
-                               ('--weight-decay', 0, '0.40000000000000002'), ('--kernel', 3, '4')):
+                               ('--weight-decay', 0, '0.40000000000000002'), ('--kernel', 3, '4'),
+                               ('--dropout', 0.2, '0.10000000000000001')):
         refused(f'was trained with {option} {was}, not ', '--resume', option, value)
     refused('was trained on another text', '--resume', os.path.join(os.path.dirname(TEXT), 'README.md'))
     length = struct.unpack('<Q', whole[:8])[0]

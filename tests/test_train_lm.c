@@ -308,11 +308,11 @@ static double block_loss(void *context)
     return dot(c->next, c->dnext, BATCH * TIME * c->sizes.width);
 }
 
-static void test_conv_block(void **state)
+static void check_block(double dropout)
 {
-    (void)state;
     model_case m;
     model_case_create(&m, SMALL);
+    m.pass.blocks[0].drop = (block_dropout){.p = dropout, .seed = 1, .offset = 2};
     const int64_t count = BATCH * TIME * SMALL.width;
     block_case c = {.whole = &m, .sizes = {.width = SMALL.width, .inner = SMALL.inner, .kernel = SMALL.kernel}};
     c.next = real_allocate(count);
@@ -333,6 +333,13 @@ static void test_conv_block(void **state)
     model_case_destroy(&m);
 }
 
+static void test_conv_block(void **state)
+{
+    (void)state;
+    check_block(0);
+    check_block(0.4);
+}
+
 static double whole_loss(void *context)
 {
     model_case *c = context;
@@ -340,10 +347,11 @@ static double whole_loss(void *context)
     return model_loss(&c->model, &c->pass, BATCH * TIME, c->targets);
 }
 
-static void check_model(model_config config)
+static void check_model(model_config config, double dropout)
 {
     model_case c;
     model_case_create(&c, config);
+    c.pass.dropout = (model_dropout){.p = dropout, .seed = 1, .step = 3};
     const double loss = whole_loss(&c);
     double trained_loss;
     for (int64_t i = 0; i < c.model.parameters.elements; i++)
@@ -361,7 +369,29 @@ static void check_model(model_config config)
 static void test_model(void **state)
 {
     (void)state;
-    check_model(SMALL);
+    check_model(SMALL, 0);
+    check_model(SMALL, 0.3);
+}
+
+/* Every step and every block draws a mask of its own, and the same one again for the same step. */
+static void test_dropout(void **state)
+{
+    (void)state;
+    model_case c;
+    model_case_create(&c, SMALL);
+    const double plain = whole_loss(&c);
+    double losses[4];
+    for (int i = 0; i < 4; i++) {
+        c.pass.dropout = (model_dropout){.p = 0.5, .seed = 1, .step = (uint64_t)i % 3};
+        losses[i] = whole_loss(&c);
+        assert_true(losses[i] != plain);
+        assert_true(c.pass.blocks[0].drop.offset != c.pass.blocks[1].drop.offset);
+    }
+    assert_true(losses[0] != losses[1] && losses[1] != losses[2]);
+    assert_true(losses[0] == losses[3]);
+    c.pass.dropout = (model_dropout){0};
+    assert_true(whole_loss(&c) == plain);
+    model_case_destroy(&c);
 }
 
 /* Hyper-connections: between them, every gradient of the library's mhc ops. */
@@ -370,12 +400,13 @@ static void test_model_streams(void **state)
     (void)state;
     model_config config = SMALL;
     config.streams = 2;
-    check_model(config);
+    check_model(config, 0);
+    check_model(config, 0.3);
     config.layers = 1;
     config.streams = 1;
-    check_model(config);
+    check_model(config, 0);
     config.streams = 3;
-    check_model(config);
+    check_model(config, 0);
 }
 
 /* A convolution of width 1 has no state and looks at no other token; one wider than the text sees zeros before it. */
@@ -385,9 +416,9 @@ static void test_model_kernels(void **state)
     model_config config = SMALL;
     config.layers = 1;
     config.kernel = 1;
-    check_model(config);
+    check_model(config, 0);
     config.kernel = TIME + 3;
-    check_model(config);
+    check_model(config, 0);
 }
 
 /* ---- decoding ----------------------------------------------------------------------------------------- */
@@ -456,6 +487,7 @@ static uint64_t hash_after_training(int threads)
     assert_true(model_pass_create(&pass, &m, ROWS, true));
     double *partial = calloc((size_t)gradient_norm_partials(&m.parameters), sizeof *partial);
     for (int step = 1; step <= STEPS; step++) {
+        pass.dropout = (model_dropout){.p = 0.1, .seed = 1, .step = (uint64_t)step};
         assert_int_equal(model_forward(&m, &pass, queue, 2, ROWS / 2, inputs), COT_OK);
         assert_int_equal(model_backward(&m, &pass, queue, 2, ROWS / 2, inputs, targets, &loss), COT_OK);
         adamw_step(&m.parameters, &adamw, gradient_norm(&m.parameters, partial), 1e-2, step);
@@ -659,16 +691,27 @@ static void test_csv(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),        cmocka_unit_test(test_linear_tiles),
-        cmocka_unit_test(test_rmsnorm),       cmocka_unit_test(test_embedding),
-        cmocka_unit_test(test_gate),          cmocka_unit_test(test_cross_entropy),
-        cmocka_unit_test(test_conv_block),    cmocka_unit_test(test_model),
-        cmocka_unit_test(test_model_kernels), cmocka_unit_test(test_model_streams),
-        cmocka_unit_test(test_decoding),      cmocka_unit_test(test_sample_pick),
-        cmocka_unit_test(test_threads),       cmocka_unit_test(test_gradient_norm_threads),
-        cmocka_unit_test(test_adamw),         cmocka_unit_test(test_learning_rate),
-        cmocka_unit_test(test_bigram),        cmocka_unit_test(test_sampler),
-        cmocka_unit_test(test_corpus),        cmocka_unit_test(test_csv),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_tiles),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_conv_block),
+        cmocka_unit_test(test_model),
+        cmocka_unit_test(test_model_kernels),
+        cmocka_unit_test(test_model_streams),
+        cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_decoding),
+        cmocka_unit_test(test_sample_pick),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_gradient_norm_threads),
+        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_learning_rate),
+        cmocka_unit_test(test_bigram),
+        cmocka_unit_test(test_sampler),
+        cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_csv),
     };
     matrix_use_one_thread_per_call();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -34,6 +34,7 @@ static const struct {
     {"--lr", offsetof(options, rate), true},
     {"--weight-decay", offsetof(options, weight_decay), true},
     {"--clip", offsetof(options, clip), true},
+    {"--dropout", offsetof(options, dropout), true},
 };
 
 void run_identity_make(run_identity *identity, const options *o, const corpus *text)

@@ -141,6 +141,39 @@ static cot_status convolve_step(const conv_block *block, block_sizes sizes, cot_
     return cot_causal_conv1d_update(queue, &args);
 }
 
+static cot_tensor rows_of(real *data, int64_t rows, int64_t width)
+{
+    return cot_tensor_contiguous(data, REAL_DTYPE, 2, (int64_t[]){rows, width});
+}
+
+/* x_next = x + drop(x_next), or without x where the sizes say so */
+static cot_status join(block_sizes sizes, cot_queue *queue, int64_t rows, const conv_block_saved *saved, real *x_next)
+{
+    cot_dropout_forward_args args;
+    COT_INIT(&args);
+    args.p = saved->drop.p;
+    args.seed = saved->drop.seed;
+    args.offset = saved->drop.offset;
+    args.x = args.y = rows_of(x_next, rows, sizes.width);
+    if (!sizes.no_residual)
+        args.residual = rows_of(saved->x, rows, sizes.width);
+    return cot_dropout_forward(queue, &args);
+}
+
+/* dbranch = drop'(dx), the gradient of what was dropped from. */
+static cot_status join_backward(block_sizes sizes, cot_queue *queue, int64_t rows, const conv_block_saved *saved,
+                                real *dx, real *dbranch)
+{
+    cot_dropout_backward_args args;
+    COT_INIT(&args);
+    args.p = saved->drop.p;
+    args.seed = saved->drop.seed;
+    args.offset = saved->drop.offset;
+    args.dy = rows_of(dx, rows, sizes.width);
+    args.dx = rows_of(dbranch, rows, sizes.width);
+    return cot_dropout_backward(queue, &args);
+}
+
 /* ---- the block ---------------------------------------------------------------------------------------- */
 
 static linear_shape in_shape(block_sizes sizes, int64_t rows)
@@ -159,14 +192,19 @@ static void before_convolution(const conv_block *block, block_sizes sizes, int64
     linear_forward(in_shape(sizes, rows), saved->normed, block->w_in->value, saved->mixed, MATRIX_SET);
 }
 
-static void after_convolution(const conv_block *block, block_sizes sizes, int64_t rows, conv_block_saved *saved,
-                              real *x_next)
+static cot_status after_convolution(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t rows,
+                                    conv_block_saved *saved, real *x_next)
 {
     gate_forward(rows, sizes.inner, saved->conv, saved->mixed, saved->gated);
+    if (saved->drop.p > 0) {
+        linear_forward(out_shape(sizes, rows), saved->gated, block->w_out->value, x_next, MATRIX_SET);
+        return join(sizes, queue, rows, saved, x_next);
+    }
     if (!sizes.no_residual)
         memcpy(x_next, saved->x, (size_t)(rows * sizes.width) * sizeof(real));
     linear_forward(out_shape(sizes, rows), saved->gated, block->w_out->value, x_next,
                    sizes.no_residual ? MATRIX_SET : MATRIX_ADD);
+    return COT_OK;
 }
 
 cot_status conv_block_forward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
@@ -174,9 +212,7 @@ cot_status conv_block_forward(const conv_block *block, block_sizes sizes, cot_qu
 {
     before_convolution(block, sizes, batch * time, saved);
     const cot_status status = convolve(block, sizes, queue, batch, time, saved);
-    if (status == COT_OK)
-        after_convolution(block, sizes, batch * time, saved, x_next);
-    return status;
+    return status != COT_OK ? status : after_convolution(block, sizes, queue, batch * time, saved, x_next);
 }
 
 cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, real *state,
@@ -184,19 +220,23 @@ cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue
 {
     before_convolution(block, sizes, batch, saved);
     const cot_status status = convolve_step(block, sizes, queue, batch, state, saved);
-    if (status == COT_OK)
-        after_convolution(block, sizes, batch, saved, x_next);
-    return status;
+    return status != COT_OK ? status : after_convolution(block, sizes, queue, batch, saved, x_next);
 }
 
 cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
                                int64_t time, const conv_block_saved *saved, const conv_block_scratch *scratch, real *dx)
 {
     const int64_t rows = batch * time;
-    linear_backward(out_shape(sizes, rows), saved->gated, block->w_out->value, dx, scratch->dinner,
+    real *dbranch = saved->drop.p > 0 ? scratch->dnormed : dx; /* dnormed is not needed until later */
+    cot_status status = COT_OK;
+    if (dbranch != dx)
+        status = join_backward(sizes, queue, rows, saved, dx, dbranch);
+    if (status != COT_OK)
+        return status;
+    linear_backward(out_shape(sizes, rows), saved->gated, block->w_out->value, dbranch, scratch->dinner,
                     block->w_out->gradient);
     gate_backward(rows, sizes.inner, saved->conv, saved->mixed, scratch->dinner, scratch->dmixed);
-    const cot_status status = convolve_backward(block, sizes, queue, batch, time, saved, scratch);
+    status = convolve_backward(block, sizes, queue, batch, time, saved, scratch);
     if (status != COT_OK)
         return status;
     linear_backward(in_shape(sizes, rows), saved->normed, block->w_in->value, scratch->dmixed, scratch->dnormed,

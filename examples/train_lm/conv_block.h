@@ -5,7 +5,7 @@
  *     n      = rmsnorm(x) * gain
  *     [u|g]  = n w_in^T                   w_in [2E,width]
  *     c      = silu(conv(u))              depthwise, causal along time: weight [E,kernel], bias [E]
- *     x_next = x + (c * g) w_out^T        w_out [width,E]; without x where the sizes say so
+ *     x_next = x + drop((c * g) w_out^T)  w_out [width,E]; without x where the sizes say so; drop: nothing but in training
  */
 #ifndef TRAIN_LM_CONV_BLOCK_H
 #define TRAIN_LM_CONV_BLOCK_H
@@ -23,14 +23,22 @@ typedef struct conv_block {
 
 enum { CONV_BLOCK_PARAMETERS = 5 };
 
+/* The dropout of one block in one step. The mask follows from seed and offset, so there is no state to keep: the backward
+ * draws it again, and so does a training that is resumed. */
+typedef struct block_dropout {
+    double p; /* 0: none */
+    uint64_t seed, offset;
+} block_dropout;
+
 /* What the forward computes and the backward reads again. */
 typedef struct conv_block_saved {
-    real *x;       /* [rows,width] the block's input */
-    real *inv_rms; /* [rows] */
-    real *normed;  /* [rows,width] n */
-    real *mixed;   /* [rows,2E] u in the first half of each row, g in the second */
-    real *conv;    /* [rows,E] c */
-    real *gated;   /* [rows,E] c * g */
+    block_dropout drop; /* set by the caller of the forward */
+    real *x;            /* [rows,width] the block's input */
+    real *inv_rms;      /* [rows] */
+    real *normed;       /* [rows,width] n */
+    real *mixed;        /* [rows,2E] u in the first half of each row, g in the second */
+    real *conv;         /* [rows,E] c */
+    real *gated;        /* [rows,E] c * g */
 } conv_block_saved;
 
 /* Memory that the backward of one block needs and the next may use again. */

@@ -177,6 +177,12 @@ static cot_status run_block(const model *m, model_pass *pass, cot_queue *queue, 
     return status;
 }
 
+static block_dropout drop_of(const model *m, const model_pass *pass, int64_t i)
+{
+    const model_dropout *d = &pass->dropout;
+    return (block_dropout){d->p, d->seed, d->step * (uint64_t)m->config.layers + (uint64_t)i};
+}
+
 static void predict(const model *m, model_pass *pass, int64_t rows)
 {
     if (m->hypers != NULL)
@@ -190,6 +196,7 @@ cot_status model_forward(const model *m, model_pass *pass, cot_queue *queue, int
 {
     embed(m, pass, batch * time, inputs);
     for (int64_t i = 0; i < m->config.layers; i++) {
+        pass->blocks[i].drop = drop_of(m, pass, i);
         const cot_status status = run_block(m, pass, queue, batch, time, i, NULL);
         if (status != COT_OK)
             return status;

@@ -22,9 +22,16 @@ typedef struct model {
     parameter *head;          /* [vocabulary,width] */
 } model;
 
+/* The dropout of one step of training, counted from 1: every step and every block draws a mask of its own. */
+typedef struct model_dropout {
+    double p;
+    uint64_t seed, step;
+} model_dropout;
+
 /* Memory for passes over up to `rows` tokens; the backward's part only where it was asked for. */
 typedef struct model_pass {
     int64_t rows, layers;
+    model_dropout dropout; /* set before a forward; all zero = none */
     conv_block_saved *blocks;
     conv_block_scratch scratch;
     hyper_saved *hypers; /* [layers], NULL without streams; so are the next three */

@@ -23,6 +23,7 @@ enum {
     KEY_RATE,
     KEY_DECAY,
     KEY_CLIP,
+    KEY_DROPOUT,
     KEY_SEED,
     KEY_THREADS,
     KEY_OUT,
@@ -54,7 +55,8 @@ static const struct argp_option OPTIONS[] = {
     {"lr", KEY_RATE, "X", 0, "Highest learning rate", 0},
     {"weight-decay", KEY_DECAY, "X", 0, "AdamW's decay of the matrices", 0},
     {"clip", KEY_CLIP, "X", 0, "Largest norm of the gradient; 0: no limit", 0},
-    {"seed", KEY_SEED, "N", 0, "Names the initial weights, the batches and the sample", 0},
+    {"dropout", KEY_DROPOUT, "P", 0, "Probability of dropping an element of what a block adds", 0},
+    {"seed", KEY_SEED, "N", 0, "Names the initial weights, the batches, the dropped elements and the sample", 0},
     {"threads", KEY_THREADS, "N", 0, "Threads (default: what OpenMP would use); the losses do not depend on it", 0},
     {0, 0, 0, 0, "Output:", 4},
     {"out", KEY_OUT, "DIR", 0, "Where loss.csv and loss.svg go; made if it is not there", 0},
@@ -93,6 +95,7 @@ static const struct real_option {
     {KEY_RATE, offsetof(options, rate), 0, 10},
     {KEY_DECAY, offsetof(options, weight_decay), 0, 100},
     {KEY_CLIP, offsetof(options, clip), 0, 1e30},
+    {KEY_DROPOUT, offsetof(options, dropout), 0, 1},
     {KEY_TEMPERATURE, offsetof(options, temperature), 0, 100},
 };
 

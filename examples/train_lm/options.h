@@ -10,7 +10,7 @@
 typedef struct options {
     int64_t steps, batch, context, width, inner, layers, kernel, streams, threads, sample;
     int64_t seed;
-    double rate, weight_decay, clip, temperature;
+    double rate, weight_decay, clip, dropout, temperature;
     const char *out, *source_dir, *prompt;
     const char *checkpoint; /* NULL = none is written */
     int64_t every;

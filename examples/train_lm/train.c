@@ -98,6 +98,7 @@ static cot_status validate(const training *t, run_state *run, double *loss)
 {
     const int64_t context = run->o->context;
     double sum = 0;
+    run->pass.dropout = (model_dropout){0};
     for (int64_t done = 0; done < run->held_out.windows; done += run->o->batch) {
         const int64_t left = run->held_out.windows - done, batch = left < run->o->batch ? left : run->o->batch;
         const cot_status status =
@@ -119,6 +120,7 @@ static cot_status train_step(training *t, run_state *run, int64_t step, double *
         .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = o->weight_decay, .clip = o->clip};
     const double start = progress_now();
     sampler_batch(&run->sampler, step - 1, o->batch, run->inputs, run->targets);
+    run->pass.dropout = (model_dropout){.p = o->dropout, .seed = (uint64_t)o->seed, .step = (uint64_t)step};
     cot_status status = model_forward(&t->model, &run->pass, run->queue, o->batch, o->context, run->inputs);
     if (status == COT_OK)
         status =

@@ -6,10 +6,6 @@
 #include "ops/mhc/mhc_problem.h"
 
 const cot_op *const cot_ops[] = {
-    &cot_causal_conv1d_op,
-    &cot_mhc_pre_op,
-    &cot_mhc_sinkhorn_op,
-    &cot_mhc_post_op,
-    &cot_dropout_op,
+    &cot_causal_conv1d_op, &cot_mhc_pre_op, &cot_mhc_sinkhorn_op, &cot_mhc_post_op, &cot_dropout_op,
 };
 const int cot_op_count = (int)(sizeof cot_ops / sizeof *cot_ops);
