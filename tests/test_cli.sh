@@ -30,6 +30,10 @@ expect 0 '"isa"' info --json
 expect 0 'causal_conv1d_bwd_scalar' ops
 expect 0 'chosen' explain causal_conv1d backward B=2 D=64 T=100 K=3 bf16 channel-last silu initial final
 expect 0 'refused: it serves f64 only' explain causal_conv1d update f16 S=9 ring indices
+expect 0 'chosen' explain dropout backward R=100 D=33 p=0.5 bf16 slice gelu_erf bias mask_bits
+expect 0 ' 0 failed' check dropout --quick --kernel scalar --only 'forward f16 slice'
+expect 2 'p is 1.5, expected 0 to 1' explain dropout forward p=1.5
+expect 2 "'gelu' describes no case" explain dropout forward gelu
 expect 0 ' 0 failed' check causal_conv1d --quick --kernel update --only 'update bf16'
 expect 0 'cycles/16' bench causal_conv1d forward B=1 D=16 T=64 f16 --chosen --threads 1
 expect 0 'causal_conv1d_bwd_scalar' bench causal_conv1d backward D=16 T=64 --json "$work/rows.json" --kernel bwd_scalar

@@ -9,6 +9,7 @@ set -eu
 cd "$(dirname "$0")/.."
 work=${1:-build/faults}
 kernels=src/ops/causal_conv1d/cpu
+dropout=src/ops/dropout/cpu
 mkdir -p "$work"
 passed=0
 failed=0
@@ -77,6 +78,15 @@ plant 'dx of stream 0 alone' src/ops/mhc/cpu/mhc_pre_bwd_tiles.c \
 plant 'an error in stream 0 alone' src/ops/mhc/cpu/mhc_pre_bwd_tiles.c \
     's/h_pre = v_set1(s->h_pre\[own->i\]\[t + r\]);/h_pre = v_set1(s->h_pre[own->i][t + r] * (own->i == 0 ? 1.01f : 1));/' \
     mhc_pre_bwd_tiles_scalar 'n4 D8 phi~1' mhc_pre
+
+plant 'the mask of a row begun anew in its middle' $dropout/dropout_fwd_rows.c \
+    's/row->group + (uint64_t)(i \/ 8)/row->group/' dropout_fwd_rows 'forward f32 contiguous' dropout
+plant 'a row left out of dbias' $dropout/dropout_bwd_rows.c \
+    's/total\[i\] += block\[i\];/total[i] += r == 16 ? 0 : block[i];/' dropout_bwd_rows 'backward f32' dropout
+plant 'the last column of a group dropped with the one before' src/core/philox.h \
+    's/words\[j \/ 2\] >> (16 \* (j % 2))/words[j \/ 2] >> (16 * (j % 2 \&\& j != 7))/' dropout_fwd_scalar 'forward bf16' dropout
+plant 'a slope of GELU without its second term' src/simd/gelu.h \
+    's/v_fnma(a, v_set1(0.3989422804014327f), r)/r/' dropout_bwd_rows 'backward f32 contiguous' dropout
 
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]
