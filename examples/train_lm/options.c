@@ -190,6 +190,7 @@ void options_parse(options *o, int argc, char **argv)
                    .rate = 4e-3,
                    .weight_decay = 0.4,
                    .clip = 1,
+                   .dropout = 0.1,
                    .temperature = 0.8,
                    .sample = 800,
                    .out = "train_lm_out",
