@@ -324,6 +324,26 @@ static const cot_field backward_fields[] = {
     {"dbias", offsetof(cot_dropout_backward_args, dbias), COT_OUTPUT, true},
 };
 
+#define OPTION(direction, name, kind, words) {#name, offsetof(cot_dropout_##direction##_args, name), kind, words}
+#define SHARED_OPTIONS(direction) \
+    OPTION(direction, activation, COT_OPTION_WORD, "none silu relu gelu_tanh gelu_erf"), \
+    OPTION(direction, p, COT_OPTION_F64, NULL), \
+    OPTION(direction, scale, COT_OPTION_F64, NULL), \
+    OPTION(direction, seed, COT_OPTION_U64, NULL), \
+    OPTION(direction, offset, COT_OPTION_U64, NULL)
+
+static const cot_option forward_options[] = {SHARED_OPTIONS(forward)};
+static const cot_option backward_options[] = {
+    SHARED_OPTIONS(backward),
+    OPTION(backward, accumulate, COT_OPTION_I32, NULL),
+};
+
+static const char forward_signature[] =
+    "x[...,D] bias[D] residual[...,D] mask[...,D] mask_bits[...,D/8] seed_memory[2] offset_memory[2] y=x "
+    "mask_out:u8[...,D] mask_bits_out:u8[...,D/8]";
+static const char backward_signature[] =
+    "dy[...,D] x[...,D] bias[D] mask[...,D] mask_bits[...,D/8] seed_memory[2] offset_memory[2] dx=dy dbias:f32[D]";
+
 #define DIRECTION(direction, accumulate_at)                                                  \
     {                                                                                        \
         .name = #direction,                                                                  \
@@ -336,6 +356,9 @@ static const cot_field backward_fields[] = {
         .accumulate_offset = accumulate_at,                                                  \
         .fields = direction##_fields,                                                        \
         .field_count = COUNT(direction##_fields),                                            \
+        .options = direction##_options,                                                      \
+        .option_count = COUNT(direction##_options),                                          \
+        .signature = direction##_signature,                                                  \
         .validate = validate_##direction,                                                    \
     }
 /* clang-format on */

@@ -30,6 +30,12 @@ static inline const char *admit_simd(const void *problem)
     return admit_scalar(problem);
 }
 
+static inline const char *admit_bf16(const void *problem)
+{
+    const dropout_sizes *sizes = problem;
+    return sizes->dtype == COT_BF16 ? NULL : "it serves bf16 only";
+}
+
 enum {
     DROPOUT_VECTOR_CYCLES = 30, /* 16 elements, a drawn mask */
     DROPOUT_GATHER_CYCLES = 4,  /* an element that is not contiguous, one way */
@@ -74,19 +80,20 @@ static inline size_t workspace_bwd_rows(const void *problem)
     return cot_present(&p->args.dbias) ? dropout_partial_bytes(&p->sizes) : 0;
 }
 
-/* The costs by instruction set. A lane of plain C costs what a vector does where the compiler finds none. */
-#define COT_COSTS(isa, lanes)                                     \
+/* The costs by instruction set, as shares. A lane of plain C costs what a vector does where the compiler finds none. */
+#define COT_COSTS(isa, lanes, share)                              \
     static inline double cost_fwd_rows_##isa(const void *problem) \
     {                                                             \
-        return cost_fwd_rows(problem, lanes);                     \
+        return share * cost_fwd_rows(problem, lanes);             \
     }                                                             \
     static inline double cost_bwd_rows_##isa(const void *problem) \
     {                                                             \
-        return cost_bwd_rows(problem, lanes);                     \
+        return share * cost_bwd_rows(problem, lanes);             \
     }
-COT_COSTS(scalar, 1)
-COT_COSTS(avx2, 8)
-COT_COSTS(avx512, 16)
+COT_COSTS(scalar, 1, 1)
+COT_COSTS(avx2, 8, 1)
+COT_COSTS(avx512, 16, 1)
+COT_COSTS(avx512bf16, 16, 0.8)
 #undef COT_COSTS
 
 #endif
