@@ -54,23 +54,25 @@ extern "C" {
 /* The c of a drawn mask: 65536/(65536-P), or 0 if P = 65536. NaN for a p outside [0,1]. */
 COT_API double cot_dropout_scale(double p);
 
+/* The arguments of cot_dropout_forward. */
 typedef struct cot_dropout_forward_args {
     size_t struct_size;
     cot_activation activation; /* NONE, SILU, RELU, GELU_TANH or GELU_ERF */
     double p;                  /* probability of dropping, 0 to 1 */
     double scale;              /* 0: c follows from p; else c itself, positive and finite */
-    uint64_t seed, offset;     /* of a drawn mask; ignored with mask or mask_bits, as are the two below */
-    cot_tensor x;              /* [..., D] */
-    cot_tensor bias;           /* [D], optional */
-    cot_tensor residual;       /* like x, optional */
-    cot_tensor mask;           /* u8, x's shape; optional, not with mask_bits */
-    cot_tensor mask_bits;      /* u8 [..., ceil(D/8)], optional, not with mask */
-    cot_tensor seed_memory;    /* i32 [2], optional */
-    cot_tensor offset_memory;  /* i32 [2], optional */
-    cot_tensor y;              /* out, like x; optional */
-    cot_tensor mask_out;       /* out u8, x's shape: m as 0 and 1; optional */
-    cot_tensor mask_bits_out;  /* out u8 [..., ceil(D/8)]: m as bits, those beyond D 0; optional */
-    void *workspace;           /* NULL = the queue's pool; else 64-byte aligned, workspace_bytes of it */
+    uint64_t seed;          /* of a drawn mask; ignored with mask or mask_bits, as are offset and the memories below */
+    uint64_t offset;        /* of a drawn mask: another one for each step and layer */
+    cot_tensor x;           /* [..., D] */
+    cot_tensor bias;        /* [D], optional */
+    cot_tensor residual;    /* like x, optional */
+    cot_tensor mask;        /* u8, x's shape; optional, not with mask_bits */
+    cot_tensor mask_bits;   /* u8 [..., ceil(D/8)], optional, not with mask */
+    cot_tensor seed_memory; /* i32 [2], optional */
+    cot_tensor offset_memory; /* i32 [2], optional */
+    cot_tensor y;             /* out, like x; optional */
+    cot_tensor mask_out;      /* out u8, x's shape: m as 0 and 1; optional */
+    cot_tensor mask_bits_out; /* out u8 [..., ceil(D/8)]: m as bits, those beyond D 0; optional */
+    void *workspace;          /* NULL = the queue's pool; else 64-byte aligned, workspace_bytes of it */
     size_t workspace_bytes;
 } cot_dropout_forward_args;
 
@@ -84,25 +86,29 @@ COT_API cot_status cot_dropout_forward_workspace(cot_queue *queue, const cot_dro
 /* activation, p, scale and the source of the mask as in the forward. */
 typedef struct cot_dropout_backward_args {
     size_t struct_size;
-    cot_activation activation;
-    int32_t accumulate; /* 0: dbias =;  1: dbias += */
-    double p, scale;
-    uint64_t seed, offset;
-    cot_tensor dy;            /* [..., D] */
-    cot_tensor x;             /* like dy; needed with an activation, else ignored */
-    cot_tensor bias;          /* [D]: needed with an activation if the forward had one; else ignored */
-    cot_tensor mask;          /* as in the forward */
-    cot_tensor mask_bits;     /* as in the forward */
-    cot_tensor seed_memory;   /* as in the forward */
-    cot_tensor offset_memory; /* as in the forward */
-    cot_tensor dx;            /* out, like dy; optional */
-    cot_tensor dbias;         /* out [D], any of the float dtypes; optional */
-    void *workspace;
+    cot_activation activation; /* as in the forward */
+    int32_t accumulate;        /* 0: dbias =;  1: dbias += */
+    double p;                  /* as in the forward */
+    double scale;              /* as in the forward */
+    uint64_t seed;             /* as in the forward */
+    uint64_t offset;           /* as in the forward */
+    cot_tensor dy;             /* [..., D] */
+    cot_tensor x;              /* like dy; needed with an activation, else ignored */
+    cot_tensor bias;           /* [D]: needed with an activation if the forward had one; else ignored */
+    cot_tensor mask;           /* as in the forward */
+    cot_tensor mask_bits;      /* as in the forward */
+    cot_tensor seed_memory;    /* as in the forward */
+    cot_tensor offset_memory;  /* as in the forward */
+    cot_tensor dx;             /* out, like dy; optional */
+    cot_tensor dbias;          /* out [D], any of the float dtypes; optional */
+    void *workspace;           /* as in the forward */
     size_t workspace_bytes;
 } cot_dropout_backward_args;
 
 /* dx and dbias from dy, in one pass over the data; dbias is summed from dx before that is rounded. */
 COT_API cot_status cot_dropout_backward(cot_queue *queue, const cot_dropout_backward_args *args);
+
+/* As cot_dropout_forward_workspace. */
 COT_API cot_status cot_dropout_backward_workspace(cot_queue *queue, const cot_dropout_backward_args *args,
                                                   size_t *bytes);
 

@@ -190,7 +190,9 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
         w[k] = v_set1(row->weight[k]);
     const vf bias = v_set1(row->weight[K]);
     vf g = v_zero(), g_before = v_zero(); /* of vectors j-1, j-2 */
-    vf x2 = v_zero(), x1 = v_align(v_zero(), v_load_n(x + begin, (int)(K - 1)), (int)(K - 1)), x0; /* of j-2, j-1, j */
+    const vf before = v_load_n(x + begin, (int)(K - 1));
+    vf x2 = v_zero(), x1, x0; /* of j-2, j-1, j */
+    x1 = K == 2 ? v_align(v_zero(), before, 1) : K == 3 ? v_align(v_zero(), before, 2) : v_align(v_zero(), before, 3);
     vf oldest = v_load(x + begin + VW);
     vf z = fused_convolve(w, bias, v_load(x + begin), oldest, K, &x0);
     for (int64_t i = begin; i < end;) {
