@@ -146,7 +146,7 @@ refuse 'find_package of another major version' clean cmake -G Ninja -S "$work/ne
 shows()
 {
     clean env MANPATH="$prefix/share/man" man --warnings=w "$1" "$2" >"$work/page" 2>"$work/warnings" &&
-        ! grep . "$work/warnings" && grep -qF -- "$(echo "$2" | tr - ' ')" "$work/page"
+        ! grep . "$work/warnings" && tr -s ' ' <"$work/page" | grep -qF -- "$(echo "$2" | tr - ' ')" # man justifies
 }
 for command in $("$prefix/bin/cotangent" --help | sed -n 's/^  \([a-z][a-z]*\)  *[^ ].*/\1/p'); do
     expect "the man page of $command" shows 1 "cotangent-$command"
