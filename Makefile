@@ -5,7 +5,7 @@
 #   make bench     measure every op beside the machine's own ceilings
 #   make format    lay out the C files by .clang-format
 #   make lint      layout, direction of the includes, exported symbols, binary interface
-#   make fuzz      run each fuzzer for TIME=60 seconds, with clang
+#   make fuzz      run each fuzzer for TIME=60 seconds
 #   make faults    plant faults in copies of the kernels, one at a time, and see that check catches each
 #   make tables    write the READMEs' tables from bench/results
 #   make docs      the reference of the public headers, in build/docs/html
@@ -30,7 +30,7 @@ build: setup
 	@cmake --build $(BUILD)
 
 asan: setup
-	@test -f $(BUILD)/asan/build.ninja || cmake --log-level=WARNING -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON -DCOT_CUDA=OFF
+	@test -f $(BUILD)/asan/build.ninja || CC=clang CXX=clang++ cmake --log-level=WARNING -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON -DCOT_CUDA=OFF
 	@cmake --build $(BUILD)/asan
 
 run: build
@@ -58,8 +58,8 @@ tables: setup
 	@tools/make_tables.py
 
 TIME = 60
-fuzz: setup
-	@tools/fuzz.sh $(TIME)
+fuzz: asan
+	@tools/fuzz.sh $(BUILD)/asan $(TIME)
 
 docs: setup
 	@tools/make_docs.sh $(BUILD)/docs

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the fuzzers of tests/fuzz with clang, AddressSanitizer and UndefinedBehaviorSanitizer, and runs each for some
-# seconds, two at a time, from the corpus in the repository and what earlier runs found. What makes one fail is left in
-# WORK/findings; to see it again: WORK/fuzz_NAME FILE.
+# Runs each of the fuzzers of tests/fuzz, which the sanitized build contains, for some seconds, two at a time, from the
+# corpus in the repository and what earlier runs found. What makes one fail is left in BUILD/fuzz/findings; to see it
+# again: BUILD/fuzz_NAME FILE.
 #
-#   tools/fuzz.sh SECONDS [NAME...]        without names: all; WORK is build/fuzz, or $WORK
-#   tools/fuzz.sh --merge [NAME...]        adds to the repository's corpus what covers more, and drops what covers nothing
+#   tools/fuzz.sh BUILD SECONDS [NAME...]        without names: all
+#   tools/fuzz.sh BUILD --merge [NAME...]        adds to the repository's corpus what covers more, and drops what covers nothing
 set -u
 cd "$(dirname "$0")/.."
-work=${WORK:-build/fuzz}
-seconds=${1:?usage: fuzz.sh SECONDS [NAME...]}
-shift
+build=${1:?usage: fuzz.sh BUILD SECONDS [NAME...]}
+seconds=${2:?usage: fuzz.sh BUILD SECONDS [NAME...]}
+work=$build/fuzz
+shift 2
 [ $# -gt 0 ] || set -- $(sed -n 's/^cot_fuzzer(\([a-z_]*\).*/\1/p' tests/fuzz/CMakeLists.txt)
-[ -f "$work/build.ninja" ] || CC=clang cmake --log-level=WARNING -G Ninja -S tests/fuzz -B "$work" || exit 1
-cmake --build "$work" --target $(printf 'fuzz_%s ' "$@") >"$work/build.log" 2>&1 || { tail -30 "$work/build.log"; exit 1; }
+mkdir -p "$work"
 export ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
 
 fuzz()
@@ -21,7 +21,7 @@ fuzz()
     local name=$1 dictionary=
     mkdir -p "$work/corpus/$name" "$work/findings"
     [ ! -f "tests/fuzz/$name.dict" ] || dictionary=-dict=tests/fuzz/$name.dict
-    if "$work/fuzz_$name" $dictionary -max_total_time="$seconds" -timeout=20 -close_fd_mask=2 -print_final_stats=1 \
+    if "$build/fuzz_$name" $dictionary -max_total_time="$seconds" -timeout=20 -close_fd_mask=2 -print_final_stats=1 \
         -max_len="$(sed -n "s/^\/\* -max_len=\([0-9]*\).*/\1/p" "tests/fuzz/fuzz_$name.c")" \
         -artifact_prefix="$work/findings/$name-" "$work/corpus/$name" "tests/fuzz/corpus/$name" >"$work/$name.log" 2>&1
     then
@@ -41,7 +41,7 @@ merge()
     local name=$1 kept=$work/merged/$1
     rm -rf "$kept"
     mkdir -p "$kept" "$work/corpus/$name"
-    "$work/fuzz_$name" -set_cover_merge=1 -use_counters=0 -close_fd_mask=2 "$kept" "tests/fuzz/corpus/$name" \
+    "$build/fuzz_$name" -set_cover_merge=1 -use_counters=0 -close_fd_mask=2 "$kept" "tests/fuzz/corpus/$name" \
         "$work/corpus/$name" >"$work/$name.log" 2>&1 || { tail -5 "$work/$name.log"; return 1; }
     rm -f "tests/fuzz/corpus/$name"/*
     (cd "$kept" && ls | sort | head -100 | xargs cp -t "$OLDPWD/tests/fuzz/corpus/$name")
