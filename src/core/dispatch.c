@@ -141,12 +141,13 @@ cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const vo
     int count = 0;
     void *workspace = NULL;
     cot_status status = prepare(direction, queue, args, true, copy, problem);
-    if (status == COT_OK && queue->device == NULL && direction->check_index_data != NULL)
-        status = direction->check_index_data(direction->call, problem);
     if (status == COT_OK)
         status = choose(direction, queue, problem, choices, &count, &chosen);
     if (status == COT_OK)
         status = find_workspace(direction, queue, copy, chosen->workspace_bytes, &workspace);
+    /* Last, so that a call which is refused without a look at its data is refused before one. */
+    if (status == COT_OK && queue->device == NULL && direction->check_index_data != NULL)
+        status = direction->check_index_data(direction->call, problem);
     if (status != COT_OK)
         return status;
     if (queue->device == NULL)
