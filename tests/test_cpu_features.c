@@ -45,6 +45,9 @@ static void agrees_with_the_kernel(void **state)
     const uint32_t isa = cot_cpu_features();
     assert_int_equal((isa & COT_ISA_AVX2) != 0, all_in(flags, avx2));
     assert_int_equal((isa & COT_ISA_AVX512) != 0, all_in(flags, avx2) && all_in(flags, avx512));
+    /* The kernel shows the tiles where it may lend them; whether it does is asked of it. */
+    static const char *const amx[] = {" amx_tile ", " amx_bf16 ", " avx512_bf16 ", NULL};
+    assert_true(!(isa & COT_ISA_AMX) || ((isa & COT_ISA_AVX512) && all_in(flags, amx)));
     free(flags);
 }
 

@@ -63,22 +63,29 @@ def table(op, results):
         first = rows[0]
         cuda = first["backend"] == "cuda"
         host = "" if cuda else f"{first['threads']} threads, clock {first['clock_ghz']:.2f} GHz, "
+        # Where matrix products are what there is to do, a row has their rate beside its own.
+        products = any("product_ceiling" in row for row in rows)
         lines += [
             f"{device}, {host}commit {first['commit']}, {first['date']} (`bench/results/{source}`):",
             "",
-            "| direction | dtype | layout | shape | options | MB | ms | GB/s | of copy |" + ("" if cuda else " cycles / 16 |"),
-            "|---|---|---|---|---|--:|--:|--:|--:|" + ("" if cuda else "--:|"),
+            "| direction | dtype | layout | shape | options | MB | ms | GB/s | of copy |" + ("" if cuda else " cycles / 16 |")
+            + (" TFLOP/s | of products |" if products else ""),
+            "|---|---|---|---|---|--:|--:|--:|--:|" + ("" if cuda else "--:|") + ("--:|--:|" if products else ""),
         ]
         for row in rows:
             lines.append(
                 f"| {row['direction']} | {row['dtype']} | {row['layout']} | {row['shape']} | {row['options']} "
                 f"| {row['bytes'] / 1e6:.1f} | {row['ms']:.{4 if cuda else 3}f} | {row['gbps']:.1f} "
-                f"| {row['ratio']:.2f} |" + ("" if cuda else f" {row['cycles16']:.1f} |"))
+                f"| {row['ratio']:.2f} |" + ("" if cuda else f" {row['cycles16']:.1f} |")
+                + (f" {row['tflops']:.3f} | {row['product_ratio']:.2f} |" if "product_ratio" in row
+                   else " | |" if products else ""))
         lines += [
             "",
             "MB are compulsory bytes: each input read once, each output written once. \"Of copy\": GB/s over the best "
             "copy of as many bytes in the same run. \"Cycles / 16\": core cycles, summed over the threads, for 16 "
-            "elements of x.",
+            "elements of x."
+            + (" \"Of products\": over matrix products of the same dtype from the first-level cache in the same run."
+               if products else ""),
             "",
         ]
     return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"

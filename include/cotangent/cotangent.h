@@ -5,6 +5,7 @@
 #ifndef COTANGENT_COTANGENT_H
 #define COTANGENT_COTANGENT_H
 
+#include <cotangent/attention.h>
 #include <cotangent/causal_conv1d.h>
 #include <cotangent/core.h>
 #include <cotangent/dropout.h>

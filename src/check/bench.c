@@ -174,6 +174,14 @@ static void add_row(const bench *b, const cot_case *c, const measurement *m, dou
         "footprint", bytes, "workspace_bytes", (json_int_t)m->choice->workspace_bytes, "chosen", m->choice->chosen,
         "device", b->device, "clock_ghz", 1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version",
         cot_version());
+    /* Beside a product of matrices where that is what there is to do: more than 16 operations a byte. */
+    if (c->flops > 16 * bytes && m->choice->kernel->backend == COT_BACKEND_CPU) {
+        cot_queue *queue = make_queue(b, m->choice->kernel);
+        const double products = measure_products(queue, first->dtype);
+        cot_queue_destroy(queue);
+        json_object_set_new(row, "product_ceiling", json_real(1e-12 * products));
+        json_object_set_new(row, "product_ratio", json_real(c->flops / seconds / products));
+    }
     json_array_append_new(b->rows, row);
 }
 

@@ -25,6 +25,8 @@ typedef struct bench_options {
  *   bytes flops gbps tflops                                   compulsory bytes: each input read, each output written once
  *   ceiling ratio                                             best copy at the same footprint in the same run, GB/s; gbps over it
  *   cycles16                                                  core cycles of one thread for 16 elements of the first tensor
+ *   product_ceiling product_ratio                              where there are more than 16 flops a byte: matrix products in
+ *                                                              the same run, TFLOP/s; tflops over it
  *   footprint workspace_bytes chosen                          chosen: dispatch would take it
  *   device clock_ghz date commit version                      where and when; the clock is measured in the same run */
 json_t *bench_run(const bench_options *options);

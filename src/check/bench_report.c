@@ -41,9 +41,14 @@ void bench_print(const json_t *rows)
                    text_of(row, "direction"), text_of(row, "dtype"), text_of(row, "layout"), text_of(row, "shape"),
                    text_of(row, "options"), 1e-6 * number_of(row, "bytes"), number_of(row, "ceiling"), "kernel", "ms",
                    "GB/s", "of copy", "cycles/16", "workspace KB");
-        printf("%-46s %10.4f %8.2f %7.1f%% %10.1f %12.1f%s\n", text_of(row, "kernel"), number_of(row, "ms"),
+        const bool products = json_object_get(row, "product_ceiling") != NULL;
+        char rate[64] = "";
+        if (products)
+            snprintf(rate, sizeof rate, "  %.3f TFLOP/s, %.2f of products", number_of(row, "tflops"),
+                     number_of(row, "product_ratio"));
+        printf("%-46s %10.4f %8.2f %7.1f%% %10.1f %12.1f%s%s\n", text_of(row, "kernel"), number_of(row, "ms"),
                number_of(row, "gbps"), 100 * number_of(row, "ratio"), number_of(row, "cycles16"),
-               number_of(row, "workspace_bytes") / 1024,
+               number_of(row, "workspace_bytes") / 1024, rate,
                json_is_true(json_object_get(row, "chosen")) ? "  chosen" : "");
         before = row;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ceiling.h"
 
+#include "core/cpu_features.h"
 #include "core/queue.h"
 #include "storage.h"
 
@@ -85,6 +86,31 @@ void copy_plain(const cot_queue *queue, const copy_ceiling *c)
 void copy_streaming(const cot_queue *queue, const copy_ceiling *c)
 {
     copy_in_items(queue, c, PIECE, stream_item);
+}
+
+double product_flops_scalar(const cot_queue *queue);
+double product_flops_avx2(const cot_queue *queue);
+double product_flops_avx512(const cot_queue *queue);
+double product_flops_amx(const cot_queue *queue);
+
+double measure_products(const cot_queue *queue, cot_dtype dtype)
+{
+    enum { TRIES = 9 };
+    double (*run)(const cot_queue *) = product_flops_scalar;
+    (void)dtype;
+#if defined(__x86_64__)
+    const uint32_t isa = cot_cpu_features();
+    run = isa & COT_ISA_AMX && dtype == COT_BF16 ? product_flops_amx
+          : isa & COT_ISA_AVX512                 ? product_flops_avx512
+          : isa & COT_ISA_AVX2                   ? product_flops_avx2
+                                                 : run;
+#endif
+    double best = 0;
+    for (int i = 0; i < TRIES; i++) {
+        const double begin = now(), flops = run(queue), rate = flops / (now() - begin);
+        best = rate > best ? rate : best;
+    }
+    return best;
 }
 
 double measure_clock(void)

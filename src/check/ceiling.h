@@ -19,6 +19,10 @@ void copy_ceiling_free(copy_ceiling *c);
 void copy_plain(const cot_queue *queue, const copy_ceiling *c);
 void copy_streaming(const cot_queue *queue, const copy_ceiling *c);
 
+/* Floating-point operations a second of matrix products over the queue's threads, from the first-level cache: of bf16
+ * where the processor has AMX, of f32 for all other dtypes and processors. */
+double measure_products(const cot_queue *queue, cot_dtype dtype);
+
 /* The core clock in Hz under light load, from a chain of multiplications. */
 double measure_clock(void);
 

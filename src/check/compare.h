@@ -7,7 +7,8 @@
  *     16-bit output mean of sign(r)*(y - r rounded)/ulp(r) within 6 standard errors of 0, and the
  *                   mean of 4*u_mid*m/ulp besides: rounding has no bias
  * The norm rule needs numbers to average over: the ratio of two norms of n random errors scatters by 1/sqrt(n), so it
- * is applied to blocks with at least NORM_LEAST non-zero elements, and below that the elementwise rule stands alone.
+ * is applied to blocks with at least NORM_LEAST non-zero elements and ||r|| >= 2^-14 ||m||; elsewhere the elementwise
+ * rule stands alone.
  * Elements that `shared` one factor have one error, and count as one. */
 #ifndef COT_CHECK_COMPARE_H
 #define COT_CHECK_COMPARE_H

@@ -39,7 +39,8 @@ static double loss(differences *d)
     for (int f = 0; f < d->primal->field_count; f++) {
         const cot_tensor *out = cot_field_tensor(&d->primal->fields[f], d->args);
         for (int64_t i = 0; d->weights[f] != NULL && i < cot_elements(out); i++)
-            sum += d->weights[f][i] * ((double *)out->data)[i];
+            if (!isinf(((double *)out->data)[i])) /* a constant: lse of a row that sees no key */
+                sum += d->weights[f][i] * ((double *)out->data)[i];
     }
     return sum;
 }

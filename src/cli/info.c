@@ -59,7 +59,7 @@ int command_info(int argc, char **argv)
     json_t *info = json_pack("{s:s, s:s, s:s, s:[s], s:i, s:{s:s, s:s}}", "version", cot_version(), "device", device,
                              "isa", cot_isa_name(isa), "isa_levels", "scalar", "threads", (int)cot_queue_threads(queue),
                              "backends", "cpu", "available", "cuda", cuda_state());
-    for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AVX512BF16; level <<= 1)
+    for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AMX; level <<= 1)
         if (isa & level)
             json_array_append_new(json_object_get(info, "isa_levels"), json_string(cot_isa_name(level)));
     if (json) {

@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cpu_features.h"
 
+#include <stdbool.h>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* Which register files the operating system saves at a task switch (XCR0); 0 if it does not say. Asked for here, and
  * not through __builtin_cpu_supports, because clang 14's does not know F16C. */
@@ -13,6 +19,17 @@ static uint32_t saved_registers(void)
         return 0;
     __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
     return a;
+}
+
+/* The tiles' 8 KB are saved at a task switch only for processes that have asked; the answer holds for all threads. */
+static bool tiles_granted(void)
+{
+#if defined(__linux__)
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return false;
+#endif
 }
 
 /* The levels that the processor has and the operating system allows. */
@@ -29,10 +46,12 @@ static uint32_t x86_features(void)
         return COT_ISA_SCALAR;
     if ((saved & ZMM) != ZMM || (b & avx512_7) != avx512_7)
         return COT_ISA_AVX2;
-    const uint32_t avx512 = COT_ISA_AVX2 | COT_ISA_AVX512; /* now a is the number of sub-leaves of leaf 7 */
+    const uint32_t avx512 = COT_ISA_AVX2 | COT_ISA_AVX512;           /* now a is the number of sub-leaves of leaf 7 */
+    enum { TILES = 0x60000, TILES_BF16 = 1 << 22, TILES_7 = 1 << 24 }; /* XCR0; leaf 7's edx: amx-bf16, amx-tile */
+    const bool tiles = (saved & TILES) == TILES && (d & TILES_BF16) && (d & TILES_7);
     if (a < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & bit_AVX512BF16))
         return avx512;
-    return avx512 | COT_ISA_AVX512BF16;
+    return avx512 | COT_ISA_AVX512BF16 | (tiles && tiles_granted() ? COT_ISA_AMX : 0);
 }
 #endif
 
@@ -47,6 +66,8 @@ uint32_t cot_cpu_features(void)
 
 const char *cot_isa_name(uint32_t isa)
 {
+    if (isa & COT_ISA_AMX)
+        return "amx";
     if (isa & COT_ISA_AVX512BF16)
         return "avx512bf16";
     if (isa & COT_ISA_AVX512)

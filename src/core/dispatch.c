@@ -59,6 +59,8 @@ static const char *missing_isa(const cot_kernel *kernel, const cot_queue *queue)
         return "this device is no Hopper (compute capability 9.0)";
     if (missing & COT_ISA_SM80)
         return "this device's compute capability is below 8.0";
+    if (missing & COT_ISA_AMX)
+        return "this processor lacks AMX (tile, bf16), or the operating system does not grant its use";
     if (missing & COT_ISA_AVX512)
         return "this processor lacks AVX-512 (f, bw, dq, vl)";
     if (missing & COT_ISA_AVX512BF16)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * ops.c: the list of the library's ops. */
 #include "core/op.h"
+#include "ops/attention/attention_problem.h"
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 #include "ops/dropout/dropout_problem.h"
 #include "ops/mhc/mhc_problem.h"
 
 const cot_op *const cot_ops[] = {
-    &cot_causal_conv1d_op, &cot_mhc_pre_op, &cot_mhc_sinkhorn_op, &cot_mhc_post_op, &cot_dropout_op,
+    &cot_attention_op, &cot_causal_conv1d_op, &cot_mhc_pre_op, &cot_mhc_sinkhorn_op, &cot_mhc_post_op, &cot_dropout_op,
 };
 const int cot_op_count = (int)(sizeof cot_ops / sizeof *cot_ops);

@@ -21,6 +21,7 @@
  *   v_gather(p, stride, n)              p[0], p[stride], ... of f32
  *   v_sum                               all lanes, in a fixed order
  *   vi_load vi_set1;  vm_equal vm_not_negative (of vi) vm_first(n) vm_and;  v_keep(m, a) = a where m, else +0
+ *   v_exp_flush                         exp of arguments up to 88, 0 where that would be less than 2^-126
  *   v_exp v_sigmoid v_silu v_silu_slope;  v_gelu_tanh, v_gelu_erf and their slopes in gelu.h
  *   v_silu_as(dtype, z)                 good enough to be rounded to dtype
  *   v_abs v_select(m,a,b);  vm_negative(a) by the sign bit;  vm_above(a,b) = !(a <= b)
@@ -45,6 +46,9 @@
 #endif
 #define V_INLINE static inline __attribute__((always_inline, unused))
 
+/* The logarithm of 2^-126, a little above. */
+#define V_EXP_LEAST (-87.33f)
+
 /* What v_philox_keep needs of a seed, an offset and a threshold of 1 .. 65535: the key of every round, the counter's
  * first two words; each in 64 bits, which is how the vectors take them. */
 typedef struct v_philox {
@@ -64,7 +68,9 @@ V_INLINE v_philox v_philox_make(uint64_t seed, uint64_t offset, uint32_t thresho
 
 /* V_NAME(stem) is the name of a function that is compiled once per instruction set. */
 #if defined(COT_SIMD_AVX512)
-#if defined(__AVX512BF16__)
+#if defined(COT_MATMUL_AMX) /* the vectors of AVX-512 with bf16, and the products of matmul_amx.h */
+#define V_NAME(stem) stem##_amx
+#elif defined(__AVX512BF16__)
 #define V_NAME(stem) stem##_avx512bf16
 #else
 #define V_NAME(stem) stem##_avx512

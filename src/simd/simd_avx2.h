@@ -311,6 +311,12 @@ V_INLINE vf v_exp(vf x)
     return v_mul(v_fma(low, p, low), high);
 }
 
+V_INLINE vf v_exp_flush(vf x)
+{
+    const __m256 normal = _mm256_cmp_ps(x, v_set1(V_EXP_LEAST), _CMP_NLT_UQ);
+    return _mm256_and_ps(normal, v_exp(v_max(v_set1(V_EXP_LEAST), x)));
+}
+
 /* 1 + exp(-z) */
 V_INLINE vf v_logistic_divisor(vf z, vf *e)
 {

@@ -276,6 +276,11 @@ V_INLINE vf v_exp(vf x)
     return v_mul(v_mul(v_exp_remainder(r), v_power_of_two(whole - half)), v_power_of_two(half));
 }
 
+V_INLINE vf v_exp_flush(vf x)
+{
+    return v_keep((vm) ~(x < v_set1(V_EXP_LEAST)), v_exp(v_max(v_set1(V_EXP_LEAST), x)));
+}
+
 /* 1 + exp(-z) */
 V_INLINE vf v_logistic_divisor(vf z, vf *e)
 {

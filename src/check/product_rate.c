@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * product_rate.c: matrix products out of the first-level cache, on the very micro-kernels of src/simd/matmul.h. Compiled
+ * once per instruction set; the operands' type follows from it: f32, or bf16 with AMX. */
+#include "ceiling.h"
+#include "core/queue.h"
+#include "simd/matmul.h"
+
+double V_NAME(product_flops)(const cot_queue *queue);
+
+enum { M = 64, N = 128, K = 128, REPEATS = 64 };
+
+static void product_item(void *context, int64_t item)
+{
+    _Alignas(64) mt a[M * K], b[K * N];
+    _Alignas(64) float c[M * N];
+    mt_state host;
+    (void)context;
+    (void)item;
+    memset(a, 0, sizeof a);
+    memset(b, 0, sizeof b);
+    mt_begin(&host);
+    for (int repeat = 0; repeat < REPEATS; repeat++)
+        mt_product(M, N, K, a, K, b, K, c, N, false);
+    mt_end(&host);
+    __asm__ volatile("" : : "r"(c) : "memory"); /* somebody reads it */
+}
+
+/* Multiplications and additions of one run over the queue's threads. */
+double V_NAME(product_flops)(const cot_queue *queue)
+{
+    const int64_t items = 8 * cot_queue_threads(queue);
+    cot_parallel(queue, items, product_item, NULL);
+    return 2.0 * M * N * K * REPEATS * (double)items;
+}

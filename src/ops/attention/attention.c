@@ -1,0 +1,760 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention.c: the front: what the arguments must be, the table of kernels, the public calls. */
+#include "attention_problem.h"
+
+#include "core/cpu_features.h"
+#include "core/status.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+/* `return` on the first check that fails. */
+#define CHECK(expression)                        \
+    do {                                         \
+        const cot_status status_ = (expression); \
+        if (status_ != COT_OK)                   \
+            return status_;                      \
+    } while (0)
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+/* ---- options ------------------------------------------------------------------------------------------ */
+
+static cot_status check_flag(const char *call, const char *name, int32_t flag)
+{
+    if (flag == 0 || flag == 1)
+        return COT_OK;
+    return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %d, expected 0 or 1", call, name, (int)flag);
+}
+
+/* What forward and backward have in common, members of both argument structs. */
+typedef struct options {
+    int32_t causal, window;
+    int64_t window_left, window_right;
+    double scale, softcap, dropout_p;
+    int64_t max_seqlen_q, max_seqlen_k;
+    int64_t q_begin, q_length, k_begin, k_length;
+} options;
+
+static cot_status check_mask(const char *call, const options *o, attention_sizes *z)
+{
+    CHECK(check_flag(call, "causal", o->causal));
+    CHECK(check_flag(call, "window", o->window));
+    const struct {
+        const char *name;
+        int64_t size;
+    } sizes[] = {{"window_left", o->window_left}, {"window_right", o->window_right}};
+    for (int i = 0; i < COUNT(sizes); i++) {
+        if (!o->window && sizes[i].size != 0)
+            return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %" PRId64 ", expected 0 without window", call,
+                            sizes[i].name, sizes[i].size);
+        if (sizes[i].size < -1)
+            return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %" PRId64 ", expected -1 (all) or more", call,
+                            sizes[i].name, sizes[i].size);
+    }
+    if (o->causal && o->window_right > 0)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: window_right is %" PRId64 ", expected 0 or -1 with causal", call,
+                        o->window_right);
+    z->left = !o->window || o->window_left < 0 ? ATTENTION_UNBOUNDED : o->window_left;
+    z->right = !o->window || o->window_right < 0 ? ATTENTION_UNBOUNDED : o->window_right;
+    z->left = z->left < ATTENTION_UNBOUNDED ? z->left : ATTENTION_UNBOUNDED;
+    z->right = o->causal ? 0 : z->right < ATTENTION_UNBOUNDED ? z->right : ATTENTION_UNBOUNDED;
+    return COT_OK;
+}
+
+static cot_status check_numbers(const char *call, const options *o, attention_sizes *z)
+{
+    if (!isfinite(o->scale))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: scale is %g, expected a finite number", call, o->scale);
+    if (!(o->softcap >= 0) || !isfinite(o->softcap))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: softcap is %g, expected 0 (none) or a positive number", call,
+                        o->softcap);
+    if (!(o->dropout_p >= 0 && o->dropout_p <= 1))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: dropout_p is %g, expected 0 to 1", call, o->dropout_p);
+    z->scale = o->scale != 0 ? o->scale : 1 / sqrt((double)z->d);
+    z->softcap = o->softcap;
+    z->dropped = (uint32_t)lrint(65536 * o->dropout_p);
+    return COT_OK;
+}
+
+/* One axis of blocks: begin 0 and the whole length where there are none. */
+static cot_status check_block(const char *call, const char *axis, bool packed, int64_t rows, int64_t *begin,
+                              int64_t *length)
+{
+    if (*length == 0 && *begin == 0) {
+        *length = rows;
+        return COT_OK;
+    }
+    if (packed)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: %s_length is %" PRId64 ", expected 0 with cu_seqlens", call, axis,
+                        *length);
+    if (*begin < 0 || *length >= ATTENTION_UNBOUNDED || *begin > *length - rows)
+        return cot_fail(COT_INVALID_SHAPE,
+                        "%s: %s_begin is %" PRId64 ", and %" PRId64 " rows from there do not lie in %s_length %" PRId64,
+                        call, axis, *begin, rows, axis, *length);
+    return COT_OK;
+}
+
+/* ---- shapes ------------------------------------------------------------------------------------------- */
+
+/* The axes of a tensor by name and size. */
+typedef struct axis {
+    const char *symbol, *source;
+    int64_t size;
+} axis;
+
+static cot_status check_axes(const char *call, const char *name, const cot_tensor *t, const axis *axes, int rank)
+{
+    CHECK(cot_check_tensor(call, name, t, COT_FLOATS, rank, rank));
+    for (int i = 0; cot_present(t) && i < rank; i++)
+        CHECK(cot_check_size(call, name, t, i, axes[i].symbol, axes[i].source, axes[i].size));
+    return COT_OK;
+}
+
+static cot_status check_dtype_of(const char *call, const char *name, const cot_tensor *t, cot_dtype q, bool or_f32)
+{
+    if (!cot_present(t) || t->dtype == q || (or_f32 && t->dtype == COT_F32 && q != COT_F64))
+        return COT_OK;
+    return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, expected q's %s%s", call, name, cot_dtype_name(t->dtype),
+                    cot_dtype_name(q), or_f32 && q != COT_F32 && q != COT_F64 ? " or f32" : "");
+}
+
+/* lse, dlse, delta: f32, or f64 with f64. */
+static cot_status check_statistic(const char *call, const char *name, const cot_tensor *t, cot_dtype q)
+{
+    const cot_dtype expected = q == COT_F64 ? COT_F64 : COT_F32;
+    if (!cot_present(t) || t->dtype == expected)
+        return COT_OK;
+    return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, expected %s", call, name, cot_dtype_name(t->dtype),
+                    cot_dtype_name(expected));
+}
+
+static cot_status check_heads(const char *call, attention_sizes *z)
+{
+    if (z->H < 1 || z->Hkv < 1 || z->H % z->Hkv != 0)
+        return cot_fail(COT_INVALID_SHAPE, "%s: q has H=%" PRId64 ", expected a multiple of k's Hkv=%" PRId64, call,
+                        z->H, z->Hkv);
+    if (z->d < 1 || z->dv < 1)
+        return cot_fail(COT_INVALID_SHAPE, "%s: %s, expected 1 or more", call, z->d < 1 ? "q has d=0" : "v has dv=0");
+    return COT_OK;
+}
+
+/* q gives B, Tq, H and d; k Tk and Hkv; v dv. */
+static cot_status check_qkv(const char *call, attention_problem *p)
+{
+    attention_sizes *z = &p->sizes;
+    CHECK(cot_check_tensor(call, "cu_seqlens_q", &p->cu_seqlens_q, COT_DTYPE_BIT(COT_I32), 1, 1));
+    CHECK(cot_check_tensor(call, "cu_seqlens_k", &p->cu_seqlens_k, COT_DTYPE_BIT(COT_I32), 1, 1));
+    z->packed = cot_present(&p->cu_seqlens_q);
+    if (z->packed != cot_present(&p->cu_seqlens_k))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: cu_seqlens_%s is given without cu_seqlens_%s, expected both or none",
+                        call, z->packed ? "q" : "k", z->packed ? "k" : "q");
+    const int rank = z->packed ? 3 : 4, rows = rank - 3;
+    CHECK(cot_check_required(call, "q", &p->q));
+    CHECK(cot_check_tensor(call, "q", &p->q, COT_FLOATS, rank, rank));
+    CHECK(cot_check_required(call, "k", &p->k));
+    CHECK(cot_check_tensor(call, "k", &p->k, COT_FLOATS, rank, rank));
+    CHECK(cot_check_required(call, "v", &p->v));
+    CHECK(cot_check_tensor(call, "v", &p->v, COT_FLOATS, rank, rank));
+    z->dtype = p->q.dtype;
+    CHECK(check_dtype_of(call, "k", &p->k, z->dtype, false));
+    CHECK(check_dtype_of(call, "v", &p->v, z->dtype, false));
+    z->B = z->packed ? p->cu_seqlens_q.shape[0] - 1 : p->q.shape[0];
+    z->Tq = p->q.shape[rows];
+    z->Tk = p->k.shape[rows];
+    z->H = p->q.shape[rows + 1];
+    z->d = p->q.shape[rows + 2];
+    z->Hkv = p->k.shape[rows + 1];
+    z->dv = p->v.shape[rows + 2];
+    if (!z->packed) {
+        CHECK(cot_check_size(call, "k", &p->k, 0, "B", "q", z->B));
+        CHECK(cot_check_size(call, "v", &p->v, 0, "B", "q", z->B));
+    }
+    CHECK(cot_check_size(call, "k", &p->k, rows + 2, "d", "q", z->d));
+    CHECK(cot_check_size(call, "v", &p->v, rows, z->packed ? "total_k" : "Tk", "k", z->Tk));
+    CHECK(cot_check_size(call, "v", &p->v, rows + 1, "Hkv", "k", z->Hkv));
+    return check_heads(call, z);
+}
+
+/* Packed: max_seqlen takes the place of Tq and Tk, which until here are the rows of all sequences. */
+static cot_status check_packing(const char *call, const options *o, attention_problem *p)
+{
+    attention_sizes *z = &p->sizes;
+    const axis batch[] = {{"B", z->packed ? "cu_seqlens_q" : "q", z->B}};
+    const struct {
+        const char *name;
+        int64_t given;
+        int64_t *T, *rows;
+    } lengths[] = {{"max_seqlen_q", o->max_seqlen_q, &z->Tq, &z->rows_q},
+                   {"max_seqlen_k", o->max_seqlen_k, &z->Tk, &z->rows_k}};
+    if (z->packed) {
+        if (z->B < 0)
+            return cot_fail(COT_INVALID_SHAPE, "%s: cu_seqlens_q has 0 entries, expected B+1", call);
+        CHECK(cot_check_size(call, "cu_seqlens_k", &p->cu_seqlens_k, 0, "B+1", "cu_seqlens_q", z->B + 1));
+    }
+    for (int i = 0; i < COUNT(lengths); i++) {
+        *lengths[i].rows = *lengths[i].T * (z->packed ? 1 : z->B);
+        if (lengths[i].given < 0 || (!z->packed && lengths[i].given != 0))
+            return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %" PRId64 ", expected 0%s", call, lengths[i].name,
+                            lengths[i].given, z->packed ? " or more" : " without cu_seqlens");
+        if (z->packed) /* no more than there are rows: a sequence is no longer than all of them */
+            *lengths[i].T = lengths[i].given < *lengths[i].rows ? lengths[i].given : *lengths[i].rows;
+    }
+    CHECK(cot_check_tensor(call, "seqused_q", &p->seqused_q, COT_DTYPE_BIT(COT_I32), 1, 1));
+    if (cot_present(&p->seqused_q))
+        CHECK(cot_check_size(call, "seqused_q", &p->seqused_q, 0, "B", batch->source, z->B));
+    CHECK(cot_check_tensor(call, "seqused_k", &p->seqused_k, COT_DTYPE_BIT(COT_I32), 1, 1));
+    if (cot_present(&p->seqused_k))
+        CHECK(cot_check_size(call, "seqused_k", &p->seqused_k, 0, "B", batch->source, z->B));
+    z->q_begin = o->q_begin, z->q_length = o->q_length;
+    z->k_begin = o->k_begin, z->k_length = o->k_length;
+    CHECK(check_block(call, "q", z->packed, z->Tq, &z->q_begin, &z->q_length));
+    CHECK(check_block(call, "k", z->packed, z->Tk, &z->k_begin, &z->k_length));
+    z->longest_k = z->packed ? o->max_seqlen_k : z->k_length;
+    return COT_OK;
+}
+
+static cot_status check_bias(const char *call, const char *name, const cot_tensor *t, const options *o,
+                             const attention_sizes *z)
+{
+    const axis axes[] = {
+        {"B", "q", z->B},
+        {"H", "q", z->H},
+        {z->packed ? "max_seqlen_q" : "Tq", z->packed ? "the call" : "q", z->packed ? o->max_seqlen_q : z->Tq},
+        {z->packed ? "max_seqlen_k" : "Tk", z->packed ? "the call" : "k", z->packed ? o->max_seqlen_k : z->Tk}};
+    CHECK(cot_check_tensor(call, name, t, COT_FLOATS, 4, 4));
+    for (int i = 0; cot_present(t) && i < 4; i++)
+        if (t->shape[i] != 1)
+            CHECK(cot_check_size(call, name, t, i, axes[i].symbol, axes[i].source, axes[i].size));
+    return COT_OK;
+}
+
+static cot_status check_memory_words(const char *call, const char *name, const cot_tensor *t)
+{
+    CHECK(cot_check_tensor(call, name, t, COT_DTYPE_BIT(COT_I32), 1, 1));
+    if (cot_present(t) && t->shape[0] != 2)
+        return cot_fail(COT_INVALID_SHAPE, "%s: %s has %" PRId64 " words, expected 2 (low, high)", call, name,
+                        t->shape[0]);
+    return COT_OK;
+}
+
+static cot_status check_additions(const char *call, const options *o, attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    CHECK(check_memory_words(call, "dropout_seed_memory", &p->dropout_seed_memory));
+    CHECK(check_memory_words(call, "dropout_offset_memory", &p->dropout_offset_memory));
+    const axis heads[] = {{"H", "q", z->H}};
+    CHECK(check_axes(call, "sink", &p->sink, heads, 1));
+    CHECK(cot_check_tensor(call, "alibi_slopes", &p->alibi_slopes, COT_FLOATS, 1, 2));
+    if (cot_present(&p->alibi_slopes)) {
+        const int rank = p->alibi_slopes.rank;
+        if (rank == 2)
+            CHECK(cot_check_size(call, "alibi_slopes", &p->alibi_slopes, 0, "B", "q", z->B));
+        CHECK(cot_check_size(call, "alibi_slopes", &p->alibi_slopes, rank - 1, "H", "q", z->H));
+    }
+    return check_bias(call, "bias", &p->bias, o, z);
+}
+
+/* Tensors of the queries' shape, with `size` columns. */
+static cot_status check_like_q(const char *call, const char *name, const cot_tensor *t, const attention_problem *p,
+                               int64_t size, const char *symbol, const char *source)
+{
+    const attention_sizes *z = &p->sizes;
+    const axis axes[] = {{"B", "q", z->B},
+                         {z->packed ? "total_q" : "Tq", "q", p->q.shape[z->packed ? 0 : 1]},
+                         {"H", "q", z->H},
+                         {symbol, source, size}};
+    return check_axes(call, name, t, axes + z->packed, 4 - z->packed);
+}
+
+static cot_status check_like_k(const char *call, const char *name, const cot_tensor *t, const attention_problem *p,
+                               int64_t size, const char *symbol, const char *source)
+{
+    const attention_sizes *z = &p->sizes;
+    const axis axes[] = {{"B", "q", z->B},
+                         {z->packed ? "total_k" : "Tk", "k", p->k.shape[z->packed ? 0 : 1]},
+                         {"Hkv", "k", z->Hkv},
+                         {symbol, source, size}};
+    return check_axes(call, name, t, axes + z->packed, 4 - z->packed);
+}
+
+static cot_status check_like_lse(const char *call, const char *name, const cot_tensor *t, const attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    const axis axes[] = {
+        {"B", "q", z->B}, {"H", "q", z->H}, {z->packed ? "total_q" : "Tq", "q", p->q.shape[z->packed ? 0 : 1]}};
+    CHECK(check_axes(call, name, t, axes + z->packed, 3 - z->packed));
+    return check_statistic(call, name, t, z->dtype);
+}
+
+/* ---- what all calls check alike ----------------------------------------------------------------------- */
+
+/* Either every float tensor is f64 or none is. */
+static cot_status check_f64(const cot_direction *direction, const void *args, cot_dtype q)
+{
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_tensor *t = (const cot_tensor *)((const char *)args + direction->fields[f].offset);
+        if (cot_present(t) && t->dtype != COT_I32 && (t->dtype == COT_F64) != (q == COT_F64))
+            return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, %s has %s (f64 goes with f64 only)",
+                            direction->call, direction->fields[f].name, cot_dtype_name(t->dtype),
+                            direction->fields[0].name, cot_dtype_name(q));
+    }
+    return COT_OK;
+}
+
+static bool same_view(const cot_tensor *a, const cot_tensor *b)
+{
+    if (a->data != b->data || a->dtype != b->dtype || a->rank != b->rank)
+        return false;
+    for (int i = 0; i < a->rank; i++)
+        if (a->shape[i] != b->shape[i] || (a->shape[i] > 1 && a->stride[i] != b->stride[i]))
+            return false;
+    return true;
+}
+
+/* Data pointers, and outputs that would be written over something; merge's out and lse may be out_a and lse_a. */
+static cot_status check_memory(const cot_direction *direction, const void *args)
+{
+    const cot_field *fields = direction->fields;
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_tensor *t = (const cot_tensor *)((const char *)args + fields[f].offset);
+        CHECK(cot_check_data(direction->call, fields[f].name, t));
+        if (fields[f].role == COT_OUTPUT)
+            CHECK(cot_check_output(direction->call, fields[f].name, t));
+    }
+    for (int f = 0; f < direction->field_count; f++) {
+        for (int g = 0; fields[f].role == COT_OUTPUT && g < direction->field_count; g++) {
+            const cot_tensor *out = (const cot_tensor *)((const char *)args + fields[f].offset);
+            const cot_tensor *other = (const cot_tensor *)((const char *)args + fields[g].offset);
+            const size_t length = strlen(fields[f].name);
+            const bool pair = strncmp(fields[f].name, fields[g].name, length) == 0 &&
+                              strcmp(fields[g].name + length, "_a") == 0 && same_view(out, other);
+            if (f != g && !pair)
+                CHECK(cot_check_overlap(direction->call, fields[f].name, out, fields[g].name, other));
+        }
+    }
+    return COT_OK;
+}
+
+static cot_status check_cu_seqlens(const char *call, const char *name, const cot_tensor *cu, int64_t rows,
+                                   int64_t longest)
+{
+    const int64_t B = cu->shape[0] - 1;
+    if (attention_index(cu, 0) != 0)
+        return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens_%s[0] is %" PRId64 ", expected 0", call, name,
+                        attention_index(cu, 0));
+    for (int64_t b = 1; b <= B; b++) {
+        const int64_t length = attention_index(cu, b) - attention_index(cu, b - 1);
+        if (length < 0)
+            return cot_fail(COT_INVALID_DATA,
+                            "%s: cu_seqlens_%s[%" PRId64 "] is %" PRId64 ", less than %" PRId64 " before it", call,
+                            name, b, attention_index(cu, b), attention_index(cu, b - 1));
+        if (length > longest)
+            return cot_fail(COT_INVALID_DATA,
+                            "%s: cu_seqlens_%s gives sequence %" PRId64 " %" PRId64 " rows, max_seqlen_%s is %" PRId64,
+                            call, name, b - 1, length, name, longest);
+    }
+    if (attention_index(cu, B) > rows)
+        return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens_%s ends at %" PRId64 ", %s has total_%s=%" PRId64, call, name,
+                        attention_index(cu, B), name, name, rows);
+    return COT_OK;
+}
+
+static cot_status check_seqused(const char *call, const char *name, const cot_tensor *used, const cot_tensor *cu,
+                                int64_t B, int64_t length)
+{
+    for (int64_t b = 0; cot_present(used) && b < B; b++) {
+        const int64_t most = cot_present(cu) ? attention_index(cu, b + 1) - attention_index(cu, b) : length;
+        const int64_t value = attention_index(used, b);
+        if (value < 0 || value > most)
+            return cot_fail(COT_INVALID_DATA, "%s: seqused_%s[%" PRId64 "] is %" PRId64 ", expected 0 to %" PRId64,
+                            call, name, b, value, most);
+    }
+    return COT_OK;
+}
+
+static cot_status check_lengths(const char *call, const void *problem)
+{
+    const attention_problem *p = problem;
+    const attention_sizes *z = &p->sizes;
+    if (z->packed) {
+        CHECK(check_cu_seqlens(call, "q", &p->cu_seqlens_q, z->rows_q, z->Tq));
+        CHECK(check_cu_seqlens(call, "k", &p->cu_seqlens_k, z->rows_k, z->Tk));
+    }
+    CHECK(check_seqused(call, "q", &p->seqused_q, &p->cu_seqlens_q, z->B, z->q_length));
+    return check_seqused(call, "k", &p->seqused_k, &p->cu_seqlens_k, z->B, z->k_length);
+}
+
+/* [T,H,*] becomes [1,T,H,*], and [H,T] [1,H,T], with a batch stride of 0: kernels see one form. */
+static void add_batch_axis(cot_tensor *t)
+{
+    if (!cot_present(t))
+        return;
+    memmove(t->shape + 1, t->shape, (size_t)t->rank * sizeof *t->shape);
+    memmove(t->stride + 1, t->stride, (size_t)t->rank * sizeof *t->stride);
+    t->shape[0] = 1;
+    t->stride[0] = 0;
+    t->rank++;
+}
+
+static void unpack_views(attention_problem *p)
+{
+    cot_tensor *const views[] = {&p->q,    &p->k,     &p->v,  &p->lse, &p->out, &p->dout,
+                                 &p->dlse, &p->delta, &p->dq, &p->dk,  &p->dv};
+    for (int i = 0; p->sizes.packed && i < COUNT(views); i++)
+        add_batch_axis(views[i]);
+}
+
+/* ---- the calls ---------------------------------------------------------------------------------------- */
+
+#define COPY_OPTIONS(a)                                                                                          \
+    {                                                                                                            \
+        (a)->causal, (a)->window, (a)->window_left, (a)->window_right, (a)->scale, (a)->softcap, (a)->dropout_p, \
+            (a)->max_seqlen_q, (a)->max_seqlen_k, (a)->q_begin, (a)->q_length, (a)->k_begin, (a)->k_length       \
+    }
+
+#define COPY_INPUTS(p, a)                                                                                            \
+    ((p)->dropout_seed_memory = (a)->dropout_seed_memory, (p)->dropout_offset_memory = (a)->dropout_offset_memory,   \
+     (p)->dropout_seed = (a)->dropout_seed, (p)->dropout_offset = (a)->dropout_offset, (p)->q = (a)->q,              \
+     (p)->k = (a)->k, (p)->v = (a)->v, (p)->cu_seqlens_q = (a)->cu_seqlens_q, (p)->cu_seqlens_k = (a)->cu_seqlens_k, \
+     (p)->seqused_q = (a)->seqused_q, (p)->seqused_k = (a)->seqused_k, (p)->sink = (a)->sink,                        \
+     (p)->alibi_slopes = (a)->alibi_slopes, (p)->bias = (a)->bias, (p)->lse = (a)->lse, (p)->out = (a)->out)
+
+static cot_status check_inputs(const char *call, const options *o, attention_problem *p)
+{
+    CHECK(check_mask(call, o, &p->sizes));
+    CHECK(check_qkv(call, p));
+    CHECK(check_numbers(call, o, &p->sizes));
+    CHECK(check_packing(call, o, p));
+    CHECK(check_additions(call, o, p));
+    CHECK(check_like_q(call, "out", &p->out, p, p->sizes.dv, "dv", "v"));
+    CHECK(check_dtype_of(call, "out", &p->out, p->sizes.dtype, true));
+    return check_like_lse(call, "lse", &p->lse, p);
+}
+
+static cot_status validate_forward(const char *call, const void *args, bool with_data, void *problem)
+{
+    const cot_attention_forward_args *a = args;
+    const cot_direction *direction = &cot_attention_directions[COT_ATTENTION_FORWARD];
+    attention_problem *p = problem;
+    const options o = COPY_OPTIONS(a);
+    memset(p, 0, sizeof *p);
+    COPY_INPUTS(p, a);
+    CHECK(check_inputs(call, &o, p));
+    if (cot_present(&p->sink) && (p->sizes.q_length != p->sizes.Tq || p->sizes.k_length != p->sizes.Tk))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: sink is given for a block, expected it in attention_merge", call);
+    CHECK(check_f64(direction, args, p->sizes.dtype));
+    if (with_data)
+        CHECK(check_memory(direction, args));
+    unpack_views(p);
+    return COT_OK;
+}
+
+static cot_status check_delta(const char *call, const attention_problem *p)
+{
+    if (cot_present(&p->delta) && (cot_present(&p->out) || cot_present(&p->dlse)))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is given together with delta, which stands for it", call,
+                        cot_present(&p->out) ? "out" : "dlse");
+    return cot_present(&p->delta) ? COT_OK : cot_check_required(call, "out", &p->out);
+}
+
+static cot_status validate_backward(const char *call, const void *args, bool with_data, void *problem)
+{
+    const cot_attention_backward_args *a = args;
+    const cot_direction *direction = &cot_attention_directions[COT_ATTENTION_BACKWARD];
+    attention_problem *p = problem;
+    const options o = COPY_OPTIONS(a);
+    memset(p, 0, sizeof *p);
+    COPY_INPUTS(p, a);
+    const attention_sizes *z = &p->sizes;
+    p->accumulate = a->accumulate;
+    p->dout = a->dout, p->dlse = a->dlse, p->delta = a->delta;
+    p->dq = a->dq, p->dk = a->dk, p->dv = a->dv, p->dsink = a->dsink, p->dbias = a->dbias;
+    CHECK(check_flag(call, "accumulate", a->accumulate));
+    CHECK(check_flag(call, "allow_nondeterminism", a->allow_nondeterminism));
+    CHECK(check_inputs(call, &o, p));
+    CHECK(cot_check_required(call, "lse", &p->lse));
+    CHECK(check_delta(call, p));
+    CHECK(cot_check_required(call, "dout", &p->dout));
+    CHECK(check_like_q(call, "dout", &p->dout, p, z->dv, "dv", "v"));
+    CHECK(check_dtype_of(call, "dout", &p->dout, z->dtype, false));
+    CHECK(check_like_lse(call, "dlse", &p->dlse, p));
+    CHECK(check_like_lse(call, "delta", &p->delta, p));
+    CHECK(check_like_q(call, "dq", &p->dq, p, z->d, "d", "q"));
+    CHECK(check_dtype_of(call, "dq", &p->dq, z->dtype, true));
+    CHECK(check_like_k(call, "dk", &p->dk, p, z->d, "d", "k"));
+    CHECK(check_dtype_of(call, "dk", &p->dk, z->dtype, true));
+    CHECK(check_like_k(call, "dv", &p->dv, p, z->dv, "dv", "v"));
+    CHECK(check_dtype_of(call, "dv", &p->dv, z->dtype, true));
+    const axis heads[] = {{"H", "q", z->H}};
+    CHECK(check_axes(call, "dsink", &p->dsink, heads, 1));
+    if (cot_present(&p->dsink))
+        CHECK(cot_check_required(call, "sink", &p->sink));
+    CHECK(cot_check_tensor(call, "dbias", &p->dbias, COT_FLOATS, 4, 4));
+    if (cot_present(&p->dbias)) {
+        static const char *const symbols[] = {"B", "H", "Tq", "Tk"};
+        CHECK(cot_check_required(call, "bias", &p->bias));
+        for (int i = 0; i < 4; i++)
+            CHECK(cot_check_size(call, "dbias", &p->dbias, i, symbols[i], "bias", p->bias.shape[i]));
+    }
+    CHECK(check_f64(direction, args, z->dtype));
+    if (with_data)
+        CHECK(check_memory(direction, args));
+    unpack_views(p);
+    return COT_OK;
+}
+
+/* The first tensor of delta and merge: [B,Tq,H,dv] or packed [total_q,H,dv]. */
+static cot_status check_first(const char *call, const char *name, const cot_tensor *t, attention_sizes *z)
+{
+    CHECK(cot_check_required(call, name, t));
+    CHECK(cot_check_tensor(call, name, t, COT_FLOATS, 3, 4));
+    z->packed = t->rank == 3;
+    z->B = z->packed ? 1 : t->shape[0];
+    z->Tq = t->shape[t->rank - 3];
+    z->H = t->shape[t->rank - 2];
+    z->dv = t->shape[t->rank - 1];
+    z->dtype = t->dtype;
+    return COT_OK;
+}
+
+static cot_status check_like_first(const char *call, const char *name, const cot_tensor *t, const char *first,
+                                   const attention_sizes *z)
+{
+    const axis axes[] = {
+        {"B", first, z->B}, {z->packed ? "total_q" : "Tq", first, z->Tq}, {"H", first, z->H}, {"dv", first, z->dv}};
+    return check_axes(call, name, t, axes + z->packed, 4 - z->packed);
+}
+
+static cot_status check_statistic_of(const char *call, const char *name, const cot_tensor *t, const char *first,
+                                     const attention_sizes *z)
+{
+    const axis axes[] = {{"B", first, z->B}, {"H", first, z->H}, {z->packed ? "total_q" : "Tq", first, z->Tq}};
+    CHECK(check_axes(call, name, t, axes + z->packed, 3 - z->packed));
+    return check_statistic(call, name, t, z->dtype);
+}
+
+static cot_status validate_delta(const char *call, const void *args, bool with_data, void *problem)
+{
+    const cot_direction *direction = &cot_attention_directions[COT_ATTENTION_DELTA];
+    attention_delta_problem *p = problem;
+    memset(p, 0, sizeof *p);
+    p->args = *(const cot_attention_delta_args *)args;
+    cot_attention_delta_args *a = &p->args;
+    CHECK(check_first(call, "out", &a->out, &p->sizes));
+    CHECK(cot_check_required(call, "dout", &a->dout));
+    CHECK(check_like_first(call, "dout", &a->dout, "out", &p->sizes));
+    CHECK(check_statistic_of(call, "dlse", &a->dlse, "out", &p->sizes));
+    CHECK(cot_check_required(call, "delta", &a->delta));
+    CHECK(check_statistic_of(call, "delta", &a->delta, "out", &p->sizes));
+    CHECK(check_f64(direction, args, p->sizes.dtype));
+    if (with_data)
+        CHECK(check_memory(direction, args));
+    cot_tensor *const views[] = {&a->out, &a->dout, &a->dlse, &a->delta};
+    for (int i = 0; p->sizes.packed && i < COUNT(views); i++)
+        add_batch_axis(views[i]);
+    return COT_OK;
+}
+
+static cot_status validate_merge(const char *call, const void *args, bool with_data, void *problem)
+{
+    const cot_direction *direction = &cot_attention_directions[COT_ATTENTION_MERGE];
+    attention_merge_problem *p = problem;
+    memset(p, 0, sizeof *p);
+    p->args = *(const cot_attention_merge_args *)args;
+    cot_attention_merge_args *a = &p->args;
+    CHECK(check_first(call, "out_a", &a->out_a, &p->sizes));
+    CHECK(cot_check_required(call, "out_b", &a->out_b));
+    CHECK(check_like_first(call, "out_b", &a->out_b, "out_a", &p->sizes));
+    CHECK(cot_check_required(call, "lse_a", &a->lse_a));
+    CHECK(check_statistic_of(call, "lse_a", &a->lse_a, "out_a", &p->sizes));
+    CHECK(cot_check_required(call, "lse_b", &a->lse_b));
+    CHECK(check_statistic_of(call, "lse_b", &a->lse_b, "out_a", &p->sizes));
+    const axis heads[] = {{"H", "out_a", p->sizes.H}};
+    CHECK(check_axes(call, "sink", &a->sink, heads, 1));
+    CHECK(check_like_first(call, "out", &a->out, "out_a", &p->sizes));
+    CHECK(check_statistic_of(call, "lse", &a->lse, "out_a", &p->sizes));
+    CHECK(check_f64(direction, args, p->sizes.dtype));
+    if (with_data)
+        CHECK(check_memory(direction, args));
+    cot_tensor *const views[] = {&a->out_a, &a->out_b, &a->lse_a, &a->lse_b, &a->out, &a->lse};
+    for (int i = 0; p->sizes.packed && i < COUNT(views); i++)
+        add_batch_axis(views[i]);
+    return COT_OK;
+}
+
+/* ---- tables ------------------------------------------------------------------------------------------- */
+
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
+    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#include "attention_kernels.def"
+#undef COT_KERNEL
+
+#include "attention_admit.h"
+
+static const cot_kernel kernels[] = {
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace)                                     \
+    {#name, COT_ATTENTION_##direction, COT_BACKEND_CPU, COT_ISA_##isa, COT_##intermediate, admit, cost, workspace, \
+     name},
+#include "attention_kernels.def"
+#undef COT_KERNEL
+};
+
+/* Tables, one row a line. */
+/* clang-format off */
+#define INPUT(direction, name) {#name, offsetof(cot_attention_##direction##_args, name), COT_INPUT, false}
+#define OUTPUT(direction, name) {#name, offsetof(cot_attention_##direction##_args, name), COT_OUTPUT, false}
+#define GRADIENT(name) {#name, offsetof(cot_attention_backward_args, name), COT_OUTPUT, true}
+
+static const cot_field forward_fields[] = {
+    INPUT(forward, q),
+    INPUT(forward, k),
+    INPUT(forward, v),
+    INPUT(forward, cu_seqlens_q),
+    INPUT(forward, cu_seqlens_k),
+    INPUT(forward, seqused_q),
+    INPUT(forward, seqused_k),
+    INPUT(forward, sink),
+    INPUT(forward, alibi_slopes),
+    INPUT(forward, bias),
+    INPUT(forward, dropout_seed_memory),
+    INPUT(forward, dropout_offset_memory),
+    OUTPUT(forward, out),
+    OUTPUT(forward, lse),
+};
+
+static const cot_field backward_fields[] = {
+    INPUT(backward, q),
+    INPUT(backward, k),
+    INPUT(backward, v),
+    INPUT(backward, cu_seqlens_q),
+    INPUT(backward, cu_seqlens_k),
+    INPUT(backward, seqused_q),
+    INPUT(backward, seqused_k),
+    INPUT(backward, sink),
+    INPUT(backward, alibi_slopes),
+    INPUT(backward, bias),
+    INPUT(backward, dropout_seed_memory),
+    INPUT(backward, dropout_offset_memory),
+    INPUT(backward, lse),
+    INPUT(backward, out),
+    INPUT(backward, dout),
+    INPUT(backward, dlse),
+    INPUT(backward, delta),
+    GRADIENT(dq),
+    GRADIENT(dk),
+    GRADIENT(dv),
+    GRADIENT(dsink),
+    GRADIENT(dbias),
+};
+
+static const cot_field delta_fields[] = {
+    INPUT(delta, out),
+    INPUT(delta, dout),
+    INPUT(delta, dlse),
+    OUTPUT(delta, delta),
+};
+
+static const cot_field merge_fields[] = {
+    INPUT(merge, out_a),
+    INPUT(merge, out_b),
+    INPUT(merge, lse_a),
+    INPUT(merge, lse_b),
+    INPUT(merge, sink),
+    OUTPUT(merge, out),
+    OUTPUT(merge, lse),
+};
+
+#define OPTION(direction, name, kind) {#name, offsetof(cot_attention_##direction##_args, name), COT_OPTION_##kind, NULL}
+#define SHARED_OPTIONS(direction) \
+    OPTION(direction, causal, I32), \
+    OPTION(direction, window, I32), \
+    OPTION(direction, window_left, I64), \
+    OPTION(direction, window_right, I64), \
+    OPTION(direction, scale, F64), \
+    OPTION(direction, softcap, F64), \
+    OPTION(direction, dropout_p, F64), \
+    OPTION(direction, dropout_seed, U64), \
+    OPTION(direction, dropout_offset, U64), \
+    OPTION(direction, max_seqlen_q, I64), \
+    OPTION(direction, max_seqlen_k, I64), \
+    OPTION(direction, q_begin, I64), \
+    OPTION(direction, q_length, I64), \
+    OPTION(direction, k_begin, I64), \
+    OPTION(direction, k_length, I64)
+
+static const cot_option forward_options[] = {SHARED_OPTIONS(forward)};
+static const cot_option backward_options[] = {
+    SHARED_OPTIONS(backward),
+    OPTION(backward, accumulate, I32),
+    OPTION(backward, allow_nondeterminism, I32),
+};
+
+/* Packed tensors have no axis of the batch. */
+#define SHARED_SIGNATURE \
+    "q[...,Tq,H,d] k[...,Tk,Hkv,d] v[...,Tk,Hkv,dv] cu_seqlens_q[B+1] cu_seqlens_k[B+1] seqused_q[B] seqused_k[B] " \
+    "sink[H] alibi_slopes[...,H] bias[B,H,Tq,Tk] dropout_seed_memory[2] dropout_offset_memory[2] "
+static const char forward_signature[] = SHARED_SIGNATURE "out[...,Tq,H,dv] lse:f32[...,H,Tq]";
+static const char backward_signature[] = SHARED_SIGNATURE
+    "lse[...,H,Tq] out[...,Tq,H,dv] dout[...,Tq,H,dv] dlse[...,H,Tq] delta[...,H,Tq] dq=q dk=k dv=v dsink=sink dbias=bias";
+static const char delta_signature[] = "out[...,Tq,H,dv] dout[...,Tq,H,dv] dlse[...,H,Tq] delta:f32[...,H,Tq]";
+static const char merge_signature[] =
+    "out_a[...,Tq,H,dv] out_b[...,Tq,H,dv] lse_a[...,H,Tq] lse_b[...,H,Tq] sink[H] out=out_a lse=lse_a";
+
+#define DIRECTION(direction, problem, accumulate_at, index_data, options_, option_count_)                  \
+    {                                                                                          \
+        .name = #direction,                                                                    \
+        .call = "attention_" #direction,                                                       \
+        .op = &cot_attention_op,                                                               \
+        .args_size = sizeof(cot_attention_##direction##_args),                                 \
+        .problem_size = sizeof(problem),                                                       \
+        .workspace_offset = offsetof(cot_attention_##direction##_args, workspace),             \
+        .workspace_bytes_offset = offsetof(cot_attention_##direction##_args, workspace_bytes), \
+        .accumulate_offset = accumulate_at,                                                    \
+        .options = options_,                                                                   \
+        .option_count = option_count_,                                                         \
+        .signature = direction##_signature,                                                    \
+        .fields = direction##_fields,                                                          \
+        .field_count = COUNT(direction##_fields),                                              \
+        .check_index_data = index_data,                                                        \
+        .validate = validate_##direction,                                                      \
+    }
+/* clang-format on */
+
+const cot_direction cot_attention_directions[] = {
+    DIRECTION(forward, attention_problem, 0, check_lengths, forward_options, COUNT(forward_options)),
+    DIRECTION(backward, attention_problem, offsetof(cot_attention_backward_args, accumulate), check_lengths,
+              backward_options, COUNT(backward_options)),
+    DIRECTION(delta, attention_delta_problem, 0, NULL, NULL, 0),
+    DIRECTION(merge, attention_merge_problem, 0, NULL, NULL, 0),
+};
+
+const cot_op cot_attention_op = {
+    .name = "attention",
+    .directions = cot_attention_directions,
+    .direction_count = COUNT(cot_attention_directions),
+    .kernels = kernels,
+    .kernel_count = COUNT(kernels),
+};
+
+_Static_assert(sizeof(cot_attention_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
+_Static_assert(sizeof(attention_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
+
+/* ---- the public calls --------------------------------------------------------------------------------- */
+
+#define PUBLIC_CALL(direction, index)                                                                                \
+    cot_status cot_attention_##direction(cot_queue *queue, const cot_attention_##direction##_args *args)             \
+    {                                                                                                                \
+        return cot_op_run(&cot_attention_directions[index], queue, args);                                            \
+    }                                                                                                                \
+    cot_status cot_attention_##direction##_workspace(cot_queue *queue, const cot_attention_##direction##_args *args, \
+                                                     size_t *bytes)                                                  \
+    {                                                                                                                \
+        return cot_op_workspace(&cot_attention_directions[index], queue, args, bytes);                               \
+    }
+
+PUBLIC_CALL(forward, COT_ATTENTION_FORWARD)
+PUBLIC_CALL(backward, COT_ATTENTION_BACKWARD)
+PUBLIC_CALL(delta, COT_ATTENTION_DELTA)
+PUBLIC_CALL(merge, COT_ATTENTION_MERGE)

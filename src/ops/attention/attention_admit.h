@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attention_admit.h: which problems each kernel takes, at what cost, with how much workspace. For the front.
+ * Costs are core cycles, roughly; only their order matters. */
+#ifndef COT_ATTENTION_ADMIT_H
+#define COT_ATTENTION_ADMIT_H
+
+#include "cpu/attention_tiling.h"
+
+static inline const char *admit_scalar(const void *problem)
+{
+    const attention_sizes *sizes = problem;
+    return sizes->dtype == COT_F64 ? "it sums in float32, the tensors are f64" : NULL;
+}
+
+static inline const char *admit_scalar_f64(const void *problem)
+{
+    const attention_sizes *sizes = problem;
+    return sizes->dtype == COT_F64 ? NULL : "it serves f64 only";
+}
+
+/* Pairs of a query and a key, as if all were visible: the mask's share is the same for every kernel. */
+static inline double attention_pairs(const attention_sizes *z)
+{
+    return (double)z->H * (double)z->rows_q * (double)z->Tk;
+}
+
+static inline double cost_fwd_scalar(const void *problem)
+{
+    const attention_sizes *z = problem;
+    return attention_pairs(z) * (40 + 8 * (double)(z->d + z->dv));
+}
+
+static inline double cost_bwd_scalar(const void *problem)
+{
+    const attention_sizes *z = problem;
+    return attention_pairs(z) * (60 + 20 * (double)(z->d + z->dv));
+}
+
+static inline double cost_rows_scalar(const void *problem)
+{
+    const attention_sizes *z = problem;
+    return 10.0 * (double)z->B * (double)z->Tq * (double)z->H * (double)z->dv;
+}
+
+/* Forward: for every sequence and head the scores of one query and its output. */
+static inline size_t workspace_fwd_scalar(const void *problem)
+{
+    const attention_sizes *z = problem;
+    return (size_t)(z->B + z->packed) * (size_t)z->H * (size_t)(z->Tk + z->dv) * sizeof(double);
+}
+
+/* Backward: for every sequence and key-value head dk and dv; one row of dq. */
+static inline size_t workspace_bwd_scalar(const void *problem)
+{
+    const attention_sizes *z = problem;
+    return ((size_t)z->rows_k * (size_t)z->Hkv * (size_t)(z->d + z->dv) +
+            (size_t)(z->B + z->packed) * (size_t)z->Hkv * (size_t)z->d) *
+           sizeof(double);
+}
+
+/* ---- tiled kernels --------------------------------------------------------------------------------------- */
+
+static inline const char *attention_admit_tiled(const attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    const cot_tensor *const rows[] = {&p->q, &p->k, &p->v, &p->out, &p->dout, &p->dq, &p->dk, &p->dv};
+    if (z->dtype == COT_F64)
+        return "it sums in float32, the tensors are f64";
+    if (z->d > ATTENTION_MAX_D || z->dv > ATTENTION_MAX_D)
+        return "it serves d and dv up to 256";
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (cot_present(rows[i]) && rows[i]->stride[3] != 1 && rows[i]->shape[3] > 1)
+            return "the last axis of a tensor is not contiguous";
+    if (cot_present(&p->dbias))
+        return "it has no dbias";
+    return NULL;
+}
+
+static inline const char *admit_tiled(const void *problem)
+{
+    return attention_admit_tiled(problem);
+}
+
+/* P and dS are rounded to bf16, which a float32 output would show. */
+static inline const char *admit_tiled_amx(const void *problem)
+{
+    const attention_problem *p = problem;
+    const cot_tensor *const outputs[] = {&p->out, &p->dq, &p->dk, &p->dv};
+    const bool backward = cot_present(&p->dout);
+    if (p->sizes.dtype != COT_BF16)
+        return "it serves bf16";
+    for (size_t i = backward; i < sizeof outputs / sizeof *outputs; i++)
+        if (cot_present(outputs[i]) && outputs[i]->dtype != COT_BF16)
+            return "it rounds P to bf16, an output is f32";
+    return attention_admit_tiled(p);
+}
+
+/* Strips are worked off as a whole; `rate` multiply-adds a cycle, `softmax` cycles a pair. */
+static inline double attention_cost_tiled(const attention_problem *p, double multiplications, double rate,
+                                          double softmax)
+{
+    const attention_sizes *z = &p->sizes;
+    softmax += (z->softcap > 0 ? 50 : 0) + (z->dropped > 0 ? 10 : 0) +
+               (cot_present(&p->bias) || cot_present(&p->alibi_slopes) ? 10 : 0);
+    const double rows_q = (double)z->H * (double)(z->rows_q + (z->B + 1) * ATTENTION_STRIP);
+    const double rows_k = (double)z->Hkv * (double)(z->rows_k + (z->B + 1) * ATTENTION_BLOCK);
+    const double pairs = rows_q * (double)attention_round_up(z->Tk, ATTENTION_STRIP);
+    return pairs * (multiplications / rate + softmax) + (rows_q + rows_k) * (double)(z->d + z->dv) + 20000;
+}
+
+static inline size_t workspace_fwd_tiled(const void *problem)
+{
+    return attention_fwd_layout_of(problem, sizeof(float)).bytes;
+}
+
+static inline size_t workspace_fwd_tiled_amx(const void *problem)
+{
+    return attention_fwd_layout_of(problem, sizeof(uint16_t)).bytes;
+}
+
+static inline size_t workspace_bwd_tiled(const void *problem)
+{
+    return attention_bwd_layout_of(problem, sizeof(float)).bytes;
+}
+
+static inline size_t workspace_bwd_tiled_amx(const void *problem)
+{
+    return attention_bwd_layout_of(problem, sizeof(uint16_t)).bytes;
+}
+
+/* The costs by instruction set: multiply-adds a cycle, and lanes of the softmax. */
+#define COT_COSTS(isa, rate, lanes)                                                               \
+    static inline double cost_fwd_tiled_##isa(const void *problem)                                \
+    {                                                                                             \
+        const attention_sizes *z = problem;                                                       \
+        return attention_cost_tiled(problem, (double)(z->d + z->dv), rate, 16.0 / lanes);         \
+    }                                                                                             \
+    static inline double cost_bwd_tiled_##isa(const void *problem)                                \
+    {                                                                                             \
+        const attention_sizes *z = problem;                                                       \
+        return attention_cost_tiled(problem, (double)(3 * z->d + 2 * z->dv), rate, 20.0 / lanes); \
+    }
+COT_COSTS(scalar, 2, 2)
+COT_COSTS(avx2, 12, 8)
+COT_COSTS(avx512, 24, 16)
+COT_COSTS(amx, 300, 16)
+#undef COT_COSTS
+
+#endif

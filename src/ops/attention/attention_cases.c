@@ -1,0 +1,821 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_cases.c: the shapes, layouts and options that check, bench and the gradient check run.
+ *
+ * A case begins as a `plan`: sizes and choices by name. Families: the sizes of the field's tests and around the tiles'
+ * edges; every feature by itself and in random combinations, small enough for finite differences; the primitives of
+ * blocks; and the shapes of the benchmark. */
+#include "attention_problem.h"
+#include "attention_ref.h"
+
+#include "core/cases.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- plans -------------------------------------------------------------------------------------------- */
+
+typedef enum layout_kind {
+    BTHD,    /* [B,T,H,d] */
+    BHTD,    /* [B,H,T,d] */
+    SLICE,   /* rows cut out of wider ones, from an odd element on: q, k and v of one projection */
+    STRIDED, /* every second column */
+    LAYOUT_COUNT
+} layout_kind;
+
+static const char *const layout_names[] = {"bthd", "bhtd", "slice", "strided"};
+
+typedef struct plan {
+    int direction;
+    unsigned uses;
+    int64_t B, H, Hkv, Tq, Tk, d, dv;
+    layout_kind layout;
+    cot_dtype dtype;
+    bool f32_out; /* out, dq, dk, dv in f32 */
+    bool causal, window;
+    int64_t left, right;
+    double softcap, scale, dropout;
+    bool dropout_state; /* seed and offset from memory too */
+    bool sink, alibi, bias;
+    unsigned bias_axes; /* bit n: axis n is broadcast */
+    bool packed, seqused_q, seqused_k;
+    int64_t q_begin, q_length, k_begin, k_length;
+    bool dlse, delta, accumulate;
+    bool no_dq, no_dkv, no_out, no_lse;
+    uint64_t seed;
+} plan;
+
+/* splitmix64: small, and the same everywhere. */
+static uint64_t draw(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static int64_t draw_below(uint64_t *state, int64_t bound)
+{
+    return bound > 0 ? (int64_t)(draw(state) % (uint64_t)bound) : 0;
+}
+
+static bool draw_bool(uint64_t *state)
+{
+    return draw(state) & 1;
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------------ */
+
+static int field_index(int direction, const char *name)
+{
+    const cot_direction *d = &cot_attention_directions[direction];
+    for (int field = 0; field < d->field_count; field++)
+        if (strcmp(d->fields[field].name, name) == 0)
+            return field;
+    return -1;
+}
+
+/* A [B,T,H,d] tensor, packed [T,H,d]; T counts the rows of one sequence, packed those of all. */
+static cot_tensor laid_out(const plan *p, cot_case *c, const char *name, cot_dtype dtype, int64_t T, int64_t H,
+                           int64_t d)
+{
+    cot_tensor t = cot_tensor_contiguous(NULL, dtype, 4, (const int64_t[]){p->B, T, H, d});
+    const int64_t pitch = 3 * H * d + 5;
+    switch (p->layout) {
+    case BHTD: t.stride[0] = H * T * d, t.stride[1] = d, t.stride[2] = T * d; break;
+    case SLICE:
+        t.stride[0] = T * pitch, t.stride[1] = pitch;
+        c->offset[field_index(p->direction, name)] = 1;
+        break;
+    case STRIDED:
+        for (int axis = 0; axis < 4; axis++)
+            t.stride[axis] *= 2;
+        break;
+    default: break;
+    }
+    if (p->packed) {
+        t.rank = 3;
+        memmove(t.shape, t.shape + 1, 3 * sizeof *t.shape);
+        memmove(t.stride, t.stride + 1, 3 * sizeof *t.stride);
+        t.shape[3] = t.stride[3] = 0;
+    }
+    return t;
+}
+
+/* With packing, as many rows as a sequence has on average for each, and a few that belong to none. */
+static int64_t rows(const plan *p, int64_t T)
+{
+    return p->packed ? p->B * T + (int64_t)(p->seed % 3) : T;
+}
+
+static cot_tensor queries(const plan *p, cot_case *c, const char *name, cot_dtype dtype, int64_t d)
+{
+    return laid_out(p, c, name, dtype, rows(p, p->Tq), p->H, d);
+}
+
+static cot_tensor keys(const plan *p, cot_case *c, const char *name, cot_dtype dtype, int64_t d)
+{
+    return laid_out(p, c, name, dtype, rows(p, p->Tk), p->Hkv, d);
+}
+
+static cot_tensor statistic(const plan *p)
+{
+    const cot_dtype dtype = p->dtype == COT_F64 ? COT_F64 : COT_F32;
+    const int64_t shape[3] = {p->B, p->H, rows(p, p->Tq)};
+    return cot_tensor_contiguous(NULL, dtype, 3 - p->packed, shape + p->packed);
+}
+
+static cot_tensor vector(cot_dtype dtype, int64_t size)
+{
+    return cot_tensor_contiguous(NULL, dtype, 1, &size);
+}
+
+static cot_dtype output_dtype(const plan *p)
+{
+    return p->f32_out && p->dtype != COT_F64 ? COT_F32 : p->dtype;
+}
+
+/* sink, slopes and bias: f32, or the inputs' dtype. */
+static cot_dtype parameter_dtype(const plan *p)
+{
+    return p->dtype == COT_F64 || p->seed % 2 ? p->dtype : COT_F32;
+}
+
+/* The longest sequence that may occur: twice the average. */
+static int64_t longest(const plan *p, int64_t T)
+{
+    return p->packed ? 2 * T : T;
+}
+
+static cot_tensor bias_of(const plan *p)
+{
+    int64_t shape[4] = {p->B, p->H, longest(p, p->Tq), longest(p, p->Tk)};
+    for (int axis = 0; axis < 4; axis++)
+        if (p->bias_axes >> axis & 1)
+            shape[axis] = 1;
+    return cot_tensor_contiguous(NULL, parameter_dtype(p), 4, shape);
+}
+
+/* The members that forward and backward have in common. */
+#define SET_COMMON(p, a)                                                                                     \
+    do {                                                                                                     \
+        COT_INIT(a);                                                                                         \
+        (a)->causal = (p)->causal;                                                                           \
+        (a)->window = (p)->window;                                                                           \
+        (a)->window_left = (p)->window ? (p)->left : 0;                                                      \
+        (a)->window_right = (p)->window ? (p)->right : 0;                                                    \
+        (a)->scale = (p)->scale;                                                                             \
+        (a)->softcap = (p)->softcap;                                                                         \
+        (a)->dropout_p = (p)->dropout;                                                                       \
+        (a)->dropout_seed = (p)->seed;                                                                       \
+        (a)->dropout_offset = (p)->seed >> 7;                                                                \
+        if ((p)->dropout_state)                                                                              \
+            (a)->dropout_seed_memory = (a)->dropout_offset_memory = vector(COT_I32, 2);                      \
+        (a)->max_seqlen_q = (p)->packed ? longest(p, (p)->Tq) : 0;                                           \
+        (a)->max_seqlen_k = (p)->packed ? longest(p, (p)->Tk) : 0;                                           \
+        (a)->q_begin = (p)->q_begin, (a)->q_length = (p)->q_length;                                          \
+        (a)->k_begin = (p)->k_begin, (a)->k_length = (p)->k_length;                                          \
+        (a)->q = queries(p, c, "q", (p)->dtype, (p)->d);                                                     \
+        (a)->k = keys(p, c, "k", (p)->dtype, (p)->d);                                                        \
+        (a)->v = keys(p, c, "v", (p)->dtype, (p)->dv);                                                       \
+        if ((p)->packed)                                                                                     \
+            (a)->cu_seqlens_q = (a)->cu_seqlens_k = vector(COT_I32, (p)->B + 1);                             \
+        if ((p)->seqused_q)                                                                                  \
+            (a)->seqused_q = vector(COT_I32, (p)->B);                                                        \
+        if ((p)->seqused_k)                                                                                  \
+            (a)->seqused_k = vector(COT_I32, (p)->B);                                                        \
+        if ((p)->sink)                                                                                       \
+            (a)->sink = vector(parameter_dtype(p), (p)->H);                                                  \
+        if ((p)->alibi)                                                                                      \
+            (a)->alibi_slopes = cot_tensor_contiguous(NULL, parameter_dtype(p), 1 + ((p)->seed % 4 == 0),    \
+                                                      (p)->seed % 4 == 0 ? (const int64_t[]){(p)->B, (p)->H} \
+                                                                         : (const int64_t[]){(p)->H});       \
+        if ((p)->bias)                                                                                       \
+            (a)->bias = bias_of(p);                                                                          \
+    } while (0)
+
+/* Visible pairs of a query and a key, packed sequences taken as of average length. */
+static double visible_pairs(const plan *p)
+{
+    const attention_sizes z = {.left = p->window && p->left >= 0 ? p->left : ATTENTION_UNBOUNDED,
+                               .right = p->causal                    ? 0
+                                        : p->window && p->right >= 0 ? p->right
+                                                                     : ATTENTION_UNBOUNDED};
+    const attention_sequence s = {.Tq = p->Tq, .Tk = p->Tk, .diagonal = p->Tk - p->Tq};
+    double pairs = 0;
+    for (int64_t i = 0; i < p->Tq; i++) {
+        const attention_span span = attention_keys_of(&z, &s, i);
+        pairs += span.end > span.first ? (double)(span.end - span.first) : 0;
+    }
+    return pairs * (double)p->B * (double)p->H;
+}
+
+static void forward_case(const plan *p, cot_case *c)
+{
+    cot_attention_forward_args *a = (cot_attention_forward_args *)c->args;
+    SET_COMMON(p, a);
+    if (!p->no_out)
+        a->out = queries(p, c, "out", output_dtype(p), p->dv);
+    if (!p->no_lse)
+        a->lse = statistic(p);
+    c->flops = 2 * (double)(p->d + p->dv) * visible_pairs(p);
+}
+
+static void backward_case(const plan *p, cot_case *c)
+{
+    cot_attention_backward_args *a = (cot_attention_backward_args *)c->args;
+    SET_COMMON(p, a);
+    a->accumulate = p->accumulate;
+    a->lse = statistic(p);
+    if (p->delta) {
+        a->delta = statistic(p);
+    } else {
+        a->out = queries(p, c, "out", output_dtype(p), p->dv);
+        if (p->dlse)
+            a->dlse = statistic(p);
+    }
+    a->dout = queries(p, c, "dout", p->dtype, p->dv);
+    if (!p->no_dq)
+        a->dq = queries(p, c, "dq", output_dtype(p), p->d);
+    if (!p->no_dkv) {
+        a->dk = keys(p, c, "dk", output_dtype(p), p->d);
+        a->dv = keys(p, c, "dv", output_dtype(p), p->dv);
+    }
+    if (p->sink)
+        a->dsink = a->sink;
+    if (p->bias)
+        a->dbias = a->bias;
+    c->flops = 2 * (double)(3 * p->d + 2 * p->dv) * visible_pairs(p);
+}
+
+static void delta_case(const plan *p, cot_case *c)
+{
+    cot_attention_delta_args *a = (cot_attention_delta_args *)c->args;
+    COT_INIT(a);
+    a->out = queries(p, c, "out", output_dtype(p), p->dv);
+    a->dout = queries(p, c, "dout", p->dtype, p->dv);
+    if (p->dlse)
+        a->dlse = statistic(p);
+    a->delta = statistic(p);
+    c->flops = 2 * (double)p->dv * (double)p->B * (double)p->H * (double)p->Tq;
+}
+
+static void merge_case(const plan *p, cot_case *c)
+{
+    cot_attention_merge_args *a = (cot_attention_merge_args *)c->args;
+    COT_INIT(a);
+    a->out_a = queries(p, c, "out_a", p->dtype, p->dv);
+    a->out_b = queries(p, c, "out_b", output_dtype(p), p->dv);
+    a->lse_a = a->lse_b = statistic(p);
+    if (p->sink)
+        a->sink = vector(parameter_dtype(p), p->H);
+    if (!p->no_out)
+        a->out = queries(p, c, "out", output_dtype(p), p->dv);
+    if (!p->no_lse)
+        a->lse = statistic(p);
+    c->flops = 3 * (double)p->dv * (double)p->B * (double)p->H * (double)p->Tq;
+}
+
+static void add_text(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void add_text(char *text, size_t size, const char *format, ...)
+{
+    va_list arguments;
+    const size_t length = strlen(text);
+    va_start(arguments, format);
+    vsnprintf(text + length, size - length, format, arguments);
+    va_end(arguments);
+}
+
+static void describe(const plan *p, cot_case *c)
+{
+    char *o = c->options;
+    const size_t size = sizeof c->options;
+    c->layout = layout_names[p->layout];
+    snprintf(c->shape, sizeof c->shape, "B%lld H%lld/%lld T%lld/%lld d%lld/%lld", (long long)p->B, (long long)p->H,
+             (long long)p->Hkv, (long long)p->Tq, (long long)p->Tk, (long long)p->d, (long long)p->dv);
+    snprintf(o, size, "%s", p->causal ? "causal" : "full");
+    if (p->window)
+        add_text(o, size, "+window%lld,%lld", (long long)p->left, (long long)p->right);
+    if (p->softcap > 0)
+        add_text(o, size, "+softcap%g", p->softcap);
+    if (p->scale != 0)
+        add_text(o, size, "+scale%g", p->scale);
+    if (p->dropout > 0)
+        add_text(o, size, "+dropout%g", p->dropout);
+    if (p->bias)
+        add_text(o, size, "+bias%x", p->bias_axes);
+    if (p->q_length > 0 || p->k_length > 0)
+        add_text(o, size, "+block");
+    const struct {
+        bool set;
+        const char *name;
+    } switches[] = {{p->sink, "+sink"},       {p->alibi, "+alibi"},     {p->packed, "+packed"},
+                    {p->seqused_q, "+usedq"}, {p->seqused_k, "+usedk"}, {p->f32_out, "+f32out"},
+                    {p->dlse, "+dlse"},       {p->delta, "+delta"},     {p->accumulate, "+accumulate"},
+                    {p->no_dq, "-dq"},        {p->no_dkv, "-dkv"},      {p->no_out, "-out"},
+                    {p->no_lse, "-lse"}};
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
+        if (switches[i].set)
+            add_text(o, size, "%s", switches[i].name);
+}
+
+/* ---- families ----------------------------------------------------------------------------------------- */
+
+typedef struct visitor {
+    bool (*visit)(void *context, const cot_case *);
+    void *context;
+    bool stopped;
+} visitor;
+
+static void build(const plan *p, cot_case *c)
+{
+    static void (*const builders[])(const plan *, cot_case *) = {forward_case, backward_case, delta_case, merge_case};
+    *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = p->seed};
+    builders[p->direction](p, c);
+    describe(p, c);
+}
+
+static void emit(visitor *v, const plan *p)
+{
+    if (v->stopped)
+        return;
+    cot_case c;
+    build(p, &c);
+    v->stopped = !v->visit(v->context, &c);
+}
+
+static const cot_dtype float_dtypes[] = {COT_F32, COT_BF16, COT_F16, COT_F64};
+
+/* The field's shapes, and those around the edges of tiles of 16, 32, 64 and 128 rows. */
+static void sweep_sizes(visitor *v, int direction)
+{
+    static const int64_t lengths[][2] = {
+        {1, 1},     {64, 128},  {128, 192}, {256, 256}, {239, 1},   {799, 3},   {113, 203}, {113, 128}, {128, 217},
+        {113, 211}, {108, 256}, {256, 512}, {384, 256}, {640, 128}, {512, 256}, {7, 700},   {15, 17},   {16, 16},
+        {17, 15},   {31, 33},   {32, 32},   {33, 31},   {63, 65},   {64, 64},   {65, 63},   {127, 129}, {129, 127},
+        {128, 128}, {255, 64},  {64, 257},  {5, 0},     {0, 5},     {0, 0},     {97, 300},  {300, 97}};
+    static const int64_t columns[][2] = {{64, 64},   {96, 96}, {128, 128}, {192, 128},
+                                         {256, 256}, {8, 8},   {40, 72},   {33, 17}};
+    uint64_t state = 1 + (uint64_t)direction;
+    int64_t number = 0;
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        for (int dtype = 0; dtype < 3; dtype++) {
+            for (int turn = 0; turn < 2; turn++, number++) {
+                plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
+                const int64_t *size = columns[(i + (size_t)(3 * turn + dtype)) % (sizeof columns / sizeof *columns)];
+                p.Tq = lengths[i][0], p.Tk = lengths[i][1];
+                p.d = size[0], p.dv = size[1];
+                p.B = 1 + (p.Tq * p.Tk < 5000);
+                p.H = p.Tq * p.Tk < 20000 ? 6 : 2;
+                p.Hkv = p.H / (draw_bool(&state) ? 1 : draw_bool(&state) ? 2 : p.H);
+                p.layout = (layout_kind)(number % 7 == 6 ? STRIDED : number % 3);
+                p.dtype = float_dtypes[dtype];
+                const int mask = (int)((i + (size_t)(dtype + turn)) % 3);
+                p.causal = mask == 1;
+                p.window = mask == 2;
+                p.left = draw_below(&state, 3) == 0 ? -1 : draw_below(&state, 80);
+                p.right = draw_below(&state, 3) == 0 ? -1 : draw_below(&state, 80);
+                p.f32_out = number % 11 == 0;
+                p.accumulate = direction == COT_ATTENTION_BACKWARD && number % 5 == 0;
+                if (number % 9 == 0 && p.Tq * p.Tk < 10000)
+                    p.uses |= COT_CASE_QUICK;
+                emit(v, &p);
+            }
+        }
+    }
+}
+
+/* 1024 and its neighbours, too long for more than a few. */
+static void sweep_long(visitor *v, int direction)
+{
+    static const int64_t lengths[][2] = {{1024, 1024}, {1023, 1024}, {1024, 1023}, {2049, 700}};
+    for (int i = 0; i < 8; i += 3) {
+        const plan p = {.direction = direction,
+                        .uses = COT_CASE_CHECK,
+                        .B = 1,
+                        .H = 1,
+                        .Hkv = 1,
+                        .Tq = lengths[i / 2][0],
+                        .Tk = lengths[i / 2][1],
+                        .d = i < 4 ? 64 : 128,
+                        .dv = i < 4 ? 64 : 128,
+                        .dtype = float_dtypes[i % 2],
+                        .causal = i % 4 < 2,
+                        .seed = 101 + (uint64_t)i};
+        emit(v, &p);
+    }
+}
+
+/* One feature by itself (0 .. FEATURES-1), each on its own number. */
+enum { FEATURES = 16 };
+
+static void add_feature(plan *p, int feature, uint64_t *state)
+{
+    switch (feature) {
+    case 0: p->causal = true; break;
+    case 1: p->window = true, p->left = draw_below(state, 20), p->right = draw_below(state, 6) - 1; break;
+    case 2: p->softcap = draw_bool(state) ? 1.5 : 20; break;
+    case 3: p->scale = draw_bool(state) ? 0.3 : -0.25; break;
+    case 4: p->sink = true; break;
+    case 5: p->alibi = true; break;
+    case 6: p->bias = true, p->bias_axes = (unsigned)draw_below(state, 16); break;
+    case 7: p->packed = true; break;
+    case 8: p->seqused_k = true; break;
+    case 9: p->seqused_q = true; break;
+    case 10: p->dropout = draw_below(state, 6) == 0 ? 1 : 0.25, p->dropout_state = draw_bool(state); break;
+    case 11: p->dlse = true; break;
+    case 12: p->dv = 1 + draw_below(state, 2 * p->d); break;
+    case 13: p->Hkv = 1; break;
+    case 14:
+        if (!p->packed) {
+            p->q_begin = draw_below(state, 9), p->q_length = p->Tq + p->q_begin + draw_below(state, 9);
+            p->k_begin = draw_below(state, 9), p->k_length = p->Tk + p->k_begin + draw_below(state, 9);
+            p->sink = false;
+        }
+        break;
+    case 15: p->window = true, p->left = -1, p->right = draw_below(state, 9); break;
+    default: break;
+    }
+    if (p->q_length > 0 || p->k_length > 0)
+        p->sink = false;
+    if (p->packed)
+        p->q_begin = p->q_length = p->k_begin = p->k_length = 0;
+    if (p->causal && p->right > 0)
+        p->right = 0;
+}
+
+static void sweep_features(visitor *v, int direction)
+{
+    uint64_t state = 21 + (uint64_t)direction;
+    const bool backward = direction == COT_ATTENTION_BACKWARD;
+    for (int number = 0; number < 10 * FEATURES; number++) {
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
+        const int round = number / FEATURES; /* 0 .. 3: one feature in each dtype; then combinations */
+        p.dtype = float_dtypes[round < 4 ? round : number % 4];
+        const bool gradient = backward && p.dtype == COT_F64;
+        p.B = 1 + draw_below(&state, 3);
+        p.Hkv = 1 + draw_below(&state, 2);
+        p.H = p.Hkv * (1 + draw_below(&state, 3));
+        p.Tq = gradient ? 1 + draw_below(&state, 5) : 1 + draw_below(&state, 150);
+        p.Tk = gradient ? 1 + draw_below(&state, 7) : 1 + draw_below(&state, 150);
+        p.d = gradient ? 1 + draw_below(&state, 3) : 8 * (1 + draw_below(&state, 12));
+        p.dv = p.d;
+        if (gradient)
+            p.B = 1 + draw_below(&state, 2), p.H = p.Hkv;
+        if (draw_bool(&state))
+            p.Tk = p.Tq;
+        p.layout = (layout_kind)draw_below(&state, LAYOUT_COUNT);
+        p.f32_out = draw_below(&state, 8) == 0;
+        add_feature(&p, number % FEATURES, &state);
+        for (int more = 0; round >= 4 && more < 4; more++)
+            add_feature(&p, (int)draw_below(&state, FEATURES), &state);
+        p.dlse = p.dlse && backward;
+        p.delta = backward && !gradient && draw_below(&state, 6) == 0;
+        p.dlse = p.dlse && !p.delta;
+        p.accumulate = backward && draw_below(&state, 4) == 0;
+        p.no_dq = backward && !gradient && draw_below(&state, 10) == 0;
+        p.no_dkv = backward && !gradient && !p.no_dq && draw_below(&state, 10) == 0;
+        p.no_lse = !backward && draw_below(&state, 10) == 0;
+        p.no_out = !backward && !p.no_lse && draw_below(&state, 10) == 0;
+        if (gradient)
+            p.uses |= COT_CASE_GRADIENT | COT_CASE_QUICK;
+        else if (number % 5 == 0)
+            p.uses |= COT_CASE_QUICK;
+        emit(v, &p);
+    }
+}
+
+/* Logits of +-1e4 and rows that see nothing, with a sink and without. */
+static void sweep_extremes(visitor *v, int direction)
+{
+    uint64_t state = 41 + (uint64_t)direction;
+    for (int number = 0; number < 24; number++) {
+        plan p = {.direction = direction,
+                  .uses = COT_CASE_CHECK | COT_CASE_QUICK,
+                  .B = 2,
+                  .H = 2,
+                  .Hkv = 1,
+                  .Tq = 70,
+                  .Tk = 45,
+                  .d = 64,
+                  .dv = 64,
+                  .dtype = float_dtypes[number % 3],
+                  .layout = BTHD,
+                  .seed = draw(&state)};
+        p.causal = number / 3 % 2;
+        p.sink = number / 6 % 2;
+        if (number < 12)
+            p.scale = number % 2 ? 400 : -400; /* times q.k, of order 8 with tails of 30 */
+        else
+            p.Tk = number < 18 ? 33 : 0, p.causal = true;
+        emit(v, &p);
+    }
+}
+
+static void sweep_rows(visitor *v, int direction)
+{
+    uint64_t state = 51 + (uint64_t)direction;
+    for (int number = 0; number < 40; number++) {
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = draw(&state)};
+        p.B = draw_below(&state, 4), p.H = p.Hkv = 1 + draw_below(&state, 5);
+        p.Tq = draw_below(&state, 90), p.dv = 1 + draw_below(&state, 140);
+        p.Tk = p.d = 1;
+        p.dtype = float_dtypes[number % 4];
+        p.layout = (layout_kind)draw_below(&state, LAYOUT_COUNT);
+        p.packed = number % 5 == 4;
+        p.B = p.packed ? 1 : p.B;
+        p.f32_out = draw_bool(&state), p.dlse = draw_bool(&state), p.sink = draw_bool(&state);
+        p.no_lse = draw_below(&state, 10) == 0, p.no_out = !p.no_lse && draw_below(&state, 10) == 0;
+        emit(v, &p);
+    }
+}
+
+static void bench_shapes(visitor *v, int direction)
+{
+    static const struct {
+        int64_t B, H, Hkv, T, d;
+        cot_dtype dtype;
+        bool causal;
+        int64_t left; /* 0 = no window */
+        bool packed;
+    } shapes[] = {
+        {1, 8, 8, 2048, 128, COT_BF16, true, 0, false}, {1, 8, 8, 2048, 128, COT_F16, true, 0, false},
+        {1, 8, 8, 2048, 128, COT_F32, true, 0, false},  {1, 8, 8, 2048, 128, COT_BF16, false, 0, false},
+        {1, 8, 8, 2048, 128, COT_F32, false, 0, false}, {1, 16, 16, 2048, 64, COT_BF16, true, 0, false},
+        {1, 8, 2, 2048, 128, COT_BF16, true, 0, false}, {1, 4, 4, 2048, 256, COT_BF16, true, 0, false},
+        {1, 8, 8, 8192, 128, COT_BF16, true, 0, false}, {1, 8, 8, 8192, 128, COT_BF16, true, 1024, false},
+        {4, 8, 8, 512, 128, COT_BF16, true, 0, false},  {4, 8, 8, 512, 128, COT_BF16, true, 0, true},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const plan p = {.direction = direction,
+                        .uses = COT_CASE_BENCH,
+                        .B = shapes[i].B,
+                        .H = shapes[i].H,
+                        .Hkv = shapes[i].Hkv,
+                        .Tq = shapes[i].T,
+                        .Tk = shapes[i].T,
+                        .d = shapes[i].d,
+                        .dv = shapes[i].d,
+                        .dtype = shapes[i].dtype,
+                        .causal = shapes[i].causal,
+                        .window = shapes[i].left > 0,
+                        .left = shapes[i].left,
+                        .packed = shapes[i].packed,
+                        .seed = 60};
+        emit(v, &p);
+    }
+}
+
+static void each(bool (*visit)(void *, const cot_case *), void *context)
+{
+    visitor v = {visit, context, false};
+    for (int direction = COT_ATTENTION_FORWARD; direction <= COT_ATTENTION_BACKWARD; direction++) {
+        sweep_features(&v, direction);
+        sweep_extremes(&v, direction);
+        sweep_sizes(&v, direction);
+        sweep_long(&v, direction);
+        bench_shapes(&v, direction);
+    }
+    sweep_rows(&v, COT_ATTENTION_DELTA);
+    sweep_rows(&v, COT_ATTENTION_MERGE);
+}
+
+/* ---- a case from words -------------------------------------------------------------------------------- */
+
+static bool set_number(plan *p, const char *name, size_t length, const char *value)
+{
+    static const struct {
+        const char *name;
+        size_t offset;
+        bool real;
+    } numbers[] = {{"B", offsetof(plan, B), false},
+                   {"H", offsetof(plan, H), false},
+                   {"Hkv", offsetof(plan, Hkv), false},
+                   {"T", offsetof(plan, Tq), false},
+                   {"Tq", offsetof(plan, Tq), false},
+                   {"Tk", offsetof(plan, Tk), false},
+                   {"d", offsetof(plan, d), false},
+                   {"dv", offsetof(plan, dv), false},
+                   {"left", offsetof(plan, left), false},
+                   {"right", offsetof(plan, right), false},
+                   {"softcap", offsetof(plan, softcap), true},
+                   {"scale", offsetof(plan, scale), true},
+                   {"dropout", offsetof(plan, dropout), true}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (strlen(numbers[i].name) != length || strncmp(numbers[i].name, name, length) != 0)
+            continue;
+        char *end;
+        if (numbers[i].real) {
+            *(double *)((char *)p + numbers[i].offset) = strtod(value, &end);
+            return end != value && *end == '\0';
+        }
+        const long long number = strtoll(value, &end, 10);
+        if (end == value || *end != '\0' || number < 0 || number > INT32_MAX)
+            return false;
+        *(int64_t *)((char *)p + numbers[i].offset) = number;
+        p->window = p->window || strcmp(numbers[i].name, "left") == 0 || strcmp(numbers[i].name, "right") == 0;
+        return true;
+    }
+    return false;
+}
+
+static bool set_choice(plan *p, const char *word)
+{
+    static const struct {
+        const char *word;
+        size_t offset;
+    } switches[] = {{"causal", offsetof(plan, causal)},   {"sink", offsetof(plan, sink)},
+                    {"alibi", offsetof(plan, alibi)},     {"bias", offsetof(plan, bias)},
+                    {"packed", offsetof(plan, packed)},   {"usedq", offsetof(plan, seqused_q)},
+                    {"usedk", offsetof(plan, seqused_k)}, {"dlse", offsetof(plan, dlse)},
+                    {"delta", offsetof(plan, delta)},     {"accumulate", offsetof(plan, accumulate)},
+                    {"f32out", offsetof(plan, f32_out)}};
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
+        if (strcmp(word, switches[i].word) == 0)
+            return *(bool *)((char *)p + switches[i].offset) = true;
+    for (int layout = 0; layout < LAYOUT_COUNT; layout++)
+        if (strcmp(word, layout_names[layout]) == 0)
+            return p->layout = (layout_kind)layout, true;
+    for (int i = 0; i < 4; i++)
+        if (strcmp(word, cot_dtype_name(float_dtypes[i])) == 0)
+            return p->dtype = float_dtypes[i], true;
+    return strcmp(word, "full") == 0;
+}
+
+static const char *const words_help =
+    "B=1 H=8 Hkv=8 T=2048 (or Tq= Tk=) d=128 dv=128 left=1024 right=0 softcap=30 scale=0.1 dropout=0.1, f32 f16 bf16 f64, "
+    "bthd bhtd slice strided, causal sink alibi bias packed usedq usedk dlse delta accumulate f32out";
+
+static const char *parse(int direction, int count, char *const words[], cot_case *c)
+{
+    plan p = {.direction = direction,
+              .uses = COT_CASE_CHECK | COT_CASE_BENCH,
+              .B = 1,
+              .H = 8,
+              .Hkv = -1,
+              .Tq = 2048,
+              .Tk = -1,
+              .d = 128,
+              .dv = -1,
+              .left = -1,
+              .right = -1,
+              .dtype = COT_F32,
+              .seed = 63};
+    for (int i = 0; i < count; i++) {
+        const char *equals = strchr(words[i], '=');
+        if (equals != NULL ? !set_number(&p, words[i], (size_t)(equals - words[i]), equals + 1)
+                           : !set_choice(&p, words[i]))
+            return words[i];
+    }
+    p.Hkv = p.Hkv < 0 ? p.H : p.Hkv;
+    p.Tk = p.Tk < 0 ? p.Tq : p.Tk;
+    p.dv = p.dv < 0 ? p.d : p.dv;
+    build(&p, c);
+    return NULL;
+}
+
+/* ---- inputs that are not just random ------------------------------------------------------------------- */
+
+/* Ascending from 0, some sequences empty, none longer than `most`, in every other case short of `rows_in_all`. */
+static void fill_cu_seqlens(uint64_t state, int32_t *data, int64_t B, int64_t rows_in_all, int64_t most)
+{
+    data[0] = 0;
+    for (int64_t b = 1; b <= B; b++) {
+        const int64_t left = rows_in_all - data[b - 1], bound = left < most ? left : most;
+        const int64_t length = draw_below(&state, 4) == 0 ? 0 : b == B ? bound : draw_below(&state, bound + 1);
+        data[b] = data[b - 1] + (int32_t)length;
+    }
+}
+
+/* In the benchmark: all of the same length. */
+static void fill_lengths(const cot_case *c, bool q, int32_t *data, int64_t elements, int64_t rows_in_all, int64_t most)
+{
+    if (!(c->uses & COT_CASE_CHECK))
+        for (int64_t b = 0; b < elements; b++)
+            data[b] = (int32_t)(b * (most / 2));
+    else
+        fill_cu_seqlens(c->seed + q, data, elements - 1, rows_in_all, most);
+}
+
+static void fill(const cot_case *c, const char *field, int32_t *data, int64_t elements)
+{
+    const cot_attention_forward_args *f = (const cot_attention_forward_args *)c->args;
+    const cot_attention_backward_args *g = (const cot_attention_backward_args *)c->args;
+    const bool forward = c->direction == COT_ATTENTION_FORWARD, q = field[strlen(field) - 1] == 'q';
+    const cot_tensor *first = forward ? (q ? &f->q : &f->k) : q ? &g->q : &g->k;
+    const int64_t most = forward ? (q ? f->max_seqlen_q : f->max_seqlen_k) : q ? g->max_seqlen_q : g->max_seqlen_k;
+    const int64_t length = forward ? (q ? f->q_length : f->k_length) : q ? g->q_length : g->k_length;
+    if (strncmp(field, "dropout", 7) == 0) {
+        data[0] = (int32_t)(c->seed >> 3), data[1] = -(int32_t)(c->seed % 5);
+        return;
+    }
+    if (strncmp(field, "cu_seqlens", 10) == 0) {
+        fill_lengths(c, q, data, elements, first->shape[0], most);
+        return;
+    }
+    uint64_t state = c->seed + 5;
+    int32_t *cu = calloc((size_t)elements + 1, sizeof *cu);
+    if (first->rank == 3 && cu != NULL)
+        fill_lengths(c, q, cu, elements + 1, first->shape[0], most);
+    for (int64_t b = 0; b < elements && cu != NULL; b++) {
+        const int64_t whole = first->rank == 3 ? cu[b + 1] - cu[b] : length > 0 ? length : first->shape[1];
+        data[b] = (int32_t)(draw_below(&state, 5) == 0 ? 0 : whole - draw_below(&state, whole / 2 + 1));
+    }
+    free(cu);
+}
+
+static int primal(int direction)
+{
+    return direction == COT_ATTENTION_BACKWARD ? COT_ATTENTION_FORWARD : -1;
+}
+
+static void primal_options(int direction, const void *args, void *primal_args)
+{
+    const cot_attention_backward_args *a = args;
+    cot_attention_forward_args *f = primal_args;
+    (void)direction;
+    f->causal = a->causal, f->window = a->window;
+    f->window_left = a->window_left, f->window_right = a->window_right;
+    f->scale = a->scale, f->softcap = a->softcap;
+    f->dropout_p = a->dropout_p, f->dropout_seed = a->dropout_seed, f->dropout_offset = a->dropout_offset;
+    f->max_seqlen_q = a->max_seqlen_q, f->max_seqlen_k = a->max_seqlen_k;
+    f->q_begin = a->q_begin, f->q_length = a->q_length, f->k_begin = a->k_begin, f->k_length = a->k_length;
+}
+
+/* The tensor of field `name` with these values, row-major in f64; integers are filled in anew. */
+static cot_tensor oracle_tensor(const cot_case *c, double *const values[COT_MAX_FIELDS], const char *name)
+{
+    const int field = field_index(c->direction, name);
+    const cot_tensor *t = cot_field_tensor(&cot_attention_directions[c->direction].fields[field], (void *)c->args);
+    if (!cot_present(t))
+        return (cot_tensor){0};
+    const size_t count = (size_t)cot_elements(t);
+    int32_t *integers = NULL;
+    if (t->dtype == COT_I32 && (integers = calloc(count + 1, sizeof *integers)) != NULL && count > 0)
+        fill(c, name, integers, (int64_t)count);
+    return cot_tensor_contiguous(t->dtype == COT_I32 ? (void *)integers : values[field],
+                                 t->dtype == COT_I32 ? COT_I32 : COT_F64, t->rank, t->shape);
+}
+
+/* A backward is given the out and the lse that its forward makes; the benchmark does not wait for the oracle. */
+static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
+{
+    if (c->direction != COT_ATTENTION_BACKWARD || !(c->uses & COT_CASE_CHECK) || c->flops > 1e10)
+        return;
+    cot_attention_forward_args f, m;
+    COT_INIT(&f);
+    primal_options(c->direction, c->args, &f);
+    cot_tensor *const tensors[] = {&f.q,
+                                   &f.k,
+                                   &f.v,
+                                   &f.cu_seqlens_q,
+                                   &f.cu_seqlens_k,
+                                   &f.seqused_q,
+                                   &f.seqused_k,
+                                   &f.sink,
+                                   &f.alibi_slopes,
+                                   &f.bias,
+                                   &f.dropout_seed_memory,
+                                   &f.dropout_offset_memory,
+                                   &f.out,
+                                   &f.lse};
+    static const char *const names[] = {"q",
+                                        "k",
+                                        "v",
+                                        "cu_seqlens_q",
+                                        "cu_seqlens_k",
+                                        "seqused_q",
+                                        "seqused_k",
+                                        "sink",
+                                        "alibi_slopes",
+                                        "bias",
+                                        "dropout_seed_memory",
+                                        "dropout_offset_memory",
+                                        "out",
+                                        "lse"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        *tensors[i] = oracle_tensor(c, values, names[i]);
+    m = f;
+    m.out.data = calloc(cot_present(&f.out) ? (size_t)cot_elements(&f.out) + 1 : 1, sizeof(double));
+    m.lse.data = calloc((size_t)cot_elements(&f.lse) + 1, sizeof(double));
+    if (m.out.data != NULL && m.lse.data != NULL)
+        cot_attention_oracles[COT_ATTENTION_FORWARD](&f, &m);
+    free(m.out.data);
+    free(m.lse.data);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (tensors[i]->dtype == COT_I32)
+            free(tensors[i]->data);
+}
+
+const cot_op_cases cot_attention_cases = {
+    .op = &cot_attention_op,
+    .each = each,
+    .parse = parse,
+    .words_help = words_help,
+    .fill = fill,
+    .prepare = prepare,
+    .oracles = cot_attention_oracles,
+    .primal = primal,
+    .primal_options = primal_options,
+};

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_scalar.c: the formulas of cotangent/attention.h as plain loops, for any sizes, strides, dtypes and options.
+ * The measure of the other kernels' accuracy and speed.
+ *
+ * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64).
+ * One item is one sequence and query head in the forward, one sequence and key-value head in the backward; dbias and
+ * dsink are passes of their own, an item an element. No more than one row of scores is ever kept. */
+#include "core/float16.h"
+#include "ops/attention/attention_dropout.h"
+#include "ops/attention/attention_problem.h"
+
+#include <math.h>
+
+#ifdef COT_SCALAR_F64
+typedef double real;
+#define NAME(stem) stem##_f64
+#define EXP exp
+#define LOG log
+#define TANH tanh
+#else
+typedef float real;
+#define NAME(stem) stem
+#define EXP expf
+#define LOG logf
+#define TANH tanhf
+#endif
+
+cot_status NAME(attention_fwd_scalar)(cot_queue *, const void *, void *);
+cot_status NAME(attention_bwd_scalar)(cot_queue *, const void *, void *);
+cot_status NAME(attention_delta_scalar)(cot_queue *, const void *, void *);
+cot_status NAME(attention_merge_scalar)(cot_queue *, const void *, void *);
+
+static inline real load(const cot_tensor *t, int64_t index)
+{
+    return (real)cot_load_f64(t->data, t->dtype, index);
+}
+
+static inline void store(const cot_tensor *t, int64_t index, bool accumulate, double value)
+{
+    if (accumulate)
+        value += cot_load_f64(t->data, t->dtype, index);
+    cot_store_f64(t->data, t->dtype, index, value);
+}
+
+/* The product of two rows of `size` columns. */
+static real dot(const cot_tensor *a, int64_t a_at, const cot_tensor *b, int64_t b_at, int64_t size)
+{
+    real sum = 0;
+    for (int64_t c = 0; c < size; c++)
+        sum += load(a, a_at + c * a->stride[3]) * load(b, b_at + c * b->stride[3]);
+    return sum;
+}
+
+/* One sequence and query head. */
+typedef struct head {
+    const attention_problem *p;
+    attention_sequence s;
+    int64_t h, hkv;
+    real slope;
+    attention_dropout dropout;
+} head;
+
+static head head_at(const attention_problem *p, int64_t b, int64_t h)
+{
+    head a = {.p = p, .s = attention_sequence_at(p, b), .h = h, .hkv = h / (p->sizes.H / p->sizes.Hkv)};
+    if (cot_present(&p->alibi_slopes) && b < p->sizes.B)
+        a.slope = load(&p->alibi_slopes, attention_slope_at(&p->alibi_slopes, b, h));
+    a.dropout = attention_dropout_of(p, &a.s, h);
+    return a;
+}
+
+/* s[i,j]; *slope_of_cap becomes 1 - tanh^2. */
+static real score(const head *a, int64_t i, int64_t j, real *slope_of_cap)
+{
+    const attention_problem *p = a->p;
+    const attention_sizes *z = &p->sizes;
+    real s = (real)z->scale * dot(&p->q, attention_at(&p->q, a->s.b, a->s.q_row + i, a->h), &p->k,
+                                  attention_at(&p->k, a->s.b, a->s.k_row + j, a->hkv), z->d);
+    *slope_of_cap = 1;
+    if (z->softcap > 0) {
+        const real t = TANH(s / (real)z->softcap);
+        s = (real)z->softcap * t;
+        *slope_of_cap = 1 - t * t;
+    }
+    const int64_t distance = i + a->s.diagonal - j;
+    if (cot_present(&p->alibi_slopes))
+        s -= a->slope * (real)(distance < 0 ? -distance : distance);
+    if (cot_present(&p->bias))
+        s += load(&p->bias, attention_bias_at(&p->bias, a->s.b, a->h, i, j));
+    return s;
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------ */
+
+static void store_row(const attention_problem *p, const head *a, int64_t row, const real *out, real divisor, real lse)
+{
+    const int64_t at = cot_present(&p->out) ? attention_at(&p->out, a->s.b, row, a->h) : 0;
+    for (int64_t c = 0; cot_present(&p->out) && c < p->sizes.dv; c++)
+        cot_store_f64(p->out.data, p->out.dtype, at + c * p->out.stride[3], divisor > 0 ? out[c] / divisor : 0);
+    if (cot_present(&p->lse))
+        cot_store_f64(p->lse.data, p->lse.dtype, attention_lse_at(&p->lse, a->s.b, a->h, row), lse);
+}
+
+static void forward_row(const head *a, int64_t i, real *scores, real *out)
+{
+    const attention_problem *p = a->p;
+    const attention_span keys = attention_keys_of(&p->sizes, &a->s, i);
+    const bool has_sink = cot_present(&p->sink);
+    const real sink = has_sink ? load(&p->sink, a->h * p->sink.stride[0]) : -INFINITY;
+    real most = sink, ignored;
+    for (int64_t j = keys.first; j < keys.end; j++) {
+        scores[j] = score(a, i, j, &ignored);
+        most = scores[j] > most ? scores[j] : most;
+    }
+    for (int64_t c = 0; c < p->sizes.dv; c++)
+        out[c] = 0;
+    if (most == -INFINITY) {
+        store_row(p, a, a->s.q_row + i, out, 0, -INFINITY);
+        return;
+    }
+    real sum = has_sink ? EXP(sink - most) : 0;
+    for (int64_t j = keys.first; j < keys.end; j++) {
+        const real e = EXP(scores[j] - most), kept = e * (real)attention_kept(&a->dropout, i, j);
+        const int64_t at = attention_at(&p->v, a->s.b, a->s.k_row + j, a->hkv);
+        sum += e;
+        for (int64_t c = 0; c < p->sizes.dv; c++)
+            out[c] += kept * load(&p->v, at + c * p->v.stride[3]);
+    }
+    store_row(p, a, a->s.q_row + i, out, sum, most + LOG(sum));
+}
+
+typedef struct context {
+    const attention_problem *problem;
+    real *workspace;
+} context;
+
+static void forward_item(void *memory, int64_t item)
+{
+    const context *c = memory;
+    const attention_problem *p = c->problem;
+    const head a = head_at(p, item / p->sizes.H, item % p->sizes.H);
+    real *scores = c->workspace + item * (p->sizes.Tk + p->sizes.dv), *out = scores + p->sizes.Tk;
+    for (int64_t i = 0; i < a.s.Tq; i++)
+        forward_row(&a, i, scores, out);
+    for (int64_t i = a.s.Tq; i < a.s.q_rows; i++)
+        store_row(p, &a, a.s.q_row + i, NULL, 0, -INFINITY);
+}
+
+cot_status NAME(attention_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
+{
+    context c = {problem, workspace};
+    cot_parallel(queue, attention_sequence_count(c.problem) * c.problem->sizes.H, forward_item, &c);
+    return COT_OK;
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------- */
+
+/* D of query i, or what delta holds. */
+static real delta_of(const head *a, int64_t i)
+{
+    const attention_problem *p = a->p;
+    const int64_t row = a->s.q_row + i;
+    if (cot_present(&p->delta))
+        return load(&p->delta, attention_lse_at(&p->delta, a->s.b, a->h, row));
+    real D = dot(&p->dout, attention_at(&p->dout, a->s.b, row, a->h), &p->out, attention_at(&p->out, a->s.b, row, a->h),
+                 p->sizes.dv);
+    if (cot_present(&p->dlse))
+        D -= load(&p->dlse, attention_lse_at(&p->dlse, a->s.b, a->h, row));
+    return D;
+}
+
+static real lse_of(const head *a, int64_t i)
+{
+    return load(&a->p->lse, attention_lse_at(&a->p->lse, a->s.b, a->h, a->s.q_row + i));
+}
+
+/* P (times what dropout makes of it), dS and dZ of one pair. */
+typedef struct pair {
+    real kept, dS, dZ;
+} pair;
+
+static pair pair_at(const head *a, int64_t i, int64_t j, real lse, real D)
+{
+    const attention_problem *p = a->p;
+    real slope_of_cap;
+    const real P = EXP(score(a, i, j, &slope_of_cap) - lse), kept = (real)attention_kept(&a->dropout, i, j);
+    const real dP = kept * dot(&p->dout, attention_at(&p->dout, a->s.b, a->s.q_row + i, a->h), &p->v,
+                               attention_at(&p->v, a->s.b, a->s.k_row + j, a->hkv), p->sizes.dv);
+    const real dS = P * (dP - D);
+    return (pair){P * kept, dS, dS * slope_of_cap};
+}
+
+static void backward_row(const head *a, int64_t i, real *dq, real *dk, real *dv)
+{
+    const attention_problem *p = a->p;
+    const int64_t d = p->sizes.d, row = a->s.q_row + i;
+    const attention_span keys = attention_keys_of(&p->sizes, &a->s, i);
+    const real scale = (real)p->sizes.scale, lse = lse_of(a, i), D = delta_of(a, i);
+    const int64_t q_at = attention_at(&p->q, a->s.b, row, a->h), do_at = attention_at(&p->dout, a->s.b, row, a->h);
+    for (int64_t c = 0; c < d; c++)
+        dq[c] = 0;
+    for (int64_t j = keys.first; lse > -INFINITY && j < keys.end; j++) {
+        const pair x = pair_at(a, i, j, lse, D);
+        const int64_t k_at = attention_at(&p->k, a->s.b, a->s.k_row + j, a->hkv);
+        for (int64_t c = 0; c < d; c++) {
+            dq[c] += x.dZ * load(&p->k, k_at + c * p->k.stride[3]);
+            dk[j * d + c] += x.dZ * load(&p->q, q_at + c * p->q.stride[3]);
+        }
+        for (int64_t c = 0; c < p->sizes.dv; c++)
+            dv[j * p->sizes.dv + c] += x.kept * load(&p->dout, do_at + c * p->dout.stride[3]);
+    }
+    const int64_t at = cot_present(&p->dq) ? attention_at(&p->dq, a->s.b, row, a->h) : 0;
+    for (int64_t c = 0; cot_present(&p->dq) && c < d; c++)
+        store(&p->dq, at + c * p->dq.stride[3], p->accumulate, scale * dq[c]);
+}
+
+/* Rows [0, rows) of one head of dk or dv from its sums. */
+static void store_sums(const cot_tensor *t, const head *a, const real *sums, int64_t size, real factor)
+{
+    for (int64_t j = 0; cot_present(t) && j < a->s.k_rows; j++) {
+        const int64_t at = attention_at(t, a->s.b, a->s.k_row + j, a->hkv);
+        for (int64_t c = 0; c < size; c++)
+            store(t, at + c * t->stride[3], a->p->accumulate, factor * sums[j * size + c]);
+    }
+}
+
+static void backward_item(void *memory, int64_t item)
+{
+    const context *c = memory;
+    const attention_problem *p = c->problem;
+    const attention_sizes *z = &p->sizes;
+    const int64_t b = item / z->Hkv, hkv = item % z->Hkv, group = z->H / z->Hkv;
+    const attention_sequence s = attention_sequence_at(p, b);
+    /* dk and dv: one stretch a sequence, [Hkv][k_rows][d + dv] */
+    const int64_t rows_before = z->packed ? s.k_row : b * z->Tk;
+    real *dk = c->workspace + (rows_before * z->Hkv + hkv * s.k_rows) * (z->d + z->dv), *dv = dk + s.k_rows * z->d;
+    real *dq = c->workspace + z->rows_k * z->Hkv * (z->d + z->dv) + item * z->d;
+    for (int64_t n = 0; n < s.k_rows * (z->d + z->dv); n++)
+        dk[n] = 0;
+    for (int64_t h = hkv * group; h < (hkv + 1) * group; h++) {
+        const head a = head_at(p, b, h);
+        for (int64_t i = 0; i < s.Tq; i++)
+            backward_row(&a, i, dq, dk, dv);
+        for (int64_t i = s.Tq; cot_present(&p->dq) && i < s.q_rows; i++)
+            for (int64_t n = 0; n < z->d; n++)
+                store(&p->dq, attention_at(&p->dq, b, s.q_row + i, h) + n * p->dq.stride[3], p->accumulate, 0);
+    }
+    const head a = {.p = p, .s = s, .hkv = hkv};
+    store_sums(&p->dk, &a, dk, z->d, (real)z->scale);
+    store_sums(&p->dv, &a, dv, z->dv, 1);
+}
+
+/* One element of dsink or dbias sums over all there is, so it sums in double. */
+static void dsink_item(void *memory, int64_t h)
+{
+    const attention_problem *p = memory;
+    const real sink = load(&p->sink, h * p->sink.stride[0]);
+    double sum = 0;
+    for (int64_t b = 0; b < p->sizes.B; b++) {
+        const head a = head_at(p, b, h);
+        for (int64_t i = 0; i < a.s.Tq; i++) {
+            const real lse = lse_of(&a, i);
+            if (lse > -INFINITY)
+                sum -= (double)(EXP(sink - lse) * delta_of(&a, i));
+        }
+    }
+    store(&p->dsink, h * p->dsink.stride[0], p->accumulate, sum);
+}
+
+/* The stretch of an axis that an index of dbias stands for. */
+static attention_span bias_span(int64_t size, int64_t index, int64_t all)
+{
+    return size == 1 ? (attention_span){0, all} : (attention_span){index, index + 1 < all ? index + 1 : all};
+}
+
+static void dbias_item(void *memory, int64_t item)
+{
+    const attention_problem *p = memory;
+    const int64_t *shape = p->dbias.shape;
+    const int64_t jj = item % shape[3], ii = item / shape[3] % shape[2], hh = item / shape[3] / shape[2] % shape[1];
+    const int64_t bb = item / shape[3] / shape[2] / shape[1];
+    const attention_span batch = bias_span(shape[0], bb, p->sizes.B), heads = bias_span(shape[1], hh, p->sizes.H);
+    double sum = 0;
+    for (int64_t b = batch.first; b < batch.end; b++) {
+        for (int64_t h = heads.first; h < heads.end; h++) {
+            const head a = head_at(p, b, h);
+            const attention_span rows = bias_span(shape[2], ii, a.s.Tq);
+            for (int64_t i = rows.first; i < rows.end; i++) {
+                const attention_span keys = attention_keys_of(&p->sizes, &a.s, i),
+                                     own = bias_span(shape[3], jj, a.s.Tk);
+                const real lse = lse_of(&a, i), D = delta_of(&a, i);
+                const int64_t first = keys.first > own.first ? keys.first : own.first;
+                for (int64_t j = first; lse > -INFINITY && j < own.end && j < keys.end; j++)
+                    sum += (double)pair_at(&a, i, j, lse, D).dS;
+            }
+        }
+    }
+    const int64_t at =
+        bb * p->dbias.stride[0] + hh * p->dbias.stride[1] + ii * p->dbias.stride[2] + jj * p->dbias.stride[3];
+    store(&p->dbias, at, p->accumulate, sum);
+}
+
+cot_status NAME(attention_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
+{
+    context c = {problem, workspace};
+    const attention_problem *p = problem;
+    if (cot_present(&p->dq) || cot_present(&p->dk) || cot_present(&p->dv))
+        cot_parallel(queue, attention_sequence_count(p) * p->sizes.Hkv, backward_item, &c);
+    if (cot_present(&p->dsink))
+        cot_parallel(queue, p->sizes.H, dsink_item, (void *)problem);
+    if (cot_present(&p->dbias))
+        cot_parallel(queue, cot_elements(&p->dbias), dbias_item, (void *)problem);
+    return COT_OK;
+}
+
+/* ---- delta and merge ---------------------------------------------------------------------------------- */
+
+static void delta_item(void *memory, int64_t item)
+{
+    const attention_delta_problem *p = memory;
+    const cot_attention_delta_args *a = &p->args;
+    const int64_t b = item / p->sizes.H, h = item % p->sizes.H;
+    for (int64_t i = 0; i < p->sizes.Tq; i++) {
+        real D = dot(&a->dout, attention_at(&a->dout, b, i, h), &a->out, attention_at(&a->out, b, i, h), p->sizes.dv);
+        if (cot_present(&a->dlse))
+            D -= load(&a->dlse, attention_lse_at(&a->dlse, b, h, i));
+        store(&a->delta, attention_lse_at(&a->delta, b, h, i), false, D);
+    }
+}
+
+cot_status NAME(attention_delta_scalar)(cot_queue *queue, const void *problem, void *workspace)
+{
+    const attention_sizes *z = problem;
+    (void)workspace;
+    cot_parallel(queue, z->B * z->H, delta_item, (void *)problem);
+    return COT_OK;
+}
+
+static void merge_item(void *memory, int64_t item)
+{
+    const attention_merge_problem *p = memory;
+    const cot_attention_merge_args *a = &p->args;
+    const int64_t b = item / p->sizes.H, h = item % p->sizes.H;
+    const real sink = cot_present(&a->sink) ? load(&a->sink, h * a->sink.stride[0]) : -INFINITY;
+    for (int64_t i = 0; i < p->sizes.Tq; i++) {
+        const real lse_a = load(&a->lse_a, attention_lse_at(&a->lse_a, b, h, i));
+        const real lse_b = load(&a->lse_b, attention_lse_at(&a->lse_b, b, h, i));
+        real most = lse_a > lse_b ? lse_a : lse_b;
+        most = sink > most ? sink : most;
+        const bool none = most == -INFINITY;
+        const real weight_a = none ? 0 : EXP(lse_a - most), weight_b = none ? 0 : EXP(lse_b - most);
+        const real sum = none ? 1 : weight_a + weight_b + EXP(sink - most);
+        for (int64_t c = 0; cot_present(&a->out) && c < p->sizes.dv; c++) {
+            const real x = load(&a->out_a, attention_at(&a->out_a, b, i, h) + c * a->out_a.stride[3]);
+            const real y = load(&a->out_b, attention_at(&a->out_b, b, i, h) + c * a->out_b.stride[3]);
+            store(&a->out, attention_at(&a->out, b, i, h) + c * a->out.stride[3], false,
+                  (weight_a * x + weight_b * y) / sum);
+        }
+        if (cot_present(&a->lse))
+            store(&a->lse, attention_lse_at(&a->lse, b, h, i), false, none ? -INFINITY : most + LOG(sum));
+    }
+}
+
+cot_status NAME(attention_merge_scalar)(cot_queue *queue, const void *problem, void *workspace)
+{
+    const attention_sizes *z = problem;
+    (void)workspace;
+    cot_parallel(queue, z->B * z->H, merge_item, (void *)problem);
+    return COT_OK;
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attention_tiles.h: what the tiled kernels share: rows of any dtype as float32, packed into operands, masks, and what
+ * scores have besides the product. */
+#ifndef COT_ATTENTION_TILES_H
+#define COT_ATTENTION_TILES_H
+
+#include "attention_tiling.h"
+#include "ops/attention/attention_dropout.h"
+#include "simd/matmul.h"
+
+#include <float.h>
+#include <math.h>
+
+enum { BLOCK = ATTENTION_BLOCK, STRIP = ATTENTION_STRIP, TALL = ATTENTION_TALL };
+_Static_assert((int)STRIP == (int)MT, "strips are what products take");
+
+/* ---- rows ---------------------------------------------------------------------------------------------- */
+
+V_INLINE void load_rows_as(float *x, int64_t ld, const cot_tensor *t, cot_dtype dtype, int64_t at, int64_t rows,
+                           int64_t columns)
+{
+    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    for (int64_t r = 0; r < STRIP; r++) {
+        const char *from = (const char *)t->data + (at + r * t->stride[1]) * size;
+        for (int64_t c = 0; c < columns * size; c += 64) /* the strip after this one: its rows lie far apart */
+            v_prefetch(from + STRIP * t->stride[1] * size + c);
+        for (int64_t c = 0; c < ld; c += VW) {
+            const int64_t n = r < rows ? attention_clamp(columns - c, 0, VW) : 0;
+            v_store(x + r * ld + c, n == VW ? v_load_as(from + c * size, dtype)
+                                    : n > 0 ? v_load_n_as(from + c * size, dtype, (int)n)
+                                            : v_zero());
+        }
+    }
+}
+
+/* STRIP rows from row `row` of head h as float32, [STRIP][ld]: `rows` of them, and `columns`, are there, the rest is
+ * zero. The last axis of t is contiguous. */
+static void load_rows(float *x, int64_t ld, const cot_tensor *t, int64_t b, int64_t row, int64_t h, int64_t rows,
+                      int64_t columns)
+{
+    const int64_t at = attention_at(t, b, row, h);
+    if (t->dtype == COT_F32)
+        load_rows_as(x, ld, t, COT_F32, at, rows, columns);
+    else if (t->dtype == COT_BF16)
+        load_rows_as(x, ld, t, COT_BF16, at, rows, columns);
+    else
+        load_rows_as(x, ld, t, COT_F16, at, rows, columns);
+}
+
+/* factor * x to rows of t, `accumulate` adding what is there. */
+static void store_rows(const cot_tensor *t, int64_t b, int64_t row, int64_t h, int64_t rows, int64_t columns,
+                       const float *x, int64_t ld, const float *factors, float factor, bool accumulate)
+{
+    const int64_t at = attention_at(t, b, row, h), size = t->dtype == COT_F32 ? 4 : 2;
+    for (int64_t r = 0; r < rows; r++) {
+        char *to = (char *)t->data + (at + r * t->stride[1]) * size;
+        const vf f = v_set1(factors != NULL ? factors[r] : factor);
+        for (int64_t c = 0; c < columns; c += VW) {
+            const int n = (int)attention_clamp(columns - c, 0, VW);
+            const vf y = v_load(x + r * ld + c);
+            v_store_n_as(to + c * size, t->dtype,
+                         accumulate ? v_fma(f, y, v_load_n_as(to + c * size, t->dtype, n)) : v_mul(f, y), n);
+        }
+    }
+}
+
+/* ---- packing: STRIP rows x[STRIP][columns] become rows `row` .. of an operand --------------------------------- */
+
+/* A form [rows][columns] */
+static inline __attribute__((unused)) void pack_a(mt *a, int64_t row, const float *x, int64_t columns)
+{
+    for (int64_t i = 0; i < STRIP * columns; i += VW)
+        mt_store_a(a + row * columns + i, v_load(x + i));
+}
+
+/* B form [BLOCK][columns] */
+static inline __attribute__((unused)) void pack_b(mt *b, int64_t row, const float *x, int64_t columns)
+{
+    for (int64_t r = 0; r < STRIP; r += 2)
+        for (int64_t c = 0; c < columns; c += VW)
+            mt_store_b(b, BLOCK, row + r, c, v_load(x + r * columns + c), v_load(x + (r + 1) * columns + c));
+}
+
+/* The transpose, [columns][BLOCK], in A form or in B form. */
+V_INLINE void pack_transposed(mt *to, bool b_form, int64_t row, const float *x, int64_t columns)
+{
+    vf v[VW];
+    for (int64_t c = 0; c < columns; c += VW) {
+        for (int64_t r = 0; r < STRIP; r += VW) {
+            for (int64_t i = 0; i < VW; i++)
+                v[i] = v_load(x + (r + i) * columns + c);
+            mt_transpose(v);
+            for (int64_t i = 0; i < VW; i += 2) {
+                if (b_form) {
+                    mt_store_b(to, columns, c + i, row + r, v[i], v[i + 1]);
+                } else {
+                    mt_store_a(to + (c + i) * BLOCK + row + r, v[i]);
+                    mt_store_a(to + (c + i + 1) * BLOCK + row + r, v[i + 1]);
+                }
+            }
+        }
+    }
+}
+
+/* ---- masks ---------------------------------------------------------------------------------------------- */
+
+/* 0 in lanes [first, end), -inf elsewhere; added to scores. */
+V_INLINE vf border(int64_t first, int64_t end)
+{
+#define FOUR(x) x, x, x, x
+    static const float left[32] = {FOUR(-INFINITY), FOUR(-INFINITY), FOUR(-INFINITY), FOUR(-INFINITY)};
+    static const float right[32] = {FOUR(0),         FOUR(0),         FOUR(0),         FOUR(0),
+                                    FOUR(-INFINITY), FOUR(-INFINITY), FOUR(-INFINITY), FOUR(-INFINITY)};
+#undef FOUR
+    const int64_t a = attention_clamp(first, 0, VW), b = attention_clamp(end, 0, VW);
+    return v_add(v_load(left + 16 - a), v_load(right + 16 - b));
+}
+
+#endif

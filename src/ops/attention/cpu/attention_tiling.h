@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attention_tiling.h: where the tiled kernels' blocks and items begin and end, by the shape alone, and how their
+ * workspace is laid out.
+ *
+ * Queries and keys are cut into blocks that begin anew with every sequence. Every block has a slot, whose number says
+ * where its packed operands lie; packed sequences have a few slots to spare, since their lengths are data. */
+#ifndef COT_ATTENTION_TILING_H
+#define COT_ATTENTION_TILING_H
+
+#include "ops/attention/attention_problem.h"
+
+enum {
+    ATTENTION_STRIP = 32,     /* rows or columns that a product takes at least: MT of simd/matmul.h */
+    ATTENTION_TALL = 64,      /* rows of scores that are worked off together */
+    ATTENTION_FWD_ROWS = 128, /* queries of a forward's item; half as many from d = 129 on */
+    ATTENTION_BLOCK = 128,    /* keys of a block, and queries of a backward's */
+    ATTENTION_SUPER = 4,      /* blocks of keys that a backward holds in the second-level cache */
+    ATTENTION_MAX_D = 256,    /* what the buffers on the stack are made for */
+    ATTENTION_ITEMS = 16,     /* a backward is cut into this many items where sequences and heads are fewer */
+    ATTENTION_MAX_CHUNKS = 8
+};
+
+static inline int64_t attention_round_up(int64_t value, int64_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
+/* ---- slots -------------------------------------------------------------------------------------------- */
+
+/* One of the two axes of a call, cut into blocks of `size`. */
+typedef struct attention_axis {
+    const attention_problem *p;
+    bool keys;
+    int64_t size;
+} attention_axis;
+
+static inline int64_t attention_blocks_of(int64_t rows, int64_t size)
+{
+    return (rows + size - 1) / size;
+}
+
+static inline int64_t attention_slots(const attention_sizes *z, bool keys, int64_t size)
+{
+    const int64_t rows = keys ? z->rows_k : z->rows_q;
+    return z->packed ? rows / size + z->B + 1 : z->B * attention_blocks_of(keys ? z->Tk : z->Tq, size);
+}
+
+/* The slot of sequence b's first block; no two sequences' slots overlap. */
+static inline int64_t attention_first_slot(const attention_axis *x, int64_t b)
+{
+    if (!x->p->sizes.packed)
+        return b * attention_blocks_of(x->keys ? x->p->sizes.Tk : x->p->sizes.Tq, x->size);
+    return attention_index(x->keys ? &x->p->cu_seqlens_k : &x->p->cu_seqlens_q, b) / x->size + b;
+}
+
+/* A block: rows first .. first+rows of sequence s, `used` of which count. rows 0: the slot is spare. */
+typedef struct attention_block {
+    attention_sequence s;
+    int64_t slot, first, rows, used;
+} attention_block;
+
+static inline attention_block attention_block_at(const attention_axis *x, int64_t slot)
+{
+    int64_t low = 0, high = attention_sequence_count(x->p) - 1; /* the last sequence that begins at or before slot */
+    if (!x->p->sizes.packed)
+        low = high = slot / attention_blocks_of(x->keys ? x->p->sizes.Tk : x->p->sizes.Tq, x->size);
+    while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (attention_first_slot(x, middle) <= slot)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    attention_block block = {.s = attention_sequence_at(x->p, low), .slot = slot};
+    block.first = (slot - attention_first_slot(x, low)) * x->size;
+    block.rows = attention_clamp((x->keys ? block.s.k_rows : block.s.q_rows) - block.first, 0, x->size);
+    block.used = attention_clamp((x->keys ? block.s.Tk : block.s.Tq) - block.first, 0, block.rows);
+    return block;
+}
+
+/* ---- what a stretch of queries or keys sees, as a whole: the masks' borders rise with the row -------------- */
+
+static inline attention_span attention_keys_of_rows(const attention_sizes *z, const attention_sequence *s,
+                                                    int64_t first, int64_t end)
+{
+    end = end < s->Tq ? end : s->Tq;
+    if (first >= end)
+        return (attention_span){0, 0};
+    return (attention_span){attention_keys_of(z, s, first).first, attention_keys_of(z, s, end - 1).end};
+}
+
+static inline attention_span attention_queries_of_rows(const attention_sizes *z, const attention_sequence *s,
+                                                       int64_t first, int64_t end)
+{
+    end = end < s->Tk ? end : s->Tk;
+    if (first >= end)
+        return (attention_span){0, 0};
+    return (attention_span){attention_queries_of(z, s, first).first, attention_queries_of(z, s, end - 1).end};
+}
+
+/* A span relative to `first`, within [0, size), its borders moved outwards to whole strips. */
+static inline attention_span attention_strips(attention_span span, int64_t first, int64_t size)
+{
+    const int64_t low = attention_clamp(span.first - first, 0, size), high = attention_clamp(span.end - first, 0, size);
+    if (low >= high)
+        return (attention_span){0, 0};
+    return (attention_span){low / ATTENTION_STRIP * ATTENTION_STRIP, attention_round_up(high, ATTENTION_STRIP)};
+}
+
+/* ---- workspace ---------------------------------------------------------------------------------------- */
+
+static inline size_t attention_take(size_t *at, int64_t count, size_t size)
+{
+    size_t bytes;
+    const size_t begin = *at;
+    if (__builtin_mul_overflow((size_t)count, size, &bytes) || bytes > SIZE_MAX / 4)
+        bytes = SIZE_MAX / 64; /* more than there is: the pool refuses */
+    *at = begin + cot_align(bytes);
+    return begin;
+}
+
+/* Forward: K^T and V of every key block and key-value head. Offsets in bytes; `size` is that of an operand's element. */
+typedef struct attention_fwd_layout {
+    int64_t d, dv; /* rounded up to whole strips */
+    int64_t rows;  /* queries of an item */
+    int64_t q_slots, k_slots;
+    size_t kt, v, bytes;
+} attention_fwd_layout;
+
+static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes *z, size_t size)
+{
+    attention_fwd_layout w = {.d = attention_round_up(z->d, ATTENTION_STRIP),
+                              .dv = attention_round_up(z->dv, ATTENTION_STRIP),
+                              .k_slots = attention_slots(z, true, ATTENTION_BLOCK)};
+    w.rows = z->d > ATTENTION_MAX_D / 2 || z->dv > ATTENTION_MAX_D / 2 ? ATTENTION_FWD_ROWS / 2 : ATTENTION_FWD_ROWS;
+    w.q_slots = attention_slots(z, false, w.rows);
+    w.kt = attention_take(&w.bytes, w.k_slots * z->Hkv * ATTENTION_BLOCK * w.d, size);
+    w.v = attention_take(&w.bytes, w.k_slots * z->Hkv * ATTENTION_BLOCK * w.dv, size);
+    return w;
+}
+
+/* Backward: the operands in all the forms that the five products want, lse and D, dq of every chunk, transposed, and
+ * dk and dv of the key blocks that an item is at. An item is a chunk of the key blocks of one sequence and key-value
+ * head; the chunks of a sequence share its dq, so each has its own. */
+typedef struct attention_bwd_layout {
+    int64_t d, dv;
+    int64_t q_slots, k_slots, chunks;
+    size_t qt, q, dot, dout, k, kt, v, lse, D, dq, dk, bytes;
+} attention_bwd_layout;
+
+static inline int64_t attention_chunks(const attention_sizes *z)
+{
+    const int64_t heads = z->B * z->Hkv > 0 ? z->B * z->Hkv : 1, blocks = attention_blocks_of(z->Tk, ATTENTION_BLOCK);
+    const int64_t most = blocks < ATTENTION_MAX_CHUNKS ? blocks : ATTENTION_MAX_CHUNKS;
+    return attention_clamp((ATTENTION_ITEMS + heads - 1) / heads, 1, most > 1 ? most : 1);
+}
+
+static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes *z, size_t size)
+{
+    attention_bwd_layout w = {.d = attention_round_up(z->d, ATTENTION_STRIP),
+                              .dv = attention_round_up(z->dv, ATTENTION_STRIP),
+                              .q_slots = attention_slots(z, false, ATTENTION_BLOCK),
+                              .k_slots = attention_slots(z, true, ATTENTION_BLOCK),
+                              .chunks = attention_chunks(z)};
+    const int64_t q_rows = w.q_slots * z->H * ATTENTION_BLOCK, k_rows = w.k_slots * z->Hkv * ATTENTION_BLOCK;
+    w.qt = attention_take(&w.bytes, q_rows * w.d, size);
+    w.q = attention_take(&w.bytes, q_rows * w.d, size);
+    w.dot = attention_take(&w.bytes, q_rows * w.dv, size);
+    w.dout = attention_take(&w.bytes, q_rows * w.dv, size);
+    w.k = attention_take(&w.bytes, k_rows * w.d, size);
+    w.kt = attention_take(&w.bytes, k_rows * w.d, size);
+    w.v = attention_take(&w.bytes, k_rows * w.dv, size);
+    w.lse = attention_take(&w.bytes, q_rows, sizeof(float));
+    w.D = attention_take(&w.bytes, q_rows, sizeof(float));
+    w.dq = attention_take(&w.bytes, w.chunks * q_rows * w.d, sizeof(float));
+    w.dk = attention_take(&w.bytes,
+                          (z->B + z->packed) * z->Hkv * w.chunks * ATTENTION_SUPER * ATTENTION_BLOCK * (w.d + w.dv),
+                          sizeof(float));
+    return w;
+}
+
+/* Chunk c of a sequence's key blocks: [first, end). */
+static inline attention_span attention_chunk(int64_t c, int64_t chunks, int64_t blocks)
+{
+    return (attention_span){c * blocks / chunks, (c + 1) * blocks / chunks};
+}
+
+#endif

@@ -1,0 +1,515 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * test_attention.c: what check does not ask of attention. The primitives of blocks, run over some key blocks and put
+ * together, against one call; and the field's own rule for every kernel: an output may be off from float64 by twice as
+ * much, at its worst element, as the same formulas done naively in the tested dtype, each step rounded. */
+#include "support.h"
+
+#include "core/cpu_features.h"
+#include "core/float16.h"
+#include "core/op.h"
+#include "ops/attention/attention_problem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
+
+/* One problem of sequences of one length, its inputs as they are after rounding, in f64. */
+typedef struct fixture {
+    int64_t B, H, Hkv, Tq, Tk, d, dv;
+    bool causal;
+    int64_t left; /* window to the left, -1 = none */
+    double softcap;
+    double *q, *k, *v, *dout;
+} fixture;
+
+/* Outputs, in f64 whatever they were computed in. */
+typedef struct results {
+    double *out, *lse, *dq, *dk, *dv;
+} results;
+
+static double *numbers(int64_t count)
+{
+    double *memory = calloc((size_t)count + 1, sizeof *memory);
+    assert_non_null(memory);
+    return memory;
+}
+
+static double *normals(uint64_t *seed, int64_t count, cot_dtype dtype)
+{
+    double *x = numbers(count);
+    for (int64_t i = 0; i < count; i++) {
+        double cell;
+        for (int n = 0; n < 6; n++)
+            x[i] += random_real(seed) / sqrt(2);
+        cot_store_f64(&cell, dtype, 0, x[i]);
+        x[i] = cot_load_f64(&cell, dtype, 0);
+    }
+    return x;
+}
+
+static int64_t q_count(const fixture *f)
+{
+    return f->B * f->Tq * f->H * f->d;
+}
+
+static int64_t out_count(const fixture *f)
+{
+    return f->B * f->Tq * f->H * f->dv;
+}
+
+static int64_t k_count(const fixture *f)
+{
+    return f->B * f->Tk * f->Hkv * f->d;
+}
+
+static int64_t v_count(const fixture *f)
+{
+    return f->B * f->Tk * f->Hkv * f->dv;
+}
+
+static void draw(fixture *f, cot_dtype dtype)
+{
+    uint64_t seed = (uint64_t)(f->Tq * 1000 + f->Tk);
+    f->q = normals(&seed, q_count(f), dtype);
+    f->k = normals(&seed, k_count(f), dtype);
+    f->v = normals(&seed, v_count(f), dtype);
+    f->dout = normals(&seed, out_count(f), dtype);
+}
+
+static results make_results(const fixture *f)
+{
+    return (results){numbers(out_count(f)), numbers(f->B * f->H * f->Tq), numbers(q_count(f)), numbers(k_count(f)),
+                     numbers(v_count(f))};
+}
+
+static void free_results(results *r)
+{
+    free(r->out), free(r->lse), free(r->dq), free(r->dk), free(r->dv);
+}
+
+static void free_fixture(fixture *f)
+{
+    free(f->q), free(f->k), free(f->v), free(f->dout);
+}
+
+/* A tensor of its own with these values (NULL = zeros). */
+static cot_tensor stored(cot_dtype dtype, const double *values, int rank, const int64_t *shape)
+{
+    int64_t count = 1;
+    for (int i = 0; i < rank; i++)
+        count *= shape[i];
+    void *data = calloc((size_t)count + 1, cot_dtype_size(dtype));
+    assert_non_null(data);
+    for (int64_t i = 0; values != NULL && i < count; i++)
+        cot_store_f64(data, dtype, i, values[i]);
+    return cot_tensor_contiguous(data, dtype, rank, shape);
+}
+
+static void read_back(const cot_tensor *t, double *values)
+{
+    int64_t count = 1;
+    for (int i = 0; i < t->rank; i++)
+        count *= t->shape[i];
+    for (int64_t i = 0; i < count; i++)
+        values[i] = cot_load_f64(t->data, t->dtype, i);
+}
+
+static void release(cot_tensor *const tensors[], int count)
+{
+    for (int i = 0; i < count; i++)
+        free(tensors[i]->data);
+}
+
+static cot_queue *queue_for(const char *kernels)
+{
+    cot_queue_options options;
+    cot_queue *queue = NULL;
+    COT_INIT(&options);
+    options.kernels = kernels;
+    assert_ok(cot_queue_create(&options, &queue));
+    return queue;
+}
+
+#define SET_OPTIONS(args, f)                                  \
+    do {                                                      \
+        COT_INIT(args);                                       \
+        (args)->causal = (f)->causal;                         \
+        (args)->window = (f)->left >= 0;                      \
+        (args)->window_left = (f)->left >= 0 ? (f)->left : 0; \
+        (args)->window_right = (f)->left >= 0 ? -1 : 0;       \
+        (args)->softcap = (f)->softcap;                       \
+    } while (0)
+
+/* Both directions in one call each, with the kernels of two queues; false where one refuses. The backward is given what
+ * the forward made. */
+static bool run(const fixture *f, cot_dtype dtype, cot_queue *forward_queue, cot_queue *backward_queue, results *r)
+{
+    const cot_dtype statistic = dtype == COT_F64 ? COT_F64 : COT_F32;
+    const int64_t *q = SHAPE(f->B, f->Tq, f->H, f->d), *k = SHAPE(f->B, f->Tk, f->Hkv, f->d);
+    const int64_t *v = SHAPE(f->B, f->Tk, f->Hkv, f->dv), *o = SHAPE(f->B, f->Tq, f->H, f->dv);
+    cot_attention_forward_args a;
+    cot_attention_backward_args b;
+    SET_OPTIONS(&a, f);
+    SET_OPTIONS(&b, f);
+    a.q = b.q = stored(dtype, f->q, 4, q);
+    a.k = b.k = stored(dtype, f->k, 4, k);
+    a.v = b.v = stored(dtype, f->v, 4, v);
+    a.out = b.out = stored(dtype, NULL, 4, o);
+    a.lse = b.lse = stored(statistic, NULL, 3, SHAPE(f->B, f->H, f->Tq));
+    b.dout = stored(dtype, f->dout, 4, o);
+    b.dq = stored(dtype, NULL, 4, q);
+    b.dk = stored(dtype, NULL, 4, k);
+    b.dv = stored(dtype, NULL, 4, v);
+    const cot_status forward = cot_attention_forward(forward_queue, &a);
+    const cot_status backward = forward == COT_OK ? cot_attention_backward(backward_queue, &b) : forward;
+    assert_true(backward == COT_OK || backward == COT_UNSUPPORTED);
+    read_back(&a.out, r->out), read_back(&a.lse, r->lse);
+    read_back(&b.dq, r->dq), read_back(&b.dk, r->dk), read_back(&b.dv, r->dv);
+    release((cot_tensor *[]){&a.q, &a.k, &a.v, &a.out, &a.lse, &b.dout, &b.dq, &b.dk, &b.dv}, 9);
+    return backward == COT_OK;
+}
+
+/* ---- the field's rule ----------------------------------------------------------------------------------- */
+
+static double rounded(double x, cot_dtype dtype)
+{
+    double cell;
+    cot_store_f64(&cell, dtype, 0, x);
+    return cot_load_f64(&cell, dtype, 0);
+}
+
+static bool seen(const fixture *f, int64_t i, int64_t j)
+{
+    const int64_t at = i + f->Tk - f->Tq;
+    return !(f->causal && j > at) && !(f->left >= 0 && j < at - f->left);
+}
+
+/* The formulas as a framework runs them without a fused kernel: S, P, dP and dS are tensors of the dtype. */
+static void naive(const fixture *f, cot_dtype dtype, results *r)
+{
+    const int64_t group = f->H / f->Hkv;
+    const double scale = 1 / sqrt((double)f->d);
+    double *S = numbers(f->Tk), *P = numbers(f->Tk);
+    for (int64_t n = 0; n < f->B * f->Tq * f->H; n++) {
+        const int64_t h = n % f->H, i = n / f->H % f->Tq, b = n / f->H / f->Tq;
+        const double *q = f->q + n * f->d, *dout = f->dout + n * f->dv;
+        double most = -INFINITY, sum = 0, D = 0;
+        for (int64_t j = 0; j < f->Tk; j++) {
+            const double *k = f->k + ((b * f->Tk + j) * f->Hkv + h / group) * f->d;
+            double dot = 0;
+            for (int64_t c = 0; c < f->d; c++)
+                dot += q[c] * k[c];
+            S[j] = rounded(scale * rounded(dot, dtype), dtype);
+            if (f->softcap > 0)
+                S[j] = rounded(f->softcap * tanh(S[j] / f->softcap), dtype);
+            S[j] = seen(f, i, j) ? S[j] : -INFINITY;
+            most = fmax(most, S[j]);
+        }
+        for (int64_t j = 0; most > -INFINITY && j < f->Tk; j++)
+            sum += exp(S[j] - most);
+        for (int64_t j = 0; j < f->Tk; j++)
+            P[j] = sum > 0 ? rounded(exp(S[j] - most) / sum, dtype) : 0;
+        for (int64_t c = 0; c < f->dv; c++) {
+            double out = 0;
+            for (int64_t j = 0; j < f->Tk; j++)
+                out += P[j] * f->v[((b * f->Tk + j) * f->Hkv + h / group) * f->dv + c];
+            r->out[n * f->dv + c] = rounded(out, dtype);
+        }
+        for (int64_t j = 0; j < f->Tk; j++) { /* dP, then the softmax's own backward */
+            const double *v = f->v + ((b * f->Tk + j) * f->Hkv + h / group) * f->dv;
+            double dP = 0;
+            for (int64_t c = 0; c < f->dv; c++) {
+                dP += dout[c] * v[c];
+                r->dv[((b * f->Tk + j) * f->Hkv + h / group) * f->dv + c] += P[j] * dout[c];
+            }
+            const double t = f->softcap > 0 && S[j] > -INFINITY ? S[j] / f->softcap : 0;
+            S[j] = rounded(dP, dtype);
+            D += P[j] * S[j];
+            P[j] = P[j] * (1 - t * t); /* what multiplies (dP - D) */
+        }
+        for (int64_t j = 0; j < f->Tk; j++) {
+            const int64_t at = ((b * f->Tk + j) * f->Hkv + h / group) * f->d;
+            const double dS = rounded(P[j] * (S[j] - D), dtype);
+            for (int64_t c = 0; c < f->d; c++) {
+                r->dq[n * f->d + c] += scale * dS * f->k[at + c];
+                r->dk[at + c] += scale * dS * q[c];
+            }
+        }
+    }
+    for (int64_t i = 0; i < q_count(f); i++)
+        r->dq[i] = rounded(r->dq[i], dtype);
+    for (int64_t i = 0; i < k_count(f); i++)
+        r->dk[i] = rounded(r->dk[i], dtype);
+    for (int64_t i = 0; i < v_count(f); i++)
+        r->dv[i] = rounded(r->dv[i], dtype);
+    free(S);
+    free(P);
+}
+
+static double worst(const double *x, const double *reference, int64_t count)
+{
+    double most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double error = fabs(x[i] - reference[i]);
+        most = !(error <= most) ? error : most; /* NaN is the worst of all */
+    }
+    return most;
+}
+
+static void hold(const char *kernel, const char *name, const fixture *f, cot_dtype dtype, const double *x,
+                 const double *reference, const double *peer, int64_t count)
+{
+    const double tiny = 1e-5, factor = f->softcap > 0 ? 3 : 2;
+    const double error = worst(x, reference, count), allowed = factor * worst(peer, reference, count) + tiny;
+    if (error <= allowed)
+        return;
+    print_error("%s: %s off by %g, allowed %g (%s, B%d H%d/%d T%d/%d d%d)\n", kernel, name, error, allowed,
+                cot_dtype_name(dtype), (int)f->B, (int)f->H, (int)f->Hkv, (int)f->Tq, (int)f->Tk, (int)f->d);
+    fail();
+}
+
+/* Every forward row with the scalar backward, and the reverse. */
+static int hold_kernels(const fixture *f, cot_dtype dtype, const results *reference, const results *peer)
+{
+    int held = 0;
+    cot_queue *plain = queue_for("attention=attention_fwd_scalar"),
+              *plain_backward = queue_for("attention=attention_bwd_scalar");
+    for (int n = 0; n < cot_attention_op.kernel_count; n++) {
+        const cot_kernel *kernel = &cot_attention_op.kernels[n];
+        const bool forward = kernel->direction == COT_ATTENTION_FORWARD;
+        if ((!forward && kernel->direction != COT_ATTENTION_BACKWARD) || kernel->backend != COT_BACKEND_CPU)
+            continue;
+        char forced[128];
+        snprintf(forced, sizeof forced, "attention=%s", kernel->name);
+        cot_queue *queue = queue_for(forced);
+        results r = make_results(f);
+        if (run(f, dtype, forward ? queue : plain, forward ? plain_backward : queue, &r)) {
+            held++;
+            hold(kernel->name, "out", f, dtype, r.out, reference->out, peer->out, out_count(f));
+            hold(kernel->name, "dq", f, dtype, r.dq, reference->dq, peer->dq, q_count(f));
+            hold(kernel->name, "dk", f, dtype, r.dk, reference->dk, peer->dk, k_count(f));
+            hold(kernel->name, "dv", f, dtype, r.dv, reference->dv, peer->dv, v_count(f));
+        }
+        free_results(&r);
+        cot_queue_destroy(queue);
+    }
+    cot_queue_destroy(plain);
+    cot_queue_destroy(plain_backward);
+    return held;
+}
+
+static void keeps_the_rule_of_the_field(void **state)
+{
+    (void)state;
+    static const int64_t lengths[][2] = {{1, 1}, {64, 128}, {239, 1}, {799, 3}, {113, 128}, {128, 217}};
+    static const int64_t sizes[] = {64, 96, 128, 192, 256};
+    for (size_t n = 0; n < COUNT(lengths); n++) {
+        for (int turn = 0; turn < 2; turn++) {
+            const cot_dtype dtype = turn ? COT_BF16 : COT_F16;
+            fixture f = {.B = 1, .H = 6, .Hkv = n % 3 == 0 ? 6 : n % 3 == 1 ? 2 : 1, .left = -1};
+            f.Tq = lengths[n][0], f.Tk = lengths[n][1];
+            f.d = f.dv = sizes[(n + (size_t)turn) % COUNT(sizes)];
+            f.H = f.Tq * f.Tk > 20000 ? 2 : 6, f.Hkv = f.H < f.Hkv ? 1 : f.Hkv;
+            f.causal = n % 2, f.left = n % 4 == 2 ? 30 : -1, f.softcap = n % 5 == 4 ? 15 : 0;
+            draw(&f, dtype);
+            results reference = make_results(&f), peer = make_results(&f);
+            cot_queue *exact = queue_for("");
+            assert_true(run(&f, COT_F64, exact, exact, &reference));
+            cot_queue_destroy(exact);
+            naive(&f, dtype, &peer);
+            assert_true(hold_kernels(&f, dtype, &reference, &peer) >= 2);
+            free_results(&reference);
+            free_results(&peer);
+            free_fixture(&f);
+        }
+    }
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------ */
+
+/* ||x - r|| */
+static double distance(const double *x, const double *r, int64_t count)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += x[i] == r[i] ? 0 : (x[i] - r[i]) * (x[i] - r[i]);
+    return sqrt(sum);
+}
+
+/* The norm rule, one call being the scalar kernel's part. */
+static void agree(const char *name, int parts, const double *x, const double *one, const double *reference,
+                  int64_t count)
+{
+    const double zero = 0, error = distance(x, reference, count);
+    double norm = 0;
+    for (int64_t i = 0; i < count; i++)
+        norm += isinf(reference[i]) ? zero : reference[i] * reference[i];
+    const double bound = 1.5 * distance(one, reference, count) + 0.25 * 0x1p-24 * sqrt(norm);
+    if (!(error <= bound)) {
+        print_error("%s of %d blocks: off by %g, allowed %g\n", name, parts, error, bound);
+        fail();
+    }
+}
+
+/* Keys [first, first + rows) of a [1,Tk,Hkv,d] tensor. */
+static cot_tensor rows_of(cot_tensor t, int64_t first, int64_t rows)
+{
+    t.data = (char *)t.data + (size_t)(first * t.stride[1]) * cot_dtype_size(t.dtype);
+    t.shape[1] = rows;
+    return t;
+}
+
+static void run_blocks(const fixture *f, int parts, cot_dtype dtype, const double *sink, results *r)
+{
+    const int64_t *q = SHAPE(1, f->Tq, f->H, f->d), *k = SHAPE(1, f->Tk, f->Hkv, f->d);
+    const int64_t *v = SHAPE(1, f->Tk, f->Hkv, f->dv), *o = SHAPE(1, f->Tq, f->H, f->dv), *s = SHAPE(1, f->H, f->Tq);
+    cot_queue *queue = queue_for(NULL);
+    cot_attention_forward_args a;
+    SET_OPTIONS(&a, f);
+    a.k_length = f->Tk;
+    a.q = stored(dtype, f->q, 4, q);
+    cot_tensor K = stored(dtype, f->k, 4, k), V = stored(dtype, f->v, 4, v), dout = stored(dtype, f->dout, 4, o);
+    cot_tensor sinks = stored(dtype, sink, 1, SHAPE(f->H));
+    cot_attention_merge_args m;
+    COT_INIT(&m);
+    m.out_a = m.out = stored(dtype, NULL, 4, o);
+    m.lse_a = m.lse = stored(dtype, NULL, 3, s);
+    m.out_b = stored(dtype, NULL, 4, o);
+    m.lse_b = stored(dtype, NULL, 3, s);
+    for (int part = 0; part < parts; part++) {
+        a.k_begin = part * f->Tk / parts;
+        const int64_t rows = (part + 1) * f->Tk / parts - a.k_begin;
+        a.k = rows_of(K, a.k_begin, rows);
+        a.v = rows_of(V, a.k_begin, rows);
+        a.out = part == 0 ? m.out : m.out_b;
+        a.lse = part == 0 ? m.lse : m.lse_b;
+        assert_ok(cot_attention_forward(queue, &a));
+        m.sink = sink != NULL && part == parts - 1 ? sinks : (cot_tensor){0};
+        if (part > 0)
+            assert_ok(cot_attention_merge(queue, &m));
+    }
+    cot_attention_delta_args D;
+    COT_INIT(&D);
+    D.out = m.out;
+    D.dout = dout;
+    D.delta = stored(dtype, NULL, 3, s);
+    assert_ok(cot_attention_delta(queue, &D));
+    cot_attention_backward_args b;
+    SET_OPTIONS(&b, f);
+    b.k_length = f->Tk;
+    b.accumulate = 1;
+    b.q = a.q, b.dout = dout, b.lse = m.lse, b.delta = D.delta;
+    b.dq = stored(dtype, NULL, 4, q);
+    cot_tensor dk = stored(dtype, NULL, 4, k), dv = stored(dtype, NULL, 4, v);
+    for (int part = 0; part < parts; part++) {
+        b.k_begin = part * f->Tk / parts;
+        const int64_t rows = (part + 1) * f->Tk / parts - b.k_begin;
+        b.k = rows_of(K, b.k_begin, rows), b.v = rows_of(V, b.k_begin, rows);
+        b.dk = rows_of(dk, b.k_begin, rows), b.dv = rows_of(dv, b.k_begin, rows);
+        assert_ok(cot_attention_backward(queue, &b));
+    }
+    read_back(&m.out, r->out), read_back(&m.lse, r->lse);
+    read_back(&b.dq, r->dq), read_back(&dk, r->dk), read_back(&dv, r->dv);
+    release(
+        (cot_tensor *[]){&a.q, &K, &V, &dout, &sinks, &m.out, &m.lse, &m.out_b, &m.lse_b, &D.delta, &b.dq, &dk, &dv},
+        13);
+    cot_queue_destroy(queue);
+}
+
+static void blocks_make_the_whole(void **state)
+{
+    (void)state;
+    static const int counts[] = {2, 3, 7};
+    for (int causal = 0; causal < 3; causal++) {
+        fixture f = {.B = 1, .H = 4, .Hkv = 2, .Tq = 150, .Tk = 211, .d = 64, .dv = 40, .left = causal == 2 ? 70 : -1};
+        f.causal = causal > 0;
+        draw(&f, COT_F32);
+        results reference = make_results(&f), one = make_results(&f);
+        cot_queue *queue = queue_for("");
+        assert_true(run(&f, COT_F64, queue, queue, &reference));
+        assert_true(run(&f, COT_F32, queue, queue, &one));
+        cot_queue_destroy(queue);
+        for (size_t n = 0; n < COUNT(counts); n++) {
+            results r = make_results(&f);
+            run_blocks(&f, counts[n], COT_F32, NULL, &r);
+            agree("out", counts[n], r.out, one.out, reference.out, out_count(&f));
+            agree("lse", counts[n], r.lse, one.lse, reference.lse, f.H * f.Tq);
+            agree("dq", counts[n], r.dq, one.dq, reference.dq, q_count(&f));
+            agree("dk", counts[n], r.dk, one.dk, reference.dk, k_count(&f));
+            agree("dv", counts[n], r.dv, one.dv, reference.dv, v_count(&f));
+            free_results(&r);
+        }
+        free_results(&reference);
+        free_results(&one);
+        free_fixture(&f);
+    }
+}
+
+/* In f64, where the scalar kernel runs: blocks and a sink given to the last merge are the forward with a sink. */
+static void a_sink_is_merged_once(void **state)
+{
+    (void)state;
+    fixture f = {.B = 1, .H = 2, .Hkv = 1, .Tq = 9, .Tk = 14, .d = 5, .dv = 3, .left = -1, .causal = true};
+    draw(&f, COT_F64);
+    const double sink[2] = {0.5, -1};
+    results blocks = make_results(&f), whole = make_results(&f);
+    run_blocks(&f, 3, COT_F64, sink, &blocks);
+    cot_attention_forward_args a;
+    SET_OPTIONS(&a, &f);
+    a.q = cot_tensor_contiguous(f.q, COT_F64, 4, SHAPE(1, f.Tq, f.H, f.d));
+    a.k = cot_tensor_contiguous(f.k, COT_F64, 4, SHAPE(1, f.Tk, f.Hkv, f.d));
+    a.v = cot_tensor_contiguous(f.v, COT_F64, 4, SHAPE(1, f.Tk, f.Hkv, f.dv));
+    a.sink = cot_tensor_contiguous((void *)sink, COT_F64, 1, SHAPE(f.H));
+    a.out = cot_tensor_contiguous(whole.out, COT_F64, 4, SHAPE(1, f.Tq, f.H, f.dv));
+    a.lse = cot_tensor_contiguous(whole.lse, COT_F64, 3, SHAPE(1, f.H, f.Tq));
+    cot_queue *queue = queue_for("");
+    assert_ok(cot_attention_forward(queue, &a));
+    cot_queue_destroy(queue);
+    assert_true(worst(blocks.out, whole.out, out_count(&f)) < 1e-14);
+    assert_true(worst(blocks.lse, whole.lse, f.H * f.Tq) < 1e-14);
+    free_results(&blocks);
+    free_results(&whole);
+    free_fixture(&f);
+}
+
+/* Workspace grows with the length, not with its square. */
+static void workspace_is_linear(void **state)
+{
+    (void)state;
+    static const cot_dtype dtypes[] = {COT_F32, COT_BF16};
+    cot_queue *queue = queue_for("");
+    for (size_t n = 0; n < COUNT(dtypes); n++) {
+        size_t bytes[2][2];
+        for (int size = 0; size < 2; size++) {
+            const int64_t T = size == 0 ? 8192 : 65536, *shape = SHAPE(1, T, 8, 128);
+            const cot_tensor x = cot_tensor_contiguous(NULL, dtypes[n], 4, shape);
+            const cot_tensor lse = cot_tensor_contiguous(NULL, COT_F32, 3, SHAPE(1, 8, T));
+            cot_attention_forward_args a;
+            COT_INIT(&a);
+            a.q = a.k = a.v = a.out = x;
+            a.lse = lse;
+            cot_attention_backward_args b;
+            COT_INIT(&b);
+            b.q = b.k = b.v = b.out = b.dout = b.dq = b.dk = b.dv = x;
+            b.lse = lse;
+            assert_ok(cot_attention_forward_workspace(queue, &a, &bytes[size][0]));
+            assert_ok(cot_attention_backward_workspace(queue, &b, &bytes[size][1]));
+        }
+        for (int direction = 0; direction < 2; direction++)
+            assert_true(bytes[1][direction] <= 8 * bytes[0][direction] + 4096);
+    }
+    cot_queue_destroy(queue);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keeps_the_rule_of_the_field),
+        cmocka_unit_test(blocks_make_the_whole),
+        cmocka_unit_test(a_sink_is_merged_once),
+        cmocka_unit_test(workspace_is_linear),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
