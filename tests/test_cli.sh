@@ -34,6 +34,8 @@ expect 0 'chosen' explain dropout backward R=100 D=33 p=0.5 bf16 slice gelu_erf 
 expect 0 ' 0 failed' check dropout --quick --kernel scalar --only 'forward f16 slice'
 expect 2 'p is 1.5, expected 0 to 1' explain dropout forward p=1.5
 expect 2 "'gelu' describes no case" explain dropout forward gelu
+expect 0 'chosen' explain attention backward B=2 H=8 Hkv=2 Tq=100 Tk=60 d=72 causal softcap=20 sink alibi bias dropout=0.1
+expect 2 'q has H=8, expected a multiple of k'\''s Hkv=3' explain attention forward Hkv=3
 expect 0 ' 0 failed' check causal_conv1d --quick --kernel update --only 'update bf16'
 expect 0 'cycles/16' bench causal_conv1d forward B=1 D=16 T=64 f16 --chosen --threads 1
 expect 0 'causal_conv1d_bwd_scalar' bench causal_conv1d backward D=16 T=64 --json "$work/rows.json" --kernel bwd_scalar
@@ -50,10 +52,12 @@ COT_KERNEL=bad expect 1 '[!!] cpu queues' doctor
 OMP_NUM_THREADS=999 expect 1 'set OMP_NUM_THREADS=' doctor
 expect 2 "unexpected argument 'extra'" doctor extra
 
+expect 0 '--tensor-out=FILE' run attention backward --help
+
 # An op's tensors and options must not be called what `run` calls its own.
 "$program" ops | awk '/^[a-z]/ { op = $1 } /^  [a-z]/ { print op, $1 }' >"$work/directions"
 while read -r op direction; do
-    twice=$("$program" run "$op" "$direction" --help | grep -oE '^ +(-., )?--[a-z_0-9]+' | sort | uniq -d)
+    twice=$("$program" run "$op" "$direction" --help | grep -oE '^ +(-., )?--[a-z_0-9-]+' | sort | uniq -d)
     [ -z "$twice" ] || { echo "FAILED: cotangent run $op $direction has two options$twice"; failed=$((failed + 1)); }
 done <"$work/directions"
 [ -s "$work/directions" ] || { echo "FAILED: cotangent ops lists no direction"; failed=$((failed + 1)); }

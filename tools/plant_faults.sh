@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 work=${1:-build/faults}
 kernels=src/ops/causal_conv1d/cpu
 dropout=src/ops/dropout/cpu
+attention=src/ops/attention/cpu
 mkdir -p "$work"
 passed=0
 failed=0
@@ -87,6 +88,18 @@ plant 'the last column of a group dropped with the one before' src/core/philox.h
     's/words\[j \/ 2\] >> (16 \* (j % 2))/words[j \/ 2] >> (16 * (j % 2 \&\& j != 7))/' dropout_fwd_scalar 'forward bf16' dropout
 plant 'a slope of GELU without its second term' src/simd/gelu.h \
     's/v_fnma(a, v_set1(0.3989422804014327f), r)/r/' dropout_bwd_rows 'backward f32 contiguous' dropout
+
+plant 'a row of out not scaled to its new maximum' $attention/attention_fwd_tiled.c \
+    's/shrinks\[i\] != 1 \&\& c < dv/shrinks[i] != 1 \&\& r + i != 5 \&\& c < dv/' attention_fwd_tiled 'forward f32' attention
+plant 'a mask one key too wide' $attention/attention_fwd_tiled.c \
+    's/border(low - c, high - c)/border(low - c, high + 1 - c)/' attention_fwd_tiled 'causal' attention
+plant 'D left out of dS' $attention/attention_bwd_tiled.c \
+    's/v_mul(\*prob, v_sub(dp, D))/(void)D, v_mul(*prob, dp)/' attention_bwd_tiled 'backward bf16' attention
+plant 'dq of the first chunk alone' $attention/attention_bwd_tiled.c \
+    's/for (int64_t chunk = 0; chunk < c->w.chunks; chunk++)/for (int64_t chunk = 0; chunk < 1; chunk++)/' \
+    attention_bwd_tiled 'backward' attention
+plant 'a sum of weights without the sink' $attention/attention_scalar.c \
+    's/real sum = has_sink ? EXP(sink - most) : 0;/real sum = 0;/' attention_fwd_scalar '+sink' attention
 
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]

@@ -59,32 +59,40 @@
 extern "C" {
 #endif
 
+/* The arguments of cot_attention_forward; the formulas are at the top. */
 typedef struct cot_attention_forward_args {
     size_t struct_size;
-    int32_t causal;                    /* 0 or 1 */
-    int32_t window;                    /* 1: the two sizes below count; 0: both must be 0 */
-    int64_t window_left, window_right; /* keys to the left and right of the diagonal; -1 = all. causal: right <= 0 */
-    double scale;                      /* 0 = 1/sqrt(d) */
-    double softcap;                    /* 0 = none */
-    double dropout_p;                  /* the share that is dropped, in [0,1]; 0 = none */
-    uint64_t dropout_seed, dropout_offset; /* of the mask */
-    int64_t max_seqlen_q, max_seqlen_k;    /* with cu_seqlens; else 0 */
-    int64_t q_begin, q_length;             /* block of the queries; 0, 0 = they are whole */
-    int64_t k_begin, k_length;             /* block of the keys; 0, 0 = they are whole */
-    cot_tensor q;                          /* [B,Tq,H,d]   packed [total_q,H,d] */
-    cot_tensor k;                          /* [B,Tk,Hkv,d]        [total_k,Hkv,d] */
-    cot_tensor v;                          /* [B,Tk,Hkv,dv]       [total_k,Hkv,dv] */
-    cot_tensor cu_seqlens_q, cu_seqlens_k; /* i32 [B+1], both or none */
-    cot_tensor seqused_q, seqused_k;       /* i32 [B], optional, each by itself */
-    cot_tensor sink;                       /* [H], optional: a logit beside the keys', with no value */
-    cot_tensor alibi_slopes;               /* [H] or [B,H], optional */
+    int32_t causal;                   /* 0 or 1 */
+    int32_t window;                   /* 1: the two sizes below count; 0: both must be 0 */
+    int64_t window_left;              /* keys to the left of the diagonal; -1 = all */
+    int64_t window_right;             /* keys to the right of it; -1 = all; causal: 0 or -1 */
+    double scale;                     /* 0 = 1/sqrt(d) */
+    double softcap;                   /* 0 = none */
+    double dropout_p;                 /* the share that is dropped, in [0,1]; 0 = none */
+    uint64_t dropout_seed;            /* of the mask */
+    uint64_t dropout_offset;          /* of the mask */
+    int64_t max_seqlen_q;             /* with cu_seqlens; else 0 */
+    int64_t max_seqlen_k;             /* with cu_seqlens; else 0 */
+    int64_t q_begin;                  /* of a block of queries: its first row's number in the whole sequence */
+    int64_t q_length;                 /* of a block of queries: the whole sequence's rows; 0 = the queries are whole */
+    int64_t k_begin;                  /* of a block of keys, likewise */
+    int64_t k_length;                 /* of a block of keys, likewise */
+    cot_tensor q;                     /* [B,Tq,H,d]   packed [total_q,H,d] */
+    cot_tensor k;                     /* [B,Tk,Hkv,d]        [total_k,Hkv,d] */
+    cot_tensor v;                     /* [B,Tk,Hkv,dv]       [total_k,Hkv,dv] */
+    cot_tensor cu_seqlens_q;          /* i32 [B+1]; with cu_seqlens_k */
+    cot_tensor cu_seqlens_k;          /* i32 [B+1]; with cu_seqlens_q */
+    cot_tensor seqused_q;             /* i32 [B], optional */
+    cot_tensor seqused_k;             /* i32 [B], optional */
+    cot_tensor sink;                  /* [H], optional: a logit beside the keys', with no value */
+    cot_tensor alibi_slopes;          /* [H] or [B,H], optional */
     cot_tensor bias;                  /* [B or 1, H or 1, Tq or 1, Tk or 1], packed with the max lengths; optional */
     cot_tensor dropout_seed_memory;   /* i32 [2], optional */
     cot_tensor dropout_offset_memory; /* i32 [2], optional */
     cot_tensor out;                   /* out [B,Tq,H,dv]     [total_q,H,dv]; optional */
     cot_tensor lse;                   /* out [B,H,Tq]        [H,total_q]; optional */
     void *workspace;                  /* NULL = the queue's pool; else 64-byte aligned, workspace_bytes of it */
-    size_t workspace_bytes;
+    size_t workspace_bytes;           /* of workspace; 0 with NULL */
 } cot_attention_forward_args;
 
 /* out and lse from q, k, v. */
@@ -106,41 +114,54 @@ COT_API cot_status cot_attention_forward_workspace(cot_queue *queue, const cot_a
  * where P = exp(s - lse) comes from the lse that is given. A query whose lse is -inf passes no gradient. */
 typedef struct cot_attention_backward_args {
     size_t struct_size;
-    int32_t causal; /* inputs and options of the forward's names as in the forward */
-    int32_t window;
-    int64_t window_left, window_right;
-    double scale;
-    double softcap;
-    double dropout_p;
-    uint64_t dropout_seed, dropout_offset;
-    int64_t max_seqlen_q, max_seqlen_k;
-    int64_t q_begin, q_length;
-    int64_t k_begin, k_length;
+    int32_t causal;               /* options and inputs of the forward's names: as in the forward */
+    int32_t window;               /* as in the forward */
+    int64_t window_left;          /* as in the forward */
+    int64_t window_right;         /* as in the forward */
+    double scale;                 /* as in the forward */
+    double softcap;               /* as in the forward */
+    double dropout_p;             /* as in the forward */
+    uint64_t dropout_seed;        /* as in the forward */
+    uint64_t dropout_offset;      /* as in the forward */
+    int64_t max_seqlen_q;         /* as in the forward */
+    int64_t max_seqlen_k;         /* as in the forward */
+    int64_t q_begin;              /* as in the forward */
+    int64_t q_length;             /* as in the forward */
+    int64_t k_begin;              /* as in the forward */
+    int64_t k_length;             /* as in the forward */
     int32_t accumulate;           /* 0: gradients =;  1: all of dq, dk, dv, dsink, dbias += */
     int32_t allow_nondeterminism; /* 1: sums in any order where that is faster, other bits every run. The CPU's kernels
                                      gain nothing by it and stay deterministic */
-    cot_tensor q, k, v;
-    cot_tensor cu_seqlens_q, cu_seqlens_k;
-    cot_tensor seqused_q, seqused_k;
-    cot_tensor sink; /* needed for dsink alone: lse has it */
-    cot_tensor alibi_slopes;
-    cot_tensor bias;
-    cot_tensor dropout_seed_memory, dropout_offset_memory;
-    cot_tensor lse;   /* [B,H,Tq]      packed [H,total_q], what the forward gave */
-    cot_tensor out;   /* [B,Tq,H,dv]   [total_q,H,dv], what the forward gave; absent with delta */
-    cot_tensor dout;  /* like out, q's dtype */
-    cot_tensor dlse;  /* like lse; optional (absent = zero); absent with delta */
-    cot_tensor delta; /* like lse: D, from cot_attention_delta; in place of out and dlse */
-    cot_tensor dq;    /* out, like q; optional */
-    cot_tensor dk;    /* out, like k; optional */
-    cot_tensor dv;    /* out, like v; optional */
-    cot_tensor dsink; /* out [H]; optional; needs sink */
-    cot_tensor dbias; /* out, bias's shape; optional; needs bias */
-    void *workspace;
-    size_t workspace_bytes;
+    cot_tensor q;                 /* as in the forward */
+    cot_tensor k;                 /* as in the forward */
+    cot_tensor v;                 /* as in the forward */
+    cot_tensor cu_seqlens_q;      /* as in the forward */
+    cot_tensor cu_seqlens_k;      /* as in the forward */
+    cot_tensor seqused_q;         /* as in the forward */
+    cot_tensor seqused_k;         /* as in the forward */
+    cot_tensor sink;              /* needed for dsink alone: lse has it */
+    cot_tensor alibi_slopes;      /* as in the forward */
+    cot_tensor bias;              /* as in the forward */
+    cot_tensor dropout_seed_memory;   /* as in the forward */
+    cot_tensor dropout_offset_memory; /* as in the forward */
+    cot_tensor lse;                   /* [B,H,Tq]      packed [H,total_q], what the forward gave */
+    cot_tensor out;                   /* [B,Tq,H,dv]   [total_q,H,dv], what the forward gave; absent with delta */
+    cot_tensor dout;                  /* like out, q's dtype */
+    cot_tensor dlse;                  /* like lse; optional (absent = zero); absent with delta */
+    cot_tensor delta;                 /* like lse: D, from cot_attention_delta; in place of out and dlse */
+    cot_tensor dq;                    /* out, like q; optional */
+    cot_tensor dk;                    /* out, like k; optional */
+    cot_tensor dv;                    /* out, like v; optional */
+    cot_tensor dsink;                 /* out [H]; optional; needs sink */
+    cot_tensor dbias;                 /* out, bias's shape; optional; needs bias */
+    void *workspace;                  /* as in the forward */
+    size_t workspace_bytes;           /* as in the forward */
 } cot_attention_backward_args;
 
+/* dq, dk, dv, dsink and dbias from what the forward had and gave. */
 COT_API cot_status cot_attention_backward(cot_queue *queue, const cot_attention_backward_args *args);
+
+/* As cot_attention_forward_workspace. */
 COT_API cot_status cot_attention_backward_workspace(cot_queue *queue, const cot_attention_backward_args *args,
                                                     size_t *bytes);
 
@@ -155,7 +176,10 @@ typedef struct cot_attention_delta_args {
     size_t workspace_bytes;
 } cot_attention_delta_args;
 
+/* delta from out, dout and dlse. */
 COT_API cot_status cot_attention_delta(cot_queue *queue, const cot_attention_delta_args *args);
+
+/* As cot_attention_forward_workspace. */
 COT_API cot_status cot_attention_delta_workspace(cot_queue *queue, const cot_attention_delta_args *args, size_t *bytes);
 
 /* Two results over different keys become the one over all of them:
@@ -166,16 +190,21 @@ COT_API cot_status cot_attention_delta_workspace(cot_queue *queue, const cot_att
  * A row where lse is -inf gets out = 0. out may be out_a and lse may be lse_a, the same view. */
 typedef struct cot_attention_merge_args {
     size_t struct_size;
-    cot_tensor out_a, out_b; /* [B,Tq,H,dv]   or [total_q,H,dv]; any of the float dtypes each */
-    cot_tensor lse_a, lse_b; /* [B,H,Tq]      or [H,total_q] */
-    cot_tensor sink;         /* [H], optional */
-    cot_tensor out;          /* out, like out_a but for the dtype; optional */
-    cot_tensor lse;          /* out, like lse_a; optional */
+    cot_tensor out_a; /* [B,Tq,H,dv]   or [total_q,H,dv]; any of the float dtypes */
+    cot_tensor out_b; /* like out_a; any of the float dtypes */
+    cot_tensor lse_a; /* [B,H,Tq]      or [H,total_q] */
+    cot_tensor lse_b; /* like lse_a */
+    cot_tensor sink;  /* [H], optional */
+    cot_tensor out;   /* out, like out_a but for the dtype; optional */
+    cot_tensor lse;   /* out, like lse_a; optional */
     void *workspace;
     size_t workspace_bytes;
 } cot_attention_merge_args;
 
+/* out and lse over all keys from those over two disjoint sets of them. */
 COT_API cot_status cot_attention_merge(cot_queue *queue, const cot_attention_merge_args *args);
+
+/* As cot_attention_forward_workspace. */
 COT_API cot_status cot_attention_merge_workspace(cot_queue *queue, const cot_attention_merge_args *args, size_t *bytes);
 
 #ifdef __cplusplus

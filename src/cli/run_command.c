@@ -163,6 +163,19 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     return 0;
 }
 
+/* A tensor's option is its name, but --tensor-out where that is one of run's own. */
+static const char *option_of_tensor(const char *name)
+{
+    static char other[64];
+    for (const struct argp_option *own = COMMON; own->name != NULL || own->doc != NULL; own++) {
+        if (own->name == NULL || strcmp(own->name, name) != 0)
+            continue;
+        snprintf(other, sizeof other, "tensor-%s", name);
+        return other;
+    }
+    return name;
+}
+
 /* The table of one direction: its tensors, its other members, and what all have in common. */
 static void make_table(const cot_direction *direction, struct argp_option table[MAX_OPTIONS])
 {
@@ -172,7 +185,7 @@ static void make_table(const cot_direction *direction, struct argp_option table[
         const cot_field *field = &direction->fields[f];
         if (field->role != COT_OUTPUT || field->accumulates)
             table[count++] =
-                (struct argp_option){.name = field->name,
+                (struct argp_option){.name = option_of_tensor(field->name),
                                      .key = KEY_FIELD + f,
                                      .arg = "FILE",
                                      .doc = field->accumulates ? "Old value, with --accumulate 1" : roles[field->role],

@@ -46,7 +46,7 @@ static uint32_t x86_features(void)
         return COT_ISA_SCALAR;
     if ((saved & ZMM) != ZMM || (b & avx512_7) != avx512_7)
         return COT_ISA_AVX2;
-    const uint32_t avx512 = COT_ISA_AVX2 | COT_ISA_AVX512;           /* now a is the number of sub-leaves of leaf 7 */
+    const uint32_t avx512 = COT_ISA_AVX2 | COT_ISA_AVX512;             /* now a is the number of sub-leaves of leaf 7 */
     enum { TILES = 0x60000, TILES_BF16 = 1 << 22, TILES_7 = 1 << 24 }; /* XCR0; leaf 7's edx: amx-bf16, amx-tile */
     const bool tiles = (saved & TILES) == TILES && (d & TILES_BF16) && (d & TILES_7);
     if (a < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & bit_AVX512BF16))

@@ -8,6 +8,6 @@ extern const cot_op_cases cot_mhc_pre_cases, cot_mhc_sinkhorn_cases, cot_mhc_pos
 extern const cot_op_cases cot_dropout_cases;
 
 const cot_op_cases *const cot_all_cases[] = {
-    &cot_attention_cases, &cot_causal_conv1d_cases, &cot_mhc_pre_cases, &cot_mhc_sinkhorn_cases, &cot_mhc_post_cases,
-    &cot_dropout_cases,
+    &cot_attention_cases,    &cot_causal_conv1d_cases, &cot_mhc_pre_cases,
+    &cot_mhc_sinkhorn_cases, &cot_mhc_post_cases,      &cot_dropout_cases,
 };

@@ -199,8 +199,9 @@ static score make_score(const call *c, const sequence *s, int64_t h, int64_t i, 
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
 
+/* `scores` has room for all keys, `sums` for a row of out. */
 static void forward_row(const call *c, const cot_attention_forward_args *m, const sequence *s, int64_t h, int64_t i,
-                        score *scores)
+                        score *scores, long double *sums)
 {
     const cot_attention_forward_args *a = &c->a;
     const double sink = cot_present(&a->sink) ? ((double *)a->sink.data)[h] : -INFINITY;
@@ -230,19 +231,23 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
     }
     for (int64_t j = 0; j < s->Tk; j++)
         scores[j].P = scores[j].s > -INFINITY ? expl(scores[j].s - lse) * kept(c, s, h, i, j) : 0;
-    for (int64_t n = 0; cot_present(&a->out) && n < c->dv; n++) {
-        long double out = 0;
-        double magnitude = 0;
-        for (int64_t j = 0; j < s->Tk; j++) {
-            if (scores[j].s == -INFINITY)
-                continue;
-            const double v = rows_of(&a->v, s->k_row + j, h / c->group)[n];
-            out += scores[j].P * v;
-            magnitude += ((double)scores[j].P * (1 + scores[j].magnitude + lse_magnitude) + LOST) * fabs(v);
+    if (!cot_present(&a->out))
+        return;
+    double *out = rows_of(&a->out, s->q_row + i, h), *magnitudes = rows_of(&m->out, s->q_row + i, h);
+    for (int64_t n = 0; n < c->dv; n++)
+        sums[n] = 0;
+    for (int64_t j = 0; j < s->Tk; j++) {
+        if (scores[j].s == -INFINITY)
+            continue;
+        const double *v = rows_of(&a->v, s->k_row + j, h / c->group);
+        const double magnitude = (double)scores[j].P * (1 + scores[j].magnitude + lse_magnitude) + LOST;
+        for (int64_t n = 0; n < c->dv; n++) {
+            sums[n] += scores[j].P * v[n];
+            magnitudes[n] += magnitude * fabs(v[n]);
         }
-        rows_of(&a->out, s->q_row + i, h)[n] = (double)out;
-        rows_of(&m->out, s->q_row + i, h)[n] = magnitude;
     }
+    for (int64_t n = 0; n < c->dv; n++)
+        out[n] = (double)sums[n];
 }
 
 static void set_all(const cot_tensor *t, double value)
@@ -259,14 +264,18 @@ static void forward(const void *args, void *magnitudes)
     set_all(&m->out, 0);
     set_all(&c.a.lse, -INFINITY);
     set_all(&m->lse, 0);
-    score *scores = allocate(c.packed ? c.a.k.shape[0] : c.a.k.shape[1], sizeof *scores);
     for (int64_t b = 0; b < c.B; b++) {
         const sequence s = make_sequence(&c, b);
-        for (int64_t h = 0; h < c.H; h++)
+#pragma omp parallel for
+        for (int64_t h = 0; h < c.H; h++) {
+            score *scores = allocate(s.Tk, sizeof *scores);
+            long double *sums = allocate(c.dv, sizeof *sums);
             for (int64_t i = 0; i < s.Tq; i++)
-                forward_row(&c, m, &s, h, i, scores);
+                forward_row(&c, m, &s, h, i, scores, sums);
+            free(scores);
+            free(sums);
+        }
     }
-    free(scores);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
@@ -412,9 +421,12 @@ static void backward(const void *args, void *magnitudes)
     };
     for (int64_t b = 0; b < c.B; b++) {
         const sequence s = make_sequence(&c, b);
-        for (int64_t h = 0; h < c.H; h++)
-            for (int64_t i = 0; i < s.Tq; i++)
-                backward_row(&c, a, m, &sum, &s, h, i);
+        /* Heads of one group share dk and dv, all of them perhaps dbias. */
+#pragma omp parallel for if (!cot_present(&a->dbias))
+        for (int64_t hkv = 0; hkv < c.Hkv; hkv++)
+            for (int64_t h = hkv * c.group; h < (hkv + 1) * c.group; h++)
+                for (int64_t i = 0; i < s.Tq; i++)
+                    backward_row(&c, a, m, &sum, &s, h, i);
     }
     end_sums(&a->dq, sum.dq);
     end_sums(&a->dk, sum.dk);
