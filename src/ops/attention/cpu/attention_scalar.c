@@ -43,13 +43,62 @@ static inline void store(const cot_tensor *t, int64_t index, bool accumulate, do
     cot_store_f64(t->data, t->dtype, index, value);
 }
 
-/* The product of two rows of `size` columns. */
-static real dot(const cot_tensor *a, int64_t a_at, const cot_tensor *b, int64_t b_at, int64_t size)
+/* A row of a tensor. Loops over rows are inlined once for each dtype: told apart at every element, dtypes would take more
+ * time than sums. */
+typedef struct elements {
+    const void *data;
+    cot_dtype dtype;
+    int64_t at, stride;
+} elements;
+
+static elements elements_of(const cot_tensor *t, int64_t at)
+{
+    return (elements){t->data, t->dtype, at, t->stride[3]};
+}
+
+#define EACH_DTYPE(dtype, DO)           \
+    switch (dtype) {                    \
+    case COT_F32: DO(COT_F32); break;   \
+    case COT_BF16: DO(COT_BF16); break; \
+    case COT_F16: DO(COT_F16); break;   \
+    default: DO(COT_F64); break;        \
+    }
+
+static inline __attribute__((always_inline)) real dot_as(elements a, elements b, cot_dtype dtype_a, cot_dtype dtype_b,
+                                                         int64_t size)
 {
     real sum = 0;
     for (int64_t c = 0; c < size; c++)
-        sum += load(a, a_at + c * a->stride[3]) * load(b, b_at + c * b->stride[3]);
+        sum += (real)cot_load_f64(a.data, dtype_a, a.at + c * a.stride) *
+               (real)cot_load_f64(b.data, dtype_b, b.at + c * b.stride);
     return sum;
+}
+
+/* The product of two rows of `size` columns. */
+static real dot(const cot_tensor *a, int64_t a_at, const cot_tensor *b, int64_t b_at, int64_t size)
+{
+    const elements x = elements_of(a, a_at), y = elements_of(b, b_at);
+    if (x.dtype != y.dtype)
+        return dot_as(x, y, x.dtype, y.dtype, size);
+#define DOT(dtype) return dot_as(x, y, dtype, dtype, size)
+    EACH_DTYPE(x.dtype, DOT)
+#undef DOT
+}
+
+static inline __attribute__((always_inline)) void add_as(real *sums, real factor, elements x, cot_dtype dtype,
+                                                         int64_t size)
+{
+    for (int64_t c = 0; c < size; c++)
+        sums[c] += factor * (real)cot_load_f64(x.data, dtype, x.at + c * x.stride);
+}
+
+/* sums += factor * a row */
+static void add_row(real *sums, real factor, const cot_tensor *t, int64_t at, int64_t size)
+{
+    const elements x = elements_of(t, at);
+#define ADD(dtype) add_as(sums, factor, x, dtype, size)
+    EACH_DTYPE(x.dtype, ADD)
+#undef ADD
 }
 
 /* One sequence and query head. */
@@ -124,8 +173,7 @@ static void forward_row(const head *a, int64_t i, real *scores, real *out)
         const real e = EXP(scores[j] - most), kept = e * (real)attention_kept(&a->dropout, i, j);
         const int64_t at = attention_at(&p->v, a->s.b, a->s.k_row + j, a->hkv);
         sum += e;
-        for (int64_t c = 0; c < p->sizes.dv; c++)
-            out[c] += kept * load(&p->v, at + c * p->v.stride[3]);
+        add_row(out, kept, &p->v, at, p->sizes.dv);
     }
     store_row(p, a, a->s.q_row + i, out, sum, most + LOG(sum));
 }
@@ -203,12 +251,9 @@ static void backward_row(const head *a, int64_t i, real *dq, real *dk, real *dv)
     for (int64_t j = keys.first; lse > -INFINITY && j < keys.end; j++) {
         const pair x = pair_at(a, i, j, lse, D);
         const int64_t k_at = attention_at(&p->k, a->s.b, a->s.k_row + j, a->hkv);
-        for (int64_t c = 0; c < d; c++) {
-            dq[c] += x.dZ * load(&p->k, k_at + c * p->k.stride[3]);
-            dk[j * d + c] += x.dZ * load(&p->q, q_at + c * p->q.stride[3]);
-        }
-        for (int64_t c = 0; c < p->sizes.dv; c++)
-            dv[j * p->sizes.dv + c] += x.kept * load(&p->dout, do_at + c * p->dout.stride[3]);
+        add_row(dq, x.dZ, &p->k, k_at, d);
+        add_row(dk + j * d, x.dZ, &p->q, q_at, d);
+        add_row(dv + j * p->sizes.dv, x.kept, &p->dout, do_at, p->sizes.dv);
     }
     const int64_t at = cot_present(&p->dq) ? attention_at(&p->dq, a->s.b, row, a->h) : 0;
     for (int64_t c = 0; cot_present(&p->dq) && c < d; c++)
