@@ -4,7 +4,7 @@
 #   make test      every test, in the normal build and again under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make bench     measure every op beside the machine's own ceilings
 #   make format    lay out the C files by .clang-format
-#   make lint      layout, direction of the includes, exported symbols, binary interface
+#   make lint      layout, direction of the includes, exported symbols, device code, binary interface
 #   make fuzz      run each fuzzer for TIME=60 seconds
 #   make faults    plant faults in copies of the kernels, one at a time, and see that check catches each
 #   make tables    write the READMEs' tables from bench/results
@@ -49,6 +49,7 @@ lint: build
 	@tools/format.sh --check
 	@tools/check_includes.sh
 	@tools/check_exports.sh $(BUILD)
+	@tools/check_device_code.sh $(BUILD)
 	@tools/check_abi.sh $(BUILD)
 
 faults: setup

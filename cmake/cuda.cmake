@@ -1,7 +1,7 @@
 # The device code: every .cu file becomes one compressed fat binary, embedded in the library as cot_image_STEM.
 #
 #   *_sm90.cu   uses Hopper's own instructions: machine code for sm_90a alone
-#   other .cu   machine code for Hopper, and PTX for compute capability 8.0 and later
+#   other .cu   machine code for sm_90a and sm_80, and PTX of 8.0 for what comes later
 #
 # ptxas's report of registers and spills stays beside each fat binary (STEM.log), for tools/check_device_code.sh.
 function(cot_embed_device_code target)
@@ -15,7 +15,7 @@ function(cot_embed_device_code target)
     set(image ${directory}/${stem}.fatbin)
     set(architectures -gencode arch=compute_90a,code=sm_90a)
     if(NOT stem MATCHES "_sm90$")
-      list(APPEND architectures -gencode arch=compute_80,code=compute_80)
+      list(APPEND architectures -gencode "arch=compute_80,code=[sm_80,compute_80]")
     endif()
     add_custom_command(OUTPUT ${image}
       COMMAND ${PROJECT_SOURCE_DIR}/tools/compile_device_code.sh ${directory}/${stem}.log

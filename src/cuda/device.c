@@ -309,7 +309,7 @@ cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cons
         .sharedMemBytes = grid->shared_bytes,
         .hStream = d->stream,
         .attrs = &dependent,
-        .numAttrs = grid->dependent,
+        .numAttrs = grid->dependent && d->capability >= 90,
     };
     void *arguments[] = {(void *)(uintptr_t)parameters};
     CUDA(d, kernel->name, cuLaunchKernelEx(&config, (CUfunction)found, arguments, NULL));

@@ -47,7 +47,7 @@ struct cot_device {
 cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kernel, CUkernel *found);
 
 /* Where and how wide a launch is. dependent: programmatic dependent launch, for a kernel that itself waits for the one
- * before (griddepcontrol.wait) where it first needs its results. */
+ * before (cot_wait_for_kernels_before) where it first needs its results; ignored before Hopper. */
 typedef struct cot_cuda_grid {
     unsigned blocks[3], threads, shared_bytes;
     bool dependent;

@@ -84,6 +84,24 @@ static __device__ __forceinline__ void cot_tensor_load_3d(void *to, const void *
         : "memory");
 }
 
+/* ---- dependent launches ------------------------------------------------------------------------------- */
+
+/* Lets a kernel that was launched as dependent on this one start. It waits for this one's results by itself. */
+static __device__ __forceinline__ void cot_launch_dependents(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Waits until the kernels before have completed, and what they wrote is there. */
+static __device__ __forceinline__ void cot_wait_for_kernels_before(void)
+{
+#if __CUDA_ARCH__ >= 900 /* before Hopper the host launches nothing as dependent */
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* ---- rings -------------------------------------------------------------------------------------------- */
 
 /* Where in a ring of STAGES slots somebody is: the slot, and the parity of its phase. */

@@ -47,15 +47,12 @@ template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void 
                 if (t + u * CHUNK < T)
                     take_gradient<E, V, W, PLAIN>(c, b, t + u * CHUNK, c.silu, w, bias, inputs, g[u], sums);
             }
-            sum_over_lanes(sums);
             if (lane == 0) {
 #pragma unroll
                 for (int j = 0; j < W - 1; j++)
                     heads[warp][j] = g[0][j];
-#pragma unroll
-                for (int k = 0; k <= W; k++)
-                    all[warp][k] = sums[k];
             }
+            sum_over_lanes<W + 1>(sums, all[warp]);
             __syncthreads();
             if (threadIdx.x <= W) {
                 float sum = 0.0f;

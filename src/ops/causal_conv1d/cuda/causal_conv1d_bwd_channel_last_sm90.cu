@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_bwd_channel_last_sm90.cu: channels are contiguous. Block (x, y, z) takes a tile of 128 channels of row
- * b = z, of x and of dy, 4 to a lane; its warps one part of the tile's tokens after the other. dx lags 3 tokens; for the
+ * causal_conv1d_bwd_channel_last_sm90.cu: channels are contiguous. Block (x, y, z) takes a tile of 64 channels of row
+ * b = z, of x and of dy, 2 to a lane; its warps one part of the tile's tokens after the other. dx lags 3 tokens; for the
  * last ones of its part a warp computes g of the 3 tokens after it again. Beyond T the tile has zeros, and so g. Sums of
  * dweight and dbias: lane by lane, over warps; then causal_conv1d_reduce over blocks. */
 #include "causal_conv1d_last.cuh"
@@ -11,14 +11,16 @@
 /* W tokens of a part from its i-th on. FIRST: the part's first, whose dx but the last is not yet due; LAST: the tokens
  * after the part. No branch but the stores' predicate, so that the tokens' arithmetic overlaps. */
 template <typename E, bool SILU, bool FIRST, bool LAST>
-static __device__ __forceinline__ void take_tokens(const conv1d_call &c, const column<4, 4> &col, const E *&tile, int i,
-                                                   int stores, E *&dx, float (&inputs)[4][4], float (&g)[4][4],
-                                                   float (&sums)[5][4])
+static __device__ __forceinline__ void take_tokens(const conv1d_call &c, const column<CONV1D_SM90_BWD_V, 4> &col,
+                                                   const E *&tile, int i, int stores, E *&dx,
+                                                   float (&inputs)[4][CONV1D_SM90_BWD_V],
+                                                   float (&g)[4][CONV1D_SM90_BWD_V],
+                                                   float (&sums)[5][CONV1D_SM90_BWD_V])
 {
-    constexpr int W = 4, V = 4,
-                  TILE = (2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * CONV1D_SM90_BWD_ROWS) * CONV1D_SM90_CHANNELS;
+    constexpr int W = 4, V = CONV1D_SM90_BWD_V,
+                  TILE = (2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * CONV1D_SM90_BWD_ROWS) * CONV1D_SM90_BWD_CHANNELS;
 #pragma unroll
-    for (int u = 0; u < (LAST ? W - 1 : W); u++, tile += CONV1D_SM90_CHANNELS) {
+    for (int u = 0; u < (LAST ? W - 1 : W); u++, tile += CONV1D_SM90_BWD_CHANNELS) {
         cot_unpack(*(const cot_vector<E, V> *)tile, inputs[u]);
         cot_unpack(*(const cot_vector<E, V> *)(tile + TILE), g[u]);
         take_gradient<E, V, W, true>(c, col, 0, u, SILU, !LAST, inputs, g, sums);
@@ -33,10 +35,12 @@ static __device__ __forceinline__ void take_tokens(const conv1d_call &c, const c
 }
 
 template <typename E, bool SILU>
-static __device__ __forceinline__ void take_part(const conv1d_call &c, const column<4, 4> &col, const E *tile,
-                                                 int stores, E *dx, float (&inputs)[4][4], float (&sums)[5][4])
+static __device__ __forceinline__ void take_part(const conv1d_call &c, const column<CONV1D_SM90_BWD_V, 4> &col,
+                                                 const E *tile, int stores, E *dx,
+                                                 float (&inputs)[4][CONV1D_SM90_BWD_V],
+                                                 float (&sums)[5][CONV1D_SM90_BWD_V])
 {
-    float g[4][4];
+    float g[4][CONV1D_SM90_BWD_V];
     take_tokens<E, SILU, true, false>(c, col, tile, 0, stores, dx, inputs, g, sums);
     for (int i = 4; i < CONV1D_SM90_BWD_ROWS; i += 4)
         take_tokens<E, SILU, false, false>(c, col, tile, i, stores, dx, inputs, g, sums);
@@ -45,10 +49,9 @@ static __device__ __forceinline__ void take_part(const conv1d_call &c, const col
 
 template <typename E> static __device__ __forceinline__ void backward(const conv1d_mapped_call &m)
 {
-    constexpr int W = 4, V = 4, ROWS = CONV1D_SM90_BWD_ROWS, CHANNELS = CONV1D_SM90_CHANNELS;
+    constexpr int W = 4, V = CONV1D_SM90_BWD_V, ROWS = CONV1D_SM90_BWD_ROWS, CHANNELS = CONV1D_SM90_BWD_CHANNELS;
     constexpr int TILE_ROWS = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * ROWS;
     __shared__ uint64_t full;
-    __shared__ float all[CONV1D_WARPS][V][CONV1D_LANES];
     const conv1d_call &c = m.call;
     const int T = (int)c.T, b = (int)blockIdx.z, tile_begin = (int)blockIdx.y * CONV1D_SM90_WARPS * ROWS;
     const E *tile = (const E *)conv1d_tile;
@@ -60,6 +63,7 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
         cot_tensor_load_3d(conv1d_tile, &m.x, first, before, b, &full);
         cot_tensor_load_3d(conv1d_tile + TILE_ROWS * CHANNELS * sizeof(E), &m.dy, first, before, b, &full);
     }
+    cot_launch_dependents();
     const int lane = threadIdx.x % CONV1D_LANES, warp = threadIdx.x / CONV1D_LANES;
     const int64_t d = (int64_t)blockIdx.x * CHANNELS + lane * V;
     const int begin = tile_begin + warp * ROWS;
@@ -83,7 +87,24 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
         take_part<E, true>(c, col, tile, stores, dx, inputs, sums);
     else
         take_part<E, false>(c, col, tile, stores, dx, inputs, sums);
-    end_group<V, W>(c, b * gridDim.y + blockIdx.y, blockIdx.x, sums, all);
+    float(*all)[W + 1][CHANNELS] =
+        (float(*)[W + 1][CHANNELS]) conv1d_tile; /* of each warp; nobody needs the tile now */
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k <= W; k++)
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            all[warp][k][lane * V + v] = sums[k][v];
+    __syncthreads();
+    for (int i = threadIdx.x; i < (W + 1) * CHANNELS; i += CONV1D_SM90_WARPS * CONV1D_LANES) {
+        const int k = i / CHANNELS, channel = i % CHANNELS;
+        float sum = 0.0f;
+#pragma unroll
+        for (int part = 0; part < CONV1D_SM90_WARPS; part++)
+            sum += all[part][k][channel];
+        if ((int64_t)blockIdx.x * CHANNELS + channel < c.D)
+            store_sum<W>(c, b * gridDim.y + blockIdx.y, (int64_t)blockIdx.x * CHANNELS + channel, k, sum);
+    }
 }
 
-CONV1D_INSTANCES_SM90(causal_conv1d_bwd_channel_last_sm90, backward, conv1d_mapped_call, 3)
+CONV1D_INSTANCES_SM90(causal_conv1d_bwd_channel_last_sm90, backward, conv1d_mapped_call, 8)

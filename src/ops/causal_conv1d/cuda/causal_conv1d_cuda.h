@@ -20,10 +20,17 @@ enum {
     CONV1D_SM90_FWD_CHUNKS = 2, /* of a warp, contiguous time */
     CONV1D_SM90_BWD_CHUNKS = 4,
     CONV1D_SM90_FWD_ROWS = 8, /* of a warp, contiguous channels */
-    CONV1D_SM90_BWD_ROWS = 24,
-    CONV1D_SM90_CHANNELS = 128, /* of a tile */
-    CONV1D_SM90_HALO = 4        /* tokens before a tile, and after it in the backward */
+    CONV1D_SM90_BWD_ROWS = 32,
+    CONV1D_SM90_FWD_V = 4, /* channels of a lane */
+    CONV1D_SM90_BWD_V = 2, /* 64 registers instead of 120: twice the warps, which 4 channels a lane were short of */
+    CONV1D_SM90_FWD_CHANNELS = CONV1D_LANES * CONV1D_SM90_FWD_V, /* of a tile */
+    CONV1D_SM90_BWD_CHANNELS = CONV1D_LANES * CONV1D_SM90_BWD_V,
+    CONV1D_SM90_HALO = 4 /* tokens before a tile, and after it in the backward */
 };
+
+/* Bytes of a tile of contiguous time, with a line of 128 bytes before and after it: only the 16 next to the tile are used,
+ * but the copy engine is a twentieth slower where the two addresses differ modulo a line. */
+#define CONV1D_SM90_FIRST_BYTES(warps, chunks) ((warps) * (chunks)*CONV1D_LANES * 16 + 256)
 
 /* A tensor on the device; null = absent. Strides in elements. */
 typedef struct conv1d_array {

@@ -155,15 +155,32 @@ static __device__ __forceinline__ void give_gradient(const conv1d_call &c, int64
     }
 }
 
-/* The warp's sums: lane 0 has them all. */
-template <int N> static __device__ __forceinline__ void sum_over_lanes(float (&sums)[N])
+/* The warp's sums of N values. Half of the values go each way while there are several, which for 5 takes 9 shuffles
+ * instead of 25. */
+template <int N> static __device__ __forceinline__ void sum_over_lanes(const float (&values)[N], float *sums)
 {
+    constexpr int SLOTS = N <= 8 ? 8 : 16; /* lane 32/SLOTS k ends with the sum of value k */
+    static_assert(N <= 16, "one slot a value");
+    const int lane = threadIdx.x % CONV1D_LANES;
+    float v[SLOTS];
 #pragma unroll
-    for (int i = 0; i < N; i++) {
+    for (int i = 0; i < SLOTS; i++)
+        v[i] = i < N ? values[i < N ? i : 0] : 0.0f;
+    int distance = 16;
 #pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2)
-            sums[i] += __shfl_xor_sync(CONV1D_ALL_LANES, sums[i], distance);
+    for (int half = SLOTS / 2; half > 0; half /= 2, distance /= 2) {
+        const bool upper = (lane & distance) != 0;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            const float kept = upper ? v[i + half] : v[i], sent = upper ? v[i] : v[i + half];
+            v[i] = kept + __shfl_xor_sync(CONV1D_ALL_LANES, sent, distance);
+        }
     }
+#pragma unroll
+    for (; distance > 0; distance /= 2)
+        v[0] += __shfl_xor_sync(CONV1D_ALL_LANES, v[0], distance);
+    if (lane % (CONV1D_LANES / SLOTS) == 0 && lane / (CONV1D_LANES / SLOTS) < N)
+        sums[lane / (CONV1D_LANES / SLOTS)] = v[0];
 }
 
 #endif

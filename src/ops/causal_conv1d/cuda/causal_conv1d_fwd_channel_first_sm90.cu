@@ -8,14 +8,15 @@
 template <typename E> static __device__ __forceinline__ void forward(const conv1d_call &c)
 {
     constexpr int W = 4, V = first_vector<E, W>, CHUNK = CONV1D_LANES * V, CHUNKS = CONV1D_SM90_FWD_CHUNKS;
-    constexpr int TOKENS = CONV1D_SM90_WARPS * CHUNKS * CHUNK, PAD = 16 / (int)sizeof(E);
+    constexpr int PAD = 16 / (int)sizeof(E), LINE = 128 / (int)sizeof(E);
     __shared__ uint64_t full;
-    const int T = (int)c.T, begin = (int)blockIdx.x * TOKENS;
+    const int tokens = (int)blockDim.x * V * CHUNKS;
+    const int T = (int)c.T, begin = (int)blockIdx.x * tokens;
     const int64_t b = blockIdx.z, d = blockIdx.y;
-    E *tile = (E *)conv1d_tile + PAD - begin; /* tile[t] is token t */
+    E *tile = (E *)conv1d_tile + LINE - begin; /* tile[t] is token t */
     if (threadIdx.x == 0) {
         const E *x = (const E *)c.x.data + b * c.x.stride[0] + d * c.x.stride[1];
-        const int low = begin > 0 ? begin - PAD : 0, high = begin + TOKENS < T ? begin + TOKENS : T;
+        const int low = begin > 0 ? begin - PAD : 0, high = begin + tokens < T ? begin + tokens : T;
         const uint32_t bytes = (uint32_t)(high - low) * (uint32_t)sizeof(E);
         cot_mbarrier_init(&full, 1);
         cot_mbarrier_init_fence();

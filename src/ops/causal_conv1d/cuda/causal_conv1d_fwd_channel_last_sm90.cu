@@ -8,7 +8,7 @@
 
 template <typename E> static __device__ __forceinline__ void forward(const conv1d_mapped_call &m)
 {
-    constexpr int W = 4, V = 4, ROWS = CONV1D_SM90_FWD_ROWS, CHANNELS = CONV1D_SM90_CHANNELS;
+    constexpr int W = 4, V = CONV1D_SM90_FWD_V, ROWS = CONV1D_SM90_FWD_ROWS, CHANNELS = CONV1D_SM90_FWD_CHANNELS;
     constexpr int TILE_ROWS = CONV1D_SM90_HALO + CONV1D_SM90_WARPS * ROWS;
     __shared__ uint64_t full;
     const conv1d_call &c = m.call;

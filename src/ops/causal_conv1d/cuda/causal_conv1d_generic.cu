@@ -10,6 +10,7 @@
 #include "../../../cuda/device/activation.cuh"
 #include "../../../cuda/device/element.cuh"
 #include "../../../cuda/device/fault.cuh"
+#include "../../../cuda/device/ptx.cuh"
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(256)
 
@@ -298,28 +299,39 @@ KERNEL causal_conv1d_dweight_generic(const __grid_constant__ conv1d_call c)
     store3(out, d, column, 0, sums[0] + (c.accumulate ? load3(out, d, column, 0) : 0.0f));
 }
 
-/* Sums the partial sums of the fast kernels, in the order of their parts. W: the width those were compiled for; taps
- * beyond K are zeros in front. */
-static __device__ void reduce(const conv1d_call &c, int64_t W)
+/* Sums the partial sums of the fast kernels, which may still be running when this one starts. Block (x, k) takes sum k
+ * of 32 channels: each warp every so many shares, then the warps' sums in their order. W: the width the partial sums were
+ * compiled for; taps beyond K are zeros in front. */
+template <int W> static __device__ __forceinline__ void reduce(const conv1d_call &c)
 {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    const int64_t number = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, d = number % c.D, k = number / c.D;
-    if (k > W || (k < W && k < W - c.K))
-        return;
+    __shared__ float all[CONV1D_WARPS][CONV1D_LANES];
+    const int lane = threadIdx.x % CONV1D_LANES, warp = threadIdx.x / CONV1D_LANES, k = (int)blockIdx.y;
+    const int64_t d = (int64_t)blockIdx.x * CONV1D_LANES + lane;
     const conv1d_array &out = k < W ? c.dweight : c.dbias;
-    if (!given(out))
-        return;
-    float sum = 0.0f;
-    for (int64_t i = 0; i < c.partial_count; i++)
-        sum += c.partial[(i * (W + 1) + k) * c.D + d];
     const int64_t column = k < W ? k - (W - c.K) : 0;
+    if (column < 0 || !given(out))
+        return;
+    cot_wait_for_kernels_before();
+    float sum = 0.0f;
+    if (d < c.D) {
+#pragma unroll 8
+        for (int64_t i = warp; i < c.partial_count; i += CONV1D_WARPS)
+            sum += c.partial[(i * (W + 1) + k) * c.D + d];
+    }
+    all[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || d >= c.D)
+        return;
+#pragma unroll
+    for (int i = 1; i < CONV1D_WARPS; i++)
+        sum += all[i][lane];
     store3(out, d, column, 0, sum + (c.accumulate ? load3(out, d, column, 0) : 0.0f));
 }
 
 #define REDUCE(width)                                                           \
     KERNEL causal_conv1d_reduce_k##width(const __grid_constant__ conv1d_call c) \
     {                                                                           \
-        reduce(c, width);                                                       \
+        reduce<width>(c);                                                       \
     }
 REDUCE(4)
 REDUCE(8)

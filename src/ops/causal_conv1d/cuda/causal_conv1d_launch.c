@@ -45,8 +45,8 @@ typedef struct instances {
 #define SM90_LAST(name, shared) \
     IMAGE(causal_conv1d_##name) \
     static const cot_cuda_kernel name[3] = KERNELS(causal_conv1d_##name, "", shared, 2 * (shared));
-#define FIRST_TILE(chunks) (CONV1D_SM90_WARPS * (chunks) * CONV1D_LANES * 16 + 32)
-#define LAST_TILE(rows, halos) ((CONV1D_SM90_WARPS * (rows) + (halos) * CONV1D_SM90_HALO) * CONV1D_SM90_CHANNELS * 2)
+#define FIRST_TILE(chunks) CONV1D_SM90_FIRST_BYTES(CONV1D_SM90_WARPS, chunks)
+#define LAST_TILE(rows, halos, channels) ((CONV1D_SM90_WARPS * (rows) + (halos) * CONV1D_SM90_HALO) * (channels) * 2)
 
 INSTANCES(fwd_channel_first)
 INSTANCES(fwd_channel_last)
@@ -54,8 +54,8 @@ INSTANCES(bwd_channel_first)
 INSTANCES(bwd_channel_last)
 SM90_FIRST(fwd_channel_first_sm90, FIRST_TILE(CONV1D_SM90_FWD_CHUNKS))
 SM90_FIRST(bwd_channel_first_sm90, 2 * FIRST_TILE(CONV1D_SM90_BWD_CHUNKS))
-SM90_LAST(fwd_channel_last_sm90, LAST_TILE(CONV1D_SM90_FWD_ROWS, 1))
-SM90_LAST(bwd_channel_last_sm90, 2 * LAST_TILE(CONV1D_SM90_BWD_ROWS, 2))
+SM90_LAST(fwd_channel_last_sm90, LAST_TILE(CONV1D_SM90_FWD_ROWS, 1, CONV1D_SM90_FWD_CHANNELS))
+SM90_LAST(bwd_channel_last_sm90, 2 * LAST_TILE(CONV1D_SM90_BWD_ROWS, 2, CONV1D_SM90_BWD_CHANNELS))
 IMAGE(causal_conv1d_generic)
 /* clang-format on */
 
@@ -188,32 +188,34 @@ static cot_status launch_plan(cot_queue *queue, const cot_cuda_kernel *kernel, c
         return COT_OK;
     const cot_cuda_grid grid = {.blocks = {(unsigned)plan->x, (unsigned)plan->y, (unsigned)plan->z},
                                 .threads = (unsigned)plan->warps * CONV1D_LANES,
-                                .shared_bytes = (unsigned)kernel->shared_bytes};
+                                .shared_bytes =
+                                    (unsigned)(plan->shared_bytes > 0 ? plan->shared_bytes : kernel->shared_bytes)};
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
 /* A tile of x, or of dy, for contiguous channels. */
-static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const conv1d_call *c, const conv1d_array *a, int rows)
+static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const conv1d_call *c, const conv1d_array *a, int rows,
+                           int channels)
 {
     const int64_t size = (int64_t)cot_dtype_size((cot_dtype)a->dtype);
     /* The driver wants strides, even where an axis of one element is never stepped along. */
     const int64_t row = c->T > 1 ? a->stride[2] * size : 16, batch = c->B > 1 ? a->stride[0] * size : 16;
     return cot_cuda_tensor_map(queue, map, (cot_dtype)a->dtype, 3, a->data, (const int64_t[]){c->D, c->T, c->B},
-                               (const int64_t[]){row, batch}, (const int[]){CONV1D_SM90_CHANNELS, rows, 1});
+                               (const int64_t[]){row, batch}, (const int[]){channels, rows, 1});
 }
 
 /* The kernel for Hopper of a direction and layout, on a call that it admits. */
 static cot_status launch_sm90(cot_queue *queue, const cot_cuda_kernel *kernel, const conv1d_cuda_plan *plan, int axis,
-                              int rows, const conv1d_call *c)
+                              int rows, int channels, const conv1d_call *c)
 {
     if (axis == 2)
         return launch_plan(queue, kernel, plan, c);
     conv1d_mapped_call mapped = {.call = *c};
     if (plan->x * plan->y * plan->z == 0)
         return COT_OK;
-    cot_status status = map_tile(queue, &mapped.x, c, &c->x, rows);
+    cot_status status = map_tile(queue, &mapped.x, c, &c->x, rows, channels);
     if (status == COT_OK && c->dy.data != NULL)
-        status = map_tile(queue, &mapped.dy, c, &c->dy, rows);
+        status = map_tile(queue, &mapped.dy, c, &c->dy, rows, channels);
     return status == COT_OK ? launch_plan(queue, kernel, plan, &mapped) : status;
 }
 
@@ -276,11 +278,13 @@ static cot_status forward_sm90(cot_queue *queue, const conv1d_forward_problem *p
                                int axis)
 {
     conv1d_call c = forward_call(queue, p, axis);
-    const conv1d_cuda_plan plan = axis == 2 ? conv1d_sm90_first(&p->sizes, CONV1D_SM90_FWD_CHUNKS)
-                                            : conv1d_sm90_last(&p->sizes, CONV1D_SM90_FWD_ROWS);
+    const conv1d_cuda_plan plan = axis == 2
+                                      ? conv1d_sm90_first(&p->sizes, CONV1D_SM90_FWD_CHUNKS, 1)
+                                      : conv1d_sm90_last(&p->sizes, CONV1D_SM90_FWD_ROWS, CONV1D_SM90_FWD_CHANNELS);
     if (c.y.data != NULL) {
         const int rows = CONV1D_SM90_HALO + CONV1D_SM90_WARPS * CONV1D_SM90_FWD_ROWS;
-        const cot_status launched = launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &plan, axis, rows, &c);
+        const cot_status launched =
+            launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &plan, axis, rows, CONV1D_SM90_FWD_CHANNELS, &c);
         if (launched != COT_OK)
             return launched;
     }
@@ -332,9 +336,12 @@ cot_status causal_conv1d_bwd_generic_sm80(cot_queue *queue, const void *problem,
 
 static cot_status sum_partials(cot_queue *queue, conv1d_call *c, int64_t W)
 {
-    if (c->partial_count != 1 && (c->dweight.data != NULL || c->dbias.data != NULL))
-        LAUNCH(queue, W == 4 ? &reduce_k4 : &reduce_k8, conv1d_cuda_up(c->D * (W + 1), THREADS), c);
-    return COT_OK;
+    if (c->partial_count == 1 || (c->dweight.data == NULL && c->dbias.data == NULL))
+        return COT_OK;
+    const cot_cuda_grid grid = {.blocks = {(unsigned)conv1d_cuda_up(c->D, CONV1D_LANES), (unsigned)W + 1, 1},
+                                .threads = THREADS,
+                                .dependent = true};
+    return cot_cuda_launch(queue, W == 4 ? &reduce_k4 : &reduce_k8, &grid, c);
 }
 
 static cot_status backward(cot_queue *queue, const conv1d_backward_problem *p, void *workspace, const instances *all,
@@ -376,12 +383,14 @@ static cot_status backward_sm90(cot_queue *queue, const conv1d_backward_problem 
                                 const cot_cuda_kernel *kernels, int axis)
 {
     conv1d_call c = backward_call(queue, p, axis);
-    const conv1d_cuda_plan plan = axis == 2 ? conv1d_sm90_first(&p->sizes, CONV1D_SM90_BWD_CHUNKS)
-                                            : conv1d_sm90_last(&p->sizes, CONV1D_SM90_BWD_ROWS);
+    const conv1d_cuda_plan plan = axis == 2
+                                      ? conv1d_sm90_first(&p->sizes, CONV1D_SM90_BWD_CHUNKS, 2)
+                                      : conv1d_sm90_last(&p->sizes, CONV1D_SM90_BWD_ROWS, CONV1D_SM90_BWD_CHANNELS);
     const int rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * CONV1D_SM90_BWD_ROWS;
     c.partial = workspace;
     c.partial_count = plan.shares;
-    cot_status status = launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &plan, axis, rows, &c);
+    cot_status status =
+        launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &plan, axis, rows, CONV1D_SM90_BWD_CHANNELS, &c);
     if (status == COT_OK && c.D > 0)
         status = sum_partials(queue, &c, 4);
     return status == COT_OK ? write_dinitial_state(queue, p, &c) : status;

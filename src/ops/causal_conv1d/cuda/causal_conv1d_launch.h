@@ -26,7 +26,8 @@ static inline int64_t conv1d_cuda_least(int64_t a, int64_t b)
  * size and the order of the sums depend on the arguments alone. */
 typedef struct conv1d_cuda_plan {
     int64_t x, y, z, warps, part_length;
-    int64_t shares; /* sums of dweight and dbias that the blocks leave to be added up */
+    int64_t shared_bytes; /* 0: what the kernel asks for */
+    int64_t shares;       /* sums of dweight and dbias that the blocks leave to be added up */
 } conv1d_cuda_plan;
 
 /* Contiguous time: x along a row, y over channels, z over the batch. */
@@ -71,25 +72,24 @@ static inline conv1d_cuda_plan conv1d_cuda_bwd_last(const conv1d_sizes *s, int64
     return plan;
 }
 
-/* On Hopper: a block a tile. */
-static inline conv1d_cuda_plan conv1d_sm90_first(const conv1d_sizes *s, int64_t chunks)
+/* On Hopper: a block a tile. Contiguous time: of no more warps than a row has work for, of `tiles` tensors. */
+static inline conv1d_cuda_plan conv1d_sm90_first(const conv1d_sizes *s, int64_t chunks, int64_t tiles)
 {
-    const int64_t tokens = CONV1D_SM90_WARPS * chunks * CONV1D_LANES * (s->dtype == COT_F32 ? 4 : 8);
-    return (conv1d_cuda_plan){.x = conv1d_cuda_up(s->T, tokens),
-                              .y = s->D,
-                              .z = s->B,
-                              .warps = CONV1D_SM90_WARPS,
-                              .shares = s->B * conv1d_cuda_up(s->T, tokens)};
+    const int64_t tokens = chunks * CONV1D_LANES * (s->dtype == COT_F32 ? 4 : 8); /* of a warp */
+    conv1d_cuda_plan plan = {.y = s->D, .z = s->B};
+    plan.warps = conv1d_cuda_least(conv1d_cuda_up(s->T, tokens), CONV1D_SM90_WARPS);
+    plan.warps = plan.warps > 0 ? plan.warps : 1;
+    plan.x = conv1d_cuda_up(s->T, plan.warps * tokens);
+    plan.shares = s->B * plan.x;
+    plan.shared_bytes = tiles * CONV1D_SM90_FIRST_BYTES(tiles > 1 ? CONV1D_SM90_WARPS : plan.warps, chunks);
+    return plan;
 }
 
-static inline conv1d_cuda_plan conv1d_sm90_last(const conv1d_sizes *s, int64_t rows)
+static inline conv1d_cuda_plan conv1d_sm90_last(const conv1d_sizes *s, int64_t rows, int64_t channels)
 {
     const int64_t tiles = conv1d_cuda_up(s->T, CONV1D_SM90_WARPS * rows);
-    return (conv1d_cuda_plan){.x = conv1d_cuda_up(s->D, CONV1D_SM90_CHANNELS),
-                              .y = tiles,
-                              .z = s->B,
-                              .warps = CONV1D_SM90_WARPS,
-                              .shares = s->B * tiles};
+    return (conv1d_cuda_plan){
+        .x = conv1d_cuda_up(s->D, channels), .y = tiles, .z = s->B, .warps = CONV1D_SM90_WARPS, .shares = s->B * tiles};
 }
 
 /* ---- rows --------------------------------------------------------------------------------------------- */
@@ -166,7 +166,8 @@ static inline const char *conv1d_sm90_refuse(const conv1d_sizes *sizes, const co
         return "it serves no packed sequences";
     if ((axis == 2 ? sizes->T : sizes->D) % 8 != 0)
         return axis == 2 ? "T is no multiple of 8" : "D is no multiple of 8";
-    if (sizes->B > CONV1D_CUDA_MAX_YZ || (axis == 2 ? sizes->D : sizes->T / 64) > CONV1D_CUDA_MAX_YZ)
+    if (sizes->B > CONV1D_CUDA_MAX_YZ ||
+        (axis == 2 ? sizes->D : sizes->T / (CONV1D_SM90_WARPS * CONV1D_SM90_FWD_ROWS)) >= CONV1D_CUDA_MAX_YZ)
         return "a grid has no room for B, D or T";
     for (int i = 0; i < count; i++)
         for (int other = 0; other < 3; other++)
@@ -290,14 +291,14 @@ static inline size_t workspace_cuda_bwd_last(const void *problem)
 /* Enough for the kernels for any device too. */
 static inline size_t workspace_sm90_bwd_first(const void *problem)
 {
-    const conv1d_cuda_plan plan = conv1d_sm90_first(problem, CONV1D_SM90_BWD_CHUNKS);
+    const conv1d_cuda_plan plan = conv1d_sm90_first(problem, CONV1D_SM90_BWD_CHUNKS, 2);
     const size_t own = conv1d_cuda_bwd_bytes(problem, &plan, &plan), any = workspace_cuda_bwd_first(problem);
     return own > any ? own : any;
 }
 
 static inline size_t workspace_sm90_bwd_last(const void *problem)
 {
-    const conv1d_cuda_plan plan = conv1d_sm90_last(problem, CONV1D_SM90_BWD_ROWS);
+    const conv1d_cuda_plan plan = conv1d_sm90_last(problem, CONV1D_SM90_BWD_ROWS, CONV1D_SM90_BWD_CHANNELS);
     const size_t own = conv1d_cuda_bwd_bytes(problem, &plan, &plan), any = workspace_cuda_bwd_last(problem);
     return own > any ? own : any;
 }
