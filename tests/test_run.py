@@ -308,6 +308,69 @@ def test_update():
     check((np.load('conv_state.npy') == state).all(), 'update: the input file was written')
 
 
+def philox(counter, key):
+    """Philox4x32-10 of arrays of 32-bit words, in uint64."""
+    low = np.uint64(0xffffffff)
+    for round in range(10):
+        first, second = counter[0] * np.uint64(0xd2511f53), counter[2] * np.uint64(0xcd9e8d57)
+        counter = [second >> np.uint64(32) ^ counter[1] ^ np.uint64(key[0]), second & low,
+                   first >> np.uint64(32) ^ counter[3] ^ np.uint64(key[1]), first & low]
+        key = [(key[0] + 0x9e3779b9) & 0xffffffff, (key[1] + 0xbb67ae85) & 0xffffffff]
+    return counter
+
+
+def drawn_mask(R, D, p, seed, offset):
+    """By the header's rule: 16 bits an element, 8 columns a call."""
+    i = (np.arange(R, dtype=np.uint64)[:, None] * np.uint64((D + 7) // 8)
+         + (np.arange(D, dtype=np.uint64) // np.uint64(8))[None, :])
+    low = np.uint64(0xffffffff)
+    fixed = [np.full_like(i, offset & 0xffffffff), np.full_like(i, offset >> 32)]
+    words = np.stack(philox(fixed + [i & low, i >> np.uint64(32)], [seed & 0xffffffff, seed >> 32]))
+    d = np.arange(D)
+    word = np.take_along_axis(words, np.broadcast_to(d % 8 // 2, (1, R, D)), axis=0)[0]
+    draw = word >> np.uint64(16) * (d % 2).astype(np.uint64) & np.uint64(0xffff)
+    return (draw >= np.uint64(int(65536 * p + 0.5))).astype(np.uint8)
+
+
+def test_dropout_masks():
+    """Drawn, written, and given back in either form: the same mask each time."""
+    R, D, p, seed, offset = 13, 27, 0.3, 0xfedcba9876543210, 5 << 32 | 7
+    c = 65536 / (65536 - 19661)
+    arrays = {name: cast(random.standard_normal(shape), 'f32') for name, shape in
+              {'x': (R, D), 'residual': (R, D), 'dy': (R, D), 'bias': (D,)}.items()}
+    for name, array in arrays.items():
+        save(f'{name}.npy', array)
+    x, residual, dy, bias = given(arrays, ('x', 'residual', 'dy', 'bias')).values()
+    m = drawn_mask(R, D, p, seed, offset)
+    drawing = ['--p', p, '--seed', seed, '--offset', offset]
+    served('run', 'dropout', 'forward', *options(('x', 'bias', 'residual')), *drawing, '--verify', '--out', 'drawn')
+    out = outputs('drawn')
+    check((out.pop('mask_out') == m).all(), 'dropout: mask_out')
+    check((out.pop('mask_bits_out') == np.packbits(m, axis=1, bitorder='little')).all(), 'dropout: mask_bits_out')
+    hold('dropout forward', out, {'y': (c * m * (x + bias) + residual, c * (abs(x) + abs(bias)) + abs(residual))})
+    dx = c * m * dy
+    expected = {'dx': (dx, c * abs(dy)), 'dbias': (dx.sum(0), c * abs(dy).sum(0))}
+    served('run', 'dropout', 'backward', '--dy', 'dy.npy', *drawing, '--verify', '--out', 'drawn.safetensors')
+    hold('dropout backward', load_safetensors('drawn.safetensors'), expected)
+    for form in ('mask', 'mask_bits'):
+        giving = ['--p', p, '--scale', repr(c), f'--{form}', f'drawn/{form}_out.npy']
+        served('run', 'dropout', 'forward', *options(('x', 'bias', 'residual')), *giving, '--out', form)
+        check((outputs(form)['y'] == np.load('drawn/y.npy')).all(), f'dropout: y with --{form}')
+        check((outputs(form)['mask_out'] == m).all(), f'dropout: mask_out with --{form}')
+        served('run', 'dropout', 'backward', '--dy', 'dy.npy', *giving, '--verify', '--out', f'{form}.safetensors')
+        check(content_of(f'{form}.safetensors') == content_of('drawn.safetensors'), f'dropout: backward with --{form}')
+    save('wide.npy', np.ones((R, D + 1), np.uint8))
+    save('floats.npy', np.ones((R, D), np.float32))
+    forward_x = ['run', 'dropout', 'forward', '--x', 'x.npy', '--out', 'new']
+    refused('mask has D=28, x has D=27', *forward_x, '--mask', 'wide.npy')
+    refused('mask has dtype f32, expected u8', *forward_x, '--mask', 'floats.npy')
+    refused('p is 1.5, expected 0 to 1', *forward_x, '--p', 1.5)
+    refused('p is nan, expected 0 to 1', *forward_x, '--p', 'nan')
+    unknown = program(*forward_x, '--activation', 'gelu')
+    check(unknown.returncode == 2 and "--activation is 'gelu', expected one of: none silu" in unknown.stderr,
+          'dropout: an unknown activation')
+
+
 def test_empty_and_scalar():
     for B, D, T in ((0, 5, 7), (2, 0, 7), (2, 5, 0)):
         arrays = problem(B, D, T, 4, 'f32', 'f32')
