@@ -89,7 +89,7 @@ static cot_status check_block(const char *call, const char *axis, bool packed, i
     if (packed)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: %s_length is %" PRId64 ", expected 0 with cu_seqlens", call, axis,
                         *length);
-    if (*begin < 0 || *length >= ATTENTION_UNBOUNDED || *begin > *length - rows)
+    if (*begin < 0 || *length < rows || *length >= ATTENTION_UNBOUNDED || *begin > *length - rows)
         return cot_fail(COT_INVALID_SHAPE,
                         "%s: %s_begin is %" PRId64 ", and %" PRId64 " rows from there do not lie in %s_length %" PRId64,
                         call, axis, *begin, rows, axis, *length);
