@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * activation.cuh: the logistic function. The precise form has neither overflow nor cancellation: with a = |z| and
+ * activation.cuh: SiLU and GELU, and their derivatives. Each has two forms: PRECISE, to float32's last bit or so, for
+ * float32 results; and a short one for 16-bit results, which do not see its error of a few 2^-23.
+ *
+ * The logistic function. The precise form has neither overflow nor cancellation: with a = |z| and
  * e = exp(-a) in (0, 1], sigma(a) = 1 / (1 + e) and 1 - sigma(a) = e / (1 + e), and the sign of z says which of the two
  * is sigma(z). ex2.approx and rcp.approx are off by 2^-22 and 2^-23 at most. */
 #ifndef COT_CUDA_ACTIVATION_CUH
 #define COT_CUDA_ACTIVATION_CUH
+
+#include "../../core/gelu.h"
 
 static __device__ __forceinline__ float cot_ex2(float x)
 {
@@ -59,6 +64,92 @@ template <bool PRECISE> static __device__ __forceinline__ float cot_silu_gradien
     const float e = cot_ex2(fminf(-1.4426950408889634f * z, 126.0f)); /* not infinite, or e sigma were no number */
     const float sigma = cot_rcp(1.0f + e), scaled = dy * sigma;
     return fmaf(scaled, e * sigma * z, scaled);
+}
+
+/* sigma(z) (1 + z (1 - sigma(z))) */
+template <bool PRECISE> static __device__ __forceinline__ float cot_silu_slope(float z)
+{
+    return cot_silu_gradient<PRECISE>(1.0f, z);
+}
+
+/* ---- GELU: core/gelu.h has the formulas ------------------------------------------------------------------ */
+
+/* Of two numbers the greater or the lesser; NaN if one is NaN. */
+static __device__ __forceinline__ float cot_max_nan(float a, float b)
+{
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
+static __device__ __forceinline__ float cot_min_nan(float a, float b)
+{
+    float c;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
+/* sigma(w) and *rest = 1 - sigma(w) for GELU's w of a z within its limit. */
+template <bool PRECISE> static __device__ __forceinline__ float cot_gelu_sigma(float z, float *rest)
+{
+    if (PRECISE)
+        return cot_sigmoid(z * fmaf(z * z, COT_GELU_CUBIC, COT_GELU_LINEAR), rest);
+    const float log2e = 1.4426950408889634f;
+    const float e = cot_ex2(z * fmaf(z * z, -log2e * COT_GELU_CUBIC, -log2e * COT_GELU_LINEAR));
+    const float sigma = cot_rcp(1.0f + e);
+    *rest = e * sigma;
+    return sigma;
+}
+
+template <bool PRECISE> static __device__ __forceinline__ float cot_gelu_tanh(float z)
+{
+    float rest;
+    z = cot_max_nan(-COT_GELU_LIMIT, z);
+    return z * cot_gelu_sigma<PRECISE>(cot_min_nan(COT_GELU_LIMIT, z), &rest);
+}
+
+/* s + z s (1 - s) dw/dz */
+template <bool PRECISE> static __device__ __forceinline__ float cot_gelu_tanh_slope(float z)
+{
+    float rest;
+    z = cot_min_nan(COT_GELU_LIMIT, cot_max_nan(-COT_GELU_LIMIT, z));
+    const float s = cot_gelu_sigma<PRECISE>(z, &rest);
+    return fmaf(s * (z * fmaf(z * z, 3 * COT_GELU_CUBIC, COT_GELU_LINEAR)), rest, s);
+}
+
+/* For a in [0, COT_GELU_ERF_LIMIT]: R(a), and *power = exp(-a^2/2). */
+template <bool PRECISE> static __device__ __forceinline__ float cot_normal_tail(float a, float *power)
+{
+    constexpr float terms[COT_GELU_ERF_TERMS] = COT_GELU_ERF_COEFFICIENTS;
+    const float half_log2e = 0.7213475204444817f, half_log2e_low = 9.629815168e-9f, ln2 = 0.6931471805599453f;
+    const float s = a * cot_rcp(fmaf(a, 0.3f, 1.0f)), square = a * a, t = -half_log2e * square;
+    float r = terms[COT_GELU_ERF_TERMS - 1];
+#pragma unroll
+    for (int k = COT_GELU_ERF_TERMS - 2; k >= 0; k--)
+        r = fmaf(r, s, terms[k]);
+    *power = cot_ex2(t);
+    if (PRECISE) /* what rounding took from the exponent */
+        *power = fmaf(*power, ln2 * (fmaf(-half_log2e, square, -t) - half_log2e_low * square), *power);
+    return fmaf(r, s, 0.5f);
+}
+
+/* z Phi(-a) for z < 0, z - z Phi(-a) otherwise, a = |z| */
+template <bool PRECISE> static __device__ __forceinline__ float cot_gelu_erf(float z)
+{
+    float power;
+    const float a = cot_min_nan(COT_GELU_ERF_LIMIT, fabsf(z));
+    const float tail = cot_normal_tail<PRECISE>(a, &power) * a;
+    return fmaf(-power, tail, cot_max_nan(0.0f, z));
+}
+
+/* Phi(z) + z phi(z): for z < 0 q = exp(-a^2/2) (R(a) - a / sqrt(2 pi)), and 1 - q otherwise. */
+template <bool PRECISE> static __device__ __forceinline__ float cot_gelu_erf_slope(float z)
+{
+    float power;
+    const float a = cot_min_nan(COT_GELU_ERF_LIMIT, fabsf(z));
+    const float r = cot_normal_tail<PRECISE>(a, &power);
+    const float q = power * fmaf(-0.3989422804014327f, a, r);
+    return z < 0.0f ? q : 1.0f - q;
 }
 
 #endif

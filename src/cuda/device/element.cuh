@@ -87,6 +87,31 @@ template <int W> static __device__ __forceinline__ cot_words<W> cot_load_words(c
     return v;
 }
 
+/* The same where `there` is true; else nothing is read, and the vector is anything. No branch, so that loads of several
+ * vectors follow each other closely. */
+template <int W> static __device__ __forceinline__ cot_words<W> cot_load_words_if(bool there, const void *from)
+{
+    cot_words<W> v;
+    static_assert(W == 2 || W == 4, "whole vector loads");
+    if constexpr (W == 2)
+        asm volatile("{\n"
+                     "    .reg .pred there;\n"
+                     "    setp.ne.b32 there, %3, 0;\n"
+                     "    @there ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\n"
+                     "}"
+                     : "=r"(v.word[0]), "=r"(v.word[1])
+                     : "l"(from), "r"((uint32_t)there));
+    if constexpr (W == 4)
+        asm volatile("{\n"
+                     "    .reg .pred there;\n"
+                     "    setp.ne.b32 there, %5, 0;\n"
+                     "    @there ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                     "}"
+                     : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                     : "l"(from), "r"((uint32_t)there));
+    return v;
+}
+
 /* Data that nobody reads soon: evict-first in the second-level cache, which an H200 writes back a few per cent faster. */
 template <int W> static __device__ __forceinline__ void cot_store_words(void *to, const cot_words<W> &v)
 {

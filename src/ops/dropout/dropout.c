@@ -286,11 +286,13 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 #include "dropout_kernels.def"
 #undef COT_KERNEL
 
+#include "cuda/dropout_launch.h"
 #include "dropout_admit.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
-    {#name, COT_DROPOUT_##direction, COT_BACKEND_CPU, COT_ISA_##isa, COT_F32, admit, cost, workspace, name},
+#define COT_KERNEL(direction, name, isa, admit, cost, workspace)                                                     \
+    {#name, COT_DROPOUT_##direction, COT_ISA_BACKEND(COT_ISA_##isa), COT_ISA_##isa, COT_F32, admit, cost, workspace, \
+     name},
 #include "dropout_kernels.def"
 #undef COT_KERNEL
 };

@@ -323,26 +323,45 @@ static void sweep_features(visitor *v, int direction)
                 }
 }
 
+/* clang-format off */
 static void bench_shapes(visitor *v, int direction)
 {
+    enum { CPU = COT_CASE_BENCH, GPU = COT_CASE_BENCH_CUDA };
     static const struct {
+        unsigned uses;
         int64_t R, D;
         cot_dtype dtype;
         cot_activation activation;
         mask_kind mask;
     } shapes[] = {
-        {32768, 4096, COT_F32, COT_ACTIVATION_NONE, DRAWN}, /* far beyond the caches: memory decides */
-        {32768, 4096, COT_BF16, COT_ACTIVATION_NONE, DRAWN},     {8192, 1024, COT_F32, COT_ACTIVATION_NONE, DRAWN},
-        {8192, 1024, COT_F32, COT_ACTIVATION_NONE, BYTES},       {8192, 1024, COT_F32, COT_ACTIVATION_GELU_TANH, DRAWN},
-        {8192, 1024, COT_F32, COT_ACTIVATION_GELU_ERF, DRAWN},   {8192, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
-        {8192, 1024, COT_BF16, COT_ACTIVATION_NONE, BYTES},      {8192, 1024, COT_BF16, COT_ACTIVATION_NONE, BITS},
-        {8192, 1024, COT_BF16, COT_ACTIVATION_GELU_TANH, DRAWN}, {8192, 1024, COT_F16, COT_ACTIVATION_NONE, DRAWN},
-        {256, 1024, COT_F32, COT_ACTIVATION_NONE, DRAWN}, /* in the second-level cache: arithmetic decides */
-        {256, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
+        /* far beyond the caches: memory decides */
+        {CPU | GPU, 32768, 4096, COT_F32, COT_ACTIVATION_NONE, DRAWN},
+        {CPU | GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
+        {GPU, 32768, 4096, COT_F16, COT_ACTIVATION_NONE, DRAWN},
+        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_NONE, BYTES},
+        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_NONE, BITS},
+        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_SILU, DRAWN},
+        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_GELU_TANH, DRAWN},
+        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_GELU_ERF, DRAWN},
+        {GPU, 32768, 4097, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
+        {GPU, 32768, 4097, COT_BF16, COT_ACTIVATION_NONE, BYTES},
+        {GPU, 32768, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
+        {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_NONE, DRAWN},
+        {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_NONE, BYTES},
+        {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_GELU_TANH, DRAWN},
+        {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_GELU_ERF, DRAWN},
+        {CPU | GPU, 8192, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
+        {CPU, 8192, 1024, COT_BF16, COT_ACTIVATION_NONE, BYTES},
+        {CPU, 8192, 1024, COT_BF16, COT_ACTIVATION_NONE, BITS},
+        {CPU, 8192, 1024, COT_BF16, COT_ACTIVATION_GELU_TANH, DRAWN},
+        {CPU, 8192, 1024, COT_F16, COT_ACTIVATION_NONE, DRAWN},
+        /* in the second-level cache of a CPU: arithmetic decides */
+        {CPU, 256, 1024, COT_F32, COT_ACTIVATION_NONE, DRAWN},
+        {CPU, 256, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         plan p = {.direction = direction,
-                  .uses = COT_CASE_BENCH,
+                  .uses = shapes[i].uses,
                   .R = shapes[i].R,
                   .D = shapes[i].D,
                   .dtype = shapes[i].dtype,
@@ -356,6 +375,7 @@ static void bench_shapes(visitor *v, int direction)
         emit(v, &p);
     }
 }
+/* clang-format on */
 
 static void each(bool (*visit)(void *, const cot_case *), void *context)
 {
@@ -422,7 +442,7 @@ static const char *const words_help =
 static const char *parse(int direction, int count, char *const words[], cot_case *c)
 {
     plan p = {.direction = direction,
-              .uses = COT_CASE_CHECK | COT_CASE_BENCH,
+              .uses = COT_CASE_CHECK | COT_CASE_BENCH | COT_CASE_BENCH_CUDA,
               .R = 8192,
               .D = 1024,
               .p = 0.1,

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * dropout_cuda.h: what the host hands to the CUDA kernels of this op, by value. For C and CUDA. */
+#ifndef COT_DROPOUT_CUDA_H
+#define COT_DROPOUT_CUDA_H
+
+#include <stdint.h>
+
+/* How the work is divided. A block takes a tile of 8 * LANES columns; LANES threads take a row of it together, 8 columns
+ * each, and a thread takes so many ROWS, as many apart as the block has rows beside each other. That number is a multiple
+ * of 8, so that all rows of a thread begin at the same distance from a multiple of 16 bytes, whatever D is. Blocks are
+ * short and follow each other through memory in its own order. */
+enum {
+    DROPOUT_THREADS = 256,
+    DROPOUT_FWD_LANES = 32,
+    DROPOUT_FWD_ROWS = 4,
+    DROPOUT_BWD_LANES = 16,
+    DROPOUT_BWD_ROWS = 16, /* 256 rows a block: its sums of dbias are 0.8 % of bf16's bytes */
+    DROPOUT_MAX_AXES = 5
+};
+
+/* A tensor on the device; null = absent. Strides in elements. */
+typedef struct dropout_array {
+    void *data;
+    int64_t stride[DROPOUT_MAX_AXES]; /* of the leading axes */
+    int64_t step;                     /* of the last one */
+    int32_t dtype;
+} dropout_array;
+
+/* One struct for all kernels of the op, each reading its part of it. Names are those of the argument structs. */
+typedef struct dropout_call {
+    int64_t R, D, groups;
+    int64_t shape[DROPOUT_MAX_AXES]; /* of the leading axes */
+    int32_t axes;                    /* how many they are; 1 but for the strided kernels */
+    int32_t activation, accumulate;
+    int32_t source; /* of the mask: dropout_source */
+    uint32_t threshold;
+    float scale;
+    uint64_t seed, offset;                           /* without what lies in memory */
+    dropout_array seed_memory, offset_memory, given; /* given: mask or mask_bits */
+    dropout_array x, bias, residual, y, mask_out, mask_bits_out;
+    dropout_array dy, dx, dbias;
+    float *partial; /* [parts][tiles][8 * DROPOUT_BWD_LANES] sums of dx, null: dbias is not wanted */
+    int64_t parts, tiles;
+    int32_t shifted; /* which columns a tile has: see dropout_tile.cuh */
+} dropout_call;
+
+#endif

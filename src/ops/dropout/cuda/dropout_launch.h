@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * dropout_launch.h: how the CUDA kernels divide the work, and which problems they take. For the front and for
+ * dropout_launch.c. */
+#ifndef COT_DROPOUT_LAUNCH_H
+#define COT_DROPOUT_LAUNCH_H
+
+#include "../dropout_problem.h"
+#include "dropout_cuda.h"
+
+/* Tiles of columns and of rows. None of it is asked of the device, so that the workspace's size and the order of the sums
+ * depend on the arguments alone. */
+typedef struct dropout_cuda_plan {
+    int64_t tiles, parts;
+} dropout_cuda_plan;
+
+static inline int64_t dropout_cuda_up(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* SHIFTED tiles (see dropout_tile.cuh) are a group narrower, and their first one may begin 7 columns before the row. */
+static inline dropout_cuda_plan dropout_cuda_divide(const dropout_sizes *sizes, int lanes, int rows, bool shifted)
+{
+    return (dropout_cuda_plan){
+        .tiles = shifted ? dropout_cuda_up(sizes->D + COT_DROPOUT_GROUP - 1, (int64_t)COT_DROPOUT_GROUP * (lanes - 1))
+                         : dropout_cuda_up(sizes->D, (int64_t)COT_DROPOUT_GROUP * lanes),
+        .parts = dropout_cuda_up(sizes->R, (int64_t)DROPOUT_THREADS / lanes * rows)};
+}
+
+static inline const char *admit_cuda(const void *problem)
+{
+    const dropout_sizes *sizes = problem;
+    const int64_t tiles = INT32_MAX, parts = (int64_t)UINT16_MAX * UINT16_MAX; /* of a grid */
+    if (sizes->dtype == COT_F64)
+        return "it sums in float32, x is f64";
+    return sizes->D / 64 > tiles || sizes->R / 8 > parts ? "a grid has no room for R or D" : NULL;
+}
+
+static inline double cost_cuda(const void *problem)
+{
+    const dropout_sizes *sizes = problem;
+    return 1000.0 + (double)sizes->R * (double)sizes->D;
+}
+
+/* Whether tiles are shifted depends on the data's alignment, which a call has and a question for its workspace has not: so
+ * the greater of the two. */
+static inline size_t workspace_cuda_bwd(const void *problem)
+{
+    const dropout_backward_problem *p = problem;
+    const dropout_cuda_plan plan = dropout_cuda_divide(&p->sizes, DROPOUT_BWD_LANES, DROPOUT_BWD_ROWS, true);
+    return cot_present(&p->args.dbias)
+               ? cot_align((size_t)(plan.parts * plan.tiles) * COT_DROPOUT_GROUP * DROPOUT_BWD_LANES * sizeof(float))
+               : 0;
+}
+
+#endif
