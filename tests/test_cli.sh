@@ -37,6 +37,7 @@ expect 2 "'gelu' describes no case" explain dropout forward gelu
 expect 0 'chosen' explain attention backward B=2 H=8 Hkv=2 Tq=100 Tk=60 d=72 causal softcap=20 sink alibi bias dropout=0.1
 expect 2 'q has H=8, expected a multiple of k'\''s Hkv=3' explain attention forward Hkv=3
 expect 0 ' 0 failed' check causal_conv1d --quick --kernel update --only 'update bf16'
+expect 0 ' 0 failed' check causal_conv1d --quick --repeat 5 --kernel update --only 'update bf16'
 expect 0 'cycles/16' bench causal_conv1d forward B=1 D=16 T=64 f16 --chosen --threads 1
 expect 0 'causal_conv1d_bwd_scalar' bench causal_conv1d backward D=16 T=64 --json "$work/rows.json" --kernel bwd_scalar
 for key in op direction kernel backend dtype layout shape options threads ms bytes flops gbps tflops ceiling ratio \
@@ -67,6 +68,7 @@ expect 2 "'foo' is no command" foo
 expect 2 "unexpected argument 'extra'" info extra
 expect 2 "OP is 'nope'" check nope
 expect 2 "unrecognized option '--bogus'" check --bogus
+expect 2 "--repeat is '1'" check --repeat 1
 expect 2 "--backend is 'tpu'" check --backend tpu
 expect 2 "DIRECTION is 'sideways'" bench causal_conv1d sideways
 expect 2 "--threads is '0'" bench --threads 0

@@ -228,27 +228,33 @@ cot_status device_image_make(device_image *image, const bound_case *b, const cot
     memcpy(image->args, b->args, sizeof image->args);
     const size_t workspace = image_offsets(b, direction, image->offsets);
     image->bytes = workspace + workspace_bytes;
-    cot_status status = cot_cuda_alloc(queue, image->bytes, (void **)&image->memory);
+    const cot_status status = cot_cuda_alloc(queue, image->bytes, (void **)&image->memory);
     if (status != COT_OK)
         return status;
-    char *host = allocate(image->bytes, 1);
-    memset(host + workspace, POISON, workspace_bytes);
     for (int f = 0; f < direction->field_count; f++) {
         const storage *s = &b->fields[f];
-        if (s->memory == NULL)
-            continue;
-        memcpy(host + image->offsets[f], s->memory, s->bytes);
-        cot_field_tensor(&direction->fields[f], image->args)->data =
-            image->memory + image->offsets[f] + ((char *)s->view.data - s->memory);
+        if (s->memory != NULL)
+            cot_field_tensor(&direction->fields[f], image->args)->data =
+                image->memory + image->offsets[f] + ((char *)s->view.data - s->memory);
     }
-    status = cot_cuda_to_device(queue, image->memory, host, image->bytes);
-    free(host);
     set_workspace(image->args, direction, workspace_bytes > 0 ? image->memory + workspace : NULL, workspace_bytes);
+    return device_image_write(image, b, direction, queue);
+}
+
+cot_status device_image_write(const device_image *image, const bound_case *b, const cot_direction *direction,
+                              cot_queue *queue)
+{
+    char *host = allocate(image->bytes, 1);
+    memset(host, POISON, image->bytes);
+    for (int f = 0; f < direction->field_count; f++)
+        if (b->fields[f].memory != NULL)
+            memcpy(host + image->offsets[f], b->fields[f].memory, b->fields[f].bytes);
+    const cot_status status = cot_cuda_to_device(queue, image->memory, host, image->bytes);
+    free(host);
     return status;
 }
 
-static cot_status device_image_read(const device_image *image, bound_case *b, const cot_direction *direction,
-                                    cot_queue *queue)
+cot_status device_image_read(const device_image *image, bound_case *b, const cot_direction *direction, cot_queue *queue)
 {
     char *host = allocate(image->bytes, 1);
     const cot_status status = cot_cuda_to_host(queue, host, image->memory, image->bytes);

@@ -49,6 +49,12 @@ typedef struct device_image {
 
 cot_status device_image_make(device_image *image, const bound_case *b, const cot_direction *direction, cot_queue *queue,
                              size_t workspace_bytes);
+
+/* Copies all fields of a case of the same shapes there, and back. */
+cot_status device_image_write(const device_image *image, const bound_case *b, const cot_direction *direction,
+                              cot_queue *queue);
+cot_status device_image_read(const device_image *image, bound_case *b, const cot_direction *direction,
+                             cot_queue *queue);
 void device_image_free(device_image *image, cot_queue *queue);
 
 /* Does an output hold a value before the call? */

@@ -104,20 +104,68 @@ static bool memory_intact(const cot_direction *direction, const bound_case *b, c
     return true;
 }
 
-static bool same_bytes(const cot_direction *direction, const bound_case *a, const bound_case *b, char *why, size_t size)
+static bool same_bytes(const cot_direction *direction, const bound_case *a, const bound_case *b, int run, char *why,
+                       size_t size)
 {
     for (int f = 0; f < direction->field_count; f++) {
-        if (a->fields[f].memory == NULL)
+        if (a->fields[f].memory == NULL || memcmp(a->fields[f].memory, b->fields[f].memory, a->fields[f].bytes) == 0)
             continue;
         for (size_t i = 0; i < a->fields[f].bytes; i++) {
             if (a->fields[f].memory[i] == b->fields[f].memory[i])
                 continue;
-            snprintf(why, size, "%s: other bits in a second run (CPU: on 1 thread after %d), first at byte %td",
-                     direction->fields[f].name, MANY_THREADS, a->fields[f].memory + i - (char *)a->fields[f].view.data);
+            snprintf(why, size, "%s: other bits in run %d (CPU: on 1 and on %d threads in turns), first at byte %td",
+                     direction->fields[f].name, run, MANY_THREADS,
+                     a->fields[f].memory + i - (char *)a->fields[f].view.data);
             return false;
         }
     }
     return true;
+}
+
+/* Runs 3 to `repeat`, in memory that is set back each time, against the first. */
+static bool repeats_agree_on_host(checker *k, const cot_kernel *kernel, const cot_direction *direction,
+                                  const bound_case *first, bound_case *again, const bound_case *untouched, char *why,
+                                  size_t size)
+{
+    for (int run = 3; run <= k->options->repeat; run++) {
+        for (int f = 0; f < direction->field_count; f++)
+            if (again->fields[f].memory != NULL)
+                memcpy(again->fields[f].memory, untouched->fields[f].memory, again->fields[f].bytes);
+        if (!run_once(k, kernel, direction, again, run % 2 != 0 ? MANY_THREADS : 1, why, size) ||
+            !same_bytes(direction, first, again, run, why, size))
+            return false;
+    }
+    return true;
+}
+
+/* The same, with one allocation for all: that takes longer than a small case. */
+static bool repeats_agree_on_device(checker *k, const cot_kernel *kernel, const cot_direction *direction,
+                                    const bound_case *first, bound_case *again, const bound_case *untouched, char *why,
+                                    size_t size)
+{
+    cot_queue *queue = k->device_queues[kernel - k->cases->op->kernels];
+    size_t bytes = 0;
+    device_image image;
+    bool same = true;
+    cot_status status = cot_op_workspace(direction, queue, untouched->args, &bytes);
+    if (status != COT_OK || (status = device_image_make(&image, untouched, direction, queue, bytes)) != COT_OK) {
+        snprintf(why, size, "%s: %s", cot_status_name(status), cot_error_message());
+        return false;
+    }
+    for (int run = 3; same && status == COT_OK && run <= k->options->repeat; run++) {
+        status = device_image_write(&image, untouched, direction, queue);
+        if (status == COT_OK)
+            status = cot_op_run(direction, queue, image.args);
+        if (status == COT_OK)
+            status = cot_queue_check(queue);
+        if (status == COT_OK)
+            status = device_image_read(&image, again, direction, queue);
+        same = status == COT_OK && same_bytes(direction, first, again, run, why, size);
+    }
+    if (status != COT_OK)
+        snprintf(why, size, "%s: %s", cot_status_name(status), cot_error_message());
+    device_image_free(&image, queue);
+    return same;
 }
 
 typedef struct outcome {
@@ -170,7 +218,9 @@ static outcome check_kernel(checker *k, const reference *ref, const cot_kernel *
         if (ref->expected[f] != NULL && s[f] == NULL) /* the first kernel to run is the scalar one */
             s[f] = tensor_values(&first.fields[f].view);
     out.failed = !ran || !memory_intact(direction, &first, &untouched, out.why, sizeof out.why) ||
-                 !same_bytes(direction, &first, &second, out.why, sizeof out.why);
+                 !same_bytes(direction, &first, &second, 2, out.why, sizeof out.why) ||
+                 !(kernel->backend == COT_BACKEND_CUDA ? repeats_agree_on_device : repeats_agree_on_host)(
+                     k, kernel, direction, &first, &second, &untouched, out.why, sizeof out.why);
     if (ran)
         compare_outputs(ref, kernel, &first, s, report, &out);
     bound_case_free(&untouched, direction);

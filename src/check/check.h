@@ -11,6 +11,7 @@ typedef struct check_options {
     const char *only;   /* only cases whose description contains this; NULL = all */
     cot_backend backend;
     bool quick, report;
+    int repeat; /* runs of every case, whose bytes must agree; at least 2 */
     /* Called now and then with the share that is done; may be NULL. */
     void (*progress)(void *context, double share, const char *what);
     void *context;

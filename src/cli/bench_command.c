@@ -6,7 +6,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 typedef struct bench_input {
     bench_options options;
@@ -42,36 +41,6 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     }
 }
 
-/* Written beside its place and renamed, so that there is never half a file. */
-static bool write_json(const json_t *rows, const char *path)
-{
-    char partial[4096];
-    if (snprintf(partial, sizeof partial, "%s.partial", path) >= (int)sizeof partial)
-        return false;
-    if (json_dump_file(rows, partial, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6)) == 0 &&
-        rename(partial, path) == 0)
-        return true;
-    unlink(partial);
-    return false;
-}
-
-/* Better before minutes of measuring than after. */
-static bool can_write(const char *option, const char *path)
-{
-    char partial[4096];
-    if (path == NULL)
-        return true;
-    FILE *file =
-        snprintf(partial, sizeof partial, "%s.partial", path) < (int)sizeof partial ? fopen(partial, "w") : NULL;
-    if (file == NULL) {
-        fprintf(stderr, "cotangent: %s %s: cannot be written\n", option, path);
-        return false;
-    }
-    fclose(file);
-    unlink(partial);
-    return true;
-}
-
 int command_bench(int argc, char **argv)
 {
     static const struct argp_option table[] = {
@@ -97,15 +66,8 @@ int command_bench(int argc, char **argv)
     argp_parse(&parser, argc, argv, 0, NULL, &input);
     if (!can_write("--json", input.json) || !can_write("--plot", input.plot))
         return 2;
-    cot_queue_options backend;
-    COT_INIT(&backend);
-    backend.backend = input.options.backend;
-    cot_queue *queue = NULL;
-    if (cot_queue_create(&backend, &queue) != COT_OK) {
-        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+    if (!backend_works(input.options.backend))
         return 1;
-    }
-    cot_queue_destroy(queue);
     json_t *rows = bench_run(&input.options);
     bench_print(rows);
     /* Without a row: a case that its op refuses, or a filter that leaves nothing. */

@@ -4,8 +4,6 @@
 #include "check/check.h"
 #include "commands.h"
 
-#include <stdio.h>
-
 static error_t parse(int key, char *argument, struct argp_state *state)
 {
     check_options *options = state->input;
@@ -14,6 +12,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     case 'k': options->kernel = argument; return 0;
     case 'o': options->only = argument; return 0;
     case 'q': options->quick = true; return 0;
+    case 'n': options->repeat = (int)find_number(state, "--repeat", argument, 2, 1000000); return 0;
     case 'r': options->report = true; return 0;
     case ARGP_KEY_ARG:
         if (options->op != NULL)
@@ -31,6 +30,7 @@ int command_check(int argc, char **argv)
         {"kernel", 'k', "TEXT", 0, "Only kernels whose name contains TEXT", 0},
         {"only", 'o', "TEXT", 0, "Only cases whose description contains TEXT, as in 'bf16 channel-last'", 0},
         {"quick", 'q', 0, 0, "Fewer cases", 0},
+        {"repeat", 'n', "N", 0, "Run every case N times and compare the bytes (2)", 0},
         {"report", 'r', 0, 0, "For every failure: errors in units of the dtype, counts, and where along each axis", 0},
         {0}};
     static const struct argp parser = {
@@ -42,16 +42,9 @@ int command_check(int argc, char **argv)
         0,
         0,
         0};
-    check_options options = {.progress = show_progress};
+    check_options options = {.repeat = 2, .progress = show_progress};
     argp_parse(&parser, argc, argv, 0, NULL, &options);
-    cot_queue_options backend;
-    COT_INIT(&backend);
-    backend.backend = options.backend;
-    cot_queue *queue = NULL;
-    if (cot_queue_create(&backend, &queue) != COT_OK) {
-        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+    if (!backend_works(options.backend))
         return 1;
-    }
-    cot_queue_destroy(queue);
     return check_run(&options) > 0;
 }

@@ -7,12 +7,14 @@
 #include "core/cases.h"
 
 #include <argp.h>
+#include <jansson.h>
 
 int command_info(int argc, char **argv);
 int command_ops(int argc, char **argv);
 int command_explain(int argc, char **argv);
 int command_check(int argc, char **argv);
 int command_bench(int argc, char **argv);
+int command_profile(int argc, char **argv);
 int command_run(int argc, char **argv);
 int command_diff(int argc, char **argv);
 int command_doctor(int argc, char **argv);
@@ -25,6 +27,14 @@ const cot_op_cases *find_cases(const cot_op *op);
 
 /* "cpu" or "cuda"; ends the program through argp_error for any other word. */
 cot_backend find_backend(const struct argp_state *state, const char *name);
+
+/* Can a queue of this backend be made? Says why not on standard error. */
+bool backend_works(cot_backend backend);
+
+/* A file of JSON, written beside its place and renamed, so that there is never half of it. can_write tells before minutes
+ * of measuring whether an option's file, or NULL, can be written, and says so if not. */
+bool write_json(const json_t *rows, const char *path);
+bool can_write(const char *option, const char *path);
 
 /* A whole number in [least, most]; ends the program through argp_error, which names the option, otherwise. */
 long find_number(const struct argp_state *state, const char *option, const char *text, long least, long most);

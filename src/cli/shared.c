@@ -70,6 +70,48 @@ void case_from_words(const struct argp_state *state, const cot_op *op, int direc
                    cases->words_help);
 }
 
+bool backend_works(cot_backend backend)
+{
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = backend;
+    cot_queue *queue = NULL;
+    if (cot_queue_create(&options, &queue) != COT_OK) {
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        return false;
+    }
+    cot_queue_destroy(queue);
+    return true;
+}
+
+bool write_json(const json_t *rows, const char *path)
+{
+    char partial[4096];
+    if (snprintf(partial, sizeof partial, "%s.partial", path) >= (int)sizeof partial)
+        return false;
+    if (json_dump_file(rows, partial, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6)) == 0 &&
+        rename(partial, path) == 0)
+        return true;
+    unlink(partial);
+    return false;
+}
+
+bool can_write(const char *option, const char *path)
+{
+    char partial[4096];
+    if (path == NULL)
+        return true;
+    FILE *file =
+        snprintf(partial, sizeof partial, "%s.partial", path) < (int)sizeof partial ? fopen(partial, "w") : NULL;
+    if (file == NULL) {
+        fprintf(stderr, "cotangent: %s %s: cannot be written\n", option, path);
+        return false;
+    }
+    fclose(file);
+    unlink(partial);
+    return true;
+}
+
 void show_progress(void *context, double share, const char *what)
 {
     enum { BAR = 30 };
