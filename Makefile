@@ -3,11 +3,12 @@
 #   make run       train the example language model on real text for about 90 s, and draw its loss curve
 #   make test      every test, in the normal build and again under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make bench     measure every op beside the machine's own ceilings
+#   make gpu       [OP=op] [STAGE=check|sanitize|bench|peers]: all that is to be done on a machine with a GPU (tools/gpu.sh)
 #   make format    lay out the C files by .clang-format
 #   make lint      layout, direction of the includes, exported symbols, device code, binary interface
 #   make fuzz      run each fuzzer for TIME=60 seconds
 #   make faults    plant faults in copies of the kernels, one at a time, and see that check catches each
-#   make tables    write the READMEs' tables from bench/results
+#   make tables    write the READMEs' tables and draw the rooflines from bench/results
 #   make docs      the reference of the public headers, in build/docs/html
 #   make build     the library, the program, the examples, the tests
 #   make install   PREFIX=/usr/local, DESTDIR= : libraries, headers, program, man pages, CMake and pkg-config files;
@@ -19,7 +20,7 @@
 BUILD = build
 .DEFAULT_GOAL = build
 .NOTPARALLEL:
-.PHONY: setup build asan run test bench format lint fuzz faults tables docs release install uninstall deb clean
+.PHONY: setup build asan run test bench gpu format lint fuzz faults tables docs release install uninstall deb clean
 
 setup:
 	@tools/setup.sh
@@ -42,6 +43,9 @@ test: build asan
 bench: build
 	@$(BUILD)/cotangent bench
 
+gpu: build
+	@tools/gpu.sh --program $(BUILD)/cotangent $(if $(OP),--op $(OP)) $(if $(STAGE),--stage $(STAGE))
+
 format: setup
 	@tools/format.sh
 
@@ -57,6 +61,7 @@ faults: setup
 
 tables: setup
 	@tools/make_tables.py
+	@tools/make_roofline.py
 
 TIME = 60
 fuzz: asan

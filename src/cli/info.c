@@ -2,9 +2,11 @@
  *
  * info.c: `cotangent info`, `cotangent ops` and `cotangent explain`: what is here, and what would be taken. */
 #include "check/bench.h"
+#include "check/bench_device.h"
 #include "check/check.h"
 #include "commands.h"
 #include "core/cpu_features.h"
+#include "core/queue.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -21,15 +23,22 @@ static cot_queue *default_queue(void)
     return queue;
 }
 
-static const char *cuda_state(void)
+/* "available, NVIDIA H200", or why not; and what its kernels may use. */
+static const char *cuda_state(uint32_t *isa)
 {
+    static char text[160] = "available, ";
     cot_queue *queue = NULL;
     cot_queue_options options;
     COT_INIT(&options);
     options.backend = COT_BACKEND_CUDA;
-    const bool there = cot_queue_create(&options, &queue) == COT_OK;
+    *isa = 0;
+    if (cot_queue_create(&options, &queue) != COT_OK)
+        return cot_error_message();
+    *isa = queue->isa;
     cot_queue_destroy(queue);
-    return there ? "available" : cot_error_message();
+    const size_t length = strlen("available, ");
+    bench_device_name(text + length, sizeof text - length);
+    return text;
 }
 
 /* ---- info --------------------------------------------------------------------------------------------- */
@@ -56,9 +65,10 @@ int command_info(int argc, char **argv)
     device_name(device, sizeof device);
     cot_queue *queue = default_queue();
     const uint32_t isa = cot_cpu_features();
+    uint32_t cuda_isa;
     json_t *info = json_pack("{s:s, s:s, s:s, s:[s], s:i, s:{s:s, s:s}}", "version", cot_version(), "device", device,
                              "isa", cot_isa_name(isa), "isa_levels", "scalar", "threads", (int)cot_queue_threads(queue),
-                             "backends", "cpu", "available", "cuda", cuda_state());
+                             "backends", "cpu", "available", "cuda", cuda_state(&cuda_isa));
     for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AMX; level <<= 1)
         if (isa & level)
             json_array_append_new(json_object_get(info, "isa_levels"), json_string(cot_isa_name(level)));
@@ -67,7 +77,7 @@ int command_info(int argc, char **argv)
         putchar('\n');
     } else {
         printf("cotangent %s\nprocessor  %s\nisa        %s\nthreads    %d\ncpu        available\ncuda       %s\n",
-               cot_version(), device, cot_isa_name(isa), (int)cot_queue_threads(queue), cuda_state());
+               cot_version(), device, cot_isa_name(isa), (int)cot_queue_threads(queue), cuda_state(&cuda_isa));
     }
     json_decref(info);
     cot_queue_destroy(queue);
@@ -114,16 +124,17 @@ static bool resolve_case(void *context, const cot_case *c)
     return true;
 }
 
-static void print_kernels(const cot_op *op, int direction, const resolution *r)
+static void print_kernels(const cot_op *op, int direction, const resolution *r, uint32_t isa)
 {
-    const uint32_t isa = cot_cpu_features();
     for (int k = 0; k < op->kernel_count; k++) {
         const cot_kernel *kernel = &op->kernels[k];
         if (kernel->direction != direction)
             continue;
         printf("    %-46s %-7s %s", kernel->name,
                kernel->backend == COT_BACKEND_CPU ? cot_isa_name(kernel->isa) : "cuda",
-               kernel->isa & ~isa ? "not on this processor" : "runs here");
+               (kernel->isa & ~isa) == 0            ? "runs here"
+               : kernel->backend == COT_BACKEND_CPU ? "not on this processor"
+                                                    : "not on this device");
         for (int i = 0; i < r->count; i++)
             if (r->found[i] == kernel)
                 printf("; taken for %s", r->layouts[i]);
@@ -137,13 +148,15 @@ int command_ops(int argc, char **argv)
         0, parse_nothing, "", "The ops, their kernels, and which of them this machine runs and takes.", 0, 0, 0};
     argp_parse(&parser, argc, argv, 0, NULL, NULL);
     cot_queue *queue = default_queue();
+    uint32_t cuda_isa;
+    cuda_state(&cuda_isa);
     for (int i = 0; i < cot_op_count; i++) {
         printf("%s\n", cot_ops[i]->name);
         for (int d = 0; d < cot_ops[i]->direction_count; d++) {
             resolution r = {.cases = find_cases(cot_ops[i]), .queue = queue, .direction = d};
             r.cases->each(resolve_case, &r);
             printf("  %s\n", cot_ops[i]->directions[d].name);
-            print_kernels(cot_ops[i], d, &r);
+            print_kernels(cot_ops[i], d, &r, cot_cpu_features() | cuda_isa);
         }
     }
     cot_queue_destroy(queue);

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# All that is to be done on a machine with a GPU; needs the program and no compiler. Fails without a GPU.
+#
+#   tools/gpu.sh [--program PROGRAM] [--op OP] [--stage STAGE] [--out DIR]
+#
+#   check      every CUDA kernel against its oracle, the quick cases 1000 times with the same bits, and test_cuda (threads,
+#              graphs, streams) where that lies beside the program
+#   sanitize   the quick cases under compute-sanitizer: memcheck, racecheck, synccheck
+#   bench      every CUDA kernel beside the copy: DIR/DATE-DEVICE-OP.json
+#   peers      what a Python on this machine offers for the same shapes (tools/peers/OP.py): DIR/DATE-DEVICE-OP-peers.json
+#
+# Without --stage all of them, without --op every op with a CUDA kernel. DIR is bench/results, whose figures then go into
+# the READMEs (tools/make_tables.py, tools/make_roofline.py). PROGRAM may have been built elsewhere. A step ends after eight
+# minutes, and what was not run has not passed.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+program=build/cotangent only= stages='check sanitize bench peers' out=bench/results
+while [ $# -gt 0 ]; do
+    [ $# -gt 1 ] || { echo "usage: tools/gpu.sh [--program PROGRAM] [--op OP] [--stage STAGE] [--out DIR]" >&2; exit 2; }
+    case $1 in
+    --program) program=$2 ;;
+    --op) only=$2 ;;
+    --stage) stages=$2 ;;
+    --out) out=$2 ;;
+    *) echo "gpu.sh: '$1' is no option" >&2; exit 2 ;;
+    esac
+    shift 2
+done
+case $stages in
+check | sanitize | bench | peers | 'check sanitize bench peers') ;;
+*) echo "gpu.sh: STAGE is '$stages', expected check, sanitize, bench or peers" >&2; exit 2 ;;
+esac
+state=$("$program" info 2>/dev/null | sed -n 's/^cuda  *//p')
+[ -n "$state" ] || { echo "gpu.sh: $program cannot be run" >&2; exit 2; }
+device=$(echo "$state" | sed -n 's/^available, //p')
+[ -n "$device" ] || { echo "gpu.sh: no GPU to run on: $state" >&2; exit 1; }
+ops=$("$program" ops | awk '/^[a-z]/ { op = $1 } $2 == "cuda" { print op }' | uniq)
+if [ -n "$only" ]; then
+    echo "$ops" | grep -qx -- "$only" || { echo "gpu.sh: OP is '$only', expected one of:" $ops >&2; exit 2; }
+    ops=$only
+fi
+mkdir -p "$out" || exit 1
+PATH=$PATH:/usr/local/cuda/bin
+short=$(echo "$device" | tr 'A-Z ' 'a-z-' | sed 's/^nvidia-//')
+date=$(date -u +%Y-%m-%d)
+passed=0
+failed=0
+
+# step NAME COMMAND...
+step()
+{
+    local name=$1 start=$SECONDS
+    shift
+    printf '\n==== %s\n' "$name"
+    if timeout 480 "$@" </dev/null; then
+        passed=$((passed + 1))
+        printf '==== %s: passed (%d s)\n' "$name" $((SECONDS - start))
+    else
+        failed=$((failed + 1))
+        printf '==== %s: FAILED (%d s)\n' "$name" $((SECONDS - start))
+    fi
+}
+
+wants()
+{
+    case " $stages " in *" $1 "*) true ;; *) false ;; esac
+}
+
+echo "$device: $stages of" $ops
+for op in $ops; do
+    if wants check; then
+        step "$op: check" "$program" check "$op" --backend cuda
+        step "$op: 1000 repeats" "$program" check "$op" --backend cuda --quick --repeat 1000
+    fi
+    if wants sanitize; then
+        for tool in memcheck racecheck synccheck; do
+            step "$op: $tool" compute-sanitizer --tool $tool --error-exitcode 1 "$program" check "$op" --backend cuda --quick
+        done
+    fi
+    if wants bench; then
+        step "$op: bench" "$program" bench "$op" --backend cuda --json "$out/$date-$short-$op.json"
+    fi
+    if wants peers && [ -f "tools/peers/$op.py" ]; then
+        step "$op: peers" python3 "tools/peers/$op.py" --device cuda --json "$out/$date-$short-$op-peers.json"
+    fi
+done
+tests=$(dirname "$program")/test_cuda
+if wants check && [ -x "$tests" ]; then
+    step 'threads, graphs, streams' "$tests"
+fi
+if [ "$out" = bench/results ] && { wants bench || wants peers; }; then
+    step 'tables' tools/make_tables.py
+    step 'rooflines' tools/make_roofline.py
+fi
+printf '\n%d passed, %d failed\n' "$passed" "$failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
