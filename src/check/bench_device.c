@@ -12,14 +12,7 @@
 static const double graph_seconds = 2e-3;
 enum { REPLAYS = 15, FLUSH = 4, MAX_IMAGES = 64, MAX_CALLS = 256 };
 
-/* A queue on a stream of its own: the default stream cannot be captured. */
-typedef struct device_queue {
-    cot_queue *owner, *queue;
-    void *stream;
-    size_t cache_bytes;
-} device_queue;
-
-static void device_queue_close(device_queue *d)
+void device_queue_close(device_queue *d)
 {
     cot_queue_destroy(d->queue);
     if (d->stream != NULL)
@@ -27,7 +20,7 @@ static void device_queue_close(device_queue *d)
     cot_queue_destroy(d->owner);
 }
 
-static cot_status device_queue_open(device_queue *d, const char *kernels)
+cot_status device_queue_open(device_queue *d, const char *kernels)
 {
     char name[100];
     memset(d, 0, sizeof *d);

@@ -7,6 +7,17 @@
 #include "bench.h"
 #include "bound_case.h"
 
+/* A queue on a stream of its own, which can be captured and runs beside others, as the default stream cannot. Whatever
+ * status comes back, close it. */
+typedef struct device_queue {
+    cot_queue *owner, *queue;
+    void *stream;
+    size_t cache_bytes;
+} device_queue;
+
+cot_status device_queue_open(device_queue *d, const char *kernels);
+void device_queue_close(device_queue *d);
+
 /* The time of one kernel on one case. */
 typedef struct measurement {
     const cot_choice *choice;

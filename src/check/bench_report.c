@@ -2,10 +2,10 @@
  *
  * bench_report.c: bench's rows as a table and as a drawing. */
 #include "bench.h"
+#include "gnuplot.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 static const char *text_of(const json_t *row, const char *key)
 {
@@ -80,31 +80,31 @@ const char *bench_plot(const json_t *rows, const char *path)
 {
     if (json_array_size(rows) == 0)
         return "there are no rows to draw";
-    if (system("command -v gnuplot >/dev/null 2>&1") != 0)
-        return "gnuplot is not installed";
-    char partial[4096];
-    if (snprintf(partial, sizeof partial, "%s.partial", path) >= (int)sizeof partial || strchr(path, '\'') != NULL)
-        return "the file name is too long or has a quote in it";
-    FILE *gnuplot = popen("gnuplot", "w");
-    if (gnuplot == NULL)
-        return "gnuplot cannot be started";
-    const json_t *first = json_array_get(rows, 0);
-    const int bars = write_bars(gnuplot, rows);
-    fprintf(gnuplot, "set terminal svg size 1100,%d font 'sans,12' background '#ffffff'\nset output '%s'\n",
-            110 + 22 * bars, partial);
-    fprintf(
-        gnuplot,
-        "set title \"Share of the copy bandwidth at the same footprint\\n%s, %d threads, commit %s, %s\" noenhanced\n",
-        text_of(first, "device"), (int)number_of(first, "threads"), text_of(first, "commit"), text_of(first, "date"));
-    fprintf(
-        gnuplot,
-        "set yrange [%d:-1]\nset xrange [0:*]\nset xtics 0.2\nset grid xtics\nset ytics noenhanced\nset key off\nset lmargin 70\n"
-        "set style fill solid 0.8\nset arrow from 1,graph 0 to 1,graph 1 nohead dt 2\n",
-        bars);
-    fprintf(gnuplot, "plot $bars using ($2/2):0:($2/2):(0.38):ytic(1) with boxxyerror lc rgb '#4477aa' notitle, "
-                     "'' using ($2):0:(sprintf('%%.2f', $2)) with labels left offset 0.5,0 notitle\n");
-    const bool failed = pclose(gnuplot) != 0 || rename(partial, path) != 0;
-    if (failed)
-        unlink(partial);
-    return failed ? "gnuplot failed, or the file cannot be written" : NULL;
+    drawing d;
+    int bars = 0;
+    char *data = NULL;
+    size_t size = 0;
+    FILE *memory = open_memstream(&data, &size);
+    if (memory == NULL)
+        return "there is no memory";
+    bars = write_bars(memory, rows);
+    fclose(memory);
+    const char *failed = drawing_begin(&d, path, 1100, 110 + 22 * bars);
+    if (failed == NULL) {
+        const json_t *first = json_array_get(rows, 0);
+        fprintf(d.gnuplot,
+                "%sset title \"Share of the copy bandwidth at the same footprint\\n%s, %d threads, commit %s, %s\" "
+                "noenhanced\n",
+                data, text_of(first, "device"), (int)number_of(first, "threads"), text_of(first, "commit"),
+                text_of(first, "date"));
+        fprintf(d.gnuplot,
+                "set yrange [%d:-1]\nset xrange [0:*]\nset xtics 0.2\nset grid xtics\nset ytics noenhanced\nset key "
+                "off\nset lmargin 70\nset style fill solid 0.8\nset arrow from 1,graph 0 to 1,graph 1 nohead dt 2\n",
+                bars);
+        fprintf(d.gnuplot, "plot $bars using ($2/2):0:($2/2):(0.38):ytic(1) with boxxyerror lc rgb '#4477aa' notitle, "
+                           "'' using ($2):0:(sprintf('%%.2f', $2)) with labels left offset 0.5,0 notitle\n");
+        failed = drawing_end(&d);
+    }
+    free(data);
+    return failed;
 }

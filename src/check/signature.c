@@ -228,3 +228,45 @@ const char *shape_outputs(const cot_direction *direction, void *args, uint32_t w
     }
     return NULL;
 }
+
+/* Does the first of these axes stand for `batch`: "B" or, in "N|B,D", one of the names? */
+static bool begins_with(slice dims, slice batch)
+{
+    for (const char *cursor = dims.text; cursor < dims.text + dims.length; cursor++) {
+        const slice name = take(&cursor, "|,]");
+        if (name.length == batch.length && strncmp(name.text, batch.text, (size_t)name.length) == 0)
+            return true;
+        if (*cursor != '|')
+            return false;
+    }
+    return false;
+}
+
+uint32_t batch_fields(const cot_direction *direction, const void *args, int64_t *items)
+{
+    reader r = {.direction = direction, .args = (void *)args, .cursor = direction->signature};
+    entry entries[COT_MAX_FIELDS];
+    uint32_t found = 0;
+    slice batch = {0};
+    *items = 0;
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], r.args);
+        const char *cursor;
+        int named;
+        if (!next_entry(&r, direction->fields[f].name, &entries[f]))
+            return 0;
+        for (int like = 0; like < f && entries[f].like.length > 0; like++)
+            if (is(entries[f].like, direction->fields[like].name))
+                entries[f].dims = entries[like].dims;
+        const bool any = take_any_axes(entries[f].dims, &cursor, &named);
+        if (f == 0) {
+            batch = (slice){entries[0].dims.text, (int)strcspn(entries[0].dims.text, ",]")};
+            *items = cot_present(tensor) && tensor->rank > 0 ? tensor->shape[0] : 0;
+        }
+        /* "...": only where it stands for an axis */
+        if (cot_present(tensor) && tensor->rank > 0 && tensor->shape[0] == *items &&
+            begins_with(entries[f].dims, batch) && (!any || tensor->rank > named))
+            found |= 1u << f;
+    }
+    return (found & 1) != 0 ? found : 0;
+}

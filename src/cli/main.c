@@ -17,6 +17,7 @@ static const struct {
     {"explain", command_explain, "which kernel a call would take, and why no other"},
     {"check", command_check, "hold every kernel against its float64 oracle"},
     {"bench", command_bench, "time every kernel beside the machine's own ceilings"},
+    {"profile", command_profile, "where the time of a call goes, from the host's memory to a GPU and back"},
     {"run", command_run, "run an op on tensors in files"},
     {"diff", command_diff, "compare tensors in files by the error rule"},
     {"doctor", command_doctor, "what works on this machine, and what to do about the rest"},

@@ -289,6 +289,24 @@ cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kerne
     return status;
 }
 
+static void tell_of_launch(cot_device *d, const cot_cuda_kernel *kernel, CUkernel found, const cot_cuda_grid *grid)
+{
+    cot_cuda_launch_facts facts = {.name = kernel->name,
+                                   .blocks = {grid->blocks[0], grid->blocks[1], grid->blocks[2]},
+                                   .threads = grid->threads,
+                                   .dynamic_shared = (int)grid->shared_bytes,
+                                   .multiprocessors = d->multiprocessors};
+    int most = 0;
+    d->driver.cuKernelGetAttribute(&facts.registers, CU_FUNC_ATTRIBUTE_NUM_REGS, found, d->number);
+    d->driver.cuKernelGetAttribute(&facts.local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, found, d->number);
+    d->driver.cuKernelGetAttribute(&facts.static_shared, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, found, d->number);
+    d->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&facts.blocks_per_multiprocessor, (CUfunction)found,
+                                                          (int)grid->threads, grid->shared_bytes);
+    d->driver.cuDeviceGetAttribute(&most, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, d->number);
+    facts.occupancy = most > 0 ? (double)facts.blocks_per_multiprocessor * grid->threads / most : 0;
+    d->seen(d->seen_context, &facts);
+}
+
 cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, const cot_cuda_grid *grid,
                            const void *parameters)
 {
@@ -312,6 +330,8 @@ cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cons
         .numAttrs = grid->dependent && d->capability >= 90,
     };
     void *arguments[] = {(void *)(uintptr_t)parameters};
+    if (d->seen != NULL)
+        tell_of_launch(d, kernel, found, grid);
     CUDA(d, kernel->name, cuLaunchKernelEx(&config, (CUfunction)found, arguments, NULL));
     return COT_OK;
 }

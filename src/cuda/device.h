@@ -6,6 +6,7 @@
 #include "core/queue.h"
 #include "driver.h"
 #include "fault.h"
+#include "memory.h"
 
 #include <stdbool.h>
 
@@ -40,7 +41,9 @@ struct cot_device {
     CUdeviceptr pools[COT_CUDA_MAX_POOLS]; /* the last one serves */
     int pool_count;
     size_t pool_bytes;
-    CUdeviceptr fault; /* cot_fault_word */
+    CUdeviceptr fault;                                               /* cot_fault_word */
+    void (*seen)(void *context, const cot_cuda_launch_facts *facts); /* see cot_cuda_observe */
+    void *seen_context;
 };
 
 /* The kernel's handle; its dynamic shared memory limit is raised. */

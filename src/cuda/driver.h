@@ -6,7 +6,7 @@
 #include <cotangent/core.h>
 #include <cuda.h>
 
-/* Every driver function in use: one line each. cuda.h's macros give the versioned names. */
+/* Every driver function in use; cuda.h's macros give the versioned names. tests/fake_cuda.c has each of them too. */
 /* clang-format off */
 #define COT_CUDA_FUNCTIONS(X) \
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) \

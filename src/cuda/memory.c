@@ -42,6 +42,39 @@ void cot_cuda_free(cot_queue *queue, void *memory)
     cot_device_leave(d);
 }
 
+cot_status cot_cuda_alloc_host(cot_queue *queue, size_t bytes, void **memory)
+{
+    cot_device *d = queue->device;
+    *memory = NULL;
+    IN_CONTEXT(d, "allocating page-locked memory", THEN(d->driver.cuMemHostAlloc(memory, bytes > 0 ? bytes : 1, 0)));
+}
+
+void cot_cuda_free_host(cot_queue *queue, void *memory)
+{
+    cot_device *d = queue->device;
+    if (memory == NULL || cot_device_enter(d) != COT_OK)
+        return;
+    d->driver.cuMemFreeHost(memory);
+    cot_device_leave(d);
+}
+
+cot_status cot_cuda_send(cot_queue *queue, void *device, const void *host, size_t bytes)
+{
+    cot_device *d = queue->device;
+    if (bytes == 0)
+        return COT_OK;
+    IN_CONTEXT(d, "copying to the device", THEN(d->driver.cuMemcpyHtoDAsync(address(device), host, bytes, d->stream)));
+}
+
+cot_status cot_cuda_fetch(cot_queue *queue, void *host, const void *device, size_t bytes)
+{
+    cot_device *d = queue->device;
+    if (bytes == 0)
+        return COT_OK;
+    IN_CONTEXT(d, "copying from the device",
+               THEN(d->driver.cuMemcpyDtoHAsync(host, address(device), bytes, d->stream)));
+}
+
 cot_status cot_cuda_to_device(cot_queue *queue, void *device, const void *host, size_t bytes)
 {
     cot_device *d = queue->device;
@@ -86,6 +119,55 @@ void cot_cuda_stream_end(cot_queue *queue, void *stream)
         return;
     d->driver.cuStreamDestroy(stream);
     cot_device_leave(d);
+}
+
+cot_status cot_cuda_event(cot_queue *queue, void **event)
+{
+    cot_device *d = queue->device;
+    CUevent made = NULL;
+    IN_CONTEXT(d, "creating an event", {
+        THEN(d->driver.cuEventCreate(&made, CU_EVENT_DEFAULT));
+        *event = made;
+    });
+}
+
+void cot_cuda_event_end(cot_queue *queue, void *event)
+{
+    cot_device *d = queue->device;
+    if (event == NULL || cot_device_enter(d) != COT_OK)
+        return;
+    d->driver.cuEventDestroy(event);
+    cot_device_leave(d);
+}
+
+cot_status cot_cuda_record(cot_queue *queue, void *event)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "recording an event", THEN(d->driver.cuEventRecord(event, d->stream)));
+}
+
+cot_status cot_cuda_wait_for(cot_queue *queue, void *event)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "waiting for an event", THEN(d->driver.cuStreamWaitEvent(d->stream, event, 0)));
+}
+
+cot_status cot_cuda_elapsed(cot_queue *queue, void *begin, void *end, double *seconds)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "reading events", {
+        float milliseconds = 0;
+        THEN(d->driver.cuEventSynchronize(begin));
+        THEN(d->driver.cuEventSynchronize(end));
+        THEN(d->driver.cuEventElapsedTime(&milliseconds, begin, end));
+        *seconds = 1e-3 * milliseconds;
+    });
+}
+
+void cot_cuda_observe(cot_queue *queue, void (*seen)(void *, const cot_cuda_launch_facts *), void *context)
+{
+    queue->device->seen = seen;
+    queue->device->seen_context = context;
 }
 
 static CUresult replay(cot_device *d, CUgraphExec graph, int replays, double *seconds)

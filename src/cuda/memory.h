@@ -10,6 +10,14 @@
 cot_status cot_cuda_alloc(cot_queue *queue, size_t bytes, void **memory);
 void cot_cuda_free(cot_queue *queue, void *memory);
 
+/* Page-locked memory of the host, from which and to which copies run beside the host's own work. */
+cot_status cot_cuda_alloc_host(cot_queue *queue, size_t bytes, void **memory);
+void cot_cuda_free_host(cot_queue *queue, void *memory);
+
+/* Copies on the queue's stream, enqueued. */
+cot_status cot_cuda_send(cot_queue *queue, void *device, const void *host, size_t bytes);
+cot_status cot_cuda_fetch(cot_queue *queue, void *host, const void *device, size_t bytes);
+
 /* Copies on the queue's stream, and waits. */
 cot_status cot_cuda_to_device(cot_queue *queue, void *device, const void *host, size_t bytes);
 cot_status cot_cuda_to_host(cot_queue *queue, void *host, const void *device, size_t bytes);
@@ -20,6 +28,28 @@ cot_status cot_cuda_copy(cot_queue *queue, void *to, const void *from, size_t by
 /* A stream of the queue's device that can be captured, for a second queue; the caller ends it after that queue. */
 cot_status cot_cuda_stream(cot_queue *queue, void **stream);
 void cot_cuda_stream_end(cot_queue *queue, void *stream);
+
+/* Events: a moment in the work of a queue, which another queue of the same device can wait for. cot_cuda_elapsed waits
+ * for both. */
+cot_status cot_cuda_event(cot_queue *queue, void **event);
+void cot_cuda_event_end(cot_queue *queue, void *event);
+cot_status cot_cuda_record(cot_queue *queue, void *event);
+cot_status cot_cuda_wait_for(cot_queue *queue, void *event);
+cot_status cot_cuda_elapsed(cot_queue *queue, void *begin, void *end, double *seconds);
+
+/* A launch, and what its kernel takes of a multiprocessor. */
+typedef struct cot_cuda_launch_facts {
+    const char *name;
+    unsigned blocks[3], threads;
+    int registers, local_bytes;        /* of a thread */
+    int static_shared, dynamic_shared; /* bytes of a block */
+    int blocks_per_multiprocessor;     /* that fit */
+    double occupancy;                  /* their threads, over what a multiprocessor holds */
+    int multiprocessors;
+} cot_cuda_launch_facts;
+
+/* From now on `seen` hears of every launch on the queue, before it happens; NULL = nobody does. */
+void cot_cuda_observe(cot_queue *queue, void (*seen)(void *context, const cot_cuda_launch_facts *facts), void *context);
 
 /* Captures what `enqueue` enqueues on the queue's stream (not the default one), replays it `replays` times, after one
  * replay to warm up, and writes the seconds of each. */

@@ -51,6 +51,29 @@ void cot_cuda_free(cot_queue *queue, void *memory)
     (void)queue, (void)memory;
 }
 
+cot_status cot_cuda_alloc_host(cot_queue *queue, size_t bytes, void **memory)
+{
+    (void)queue, (void)bytes, (void)memory;
+    return COT_NO_DEVICE;
+}
+
+void cot_cuda_free_host(cot_queue *queue, void *memory)
+{
+    (void)queue, (void)memory;
+}
+
+cot_status cot_cuda_send(cot_queue *queue, void *device, const void *host, size_t bytes)
+{
+    (void)queue, (void)device, (void)host, (void)bytes;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_cuda_fetch(cot_queue *queue, void *host, const void *device, size_t bytes)
+{
+    (void)queue, (void)host, (void)device, (void)bytes;
+    return COT_NO_DEVICE;
+}
+
 cot_status cot_cuda_to_device(cot_queue *queue, void *device, const void *host, size_t bytes)
 {
     (void)queue, (void)device, (void)host, (void)bytes;
@@ -78,6 +101,40 @@ cot_status cot_cuda_stream(cot_queue *queue, void **stream)
 void cot_cuda_stream_end(cot_queue *queue, void *stream)
 {
     (void)queue, (void)stream;
+}
+
+cot_status cot_cuda_event(cot_queue *queue, void **event)
+{
+    (void)queue, (void)event;
+    return COT_NO_DEVICE;
+}
+
+void cot_cuda_event_end(cot_queue *queue, void *event)
+{
+    (void)queue, (void)event;
+}
+
+cot_status cot_cuda_record(cot_queue *queue, void *event)
+{
+    (void)queue, (void)event;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_cuda_wait_for(cot_queue *queue, void *event)
+{
+    (void)queue, (void)event;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_cuda_elapsed(cot_queue *queue, void *begin, void *end, double *seconds)
+{
+    (void)queue, (void)begin, (void)end, (void)seconds;
+    return COT_NO_DEVICE;
+}
+
+void cot_cuda_observe(cot_queue *queue, void (*seen)(void *, const cot_cuda_launch_facts *), void *context)
+{
+    (void)queue, (void)seen, (void)context;
 }
 
 cot_status cot_cuda_time(cot_queue *queue, cot_status (*enqueue)(void *), void *context, int replays, double *seconds)

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * profile_command.c: `cotangent profile`. */
+#include "check/profile.h"
+#include "commands.h"
+
+#include <stdio.h>
+
+typedef struct profile_input {
+    profile_options options;
+    cot_backend backend;
+    const char *json, *plot;
+    const cot_op *op;
+    int direction; /* -1 = all */
+    int word_count;
+    char **words;
+} profile_input;
+
+/* The bit of the first or the second word; ends the program through argp_error for any other. */
+static unsigned find_way(const struct argp_state *state, const char *option, const char *text, const char *one,
+                         const char *two)
+{
+    if (strcmp(text, one) != 0 && strcmp(text, two) != 0)
+        argp_error(state, "%s is '%s', expected %s or %s", option, text, one, two);
+    return strcmp(text, one) == 0 ? 1 : 2;
+}
+
+static error_t parse(int key, char *argument, struct argp_state *state)
+{
+    profile_input *input = state->input;
+    switch (key) {
+    case 'b': input->backend = find_backend(state, argument); return 0;
+    case 'm': input->options.memory = find_way(state, "--memory", argument, "fresh", "pool"); return 0;
+    case 's': input->options.streams = find_way(state, "--streams", argument, "1", "2"); return 0;
+    case 'f': input->options.batch = find_way(state, "--batch", argument, "fused", "loop"); return 0;
+    case 'j': input->json = argument; return 0;
+    case 'p': input->plot = argument; return 0;
+    case ARGP_KEY_ARGS: {
+        input->words = state->argv + state->next;
+        input->word_count = state->argc - state->next;
+        input->op = find_op(state, input->words[0]);
+        if (input->word_count > 1)
+            input->direction = find_direction(state, input->op, input->words[1]);
+        cot_case c; /* once, so that an unknown word ends the program here */
+        if (input->word_count > 2)
+            case_from_words(state, input->op, input->direction, input->word_count - 2, input->words + 2, &c);
+        return 0;
+    }
+    case ARGP_KEY_NO_ARGS: argp_error(state, "OP is missing"); return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* Returns the exit status. */
+static int profile_directions(const profile_input *input, json_t *rows)
+{
+    int failed = 0;
+    for (int d = 0; d < input->op->direction_count; d++) {
+        if (input->direction >= 0 && d != input->direction)
+            continue;
+        cot_case c;
+        const int count = input->word_count > 2 ? input->word_count - 2 : 0;
+        find_cases(input->op)->parse(d, count, input->words + 2, &c);
+        const cot_status status = profile_case(find_cases(input->op), &c, &input->options, rows);
+        if (status == COT_OK)
+            continue;
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        if (status != COT_UNSUPPORTED || input->direction >= 0)
+            failed = status == COT_DEVICE_ERROR || status == COT_OUT_OF_MEMORY ? 1 : 2;
+    }
+    return failed != 0 || json_array_size(rows) > 0 ? failed : 2;
+}
+
+int command_profile(int argc, char **argv)
+{
+    static const struct argp_option table[] = {
+        {"backend", 'b', "cuda", 0, "The backend; there is nothing to measure on cpu", 0},
+        {"batch", 'f', "fused|loop", 0, "One call for the whole batch, or one for each item (both)", 0},
+        {"json", 'j', "FILE", 0, "Write the rows as JSON", 0},
+        {"memory", 'm', "fresh|pool", 0, "Allocate the device memory in every call, or once (both)", 0},
+        {"plot", 'p', "FILE.svg", 0, "Draw the rows, through gnuplot", 0},
+        {"streams", 's', "1|2", 0, "Copies and kernels one after the other, or overlapped (both)", 0},
+        {0}};
+    static const struct argp parser = {
+        table,
+        parse,
+        "OP [DIRECTION [WORD...]]",
+        "Where the time of a call on a GPU goes when its data lie in the host's memory: allocation, copies, kernels; and "
+        "what registers, shared memory and occupancy each kernel has.\v"
+        "Page-locked host memory; the same call in every way that the options leave. With two streams a fused batch is "
+        "two calls, of a half each. DIRECTION (all) and WORDs describe the case, as in\n"
+        "  cotangent profile causal_conv1d forward B=8 D=4096 T=4096 K=4 bf16 silu bias",
+        0,
+        0,
+        0};
+    profile_input input = {.options = {3, 3, 3}, .backend = COT_BACKEND_CUDA, .direction = -1};
+    argp_parse(&parser, argc, argv, 0, NULL, &input);
+    if (input.backend == COT_BACKEND_CPU) {
+        fprintf(stderr, "cotangent: profile measures copies to a GPU and back, of which backend cpu makes none; "
+                        "`cotangent bench` times its kernels\n");
+        return 2;
+    }
+    if (!can_write("--json", input.json) || !can_write("--plot", input.plot))
+        return 2;
+    if (!backend_works(input.backend))
+        return 1;
+    json_t *rows = json_array();
+    int status = profile_directions(&input, rows);
+    profile_print(rows);
+    if (json_array_size(rows) > 0 && input.json != NULL && !write_json(rows, input.json)) {
+        fprintf(stderr, "cotangent: --json %s: cannot be written\n", input.json);
+        status = 1;
+    }
+    const char *failed = json_array_size(rows) > 0 && input.plot != NULL ? profile_plot(rows, input.plot) : NULL;
+    if (failed != NULL) {
+        fprintf(stderr, "cotangent: --plot %s: %s\n", input.plot, failed);
+        status = 1;
+    }
+    json_decref(rows);
+    return status;
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fake_cuda.c: a libcuda.so.1 without a GPU, for tests of what the library says of drivers and devices, and of the
+ * program's commands around kernels. Device memory is the host's, copies are copies, launches do nothing. The
+ * environment's FAKE_CUDA says what is wrong with it: old, no_device, no_start, empty, sm70, sm80, no_memory. */
+#include <cuda.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { PLENTY = 1 << 20 }; /* bytes of one allocation, from which on no_memory has none */
+
+static int capturing, handle; /* whatever is opened has handle's address */
+
+static int is(const char *fault)
+{
+    const char *wanted = getenv("FAKE_CUDA");
+    return wanted != NULL && strcmp(wanted, fault) == 0;
+}
+
+#define FAKE(name, parameters, body) \
+    CUresult CUDAAPI name parameters \
+    {                                \
+        body;                        \
+        return CUDA_SUCCESS;         \
+    }
+#define ANY (void *)&handle
+
+/* ---- driver and device -------------------------------------------------------------------------------- */
+
+CUresult CUDAAPI cuInit(unsigned int flags)
+{
+    (void)flags;
+    return is("no_device") ? CUDA_ERROR_NO_DEVICE : is("no_start") ? CUDA_ERROR_SYSTEM_DRIVER_MISMATCH : CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGetErrorName(CUresult error, const char **text)
+{
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY            ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : error == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+                                                         : "CUDA_ERROR_OTHER";
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    (void)device;
+    switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = is("sm70") ? 7 : is("sm80") ? 8 : 9; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
+    default: *value = 1 << 16; break;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* clang-format off */
+FAKE(cuDriverGetVersion, (int *version), *version = is("old") ? 11080 : 13000)
+FAKE(cuGetErrorString, (CUresult error, const char **text), (void)error; *text = "as the test asked")
+FAKE(cuDeviceGetCount, (int *count), *count = !is("empty"))
+FAKE(cuDeviceGet, (CUdevice *device, int number), *device = number)
+FAKE(cuDeviceGetName, (char *name, int size, CUdevice device), (void)device; strncpy(name, "Fake GPU", (size_t)size))
+FAKE(cuDeviceTotalMem, (size_t *bytes, CUdevice device), (void)device; *bytes = (size_t)1 << 30)
+FAKE(cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device), (void)device; *context = ANY)
+FAKE(cuDevicePrimaryCtxRelease, (CUdevice device), (void)device)
+FAKE(cuCtxPushCurrent, (CUcontext context), (void)context)
+FAKE(cuCtxPopCurrent, (CUcontext *context), *context = ANY)
+FAKE(cuCtxGetDevice, (CUdevice *device), *device = 0)
+
+/* ---- streams, graphs, events -------------------------------------------------------------------------- */
+
+FAKE(cuStreamGetCtx, (CUstream stream, CUcontext *context), (void)stream; *context = ANY)
+FAKE(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status),
+     (void)stream; *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE)
+FAKE(cuStreamSynchronize, (CUstream stream), (void)stream)
+FAKE(cuStreamCreate, (CUstream *stream, unsigned flags), (void)flags; *stream = ANY)
+FAKE(cuStreamDestroy, (CUstream stream), (void)stream)
+FAKE(cuStreamBeginCapture, (CUstream stream, CUstreamCaptureMode mode), (void)stream; (void)mode; capturing = 1)
+FAKE(cuStreamEndCapture, (CUstream stream, CUgraph *graph), (void)stream; *graph = ANY; capturing = 0)
+FAKE(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), (void)stream; (void)event; (void)flags)
+FAKE(cuGraphInstantiateWithFlags, (CUgraphExec *made, CUgraph graph, unsigned long long flags),
+     (void)graph; (void)flags; *made = ANY)
+FAKE(cuGraphLaunch, (CUgraphExec graph, CUstream stream), (void)graph; (void)stream)
+FAKE(cuGraphExecDestroy, (CUgraphExec graph), (void)graph)
+FAKE(cuGraphDestroy, (CUgraph graph), (void)graph)
+FAKE(cuEventCreate, (CUevent *event, unsigned flags), (void)flags; *event = calloc(1, sizeof(struct timespec)))
+FAKE(cuEventRecord, (CUevent event, CUstream stream), (void)stream; clock_gettime(CLOCK_MONOTONIC, (void *)event))
+FAKE(cuEventSynchronize, (CUevent event), (void)event)
+FAKE(cuEventDestroy, (CUevent event), free(event))
+/* clang-format on */
+
+CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
+{
+    const struct timespec *b = (const void *)begin, *e = (const void *)end;
+    *milliseconds = (float)(1e3 * (double)(e->tv_sec - b->tv_sec) + 1e-6 * (double)(e->tv_nsec - b->tv_nsec));
+    return CUDA_SUCCESS;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------- */
+
+CUresult CUDAAPI cuMemAlloc(CUdeviceptr *memory, size_t bytes)
+{
+    if (is("no_memory") && bytes >= PLENTY)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    void *made = NULL;
+    const int failed = posix_memalign(&made, 256, bytes);
+    *memory = (CUdeviceptr)made;
+    return failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+/* clang-format off */
+FAKE(cuMemFree, (CUdeviceptr memory), free((void *)memory))
+FAKE(cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags), (void)flags; *memory = malloc(bytes))
+FAKE(cuMemFreeHost, (void *memory), free(memory))
+FAKE(cuMemGetInfo, (size_t *left, size_t *all), *left = *all = (size_t)1 << 30)
+FAKE(cuMemcpyHtoDAsync, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream),
+     (void)stream; memcpy((void *)to, from, bytes))
+FAKE(cuMemcpyDtoHAsync, (void *to, CUdeviceptr from, size_t bytes, CUstream stream),
+     (void)stream; memcpy(to, (void *)from, bytes))
+FAKE(cuMemcpyDtoDAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
+     (void)stream; memcpy((void *)to, (void *)from, bytes))
+FAKE(cuMemsetD8Async, (CUdeviceptr to, unsigned char byte, size_t bytes, CUstream stream),
+     (void)stream; memset((void *)to, byte, bytes))
+
+/* ---- kernels ------------------------------------------------------------------------------------------ */
+
+FAKE(cuLibraryLoadData, (CUlibrary *library, const void *code, CUjit_option *a, void **b, unsigned c,
+                         CUlibraryOption *d, void **e, unsigned f),
+     (void)code; (void)a; (void)b; (void)c; (void)d; (void)e; (void)f; *library = ANY)
+FAKE(cuLibraryUnload, (CUlibrary library), (void)library)
+FAKE(cuLibraryGetKernel, (CUkernel *kernel, CUlibrary library, const char *name),
+     (void)library; (void)name; *kernel = ANY)
+FAKE(cuKernelGetFunction, (CUfunction *function, CUkernel kernel), (void)kernel; *function = ANY)
+FAKE(cuKernelSetAttribute, (CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device),
+     (void)attribute; (void)value; (void)kernel; (void)device)
+FAKE(cuKernelGetAttribute, (int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device),
+     (void)kernel; (void)device; *value = attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 40 : 0)
+FAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *blocks, CUfunction function, int threads, size_t shared),
+     (void)function; (void)threads; (void)shared; *blocks = 4)
+FAKE(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),
+     (void)config; (void)function; (void)parameters; (void)extra)
+FAKE(cuTensorMapEncodeTiled, (CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                              const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
+                              const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                              CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill),
+     (void)map; (void)type; (void)rank; (void)data; (void)sizes; (void)strides; (void)box; (void)steps;
+     (void)interleave; (void)swizzle; (void)promotion; (void)fill)
+/* clang-format on */

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * test_cuda_messages.c: what the library says of drivers and devices that do not serve, of memory that is not there, of
+ * captures, and of faults that kernels report. Runs on the driver of fake_cuda.c, which LD_LIBRARY_PATH must lead to;
+ * with the argument no_driver, on a libcuda.so.1 that is none. */
+#include "support.h"
+
+#include "cuda/device.h"
+
+#include <cotangent/causal_conv1d.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static cot_status create(const char *fault, int device, cot_queue **queue)
+{
+    setenv("FAKE_CUDA", fault, 1);
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = COT_BACKEND_CUDA;
+    options.device = device;
+    return cot_queue_create(&options, queue);
+}
+
+static void assert_refused(const char *fault, const char *message)
+{
+    cot_queue *queue = NULL;
+    assert_fails(create(fault, 0, &queue), COT_NO_DEVICE, message);
+    assert_null(queue);
+}
+
+static void names_a_missing_driver(void **state)
+{
+    (void)state;
+    cot_queue *queue = NULL;
+    assert_fails(create("", 0, &queue), COT_NO_DEVICE, NULL);
+    assert_null(queue);
+    const char expected[] = "cot_queue_create: no CUDA driver: ";
+    assert_memory_equal(cot_error_message(), expected, sizeof expected - 1);
+}
+
+static void names_a_driver_that_does_not_serve(void **state)
+{
+    (void)state;
+    assert_refused("old", "cot_queue_create: the CUDA driver is too old: it serves CUDA 11.8, 12.0 or later is needed");
+    assert_refused("no_start", "cot_queue_create: the CUDA driver does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
+}
+
+static void names_a_device_that_does_not_serve(void **state)
+{
+    (void)state;
+    assert_refused("no_device", "cot_queue_create: the CUDA driver finds no device");
+    assert_refused("empty", "cot_queue_create: the CUDA driver finds no device");
+    assert_refused("sm70", "cot_queue_create: Fake GPU has compute capability 7.0, the kernels serve 8.0 and later");
+    cot_queue *queue = NULL;
+    assert_fails(create("", 1, &queue), COT_INVALID_ARGUMENT, "cot_queue_create: options.device is 1, expected 0 to 0");
+    assert_null(queue);
+}
+
+/* Of an op, from the table: rows for Hopper alone are refused on an older device. */
+static void refuses_rows_of_other_architectures(void **state)
+{
+    (void)state;
+    cot_queue *queue = NULL;
+    char data[64];
+    cot_causal_conv1d_forward_args args;
+    COT_INIT(&args);
+    args.x = args.y = cot_tensor_contiguous(data, COT_F32, 3, (int64_t[]){1, 1, 4});
+    args.weight = cot_tensor_contiguous(data, COT_F32, 2, (int64_t[]){1, 4});
+    setenv("COT_KERNEL", "causal_conv1d=causal_conv1d_fwd_channel_first_sm90", 1);
+    assert_ok(create("sm80", 0, &queue));
+    unsetenv("COT_KERNEL");
+    size_t bytes;
+    assert_fails(
+        cot_causal_conv1d_forward_workspace(queue, &args, &bytes), COT_UNSUPPORTED,
+        "causal_conv1d_forward: the forced kernel causal_conv1d_fwd_channel_first_sm90 refuses: this device is "
+        "no Hopper (compute capability 9.0)");
+    cot_queue_destroy(queue);
+}
+
+static void names_missing_memory(void **state)
+{
+    (void)state;
+    cot_queue *queue = NULL;
+    assert_ok(create("no_memory", 0, &queue));
+    assert_ok(cot_queue_reserve(queue, 1000));
+    assert_fails(
+        cot_queue_reserve(queue, 2 << 20), COT_OUT_OF_MEMORY,
+        "the queue's pool cannot grow from 1000 to 2097152 bytes: CUDA_ERROR_OUT_OF_MEMORY: as the test asked");
+    assert_ok(cot_queue_reserve(queue, 2000)); /* lives on */
+    cot_queue_destroy(queue);
+}
+
+static void neither_allocates_nor_waits_while_capturing(void **state)
+{
+    (void)state;
+    cot_queue *queue = NULL;
+    CUgraph graph;
+    assert_ok(create("", 0, &queue));
+    assert_ok(cot_queue_reserve(queue, 64));
+    queue->device->driver.cuStreamBeginCapture(NULL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    assert_fails(cot_queue_reserve(queue, 128), COT_WOULD_ALLOCATE,
+                 "the queue's pool has 64 bytes, 128 are needed, and the stream is being captured: call "
+                 "cot_queue_reserve before");
+    assert_fails(cot_queue_check(queue), COT_INVALID_ARGUMENT, "cot_queue_check: the queue's stream is being captured");
+    queue->device->driver.cuStreamEndCapture(NULL, &graph);
+    assert_ok(cot_queue_reserve(queue, 128));
+    cot_queue_destroy(queue);
+}
+
+static void puts_faults_of_kernels_into_words(void **state)
+{
+    (void)state;
+    static const char *const words[] = {
+        [COT_FAULT_CU_SEQLENS] = "cu_seqlens[7] is out of order or beyond the tensor",
+        [COT_FAULT_CACHE_SEQLENS] = "cache_seqlens[7] is negative",
+        [COT_FAULT_STATE_INDEX] = "conv_state_indices[7] is beyond the rows of conv_state",
+    };
+    cot_queue *queue = NULL;
+    assert_ok(create("", 0, &queue));
+    for (size_t kind = 1; kind < COUNT(words); kind++) {
+        char message[200];
+        snprintf(message, sizeof message, "cot_queue_check: a kernel met index data at fault: %s", words[kind]);
+        *cot_cuda_fault_word(queue) = (unsigned long long)kind << 32 | 7;
+        assert_fails(cot_queue_check(queue), COT_INVALID_DATA, message);
+        assert_ok(cot_queue_check(queue)); /* said once */
+    }
+    *cot_cuda_fault_word(queue) = (unsigned long long)999 << 32;
+    assert_fails(cot_queue_check(queue), COT_DEVICE_ERROR, "cot_queue_check: a kernel reported fault 999");
+    cot_queue_destroy(queue);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest no_driver[] = {cmocka_unit_test(names_a_missing_driver)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_a_driver_that_does_not_serve),
+        cmocka_unit_test(names_a_device_that_does_not_serve),
+        cmocka_unit_test(refuses_rows_of_other_architectures),
+        cmocka_unit_test(names_missing_memory),
+        cmocka_unit_test(neither_allocates_nor_waits_while_capturing),
+        cmocka_unit_test(puts_faults_of_kernels_into_words),
+    };
+    if (argc == 2 && strcmp(argv[1], "no_driver") == 0)
+        return cmocka_run_group_tests(no_driver, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
