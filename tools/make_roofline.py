@@ -4,8 +4,8 @@
 
     docs/plots/DEVICE-OP-roofline.svg
 
-the kernels that dispatch takes, and the peers of tools/peers where they were measured, by operations a byte and
-operations a second. The slope is the best copy of the same file's rows; the flat part is drawn where the rows have a rate
+which shows the kernels that dispatch takes, and the peers of tools/peers where they were measured, by operations a byte
+and operations a second. The slope is the best copy of the same file's rows; the flat part is drawn where the rows have a rate
 of matrix products.
 """
 import pathlib
@@ -23,7 +23,7 @@ def points(rows, peers):
     intensity = {same_work(row): (row["flops"], row["bytes"]) for row in ours}
     series = {}
     for row in ours:
-        name = f"{row['op']} {row['direction']} {row['dtype']}"
+        name = f"{row['direction']} {row['dtype']}"
         series.setdefault(name, []).append((row["flops"] / row["bytes"], row["tflops"]))
     for row in peers:
         if same_work(row) in intensity:
@@ -44,7 +44,7 @@ def draw(path, title, rows, peers):
     script = ["set terminal svg size 1000,640 font 'sans,12' background '#ffffff'", f"set output '{path}.partial'",
               f'set title "{title}" noenhanced', "set logscale xy", "set grid", "set key outside right top noenhanced",
               "set xlabel 'operations a compulsory byte'", "set ylabel 'TFLOP/s'",
-              f"set xrange [{least / 2:.6g}:{most * 2:.6g}]", "set samples 500"]
+              f"set xrange [{least / 2:.6g}:{most * 2:.6g}]", "set samples 60"]
     plots = [f"{roof} with lines lw 2 lc rgb 'black' title 'copy {copy * 1e3:.0f} GB/s'"]
     for number, (name, values) in enumerate(series.items()):
         script += [f"$s{number} << END", *(f"{x:.6g} {y:.6g}" for x, y in values), "END"]

@@ -27,6 +27,8 @@ import statistics
 import sys
 import time
 
+sys.path.pop(0) # this folder: the file is called like one of the packages
+
 try:
     import torch
     import torch.nn.functional as functional
@@ -38,7 +40,7 @@ BEYOND_CACHES = 8 * 2048 * 8192 * 4 * 2  # bytes read and written: the largest f
 SHAPES = {"cpu": [(8, 2048, 8192, "f32"), (2, 1024, 2048, "f32"), (2, 1024, 2048, "bf16"),
                   (2, 1024, 2048, "f16"),
                   (1, 128, 1024, "f32"), (1, 128, 1024, "bf16")],
-          "cuda": [(8, 4096, 4096, "bf16"), (8, 4096, 4096, "f16"), (8, 4096, 4096, "f32"), (2, 2048, 2048, "bf16"),
+          "cuda": [(8, 4096, 4096, "bf16"), (2, 2048, 2048, "bf16"), (8, 4096, 4096, "f32"), (8, 4096, 4096, "f16"),
                    (1, 1536, 16384, "bf16")]}
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 SAMPLE_SECONDS, SAMPLES, SAMPLES_LEAST, CASE_SECONDS = 0.01, 9, 3, 12
@@ -177,11 +179,10 @@ def normal(shape, dtype, device):
 
 
 def cases(device):
-    for direction in ("forward", "backward"):
-        for number, (B, D, T, dtype) in enumerate(SHAPES[device]):
+    for number, (B, D, T, dtype) in enumerate(SHAPES[device]):
+        for direction in ("forward", "backward"):
             for layout in ("channel-first", "channel-last"):
-                # as bench: of the CPU's first case and most of the GPU's with SiLU alone
-                for silu in ((True,) if (number == 0) == (device == "cpu") else (True, False)):
+                for silu in ((True,) if number == 0 or device == "cuda" else (True, False)):
                     yield direction, B, D, T, dtype, layout, silu
 
 
@@ -260,11 +261,10 @@ def main():
             except Exception as error: # whatever a package throws: the others go on
                 print(f"causal_conv1d.py: {name} is left out of {text}: {type(error).__name__}: "
                       f"{str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)
-    text = json.dumps(rows, indent=1) + "\n"
-    if options.json:
-        pathlib.Path(options.json).write_text(text)
-    else:
-        sys.stdout.write(text)
+            if options.json: # after each: compiling takes minutes
+                pathlib.Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if not options.json:
+        print(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
