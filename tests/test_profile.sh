@@ -47,7 +47,7 @@ expect 1 'no CUDA driver' without_driver "$program" profile causal_conv1d forwar
 
 # ---- every way of a call
 case='forward B=4 D=8 T=64 K=4 silu bias'
-expect 0 'causal_conv1d forward f32' profile causal_conv1d $case --json "$work/rows.json" --plot "$work/rows.svg"
+expect 0 'causal_conv1d forward f32' profile causal_conv1d $case --json "$work/rows.json"
 for key in op direction kernel dtype layout shape options memory streams batch pieces total_ms allocation_ms to_device_ms \
     kernels_ms to_host_ms bytes_to_device bytes_to_host allocated_bytes launches device date commit version registers \
     local_bytes static_shared dynamic_shared blocks_per_multiprocessor occupancy waves; do
@@ -65,6 +65,11 @@ for (memory, streams, batch), row in ways.items():
     assert (row["allocation_ms"] > 0) == (memory == "fresh") and row["total_ms"] > row["allocation_ms"], row
     assert sum(launch["count"] for launch in row["launches"]) == row["pieces"], row
 END
+expect 0 'causal_conv1d forward f32' without_driver "$program" profile --from "$work/rows.json" --plot "$work/rows.svg"
+expect 2 'OP is too much' profile causal_conv1d --from "$work/rows.json"
+echo '[{"op": "causal_conv1d"}]' >"$work/broken.json"
+expect 2 'holds no rows' profile --from "$work/broken.json"
+expect 2 'cannot be read' profile --from "$work/missing.json"
 grep -q '</svg>' "$work/rows.svg" || { echo "FAILED: profile --plot draws nothing"; failed=$((failed + 1)); }
 expect 0 'causal_conv1d backward' profile causal_conv1d backward B=3 D=8 T=64 --memory pool --streams 2 --batch loop
 expect 0 'left out: the batch is not split, because it has no batch of two items' profile causal_conv1d forward B=1 D=8 T=64

@@ -272,7 +272,7 @@ static cot_status copy_fields(profile *p, int number, int stream, bool back, boo
 #define THEN(call) (status = status != COT_OK ? status : (call))
 
 /* All copies to the device, all kernels, all copies back. */
-static cot_status one_after_the_other(profile *p, breakdown *b)
+static cot_status one_after_the_other(profile *p)
 {
     cot_queue *queue = p->queues[0].queue;
     void **moments = p->pieces[0].moments;
@@ -285,9 +285,6 @@ static cot_status one_after_the_other(profile *p, breakdown *b)
     THEN(copy_fields(p, -1, 0, true, true, true));
     THEN(cot_cuda_record(queue, moments[FETCHED]));
     THEN(cot_queue_check(queue));
-    THEN(cot_cuda_elapsed(queue, moments[BEGIN], moments[SENT], &b->to_device));
-    THEN(cot_cuda_elapsed(queue, moments[SENT], moments[COMPUTED], &b->kernels));
-    THEN(cot_cuda_elapsed(queue, moments[COMPUTED], moments[FETCHED], &b->to_host));
     return status;
 }
 
@@ -314,14 +311,13 @@ static cot_status overlapped_piece(profile *p, int n, bool ordered)
     return status;
 }
 
-static cot_status overlapped(profile *p, breakdown *b)
+static cot_status overlapped(profile *p)
 {
     const int last = p->piece_count - 1;
     cot_queue *last_queue = p->queues[last % 2].queue;
     bool ordered = false;
     for (int f = 0; f < p->direction->field_count; f++)
         ordered = ordered || (is_shared(p, f) && comes_back(p, f));
-    double seconds = 0;
     cot_status status = cot_cuda_record(p->queues[0].queue, p->start);
     THEN(copy_fields(p, -1, 0, false, true, false));
     THEN(cot_cuda_record(p->queues[0].queue, p->before));
@@ -331,17 +327,35 @@ static cot_status overlapped(profile *p, breakdown *b)
     THEN(cot_cuda_record(last_queue, p->after));
     THEN(cot_queue_check(p->queues[0].queue));
     THEN(cot_queue_check(p->queues[1].queue));
-    THEN(cot_cuda_elapsed(p->queues[0].queue, p->start, p->before, &b->to_device));
-    THEN(cot_cuda_elapsed(last_queue, p->pieces[last].moments[FETCHED], p->after, &b->to_host));
+    return status;
+}
+
+static cot_status add_elapsed(profile *p, void *begin, void *end, double *sum)
+{
+    double seconds = 0;
+    const cot_status status = cot_cuda_elapsed(p->queues[0].queue, begin, end, &seconds);
+    *sum += seconds;
+    return status;
+}
+
+/* The moments of the call before; after its end, for reading them takes time. */
+static cot_status read_moments(profile *p, breakdown *b)
+{
+    cot_status status = COT_OK;
+    if (p->way.streams == PROFILE_ONE) {
+        void **moments = p->pieces[0].moments;
+        THEN(add_elapsed(p, moments[BEGIN], moments[SENT], &b->to_device));
+        THEN(add_elapsed(p, moments[SENT], moments[COMPUTED], &b->kernels));
+        THEN(add_elapsed(p, moments[COMPUTED], moments[FETCHED], &b->to_host));
+        return status;
+    }
+    THEN(add_elapsed(p, p->start, p->before, &b->to_device));
+    THEN(add_elapsed(p, p->pieces[p->piece_count - 1].moments[FETCHED], p->after, &b->to_host));
     for (int n = 0; n < p->piece_count; n++) {
-        cot_queue *queue = p->queues[n % 2].queue;
         void **moments = p->pieces[n].moments;
-        THEN(cot_cuda_elapsed(queue, moments[BEGIN], moments[SENT], &seconds));
-        b->to_device += seconds;
-        THEN(cot_cuda_elapsed(queue, moments[TURN], moments[COMPUTED], &seconds));
-        b->kernels += seconds;
-        THEN(cot_cuda_elapsed(queue, moments[COMPUTED], moments[FETCHED], &seconds));
-        b->to_host += seconds;
+        THEN(add_elapsed(p, moments[BEGIN], moments[SENT], &b->to_device));
+        THEN(add_elapsed(p, moments[TURN], moments[COMPUTED], &b->kernels));
+        THEN(add_elapsed(p, moments[COMPUTED], moments[FETCHED], &b->to_host));
     }
     return status;
 }
@@ -356,12 +370,13 @@ static cot_status sample(profile *p, breakdown *b)
     if (p->way.memory == PROFILE_FRESH)
         status = allocate_device(p);
     b->allocation = now() - begin;
-    THEN(p->way.streams == PROFILE_TWO ? overlapped(p, b) : one_after_the_other(p, b));
+    THEN(p->way.streams == PROFILE_TWO ? overlapped(p) : one_after_the_other(p));
     const double end = now();
     if (p->way.memory == PROFILE_FRESH)
         free_device(p);
     b->total = now() - begin;
     b->allocation = p->way.memory == PROFILE_FRESH ? b->allocation + now() - end : 0;
+    THEN(read_moments(p, b));
     return status;
 }
 

@@ -34,6 +34,9 @@ typedef struct profile_options {
  * standard error; COT_UNSUPPORTED if none is left. */
 cot_status profile_case(const cot_op_cases *cases, const cot_case *c, const profile_options *options, json_t *rows);
 
+/* The rows of a file that was written before; NULL, with *why saying what is wrong with it, if they are none. */
+json_t *profile_load(const char *path, const char **why);
+
 /* The rows as a table for people; and as a drawing, through gnuplot, a bar a row and a panel a case. Returns NULL or what
  * failed. */
 void profile_print(const json_t *rows);

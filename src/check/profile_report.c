@@ -36,6 +36,56 @@ static const struct {
 };
 enum { SHARES = sizeof shares / sizeof *shares, ALLOCATION = 0 };
 
+/* ---- files -------------------------------------------------------------------------------------------- */
+
+static bool has(const json_t *row, const char *const *texts, const char *const *numbers)
+{
+    for (; *texts != NULL; texts++)
+        if (!json_is_string(json_object_get(row, *texts)))
+            return false;
+    for (; *numbers != NULL; numbers++)
+        if (!json_is_number(json_object_get(row, *numbers)))
+            return false;
+    return true;
+}
+
+json_t *profile_load(const char *path, const char **why)
+{
+    static const char *const texts[] = {"op",     "direction", "kernel", "dtype", "layout", "shape", "options",
+                                        "memory", "batch",     "device", "date",  "commit", NULL};
+    static const char *const numbers[] = {"streams",       "pieces",     "total_ms",   "allocation_ms",
+                                          "to_device_ms",  "kernels_ms", "to_host_ms", "bytes_to_device",
+                                          "bytes_to_host", NULL};
+    static const char *const launch_texts[] = {"name", NULL};
+    static const char *const launch_numbers[] = {"blocks",
+                                                 "threads",
+                                                 "registers",
+                                                 "local_bytes",
+                                                 "static_shared",
+                                                 "dynamic_shared",
+                                                 "blocks_per_multiprocessor",
+                                                 "occupancy",
+                                                 "waves",
+                                                 NULL};
+    json_t *rows = json_load_file(path, 0, NULL);
+    const json_t *row, *launch;
+    size_t index, number;
+    *why = rows == NULL ? "it cannot be read, or is no JSON" : "it holds no rows of `cotangent profile --json`";
+    bool right = json_array_size(rows) > 0;
+    json_array_foreach(rows, index, row)
+    {
+        right = right && has(row, texts, numbers) && json_is_array(json_object_get(row, "launches"));
+        json_array_foreach(json_object_get(row, "launches"), number, launch)
+        {
+            right = right && has(launch, launch_texts, launch_numbers);
+        }
+    }
+    if (right)
+        return rows;
+    json_decref(rows);
+    return NULL;
+}
+
 /* ---- table -------------------------------------------------------------------------------------------- */
 
 /* Of the way with the fewest calls. */

@@ -9,7 +9,7 @@
 typedef struct profile_input {
     profile_options options;
     cot_backend backend;
-    const char *json, *plot;
+    const char *from, *json, *plot;
     const cot_op *op;
     int direction; /* -1 = all */
     int word_count;
@@ -29,6 +29,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
 {
     profile_input *input = state->input;
     switch (key) {
+    case 'F': input->from = argument; return 0;
     case 'b': input->backend = find_backend(state, argument); return 0;
     case 'm': input->options.memory = find_way(state, "--memory", argument, "fresh", "pool"); return 0;
     case 's': input->options.streams = find_way(state, "--streams", argument, "1", "2"); return 0;
@@ -46,7 +47,10 @@ static error_t parse(int key, char *argument, struct argp_state *state)
             case_from_words(state, input->op, input->direction, input->word_count - 2, input->words + 2, &c);
         return 0;
     }
-    case ARGP_KEY_NO_ARGS: argp_error(state, "OP is missing"); return 0;
+    case ARGP_KEY_END:
+        if ((input->op == NULL) == (input->from == NULL))
+            argp_error(state, input->op == NULL ? "OP is missing" : "--from shows a file: OP is too much");
+        return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }
@@ -76,6 +80,7 @@ int command_profile(int argc, char **argv)
     static const struct argp_option table[] = {
         {"backend", 'b', "cuda", 0, "The backend; there is nothing to measure on cpu", 0},
         {"batch", 'f', "fused|loop", 0, "One call for the whole batch, or one for each item (both)", 0},
+        {"from", 'F', "FILE.json", 0, "Show the rows of an earlier --json instead of measuring", 0},
         {"json", 'j', "FILE", 0, "Write the rows as JSON", 0},
         {"memory", 'm', "fresh|pool", 0, "Allocate the device memory in every call, or once (both)", 0},
         {"plot", 'p', "FILE.svg", 0, "Draw the rows, through gnuplot", 0},
@@ -84,7 +89,7 @@ int command_profile(int argc, char **argv)
     static const struct argp parser = {
         table,
         parse,
-        "OP [DIRECTION [WORD...]]",
+        "OP [DIRECTION [WORD...]]\n--from=FILE.json",
         "Where the time of a call on a GPU goes when its data lie in the host's memory: allocation, copies, kernels; and "
         "what registers, shared memory and occupancy each kernel has.\v"
         "Page-locked host memory; the same call in every way that the options leave. With two streams a fused batch is "
@@ -102,10 +107,21 @@ int command_profile(int argc, char **argv)
     }
     if (!can_write("--json", input.json) || !can_write("--plot", input.plot))
         return 2;
-    if (!backend_works(input.backend))
-        return 1;
-    json_t *rows = json_array();
-    int status = profile_directions(&input, rows);
+    int status = 0;
+    json_t *rows;
+    if (input.from != NULL) {
+        const char *why;
+        rows = profile_load(input.from, &why);
+        if (rows == NULL) {
+            fprintf(stderr, "cotangent: --from %s: %s\n", input.from, why);
+            return 2;
+        }
+    } else {
+        if (!backend_works(input.backend))
+            return 1;
+        rows = json_array();
+        status = profile_directions(&input, rows);
+    }
     profile_print(rows);
     if (json_array_size(rows) > 0 && input.json != NULL && !write_json(rows, input.json)) {
         fprintf(stderr, "cotangent: --json %s: cannot be written\n", input.json);
