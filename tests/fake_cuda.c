@@ -2,15 +2,28 @@
  *
  * fake_cuda.c: a libcuda.so.1 without a GPU, for tests of what the library says of drivers and devices, and of the
  * program's commands around kernels. Device memory is the host's, copies are copies, launches do nothing. The
- * environment's FAKE_CUDA says what is wrong with it: old, no_device, no_start, empty, sm70, sm80, no_memory. */
+ * environment's FAKE_CUDA says what is wrong with it: old, no_device, no_start, empty, sm70, sm80, no_memory, flaky (the sixth large copy
+ * back brings other bytes). What
+ * FAKE_CUDA_COUNT names is a file that gets the number of allocations. */
 #include <cuda.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { PLENTY = 1 << 20 }; /* bytes of one allocation, from which on no_memory has none */
+enum { LARGE = 64, FLAKY_COPY = 6, PLENTY = 1 << 20 }; /* bytes of one allocation, from which on no_memory has none */
 
-static int capturing, handle; /* whatever is opened has handle's address */
+static int capturing, handle, allocations, large_copies; /* whatever is opened has handle's address */
+
+__attribute__((destructor)) static void write_count(void)
+{
+    const char *path = getenv("FAKE_CUDA_COUNT");
+    FILE *file = path != NULL && allocations > 0 ? fopen(path, "w") : NULL;
+    if (file == NULL)
+        return;
+    fprintf(file, "%d\n", allocations);
+    fclose(file);
+}
 
 static int is(const char *fault)
 {
@@ -104,9 +117,19 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr *memory, size_t bytes)
     if (is("no_memory") && bytes >= PLENTY)
         return CUDA_ERROR_OUT_OF_MEMORY;
     void *made = NULL;
+    allocations++;
     const int failed = posix_memalign(&made, 256, bytes);
     *memory = (CUdeviceptr)made;
     return failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    memcpy(to, (void *)from, bytes);
+    if (bytes > LARGE && ++large_copies == FLAKY_COPY && is("flaky"))
+        memset(to, 1, bytes);
+    return CUDA_SUCCESS;
 }
 
 /* clang-format off */
@@ -116,8 +139,6 @@ FAKE(cuMemFreeHost, (void *memory), free(memory))
 FAKE(cuMemGetInfo, (size_t *left, size_t *all), *left = *all = (size_t)1 << 30)
 FAKE(cuMemcpyHtoDAsync, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream),
      (void)stream; memcpy((void *)to, from, bytes))
-FAKE(cuMemcpyDtoHAsync, (void *to, CUdeviceptr from, size_t bytes, CUstream stream),
-     (void)stream; memcpy(to, (void *)from, bytes))
 FAKE(cuMemcpyDtoDAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
      (void)stream; memcpy((void *)to, (void *)from, bytes))
 FAKE(cuMemsetD8Async, (CUdeviceptr to, unsigned char byte, size_t bytes, CUstream stream),

@@ -72,6 +72,7 @@ expect 2 "--repeat is '1'" check --repeat 1
 expect 2 "--backend is 'tpu'" check --backend tpu
 expect 2 "DIRECTION is 'sideways'" bench causal_conv1d sideways
 expect 2 "--threads is '0'" bench --threads 0
+expect 2 'of which backend cpu makes none' profile causal_conv1d --backend cpu
 expect 2 'cannot be written' bench --json "$work/missing/rows.json"
 expect 2 'cannot be written' bench --plot "$work/missing/rows.svg"
 expect 2 'DIRECTION is missing' explain causal_conv1d

@@ -5,6 +5,7 @@
 #include "support.h"
 
 #include "check/bench_device.h"
+#include "core/tensor.h"
 #include "cuda/device.h"
 
 #include <pthread.h>
@@ -201,14 +202,29 @@ static void capture_and_replay(const call *one, device_queue *d)
     bound_case_free(&expected, direction);
 }
 
+static bool takes(const call *one, const char *name)
+{
+    const cot_direction *direction = case_direction(one->cases, &one->c);
+    for (int f = 0; f < direction->field_count; f++)
+        if (strcmp(direction->fields[f].name, name) == 0)
+            return cot_present(cot_field_tensor(&direction->fields[f], (void *)one->c.args));
+    return false;
+}
+
+/* The data changed are all inputs, index data and dropout's seed_memory and offset_memory among them. */
 static void captured_calls_replay_on_changed_data(void **state)
 {
     (void)state;
     calls all = find_calls();
+    int with_seeds = 0, with_sequences = 0;
     device_queue d;
     assert_ok(device_queue_open(&d, ""));
-    for (int i = 0; i < all.count; i++)
+    for (int i = 0; i < all.count; i++) {
         capture_and_replay(&all.list[i], &d);
+        with_seeds += takes(&all.list[i], "seed_memory");
+        with_sequences += takes(&all.list[i], "cu_seqlens");
+    }
+    assert_true(with_seeds > 0 && with_sequences > 0);
     device_queue_close(&d);
     free(all.list);
 }

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# `cotangent profile` and tools/gpu.sh around the kernels: on the driver of fake_cuda.c, and without one.
+# `cotangent profile`, `check --repeat` and tools/gpu.sh around the kernels: on the driver of fake_cuda.c, and without one.
 #
-#   tests/test_profile.sh PROGRAM FAKE_DIRECTORY NO_DRIVER_DIRECTORY
+#   tests/test_gpu_commands.sh PROGRAM FAKE_DIRECTORY NO_DRIVER_DIRECTORY
 set -u
 program=$1 fake=$2 none=$3
 work=$(mktemp -d)
@@ -72,10 +72,23 @@ expect 2 'holds no rows' profile --from "$work/broken.json"
 expect 2 'cannot be read' profile --from "$work/missing.json"
 grep -q '</svg>' "$work/rows.svg" || { echo "FAILED: profile --plot draws nothing"; failed=$((failed + 1)); }
 expect 0 'causal_conv1d backward' profile causal_conv1d backward B=3 D=8 T=64 --memory pool --streams 2 --batch loop
+# the pool's memory is allocated once, fresh memory in every call; the library dlopens the driver anew for every queue
+for memory in fresh pool; do
+    FAKE_CUDA_COUNT=$work/$memory profile causal_conv1d forward --streams 1 --batch fused --memory $memory >"$work/out"
+done
+[ "$(cat "$work/fresh")" -gt $((3 * $(cat "$work/pool"))) ] ||
+    { echo "FAILED: fresh memory was allocated $(cat "$work/fresh") times, the pool's $(cat "$work/pool")"; failed=$((failed + 1)); }
 expect 0 'left out: the batch is not split, because it has no batch of two items' profile causal_conv1d forward B=1 D=8 T=64
 expect 2 'in none of the ways asked for' profile causal_conv1d forward B=1 D=8 T=64 --batch loop
 expect 0 'all items write one output, which cannot accumulate' profile causal_conv1d update B=4 D=8 N=4
 expect 0 'causal_conv1d update' profile causal_conv1d --memory pool --streams 1 --batch fused
+
+# ---- repeats are made, and compared
+flaky()
+{
+    FAKE_CUDA=flaky LD_LIBRARY_PATH=$fake "$program" check causal_conv1d --backend cuda --quick --only 'update bf16' "$@"
+}
+expect 1 'other bits in run 6' flaky --repeat 6
 
 # ---- tools/gpu.sh says what it cannot do, and does not say that anything passed
 expect 1 'no GPU' without_driver tools/gpu.sh --program "$program" --stage check
@@ -83,5 +96,5 @@ expect 2 "STAGE is 'zzz'" tools/gpu.sh --program "$program" --stage zzz
 expect 2 'cannot be run' tools/gpu.sh --program "$work/missing"
 without_driver tools/gpu.sh --program "$program" 2>&1 | grep -i 'passed' && failed=$((failed + 1))
 
-[ "$failed" -eq 0 ] && echo "test_profile: all as expected"
+[ "$failed" -eq 0 ] && echo "test_gpu_commands: all as expected"
 exit "$failed"
