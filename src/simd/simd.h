@@ -22,6 +22,7 @@
  *   v_sum                               all lanes, in a fixed order
  *   vi_load vi_set1;  vm_equal vm_not_negative (of vi) vm_first(n) vm_and;  v_keep(m, a) = a where m, else +0
  *   v_exp_flush                         exp of arguments up to 88, 0 where that would be less than 2^-126
+ *   v_exp2_flush                        2^x, 0 where that would be less than 2^-126; on AVX-512 alone
  *   v_exp v_sigmoid v_silu v_silu_slope;  v_gelu_tanh, v_gelu_erf and their slopes in gelu.h
  *   v_silu_as(dtype, z)                 good enough to be rounded to dtype
  *   v_abs v_select(m,a,b);  vm_negative(a) by the sign bit;  vm_above(a,b) = !(a <= b)

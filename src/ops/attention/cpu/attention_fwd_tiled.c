@@ -72,48 +72,63 @@ V_INLINE vf sum_of_each(vf v[VW])
     return v[0];
 }
 
-/* One strip of queries, of which `first` is the first, at the keys `strips` of a block: s becomes prob, most and sum
- * move on, and out is scaled to the new maximum. */
-V_INLINE void softmax_strip(const scores *a, rows_state *x, int64_t strip, int64_t first, int64_t block_first,
-                            attention_span strips, int64_t dv, bool plain)
+/* A mask hides part of these rows and columns: -inf there. A pass of its own, since few blocks have a border. */
+static void hide_scores(const scores *a, rows_state *x, int64_t first, int64_t block_first, attention_span strips)
 {
-    const float scale = plain ? (float)a->p->sizes.scale : 1;
+    for (int64_t r = 0; r < TALL; r++) {
+        const attention_span keys = scores_keys(a, first + r);
+        const int64_t low = keys.first - block_first, high = keys.end - block_first;
+        for (int64_t c = strips.first; c < strips.end; c += VW)
+            if (c < low || c + VW > high)
+                v_store(x->s + r * BLOCK + c, v_add(v_load(x->s + r * BLOCK + c), border(low - c, high - c)));
+    }
+}
+
+/* One strip of queries at the keys `strips` of a block: s, times `unit` in the unit of exp_scores, becomes prob, most and
+ * sum move on, and out is scaled to the new maximum. */
+V_INLINE void softmax_strip(rows_state *x, int64_t strip, attention_span strips, int64_t dv, float unit, bool drop)
+{
     float *most = x->most + strip * TALL, *sum = x->sum + strip * TALL;
     for (int64_t r = 0; r < TALL; r += VW) {
         vf v[VW];
         for (int64_t i = 0; i < VW; i++) {
             float *s = x->s + (r + i) * BLOCK;
-            const attention_span keys = scores_keys(a, first + r + i);
-            const int64_t low = keys.first - block_first, high = keys.end - block_first;
-            v[i] = v_set1(-INFINITY);
-            for (int64_t c = strips.first; c < strips.end; c += VW) {
-                vf y = v_mul(v_load(s + c), v_set1(scale));
-                if (c < low || c + VW > high)
-                    y = v_add(y, border(low - c, high - c));
-                v_store(s + c, y);
-                v[i] = v_max(v[i], y);
+            vf even = v_set1(-INFINITY), odd = v_set1(-INFINITY);
+            for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
+                vf y = v_load(s + c), z = v_load(s + c + VW);
+                if (SCALE_FIRST) {
+                    y = v_mul(y, v_set1(unit));
+                    z = v_mul(z, v_set1(unit));
+                    v_store(s + c, y);
+                    v_store(s + c + VW, z);
+                }
+                even = v_max(even, y);
+                odd = v_max(odd, z);
             }
+            v[i] = v_max(even, odd);
         }
         /* A row that has seen nothing keeps the least number, not -inf, so that no difference is NaN. */
-        const vf before = v_load(most + r), now = v_max(before, max_of_each(v)),
-                 shrink = v_exp_flush(v_sub(before, now));
+        const vf before = v_load(most + r), now = v_max(before, v_mul(max_of_each(v), v_set1(SCALE_FIRST ? 1 : unit))),
+                 shrink = exp_scores(before, v_set1(1), now);
         float shrinks[VW];
         v_store(most + r, now);
         v_store(shrinks, shrink);
         for (int64_t i = 0; i < VW; i++) {
             const float *s = x->s + (r + i) * BLOCK;
             mt *prob = x->prob + (r + i) * BLOCK;
-            const vf m = v_set1(most[r + i]);
-            v[i] = v_zero();
+            const vf m = v_set1(most[r + i]), u = v_set1(unit);
+            vf even = v_zero(), odd = v_zero();
             for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
-                vf e = v_exp_flush(v_sub(v_load(s + c), m)), f = v_exp_flush(v_sub(v_load(s + c + VW), m));
-                v[i] = v_add(v[i], v_add(e, f));
-                if (!plain && a->dropout.dropped > 0) {
+                vf e = exp_scores(v_load(s + c), u, m), f = exp_scores(v_load(s + c + VW), u, m);
+                even = v_add(even, e);
+                odd = v_add(odd, f);
+                if (drop) {
                     e = v_mul(e, v_load(x->keep + (r + i) * BLOCK + c));
                     f = v_mul(f, v_load(x->keep + (r + i) * BLOCK + c + VW));
                 }
                 mt_store_a2(prob + c, e, f);
             }
+            v[i] = v_add(even, odd);
             float *out = x->out + (strip * TALL + r + i) * dv;
             for (int64_t c = 0; x->begun[strip] && shrinks[i] != 1 && c < dv; c += VW)
                 v_store(out + c, v_mul(v_load(out + c), v_set1(shrinks[i])));
@@ -124,11 +139,19 @@ V_INLINE void softmax_strip(const scores *a, rows_state *x, int64_t strip, int64
 
 /* ---- one item -------------------------------------------------------------------------------------------- */
 
+/* Does every query of the strip from i on see every key of the block that `strips` names? */
+static bool all_visible(const scores *a, int64_t i, int64_t block_first, attention_span strips)
+{
+    const attention_span top = scores_keys(a, i), bottom = scores_keys(a, i + TALL - 1);
+    return bottom.first <= block_first + strips.first && top.end >= block_first + strips.end &&
+           bottom.end >= block_first + strips.end;
+}
+
 static void attend_block(const context *c, const scores *a, rows_state *x, int64_t first, int64_t block, const mt *kt,
                          const mt *v)
 {
     const attention_sizes *z = &c->p->sizes;
-    const bool plain = !a->extras;
+    const float unit = a->extras ? SCORE_UNIT : SCORE_UNIT * (float)z->scale;
     for (int64_t strip = 0; strip < c->w.rows / TALL; strip++) {
         const int64_t i = first + strip * TALL;
         const attention_span strips =
@@ -138,29 +161,33 @@ static void attend_block(const context *c, const scores *a, rows_state *x, int64
             continue;
         mt_product(TALL, n, c->w.d, x->q + strip * TALL * c->w.d, c->w.d, kt + mt_b(c->w.d, 0, strips.first), c->w.d,
                    x->s + strips.first, BLOCK, false);
-        if (!plain) {
+        if (a->extras) {
             const score_tile tile = {i, block * BLOCK, false, strips};
             scores_modify(a, &tile, x->s, NULL);
             if (a->dropout.dropped > 0)
                 scores_keep(a, &tile, x->keep);
-            softmax_strip(a, x, strip, i, block * BLOCK, strips, c->w.dv, false);
-        } else {
-            softmax_strip(a, x, strip, i, block * BLOCK, strips, c->w.dv, true);
         }
+        if (!all_visible(a, i, block * BLOCK, strips))
+            hide_scores(a, x, i, block * BLOCK, strips);
+        if (a->dropout.dropped > 0)
+            softmax_strip(x, strip, strips, c->w.dv, SCORE_UNIT, true);
+        else
+            softmax_strip(x, strip, strips, c->w.dv, unit, false);
         mt_product(TALL, c->w.dv, n, x->prob + strips.first, BLOCK, v + mt_b(BLOCK, strips.first, 0), BLOCK,
                    x->out + strip * TALL * c->w.dv, c->w.dv, x->begun[strip]);
         x->begun[strip] = true;
     }
 }
 
-static void finish_rows(const context *c, rows_state *x, const attention_block *rows, int64_t h)
+static void finish_rows(const context *c, rows_state *x, const attention_block *rows, int64_t h, float sink)
 {
     const attention_problem *p = c->p;
     float inverse[ROWS], lse[ROWS];
     for (int64_t r = 0; r < rows->rows; r++) {
         const bool seen = r < rows->used && x->sum[r] > 0;
         inverse[r] = seen ? 1 / x->sum[r] : 0;
-        lse[r] = seen ? x->most[r] + logf(x->sum[r]) : -INFINITY;
+        const bool sink_is_most = x->most[r] == sink * SCORE_UNIT; /* lse is the sink itself where no key is seen */
+        lse[r] = seen ? (sink_is_most ? sink : x->most[r] / SCORE_UNIT) + logf(x->sum[r]) : -INFINITY;
         if (cot_present(&p->lse))
             ((float *)p->lse.data)[attention_lse_at(&p->lse, rows->s.b, h, rows->s.q_row + rows->first + r)] = lse[r];
         if (!x->begun[r / TALL] || !seen)
@@ -189,7 +216,7 @@ static void attend_item(void *memory, int64_t item)
     mt_state host;
     memset(x.begun, 0, sizeof x.begun);
     for (int64_t r = 0; r < ROWS; r++) {
-        x.most[r] = sink > -INFINITY ? sink : -FLT_MAX;
+        x.most[r] = sink > -INFINITY ? sink * SCORE_UNIT : -FLT_MAX;
         x.sum[r] = sink > -INFINITY ? 1 : 0;
     }
     for (int64_t r = 0; r < c->w.rows; r += STRIP) {
@@ -206,7 +233,7 @@ static void attend_item(void *memory, int64_t item)
         attend_block(c, &a, &x, rows.first, block, c->kt + at * c->w.d, c->v + at * c->w.dv);
     }
     mt_end(&host);
-    finish_rows(c, &x, &rows, h);
+    finish_rows(c, &x, &rows, h, sink);
 }
 
 cot_status V_NAME(attention_fwd_tiled)(cot_queue *queue, const void *problem, void *workspace)

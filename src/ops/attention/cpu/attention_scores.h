@@ -10,7 +10,7 @@ typedef struct scores {
     const attention_problem *p;
     attention_sequence s;
     int64_t h;
-    bool extras; /* there is more than a scale and a mask */
+    bool extras; /* there is more than a positive scale and a mask */
     float slope; /* of ALiBi, 0 = none */
     attention_dropout dropout;
 } scores;
@@ -18,7 +18,8 @@ typedef struct scores {
 static inline scores scores_of(const attention_problem *p, const attention_sequence *s, int64_t h)
 {
     scores a = {.p = p, .s = *s, .h = h};
-    a.extras = p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias);
+    a.extras = p->sizes.scale < 0 || p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_present(&p->alibi_slopes) ||
+               cot_present(&p->bias);
     if (cot_present(&p->alibi_slopes) && s->b < p->sizes.B)
         a.slope = (float)cot_load_f64(p->alibi_slopes.data, p->alibi_slopes.dtype,
                                       attention_slope_at(&p->alibi_slopes, s->b, h));

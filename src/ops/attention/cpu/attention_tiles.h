@@ -47,21 +47,37 @@ static void load_rows(float *x, int64_t ld, const cot_tensor *t, int64_t b, int6
         load_rows_as(x, ld, t, COT_F16, at, rows, columns);
 }
 
-/* factor * x to rows of t, `accumulate` adding what is there. */
-static void store_rows(const cot_tensor *t, int64_t b, int64_t row, int64_t h, int64_t rows, int64_t columns,
-                       const float *x, int64_t ld, const float *factors, float factor, bool accumulate)
+V_INLINE void store_rows_as(const cot_tensor *t, cot_dtype dtype, int64_t at, int64_t rows, int64_t columns,
+                            const float *x, int64_t ld, const float *factors, float factor, bool accumulate)
 {
-    const int64_t at = attention_at(t, b, row, h), size = t->dtype == COT_F32 ? 4 : 2;
+    const int64_t size = dtype == COT_F32 ? 4 : 2;
     for (int64_t r = 0; r < rows; r++) {
         char *to = (char *)t->data + (at + r * t->stride[1]) * size;
         const vf f = v_set1(factors != NULL ? factors[r] : factor);
         for (int64_t c = 0; c < columns; c += VW) {
             const int n = (int)attention_clamp(columns - c, 0, VW);
             const vf y = v_load(x + r * ld + c);
-            v_store_n_as(to + c * size, t->dtype,
-                         accumulate ? v_fma(f, y, v_load_n_as(to + c * size, t->dtype, n)) : v_mul(f, y), n);
+            if (accumulate)
+                v_store_n_as(to + c * size, dtype, v_fma(f, y, v_load_n_as(to + c * size, dtype, n)), n);
+            else if (n == VW)
+                v_store_as(to + c * size, dtype, v_mul(f, y));
+            else
+                v_store_n_as(to + c * size, dtype, v_mul(f, y), n);
         }
     }
+}
+
+/* factor * x to rows of t, `accumulate` adding what is there. */
+static void store_rows(const cot_tensor *t, int64_t b, int64_t row, int64_t h, int64_t rows, int64_t columns,
+                       const float *x, int64_t ld, const float *factors, float factor, bool accumulate)
+{
+    const int64_t at = attention_at(t, b, row, h);
+    if (t->dtype == COT_F32)
+        store_rows_as(t, COT_F32, at, rows, columns, x, ld, factors, factor, accumulate);
+    else if (t->dtype == COT_BF16)
+        store_rows_as(t, COT_BF16, at, rows, columns, x, ld, factors, factor, accumulate);
+    else
+        store_rows_as(t, COT_F16, at, rows, columns, x, ld, factors, factor, accumulate);
 }
 
 /* ---- packing: STRIP rows x[STRIP][columns] become rows `row` .. of an operand --------------------------------- */
@@ -101,6 +117,28 @@ V_INLINE void pack_transposed(mt *to, bool b_form, int64_t row, const float *x, 
         }
     }
 }
+
+/* ---- exponentials ----------------------------------------------------------------------------------------- *
+ * Scores are kept in units of 1/SCORE_UNIT: natural ones, or, where P is rounded to bf16 anyhow, powers of 2, which save
+ * the argument's reduction by ln(2) in two parts. There the products stay unscaled, and exp_scores scales them; float32's
+ * are scaled and rounded before, so that the difference is 0 at the largest one. */
+
+#if defined(COT_MATMUL_AMX)
+enum { SCALE_FIRST = false };
+#define SCORE_UNIT V_LOG2E
+V_INLINE vf exp_scores(vf s, vf unit, vf most)
+{
+    return v_exp2_flush(v_fma(s, unit, v_sub(v_zero(), most)));
+}
+#else
+enum { SCALE_FIRST = true };
+#define SCORE_UNIT 1.0f
+V_INLINE vf exp_scores(vf s, vf unit, vf most)
+{
+    (void)unit;
+    return v_exp_flush(v_sub(s, most));
+}
+#endif
 
 /* ---- masks ---------------------------------------------------------------------------------------------- */
 
