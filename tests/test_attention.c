@@ -12,6 +12,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
 
@@ -503,9 +508,132 @@ static void workspace_is_linear(void **state)
     cot_queue_destroy(queue);
 }
 
+/* ---- AMX's tiles: the host's stay as they were, and a forked child may use them ---------------------------------- */
+
+#if defined(__x86_64__)
+
+#define WITH_TILES __attribute__((target("amx-tile")))
+
+/* A state that a host could be in: a tile of 3 rows of 20 bytes. */
+typedef struct host_tiles {
+    _Alignas(64) uint8_t config[64];
+    _Alignas(64) uint8_t rows[16][64];
+} host_tiles;
+
+static host_tiles some_tiles(void)
+{
+    host_tiles host = {.config = {1}};
+    host.config[16 + 2 * 5] = 20; /* bytes a row of tile 5 */
+    host.config[48 + 5] = 3;      /* its rows */
+    for (int row = 0; row < 3; row++)
+        for (int byte = 0; byte < 20; byte++)
+            host.rows[row][byte] = (uint8_t)(7 * row + byte + 1);
+    return host;
+}
+
+WITH_TILES static void load_tiles(const host_tiles *host)
+{
+    _tile_loadconfig(host->config);
+    _tile_loadd(5, host->rows, 64);
+}
+
+WITH_TILES static host_tiles store_tiles(bool with_rows)
+{
+    host_tiles host = {{0}, {{0}}};
+    _tile_storeconfig(host.config);
+    if (with_rows)
+        _tile_stored(5, host.rows, 64);
+    return host;
+}
+
+WITH_TILES static void release_tiles(void)
+{
+    _tile_release();
+}
+
+/* One forward and backward in bf16; the bits of out, dq, dk and dv. */
+enum { AMX_T = 200, AMX_H = 2, AMX_D = 64, AMX_SIZE = AMX_T * AMX_H * AMX_D };
+typedef struct amx_results {
+    uint16_t out[AMX_SIZE], dq[AMX_SIZE], dk[AMX_SIZE], dv[AMX_SIZE];
+    float lse[AMX_H * AMX_T];
+} amx_results;
+
+static void run_on_tiles(amx_results *r, int threads)
+{
+    static uint16_t q[AMX_SIZE], k[AMX_SIZE], v[AMX_SIZE], dout[AMX_SIZE];
+    uint16_t *const inputs[] = {q, k, v, dout};
+    uint64_t seed = 5;
+    for (size_t n = 0; n < COUNT(inputs); n++)
+        for (int i = 0; i < AMX_SIZE; i++)
+            inputs[n][i] = cot_f32_to_bf16((float)random_real(&seed));
+#define BF16(data) cot_tensor_contiguous(data, COT_BF16, 4, SHAPE(1, AMX_T, AMX_H, AMX_D))
+    cot_attention_forward_args f;
+    COT_INIT(&f);
+    f.causal = 1;
+    f.q = BF16(q), f.k = BF16(k), f.v = BF16(v), f.out = BF16(r->out);
+    f.lse = cot_tensor_contiguous(r->lse, COT_F32, 3, SHAPE(1, AMX_H, AMX_T));
+    cot_attention_backward_args b;
+    COT_INIT(&b);
+    b.causal = 1;
+    b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = f.lse, b.dout = BF16(dout);
+    b.dq = BF16(r->dq), b.dk = BF16(r->dk), b.dv = BF16(r->dv);
+#undef BF16
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.threads = threads;
+    cot_queue *queue = NULL;
+    assert_ok(cot_queue_create(&options, &queue));
+    assert_ok(cot_attention_forward(queue, &f));
+    assert_ok(cot_attention_backward(queue, &b));
+    cot_queue_destroy(queue);
+}
+
+static void tiles_are_given_back(void **state)
+{
+    (void)state;
+    if (!(cot_cpu_features() & COT_ISA_AMX))
+        skip();
+    static amx_results one, three;
+    const host_tiles before = some_tiles();
+    load_tiles(&before);
+    run_on_tiles(&one, 1);
+    const host_tiles after = store_tiles(true);
+    assert_memory_equal(&before, &after, sizeof before);
+    release_tiles();
+    run_on_tiles(&three, 3);
+    const host_tiles none = store_tiles(false), released = {{0}, {{0}}};
+    assert_memory_equal(&none, &released, sizeof none);
+    assert_memory_equal(&one, &three, sizeof one);
+}
+
+static void a_forked_child_has_tiles(void **state)
+{
+    (void)state;
+    if (!(cot_cpu_features() & COT_ISA_AMX))
+        skip();
+    static amx_results parent, child;
+    run_on_tiles(&parent, 2);
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        run_on_tiles(&child, 2);
+        _exit(memcmp(&parent, &child, sizeof parent) == 0 ? 0 : 1);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+#if defined(__x86_64__)
+        cmocka_unit_test(tiles_are_given_back),
+        cmocka_unit_test(a_forked_child_has_tiles),
+#endif
         cmocka_unit_test(keeps_the_rule_of_the_field),
         cmocka_unit_test(blocks_make_the_whole),
         cmocka_unit_test(a_sink_is_merged_once),
