@@ -265,7 +265,7 @@ static void test_cross_entropy(void **state)
 
 enum { BATCH = 2, TIME = 9 };
 
-static const model_config SMALL = {.vocabulary = 11, .width = 6, .inner = 10, .layers = 2, .kernel = 4};
+static const model_config SMALL = {.vocabulary = 11, .width = 6, .inner = 10, .layers = 2, .kernel = 4, .context = 64};
 
 typedef struct model_case {
     model model;
@@ -373,6 +373,21 @@ static void test_model(void **state)
     check_model(SMALL, 0.3);
 }
 
+static void test_model_attention(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.attention = 2; /* after a convolution */
+    check_model(config, 0.3);
+    config.inner = 12; /* four heads */
+    check_model(config, 0);
+    config.attention = 1;
+    config.streams = 2;
+    check_model(config, 0);
+    config.attention = 3; /* of two blocks: none */
+    check_model(config, 0);
+}
+
 /* Every step and every block draws a mask of its own, and the same one again for the same step. */
 static void test_dropout(void **state)
 {
@@ -449,6 +464,35 @@ static void test_decoding(void **state)
     config = SMALL;
     config.streams = 2;
     check_decoding(config);
+    config.attention = 1;
+    check_decoding(config);
+    config = SMALL;
+    config.attention = 2;
+    config.inner = 12; /* four heads */
+    check_decoding(config);
+}
+
+/* Attention forgets what lies beyond its reach, and decoding goes on. */
+static void test_long_decoding(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    model_case c;
+    model_decoder all, latest;
+    config.attention = 1;
+    config.layers = 1;
+    config.context = 5;
+    model_case_create(&c, config);
+    assert_true(model_decoder_create(&all, &c.model) && model_decoder_create(&latest, &c.model));
+    for (int64_t t = 0; t < TIME; t++)
+        assert_int_equal(model_decoder_step(&c.model, &all, c.queue, c.inputs[t]), COT_OK);
+    for (int64_t t = TIME - config.context; t < TIME; t++)
+        assert_int_equal(model_decoder_step(&c.model, &latest, c.queue, c.inputs[t]), COT_OK);
+    for (int64_t v = 0; v < config.vocabulary; v++)
+        assert_true(fabs(all.pass.logits[v] - latest.pass.logits[v]) <= 1e-12);
+    model_decoder_destroy(&all);
+    model_decoder_destroy(&latest);
+    model_case_destroy(&c);
 }
 
 static void test_sample_pick(void **state)
@@ -701,8 +745,10 @@ int main(void)
         cmocka_unit_test(test_model),
         cmocka_unit_test(test_model_kernels),
         cmocka_unit_test(test_model_streams),
+        cmocka_unit_test(test_model_attention),
         cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_decoding),
+        cmocka_unit_test(test_long_decoding),
         cmocka_unit_test(test_sample_pick),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_gradient_norm_threads),

@@ -30,6 +30,7 @@ static const struct {
     {"--layers", offsetof(options, layers), false},
     {"--kernel", offsetof(options, kernel), false},
     {"--mhc", offsetof(options, streams), false},
+    {"--attention", offsetof(options, attention), false},
     {"--seed", offsetof(options, seed), false},
     {"--lr", offsetof(options, rate), true},
     {"--weight-decay", offsetof(options, weight_decay), true},

@@ -7,6 +7,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+enum { HEADS = 4 };
+
+/* Four heads, or as many of 2 and 1 as divide the channels. */
+static int64_t heads_of(block_sizes sizes)
+{
+    int64_t heads = HEADS;
+    while (sizes.inner % heads != 0)
+        heads /= 2;
+    return heads;
+}
+
 /* ---- parameters and memory ---------------------------------------------------------------------------- */
 
 static parameter *add(parameter_table *table, int64_t index, const char *part, int64_t rows, int64_t columns,
@@ -17,12 +28,20 @@ static parameter *add(parameter_table *table, int64_t index, const char *part, i
     return parameter_add(table, name, rows, columns, decays);
 }
 
+/* Channels of a row of mixed. */
+static int64_t mixed_width(block_sizes sizes)
+{
+    return (sizes.attention ? 3 : 2) * sizes.inner;
+}
+
 void conv_block_register(conv_block *block, parameter_table *table, block_sizes sizes, int64_t index)
 {
     block->gain = add(table, index, "norm.gain", sizes.width, 0, false);
-    block->w_in = add(table, index, "in.weight", 2 * sizes.inner, sizes.width, true);
-    block->conv_weight = add(table, index, "conv.weight", sizes.inner, sizes.kernel, false);
-    block->conv_bias = add(table, index, "conv.bias", sizes.inner, 0, false);
+    block->w_in = add(table, index, "in.weight", mixed_width(sizes), sizes.width, true);
+    if (!sizes.attention) {
+        block->conv_weight = add(table, index, "conv.weight", sizes.inner, sizes.kernel, false);
+        block->conv_bias = add(table, index, "conv.bias", sizes.inner, 0, false);
+    }
     block->w_out = add(table, index, "out.weight", sizes.width, sizes.inner, true);
 }
 
@@ -30,8 +49,10 @@ void conv_block_initialise(conv_block *block, block_sizes sizes, int64_t layers,
 {
     parameter_fill(block->gain, 1);
     parameter_randomise(block->w_in, seed, 1 / sqrt((double)sizes.width));
-    parameter_randomise(block->conv_weight, seed, 1 / sqrt((double)sizes.kernel));
-    parameter_fill(block->conv_bias, 0);
+    if (!sizes.attention) {
+        parameter_randomise(block->conv_weight, seed, 1 / sqrt((double)sizes.kernel));
+        parameter_fill(block->conv_bias, 0);
+    }
     parameter_randomise(block->w_out, seed, 1 / sqrt((double)sizes.inner * 2 * (double)layers));
 }
 
@@ -41,12 +62,13 @@ bool conv_block_saved_allocate(conv_block_saved *saved, block_sizes sizes, int64
         .x = real_allocate(rows * sizes.width),
         .inv_rms = real_allocate(rows),
         .normed = real_allocate(rows * sizes.width),
-        .mixed = real_allocate(rows * 2 * sizes.inner),
+        .mixed = real_allocate(rows * mixed_width(sizes)),
         .conv = real_allocate(rows * sizes.inner),
-        .gated = real_allocate(rows * sizes.inner),
+        .gated = real_allocate(sizes.attention ? 1 : rows * sizes.inner),
+        .lse = real_allocate(sizes.attention ? rows * heads_of(sizes) : 1),
     };
     return saved->x != NULL && saved->inv_rms != NULL && saved->normed != NULL && saved->mixed != NULL &&
-           saved->conv != NULL && saved->gated != NULL;
+           saved->conv != NULL && saved->gated != NULL && saved->lse != NULL;
 }
 
 void conv_block_saved_free(conv_block_saved *saved)
@@ -57,6 +79,7 @@ void conv_block_saved_free(conv_block_saved *saved)
     free(saved->mixed);
     free(saved->conv);
     free(saved->gated);
+    free(saved->lse);
     *saved = (conv_block_saved){0};
 }
 
@@ -64,7 +87,7 @@ bool conv_block_scratch_allocate(conv_block_scratch *scratch, block_sizes sizes,
 {
     *scratch = (conv_block_scratch){
         .dnormed = real_allocate(rows * sizes.width),
-        .dmixed = real_allocate(rows * 2 * sizes.inner),
+        .dmixed = real_allocate(rows * mixed_width(sizes)),
         .dinner = real_allocate(rows * sizes.inner),
         .partial = real_allocate(rmsnorm_partial_count(rows, sizes.width)),
     };
@@ -141,6 +164,95 @@ static cot_status convolve_step(const conv_block *block, block_sizes sizes, cot_
     return cot_causal_conv1d_update(queue, &args);
 }
 
+/* ---- attention ---------------------------------------------------------------------------------------- */
+
+/* Rows of `row_length` elements of which E, from `data` on, are the heads of q, k, v or o. */
+static cot_tensor heads_in_rows(block_sizes sizes, real *data, int64_t batch, int64_t time, int64_t row_length)
+{
+    const int64_t heads = heads_of(sizes), size = sizes.inner / heads;
+    return (cot_tensor){.data = data,
+                        .dtype = REAL_DTYPE,
+                        .rank = 4,
+                        .shape = {batch, time, heads, size},
+                        .stride = {time * row_length, row_length, size, 1}};
+}
+
+/* Fills slopes; the tensor points to them. */
+static cot_tensor alibi(block_sizes sizes, real slopes[HEADS])
+{
+    const int64_t heads = heads_of(sizes);
+    for (int64_t h = 0; h < heads; h++)
+        slopes[h] = (real)exp2(-8.0 * (double)(h + 1) / (double)heads);
+    return cot_tensor_contiguous(slopes, REAL_DTYPE, 1, &heads);
+}
+
+static cot_tensor statistics(block_sizes sizes, real *data, int64_t batch, int64_t time)
+{
+    return cot_tensor_contiguous(data, REAL_DTYPE, 3, (int64_t[]){batch, heads_of(sizes), time});
+}
+
+static cot_status attend(block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time, conv_block_saved *saved)
+{
+    const int64_t E = sizes.inner;
+    real slopes[HEADS];
+    cot_attention_forward_args args;
+    COT_INIT(&args);
+    args.causal = 1;
+    args.q = heads_in_rows(sizes, saved->mixed, batch, time, 3 * E);
+    args.k = heads_in_rows(sizes, saved->mixed + E, batch, time, 3 * E);
+    args.v = heads_in_rows(sizes, saved->mixed + 2 * E, batch, time, 3 * E);
+    args.alibi_slopes = alibi(sizes, slopes);
+    args.out = heads_in_rows(sizes, saved->conv, batch, time, E);
+    args.lse = statistics(sizes, saved->lse, batch, time);
+    return cot_attention_forward(queue, &args);
+}
+
+/* dout in scratch->dinner, dq, dk and dv into scratch->dmixed. */
+static cot_status attend_backward(block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
+                                  const conv_block_saved *saved, const conv_block_scratch *scratch)
+{
+    const int64_t E = sizes.inner;
+    real slopes[HEADS];
+    cot_attention_backward_args args;
+    COT_INIT(&args);
+    args.causal = 1;
+    args.q = heads_in_rows(sizes, saved->mixed, batch, time, 3 * E);
+    args.k = heads_in_rows(sizes, saved->mixed + E, batch, time, 3 * E);
+    args.v = heads_in_rows(sizes, saved->mixed + 2 * E, batch, time, 3 * E);
+    args.alibi_slopes = alibi(sizes, slopes);
+    args.out = heads_in_rows(sizes, saved->conv, batch, time, E);
+    args.lse = statistics(sizes, saved->lse, batch, time);
+    args.dout = heads_in_rows(sizes, scratch->dinner, batch, time, E);
+    args.dq = heads_in_rows(sizes, scratch->dmixed, batch, time, 3 * E);
+    args.dk = heads_in_rows(sizes, scratch->dmixed + E, batch, time, 3 * E);
+    args.dv = heads_in_rows(sizes, scratch->dmixed + 2 * E, batch, time, 3 * E);
+    return cot_attention_backward(queue, &args);
+}
+
+/* The new token's key and value join those before; the oldest leave when there is no more room. */
+static cot_status attend_step(block_sizes sizes, cot_queue *queue, int64_t reach, int64_t past, real *state,
+                              conv_block_saved *saved)
+{
+    const int64_t E = sizes.inner, row = 2 * E;
+    if (past >= reach) {
+        memmove(state, state + row, (size_t)((reach - 1) * row) * sizeof(real));
+        past = reach - 1;
+    }
+    memcpy(state + past * row, saved->mixed + E, (size_t)row * sizeof(real));
+    real slopes[HEADS];
+    cot_attention_forward_args args;
+    COT_INIT(&args);
+    args.causal = 1; /* the one query is the last token's */
+    args.q = heads_in_rows(sizes, saved->mixed, 1, 1, 3 * E);
+    args.k = heads_in_rows(sizes, state, 1, past + 1, row);
+    args.v = heads_in_rows(sizes, state + E, 1, past + 1, row);
+    args.alibi_slopes = alibi(sizes, slopes);
+    args.out = heads_in_rows(sizes, saved->conv, 1, 1, E);
+    return cot_attention_forward(queue, &args);
+}
+
+/* ---- the residual ------------------------------------------------------------------------------------- */
+
 static cot_tensor rows_of(real *data, int64_t rows, int64_t width)
 {
     return cot_tensor_contiguous(data, REAL_DTYPE, 2, (int64_t[]){rows, width});
@@ -178,7 +290,7 @@ static cot_status join_backward(block_sizes sizes, cot_queue *queue, int64_t row
 
 static linear_shape in_shape(block_sizes sizes, int64_t rows)
 {
-    return (linear_shape){.rows = rows, .in = sizes.width, .out = 2 * sizes.inner};
+    return (linear_shape){.rows = rows, .in = sizes.width, .out = mixed_width(sizes)};
 }
 
 static linear_shape out_shape(block_sizes sizes, int64_t rows)
@@ -186,23 +298,30 @@ static linear_shape out_shape(block_sizes sizes, int64_t rows)
     return (linear_shape){.rows = rows, .in = sizes.inner, .out = sizes.width};
 }
 
-static void before_convolution(const conv_block *block, block_sizes sizes, int64_t rows, conv_block_saved *saved)
+/* What w_out is applied to. */
+static real *inner_of(block_sizes sizes, const conv_block_saved *saved)
+{
+    return sizes.attention ? saved->conv : saved->gated;
+}
+
+static void before_mixing(const conv_block *block, block_sizes sizes, int64_t rows, conv_block_saved *saved)
 {
     rmsnorm_forward(rows, sizes.width, saved->x, block->gain->value, saved->normed, saved->inv_rms);
     linear_forward(in_shape(sizes, rows), saved->normed, block->w_in->value, saved->mixed, MATRIX_SET);
 }
 
-static cot_status after_convolution(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t rows,
-                                    conv_block_saved *saved, real *x_next)
+static cot_status after_mixing(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t rows,
+                               conv_block_saved *saved, real *x_next)
 {
-    gate_forward(rows, sizes.inner, saved->conv, saved->mixed, saved->gated);
+    if (!sizes.attention)
+        gate_forward(rows, sizes.inner, saved->conv, saved->mixed, saved->gated);
     if (saved->drop.p > 0) {
-        linear_forward(out_shape(sizes, rows), saved->gated, block->w_out->value, x_next, MATRIX_SET);
+        linear_forward(out_shape(sizes, rows), inner_of(sizes, saved), block->w_out->value, x_next, MATRIX_SET);
         return join(sizes, queue, rows, saved, x_next);
     }
     if (!sizes.no_residual)
         memcpy(x_next, saved->x, (size_t)(rows * sizes.width) * sizeof(real));
-    linear_forward(out_shape(sizes, rows), saved->gated, block->w_out->value, x_next,
+    linear_forward(out_shape(sizes, rows), inner_of(sizes, saved), block->w_out->value, x_next,
                    sizes.no_residual ? MATRIX_SET : MATRIX_ADD);
     return COT_OK;
 }
@@ -210,17 +329,24 @@ static cot_status after_convolution(const conv_block *block, block_sizes sizes, 
 cot_status conv_block_forward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
                               conv_block_saved *saved, real *x_next)
 {
-    before_convolution(block, sizes, batch * time, saved);
-    const cot_status status = convolve(block, sizes, queue, batch, time, saved);
-    return status != COT_OK ? status : after_convolution(block, sizes, queue, batch * time, saved, x_next);
+    before_mixing(block, sizes, batch * time, saved);
+    const cot_status status =
+        sizes.attention ? attend(sizes, queue, batch, time, saved) : convolve(block, sizes, queue, batch, time, saved);
+    return status != COT_OK ? status : after_mixing(block, sizes, queue, batch * time, saved, x_next);
 }
 
-cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, real *state,
-                           conv_block_saved *saved, real *x_next)
+int64_t conv_block_state_size(block_sizes sizes, int64_t reach)
 {
-    before_convolution(block, sizes, batch, saved);
-    const cot_status status = convolve_step(block, sizes, queue, batch, state, saved);
-    return status != COT_OK ? status : after_convolution(block, sizes, queue, batch, saved, x_next);
+    return sizes.inner * (sizes.attention ? 2 * reach : sizes.kernel - 1);
+}
+
+cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t reach, int64_t past,
+                           real *state, conv_block_saved *saved, real *x_next)
+{
+    before_mixing(block, sizes, 1, saved);
+    const cot_status status = sizes.attention ? attend_step(sizes, queue, reach, past, state, saved)
+                                              : convolve_step(block, sizes, queue, 1, state, saved);
+    return status != COT_OK ? status : after_mixing(block, sizes, queue, 1, saved, x_next);
 }
 
 cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
@@ -233,10 +359,14 @@ cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_q
         status = join_backward(sizes, queue, rows, saved, dx, dbranch);
     if (status != COT_OK)
         return status;
-    linear_backward(out_shape(sizes, rows), saved->gated, block->w_out->value, dbranch, scratch->dinner,
+    linear_backward(out_shape(sizes, rows), inner_of(sizes, saved), block->w_out->value, dbranch, scratch->dinner,
                     block->w_out->gradient);
-    gate_backward(rows, sizes.inner, saved->conv, saved->mixed, scratch->dinner, scratch->dmixed);
-    status = convolve_backward(block, sizes, queue, batch, time, saved, scratch);
+    if (sizes.attention) {
+        status = attend_backward(sizes, queue, batch, time, saved, scratch);
+    } else {
+        gate_backward(rows, sizes.inner, saved->conv, saved->mixed, scratch->dinner, scratch->dmixed);
+        status = convolve_backward(block, sizes, queue, batch, time, saved, scratch);
+    }
     if (status != COT_OK)
         return status;
     linear_backward(in_shape(sizes, rows), saved->normed, block->w_in->value, scratch->dmixed, scratch->dnormed,

@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * conv_block.h: the block that mixes tokens by a causal convolution. x [rows,width], E = inner, rows = batch*time:
+ * conv_block.h: the block that mixes tokens by a causal convolution, or by attention. x [rows,width], E = inner, rows =
+ * batch*time:
  *
  *     n      = rmsnorm(x) * gain
  *     [u|g]  = n w_in^T                   w_in [2E,width]
  *     c      = silu(conv(u))              depthwise, causal along time: weight [E,kernel], bias [E]
  *     x_next = x + drop((c * g) w_out^T)  w_out [width,E]; without x where the sizes say so; drop: nothing but in training
+ *
+ * With attention, in heads of E/heads channels:
+ *
+ *     [q|k|v] = n w_in^T                  w_in [3E,width]
+ *     o       = attention(q, k, v)        causal; ALiBi, slopes 2^(-8 (h+1) / heads), tells tokens' distances apart
+ *     x_next  = x + drop(o w_out^T)
  */
 #ifndef TRAIN_LM_CONV_BLOCK_H
 #define TRAIN_LM_CONV_BLOCK_H
@@ -15,10 +22,11 @@
 typedef struct block_sizes {
     int64_t width, inner, kernel;
     bool no_residual;
+    bool attention; /* in place of the convolution */
 } block_sizes;
 
 typedef struct conv_block {
-    parameter *gain, *w_in, *conv_weight, *conv_bias, *w_out;
+    parameter *gain, *w_in, *conv_weight, *conv_bias, *w_out; /* those of the convolution NULL with attention */
 } conv_block;
 
 enum { CONV_BLOCK_PARAMETERS = 5 };
@@ -36,15 +44,16 @@ typedef struct conv_block_saved {
     real *x;            /* [rows,width] the block's input */
     real *inv_rms;      /* [rows] */
     real *normed;       /* [rows,width] n */
-    real *mixed;        /* [rows,2E] u in the first half of each row, g in the second */
-    real *conv;         /* [rows,E] c */
+    real *mixed;        /* [rows,2E] u in the first half of each row, g in the second; or [rows,3E] q, k, v */
+    real *conv;         /* [rows,E] c, or o */
     real *gated;        /* [rows,E] c * g */
+    real *lse;          /* [batch,heads,time] of attention */
 } conv_block_saved;
 
 /* Memory that the backward of one block needs and the next may use again. */
 typedef struct conv_block_scratch {
     real *dnormed; /* [rows,width] */
-    real *dmixed;  /* [rows,2E] */
+    real *dmixed;  /* [rows,2E], or [rows,3E] */
     real *dinner;  /* [rows,E] */
     real *partial; /* rmsnorm_partial_count(rows, width) */
 } conv_block_scratch;
@@ -68,9 +77,13 @@ cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_q
                                int64_t time, const conv_block_saved *saved, const conv_block_scratch *scratch,
                                real *dx);
 
-/* One new token of each of `batch` sequences: x_next from saved->x. state [batch,E,kernel-1], the convolution's latest
- * inputs, is brought up to date. */
-cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, real *state,
-                           conv_block_saved *saved, real *x_next);
+/* What decoding one sequence keeps of a block: the convolution's latest inputs [E,kernel-1], or keys and values of up to
+ * `reach` tokens, [reach,2E]. In elements. */
+int64_t conv_block_state_size(block_sizes sizes, int64_t reach);
+
+/* One new token: x_next from saved->x. `state` is brought up to date; before there were `past` tokens, of which
+ * attention sees the latest reach - 1 and the new one. */
+cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t reach, int64_t past,
+                           real *state, conv_block_saved *saved, real *x_next);
 
 #endif

@@ -66,8 +66,9 @@ static void print_start(const corpus *text, const options *o, const cot_queue *q
     printf("text: %lld files, %lld bytes to train on, %lld held out\n", (long long)text->files,
            (long long)text->training.count, (long long)text->validation.count);
     printf(
-        "model: width %lld, inner %lld, %lld blocks, kernel %lld, %lld stream%s; %lld steps of %lld x %lld bytes, %d threads\n",
-        (long long)o->width, (long long)o->inner, (long long)o->layers, (long long)o->kernel,
+        "model: width %lld, inner %lld, %lld blocks, %lld of them with attention, kernel %lld, %lld stream%s; %lld steps of %lld x %lld bytes, %d threads\n",
+        (long long)o->width, (long long)o->inner, (long long)o->layers,
+        (long long)(o->attention > 0 ? o->layers / o->attention : 0), (long long)o->kernel,
         (long long)(o->streams > 0 ? o->streams : 1), o->streams > 1 ? "s" : "", (long long)o->steps,
         (long long)o->batch, (long long)o->context, (int)cot_queue_threads(queue));
     fflush(stdout);

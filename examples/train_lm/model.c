@@ -8,12 +8,21 @@
 
 enum { OUTER_PARAMETERS = 3 }; /* embedding, last gain, head */
 
-static block_sizes sizes_of(const model *m)
+/* Block i. */
+static block_sizes sizes_of(const model *m, int64_t i)
 {
     return (block_sizes){.width = m->config.width,
                          .inner = m->config.inner,
                          .kernel = m->config.kernel,
-                         .no_residual = m->config.streams > 0};
+                         .no_residual = m->config.streams > 0,
+                         .attention = m->config.attention > 0 && (i + 1) % m->config.attention == 0};
+}
+
+/* The block that wants the most memory: one with attention, if there is one. */
+static block_sizes largest_sizes(const model *m)
+{
+    return sizes_of(m,
+                    m->config.attention > 0 && m->config.attention <= m->config.layers ? m->config.attention - 1 : 0);
 }
 
 static hyper_sizes streams_of(const model *m)
@@ -32,7 +41,7 @@ static void initialise(model *m, uint64_t seed)
 {
     parameter_randomise(m->embedding, seed, 1);
     for (int64_t i = 0; i < m->config.layers; i++)
-        conv_block_initialise(&m->blocks[i], sizes_of(m), m->config.layers, seed);
+        conv_block_initialise(&m->blocks[i], sizes_of(m, i), m->config.layers, seed);
     for (int64_t i = 0; m->hypers != NULL && i < m->config.layers; i++)
         hyper_initialise(&m->hypers[i], streams_of(m), seed);
     parameter_fill(m->gain, 1);
@@ -51,7 +60,7 @@ bool model_create(model *m, model_config config, uint64_t seed)
         return false;
     m->embedding = parameter_add(table, "embedding.weight", config.vocabulary, config.width, false);
     for (int64_t i = 0; i < config.layers; i++)
-        conv_block_register(&m->blocks[i], table, sizes_of(m), i);
+        conv_block_register(&m->blocks[i], table, sizes_of(m, i), i);
     for (int64_t i = 0; m->hypers != NULL && i < config.layers; i++)
         hyper_register(&m->hypers[i], table, streams_of(m), i);
     m->gain = parameter_add(table, "norm.gain", config.width, 0, false);
@@ -90,7 +99,7 @@ static bool create_backward_part(model_pass *pass, const model *m)
         if (pass->dstreams == NULL || !hyper_scratch_allocate(&pass->hyper_scratch, streams_of(m), pass->rows))
             return false;
     }
-    return conv_block_scratch_allocate(&pass->scratch, sizes_of(m), pass->rows) && pass->dx != NULL &&
+    return conv_block_scratch_allocate(&pass->scratch, largest_sizes(m), pass->rows) && pass->dx != NULL &&
            pass->order != NULL;
 }
 
@@ -109,7 +118,7 @@ bool model_pass_create(model_pass *pass, const model *m, int64_t rows, bool back
     bool complete = pass->blocks != NULL && pass->x != NULL && pass->inv_rms != NULL && pass->normed != NULL &&
                     pass->logits != NULL && pass->row_loss != NULL;
     for (int64_t i = 0; complete && i < pass->layers; i++)
-        complete = conv_block_saved_allocate(&pass->blocks[i], sizes_of(m), rows);
+        complete = conv_block_saved_allocate(&pass->blocks[i], sizes_of(m, i), rows);
     if (complete && m->hypers != NULL)
         complete = create_streams(pass, m);
     return complete && (!backward || create_backward_part(pass, m));
@@ -158,9 +167,9 @@ static void embed(const model *m, model_pass *pass, int64_t rows, const uint8_t 
         hyper_spread(streams_of(m), rows, x, streams_before(m, pass, 0));
 }
 
-/* Block i over all of a batch, or with `state` over one new token of each sequence. */
+/* Block i over all of a batch, or with a decoder over one new token. */
 static cot_status run_block(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time, int64_t i,
-                            real *state)
+                            const model_decoder *decoder)
 {
     const int64_t rows = batch * time;
     hyper_saved *hyper = m->hypers != NULL ? &pass->hypers[i] : NULL;
@@ -168,10 +177,11 @@ static cot_status run_block(const model *m, model_pass *pass, cot_queue *queue, 
     cot_status status = COT_OK;
     if (hyper != NULL)
         status = hyper_pre(&m->hypers[i], streams_of(m), queue, rows, hyper, pass->blocks[i].x);
-    if (status == COT_OK && state == NULL)
-        status = conv_block_forward(&m->blocks[i], sizes_of(m), queue, batch, time, &pass->blocks[i], next);
+    if (status == COT_OK && decoder == NULL)
+        status = conv_block_forward(&m->blocks[i], sizes_of(m, i), queue, batch, time, &pass->blocks[i], next);
     else if (status == COT_OK)
-        status = conv_block_step(&m->blocks[i], sizes_of(m), queue, batch, state, &pass->blocks[i], next);
+        status = conv_block_step(&m->blocks[i], sizes_of(m, i), queue, m->config.context, decoder->tokens,
+                                 decoder->states + i * decoder->state_size, &pass->blocks[i], next);
     if (hyper != NULL && status == COT_OK)
         status = hyper_post(streams_of(m), queue, rows, hyper, streams_before(m, pass, i + 1));
     return status;
@@ -220,8 +230,8 @@ static cot_status run_block_backward(const model *m, model_pass *pass, cot_queue
     if (hyper != NULL)
         status = hyper_post_backward(streams_of(m), queue, rows, hyper, &pass->hyper_scratch, pass->dstreams, pass->dx);
     if (status == COT_OK)
-        status = conv_block_backward(&m->blocks[i], sizes_of(m), queue, batch, time, &pass->blocks[i], &pass->scratch,
-                                     pass->dx);
+        status = conv_block_backward(&m->blocks[i], sizes_of(m, i), queue, batch, time, &pass->blocks[i],
+                                     &pass->scratch, pass->dx);
     if (hyper != NULL && status == COT_OK)
         status = hyper_pre_backward(&m->hypers[i], streams_of(m), queue, rows, hyper, &pass->hyper_scratch, pass->dx,
                                     pass->dstreams);
@@ -255,7 +265,11 @@ cot_status model_backward(const model *m, model_pass *pass, cot_queue *queue, in
 
 bool model_decoder_create(model_decoder *decoder, const model *m)
 {
-    *decoder = (model_decoder){.state_size = m->config.inner * (m->config.kernel - 1)};
+    *decoder = (model_decoder){0};
+    for (int64_t i = 0; i < m->config.layers; i++) {
+        const int64_t size = conv_block_state_size(sizes_of(m, i), m->config.context);
+        decoder->state_size = size > decoder->state_size ? size : decoder->state_size;
+    }
     decoder->states = real_allocate(m->config.layers * decoder->state_size);
     return decoder->states != NULL && model_pass_create(&decoder->pass, m, 1, false);
 }
@@ -272,10 +286,11 @@ cot_status model_decoder_step(const model *m, model_decoder *decoder, cot_queue 
     model_pass *pass = &decoder->pass;
     embed(m, pass, 1, &byte);
     for (int64_t i = 0; i < m->config.layers; i++) {
-        const cot_status status = run_block(m, pass, queue, 1, 1, i, decoder->states + i * decoder->state_size);
+        const cot_status status = run_block(m, pass, queue, 1, 1, i, decoder);
         if (status != COT_OK)
             return status;
     }
+    decoder->tokens++;
     predict(m, pass, 1);
     return COT_OK;
 }

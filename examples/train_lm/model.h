@@ -9,7 +9,9 @@
 
 typedef struct model_config {
     int64_t vocabulary, width, inner, layers, kernel;
-    int64_t streams; /* of hyper-connections, 0 = one plain residual stream */
+    int64_t streams;   /* of hyper-connections, 0 = one plain residual stream */
+    int64_t attention; /* in every so manieth block in place of the convolution, 0 = in none */
+    int64_t context;   /* tokens that attention looks back on in decoding, itself included */
 } model_config;
 
 typedef struct model {
@@ -50,8 +52,9 @@ typedef struct model_pass {
 /* Decoding of one sequence, a token at a time. */
 typedef struct model_decoder {
     model_pass pass;
+    int64_t tokens;     /* fed so far */
     int64_t state_size; /* elements of one block's state */
-    real *states;       /* [layers,inner,kernel-1] */
+    real *states;       /* [layers,state_size] */
 } model_decoder;
 
 /* Builds a model with its initial parameters; false if there is no memory. Destroy in both cases. */

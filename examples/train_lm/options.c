@@ -20,6 +20,7 @@ enum {
     KEY_LAYERS,
     KEY_KERNEL,
     KEY_MHC,
+    KEY_ATTENTION,
     KEY_RATE,
     KEY_DECAY,
     KEY_CLIP,
@@ -48,6 +49,7 @@ static const struct argp_option OPTIONS[] = {
     {"layers", KEY_LAYERS, "N", 0, "Blocks", 0},
     {"kernel", KEY_KERNEL, "K", 0, "Width of the causal convolutions", 0},
     {"mhc", KEY_MHC, "N", 0, "Hyper-connections: every block between N residual streams; 0: one plain stream", 0},
+    {"attention", KEY_ATTENTION, "K", 0, "Attention in place of the convolution in every K-th block; 0: in none", 0},
     {0, 0, 0, 0, "Training:", 3},
     {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser", 0},
     {"batch", KEY_BATCH, "N", 0, "Sequences in a step", 0},
@@ -79,12 +81,13 @@ static const struct integer_option {
     size_t offset;
     int64_t least, most;
 } INTEGERS[] = {
-    {KEY_STEPS, offsetof(options, steps), 1, 100000000},   {KEY_BATCH, offsetof(options, batch), 1, 65536},
-    {KEY_CONTEXT, offsetof(options, context), 1, 1 << 20}, {KEY_WIDTH, offsetof(options, width), 1, 16384},
-    {KEY_INNER, offsetof(options, inner), 1, 65536},       {KEY_LAYERS, offsetof(options, layers), 1, 1024},
-    {KEY_KERNEL, offsetof(options, kernel), 1, 1024},      {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
-    {KEY_THREADS, offsetof(options, threads), 1, 64},      {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
-    {KEY_EVERY, offsetof(options, every), 1, 100000000},   {KEY_MHC, offsetof(options, streams), 0, 64},
+    {KEY_STEPS, offsetof(options, steps), 1, 100000000},    {KEY_BATCH, offsetof(options, batch), 1, 65536},
+    {KEY_CONTEXT, offsetof(options, context), 1, 1 << 20},  {KEY_WIDTH, offsetof(options, width), 1, 16384},
+    {KEY_INNER, offsetof(options, inner), 1, 65536},        {KEY_LAYERS, offsetof(options, layers), 1, 1024},
+    {KEY_KERNEL, offsetof(options, kernel), 1, 1024},       {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
+    {KEY_THREADS, offsetof(options, threads), 1, 64},       {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
+    {KEY_EVERY, offsetof(options, every), 1, 100000000},    {KEY_MHC, offsetof(options, streams), 0, 64},
+    {KEY_ATTENTION, offsetof(options, attention), 0, 4096},
 };
 
 static const struct real_option {

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 typedef struct options {
-    int64_t steps, batch, context, width, inner, layers, kernel, streams, threads, sample;
+    int64_t steps, batch, context, width, inner, layers, kernel, streams, attention, threads, sample;
     int64_t seed;
     double rate, weight_decay, clip, dropout, temperature;
     const char *out, *source_dir, *prompt;

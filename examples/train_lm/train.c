@@ -60,7 +60,9 @@ static bool create(training *t, run_state *run, const corpus *text)
                                  .inner = o->inner,
                                  .layers = o->layers,
                                  .kernel = o->kernel,
-                                 .streams = o->streams};
+                                 .streams = o->streams,
+                                 .attention = o->attention,
+                                 .context = o->context};
     const uint64_t seed = (uint64_t)o->seed;
     run->inputs = malloc((size_t)(o->batch * o->context));
     run->targets = malloc((size_t)(o->batch * o->context));
