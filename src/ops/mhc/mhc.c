@@ -284,11 +284,14 @@ static cot_status validate_post_backward(const char *call, const void *args, boo
 #undef COT_KERNEL
 
 #include "mhc_admit.h"
+#if defined(COT_CUDA)
+#include "cuda/mhc_launch.h"
+#endif
 
 /* The rows of one op: those of the others expand to nothing. */
 #define COT_KERNEL(op, ...) ROW_##op(__VA_ARGS__)
 #define ROW(direction, name, isa, admit, cost, workspace) \
-    {#name, COT_MHC_##direction, COT_BACKEND_CPU, COT_ISA_##isa, COT_F32, admit, cost, workspace, name},
+    {#name, COT_MHC_##direction, COT_ISA_BACKEND(COT_ISA_##isa), COT_ISA_##isa, COT_F32, admit, cost, workspace, name},
 
 #define ROW_PRE(...) ROW(__VA_ARGS__)
 #define ROW_SINKHORN(...)

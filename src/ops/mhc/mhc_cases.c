@@ -428,25 +428,31 @@ static void gradients(visitor *v, int op)
 
 static void bench_shapes(visitor *v, int op, int direction)
 {
+    enum { CPU = COT_CASE_BENCH, GPU = COT_CASE_BENCH_CUDA };
     static const struct {
         int64_t tokens, n, D;
         cot_dtype dtype;
+        unsigned uses;
     } shapes[] = {
-        {16384, 4, 1024, COT_F32}, {16384, 4, 1024, COT_BF16}, /* beyond the caches */
-        {2048, 4, 4096, COT_BF16}, {512, 4, 1024, COT_F32},    {512, 4, 1024, COT_BF16},
-        {2048, 2, 1024, COT_BF16}, {1024, 8, 1024, COT_BF16},
+        {16384, 4, 1024, COT_F32, CPU}, {16384, 4, 1024, COT_BF16, CPU}, /* beyond the caches */
+        {2048, 4, 4096, COT_BF16, CPU}, {512, 4, 1024, COT_F32, CPU},    {512, 4, 1024, COT_BF16, CPU},
+        {2048, 2, 1024, COT_BF16, CPU}, {1024, 8, 1024, COT_BF16, CPU},  {8192, 4, 4096, COT_BF16, GPU},
+        {8192, 4, 7168, COT_BF16, GPU}, {8192, 4, 1280, COT_BF16, GPU},  {40, 4, 4096, COT_BF16, GPU},
+        {8192, 2, 4096, COT_BF16, GPU}, {4096, 8, 4096, COT_BF16, GPU},  {8192, 4, 4096, COT_F16, GPU},
+        {8192, 4, 4096, COT_F32, GPU},
     };
+    const size_t first_of_gpu = 7;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        plan p = {.op = op, .direction = direction, .uses = COT_CASE_BENCH, .B = 1, .T = shapes[i].tokens};
+        plan p = {.op = op, .direction = direction, .uses = shapes[i].uses, .B = 1, .T = shapes[i].tokens};
         p.n = shapes[i].n, p.D = shapes[i].D, p.dtype = shapes[i].dtype;
         p.iterations = 20;
         p.seed = 41;
-        if (op == SINKHORN && (p.dtype != COT_F32 && p.n == 4))
+        if (op == SINKHORN && (p.uses == CPU ? p.dtype != COT_F32 && p.n == 4 : p.D != 4096 || p.dtype != COT_BF16))
             continue;
         p.dtype = op == SINKHORN ? COT_F32 : p.dtype;
         p.dh_res = true;
         emit(v, &p);
-        if (op != PRE || i > 0)
+        if (op != PRE || (i != 0 && i != first_of_gpu))
             continue;
         p.dh_res = false, p.fused = p.dx_post = true; /* the whole layer in one pass */
         emit(v, &p);
@@ -515,7 +521,7 @@ static const char *parse(int op, int direction, int count, char *const words[], 
 {
     plan p = {.op = op,
               .direction = direction,
-              .uses = COT_CASE_CHECK | COT_CASE_BENCH,
+              .uses = COT_CASE_CHECK | COT_CASE_BENCH | COT_CASE_BENCH_CUDA,
               .B = 1,
               .T = 2048,
               .n = 4,

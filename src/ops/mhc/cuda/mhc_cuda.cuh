@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * mhc_cuda.cuh: access to tensors, and sums over a block, for the kernels of the three ops. */
+#ifndef COT_MHC_CUDA_CUH
+#define COT_MHC_CUDA_CUH
+
+#include "mhc_cuda.h"
+
+#include "../../../cuda/device/activation.cuh"
+#include "../../../cuda/device/element.cuh"
+
+static __device__ __forceinline__ bool given(const mhc_array &a)
+{
+    return a.data != nullptr;
+}
+
+/* Element 0 of a token of a tensor [B,T,...], in elements from data. */
+static __device__ __forceinline__ int64_t token_at(const mhc_call &c, const mhc_array &a, int64_t token)
+{
+    return token / c.T * a.stride[0] + token % c.T * a.stride[1];
+}
+
+static __device__ __forceinline__ float load_f32(const mhc_array &a, int64_t at)
+{
+    return ((const float *)a.data)[at];
+}
+
+static __device__ __forceinline__ void store_f32(const mhc_array &a, int64_t at, float value)
+{
+    ((float *)a.data)[at] = value;
+}
+
+template <typename E> static __device__ __forceinline__ float load_e(const mhc_array &a, int64_t at)
+{
+    return cot_to_f32(((const E *)a.data)[at]);
+}
+
+template <typename E> static __device__ __forceinline__ void store_e(const mhc_array &a, int64_t at, float value)
+{
+    cot_from_f32((E *)a.data + at, value);
+}
+
+static __device__ __forceinline__ void store_gradient(const mhc_call &c, const mhc_array &a, int64_t at, float value)
+{
+    if (given(a))
+        store_f32(a, at, c.accumulate ? load_f32(a, at) + value : value);
+}
+
+/* Adds up V values over the lanes of a warp, by halves: each step sends away those that the lane's other half keeps.
+ * Lane l is left with the sums of elements l*V/32 and those after it, in v[0] to v[V/32-1]. */
+template <int V, int WIDTH = 16> static __device__ __forceinline__ void sum_over_lanes(float (&v)[V])
+{
+    static_assert(V % 32 == 0, "a whole number of sums for each lane");
+    constexpr int HALF = V / 32 * WIDTH;
+    const bool upper = threadIdx.x & WIDTH;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        const float kept = upper ? v[i + HALF] : v[i], sent = upper ? v[i] : v[i + HALF];
+        v[i] = kept + __shfl_xor_sync(0xffffffffu, sent, WIDTH);
+    }
+    if constexpr (WIDTH > 1)
+        sum_over_lanes<V, WIDTH / 2>(v);
+}
+
+#endif

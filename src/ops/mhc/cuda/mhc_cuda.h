@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * mhc_cuda.h: what the host hands to the CUDA kernels of the three ops, by value. For C and CUDA. */
+#ifndef COT_MHC_CUDA_H
+#define COT_MHC_CUDA_H
+
+#include <stdint.h>
+
+enum {
+    MHC_CUDA_MAX_N = 8,
+    MHC_CUDA_MAX_M = MHC_CUDA_MAX_N * (MHC_CUDA_MAX_N + 2),
+    MHC_CUDA_THREADS = 256,
+    MHC_CUDA_TOKENS = 8, /* tokens that a block of pre's generic kernels takes: each phi is read once for them */
+    MHC_CUDA_POST_THREADS = 256, /* of a block of post, a token a block, at most */
+    MHC_CUDA_TOKEN_THREADS = 64, /* of a block of Sinkhorn's kernels, a token a thread */
+    MHC_CUDA_MAX_PARTS = 16,     /* runs of tokens with a Q of their own */
+    MHC_CUDA_RUN = 16            /* tokens that dphi adds up in one run */
+};
+
+/* A tensor on the device; null = absent. Strides in elements: of b, t and what follows; of parameters, their own. */
+typedef struct mhc_array {
+    void *data;
+    int64_t stride[4];
+} mhc_array;
+
+/* One struct for all kernels, each reading its part of it. Names are those of the argument structs. */
+typedef struct mhc_call {
+    int64_t tokens, T, D;
+    int32_t n, iterations, accumulate;
+    float norm_eps, hc_eps, post_scale, sinkhorn_eps;
+    mhc_array x, phi, alpha, bias, gamma;
+    mhc_array h_in, h_pre, h_post, h_res, A, inv_rms, h_mix;
+    mhc_array dh_in, dh_post, dh_res, dA, dx_post, dx, dphi, dalpha, dbias, dgamma;
+    mhc_array f, y, dy, df;
+    /* Of the workspace. */
+    float *logits;  /* [tokens][n*n]: fused Sinkhorn's */
+    float *history; /* [iterations][2n][tokens]: u and v after each of Sinkhorn's iterations */
+    float *dz;      /* [tokens][M] */
+    float *dh_mix;  /* [tokens][M] */
+    float *partial; /* [parts][M][n*D]: Q of each part */
+    int64_t parts, part_length;
+} mhc_call;
+
+#endif

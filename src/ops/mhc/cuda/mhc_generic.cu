@@ -1,0 +1,512 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc_generic.cu: pre and post for any strides, x's dtypes and n up to 8; Sinkhorn is in mhc_sinkhorn.cu. Sums are
+ * float32: a thread adds at most RUN terms in one run, a warp's runs are added up in their order, then the warps'.
+ *
+ * pre forward: a block takes MHC_CUDA_TOKENS tokens, ROWS rows of phi at a time, its threads columns of it.
+ * pre backward: dz and dx likewise; then Q by columns, a thread each, over parts of the tokens; then the sums over parts,
+ * and of dbias and dalpha over tokens.
+ * post forward: a thread an element d of a token. post backward: a block a token. */
+#include "mhc_cuda.cuh"
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
+
+enum { THREADS = MHC_CUDA_THREADS, WARPS = THREADS / 32, TOKENS = MHC_CUDA_TOKENS, ROWS = 8, SUMS = 64, RUN = 32 };
+static_assert(TOKENS * ROWS == SUMS && MHC_CUDA_MAX_N == ROWS, "one kind of block sum");
+
+/* ---- sums over a block -------------------------------------------------------------------------------- */
+
+/* SUMS sums: v of each thread, through the totals of its warp. */
+struct block_sums {
+    float warp[WARPS][SUMS];
+};
+
+static __device__ __forceinline__ void begin_sums(block_sums &s, float (&v)[SUMS])
+{
+    for (int i = threadIdx.x % 32; i < SUMS; i += 32)
+        s.warp[threadIdx.x / 32][i] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+        v[i] = 0.0f;
+    __syncwarp();
+}
+
+/* Ends a run. */
+static __device__ __forceinline__ void add_run(block_sums &s, float (&v)[SUMS])
+{
+    sum_over_lanes(v);
+    float *total = s.warp[threadIdx.x / 32] + threadIdx.x % 32 * (SUMS / 32);
+#pragma unroll
+    for (int i = 0; i < SUMS / 32; i++)
+        total[i] += v[i];
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+        v[i] = 0.0f;
+}
+
+/* The last run, and the block's sum number threadIdx.x, for the first SUMS threads. */
+static __device__ __forceinline__ float end_sums(block_sums &s, float (&v)[SUMS])
+{
+    add_run(s, v);
+    __syncthreads();
+    float sum = 0.0f;
+    if (threadIdx.x < SUMS)
+#pragma unroll
+        for (int warp = 0; warp < WARPS; warp++)
+            sum += s.warp[warp][threadIdx.x];
+    __syncthreads();
+    return sum;
+}
+
+/* Where a block's tokens begin in a tensor; tokens beyond the last one stand for it again. */
+struct token_offsets {
+    int64_t at[TOKENS];
+};
+
+static __device__ __forceinline__ token_offsets offsets_of(const mhc_call &c, const mhc_array &a, int64_t first)
+{
+    token_offsets o;
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++)
+        o.at[t] = token_at(c, a, first + t < c.tokens ? first + t : c.tokens - 1);
+    return o;
+}
+
+/* ---- pre, forward ------------------------------------------------------------------------------------- */
+
+/* The sums of squares of the block's tokens, in those of column 0; and the products with rows [j, j+ROWS) of phi. */
+template <typename E, bool SQUARES>
+static __device__ __forceinline__ float project(const mhc_call &c, const token_offsets &at, int M, int j,
+                                                block_sums &shared)
+{
+    float sums[SUMS];
+    begin_sums(shared, sums);
+    int terms = 0;
+    for (int i = 0; i < c.n; i++) {
+        for (int64_t begin = 0; begin < c.D; begin += THREADS) {
+            const int64_t d = begin + threadIdx.x;
+            if (d < c.D) {
+                float x[TOKENS];
+#pragma unroll
+                for (int t = 0; t < TOKENS; t++)
+                    x[t] = load_e<E>(c.x, at.at[t] + i * c.x.stride[2] + d * c.x.stride[3]);
+                const float gamma =
+                    given(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
+#pragma unroll
+                for (int r = 0; r < (SQUARES ? 1 : ROWS); r++) {
+                    float phi = 0.0f;
+                    if (!SQUARES && j + r < M)
+                        phi = load_f32(c.phi, (j + r) * c.phi.stride[0] + (i * c.D + d) * c.phi.stride[1]) * gamma;
+#pragma unroll
+                    for (int t = 0; t < TOKENS; t++)
+                        sums[t * ROWS + r] = fmaf(SQUARES ? x[t] : phi, x[t], sums[t * ROWS + r]);
+                }
+            }
+            if (++terms == RUN) {
+                add_run(shared, sums);
+                terms = 0;
+            }
+        }
+    }
+    return end_sums(shared, sums);
+}
+
+/* Coefficient j of a token from h_mix. Returns h_pre for those. */
+static __device__ __forceinline__ float write_coefficient(const mhc_call &c, int64_t token, int j, float h_mix,
+                                                          float inv_rms)
+{
+    const int n = c.n, group = j < n ? 0 : j < 2 * n ? 1 : 2;
+    const float z =
+        fmaf(load_f32(c.alpha, group * c.alpha.stride[0]), h_mix * inv_rms, load_f32(c.bias, j * c.bias.stride[0]));
+    float rest;
+    if (given(c.h_mix))
+        store_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2], h_mix);
+    if (group == 0) {
+        const float h_pre = cot_sigmoid(z, &rest) + c.hc_eps;
+        if (given(c.h_pre))
+            store_f32(c.h_pre, token_at(c, c.h_pre, token) + j * c.h_pre.stride[2], h_pre);
+        return h_pre;
+    }
+    if (group == 1 && given(c.h_post))
+        store_f32(c.h_post, token_at(c, c.h_post, token) + (j - n) * c.h_post.stride[2],
+                  c.post_scale * cot_sigmoid(z, &rest));
+    const int ij = j - 2 * n;
+    if (group == 2 && given(c.h_res))
+        store_f32(c.h_res, token_at(c, c.h_res, token) + ij / n * c.h_res.stride[2] + ij % n * c.h_res.stride[3], z);
+    if (group == 2 && c.logits != nullptr)
+        c.logits[token * n * n + ij] = z;
+    return 0.0f;
+}
+
+template <typename E> static __device__ __forceinline__ void pre_forward(const mhc_call &c)
+{
+    __shared__ block_sums shared;
+    __shared__ float h_mix[TOKENS][MHC_CUDA_MAX_M], inv_rms[TOKENS], h_pre[TOKENS][MHC_CUDA_MAX_N];
+    const int n = c.n, M = n * n + 2 * n, tid = threadIdx.x;
+    for (int64_t first = (int64_t)blockIdx.x * TOKENS; first < c.tokens; first += (int64_t)gridDim.x * TOKENS) {
+        const int count = c.tokens - first < TOKENS ? (int)(c.tokens - first) : TOKENS;
+        const token_offsets at = offsets_of(c, c.x, first);
+        const float squares = project<E, true>(c, at, M, 0, shared);
+        if (tid < SUMS && tid % ROWS == 0)
+            inv_rms[tid / ROWS] = 1.0f / sqrtf(squares / (float)(n * c.D) + c.norm_eps);
+        for (int j = 0; j < M; j += ROWS) {
+            const float sum = project<E, false>(c, at, M, j, shared);
+            if (tid < SUMS && j + tid % ROWS < M)
+                h_mix[tid / ROWS][j + tid % ROWS] = sum;
+        }
+        __syncthreads();
+        for (int number = tid; number < count * M; number += THREADS) {
+            const int t = number / M, j = number % M;
+            const float value = write_coefficient(c, first + t, j, h_mix[t][j], inv_rms[t]);
+            if (j < n)
+                h_pre[t][j] = value;
+        }
+        if (tid < count && given(c.inv_rms))
+            store_f32(c.inv_rms, token_at(c, c.inv_rms, first + tid), inv_rms[tid]);
+        __syncthreads();
+        if (!given(c.h_in))
+            continue;
+        const token_offsets out = offsets_of(c, c.h_in, first);
+        for (int64_t d = tid; d < c.D; d += THREADS)
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) {
+                if (t >= count)
+                    break;
+                float sum = 0.0f;
+                for (int i = 0; i < n; i++)
+                    sum = fmaf(h_pre[t][i], load_e<E>(c.x, at.at[t] + i * c.x.stride[2] + d * c.x.stride[3]), sum);
+                store_e<E>(c.h_in, out.at[t] + d * c.h_in.stride[2], sum);
+            }
+    }
+}
+
+/* ---- pre, backward ------------------------------------------------------------------------------------ */
+
+/* dh_pre [TOKENS][n] in the sums. */
+template <typename E>
+static __device__ __forceinline__ float gather_dh_pre(const mhc_call &c, const token_offsets &at,
+                                                      const token_offsets &at_dh_in, block_sums &shared)
+{
+    float sums[SUMS];
+    begin_sums(shared, sums);
+    int terms = 0;
+    for (int64_t begin = 0; begin < c.D; begin += THREADS) {
+        const int64_t d = begin + threadIdx.x;
+        if (d < c.D) {
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) {
+                const float dh_in = load_e<E>(c.dh_in, at_dh_in.at[t] + d * c.dh_in.stride[2]);
+#pragma unroll
+                for (int i = 0; i < MHC_CUDA_MAX_N; i++)
+                    if (i < c.n)
+                        sums[t * ROWS + i] = fmaf(load_e<E>(c.x, at.at[t] + i * c.x.stride[2] + d * c.x.stride[3]),
+                                                  dh_in, sums[t * ROWS + i]);
+            }
+        }
+        if (++terms == RUN) {
+            add_run(shared, sums);
+            terms = 0;
+        }
+    }
+    return end_sums(shared, sums);
+}
+
+/* dx of the block's tokens in column (i, d). */
+template <typename E>
+static __device__ __forceinline__ void write_dx(const mhc_call &c, int64_t first, int count, int M, int i, int64_t d,
+                                                const float (*dh_mix)[MHC_CUDA_MAX_M],
+                                                const float (*h_pre)[MHC_CUDA_MAX_N], const float *factor)
+{
+    float sum[TOKENS] = {0};
+    for (int j = 0; j < M; j += ROWS) {
+        float part[TOKENS] = {0};
+        for (int r = j; r < M && r < j + ROWS; r++) {
+            const float phi = load_f32(c.phi, r * c.phi.stride[0] + (i * c.D + d) * c.phi.stride[1]);
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++)
+                part[t] = fmaf(dh_mix[t][r], phi, part[t]);
+        }
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++)
+            sum[t] += part[t];
+    }
+    const float gamma = given(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+        if (t >= count)
+            break;
+        const int64_t token = first + t;
+        float dx = gamma * sum[t];
+        dx = fmaf(factor[t], load_e<E>(c.x, token_at(c, c.x, token) + i * c.x.stride[2] + d * c.x.stride[3]), dx);
+        dx = fmaf(h_pre[t][i], load_e<E>(c.dh_in, token_at(c, c.dh_in, token) + d * c.dh_in.stride[2]), dx);
+        if (given(c.dx_post))
+            dx +=
+                load_e<E>(c.dx_post, token_at(c, c.dx_post, token) + i * c.dx_post.stride[2] + d * c.dx_post.stride[3]);
+        store_e<E>(c.dx, token_at(c, c.dx, token) + i * c.dx.stride[2] + d * c.dx.stride[3], dx);
+    }
+}
+
+/* dz of post and res is in the workspace already. */
+template <typename E> static __device__ __forceinline__ void pre_dx(const mhc_call &c)
+{
+    __shared__ block_sums shared;
+    __shared__ float dz[TOKENS][MHC_CUDA_MAX_M], dh_mix[TOKENS][MHC_CUDA_MAX_M], h_pre[TOKENS][MHC_CUDA_MAX_N];
+    __shared__ float factor[TOKENS]; /* c of the formulas */
+    const int n = c.n, M = n * n + 2 * n, tid = threadIdx.x;
+    for (int64_t first = (int64_t)blockIdx.x * TOKENS; first < c.tokens; first += (int64_t)gridDim.x * TOKENS) {
+        const int count = c.tokens - first < TOKENS ? (int)(c.tokens - first) : TOKENS;
+        const token_offsets at = offsets_of(c, c.x, first), at_dh_in = offsets_of(c, c.dh_in, first);
+        const float dh_pre = gather_dh_pre<E>(c, at, at_dh_in, shared);
+        const int own = tid / ROWS, i = tid % ROWS;
+        if (tid < SUMS && own < count && i < n) {
+            h_pre[own][i] = load_f32(c.h_pre, token_at(c, c.h_pre, first + own) + i * c.h_pre.stride[2]);
+            const float s = h_pre[own][i] - c.hc_eps;
+            dz[own][i] = dh_pre * s * (1.0f - s);
+            c.dz[(first + own) * M + i] = dz[own][i];
+        }
+        for (int number = tid; number < count * (M - n); number += THREADS) {
+            const int t = number / (M - n), j = n + number % (M - n);
+            dz[t][j] = c.dz[(first + t) * M + j];
+        }
+        __syncthreads();
+        for (int number = tid; number < TOKENS * M; number += THREADS) {
+            const int t = number / M, j = number % M, group = j < n ? 0 : j < 2 * n ? 1 : 2;
+            if (t >= count) {
+                dh_mix[t][j] = 0.0f;
+                continue;
+            }
+            const float du = load_f32(c.alpha, group * c.alpha.stride[0]) * dz[t][j];
+            dh_mix[t][j] = du * load_f32(c.inv_rms, token_at(c, c.inv_rms, first + t));
+            c.dh_mix[(first + t) * M + j] = dh_mix[t][j];
+        }
+        __syncthreads();
+        if (tid < count) {
+            const float inv_rms = load_f32(c.inv_rms, token_at(c, c.inv_rms, first + tid));
+            const int64_t h_mix = token_at(c, c.h_mix, first + tid);
+            float sum = 0.0f;
+            for (int j = 0; j < M; j += ROWS) {
+                float part = 0.0f;
+                for (int r = j; r < M && r < j + ROWS; r++) {
+                    const int group = r < n ? 0 : r < 2 * n ? 1 : 2;
+                    part = fmaf(load_f32(c.alpha, group * c.alpha.stride[0]) * dz[tid][r],
+                                load_f32(c.h_mix, h_mix + r * c.h_mix.stride[2]), part);
+                }
+                sum += part;
+            }
+            factor[tid] = -sum * inv_rms * inv_rms * inv_rms / (float)(n * c.D);
+        }
+        __syncthreads();
+        for (int64_t k = tid; given(c.dx) && k < n * c.D; k += THREADS)
+            write_dx<E>(c, first, count, M, (int)(k / c.D), k % c.D, dh_mix, h_pre, factor);
+        __syncthreads();
+    }
+}
+
+/* Block (x, y): Q of columns of part y. */
+template <typename E> static __device__ __forceinline__ void pre_dphi(const mhc_call &c)
+{
+    __shared__ float dh_mix[MHC_CUDA_RUN][MHC_CUDA_MAX_M];
+    __shared__ int64_t at[MHC_CUDA_RUN];
+    const int M = c.n * c.n + 2 * c.n;
+    const int64_t K = c.n * c.D, k = (int64_t)blockIdx.x * THREADS + threadIdx.x, part = blockIdx.y;
+    const int64_t begin = part * c.part_length;
+    const int64_t end = begin + c.part_length < c.tokens ? begin + c.part_length : c.tokens;
+    const int64_t column = k < K ? k / c.D * c.x.stride[2] + k % c.D * c.x.stride[3] : 0;
+    for (int j = 0; j < M; j += ROWS) {
+        float sum[ROWS] = {0};
+        for (int64_t first = begin; first < end; first += MHC_CUDA_RUN) {
+            const int count = end - first < MHC_CUDA_RUN ? (int)(end - first) : MHC_CUDA_RUN;
+            __syncthreads();
+            for (int number = threadIdx.x; number < count * ROWS; number += THREADS)
+                if (j + number % ROWS < M)
+                    dh_mix[number / ROWS][number % ROWS] = c.dh_mix[(first + number / ROWS) * M + j + number % ROWS];
+            if (threadIdx.x < count)
+                at[threadIdx.x] = token_at(c, c.x, first + threadIdx.x);
+            __syncthreads();
+            if (k >= K)
+                continue;
+            float run[ROWS] = {0};
+            for (int t = 0; t < count; t++) {
+                const float x = load_e<E>(c.x, at[t] + column);
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+                    run[r] = fmaf(j + r < M ? dh_mix[t][r] : 0.0f, x, run[r]);
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                sum[r] += run[r];
+        }
+        if (k < K)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                if (j + r < M)
+                    c.partial[(part * M + j + r) * K + k] = sum[r];
+    }
+}
+
+/* dphi and dgamma of column k from the parts' Q, added up in their order. */
+KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
+{
+    const int M = c.n * c.n + 2 * c.n;
+    const int64_t K = c.n * c.D, k = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (k >= K)
+        return;
+    const int64_t i = k / c.D, d = k % c.D;
+    const float gamma = given(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
+    double dgamma = 0;
+    for (int j = 0; j < M; j++) {
+        double Q = 0;
+        for (int64_t part = 0; part < c.parts; part++)
+            Q += (double)c.partial[(part * M + j) * K + k];
+        store_gradient(c, c.dphi, j * c.dphi.stride[0] + k * c.dphi.stride[1], (float)Q * gamma);
+        dgamma += (double)load_f32(c.phi, j * c.phi.stride[0] + k * c.phi.stride[1]) * Q;
+    }
+    store_gradient(c, c.dgamma, i * c.dgamma.stride[0] + d * c.dgamma.stride[1], (float)dgamma);
+}
+
+/* Block j < M: dbias_j; blocks M to M+2: dalpha. */
+KERNEL mhc_pre_sum_tokens(const __grid_constant__ mhc_call c)
+{
+    __shared__ double sums[THREADS];
+    const int n = c.n, M = n * n + 2 * n, block = blockIdx.x, group = block - M;
+    const int first = group < 0 ? block : group * n, last = group < 0 ? block + 1 : group == 2 ? M : (group + 1) * n;
+    double sum = 0;
+    for (int64_t token = threadIdx.x; token < c.tokens; token += THREADS) {
+        double terms = 0;
+        for (int j = first; j < last; j++) {
+            const double dz = (double)c.dz[token * M + j];
+            terms +=
+                group < 0 ? dz : dz * (double)load_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2]);
+        }
+        sum += group < 0 ? terms : terms * (double)load_f32(c.inv_rms, token_at(c, c.inv_rms, token));
+    }
+    sums[threadIdx.x] = sum;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half)
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    if (threadIdx.x != 0)
+        return;
+    if (group < 0)
+        store_gradient(c, c.dbias, block * c.dbias.stride[0], (float)sums[0]);
+    else
+        store_gradient(c, c.dalpha, group * c.dalpha.stride[0], (float)sums[0]);
+}
+
+/* ---- post --------------------------------------------------------------------------------------------- */
+
+template <typename E> static __device__ __forceinline__ void post_forward(const mhc_call &c)
+{
+    const int n = c.n;
+    for (int64_t number = (int64_t)blockIdx.x * THREADS + threadIdx.x; number < c.tokens * c.D;
+         number += (int64_t)gridDim.x * THREADS) {
+        const int64_t token = number / c.D, d = number % c.D;
+        const int64_t at_x = token_at(c, c.x, token) + d * c.x.stride[3], at_A = token_at(c, c.A, token);
+        const int64_t at_y = token_at(c, c.y, token) + d * c.y.stride[3];
+        float x[MHC_CUDA_MAX_N];
+#pragma unroll
+        for (int i = 0; i < MHC_CUDA_MAX_N; i++)
+            x[i] = i < n ? load_e<E>(c.x, at_x + i * c.x.stride[2]) : 0.0f;
+        const float f = load_e<E>(c.f, token_at(c, c.f, token) + d * c.f.stride[2]);
+        for (int o = 0; o < n; o++) {
+            float y = load_f32(c.h_post, token_at(c, c.h_post, token) + o * c.h_post.stride[2]) * f;
+#pragma unroll
+            for (int i = 0; i < MHC_CUDA_MAX_N; i++)
+                if (i < n)
+                    y = fmaf(load_f32(c.A, at_A + i * c.A.stride[2] + o * c.A.stride[3]), x[i], y);
+            store_e<E>(c.y, at_y + o * c.y.stride[2], y);
+        }
+    }
+}
+
+/* dh_post[o] in sum 0 and dA[i,o] in sum 1+i. */
+template <typename E>
+static __device__ __forceinline__ void post_sums(const mhc_call &c, int64_t token, int o, float (*warp_sums)[32])
+{
+    float sums[32] = {0}, total = 0.0f;
+    int terms = 0;
+    const int64_t at_x = token_at(c, c.x, token), at_f = token_at(c, c.f, token);
+    const int64_t at_dy = token_at(c, c.dy, token) + o * c.dy.stride[2];
+    for (int64_t begin = 0; begin < c.D; begin += THREADS) {
+        const int64_t d = begin + threadIdx.x;
+        if (d < c.D) {
+            const float dy = load_e<E>(c.dy, at_dy + d * c.dy.stride[3]);
+            sums[0] = fmaf(load_e<E>(c.f, at_f + d * c.f.stride[2]), dy, sums[0]);
+#pragma unroll
+            for (int i = 0; i < MHC_CUDA_MAX_N; i++)
+                if (i < c.n)
+                    sums[1 + i] = fmaf(load_e<E>(c.x, at_x + i * c.x.stride[2] + d * c.x.stride[3]), dy, sums[1 + i]);
+        }
+        if (++terms == RUN || begin + THREADS >= c.D) {
+            sum_over_lanes(sums);
+            total += sums[0];
+            terms = 0;
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                sums[i] = 0.0f;
+        }
+    }
+    warp_sums[threadIdx.x / 32][threadIdx.x % 32] = total;
+    __syncthreads();
+    if (threadIdx.x <= c.n) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; warp++)
+            sum += warp_sums[warp][threadIdx.x];
+        const int i = (int)threadIdx.x - 1;
+        if (i < 0 && given(c.dh_post))
+            store_f32(c.dh_post, token_at(c, c.dh_post, token) + o * c.dh_post.stride[2], sum);
+        if (i >= 0 && given(c.dA))
+            store_f32(c.dA, token_at(c, c.dA, token) + i * c.dA.stride[2] + o * c.dA.stride[3], sum);
+    }
+    __syncthreads();
+}
+
+template <typename E> static __device__ __forceinline__ void post_backward(const mhc_call &c)
+{
+    __shared__ float warp_sums[WARPS][32];
+    const int n = c.n;
+    for (int64_t token = blockIdx.x; token < c.tokens; token += gridDim.x) {
+        for (int o = 0; o < n && (given(c.dh_post) || given(c.dA)); o++)
+            post_sums<E>(c, token, o, warp_sums);
+        const int64_t at_dy = token_at(c, c.dy, token), at_A = token_at(c, c.A, token);
+        for (int64_t d = threadIdx.x; d < c.D && (given(c.dx) || given(c.df)); d += THREADS) {
+            float dy[MHC_CUDA_MAX_N], df = 0.0f;
+#pragma unroll
+            for (int o = 0; o < MHC_CUDA_MAX_N; o++)
+                if (o < n) {
+                    dy[o] = load_e<E>(c.dy, at_dy + o * c.dy.stride[2] + d * c.dy.stride[3]);
+                    df = fmaf(load_f32(c.h_post, token_at(c, c.h_post, token) + o * c.h_post.stride[2]), dy[o], df);
+                }
+            if (given(c.df))
+                store_e<E>(c.df, token_at(c, c.df, token) + d * c.df.stride[2], df);
+            for (int i = 0; i < n && given(c.dx); i++) {
+                float dx = 0.0f;
+#pragma unroll
+                for (int o = 0; o < MHC_CUDA_MAX_N; o++)
+                    if (o < n)
+                        dx = fmaf(load_f32(c.A, at_A + i * c.A.stride[2] + o * c.A.stride[3]), dy[o], dx);
+                store_e<E>(c.dx, token_at(c, c.dx, token) + i * c.dx.stride[2] + d * c.dx.stride[3], dx);
+            }
+        }
+    }
+}
+
+/* ---- instances ---------------------------------------------------------------------------------------- */
+
+#define INSTANCE(name, suffix, element)                                      \
+    KERNEL mhc_##name##_generic_##suffix(const __grid_constant__ mhc_call c) \
+    {                                                                        \
+        name<element>(c);                                                    \
+    }
+#define INSTANCES(name)         \
+    INSTANCE(name, f32, float)  \
+    INSTANCE(name, f16, __half) \
+    INSTANCE(name, bf16, __nv_bfloat16)
+
+INSTANCES(pre_forward)
+INSTANCES(pre_dx)
+INSTANCES(pre_dphi)
+INSTANCES(post_forward)
+INSTANCES(post_backward)

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc_launch.c: the CUDA rows on the host: which kernels a call enqueues, with what grids. */
+#include "../mhc_admit.h"
+#include "mhc_launch.h"
+
+#include "cuda/device.h"
+
+#define COT_KERNEL(op, direction, name, isa, admit, cost, workspace) \
+    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#include "../mhc_kernels.def"
+#undef COT_KERNEL
+
+/* `return` on the first launch that fails; a grid without blocks is none. */
+#define LAUNCH(queue, kernel, x, y, threads_, call)                                                                 \
+    do {                                                                                                            \
+        const cot_cuda_grid grid_ = {.blocks = {(unsigned)(x), (unsigned)(y), 1}, .threads = (unsigned)(threads_)}; \
+        const cot_status status_ =                                                                                  \
+            grid_.blocks[0] * grid_.blocks[1] == 0 ? COT_OK : cot_cuda_launch(queue, kernel, &grid_, call);         \
+        if (status_ != COT_OK)                                                                                      \
+            return status_;                                                                                         \
+    } while (0)
+
+/* ---- the kernels -------------------------------------------------------------------------------------- */
+
+/* clang-format off */
+#define IMAGE(stem) extern const unsigned char cot_image_##stem[];
+IMAGE(mhc_generic)
+IMAGE(mhc_post)
+IMAGE(mhc_sinkhorn)
+
+/* By dtype, f32, f16 and bf16 being 1, 2 and 3 in cot_dtype. */
+#define BY_DTYPE(image, stem) \
+    {{cot_image_##image, #stem "_f32", 0}, {cot_image_##image, #stem "_f16", 0}, {cot_image_##image, #stem "_bf16", 0}}
+/* By n - 1. */
+#define BY_N(image, stem) \
+    {{cot_image_##image, #stem "_n1", 0}, {cot_image_##image, #stem "_n2", 0}, {cot_image_##image, #stem "_n3", 0}, \
+     {cot_image_##image, #stem "_n4", 0}, {cot_image_##image, #stem "_n5", 0}, {cot_image_##image, #stem "_n6", 0}, \
+     {cot_image_##image, #stem "_n7", 0}, {cot_image_##image, #stem "_n8", 0}}
+#define BY_N_AND_DTYPE(image, stem) \
+    {BY_DTYPE(image, stem##_n1), BY_DTYPE(image, stem##_n2), BY_DTYPE(image, stem##_n3), BY_DTYPE(image, stem##_n4), \
+     BY_DTYPE(image, stem##_n5), BY_DTYPE(image, stem##_n6), BY_DTYPE(image, stem##_n7), BY_DTYPE(image, stem##_n8)}
+
+static const cot_cuda_kernel pre_forward_generic[3] = BY_DTYPE(mhc_generic, mhc_pre_forward_generic);
+static const cot_cuda_kernel pre_dx_generic[3] = BY_DTYPE(mhc_generic, mhc_pre_dx_generic);
+static const cot_cuda_kernel pre_dphi_generic[3] = BY_DTYPE(mhc_generic, mhc_pre_dphi_generic);
+static const cot_cuda_kernel post_forward_generic[3] = BY_DTYPE(mhc_generic, mhc_post_forward_generic);
+static const cot_cuda_kernel post_backward_generic[3] = BY_DTYPE(mhc_generic, mhc_post_backward_generic);
+static const cot_cuda_kernel pre_sum_parts = {cot_image_mhc_generic, "mhc_pre_sum_parts", 0};
+static const cot_cuda_kernel pre_sum_tokens = {cot_image_mhc_generic, "mhc_pre_sum_tokens", 0};
+static const cot_cuda_kernel sinkhorn_forward[8] = BY_N(mhc_sinkhorn, mhc_sinkhorn_forward);
+static const cot_cuda_kernel sinkhorn_backward[8] = BY_N(mhc_sinkhorn, mhc_sinkhorn_backward);
+static const cot_cuda_kernel pre_dz[8] = BY_N(mhc_sinkhorn, mhc_pre_dz);
+static const cot_cuda_kernel post_forward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_forward);
+static const cot_cuda_kernel post_backward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_backward);
+/* clang-format on */
+
+/* ---- arguments ---------------------------------------------------------------------------------------- */
+
+static mhc_array array(const cot_tensor *tensor)
+{
+    mhc_array a = {.data = cot_present(tensor) ? tensor->data : NULL};
+    for (int axis = 0; axis < tensor->rank && axis < 4; axis++)
+        a.stride[axis] = tensor->stride[axis];
+    return a;
+}
+
+static mhc_call call_of_sizes(const mhc_sizes *s)
+{
+    return (mhc_call){.tokens = s->tokens, .T = s->T, .D = s->D, .n = (int32_t)s->n};
+}
+
+static int64_t token_blocks(const mhc_call *c)
+{
+    return mhc_quotient_up(c->tokens, MHC_CUDA_TOKEN_THREADS);
+}
+
+/* The generic kernels go around in their grid. */
+static int64_t generic_blocks(int64_t wanted)
+{
+    return wanted < INT32_MAX ? wanted : INT32_MAX;
+}
+
+static bool aligned(const mhc_array *arrays, int count)
+{
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)arrays[i].data % 16 != 0)
+            return false;
+    return true;
+}
+
+/* ---- sinkhorn ----------------------------------------------------------------------------------------- */
+
+cot_status mhc_sinkhorn_fwd_tokens_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    const mhc_sinkhorn_forward_problem *p = problem;
+    mhc_call c = call_of_sizes(&p->sizes);
+    c.iterations = p->args.iterations;
+    c.sinkhorn_eps = (float)p->args.eps;
+    c.h_res = array(&p->args.h_res);
+    c.A = array(&p->args.A);
+    LAUNCH(queue, &sinkhorn_forward[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
+    return COT_OK;
+}
+
+cot_status mhc_sinkhorn_bwd_tokens_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_sinkhorn_backward_problem *p = problem;
+    mhc_call c = call_of_sizes(&p->sizes);
+    c.iterations = p->args.iterations;
+    c.sinkhorn_eps = (float)p->args.eps;
+    c.h_res = array(&p->args.h_res);
+    c.dA = array(&p->args.dA);
+    c.dh_res = array(&p->args.dh_res);
+    c.history = workspace;
+    LAUNCH(queue, &sinkhorn_backward[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
+    return COT_OK;
+}
+
+/* ---- pre, forward ------------------------------------------------------------------------------------- */
+
+static mhc_call pre_forward_call(const mhc_pre_forward_problem *p)
+{
+    const cot_mhc_pre_forward_args *a = &p->args;
+    mhc_call c = call_of_sizes(&p->sizes);
+    c.norm_eps = (float)a->norm_eps;
+    c.hc_eps = (float)a->hc_eps;
+    c.post_scale = (float)a->post_scale;
+    c.sinkhorn_eps = (float)a->sinkhorn_eps;
+    c.iterations = a->sinkhorn_iterations;
+    c.x = array(&a->x);
+    c.phi = array(&a->phi);
+    c.alpha = array(&a->alpha);
+    c.bias = array(&a->bias);
+    c.gamma = array(&a->gamma);
+    c.h_in = array(&a->h_in);
+    c.h_pre = array(&a->h_pre);
+    c.h_post = array(&a->h_post);
+    c.h_res = array(&a->h_res);
+    c.A = array(&a->A);
+    c.inv_rms = array(&a->inv_rms);
+    c.h_mix = array(&a->h_mix);
+    return c;
+}
+
+cot_status mhc_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_forward_problem *p = problem;
+    mhc_call c = pre_forward_call(p);
+    c.logits = c.A.data != NULL ? workspace : NULL;
+    LAUNCH(queue, &pre_forward_generic[p->sizes.dtype - COT_F32],
+           generic_blocks(mhc_quotient_up(c.tokens, MHC_CUDA_TOKENS)), 1, MHC_CUDA_THREADS, &c);
+    if (c.A.data == NULL)
+        return COT_OK;
+    const int64_t n = c.n;
+    c.h_res = (mhc_array){c.logits, {c.T * n * n, n * n, n, 1}};
+    LAUNCH(queue, &sinkhorn_forward[n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
+    return COT_OK;
+}
+
+/* ---- pre, backward ------------------------------------------------------------------------------------ */
+
+static mhc_call pre_backward_call(const mhc_pre_backward_problem *p, void *workspace)
+{
+    const cot_mhc_pre_backward_args *a = &p->args;
+    const mhc_cuda_layout layout = mhc_cuda_layout_pre_bwd(&p->sizes, mhc_pre_iterations(a));
+    char *base = workspace;
+    mhc_call c = call_of_sizes(&p->sizes);
+    c.hc_eps = (float)a->hc_eps;
+    c.post_scale = (float)a->post_scale;
+    c.sinkhorn_eps = (float)a->sinkhorn_eps;
+    c.iterations = a->sinkhorn_iterations;
+    c.accumulate = a->accumulate;
+    c.x = array(&a->x);
+    c.phi = array(&a->phi);
+    c.alpha = array(&a->alpha);
+    c.bias = array(&a->bias);
+    c.gamma = array(&a->gamma);
+    c.inv_rms = array(&a->inv_rms);
+    c.h_mix = array(&a->h_mix);
+    c.h_pre = array(&a->h_pre);
+    c.h_post = array(&a->h_post);
+    c.dh_in = array(&a->dh_in);
+    c.dh_post = array(&a->dh_post);
+    c.dh_res = array(&a->dh_res);
+    c.dA = array(&a->dA);
+    c.dx_post = array(&a->dx_post);
+    c.dx = array(&a->dx);
+    c.dphi = array(&a->dphi);
+    c.dalpha = array(&a->dalpha);
+    c.dbias = array(&a->dbias);
+    c.dgamma = array(&a->dgamma);
+    c.dz = (float *)(base + layout.dz);
+    c.dh_mix = (float *)(base + layout.dh_mix);
+    c.history = (float *)(base + layout.history);
+    c.partial = (float *)(base + layout.partial);
+    c.parts = layout.parts;
+    c.part_length = layout.part_length;
+    return c;
+}
+
+cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_backward_problem *p = problem;
+    const int64_t column_blocks = mhc_quotient_up(p->sizes.n * p->sizes.D, MHC_CUDA_THREADS);
+    const int dtype = p->sizes.dtype - COT_F32;
+    mhc_call c = pre_backward_call(p, workspace);
+    LAUNCH(queue, &pre_dz[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
+    LAUNCH(queue, &pre_dx_generic[dtype], generic_blocks(mhc_quotient_up(c.tokens, MHC_CUDA_TOKENS)), 1,
+           MHC_CUDA_THREADS, &c);
+    if (c.dphi.data != NULL || c.dgamma.data != NULL) {
+        LAUNCH(queue, &pre_dphi_generic[dtype], column_blocks, c.parts, MHC_CUDA_THREADS, &c);
+        LAUNCH(queue, &pre_sum_parts, column_blocks, 1, MHC_CUDA_THREADS, &c);
+    }
+    if (c.dbias.data != NULL || c.dalpha.data != NULL)
+        LAUNCH(queue, &pre_sum_tokens, p->sizes.M + 3, 1, MHC_CUDA_THREADS, &c);
+    return COT_OK;
+}
+
+/* ---- post --------------------------------------------------------------------------------------------- */
+
+static mhc_call post_forward_call(const mhc_post_forward_problem *p)
+{
+    const cot_mhc_post_forward_args *a = &p->args;
+    mhc_call c = call_of_sizes(&p->sizes);
+    c.x = array(&a->x);
+    c.f = array(&a->f);
+    c.h_post = array(&a->h_post);
+    c.A = array(&a->A);
+    c.y = array(&a->y);
+    return c;
+}
+
+cot_status mhc_post_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    const mhc_post_forward_problem *p = problem;
+    const mhc_call c = post_forward_call(p);
+    LAUNCH(queue, &post_forward_generic[p->sizes.dtype - COT_F32],
+           generic_blocks(mhc_quotient_up(c.tokens * c.D, MHC_CUDA_THREADS)), 1, MHC_CUDA_THREADS, &c);
+    return COT_OK;
+}
+
+/* Threads for a token's rows of D elements, `vector` at a time. */
+static int64_t post_threads(const mhc_sizes *s)
+{
+    const int64_t vector = (s->n > 4 ? 8 : 16) / (int64_t)cot_dtype_size(s->dtype);
+    return mhc_clamp(mhc_quotient_up(mhc_quotient_up(s->D, vector), 32) * 32, 32, MHC_CUDA_POST_THREADS);
+}
+
+cot_status mhc_post_fwd_rows_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_post_forward_problem *p = problem;
+    const mhc_call c = post_forward_call(p);
+    if (!aligned((const mhc_array[]){c.x, c.f, c.y}, 3) || c.tokens > INT32_MAX)
+        return mhc_post_fwd_generic_sm80(queue, problem, workspace);
+    LAUNCH(queue, &post_forward[c.n - 1][p->sizes.dtype - COT_F32], c.tokens, 1, post_threads(&p->sizes), &c);
+    return COT_OK;
+}
+
+static mhc_call post_backward_call(const mhc_post_backward_problem *p)
+{
+    const cot_mhc_post_backward_args *a = &p->args;
+    mhc_call c = call_of_sizes(&p->sizes);
+    c.x = array(&a->x);
+    c.f = array(&a->f);
+    c.h_post = array(&a->h_post);
+    c.A = array(&a->A);
+    c.dy = array(&a->dy);
+    c.dx = array(&a->dx);
+    c.df = array(&a->df);
+    c.dh_post = array(&a->dh_post);
+    c.dA = array(&a->dA);
+    return c;
+}
+
+cot_status mhc_post_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    const mhc_post_backward_problem *p = problem;
+    const mhc_call c = post_backward_call(p);
+    LAUNCH(queue, &post_backward_generic[p->sizes.dtype - COT_F32], generic_blocks(c.tokens), 1, MHC_CUDA_THREADS, &c);
+    return COT_OK;
+}
+
+cot_status mhc_post_bwd_rows_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_post_backward_problem *p = problem;
+    const mhc_call c = post_backward_call(p);
+    if (!aligned((const mhc_array[]){c.x, c.f, c.dy, c.dx, c.df}, 5) || c.tokens > INT32_MAX)
+        return mhc_post_bwd_generic_sm80(queue, problem, workspace);
+    LAUNCH(queue, &post_backward[c.n - 1][p->sizes.dtype - COT_F32], c.tokens, 1, post_threads(&p->sizes), &c);
+    return COT_OK;
+}

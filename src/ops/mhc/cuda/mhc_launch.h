@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * mhc_launch.h: how the CUDA kernels divide the work, and which problems they take. For the front and for
+ * mhc_launch.c. */
+#ifndef COT_MHC_LAUNCH_H
+#define COT_MHC_LAUNCH_H
+
+#include "../mhc_problem.h"
+#include "mhc_cuda.h"
+
+/* ---- pre's backward ----------------------------------------------------------------------------------- */
+
+/* What lies where in the workspace, in bytes. The parts depend on the shape alone, and with them the order of sums. */
+typedef struct mhc_cuda_layout {
+    int64_t parts, part_length;
+    size_t dz, dh_mix, history, partial, bytes;
+} mhc_cuda_layout;
+
+static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations)
+{
+    const size_t terms = cot_align((size_t)(s->tokens * s->M) * sizeof(float));
+    mhc_cuda_layout l = {.dh_mix = terms, .history = 2 * terms};
+    l.part_length = mhc_quotient_up(mhc_quotient_up(s->tokens, MHC_CUDA_MAX_PARTS), MHC_CUDA_RUN) * MHC_CUDA_RUN;
+    l.parts = s->tokens > 0 ? mhc_quotient_up(s->tokens, l.part_length) : 0;
+    l.partial = l.history + cot_align((size_t)(2 * s->n * iterations * s->tokens) * sizeof(float));
+    l.bytes = l.partial + (size_t)(l.parts * s->M * s->n * s->D) * sizeof(float);
+    return l;
+}
+
+/* ---- rows --------------------------------------------------------------------------------------------- */
+
+static inline const char *admit_cuda(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    if (sizes->dtype == COT_F64)
+        return "it sums in float32, x is f64";
+    return sizes->n > MHC_CUDA_MAX_N ? "it serves n up to 8" : NULL;
+}
+
+/* NULL if the rows of all of them are contiguous and, but for where the data begins, aligned to sixteen bytes. That a
+ * row learns only when it runs: then it leaves the call to the generic kernels. */
+static inline const char *mhc_cuda_refuse_rows(const void *problem, const cot_tensor *const tensors[], int count)
+{
+    const mhc_sizes *sizes = problem;
+    if (admit_cuda(problem) != NULL)
+        return admit_cuda(problem);
+    if (sizes->D % 8 != 0)
+        return "D is no multiple of 8";
+    for (int i = 0; i < count; i++) {
+        const int last = tensors[i]->rank - 1;
+        if (!cot_present(tensors[i]))
+            continue;
+        if (tensors[i]->stride[last] != 1)
+            return "d is not contiguous";
+        for (int axis = 0; axis < last; axis++)
+            if (tensors[i]->shape[axis] > 1 &&
+                tensors[i]->stride[axis] * (int64_t)cot_dtype_size(sizes->dtype) % 16 != 0)
+                return "rows do not begin at multiples of 16 bytes";
+    }
+    return NULL;
+}
+
+static inline const char *admit_cuda_post_fwd(const void *problem)
+{
+    const cot_mhc_post_forward_args *a = &((const mhc_post_forward_problem *)problem)->args;
+    return mhc_cuda_refuse_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y}, 3);
+}
+
+static inline const char *admit_cuda_post_bwd(const void *problem)
+{
+    const cot_mhc_post_backward_args *a = &((const mhc_post_backward_problem *)problem)->args;
+    return mhc_cuda_refuse_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->dy, &a->dx, &a->df}, 5);
+}
+
+/* Only their order matters. */
+static inline double cost_cuda_generic(const void *problem)
+{
+    (void)problem;
+    return 2;
+}
+
+static inline double cost_cuda_fast(const void *problem)
+{
+    (void)problem;
+    return 1;
+}
+
+static inline size_t workspace_cuda_pre_fwd(const void *problem)
+{
+    const mhc_pre_forward_problem *p = problem;
+    return cot_present(&p->args.A) ? (size_t)(p->sizes.tokens * p->sizes.n * p->sizes.n) * sizeof(float) : 0;
+}
+
+static inline size_t workspace_cuda_pre_bwd(const void *problem)
+{
+    const mhc_pre_backward_problem *p = problem;
+    return mhc_cuda_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args)).bytes;
+}
+
+static inline size_t workspace_cuda_sinkhorn_bwd(const void *problem)
+{
+    const mhc_sinkhorn_backward_problem *p = problem;
+    return (size_t)(2 * p->sizes.n * p->args.iterations * p->sizes.tokens) * sizeof(float);
+}
+
+#endif

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc_post.cu: post, d contiguous, rows of whole aligned vectors, n a constant. A block takes a token, whose
+ * coefficients lie in shared memory. Every element is read once: backward, dh_post and dA come out of the same pass,
+ * summed thread by thread, over lanes, over warps. */
+#include "mhc_cuda.cuh"
+
+enum { WARPS = MHC_CUDA_POST_THREADS / 32, RUN = 32 };
+
+/* Elements at a time: sixteen bytes, eight where n streams would not fit in the registers. */
+template <typename E, int N> constexpr int vector_of = (N > 4 ? 8 : 16) / (int)sizeof(E);
+
+template <int N> struct coefficients {
+    float A[N][N], h_post[N];
+};
+
+template <int N> static __device__ __forceinline__ void load_coefficients(const mhc_call &c, coefficients<N> &s)
+{
+    for (int ij = threadIdx.x; ij < N * N + N; ij += blockDim.x) {
+        const int64_t token = blockIdx.x;
+        if (ij < N * N)
+            s.A[ij / N][ij % N] =
+                load_f32(c.A, token_at(c, c.A, token) + ij / N * c.A.stride[2] + ij % N * c.A.stride[3]);
+        else
+            s.h_post[ij - N * N] = load_f32(c.h_post, token_at(c, c.h_post, token) + (ij - N * N) * c.h_post.stride[2]);
+    }
+    __syncthreads();
+}
+
+/* The elements of word w of a vector. */
+template <typename E, int V>
+static __device__ __forceinline__ void unpack_word(const cot_vector<E, V> &v, int w, float (&values)[4 / sizeof(E)])
+{
+    cot_vector<E, 4 / sizeof(E)> one;
+    one.raw.word[0] = v.raw.word[w];
+    cot_unpack(one, values);
+}
+
+template <typename E, int V>
+static __device__ __forceinline__ void pack_word(cot_vector<E, V> &v, int w, const float (&values)[4 / sizeof(E)])
+{
+    cot_vector<E, 4 / sizeof(E)> one;
+    cot_pack(one, values);
+    v.raw.word[w] = one.raw.word[0];
+}
+
+template <typename E, int N> static __device__ __forceinline__ void forward(const mhc_call &c)
+{
+    constexpr int V = vector_of<E, N>, P = 4 / (int)sizeof(E);
+    __shared__ coefficients<N> s;
+    const int64_t token = blockIdx.x;
+    const E *x = (const E *)c.x.data + token_at(c, c.x, token), *f = (const E *)c.f.data + token_at(c, c.f, token);
+    E *y = (E *)c.y.data + token_at(c, c.y, token);
+    for (int64_t begin = 0; begin < c.D; begin += (int64_t)blockDim.x * V) {
+        const int64_t d = begin + (int64_t)threadIdx.x * V;
+        cot_vector<E, V> raw_x[N], raw_f, out[N];
+        if (d < c.D) {
+            raw_f = cot_load_vector<E, V>(f + d);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                raw_x[i] = cot_load_vector<E, V>(x + i * c.x.stride[2] + d);
+        }
+        if (begin == 0) /* while the first elements are on their way */
+            load_coefficients<N>(c, s);
+        if (d >= c.D)
+            break;
+#pragma unroll
+        for (int w = 0; w < V / P; w++) {
+            float values[N][P], layer[P];
+            unpack_word(raw_f, w, layer);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                unpack_word(raw_x[i], w, values[i]);
+#pragma unroll
+            for (int o = 0; o < N; o++) {
+                float sum[P];
+#pragma unroll
+                for (int p = 0; p < P; p++) {
+                    sum[p] = s.h_post[o] * layer[p];
+#pragma unroll
+                    for (int i = 0; i < N; i++)
+                        sum[p] = fmaf(s.A[i][o], values[i][p], sum[p]);
+                }
+                pack_word(out[o], w, sum);
+            }
+        }
+#pragma unroll
+        for (int o = 0; o < N; o++)
+            cot_store_words<cot_vector<E, V>::words>(y + o * c.y.stride[2] + d, out[o].raw);
+    }
+}
+
+/* Sums: dA[i,o] in i*N+o, dh_post[o] in N*N+o, nothing in the rest. */
+template <int N> constexpr int sum_count = (N * N + N + 31) / 32 * 32;
+
+template <int N>
+static __device__ __forceinline__ void store_sums(const mhc_call &c, const float (&total)[sum_count<N> / 32])
+{
+    __shared__ float all[WARPS][sum_count<N>];
+    const int64_t token = blockIdx.x;
+#pragma unroll
+    for (int i = 0; i < sum_count<N> / 32; i++)
+        all[threadIdx.x / 32][threadIdx.x % 32 * (sum_count<N> / 32) + i] = total[i];
+    __syncthreads();
+    for (int ij = threadIdx.x; ij < N * N + N; ij += blockDim.x) {
+        float sum = 0.0f;
+        for (int warp = 0; warp < blockDim.x / 32; warp++)
+            sum += all[warp][ij];
+        if (ij < N * N && given(c.dA))
+            store_f32(c.dA, token_at(c, c.dA, token) + ij / N * c.dA.stride[2] + ij % N * c.dA.stride[3], sum);
+        if (ij >= N * N && given(c.dh_post))
+            store_f32(c.dh_post, token_at(c, c.dh_post, token) + (ij - N * N) * c.dh_post.stride[2], sum);
+    }
+}
+
+template <typename E, int N> static __device__ __forceinline__ void backward(const mhc_call &c)
+{
+    constexpr int V = vector_of<E, N>, P = 4 / (int)sizeof(E);
+    __shared__ coefficients<N> s;
+    const int64_t token = blockIdx.x;
+    const E *x = (const E *)c.x.data + token_at(c, c.x, token), *f = (const E *)c.f.data + token_at(c, c.f, token);
+    const E *dy = (const E *)c.dy.data + token_at(c, c.dy, token);
+    E *dx = (E *)c.dx.data + token_at(c, c.dx, token), *df = (E *)c.df.data + token_at(c, c.df, token);
+    float sums[sum_count<N>] = {0}, total[sum_count<N> / 32] = {0};
+    int terms = 0;
+    load_coefficients<N>(c, s);
+    for (int64_t begin = 0; begin < c.D; begin += (int64_t)blockDim.x * V) {
+        const int64_t d = begin + (int64_t)threadIdx.x * V;
+        if (d < c.D) {
+            cot_vector<E, V> raw_x[N], raw_dy[N], raw_f = cot_load_vector<E, V>(f + d);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                raw_dy[i] = cot_load_vector<E, V>(dy + i * c.dy.stride[2] + d);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                raw_x[i] = cot_load_vector<E, V>(x + i * c.x.stride[2] + d);
+#pragma unroll
+            for (int w = 0; w < V / P; w++) { /* df and dx take the place of f and x */
+                float gradient[N][P], layer[P], out[P];
+                unpack_word(raw_f, w, layer);
+#pragma unroll
+                for (int o = 0; o < N; o++) {
+                    unpack_word(raw_dy[o], w, gradient[o]);
+#pragma unroll
+                    for (int p = 0; p < P; p++) {
+                        out[p] = o == 0 ? s.h_post[0] * gradient[0][p] : fmaf(s.h_post[o], gradient[o][p], out[p]);
+                        sums[N * N + o] = fmaf(layer[p], gradient[o][p], sums[N * N + o]);
+                    }
+                }
+                pack_word(raw_f, w, out);
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    float stream[P];
+                    unpack_word(raw_x[i], w, stream);
+#pragma unroll
+                    for (int o = 0; o < N; o++)
+#pragma unroll
+                        for (int p = 0; p < P; p++) {
+                            out[p] = o == 0 ? s.A[i][0] * gradient[0][p] : fmaf(s.A[i][o], gradient[o][p], out[p]);
+                            sums[i * N + o] = fmaf(stream[p], gradient[o][p], sums[i * N + o]);
+                        }
+                    pack_word(raw_x[i], w, out);
+                }
+            }
+            if (given(c.df))
+                cot_store_words<cot_vector<E, V>::words>(df + d, raw_f.raw);
+            if (given(c.dx))
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    cot_store_words<cot_vector<E, V>::words>(dx + i * c.dx.stride[2] + d, raw_x[i].raw);
+        }
+        terms += V;
+        if (terms < RUN && begin + (int64_t)blockDim.x * V < c.D)
+            continue;
+        terms = 0;
+        sum_over_lanes(sums);
+#pragma unroll
+        for (int i = 0; i < sum_count<N> / 32; i++)
+            total[i] += sums[i];
+#pragma unroll
+        for (int i = 0; i < sum_count<N>; i++)
+            sums[i] = 0.0f;
+    }
+    store_sums<N>(c, total);
+}
+
+#define INSTANCE(n, suffix, element)                                                      \
+    extern "C" __global__ void __launch_bounds__(MHC_CUDA_POST_THREADS, (n) <= 4 ? 3 : 2) \
+        mhc_post_forward_n##n##_##suffix(const __grid_constant__ mhc_call c)              \
+    {                                                                                     \
+        forward<element, n>(c);                                                           \
+    }                                                                                     \
+    extern "C" __global__ void __launch_bounds__(MHC_CUDA_POST_THREADS, (n) <= 4 ? 2 : 1) \
+        mhc_post_backward_n##n##_##suffix(const __grid_constant__ mhc_call c)             \
+    {                                                                                     \
+        backward<element, n>(c);                                                          \
+    }
+#define INSTANCES(n)         \
+    INSTANCE(n, f32, float)  \
+    INSTANCE(n, f16, __half) \
+    INSTANCE(n, bf16, __nv_bfloat16)
+
+INSTANCES(1)
+INSTANCES(2)
+INSTANCES(3)
+INSTANCES(4)
+INSTANCES(5)
+INSTANCES(6)
+INSTANCES(7)
+INSTANCES(8)

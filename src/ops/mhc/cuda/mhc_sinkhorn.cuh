@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * mhc_sinkhorn.cuh: Sinkhorn's iterations and their gradient for one token in one thread's registers. See
+ * cpu/mhc_sinkhorn.h for the method. */
+#ifndef COT_MHC_SINKHORN_CUH
+#define COT_MHC_SINKHORN_CUH
+
+#include <stdint.h>
+
+/* K = softmax over rows of the logits, + eps, in place. */
+template <int N> static __device__ __forceinline__ void softmax(float eps, float (&K)[N * N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float most = K[i * N], sum = 0.0f;
+#pragma unroll
+        for (int j = 1; j < N; j++)
+            most = fmaxf(most, K[i * N + j]);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            sum += K[i * N + j] = expf(K[i * N + j] - most);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            K[i * N + j] = K[i * N + j] / sum + eps;
+    }
+}
+
+/* One iteration; the first has no row step. */
+template <int N>
+static __device__ __forceinline__ void scale(bool rows, float eps, const float (&K)[N * N], float (&u)[N],
+                                             float (&v)[N])
+{
+    if (rows) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                sum = fmaf(K[i * N + j], v[j], sum);
+            u[i] /= fmaf(sum, u[i], eps);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            sum = fmaf(K[i * N + j], u[i], sum);
+        v[j] /= fmaf(sum, v[j], eps);
+    }
+}
+
+/* A from the logits, in place. */
+template <int N> static __device__ __forceinline__ void sinkhorn(int iterations, float eps, float (&A)[N * N])
+{
+    float u[N], v[N];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        u[i] = v[i] = 1.0f;
+    softmax<N>(eps, A);
+#pragma unroll 1
+    for (int r = 0; r < iterations; r++)
+        scale<N>(r > 0, eps, A, u, v);
+#pragma unroll
+    for (int ij = 0; ij < N * N; ij++)
+        A[ij] = A[ij] * u[ij / N] * v[ij % N];
+}
+
+/* u and v after iteration r. */
+template <int N>
+static __device__ __forceinline__ void load_scales(const float *history, int64_t stride, int r, float (&u)[N],
+                                                   float (&v)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        u[i] = history[(2 * r * N + i) * stride];
+        v[i] = history[((2 * r + 1) * N + i) * stride];
+    }
+}
+
+/* The gradient of the logits from dA, in G. history: element 0 of [iterations][2n], `stride` apart. */
+template <int N>
+static __device__ __forceinline__ void sinkhorn_gradient(int iterations, float eps, const float (&logits)[N * N],
+                                                         float (&G)[N * N], float *history, int64_t stride)
+{
+    float K[N * N], u[N], v[N], u_before[N], v_before[N];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        u[i] = v[i] = 1.0f;
+#pragma unroll
+    for (int ij = 0; ij < N * N; ij++)
+        K[ij] = logits[ij];
+    softmax<N>(eps, K);
+#pragma unroll 1
+    for (int r = 0; r < iterations; r++) {
+        scale<N>(r > 0, eps, K, u, v);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            history[(2 * r * N + i) * stride] = u[i];
+            history[((2 * r + 1) * N + i) * stride] = v[i];
+        }
+    }
+#pragma unroll
+    for (int ij = 0; ij < N * N; ij++)
+        G[ij] = G[ij] * u[ij / N] * v[ij % N];
+    if (iterations > 1)
+        load_scales<N>(history, stride, iterations - 2, u_before, v_before);
+#pragma unroll 1
+    for (int r = iterations - 1;; r--) {
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                sum = fmaf(G[i * N + j], K[i * N + j], sum);
+            sum *= v[j];
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                G[i * N + j] = fmaf(-sum, u[i], G[i * N + j]);
+        }
+        if (r == 0)
+            break;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                sum = fmaf(G[i * N + j], K[i * N + j], sum);
+            sum *= u[i];
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                G[i * N + j] = fmaf(-sum, v_before[j], G[i * N + j]);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            u[i] = u_before[i];
+            v[i] = v_before[i];
+        }
+        if (r > 1) /* one iteration ahead of its use */
+            load_scales<N>(history, stride, r - 2, u_before, v_before);
+    }
+    /* P again, and not K - eps: that would lose what is small beside eps. */
+#pragma unroll
+    for (int ij = 0; ij < N * N; ij++)
+        K[ij] = logits[ij];
+    softmax<N>(0.0f, K);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            sum = fmaf(G[i * N + j], K[i * N + j], sum);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            G[i * N + j] = K[i * N + j] * (G[i * N + j] - sum);
+    }
+}
+
+#endif
