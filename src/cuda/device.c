@@ -315,8 +315,17 @@ cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cons
     const cot_status status = cot_cuda_find_kernel(d, kernel, &found);
     if (status != COT_OK)
         return status;
-    CUlaunchAttribute dependent = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                   .value.programmaticStreamSerializationAllowed = 1};
+    CUlaunchAttribute attributes[2];
+    unsigned attribute_count = 0;
+    if (grid->dependent && d->capability >= 90)
+        attributes[attribute_count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                                            .value.programmaticStreamSerializationAllowed = 1};
+    if (grid->cluster > 0)
+        attributes[attribute_count++] =
+            (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .value.clusterDim = {grid->cluster, 1, 1}};
+    if (grid->cluster > 8) /* what every device of a capability has room for */
+        CUDA(d, kernel->name,
+             cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, found, d->number));
     CUlaunchConfig config = {
         .gridDimX = grid->blocks[0],
         .gridDimY = grid->blocks[1],
@@ -326,8 +335,8 @@ cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cons
         .blockDimZ = 1,
         .sharedMemBytes = grid->shared_bytes,
         .hStream = d->stream,
-        .attrs = &dependent,
-        .numAttrs = grid->dependent && d->capability >= 90,
+        .attrs = attributes,
+        .numAttrs = attribute_count,
     };
     void *arguments[] = {(void *)(uintptr_t)parameters};
     if (d->seen != NULL)
@@ -353,8 +362,9 @@ int cot_cuda_resident_blocks(cot_queue *queue, const cot_cuda_kernel *kernel, un
     return d->kernels[slot].blocks;
 }
 
-cot_status cot_cuda_tensor_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
-                               const int64_t *sizes, const int64_t *strides, const int *box)
+static cot_status encode_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
+                             const int64_t *sizes, const int64_t *strides, const int *box, CUtensorMapSwizzle swizzle,
+                             CUtensorMapL2promotion promotion)
 {
     static const CUtensorMapDataType types[] = {[COT_F32] = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                                                 [COT_F16] = CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -369,7 +379,21 @@ cot_status cot_cuda_tensor_map(cot_queue *queue, CUtensorMap *map, cot_dtype dty
     }
     CUDA(queue->device, "encoding a tensor map",
          cuTensorMapEncodeTiled(map, types[dtype], (cuuint32_t)rank, (void *)(uintptr_t)data, size, stride, boxes,
-                                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+                                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
+                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
     return COT_OK;
+}
+
+cot_status cot_cuda_tensor_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
+                               const int64_t *sizes, const int64_t *strides, const int *box)
+{
+    return encode_map(queue, map, dtype, rank, data, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_NONE,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+}
+
+cot_status cot_cuda_swizzled_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
+                                 const int64_t *sizes, const int64_t *strides, const int *box)
+{
+    return encode_map(queue, map, dtype, rank, data, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }

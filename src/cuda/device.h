@@ -49,10 +49,11 @@ struct cot_device {
 /* The kernel's handle; its dynamic shared memory limit is raised. */
 cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kernel, CUkernel *found);
 
-/* Where and how wide a launch is. dependent: programmatic dependent launch, for a kernel that itself waits for the one
- * before (cot_wait_for_kernels_before) where it first needs its results; ignored before Hopper. */
+/* Where and how wide a launch is. cluster: blocks in x that form one, 0 = none. dependent: programmatic dependent
+ * launch, for a kernel that itself waits for the one before (cot_wait_for_kernels_before) where it first needs its
+ * results; ignored before Hopper. */
 typedef struct cot_cuda_grid {
-    unsigned blocks[3], threads, shared_bytes;
+    unsigned blocks[3], threads, shared_bytes, cluster;
     bool dependent;
 } cot_cuda_grid;
 
@@ -68,6 +69,11 @@ int cot_cuda_resident_blocks(cot_queue *queue, const cot_cuda_kernel *kernel, un
  * of the axes after that. Fails with COT_DEVICE_ERROR if the driver refuses it. */
 cot_status cot_cuda_tensor_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
                                const int64_t *sizes, const int64_t *strides, const int *box);
+
+/* The same with 128-byte swizzle, for boxes whose rows are 128 bytes: in each eight rows, 1024 bytes, unit u of sixteen
+ * bytes of row r lies at u ^ r. */
+cot_status cot_cuda_swizzled_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
+                                 const int64_t *sizes, const int64_t *strides, const int *box);
 
 /* Where kernels report faults in index data. */
 static inline unsigned long long *cot_cuda_fault_word(const cot_queue *queue)

@@ -84,6 +84,16 @@ static __device__ __forceinline__ void cot_tensor_load_3d(void *to, const void *
         : "memory");
 }
 
+static __device__ __forceinline__ void cot_tensor_load_4d(void *to, const void *map, int x, int y, int z, int w,
+                                                          uint64_t *barrier)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+        "%5}], [%6];" ::"r"(cot_shared_address(to)),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(barrier))
+        : "memory");
+}
+
 /* ---- dependent launches ------------------------------------------------------------------------------- */
 
 /* Lets a kernel that was launched as dependent on this one start. It waits for this one's results by itself. */

@@ -408,6 +408,23 @@ static void large_shapes(visitor *v, int op, int direction)
     }
 }
 
+/* Four streams in bf16, with tokens enough for the rings of a GPU's kernels to go around. */
+static void many_tiles(visitor *v, int op, int direction)
+{
+    static const int64_t shapes[][2] = {{4096, 1}, {4096, 40}, {4096, 129}, {512, 800}, {1280, 130}, {64, 900}};
+    uint64_t state = 301 + (uint64_t)(op * 2 + direction);
+    for (size_t i = 0; op != SINKHORN && i < sizeof shapes / sizeof *shapes; i++) {
+        plan p = {.op = op, .direction = direction, .uses = COT_CASE_CHECK, .dtype = COT_BF16, .n = 4};
+        p.B = 1 + (int64_t)(i & 1 & (shapes[i][1] % 2 == 0));
+        p.D = shapes[i][0];
+        p.T = shapes[i][1] / p.B;
+        p.seed = draw(&state);
+        draw_features(&p, &state);
+        p.no_data_gradient = p.no_parameter_gradient = p.only_saved = false;
+        emit(v, &p);
+    }
+}
+
 /* Sizes that finite differences can afford, every combination of the options that a gradient depends on. */
 static void gradients(visitor *v, int op)
 {
@@ -466,6 +483,7 @@ static void each(int op, bool (*visit)(void *, const cot_case *), void *context)
     for (int direction = COT_MHC_FORWARD; direction <= COT_MHC_BACKWARD; direction++) {
         sweep_sizes(&v, op, direction);
         large_shapes(&v, op, direction);
+        many_tiles(&v, op, direction);
         bench_shapes(&v, op, direction);
     }
 }

@@ -5,7 +5,6 @@
 
 #include "mhc_cuda.h"
 
-#include "../../../cuda/device/activation.cuh"
 #include "../../../cuda/device/element.cuh"
 
 static __device__ __forceinline__ bool given(const mhc_array &a)
@@ -44,6 +43,50 @@ static __device__ __forceinline__ void store_gradient(const mhc_call &c, const m
     if (given(a))
         store_f32(a, at, c.accumulate ? load_f32(a, at) + value : value);
 }
+
+/* ---- pre's coefficients ------------------------------------------------------------------------------- */
+
+/* The index of coefficient j's alpha. */
+static __device__ __forceinline__ int group_of(int n, int j)
+{
+    return j < n ? 0 : j < 2 * n ? 1 : 2;
+}
+
+/* Accurate relative to itself down to subnormals, as the outputs are f32. */
+static __device__ __forceinline__ float sigmoid(float z)
+{
+    const float e = expf(-fabsf(z)), larger = 1.0f / (1.0f + e);
+    return z < 0.0f ? e * larger : larger;
+}
+
+/* h_pre, h_post or a logit from z. */
+static __device__ __forceinline__ float coefficient(const mhc_call &c, int n, int j, float z)
+{
+    return j < n ? sigmoid(z) + c.hc_eps : j < 2 * n ? c.post_scale * sigmoid(z) : z;
+}
+
+static __device__ __forceinline__ void store_coefficient(const mhc_call &c, int n, int64_t token, int j, float h_mix,
+                                                         float value)
+{
+    if (given(c.h_mix))
+        store_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2], h_mix);
+    if (j < n) {
+        if (given(c.h_pre))
+            store_f32(c.h_pre, token_at(c, c.h_pre, token) + j * c.h_pre.stride[2], value);
+    } else if (j < 2 * n) {
+        if (given(c.h_post))
+            store_f32(c.h_post, token_at(c, c.h_post, token) + (j - n) * c.h_post.stride[2], value);
+    } else {
+        const int ij = j - 2 * n;
+        if (given(c.h_res))
+            store_f32(c.h_res, token_at(c, c.h_res, token) + ij / n * c.h_res.stride[2] + ij % n * c.h_res.stride[3],
+                      value);
+        if (c.logits != nullptr)
+            c.logits[token * n * n + ij] = value;
+    }
+}
+
+/* ---- sums over a warp --------------------------------------------------------------------------------- */
 
 /* Adds up V values over the lanes of a warp, by halves: each step sends away those that the lane's other half keeps.
  * Lane l is left with the sums of elements l*V/32 and those after it, in v[0] to v[V/32-1]. */

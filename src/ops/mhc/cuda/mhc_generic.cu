@@ -111,33 +111,6 @@ static __device__ __forceinline__ float project(const mhc_call &c, const token_o
     return end_sums(shared, sums);
 }
 
-/* Coefficient j of a token from h_mix. Returns h_pre for those. */
-static __device__ __forceinline__ float write_coefficient(const mhc_call &c, int64_t token, int j, float h_mix,
-                                                          float inv_rms)
-{
-    const int n = c.n, group = j < n ? 0 : j < 2 * n ? 1 : 2;
-    const float z =
-        fmaf(load_f32(c.alpha, group * c.alpha.stride[0]), h_mix * inv_rms, load_f32(c.bias, j * c.bias.stride[0]));
-    float rest;
-    if (given(c.h_mix))
-        store_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2], h_mix);
-    if (group == 0) {
-        const float h_pre = cot_sigmoid(z, &rest) + c.hc_eps;
-        if (given(c.h_pre))
-            store_f32(c.h_pre, token_at(c, c.h_pre, token) + j * c.h_pre.stride[2], h_pre);
-        return h_pre;
-    }
-    if (group == 1 && given(c.h_post))
-        store_f32(c.h_post, token_at(c, c.h_post, token) + (j - n) * c.h_post.stride[2],
-                  c.post_scale * cot_sigmoid(z, &rest));
-    const int ij = j - 2 * n;
-    if (group == 2 && given(c.h_res))
-        store_f32(c.h_res, token_at(c, c.h_res, token) + ij / n * c.h_res.stride[2] + ij % n * c.h_res.stride[3], z);
-    if (group == 2 && c.logits != nullptr)
-        c.logits[token * n * n + ij] = z;
-    return 0.0f;
-}
-
 template <typename E> static __device__ __forceinline__ void pre_forward(const mhc_call &c)
 {
     __shared__ block_sums shared;
@@ -157,7 +130,10 @@ template <typename E> static __device__ __forceinline__ void pre_forward(const m
         __syncthreads();
         for (int number = tid; number < count * M; number += THREADS) {
             const int t = number / M, j = number % M;
-            const float value = write_coefficient(c, first + t, j, h_mix[t][j], inv_rms[t]);
+            const float alpha = load_f32(c.alpha, group_of(n, j) * c.alpha.stride[0]);
+            const float z = fmaf(alpha, h_mix[t][j] * inv_rms[t], load_f32(c.bias, j * c.bias.stride[0]));
+            const float value = coefficient(c, n, j, z);
+            store_coefficient(c, n, first + t, j, h_mix[t][j], value);
             if (j < n)
                 h_pre[t][j] = value;
         }
@@ -270,7 +246,7 @@ template <typename E> static __device__ __forceinline__ void pre_dx(const mhc_ca
         }
         __syncthreads();
         for (int number = tid; number < TOKENS * M; number += THREADS) {
-            const int t = number / M, j = number % M, group = j < n ? 0 : j < 2 * n ? 1 : 2;
+            const int t = number / M, j = number % M, group = group_of(n, j);
             if (t >= count) {
                 dh_mix[t][j] = 0.0f;
                 continue;
@@ -287,7 +263,7 @@ template <typename E> static __device__ __forceinline__ void pre_dx(const mhc_ca
             for (int j = 0; j < M; j += ROWS) {
                 float part = 0.0f;
                 for (int r = j; r < M && r < j + ROWS; r++) {
-                    const int group = r < n ? 0 : r < 2 * n ? 1 : 2;
+                    const int group = group_of(n, r);
                     part = fmaf(load_f32(c.alpha, group * c.alpha.stride[0]) * dz[tid][r],
                                 load_f32(c.h_mix, h_mix + r * c.h_mix.stride[2]), part);
                 }

@@ -26,6 +26,7 @@
 /* clang-format off */
 #define IMAGE(stem) extern const unsigned char cot_image_##stem[];
 IMAGE(mhc_generic)
+IMAGE(mhc_pre_fwd_cluster_sm90)
 IMAGE(mhc_post)
 IMAGE(mhc_sinkhorn)
 
@@ -53,6 +54,7 @@ static const cot_cuda_kernel sinkhorn_backward[8] = BY_N(mhc_sinkhorn, mhc_sinkh
 static const cot_cuda_kernel pre_dz[8] = BY_N(mhc_sinkhorn, mhc_pre_dz);
 static const cot_cuda_kernel post_forward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_forward);
 static const cot_cuda_kernel post_backward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_backward);
+static const cot_cuda_kernel pre_fwd_cluster = {cot_image_mhc_pre_fwd_cluster_sm90, "mhc_pre_fwd_cluster_sm90", 225000};
 /* clang-format on */
 
 /* ---- arguments ---------------------------------------------------------------------------------------- */
@@ -144,6 +146,17 @@ static mhc_call pre_forward_call(const mhc_pre_forward_problem *p)
     return c;
 }
 
+/* A from the logits that pre's forward left in the workspace. */
+static cot_status launch_fused_sinkhorn(cot_queue *queue, mhc_call *c)
+{
+    if (c->A.data == NULL)
+        return COT_OK;
+    const int64_t n = c->n;
+    c->h_res = (mhc_array){c->logits, {c->T * n * n, n * n, n, 1}};
+    LAUNCH(queue, &sinkhorn_forward[n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
+    return COT_OK;
+}
+
 cot_status mhc_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_forward_problem *p = problem;
@@ -151,12 +164,52 @@ cot_status mhc_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, void 
     c.logits = c.A.data != NULL ? workspace : NULL;
     LAUNCH(queue, &pre_forward_generic[p->sizes.dtype - COT_F32],
            generic_blocks(mhc_quotient_up(c.tokens, MHC_CUDA_TOKENS)), 1, MHC_CUDA_THREADS, &c);
-    if (c.A.data == NULL)
+    return launch_fused_sinkhorn(queue, &c);
+}
+
+/* x, dh_in or dx as [stream][chunk][token][column]; a box is what a block takes of a tile. */
+static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const mhc_sizes *s, const cot_tensor *t)
+{
+    const int64_t token = s->T > 1 ? t->stride[1] : t->stride[0], streams = t->rank == 4 ? s->n : 1;
+    /* The driver wants strides even along axes of one element. */
+    return cot_cuda_swizzled_map(
+        queue, map, s->dtype, 4, t->data, (const int64_t[]){MHC_SM90_CHUNK, s->tokens, s->D / MHC_SM90_CHUNK, streams},
+        (const int64_t[]){s->tokens > 1 ? 2 * token : 16, 2 * MHC_SM90_CHUNK, streams > 1 ? 2 * t->stride[2] : 16},
+        (const int[]){MHC_SM90_CHUNK, MHC_SM90_TILE, MHC_SM90_CHUNKS, (int)streams});
+}
+
+static bool begins_at(const cot_tensor *tensor, uintptr_t multiple)
+{
+    return !cot_present(tensor) || (uintptr_t)tensor->data % multiple == 0;
+}
+
+static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, const mhc_mapped_call *call)
+{
+    const int64_t tiles = mhc_quotient_up(call->call.tokens, MHC_SM90_TILE);
+    const cot_cuda_grid grid = {
+        .blocks = {(unsigned)(mhc_clamp(tiles, 1, MHC_SM90_CLUSTERS) * MHC_SM90_CLUSTER), 1, 1},
+        .threads = MHC_SM90_THREADS,
+        .shared_bytes = (unsigned)kernel->shared_bytes,
+        .cluster = MHC_SM90_CLUSTER,
+    };
+    return cot_cuda_launch(queue, kernel, &grid, call);
+}
+
+cot_status mhc_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_forward_problem *p = problem;
+    const cot_mhc_pre_forward_args *a = &p->args;
+    mhc_mapped_call mapped = {.call = pre_forward_call(p)};
+    mhc_call *c = &mapped.call;
+    if (!begins_at(&a->x, 16) || !begins_at(&a->h_in, 16) || !begins_at(&a->phi, 8) || !begins_at(&a->gamma, 8))
+        return mhc_pre_fwd_generic_sm80(queue, problem, workspace);
+    if (c->tokens == 0)
         return COT_OK;
-    const int64_t n = c.n;
-    c.h_res = (mhc_array){c.logits, {c.T * n * n, n * n, n, 1}};
-    LAUNCH(queue, &sinkhorn_forward[n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
-    return COT_OK;
+    c->logits = c->A.data != NULL ? workspace : NULL;
+    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x);
+    if (status == COT_OK)
+        status = launch_clusters(queue, &pre_fwd_cluster, &mapped);
+    return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
 }
 
 /* ---- pre, backward ------------------------------------------------------------------------------------ */

@@ -6,6 +6,7 @@
 
 #include "../mhc_problem.h"
 #include "mhc_cuda.h"
+#include "mhc_maps.h"
 
 /* ---- pre's backward ----------------------------------------------------------------------------------- */
 
@@ -43,8 +44,8 @@ static inline const char *mhc_cuda_refuse_rows(const void *problem, const cot_te
     const mhc_sizes *sizes = problem;
     if (admit_cuda(problem) != NULL)
         return admit_cuda(problem);
-    if (sizes->D % 8 != 0)
-        return "D is no multiple of 8";
+    if (sizes->D % 8 != 0 || sizes->D > INT32_MAX / 2)
+        return "D is no multiple of 8 below 2^30";
     for (int i = 0; i < count; i++) {
         const int last = tensors[i]->rank - 1;
         if (!cot_present(tensors[i]))
@@ -71,11 +72,61 @@ static inline const char *admit_cuda_post_bwd(const void *problem)
     return mhc_cuda_refuse_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->dy, &a->dx, &a->df}, 5);
 }
 
+/* [B,T,...] whose tokens lie at one stride from the first to the last, in memory order. */
+static inline bool mhc_cuda_one_stride(const cot_tensor *t)
+{
+    if (!cot_present(t) || t->shape[0] * t->shape[1] <= 1)
+        return true;
+    const int64_t stride = t->shape[1] > 1 ? t->stride[1] : t->stride[0];
+    return stride > 0 && (t->shape[0] <= 1 || t->shape[1] <= 1 || t->stride[0] == t->shape[1] * t->stride[1]);
+}
+
+/* A parameter of two axes whose rows can be read two floats at a time, but for where the data begins. */
+static inline bool mhc_cuda_pairs(const cot_tensor *t)
+{
+    return !cot_present(t) || (t->stride[1] == 1 && t->stride[0] % 2 == 0);
+}
+
+/* The clusters' kernels. streams: tensors [B,T,4,D]; layers: [B,T,D]. */
+static inline const char *mhc_sm90_refuse(const void *problem, const cot_tensor *const tensors[], int count,
+                                          const cot_tensor *phi, const cot_tensor *gamma)
+{
+    const mhc_sizes *sizes = problem;
+    if (sizes->n != MHC_SM90_N || sizes->dtype != COT_BF16)
+        return "it serves 4 streams in bf16";
+    if (sizes->D % MHC_SM90_CHUNK != 0 || sizes->D > MHC_SM90_MAX_D)
+        return "it serves multiples of 64 up to 4096 as D";
+    if (sizes->tokens > INT32_MAX / 2)
+        return "it counts tokens in 32 bits";
+    if (!mhc_cuda_pairs(phi) || !mhc_cuda_pairs(gamma))
+        return "rows of phi or gamma are not contiguous";
+    for (int i = 0; i < count; i++) {
+        if (!mhc_cuda_one_stride(tensors[i]))
+            return "tokens do not lie at one stride";
+        if (cot_present(tensors[i]) && tensors[i]->rank == 4 && tensors[i]->stride[2] <= 0)
+            return "streams do not lie in their order";
+    }
+    return mhc_cuda_refuse_rows(problem, tensors, count);
+}
+
+static inline const char *admit_sm90_pre_fwd(const void *problem)
+{
+    const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
+    return mhc_sm90_refuse(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &a->phi, &a->gamma);
+}
+
 /* Only their order matters. */
 static inline double cost_cuda_generic(const void *problem)
 {
+    const mhc_sizes *sizes = problem;
+    return 8 * (double)sizes->D;
+}
+
+/* A tile takes as long whatever D is. */
+static inline double cost_sm90_pre(const void *problem)
+{
     (void)problem;
-    return 2;
+    return MHC_SM90_MAX_D;
 }
 
 static inline double cost_cuda_fast(const void *problem)

@@ -11,20 +11,41 @@ enum { WARPS = MHC_CUDA_POST_THREADS / 32, RUN = 32 };
 template <typename E, int N> constexpr int vector_of = (N > 4 ? 8 : 16) / (int)sizeof(E);
 
 template <int N> struct coefficients {
-    float A[N][N], h_post[N];
+    float at[N * N + N]; /* A[i][o], then h_post */
 };
 
-template <int N> static __device__ __forceinline__ void load_coefficients(const mhc_call &c, coefficients<N> &s)
+/* A thread's share of the coefficients: on their way while the first elements are asked for. */
+template <int N> struct share {
+    float value[(N * N + N + 31) / 32];
+};
+
+template <int N> static __device__ __forceinline__ share<N> load_share(const mhc_call &c)
 {
-    for (int ij = threadIdx.x; ij < N * N + N; ij += blockDim.x) {
-        const int64_t token = blockIdx.x;
+    const int64_t token = blockIdx.x, at_A = token_at(c, c.A, token), at_h_post = token_at(c, c.h_post, token);
+    share<N> own;
+#pragma unroll
+    for (int r = 0; r < (N * N + N + 31) / 32; r++) {
+        const int ij = (int)(threadIdx.x + r * blockDim.x);
         if (ij < N * N)
-            s.A[ij / N][ij % N] =
-                load_f32(c.A, token_at(c, c.A, token) + ij / N * c.A.stride[2] + ij % N * c.A.stride[3]);
-        else
-            s.h_post[ij - N * N] = load_f32(c.h_post, token_at(c, c.h_post, token) + (ij - N * N) * c.h_post.stride[2]);
+            own.value[r] = load_f32(c.A, at_A + ij / N * c.A.stride[2] + ij % N * c.A.stride[3]);
+        else if (ij < N * N + N)
+            own.value[r] = load_f32(c.h_post, at_h_post + (ij - N * N) * c.h_post.stride[2]);
     }
+    return own;
+}
+
+template <int N> static __device__ __forceinline__ void publish(const share<N> &own, coefficients<N> &s)
+{
+#pragma unroll
+    for (int r = 0; r < (N * N + N + 31) / 32; r++)
+        if (threadIdx.x + r * blockDim.x < N * N + N)
+            s.at[threadIdx.x + r * blockDim.x] = own.value[r];
     __syncthreads();
+}
+
+static __device__ __forceinline__ void prefetch(const void *line)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
 }
 
 /* The elements of word w of a vector. */
@@ -48,21 +69,23 @@ template <typename E, int N> static __device__ __forceinline__ void forward(cons
 {
     constexpr int V = vector_of<E, N>, P = 4 / (int)sizeof(E);
     __shared__ coefficients<N> s;
+    const int D = (int)c.D;
     const int64_t token = blockIdx.x;
     const E *x = (const E *)c.x.data + token_at(c, c.x, token), *f = (const E *)c.f.data + token_at(c, c.f, token);
     E *y = (E *)c.y.data + token_at(c, c.y, token);
-    for (int64_t begin = 0; begin < c.D; begin += (int64_t)blockDim.x * V) {
-        const int64_t d = begin + (int64_t)threadIdx.x * V;
+    const share<N> own = load_share<N>(c);
+    for (int begin = 0; begin < D; begin += (int)blockDim.x * V) {
+        const int d = begin + (int)threadIdx.x * V;
         cot_vector<E, V> raw_x[N], raw_f, out[N];
-        if (d < c.D) {
+        if (d < D) {
             raw_f = cot_load_vector<E, V>(f + d);
 #pragma unroll
             for (int i = 0; i < N; i++)
                 raw_x[i] = cot_load_vector<E, V>(x + i * c.x.stride[2] + d);
         }
-        if (begin == 0) /* while the first elements are on their way */
-            load_coefficients<N>(c, s);
-        if (d >= c.D)
+        if (begin == 0)
+            publish(own, s);
+        if (d >= D)
             break;
 #pragma unroll
         for (int w = 0; w < V / P; w++) {
@@ -76,10 +99,10 @@ template <typename E, int N> static __device__ __forceinline__ void forward(cons
                 float sum[P];
 #pragma unroll
                 for (int p = 0; p < P; p++) {
-                    sum[p] = s.h_post[o] * layer[p];
+                    sum[p] = s.at[N * N + o] * layer[p];
 #pragma unroll
                     for (int i = 0; i < N; i++)
-                        sum[p] = fmaf(s.A[i][o], values[i][p], sum[p]);
+                        sum[p] = fmaf(s.at[i * N + o], values[i][p], sum[p]);
                 }
                 pack_word(out[o], w, sum);
             }
@@ -117,16 +140,27 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
 {
     constexpr int V = vector_of<E, N>, P = 4 / (int)sizeof(E);
     __shared__ coefficients<N> s;
+    const int D = (int)c.D;
     const int64_t token = blockIdx.x;
     const E *x = (const E *)c.x.data + token_at(c, c.x, token), *f = (const E *)c.f.data + token_at(c, c.f, token);
     const E *dy = (const E *)c.dy.data + token_at(c, c.dy, token);
     E *dx = (E *)c.dx.data + token_at(c, c.dx, token), *df = (E *)c.df.data + token_at(c, c.df, token);
     float sums[sum_count<N>] = {0}, total[sum_count<N> / 32] = {0};
     int terms = 0;
-    load_coefficients<N>(c, s);
-    for (int64_t begin = 0; begin < c.D; begin += (int64_t)blockDim.x * V) {
-        const int64_t d = begin + (int64_t)threadIdx.x * V;
-        if (d < c.D) {
+    const share<N> own = load_share<N>(c);
+    /* There is no register for them before the coefficients have come. */
+    for (int d = (int)threadIdx.x * V; d < D; d += (int)blockDim.x * V) {
+        prefetch(f + d);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            prefetch(x + i * c.x.stride[2] + d);
+            prefetch(dy + i * c.dy.stride[2] + d);
+        }
+    }
+    publish(own, s);
+    for (int begin = 0; begin < D; begin += (int)blockDim.x * V) {
+        const int d = begin + (int)threadIdx.x * V;
+        if (d < D) {
             cot_vector<E, V> raw_x[N], raw_dy[N], raw_f = cot_load_vector<E, V>(f + d);
 #pragma unroll
             for (int i = 0; i < N; i++)
@@ -143,7 +177,7 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
                     unpack_word(raw_dy[o], w, gradient[o]);
 #pragma unroll
                     for (int p = 0; p < P; p++) {
-                        out[p] = o == 0 ? s.h_post[0] * gradient[0][p] : fmaf(s.h_post[o], gradient[o][p], out[p]);
+                        out[p] = o == 0 ? s.at[N * N] * gradient[0][p] : fmaf(s.at[N * N + o], gradient[o][p], out[p]);
                         sums[N * N + o] = fmaf(layer[p], gradient[o][p], sums[N * N + o]);
                     }
                 }
@@ -156,7 +190,8 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
                     for (int o = 0; o < N; o++)
 #pragma unroll
                         for (int p = 0; p < P; p++) {
-                            out[p] = o == 0 ? s.A[i][0] * gradient[0][p] : fmaf(s.A[i][o], gradient[o][p], out[p]);
+                            out[p] =
+                                o == 0 ? s.at[i * N] * gradient[0][p] : fmaf(s.at[i * N + o], gradient[o][p], out[p]);
                             sums[i * N + o] = fmaf(stream[p], gradient[o][p], sums[i * N + o]);
                         }
                     pack_word(raw_x[i], w, out);
@@ -170,7 +205,7 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
                     cot_store_words<cot_vector<E, V>::words>(dx + i * c.dx.stride[2] + d, raw_x[i].raw);
         }
         terms += V;
-        if (terms < RUN && begin + (int64_t)blockDim.x * V < c.D)
+        if (terms < RUN && begin + (int)blockDim.x * V < D)
             continue;
         terms = 0;
         sum_over_lanes(sums);

@@ -4,7 +4,17 @@
 #ifndef COT_MHC_SINKHORN_CUH
 #define COT_MHC_SINKHORN_CUH
 
+#include "../../../cuda/device/activation.cuh"
+
 #include <stdint.h>
+
+/* a / b, off by a bit in a few cases; the iterations are one chain of divisions, and the exact ones take three times as
+ * long. */
+static __device__ __forceinline__ float divide(float a, float b)
+{
+    const float r = cot_rcp(b), q = a * r;
+    return fmaf(fmaf(-b, q, a), r, q);
+}
 
 /* K = softmax over rows of the logits, + eps, in place. */
 template <int N> static __device__ __forceinline__ void softmax(float eps, float (&K)[N * N])
@@ -36,7 +46,7 @@ static __device__ __forceinline__ void scale(bool rows, float eps, const float (
 #pragma unroll
             for (int j = 0; j < N; j++)
                 sum = fmaf(K[i * N + j], v[j], sum);
-            u[i] /= fmaf(sum, u[i], eps);
+            u[i] = divide(u[i], fmaf(sum, u[i], eps));
         }
     }
 #pragma unroll
@@ -45,7 +55,7 @@ static __device__ __forceinline__ void scale(bool rows, float eps, const float (
 #pragma unroll
         for (int i = 0; i < N; i++)
             sum = fmaf(K[i * N + j], u[i], sum);
-        v[j] /= fmaf(sum, v[j], eps);
+        v[j] = divide(v[j], fmaf(sum, v[j], eps));
     }
 }
 

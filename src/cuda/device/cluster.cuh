@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * cluster.cuh: clusters of blocks that read and write each other's shared memory, and registers moved between
+ * warpgroups, under the names of the PTX manual. Needs sm_90a. */
+#ifndef COT_CUDA_CLUSTER_CUH
+#define COT_CUDA_CLUSTER_CUH
+
+#include <stdint.h>
+
+static __device__ __forceinline__ uint32_t cot_cluster_rank(void)
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Every thread of the cluster does both, in this order; what it wrote before the first all see after the second. */
+static __device__ __forceinline__ void cot_cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void cot_cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* The address, in the cluster's window, of what lies at `address` of this block's shared memory in block `rank`'s. */
+static __device__ __forceinline__ uint32_t cot_map_shared(uint32_t address, uint32_t rank)
+{
+    uint32_t mapped;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
+}
+
+/* Stores sixteen bytes in another block, and counts them at its barrier. */
+static __device__ __forceinline__ void cot_store_async(uint32_t to, uint32_t barrier, uint32_t a, uint32_t b,
+                                                       uint32_t c, uint32_t d)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier)
+                 : "memory");
+}
+
+/* Registers of each thread of this warpgroup from here on; all its warps call it. */
+template <int COUNT> static __device__ __forceinline__ void cot_more_registers(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT> static __device__ __forceinline__ void cot_fewer_registers(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+#endif
