@@ -157,11 +157,22 @@ V_INLINE void stage(forward_block *s, int64_t chunk, int64_t columns, cot_dtype 
     }
 MHC_EACH_DTYPE(STAGE)
 
+/* z += the sums so far, which begin anew. */
+static void collect_sums(forward_block *s)
+{
+    for (int64_t t = 0; t < s->count; t++)
+        for (int64_t j = 0; j < s->c->problem->sizes.M; j++) {
+            s->z[j][t] += v_sum(s->sums[t][j]);
+            s->sums[t][j] = v_zero();
+        }
+}
+
 static void project_block(forward_block *s)
 {
     static void (*const stages[])(forward_block *, int64_t, int64_t) = {stage_F32, stage_F16, stage_BF16};
     const forward_context *c = s->c;
     const int64_t M = c->problem->sizes.M;
+    memset(s->z, 0, (size_t)M * sizeof *s->z);
     for (int64_t t = 0; t < s->count; t++) {
         s->squares[t] = v_zero();
         for (int64_t j = 0; j < M; j++)
@@ -171,15 +182,14 @@ static void project_block(forward_block *s)
         const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
         stages[c->problem->args.x.dtype - COT_F32](s, chunk, mhc_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK));
         project_chunk(s, chunk);
+        if (VW < 16 && (chunk + 1) % c->chunks.per_stream == 0) /* few lanes add up more runs each */
+            collect_sums(s);
     }
+    collect_sums(s);
     const float size = (float)(c->problem->sizes.n * c->problem->sizes.D), eps = (float)c->problem->args.norm_eps;
-    memset(s->z, 0, (size_t)M * sizeof *s->z);
     memset(s->inv_rms, 0, sizeof s->inv_rms);
-    for (int64_t t = 0; t < s->count; t++) {
+    for (int64_t t = 0; t < s->count; t++)
         s->inv_rms[t] = 1 / sqrtf(v_sum(s->squares[t]) / size + eps);
-        for (int64_t j = 0; j < M; j++)
-            s->z[j][t] = v_sum(s->sums[t][j]);
-    }
 }
 
 /* ---- coefficients ------------------------------------------------------------------------------------- */

@@ -12,10 +12,11 @@ static __device__ __forceinline__ bool given(const mhc_array &a)
     return a.data != nullptr;
 }
 
-/* Element 0 of a token of a tensor [B,T,...], in elements from data. */
+/* Element 0 of a token of a tensor [B,T,...], in elements from data. There are less than 2^31 tokens. */
 static __device__ __forceinline__ int64_t token_at(const mhc_call &c, const mhc_array &a, int64_t token)
 {
-    return token / c.T * a.stride[0] + token % c.T * a.stride[1];
+    const uint32_t T = (uint32_t)c.T, b = (uint32_t)token / T;
+    return b * a.stride[0] + ((uint32_t)token - b * T) * a.stride[1];
 }
 
 static __device__ __forceinline__ float load_f32(const mhc_array &a, int64_t at)

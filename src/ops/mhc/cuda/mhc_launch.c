@@ -306,7 +306,7 @@ cot_status mhc_post_fwd_rows_sm80(cot_queue *queue, const void *problem, void *w
 {
     const mhc_post_forward_problem *p = problem;
     const mhc_call c = post_forward_call(p);
-    if (!aligned((const mhc_array[]){c.x, c.f, c.y}, 3) || c.tokens > INT32_MAX)
+    if (!aligned((const mhc_array[]){c.x, c.f, c.y}, 3))
         return mhc_post_fwd_generic_sm80(queue, problem, workspace);
     LAUNCH(queue, &post_forward[c.n - 1][p->sizes.dtype - COT_F32], c.tokens, 1, post_threads(&p->sizes), &c);
     return COT_OK;
@@ -341,7 +341,7 @@ cot_status mhc_post_bwd_rows_sm80(cot_queue *queue, const void *problem, void *w
 {
     const mhc_post_backward_problem *p = problem;
     const mhc_call c = post_backward_call(p);
-    if (!aligned((const mhc_array[]){c.x, c.f, c.dy, c.dx, c.df}, 5) || c.tokens > INT32_MAX)
+    if (!aligned((const mhc_array[]){c.x, c.f, c.dy, c.dx, c.df}, 5))
         return mhc_post_bwd_generic_sm80(queue, problem, workspace);
     LAUNCH(queue, &post_backward[c.n - 1][p->sizes.dtype - COT_F32], c.tokens, 1, post_threads(&p->sizes), &c);
     return COT_OK;

@@ -34,6 +34,8 @@ static inline const char *admit_cuda(const void *problem)
     const mhc_sizes *sizes = problem;
     if (sizes->dtype == COT_F64)
         return "it sums in float32, x is f64";
+    if (sizes->tokens > INT32_MAX / 2)
+        return "it counts tokens in 32 bits";
     return sizes->n > MHC_CUDA_MAX_N ? "it serves n up to 8" : NULL;
 }
 
@@ -96,8 +98,6 @@ static inline const char *mhc_sm90_refuse(const void *problem, const cot_tensor 
         return "it serves 4 streams in bf16";
     if (sizes->D % MHC_SM90_CHUNK != 0 || sizes->D > MHC_SM90_MAX_D)
         return "it serves multiples of 64 up to 4096 as D";
-    if (sizes->tokens > INT32_MAX / 2)
-        return "it counts tokens in 32 bits";
     if (!mhc_cuda_pairs(phi) || !mhc_cuda_pairs(gamma))
         return "rows of phi or gamma are not contiguous";
     for (int i = 0; i < count; i++) {

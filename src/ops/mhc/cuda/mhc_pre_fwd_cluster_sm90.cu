@@ -102,10 +102,11 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
         cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-            float sums[5][4] = {0};
+            float sums[4][4] = {0}, last[4] = {0};
 #pragma unroll
             for (int step = 0; step < STEPS; step += 2) {
                 uint32_t x[4];
+                float two[4] = {0}; /* tensor cores cut sums off: added up by them alone, the squares come out low */
                 cot_ldmatrix_x4(x, (row + (uint32_t)(ring.slot * STAGE_BYTES + (step / 4 * TILE + t * 8) * 128)) ^
                                        (step % 4 * 32));
 #pragma unroll
@@ -115,8 +116,11 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
                     for (int m = 0; m < 4; m++)
                         cot_mma_bf16(sums[m], A[2 * m][0], A[2 * m + 1][0], A[2 * m][1], A[2 * m + 1][1], x[2 * u],
                                      x[2 * u + 1]);
-                    cot_mma_bf16(sums[4], A[8][0], x[2 * u], A[8][1], x[2 * u + 1], x[2 * u], x[2 * u + 1]);
+                    cot_mma_bf16(two, A[8][0], x[2 * u], A[8][1], x[2 * u + 1], x[2 * u], x[2 * u + 1]);
                 }
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    last[i] += two[i];
             }
             if (t == 0)
                 cot_mbarrier_wait(&s.partial_empty, parity ^ 1);
@@ -126,11 +130,12 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
 #pragma unroll
                 for (int octet = 0; octet < 3; octet++) { /* the smallest terms first */
                     const int low = 6 + octet, middle = 3 + octet;
-                    to[octet * 8 + lane / 4] = sums[low / 2][low % 2 * 2 + p] + sums[middle / 2][middle % 2 * 2 + p] +
+                    to[octet * 8 + lane / 4] = (low == 8 ? last[p] : sums[low / 2][low % 2 * 2 + p]) +
+                                               sums[middle / 2][middle % 2 * 2 + p] +
                                                sums[octet / 2][octet % 2 * 2 + p];
                 }
                 if (lane % 4 * 2 + p == lane / 4)
-                    to[M] = sums[4][2 + p];
+                    to[M] = last[2 + p];
             }
         }
         __syncwarp();
@@ -145,6 +150,7 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const int d = rank * MHC_SM90_COLUMNS + lane * 8;
     const bool inside = given(c.h_in) && d < c.D;
+    const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* of tokens, whatever B is */
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
     {
@@ -152,7 +158,7 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
         cot_mbarrier_wait(&s.h_pre_full[ring.slot], ring.parity);
         if (threadIdx.x % 128 == 0)
             cot_mbarrier_arrive_expect(&s.h_pre_full[ring.slot], sizeof s.h_pre[0]);
-#pragma unroll 1
+#pragma unroll 2
         for (int t = warp; t < TILE; t += 4) {
             const int64_t token = (int64_t)tile * TILE + t;
             const unsigned char *x = s.x[ring.slot] + (lane / 8 * TILE + t) * 128 + ((lane % 8) ^ (t & 7)) * 16;
@@ -170,7 +176,7 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
                 }
             }
             if (inside && token < c.tokens)
-                cot_store_vector<__nv_bfloat16, 8>((__nv_bfloat16 *)c.h_in.data + token_at(c, c.h_in, token) + d, sum);
+                cot_store_vector<__nv_bfloat16, 8>((__nv_bfloat16 *)c.h_in.data + token * stride + d, sum);
         }
         __syncwarp();
         if (lane == 0)
