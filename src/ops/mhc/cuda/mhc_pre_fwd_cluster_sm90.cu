@@ -150,6 +150,7 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const int d = rank * MHC_SM90_COLUMNS + lane * 8;
     const bool inside = given(c.h_in) && d < c.D;
+    __nv_bfloat16 *to = (__nv_bfloat16 *)c.h_in.data + d;
     const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* of tokens, whatever B is */
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
@@ -158,9 +159,9 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
         cot_mbarrier_wait(&s.h_pre_full[ring.slot], ring.parity);
         if (threadIdx.x % 128 == 0)
             cot_mbarrier_arrive_expect(&s.h_pre_full[ring.slot], sizeof s.h_pre[0]);
+        const int count = (int)c.tokens - tile * TILE;
 #pragma unroll 2
         for (int t = warp; t < TILE; t += 4) {
-            const int64_t token = (int64_t)tile * TILE + t;
             const unsigned char *x = s.x[ring.slot] + (lane / 8 * TILE + t) * 128 + ((lane % 8) ^ (t & 7)) * 16;
             const float4 h = *(const float4 *)s.h_pre[ring.slot][t];
             const float h_pre[N] = {h.x, h.y, h.z, h.w};
@@ -175,8 +176,8 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
                     sum[2 * w + 1] = fmaf(h_pre[i], __uint_as_float(words[w] & 0xffff0000u), sum[2 * w + 1]);
                 }
             }
-            if (inside && token < c.tokens)
-                cot_store_vector<__nv_bfloat16, 8>((__nv_bfloat16 *)c.h_in.data + token * stride + d, sum);
+            if (inside && t < count)
+                cot_store_vector<__nv_bfloat16, 8>(to + (tile * TILE + t) * stride, sum);
         }
         __syncwarp();
         if (lane == 0)
