@@ -94,6 +94,45 @@ static __device__ __forceinline__ void cot_tensor_load_4d(void *to, const void *
         : "memory");
 }
 
+/* The other way, from shared memory; in the thread's bulk group. What lies outside the tensor is not written. */
+static __device__ __forceinline__ void cot_tensor_store_4d(const void *map, int x, int y, int z, int w,
+                                                           const void *from)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+                 "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(from))
+                 : "memory");
+}
+
+static __device__ __forceinline__ void cot_bulk_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Until shared memory has been read, or all of it is done, for all of this thread's groups. */
+static __device__ __forceinline__ void cot_bulk_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+static __device__ __forceinline__ void cot_bulk_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* Asks for a box of a tensor map to be brought to the second-level cache. */
+static __device__ __forceinline__ void cot_tensor_prefetch_4d(const void *map, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
+                 "r"(z), "r"(w)
+                 : "memory");
+}
+
+/* What this thread stored in shared memory, the copy engine reads; by each thread, before the barrier that says so. */
+static __device__ __forceinline__ void cot_proxy_fence(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 /* ---- dependent launches ------------------------------------------------------------------------------- */
 
 /* Lets a kernel that was launched as dependent on this one start. It waits for this one's results by itself. */

@@ -289,13 +289,15 @@ static cot_status validate_post_backward(const char *call, const void *args, boo
 #endif
 
 /* The rows of one op: those of the others expand to nothing. */
-#define COT_KERNEL(op, ...) ROW_##op(__VA_ARGS__)
-#define ROW(direction, name, isa, admit, cost, workspace) \
-    {#name, COT_MHC_##direction, COT_ISA_BACKEND(COT_ISA_##isa), COT_ISA_##isa, COT_F32, admit, cost, workspace, name},
+#define COT_KERNEL(op, ...) ROW_##op(COT_F32, __VA_ARGS__)
+#define ROW(intermediate, direction, name, isa, admit, cost, workspace)                                               \
+    {#name, COT_MHC_##direction, COT_ISA_BACKEND(COT_ISA_##isa), COT_ISA_##isa, intermediate, admit, cost, workspace, \
+     name},
 
 #define ROW_PRE(...) ROW(__VA_ARGS__)
 #define ROW_SINKHORN(...)
 #define ROW_POST(...)
+#define COT_KERNEL_F16(op, ...) ROW_##op(COT_F16, __VA_ARGS__)
 static const cot_kernel pre_kernels[] = {
 #include "mhc_kernels.def"
 };

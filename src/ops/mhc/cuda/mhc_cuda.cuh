@@ -19,6 +19,21 @@ static __device__ __forceinline__ int64_t token_at(const mhc_call &c, const mhc_
     return b * a.stride[0] + ((uint32_t)token - b * T) * a.stride[1];
 }
 
+/* A lane's element of every token, for loops over tokens: what does not change with the token is worked out before. */
+struct token_element {
+    float *data; /* null = the lane has none */
+    int64_t stride_b, stride_t;
+
+    __device__ __forceinline__ token_element(const mhc_array &a, int64_t offset, bool has)
+        : data(has && given(a) ? (float *)a.data + offset : nullptr), stride_b(a.stride[0]), stride_t(a.stride[1])
+    {
+    }
+    __device__ __forceinline__ float *at(uint32_t b, uint32_t t) const
+    {
+        return data + b * stride_b + t * stride_t;
+    }
+};
+
 static __device__ __forceinline__ float load_f32(const mhc_array &a, int64_t at)
 {
     return ((const float *)a.data)[at];

@@ -13,6 +13,8 @@ enum {
     MHC_CUDA_POST_THREADS = 256, /* of a block of post, a token a block, at most */
     MHC_CUDA_TOKEN_THREADS = 64, /* of a block of Sinkhorn's kernels, a token a thread */
     MHC_CUDA_MAX_PARTS = 16,     /* runs of tokens with a Q of their own */
+    MHC_CUDA_TOKEN_PARTS = 256,  /* runs of tokens with sums of dz of their own, in the generic backward */
+    MHC_CUDA_SUM_COLUMNS = 64,   /* of Q that a block adds up over the parts */
     MHC_CUDA_RUN = 16            /* tokens that dphi adds up in one run */
 };
 
@@ -32,12 +34,13 @@ typedef struct mhc_call {
     mhc_array dh_in, dh_post, dh_res, dA, dx_post, dx, dphi, dalpha, dbias, dgamma;
     mhc_array f, y, dy, df;
     /* Of the workspace. */
-    float *logits;  /* [tokens][n*n]: fused Sinkhorn's */
-    float *history; /* [iterations][2n][tokens]: u and v after each of Sinkhorn's iterations */
-    float *dz;      /* [tokens][M] */
-    float *dh_mix;  /* [tokens][M] */
-    float *partial; /* [parts][M][n*D]: Q of each part */
-    int64_t parts, part_length;
+    float *logits;      /* [tokens][n*n]: fused Sinkhorn's */
+    float *history;     /* [iterations][2n][tokens]: u and v after each of Sinkhorn's iterations */
+    float *dz;          /* [tokens][M] */
+    float *dh_mix;      /* [tokens][M] */
+    float *partial;     /* [parts][M][n*D]: Q of each part */
+    double *token_sums; /* [token_parts][M][2]: of dz, and of its products with h_mix inv_rms */
+    int64_t parts, part_length, token_parts;
 } mhc_call;
 
 #endif

@@ -4,8 +4,8 @@
  * float32: a thread adds at most RUN terms in one run, a warp's runs are added up in their order, then the warps'.
  *
  * pre forward: a block takes MHC_CUDA_TOKENS tokens, ROWS rows of phi at a time, its threads columns of it.
- * pre backward: dz and dx likewise; then Q by columns, a thread each, over parts of the tokens; then the sums over parts,
- * and of dbias and dalpha over tokens.
+ * pre backward: dz and dx likewise; then Q by columns, a thread each, over parts of the tokens, and sums of dz likewise;
+ * then the sums over the parts.
  * post forward: a thread an element d of a token. post backward: a block a token. */
 #include "mhc_cuda.cuh"
 
@@ -320,54 +320,82 @@ template <typename E> static __device__ __forceinline__ void pre_dphi(const mhc_
     }
 }
 
-/* dphi and dgamma of column k from the parts' Q, added up in their order. */
-KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
+/* The sums over part blockIdx.x of the tokens of dz and of its products with h_mix inv_rms, a coefficient a thread. */
+KERNEL mhc_pre_token_sums(const __grid_constant__ mhc_call c)
 {
-    const int M = c.n * c.n + 2 * c.n;
-    const int64_t K = c.n * c.D, k = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (k >= K)
+    const int M = c.n * c.n + 2 * c.n, j = threadIdx.x;
+    if (j >= M)
         return;
-    const int64_t i = k / c.D, d = k % c.D;
-    const float gamma = given(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
-    double dgamma = 0;
-    for (int j = 0; j < M; j++) {
-        double Q = 0;
-        for (int64_t part = 0; part < c.parts; part++)
-            Q += (double)c.partial[(part * M + j) * K + k];
-        store_gradient(c, c.dphi, j * c.dphi.stride[0] + k * c.dphi.stride[1], (float)Q * gamma);
-        dgamma += (double)load_f32(c.phi, j * c.phi.stride[0] + k * c.phi.stride[1]) * Q;
+    double dbias = 0, dalpha = 0;
+#pragma unroll 4
+    for (int64_t token = blockIdx.x; token < c.tokens; token += gridDim.x) {
+        const double dz = (double)c.dz[token * M + j];
+        const float u = load_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2]) *
+                        load_f32(c.inv_rms, token_at(c, c.inv_rms, token));
+        dbias += dz;
+        dalpha += dz * (double)u;
     }
-    store_gradient(c, c.dgamma, i * c.dgamma.stride[0] + d * c.dgamma.stride[1], (float)dgamma);
+    double *to = c.token_sums + ((int64_t)blockIdx.x * M + j) * 2;
+    to[0] = dbias;
+    to[1] = dalpha;
 }
 
-/* Block j < M: dbias_j; blocks M to M+2: dalpha. */
-KERNEL mhc_pre_sum_tokens(const __grid_constant__ mhc_call c)
+/* dbias and dalpha from the parts' sums. */
+static __device__ __forceinline__ void sum_token_parts(const mhc_call &c)
 {
-    __shared__ double sums[THREADS];
-    const int n = c.n, M = n * n + 2 * n, block = blockIdx.x, group = block - M;
-    const int first = group < 0 ? block : group * n, last = group < 0 ? block + 1 : group == 2 ? M : (group + 1) * n;
-    double sum = 0;
-    for (int64_t token = threadIdx.x; token < c.tokens; token += THREADS) {
-        double terms = 0;
-        for (int j = first; j < last; j++) {
-            const double dz = (double)c.dz[token * M + j];
-            terms +=
-                group < 0 ? dz : dz * (double)load_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2]);
-        }
-        sum += group < 0 ? terms : terms * (double)load_f32(c.inv_rms, token_at(c, c.inv_rms, token));
+    __shared__ double sums[2 * MHC_CUDA_MAX_M];
+    const int n = c.n, M = n * n + 2 * n;
+    for (int i = threadIdx.x; i < 2 * M; i += THREADS) {
+        double sum = 0;
+#pragma unroll 16
+        for (int64_t part = 0; part < c.token_parts; part++)
+            sum += c.token_sums[part * 2 * M + i];
+        sums[i] = sum;
     }
-    sums[threadIdx.x] = sum;
-    for (int half = THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half)
-            sums[threadIdx.x] += sums[threadIdx.x + half];
+    __syncthreads();
+    for (int j = threadIdx.x; j < M; j += THREADS)
+        store_gradient(c, c.dbias, j * c.dbias.stride[0], (float)sums[2 * j]);
+    if (threadIdx.x < 3) {
+        double dalpha = 0;
+        for (int j = 0; j < M; j++)
+            dalpha += group_of(n, j) == (int)threadIdx.x ? sums[2 * j + 1] : 0;
+        store_gradient(c, c.dalpha, threadIdx.x * c.dalpha.stride[0], (float)dalpha);
     }
-    if (threadIdx.x != 0)
+}
+
+/* dphi and dgamma from the parts' Q, added up in their order: a block MHC_CUDA_SUM_COLUMNS columns, its threads every
+ * so many rows of them. The last block: dbias and dalpha. */
+KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
+{
+    constexpr int COLUMNS = MHC_CUDA_SUM_COLUMNS, GROUPS = THREADS / COLUMNS;
+    __shared__ double sums[GROUPS][COLUMNS];
+    const int M = c.n * c.n + 2 * c.n, own = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS;
+    const int64_t K = c.n * c.D, k = (int64_t)blockIdx.x * COLUMNS + own;
+    if (blockIdx.x == gridDim.x - 1) {
+        sum_token_parts(c);
         return;
-    if (group < 0)
-        store_gradient(c, c.dbias, block * c.dbias.stride[0], (float)sums[0]);
-    else
-        store_gradient(c, c.dalpha, group * c.dalpha.stride[0], (float)sums[0]);
+    }
+    const int64_t i = k / c.D, d = k % c.D;
+    double dgamma = 0;
+    if (k < K && (given(c.dphi) || given(c.dgamma))) {
+        const float gamma = given(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
+        for (int j = group; j < M; j += GROUPS) {
+            double Q = 0;
+#pragma unroll 8
+            for (int64_t part = 0; part < c.parts; part++)
+                Q += (double)c.partial[(part * M + j) * K + k];
+            store_gradient(c, c.dphi, j * c.dphi.stride[0] + k * c.dphi.stride[1], (float)Q * gamma);
+            dgamma += (double)load_f32(c.phi, j * c.phi.stride[0] + k * c.phi.stride[1]) * Q;
+        }
+    }
+    sums[group][own] = dgamma;
+    __syncthreads();
+    if (group > 0 || k >= K)
+        return;
+#pragma unroll
+    for (int g = 1; g < GROUPS; g++)
+        dgamma += sums[g][own];
+    store_gradient(c, c.dgamma, i * c.dgamma.stride[0] + d * c.dgamma.stride[1], (float)dgamma);
 }
 
 /* ---- post --------------------------------------------------------------------------------------------- */

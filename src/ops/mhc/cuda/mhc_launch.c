@@ -27,6 +27,7 @@
 #define IMAGE(stem) extern const unsigned char cot_image_##stem[];
 IMAGE(mhc_generic)
 IMAGE(mhc_pre_fwd_cluster_sm90)
+IMAGE(mhc_pre_bwd_cluster_sm90)
 IMAGE(mhc_post)
 IMAGE(mhc_sinkhorn)
 
@@ -48,13 +49,18 @@ static const cot_cuda_kernel pre_dphi_generic[3] = BY_DTYPE(mhc_generic, mhc_pre
 static const cot_cuda_kernel post_forward_generic[3] = BY_DTYPE(mhc_generic, mhc_post_forward_generic);
 static const cot_cuda_kernel post_backward_generic[3] = BY_DTYPE(mhc_generic, mhc_post_backward_generic);
 static const cot_cuda_kernel pre_sum_parts = {cot_image_mhc_generic, "mhc_pre_sum_parts", 0};
-static const cot_cuda_kernel pre_sum_tokens = {cot_image_mhc_generic, "mhc_pre_sum_tokens", 0};
+static const cot_cuda_kernel pre_token_sums = {cot_image_mhc_generic, "mhc_pre_token_sums", 0};
 static const cot_cuda_kernel sinkhorn_forward[8] = BY_N(mhc_sinkhorn, mhc_sinkhorn_forward);
 static const cot_cuda_kernel sinkhorn_backward[8] = BY_N(mhc_sinkhorn, mhc_sinkhorn_backward);
 static const cot_cuda_kernel pre_dz[8] = BY_N(mhc_sinkhorn, mhc_pre_dz);
 static const cot_cuda_kernel post_forward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_forward);
 static const cot_cuda_kernel post_backward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_backward);
-static const cot_cuda_kernel pre_fwd_cluster = {cot_image_mhc_pre_fwd_cluster_sm90, "mhc_pre_fwd_cluster_sm90", 225000};
+static const cot_cuda_kernel pre_fwd_cluster = {cot_image_mhc_pre_fwd_cluster_sm90, "mhc_pre_fwd_cluster_sm90",
+                                                  MHC_SM90_SHARED_BYTES};
+static const cot_cuda_kernel pre_bwd_cluster = {cot_image_mhc_pre_bwd_cluster_sm90, "mhc_pre_bwd_cluster_sm90",
+                                                MHC_SM90_SHARED_BYTES};
+static const cot_cuda_kernel pre_bwd_cluster_post = {cot_image_mhc_pre_bwd_cluster_sm90,
+                                                     "mhc_pre_bwd_cluster_post_sm90", MHC_SM90_SHARED_BYTES};
 /* clang-format on */
 
 /* ---- arguments ---------------------------------------------------------------------------------------- */
@@ -183,12 +189,17 @@ static bool begins_at(const cot_tensor *tensor, uintptr_t multiple)
     return !cot_present(tensor) || (uintptr_t)tensor->data % multiple == 0;
 }
 
-static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, const mhc_mapped_call *call)
+static int64_t launched_clusters(const mhc_call *c)
 {
-    const int64_t tiles = mhc_quotient_up(call->call.tokens, MHC_SM90_TILE);
+    return mhc_clamp(mhc_quotient_up(c->tokens, MHC_SM90_TILE), 1, MHC_SM90_CLUSTERS);
+}
+
+static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, int threads,
+                                  const mhc_mapped_call *call)
+{
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)(mhc_clamp(tiles, 1, MHC_SM90_CLUSTERS) * MHC_SM90_CLUSTER), 1, 1},
-        .threads = MHC_SM90_THREADS,
+        .blocks = {(unsigned)(launched_clusters(&call->call) * MHC_SM90_CLUSTER), 1, 1},
+        .threads = (unsigned)threads,
         .shared_bytes = (unsigned)kernel->shared_bytes,
         .cluster = MHC_SM90_CLUSTER,
     };
@@ -208,7 +219,7 @@ cot_status mhc_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, void 
     c->logits = c->A.data != NULL ? workspace : NULL;
     cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x);
     if (status == COT_OK)
-        status = launch_clusters(queue, &pre_fwd_cluster, &mapped);
+        status = launch_clusters(queue, &pre_fwd_cluster, MHC_SM90_FWD_THREADS, &mapped);
     return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
 }
 
@@ -248,27 +259,68 @@ static mhc_call pre_backward_call(const mhc_pre_backward_problem *p, void *works
     c.dh_mix = (float *)(base + layout.dh_mix);
     c.history = (float *)(base + layout.history);
     c.partial = (float *)(base + layout.partial);
+    c.token_sums = (double *)(base + layout.token_sums);
     c.parts = layout.parts;
+    c.token_parts = layout.token_parts;
     c.part_length = layout.part_length;
     return c;
+}
+
+/* The parameters' gradients from the sums of the parts. */
+static cot_status launch_sum_parts(cot_queue *queue, const mhc_call *c)
+{
+    const bool wanted =
+        c->dphi.data != NULL || c->dgamma.data != NULL || c->dbias.data != NULL || c->dalpha.data != NULL;
+    if (wanted)
+        LAUNCH(queue, &pre_sum_parts, mhc_quotient_up(c->n * c->D, MHC_CUDA_SUM_COLUMNS) + 1, 1, MHC_CUDA_THREADS, c);
+    return COT_OK;
 }
 
 cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_backward_problem *p = problem;
-    const int64_t column_blocks = mhc_quotient_up(p->sizes.n * p->sizes.D, MHC_CUDA_THREADS);
     const int dtype = p->sizes.dtype - COT_F32;
     mhc_call c = pre_backward_call(p, workspace);
     LAUNCH(queue, &pre_dz[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
     LAUNCH(queue, &pre_dx_generic[dtype], generic_blocks(mhc_quotient_up(c.tokens, MHC_CUDA_TOKENS)), 1,
            MHC_CUDA_THREADS, &c);
-    if (c.dphi.data != NULL || c.dgamma.data != NULL) {
-        LAUNCH(queue, &pre_dphi_generic[dtype], column_blocks, c.parts, MHC_CUDA_THREADS, &c);
-        LAUNCH(queue, &pre_sum_parts, column_blocks, 1, MHC_CUDA_THREADS, &c);
-    }
+    if (c.dphi.data != NULL || c.dgamma.data != NULL)
+        LAUNCH(queue, &pre_dphi_generic[dtype], mhc_quotient_up(c.n * c.D, MHC_CUDA_THREADS), c.parts, MHC_CUDA_THREADS,
+               &c);
     if (c.dbias.data != NULL || c.dalpha.data != NULL)
-        LAUNCH(queue, &pre_sum_tokens, p->sizes.M + 3, 1, MHC_CUDA_THREADS, &c);
-    return COT_OK;
+        LAUNCH(queue, &pre_token_sums, c.token_parts, 1, MHC_CUDA_THREADS, &c);
+    return launch_sum_parts(queue, &c);
+}
+
+_Static_assert((int)MHC_SM90_CLUSTERS *(int)MHC_SM90_CLUSTER <= (int)MHC_CUDA_TOKEN_PARTS,
+               "the blocks' sums of dz fit in the workspace");
+
+cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_backward_problem *p = problem;
+    const cot_mhc_pre_backward_args *a = &p->args;
+    mhc_mapped_call mapped = {.call = pre_backward_call(p, workspace)};
+    mhc_call *c = &mapped.call;
+    if (!begins_at(&a->x, 16) || !begins_at(&a->dh_in, 16) || !begins_at(&a->dx, 16) || !begins_at(&a->dx_post, 16))
+        return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
+    if (c->tokens == 0)
+        return launch_sum_parts(queue, c);
+    c->parts = launched_clusters(c);
+    c->token_parts = c->parts * MHC_SM90_CLUSTER;
+    LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
+    const bool post = c->dx.data != NULL && c->dx_post.data != NULL;
+    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x);
+    if (status == COT_OK)
+        status = map_tile(queue, &mapped.dh_in, &p->sizes, &a->dh_in);
+    if (status == COT_OK && c->dx.data != NULL)
+        status = map_tile(queue, &mapped.dx, &p->sizes, &a->dx);
+    if (status == COT_OK && post)
+        status = map_tile(queue, &mapped.dx_post, &p->sizes, &a->dx_post);
+    if (!post)
+        c->dx_post.data = NULL;
+    if (status == COT_OK)
+        status = launch_clusters(queue, post ? &pre_bwd_cluster_post : &pre_bwd_cluster, MHC_SM90_BWD_THREADS, &mapped);
+    return status == COT_OK ? launch_sum_parts(queue, c) : status;
 }
 
 /* ---- post --------------------------------------------------------------------------------------------- */

@@ -12,8 +12,8 @@
 
 /* What lies where in the workspace, in bytes. The parts depend on the shape alone, and with them the order of sums. */
 typedef struct mhc_cuda_layout {
-    int64_t parts, part_length;
-    size_t dz, dh_mix, history, partial, bytes;
+    int64_t parts, part_length, token_parts;
+    size_t dz, dh_mix, history, token_sums, partial, bytes;
 } mhc_cuda_layout;
 
 static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations)
@@ -22,8 +22,13 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     mhc_cuda_layout l = {.dh_mix = terms, .history = 2 * terms};
     l.part_length = mhc_quotient_up(mhc_quotient_up(s->tokens, MHC_CUDA_MAX_PARTS), MHC_CUDA_RUN) * MHC_CUDA_RUN;
     l.parts = s->tokens > 0 ? mhc_quotient_up(s->tokens, l.part_length) : 0;
-    l.partial = l.history + cot_align((size_t)(2 * s->n * iterations * s->tokens) * sizeof(float));
-    l.bytes = l.partial + (size_t)(l.parts * s->M * s->n * s->D) * sizeof(float);
+    l.token_parts = mhc_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
+    /* The clusters' kernel leaves a part for each cluster, and sums of dz for each of their blocks. */
+    const int64_t clusters = mhc_clamp(mhc_quotient_up(s->tokens, MHC_SM90_TILE), 0, MHC_SM90_CLUSTERS);
+    const int64_t most = clusters > l.parts ? clusters : l.parts;
+    l.token_sums = l.history + cot_align((size_t)(2 * s->n * iterations * s->tokens) * sizeof(float));
+    l.partial = l.token_sums + cot_align((size_t)(MHC_CUDA_TOKEN_PARTS * s->M * 2) * sizeof(double));
+    l.bytes = l.partial + (size_t)(most * s->M * s->n * s->D) * sizeof(float);
     return l;
 }
 
@@ -113,6 +118,13 @@ static inline const char *admit_sm90_pre_fwd(const void *problem)
 {
     const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
     return mhc_sm90_refuse(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &a->phi, &a->gamma);
+}
+
+static inline const char *admit_sm90_pre_bwd(const void *problem)
+{
+    const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
+    return mhc_sm90_refuse(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4, &a->phi,
+                           &a->gamma);
 }
 
 /* Only their order matters. */

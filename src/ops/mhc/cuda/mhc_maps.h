@@ -19,12 +19,14 @@ enum {
     MHC_SM90_CHUNKS = 4, /* of a block */
     MHC_SM90_COLUMNS = MHC_SM90_CHUNK * MHC_SM90_CHUNKS,
     MHC_SM90_MAX_D = MHC_SM90_CLUSTER * MHC_SM90_COLUMNS,
-    MHC_SM90_THREADS = 512
+    MHC_SM90_SHARED_BYTES = 232448, /* all that a block may have */
+    MHC_SM90_FWD_THREADS = 512,
+    MHC_SM90_BWD_THREADS = 640
 };
 
 /* The maps see tensors as [stream][chunk][token][column of the chunk]. */
 typedef struct mhc_mapped_call {
-    CUtensorMap x, dh_in, dx;
+    CUtensorMap x, dh_in, dx, dx_post;
     mhc_call call;
 } mhc_mapped_call;
 

@@ -49,6 +49,7 @@ struct shared_memory {
     float h_pre[STAGES][TILE][N];
     uint64_t full[STAGES], empty[STAGES], gathered_full[STAGES], h_pre_full[STAGES], partial_full, partial_empty;
 };
+static_assert(sizeof(shared_memory) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
 /* The tiles of this block's cluster: FOR_EACH_TILE(tile, ring, count). */
@@ -214,16 +215,31 @@ static __device__ __forceinline__ void reduce(shared_memory &s, int rank, int ti
     }
 }
 
+/* Where lane j stores coefficient j. */
+static __device__ __forceinline__ token_element value_element(const mhc_call &c, int j)
+{
+    const int ij = j - 2 * N;
+    if (j < N)
+        return token_element(c.h_pre, j * c.h_pre.stride[2], true);
+    if (j < 2 * N)
+        return token_element(c.h_post, (j - N) * c.h_post.stride[2], true);
+    return token_element(c.h_res, ij / N * c.h_res.stride[2] + ij % N * c.h_res.stride[3], j < M);
+}
+
 static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memory &s, int rank, int tiles)
 {
     const int lane = threadIdx.x % 32;
     const bool has = lane < M;
     const float alpha = has ? load_f32(c.alpha, group_of(N, lane) * c.alpha.stride[0]) : 0.0f;
     const float bias = has ? load_f32(c.bias, lane * c.bias.stride[0]) : 0.0f;
+    const token_element to_value = value_element(c, lane);
+    /* Lane M, which sums up the squares, stores inv_rms. */
+    const token_element to_sum =
+        has ? token_element(c.h_mix, lane * c.h_mix.stride[2], true) : token_element(c.inv_rms, 0, lane == M);
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
     {
-        const int64_t token = (int64_t)tile * TILE + rank;
+        const uint32_t token = (uint32_t)(tile * TILE + rank), b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T;
         cot_mbarrier_wait(&s.gathered_full[ring.slot], ring.parity);
         __syncwarp();
         if (lane == 0)
@@ -246,10 +262,12 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
                             h_pre[2], h_pre[3]);
         if (token >= c.tokens)
             continue;
-        if (has)
-            store_coefficient(c, N, token, lane, sum, value);
-        if (lane == 0 && given(c.inv_rms))
-            store_f32(c.inv_rms, token_at(c, c.inv_rms, token), inv_rms);
+        if (to_sum.data != nullptr)
+            *to_sum.at(b, t) = has ? sum : inv_rms;
+        if (to_value.data != nullptr)
+            *to_value.at(b, t) = value;
+        if (has && lane >= 2 * N && c.logits != nullptr)
+            c.logits[token * (N * N) + lane - 2 * N] = value;
     }
 }
 
@@ -267,7 +285,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
     __syncwarp();
 }
 
-extern "C" __global__ void __launch_bounds__(MHC_SM90_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)
     mhc_pre_fwd_cluster_sm90(const __grid_constant__ mhc_mapped_call p)
 {
     shared_memory &s = *(shared_memory *)memory;
