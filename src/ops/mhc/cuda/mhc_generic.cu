@@ -499,18 +499,20 @@ template <typename E> static __device__ __forceinline__ void post_backward(const
 
 /* ---- instances ---------------------------------------------------------------------------------------- */
 
-#define INSTANCE(name, suffix, element)                                      \
-    KERNEL mhc_##name##_generic_##suffix(const __grid_constant__ mhc_call c) \
-    {                                                                        \
-        name<element>(c);                                                    \
+/* blocks: of a multiprocessor, 0 = as the compiler sees fit; without spills for each device. */
+#define INSTANCE(name, suffix, element, blocks)                            \
+    extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS, blocks) \
+        mhc_##name##_generic_##suffix(const __grid_constant__ mhc_call c)  \
+    {                                                                      \
+        name<element>(c);                                                  \
     }
-#define INSTANCES(name)         \
-    INSTANCE(name, f32, float)  \
-    INSTANCE(name, f16, __half) \
-    INSTANCE(name, bf16, __nv_bfloat16)
+#define INSTANCES(name, blocks)         \
+    INSTANCE(name, f32, float, blocks)  \
+    INSTANCE(name, f16, __half, blocks) \
+    INSTANCE(name, bf16, __nv_bfloat16, blocks)
 
-INSTANCES(pre_forward)
-INSTANCES(pre_dx)
-INSTANCES(pre_dphi)
-INSTANCES(post_forward)
-INSTANCES(post_backward)
+INSTANCES(pre_forward, 0)
+INSTANCES(pre_dx, 0)
+INSTANCES(pre_dphi, 0)
+INSTANCES(post_forward, 0)
+INSTANCES(post_backward, 1)
