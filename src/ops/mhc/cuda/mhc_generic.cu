@@ -74,38 +74,57 @@ static __device__ __forceinline__ token_offsets offsets_of(const mhc_call &c, co
 
 /* ---- pre, forward ------------------------------------------------------------------------------------- */
 
-/* The sums of squares of the block's tokens, in those of column 0; and the products with rows [j, j+ROWS) of phi. */
+/* What a thread reads for one column: loaded a step before it is used, or the block would wait for memory at each. */
+template <int ROWS_> struct column_step {
+    float x[TOKENS], weight[ROWS_];
+};
+
+template <typename E, bool SQUARES>
+static __device__ __forceinline__ void load_step(const mhc_call &c, const token_offsets &at, int M, int j, int i,
+                                                 int64_t d, column_step<SQUARES ? 1 : ROWS> &step)
+{
+    const bool inside = i < c.n && d < c.D;
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++)
+        step.x[t] = inside ? load_e<E>(c.x, at.at[t] + i * c.x.stride[2] + d * c.x.stride[3]) : 0.0f;
+    if (SQUARES)
+        return;
+    const float gamma =
+        given(c.gamma) && inside ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        step.weight[r] = inside && j + r < M
+                             ? load_f32(c.phi, (j + r) * c.phi.stride[0] + (i * c.D + d) * c.phi.stride[1]) * gamma
+                             : 0.0f;
+}
+
+/* The sums of squares of the block's tokens, in those of column 0; or the products with rows [j, j+ROWS) of phi. */
 template <typename E, bool SQUARES>
 static __device__ __forceinline__ float project(const mhc_call &c, const token_offsets &at, int M, int j,
                                                 block_sums &shared)
 {
     float sums[SUMS];
     begin_sums(shared, sums);
-    int terms = 0;
-    for (int i = 0; i < c.n; i++) {
-        for (int64_t begin = 0; begin < c.D; begin += THREADS) {
-            const int64_t d = begin + threadIdx.x;
-            if (d < c.D) {
-                float x[TOKENS];
+    int terms = 0, i = 0;
+    int64_t d = threadIdx.x;
+    column_step<SQUARES ? 1 : ROWS> step, next;
+    load_step<E, SQUARES>(c, at, M, j, i, d, step);
+    while (i < c.n) {
+        d += THREADS;
+        if (d - threadIdx.x >= c.D) {
+            d = threadIdx.x;
+            i++;
+        }
+        load_step<E, SQUARES>(c, at, M, j, i, d, next);
 #pragma unroll
-                for (int t = 0; t < TOKENS; t++)
-                    x[t] = load_e<E>(c.x, at.at[t] + i * c.x.stride[2] + d * c.x.stride[3]);
-                const float gamma =
-                    given(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
+        for (int r = 0; r < (SQUARES ? 1 : ROWS); r++)
 #pragma unroll
-                for (int r = 0; r < (SQUARES ? 1 : ROWS); r++) {
-                    float phi = 0.0f;
-                    if (!SQUARES && j + r < M)
-                        phi = load_f32(c.phi, (j + r) * c.phi.stride[0] + (i * c.D + d) * c.phi.stride[1]) * gamma;
-#pragma unroll
-                    for (int t = 0; t < TOKENS; t++)
-                        sums[t * ROWS + r] = fmaf(SQUARES ? x[t] : phi, x[t], sums[t * ROWS + r]);
-                }
-            }
-            if (++terms == RUN) {
-                add_run(shared, sums);
-                terms = 0;
-            }
+            for (int t = 0; t < TOKENS; t++)
+                sums[t * ROWS + r] = fmaf(SQUARES ? step.x[t] : step.weight[r], step.x[t], sums[t * ROWS + r]);
+        step = next;
+        if (++terms == RUN) {
+            add_run(shared, sums);
+            terms = 0;
         }
     }
     return end_sums(shared, sums);
@@ -189,19 +208,28 @@ static __device__ __forceinline__ float gather_dh_pre(const mhc_call &c, const t
 
 /* dx of the block's tokens in column (i, d). */
 template <typename E>
-static __device__ __forceinline__ void write_dx(const mhc_call &c, int64_t first, int count, int M, int i, int64_t d,
-                                                const float (*dh_mix)[MHC_CUDA_MAX_M],
+static __device__ __forceinline__ void write_dx(const mhc_call &c, const token_offsets &at,
+                                                const token_offsets &at_dh_in, int64_t first, int count, int M, int i,
+                                                int64_t d, const float (*dh_mix)[MHC_CUDA_MAX_M],
                                                 const float (*h_pre)[MHC_CUDA_MAX_N], const float *factor)
 {
-    float sum[TOKENS] = {0};
-    for (int j = 0; j < M; j += ROWS) {
-        float part[TOKENS] = {0};
-        for (int r = j; r < M && r < j + ROWS; r++) {
-            const float phi = load_f32(c.phi, r * c.phi.stride[0] + (i * c.D + d) * c.phi.stride[1]);
+    float sum[TOKENS] = {0}, x[TOKENS], dh_in[TOKENS];
 #pragma unroll
-            for (int t = 0; t < TOKENS; t++)
-                part[t] = fmaf(dh_mix[t][r], phi, part[t]);
-        }
+    for (int t = 0; t < TOKENS; t++) {
+        x[t] = load_e<E>(c.x, at.at[t] + i * c.x.stride[2] + d * c.x.stride[3]);
+        dh_in[t] = load_e<E>(c.dh_in, at_dh_in.at[t] + d * c.dh_in.stride[2]);
+    }
+    for (int j = 0; j < M; j += ROWS) {
+        float part[TOKENS] = {0}, phi[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            phi[r] = j + r < M ? load_f32(c.phi, (j + r) * c.phi.stride[0] + (i * c.D + d) * c.phi.stride[1]) : 0.0f;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (j + r < M)
+#pragma unroll
+                for (int t = 0; t < TOKENS; t++)
+                    part[t] = fmaf(dh_mix[t][j + r], phi[r], part[t]);
 #pragma unroll
         for (int t = 0; t < TOKENS; t++)
             sum[t] += part[t];
@@ -213,8 +241,8 @@ static __device__ __forceinline__ void write_dx(const mhc_call &c, int64_t first
             break;
         const int64_t token = first + t;
         float dx = gamma * sum[t];
-        dx = fmaf(factor[t], load_e<E>(c.x, token_at(c, c.x, token) + i * c.x.stride[2] + d * c.x.stride[3]), dx);
-        dx = fmaf(h_pre[t][i], load_e<E>(c.dh_in, token_at(c, c.dh_in, token) + d * c.dh_in.stride[2]), dx);
+        dx = fmaf(factor[t], x[t], dx);
+        dx = fmaf(h_pre[t][i], dh_in[t], dx);
         if (given(c.dx_post))
             dx +=
                 load_e<E>(c.dx_post, token_at(c, c.dx_post, token) + i * c.dx_post.stride[2] + d * c.dx_post.stride[3]);
@@ -273,7 +301,7 @@ template <typename E> static __device__ __forceinline__ void pre_dx(const mhc_ca
         }
         __syncthreads();
         for (int64_t k = tid; given(c.dx) && k < n * c.D; k += THREADS)
-            write_dx<E>(c, first, count, M, (int)(k / c.D), k % c.D, dh_mix, h_pre, factor);
+            write_dx<E>(c, at, at_dh_in, first, count, M, (int)(k / c.D), k % c.D, dh_mix, h_pre, factor);
         __syncthreads();
     }
 }
@@ -301,13 +329,16 @@ template <typename E> static __device__ __forceinline__ void pre_dphi(const mhc_
             __syncthreads();
             if (k >= K)
                 continue;
-            float run[ROWS] = {0};
-            for (int t = 0; t < count; t++) {
-                const float x = load_e<E>(c.x, at[t] + column);
+            float run[ROWS] = {0}, x[MHC_CUDA_RUN];
 #pragma unroll
-                for (int r = 0; r < ROWS; r++)
-                    run[r] = fmaf(j + r < M ? dh_mix[t][r] : 0.0f, x, run[r]);
-            }
+            for (int t = 0; t < MHC_CUDA_RUN; t++)
+                x[t] = t < count ? load_e<E>(c.x, at[t] + column) : 0.0f;
+#pragma unroll
+            for (int t = 0; t < MHC_CUDA_RUN; t++)
+                if (t < count)
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++)
+                        run[r] = fmaf(j + r < M ? dh_mix[t][r] : 0.0f, x[t], run[r]);
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
                 sum[r] += run[r];
