@@ -3,10 +3,12 @@
  * that dispatch takes: dx's error in units of bf16 and in the measures of its stream, the parameters' gradients in norm,
  * the projection beside plain float32 and TF32, and the sums of Sinkhorn's rows and columns.
  *
- *   test_mhc_accuracy [--json FILE]     FILE gets the figures, for tools/make_tables.py */
+ *   test_mhc_accuracy [--json FILE]                       FILE gets the figures, for tools/make_tables.py
+ *   test_mhc_accuracy --backend cuda [--json FILE]        pre's on a GPU, and a thousand repeats of it bit by bit */
 #include "support.h"
 
 #include "check/bench.h"
+#include "check/bench_device.h"
 #include "check/bound_case.h"
 #include "check/ceiling.h"
 #include "check/check.h"
@@ -24,6 +26,17 @@
 extern const cot_op_cases cot_mhc_pre_cases, cot_mhc_sinkhorn_cases;
 
 static json_t *rows; /* NULL = not wanted */
+static cot_backend backend = COT_BACKEND_CPU;
+
+static cot_queue *make_queue(void)
+{
+    cot_queue *queue = NULL;
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = backend;
+    assert_ok(cot_queue_create(&options, &queue));
+    return queue;
+}
 
 /* ---- one case, solved by the oracle and by the library -------------------------------------------------- */
 
@@ -42,9 +55,8 @@ static void solve(solved *s, const cot_op_cases *cases, int direction, int count
     s->ref = reference_make(cases, &s->c);
     reference_solve(&s->ref);
     bound_case_make(&s->bound, &s->ref, false);
-    cot_queue *queue = NULL;
-    assert_ok(cot_queue_create(NULL, &queue));
-    assert_ok(cot_op_run(s->direction, queue, s->bound.args));
+    cot_queue *queue = make_queue();
+    assert_ok(bound_case_run(&s->bound, s->direction, queue));
     cot_queue_destroy(queue);
 }
 
@@ -107,7 +119,10 @@ static json_t *add_relative(const solved *s, const char *what, int64_t elements,
     char device[256], date[16], shape[192];
     const time_t seconds = time(NULL);
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&seconds));
-    device_name(device, sizeof device);
+    if (backend == COT_BACKEND_CUDA)
+        bench_device_name(device, sizeof device);
+    else
+        device_name(device, sizeof device);
     snprintf(shape, sizeof shape, "%s %s", s->c.shape, s->c.options);
     json_t *row = json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:f}", "op", "mhc_accuracy", "device", device, "date", date,
                             "shape", shape, "output", what, "elements", (json_int_t)elements, "relative", relative);
@@ -205,6 +220,31 @@ static void projection(void **state)
     finish(&s);
 }
 
+/* ---- repeats -------------------------------------------------------------------------------------------- */
+
+/* The same bits a thousand times: of a GPU's kernels, whose blocks wait for each other. */
+static void repeats(void **state)
+{
+    (void)state;
+    static char *const words[] = {"T=250", "n=4", "D=4096", "bf16", "gamma", "sinkhorn", "dh_res"};
+    for (int direction = 0; direction < 2; direction++) {
+        solved s;
+        bound_case again;
+        solve(&s, &cot_mhc_pre_cases, direction, COUNT(words), words);
+        bound_case_make(&again, &s.ref, false);
+        cot_queue *queue = make_queue();
+        for (int repeat = 0; repeat < 1000; repeat++) {
+            assert_ok(bound_case_run(&again, s.direction, queue));
+            for (int f = 0; f < s.direction->field_count; f++)
+                if (again.fields[f].memory != NULL)
+                    assert_memory_equal(again.fields[f].memory, s.bound.fields[f].memory, again.fields[f].bytes);
+        }
+        cot_queue_destroy(queue);
+        bound_case_free(&again, s.direction);
+        finish(&s);
+    }
+}
+
 /* ---- Sinkhorn ------------------------------------------------------------------------------------------- */
 
 enum { SINKHORN_TOKENS = 4096, MAX_N = 8 };
@@ -260,19 +300,31 @@ static void sinkhorn_sums(void **state)
 
 int main(int argc, char **argv)
 {
-    const char *json = argc == 3 && strcmp(argv[1], "--json") == 0 ? argv[2] : NULL;
-    if (argc > 1 && json == NULL) {
-        fprintf(stderr, "usage: test_mhc_accuracy [--json FILE]\n");
-        return 2;
+    const char *json = NULL;
+    for (int i = 1; i < argc; i += 2) {
+        if (i + 1 < argc && strcmp(argv[i], "--json") == 0) {
+            json = argv[i + 1];
+        } else if (i + 1 < argc && strcmp(argv[i], "--backend") == 0 && strcmp(argv[i + 1], "cuda") == 0) {
+            backend = COT_BACKEND_CUDA;
+        } else {
+            fprintf(stderr, "usage: test_mhc_accuracy [--backend cuda] [--json FILE]\n");
+            return 2;
+        }
     }
     if (json != NULL)
         rows = json_array();
-    const struct CMUnitTest tests[] = {
+    const struct CMUnitTest on_host[] = {
         cmocka_unit_test(gradients_in_bf16),
         cmocka_unit_test(projection),
         cmocka_unit_test(sinkhorn_sums),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest on_device[] = {
+        cmocka_unit_test(gradients_in_bf16),
+        cmocka_unit_test(projection),
+        cmocka_unit_test(repeats),
+    };
+    int failed = backend == COT_BACKEND_CUDA ? cmocka_run_group_tests(on_device, NULL, NULL)
+                                             : cmocka_run_group_tests(on_host, NULL, NULL);
     if (json != NULL &&
         json_dump_file(rows, json, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(4)) != 0) {
         fprintf(stderr, "test_mhc_accuracy: %s: cannot be written\n", json);
