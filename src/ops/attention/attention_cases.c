@@ -376,13 +376,15 @@ static void sweep_sizes(visitor *v, int direction)
     int64_t number = 0;
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         for (int dtype = 0; dtype < 3; dtype++) {
-            const int turns = lengths[i][0] * lengths[i][1] < 20000 ? 2 : 1; /* the scalar kernels are slow */
+            const bool small =
+                lengths[i][0] * lengths[i][1] < 2500; /* the others take seconds: scalar kernels are slow */
+            const int turns = small ? 2 : 1;
             for (int turn = 0; turn < turns; turn++, number++) {
                 plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
                 const int64_t *size = columns[(i + (size_t)(3 * turn + dtype)) % (sizeof columns / sizeof *columns)];
                 p.Tq = lengths[i][0], p.Tk = lengths[i][1];
                 p.d = size[0], p.dv = size[1];
-                p.B = 1 + (p.Tq * p.Tk < 5000);
+                p.B = 1 + small;
                 p.H = p.Tq * p.Tk < 20000 ? 6 : 2;
                 p.Hkv = p.H / (draw_bool(&state) ? 1 : draw_bool(&state) ? 2 : p.H);
                 p.layout = (layout_kind)(number % 7 == 6 ? STRIDED : number % 3);
