@@ -140,24 +140,29 @@ static cot_status enqueue_copy(void *context)
     return status;
 }
 
+/* The driver's copy takes some sizes, a few pages beyond a round one, at two thirds of its speed; so the best of two:
+ * the size in pages, and, where that is hardly more, in large pages. */
 cot_status bench_device_copy(double footprint, double *bytes_per_second)
 {
     device_queue d;
     cot_status status = device_queue_open(&d, "");
     const size_t page = 4096, large_page = (size_t)2 << 20, half = (size_t)(footprint / 2);
-    copy_calls c = {.queue = d.queue,
-                    .bytes = (half + page - 1) / page * page,
-                    .stride = (half + large_page - 1) / large_page * large_page};
-    double seconds = 0;
+    copy_calls c = {.queue = d.queue, .stride = (half + large_page - 1) / large_page * large_page};
+    const size_t sizes[] = {(half + page - 1) / page * page, c.stride};
+    *bytes_per_second = 0;
     if (status == COT_OK) {
         c.pairs = copies_for(&d, footprint);
         status = cot_cuda_alloc(d.queue, 2 * c.stride * (size_t)c.pairs, (void **)&c.memory);
     }
-    if (status == COT_OK)
+    for (int i = 0; status == COT_OK && i < (half > 32 * large_page ? 2 : 1); i++) {
+        double seconds = 0;
+        c.bytes = sizes[i];
         status = time_calls(&d, enqueue_copy, &c, &c.calls, c.pairs, &seconds);
+        const double rate = seconds > 0 ? 2 * (double)c.bytes / seconds : 0;
+        *bytes_per_second = rate > *bytes_per_second ? rate : *bytes_per_second;
+    }
     if (d.queue != NULL)
         cot_cuda_free(d.queue, c.memory);
     device_queue_close(&d);
-    *bytes_per_second = seconds > 0 ? 2 * (double)c.bytes / seconds : 0;
     return status;
 }

@@ -20,9 +20,12 @@ import time
 
 try:
     import torch
+    import torch._functorch.config
     import torch.nn.functional as functional
 except ImportError:
     sys.exit("dropout.py: torch is not installed (pip install torch)")
+
+torch._functorch.config.donated_buffer = False  # a compiled backward may run again on what the forward saved
 
 P = 0.1
 SHAPES = {"cpu": [(8192, 1024, "f32", "none"), (8192, 1024, "bf16", "none"), (8192, 1024, "f32", "gelu_tanh")],
