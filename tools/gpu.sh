@@ -47,13 +47,18 @@ date=$(date -u +%Y-%m-%d)
 passed=0
 failed=0
 
+child=
+trap 'kill $child 2>/dev/null; exit 130' INT TERM # timeout's group hears of neither
+
 # step NAME COMMAND...
 step()
 {
     local name=$1 start=$SECONDS
     shift
     printf '\n==== %s\n' "$name"
-    if timeout 480 "$@" </dev/null; then
+    timeout 480 "$@" </dev/null &
+    child=$!
+    if wait $child; then
         passed=$((passed + 1))
         printf '==== %s: passed (%d s)\n' "$name" $((SECONDS - start))
     else
@@ -81,7 +86,9 @@ for op in $ops; do
     if wants bench; then
         step "$op: bench" "$program" bench "$op" --backend cuda --json "$out/$date-$short-$op.json"
     fi
-    if wants peers && [ -f "tools/peers/$op.py" ]; then
+    if wants peers && [ ! -f "tools/peers/$op.py" ]; then
+        echo "$op: no peers to run: there is no tools/peers/$op.py"
+    elif wants peers; then
         step "$op: peers" python3 "tools/peers/$op.py" --device cuda --json "$out/$date-$short-$op-peers.json"
     fi
 done

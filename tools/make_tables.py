@@ -102,7 +102,7 @@ def table(op, results, peers):
             "elements of x."
             + (" \"Of products\": over matrix products of the same dtype from the first-level cache in the same run."
                if products else "")
-            + (f" The last columns: peers in the same run (`bench/results/{peer_source}`), whose weights are of x's dtype."
+            + (f" The last columns: peers on the same device and cases (`bench/results/{peer_source}`), with weights of x's dtype."
                if kernels else ""),
             "",
         ]
