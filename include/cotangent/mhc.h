@@ -19,7 +19,8 @@
  * (DeepSeek's "mHC: Manifold-Constrained Hyper-Connections", 2025; y's A is transposed as there.)
  *
  * Layout: every tensor may have any strides ([B,n,T,D] is a view; so is a batch cut out of a longer one). Fast kernels
- * need n <= 8 and d contiguous in x and whatever has its shape; anything else runs through the scalar kernel.
+ * need n <= 8 and d contiguous in x and whatever has its shape; anything else runs through the scalar kernel. On a GPU n
+ * is at most 8 and B*T at most 2^30.
  *
  * Dtypes: x is f32, f16 or bf16, and so is whatever has a D and a T: h_in, f, y, their gradients, dx_post. Everything
  * else (phi, gamma, bias, alpha, the coefficients, their gradients) is f32. Sums are float32 and every output is
