@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Shows that check can fail: plants one fault at a time in a copy of a kernel, builds it, and expects `cotangent check`
 # to catch it and --report to say where it lives. A fault that changes no line of its file, does not build, or passes
-# check is a failure of this script. Takes about a minute a fault the first time.
+# check is a failure of this script. On a machine with a GPU its kernels have their turn, too. Takes about a minute a
+# fault the first time.
 #
 #   tools/plant_faults.sh [WORK_DIR]     (default: build/faults)
 set -eu
 cd "$(dirname "$0")/.."
 work=${1:-build/faults}
+backend=cpu
+cuda=OFF
+[ ! -e /dev/nvidia0 ] || cuda=ON
 kernels=src/ops/causal_conv1d/cpu
 dropout=src/ops/dropout/cpu
 attention=src/ops/attention/cpu
@@ -33,7 +37,7 @@ plant()
         return
     fi
     printf '\n== %s (%s)\n' "$name" "$file"
-    if "$work/build/cotangent" check "$op" --kernel "$kernel" --only "$cases" --report >"$work/report"; then
+    if "$work/build/cotangent" check "$op" --backend "$backend" --kernel "$kernel" --only "$cases" --report >"$work/report"; then
         echo "plant_faults: check passes although '$name' is planted"
         failed=$((failed + 1))
     else
@@ -47,7 +51,7 @@ plant()
 # The tracked files as they are in the working tree; those that are the same keep their time, so that little is rebuilt.
 copy_tree()
 {
-    git ls-files include src CMakeLists.txt tools/write_commit.sh | while read -r file; do
+    git ls-files include src cmake CMakeLists.txt tools/write_commit.sh tools/compile_device_code.sh | while read -r file; do
         mkdir -p "$work/src/$(dirname "$file")"
         cmp -s "$file" "$work/src/$file" || cp "$file" "$work/src/$file"
     done
@@ -55,7 +59,8 @@ copy_tree()
 
 copy_tree
 [ -f "$work/build/build.ninja" ] || 
-    cmake --log-level=WARNING -G Ninja -S "$work/src" -B "$work/build" -DCOT_TESTS=OFF -DCOT_INSTALL=OFF
+    cmake --log-level=WARNING -G Ninja -S "$work/src" -B "$work/build" -DCOT_TESTS=OFF -DCOT_INSTALL=OFF \
+        -DCOT_CUDA=$cuda
 
 plant 'a wrong tap in the forward' $kernels/causal_conv1d_rows.h \
     's/z = v_fma(w\[k\], v_load(x + k), z);/z = v_fma(w[k], v_load(x + (k == 1 ? 0 : k)), z);/' \
@@ -79,6 +84,12 @@ plant 'dx of stream 0 alone' src/ops/mhc/cpu/mhc_pre_bwd_tiles.c \
 plant 'an error in stream 0 alone' src/ops/mhc/cpu/mhc_pre_bwd_tiles.c \
     's/h_pre = v_set1(s->h_pre\[own->i\]\[t + r\]);/h_pre = v_set1(s->h_pre[own->i][t + r] * (own->i == 0 ? 1.01f : 1));/' \
     mhc_pre_bwd_tiles_scalar 'n4 D8 phi~1' mhc_pre
+if [ $cuda = ON ]; then
+    backend=cuda
+    plant 'stream 0 alone, on a GPU' src/ops/mhc/cuda/mhc_launch.c \
+        's/s->D \/ MHC_SM90_CHUNK, streams}/s->D \/ MHC_SM90_CHUNK, 1}/' mhc_pre_bwd_cluster 'n4 D1280' mhc_pre
+    backend=cpu
+fi
 
 plant 'the mask of a row begun anew in its middle' $dropout/dropout_fwd_rows.c \
     's/row->group + (uint64_t)(i \/ 8)/row->group/' dropout_fwd_rows 'forward f32 contiguous' dropout
