@@ -172,9 +172,13 @@ static void draw_case(FILE *gnuplot, const json_t *rows, size_t first, size_t co
             write_bar(gnuplot, json_array_get(rows, first + i), (int)i, share);
         fprintf(gnuplot, "END\n");
     }
+    double longest = 0;
     fprintf(gnuplot, "$total << END\n");
-    for (size_t i = 0; i < count; i++)
-        fprintf(gnuplot, "%g %zu\n", number_of(json_array_get(rows, first + i), "total_ms"), i);
+    for (size_t i = 0; i < count; i++) {
+        const double total = number_of(json_array_get(rows, first + i), "total_ms");
+        fprintf(gnuplot, "%g %zu\n", total, i);
+        longest = total > longest ? total : longest;
+    }
     fprintf(gnuplot, "END\n");
     const json_t *row = json_array_get(rows, first);
     fprintf(gnuplot, "set title \"%s %s %s %s %s, %s\\n%s, commit %s, %s\" noenhanced\n", text_of(row, "op"),
@@ -187,9 +191,9 @@ static void draw_case(FILE *gnuplot, const json_t *rows, size_t first, size_t co
                 number_of(row, "streams"), number_of(row, "streams") > 1 ? "s" : "", text_of(row, "batch"), i);
     }
     fprintf(gnuplot,
-            ")\nset yrange [%zu:-0.6]\nset xrange [0:*]\nset xlabel 'ms, from host to host'\nset grid xtics\n"
+            ")\nset yrange [%zu:-0.6]\nset xrange [0:%g]\nset xlabel 'ms, from host to host'\nset grid xtics\n"
             "set key outside right top\nset lmargin 32\nset style fill solid 0.9 noborder\nplot ",
-            count);
+            count, 1.12 * longest); /* room for the figures */
     for (size_t share = 0; share < SHARES; share++)
         fprintf(gnuplot, "$share%zu using 1:2:3:4:5:6 with boxxyerror lc rgb '%s' title '%s', ", share,
                 shares[share].colour, shares[share].name);
