@@ -20,12 +20,11 @@ template <typename E, int ACTIVATION> static __device__ __forceinline__ float sl
 }
 
 /* The rows that a thread has in registers at once. */
-template <typename E, bool ACTIVE> constexpr int batch = (ACTIVE ? 4 : 8) / (int)sizeof(E);
+template <typename E, bool ACTIVE> constexpr int batch = (ACTIVE ? 8 : 16) / (2 * (int)sizeof(E));
 
-/* Turns a batch of dy into dx, adds it to the sums, and writes what it can write as a whole. */
-template <int ACCESS, int ACTIVATION, typename E, int BATCH>
+template <typename E, int ACCESS, int ACTIVATION, int BATCH>
 static __device__ __forceinline__ void finish(const dropout_call &c, const place &p, const walk &dx, int first,
-                                              elements<E> (&dy)[BATCH], const elements<E> (&x)[BATCH],
+                                              const elements<E> (&dy)[BATCH], const elements<E> (&x)[BATCH],
                                               const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH],
                                               float (&sums)[COT_DROPOUT_GROUP])
 {
@@ -44,13 +43,10 @@ static __device__ __forceinline__ void finish(const dropout_call &c, const place
             else if (ACTIVATION != COT_ACTIVATION_NONE)
                 g[j] *= slope<E, ACTIVATION>(z[j] + bias[j]);
             g[j] = kept ? g[j] : 0.0f;
-        }
-        pack(dy[i], g);
-        if (c.dx.data != nullptr)
-            store<E, ACCESS, LANES>(p, dx, first, i, dy[i]);
-#pragma unroll
-        for (int j = 0; j < COT_DROPOUT_GROUP; j++)
             sums[j] += g[j];
+        }
+        if (c.dx.data != nullptr)
+            store<E, ACCESS, LANES>(c, p, c.dx, dx, first, i, g);
     }
 }
 
@@ -112,17 +108,15 @@ static __device__ __forceinline__ void take_batch(const dropout_call &c, const p
     for (int i = 0; i < BATCH; i++)
         keep[i] = keep_of_elements<E, ACCESS, LANES>(c, p, first, i, keep[i]);
     if (!ACTIVE)
-        finish<ACCESS, COT_ACTIVATION_NONE>(c, p, w.dx, first, dy, x, bias, keep, sums);
+        finish<E, ACCESS, COT_ACTIVATION_NONE>(c, p, w.dx, first, dy, x, bias, keep, sums);
     else if (c.activation == COT_ACTIVATION_SILU)
-        finish<ACCESS, COT_ACTIVATION_SILU>(c, p, w.dx, first, dy, x, bias, keep, sums);
+        finish<E, ACCESS, COT_ACTIVATION_SILU>(c, p, w.dx, first, dy, x, bias, keep, sums);
     else if (c.activation == COT_ACTIVATION_RELU)
-        finish<ACCESS, COT_ACTIVATION_RELU>(c, p, w.dx, first, dy, x, bias, keep, sums);
+        finish<E, ACCESS, COT_ACTIVATION_RELU>(c, p, w.dx, first, dy, x, bias, keep, sums);
     else if (c.activation == COT_ACTIVATION_GELU_TANH)
-        finish<ACCESS, COT_ACTIVATION_GELU_TANH>(c, p, w.dx, first, dy, x, bias, keep, sums);
+        finish<E, ACCESS, COT_ACTIVATION_GELU_TANH>(c, p, w.dx, first, dy, x, bias, keep, sums);
     else
-        finish<ACCESS, COT_ACTIVATION_GELU_ERF>(c, p, w.dx, first, dy, x, bias, keep, sums);
-    if (c.dx.data != nullptr)
-        store_parts<E, ACCESS, LANES>(c, p, c.dx, w.dx, first, dy);
+        finish<E, ACCESS, COT_ACTIVATION_GELU_ERF>(c, p, w.dx, first, dy, x, bias, keep, sums);
 }
 
 template <typename E, int ACCESS, bool ACTIVE> static __device__ __forceinline__ void backward(const dropout_call &c)

@@ -41,7 +41,6 @@ typedef struct dropout_call {
     dropout_array dy, dx, dbias;
     float *partial; /* [parts][tiles][8 * DROPOUT_BWD_LANES] sums of dx, null: dbias is not wanted */
     int64_t parts, tiles;
-    int32_t apart;   /* rows begin at least 16 bytes apart in all tensors of elements */
     int32_t shifted; /* which columns a tile has: see dropout_tile.cuh */
 } dropout_call;
 

@@ -22,7 +22,7 @@ static __device__ __forceinline__ void export_mask(const dropout_call &c, const 
     if (c.mask_out.data == nullptr)
         return;
     uint8_t *to =
-        mask_row_of<ACCESS, LANES>(c, p, c.mask_out, first, i) + (int64_t)COT_DROPOUT_GROUP * p.group * c.mask_out.step;
+        mask_row_of<ACCESS, LANES>(c, p, c.mask_out, first, i) + COT_DROPOUT_GROUP * p.group * c.mask_out.step;
     const cot_words<2> bytes = {(keep & 15u) * 0x00204081u & 0x01010101u, (keep >> 4) * 0x00204081u & 0x01010101u};
     if (ACCESS == PLAIN) {
         cot_store_words<2>(to, bytes);
@@ -45,10 +45,9 @@ template <typename E, int ACTIVATION> static __device__ __forceinline__ float ac
     }
 }
 
-/* Turns a batch of x into y, and writes what it can write as a whole. */
-template <int ACCESS, int ACTIVATION, typename E, int BATCH>
+template <typename E, int ACCESS, int ACTIVATION, int BATCH>
 static __device__ __forceinline__ void finish(const dropout_call &c, const place &p, const walk &y, int first,
-                                              elements<E> (&x)[BATCH], const elements<E> (&residual)[BATCH],
+                                              const elements<E> (&x)[BATCH], const elements<E> (&residual)[BATCH],
                                               const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH])
 {
 #pragma unroll
@@ -67,8 +66,7 @@ static __device__ __forceinline__ void finish(const dropout_call &c, const place
             const float value = activate<E, ACTIVATION>(values[j] + bias[j]);
             values[j] = fmaf(keep[i] >> j & 1u ? value : 0.0f, c.scale, added[j]);
         }
-        pack(x[i], values);
-        store<E, ACCESS, LANES>(p, y, first, i, x[i]);
+        store<E, ACCESS, LANES>(c, p, c.y, y, first, i, values);
     }
 }
 
@@ -98,17 +96,16 @@ static __device__ __forceinline__ void take_batch(const dropout_call &c, const p
     for (int i = 0; i < BATCH; i++)
         keep[i] = keep_of_elements<E, ACCESS, LANES>(c, p, first, i, keep[i]);
     switch (c.activation) {
-    case COT_ACTIVATION_SILU: finish<ACCESS, COT_ACTIVATION_SILU>(c, p, w.y, first, x, residual, bias, keep); break;
-    case COT_ACTIVATION_RELU: finish<ACCESS, COT_ACTIVATION_RELU>(c, p, w.y, first, x, residual, bias, keep); break;
+    case COT_ACTIVATION_SILU: finish<E, ACCESS, COT_ACTIVATION_SILU>(c, p, w.y, first, x, residual, bias, keep); break;
+    case COT_ACTIVATION_RELU: finish<E, ACCESS, COT_ACTIVATION_RELU>(c, p, w.y, first, x, residual, bias, keep); break;
     case COT_ACTIVATION_GELU_TANH:
-        finish<ACCESS, COT_ACTIVATION_GELU_TANH>(c, p, w.y, first, x, residual, bias, keep);
+        finish<E, ACCESS, COT_ACTIVATION_GELU_TANH>(c, p, w.y, first, x, residual, bias, keep);
         break;
     case COT_ACTIVATION_GELU_ERF:
-        finish<ACCESS, COT_ACTIVATION_GELU_ERF>(c, p, w.y, first, x, residual, bias, keep);
+        finish<E, ACCESS, COT_ACTIVATION_GELU_ERF>(c, p, w.y, first, x, residual, bias, keep);
         break;
-    default: finish<ACCESS, COT_ACTIVATION_NONE>(c, p, w.y, first, x, residual, bias, keep);
+    default: finish<E, ACCESS, COT_ACTIVATION_NONE>(c, p, w.y, first, x, residual, bias, keep);
     }
-    store_parts<E, ACCESS, LANES>(c, p, c.y, w.y, first, x);
 }
 
 template <typename E, int ACCESS> static __device__ __forceinline__ void forward(const dropout_call &c)

@@ -30,11 +30,10 @@ static inline dropout_cuda_plan dropout_cuda_divide(const dropout_sizes *sizes, 
 static inline const char *admit_cuda(const void *problem)
 {
     const dropout_sizes *sizes = problem;
-    const int64_t groups = INT32_MAX / 2;                   /* which the kernels count in 32 bits */
-    const int64_t parts = (int64_t)UINT16_MAX * UINT16_MAX; /* of a grid */
+    const int64_t tiles = INT32_MAX, parts = (int64_t)UINT16_MAX * UINT16_MAX; /* of a grid */
     if (sizes->dtype == COT_F64)
         return "it sums in float32, x is f64";
-    return sizes->groups > groups || sizes->R / 8 > parts ? "R or D is beyond what its grid can number" : NULL;
+    return sizes->D / 64 > tiles || sizes->R / 8 > parts ? "a grid has no room for R or D" : NULL;
 }
 
 static inline double cost_cuda(const void *problem)
