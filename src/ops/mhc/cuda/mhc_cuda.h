@@ -14,7 +14,7 @@ enum {
     MHC_CUDA_TOKEN_THREADS = 64, /* of a block of Sinkhorn's kernels, a token a thread */
     MHC_CUDA_MAX_PARTS = 16,     /* runs of tokens with a Q of their own */
     MHC_CUDA_TOKEN_PARTS = 256,  /* runs of tokens with sums of dz of their own, in the generic backward */
-    MHC_CUDA_SUM_COLUMNS = 64,   /* of Q that a block adds up over the parts */
+    MHC_CUDA_SUM_COLUMNS = 32,   /* of Q that a block adds up over the parts */
     MHC_CUDA_RUN = 16            /* tokens that dphi adds up in one run */
 };
 

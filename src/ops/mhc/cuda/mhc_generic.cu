@@ -9,6 +9,8 @@
  * post forward: a thread an element d of a token. post backward: a block a token. */
 #include "mhc_cuda.cuh"
 
+#include "../../../cuda/device/ptx.cuh"
+
 #define KERNEL extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
 
 enum { THREADS = MHC_CUDA_THREADS, WARPS = THREADS / 32, TOKENS = MHC_CUDA_TOKENS, ROWS = 8, SUMS = 64, RUN = 32 };
@@ -371,21 +373,26 @@ KERNEL mhc_pre_token_sums(const __grid_constant__ mhc_call c)
     to[1] = dalpha;
 }
 
-/* dbias and dalpha from the parts' sums. */
+/* dbias and dalpha from the parts' sums: slices of the parts in turns, then the slices. */
 static __device__ __forceinline__ void sum_token_parts(const mhc_call &c)
 {
-    __shared__ double sums[2 * MHC_CUDA_MAX_M];
-    const int n = c.n, M = n * n + 2 * n;
-    for (int i = threadIdx.x; i < 2 * M; i += THREADS) {
-        double sum = 0;
-#pragma unroll 16
-        for (int64_t part = 0; part < c.token_parts; part++)
-            sum += c.token_sums[part * 2 * M + i];
-        sums[i] = sum;
+    __shared__ double sums[THREADS];
+    const int n = c.n, M = n * n + 2 * n, slices = THREADS / (2 * M), own = threadIdx.x % (2 * M);
+    double sum = 0;
+    if ((int)threadIdx.x < slices * 2 * M)
+#pragma unroll 8
+        for (int64_t part = threadIdx.x / (2 * M); part < c.token_parts; part += slices)
+            sum += c.token_sums[part * 2 * M + own];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x < 2 * M) {
+        for (int slice = 1; slice < slices; slice++)
+            sum += sums[slice * 2 * M + threadIdx.x];
+        sums[threadIdx.x] = sum;
     }
     __syncthreads();
-    for (int j = threadIdx.x; j < M; j += THREADS)
-        store_gradient(c, c.dbias, j * c.dbias.stride[0], (float)sums[2 * j]);
+    if (threadIdx.x < M)
+        store_gradient(c, c.dbias, threadIdx.x * c.dbias.stride[0], (float)sums[2 * threadIdx.x]);
     if (threadIdx.x < 3) {
         double dalpha = 0;
         for (int j = 0; j < M; j++)
@@ -394,30 +401,37 @@ static __device__ __forceinline__ void sum_token_parts(const mhc_call &c)
     }
 }
 
-/* dphi and dgamma from the parts' Q, added up in their order: a block MHC_CUDA_SUM_COLUMNS columns, its threads every
- * so many rows of them. The last block: dbias and dalpha. */
+/* dphi and dgamma from the parts' Q, added up in their order: a block MHC_CUDA_SUM_COLUMNS columns, a warp every so many
+ * rows of them, all loaded before the first is stored. The last block: dbias and dalpha. */
 KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
 {
-    constexpr int COLUMNS = MHC_CUDA_SUM_COLUMNS, GROUPS = THREADS / COLUMNS;
+    constexpr int COLUMNS = MHC_CUDA_SUM_COLUMNS, GROUPS = THREADS / COLUMNS, MOST = MHC_CUDA_MAX_M / GROUPS;
     __shared__ double sums[GROUPS][COLUMNS];
     const int M = c.n * c.n + 2 * c.n, own = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS;
     const int64_t K = c.n * c.D, k = (int64_t)blockIdx.x * COLUMNS + own;
+    cot_wait_for_kernels_before();
     if (blockIdx.x == gridDim.x - 1) {
         sum_token_parts(c);
         return;
     }
     const int64_t i = k / c.D, d = k % c.D;
-    double dgamma = 0;
+    double Q[MOST] = {0}, dgamma = 0;
     if (k < K && (given(c.dphi) || given(c.dgamma))) {
+        for (int64_t part = 0; part < c.parts; part++)
+#pragma unroll
+            for (int r = 0; r < MOST; r++)
+                if (group + r * GROUPS < M)
+                    Q[r] += (double)c.partial[(part * M + group + r * GROUPS) * K + k];
+#pragma unroll
+        for (int r = 0; r < MOST; r++)
+            if (group + r * GROUPS < M)
+                dgamma += (double)load_f32(c.phi, (group + r * GROUPS) * c.phi.stride[0] + k * c.phi.stride[1]) * Q[r];
         const float gamma = given(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
-        for (int j = group; j < M; j += GROUPS) {
-            double Q = 0;
-#pragma unroll 8
-            for (int64_t part = 0; part < c.parts; part++)
-                Q += (double)c.partial[(part * M + j) * K + k];
-            store_gradient(c, c.dphi, j * c.dphi.stride[0] + k * c.dphi.stride[1], (float)Q * gamma);
-            dgamma += (double)load_f32(c.phi, j * c.phi.stride[0] + k * c.phi.stride[1]) * Q;
-        }
+#pragma unroll
+        for (int r = 0; r < MOST; r++)
+            if (group + r * GROUPS < M)
+                store_gradient(c, c.dphi, (group + r * GROUPS) * c.dphi.stride[0] + k * c.dphi.stride[1],
+                               (float)Q[r] * gamma);
     }
     sums[group][own] = dgamma;
     __syncthreads();

@@ -194,7 +194,7 @@ static int64_t launched_clusters(const mhc_call *c)
     return mhc_clamp(mhc_quotient_up(c->tokens, MHC_SM90_TILE), 1, MHC_SM90_CLUSTERS);
 }
 
-static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, int threads,
+static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, int threads, bool dependent,
                                   const mhc_mapped_call *call)
 {
     const cot_cuda_grid grid = {
@@ -202,6 +202,7 @@ static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kerne
         .threads = (unsigned)threads,
         .shared_bytes = (unsigned)kernel->shared_bytes,
         .cluster = MHC_SM90_CLUSTER,
+        .dependent = dependent,
     };
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
@@ -219,7 +220,7 @@ cot_status mhc_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, void 
     c->logits = c->A.data != NULL ? workspace : NULL;
     cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x);
     if (status == COT_OK)
-        status = launch_clusters(queue, &pre_fwd_cluster, MHC_SM90_FWD_THREADS, &mapped);
+        status = launch_clusters(queue, &pre_fwd_cluster, MHC_SM90_FWD_THREADS, false, &mapped);
     return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
 }
 
@@ -271,9 +272,12 @@ static cot_status launch_sum_parts(cot_queue *queue, const mhc_call *c)
 {
     const bool wanted =
         c->dphi.data != NULL || c->dgamma.data != NULL || c->dbias.data != NULL || c->dalpha.data != NULL;
-    if (wanted)
-        LAUNCH(queue, &pre_sum_parts, mhc_quotient_up(c->n * c->D, MHC_CUDA_SUM_COLUMNS) + 1, 1, MHC_CUDA_THREADS, c);
-    return COT_OK;
+    const cot_cuda_grid grid = {
+        .blocks = {(unsigned)(mhc_quotient_up(c->n * c->D, MHC_CUDA_SUM_COLUMNS) + 1), 1, 1},
+        .threads = MHC_CUDA_THREADS,
+        .dependent = true,
+    };
+    return wanted ? cot_cuda_launch(queue, &pre_sum_parts, &grid, c) : COT_OK;
 }
 
 cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
@@ -319,7 +323,8 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
     if (!post)
         c->dx_post.data = NULL;
     if (status == COT_OK)
-        status = launch_clusters(queue, post ? &pre_bwd_cluster_post : &pre_bwd_cluster, MHC_SM90_BWD_THREADS, &mapped);
+        status = launch_clusters(queue, post ? &pre_bwd_cluster_post : &pre_bwd_cluster, MHC_SM90_BWD_THREADS, true,
+                                 &mapped);
     return status == COT_OK ? launch_sum_parts(queue, c) : status;
 }
 

@@ -58,7 +58,7 @@ static_assert(sizeof(token_record) == 224, "whole units of 16 bytes");
 
 struct shared_memory {
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in alike */
-    uint4 phi[PRODUCTS][6][32];                /* fragments of B: 3 registers for each 8 columns of a warp */
+    uint2 phi[PRODUCTS][12][32];               /* fragments of B: 3 registers for each 8 columns of a warp */
     token_record records[STAGES][TILE], own;
     float gathered[STAGES][MHC_SM90_CLUSTER][N];
     float partial[PRODUCTS][TILE];
@@ -95,7 +95,7 @@ static __device__ __forceinline__ float load_phi(const mhc_call &c, shared_memor
     uint32_t most = 0;
 #pragma unroll
     for (int t = 0; t < 8; t++) {
-        const int64_t column = d + t * 8 + lane / 4;
+        const int64_t column = d + t / 2 * 16 + lane / 8 * 4 + t % 2 * 2 + lane / 4 % 2; /* see give_dx */
         const bool inside = d < c.D;
         const float gamma = given(c.gamma) && inside
                                 ? load_f32(c.gamma, stream * c.gamma.stride[0] + column * c.gamma.stride[1])
@@ -112,14 +112,14 @@ static __device__ __forceinline__ float load_phi(const mhc_call &c, shared_memor
     float unscale;
     const float scale = scale_for(__reduce_max_sync(0xffffffffu, most), &unscale);
 #pragma unroll
-    for (int v = 0; v < 6; v++) {
-        uint32_t words[4];
+    for (int v = 0; v < 12; v++) {
+        uint32_t words[2];
 #pragma unroll
-        for (int w = 0; w < 4; w++) {
-            const int t = (v * 4 + w) / 3, pair = (v * 4 + w) % 3 * 2;
+        for (int w = 0; w < 2; w++) {
+            const int t = (v * 2 + w) / 3, pair = (v * 2 + w) % 3 * 2;
             words[w] = pack_halves(values[t][pair] * scale, values[t][pair + 1] * scale);
         }
-        s.phi[warp][v][lane] = {words[0], words[1], words[2], words[3]};
+        s.phi[warp][v][lane] = make_uint2(words[0], words[1]);
     }
     __syncwarp();
     return unscale;
@@ -184,13 +184,15 @@ static __device__ __forceinline__ void take_Q(uint32_t x, uint32_t records, floa
     }
 }
 
-/* dx in the place of x. */
+/* dx in the place of x. Columns are dealt out so that a lane has four neighbours of each sixteen: column p of its two of
+ * product t is 16 (t / 2) + 4 q + 2 (t % 2) + p. */
 template <bool POST>
 static __device__ __forceinline__ void give_dx(const mhc_call &c, shared_memory &s, unsigned char *x,
                                                const unsigned char *dh_in, const token_record *records, int warp,
                                                int stream, float unscale_phi, const __nv_bfloat16 *dx_post, int count)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int64_t stride = c.dx_post.stride[c.T > 1 ? 1 : 0];
     uint32_t A[6];
     float factor[2], unscale[2], h_pre[2];
 #pragma unroll
@@ -203,38 +205,49 @@ static __device__ __forceinline__ void give_dx(const mhc_call &c, shared_memory 
         unscale[half] = r.unscale * unscale_phi;
         h_pre[half] = r.h_pre[stream];
     }
-    const int64_t stride = c.dx_post.stride[c.T > 1 ? 1 : 0];
 #pragma unroll
-    for (int v = 0; v < 6; v += 3) { /* four times eight columns */
-        uint32_t phi[12];
+    for (int u = 0; u < 4; u++) { /* sixteen columns */
+        uint2 more[2];
+        if (POST)
 #pragma unroll
-        for (int u = 0; u < 3; u++) {
-            const uint4 words = s.phi[warp][v + u][lane];
-            phi[4 * u] = words.x, phi[4 * u + 1] = words.y, phi[4 * u + 2] = words.z, phi[4 * u + 3] = words.w;
+            for (int half = 0; half < 2; half++)
+                more[half] = g + half * 8 < count
+                                 ? __ldg((const uint2 *)(dx_post + (g + half * 8) * stride + u * 16 + q * 4))
+                                 : make_uint2(0, 0);
+        uint32_t phi[6];
+        float sums[2][4] = {0};
+#pragma unroll
+        for (int v = 0; v < 3; v++) {
+            const uint2 words = s.phi[warp][u * 3 + v][lane];
+            phi[2 * v] = words.x, phi[2 * v + 1] = words.y;
         }
 #pragma unroll
-        for (int u = 0; u < 4; u++) {
-            const int t = v / 3 * 4 + u;
-            float sums[4] = {0};
-            cot_mma_f16(sums, A[0], A[1], A[2], A[3], phi[3 * u], phi[3 * u + 1]);
-            cot_mma_f16_k8(sums, A[4], A[5], phi[3 * u + 2]);
+        for (int t = 0; t < 2; t++) {
+            cot_mma_f16(sums[t], A[0], A[1], A[2], A[3], phi[3 * t], phi[3 * t + 1]);
+            cot_mma_f16_k8(sums[t], A[4], A[5], phi[3 * t + 2]);
+        }
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int at = (g + half * 8) * 128 + (t ^ g) * 16 + q * 4;
-                const uint32_t own = *(const uint32_t *)(x + at), layer = *(const uint32_t *)(dh_in + at);
-                float low = sums[2 * half] * unscale[half], high = sums[2 * half + 1] * unscale[half];
-                low = fmaf(factor[half], __uint_as_float(own << 16), low);
-                high = fmaf(factor[half], __uint_as_float(own & 0xffff0000u), high);
-                low = fmaf(h_pre[half], __uint_as_float(layer << 16), low);
-                high = fmaf(h_pre[half], __uint_as_float(layer & 0xffff0000u), high);
-                if (POST && g + half * 8 < count) {
-                    const uint32_t more = *(const uint32_t *)(dx_post + (g + half * 8) * stride + t * 8 + q * 2);
-                    low += __uint_as_float(more << 16);
-                    high += __uint_as_float(more & 0xffff0000u);
+        for (int half = 0; half < 2; half++) {
+            const int at = (g + half * 8) * 128 + ((2 * u + q / 2) ^ g) * 16 + q % 2 * 8;
+            const uint2 own = *(const uint2 *)(x + at), layer = *(const uint2 *)(dh_in + at);
+            const uint32_t own_words[2] = {own.x, own.y}, layer_words[2] = {layer.x, layer.y};
+            const uint32_t more_words[2] = {more[half].x, more[half].y};
+            uint32_t out[2];
+#pragma unroll
+            for (int t = 0; t < 2; t++) {
+                float low = sums[t][2 * half] * unscale[half], high = sums[t][2 * half + 1] * unscale[half];
+                low = fmaf(factor[half], __uint_as_float(own_words[t] << 16), low);
+                high = fmaf(factor[half], __uint_as_float(own_words[t] & 0xffff0000u), high);
+                low = fmaf(h_pre[half], __uint_as_float(layer_words[t] << 16), low);
+                high = fmaf(h_pre[half], __uint_as_float(layer_words[t] & 0xffff0000u), high);
+                if (POST) {
+                    low += __uint_as_float(more_words[t] << 16);
+                    high += __uint_as_float(more_words[t] & 0xffff0000u);
                 }
                 const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-                *(__nv_bfloat162 *)(x + at) = pair;
+                out[t] = *(const uint32_t *)&pair;
             }
+            *(uint2 *)(x + at) = make_uint2(out[0], out[1]);
         }
     }
 }
@@ -359,6 +372,7 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
     const int lane = threadIdx.x % 32;
     const float alpha = lane < M ? load_f32(c.alpha, group_of(N, lane) * c.alpha.stride[0]) : 0.0f;
     double dbias = 0, dalpha = 0;
+    cot_wait_for_kernels_before(); /* mhc_pre_dz */
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
     {

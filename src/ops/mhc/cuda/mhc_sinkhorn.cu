@@ -6,6 +6,8 @@
 #include "mhc_cuda.cuh"
 #include "mhc_sinkhorn.cuh"
 
+#include "../../../cuda/device/ptx.cuh"
+
 #define KERNEL extern "C" __global__ void __launch_bounds__(MHC_CUDA_TOKEN_THREADS)
 
 static __device__ __forceinline__ int64_t own_token()
@@ -60,6 +62,7 @@ template <int N> static __device__ __forceinline__ void backward(const mhc_call 
 template <int N> static __device__ __forceinline__ void pre_dz(const mhc_call &c)
 {
     constexpr int M = N * N + 2 * N;
+    cot_launch_dependents();
     const int64_t token = own_token();
     if (token >= c.tokens)
         return;
