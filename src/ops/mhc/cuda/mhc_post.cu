@@ -43,7 +43,7 @@ template <int N> static __device__ __forceinline__ void publish(const share<N> &
     __syncthreads();
 }
 
-/* Through the first-level cache: past it, as streams go elsewhere, the backward takes 5% longer on an H200. */
+/* Through the first-level cache: past it, as streams go elsewhere, the backward takes a few per cent longer on an H200. */
 template <typename E, int V> static __device__ __forceinline__ cot_vector<E, V> load_row(const E *from)
 {
     cot_vector<E, V> v;
