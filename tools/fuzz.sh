@@ -15,6 +15,7 @@ shift 2
 [ $# -gt 0 ] || set -- $(sed -n 's/^cot_fuzzer(\([a-z_]*\).*/\1/p' tests/fuzz/CMakeLists.txt)
 mkdir -p "$work"
 export ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
+export LSAN_OPTIONS=print_suppressions=0:suppressions=tests/lsan.supp
 
 fuzz()
 {
