@@ -1,0 +1,369 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A byte-level language model whose layers use every op of the library: causal convolution and attention in turn, each
+followed by dropout and set between residual streams by a hyper-connection. Trains on real text with cotangent's ops or
+with plain PyTorch's, on the CPU or a GPU, alone or on several:
+
+    train_torch.py                                 # trains, and shows what was learned
+    train_torch.py --compare curve.svg             # both kinds of ops, three seeds each: losses, speed, and a drawing
+    torchrun --nproc-per-node 2 train_torch.py     # the same batches shared out: gloo on CPUs, NCCL on GPUs
+
+Text: --text FILES, by default the licences of /usr/share/common-licenses and the documents and sources of this tree. The
+last tenth of each file is held out.
+"""
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import cotangent
+
+# ---- the ops, twice --------------------------------------------------------------------------------------------
+
+
+class Plain:
+    """What the library's ops are, in PyTorch's own."""
+
+    @staticmethod
+    def convolution(x, weight, bias):
+        D, K = weight.shape
+        return F.silu(F.conv1d(F.pad(x, (K - 1, 0)), weight[:, None], bias, groups=D))
+
+    @staticmethod
+    def attention(q, k, v):
+        return F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
+        ).transpose(1, 2)
+
+    @staticmethod
+    def dropout(x, p, training, bias):
+        return F.dropout(x + bias, p, training)
+
+    @staticmethod
+    def pre(x, phi, alpha, bias, gamma):
+        B, T, n, D = x.shape
+        flat = x.float().flatten(2)
+        inv_rms = torch.rsqrt(flat.square().mean(-1, keepdim=True) + 1e-6)
+        u = F.linear(flat, phi * gamma.flatten()) * inv_rms
+        z_pre, z_post, z_res = (a * part + b for a, part, b in
+                                zip(alpha, u.split([n, n, n * n], -1), bias.split([n, n, n * n])))  # fmt: skip
+        A = torch.softmax(z_res.unflatten(-1, (n, n)), -1) + 1e-6
+        A = A / (A.sum(-2, keepdim=True) + 1e-6)
+        for _ in range(19):
+            A = A / (A.sum(-1, keepdim=True) + 1e-6)
+            A = A / (A.sum(-2, keepdim=True) + 1e-6)
+        h_in = torch.einsum("btn,btnd->btd", torch.sigmoid(z_pre) + 1e-6, x.float())
+        return h_in.to(x.dtype), 2 * torch.sigmoid(z_post), A
+
+    @staticmethod
+    def post(x, f, h_post, A):
+        mixed = torch.einsum("btio,btid->btod", A, x.float()) + h_post[..., None] * f[:, :, None].float()
+        return mixed.to(x.dtype)
+
+
+class Cotangent:
+    @staticmethod
+    def convolution(x, weight, bias):
+        return cotangent.causal_conv1d(x, weight, bias, "silu")
+
+    @staticmethod
+    def attention(q, k, v):
+        return cotangent.attention(q, k, v, causal=True)
+
+    @staticmethod
+    def dropout(x, p, training, bias):
+        return cotangent.dropout(x, p, training, bias=bias)
+
+    pre = staticmethod(cotangent.mhc_pre)
+    post = staticmethod(cotangent.mhc_post)
+
+
+def ops_for(name, device):
+    """Where no kernel of the device serves attention yet, plain attention stands in, and that is said."""
+    if name == "torch":
+        return Plain
+    try:
+        q = torch.zeros(1, 1, 1, 16, device=device)
+        cotangent.attention(q, q, q, causal=True)
+    except NotImplementedError as error:
+        say(f"attention is PyTorch's: {error}")
+        return type("Mixed", (Cotangent,), {"attention": staticmethod(Plain.attention)})
+    return Cotangent
+
+
+# ---- the model -------------------------------------------------------------------------------------------------
+
+
+class Convolution(nn.Module):
+    """Gated: silu(conv(u)) * g, with [u|g] from one product."""
+
+    def __init__(self, ops, D, K=4):
+        super().__init__()
+        self.ops = ops
+        self.into, self.out = nn.Linear(D, 4 * D, bias=False), nn.Linear(2 * D, D, bias=False)
+        self.weight = nn.Parameter(torch.randn(2 * D, K) / math.sqrt(K))
+        self.bias = nn.Parameter(torch.zeros(2 * D))
+
+    def forward(self, x):
+        u, g = self.into(x).transpose(1, 2).chunk(2, 1)  # channel-last, as it lies
+        return self.out((self.ops.convolution(u, self.weight, self.bias) * g).transpose(1, 2))
+
+
+class Attention(nn.Module):
+    def __init__(self, ops, D, head=32):
+        super().__init__()
+        self.ops, self.head = ops, head
+        self.qkv, self.out = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head)).unbind(2)
+        return self.out(self.ops.attention(q, k, v).flatten(2))
+
+
+class Layer(nn.Module):
+    """streams -> pre -> norm -> mixer -> dropout(+ bias) -> post -> streams"""
+
+    def __init__(self, ops, mixer, D, n, p):
+        super().__init__()
+        M = n * n + 2 * n
+        self.ops, self.p, self.mixer, self.norm = ops, p, mixer, nn.RMSNorm(D)
+        self.bias = nn.Parameter(torch.zeros(D))
+        self.phi = nn.Parameter(torch.randn(M, n * D) / math.sqrt(n * D))
+        self.alpha = nn.Parameter(torch.full((3,), 0.1))
+        start = torch.cat([torch.full((n,), -math.log(n - 1) if n > 1 else 4.0), torch.zeros(n), 4 * torch.eye(n).flatten()])
+        self.coefficients = nn.Parameter(start)
+        self.gamma = nn.Parameter(torch.ones(n, D))
+
+    def forward(self, streams):
+        h, h_post, A = self.ops.pre(streams, self.phi, self.alpha, self.coefficients, self.gamma)
+        h = self.ops.dropout(self.mixer(self.norm(h)), self.p, self.training, self.bias)
+        return self.ops.post(streams, h.to(streams.dtype), h_post, A)
+
+
+class Model(nn.Module):
+    def __init__(self, ops, D, layers, n, p):
+        super().__init__()
+        self.n = n
+        self.embedding = nn.Embedding(256, D)
+        self.layers = nn.ModuleList(
+            Layer(ops, Attention(ops, D) if i % 3 == 2 else Convolution(ops, D), D, n, p) for i in range(layers)
+        )
+        self.norm, self.head = nn.RMSNorm(D), nn.Linear(D, 256, bias=False)
+
+    def forward(self, text):
+        streams = self.embedding(text)[:, :, None].repeat(1, 1, self.n, 1)
+        for layer in self.layers:
+            streams = layer(streams)
+        return self.head(self.norm(streams.sum(2)))
+
+
+# ---- text ------------------------------------------------------------------------------------------------------
+
+
+def read_text(files):
+    if not files:
+        tree = Path(__file__).resolve().parents[1]
+        files = sorted(p for p in Path("/usr/share/common-licenses").glob("*") if p.is_file() and not p.is_symlink())
+        files += sorted(p for e in ("md", "c", "h", "py", "cu") for p in tree.rglob(f"*.{e}")
+                        if not any(part.startswith(".") or part == "build" for part in p.relative_to(tree).parts))  # fmt: skip
+    training, held_out = b"", b""
+    for path in files:
+        text = Path(path).read_bytes()
+        cut = len(text) * 9 // 10
+        training, held_out = training + text[:cut], held_out + text[cut:]
+    if len(held_out) < 10000:
+        raise SystemExit(f"train_torch: {len(training) + len(held_out)} bytes of text are too few, 100000 are wanted")
+    return (torch.frombuffer(bytearray(part), dtype=torch.uint8).long() for part in (training, held_out))
+
+
+def windows(text, count, length, generator):
+    """count windows of length+1 bytes at random places."""
+    starts = torch.randint(0, len(text) - length - 1, (count, 1), generator=generator)
+    return text[starts + torch.arange(length + 1)]
+
+
+# ---- training --------------------------------------------------------------------------------------------------
+
+rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def say(*words):
+    if rank == 0:
+        print(*words, flush=True)
+
+
+def mean_over_ranks(value):
+    if ranks > 1:
+        dist.all_reduce(value)
+    return (value / ranks).item()
+
+
+def cross_entropy(model, batch, device, dtype):
+    batch = batch.to(device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16"):
+        logits = model(batch[:, :-1])
+    return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+def train(options, ops_name, seed, training, held_out, device):
+    """Trains one model; returns [(step, training loss, validation loss)] and tokens a second. The batches depend on seed
+    and step alone; each process takes its share of every batch."""
+    torch.manual_seed(seed)
+    model = Model(ops_for(ops_name, device), options.width, options.layers, options.streams, options.dropout).to(device)
+    torch.manual_seed(1000 * seed + rank)  # dropout's masks
+    trained = model
+    if ranks > 1:
+        trained = nn.parallel.DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    optimizer = torch.optim.AdamW(model.parameters(), options.rate, (0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda s: min(1, (s + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * s / options.steps))
+    )
+    draw, fixed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(0)
+    validation = windows(held_out, 4 * options.batch, options.context, fixed).chunk(4)
+    share = slice(rank * options.batch // ranks, (rank + 1) * options.batch // ranks)
+    curve, seconds, tokens = [], 0.0, 0
+    for step in range(1, options.steps + 1):
+        batch = windows(training, options.batch, options.context, draw)[share]
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        loss = cross_entropy(trained, batch, device, options.dtype)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if step > 3:  # the first ones load code and fill pools
+            seconds += time.perf_counter() - start
+            tokens += options.batch * options.context
+        if step % options.every == 0 or step == options.steps:
+            model.eval()
+            with torch.no_grad():
+                held = sum(cross_entropy(model, part[share], device, options.dtype) for part in validation) / 4
+            model.train()
+            curve.append((step, mean_over_ranks(loss.detach().clone()), mean_over_ranks(held.clone())))
+            say(f"{ops_name:9s} seed {seed} step {step:5d}  training {curve[-1][1]:.4f}  validation {curve[-1][2]:.4f}")
+    return curve, tokens / seconds if seconds else float("nan"), model
+
+
+def sample(model, device, length=300):
+    """What the model writes after a newline, one byte after the other."""
+    text = torch.full((1, 1), 10, device=device)
+    model.eval()
+    with torch.no_grad():
+        for _ in range(length):
+            chances = torch.softmax(model(text[:, -256:])[:, -1].float() / 0.8, -1)
+            text = torch.cat([text, torch.multinomial(chances, 1)], 1)
+    return bytes(text[0].tolist()).decode("utf-8", "replace")
+
+
+# ---- comparing -------------------------------------------------------------------------------------------------
+
+GNUPLOT = """set terminal svg size 800,480 font 'sans-serif,13' background 'white'
+set output '{out}'
+set title '{title}' noenhanced
+set xlabel 'step'
+set ylabel 'validation loss, nats a byte'
+set key top right
+set grid
+plot {plots}
+"""
+
+
+def compare(options, training, held_out, device):
+    curves, speeds = {}, {}
+    for seed in range(3):
+        for name in ("torch", "cotangent"):
+            curve, speed, _ = train(options, name, seed, training, held_out, device)
+            curves[name, seed] = curve
+            speeds.setdefault(name, []).append(speed)
+    worst = 0.0
+    say("validation loss: mean over three seeds, and PyTorch's spread (largest - smallest)")
+    for i, (step, _, _) in enumerate(curves["torch", 0]):
+        plain, ours = ([curves[name, seed][i][2] for seed in range(3)] for name in ("torch", "cotangent"))
+        spread, apart = max(plain) - min(plain), abs(sum(ours) - sum(plain)) / 3
+        worst = max(worst, apart / spread)
+        say(f"  step {step:5d}  torch {sum(plain) / 3:.4f}  cotangent {sum(ours) / 3:.4f}  apart {apart:.4f}  spread {spread:.4f}")
+    for name, found in speeds.items():
+        say(f"{name:9s} {sorted(found)[1]:10.0f} tokens/s (median of three runs)")
+    say(f"the means are apart by at most {worst:.2f} of the spread: {'within' if worst <= 1 else 'NOT within'} it")
+    if rank == 0 and options.compare != "-":
+        blocks, plots = [], []
+        for (name, seed), curve in sorted(curves.items(), reverse=True):
+            blocks.append(f"$d{len(blocks)} << EOD\n" + "\n".join(f"{s} {v}" for s, _, v in curve) + "\nEOD\n")
+            style = "lw 5 lc rgb '#f4b183'" if name == "torch" else "lw 1.5 lc rgb '#1b4f9c'"  # the one under the other
+            title = f"title '{'plain PyTorch ops' if name == 'torch' else 'cotangent'}'" if seed == 0 else "notitle"
+            plots.append(f"$d{len(blocks) - 1} with lines {style} {title}")
+        what = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        title = f"train_torch.py on {what}, {options.dtype}, torch {torch.__version__}: three seeds each"
+        script = "".join(blocks) + GNUPLOT.format(out=options.compare, title=title, plots=", \\\n     ".join(plots))
+        Path(options.compare + ".gnuplot").write_text(script)
+        try:
+            subprocess.run(["gnuplot", options.compare + ".gnuplot"], check=True)
+            os.remove(options.compare + ".gnuplot")
+        except FileNotFoundError:
+            say(f"no gnuplot here: run it on {options.compare}.gnuplot")
+    return 0 if worst <= 1 else 1
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--text", nargs="*", help="files to learn from")
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
+    parser.add_argument("--ops", choices=("cotangent", "torch"), default="cotangent")
+    parser.add_argument("--compare", metavar="SVG", help="train with both kinds of ops; - draws nothing")
+    parser.add_argument("--width", type=int, default=96, help="a multiple of 32")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=8, help="windows a step, over all processes")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--every", type=int, default=25, help="steps between validations")
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE", help="write the curve")
+    options = parser.parse_args()
+    if options.batch % ranks != 0 or options.width % 32 != 0:
+        parser.error(f"--batch has to be a multiple of the {ranks} processes, --width of 32")
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if ranks > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    training, held_out = read_text(options.text)
+    say(f"{len(training)} bytes to train on, {len(held_out)} held out; {device}, {ranks} process(es)")
+    status = 0
+    if options.compare:
+        status = compare(options, training, held_out, device)
+    else:
+        curve, speed, model = train(options, options.ops, options.seed, training, held_out, device)
+        say(f"{options.ops}: {speed:.0f} tokens/s")
+        if options.json and rank == 0:
+            Path(options.json).write_text(json.dumps(curve))
+        elif rank == 0:
+            print(sample(model, device))
+    if ranks > 1:
+        dist.destroy_process_group()
+    return status
+
+
+if __name__ == "__main__":
+    status = main()
+    if ranks > 1:  # gloo's threads can outlive their group, and abort an interpreter that ends under them
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between padded and packed batches, as flash_attn.bert_padding names it. Plain PyTorch; unpad_input waits for the
+device, which has to tell how many tokens there are."""
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["index_first_axis", "index_put_first_axis", "pad_input", "unpad_input"]
+
+
+def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
+    """Rows of x."""
+    return x[indices]
+
+
+def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
+    """first_axis_dim rows: values where indices say, zeros elsewhere."""
+    return values.new_zeros((first_axis_dim, *values.shape[1:])).index_copy(0, indices, values)
+
+
+def unpad_input(
+    hidden_states: Tensor, attention_mask: Tensor, unused_mask: Optional[Tensor] = None
+) -> "Tuple[Tensor, Tensor, Tensor, int, Tensor]":
+    """[B,T,...] and a mask [B,T] -> (tokens [total,...], their indices in B*T, cu_seqlens int32 [B+1], the longest
+    sequence, tokens of each sequence int32 [B] without those of unused_mask)."""
+    taken = attention_mask if unused_mask is None else attention_mask + unused_mask
+    lengths = taken.sum(-1, dtype=torch.int32)
+    indices = taken.flatten().nonzero().flatten()
+    cu_seqlens = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    used = attention_mask.sum(-1, dtype=torch.int32)
+    return hidden_states.flatten(0, 1)[indices], indices, cu_seqlens, int(lengths.max()), used
+
+
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
+    """The way back: [total,...] -> [B,T,...], zeros where there was no token."""
+    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of the package flash_attn, version 2: their signatures and semantics, with any head size.
+
+Shapes: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]; packed qkv [B,T,3,H,d], kv [B,Tk,2,Hkv,d]; varlen without B. With
+return_attn_probs the result is (out, softmax_lse, None): probabilities are never stored. Dropout follows the library's
+rule, so that masks are others than flash_attn's. `deterministic` is what cotangent always is; it is accepted."""
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from ..ops.attention import attention, attention_varlen
+from ._refuse import refuse
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Window = Tuple[int, int]
+
+
+def options(softmax_scale: Optional[float], causal: bool, window_size: Window, softcap: float) -> "dict[str, Any]":
+    """Of cotangent.attention, from those of flash_attn."""
+    left, right = window_size
+    window = None if tuple(window_size) == (-1, -1) else (left, 0 if causal else right)
+    return dict(causal=causal, window=window, scale=softmax_scale, softcap=softcap)
+
+
+def _results(out: Tensor, lse: Tensor, return_attn_probs: bool) -> Any:
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Tensor] = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """See cotangent.attention."""
+    out, lse = attention(
+        q, k, v, dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_lse=True,
+        **options(softmax_scale, causal, window_size, softcap),
+    )  # fmt: skip
+    return _results(out, lse, return_attn_probs)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Tensor] = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Optional[Tensor] = None,
+) -> Any:
+    """See cotangent.attention_varlen."""
+    refuse("flash_attn_varlen_func", block_table=block_table)
+    out, lse = attention_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), dropout_p=dropout_p,
+        alibi_slopes=alibi_slopes, return_lse=True, **options(softmax_scale, causal, window_size, softcap),
+    )  # fmt: skip
+    return _results(out, lse, return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Tensor] = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """qkv [B,T,3,H,d], taken as it is, without a copy."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Tensor] = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """q [B,Tq,H,d], kv [B,Tk,2,Hkv,d]."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Tensor] = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """qkv [total,3,H,d]."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Tensor] = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """q [total_q,H,d], kv [total_k,2,Hkv,d]."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Optional[Tensor] = None,
+    v: Optional[Tensor] = None,
+    rotary_cos: Optional[Tensor] = None,
+    rotary_sin: Optional[Tensor] = None,
+    cache_seqlens: Optional[Union[int, Tensor]] = None,
+    cache_batch_idx: Optional[Tensor] = None,
+    cache_leftpad: Optional[Tensor] = None,
+    block_table: Optional[Tensor] = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Optional[Tensor] = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Decoding: k and v [B,Tn,Hkv,d], if given, are written into the caches [B,Tk,Hkv,d] at cache_seqlens, in place; q
+    then sees cache_seqlens (+ Tn) keys. Rotary embeddings, paged caches, paddings and row indices are not served."""
+    refuse("flash_attn_with_kvcache", rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
+           cache_leftpad=cache_leftpad, block_table=block_table)  # fmt: skip
+    B, Tk = k_cache.shape[:2]
+    if cache_seqlens is None:
+        used = torch.full((B,), Tk if k is None else 0, dtype=torch.int32, device=q.device)
+    elif isinstance(cache_seqlens, int):
+        used = torch.full((B,), cache_seqlens, dtype=torch.int32, device=q.device)
+    else:
+        used = cache_seqlens
+    if k is not None and v is not None:
+        rows = torch.arange(B, device=q.device)[:, None]
+        columns = used[:, None].long() + torch.arange(k.shape[1], device=q.device)
+        with torch.no_grad():
+            k_cache[rows, columns], v_cache[rows, columns] = k, v
+        used = used + k.shape[1]
+    out, lse = attention(
+        q, k_cache, v_cache, seqused_k=used.to(torch.int32), alibi_slopes=alibi_slopes, return_lse=True,
+        **options(softmax_scale, causal, window_size, softcap),
+    )  # fmt: skip
+    return (out, lse) if return_softmax_lse else out

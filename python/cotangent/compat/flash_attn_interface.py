@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of flash_attn_interface, that is FlashAttention 3: their signatures and semantics. With
+return_attn_probs the result is (out, softmax_lse). num_splits, pack_gqa, sm_margin tune its kernels: they are accepted
+and mean nothing here; what changes results and no kernel serves (qv, descales, attention_chunk) is refused."""
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+from torch import Tensor
+
+from ..ops.attention import attention, attention_varlen
+from ._refuse import refuse
+from .flash_attn import options
+
+__all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func"]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    qv: Optional[Tensor] = None,
+    q_descale: Optional[Tensor] = None,
+    k_descale: Optional[Tensor] = None,
+    v_descale: Optional[Tensor] = None,
+    window_size: Tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: Optional[bool] = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,dv]. See cotangent.attention."""
+    refuse("flash_attn_func", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+           attention_chunk=attention_chunk)  # fmt: skip
+    return attention(
+        q, k, v, return_lse=return_attn_probs, **options(softmax_scale, causal, window_size, softcap)
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Optional[Tensor] = None,
+    seqused_k: Optional[Tensor] = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    qv: Optional[Tensor] = None,
+    q_descale: Optional[Tensor] = None,
+    k_descale: Optional[Tensor] = None,
+    v_descale: Optional[Tensor] = None,
+    window_size: Tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: Optional[bool] = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,dv]. See cotangent.attention_varlen."""
+    refuse("flash_attn_varlen_func", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+           attention_chunk=attention_chunk)  # fmt: skip
+    return attention_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), seqused_q=seqused_q,
+        seqused_k=seqused_k, return_lse=return_attn_probs, **options(softmax_scale, causal, window_size, softcap),
+    )  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    q_descale: Optional[Tensor] = None,
+    k_descale: Optional[Tensor] = None,
+    v_descale: Optional[Tensor] = None,
+    window_size: Tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: Optional[int] = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """qkv [B,T,3,H,d]; with num_heads_q [B,T,H+2*Hkv,d]."""
+    if qkv.dim() == 5:
+        q, k, v = qkv.unbind(2)
+    elif num_heads_q is None:
+        raise ValueError(f"flash_attn_qkvpacked_func: num_heads_q is needed where qkv has {qkv.dim()} axes")
+    else:
+        heads_kv = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, heads_kv, heads_kv], 2)
+    return flash_attn_func(
+        q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
+        return_attn_probs=return_attn_probs,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's scaled_dot_product_attention, by cotangent's attention."""
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from ..ops.attention import attention
+
+__all__ = ["scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As torch.nn.functional.scaled_dot_product_attention: query [...,H,L,E], key [...,Hkv,S,E], value [...,Hkv,S,Ev];
+    attn_mask broadcasts to [...,H,L,S], True (or a number that is added) where a key counts; is_causal lets query i see
+    the keys up to i, counted from the upper left corner. The result has query's axes. A query that sees no key gets 0."""
+    if is_causal and attn_mask is not None:
+        raise ValueError("scaled_dot_product_attention: attn_mask and is_causal are both given, expected at most one")
+    if query.dim() < 3:
+        raise ValueError(f"scaled_dot_product_attention: query has {query.dim()} axes, expected 3 or more")
+    leading = query.shape[:-3] if query.dim() > 3 else query.shape[:1]
+
+    def by_heads(x: Tensor) -> Tensor:  # to [B,T,H,d], without a copy where the leading axes allow it
+        x = x if query.dim() > 3 else x.unsqueeze(-3)
+        return x.reshape(-1, *x.shape[-3:]).transpose(1, 2)
+
+    q, k, v = by_heads(query), by_heads(key), by_heads(value)
+    if q.shape[2] != k.shape[2] and not enable_gqa:
+        raise ValueError(f"scaled_dot_product_attention: key has {k.shape[2]} heads, query {q.shape[2]} (enable_gqa)")
+    L, S = q.shape[1], k.shape[1]
+    causal, window = False, None
+    if is_causal and S > L:  # no query sees the keys beyond
+        k, v, causal = k[:, :L], v[:, :L], True
+    elif is_causal:  # the library's diagonal ends in the lower right corner
+        causal, window = L == S, (-1, L - S) if L > S else None
+    bias = None
+    if attn_mask is not None:
+        bias = attn_mask
+        if attn_mask.dtype == torch.bool:
+            bias = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(attn_mask.logical_not(), float("-inf"))
+        if query.dim() == 3 and bias.dim() == 3:
+            bias = bias.unsqueeze(1)
+        elif query.dim() > 4:
+            bias = bias.expand(*leading, *([-1] * 3)) if bias.dim() >= query.dim() else bias
+            bias = bias.reshape(-1, *bias.shape[-3:]) if bias.dim() >= 3 else bias
+        bias = bias[(None,) * (4 - bias.dim())]
+    out = attention(q, k, v, causal=causal, window=window, scale=scale, dropout_p=dropout_p, bias=bias)
+    out = out.transpose(1, 2)
+    return out.squeeze(1) if query.dim() == 3 else out.reshape(*leading, *out.shape[1:])

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m cotangent.doctor: what works here, and what to do about the rest. Every line begins with
+  [ok] it works     [--] it is not there, and nothing needs it     [!!] it stands in the way: exit status 1"""
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any, Callable
+
+_wrong = 0
+
+
+def _say(mark: str, about: str, text: str) -> None:
+    global _wrong
+    _wrong += mark == "!!"
+    print(f"[{mark}] {about:15s} {text}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _calls(device: str) -> "dict[str, Callable[[], Any]]":
+    """One forward and backward of everything, on little tensors."""
+    import torch
+
+    import cotangent
+
+    def gradients(y: torch.Tensor) -> None:
+        y.sum().backward()
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, requires_grad=True)
+
+    def hyper_connections() -> None:
+        x = randn(1, 3, 4, 16)
+        h, h_post, A = cotangent.mhc_pre(x, randn(24, 64), randn(3), randn(24))
+        gradients(cotangent.mhc_post(x, h, h_post, A))
+
+    def update() -> None:
+        with torch.no_grad():
+            cotangent.causal_conv1d_update(randn(1, 8), randn(1, 8, 3).detach(), randn(8, 4))
+
+    return {
+        "causal_conv1d": lambda: gradients(cotangent.causal_conv1d(randn(1, 8, 9), randn(8, 4), randn(8), "silu")),
+        "causal_conv1d_dense": lambda: gradients(cotangent.causal_conv1d_dense(randn(1, 8, 9), randn(6, 8, 4), randn(6))),
+        "update": update,
+        "dropout": lambda: gradients(cotangent.dropout(randn(4, 8), 0.5, bias=randn(8), activation="gelu")),
+        "mhc": hyper_connections,
+        "attention": lambda: gradients(cotangent.attention(*(randn(1, 4, 2, 16) for _ in range(3)), causal=True)),
+    }
+
+
+def _try_calls(device: str) -> None:
+    for name, call in _calls(device).items():
+        try:
+            call()
+        except NotImplementedError as error:
+            _say("--", f"{name}, {device}", f"{_first_line(error)}: on the CPU it works")
+        except Exception as error:  # whatever it is, it belongs into the report
+            _say("!!", f"{name}, {device}", _first_line(error))
+        else:
+            _say("ok", f"{name}, {device}", "forward and backward")
+
+
+def main() -> int:
+    _say("ok", "python", f"{platform.python_version()} ({sys.executable})")
+    try:
+        import torch
+    except ImportError as error:
+        _say("!!", "torch", f"{_first_line(error)}: install torch 2.4 or later")
+        return 1
+    _say("ok", "torch", torch.__version__)
+    import cotangent
+
+    try:
+        cotangent.dropout_scale(0.5)  # asks the library
+    except ImportError as error:
+        _say("!!", "cotangent", f"{_first_line(error)}; where libgomp.so.1 is missing, install libgomp1")
+        return 1
+    _say("ok", "cotangent", f"{cotangent.__version__} ({os.path.dirname(cotangent.__file__)})")
+    _say("ok", "threads", f"{torch.get_num_threads()} on the CPU: torch.set_num_threads changes that")
+    if os.environ.get("COT_KERNEL"):
+        _say("--", "COT_KERNEL", f"forces {os.environ['COT_KERNEL']}: unset it unless that is meant")
+    _try_calls("cpu")
+    if not torch.cuda.is_available():
+        _say("--", "cuda", "torch sees no GPU" if torch.version.cuda else "this torch is built without CUDA")
+        return 1 if _wrong else 0
+    for number in range(torch.cuda.device_count()):
+        try:
+            cotangent.check(f"cuda:{number}")
+        except Exception as error:
+            _say("!!", f"cuda:{number}", _first_line(error))
+            continue
+        _say("ok", f"cuda:{number}", torch.cuda.get_device_name(number))
+        _try_calls(f"cuda:{number}")
+    return 1 if _wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

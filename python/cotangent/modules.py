@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions as layers with parameters."""
+from __future__ import annotations
+
+import math
+from typing import Any, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from .ops.attention import attention, attention_varlen
+from .ops.causal_conv1d import causal_conv1d, causal_conv1d_update
+from .ops.dropout import dropout
+from .ops.mhc import mhc_post, mhc_pre
+
+
+class CausalConv1d(nn.Module):
+    """cotangent.causal_conv1d with its weight [channels, width] and bias [channels].
+
+    channel_last=True takes and gives [B,T,D], without a copy. Parameters start as those of torch.nn.Conv1d with
+    groups=channels, and can be loaded from one: a weight [D,1,K] in a state_dict is taken as [D,K]."""
+
+    def __init__(
+        self,
+        channels: int,
+        width: int = 4,
+        *,
+        bias: bool = True,
+        activation: Optional[str] = None,
+        channel_last: bool = False,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        super().__init__()
+        self.channels, self.width = channels, width
+        self.activation, self.channel_last = activation, channel_last
+        self.weight = nn.Parameter(torch.empty(channels, width, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = 1 / math.sqrt(self.width)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        weight = state_dict.get(prefix + "weight")
+        if weight is not None and weight.dim() == 3 and weight.shape[1] == 1:
+            state_dict[prefix + "weight"] = weight.squeeze(1)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def forward(self, x: Tensor, **options: Any) -> Any:
+        """x [B,D,T], or [B,T,D] with channel_last; options: causal_conv1d's initial_state, seq_idx, cu_seqlens,
+        return_final_state."""
+        if self.channel_last:
+            x = x.transpose(1, 2)
+        result = causal_conv1d(x, self.weight, self.bias, self.activation, **options)
+        if not self.channel_last:
+            return result
+        return (result[0].transpose(1, 2), *result[1:]) if isinstance(result, tuple) else result.transpose(1, 2)
+
+    def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> Tensor:
+        """One token of decoding: x [B,D]; conv_state [N,D,S >= width-1], brought up to date. options:
+        causal_conv1d_update's cache_seqlens, conv_state_indices."""
+        return causal_conv1d_update(x, conv_state, self.weight, self.bias, self.activation, **options)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, width={self.width}, bias={self.bias is not None}, activation={self.activation}"
+
+
+class BiasDropoutResidual(nn.Module):
+    """residual + dropout(act(x + bias)), in one pass: what stands behind the last product of a layer, whose own bias
+    is left out. Nothing is dropped in eval mode."""
+
+    def __init__(
+        self,
+        features: int,
+        p: float = 0.1,
+        *,
+        bias: bool = True,
+        activation: Optional[str] = None,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        super().__init__()
+        self.features, self.p, self.activation = features, p, activation
+        self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype)) if bias else None
+
+    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
+        """x, residual [..., features]."""
+        return dropout(
+            x, self.p, self.training, bias=self.bias, activation=self.activation, residual=residual
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, p={self.p}, bias={self.bias is not None}, activation={self.activation}"
+
+
+class HyperConnection(nn.Module):
+    """A layer between n residual streams: x -> post(x, layer(pre(x))), x [B,T,n,D].
+
+    layer is any module from [B,T,D] to [B,T,D]; further arguments of forward go to it, and if it returns a tuple the
+    rest of that is returned too. The n streams start as copies of the input: `expand`; `reduce` sums them at the end.
+    Parameters (float32): phi [n*n+2n, n*D], alpha [3], bias [n*n+2n], gamma [n,D]. They start so that every stream goes
+    into the layer with weight 1/n and its result to every stream with weight 1, and the streams keep to themselves."""
+
+    def __init__(
+        self, layer: nn.Module, dim: int, streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None
+    ) -> None:
+        super().__init__()
+        self.layer, self.dim, self.streams, self.sinkhorn_iterations = layer, dim, streams, sinkhorn_iterations
+        rows = streams * streams + 2 * streams
+        self.phi = nn.Parameter(torch.empty(rows, streams * dim, device=device, dtype=torch.float32))
+        self.alpha = nn.Parameter(torch.empty(3, device=device, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=torch.float32))
+        self.gamma = nn.Parameter(torch.empty(streams, dim, device=device, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        n = self.streams
+        with torch.no_grad():
+            nn.init.normal_(self.phi, std=(n * self.dim) ** -0.5)
+            self.alpha.fill_(0.01)
+            self.gamma.fill_(1)
+            self.bias.zero_()  # h_post = 2 sigmoid(0) = 1
+            share = 1 / n if n > 1 else 1 - 1e-3
+            self.bias[:n] = math.log(share / (1 - share))  # h_pre = sigmoid = 1/n
+            self.bias[2 * n :] = (8 * torch.eye(n)).flatten()  # A is nearly the identity
+
+    @staticmethod
+    def expand(x: Tensor, streams: int) -> Tensor:
+        """[B,T,D] -> [B,T,n,D]: the input in every stream."""
+        return x.unsqueeze(2).repeat(1, 1, streams, 1)
+
+    @staticmethod
+    def reduce(x: Tensor) -> Tensor:
+        """[B,T,n,D] -> [B,T,D]: the sum of the streams."""
+        return x.sum(2)
+
+    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
+        h_in, h_post, A = mhc_pre(
+            x, self.phi, self.alpha, self.bias, self.gamma, sinkhorn_iterations=self.sinkhorn_iterations
+        )
+        result = self.layer(h_in, *arguments, **options)
+        f, rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
+        y = mhc_post(x, f, h_post, A)
+        return (y, *rest) if rest else y
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, streams={self.streams}"
+
+
+class Attention(nn.Module):
+    """Causal self-attention with its projections: x [B,T,D] -> [B,T,D].
+
+    heads query heads and kv_heads (None: as many) key-value heads of head_dim (None: D / heads); sink=True learns a
+    logit a head beside the keys'. options go to cotangent.attention: window, softcap, scale, ..."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: Optional[int] = None,
+        head_dim: Optional[int] = None,
+        causal: bool = True,
+        window: Optional[Tuple[int, int]] = None,
+        softcap: float = 0.0,
+        dropout_p: float = 0.0,
+        sink: bool = False,
+        bias: bool = False,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and dim % heads != 0:
+            raise ValueError(f"heads is {heads}, expected a divisor of dim={dim} (or head_dim)")
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, head_dim or dim // heads
+        if heads % self.kv_heads != 0:
+            raise ValueError(f"kv_heads is {kv_heads}, expected a divisor of heads={heads}")
+        self.causal, self.window, self.softcap, self.dropout_p = causal, window, softcap, dropout_p
+        rows = (heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv = nn.Linear(dim, rows, bias=bias, device=device, dtype=dtype)
+        self.out = nn.Linear(heads * self.head_dim, dim, bias=bias, device=device, dtype=dtype)
+        self.sink = nn.Parameter(torch.zeros(heads, device=device, dtype=torch.float32)) if sink else None
+
+    def forward(self, x: Tensor, cu_seqlens: Optional[Tensor] = None, max_seqlen: int = 0) -> Tensor:
+        """x [B,T,D]; or packed sequences [total,D] with cu_seqlens (int32 [N+1]) and max_seqlen."""
+        heads = [self.heads, self.kv_heads, self.kv_heads]
+        qkv = self.qkv(x).split([h * self.head_dim for h in heads], -1)
+        q, k, v = (part.unflatten(-1, (h, self.head_dim)) for part, h in zip(qkv, heads))
+        options: "dict[str, Any]" = dict(
+            causal=self.causal, window=self.window, softcap=self.softcap, sink=self.sink,
+            dropout_p=self.dropout_p if self.training else 0.0,
+        )  # fmt: skip
+        if cu_seqlens is None:
+            y = attention(q, k, v, **options)
+        else:
+            y = attention_varlen(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options)
+        return self.out(y.flatten(-2))
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, causal={self.causal}"

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an op of the library becomes an op of torch: from two schemas whose names are those of the C argument structs.
+
+    forward = define("NAME_forward(Tensor x, ...) -> (Tensor y, ...)", outputs, backward)
+
+registers torch.ops.cotangent.NAME_forward with kernels for the CPU and CUDA, a fake kernel, autograd and autocast.
+
+- An argument or result goes to the member of `cot_NAME_forward_args` that has its name; those that begin with `_` are
+  Python's own. A result that is None was not wanted: to the library it is an absent output.
+- `outputs(*arguments)` allocates the results. That is all that a fake kernel does; a real one then calls the library.
+- A backward's arguments are found by name: an input or result of the forward is saved for it; `dy` is the gradient
+  of the result `y`, zeros where none came unless it is optional; `_wanted` says for each of its results `dx` whether
+  the gradient of the input `x` is wanted. Results of the forward whose gradient it does not take have none.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import _C
+
+_library = torch.library.Library("cotangent", "DEF")
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
+
+def _workspace(device: int, size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
+
+
+def _first_tensor(values: Sequence[Any]) -> Tensor:
+    return next(value for value in values if isinstance(value, Tensor))
+
+
+def _kernels(
+    plan: Any, outputs: Callable[..., Any], result_count: int
+) -> "tuple[Callable[..., Any], Callable[..., Any]]":
+    """The kernels for the CPU and for CUDA of an op whose results `outputs` allocates."""
+    current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # not in a torch without CUDA
+
+    def allocate(arguments: Any) -> Any:
+        try:
+            return outputs(*arguments)
+        except (IndexError, ValueError):  # axes are missing: the library will say whose
+            return (None,) * result_count
+
+    def cpu(*arguments: Any) -> Any:
+        results = allocate(arguments)
+        _C.run_cpu(plan, torch.get_num_threads(), *arguments, *_as_tuple(results))
+        return results
+
+    def cuda(*arguments: Any) -> Any:
+        results = allocate(arguments)
+        device = _first_tensor(arguments).get_device()
+        _C.run_cuda(plan, device, current_stream(device), _workspace, *arguments, *_as_tuple(results))
+        return results
+
+    return cpu, cuda
+
+
+def _as_tuple(results: Any) -> "tuple[Any, ...]":
+    return results if isinstance(results, tuple) else (results,)
+
+
+def gradients_like(inputs: "Sequence[Optional[Tensor]]", wanted: Sequence[bool]) -> "tuple[Optional[Tensor], ...]":
+    """Room for the gradients of those inputs that are there and whose gradient is wanted."""
+    return tuple(torch.empty_like(x) if want and x is not None else None for x, want in zip(inputs, wanted))
+
+
+class _Autograd:
+    """What autograd needs to know of a pair of ops, read off their schemas."""
+
+    def __init__(
+        self,
+        forward: Any,
+        backward: Any,
+        straight: "dict[str, str]",
+        forgets: "Optional[Callable[..., Sequence[str]]]",
+    ) -> None:
+        self.forward, self.backward, self.forgets = forward, backward, forgets
+        self.inputs = inputs = [argument.name for argument in forward._schema.arguments]
+        results = [result.name for result in forward._schema.returns]
+        gradients = [result.name for result in backward._schema.returns]
+        self.wanted = [inputs.index(name[1:]) for name in gradients]
+        # Positions of what is kept for the backward, and where it finds each of its arguments: (list, position in it).
+        self.saved: "list[int]" = []
+        self.saved_results: "list[int]" = []
+        self.plain: "list[int]" = []
+        self.taken: "list[int]" = []  # results whose gradient is an argument
+        self.sources: "list[tuple[str, int]]" = []
+        for argument in backward._schema.arguments:
+            name = argument.name if "_" + argument.name not in inputs else "_" + argument.name
+            kind = str(argument.type)
+            if name == "_wanted":
+                self._find("wanted", [], 0)
+            elif name in inputs:
+                is_tensor = "Tensor" in kind
+                self._find(*(("saved", self.saved) if is_tensor else ("plain", self.plain)), inputs.index(name))
+            elif name in results:
+                self._find("result", self.saved_results, results.index(name))
+            else:
+                self._find("optional" if "Optional" in kind else "filled", self.taken, results.index(name[1:]))
+        self.no_gradient = [i for i in range(len(results)) if i not in self.taken]
+        # Where the gradient of each input comes from: a result of the backward, or straight a gradient that came in.
+        self.to_inputs = [gradients.index("d" + name) if "d" + name in gradients else None for name in inputs]
+        self.straight = [(inputs.index(name), results.index(result)) for name, result in straight.items()]
+
+    def _find(self, where: str, kept: "list[int]", position: int) -> None:
+        self.sources.append((where, len(kept)))
+        kept.append(position)
+
+
+def _laid_out(
+    gradient: Optional[Tensor], shape: Any, stride: Any, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A gradient as its result is laid out, where that matters: its fastest axis has to be the result's too, or the
+    kernels for any layout would serve (a sum's gradient has strides of 0, a transposed layer's the other order)."""
+    if gradient is not None and all(
+        given == 1 or wanted != 1 or size <= 1 for given, wanted, size in zip(gradient.stride(), stride, shape)
+    ):
+        return gradient
+    laid_out = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return laid_out.zero_() if gradient is None else laid_out.copy_(gradient)
+
+
+def _differentiable(about: _Autograd) -> Callable[..., Any]:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            with _below_autograd():
+                results = about.forward(*arguments)
+            many = _as_tuple(results)
+            saved = [arguments[i] for i in about.saved]
+            if about.forgets is not None:
+                forgotten = about.forgets(*arguments)
+                saved = [None if about.inputs[i] in forgotten else arguments[i] for i in about.saved]
+            ctx.save_for_backward(*saved, *[many[i] for i in about.saved_results])
+            ctx.plain = [arguments[i] for i in about.plain]
+            ctx.like = [(r.shape, r.stride(), r.dtype, r.device) if r is not None else None
+                        for r in [many[i] for i in about.taken]]  # fmt: skip
+            ctx.set_materialize_grads(False)
+            if about.no_gradient:
+                ctx.mark_non_differentiable(*[many[i] for i in about.no_gradient if many[i] is not None])
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Optional[Tensor]) -> Any:
+            needed = ctx.needs_input_grad
+            saved = ctx.saved_tensors
+            kept = {
+                "saved": saved,
+                "result": saved[len(about.saved) :],
+                "plain": ctx.plain,
+                "wanted": [[needed[i] for i in about.wanted]],
+            }
+            arguments: "list[Any]" = []
+            for where, position in about.sources:
+                if where in kept:
+                    arguments.append(kept[where][position])
+                    continue
+                gradient = gradients[about.taken[position]]
+                if gradient is not None or where == "filled":
+                    gradient = _laid_out(gradient, *ctx.like[position])
+                arguments.append(gradient)
+            results = _as_tuple(about.backward(*arguments))
+            found = [None if i is None or not needed[k] else results[i] for k, i in enumerate(about.to_inputs)]
+            for into, result in about.straight:
+                found[into] = gradients[result] if needed[into] else None
+            return tuple(found)
+
+    return _only_where_needed(about.forward, Function)
+
+
+def _only_where_needed(op: Any, function: Any) -> Callable[..., Any]:
+    tensors = [i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
+    # Function.apply itself, in Python, looks for functorch's wrappers, which the dispatcher has taken off already: a
+    # quarter of what recording a call costs.
+    apply = super(torch.autograd.Function, function).apply
+    transforms_active = torch._C._are_functorch_transforms_active
+
+    def autograd(*arguments: Any) -> Any:
+        if torch.is_grad_enabled():
+            for i in tensors:
+                if arguments[i] is not None and arguments[i].requires_grad:
+                    return function.apply(*arguments) if transforms_active() else apply(*arguments)
+        with _below_autograd():
+            return op(*arguments)
+
+    return autograd
+
+
+def _refuse_gradient(op: Any, why: str) -> Callable[..., Any]:
+    class Refused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            with _below_autograd():
+                return op(*arguments)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            raise NotImplementedError(f"cotangent::{op._schema.name.split('::')[1]} {why}")
+
+    return _only_where_needed(op, Refused)
+
+
+def _autocast(op: Any, names: Sequence[str], device_type: str) -> Callable[..., Any]:
+    low = [argument.name in names for argument in op._schema.arguments]
+
+    def autocast(*arguments: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device_type)
+        cast = [
+            value.to(dtype)
+            if is_low and isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+            else value
+            for value, is_low in zip(arguments, low)
+        ]
+        with torch._C._ExcludeDispatchKeyGuard(_autocast_keys):
+            return op(*cast)
+
+    return autocast
+
+
+def define(
+    schema: str,
+    outputs: Callable[..., Any],
+    backward: Any = None,
+    *,
+    autocast: Sequence[str] = (),
+    straight: "Optional[dict[str, str]]" = None,
+    forgets: Optional[Callable[..., Sequence[str]]] = None,
+    no_gradient: str = "has no gradient of its own: gradients of gradients are not supported",
+) -> Any:
+    """Registers an op and returns it. `schema`, `outputs`, `backward`: above. `autocast`: the arguments that autocast
+    casts to its dtype. `straight`: {input: result} whose gradients are one. `forgets(*arguments)`: the inputs that this
+    call's backward does without. `no_gradient`: what is said where an op without backward is differentiated."""
+    name = schema[: schema.index("(")]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    op = getattr(torch.ops.cotangent, name).default
+    values = [*op._schema.arguments, *op._schema.returns]
+    plan = _C.plan(name, tuple(None if value.name.startswith("_") else value.name for value in values))
+    cpu, cuda = _kernels(plan, outputs, len(op._schema.returns))
+    _library.impl(name, cpu, "CPU")
+    _library.impl(name, cuda, "CUDA")
+    torch.library.register_fake(f"cotangent::{name}", outputs, lib=_library)
+    if backward is not None:
+        _library.impl(name, _differentiable(_Autograd(op, backward, straight or {}, forgets)), "Autograd")
+    else:
+        _library.impl(name, _refuse_gradient(op, no_gradient), "Autograd")
+    if autocast:
+        _library.impl(name, _autocast(op, autocast, "cpu"), "AutocastCPU")
+        _library.impl(name, _autocast(op, autocast, "cuda"), "AutocastCUDA")
+    return op

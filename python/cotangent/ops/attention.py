@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""softmax(Q K^T) V. include/cotangent/attention.h is the manual; the formulas there are these functions'."""
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from ._define import define, gradients_like
+from ._options import random_seed
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
+    "Tensor? sink, Tensor? alibi_slopes, Tensor? bias, Tensor? dropout_seed_memory, Tensor? dropout_offset_memory"
+)
+_OPTIONS = (
+    "int causal, int window, SymInt window_left, SymInt window_right, float scale, float softcap, float dropout_p, "
+    "SymInt dropout_seed, SymInt dropout_offset, SymInt max_seqlen_q, SymInt max_seqlen_k"
+)
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, sink: Any, slopes: Any,
+               bias: Any, *others: Any) -> Any:  # fmt: skip
+    inputs = (q, k, v, sink, bias)
+    return gradients_like(inputs, others[-1])
+
+
+_backward = define(
+    f"attention_backward({_INPUTS}, {_OPTIONS}, int allow_nondeterminism, Tensor out, Tensor lse, Tensor dout, "
+    "Tensor? dlse, bool[] _wanted) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)",
+    _gradients,
+)
+
+
+def _outputs(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Any:
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    rows = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
+    out = torch.empty_like(q) if q.shape[-1] == v.shape[-1] else q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return out, q.new_empty(rows, dtype=dtype)
+
+
+_forward = define(
+    f"attention_forward({_INPUTS}, {_OPTIONS}, int _allow_nondeterminism) -> (Tensor out, Tensor lse)",
+    _outputs,
+    _backward,
+    autocast=("q", "k", "v"),
+)
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, causal: bool, window: Any, scale: Any,
+    softcap: float, dropout_p: float, seed: Any, offset: int, seed_memory: Any, offset_memory: Any, seqused: Any,
+    sink: Any, alibi_slopes: Any, bias: Any, deterministic: bool, return_lse: bool,
+) -> Any:  # fmt: skip
+    if dropout_p > 0 and seed is None and seed_memory is None:
+        seed_memory = random_seed(q.device)
+    left, right = (0, 0) if window is None else window
+    out, lse = _forward(
+        q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_memory, offset_memory, causal,
+        window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
+        not deterministic,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: Optional[Tuple[int, int]] = None,
+    scale: Optional[float] = None,
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    seed: Optional[int] = None,
+    offset: int = 0,
+    seed_memory: Optional[Tensor] = None,
+    offset_memory: Optional[Tensor] = None,
+    seqused_q: Optional[Tensor] = None,
+    seqused_k: Optional[Tensor] = None,
+    sink: Optional[Tensor] = None,
+    alibi_slopes: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    deterministic: bool = True,
+    return_lse: bool = False,
+) -> Any:
+    """out = softmax(scale * q k^T, masked) v, by tiles: no [Tq,Tk] matrix is stored.
+
+    q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,dv]; H a multiple of Hkv (query head h reads h // (H/Hkv));
+                   any strides, best with the last axis contiguous
+    causal, window the diagonal ends in the lower right corner: with off = Tk - Tq, key j is visible to query i if
+                   i + off - left <= j <= i + off + right; window = (left, right), -1 = all; causal: right = 0
+    scale          None = 1/sqrt(d);    softcap  c = softcap * tanh(c/softcap), 0 = none
+    dropout_p      of the probabilities; seed, offset, seed_memory, offset_memory as in cotangent.dropout
+    seqused_q/k    int32 [B]: only so many rows of each sequence count
+    sink           [H]: a logit beside the keys', without a value; has a gradient
+    alibi_slopes   [H] or [B,H]: slope * |i + off - j| is subtracted
+    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added; has a gradient
+    deterministic  False allows sums in any order in the backward, where that is faster
+
+    Returns out [B,Tq,H,dv] in q's dtype; with return_lse (out, lse): lse [B,H,Tq] float32, natural logarithms. Both have
+    gradients. A query that sees no key has out = 0 and lse = -inf (or the sink). Dtypes: float32, float16, bfloat16,
+    float64 on the CPU; under autocast q, k, v are cast. Differentiable once, in q, k, v, sink and bias.
+    Raises ValueError, TypeError or NotImplementedError with the name of the argument at fault."""
+    return _run(
+        q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
+        offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
+    )  # fmt: skip
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = False,
+    window: Optional[Tuple[int, int]] = None,
+    scale: Optional[float] = None,
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    seed: Optional[int] = None,
+    offset: int = 0,
+    seed_memory: Optional[Tensor] = None,
+    offset_memory: Optional[Tensor] = None,
+    seqused_q: Optional[Tensor] = None,
+    seqused_k: Optional[Tensor] = None,
+    sink: Optional[Tensor] = None,
+    alibi_slopes: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    deterministic: bool = True,
+    return_lse: bool = False,
+) -> Any:
+    """attention of packed sequences: sequence b is rows cu_seqlens_q[b] .. cu_seqlens_q[b+1] of q [total_q,H,d], and
+    likewise of k [total_k,Hkv,d] and v [total_k,Hkv,dv]; int32 [B+1], they start at 0 and never descend; max_seqlen_q
+    and max_seqlen_k are at least the longest one's lengths. lse is [H,total_q]. All else as in attention."""
+    return _run(
+        q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale, softcap, dropout_p,
+        seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic,
+        return_lse,
+    )  # fmt: skip

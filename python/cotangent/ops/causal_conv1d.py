@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Depthwise causal convolution along time: forward with autograd, and decoding. include/cotangent/causal_conv1d.h is
+the manual; the formulas there are these functions'."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from ._define import define, gradients_like
+from ._options import activation_number
+
+
+def _gradients(
+    x: Tensor, weight: Tensor, bias: Any, initial_state: Any, seq_idx: Any, cu_seqlens: Any, activation: int,
+    dy: Tensor, dfinal_state: Any, _wanted: "list[bool]",
+) -> Any:  # fmt: skip
+    inputs = (x, weight, bias, initial_state)
+    return gradients_like(inputs, _wanted)
+
+
+_backward = define(
+    "causal_conv1d_backward(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? seq_idx, "
+    "Tensor? cu_seqlens, int activation, Tensor dy, Tensor? dfinal_state, bool[] _wanted) "
+    "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_state)",
+    _gradients,
+)
+
+
+def _outputs(
+    x: Tensor, weight: Tensor, bias: Any, initial_state: Any, seq_idx: Any, cu_seqlens: Any, activation: int,
+    _final_state: bool,
+) -> Any:  # fmt: skip
+    if not _final_state:
+        return torch.empty_like(x), None
+    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (rows, x.shape[1], max(weight.shape[1] - 1, 0))
+    return torch.empty_like(x), x.new_empty(shape) if initial_state is None else torch.empty_like(initial_state)
+
+
+_forward = define(
+    "causal_conv1d_forward(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? seq_idx, "
+    "Tensor? cu_seqlens, int activation, bool _final_state) -> (Tensor y, Tensor final_state)",
+    _outputs,
+    _backward,
+    autocast=("x",),
+)
+
+_update = define(
+    "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor? cache_seqlens, "
+    "Tensor? conv_state_indices, int activation) -> Tensor y",
+    lambda x, *others: torch.empty_like(x),
+    autocast=("x",),
+    no_gradient="has no gradient: it is for decoding",
+)
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor] = None,
+    activation: Optional[str] = None,
+    *,
+    initial_state: Optional[Tensor] = None,
+    seq_idx: Optional[Tensor] = None,
+    cu_seqlens: Optional[Tensor] = None,
+    return_final_state: bool = False,
+) -> Any:
+    """y[t] = act(bias + sum_k weight[k] * xe[t+k]) with xe = [initial_state, x] along time, zeros without a state.
+
+    x              [B,D,T], any strides: a channel-last [B,T,D] array is `x.transpose(1, 2)`, and y comes laid out so too
+    weight         [D,K], any K >= 1; weight[:, K-1] meets x[t], weight[:, 0] the oldest input
+    bias           [D]
+    activation     None, "silu" or "swish" (the same)
+    initial_state  [B,D,K-1], the inputs before x; with cu_seqlens [N,D,K-1]
+    seq_idx        int32 [B,T]: only tokens of the same number see each other; a negative one is padding (y = 0)
+    cu_seqlens     int32 [N+1], for B = 1: sequence n is t in [cu_seqlens[n], cu_seqlens[n+1])
+
+    Returns y (shape, dtype and layout of x); with return_final_state (y, final_state): the last K-1 columns of xe,
+    raw inputs, in initial_state's dtype or x's. Dtypes: float32, float16 and bfloat16, chosen for x, weight, bias and
+    states independently; float64 for all of them on the CPU. Under autocast x is cast. Differentiable once, in x,
+    weight, bias and initial_state, through y and final_state.
+
+    Raises ValueError, TypeError or NotImplementedError with the name of the argument at fault."""
+    y, final_state = _forward(
+        x, weight, bias, initial_state, seq_idx, cu_seqlens, activation_number(activation, ("silu",)),
+        return_final_state,
+    )  # fmt: skip
+    return (y, final_state) if return_final_state else y
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor] = None,
+    activation: Optional[str] = None,
+    *,
+    cache_seqlens: Optional[Tensor] = None,
+    conv_state_indices: Optional[Tensor] = None,
+) -> Tensor:
+    """One or more steps of decoding: y for the new tokens x, and conv_state brought up to date in place.
+
+    x                   [B,D] or [B,D,T]
+    conv_state          [N,D,S] with S >= K-1: the latest S inputs, oldest first; with cache_seqlens a ring, in which
+                        the input of position p lies in column p mod S
+    weight, bias        [D,K], [D]
+    cache_seqlens       int32 [B]: row b's new tokens are positions cache_seqlens[b] + t
+    conv_state_indices  int32 [B]: the row of conv_state of each x; a negative one skips (y = 0); no row twice
+
+    Returns y like x. Not differentiable. Dtypes and errors as in causal_conv1d."""
+    return _update(
+        x, conv_state, weight, bias, cache_seqlens, conv_state_indices, activation_number(activation, ("silu",))
+    )

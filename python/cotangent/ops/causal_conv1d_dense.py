@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense causal convolution along time: forward with autograd. include/cotangent/causal_conv1d_dense.h is the manual;
+the formulas there are this function's."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from ._define import define, gradients_like
+from ._options import activation_number
+
+
+def _gradients(
+    x: Tensor, weight: Tensor, bias: Any, initial_state: Any, activation: int, dy: Tensor, dfinal_state: Any,
+    _wanted: "list[bool]",
+) -> Any:  # fmt: skip
+    return gradients_like((x, weight, bias, initial_state), _wanted)
+
+
+_backward = define(
+    "causal_conv1d_dense_backward(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, int activation, "
+    "Tensor dy, Tensor? dfinal_state, bool[] _wanted) "
+    "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_state)",
+    _gradients,
+)
+
+
+def _outputs(
+    x: Tensor, weight: Tensor, bias: Any, initial_state: Any, activation: int, _final_state: bool
+) -> Any:
+    B, channels, T = x.shape[0], weight.shape[0], x.shape[2]
+    if x.stride(1) == 1 and x.stride(2) != 1:  # channel-last in, channel-last out
+        y = x.new_empty((B, T, channels)).transpose(1, 2)
+    else:
+        y = x.new_empty((B, channels, T))
+    if not _final_state:
+        return y, None
+    shape = (B, x.shape[1], max(weight.shape[2] - 1, 0))
+    return y, x.new_empty(shape) if initial_state is None else torch.empty_like(initial_state)
+
+
+_forward = define(
+    "causal_conv1d_dense_forward(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, int activation, "
+    "bool _final_state) -> (Tensor y, Tensor final_state)",
+    _outputs,
+    _backward,
+    autocast=("x", "weight"),
+)
+
+
+def causal_conv1d_dense(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor] = None,
+    activation: Optional[str] = None,
+    *,
+    initial_state: Optional[Tensor] = None,
+    return_final_state: bool = False,
+) -> Any:
+    """y[o,t] = act(bias[o] + sum_{i,k} weight[o,i,k] * xe[i,t+k]) with xe = [initial_state, x] along time, zeros without
+    a state: torch.nn.functional.conv1d on an input with K-1 zeros in front.
+
+    x              [B,Din,T], any strides: a channel-last [B,T,Din] array is `x.transpose(1, 2)`, the faster layout, and y
+                   comes laid out so too
+    weight         [Dout,Din,K], any K >= 1; weight[:, :, K-1] meets x[t], weight[:, :, 0] the oldest input
+    bias           [Dout]
+    activation     None, "silu" or "swish" (the same)
+    initial_state  [B,Din,K-1], the inputs before x
+
+    Returns y [B,Dout,T] in x's dtype; with return_final_state (y, final_state): the last K-1 columns of xe, raw inputs, in
+    initial_state's dtype or x's. Dtypes: float32, float16 and bfloat16, chosen for x, weight, bias and states
+    independently; float64 for all of them on the CPU. Products of 16 bits want x and weight of one dtype; under autocast
+    both are cast. Differentiable once, in x, weight, bias and initial_state, through y and final_state.
+
+    Raises ValueError, TypeError or NotImplementedError with the name of the argument at fault."""
+    y, final_state = _forward(
+        x, weight, bias, initial_state, activation_number(activation, ("silu",)), return_final_state
+    )
+    return (y, final_state) if return_final_state else y

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dropout fused with bias, activation and residual. include/cotangent/dropout.h is the manual; the formulas and the rule
+by which masks are drawn are there."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ._define import define, gradients_like
+from ._options import activation_number, random_seed
+
+
+def _gradients(
+    dy: Tensor, x: Any, bias: Any, mask: Any, mask_bits: Any, seed_memory: Any, offset_memory: Any, activation: int,
+    p: float, scale: float, seed: int, offset: int, _wanted: "list[bool]",
+) -> Any:  # fmt: skip
+    return gradients_like((dy, bias), _wanted)
+
+
+_backward = define(
+    "dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? mask, Tensor? mask_bits, Tensor? seed_memory, "
+    "Tensor? offset_memory, int activation, float p, float scale, SymInt seed, SymInt offset, bool[] _wanted) "
+    "-> (Tensor dx, Tensor dbias)",
+    _gradients,
+)
+
+
+def _outputs(
+    x: Tensor, bias: Any, residual: Any, mask: Any, mask_bits: Any, seed_memory: Any, offset_memory: Any,
+    activation: int, p: float, scale: float, seed: int, offset: int, _export: int,
+) -> Any:  # fmt: skip
+    mask_out = x.new_empty(x.shape, dtype=torch.uint8) if _export == 1 else None
+    bits = x.new_empty((*x.shape[:-1], (x.shape[-1] + 7) // 8), dtype=torch.uint8) if _export == 2 else None
+    return torch.empty_like(x), mask_out, bits
+
+
+_forward = define(
+    "dropout_forward(Tensor x, Tensor? bias, Tensor? residual, Tensor? mask, Tensor? mask_bits, Tensor? seed_memory, "
+    "Tensor? offset_memory, int activation, float p, float scale, SymInt seed, SymInt offset, int _export) "
+    "-> (Tensor y, Tensor mask_out, Tensor mask_bits_out)",
+    _outputs,
+    _backward,
+    straight={"residual": "y"},
+    forgets=lambda x, bias, residual, mask, bits, seed, offset, activation, *others: () if activation else ("x",),
+)
+
+_EXPORTS = {None: 0, "bytes": 1, "bits": 2}
+
+
+def dropout_scale(p: float) -> float:
+    """What kept elements are multiplied with under a drawn mask: 65536 / (65536 - round(65536 p)), 0 for p = 1."""
+    return _C.dropout_scale(p)
+
+
+def dropout(
+    x: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    bias: Optional[Tensor] = None,
+    activation: Optional[str] = None,
+    residual: Optional[Tensor] = None,
+    mask: Optional[Tensor] = None,
+    mask_bits: Optional[Tensor] = None,
+    scale: Optional[float] = None,
+    seed: Optional[int] = None,
+    offset: int = 0,
+    seed_memory: Optional[Tensor] = None,
+    offset_memory: Optional[Tensor] = None,
+    return_mask: Optional[str] = None,
+) -> Any:
+    """y = scale * m * act(x + bias) + residual, m the mask of kept elements: dropped with probability p.
+
+    x, residual    [..., D], any strides, 1 to 6 axes; of two dtypes: both become the wider one, as PyTorch adds
+    bias           [D]
+    activation     None, "relu", "silu", "gelu" (erf) or "gelu_tanh", before the mask
+    training       False: nothing is dropped (p = 0)
+    mask           uint8 or bool like x: kept where bit 0 is set;    mask_bits: uint8 [..., ceil(D/8)], bit d%8 of byte
+                   d/8. Without either, m is drawn by the library's rule (Philox) from seed and offset and stored
+                   nowhere: the backward draws it again.
+    scale          None: 1/(1-p) with a given mask, dropout_scale(p) with a drawn one
+    seed, offset   of a drawn mask. Without a seed (and seed_memory) one is drawn from PyTorch's generator of x's device,
+                   so that torch.manual_seed rules it and each replay of a CUDA graph has another mask.
+    seed_memory, offset_memory     int32 [2] (low word, high word), added to seed and offset when the work runs
+    return_mask    "bytes" or "bits": the result is (y, m)
+
+    A dropped element is exactly 0 before the residual. Differentiable once, in x, bias and residual. Dtypes: float32,
+    float16, bfloat16; float64 on the CPU. Raises ValueError, TypeError with the name of the argument at fault."""
+    if return_mask not in _EXPORTS:
+        raise ValueError(f"return_mask is {return_mask!r}, expected None, 'bytes' or 'bits'")
+    if residual is not None and residual.dtype != x.dtype:
+        wide = torch.promote_types(x.dtype, residual.dtype)
+        x, residual = x.to(wide), residual.to(wide)
+    if not training:
+        p, mask, mask_bits, scale = 0.0, None, None, None
+    drawn = mask is None and mask_bits is None
+    if drawn and seed is None and seed_memory is None and p > 0:
+        seed_memory = random_seed(x.device)
+    y, mask_out, bits_out = _forward(
+        x, bias, residual, mask, mask_bits, seed_memory, offset_memory, activation_number(activation), p, scale or 0.0,
+        seed or 0, offset, _EXPORTS[return_mask],
+    )  # fmt: skip
+    return y if return_mask is None else (y, mask_out if return_mask == "bytes" else bits_out)

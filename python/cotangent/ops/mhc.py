@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifold-constrained hyper-connections: pre, Sinkhorn, post. include/cotangent/mhc.h is the manual; the formulas there
+are these functions'."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from ._define import define, gradients_like
+
+
+def _coefficients_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+# ---- pre --------------------------------------------------------------------------------------------------
+
+
+def _pre_gradients(
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Any, inv_rms: Any, h_mix: Any, h_pre: Any, h_post: Any,
+    dh_in: Any, dh_post: Any, dh_res: Any, dA: Any, hc_eps: float, post_scale: float, sinkhorn_eps: float,
+    sinkhorn_iterations: int, _wanted: "list[bool]",
+) -> Any:  # fmt: skip
+    inputs = (x, phi, alpha, bias, gamma)
+    return gradients_like(inputs, _wanted)
+
+
+_pre_backward = define(
+    "mhc_pre_backward(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, Tensor inv_rms, Tensor h_mix, "
+    "Tensor h_pre, Tensor h_post, Tensor dh_in, Tensor dh_post, Tensor? dh_res, Tensor? dA, float hc_eps, "
+    "float post_scale, float sinkhorn_eps, int sinkhorn_iterations, bool[] _wanted) "
+    "-> (Tensor dx, Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
+    _pre_gradients,
+)
+
+
+def _pre_outputs(
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Any, norm_eps: float, hc_eps: float, post_scale: float,
+    sinkhorn_eps: float, sinkhorn_iterations: int, _sinkhorn: bool,
+) -> Any:  # fmt: skip
+    B, T, n, D = x.shape
+    dtype = _coefficients_dtype(x)
+    square = x.new_empty((B, T, n, n), dtype=dtype)
+    h_pre, h_post = x.new_empty((B, T, n), dtype=dtype), x.new_empty((B, T, n), dtype=dtype)
+    inv_rms, h_mix = x.new_empty((B, T), dtype=dtype), x.new_empty((B, T, phi.shape[0]), dtype=dtype)
+    h_res, A = (None, square) if _sinkhorn else (square, None)
+    return x.new_empty((B, T, D)), h_post, h_res, A, h_pre, inv_rms, h_mix
+
+
+_pre_forward = define(
+    "mhc_pre_forward(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, float norm_eps, float hc_eps, "
+    "float post_scale, float sinkhorn_eps, int sinkhorn_iterations, bool _sinkhorn) -> (Tensor h_in, Tensor h_post, "
+    "Tensor h_res, Tensor A, Tensor h_pre, Tensor inv_rms, Tensor h_mix)",
+    _pre_outputs,
+    _pre_backward,
+)
+
+
+def mhc_pre(
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Optional[Tensor] = None,
+    *,
+    sinkhorn: bool = True,
+    sinkhorn_iterations: int = 20,
+    sinkhorn_eps: float = 1e-6,
+    norm_eps: float = 1e-6,
+    hc_eps: float = 1e-6,
+    post_scale: float = 2.0,
+) -> "tuple[Tensor, Tensor, Tensor]":
+    """Mixes the n residual streams of each token into a layer's input, and computes the layer's coefficients from them.
+
+    x       [B,T,n,D], the streams, any strides; on a GPU n <= 8
+    phi     [M, n*D], M = n*n + 2n, rows in the order pre (n), post (n), res (n*n)
+    alpha   [3], of pre, post, res;    bias [M];    gamma [n,D], None = ones
+            phi, alpha, bias, gamma are float32 (float64 beside a float64 x); other dtypes are cast
+
+    Returns (h_in, h_post, A): h_in [B,T,D] in x's dtype, h_post [B,T,n], and A [B,T,n,n], nearly doubly stochastic;
+    with sinkhorn=False the logits h_res of A in its place, for mhc_sinkhorn. Coefficients are float32.
+    Differentiable once, in all of them. Raises ValueError, TypeError with the name of the argument at fault."""
+    dtype = _coefficients_dtype(x)
+    h_in, h_post, h_res, A, *_ = _pre_forward(
+        x, phi.to(dtype), alpha.to(dtype), bias.to(dtype), None if gamma is None else gamma.to(dtype), norm_eps, hc_eps,
+        post_scale, sinkhorn_eps, sinkhorn_iterations, sinkhorn,
+    )  # fmt: skip
+    return h_in, h_post, A if sinkhorn else h_res
+
+
+# ---- sinkhorn ---------------------------------------------------------------------------------------------
+
+_sinkhorn_backward = define(
+    "mhc_sinkhorn_backward(Tensor h_res, Tensor dA, float eps, int iterations) -> Tensor dh_res",
+    lambda h_res, *others: torch.empty_like(h_res),
+)
+_sinkhorn_forward = define(
+    "mhc_sinkhorn_forward(Tensor h_res, float eps, int iterations) -> Tensor A",
+    lambda h_res, *others: torch.empty_like(h_res),
+    _sinkhorn_backward,
+)
+
+
+def mhc_sinkhorn(h_res: Tensor, iterations: int = 20, eps: float = 1e-6) -> Tensor:
+    """A [B,T,n,n] from the logits h_res: softmax over rows, then columns and rows are normalised in turn.
+
+    float32 (float64 on the CPU). Differentiable once, exactly, through all iterations."""
+    return _sinkhorn_forward(h_res, eps, iterations)
+
+
+# ---- post -------------------------------------------------------------------------------------------------
+
+
+def _post_gradients(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, dy: Any, A_is_out_in: int, _wanted: Any) -> Any:
+    return gradients_like((x, f, h_post, A), _wanted)
+
+
+_post_backward = define(
+    "mhc_post_backward(Tensor x, Tensor f, Tensor h_post, Tensor A, Tensor dy, int A_is_out_in, bool[] _wanted) "
+    "-> (Tensor dx, Tensor df, Tensor dh_post, Tensor dA)",
+    _post_gradients,
+)
+_post_forward = define(
+    "mhc_post_forward(Tensor x, Tensor f, Tensor h_post, Tensor A, int A_is_out_in) -> Tensor y",
+    lambda x, *others: torch.empty_like(x),
+    _post_backward,
+)
+
+
+def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bool = False) -> Tensor:
+    """The new streams: y[o] = h_post[o] * f + sum_i A[i,o] * x[i].
+
+    x [B,T,n,D], the streams that pre had; f [B,T,D], the layer's output, cast to x's dtype; h_post [B,T,n] and
+    A [B,T,n,n] from mhc_pre, float32 (A_is_out_in: A is stored [out,in]). Returns y like x. Differentiable once, in all
+    of them. Raises ValueError, TypeError with the name of the argument at fault."""
+    return _post_forward(x, f.to(x.dtype), h_post, A, A_is_out_in)

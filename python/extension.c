@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * extension.c: cotangent._C, the library as Python sees it: one binary for every Python from 3.9 (the limited API) and,
+ * because it asks tensors only what any Python code can ask them, for every torch.
+ *
+ *   plan(call, fields) -> plan           call: an argument struct's name without cot_ and _args; fields: its members,
+ *                                        in the order in which run_* will be given them, None for what to pass over
+ *   run_cpu(plan, threads, *values)      a value is a tensor, a number, or None for what is absent
+ *   run_cuda(plan, device, stream, workspace, *values)      workspace(device, bytes) allocates it
+ *   check_cuda(device)                   cot_queue_check
+ *   time_call(plan, device, repeats, *values) -> seconds that the C call takes of the calling thread; device -1: the CPU
+ *   calls() -> {call: (member, ...)}     dropout_scale(p)     version
+ *
+ * A status becomes an exception with the library's own message. */
+#define Py_LIMITED_API 0x03090000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cotangent/cotangent.h>
+#include <pthread.h>
+#include <time.h>
+
+/* ---- what the headers declare: calls.inc is written by make_calls.py ----------------------------------------- */
+
+typedef enum field_kind { TENSOR, DOUBLE, INT32, INT64, UINT64 } field_kind;
+
+typedef struct field {
+    const char *name;
+    field_kind kind;
+    size_t offset;
+} field;
+
+typedef struct call {
+    const char *name;
+    size_t size, workspace_offset, workspace_bytes_offset;
+    const field *fields;
+    int field_count;
+    cot_status (*run)(cot_queue *, const void *);
+    cot_status (*workspace)(cot_queue *, const void *, size_t *);
+} call;
+
+#include "calls.inc"
+
+enum { CALLS = sizeof calls / sizeof *calls, MAX_DEVICES = 64 };
+
+/* A call and the order in which its values come. */
+typedef struct plan {
+    const call *call;
+    Py_ssize_t count;
+    const field *fields[]; /* NULL: passed over */
+} plan;
+
+static const char plan_name[] = "cotangent.plan";
+
+/* ---- status to exception -------------------------------------------------------------------------------- */
+
+static PyObject *raise_status(cot_status status)
+{
+    PyObject *type = PyExc_RuntimeError;
+    switch (status) {
+    case COT_INVALID_ARGUMENT:
+    case COT_INVALID_SHAPE:
+    case COT_INVALID_LAYOUT:
+    case COT_INVALID_DATA: type = PyExc_ValueError; break;
+    case COT_INVALID_DTYPE: type = PyExc_TypeError; break;
+    case COT_UNSUPPORTED: type = PyExc_NotImplementedError; break;
+    case COT_OUT_OF_MEMORY: type = PyExc_MemoryError; break;
+    default: break;
+    }
+    PyErr_SetString(type, cot_error_message());
+    return NULL;
+}
+
+/* ---- values to members ---------------------------------------------------------------------------------- */
+
+static PyObject *name_dtype, *name_shape, *name_stride, *name_data_ptr, *name_get_device;
+
+/* torch's dtypes, which are singletons, beside ours. */
+static struct {
+    const char *name;
+    cot_dtype dtype;
+    PyObject *object;
+} dtypes[] = {{"float32", COT_F32, NULL}, {"bfloat16", COT_BF16, NULL}, {"float16", COT_F16, NULL},
+              {"float64", COT_F64, NULL}, {"int32", COT_I32, NULL},     {"uint8", COT_U8, NULL},
+              {"bool", COT_U8, NULL}};
+
+static int find_dtypes(void)
+{
+    if (dtypes[0].object != NULL)
+        return 0;
+    PyObject *torch = PyImport_ImportModule("torch");
+    for (int i = sizeof dtypes / sizeof *dtypes - 1; torch != NULL && i >= 0; i--)
+        if ((dtypes[i].object = PyObject_GetAttrString(torch, dtypes[i].name)) == NULL)
+            break;
+    Py_XDECREF(torch);
+    return dtypes[0].object != NULL ? 0 : -1;
+}
+
+static int read_dtype(const char *call_name, const char *name, PyObject *value, cot_dtype *dtype)
+{
+    PyObject *given = PyObject_GetAttr(value, name_dtype);
+    if (given == NULL)
+        return -1;
+    *dtype = COT_DTYPE_NONE;
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes && *dtype == COT_DTYPE_NONE; i++)
+        if (dtypes[i].object == given)
+            *dtype = dtypes[i].dtype;
+    if (*dtype == COT_DTYPE_NONE)
+        PyErr_Format(PyExc_TypeError,
+                     "%s: %s has dtype %S, expected float32, float16, bfloat16, float64 or, for index "
+                     "data and masks, int32, uint8 or bool",
+                     call_name, name, given);
+    Py_DECREF(given);
+    return *dtype != COT_DTYPE_NONE ? 0 : -1;
+}
+
+/* The sizes or strides of a tensor: a tuple of ints. */
+static int read_sizes(PyObject *tuple, int64_t *sizes, int32_t *rank)
+{
+    if (tuple == NULL)
+        return -1;
+    const Py_ssize_t count = PyTuple_Size(tuple);
+    for (Py_ssize_t i = 0; i < count && i < COT_MAX_RANK; i++)
+        sizes[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+    Py_DECREF(tuple);
+    *rank = (int32_t)count;
+    return PyErr_Occurred() == NULL ? 0 : -1;
+}
+
+/* device -1: the caller's dispatch has seen to it that all tensors are the CPU's. */
+static int read_tensor(const char *call_name, const char *name, PyObject *value, int device, cot_tensor *tensor)
+{
+    if (read_dtype(call_name, name, value, &tensor->dtype) != 0 ||
+        read_sizes(PyObject_GetAttr(value, name_shape), tensor->shape, &tensor->rank) != 0)
+        return -1;
+    if (tensor->rank > COT_MAX_RANK) {
+        PyErr_Format(PyExc_ValueError, "%s: %s has %d axes, expected at most %d", call_name, name, (int)tensor->rank,
+                     COT_MAX_RANK);
+        return -1;
+    }
+    if (read_sizes(PyObject_CallMethodObjArgs(value, name_stride, NULL), tensor->stride, &tensor->rank) != 0)
+        return -1;
+    if (device >= 0) {
+        PyObject *where = PyObject_CallMethodObjArgs(value, name_get_device, NULL);
+        if (where == NULL)
+            return -1;
+        const long found = PyLong_AsLong(where); /* -1: the CPU */
+        Py_DECREF(where);
+        if (found != device) {
+            if (found < 0)
+                PyErr_Format(PyExc_ValueError, "%s: %s is on the CPU, expected cuda:%d as the other tensors", call_name,
+                             name, device);
+            else
+                PyErr_Format(PyExc_ValueError, "%s: %s is on cuda:%ld, expected cuda:%d as the other tensors",
+                             call_name, name, found, device);
+            return -1;
+        }
+    }
+    PyObject *pointer = PyObject_CallMethodObjArgs(value, name_data_ptr, NULL);
+    if (pointer == NULL)
+        return -1;
+    tensor->data = PyLong_AsVoidPtr(pointer);
+    Py_DECREF(pointer);
+    return PyErr_Occurred() == NULL ? 0 : -1;
+}
+
+static int read_value(const char *call_name, const field *f, PyObject *value, int device, char *args)
+{
+    void *member = args + f->offset;
+    switch (f->kind) {
+    case TENSOR: return read_tensor(call_name, f->name, value, device, member);
+    case DOUBLE: *(double *)member = PyFloat_AsDouble(value); break;
+    case INT64: *(int64_t *)member = PyLong_AsLongLong(value); break;
+    case UINT64: *(uint64_t *)member = PyLong_AsUnsignedLongLongMask(value); break; /* a schema's int is signed */
+    case INT32: {
+        const long long wide = PyLong_AsLongLong(value);
+        if (wide != (int32_t)wide && PyErr_Occurred() == NULL)
+            PyErr_Format(PyExc_ValueError, "%s: %s is %lld, out of the range of 32 bits", call_name, f->name, wide);
+        *(int32_t *)member = (int32_t)wide;
+        break;
+    }
+    }
+    return PyErr_Occurred() == NULL ? 0 : -1;
+}
+
+/* Reads a plan and, from values[first] on, what it wants into args. NULL after an exception. */
+static const plan *read_values(PyObject *values, Py_ssize_t first, int device, any_args *args)
+{
+    const plan *p = PyCapsule_GetPointer(PyTuple_GetItem(values, 0), plan_name);
+    if (p == NULL || find_dtypes() != 0)
+        return NULL;
+    if (PyTuple_Size(values) - first != p->count)
+        return PyErr_Format(PyExc_TypeError, "%s: %zd values are given, the plan has %zd", p->call->name,
+                            PyTuple_Size(values) - first, p->count),
+               NULL;
+    memset(args, 0, p->call->size);
+    memcpy(args, &p->call->size, sizeof p->call->size); /* struct_size */
+    for (Py_ssize_t i = 0; i < p->count; i++) {
+        PyObject *value = PyTuple_GetItem(values, first + i);
+        if (p->fields[i] != NULL && value != Py_None &&
+            read_value(p->call->name, p->fields[i], value, device, (char *)args) != 0)
+            return NULL;
+    }
+    return p;
+}
+
+/* ---- on the CPU ----------------------------------------------------------------------------------------- */
+
+/* One queue a thread, with its pool, which spares a workspace from being mapped and unmapped at every call. */
+typedef struct thread_queue {
+    int32_t threads;
+    cot_queue *queue;
+} thread_queue;
+
+static pthread_key_t thread_queues;
+
+static void end_thread_queue(void *memory)
+{
+    cot_queue_destroy(((thread_queue *)memory)->queue);
+    free(memory);
+}
+
+static cot_queue *cpu_queue(int32_t threads)
+{
+    thread_queue *mine = pthread_getspecific(thread_queues);
+    if (mine == NULL) {
+        if ((mine = calloc(1, sizeof *mine)) == NULL || pthread_setspecific(thread_queues, mine) != 0) {
+            free(mine);
+            PyErr_NoMemory();
+            return NULL;
+        }
+    }
+    if (mine->queue == NULL || mine->threads != threads) {
+        cot_queue_options options;
+        COT_INIT(&options);
+        options.threads = threads;
+        cot_queue_destroy(mine->queue);
+        const cot_status status = cot_queue_create(&options, &mine->queue);
+        if (status != COT_OK) {
+            raise_status(status);
+            return NULL;
+        }
+        mine->threads = threads;
+    }
+    return mine->queue;
+}
+
+static PyObject *run_cpu(PyObject *self, PyObject *values)
+{
+    (void)self;
+    any_args args;
+    if (PyTuple_Size(values) < 2)
+        return PyErr_Format(PyExc_TypeError, "run_cpu: expected a plan and a number of threads");
+    const long threads = PyLong_AsLong(PyTuple_GetItem(values, 1));
+    const plan *p = PyErr_Occurred() == NULL ? read_values(values, 2, -1, &args) : NULL;
+    cot_queue *queue = p != NULL ? cpu_queue((int32_t)threads) : NULL;
+    if (queue == NULL)
+        return NULL;
+    cot_status status;
+    Py_BEGIN_ALLOW_THREADS status = p->call->run(queue, &args);
+    Py_END_ALLOW_THREADS if (status != COT_OK) return raise_status(status);
+    Py_RETURN_NONE;
+}
+
+/* ---- on a GPU -------------------------------------------------------------------------------------------- */
+
+/* One queue a device, moved to the caller's stream; the interpreter's lock, held throughout, makes it one thread's. */
+static cot_queue *cuda_queues[MAX_DEVICES];
+
+static cot_queue *cuda_queue(long device)
+{
+    if (device < 0 || device >= MAX_DEVICES) {
+        PyErr_Format(PyExc_ValueError, "device is %ld, expected 0 to %d", device, MAX_DEVICES - 1);
+        return NULL;
+    }
+    if (cuda_queues[device] == NULL) {
+        cot_queue_options options;
+        COT_INIT(&options);
+        options.backend = COT_BACKEND_CUDA;
+        options.device = (int32_t)device;
+        const cot_status status = cot_queue_create(&options, &cuda_queues[device]);
+        if (status != COT_OK)
+            raise_status(status);
+    }
+    return cuda_queues[device];
+}
+
+static PyObject *run_cuda(PyObject *self, PyObject *values)
+{
+    (void)self;
+    any_args args;
+    if (PyTuple_Size(values) < 4)
+        return PyErr_Format(PyExc_TypeError, "run_cuda: expected a plan, a device, a stream and an allocator");
+    PyObject *device_number = PyTuple_GetItem(values, 1);
+    const long device = PyLong_AsLong(device_number);
+    void *stream = PyLong_AsVoidPtr(PyTuple_GetItem(values, 2));
+    const plan *p = PyErr_Occurred() == NULL ? read_values(values, 4, (int)device, &args) : NULL;
+    cot_queue *queue = p != NULL ? cuda_queue(device) : NULL;
+    if (queue == NULL)
+        return NULL;
+    size_t bytes = 0;
+    PyObject *workspace = NULL;
+    cot_status status = cot_queue_set_stream(queue, stream);
+    if (status == COT_OK)
+        status = p->call->workspace(queue, &args, &bytes);
+    if (status == COT_OK && bytes > 0) {
+        PyObject *size = PyLong_FromSize_t(bytes);
+        workspace = PyObject_CallFunctionObjArgs(PyTuple_GetItem(values, 3), device_number, size, NULL);
+        Py_XDECREF(size);
+        PyObject *pointer = workspace != NULL ? PyObject_CallMethodObjArgs(workspace, name_data_ptr, NULL) : NULL;
+        void *memory = pointer != NULL ? PyLong_AsVoidPtr(pointer) : NULL;
+        Py_XDECREF(pointer);
+        if (PyErr_Occurred() != NULL) {
+            Py_XDECREF(workspace);
+            return NULL;
+        }
+        memcpy((char *)&args + p->call->workspace_offset, &memory, sizeof memory);
+        memcpy((char *)&args + p->call->workspace_bytes_offset, &bytes, sizeof bytes);
+    }
+    if (status == COT_OK)
+        status = p->call->run(queue, &args);
+    Py_XDECREF(workspace); /* the stream's own next allocation may have it: that comes after this work */
+    if (status != COT_OK)
+        return raise_status(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *check_cuda(PyObject *self, PyObject *device)
+{
+    (void)self;
+    const long number = PyLong_AsLong(device);
+    cot_queue *queue = PyErr_Occurred() == NULL ? cuda_queue(number) : NULL;
+    if (queue == NULL)
+        return NULL;
+    const cot_status status = cot_queue_check(queue);
+    if (status != COT_OK)
+        return raise_status(status);
+    Py_RETURN_NONE;
+}
+
+/* What of a Python call is the library's own: it does not read the values, allocates nothing and keeps one stream. */
+static PyObject *time_call(PyObject *self, PyObject *values)
+{
+    (void)self;
+    any_args args;
+    if (PyTuple_Size(values) < 3)
+        return PyErr_Format(PyExc_TypeError, "time_call: expected a plan, a device and a number of repeats");
+    const long device = PyLong_AsLong(PyTuple_GetItem(values, 1)), repeats = PyLong_AsLong(PyTuple_GetItem(values, 2));
+    const plan *p = PyErr_Occurred() == NULL ? read_values(values, 3, (int)device, &args) : NULL;
+    cot_queue *queue = p == NULL ? NULL : device < 0 ? cpu_queue(1) : cuda_queue(device);
+    if (queue == NULL)
+        return NULL;
+    struct timespec begin, end;
+    cot_status status = COT_OK;
+    size_t bytes;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (long i = 0; i < repeats && status == COT_OK; i++) {
+        if (device >= 0)
+            status = p->call->workspace(queue, &args, &bytes);
+        if (status == COT_OK)
+            status = p->call->run(queue, &args);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    if (status != COT_OK)
+        return raise_status(status);
+    const double seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    return PyFloat_FromDouble(seconds / (double)repeats);
+}
+
+/* ---- plans ---------------------------------------------------------------------------------------------- */
+
+static void end_plan(PyObject *capsule)
+{
+    free(PyCapsule_GetPointer(capsule, plan_name));
+}
+
+static int find_field(const call *c, PyObject *name, const field **found)
+{
+    *found = NULL;
+    if (name == Py_None)
+        return 0;
+    for (int i = 0; i < c->field_count; i++)
+        if (PyUnicode_CompareWithASCIIString(name, c->fields[i].name) == 0)
+            *found = &c->fields[i];
+    if (*found == NULL)
+        PyErr_Format(PyExc_ValueError, "%s has no argument %R", c->name, name);
+    return *found != NULL ? 0 : -1;
+}
+
+static PyObject *make_plan(PyObject *self, PyObject *args)
+{
+    (void)self;
+    const char *name;
+    PyObject *fields;
+    if (!PyArg_ParseTuple(args, "sO:plan", &name, &fields))
+        return NULL;
+    const call *c = NULL;
+    for (int i = 0; i < CALLS; i++)
+        if (strcmp(calls[i].name, name) == 0)
+            c = &calls[i];
+    if (c == NULL)
+        return PyErr_Format(PyExc_ValueError, "the library has no call %s", name);
+    const Py_ssize_t count = PyTuple_Size(fields);
+    plan *p = count >= 0 ? malloc(sizeof *p + (size_t)count * sizeof *p->fields) : NULL;
+    if (p == NULL)
+        return PyErr_Occurred() != NULL ? NULL : PyErr_NoMemory();
+    p->call = c;
+    p->count = count;
+    PyObject *capsule = NULL;
+    int good = 0;
+    for (Py_ssize_t i = 0; i < count && good == 0; i++)
+        good = find_field(c, PyTuple_GetItem(fields, i), &p->fields[i]);
+    if (good == 0)
+        capsule = PyCapsule_New(p, plan_name, end_plan);
+    if (capsule == NULL)
+        free(p);
+    return capsule;
+}
+
+static PyObject *list_calls(PyObject *self, PyObject *nothing)
+{
+    (void)self, (void)nothing;
+    PyObject *all = PyDict_New();
+    for (int i = 0; all != NULL && i < CALLS; i++) {
+        PyObject *names = PyTuple_New(calls[i].field_count);
+        for (int k = 0; names != NULL && k < calls[i].field_count; k++)
+            PyTuple_SetItem(names, k, PyUnicode_FromString(calls[i].fields[k].name));
+        if (names == NULL || PyDict_SetItemString(all, calls[i].name, names) != 0)
+            Py_CLEAR(all);
+        Py_XDECREF(names);
+    }
+    return all;
+}
+
+static PyObject *dropout_scale(PyObject *self, PyObject *p)
+{
+    (void)self;
+    const double value = PyFloat_AsDouble(p);
+    return PyErr_Occurred() != NULL ? NULL : PyFloat_FromDouble(cot_dropout_scale(value));
+}
+
+/* ---- the module ------------------------------------------------------------------------------------------ */
+
+static PyMethodDef methods[] = {
+    {"plan", make_plan, METH_VARARGS, "plan(call, fields): the order in which a call's values will come"},
+    {"run_cpu", run_cpu, METH_VARARGS, "run_cpu(plan, threads, *values)"},
+    {"run_cuda", run_cuda, METH_VARARGS, "run_cuda(plan, device, stream, workspace, *values)"},
+    {"check_cuda", check_cuda, METH_O, "check_cuda(device): waits, and raises what the device's kernels met"},
+    {"time_call", time_call, METH_VARARGS, "time_call(plan, device, repeats, *values): seconds a call"},
+    {"calls", list_calls, METH_NOARGS, "calls(): the members of every argument struct, by call"},
+    {"dropout_scale", dropout_scale, METH_O, "dropout_scale(p): cot_dropout_scale"},
+    {NULL, NULL, 0, NULL}};
+
+static PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "cotangent._C", "The library.", -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__C(void);
+PyMODINIT_FUNC PyInit__C(void)
+{
+    name_dtype = PyUnicode_InternFromString("dtype");
+    name_shape = PyUnicode_InternFromString("shape");
+    name_stride = PyUnicode_InternFromString("stride");
+    name_data_ptr = PyUnicode_InternFromString("data_ptr");
+    name_get_device = PyUnicode_InternFromString("get_device");
+    if (PyErr_Occurred() != NULL)
+        return NULL;
+    if (pthread_key_create(&thread_queues, end_thread_queue) != 0)
+        return PyErr_Format(PyExc_ImportError, "cotangent: no key for a thread's queue is left");
+    PyObject *made = PyModule_Create(&module);
+    if (made != NULL && PyModule_AddStringConstant(made, "version", cot_version()) != 0)
+        Py_CLEAR(made);
+    return made;
+}

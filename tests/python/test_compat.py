@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of other packages: against plain formulas, since those packages have no CPU kernels."""
+import importlib.metadata
+import importlib.util
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_attention import formula, inputs
+from test_causal_conv1d import formula as convolution
+from test_torch import has_attention
+
+from cotangent import compat
+from cotangent.compat.bert_padding import pad_input, unpad_input
+from cotangent.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
+from cotangent.compat.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
+from cotangent.compat import flash_attn_interface
+from cotangent.compat.sdpa import scaled_dot_product_attention
+
+close = dict(rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def with_attention(device):
+    if not has_attention(device):
+        pytest.skip("no kernel of this device serves attention yet")
+
+
+def test_causal_conv1d(device):
+    x, weight, bias = (torch.randn(s, device=device) for s in ((2, 8, 11), (8, 4), (8,)))
+    state, into = torch.randn(2, 8, 3, device=device), torch.empty(2, 8, 3, device=device)
+    out, final = causal_conv1d_fn(x, weight, bias, None, state, True, into, "swish")
+    expected, last = convolution(x, weight, bias, "silu", state)
+    torch.testing.assert_close(out, expected, **close)
+    assert final is into and torch.equal(into, last)
+    torch.testing.assert_close(causal_conv1d_fn(x, weight, activation=None), convolution(x, weight)[0], **close)
+    torch.testing.assert_close(
+        causal_conv1d_update(x[:, :, 0], into.clone(), weight, bias, "silu"),
+        convolution(torch.cat([x, x[:, :, :1]], 2), weight, bias, "silu", state)[0][:, :, -1], **close,
+    )  # fmt: skip
+
+
+def test_varlen_states(device):
+    x = torch.randn(9, 5, device=device)
+    ends = torch.tensor([0, 2, 2, 9], dtype=torch.int32, device=device)
+    states = causal_conv1d_varlen_states(x, ends, 4)
+    assert states.shape == (3, 5, 4)
+    assert torch.equal(states[0], F.pad(x[0:2].t(), (2, 0)))
+    assert (states[1] == 0).all()
+    assert torch.equal(states[2], x[5:9].t())
+
+
+def test_flash_attn(device, with_attention):
+    q, k, v = inputs(device)
+    out, lse, probabilities = flash_attn_func(q, k, v, causal=True, window_size=(4, 7), softcap=3.0, softmax_scale=0.4,
+                                              return_attn_probs=True)  # fmt: skip
+    expected, expected_lse = formula(q, k, v, causal=True, window=(4, 0), softcap=3.0, scale=0.4)
+    torch.testing.assert_close(out, expected, **close)
+    torch.testing.assert_close(lse, expected_lse, **close)
+    assert probabilities is None
+    slopes = torch.rand(4, device=device)
+    torch.testing.assert_close(flash_attn_func(q, k, v, alibi_slopes=slopes), formula(q, k, v, slopes=slopes)[0], **close)
+    kv = torch.stack([k, v], 2)
+    torch.testing.assert_close(flash_attn_kvpacked_func(q, kv), formula(q, k, v)[0], **close)
+    qkv = torch.randn(2, 9, 3, 4, 16, device=device)
+    torch.testing.assert_close(flash_attn_qkvpacked_func(qkv, causal=True), formula(*qkv.unbind(2), causal=True)[0], **close)
+    out, lse = flash_attn_interface.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    torch.testing.assert_close(out, formula(q, k, v, causal=True)[0], **close)
+    heads = torch.cat([q[:, :, :4], k[:, :13], v[:, :13]], 2)
+    torch.testing.assert_close(flash_attn_interface.flash_attn_qkvpacked_func(heads, num_heads_q=4),
+                               formula(q, k[:, :13], v[:, :13])[0], **close)  # fmt: skip
+
+
+def test_flash_attn_varlen(device, with_attention):
+    mask = torch.tensor([[1] * 7 + [0] * 2, [1] * 9, [1] * 3 + [0] * 6], device=device)
+    qkv = torch.randn(3, 9, 3, 4, 16, device=device)
+    packed, indices, ends, longest, lengths = unpad_input(qkv, mask)
+    assert lengths.tolist() == [7, 9, 3] and longest == 9 and ends.tolist() == [0, 7, 16, 19]
+    expected = torch.zeros(3, 9, 4, 16, device=device)
+    for b, n in enumerate((7, 9, 3)):
+        expected[b, :n] = formula(*qkv[b : b + 1, :n].unbind(2), causal=True)[0][0]
+    q, k, v = packed.unbind(1)
+    for out in (
+        flash_attn_varlen_qkvpacked_func(packed, ends, longest, causal=True),
+        flash_attn_varlen_kvpacked_func(q, packed[:, 1:], ends, ends, longest, longest, causal=True),
+        flash_attn_varlen_func(q, k, v, ends, ends, longest, longest, causal=True),
+        flash_attn_interface.flash_attn_varlen_func(q, k, v, ends, ends, longest, longest, causal=True),
+    ):
+        torch.testing.assert_close(pad_input(out, indices, 3, 9), expected, **close)
+
+
+def test_kvcache(device, with_attention):
+    q, k, v = inputs(device, Tq=2, Tk=12)
+    new = [torch.randn(2, 2, 2, 16, device=device) for _ in range(2)]
+    lengths = torch.tensor([3, 7], dtype=torch.int32, device=device)
+    out = flash_attn_with_kvcache(q, k, v, *new, cache_seqlens=lengths, causal=True)
+    for b, n in enumerate((3, 7)):
+        assert torch.equal(k[b, n : n + 2], new[0][b])
+        torch.testing.assert_close(out[b : b + 1], formula(q[b : b + 1], k[b : b + 1, : n + 2], v[b : b + 1, : n + 2],
+                                                           causal=True)[0], **close)  # fmt: skip
+
+
+def test_what_no_kernel_serves_is_named(device):
+    q = torch.zeros(1, 1, 1, 8, device=device)
+    with pytest.raises(NotImplementedError, match="flash_attn_func: qv is not served"):
+        flash_attn_interface.flash_attn_func(q, q, q, qv=q)
+    with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: block_table"):
+        flash_attn_varlen_func(q, q, q, q, q, 1, 1, block_table=q)
+    with pytest.raises(NotImplementedError, match="flash_attn_with_kvcache: rotary_cos"):
+        flash_attn_with_kvcache(q, q, q, rotary_cos=q)
+
+
+@pytest.mark.parametrize("L, S", [(5, 5), (7, 4), (4, 7)])
+def test_sdpa(device, with_attention, L, S):
+    q, k, v = (torch.randn(2, 4, T, 8, device=device) for T in (L, S, S))
+    seen = torch.rand(L, S, device=device) < 0.7
+    seen[:, 0] = True
+    numbers = torch.randn(2, 1, L, S, device=device)
+    for options in (dict(), dict(is_causal=True), dict(attn_mask=seen), dict(attn_mask=numbers), dict(scale=0.3),
+                    dict(attn_mask=seen[None].expand(4, L, S))):  # fmt: skip
+        torch.testing.assert_close(scaled_dot_product_attention(q, k, v, **options),
+                                   F.scaled_dot_product_attention(q, k, v, **options), **close)  # fmt: skip
+    shared = [t[:, :2].repeat_interleave(2, 1) for t in (k, v)]
+    torch.testing.assert_close(scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True),
+                               F.scaled_dot_product_attention(q, *shared), **close)  # fmt: skip
+    for shape in ((4,), (2, 3, 4)):
+        q, k, v = (torch.randn(*shape, T, 8, device=device) for T in (L, S, S))
+        for options in (dict(is_causal=True), dict(attn_mask=seen)):
+            torch.testing.assert_close(scaled_dot_product_attention(q, k, v, **options),
+                                       F.scaled_dot_product_attention(q, k, v, **options), **close)  # fmt: skip
+
+
+def test_sdpa_refuses(device):
+    q = torch.randn(1, 4, 3, 8, device=device)
+    with pytest.raises(ValueError, match="attn_mask and is_causal are both given"):
+        scaled_dot_product_attention(q, q, q, torch.ones(3, 3, device=device), is_causal=True)
+    with pytest.raises(ValueError, match="key has 2 heads, query 4"):
+        scaled_dot_product_attention(q, q[:, :2], q[:, :2])
+
+
+def test_sdpa_of_a_query_that_sees_nothing(device, with_attention):
+    q = torch.randn(1, 1, 2, 8, device=device, requires_grad=True)
+    mask = torch.tensor([[True, False], [False, False]], device=device)
+    y = scaled_dot_product_attention(q, q, q, mask)
+    assert (y[0, 0, 1] == 0).all()
+    y.sum().backward()
+    assert torch.isfinite(q.grad).all()
+
+
+def test_install():
+    assert importlib.util.find_spec("flash_attn") is None  # else the real one is here
+    compat.install()
+    try:
+        import causal_conv1d
+        import flash_attn
+        import flash_attn_interface as version_3
+        from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states as states
+        from flash_attn.bert_padding import unpad_input as unpad
+        from flash_attn.flash_attn_interface import flash_attn_func as function
+
+        assert causal_conv1d.causal_conv1d_fn is causal_conv1d_fn and states is causal_conv1d_varlen_states
+        assert flash_attn.flash_attn_func is flash_attn_func is function and unpad is unpad_input
+        assert version_3.flash_attn_func is flash_attn_interface.flash_attn_func
+        assert importlib.util.find_spec("flash_attn") is not None
+        assert importlib.metadata.version("flash-attn") == flash_attn.__version__
+        assert importlib.metadata.version("causal_conv1d") == causal_conv1d.__version__
+        assert "dropout_p" in inspect.signature(flash_attn.flash_attn_func).parameters
+        compat.install()  # twice does no harm
+    finally:
+        compat.uninstall()
+    assert importlib.util.find_spec("flash_attn") is None
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("flash_attn")

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from support import compare
+
+from cotangent import mhc_post, mhc_pre, mhc_sinkhorn
+
+
+def plain_sinkhorn(h_res, iterations=20, eps=1e-6):
+    A = torch.softmax(h_res, -1) + eps
+    A = A / (A.sum(-2, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        A = A / (A.sum(-1, keepdim=True) + eps)
+        A = A / (A.sum(-2, keepdim=True) + eps)
+    return A
+
+
+def plain_pre(x, phi, alpha, bias, gamma=None, sinkhorn=True, norm_eps=1e-6, hc_eps=1e-6, post_scale=2.0):
+    B, T, n, D = x.shape
+    flat = x.reshape(B, T, n * D)
+    inv_rms = torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
+    weights = phi if gamma is None else phi * gamma.reshape(-1)
+    sizes = [n, n, n * n]
+    parts = (flat @ weights.t() * inv_rms).split(sizes, -1)
+    z_pre, z_post, z_res = (a * u + b for a, u, b in zip(alpha, parts, bias.split(sizes)))
+    h_in = ((torch.sigmoid(z_pre) + hc_eps)[..., None] * x).sum(2)
+    h_res = z_res.reshape(B, T, n, n)
+    return h_in, post_scale * torch.sigmoid(z_post), plain_sinkhorn(h_res) if sinkhorn else h_res
+
+
+def plain_post(x, f, h_post, A):
+    return h_post[..., None] * f[:, :, None] + A.transpose(-1, -2) @ x
+
+
+def pre_inputs(device, n=4, D=24, dtype=torch.float32, gamma=True, B=2, T=5):
+    M = n * n + 2 * n
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def randn(*shape, dtype=wide):
+        return torch.randn(*shape, dtype=dtype, device=device)
+
+    return [randn(B, T, n, D, dtype=dtype), randn(M, n * D) / (n * D) ** 0.5, randn(3), randn(M),
+            randn(n, D) if gamma else None]  # fmt: skip
+
+
+def post_inputs(device, n=4, D=24, dtype=torch.float32, B=2, T=5):
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    x, f = torch.randn(B, T, n, D, dtype=dtype, device=device), torch.randn(B, T, D, dtype=dtype, device=device)
+    return [x, f, torch.rand(B, T, n, dtype=wide, device=device), torch.rand(B, T, n, n, dtype=wide, device=device)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_pre(device, n, dtype):
+    compare(mhc_pre, plain_pre, pre_inputs(device, n, dtype=dtype), units=16)
+    compare(lambda *a: mhc_pre(*a, sinkhorn=False), lambda *a: plain_pre(*a, sinkhorn=False),
+            pre_inputs(device, n, dtype=dtype, gamma=False), units=16)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_post(device, n, dtype):
+    compare(mhc_post, plain_post, post_inputs(device, n, dtype=dtype), units=16)
+
+
+def test_post_stored_the_other_way(device):
+    compare(lambda x, f, h, A: mhc_post(x, f, h, A, A_is_out_in=True),
+            lambda x, f, h, A: plain_post(x, f, h, A.transpose(-1, -2)), post_inputs(device), units=16)  # fmt: skip
+
+
+def test_sinkhorn(device):
+    compare(mhc_sinkhorn, plain_sinkhorn, [torch.randn(2, 5, 4, 4, device=device)], units=64)
+    A = mhc_sinkhorn(torch.randn(1, 3, 6, 6, device=device), 50)
+    torch.testing.assert_close(A.sum(-1), torch.ones(1, 3, 6, device=device), atol=1e-3, rtol=0)
+
+
+def test_options(device):
+    options = dict(norm_eps=0.5, hc_eps=0.25, post_scale=3.0)
+    compare(lambda *a: mhc_pre(*a, **options), lambda *a: plain_pre(*a, **options), pre_inputs(device), units=16)
+
+
+def test_strides_and_sizes(device):
+    x, *others = pre_inputs(device)
+    compare(mhc_pre, plain_pre, [x.transpose(1, 2).contiguous().transpose(1, 2), *others], units=16)
+    for B, T in ((0, 3), (2, 0)):
+        compare(mhc_pre, plain_pre, pre_inputs(device, B=B, T=T), units=16)
+        compare(mhc_post, plain_post, post_inputs(device, B=B, T=T), units=16)
+
+
+def test_parameters_of_other_dtypes_are_cast(device):
+    x, *parameters = pre_inputs(device, dtype=torch.bfloat16)
+    low = [p.bfloat16().requires_grad_() for p in parameters]
+    h_in, *_ = mhc_pre(x, *low)
+    torch.testing.assert_close(h_in, mhc_pre(x, *[p.float() for p in low])[0])
+    h_in.sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.bfloat16 for p in low)
+
+
+def test_gradients_in_float64(on_cpu):
+    def block(x, phi, alpha, bias, gamma, weight, fused):
+        h_in, h_post, A = mhc_pre(x, phi, alpha, bias, gamma, sinkhorn=fused, sinkhorn_iterations=20 if fused else 1)
+        return mhc_post(x, h_in * weight, h_post, A if fused else mhc_sinkhorn(A, 3))
+
+    tensors = [t.requires_grad_() for t in pre_inputs("cpu", 2, 3, torch.float64, B=1, T=2)]
+    tensors.append(torch.randn(3, dtype=torch.float64, requires_grad=True))
+    for fused in (True, False):
+        assert torch.autograd.gradcheck(lambda *a: block(*a, fused), tensors)
+
+
+@pytest.mark.parametrize(
+    "error, message, change",
+    [
+        (ValueError, "x has rank 3", dict(x=torch.zeros(2, 5, 24))),
+        (ValueError, "phi has rank 0", dict(phi=torch.zeros(()))),
+        (ValueError, "phi", dict(phi=torch.zeros(24, 95))),
+        (ValueError, "alpha", dict(alpha=torch.zeros(2))),
+        (ValueError, "bias", dict(bias=torch.zeros(23))),
+        (ValueError, "gamma", dict(gamma=torch.zeros(4, 25))),
+        (ValueError, "sinkhorn_iterations is 0", dict(sinkhorn_iterations=0)),
+        (ValueError, "post_scale is -1", dict(post_scale=-1.0)),
+    ],
+)
+def test_errors_name_the_argument(device, error, message, change):
+    arguments = dict(zip(("x", "phi", "alpha", "bias", "gamma"), pre_inputs(device)))
+    arguments.update({k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in change.items()})
+    with pytest.raises(error, match=message):
+        mhc_pre(**arguments)
+
+
+def test_errors_of_post_and_sinkhorn(device):
+    x, f, h_post, A = post_inputs(device)
+    with pytest.raises(ValueError, match="f has D=23"):
+        mhc_post(x, f[..., :23], h_post, A)
+    with pytest.raises(TypeError, match="h_post has dtype"):
+        mhc_post(x, f, h_post.half(), A)
+    with pytest.raises(ValueError, match="iterations is 5000"):
+        mhc_sinkhorn(A, 5000)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import compare
+from test_attention import formula as plain_attention
+from test_mhc import plain_post, plain_pre
+from test_torch import has_attention
+
+import cotangent
+from cotangent import Attention, BiasDropoutResidual, CausalConv1d, HyperConnection
+
+
+def modules(device):
+    yield CausalConv1d(10, 4, activation="silu", device=device), torch.randn(2, 10, 7, device=device)
+    yield CausalConv1d(10, 3, bias=False, channel_last=True, device=device), torch.randn(2, 7, 10, device=device)
+    yield BiasDropoutResidual(12, 0.2, activation="gelu", device=device), torch.randn(3, 12, device=device)
+    yield HyperConnection(torch.nn.Linear(16, 16, device=device), 16, 3, device=device), torch.randn(2, 5, 3, 16, device=device)
+    if has_attention(device):
+        yield Attention(32, 4, kv_heads=2, sink=True, bias=True, device=device), torch.randn(2, 5, 32, device=device)
+
+
+def test_state_dict_round_trip(device, tmp_path):
+    for module, x in modules(device):
+        module.eval()
+        other = copy.deepcopy(module)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.add_(1)
+        torch.save(module.state_dict(), tmp_path / "state.pt")
+        other.load_state_dict(torch.load(tmp_path / "state.pt"))
+        assert torch.equal(module(x), other(x))
+        assert list(module.state_dict()) == list(dict(module.named_parameters()))
+        assert repr(module)
+
+
+def test_conv_takes_the_weights_of_torchs(device):
+    theirs = torch.nn.Conv1d(10, 10, 4, groups=10, padding=3, device=device)
+    ours = CausalConv1d(10, 4, device=device)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 10, 9, device=device)
+    torch.testing.assert_close(ours(x), theirs(x)[:, :, :9], rtol=1e-4, atol=1e-5)
+    last = CausalConv1d(10, 4, channel_last=True, device=device)
+    last.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(last(x.transpose(1, 2)).transpose(1, 2), ours(x))
+    y, state = last(x.transpose(1, 2), return_final_state=True)
+    assert y.shape == (2, 9, 10) and torch.equal(state, x[:, :, -3:])
+    with torch.no_grad():
+        following = ours.step(x[:, :, 0], state)
+    torch.testing.assert_close(following, ours(torch.cat([x, x[:, :, :1]], 2))[:, :, -1])
+
+
+def test_bias_dropout_residual(device):
+    module = BiasDropoutResidual(12, 0.5, activation="relu", device=device)
+    torch.nn.init.normal_(module.bias)
+    x, residual = torch.randn(64, 12, device=device), torch.randn(64, 12, device=device)
+    torch.manual_seed(2)
+    y = module(x, residual) - residual
+    kept = y != 0
+    torch.testing.assert_close(y[kept], (2 * F.relu(x + module.bias))[kept], rtol=1e-4, atol=1e-4)
+    assert 0.1 < kept.float().mean() < 0.4
+    torch.testing.assert_close(module.eval()(x), F.relu(x + module.bias))
+
+
+def test_hyper_connection(device):
+    layer = torch.nn.Linear(16, 16, device=device)
+    module = HyperConnection(layer, 16, 4, device=device)
+    x = torch.randn(2, 5, 4, 16, device=device)
+
+    def plain(x, phi, alpha, bias, gamma):
+        h_in, h_post, A = plain_pre(x, phi, alpha, bias, gamma)
+        return plain_post(x, F.linear(h_in, layer.weight.double(), layer.bias.double()), h_post, A)
+
+    with torch.no_grad():
+        module.alpha.fill_(0.7)
+    compare(lambda x, *parameters: torch.func.functional_call(module, dict(zip(("phi", "alpha", "bias", "gamma"), parameters)),
+            (x,)), plain, [x, module.phi, module.alpha, module.bias, module.gamma], units=32)  # fmt: skip
+    module.reset_parameters()
+    start = HyperConnection.expand(torch.randn(2, 5, 16, device=device), 4)
+    torch.testing.assert_close(module(start), start + layer(start[:, :, :1]), rtol=0.05, atol=0.05)
+    assert HyperConnection.reduce(start).shape == (2, 5, 16)
+
+
+def test_hyper_connection_passes_arguments_and_results_on(device):
+    class Layer(torch.nn.Module):
+        def forward(self, x, factor, *, state):
+            return x * factor, state
+
+    x = torch.randn(2, 5, 4, 16, device=device)
+    y, state = HyperConnection(Layer(), 16, 4, device=device)(x, 2.0, state="kept")
+    assert y.shape == x.shape and state == "kept"
+
+
+def test_attention(device):
+    if not has_attention(device):
+        pytest.skip("no kernel of this device serves attention yet")
+    module = Attention(32, 4, kv_heads=2, sink=True, softcap=5.0, window=(3, 0), device=device)
+    torch.nn.init.normal_(module.sink)
+    x = torch.randn(2, 9, 32, device=device)
+    q, k, v = (p.unflatten(-1, (-1, 8)) for p in module.qkv(x).split([32, 16, 16], -1))
+    out, _ = plain_attention(q, k, v, module.sink, causal=True, window=(3, 0), softcap=5.0)
+    torch.testing.assert_close(module(x), module.out(out.flatten(2)), rtol=1e-4, atol=1e-5)
+    packed = module(x.flatten(0, 1), torch.tensor([0, 9, 18], dtype=torch.int32, device=device), 9)
+    torch.testing.assert_close(packed.unflatten(0, (2, 9)), module(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="heads is 5"):
+        Attention(32, 5)
+    with pytest.raises(ValueError, match="kv_heads is 3"):
+        Attention(32, 4, kv_heads=3)
+
+
+def test_doctor(capsys):
+    from cotangent import doctor
+
+    assert doctor.main() == 0
+    printed = capsys.readouterr().out
+    assert f"[ok] cotangent       {cotangent.__version__}" in printed and "[ok] attention, cpu" in printed
+
+
+@pytest.mark.parametrize(
+    "before, expected",
+    [("sys.modules['torch'] = None", "[!!] torch"), ("torch.__version__ = '2.3.1'", "torch is 2.3.1, expected 2.4 or later"),
+     ("sys.modules['cotangent._C'] = None", "[!!] cotangent")],
+)  # fmt: skip
+def test_doctor_says_what_stands_in_the_way(before, expected):
+    torch_first = "" if "None" in before else "import torch; "
+    code = f"import runpy, sys; {torch_first}{before}; runpy.run_module('cotangent.doctor', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and expected in done.stdout and "Traceback" not in done.stderr, done.stdout + done.stderr

@@ -1,0 +1,39 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Builds the wheel as `pip install .` does, and loads what is in it with every Python from 3.9 that is found: without torch
+# the doctor says that it is missing, and the extension itself answers. Before a release: it compiles the library anew.
+#
+#   tests/python/wheel.sh BUILD      leaves the wheel in BUILD/dist
+set -eu
+build=$(cd "$1" && pwd)
+cd "$(dirname "$0")/../.."
+tools/setup_python.sh "$build/venv"
+rm -rf "$build/dist"
+"$build/venv/bin/pip" --quiet --disable-pip-version-check wheel . --no-deps -w "$build/dist"
+wheel=$(echo "$build"/dist/cotangent-*-cp39-abi3-linux_*.whl)
+[ -f "$wheel" ] || { echo "wheel: no wheel with the tag cp39-abi3 in $build/dist" >&2; exit 1; }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$build/venv/bin/python" -m zipfile -e "$wheel" "$work"
+served=0
+for python in python3 python3.9 python3.10 python3.11 python3.12 python3.13 python3.14 "$HOME"/.pyenv/versions/*/bin/python; do
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null || continue
+    PYTHONPATH=$work "$python" - "$work" <<'EOF'
+import importlib.util
+import sys
+
+spec = importlib.util.spec_from_file_location("cotangent._C", sys.argv[1] + "/cotangent/_C.abi3.so")
+extension = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(extension)
+assert "attention_backward" in extension.calls() and extension.dropout_scale(0.5) == 2
+try:
+    extension.plan("dropout_forward", ("y2",))
+except ValueError as error:
+    assert "dropout_forward has no argument 'y2'" in str(error)
+print(f"wheel: Python {sys.version.split()[0]} loads it, version {extension.version}")
+EOF
+    served=$((served + 1))
+done
+echo "wheel: $(du -k "$wheel" | cut -f1) KiB, $served Pythons"
+[ "$served" -gt 0 ]
