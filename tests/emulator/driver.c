@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * driver.c: the driver of tests/fake_cuda.c, with memory that knows its borders and launches that run. The environment:
+ *
+ *   FAKE_CUDA=sm80     no Hopper: portable rows, from the PTX for 8.0
+ *   EMU_CODE=FOLDER    where the build keeps STEM.fatbin and STEM.ptx, if not where it was built
+ *   EMU_VERBOSE=1      a line a launch
+ *   EMU_SEED=N         another schedule, and copies that land late
+ *   EMU_TRACE=x,y,z,t  every instruction of thread t of block (x, y, z), with its registers */
+#include "emulator.h"
+
+#include <cuda.h>
+#include <dirent.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_SHARED = 227 * 1024, PLAIN_SHARED = 48 * 1024, MAX_LIBRARIES = 256, MAX_GRAPH = 256 };
+
+typedef struct library {
+    char stem[300], path[2000];
+    char *text;
+} library;
+
+typedef struct launch {
+    const emu_kernel *kernel;
+    emu_grid grid;
+    uint8_t *parameters;
+} launch;
+
+typedef struct graph {
+    int count;
+    launch launches[MAX_GRAPH];
+} graph;
+
+static library libraries[MAX_LIBRARIES];
+static int library_count;
+static emu_kernel *kernels[4096];
+static library *kernel_library[4096];
+static int kernel_count;
+static graph *captured;
+
+/* One launch at a time, whatever threads call: held to the end of the function that says LOCKED. */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static int take(void)
+{
+    return pthread_mutex_lock(&mutex);
+}
+
+static void leave(const int *taken)
+{
+    (void)taken;
+    pthread_mutex_unlock(&mutex);
+}
+
+#define LOCKED __attribute__((cleanup(leave))) const int taken_ = take()
+
+static bool is(const char *what)
+{
+    const char *wanted = getenv("FAKE_CUDA");
+    return wanted != NULL && strcmp(wanted, what) == 0;
+}
+
+static CUresult say(CUresult result)
+{
+    fprintf(stderr, "emulator: %s\n", emu_message);
+    return result;
+}
+
+CUresult CUDAAPI cuGetErrorName(CUresult error, const char **text)
+{
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : error == CUDA_ERROR_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
+            : error == CUDA_ERROR_INVALID_PTX   ? "CUDA_ERROR_INVALID_PTX"
+            : error == CUDA_ERROR_NOT_FOUND     ? "CUDA_ERROR_NOT_FOUND"
+                                                : "CUDA_ERROR_INVALID_VALUE";
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGetErrorString(CUresult error, const char **text)
+{
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "no memory" : emu_message;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGetName(char *name, int size, CUdevice device)
+{
+    (void)device;
+    snprintf(name, (size_t)size, "Emulated GPU");
+    return CUDA_SUCCESS;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------- */
+
+CUresult CUDAAPI cuMemAlloc(CUdeviceptr *memory, size_t bytes)
+{
+    LOCKED;
+    void *made = NULL;
+    if (bytes == 0 || posix_memalign(&made, 256, bytes) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memset(made, 0xff, bytes);
+    emu_add_memory((uint64_t)made, bytes);
+    *memory = (CUdeviceptr)made;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemFree(CUdeviceptr memory)
+{
+    LOCKED;
+    if (emu_remove_memory(memory))
+        free((void *)memory);
+    return CUDA_SUCCESS;
+}
+
+/* ---- code --------------------------------------------------------------------------------------------- */
+
+static char *read_file(const char *path, size_t *bytes)
+{
+    FILE *file = fopen(path, "rb");
+    if (file == NULL)
+        return NULL;
+    fseek(file, 0, SEEK_END);
+    *bytes = (size_t)ftell(file);
+    rewind(file);
+    char *text = malloc(*bytes + 1);
+    *bytes = fread(text, 1, *bytes, file);
+    text[*bytes] = 0;
+    fclose(file);
+    return text;
+}
+
+static const char *code_folder(void)
+{
+    const char *folder = getenv("EMU_CODE");
+    return folder != NULL ? folder : EMU_DEFAULT_CODE;
+}
+
+/* The file of the build that this image was embedded from: the same bytes. */
+static bool find_stem(const void *image, char *stem, size_t room)
+{
+    DIR *folder = opendir(code_folder());
+    bool found = false;
+    for (struct dirent *entry; folder != NULL && !found && (entry = readdir(folder)) != NULL;) {
+        const size_t length = strlen(entry->d_name);
+        char path[2000];
+        size_t bytes;
+        if (length < 7 || strcmp(entry->d_name + length - 7, ".fatbin") != 0 || length >= room)
+            continue;
+        snprintf(path, sizeof path, "%s/%s", code_folder(), entry->d_name);
+        char *file = read_file(path, &bytes);
+        const uint16_t header = ((const uint16_t *)image)[3];
+        const uint64_t body = ((const uint64_t *)image)[1];
+        if (file != NULL && bytes >= header + body && memcmp(file, image, header + body) == 0) {
+            snprintf(stem, room, "%.*s", (int)length - 7, entry->d_name);
+            found = true;
+        }
+        free(file);
+    }
+    if (folder != NULL)
+        closedir(folder);
+    return found;
+}
+
+CUresult CUDAAPI cuLibraryLoadData(CUlibrary *made, const void *code, CUjit_option *a, void **b, unsigned c,
+                                   CUlibraryOption *d, void **e, unsigned f)
+{
+    LOCKED;
+    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
+    static const void *known[MAX_LIBRARIES];
+    int n = 0;
+    while (n < library_count && known[n] != code)
+        n++;
+    if (n == library_count) {
+        library *l = &libraries[n];
+        if (n == MAX_LIBRARIES || !find_stem(code, l->stem, sizeof l->stem)) {
+            snprintf(emu_message, sizeof emu_message,
+                     "an image is none of the files %s/*.fatbin: is the build complete?", code_folder());
+            return say(CUDA_ERROR_INVALID_IMAGE);
+        }
+        known[library_count++] = code;
+    }
+    library *l = &libraries[n];
+    size_t bytes;
+    snprintf(l->path, sizeof l->path, "%s/%s.compute_%s.ptx", code_folder(), l->stem, is("sm80") ? "80" : "90a");
+    FILE *file = fopen(l->path, "rb");
+    if (file != NULL)
+        fclose(file);
+    else if (is("sm80"))
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    else
+        snprintf(l->path, sizeof l->path, "%s/%s.ptx", code_folder(), l->stem);
+    if (l->text == NULL)
+        l->text = read_file(l->path, &bytes);
+    if (l->text == NULL) {
+        snprintf(emu_message, sizeof emu_message, "%s is not there", l->path);
+        return say(CUDA_ERROR_INVALID_IMAGE);
+    }
+    *made = (CUlibrary)l;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuLibraryGetKernel(CUkernel *kernel, CUlibrary from, const char *name)
+{
+    LOCKED;
+    library *l = (library *)from;
+    for (int k = 0; k < kernel_count; k++)
+        if (kernel_library[k] == l && strcmp(kernels[k]->name, name) == 0) {
+            *kernel = (CUkernel)kernels[k];
+            return CUDA_SUCCESS;
+        }
+    emu_kernel *parsed = emu_parse(l->path, l->text, name);
+    if (parsed == NULL) {
+        if (emu_message[0] != 0)
+            return say(CUDA_ERROR_INVALID_PTX);
+        snprintf(emu_message, sizeof emu_message, "%s has no kernel %s", l->path, name);
+        return say(CUDA_ERROR_NOT_FOUND);
+    }
+    kernel_library[kernel_count] = l;
+    kernels[kernel_count++] = parsed;
+    parsed->most_dynamic_shared = PLAIN_SHARED - (parsed->shared_bytes - SHARED_BEGIN);
+    *kernel = (CUkernel)parsed;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    *function = (CUfunction)kernel;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device)
+{
+    (void)device;
+    emu_kernel *k = (emu_kernel *)kernel;
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+        return CUDA_SUCCESS;
+    if (value + k->shared_bytes - SHARED_BEGIN > MOST_SHARED) {
+        snprintf(emu_message, sizeof emu_message, "%s: %d bytes of shared memory, at most %d", k->name,
+                 value + k->shared_bytes - SHARED_BEGIN, MOST_SHARED);
+        return say(CUDA_ERROR_INVALID_VALUE);
+    }
+    k->most_dynamic_shared = value;
+    return CUDA_SUCCESS;
+}
+
+/* ---- launches ----------------------------------------------------------------------------------------- */
+
+CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+    LOCKED;
+    (void)extra;
+    const emu_kernel *k = (const emu_kernel *)function;
+    emu_grid g = {.blocks = {config->gridDimX, config->gridDimY, config->gridDimZ},
+                  .threads = {config->blockDimX, config->blockDimY, config->blockDimZ},
+                  .cluster = 1,
+                  .dynamic_shared = config->sharedMemBytes};
+    for (unsigned a = 0; a < config->numAttrs; a++)
+        if (config->attrs[a].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            g.cluster = config->attrs[a].value.clusterDim.x;
+    const uint64_t threads = (uint64_t)g.threads[0] * g.threads[1] * g.threads[2];
+    if (g.blocks[0] == 0 || g.blocks[1] == 0 || g.blocks[2] == 0 || g.blocks[1] > 65535 || g.blocks[2] > 65535 ||
+        threads == 0 || threads > 1024 || g.cluster == 0 || g.cluster > MAX_CLUSTER || g.blocks[0] % g.cluster != 0 ||
+        g.dynamic_shared > (unsigned)k->most_dynamic_shared) {
+        snprintf(
+            emu_message, sizeof emu_message,
+            "%s cannot be launched: %u x %u x %u blocks of %llu threads in clusters of %u, %u bytes of shared memory of %d",
+            k->name, g.blocks[0], g.blocks[1], g.blocks[2], (unsigned long long)threads, g.cluster, g.dynamic_shared,
+            k->most_dynamic_shared);
+        return say(CUDA_ERROR_INVALID_VALUE);
+    }
+    uint8_t *block = calloc(1, (size_t)k->param_bytes + 1);
+    for (int p = 0; p < k->param_count; p++)
+        memcpy(block + k->param_at[p], parameters[p],
+               (size_t)((p + 1 < k->param_count ? k->param_at[p + 1] : k->param_bytes) - k->param_at[p]));
+    if (captured != NULL) {
+        if (captured->count == MAX_GRAPH)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        captured->launches[captured->count++] = (launch){k, g, block};
+        return CUDA_SUCCESS;
+    }
+    const bool done = emu_launch(k, &g, block);
+    free(block);
+    return done ? CUDA_SUCCESS : say(CUDA_ERROR_LAUNCH_FAILED);
+}
+
+/* A captured stream keeps its launches; copies and the like happen when they are captured. */
+CUresult CUDAAPI cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode)
+{
+    (void)stream, (void)mode;
+    captured = calloc(1, sizeof *captured);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    (void)stream;
+    *status = captured != NULL ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamEndCapture(CUstream stream, CUgraph *made)
+{
+    (void)stream;
+    *made = (CUgraph)captured;
+    captured = NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph from, unsigned long long flags)
+{
+    (void)flags;
+    *made = (CUgraphExec)from;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphLaunch(CUgraphExec graph_, CUstream stream)
+{
+    LOCKED;
+    (void)stream;
+    const graph *g = (const graph *)graph_;
+    for (int l = 0; l < g->count; l++)
+        if (!emu_launch(g->launches[l].kernel, &g->launches[l].grid, g->launches[l].parameters))
+            return say(CUDA_ERROR_LAUNCH_FAILED);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                                        const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
+                                        const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                        CUtensorMapFloatOOBfill fill)
+{
+    (void)promotion;
+    static const uint32_t swizzle_bytes[] = {0, 32, 64, 128};
+    emu_map m = {.magic = MAP_MAGIC, .rank = rank, .base = (uint64_t)data};
+    m.element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1
+                : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 ||
+                        type == CU_TENSOR_MAP_DATA_TYPE_UINT16
+                    ? 2
+                : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 || type == CU_TENSOR_MAP_DATA_TYPE_INT32 ||
+                        type == CU_TENSOR_MAP_DATA_TYPE_UINT32
+                    ? 4
+                    : 8;
+    bool right = rank >= 1 && rank <= 5 && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE &&
+                 swizzle <= CU_TENSOR_MAP_SWIZZLE_128B && fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE && m.base % 16 == 0;
+    for (uint32_t a = 0; right && a < rank; a++) {
+        m.size[a] = sizes[a];
+        m.stride[a] = a == 0 ? m.element : strides[a - 1];
+        m.box[a] = (uint16_t)box[a];
+        right = sizes[a] >= 1 && sizes[a] <= (uint64_t)1 << 32 && box[a] >= 1 && box[a] <= 256 && steps[a] == 1 &&
+                (a == 0 || (m.stride[a] % 16 == 0 && m.stride[a] < (uint64_t)1 << 40));
+    }
+    if (right) {
+        m.swizzle = swizzle_bytes[swizzle];
+        right = m.box[0] * m.element % 16 == 0 && (m.swizzle == 0 || m.box[0] * m.element <= m.swizzle);
+    }
+    if (!right) {
+        snprintf(emu_message, sizeof emu_message,
+                 "a tensor map that the driver would refuse, or the emulator does not serve");
+        return say(CUDA_ERROR_INVALID_VALUE);
+    }
+    _Static_assert(sizeof m <= sizeof *map, "a map fits");
+    memset(map, 0, sizeof *map);
+    memcpy(map, &m, sizeof m);
+    return CUDA_SUCCESS;
+}

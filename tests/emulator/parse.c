@@ -1,0 +1,892 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * parse.c: the text of a kernel made ready to run. Registers are given rows by their lifetimes, as a compiler would,
+ * because a kernel names thousands of them. The operands of an opcode are laid out by letters:
+ *
+ *   w l p x   a 32-bit, 64-bit, predicate register that is read, or any;  capital: written;  B M: both, 32 and 64 bits
+ *   D         a register and, after a bar or not, a predicate, both written
+ *   A         an address in brackets: its register;  T: [map, {coordinates}]: the map's register and the coordinates
+ *   b         a label;  ?: what follows may be missing
+ *
+ * Braces hold several operands of the same letter. */
+#include "emulator.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum register_class { WORD, DOUBLE, PREDICATE };
+enum { USED = 1, WRITTEN = 2, MAX_NAMES = 4096 };
+
+typedef struct name { /* a family of registers, %r<N>; one register; or a symbol: an address */
+    const char *text;
+    int length, count, first;
+    enum register_class class;
+    enum { REGISTER, ADDRESS, PARAMETER } kind;
+    int64_t value;
+} name;
+
+typedef struct jump {
+    int ins;
+    const char *label;
+    int length;
+} jump;
+
+typedef struct parser {
+    const char *file, *kernel, *begin, *statement;
+    jmp_buf failed;
+    emu_kernel *k;
+    int code_room, line;
+    const char *line_at;
+    name names[MAX_NAMES];
+    int name_count, register_count, register_room;
+    uint8_t *classes;
+    int32_t *pool; /* operands of all instructions */
+    uint8_t *roles;
+    int pool_count, pool_room, constant_words, constant_room, sinks[3];
+    jump *jumps, *labels;
+    int jump_count, label_count, room_jumps, room_labels;
+    int shared_end, local_end;
+} parser;
+
+#define GROW(array, count, room)                                          \
+    do {                                                                  \
+        if ((count) >= (room)) {                                          \
+            (room) = 2 * (room) + 256;                                    \
+            (array) = realloc((array), (size_t)(room) * sizeof *(array)); \
+        }                                                                 \
+    } while (0)
+
+static int line_of(parser *p, const char *at)
+{
+    for (; p->line_at < at; p->line_at++)
+        p->line += *p->line_at == '\n';
+    return p->line;
+}
+
+__attribute__((noreturn)) static void fail(parser *p, const char *what)
+{
+    const int length = (int)strcspn(p->statement, ";\n");
+    snprintf(emu_message, sizeof emu_message, "%s:%d: kernel %s: %s: %.*s", p->file, line_of(p, p->statement),
+             p->kernel, what, length, p->statement);
+    longjmp(p->failed, 1);
+}
+
+bool emu_has(const char *opcode, const char *modifier)
+{
+    const size_t length = strlen(modifier);
+    for (const char *at = strstr(opcode, modifier); at != NULL; at = strstr(at + 1, modifier))
+        if (at[length] == 0 || at[length] == '.')
+            return true;
+    return false;
+}
+
+/* ---- names ---------------------------------------------------------------------------------------------- */
+
+static int is_name(int c)
+{
+    return isalnum(c) || c == '_' || c == '$' || c == '%' || c == '.';
+}
+
+static name *add_name(parser *p, const char *text, int length)
+{
+    if (p->name_count == MAX_NAMES)
+        fail(p, "too many names");
+    name *n = &p->names[p->name_count++];
+    *n = (name){.text = text, .length = length};
+    return n;
+}
+
+static int new_registers(parser *p, enum register_class class, int count)
+{
+    while (p->register_count + count > p->register_room)
+        GROW(p->classes, p->register_room, p->register_room);
+    memset(p->classes + p->register_count, class, (size_t)count);
+    p->register_count += count;
+    return p->register_count - count;
+}
+
+static const char *skip(const char *at)
+{
+    for (;;) {
+        at += strspn(at, " \t\r\n");
+        if (at[0] == '/' && at[1] == '/')
+            at += strcspn(at, "\n");
+        else if (at[0] == '/' && at[1] == '*')
+            at = strstr(at, "*/") + 2;
+        else
+            return at;
+    }
+}
+
+/* .reg .b32 %r<5>;  .reg .f16 low, high; */
+static void declare_registers(parser *p, const char *at, const char *end)
+{
+    at = skip(at + 4);
+    const char *type = at;
+    const enum register_class class = strncmp(type, ".pred", 5) == 0 ? PREDICATE
+                                      : memmem(type, 4, "64", 2)     ? DOUBLE
+                                                                     : WORD;
+    at += 1 + strspn(at + 1, "abcdefghijklmnopqrstuvwxyz0123456789");
+    for (at = skip(at); at < end; at = skip(at)) {
+        int length = 0;
+        while (is_name((unsigned char)at[length]))
+            length++;
+        name *n = add_name(p, at, length);
+        n->class = class;
+        n->count = at[length] == '<' ? atoi(at + length + 1) : 0;
+        n->first = new_registers(p, class, n->count > 0 ? n->count : 1);
+        at += length + strcspn(at + length, ",;");
+        at += *at == ',';
+    }
+}
+
+/* .shared .align 8 .b8 name[96];  returns the name with its size, and where its text goes on. */
+static name *declare_memory(parser *p, const char *at, int64_t *size, int *align)
+{
+    *align = 1;
+    int element = 1;
+    for (;;) {
+        at = skip(at);
+        if (strncmp(at, ".align", 6) == 0) {
+            at = skip(at + 6);
+            *align = (int)strtol(at, (char **)&at, 10);
+        } else if (*at == '.') {
+            element = strstr(at, "64") == at + 2   ? 8
+                      : strstr(at, "32") == at + 2 ? 4
+                      : strstr(at, "16") == at + 2 ? 2
+                                                   : 1;
+            at += 1 + strspn(at + 1, "abcdefghijklmnopqrstuvwxyz0123456789");
+        } else
+            break;
+    }
+    int length = 0;
+    while (is_name((unsigned char)at[length]))
+        length++;
+    name *n = add_name(p, at, length);
+    n->kind = ADDRESS;
+    *align = *align > element ? *align : element;
+    *size = element * (at[length] == '[' ? strtol(at + length + 1, NULL, 10) : 1);
+    return n;
+}
+
+static int64_t place(int *end, int64_t size, int align)
+{
+    const int at = (*end + align - 1) / align * align;
+    *end = at + (int)size;
+    return at;
+}
+
+static name *find_name(parser *p, const char *text, int length, int *number)
+{
+    int digits = length;
+    while (digits > 0 && isdigit((unsigned char)text[digits - 1]))
+        digits--;
+    for (int n = p->name_count - 1; n >= 0; n--) {
+        name *c = &p->names[n];
+        *number = 0;
+        if (c->count == 0 && c->length == length && memcmp(c->text, text, (size_t)length) == 0)
+            return c;
+        if (c->count > 0 && c->length == digits && digits < length && memcmp(c->text, text, (size_t)digits) == 0) {
+            *number = atoi(text + digits);
+            return *number < c->count ? c : NULL;
+        }
+    }
+    return NULL;
+}
+
+/* ---- operands ------------------------------------------------------------------------------------------- */
+
+static void add_operand(parser *p, emu_ins *i, int32_t operand, int role)
+{
+    if (p->pool_count == p->pool_room) {
+        GROW(p->pool, p->pool_count, p->pool_room);
+        p->roles = realloc(p->roles, (size_t)p->pool_room);
+    }
+    p->pool[p->pool_count] = operand;
+    p->roles[p->pool_count++] = (uint8_t)role;
+    if (++i->count > MAX_OPERANDS)
+        fail(p, "too many operands");
+}
+
+static int32_t constant(parser *p, enum register_class class, uint64_t value)
+{
+    const int words = class == DOUBLE ? 2 : 1;
+    for (int at = p->constant_words - LANES; at >= 0 && at > p->constant_words - 16 * LANES; at -= LANES)
+        if (class == WORD && p->k->constants[at] == (uint32_t)value && p->k->constants[at + 1] == (uint32_t)value)
+            return ~at;
+    while (p->constant_words + words * LANES > p->constant_room)
+        GROW(p->k->constants, p->constant_room, p->constant_room);
+    const int at = p->constant_words;
+    for (int l = 0; l < LANES; l++) {
+        p->k->constants[at + words * l] = (uint32_t)value;
+        if (words == 2)
+            p->k->constants[at + 2 * l + 1] = (uint32_t)(value >> 32);
+        else if (class == PREDICATE)
+            p->k->constants[at + l] = value != 0 ? ~0u : 0;
+    }
+    p->constant_words += words * LANES;
+    return ~at;
+}
+
+static int32_t special(parser *p, int id, int64_t offset, enum register_class class)
+{
+    for (int s = 0; s < p->k->special_count; s++)
+        if (p->k->specials[s].id == id && p->k->specials[s].offset == offset &&
+            p->classes[p->k->specials[s].place] == class)
+            return p->k->specials[s].place;
+    if (p->k->special_count == 64)
+        fail(p, "too many special registers");
+    const int place = new_registers(p, class, 1);
+    p->k->specials[p->k->special_count++] = (struct emu_special){id, place, offset};
+    return place;
+}
+
+static const char *const special_names[SPECIALS] = {"%tid.x",
+                                                    "%tid.y",
+                                                    "%tid.z",
+                                                    "%ntid.x",
+                                                    "%ntid.y",
+                                                    "%ntid.z",
+                                                    "%ctaid.x",
+                                                    "%ctaid.y",
+                                                    "%ctaid.z",
+                                                    "%nctaid.x",
+                                                    "%nctaid.y",
+                                                    "%nctaid.z",
+                                                    "%laneid",
+                                                    "%warpid",
+                                                    "%lanemask_eq",
+                                                    "%lanemask_lt",
+                                                    "%lanemask_le",
+                                                    "%lanemask_gt",
+                                                    "%lanemask_ge",
+                                                    "%cluster_ctarank",
+                                                    "%cluster_nctarank",
+                                                    "%dynamic_smem_size",
+                                                    "%clock64"};
+
+static const char *const class_words[] = {"a 32-bit", "a 64-bit", "a predicate"};
+
+/* One operand at `at`; returns what follows it. */
+static const char *operand(parser *p, emu_ins *i, const char *at, char letter)
+{
+    static const char written[] = "WLPX", both[] = "BM";
+    const int role = strchr(both, letter) != NULL ? USED | WRITTEN : strchr(written, letter) != NULL ? WRITTEN : USED;
+    const int kind = tolower(letter);
+    const bool any = kind == 'x' || kind == 'a' || kind == 't';
+    enum register_class class = kind == 'l' || kind == 'm' ? DOUBLE : kind == 'p' ? PREDICATE : WORD;
+    if (any && i->wide_data)
+        class = DOUBLE;
+    at = skip(at);
+    if (*at == '_' && !is_name((unsigned char)at[1])) {
+        if (p->sinks[class] < 0)
+            p->sinks[class] = new_registers(p, class, 1);
+        add_operand(p, i, p->sinks[class], role);
+        return at + 1;
+    }
+    char *end;
+    if (isdigit((unsigned char)*at) || *at == '-') {
+        uint64_t value;
+        if (at[0] == '0' && (at[1] == 'f' || at[1] == 'd'))
+            value = strtoull(at + 2, &end, 16);
+        else {
+            const bool negative = *at == '-';
+            value = strtoull(at + negative, &end, 0);
+            value = negative ? -value : value;
+            if (*end == '.') {
+                const double real = strtod(at, &end);
+                const float single = (float)real;
+                uint32_t bits;
+                memcpy(&bits, &single, 4);
+                memcpy(&value, &real, 8);
+                value = class == DOUBLE ? value : bits;
+            } else if (*end == 'U')
+                end++;
+        }
+        add_operand(p, i, constant(p, class, value), USED);
+        return end;
+    }
+    int length = 0;
+    while (is_name((unsigned char)at[length]))
+        length++;
+    for (int s = 0; s < SPECIALS; s++)
+        if ((int)strlen(special_names[s]) == length && memcmp(at, special_names[s], (size_t)length) == 0) {
+            add_operand(p, i, special(p, s, 0, class), USED);
+            return at + length;
+        }
+    int number;
+    const name *n = find_name(p, at, length, &number);
+    if (n == NULL)
+        fail(p, "an operand that is not known");
+    if (n->kind == PARAMETER)
+        add_operand(p, i, special(p, PARAM_ADDRESS, n->value, DOUBLE), USED);
+    else if (n->kind == ADDRESS)
+        add_operand(p, i, constant(p, class, (uint64_t)n->value), USED);
+    else {
+        if (!any && n->class != class) {
+            char words[80];
+            snprintf(words, sizeof words, "operand %d should be %s register", i->count + 1, class_words[class]);
+            fail(p, words);
+        }
+        if (any)
+            class = n->class;
+        add_operand(p, i, n->first + number, role);
+    }
+    if (kind == 'x')
+        i->wide_data = class == DOUBLE;
+    return at + length;
+}
+
+static const char *operands(parser *p, emu_ins *i, const char *at, char letter)
+{
+    at = skip(at);
+    if (*at != '{')
+        return operand(p, i, at, letter);
+    do
+        at = skip(operand(p, i, at + 1, letter));
+    while (*at == ',');
+    if (*at != '}')
+        fail(p, "a vector without an end");
+    return at + 1;
+}
+
+static const char *address(parser *p, emu_ins *i, const char *at, int which, bool tensor)
+{
+    at = skip(at);
+    if (*at != '[')
+        fail(p, "no address where one is expected");
+    const int first = p->pool_count;
+    const bool data_wide = i->wide_data;
+    i->wide_data = true; /* so that constants are */
+    at = skip(operand(p, i, at + 1, 'a'));
+    i->wide_data = data_wide;
+    const int32_t base = p->pool[first];
+    i->wide[which] = base < 0 || p->classes[base] == DOUBLE;
+    if (*at == '+') {
+        i->offset[which] = strtoll(skip(at + 1), (char **)&at, 0);
+        at = skip(at);
+    }
+    if (tensor && *at == ',')
+        at = skip(operands(p, i, at + 1, 'w'));
+    if (*at != ']')
+        fail(p, "an address without an end");
+    return at + 1;
+}
+
+static void parse_operands(parser *p, emu_ins *i, const char *at, const char *letters)
+{
+    bool first = true, optional = false;
+    int addresses = 0;
+    for (; *letters != 0; letters++) {
+        if (*letters == '?') {
+            optional = true;
+            continue;
+        }
+        at = skip(at);
+        if (*at == ';' && optional)
+            return;
+        if (!first) {
+            if (*at != ',')
+                fail(p, "an operand is missing");
+            at = skip(at + 1);
+        }
+        first = false;
+        if (*letters == 'A' || *letters == 'T') {
+            at = address(p, i, at, addresses < 2 ? addresses : 2, *letters == 'T');
+            addresses++;
+        } else if (*letters == 'b') {
+            int length = 0;
+            while (is_name((unsigned char)at[length]))
+                length++;
+            GROW(p->jumps, p->jump_count, p->room_jumps);
+            p->jumps[p->jump_count++] = (jump){p->k->count - 1, at, length};
+            at += length;
+        } else if (*letters == 'D') {
+            at = skip(operand(p, i, at, 'W'));
+            at = *at == '|' ? operand(p, i, at + 1, 'P') : (operand(p, i, "_", 'P'), at);
+        } else
+            at = operands(p, i, at, *letters);
+    }
+    if (*skip(at) != ';')
+        fail(p, "more operands than expected");
+}
+
+/* ---- statements ----------------------------------------------------------------------------------------- */
+
+static enum emu_step run_branch(emu_warp *w, const emu_ins *i, uint32_t mask)
+{
+    emu_split *s = &w->splits[w->current];
+    const uint32_t others = s->mask & ~mask;
+    if (others != 0) /* pc has moved on already */
+        w->splits[w->split_count++] = (emu_split){.mask = others, .pc = s->pc};
+    s->mask = mask;
+    s->pc = i->target;
+    return JUMP;
+}
+
+static enum emu_step run_exit(emu_warp *w, const emu_ins *i, uint32_t mask)
+{
+    (void)i;
+    w->alive &= ~mask;
+    w->splits[w->current].mask &= ~mask;
+    emu_events++;
+    return JUMP;
+}
+
+static void instruction(parser *p, const char *at)
+{
+    GROW(p->k->code, p->k->count, p->code_room);
+    emu_ins *i = &p->k->code[p->k->count++];
+    *i = (emu_ins){.guard = -1, .target = -1, .line = line_of(p, at), .text = at};
+    const int first = p->pool_count;
+    if (*at == '@') {
+        i->unless = at[1] == '!';
+        at = skip(operand(p, i, at + 1 + i->unless, 'p'));
+        i->guard = p->pool[first];
+    }
+    char opcode[128];
+    int length = 0;
+    while ((is_name((unsigned char)at[length]) || at[length] == ':') && length < 127)
+        length++;
+    memcpy(opcode, at, (size_t)length);
+    opcode[length] = 0;
+    at = skip(at + length);
+    if (strncmp(opcode, "mov.b", 5) == 0) { /* of parts to a whole, or of a whole to parts: opcodes of their own */
+        const bool unpack = *at == '{', pack = *skip(strchr(at, ',') + 1) == '{';
+        if (unpack || pack)
+            snprintf(opcode, sizeof opcode, "%s.b%d", unpack ? "unpack" : "pack", opcode[5] == '6' ? 64 : 32);
+    }
+    const char *letters = NULL;
+    if (strcmp(opcode, "bra") == 0 || strcmp(opcode, "bra.uni") == 0)
+        letters = "b", i->run = run_branch;
+    else if (strcmp(opcode, "ret") == 0 || strcmp(opcode, "exit") == 0)
+        letters = "", i->run = run_exit;
+    if (letters == NULL)
+        letters = emu_find_arithmetic(opcode, i);
+    if (letters == NULL)
+        letters = emu_find_memory(opcode, i);
+    if (letters == NULL)
+        letters = emu_find_control(opcode, i);
+    if (letters == NULL)
+        letters = emu_find_async(opcode, i);
+    if (letters == NULL)
+        fail(p, "the emulator does not know this instruction");
+    const int guards = i->count;
+    parse_operands(p, i, at, letters);
+    i->count = (uint16_t)(i->count - guards); /* the guard stays in the pool, before them */
+    i->o = (int32_t *)(intptr_t)(first + guards);
+}
+
+static void statements(parser *p, const char *at)
+{
+    int scopes[64], depth = 0;
+    for (;;) {
+        at = p->statement = skip(at);
+        if (*at == '{') {
+            if (depth == 64)
+                fail(p, "braces too deep");
+            scopes[depth++] = p->name_count;
+            at++;
+            continue;
+        }
+        if (*at == '}') {
+            p->name_count = scopes[--depth];
+            at++;
+            if (depth == 0)
+                return;
+            continue;
+        }
+        int length = 0;
+        while (is_name((unsigned char)at[length]))
+            length++;
+        if (length > 0 && at[length] == ':' && at[length + 1] != ':') {
+            GROW(p->labels, p->label_count, p->room_labels);
+            p->labels[p->label_count++] = (jump){p->k->count, at, length};
+            at += length + 1;
+            continue;
+        }
+        if (strncmp(at, ".loc", 4) == 0 && isspace((unsigned char)at[4])) {
+            at += strcspn(at, "\n");
+            continue;
+        }
+        const char *end = strchr(at, ';');
+        int64_t size;
+        int align;
+        if (strncmp(at, ".reg", 4) == 0)
+            declare_registers(p, at, end);
+        else if (strncmp(at, ".shared", 7) == 0) {
+            name *n = declare_memory(p, at + 7, &size, &align);
+            n->value = place(&p->shared_end, size, align);
+        } else if (strncmp(at, ".local", 6) == 0) {
+            name *n = declare_memory(p, at + 6, &size, &align);
+            n->value = place(&p->local_end, size, align);
+        } else if (*at != '.')
+            instruction(p, at);
+        else if (strncmp(at, ".pragma", 7) != 0)
+            fail(p, "the emulator does not know this directive");
+        at = end + 1;
+    }
+}
+
+/* ---- lifetimes and rows ---------------------------------------------------------------------------------- */
+
+typedef struct flow {
+    int count, *first, *last, (*next)[2], *depth, *rank, ranked, *visited;
+    uint64_t *in, *need, *kill; /* bits of registers: live at the beginning, used before written, written */
+    size_t words;
+} flow;
+
+static void find_blocks(parser *p, flow *f)
+{
+    emu_kernel *k = p->k;
+    k->code[0].leader = true;
+    for (int n = 0; n < k->count; n++)
+        if (k->code[n].target >= 0 || k->code[n].run == run_exit) {
+            if (k->code[n].target >= 0)
+                k->code[k->code[n].target].leader = true;
+            if (n + 1 < k->count)
+                k->code[n + 1].leader = true;
+        }
+    int *block_of = calloc((size_t)k->count + 1, sizeof *block_of);
+    for (int n = 0; n < k->count; n++) {
+        f->count += k->code[n].leader;
+        block_of[n] = f->count - 1;
+    }
+    const size_t count = (size_t)f->count;
+    f->first = calloc(count, sizeof *f->first), f->last = calloc(count, sizeof *f->last);
+    f->next = calloc(count, sizeof *f->next), f->depth = calloc(count, sizeof *f->depth);
+    f->rank = calloc(count, sizeof *f->rank), f->visited = calloc(count, sizeof *f->visited);
+    for (int n = k->count - 1; n >= 0; n--)
+        f->first[block_of[n]] = n;
+    for (int n = 0; n < k->count; n++)
+        f->last[block_of[n]] = n;
+    for (int b = 0; b < f->count; b++) {
+        const emu_ins *i = &k->code[f->last[b]];
+        const bool goes_on = i->guard >= 0 || (i->target < 0 && i->run != run_exit);
+        f->next[b][0] = goes_on && b + 1 < f->count ? b + 1 : -1;
+        f->next[b][1] = i->target >= 0 ? block_of[i->target] : -1;
+    }
+    free(block_of);
+}
+
+/* Marks the blocks from which `tail` is reached without passing `head`: a loop's. */
+static void mark_loop(flow *f, const int *from, const int *before, int head, int tail)
+{
+    int *stack = malloc((size_t)f->count * sizeof *stack), count = 0;
+    char *seen = calloc((size_t)f->count, 1);
+    seen[head] = 1;
+    f->depth[head]++;
+    if (!seen[tail])
+        stack[count++] = tail, seen[tail] = 1;
+    while (count > 0) {
+        const int b = stack[--count];
+        f->depth[b]++;
+        for (int e = from[b]; e < from[b + 1]; e++)
+            if (!seen[before[e]])
+                stack[count++] = before[e], seen[before[e]] = 1;
+    }
+    free(stack), free(seen);
+}
+
+static void find_loops(flow *f, const int *from, const int *before, int b)
+{
+    f->visited[b] = 1;
+    for (int e = 0; e < 2; e++) {
+        const int next = f->next[b][e];
+        if (next < 0)
+            continue;
+        if (f->visited[next] == 1)
+            mark_loop(f, from, before, next, b);
+        else if (f->visited[next] == 0)
+            find_loops(f, from, before, next);
+    }
+    f->visited[b] = 2;
+}
+
+/* Blocks in reverse postorder, what leaves a loop after the loop: so the splits of a warp meet again. */
+static void rank(flow *f, int b)
+{
+    f->visited[b] = 3;
+    const int *n = f->next[b];
+    const bool swap = n[0] >= 0 && n[1] >= 0 && f->depth[n[1]] < f->depth[n[0]];
+    for (int e = 0; e < 2; e++) {
+        const int next = n[swap ? 1 - e : e];
+        if (next >= 0 && f->visited[next] != 3)
+            rank(f, next);
+    }
+    f->rank[f->ranked++] = b;
+}
+
+static void order_blocks(parser *p, flow *f)
+{
+    int *from = calloc((size_t)f->count + 2, sizeof *from), *before = calloc(2 * (size_t)f->count, sizeof *before);
+    for (int b = 0; b < f->count; b++)
+        for (int e = 0; e < 2; e++)
+            if (f->next[b][e] >= 0)
+                from[f->next[b][e] + 2]++;
+    for (int b = 0; b < f->count; b++)
+        from[b + 2] += from[b + 1];
+    for (int b = 0; b < f->count; b++)
+        for (int e = 0; e < 2; e++)
+            if (f->next[b][e] >= 0)
+                before[from[f->next[b][e] + 1]++] = b;
+    find_loops(f, from, before, 0);
+    rank(f, 0);
+    int order = 0;
+    for (int r = f->ranked - 1; r >= 0; r--)
+        for (int n = f->first[f->rank[r]]; n <= f->last[f->rank[r]]; n++)
+            p->k->code[n].order = order++;
+    free(from), free(before);
+}
+
+#define BIT(set, r) ((set)[(r) / 64] >> ((r) % 64) & 1)
+#define SET(set, r) ((set)[(r) / 64] |= (uint64_t)1 << ((r) % 64))
+#define DROP(set, r) ((set)[(r) / 64] &= ~((uint64_t)1 << ((r) % 64)))
+
+/* The operands of an instruction in the pool, its guard included. */
+static void operand_range(const parser *p, int n, int *begin, int *end)
+{
+    const emu_ins *i = &p->k->code[n];
+    *begin = (int)(intptr_t)i->o - (i->guard >= 0);
+    *end = (int)(intptr_t)i->o + i->count;
+}
+
+static void find_live(parser *p, flow *f)
+{
+    f->words = (size_t)p->register_count / 64 + 1;
+    const size_t bits = f->words * (size_t)f->count;
+    f->in = calloc(bits, 8), f->need = calloc(bits, 8), f->kill = calloc(bits, 8);
+    for (int b = 0; b < f->count; b++) {
+        uint64_t *need = f->need + (size_t)b * f->words, *kill = f->kill + (size_t)b * f->words;
+        for (int n = f->first[b]; n <= f->last[b]; n++) {
+            int begin, end;
+            operand_range(p, n, &begin, &end);
+            for (int o = begin; o < end; o++)
+                if (p->pool[o] >= 0 && p->roles[o] & USED && !BIT(kill, p->pool[o]))
+                    SET(need, p->pool[o]);
+            for (int o = begin; o < end; o++)
+                if (p->pool[o] >= 0 && p->roles[o] & WRITTEN && p->k->code[n].guard < 0)
+                    SET(kill, p->pool[o]);
+                else if (p->pool[o] >= 0 && !BIT(kill, p->pool[o]))
+                    SET(need, p->pool[o]); /* where the guard says no, the old value stays */
+        }
+    }
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (int r = 0; r < f->ranked; r++) {
+            const int b = f->rank[r];
+            for (size_t v = 0; v < f->words; v++) {
+                uint64_t out = 0;
+                for (int e = 0; e < 2; e++)
+                    if (f->next[b][e] >= 0)
+                        out |= f->in[(size_t)f->next[b][e] * f->words + v];
+                const size_t at = (size_t)b * f->words + v;
+                const uint64_t in = f->need[at] | (out & ~f->kill[at]);
+                changed |= in != f->in[at];
+                f->in[at] = in;
+            }
+        }
+    }
+}
+
+typedef struct span {
+    int begin, end, reg;
+} span;
+
+static int by_begin(const void *a, const void *b)
+{
+    return ((const span *)a)->begin - ((const span *)b)->begin;
+}
+
+static int by_end(const void *a, const void *b)
+{
+    return ((const span *)a)->end - ((const span *)b)->end;
+}
+
+/* Each register a row from its first to its last place in the text; rows are used again. */
+static void give_rows(parser *p, flow *f)
+{
+    static const int sizes[] = {LANES, 2 * LANES, 2};
+    const int count = p->register_count;
+    span *spans = malloc((size_t)count * sizeof *spans), *ends = malloc((size_t)count * sizeof *ends);
+    for (int r = 0; r < count; r++)
+        spans[r] = (span){p->k->count, -1, r};
+#define REACH(r, n)                                    \
+    do {                                               \
+        span *s_ = &spans[r];                          \
+        s_->begin = (n) < s_->begin ? (n) : s_->begin; \
+        s_->end = (n) > s_->end ? (n) : s_->end;       \
+    } while (0)
+    for (int n = 0; n < p->k->count; n++) {
+        int begin, end;
+        operand_range(p, n, &begin, &end);
+        for (int o = begin; o < end; o++)
+            if (p->pool[o] >= 0)
+                REACH(p->pool[o], n);
+    }
+    for (int b = 0; b < f->count; b++)
+        for (size_t v = 0; v < f->words; v++)
+            for (uint64_t bits = f->in [(size_t)b * f->words + v]; bits != 0; bits &= bits - 1)
+                REACH((int)v * 64 + __builtin_ctzll(bits), f->first[b]);
+    /* Live at the beginning of what follows a block is live to the block's end. */
+    for (int b = 0; b < f->count; b++)
+        for (int e = 0; e < 2; e++)
+            if (f->next[b][e] >= 0)
+                for (size_t v = 0; v < f->words; v++)
+                    for (uint64_t bits = f->in [(size_t)f->next[b][e] * f->words + v]; bits != 0; bits &= bits - 1)
+                        REACH((int)v * 64 + __builtin_ctzll(bits), f->last[b]);
+    for (int s = 0; s < p->k->special_count; s++)
+        spans[p->k->specials[s].place] = (span){-1, p->k->count, p->k->specials[s].place};
+    memcpy(ends, spans, (size_t)count * sizeof *ends);
+    qsort(spans, (size_t)count, sizeof *spans, by_begin);
+    qsort(ends, (size_t)count, sizeof *ends, by_end);
+    int *rows = malloc((size_t)count * sizeof *rows), *spare[3], spares[3] = {0}, done = 0;
+    for (int c = 0; c < 3; c++)
+        spare[c] = malloc((size_t)count * sizeof *spare[c]);
+    for (int s = 0; s < count; s++) {
+        if (spans[s].end < spans[s].begin)
+            continue;
+        for (; done < count && ends[done].end < spans[s].begin; done++)
+            if (ends[done].end >= ends[done].begin) {
+                const int class = p->classes[ends[done].reg];
+                spare[class][spares[class]++] = rows[ends[done].reg];
+            }
+        const int r = spans[s].reg, class = p->classes[r];
+        if (spares[class] > 0)
+            rows[r] = spare[class][--spares[class]];
+        else {
+            rows[r] = p->k->words;
+            p->k->words += sizes[class];
+        }
+    }
+    p->k->words = (p->k->words + 63) / 64 * 64;
+    for (int o = 0; o < p->pool_count; o++)
+        if (p->pool[o] >= 0)
+            p->pool[o] = rows[p->pool[o]];
+    for (int n = 0; n < p->k->count; n++)
+        if (p->k->code[n].guard >= 0)
+            p->k->code[n].guard = rows[p->k->code[n].guard];
+    for (int s = 0; s < p->k->special_count; s++)
+        p->k->specials[s].place = rows[p->k->specials[s].place];
+    for (int c = 0; c < 3; c++)
+        free(spare[c]);
+    free(rows), free(spans), free(ends);
+}
+
+static void link_code(parser *p)
+{
+    for (int j = 0; j < p->jump_count; j++) {
+        const jump *from = &p->jumps[j];
+        int to = -1;
+        for (int l = 0; l < p->label_count && to < 0; l++)
+            if (p->labels[l].length == from->length &&
+                memcmp(p->labels[l].label, from->label, (size_t)from->length) == 0)
+                to = p->labels[l].ins;
+        p->statement = from->label;
+        if (to < 0 || to >= p->k->count)
+            fail(p, "a label that is not there");
+        p->k->code[from->ins].target = to;
+    }
+    flow f = {0};
+    find_blocks(p, &f);
+    order_blocks(p, &f);
+    find_live(p, &f);
+    give_rows(p, &f);
+    for (int n = 0; n < p->k->count; n++)
+        p->k->code[n].o = p->pool + (intptr_t)p->k->code[n].o;
+    free(f.first), free(f.last), free(f.next), free(f.depth), free(f.rank), free(f.visited);
+    free(f.in), free(f.need), free(f.kill);
+}
+
+/* ---- a kernel ------------------------------------------------------------------------------------------- */
+
+/* What the module declares outside of kernels and this one uses; a value below zero: the dynamic one, not placed yet. */
+static void module_names(parser *p, const char *text, const char *body, const char *end)
+{
+    for (const char *at = text; (at = strstr(at, ".shared ")) != NULL; at += 8) {
+        const bool outside = at > text && at[-1] == '\n',
+                   dynamic = at > text + 8 && memcmp(at - 9, "\n.extern ", 9) == 0;
+        int64_t size;
+        int align;
+        if (!outside && !dynamic)
+            continue;
+        name *n = declare_memory(p, at + 8, &size, &align);
+        if (memmem(body, (size_t)(end - body), n->text, (size_t)n->length) == NULL)
+            p->name_count--;
+        else
+            n->value = dynamic ? -align : place(&p->shared_end, size, align);
+    }
+}
+
+static void parameters(parser *p, const char *at)
+{
+    int end = 0;
+    for (at = skip(at); *at != ')'; at = skip(at)) {
+        int64_t size;
+        int align;
+        p->statement = at;
+        name *n = declare_memory(p, at + 6, &size, &align);
+        n->kind = PARAMETER;
+        n->value = place(&end, size, align);
+        if (p->k->param_count == 64)
+            fail(p, "too many parameters");
+        p->k->param_at[p->k->param_count++] = (int)n->value;
+        at = n->text + n->length + strcspn(n->text + n->length, ",)");
+        at += *at == ',';
+    }
+    p->k->param_bytes = end;
+}
+
+static void release(parser *p)
+{
+    free(p->classes), free(p->roles), free(p->jumps), free(p->labels), free(p);
+}
+
+emu_kernel *emu_parse(const char *file, const char *text, const char *wanted)
+{
+    const size_t length = strlen(wanted);
+    const char *at = text;
+    while ((at = strstr(at, ".entry ")) != NULL && (memcmp(at + 7, wanted, length) != 0 || at[7 + length] != '('))
+        at++;
+    emu_message[0] = 0;
+    if (at == NULL)
+        return NULL;
+    parser *p = calloc(1, sizeof *p);
+    p->file = file, p->kernel = wanted, p->begin = p->line_at = p->statement = text, p->line = 1;
+    p->sinks[0] = p->sinks[1] = p->sinks[2] = -1;
+    p->k = calloc(1, sizeof *p->k);
+    p->k->name = strdup(wanted);
+    p->shared_end = SHARED_BEGIN;
+    if (setjmp(p->failed) != 0) {
+        release(p);
+        return NULL;
+    }
+    const char *body = strchr(at, '{'), *next = strstr(body, ".entry "),
+               *end = next != NULL ? next : body + strlen(body);
+    module_names(p, text, body, end);
+    const int outside = p->name_count, begin = p->shared_end;
+    parameters(p, at + 8 + length);
+    /* The kernel's own shared memory comes before the dynamic one. */
+    for (const char *s = body; (s = strstr(s, "\t.shared ")) != NULL && s < end; s++) {
+        int64_t size;
+        int align;
+        declare_memory(p, s + 8, &size, &align);
+        place(&p->shared_end, size, align);
+        p->name_count--;
+    }
+    int dynamic = p->shared_end;
+    for (int n = 0; n < outside; n++)
+        if (p->names[n].value < 0)
+            p->names[n].value = place(&dynamic, 0, (int)-p->names[n].value);
+    p->k->shared_bytes = dynamic;
+    p->shared_end = begin;
+    statements(p, body);
+    p->k->local_bytes = p->local_end;
+    link_code(p);
+    emu_kernel *k = p->k;
+    release(p);
+    return k;
+}
