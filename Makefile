@@ -1,9 +1,11 @@
 # The front door. Every target installs what is missing (tools/packages.txt) and builds first; all of it lands in build/.
 #
-#   make run       train the example language model on real text for about 90 s, and draw its loss curve
+#   make run       train the example language model on real text, and draw its loss curve; ARCH=all: one architecture after
+#                  the other and a table at the end (or ARCH=conv,hybrid; SEEDS=3)
 #   make test      every test, in the normal build and again under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make bench     measure every op beside the machine's own ceilings
-#   make gpu       [OP=op] [STAGE=check|sanitize|bench|peers]: all that is to be done on a machine with a GPU (tools/gpu.sh)
+#   make gpu       [OP=op] [STAGE=check|sanitize|bench|demo|peers]: all that is to be done on a machine with a GPU (tools/gpu.sh)
+#   make emulate   [OP=op] check the device kernels without a GPU, on the CPU (tests/emulator); some minutes
 #   make format    lay out the C files by .clang-format
 #   make lint      layout, direction of the includes, exported symbols, device code, binary interface
 #   make fuzz      run each fuzzer for TIME=60 seconds
@@ -20,7 +22,7 @@
 BUILD = build
 .DEFAULT_GOAL = build
 .NOTPARALLEL:
-.PHONY: setup build asan run test bench gpu format lint fuzz faults tables docs release install uninstall deb clean
+.PHONY: setup build asan run test bench gpu emulate format lint fuzz faults tables docs release install uninstall deb clean
 
 setup:
 	@tools/setup.sh
@@ -34,8 +36,13 @@ asan: setup
 	@test -f $(BUILD)/asan/build.ninja || CC=clang CXX=clang++ cmake --log-level=WARNING -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON -DCOT_CUDA=OFF
 	@cmake --build $(BUILD)/asan
 
-run: build
-	@$(BUILD)/train_lm --out $(BUILD)/run
+# In a fresh clone the trainer's part alone, without device code: minutes of compiling less.
+TRAINER = $(if $(wildcard $(BUILD)/build.ninja),$(BUILD),$(BUILD)/trainer)
+run: setup
+	@test -f $(TRAINER)/build.ninja || cmake --log-level=WARNING -G Ninja -S . -B $(TRAINER) -DCMAKE_BUILD_TYPE=Release \
+		-DCOT_CUDA=OFF -DCOT_PYTHON=OFF
+	@cmake --build $(TRAINER) --target train_lm
+	@$(TRAINER)/train_lm --out $(BUILD)/run $(if $(ARCH),--arch $(ARCH)) $(if $(SEEDS),--seeds $(SEEDS))
 
 test: build asan
 	@tools/run_tests.sh $(BUILD) $(BUILD)/asan
@@ -45,6 +52,9 @@ bench: build
 
 gpu: build
 	@tools/gpu.sh --program $(BUILD)/cotangent $(if $(OP),--op $(OP)) $(if $(STAGE),--stage $(STAGE))
+
+emulate: build
+	@LD_LIBRARY_PATH=$(BUILD)/tests/emulator $(BUILD)/cotangent check $(OP) --backend cuda --quick
 
 format: setup
 	@tools/format.sh
@@ -74,7 +84,7 @@ docs: setup
 PREFIX = /usr/local
 RELEASE = $(BUILD)/release
 release:
-	@cmake --log-level=WARNING -G Ninja -S . -B $(RELEASE) -DCMAKE_BUILD_TYPE=Release -DCOT_TESTS=OFF \
+	@cmake --log-level=WARNING -G Ninja -S . -B $(RELEASE) -DCMAKE_BUILD_TYPE=Release -DCOT_TESTS=OFF -DCOT_PYTHON=OFF \
 		-DCMAKE_INSTALL_PREFIX=$(PREFIX)
 	@cmake --build $(RELEASE)
 

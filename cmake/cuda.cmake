@@ -1,6 +1,8 @@
 # The device code: every .cu file becomes one compressed fat binary, embedded in the library as cot_image_STEM.
 #
 #   *_sm90.cu   uses Hopper's own instructions: machine code for sm_90a alone
+#   *_mma.cu, *_f32.cu
+#               many instances, so compiled once: PTX of 8.0, and machine code for sm_90 from that same PTX
 #   other .cu   machine code for sm_90a and sm_80, and PTX of 8.0 for what comes later
 #
 # ptxas's report of registers and spills stays beside each fat binary (STEM.log), for tools/check_device_code.sh.
@@ -14,7 +16,9 @@ function(cot_embed_device_code target)
     get_filename_component(stem ${source} NAME_WE)
     set(image ${directory}/${stem}.fatbin)
     set(architectures -gencode arch=compute_90a,code=sm_90a)
-    if(NOT stem MATCHES "_sm90$")
+    if(stem MATCHES "_(mma|f32)$")
+      set(architectures -gencode "arch=compute_80,code=[sm_90,compute_80]")
+    elseif(NOT stem MATCHES "_sm90$")
       list(APPEND architectures -gencode "arch=compute_80,code=[sm_80,compute_80]")
     endif()
     add_custom_command(OUTPUT ${image}

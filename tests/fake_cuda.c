@@ -4,8 +4,10 @@
  * program's commands around kernels. Device memory is the host's, copies are copies, launches do nothing. The
  * environment's FAKE_CUDA says what is wrong with it: old, no_device, no_start, empty, sm70, sm80, no_memory, flaky (the sixth large copy
  * back brings other bytes). What
- * FAKE_CUDA_COUNT names is a file that gets the number of allocations. */
+ * FAKE_CUDA_COUNT names is a file that gets the number of allocations. Its functions are weak: tests/emulator is this
+ * driver with some of its own. */
 #include <cuda.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,8 +33,9 @@ static int is(const char *fault)
     return wanted != NULL && strcmp(wanted, fault) == 0;
 }
 
+#define WEAK __attribute__((weak)) CUresult CUDAAPI
 #define FAKE(name, parameters, body) \
-    CUresult CUDAAPI name parameters \
+    WEAK name parameters             \
     {                                \
         body;                        \
         return CUDA_SUCCESS;         \
@@ -41,13 +44,13 @@ static int is(const char *fault)
 
 /* ---- driver and device -------------------------------------------------------------------------------- */
 
-CUresult CUDAAPI cuInit(unsigned int flags)
+WEAK cuInit(unsigned int flags)
 {
     (void)flags;
     return is("no_device") ? CUDA_ERROR_NO_DEVICE : is("no_start") ? CUDA_ERROR_SYSTEM_DRIVER_MISMATCH : CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGetErrorName(CUresult error, const char **text)
+WEAK cuGetErrorName(CUresult error, const char **text)
 {
     *text = error == CUDA_ERROR_OUT_OF_MEMORY            ? "CUDA_ERROR_OUT_OF_MEMORY"
             : error == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
@@ -55,7 +58,7 @@ CUresult CUDAAPI cuGetErrorName(CUresult error, const char **text)
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+WEAK cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
     (void)device;
     switch (attribute) {
@@ -83,7 +86,8 @@ FAKE(cuCtxGetDevice, (CUdevice *device), *device = 0)
 
 /* ---- streams, graphs, events -------------------------------------------------------------------------- */
 
-FAKE(cuStreamGetCtx, (CUstream stream, CUcontext *context), (void)stream; *context = ANY)
+FAKE(cuStreamGetCtx, (CUstream stream, CUcontext *context),
+     *context = (uintptr_t)stream == 16 ? (CUcontext)stream : ANY)
 FAKE(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status),
      (void)stream; *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE)
 FAKE(cuStreamSynchronize, (CUstream stream), (void)stream)
@@ -103,7 +107,7 @@ FAKE(cuEventSynchronize, (CUevent event), (void)event)
 FAKE(cuEventDestroy, (CUevent event), free(event))
 /* clang-format on */
 
-CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
+WEAK cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
 {
     const struct timespec *b = (const void *)begin, *e = (const void *)end;
     *milliseconds = (float)(1e3 * (double)(e->tv_sec - b->tv_sec) + 1e-6 * (double)(e->tv_nsec - b->tv_nsec));
@@ -112,7 +116,7 @@ CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent 
 
 /* ---- memory ------------------------------------------------------------------------------------------- */
 
-CUresult CUDAAPI cuMemAlloc(CUdeviceptr *memory, size_t bytes)
+WEAK cuMemAlloc(CUdeviceptr *memory, size_t bytes)
 {
     if (is("no_memory") && bytes >= PLENTY)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -123,7 +127,7 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr *memory, size_t bytes)
     return failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+WEAK cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     (void)stream;
     memcpy(to, (void *)from, bytes);

@@ -44,6 +44,17 @@ for key in op direction kernel backend dtype layout shape options threads ms byt
     footprint workspace_bytes chosen device date commit; do
     grep -q "\"$key\":" "$work/rows.json" || { echo "FAILED: bench --json has no $key"; failed=$((failed + 1)); }
 done
+for number in 000 001 002 003 004; do
+    expect 0 'within the bounds' demo $number --quick --json "$work/demo.json"
+    for key in demo what verified flops figure document here device date commit; do
+        grep -q "\"$key\":" "$work/demo.json" || { echo "FAILED: demo $number --json has no $key"; failed=$((failed + 1)); }
+    done
+done
+expect 0 'not held against anything' demo 003 --quick --verify off
+expect 2 "NUMBER is '5', expected one of: 000 001 002 003 004" demo 5
+expect 2 'NUMBER is missing' demo
+expect 2 "--verify is 'maybe', expected on or off" demo 000 --verify maybe
+expect 2 "unexpected argument '001'" demo 000 001
 expect 0 '--initial_state=FILE' run causal_conv1d forward --help
 expect 0 'final_state[N|B,D,K-1]' run causal_conv1d forward --help
 expect 0 'B is the reference' diff --help

@@ -2,6 +2,7 @@
  * test_cuda.c: what a CUDA queue promises besides right results, which `cotangent check --backend cuda` holds: threads,
  * graphs, borrowed streams, queues that end in any order. Of every op and direction with a CUDA kernel, on the quick
  * cases. Exit status 77, "skipped", without a GPU. */
+#include "device.h"
 #include "support.h"
 
 #include "check/bench_device.h"
@@ -303,14 +304,10 @@ static void queues_end_in_any_order(void **state)
 
 int main(void)
 {
-    cot_queue_options options;
     cot_queue *queue = NULL;
-    COT_INIT(&options);
-    options.backend = COT_BACKEND_CUDA;
-    if (cot_queue_create(&options, &queue) == COT_NO_DEVICE) {
-        printf("skipped: %s\n", cot_error_message());
-        return 77;
-    }
+    const int none = open_device_queue(&queue);
+    if (none != 0)
+        return none;
     cot_queue_destroy(queue);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_threads_work_at_once),

@@ -106,6 +106,23 @@ static void neither_allocates_nor_waits_while_capturing(void **state)
     cot_queue_destroy(queue);
 }
 
+static void moves_between_the_streams_of_a_context(void **state)
+{
+    (void)state;
+    cot_queue *queue = NULL;
+    CUstream stream;
+    assert_ok(create("", 0, &queue));
+    queue->device->driver.cuStreamCreate(&stream, 0);
+    assert_ok(cot_queue_set_stream(queue, stream));
+    assert_ptr_equal(queue->device->stream, stream);
+    assert_fails(cot_queue_set_stream(queue, (void *)16), COT_INVALID_ARGUMENT,
+                 "cot_queue_set_stream: stream is of another context than the queue");
+    assert_ptr_equal(queue->device->stream, stream);
+    assert_ok(cot_queue_set_stream(queue, NULL));
+    assert_null(queue->device->stream);
+    cot_queue_destroy(queue);
+}
+
 static void puts_faults_of_kernels_into_words(void **state)
 {
     (void)state;
@@ -136,6 +153,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(names_a_device_that_does_not_serve),
         cmocka_unit_test(refuses_rows_of_other_architectures),
         cmocka_unit_test(names_missing_memory),
+        cmocka_unit_test(moves_between_the_streams_of_a_context),
         cmocka_unit_test(neither_allocates_nor_waits_while_capturing),
         cmocka_unit_test(puts_faults_of_kernels_into_words),
     };

@@ -3,6 +3,7 @@
  * test_dropout_device.c: a GPU draws the masks that the CPU draws, bit for bit: for every dtype, layout and way in which
  * its kernels reach memory, forward and backward, with seeds from memory, in place. Without a GPU it is skipped (status
  * 77), which ctest counts as such. */
+#include "device.h"
 #include "support.h"
 
 #include "core/float16.h"
@@ -11,8 +12,6 @@
 #include <cotangent/dropout.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-enum { SKIPPED = 77 };
 
 static cot_queue *cpu, *gpu;
 
@@ -217,15 +216,10 @@ static void memory_adds_to_seed_and_offset(void **state)
 
 int main(void)
 {
-    cot_queue_options options;
-    COT_INIT(&options);
-    options.backend = COT_BACKEND_CUDA;
-    const cot_status status = cot_queue_create(&options, &gpu);
-    if (status == COT_NO_DEVICE) {
-        printf("skipped: %s\n", cot_error_message());
-        return SKIPPED;
-    }
-    if (status != COT_OK || cot_queue_create(NULL, &cpu) != COT_OK) {
+    const int none = open_device_queue(&gpu);
+    if (none != 0)
+        return none;
+    if (cot_queue_create(NULL, &cpu) != COT_OK) {
         fprintf(stderr, "%s\n", cot_error_message());
         return 1;
     }

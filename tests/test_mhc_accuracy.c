@@ -77,36 +77,13 @@ static int field_of(const solved *s, const char *name)
 
 /* ---- measures ------------------------------------------------------------------------------------------- */
 
-typedef struct measures {
-    int64_t elements, above, below; /* by more than 1.0; by less than 0.1 */
-    double max, mean, rms_ulp, relative, largest;
-} measures;
-
 /* Of elements with `first` <= index mod `period` < `end`: one stream of dx, say. */
-static measures measure(const solved *s, const char *name, int64_t first, int64_t end, int64_t period)
+static error_measures measure(const solved *s, const char *name, int64_t first, int64_t end, int64_t period)
 {
     const int f = field_of(s, name);
     const cot_tensor *view = &s->bound.fields[f].view;
-    double *y = tensor_values(view), squares = 0, norm = 0, ulps = 0;
-    measures m = {0};
-    for (int64_t i = 0; i < cot_elements(view); i++) {
-        const double r = s->ref.expected[f][i], error = fabs(y[i] - r);
-        if (i % period < first || i % period >= end)
-            continue;
-        const double ulp = ldexp(2 * unit_roundoff(view->dtype), ilogb(r));
-        m.elements++;
-        m.above += !(error <= 1.0);
-        m.below += error < 0.1;
-        m.max = !(error <= m.max) ? error : m.max;
-        m.largest = fmax(m.largest, fabs(r));
-        m.mean += error;
-        squares += error * error;
-        ulps += error / ulp * (error / ulp);
-        norm += r * r;
-    }
-    m.mean /= (double)m.elements;
-    m.rms_ulp = sqrt(ulps / (double)m.elements);
-    m.relative = sqrt(squares / norm);
+    double *y = tensor_values(view);
+    const error_measures m = measure_errors(y, s->ref.expected[f], cot_elements(view), first, end, period, view->dtype);
     free(y);
     return m;
 }
@@ -130,7 +107,7 @@ static json_t *add_relative(const solved *s, const char *what, int64_t elements,
     return row;
 }
 
-static void add_row(const solved *s, const char *what, const measures *m)
+static void add_row(const solved *s, const char *what, const error_measures *m)
 {
     json_t *row = add_relative(s, what, m->elements, m->relative);
     if (row == NULL)
@@ -163,7 +140,7 @@ static void gradients_in_bf16(void **state)
         const int64_t n = x->shape[2], D = x->shape[3];
         for (int64_t stream = 0; stream < n; stream++) {
             char name[32];
-            const measures m = measure(&s, "dx", stream * D, (stream + 1) * D, n * D);
+            const error_measures m = measure(&s, "dx", stream * D, (stream + 1) * D, n * D);
             snprintf(name, sizeof name, "dx, stream %d", (int)stream);
             add_row(&s, name, &m);
             assert_true(m.largest > 0 && m.rms_ulp <= 0.35);
@@ -171,7 +148,7 @@ static void gradients_in_bf16(void **state)
         }
         static const char *const parameters[] = {"dphi", "dalpha", "dbias", "dgamma"};
         for (size_t p = 0; p < COUNT(parameters); p++) {
-            const measures m = measure(&s, parameters[p], 0, 1, 1);
+            const error_measures m = measure(&s, parameters[p], 0, 1, 1);
             add_row(&s, parameters[p], &m);
             assert_true(m.largest > 0 && m.relative < 1e-4);
         }
@@ -194,7 +171,7 @@ static void projection(void **state)
     static char *const words[] = {"T=64", "n=4", "D=4096", "bf16"};
     solved s;
     solve(&s, &cot_mhc_pre_cases, 0, COUNT(words), words);
-    const measures kernel = measure(&s, "h_mix", 0, 1, 1);
+    const error_measures kernel = measure(&s, "h_mix", 0, 1, 1);
     const int f = field_of(&s, "h_mix");
     const double *x = s.ref.values[field_of(&s, "x")], *phi = s.ref.values[field_of(&s, "phi")];
     const int64_t K = 4 * 4096, M = 24, tokens = 64;

@@ -205,6 +205,16 @@ static void environment_forces_where_options_do_not(void **state)
 
 /* ---- the pool ----------------------------------------------------------------------------------------- */
 
+static void cpu_queue_has_no_stream(void **state)
+{
+    (void)state;
+    cot_queue *queue = new_queue(1, NULL);
+    assert_fails(cot_queue_set_stream(NULL, NULL), COT_INVALID_ARGUMENT, "cot_queue_set_stream: queue is null");
+    assert_fails(cot_queue_set_stream(queue, NULL), COT_INVALID_ARGUMENT,
+                 "cot_queue_set_stream: queue is of the CPU, expected one of CUDA");
+    cot_queue_destroy(queue);
+}
+
 static void pool_grows_and_never_shrinks(void **state)
 {
     (void)state;
@@ -434,6 +444,7 @@ int main(void)
         cmocka_unit_test(cuda_queue_or_a_reason),
         cmocka_unit_test(forced_kernels_are_parsed),
         cmocka_unit_test(environment_forces_where_options_do_not),
+        cmocka_unit_test(cpu_queue_has_no_stream),
         cmocka_unit_test(pool_grows_and_never_shrinks),
         cmocka_unit_test(a_reserved_pool_serves_the_call),
         cmocka_unit_test(every_item_runs_once),

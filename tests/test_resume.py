@@ -5,6 +5,7 @@ one that never stopped; and a checkpoint that is damaged, of another run, or can
 
     tests/test_resume.py PROGRAM
 """
+import json
 import os
 import random
 import resource
@@ -17,7 +18,8 @@ import time
 
 PROGRAM = os.path.realpath(sys.argv[1])
 TEXT = os.path.realpath('LICENSE')
-KILLS = 20
+KILLS = 5  # of each architecture
+ARCHITECTURES = ([], ['--attention', '1'], ['--attention', '2'], ['--attention', '2', '--mhc', '2'])
 STEPS = 60
 RUN = [PROGRAM, TEXT, '--steps', str(STEPS), '--batch', '2', '--context', '64', '--width', '16', '--layers', '2',
        '--dropout', '0.1', '--sample', '0', '--quiet', '--out', 'out', '--checkpoint', 'run.safetensors']
@@ -35,11 +37,11 @@ def check(good, what):
         print(f'FAILED: {what}')
 
 
-def run(*arguments, limit=None):
+def run(*arguments, architecture=(), limit=None):
     def set_limit():
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return subprocess.run([*RUN, *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT,
+    return subprocess.run([*RUN, *architecture, *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT,
                           preexec_fn=set_limit)
 
 
@@ -59,49 +61,96 @@ def clear():
         shutil.rmtree(name) if os.path.isdir(name) else os.remove(name)
 
 
-def kill_at_random(draw, seconds):
+def kill_at_random(draw, seconds, architecture):
     """Starts a run and kills it within the time that a whole one takes; True if it was still at work."""
-    process = subprocess.Popen([*RUN, '--resume', '--every', str(draw.choice((1, 2, 7))), '--threads',
+    process = subprocess.Popen([*RUN, *architecture, '--resume', '--every', str(draw.choice((1, 2, 7))), '--threads',
                                 str(draw.choice((1, 2)))], stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     time.sleep(draw.uniform(0, seconds))
     process.kill()
     return process.wait() < 0
 
 
-def test_kills():
+def test_kills(draw, architecture):
+    """Returns how many of the killed runs had a checkpoint."""
+    clear()
     start = time.monotonic()
-    undisturbed = run('--every', 7)  # the quickest of those below
+    undisturbed = run('--every', 7, architecture=architecture)  # the quickest of those below
     seconds = time.monotonic() - start
     check(undisturbed.returncode == 0, f'undisturbed: {undisturbed.stderr}')
     expected = end_of(undisturbed)
-    draw = random.Random(7)
     killed = resumed = attempts = 0
     while killed < KILLS and attempts < 5 * KILLS:
         clear()
         attempts += 1
-        if not kill_at_random(draw, seconds):
+        if not kill_at_random(draw, seconds, architecture):
             seconds *= 0.8  # the machine has less to do than when the whole run was timed
             continue
         killed += 1
         has_checkpoint = os.path.exists('run.safetensors')
         resumed += has_checkpoint
         seconds *= 1 if has_checkpoint else 1.1
-        result = run('--resume', '--every', 5)
+        result = run('--resume', '--every', 5, architecture=architecture)
         check(result.returncode == 0 and end_of(result) == expected,
-              f'kill {killed}: another end than the undisturbed run\'s\n{result.stdout}{result.stderr}')
+              f'{architecture}, kill {killed}: another end than the undisturbed run\'s\n{result.stdout}{result.stderr}')
         check(not os.path.exists('run.safetensors.partial'), f'kill {killed}: left a partial file')
     check(killed == KILLS, f'only {killed} of {attempts} runs were still at work when they were killed')
-    check(resumed >= KILLS // 4, f'only {resumed} of {killed} runs had a checkpoint when they were killed')
+    if architecture != ARCHITECTURES[-1]:
+        return resumed
     # One run that is killed again and again.
     clear()
     kills = 0
-    while kills < 5 and kill_at_random(draw, seconds):
-        kills += 1
-    result = run('--resume')
+    for _ in range(5):
+        kills += kill_at_random(draw, seconds / 2, architecture)
+    result = run('--resume', architecture=architecture)
     check(result.returncode == 0 and end_of(result) == expected, f'{kills} kills: {result.stdout}{result.stderr}')
-    again = run('--resume')
+    again = run('--resume', architecture=architecture)
     check(again.returncode == 0 and end_of(again) == expected, 'going on from a finished run')
-    print(f'{killed} runs killed, {resumed} of them with a checkpoint; then one run {kills} times')
+    print(f'then one run killed {kills} times')
+    return resumed
+
+
+def test_all_kills():
+    draw = random.Random(7)
+    resumed = sum(test_kills(draw, architecture) for architecture in ARCHITECTURES)
+    kills = KILLS * len(ARCHITECTURES)
+    check(resumed >= kills // 4, f'only {resumed} of {kills} runs had a checkpoint when they were killed')
+    print(f'{kills} runs killed, {resumed} of them with a checkpoint')
+
+
+def test_several():
+    """--arch and --seeds: a table at the end, of the same runs as one by one."""
+    clear()
+    small = [PROGRAM, TEXT, '--steps', '4', '--batch', '1', '--context', '32', '--width', '8', '--layers', '5', '--quiet',
+             '--sample', '0', '--out', 'out']
+
+    def train(*arguments):
+        return subprocess.run([*small, *arguments], capture_output=True, text=True, env=ENVIRONMENT)
+
+    def hash_of(result):
+        return [line for line in result.stdout.splitlines() if 'hash' in line]
+
+    several = train('--arch', 'hybrid-mhc,conv', '--seeds', '2', '--json', 'runs.json')
+    check(several.returncode == 0, f'several: {several.stderr}')
+    single = [train('--seed', seed, *model) for model in ([], ['--attention', '5', '--mhc', '2']) for seed in '12']
+    check(hash_of(several) == [hash_of(result)[0] for result in single] and len(set(hash_of(several))) == 4,
+          f'several are not the single ones: {several.stdout}')
+    with open('runs.json', encoding='utf-8') as file:
+        rows = json.load(file)
+    check([(row['trained'], row['seed']) for row in rows] ==
+          [('conv', 1), ('conv', 2), ('hybrid-mhc', 1), ('hybrid-mhc', 2)], f'runs.json: {rows}')
+    for row in rows:
+        check(f" {row['validation']:.4f} " in several.stdout, f'not in the table: {row}')
+        check(os.path.exists(f"out/{row['trained']}-{row['seed']}/loss.csv"), f'no curve of {row}')
+    check([line.split()[0] for line in several.stdout.splitlines()[-4:-2]] == ['conv', 'hybrid-mhc'],
+          f'the table: {several.stdout}')
+    for arguments, text in ((['--arch', 'rnn'], '--arch is "rnn", expected conv, attention, hybrid, hybrid-mhc or all'),
+                            (['--arch', 'conv,'], '--arch is "conv,", expected'),
+                            (['--arch', 'hybrid', '--mhc', '2'], '--arch says what --attention and --mhc say'),
+                            (['--arch', 'all', '--checkpoint', 'x'], '--checkpoint is of a single run'),
+                            (['--json', 'x'], '--json is of several runs')):
+        result = train(*arguments)
+        check(result.returncode == 2 and result.stderr.startswith(f'train_lm: {text}')
+              and result.stderr.count('\n') == 1, f'{arguments}: {result.returncode} {result.stderr}')
 
 
 def refused(text, *arguments, status=2, **options):
@@ -148,7 +197,8 @@ def test_refusals():
 def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        test_kills()
+        test_all_kills()
+        test_several()
         test_refusals()
         os.chdir('/')
     print(f'{passed} passed, {failed} failed')

@@ -2,6 +2,7 @@
  * The verbs of src/simd against core/float16.h and libm. Compiled once per instruction set. */
 #include "core/cpu_features.h"
 #include "simd/gelu.h"
+#include "simd/silu.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -349,6 +350,32 @@ static void curves_are_accurate(void **state)
         sweep(&curves[i]);
 }
 
+/* Of several vectors in turns: the bits of one. */
+static void several_vectors_are_as_one(void **state)
+{
+    (void)state;
+    enum { MOST = 4 };
+    for (int step = 0; step < 20000; step++) {
+        vf slopes[MOST], silus[MOST];
+        float z[MOST][VW], out[VW], one[VW];
+        for (int v = 0; v < MOST; v++) {
+            for (int i = 0; i < VW; i++)
+                z[v][i] = -100 + 0.0025f * (float)(step + 20000 * v + i);
+            slopes[v] = silus[v] = v_load(z[v]);
+        }
+        v_silu_slopes(slopes, MOST);
+        v_silus_as(COT_F32, silus, MOST);
+        for (int v = 0; v < MOST; v++) {
+            v_store(out, slopes[v]);
+            v_store(one, v_silu_slope(v_load(z[v])));
+            assert_memory_equal(out, one, sizeof out);
+            v_store(out, silus[v]);
+            v_store(one, v_silu(v_load(z[v])));
+            assert_memory_equal(out, one, sizeof out);
+        }
+    }
+}
+
 static void curves_have_their_limits(void **state)
 {
     (void)state;
@@ -569,6 +596,7 @@ int main(void)
         cmocka_unit_test(vectors_align),
         cmocka_unit_test(masks_compare_lanes),
         cmocka_unit_test(curves_are_accurate),
+        cmocka_unit_test(several_vectors_are_as_one),
         cmocka_unit_test(curves_have_their_limits),
         cmocka_unit_test(signs_and_bits_choose_lanes),
         cmocka_unit_test(philox_draws_as_philox_h_does),

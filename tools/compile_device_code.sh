@@ -1,11 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs a compiler of device code and keeps what it says in a file; shows it only when it fails.
+# Runs nvcc and keeps what it says in a file, which is shown only when it fails, and beside it the PTX, which
+# tests/emulator runs.
 #
 #   tools/compile_device_code.sh LOG COMMAND...
 set -u
 log=$1
 shift
-"$@" >"$log" 2>&1 && exit
-cat "$log" >&2
-exit 1
+keep=${log%.log}.keep
+mkdir -p "$keep"
+"$@" --keep --keep-dir "$keep" >"$log" 2>&1 || { cat "$log" >&2; rm -r "$keep"; exit 1; }
+mv "$keep"/*.ptx "${log%/*}"
+rm -r "$keep"

@@ -4,10 +4,13 @@
 #
 #   tools/gpu.sh [--program PROGRAM] [--op OP] [--stage STAGE] [--out DIR]
 #
-#   check      every CUDA kernel against its oracle, the quick cases 1000 times with the same bits, and test_cuda (threads,
-#              graphs, streams) where that lies beside the program
+#   check      every CUDA kernel against its oracle, the quick cases 1000 times with the same bits, and, of those that lie
+#              beside the program, test_cuda (threads, graphs, streams), test_ptx (the instructions), test_attention_device
+#              (blocks, faults), test_attention_foreign (rows of others), test_dropout_device (masks) and
+#              test_causal_conv1d_large (2^31 elements)
 #   sanitize   the quick cases under compute-sanitizer: memcheck, racecheck, synccheck
 #   bench      every CUDA kernel beside the copy: DIR/DATE-DEVICE-OP.json
+#   demo       the jobs of docs/seeds.md (cotangent demo): DIR/DATE-DEVICE-demo_NUMBER.json; not with --op
 #   peers      what a Python on this machine offers for the same shapes (tools/peers/OP.py): DIR/DATE-DEVICE-OP-peers.json
 #
 # Without --stage all of them, without --op every op with a CUDA kernel. DIR is bench/results, whose figures then go into
@@ -15,7 +18,7 @@
 # minutes, and what was not run has not passed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-program=build/cotangent only= stages='check sanitize bench peers' out=bench/results
+program=build/cotangent only= stages='check sanitize bench demo peers' out=bench/results
 while [ $# -gt 0 ]; do
     [ $# -gt 1 ] || { echo "usage: tools/gpu.sh [--program PROGRAM] [--op OP] [--stage STAGE] [--out DIR]" >&2; exit 2; }
     case $1 in
@@ -28,8 +31,8 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 case $stages in
-check | sanitize | bench | peers | 'check sanitize bench peers') ;;
-*) echo "gpu.sh: STAGE is '$stages', expected check, sanitize, bench or peers" >&2; exit 2 ;;
+check | sanitize | bench | demo | peers | 'check sanitize bench demo peers') ;;
+*) echo "gpu.sh: STAGE is '$stages', expected check, sanitize, bench, demo or peers" >&2; exit 2 ;;
 esac
 state=$("$program" info 2>/dev/null | sed -n 's/^cuda  *//p')
 [ -n "$state" ] || { echo "gpu.sh: $program cannot be run" >&2; exit 2; }
@@ -91,12 +94,22 @@ for op in $ops; do
     elif wants peers; then
         step "$op: peers" python3 "tools/peers/$op.py" --device cuda --json "$out/$date-$short-$op-peers.json"
     fi
+    if wants bench || wants peers; then
+        step "$op: table" tools/make_tables.py --print "$op" --results "$out"
+    fi
 done
-tests=$(dirname "$program")/test_cuda
-if wants check && [ -x "$tests" ]; then
-    step 'threads, graphs, streams' "$tests"
-fi
-if [ "$out" = bench/results ] && { wants bench || wants peers; }; then
+for name in test_cuda test_ptx test_attention_device test_attention_foreign test_dropout_device \
+    test_causal_conv1d_large; do
+    if wants check && [ -x "$(dirname "$program")/$name" ]; then
+        step "$name" "$(dirname "$program")/$name"
+    fi
+done
+for number in 000 001 002 003 004; do
+    if wants demo && [ -z "$only" ]; then
+        step "demo $number" "$program" demo $number --backend cuda --json "$out/$date-$short-demo_$number.json"
+    fi
+done
+if [ "$out" = bench/results ] && { wants bench || wants demo || wants peers; }; then
     step 'tables' tools/make_tables.py
     step 'rooflines' tools/make_roofline.py
 fi

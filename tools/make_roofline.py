@@ -59,7 +59,7 @@ def draw(path, title, rows, peers):
 def main():
     if sys.argv[1:]:
         sys.exit("usage: make_roofline.py")
-    results, peers = newest_results()
+    results, peers = newest_results(ROOT / "bench/results")
     directory = ROOT / "docs/plots"
     directory.mkdir(exist_ok=True)
     for (op, device), (source, rows) in sorted(results.items()):

@@ -8,9 +8,12 @@ A file holds the rows of `cotangent bench --json`; a README holds, for an op, th
 
 and gets between them the rows of the kernels that dispatch takes, from the newest file with rows of that op for each
 device; beside them the times of the peers for the same cases, from the newest file whose name ends in -peers.json.
-`make_tables.py --check` changes nothing and fails if a README is not what it would write.
+`make_tables.py --check` changes nothing and fails if a README is not what it would write; `make_tables.py --print OP` prints
+OP's table, from DIR with --results DIR.
 """
+import argparse
 import json
+import math
 import pathlib
 import re
 import sys
@@ -19,13 +22,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MARKERS = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
-def newest_results():
+def newest_results(directory):
     """Ours and the peers': {(op, device): (file, rows)}, of the last file by name, which begins with its date."""
     ours, peers = {}, {}
-    for path in sorted((ROOT / "bench/results").glob("*.json")):
+    for path in sorted(directory.glob("*.json")):
         results = peers if path.stem.endswith("-peers") else ours
         for row in json.loads(path.read_text()):
-            if "memory" in row: # of `cotangent profile`, which draws them itself
+            if "memory" in row or "demo" in row or "trained" in row: # of `cotangent profile`, `cotangent demo`, train_lm
                 continue
             key = row["op"], row["device"]
             if results.get(key, (None, []))[0] != path.name:
@@ -35,8 +38,9 @@ def newest_results():
 
 
 def same_work(row):
-    """What a row of ours and of a peer must have in common; dtypes of weights differ."""
-    return row["direction"], row["dtype"], row["layout"], row["shape"], "silu" in row["options"]
+    """What a row of ours and of a peer must have in common; dtypes of weights differ. A peer's dropout draws its mask."""
+    options = row["options"].removesuffix(" drawn") if row["op"] == "dropout" else "silu" in row["options"]
+    return row["direction"], row["dtype"], row["layout"], row["shape"], options
 
 
 def accuracy(device, source, rows):
@@ -60,7 +64,196 @@ def accuracy(device, source, rows):
     return lines + [""]
 
 
-def table(op, results, peers):
+def attention_rate(row):
+    """TFLOP/s as FlashAttention's papers count them: 4 B H Tq Tk d forward, 2.5 times that backward, half if causal."""
+    B, H, Tq, Tk, d = map(int, re.fullmatch(r"B(\d+) H(\d+)/\d+ T(\d+)/(\d+) d(\d+)/\d+", row["shape"]).groups())
+    flops = 4 * B * H * Tq * Tk * d * (2.5 if row["direction"] == "backward" else 1)
+    return 1e-9 * flops / (2 if "causal" in row["options"] else 1) / row["ms"]
+
+
+def is_entry(row):
+    """Of FlashAttention-3's setting: no options but the mask and the order."""
+    sizes = re.fullmatch(r"B(\d+) H(\d+)/(\d+) T(\d+)/(\d+) d(\d+)/(\d+)", row["shape"]).groups()
+    B, H, Hkv, Tq, Tk, d, dv = map(int, sizes)
+    return (row["options"] in ("full", "causal", "full+any-order", "causal+any-order")
+            and H == Hkv and Tq == Tk and d == dv and B * Tq == 16384 and H * d == 2048)
+
+
+def attention_features(rows):
+    """A line for each row beyond the paper's setting, at its own rate: operations of visible pairs alone."""
+    if not rows:
+        return []
+    return ["", "| direction | dtype | shape | options | ms | TFLOP/s of visible pairs |", "|---|---|---|---|--:|--:|"] + [
+        f"| {row['direction']} | {row['dtype']} | {row['shape']} | {row['options']} | {row['ms']:.4f} | {row['tflops']:.0f} |"
+        for row in rows
+    ]
+
+
+def attention_entries(rows, peer_rows):
+    """A line for each head size, mask and kernel, a column for each length; of ours also the ratios to each peer."""
+    def place(row):
+        fields = re.fullmatch(r"B\d+ H\d+/\d+ T(\d+)/\d+ d(\d+)/\d+", row["shape"])
+        return (row["direction"], int(fields[2]), "causal" if "causal" in row["options"] else "full"), int(fields[1])
+
+    def grid(rows):
+        cells = {}
+        for row in rows:
+            group, T = place(row)
+            cells.setdefault(group, {})[T] = attention_rate(row)
+        return cells
+
+    def ordered(row):
+        return row["direction"] == "backward" and "any-order" not in row["options"]
+
+    ours = {"": grid(row for row in rows if row["direction"] != "backward"),
+            "in order": grid(row for row in rows if ordered(row)),
+            "in any order": grid(row for row in rows if "any-order" in row["options"])}
+    theirs = {kernel: grid(row for row in peer_rows if row["kernel"] == kernel)
+              for kernel in dict.fromkeys(row["kernel"] for row in peer_rows)}
+    lengths = sorted({place(row)[1] for row in rows})
+    lines = ["| direction | d | mask | kernel | " + " | ".join(f"T = {T}" for T in lengths)
+             + " | geometric mean | T >= 2048 |", "|---|--:|---|---|" + "--:|" * (len(lengths) + 2)]
+
+    def line(group, kernel, cells, digits):
+        def mean(least):
+            values = [value for T, value in cells.items() if T >= least]
+            return f"{math.exp(sum(map(math.log, values)) / len(values)):.{digits}f}" if values else ""
+        return (f"| {group[0]} | {group[1]} | {group[2]} | {kernel} | "
+                + " | ".join(f"{cells[T]:.{digits}f}" if T in cells else "" for T in lengths)
+                + f" | {mean(0)} | {mean(2048)} |")
+
+    ratios = {}  # of all entries of a direction
+    for group in dict.fromkeys(place(row)[0] for row in rows):
+        for name, cells in ours.items():
+            if group in cells:
+                lines.append(line(group, f"cotangent, {name}" if name else "cotangent", cells[group], 0))
+        for kernel, cells in theirs.items():
+            if group in cells:
+                lines.append(line(group, kernel, cells[group], 0))
+        for kernel, cells in theirs.items():
+            for name, own in ours.items():
+                both = {T: own[group][T] / cells[group][T] for T in own.get(group, {}) if T in cells.get(group, {})}
+                if both:
+                    lines.append(line(group, f"{name or 'cotangent'} / {kernel}", both, 2))
+                    ratios.setdefault((group[0], name or "cotangent", kernel), []).extend(both.values())
+    if ratios:
+        lines += ["", "| direction | ratio | entries | geometric mean | least |", "|---|---|--:|--:|--:|"]
+    for (direction, name, kernel), values in ratios.items():
+        lines.append(f"| {direction} | {name} / {kernel} | {len(values)} "
+                     f"| {math.exp(sum(map(math.log, values)) / len(values)):.2f} | {min(values):.2f} |")
+    return lines + ["", "TFLOP/s, of 4 B H Tq Tk d forward and 2.5 times as many backward, half of them under a causal mask; all "
+                    "kernels of a call counted. 16k tokens, H d = 2048."]
+
+
+def rows_with(directory, key):
+    """The rows of all files that have this key, in the order of the files' names: [(file, row)]."""
+    return [(path.name, row) for path in sorted(directory.glob("*.json")) for row in json.loads(path.read_text()) if key in row]
+
+
+# What a document of docs/seeds.md is about.
+SEEDS = {"seed_000": ("causal_conv1d", "backward"), "seed_001": ("attention", "backward"), "seed_002": ("dropout", "backward"),
+         "seed_003": ("causal_conv1d", "forward"), "seed_004": ("mhc_pre", "backward")}
+
+
+def seed_figures(number, directory):
+    """A document's figures beside those of `cotangent demo` on each device, from the newest file of each."""
+    newest = {}
+    for source, row in rows_with(directory, "figure"):
+        if row["demo"] == number:
+            if newest.get(row["device"], ("", {}))[0] != source:
+                newest[row["device"]] = source, {}
+            newest[row["device"]][1][row["figure"]] = row
+    if not newest:
+        return []
+    figures = {name: row["document"] for _, rows in newest.values() for name, row in rows.items()}
+    lines = ["| figure | the document | " + " | ".join(newest) + " |", "|---|---|" + "---|" * len(newest)]
+    for name, document in figures.items():
+        cells = [rows[name]["here"] if name in rows else "" for _, rows in newest.values()]
+        lines.append(f"| {name} | {document} | " + " | ".join(cells) + " |")
+    sources = [f"{device}: commit {next(iter(rows.values()))['commit']}, {next(iter(rows.values()))['date']} "
+               f"(`bench/results/{source}`)" for device, (source, rows) in newest.items()]
+    return lines + ["", "; ".join(sources) + ".", ""]
+
+
+def seed_bench(op, direction, results):
+    """What GPUs reach in the same direction."""
+    lines = []
+    for (name, device), (source, rows) in sorted(results.items()):
+        rows = [row for row in rows if name == op and row["backend"] == "cuda" and row["direction"] == direction and row["chosen"]]
+        if not rows:
+            continue
+        lines += [f"{device}, commit {rows[0]['commit']}, {rows[0]['date']} (`bench/results/{source}`):", "",
+                  "| dtype | layout | shape | options | us | TB/s | of copy |", "|---|---|---|---|--:|--:|--:|"]
+        lines += [f"| {row['dtype']} | {row['layout']} | {row['shape']} | {row['options']} | {1e3 * row['ms']:.1f} "
+                  f"| {1e-3 * row['gbps']:.2f} | {row['ratio']:.2f} |" for row in rows]
+        lines += [""]
+    return lines
+
+
+def seed_shares(op, direction, directory):
+    """Where the time goes from the host's memory and back, beside the document's 70 % copies, 20 % allocation, 10 % kernels."""
+    parts = ("allocation_ms", "to_device_ms", "kernels_ms", "to_host_ms")
+    rows = [row for _, row in rows_with(directory, "memory")
+            if (row["op"], row["direction"], row["streams"]) == (op, direction, 1)]
+    lines = ["| shape, dtype | device | memory | batch | ms | allocation | to the device | kernels | to the host |",
+             "|---|---|---|---|--:|--:|--:|--:|--:|"] if rows else []
+    for row in rows:
+        shares = " | ".join(f"{100 * row[part] / row['total_ms']:.0f} %" for part in parts)
+        lines.append(f"| {row['shape']}, {row['dtype']} | {row['device']} | {row['memory']} | {row['batch']} "
+                     f"| {row['total_ms']:.3f} | {shares} |")
+    note = ("`cotangent profile`, one stream; the document has about 70 % for copies both ways, 20 % for allocation, 10 % for "
+            "kernels. What these do not sum up to is the time between them.")
+    return lines + (["", note, ""] if rows else [])
+
+
+def shared_memory(directory):
+    """Static and dynamic shared memory of the kernels that `cotangent profile` saw."""
+    launches = {}
+    for _, row in rows_with(directory, "memory"):
+        for launch in row["launches"]:
+            launches[launch["name"]] = launch
+    return ["| kernel | static, bytes | dynamic, bytes |", "|---|--:|--:|"] + [
+        f"| {name} | {launch['static_shared']} | {launch['dynamic_shared']} |" for name, launch in sorted(launches.items())
+    ] + [""]
+
+
+def seed_table(name, results, directory):
+    if name == "shared_memory":
+        return "\n".join(shared_memory(directory))
+    lines = seed_figures(name.removeprefix("seed_"), directory) + seed_bench(*SEEDS[name], results)
+    if name == "seed_003":
+        lines += seed_shares(*SEEDS[name], directory)
+    return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
+
+
+def trained(directory):
+    """The validation losses of train_lm's architectures, from the newest file of each device."""
+    newest = {}
+    for source, row in rows_with(directory, "trained"):
+        if newest.get(row["device"], ("", []))[0] != source:
+            newest[row["device"]] = source, []
+        newest[row["device"]][1].append(row)
+    lines = []
+    for device, (source, rows) in newest.items():
+        seeds = sorted({row["seed"] for row in rows})
+        lines += [f"{device}, {rows[0]['date']}, {rows[0]['tokens']} tokens each (`bench/results/{source}`):", "",
+                  "| architecture | parameters | " + " | ".join(f"seed {seed}" for seed in seeds) + " | mean | bits/byte |",
+                  "|---|--:|" + "--:|" * (len(seeds) + 2)]
+        for name in dict.fromkeys(row["trained"] for row in rows):
+            losses = {row["seed"]: row["validation"] for row in rows if row["trained"] == name}
+            mean = sum(losses.values()) / len(losses)
+            parameters = next(row["parameters"] for row in rows if row["trained"] == name)
+            lines.append(f"| {name} | {parameters} | " + " | ".join(f"{losses[seed]:.4f}" for seed in seeds)
+                         + f" | {mean:.4f} | {mean / math.log(2):.4f} |")
+        lines += [f"| byte bigrams | |{' |' * len(seeds)} {rows[0]['bigram']:.4f} | {rows[0]['bigram'] / math.log(2):.4f} |", ""]
+    return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
+
+
+def table(op, results, peers, directory):
+    if op == "train_lm":
+        return trained(directory)
+    if op in SEEDS or op == "shared_memory":
+        return seed_table(op, results, directory)
     lines = []
     for (name, device), (source, rows) in sorted(results.items()):
         if name != op:
@@ -71,6 +264,13 @@ def table(op, results, peers):
         rows = [row for row in rows if row["chosen"]]
         first = rows[0]
         cuda = first["backend"] == "cuda"
+        if cuda and op == "attention":
+            peer_source, peer_rows = peers.get((name, device), ("", []))
+            lines += [f"{device}, commit {first['commit']}, {first['date']} (`bench/results/{source}`"
+                      + (f", peers `bench/results/{peer_source}`" if peer_rows else "") + "):", "",
+                      *attention_entries([row for row in rows if is_entry(row)], peer_rows),
+                      *attention_features([row for row in rows if not is_entry(row)]), ""]
+            continue
         host = "" if cuda else f"{first['threads']} threads, clock {first['clock_ghz']:.2f} GHz, "
         # Where matrix products are what there is to do, a row has their rate beside its own.
         products = any("product_ceiling" in row for row in rows)
@@ -110,14 +310,21 @@ def table(op, results, peers):
 
 
 def main():
-    check = sys.argv[1:] == ["--check"]
-    if sys.argv[1:] and not check:
-        sys.exit("usage: make_tables.py [--check]")
-    results, peers = newest_results()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, and fail if a README is stale")
+    parser.add_argument("--print", metavar="OP", help="print the table of OP")
+    parser.add_argument("--results", metavar="DIR", type=pathlib.Path, default=ROOT / "bench/results")
+    options = parser.parse_args()
+    check = options.check
+    results, peers = newest_results(options.results)
+    if options.print:
+        print(table(options.print, results, peers, options.results))
+        return
     stale = []
-    for path in [ROOT / "README.md", *sorted(ROOT.glob("src/ops/*/README.md"))]:
+    for path in [ROOT / "README.md", ROOT / "docs/seeds.md", ROOT / "examples/train_lm/README.md",
+                 *sorted(ROOT.glob("src/ops/*/README.md"))]:
         old = path.read_text()
-        new = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers) + m[3], old)
+        new = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], old)
         if new != old:
             stale.append(str(path.relative_to(ROOT)))
             if not check:

@@ -13,6 +13,7 @@ backend=cpu
 cuda=OFF
 [ ! -e /dev/nvidia0 ] || cuda=ON
 kernels=src/ops/causal_conv1d/cpu
+dense=src/ops/causal_conv1d_dense/cpu
 dropout=src/ops/dropout/cpu
 attention=src/ops/attention/cpu
 mkdir -p "$work"
@@ -60,11 +61,13 @@ copy_tree()
 copy_tree
 [ -f "$work/build/build.ninja" ] || 
     cmake --log-level=WARNING -G Ninja -S "$work/src" -B "$work/build" -DCOT_TESTS=OFF -DCOT_INSTALL=OFF \
-        -DCOT_CUDA=$cuda
+        -DCOT_PYTHON=OFF -DCOT_CUDA=$cuda
 
 plant 'a wrong tap in the forward' $kernels/causal_conv1d_rows.h \
-    's/z = v_fma(w\[k\], v_load(x + k), z);/z = v_fma(w[k], v_load(x + (k == 1 ? 0 : k)), z);/' \
+    's/v_fma(w\[k\], v_load(x + v \* VW + k), z\[v\])/v_fma(w[k], v_load(x + v * VW + (k == 1 ? 0 : k)), z[v])/' \
     causal_conv1d_fwd_channel_first 'forward f32 channel-first'
+plant 'a row streamed twice' $kernels/causal_conv1d_tiles.h 's/from += ld) {/from += i == 2 ? 0 : ld) {/' \
+    causal_conv1d_fwd_channel_last_avx2 'forward f32 channel-last B1 D528'
 plant 'a tap left out of dweight' $kernels/causal_conv1d_bwd_channel_first.c \
     's/sums\[K - 2\] = v_fma(x, one, sums\[K - 2\]);/(void)one;/' \
     causal_conv1d_bwd_channel_first 'backward f32 channel-first'
@@ -77,6 +80,15 @@ plant 'the last token of a channel lost' $kernels/causal_conv1d_scalar.c \
 plant 'g of one token off by 2^-12' $kernels/causal_conv1d_scalar.c \
     's/ring\[p % K\] = g;/ring[p % K] = p == 5 ? g * 1.000244f : g;/' \
     causal_conv1d_bwd_scalar 'backward f32 channel-first'
+plant 'taps of dx in the order of the forward' $dense/causal_conv1d_dense_products.h \
+    's/o->wt + ((i \* out + n) \* K + K - 1 - k0 - k)/o->wt + ((i * out + n) * K + k0 + k)/' \
+    causal_conv1d_dense_bwd_tiled_scalar 'backward f32' causal_conv1d_dense
+plant 'the first chunk of a part of the tokens lost' $dense/causal_conv1d_dense_bwd_tiled.c \
+    's/sum, l->o_rows, chunk > first, NULL/sum, l->o_rows, chunk > first + 1, NULL/' \
+    causal_conv1d_dense_bwd_tiled_scalar 'T1025' causal_conv1d_dense
+plant 'padding a token short in im2col' $kernels/causal_conv1d_fwd_im2col.c \
+    's/load_inputs(tile, c->p, b, t - (z->K - 1) + k, d);/load_inputs(tile, c->p, b, t - (z->K - 2) + k, d);/' \
+    causal_conv1d_fwd_im2col_scalar 'forward f32 channel-first'
 # The fault of the document that mhc comes from: a grid that reached stream 0 alone.
 plant 'dx of stream 0 alone' src/ops/mhc/cpu/mhc_pre_bwd_tiles.c \
     's/number < chunks->count; number++/number < chunks->per_stream; number++/' \
@@ -101,7 +113,7 @@ plant 'a slope of GELU without its second term' src/simd/gelu.h \
     's/v_fnma(a, v_set1(0.3989422804014327f), r)/r/' dropout_bwd_rows 'backward f32 contiguous' dropout
 
 plant 'a row of out not scaled to its new maximum' $attention/attention_fwd_tiled.c \
-    's/shrinks\[i\] != 1 \&\& c < dv/shrinks[i] != 1 \&\& r + i != 5 \&\& c < dv/' attention_fwd_tiled 'forward f32' attention
+    's/shrinks\[i\] != 1 \&\& c < w->dv/shrinks[i] != 1 \&\& r + i != 5 \&\& c < w->dv/' attention_fwd_tiled 'forward f32' attention
 plant 'a mask one key too wide' $attention/attention_fwd_tiled.c \
     's/border(low - c, high - c)/border(low - c, high + 1 - c)/' attention_fwd_tiled 'causal' attention
 plant 'D too small in dS' $attention/attention_bwd_tiled.c \
@@ -109,6 +121,10 @@ plant 'D too small in dS' $attention/attention_bwd_tiled.c \
 plant 'dq of the first chunk alone' $attention/attention_bwd_tiled.c \
     's/for (int64_t chunk = 0; chunk < c->w.chunks; chunk++)/for (int64_t chunk = 0; chunk < 1; chunk++)/' \
     attention_bwd_tiled 'backward' attention
+plant 'half of the keys in a dbias that all of them share' $attention/attention_bwd_tiled.c \
+    's/(one_key ? TALL : r + 1)/(one_key ? TALL \/ 2 : r + 1)/' attention_bwd_tiled '+bias' attention
+plant 'weights of merge that leave the sink out' $attention/attention_rows.c \
+    's/v_add(v_add(ex, ey), v_exp_flush(v_sub(z, most)))/v_add(ex, ey)/' attention_merge_rows '+sink' attention
 plant 'a sum of weights without the sink' $attention/attention_scalar.c \
     's/real sum = has_sink ? EXP(sink - most) : 0;/real sum = 0;/' attention_fwd_scalar '+sink' attention
 

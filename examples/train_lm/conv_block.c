@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { HEADS = 4 };
+enum { HEADS = 4, GROUP = 2 }; /* GROUP heads of q share one of k and v */
 
 /* Four heads, or as many of 2 and 1 as divide the channels. */
 static int64_t heads_of(block_sizes sizes)
@@ -16,6 +16,17 @@ static int64_t heads_of(block_sizes sizes)
     while (sizes.inner % heads != 0)
         heads /= 2;
     return heads;
+}
+
+static int64_t shared_heads_of(block_sizes sizes)
+{
+    return heads_of(sizes) > GROUP ? heads_of(sizes) / GROUP : 1;
+}
+
+/* Channels of all heads of k, and of v. */
+static int64_t shared_width(block_sizes sizes)
+{
+    return sizes.inner / heads_of(sizes) * shared_heads_of(sizes);
 }
 
 /* ---- parameters and memory ---------------------------------------------------------------------------- */
@@ -31,7 +42,7 @@ static parameter *add(parameter_table *table, int64_t index, const char *part, i
 /* Channels of a row of mixed. */
 static int64_t mixed_width(block_sizes sizes)
 {
-    return (sizes.attention ? 3 : 2) * sizes.inner;
+    return sizes.attention ? sizes.inner + 2 * shared_width(sizes) : 2 * sizes.inner;
 }
 
 void conv_block_register(conv_block *block, parameter_table *table, block_sizes sizes, int64_t index)
@@ -166,10 +177,11 @@ static cot_status convolve_step(const conv_block *block, block_sizes sizes, cot_
 
 /* ---- attention ---------------------------------------------------------------------------------------- */
 
-/* Rows of `row_length` elements of which E, from `data` on, are the heads of q, k, v or o. */
-static cot_tensor heads_in_rows(block_sizes sizes, real *data, int64_t batch, int64_t time, int64_t row_length)
+/* `heads` heads of q, k, v or o, from `data` on in rows of `row_length` elements. */
+static cot_tensor heads_in_rows(block_sizes sizes, int64_t heads, real *data, int64_t batch, int64_t time,
+                                int64_t row_length)
 {
-    const int64_t heads = heads_of(sizes), size = sizes.inner / heads;
+    const int64_t size = sizes.inner / heads_of(sizes);
     return (cot_tensor){.data = data,
                         .dtype = REAL_DTYPE,
                         .rank = 4,
@@ -177,13 +189,26 @@ static cot_tensor heads_in_rows(block_sizes sizes, real *data, int64_t batch, in
                         .stride = {time * row_length, row_length, size, 1}};
 }
 
-/* Fills slopes; the tensor points to them. */
-static cot_tensor alibi(block_sizes sizes, real slopes[HEADS])
+/* q, k and v, or their gradients, in rows of mixed. */
+typedef struct mixed_heads {
+    cot_tensor q, k, v;
+} mixed_heads;
+
+static mixed_heads heads_of_mixed(block_sizes sizes, real *mixed, int64_t batch, int64_t time)
 {
-    const int64_t heads = heads_of(sizes);
-    for (int64_t h = 0; h < heads; h++)
-        slopes[h] = (real)exp2(-8.0 * (double)(h + 1) / (double)heads);
-    return cot_tensor_contiguous(slopes, REAL_DTYPE, 1, &heads);
+    const int64_t row = mixed_width(sizes), heads = heads_of(sizes), shared = shared_heads_of(sizes);
+    return (mixed_heads){
+        .q = heads_in_rows(sizes, heads, mixed, batch, time, row),
+        .k = heads_in_rows(sizes, shared, mixed + sizes.inner, batch, time, row),
+        .v = heads_in_rows(sizes, shared, mixed + sizes.inner + shared_width(sizes), batch, time, row),
+    };
+}
+
+/* Turns q and k, which lie side by side, or their gradients back. */
+static void turn(block_sizes sizes, int64_t rows, int64_t time, int64_t first, rope_direction direction, real *mixed)
+{
+    const int64_t size = sizes.inner / heads_of(sizes);
+    rope(rows, time, first, heads_of(sizes) + shared_heads_of(sizes), size, mixed_width(sizes), direction, mixed);
 }
 
 static cot_tensor statistics(block_sizes sizes, real *data, int64_t batch, int64_t time)
@@ -193,16 +218,15 @@ static cot_tensor statistics(block_sizes sizes, real *data, int64_t batch, int64
 
 static cot_status attend(block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time, conv_block_saved *saved)
 {
-    const int64_t E = sizes.inner;
-    real slopes[HEADS];
+    turn(sizes, batch * time, time, 0, ROPE_FORWARD, saved->mixed);
+    const mixed_heads in = heads_of_mixed(sizes, saved->mixed, batch, time);
     cot_attention_forward_args args;
     COT_INIT(&args);
     args.causal = 1;
-    args.q = heads_in_rows(sizes, saved->mixed, batch, time, 3 * E);
-    args.k = heads_in_rows(sizes, saved->mixed + E, batch, time, 3 * E);
-    args.v = heads_in_rows(sizes, saved->mixed + 2 * E, batch, time, 3 * E);
-    args.alibi_slopes = alibi(sizes, slopes);
-    args.out = heads_in_rows(sizes, saved->conv, batch, time, E);
+    args.q = in.q;
+    args.k = in.k;
+    args.v = in.v;
+    args.out = heads_in_rows(sizes, heads_of(sizes), saved->conv, batch, time, sizes.inner);
     args.lse = statistics(sizes, saved->lse, batch, time);
     return cot_attention_forward(queue, &args);
 }
@@ -211,43 +235,44 @@ static cot_status attend(block_sizes sizes, cot_queue *queue, int64_t batch, int
 static cot_status attend_backward(block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
                                   const conv_block_saved *saved, const conv_block_scratch *scratch)
 {
-    const int64_t E = sizes.inner;
-    real slopes[HEADS];
+    const mixed_heads in = heads_of_mixed(sizes, saved->mixed, batch, time);
+    const mixed_heads gradients = heads_of_mixed(sizes, scratch->dmixed, batch, time);
     cot_attention_backward_args args;
     COT_INIT(&args);
     args.causal = 1;
-    args.q = heads_in_rows(sizes, saved->mixed, batch, time, 3 * E);
-    args.k = heads_in_rows(sizes, saved->mixed + E, batch, time, 3 * E);
-    args.v = heads_in_rows(sizes, saved->mixed + 2 * E, batch, time, 3 * E);
-    args.alibi_slopes = alibi(sizes, slopes);
-    args.out = heads_in_rows(sizes, saved->conv, batch, time, E);
+    args.q = in.q;
+    args.k = in.k;
+    args.v = in.v;
+    args.out = heads_in_rows(sizes, heads_of(sizes), saved->conv, batch, time, sizes.inner);
     args.lse = statistics(sizes, saved->lse, batch, time);
-    args.dout = heads_in_rows(sizes, scratch->dinner, batch, time, E);
-    args.dq = heads_in_rows(sizes, scratch->dmixed, batch, time, 3 * E);
-    args.dk = heads_in_rows(sizes, scratch->dmixed + E, batch, time, 3 * E);
-    args.dv = heads_in_rows(sizes, scratch->dmixed + 2 * E, batch, time, 3 * E);
-    return cot_attention_backward(queue, &args);
+    args.dout = heads_in_rows(sizes, heads_of(sizes), scratch->dinner, batch, time, sizes.inner);
+    args.dq = gradients.q;
+    args.dk = gradients.k;
+    args.dv = gradients.v;
+    const cot_status status = cot_attention_backward(queue, &args);
+    turn(sizes, batch * time, time, 0, ROPE_BACKWARD, scratch->dmixed);
+    return status;
 }
 
-/* The new token's key and value join those before; the oldest leave when there is no more room. */
+/* The new token's key and value join those before; the oldest leave when there is no more room. Keys stay turned as they
+ * are: only the distance to the query counts. */
 static cot_status attend_step(block_sizes sizes, cot_queue *queue, int64_t reach, int64_t past, real *state,
                               conv_block_saved *saved)
 {
-    const int64_t E = sizes.inner, row = 2 * E;
+    const int64_t width = shared_width(sizes), row = 2 * width;
+    turn(sizes, 1, 1, past, ROPE_FORWARD, saved->mixed);
     if (past >= reach) {
         memmove(state, state + row, (size_t)((reach - 1) * row) * sizeof(real));
         past = reach - 1;
     }
-    memcpy(state + past * row, saved->mixed + E, (size_t)row * sizeof(real));
-    real slopes[HEADS];
+    memcpy(state + past * row, saved->mixed + sizes.inner, (size_t)row * sizeof(real));
     cot_attention_forward_args args;
     COT_INIT(&args);
     args.causal = 1; /* the one query is the last token's */
-    args.q = heads_in_rows(sizes, saved->mixed, 1, 1, 3 * E);
-    args.k = heads_in_rows(sizes, state, 1, past + 1, row);
-    args.v = heads_in_rows(sizes, state + E, 1, past + 1, row);
-    args.alibi_slopes = alibi(sizes, slopes);
-    args.out = heads_in_rows(sizes, saved->conv, 1, 1, E);
+    args.q = heads_of_mixed(sizes, saved->mixed, 1, 1).q;
+    args.k = heads_in_rows(sizes, shared_heads_of(sizes), state, 1, past + 1, row);
+    args.v = heads_in_rows(sizes, shared_heads_of(sizes), state + width, 1, past + 1, row);
+    args.out = heads_in_rows(sizes, heads_of(sizes), saved->conv, 1, 1, sizes.inner);
     return cot_attention_forward(queue, &args);
 }
 
@@ -337,7 +362,7 @@ cot_status conv_block_forward(const conv_block *block, block_sizes sizes, cot_qu
 
 int64_t conv_block_state_size(block_sizes sizes, int64_t reach)
 {
-    return sizes.inner * (sizes.attention ? 2 * reach : sizes.kernel - 1);
+    return sizes.attention ? 2 * shared_width(sizes) * reach : sizes.inner * (sizes.kernel - 1);
 }
 
 cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t reach, int64_t past,

@@ -8,10 +8,10 @@
  *     c      = silu(conv(u))              depthwise, causal along time: weight [E,kernel], bias [E]
  *     x_next = x + drop((c * g) w_out^T)  w_out [width,E]; without x where the sizes say so; drop: nothing but in training
  *
- * With attention, in heads of E/heads channels:
+ * With attention, in H heads of E/H channels for the queries and H/2 for keys and values (two heads of q read one of k):
  *
- *     [q|k|v] = n w_in^T                  w_in [3E,width]
- *     o       = attention(q, k, v)        causal; ALiBi, slopes 2^(-8 (h+1) / heads), tells tokens' distances apart
+ *     [q|k|v] = n w_in^T                  w_in [2E,width]: E rows for q, E/2 each for k and v
+ *     o       = attention(R q, R k, v)    causal; R turns each head by its token's place (RoPE, layers.h)
  *     x_next  = x + drop(o w_out^T)
  */
 #ifndef TRAIN_LM_CONV_BLOCK_H
@@ -44,7 +44,7 @@ typedef struct conv_block_saved {
     real *x;            /* [rows,width] the block's input */
     real *inv_rms;      /* [rows] */
     real *normed;       /* [rows,width] n */
-    real *mixed;        /* [rows,2E] u in the first half of each row, g in the second; or [rows,3E] q, k, v */
+    real *mixed;        /* [rows,2E] u in the first half of each row, g in the second; or R q, R k and v */
     real *conv;         /* [rows,E] c, or o */
     real *gated;        /* [rows,E] c * g */
     real *lse;          /* [batch,heads,time] of attention */
@@ -53,7 +53,7 @@ typedef struct conv_block_saved {
 /* Memory that the backward of one block needs and the next may use again. */
 typedef struct conv_block_scratch {
     real *dnormed; /* [rows,width] */
-    real *dmixed;  /* [rows,2E], or [rows,3E] */
+    real *dmixed;  /* [rows,mixed] */
     real *dinner;  /* [rows,E] */
     real *partial; /* rmsnorm_partial_count(rows, width) */
 } conv_block_scratch;
@@ -77,8 +77,8 @@ cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_q
                                int64_t time, const conv_block_saved *saved, const conv_block_scratch *scratch,
                                real *dx);
 
-/* What decoding one sequence keeps of a block: the convolution's latest inputs [E,kernel-1], or keys and values of up to
- * `reach` tokens, [reach,2E]. In elements. */
+/* What decoding one sequence keeps of a block: the convolution's latest inputs [E,kernel-1], or turned keys and values of
+ * up to `reach` tokens. In elements. */
 int64_t conv_block_state_size(block_sizes sizes, int64_t reach);
 
 /* One new token: x_next from saved->x. `state` is brought up to date; before there were `past` tokens, of which

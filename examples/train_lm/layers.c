@@ -110,6 +110,31 @@ void rmsnorm_backward(int64_t rows, int64_t width, const real *x, const real *ga
             dgain[c] += partial[block * width + c];
 }
 
+/* ---- rotary positions --------------------------------------------------------------------------------- */
+
+static void rope_row(double place, int64_t heads, int64_t size, double direction, real *x)
+{
+    const int64_t half = size / 2; /* of an odd size the last channel stays */
+    const double slower = pow(10000, -2.0 / (double)size);
+    double angle = direction * place;
+    for (int64_t j = 0; j < half; j++, angle *= slower) {
+        const real c = (real)cos(angle), s = (real)sin(angle);
+        for (real *head = x + j; head < x + heads * size; head += size) {
+            const real a = head[0], b = head[half];
+            head[0] = a * c - b * s;
+            head[half] = a * s + b * c;
+        }
+    }
+}
+
+void rope(int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size, int64_t row_length,
+          rope_direction direction, real *x)
+{
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++)
+        rope_row((double)(first + r % time), heads, size, direction, x + r * row_length);
+}
+
 /* ---- gate --------------------------------------------------------------------------------------------- */
 
 void gate_forward(int64_t rows, int64_t inner, const real *c, const real *mixed, real *y)

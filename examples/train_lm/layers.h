@@ -25,6 +25,14 @@ void rmsnorm_backward(int64_t rows, int64_t width, const real *x, const real *ga
                       real *partial, real *dx, real *dgain);
 int64_t rmsnorm_partial_count(int64_t rows, int64_t width);
 
+typedef enum rope_direction { ROPE_FORWARD = 1, ROPE_BACKWARD = -1 } rope_direction;
+
+/* Rotary positions, in place, on the first heads*size elements of rows of row_length: of each head, the channels j and
+ * j + size/2 are a point that turns by p * 10000^(-2j/size), p = first + r % time the token's place. Backward turns a
+ * gradient the other way. */
+void rope(int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size, int64_t row_length,
+          rope_direction direction, real *x);
+
 /* y = c * gate;  c and y [rows,inner], gate the second half of the rows of mixed [rows,2*inner]. */
 void gate_forward(int64_t rows, int64_t inner, const real *c, const real *mixed, real *y);
 

@@ -3,6 +3,7 @@
  * train_lm: trains a byte-level language model on text files, on the public interface of the library alone. */
 #include "matrix.h"
 #include "options.h"
+#include "runs.h"
 #include "sample.h"
 #include "train.h"
 
@@ -79,12 +80,17 @@ static void print_loss(const char *name, double loss)
     printf("%-18s %.9g nats/byte = %.4f bits/byte\n", name, loss, loss / LN2);
 }
 
-static void print_results(const training *t)
+static int64_t count_parameters(const training *t)
 {
     int64_t count = 0;
     for (int i = 0; i < t->model.parameters.count; i++)
         count += t->model.parameters.items[i].count;
-    printf("\n%lld parameters, %.0f tokens/s in training\n", (long long)count, t->tokens_per_second);
+    return count;
+}
+
+static void print_results(const training *t)
+{
+    printf("\n%lld parameters, %.0f tokens/s in training\n", (long long)count_parameters(t), t->tokens_per_second);
     print_loss("training loss", t->train);
     print_loss("validation loss", t->validation);
     print_loss("byte-bigram model", t->curve.bigram);
@@ -140,25 +146,84 @@ static int report(const training *t, const options *o, cot_queue *queue)
     return sampled != EXIT_SUCCESS ? sampled : write_curve(t, o);
 }
 
+/* Says why a training ended early; the exit status. */
+static int explain(const training *t, train_result result)
+{
+    switch (result) {
+    case TRAIN_DONE: break;
+    case TRAIN_OUT_OF_MEMORY:
+        return fail(EXIT_FAILURE, "out of memory: a smaller --batch, --context, --width or --layers needs less");
+    case TRAIN_LIBRARY_ERROR: return fail(EXIT_FAILURE, "%s", cot_error_message());
+    case TRAIN_BAD_CHECKPOINT: return fail(EXIT_BAD_INPUT, "--checkpoint %s", t->error.text);
+    case TRAIN_NO_CHECKPOINT: return fail(EXIT_FAILURE, "--checkpoint %s", t->error.text);
+    case TRAIN_DIVERGED:
+        return fail(EXIT_FAILURE, "the loss is no longer finite after step %lld: try a smaller --lr",
+                    (long long)t->curve.count);
+    }
+    return EXIT_SUCCESS;
+}
+
 static int train_and_report(const corpus *text, const options *o, cot_queue *queue)
 {
     training t;
-    int status = EXIT_SUCCESS;
     print_start(text, o, queue);
-    switch (train(&t, text, o, queue)) {
-    case TRAIN_DONE: status = report(&t, o, queue); break;
-    case TRAIN_OUT_OF_MEMORY:
-        status = fail(EXIT_FAILURE, "out of memory: a smaller --batch, --context, --width or --layers needs less");
-        break;
-    case TRAIN_LIBRARY_ERROR: status = fail(EXIT_FAILURE, "%s", cot_error_message()); break;
-    case TRAIN_BAD_CHECKPOINT: status = fail(EXIT_BAD_INPUT, "--checkpoint %s", t.error.text); break;
-    case TRAIN_NO_CHECKPOINT: status = fail(EXIT_FAILURE, "--checkpoint %s", t.error.text); break;
-    case TRAIN_DIVERGED:
-        status = fail(EXIT_FAILURE, "the loss is no longer finite after step %lld: try a smaller --lr",
-                      (long long)t.curve.count);
-        break;
+    int status = explain(&t, train(&t, text, o, queue));
+    if (status == EXIT_SUCCESS)
+        status = report(&t, o, queue);
+    training_destroy(&t);
+    return status;
+}
+
+/* One of several runs: trains, and draws its curve into a folder of its own. */
+static int train_one_of(const corpus *text, const options *o, cot_queue *queue, const char *folder,
+                        finished_run *result)
+{
+    training t;
+    options own = *o;
+    own.out = folder;
+    print_start(text, &own, queue);
+    int status = explain(&t, train(&t, text, &own, queue));
+    if (status == EXIT_SUCCESS)
+        status = make_folder(folder);
+    if (status == EXIT_SUCCESS) {
+        print_results(&t);
+        status = write_curve(&t, &own);
+        *result = (finished_run){.arch = result->arch,
+                                 .seed = o->seed,
+                                 .parameters = count_parameters(&t),
+                                 .train = t.train,
+                                 .validation = t.validation,
+                                 .bigram = t.curve.bigram,
+                                 .tokens_per_second = t.tokens_per_second,
+                                 .validation_bytes = t.validation_bytes};
     }
     training_destroy(&t);
+    return status;
+}
+
+static int train_several(const corpus *text, const options *o, cot_queue *queue)
+{
+    const int count = options_run_count(o);
+    finished_run *runs = calloc((size_t)count, sizeof *runs);
+    int status = runs != NULL ? EXIT_SUCCESS : fail(EXIT_FAILURE, "out of memory");
+    for (int i = 0; status == EXIT_SUCCESS && i < count; i++) {
+        char folder[4096];
+        options run;
+        runs[i].arch = options_run(o, i, &run);
+        printf("%s== %s, seed %lld (%d of %d)\n", i > 0 ? "\n" : "", runs[i].arch->name, (long long)run.seed, i + 1,
+               count);
+        if (snprintf(folder, sizeof folder, "%s/%s-%lld", o->out, runs[i].arch->name, (long long)run.seed) >=
+            (int)sizeof folder)
+            status = fail(EXIT_BAD_INPUT, "--out %s: the name is too long", o->out);
+        else
+            status = train_one_of(text, &run, queue, folder, &runs[i]);
+    }
+    if (status == EXIT_SUCCESS) {
+        runs_print(runs, count, o);
+        if (o->json != NULL && !runs_write_json(runs, count, o, (int)cot_queue_threads(queue)))
+            status = fail(EXIT_FAILURE, "--json %s: %s", o->json, strerror(errno));
+    }
+    free(runs);
     return status;
 }
 
@@ -175,7 +240,13 @@ static int run(const options *o, corpus *text)
     cot_queue *queue;
     if (cot_queue_create(NULL, &queue) != COT_OK)
         return fail(EXIT_FAILURE, "%s", cot_error_message());
-    status = train_and_report(text, o, queue);
+    if (options_run_count(o) > 1) {
+        status = train_several(text, o, queue);
+    } else {
+        options single;
+        options_run(o, 0, &single);
+        status = train_and_report(text, &single, queue);
+    }
     cot_queue_destroy(queue);
     return status;
 }

@@ -7,8 +7,16 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { DEFAULT_EVERY = 100 };
+enum { DEFAULT_EVERY = 100, DEFAULT_STEPS = 2600, DEFAULT_STEPS_OF_SEVERAL = 500 };
+
+const architecture architectures[ARCHITECTURES] = {
+    {"conv", 0, 0},
+    {"attention", 1, 0},
+    {"hybrid", 5, 0},
+    {"hybrid-mhc", 5, 2},
+};
 
 /* Keys of options without a short form. */
 enum {
@@ -19,6 +27,7 @@ enum {
     KEY_INNER,
     KEY_LAYERS,
     KEY_KERNEL,
+    KEY_ARCH,
     KEY_MHC,
     KEY_ATTENTION,
     KEY_RATE,
@@ -26,6 +35,8 @@ enum {
     KEY_CLIP,
     KEY_DROPOUT,
     KEY_SEED,
+    KEY_SEEDS,
+    KEY_JSON,
     KEY_THREADS,
     KEY_OUT,
     KEY_SAMPLE,
@@ -44,6 +55,10 @@ static const struct argp_option OPTIONS[] = {
     {"source-dir", KEY_SOURCE_DIR, "DIR", 0,
      "Without --text: the licence texts in /usr/share/common-licenses and the sources below DIR", 0},
     {0, 0, 0, 0, "Model:", 2},
+    {"arch", KEY_ARCH, "NAME,...", 0,
+     "conv, attention (in every block), hybrid (--attention 5) or hybrid-mhc (--attention 5 --mhc 2); several, or all: one "
+     "after the other, and a table at the end",
+     0},
     {"width", KEY_WIDTH, "N", 0, "Channels of the residual stream", 0},
     {"inner", KEY_INNER, "N", 0, "Channels inside a block (default: 5/4 of the width)", 0},
     {"layers", KEY_LAYERS, "N", 0, "Blocks", 0},
@@ -51,7 +66,7 @@ static const struct argp_option OPTIONS[] = {
     {"mhc", KEY_MHC, "N", 0, "Hyper-connections: every block between N residual streams; 0: one plain stream", 0},
     {"attention", KEY_ATTENTION, "K", 0, "Attention in place of the convolution in every K-th block; 0: in none", 0},
     {0, 0, 0, 0, "Training:", 3},
-    {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser", 0},
+    {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser (2600; of several runs 500 each)", 0},
     {"batch", KEY_BATCH, "N", 0, "Sequences in a step", 0},
     {"context", KEY_CONTEXT, "N", 0, "Bytes in a sequence", 0},
     {"lr", KEY_RATE, "X", 0, "Highest learning rate", 0},
@@ -59,10 +74,12 @@ static const struct argp_option OPTIONS[] = {
     {"clip", KEY_CLIP, "X", 0, "Largest norm of the gradient; 0: no limit", 0},
     {"dropout", KEY_DROPOUT, "P", 0, "Probability of dropping an element of what a block adds", 0},
     {"seed", KEY_SEED, "N", 0, "Names the initial weights, the batches, the dropped elements and the sample", 0},
+    {"seeds", KEY_SEEDS, "N", 0, "Train with N seeds, from --seed on, and end with a table", 0},
     {"threads", KEY_THREADS, "N", 0, "Threads (default: what OpenMP would use); the losses do not depend on it", 0},
     {0, 0, 0, 0, "Output:", 4},
     {"out", KEY_OUT, "DIR", 0, "Where loss.csv and loss.svg go; made if it is not there", 0},
-    {"sample", KEY_SAMPLE, "N", 0, "Bytes of text to generate at the end", 0},
+    {"json", KEY_JSON, "FILE", 0, "The table of several runs as JSON", 0},
+    {"sample", KEY_SAMPLE, "N", 0, "Bytes of text to generate at the end of a single run", 0},
     {"temperature", KEY_TEMPERATURE, "X", 0, "Of the sample; 0: always the likeliest byte", 0},
     {"prompt", KEY_PROMPT, "TEXT", 0, "What the sample continues", 0},
     {"quiet", 'q', 0, 0, "No progress, only the results", 0},
@@ -87,7 +104,7 @@ static const struct integer_option {
     {KEY_KERNEL, offsetof(options, kernel), 1, 1024},       {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
     {KEY_THREADS, offsetof(options, threads), 1, 64},       {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
     {KEY_EVERY, offsetof(options, every), 1, 100000000},    {KEY_MHC, offsetof(options, streams), 0, 64},
-    {KEY_ATTENTION, offsetof(options, attention), 0, 4096},
+    {KEY_ATTENTION, offsetof(options, attention), 0, 4096}, {KEY_SEEDS, offsetof(options, seeds), 1, 64},
 };
 
 static const struct real_option {
@@ -156,6 +173,27 @@ static bool parse_number(int key, const char *text, options *o)
     return false;
 }
 
+/* "hybrid,conv" or "all", as bits. */
+static unsigned parse_archs(const char *text)
+{
+    unsigned archs = 0;
+    size_t length;
+    for (const char *name = text;; name += length + 1) {
+        length = strcspn(name, ",");
+        unsigned found = length == 3 && strncmp(name, "all", length) == 0 ? (1u << ARCHITECTURES) - 1 : 0;
+        for (int i = 0; i < ARCHITECTURES; i++)
+            if (strlen(architectures[i].name) == length && strncmp(name, architectures[i].name, length) == 0)
+                found = 1u << i;
+        if (found == 0) {
+            fprintf(stderr, "train_lm: --arch is \"%s\", expected conv, attention, hybrid, hybrid-mhc or all\n", text);
+            exit(EXIT_BAD_INPUT);
+        }
+        archs |= found;
+        if (name[length] == '\0')
+            return archs;
+    }
+}
+
 static error_t parse_option(int key, char *text, struct argp_state *state)
 {
     options *o = state->input;
@@ -165,6 +203,8 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
     case KEY_PROMPT: o->prompt = parse_text(key, text); return 0;
     case KEY_CHECKPOINT: o->checkpoint = parse_text(key, text); return 0;
     case KEY_RESUME: o->resume = true; return 0;
+    case KEY_JSON: o->json = parse_text(key, text); return 0;
+    case KEY_ARCH: o->archs = parse_archs(text); return 0;
     case KEY_TEXT:
     case ARGP_KEY_ARG: o->texts[o->text_count++] = text; return 0;
     case 'q': o->quiet = true; return 0;
@@ -177,19 +217,66 @@ static const struct argp PARSER = {
     .parser = parse_option,
     .args_doc = "[FILE...]",
     .doc =
-        "Trains a byte-level language model of causal convolutions on text files, holding out the last tenth of each; "
+        "Trains a byte-level language model of causal convolutions and attention on text files, holding out the last tenth of each; "
         "prints its validation loss beside that of a byte-bigram model, and a sample; and writes the loss curve.",
 };
 
+static void refuse(const char *why)
+{
+    fprintf(stderr, "train_lm: %s\n", why);
+    exit(EXIT_BAD_INPUT);
+}
+
+/* What the options say together. */
+static void check_together(const options *o)
+{
+    if (o->checkpoint == NULL && o->resume)
+        refuse("--resume needs --checkpoint");
+    if (o->checkpoint == NULL && o->every > 0)
+        refuse("--every needs --checkpoint");
+    if (o->archs != 0 && (o->attention >= 0 || o->streams >= 0))
+        refuse("--arch says what --attention and --mhc say: give it or them");
+    if (o->checkpoint != NULL && options_run_count(o) > 1)
+        refuse("--checkpoint is of a single run: one --arch, and --seeds 1");
+    if (o->json != NULL && options_run_count(o) == 1)
+        refuse("--json is of several runs: --arch all, or --seeds");
+}
+
+int options_run_count(const options *o)
+{
+    int count = o->archs == 0;
+    for (int i = 0; i < ARCHITECTURES; i++)
+        count += (int)(o->archs >> i & 1);
+    return count * (int)o->seeds;
+}
+
+const architecture *options_run(const options *o, int i, options *run)
+{
+    static const architecture own = {"as given", 0, 0};
+    const architecture *arch = &own;
+    *run = *o;
+    run->seed = o->seed + i % o->seeds;
+    if (o->archs == 0)
+        return arch;
+    int64_t left = i / o->seeds;
+    for (arch = architectures; (o->archs >> (arch - architectures) & 1) == 0 || left-- > 0;)
+        arch++;
+    run->attention = arch->attention;
+    run->streams = arch->streams;
+    return arch;
+}
+
 void options_parse(options *o, int argc, char **argv)
 {
-    *o = (options){.steps = 2600,
-                   .batch = 4,
+    *o = (options){.batch = 4,
                    .context = 256,
                    .width = 128,
                    .layers = 10,
                    .kernel = 4,
+                   .streams = -1, /* not given, like attention and steps */
+                   .attention = -1,
                    .seed = 1,
+                   .seeds = 1,
                    .rate = 4e-3,
                    .weight_decay = 0.4,
                    .clip = 1,
@@ -206,10 +293,11 @@ void options_parse(options *o, int argc, char **argv)
     }
     argp_err_exit_status = EXIT_BAD_INPUT;
     argp_parse(&PARSER, argc, argv, 0, NULL, o);
-    if (o->checkpoint == NULL && (o->resume || o->every > 0)) {
-        fprintf(stderr, "train_lm: --%s needs --checkpoint\n", o->resume ? "resume" : "every");
-        exit(EXIT_BAD_INPUT);
-    }
+    check_together(o);
+    o->attention = o->attention < 0 ? 0 : o->attention;
+    o->streams = o->streams < 0 ? 0 : o->streams;
+    if (o->steps == 0)
+        o->steps = options_run_count(o) > 1 ? DEFAULT_STEPS_OF_SEVERAL : DEFAULT_STEPS;
     if (o->inner == 0)
         o->inner = o->width + o->width / 4;
     if (o->every == 0)

@@ -164,6 +164,13 @@ COT_API int32_t cot_queue_threads(const cot_queue *queue);
  * Errors: COT_INVALID_ARGUMENT (queue), COT_OUT_OF_MEMORY, COT_WOULD_ALLOCATE. */
 COT_API cot_status cot_queue_reserve(cot_queue *queue, size_t bytes);
 
+/* Moves a CUDA queue to another stream of its context, so that one queue, with the device code that it has loaded,
+ * serves all streams of a device: what is called from now on is enqueued there. The caller orders the streams
+ * where their work depends on each other, and brings a workspace to calls on streams that run at the same time: the
+ * queue's pool is one. NULL = the default stream. Nothing else changes, so that it may be called during a capture.
+ * Errors: COT_INVALID_ARGUMENT (queue; a CPU queue; a stream of another context), COT_DEVICE_ERROR. */
+COT_API cot_status cot_queue_set_stream(cot_queue *queue, void *stream);
+
 /* Waits for what the queue has enqueued, and tells whether all of it went well: COT_INVALID_DATA with the first fault
  * that a kernel met in index data since the last check (that argument's bad entries were clamped or skipped),
  * COT_DEVICE_ERROR if the device failed. On the CPU there is nothing to wait for.

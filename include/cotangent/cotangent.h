@@ -7,6 +7,7 @@
 
 #include <cotangent/attention.h>
 #include <cotangent/causal_conv1d.h>
+#include <cotangent/causal_conv1d_dense.h>
 #include <cotangent/core.h>
 #include <cotangent/dropout.h>
 #include <cotangent/mhc.h>

@@ -17,8 +17,11 @@
 #include <unistd.h>
 
 /* A sample is as many calls as fill this time; a measurement the median of this many samples, or of as many as its
- * time allows. All kernels of a case and the copies take turns, so that a slow moment of the machine hits them alike. */
-static const double sample_seconds = 0.01, case_seconds = 12;
+ * time allows. All kernels of a case and the copies take turns, so that a slow moment of the machine hits them alike.
+ * Of a kernel that takes longer than slow_seconds the first call is all there is to see; one that would take longer
+ * than hopeless_seconds, by its own estimate, is timed where --kernel names it. Attention's plain loops took most of
+ * five minutes' bench, to show that they are a thousand times as slow as its tiles. */
+static const double sample_seconds = 0.01, case_seconds = 12, slow_seconds = 0.5, hopeless_seconds = 2;
 enum { SAMPLES = 9, SAMPLES_LEAST = 3, MAX_RUNNERS = COT_MAX_KERNELS + 2 };
 
 void device_name(char *text, size_t size)
@@ -40,7 +43,7 @@ typedef struct runner {
     const cot_choice *choice; /* NULL = a copy */
     void (*copy)(const cot_queue *, const copy_ceiling *);
     cot_queue *queue;
-    int64_t calls; /* of one sample */
+    int64_t calls; /* of one sample; 0 = it has had its only one */
     double samples[SAMPLES];
     int count;
 } runner;
@@ -91,20 +94,26 @@ double median(double *samples, int count)
     return samples[count / 2];
 }
 
-static void run_contest(contest *c)
+static void run_contest(contest *c, bool brief)
 {
     const double begin = now();
     for (int i = 0; i < c->count; i++) { /* the first call warms up and tells how many make a sample */
         runner *r = &c->runners[i];
-        seconds_of(c, r, 1);
+        const double first = seconds_of(c, r, 1);
+        if (!(first <= slow_seconds)) {
+            r->samples[r->count++] = first;
+            continue;
+        }
         const double once = seconds_of(c, r, 1);
-        r->calls = once > 0 && once < sample_seconds ? (int64_t)(sample_seconds / once) + 1 : 1;
+        r->calls = !brief && once > 0 && once < sample_seconds ? (int64_t)(sample_seconds / once) + 1 : 1;
     }
-    for (int sample = 0; sample < SAMPLES; sample++) {
+    for (int sample = 0; sample < (brief ? 1 : SAMPLES); sample++) {
         if (sample >= SAMPLES_LEAST && now() - begin > case_seconds)
             break;
         for (int i = 0; i < c->count; i++) {
             runner *r = &c->runners[i];
+            if (r->calls == 0)
+                continue;
             if (r->calls > 1)
                 call(c, r); /* the runner before has left other data in the caches */
             r->samples[r->count++] = seconds_of(c, r, r->calls);
@@ -114,10 +123,11 @@ static void run_contest(contest *c)
 
 /* ---- one case ----------------------------------------------------------------------------------------- */
 
-/* Inputs that an op's cases prepare must be made as for a check, which takes its time. */
-static void make_bound(bound_case *bound, const cot_op_cases *cases, const cot_case *c)
+/* Inputs that an op's cases prepare must be made as for a check, which takes its time; on a GPU too much of it, and there
+ * no value makes a kernel slower. */
+static void make_bound(bound_case *bound, const cot_op_cases *cases, const cot_case *c, cot_backend backend)
 {
-    if (cases->prepare == NULL) {
+    if (cases->prepare == NULL || backend == COT_BACKEND_CUDA) {
         bound_case_make_repeating(bound, cases, c);
         return;
     }
@@ -175,7 +185,7 @@ static void add_row(const bench *b, const cot_case *c, const measurement *m, dou
         "device", b->device, "clock_ghz", 1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version",
         cot_version());
     /* Beside a product of matrices where that is what there is to do: more than 16 operations a byte. */
-    if (c->flops > 16 * bytes && m->choice->kernel->backend == COT_BACKEND_CPU) {
+    if (c->flops > 16 * bytes && m->choice->kernel->backend == COT_BACKEND_CPU && !b->options->brief) {
         cot_queue *queue = make_queue(b, m->choice->kernel);
         const double products = measure_products(queue, first->dtype);
         cot_queue_destroy(queue);
@@ -193,16 +203,21 @@ static bool wanted(const bench *b, const cot_case *c)
     return (c->uses & use) && (b->options->only == NULL || strstr(text, b->options->only) != NULL);
 }
 
-static bool bench_wants(const bench_options *options, const cot_choice *choice)
+static bool bench_wants(const bench *b, const cot_choice *choice, int threads)
 {
-    return choice->refusal == NULL && (!options->chosen_only || choice->chosen) &&
-           (options->kernel == NULL || strstr(choice->kernel->name, options->kernel) != NULL);
+    const bench_options *options = b->options;
+    if (choice->refusal != NULL || (options->chosen_only && !choice->chosen))
+        return false;
+    if (options->kernel != NULL)
+        return strstr(choice->kernel->name, options->kernel) != NULL;
+    return choice->chosen || choice->kernel->backend != COT_BACKEND_CPU ||
+           choice->cost / b->clock / threads < hopeless_seconds;
 }
 
 static void add_runners(const bench *b, contest *c, const cot_choice *choices, int count)
 {
     for (int i = 0; i < count; i++) {
-        if (!bench_wants(b->options, &choices[i]))
+        if (!bench_wants(b, &choices[i], (int)cot_queue_threads(c->runners[0].queue)))
             continue;
         runner *r = &c->runners[c->count++];
         *r = (runner){.choice = &choices[i], .queue = make_queue(b, choices[i].kernel)};
@@ -221,9 +236,9 @@ static void bench_on_host(bench *b, const cot_case *c, const cot_choice *choices
     all.count = 2;
     add_runners(b, &all, choices, count);
     bound_case bound;
-    make_bound(&bound, b->cases, c);
+    make_bound(&bound, b->cases, c, b->options->backend);
     all.bound = &bound;
-    run_contest(&all);
+    run_contest(&all, b->options->brief);
     const double plain = median(all.runners[0].samples, all.runners[0].count);
     const double streaming = median(all.runners[1].samples, all.runners[1].count);
     const double ceiling = 2 * (double)all.copy.bytes / (plain < streaming ? plain : streaming);
@@ -241,11 +256,11 @@ static void bench_on_host(bench *b, const cot_case *c, const cot_choice *choices
 static void bench_on_device(bench *b, const cot_case *c, const cot_choice *choices, int count)
 {
     bound_case bound;
-    make_bound(&bound, b->cases, c);
+    make_bound(&bound, b->cases, c, b->options->backend);
     double ceiling = 0;
     cot_status status = bench_device_copy(compulsory_bytes(case_direction(b->cases, c), c->args), &ceiling);
     for (int i = 0; status == COT_OK && i < count; i++) {
-        if (!bench_wants(b->options, &choices[i]))
+        if (!bench_wants(b, &choices[i], 1))
             continue;
         measurement m = {.choice = &choices[i]};
         status = bench_device_kernel(b->cases, c, &bound, &m);

@@ -15,6 +15,7 @@ typedef struct bench_options {
     cot_backend backend;
     int threads;      /* 0 = all */
     bool chosen_only; /* only the kernel that dispatch would take */
+    bool brief;       /* one call a sample, one sample: for what is run and not measured */
     void (*progress)(void *context, double share, const char *what);
     void *context;
 } bench_options;

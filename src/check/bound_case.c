@@ -36,6 +36,14 @@ static bool is_integer(const cot_tensor *tensor)
     return tensor->dtype == COT_I32 || tensor->dtype == COT_U8;
 }
 
+static bool repeats(const cot_tensor *tensor)
+{
+    for (int axis = 0; axis < tensor->rank; axis++)
+        if (tensor->stride[axis] == 0)
+            return true;
+    return false;
+}
+
 /* The first of the elements that share the memory of element `number`: axes of stride 0 repeat what they have. */
 static int64_t first_sharer(const cot_tensor *tensor, int64_t number)
 {
@@ -67,7 +75,7 @@ reference reference_make(const cot_op_cases *cases, const cot_case *c)
             ref.values[f] = allocate((size_t)count, sizeof(double));
             random_normal(c->seed * COT_MAX_FIELDS + (uint64_t)f, ref.values[f], count);
             round_to(tensor->dtype, ref.values[f], count);
-            for (int64_t n = 0; n < count; n++)
+            for (int64_t n = 0; repeats(tensor) && n < count; n++)
                 ref.values[f][n] = ref.values[f][first_sharer(tensor, n)];
         }
     }
@@ -262,6 +270,17 @@ cot_status device_image_read(const device_image *image, bound_case *b, const cot
         if (b->fields[f].memory != NULL)
             memcpy(b->fields[f].memory, host + image->offsets[f], b->fields[f].bytes);
     free(host);
+    return status;
+}
+
+cot_status device_image_read_outputs(const device_image *image, bound_case *b, const cot_direction *direction,
+                                     cot_queue *queue)
+{
+    cot_status status = COT_OK;
+    for (int f = 0; status == COT_OK && f < direction->field_count; f++)
+        if (b->fields[f].memory != NULL && direction->fields[f].role != COT_INPUT)
+            status =
+                cot_cuda_to_host(queue, b->fields[f].memory, image->memory + image->offsets[f], b->fields[f].bytes);
     return status;
 }
 

@@ -55,6 +55,9 @@ cot_status device_image_write(const device_image *image, const bound_case *b, co
                               cot_queue *queue);
 cot_status device_image_read(const device_image *image, bound_case *b, const cot_direction *direction,
                              cot_queue *queue);
+/* The same for outputs alone, which is what many repeats have time for. */
+cot_status device_image_read_outputs(const device_image *image, bound_case *b, const cot_direction *direction,
+                                     cot_queue *queue);
 void device_image_free(device_image *image, cot_queue *queue);
 
 /* Does an output hold a value before the call? */

@@ -92,6 +92,7 @@ double product_flops_scalar(const cot_queue *queue);
 double product_flops_avx2(const cot_queue *queue);
 double product_flops_avx512(const cot_queue *queue);
 double product_flops_amx(const cot_queue *queue);
+double product_flops_amx_split(const cot_queue *queue);
 
 double measure_products(const cot_queue *queue, cot_dtype dtype)
 {
@@ -100,10 +101,11 @@ double measure_products(const cot_queue *queue, cot_dtype dtype)
     (void)dtype;
 #if defined(__x86_64__)
     const uint32_t isa = cot_cpu_features();
-    run = isa & COT_ISA_AMX && dtype == COT_BF16 ? product_flops_amx
-          : isa & COT_ISA_AVX512                 ? product_flops_avx512
-          : isa & COT_ISA_AVX2                   ? product_flops_avx2
-                                                 : run;
+    run = isa & COT_ISA_AMX && dtype == COT_BF16  ? product_flops_amx
+          : isa & COT_ISA_AMX && dtype == COT_F16 ? product_flops_amx_split
+          : isa & COT_ISA_AVX512                  ? product_flops_avx512
+          : isa & COT_ISA_AVX2                    ? product_flops_avx2
+                                                  : run;
 #endif
     double best = 0;
     for (int i = 0; i < TRIES; i++) {

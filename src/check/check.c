@@ -9,6 +9,9 @@
 #include "cuda/memory.h"
 
 #include <inttypes.h>
+#include <omp.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 /* The oracle against finite differences of its own forward. */
@@ -25,15 +28,26 @@ typedef struct tally {
     char worst_case[256];
 } tally;
 
-typedef struct checker {
-    const check_options *options;
-    const cot_op_cases *cases;
+/* What the workers have in common. */
+typedef struct findings {
+    pthread_mutex_t lock; /* for all below but next */
     tally tallies[COT_MAX_KERNELS];
     int64_t gradients_passed, gradients_failed;
     double worst_gradient;
-    int64_t total, done; /* cases */
+    int64_t total;         /* cases */
+    _Atomic(int64_t) next; /* the first case that nobody has taken */
+} findings;
+
+/* One of the threads that share the cases out: each goes through all of them and takes those whose number it drew. */
+typedef struct checker {
+    const check_options *options;
+    const cot_op_cases *cases;
+    findings *found;
+    int64_t number, mine; /* of the case at hand; of the case that is next for this worker */
+    bool reports_progress;
     cot_queue *device_queues[COT_MAX_KERNELS];
     cot_queue *explaining; /* of the backend under check, without a forced kernel */
+    pthread_t thread;
 } checker;
 
 void describe_case(const cot_op_cases *cases, const cot_case *c, char *text, size_t size)
@@ -46,7 +60,9 @@ void describe_case(const cot_op_cases *cases, const cot_case *c, char *text, siz
 
 static bool wanted(const checker *k, const cot_case *c)
 {
-    const unsigned uses = k->options->quick ? COT_CASE_QUICK : COT_CASE_CHECK;
+    const unsigned all =
+        k->options->backend == COT_BACKEND_CUDA ? COT_CASE_CHECK | COT_CASE_CHECK_CUDA : COT_CASE_CHECK;
+    const unsigned uses = k->options->quick ? COT_CASE_QUICK : all;
     char text[256];
     if (!(c->uses & uses))
         return false;
@@ -160,7 +176,7 @@ static bool repeats_agree_on_device(checker *k, const cot_kernel *kernel, const 
         if (status == COT_OK)
             status = cot_op_run(direction, queue, image.args);
         if (status == COT_OK)
-            status = device_image_read(&image, again, direction, queue);
+            status = device_image_read_outputs(&image, again, direction, queue);
         same = status == COT_OK && same_bytes(direction, first, again, run, why, size);
     }
     if (status == COT_OK)
@@ -241,8 +257,10 @@ static bool wanted_kernel(const checker *k, const cot_kernel *kernel)
            (k->options->kernel == NULL || strstr(kernel->name, k->options->kernel) != NULL);
 }
 
-static void record(checker *k, tally *t, const outcome *out, const char *text)
+static void record(checker *k, const cot_kernel *kernel, const outcome *out, const char *text)
 {
+    tally *t = &k->found->tallies[kernel - k->cases->op->kernels];
+    pthread_mutex_lock(&k->found->lock);
     if (!out->failed) {
         t->passed++;
         if (out->worst_ratio > t->worst_ratio) {
@@ -250,10 +268,29 @@ static void record(checker *k, tally *t, const outcome *out, const char *text)
             snprintf(t->worst_case, sizeof t->worst_case, "%s", text);
         }
         t->worst_ulp = out->worst_ulp > t->worst_ulp ? out->worst_ulp : t->worst_ulp;
-        return;
-    }
-    if (++t->failed <= SHOWN_FAILURES || k->options->report)
+    } else if (++t->failed <= SHOWN_FAILURES || k->options->report)
         printf("FAILED %s, %s: %s\n", t->kernel->name, text, out->why);
+    pthread_mutex_unlock(&k->found->lock);
+}
+
+static void record_skipped(checker *k, const cot_kernel *kernel)
+{
+    pthread_mutex_lock(&k->found->lock);
+    k->found->tallies[kernel - k->cases->op->kernels].skipped++;
+    pthread_mutex_unlock(&k->found->lock);
+}
+
+static void record_gradient(checker *k, double error, const char *text)
+{
+    findings *found = k->found;
+    const bool failed = !(error <= gradient_tolerance);
+    pthread_mutex_lock(&found->lock);
+    found->gradients_failed += failed;
+    found->gradients_passed += !failed;
+    found->worst_gradient = !(error <= found->worst_gradient) ? error : found->worst_gradient;
+    if (failed)
+        printf("FAILED oracle, %s: off from finite differences by %.3g\n", text, error);
+    pthread_mutex_unlock(&found->lock);
 }
 
 /* What the scalar CPU kernel makes of the case, for the error rule of another backend's kernels. */
@@ -288,16 +325,17 @@ static void check_case_kernels(checker *k, const reference *ref, const char *tex
     if (status == COT_UNSUPPORTED && k->options->backend != COT_BACKEND_CPU)
         return; /* f64, which is the CPU's alone */
     if (status != COT_OK) {
-        printf("FAILED %s: %s\n", text, cot_error_message());
-        k->tallies[0].failed++;
+        outcome out = {.failed = true};
+        snprintf(out.why, sizeof out.why, "%s", cot_error_message());
+        record(k, op->kernels, &out, text);
         return;
     }
     bool scalar_ran = k->options->backend != COT_BACKEND_CPU && find_scalar_values(k, ref, s);
     for (int i = 0; i < count; i++) {
-        tally *t = &k->tallies[choices[i].kernel - op->kernels];
         const bool chosen = wanted_kernel(k, choices[i].kernel);
         if (choices[i].refusal != NULL) {
-            t->skipped += chosen && (choices[i].kernel->isa & ~k->explaining->isa) != 0;
+            if (chosen && (choices[i].kernel->isa & ~k->explaining->isa) != 0)
+                record_skipped(k, choices[i].kernel);
             continue;
         }
         if (!chosen && scalar_ran)
@@ -306,9 +344,12 @@ static void check_case_kernels(checker *k, const reference *ref, const char *tex
         const outcome out = check_kernel(k, ref, choices[i].kernel, s, NULL);
         if (!chosen)
             continue; /* the scalar kernel, run for its values alone */
-        record(k, t, &out, text);
-        if (out.failed && k->options->report)
+        record(k, choices[i].kernel, &out, text);
+        if (out.failed && k->options->report) {
+            flockfile(stdout); /* a report is many lines */
             check_kernel(k, ref, choices[i].kernel, s, stdout);
+            funlockfile(stdout);
+        }
     }
     for (int f = 0; f < COT_MAX_FIELDS; f++)
         free(s[f]);
@@ -317,41 +358,43 @@ static void check_case_kernels(checker *k, const reference *ref, const char *tex
 static bool check_case(void *context, const cot_case *c)
 {
     checker *k = context;
-    if (!wanted(k, c))
+    if (!wanted(k, c) || k->number++ != k->mine)
         return true;
     char text[256];
     describe_case(k->cases, c, text, sizeof text);
-    if (k->options->progress != NULL)
-        k->options->progress(k->options->context, (double)k->done / (double)k->total, text);
-    k->done++;
+    if (k->reports_progress)
+        k->options->progress(k->options->context, (double)k->mine / (double)k->found->total, text);
     reference ref = reference_make(k->cases, c);
     reference_solve(&ref);
     check_case_kernels(k, &ref, text);
     reference_free(&ref);
-    if ((c->uses & COT_CASE_GRADIENT) && k->options->backend == COT_BACKEND_CPU) {
-        const double error = check_gradient(k->cases, c);
-        const bool failed = !(error <= gradient_tolerance);
-        k->gradients_failed += failed;
-        k->gradients_passed += !failed;
-        k->worst_gradient = !(error <= k->worst_gradient) ? error : k->worst_gradient;
-        if (failed)
-            printf("FAILED oracle, %s: off from finite differences by %.3g\n", text, error);
-    }
+    if ((c->uses & COT_CASE_GRADIENT) && k->options->backend == COT_BACKEND_CPU)
+        record_gradient(k, check_gradient(k->cases, c), text);
+    k->mine = atomic_fetch_add(&k->found->next, 1);
     return true;
 }
 
 static bool count_case(void *context, const cot_case *c)
 {
     checker *k = context;
-    k->total += wanted(k, c);
+    k->found->total += wanted(k, c);
     return true;
+}
+
+static void *check_cases(void *worker)
+{
+    checker *k = worker;
+    const int share = omp_get_num_procs() / k->options->jobs;
+    omp_set_num_threads(share > 1 ? share : 1); /* for the oracles; kernels are told their number */
+    k->mine = atomic_fetch_add(&k->found->next, 1);
+    k->cases->each(check_case, k);
+    return NULL;
 }
 
 /* ---- all of them -------------------------------------------------------------------------------------- */
 
-static void print_tallies(const checker *k, int64_t totals[3])
+static void print_tallies(const findings *k, const cot_op *op, bool report, int64_t totals[3])
 {
-    const cot_op *op = k->cases->op;
     if (k->gradients_passed + k->gradients_failed > 0)
         printf("%-48s %6" PRId64 " passed %4" PRId64
                " failed   off from finite differences by at most %.2g (allowed %.0e)\n",
@@ -368,40 +411,60 @@ static void print_tallies(const checker *k, int64_t totals[3])
         if (t->passed > 0)
             printf("   at most %.2f of the tolerance", t->worst_ratio);
         printf("\n");
-        if (k->options->report && t->passed > 0)
+        if (report && t->passed > 0)
             printf("    closest to the tolerance: %s; largest error %.3g ulp\n", t->worst_case, t->worst_ulp);
     }
     totals[0] += k->gradients_passed;
     totals[1] += k->gradients_failed;
 }
 
+/* The calling thread is the first worker. */
+static void check_op(const check_options *options, const cot_op_cases *cases, int64_t totals[3])
+{
+    findings found = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    checker *workers = allocate((size_t)options->jobs, sizeof *workers);
+    cot_queue_options free_choice;
+    COT_INIT(&free_choice);
+    free_choice.backend = options->backend;
+    free_choice.kernels = "";
+    for (int j = 0; j < cases->op->kernel_count; j++)
+        found.tallies[j].kernel = &cases->op->kernels[j];
+    int ready = 0, started = 1;
+    for (; ready < options->jobs; ready++) {
+        workers[ready] = (checker){.options = options, .cases = cases, .found = &found};
+        if (cot_queue_create(&free_choice, &workers[ready].explaining) != COT_OK)
+            break;
+    }
+    if (ready < options->jobs) {
+        printf("FAILED %s: %s\n", cases->op->name, cot_error_message());
+        totals[1]++;
+    } else {
+        workers[0].reports_progress = options->progress != NULL;
+        cases->each(count_case, &workers[0]);
+        while (started < options->jobs &&
+               pthread_create(&workers[started].thread, NULL, check_cases, &workers[started]) == 0)
+            started++;
+        check_cases(&workers[0]);
+        for (int i = 1; i < started; i++)
+            pthread_join(workers[i].thread, NULL);
+        if (options->progress != NULL)
+            options->progress(options->context, 1, "");
+        print_tallies(&found, cases->op, options->report, totals);
+    }
+    for (int i = 0; i < ready; i++) {
+        cot_queue_destroy(workers[i].explaining);
+        for (int j = 0; j < COT_MAX_KERNELS; j++)
+            cot_queue_destroy(workers[i].device_queues[j]);
+    }
+    free(workers);
+}
+
 int64_t check_run(const check_options *options)
 {
     int64_t totals[3] = {0};
-    for (int i = 0; i < cot_op_count; i++) {
-        if (options->op != NULL && strcmp(options->op, cot_ops[i]->name) != 0)
-            continue;
-        checker k = {.options = options, .cases = cot_all_cases[i]};
-        for (int j = 0; j < cot_ops[i]->kernel_count; j++)
-            k.tallies[j].kernel = &cot_ops[i]->kernels[j];
-        cot_queue_options free_choice;
-        COT_INIT(&free_choice);
-        free_choice.backend = options->backend;
-        free_choice.kernels = "";
-        if (cot_queue_create(&free_choice, &k.explaining) != COT_OK) {
-            printf("FAILED %s: %s\n", cot_ops[i]->name, cot_error_message());
-            totals[1]++;
-            continue;
-        }
-        k.cases->each(count_case, &k);
-        k.cases->each(check_case, &k);
-        cot_queue_destroy(k.explaining);
-        for (int j = 0; j < COT_MAX_KERNELS; j++)
-            cot_queue_destroy(k.device_queues[j]);
-        if (options->progress != NULL)
-            options->progress(options->context, 1, "");
-        print_tallies(&k, totals);
-    }
+    for (int i = 0; i < cot_op_count; i++)
+        if (options->op == NULL || strcmp(options->op, cot_ops[i]->name) == 0)
+            check_op(options, cot_all_cases[i], totals);
     printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " skipped\n", totals[0], totals[1], totals[2]);
     return totals[1];
 }

@@ -12,7 +12,8 @@ typedef struct check_options {
     cot_backend backend;
     bool quick, report;
     int repeat; /* runs of every case, whose bytes must agree; at least 2 */
-    /* Called now and then with the share that is done; may be NULL. */
+    int jobs;   /* cases in hand at a time, a thread each; at least 1 */
+    /* Called now and then, by the calling thread, with the share that is done; may be NULL. */
     void (*progress)(void *context, double share, const char *what);
     void *context;
 } check_options;

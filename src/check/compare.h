@@ -41,6 +41,16 @@ double unit_roundoff(cot_dtype dtype);
 comparison compare(const double *y, const double *r, const double *m, const double *s, int64_t elements, cot_dtype out,
                    cot_dtype intermediate, int64_t shared);
 
+/* An output's errors in the measures that people ask for besides the rule. */
+typedef struct error_measures {
+    int64_t elements, above, below; /* by more than 1.0; by less than 0.1 */
+    double max, mean, rms_ulp, relative /* in norm */, largest /* |r| */;
+} error_measures;
+
+/* Of the elements with first <= number mod period < end: one stream of many, say. */
+error_measures measure_errors(const double *y, const double *r, int64_t elements, int64_t first, int64_t end,
+                              int64_t period, cot_dtype dtype);
+
 /* One line: what the rule says of it. */
 void comparison_line(const comparison *c, char *text, size_t size);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * product_rate.c: matrix products out of the first-level cache, on the very micro-kernels of src/simd/matmul.h. Compiled
- * once per instruction set; the operands' type follows from it: f32, or bf16 with AMX. */
+ * once per instruction set; the operands' type follows from it: f32, or with AMX bf16, or f16 as two of them. */
 #include "ceiling.h"
 #include "core/queue.h"
 #include "simd/matmul.h"
@@ -21,7 +21,7 @@ static void product_item(void *context, int64_t item)
     memset(b, 0, sizeof b);
     mt_begin(&host);
     for (int repeat = 0; repeat < REPEATS; repeat++)
-        mt_product(M, N, K, a, K, b, K, c, N, false);
+        mt_product(M, N, K, a, M, b, K, c, M, false, NULL);
     mt_end(&host);
     __asm__ volatile("" : : "r"(c) : "memory"); /* somebody reads it */
 }

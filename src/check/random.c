@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "random.h"
 
-#include <math.h>
+#include "core/draw.h"
 
-static uint64_t next(uint64_t *state) /* splitmix64 */
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
+#include <math.h>
 
 static double uniform(uint64_t *state) /* in (0, 1) */
 {
-    return ((double)(next(state) >> 11) + 0.5) * 0x1p-53;
+    return ((double)(cot_draw(state) >> 11) + 0.5) * 0x1p-53;
 }
 
 void random_normal(uint64_t seed, double *values, int64_t count)

@@ -30,6 +30,17 @@ int64_t element_position(const cot_tensor *view, int64_t number)
     return position;
 }
 
+/* The last axis: whoever goes through all elements divides once for each row. */
+static int64_t row_elements(const cot_tensor *view)
+{
+    return view->rank > 0 && view->shape[view->rank - 1] > 0 ? view->shape[view->rank - 1] : 1;
+}
+
+static int64_t row_stride(const cot_tensor *view)
+{
+    return view->rank > 0 ? view->stride[view->rank - 1] : 0;
+}
+
 storage storage_make(const cot_tensor *like, int64_t offset, bool guarded)
 {
     storage s = {.view = *like};
@@ -49,8 +60,10 @@ storage storage_make(const cot_tensor *like, int64_t offset, bool guarded)
     if (!guarded)
         return s;
     s.used = allocate(s.bytes, 1);
-    for (int64_t n = 0; n < cot_elements(like); n++)
-        memset(s.used + front + (size_t)(element_position(like, n) * size), 1, (size_t)size);
+    const int64_t columns = row_elements(like), stride = row_stride(like);
+    for (int64_t n = 0; n < cot_elements(like); n += columns)
+        for (int64_t c = 0, at = element_position(like, n); c < columns; c++, at += stride)
+            memset(s.used + front + (size_t)(at * size), 1, (size_t)size);
     return s;
 }
 
@@ -74,20 +87,21 @@ bool storage_overrun(const storage *s, int64_t *byte)
 
 double *tensor_values(const cot_tensor *view)
 {
-    const int64_t elements = cot_elements(view);
+    const int64_t elements = cot_elements(view), columns = row_elements(view), stride = row_stride(view);
     double *values = allocate((size_t)elements, sizeof *values);
-    for (int64_t n = 0; n < elements; n++) {
-        const int64_t position = element_position(view, n);
-        values[n] = view->dtype == COT_U8 ? ((const uint8_t *)view->data)[position]
-                                          : cot_load_f64(view->data, view->dtype, position);
-    }
+    for (int64_t n = 0; n < elements; n += columns)
+        for (int64_t c = 0, at = element_position(view, n); c < columns; c++, at += stride)
+            values[n + c] =
+                view->dtype == COT_U8 ? ((const uint8_t *)view->data)[at] : cot_load_f64(view->data, view->dtype, at);
     return values;
 }
 
 void tensor_store(const cot_tensor *view, const double *values)
 {
-    for (int64_t n = 0; n < cot_elements(view); n++)
-        cot_store_f64(view->data, view->dtype, element_position(view, n), values[n]);
+    const int64_t elements = cot_elements(view), columns = row_elements(view), stride = row_stride(view);
+    for (int64_t n = 0; n < elements; n += columns)
+        for (int64_t c = 0, at = element_position(view, n); c < columns; c++, at += stride)
+            cot_store_f64(view->data, view->dtype, at, values[n + c]);
 }
 
 void tensor_store_integers(const cot_tensor *view, const int32_t *data)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify.h"
 
-#include "compare.h"
 #include "core/tensor.h"
 
 #include <stdlib.h>
@@ -69,19 +68,34 @@ cot_status verification_begin(verification *v, const cot_op_cases *cases, int di
     return status;
 }
 
+static cot_dtype intermediate_of(const cot_tensor *view, const cot_kernel *kernel)
+{
+    return view->dtype == COT_F64 ? COT_F64 : kernel->intermediate;
+}
+
+comparison verification_compare(const verification *v, int f, const void *args, const cot_kernel *kernel)
+{
+    const cot_direction *direction = case_direction(v->ref.cases, &v->c);
+    const cot_tensor *view = cot_field_tensor(&direction->fields[f], (void *)args);
+    double *y = tensor_values(view);
+    const comparison c = compare(y, v->ref.expected[f], v->ref.magnitudes[f], v->scalar[f], cot_elements(view),
+                                 view->dtype, intermediate_of(view, kernel), v->c.shared[f] > 0 ? v->c.shared[f] : 1);
+    free(y);
+    return c;
+}
+
 bool verification_end(const verification *v, const void *args, const cot_kernel *kernel, FILE *report)
 {
     const cot_direction *direction = case_direction(v->ref.cases, &v->c);
     bool good = true;
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *view = cot_field_tensor(&direction->fields[f], (void *)args);
-        const double *r = v->ref.expected[f], *m = v->ref.magnitudes[f];
-        if (r == NULL)
+        if (v->ref.expected[f] == NULL)
             continue;
+        const comparison c = verification_compare(v, f, args, kernel);
         double *y = tensor_values(view);
-        const cot_dtype intermediate = view->dtype == COT_F64 ? COT_F64 : kernel->intermediate;
-        const comparison c = compare(y, r, m, v->scalar[f], cot_elements(view), view->dtype, intermediate, 1);
-        comparison_report(report, direction->fields[f].name, &c, y, r, m, view, intermediate);
+        comparison_report(report, direction->fields[f].name, &c, y, v->ref.expected[f], v->ref.magnitudes[f], view,
+                          intermediate_of(view, kernel));
         good = good && !c.failed;
         free(y);
     }

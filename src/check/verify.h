@@ -4,6 +4,7 @@
 #define COT_CHECK_VERIFY_H
 
 #include "bound_case.h"
+#include "compare.h"
 
 #include <stdio.h>
 
@@ -19,7 +20,10 @@ typedef struct verification {
  * arguments that it refuses have no verification. */
 cot_status verification_begin(verification *v, const cot_op_cases *cases, int direction, const void *args);
 
-/* After it: prints a report of every output in args, as `kernel` wrote them; false if one is beyond the rule. */
+/* After it: output number f of args, as `kernel` wrote it; only of a field that is an output of the call. */
+comparison verification_compare(const verification *v, int f, const void *args, const cot_kernel *kernel);
+
+/* All outputs: prints a report of every output in args, as `kernel` wrote them; false if one is beyond the rule. */
 bool verification_end(const verification *v, const void *args, const cot_kernel *kernel, FILE *report);
 
 void verification_free(verification *v);

@@ -47,7 +47,7 @@ int command_bench(int argc, char **argv)
         {"backend", 'b', "cpu|cuda", 0, "Time this backend's kernels (cpu)", 0},
         {"chosen", 'c', 0, 0, "Only the kernel that a call would take", 0},
         {"json", 'j', "FILE", 0, "Write the rows as JSON", 0},
-        {"kernel", 'k', "TEXT", 0, "Only kernels whose name contains TEXT", 0},
+        {"kernel", 'k', "TEXT", 0, "Only kernels whose name contains TEXT, however slow", 0},
         {"only", 'o', "TEXT", 0, "Only cases whose description contains TEXT", 0},
         {"plot", 'p', "FILE.svg", 0, "Draw the rows, through gnuplot", 0},
         {"threads", 't', "N", 0, "CPU threads (all)", 0},

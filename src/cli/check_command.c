@@ -4,11 +4,14 @@
 #include "check/check.h"
 #include "commands.h"
 
+#include <unistd.h>
+
 static error_t parse(int key, char *argument, struct argp_state *state)
 {
     check_options *options = state->input;
     switch (key) {
     case 'b': options->backend = find_backend(state, argument); return 0;
+    case 'j': options->jobs = (int)find_number(state, "--jobs", argument, 1, 1024); return 0;
     case 'k': options->kernel = argument; return 0;
     case 'o': options->only = argument; return 0;
     case 'q': options->quick = true; return 0;
@@ -27,6 +30,7 @@ int command_check(int argc, char **argv)
 {
     static const struct argp_option table[] = {
         {"backend", 'b', "cpu|cuda", 0, "Check this backend's kernels (cpu)", 0},
+        {"jobs", 'j', "N", 0, "Check N cases at a time (as many as there are cores)", 0},
         {"kernel", 'k', "TEXT", 0, "Only kernels whose name contains TEXT", 0},
         {"only", 'o', "TEXT", 0, "Only cases whose description contains TEXT, as in 'bf16 channel-last'", 0},
         {"quick", 'q', 0, 0, "Fewer cases", 0},
@@ -42,7 +46,7 @@ int command_check(int argc, char **argv)
         0,
         0,
         0};
-    check_options options = {.repeat = 2, .progress = show_progress};
+    check_options options = {.repeat = 2, .jobs = (int)sysconf(_SC_NPROCESSORS_ONLN), .progress = show_progress};
     argp_parse(&parser, argc, argv, 0, NULL, &options);
     if (!backend_works(options.backend))
         return 1;

@@ -15,6 +15,7 @@ int command_explain(int argc, char **argv);
 int command_check(int argc, char **argv);
 int command_bench(int argc, char **argv);
 int command_profile(int argc, char **argv);
+int command_demo(int argc, char **argv);
 int command_run(int argc, char **argv);
 int command_diff(int argc, char **argv);
 int command_doctor(int argc, char **argv);

@@ -9,6 +9,8 @@ _cotangent()
         words="--help --version $("$program" --help 2>/dev/null | sed -n 's/^  \([a-z][a-z]*\)  *[^ ].*/\1/p')"
     elif [[ $word == -* ]]; then
         words=$("$program" "$command" --help 2>/dev/null | grep -oE -- '--[a-z][a-z-]*')
+    elif [ "$command" = demo ]; then
+        words=$("$program" demo --help 2>/dev/null | sed -n 's/^\([0-9][0-9]*\):.*/\1/p')
     elif [ "$previous" = "$command" ]; then
         words=$("$program" ops 2>/dev/null | grep -oE '^[a-z][a-z0-9_]*')
     elif [ "$COMP_CWORD" -eq 3 ]; then

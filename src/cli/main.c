@@ -18,6 +18,7 @@ static const struct {
     {"check", command_check, "hold every kernel against its float64 oracle"},
     {"bench", command_bench, "time every kernel beside the machine's own ceilings"},
     {"profile", command_profile, "where the time of a call goes, from the host's memory to a GPU and back"},
+    {"demo", command_demo, "the jobs of the documents that the project began with, beside their figures"},
     {"run", command_run, "run an op on tensors in files"},
     {"diff", command_diff, "compare tensors in files by the error rule"},
     {"doctor", command_doctor, "what works on this machine, and what to do about the rest"},

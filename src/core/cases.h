@@ -6,6 +6,8 @@
 
 #include "op.h"
 
+#include <string.h>
+
 enum { COT_MAX_FIELDS = 32 };
 
 /* What a case is good for; or-ed together. */
@@ -14,7 +16,8 @@ enum {
     COT_CASE_QUICK = 2,    /* part of check --quick too */
     COT_CASE_GRADIENT = 4, /* small enough for finite differences; only in a direction that has a primal */
     COT_CASE_BENCH = 8,
-    COT_CASE_BENCH_CUDA = 16 /* bench --backend cuda */
+    COT_CASE_BENCH_CUDA = 16, /* bench --backend cuda */
+    COT_CASE_CHECK_CUDA = 32, /* every kernel of that backend against the oracle, too many for the CPU's */
 };
 
 /* One call to make. `args` is the direction's argument struct with every tensor's dtype, shape and strides set and
@@ -58,6 +61,15 @@ typedef struct cot_op_cases {
 
 /* Every op's, in the order of cot_ops: in src/ops/cases.c. */
 extern const cot_op_cases *const cot_all_cases[];
+
+/* The number of the field of this name, -1 = there is none. */
+static inline int cot_field_index(const cot_direction *direction, const char *name)
+{
+    for (int field = 0; field < direction->field_count; field++)
+        if (strcmp(direction->fields[field].name, name) == 0)
+            return field;
+    return -1;
+}
 
 static inline cot_tensor *cot_field_tensor(const cot_field *field, void *args)
 {

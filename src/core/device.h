@@ -22,6 +22,9 @@ void cot_device_leave(cot_device *device);
 /* The pool, grown to at least `bytes` where needed; blocks that it has outgrown live on until the device is closed. */
 cot_status cot_device_pool(cot_device *device, size_t bytes, void **pool);
 
+/* cot_queue_set_stream's body. */
+cot_status cot_device_set_stream(cot_device *device, void *stream);
+
 /* cot_queue_check's body. */
 cot_status cot_device_check(cot_device *device);
 

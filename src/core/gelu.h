@@ -22,4 +22,18 @@
             -0x1.ce9d40p-16f, 0x1.316d60p-19f                                                                 \
     }
 
+/* Its derivative for 16-bit results: q for z < 0, 1 - q otherwise, q = exp2(-w^2) P(|w|) / D(|w|), w = UNIT * z, which saves
+ * the square's factor. P and D make the largest error on |z| <= 13.3, beyond which q is 0 in f32, least: 2^-23.6 of the
+ * slope's own terms and 0.3 of what an error of z does to it. Coefficients of 1, |w|, ... */
+#define COT_GELU_SLOPE_UNIT 0x1.b2da4ep-1f /* sqrt(log2(e) / 2) */
+#define COT_GELU_SLOPE_DIVIDEND                                                            \
+    {                                                                                      \
+        0x1.000000p-1f, -0x1.f3dcdap-3f, -0x1.348768p-1f, -0x1.57fe3ap-2f, -0x1.0fc5cap-4f \
+    }
+#define COT_GELU_SLOPE_DIVISOR                                         \
+    {                                                                  \
+        0x1.000000p+0f, 0x1.6406fep+0f, 0x1.6de082p-1f, 0x1.2156e2p-3f \
+    }
+#define COT_GELU_SLOPE_TERMS 4 /* of the divisor */
+
 #endif

@@ -109,6 +109,15 @@ cot_status cot_queue_reserve(cot_queue *queue, size_t bytes)
     return cot_queue_pool(queue, bytes, &pool);
 }
 
+cot_status cot_queue_set_stream(cot_queue *queue, void *stream)
+{
+    if (queue == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_set_stream: queue is null");
+    if (queue->device == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_set_stream: queue is of the CPU, expected one of CUDA");
+    return cot_device_set_stream(queue->device, stream);
+}
+
 cot_status cot_queue_check(cot_queue *queue)
 {
     if (queue == NULL)

@@ -259,6 +259,14 @@ static bool reaches(search *s, int k, int64_t sum)
 
 enum { SEARCH_BUDGET = 20000 };
 
+bool cot_same_view(const cot_tensor *a, const cot_tensor *b)
+{
+    bool same = a->data == b->data && a->dtype == b->dtype && a->rank == b->rank;
+    for (int axis = 0; same && axis < a->rank; axis++)
+        same = a->shape[axis] == b->shape[axis] && (a->shape[axis] == 1 || a->stride[axis] == b->stride[axis]);
+    return same;
+}
+
 cot_status cot_check_overlap(const char *call, const char *output_name, const cot_tensor *output, const char *name,
                              const cot_tensor *tensor)
 {

@@ -36,6 +36,9 @@ cot_status cot_check_size(const char *call, const char *name, const cot_tensor *
 /* Data not null unless empty, aligned to the element's size. */
 cot_status cot_check_data(const char *call, const char *name, const cot_tensor *tensor);
 
+/* Are the two the same elements in the same order? The stride of an axis of one element says nothing. */
+bool cot_same_view(const cot_tensor *a, const cot_tensor *b);
+
 /* No element of an output may have the address of another one of its own, or of any other tensor's. Exact, but for
  * pathological strides where the search is cut off and the pair is refused. */
 cot_status cot_check_output(const char *call, const char *name, const cot_tensor *tensor);

@@ -145,6 +145,18 @@ void cot_device_leave(cot_device *d)
     d->driver.cuCtxPopCurrent(&ours);
 }
 
+cot_status cot_device_set_stream(cot_device *d, void *stream)
+{
+    static const char call[] = "cot_queue_set_stream";
+    CUcontext context = d->context;
+    if (stream != NULL && stream != d->stream)
+        CUDA(d, call, cuStreamGetCtx(stream, &context));
+    if (context != d->context)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: stream is of another context than the queue", call);
+    d->stream = stream;
+    return COT_OK;
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------- */
 
 static cot_status capturing(cot_device *d, bool *yes)
@@ -207,6 +219,7 @@ static cot_status fault_in_words(unsigned long long word)
         [COT_FAULT_CU_SEQLENS] = "cu_seqlens[%u] is out of order or beyond the tensor",
         [COT_FAULT_CACHE_SEQLENS] = "cache_seqlens[%u] is negative",
         [COT_FAULT_STATE_INDEX] = "conv_state_indices[%u] is beyond the rows of conv_state",
+        [COT_FAULT_SEQUSED] = "seqused[%u] is negative or more than its sequence has",
     };
     const unsigned kind = (unsigned)(word >> 32), index = (unsigned)word;
     if (kind >= sizeof words / sizeof *words)
@@ -317,7 +330,7 @@ cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cons
         return status;
     CUlaunchAttribute attributes[2];
     unsigned attribute_count = 0;
-    if (grid->dependent && d->capability >= 90)
+    if (grid->dependent && d->capability == 90) /* elsewhere the PTX for 8.0 runs, which does not wait */
         attributes[attribute_count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                                             .value.programmaticStreamSerializationAllowed = 1};
     if (grid->cluster > 0)
@@ -343,23 +356,6 @@ cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cons
         tell_of_launch(d, kernel, found, grid);
     CUDA(d, kernel->name, cuLaunchKernelEx(&config, (CUfunction)found, arguments, NULL));
     return COT_OK;
-}
-
-int cot_cuda_resident_blocks(cot_queue *queue, const cot_cuda_kernel *kernel, unsigned threads)
-{
-    cot_device *d = queue->device;
-    int slot, blocks = 0;
-    if (find_slot(d, kernel, &slot) != COT_OK)
-        return 0;
-    if (d->kernels[slot].threads != threads) {
-        const size_t shared = (size_t)kernel->shared_bytes;
-        if (d->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (CUfunction)d->kernels[slot].kernel,
-                                                                  (int)threads, shared) != CUDA_SUCCESS)
-            return 0;
-        d->kernels[slot].blocks = blocks * d->multiprocessors;
-        d->kernels[slot].threads = threads;
-    }
-    return d->kernels[slot].blocks;
 }
 
 static cot_status encode_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,

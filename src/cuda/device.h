@@ -35,8 +35,6 @@ struct cot_device {
     struct {
         const cot_cuda_kernel *key;
         CUkernel kernel;
-        int blocks; /* of occupancy, see cot_cuda_resident_blocks; 0 = not asked for yet */
-        unsigned threads;
     } kernels[COT_CUDA_MAX_KERNELS];       /* open addressing by the descriptor's address */
     CUdeviceptr pools[COT_CUDA_MAX_POOLS]; /* the last one serves */
     int pool_count;
@@ -51,7 +49,7 @@ cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kerne
 
 /* Where and how wide a launch is. cluster: blocks in x that form one, 0 = none. dependent: programmatic dependent
  * launch, for a kernel that itself waits for the one before (cot_wait_for_kernels_before) where it first needs its
- * results; ignored before Hopper. */
+ * results; ignored but on Hopper. */
 typedef struct cot_cuda_grid {
     unsigned blocks[3], threads, shared_bytes, cluster;
     bool dependent;
@@ -60,10 +58,6 @@ typedef struct cot_cuda_grid {
 /* Enqueues a kernel that takes one struct by value. */
 cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, const cot_cuda_grid *grid,
                            const void *parameters);
-
-/* How many blocks of `threads` threads of this kernel the whole device holds at once, 0 on a failure: what the sizes of
- * persistent grids come from. */
-int cot_cuda_resident_blocks(cot_queue *queue, const cot_cuda_kernel *kernel, unsigned threads);
 
 /* A tensor map for bulk tensor loads, without swizzle: sizes and box in elements, innermost axis first, strides in bytes
  * of the axes after that. Fails with COT_DEVICE_ERROR if the driver refuses it. */

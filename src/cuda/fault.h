@@ -9,7 +9,8 @@ enum cot_fault_kind {
     COT_FAULT_NONE,
     COT_FAULT_CU_SEQLENS,    /* out of order, or beyond the tensor */
     COT_FAULT_CACHE_SEQLENS, /* negative */
-    COT_FAULT_STATE_INDEX    /* beyond the rows of the state */
+    COT_FAULT_STATE_INDEX,   /* beyond the rows of the state */
+    COT_FAULT_SEQUSED        /* negative, or more than the sequence has */
 };
 
 #endif

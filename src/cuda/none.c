@@ -34,6 +34,12 @@ cot_status cot_device_pool(cot_device *device, size_t bytes, void **pool)
     return COT_NO_DEVICE;
 }
 
+cot_status cot_device_set_stream(cot_device *device, void *stream)
+{
+    (void)device, (void)stream;
+    return COT_NO_DEVICE;
+}
+
 cot_status cot_device_check(cot_device *device)
 {
     (void)device;

@@ -4,10 +4,12 @@
 
 extern const cot_op_cases cot_attention_cases;
 extern const cot_op_cases cot_causal_conv1d_cases;
+extern const cot_op_cases cot_causal_conv1d_dense_cases;
 extern const cot_op_cases cot_mhc_pre_cases, cot_mhc_sinkhorn_cases, cot_mhc_post_cases;
 extern const cot_op_cases cot_dropout_cases;
 
 const cot_op_cases *const cot_all_cases[] = {
-    &cot_attention_cases,    &cot_causal_conv1d_cases, &cot_mhc_pre_cases,
-    &cot_mhc_sinkhorn_cases, &cot_mhc_post_cases,      &cot_dropout_cases,
+    &cot_attention_cases, &cot_causal_conv1d_cases, &cot_causal_conv1d_dense_cases,
+    &cot_mhc_pre_cases,   &cot_mhc_sinkhorn_cases,  &cot_mhc_post_cases,
+    &cot_dropout_cases,
 };

@@ -1,22 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * matmul.h: products of small packed matrices, C = A B or C += A B with C in f32, so that a kernel built on them is
- * written once for f32 on any vectors of simd.h, and for bf16 on AMX (-DCOT_MATMUL_AMX besides -DCOT_SIMD_AVX512).
+ * written once for f32 on any vectors of simd.h, and for bf16 on AMX (-DCOT_MATMUL_AMX besides -DCOT_SIMD_AVX512), with
+ * -DCOT_MATMUL_SPLIT for numbers that are sums of two bf16.
  *
- * mt is the type of an operand's elements: float, or bf16 with AMX. Operands are kept in one of two forms:
- *   A form  [m][lda]             rows, k contiguous
- *   B form  [n/MT][rows][MT]     panels of MT columns, in f32; pairs of rows interleaved, [n/MT][rows/2][MT][2], in bf16
- * Panels, because the 16 KB that a column of blocks reads would lie in a fourth of the first-level cache's sets if rows
- * were as long as the matrix (of 128 columns, f32). A part of a B form that begins at an even k and at n, a multiple of
- * MT, is at mt_b(rows, k, n). Sizes are multiples of MT (32) and the memory of whole MT x MT parts exists; operands and
- * C are 64-byte aligned with row lengths that are multiples of MT. Whoever packs fills up with zeros.
+ * mt is the type of an operand's elements: float, or bf16 or two bf16 with AMX. All matrices lie in panels of MT columns,
+ * [columns/MT][rows][MT], so that a part of MT rows is contiguous wherever it lies (rows as long as the matrix, 512 bytes
+ * for 128 columns, would put a column of parts in an eighth of the first-level cache's sets). A part that begins at row
+ * r and at column c, a multiple of MT, is at mt_at(rows, r, c).
+ *   A form  [k/MT][m][MT]
+ *   B form  [n/MT][k][MT]     in bf16 with pairs of rows interleaved, [n/MT][k/2][MT][2]: r is even
+ *   C       [n/MT][m][MT]     always float
+ * In f32 the three are the same (MT_ONE_FORM): a C can be an operand of the next product where it lies.
+ * Sizes are multiples of MT (32) and the memory of whole MT x MT parts exists, 64-byte aligned. Whoever packs fills up
+ * with zeros.
  *
  *   mt_begin(&state) mt_end(&state)            around every item that calls mt_product; mt_end puts things as they were
- *   mt_product(m, n, k, a, lda, b, rows, c, ldc, add)
+ *   mt_product(m, n, k, a, a_rows, b, b_rows, c, c_rows, add, ahead)
+ *                                              the rows are those of the whole matrices; memory in `ahead` is asked
+ *                                              for meanwhile, 4 lines with every MT^3 multiplications; NULL = none
+ *   mt_product_taps(.., k, taps, a, ..)        C = A_0 B_0 + .. + A_{taps-1} B_{taps-1}, A_j the rows from j on of one A of
+ *                                              k columns and m + taps - 1 rows: a convolution. B has k taps rows, those of
+ *                                              panel p of A's columns and tap j from row (p taps + j) MT on
+ *   mt_product_whole(...)                      mt_product with the part that it leaves out of products of two bf16
  *   mt_dot(sum, a, b, n)                       sum + (a[0] b[0] + .. + a[n-1] b[n-1]), lane by lane, with the same
- *                                              roundings as mt_product makes of n <= MT_CHAIN steps
- *   mt_store_a(p, v)                           VW elements of an A-form row
- *   mt_store_a2(p, v0, v1)                     2 VW of them
+ *                                              roundings as mt_product_whole makes of n <= MT_CHAIN steps
+ *   mt_store_a(p, column, v)                   VW elements of an A-form row of a panel, p, from this column on
+ *   mt_store_a2(p, v0, v1)                     2 VW of them, with the 32-column panels of VW 16 the whole row
  *   mt_store_b(b, rows, k, n, v0, v1)          VW elements of the B-form rows k (even) and k+1, from column n on
  *   mt_transpose(v)                            of VW vectors
  *
@@ -28,9 +38,22 @@
 
 enum { MT = 32 };
 
-V_INLINE int64_t mt_b(int64_t rows, int64_t k, int64_t n)
+V_INLINE int64_t mt_at(int64_t rows, int64_t row, int64_t column)
 {
-    return n * rows + k * MT;
+    return column * rows + row * MT;
+}
+
+/* Memory that will be wanted next, beyond the second-level cache: [at, end). */
+typedef struct mt_ahead {
+    const char *at, *end;
+} mt_ahead;
+
+V_INLINE void mt_ask(mt_ahead *ahead)
+{
+    if (ahead != NULL && ahead->at < ahead->end) {
+        v_prefetch_far(ahead->at);
+        ahead->at += 64;
+    }
 }
 
 #if defined(COT_MATMUL_AMX)
@@ -38,6 +61,7 @@ V_INLINE int64_t mt_b(int64_t rows, int64_t k, int64_t n)
 #else
 
 typedef float mt;
+enum { MT_ONE_FORM = true };
 typedef struct mt_state {
     char nothing;
 } mt_state;
@@ -52,9 +76,9 @@ V_INLINE void mt_end(mt_state *state)
     (void)state;
 }
 
-V_INLINE void mt_store_a(mt *p, vf v)
+V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
 {
-    v_store(p, v);
+    v_store(p + column, v);
 }
 
 V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
@@ -65,12 +89,12 @@ V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
-    mt *p = b + mt_b(rows, k, n / MT * MT) + n % MT;
+    mt *p = b + mt_at(rows, k, n / MT * MT) + n % MT;
     v_store(p, v0);
     v_store(p + MT, v1);
 }
 
-/* Steps that are summed in one run before they are added to C: of d = 256 in one run, the sums were off by more than
+/* Steps that are summed in one run before they are added to C, a panel of A: of d = 256 in one run, the sums were off by more than
  * the plain loops' of the scalar kernels. */
 enum { MT_CHAIN = 32 };
 
@@ -83,50 +107,68 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 }
 
 /* MT_M rows by two vectors of C stay in registers: 8 x 2 accumulators keep both FMA ports of AVX-512 busy (16 chains
- * against 2 ports times 4 cycles), and every step loads 10 vectors for 16 FMAs. AVX2 has half the registers. */
+ * against 2 ports times 4 cycles), and every step loads 10 vectors for 16 FMAs. AVX2 has half the registers. Half of the
+ * steps are written out: a loop's end costs as much as a tenth of them. */
 #if defined(COT_SIMD_AVX512)
 enum { MT_M = 8 };
 #else
 enum { MT_M = 4 };
 #endif
 
-V_INLINE void mt_block(int64_t k, const float *restrict a, int64_t lda, const float *restrict b, float *restrict c,
-                       int64_t ldc, bool add)
+#if defined(__clang__)
+#define MT_UNROLL
+#else
+#define MT_UNROLL _Pragma("GCC unroll 4")
+#endif
+
+V_INLINE void mt_block(const float *restrict a, const float *restrict b, float *restrict c, bool add)
 {
     vf s0[MT_M], s1[MT_M];
     V_UNROLL
     for (int i = 0; i < MT_M; i++)
         s0[i] = s1[i] = v_zero();
-    for (int64_t p = 0; p < k; p++) {
+    MT_UNROLL
+    for (int p = 0; p < MT_CHAIN; p++) {
         const vf b0 = v_load(b + p * MT), b1 = v_load(b + p * MT + VW);
         V_UNROLL
         for (int i = 0; i < MT_M; i++) {
-            const vf x = v_set1(a[i * lda + p]);
+            const vf x = v_set1(a[i * MT + p]);
             s0[i] = v_fma(x, b0, s0[i]);
             s1[i] = v_fma(x, b1, s1[i]);
         }
     }
     V_UNROLL
     for (int i = 0; i < MT_M; i++) {
-        v_store(c + i * ldc, add ? v_add(v_load(c + i * ldc), s0[i]) : s0[i]);
-        v_store(c + i * ldc + VW, add ? v_add(v_load(c + i * ldc + VW), s1[i]) : s1[i]);
+        v_store(c + i * MT, add ? v_add(v_load(c + i * MT), s0[i]) : s0[i]);
+        v_store(c + i * MT + VW, add ? v_add(v_load(c + i * MT + VW), s1[i]) : s1[i]);
     }
 }
 
 /* A panel of B stays in the first-level cache while A's rows go by. */
-static inline __attribute__((unused)) void mt_product(int64_t m, int64_t n, int64_t k, const mt *a, int64_t lda,
-                                                      const mt *b, int64_t rows, float *c, int64_t ldc, bool add)
+V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
+                              int64_t b_rows, float *c, int64_t c_rows, bool add, mt_ahead *ahead)
 {
-    for (int64_t j = 0; j < n; j += 2 * VW) {
-        const mt *panel = b + mt_b(rows, 0, j / MT * MT) + j % MT;
-        for (int64_t p = 0; p < k; p += MT_CHAIN)
+    for (int64_t j = 0; j < n; j += MT)
+        for (int64_t part = 0; part < MT; part += 2 * VW)
             for (int64_t i = 0; i < m; i += MT_M)
-                mt_block(k - p < MT_CHAIN ? k - p : MT_CHAIN, a + i * lda + p, lda, panel + p * MT, c + i * ldc + j,
-                         ldc, add || p > 0);
-    }
+                for (int64_t p = 0; p < k; p += MT_CHAIN)
+                    for (int64_t tap = 0; tap < taps; tap++) {
+                        mt_ask(ahead);
+                        mt_block(a + mt_at(a_rows, i + tap, p), b + mt_at(b_rows, p * taps + tap * MT, j) + part,
+                                 c + mt_at(c_rows, i, j) + part, add || p + tap > 0);
+                    }
 }
 
+#define mt_product_whole mt_product
+
 #endif
+
+static inline __attribute__((unused)) void mt_product(int64_t m, int64_t n, int64_t k, const mt *a, int64_t a_rows,
+                                                      const mt *b, int64_t b_rows, float *c, int64_t c_rows, bool add,
+                                                      mt_ahead *ahead)
+{
+    mt_product_taps(m, n, k, 1, a, a_rows, b, b_rows, c, c_rows, add, ahead);
+}
 
 /* ---- transposition ------------------------------------------------------------------------------------------ */
 

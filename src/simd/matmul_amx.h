@@ -3,7 +3,16 @@
 #ifndef COT_SIMD_MATMUL_AMX_H
 #define COT_SIMD_MATMUL_AMX_H
 
+#if defined(COT_MATMUL_SPLIT)
+/* A number as the sum of two bf16, the second what the first leaves of it. Of 32 of them the first halves lie before the
+ * second: an A-form row of a panel is 32 first and 32 second halves, two B-form rows are 32 pairs of each. */
+typedef struct mt {
+    uint16_t halves[2];
+} mt;
+#else
 typedef uint16_t mt;
+#endif
+enum { MT_ONE_FORM = false };
 
 /* What LDTILECFG reads: all eight tiles are 16 rows of 64 bytes. */
 typedef struct mt_config {
@@ -55,9 +64,99 @@ V_INLINE void mt_end(mt_state *state)
 #undef MT_LOAD
 }
 
-V_INLINE void mt_store_a(mt *p, vf v)
+V_INLINE __m512i mt_interleave(__m512i halves)
 {
-    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
+    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(zip, halves);
+}
+
+#if defined(COT_MATMUL_SPLIT)
+
+/* What v is more than the bf16 next to it. */
+V_INLINE vf mt_rest(vf v)
+{
+    return v_sub(v, v_widen_bf16((__m256i)_mm512_cvtneps_pbh(v)));
+}
+
+V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
+{
+    uint16_t *first = (uint16_t *)p + column;
+    _mm256_storeu_si256((__m256i *)first, (__m256i)_mm512_cvtneps_pbh(v));
+    _mm256_storeu_si256((__m256i *)(first + MT), (__m256i)_mm512_cvtneps_pbh(mt_rest(v)));
+}
+
+V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
+{
+    uint16_t *first = (uint16_t *)p;
+    _mm512_storeu_si512(first, (__m512i)_mm512_cvtne2ps_pbh(v1, v0));
+    _mm512_storeu_si512(first + MT, (__m512i)_mm512_cvtne2ps_pbh(mt_rest(v1), mt_rest(v0)));
+}
+
+V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
+{
+    uint16_t *first = (uint16_t *)(b + mt_at(rows, k, n / MT * MT)) + 2 * (n % MT);
+    _mm512_storeu_si512(first, mt_interleave((__m512i)_mm512_cvtne2ps_pbh(v1, v0)));
+    _mm512_storeu_si512(first + 2 * MT, mt_interleave((__m512i)_mm512_cvtne2ps_pbh(mt_rest(v1), mt_rest(v0))));
+}
+
+/* Of 32 terms, the tile product sums the even and the odd ones apart and adds both to what was there. Here are four of
+ * them, as in a whole MT_STEP where b is the operand in A form. */
+enum { MT_CHAIN = 32 };
+
+V_INLINE vf mt_dot_part(vf sum, const vf *a, const vf *b, int64_t n, bool rest_a, bool rest_b)
+{
+    vf even = v_zero(), odd = v_zero();
+    for (int64_t i = 0; i < n; i += 2) {
+        const vf ra = mt_rest(a[i]), rb = mt_rest(b[i]), ra1 = mt_rest(a[i + 1]), rb1 = mt_rest(b[i + 1]);
+        even = v_fma(rest_a ? ra : v_sub(a[i], ra), rest_b ? rb : v_sub(b[i], rb), even);
+        odd = v_fma(rest_a ? ra1 : v_sub(a[i + 1], ra1), rest_b ? rb1 : v_sub(b[i + 1], rb1), odd);
+    }
+    return v_add(v_add(even, odd), sum);
+}
+
+V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
+{
+    sum = mt_dot_part(sum, a, b, n, true, true);
+    sum = mt_dot_part(sum, a, b, n, false, true);
+    sum = mt_dot_part(sum, a, b, n, false, false);
+    return mt_dot_part(sum, a, b, n, true, false);
+}
+
+/* A step: three times the four products, and a tile is loaded again only where its other half is wanted. What is left
+ * out, rest times rest, is less than 2^-16 of a product; `whole` has that too. */
+#define MT_LOAD_A(half)                    \
+    _tile_loadd(4, at + (half)*MT, A_ROW); \
+    _tile_loadd(5, at + 16 * A_ROW / 2 + (half)*MT, A_ROW);
+#define MT_LOAD_B(half)                        \
+    _tile_loadd(6, bt + (half)*2 * MT, B_ROW); \
+    _tile_loadd(7, bt + (half)*2 * MT + 32, B_ROW);
+#define MT_FOUR              \
+    _tile_dpbf16ps(0, 4, 6); \
+    _tile_dpbf16ps(1, 4, 7); \
+    _tile_dpbf16ps(2, 5, 6); \
+    _tile_dpbf16ps(3, 5, 7);
+#define MT_STEP(a, b, whole)                                                     \
+    {                                                                            \
+        const uint16_t *at = (const uint16_t *)(a), *bt = (const uint16_t *)(b); \
+        MT_LOAD_A(1)                                                             \
+        if (whole) {                                                             \
+            MT_LOAD_B(1)                                                         \
+            MT_FOUR                                                              \
+        }                                                                        \
+        MT_LOAD_B(0)                                                             \
+        MT_FOUR                                                                  \
+        MT_LOAD_A(0)                                                             \
+        MT_FOUR                                                                  \
+        MT_LOAD_B(1)                                                             \
+        MT_FOUR                                                                  \
+    }
+
+#else
+
+V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
+{
+    _mm256_storeu_si256((__m256i *)(p + column), (__m256i)_mm512_cvtneps_pbh(v));
 }
 
 V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
@@ -67,10 +166,8 @@ V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
-    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(v1, v0);
-    _mm512_storeu_si512(b + mt_b(rows, k, n / MT * MT) + 2 * (n % MT), _mm512_permutexvar_epi16(zip, halves));
+    _mm512_storeu_si512(b + mt_at(rows, k, n / MT * MT) + 2 * (n % MT),
+                        mt_interleave((__m512i)_mm512_cvtne2ps_pbh(v1, v0)));
 }
 
 /* The tile product sums the even and the odd ones of 32 terms apart and adds both to what was there. */
@@ -86,45 +183,73 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
     return v_add(v_add(even, odd), sum);
 }
 
-/* A part of 32 x 32 of C in four tiles: every step of 32 loads two tiles of A and two of B for four products. */
-V_INLINE void mt_part(int64_t k, const mt *a, int64_t lda, const mt *b, float *c, int64_t ldc, bool add)
+/* Every step of 32 loads two tiles of A and two of B for four products. */
+#define MT_STEP(a, b, whole)                 \
+    {                                        \
+        const mt *at = (a), *bt = (b);       \
+        _tile_loadd(4, at, A_ROW);           \
+        _tile_loadd(6, bt, B_ROW);           \
+        _tile_loadd(7, bt + 32, B_ROW);      \
+        _tile_dpbf16ps(0, 4, 6);             \
+        _tile_loadd(5, at + 16 * MT, A_ROW); \
+        _tile_dpbf16ps(1, 4, 7);             \
+        _tile_dpbf16ps(2, 5, 6);             \
+        _tile_dpbf16ps(3, 5, 7);             \
+    }
+
+#endif
+
+/* A part of 32 x 32 of C in four tiles. */
+V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c, bool add, bool whole,
+                      mt_ahead *ahead)
 {
-    const size_t a_row = (size_t)lda * sizeof(mt), b_row = 2 * MT * sizeof(mt), c_row = (size_t)ldc * sizeof(float);
+    (void)whole;
+    enum { A_ROW = MT * sizeof(mt), B_ROW = 2 * MT * sizeof(mt), C_ROW = MT * sizeof(float) };
     if (add) {
-        _tile_loadd(0, c, c_row);
-        _tile_loadd(1, c + 16, c_row);
-        _tile_loadd(2, c + 16 * ldc, c_row);
-        _tile_loadd(3, c + 16 * ldc + 16, c_row);
+        _tile_loadd(0, c, C_ROW);
+        _tile_loadd(1, c + 16, C_ROW);
+        _tile_loadd(2, c + 16 * MT, C_ROW);
+        _tile_loadd(3, c + 16 * MT + 16, C_ROW);
     } else {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int64_t p = 0; p < k; p += 32) {
-        _tile_loadd(4, a + p, a_row);
-        _tile_loadd(6, b + p * MT, b_row);
-        _tile_loadd(7, b + p * MT + 32, b_row);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, a + 16 * lda + p, a_row);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, c, c_row);
-    _tile_stored(1, c + 16, c_row);
-    _tile_stored(2, c + 16 * ldc, c_row);
-    _tile_stored(3, c + 16 * ldc + 16, c_row);
+    for (int64_t p = 0; p < k; p += MT)
+        for (int64_t tap = 0; tap < taps; tap++, b += MT * MT) {
+            for (int line = 0; line < 4; line++)
+                mt_ask(ahead);
+            MT_STEP(a + mt_at(a_rows, tap, p), b, whole)
+        }
+    _tile_stored(0, c, C_ROW);
+    _tile_stored(1, c + 16, C_ROW);
+    _tile_stored(2, c + 16 * MT, C_ROW);
+    _tile_stored(3, c + 16 * MT + 16, C_ROW);
 }
 
 /* Two tiles of A and two of B a step are as much as the first-level cache delivers while the products run, and more
  * than the second-level one does: a panel of B should serve at least two parts of A. */
-static inline __attribute__((unused)) void mt_product(int64_t m, int64_t n, int64_t k, const mt *a, int64_t lda,
-                                                      const mt *b, int64_t rows, float *c, int64_t ldc, bool add)
+V_INLINE void mt_product_as(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
+                            int64_t b_rows, float *c, int64_t c_rows, bool add, bool whole, mt_ahead *ahead)
 {
     for (int64_t j = 0; j < n; j += MT)
         for (int64_t i = 0; i < m; i += MT)
-            mt_part(k, a + i * lda, lda, b + mt_b(rows, 0, j), c + i * ldc + j, ldc, add);
+            mt_part(k, taps, a + mt_at(a_rows, i, 0), a_rows, b + mt_at(b_rows, 0, j), c + mt_at(c_rows, i, j), add,
+                    whole, ahead);
+}
+
+V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
+                              int64_t b_rows, float *c, int64_t c_rows, bool add, mt_ahead *ahead)
+{
+    mt_product_as(m, n, k, taps, a, a_rows, b, b_rows, c, c_rows, add, false, ahead);
+}
+
+static inline __attribute__((unused)) void mt_product_whole(int64_t m, int64_t n, int64_t k, const mt *a,
+                                                            int64_t a_rows, const mt *b, int64_t b_rows, float *c,
+                                                            int64_t c_rows, bool add, mt_ahead *ahead)
+{
+    mt_product_as(m, n, k, 1, a, a_rows, b, b_rows, c, c_rows, add, true, ahead);
 }
 
 #endif

@@ -69,7 +69,9 @@ V_INLINE v_philox v_philox_make(uint64_t seed, uint64_t offset, uint32_t thresho
 
 /* V_NAME(stem) is the name of a function that is compiled once per instruction set. */
 #if defined(COT_SIMD_AVX512)
-#if defined(COT_MATMUL_AMX) /* the vectors of AVX-512 with bf16, and the products of matmul_amx.h */
+#if defined(COT_MATMUL_AMX) && defined(COT_MATMUL_SPLIT)
+#define V_NAME(stem) stem##_amx_split
+#elif defined(COT_MATMUL_AMX) /* the vectors of AVX-512 with bf16, and the products of matmul_amx.h */
 #define V_NAME(stem) stem##_amx
 #elif defined(__AVX512BF16__)
 #define V_NAME(stem) stem##_avx512bf16

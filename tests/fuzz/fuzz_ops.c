@@ -9,6 +9,7 @@
  * those of its tensors and its workspace. */
 /* -max_len=256: tools/fuzz.sh reads it */
 #include "core/cases.h"
+#include "core/draw.h"
 #include "core/queue.h"
 #include "core/tensor.h"
 
@@ -28,14 +29,6 @@ typedef struct reader {
     uint64_t more;
 } reader;
 
-static uint64_t random_bits(uint64_t *state) /* splitmix64 */
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 static reader read_from(const uint8_t *data, size_t size)
 {
     reader r = {data, data + size, 0xcbf29ce484222325u};
@@ -46,7 +39,7 @@ static reader read_from(const uint8_t *data, size_t size)
 
 static uint8_t take_byte(reader *r)
 {
-    return r->next < r->end ? *r->next++ : (uint8_t)(random_bits(&r->more) >> 56);
+    return r->next < r->end ? *r->next++ : (uint8_t)(cot_draw(&r->more) >> 56);
 }
 
 static uint32_t take(reader *r, uint32_t bound)
@@ -348,7 +341,7 @@ static void fill_index(reader *r, const small_case *s, const cot_field *field, c
             data[take(r, (uint32_t)elements)] = (int32_t)odd_size(r);
     } else {
         for (int64_t i = 0; i < elements; i++) {
-            const uint64_t bits = random_bits(random);
+            const uint64_t bits = cot_draw(random);
             next += (int32_t)(bits % 4);
             data[i] = kind < 6 ? next - (kind == 5) : kind == 6 ? (int32_t)(bits % 40) - 2 : (int32_t)bits;
         }
@@ -362,7 +355,7 @@ static void fill_index(reader *r, const small_case *s, const cot_field *field, c
 static void fill_bytes(char *memory, size_t bytes, bool tame, uint64_t *random)
 {
     for (size_t at = 0; at < bytes; at += 8) {
-        uint64_t bits = random_bits(random);
+        uint64_t bits = cot_draw(random);
         if (tame)
             bits = (bits & 0x8fff8fff8fff8fffu) | 0x3000300030003000u;
         memcpy(memory + at, &bits, bytes - at < 8 ? bytes - at : 8);
@@ -404,15 +397,6 @@ static void bind(reader *r, const small_case *s, const cot_direction *direction,
     }
 }
 
-/* The stride of an axis of one element says nothing. */
-static bool same_view(const cot_tensor *a, const cot_tensor *b)
-{
-    bool same = a->data == b->data && a->dtype == b->dtype && a->rank == b->rank;
-    for (int axis = 0; same && axis < a->rank; axis++)
-        same = a->shape[axis] == b->shape[axis] && (a->shape[axis] == 1 || a->stride[axis] == b->stride[axis]);
-    return same;
-}
-
 /* Marks what the outputs may write. No element of an output lies on another one's, or on an input's unless the two are
  * one and the same view, which a header may allow. */
 static void allow_outputs(const cot_direction *direction, char *args, block blocks[COT_MAX_FIELDS])
@@ -431,7 +415,7 @@ static void allow_outputs(const cot_direction *direction, char *args, block bloc
                     continue;
                 char *mark = blocks[b].writable + (element - blocks[b].memory);
                 REQUIRE(mark[0] == 0 ||
-                            (!output && same_view(tensor, cot_field_tensor(&direction->fields[mark[0] - 1], args))),
+                            (!output && cot_same_view(tensor, cot_field_tensor(&direction->fields[mark[0] - 1], args))),
                         "%s: accepted, though %s overlaps %s", direction->call, field->name,
                         direction->fields[mark[0] - 1].name);
                 if (output)

@@ -143,13 +143,30 @@ template <bool PRECISE> static __device__ __forceinline__ float cot_gelu_erf(flo
 }
 
 /* Phi(z) + z phi(z): for z < 0 q = exp(-a^2/2) (R(a) - a / sqrt(2 pi)), and 1 - q otherwise. */
-template <bool PRECISE> static __device__ __forceinline__ float cot_gelu_erf_slope(float z)
+static __device__ __forceinline__ float cot_gelu_erf_slope(float z)
 {
     float power;
     const float a = cot_min_nan(COT_GELU_ERF_LIMIT, fabsf(z));
-    const float r = cot_normal_tail<PRECISE>(a, &power);
+    const float r = cot_normal_tail<true>(a, &power);
     const float q = power * fmaf(-0.3989422804014327f, a, r);
     return z < 0.0f ? q : 1.0f - q;
+}
+
+/* `scale` times the same for 16-bit results, of w = COT_GELU_SLOPE_UNIT * z: core/gelu.h. `divisor` holds the divisor's
+ * coefficients over `scale`, so that no element pays for the scale. */
+static __device__ __forceinline__ float cot_gelu_erf_slope_scaled(float w, float scale, const float *divisor)
+{
+    constexpr float terms[] = COT_GELU_SLOPE_DIVIDEND;
+    const float a = cot_min_nan(COT_GELU_ERF_LIMIT, fabsf(w));
+    float over = terms[4], under = fmaf(divisor[3], a, divisor[2]);
+#pragma unroll
+    for (int k = 3; k >= 0; k--)
+        over = fmaf(over, a, terms[k]);
+    under = fmaf(fmaf(under, a, divisor[1]), a, divisor[0]);
+    float slope = cot_ex2(-w * w) * (over * cot_rcp(under));
+    if (!(w < 0.0f))
+        slope = scale - slope;
+    return slope;
 }
 
 #endif

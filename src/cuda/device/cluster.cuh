@@ -41,6 +41,22 @@ static __device__ __forceinline__ void cot_store_async(uint32_t to, uint32_t bar
                  : "memory");
 }
 
+/* A run of bytes, a multiple of 16, to another block's shared memory, counted at its barrier. */
+static __device__ __forceinline__ void cot_bulk_copy_to_block(uint32_t to, uint32_t from, uint32_t bytes,
+                                                              uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "r"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+/* Arrives at another block's barrier. */
+static __device__ __forceinline__ void cot_mbarrier_arrive_at(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 /* Registers of each thread of this warpgroup from here on; all its warps call it. */
 template <int COUNT> static __device__ __forceinline__ void cot_more_registers(void)
 {

@@ -58,6 +58,30 @@ static __device__ __forceinline__ void cot_store(void *data, int dtype, int64_t 
     }
 }
 
+/* ---- pairs of 16-bit elements in a register ------------------------------------------------------------- */
+
+template <typename E> static constexpr bool cot_is_f16 = false;
+template <> constexpr bool cot_is_f16<__half> = true;
+
+/* Two floats as one register, `low` first in memory; and back. */
+template <typename E> static __device__ __forceinline__ uint32_t cot_pack_pair(float low, float high)
+{
+    uint32_t pair;
+    if constexpr (cot_is_f16<E>)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+template <typename E> static __device__ __forceinline__ float2 cot_unpack_pair(uint32_t pair)
+{
+    if constexpr (cot_is_f16<E>)
+        return __half22float2(*(const __half2 *)&pair);
+    else
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
 /* ---- vectors: W 32-bit words of memory, raw until they are used ---------------------------------------- *
  * A raw vector takes a quarter to a half of the registers of the floats that it unpacks to, which is what makes room
  * for more loads in flight. */
@@ -92,7 +116,15 @@ template <int W> static __device__ __forceinline__ cot_words<W> cot_load_words(c
 template <int W> static __device__ __forceinline__ cot_words<W> cot_load_words_if(bool there, const void *from)
 {
     cot_words<W> v;
-    static_assert(W == 2 || W == 4, "whole vector loads");
+    static_assert(W == 1 || W == 2 || W == 4, "whole vector loads");
+    if constexpr (W == 1)
+        asm volatile("{\n"
+                     "    .reg .pred there;\n"
+                     "    setp.ne.b32 there, %2, 0;\n"
+                     "    @there ld.global.nc.L1::no_allocate.u32 %0, [%1];\n"
+                     "}"
+                     : "=r"(v.word[0])
+                     : "l"(from), "r"((uint32_t)there));
     if constexpr (W == 2)
         asm volatile("{\n"
                      "    .reg .pred there;\n"
@@ -126,6 +158,36 @@ template <int W> static __device__ __forceinline__ void cot_store_words(void *to
                          "r"(v.word[i + 1]), "r"(v.word[i + 2]), "r"(v.word[i + 3])
                          : "memory");
     }
+}
+
+/* The same where `wanted` is true, without a branch. */
+template <int W> static __device__ __forceinline__ void cot_store_words_if(bool wanted, void *to, const cot_words<W> &v)
+{
+    static_assert(W == 1 || W == 2 || W == 4, "whole vector stores");
+    if constexpr (W == 1)
+        asm volatile("{\n"
+                     "    .reg .pred wanted;\n"
+                     "    setp.ne.b32 wanted, %2, 0;\n"
+                     "    @wanted st.global.cs.u32 [%0], %1;\n"
+                     "}" ::"l"(to),
+                     "r"(v.word[0]), "r"((uint32_t)wanted)
+                     : "memory");
+    if constexpr (W == 2)
+        asm volatile("{\n"
+                     "    .reg .pred wanted;\n"
+                     "    setp.ne.b32 wanted, %3, 0;\n"
+                     "    @wanted st.global.cs.v2.u32 [%0], {%1, %2};\n"
+                     "}" ::"l"(to),
+                     "r"(v.word[0]), "r"(v.word[1]), "r"((uint32_t)wanted)
+                     : "memory");
+    if constexpr (W == 4)
+        asm volatile("{\n"
+                     "    .reg .pred wanted;\n"
+                     "    setp.ne.b32 wanted, %5, 0;\n"
+                     "    @wanted st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};\n"
+                     "}" ::"l"(to),
+                     "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]), "r"((uint32_t)wanted)
+                     : "memory");
 }
 
 /* V elements of type E. */
@@ -200,6 +262,14 @@ template <typename E, int V> static __device__ __forceinline__ void cot_store_ve
     cot_vector<E, V> v;
     cot_pack(v, values);
     cot_store_words<cot_vector<E, V>::words>(to, v.raw);
+}
+
+template <typename E, int V>
+static __device__ __forceinline__ void cot_store_vector_if(bool wanted, E *to, const float (&values)[V])
+{
+    cot_vector<E, V> v;
+    cot_pack(v, values);
+    cot_store_words_if<cot_vector<E, V>::words>(wanted, to, v.raw);
 }
 
 /* Elements from[0] .. from[count-1], V at most, one by one, the rest zero: ragged ends and what is not aligned. */

@@ -37,6 +37,14 @@ static __device__ __forceinline__ void cot_mma_f16_k8(float (&c)[4], uint32_t a0
                  : "r"(a0), "r"(a1), "r"(b0));
 }
 
+static __device__ __forceinline__ void cot_mma_bf16_k8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0)
+{
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b0));
+}
+
 /* Four 8x8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8. A lane is given the elements
  * 2q and 2q+1 of row g of each; transposed, of column g. */
 static __device__ __forceinline__ void cot_ldmatrix_x4(uint32_t (&r)[4], uint32_t address)
@@ -55,7 +63,28 @@ static __device__ __forceinline__ void cot_ldmatrix_x4_trans(uint32_t (&r)[4], u
                  : "memory");
 }
 
-/* Two floats as TERMS pairs of bf16 whose sums they are, but for 2^-9, 2^-17, 2^-25 of them. */
+/* The other way: a lane gives what cot_ldmatrix_x4 gives to it. Needs sm_90. */
+static __device__ __forceinline__ void cot_stmatrix_x4(uint32_t address, const uint32_t (&r)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* One matrix: a word a lane, from rows of 16 bytes that the first 8 lanes give. */
+static __device__ __forceinline__ uint32_t cot_ldmatrix_x1(uint32_t address)
+{
+    uint32_t r;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(address) : "memory");
+    return r;
+}
+
+static __device__ __forceinline__ void cot_stmatrix_x1(uint32_t address, uint32_t r)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r) : "memory");
+}
+
+/* Two floats as TERMS pairs of bf16 whose sums they are, but for 2^-8, 2^-17, 2^-26 of them at most. */
 template <int TERMS>
 static __device__ __forceinline__ void cot_split_bf16(float low, float high, uint32_t (&terms)[TERMS])
 {

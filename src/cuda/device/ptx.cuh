@@ -103,6 +103,19 @@ static __device__ __forceinline__ void cot_tensor_store_4d(const void *map, int 
                  : "memory");
 }
 
+/* The same of three axes, for data that nobody reads soon: evict-first in the second-level cache. */
+static __device__ __forceinline__ void cot_tensor_store_3d(const void *map, int x, int y, int z, const void *from)
+{
+    asm volatile("{\n"
+                 "    .reg .b64 policy;\n"
+                 "    createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+                 "    cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], "
+                 "[%4], policy;\n"
+                 "}" ::"l"(map),
+                 "r"(x), "r"(y), "r"(z), "r"(cot_shared_address(from))
+                 : "memory");
+}
+
 static __device__ __forceinline__ void cot_bulk_commit(void)
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -146,7 +159,7 @@ static __device__ __forceinline__ void cot_launch_dependents(void)
 /* Waits until the kernels before have completed, and what they wrote is there. */
 static __device__ __forceinline__ void cot_wait_for_kernels_before(void)
 {
-#if __CUDA_ARCH__ >= 900 /* before Hopper the host launches nothing as dependent */
+#if __CUDA_ARCH__ >= 900 /* for the rest the host launches nothing as dependent */
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

@@ -4,20 +4,11 @@
 #include "attention_problem.h"
 
 #include "core/cpu_features.h"
+#include "core/front.h"
 #include "core/status.h"
 
 #include <inttypes.h>
 #include <math.h>
-
-/* `return` on the first check that fails. */
-#define CHECK(expression)                        \
-    do {                                         \
-        const cot_status status_ = (expression); \
-        if (status_ != COT_OK)                   \
-            return status_;                      \
-    } while (0)
-
-#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
 /* ---- options ------------------------------------------------------------------------------------------ */
 
@@ -303,16 +294,6 @@ static cot_status check_f64(const cot_direction *direction, const void *args, co
     return COT_OK;
 }
 
-static bool same_view(const cot_tensor *a, const cot_tensor *b)
-{
-    if (a->data != b->data || a->dtype != b->dtype || a->rank != b->rank)
-        return false;
-    for (int i = 0; i < a->rank; i++)
-        if (a->shape[i] != b->shape[i] || (a->shape[i] > 1 && a->stride[i] != b->stride[i]))
-            return false;
-    return true;
-}
-
 /* Data pointers, and outputs that would be written over something; merge's out and lse may be out_a and lse_a. */
 static cot_status check_memory(const cot_direction *direction, const void *args)
 {
@@ -329,7 +310,7 @@ static cot_status check_memory(const cot_direction *direction, const void *args)
             const cot_tensor *other = (const cot_tensor *)((const char *)args + fields[g].offset);
             const size_t length = strlen(fields[f].name);
             const bool pair = strncmp(fields[f].name, fields[g].name, length) == 0 &&
-                              strcmp(fields[g].name + length, "_a") == 0 && same_view(out, other);
+                              strcmp(fields[g].name + length, "_a") == 0 && cot_same_view(out, other);
             if (f != g && !pair)
                 CHECK(cot_check_overlap(direction->call, fields[f].name, out, fields[g].name, other));
         }
@@ -469,6 +450,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     COPY_INPUTS(p, a);
     const attention_sizes *z = &p->sizes;
     p->accumulate = a->accumulate;
+    p->allow_nondeterminism = a->allow_nondeterminism;
     p->dout = a->dout, p->dlse = a->dlse, p->delta = a->delta;
     p->dq = a->dq, p->dk = a->dk, p->dv = a->dv, p->dsink = a->dsink, p->dbias = a->dbias;
     CHECK(check_flag(call, "accumulate", a->accumulate));
@@ -592,10 +574,19 @@ static cot_status validate_merge(const char *call, const void *args, bool with_d
 #undef COT_KERNEL
 
 #include "attention_admit.h"
+#include "cuda/attention_launch.h"
+#include "cuda/attention_mma_launch.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace)                                     \
-    {#name, COT_ATTENTION_##direction, COT_BACKEND_CPU, COT_ISA_##isa, COT_##intermediate, admit, cost, workspace, \
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
+    {#name,                                                                    \
+     COT_ATTENTION_##direction,                                                \
+     COT_ISA_BACKEND(COT_ISA_##isa),                                           \
+     COT_ISA_##isa,                                                            \
+     COT_##intermediate,                                                       \
+     admit,                                                                    \
+     cost,                                                                     \
+     workspace,                                                                \
      name},
 #include "attention_kernels.def"
 #undef COT_KERNEL

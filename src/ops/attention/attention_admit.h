@@ -42,6 +42,64 @@ static inline double cost_rows_scalar(const void *problem)
     return 10.0 * (double)z->B * (double)z->Tq * (double)z->H * (double)z->dv;
 }
 
+/* delta and merge on vectors. */
+static inline const char *attention_admit_rows(const attention_sizes *z, const cot_tensor *const tensors[3])
+{
+    if (z->dtype == COT_F64)
+        return "it sums in float32, the tensors are f64";
+    for (int i = 0; i < 3; i++)
+        if (cot_present(tensors[i]) && tensors[i]->stride[3] != 1 && tensors[i]->shape[3] > 1)
+            return "the last axis of a tensor is not contiguous";
+    return NULL;
+}
+
+static inline const char *admit_delta_rows(const void *problem)
+{
+    const attention_delta_problem *p = problem;
+    return attention_admit_rows(&p->sizes, (const cot_tensor *const[]){&p->args.out, &p->args.dout, &p->args.out});
+}
+
+static inline const char *admit_merge_rows(const void *problem)
+{
+    const attention_merge_problem *p = problem;
+    return attention_admit_rows(&p->sizes, (const cot_tensor *const[]){&p->args.out_a, &p->args.out_b, &p->args.out});
+}
+
+/* Only what it stores differs from the level below. */
+static inline const char *admit_merge_bf16(const void *problem)
+{
+    const attention_merge_problem *p = problem;
+    if (cot_present(&p->args.out) && p->args.out.dtype != COT_BF16)
+        return "it stores bf16";
+    return admit_merge_rows(problem);
+}
+
+static inline double attention_cost_rows(const void *problem, double cycles)
+{
+    const attention_sizes *z = problem;
+    return cycles * (double)z->B * (double)z->Tq * (double)z->H * (10 + (double)z->dv);
+}
+
+static inline double cost_rows_plain(const void *problem)
+{
+    return attention_cost_rows(problem, 4);
+}
+
+static inline double cost_rows_avx2(const void *problem)
+{
+    return attention_cost_rows(problem, 0.5);
+}
+
+static inline double cost_rows_avx512(const void *problem)
+{
+    return attention_cost_rows(problem, 0.25);
+}
+
+static inline double cost_rows_avx512bf16(const void *problem)
+{
+    return attention_cost_rows(problem, 0.2);
+}
+
 /* Forward: for every sequence and head the scores of one query and its output. */
 static inline size_t workspace_fwd_scalar(const void *problem)
 {
@@ -71,8 +129,6 @@ static inline const char *attention_admit_tiled(const attention_problem *p)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (cot_present(rows[i]) && rows[i]->stride[3] != 1 && rows[i]->shape[3] > 1)
             return "the last axis of a tensor is not contiguous";
-    if (cot_present(&p->dbias))
-        return "it has no dbias";
     return NULL;
 }
 
@@ -81,18 +137,31 @@ static inline const char *admit_tiled(const void *problem)
     return attention_admit_tiled(problem);
 }
 
-/* P and dS are rounded to bf16, which a float32 output would show. */
+/* P and dS are rounded between two products, which a float32 output would show. */
+static inline const char *attention_admit_16_bits(const attention_problem *p, const char *rounds)
+{
+    const cot_tensor *const outputs[] = {&p->out, &p->dq, &p->dk, &p->dv};
+    const bool backward = cot_present(&p->dout);
+    for (size_t i = backward; i < sizeof outputs / sizeof *outputs; i++)
+        if (cot_present(outputs[i]) && outputs[i]->dtype == COT_F32)
+            return rounds;
+    return attention_admit_tiled(p);
+}
+
 static inline const char *admit_tiled_amx(const void *problem)
 {
     const attention_problem *p = problem;
-    const cot_tensor *const outputs[] = {&p->out, &p->dq, &p->dk, &p->dv};
-    const bool backward = cot_present(&p->dout);
     if (p->sizes.dtype != COT_BF16)
         return "it serves bf16";
-    for (size_t i = backward; i < sizeof outputs / sizeof *outputs; i++)
-        if (cot_present(outputs[i]) && outputs[i]->dtype != COT_BF16)
-            return "it rounds P to bf16, an output is f32";
-    return attention_admit_tiled(p);
+    return attention_admit_16_bits(p, "it rounds P to bf16, an output is f32");
+}
+
+static inline const char *admit_tiled_split(const void *problem)
+{
+    const attention_problem *p = problem;
+    if (p->sizes.dtype != COT_F16)
+        return "it serves f16";
+    return attention_admit_16_bits(p, "it rounds P to two bf16, an output is f32");
 }
 
 /* Strips are worked off as a whole; `rate` multiply-adds a cycle, `softmax` cycles a pair. */
@@ -105,6 +174,11 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
     const double rows_q = (double)z->H * (double)(z->rows_q + (z->B + 1) * ATTENTION_STRIP);
     const double rows_k = (double)z->Hkv * (double)(z->rows_k + (z->B + 1) * ATTENTION_BLOCK);
     const double pairs = rows_q * (double)attention_round_up(z->Tk, ATTENTION_STRIP);
+    /* dbias computes two of the five products once more, and its sums are in double. */
+    if (cot_present(&p->dbias)) {
+        multiplications *= 1.4;
+        softmax += 5;
+    }
     return pairs * (multiplications / rate + softmax) + (rows_q + rows_k) * (double)(z->d + z->dv) + 20000;
 }
 
@@ -144,6 +218,7 @@ COT_COSTS(scalar, 2, 2)
 COT_COSTS(avx2, 12, 8)
 COT_COSTS(avx512, 24, 16)
 COT_COSTS(amx, 300, 16)
+COT_COSTS(amx_split, 100, 8)
 #undef COT_COSTS
 
 #endif

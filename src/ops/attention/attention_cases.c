@@ -9,6 +9,7 @@
 #include "attention_ref.h"
 
 #include "core/cases.h"
+#include "core/draw.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -42,40 +43,12 @@ typedef struct plan {
     unsigned bias_axes; /* bit n: axis n is broadcast */
     bool packed, seqused_q, seqused_k;
     int64_t q_begin, q_length, k_begin, k_length;
-    bool dlse, delta, accumulate;
+    bool dlse, delta, accumulate, any_order;
     bool no_dq, no_dkv, no_out, no_lse;
     uint64_t seed;
 } plan;
 
-/* splitmix64: small, and the same everywhere. */
-static uint64_t draw(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-static int64_t draw_below(uint64_t *state, int64_t bound)
-{
-    return bound > 0 ? (int64_t)(draw(state) % (uint64_t)bound) : 0;
-}
-
-static bool draw_bool(uint64_t *state)
-{
-    return draw(state) & 1;
-}
-
 /* ---- tensors ------------------------------------------------------------------------------------------ */
-
-static int field_index(int direction, const char *name)
-{
-    const cot_direction *d = &cot_attention_directions[direction];
-    for (int field = 0; field < d->field_count; field++)
-        if (strcmp(d->fields[field].name, name) == 0)
-            return field;
-    return -1;
-}
 
 /* A [B,T,H,d] tensor, packed [T,H,d]; T counts the rows of one sequence, packed those of all. */
 static cot_tensor laid_out(const plan *p, cot_case *c, const char *name, cot_dtype dtype, int64_t T, int64_t H,
@@ -87,7 +60,7 @@ static cot_tensor laid_out(const plan *p, cot_case *c, const char *name, cot_dty
     case BHTD: t.stride[0] = H * T * d, t.stride[1] = d, t.stride[2] = T * d; break;
     case SLICE:
         t.stride[0] = T * pitch, t.stride[1] = pitch;
-        c->offset[field_index(p->direction, name)] = 1;
+        c->offset[cot_field_index(&cot_attention_directions[p->direction], name)] = 1;
         break;
     case STRIDED:
         for (int axis = 0; axis < 4; axis++)
@@ -240,6 +213,7 @@ static void backward_case(const plan *p, cot_case *c)
     cot_attention_backward_args *a = (cot_attention_backward_args *)c->args;
     SET_COMMON(p, a);
     a->accumulate = p->accumulate;
+    a->allow_nondeterminism = p->any_order;
     a->lse = statistic(p);
     if (p->delta) {
         a->delta = statistic(p);
@@ -254,8 +228,8 @@ static void backward_case(const plan *p, cot_case *c)
     if (!p->no_dkv) {
         a->dk = keys(p, c, "dk", output_dtype(p), p->d);
         a->dv = keys(p, c, "dv", output_dtype(p), p->dv);
-        c->shared[field_index(p->direction, "dk")] = elements_of_one_error(p, p->d);
-        c->shared[field_index(p->direction, "dv")] = elements_of_one_error(p, p->dv);
+        c->shared[cot_field_index(&cot_attention_directions[p->direction], "dk")] = elements_of_one_error(p, p->d);
+        c->shared[cot_field_index(&cot_attention_directions[p->direction], "dv")] = elements_of_one_error(p, p->dv);
     }
     if (p->sink)
         a->dsink = a->sink;
@@ -325,11 +299,11 @@ static void describe(const plan *p, cot_case *c)
     const struct {
         bool set;
         const char *name;
-    } switches[] = {{p->sink, "+sink"},       {p->alibi, "+alibi"},     {p->packed, "+packed"},
-                    {p->seqused_q, "+usedq"}, {p->seqused_k, "+usedk"}, {p->f32_out, "+f32out"},
-                    {p->dlse, "+dlse"},       {p->delta, "+delta"},     {p->accumulate, "+accumulate"},
-                    {p->no_dq, "-dq"},        {p->no_dkv, "-dkv"},      {p->no_out, "-out"},
-                    {p->no_lse, "-lse"}};
+    } switches[] = {{p->sink, "+sink"},       {p->alibi, "+alibi"},        {p->packed, "+packed"},
+                    {p->seqused_q, "+usedq"}, {p->seqused_k, "+usedk"},    {p->f32_out, "+f32out"},
+                    {p->dlse, "+dlse"},       {p->delta, "+delta"},        {p->accumulate, "+accumulate"},
+                    {p->no_dq, "-dq"},        {p->no_dkv, "-dkv"},         {p->no_out, "-out"},
+                    {p->no_lse, "-lse"},      {p->any_order, "+any-order"}};
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
         if (switches[i].set)
             add_text(o, size, "%s", switches[i].name);
@@ -380,20 +354,20 @@ static void sweep_sizes(visitor *v, int direction)
                 lengths[i][0] * lengths[i][1] < 2500; /* the others take seconds: scalar kernels are slow */
             const int turns = small ? 2 : 1;
             for (int turn = 0; turn < turns; turn++, number++) {
-                plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
+                plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
                 const int64_t *size = columns[(i + (size_t)(3 * turn + dtype)) % (sizeof columns / sizeof *columns)];
                 p.Tq = lengths[i][0], p.Tk = lengths[i][1];
                 p.d = size[0], p.dv = size[1];
                 p.B = 1 + small;
                 p.H = p.Tq * p.Tk < 20000 ? 6 : 2;
-                p.Hkv = p.H / (draw_bool(&state) ? 1 : draw_bool(&state) ? 2 : p.H);
+                p.Hkv = p.H / (cot_draw_bool(&state) ? 1 : cot_draw_bool(&state) ? 2 : p.H);
                 p.layout = (layout_kind)(number % 7 == 6 ? STRIDED : number % 3);
                 p.dtype = float_dtypes[dtype];
                 const int mask = (int)((i + (size_t)(dtype + turn)) % 3);
                 p.causal = mask == 1;
                 p.window = mask == 2;
-                p.left = draw_below(&state, 3) == 0 ? -1 : draw_below(&state, 80);
-                p.right = draw_below(&state, 3) == 0 ? -1 : draw_below(&state, 80);
+                p.left = cot_draw_below(&state, 3) == 0 ? -1 : cot_draw_below(&state, 80);
+                p.right = cot_draw_below(&state, 3) == 0 ? -1 : cot_draw_below(&state, 80);
                 p.f32_out = number % 11 == 0;
                 p.accumulate = direction == COT_ATTENTION_BACKWARD && number % 5 == 0;
                 if (number % 9 == 0 && p.Tq * p.Tk < 10000)
@@ -432,27 +406,27 @@ static void add_feature(plan *p, int feature, uint64_t *state)
 {
     switch (feature) {
     case 0: p->causal = true; break;
-    case 1: p->window = true, p->left = draw_below(state, 20), p->right = draw_below(state, 6) - 1; break;
-    case 2: p->softcap = draw_bool(state) ? 1.5 : 20; break;
-    case 3: p->scale = draw_bool(state) ? 0.3 : -0.25; break;
+    case 1: p->window = true, p->left = cot_draw_below(state, 20), p->right = cot_draw_below(state, 6) - 1; break;
+    case 2: p->softcap = cot_draw_bool(state) ? 1.5 : 20; break;
+    case 3: p->scale = cot_draw_bool(state) ? 0.3 : -0.25; break;
     case 4: p->sink = true; break;
     case 5: p->alibi = true; break;
-    case 6: p->bias = true, p->bias_axes = (unsigned)draw_below(state, 16); break;
+    case 6: p->bias = true, p->bias_axes = (unsigned)cot_draw_below(state, 16); break;
     case 7: p->packed = true; break;
     case 8: p->seqused_k = true; break;
     case 9: p->seqused_q = true; break;
-    case 10: p->dropout = draw_below(state, 6) == 0 ? 1 : 0.25, p->dropout_state = draw_bool(state); break;
+    case 10: p->dropout = cot_draw_below(state, 6) == 0 ? 1 : 0.25, p->dropout_state = cot_draw_bool(state); break;
     case 11: p->dlse = true; break;
-    case 12: p->dv = 1 + draw_below(state, 2 * p->d); break;
+    case 12: p->dv = 1 + cot_draw_below(state, 2 * p->d); break;
     case 13: p->Hkv = 1; break;
     case 14:
         if (!p->packed) {
-            p->q_begin = draw_below(state, 9), p->q_length = p->Tq + p->q_begin + draw_below(state, 9);
-            p->k_begin = draw_below(state, 9), p->k_length = p->Tk + p->k_begin + draw_below(state, 9);
+            p->q_begin = cot_draw_below(state, 9), p->q_length = p->Tq + p->q_begin + cot_draw_below(state, 9);
+            p->k_begin = cot_draw_below(state, 9), p->k_length = p->Tk + p->k_begin + cot_draw_below(state, 9);
             p->sink = false;
         }
         break;
-    case 15: p->window = true, p->left = -1, p->right = draw_below(state, 9); break;
+    case 15: p->window = true, p->left = -1, p->right = cot_draw_below(state, 9); break;
     default: break;
     }
     if (p->q_length > 0 || p->k_length > 0)
@@ -468,34 +442,34 @@ static void sweep_features(visitor *v, int direction)
     uint64_t state = 21 + (uint64_t)direction;
     const bool backward = direction == COT_ATTENTION_BACKWARD;
     for (int number = 0; number < 10 * FEATURES; number++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
         const int round = number / FEATURES; /* 0 .. 3: one feature in each dtype; then combinations */
         p.dtype = float_dtypes[round < 4 ? round : number % 4];
         const bool gradient = backward && p.dtype == COT_F64;
-        p.B = 1 + draw_below(&state, 3);
-        p.Hkv = 1 + draw_below(&state, 2);
-        p.H = p.Hkv * (1 + draw_below(&state, 3));
-        p.Tq = gradient ? 1 + draw_below(&state, 5) : 1 + draw_below(&state, 150);
-        p.Tk = gradient ? 1 + draw_below(&state, 7) : 1 + draw_below(&state, 150);
-        p.d = gradient ? 1 + draw_below(&state, 3) : 8 * (1 + draw_below(&state, 12));
+        p.B = 1 + cot_draw_below(&state, 3);
+        p.Hkv = 1 + cot_draw_below(&state, 2);
+        p.H = p.Hkv * (1 + cot_draw_below(&state, 3));
+        p.Tq = gradient ? 1 + cot_draw_below(&state, 5) : 1 + cot_draw_below(&state, 150);
+        p.Tk = gradient ? 1 + cot_draw_below(&state, 7) : 1 + cot_draw_below(&state, 150);
+        p.d = gradient ? 1 + cot_draw_below(&state, 3) : 8 * (1 + cot_draw_below(&state, 12));
         p.dv = p.d;
         if (gradient)
-            p.B = 1 + draw_below(&state, 2), p.H = p.Hkv;
-        if (draw_bool(&state))
+            p.B = 1 + cot_draw_below(&state, 2), p.H = p.Hkv;
+        if (cot_draw_bool(&state))
             p.Tk = p.Tq;
-        p.layout = (layout_kind)draw_below(&state, LAYOUT_COUNT);
-        p.f32_out = draw_below(&state, 8) == 0;
+        p.layout = (layout_kind)cot_draw_below(&state, LAYOUT_COUNT);
+        p.f32_out = cot_draw_below(&state, 8) == 0;
         add_feature(&p, number % FEATURES, &state);
         for (int more = 0; round >= 4 && more < 4; more++)
-            add_feature(&p, (int)draw_below(&state, FEATURES), &state);
+            add_feature(&p, (int)cot_draw_below(&state, FEATURES), &state);
         p.dlse = p.dlse && backward;
-        p.delta = backward && !gradient && draw_below(&state, 6) == 0;
+        p.delta = backward && !gradient && cot_draw_below(&state, 6) == 0;
         p.dlse = p.dlse && !p.delta;
-        p.accumulate = backward && draw_below(&state, 4) == 0;
-        p.no_dq = backward && !gradient && draw_below(&state, 10) == 0;
-        p.no_dkv = backward && !gradient && !p.no_dq && draw_below(&state, 10) == 0;
-        p.no_lse = !backward && draw_below(&state, 10) == 0;
-        p.no_out = !backward && !p.no_lse && draw_below(&state, 10) == 0;
+        p.accumulate = backward && cot_draw_below(&state, 4) == 0;
+        p.no_dq = backward && !gradient && cot_draw_below(&state, 10) == 0;
+        p.no_dkv = backward && !gradient && !p.no_dq && cot_draw_below(&state, 10) == 0;
+        p.no_lse = !backward && cot_draw_below(&state, 10) == 0;
+        p.no_out = !backward && !p.no_lse && cot_draw_below(&state, 10) == 0;
         if (gradient)
             p.uses |= COT_CASE_GRADIENT | COT_CASE_QUICK;
         else if (number % 5 == 0)
@@ -520,7 +494,7 @@ static void sweep_extremes(visitor *v, int direction)
                   .dv = 64,
                   .dtype = float_dtypes[number % 3],
                   .layout = BTHD,
-                  .seed = draw(&state)};
+                  .seed = cot_draw(&state)};
         p.causal = number / 3 % 2;
         p.sink = number / 6 % 2;
         if (number < 12)
@@ -535,16 +509,185 @@ static void sweep_rows(visitor *v, int direction)
 {
     uint64_t state = 51 + (uint64_t)direction;
     for (int number = 0; number < 40; number++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = draw(&state)};
-        p.B = draw_below(&state, 4), p.H = p.Hkv = 1 + draw_below(&state, 5);
-        p.Tq = draw_below(&state, 90), p.dv = 1 + draw_below(&state, 140);
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = cot_draw(&state)};
+        p.B = cot_draw_below(&state, 4), p.H = p.Hkv = 1 + cot_draw_below(&state, 5);
+        p.Tq = cot_draw_below(&state, 90), p.dv = 1 + cot_draw_below(&state, 140);
         p.Tk = p.d = 1;
         p.dtype = float_dtypes[number % 4];
-        p.layout = (layout_kind)draw_below(&state, LAYOUT_COUNT);
+        p.layout = (layout_kind)cot_draw_below(&state, LAYOUT_COUNT);
         p.packed = number % 5 == 4;
         p.B = p.packed ? 1 : p.B;
-        p.f32_out = draw_bool(&state), p.dlse = draw_bool(&state), p.sink = draw_bool(&state);
-        p.no_lse = draw_below(&state, 10) == 0, p.no_out = !p.no_lse && draw_below(&state, 10) == 0;
+        p.f32_out = cot_draw_bool(&state), p.dlse = cot_draw_bool(&state), p.sink = cot_draw_bool(&state);
+        p.no_lse = cot_draw_below(&state, 10) == 0, p.no_out = !p.no_lse && cot_draw_below(&state, 10) == 0;
+        emit(v, &p);
+    }
+}
+
+/* What the kernels on tensor cores of a GPU serve, at the field's lengths. */
+static void sweep_cuda(visitor *v, int direction)
+{
+    static const int64_t lengths[][2] = {{1, 1},     {64, 128},  {128, 192}, {256, 256},   {239, 1},     {799, 3},
+                                         {113, 203}, {113, 128}, {128, 217}, {113, 211},   {108, 256},   {256, 512},
+                                         {384, 256}, {640, 128}, {512, 256}, {1024, 1024}, {1023, 1024}, {1024, 1023},
+                                         {5, 0},     {0, 5},     {65, 129},  {63, 127},    {300, 700},   {1, 300}};
+    static const int64_t columns[] = {64, 128, 256};
+    uint64_t state = 301 + (uint64_t)direction;
+    int number = 0;
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        for (size_t d = 0; d < sizeof columns / sizeof *columns; d++)
+            for (int causal = 0; causal < 2; causal++, number++) {
+                plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
+                p.Tq = lengths[i][0], p.Tk = lengths[i][1];
+                const bool large = p.Tq * p.Tk > 60000; /* the reference takes its time */
+                if (large && (i + d + (size_t)causal) % 2 == 0)
+                    continue;
+                p.B = large ? 1 : 1 + number % 2, p.H = large ? 2 : 6;
+                p.Hkv = number % 3 == 0 ? p.H : number % 3 == 1 ? p.H / 2 : 1;
+                p.d = p.dv = columns[d];
+                p.dtype = number / 2 % 2 == 0 ? COT_BF16 : COT_F16;
+                p.layout =
+                    p.Tq * p.Tk == 1 ? BTHD : (layout_kind)(number % 3); /* a slice of a row would begin anywhere */
+                p.causal = causal;
+                p.any_order = direction == COT_ATTENTION_BACKWARD && number % 4 == 3;
+                p.accumulate = direction == COT_ATTENTION_BACKWARD && number % 5 == 4;
+                p.f32_out = number % 7 == 6;
+                p.dlse = direction == COT_ATTENTION_BACKWARD && number % 6 == 5;
+                p.scale = number % 11 == 10 ? -0.1 : 0;
+                if (number % 9 == 0 && p.Tq * p.Tk < 20000)
+                    p.uses |= COT_CASE_QUICK;
+                emit(v, &p);
+            }
+}
+
+/* The forward's features over several tiles of those kernels: each by itself in every size of a head, then some at a time. */
+static void sweep_forward_cuda(visitor *v)
+{
+    static const int64_t columns[][2] = {{64, 64}, {128, 128}, {256, 256}, {192, 128},
+                                         {96, 96}, {40, 72},   {192, 192}, {64, 200}};
+    enum { SIZES = sizeof columns / sizeof *columns, KINDS = 9 };
+    uint64_t state = 501;
+    for (int number = 0; number < (KINDS + 3) * SIZES; number++) {
+        plan p = {.direction = COT_ATTENTION_FORWARD, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
+        const int64_t *size = columns[number % SIZES];
+        unsigned kinds = number / SIZES < KINDS ? 1u << number / SIZES : (unsigned)cot_draw_below(&state, 1 << KINDS);
+        p.B = 1 + cot_draw_below(&state, 3), p.Hkv = 1 + cot_draw_below(&state, 2);
+        p.H = p.Hkv * (1 + cot_draw_below(&state, 2));
+        p.Tq = 1 + cot_draw_below(&state, 420), p.Tk = 1 + cot_draw_below(&state, 420);
+        if (cot_draw_bool(&state))
+            p.Tk = p.Tq;
+        p.d = size[0], p.dv = size[1];
+        p.dtype = cot_draw_bool(&state) ? COT_BF16 : COT_F16;
+        p.layout = cot_draw_bool(&state) ? BTHD : BHTD;
+        p.causal = kinds & 1 || cot_draw_below(&state, 4) == 0;
+        if (kinds & 6) { /* to the left, to the right, to both sides */
+            p.window = true;
+            p.left = kinds & 2 ? cot_draw_below(&state, 200) : -1;
+            p.right = p.causal ? 0 : kinds & 4 ? cot_draw_below(&state, 100) : -1;
+        }
+        p.softcap = kinds & 8 ? (cot_draw_bool(&state) ? 1.5 : 20) : 0;
+        p.scale = kinds & 16 ? (cot_draw_bool(&state) ? -0.1 : 0.2) : 0;
+        p.sink = kinds & 32;
+        p.packed = kinds & 64;
+        p.seqused_q = kinds & 128 && cot_draw_bool(&state);
+        p.seqused_k = kinds & 128 && !(p.seqused_q && cot_draw_bool(&state));
+        if (kinds & 256 && !p.packed && !p.sink) {
+            p.q_begin = cot_draw_below(&state, 300), p.q_length = p.Tq + p.q_begin + cot_draw_below(&state, 200);
+            p.k_begin = cot_draw_below(&state, 300), p.k_length = p.Tk + p.k_begin + cot_draw_below(&state, 200);
+        }
+        p.no_lse = cot_draw_below(&state, 12) == 0;
+        p.no_out = !p.no_lse && cot_draw_below(&state, 12) == 0;
+        emit(v, &p);
+    }
+}
+
+/* Every feature, and combinations, in 16 bits at the sizes that tensor cores serve: aligned rows and others. */
+static void sweep_features_cuda(visitor *v, int direction)
+{
+    static const int64_t columns[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}, {96, 96}, {72, 200}};
+    uint64_t state = 401 + (uint64_t)direction;
+    const bool backward = direction == COT_ATTENTION_BACKWARD;
+    for (int number = 0; number < 8 * FEATURES; number++) {
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
+        const int round = number / FEATURES; /* 0, 1: one feature; then combinations */
+        const int64_t *size = columns[(number + round) % (int)(sizeof columns / sizeof *columns)];
+        p.dtype = number / 2 % 2 == round % 2 ? COT_BF16 : COT_F16;
+        p.B = 1 + cot_draw_below(&state, 3);
+        p.Hkv = 1 + cot_draw_below(&state, 2);
+        p.H = p.Hkv * (1 + cot_draw_below(&state, 3));
+        p.Tq = 1 + cot_draw_below(&state, 200);
+        p.Tk = cot_draw_bool(&state) ? p.Tq : 1 + cot_draw_below(&state, 300);
+        p.d = size[0], p.dv = size[1];
+        p.layout = (layout_kind)(number % 4 == 3 ? cot_draw_below(&state, LAYOUT_COUNT) : cot_draw_below(&state, 2));
+        add_feature(&p, number % FEATURES, &state);
+        for (int more = 0; round >= 2 && more < 3; more++)
+            add_feature(&p, (int)cot_draw_below(&state, FEATURES), &state);
+        if (p.dv != size[1]) /* feature 12 draws any */
+            p.dv = 8 * (1 + cot_draw_below(&state, 32));
+        p.delta = backward && cot_draw_below(&state, 6) == 0;
+        p.dlse = p.dlse && backward && !p.delta;
+        p.accumulate = backward && cot_draw_below(&state, 4) == 0;
+        p.no_dq = backward && cot_draw_below(&state, 10) == 0;
+        p.no_dkv = backward && !p.no_dq && cot_draw_below(&state, 10) == 0;
+        emit(v, &p);
+    }
+}
+
+/* The setting of FlashAttention-3's paper: 16k tokens, H d = 2048. */
+static void bench_cuda(visitor *v, int direction)
+{
+    for (int64_t d = 64; d <= 256; d *= 2)
+        for (int causal = 0; causal < 2; causal++)
+            for (int any_order = 0; any_order < 1 + (direction == COT_ATTENTION_BACKWARD); any_order++)
+                for (int64_t T = 512; T <= 16384; T *= 2) {
+                    plan p = {.direction = direction, .uses = COT_CASE_BENCH_CUDA, .seed = 61};
+                    p.B = 16384 / T, p.H = p.Hkv = 2048 / d, p.Tq = p.Tk = T;
+                    p.d = p.dv = d;
+                    p.dtype = COT_BF16;
+                    p.causal = causal;
+                    p.any_order = any_order;
+                    emit(v, &p);
+                }
+}
+
+/* What features cost in the forward, beside the entries of bench_cuda without them; head sizes between. */
+static void bench_forward_cuda(visitor *v)
+{
+    static const struct {
+        int64_t B, H, Hkv, T, d, dv;
+        cot_dtype dtype;
+        bool causal, sink, packed;
+        int64_t left; /* 0 = no window */
+        double softcap;
+    } shapes[] = {
+        {1, 16, 16, 16384, 128, 128, COT_F16, true, false, false, 0, 0},
+        {1, 16, 16, 16384, 128, 128, COT_BF16, true, false, false, 1024, 0},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, false, 0, 30},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, true, true, false, 0, 0},
+        {4, 16, 2, 4096, 128, 128, COT_BF16, true, false, false, 0, 0},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, true, 0, 0},
+        {32, 32, 32, 512, 64, 64, COT_BF16, true, false, true, 0, 0},
+        {4, 16, 16, 4096, 192, 128, COT_BF16, true, false, false, 0, 0},
+        {4, 16, 16, 4096, 192, 192, COT_BF16, true, false, false, 0, 0},
+        {4, 16, 16, 4096, 96, 96, COT_BF16, true, false, false, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const plan p = {.direction = COT_ATTENTION_FORWARD,
+                        .uses = COT_CASE_BENCH_CUDA,
+                        .B = shapes[i].B,
+                        .H = shapes[i].H,
+                        .Hkv = shapes[i].Hkv,
+                        .Tq = shapes[i].T,
+                        .Tk = shapes[i].T,
+                        .d = shapes[i].d,
+                        .dv = shapes[i].dv,
+                        .dtype = shapes[i].dtype,
+                        .causal = shapes[i].causal,
+                        .window = shapes[i].left > 0,
+                        .left = shapes[i].left,
+                        .softcap = shapes[i].softcap,
+                        .sink = shapes[i].sink,
+                        .packed = shapes[i].packed,
+                        .seed = 60};
         emit(v, &p);
     }
 }
@@ -585,6 +728,24 @@ static void bench_shapes(visitor *v, int direction)
     }
 }
 
+static void bench_rows(visitor *v, int direction)
+{
+    for (int number = 0; number < 4; number++) {
+        const plan p = {.direction = direction,
+                        .uses = COT_CASE_BENCH,
+                        .B = 1,
+                        .H = 8,
+                        .Hkv = 8,
+                        .Tq = number < 2 ? 2048 : 8192,
+                        .Tk = 1,
+                        .d = 1,
+                        .dv = 128,
+                        .dtype = number % 2 == 0 ? COT_BF16 : COT_F32,
+                        .seed = 62};
+        emit(v, &p);
+    }
+}
+
 static void each(bool (*visit)(void *, const cot_case *), void *context)
 {
     visitor v = {visit, context, false};
@@ -594,9 +755,16 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         sweep_sizes(&v, direction);
         sweep_long(&v, direction);
         bench_shapes(&v, direction);
+        sweep_cuda(&v, direction);
+        sweep_features_cuda(&v, direction);
+        bench_cuda(&v, direction);
     }
-    sweep_rows(&v, COT_ATTENTION_DELTA);
-    sweep_rows(&v, COT_ATTENTION_MERGE);
+    sweep_forward_cuda(&v);
+    bench_forward_cuda(&v);
+    for (int direction = COT_ATTENTION_DELTA; direction <= COT_ATTENTION_MERGE; direction++) {
+        sweep_rows(&v, direction);
+        bench_rows(&v, direction);
+    }
 }
 
 /* ---- a case from words -------------------------------------------------------------------------------- */
@@ -648,7 +816,7 @@ static bool set_choice(plan *p, const char *word)
                     {"packed", offsetof(plan, packed)},   {"usedq", offsetof(plan, seqused_q)},
                     {"usedk", offsetof(plan, seqused_k)}, {"dlse", offsetof(plan, dlse)},
                     {"delta", offsetof(plan, delta)},     {"accumulate", offsetof(plan, accumulate)},
-                    {"f32out", offsetof(plan, f32_out)}};
+                    {"f32out", offsetof(plan, f32_out)},  {"any-order", offsetof(plan, any_order)}};
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
         if (strcmp(word, switches[i].word) == 0)
             return *(bool *)((char *)p + switches[i].offset) = true;
@@ -663,12 +831,12 @@ static bool set_choice(plan *p, const char *word)
 
 static const char *const words_help =
     "B=1 H=8 Hkv=8 T=2048 (or Tq= Tk=) d=128 dv=128 left=1024 right=0 softcap=30 scale=0.1 dropout=0.1, f32 f16 bf16 f64, "
-    "bthd bhtd slice strided, causal sink alibi bias packed usedq usedk dlse delta accumulate f32out";
+    "bthd bhtd slice strided, causal sink alibi bias packed usedq usedk dlse delta accumulate f32out any-order";
 
 static const char *parse(int direction, int count, char *const words[], cot_case *c)
 {
     plan p = {.direction = direction,
-              .uses = COT_CASE_CHECK | COT_CASE_BENCH,
+              .uses = COT_CASE_CHECK | COT_CASE_BENCH | COT_CASE_BENCH_CUDA,
               .B = 1,
               .H = 8,
               .Hkv = -1,
@@ -701,7 +869,7 @@ static void fill_cu_seqlens(uint64_t state, int32_t *data, int64_t B, int64_t ro
     data[0] = 0;
     for (int64_t b = 1; b <= B; b++) {
         const int64_t left = rows_in_all - data[b - 1], bound = left < most ? left : most;
-        const int64_t length = draw_below(&state, 4) == 0 ? 0 : b == B ? bound : draw_below(&state, bound + 1);
+        const int64_t length = cot_draw_below(&state, 4) == 0 ? 0 : b == B ? bound : cot_draw_below(&state, bound + 1);
         data[b] = data[b - 1] + (int32_t)length;
     }
 }
@@ -738,7 +906,7 @@ static void fill(const cot_case *c, const char *field, int32_t *data, int64_t el
         fill_lengths(c, q, cu, elements + 1, first->shape[0], most);
     for (int64_t b = 0; b < elements && cu != NULL; b++) {
         const int64_t whole = first->rank == 3 ? cu[b + 1] - cu[b] : length > 0 ? length : first->shape[1];
-        data[b] = (int32_t)(draw_below(&state, 5) == 0 ? 0 : whole - draw_below(&state, whole / 2 + 1));
+        data[b] = (int32_t)(cot_draw_below(&state, 5) == 0 ? 0 : whole - cot_draw_below(&state, whole / 2 + 1));
     }
     free(cu);
 }
@@ -764,7 +932,7 @@ static void primal_options(int direction, const void *args, void *primal_args)
 /* The tensor of field `name` with these values, row-major in f64; integers are filled in anew. */
 static cot_tensor oracle_tensor(const cot_case *c, double *const values[COT_MAX_FIELDS], const char *name)
 {
-    const int field = field_index(c->direction, name);
+    const int field = cot_field_index(&cot_attention_directions[c->direction], name);
     const cot_tensor *t = cot_field_tensor(&cot_attention_directions[c->direction].fields[field], (void *)c->args);
     if (!cot_present(t))
         return (cot_tensor){0};
@@ -779,7 +947,8 @@ static cot_tensor oracle_tensor(const cot_case *c, double *const values[COT_MAX_
 /* A backward is given the out and the lse that its forward makes; the benchmark does not wait for the oracle. */
 static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
 {
-    if (c->direction != COT_ATTENTION_BACKWARD || !(c->uses & COT_CASE_CHECK) || c->flops > 1e10)
+    if (c->direction != COT_ATTENTION_BACKWARD || !(c->uses & (COT_CASE_CHECK | COT_CASE_CHECK_CUDA)) ||
+        c->flops > 1e10)
         return;
     cot_attention_forward_args f, m;
     COT_INIT(&f);

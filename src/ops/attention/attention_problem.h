@@ -38,7 +38,7 @@ typedef struct attention_sizes {
 typedef struct attention_problem {
     attention_sizes sizes; /* first in every problem of this op */
     uint64_t dropout_seed, dropout_offset;
-    bool accumulate;
+    bool accumulate, allow_nondeterminism;
     cot_tensor q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, sink, alibi_slopes, bias;
     cot_tensor dropout_seed_memory, dropout_offset_memory;
     cot_tensor lse, out;          /* outputs of the forward, inputs of the backward */

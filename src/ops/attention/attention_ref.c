@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_ref.c: the oracle: the formulas of cotangent/attention.h in double, as plain loops over whole rows of
- * scores. All tensors come as f64, row-major. Sums are long double where the compiler has one.
+ * scores. All tensors come as f64, row-major. Sums are long double where the compiler has one; but where all inputs are
+ * numbers of float32 or shorter formats, they are double, which takes a fraction of the time: products of two inputs are exact then, and
+ * what sums of double are off by is nothing to a tolerance of 2^-24.
  *
  * Magnitudes. Every intermediate carries the size of its error in units of roundoff: of a sum, the sum of its terms'
  * absolute values; of a function, its derivative times that of its argument. An error e of a score makes a relative
@@ -35,10 +37,18 @@ static void *allocate(int64_t count, size_t size)
 typedef struct call {
     cot_attention_forward_args a; /* of a backward: its members of the same names */
     int64_t B, H, Hkv, group, d, dv;
-    bool packed;
+    bool packed, wide; /* wide: sums are long double */
     double scale;
     int64_t dropped; /* of 65536 */
 } call;
+
+static bool all_float32(const cot_tensor *t)
+{
+    for (int64_t i = 0; cot_present(t) && i < cot_elements(t); i++)
+        if ((double)(float)((double *)t->data)[i] != ((double *)t->data)[i])
+            return false;
+    return true;
+}
 
 static call make_call(const cot_attention_forward_args *a)
 {
@@ -48,6 +58,7 @@ static call make_call(const cot_attention_forward_args *a)
     c.B = packed ? a->cu_seqlens_q.shape[0] - 1 : a->q.shape[0];
     c.scale = a->scale != 0 ? a->scale : 1 / sqrt((double)c.d);
     c.dropped = (int64_t)floor(65536 * a->dropout_p + 0.5);
+    c.wide = !all_float32(&a->q) || !all_float32(&a->k) || !all_float32(&a->v);
     return c;
 }
 
@@ -156,6 +167,91 @@ static double kept(const call *c, const sequence *s, int64_t h, int64_t i, int64
     return draw < (uint32_t)c->dropped ? 0 : 65536.0 / (double)(65536 - c->dropped);
 }
 
+/* ---- sums --------------------------------------------------------------------------------------------------- */
+
+/* sum a[n] b[n], and the sum of its terms' absolute values. */
+static long double product(const call *c, const double *a, const double *b, int64_t count, double *magnitude)
+{
+    double sum = 0, terms = 0;
+#pragma omp simd reduction(+ : sum, terms)
+    for (int64_t n = 0; n < count; n++) {
+        sum += a[n] * b[n];
+        terms += fabs(a[n] * b[n]);
+    }
+    *magnitude = terms;
+    if (!c->wide)
+        return sum;
+    long double wide = 0;
+    for (int64_t n = 0; n < count; n++)
+        wide += (long double)a[n] * b[n];
+    return wide;
+}
+
+static long double exponential(const call *c, long double x)
+{
+    return c->wide ? expl(x) : (long double)exp((double)x);
+}
+
+/* A row of an output while it is summed up. */
+typedef struct row_sums {
+    long double *wide; /* NULL: `narrow` will do */
+    double *narrow, *magnitudes;
+    int64_t size;
+} row_sums;
+
+static row_sums make_sums(const call *c, int64_t size)
+{
+    row_sums x = {.narrow = allocate(size, sizeof(double)), .magnitudes = allocate(size, sizeof(double)), .size = size};
+    if (c->wide)
+        x.wide = allocate(size, sizeof *x.wide);
+    return x;
+}
+
+static void free_sums(row_sums *x)
+{
+    free(x->wide);
+    free(x->narrow);
+    free(x->magnitudes);
+}
+
+/* Sums begin with what the output holds. */
+static void begin_row(row_sums *x, const double *out)
+{
+    for (int64_t n = 0; n < x->size; n++) {
+        if (x->wide != NULL)
+            x->wide[n] = out[n];
+        x->narrow[n] = out[n];
+        x->magnitudes[n] = fabs(out[n]);
+    }
+}
+
+/* x += factor row, where the error of factor has this magnitude. */
+static void add_row(row_sums *x, long double factor, double magnitude, const double *row)
+{
+    const double narrow = (double)factor;
+    for (int64_t n = 0; x->wide != NULL && n < x->size; n++)
+        x->wide[n] += factor * row[n];
+#pragma omp simd
+    for (int64_t n = 0; n < x->size; n++) {
+        x->narrow[n] += narrow * row[n];
+        x->magnitudes[n] += magnitude * fabs(row[n]);
+    }
+}
+
+static void end_row(const row_sums *x, double *out, double *magnitudes)
+{
+    for (int64_t n = 0; n < x->size; n++) {
+        out[n] = x->wide != NULL ? (double)x->wide[n] : x->narrow[n];
+        magnitudes[n] = x->magnitudes[n];
+    }
+}
+
+/* Does a sequence take longer than starting threads? Finite differences call for thousands of small ones. */
+static bool long_enough(const call *c, const sequence *s)
+{
+    return c->H * s->Tq * s->Tk * (c->d + c->dv) > 100000;
+}
+
 /* ---- scores ------------------------------------------------------------------------------------------------- */
 
 typedef struct score {
@@ -168,12 +264,8 @@ static score make_score(const call *c, const sequence *s, int64_t h, int64_t i, 
 {
     const cot_attention_forward_args *a = &c->a;
     const double *q = rows_of(&a->q, s->q_row + i, h), *k = rows_of(&a->k, s->k_row + j, h / c->group);
-    long double sum = 0;
-    double terms = 0;
-    for (int64_t n = 0; n < c->d; n++) {
-        sum += (long double)q[n] * k[n];
-        terms += fabs(q[n] * k[n]);
-    }
+    double terms;
+    const long double sum = product(c, q, k, c->d, &terms);
     score x = {.s = (double)(c->scale * sum), .magnitude = fabs(c->scale) * terms, .slope = 1};
     if (a->softcap > 0) {
         const long double t = tanhl(c->scale * sum / a->softcap), e = coshl(c->scale * sum / a->softcap);
@@ -199,12 +291,11 @@ static score make_score(const call *c, const sequence *s, int64_t h, int64_t i, 
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
 
-/* `scores` has room for all keys, `sums` for a row of out. */
-static void forward_row(const call *c, const cot_attention_forward_args *m, const sequence *s, int64_t h, int64_t i,
-                        score *scores, long double *sums)
+static void forward_row(const call *c, const cot_attention_forward_args *m, const sequence *s, int64_t h, int64_t i)
 {
     const cot_attention_forward_args *a = &c->a;
     const double sink = cot_present(&a->sink) ? ((double *)a->sink.data)[h] : -INFINITY;
+    score *scores = allocate(s->Tk, sizeof *scores);
     double most = sink;
     for (int64_t j = 0; j < s->Tk; j++) {
         scores[j].s = -INFINITY;
@@ -213,15 +304,18 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
         scores[j] = make_score(c, s, h, i, j);
         most = fmax(most, scores[j].s);
     }
-    if (most == -INFINITY)
+    if (most == -INFINITY) {
+        free(scores);
         return;
+    }
     long double sum = sink > -INFINITY ? expl((long double)sink - most) : 0;
     double lse_magnitude = sink > -INFINITY ? exp(sink - most) * fabs(sink) : 0;
     for (int64_t j = 0; j < s->Tk; j++) {
         if (scores[j].s == -INFINITY)
             continue;
-        sum += expl((long double)scores[j].s - most);
-        lse_magnitude += exp(scores[j].s - most) * scores[j].magnitude;
+        const long double e = exponential(c, (long double)scores[j].s - most);
+        sum += e;
+        lse_magnitude += (double)e * scores[j].magnitude;
     }
     const long double lse = most + logl(sum);
     lse_magnitude = lse_magnitude / (double)sum + 1 + fabs((double)lse);
@@ -229,25 +323,18 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
         ((double *)a->lse.data)[statistic_index(c, s, h, i)] = (double)lse;
         ((double *)m->lse.data)[statistic_index(c, s, h, i)] = lse_magnitude;
     }
-    for (int64_t j = 0; j < s->Tk; j++)
-        scores[j].P = scores[j].s > -INFINITY ? expl(scores[j].s - lse) * kept(c, s, h, i, j) : 0;
-    if (!cot_present(&a->out))
-        return;
-    double *out = rows_of(&a->out, s->q_row + i, h), *magnitudes = rows_of(&m->out, s->q_row + i, h);
-    for (int64_t n = 0; n < c->dv; n++)
-        sums[n] = 0;
-    for (int64_t j = 0; j < s->Tk; j++) {
+    row_sums out = make_sums(c, c->dv);
+    for (int64_t j = 0; cot_present(&a->out) && j < s->Tk; j++) {
         if (scores[j].s == -INFINITY)
             continue;
-        const double *v = rows_of(&a->v, s->k_row + j, h / c->group);
-        const double magnitude = (double)scores[j].P * (1 + scores[j].magnitude + lse_magnitude) + LOST;
-        for (int64_t n = 0; n < c->dv; n++) {
-            sums[n] += scores[j].P * v[n];
-            magnitudes[n] += magnitude * fabs(v[n]);
-        }
+        const long double P = exponential(c, scores[j].s - lse) * kept(c, s, h, i, j);
+        const double magnitude = (double)P * (1 + scores[j].magnitude + lse_magnitude) + LOST;
+        add_row(&out, P, magnitude, rows_of(&a->v, s->k_row + j, h / c->group));
     }
-    for (int64_t n = 0; n < c->dv; n++)
-        out[n] = (double)sums[n];
+    if (cot_present(&a->out))
+        end_row(&out, rows_of(&a->out, s->q_row + i, h), rows_of(&m->out, s->q_row + i, h));
+    free_sums(&out);
+    free(scores);
 }
 
 static void set_all(const cot_tensor *t, double value)
@@ -266,118 +353,185 @@ static void forward(const void *args, void *magnitudes)
     set_all(&m->lse, 0);
     for (int64_t b = 0; b < c.B; b++) {
         const sequence s = make_sequence(&c, b);
-#pragma omp parallel for
-        for (int64_t h = 0; h < c.H; h++) {
-            score *scores = allocate(s.Tk, sizeof *scores);
-            long double *sums = allocate(c.dv, sizeof *sums);
-            for (int64_t i = 0; i < s.Tq; i++)
-                forward_row(&c, m, &s, h, i, scores, sums);
-            free(scores);
-            free(sums);
-        }
+#pragma omp parallel for schedule(dynamic, 8) if (long_enough(&c, &s))
+        for (int64_t n = 0; n < c.H * s.Tq; n++)
+            forward_row(&c, m, &s, n / s.Tq, n % s.Tq);
     }
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
 
-/* Sums of the gradients, in the layout of their tensors. */
-typedef struct sums {
-    long double *dq, *dk, *dv, *dsink, *dbias;
-} sums;
+/* A backward and what its sums need besides: of every row D, and where heads or sequences share an output, its sums. */
+typedef struct differential {
+    call c;
+    const cot_attention_backward_args *a, *m;
+    double *D, *D_magnitude; /* of row h Tq + i of a sequence */
+    long double *dsink, *dbias;
+} differential;
 
-static void backward_pair(const call *c, const cot_attention_backward_args *a, const cot_attention_backward_args *m,
-                          const sums *sum, const sequence *s, int64_t h, int64_t i, int64_t j, double lse, double D,
-                          double D_magnitude)
+typedef struct pair {
+    long double P, dS, dZ; /* P before dropout */
+    double keep, P_magnitude, dS_magnitude, dZ_magnitude;
+} pair;
+
+/* False: the query does not see the key, or nothing at all. */
+static bool make_pair(const differential *g, const sequence *s, int64_t h, int64_t i, int64_t j, pair *x)
 {
-    const score x = make_score(c, s, h, i, j);
-    if (x.s == -INFINITY)
-        return;
-    const double *q = rows_of(&a->q, s->q_row + i, h), *k = rows_of(&a->k, s->k_row + j, h / c->group);
-    const double *dout = rows_of(&a->dout, s->q_row + i, h), *v = rows_of(&a->v, s->k_row + j, h / c->group);
-    const double keep = kept(c, s, h, i, j);
-    long double dP = 0;
-    double dP_magnitude = 0;
-    for (int64_t n = 0; n < c->dv; n++) {
-        dP += (long double)dout[n] * v[n] * keep;
-        dP_magnitude += fabs(dout[n] * v[n]) * keep;
-    }
-    const long double P = expl((long double)x.s - lse), dS = P * (dP - D), dZ = dS * x.slope;
-    const double P_magnitude = (double)P * (1 + x.magnitude + fabs(lse)) + LOST;
-    const double dS_magnitude = P_magnitude * fabs((double)dP - D) + (double)P * (dP_magnitude + D_magnitude);
-    const double dZ_magnitude = dS_magnitude * x.slope + fabs((double)dS) * x.slope_error;
-    const int64_t q_at = q - (double *)a->q.data, k_at = k - (double *)a->k.data, v_at = v - (double *)a->v.data;
-    for (int64_t n = 0; n < c->d; n++) {
-        if (cot_present(&a->dq)) {
-            sum->dq[q_at + n] += (long double)c->scale * dZ * k[n];
-            ((double *)m->dq.data)[q_at + n] += fabs(c->scale * k[n]) * dZ_magnitude;
-        }
-        if (cot_present(&a->dk)) {
-            sum->dk[k_at + n] += (long double)c->scale * dZ * q[n];
-            ((double *)m->dk.data)[k_at + n] += fabs(c->scale * q[n]) * dZ_magnitude;
-        }
-    }
-    for (int64_t n = 0; cot_present(&a->dv) && n < c->dv; n++) {
-        sum->dv[v_at + n] += P * keep * dout[n];
-        ((double *)m->dv.data)[v_at + n] += P_magnitude * keep * fabs(dout[n]);
-    }
-    if (cot_present(&a->dbias)) {
-        const int64_t at = bias_index(&a->dbias, s->b, h, i, j);
-        sum->dbias[at] += dS;
-        ((double *)m->dbias.data)[at] += dS_magnitude;
-    }
+    const call *c = &g->c;
+    const double lse = ((double *)g->a->lse.data)[statistic_index(c, s, h, i)];
+    if (lse == -INFINITY || !visible(c, s, i, j))
+        return false;
+    const score y = make_score(c, s, h, i, j);
+    if (y.s == -INFINITY)
+        return false;
+    const double D = g->D[h * s->Tq + i], D_magnitude = g->D_magnitude[h * s->Tq + i];
+    double dP_magnitude;
+    x->keep = kept(c, s, h, i, j);
+    const long double dP = x->keep * product(c, rows_of(&g->a->dout, s->q_row + i, h),
+                                             rows_of(&g->a->v, s->k_row + j, h / c->group), c->dv, &dP_magnitude);
+    dP_magnitude *= x->keep;
+    x->P = exponential(c, (long double)y.s - lse);
+    x->dS = x->P * (dP - D);
+    x->dZ = x->dS * y.slope;
+    x->P_magnitude = (double)x->P * (1 + y.magnitude + fabs(lse)) + LOST;
+    x->dS_magnitude = x->P_magnitude * fabs((double)dP - D) + (double)x->P * (dP_magnitude + D_magnitude);
+    x->dZ_magnitude = x->dS_magnitude * y.slope + fabs((double)x->dS) * y.slope_error;
+    return true;
 }
 
-static void backward_row(const call *c, const cot_attention_backward_args *a, const cot_attention_backward_args *m,
-                         const sums *sum, const sequence *s, int64_t h, int64_t i)
+static void find_D(const differential *g, const sequence *s, int64_t h, int64_t i)
 {
-    const int64_t at = statistic_index(c, s, h, i);
-    const double lse = ((double *)a->lse.data)[at];
-    if (lse == -INFINITY)
-        return;
+    const cot_attention_backward_args *a = g->a;
+    const int64_t at = statistic_index(&g->c, s, h, i);
     long double D = 0;
     double magnitude = 0;
     if (cot_present(&a->delta)) {
         D = ((double *)a->delta.data)[at];
     } else {
-        const double *dout = rows_of(&a->dout, s->q_row + i, h), *out = rows_of(&a->out, s->q_row + i, h);
-        for (int64_t n = 0; n < c->dv; n++) {
-            D += (long double)dout[n] * out[n];
-            magnitude += fabs(dout[n] * out[n]);
-        }
+        D = product(&g->c, rows_of(&a->dout, s->q_row + i, h), rows_of(&a->out, s->q_row + i, h), g->c.dv, &magnitude);
         if (cot_present(&a->dlse)) {
             D -= ((double *)a->dlse.data)[at];
             magnitude += fabs(((double *)a->dlse.data)[at]);
         }
     }
-    magnitude += fabs((double)D);
-    for (int64_t j = 0; j < s->Tk; j++)
-        if (visible(c, s, i, j))
-            backward_pair(c, a, m, sum, s, h, i, j, lse, (double)D, magnitude);
-    if (cot_present(&a->dsink)) {
-        const double sink = ((double *)a->sink.data)[h], weight = exp(sink - lse) + LOST;
-        sum->dsink[h] -= expl((long double)sink - lse) * D;
-        ((double *)m->dsink.data)[h] += weight * ((1 + fabs(sink) + fabs(lse)) * fabs((double)D) + magnitude);
+    g->D[h * s->Tq + i] = (double)D;
+    g->D_magnitude[h * s->Tq + i] = magnitude + fabs((double)D);
+}
+
+/* A row of dq, and what the query adds to dbias. */
+static void query_row(const differential *g, const sequence *s, int64_t h, int64_t i)
+{
+    const call *c = &g->c;
+    const cot_attention_backward_args *a = g->a;
+    row_sums dq = make_sums(c, c->d);
+    if (cot_present(&a->dq))
+        begin_row(&dq, rows_of(&a->dq, s->q_row + i, h));
+    for (int64_t j = 0; j < s->Tk; j++) {
+        pair x;
+        if (!make_pair(g, s, h, i, j, &x))
+            continue;
+        if (cot_present(&a->dq))
+            add_row(&dq, c->scale * x.dZ, fabs(c->scale) * x.dZ_magnitude, rows_of(&a->k, s->k_row + j, h / c->group));
+        if (cot_present(&a->dbias)) {
+            const int64_t at = bias_index(&a->dbias, s->b, h, i, j);
+            g->dbias[at] += x.dS;
+            ((double *)g->m->dbias.data)[at] += x.dS_magnitude;
+        }
+    }
+    if (cot_present(&a->dq))
+        end_row(&dq, rows_of(&a->dq, s->q_row + i, h), rows_of(&g->m->dq, s->q_row + i, h));
+    free_sums(&dq);
+}
+
+/* A row of dk and of dv. */
+static void key_row(const differential *g, const sequence *s, int64_t hkv, int64_t j)
+{
+    const call *c = &g->c;
+    const cot_attention_backward_args *a = g->a;
+    row_sums dk = make_sums(c, c->d), dv = make_sums(c, c->dv);
+    if (cot_present(&a->dk))
+        begin_row(&dk, rows_of(&a->dk, s->k_row + j, hkv));
+    if (cot_present(&a->dv))
+        begin_row(&dv, rows_of(&a->dv, s->k_row + j, hkv));
+    for (int64_t h = hkv * c->group; h < (hkv + 1) * c->group; h++)
+        for (int64_t i = 0; i < s->Tq; i++) {
+            pair x;
+            if (!make_pair(g, s, h, i, j, &x))
+                continue;
+            add_row(&dk, c->scale * x.dZ, fabs(c->scale) * x.dZ_magnitude, rows_of(&a->q, s->q_row + i, h));
+            add_row(&dv, x.P * x.keep, x.P_magnitude * x.keep, rows_of(&a->dout, s->q_row + i, h));
+        }
+    if (cot_present(&a->dk))
+        end_row(&dk, rows_of(&a->dk, s->k_row + j, hkv), rows_of(&g->m->dk, s->k_row + j, hkv));
+    if (cot_present(&a->dv))
+        end_row(&dv, rows_of(&a->dv, s->k_row + j, hkv), rows_of(&g->m->dv, s->k_row + j, hkv));
+    free_sums(&dk);
+    free_sums(&dv);
+}
+
+static void add_to_dsink(const differential *g, const sequence *s, int64_t h, int64_t i)
+{
+    const double lse = ((double *)g->a->lse.data)[statistic_index(&g->c, s, h, i)];
+    if (lse == -INFINITY)
+        return;
+    const double sink = ((double *)g->a->sink.data)[h], weight = exp(sink - lse) + LOST;
+    const double D = g->D[h * s->Tq + i], magnitude = g->D_magnitude[h * s->Tq + i];
+    g->dsink[h] -= expl((long double)sink - lse) * D;
+    ((double *)g->m->dsink.data)[h] += weight * ((1 + fabs(sink) + fabs(lse)) * fabs(D) + magnitude);
+}
+
+static void differentiate_sequence(differential *g, const sequence *s)
+{
+    const call *c = &g->c;
+    const bool parallel = long_enough(c, s);
+    g->D = allocate(c->H * s->Tq, sizeof *g->D);
+    g->D_magnitude = allocate(c->H * s->Tq, sizeof *g->D_magnitude);
+    for (int64_t n = 0; n < c->H * s->Tq; n++) {
+        find_D(g, s, n / s->Tq, n % s->Tq);
+        if (cot_present(&g->a->dsink))
+            add_to_dsink(g, s, n / s->Tq, n % s->Tq);
+    }
+    /* dbias may be that of all heads and queries. */
+    if (cot_present(&g->a->dq) || cot_present(&g->a->dbias)) {
+#pragma omp parallel for schedule(dynamic, 8) if (parallel && !cot_present(&g->a->dbias))
+        for (int64_t n = 0; n < c->H * s->Tq; n++)
+            query_row(g, s, n / s->Tq, n % s->Tq);
+    }
+    if (cot_present(&g->a->dk) || cot_present(&g->a->dv)) {
+#pragma omp parallel for schedule(dynamic, 8) if (parallel)
+        for (int64_t n = 0; n < c->Hkv * s->Tk; n++)
+            key_row(g, s, n / s->Tk, n % s->Tk);
+    }
+    free(g->D);
+    free(g->D_magnitude);
+}
+
+/* An output's first values and their magnitudes: what it holds, or zero. */
+static void begin_output(const cot_tensor *out, const cot_tensor *magnitude, bool accumulate)
+{
+    for (int64_t i = 0; cot_present(out) && i < cot_elements(out); i++) {
+        double *y = (double *)out->data + i;
+        *y = accumulate ? *y : 0;
+        ((double *)magnitude->data)[i] = fabs(*y);
     }
 }
 
-/* An output's sums, beginning with what it holds or with zero; its magnitudes alike. */
-static long double *begin_sums(const cot_tensor *out, const cot_tensor *magnitude, bool accumulate)
+/* Sums that begin with an output's first values, and their end. */
+static long double *begin_sums(const cot_tensor *out)
 {
     if (!cot_present(out))
         return NULL;
-    long double *sums_of = allocate(cot_elements(out), sizeof(long double));
-    for (int64_t i = 0; i < cot_elements(out); i++) {
-        sums_of[i] = accumulate ? ((double *)out->data)[i] : 0;
-        ((double *)magnitude->data)[i] = fabs((double)sums_of[i]);
-    }
-    return sums_of;
+    long double *sums = allocate(cot_elements(out), sizeof *sums);
+    for (int64_t i = 0; i < cot_elements(out); i++)
+        sums[i] = ((double *)out->data)[i];
+    return sums;
 }
 
-static void end_sums(const cot_tensor *out, long double *sums_of)
+static void end_sums(const cot_tensor *out, long double *sums)
 {
     for (int64_t i = 0; cot_present(out) && i < cot_elements(out); i++)
-        ((double *)out->data)[i] = (double)sums_of[i];
-    free(sums_of);
+        ((double *)out->data)[i] = (double)sums[i];
+    free(sums);
 }
 
 static void backward(const void *args, void *magnitudes)
@@ -411,28 +565,21 @@ static void backward(const void *args, void *magnitudes)
         .alibi_slopes = a->alibi_slopes,
         .bias = a->bias,
     };
-    const call c = make_call(&f);
-    const sums sum = {
-        .dq = begin_sums(&a->dq, &m->dq, a->accumulate),
-        .dk = begin_sums(&a->dk, &m->dk, a->accumulate),
-        .dv = begin_sums(&a->dv, &m->dv, a->accumulate),
-        .dsink = begin_sums(&a->dsink, &m->dsink, a->accumulate),
-        .dbias = begin_sums(&a->dbias, &m->dbias, a->accumulate),
-    };
-    for (int64_t b = 0; b < c.B; b++) {
-        const sequence s = make_sequence(&c, b);
-        /* Heads of one group share dk and dv, all of them perhaps dbias. */
-#pragma omp parallel for if (!cot_present(&a->dbias))
-        for (int64_t hkv = 0; hkv < c.Hkv; hkv++)
-            for (int64_t h = hkv * c.group; h < (hkv + 1) * c.group; h++)
-                for (int64_t i = 0; i < s.Tq; i++)
-                    backward_row(&c, a, m, &sum, &s, h, i);
+    differential g = {.c = make_call(&f), .a = a, .m = m};
+    g.c.wide = g.c.wide || !all_float32(&a->dout) || !all_float32(&a->out);
+    begin_output(&a->dq, &m->dq, a->accumulate);
+    begin_output(&a->dk, &m->dk, a->accumulate);
+    begin_output(&a->dv, &m->dv, a->accumulate);
+    begin_output(&a->dsink, &m->dsink, a->accumulate);
+    begin_output(&a->dbias, &m->dbias, a->accumulate);
+    g.dsink = begin_sums(&a->dsink);
+    g.dbias = begin_sums(&a->dbias);
+    for (int64_t b = 0; b < g.c.B; b++) {
+        const sequence s = make_sequence(&g.c, b);
+        differentiate_sequence(&g, &s);
     }
-    end_sums(&a->dq, sum.dq);
-    end_sums(&a->dk, sum.dk);
-    end_sums(&a->dv, sum.dv);
-    end_sums(&a->dsink, sum.dsink);
-    end_sums(&a->dbias, sum.dbias);
+    end_sums(&a->dsink, g.dsink);
+    end_sums(&a->dbias, g.dbias);
 }
 
 /* ---- delta and merge: of row r of [rows][H] and its statistic --------------------------------------------------- */

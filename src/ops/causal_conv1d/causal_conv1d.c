@@ -4,26 +4,12 @@
 #include "causal_conv1d_problem.h"
 
 #include "core/cpu_features.h"
+#include "core/front.h"
 #include "core/status.h"
 
 #include <inttypes.h>
 
-/* `return` on the first check that fails. */
-#define CHECK(expression)                        \
-    do {                                         \
-        const cot_status status_ = (expression); \
-        if (status_ != COT_OK)                   \
-            return status_;                      \
-    } while (0)
-
 /* ---- what the three calls check alike ----------------------------------------------------------------- */
-
-/* A tensor of one call, for the checks that concern all of them. */
-typedef struct named {
-    const char *name;
-    const cot_tensor *tensor;
-    bool output;
-} named;
 
 static cot_status check_activation(const char *call, cot_activation activation)
 {
@@ -118,43 +104,14 @@ static cot_status check_cu_seqlens(const char *call, const cot_tensor *cu_seqlen
     return COT_OK;
 }
 
-/* Either every float tensor is f64 or none is. */
-static cot_status check_f64(const char *call, const cot_tensor *x, const named *tensors, int count)
-{
-    for (int i = 0; i < count; i++) {
-        const cot_dtype dtype = tensors[i].tensor->dtype;
-        if (dtype != COT_DTYPE_NONE && dtype != COT_I32 && (dtype == COT_F64) != (x->dtype == COT_F64))
-            return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, x has %s (f64 goes with f64 only)", call,
-                            tensors[i].name, cot_dtype_name(dtype), cot_dtype_name(x->dtype));
-    }
-    return COT_OK;
-}
-
-/* Data pointers, and outputs that would be written over something. */
-static cot_status check_memory(const char *call, const named *tensors, int count)
-{
-    for (int i = 0; i < count; i++) {
-        CHECK(cot_check_data(call, tensors[i].name, tensors[i].tensor));
-        if (tensors[i].output)
-            CHECK(cot_check_output(call, tensors[i].name, tensors[i].tensor));
-    }
-    for (int i = 0; i < count; i++)
-        for (int j = 0; tensors[i].output && j < count; j++)
-            if (j != i)
-                CHECK(cot_check_overlap(call, tensors[i].name, tensors[i].tensor, tensors[j].name, tensors[j].tensor));
-    return COT_OK;
-}
-
 /* ---- the three calls ---------------------------------------------------------------------------------- */
-
-#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
 static cot_status validate_forward(const char *call, const void *args, bool with_data, void *problem)
 {
     conv1d_forward_problem *p = problem;
     p->args = *(const cot_causal_conv1d_forward_args *)args;
     const cot_causal_conv1d_forward_args *a = &p->args;
-    const named tensors[] = {
+    const cot_named_tensor tensors[] = {
         {"x", &a->x, false},
         {"weight", &a->weight, false},
         {"bias", &a->bias, false},
@@ -170,8 +127,8 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     CHECK(check_state(call, "initial_state", &a->initial_state, &p->sizes, cot_present(&a->cu_seqlens)));
     CHECK(check_like_x(call, "y", &a->y, &a->x));
     CHECK(check_state(call, "final_state", &a->final_state, &p->sizes, cot_present(&a->cu_seqlens)));
-    CHECK(check_f64(call, &a->x, tensors, COUNT(tensors)));
-    return with_data ? check_memory(call, tensors, COUNT(tensors)) : COT_OK;
+    CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
+    return with_data ? cot_check_memory(call, tensors, COUNT(tensors)) : COT_OK;
 }
 
 static cot_status validate_backward(const char *call, const void *args, bool with_data, void *problem)
@@ -180,7 +137,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     p->args = *(const cot_causal_conv1d_backward_args *)args;
     const cot_causal_conv1d_backward_args *a = &p->args;
     const bool packed = cot_present(&a->cu_seqlens);
-    const named tensors[] = {
+    const cot_named_tensor tensors[] = {
         {"x", &a->x, false},
         {"weight", &a->weight, false},
         {"bias", &a->bias, false},
@@ -213,8 +170,8 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     if (cot_present(&a->dbias))
         CHECK(cot_check_size(call, "dbias", &a->dbias, 0, "D", "x", p->sizes.D));
     CHECK(check_state(call, "dinitial_state", &a->dinitial_state, &p->sizes, packed));
-    CHECK(check_f64(call, &a->x, tensors, COUNT(tensors)));
-    return with_data ? check_memory(call, tensors, COUNT(tensors)) : COT_OK;
+    CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
+    return with_data ? cot_check_memory(call, tensors, COUNT(tensors)) : COT_OK;
 }
 
 /* No index past the rows of conv_state, none that two batch rows share. The rows are marked in a bitmap of one
@@ -262,7 +219,7 @@ static cot_status validate_update(const char *call, const void *args, bool with_
     conv1d_update_problem *p = problem;
     p->args = *(const cot_causal_conv1d_update_args *)args;
     cot_causal_conv1d_update_args *a = &p->args;
-    const named tensors[] = {
+    const cot_named_tensor tensors[] = {
         {"x", &a->x, false},
         {"weight", &a->weight, false},
         {"bias", &a->bias, false},
@@ -296,9 +253,9 @@ static cot_status validate_update(const char *call, const void *args, bool with_
                         call, p->sizes.state_count, p->sizes.B);
     CHECK(cot_check_required(call, "y", &a->y));
     CHECK(check_like_x(call, "y", &a->y, &a->x));
-    CHECK(check_f64(call, &a->x, tensors, COUNT(tensors)));
+    CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
     if (with_data)
-        CHECK(check_memory(call, tensors, COUNT(tensors)));
+        CHECK(cot_check_memory(call, tensors, COUNT(tensors)));
     if (a->x.rank == 2) { /* the kernels see [B,D,1] */
         a->x.rank = a->y.rank = 3;
         a->x.shape[2] = a->y.shape[2] = 1;

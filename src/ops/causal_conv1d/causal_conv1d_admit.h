@@ -4,6 +4,7 @@
 #ifndef COT_CAUSAL_CONV1D_ADMIT_H
 #define COT_CAUSAL_CONV1D_ADMIT_H
 
+#include "cpu/causal_conv1d_im2col.h"
 #include "cpu/causal_conv1d_tiling.h"
 
 static inline const char *admit_scalar(const void *problem)
@@ -137,6 +138,48 @@ static inline size_t workspace_bwd_channel_last(const void *problem)
 {
     const conv1d_tiling tiling = conv1d_tile_channel_last(problem);
     return conv1d_partial_bytes(&tiling, problem);
+}
+
+/* ---- the product of im2col's columns with expanded weights ---------------------------------------------------- */
+
+static inline const char *admit_im2col(const void *problem)
+{
+    const conv1d_forward_problem *p = problem;
+    if (cot_present(&p->args.seq_idx) || cot_present(&p->args.cu_seqlens))
+        return "it has no packed sequences";
+    if (p->sizes.D > CONV1D_IM2COL_MAX_D)
+        return "it multiplies D by D: it serves D up to 1024";
+    if (p->sizes.K > CONV1D_IM2COL_MAX_K)
+        return "it writes every input K times: it serves K up to 8";
+    return admit_scalar(problem);
+}
+
+/* Products of bf16 are exact; other dtypes would be rounded before. */
+static inline const char *admit_im2col_amx(const void *problem)
+{
+    const conv1d_forward_problem *p = problem;
+    const cot_causal_conv1d_forward_args *a = &p->args;
+    const bool state = cot_present(&a->initial_state) && a->initial_state.dtype != COT_BF16;
+    if (p->sizes.dtype != COT_BF16 || a->weight.dtype != COT_BF16 || state)
+        return "it serves x, weight and initial_state of bf16";
+    return admit_im2col(problem);
+}
+
+/* More than that of the scalar kernel, which serves all that this one does: it is there to be compared with. */
+static inline double cost_im2col(const void *problem)
+{
+    const conv1d_sizes *sizes = problem;
+    return 1e6 + (1 + (double)sizes->D) * cost_scalar(problem);
+}
+
+static inline size_t workspace_im2col(const void *problem)
+{
+    return conv1d_im2col_layout_of(problem, sizeof(float)).bytes;
+}
+
+static inline size_t workspace_im2col_amx(const void *problem)
+{
+    return conv1d_im2col_layout_of(problem, sizeof(uint16_t)).bytes;
 }
 
 /* The costs by instruction set; `share` is the part of the other sets' cycles. A lane of plain C costs what a vector

@@ -8,6 +8,7 @@
 #include "causal_conv1d_ref.h"
 
 #include "core/cases.h"
+#include "core/draw.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,25 +41,6 @@ typedef struct plan {
     int64_t N; /* sequences of cu_seqlens, rows of conv_state */
     uint64_t seed;
 } plan;
-
-/* splitmix64: small, and the same everywhere. */
-static uint64_t draw(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-static int64_t draw_below(uint64_t *state, int64_t bound)
-{
-    return bound > 0 ? (int64_t)(draw(state) % (uint64_t)bound) : 0;
-}
-
-static bool draw_bool(uint64_t *state)
-{
-    return draw(state) & 1;
-}
 
 /* ---- tensors ------------------------------------------------------------------------------------------ */
 
@@ -98,18 +80,10 @@ static cot_tensor matrix(cot_dtype dtype, int64_t rows, int64_t columns)
     return cot_tensor_contiguous(NULL, dtype, 2, (const int64_t[]){rows, columns});
 }
 
-static int field_index(int direction, const char *name)
-{
-    const cot_direction *d = &cot_causal_conv1d_directions[direction];
-    for (int field = 0; field < d->field_count; field++)
-        if (strcmp(d->fields[field].name, name) == 0)
-            return field;
-    return -1;
-}
-
 static cot_tensor like_x(const plan *p, const char *name, layout_kind layout, cot_case *c)
 {
-    return laid_out(p->dtype, layout, p->B, p->D, p->T, &c->offset[field_index(p->direction, name)]);
+    return laid_out(p->dtype, layout, p->B, p->D, p->T,
+                    &c->offset[cot_field_index(&cot_causal_conv1d_directions[p->direction], name)]);
 }
 
 static int64_t state_rows(const plan *p)
@@ -238,19 +212,19 @@ static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
 /* Dtypes of parameters and states: any of the three, but all f64 with f64. */
 static void draw_dtypes(plan *p, uint64_t *state)
 {
-    p->weight_dtype = p->dtype == COT_F64 ? COT_F64 : float_dtypes[draw_below(state, 3)];
-    p->state_dtype = p->dtype == COT_F64 ? COT_F64 : float_dtypes[draw_below(state, 3)];
+    p->weight_dtype = p->dtype == COT_F64 ? COT_F64 : float_dtypes[cot_draw_below(state, 3)];
+    p->state_dtype = p->dtype == COT_F64 ? COT_F64 : float_dtypes[cot_draw_below(state, 3)];
 }
 
 static void draw_features(plan *p, uint64_t *state)
 {
-    p->silu = draw_bool(state);
-    p->bias = draw_bool(state);
-    p->initial_state = draw_bool(state);
-    p->final_state = draw_bool(state);
-    p->accumulate = p->direction == COT_CAUSAL_CONV1D_BACKWARD && draw_bool(state);
-    p->packing = (packing_kind)draw_below(state, PACKING_COUNT);
-    p->N = 1 + draw_below(state, 5);
+    p->silu = cot_draw_bool(state);
+    p->bias = cot_draw_bool(state);
+    p->initial_state = cot_draw_bool(state);
+    p->final_state = cot_draw_bool(state);
+    p->accumulate = p->direction == COT_CAUSAL_CONV1D_BACKWARD && cot_draw_bool(state);
+    p->packing = (packing_kind)cot_draw_below(state, PACKING_COUNT);
+    p->N = 1 + cot_draw_below(state, 5);
     if (p->packing == CU_SEQLENS)
         p->B = 1;
 }
@@ -265,14 +239,16 @@ static void sweep_sizes(visitor *v, int direction)
     for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
         for (int64_t power = 1; power <= 4096; power *= 2) {
             for (int64_t T = power - 1; T <= power + 1 + 3 * (power == 4096); T++, number++) {
-                plan p = {.direction = direction, .uses = COT_CASE_CHECK, .T = T, .K = widths[w], .seed = draw(&state)};
-                p.B = 1 + draw_below(&state, 3);
-                p.D = channels[draw_below(&state, sizeof channels / sizeof *channels)];
+                plan p = {
+                    .direction = direction, .uses = COT_CASE_CHECK, .T = T, .K = widths[w], .seed = cot_draw(&state)};
+                p.B = 1 + cot_draw_below(&state, 3);
+                p.D = channels[cot_draw_below(&state, sizeof channels / sizeof *channels)];
                 if (T > 600) /* the oracle's time */
-                    p.B = 1, p.D = 1 + draw_below(&state, 24);
+                    p.B = 1, p.D = 1 + cot_draw_below(&state, 24);
                 p.layout = (layout_kind)(number % LAYOUT_COUNT);
-                p.dlayout = draw_below(&state, 4) == 0 ? (layout_kind)draw_below(&state, LAYOUT_COUNT) : p.layout;
-                p.dtype = float_dtypes[draw_below(&state, 16) == 0 ? 3 : number % 3];
+                p.dlayout =
+                    cot_draw_below(&state, 4) == 0 ? (layout_kind)cot_draw_below(&state, LAYOUT_COUNT) : p.layout;
+                p.dtype = float_dtypes[cot_draw_below(&state, 16) == 0 ? 3 : number % 3];
                 draw_dtypes(&p, &state);
                 draw_features(&p, &state);
                 if (number % 9 == 0)
@@ -289,11 +265,11 @@ static void sweep_channels(visitor *v, int direction)
     static const int64_t channels[] = {255, 256, 257, 511, 512, 513, 1000, 1023, 1025, 2049};
     uint64_t state = 11 + (uint64_t)direction;
     for (size_t i = 0; i < 3 * sizeof channels / sizeof *channels; i++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
         p.D = channels[i / 3];
-        p.T = 1 + draw_below(&state, 40);
-        p.K = 1 + draw_below(&state, 8);
-        p.B = 1 + draw_below(&state, 4);
+        p.T = 1 + cot_draw_below(&state, 40);
+        p.K = 1 + cot_draw_below(&state, 8);
+        p.B = 1 + cot_draw_below(&state, 4);
         p.layout = p.dlayout = i % 3 == 0 ? CHANNEL_FIRST : i % 3 == 1 ? CHANNEL_LAST : LAST_SLICE;
         p.dtype = float_dtypes[i % 3];
         draw_dtypes(&p, &state);
@@ -314,11 +290,11 @@ static void sweep_tiles(visitor *v, int direction)
                  {8, 504}, {24, 1016}, {16, 1024}, {8, 1032}, {8, 2040}, {16, 2048}, {8, 2056},  {8, 4104}};
     uint64_t state = 51 + (uint64_t)direction;
     for (size_t i = 0; i < 6 * sizeof sizes / sizeof *sizes; i++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
         p.D = sizes[i / 6].D;
         p.T = sizes[i / 6].T;
-        p.K = 1 + draw_below(&state, 4);
-        p.B = 1 + draw_below(&state, 3);
+        p.K = 1 + cot_draw_below(&state, 4);
+        p.B = 1 + cot_draw_below(&state, 3);
         p.layout = p.dlayout = i % 2 == 0 ? CHANNEL_FIRST : CHANNEL_LAST;
         p.dtype = float_dtypes[i / 2 % 3];
         draw_dtypes(&p, &state);
@@ -331,6 +307,28 @@ static void sweep_tiles(visitor *v, int direction)
     }
 }
 
+/* So large that the CPU's kernels write past the caches (CONV1D_STREAM_BYTES). */
+static void beyond_caches(visitor *v, int direction)
+{
+    for (int layout = CHANNEL_FIRST; layout <= CHANNEL_LAST; layout++) {
+        plan p = {.direction = direction,
+                  .uses = COT_CASE_CHECK,
+                  .B = 1,
+                  .D = 528,
+                  .T = 2000,
+                  .K = 4,
+                  .layout = (layout_kind)layout,
+                  .dlayout = (layout_kind)layout,
+                  .dtype = COT_F32,
+                  .weight_dtype = COT_F32,
+                  .state_dtype = COT_F32,
+                  .bias = true,
+                  .silu = true,
+                  .seed = 61};
+        emit(v, &p);
+    }
+}
+
 /* Every combination of activation, bias, states and packing, in every dtype and layout, at sizes that finite
  * differences can afford. */
 static void sweep_features(visitor *v, int direction)
@@ -339,20 +337,20 @@ static void sweep_features(visitor *v, int direction)
     for (int bits = 0; bits < 16; bits++) {
         for (int packing = 0; packing < PACKING_COUNT; packing++) {
             for (int number = 0; number < 4 * LAYOUT_COUNT; number++) {
-                plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
+                plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
                 p.silu = bits & 1, p.bias = bits >> 1 & 1, p.initial_state = bits >> 2 & 1, p.final_state = bits >> 3;
                 p.packing = (packing_kind)packing;
                 p.layout = p.dlayout = (layout_kind)(number % LAYOUT_COUNT);
                 p.dtype = float_dtypes[number / LAYOUT_COUNT];
                 draw_dtypes(&p, &state);
-                p.K = number == 0 ? 1 : 1 + draw_below(&state, 6);
-                p.T = draw_below(&state, 40);
-                p.B = packing == CU_SEQLENS ? 1 : 1 + draw_below(&state, 3);
-                p.N = draw_below(&state, 6);
-                p.D = 1 + draw_below(&state, 20);
-                p.accumulate = direction == COT_CAUSAL_CONV1D_BACKWARD && draw_bool(&state);
-                p.no_data_gradient = draw_below(&state, 8) == 0;
-                p.no_parameter_gradient = draw_below(&state, 8) == 0;
+                p.K = number == 0 ? 1 : 1 + cot_draw_below(&state, 6);
+                p.T = cot_draw_below(&state, 40);
+                p.B = packing == CU_SEQLENS ? 1 : 1 + cot_draw_below(&state, 3);
+                p.N = cot_draw_below(&state, 6);
+                p.D = 1 + cot_draw_below(&state, 20);
+                p.accumulate = direction == COT_CAUSAL_CONV1D_BACKWARD && cot_draw_bool(&state);
+                p.no_data_gradient = cot_draw_below(&state, 8) == 0;
+                p.no_parameter_gradient = cot_draw_below(&state, 8) == 0;
                 if (number % 5 == (bits + packing) % 5)
                     p.uses |= COT_CASE_QUICK;
                 if (direction == COT_CAUSAL_CONV1D_BACKWARD && number == bits % 20) {
@@ -371,21 +369,21 @@ static void sweep_update(visitor *v)
     static const int64_t times[] = {0, 1, 1, 1, 2, 3, 5, 9, 20};
     uint64_t state = 31;
     for (int number = 0; number < 600; number++) {
-        plan p = {.direction = COT_CAUSAL_CONV1D_UPDATE, .uses = COT_CASE_CHECK, .seed = draw(&state)};
-        p.T = times[draw_below(&state, sizeof times / sizeof *times)];
-        p.rank2 = p.T == 1 && draw_bool(&state);
-        p.K = number % 7 == 0 ? 17 : 1 + draw_below(&state, 8);
-        p.S = p.K - 1 + (draw_bool(&state) ? draw_below(&state, 2 * p.K + 2) : 0);
-        p.B = draw_below(&state, 6);
-        p.indices = draw_bool(&state);
-        p.N = p.B + draw_below(&state, 4);
-        p.D = number % 5 == 0 ? 200 + draw_below(&state, 400) : 1 + draw_below(&state, 70);
+        plan p = {.direction = COT_CAUSAL_CONV1D_UPDATE, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
+        p.T = times[cot_draw_below(&state, sizeof times / sizeof *times)];
+        p.rank2 = p.T == 1 && cot_draw_bool(&state);
+        p.K = number % 7 == 0 ? 17 : 1 + cot_draw_below(&state, 8);
+        p.S = p.K - 1 + (cot_draw_bool(&state) ? cot_draw_below(&state, 2 * p.K + 2) : 0);
+        p.B = cot_draw_below(&state, 6);
+        p.indices = cot_draw_bool(&state);
+        p.N = p.B + cot_draw_below(&state, 4);
+        p.D = number % 5 == 0 ? 200 + cot_draw_below(&state, 400) : 1 + cot_draw_below(&state, 70);
         p.layout = (layout_kind)(number % LAYOUT_COUNT);
         p.dtype = float_dtypes[number % 11 == 0 ? 3 : number % 3];
         draw_dtypes(&p, &state);
-        p.silu = draw_bool(&state);
-        p.bias = draw_bool(&state);
-        p.ring = draw_bool(&state);
+        p.silu = cot_draw_bool(&state);
+        p.bias = cot_draw_bool(&state);
+        p.ring = cot_draw_bool(&state);
         if (number % 4 == 0)
             p.uses |= COT_CASE_QUICK;
         emit(v, &p);
@@ -466,6 +464,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         sweep_sizes(&v, direction);
         sweep_channels(&v, direction);
         sweep_tiles(&v, direction);
+        beyond_caches(&v, direction);
         bench_shapes(&v, direction);
     }
     sweep_update(&v);
@@ -558,14 +557,14 @@ static const char *parse(int direction, int count, char *const words[], cot_case
  * back to an earlier number, so that taps reach across a gap. */
 static void fill_seq_idx(uint64_t state, int32_t *data, int64_t elements)
 {
-    const bool returning = draw_bool(&state);
-    const int64_t longest = draw_below(&state, 4) == 0 ? 200 : 9;
+    const bool returning = cot_draw_bool(&state);
+    const int64_t longest = cot_draw_below(&state, 4) == 0 ? 200 : 9;
     int32_t next = 0;
     for (int64_t i = 0; i < elements;) {
-        const int64_t length = 1 + draw_below(&state, longest);
-        int32_t id = draw_below(&state, 5) == 0 ? -1 - (int32_t)draw_below(&state, 2) : next++;
+        const int64_t length = 1 + cot_draw_below(&state, longest);
+        int32_t id = cot_draw_below(&state, 5) == 0 ? -1 - (int32_t)cot_draw_below(&state, 2) : next++;
         if (returning && id >= 0)
-            id = (int32_t)draw_below(&state, 3);
+            id = (int32_t)cot_draw_below(&state, 3);
         for (int64_t end = i + length; i < end && i < elements; i++)
             data[i] = id;
     }
@@ -574,11 +573,11 @@ static void fill_seq_idx(uint64_t state, int32_t *data, int64_t elements)
 /* Ascending from 0, some sequences empty, in every other case short of T. */
 static void fill_cu_seqlens(uint64_t state, int32_t *data, int64_t N, int64_t T)
 {
-    const int64_t total = draw_bool(&state) ? T : draw_below(&state, T + 1);
+    const int64_t total = cot_draw_bool(&state) ? T : cot_draw_below(&state, T + 1);
     data[0] = 0;
     for (int64_t n = 1; n <= N; n++) {
         const int64_t left = total - data[n - 1];
-        const int64_t length = n == N ? left : draw_below(&state, 3) == 0 ? 0 : draw_below(&state, left + 1);
+        const int64_t length = n == N ? left : cot_draw_below(&state, 3) == 0 ? 0 : cot_draw_below(&state, left + 1);
         data[n] = data[n - 1] + (int32_t)length;
     }
 }
@@ -586,9 +585,9 @@ static void fill_cu_seqlens(uint64_t state, int32_t *data, int64_t N, int64_t T)
 /* Different rows of the state, some of them skipped. */
 static void fill_indices(uint64_t state, int32_t *data, int64_t B, int64_t N)
 {
-    const int64_t first = draw_below(&state, N > 0 ? N : 1);
+    const int64_t first = cot_draw_below(&state, N > 0 ? N : 1);
     for (int64_t b = 0; b < B; b++)
-        data[b] = draw_below(&state, 4) == 0 ? -1 : (int32_t)((first + N - 1 - b) % N);
+        data[b] = cot_draw_below(&state, 4) == 0 ? -1 : (int32_t)((first + N - 1 - b) % N);
 }
 
 static void fill(const cot_case *c, const char *field, int32_t *data, int64_t elements)
@@ -603,7 +602,7 @@ static void fill(const cot_case *c, const char *field, int32_t *data, int64_t el
         fill_cu_seqlens(state, data, elements - 1, x->shape[2]);
     } else if (strcmp(field, "cache_seqlens") == 0) {
         for (int64_t b = 0; b < elements; b++)
-            data[b] = draw_below(&state, 8) == 0 ? INT32_MAX : (int32_t)draw_below(&state, 60);
+            data[b] = cot_draw_below(&state, 8) == 0 ? INT32_MAX : (int32_t)cot_draw_below(&state, 60);
     } else {
         fill_indices(state, data, elements, ((const cot_causal_conv1d_update_args *)c->args)->conv_state.shape[0]);
     }

@@ -4,21 +4,12 @@
 #include "dropout_problem.h"
 
 #include "core/cpu_features.h"
+#include "core/front.h"
 #include "core/status.h"
 
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
-
-/* `return` on the first check that fails. */
-#define CHECK(expression)                        \
-    do {                                         \
-        const cot_status status_ = (expression); \
-        if (status_ != COT_OK)                   \
-            return status_;                      \
-    } while (0)
-
-#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
 /* ---- what the two calls check alike ------------------------------------------------------------------- */
 
@@ -132,14 +123,6 @@ static cot_status find_mask(const char *call, double p, double scale, const cot_
     return COT_OK;
 }
 
-static bool same_view(const cot_tensor *a, const cot_tensor *b)
-{
-    bool same = a->data == b->data && a->dtype == b->dtype && a->rank == b->rank;
-    for (int axis = 0; same && axis < a->rank; axis++)
-        same = a->shape[axis] == b->shape[axis] && (a->shape[axis] == 1 || a->stride[axis] == b->stride[axis]);
-    return same;
-}
-
 /* Data pointers, and outputs that would be written over something that is read later. */
 static cot_status check_memory(const char *call, const named *tensors, int count)
 {
@@ -151,7 +134,7 @@ static cot_status check_memory(const char *call, const named *tensors, int count
     for (int i = 0; i < count; i++)
         for (int j = 0; tensors[i].output && j < count; j++) {
             if (j == i || (tensors[i].like_x && tensors[j].like_x && !tensors[j].output &&
-                           same_view(tensors[i].tensor, tensors[j].tensor)))
+                           cot_same_view(tensors[i].tensor, tensors[j].tensor)))
                 continue;
             CHECK(cot_check_overlap(call, tensors[i].name, tensors[i].tensor, tensors[j].name, tensors[j].tensor));
         }

@@ -8,6 +8,7 @@
 #include "dropout_ref.h"
 
 #include "core/cases.h"
+#include "core/draw.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,25 +50,6 @@ typedef struct plan {
     uint64_t seed;
 } plan;
 
-/* splitmix64: small, and the same everywhere. */
-static uint64_t draw(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-static int64_t draw_below(uint64_t *state, int64_t bound)
-{
-    return bound > 0 ? (int64_t)(draw(state) % (uint64_t)bound) : 0;
-}
-
-static bool draw_bool(uint64_t *state)
-{
-    return draw(state) & 1;
-}
-
 /* ---- tensors ------------------------------------------------------------------------------------------ */
 
 /* The leading axis of a rank-3 tensor of R rows. */
@@ -101,20 +83,12 @@ static cot_tensor laid_out(cot_dtype dtype, layout_kind layout, bool cube, int64
     return t;
 }
 
-static int field_index(int direction, const char *name)
-{
-    const cot_direction *d = &cot_dropout_directions[direction];
-    for (int field = 0; field < d->field_count; field++)
-        if (strcmp(d->fields[field].name, name) == 0)
-            return field;
-    return -1;
-}
-
 static cot_tensor tensor(const plan *p, const char *name, cot_dtype dtype, int64_t columns, layout_kind layout,
                          cot_case *c)
 {
     const bool cube = p->layout == SWAPPED || p->other_layout == SWAPPED;
-    return laid_out(dtype, layout, cube, p->R, columns, &c->offset[field_index(p->direction, name)]);
+    return laid_out(dtype, layout, cube, p->R, columns,
+                    &c->offset[cot_field_index(&cot_dropout_directions[p->direction], name)]);
 }
 
 /* What may not have repeated elements takes another layout than BROADCAST: outputs; and the first input, because errors of
@@ -231,21 +205,21 @@ static const double probabilities[] = {0.1, 0.5, 0.25, 0.9, 0.01, 0, 1, 1e-6, 0.
 
 static void draw_features(plan *p, uint64_t *state)
 {
-    p->bias_dtype = p->dtype == COT_F64 ? COT_F64 : float_dtypes[draw_below(state, 3)];
-    p->activation = (cot_activation)draw_below(state, ACTIVATION_COUNT);
-    p->mask = (mask_kind)draw_below(state, MASK_COUNT);
-    p->p = probabilities[draw_below(state, sizeof probabilities / sizeof *probabilities)];
+    p->bias_dtype = p->dtype == COT_F64 ? COT_F64 : float_dtypes[cot_draw_below(state, 3)];
+    p->activation = (cot_activation)cot_draw_below(state, ACTIVATION_COUNT);
+    p->mask = (mask_kind)cot_draw_below(state, MASK_COUNT);
+    p->p = probabilities[cot_draw_below(state, sizeof probabilities / sizeof *probabilities)];
     if (p->p == 1e-6 && (p->mask == BYTES || p->mask == BITS))
         p->p = 0.2; /* c = 1.000001 would move every tie of a 16-bit sum the same way */
-    p->scale = draw_below(state, 5) == 0 ? 1.25 : 0;
-    p->bias = draw_bool(state);
-    p->residual = draw_bool(state);
-    p->mask_out = draw_below(state, 3) == 0;
-    p->mask_bits_out = draw_below(state, 3) == 0;
-    p->accumulate = draw_bool(state);
-    p->no_output = draw_below(state, 12) == 0;
-    p->no_dbias = draw_below(state, 8) == 0;
-    p->given_anyway = draw_below(state, 4) == 0;
+    p->scale = cot_draw_below(state, 5) == 0 ? 1.25 : 0;
+    p->bias = cot_draw_bool(state);
+    p->residual = cot_draw_bool(state);
+    p->mask_out = cot_draw_below(state, 3) == 0;
+    p->mask_bits_out = cot_draw_below(state, 3) == 0;
+    p->accumulate = cot_draw_bool(state);
+    p->no_output = cot_draw_below(state, 12) == 0;
+    p->no_dbias = cot_draw_below(state, 8) == 0;
+    p->given_anyway = cot_draw_below(state, 4) == 0;
 }
 
 /* Columns around every power of two, and other odd sizes. */
@@ -261,11 +235,11 @@ static void sweep_columns(visitor *v, int direction)
     for (size_t i = 0; i < sizeof more / sizeof *more; i++)
         columns[count++] = more[i];
     for (int number = 0; number < 9 * count; number++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .D = columns[number / 9], .seed = draw(&state)};
-        p.R = 1 + draw_below(&state, p.D > 600 ? 12 : 70);
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .D = columns[number / 9], .seed = cot_draw(&state)};
+        p.R = 1 + cot_draw_below(&state, p.D > 600 ? 12 : 70);
         p.layout = (layout_kind)(number % LAYOUT_COUNT);
-        p.other_layout = draw_below(&state, 3) == 0 ? (layout_kind)draw_below(&state, LAYOUT_COUNT) : p.layout;
-        p.dtype = float_dtypes[draw_below(&state, 16) == 0 ? 3 : number % 3];
+        p.other_layout = cot_draw_below(&state, 3) == 0 ? (layout_kind)cot_draw_below(&state, LAYOUT_COUNT) : p.layout;
+        p.dtype = float_dtypes[cot_draw_below(&state, 16) == 0 ? 3 : number % 3];
         draw_features(&p, &state);
         if (number % 9 == number / 9 % 9)
             p.uses |= COT_CASE_QUICK;
@@ -279,8 +253,8 @@ static void sweep_rows(visitor *v, int direction)
     static const int64_t rows[] = {0, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 500, 1023, 2049, 5000};
     uint64_t state = 11 + (uint64_t)direction;
     for (size_t i = 0; i < 6 * sizeof rows / sizeof *rows; i++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .R = rows[i / 6], .seed = draw(&state)};
-        p.D = 1 + draw_below(&state, p.R > 600 ? 80 : 300);
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .R = rows[i / 6], .seed = cot_draw(&state)};
+        p.D = 1 + cot_draw_below(&state, p.R > 600 ? 80 : 300);
         p.layout = p.other_layout = (layout_kind)(i % LAYOUT_COUNT);
         p.dtype = float_dtypes[i % 3];
         draw_features(&p, &state);
@@ -300,15 +274,15 @@ static void sweep_features(visitor *v, int direction)
         for (int activation = 0; activation < ACTIVATION_COUNT; activation++)
             for (int mask = 0; mask < MASK_COUNT; mask++)
                 for (int dtype = 0; dtype < 4; dtype++, number++) {
-                    plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = draw(&state)};
+                    plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
                     p.dtype = float_dtypes[dtype];
                     p.layout = p.other_layout = (layout_kind)(number % LAYOUT_COUNT);
                     draw_features(&p, &state);
                     p.bias = bits & 1, p.residual = bits >> 1;
                     p.activation = (cot_activation)activation;
                     p.mask = (mask_kind)mask;
-                    p.R = 1 + draw_below(&state, 20);
-                    p.D = 1 + draw_below(&state, 40);
+                    p.R = 1 + cot_draw_below(&state, 20);
+                    p.D = 1 + cot_draw_below(&state, 40);
                     if (dtype == number / 4 % 4)
                         p.uses |= COT_CASE_QUICK;
                     if (direction == COT_DROPOUT_BACKWARD && dtype == number / 4 % 4) {
@@ -467,7 +441,7 @@ static void fill(const cot_case *c, const char *field, int32_t *data, int64_t el
     uint64_t state = c->seed;
     const bool mask = strcmp(field, "mask") == 0 || strcmp(field, "mask_bits") == 0;
     for (int64_t i = 0; i < elements; i++)
-        data[i] = mask ? (int32_t)(draw(&state) >> 56) : (int32_t)(uint32_t)draw(&state);
+        data[i] = mask ? (int32_t)(cot_draw(&state) >> 56) : (int32_t)(uint32_t)cot_draw(&state);
 }
 
 /* ---- gradients ---------------------------------------------------------------------------------------- */

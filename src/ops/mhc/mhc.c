@@ -5,20 +5,11 @@
 #include "mhc_problem.h"
 
 #include "core/cpu_features.h"
+#include "core/front.h"
 #include "core/status.h"
 
 #include <inttypes.h>
 #include <math.h>
-
-/* `return` on the first check that fails. */
-#define CHECK(expression)                        \
-    do {                                         \
-        const cot_status status_ = (expression); \
-        if (status_ != COT_OK)                   \
-            return status_;                      \
-    } while (0)
-
-#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
 /* ---- options ------------------------------------------------------------------------------------------ */
 

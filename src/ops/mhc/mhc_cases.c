@@ -7,6 +7,7 @@
 #include "mhc_ref.h"
 
 #include "core/cases.h"
+#include "core/draw.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -50,41 +51,13 @@ static const cot_direction *direction_of(const plan *p)
     return &directions[p->op][p->direction];
 }
 
-/* splitmix64: small, and the same everywhere. */
-static uint64_t draw(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-static bool draw_bool(uint64_t *state)
-{
-    return draw(state) & 1;
-}
-
-static int64_t draw_below(uint64_t *state, int64_t bound)
-{
-    return (int64_t)(draw(state) % (uint64_t)bound);
-}
-
 /* ---- tensors ------------------------------------------------------------------------------------------ */
-
-static int field_index(const plan *p, const char *name)
-{
-    const cot_direction *d = direction_of(p);
-    for (int field = 0; field < d->field_count; field++)
-        if (strcmp(d->fields[field].name, name) == 0)
-            return field;
-    return -1;
-}
 
 /* Gives field `name` [B,T,rest...] the plan's layout. */
 static void set_token_tensor(const plan *p, cot_case *c, const char *name, cot_dtype dtype, int rest, int64_t first,
                              int64_t second)
 {
-    const int field = field_index(p, name), rank = 2 + rest, last = rank - 1;
+    const int field = cot_field_index(direction_of(p), name), rank = 2 + rest, last = rank - 1;
     const int64_t shape[] = {p->B, p->T, first, second};
     cot_tensor t = cot_tensor_contiguous(NULL, dtype, rank, shape);
     int64_t pitch = shape[last];
@@ -150,7 +123,7 @@ static void set_parameter(const plan *p, cot_case *c, const char *name, int64_t 
         t.stride[0] = 1, t.stride[1] = rows + 1;
     else if (strided)
         t.stride[0] = 3;
-    *cot_field_tensor(&direction_of(p)->fields[field_index(p, name)], c->args) = t;
+    *cot_field_tensor(&direction_of(p)->fields[cot_field_index(direction_of(p), name)], c->args) = t;
 }
 
 static void set_parameters(const plan *p, cot_case *c, const char *prefix, bool bias, bool gamma)
@@ -186,13 +159,15 @@ static void pre_forward_case(const plan *p, cot_case *c)
     set_coefficients(p, c, "h_post", p->n);
     set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
     set_token_tensor(p, c, "inv_rms", other_dtype(p), 0, 0, 0);
-    c->shared[field_index(p, "h_pre")] = c->shared[field_index(p, "h_post")] = rare(p);
+    c->shared[cot_field_index(direction_of(p), "h_pre")] = c->shared[cot_field_index(direction_of(p), "h_post")] =
+        rare(p);
     if (p->fused)
         set_matrix(p, c, "A");
-    c->shared[field_index(p, "A")] = p->n * p->n; /* the u and v of a token */
+    c->shared[cot_field_index(direction_of(p), "A")] = p->n * p->n; /* the u and v of a token */
     if (!p->only_saved) {
         set_layer(p, c, "h_in");
-        c->shared[field_index(p, "h_in")] = mhc_quotient_up(p->D, p->n) * rare(p); /* n factors a token */
+        c->shared[cot_field_index(direction_of(p), "h_in")] =
+            mhc_quotient_up(p->D, p->n) * rare(p); /* n factors a token */
         set_matrix(p, c, "h_res");
     }
 }
@@ -221,9 +196,10 @@ static void pre_backward_case(const plan *p, cot_case *c)
         set_streams(p, c, "dx");
     /* M factors a token; those of dx have most of their error from one sum. */
     const int64_t factors = p->B * p->T * p->n * (p->n + 2), K = p->n * p->D * rare(p);
-    c->shared[field_index(p, "dx")] = K;
-    c->shared[field_index(p, "dphi")] = factors > 0 ? mhc_quotient_up(p->n * (p->n + 2) * K, factors) : 1;
-    c->shared[field_index(p, "dgamma")] = factors > 0 ? mhc_quotient_up(K, factors) : 1;
+    c->shared[cot_field_index(direction_of(p), "dx")] = K;
+    c->shared[cot_field_index(direction_of(p), "dphi")] =
+        factors > 0 ? mhc_quotient_up(p->n * (p->n + 2) * K, factors) : 1;
+    c->shared[cot_field_index(direction_of(p), "dgamma")] = factors > 0 ? mhc_quotient_up(K, factors) : 1;
     if (!p->no_parameter_gradient)
         set_parameters(p, c, "d", true, p->gamma || !(p->uses & COT_CASE_GRADIENT));
 }
@@ -247,7 +223,7 @@ static void sinkhorn_backward_case(const plan *p, cot_case *c)
     set_matrix(p, c, "h_res");
     set_matrix(p, c, "dA");
     set_matrix(p, c, "dh_res");
-    c->shared[field_index(p, "dh_res")] = p->n * p->n; /* the u and v of a token */
+    c->shared[cot_field_index(direction_of(p), "dh_res")] = p->n * p->n; /* the u and v of a token */
 }
 
 static void post_forward_case(const plan *p, cot_case *c)
@@ -340,19 +316,19 @@ static void emit(visitor *v, const plan *p)
 
 static void draw_features(plan *p, uint64_t *state)
 {
-    p->gamma = draw_bool(state);
-    p->wide_phi = draw_below(state, 3) == 0;
-    p->fused = draw_bool(state);
-    p->dh_res = draw_bool(state);
-    p->dx_post = draw_bool(state);
-    p->accumulate = p->direction == COT_MHC_BACKWARD && draw_bool(state);
-    p->no_data_gradient = p->direction == COT_MHC_BACKWARD && draw_below(state, 10) == 0;
-    p->no_parameter_gradient = p->direction == COT_MHC_BACKWARD && draw_below(state, 10) == 0;
-    p->only_saved = p->direction == COT_MHC_FORWARD && draw_below(state, 10) == 0;
-    p->iterations = draw_below(state, 4) == 0 ? 1 + draw_below(state, 5) : 20;
-    p->wide_logits = draw_below(state, 3) == 0;
-    p->no_eps = !p->wide_logits && draw_below(state, 4) == 0;
-    p->out_in = draw_bool(state);
+    p->gamma = cot_draw_bool(state);
+    p->wide_phi = cot_draw_below(state, 3) == 0;
+    p->fused = cot_draw_bool(state);
+    p->dh_res = cot_draw_bool(state);
+    p->dx_post = cot_draw_bool(state);
+    p->accumulate = p->direction == COT_MHC_BACKWARD && cot_draw_bool(state);
+    p->no_data_gradient = p->direction == COT_MHC_BACKWARD && cot_draw_below(state, 10) == 0;
+    p->no_parameter_gradient = p->direction == COT_MHC_BACKWARD && cot_draw_below(state, 10) == 0;
+    p->only_saved = p->direction == COT_MHC_FORWARD && cot_draw_below(state, 10) == 0;
+    p->iterations = cot_draw_below(state, 4) == 0 ? 1 + cot_draw_below(state, 5) : 20;
+    p->wide_logits = cot_draw_below(state, 3) == 0;
+    p->no_eps = !p->wide_logits && cot_draw_below(state, 4) == 0;
+    p->out_in = cot_draw_bool(state);
 }
 
 /* Every n and D with token counts around the kernels' tiles; the work of the oracle, of about n*n*n*D*tokens, bounds
@@ -372,15 +348,15 @@ static void sweep_sizes(visitor *v, int op, int direction)
                                     : op == POST ? 10 * x * (n + 1)
                                                  : 5000 * x / (double)p.D;
                 if ((op == SINKHORN && p.D != 1) || work > 3e6 ||
-                    (work > 1e5 && draw_below(&state, work > 5e5 ? 12 : 3) != 0))
+                    (work > 1e5 && cot_draw_below(&state, work > 5e5 ? 12 : 3) != 0))
                     continue;
                 p.B = tokens[i] % 2 == 0 ? 2 : tokens[i] % 3 == 0 ? 3 : 1;
                 p.T = tokens[i] / p.B;
-                p.layout = number % 4 == 3 ? (layout_kind)draw_below(&state, LAYOUT_COUNT) : TOKEN_MAJOR;
-                p.dtype = float_dtypes[op == SINKHORN                ? 3 * (draw_below(&state, 5) == 0)
-                                       : draw_below(&state, 10) == 0 ? 3
-                                                                     : number % 3];
-                p.seed = draw(&state);
+                p.layout = number % 4 == 3 ? (layout_kind)cot_draw_below(&state, LAYOUT_COUNT) : TOKEN_MAJOR;
+                p.dtype = float_dtypes[op == SINKHORN                    ? 3 * (cot_draw_below(&state, 5) == 0)
+                                       : cot_draw_below(&state, 10) == 0 ? 3
+                                                                         : number % 3];
+                p.seed = cot_draw(&state);
                 draw_features(&p, &state);
                 if (work < 2e5 && number % 6 == 0)
                     p.uses |= COT_CASE_QUICK;
@@ -401,7 +377,7 @@ static void large_shapes(visitor *v, int op, int direction)
         p.B = 1;
         p.T = shapes[i][2];
         p.dtype = float_dtypes[op == SINKHORN ? 0 : (i + 2) % 3];
-        p.seed = draw(&state);
+        p.seed = cot_draw(&state);
         draw_features(&p, &state);
         p.no_data_gradient = p.no_parameter_gradient = p.only_saved = false;
         emit(v, &p);
@@ -418,7 +394,7 @@ static void many_tiles(visitor *v, int op, int direction)
         p.B = 1 + (int64_t)(i & 1 & (shapes[i][1] % 2 == 0));
         p.D = shapes[i][0];
         p.T = shapes[i][1] / p.B;
-        p.seed = draw(&state);
+        p.seed = cot_draw(&state);
         draw_features(&p, &state);
         p.no_data_gradient = p.no_parameter_gradient = p.only_saved = false;
         emit(v, &p);
@@ -430,11 +406,12 @@ static void gradients(visitor *v, int op)
 {
     uint64_t state = 201 + (uint64_t)op;
     for (int bits = 0; bits < 16; bits++) {
-        plan p = {.op = op, .direction = COT_MHC_BACKWARD, .dtype = COT_F64, .B = 1 + bits % 2, .seed = draw(&state)};
+        plan p = {
+            .op = op, .direction = COT_MHC_BACKWARD, .dtype = COT_F64, .B = 1 + bits % 2, .seed = cot_draw(&state)};
         p.uses = COT_CASE_CHECK | COT_CASE_QUICK | COT_CASE_GRADIENT;
-        p.n = 1 + draw_below(&state, 4);
-        p.D = 1 + draw_below(&state, 5);
-        p.T = 1 + draw_below(&state, 2);
+        p.n = 1 + cot_draw_below(&state, 4);
+        p.D = 1 + cot_draw_below(&state, 5);
+        p.T = 1 + cot_draw_below(&state, 2);
         p.layout = (layout_kind)(bits % LAYOUT_COUNT);
         p.gamma = bits & 1, p.fused = bits >> 1 & 1, p.dh_res = bits >> 2 & 1, p.wide_phi = bits >> 3 & 1;
         p.iterations = bits & 4 ? 20 : 1 + bits % 3;

@@ -8,8 +8,9 @@
  *
  * Passes: (1) every block of queries and of keys is packed once, in all forms that the five products read, with lse and
  * D beside the queries; (2) an item is one chunk of the key blocks of one sequence and key-value head: a few key
- * blocks at a time, it walks the query blocks that see them, keeps their dk and dv, and adds to the chunk's own dq^T; (3) dq is the sum
- * over the chunks, in their order. How many chunks there are follows from the shape alone. */
+ * blocks at a time, it walks the query blocks that see them, keeps their dk and dv, and adds to the chunk's own dq^T;
+ * (3) dq is the sum over the chunks, in their order. How many chunks there are follows from the shape alone. (4) dbias,
+ * a tile at a time. */
 #include "attention_scores.h"
 
 cot_status V_NAME(attention_bwd_tiled)(cot_queue *, const void *, void *);
@@ -17,9 +18,20 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *, const void *, void *);
 typedef struct context {
     const attention_problem *p;
     attention_bwd_layout w;
-    mt *qt, *q, *dot, *dout, *k, *kt, *v;
+    mt *queries, *k, *kt, *v;
     float *lse, *D, *dq, *dk;
 } context;
+
+/* The forms of a block of queries, which lie together because they are fetched together. */
+typedef struct query_forms {
+    mt *qt, *q, *dot, *dout; /* q^T [d][BLOCK], q [BLOCK][d] and the same of dout, all in B form */
+} query_forms;
+
+static query_forms query_forms_at(const context *c, int64_t number)
+{
+    mt *at = c->queries + number * c->w.record, *dot = at + 2 * BLOCK * c->w.d;
+    return (query_forms){at, at + BLOCK * c->w.d, dot, dot + BLOCK * c->w.dv};
+}
 
 /* ---- packing -------------------------------------------------------------------------------------------- */
 
@@ -34,10 +46,10 @@ static void pack_keys_item(void *memory, int64_t item)
     for (int64_t r = 0; block.rows > 0 && r < BLOCK; r += STRIP) {
         const int64_t rows = attention_clamp(block.used - r, 0, STRIP), row = block.s.k_row + block.first + r;
         load_rows(x, c->w.d, &p->k, block.s.b, row, hkv, rows, p->sizes.d);
-        pack_a(c->k + at * c->w.d, r, x, c->w.d);
+        pack_a(c->k + at * c->w.d, BLOCK, r, x, c->w.d);
         pack_transposed(c->kt + at * c->w.d, false, r, x, c->w.d);
         load_rows(x, c->w.dv, &p->v, block.s.b, row, hkv, rows, p->sizes.dv);
-        pack_a(c->v + at * c->w.dv, r, x, c->w.dv);
+        pack_a(c->v + at * c->w.dv, BLOCK, r, x, c->w.dv);
     }
 }
 
@@ -91,15 +103,16 @@ static void pack_queries_item(void *memory, int64_t item)
     const attention_axis axis = {p, false, BLOCK};
     const int64_t h = item % p->sizes.H, at = item * BLOCK;
     const attention_block block = attention_block_at(&axis, item / p->sizes.H);
+    const query_forms to = query_forms_at(c, item);
     _Alignas(64) float x[STRIP * ATTENTION_MAX_D], out[STRIP * ATTENTION_MAX_D];
     for (int64_t r = 0; block.rows > 0 && r < BLOCK; r += STRIP) {
         const int64_t rows = attention_clamp(block.used - r, 0, STRIP), row = block.s.q_row + block.first + r;
         load_rows(x, c->w.d, &p->q, block.s.b, row, h, rows, p->sizes.d);
-        pack_transposed(c->qt + at * c->w.d, true, r, x, c->w.d);
-        pack_b(c->q + at * c->w.d, r, x, c->w.d);
+        pack_transposed(to.qt, true, r, x, c->w.d);
+        pack_b(to.q, r, x, c->w.d);
         load_rows(x, c->w.dv, &p->dout, block.s.b, row, h, rows, p->sizes.dv);
-        pack_transposed(c->dot + at * c->w.dv, true, r, x, c->w.dv);
-        pack_b(c->dout + at * c->w.dv, r, x, c->w.dv);
+        pack_transposed(to.dot, true, r, x, c->w.dv);
+        pack_b(to.dout, r, x, c->w.dv);
         if (!cot_present(&p->delta)) {
             load_rows(out, c->w.dv, &p->out, block.s.b, row, h, rows, p->sizes.dv);
             sum_products(c->D + at + r, x, out, c->w.dv);
@@ -110,14 +123,27 @@ static void pack_queries_item(void *memory, int64_t item)
 
 /* ---- a block of keys and a block of queries --------------------------------------------------------------------- */
 
-/* One strip of keys at a block of queries: S^T and dP^T become P^T and dS^T. dS^T is wanted in two forms; the B form
- * has the strips of the whole block of keys. */
+/* A strip of keys at a block of queries, [TALL][BLOCK]: S^T and dP^T become P^T and dS^T, for the product for dq those
+ * of the whole block of keys. With AMX, dS^T is wanted in both forms. */
 typedef struct strip_buffers {
-    _Alignas(64) float s[TALL * BLOCK], dp[TALL * BLOCK];
-    _Alignas(64) mt prob[TALL * BLOCK], ds[TALL * BLOCK];
-    _Alignas(64) mt ds_b[BLOCK * BLOCK];
+    _Alignas(64) float s[TALL * BLOCK], dp[BLOCK * BLOCK];
+    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : TALL * BLOCK], ds[MT_ONE_FORM ? 1 : TALL * BLOCK]; /* otherwise in place */
+    _Alignas(64) mt ds_b[MT_ONE_FORM ? 1 : BLOCK * BLOCK];
     _Alignas(64) float caps[TALL * BLOCK], keep[TALL * BLOCK]; /* of softcap and dropout */
 } strip_buffers;
+
+/* Operands where they lie: P^T and dS^T of a strip, and dS^T of the block in B form. */
+typedef struct strip_operands {
+    mt *prob, *ds, *ds_b;
+    int64_t ds_rows;
+} strip_operands;
+
+V_INLINE strip_operands operands_of(strip_buffers *x, int64_t top)
+{
+    if (MT_ONE_FORM)
+        return (strip_operands){(mt *)x->s, (mt *)x->dp + mt_at(BLOCK, top, 0), (mt *)x->dp, BLOCK};
+    return (strip_operands){x->prob, x->ds, x->ds_b, TALL};
+}
 
 /* What is constant in a strip. The last three at compile time, so that what is not there costs nothing. */
 typedef struct strip_options {
@@ -125,11 +151,12 @@ typedef struct strip_options {
     bool masked, cap, drop;
 } strip_options;
 
-/* P^T (times what dropout makes of it) and dZ^T of key j and VW queries from i on; `at` is their place in the tile. */
+/* P^T (times what dropout makes of it) and dZ^T of key j and VW queries from i on; s and dp are there, and `at` is their
+ * place in the tile. */
 V_INLINE void differentiate_scores(const scores *a, const strip_buffers *x, int64_t at, int64_t j, int64_t i,
-                                   strip_options o, vf lse, vf D, vf *prob, vf *ds)
+                                   strip_options o, vf lse, vf D, vf dp, vf *prob, vf *ds)
 {
-    vf y = v_fma(v_load(x->s + at), o.scale, v_sub(v_zero(), lse)), dp = v_load(x->dp + at);
+    vf y = v_fma(v_load(x->s + at), o.scale, v_sub(v_zero(), lse));
     if (o.masked) {
         const attention_span seen = scores_queries(a, j);
         y = v_add(y, border(seen.first - i, seen.end - i));
@@ -144,99 +171,125 @@ V_INLINE void differentiate_scores(const scores *a, const strip_buffers *x, int6
         *ds = v_mul(*ds, v_load(x->caps + at));
 }
 
-/* Keys j .. j+TALL, queries first + [strips); lse and D are those of query `first` on. Two keys and 2 VW queries at a
+/* `height` keys from row `top` of the block on, the first of which is j, and queries first + [strips); lse and D are those of query `first` on. Two keys and 2 VW queries at a
  * time, which is what the stores want. */
-V_INLINE void differentiate_strip(const scores *a, strip_buffers *x, int64_t strip, int64_t j, int64_t first,
-                                  attention_span strips, const float *lse, const float *D, strip_options o)
+V_INLINE void differentiate_strip(const scores *a, strip_buffers *x, int64_t top, int64_t height, int64_t j,
+                                  int64_t first, attention_span strips, const float *lse, const float *D,
+                                  strip_options o)
 {
+    const strip_operands to = operands_of(x, top);
     for (int64_t i = strips.first; i < strips.end; i += 2 * VW) {
-        for (int64_t r = 0; r < TALL; r += 2) {
+        for (int64_t r = 0; r < height; r += 2) {
             vf prob[2][2], ds[2][2];
             V_UNROLL
             for (int64_t n = 0; n < 2; n++) {
                 V_UNROLL
-                for (int64_t m = 0; m < 2; m++)
-                    differentiate_scores(a, x, (r + n) * BLOCK + i + m * VW, j + r + n, first + i + m * VW, o,
-                                         v_load(lse + i + m * VW), v_load(D + i + m * VW), &prob[n][m], &ds[n][m]);
-                mt_store_a2(x->prob + (r + n) * BLOCK + i, prob[n][0], prob[n][1]);
-                mt_store_a2(x->ds + (r + n) * BLOCK + i, ds[n][0], ds[n][1]);
+                for (int64_t m = 0; m < 2; m++) {
+                    const vf dp = v_load(x->dp + cell(BLOCK, top + r + n, i) + m * VW);
+                    differentiate_scores(a, x, cell(TALL, r + n, i) + m * VW, j + r + n, first + i + m * VW, o,
+                                         v_load(lse + i + m * VW), v_load(D + i + m * VW), dp, &prob[n][m], &ds[n][m]);
+                }
+                mt_store_a2(to.prob + cell(TALL, r + n, i), prob[n][0], prob[n][1]);
+                if (!MT_ONE_FORM)
+                    mt_store_a2(to.ds + cell(TALL, r + n, i), ds[n][0], ds[n][1]);
             }
-            mt_store_b(x->ds_b, BLOCK, strip * TALL + r, i, ds[0][0], ds[1][0]);
-            mt_store_b(x->ds_b, BLOCK, strip * TALL + r, i + VW, ds[0][1], ds[1][1]);
+            mt_store_b(to.ds_b, BLOCK, top + r, i, ds[0][0], ds[1][0]);
+            mt_store_b(to.ds_b, BLOCK, top + r, i + VW, ds[0][1], ds[1][1]);
         }
     }
 }
 
-/* Does every key of the strip see every query of first + [strips)? */
-static bool all_seen(const scores *a, int64_t j, int64_t first, attention_span strips)
+/* Does every key of j .. j+height see every query of first + [strips)? */
+static bool all_seen(const scores *a, int64_t j, int64_t height, int64_t first, attention_span strips)
 {
-    const attention_span top = scores_queries(a, j), bottom = scores_queries(a, j + TALL - 1);
+    const attention_span top = scores_queries(a, j), bottom = scores_queries(a, j + height - 1);
     return bottom.first <= first + strips.first && top.end >= first + strips.end && bottom.first < bottom.end;
 }
 
 /* The operands of one block of keys and one of queries. */
 typedef struct pair_of_blocks {
     int64_t first_key, first_query;
-    const mt *qt, *q, *dot, *dout, *k, *kt, *v;
+    query_forms q;
+    const mt *k, *kt, *v;
     const float *lse, *D;
-    float *dq; /* [d][BLOCK] */
+    float *dq; /* [d][BLOCK]; dk, dv [BLOCK][d] */
     float *dk, *dv;
     bool dq_begun;
-    bool *begun; /* of each strip of dk and dv */
+    bool *begun;                      /* of each strip of dk and dv */
+    mt_ahead *forms_ahead, *dq_ahead; /* of the next block of queries */
 } pair_of_blocks;
 
-static void differentiate_blocks(const context *c, const scores *a, const pair_of_blocks *b, strip_buffers *x)
+/* `height` keys from row `top` of the block on, at the queries `strips` of their block. */
+static void differentiate_keys(const context *c, const scores *a, const pair_of_blocks *b, strip_buffers *x,
+                               int64_t top, int64_t height, attention_span strips, bool seen)
 {
     const attention_problem *p = c->p;
-    const int64_t d = c->w.d, dv = c->w.dv;
+    const int64_t d = c->w.d, dv = c->w.dv, j = b->first_key + top, n = strips.end - strips.first;
+    const int64_t at = mt_at(BLOCK, top, 0);
+    const strip_operands operands = operands_of(x, top);
+    mt_product(height, n, d, b->k + at, BLOCK, b->q.qt + mt_at(d, 0, strips.first), d,
+               x->s + mt_at(TALL, 0, strips.first), TALL, false, b->forms_ahead);
+    mt_product_whole(height, n, dv, b->v + at, BLOCK, b->q.dot + mt_at(dv, 0, strips.first), dv,
+                     x->dp + at + mt_at(BLOCK, 0, strips.first), BLOCK, false, b->forms_ahead);
+    strip_options o = {.scale = v_set1((float)p->sizes.scale), .masked = true};
+    if (a->extras) {
+        const score_tile tile = {b->first_query, j, true, height, strips};
+        scores_modify(a, &tile, x->s, x->caps);
+        if (a->dropout.dropped > 0)
+            scores_keep(a, &tile, x->keep);
+        o.scale = v_set1(1);
+        o.cap = p->sizes.softcap > 0;
+        o.drop = a->dropout.dropped > 0;
+        differentiate_strip(a, x, top, height, j, b->first_query, strips, b->lse, b->D, o);
+    } else if (seen) {
+        o.masked = false;
+        differentiate_strip(a, x, top, height, j, b->first_query, strips, b->lse, b->D, o);
+    } else {
+        differentiate_strip(a, x, top, height, j, b->first_query, strips, b->lse, b->D, o);
+    }
+    mt_product(height, dv, n, operands.prob + mt_at(TALL, 0, strips.first), TALL,
+               b->q.dout + mt_at(BLOCK, strips.first, 0), BLOCK, b->dv + at, BLOCK, b->begun[top / STRIP],
+               b->forms_ahead);
+    mt_product(height, d, n, operands.ds + mt_at(operands.ds_rows, 0, strips.first), operands.ds_rows,
+               b->q.q + mt_at(BLOCK, strips.first, 0), BLOCK, b->dk + at, BLOCK, b->begun[top / STRIP], b->forms_ahead);
+    for (int64_t r = top; r < top + height; r += STRIP)
+        b->begun[r / STRIP] = true;
+}
+
+/* TALL keys at a time; STRIP where a mask's border runs through, since less of what it hides is then worked out. */
+static void differentiate_blocks(const context *c, const scores *a, const pair_of_blocks *b, strip_buffers *x)
+{
+    const attention_sizes *z = &c->p->sizes;
+    const int64_t d = c->w.d;
     attention_span keys[BLOCK / STRIP]; /* of each strip of queries: the strips of keys that it saw */
     for (int64_t n = 0; n < BLOCK / STRIP; n++)
         keys[n] = (attention_span){BLOCK, 0};
-    for (int64_t strip = 0; strip < BLOCK / TALL; strip++) {
-        const int64_t j = b->first_key + strip * TALL;
-        const attention_span strips =
-            attention_strips(attention_queries_of_rows(&p->sizes, &a->s, j, j + TALL), b->first_query, BLOCK);
-        const int64_t n = strips.end - strips.first;
-        if (n == 0)
-            continue;
-        mt_product(TALL, n, d, b->k + strip * TALL * d, d, b->qt + mt_b(d, 0, strips.first), d, x->s + strips.first,
-                   BLOCK, false);
-        mt_product(TALL, n, dv, b->v + strip * TALL * dv, dv, b->dot + mt_b(dv, 0, strips.first), dv,
-                   x->dp + strips.first, BLOCK, false);
-        strip_options o = {.scale = v_set1((float)p->sizes.scale), .masked = true};
-        if (a->extras) {
-            const score_tile tile = {b->first_query, j, true, strips};
-            scores_modify(a, &tile, x->s, x->caps);
-            if (a->dropout.dropped > 0)
-                scores_keep(a, &tile, x->keep);
-            o.scale = v_set1(1);
-            o.cap = p->sizes.softcap > 0;
-            o.drop = a->dropout.dropped > 0;
-            differentiate_strip(a, x, strip, j, b->first_query, strips, b->lse, b->D, o);
-        } else if (all_seen(a, j, b->first_query, strips)) {
-            o.masked = false;
-            differentiate_strip(a, x, strip, j, b->first_query, strips, b->lse, b->D, o);
-        } else {
-            differentiate_strip(a, x, strip, j, b->first_query, strips, b->lse, b->D, o);
+    for (int64_t top = 0, height; top < BLOCK; top += height) {
+        const int64_t j = b->first_key + top;
+        attention_span strips;
+        for (height = top % TALL == 0 ? TALL : STRIP;; height = STRIP) {
+            strips = attention_strips(attention_queries_of_rows(z, &a->s, j, j + height), b->first_query, BLOCK);
+            if (height == STRIP || strips.first == strips.end ||
+                (b->begun[top / STRIP] == b->begun[top / STRIP + 1] && all_seen(a, j, height, b->first_query, strips)))
+                break;
         }
-        mt_product(TALL, dv, n, x->prob + strips.first, BLOCK, b->dout + mt_b(BLOCK, strips.first, 0), BLOCK,
-                   b->dv + strip * TALL * dv, dv, b->begun[strip]);
-        mt_product(TALL, d, n, x->ds + strips.first, BLOCK, b->q + mt_b(BLOCK, strips.first, 0), BLOCK,
-                   b->dk + strip * TALL * d, d, b->begun[strip]);
-        b->begun[strip] = true;
+        if (strips.first == strips.end)
+            continue;
+        differentiate_keys(c, a, b, x, top, height, strips, all_seen(a, j, height, b->first_query, strips));
         for (int64_t i = strips.first / STRIP; i < strips.end / STRIP; i++) {
-            keys[i].first = keys[i].first < strip * TALL ? keys[i].first : strip * TALL;
-            keys[i].end = (strip + 1) * TALL;
+            keys[i].first = keys[i].first < top ? keys[i].first : top;
+            keys[i].end = top + height;
         }
     }
+    const mt *ds = operands_of(x, 0).ds_b;
     for (int64_t i = 0; i < BLOCK / STRIP; i++) {
         const int64_t n = keys[i].end - keys[i].first;
+        float *dq = b->dq + mt_at(d, 0, i * STRIP);
         if (n > 0)
-            mt_product(d, STRIP, n, b->kt + keys[i].first, BLOCK, x->ds_b + mt_b(BLOCK, keys[i].first, i * STRIP),
-                       BLOCK, b->dq + i * STRIP, BLOCK, b->dq_begun);
+            mt_product(d, STRIP, n, b->kt + mt_at(d, 0, keys[i].first), d, ds + mt_at(BLOCK, keys[i].first, i * STRIP),
+                       BLOCK, dq, d, b->dq_begun, b->dq_ahead);
         else if (!b->dq_begun)
-            for (int64_t row = 0; row < d; row++)
-                memset(b->dq + row * BLOCK + i * STRIP, 0, STRIP * sizeof(float));
+            memset(dq, 0, (size_t)d * STRIP * sizeof(float));
     }
 }
 
@@ -256,16 +309,18 @@ static void store_keys(const context *c, const attention_sequence *s, int64_t hk
 {
     const attention_problem *p = c->p;
     const int64_t rows = attention_clamp(s->k_rows - block * BLOCK, 0, BLOCK), row = s->k_row + block * BLOCK;
-    for (int64_t strip = 0; strip < BLOCK / TALL; strip++) {
+    for (int64_t strip = 0; strip < BLOCK / STRIP; strip++) {
         if (begun[strip])
             continue;
-        memset(dk + strip * TALL * c->w.d, 0, (size_t)(TALL * c->w.d) * sizeof(float));
-        memset(dv + strip * TALL * c->w.dv, 0, (size_t)(TALL * c->w.dv) * sizeof(float));
+        for (int64_t n = 0; n < c->w.d; n += MT)
+            memset(dk + mt_at(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
+        for (int64_t n = 0; n < c->w.dv; n += MT)
+            memset(dv + mt_at(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
     }
     if (cot_present(&p->dk))
-        store_rows(&p->dk, s->b, row, hkv, rows, p->sizes.d, dk, c->w.d, NULL, (float)p->sizes.scale, p->accumulate);
+        store_rows(&p->dk, s->b, row, hkv, rows, p->sizes.d, dk, BLOCK, NULL, (float)p->sizes.scale, p->accumulate);
     if (cot_present(&p->dv))
-        store_rows(&p->dv, s->b, row, hkv, rows, p->sizes.dv, dv, c->w.dv, NULL, 1, p->accumulate);
+        store_rows(&p->dv, s->b, row, hkv, rows, p->sizes.dv, dv, BLOCK, NULL, 1, p->accumulate);
 }
 
 /* What an item works on: up to SUPER key blocks from `first` on, of one sequence and key-value head. */
@@ -274,35 +329,43 @@ typedef struct key_blocks {
     int64_t chunk, hkv, first, end;
     attention_span blocks; /* of the whole chunk */
     float *dk, *dv;        /* [SUPER][BLOCK][d], [SUPER][BLOCK][dv] */
-    bool begun[ATTENTION_SUPER][BLOCK / TALL];
+    bool begun[ATTENTION_SUPER][BLOCK / STRIP];
 } key_blocks;
 
 /* A block of queries at all these key blocks: its operands and its dq are fetched once for all of them. */
-static void differentiate_queries(const context *c, key_blocks *g, const scores *a, int64_t q_block, strip_buffers *x)
+static void differentiate_queries(const context *c, key_blocks *g, const scores *a, int64_t q_block, bool last,
+                                  strip_buffers *x)
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK}, keys = {p, true, BLOCK};
     const int64_t q_at = ((attention_first_slot(&queries, g->s.b) + q_block) * p->sizes.H + a->h) * BLOCK;
     const attention_span seen = blocks_seen(p, &g->s, q_block);
+    float *dq = c->dq + (g->chunk * c->w.q_slots * p->sizes.H * BLOCK + q_at) * c->w.d;
+    mt_ahead forms = {NULL, NULL}, dq_ahead = {NULL, NULL};
+    if (!last) {
+        forms.at = (const char *)query_forms_at(c, q_at / BLOCK + p->sizes.H).qt;
+        forms.end = forms.at + c->w.record * (int64_t)sizeof(mt);
+        dq_ahead.at = (const char *)(dq + p->sizes.H * BLOCK * c->w.d);
+        dq_ahead.end = dq_ahead.at + BLOCK * c->w.d * (int64_t)sizeof(float);
+    }
     for (int64_t block = g->first > seen.first ? g->first : seen.first; block < g->end && block < seen.end; block++) {
         const int64_t k_at = ((attention_first_slot(&keys, g->s.b) + block) * p->sizes.Hkv + g->hkv) * BLOCK;
         const pair_of_blocks pair = {
             .first_key = block * BLOCK,
             .first_query = q_block * BLOCK,
-            .qt = c->qt + q_at * c->w.d,
-            .q = c->q + q_at * c->w.d,
-            .dot = c->dot + q_at * c->w.dv,
-            .dout = c->dout + q_at * c->w.dv,
+            .q = query_forms_at(c, q_at / BLOCK),
             .k = c->k + k_at * c->w.d,
             .kt = c->kt + k_at * c->w.d,
             .v = c->v + k_at * c->w.dv,
             .lse = c->lse + q_at,
             .D = c->D + q_at,
-            .dq = c->dq + (g->chunk * c->w.q_slots * p->sizes.H * BLOCK + q_at) * c->w.d,
+            .dq = dq,
             .dk = g->dk + (block - g->first) * BLOCK * c->w.d,
             .dv = g->dv + (block - g->first) * BLOCK * c->w.dv,
             .dq_begun = block > g->blocks.first && block > seen.first,
             .begun = g->begun[block - g->first],
+            .forms_ahead = &forms,
+            .dq_ahead = &dq_ahead,
         };
         differentiate_blocks(c, a, &pair, x);
     }
@@ -328,7 +391,7 @@ static void differentiate_item(void *memory, int64_t item)
         for (int64_t h = g.hkv * group; h < (g.hkv + 1) * group; h++) {
             const scores a = scores_of(p, &g.s, h);
             for (int64_t q_block = rows.first / BLOCK; q_block * BLOCK < rows.end; q_block++)
-                differentiate_queries(c, &g, &a, q_block, &x);
+                differentiate_queries(c, &g, &a, q_block, (q_block + 1) * BLOCK >= rows.end, &x);
         }
         for (int64_t block = g.first; block < g.end; block++)
             store_keys(c, &g.s, g.hkv, block, g.dk + (block - g.first) * BLOCK * c->w.d,
@@ -362,18 +425,114 @@ static void store_queries_item(void *memory, int64_t item)
                 for (int64_t i = 0; i < STRIP; i += VW) {
                     vf v[VW];
                     for (int64_t k = 0; k < VW; k++)
-                        v[k] = v_load(dq + (n + k) * BLOCK + r + i);
+                        v[k] = v_load(dq + cell(d, n + k, r + i));
                     mt_transpose(v);
                     for (int64_t k = 0; k < VW; k++) {
-                        float *to = x + (i + k) * d + n;
+                        float *to = x + cell(STRIP, i + k, n);
                         v_store(to, v_add(v_load(to), v[k]));
                     }
                 }
             }
         }
         store_rows(&p->dq, block.s.b, block.s.q_row + block.first + r, h, attention_clamp(block.rows - r, 0, STRIP),
-                   p->sizes.d, x, d, NULL, (float)p->sizes.scale, p->accumulate);
+                   p->sizes.d, x, STRIP, NULL, (float)p->sizes.scale, p->accumulate);
     }
+}
+
+/* ---- dbias --------------------------------------------------------------------------------------------------------
+ * An element of dbias may be that of many heads, sequences, queries or keys, which other items differentiate. So it has
+ * a pass of its own, two products and the exponentials once more: an item is a tile of dbias and sums all that its
+ * elements stand for, in double, in the order of sequences and heads. */
+
+/* dS^T of TALL keys from j on at a block of queries is added to sums[TALL][BLOCK]. */
+static void sum_strip(const context *c, const scores *a, strip_buffers *x, double *sums, int64_t j, int64_t q_block)
+{
+    const attention_problem *p = c->p;
+    const attention_axis queries = {p, false, BLOCK}, keys = {p, true, BLOCK};
+    const int64_t d = c->w.d, dv = c->w.dv, first = q_block * BLOCK, hkv = a->h / (p->sizes.H / p->sizes.Hkv);
+    const attention_span strips =
+        attention_strips(attention_queries_of_rows(&p->sizes, &a->s, j, j + TALL), first, BLOCK);
+    const int64_t n = strips.end - strips.first;
+    if (n == 0)
+        return;
+    const int64_t q_at = (attention_first_slot(&queries, a->s.b) + q_block) * p->sizes.H + a->h;
+    const int64_t k_at = ((attention_first_slot(&keys, a->s.b) + j / BLOCK) * p->sizes.Hkv + hkv) * BLOCK;
+    const int64_t top = mt_at(BLOCK, j % BLOCK, 0), tile_at = mt_at(TALL, 0, strips.first);
+    const query_forms q = query_forms_at(c, q_at);
+    const float *lse = c->lse + q_at * BLOCK, *D = c->D + q_at * BLOCK;
+    mt_product_whole(TALL, n, d, c->k + k_at * d + top, BLOCK, q.qt + mt_at(d, 0, strips.first), d, x->s + tile_at,
+                     TALL, false, NULL);
+    mt_product_whole(TALL, n, dv, c->v + k_at * dv + top, BLOCK, q.dot + mt_at(dv, 0, strips.first), dv,
+                     x->dp + tile_at, TALL, false, NULL);
+    const score_tile tile = {first, j, true, TALL, strips};
+    const strip_options o = {.scale = v_set1(1), .masked = true, .drop = a->dropout.dropped > 0};
+    scores_modify(a, &tile, x->s, NULL);
+    if (o.drop)
+        scores_keep(a, &tile, x->keep);
+    for (int64_t r = 0; r < TALL; r++)
+        for (int64_t i = strips.first; i < strips.end; i += VW) {
+            const int64_t at = cell(TALL, r, i);
+            float values[VW];
+            vf prob, ds;
+            differentiate_scores(a, x, at, j + r, first + i, o, v_load(lse + i), v_load(D + i), v_load(x->dp + at),
+                                 &prob, &ds);
+            v_store(values, ds);
+            for (int64_t lane = 0; lane < VW; lane++)
+                sums[r * BLOCK + i + lane] += (double)values[lane];
+        }
+}
+
+/* Blocks or strips of `all` that tile `tile` of an axis of dbias stands for: all of them where the axis has one element. */
+static attention_span tile_span(int64_t size, int64_t tile, int64_t all, int64_t each)
+{
+    return size == 1 ? (attention_span){0, attention_blocks_of(all, each)} : (attention_span){tile, tile + 1};
+}
+
+/* The keys of a row of sums together where the axis has one element, likewise the queries. */
+static void store_tile(const cot_tensor *dbias, const int64_t at[4], const double *sums, bool accumulate)
+{
+    const bool one_query = dbias->shape[2] == 1, one_key = dbias->shape[3] == 1;
+    const int64_t rows = one_key ? 1 : attention_clamp(dbias->shape[3] - at[3], 0, TALL);
+    const int64_t columns = one_query ? 1 : attention_clamp(dbias->shape[2] - at[2], 0, BLOCK);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < columns; i++) {
+            const int64_t to = attention_bias_at(dbias, at[0], at[1], at[2] + i, at[3] + r);
+            double sum = accumulate ? cot_load_f64(dbias->data, dbias->dtype, to) : 0;
+            for (int64_t m = r; m < (one_key ? TALL : r + 1); m++)
+                for (int64_t n = i; n < (one_query ? BLOCK : i + 1); n++)
+                    sum += sums[m * BLOCK + n];
+            cot_store_f64(dbias->data, dbias->dtype, to, sum);
+        }
+}
+
+static void dbias_item(void *memory, int64_t item)
+{
+    const context *c = memory;
+    const attention_problem *p = c->p;
+    const attention_sizes *z = &p->sizes;
+    const int64_t *shape = p->dbias.shape;
+    const int64_t q_tiles = attention_blocks_of(shape[2], BLOCK), k_tiles = attention_blocks_of(shape[3], TALL);
+    const int64_t q_tile = item / k_tiles % q_tiles, k_tile = item % k_tiles;
+    const int64_t at[4] = {item / k_tiles / q_tiles / shape[1], item / k_tiles / q_tiles % shape[1], q_tile * BLOCK,
+                           k_tile * TALL};
+    const attention_span batch = tile_span(shape[0], at[0], z->B, 1), heads = tile_span(shape[1], at[1], z->H, 1);
+    _Alignas(64) double sums[TALL * BLOCK] = {0};
+    strip_buffers x;
+    mt_state host;
+    mt_begin(&host);
+    for (int64_t b = batch.first; b < batch.end; b++) {
+        const attention_sequence s = attention_sequence_at(p, b);
+        const attention_span blocks = tile_span(shape[2], q_tile, s.Tq, BLOCK),
+                             strips = tile_span(shape[3], k_tile, s.Tk, TALL);
+        for (int64_t h = heads.first; h < heads.end; h++) {
+            const scores a = scores_of(p, &s, h);
+            for (int64_t q_block = blocks.first; q_block < blocks.end; q_block++)
+                for (int64_t strip = strips.first; strip < strips.end; strip++)
+                    sum_strip(c, &a, &x, sums, strip * TALL, q_block);
+        }
+    }
+    mt_end(&host);
+    store_tile(&p->dbias, at, sums, p->accumulate);
 }
 
 /* ---- dsink: summed in double, from the lse and D that are packed ------------------------------------------------ */
@@ -401,8 +560,7 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
     const attention_sizes *z = &c.p->sizes;
     const attention_bwd_layout w = c.w = attention_bwd_layout_of(z, sizeof(mt));
     char *base = workspace;
-    c.qt = (mt *)(base + w.qt), c.q = (mt *)(base + w.q);
-    c.dot = (mt *)(base + w.dot), c.dout = (mt *)(base + w.dout);
+    c.queries = (mt *)(base + w.queries);
     c.k = (mt *)(base + w.k), c.kt = (mt *)(base + w.kt), c.v = (mt *)(base + w.v);
     c.lse = (float *)(base + w.lse), c.D = (float *)(base + w.D);
     c.dq = (float *)(base + w.dq), c.dk = (float *)(base + w.dk);
@@ -413,5 +571,11 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
         cot_parallel(queue, w.q_slots * z->H, store_queries_item, &c);
     if (cot_present(&c.p->dsink))
         cot_parallel(queue, z->H, dsink_item, &c);
+    if (cot_present(&c.p->dbias)) {
+        const int64_t *shape = c.p->dbias.shape;
+        cot_parallel(queue,
+                     shape[0] * shape[1] * attention_blocks_of(shape[2], BLOCK) * attention_blocks_of(shape[3], TALL),
+                     dbias_item, &c);
+    }
     return COT_OK;
 }

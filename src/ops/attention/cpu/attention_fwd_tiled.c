@@ -49,9 +49,9 @@ typedef struct rows_state {
     _Alignas(64) float out[CELLS];
     _Alignas(64) float most[ROWS], sum[ROWS]; /* of a row's scores so far, and of exp(s - most) */
     _Alignas(64) float s[TALL * BLOCK];
-    _Alignas(64) mt prob[TALL * BLOCK];
-    _Alignas(64) float keep[TALL * BLOCK]; /* of dropout */
-    bool begun[ROWS / TALL];               /* out holds something */
+    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : TALL * BLOCK]; /* otherwise it takes the place of s */
+    _Alignas(64) float keep[TALL * BLOCK];                /* of dropout */
+    bool begun[ROWS / STRIP];                             /* out holds something */
 } rows_state;
 
 /* The largest lane of every vector, in the lane of the vector's number; their sums. */
@@ -73,34 +73,37 @@ V_INLINE vf sum_of_each(vf v[VW])
 }
 
 /* A mask hides part of these rows and columns: -inf there. A pass of its own, since few blocks have a border. */
-static void hide_scores(const scores *a, rows_state *x, int64_t first, int64_t block_first, attention_span strips)
+static void hide_scores(const scores *a, rows_state *x, int64_t first, int64_t height, int64_t block_first,
+                        attention_span strips)
 {
-    for (int64_t r = 0; r < TALL; r++) {
+    for (int64_t r = 0; r < height; r++) {
         const attention_span keys = scores_keys(a, first + r);
         const int64_t low = keys.first - block_first, high = keys.end - block_first;
         for (int64_t c = strips.first; c < strips.end; c += VW)
             if (c < low || c + VW > high)
-                v_store(x->s + r * BLOCK + c, v_add(v_load(x->s + r * BLOCK + c), border(low - c, high - c)));
+                v_store(x->s + cell(TALL, r, c), v_add(v_load(x->s + cell(TALL, r, c)), border(low - c, high - c)));
     }
 }
 
-/* One strip of queries at the keys `strips` of a block: s, times `unit` in the unit of exp_scores, becomes prob, most and
+/* `height` queries from row `top` on at the keys `strips` of a block: s, times `unit` in the unit of exp_scores, becomes prob, most and
  * sum move on, and out is scaled to the new maximum. */
-V_INLINE void softmax_strip(rows_state *x, int64_t strip, attention_span strips, int64_t dv, float unit, bool drop)
+V_INLINE void softmax_strip(rows_state *x, const attention_fwd_layout *w, int64_t top, int64_t height,
+                            attention_span strips, float unit, bool drop)
 {
-    float *most = x->most + strip * TALL, *sum = x->sum + strip * TALL;
-    for (int64_t r = 0; r < TALL; r += VW) {
+    float *most = x->most + top, *sum = x->sum + top;
+    mt *prob = MT_ONE_FORM ? (mt *)x->s : x->prob;
+    for (int64_t r = 0; r < height; r += VW) {
         vf v[VW];
         for (int64_t i = 0; i < VW; i++) {
-            float *s = x->s + (r + i) * BLOCK;
             vf even = v_set1(-INFINITY), odd = v_set1(-INFINITY);
             for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
-                vf y = v_load(s + c), z = v_load(s + c + VW);
+                float *s = x->s + cell(TALL, r + i, c);
+                vf y = v_load(s), z = v_load(s + VW);
                 if (SCALE_FIRST) {
                     y = v_mul(y, v_set1(unit));
                     z = v_mul(z, v_set1(unit));
-                    v_store(s + c, y);
-                    v_store(s + c + VW, z);
+                    v_store(s, y);
+                    v_store(s + VW, z);
                 }
                 even = v_max(even, y);
                 odd = v_max(odd, z);
@@ -114,24 +117,24 @@ V_INLINE void softmax_strip(rows_state *x, int64_t strip, attention_span strips,
         v_store(most + r, now);
         v_store(shrinks, shrink);
         for (int64_t i = 0; i < VW; i++) {
-            const float *s = x->s + (r + i) * BLOCK;
-            mt *prob = x->prob + (r + i) * BLOCK;
             const vf m = v_set1(most[r + i]), u = v_set1(unit);
             vf even = v_zero(), odd = v_zero();
             for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
-                vf e = exp_scores(v_load(s + c), u, m), f = exp_scores(v_load(s + c + VW), u, m);
+                const int64_t at = cell(TALL, r + i, c);
+                vf e = exp_scores(v_load(x->s + at), u, m), f = exp_scores(v_load(x->s + at + VW), u, m);
                 even = v_add(even, e);
                 odd = v_add(odd, f);
                 if (drop) {
-                    e = v_mul(e, v_load(x->keep + (r + i) * BLOCK + c));
-                    f = v_mul(f, v_load(x->keep + (r + i) * BLOCK + c + VW));
+                    e = v_mul(e, v_load(x->keep + at));
+                    f = v_mul(f, v_load(x->keep + at + VW));
                 }
-                mt_store_a2(prob + c, e, f);
+                mt_store_a2(prob + at, e, f);
             }
             v[i] = v_add(even, odd);
-            float *out = x->out + (strip * TALL + r + i) * dv;
-            for (int64_t c = 0; x->begun[strip] && shrinks[i] != 1 && c < dv; c += VW)
-                v_store(out + c, v_mul(v_load(out + c), v_set1(shrinks[i])));
+            for (int64_t c = 0; x->begun[top / STRIP] && shrinks[i] != 1 && c < w->dv; c += VW) {
+                float *out = x->out + cell(w->rows, top + r + i, c);
+                v_store(out, v_mul(v_load(out), v_set1(shrinks[i])));
+            }
         }
         v_store(sum + r, v_fma(v_load(sum + r), shrink, sum_of_each(v)));
     }
@@ -139,43 +142,70 @@ V_INLINE void softmax_strip(rows_state *x, int64_t strip, attention_span strips,
 
 /* ---- one item -------------------------------------------------------------------------------------------- */
 
-/* Does every query of the strip from i on see every key of the block that `strips` names? */
-static bool all_visible(const scores *a, int64_t i, int64_t block_first, attention_span strips)
+/* Does every query of i .. i+height see every key of the block that `strips` names? */
+static bool all_visible(const scores *a, int64_t i, int64_t height, int64_t block_first, attention_span strips)
 {
-    const attention_span top = scores_keys(a, i), bottom = scores_keys(a, i + TALL - 1);
+    const attention_span top = scores_keys(a, i), bottom = scores_keys(a, i + height - 1);
     return bottom.first <= block_first + strips.first && top.end >= block_first + strips.end &&
            bottom.end >= block_first + strips.end;
 }
 
-static void attend_block(const context *c, const scores *a, rows_state *x, int64_t first, int64_t block, const mt *kt,
-                         const mt *v)
+/* A block of keys and its operands. */
+typedef struct key_block {
+    int64_t first;
+    const mt *kt, *v;
+} key_block;
+
+/* `height` queries from row `top` of the item on, at the keys `strips` of a block. */
+static void attend_strip(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top, int64_t height,
+                         const key_block *b, attention_span strips, bool visible)
 {
     const attention_sizes *z = &c->p->sizes;
+    const int64_t i = first + top, n = strips.end - strips.first;
     const float unit = a->extras ? SCORE_UNIT : SCORE_UNIT * (float)z->scale;
-    for (int64_t strip = 0; strip < c->w.rows / TALL; strip++) {
-        const int64_t i = first + strip * TALL;
-        const attention_span strips =
-            attention_strips(attention_keys_of_rows(z, &a->s, i, i + TALL), block * BLOCK, BLOCK);
-        const int64_t n = strips.end - strips.first;
-        if (n == 0)
-            continue;
-        mt_product(TALL, n, c->w.d, x->q + strip * TALL * c->w.d, c->w.d, kt + mt_b(c->w.d, 0, strips.first), c->w.d,
-                   x->s + strips.first, BLOCK, false);
-        if (a->extras) {
-            const score_tile tile = {i, block * BLOCK, false, strips};
-            scores_modify(a, &tile, x->s, NULL);
-            if (a->dropout.dropped > 0)
-                scores_keep(a, &tile, x->keep);
-        }
-        if (!all_visible(a, i, block * BLOCK, strips))
-            hide_scores(a, x, i, block * BLOCK, strips);
+    mt_product_whole(height, n, c->w.d, x->q + mt_at(c->w.rows, top, 0), c->w.rows,
+                     b->kt + mt_at(c->w.d, 0, strips.first), c->w.d, x->s + mt_at(TALL, 0, strips.first), TALL, false,
+                     NULL);
+    if (a->extras) {
+        const score_tile tile = {i, b->first, false, height, strips};
+        scores_modify(a, &tile, x->s, NULL);
         if (a->dropout.dropped > 0)
-            softmax_strip(x, strip, strips, c->w.dv, SCORE_UNIT, true);
-        else
-            softmax_strip(x, strip, strips, c->w.dv, unit, false);
-        mt_product(TALL, c->w.dv, n, x->prob + strips.first, BLOCK, v + mt_b(BLOCK, strips.first, 0), BLOCK,
-                   x->out + strip * TALL * c->w.dv, c->w.dv, x->begun[strip]);
-        x->begun[strip] = true;
+            scores_keep(a, &tile, x->keep);
+    }
+    if (!visible)
+        hide_scores(a, x, i, height, b->first, strips);
+    if (a->dropout.dropped > 0)
+        softmax_strip(x, &c->w, top, height, strips, SCORE_UNIT, true);
+    else
+        softmax_strip(x, &c->w, top, height, strips, unit, false);
+    const mt *prob = MT_ONE_FORM ? (const mt *)x->s : x->prob;
+    mt_product(height, c->w.dv, n, prob + mt_at(TALL, 0, strips.first), TALL, b->v + mt_at(BLOCK, strips.first, 0),
+               BLOCK, x->out + mt_at(c->w.rows, top, 0), c->w.rows, x->begun[top / STRIP], NULL);
+    for (int64_t r = top; r < top + height; r += STRIP)
+        x->begun[r / STRIP] = true;
+}
+
+/* TALL queries at a time; in float32 STRIP where a mask's border runs through, since less of what it hides is then worked
+ * out. On AMX the shorter products cost more than that. */
+static void attend_block(const context *c, const scores *a, rows_state *x, int64_t first, const key_block *b)
+{
+    const attention_sizes *z = &c->p->sizes;
+    for (int64_t top = 0; top < c->w.rows; top += TALL) {
+        const int64_t i = first + top;
+        const attention_span strips = attention_strips(attention_keys_of_rows(z, &a->s, i, i + TALL), b->first, BLOCK);
+        if (strips.first == strips.end)
+            continue;
+        const bool visible = all_visible(a, i, TALL, b->first, strips);
+        if (!MT_ONE_FORM || (visible && x->begun[top / STRIP] == x->begun[top / STRIP + 1])) {
+            attend_strip(c, a, x, first, top, TALL, b, strips, visible);
+            continue;
+        }
+        for (int64_t r = 0; r < TALL; r += STRIP) {
+            const attention_span own =
+                attention_strips(attention_keys_of_rows(z, &a->s, i + r, i + r + STRIP), b->first, BLOCK);
+            if (own.first < own.end)
+                attend_strip(c, a, x, first, top + r, STRIP, b, own, all_visible(a, i + r, STRIP, b->first, own));
+        }
     }
 }
 
@@ -190,11 +220,11 @@ static void finish_rows(const context *c, rows_state *x, const attention_block *
         lse[r] = seen ? (sink_is_most ? sink : x->most[r] / SCORE_UNIT) + logf(x->sum[r]) : -INFINITY;
         if (cot_present(&p->lse))
             ((float *)p->lse.data)[attention_lse_at(&p->lse, rows->s.b, h, rows->s.q_row + rows->first + r)] = lse[r];
-        if (!x->begun[r / TALL] || !seen)
-            memset(x->out + r * c->w.dv, 0, (size_t)c->w.dv * sizeof(float));
+        for (int64_t n = 0; (!x->begun[r / STRIP] || !seen) && n < c->w.dv; n += MT)
+            memset(x->out + mt_at(c->w.rows, r, n), 0, MT * sizeof(float));
     }
     if (cot_present(&p->out))
-        store_rows(&p->out, rows->s.b, rows->s.q_row + rows->first, h, rows->rows, p->sizes.dv, x->out, c->w.dv,
+        store_rows(&p->out, rows->s.b, rows->s.q_row + rows->first, h, rows->rows, p->sizes.dv, x->out, c->w.rows,
                    inverse, 0, false);
 }
 
@@ -223,14 +253,15 @@ static void attend_item(void *memory, int64_t item)
         _Alignas(64) float strip[STRIP * ATTENTION_MAX_D];
         load_rows(strip, c->w.d, &p->q, rows.s.b, rows.s.q_row + rows.first + r, h,
                   attention_clamp(rows.used - r, 0, STRIP), p->sizes.d);
-        pack_a(x.q, r, strip, c->w.d);
+        pack_a(x.q, c->w.rows, r, strip, c->w.d);
     }
     const attention_span seen = attention_keys_of_rows(&p->sizes, &rows.s, rows.first, rows.first + c->w.rows);
     const int64_t slot = attention_first_slot(&keys, rows.s.b);
     mt_begin(&host);
     for (int64_t block = seen.first / BLOCK; block * BLOCK < seen.end; block++) {
         const int64_t at = ((slot + block) * p->sizes.Hkv + hkv) * BLOCK;
-        attend_block(c, &a, &x, rows.first, block, c->kt + at * c->w.d, c->v + at * c->w.dv);
+        const key_block b = {block * BLOCK, c->kt + at * c->w.d, c->v + at * c->w.dv};
+        attend_block(c, &a, &x, rows.first, &b);
     }
     mt_end(&host);
     finish_rows(c, &x, &rows, h, sink);

@@ -14,6 +14,12 @@
 enum { BLOCK = ATTENTION_BLOCK, STRIP = ATTENTION_STRIP, TALL = ATTENTION_TALL };
 _Static_assert((int)STRIP == (int)MT, "strips are what products take");
 
+/* Where an element of a matrix in panels of `rows` rows lies. */
+V_INLINE int64_t cell(int64_t rows, int64_t row, int64_t column)
+{
+    return mt_at(rows, row, column / MT * MT) + column % MT;
+}
+
 /* ---- rows ---------------------------------------------------------------------------------------------- */
 
 V_INLINE void load_rows_as(float *x, int64_t ld, const cot_tensor *t, cot_dtype dtype, int64_t at, int64_t rows,
@@ -48,7 +54,7 @@ static void load_rows(float *x, int64_t ld, const cot_tensor *t, int64_t b, int6
 }
 
 V_INLINE void store_rows_as(const cot_tensor *t, cot_dtype dtype, int64_t at, int64_t rows, int64_t columns,
-                            const float *x, int64_t ld, const float *factors, float factor, bool accumulate)
+                            const float *x, int64_t x_rows, const float *factors, float factor, bool accumulate)
 {
     const int64_t size = dtype == COT_F32 ? 4 : 2;
     for (int64_t r = 0; r < rows; r++) {
@@ -56,7 +62,7 @@ V_INLINE void store_rows_as(const cot_tensor *t, cot_dtype dtype, int64_t at, in
         const vf f = v_set1(factors != NULL ? factors[r] : factor);
         for (int64_t c = 0; c < columns; c += VW) {
             const int n = (int)attention_clamp(columns - c, 0, VW);
-            const vf y = v_load(x + r * ld + c);
+            const vf y = v_load(x + cell(x_rows, r, c));
             if (accumulate)
                 v_store_n_as(to + c * size, dtype, v_fma(f, y, v_load_n_as(to + c * size, dtype, n)), n);
             else if (n == VW)
@@ -67,29 +73,30 @@ V_INLINE void store_rows_as(const cot_tensor *t, cot_dtype dtype, int64_t at, in
     }
 }
 
-/* factor * x to rows of t, `accumulate` adding what is there. */
+/* factor * x, in panels of x_rows rows, to rows of t, `accumulate` adding what is there. */
 static void store_rows(const cot_tensor *t, int64_t b, int64_t row, int64_t h, int64_t rows, int64_t columns,
-                       const float *x, int64_t ld, const float *factors, float factor, bool accumulate)
+                       const float *x, int64_t x_rows, const float *factors, float factor, bool accumulate)
 {
     const int64_t at = attention_at(t, b, row, h);
     if (t->dtype == COT_F32)
-        store_rows_as(t, COT_F32, at, rows, columns, x, ld, factors, factor, accumulate);
+        store_rows_as(t, COT_F32, at, rows, columns, x, x_rows, factors, factor, accumulate);
     else if (t->dtype == COT_BF16)
-        store_rows_as(t, COT_BF16, at, rows, columns, x, ld, factors, factor, accumulate);
+        store_rows_as(t, COT_BF16, at, rows, columns, x, x_rows, factors, factor, accumulate);
     else
-        store_rows_as(t, COT_F16, at, rows, columns, x, ld, factors, factor, accumulate);
+        store_rows_as(t, COT_F16, at, rows, columns, x, x_rows, factors, factor, accumulate);
 }
 
 /* ---- packing: STRIP rows x[STRIP][columns] become rows `row` .. of an operand --------------------------------- */
 
-/* A form [rows][columns] */
-static inline __attribute__((unused)) void pack_a(mt *a, int64_t row, const float *x, int64_t columns)
+/* A form, [rows][columns] */
+static inline __attribute__((unused)) void pack_a(mt *a, int64_t rows, int64_t row, const float *x, int64_t columns)
 {
-    for (int64_t i = 0; i < STRIP * columns; i += VW)
-        mt_store_a(a + row * columns + i, v_load(x + i));
+    for (int64_t c = 0; c < columns; c += VW)
+        for (int64_t r = 0; r < STRIP; r++)
+            mt_store_a(a + mt_at(rows, row + r, c / MT * MT), c % MT, v_load(x + r * columns + c));
 }
 
-/* B form [BLOCK][columns] */
+/* B form, [BLOCK][columns] */
 static inline __attribute__((unused)) void pack_b(mt *b, int64_t row, const float *x, int64_t columns)
 {
     for (int64_t r = 0; r < STRIP; r += 2)
@@ -110,8 +117,9 @@ V_INLINE void pack_transposed(mt *to, bool b_form, int64_t row, const float *x, 
                 if (b_form) {
                     mt_store_b(to, columns, c + i, row + r, v[i], v[i + 1]);
                 } else {
-                    mt_store_a(to + (c + i) * BLOCK + row + r, v[i]);
-                    mt_store_a(to + (c + i + 1) * BLOCK + row + r, v[i + 1]);
+                    mt *at = to + mt_at(columns, c + i, row);
+                    mt_store_a(at, r, v[i]);
+                    mt_store_a(at + MT, r, v[i + 1]);
                 }
             }
         }

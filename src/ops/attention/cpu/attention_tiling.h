@@ -145,7 +145,8 @@ static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes
 typedef struct attention_bwd_layout {
     int64_t d, dv;
     int64_t q_slots, k_slots, chunks;
-    size_t qt, q, dot, dout, k, kt, v, lse, D, dq, dk, bytes;
+    int64_t record; /* elements of a block of queries: q^T, q, dout^T, dout */
+    size_t queries, k, kt, v, lse, D, dq, dk, bytes;
 } attention_bwd_layout;
 
 static inline int64_t attention_chunks(const attention_sizes *z)
@@ -163,10 +164,8 @@ static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes
                               .k_slots = attention_slots(z, true, ATTENTION_BLOCK),
                               .chunks = attention_chunks(z)};
     const int64_t q_rows = w.q_slots * z->H * ATTENTION_BLOCK, k_rows = w.k_slots * z->Hkv * ATTENTION_BLOCK;
-    w.qt = attention_take(&w.bytes, q_rows * w.d, size);
-    w.q = attention_take(&w.bytes, q_rows * w.d, size);
-    w.dot = attention_take(&w.bytes, q_rows * w.dv, size);
-    w.dout = attention_take(&w.bytes, q_rows * w.dv, size);
+    w.record = 2 * ATTENTION_BLOCK * (w.d + w.dv);
+    w.queries = attention_take(&w.bytes, w.q_slots * z->H * w.record, size);
     w.k = attention_take(&w.bytes, k_rows * w.d, size);
     w.kt = attention_take(&w.bytes, k_rows * w.d, size);
     w.v = attention_take(&w.bytes, k_rows * w.dv, size);

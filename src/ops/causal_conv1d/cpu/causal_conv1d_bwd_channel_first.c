@@ -238,11 +238,110 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
     v_store(row->late + VW, g);
 }
 
+/* The same where registers do not hold all that. On AVX2 it was a loop of 124 instructions for two vectors,
+ * with spills, and the processor saw no further than four. A run of SUM_TERMS vectors passes through the first-level
+ * cache instead: g first, then dx and the sums from g[t+i] as unaligned loads. Reads and writes take turns every KB. */
+enum { FEW_REGISTERS = VW == 8 };
+
+/* g of two vectors */
+V_INLINE void blocked_gradients(float *g, const float *x, const char *dy, const vf *w, vf bias, int64_t K,
+                                cot_dtype dtype, bool silu)
+{
+    enum { COUNT = 2 };
+    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    vf z[COUNT];
+    V_UNROLL
+    for (int v = 0; v < COUNT; v++)
+        z[v] = bias;
+    V_UNROLL
+    for (int64_t k = 0; silu && k < K; k++)
+        for (int v = 0; v < COUNT; v++)
+            z[v] = v_fma(w[k], v_load(x + v * VW + k), z[v]);
+    if (silu)
+        v_silu_slopes(z, COUNT);
+    V_UNROLL
+    for (int v = 0; v < COUNT; v++) {
+        const vf gradient = v_load_as(dy + v * VW * size, dtype);
+        v_store(g + v * VW, silu ? v_mul(z[v], gradient) : gradient);
+    }
+}
+
+V_INLINE void blocked_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
+{
+    enum { BLOCK = SUM_TERMS * VW, LATE = 2 * VW };
+    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const float *x = row->x;
+    const char *dy = row->dy;
+    const bool stream = row->stream;
+    const uintptr_t ahead_x = row->ahead_x.near + FUSED_AHEAD_X, ahead_dy = row->ahead_dy.near + FUSED_AHEAD_DY;
+    float g[LATE + BLOCK + VW] = {0}; /* of tokens i-LATE .. i+BLOCK, behind them what is never used */
+    vf w[4], sums[5];
+    for (int64_t k = 0; k < K; k++)
+        w[k] = v_set1(row->weight[k]);
+    const vf bias = v_set1(row->weight[K]);
+    for (int64_t i = begin; i < end; i += BLOCK) {
+        const int64_t n = end - i < BLOCK ? end - i : BLOCK;
+        for (int64_t j = 0; j < n; j += 2 * VW) {
+            for (int64_t line = 0; line < 2 * VW * size; line += 64) {
+                v_prefetch((const void *)(ahead_x + (uintptr_t)((i + j) * size + line)));
+                v_prefetch((const void *)(ahead_dy + (uintptr_t)((i + j) * size + line)));
+            }
+            blocked_gradients(g + LATE + j, x + i + j, dy + (i + j) * size, w, bias, K, dtype, silu);
+        }
+        if (i == begin)
+            v_store(row->g + begin, v_load(g + LATE));
+        for (int64_t k = 0; k <= K; k++)
+            sums[k] = v_zero();
+        /* The inputs before `begin` meet its g as those of any other vector do; no dx is theirs. */
+        const bool first = i == begin;
+        if (first)
+            for (int64_t k = 0; k < K - 1; k++)
+                sums[k] = v_mul(v_load_n(x + begin + k, (int)(K - 1 - k)), v_load_n(g + LATE, (int)(K - 1 - k)));
+        for (int64_t j = first ? LATE : 0; j < n; j += 2 * VW) {
+            vf dx[2];
+            V_UNROLL
+            for (int v = 0; v < 2; v++) {
+                const vf own = v_load(x + i - LATE + j + v * VW + K - 1);
+                dx[v] = v_zero();
+                V_UNROLL
+                for (int64_t k = 0; k < K; k++) {
+                    const vf later = v_load(g + j + v * VW + K - 1 - k);
+                    dx[v] = k == 0 ? v_mul(w[0], later) : v_fma(w[k], later, dx[v]);
+                    sums[k] = v_fma(own, later, sums[k]);
+                    if (k == K - 1)
+                        sums[K] = v_add(sums[K], later);
+                }
+            }
+            char *to = row->dx + (i - LATE + j) * size;
+            if (stream)
+                v_stream2_as(to, dtype, dx[0], dx[1]);
+            else
+                v_store2_as(to, dtype, dx[0], dx[1]);
+        }
+        for (int64_t k = 0; k <= K; k++)
+            row->sums[k] = v_add(row->sums[k], sums[k]);
+        memmove(g, g + n, LATE * sizeof *g);
+    }
+    /* The last two vectors: their sums, with nothing behind them. */
+    memset(g + LATE, 0, VW * sizeof *g);
+    for (int64_t j = 0; j < LATE; j += VW) {
+        const vf own = v_load(x + end - LATE + j + K - 1);
+        for (int64_t k = 0; k < K; k++)
+            row->sums[k] = v_fma(own, v_load(g + j + K - 1 - k), row->sums[k]);
+        row->sums[K] = v_add(row->sums[K], v_load(g + j));
+    }
+    memcpy(row->late, g, LATE * sizeof *g);
+}
+
 /* clang-format off */
 #define FUSED(width, dtype)                                                                  \
     static void fused_##width##_##dtype(const gradient_row *row, int64_t begin, int64_t end) \
     {                                                                                        \
-        if (row->silu)                                                                       \
+        if (FEW_REGISTERS && row->silu)                                                   \
+            blocked_body(row, begin, end, width, COT_##dtype, true);                         \
+        else if (FEW_REGISTERS)                                                           \
+            blocked_body(row, begin, end, width, COT_##dtype, false);                        \
+        else if (row->silu)                                                                  \
             fused_body(row, begin, end, width, COT_##dtype, true);                           \
         else                                                                                 \
             fused_body(row, begin, end, width, COT_##dtype, false);                          \

@@ -81,6 +81,109 @@ static void walk_edge(const backward_columns *s, int64_t channel)
     }
 }
 
+/* ---- where registers are few: AVX2 ---------------------------------------------------------------------------- *
+ * K weights, K+1 sums and two windows do not fit in 16 registers at once. So a tile's columns pass through buffers of the
+ * first-level cache: x and dy, of which g is made in place, then dx and the sums. Two columns go at a time: they are a
+ * cache line, which is read once and may be streamed. */
+
+/* dy to g, of `turns` tokens, which take turns as v_silu_slopes does. */
+V_INLINE void column_slopes(float *g, const float *h, const vf *w, vf bias, int turns, int64_t K)
+{
+    vf z[4], before[4];
+    V_UNROLL
+    for (int v = 0; v < turns; v++) {
+        z[v] = bias;
+        before[v] = v_zero();
+    }
+    V_UNROLL
+    for (int64_t k = 0; k < K; k++)
+        for (int v = 0; v < turns; v++) {
+            conv1d_next_tap(k, &z[v], &before[v]);
+            z[v] = v_fma(w[k], v_load(h + (v + k) * VW), z[v]);
+        }
+    V_UNROLL
+    for (int v = 0; v < turns; v++)
+        z[v] = conv1d_taps_sum(K, z[v], before[v]);
+    v_silu_slopes(z, turns);
+    V_UNROLL
+    for (int v = 0; v < turns; v++)
+        v_store(g + v * VW, v_mul(z[v], v_load(g + v * VW)));
+}
+
+/* `count` columns, 1 or 2, of n <= CONV1D_TILE tokens. */
+V_INLINE void walk_buffered(const backward_columns *s, int64_t channel, int count, int64_t K, cot_dtype dtype,
+                            bool silu)
+{
+    enum { ROWS = CONV1D_MAX_K + CONV1D_TILE };
+    const int64_t ld = s->ld, size = dtype == COT_F32 ? 4 : 2, n = s->n, tile = conv1d_tile(ld);
+    const int64_t x_stride = s->x_stride, dy_stride = s->dy_stride, dx_stride = s->dx_stride;
+    float h[2][ROWS * VW], g[2][ROWS * VW], dx[2][CONV1D_TILE * VW];
+    const char *from_x = s->x + channel * size, *from_dy = s->dy + channel * size;
+    for (int64_t i = 0; i < n; i++) {
+        v_prefetch_far(from_x + (tile + i) * x_stride);
+        v_prefetch_far(from_dy + (tile + i) * dy_stride);
+        for (int v = 0; v < count; v++) {
+            v_store(h[v] + (K - 1 + i) * VW, v_load_as(from_x + i * x_stride + v * VW * size, dtype));
+            v_store(g[v] + (K - 1 + i) * VW, v_load_as(from_dy + i * dy_stride + v * VW * size, dtype));
+        }
+    }
+    for (int v = 0; v < count; v++) {
+        const int64_t c = channel + v * VW;
+        vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
+        for (int64_t k = 0; k < K; k++)
+            w[k] = v_load(s->weight + k * ld + c);
+        for (int64_t k = 0; k < K - 1; k++) {
+            v_store(h[v] + k * VW, v_load(s->history + k * ld + c));
+            v_store(g[v] + k * VW, v_load(s->g + k * ld + c));
+        }
+        const vf bias = v_load(s->weight + K * ld + c);
+        int64_t token = silu ? 0 : n;
+        for (; token + 4 <= n; token += 4)
+            column_slopes(g[v] + (K - 1 + token) * VW, h[v] + token * VW, w, bias, 4, K);
+        for (; token < n; token++)
+            column_slopes(g[v] + (K - 1 + token) * VW, h[v] + token * VW, w, bias, 1, K);
+        for (int64_t k = 0; k <= K; k++)
+            sums[k] = v_zero();
+        for (int64_t i = 0; i < n; i++) {
+            const vf own = v_load(g[v] + (K - 1 + i) * VW);
+            vf out = v_zero(), before = v_zero();
+            V_UNROLL
+            for (int64_t k = 0; k < K; k++) {
+                conv1d_next_tap(k, &out, &before);
+                sums[k] = v_fma(own, v_load(h[v] + (i + k) * VW), sums[k]);
+                out = v_fma(w[K - 1 - k], v_load(g[v] + (i + k) * VW), out);
+            }
+            sums[K] = v_add(sums[K], own);
+            v_store(dx[v] + i * VW, conv1d_taps_sum(K, out, before));
+        }
+        for (int64_t k = 0; k < K - 1; k++) {
+            v_store(s->history + k * ld + c, v_load(h[v] + (n + k) * VW));
+            v_store(s->g + k * ld + c, v_load(g[v] + (n + k) * VW));
+        }
+        for (int64_t k = 0; k <= K; k++)
+            v_store(s->sums + k * ld + c, v_add(v_load(s->sums + k * ld + c), sums[k]));
+    }
+    char *to = s->dx + channel * size;
+    for (int64_t i = 0; i < n; i++, to += dx_stride) {
+        if (count == 2)
+            v_store2_as(to, dtype, v_load(dx[0] + i * VW), v_load(dx[1] + i * VW));
+        else
+            v_store_as(to, dtype, v_load(dx[0] + i * VW));
+    }
+}
+
+V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dtype, bool silu)
+{
+    int64_t c = 0;
+    for (; c + 2 * VW <= s->channels; c += 2 * VW)
+        walk_buffered(s, c, 2, K, dtype, silu);
+    for (; c + VW <= s->channels; c += VW)
+        walk_buffered(s, c, 1, K, dtype, silu);
+    return c;
+}
+
+/* ---- where they are not --------------------------------------------------------------------------------------- */
+
 /* Whole vectors of tokens that enter the sums; one dtype; returns the first channel not done. */
 V_INLINE int64_t walk_body(const backward_columns *s, int64_t K, cot_dtype dtype)
 {
@@ -150,10 +253,14 @@ V_INLINE int64_t walk_body(const backward_columns *s, int64_t K, cot_dtype dtype
     return c;
 }
 
-#define WALK(width, dtype)                                           \
-    static int64_t walk_##width##_##dtype(const backward_columns *s) \
-    {                                                                \
-        return walk_body(s, width == 0 ? s->K : width, COT_##dtype); \
+#define WALK(width, dtype)                                                         \
+    static int64_t walk_##width##_##dtype(const backward_columns *s)               \
+    {                                                                              \
+        if (VW == 8 && s->silu)                                                    \
+            return walk_columns(s, width == 0 ? s->K : width, COT_##dtype, true);  \
+        if (VW == 8)                                                               \
+            return walk_columns(s, width == 0 ? s->K : width, COT_##dtype, false); \
+        return walk_body(s, width == 0 ? s->K : width, COT_##dtype);               \
     }
 CONV1D_EACH_INSTANCE(WALK)
 
@@ -231,7 +338,7 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
     const int64_t K = c->problem->sizes.K, token = piece->begin + i, size = conv1d_size(a->x.dtype);
     const bool direct = c->direct && i >= K - 1 && i < steps->edge + K - 1;
-    const bool discarded = discards(s, piece, i);
+    const bool discarded = discards(s, piece, i), buffered = direct && c->stream && CONV1D_BUFFERED;
     backward_columns columns = {.n = n,
                                 .K = K,
                                 .channels = s->channels,
@@ -245,7 +352,7 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
                                 .g = s->g,
                                 .sums = i < steps->n ? s->sums : s->spare,
                                 .silu = a->activation == COT_ACTIVATION_SILU,
-                                .stream = direct && c->stream,
+                                .stream = direct && c->stream && !CONV1D_BUFFERED,
                                 .ids = plain ? NULL : piece->ids + i};
     if (i < steps->halo_end && c->direct_inputs) {
         columns.x = conv1d_at(&a->x, piece->b, s->d, token);
@@ -260,7 +367,7 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
         columns.dy = (const char *)s->dy;
         columns.x_stride = columns.dy_stride = s->ld * 4;
     }
-    if (direct) {
+    if (direct && !buffered) {
         columns.dx = conv1d_at(&a->dx, piece->b, s->d, token - (K - 1));
         columns.dx_stride = a->dx.stride[2] * size;
         columns.dx_dtype = a->dx.dtype;
@@ -271,6 +378,9 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
     const int64_t done = fast ? walks[conv1d_instance(K)][columns.dtype - COT_F32](&columns) : 0;
     if (done < s->channels)
         walk_edge(&columns, done);
+    if (buffered)
+        conv1d_stream_rows(conv1d_at(&a->dx, piece->b, s->d, token - (K - 1)), a->dx.stride[2] * size, s->dx, s->ld,
+                           s->channels, n);
     if (!direct && !discarded)
         finish_rows(s, piece, i, n);
 }
@@ -341,7 +451,7 @@ static void backward_item(void *context, int64_t item)
     s.c = c;
     s.d = own.d_begin;
     s.channels = own.d_end - own.d_begin;
-    s.ld = conv1d_round_up(s.channels);
+    s.ld = conv1d_ld(s.channels);
     conv1d_stage_planes(s.weight, s.ld, &a->weight, &a->bias, K, s.d, s.channels);
     memset(s.sums, 0, (size_t)((K + 1) * s.ld) * sizeof *s.sums);
     memset(s.spare, 0, (size_t)((K + 1) * s.ld) * sizeof *s.spare);

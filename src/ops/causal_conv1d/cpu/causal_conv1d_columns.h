@@ -91,9 +91,9 @@ V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, int count,
                 h[v][k] = h[v][k + 1];
         }
         if (count == 2 && stream)
-            v_stream2_bf16(y, y_row[0], y_row[1]);
+            v_stream2_as(y, dtype, y_row[0], y_row[1]);
         else if (count == 2)
-            v_store2_bf16(y, y_row[0], y_row[1]);
+            v_store2_as(y, dtype, y_row[0], y_row[1]);
         else if (stream)
             v_stream_as(y, dtype, y_row[0]);
         else
@@ -106,12 +106,12 @@ V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, int count,
             v_store(s->history + k * ld + c + v * VW, h[v][k]);
 }
 
-/* Whole vectors; x and y of one dtype; returns the first channel not done. In bf16 two columns go at a time: they fill
+/* Whole vectors; x and y of one dtype; returns the first channel not done. Two columns go at a time where one fills half
  * a cache line. */
 V_INLINE int64_t conv1d_walk_body(const conv1d_columns *s, int64_t K, cot_dtype dtype)
 {
     int64_t c = 0;
-    for (; dtype == COT_BF16 && c + 2 * VW <= s->channels; c += 2 * VW)
+    for (; (dtype == COT_BF16 || VW == 8) && c + 2 * VW <= s->channels; c += 2 * VW)
         conv1d_walk_vectors(s, c, 2, K, dtype);
     for (; c + VW <= s->channels; c += VW)
         conv1d_walk_vectors(s, c, 1, K, dtype);

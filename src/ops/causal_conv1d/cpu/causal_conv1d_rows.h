@@ -126,8 +126,7 @@ V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t
             conv1d_prefetch(&ahead, i * size + line);
         conv1d_convolve_two(x + following, w, bias, K, next);
         if (silu)
-            for (int v = 0; v < 2; v++)
-                z[v] = v_silu_as(dtype, z[v]);
+            v_silus_as(dtype, z, 2);
         if (stream) {
             v_stream2_as(y + i * size, dtype, z[0], z[1]);
         } else {

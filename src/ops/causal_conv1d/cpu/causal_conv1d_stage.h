@@ -4,7 +4,7 @@
 #define COT_CAUSAL_CONV1D_STAGE_H
 
 #include "causal_conv1d_pieces.h"
-#include "simd/simd.h"
+#include "simd/silu.h"
 
 V_INLINE char *conv1d_at(const cot_tensor *tensor, int64_t i, int64_t j, int64_t k)
 {

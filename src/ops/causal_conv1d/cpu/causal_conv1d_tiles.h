@@ -6,18 +6,23 @@
 
 #include "causal_conv1d_stage.h"
 
-enum { CONV1D_STAGED = 8 * (CONV1D_ROW + 16) }; /* floats of a tile whose rows pass through a buffer */
+enum {
+    CONV1D_TILE = 8,                 /* tokens of a tile at most */
+    CONV1D_PAD = VW == 8 ? 16 : 0,   /* floats between the rows of a buffer, see conv1d_ld */
+    CONV1D_STAGED = 4 * (2048 + 16), /* floats of a tile whose rows pass through a buffer */
+    CONV1D_BUFFERED = VW == 8        /* see conv1d_stream_rows */
+};
 
 /* Tokens of one walk down rows of ld channels, straight from tensor to tensor: fewer the longer the rows are. */
 V_INLINE int64_t conv1d_tile(int64_t ld)
 {
-    return ld > CONV1D_ROW ? 4 : 8;
+    return ld > CONV1D_ROW + CONV1D_PAD ? 4 : CONV1D_TILE;
 }
 
 /* Tokens of one walk that passes through buffers. */
 V_INLINE int64_t conv1d_staged_tile(int64_t ld)
 {
-    return ld > CONV1D_ROW ? 2 : 8;
+    return ld > CONV1D_ROW + CONV1D_PAD ? 2 : CONV1D_TILE;
 }
 
 V_INLINE int64_t conv1d_size(cot_dtype dtype)
@@ -28,6 +33,13 @@ V_INLINE int64_t conv1d_size(cot_dtype dtype)
 V_INLINE int64_t conv1d_round_up(int64_t channels)
 {
     return (channels + VW - 1) / VW * VW;
+}
+
+/* Floats from row to row of a buffer: whole vectors; where a first-level cache has 8 ways only, not a power of two, which
+ * would put a column's rows of all buffers into one set of it. */
+V_INLINE int64_t conv1d_ld(int64_t channels)
+{
+    return conv1d_round_up(channels) + CONV1D_PAD;
 }
 
 /* Is token i of one sequence with the K-1 inputs before it? */
@@ -115,16 +127,30 @@ V_INLINE bool conv1d_rows_contiguous(const cot_tensor *tensor)
     return tensor->stride[1] == 1 || tensor->shape[1] == 1;
 }
 
-/* May whole vectors of all rows be streamed? Those of 2-byte elements are half a cache line, and the other half comes
- * a tile later: streamed, a bf16 forward takes 75 cycles for 16 elements instead of 28. */
+/* May all rows be streamed? Those of 2-byte elements are not: half a cache line is, and the other half comes a tile later;
+ * streamed, a bf16 forward takes 75 cycles for 16 elements instead of 28. */
 static inline bool conv1d_rows_stream(const cot_tensor *tensor)
 {
     if (tensor->dtype != COT_F32)
         return false;
-    const uintptr_t bytes = VW * cot_dtype_size(tensor->dtype);
+    const uintptr_t bytes = VW > 1 ? 64 : 4; /* a cache line */
     const uintptr_t size = cot_dtype_size(tensor->dtype);
     return (uintptr_t)tensor->data % bytes == 0 && (uintptr_t)tensor->stride[2] * size % bytes == 0 &&
            (uintptr_t)tensor->stride[0] * size % bytes == 0;
+}
+
+/* A tile's rows of f32 from a buffer past the caches. Where a vector is half a cache line the walks do not stream: half
+ * lines that wait for their other half, and runs of one line from row to row, took four times as long as plain stores on
+ * a core of 2021 (Zen 3). Rows at once are long runs. */
+static inline void conv1d_stream_rows(char *to, int64_t stride, const float *from, int64_t ld, int64_t channels,
+                                      int64_t n)
+{
+    for (int64_t i = 0; i < n; i++, to += stride, from += ld) {
+        int64_t c = 0;
+        for (; c + 2 * VW <= channels; c += 2 * VW)
+            v_stream2_as(to + c * 4, COT_F32, v_load(from + c), v_load(from + c + VW));
+        memcpy(to + c * 4, from + c, (size_t)(channels - c) * sizeof *from);
+    }
 }
 
 #endif

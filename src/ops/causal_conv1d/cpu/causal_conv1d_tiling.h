@@ -7,13 +7,13 @@
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    CONV1D_MAX_K = 32,       /* wider filters go to the scalar kernel */
-    CONV1D_PIECE = 2048,     /* tokens that lie in the first-level cache at once, channel-first */
-    CONV1D_MAX_PART = 16384, /* tokens of one item */
-    CONV1D_MAX_BLOCK = 64,   /* channels of one item, channel-first */
-    CONV1D_ROW = 512,        /* channels of one item, channel-last */
-    CONV1D_WIDE_ROW = 2048,  /* the same beyond the caches: few long runs of memory */
-    CONV1D_PLANES = 5 * 2048 /* floats for K+1 (or fewer) values a channel of an item, channel-last */
+    CONV1D_MAX_K = 32,              /* wider filters go to the scalar kernel */
+    CONV1D_PIECE = 2048,            /* tokens that lie in the first-level cache at once, channel-first */
+    CONV1D_MAX_PART = 16384,        /* tokens of one item */
+    CONV1D_MAX_BLOCK = 64,          /* channels of one item, channel-first */
+    CONV1D_ROW = 512,               /* channels of one item, channel-last */
+    CONV1D_WIDE_ROW = 2048,         /* the same beyond the caches: few long runs of memory */
+    CONV1D_PLANES = 5 * (2048 + 16) /* floats for K+1 (or fewer) values a channel of an item, channel-last */
 };
 
 /* An item is `group` batch rows x `part` tokens x `block` channels; their numbers, the last of each smaller. */

@@ -19,10 +19,10 @@ enum {
     CONV1D_SM90_WARPS = 4,
     CONV1D_SM90_FWD_CHUNKS = 2, /* of a warp, contiguous time */
     CONV1D_SM90_BWD_CHUNKS = 4,
-    CONV1D_SM90_FWD_ROWS = 8, /* of a warp, contiguous channels */
-    CONV1D_SM90_BWD_ROWS = 32,
-    CONV1D_SM90_FWD_V = 4, /* channels of a lane */
-    CONV1D_SM90_BWD_V = 2, /* 64 registers instead of 120: twice the warps, which 4 channels a lane were short of */
+    CONV1D_SM90_FWD_ROWS = 8,  /* of a warp, contiguous channels */
+    CONV1D_SM90_BWD_ROWS = 32, /* and half of that where blocks are few: see conv1d_sm90_bwd_last */
+    CONV1D_SM90_FWD_V = 4,     /* channels of a lane */
+    CONV1D_SM90_BWD_V = 2,     /* 64 registers instead of 120: twice the warps, which 4 channels a lane were short of */
     CONV1D_SM90_FWD_CHANNELS = CONV1D_LANES * CONV1D_SM90_FWD_V, /* of a tile */
     CONV1D_SM90_BWD_CHANNELS = CONV1D_LANES * CONV1D_SM90_BWD_V,
     CONV1D_SM90_HALO = 4 /* tokens before a tile, and after it in the backward */

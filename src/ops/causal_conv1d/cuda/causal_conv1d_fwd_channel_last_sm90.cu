@@ -13,19 +13,22 @@ template <typename E> static __device__ __forceinline__ void forward(const conv1
     __shared__ uint64_t full;
     const conv1d_call &c = m.call;
     const int T = (int)c.T, b = (int)blockIdx.z, tile_begin = (int)blockIdx.y * CONV1D_SM90_WARPS * ROWS;
+    cot_launch_dependents();
     if (threadIdx.x == 0) {
         cot_mbarrier_init(&full, 1);
         cot_mbarrier_init_fence();
         cot_mbarrier_arrive_expect(&full, TILE_ROWS * CHANNELS * (uint32_t)sizeof(E));
+        cot_wait_for_kernels_before();
         cot_tensor_load_3d(conv1d_tile, &m.x, (int)blockIdx.x * CHANNELS, tile_begin - CONV1D_SM90_HALO, b, &full);
     }
     const int lane = threadIdx.x % CONV1D_LANES, warp = threadIdx.x / CONV1D_LANES;
     const int64_t d = (int64_t)blockIdx.x * CHANNELS + lane * V;
-    const int begin = tile_begin + warp * ROWS, end = begin + ROWS < T ? begin + ROWS : T;
+    const int begin = tile_begin + warp * ROWS;
     E *y = (E *)c.y.data + b * c.y.stride[0] + begin * c.y.stride[2] + d;
     const E *tile = (const E *)conv1d_tile + (CONV1D_SM90_HALO + warp * ROWS) * CHANNELS + lane * V;
     column<V, W> col;
     float inputs[W][V];
+    cot_wait_for_kernels_before();
     load_column(c, b, d < c.D ? d : 0, col);
     __syncthreads();
     cot_mbarrier_wait(&full, 0);
@@ -38,15 +41,13 @@ template <typename E> static __device__ __forceinline__ void forward(const conv1
     } else {
         begin_column<E, V, W, true>(c, col, begin, inputs);
     }
-    for (int t = begin; t < end;) {
+    for (int t = begin; t < begin + ROWS;) {
 #pragma unroll
         for (int u = 0; u < W; u++, t++, tile += CHANNELS, y += c.y.stride[2]) {
-            if (t >= end)
-                break;
             float out[V];
             cot_unpack(*(const cot_vector<E, V> *)tile, inputs[u]);
             convolve<E, V, W, true>(c, col, t, u, inputs, out);
-            cot_store_vector<E, V>(y, out);
+            cot_store_vector_if<E, V>(t < T, y, out);
         }
     }
 }

@@ -182,14 +182,15 @@ static cot_status expand_cu_seqlens(cot_queue *queue, conv1d_call *c, const cot_
 }
 
 static cot_status launch_plan(cot_queue *queue, const cot_cuda_kernel *kernel, const conv1d_cuda_plan *plan,
-                              const void *call)
+                              bool dependent, const void *call)
 {
     if (plan->x * plan->y * plan->z == 0)
         return COT_OK;
     const cot_cuda_grid grid = {.blocks = {(unsigned)plan->x, (unsigned)plan->y, (unsigned)plan->z},
                                 .threads = (unsigned)plan->warps * CONV1D_LANES,
                                 .shared_bytes =
-                                    (unsigned)(plan->shared_bytes > 0 ? plan->shared_bytes : kernel->shared_bytes)};
+                                    (unsigned)(plan->shared_bytes > 0 ? plan->shared_bytes : kernel->shared_bytes),
+                                .dependent = dependent};
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
@@ -204,19 +205,22 @@ static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const conv1d_call
                                (const int64_t[]){row, batch}, (const int[]){channels, rows, 1});
 }
 
-/* The kernel for Hopper of a direction and layout, on a call that it admits. */
+/* The kernel for Hopper of a direction and layout, on a call that it admits. The forward is launched as dependent on the
+ * kernel before: for the backward, which has a dependent one itself, that is slower. */
 static cot_status launch_sm90(cot_queue *queue, const cot_cuda_kernel *kernel, const conv1d_cuda_plan *plan, int axis,
                               int rows, int channels, const conv1d_call *c)
 {
     if (axis == 2)
-        return launch_plan(queue, kernel, plan, c);
+        return launch_plan(queue, kernel, plan, c->dy.data == NULL, c);
     conv1d_mapped_call mapped = {.call = *c};
     if (plan->x * plan->y * plan->z == 0)
         return COT_OK;
     cot_status status = map_tile(queue, &mapped.x, c, &c->x, rows, channels);
     if (status == COT_OK && c->dy.data != NULL)
         status = map_tile(queue, &mapped.dy, c, &c->dy, rows, channels);
-    return status == COT_OK ? launch_plan(queue, kernel, plan, &mapped) : status;
+    if (status == COT_OK && c->dx.data != NULL)
+        status = map_tile(queue, &mapped.dx, c, &c->dx, rows - 2 * CONV1D_SM90_HALO, channels);
+    return status == COT_OK ? launch_plan(queue, kernel, plan, c->dy.data == NULL, &mapped) : status;
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
@@ -257,7 +261,7 @@ static cot_status forward(cot_queue *queue, const conv1d_forward_problem *p, voi
         const conv1d_cuda_plan plan =
             axis == 2 ? conv1d_cuda_first(&p->sizes, W, CONV1D_FWD_CHUNKS) : conv1d_cuda_fwd_last(&p->sizes, W);
         c.part_length = plan.part_length;
-        const cot_status launched = launch_plan(queue, kernel, &plan, &c);
+        const cot_status launched = launch_plan(queue, kernel, &plan, false, &c);
         if (launched != COT_OK)
             return launched;
     }
@@ -359,7 +363,7 @@ static cot_status backward(cot_queue *queue, const conv1d_backward_problem *p, v
         c.partial = workspace;
         c.partial_count = plan.shares;
         c.part_length = plan.part_length;
-        const cot_status launched = launch_plan(queue, kernel, &plan, &c);
+        const cot_status launched = launch_plan(queue, kernel, &plan, false, &c);
         if (launched != COT_OK)
             return launched;
         const cot_status summed = sum_partials(queue, &c, W);
@@ -383,10 +387,10 @@ static cot_status backward_sm90(cot_queue *queue, const conv1d_backward_problem 
                                 const cot_cuda_kernel *kernels, int axis)
 {
     conv1d_call c = backward_call(queue, p, axis);
-    const conv1d_cuda_plan plan = axis == 2
-                                      ? conv1d_sm90_first(&p->sizes, CONV1D_SM90_BWD_CHUNKS, 2)
-                                      : conv1d_sm90_last(&p->sizes, CONV1D_SM90_BWD_ROWS, CONV1D_SM90_BWD_CHANNELS);
-    const int rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * CONV1D_SM90_BWD_ROWS;
+    const conv1d_cuda_plan plan =
+        axis == 2 ? conv1d_sm90_first(&p->sizes, CONV1D_SM90_BWD_CHUNKS, 2) : conv1d_sm90_bwd_last(&p->sizes);
+    const int rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * (int)plan.part_length;
+    c.part_length = plan.part_length;
     c.partial = workspace;
     c.partial_count = plan.shares;
     cot_status status =

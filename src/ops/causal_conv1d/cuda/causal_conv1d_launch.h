@@ -88,8 +88,24 @@ static inline conv1d_cuda_plan conv1d_sm90_first(const conv1d_sizes *s, int64_t 
 static inline conv1d_cuda_plan conv1d_sm90_last(const conv1d_sizes *s, int64_t rows, int64_t channels)
 {
     const int64_t tiles = conv1d_cuda_up(s->T, CONV1D_SM90_WARPS * rows);
-    return (conv1d_cuda_plan){
-        .x = conv1d_cuda_up(s->D, channels), .y = tiles, .z = s->B, .warps = CONV1D_SM90_WARPS, .shares = s->B * tiles};
+    return (conv1d_cuda_plan){.x = conv1d_cuda_up(s->D, channels),
+                              .y = tiles,
+                              .z = s->B,
+                              .warps = CONV1D_SM90_WARPS,
+                              .part_length = rows,
+                              .shares = s->B * tiles};
+}
+
+/* Few blocks would take turns unevenly: twice as many of half as many tokens then. */
+static inline conv1d_cuda_plan conv1d_sm90_bwd_last(const conv1d_sizes *s)
+{
+    enum { CHANNELS = CONV1D_SM90_BWD_CHANNELS, MANY = 4096 };
+    conv1d_cuda_plan plan = conv1d_sm90_last(s, CONV1D_SM90_BWD_ROWS, CHANNELS);
+    if (plan.x * plan.y * plan.z < MANY)
+        plan = conv1d_sm90_last(s, CONV1D_SM90_BWD_ROWS / 2, CHANNELS);
+    plan.shared_bytes = 2 * (CONV1D_SM90_WARPS * plan.part_length + 2 * CONV1D_SM90_HALO) * CHANNELS *
+                        (int64_t)cot_dtype_size(s->dtype);
+    return plan;
 }
 
 /* ---- rows --------------------------------------------------------------------------------------------- */
@@ -298,7 +314,7 @@ static inline size_t workspace_sm90_bwd_first(const void *problem)
 
 static inline size_t workspace_sm90_bwd_last(const void *problem)
 {
-    const conv1d_cuda_plan plan = conv1d_sm90_last(problem, CONV1D_SM90_BWD_ROWS, CONV1D_SM90_BWD_CHANNELS);
+    const conv1d_cuda_plan plan = conv1d_sm90_bwd_last(problem);
     const size_t own = conv1d_cuda_bwd_bytes(problem, &plan, &plan), any = workspace_cuda_bwd_last(problem);
     return own > any ? own : any;
 }

@@ -9,7 +9,7 @@
 #include <cuda.h>
 
 typedef struct conv1d_mapped_call {
-    CUtensorMap x, dy;
+    CUtensorMap x, dy, dx;
     conv1d_call call;
 } conv1d_mapped_call;
 

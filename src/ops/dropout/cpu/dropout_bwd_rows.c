@@ -12,7 +12,8 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *, const void *, void *);
 /* One row of an item. */
 typedef struct backward_row {
     int64_t n;
-    const char *dy, *x; /* x only with an activation */
+    const char *dy, *x;           /* x only with an activation */
+    const char *next_dy, *next_x; /* of the row after this one: to be asked for */
     char *dx;
     const float *bias;
     uint8_t *bits;
@@ -44,44 +45,55 @@ V_INLINE vf backward_vector(vf g, vf z, vf scale, vm keep, cot_activation activa
     return v_keep(keep, g);
 }
 
+/* dx of columns [i, i+lanes); the sums take it too. */
+V_INLINE vf backward_lanes(const backward_row *row, int64_t i, int lanes, cot_activation activation, cot_dtype dtype)
+{
+    const int64_t size = dropout_size(dtype);
+    const vf dy = lanes == VW ? v_load_as(row->dy + i * size, dtype) : v_load_n_as(row->dy + i * size, dtype, lanes);
+    vf z = v_zero();
+    if (activation != COT_ACTIVATION_NONE && lanes == VW)
+        z = v_add(v_load_as(row->x + i * size, dtype), v_load(row->bias + i));
+    else if (activation != COT_ACTIVATION_NONE)
+        z = v_add(v_load_n_as(row->x + i * size, dtype, lanes), v_load_n(row->bias + i, lanes));
+    const vf dx = backward_vector(dy, z, v_set1(row->scale), vm_bits(row->bits, i), activation);
+    if (lanes == VW)
+        v_store(row->sums + i, v_add(v_load(row->sums + i), dx));
+    else
+        v_store_n(row->sums + i, v_add(v_load_n(row->sums + i, lanes), dx), lanes);
+    return dx;
+}
+
 /* Columns [i, end) */
 V_INLINE void backward_stretch(const backward_row *row, int64_t i, int64_t end, cot_activation activation,
                                cot_dtype dtype, bool stream)
 {
     const int64_t size = dropout_size(dtype);
-    const bool active = activation != COT_ACTIVATION_NONE;
-    const char *dy = row->dy, *x = row->x;
-    const float *bias = row->bias;
-    const uint8_t *bits = row->bits;
-    char *dx = row->dx;
-    float *sums = row->sums;
-    const vf scale = v_set1(row->scale);
-    for (; i + VW <= end; i += VW) {
-        const vf z = active ? v_add(v_load_as(x + i * size, dtype), v_load(bias + i)) : v_zero();
-        const vf g = backward_vector(v_load_as(dy + i * size, dtype), z, scale, vm_bits(bits, i), activation);
-        v_store(sums + i, v_add(v_load(sums + i), g));
+    for (; i + 2 * VW <= end; i += 2 * VW) {
+        const vf a = backward_lanes(row, i, VW, activation, dtype);
+        const vf b = backward_lanes(row, i + VW, VW, activation, dtype);
         if (stream)
-            v_stream_as(dx + i * size, dtype, g);
+            v_stream2_as(row->dx + i * size, dtype, a, b);
         else
-            v_store_as(dx + i * size, dtype, g);
+            v_store2_as(row->dx + i * size, dtype, a, b);
     }
-    if (i < end) {
-        const int lanes = (int)(end - i);
-        const vf z = active ? v_add(v_load_n_as(x + i * size, dtype, lanes), v_load_n(bias + i, lanes)) : v_zero();
-        const vf g = backward_vector(v_load_n_as(dy + i * size, dtype, lanes), z, scale, vm_bits(bits, i), activation);
-        v_store_n(sums + i, v_add(v_load_n(sums + i, lanes), g), lanes);
-        v_store_n_as(dx + i * size, dtype, g, lanes);
+    for (; i < end; i += VW) {
+        const int lanes = (int)dropout_clamp(end - i, 0, VW);
+        v_store_n_as(row->dx + i * size, dtype, backward_lanes(row, i, lanes, activation, dtype), lanes);
     }
 }
 
-V_INLINE void backward_body(const backward_row *row, cot_activation activation, cot_dtype dtype, bool stream)
+V_INLINE void backward_body(const backward_row *shared, cot_activation activation, cot_dtype dtype, bool stream)
 {
+    const backward_row own = *shared, *row = &own; /* one that no store can change stays in registers */
     if (row->philox == NULL) {
         backward_stretch(row, 0, row->n, activation, dtype, stream);
         return;
     }
     for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW) {
         v_philox_keep(row->bits + i / 8, row->philox, row->group + (uint64_t)(i / 8));
+        dropout_ask(row->next_dy, i, dtype);
+        if (activation != COT_ACTIVATION_NONE)
+            dropout_ask(row->next_x, i, dtype);
         backward_stretch(row, i, i + DROPOUT_DRAW < row->n ? i + DROPOUT_DRAW : row->n, activation, dtype, stream);
     }
 }
@@ -121,6 +133,9 @@ static void run_row(const backward_context *c, backward_row *row, int64_t r, int
         row->dy = dropout_at(&a->dy, r, d);
         row->x = cot_present(&a->x) ? dropout_at(&a->x, r, d) : NULL;
         row->dx = dropout_at(&a->dx, r, d);
+        const int64_t next = r + 1 < c->problem->sizes.R ? r + 1 : r;
+        row->next_dy = dropout_at(&a->dy, next, d);
+        row->next_x = cot_present(&a->x) ? dropout_at(&a->x, next, d) : NULL;
         rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
         return;
     }
@@ -128,8 +143,8 @@ static void run_row(const backward_context *c, backward_row *row, int64_t r, int
     dropout_gather(staged[DY], &a->dy, r, d, row->n);
     if (cot_present(&a->x))
         dropout_gather(staged[X], &a->x, r, d, row->n);
-    row->dy = (const char *)staged[DY];
-    row->x = (const char *)staged[X];
+    row->dy = row->next_dy = (const char *)staged[DY];
+    row->x = row->next_x = (const char *)staged[X];
     row->dx = (char *)staged[DX];
     rows[a->activation][0](row);
     if (cot_present(&a->dx))

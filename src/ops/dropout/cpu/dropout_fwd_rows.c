@@ -11,7 +11,8 @@ cot_status V_NAME(dropout_fwd_rows)(cot_queue *, const void *, void *);
 /* One row of an item. */
 typedef struct forward_row {
     int64_t n;
-    const char *x, *residual; /* residual NULL: none */
+    const char *x, *residual;           /* residual NULL: none */
+    const char *next_x, *next_residual; /* of the row after this one: to be asked for */
     char *y;
     const float *bias;
     uint8_t *bits;
@@ -38,41 +39,51 @@ V_INLINE vf forward_vector(vf x, vf bias, vm keep, cot_activation activation)
     return v_keep(keep, activate(v_add(x, bias), activation));
 }
 
+/* y of columns [i, i+lanes) */
+V_INLINE vf forward_lanes(const forward_row *row, int64_t i, int lanes, cot_activation activation, cot_dtype dtype)
+{
+    const int64_t at = i * dropout_size(dtype);
+    const bool whole = lanes == VW;
+    const vf x = whole ? v_load_as(row->x + at, dtype) : v_load_n_as(row->x + at, dtype, lanes);
+    const vf bias = whole ? v_load(row->bias + i) : v_load_n(row->bias + i, lanes);
+    const vf y = forward_vector(x, bias, vm_bits(row->bits, i), activation), scale = v_set1(row->scale);
+    if (row->residual == NULL)
+        return v_mul(y, scale);
+    return v_fma(y, scale,
+                 whole ? v_load_as(row->residual + at, dtype) : v_load_n_as(row->residual + at, dtype, lanes));
+}
+
 /* Columns [i, end) */
 V_INLINE void forward_stretch(const forward_row *row, int64_t i, int64_t end, cot_activation activation,
                               cot_dtype dtype, bool stream)
 {
     const int64_t size = dropout_size(dtype);
-    const char *x = row->x, *residual = row->residual;
-    const float *bias = row->bias;
-    const uint8_t *bits = row->bits;
-    char *y = row->y;
-    const vf scale = v_set1(row->scale);
-    for (; i + VW <= end; i += VW) {
-        vf out = forward_vector(v_load_as(x + i * size, dtype), v_load(bias + i), vm_bits(bits, i), activation);
-        out = residual != NULL ? v_fma(out, scale, v_load_as(residual + i * size, dtype)) : v_mul(out, scale);
+    for (; i + 2 * VW <= end; i += 2 * VW) {
+        const vf a = forward_lanes(row, i, VW, activation, dtype);
+        const vf b = forward_lanes(row, i + VW, VW, activation, dtype);
         if (stream)
-            v_stream_as(y + i * size, dtype, out);
+            v_stream2_as(row->y + i * size, dtype, a, b);
         else
-            v_store_as(y + i * size, dtype, out);
+            v_store2_as(row->y + i * size, dtype, a, b);
     }
-    if (i < end) {
-        const int lanes = (int)(end - i);
-        vf out = forward_vector(v_load_n_as(x + i * size, dtype, lanes), v_load_n(bias + i, lanes), vm_bits(bits, i),
-                                activation);
-        out = residual != NULL ? v_fma(out, scale, v_load_n_as(residual + i * size, dtype, lanes)) : v_mul(out, scale);
-        v_store_n_as(y + i * size, dtype, out, lanes);
+    for (; i < end; i += VW) {
+        const int lanes = (int)dropout_clamp(end - i, 0, VW);
+        v_store_n_as(row->y + i * size, dtype, forward_lanes(row, i, lanes, activation, dtype), lanes);
     }
 }
 
-V_INLINE void forward_body(const forward_row *row, cot_activation activation, cot_dtype dtype, bool stream)
+V_INLINE void forward_body(const forward_row *shared, cot_activation activation, cot_dtype dtype, bool stream)
 {
+    const forward_row own = *shared, *row = &own; /* one that no store can change stays in registers */
     if (row->philox == NULL) {
         forward_stretch(row, 0, row->n, activation, dtype, stream);
         return;
     }
     for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW) {
         v_philox_keep(row->bits + i / 8, row->philox, row->group + (uint64_t)(i / 8));
+        dropout_ask(row->next_x, i, dtype);
+        if (row->residual != NULL)
+            dropout_ask(row->next_residual, i, dtype);
         forward_stretch(row, i, i + DROPOUT_DRAW < row->n ? i + DROPOUT_DRAW : row->n, activation, dtype, stream);
     }
 }
@@ -122,6 +133,9 @@ static void run_row(const forward_context *c, forward_row *row, int64_t r, int64
         row->x = dropout_at(&a->x, r, d);
         row->residual = cot_present(&a->residual) ? dropout_at(&a->residual, r, d) : NULL;
         row->y = dropout_at(&a->y, r, d);
+        const int64_t next = r + 1 < c->problem->sizes.R ? r + 1 : r;
+        row->next_x = dropout_at(&a->x, next, d);
+        row->next_residual = cot_present(&a->residual) ? dropout_at(&a->residual, next, d) : NULL;
         rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
         return;
     }
@@ -129,8 +143,8 @@ static void run_row(const forward_context *c, forward_row *row, int64_t r, int64
     dropout_gather(staged[X], &a->x, r, d, row->n);
     if (cot_present(&a->residual))
         dropout_gather(staged[RESIDUAL], &a->residual, r, d, row->n);
-    row->x = (const char *)staged[X];
-    row->residual = cot_present(&a->residual) ? (const char *)staged[RESIDUAL] : NULL;
+    row->x = row->next_x = (const char *)staged[X];
+    row->residual = row->next_residual = cot_present(&a->residual) ? (const char *)staged[RESIDUAL] : NULL;
     row->y = (char *)staged[Y];
     rows[a->activation][0](row);
     dropout_scatter(&a->y, r, d, staged[Y], row->n);

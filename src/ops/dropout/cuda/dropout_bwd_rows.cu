@@ -5,9 +5,10 @@
  * each in a fixed order. */
 #include "dropout_tile.cuh"
 
-constexpr int LANES = DROPOUT_BWD_LANES, ROWS = DROPOUT_BWD_ROWS, APART = DROPOUT_THREADS / LANES;
-constexpr int COLUMNS = COT_DROPOUT_GROUP * LANES;
-static_assert(COLUMNS <= DROPOUT_THREADS, "a thread sums a column");
+template <int ACCESS> constexpr int lanes = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_LANES : DROPOUT_BWD_LANES;
+template <int ACCESS> constexpr int rows_apart = DROPOUT_THREADS / lanes<ACCESS>; /* of a thread */
+template <int ACCESS> constexpr int columns = COT_DROPOUT_GROUP *lanes<ACCESS>;   /* of a tile */
+static_assert(columns<SHIFTED> <= DROPOUT_THREADS, "a thread sums a column");
 
 template <typename E, int ACTIVATION> static __device__ __forceinline__ float slope(float z)
 {
@@ -15,16 +16,21 @@ template <typename E, int ACTIVATION> static __device__ __forceinline__ float sl
     switch (ACTIVATION) {
     case COT_ACTIVATION_SILU: return cot_silu_slope<PRECISE>(z);
     case COT_ACTIVATION_GELU_TANH: return cot_gelu_tanh_slope<PRECISE>(z);
-    default: return cot_gelu_erf_slope<PRECISE>(z);
+    default: return cot_gelu_erf_slope(z);
     }
 }
 
-/* The rows that a thread has in registers at once. */
-template <typename E, bool ACTIVE> constexpr int batch = (ACTIVE ? 8 : 16) / (2 * (int)sizeof(E));
+/* GELU's erf form with 16-bit results: the slope comes with the scale, of z in a unit of its own, and so does the bias. */
+template <typename E, int ACTIVATION>
+constexpr bool scaled_slope = sizeof(E) == 2 && ACTIVATION == COT_ACTIVATION_GELU_ERF;
 
-template <typename E, int ACCESS, int ACTIVATION, int BATCH>
+/* The rows that a thread has in registers at once. */
+template <typename E, bool ACTIVE> constexpr int batch = (ACTIVE ? 4 : 8) / (int)sizeof(E);
+
+/* Turns a batch of dy into dx, adds it to the sums, and writes what it can write as a whole. */
+template <int ACCESS, int ACTIVATION, typename E, int BATCH>
 static __device__ __forceinline__ void finish(const dropout_call &c, const place &p, const walk &dx, int first,
-                                              const elements<E> (&dy)[BATCH], const elements<E> (&x)[BATCH],
+                                              elements<E> (&dy)[BATCH], const elements<E> (&x)[BATCH],
                                               const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH],
                                               float (&sums)[COT_DROPOUT_GROUP])
 {
@@ -36,17 +42,23 @@ static __device__ __forceinline__ void finish(const dropout_call &c, const place
             unpack(x[i], z);
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++) {
-            g[j] *= c.scale;
+            if (scaled_slope<E, ACTIVATION>)
+                g[j] *= cot_gelu_erf_slope_scaled(fmaf(z[j], COT_GELU_SLOPE_UNIT, bias[j]), c.scale, c.slope_divisor);
+            else
+                g[j] *= c.scale;
             bool kept = keep[i] >> j & 1u;
             if (ACTIVATION == COT_ACTIVATION_RELU)
                 kept = kept && !(z[j] + bias[j] <= 0.0f);
-            else if (ACTIVATION != COT_ACTIVATION_NONE)
+            else if (ACTIVATION != COT_ACTIVATION_NONE && !scaled_slope<E, ACTIVATION>)
                 g[j] *= slope<E, ACTIVATION>(z[j] + bias[j]);
             g[j] = kept ? g[j] : 0.0f;
-            sums[j] += g[j];
         }
+        pack(dy[i], g);
         if (c.dx.data != nullptr)
-            store<E, ACCESS, LANES>(c, p, c.dx, dx, first, i, g);
+            store<E, ACCESS, lanes<ACCESS>>(p, dx, first, i, dy[i]);
+#pragma unroll
+        for (int j = 0; j < COT_DROPOUT_GROUP; j++)
+            sums[j] += g[j];
     }
 }
 
@@ -56,15 +68,15 @@ static __device__ __forceinline__ void sum_block(const dropout_call &c, const pl
                                                  const float (&sums)[COT_DROPOUT_GROUP])
 {
     constexpr int N = chunk_size<E>;
-    __shared__ float4 all[APART][COLUMNS / 4];
+    __shared__ float4 all[rows_apart<ACCESS>][columns<ACCESS> / 4];
     if (ACCESS == SHIFTED) { /* rows of different shifts leave different columns out */
-        for (int i = threadIdx.x; i < APART * COLUMNS / 4; i += DROPOUT_THREADS)
+        for (int i = threadIdx.x; i < rows_apart<ACCESS> * columns<ACCESS> / 4; i += DROPOUT_THREADS)
             all[0][i] = {0.0f, 0.0f, 0.0f, 0.0f};
         __syncthreads();
     }
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int first = p.relative + LANES * N * h;
+        const int first = p.relative + lanes<ACCESS> * N * h;
         if (ACCESS == SHIFTED) {
 #pragma unroll
             for (int j = 0; j < N; j++)
@@ -78,11 +90,11 @@ static __device__ __forceinline__ void sum_block(const dropout_call &c, const pl
         }
     }
     __syncthreads();
-    float *out = c.partial + (p.tile_row * c.tiles + blockIdx.x) * COLUMNS;
-    if (threadIdx.x < COLUMNS) {
+    float *out = c.partial + (p.tile_row * c.tiles + blockIdx.x) * columns<ACCESS>;
+    if (threadIdx.x < columns<ACCESS>) {
         float sum = 0.0f;
 #pragma unroll
-        for (int beside = 0; beside < APART; beside++)
+        for (int beside = 0; beside < rows_apart<ACCESS>; beside++)
             sum += ((const float *)all[beside])[threadIdx.x];
         out[threadIdx.x] = sum;
     }
@@ -100,39 +112,47 @@ static __device__ __forceinline__ void take_batch(const dropout_call &c, const p
     constexpr int BATCH = batch<E, ACTIVE>;
     elements<E> dy[BATCH], x[BATCH];
     uint32_t keep[BATCH];
-    load<E, ACCESS, LANES>(c, p, c.dy, w.dy, first, true, dy);
+    load<E, ACCESS, lanes<ACCESS>>(c, p, c.dy, w.dy, first, true, dy);
     if (ACTIVE)
-        load<E, ACCESS, LANES>(c, p, c.x, w.x, first, true, x);
-    find_keep<ACCESS, LANES>(c, p, from, first, keep);
+        load<E, ACCESS, lanes<ACCESS>>(c, p, c.x, w.x, first, true, x);
+    find_keep<ACCESS, lanes<ACCESS>, false>(c, p, from, first, keep);
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
-        keep[i] = keep_of_elements<E, ACCESS, LANES>(c, p, first, i, keep[i]);
+        keep[i] = keep_of_elements<E, ACCESS, lanes<ACCESS>>(c, p, first, i, keep[i]);
     if (!ACTIVE)
-        finish<E, ACCESS, COT_ACTIVATION_NONE>(c, p, w.dx, first, dy, x, bias, keep, sums);
+        finish<ACCESS, COT_ACTIVATION_NONE>(c, p, w.dx, first, dy, x, bias, keep, sums);
     else if (c.activation == COT_ACTIVATION_SILU)
-        finish<E, ACCESS, COT_ACTIVATION_SILU>(c, p, w.dx, first, dy, x, bias, keep, sums);
+        finish<ACCESS, COT_ACTIVATION_SILU>(c, p, w.dx, first, dy, x, bias, keep, sums);
     else if (c.activation == COT_ACTIVATION_RELU)
-        finish<E, ACCESS, COT_ACTIVATION_RELU>(c, p, w.dx, first, dy, x, bias, keep, sums);
+        finish<ACCESS, COT_ACTIVATION_RELU>(c, p, w.dx, first, dy, x, bias, keep, sums);
     else if (c.activation == COT_ACTIVATION_GELU_TANH)
-        finish<E, ACCESS, COT_ACTIVATION_GELU_TANH>(c, p, w.dx, first, dy, x, bias, keep, sums);
+        finish<ACCESS, COT_ACTIVATION_GELU_TANH>(c, p, w.dx, first, dy, x, bias, keep, sums);
     else
-        finish<E, ACCESS, COT_ACTIVATION_GELU_ERF>(c, p, w.dx, first, dy, x, bias, keep, sums);
+        finish<ACCESS, COT_ACTIVATION_GELU_ERF>(c, p, w.dx, first, dy, x, bias, keep, sums);
+    if (c.dx.data != nullptr)
+        store_parts<E, ACCESS, lanes<ACCESS>>(c, p, c.dx, w.dx, first, dy);
 }
 
 template <typename E, int ACCESS, bool ACTIVE> static __device__ __forceinline__ void backward(const dropout_call &c)
 {
-    constexpr int BATCH = batch<E, ACTIVE>;
-    const place p = find_place<E, ACCESS, LANES>(c, c.dy, ROWS);
+    constexpr int BATCH = batch<E, ACTIVE>, ROWS = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_ROWS : DROPOUT_BWD_ROWS;
+    const place p = find_place<E, ACCESS, lanes<ACCESS>>(c, c.dy, ROWS);
     float bias[COT_DROPOUT_GROUP], sums[COT_DROPOUT_GROUP] = {0};
     cot_launch_dependents();
     if (ACTIVE)
-        load_bias<E, ACCESS, LANES>(c, p, bias);
+        load_bias<E, ACCESS, lanes<ACCESS>>(c, p, bias);
+    if (scaled_slope<E, COT_ACTIVATION_GELU_ERF> && c.activation == COT_ACTIVATION_GELU_ERF) {
+#pragma unroll
+        for (int j = 0; j < COT_DROPOUT_GROUP; j++)
+            bias[j] *= COT_GELU_SLOPE_UNIT;
+    }
     const draws from = find_draws(c);
-    walks w = {begin_walk<ACCESS, LANES>(p, c.dy, sizeof(E)), begin_walk<ACCESS, LANES>(p, c.x, sizeof(E)),
-               begin_walk<ACCESS, LANES>(p, c.dx, sizeof(E))};
+    walks w = {begin_walk<ACCESS, lanes<ACCESS>>(p, c.dy, sizeof(E)),
+               begin_walk<ACCESS, lanes<ACCESS>>(p, c.x, sizeof(E)),
+               begin_walk<ACCESS, lanes<ACCESS>>(p, c.dx, sizeof(E))};
 #pragma unroll 1
     for (int i = 0; i < ROWS; i += BATCH) {
-        take_batch<E, ACCESS, ACTIVE>(c, p, from, w, i * APART, bias, sums);
+        take_batch<E, ACCESS, ACTIVE>(c, p, from, w, i * rows_apart<ACCESS>, bias, sums);
         w.dy.at += BATCH * w.dy.apart;
         w.x.at += BATCH * w.x.apart;
         w.dx.at += BATCH * w.dx.apart;
@@ -162,19 +182,20 @@ extern "C" __global__ void __launch_bounds__(DROPOUT_THREADS) dropout_bwd_reduce
     constexpr int WARPS = DROPOUT_THREADS / 32;
     __shared__ float all[WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t d = (int64_t)blockIdx.x * 32 + lane, width = c.shifted ? COLUMNS - COT_DROPOUT_GROUP : COLUMNS;
-    const int64_t tile = d / width, stride = c.tiles * COLUMNS;
-    const int64_t own = tile * COLUMNS + d % width + (c.shifted ? COT_DROPOUT_GROUP : 0);
+    const int64_t d = (int64_t)blockIdx.x * 32 + lane, span = c.shifted ? columns<SHIFTED> : columns<PLAIN>;
+    const int64_t width = c.shifted ? span - COT_DROPOUT_GROUP : span;
+    const int64_t tile = d / width, stride = c.tiles * span;
+    const int64_t own = tile * span + d % width + (c.shifted ? COT_DROPOUT_GROUP : 0);
     const int64_t edge = d % width - width + COT_DROPOUT_GROUP; /* 1 and more: also column `edge` of the next tile */
     const bool two = c.shifted && edge > 0 && tile + 1 < c.tiles;
     float sum = 0.0f;
     cot_wait_for_kernels_before();
     if (d < c.D) {
-#pragma unroll 8
+#pragma unroll 16
         for (int64_t part = warp; part < c.parts; part += WARPS) {
             sum += c.partial[part * stride + own];
             if (two)
-                sum += c.partial[part * stride + (tile + 1) * COLUMNS + edge];
+                sum += c.partial[part * stride + (tile + 1) * span + edge];
         }
     }
     all[warp][lane] = sum;

@@ -3,6 +3,8 @@
 #ifndef COT_DROPOUT_CUDA_H
 #define COT_DROPOUT_CUDA_H
 
+#include "../../../core/gelu.h"
+
 #include <stdint.h>
 
 /* How the work is divided. A block takes a tile of 8 * LANES columns; LANES threads take a row of it together, 8 columns
@@ -14,7 +16,9 @@ enum {
     DROPOUT_FWD_LANES = 32,
     DROPOUT_FWD_ROWS = 4,
     DROPOUT_BWD_LANES = 16,
-    DROPOUT_BWD_ROWS = 16, /* 256 rows a block: its sums of dbias are 0.8 % of bf16's bytes */
+    DROPOUT_BWD_ROWS = 16,          /* 256 rows a block: its sums of dbias are 0.8 % of bf16's bytes */
+    DROPOUT_BWD_SHIFTED_LANES = 32, /* a group of a tile is idle: of 32, not of 16 */
+    DROPOUT_BWD_SHIFTED_ROWS = 16,
     DROPOUT_MAX_AXES = 5
 };
 
@@ -35,12 +39,14 @@ typedef struct dropout_call {
     int32_t source; /* of the mask: dropout_source */
     uint32_t threshold;
     float scale;
+    float slope_divisor[COT_GELU_SLOPE_TERMS];       /* COT_GELU_SLOPE_DIVISOR over the scale */
     uint64_t seed, offset;                           /* without what lies in memory */
     dropout_array seed_memory, offset_memory, given; /* given: mask or mask_bits */
     dropout_array x, bias, residual, y, mask_out, mask_bits_out;
     dropout_array dy, dx, dbias;
-    float *partial; /* [parts][tiles][8 * DROPOUT_BWD_LANES] sums of dx, null: dbias is not wanted */
+    float *partial; /* [parts][tiles][8 * lanes] sums of dx, null: dbias is not wanted */
     int64_t parts, tiles;
+    int32_t apart;   /* rows begin at least 16 bytes apart in all tensors of elements */
     int32_t shifted; /* which columns a tile has: see dropout_tile.cuh */
 } dropout_call;
 

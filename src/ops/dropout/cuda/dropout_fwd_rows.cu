@@ -22,7 +22,7 @@ static __device__ __forceinline__ void export_mask(const dropout_call &c, const 
     if (c.mask_out.data == nullptr)
         return;
     uint8_t *to =
-        mask_row_of<ACCESS, LANES>(c, p, c.mask_out, first, i) + COT_DROPOUT_GROUP * p.group * c.mask_out.step;
+        mask_row_of<ACCESS, LANES>(c, p, c.mask_out, first, i) + (int64_t)COT_DROPOUT_GROUP * p.group * c.mask_out.step;
     const cot_words<2> bytes = {(keep & 15u) * 0x00204081u & 0x01010101u, (keep >> 4) * 0x00204081u & 0x01010101u};
     if (ACCESS == PLAIN) {
         cot_store_words<2>(to, bytes);
@@ -45,9 +45,10 @@ template <typename E, int ACTIVATION> static __device__ __forceinline__ float ac
     }
 }
 
-template <typename E, int ACCESS, int ACTIVATION, int BATCH>
+/* Turns a batch of x into y, and writes what it can write as a whole. */
+template <int ACCESS, int ACTIVATION, typename E, int BATCH>
 static __device__ __forceinline__ void finish(const dropout_call &c, const place &p, const walk &y, int first,
-                                              const elements<E> (&x)[BATCH], const elements<E> (&residual)[BATCH],
+                                              elements<E> (&x)[BATCH], const elements<E> (&residual)[BATCH],
                                               const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH])
 {
 #pragma unroll
@@ -66,7 +67,8 @@ static __device__ __forceinline__ void finish(const dropout_call &c, const place
             const float value = activate<E, ACTIVATION>(values[j] + bias[j]);
             values[j] = fmaf(keep[i] >> j & 1u ? value : 0.0f, c.scale, added[j]);
         }
-        store<E, ACCESS, LANES>(c, p, c.y, y, first, i, values);
+        pack(x[i], values);
+        store<E, ACCESS, LANES>(p, y, first, i, x[i]);
     }
 }
 
@@ -83,7 +85,7 @@ static __device__ __forceinline__ void take_batch(const dropout_call &c, const p
     uint32_t keep[BATCH];
     load<E, ACCESS, LANES>(c, p, c.x, w.x, first, c.y.data != nullptr, x);
     load<E, ACCESS, LANES>(c, p, c.residual, w.residual, first, c.residual.data != nullptr, residual);
-    find_keep<ACCESS, LANES>(c, p, from, first, keep);
+    find_keep<ACCESS, LANES, true>(c, p, from, first, keep);
     if (c.mask_out.data != nullptr || c.mask_bits_out.data != nullptr) {
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
@@ -96,16 +98,17 @@ static __device__ __forceinline__ void take_batch(const dropout_call &c, const p
     for (int i = 0; i < BATCH; i++)
         keep[i] = keep_of_elements<E, ACCESS, LANES>(c, p, first, i, keep[i]);
     switch (c.activation) {
-    case COT_ACTIVATION_SILU: finish<E, ACCESS, COT_ACTIVATION_SILU>(c, p, w.y, first, x, residual, bias, keep); break;
-    case COT_ACTIVATION_RELU: finish<E, ACCESS, COT_ACTIVATION_RELU>(c, p, w.y, first, x, residual, bias, keep); break;
+    case COT_ACTIVATION_SILU: finish<ACCESS, COT_ACTIVATION_SILU>(c, p, w.y, first, x, residual, bias, keep); break;
+    case COT_ACTIVATION_RELU: finish<ACCESS, COT_ACTIVATION_RELU>(c, p, w.y, first, x, residual, bias, keep); break;
     case COT_ACTIVATION_GELU_TANH:
-        finish<E, ACCESS, COT_ACTIVATION_GELU_TANH>(c, p, w.y, first, x, residual, bias, keep);
+        finish<ACCESS, COT_ACTIVATION_GELU_TANH>(c, p, w.y, first, x, residual, bias, keep);
         break;
     case COT_ACTIVATION_GELU_ERF:
-        finish<E, ACCESS, COT_ACTIVATION_GELU_ERF>(c, p, w.y, first, x, residual, bias, keep);
+        finish<ACCESS, COT_ACTIVATION_GELU_ERF>(c, p, w.y, first, x, residual, bias, keep);
         break;
-    default: finish<E, ACCESS, COT_ACTIVATION_NONE>(c, p, w.y, first, x, residual, bias, keep);
+    default: finish<ACCESS, COT_ACTIVATION_NONE>(c, p, w.y, first, x, residual, bias, keep);
     }
+    store_parts<E, ACCESS, LANES>(c, p, c.y, w.y, first, x);
 }
 
 template <typename E, int ACCESS> static __device__ __forceinline__ void forward(const dropout_call &c)
@@ -129,7 +132,7 @@ template <typename E, int ACCESS> static __device__ __forceinline__ void forward
 /* clang-format off */
 #define KERNELS(dtype, E) \
     DROPOUT_KERNEL(dropout_fwd_rows_##dtype, 3, (forward<E, PLAIN>)) \
-    DROPOUT_KERNEL(dropout_fwd_rows_##dtype##_shifted, 2, (forward<E, SHIFTED>)) \
+    DROPOUT_KERNEL(dropout_fwd_rows_##dtype##_shifted, (sizeof(E) == 4 ? 2 : 3), (forward<E, SHIFTED>)) \
     DROPOUT_KERNEL(dropout_fwd_rows_##dtype##_strided, 1, (forward<E, STRIDED>))
 KERNELS(bf16, __nv_bfloat16)
 KERNELS(f16, __half)

@@ -68,16 +68,25 @@ static bool congruent(const dropout_array *a, const dropout_array *b, int64_t R)
                                (R <= 1 || (a->stride[0] - b->stride[0]) * size % 16 == 0));
 }
 
+/* Do the rows begin at least 16 bytes apart, in either direction? */
+static bool rows_apart(const dropout_array *a)
+{
+    const int64_t bytes = a->stride[0] * (int64_t)cot_dtype_size((cot_dtype)a->dtype);
+    return a->data == NULL || bytes >= 16 || bytes <= -16;
+}
+
 /* How a call's tensors can be reached. floats: of the first's dtype, the first is there. */
-static int find_access(const dropout_call *c, const dropout_array *const floats[3])
+static int find_access(dropout_call *c, const dropout_array *const floats[3])
 {
     bool plain = c->D % COT_DROPOUT_GROUP == 0 && rows_aligned(&c->bias, 1, 16) &&
                  rows_aligned(&c->mask_out, c->R, COT_DROPOUT_GROUP) && rows_aligned(&c->mask_bits_out, c->R, 1) &&
                  rows_aligned(&c->given, c->R, c->source == DROPOUT_BYTES ? COT_DROPOUT_GROUP : 1);
     bool shifted = true;
+    c->apart = 1;
     for (int i = 0; i < 3; i++) {
         plain = plain && rows_aligned(floats[i], c->R, 16);
         shifted = shifted && congruent(floats[0], floats[i], c->R);
+        c->apart = c->apart && rows_apart(floats[i]);
     }
     return c->axes != 1 ? STRIDED : plain ? PLAIN : shifted ? SHIFTED : STRIDED;
 }
@@ -99,6 +108,9 @@ static dropout_call call_of(const dropout_sizes *sizes, const dropout_mask *mask
                       .offset_memory = words(&mask->offset_memory),
                       .given = array(&mask->given),
                       .bias = array(bias)};
+    static const float divisor[COT_GELU_SLOPE_TERMS] = COT_GELU_SLOPE_DIVISOR;
+    for (int k = 0; k < COT_GELU_SLOPE_TERMS; k++)
+        c.slope_divisor[k] = divisor[k] / c.scale;
     for (int axis = 0; axis < first->rank - 1; axis++)
         c.shape[axis] = first->shape[axis];
     return c;
@@ -155,8 +167,7 @@ cot_status dropout_bwd_rows_sm80(cot_queue *queue, const void *problem, void *wo
     c.dbias = array(&a->dbias);
     c.partial = c.dbias.data != NULL ? workspace : NULL;
     const int access = find_access(&c, (const dropout_array *const[]){&c.dy, &c.x, &c.dx});
-    const dropout_cuda_plan plan =
-        dropout_cuda_divide(&p->sizes, DROPOUT_BWD_LANES, DROPOUT_BWD_ROWS, access == SHIFTED);
+    const dropout_cuda_plan plan = dropout_cuda_backward(&p->sizes, access == SHIFTED);
     c.shifted = access == SHIFTED;
     c.tiles = plan.tiles;
     c.parts = plan.parts;

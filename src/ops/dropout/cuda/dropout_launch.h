@@ -27,13 +27,20 @@ static inline dropout_cuda_plan dropout_cuda_divide(const dropout_sizes *sizes, 
         .parts = dropout_cuda_up(sizes->R, (int64_t)DROPOUT_THREADS / lanes * rows)};
 }
 
+static inline dropout_cuda_plan dropout_cuda_backward(const dropout_sizes *sizes, bool shifted)
+{
+    return shifted ? dropout_cuda_divide(sizes, DROPOUT_BWD_SHIFTED_LANES, DROPOUT_BWD_SHIFTED_ROWS, true)
+                   : dropout_cuda_divide(sizes, DROPOUT_BWD_LANES, DROPOUT_BWD_ROWS, false);
+}
+
 static inline const char *admit_cuda(const void *problem)
 {
     const dropout_sizes *sizes = problem;
-    const int64_t tiles = INT32_MAX, parts = (int64_t)UINT16_MAX * UINT16_MAX; /* of a grid */
+    const int64_t groups = INT32_MAX / 2;                   /* which the kernels count in 32 bits */
+    const int64_t parts = (int64_t)UINT16_MAX * UINT16_MAX; /* of a grid */
     if (sizes->dtype == COT_F64)
         return "it sums in float32, x is f64";
-    return sizes->D / 64 > tiles || sizes->R / 8 > parts ? "a grid has no room for R or D" : NULL;
+    return sizes->groups > groups || sizes->R / 8 > parts ? "R or D is beyond what its grid can number" : NULL;
 }
 
 static inline double cost_cuda(const void *problem)
@@ -47,9 +54,12 @@ static inline double cost_cuda(const void *problem)
 static inline size_t workspace_cuda_bwd(const void *problem)
 {
     const dropout_backward_problem *p = problem;
-    const dropout_cuda_plan plan = dropout_cuda_divide(&p->sizes, DROPOUT_BWD_LANES, DROPOUT_BWD_ROWS, true);
+    const dropout_cuda_plan plain = dropout_cuda_backward(&p->sizes, false),
+                            shifted = dropout_cuda_backward(&p->sizes, true);
+    const int64_t lanes[] = {plain.parts * plain.tiles * DROPOUT_BWD_LANES,
+                             shifted.parts * shifted.tiles * DROPOUT_BWD_SHIFTED_LANES};
     return cot_present(&p->args.dbias)
-               ? cot_align((size_t)(plan.parts * plan.tiles) * COT_DROPOUT_GROUP * DROPOUT_BWD_LANES * sizeof(float))
+               ? cot_align((size_t)(lanes[0] > lanes[1] ? lanes[0] : lanes[1]) * COT_DROPOUT_GROUP * sizeof(float))
                : 0;
 }
 

@@ -27,12 +27,21 @@ enum dropout_access { PLAIN, SHIFTED, STRIDED };
 /* dropout_source, which device code cannot include. */
 enum { SOURCE_KEEP_ALL, SOURCE_DRAWN, SOURCE_DROP_ALL, SOURCE_BYTES, SOURCE_BITS };
 
-/* A kernel: body<element, access, ...>. `blocks`: that many are to fit on a multiprocessor. */
-#define DROPOUT_KERNEL(name, blocks, body)                                                                             \
-    extern "C" __global__ void __launch_bounds__(DROPOUT_THREADS, blocks) name(const __grid_constant__ dropout_call c) \
-    {                                                                                                                  \
-        body(c);                                                                                                       \
+/* A kernel: body<element, access, ...>. `blocks`: that many are to fit on a multiprocessor of Hopper; with as few registers
+ * as that leaves, other devices would spill. */
+/* clang-format off */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define DROPOUT_BLOCKS(blocks) blocks
+#else
+#define DROPOUT_BLOCKS(blocks) 1
+#endif
+#define DROPOUT_KERNEL(name, blocks, body) \
+    extern "C" __global__ void __launch_bounds__(DROPOUT_THREADS, DROPOUT_BLOCKS(blocks)) \
+        name(const __grid_constant__ dropout_call c) \
+    { \
+        body(c); \
     }
+/* clang-format on */
 
 /* ---- where ------------------------------------------------------------------------------------------------ */
 
@@ -45,9 +54,10 @@ struct place {
     int64_t tile_row;  /* which tile, counted along the rows */
     int64_t row;       /* the first of the thread */
     int left;          /* rows from there on, or more than a tile has */
-    int whole_left[2]; /* as many as left if the thread has chunk h and moves it as a whole, else 0 */
-    int part_left[2];  /* as many as left if it has it and moves it by elements, else 0 */
-    int64_t group;     /* that this lane finds the bits of; may lie outside the row */
+    int chunk_left[2]; /* as many as left if the thread has chunk h, else 0 */
+    bool whole[2];     /* chunk h lies within the row, and is written as a whole; else by elements */
+    bool direct[2];    /* it is read as a whole, and what it has of other rows ignored; else by elements */
+    int group;         /* that this lane finds the bits of; may lie outside the row */
     int64_t column;    /* of chunk 0's first element; may be negative, or beyond the row */
     int lane, beside;  /* beside: which of the rows beside each other */
     int relative;      /* column less the first column of lane 0's group */
@@ -76,13 +86,13 @@ static __device__ __forceinline__ place find_place(const dropout_call &c, const 
     p.row = p.tile_row * (beside_count * rows) + p.beside;
     const int64_t left = c.R - p.row;
     p.left = left < beside_count * rows ? (int)left : beside_count * rows;
-    const int64_t first_group = ACCESS == SHIFTED ? (int64_t)blockIdx.x * (LANES - 1) - 1 : (int64_t)blockIdx.x * LANES;
+    const int first_group = ACCESS == SHIFTED ? (int)blockIdx.x * (LANES - 1) - 1 : (int)blockIdx.x * LANES;
     int shift = 0;
     if (ACCESS == SHIFTED)
         shift = (int)((uintptr_t)((const E *)first.data + p.row * first.stride[0]) / sizeof(E) % chunk_size<E>);
     p.group = first_group + p.lane;
     p.relative = chunk_size<E> * p.lane - shift;
-    p.column = COT_DROPOUT_GROUP * first_group + p.relative;
+    p.column = (int64_t)COT_DROPOUT_GROUP * first_group + p.relative;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
         constexpr int N = chunk_size<E>;
@@ -91,8 +101,12 @@ static __device__ __forceinline__ place find_place(const dropout_call &c, const 
         if (ACCESS == SHIFTED) /* lane 0's group belongs to the tile before */
             own = own && N * (p.lane + LANES * h) >= COT_DROPOUT_GROUP;
         const bool whole = ACCESS == PLAIN || (ACCESS == SHIFTED && column >= 0 && column + N <= c.D);
-        p.whole_left[h] = own && whole ? p.left : 0;
-        p.part_left[h] = own && !whole ? p.left : 0;
+        /* Within 16 bytes of a row that is neither the first nor the last, the rows beside it begin and end. */
+        const bool between =
+            ACCESS == SHIFTED && c.apart && p.tile_row > 0 && p.row - p.beside + beside_count * rows < c.R;
+        p.chunk_left[h] = own ? p.left : 0;
+        p.whole[h] = whole;
+        p.direct[h] = whole || between;
     }
     return p;
 }
@@ -100,7 +114,7 @@ static __device__ __forceinline__ place find_place(const dropout_call &c, const 
 /* Does the thread have chunk h? */
 static __device__ __forceinline__ bool has_chunk(const place &p, int h)
 {
-    return p.whole_left[h] > 0 || p.part_left[h] > 0;
+    return p.chunk_left[h] > 0;
 }
 
 /* The thread's first elements in a tensor's rows, one after the other: those of a batch's first row, and the bytes to the
@@ -138,8 +152,27 @@ static __device__ __forceinline__ uint8_t *mask_row_of(const dropout_call &c, co
 
 /* ---- elements, raw until they are used -------------------------------------------------------------------- */
 
+/* Of N elements from this column on, the first that the row has, and one past the last. */
+static __device__ __forceinline__ int first_of_row(int64_t column)
+{
+    return column < 0 ? (int)-column : 0;
+}
+
+template <int N> static __device__ __forceinline__ int end_of_row(const dropout_call &c, int64_t column)
+{
+    return c.D - column < N ? (int)(c.D - column) : N;
+}
+
 template <typename E> struct elements {
     cot_vector<E, chunk_size<E>> chunk[chunk_count<E>];
+};
+
+/* An element's bits. */
+template <typename E> struct bits_of {
+    typedef uint16_t type;
+};
+template <> struct bits_of<float> {
+    typedef uint32_t type;
 };
 
 /* A batch of rows. What the thread does not have, or is not wanted, is anything. */
@@ -147,55 +180,67 @@ template <typename E, int ACCESS, int LANES, int BATCH>
 static __device__ __forceinline__ void load(const dropout_call &c, const place &p, const dropout_array &a,
                                             const walk &w, int first, bool wanted, elements<E> (&to)[BATCH])
 {
+    typedef typename bits_of<E>::type bits;
     constexpr int N = chunk_size<E>, APART = DROPOUT_THREADS / LANES;
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
 #pragma unroll
         for (int h = 0; h < chunk_count<E>; h++)
             if (ACCESS != STRIDED)
-                to[i].chunk[h].raw = cot_load_words_if<4>(wanted && first + i * APART < p.whole_left[h],
+                to[i].chunk[h].raw = cot_load_words_if<4>(wanted && p.direct[h] && first + i * APART < p.chunk_left[h],
                                                           (const E *)(w.at + i * w.apart) + LANES * N * h);
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        if (ACCESS == PLAIN || !wanted || p.part_left[h] == 0)
+        if (ACCESS == PLAIN || !wanted || p.direct[h] || p.chunk_left[h] <= 0)
             continue;
         const int64_t column = p.column + LANES * N * h;
+        const int begin = first_of_row(column), end = end_of_row<N>(c, column);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            const E *from = (const E *)row_of<ACCESS, LANES>(c, p, a, w, sizeof(E), first, i);
-            float values[N];
+            const bits *from = (const bits *)row_of<ACCESS, LANES>(c, p, a, w, sizeof(E), first, i);
+            cot_words<4> &raw = to[i].chunk[h].raw;
+            raw = {0, 0, 0, 0};
 #pragma unroll
-            for (int j = 0; j < N; j++) {
-                const bool there = first + i * APART < p.left && column + j >= 0 && column + j < c.D;
-                values[j] =
-                    there ? cot_to_f32(from[ACCESS == STRIDED ? (column + j) * a.step : LANES * N * h + j]) : 0.0f;
-            }
-            cot_pack(to[i].chunk[h], values);
+            for (int j = 0; j < N; j++)
+                if (first + i * APART < p.left && j >= begin && j < end)
+                    raw.word[j * 4 / N] |= (uint32_t)from[ACCESS == STRIDED ? (column + j) * a.step : LANES * N * h + j]
+                                           << (j % (N / 4) * 16);
         }
     }
 }
 
-/* Row i of a batch. */
+/* What row i of a batch can write as a whole. */
 template <typename E, int ACCESS, int LANES>
-static __device__ __forceinline__ void store(const dropout_call &c, const place &p, const dropout_array &a,
-                                             const walk &w, int first, int i, const float (&values)[COT_DROPOUT_GROUP])
+static __device__ __forceinline__ void store(const place &p, const walk &w, int first, int i, const elements<E> &from)
 {
     constexpr int N = chunk_size<E>, APART = DROPOUT_THREADS / LANES;
 #pragma unroll
-    for (int h = 0; h < chunk_count<E>; h++) {
-        float part[N];
+    for (int h = 0; h < chunk_count<E>; h++)
+        if (ACCESS != STRIDED && p.whole[h] && first + i * APART < p.chunk_left[h])
+            cot_store_words<4>((E *)(w.at + i * w.apart) + LANES * N * h, from.chunk[h].raw);
+}
+
+/* What a batch must write by elements. */
+template <typename E, int ACCESS, int LANES, int BATCH>
+static __device__ __forceinline__ void store_parts(const dropout_call &c, const place &p, const dropout_array &a,
+                                                   const walk &w, int first, const elements<E> (&from)[BATCH])
+{
+    typedef typename bits_of<E>::type bits;
+    constexpr int N = chunk_size<E>, APART = DROPOUT_THREADS / LANES;
 #pragma unroll
-        for (int j = 0; j < N; j++)
-            part[j] = values[N * h + j];
-        if (ACCESS != STRIDED && first + i * APART < p.whole_left[h])
-            cot_store_vector<E, N>((E *)(w.at + i * w.apart) + LANES * N * h, part);
-        if (ACCESS != PLAIN && first + i * APART < p.part_left[h]) {
-            const int64_t column = p.column + LANES * N * h;
-            E *to = (E *)row_of<ACCESS, LANES>(c, p, a, w, sizeof(E), first, i);
+    for (int h = 0; h < chunk_count<E>; h++) {
+        if (ACCESS == PLAIN || p.whole[h] || p.chunk_left[h] <= 0)
+            continue;
+        const int64_t column = p.column + LANES * N * h;
+        const int begin = first_of_row(column), end = end_of_row<N>(c, column);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            bits *to = (bits *)row_of<ACCESS, LANES>(c, p, a, w, sizeof(E), first, i);
 #pragma unroll
             for (int j = 0; j < N; j++)
-                if (column + j >= 0 && column + j < c.D)
-                    cot_from_f32(to + (ACCESS == STRIDED ? (column + j) * a.step : LANES * N * h + j), part[j]);
+                if (first + i * APART < p.left && j >= begin && j < end)
+                    to[ACCESS == STRIDED ? (column + j) * a.step : LANES * N * h + j] =
+                        (bits)(from[i].chunk[h].raw.word[j * 4 / N] >> (j % (N / 4) * 16));
         }
     }
 }
@@ -211,6 +256,20 @@ static __device__ __forceinline__ void unpack(const elements<E> &from, float (&v
 #pragma unroll
         for (int j = 0; j < N; j++)
             values[N * h + j] = part[j];
+    }
+}
+
+template <typename E>
+static __device__ __forceinline__ void pack(elements<E> &to, const float (&values)[COT_DROPOUT_GROUP])
+{
+    constexpr int N = chunk_size<E>;
+#pragma unroll
+    for (int h = 0; h < chunk_count<E>; h++) {
+        float part[N];
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            part[j] = values[N * h + j];
+        cot_pack(to.chunk[h], part);
     }
 }
 
@@ -237,9 +296,10 @@ static __device__ __forceinline__ void load_bias_as(const dropout_call &c, const
             for (int j = 0; j < N; j++)
                 bias[N * h + j] = part[j];
         } else {
+            const int begin = first_of_row(column), end = end_of_row<N>(c, column);
 #pragma unroll
             for (int j = 0; j < N; j++)
-                if (p.whole_left[h] > 0 || (column + j >= 0 && column + j < c.D))
+                if (j >= begin && j < end)
                     bias[N * h + j] = cot_to_f32(from[ACCESS == STRIDED ? j * c.bias.step : j]);
         }
     }
@@ -285,8 +345,14 @@ static __device__ __forceinline__ draws find_draws(const dropout_call &c)
 /* The columns of the lane's group that the row has, 0 to 8. */
 static __device__ __forceinline__ int group_columns(const dropout_call &c, const place &p)
 {
-    const int64_t left = c.D - COT_DROPOUT_GROUP * p.group;
+    const int64_t left = c.D - (int64_t)COT_DROPOUT_GROUP * p.group;
     return p.group < 0 || left <= 0 ? 0 : left < COT_DROPOUT_GROUP ? (int)left : COT_DROPOUT_GROUP;
+}
+
+/* Are the 12 aligned bytes that hold the 8 of the lane's group in a SHIFTED row all of that row? */
+static __device__ __forceinline__ bool lies_inside(const dropout_call &c, const place &p)
+{
+    return c.given.step == 1 && p.group > 0 && c.D - (int64_t)COT_DROPOUT_GROUP * p.group >= 12;
 }
 
 /* What a given mask says of the lane's group in a row, raw: 8 bytes, or bits in the first one. */
@@ -300,18 +366,15 @@ static __device__ __forceinline__ uint2 load_mask(const dropout_call &c, const p
         if (columns > 0)
             raw.x = from[ACCESS == PLAIN ? p.group : p.group * c.given.step];
     } else if (ACCESS == PLAIN) {
-        const cot_words<2> words = cot_load_words_if<2>(columns > 0, from + COT_DROPOUT_GROUP * p.group);
+        const cot_words<2> words = cot_load_words_if<2>(columns > 0, from + (int64_t)COT_DROPOUT_GROUP * p.group);
         raw = {words.word[0], words.word[1]};
-    } else if (ACCESS == SHIFTED && c.given.step == 1 && p.group > 0 && c.D - COT_DROPOUT_GROUP * p.group >= 16) {
-        /* Of 16 aligned bytes, all of the row, the 8 that count. */
-        from += COT_DROPOUT_GROUP * p.group;
-        const int skipped = (int)((uintptr_t)from % 8);
-        const uint2 low = *(const uint2 *)(from - skipped), high = *(const uint2 *)(from - skipped + 8);
-        const uint32_t w0 = skipped < 4 ? low.x : low.y, w1 = skipped < 4 ? low.y : high.x;
-        const uint32_t w2 = skipped < 4 ? high.x : high.y;
-        raw = {__funnelshift_r(w0, w1, 8 * (skipped % 4)), __funnelshift_r(w1, w2, 8 * (skipped % 4))};
+    } else if (ACCESS == SHIFTED && lies_inside(c, p)) {
+        from += (int64_t)COT_DROPOUT_GROUP * p.group;
+        const int skipped = (int)((uintptr_t)from % 4);
+        const uint32_t *words = (const uint32_t *)(from - skipped);
+        raw = {__funnelshift_r(words[0], words[1], 8 * skipped), __funnelshift_r(words[1], words[2], 8 * skipped)};
     } else {
-        from += COT_DROPOUT_GROUP * p.group * c.given.step;
+        from += (int64_t)COT_DROPOUT_GROUP * p.group * c.given.step;
         uint64_t bytes = 0;
 #pragma unroll 1
         for (int j = 0; j < columns; j++)
@@ -319,6 +382,42 @@ static __device__ __forceinline__ uint2 load_mask(const dropout_call &c, const p
         raw = {(uint32_t)bytes, (uint32_t)(bytes >> 32)};
     }
     return raw;
+}
+
+/* Keep bits of 8 bytes. */
+static __device__ __forceinline__ uint32_t keep_of_bytes(uint2 bytes)
+{
+    return ((bytes.x & 0x01010101u) * 0x01020408u >> 24 & 15u) | ((bytes.y & 0x01010101u) * 0x10204080u >> 24 & 240u);
+}
+
+/* The keep bits of the lane's group in a batch of SHIFTED rows, from bytes. All rows are asked for before one is used, and
+ * their groups lie at the same distance from a multiple of 4. */
+template <int LANES, int BATCH>
+static __device__ __forceinline__ void find_shifted_keep(const dropout_call &c, const place &p, int first,
+                                                         uint32_t (&keep)[BATCH])
+{
+    constexpr int APART = DROPOUT_THREADS / LANES;
+    const bool inside = lies_inside(c, p);
+    const uint8_t *from =
+        mask_row_of<SHIFTED, LANES>(c, p, c.given, first, 0) + (int64_t)COT_DROPOUT_GROUP * p.group * c.given.step;
+    const int skipped = (int)((uintptr_t)from % 4);
+    uint32_t words[BATCH][3];
+    from -= skipped;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++, from += APART * c.given.stride[0])
+#pragma unroll
+        for (int j = 0; j < 3; j++)
+            words[i][j] = cot_load_words_if<1>(inside && first + i * APART < p.left, from + 4 * j).word[0];
+#pragma unroll
+    for (int i = 0; i < BATCH; i++)
+        keep[i] = keep_of_bytes({__funnelshift_r(words[i][0], words[i][1], 8 * skipped),
+                                 __funnelshift_r(words[i][1], words[i][2], 8 * skipped)});
+    if (inside)
+        return;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++)
+        if (first + i * APART < p.left)
+            keep[i] = keep_of_bytes(load_mask<SHIFTED, LANES>(c, p, first, i));
 }
 
 /* cot_dropout_keep in fewer instructions, for a threshold of 1 to 65535: a draw is kept where adding 2^32 less the
@@ -339,8 +438,9 @@ static __device__ __forceinline__ uint32_t draw_keep(const draws &from, uint64_t
     return keep;
 }
 
-/* The keep bits of the lane's group in a batch of rows; those beyond the row may be anything. */
-template <int ACCESS, int LANES, int BATCH>
+/* The keep bits of the lane's group in a batch of rows; those beyond the row may be anything. AT_ONCE: there are registers
+ * for the bytes of all rows. */
+template <int ACCESS, int LANES, bool AT_ONCE, int BATCH>
 static __device__ __forceinline__ void find_keep(const dropout_call &c, const place &p, const draws &from, int first,
                                                  uint32_t (&keep)[BATCH])
 {
@@ -354,6 +454,8 @@ static __device__ __forceinline__ void find_keep(const dropout_call &c, const pl
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = c.source == SOURCE_KEEP_ALL ? 0xffu : 0u;
+    } else if (ACCESS == SHIFTED && AT_ONCE && c.source == SOURCE_BYTES) {
+        find_shifted_keep<LANES>(c, p, first, keep);
     } else {
         uint2 raw[BATCH];
 #pragma unroll
@@ -362,9 +464,7 @@ static __device__ __forceinline__ void find_keep(const dropout_call &c, const pl
                 raw[i] = load_mask<ACCESS, LANES>(c, p, first, i);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            keep[i] = c.source == SOURCE_BITS ? raw[i].x
-                                              : ((raw[i].x & 0x01010101u) * 0x01020408u >> 24 & 15u) |
-                                                    ((raw[i].y & 0x01010101u) * 0x10204080u >> 24 & 240u);
+            keep[i] = c.source == SOURCE_BITS ? raw[i].x : keep_of_bytes(raw[i]);
     }
 }
 

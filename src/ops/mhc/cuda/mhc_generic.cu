@@ -402,10 +402,10 @@ static __device__ __forceinline__ void sum_token_parts(const mhc_call &c)
 }
 
 /* dphi and dgamma from the parts' Q, added up in their order: a block MHC_CUDA_SUM_COLUMNS columns, a warp every so many
- * rows of them, all loaded before the first is stored. The last block: dbias and dalpha. */
+ * rows of them, a few rows and parts on their way at once. The last block: dbias and dalpha. */
 KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
 {
-    constexpr int COLUMNS = MHC_CUDA_SUM_COLUMNS, GROUPS = THREADS / COLUMNS, MOST = MHC_CUDA_MAX_M / GROUPS;
+    constexpr int COLUMNS = MHC_CUDA_SUM_COLUMNS, GROUPS = THREADS / COLUMNS, ROWS = 3;
     __shared__ double sums[GROUPS][COLUMNS];
     const int M = c.n * c.n + 2 * c.n, own = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS;
     const int64_t K = c.n * c.D, k = (int64_t)blockIdx.x * COLUMNS + own;
@@ -415,23 +415,32 @@ KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
         return;
     }
     const int64_t i = k / c.D, d = k % c.D;
-    double Q[MOST] = {0}, dgamma = 0;
+    double dgamma = 0;
     if (k < K && (given(c.dphi) || given(c.dgamma))) {
-        for (int64_t part = 0; part < c.parts; part++)
-#pragma unroll
-            for (int r = 0; r < MOST; r++)
-                if (group + r * GROUPS < M)
-                    Q[r] += (double)c.partial[(part * M + group + r * GROUPS) * K + k];
-#pragma unroll
-        for (int r = 0; r < MOST; r++)
-            if (group + r * GROUPS < M)
-                dgamma += (double)load_f32(c.phi, (group + r * GROUPS) * c.phi.stride[0] + k * c.phi.stride[1]) * Q[r];
         const float gamma = given(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
+        for (int first = group; first < M; first += ROWS * GROUPS) {
+            double Q[ROWS] = {0};
+            float phi[ROWS];
 #pragma unroll
-        for (int r = 0; r < MOST; r++)
-            if (group + r * GROUPS < M)
-                store_gradient(c, c.dphi, (group + r * GROUPS) * c.dphi.stride[0] + k * c.dphi.stride[1],
-                               (float)Q[r] * gamma);
+            for (int r = 0; r < ROWS; r++) {
+                const int row = first + r * GROUPS;
+                phi[r] = row < M ? load_f32(c.phi, row * c.phi.stride[0] + k * c.phi.stride[1]) : 0.0f;
+            }
+            const float *from = c.partial + first * K + k;
+#pragma unroll 8
+            for (int part = 0; part < (int)c.parts; part++, from += M * K)
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+                    if (first + r * GROUPS < M)
+                        Q[r] += (double)from[r * GROUPS * K];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const int row = first + r * GROUPS;
+                dgamma += (double)phi[r] * Q[r];
+                if (row < M)
+                    store_gradient(c, c.dphi, row * c.dphi.stride[0] + k * c.dphi.stride[1], (float)Q[r] * gamma);
+            }
+        }
     }
     sums[group][own] = dgamma;
     __syncthreads();

@@ -173,15 +173,15 @@ cot_status mhc_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, void 
     return launch_fused_sinkhorn(queue, &c);
 }
 
-/* x, dh_in or dx as [stream][chunk][token][column]; a box is what a block takes of a tile. */
-static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const mhc_sizes *s, const cot_tensor *t)
+/* x, dh_in or dx as [stream][chunk][token][column]; a box is what a block takes of a tile, of so many streams. */
+static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const mhc_sizes *s, const cot_tensor *t, int box_streams)
 {
     const int64_t token = s->T > 1 ? t->stride[1] : t->stride[0], streams = t->rank == 4 ? s->n : 1;
     /* The driver wants strides even along axes of one element. */
     return cot_cuda_swizzled_map(
         queue, map, s->dtype, 4, t->data, (const int64_t[]){MHC_SM90_CHUNK, s->tokens, s->D / MHC_SM90_CHUNK, streams},
         (const int64_t[]){s->tokens > 1 ? 2 * token : 16, 2 * MHC_SM90_CHUNK, streams > 1 ? 2 * t->stride[2] : 16},
-        (const int[]){MHC_SM90_CHUNK, MHC_SM90_TILE, MHC_SM90_CHUNKS, (int)streams});
+        (const int[]){MHC_SM90_CHUNK, MHC_SM90_TILE, MHC_SM90_CHUNKS, box_streams});
 }
 
 static bool begins_at(const cot_tensor *tensor, uintptr_t multiple)
@@ -218,7 +218,7 @@ cot_status mhc_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, void 
     if (c->tokens == 0)
         return COT_OK;
     c->logits = c->A.data != NULL ? workspace : NULL;
-    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x);
+    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, MHC_SM90_N);
     if (status == COT_OK)
         status = launch_clusters(queue, &pre_fwd_cluster, MHC_SM90_FWD_THREADS, false, &mapped);
     return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
@@ -311,20 +311,23 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
         return launch_sum_parts(queue, c);
     c->parts = launched_clusters(c);
     c->token_parts = c->parts * MHC_SM90_CLUSTER;
-    LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
+    if (c->dA.data != NULL)
+        LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
+    else
+        c->dz = NULL; /* the owners of tokens take it from dh_post and dh_res */
     const bool post = c->dx.data != NULL && c->dx_post.data != NULL;
-    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x);
+    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, MHC_SM90_N);
     if (status == COT_OK)
-        status = map_tile(queue, &mapped.dh_in, &p->sizes, &a->dh_in);
+        status = map_tile(queue, &mapped.dh_in, &p->sizes, &a->dh_in, 1);
     if (status == COT_OK && c->dx.data != NULL)
-        status = map_tile(queue, &mapped.dx, &p->sizes, &a->dx);
+        status = map_tile(queue, &mapped.dx, &p->sizes, &a->dx, MHC_SM90_N);
     if (status == COT_OK && post)
-        status = map_tile(queue, &mapped.dx_post, &p->sizes, &a->dx_post);
+        status = map_tile(queue, &mapped.dx_post, &p->sizes, &a->dx_post, 1);
     if (!post)
         c->dx_post.data = NULL;
     if (status == COT_OK)
-        status = launch_clusters(queue, post ? &pre_bwd_cluster_post : &pre_bwd_cluster, MHC_SM90_BWD_THREADS, true,
-                                 &mapped);
+        status = launch_clusters(queue, post ? &pre_bwd_cluster_post : &pre_bwd_cluster, MHC_SM90_BWD_THREADS,
+                                 c->dA.data != NULL, &mapped);
     return status == COT_OK ? launch_sum_parts(queue, c) : status;
 }
 

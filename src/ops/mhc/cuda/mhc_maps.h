@@ -21,7 +21,7 @@ enum {
     MHC_SM90_MAX_D = MHC_SM90_CLUSTER * MHC_SM90_COLUMNS,
     MHC_SM90_SHARED_BYTES = 232448, /* all that a block may have */
     MHC_SM90_FWD_THREADS = 512,
-    MHC_SM90_BWD_THREADS = 640
+    MHC_SM90_BWD_THREADS = 384
 };
 
 /* The maps see tensors as [stream][chunk][token][column of the chunk]. */

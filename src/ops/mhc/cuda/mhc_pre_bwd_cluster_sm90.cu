@@ -1,31 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, n = 4, bf16. Tiles, blocks and owners are those
- * of mhc_pre_fwd_cluster_sm90.cu; dz of post and res is in the workspace already (mhc_pre_dz). A ring slot a tile:
+ * of mhc_pre_fwd_cluster_sm90.cu; what Sinkhorn gives to dz is in the workspace already (mhc_pre_dz). A ring slot a tile:
  *
  *   producer     x and dh_in of the tile to shared memory; later dx from where x was
- *   16 products  warps, 64 columns of one stream each. First the warp's part of dh_pre, the diagonal of dh_in x^T. Then,
+ *   8 products   warps, 32 columns of all streams each. First the warp's part of dh_pre, the diagonals of dh_in x^T. Then,
  *                with what the owners have sent:
  *                  Q  += x^T dh_mix     dh_mix as three bf16 terms; tensor cores cut sums off, so each tile's product
  *                                       is added to Q, in registers to the end, by float32 additions
- *                  dx = dh_mix (phi gamma) + c x + h_pre dh_in
- *                                       dh_mix and phi gamma as one f16 term each, scaled by powers of two, the former
- *                                       token by token, the latter warp by warp: their rounding, 2^-12, is an eighth of
- *                                       bf16's and far below it in the sum
- *   reducer      adds up the streams' warps and sends each token's dh_pre to its owner
+ *                  dx = dh_mix (phi gamma) + c x + h_pre dh_in (+ dx_post)
+ *                                       dh_mix and phi gamma as two bf16 terms each, without the product of the second
+ *                                       ones: off by at most 2^-15 of each product (the op's README, "Precision")
+ *   reducer      adds up the warps and sends each token's dh_pre to its owner
  *   owner        adds up the blocks' dh_pre, computes dh_mix and c of its token, sends them to all blocks, and adds up
  *                the terms of dbias and dalpha
+ *   post         brings dx_post, if given, a stream at a time; its tile takes the place of a slot
  *
- *   barrier           arrivals                phase ends when
- *   full[slot]        producer's one          the tile has its bytes
- *   partial_full      a warp of products      all warps' parts of dh_pre are there
- *   partial_empty     the reducer             those are read
- *   gathered[slot]    owner's one             dh_pre of all blocks for its token has come
- *   sent[slot]        products' one           the records of all the tile's tokens have come
- *   done[slot]        a warp of products      dx lies where x was
+ *   barrier            arrivals                phase ends when
+ *   full[slot]         producer's one          the tile has its bytes
+ *   partial_full       a warp of products      all warps' parts of dh_pre are there
+ *   partial_empty      the reducer             those are read
+ *   gathered[slot]     owner's one             dh_pre of all blocks for its token has come
+ *   sent[slot]         products' one           the records of all the tile's tokens have come
+ *   done[slot]         a warp of products      dx lies where x was
+ *   post_full[stream]  post's one              dx_post of the stream has come
+ *   post_empty[stream] a warp of products      it is read
  *
  * Slots of other blocks are written without asking, as in the forward. The products look one tile ahead, for dh_pre of
- * it to go around while they work on the one before. */
+ * it to go around while they work on the one before. Registers are what there is least of: Q and the second terms of phi
+ * gamma take 144 of a product thread's. */
 #include "mhc_cuda.cuh"
 #include "mhc_maps.h"
 
@@ -38,122 +41,141 @@ enum {
     M = MHC_SM90_M,
     OCTETS = M / 8,
     TILE = MHC_SM90_TILE,
-    STAGES = 4,
-    BLOCK_BYTES = TILE * 128, /* a warp's columns of a tile */
-    X_BYTES = N * MHC_SM90_CHUNKS * BLOCK_BYTES,
+    BLOCK_BYTES = TILE * 128, /* a chunk of a tile */
+    STREAM_BYTES = MHC_SM90_CHUNKS * BLOCK_BYTES,
+    X_BYTES = N * STREAM_BYTES,
     STAGE_BYTES = X_BYTES + MHC_SM90_CHUNKS * BLOCK_BYTES,
-    PRODUCTS = N * MHC_SM90_CHUNKS,
+    COLUMNS = 32, /* of a warp of products, in each stream */
+    GROUPS = N * COLUMNS / 16,
+    PRODUCTS = MHC_SM90_COLUMNS / COLUMNS,
     TERMS = 3
 };
 
 /* What an owner sends. */
 struct token_record {
-    __half mix[M];                 /* dh_mix / unscale */
     __nv_bfloat16 terms[TERMS][M]; /* dh_mix is their sum */
-    float factor, unscale, unused[2];
     float h_pre[N];
+    float factor, unused[3];
 };
 enum { RECORD_UNITS = sizeof(token_record) / 16 };
-static_assert(sizeof(token_record) == 224, "whole units of 16 bytes");
+static_assert(sizeof(token_record) == 176, "whole units of 16 bytes, an odd number of them");
 
-struct shared_memory {
+/* With dx_post, whose tile takes the place of a slot. */
+template <bool POST> struct shared_memory {
+    enum { STAGES = POST ? 3 : 4 };
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in alike */
-    uint2 phi[PRODUCTS][12][32];               /* fragments of B: 3 registers for each 8 columns of a warp */
+    unsigned char dx_post[POST ? N : 1][POST ? STREAM_BYTES : 1024];
+    uint2 phi[PRODUCTS][GROUPS][3][32]; /* first terms: fragments of B, 6 registers for each group of a warp */
     token_record records[STAGES][TILE], own;
     float gathered[STAGES][MHC_SM90_CLUSTER][N];
-    float partial[PRODUCTS][TILE];
+    float partial[PRODUCTS][TILE][N];
     uint64_t full[STAGES], gathered_full[STAGES], sent[STAGES], done[STAGES], partial_full, partial_empty;
+    uint64_t post_full[N], post_empty[N];
 };
-static_assert(sizeof(shared_memory) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+static_assert(sizeof(shared_memory<false>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+static_assert(sizeof(shared_memory<true>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
 #define FOR_EACH_TILE(tile, ring, count) \
-    cot_ring<STAGES> ring;               \
+    cot_ring<s.STAGES> ring;             \
     for (int tile = (int)(blockIdx.x / MHC_SM90_CLUSTER); tile < (count); tile += MHC_SM90_CLUSTERS, ring.next())
 
 /* ---- products ----------------------------------------------------------------------------------------- */
 
-/* 2^-e with which values up to `most` come to less than 2^14, and 2^e; e is limited to where both are normal. */
-static __device__ __forceinline__ float scale_for(uint32_t most, float *unscale)
+/* A warp's groups are of sixteen columns: two of each stream, group / 2. */
+static __device__ __forceinline__ constexpr int column_of(int group)
 {
-    const int exponent = min(max((int)(most >> 23), 20), 240);
-    *unscale = __uint_as_float((uint32_t)(exponent - 13) << 23);
-    return __uint_as_float((uint32_t)(267 - exponent) << 23);
+    return group % 2 * 16;
 }
 
-static __device__ __forceinline__ uint32_t pack_halves(float low, float high)
+static __device__ __forceinline__ int64_t first_column(void)
 {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *(const uint32_t *)&pair;
+    return cot_cluster_rank() * MHC_SM90_COLUMNS + threadIdx.x / 32 * COLUMNS;
 }
 
-/* phi gamma of the warp's columns, scaled, to shared memory. Returns what products with it are to be multiplied by. */
-static __device__ __forceinline__ float load_phi(const mhc_call &c, shared_memory &s, int warp, int stream, int64_t d)
+/* phi gamma of the warp's columns as two bf16 terms: the first to shared memory, the second to registers. */
+template <int BEGIN, int END, bool POST>
+static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory<POST> &s, int warp,
+                                                uint32_t (&second)[GROUPS][6])
 {
     const int lane = threadIdx.x % 32;
-    float values[8][6];
-    uint32_t most = 0;
+    const int64_t d = first_column();
+    const bool inside = d < c.D;
 #pragma unroll
-    for (int t = 0; t < 8; t++) {
-        const int64_t column = d + t / 2 * 16 + lane / 8 * 4 + t % 2 * 2 + lane / 4 % 2; /* see give_dx */
-        const bool inside = d < c.D;
-        const float gamma = given(c.gamma) && inside
-                                ? load_f32(c.gamma, stream * c.gamma.stride[0] + column * c.gamma.stride[1])
-                                : 1.0f;
+    for (int group = BEGIN; group < END; group++) {
+        uint32_t first[6];
 #pragma unroll
-        for (int r = 0; r < 6; r++) {
-            const int j = r / 2 * 8 + lane % 4 * 2 + r % 2;
-            values[t][r] =
-                inside ? load_f32(c.phi, j * c.phi.stride[0] + (stream * c.D + column) * c.phi.stride[1]) * gamma
-                       : 0.0f;
-            most = max(most, __float_as_uint(fabsf(values[t][r])));
+        for (int t = 0; t < 2; t++) {
+            const int64_t column = d + column_of(group) + t * 8 + lane / 4;
+            const float gamma = given(c.gamma) && inside
+                                    ? load_f32(c.gamma, group / 2 * c.gamma.stride[0] + column * c.gamma.stride[1])
+                                    : 1.0f;
+#pragma unroll
+            for (int octet = 0; octet < OCTETS; octet++) {
+                float values[2];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const int j = octet * 8 + lane % 4 * 2 + r;
+                    values[r] =
+                        inside ? load_f32(c.phi, j * c.phi.stride[0] + (group / 2 * c.D + column) * c.phi.stride[1]) *
+                                     gamma
+                               : 0.0f;
+                }
+                uint32_t terms[2];
+                cot_split_bf16(values[0], values[1], terms);
+                first[octet < 2 ? 2 * t + octet : 4 + t] = terms[0];
+                second[group][octet < 2 ? 2 * t + octet : 4 + t] = terms[1];
+            }
         }
-    }
-    float unscale;
-    const float scale = scale_for(__reduce_max_sync(0xffffffffu, most), &unscale);
 #pragma unroll
-    for (int v = 0; v < 12; v++) {
-        uint32_t words[2];
-#pragma unroll
-        for (int w = 0; w < 2; w++) {
-            const int t = (v * 2 + w) / 3, pair = (v * 2 + w) % 3 * 2;
-            words[w] = pack_halves(values[t][pair] * scale, values[t][pair + 1] * scale);
-        }
-        s.phi[warp][v][lane] = make_uint2(words[0], words[1]);
+        for (int v = 0; v < 3; v++)
+            s.phi[warp][group][v][lane] = make_uint2(first[2 * v], first[2 * v + 1]);
     }
     __syncwarp();
-    return unscale;
 }
 
-/* The warp's part of dh_pre of its stream, of tokens g and g+8 in the lanes that hold the diagonal. */
-static __device__ __forceinline__ void take_dh_pre(shared_memory &s, uint32_t x, uint32_t dh_in, int warp,
+/* The unit of sixteen bytes of a group that a lane names to ldmatrix: rows are the tile's tokens. */
+static __device__ __forceinline__ uint32_t unit_of(uint32_t first, int group)
+{
+    return (first ^ (uint32_t)(group % 2 * 32)) + (uint32_t)(group / 2 * STREAM_BYTES);
+}
+
+/* The warp's part of dh_pre, of tokens g and g+8 in the lanes that hold the diagonals. */
+template <bool POST>
+static __device__ __forceinline__ void take_dh_pre(shared_memory<POST> &s, uint32_t x, uint32_t dh_in, int warp,
                                                    uint32_t parity)
 {
-    const int lane = threadIdx.x % 32;
-    const uint32_t row = (uint32_t)(lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16);
-    float sums[2][4] = {0};
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    const bool odd = g % 2 != 0;
+    float low[N], high[N];
+    uint32_t A[2][4];
+    cot_ldmatrix_x4(A[0], unit_of(dh_in, 0));
+    cot_ldmatrix_x4(A[1], unit_of(dh_in, 1));
 #pragma unroll
-    for (int step = 0; step < 4; step++) {
-        uint32_t A[4], B[4];
-        cot_ldmatrix_x4(A, (dh_in + row) ^ (step * 32));
-        cot_ldmatrix_x4(B, (x + row) ^ (step * 32));
-        cot_mma_bf16(sums[0], A[0], A[1], A[2], A[3], B[0], B[2]);
-        cot_mma_bf16(sums[1], A[0], A[1], A[2], A[3], B[1], B[3]);
+    for (int i = 0; i < N; i++) {
+        float sums[2][4] = {0};
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+            uint32_t B[4];
+            cot_ldmatrix_x4(B, unit_of(x, 2 * i + step));
+            cot_mma_bf16(sums[0], A[step][0], A[step][1], A[step][2], A[step][3], B[0], B[1]);
+            cot_mma_bf16(sums[1], A[step][0], A[step][1], A[step][2], A[step][3], B[2], B[3]);
+        }
+        low[i] = odd ? sums[0][1] : sums[0][0];
+        high[i] = odd ? sums[1][3] : sums[1][2];
     }
     cot_mbarrier_wait(&s.partial_empty, parity ^ 1);
-#pragma unroll
-    for (int p = 0; p < 2; p++)
-        if (lane % 4 * 2 + p == lane / 4) {
-            s.partial[warp][lane / 4] = sums[0][p];
-            s.partial[warp][lane / 4 + 8] = sums[1][2 + p];
-        }
+    if (lane % 4 == g / 2) {
+        *(float4 *)s.partial[warp][g] = make_float4(low[0], low[1], low[2], low[3]);
+        *(float4 *)s.partial[warp][g + 8] = make_float4(high[0], high[1], high[2], high[3]);
+    }
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(&s.partial_full);
 }
 
 /* Q += x^T dh_mix: [16 columns][8 rows of phi] in each of Q's fragments. */
-static __device__ __forceinline__ void take_Q(uint32_t x, uint32_t records, float (&Q)[4][OCTETS][4])
+static __device__ __forceinline__ void take_Q(uint32_t x, uint32_t records, float (&Q)[GROUPS][OCTETS][4])
 {
     const int lane = threadIdx.x % 32;
     const uint32_t token = (uint32_t)(lane % 16);
@@ -162,156 +184,173 @@ static __device__ __forceinline__ void take_Q(uint32_t x, uint32_t records, floa
     for (int pair = 0; pair < TERMS * OCTETS; pair += 2) {
         const int last = TERMS * OCTETS - 1, second = pair + 1 < last ? pair + 1 : last;
         uint32_t r[4];
-        cot_ldmatrix_x4_trans(r, records + token * (uint32_t)sizeof(token_record) + M * 2 +
+        cot_ldmatrix_x4_trans(r, records + token * (uint32_t)sizeof(token_record) +
                                      (uint32_t)(lane < 16 ? pair : second) * 16);
         B[pair][0] = r[0], B[pair][1] = r[1], B[pair + 1][0] = r[2], B[pair + 1][1] = r[3];
     }
-    const uint32_t row = (uint32_t)((lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16);
 #pragma unroll
-    for (int m = 0; m < 4; m++) {
+    for (int group = 0; group < GROUPS; group++) {
         uint32_t A[4];
-        cot_ldmatrix_x4_trans(A, (x + row) ^ (m * 32));
+        float product[OCTETS][4] = {0};
+        cot_ldmatrix_x4_trans(A, unit_of(x, group));
 #pragma unroll
-        for (int octet = 0; octet < OCTETS; octet++) {
-            float product[4] = {0};
+        for (int term = TERMS - 1; term >= 0; term--)
 #pragma unroll
-            for (int term = TERMS - 1; term >= 0; term--)
-                cot_mma_bf16(product, A[0], A[1], A[2], A[3], B[term * OCTETS + octet][0], B[term * OCTETS + octet][1]);
+            for (int octet = 0; octet < OCTETS; octet++)
+                cot_mma_bf16(product[octet], A[0], A[1], A[2], A[3], B[term * OCTETS + octet][0],
+                             B[term * OCTETS + octet][1]);
+#pragma unroll
+        for (int octet = 0; octet < OCTETS; octet++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                Q[m][octet][i] += product[i];
-        }
+                Q[group][octet][i] += product[octet][i];
     }
 }
 
-/* dx in the place of x. Columns are dealt out so that a lane has four neighbours of each sixteen: column p of its two of
- * product t is 16 (t / 2) + 4 q + 2 (t % 2) + p. */
+/* dx in the place of x. */
 template <bool POST>
-static __device__ __forceinline__ void give_dx(const mhc_call &c, shared_memory &s, unsigned char *x,
-                                               const unsigned char *dh_in, const token_record *records, int warp,
-                                               int stream, float unscale_phi, const __nv_bfloat16 *dx_post, int count)
+static __device__ __forceinline__ void give_dx(const mhc_call &c, shared_memory<POST> &s, uint32_t x, uint32_t dh_in,
+                                               uint32_t dx_post, const cot_ring<shared_memory<POST>::STAGES> &ring,
+                                               int warp, uint32_t turn, const uint32_t (&second)[GROUPS][6])
 {
-    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int64_t stride = c.dx_post.stride[c.T > 1 ? 1 : 0];
-    uint32_t A[6];
-    float factor[2], unscale[2], h_pre[2];
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    const token_record *records = s.records[ring.slot];
+    const float factor[2] = {records[g].factor, records[g + 8].factor};
+    /* dh_mix, first and second terms: octets 0 and 1 of either, octet 2 of both. */
+    uint32_t A[2][4], last[4], layer[2][4];
+    const uint32_t record = cot_shared_address(&records[lane % 16]);
+    cot_ldmatrix_x4(A[0], record + (uint32_t)(lane / 16) * 16);
+    cot_ldmatrix_x4(A[1], record + (uint32_t)(OCTETS + lane / 16) * 16);
+    cot_ldmatrix_x4(last, record + (uint32_t)(2 + lane / 16 * OCTETS) * 16);
+    cot_ldmatrix_x4(layer[0], unit_of(dh_in, 0));
+    cot_ldmatrix_x4(layer[1], unit_of(dh_in, 1));
+    /* Long over; but without a wait here the compiler loads ahead into more registers than there are. */
+    if (!POST)
+        cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const token_record &r = records[g + half * 8];
-#pragma unroll
-        for (int octet = 0; octet < OCTETS; octet++)
-            A[octet * 2 + half] = *(const uint32_t *)&r.mix[octet * 8 + q * 2];
-        factor[half] = r.factor;
-        unscale[half] = r.unscale * unscale_phi;
-        h_pre[half] = r.h_pre[stream];
-    }
-#pragma unroll
-    for (int u = 0; u < 4; u++) { /* sixteen columns */
-        uint2 more[2];
-        if (POST)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                more[half] = g + half * 8 < count
-                                 ? __ldg((const uint2 *)(dx_post + (g + half * 8) * stride + u * 16 + q * 4))
-                                 : make_uint2(0, 0);
-        uint32_t phi[6];
+    for (int group = 0; group < GROUPS; group++) {
+        uint32_t phi[6], own[4], more[4];
         float sums[2][4] = {0};
 #pragma unroll
         for (int v = 0; v < 3; v++) {
-            const uint2 words = s.phi[warp][u * 3 + v][lane];
+            const uint2 words = s.phi[warp][group][v][lane];
             phi[2 * v] = words.x, phi[2 * v + 1] = words.y;
         }
 #pragma unroll
-        for (int t = 0; t < 2; t++) {
-            cot_mma_f16(sums[t], A[0], A[1], A[2], A[3], phi[3 * t], phi[3 * t + 1]);
-            cot_mma_f16_k8(sums[t], A[4], A[5], phi[3 * t + 2]);
+        for (int t = 0; t < 2; t++) /* the smallest products first */
+            cot_mma_bf16_k8(sums[t], last[0], last[1], second[group][4 + t]);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+            cot_mma_bf16_k8(sums[t], last[2], last[3], phi[4 + t]);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+            cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], second[group][2 * t], second[group][2 * t + 1]);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+            cot_mma_bf16(sums[t], A[1][0], A[1][1], A[1][2], A[1][3], phi[2 * t], phi[2 * t + 1]);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+            cot_mma_bf16_k8(sums[t], last[0], last[1], phi[4 + t]);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+            cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], phi[2 * t], phi[2 * t + 1]);
+        const float h_pre[2] = {records[g].h_pre[group / 2], records[g + 8].h_pre[group / 2]};
+        cot_ldmatrix_x4(own, unit_of(x, group));
+        if (POST) {
+            if (group % 2 == 0)
+                cot_mbarrier_wait(&s.post_full[group / 2], turn);
+            cot_ldmatrix_x4(more, unit_of(dx_post, group));
         }
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int at = (g + half * 8) * 128 + ((2 * u + q / 2) ^ g) * 16 + q % 2 * 8;
-            const uint2 own = *(const uint2 *)(x + at), layer = *(const uint2 *)(dh_in + at);
-            const uint32_t own_words[2] = {own.x, own.y}, layer_words[2] = {layer.x, layer.y};
-            const uint32_t more_words[2] = {more[half].x, more[half].y};
-            uint32_t out[2];
-#pragma unroll
-            for (int t = 0; t < 2; t++) {
-                float low = sums[t][2 * half] * unscale[half], high = sums[t][2 * half + 1] * unscale[half];
-                low = fmaf(factor[half], __uint_as_float(own_words[t] << 16), low);
-                high = fmaf(factor[half], __uint_as_float(own_words[t] & 0xffff0000u), high);
-                low = fmaf(h_pre[half], __uint_as_float(layer_words[t] << 16), low);
-                high = fmaf(h_pre[half], __uint_as_float(layer_words[t] & 0xffff0000u), high);
-                if (POST) {
-                    low += __uint_as_float(more_words[t] << 16);
-                    high += __uint_as_float(more_words[t] & 0xffff0000u);
-                }
-                const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-                out[t] = *(const uint32_t *)&pair;
+        for (int i = 0; i < 4; i++) { /* tokens g and g+8 of columns 2q and 2q+1, then of 8 columns on */
+            const int half = i % 2, t = i / 2;
+            const uint32_t word = layer[group % 2][i];
+            float low = sums[t][2 * half], high = sums[t][2 * half + 1];
+            low = fmaf(factor[half], __uint_as_float(own[i] << 16), low);
+            high = fmaf(factor[half], __uint_as_float(own[i] & 0xffff0000u), high);
+            low = fmaf(h_pre[half], __uint_as_float(word << 16), low);
+            high = fmaf(h_pre[half], __uint_as_float(word & 0xffff0000u), high);
+            if (POST) {
+                low += __uint_as_float(more[i] << 16);
+                high += __uint_as_float(more[i] & 0xffff0000u);
             }
-            *(uint2 *)(x + at) = make_uint2(out[0], out[1]);
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+            own[i] = *(const uint32_t *)&pair;
+        }
+        cot_stmatrix_x4(unit_of(x, group), own);
+        if (POST && group % 2 != 0) {
+            __syncwarp();
+            if (lane == 0)
+                cot_mbarrier_arrive(&s.post_empty[group / 2]);
         }
     }
 }
 
-static __device__ __forceinline__ void store_Q(const mhc_call &c, const float (&Q)[4][OCTETS][4], int stream, int64_t d)
+static __device__ __forceinline__ void store_Q(const mhc_call &c, const float (&Q)[GROUPS][OCTETS][4], int64_t d)
 {
     const int lane = threadIdx.x % 32;
-    float *to = c.partial + (int64_t)(blockIdx.x / MHC_SM90_CLUSTER) * M * N * c.D + stream * c.D + d;
+    float *to = c.partial + (int64_t)(blockIdx.x / MHC_SM90_CLUSTER) * M * N * c.D + d;
 #pragma unroll
-    for (int m = 0; m < 4; m++)
+    for (int group = 0; group < GROUPS; group++)
 #pragma unroll
         for (int octet = 0; octet < OCTETS; octet++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                to[(octet * 8 + lane % 4 * 2 + i % 2) * N * c.D + m * 16 + lane / 4 + i / 2 * 8] = Q[m][octet][i];
+                to[((octet * 8 + lane % 4 * 2 + i % 2) * N + group / 2) * c.D + column_of(group) + lane / 4 +
+                   i / 2 * 8] = Q[group][octet][i];
 }
 
 template <bool POST>
-static __device__ __forceinline__ void products(const mhc_call &c, shared_memory &s, int rank, int tiles)
+static __device__ __forceinline__ void products(const mhc_call &c, shared_memory<POST> &s, int rank, int tiles)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int stream = warp / MHC_SM90_CHUNKS, chunk = warp % MHC_SM90_CHUNKS;
-    const int64_t d = rank * MHC_SM90_COLUMNS + chunk * MHC_SM90_CHUNK;
-    const float unscale_phi = load_phi(c, s, warp, stream, d);
-    float Q[4][OCTETS][4] = {0};
-    unsigned char *x = s.stages[0] + warp * BLOCK_BYTES, *dh_in = s.stages[0] + X_BYTES + chunk * BLOCK_BYTES;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunk = warp / 2;
+    uint32_t second[GROUPS][6];
+    load_phi<0, GROUPS / 2>(c, s, warp, second);
     cot_cluster_wait();
-    cot_ring<STAGES> next;
-    uint32_t parity = 0;
+    load_phi<GROUPS / 2, GROUPS>(c, s, warp, second);
+    float Q[GROUPS][OCTETS][4] = {0};
+    /* The units of sixteen bytes, of the first group, that the lane names to ldmatrix: for A, tokens first; for B and for
+     * A's transpose, columns first. */
+    const uint32_t block = cot_shared_address(s.stages[0]) + (uint32_t)(chunk * BLOCK_BYTES);
+    const uint32_t by_token = block + (uint32_t)(lane % 16 * 128 + ((warp % 2 * 4 + lane / 16) ^ lane % 8) * 16);
+    const uint32_t by_column =
+        block + (uint32_t)((lane / 16 * 8 + lane % 8) * 128 + ((warp % 2 * 4 + lane / 8 % 2) ^ lane % 8) * 16);
+    cot_ring<s.STAGES> next;
+    const uint32_t dx_post = cot_shared_address(s.dx_post[0]) - cot_shared_address(s.stages[0]);
+    uint32_t parity = 0, turn = 0;
     int ahead = (int)(blockIdx.x / MHC_SM90_CLUSTER);
     FOR_EACH_TILE(tile, ring, tiles)
     {
         /* The first time two tiles, then one. */
         for (; ahead < tiles && ahead <= tile + MHC_SM90_CLUSTERS; ahead += MHC_SM90_CLUSTERS, next.next()) {
             cot_mbarrier_wait(&s.full[next.slot], next.parity);
-            take_dh_pre(s, cot_shared_address(x) + (uint32_t)(next.slot * STAGE_BYTES),
-                        cot_shared_address(dh_in) + (uint32_t)(next.slot * STAGE_BYTES), warp, parity);
+            const uint32_t slot = (uint32_t)(next.slot * STAGE_BYTES);
+            take_dh_pre(s, by_column + slot, by_token + slot + X_BYTES, warp, parity);
             parity ^= 1;
         }
         cot_mbarrier_wait(&s.sent[ring.slot], ring.parity);
         if (threadIdx.x == 0)
             cot_mbarrier_arrive_expect(&s.sent[ring.slot], sizeof s.records[0]);
-        take_Q(cot_shared_address(x) + (uint32_t)(ring.slot * STAGE_BYTES), cot_shared_address(s.records[ring.slot]),
-               Q);
+        const uint32_t slot = (uint32_t)(ring.slot * STAGE_BYTES);
+        take_Q(by_column + slot, cot_shared_address(s.records[ring.slot]), Q);
         if (given(c.dx)) {
-            const int count = d < c.D ? (int)c.tokens - tile * TILE : 0;
-            const __nv_bfloat16 *dx_post = (const __nv_bfloat16 *)c.dx_post.data;
-            if (POST)
-                dx_post += (int64_t)tile * TILE * c.dx_post.stride[c.T > 1 ? 1 : 0] + stream * c.dx_post.stride[2] + d;
-            give_dx<POST>(c, s, x + ring.slot * STAGE_BYTES, dh_in + ring.slot * STAGE_BYTES, s.records[ring.slot],
-                          warp, stream, unscale_phi, dx_post, count);
+            give_dx<POST>(c, s, by_token + slot, by_token + slot + X_BYTES, by_token + dx_post, ring, warp, turn,
+                          second);
             cot_proxy_fence();
         }
         __syncwarp();
         if (lane == 0)
             cot_mbarrier_arrive(&s.done[ring.slot]);
+        turn ^= 1;
     }
+    const int64_t d = first_column();
     if (d < c.D && (given(c.dphi) || given(c.dgamma)))
-        store_Q(c, Q, stream, d);
+        store_Q(c, Q, d);
 }
 
 /* ---- the others --------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void reduce(shared_memory &s, int rank, int tiles)
+template <bool POST> static __device__ __forceinline__ void reduce(shared_memory<POST> &s, int rank, int tiles)
 {
     const int token = threadIdx.x % 32;
     uint32_t parity = 0;
@@ -320,18 +359,16 @@ static __device__ __forceinline__ void reduce(shared_memory &s, int rank, int ti
     {
         cot_mbarrier_wait(&s.partial_full, parity);
         if (token < TILE) {
-            float sum[N];
+            float4 sum = *(const float4 *)s.partial[0][token];
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                sum[i] = s.partial[i * MHC_SM90_CHUNKS][token];
-#pragma unroll
-                for (int chunk = 1; chunk < MHC_SM90_CHUNKS; chunk++)
-                    sum[i] += s.partial[i * MHC_SM90_CHUNKS + chunk][token];
+            for (int warp = 1; warp < PRODUCTS; warp++) {
+                const float4 more = *(const float4 *)s.partial[warp][token];
+                sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
             }
             cot_store_async(cot_map_shared(cot_shared_address(s.gathered[ring.slot][rank]), token),
                             cot_map_shared(cot_shared_address(&s.gathered_full[ring.slot]), token),
-                            __float_as_uint(sum[0]), __float_as_uint(sum[1]), __float_as_uint(sum[2]),
-                            __float_as_uint(sum[3]));
+                            __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
+                            __float_as_uint(sum.w));
         }
         __syncwarp();
         if (token == 0)
@@ -348,13 +385,13 @@ static __device__ __forceinline__ float sum_over_warp(float value)
     return value;
 }
 
-static __device__ __forceinline__ void send_record(shared_memory &s, int slot, int rank)
+template <bool POST> static __device__ __forceinline__ void send_record(shared_memory<POST> &s, int slot, int rank)
 {
     const uint32_t to = cot_shared_address(&s.records[slot][rank]), barrier = cot_shared_address(&s.sent[slot]);
     __syncwarp();
 #pragma unroll
-    for (int r = 0; r < RECORD_UNITS * MHC_SM90_CLUSTER / 32; r++) {
-        const uint32_t number = threadIdx.x % 32 + 32 * r, block = number / RECORD_UNITS, unit = number % RECORD_UNITS;
+    for (uint32_t number = threadIdx.x % 32; number < RECORD_UNITS * MHC_SM90_CLUSTER; number += 32) {
+        const uint32_t block = number / RECORD_UNITS, unit = number % RECORD_UNITS;
         const uint4 words = ((const uint4 *)&s.own)[unit];
         cot_store_async(cot_map_shared(to + unit * 16, block), cot_map_shared(barrier, block), words.x, words.y,
                         words.z, words.w);
@@ -362,23 +399,39 @@ static __device__ __forceinline__ void send_record(shared_memory &s, int slot, i
     __syncwarp();
 }
 
-static __device__ __forceinline__ float load_element(const mhc_array &a, uint32_t b, uint32_t t, int i)
+static __device__ __forceinline__ float load_element(const mhc_array &a, uint32_t b, uint32_t t, int i, int j = 0)
 {
-    return load_f32(a, b * a.stride[0] + t * a.stride[1] + i * a.stride[2]);
+    return load_f32(a, b * a.stride[0] + t * a.stride[1] + i * a.stride[2] + j * a.stride[3]);
 }
 
-static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memory &s, int rank, int tiles)
+/* dz of a coefficient but those of h_pre: from mhc_pre_dz if Sinkhorn's gradient is in it. */
+static __device__ __forceinline__ float load_dz(const mhc_call &c, uint32_t token, uint32_t b, uint32_t t, int j)
+{
+    if (j < N)
+        return 0.0f;
+    if (c.dz != nullptr)
+        return c.dz[(int64_t)token * M + j];
+    if (j < 2 * N) {
+        const float h_post = load_element(c.h_post, b, t, j - N);
+        return load_element(c.dh_post, b, t, j - N) * h_post * (1.0f - h_post / c.post_scale);
+    }
+    const int ij = j - 2 * N;
+    return given(c.dh_res) ? load_element(c.dh_res, b, t, ij / N, ij % N) : 0.0f;
+}
+
+template <bool POST>
+static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memory<POST> &s, int rank, int tiles)
 {
     const int lane = threadIdx.x % 32;
     const float alpha = lane < M ? load_f32(c.alpha, group_of(N, lane) * c.alpha.stride[0]) : 0.0f;
     double dbias = 0, dalpha = 0;
-    cot_wait_for_kernels_before(); /* mhc_pre_dz */
+    cot_wait_for_kernels_before(); /* mhc_pre_dz, if any */
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
     {
         const uint32_t token = (uint32_t)(tile * TILE + rank), b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T;
         const bool there = token < c.tokens, has = there && lane < M;
-        float dz = has && lane >= N ? c.dz[(int64_t)token * M + lane] : 0.0f;
+        float dz = has ? load_dz(c, token, b, t, lane) : 0.0f;
         const float h_mix = has ? load_element(c.h_mix, b, t, lane) : 0.0f;
         const float inv_rms = there ? load_element(c.inv_rms, b, t, 0) : 0.0f;
         const float h_pre = there && lane < N ? load_element(c.h_pre, b, t, lane) : 0.0f;
@@ -398,10 +451,7 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
         const float factor = -sum_over_warp(du * h_mix) * inv_rms * inv_rms * inv_rms / (float)(N * c.D);
         dbias += (double)dz;
         dalpha += (double)dz * (double)(h_mix * inv_rms);
-        float unscale;
-        const float scale = scale_for(__reduce_max_sync(0xffffffffu, __float_as_uint(fabsf(mix))), &unscale);
         if (lane < M) {
-            s.own.mix[lane] = __float2half_rn(mix * scale);
             float rest = mix;
 #pragma unroll
             for (int term = 0; term < TERMS; term++) {
@@ -411,10 +461,8 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
         }
         if (lane < N)
             s.own.h_pre[lane] = h_pre;
-        if (lane == 0) {
+        if (lane == 0)
             s.own.factor = factor;
-            s.own.unscale = unscale;
-        }
         send_record(s, ring.slot, rank);
     }
     if (lane < M) {
@@ -424,22 +472,22 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
     }
 }
 
-static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory &s, int slot, int tile,
+template <bool POST>
+static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<POST> &s, int slot, int tile,
                                                  int rank)
 {
     cot_mbarrier_arrive_expect(&s.full[slot], STAGE_BYTES);
     cot_tensor_load_4d(s.stages[slot], &p.x, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[slot]);
     cot_tensor_load_4d(s.stages[slot] + X_BYTES, &p.dh_in, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[slot]);
-    if (given(p.call.dx_post))
-        cot_tensor_prefetch_4d(&p.dx_post, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0);
 }
 
-static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory &s, int rank, int tiles)
+template <bool POST>
+static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<POST> &s, int rank, int tiles)
 {
     cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
         const int first = (int)(blockIdx.x / MHC_SM90_CLUSTER);
-        for (int slot = 0; slot < STAGES && first + slot * MHC_SM90_CLUSTERS < tiles; slot++)
+        for (int slot = 0; slot < s.STAGES && first + slot * MHC_SM90_CLUSTERS < tiles; slot++)
             load_tile(p, s, slot, first + slot * MHC_SM90_CLUSTERS, rank);
         FOR_EACH_TILE(tile, ring, tiles)
         {
@@ -449,22 +497,43 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
                 cot_bulk_commit();
                 cot_bulk_wait_read();
             }
-            if (tile + STAGES * MHC_SM90_CLUSTERS < tiles)
-                load_tile(p, s, ring.slot, tile + STAGES * MHC_SM90_CLUSTERS, rank);
+            if (tile + s.STAGES * MHC_SM90_CLUSTERS < tiles)
+                load_tile(p, s, ring.slot, tile + s.STAGES * MHC_SM90_CLUSTERS, rank);
         }
         cot_bulk_wait();
     }
     __syncwarp();
 }
 
+/* dx_post, a stream at a time as soon as that of the tile before is read. */
+static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<true> &s, int rank,
+                                                       int tiles)
+{
+    cot_cluster_wait();
+    if (threadIdx.x % 32 == 0) {
+        uint32_t parity = 1;
+        FOR_EACH_TILE(tile, ring, tiles)
+        {
+            for (int i = 0; i < N; i++) {
+                cot_mbarrier_wait(&s.post_empty[i], parity);
+                cot_mbarrier_arrive_expect(&s.post_full[i], STREAM_BYTES);
+                cot_tensor_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, rank * MHC_SM90_CHUNKS, i,
+                                   &s.post_full[i]);
+            }
+            parity ^= 1;
+        }
+    }
+    __syncwarp();
+}
+
 template <bool POST> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
 {
-    shared_memory &s = *(shared_memory *)memory;
+    shared_memory<POST> &s = *(shared_memory<POST> *)memory;
     const mhc_call &c = p.call;
     const int rank = (int)cot_cluster_rank(), warp = threadIdx.x / 32;
     const int tiles = (int)((c.tokens + TILE - 1) / TILE);
     if (threadIdx.x == 0) {
-        for (int slot = 0; slot < STAGES; slot++) {
+        for (int slot = 0; slot < s.STAGES; slot++) {
             cot_mbarrier_init(&s.full[slot], 1);
             cot_mbarrier_init(&s.gathered_full[slot], 1);
             cot_mbarrier_init(&s.sent[slot], 1);
@@ -474,21 +543,27 @@ template <bool POST> static __device__ __forceinline__ void backward(const mhc_m
         }
         cot_mbarrier_init(&s.partial_full, PRODUCTS);
         cot_mbarrier_init(&s.partial_empty, 1);
+        for (int i = 0; i < N; i++) {
+            cot_mbarrier_init(&s.post_full[i], 1);
+            cot_mbarrier_init(&s.post_empty[i], PRODUCTS);
+        }
         cot_mbarrier_init_fence();
     }
     __syncthreads();
     cot_cluster_arrive(); /* awaited before the first store to another block */
     if (warp < PRODUCTS) {
-        cot_more_registers<104>();
+        cot_more_registers<POST ? 224 : 216>();
         products<POST>(c, s, rank, tiles);
     } else {
-        cot_fewer_registers<64>();
+        cot_fewer_registers<POST ? 56 : 72>();
         if (warp == PRODUCTS)
             reduce(s, rank, tiles);
         else if (warp == PRODUCTS + 1)
             own_token(c, s, rank, tiles);
         else if (warp == PRODUCTS + 2)
             produce(p, s, rank, tiles);
+        else if constexpr (POST)
+            produce_dx_post(p, s, rank, tiles);
         else
             cot_cluster_wait();
     }

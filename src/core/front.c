@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front.h"
+
+#include "status.h"
+#include "tensor.h"
+
+cot_status cot_check_f64(const char *call, const cot_tensor *x, const cot_named_tensor *tensors, int count)
+{
+    for (int i = 0; i < count; i++) {
+        const cot_dtype dtype = tensors[i].tensor->dtype;
+        if (dtype != COT_DTYPE_NONE && dtype != COT_I32 && (dtype == COT_F64) != (x->dtype == COT_F64))
+            return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, x has %s (f64 goes with f64 only)", call,
+                            tensors[i].name, cot_dtype_name(dtype), cot_dtype_name(x->dtype));
+    }
+    return COT_OK;
+}
+
+cot_status cot_check_memory(const char *call, const cot_named_tensor *tensors, int count)
+{
+    for (int i = 0; i < count; i++) {
+        CHECK(cot_check_data(call, tensors[i].name, tensors[i].tensor));
+        if (tensors[i].output)
+            CHECK(cot_check_output(call, tensors[i].name, tensors[i].tensor));
+    }
+    for (int i = 0; i < count; i++)
+        for (int j = 0; tensors[i].output && j < count; j++)
+            if (j != i)
+                CHECK(cot_check_overlap(call, tensors[i].name, tensors[i].tensor, tensors[j].name, tensors[j].tensor));
+    return COT_OK;
+}

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_rows.c: delta and merge, which read every row once:
+ *
+ *     delta[b,h,i] = sum_c dout[b,i,h,c] out[b,i,h,c] - dlse[b,h,i]
+ *     lse = log(exp(lse_a) + exp(lse_b) + exp(sink));  out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
+ *
+ * The floor is memory. An item is ROWS rows of all heads of a sequence: heads lie beside each other in most layouts, and
+ * the statistics of a head along the rows. */
+#include "ops/attention/attention_problem.h"
+#include "simd/simd.h"
+
+#include <float.h>
+#include <math.h>
+
+cot_status V_NAME(attention_delta_rows)(cot_queue *, const void *, void *);
+cot_status V_NAME(attention_merge_rows)(cot_queue *, const void *, void *);
+
+enum { ROWS = 32 };
+_Static_assert(ROWS % VW == 0, "whole vectors of statistics");
+
+/* Rows i .. i+count of sequence b. */
+typedef struct stretch {
+    int64_t b, i, count;
+} stretch;
+
+static stretch stretch_of(const attention_sizes *z, int64_t item)
+{
+    const int64_t each = (z->Tq + ROWS - 1) / ROWS, i = item % each * ROWS;
+    return (stretch){item / each, i, attention_clamp(z->Tq - i, 0, ROWS)};
+}
+
+static int64_t item_count(const attention_sizes *z)
+{
+    return z->B * ((z->Tq + ROWS - 1) / ROWS);
+}
+
+V_INLINE const void *element(const cot_tensor *t, cot_dtype dtype, int64_t at)
+{
+    return (const char *)t->data + at * (dtype == COT_F32 ? 4 : 2);
+}
+
+static float statistic(const cot_tensor *t, int64_t b, int64_t h, int64_t i)
+{
+    return ((const float *)t->data)[attention_lse_at(t, b, h, i)];
+}
+
+/* ---- delta ------------------------------------------------------------------------------------------------ */
+
+V_INLINE float dot_as(const void *x, cot_dtype x_dtype, const void *y, cot_dtype y_dtype, int64_t columns)
+{
+    const int64_t x_size = x_dtype == COT_F32 ? 4 : 2, y_size = y_dtype == COT_F32 ? 4 : 2;
+    vf even = v_zero(), odd = v_zero();
+    int64_t c = 0;
+    for (; c + 2 * VW <= columns; c += 2 * VW) {
+        const char *p = (const char *)x + c * x_size, *q = (const char *)y + c * y_size;
+        even = v_fma(v_load_as(p, x_dtype), v_load_as(q, y_dtype), even);
+        odd = v_fma(v_load_as(p + VW * x_size, x_dtype), v_load_as(q + VW * y_size, y_dtype), odd);
+    }
+    for (; c < columns; c += VW) {
+        const int n = columns - c < VW ? (int)(columns - c) : VW;
+        even = v_fma(v_load_n_as((const char *)x + c * x_size, x_dtype, n),
+                     v_load_n_as((const char *)y + c * y_size, y_dtype, n), even);
+    }
+    return v_sum(v_add(even, odd));
+}
+
+V_INLINE void delta_rows_as(const attention_delta_problem *p, stretch s, cot_dtype out, cot_dtype dout)
+{
+    const cot_attention_delta_args *a = &p->args;
+    for (int64_t i = s.i; i < s.i + s.count; i++)
+        for (int64_t h = 0; h < p->sizes.H; h++) {
+            float D = dot_as(element(&a->dout, dout, attention_at(&a->dout, s.b, i, h)), dout,
+                             element(&a->out, out, attention_at(&a->out, s.b, i, h)), out, p->sizes.dv);
+            if (cot_present(&a->dlse))
+                D -= statistic(&a->dlse, s.b, h, i);
+            ((float *)a->delta.data)[attention_lse_at(&a->delta, s.b, h, i)] = D;
+        }
+}
+
+/* Rows of the dtypes that out and dout mostly have are worked off without asking at every vector. */
+static void delta_item(void *memory, int64_t item)
+{
+    const attention_delta_problem *p = memory;
+    const cot_dtype out = p->args.out.dtype, dout = p->args.dout.dtype;
+    const stretch s = stretch_of(&p->sizes, item);
+    if (out == COT_BF16 && dout == COT_BF16)
+        delta_rows_as(p, s, COT_BF16, COT_BF16);
+    else if (out == COT_F16 && dout == COT_F16)
+        delta_rows_as(p, s, COT_F16, COT_F16);
+    else if (out == COT_F32 && dout == COT_F32)
+        delta_rows_as(p, s, COT_F32, COT_F32);
+    else
+        delta_rows_as(p, s, out, dout);
+}
+
+cot_status V_NAME(attention_delta_rows)(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    cot_parallel(queue, item_count(problem), delta_item, (void *)problem);
+    return COT_OK;
+}
+
+/* ---- merge ------------------------------------------------------------------------------------------------ */
+
+/* What `count` rows of a head are multiplied with, and their lse. Where nothing is seen the factors are 0. */
+typedef struct weights {
+    _Alignas(64) float a[ROWS], b[ROWS], lse[ROWS];
+} weights;
+
+static void find_weights(weights *w, const cot_attention_merge_args *a, const stretch *s, int64_t h)
+{
+    const float sink =
+        cot_present(&a->sink) ? (float)cot_load_f64(a->sink.data, a->sink.dtype, h * a->sink.stride[0]) : -INFINITY;
+    for (int64_t r = 0; r < ROWS; r++) {
+        w->a[r] = r < s->count ? statistic(&a->lse_a, s->b, h, s->i + r) : 0;
+        w->b[r] = r < s->count ? statistic(&a->lse_b, s->b, h, s->i + r) : 0;
+    }
+    for (int64_t r = 0; r < ROWS; r += VW) {
+        const vf x = v_load(w->a + r), y = v_load(w->b + r), z = v_set1(sink);
+        /* The least number instead of -inf, so that no difference is NaN. */
+        const vf most = v_max(v_max(v_max(v_set1(-FLT_MAX), x), y), z);
+        const vf ex = v_exp_flush(v_sub(x, most)), ey = v_exp_flush(v_sub(y, most));
+        const vf sum = v_add(v_add(ex, ey), v_exp_flush(v_sub(z, most)));
+        const vf divisor = v_max(v_set1(FLT_MIN), sum); /* 0 where nothing is seen, 1 and more elsewhere */
+        float sums[VW], mosts[VW];
+        v_store(w->a + r, v_div(ex, divisor));
+        v_store(w->b + r, v_div(ey, divisor));
+        v_store(sums, sum);
+        v_store(mosts, most);
+        for (int64_t n = 0; cot_present(&a->lse) && n < VW; n++)
+            w->lse[r + n] = sums[n] > 0 ? mosts[n] + logf(sums[n]) : -INFINITY;
+    }
+}
+
+V_INLINE void merge_row_as(void *to, cot_dtype to_dtype, const void *x, cot_dtype x_dtype, const void *y,
+                           cot_dtype y_dtype, int64_t columns, vf a, vf b)
+{
+    const int64_t x_size = x_dtype == COT_F32 ? 4 : 2, y_size = y_dtype == COT_F32 ? 4 : 2,
+                  to_size = to_dtype == COT_F32 ? 4 : 2;
+    int64_t c = 0;
+    for (; c + VW <= columns; c += VW)
+        v_store_as((char *)to + c * to_size, to_dtype,
+                   v_fma(a, v_load_as((const char *)x + c * x_size, x_dtype),
+                         v_mul(b, v_load_as((const char *)y + c * y_size, y_dtype))));
+    const int n = (int)(columns - c);
+    if (n > 0)
+        v_store_n_as((char *)to + c * to_size, to_dtype,
+                     v_fma(a, v_load_n_as((const char *)x + c * x_size, x_dtype, n),
+                           v_mul(b, v_load_n_as((const char *)y + c * y_size, y_dtype, n))),
+                     n);
+}
+
+/* Likewise. */
+static void merge_row(void *to, cot_dtype to_dtype, const void *x, cot_dtype x_dtype, const void *y, cot_dtype y_dtype,
+                      int64_t columns, vf a, vf b)
+{
+    if (to_dtype == COT_BF16 && x_dtype == COT_BF16 && y_dtype == COT_BF16)
+        merge_row_as(to, COT_BF16, x, COT_BF16, y, COT_BF16, columns, a, b);
+    else if (to_dtype == COT_F16 && x_dtype == COT_F16 && y_dtype == COT_F16)
+        merge_row_as(to, COT_F16, x, COT_F16, y, COT_F16, columns, a, b);
+    else if (to_dtype == COT_F32 && x_dtype == COT_F32 && y_dtype == COT_F32)
+        merge_row_as(to, COT_F32, x, COT_F32, y, COT_F32, columns, a, b);
+    else
+        merge_row_as(to, to_dtype, x, x_dtype, y, y_dtype, columns, a, b);
+}
+
+static void merge_item(void *memory, int64_t item)
+{
+    const attention_merge_problem *p = memory;
+    const cot_attention_merge_args *a = &p->args;
+    const stretch s = stretch_of(&p->sizes, item);
+    const cot_tensor *x = &a->out_a, *y = &a->out_b, *to = &a->out;
+    for (int64_t h = 0; h < p->sizes.H; h++) {
+        weights w;
+        find_weights(&w, a, &s, h);
+        for (int64_t r = 0; cot_present(to) && r < s.count; r++)
+            merge_row((void *)element(to, to->dtype, attention_at(to, s.b, s.i + r, h)), to->dtype,
+                      element(x, x->dtype, attention_at(x, s.b, s.i + r, h)), x->dtype,
+                      element(y, y->dtype, attention_at(y, s.b, s.i + r, h)), y->dtype, p->sizes.dv, v_set1(w.a[r]),
+                      v_set1(w.b[r]));
+        for (int64_t r = 0; cot_present(&a->lse) && r < s.count; r++)
+            ((float *)a->lse.data)[attention_lse_at(&a->lse, s.b, h, s.i + r)] = w.lse[r];
+    }
+}
+
+cot_status V_NAME(attention_merge_rows)(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    cot_parallel(queue, item_count(problem), merge_item, (void *)problem);
+    return COT_OK;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attention_arrays.h: tensors as the kernels of this op are given them, on the host. */
+#ifndef COT_ATTENTION_ARRAYS_H
+#define COT_ATTENTION_ARRAYS_H
+
+#include "attention_launch.h"
+#include "cuda/device.h"
+
+static inline attention_array attention_array_of(const cot_tensor *tensor)
+{
+    attention_array a = {.data = cot_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
+    for (int axis = 0; axis < tensor->rank && axis < 3; axis++)
+        a.stride[axis] = tensor->stride[axis];
+    return a;
+}
+
+/* Boxes of `rows` rows and 64 columns of [B,T,H,d]. The driver wants sizes and strides even where nothing is read. */
+static inline cot_status attention_map_rows(cot_queue *queue, CUtensorMap *map, const cot_tensor *t, int rows,
+                                            void *somewhere)
+{
+    const int64_t size = (int64_t)cot_dtype_size(t->dtype);
+    int64_t sizes[4] = {t->shape[3], t->shape[1], t->shape[2], t->shape[0]};
+    int64_t strides[3] = {t->stride[1] * size, t->stride[2] * size, t->stride[0] * size};
+    for (int axis = 0; axis < 4; axis++)
+        sizes[axis] = sizes[axis] > 0 ? sizes[axis] : 1;
+    for (int axis = 0; axis < 3; axis++)
+        strides[axis] = sizes[axis + 1] > 1 ? strides[axis] : 16;
+    const bool empty = cot_elements(t) == 0;
+    return cot_cuda_swizzled_map(queue, map, t->dtype, 4, empty ? somewhere : t->data, sizes, strides,
+                                 (const int[]){64, rows, 1, 1});
+}
+
+/* Rows of 16-bit elements that begin at multiples of 16 bytes. */
+static inline bool attention_in_vectors(const cot_tensor *t)
+{
+    return cot_present(t) && cot_dtype_size(t->dtype) == 2 && (uintptr_t)t->data % 16 == 0 && attention_steps(t);
+}
+
+static inline cot_status attention_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cot_cuda_grid grid,
+                                          const void *call)
+{
+    grid.shared_bytes = (unsigned)kernel->shared_bytes;
+    return cot_cuda_launch(queue, kernel, &grid, call);
+}
+
+#endif

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_bwd_sm90.cu: the five products of the backward on Hopper, d = 64 or 128. A block takes 128 keys of a
+ * key-value head (K and V stay in shared memory, dK and dV in registers) and walks over the tiles of 64 queries that see
+ * them, of every query head of the group:
+ *
+ *   S^T = K Q^T    P = exp2(scale log2(e) S - lse2)    dP^T = V dO^T    dS = P (dP - D)
+ *   dV += P^T dO   dK += dS^T Q                        dQ += dS K
+ *
+ *   group 0     producer: a thread loads by TMA, three others add finished slices of dQ to memory
+ *   group 1     dQ: a slice of 64 columns at a time
+ *   groups 2, 3 consumers: 64 keys each; P^T and dS^T go from registers into dV and dK, dS through shared memory to dQ
+ *
+ *   barrier       arrivals (bytes)          phase ends when              who waits
+ *   keys          1 (K and V)               K and V are there            consumers, dQ: once
+ *   q full        1 (Q, lse2)               a tile of Q is there         consumers
+ *   q empty       8: a consumer warp each   dK no longer reads it        the loader
+ *   dout full     1 (dO, D)                 a tile of dO is there        consumers
+ *   dout empty    8                         dV no longer reads it        the loader
+ *   ds full       8                         both halves of dS are there  dQ
+ *   ds empty      4: a warp of dQ each      dQ no longer reads it        consumers
+ *   dq full       4                         a slice of dQ is staged      the stage's adder
+ *   dq empty      1                         the slice has been read      dQ
+ *
+ * A consumer's step j, nothing under way at its ends:
+ *   issue S_j and dK += dS_(j-1) Q_(j-1) | wait S: P | wait dK: release Q_(j-1), pack P
+ *   issue dP_j and dV += P_j dO_j        | wait dP: dS | wait dV: release dO_j, pack dS, hand it to dQ
+ *
+ * Deterministic (`ordered`): the blocks add to a slice of dQ in the order of their keys, the first ones first, which each
+ * learns from a counter beside the slice. The block before it was launched earlier, so it does not wait in vain. */
+#include "attention_bwd_sm90.cuh"
+
+/* What the launch allots, 512 of 128, shared out anew: 32 + 64 + 2 * 208. */
+enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
+
+template <int D> struct attention_shared {
+    enum { SLICES = D / 64 };
+    unsigned char k[SLICES][2][TILE], v[SLICES][2][TILE]; /* 128 keys: two tiles, one for each consumer */
+    unsigned char q[ATTENTION_Q_STAGES][SLICES][TILE];
+    unsigned char dout[ATTENTION_DOUT_STAGES][SLICES][TILE];
+    unsigned char ds[ATTENTION_DS_STAGES][2][TILE]; /* [query][key], a tile for each consumer's keys */
+    float dq[ATTENTION_DQ_STAGES][ATTENTION_DQ_SLICE];
+    float lse2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
+    uint64_t keys, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
+    uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
+    uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
+    uint64_t dq_full[ATTENTION_DQ_STAGES], dq_empty[ATTENTION_DQ_STAGES];
+    uint32_t zero; /* for join */
+};
+
+template <int D>
+static __device__ void load(const attention_bwd_mapped &m, attention_shared<D> &s, const attention_walk &w)
+{
+    constexpr int SLICES = D / 64;
+    const attention_bwd_call &c = m.call;
+    cot_mbarrier_arrive_expect(&s.keys, 4 * SLICES * TILE);
+    for (int slice = 0; slice < SLICES; slice++) {
+        cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.first_key, w.kv_head, w.b, &s.keys);
+        cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.first_key, w.kv_head, w.b, &s.keys);
+    }
+    cot_wait_for_kernels_before(); /* of this call: lse2, delta. What they read is there already */
+    cot_fence_async_global();
+    const int deltas = (int)(c.B * c.H * c.tiles); /* rows of lse2 before them */
+    cot_ring<ATTENTION_Q_STAGES> q;
+    cot_ring<ATTENTION_DOUT_STAGES> dout;
+    for (int h = 0; h < w.heads; h++) {
+        const int head = w.first_head + h;
+        const int row = (int)(head_of(c, w, h) * c.tiles);
+        for (int tile = w.end - 1; tile >= w.begin; tile--, q.next(), dout.next()) {
+            const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
+            cot_mbarrier_wait(&s.q_empty[q.slot], q.parity ^ 1);
+            cot_mbarrier_arrive_expect(&s.q_full[q.slot], bytes);
+            for (int slice = 0; slice < SLICES; slice++)
+                cot_tensor_load_4d(s.q[q.slot][slice], &m.q, slice * 64, tile * QUERIES, head, w.b, &s.q_full[q.slot]);
+            cot_tensor_load_4d(s.lse2[q.slot], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.slot]);
+            cot_mbarrier_wait(&s.dout_empty[dout.slot], dout.parity ^ 1);
+            cot_mbarrier_arrive_expect(&s.dout_full[dout.slot], bytes);
+            for (int slice = 0; slice < SLICES; slice++)
+                cot_tensor_load_4d(s.dout[dout.slot][slice], &m.dout, slice * 64, tile * QUERIES, head, w.b,
+                                   &s.dout_full[dout.slot]);
+            cot_tensor_load_4d(s.delta[dout.slot], &m.statistics, 0, deltas + row + tile, 0, 0,
+                               &s.dout_full[dout.slot]);
+        }
+    }
+}
+
+/* Adds staged slices of dQ to memory, those of a stage: what is told to others when it has landed takes an adder about a
+ * step. */
+template <int D, bool ORDERED>
+static __device__ void add(const attention_bwd_call &c, attention_shared<D> &s, const attention_walk &w, int stage)
+{
+    constexpr int SLICES = D / 64;
+    const uint32_t turn = w.first_key / KEYS;
+    const int tiles = w.end - w.begin, steps = w.heads * tiles;
+    cot_wait_for_kernels_before(); /* zeros */
+    cot_fence_async_global();
+    uint32_t parity = 0;
+    for (int n = stage; n < steps * SLICES; n += ATTENTION_DQ_STAGES, parity ^= 1) {
+        const int slice = n % SLICES, step = n / SLICES;
+        const int64_t number = (head_of(c, w, step / tiles) * c.tiles + w.end - 1 - step % tiles) * SLICES + slice;
+        add_slice<ORDERED>(c, turn, number, s.dq[stage], &s.dq_full[stage], parity, &s.dq_empty[stage]);
+    }
+    cot_bulk_wait();
+}
+
+template <typename E, int D>
+static __device__ void query_gradient(const attention_bwd_call &c, attention_shared<D> &s, const attention_walk &w)
+{
+    constexpr int SLICES = D / 64;
+    const int lane = threadIdx.x % WARP;
+    cot_ring<ATTENTION_DS_STAGES> ds;
+    cot_ring<ATTENTION_DQ_STAGES> dq;
+    float sums[32];
+    cot_mbarrier_wait(&s.keys, 0);
+    for (int step = w.heads * (w.end - w.begin); step > 0; step--, ds.next()) {
+        cot_mbarrier_wait(&s.ds_full[ds.slot], ds.parity);
+        for (int slice = 0; slice < SLICES; slice++, dq.next()) {
+            cot_wgmma_fence();
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint64_t a = cot_wgmma_k_major(cot_shared_address(s.ds[ds.slot][half]));
+                const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice][half]), TILE);
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    cot_wgmma<E, false, true>(sums, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP, half + k > 0);
+            }
+            cot_wgmma_commit();
+            cot_mbarrier_wait(&s.dq_empty[dq.slot], dq.parity ^ 1);
+            cot_wgmma_wait<0>();
+            if (slice == SLICES - 1 && lane == 0)
+                cot_mbarrier_arrive(&s.ds_empty[ds.slot]);
+            stage_sums(s.dq[dq.slot], sums, &s.dq_full[dq.slot]);
+        }
+    }
+}
+
+/* P goes into dV rounded to 16 bits; dS takes it with 8 bits more, or the two roundings would add up to more than the
+ * error rule has room for where a query sees few keys. KEPT: there are registers to keep it in float32. Else rest[i] has the
+ * next 8 bits of the mantissas of elements 4i to 4i+3, a byte each, to be added with their sign (an exact tie that was
+ * rounded down comes out a unit too small). */
+template <typename E, bool KEPT> struct attention_weights {
+    float kept[32];
+    uint32_t rest[8];
+
+    __device__ __forceinline__ void split(const float (&p)[32], uint32_t (&packed)[16])
+    {
+        constexpr int SHIFT = cot_is_f16<E> ? 3 : 0; /* brings the bits to the second byte */
+#pragma unroll
+        for (int i = 0; i < 32; i += 4) {
+            packed[i / 2] = cot_pack_pair<E>(p[i], p[i + 1]);
+            packed[i / 2 + 1] = cot_pack_pair<E>(p[i + 2], p[i + 3]);
+            uint32_t bits[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                bits[j] = __float_as_uint(p[i + j]) << SHIFT;
+                if (KEPT)
+                    kept[i + j] = p[i + j];
+            }
+            if (!KEPT)
+                rest[i / 4] =
+                    __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
+        }
+    }
+
+    /* Element i: its byte, sign-extended, is added in the second byte. `zero` keeps the compiler from unpacking before
+     * there is room: a zero that it cannot know. */
+    __device__ __forceinline__ float join(const uint32_t (&packed)[16], int i, uint32_t zero) const
+    {
+        constexpr int SHIFT = cot_is_f16<E> ? 3 : 0;
+        if (KEPT)
+            return kept[i];
+        const float2 pair = cot_unpack_pair<E>(packed[i / 2] + zero);
+        const uint32_t sign = 8 | i % 4;
+        int more; /* not __byte_perm, which has no signs */
+        asm("prmt.b32 %0, %1, 0, %2;" : "=r"(more) : "r"(rest[i / 4]), "r"(sign << 12 | sign << 8 | (i % 4) << 4 | 4));
+        return __int_as_float(__float_as_int(i % 2 == 0 ? pair.x : pair.y) + (more >> SHIFT));
+    }
+};
+
+/* A step of a consumer, see above. FIRST: there is no dS of a step before. n: the step's number; tile: its queries. */
+template <typename E, int D, bool FIRST>
+static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c, attention_shared<D> &s, uint32_t n,
+                                                    int tile, int key, float (&dk)[D / 2], float (&dv)[D / 2],
+                                                    uint32_t (&packed)[16])
+{
+    const int lane = threadIdx.x % WARP, half = threadIdx.x / GROUP - 2;
+    const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
+    const uint32_t before = (n - 1) % ATTENTION_Q_STAGES;
+    float scores[32];
+    cot_mbarrier_wait(&s.q_full[q], n / ATTENTION_Q_STAGES & 1);
+    score_product<E, D>(scores, s.k[0][half], 2 * TILE, s.q[q][0]);
+    if (!FIRST)
+        add_product<E>(dk, packed, s.q[before][0]);
+    cot_wgmma_wait<FIRST ? 0 : 1>();
+    attention_weights<E, D == 64> weights;
+    hide_scores(c, tile, key, scores);
+#pragma unroll
+    for (int group = 0; group < 8; group++) {
+        const float2 lse2 = *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            scores[4 * group + i] = cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? -lse2.x : -lse2.y));
+    }
+    if (!FIRST) {
+        cot_wgmma_wait<0>();
+        __syncwarp();
+        if (lane == 0)
+            cot_mbarrier_arrive(&s.q_empty[before]);
+    }
+    weights.split(scores, packed);
+    cot_mbarrier_wait(&s.dout_full[dout], n / ATTENTION_DOUT_STAGES & 1);
+    score_product<E, D>(scores, s.v[0][half], 2 * TILE, s.dout[dout][0]);
+    add_product<E>(dv, packed, s.dout[dout][0]);
+    cot_wgmma_wait<1>();
+    const uint32_t zero = cot_is_f16<E> && D == 128 ? *(volatile uint32_t *)&s.zero : 0;
+#pragma unroll
+    for (int group = 0; group < 8; group++) {
+        const float2 delta = *(const float2 *)&s.delta[dout][8 * group + 2 * (lane % 4)];
+#pragma unroll
+        for (int i = 4 * group; i < 4 * group + 4; i++)
+            scores[i] = weights.join(packed, i, zero) * (scores[i] - (i % 2 == 0 ? delta.x : delta.y));
+    }
+    cot_wgmma_wait<0>();
+    __syncwarp();
+    if (lane == 0)
+        cot_mbarrier_arrive(&s.dout_empty[dout]);
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
+    cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
+    const uint32_t to = fragment_address(s.ds[ds][half]);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        cot_stmatrix_x4_trans(to + k * 16 * 128, packed + 4 * k);
+    cot_proxy_fence();
+    __syncwarp();
+    if (lane == 0)
+        cot_mbarrier_arrive(&s.ds_full[ds]);
+}
+
+template <typename E, int D>
+static __device__ __forceinline__ void consume(const attention_bwd_call &c, attention_shared<D> &s,
+                                               const attention_walk &w)
+{
+    const int key = w.first_key + (threadIdx.x - 2 * GROUP) / WARP * 16 + threadIdx.x % WARP / 4; /* of even pairs */
+    float dk[D / 2], dv[D / 2];
+    uint32_t packed[16]; /* P^T, then dS^T */
+#pragma unroll
+    for (int i = 0; i < D / 2; i++)
+        dk[i] = dv[i] = 0.0f;
+    const uint32_t steps = (uint32_t)(w.heads * (w.end - w.begin));
+    cot_mbarrier_wait(&s.keys, 0);
+    if (steps > 0) {
+        int tile = w.end - 1;
+        consume_tile<E, D, true>(c, s, 0, tile, key, dk, dv, packed);
+        for (uint32_t n = 1; n < steps; n++) {
+            tile = tile > w.begin ? tile - 1 : w.end - 1; /* of the next head */
+            consume_tile<E, D, false>(c, s, n, tile, key, dk, dv, packed);
+        }
+        add_product<E>(dk, packed, s.q[(steps - 1) % ATTENTION_Q_STAGES][0]);
+        cot_wgmma_wait<0>();
+    }
+    store_rows<E>(c, c.dv, c.dv_in_vectors, w, key, 0, 1.0f, dv);
+    store_rows<E>(c, c.dk, c.dk_in_vectors, w, key, 0, c.scale, dk);
+}
+
+template <typename E, int D> static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
+{
+    attention_shared<D> &s = *(attention_shared<D> *)attention_memory;
+    const attention_bwd_call &c = m.call;
+    if (threadIdx.x == 0) {
+        s.zero = 0;
+        cot_mbarrier_init(&s.keys, 1);
+        for (int i = 0; i < ATTENTION_Q_STAGES; i++)
+            cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 8);
+        for (int i = 0; i < ATTENTION_DOUT_STAGES; i++)
+            cot_mbarrier_init(&s.dout_full[i], 1), cot_mbarrier_init(&s.dout_empty[i], 8);
+        for (int i = 0; i < ATTENTION_DS_STAGES; i++)
+            cot_mbarrier_init(&s.ds_full[i], 8), cot_mbarrier_init(&s.ds_empty[i], 4);
+        for (int i = 0; i < ATTENTION_DQ_STAGES; i++)
+            cot_mbarrier_init(&s.dq_full[i], 4), cot_mbarrier_init(&s.dq_empty[i], 1);
+        cot_mbarrier_init_fence();
+    }
+    const attention_walk w = walk_of(c, blockIdx.x);
+    __syncthreads();
+    const int group = threadIdx.x / GROUP;
+    if (group == 0) {
+        cot_fewer_registers<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0)
+            load<D>(m, s, w);
+        else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_DQ_STAGES * WARP) {
+            if (c.ordered)
+                add<D, true>(c, s, w, threadIdx.x / WARP - 1);
+            else
+                add<D, false>(c, s, w, threadIdx.x / WARP - 1);
+        }
+    } else if (group == 1) {
+        cot_fewer_registers<DQ_REGISTERS>();
+        query_gradient<E, D>(c, s, w);
+    } else {
+        cot_more_registers<CONSUMER_REGISTERS>();
+        consume<E, D>(c, s, w);
+    }
+}
+
+#define INSTANCE(name, element, d)                                                       \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_GROUPS *GROUP, 1)             \
+        attention_bwd_sm90_##name##_d##d(const __grid_constant__ attention_bwd_mapped m) \
+    {                                                                                    \
+        backward<element, d>(m);                                                         \
+    }
+INSTANCE(bf16, __nv_bfloat16, 128)
+INSTANCE(bf16, __nv_bfloat16, 64)
+INSTANCE(f16, __half, 64)
+INSTANCE(f16, __half, 128)

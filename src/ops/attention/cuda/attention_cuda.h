@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attention_cuda.h: what the host hands to the CUDA kernels of this op, by value. For C and CUDA. */
+#ifndef COT_ATTENTION_CUDA_H
+#define COT_ATTENTION_CUDA_H
+
+#include <stdint.h>
+
+/* How the backward for Hopper divides the work: a block takes 128 keys, 64 for each of its two consumer groups, and walks
+ * over tiles of 64 queries. */
+enum {
+    ATTENTION_QUERIES = 64,
+    ATTENTION_KEYS = 128,
+    ATTENTION_Q_STAGES = 3,
+    ATTENTION_DOUT_STAGES = 2,
+    ATTENTION_DS_STAGES = 2,
+    ATTENTION_DQ_STAGES = 3,
+    ATTENTION_SECTION = 4,     /* heads whose blocks are mixed */
+    ATTENTION_DOUT_CHUNKS = 3, /* at d = 256, of 128 columns */
+    ATTENTION_GROUPS = 4,      /* of 128 threads */
+    ATTENTION_DQ_SLICE = 4096  /* floats of 64 queries and 64 columns of dq, in the order of wgmma's accumulators */
+};
+
+/* A tensor on the device; null = absent. Strides in elements: of q's kin b, t, h; of lse's kin b, h, t. */
+typedef struct attention_array {
+    void *data;
+    int64_t stride[3];
+    int32_t dtype;
+} attention_array;
+
+typedef struct attention_bwd_call {
+    int64_t B, H, Hkv, Tq, Tk, d;
+    int64_t tiles;    /* of ATTENTION_QUERIES queries */
+    int64_t diagonal; /* query i's is key i + diagonal */
+    uint32_t lanes;   /* of a warp, all: a mask that the compiler does not know */
+    int32_t causal, ordered, accumulate;
+    int32_t out_in_vectors; /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
+    int32_t dq_in_vectors, dk_in_vectors, dv_in_vectors; /* and nothing is accumulated */
+    float scale, scale_log2;                             /* scale_log2 = scale log2(e) */
+    attention_array lse, out, dout, dlse, delta, dq, dk, dv;
+    /* Workspace, by [b][h]. */
+    float *lse2;        /* [tiles * 64] lse log2(e); inf where a query passes no gradient, and beyond Tq */
+    float *row_delta;   /* [tiles * 64] D, 0 beyond Tq */
+    float *dq_sums;     /* [tiles][d/64][ATTENTION_DQ_SLICE] */
+    uint32_t *counters; /* [tiles][d/64] blocks that have added to a slice */
+} attention_bwd_call;
+
+/* How the forward for Hopper divides the work, by the sizes that a kernel has room for: DO(name, columns of q and k, of
+ * v, keys of a tile, groups of 64 queries, stages of K and of V). Smaller sizes are filled up with zeros. */
+/* clang-format off */
+#define ATTENTION_FWD_SMALL(DO) DO(d64, 64, 64, 128, 3, 4) DO(d96, 96, 96, 128, 2, 2) DO(d128, 128, 128, 128, 2, 2)
+#define ATTENTION_FWD_LARGE(DO) DO(d192_v128, 192, 128, 128, 2, 2) DO(d192, 192, 192, 112, 2, 2) DO(d256, 256, 256, 80, 2, 2)
+/* clang-format on */
+
+/* Shared memory: tiles of Q, K and V, columns by 64; descriptions of tiles, and barriers. */
+#define ATTENTION_FWD_SHARED(d, dv, keys, groups, stages) \
+    (((d) + 63) / 64 * (groups)*8192 + (stages) * (((d) + 63) / 64 + ((dv) + 63) / 64) * (keys)*128 + 512)
+
+/* A sequence as the kernel before the forward writes it down for the tiles of the forward, its lengths clamped. */
+typedef struct attention_fwd_sequence {
+    int32_t first_tile; /* tiles of queries of the sequences before it, for one head */
+    int32_t q_row, q_rows, used_q;
+    int32_t k_row, used_k;
+    int64_t diagonal; /* query i's is key i + diagonal */
+} attention_fwd_sequence;
+
+typedef struct attention_fwd_call {
+    int64_t q_begin, q_length, k_begin, k_length;
+    int64_t left, right, diagonal; /* query i sees the keys i + diagonal - left .. i + diagonal + right */
+    int32_t B, H, heads_of_kv, d, dv;
+    int32_t Tq, Tk;    /* rows of q and k; packed: of all sequences */
+    int32_t sequences; /* B; packed: one more, the rows beyond the last one */
+    int32_t packed;
+    int32_t queries, tiles;     /* rows of a tile, tiles of a sequence; packed: not known */
+    int32_t section;            /* heads whose tiles are mixed: their K and V lie in the second-level cache together */
+    int32_t blocks;             /* of the grid */
+    int32_t out_in_vectors;     /* rows of out are at multiples of 16 bytes */
+    int32_t modify;             /* scores need softcap or another sign */
+    float cap_scale;            /* with softcap: score = tanh(cap_scale q.k), to be scaled by softcap; else 0 */
+    float scale_log2;           /* of scores, positive: softcap or |scale|, times log2(e) */
+    float natural, natural_low; /* one unit of a score times scale_log2 is natural + natural_low in lse */
+    attention_array out, lse, sink, cu_q, cu_k, used_q, used_k;
+    attention_fwd_sequence *table; /* workspace: [sequences + 1]; null where all sequences are whole */
+    uint32_t *counter;             /* workspace: the next tile */
+    unsigned long long *fault;
+} attention_fwd_call;
+
+#endif

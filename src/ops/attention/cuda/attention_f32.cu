@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_f32.cu: the kernels of attention_fwd_mma.cuh and attention_bwd_mma.cuh in float32, on FMAs: tensors of any float
+ * dtype, which become float32 as they are read, every option, and float32 results of 16-bit inputs; and dbias, for the
+ * 16-bit rows too: a float32 dbias would show what they round. */
+#include "attention_bwd_mma.cuh"
+#include "attention_fwd_mma.cuh"
+
+#define KERNEL(name)                                                       \
+    extern "C" __global__ void __launch_bounds__(32 * ATTENTION_F32_WARPS) \
+        attention_##name(const __grid_constant__ attention_mma_call c)
+
+enum { MAX_D = ATTENTION_F32_MAX_D, COLUMNS = ATTENTION_F32_COLUMNS, WARPS = ATTENTION_F32_WARPS, N = COLUMNS / 8 };
+
+KERNEL(fwd_f32)
+{
+    forward<float, MAX_D, MAX_D, 1, COLUMNS, WARPS, true>(c);
+}
+
+KERNEL(dq_f32)
+{
+    backward_q<float, MAX_D, MAX_D, 1, COLUMNS, 1, WARPS, true>(c);
+}
+
+KERNEL(dk_f32)
+{
+    backward_kv<float, MAX_D, MAX_D, 1, COLUMNS, 1, WARPS, true, true, false>(c);
+}
+
+KERNEL(dv_f32)
+{
+    backward_kv<float, MAX_D, MAX_D, 1, COLUMNS, 1, WARPS, true, false, true>(c);
+}
+
+/* ---- dbias ------------------------------------------------------------------------------------------------------- */
+
+/* The stretch of an axis that index n of dbias stands for, `step` of them at a time. */
+struct stretch {
+    int64_t first, end;
+};
+
+DEVICE stretch stretch_of(int64_t size, int64_t n, int64_t step, int64_t all)
+{
+    const int64_t end = n + step < all ? n + step : all;
+    return size == 1 ? stretch{0, all} : stretch{n, end};
+}
+
+/* dS of one tile, added to the sums. */
+DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const additions &a, int64_t h, const score_tile &t,
+                     double (&sums)[N][4])
+{
+    constexpr int ROWS = ATTENTION_F32_ROWS, THREADS = 32 * WARPS;
+    const int64_t hkv = h / (c.H / c.Hkv);
+    char *const q = memory, *const dout = q + tile_bytes<float, MAX_D>(ROWS, c.pitch),
+                *const k = dout + tile_bytes<float, MAX_D>(ROWS, c.pitch),
+                *const v = k + tile_bytes<float, MAX_D>(COLUMNS, c.pitch);
+    const int row = lane_row<1>();
+    float x[1][N][4], caps[1][N][4], dp[1][N][4];
+    __syncthreads();
+    load_tile<float, ROWS, MAX_D, THREADS>(q, c.q, row_at(c.q, s.b, s.q_row + t.i, h), s.Tq - t.i, (int)c.d, c.pitch);
+    load_tile<float, ROWS, MAX_D, THREADS>(dout, c.dout, row_at(c.dout, s.b, s.q_row + t.i, h), s.Tq - t.i, (int)c.dv,
+                                           c.pitch);
+    load_tile<float, COLUMNS, MAX_D, THREADS>(k, c.k, row_at(c.k, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.d,
+                                              c.pitch);
+    load_tile<float, COLUMNS, MAX_D, THREADS>(v, c.v, row_at(c.v, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.dv,
+                                              c.pitch);
+    __syncthreads();
+    multiply_rows<float, MAX_D>(x, q, k, (int)c.d, c.pitch);
+    finish_scores<float, true, false, false>(c, s, a, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, caps);
+    multiply_rows<float, MAX_D>(dp, dout, v, (int)c.dv, c.pitch);
+    uint32_t bits[1] = {~0u};
+    if (c.dropped > 0)
+        draw<false, 1, N>(c, a, t, bits);
+    const float kept = c.dropped > 0 ? c.kept : 1.0f;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int i = t.i + row + 8 * half;
+        if (i >= s.Tq)
+            continue;
+        const float lse = load_at(c.lse, statistic_at(c.lse, s.b, h, s.q_row + i));
+        const float delta = c.row_delta[number_of_row(c, s, h) + i];
+        if (lse == -INFINITE)
+            continue;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 2 * half; e < 2 * half + 2; e++)
+                sums[n][e] += power<float>(x[0][n][e], 1.0f, lse) *
+                              ((bits[0] >> (4 * n + e) & 1 ? kept * dp[0][n][e] : 0.0f) - delta);
+    }
+}
+
+/* A block takes a tile of the queries and keys of one dbias[b,h], and walks over all that each element stands for, in
+ * order. */
+KERNEL(dbias_f32)
+{
+    constexpr int ROWS = ATTENTION_F32_ROWS;
+    __shared__ double rows_of_warps[WARPS][N][8];
+    const int64_t *shape = c.bias_shape;
+    const unsigned tiles_i = shape[2] == 1 ? 1 : (unsigned)((shape[2] + ROWS - 1) / ROWS);
+    const unsigned tiles_j = shape[3] == 1 ? 1 : (unsigned)((shape[3] + COLUMNS - 1) / COLUMNS);
+    const unsigned of_head = blockIdx.x / tiles_j, of_batch = of_head / tiles_i, all_heads = (unsigned)shape[1];
+    const int64_t first_i = of_head % tiles_i * ROWS, first_j = blockIdx.x % tiles_j * COLUMNS;
+    const int64_t hb = of_batch % all_heads, bb = of_batch / all_heads;
+    const stretch batch = stretch_of(shape[0], bb, 1, c.B), heads = stretch_of(shape[1], hb, 1, c.H);
+    double sums[N][4] = {};
+    for (int64_t b = batch.first; b < batch.end; b++) {
+        const sequence s = sequence_at(c, b);
+        const stretch rows = stretch_of(shape[2], first_i, ROWS, s.Tq),
+                      own = stretch_of(shape[3], first_j, COLUMNS, s.Tk);
+        for (int64_t h = heads.first; h < heads.end; h++) {
+            const additions a = additions_of(c, s, h);
+            for (int64_t i0 = rows.first; i0 < rows.end; i0 += ROWS) {
+                const span keys = keys_of(c, s, (int)i0, (int)i0 + ROWS);
+                for (int64_t j0 = own.first; j0 < own.end; j0 += COLUMNS)
+                    if (j0 < keys.end && j0 + COLUMNS > keys.first)
+                        add_tile(c, s, a, h, {(int)i0, (int)j0}, sums);
+            }
+        }
+    }
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (shape[3] == 1)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            double sum = 0;
+#pragma unroll
+            for (int m = 0; m < N; m++)
+                sum += sums[m][2 * half] + sums[m][2 * half + 1];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            sums[0][2 * half] = sum;
+        }
+    if (shape[2] == 1) {
+#pragma unroll
+        for (int m = 0; m < N; m++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                double sum = sums[m][e] + sums[m][2 + e];
+                sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+                sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+                sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+                if (lane < 4)
+                    rows_of_warps[warp][m][2 * lane + e] = sum;
+            }
+        __syncthreads();
+#pragma unroll
+        for (int m = 0; m < N; m++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                sums[m][e] = 0;
+                for (int w = 0; w < WARPS; w++)
+                    sums[m][e] += rows_of_warps[w][m][lane % 4 * 2 + e];
+            }
+    }
+#pragma unroll
+    for (int m = 0; m < N; m++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int64_t i = first_i + warp * 16 + lane / 4 + e / 2 * 8, j = first_j + 8 * m + lane % 4 * 2 + e % 2;
+            if (i >= shape[2] || j >= shape[3])
+                continue;
+            const int64_t to =
+                bb * c.dbias.stride[0] + hb * c.dbias.stride[1] + i * c.dbias.stride[2] + j * c.dbias.stride[3];
+            const double before = c.accumulate ? load_at(c.dbias, to) : 0.0;
+            cot_store(c.dbias.data, c.dbias.dtype, to, (float)(before + sums[m][e]));
+        }
+}

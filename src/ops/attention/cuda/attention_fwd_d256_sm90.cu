@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_fwd_d256_sm90.cu: the forward on Hopper for d up to 256. attention_fwd_sm90.cuh has the kernel. */
+#include "attention_fwd_sm90.cuh"
+
+ATTENTION_FWD_LARGE(INSTANCE_BF16)
+ATTENTION_FWD_LARGE(INSTANCE_F16)

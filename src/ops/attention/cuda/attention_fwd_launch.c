@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_fwd_launch.c: the forward for Hopper on the host: which kernels a call enqueues, with what grids. */
+#include "attention_arrays.h"
+#include "attention_maps.h"
+
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
+    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#include "../attention_kernels.def"
+#undef COT_KERNEL
+
+extern const unsigned char cot_image_attention_fwd_sm90[], cot_image_attention_fwd_d256_sm90[];
+
+enum { PREPARE_THREADS = 256, CACHE_BYTES = 32 << 20 /* of the second-level cache, for K and V of a section */ };
+
+typedef struct forward_kernel {
+    int d, dv, keys, groups; /* the most columns; see ATTENTION_FWD_SMALL */
+    cot_cuda_kernel kernel;
+} forward_kernel;
+
+/* From the smallest to the largest. */
+#define KERNEL(element, name, image, d, dv, keys, groups, stages) \
+    {d,                                                           \
+     dv,                                                          \
+     keys,                                                        \
+     groups,                                                      \
+     {image, "attention_fwd_sm90_" #element "_" #name, ATTENTION_FWD_SHARED(d, dv, keys, groups, stages)}},
+#define BF16_SMALL(name, d, dv, keys, groups, stages) \
+    KERNEL(bf16, name, cot_image_attention_fwd_sm90, d, dv, keys, groups, stages)
+#define BF16_LARGE(name, d, dv, keys, groups, stages) \
+    KERNEL(bf16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, groups, stages)
+#define F16_SMALL(name, d, dv, keys, groups, stages) \
+    KERNEL(f16, name, cot_image_attention_fwd_sm90, d, dv, keys, groups, stages)
+#define F16_LARGE(name, d, dv, keys, groups, stages) \
+    KERNEL(f16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, groups, stages)
+static const forward_kernel bf16_kernels[] = {ATTENTION_FWD_SMALL(BF16_SMALL) ATTENTION_FWD_LARGE(BF16_LARGE)};
+static const forward_kernel f16_kernels[] = {ATTENTION_FWD_SMALL(F16_SMALL) ATTENTION_FWD_LARGE(F16_LARGE)};
+
+static const cot_cuda_kernel prepare = {cot_image_attention_fwd_sm90, "attention_fwd_prepare", 0};
+
+static int64_t at_least(int64_t a, int64_t b)
+{
+    return a < b ? b : a;
+}
+
+/* Heads whose K and V stay in the cache together; whole groups of query heads. */
+static int32_t section_of(const attention_sizes *z)
+{
+    const int64_t bytes = at_least(z->Tk * (z->d + z->dv) * (int64_t)cot_dtype_size(z->dtype), 1);
+    const int64_t heads = at_least(CACHE_BYTES / bytes, 1);
+    return (int32_t)(z->H / z->Hkv * (heads < z->Hkv ? heads : z->Hkv));
+}
+
+/* How scores become exponents, and exponents lse. */
+static void set_factors(attention_fwd_call *c, const attention_sizes *z)
+{
+    const double factor = z->softcap > 0 ? z->softcap : fabs(z->scale);
+    c->modify = z->softcap > 0 || z->scale < 0;
+    c->cap_scale = z->softcap > 0 ? (float)(z->scale / z->softcap) : 0;
+    c->scale_log2 = (float)(factor * 1.4426950408889634);
+    const double natural = factor / (double)c->scale_log2;
+    c->natural = (float)natural;
+    c->natural_low = (float)(natural - (double)c->natural);
+}
+
+static cot_status forward(cot_queue *queue, const attention_problem *p, void *workspace, const forward_kernel *k)
+{
+    const attention_sizes *z = &p->sizes;
+    while (z->d > k->d || z->dv > k->dv)
+        k++;
+    const int64_t queries = 64 * k->groups, tiles = (z->Tq + queries - 1) / queries;
+    const int64_t sequences = attention_sequence_count(p);
+    const int64_t all = (z->packed ? z->rows_q / queries + sequences : tiles * sequences) * z->H;
+    if (z->rows_q == 0 || all == 0 || (!cot_present(&p->out) && !cot_present(&p->lse)))
+        return COT_OK;
+    const int64_t blocks = all < queue->device->multiprocessors ? all : queue->device->multiprocessors;
+    const bool varies = attention_fwd_varies(p);
+    attention_fwd_mapped mapped = {
+        .call = {
+            .q_begin = z->q_begin,
+            .q_length = z->q_length,
+            .k_begin = z->k_begin,
+            .k_length = z->k_length,
+            .left = z->left,
+            .right = z->right,
+            .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
+            .B = (int32_t)z->B,
+            .H = (int32_t)z->H,
+            .heads_of_kv = (int32_t)(z->H / z->Hkv),
+            .d = (int32_t)z->d,
+            .dv = (int32_t)z->dv,
+            .Tq = (int32_t)(z->packed ? z->rows_q : z->Tq),
+            .Tk = (int32_t)(z->packed ? z->rows_k : z->Tk),
+            .sequences = (int32_t)sequences,
+            .packed = z->packed,
+            .queries = (int32_t)queries,
+            .tiles = (int32_t)tiles,
+            .section = section_of(z),
+            .blocks = (int32_t)blocks,
+            .out_in_vectors = attention_in_vectors(&p->out) && z->dv % 8 == 0,
+            .out = attention_array_of(&p->out),
+            .lse = attention_array_of(&p->lse),
+            .sink = attention_array_of(&p->sink),
+            .cu_q = attention_array_of(&p->cu_seqlens_q),
+            .cu_k = attention_array_of(&p->cu_seqlens_k),
+            .used_q = attention_array_of(&p->seqused_q),
+            .used_k = attention_array_of(&p->seqused_k),
+            .counter = workspace,
+            .table = varies ? (attention_fwd_sequence *)((char *)workspace + COT_ALIGNMENT) : NULL,
+            .fault = cot_cuda_fault_word(queue),
+        }};
+    set_factors(&mapped.call, z);
+    cot_status status = attention_launch(
+        queue, &prepare, (cot_cuda_grid){.blocks = {1, 1, 1}, .threads = PREPARE_THREADS}, &mapped.call);
+    if (status == COT_OK)
+        status = attention_map_rows(queue, &mapped.q, &p->q, (int)queries, p->q.data);
+    if (status == COT_OK)
+        status = attention_map_rows(queue, &mapped.k, &p->k, k->keys, p->q.data);
+    if (status == COT_OK)
+        status = attention_map_rows(queue, &mapped.v, &p->v, k->keys, p->q.data);
+    if (status == COT_OK)
+        status = attention_launch(queue, &k->kernel,
+                                  (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1},
+                                                  .threads = (unsigned)(k->groups + 1) * 128,
+                                                  .dependent = true},
+                                  &mapped);
+    return status;
+}
+
+cot_status attention_fwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    return forward(queue, problem, workspace, bf16_kernels);
+}
+
+cot_status attention_fwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    return forward(queue, problem, workspace, f16_kernels);
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_fwd_mma.cu: out and lse on tensor cores, for compute capability 8.0 and later: attention_fwd_mma.cuh. */
+#include "attention_fwd_mma.cuh"
+
+#define KERNEL(dtype, element, name, dk, dv, slabs, columns, all)                        \
+    extern "C" __global__ void __launch_bounds__(32 * ATTENTION_MMA_WARPS)               \
+        attention_fwd_mma_##dtype##_##name(const __grid_constant__ attention_mma_call c) \
+    {                                                                                    \
+        forward<element, dk, dv, slabs, columns, ATTENTION_MMA_WARPS, all>(c);           \
+    }
+#define PLAIN(name, dk, dv, slabs, columns, stages)                  \
+    KERNEL(bf16, __nv_bfloat16, name, dk, dv, slabs, columns, false) \
+    KERNEL(f16, __half, name, dk, dv, slabs, columns, false)
+#define ALL(name, dk, dv, slabs, columns, stages)                   \
+    KERNEL(bf16, __nv_bfloat16, name, dk, dv, slabs, columns, true) \
+    KERNEL(f16, __half, name, dk, dv, slabs, columns, true)
+ATTENTION_FWD_TILES(PLAIN)
+ATTENTION_FWD_TILES_ALL(ALL)

@@ -1,0 +1,666 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_fwd_sm90.cuh: the two products of the forward on Hopper. A block takes one tile of 64 queries a consumer group
+ * after another (it stays as long as there are any) and walks over the tiles of keys that they see, from the last to the
+ * first:
+ *
+ *   S = Q K^T    P = exp2(scale_log2 S - reference)    O += P V    sum += rows of P
+ *
+ *   group 0     producer: one warp numbers the tiles, says what they are, and loads by TMA
+ *   the others  consumers: 64 queries each; O, S and P in registers
+ *
+ *   barrier     arrivals (bytes)              phase ends when                        who waits
+ *   q full      1 (Q)                         a tile is described, its Q is there    consumers
+ *   q empty     4 a consumer group            no product reads Q any more            the producer
+ *   k full      1 (K)                         a tile of K is there                   consumers
+ *   k empty     4 a consumer group            S no longer reads it                   the producer
+ *   v full      1 (V)                         a tile of V is there, and clean        consumers
+ *   v empty     4 a consumer group            O no longer reads it                   the producer
+ *   v landed    1 (V)                         a tile with foreign rows is there      the producer, which clears them
+ *   turn        256 threads, bar.sync         the group before has issued a step     the next consumer group
+ *
+ * A consumer's step j, O of the step before under way:
+ *   wait K_j, its turn | issue S_j and O += P_(j+1) V_(j+1), pass the turn | wait S: release K_j, mask, maximum, exp2 |
+ *   wait O: release V_(j+1), rescale O, pack P_j
+ * Taking turns, a group's products run while the others are at their exponentials. Groups of a block differ in the keys
+ * that they see: where one sees nothing of a tile, it lets it pass.
+ *
+ * A row's reference is a maximum of its scores, times scale_log2; it follows the true one only when that is 2^8 times
+ * larger, so that O is rarely rescaled. P is then at most 2^8, its relative precision the same, and sum and O agree.
+ *
+ * Tiles are handed out by a counter, the long ones of a sequence first under a causal mask, so that what is left at the end is
+ * short. Each sum has one order, whoever computes it. */
+#ifndef COT_ATTENTION_FWD_SM90_CUH
+#define COT_ATTENTION_FWD_SM90_CUH
+
+#include "attention_maps.h"
+
+#include "../../../cuda/device/activation.cuh"
+#include "../../../cuda/device/bulk.cuh"
+#include "../../../cuda/device/cluster.cuh"
+#include "../../../cuda/device/element.cuh"
+#include "../../../cuda/device/quad.cuh"
+#include "../../../cuda/device/wgmma.cuh"
+
+enum { GROUP = 128, WARP = 32, ROW = 128 /* bytes of 64 columns */ };
+
+/* The kernel of a size: see ATTENTION_FWD_SMALL. */
+template <typename E_, int D_, int DV_, int KEYS_, int GROUPS_, int STAGES_> struct forward_kernel {
+    typedef E_ E;
+    enum {
+        D = D_,
+        DV = DV_,
+        KEYS = KEYS_,
+        GROUPS = GROUPS_,
+        STAGES = STAGES_,
+        QUERIES = 64 * GROUPS,
+        SLICES = (D + 63) / 64,
+        V_SLICES = (DV + 63) / 64,
+        Q_BYTES = SLICES * QUERIES * ROW,
+        K_BYTES = SLICES * KEYS * ROW,
+        V_BYTES = V_SLICES * KEYS * ROW,
+        TURNS = DV <= 128, /* beyond, products leave no time to be filled */
+        /* What the launch allots, shared out anew: 128 of 512 threads, 168 of 384. */
+        PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24,
+        CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 240
+    };
+};
+
+/* A tile of queries. Rows and keys count from the sequence's first. */
+struct attention_tile {
+    int b, head, kv_head; /* b: of the tensors' views */
+    int q_row;            /* in the view of q, out and lse */
+    int rows, used;       /* rows to be written; those of them that count. rows < 0: there are no more tiles */
+    int k_row, Tk;        /* first key in the view, number of keys */
+    int first, last;      /* row i sees the keys first + i .. last + i */
+    int begin, end;       /* tiles of keys */
+    int clean;            /* 0: rows of the last tile beyond Tk are not this sequence's */
+};
+
+template <class F> struct forward_shared {
+    unsigned char q[F::SLICES][F::QUERIES * ROW];
+    unsigned char k[F::STAGES][F::SLICES][F::KEYS * ROW];
+    unsigned char v[F::STAGES][F::V_SLICES][F::KEYS * ROW];
+    attention_tile tiles[2];
+    uint64_t q_full, q_empty, k_full[F::STAGES], k_empty[F::STAGES], v_full[F::STAGES], v_empty[F::STAGES], v_landed;
+};
+
+extern __shared__ __align__(1024) unsigned char attention_memory[];
+
+/* ---- tiles ----------------------------------------------------------------------------------------------- */
+
+/* Tile `number` of `heads` heads with `tiles` tiles each: its head and its place there. Sections of heads follow each
+ * other; in a section the last queries come first, which see the most keys under a causal mask, then the heads. */
+static __device__ __forceinline__ void place_of(const attention_fwd_call &c, uint32_t number, uint32_t tiles, int &head,
+                                                int &tile)
+{
+    const uint32_t section = (uint32_t)c.section, first = number / (tiles * section) * section;
+    const uint32_t width = min(section, (uint32_t)c.H - first), place = number - first * tiles;
+    head = (int)(first + place % width);
+    tile = (int)(tiles - 1 - place / width);
+}
+
+static __device__ __forceinline__ int clamped(int64_t value, int64_t least, int64_t most)
+{
+    return (int)(value < least ? least : value > most ? most : value);
+}
+
+/* The keys of rows from .. to - 1 of a tile: [x, y); empty where y <= x. */
+static __device__ __forceinline__ int2 keys_of(const attention_tile &t, int from, int to)
+{
+    if (from >= to)
+        return make_int2(0, 0);
+    return make_int2(min(max(t.first + from, 0), t.Tk), min(max(t.last + to, 0), t.Tk));
+}
+
+template <class F>
+static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_call &c, uint32_t number)
+{
+    enum { FAR = 1 << 30 }; /* beyond any key: rows are less than half of it */
+    attention_tile t;
+    int tile;
+    int64_t diagonal = c.diagonal;
+    if (c.table == nullptr) {
+        const uint32_t sequence = number / (uint32_t)(c.tiles * c.H);
+        place_of(c, number - sequence * (uint32_t)(c.tiles * c.H), (uint32_t)c.tiles, t.head, tile);
+        t.b = (int)sequence;
+        t.rows = c.Tq;
+        t.q_row = t.k_row = 0;
+        t.used = c.Tq;
+        t.Tk = c.Tk;
+        t.clean = 1;
+    } else {
+        int low = 0, high = c.sequences; /* the last one whose first tile is not after this one */
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if ((uint32_t)c.table[middle].first_tile * (uint32_t)c.H <= number)
+                low = middle;
+            else
+                high = middle;
+        }
+        const attention_fwd_sequence s = c.table[low];
+        place_of(c, number - (uint32_t)s.first_tile * (uint32_t)c.H,
+                 (uint32_t)(c.table[low + 1].first_tile - s.first_tile), t.head, tile);
+        t.b = c.packed ? 0 : low;
+        t.rows = s.q_rows;
+        t.used = s.used_q;
+        t.q_row = s.q_row;
+        t.k_row = s.k_row;
+        t.Tk = s.used_k;
+        t.clean = 0;
+        diagonal = s.diagonal;
+    }
+    const int row = tile * F::QUERIES;
+    t.kv_head = t.head / c.heads_of_kv;
+    t.q_row += row;
+    t.rows = min(t.rows - row, (int)F::QUERIES);
+    t.used = min(max(t.used - row, 0), t.rows);
+    diagonal += row;
+    t.first = clamped(diagonal - c.left, -FAR, FAR);
+    t.last = clamped(diagonal + c.right, -FAR, FAR);
+    const int2 keys = keys_of(t, 0, t.used);
+    t.begin = keys.x / F::KEYS;
+    t.end = keys.y > keys.x ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
+    t.clean |= t.end * F::KEYS <= t.Tk;
+    return t;
+}
+
+/* ---- the producer ---------------------------------------------------------------------------------------- */
+
+/* Rows of the tile of V at `v` from `row` on become zero: they belong to others, and 0 times what they hold need not be 0. */
+template <class F> static __device__ __forceinline__ void clear_rows(unsigned char (*v)[F::KEYS * ROW], int row)
+{
+    for (int slice = 0; slice < F::V_SLICES; slice++)
+        for (int at = row * ROW + threadIdx.x % WARP * 16; at < F::KEYS * ROW; at += WARP * 16)
+            *(uint4 *)(v[slice] + at) = make_uint4(0, 0, 0, 0);
+    cot_proxy_fence();
+    __syncwarp();
+}
+
+template <class F> struct forward_loader {
+    const attention_fwd_mapped &m;
+    forward_shared<F> &s;
+    cot_ring<F::STAGES> k, v;
+    uint32_t landed;
+
+    __device__ __forceinline__ bool leads() const
+    {
+        return threadIdx.x % WARP == 0;
+    }
+
+    __device__ __forceinline__ void load_k(const attention_tile &t, int tile)
+    {
+        cot_mbarrier_wait(&s.k_empty[k.slot], k.parity ^ 1);
+        if (leads()) {
+            cot_mbarrier_arrive_expect(&s.k_full[k.slot], F::K_BYTES);
+            for (int slice = 0; slice < F::SLICES; slice++)
+                cot_tensor_load_4d(s.k[k.slot][slice], &m.k, slice * 64, t.k_row + tile * F::KEYS, t.kv_head, t.b,
+                                   &s.k_full[k.slot]);
+        }
+        k.next();
+    }
+
+    __device__ __forceinline__ void load_v(const attention_tile &t, int tile)
+    {
+        const bool clean = t.clean || tile < t.end - 1;
+        uint64_t *full = &s.v_full[v.slot], *there = clean ? full : &s.v_landed;
+        cot_mbarrier_wait(&s.v_empty[v.slot], v.parity ^ 1);
+        if (leads()) {
+            cot_mbarrier_arrive_expect(there, F::V_BYTES);
+            for (int slice = 0; slice < F::V_SLICES; slice++)
+                cot_tensor_load_4d(s.v[v.slot][slice], &m.v, slice * 64, t.k_row + tile * F::KEYS, t.kv_head, t.b,
+                                   there);
+        }
+        if (!clean) {
+            cot_mbarrier_wait(there, landed);
+            landed ^= 1;
+            clear_rows<F>(s.v[v.slot], t.Tk - tile * F::KEYS);
+            if (leads())
+                cot_mbarrier_arrive(full);
+        }
+        v.next();
+    }
+
+    /* Tells the consumers of tile number n of this block, when they are done with the queries before. */
+    __device__ __forceinline__ void publish(const attention_tile &t, uint32_t n)
+    {
+        cot_mbarrier_wait(&s.q_empty, n & 1 ^ 1);
+        if (leads()) {
+            s.tiles[n & 1] = t;
+            if (t.end > t.begin) {
+                cot_mbarrier_arrive_expect(&s.q_full, F::Q_BYTES);
+                for (int slice = 0; slice < F::SLICES; slice++)
+                    cot_tensor_load_4d(s.q[slice], &m.q, slice * 64, t.q_row, t.head, t.b, &s.q_full);
+            } else {
+                cot_mbarrier_arrive(&s.q_full);
+            }
+        }
+    }
+};
+
+template <class F> static __device__ __forceinline__ void load(const attention_fwd_mapped &m, forward_shared<F> &s)
+{
+    const attention_fwd_call &c = m.call;
+    forward_loader<F> loader = {m, s, {}, {}, 0};
+    uint32_t total = (uint32_t)(c.sequences * c.tiles * c.H);
+    if (c.table != nullptr) {
+        cot_wait_for_kernels_before();
+        total = (uint32_t)c.table[c.sequences].first_tile * (uint32_t)c.H;
+    }
+    uint32_t number = blockIdx.x;
+    for (uint32_t n = 0;; n++) {
+        attention_tile t;
+        if (number >= total) {
+            t.rows = -1;
+            t.begin = t.end = 0;
+            loader.publish(t, n);
+            break;
+        }
+        t = tile_of<F>(c, number);
+        if (t.end > t.begin)
+            loader.load_k(t, t.end - 1); /* before the queries' room is free */
+        loader.publish(t, n);
+        if (n == 0)
+            cot_wait_for_kernels_before(); /* the counter */
+        if (loader.leads())
+            number = atomicAdd(c.counter, 1);
+        for (int tile = t.end - 1; tile >= t.begin; tile--) {
+            if (tile > t.begin)
+                loader.load_k(t, tile - 1);
+            loader.load_v(t, tile);
+        }
+        number = __shfl_sync(0xffffffffu, number, 0);
+    }
+}
+
+/* ---- consumers ------------------------------------------------------------------------------------------- */
+
+/* Consumers take turns in issuing products: barrier 1 + group is its turn. */
+template <class F> static __device__ __forceinline__ void wait_turn(int group)
+{
+    if (F::TURNS)
+        cot_barrier_sync(1 + group, 2 * GROUP);
+}
+
+template <class F> static __device__ __forceinline__ void pass_turn(int group)
+{
+    if (F::TURNS)
+        cot_barrier_arrive(group + 1 < F::GROUPS ? 2 + group : 1, 2 * GROUP);
+}
+
+/* S = Q K^T of this group's queries. */
+template <class F>
+static __device__ __forceinline__ void issue_scores(float (&scores)[F::KEYS / 2], const unsigned char *q,
+                                                    const unsigned char *k)
+{
+    const uint64_t left = cot_wgmma_k_major(cot_shared_address(q)), right = cot_wgmma_k_major(cot_shared_address(k));
+    cot_wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < F::D / 16; i++)
+        cot_wgmma<typename F::E, false, false>(scores,
+                                               left + i / 4 * (F::QUERIES * ROW >> 4) + i % 4 * COT_WGMMA_K_STEP,
+                                               right + i / 4 * (F::KEYS * ROW >> 4) + i % 4 * COT_WGMMA_K_STEP, i > 0);
+    cot_wgmma_commit();
+}
+
+/* O += P V; the first time O = P V. */
+template <class F>
+static __device__ __forceinline__ void issue_output(float (&sums)[F::DV / 2], const uint32_t (&p)[F::KEYS / 4],
+                                                    const unsigned char *v, bool add)
+{
+    const uint64_t right = cot_wgmma_mn_major(cot_shared_address(v), F::KEYS * ROW);
+    cot_wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < F::KEYS / 16; i++)
+        cot_wgmma<typename F::E, true>(sums, p + 4 * i, right + i * COT_WGMMA_MN_STEP, add || i > 0);
+    cot_wgmma_commit();
+}
+
+/* tanh below NEAR, off by 2^-25 of itself: a series in x^2. */
+static __device__ __forceinline__ float tanh_near(float x)
+{
+    const float square = x * x;
+    float series = -0.00657303987f;
+    series = fmaf(series, square, 0.0212894218f);
+    series = fmaf(series, square, -0.0539061423f);
+    series = fmaf(series, square, 0.133330969f);
+    series = fmaf(series, square, -0.333333319f);
+    return fmaf(x * square, series, x);
+}
+
+/* Elsewhere, off by a few 2^-24: 1 - 2 / (exp(2x) + 1) with the sign put back. */
+static __device__ __forceinline__ float tanh_far(float x)
+{
+    return copysignf(fmaf(-2.0f, cot_rcp(1.0f + cot_ex2(2.885390082f * fabsf(x))), 1.0f), x);
+}
+
+/* Scores that are not Q K^T alone: those of a negative scale, and those under softcap, which are small as a rule. A few at a
+ * time, or they take the registers of all. */
+template <int N> static __device__ __forceinline__ void modify(const attention_fwd_call &c, float (&scores)[N])
+{
+    enum { FEW = 8 };
+    const float near = 0.55f;
+    if (c.cap_scale == 0.0f) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            scores[i] = -scores[i];
+        return;
+    }
+#pragma unroll
+    for (int first = 0; first < N; first += FEW) {
+        float most = 0.0f;
+#pragma unroll
+        for (int i = first; i < first + FEW; i++) {
+            scores[i] *= c.cap_scale;
+            most = fmaxf(most, fabsf(scores[i]));
+        }
+        if (__any_sync(0xffffffffu, most > near)) {
+#pragma unroll
+            for (int i = first; i < first + FEW; i++) {
+                const float far = tanh_far(scores[i]);
+                scores[i] = fabsf(scores[i]) > near ? far : tanh_near(scores[i]);
+            }
+        } else {
+#pragma unroll
+            for (int i = first; i < first + FEW; i++)
+                scores[i] = tanh_near(scores[i]);
+        }
+    }
+}
+
+/* What a row of queries knows of its scores; of this thread's two rows. */
+struct row_state {
+    float reference[2]; /* a maximum of scale_log2 S, or -inf */
+    float sum[2];       /* of this thread's own P */
+};
+
+/* Scores of tile `tile` of the keys become P in float32. ragged: some must not be seen. Returns whether O must be
+ * multiplied by `factor`. */
+template <class F, bool FIRST>
+static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const attention_tile &t, int tile, int row,
+                                             bool ragged, float (&scores)[F::KEYS / 2], row_state &state,
+                                             float (&factor)[2])
+{
+    if (c.modify)
+        modify(c, scores);
+    if (ragged) {
+        int limit[2], start[2]; /* the first column that a row does not see any more, the first that it does */
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int own = row + 8 * half, column = tile * F::KEYS + 2 * (threadIdx.x % 4);
+            limit[half] = min(t.last + own + 1, t.Tk) - column;
+            start[half] = t.first + own - column;
+        }
+#pragma unroll
+        for (int i = 0; i < F::KEYS / 2; i++) {
+            const int column = 8 * (i / 4) + i % 2, half = i / 2 % 2;
+            if (column >= limit[half] || column < start[half])
+                scores[i] = __int_as_float(0xff800000);
+        }
+    }
+    float top[4]; /* two chains a row */
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        top[i] = scores[i];
+#pragma unroll
+    for (int i = 4; i < F::KEYS / 2; i++)
+        top[i % 4] = fmaxf(top[i % 4], scores[i]);
+    bool rescale = FIRST;
+    float base[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float most = c.scale_log2 * cot_quad_max(fmaxf(top[2 * half], top[2 * half + 1]));
+        base[half] = FIRST ? most : fmaxf(most, state.reference[half]);
+        if (!FIRST)
+            rescale |= base[half] - state.reference[half] > 8.0f; /* no number where no key has been seen: false */
+    }
+    if (!FIRST)
+        rescale = __any_sync(0xffffffffu, rescale);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (rescale) {
+            const float before = state.reference[half];
+            state.reference[half] = base[half];
+            base[half] = base[half] == __int_as_float(0xff800000) ? 0.0f : base[half];
+            if (!FIRST) {
+                factor[half] = cot_ex2(before - base[half]);
+                state.sum[half] *= factor[half];
+            }
+        } else {
+            base[half] = state.reference[half] == __int_as_float(0xff800000) ? 0.0f : state.reference[half];
+        }
+    }
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < F::KEYS / 2; i++) {
+        scores[i] = cot_ex2(fmaf(scores[i], c.scale_log2, -base[i / 2 % 2]));
+        sum[i % 4] += scores[i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        state.sum[half] = (FIRST ? 0.0f : state.sum[half]) + (sum[2 * half] + sum[2 * half + 1]);
+    return rescale;
+}
+
+template <class F>
+static __device__ __forceinline__ void pack(uint32_t (&p)[F::KEYS / 4], const float (&scores)[F::KEYS / 2])
+{
+#pragma unroll
+    for (int i = 0; i < F::KEYS / 4; i++)
+        p[i] = cot_pack_pair<typename F::E>(scores[2 * i], scores[2 * i + 1]);
+}
+
+/* Where the rings of K and V are for a consumer. */
+template <class F> struct forward_reader {
+    forward_shared<F> &s;
+    int group;
+    cot_ring<F::STAGES> k, v;
+
+    __device__ __forceinline__ void release(uint64_t *barrier) const
+    {
+        __syncwarp();
+        if (threadIdx.x % WARP == 0)
+            cot_mbarrier_arrive(barrier);
+    }
+
+    __device__ __forceinline__ void release_k()
+    {
+        release(&s.k_empty[k.slot]);
+        k.next();
+    }
+
+    __device__ __forceinline__ void release_v()
+    {
+        release(&s.v_empty[v.slot]);
+        v.next();
+    }
+
+    /* Tiles of keys that this group's rows do not see. */
+    __device__ __forceinline__ void skip(int tiles)
+    {
+        for (; tiles > 0; tiles--) {
+            cot_mbarrier_wait(&s.k_full[k.slot], k.parity);
+            wait_turn<F>(group);
+            pass_turn<F>(group);
+            release_k();
+            cot_mbarrier_wait(&s.v_full[v.slot], v.parity);
+            release_v();
+        }
+    }
+};
+
+/* out and lse of this thread's two rows: O over their sums. */
+template <class F>
+static __device__ __forceinline__ void finish(const attention_fwd_call &c, const attention_tile &t, int row,
+                                              const row_state &state, const float (&sums)[F::DV / 2])
+{
+    const float none = __int_as_float(0xff800000);
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int own = row + 8 * half;
+        const float sum = cot_quad_sum(state.sum[half]);
+        float lse = none;
+        inverse[half] = 0.0f;
+        if (own < t.used && !(sum == 0.0f)) { /* not where it is no number: that shows */
+            lse = fmaf(state.reference[half], c.natural, fmaf(state.reference[half], c.natural_low, logf(sum)));
+            inverse[half] = 1.0f / sum;
+        }
+        if (c.sink.data != nullptr && own < t.used) {
+            const float sink = cot_load(c.sink.data, c.sink.dtype, t.head * c.sink.stride[0]);
+            const float most = fmaxf(lse, sink);
+            if (!(most == none)) {
+                const float all = most + logf(expf(lse - most) + expf(sink - most));
+                inverse[half] *= expf(lse - all);
+                lse = all;
+            }
+        }
+        if (c.lse.data != nullptr && own < t.rows && threadIdx.x % 4 == 0)
+            ((float *)c.lse
+                 .data)[t.b * c.lse.stride[0] + t.head * c.lse.stride[1] + (int64_t)(t.q_row + own) * c.lse.stride[2]] =
+                lse;
+    }
+    if (c.out.data == nullptr)
+        return;
+    const int64_t at = t.b * c.out.stride[0] + t.head * c.out.stride[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int own = row + 8 * half;
+        const bool alive = !(inverse[half] == 0.0f), wanted = own < t.rows;
+        uint16_t *const out = (uint16_t *)c.out.data + at + (int64_t)(t.q_row + own) * c.out.stride[1];
+#pragma unroll
+        for (int group = 0; group < F::DV / 8; group += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int from = 4 * (group + i) + 2 * half;
+                words[i] = cot_pack_pair<typename F::E>(inverse[half] * sums[from], inverse[half] * sums[from + 1]);
+                words[i] = alive ? words[i] : 0;
+            }
+            if (c.out_in_vectors) {
+                const uint4 columns = cot_quad_transpose(words[0], words[1], words[2], words[3]);
+                const int column = 8 * (group + threadIdx.x % 4);
+                if (wanted && column < c.dv)
+                    *(uint4 *)(out + column) = columns;
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const int column = 8 * (group + i / 2) + 2 * (threadIdx.x % 4) + i % 2;
+                    if (wanted && column < c.dv)
+                        out[column] = (uint16_t)(words[i / 2] >> 16 * (i % 2));
+                }
+            }
+        }
+    }
+}
+
+template <class F>
+static __device__ __forceinline__ void consume(const attention_fwd_call &c, forward_shared<F> &s, const int group)
+{
+    forward_reader<F> reader = {s, group, {}, {}};
+    const unsigned char *const q = s.q[0] + group * 64 * ROW;
+    const int row = group * 64 + threadIdx.x % GROUP / WARP * 16 + threadIdx.x % WARP / 4; /* of even pairs */
+    float scores[F::KEYS / 2], sums[F::DV / 2], factor[2];
+    uint32_t p[F::KEYS / 4];
+    row_state state;
+    if (group == F::GROUPS - 1)
+        pass_turn<F>(group);
+    for (uint32_t n = 0;; n++) {
+        const attention_tile &t = s.tiles[n & 1];
+        cot_mbarrier_wait(&s.q_full, n & 1);
+        if (t.rows < 0)
+            break;
+        const int2 keys = keys_of(t, group * 64, min(group * 64 + 64, t.used));
+        const int begin = keys.y > keys.x ? keys.x / F::KEYS : t.begin;
+        const int end = keys.y > keys.x ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
+        /* Tiles from `ragged` on, and those before `ragged_left`, hold keys that some rows do not see. */
+        const int ragged = max(min(t.last + group * 64 + 1, t.Tk), 0) / F::KEYS;
+        const int ragged_left = (max(t.first + group * 64 + 63, 0) + F::KEYS - 1) / F::KEYS;
+        const int tiles_begin = t.begin;
+        reader.skip(t.end - end);
+        if (end > begin) {
+            cot_mbarrier_wait(&s.k_full[reader.k.slot], reader.k.parity);
+            wait_turn<F>(group);
+            issue_scores<F>(scores, q, s.k[reader.k.slot][0]);
+            pass_turn<F>(group);
+            cot_wgmma_wait<0>();
+            reader.release_k();
+            weigh<F, true>(c, t, end - 1, row, end - 1 >= ragged || end - 1 < ragged_left, scores, state, factor);
+            pack<F>(p, scores);
+            for (int tile = end - 2; tile >= begin; tile--) {
+                cot_mbarrier_wait(&s.k_full[reader.k.slot], reader.k.parity);
+                wait_turn<F>(group);
+                issue_scores<F>(scores, q, s.k[reader.k.slot][0]);
+                cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
+                issue_output<F>(sums, p, s.v[reader.v.slot][0], tile < end - 2);
+                pass_turn<F>(group);
+                cot_wgmma_wait<1>();
+                reader.release_k();
+                const bool rescale =
+                    weigh<F, false>(c, t, tile, row, tile >= ragged || tile < ragged_left, scores, state, factor);
+                cot_wgmma_wait_after(state.sum[0] + state.sum[1], &s.tiles);
+                reader.release_v();
+                if (rescale) {
+#pragma unroll
+                    for (int i = 0; i < F::DV / 2; i++)
+                        sums[i] *= factor[i / 2 % 2];
+                }
+                pack<F>(p, scores);
+            }
+            reader.release(&s.q_empty);
+            cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
+            issue_output<F>(sums, p, s.v[reader.v.slot][0], end - 1 > begin);
+            cot_wgmma_wait<0>();
+            reader.release_v();
+        } else {
+            reader.release(&s.q_empty);
+#pragma unroll
+            for (int i = 0; i < F::DV / 2; i++)
+                sums[i] = 0.0f;
+            state.reference[0] = state.reference[1] = __int_as_float(0xff800000);
+            state.sum[0] = state.sum[1] = 0.0f;
+        }
+        reader.skip(begin - tiles_begin);
+        finish<F>(c, t, row, state, sums);
+    }
+    if (group == 0)
+        wait_turn<F>(group); /* what the last group passed on last */
+}
+
+template <class F> static __device__ __forceinline__ void forward(const attention_fwd_mapped &m)
+{
+    static_assert(sizeof(forward_shared<F>) <= ATTENTION_FWD_SHARED(F::D, F::DV, F::KEYS, F::GROUPS, F::STAGES),
+                  "what the launch asks for");
+    forward_shared<F> &s = *(forward_shared<F> *)attention_memory;
+    if (threadIdx.x == 0) {
+        cot_mbarrier_init(&s.q_full, 1), cot_mbarrier_init(&s.q_empty, 4 * F::GROUPS);
+        for (int i = 0; i < F::STAGES; i++) {
+            cot_mbarrier_init(&s.k_full[i], 1), cot_mbarrier_init(&s.k_empty[i], 4 * F::GROUPS);
+            cot_mbarrier_init(&s.v_full[i], 1), cot_mbarrier_init(&s.v_empty[i], 4 * F::GROUPS);
+        }
+        cot_mbarrier_init(&s.v_landed, 1);
+        cot_mbarrier_init_fence();
+    }
+    __syncthreads();
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0) - 1; /* so that it is known to be uniform */
+    if (group < 0) {
+        cot_fewer_registers<F::PRODUCER_REGISTERS>();
+        if (threadIdx.x < WARP)
+            load<F>(m, s);
+    } else {
+        cot_more_registers<F::CONSUMER_REGISTERS>();
+        consume<F>(m.call, s, group);
+    }
+}
+
+#define INSTANCE(element, name, d, dv, keys, groups, stages)                      \
+    extern "C" __global__ void __launch_bounds__((groups + 1) * GROUP, 1)         \
+        attention_fwd_sm90_##name(const __grid_constant__ attention_fwd_mapped m) \
+    {                                                                             \
+        forward<forward_kernel<element, d, dv, keys, groups, stages>>(m);         \
+    }
+#define INSTANCE_BF16(name, d, dv, keys, groups, stages) \
+    INSTANCE(__nv_bfloat16, bf16_##name, d, dv, keys, groups, stages)
+#define INSTANCE_F16(name, d, dv, keys, groups, stages) INSTANCE(__half, f16_##name, d, dv, keys, groups, stages)
+
+#endif

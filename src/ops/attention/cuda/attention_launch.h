@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attention_launch.h: which problems the CUDA kernels take, at what cost, with how much workspace. For the front and for
+ * attention_launch.c. */
+#ifndef COT_ATTENTION_LAUNCH_H
+#define COT_ATTENTION_LAUNCH_H
+
+#include "../attention_problem.h"
+#include "attention_cuda.h"
+
+#include <math.h>
+
+/* Rows of contiguous elements that the copy engine can step over: strides are multiples of 16 bytes, and so is where the
+ * data begins, as far as that is known (a question for workspace need not say). */
+static inline bool attention_steps(const cot_tensor *tensor)
+{
+    if (!cot_present(tensor) || cot_elements(tensor) == 0)
+        return true;
+    if ((uintptr_t)tensor->data % 16 != 0)
+        return false;
+    for (int a = 0; a < 3; a++)
+        if (tensor->shape[a] > 1 &&
+            (tensor->stride[a] <= 0 || tensor->stride[a] * (int64_t)cot_dtype_size(tensor->dtype) % 16 != 0))
+            return false;
+    return tensor->stride[3] == 1;
+}
+
+static inline bool attention_rows_contiguous(const cot_tensor *tensor)
+{
+    return !cot_present(tensor) || tensor->stride[3] == 1;
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------- */
+
+/* Scores are multiplied in float32: by scale, or by scale/softcap and softcap, and by log2(e). */
+static inline bool attention_factors_normal(const attention_sizes *z)
+{
+    const double inner = z->softcap > 0 ? z->scale / z->softcap : 1, outer = z->softcap > 0 ? z->softcap : z->scale;
+    return fabs(inner) > 1e-30 && fabs(inner) < 1e30 && fabs(outer) > 1e-30 && fabs(outer) < 1e30;
+}
+
+/* Tiles of queries of the call, more than there can be. */
+static inline double attention_fwd_tiles(const attention_sizes *z)
+{
+    return ((double)z->rows_q / 128 + (double)z->B + 1) * (double)z->H;
+}
+
+static inline const char *attention_refuse_fwd_sm90(const attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    if (z->d > 256 || z->dv > 256)
+        return "it serves d and dv up to 256";
+    if (z->dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias))
+        return "it serves no dropout, ALiBi or bias";
+    if (cot_present(&p->out) && p->out.dtype != z->dtype)
+        return "it rounds P to 16 bits, out is f32";
+    if (!attention_factors_normal(z))
+        return "scale or softcap is too large or too small for float32 products";
+    if (z->B > INT32_MAX / 64 || z->H > INT32_MAX / 64 || z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
+        attention_fwd_tiles(z) > INT32_MAX / 4)
+        return "it counts rows and tiles in 32 bits";
+    if (!attention_steps(&p->q) || !attention_steps(&p->k) || !attention_steps(&p->v))
+        return "q, k and v need a contiguous last axis, and data and other strides at multiples of 16 bytes";
+    if (!attention_rows_contiguous(&p->out))
+        return "out needs a contiguous last axis";
+    return NULL;
+}
+
+static inline const char *admit_fwd_bf16_sm90(const void *problem)
+{
+    const attention_problem *p = problem;
+    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : attention_refuse_fwd_sm90(p);
+}
+
+static inline const char *admit_fwd_f16_sm90(const void *problem)
+{
+    const attention_problem *p = problem;
+    return p->sizes.dtype != COT_F16 ? "it serves f16" : attention_refuse_fwd_sm90(p);
+}
+
+static inline double cost_fwd_sm90(const void *problem)
+{
+    const attention_sizes *z = problem;
+    return 1000.0 + (double)z->H * (double)z->rows_q * (double)z->Tk;
+}
+
+/* Whether sequences differ in length, so that the kernel before writes down where each begins and ends. */
+static inline bool attention_fwd_varies(const attention_problem *p)
+{
+    return p->sizes.packed || cot_present(&p->seqused_q) || cot_present(&p->seqused_k);
+}
+
+/* The counter of tiles, and the sequences. */
+static inline size_t workspace_fwd_sm90(const void *problem)
+{
+    const attention_problem *p = problem;
+    const size_t sequences = attention_fwd_varies(p) ? (size_t)attention_sequence_count(p) + 1 : 0;
+    return COT_ALIGNMENT + cot_align(sequences * sizeof(attention_fwd_sequence));
+}
+
+/* ---- backward ------------------------------------------------------------------------------------------ */
+
+static inline const char *attention_refuse_bwd_sm90(const attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    if (z->d != z->dv || (z->d != 64 && z->d != 128 && z->d != 256))
+        return "it serves d = dv = 64, 128 or 256";
+    if (z->packed || cot_present(&p->seqused_q) || cot_present(&p->seqused_k))
+        return "it serves no packed sequences and no seqused";
+    if (z->left < z->q_length + z->k_length || (z->right != 0 && z->right < z->q_length + z->k_length))
+        return "it serves no windows";
+    if (z->softcap > 0 || z->dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias))
+        return "it serves no softcap, dropout, ALiBi or bias";
+    if (cot_present(&p->dsink))
+        return "it has no dsink";
+    const cot_tensor *const outputs[] = {&p->dq, &p->dk, &p->dv};
+    for (int i = 0; i < 3; i++)
+        if (cot_present(outputs[i]) && outputs[i]->dtype != z->dtype)
+            return "it rounds P and dS to 16 bits, an output is f32";
+    if (z->B > 65535 || z->Hkv > 65535 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4)
+        return "a grid has no room for B, Hkv, Tq or Tk";
+    if (!attention_steps(&p->q) || !attention_steps(&p->k) || !attention_steps(&p->v) || !attention_steps(&p->dout))
+        return "q, k, v and dout need a contiguous last axis, and data and other strides at multiples of 16 bytes";
+    if (!attention_rows_contiguous(&p->out) || !attention_rows_contiguous(&p->dq) ||
+        !attention_rows_contiguous(&p->dk) || !attention_rows_contiguous(&p->dv))
+        return "out, dq, dk and dv need a contiguous last axis";
+    return NULL;
+}
+
+static inline const char *admit_bwd_bf16_sm90(const void *problem)
+{
+    const attention_problem *p = problem;
+    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : attention_refuse_bwd_sm90(p);
+}
+
+static inline const char *admit_bwd_f16_sm90(const void *problem)
+{
+    const attention_problem *p = problem;
+    return p->sizes.dtype != COT_F16 ? "it serves f16" : attention_refuse_bwd_sm90(p);
+}
+
+static inline double cost_bwd_sm90(const void *problem)
+{
+    const attention_sizes *z = problem;
+    return 1000.0 + (double)z->H * (double)z->rows_q * (double)z->Tk;
+}
+
+/* The parts of the workspace, in bytes from its beginning. */
+typedef struct attention_bwd_parts {
+    int64_t tiles;
+    size_t lse2, row_delta, dq_sums, counters, bytes;
+} attention_bwd_parts;
+
+static inline attention_bwd_parts attention_bwd_parts_of(const attention_sizes *z)
+{
+    attention_bwd_parts parts = {.tiles = (z->Tq + ATTENTION_QUERIES - 1) / ATTENTION_QUERIES};
+    const size_t tiles = (size_t)z->B * (size_t)z->H * (size_t)parts.tiles, slices = tiles * (size_t)z->d / 64;
+    parts.row_delta = parts.lse2 + cot_align(tiles * ATTENTION_QUERIES * sizeof(float));
+    parts.dq_sums = parts.row_delta + cot_align(tiles * ATTENTION_QUERIES * sizeof(float));
+    parts.counters = parts.dq_sums + cot_align(slices * ATTENTION_DQ_SLICE * sizeof(float));
+    parts.bytes = parts.counters + cot_align(slices * sizeof(uint32_t));
+    return parts;
+}
+
+static inline size_t workspace_bwd_sm90(const void *problem)
+{
+    return attention_bwd_parts_of(problem).bytes;
+}
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attention_maps.h: a call with the tensor maps of its inputs, [b][h][t][x] with boxes of 64 columns; and of what
+ * a row of scores needs, lse2 and then D, a tile of queries a row. For C and CUDA. */
+#ifndef COT_ATTENTION_MAPS_H
+#define COT_ATTENTION_MAPS_H
+
+#include "attention_cuda.h"
+
+#include <cuda.h>
+
+typedef struct attention_bwd_mapped {
+    CUtensorMap q, k, v, dout, statistics;
+    attention_bwd_call call;
+} attention_bwd_mapped;
+
+typedef struct attention_fwd_mapped {
+    CUtensorMap q, k, v;
+    attention_fwd_call call;
+} attention_fwd_mapped;
+
+#endif

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_mma_launch.c: the portable CUDA rows on the host: which kernels a call enqueues, with what grids. */
+#include "attention_mma_launch.h"
+
+#include "cuda/device.h"
+
+#include <math.h>
+
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
+    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#include "../attention_kernels.def"
+#undef COT_KERNEL
+
+extern const unsigned char cot_image_attention_fwd_mma[], cot_image_attention_bwd_mma[], cot_image_attention_f32[],
+    cot_image_attention_rows[];
+
+/* ---- the kernels ------------------------------------------------------------------------------------------------ */
+
+/* One kernel: the columns of q and k and of v that it has room for, and the rows of a block. */
+typedef struct tiled {
+    int64_t dk, dv, rows;
+    cot_cuda_kernel kernel;
+} tiled;
+
+/* Bytes of shared memory: rows of a block, and of the tile that it walks with. */
+#define ROWS_OF(slabs) (16 * (slabs)*ATTENTION_MMA_WARPS)
+#define FWD_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) * (dk) + (columns) * ((dk) + (dv))))
+#define DQ_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) + (stages) * (columns)) * ((dk) + (dv)))
+#define DKV_BYTES(dk, dv, slabs, columns, stages) (DQ_BYTES(dk, dv, slabs, columns, stages) + (stages) * (columns)*8)
+#define DV_BYTES(dk, dv, slabs, columns, stages) (DKV_BYTES(dk, dv, slabs, columns, stages) - 2 * ROWS_OF(slabs) * (dv))
+
+/* clang-format off */
+#define TILED(image, stem, dtype, bytes, name, dk, dv, slabs, columns, stages) \
+    {dk, dv, ROWS_OF(slabs), {cot_image_attention_##image, "attention_" #stem "_mma_" #dtype "_" #name, \
+                              bytes(dk, dv, slabs, columns, stages)}},
+#define FWD(dtype, ...) TILED(fwd_mma, fwd, dtype, FWD_BYTES, __VA_ARGS__)
+#define DQ(dtype, ...) TILED(bwd_mma, dq, dtype, DQ_BYTES, __VA_ARGS__)
+#define DKV(dtype, ...) TILED(bwd_mma, dkv, dtype, DKV_BYTES, __VA_ARGS__)
+#define DK(dtype, ...) TILED(bwd_mma, dk, dtype, DKV_BYTES, __VA_ARGS__)
+#define DV(dtype, ...) TILED(bwd_mma, dv, dtype, DV_BYTES, __VA_ARGS__)
+#define FWD_BF16(...) FWD(bf16, __VA_ARGS__)
+#define FWD_F16(...) FWD(f16, __VA_ARGS__)
+#define DQ_BF16(...) DQ(bf16, __VA_ARGS__)
+#define DQ_F16(...) DQ(f16, __VA_ARGS__)
+#define DKV_BF16(...) DKV(bf16, __VA_ARGS__)
+#define DKV_F16(...) DKV(f16, __VA_ARGS__)
+#define DK_BF16(...) DK(bf16, __VA_ARGS__)
+#define DK_F16(...) DK(f16, __VA_ARGS__)
+#define DV_BF16(...) DV(bf16, __VA_ARGS__)
+#define DV_F16(...) DV(f16, __VA_ARGS__)
+
+/* By size, the smallest first. */
+typedef struct family {
+    tiled plain[5], all[3];
+} family;
+
+/* dk and dv at once where their sums have room, else one by one. */
+typedef struct kernels {
+    family fwd, dq, dkv, dk, dv;
+} kernels;
+
+#define KERNELS(dtype) { \
+    .fwd = {{ATTENTION_FWD_TILES(FWD_##dtype)}, {ATTENTION_FWD_TILES_ALL(FWD_##dtype)}}, \
+    .dq = {{ATTENTION_DQ_TILES(DQ_##dtype)}, {ATTENTION_DQ_TILES_ALL(DQ_##dtype)}}, \
+    .dkv = {{ATTENTION_DKV_TILES(DKV_##dtype)}, {{0}}}, \
+    .dk = {{ATTENTION_DK_TILES(DK_##dtype)}, {ATTENTION_DK_TILES_ALL(DK_##dtype)}}, \
+    .dv = {{ATTENTION_DV_TILES(DV_##dtype)}, {ATTENTION_DV_TILES_ALL(DV_##dtype)}}}
+static const kernels kernels_bf16 = KERNELS(BF16), kernels_f16 = KERNELS(F16);
+
+/* The most shared memory that a float32 kernel asks for; less where rows are shorter. */
+#define F32_BYTES(rows, columns) ((ATTENTION_F32_MAX_D + 4) * 4 * ((rows) * ATTENTION_F32_ROWS + 2 * ATTENTION_F32_COLUMNS))
+#define F32(name, rows) \
+    {ATTENTION_F32_MAX_D, ATTENTION_F32_MAX_D, ATTENTION_F32_ROWS, \
+     {cot_image_attention_f32, "attention_" #name "_f32", F32_BYTES(rows, 2) + 8 * ATTENTION_F32_COLUMNS}}
+static const tiled fwd_f32 = F32(fwd, 1), dq_f32 = F32(dq, 2), dk_f32 = F32(dk, 2), dv_f32 = F32(dv, 1),
+                   dbias_f32 = F32(dbias, 2);
+
+static const cot_cuda_kernel prepare_rows = {cot_image_attention_rows, "attention_prepare", 0},
+                             dsink_rows = {cot_image_attention_rows, "attention_dsink", 0},
+                             delta_rows = {cot_image_attention_rows, "attention_delta_rows", 0},
+                             merge_rows = {cot_image_attention_rows, "attention_merge_rows", 0};
+/* clang-format on */
+
+/* The smallest that has room, NULL where none has. */
+static const tiled *find(const family *f, const attention_problem *p)
+{
+    const tiled *t = attention_has_additions(p) ? f->all : f->plain;
+    while (t->rows > 0 && (t->dk < p->sizes.d || t->dv < p->sizes.dv))
+        t++;
+    return t->rows > 0 ? t : NULL;
+}
+
+/* ---- arguments --------------------------------------------------------------------------------------------------- */
+
+static bool in_vectors(const cot_tensor *t)
+{
+    if (t->rank != 4 || cot_dtype_size(t->dtype) != 2 || t->stride[3] != 1 || t->shape[3] % 8 != 0 ||
+        (uintptr_t)t->data % 16 != 0)
+        return false;
+    for (int axis = 0; axis < 3; axis++)
+        if (t->shape[axis] > 1 && t->stride[axis] % 8 != 0)
+            return false;
+    return true;
+}
+
+static attention_view view(const cot_tensor *t)
+{
+    attention_view v = {.dtype = (int32_t)t->dtype};
+    if (!cot_present(t))
+        return v;
+    v.data = t->data;
+    v.vectors = in_vectors(t);
+    for (int axis = 0; axis < t->rank; axis++)
+        v.stride[axis] = t->stride[axis];
+    return v;
+}
+
+static attention_view slopes_view(const cot_tensor *t)
+{
+    attention_view v = view(t);
+    if (t->rank == 1)
+        v.stride[1] = v.stride[0], v.stride[0] = 0;
+    return v;
+}
+
+static attention_view bias_view(const cot_tensor *t)
+{
+    attention_view v = view(t);
+    for (int axis = 0; axis < t->rank; axis++)
+        if (t->shape[axis] == 1)
+            v.stride[axis] = 0;
+    return v;
+}
+
+static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, void *workspace, bool f32)
+{
+    const attention_sizes *z = &p->sizes;
+    const double log2e = 1.4426950408889634;
+    attention_mma_call c = {
+        .B = z->B,
+        .H = z->H,
+        .Hkv = z->Hkv,
+        .Tq = z->Tq,
+        .Tk = z->Tk,
+        .d = z->d,
+        .dv = z->dv,
+        .rows_q = z->rows_q,
+        .rows_k = z->rows_k,
+        .left = (int32_t)attention_clamp(z->left, 0, ATTENTION_FAR),
+        .right = (int32_t)attention_clamp(z->right, 0, ATTENTION_FAR),
+        .q_begin = z->q_begin,
+        .q_length = z->q_length,
+        .k_begin = z->k_begin,
+        .k_length = z->k_length,
+        .packed = z->packed,
+        .accumulate = p->accumulate,
+        .negative = z->scale < 0,
+        .scale = (float)z->scale,
+        .score_scale = (float)(fabs(z->scale) * log2e),
+        .softcap = (float)z->softcap,
+        .lse_factor = f32 ? 1.0f : (float)log2e,
+        .dropped = z->dropped,
+        .kept = z->dropped < 65536 ? (float)(65536.0 / (65536 - z->dropped)) : 0.0f,
+        .seed = p->dropout_seed,
+        .offset = p->dropout_offset,
+        .groups = (uint64_t)((z->longest_k + 7) / 8),
+        .cu_q = view(&p->cu_seqlens_q),
+        .cu_k = view(&p->cu_seqlens_k),
+        .used_q = view(&p->seqused_q),
+        .used_k = view(&p->seqused_k),
+        .seed_memory = view(&p->dropout_seed_memory),
+        .offset_memory = view(&p->dropout_offset_memory),
+        .sink = view(&p->sink),
+        .slopes = slopes_view(&p->alibi_slopes),
+        .bias = bias_view(&p->bias),
+        .q = view(&p->q),
+        .k = view(&p->k),
+        .v = view(&p->v),
+        .out = view(&p->out),
+        .lse = view(&p->lse),
+        .dout = view(&p->dout),
+        .dlse = view(&p->dlse),
+        .delta = view(&p->delta),
+        .grad_q = view(&p->dq),
+        .grad_k = view(&p->dk),
+        .grad_v = view(&p->dv),
+        .dsink = view(&p->dsink),
+        .dbias = view(&p->dbias),
+        .row_lse = workspace,
+        .row_delta = (float *)((char *)workspace + workspace_bwd_mma(z) / 2),
+        .fault = cot_cuda_fault_word(queue),
+    };
+    const int64_t longest_row = z->d > z->dv ? z->d : z->dv;
+    c.pitch = (int32_t)((longest_row + 31) / 32 * 32 + 4);
+    for (int axis = 0; axis < 4; axis++)
+        c.bias_shape[axis] = p->dbias.shape[axis];
+    return c;
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+/* A block for every tile of `rows` rows of every head of every sequence, and for what lies beyond the last one. */
+static cot_status launch_tiles(cot_queue *queue, const cot_cuda_kernel *kernel, attention_mma_call c, int64_t rows,
+                               int64_t T, int64_t heads, unsigned threads, int shared_bytes)
+{
+    c.tiles = T > 0 ? (T + rows - 1) / rows : 1;
+    const cot_cuda_grid grid = {.blocks = {(unsigned)(c.tiles * heads * (c.B + c.packed)), 1, 1},
+                                .threads = threads,
+                                .shared_bytes = (unsigned)shared_bytes};
+    return grid.blocks[0] > 0 ? cot_cuda_launch(queue, kernel, &grid, &c) : COT_OK;
+}
+
+/* Over queries or, for dk and dv, over keys. */
+static cot_status launch(cot_queue *queue, const tiled *t, const attention_mma_call *c, bool over_keys)
+{
+    const bool f32 = t->rows == ATTENTION_F32_ROWS;
+    const int bytes = f32 ? t->kernel.shared_bytes / (ATTENTION_F32_MAX_D + 4) * c->pitch + 8 * ATTENTION_F32_COLUMNS
+                          : t->kernel.shared_bytes;
+    if ((over_keys ? c->rows_k : c->rows_q) == 0)
+        return COT_OK;
+    return launch_tiles(queue, &t->kernel, *c, t->rows, over_keys ? c->Tk : c->Tq, over_keys ? c->Hkv : c->H,
+                        32 * (f32 ? ATTENTION_F32_WARPS : ATTENTION_MMA_WARPS), bytes);
+}
+
+static cot_status forward(cot_queue *queue, const attention_problem *p, const tiled *t)
+{
+    const attention_mma_call c = call_of(queue, p, NULL, t == &fwd_f32);
+    return launch(queue, t, &c, false);
+}
+
+static cot_status launch_dbias(cot_queue *queue, const attention_mma_call *c)
+{
+    const int64_t *shape = c->bias_shape;
+    const int64_t tiles = (shape[2] + ATTENTION_F32_ROWS - 1) / ATTENTION_F32_ROWS *
+                          ((shape[3] + ATTENTION_F32_COLUMNS - 1) / ATTENTION_F32_COLUMNS);
+    const cot_cuda_grid grid = {.blocks = {(unsigned)(shape[0] * shape[1] * tiles), 1, 1},
+                                .threads = 32 * ATTENTION_F32_WARPS,
+                                .shared_bytes =
+                                    (unsigned)(dbias_f32.kernel.shared_bytes / (ATTENTION_F32_MAX_D + 4) * c->pitch)};
+    return grid.blocks[0] > 0 ? cot_cuda_launch(queue, &dbias_f32.kernel, &grid, c) : COT_OK;
+}
+
+/* The kernels of a backward; dkv NULL: dk and dv one by one. */
+static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled *dq,
+                           const tiled *dkv, const tiled *dk, const tiled *dv)
+{
+    const attention_mma_call c = call_of(queue, p, workspace, dq == &dq_f32);
+    cot_status status = COT_OK;
+    if (c.rows_q > 0)
+        status = launch_tiles(queue, &prepare_rows, c, ATTENTION_ROW_THREADS / ATTENTION_ROW_LANES, c.Tq, c.H,
+                              ATTENTION_ROW_THREADS, 0);
+    if (status == COT_OK && c.grad_q.data != NULL)
+        status = launch(queue, dq, &c, false);
+    if (dkv != NULL) {
+        if (status == COT_OK && (c.grad_k.data != NULL || c.grad_v.data != NULL))
+            status = launch(queue, dkv, &c, true);
+    } else {
+        if (status == COT_OK && c.grad_v.data != NULL)
+            status = launch(queue, dv, &c, true);
+        if (status == COT_OK && c.grad_k.data != NULL)
+            status = launch(queue, dk, &c, true);
+    }
+    if (status == COT_OK && c.dsink.data != NULL)
+        status =
+            cot_cuda_launch(queue, &dsink_rows,
+                            &(cot_cuda_grid){.blocks = {(unsigned)c.H, 1, 1}, .threads = ATTENTION_ROW_THREADS}, &c);
+    return status == COT_OK && c.dbias.data != NULL ? launch_dbias(queue, &c) : status;
+}
+
+static cot_status backward_16(cot_queue *queue, const attention_problem *p, void *workspace, const kernels *k)
+{
+    return backward(queue, p, workspace, find(&k->dq, p), find(&k->dkv, p), find(&k->dk, p), find(&k->dv, p));
+}
+
+/* ---- the rows ---------------------------------------------------------------------------------------------------- */
+
+cot_status attention_fwd_bf16_mma(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    return forward(queue, problem, find(&kernels_bf16.fwd, problem));
+}
+
+cot_status attention_fwd_f16_mma(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    return forward(queue, problem, find(&kernels_f16.fwd, problem));
+}
+
+cot_status attention_fwd_f32_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    return forward(queue, problem, &fwd_f32);
+}
+
+cot_status attention_bwd_bf16_mma(cot_queue *queue, const void *problem, void *workspace)
+{
+    return backward_16(queue, problem, workspace, &kernels_bf16);
+}
+
+cot_status attention_bwd_f16_mma(cot_queue *queue, const void *problem, void *workspace)
+{
+    return backward_16(queue, problem, workspace, &kernels_f16);
+}
+
+cot_status attention_bwd_f32_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    return backward(queue, problem, workspace, &dq_f32, NULL, &dk_f32, &dv_f32);
+}
+
+/* delta and merge: eight lanes a row. */
+static cot_status launch_rows(cot_queue *queue, const cot_cuda_kernel *kernel, int64_t rows, const void *call)
+{
+    const int64_t rows_of_block = ATTENTION_ROW_THREADS / ATTENTION_ROW_LANES;
+    const cot_cuda_grid grid = {.blocks = {(unsigned)((rows + rows_of_block - 1) / rows_of_block), 1, 1},
+                                .threads = ATTENTION_ROW_THREADS};
+    return rows > 0 ? cot_cuda_launch(queue, kernel, &grid, call) : COT_OK;
+}
+
+cot_status attention_delta_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    const attention_delta_problem *p = problem;
+    const attention_sizes *z = &p->sizes;
+    const attention_delta_call c = {.B = z->B,
+                                    .H = z->H,
+                                    .Tq = z->Tq,
+                                    .dv = z->dv,
+                                    .out = view(&p->args.out),
+                                    .dout = view(&p->args.dout),
+                                    .dlse = view(&p->args.dlse),
+                                    .delta = view(&p->args.delta)};
+    return launch_rows(queue, &delta_rows, z->B * z->H * z->Tq, &c);
+}
+
+cot_status attention_merge_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    const attention_merge_problem *p = problem;
+    const attention_sizes *z = &p->sizes;
+    const attention_merge_call c = {.B = z->B,
+                                    .H = z->H,
+                                    .Tq = z->Tq,
+                                    .dv = z->dv,
+                                    .out_a = view(&p->args.out_a),
+                                    .out_b = view(&p->args.out_b),
+                                    .lse_a = view(&p->args.lse_a),
+                                    .lse_b = view(&p->args.lse_b),
+                                    .sink = view(&p->args.sink),
+                                    .out = view(&p->args.out),
+                                    .lse = view(&p->args.lse)};
+    return launch_rows(queue, &merge_rows, z->B * z->H * z->Tq, &c);
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attention_mma_launch.h: which problems the portable CUDA kernels take, at what cost, with how much workspace. For the
+ * front and for attention_mma_launch.c. */
+#ifndef COT_ATTENTION_MMA_LAUNCH_H
+#define COT_ATTENTION_MMA_LAUNCH_H
+
+#include "../attention_problem.h"
+#include "attention_mma.h"
+
+/* Softcap, ALiBi, bias or dropout: kernels with more registers for the scores. */
+static inline bool attention_has_additions(const attention_problem *p)
+{
+    return p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias);
+}
+
+static inline double attention_up(double size, double step)
+{
+    const int64_t steps = (int64_t)((size + step - 1) / step);
+    return steps > 0 ? (double)steps : 1;
+}
+
+/* What every portable kernel wants. 16 rows are the smallest tile of any. */
+static inline const char *attention_refuse_portable(const attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    if (z->d > 256 || z->dv > 256)
+        return "it serves d and dv up to 256";
+    /* A row's number, the distance of two and ATTENTION_FAR add up in 31 bits. */
+    const int64_t most = INT32_MAX / 8;
+    if (z->q_length > most || z->k_length > most || (z->packed && (z->rows_q > most || z->rows_k > most)))
+        return "it counts Tq and Tk in 28 bits";
+    const double longest = (double)(z->Tq > z->Tk ? z->Tq : z->Tk);
+    if (attention_up(longest, 16) * (double)z->H * (double)(z->B + z->packed) > INT32_MAX)
+        return "a grid has no room for B, H, Tq or Tk";
+    if (cot_present(&p->dbias) && (double)cot_elements(&p->dbias) > INT32_MAX)
+        return "a grid has no room for dbias";
+    return NULL;
+}
+
+static inline const char *attention_refuse_mma(const attention_problem *p, cot_dtype dtype)
+{
+    const cot_tensor *const outputs[] = {&p->out, &p->dq, &p->dk, &p->dv};
+    const bool backward = cot_present(&p->dout);
+    if (p->sizes.dtype != dtype)
+        return dtype == COT_BF16 ? "it serves bf16" : "it serves f16";
+    for (int i = backward; i < 4; i++)
+        if (cot_present(outputs[i]) && outputs[i]->dtype != dtype)
+            return "it rounds P and dS to 16 bits, an output is f32";
+    return attention_refuse_portable(p);
+}
+
+static inline const char *admit_bf16_mma(const void *problem)
+{
+    return attention_refuse_mma(problem, COT_BF16);
+}
+
+static inline const char *admit_f16_mma(const void *problem)
+{
+    return attention_refuse_mma(problem, COT_F16);
+}
+
+static inline const char *admit_f32_sm80(const void *problem)
+{
+    const attention_problem *p = problem;
+    return p->sizes.dtype == COT_F64 ? "it sums in float32, the tensors are f64" : attention_refuse_portable(p);
+}
+
+static inline const char *admit_rows_sm80(const void *problem)
+{
+    const attention_sizes *z = problem;
+    if (z->dtype == COT_F64)
+        return "it sums in float32, the tensors are f64";
+    return (double)z->B * (double)z->H * (double)z->Tq > INT32_MAX ? "a grid has no room for B, H and Tq" : NULL;
+}
+
+/* Hopper's own kernels cost half of the first. */
+static inline double cost_mma(const void *problem)
+{
+    const attention_sizes *z = problem;
+    return 3000.0 + 2 * (double)z->H * (double)z->rows_q * (double)z->Tk;
+}
+
+static inline double cost_f32_sm80(const void *problem)
+{
+    return 20 * cost_mma(problem);
+}
+
+/* Rows of lse and of D. */
+static inline size_t workspace_bwd_mma(const void *problem)
+{
+    const attention_sizes *z = problem;
+    return 2 * cot_align((size_t)z->H * (size_t)z->rows_q * sizeof(float));
+}
+
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * causal_conv1d_im2col.h: the workspace of the im2col kernel, for kernel and front. */
+#ifndef COT_CAUSAL_CONV1D_IM2COL_H
+#define COT_CAUSAL_CONV1D_IM2COL_H
+
+#include "ops/causal_conv1d/causal_conv1d_problem.h"
+
+enum {
+    CONV1D_IM2COL_PART = 32, /* MT of simd/matmul.h: sizes are rounded up to it */
+    CONV1D_IM2COL_MAX_D = 1024,
+    CONV1D_IM2COL_MAX_K = 8
+};
+
+typedef struct conv1d_im2col_layout {
+    int64_t D, T; /* rounded up */
+    size_t columns, expanded, bytes;
+} conv1d_im2col_layout;
+
+/* `size` is that of an operand's element. More bytes than there are become so many that the pool refuses. */
+static inline conv1d_im2col_layout conv1d_im2col_layout_of(const conv1d_sizes *z, size_t size)
+{
+    conv1d_im2col_layout l = {.D = (z->D + CONV1D_IM2COL_PART - 1) / CONV1D_IM2COL_PART * CONV1D_IM2COL_PART,
+                              .T = (z->T + CONV1D_IM2COL_PART - 1) / CONV1D_IM2COL_PART * CONV1D_IM2COL_PART};
+    size_t rows;
+    const size_t row = (size_t)(l.D * z->K) * size;
+    if (__builtin_mul_overflow((size_t)z->B, (size_t)l.T, &rows) || __builtin_mul_overflow(rows, row, &l.expanded) ||
+        l.expanded > SIZE_MAX / 64)
+        l.expanded = SIZE_MAX / 64;
+    l.expanded = cot_align(l.expanded);
+    l.bytes = l.expanded + cot_align(row * (size_t)l.D);
+    return l;
+}
+
+#endif

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * causal_conv1d_dense.c: the front: what the arguments must be, the table of kernels, the public calls. */
+#include "causal_conv1d_dense_problem.h"
+
+#include "core/cpu_features.h"
+#include "core/front.h"
+#include "core/status.h"
+
+#include <inttypes.h>
+
+/* ---- what the two calls check alike -------------------------------------------------------------------- */
+
+static cot_status check_activation(const char *call, cot_activation activation)
+{
+    if (activation == COT_ACTIVATION_NONE || activation == COT_ACTIVATION_SILU)
+        return COT_OK;
+    return cot_fail(COT_INVALID_ARGUMENT, "%s: activation is %d, expected 0 (none) or 1 (SiLU)", call, (int)activation);
+}
+
+/* x gives B, Din, T; weight gives Dout, K. */
+static cot_status check_x_and_weight(const char *call, const cot_tensor *x, const cot_tensor *weight,
+                                     const cot_tensor *bias, conv1d_dense_sizes *z)
+{
+    CHECK(cot_check_required(call, "x", x));
+    CHECK(cot_check_tensor(call, "x", x, COT_FLOATS, 3, 3));
+    CHECK(cot_check_required(call, "weight", weight));
+    CHECK(cot_check_tensor(call, "weight", weight, COT_FLOATS, 3, 3));
+    *z = (conv1d_dense_sizes){x->shape[0], x->shape[1], weight->shape[0], x->shape[2], weight->shape[2], x->dtype};
+    CHECK(cot_check_size(call, "weight", weight, 1, "Din", "x", z->Din));
+    if (z->K < 1)
+        return cot_fail(COT_INVALID_SHAPE, "%s: weight has K=%" PRId64 ", expected 1 or more", call, z->K);
+    CHECK(cot_check_tensor(call, "bias", bias, COT_FLOATS, 1, 1));
+    return cot_present(bias) ? cot_check_size(call, "bias", bias, 0, "Dout", "weight", z->Dout) : COT_OK;
+}
+
+/* x, dx, y or dy: [B,channels,T] of x's dtype. */
+static cot_status check_tokens(const char *call, const char *name, const cot_tensor *tensor, const char *symbol,
+                               const char *source, int64_t channels, const conv1d_dense_sizes *z)
+{
+    if (!cot_present(tensor))
+        return cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3);
+    CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3));
+    CHECK(cot_check_size(call, name, tensor, 0, "B", "x", z->B));
+    CHECK(cot_check_size(call, name, tensor, 1, symbol, source, channels));
+    CHECK(cot_check_size(call, name, tensor, 2, "T", "x", z->T));
+    if (tensor->dtype != z->dtype)
+        return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, x has %s", call, name, cot_dtype_name(tensor->dtype),
+                        cot_dtype_name(z->dtype));
+    return COT_OK;
+}
+
+static cot_status check_state(const char *call, const char *name, const cot_tensor *tensor, const conv1d_dense_sizes *z)
+{
+    CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3));
+    if (!cot_present(tensor))
+        return COT_OK;
+    CHECK(cot_check_size(call, name, tensor, 0, "B", "x", z->B));
+    CHECK(cot_check_size(call, name, tensor, 1, "Din", "x", z->Din));
+    return cot_check_size(call, name, tensor, 2, "K-1", "weight", z->K - 1);
+}
+
+/* ---- the two calls -------------------------------------------------------------------------------------- */
+
+static cot_status validate_forward(const char *call, const void *args, bool with_data, void *problem)
+{
+    conv1d_dense_forward_problem *p = problem;
+    p->args = *(const cot_causal_conv1d_dense_forward_args *)args;
+    const cot_causal_conv1d_dense_forward_args *a = &p->args;
+    const conv1d_dense_sizes *z = &p->sizes;
+    const cot_named_tensor tensors[] = {
+        {"x", &a->x, false},       {"weight", &a->weight, false},
+        {"bias", &a->bias, false}, {"initial_state", &a->initial_state, false},
+        {"y", &a->y, true},        {"final_state", &a->final_state, true},
+    };
+    CHECK(check_activation(call, a->activation));
+    CHECK(check_x_and_weight(call, &a->x, &a->weight, &a->bias, &p->sizes));
+    CHECK(check_state(call, "initial_state", &a->initial_state, z));
+    CHECK(check_tokens(call, "y", &a->y, "Dout", "weight", z->Dout, z));
+    CHECK(check_state(call, "final_state", &a->final_state, z));
+    CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
+    return with_data ? cot_check_memory(call, tensors, COUNT(tensors)) : COT_OK;
+}
+
+static cot_status validate_backward(const char *call, const void *args, bool with_data, void *problem)
+{
+    conv1d_dense_backward_problem *p = problem;
+    p->args = *(const cot_causal_conv1d_dense_backward_args *)args;
+    const cot_causal_conv1d_dense_backward_args *a = &p->args;
+    const conv1d_dense_sizes *z = &p->sizes;
+    const cot_named_tensor tensors[] = {
+        {"x", &a->x, false},        {"weight", &a->weight, false},
+        {"bias", &a->bias, false},  {"initial_state", &a->initial_state, false},
+        {"dy", &a->dy, false},      {"dfinal_state", &a->dfinal_state, false},
+        {"dx", &a->dx, true},       {"dweight", &a->dweight, true},
+        {"dbias", &a->dbias, true}, {"dinitial_state", &a->dinitial_state, true},
+    };
+    CHECK(check_activation(call, a->activation));
+    if (a->accumulate != 0 && a->accumulate != 1)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: accumulate is %d, expected 0 or 1", call, (int)a->accumulate);
+    CHECK(check_x_and_weight(call, &a->x, &a->weight, &a->bias, &p->sizes));
+    CHECK(check_state(call, "initial_state", &a->initial_state, z));
+    CHECK(cot_check_required(call, "dy", &a->dy));
+    CHECK(check_tokens(call, "dy", &a->dy, "Dout", "weight", z->Dout, z));
+    CHECK(check_state(call, "dfinal_state", &a->dfinal_state, z));
+    CHECK(check_tokens(call, "dx", &a->dx, "Din", "x", z->Din, z));
+    CHECK(cot_check_tensor(call, "dweight", &a->dweight, COT_FLOATS, 3, 3));
+    if (cot_present(&a->dweight)) {
+        CHECK(cot_check_size(call, "dweight", &a->dweight, 0, "Dout", "weight", z->Dout));
+        CHECK(cot_check_size(call, "dweight", &a->dweight, 1, "Din", "weight", z->Din));
+        CHECK(cot_check_size(call, "dweight", &a->dweight, 2, "K", "weight", z->K));
+    }
+    CHECK(cot_check_tensor(call, "dbias", &a->dbias, COT_FLOATS, 1, 1));
+    if (cot_present(&a->dbias))
+        CHECK(cot_check_size(call, "dbias", &a->dbias, 0, "Dout", "weight", z->Dout));
+    CHECK(check_state(call, "dinitial_state", &a->dinitial_state, z));
+    CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
+    return with_data ? cot_check_memory(call, tensors, COUNT(tensors)) : COT_OK;
+}
+
+/* ---- tables --------------------------------------------------------------------------------------------- */
+
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
+    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#include "causal_conv1d_dense_kernels.def"
+#undef COT_KERNEL
+
+#include "causal_conv1d_dense_admit.h"
+
+static const cot_kernel kernels[] = {
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
+    {#name,                                                                    \
+     COT_CAUSAL_CONV1D_DENSE_##direction,                                      \
+     COT_ISA_BACKEND(COT_ISA_##isa),                                           \
+     COT_ISA_##isa,                                                            \
+     COT_##intermediate,                                                       \
+     admit,                                                                    \
+     cost,                                                                     \
+     workspace,                                                                \
+     name},
+#include "causal_conv1d_dense_kernels.def"
+#undef COT_KERNEL
+};
+
+/* Tables, one row a line. */
+/* clang-format off */
+#define FIELD(direction, name, role) {#name, offsetof(cot_causal_conv1d_dense_##direction##_args, name), role, false}
+#define PARAMETER_GRADIENT(name) {#name, offsetof(cot_causal_conv1d_dense_backward_args, name), COT_OUTPUT, true}
+
+static const cot_field forward_fields[] = {
+    FIELD(forward, x, COT_INPUT),
+    FIELD(forward, weight, COT_INPUT),
+    FIELD(forward, bias, COT_INPUT),
+    FIELD(forward, initial_state, COT_INPUT),
+    FIELD(forward, y, COT_OUTPUT),
+    FIELD(forward, final_state, COT_OUTPUT),
+};
+
+static const cot_field backward_fields[] = {
+    FIELD(backward, x, COT_INPUT),
+    FIELD(backward, weight, COT_INPUT),
+    FIELD(backward, bias, COT_INPUT),
+    FIELD(backward, initial_state, COT_INPUT),
+    FIELD(backward, dy, COT_INPUT),
+    FIELD(backward, dfinal_state, COT_INPUT),
+    FIELD(backward, dx, COT_OUTPUT),
+    PARAMETER_GRADIENT(dweight),
+    PARAMETER_GRADIENT(dbias),
+    FIELD(backward, dinitial_state, COT_OUTPUT),
+};
+
+#define ACTIVATION(direction) \
+    {"activation", offsetof(cot_causal_conv1d_dense_##direction##_args, activation), COT_OPTION_WORD, "none silu"}
+
+static const cot_option forward_options[] = {ACTIVATION(forward)};
+static const cot_option backward_options[] = {
+    ACTIVATION(backward),
+    {"accumulate", offsetof(cot_causal_conv1d_dense_backward_args, accumulate), COT_OPTION_I32, NULL},
+};
+
+static const char forward_signature[] =
+    "x[B,Din,T] weight[Dout,Din,K] bias[Dout] initial_state[B,Din,K-1] y[B,Dout,T] final_state[B,Din,K-1]";
+static const char backward_signature[] =
+    "x[B,Din,T] weight[Dout,Din,K] bias[Dout] initial_state[B,Din,K-1] dy[B,Dout,T] dfinal_state[B,Din,K-1] dx=x "
+    "dweight=weight dbias:weight[Dout] dinitial_state[B,Din,K-1]";
+
+#define DIRECTION(direction, accumulate_at)                                                              \
+    {                                                                                                    \
+        .name = #direction,                                                                              \
+        .call = "causal_conv1d_dense_" #direction,                                                       \
+        .op = &cot_causal_conv1d_dense_op,                                                               \
+        .args_size = sizeof(cot_causal_conv1d_dense_##direction##_args),                                 \
+        .problem_size = sizeof(conv1d_dense_##direction##_problem),                                      \
+        .workspace_offset = offsetof(cot_causal_conv1d_dense_##direction##_args, workspace),             \
+        .workspace_bytes_offset = offsetof(cot_causal_conv1d_dense_##direction##_args, workspace_bytes), \
+        .accumulate_offset = accumulate_at,                                                              \
+        .fields = direction##_fields,                                                                    \
+        .field_count = COUNT(direction##_fields),                                                        \
+        .options = direction##_options,                                                                  \
+        .option_count = COUNT(direction##_options),                                                      \
+        .signature = direction##_signature,                                                              \
+        .validate = validate_##direction,                                                                \
+    }
+/* clang-format on */
+
+const cot_direction cot_causal_conv1d_dense_directions[] = {
+    DIRECTION(forward, 0),
+    DIRECTION(backward, offsetof(cot_causal_conv1d_dense_backward_args, accumulate)),
+};
+
+const cot_op cot_causal_conv1d_dense_op = {
+    .name = "causal_conv1d_dense",
+    .directions = cot_causal_conv1d_dense_directions,
+    .direction_count = COUNT(cot_causal_conv1d_dense_directions),
+    .kernels = kernels,
+    .kernel_count = COUNT(kernels),
+};
+
+_Static_assert(sizeof(cot_causal_conv1d_dense_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
+_Static_assert(sizeof(conv1d_dense_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
+
+/* ---- the public calls ----------------------------------------------------------------------------------- */
+
+cot_status cot_causal_conv1d_dense_forward(cot_queue *queue, const cot_causal_conv1d_dense_forward_args *args)
+{
+    return cot_op_run(&cot_causal_conv1d_dense_directions[COT_CAUSAL_CONV1D_DENSE_FORWARD], queue, args);
+}
+
+cot_status cot_causal_conv1d_dense_forward_workspace(cot_queue *queue, const cot_causal_conv1d_dense_forward_args *args,
+                                                     size_t *bytes)
+{
+    return cot_op_workspace(&cot_causal_conv1d_dense_directions[COT_CAUSAL_CONV1D_DENSE_FORWARD], queue, args, bytes);
+}
+
+cot_status cot_causal_conv1d_dense_backward(cot_queue *queue, const cot_causal_conv1d_dense_backward_args *args)
+{
+    return cot_op_run(&cot_causal_conv1d_dense_directions[COT_CAUSAL_CONV1D_DENSE_BACKWARD], queue, args);
+}
+
+cot_status cot_causal_conv1d_dense_backward_workspace(cot_queue *queue,
+                                                      const cot_causal_conv1d_dense_backward_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_causal_conv1d_dense_directions[COT_CAUSAL_CONV1D_DENSE_BACKWARD], queue, args, bytes);
+}

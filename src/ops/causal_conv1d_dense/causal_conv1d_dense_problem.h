@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * causal_conv1d_dense_problem.h: what the kernels of this op are given: checked arguments and their sizes by name. */
+#ifndef COT_CAUSAL_CONV1D_DENSE_PROBLEM_H
+#define COT_CAUSAL_CONV1D_DENSE_PROBLEM_H
+
+#include "core/op.h"
+#include "core/queue.h"
+#include "core/tensor.h"
+
+#include <cotangent/causal_conv1d_dense.h>
+
+/* The order of the op's directions. */
+enum { COT_CAUSAL_CONV1D_DENSE_FORWARD, COT_CAUSAL_CONV1D_DENSE_BACKWARD };
+
+extern const cot_op cot_causal_conv1d_dense_op;
+extern const cot_direction cot_causal_conv1d_dense_directions[];
+
+/* As in the header. */
+typedef struct conv1d_dense_sizes {
+    int64_t B, Din, Dout, T, K;
+    cot_dtype dtype; /* x's */
+} conv1d_dense_sizes;
+
+typedef struct conv1d_dense_forward_problem {
+    conv1d_dense_sizes sizes; /* first in both problems */
+    cot_causal_conv1d_dense_forward_args args;
+} conv1d_dense_forward_problem;
+
+typedef struct conv1d_dense_backward_problem {
+    conv1d_dense_sizes sizes;
+    cot_causal_conv1d_dense_backward_args args;
+} conv1d_dense_backward_problem;
+
+/* Takes the next `a` * `b` * `c` * `size` bytes of a workspace; returns where they begin. More than there can be becomes so much
+ * that the pool refuses. */
+static inline size_t conv1d_dense_take(size_t *at, int64_t a, int64_t b, int64_t c, size_t size)
+{
+    size_t bytes;
+    const size_t begin = *at;
+    if (__builtin_mul_overflow((size_t)a, (size_t)b, &bytes) || __builtin_mul_overflow(bytes, (size_t)c, &bytes) ||
+        __builtin_mul_overflow(bytes, size, &bytes) || bytes > SIZE_MAX / 64)
+        bytes = SIZE_MAX / 64;
+    *at = begin + cot_align(bytes);
+    return begin;
+}
+
+/* xe of channel i at row r of K-1+T: a column of the state, or a token. */
+static inline const cot_tensor *conv1d_dense_row(const conv1d_dense_sizes *z, const cot_tensor *x,
+                                                 const cot_tensor *state, int64_t r, int64_t *column)
+{
+    const int64_t history = z->K - 1;
+    *column = r < history ? r : r - history;
+    return r >= history ? x : cot_present(state) ? state : NULL;
+}
+
+/* ---- passes -------------------------------------------------------------------------------------------- *
+ * Jobs that do not wait for each other are one pass: threads that are through with one begin the next, and small calls wait for
+ * each other less often. */
+typedef struct conv1d_dense_job {
+    int64_t items;
+    void (*body)(void *context, int64_t item);
+} conv1d_dense_job;
+
+typedef struct conv1d_dense_pass {
+    void *context;
+    const conv1d_dense_job *jobs;
+} conv1d_dense_pass;
+
+static inline void conv1d_dense_item(void *context, int64_t item)
+{
+    const conv1d_dense_pass *pass = context;
+    const conv1d_dense_job *job = pass->jobs;
+    while (item >= job->items)
+        item -= job++->items;
+    job->body(pass->context, item);
+}
+
+static inline void conv1d_dense_run(cot_queue *queue, void *context, const conv1d_dense_job *jobs, int count)
+{
+    conv1d_dense_pass pass = {context, jobs};
+    int64_t items = 0;
+    for (int i = 0; i < count; i++)
+        items += jobs[i].items;
+    cot_parallel(queue, items, conv1d_dense_item, &pass);
+}
+
+#endif

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * causal_conv1d_dense_ref.c: the oracle: the formulas of cotangent/causal_conv1d_dense.h in double, as plain loops over
+ * what contributes to what. All tensors come as f64, row-major. Sums are long double where the compiler has one.
+ *
+ * Magnitudes: M(z) = |bias| + sum |weight * xe|. What a unit of error in z does to silu(z) = z*s and to its derivative
+ * is bounded by the absolute values of the terms of their derivatives, with s = sigma(z):
+ *     M(y) = M(z) * s * (1 + |z| * (1 - s))
+ *     M(g) = |dy| * (s * (1 + |z| * (1 - s)) + M(z) * s * (1 - s) * (2 + |z|)) */
+#include "causal_conv1d_dense_ref.h"
+
+#include "causal_conv1d_dense_problem.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static double *values(const cot_tensor *tensor)
+{
+    return tensor->data;
+}
+
+static double *at(const cot_tensor *tensor, int64_t i, int64_t j, int64_t k)
+{
+    return values(tensor) + (i * tensor->shape[1] + j) * tensor->shape[2] + k;
+}
+
+/* What both directions read. */
+typedef struct inputs {
+    int64_t B, Din, Dout, T, K;
+    const cot_tensor *x, *weight, *bias, *initial_state;
+} inputs;
+
+static inputs inputs_of(const cot_tensor *x, const cot_tensor *weight, const cot_tensor *bias,
+                        const cot_tensor *initial_state)
+{
+    return (inputs){x->shape[0], x->shape[1], weight->shape[0], x->shape[2], weight->shape[2], x,
+                    weight,      bias,        initial_state};
+}
+
+/* The input of channel i at time t, t >= -(K-1). */
+static double input_at(const inputs *in, int64_t b, int64_t i, int64_t t)
+{
+    if (t >= 0)
+        return *at(in->x, b, i, t);
+    return cot_present(in->initial_state) ? *at(in->initial_state, b, i, t + in->K - 1) : 0;
+}
+
+static long double z_at(const inputs *in, int64_t b, int64_t o, int64_t t, double *magnitude)
+{
+    long double z = cot_present(in->bias) ? values(in->bias)[o] : 0;
+    *magnitude = fabsl(z);
+    for (int64_t k = 0; k < in->K; k++)
+        for (int64_t i = 0; i < in->Din; i++) {
+            const long double term = (long double)*at(in->weight, o, i, k) * input_at(in, b, i, t - (in->K - 1) + k);
+            z += term;
+            *magnitude += fabsl(term);
+        }
+    return z;
+}
+
+static long double sigmoid(long double z)
+{
+    return 1 / (1 + expl(-z));
+}
+
+static void forward(const void *args, void *magnitudes)
+{
+    const cot_causal_conv1d_dense_forward_args *a = args;
+    const cot_causal_conv1d_dense_forward_args *m = magnitudes;
+    const inputs in = inputs_of(&a->x, &a->weight, &a->bias, &a->initial_state);
+    for (int64_t b = 0; b < in.B; b++) {
+        for (int64_t o = 0; cot_present(&a->y) && o < in.Dout; o++)
+            for (int64_t t = 0; t < in.T; t++) {
+                double magnitude;
+                const double z = (double)z_at(&in, b, o, t, &magnitude);
+                const bool silu = a->activation == COT_ACTIVATION_SILU;
+                const long double s = sigmoid(z), slope = s * (1 + fabs(z) * sigmoid(-z));
+                *at(&a->y, b, o, t) = silu ? (double)(z * s) : z;
+                *at(&m->y, b, o, t) = magnitude * (silu ? (double)slope : 1);
+            }
+        for (int64_t i = 0; cot_present(&a->final_state) && i < in.Din; i++)
+            for (int64_t s = 0; s < in.K - 1; s++) {
+                const double value = input_at(&in, b, i, in.T - (in.K - 1) + s);
+                *at(&a->final_state, b, i, s) = value;
+                *at(&m->final_state, b, i, s) = fabs(value);
+            }
+    }
+}
+
+/* dL/dz of every output, [B,Dout,T], and its magnitudes behind it. */
+static double *gradients_of_z(const inputs *in, cot_activation activation, const cot_tensor *dy)
+{
+    const int64_t count = in->B * in->Dout * in->T;
+    double *g = calloc(2 * (size_t)count + 1, sizeof *g);
+    if (g == NULL)
+        abort(); /* the oracle is part of a test program: without it there is nothing to compare with */
+    for (int64_t n = 0; n < count; n++) {
+        const int64_t t = n % in->T, o = n / in->T % in->Dout, b = n / in->T / in->Dout;
+        long double factor = 1, bound = 1;
+        if (activation == COT_ACTIVATION_SILU) {
+            double magnitude;
+            const double z = (double)z_at(in, b, o, t, &magnitude);
+            const long double s = sigmoid(z), complement = sigmoid(-z); /* 1 - s would cancel */
+            factor = s * (1 + z * complement);
+            bound = s * (1 + fabs(z) * complement) + magnitude * s * complement * (2 + fabs(z));
+        }
+        g[n] = (double)(values(dy)[n] * factor);
+        g[count + n] = (double)(fabs(values(dy)[n]) * bound);
+    }
+    return g;
+}
+
+/* A sum and the sum of its terms' bounds. */
+typedef struct sum {
+    long double value;
+    double bound;
+} sum;
+
+/* The gradient of input channel i at time t, which token t+j saw through tap K-1-j, and final_state at T-(K-1)+s. */
+static sum input_gradient(const inputs *in, const double *g, const cot_tensor *dfinal_state, int64_t b, int64_t i,
+                          int64_t t)
+{
+    const int64_t count = in->B * in->Dout * in->T, s = t - in->T + in->K - 1;
+    sum total = {0, 0};
+    for (int64_t j = 0; j < in->K; j++)
+        for (int64_t o = 0; t + j >= 0 && t + j < in->T && o < in->Dout; o++) {
+            const double weight = *at(in->weight, o, i, in->K - 1 - j);
+            const int64_t n = (b * in->Dout + o) * in->T + t + j;
+            total.value += (long double)weight * g[n];
+            total.bound += fabs(weight) * g[count + n];
+        }
+    if (cot_present(dfinal_state) && s >= 0) {
+        total.value += *at(dfinal_state, b, i, s);
+        total.bound += fabs(*at(dfinal_state, b, i, s));
+    }
+    return total;
+}
+
+/* The sum over all tokens of g[o] times input channel i through tap k, or with i < 0 of g[o]. */
+static sum token_sum(const inputs *in, const double *g, int64_t o, int64_t i, int64_t k)
+{
+    const int64_t count = in->B * in->Dout * in->T;
+    sum total = {0, 0};
+    for (int64_t b = 0; b < in->B; b++)
+        for (int64_t t = 0; t < in->T; t++) {
+            const int64_t n = (b * in->Dout + o) * in->T + t;
+            const double factor = i < 0 ? 1 : input_at(in, b, i, t - (in->K - 1) + k);
+            total.value += (long double)g[n] * factor;
+            total.bound += g[count + n] * fabs(factor);
+        }
+    return total;
+}
+
+static void write(double *out, double *magnitude, bool accumulate, sum s)
+{
+    const double before = accumulate ? *out : 0;
+    *out = (double)(before + s.value);
+    *magnitude = fabs(before) + s.bound;
+}
+
+static void backward(const void *args, void *magnitudes)
+{
+    const cot_causal_conv1d_dense_backward_args *a = args;
+    const cot_causal_conv1d_dense_backward_args *m = magnitudes;
+    const inputs in = inputs_of(&a->x, &a->weight, &a->bias, &a->initial_state);
+    double *g = gradients_of_z(&in, a->activation, &a->dy);
+    for (int64_t b = 0; b < in.B; b++)
+        for (int64_t i = 0; i < in.Din; i++) {
+            for (int64_t t = 0; cot_present(&a->dx) && t < in.T; t++)
+                write(at(&a->dx, b, i, t), at(&m->dx, b, i, t), false,
+                      input_gradient(&in, g, &a->dfinal_state, b, i, t));
+            for (int64_t s = 0; cot_present(&a->dinitial_state) && s < in.K - 1; s++)
+                write(at(&a->dinitial_state, b, i, s), at(&m->dinitial_state, b, i, s), false,
+                      input_gradient(&in, g, &a->dfinal_state, b, i, s - (in.K - 1)));
+        }
+    for (int64_t o = 0; o < in.Dout; o++) {
+        for (int64_t i = 0; cot_present(&a->dweight) && i < in.Din; i++)
+            for (int64_t k = 0; k < in.K; k++)
+                write(at(&a->dweight, o, i, k), at(&m->dweight, o, i, k), a->accumulate, token_sum(&in, g, o, i, k));
+        if (cot_present(&a->dbias))
+            write(values(&a->dbias) + o, values(&m->dbias) + o, a->accumulate, token_sum(&in, g, o, -1, 0));
+    }
+    free(g);
+}
+
+void (*const cot_causal_conv1d_dense_oracles[])(const void *, void *) = {forward, backward};

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * causal_conv1d_dense_launch.h: which problems the CUDA kernels take, at what cost, with how much workspace. For the front
+ * and for causal_conv1d_dense_launch.c. */
+#ifndef COT_CAUSAL_CONV1D_DENSE_LAUNCH_H
+#define COT_CAUSAL_CONV1D_DENSE_LAUNCH_H
+
+#include "../causal_conv1d_dense_problem.h"
+#include "causal_conv1d_dense_cuda.h"
+
+/* Tokens of contiguous channels that the copy engine can step over: strides are multiples of 16 bytes, and so is where the
+ * data begins, as far as that is known (a question for workspace need not say). */
+static inline bool conv1d_dense_steps(const cot_tensor *tensor)
+{
+    if (cot_elements(tensor) == 0)
+        return true;
+    if ((uintptr_t)tensor->data % 16 != 0 || tensor->stride[1] != 1)
+        return false;
+    for (int axis = 0; axis < 3; axis += 2)
+        if (tensor->shape[axis] > 1 &&
+            (tensor->stride[axis] <= 0 || tensor->stride[axis] * (int64_t)cot_dtype_size(tensor->dtype) % 16 != 0))
+            return false;
+    return true;
+}
+
+static inline int64_t conv1d_dense_blocks(int64_t size, int64_t of)
+{
+    return size / of + (size % of != 0);
+}
+
+/* What both directions want of x, the weights and the sizes. */
+static inline const char *conv1d_dense_refuse_sm90(const conv1d_dense_sizes *z, const cot_tensor *x,
+                                                   const cot_tensor *weight)
+{
+    const int64_t most = INT32_MAX / 8;
+    if ((z->dtype != COT_BF16 && z->dtype != COT_F16) || weight->dtype != z->dtype)
+        return "it serves x and weight of one 16-bit dtype";
+    if (z->Din % 8 != 0 || z->Dout % 8 != 0 || z->Din == 0 || z->Dout == 0)
+        return "it serves Din and Dout in multiples of 8";
+    if (!conv1d_dense_steps(x))
+        return "x needs contiguous channels, and data and other strides at multiples of 16 bytes";
+    if (z->B > 65535 || z->T > most || z->K > 65535 || z->Din > most || z->Dout > most ||
+        (double)z->B * (double)(z->T + CONV1D_DENSE_ROWS) > most ||
+        (double)z->K * (double)z->Din * (double)z->Dout > (double)INT64_MAX / 64 ||
+        (double)z->K * (double)(z->Din + z->Dout) > most)
+        return "it counts tokens and steps in 32 bits";
+    return NULL;
+}
+
+static inline const char *admit_fwd_sm90(const void *problem)
+{
+    const conv1d_dense_forward_problem *p = problem;
+    const cot_causal_conv1d_dense_forward_args *a = &p->args;
+    if (cot_present(&a->initial_state) || cot_present(&a->final_state))
+        return "it has no states";
+    return conv1d_dense_refuse_sm90(&p->sizes, &a->x, &a->weight);
+}
+
+static inline const char *conv1d_dense_refuse_bwd_sm90(const conv1d_dense_backward_problem *p)
+{
+    const cot_causal_conv1d_dense_backward_args *a = &p->args;
+    const bool silu = a->activation == COT_ACTIVATION_SILU;
+    if (cot_present(&a->initial_state) || cot_present(&a->dfinal_state) || cot_present(&a->dinitial_state))
+        return "it has no states";
+    if (cot_present(&a->dweight) && a->dweight.dtype != p->sizes.dtype)
+        return "it sums on tensor cores, which is less than float32: it serves dweight of x's dtype";
+    if (silu && cot_present(&a->dbias) && a->dbias.dtype != p->sizes.dtype)
+        return "it rounds g to 16 bits, dbias is not of x's dtype";
+    if (!conv1d_dense_steps(&a->dy))
+        return "dy needs contiguous channels, and data and other strides at multiples of 16 bytes";
+    return conv1d_dense_refuse_sm90(&p->sizes, &a->x, &a->weight);
+}
+
+static inline const char *admit_bwd_bf16_sm90(const void *problem)
+{
+    const conv1d_dense_backward_problem *p = problem;
+    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : conv1d_dense_refuse_bwd_sm90(p);
+}
+
+static inline const char *admit_bwd_f16_sm90(const void *problem)
+{
+    const conv1d_dense_backward_problem *p = problem;
+    return p->sizes.dtype != COT_F16 ? "it serves f16" : conv1d_dense_refuse_bwd_sm90(p);
+}
+
+/* ---- any device, any strides, states ------------------------------------------------------------------------ */
+
+static inline const char *conv1d_dense_refuse_generic(const conv1d_dense_sizes *z)
+{
+    const double side = CONV1D_DENSE_SIDE, in = (double)z->Din / side + 1, out = (double)z->Dout / side + 1;
+    const double rows = ((double)z->T + (double)z->K) / side + 1, most = INT32_MAX / 2;
+    if (z->dtype == COT_F64)
+        return "it sums in float32, x is f64";
+    if (rows * (double)z->B * (in > out ? in : out) > most || 16 * in * out * (double)z->K > most ||
+        (double)z->B * (double)z->Din * (double)z->K > most)
+        return "a grid has no room for so many blocks";
+    return NULL;
+}
+
+static inline const char *admit_generic_sm80(const void *problem)
+{
+    return conv1d_dense_refuse_generic(problem);
+}
+
+static inline const char *conv1d_dense_refuse_mma(const conv1d_dense_sizes *z, const cot_tensor *weight,
+                                                  const cot_tensor *state)
+{
+    if ((z->dtype != COT_BF16 && z->dtype != COT_F16) || weight->dtype != z->dtype ||
+        (cot_present(state) && state->dtype != z->dtype))
+        return "it serves x, weight and initial_state of one 16-bit dtype";
+    return conv1d_dense_refuse_generic(z);
+}
+
+static inline const char *admit_fwd_mma_sm80(const void *problem)
+{
+    const conv1d_dense_forward_problem *p = problem;
+    return conv1d_dense_refuse_mma(&p->sizes, &p->args.weight, &p->args.initial_state);
+}
+
+static inline const char *conv1d_dense_refuse_bwd_mma(const conv1d_dense_backward_problem *p)
+{
+    const cot_causal_conv1d_dense_backward_args *a = &p->args;
+    const cot_dtype dtype = p->sizes.dtype;
+    if ((cot_present(&a->dweight) && a->dweight.dtype != dtype) ||
+        (cot_present(&a->dinitial_state) && a->dinitial_state.dtype != dtype))
+        return "it sums on tensor cores, which is less than float32: it serves gradients of x's dtype";
+    if (a->activation == COT_ACTIVATION_SILU && cot_present(&a->dbias) && a->dbias.dtype != dtype)
+        return "it rounds g to 16 bits, dbias is not of x's dtype";
+    return conv1d_dense_refuse_mma(&p->sizes, &a->weight, &a->initial_state);
+}
+
+static inline const char *admit_bwd_mma_bf16_sm80(const void *problem)
+{
+    const conv1d_dense_backward_problem *p = problem;
+    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : conv1d_dense_refuse_bwd_mma(p);
+}
+
+static inline const char *admit_bwd_mma_f16_sm80(const void *problem)
+{
+    const conv1d_dense_backward_problem *p = problem;
+    return p->sizes.dtype != COT_F16 ? "it serves f16" : conv1d_dense_refuse_bwd_mma(p);
+}
+
+static inline double cost_generic_sm80(const void *problem)
+{
+    const conv1d_dense_sizes *z = problem;
+    return 40000 + (double)z->B * (double)z->T * (double)z->K * (double)z->Din * (double)z->Dout / 5000;
+}
+
+static inline double cost_mma_sm80(const void *problem)
+{
+    return 0.5 * cost_generic_sm80(problem);
+}
+
+static inline double cost_sm90(const void *problem)
+{
+    const conv1d_dense_sizes *z = problem;
+    return 10000 + (double)z->B * (double)z->T * (double)z->K * (double)z->Din * (double)z->Dout / 200000;
+}
+
+/* The parts of the workspace, in bytes from its beginning. */
+typedef struct conv1d_dense_cuda_parts {
+    int64_t parts, chunks;
+    size_t packed, gradients, dweight, dbias, bytes;
+} conv1d_dense_cuda_parts;
+
+static inline conv1d_dense_cuda_parts conv1d_dense_cuda_parts_of(const conv1d_dense_sizes *z, bool silu, bool backward)
+{
+    enum { FILLED = 264, LEAST = 8, MOST = 16 }; /* blocks that fill a device twice; steps a block; parts */
+    conv1d_dense_cuda_parts l = {.chunks = conv1d_dense_blocks(z->T, CONV1D_DENSE_SUM_TOKENS)};
+    const int64_t steps = z->B * conv1d_dense_blocks(z->T, CONV1D_DENSE_DEPTH);
+    const double blocks = (double)z->K * (double)conv1d_dense_blocks(z->Dout, CONV1D_DENSE_ROWS) *
+                          (double)conv1d_dense_blocks(z->Din, CONV1D_DENSE_COLUMNS);
+    l.parts = blocks >= FILLED ? 1 : (int64_t)(FILLED / (blocks > 1 ? blocks : 1));
+    l.parts = l.parts > MOST ? MOST : l.parts;
+    l.parts = l.parts > steps / LEAST ? steps / LEAST : l.parts;
+    l.parts = l.parts < 1 ? 1 : l.parts;
+    l.packed = conv1d_dense_take(&l.bytes, z->K, z->Dout, z->Din, 2);
+    if (backward) {
+        l.gradients = conv1d_dense_take(&l.bytes, z->B, z->T, silu ? z->Dout : 0, 2);
+        l.dweight = conv1d_dense_take(&l.bytes, l.parts * z->K, z->Dout, z->Din, sizeof(float));
+        l.dbias = conv1d_dense_take(&l.bytes, z->B, l.chunks, z->Dout, sizeof(float));
+    }
+    return l;
+}
+
+/* Of the portable kernels; `size` is that of an element of g. */
+static inline conv1d_dense_cuda_parts conv1d_dense_generic_parts_of(const conv1d_dense_sizes *z, bool silu, size_t size)
+{
+    enum { FILLED = 264, LEAST = 4, MOST = 16 };
+    conv1d_dense_cuda_parts l = {0};
+    const double steps = (double)z->B * (double)z->T / CONV1D_DENSE_STEP / LEAST;
+    const double blocks = (double)z->K * (double)conv1d_dense_blocks(z->Dout, CONV1D_DENSE_SIDE) *
+                          (double)conv1d_dense_blocks(z->Din, CONV1D_DENSE_SIDE);
+    l.parts = blocks >= FILLED ? 1 : (int64_t)(FILLED / (blocks > 1 ? blocks : 1));
+    l.parts = l.parts > MOST ? MOST : l.parts;
+    l.parts = (double)l.parts > steps ? (int64_t)steps : l.parts;
+    l.parts = l.parts < 1 ? 1 : l.parts;
+    l.gradients = conv1d_dense_take(&l.bytes, z->B, z->T, silu ? z->Dout : 0, size);
+    l.dweight = conv1d_dense_take(&l.bytes, l.parts * z->K, z->Dout, z->Din, sizeof(float));
+    return l;
+}
+
+static inline size_t workspace_bwd_generic_sm80(const void *problem)
+{
+    const conv1d_dense_backward_problem *p = problem;
+    return conv1d_dense_generic_parts_of(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, sizeof(float)).bytes;
+}
+
+static inline size_t workspace_bwd_mma_sm80(const void *problem)
+{
+    const conv1d_dense_backward_problem *p = problem;
+    return conv1d_dense_generic_parts_of(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, 2).bytes;
+}
+
+static inline size_t workspace_fwd_sm90(const void *problem)
+{
+    return conv1d_dense_cuda_parts_of(problem, false, false).bytes;
+}
+
+static inline size_t workspace_bwd_sm90(const void *problem)
+{
+    const conv1d_dense_backward_problem *p = problem;
+    return conv1d_dense_cuda_parts_of(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, true).bytes;
+}
+
+#endif

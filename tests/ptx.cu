@@ -1,0 +1,474 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ptx.cu: a small kernel for each of the instructions under src/cuda/device, which test_ptx.c runs and judges. A kernel is
+ * called like what it tries. */
+#include "ptx.h"
+
+#include "cuda/device/bulk.cuh"
+#include "cuda/device/cluster.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/wgmma.cuh"
+
+#define KERNEL(name, threads) \
+    extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ ptx_call c)
+
+static __device__ __forceinline__ void begin_barrier(uint64_t *barrier, uint32_t arrivals)
+{
+    if (threadIdx.x == 0) {
+        cot_mbarrier_init(barrier, arrivals);
+        cot_mbarrier_init_fence();
+    }
+    __syncthreads();
+}
+
+/* ---- barriers of shared memory ------------------------------------------------------------------------ */
+
+/* out[0]: whether the phase had completed before anyone arrived. out[1 + thread]: the sum that it sees of what each warp
+ * wrote before it arrived; out[129 + thread]: the same a phase later. */
+KERNEL(mbarrier, 128)
+{
+    __shared__ uint64_t barrier;
+    __shared__ volatile uint32_t written[2][4];
+    uint32_t *out = (uint32_t *)c.out;
+    const int warp = threadIdx.x / 32;
+    begin_barrier(&barrier, 4);
+    if (threadIdx.x == 0)
+        out[0] = cot_mbarrier_try_wait(&barrier, 0);
+    __syncthreads();
+    for (int phase = 0; phase < 2; phase++) {
+        if (threadIdx.x % 32 == 0) {
+            for (int i = 0; i < 100 * warp; i++) /* the later warps come late */
+                __nanosleep(20);
+            written[phase][warp] = 10 * phase + warp + 1;
+            cot_mbarrier_arrive(&barrier);
+        }
+        cot_mbarrier_wait(&barrier, phase);
+        out[1 + 128 * phase + threadIdx.x] =
+            written[phase][0] + written[phase][1] + written[phase][2] + written[phase][3];
+    }
+}
+
+/* Pieces of memory go through two slots; a slot is filled again when all threads have read it. */
+KERNEL(ring, 64)
+{
+    __shared__ uint64_t full[2], empty[2];
+    __shared__ __align__(128) uint32_t slots[2][64];
+    begin_barrier(&full[0], 1);
+    begin_barrier(&full[1], 1);
+    begin_barrier(&empty[0], 64);
+    begin_barrier(&empty[1], 64);
+    cot_ring<2> filling, reading;
+    int filled = 0;
+    for (int piece = 0; piece < PTX_PIECES; piece++, reading.next()) {
+        for (; threadIdx.x == 0 && filled < PTX_PIECES && filled < piece + 2; filled++, filling.next()) {
+            if (filled >= 2)
+                cot_mbarrier_wait(&empty[filling.slot], filling.parity ^ 1);
+            cot_mbarrier_arrive_expect(&full[filling.slot], sizeof slots[0]);
+            cot_bulk_load(slots[filling.slot], (const uint32_t *)c.in + 64 * filled, sizeof slots[0],
+                          &full[filling.slot]);
+        }
+        cot_mbarrier_wait(&full[reading.slot], reading.parity);
+        ((uint32_t *)c.out)[64 * piece + threadIdx.x] = slots[reading.slot][threadIdx.x];
+        cot_mbarrier_arrive(&empty[reading.slot]);
+    }
+}
+
+/* ---- bulk copies -------------------------------------------------------------------------------------- */
+
+KERNEL(bulk_load, 128)
+{
+    __shared__ uint64_t full;
+    __shared__ __align__(16) uint32_t tile[128];
+    begin_barrier(&full, 1);
+    if (threadIdx.x == 0) {
+        cot_mbarrier_arrive_expect(&full, sizeof tile);
+        cot_bulk_load(tile, c.in, sizeof tile / 2, &full);
+        cot_bulk_load(tile + 64, (const uint32_t *)c.in + 64, sizeof tile / 2, &full);
+    }
+    cot_mbarrier_wait(&full, 0);
+    ((uint32_t *)c.out)[threadIdx.x] = tile[threadIdx.x];
+}
+
+/* Two groups; what the first wrote is read back while the second may be under way, to out[256 + i]. */
+KERNEL(bulk_store, 128)
+{
+    __shared__ __align__(16) uint32_t tile[256];
+    uint32_t *out = (uint32_t *)c.out;
+    tile[threadIdx.x] = ((const uint32_t *)c.in)[threadIdx.x];
+    tile[threadIdx.x + 128] = ((const uint32_t *)c.in)[threadIdx.x + 128];
+    cot_proxy_fence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        cot_bulk_store(out, tile, 512);
+        cot_bulk_commit();
+        cot_bulk_store(out + 128, tile + 128, 512);
+        cot_bulk_commit();
+        cot_bulk_wait_but<1>();
+        for (int i = 0; i < 128; i++)
+            out[256 + i] = ((volatile uint32_t *)out)[i];
+        cot_bulk_wait();
+        for (int i = 128; i < 256; i++)
+            out[256 + i] = ((volatile uint32_t *)out)[i];
+    }
+}
+
+/* Every block adds its number and one. Shared memory is written again as soon as it has been read. */
+KERNEL(bulk_add_f32, 64)
+{
+    __shared__ __align__(16) float tile[64];
+    for (int half = 0; half < 2; half++) {
+        tile[threadIdx.x] = (float)(blockIdx.x + 1) * (half == 0 ? 1.0f : 100.0f);
+        cot_proxy_fence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            cot_bulk_add_f32((float *)c.out, tile, sizeof tile);
+            cot_bulk_commit();
+            cot_bulk_wait_read();
+        }
+        __syncthreads();
+    }
+}
+
+/* What threads stored in global memory, the copy engine brings back: out[128 + i] is in[i] + 1. */
+KERNEL(fence_async_global, 128)
+{
+    __shared__ uint64_t full;
+    __shared__ __align__(16) uint32_t tile[128];
+    uint32_t *out = (uint32_t *)c.out;
+    out[threadIdx.x] = ((const uint32_t *)c.in)[threadIdx.x] + 1;
+    begin_barrier(&full, 1);
+    if (threadIdx.x == 0) {
+        cot_fence_async_global();
+        cot_mbarrier_arrive_expect(&full, sizeof tile);
+        cot_bulk_load(tile, out, sizeof tile, &full);
+    }
+    cot_mbarrier_wait(&full, 0);
+    out[128 + threadIdx.x] = tile[threadIdx.x];
+}
+
+/* ---- kernels, blocks and warps that take turns -------------------------------------------------------- */
+
+/* Lets the next kernel start, and only then, late, writes what that one reads. */
+KERNEL(launch_dependents, 32)
+{
+    cot_launch_dependents();
+    for (int i = 0; i < 5000; i++)
+        __nanosleep(20);
+    ((uint32_t *)c.out)[blockIdx.x * 32 + threadIdx.x] = 1000 + blockIdx.x * 32 + threadIdx.x;
+}
+
+KERNEL(wait_for_kernels_before, 32)
+{
+    cot_wait_for_kernels_before();
+    ((uint32_t *)c.out)[blockIdx.x * 32 + threadIdx.x] = ((const uint32_t *)c.in)[blockIdx.x * 32 + threadIdx.x] + 1;
+}
+
+/* Block i reads what block i-1 wrote, and writes 3 times that and 1. in2: the counter. */
+KERNEL(counters, 32)
+{
+    uint32_t *counter = (uint32_t *)(uintptr_t)c.in2, *out = (uint32_t *)c.out;
+    if (threadIdx.x == 0) {
+        while (cot_load_acquire(counter) != blockIdx.x) {}
+        out[blockIdx.x] = blockIdx.x == 0 ? 1 : 3 * ((volatile uint32_t *)out)[blockIdx.x - 1] + 1;
+        cot_add_release(counter, 1);
+    }
+}
+
+/* Warps 0 and 1 pass a number to and fro by barrier 1, warps 2 and 3 by barrier 2, but half as often. */
+KERNEL(named_barrier, 128)
+{
+    __shared__ volatile uint32_t passed[2][64];
+    const int pair = threadIdx.x / 64, thread = threadIdx.x % 64, rounds = pair == 0 ? 8 : 4;
+    uint32_t value = threadIdx.x;
+    for (int i = 0; i < rounds; i++) {
+        passed[pair][thread] = value;
+        if (pair == 0)
+            cot_named_barrier<1>(64);
+        else
+            cot_named_barrier<2>(64);
+        value = passed[pair][(thread + 33) % 64] + 1;
+        if (pair == 0)
+            cot_named_barrier<1>(64);
+        else
+            cot_named_barrier<2>(64);
+    }
+    ((uint32_t *)c.out)[threadIdx.x] = value;
+}
+
+KERNEL(elect, 128)
+{
+    ((uint32_t *)c.out)[threadIdx.x] = cot_elect();
+}
+
+/* The first warpgroup gives registers away, the second takes them and needs them: a sum of products of 128 numbers, all of
+ * which it has loaded before. */
+KERNEL(setmaxnreg, 256)
+{
+    const float *in = (const float *)c.in;
+    float *out = (float *)c.out;
+    if (threadIdx.x < 128) {
+        cot_fewer_registers<40>();
+        out[threadIdx.x] = in[threadIdx.x];
+    } else {
+        cot_more_registers<232>();
+        float held[128], sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 128; i++)
+            held[i] = ((const volatile float *)in)[(threadIdx.x + i) % 128];
+#pragma unroll
+        for (int i = 0; i < 128; i++)
+            sum += held[i] * held[127 - i];
+        out[threadIdx.x] = sum;
+    }
+}
+
+/* ---- clusters ----------------------------------------------------------------------------------------- */
+
+/* Each block writes sixteen bytes to the next one, which finds them at its barrier; out: 4 words of each block. */
+KERNEL(store_async, 32)
+{
+    __shared__ uint64_t full;
+    __shared__ __align__(16) uint32_t given[4];
+    const uint32_t rank = cot_cluster_rank(), next = (rank + 1) % PTX_CLUSTER;
+    begin_barrier(&full, 1);
+    if (threadIdx.x == 0)
+        cot_mbarrier_arrive_expect(&full, sizeof given);
+    cot_cluster_arrive();
+    cot_cluster_wait();
+    if (threadIdx.x == 0)
+        cot_store_async(cot_map_shared(cot_shared_address(given), next),
+                        cot_map_shared(cot_shared_address(&full), next), 10 * rank, 10 * rank + 1, 10 * rank + 2,
+                        10 * rank + 3);
+    cot_mbarrier_wait(&full, 0);
+    if (threadIdx.x < 4)
+        ((uint32_t *)c.out)[4 * blockIdx.x + threadIdx.x] = given[threadIdx.x];
+    cot_cluster_arrive(); /* nobody leaves while another may write to it */
+    cot_cluster_wait();
+}
+
+/* Each block copies 64 words to the next one, twice; not again before that one has said that it has read them. */
+KERNEL(bulk_copy_to_block, 64)
+{
+    __shared__ uint64_t full, taken;
+    __shared__ __align__(16) uint32_t given[64], own[64];
+    const uint32_t rank = cot_cluster_rank(), next = (rank + 1) % PTX_CLUSTER,
+                   last = (rank + PTX_CLUSTER - 1) % PTX_CLUSTER;
+    begin_barrier(&full, 1);
+    begin_barrier(&taken, 64);
+    cot_cluster_arrive();
+    cot_cluster_wait();
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        if (turn > 0)
+            cot_mbarrier_wait(&taken, 0); /* so that `own` has been read, too */
+        own[threadIdx.x] = 1000 * turn + 100 * rank + threadIdx.x;
+        cot_proxy_fence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            cot_mbarrier_arrive_expect(&full, sizeof given);
+            cot_bulk_copy_to_block(cot_map_shared(cot_shared_address(given), next), cot_shared_address(own), sizeof own,
+                                   cot_map_shared(cot_shared_address(&full), next));
+        }
+        cot_mbarrier_wait(&full, turn);
+        ((uint32_t *)c.out)[128 * blockIdx.x + 64 * turn + threadIdx.x] = given[threadIdx.x];
+        cot_mbarrier_arrive_at(cot_map_shared(cot_shared_address(&taken), last));
+    }
+    cot_cluster_arrive();
+    cot_cluster_wait();
+}
+
+/* ---- products and fragments of a warp ----------------------------------------------------------------- */
+
+/* in: A [16][16], in2: B [16][8], both row-major 16-bit; out: C [16][8] f32, added to 1. */
+static __device__ __forceinline__ uint32_t pair_at(const void *matrix, int first, int second)
+{
+    const uint16_t *m = (const uint16_t *)matrix;
+    return m[first] | (uint32_t)m[second] << 16;
+}
+
+static __device__ __forceinline__ void give_c(const ptx_call &c, const float (&sums)[4])
+{
+    const int g = threadIdx.x / 4, q = threadIdx.x % 4;
+    float *out = (float *)c.out;
+    out[8 * g + 2 * q] = sums[0];
+    out[8 * g + 2 * q + 1] = sums[1];
+    out[8 * (g + 8) + 2 * q] = sums[2];
+    out[8 * (g + 8) + 2 * q + 1] = sums[3];
+}
+
+#define MMA_KERNEL(name)                                                                                           \
+    KERNEL(name, 32)                                                                                               \
+    {                                                                                                              \
+        const int g = threadIdx.x / 4, q = threadIdx.x % 4, row = 16 * g + 2 * q, b = 16 * q + g;                  \
+        float sums[4] = {1, 1, 1, 1};                                                                              \
+        cot_##name(sums, pair_at(c.in, row, row + 1), pair_at(c.in, row + 128, row + 129),                         \
+                   pair_at(c.in, row + 8, row + 9), pair_at(c.in, row + 136, row + 137), pair_at(c.in2, b, b + 8), \
+                   pair_at(c.in2, b + 64, b + 72));                                                                \
+        give_c(c, sums);                                                                                           \
+    }
+/* clang-format off */
+MMA_KERNEL(mma_bf16)
+MMA_KERNEL(mma_f16)
+/* clang-format on */
+
+/* Of A the first eight columns, of B the first eight rows. */
+KERNEL(mma_f16_k8, 32)
+{
+    const int g = threadIdx.x / 4, q = threadIdx.x % 4, row = 16 * g + 2 * q, b = 16 * q + g;
+    float sums[4] = {1, 1, 1, 1};
+    cot_mma_f16_k8(sums, pair_at(c.in, row, row + 1), pair_at(c.in, row + 128, row + 129), pair_at(c.in2, b, b + 8));
+    give_c(c, sums);
+}
+
+/* in: four matrices [8][8] of 16-bit elements; out[4 * lane + i]: a lane's register of matrix i. */
+template <bool TRANSPOSED> static __device__ __forceinline__ void load_matrices(const ptx_call &c)
+{
+    __shared__ __align__(16) uint32_t matrices[4][32];
+    uint32_t r[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        matrices[i][threadIdx.x] = ((const uint32_t *)c.in)[32 * i + threadIdx.x];
+    __syncthreads();
+    const uint32_t address = cot_shared_address(matrices) + 16 * threadIdx.x;
+    if (TRANSPOSED)
+        cot_ldmatrix_x4_trans(r, address);
+    else
+        cot_ldmatrix_x4(r, address);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        ((uint32_t *)c.out)[4 * threadIdx.x + i] = r[i];
+}
+
+KERNEL(ldmatrix_x4, 32)
+{
+    load_matrices<false>(c);
+}
+
+KERNEL(ldmatrix_x4_trans, 32)
+{
+    load_matrices<true>(c);
+}
+
+/* The inverse of ldmatrix_x4_trans. */
+KERNEL(stmatrix_x4_trans, 32)
+{
+    __shared__ __align__(16) uint32_t matrices[4][32];
+    uint32_t r[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        r[i] = ((const uint32_t *)c.in)[4 * threadIdx.x + i];
+    cot_stmatrix_x4_trans(cot_shared_address(matrices) + 16 * threadIdx.x, r);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        ((uint32_t *)c.out)[32 * i + threadIdx.x] = matrices[i][threadIdx.x];
+}
+
+/* in: 64 floats, two a thread; out: their terms as pairs. */
+KERNEL(split_bf16, 32)
+{
+    uint32_t terms[PTX_TERMS];
+    cot_split_bf16(((const float *)c.in)[2 * threadIdx.x], ((const float *)c.in)[2 * threadIdx.x + 1], terms);
+#pragma unroll
+    for (int t = 0; t < PTX_TERMS; t++)
+        ((uint32_t *)c.out)[32 * t + threadIdx.x] = terms[t];
+}
+
+/* in: 64 floats; out: them, having been a pair of E. */
+template <typename E> static __device__ __forceinline__ void there_and_back(const ptx_call &c)
+{
+    const float *in = (const float *)c.in + 2 * threadIdx.x;
+    ((float2 *)c.out)[threadIdx.x] = cot_unpack_pair<E>(cot_pack_pair<E>(in[0], in[1]));
+}
+
+KERNEL(pack_pair_bf16, 32)
+{
+    there_and_back<__nv_bfloat16>(c);
+}
+
+KERNEL(pack_pair_f16, 32)
+{
+    there_and_back<__half>(c);
+}
+
+/* ---- products of a warpgroup -------------------------------------------------------------------------- */
+
+/* The byte where element [r][column] of a tile [rows][64] with 128-byte swizzle lies. */
+static __device__ __forceinline__ int swizzled(int r, int column)
+{
+    return r * 128 + (column / 8 ^ r % 8) * 16 + column % 8 * 2;
+}
+
+/* A matrix [outer][PTX_WGMMA_K] of 16-bit elements from memory to shared memory: K-major as one tile of `outer` rows,
+ * MN-major as outer / 64 tiles of PTX_WGMMA_K rows. */
+template <bool MN> static __device__ __forceinline__ void place(unsigned char *to, const void *from, int outer)
+{
+    for (int i = threadIdx.x; i < outer * PTX_WGMMA_K; i += 128) {
+        const int o = i / PTX_WGMMA_K, k = i % PTX_WGMMA_K;
+        unsigned char *at = MN ? to + o / 64 * (PTX_WGMMA_K * 128) + swizzled(k, o % 64) : to + swizzled(o, k);
+        *(uint16_t *)at = ((const uint16_t *)from)[i];
+    }
+}
+
+template <bool MN> static __device__ __forceinline__ uint64_t descriptor(const unsigned char *tile, int step)
+{
+    const uint32_t address = cot_shared_address(tile);
+    return MN ? cot_wgmma_mn_major(address, PTX_WGMMA_K * 128) + step * COT_WGMMA_MN_STEP
+              : cot_wgmma_k_major(address) + step * COT_WGMMA_K_STEP;
+}
+
+/* in: A [64][K], in2: B [N][K]; out: [64][N] = A B^T, twice: once from a first product that overwrites and more that add,
+ * once more from A in registers, N sums a row further on. */
+template <typename E, int N, bool A_MN, bool B_MN> static __device__ __forceinline__ void multiply(const ptx_call &c)
+{
+    __shared__ __align__(1024) unsigned char a[64 * PTX_WGMMA_K * 2], b[N * PTX_WGMMA_K * 2];
+    float d[N / 2], e[N / 2];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    place<A_MN>(a, c.in, 64);
+    place<B_MN>(b, c.in2, N);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        d[i] = e[i] = 1e30f; /* which the first product does not add to */
+    cot_proxy_fence();
+    __syncthreads();
+    uint32_t in_registers[PTX_WGMMA_K / 16][4];
+#pragma unroll
+    for (int k = 0; k < PTX_WGMMA_K / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = 16 * warp + lane / 4 + 8 * (i % 2), column = 16 * k + 8 * (i / 2) + 2 * (lane % 4);
+            in_registers[k][i] = pair_at(c.in, row * PTX_WGMMA_K + column, row * PTX_WGMMA_K + column + 1);
+        }
+    cot_wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < PTX_WGMMA_K / 16; k++)
+        cot_wgmma<E, A_MN, B_MN>(d, descriptor<A_MN>(a, k), descriptor<B_MN>(b, k), k > 0);
+    cot_wgmma_commit();
+#pragma unroll
+    for (int k = 0; k < PTX_WGMMA_K / 16; k++)
+        cot_wgmma<E, B_MN>(e, in_registers[k], descriptor<B_MN>(b, k), k > 0);
+    cot_wgmma_commit();
+    cot_wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+        ((float *)c.out)[row * 2 * N + column] = d[i];
+        ((float *)c.out)[row * 2 * N + N + column] = e[i];
+    }
+}
+
+#define WGMMA_KERNEL(name, E, N, A_MN, B_MN) \
+    KERNEL(name, 128)                        \
+    {                                        \
+        multiply<E, N, A_MN, B_MN>(c);       \
+    }
+/* clang-format off */
+WGMMA_KERNEL(wgmma_bf16_64_kk, __nv_bfloat16, 64, false, false)
+WGMMA_KERNEL(wgmma_bf16_64_km, __nv_bfloat16, 64, false, true)
+WGMMA_KERNEL(wgmma_bf16_64_mk, __nv_bfloat16, 64, true, false)
+WGMMA_KERNEL(wgmma_bf16_64_mm, __nv_bfloat16, 64, true, true)
+WGMMA_KERNEL(wgmma_bf16_128_kk, __nv_bfloat16, 128, false, false)
+WGMMA_KERNEL(wgmma_bf16_128_mm, __nv_bfloat16, 128, true, true)
+WGMMA_KERNEL(wgmma_f16_64_km, __half, 64, false, true)
+WGMMA_KERNEL(wgmma_f16_128_mk, __half, 128, true, false)
+/* clang-format on */
