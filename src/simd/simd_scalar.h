@@ -153,9 +153,9 @@ V_INLINE void v_prefetch_far(const void *p)
 
 V_INLINE vf v_gather(const float *p, int64_t stride, int n)
 {
-    vf a = v_zero();
-    for (int i = 0; i < n; i++)
-        a[i] = p[i * stride];
+    vf a;
+    for (int i = 0; i < VW; i++)
+        a[i] = i < n ? p[i * stride] : 0;
     return a;
 }
 
@@ -172,17 +172,17 @@ V_INLINE void v_store_n(void *p, vf a, int n)
 
 V_INLINE vf v_load_n_bf16(const void *p, int n)
 {
-    vf a = v_zero();
-    for (int i = 0; i < n; i++)
-        a[i] = cot_bf16_to_f32(((const uint16_t *)p)[i]);
+    vf a;
+    for (int i = 0; i < VW; i++)
+        a[i] = i < n ? cot_bf16_to_f32(((const uint16_t *)p)[i]) : 0;
     return a;
 }
 
 V_INLINE vf v_load_n_f16(const void *p, int n)
 {
-    vf a = v_zero();
-    for (int i = 0; i < n; i++)
-        a[i] = cot_f16_to_f32(((const uint16_t *)p)[i]);
+    vf a;
+    for (int i = 0; i < VW; i++)
+        a[i] = i < n ? cot_f16_to_f32(((const uint16_t *)p)[i]) : 0;
     return a;
 }
 

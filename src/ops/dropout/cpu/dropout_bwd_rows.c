@@ -45,18 +45,19 @@ V_INLINE vf backward_vector(vf g, vf z, vf scale, vm keep, cot_activation activa
     return v_keep(keep, g);
 }
 
-/* dx of columns [i, i+lanes); the sums take it too. */
-V_INLINE vf backward_lanes(const backward_row *row, int64_t i, int lanes, cot_activation activation, cot_dtype dtype)
+/* dx of columns [i, i+lanes); the sums take it too. whole: lanes is VW. */
+V_INLINE vf backward_lanes(const backward_row *row, int64_t i, int lanes, bool whole, cot_activation activation,
+                           cot_dtype dtype)
 {
-    const int64_t size = dropout_size(dtype);
-    const vf dy = lanes == VW ? v_load_as(row->dy + i * size, dtype) : v_load_n_as(row->dy + i * size, dtype, lanes);
+    const int64_t at = i * dropout_size(dtype);
+    const vf dy = whole ? v_load_as(row->dy + at, dtype) : v_load_n_as(row->dy + at, dtype, lanes);
     vf z = v_zero();
-    if (activation != COT_ACTIVATION_NONE && lanes == VW)
-        z = v_add(v_load_as(row->x + i * size, dtype), v_load(row->bias + i));
+    if (activation != COT_ACTIVATION_NONE && whole)
+        z = v_add(v_load_as(row->x + at, dtype), v_load(row->bias + i));
     else if (activation != COT_ACTIVATION_NONE)
-        z = v_add(v_load_n_as(row->x + i * size, dtype, lanes), v_load_n(row->bias + i, lanes));
+        z = v_add(v_load_n_as(row->x + at, dtype, lanes), v_load_n(row->bias + i, lanes));
     const vf dx = backward_vector(dy, z, v_set1(row->scale), vm_bits(row->bits, i), activation);
-    if (lanes == VW)
+    if (whole)
         v_store(row->sums + i, v_add(v_load(row->sums + i), dx));
     else
         v_store_n(row->sums + i, v_add(v_load_n(row->sums + i, lanes), dx), lanes);
@@ -69,8 +70,8 @@ V_INLINE void backward_stretch(const backward_row *row, int64_t i, int64_t end, 
 {
     const int64_t size = dropout_size(dtype);
     for (; i + 2 * VW <= end; i += 2 * VW) {
-        const vf a = backward_lanes(row, i, VW, activation, dtype);
-        const vf b = backward_lanes(row, i + VW, VW, activation, dtype);
+        const vf a = backward_lanes(row, i, VW, true, activation, dtype);
+        const vf b = backward_lanes(row, i + VW, VW, true, activation, dtype);
         if (stream)
             v_stream2_as(row->dx + i * size, dtype, a, b);
         else
@@ -78,22 +79,20 @@ V_INLINE void backward_stretch(const backward_row *row, int64_t i, int64_t end, 
     }
     for (; i < end; i += VW) {
         const int lanes = (int)dropout_clamp(end - i, 0, VW);
-        v_store_n_as(row->dx + i * size, dtype, backward_lanes(row, i, lanes, activation, dtype), lanes);
+        v_store_n_as(row->dx + i * size, dtype, backward_lanes(row, i, lanes, false, activation, dtype), lanes);
     }
 }
 
 V_INLINE void backward_body(const backward_row *shared, cot_activation activation, cot_dtype dtype, bool stream)
 {
     const backward_row own = *shared, *row = &own; /* one that no store can change stays in registers */
-    if (row->philox == NULL) {
-        backward_stretch(row, 0, row->n, activation, dtype, stream);
-        return;
-    }
     for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW) {
-        v_philox_keep(row->bits + i / 8, row->philox, row->group + (uint64_t)(i / 8));
-        dropout_ask(row->next_dy, i, dtype);
-        if (activation != COT_ACTIVATION_NONE)
-            dropout_ask(row->next_x, i, dtype);
+        if (row->philox != NULL) {
+            dropout_draw(row->bits + i / 8, row->philox, row->group + (uint64_t)(i / 8));
+            dropout_ask(row->next_dy, i, dtype);
+            if (activation != COT_ACTIVATION_NONE)
+                dropout_ask(row->next_x, i, dtype);
+        }
         backward_stretch(row, i, i + DROPOUT_DRAW < row->n ? i + DROPOUT_DRAW : row->n, activation, dtype, stream);
     }
 }

@@ -39,11 +39,11 @@ V_INLINE vf forward_vector(vf x, vf bias, vm keep, cot_activation activation)
     return v_keep(keep, activate(v_add(x, bias), activation));
 }
 
-/* y of columns [i, i+lanes) */
-V_INLINE vf forward_lanes(const forward_row *row, int64_t i, int lanes, cot_activation activation, cot_dtype dtype)
+/* y of columns [i, i+lanes); whole: lanes is VW. */
+V_INLINE vf forward_lanes(const forward_row *row, int64_t i, int lanes, bool whole, cot_activation activation,
+                          cot_dtype dtype)
 {
     const int64_t at = i * dropout_size(dtype);
-    const bool whole = lanes == VW;
     const vf x = whole ? v_load_as(row->x + at, dtype) : v_load_n_as(row->x + at, dtype, lanes);
     const vf bias = whole ? v_load(row->bias + i) : v_load_n(row->bias + i, lanes);
     const vf y = forward_vector(x, bias, vm_bits(row->bits, i), activation), scale = v_set1(row->scale);
@@ -59,8 +59,8 @@ V_INLINE void forward_stretch(const forward_row *row, int64_t i, int64_t end, co
 {
     const int64_t size = dropout_size(dtype);
     for (; i + 2 * VW <= end; i += 2 * VW) {
-        const vf a = forward_lanes(row, i, VW, activation, dtype);
-        const vf b = forward_lanes(row, i + VW, VW, activation, dtype);
+        const vf a = forward_lanes(row, i, VW, true, activation, dtype);
+        const vf b = forward_lanes(row, i + VW, VW, true, activation, dtype);
         if (stream)
             v_stream2_as(row->y + i * size, dtype, a, b);
         else
@@ -68,22 +68,20 @@ V_INLINE void forward_stretch(const forward_row *row, int64_t i, int64_t end, co
     }
     for (; i < end; i += VW) {
         const int lanes = (int)dropout_clamp(end - i, 0, VW);
-        v_store_n_as(row->y + i * size, dtype, forward_lanes(row, i, lanes, activation, dtype), lanes);
+        v_store_n_as(row->y + i * size, dtype, forward_lanes(row, i, lanes, false, activation, dtype), lanes);
     }
 }
 
 V_INLINE void forward_body(const forward_row *shared, cot_activation activation, cot_dtype dtype, bool stream)
 {
     const forward_row own = *shared, *row = &own; /* one that no store can change stays in registers */
-    if (row->philox == NULL) {
-        forward_stretch(row, 0, row->n, activation, dtype, stream);
-        return;
-    }
     for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW) {
-        v_philox_keep(row->bits + i / 8, row->philox, row->group + (uint64_t)(i / 8));
-        dropout_ask(row->next_x, i, dtype);
-        if (row->residual != NULL)
-            dropout_ask(row->next_residual, i, dtype);
+        if (row->philox != NULL) {
+            dropout_draw(row->bits + i / 8, row->philox, row->group + (uint64_t)(i / 8));
+            dropout_ask(row->next_x, i, dtype);
+            if (row->residual != NULL)
+                dropout_ask(row->next_residual, i, dtype);
+        }
         forward_stretch(row, i, i + DROPOUT_DRAW < row->n ? i + DROPOUT_DRAW : row->n, activation, dtype, stream);
     }
 }

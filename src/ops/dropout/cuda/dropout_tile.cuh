@@ -30,7 +30,9 @@ enum { SOURCE_KEEP_ALL, SOURCE_DRAWN, SOURCE_DROP_ALL, SOURCE_BYTES, SOURCE_BITS
 /* A kernel: body<element, access, ...>. `blocks`: that many are to fit on a multiprocessor of Hopper; with as few registers
  * as that leaves, other devices would spill. */
 /* clang-format off */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#ifdef COT_EVERY_GPU
+#error "Hopper's part has to be compiled for it: COT_HOPPER_PARTS of cmake/cuda.cmake"
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define DROPOUT_BLOCKS(blocks) blocks
 #else
 #define DROPOUT_BLOCKS(blocks) 1
