@@ -110,61 +110,30 @@ V_INLINE void column_slopes(float *g, const float *h, const vf *w, vf bias, int 
         v_store(g + v * VW, v_mul(z[v], v_load(g + v * VW)));
 }
 
-/* `count` columns, 1 or 2, of n <= CONV1D_TILE tokens. */
-V_INLINE void walk_buffered(const backward_columns *s, int64_t channel, int count, int64_t K, cot_dtype dtype,
-                            bool silu)
+enum { ROWS = CONV1D_MAX_K + CONV1D_TILE };
+
+/* A tile's `count` columns, 1 or 2, to the buffers, behind what they have of the tokens before; and dx back. */
+V_INLINE void stage_columns(const backward_columns *s, int64_t channel, int count, int64_t K, cot_dtype dtype,
+                            float h[2][ROWS * VW], float g[2][ROWS * VW])
 {
-    enum { ROWS = CONV1D_MAX_K + CONV1D_TILE };
-    const int64_t ld = s->ld, size = dtype == COT_F32 ? 4 : 2, n = s->n, tile = conv1d_tile(ld);
-    const int64_t x_stride = s->x_stride, dy_stride = s->dy_stride, dx_stride = s->dx_stride;
-    float h[2][ROWS * VW], g[2][ROWS * VW], dx[2][CONV1D_TILE * VW];
-    const char *from_x = s->x + channel * size, *from_dy = s->dy + channel * size;
-    for (int64_t i = 0; i < n; i++) {
-        v_prefetch_far(from_x + (tile + i) * x_stride);
-        v_prefetch_far(from_dy + (tile + i) * dy_stride);
+    const int64_t size = dtype == COT_F32 ? 4 : 2, tile = conv1d_tile(s->ld);
+    const int64_t x_stride = s->x_stride, dy_stride = s->dy_stride;
+    const char *x = s->x + channel * size, *dy = s->dy + channel * size;
+    for (int64_t i = K - 1; i < K - 1 + s->n; i++, x += x_stride, dy += dy_stride) {
+        v_prefetch_far(x + tile * x_stride);
+        v_prefetch_far(dy + tile * dy_stride);
         for (int v = 0; v < count; v++) {
-            v_store(h[v] + (K - 1 + i) * VW, v_load_as(from_x + i * x_stride + v * VW * size, dtype));
-            v_store(g[v] + (K - 1 + i) * VW, v_load_as(from_dy + i * dy_stride + v * VW * size, dtype));
+            v_store(h[v] + i * VW, v_load_as(x + v * VW * size, dtype));
+            v_store(g[v] + i * VW, v_load_as(dy + v * VW * size, dtype));
         }
     }
-    for (int v = 0; v < count; v++) {
-        const int64_t c = channel + v * VW;
-        vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
-        for (int64_t k = 0; k < K; k++)
-            w[k] = v_load(s->weight + k * ld + c);
-        for (int64_t k = 0; k < K - 1; k++) {
-            v_store(h[v] + k * VW, v_load(s->history + k * ld + c));
-            v_store(g[v] + k * VW, v_load(s->g + k * ld + c));
-        }
-        const vf bias = v_load(s->weight + K * ld + c);
-        int64_t token = silu ? 0 : n;
-        for (; token + 4 <= n; token += 4)
-            column_slopes(g[v] + (K - 1 + token) * VW, h[v] + token * VW, w, bias, 4, K);
-        for (; token < n; token++)
-            column_slopes(g[v] + (K - 1 + token) * VW, h[v] + token * VW, w, bias, 1, K);
-        for (int64_t k = 0; k <= K; k++)
-            sums[k] = v_zero();
-        for (int64_t i = 0; i < n; i++) {
-            const vf own = v_load(g[v] + (K - 1 + i) * VW);
-            vf out = v_zero(), before = v_zero();
-            V_UNROLL
-            for (int64_t k = 0; k < K; k++) {
-                conv1d_next_tap(k, &out, &before);
-                sums[k] = v_fma(own, v_load(h[v] + (i + k) * VW), sums[k]);
-                out = v_fma(w[K - 1 - k], v_load(g[v] + (i + k) * VW), out);
-            }
-            sums[K] = v_add(sums[K], own);
-            v_store(dx[v] + i * VW, conv1d_taps_sum(K, out, before));
-        }
-        for (int64_t k = 0; k < K - 1; k++) {
-            v_store(s->history + k * ld + c, v_load(h[v] + (n + k) * VW));
-            v_store(s->g + k * ld + c, v_load(g[v] + (n + k) * VW));
-        }
-        for (int64_t k = 0; k <= K; k++)
-            v_store(s->sums + k * ld + c, v_add(v_load(s->sums + k * ld + c), sums[k]));
-    }
-    char *to = s->dx + channel * size;
-    for (int64_t i = 0; i < n; i++, to += dx_stride) {
+}
+
+V_INLINE void unstage_columns(const backward_columns *s, int64_t channel, int count, cot_dtype dtype,
+                              float dx[2][CONV1D_TILE * VW])
+{
+    char *to = s->dx + channel * (dtype == COT_F32 ? 4 : 2);
+    for (int64_t i = 0; i < s->n; i++, to += s->dx_stride) {
         if (count == 2)
             v_store2_as(to, dtype, v_load(dx[0] + i * VW), v_load(dx[1] + i * VW));
         else
@@ -172,13 +141,64 @@ V_INLINE void walk_buffered(const backward_columns *s, int64_t channel, int coun
     }
 }
 
-V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dtype, bool silu)
+/* One column, of n <= CONV1D_TILE tokens. */
+V_INLINE void walk_buffered(const backward_columns *s, int64_t c, int64_t K, bool silu, float *h, float *g, float *dx)
 {
+    const int64_t ld = s->ld, n = s->n;
+    vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
+    for (int64_t k = 0; k < K; k++)
+        w[k] = v_load(s->weight + k * ld + c);
+    for (int64_t k = 0; k < K - 1; k++) {
+        v_store(h + k * VW, v_load(s->history + k * ld + c));
+        v_store(g + k * VW, v_load(s->g + k * ld + c));
+    }
+    const vf bias = v_load(s->weight + K * ld + c);
+    int64_t token = silu ? 0 : n;
+    for (; token + 4 <= n; token += 4)
+        column_slopes(g + (K - 1 + token) * VW, h + token * VW, w, bias, 4, K);
+    for (; token < n; token++)
+        column_slopes(g + (K - 1 + token) * VW, h + token * VW, w, bias, 1, K);
+    for (int64_t k = 0; k <= K; k++)
+        sums[k] = v_zero();
+    for (int64_t i = 0; i < n; i++) {
+        const vf own = v_load(g + (K - 1 + i) * VW);
+        vf out = v_zero(), before = v_zero();
+        V_UNROLL
+        for (int64_t k = 0; k < K; k++) {
+            conv1d_next_tap(k, &out, &before);
+            sums[k] = v_fma(own, v_load(h + (i + k) * VW), sums[k]);
+            out = v_fma(w[K - 1 - k], v_load(g + (i + k) * VW), out);
+        }
+        sums[K] = v_add(sums[K], own);
+        v_store(dx + i * VW, conv1d_taps_sum(K, out, before));
+    }
+    for (int64_t k = 0; k < K - 1; k++) {
+        v_store(s->history + k * ld + c, v_load(h + (n + k) * VW));
+        v_store(s->g + k * ld + c, v_load(g + (n + k) * VW));
+    }
+    for (int64_t k = 0; k <= K; k++)
+        v_store(s->sums + k * ld + c, v_add(v_load(s->sums + k * ld + c), sums[k]));
+}
+
+V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dtype)
+{
+    float h[2][ROWS * VW], g[2][ROWS * VW], dx[2][CONV1D_TILE * VW];
     int64_t c = 0;
-    for (; c + 2 * VW <= s->channels; c += 2 * VW)
-        walk_buffered(s, c, 2, K, dtype, silu);
-    for (; c + VW <= s->channels; c += VW)
-        walk_buffered(s, c, 1, K, dtype, silu);
+    for (int count = 2; c + VW <= s->channels; c += count * VW) {
+        if (c + 2 * VW <= s->channels)
+            stage_columns(s, c, 2, K, dtype, h, g);
+        else
+            stage_columns(s, c, count = 1, K, dtype, h, g);
+        for (int v = 0; v < count; v++)
+            if (s->silu)
+                walk_buffered(s, c + v * VW, K, true, h[v], g[v], dx[v]);
+            else
+                walk_buffered(s, c + v * VW, K, false, h[v], g[v], dx[v]);
+        if (count == 2)
+            unstage_columns(s, c, 2, dtype, dx);
+        else
+            unstage_columns(s, c, 1, dtype, dx);
+    }
     return c;
 }
 
@@ -253,14 +273,12 @@ V_INLINE int64_t walk_body(const backward_columns *s, int64_t K, cot_dtype dtype
     return c;
 }
 
-#define WALK(width, dtype)                                                         \
-    static int64_t walk_##width##_##dtype(const backward_columns *s)               \
-    {                                                                              \
-        if (VW == 8 && s->silu)                                                    \
-            return walk_columns(s, width == 0 ? s->K : width, COT_##dtype, true);  \
-        if (VW == 8)                                                               \
-            return walk_columns(s, width == 0 ? s->K : width, COT_##dtype, false); \
-        return walk_body(s, width == 0 ? s->K : width, COT_##dtype);               \
+#define WALK(width, dtype)                                                  \
+    static int64_t walk_##width##_##dtype(const backward_columns *s)        \
+    {                                                                       \
+        if (VW == 8)                                                        \
+            return walk_columns(s, width == 0 ? s->K : width, COT_##dtype); \
+        return walk_body(s, width == 0 ? s->K : width, COT_##dtype);        \
     }
 CONV1D_EACH_INSTANCE(WALK)
 
