@@ -13,7 +13,8 @@
 #   make tables    write the READMEs' tables and draw the rooflines from bench/results
 #   make docs      the reference of the public headers, in build/docs/html
 #   make build     the library, the program, the examples, the tests
-#   make install   PREFIX=/usr/local, DESTDIR= : libraries, headers, program, man pages, CMake and pkg-config files;
+#   make install   PREFIX=/usr/local, DESTDIR=, GPUS="80;86;89" (machine code for more than Hopper; without, drivers make
+#                  theirs at the first call) : libraries, headers, program, man pages, CMake and pkg-config files;
 #                  installs no package and touches nothing outside PREFIX (`make setup` first on a fresh machine)
 #   make uninstall what the last `make install` put there
 #   make deb       Debian packages, in build/release/deb
@@ -85,7 +86,7 @@ PREFIX = /usr/local
 RELEASE = $(BUILD)/release
 release:
 	@cmake --log-level=WARNING -G Ninja -S . -B $(RELEASE) -DCMAKE_BUILD_TYPE=Release -DCOT_TESTS=OFF -DCOT_PYTHON=OFF \
-		-DCMAKE_INSTALL_PREFIX=$(PREFIX)
+		-DCMAKE_INSTALL_PREFIX=$(PREFIX) "-DCOT_GPUS=$(GPUS)"
 	@cmake --build $(RELEASE)
 
 install: release

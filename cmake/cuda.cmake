@@ -1,10 +1,15 @@
 # The device code: every .cu file becomes one compressed fat binary, embedded in the library as cot_image_STEM.
 #
 #   *_sm90.cu   uses Hopper's own instructions: machine code for sm_90a alone
-#   *_mma.cu, *_f32.cu
-#               many instances, so compiled once: PTX of 8.0, and machine code for sm_90 from that same PTX
-#   other .cu   machine code for sm_90a and sm_80, and PTX of 8.0 for what comes later
+#   other .cu   for every GPU, and compiled once: PTX of 8.0, and machine code for sm_90 from that same PTX
+#   COT_HOPPER_PARTS
+#               for every GPU too, but with parts that only Hopper compiles: once for it, once as PTX of 8.0
 #
+# Other GPUs' machine code is the driver's to make, at the first call, from the PTX: the driver keeps it. COT_GPUS adds some
+# to the build (a release's has all), at half as much again of the compile time each.
+set(COT_GPUS "" CACHE STRING "Machine code to add for the rows that are not Hopper's alone, for example 80;86;89")
+set(COT_HOPPER_PARTS attention_bwd_rows causal_conv1d_generic dropout_bwd_rows dropout_fwd_rows mhc_generic mhc_sinkhorn)
+
 # ptxas's report of registers and spills stays beside each fat binary (STEM.log), for tools/check_device_code.sh.
 function(cot_embed_device_code target)
   set(directory ${PROJECT_BINARY_DIR}/cuda)
@@ -15,11 +20,15 @@ function(cot_embed_device_code target)
   foreach(source IN LISTS ARGN)
     get_filename_component(stem ${source} NAME_WE)
     set(image ${directory}/${stem}.fatbin)
-    set(architectures -gencode arch=compute_90a,code=sm_90a)
-    if(stem MATCHES "_(mma|f32)$")
-      set(architectures -gencode "arch=compute_80,code=[sm_90,compute_80]")
-    elseif(NOT stem MATCHES "_sm90$")
-      list(APPEND architectures -gencode "arch=compute_80,code=[sm_80,compute_80]")
+    set(hopper -gencode arch=compute_90a,code=sm_90a)
+    list(TRANSFORM COT_GPUS REPLACE "(.+)" "sm_\\1," OUTPUT_VARIABLE others)
+    string(REPLACE ";" "" others "${others}")
+    if(stem MATCHES "_sm90$")
+      set(architectures ${hopper})
+    elseif(stem IN_LIST COT_HOPPER_PARTS)
+      set(architectures ${hopper} -gencode "arch=compute_80,code=[${others}compute_80]")
+    else()
+      set(architectures -DCOT_EVERY_GPU -gencode "arch=compute_80,code=[${others}sm_90,compute_80]")
     endif()
     add_custom_command(OUTPUT ${image}
       COMMAND ${PROJECT_SOURCE_DIR}/tools/compile_device_code.sh ${directory}/${stem}.log

@@ -9,6 +9,7 @@ log=$1
 shift
 keep=${log%.log}.keep
 mkdir -p "$keep"
+rm -f "${log%.log}.ptx" "${log%.log}".compute_*.ptx
 "$@" --keep --keep-dir "$keep" >"$log" 2>&1 || { cat "$log" >&2; rm -r "$keep"; exit 1; }
 mv "$keep"/*.ptx "${log%/*}"
 rm -r "$keep"

@@ -185,9 +185,10 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary *made, const void *code, CUjit_opti
     size_t bytes;
     snprintf(l->path, sizeof l->path, "%s/%s.compute_%s.ptx", code_folder(), l->stem, is("sm80") ? "80" : "90a");
     FILE *file = fopen(l->path, "rb");
+    const char *end = strrchr(l->stem, '_');
     if (file != NULL)
         fclose(file);
-    else if (is("sm80"))
+    else if (is("sm80") && end != NULL && strcmp(end, "_sm90") == 0)
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
     else
         snprintf(l->path, sizeof l->path, "%s/%s.ptx", code_folder(), l->stem);

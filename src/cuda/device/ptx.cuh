@@ -148,6 +148,8 @@ static __device__ __forceinline__ void cot_proxy_fence(void)
 
 /* ---- dependent launches ------------------------------------------------------------------------------- */
 
+#ifndef COT_EVERY_GPU /* Hopper's part has to be compiled for it: COT_HOPPER_PARTS of cmake/cuda.cmake */
+
 /* Lets a kernel that was launched as dependent on this one start. It waits for this one's results by itself. */
 static __device__ __forceinline__ void cot_launch_dependents(void)
 {
@@ -163,6 +165,8 @@ static __device__ __forceinline__ void cot_wait_for_kernels_before(void)
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+#endif
 
 /* ---- rings -------------------------------------------------------------------------------------------- */
 
