@@ -6,8 +6,8 @@
 
 #include "simd.h"
 
-#if defined(COT_SIMD_AVX2)
 /* v_logistic_divisor of up to 4 vectors, step by step. */
+#if defined(COT_SIMD_AVX2)
 V_INLINE void v_logistic_divisors(const vf *z, vf *e, vf *d, int count)
 {
     vf n[4], r[4], p[4];
@@ -38,13 +38,46 @@ V_INLINE void v_logistic_divisors(const vf *z, vf *e, vf *d, int count)
         e[v] = v_mul(n[v], p[v]);
     }
 }
+#elif defined(COT_SIMD_AVX512)
+V_INLINE void v_logistic_divisors(const vf *z, vf *e, vf *d, int count)
+{
+    vf n[4], r[4], p[4];
+    V_UNROLL
+    for (int v = 0; v < count; v++)
+        n[v] = v_fma(z[v], v_set1(-V_LOG2E), v_set1(V_SIXTEENTHS));
+    V_UNROLL
+    for (int v = 0; v < count; v++)
+        r[v] = v_fma(v_sub(n[v], v_set1(V_SIXTEENTHS)), v_set1(V_LN2_HIGH), z[v]);
+    V_UNROLL
+    for (int v = 0; v < count; v++)
+        n[v] = v_power_of_sixteenths(n[v]);
+    V_UNROLL
+    for (int v = 0; v < count; v++)
+        p[v] = v_fma(r[v], v_set1(-1.0f / 6), v_set1(0.5f));
+    V_UNROLL
+    for (int v = 0; v < count; v++)
+        p[v] = v_fma(p[v], r[v], v_set1(-1.0f));
+    V_UNROLL
+    for (int v = 0; v < count; v++)
+        p[v] = v_fma(p[v], r[v], v_set1(1.0f));
+    V_UNROLL
+    for (int v = 0; v < count; v++) {
+        d[v] = v_fma(n[v], p[v], v_set1(1.0f));
+        e[v] = v_mul(n[v], p[v]);
+    }
+}
+#else
+V_INLINE void v_logistic_divisors(const vf *z, vf *e, vf *d, int count)
+{
+    for (int v = 0; v < count; v++)
+        d[v] = v_logistic_divisor(z[v], &e[v]);
+}
 #endif
 
-/* v_silu_slope and v_silu_as of `count` vectors, a constant up to 4, in place and step by step: on AVX2 a chain of 70
- * cycles fills the scheduler before it finds the next vector's. */
+/* v_silu_slope and v_silu_as of `count` vectors, a constant up to 4, in place and step by step: a chain of 70 cycles
+ * fills the processor's scheduler before it finds the next vector's. */
 V_INLINE void v_silu_slopes(vf *z, int count)
 {
-#if defined(COT_SIMD_AVX2)
     vf e[4], d[4];
     V_UNROLL
     for (int v = 0; v < count; v++)
@@ -59,10 +92,6 @@ V_INLINE void v_silu_slopes(vf *z, int count)
     V_UNROLL
     for (int v = 0; v < count; v++)
         z[v] = v_fma(d[v], z[v], d[v]);
-#else
-    for (int v = 0; v < count; v++)
-        z[v] = v_silu_slope(z[v]);
-#endif
 }
 
 V_INLINE void v_silus_as(cot_dtype dtype, vf *z, int count)

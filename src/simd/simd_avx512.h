@@ -347,22 +347,28 @@ V_INLINE vf v_exp2_flush(vf x)
 }
 
 /* 1 + exp(-z) */
-V_INLINE vf v_logistic_divisor(vf z, vf *e)
+/* 2^(t - V_SIXTEENTHS) for exponents of normal numbers. */
+V_INLINE vf v_power_of_sixteenths(vf t)
 {
-    /* 2^(j/16) less j << 19, which the shifted sum below carries in those bits. */
+    /* 2^(j/16) less j << 19, which t carries in those bits. */
     const __m512i table = _mm512_setr_epi32(0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
                                             0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
                                             0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d);
+    const __m512i bits = _mm512_castps_si512(t);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_permutexvar_epi32(bits, table), _mm512_slli_epi32(bits, 19)));
+}
+
+V_INLINE vf v_logistic_divisor(vf z, vf *e)
+{
     const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_SIXTEENTHS));
     const vf n = v_sub(t, v_set1(V_SIXTEENTHS));
     const vf r = v_fma(n, v_set1(V_LN2_HIGH), z); /* minus the remainder of -z; V_LN2_LOW would add 2^-29 z to it */
     vf p = v_fma(r, v_set1(-1.0f / 6), v_set1(0.5f));
     p = v_fma(p, r, v_set1(-1.0f));
     p = v_fma(p, r, v_set1(1.0f));
-    const __m512i bits = _mm512_castps_si512(t);
-    const __m512i power = _mm512_add_epi32(_mm512_permutexvar_epi32(bits, table), _mm512_slli_epi32(bits, 19));
-    *e = v_mul(_mm512_castsi512_ps(power), p);
-    return v_fma(_mm512_castsi512_ps(power), p, v_set1(1.0f));
+    const vf power = v_power_of_sixteenths(t);
+    *e = v_mul(power, p);
+    return v_fma(power, p, v_set1(1.0f));
 }
 
 /* silu(z), z >= -V_LOGISTIC_LIMIT, good to 2^-16.3: the quartic to 2^-18.5. A bf16 of it is one that the error rule

@@ -204,73 +204,104 @@ V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dt
 
 /* ---- where they are not --------------------------------------------------------------------------------------- */
 
-/* Whole vectors of tokens that enter the sums; one dtype; returns the first channel not done. */
-V_INLINE int64_t walk_body(const backward_columns *s, int64_t K, cot_dtype dtype)
+enum { WALK_TOKENS = 2 }; /* of one step */
+
+/* A column of channels: what its tokens need and leave. */
+typedef struct walk_column {
+    vf w[CONV1D_MAX_K], bias, sums[CONV1D_MAX_K + 1];
+    vf h[CONV1D_MAX_K - 1 + WALK_TOKENS], g[CONV1D_MAX_K - 1 + WALK_TOKENS]; /* K-1 tokens before, then the step's */
+} walk_column;
+
+/* `count` tokens, a constant, step by step (v_silu_slopes): dx of those K-1 before them. */
+V_INLINE void walk_step(walk_column *c, const char *x, const char *dy, char *dx, const backward_columns *s, int count,
+                        int64_t K, cot_dtype dtype)
 {
-    const int64_t ld = s->ld, size = dtype == COT_F32 ? 4 : 2, n = s->n;
-    const int64_t x_stride = s->x_stride, dy_stride = s->dy_stride, dx_stride = s->dx_stride;
-    const int64_t tile = conv1d_tile(ld);
-    const bool silu = s->silu, stream = s->stream;
-    int64_t c = 0;
-    for (; c + VW <= s->channels; c += VW) {
-        vf w[CONV1D_MAX_K], h[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
+    const int64_t x_ahead = conv1d_tile(s->ld) * s->x_stride, dy_ahead = conv1d_tile(s->ld) * s->dy_stride;
+    vf z[WALK_TOKENS], before[WALK_TOKENS];
+    V_UNROLL
+    for (int v = 0; v < count; v++) {
+        v_prefetch_far(x + v * s->x_stride + x_ahead);
+        v_prefetch_far(dy + v * s->dy_stride + dy_ahead);
+        c->h[K - 1 + v] = v_load_as(x + v * s->x_stride, dtype);
+        c->g[K - 1 + v] = v_load_as(dy + v * s->dy_stride, dtype);
+        z[v] = c->bias;
+        before[v] = v_zero();
+    }
+    if (s->silu) {
+        V_UNROLL
+        for (int64_t k = 0; k < K; k++)
+            for (int v = 0; v < count; v++) {
+                conv1d_next_tap(k, &z[v], &before[v]);
+                z[v] = v_fma(c->w[k], c->h[v + k], z[v]);
+            }
+        V_UNROLL
+        for (int v = 0; v < count; v++)
+            z[v] = conv1d_taps_sum(K, z[v], before[v]);
+        v_silu_slopes(z, count);
+        V_UNROLL
+        for (int v = 0; v < count; v++)
+            c->g[K - 1 + v] = v_mul(c->g[K - 1 + v], z[v]);
+    }
+    V_UNROLL
+    for (int v = 0; v < count; v++) {
+        vf out = v_zero(), before_out = v_zero();
+        V_UNROLL
         for (int64_t k = 0; k < K; k++) {
-            w[k] = v_load(s->weight + k * ld + c);
-            sums[k] = v_zero();
+            conv1d_next_tap(k, &out, &before_out);
+            c->sums[k] = v_fma(c->g[K - 1 + v], c->h[v + k], c->sums[k]);
+            out = v_fma(c->w[K - 1 - k], c->g[v + k], out);
+        }
+        c->sums[K] = v_add(c->sums[K], c->g[K - 1 + v]);
+        out = conv1d_taps_sum(K, out, before_out);
+        if (s->stream)
+            v_stream_as(dx + v * s->dx_stride, dtype, out);
+        else
+            v_store_as(dx + v * s->dx_stride, dtype, out);
+    }
+    V_UNROLL
+    for (int64_t k = 0; k < K - 1; k++) {
+        c->h[k] = c->h[k + count];
+        c->g[k] = c->g[k + count];
+    }
+}
+
+/* Whole vectors of tokens that enter the sums; one dtype; returns the first channel not done. */
+V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype dtype)
+{
+    const backward_columns own = *shared, *s = &own; /* one that no store can change stays in registers */
+    const int64_t ld = s->ld, size = dtype == COT_F32 ? 4 : 2;
+    int64_t at = 0;
+    for (; at + VW <= s->channels; at += VW) {
+        walk_column c;
+        for (int64_t k = 0; k < K; k++) {
+            c.w[k] = v_load(s->weight + k * ld + at);
+            c.sums[k] = v_zero();
         }
         for (int64_t k = 0; k < K - 1; k++) {
-            h[k] = v_load(s->history + k * ld + c);
-            g[k] = v_load(s->g + k * ld + c);
+            c.h[k] = v_load(s->history + k * ld + at);
+            c.g[k] = v_load(s->g + k * ld + at);
         }
-        const vf bias = v_load(s->weight + K * ld + c);
-        sums[K] = v_zero();
-        const char *x = s->x + c * size, *dy = s->dy + c * size;
-        char *dx = s->dx + c * size;
-        for (int64_t i = 0; i < n; i++) {
-            v_prefetch_far(x + tile * x_stride);
-            v_prefetch_far(dy + tile * dy_stride);
-            h[K - 1] = v_load_as(x, dtype);
-            g[K - 1] = v_load_as(dy, dtype);
-            if (silu) {
-                vf z = bias, before = v_zero();
-                V_UNROLL
-                for (int64_t k = 0; k < K; k++) {
-                    conv1d_next_tap(k, &z, &before);
-                    z = v_fma(w[k], h[k], z);
-                }
-                z = conv1d_taps_sum(K, z, before);
-                g[K - 1] = v_mul(g[K - 1], v_silu_slope(z));
-            }
-            vf out = v_zero(), before_out = v_zero();
-            V_UNROLL
-            for (int64_t k = 0; k < K; k++) {
-                conv1d_next_tap(k, &out, &before_out);
-                sums[k] = v_fma(g[K - 1], h[k], sums[k]);
-                out = v_fma(w[K - 1 - k], g[k], out);
-            }
-            out = conv1d_taps_sum(K, out, before_out);
-            sums[K] = v_add(sums[K], g[K - 1]);
-            if (stream)
-                v_stream_as(dx, dtype, out);
-            else
-                v_store_as(dx, dtype, out);
-            V_UNROLL
-            for (int64_t k = 0; k < K - 1; k++) {
-                h[k] = h[k + 1];
-                g[k] = g[k + 1];
-            }
-            x += x_stride;
-            dy += dy_stride;
-            dx += dx_stride;
+        c.bias = v_load(s->weight + K * ld + at);
+        c.sums[K] = v_zero();
+        const char *x = s->x + at * size, *dy = s->dy + at * size;
+        char *dx = s->dx + at * size;
+        int64_t i = 0;
+        for (; i + WALK_TOKENS <= s->n; i += WALK_TOKENS) {
+            walk_step(&c, x, dy, dx, s, WALK_TOKENS, K, dtype);
+            x += WALK_TOKENS * s->x_stride;
+            dy += WALK_TOKENS * s->dy_stride;
+            dx += WALK_TOKENS * s->dx_stride;
         }
+        for (; i < s->n; i++, x += s->x_stride, dy += s->dy_stride, dx += s->dx_stride)
+            walk_step(&c, x, dy, dx, s, 1, K, dtype);
         for (int64_t k = 0; k < K - 1; k++) {
-            v_store(s->history + k * ld + c, h[k]);
-            v_store(s->g + k * ld + c, g[k]);
+            v_store(s->history + k * ld + at, c.h[k]);
+            v_store(s->g + k * ld + at, c.g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(s->sums + k * ld + c, v_add(v_load(s->sums + k * ld + c), sums[k]));
+            v_store(s->sums + k * ld + at, v_add(v_load(s->sums + k * ld + at), c.sums[k]));
     }
-    return c;
+    return at;
 }
 
 #define WALK(width, dtype)                                                  \
