@@ -559,16 +559,18 @@ static void sweep_cuda(visitor *v, int direction)
             }
 }
 
-/* The forward's features over several tiles of those kernels: each by itself in every size of a head, then some at a time. */
-static void sweep_forward_cuda(visitor *v)
+/* The features over several tiles of those kernels: each by itself in every size of a head, then some at a time. */
+static void sweep_tiles_cuda(visitor *v, int direction)
 {
-    static const int64_t columns[][2] = {{64, 64}, {128, 128}, {256, 256}, {192, 128},
-                                         {96, 96}, {40, 72},   {192, 192}, {64, 200}};
-    enum { SIZES = sizeof columns / sizeof *columns, KINDS = 9 };
-    uint64_t state = 501;
+    enum { SIZES = 8, KINDS = 9 };
+    static const int64_t columns[][SIZES][2] = {
+        {{64, 64}, {128, 128}, {256, 256}, {192, 128}, {96, 96}, {40, 72}, {192, 192}, {64, 200}},
+        {{64, 64}, {128, 128}, {96, 96}, {40, 24}, {128, 64}, {64, 128}, {8, 72}, {120, 104}}};
+    const bool backward = direction == COT_ATTENTION_BACKWARD;
+    uint64_t state = 501 + (uint64_t)direction;
     for (int number = 0; number < (KINDS + 3) * SIZES; number++) {
-        plan p = {.direction = COT_ATTENTION_FORWARD, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
-        const int64_t *size = columns[number % SIZES];
+        plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
+        const int64_t *size = columns[backward][number % SIZES];
         unsigned kinds = number / SIZES < KINDS ? 1u << number / SIZES : (unsigned)cot_draw_below(&state, 1 << KINDS);
         p.B = 1 + cot_draw_below(&state, 3), p.Hkv = 1 + cot_draw_below(&state, 2);
         p.H = p.Hkv * (1 + cot_draw_below(&state, 2));
@@ -585,7 +587,7 @@ static void sweep_forward_cuda(visitor *v)
             p.right = p.causal ? 0 : kinds & 4 ? cot_draw_below(&state, 100) : -1;
         }
         p.softcap = kinds & 8 ? (cot_draw_bool(&state) ? 1.5 : 20) : 0;
-        p.scale = kinds & 16 ? (cot_draw_bool(&state) ? -0.1 : 0.2) : 0;
+        p.scale = kinds & 16 ? (cot_draw_bool(&state) ? -0.1 : backward ? 0.5 : 0.2) : 0;
         p.sink = kinds & 32;
         p.packed = kinds & 64;
         p.seqused_q = kinds & 128 && cot_draw_bool(&state);
@@ -594,8 +596,14 @@ static void sweep_forward_cuda(visitor *v)
             p.q_begin = cot_draw_below(&state, 300), p.q_length = p.Tq + p.q_begin + cot_draw_below(&state, 200);
             p.k_begin = cot_draw_below(&state, 300), p.k_length = p.Tk + p.k_begin + cot_draw_below(&state, 200);
         }
-        p.no_lse = cot_draw_below(&state, 12) == 0;
-        p.no_out = !p.no_lse && cot_draw_below(&state, 12) == 0;
+        if (backward) {
+            p.any_order = cot_draw_bool(&state);
+            p.accumulate = cot_draw_below(&state, 6) == 0;
+            p.dlse = cot_draw_below(&state, 3) == 0;
+        } else {
+            p.no_lse = cot_draw_below(&state, 12) == 0;
+            p.no_out = !p.no_lse && cot_draw_below(&state, 12) == 0;
+        }
         emit(v, &p);
     }
 }
@@ -757,9 +765,9 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         bench_shapes(&v, direction);
         sweep_cuda(&v, direction);
         sweep_features_cuda(&v, direction);
+        sweep_tiles_cuda(&v, direction);
         bench_cuda(&v, direction);
     }
-    sweep_forward_cuda(&v);
     bench_forward_cuda(&v);
     for (int direction = COT_ATTENTION_DELTA; direction <= COT_ATTENTION_MERGE; direction++) {
         sweep_rows(&v, direction);

@@ -43,4 +43,33 @@ static inline cot_status attention_launch(cot_queue *queue, const cot_cuda_kerne
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
+/* What the first kernel of a call needs to know, but for how its tiles are cut and where it writes. */
+static inline attention_placing attention_placing_of(cot_queue *queue, const attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    return (attention_placing){
+        .q_begin = z->q_begin,
+        .q_length = z->q_length,
+        .k_begin = z->k_begin,
+        .k_length = z->k_length,
+        .B = (int32_t)z->B,
+        .packed = z->packed,
+        .Tq = (int32_t)(z->packed ? z->rows_q : z->Tq),
+        .Tk = (int32_t)(z->packed ? z->rows_k : z->Tk),
+        .sequences = (int32_t)attention_sequence_count(p),
+        .cu_q = attention_array_of(&p->cu_seqlens_q),
+        .cu_k = attention_array_of(&p->cu_seqlens_k),
+        .used_q = attention_array_of(&p->seqused_q),
+        .used_k = attention_array_of(&p->seqused_k),
+        .fault = cot_cuda_fault_word(queue),
+    };
+}
+
+static inline cot_status attention_launch_place(cot_queue *queue, const attention_placing *place)
+{
+    extern const unsigned char cot_image_attention_place_sm90[];
+    static const cot_cuda_kernel kernel = {cot_image_attention_place_sm90, "attention_place", 0};
+    return attention_launch(queue, &kernel, (cot_cuda_grid){.blocks = {1, 1, 1}, .threads = 256}, place);
+}
+
 #endif

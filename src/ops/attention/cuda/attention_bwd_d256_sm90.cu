@@ -68,7 +68,7 @@ static __device__ void load_keys_and_queries(const attention_bwd_mapped &m, cons
     cot_fence_async_global();
     cot_ring<2> q;
     for (int h = 0; h < w.heads; h++) {
-        const int row = (int)(head_of(c, w, h) * c.tiles);
+        const int row = (int)row_of<false>(c, w, h);
         for (int tile = w.end - 1; tile >= w.begin; tile--, q.next()) {
             cot_mbarrier_wait(&s.q_empty[q.slot], q.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.q_full[q.slot], 4 * TILE + QUERIES * sizeof(float));
@@ -92,7 +92,7 @@ static __device__ void load_values_and_gradients(const attention_bwd_mapped &m, 
     cot_ring<CHUNKS> chunk;
     uint32_t turn = 0;
     for (int h = 0; h < w.heads; h++) {
-        const int row = (int)((c.B * c.H + head_of(c, w, h)) * c.tiles); /* after all of lse2 */
+        const int row = (int)(c.B * c.H * c.tiles + row_of<false>(c, w, h)); /* after all of lse2 */
         for (int tile = w.end - 1; tile >= w.begin; tile--, turn ^= 1) {
             for (int half = 0; half < 2; half++, chunk.next()) {
                 uint64_t *full = &s.dout_full[chunk.slot];
@@ -119,7 +119,7 @@ static __device__ void add(const attention_bwd_call &c, const attention_walk &w,
     cot_fence_async_global();
     for (int h = 0; h < w.heads; h++) {
         for (int tile = w.end - 1; tile >= w.begin; tile--, parity ^= 1) {
-            const int64_t number = (head_of(c, w, h) * c.tiles + tile) * 4 + 2 * rank + slice;
+            const int64_t number = (row_of<false>(c, w, h) + tile) * 4 + 2 * rank + slice;
             add_slice<ORDERED>(c, turn, number, s.dq, &s.dq_full[slice], parity, &s.dq_empty);
         }
     }
@@ -311,8 +311,8 @@ static __device__ void value_gradient(const attention_bwd_call &c, const attenti
         add_values<E>(dv, packed, chunk);
         cot_wgmma_wait<0>();
     }
-    store_rows<E>(c, c.dv, c.dv_in_vectors, w, key, 0, DOWN, dv[0]);
-    store_rows<E>(c, c.dv, c.dv_in_vectors, w, key, 128, DOWN, dv[1]);
+    store_rows<E, false>(c, c.grad_v, c.dv_in_vectors, w, key, 0, 128, DOWN, dv[0]);
+    store_rows<E, false>(c, c.grad_v, c.dv_in_vectors, w, key, 128, 128, DOWN, dv[1]);
 }
 
 /* dP^T of a tile: V from shared memory, dO in two chunks. */
@@ -413,8 +413,8 @@ template <typename E> static __device__ void key_gradient(const attention_bwd_ca
         add_product<E>(dk[1], packed, s.q[(steps - 1) % 2][2]);
         cot_wgmma_wait<0>();
     }
-    store_rows<E>(c, c.dk, c.dk_in_vectors, w, key, 0, c.scale, dk[0]);
-    store_rows<E>(c, c.dk, c.dk_in_vectors, w, key, 128, c.scale, dk[1]);
+    store_rows<E, false>(c, c.grad_k, c.dk_in_vectors, w, key, 0, 128, c.scale, dk[0]);
+    store_rows<E, false>(c, c.grad_k, c.dk_in_vectors, w, key, 128, 128, c.scale, dk[1]);
 }
 
 template <typename E> static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)

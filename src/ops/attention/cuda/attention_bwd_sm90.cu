@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90.cu: the five products of the backward on Hopper, d = 64 or 128. A block takes 128 keys of a
+ * attention_bwd_sm90.cu: the five products of the backward on Hopper, d up to 64 or 128. A block takes 128 keys of a
  * key-value head (K and V stay in shared memory, dK and dV in registers) and walks over the tiles of 64 queries that see
  * them, of every query head of the group:
  *
@@ -27,7 +27,13 @@
  *   issue dP_j and dV += P_j dO_j        | wait dP: dS | wait dV: release dO_j, pack dS, hand it to dQ
  *
  * Deterministic (`ordered`): the blocks add to a slice of dQ in the order of their keys, the first ones first, which each
- * learns from a counter beside the slice. The block before it was launched earlier, so it does not wait in vain. */
+ * learns from a counter beside the slice. The block before it was launched earlier, so it does not wait in vain.
+ *
+ * Each kernel exists twice. The one named ..._all takes d and dv smaller than its tiles (the copy engine fills them up with
+ * zeros), sequences that differ, windows and softcap. What a tile holds of other sequences must not count, and 0 times it
+ * need not be 0: the producer's warp lets such tiles land on a barrier of its own, and clears those rows:
+ *
+ *   landed        1 (what is there)         a tile with foreign rows is there    the producer */
 #include "attention_bwd_sm90.cuh"
 
 /* What the launch allots, 512 of 128, shared out anew: 32 + 64 + 2 * 208. */
@@ -44,15 +50,22 @@ template <int D> struct attention_shared {
     uint64_t keys, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
-    uint64_t dq_full[ATTENTION_DQ_STAGES], dq_empty[ATTENTION_DQ_STAGES];
+    uint64_t dq_full[ATTENTION_DQ_STAGES], dq_empty[ATTENTION_DQ_STAGES], landed;
     uint32_t zero; /* for join */
 };
+
+static __device__ __forceinline__ int steps_of(const attention_walk &w)
+{
+    return w.heads * (w.end - w.begin);
+}
 
 template <int D>
 static __device__ void load(const attention_bwd_mapped &m, attention_shared<D> &s, const attention_walk &w)
 {
     constexpr int SLICES = D / 64;
     const attention_bwd_call &c = m.call;
+    if (steps_of(w) == 0)
+        return;
     cot_mbarrier_arrive_expect(&s.keys, 4 * SLICES * TILE);
     for (int slice = 0; slice < SLICES; slice++) {
         cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.first_key, w.kv_head, w.b, &s.keys);
@@ -65,7 +78,7 @@ static __device__ void load(const attention_bwd_mapped &m, attention_shared<D> &
     cot_ring<ATTENTION_DOUT_STAGES> dout;
     for (int h = 0; h < w.heads; h++) {
         const int head = w.first_head + h;
-        const int row = (int)(head_of(c, w, h) * c.tiles);
+        const int row = (int)row_of<false>(c, w, h);
         for (int tile = w.end - 1; tile >= w.begin; tile--, q.next(), dout.next()) {
             const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
             cot_mbarrier_wait(&s.q_empty[q.slot], q.parity ^ 1);
@@ -84,21 +97,108 @@ static __device__ void load(const attention_bwd_mapped &m, attention_shared<D> &
     }
 }
 
+/* The rows of an operand from `row` on become zero, of all its slices of ROWS rows. */
+template <int ROWS, int SLICES>
+static __device__ __forceinline__ void clear_rows(unsigned char (*slices)[ROWS * 128], int row)
+{
+    for (int slice = 0; slice < SLICES; slice++)
+        for (int at = row * 128 + threadIdx.x * 16; at < ROWS * 128; at += WARP * 16)
+            *(uint4 *)(slices[slice] + at) = make_uint4(0, 0, 0, 0);
+}
+
+/* What was written is there for the products, and the barrier told so. */
+static __device__ __forceinline__ void hand_over(uint64_t *full)
+{
+    cot_proxy_fence();
+    __syncwarp();
+    if (threadIdx.x == 0)
+        cot_mbarrier_arrive(full);
+}
+
+/* `load` by a warp, which clears what is of other sequences. */
+template <int D>
+static __device__ void load_all(const attention_bwd_mapped &m, attention_shared<D> &s, const attention_walk &w)
+{
+    constexpr int SLICES = D / 64;
+    const attention_bwd_call &c = m.call;
+    if (steps_of(w) == 0)
+        return;
+    uint32_t landed = 0;
+    /* Rows behind the tensor's last are zeros already. */
+    const bool clean_keys = w.first_key + KEYS <= w.used_k || w.k_row + w.used_k == c.place.Tk;
+    const int clean_tiles = w.q_row + w.used_q == c.place.Tq ? w.end : w.used_q / QUERIES;
+    uint64_t *keys = clean_keys ? &s.keys : &s.landed;
+    if (threadIdx.x == 0) {
+        cot_mbarrier_arrive_expect(keys, 4 * SLICES * TILE);
+        for (int slice = 0; slice < SLICES; slice++) {
+            cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, keys);
+            cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, keys);
+        }
+    }
+    if (!clean_keys) {
+        cot_mbarrier_wait(&s.landed, landed);
+        landed ^= 1;
+        clear_rows<KEYS, SLICES>((unsigned char(*)[KEYS * 128]) s.k, w.used_k - w.first_key);
+        clear_rows<KEYS, SLICES>((unsigned char(*)[KEYS * 128]) s.v, w.used_k - w.first_key);
+        hand_over(&s.keys);
+    }
+    const int deltas = (int)(c.row_delta - c.lse2) / QUERIES; /* rows of lse2 before them */
+    cot_ring<ATTENTION_Q_STAGES> q;
+    cot_ring<ATTENTION_DOUT_STAGES> dout;
+    for (int h = 0; h < w.heads; h++) {
+        const int head = w.first_head + h;
+        const int row = (int)row_of<true>(c, w, h);
+        for (int tile = w.end - 1; tile >= w.begin; tile--, q.next(), dout.next()) {
+            const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
+            const bool clean = tile < clean_tiles;
+            const int query = w.q_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
+            uint64_t *q_there = clean ? &s.q_full[q.slot] : &s.landed;
+            uint64_t *dout_there = clean ? &s.dout_full[dout.slot] : &s.landed;
+            cot_mbarrier_wait(&s.q_empty[q.slot], q.parity ^ 1);
+            if (threadIdx.x == 0) {
+                cot_mbarrier_arrive_expect(q_there, bytes);
+                for (int slice = 0; slice < SLICES; slice++)
+                    cot_tensor_load_4d(s.q[q.slot][slice], &m.q, slice * 64, query, head, w.b, q_there);
+                cot_tensor_load_4d(s.lse2[q.slot], &m.statistics, 0, row + tile, 0, 0, q_there);
+            }
+            if (!clean) {
+                cot_mbarrier_wait(&s.landed, landed);
+                landed ^= 1;
+                clear_rows<QUERIES, SLICES>(s.q[q.slot], used);
+                hand_over(&s.q_full[q.slot]);
+            }
+            cot_mbarrier_wait(&s.dout_empty[dout.slot], dout.parity ^ 1);
+            if (threadIdx.x == 0) {
+                cot_mbarrier_arrive_expect(dout_there, bytes);
+                for (int slice = 0; slice < SLICES; slice++)
+                    cot_tensor_load_4d(s.dout[dout.slot][slice], &m.dout, slice * 64, query, head, w.b, dout_there);
+                cot_tensor_load_4d(s.delta[dout.slot], &m.statistics, 0, deltas + row + tile, 0, 0, dout_there);
+            }
+            if (!clean) {
+                cot_mbarrier_wait(&s.landed, landed);
+                landed ^= 1;
+                clear_rows<QUERIES, SLICES>(s.dout[dout.slot], used);
+                hand_over(&s.dout_full[dout.slot]);
+            }
+        }
+    }
+}
+
 /* Adds staged slices of dQ to memory, those of a stage: what is told to others when it has landed takes an adder about a
  * step. */
-template <int D, bool ORDERED>
+template <int D, bool ALL, bool ORDERED>
 static __device__ void add(const attention_bwd_call &c, attention_shared<D> &s, const attention_walk &w, int stage)
 {
     constexpr int SLICES = D / 64;
-    const uint32_t turn = w.first_key / KEYS;
-    const int tiles = w.end - w.begin, steps = w.heads * tiles;
+    const int tiles = w.end - w.begin, steps = steps_of(w);
     cot_wait_for_kernels_before(); /* zeros */
     cot_fence_async_global();
     uint32_t parity = 0;
     for (int n = stage; n < steps * SLICES; n += ATTENTION_DQ_STAGES, parity ^= 1) {
-        const int slice = n % SLICES, step = n / SLICES;
-        const int64_t number = (head_of(c, w, step / tiles) * c.tiles + w.end - 1 - step % tiles) * SLICES + slice;
-        add_slice<ORDERED>(c, turn, number, s.dq[stage], &s.dq_full[stage], parity, &s.dq_empty[stage]);
+        const int slice = n % SLICES, step = n / SLICES, tile = w.end - 1 - step % tiles;
+        const int64_t number = (row_of<ALL>(c, w, step / tiles) + tile) * SLICES + slice;
+        add_slice<ORDERED>(c, turn_of<ALL>(w, tile), number, s.dq[stage], &s.dq_full[stage], parity,
+                           &s.dq_empty[stage]);
     }
     cot_bulk_wait();
 }
@@ -111,8 +211,10 @@ static __device__ void query_gradient(const attention_bwd_call &c, attention_sha
     cot_ring<ATTENTION_DS_STAGES> ds;
     cot_ring<ATTENTION_DQ_STAGES> dq;
     float sums[32];
-    cot_mbarrier_wait(&s.keys, 0);
-    for (int step = w.heads * (w.end - w.begin); step > 0; step--, ds.next()) {
+    const int steps = steps_of(w);
+    if (steps > 0)
+        cot_mbarrier_wait(&s.keys, 0);
+    for (int step = 0; step < steps; step++, ds.next()) {
         cot_mbarrier_wait(&s.ds_full[ds.slot], ds.parity);
         for (int slice = 0; slice < SLICES; slice++, dq.next()) {
             cot_wgmma_fence();
@@ -173,15 +275,32 @@ template <typename E, bool KEPT> struct attention_weights {
         const uint32_t sign = 8 | i % 4;
         int more; /* not __byte_perm, which has no signs */
         asm("prmt.b32 %0, %1, 0, %2;" : "=r"(more) : "r"(rest[i / 4]), "r"(sign << 12 | sign << 8 | (i % 4) << 4 | 4));
-        return __int_as_float(__float_as_int(i % 2 == 0 ? pair.x : pair.y) + (more >> SHIFT));
+        /* A P that f16 has rounded to 0 stays 0: with less than that it would be no number. */
+        return __int_as_float(max(__float_as_int(i % 2 == 0 ? pair.x : pair.y) + (more >> SHIFT), 0));
     }
 };
 
+/* dS of elements first to first + 3 passes softcap: times 1 - tanh^2, whose tanh P still tells. Where P is 0 it does not, but dS
+ * is. */
+template <typename E, bool KEPT>
+static __device__ __forceinline__ void cap_slopes(const attention_bwd_call &c,
+                                                  const attention_weights<E, KEPT> &weights,
+                                                  const uint32_t (&packed)[16], uint32_t zero, float2 lse2, int first,
+                                                  float (&ds)[32])
+{
+#pragma unroll
+    for (int i = first; i < first + 4; i++) {
+        const float score = cot_lg2(weights.join(packed, i, zero)) + (i % 2 == 0 ? lse2.x : lse2.y);
+        const float capped = fminf(fmaxf(score * c.cap_log, -1.0f), 1.0f);
+        ds[i] *= fmaf(-capped, capped, 1.0f);
+    }
+}
+
 /* A step of a consumer, see above. FIRST: there is no dS of a step before. n: the step's number; tile: its queries. */
-template <typename E, int D, bool FIRST>
-static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c, attention_shared<D> &s, uint32_t n,
-                                                    int tile, int key, float (&dk)[D / 2], float (&dv)[D / 2],
-                                                    uint32_t (&packed)[16])
+template <typename E, int D, bool ALL, bool FIRST>
+static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c, attention_shared<D> &s,
+                                                    const attention_walk &w, uint32_t n, int tile, int key,
+                                                    float (&dk)[D / 2], float (&dv)[D / 2], uint32_t (&packed)[16])
 {
     const int lane = threadIdx.x % WARP, half = threadIdx.x / GROUP - 2;
     const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
@@ -193,7 +312,13 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
         add_product<E>(dk, packed, s.q[before][0]);
     cot_wgmma_wait<FIRST ? 0 : 1>();
     attention_weights<E, D == 64> weights;
-    hide_scores(c, tile, key, scores);
+    if (ALL) {
+        if (c.cap_scale != 0.0f)
+            attention_cap(c.cap_scale, scores);
+        hide_scores_all(w, tile, key, __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
+    } else {
+        hide_scores(c, tile, key, scores);
+    }
 #pragma unroll
     for (int group = 0; group < 8; group++) {
         const float2 lse2 = *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)];
@@ -219,6 +344,9 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
 #pragma unroll
         for (int i = 4 * group; i < 4 * group + 4; i++)
             scores[i] = weights.join(packed, i, zero) * (scores[i] - (i % 2 == 0 ? delta.x : delta.y));
+        if (ALL && c.cap_scale != 0.0f)
+            cap_slopes<E, D == 64>(c, weights, packed, zero, *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)],
+                                   4 * group, scores);
     }
     cot_wgmma_wait<0>();
     __syncwarp();
@@ -238,7 +366,7 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
         cot_mbarrier_arrive(&s.ds_full[ds]);
 }
 
-template <typename E, int D>
+template <typename E, int D, bool ALL>
 static __device__ __forceinline__ void consume(const attention_bwd_call &c, attention_shared<D> &s,
                                                const attention_walk &w)
 {
@@ -248,29 +376,38 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, atte
 #pragma unroll
     for (int i = 0; i < D / 2; i++)
         dk[i] = dv[i] = 0.0f;
-    const uint32_t steps = (uint32_t)(w.heads * (w.end - w.begin));
-    cot_mbarrier_wait(&s.keys, 0);
+    const uint32_t steps = (uint32_t)steps_of(w);
     if (steps > 0) {
+        cot_mbarrier_wait(&s.keys, 0);
         int tile = w.end - 1;
-        consume_tile<E, D, true>(c, s, 0, tile, key, dk, dv, packed);
+        consume_tile<E, D, ALL, true>(c, s, w, 0, tile, key, dk, dv, packed);
         for (uint32_t n = 1; n < steps; n++) {
             tile = tile > w.begin ? tile - 1 : w.end - 1; /* of the next head */
-            consume_tile<E, D, false>(c, s, n, tile, key, dk, dv, packed);
+            consume_tile<E, D, ALL, false>(c, s, w, n, tile, key, dk, dv, packed);
         }
         add_product<E>(dk, packed, s.q[(steps - 1) % ATTENTION_Q_STAGES][0]);
         cot_wgmma_wait<0>();
     }
-    store_rows<E>(c, c.dv, c.dv_in_vectors, w, key, 0, 1.0f, dv);
-    store_rows<E>(c, c.dk, c.dk_in_vectors, w, key, 0, c.scale, dk);
+    store_rows<E, ALL>(c, c.grad_v, c.dv_in_vectors, w, key, 0, (int)c.dv, 1.0f, dv);
+    store_rows<E, ALL>(c, c.grad_k, c.dk_in_vectors, w, key, 0, (int)c.d, c.scale, dk);
 }
 
-template <typename E, int D> static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
+template <typename E, int D, bool ALL> static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     attention_shared<D> &s = *(attention_shared<D> *)attention_memory;
     const attention_bwd_call &c = m.call;
+    attention_walk w;
+    if (!ALL) {
+        w = walk_of(c, blockIdx.x);
+    } else {
+        cot_wait_for_kernels_before(); /* the sequences */
+        cot_fence_async_global();      /* and what else they wrote */
+        if (!walk_all(c, blockIdx.x, w))
+            return;
+    }
     if (threadIdx.x == 0) {
         s.zero = 0;
-        cot_mbarrier_init(&s.keys, 1);
+        cot_mbarrier_init(&s.keys, 1), cot_mbarrier_init(&s.landed, 1);
         for (int i = 0; i < ATTENTION_Q_STAGES; i++)
             cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 8);
         for (int i = 0; i < ATTENTION_DOUT_STAGES; i++)
@@ -281,35 +418,40 @@ template <typename E, int D> static __device__ __forceinline__ void backward(con
             cot_mbarrier_init(&s.dq_full[i], 4), cot_mbarrier_init(&s.dq_empty[i], 1);
         cot_mbarrier_init_fence();
     }
-    const attention_walk w = walk_of(c, blockIdx.x);
     __syncthreads();
     const int group = threadIdx.x / GROUP;
     if (group == 0) {
         cot_fewer_registers<PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0)
+        if (ALL && threadIdx.x < WARP)
+            load_all<D>(m, s, w);
+        else if (threadIdx.x == 0)
             load<D>(m, s, w);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_DQ_STAGES * WARP) {
             if (c.ordered)
-                add<D, true>(c, s, w, threadIdx.x / WARP - 1);
+                add<D, ALL, true>(c, s, w, threadIdx.x / WARP - 1);
             else
-                add<D, false>(c, s, w, threadIdx.x / WARP - 1);
+                add<D, ALL, false>(c, s, w, threadIdx.x / WARP - 1);
         }
     } else if (group == 1) {
         cot_fewer_registers<DQ_REGISTERS>();
         query_gradient<E, D>(c, s, w);
     } else {
         cot_more_registers<CONSUMER_REGISTERS>();
-        consume<E, D>(c, s, w);
+        consume<E, D, ALL>(c, s, w);
     }
 }
 
-#define INSTANCE(name, element, d)                                                       \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_GROUPS *GROUP, 1)             \
-        attention_bwd_sm90_##name##_d##d(const __grid_constant__ attention_bwd_mapped m) \
-    {                                                                                    \
-        backward<element, d>(m);                                                         \
+#define INSTANCE(name, element, d, all)                                           \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_GROUPS *GROUP, 1)      \
+        attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m) \
+    {                                                                             \
+        backward<element, d, all>(m);                                             \
     }
-INSTANCE(bf16, __nv_bfloat16, 128)
-INSTANCE(bf16, __nv_bfloat16, 64)
-INSTANCE(f16, __half, 64)
-INSTANCE(f16, __half, 128)
+INSTANCE(bf16_d128, __nv_bfloat16, 128, false)
+INSTANCE(bf16_d64, __nv_bfloat16, 64, false)
+INSTANCE(f16_d64, __half, 64, false)
+INSTANCE(f16_d128, __half, 128, false)
+INSTANCE(bf16_d128_all, __nv_bfloat16, 128, true)
+INSTANCE(bf16_d64_all, __nv_bfloat16, 64, true)
+INSTANCE(f16_d64_all, __half, 64, true)
+INSTANCE(f16_d128_all, __half, 128, true)

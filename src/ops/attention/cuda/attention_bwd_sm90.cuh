@@ -5,6 +5,8 @@
 #define COT_ATTENTION_BWD_SM90_CUH
 
 #include "attention_maps.h"
+#include "attention_place.cuh"
+#include "attention_softcap.cuh"
 
 #include "../../../cuda/device/activation.cuh"
 #include "../../../cuda/device/bulk.cuh"
@@ -20,6 +22,10 @@ extern __shared__ __align__(1024) unsigned char attention_memory[];
 /* What the block's groups walk over: heads first .. first + heads, of each the tiles end - 1 down to begin. */
 struct attention_walk {
     int b, kv_head, first_head, heads, first_key, begin, end;
+    /* Of its sequence, where sequences differ: rows of the tensors' views. */
+    int q_row, used_q, k_row, k_rows, used_k;
+    int first, last; /* query i sees the keys first + i .. last + i */
+    int row, tiles;  /* lse2's first row, and its rows for one head */
 };
 
 /* Blocks are numbered by sections of heads, in a section by keys from the first on, then by head: with a causal mask the
@@ -43,9 +49,57 @@ static __device__ __forceinline__ attention_walk walk_of(const attention_bwd_cal
     return w;
 }
 
-static __device__ __forceinline__ int64_t head_of(const attention_bwd_call &c, const attention_walk &w, int h)
+/* The same where sequences differ, and with windows: the blocks of a sequence follow those of the one before. False: there
+ * are fewer blocks. */
+static __device__ __forceinline__ bool walk_all(const attention_bwd_call &c, unsigned block, attention_walk &w)
 {
-    return (int64_t)w.b * c.H + w.first_head + h;
+    enum { FAR = 1 << 30 }; /* beyond any key: rows are less than half of it */
+    const attention_placed *table = c.place.table;
+    const unsigned heads = (unsigned)c.Hkv;
+    if (block >= (unsigned)table[c.place.sequences].first_block * heads)
+        return false;
+    const int low = attention_sequence_of(c.place, &attention_placed::first_block, heads, block);
+    const attention_placed s = table[low];
+    const unsigned blocks = (unsigned)(table[low + 1].first_block - s.first_block);
+    const unsigned own = block - (unsigned)s.first_block * heads;
+    const unsigned first = own / (blocks * ATTENTION_SECTION) * ATTENTION_SECTION;
+    const unsigned width = min((unsigned)ATTENTION_SECTION, heads - first), number = own - first * blocks;
+    w.b = c.place.packed ? 0 : low;
+    w.kv_head = (int)(first + number % width);
+    w.heads = (int)(c.H / c.Hkv);
+    w.first_head = w.kv_head * w.heads;
+    w.first_key = (int)(number / width) * KEYS;
+    w.q_row = s.q_row;
+    w.used_q = s.used_q;
+    w.k_row = s.k_row;
+    w.k_rows = s.k_rows;
+    w.used_k = s.used_k;
+    w.first = attention_clamped(s.diagonal - c.left, -FAR, FAR);
+    w.last = attention_clamped(s.diagonal + c.right, -FAR, FAR);
+    w.row = s.first_tile * (int)c.H;
+    w.tiles = table[low + 1].first_tile - s.first_tile;
+    /* Queries from the first that sees the first key to the last that sees the last one. */
+    const int from = max(w.first_key - w.last, 0);
+    const int to = min(min(w.first_key + KEYS, w.used_k) - 1 - w.first, w.used_q - 1);
+    w.begin = from / QUERIES;
+    w.end = w.first_key < w.used_k && to >= from ? to / QUERIES + 1 : w.begin;
+    return true;
+}
+
+/* The row of lse2 of query head h of the group, tile 0; the slices of dQ are numbered alike. */
+template <bool ALL>
+static __device__ __forceinline__ int64_t row_of(const attention_bwd_call &c, const attention_walk &w, int h)
+{
+    if (ALL)
+        return w.row + (int64_t)(w.first_head + h) * w.tiles;
+    return ((int64_t)w.b * c.H + w.first_head + h) * c.tiles;
+}
+
+/* How many blocks with earlier keys see a tile of queries. */
+template <bool ALL> static __device__ __forceinline__ uint32_t turn_of(const attention_walk &w, int tile)
+{
+    const int before = w.first_key / KEYS;
+    return (uint32_t)(ALL ? before - max(tile * QUERIES + w.first, 0) / KEYS : before);
 }
 
 /* d = A B over D columns, A and B in tiles of 64 rows and columns, A's `apart` bytes from each other: S^T and dP^T. */
@@ -86,6 +140,22 @@ static __device__ __forceinline__ void hide_scores(const attention_bwd_call &c, 
     for (int i = 0; i < 32; i++) {
         const int column = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, own = key + 8 * (i / 2 % 2);
         if ((c.causal && own > diagonal + column) || own >= c.Tk)
+            scores[i] = hidden;
+    }
+}
+
+/* The same where sequences differ, and with windows. */
+static __device__ __forceinline__ void hide_scores_all(const attention_walk &w, int tile, int key, float hidden,
+                                                       float (&scores)[32])
+{
+    const int first = tile * QUERIES + w.first, last = tile * QUERIES + w.last; /* of the tile's first query */
+    const int least = key & ~63, most = least + 63;
+    if (most <= last && least >= first + QUERIES - 1 && most < w.used_k)
+        return;
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        const int column = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, own = key + 8 * (i / 2 % 2);
+        if (own > last + column || own < first + column || own >= w.used_k)
             scores[i] = hidden;
     }
 }
@@ -136,19 +206,22 @@ static __device__ __forceinline__ uint32_t fragment_address(const unsigned char 
     return cot_shared_address(tile) + row * 128 + (unit ^ lane % 8) * 16;
 }
 
-/* Rows of dK or dV, 2 N columns of them from `column` on: the accumulators' own rows, those of keys that there are. */
-template <typename E, int N>
+/* Rows of dK or dV, 2 N columns of them from `column` on: the accumulators' own rows, those of keys that there are. ALL: of
+ * the columns those that there are too. */
+template <typename E, bool ALL, int N>
 static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out, bool vectors,
-                                                  const attention_walk &w, int key, int column, float scale,
-                                                  const float (&sums)[N])
+                                                  const attention_walk &w, int key, int column, int columns,
+                                                  float scale, const float (&sums)[N])
 {
     if (out.data == nullptr)
         return;
-    const int64_t at = w.b * out.stride[0] + w.kv_head * out.stride[2] + column;
+    const int rows = ALL ? w.k_rows : (int)c.Tk;
+    const int64_t at = w.b * out.stride[0] + (ALL ? w.k_row : 0) * out.stride[1] + w.kv_head * out.stride[2] + column;
     if (vectors) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            E *row = (E *)out.data + at + (key + 8 * half) * out.stride[1] + 8 * (threadIdx.x % 4);
+            const int own = 8 * (threadIdx.x % 4);
+            E *row = (E *)out.data + at + (key + 8 * half) * out.stride[1] + own;
 #pragma unroll
             for (int group = 0; group < N / 4; group += 4) {
                 uint32_t words[4];
@@ -157,19 +230,19 @@ static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, c
                     const int from = 4 * (group + i) + 2 * half;
                     words[i] = cot_pack_pair<E>(scale * sums[from], scale * sums[from + 1]);
                 }
-                const uint4 columns = cot_quad_transpose(words[0], words[1], words[2], words[3]);
-                if (key + 8 * half < c.Tk)
-                    *(uint4 *)(row + 8 * group) = columns;
+                const uint4 eight = cot_quad_transpose(words[0], words[1], words[2], words[3]);
+                if (key + 8 * half < rows && (!ALL || 8 * group + own < columns))
+                    *(uint4 *)(row + 8 * group) = eight;
             }
         }
         return;
     }
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const int row = key + 8 * (i / 2 % 2);
-        if (row >= c.Tk)
+        const int row = key + 8 * (i / 2 % 2), own = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2;
+        if (row >= rows || (ALL && own >= columns))
             continue;
-        const int64_t to = at + row * out.stride[1] + 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2;
+        const int64_t to = at + row * out.stride[1] + own;
         const float before = c.accumulate ? cot_load(out.data, out.dtype, to) : 0.0f;
         cot_store(out.data, out.dtype, to, fmaf(scale, sums[i], before));
     }

@@ -27,23 +27,6 @@ typedef struct attention_array {
     int32_t dtype;
 } attention_array;
 
-typedef struct attention_bwd_call {
-    int64_t B, H, Hkv, Tq, Tk, d;
-    int64_t tiles;    /* of ATTENTION_QUERIES queries */
-    int64_t diagonal; /* query i's is key i + diagonal */
-    uint32_t lanes;   /* of a warp, all: a mask that the compiler does not know */
-    int32_t causal, ordered, accumulate;
-    int32_t out_in_vectors; /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
-    int32_t dq_in_vectors, dk_in_vectors, dv_in_vectors; /* and nothing is accumulated */
-    float scale, scale_log2;                             /* scale_log2 = scale log2(e) */
-    attention_array lse, out, dout, dlse, delta, dq, dk, dv;
-    /* Workspace, by [b][h]. */
-    float *lse2;        /* [tiles * 64] lse log2(e); inf where a query passes no gradient, and beyond Tq */
-    float *row_delta;   /* [tiles * 64] D, 0 beyond Tq */
-    float *dq_sums;     /* [tiles][d/64][ATTENTION_DQ_SLICE] */
-    uint32_t *counters; /* [tiles][d/64] blocks that have added to a slice */
-} attention_bwd_call;
-
 /* How the forward for Hopper divides the work, by the sizes that a kernel has room for: DO(name, columns of q and k, of
  * v, keys of a tile, groups of 64 queries, stages of K and of V). Smaller sizes are filled up with zeros. */
 /* clang-format off */
@@ -55,33 +38,60 @@ typedef struct attention_bwd_call {
 #define ATTENTION_FWD_SHARED(d, dv, keys, groups, stages) \
     (((d) + 63) / 64 * (groups)*8192 + (stages) * (((d) + 63) / 64 + ((dv) + 63) / 64) * (keys)*128 + 512)
 
-/* A sequence as the kernel before the forward writes it down for the tiles of the forward, its lengths clamped. */
-typedef struct attention_fwd_sequence {
-    int32_t first_tile; /* tiles of queries of the sequences before it, for one head */
-    int32_t q_row, q_rows, used_q;
-    int32_t k_row, used_k;
+/* A sequence as the first kernel of a call writes it down where sequences differ, its lengths clamped. */
+typedef struct attention_placed {
+    int32_t first_tile, first_block; /* tiles of queries and blocks of keys of the sequences before it, for one head */
+    int32_t q_row, q_rows, used_q;   /* rows of the tensors' views; those of them that count */
+    int32_t k_row, k_rows, used_k;
     int64_t diagonal; /* query i's is key i + diagonal */
-} attention_fwd_sequence;
+} attention_placed;
+
+/* What that kernel needs to know: attention_place_sm90.cu. */
+typedef struct attention_placing {
+    int64_t q_begin, q_length, k_begin, k_length;
+    int32_t B, packed;
+    int32_t Tq, Tk;        /* rows of q and k; packed: of all sequences */
+    int32_t sequences;     /* B; packed: one more, the rows beyond the last one */
+    int32_t queries, keys; /* rows of a tile and of a block */
+    int32_t blocks;        /* for the counter to begin with */
+    attention_array cu_q, cu_k, used_q, used_k;
+    attention_placed *table; /* workspace: [sequences + 1]; null where all sequences are whole */
+    uint32_t *counter;       /* workspace: the next tile; null where nobody counts */
+    unsigned long long *fault;
+} attention_placing;
+
+typedef struct attention_bwd_call {
+    attention_placing place; /* with a table (as the kernels named ..._all want), what follows by sequence is unknown */
+    int64_t B, H, Hkv, Tq, Tk, d, dv;
+    int64_t tiles;       /* of ATTENTION_QUERIES queries */
+    int64_t diagonal;    /* query i's is key i + diagonal */
+    int64_t left, right; /* query i sees the keys i + diagonal - left .. i + diagonal + right */
+    uint32_t lanes;      /* of a warp, all: a mask that the compiler does not know */
+    int32_t causal, ordered, accumulate;
+    int32_t out_in_vectors; /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
+    int32_t dq_in_vectors, dk_in_vectors, dv_in_vectors; /* and nothing is accumulated */
+    float scale, scale_log2;                             /* scale_log2: of scores, scale or softcap times log2(e) */
+    float cap_scale, cap_log; /* with softcap: score = tanh(cap_scale q.k), 1 / (softcap log2(e)); else 0 */
+    attention_array lse, out, dout, dlse, delta, sink, grad_q, grad_k, grad_v, dsink;
+    /* Workspace, by sequence and head. */
+    float *lse2;        /* [tiles * 64] lse log2(e); inf where a query passes no gradient, and beyond Tq */
+    float *row_delta;   /* [tiles * 64] D, 0 beyond Tq */
+    float *dq_sums;     /* [tiles][d/64][ATTENTION_DQ_SLICE] */
+    uint32_t *counters; /* [tiles][d/64] blocks that have added to a slice */
+} attention_bwd_call;
 
 typedef struct attention_fwd_call {
-    int64_t q_begin, q_length, k_begin, k_length;
+    attention_placing place;
     int64_t left, right, diagonal; /* query i sees the keys i + diagonal - left .. i + diagonal + right */
-    int32_t B, H, heads_of_kv, d, dv;
-    int32_t Tq, Tk;    /* rows of q and k; packed: of all sequences */
-    int32_t sequences; /* B; packed: one more, the rows beyond the last one */
-    int32_t packed;
-    int32_t queries, tiles;     /* rows of a tile, tiles of a sequence; packed: not known */
+    int32_t H, heads_of_kv, d, dv;
+    int32_t tiles;              /* of a sequence; packed: not known */
     int32_t section;            /* heads whose tiles are mixed: their K and V lie in the second-level cache together */
-    int32_t blocks;             /* of the grid */
     int32_t out_in_vectors;     /* rows of out are at multiples of 16 bytes */
     int32_t modify;             /* scores need softcap or another sign */
     float cap_scale;            /* with softcap: score = tanh(cap_scale q.k), to be scaled by softcap; else 0 */
     float scale_log2;           /* of scores, positive: softcap or |scale|, times log2(e) */
     float natural, natural_low; /* one unit of a score times scale_log2 is natural + natural_low in lse */
-    attention_array out, lse, sink, cu_q, cu_k, used_q, used_k;
-    attention_fwd_sequence *table; /* workspace: [sequences + 1]; null where all sequences are whole */
-    uint32_t *counter;             /* workspace: the next tile */
-    unsigned long long *fault;
+    attention_array out, lse, sink;
 } attention_fwd_call;
 
 #endif

@@ -11,7 +11,7 @@
 
 extern const unsigned char cot_image_attention_fwd_sm90[], cot_image_attention_fwd_d256_sm90[];
 
-enum { PREPARE_THREADS = 256, CACHE_BYTES = 32 << 20 /* of the second-level cache, for K and V of a section */ };
+enum { CACHE_BYTES = 32 << 20 /* of the second-level cache, for K and V of a section */ };
 
 typedef struct forward_kernel {
     int d, dv, keys, groups; /* the most columns; see ATTENTION_FWD_SMALL */
@@ -35,8 +35,6 @@ typedef struct forward_kernel {
     KERNEL(f16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, groups, stages)
 static const forward_kernel bf16_kernels[] = {ATTENTION_FWD_SMALL(BF16_SMALL) ATTENTION_FWD_LARGE(BF16_LARGE)};
 static const forward_kernel f16_kernels[] = {ATTENTION_FWD_SMALL(F16_SMALL) ATTENTION_FWD_LARGE(F16_LARGE)};
-
-static const cot_cuda_kernel prepare = {cot_image_attention_fwd_sm90, "attention_fwd_prepare", 0};
 
 static int64_t at_least(int64_t a, int64_t b)
 {
@@ -74,44 +72,30 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
     if (z->rows_q == 0 || all == 0 || (!cot_present(&p->out) && !cot_present(&p->lse)))
         return COT_OK;
     const int64_t blocks = all < queue->device->multiprocessors ? all : queue->device->multiprocessors;
-    const bool varies = attention_fwd_varies(p);
-    attention_fwd_mapped mapped = {
-        .call = {
-            .q_begin = z->q_begin,
-            .q_length = z->q_length,
-            .k_begin = z->k_begin,
-            .k_length = z->k_length,
-            .left = z->left,
-            .right = z->right,
-            .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
-            .B = (int32_t)z->B,
-            .H = (int32_t)z->H,
-            .heads_of_kv = (int32_t)(z->H / z->Hkv),
-            .d = (int32_t)z->d,
-            .dv = (int32_t)z->dv,
-            .Tq = (int32_t)(z->packed ? z->rows_q : z->Tq),
-            .Tk = (int32_t)(z->packed ? z->rows_k : z->Tk),
-            .sequences = (int32_t)sequences,
-            .packed = z->packed,
-            .queries = (int32_t)queries,
-            .tiles = (int32_t)tiles,
-            .section = section_of(z),
-            .blocks = (int32_t)blocks,
-            .out_in_vectors = attention_in_vectors(&p->out) && z->dv % 8 == 0,
-            .out = attention_array_of(&p->out),
-            .lse = attention_array_of(&p->lse),
-            .sink = attention_array_of(&p->sink),
-            .cu_q = attention_array_of(&p->cu_seqlens_q),
-            .cu_k = attention_array_of(&p->cu_seqlens_k),
-            .used_q = attention_array_of(&p->seqused_q),
-            .used_k = attention_array_of(&p->seqused_k),
-            .counter = workspace,
-            .table = varies ? (attention_fwd_sequence *)((char *)workspace + COT_ALIGNMENT) : NULL,
-            .fault = cot_cuda_fault_word(queue),
-        }};
+    attention_fwd_mapped mapped = {.call = {
+                                       .place = attention_placing_of(queue, p),
+                                       .left = z->left,
+                                       .right = z->right,
+                                       .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
+                                       .H = (int32_t)z->H,
+                                       .heads_of_kv = (int32_t)(z->H / z->Hkv),
+                                       .d = (int32_t)z->d,
+                                       .dv = (int32_t)z->dv,
+                                       .tiles = (int32_t)tiles,
+                                       .section = section_of(z),
+                                       .out_in_vectors = attention_in_vectors(&p->out) && z->dv % 8 == 0,
+                                       .out = attention_array_of(&p->out),
+                                       .lse = attention_array_of(&p->lse),
+                                       .sink = attention_array_of(&p->sink),
+                                   }};
+    attention_placing *place = &mapped.call.place;
+    place->queries = (int32_t)queries;
+    place->keys = 1; /* there are no blocks of keys here */
+    place->blocks = (int32_t)blocks;
+    place->counter = workspace;
+    place->table = attention_varies(p) ? (attention_placed *)((char *)workspace + COT_ALIGNMENT) : NULL;
     set_factors(&mapped.call, z);
-    cot_status status = attention_launch(
-        queue, &prepare, (cot_cuda_grid){.blocks = {1, 1, 1}, .threads = PREPARE_THREADS}, &mapped.call);
+    cot_status status = attention_launch_place(queue, place);
     if (status == COT_OK)
         status = attention_map_rows(queue, &mapped.q, &p->q, (int)queries, p->q.data);
     if (status == COT_OK)

@@ -34,6 +34,8 @@
 #define COT_ATTENTION_FWD_SM90_CUH
 
 #include "attention_maps.h"
+#include "attention_place.cuh"
+#include "attention_softcap.cuh"
 
 #include "../../../cuda/device/activation.cuh"
 #include "../../../cuda/device/bulk.cuh"
@@ -100,11 +102,6 @@ static __device__ __forceinline__ void place_of(const attention_fwd_call &c, uin
     tile = (int)(tiles - 1 - place / width);
 }
 
-static __device__ __forceinline__ int clamped(int64_t value, int64_t least, int64_t most)
-{
-    return (int)(value < least ? least : value > most ? most : value);
-}
-
 /* The keys of rows from .. to - 1 of a tile: [x, y); empty where y <= x. */
 static __device__ __forceinline__ int2 keys_of(const attention_tile &t, int from, int to)
 {
@@ -120,28 +117,21 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
     attention_tile t;
     int tile;
     int64_t diagonal = c.diagonal;
-    if (c.table == nullptr) {
+    if (c.place.table == nullptr) {
         const uint32_t sequence = number / (uint32_t)(c.tiles * c.H);
         place_of(c, number - sequence * (uint32_t)(c.tiles * c.H), (uint32_t)c.tiles, t.head, tile);
         t.b = (int)sequence;
-        t.rows = c.Tq;
+        t.rows = c.place.Tq;
         t.q_row = t.k_row = 0;
-        t.used = c.Tq;
-        t.Tk = c.Tk;
+        t.used = c.place.Tq;
+        t.Tk = c.place.Tk;
         t.clean = 1;
     } else {
-        int low = 0, high = c.sequences; /* the last one whose first tile is not after this one */
-        while (high - low > 1) {
-            const int middle = (low + high) / 2;
-            if ((uint32_t)c.table[middle].first_tile * (uint32_t)c.H <= number)
-                low = middle;
-            else
-                high = middle;
-        }
-        const attention_fwd_sequence s = c.table[low];
+        const int low = attention_sequence_of(c.place, &attention_placed::first_tile, (uint32_t)c.H, number);
+        const attention_placed s = c.place.table[low];
         place_of(c, number - (uint32_t)s.first_tile * (uint32_t)c.H,
-                 (uint32_t)(c.table[low + 1].first_tile - s.first_tile), t.head, tile);
-        t.b = c.packed ? 0 : low;
+                 (uint32_t)(c.place.table[low + 1].first_tile - s.first_tile), t.head, tile);
+        t.b = c.place.packed ? 0 : low;
         t.rows = s.q_rows;
         t.used = s.used_q;
         t.q_row = s.q_row;
@@ -156,8 +146,8 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
     t.rows = min(t.rows - row, (int)F::QUERIES);
     t.used = min(max(t.used - row, 0), t.rows);
     diagonal += row;
-    t.first = clamped(diagonal - c.left, -FAR, FAR);
-    t.last = clamped(diagonal + c.right, -FAR, FAR);
+    t.first = attention_clamped(diagonal - c.left, -FAR, FAR);
+    t.last = attention_clamped(diagonal + c.right, -FAR, FAR);
     const int2 keys = keys_of(t, 0, t.used);
     t.begin = keys.x / F::KEYS;
     t.end = keys.y > keys.x ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
@@ -242,10 +232,10 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
 {
     const attention_fwd_call &c = m.call;
     forward_loader<F> loader = {m, s, {}, {}, 0};
-    uint32_t total = (uint32_t)(c.sequences * c.tiles * c.H);
-    if (c.table != nullptr) {
+    uint32_t total = (uint32_t)(c.place.sequences * c.tiles * c.H);
+    if (c.place.table != nullptr) {
         cot_wait_for_kernels_before();
-        total = (uint32_t)c.table[c.sequences].first_tile * (uint32_t)c.H;
+        total = (uint32_t)c.place.table[c.place.sequences].first_tile * (uint32_t)c.H;
     }
     uint32_t number = blockIdx.x;
     for (uint32_t n = 0;; n++) {
@@ -263,7 +253,7 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
         if (n == 0)
             cot_wait_for_kernels_before(); /* the counter */
         if (loader.leads())
-            number = atomicAdd(c.counter, 1);
+            number = atomicAdd(c.place.counter, 1);
         for (int tile = t.end - 1; tile >= t.begin; tile--) {
             if (tile > t.begin)
                 loader.load_k(t, tile - 1);
@@ -316,56 +306,16 @@ static __device__ __forceinline__ void issue_output(float (&sums)[F::DV / 2], co
     cot_wgmma_commit();
 }
 
-/* tanh below NEAR, off by 2^-25 of itself: a series in x^2. */
-static __device__ __forceinline__ float tanh_near(float x)
-{
-    const float square = x * x;
-    float series = -0.00657303987f;
-    series = fmaf(series, square, 0.0212894218f);
-    series = fmaf(series, square, -0.0539061423f);
-    series = fmaf(series, square, 0.133330969f);
-    series = fmaf(series, square, -0.333333319f);
-    return fmaf(x * square, series, x);
-}
-
-/* Elsewhere, off by a few 2^-24: 1 - 2 / (exp(2x) + 1) with the sign put back. */
-static __device__ __forceinline__ float tanh_far(float x)
-{
-    return copysignf(fmaf(-2.0f, cot_rcp(1.0f + cot_ex2(2.885390082f * fabsf(x))), 1.0f), x);
-}
-
-/* Scores that are not Q K^T alone: those of a negative scale, and those under softcap, which are small as a rule. A few at a
- * time, or they take the registers of all. */
+/* Scores that are not Q K^T alone: those of a negative scale, and those under softcap. */
 template <int N> static __device__ __forceinline__ void modify(const attention_fwd_call &c, float (&scores)[N])
 {
-    enum { FEW = 8 };
-    const float near = 0.55f;
-    if (c.cap_scale == 0.0f) {
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            scores[i] = -scores[i];
+    if (c.cap_scale != 0.0f) {
+        attention_cap(c.cap_scale, scores);
         return;
     }
 #pragma unroll
-    for (int first = 0; first < N; first += FEW) {
-        float most = 0.0f;
-#pragma unroll
-        for (int i = first; i < first + FEW; i++) {
-            scores[i] *= c.cap_scale;
-            most = fmaxf(most, fabsf(scores[i]));
-        }
-        if (__any_sync(0xffffffffu, most > near)) {
-#pragma unroll
-            for (int i = first; i < first + FEW; i++) {
-                const float far = tanh_far(scores[i]);
-                scores[i] = fabsf(scores[i]) > near ? far : tanh_near(scores[i]);
-            }
-        } else {
-#pragma unroll
-            for (int i = first; i < first + FEW; i++)
-                scores[i] = tanh_near(scores[i]);
-        }
-    }
+    for (int i = 0; i < N; i++)
+        scores[i] = -scores[i];
 }
 
 /* What a row of queries knows of its scores; of this thread's two rows. */

@@ -24,29 +24,32 @@ enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32 };
 
 #define SHARED_BYTES_D256 (8192 * (4 + 4 + 2 + 2 * 4 + 2 * ATTENTION_DOUT_CHUNKS + 2 + 2) + 256 * 4 + 512 + 512)
 
-/* The kernels of a dtype and a head size, in the order they run. */
+/* The kernels of a dtype and of tiles of that many columns, in the order they run. */
 typedef struct backward_kernels {
     cot_cuda_kernel prepare, main, finish;
 } backward_kernels;
 
-#define KERNELS(name, d, image, shared_bytes)                                         \
-    {                                                                                 \
-        {cot_image_attention_bwd_rows, "attention_bwd_prepare_d" #d, 0},              \
-            {image, "attention_bwd_sm90_" #name "_d" #d, shared_bytes},               \
-            {cot_image_attention_bwd_rows, "attention_bwd_finish_" #name "_d" #d, 0}, \
+#define KERNELS(dtype, size, image, shared_bytes)                                        \
+    {                                                                                    \
+        {cot_image_attention_bwd_rows, "attention_bwd_prepare_" #size, 0},               \
+            {image, "attention_bwd_sm90_" #dtype "_" #size, shared_bytes},               \
+            {cot_image_attention_bwd_rows, "attention_bwd_finish_" #dtype "_" #size, 0}, \
     }
-#define KERNELS_OF(name)                                                              \
-    {                                                                                 \
-        KERNELS(name, 64, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),             \
-            KERNELS(name, 128, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),        \
-            KERNELS(name, 256, cot_image_attention_bwd_d256_sm90, SHARED_BYTES_D256), \
+#define KERNELS_OF(dtype)                                                               \
+    {                                                                                   \
+        KERNELS(dtype, d64, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),             \
+            KERNELS(dtype, d128, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),        \
+            KERNELS(dtype, d256, cot_image_attention_bwd_d256_sm90, SHARED_BYTES_D256), \
+            KERNELS(dtype, d64_all, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),     \
+            KERNELS(dtype, d128_all, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),    \
     }
-static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16); /* d = 64, 128, 256 */
+static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
+static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows, "attention_bwd_dsink", 0};
 
 /* lse2 and D, which lie one after the other, a tile of queries a row. */
-static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c)
+static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t tiles)
 {
-    const int64_t rows = 2 * c->B * c->H * c->tiles, row = ATTENTION_QUERIES * (int64_t)sizeof(float);
+    const int64_t rows = 2 * tiles, row = ATTENTION_QUERIES * (int64_t)sizeof(float);
     return cot_cuda_tensor_map(queue, map, COT_F32, 4, c->lse2, (const int64_t[]){ATTENTION_QUERIES, rows, 1, 1},
                                (const int64_t[]){row, rows * row, rows * row},
                                (const int[]){ATTENTION_QUERIES, 1, 1, 1});
@@ -56,56 +59,69 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                            const backward_kernels *by_size)
 {
     const attention_sizes *z = &p->sizes;
-    const backward_kernels *kernels = by_size + (z->d == 128) + 2 * (z->d == 256);
-    const unsigned pair = z->d == 256 ? 2 : 1; /* blocks that share ATTENTION_KEYS keys */
-    const attention_bwd_parts parts = attention_bwd_parts_of(z);
-    const attention_sequence sequence = attention_sequence_at(p, 0);
-    if (z->B * z->H == 0)
+    const bool all = attention_bwd_wants_all(p);
+    const int64_t columns = attention_bwd_columns(z);
+    const backward_kernels *kernels = by_size + (columns == 128) + 2 * (columns == 256) + 3 * all;
+    const unsigned pair = columns == 256 ? 2 : 1; /* blocks that share ATTENTION_KEYS keys */
+    const attention_bwd_parts parts = attention_bwd_parts_of(p);
+    if (z->H == 0)
         return COT_OK;
     attention_bwd_mapped mapped = {
         .call = {
+            .place = attention_placing_of(queue, p),
             .B = z->B,
             .H = z->H,
             .Hkv = z->Hkv,
             .Tq = z->Tq,
             .Tk = z->Tk,
             .d = z->d,
-            .tiles = parts.tiles,
-            .diagonal = sequence.diagonal,
+            .dv = z->dv,
+            .tiles = (z->Tq + ATTENTION_QUERIES - 1) / ATTENTION_QUERIES,
+            .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
+            .left = z->left,
+            .right = z->right,
             .causal = z->right == 0,
             .ordered = !p->allow_nondeterminism,
             .accumulate = p->accumulate,
-            .out_in_vectors = attention_in_vectors(&p->out) && attention_in_vectors(&p->dout),
-            .dq_in_vectors = attention_in_vectors(&p->dq) && !p->accumulate,
-            .dk_in_vectors = attention_in_vectors(&p->dk) && !p->accumulate,
-            .dv_in_vectors = attention_in_vectors(&p->dv) && !p->accumulate,
+            .out_in_vectors = attention_in_vectors(&p->out) && attention_in_vectors(&p->dout) && z->dv % 8 == 0,
+            .dq_in_vectors = attention_in_vectors(&p->dq) && !p->accumulate && z->d % 8 == 0,
+            .dk_in_vectors = attention_in_vectors(&p->dk) && !p->accumulate && z->d % 8 == 0,
+            .dv_in_vectors = attention_in_vectors(&p->dv) && !p->accumulate && z->dv % 8 == 0,
             .scale = (float)z->scale,
-            .scale_log2 = (float)(z->scale * 1.4426950408889634),
+            .scale_log2 = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
+            .cap_scale = z->softcap > 0 ? (float)(z->scale / z->softcap) : 0,
+            .cap_log = z->softcap > 0 ? (float)(1 / (z->softcap * 1.4426950408889634)) : 0,
             .lse = attention_array_of(&p->lse),
             .out = attention_array_of(&p->out),
             .dout = attention_array_of(&p->dout),
             .dlse = attention_array_of(&p->dlse),
             .delta = attention_array_of(&p->delta),
-            .dq = attention_array_of(&p->dq),
-            .dk = attention_array_of(&p->dk),
-            .dv = attention_array_of(&p->dv),
+            .sink = attention_array_of(&p->sink),
+            .grad_q = attention_array_of(&p->dq),
+            .grad_k = attention_array_of(&p->dk),
+            .grad_v = attention_array_of(&p->dv),
+            .dsink = attention_array_of(&p->dsink),
             .lse2 = (float *)((char *)workspace + parts.lse2),
             .row_delta = (float *)((char *)workspace + parts.row_delta),
             .dq_sums = (float *)((char *)workspace + parts.dq_sums),
             .counters = (uint32_t *)((char *)workspace + parts.counters),
         }};
+    attention_placing *place = &mapped.call.place;
+    place->queries = ATTENTION_QUERIES;
+    place->keys = ATTENTION_KEYS;
+    place->table = all ? (attention_placed *)((char *)workspace + parts.table) : NULL;
     const attention_bwd_call *c = &mapped.call;
-    const int64_t tiles = z->B * z->H * parts.tiles, slices = tiles * z->d / 64;
-    cot_status status = COT_OK;
-    if (tiles > 0)
+    const int64_t tiles = z->H * attention_bwd_tiles(p), slices = tiles * columns / 64;
+    cot_status status = all ? attention_launch_place(queue, place) : COT_OK;
+    if (status == COT_OK && tiles > 0)
         status = attention_launch(
             queue, &kernels->prepare,
-            (cot_cuda_grid){.blocks = {(unsigned)(tiles * ATTENTION_QUERIES * z->d / 8 / ROWS_THREADS), 1, 1},
+            (cot_cuda_grid){.blocks = {(unsigned)(tiles * ATTENTION_QUERIES * columns / 8 / ROWS_THREADS), 1, 1},
                             .threads = ROWS_THREADS},
             c);
-    if (z->Tk > 0) {
+    if (z->rows_k > 0) {
         if (status == COT_OK && tiles > 0)
-            status = map_statistics(queue, &mapped.statistics, c);
+            status = map_statistics(queue, &mapped.statistics, c, tiles);
         if (status == COT_OK)
             status = attention_map_rows(queue, &mapped.q, &p->q, ATTENTION_QUERIES, p->k.data);
         if (status == COT_OK)
@@ -115,22 +131,24 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         if (status == COT_OK)
             status = attention_map_rows(queue, &mapped.dout, &p->dout, ATTENTION_QUERIES, p->k.data);
         if (status == COT_OK)
-            status = attention_launch(
-                queue, &kernels->main,
-                (cot_cuda_grid){
-                    .blocks = {(unsigned)((z->Tk + ATTENTION_KEYS - 1) / ATTENTION_KEYS * z->Hkv * z->B) * pair, 1, 1},
-                    .threads = ATTENTION_GROUPS * 128,
-                    .cluster = pair > 1 ? pair : 0,
-                    .dependent = true},
-                &mapped);
+            status =
+                attention_launch(queue, &kernels->main,
+                                 (cot_cuda_grid){.blocks = {(unsigned)(attention_bwd_blocks(p) * z->Hkv) * pair, 1, 1},
+                                                 .threads = ATTENTION_GROUPS * 128,
+                                                 .cluster = pair > 1 ? pair : 0,
+                                                 .dependent = true},
+                                 &mapped);
     }
-    if (status == COT_OK && c->dq.data != NULL && slices > 0)
+    if (status == COT_OK && c->grad_q.data != NULL && slices > 0)
         status =
             attention_launch(queue, &kernels->finish,
                              (cot_cuda_grid){.blocks = {(unsigned)((slices * 4 + ROWS_WARPS - 1) / ROWS_WARPS), 1, 1},
                                              .threads = ROWS_THREADS,
                                              .dependent = true},
                              c);
+    if (status == COT_OK && c->dsink.data != NULL)
+        status = attention_launch(queue, &dsink,
+                                  (cot_cuda_grid){.blocks = {(unsigned)z->H, 1, 1}, .threads = ROWS_THREADS}, c);
     return status;
 }
 

@@ -84,7 +84,7 @@ static inline double cost_fwd_sm90(const void *problem)
 }
 
 /* Whether sequences differ in length, so that the kernel before writes down where each begins and ends. */
-static inline bool attention_fwd_varies(const attention_problem *p)
+static inline bool attention_varies(const attention_problem *p)
 {
     return p->sizes.packed || cot_present(&p->seqused_q) || cot_present(&p->seqused_k);
 }
@@ -93,31 +93,67 @@ static inline bool attention_fwd_varies(const attention_problem *p)
 static inline size_t workspace_fwd_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    const size_t sequences = attention_fwd_varies(p) ? (size_t)attention_sequence_count(p) + 1 : 0;
-    return COT_ALIGNMENT + cot_align(sequences * sizeof(attention_fwd_sequence));
+    const size_t sequences = attention_varies(p) ? (size_t)attention_sequence_count(p) + 1 : 0;
+    return COT_ALIGNMENT + cot_align(sequences * sizeof(attention_placed));
 }
 
 /* ---- backward ------------------------------------------------------------------------------------------ */
 
+/* Tiles of queries of one head, of all sequences; more than there can be where those differ. */
+static inline int64_t attention_bwd_tiles(const attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    if (z->packed)
+        return z->rows_q / ATTENTION_QUERIES + attention_sequence_count(p);
+    return z->B * ((z->Tq + ATTENTION_QUERIES - 1) / ATTENTION_QUERIES);
+}
+
+/* Blocks of keys of one head, alike. */
+static inline int64_t attention_bwd_blocks(const attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    if (z->packed)
+        return z->rows_k / ATTENTION_KEYS + attention_sequence_count(p);
+    return z->B * ((z->Tk + ATTENTION_KEYS - 1) / ATTENTION_KEYS);
+}
+
+/* Whether the kernels are to take what most calls lack: sequences that differ, windows, softcap, d and dv smaller than tiles
+ * or unlike. */
+static inline bool attention_bwd_wants_all(const attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    const int64_t unbounded = z->q_length + z->k_length;
+    return z->d != z->dv || (z->d != 64 && z->d != 128 && z->d != 256) || attention_varies(p) || z->softcap > 0 ||
+           z->left < unbounded || (z->right != 0 && z->right < unbounded);
+}
+
+/* The columns of the kernel's tiles. */
+static inline int64_t attention_bwd_columns(const attention_sizes *z)
+{
+    const int64_t most = z->d > z->dv ? z->d : z->dv;
+    return most <= 64 ? 64 : most <= 128 ? 128 : 256;
+}
+
 static inline const char *attention_refuse_bwd_sm90(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
-    if (z->d != z->dv || (z->d != 64 && z->d != 128 && z->d != 256))
-        return "it serves d = dv = 64, 128 or 256";
-    if (z->packed || cot_present(&p->seqused_q) || cot_present(&p->seqused_k))
-        return "it serves no packed sequences and no seqused";
-    if (z->left < z->q_length + z->k_length || (z->right != 0 && z->right < z->q_length + z->k_length))
-        return "it serves no windows";
-    if (z->softcap > 0 || z->dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias))
-        return "it serves no softcap, dropout, ALiBi or bias";
-    if (cot_present(&p->dsink))
-        return "it has no dsink";
+    if (z->d > 256 || z->dv > 256)
+        return "it serves d and dv up to 256";
+    if (attention_bwd_columns(z) == 256 && attention_bwd_wants_all(p))
+        return "beyond 128 it serves d = dv = 256, full and causal, alone";
+    if (z->dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias))
+        return "it serves no dropout, ALiBi or bias";
+    if (!attention_factors_normal(z))
+        return "scale or softcap is too large or too small for float32 products";
     const cot_tensor *const outputs[] = {&p->dq, &p->dk, &p->dv};
     for (int i = 0; i < 3; i++)
         if (cot_present(outputs[i]) && outputs[i]->dtype != z->dtype)
             return "it rounds P and dS to 16 bits, an output is f32";
     if (z->B > 65535 || z->Hkv > 65535 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4)
         return "a grid has no room for B, Hkv, Tq or Tk";
+    if (attention_bwd_wants_all(p) && (z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
+                                       (double)attention_bwd_tiles(p) * (double)z->H > INT32_MAX / 64))
+        return "it counts rows and tiles in 32 bits";
     if (!attention_steps(&p->q) || !attention_steps(&p->k) || !attention_steps(&p->v) || !attention_steps(&p->dout))
         return "q, k, v and dout need a contiguous last axis, and data and other strides at multiples of 16 bytes";
     if (!attention_rows_contiguous(&p->out) || !attention_rows_contiguous(&p->dq) ||
@@ -146,18 +182,20 @@ static inline double cost_bwd_sm90(const void *problem)
 
 /* The parts of the workspace, in bytes from its beginning. */
 typedef struct attention_bwd_parts {
-    int64_t tiles;
-    size_t lse2, row_delta, dq_sums, counters, bytes;
+    size_t lse2, row_delta, dq_sums, counters, table, bytes;
 } attention_bwd_parts;
 
-static inline attention_bwd_parts attention_bwd_parts_of(const attention_sizes *z)
+static inline attention_bwd_parts attention_bwd_parts_of(const attention_problem *p)
 {
-    attention_bwd_parts parts = {.tiles = (z->Tq + ATTENTION_QUERIES - 1) / ATTENTION_QUERIES};
-    const size_t tiles = (size_t)z->B * (size_t)z->H * (size_t)parts.tiles, slices = tiles * (size_t)z->d / 64;
+    const size_t tiles = (size_t)p->sizes.H * (size_t)attention_bwd_tiles(p);
+    const size_t slices = tiles * (size_t)attention_bwd_columns(&p->sizes) / 64;
+    const size_t sequences = attention_bwd_wants_all(p) ? (size_t)attention_sequence_count(p) + 1 : 0;
+    attention_bwd_parts parts = {0};
     parts.row_delta = parts.lse2 + cot_align(tiles * ATTENTION_QUERIES * sizeof(float));
     parts.dq_sums = parts.row_delta + cot_align(tiles * ATTENTION_QUERIES * sizeof(float));
     parts.counters = parts.dq_sums + cot_align(slices * ATTENTION_DQ_SLICE * sizeof(float));
-    parts.bytes = parts.counters + cot_align(slices * sizeof(uint32_t));
+    parts.table = parts.counters + cot_align(slices * sizeof(uint32_t));
+    parts.bytes = parts.table + cot_align(sequences * sizeof(attention_placed));
     return parts;
 }
 
