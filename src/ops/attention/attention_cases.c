@@ -42,11 +42,14 @@ typedef struct plan {
     bool sink, alibi, bias;
     unsigned bias_axes; /* bit n: axis n is broadcast */
     bool packed, seqused_q, seqused_k;
+    bool mixed; /* of the benchmark's packed sequences every other one is three times as long as the others */
     int64_t q_begin, q_length, k_begin, k_length;
     bool dlse, delta, accumulate, any_order;
     bool no_dq, no_dkv, no_out, no_lse;
     uint64_t seed;
 } plan;
+
+enum { CHECKED = COT_CASE_CHECK | COT_CASE_CHECK_CUDA };
 
 /* ---- tensors ------------------------------------------------------------------------------------------ */
 
@@ -169,20 +172,28 @@ static cot_tensor bias_of(const plan *p)
             (a)->bias = bias_of(p);                                                                          \
     } while (0)
 
-/* Visible pairs of a query and a key, packed sequences taken as of average length. */
-static double visible_pairs(const plan *p)
+/* Visible pairs of a query and a key of one head of a sequence of that length. */
+static double pairs_of(const plan *p, int64_t Tq, int64_t Tk)
 {
     const attention_sizes z = {.left = p->window && p->left >= 0 ? p->left : ATTENTION_UNBOUNDED,
                                .right = p->causal                    ? 0
                                         : p->window && p->right >= 0 ? p->right
                                                                      : ATTENTION_UNBOUNDED};
-    const attention_sequence s = {.Tq = p->Tq, .Tk = p->Tk, .diagonal = p->Tk - p->Tq};
+    const attention_sequence s = {.Tq = Tq, .Tk = Tk, .diagonal = Tk - Tq};
     double pairs = 0;
-    for (int64_t i = 0; i < p->Tq; i++) {
+    for (int64_t i = 0; i < Tq; i++) {
         const attention_span span = attention_keys_of(&z, &s, i);
         pairs += span.end > span.first ? (double)(span.end - span.first) : 0;
     }
-    return pairs * (double)p->B * (double)p->H;
+    return pairs;
+}
+
+/* Of all; packed sequences taken as of average length. */
+static double visible_pairs(const plan *p)
+{
+    const double each = p->mixed ? (pairs_of(p, p->Tq / 2, p->Tk / 2) + pairs_of(p, p->Tq * 3 / 2, p->Tk * 3 / 2)) / 2
+                                 : pairs_of(p, p->Tq, p->Tk);
+    return each * (double)p->B * (double)p->H;
 }
 
 static void forward_case(const plan *p, cot_case *c)
@@ -299,11 +310,14 @@ static void describe(const plan *p, cot_case *c)
     const struct {
         bool set;
         const char *name;
-    } switches[] = {{p->sink, "+sink"},       {p->alibi, "+alibi"},        {p->packed, "+packed"},
-                    {p->seqused_q, "+usedq"}, {p->seqused_k, "+usedk"},    {p->f32_out, "+f32out"},
-                    {p->dlse, "+dlse"},       {p->delta, "+delta"},        {p->accumulate, "+accumulate"},
-                    {p->no_dq, "-dq"},        {p->no_dkv, "-dkv"},         {p->no_out, "-out"},
-                    {p->no_lse, "-lse"},      {p->any_order, "+any-order"}};
+    } switches[] = {{p->sink, "+sink"},          {p->alibi, "+alibi"},
+                    {p->packed, "+packed"},      {p->mixed, "+mixed"},
+                    {p->seqused_q, "+usedq"},    {p->seqused_k, "+usedk"},
+                    {p->f32_out, "+f32out"},     {p->dlse, "+dlse"},
+                    {p->delta, "+delta"},        {p->accumulate, "+accumulate"},
+                    {p->no_dq, "-dq"},           {p->no_dkv, "-dkv"},
+                    {p->no_out, "-out"},         {p->no_lse, "-lse"},
+                    {p->any_order, "+any-order"}};
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
         if (switches[i].set)
             add_text(o, size, "%s", switches[i].name);
@@ -320,7 +334,9 @@ typedef struct visitor {
 static void build(const plan *p, cot_case *c)
 {
     static void (*const builders[])(const plan *, cot_case *) = {forward_case, backward_case, delta_case, merge_case};
-    *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = p->seed};
+    /* In the benchmark the seed's last bit says what `fill` cannot know: whether lengths are mixed. */
+    const uint64_t seed = p->uses & CHECKED ? p->seed : (p->seed & ~(uint64_t)1) | p->mixed;
+    *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = seed};
     builders[p->direction](p, c);
     describe(p, c);
 }
@@ -587,7 +603,7 @@ static void sweep_tiles_cuda(visitor *v, int direction)
             p.right = p.causal ? 0 : kinds & 4 ? cot_draw_below(&state, 100) : -1;
         }
         p.softcap = kinds & 8 ? (cot_draw_bool(&state) ? 1.5 : 20) : 0;
-        p.scale = kinds & 16 ? (cot_draw_bool(&state) ? -0.1 : backward ? 0.5 : 0.2) : 0;
+        p.scale = kinds & 16 ? (cot_draw_bool(&state) ? -0.1 : backward ? 0.3 : 0.2) : 0; /* f16: see the README */
         p.sink = kinds & 32;
         p.packed = kinds & 64;
         p.seqused_q = kinds & 128 && cot_draw_bool(&state);
@@ -657,29 +673,31 @@ static void bench_cuda(visitor *v, int direction)
                 }
 }
 
-/* What features cost in the forward, beside the entries of bench_cuda without them; head sizes between. */
-static void bench_forward_cuda(visitor *v)
+/* What features cost, beside the entries of bench_cuda without them; head sizes between. */
+static void bench_features_cuda(visitor *v, int direction)
 {
     static const struct {
         int64_t B, H, Hkv, T, d, dv;
         cot_dtype dtype;
-        bool causal, sink, packed;
+        bool causal, sink, packed, mixed;
         int64_t left; /* 0 = no window */
         double softcap;
     } shapes[] = {
-        {1, 16, 16, 16384, 128, 128, COT_F16, true, false, false, 0, 0},
-        {1, 16, 16, 16384, 128, 128, COT_BF16, true, false, false, 1024, 0},
-        {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, false, 0, 30},
-        {4, 16, 16, 4096, 128, 128, COT_BF16, true, true, false, 0, 0},
-        {4, 16, 2, 4096, 128, 128, COT_BF16, true, false, false, 0, 0},
-        {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, true, 0, 0},
-        {32, 32, 32, 512, 64, 64, COT_BF16, true, false, true, 0, 0},
-        {4, 16, 16, 4096, 192, 128, COT_BF16, true, false, false, 0, 0},
-        {4, 16, 16, 4096, 192, 192, COT_BF16, true, false, false, 0, 0},
-        {4, 16, 16, 4096, 96, 96, COT_BF16, true, false, false, 0, 0},
+        {1, 16, 16, 16384, 128, 128, COT_F16, true, false, false, false, 0, 0},
+        {1, 16, 16, 16384, 128, 128, COT_BF16, true, false, false, false, 1024, 0},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, false, false, 0, 30},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, true, true, false, false, 0, 0},
+        {4, 16, 2, 4096, 128, 128, COT_BF16, true, false, false, false, 0, 0},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, true, false, 0, 0},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, true, true, 0, 0},
+        {32, 32, 32, 512, 64, 64, COT_BF16, true, false, true, false, 0, 0},
+        {32, 32, 32, 512, 64, 64, COT_BF16, true, false, true, true, 0, 0},
+        {4, 16, 16, 4096, 192, 128, COT_BF16, true, false, false, false, 0, 0},
+        {4, 16, 16, 4096, 192, 192, COT_BF16, true, false, false, false, 0, 0},
+        {4, 16, 16, 4096, 96, 96, COT_BF16, true, false, false, false, 0, 0},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const plan p = {.direction = COT_ATTENTION_FORWARD,
+        const plan p = {.direction = direction,
                         .uses = COT_CASE_BENCH_CUDA,
                         .B = shapes[i].B,
                         .H = shapes[i].H,
@@ -695,7 +713,9 @@ static void bench_forward_cuda(visitor *v)
                         .softcap = shapes[i].softcap,
                         .sink = shapes[i].sink,
                         .packed = shapes[i].packed,
-                        .seed = 60};
+                        .mixed = shapes[i].mixed,
+                        .any_order = direction == COT_ATTENTION_BACKWARD,
+                        .seed = shapes[i].mixed ? 61 : 60};
         emit(v, &p);
     }
 }
@@ -767,8 +787,8 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         sweep_features_cuda(&v, direction);
         sweep_tiles_cuda(&v, direction);
         bench_cuda(&v, direction);
+        bench_features_cuda(&v, direction);
     }
-    bench_forward_cuda(&v);
     for (int direction = COT_ATTENTION_DELTA; direction <= COT_ATTENTION_MERGE; direction++) {
         sweep_rows(&v, direction);
         bench_rows(&v, direction);
@@ -819,12 +839,19 @@ static bool set_choice(plan *p, const char *word)
     static const struct {
         const char *word;
         size_t offset;
-    } switches[] = {{"causal", offsetof(plan, causal)},   {"sink", offsetof(plan, sink)},
-                    {"alibi", offsetof(plan, alibi)},     {"bias", offsetof(plan, bias)},
-                    {"packed", offsetof(plan, packed)},   {"usedq", offsetof(plan, seqused_q)},
-                    {"usedk", offsetof(plan, seqused_k)}, {"dlse", offsetof(plan, dlse)},
-                    {"delta", offsetof(plan, delta)},     {"accumulate", offsetof(plan, accumulate)},
-                    {"f32out", offsetof(plan, f32_out)},  {"any-order", offsetof(plan, any_order)}};
+    } switches[] = {{"causal", offsetof(plan, causal)},
+                    {"sink", offsetof(plan, sink)},
+                    {"alibi", offsetof(plan, alibi)},
+                    {"bias", offsetof(plan, bias)},
+                    {"packed", offsetof(plan, packed)},
+                    {"mixed", offsetof(plan, mixed)},
+                    {"usedq", offsetof(plan, seqused_q)},
+                    {"usedk", offsetof(plan, seqused_k)},
+                    {"dlse", offsetof(plan, dlse)},
+                    {"delta", offsetof(plan, delta)},
+                    {"accumulate", offsetof(plan, accumulate)},
+                    {"f32out", offsetof(plan, f32_out)},
+                    {"any-order", offsetof(plan, any_order)}};
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
         if (strcmp(word, switches[i].word) == 0)
             return *(bool *)((char *)p + switches[i].offset) = true;
@@ -839,7 +866,7 @@ static bool set_choice(plan *p, const char *word)
 
 static const char *const words_help =
     "B=1 H=8 Hkv=8 T=2048 (or Tq= Tk=) d=128 dv=128 left=1024 right=0 softcap=30 scale=0.1 dropout=0.1, f32 f16 bf16 f64, "
-    "bthd bhtd slice strided, causal sink alibi bias packed usedq usedk dlse delta accumulate f32out any-order";
+    "bthd bhtd slice strided, causal sink alibi bias packed mixed usedq usedk dlse delta accumulate f32out any-order";
 
 static const char *parse(int direction, int count, char *const words[], cot_case *c)
 {
@@ -882,12 +909,13 @@ static void fill_cu_seqlens(uint64_t state, int32_t *data, int64_t B, int64_t ro
     }
 }
 
-/* In the benchmark: all of the same length. */
+/* In the benchmark: all of the same length, or, of a plan that is mixed, half of that and three times that. */
 static void fill_lengths(const cot_case *c, bool q, int32_t *data, int64_t elements, int64_t rows_in_all, int64_t most)
 {
-    if (!(c->uses & COT_CASE_CHECK))
+    const int64_t length = most / 2, less = c->seed % 2 ? length / 2 : 0;
+    if (!(c->uses & CHECKED))
         for (int64_t b = 0; b < elements; b++)
-            data[b] = (int32_t)(b * (most / 2));
+            data[b] = (int32_t)(b * length - b % 2 * less);
     else
         fill_cu_seqlens(c->seed + q, data, elements - 1, rows_in_all, most);
 }

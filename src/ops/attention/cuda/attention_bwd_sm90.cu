@@ -236,6 +236,16 @@ static __device__ void query_gradient(const attention_bwd_call &c, attention_sha
     }
 }
 
+/* In f16 P is 2^8 times as large as it should be, until dV and dS: probabilities below 2^-14 would lose bits, and those of a
+ * million keys all. There is room for P up to 255, for an lse that is not the forward's. */
+enum { RAISE = 8 };
+template <typename E> constexpr float lowered = cot_is_f16<E> ? 1.0f / (1 << RAISE) : 1.0f;
+
+template <typename E> static __device__ __forceinline__ float raised(float lse2)
+{
+    return cot_is_f16<E> ? RAISE - lse2 : -lse2;
+}
+
 /* P goes into dV rounded to 16 bits; dS takes it with 8 bits more, or the two roundings would add up to more than the
  * error rule has room for where a query sees few keys. KEPT: there are registers to keep it in float32. Else rest[i] has the
  * next 8 bits of the mantissas of elements 4i to 4i+3, a byte each, to be added with their sign (an exact tie that was
@@ -290,7 +300,7 @@ static __device__ __forceinline__ void cap_slopes(const attention_bwd_call &c,
 {
 #pragma unroll
     for (int i = first; i < first + 4; i++) {
-        const float score = cot_lg2(weights.join(packed, i, zero)) + (i % 2 == 0 ? lse2.x : lse2.y);
+        const float score = cot_lg2(weights.join(packed, i, zero)) - raised<E>(i % 2 == 0 ? lse2.x : lse2.y);
         const float capped = fminf(fmaxf(score * c.cap_log, -1.0f), 1.0f);
         ds[i] *= fmaf(-capped, capped, 1.0f);
     }
@@ -324,7 +334,8 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
         const float2 lse2 = *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            scores[4 * group + i] = cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? -lse2.x : -lse2.y));
+            scores[4 * group + i] =
+                cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? raised<E>(lse2.x) : raised<E>(lse2.y)));
     }
     if (!FIRST) {
         cot_wgmma_wait<0>();
@@ -340,10 +351,11 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
     const uint32_t zero = cot_is_f16<E> && D == 128 ? *(volatile uint32_t *)&s.zero : 0;
 #pragma unroll
     for (int group = 0; group < 8; group++) {
-        const float2 delta = *(const float2 *)&s.delta[dout][8 * group + 2 * (lane % 4)];
+        float2 delta = *(const float2 *)&s.delta[dout][8 * group + 2 * (lane % 4)];
+        delta.x *= lowered<E>, delta.y *= lowered<E>;
 #pragma unroll
         for (int i = 4 * group; i < 4 * group + 4; i++)
-            scores[i] = weights.join(packed, i, zero) * (scores[i] - (i % 2 == 0 ? delta.x : delta.y));
+            scores[i] = weights.join(packed, i, zero) * (lowered<E> * scores[i] - (i % 2 == 0 ? delta.x : delta.y));
         if (ALL && c.cap_scale != 0.0f)
             cap_slopes<E, D == 64>(c, weights, packed, zero, *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)],
                                    4 * group, scores);
@@ -388,7 +400,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, atte
         add_product<E>(dk, packed, s.q[(steps - 1) % ATTENTION_Q_STAGES][0]);
         cot_wgmma_wait<0>();
     }
-    store_rows<E, ALL>(c, c.grad_v, c.dv_in_vectors, w, key, 0, (int)c.dv, 1.0f, dv);
+    store_rows<E, ALL>(c, c.grad_v, c.dv_in_vectors, w, key, 0, (int)c.dv, lowered<E>, dv);
     store_rows<E, ALL>(c, c.grad_k, c.dk_in_vectors, w, key, 0, (int)c.d, c.scale, dk);
 }
 

@@ -115,15 +115,14 @@ V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end,
     {                                                                                           \
         gradient_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);               \
     }
-CONV1D_EACH_INSTANCE(GRADIENT)
+#define GRADIENTS_OF(width) CONV1D_EACH_DTYPE(GRADIENT, width)
+CONV1D_EACH_WIDTH(GRADIENTS_OF)
 
 #define GRADIENTS(width)                                                        \
     {                                                                           \
         gradient_##width##_F32, gradient_##width##_F16, gradient_##width##_BF16 \
     }
-static void (*const gradients[8][3])(const gradient_row *, int64_t, int64_t) = {
-    GRADIENTS(0), GRADIENTS(2), GRADIENTS(3), GRADIENTS(4), GRADIENTS(5), GRADIENTS(6), GRADIENTS(7), GRADIENTS(8),
-};
+static void (*const gradients[CONV1D_INSTANCES][3])(const gradient_row *, int64_t, int64_t) = CONV1D_TABLE(GRADIENTS);
 
 /* ---- g, dw, db and dx of one row ---------------------------------------------------------------------------- *
  * Step j of the loop computes z of vector j+1, then g of j, then all that vector j-2 takes part in: dx[t] and dw[k] both

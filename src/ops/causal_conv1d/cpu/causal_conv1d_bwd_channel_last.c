@@ -311,15 +311,14 @@ V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype 
             return walk_columns(s, width == 0 ? s->K : width, COT_##dtype); \
         return walk_body(s, width == 0 ? s->K : width, COT_##dtype);        \
     }
-CONV1D_EACH_INSTANCE(WALK)
+#define WALKS_OF(width) CONV1D_EACH_DTYPE(WALK, width)
+CONV1D_EACH_WIDTH(WALKS_OF)
 
 #define WALKS(width)                                                \
     {                                                               \
         walk_##width##_F32, walk_##width##_F16, walk_##width##_BF16 \
     }
-static int64_t (*const walks[8][3])(const backward_columns *) = {
-    WALKS(0), WALKS(2), WALKS(3), WALKS(4), WALKS(5), WALKS(6), WALKS(7), WALKS(8),
-};
+static int64_t (*const walks[CONV1D_INSTANCES][3])(const backward_columns *) = CONV1D_TABLE(WALKS);
 
 /* ---- pieces ------------------------------------------------------------------------------------------------- */
 

@@ -15,15 +15,14 @@ cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *, const void *, voi
     {                                                                       \
         return conv1d_walk_body(s, width == 0 ? s->K : width, COT_##dtype); \
     }
-CONV1D_EACH_INSTANCE(WALK)
+#define WALKS_OF(width) CONV1D_EACH_DTYPE(WALK, width)
+CONV1D_EACH_WIDTH(WALKS_OF)
 
 #define WALKS(width)                                                \
     {                                                               \
         walk_##width##_F32, walk_##width##_F16, walk_##width##_BF16 \
     }
-static int64_t (*const walks[8][3])(const conv1d_columns *) = {
-    WALKS(0), WALKS(2), WALKS(3), WALKS(4), WALKS(5), WALKS(6), WALKS(7), WALKS(8),
-};
+static int64_t (*const walks[CONV1D_INSTANCES][3])(const conv1d_columns *) = CONV1D_TABLE(WALKS);
 
 typedef struct forward_context {
     const conv1d_forward_problem *problem;

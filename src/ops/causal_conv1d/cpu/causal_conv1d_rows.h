@@ -143,7 +143,8 @@ V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t
     {                                                                                                \
         conv1d_convolve_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);             \
     }
-CONV1D_EACH_INSTANCE(CONV1D_CONVOLVE)
+#define CONV1D_CONVOLVES_OF(width) CONV1D_EACH_DTYPE(CONV1D_CONVOLVE, width)
+CONV1D_EACH_WIDTH(CONV1D_CONVOLVES_OF)
 
 typedef void (*conv1d_convolve_part)(const conv1d_row *, int64_t, int64_t);
 
@@ -151,10 +152,7 @@ typedef void (*conv1d_convolve_part)(const conv1d_row *, int64_t, int64_t);
     {                                                                                                \
         conv1d_convolve_##width##_F32, conv1d_convolve_##width##_F16, conv1d_convolve_##width##_BF16 \
     }
-static const conv1d_convolve_part conv1d_convolves[8][3] = {
-    CONV1D_CONVOLVES(0), CONV1D_CONVOLVES(2), CONV1D_CONVOLVES(3), CONV1D_CONVOLVES(4),
-    CONV1D_CONVOLVES(5), CONV1D_CONVOLVES(6), CONV1D_CONVOLVES(7), CONV1D_CONVOLVES(8),
-};
+static const conv1d_convolve_part conv1d_convolves[CONV1D_INSTANCES][3] = CONV1D_TABLE(CONV1D_CONVOLVES);
 
 /* The number of outputs of [i, end) up to the next change between one sequence and several. */
 static inline int64_t conv1d_same_kind(const uint8_t *mixed, int64_t i, int64_t end)
