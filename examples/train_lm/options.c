@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_EVERY = 100, DEFAULT_STEPS = 2600, DEFAULT_STEPS_OF_SEVERAL = 500 };
+enum { DEFAULT_EVERY = 100, DEFAULT_STEPS = 2600, DEFAULT_STEPS_OF_SEVERAL = 700 };
 
 const architecture architectures[ARCHITECTURES] = {
     {"conv", 0, 0},
@@ -66,7 +66,7 @@ static const struct argp_option OPTIONS[] = {
     {"mhc", KEY_MHC, "N", 0, "Hyper-connections: every block between N residual streams; 0: one plain stream", 0},
     {"attention", KEY_ATTENTION, "K", 0, "Attention in place of the convolution in every K-th block; 0: in none", 0},
     {0, 0, 0, 0, "Training:", 3},
-    {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser (2600; of several runs 500 each)", 0},
+    {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser (2600; of several runs 700 each)", 0},
     {"batch", KEY_BATCH, "N", 0, "Sequences in a step", 0},
     {"context", KEY_CONTEXT, "N", 0, "Bytes in a sequence", 0},
     {"lr", KEY_RATE, "X", 0, "Highest learning rate", 0},
