@@ -15,10 +15,11 @@ cot_status V_NAME(mhc_post_bwd_rows)(cot_queue *, const void *, void *);
 
 /* Rows of one token: n of the streams and one of f; their outputs, NULL = not wanted. */
 typedef struct post_token {
-    const char *x[MHC_MAX_N + 1], *dy[MHC_MAX_N]; /* x[n] is f */
-    char *y[MHC_MAX_N], *dx[MHC_MAX_N + 1];       /* dx[n] is df */
-    float A[MHC_MAX_N + 1][MHC_MAX_N];            /* [in][out]; A[n] is h_post */
-    vf dA[MHC_MAX_N + 1][MHC_MAX_N];              /* sums by lanes */
+    const char *x[MHC_MAX_N + 1], *dy[MHC_MAX_N];           /* x[n] is f */
+    const char *next_x[MHC_MAX_N + 1], *next_dy[MHC_MAX_N]; /* backward: of the token after this one, to be asked for */
+    char *y[MHC_MAX_N], *dx[MHC_MAX_N + 1];                 /* dx[n] is df */
+    float A[MHC_MAX_N + 1][MHC_MAX_N];                      /* [in][out]; A[n] is h_post */
+    vf dA[MHC_MAX_N + 1][MHC_MAX_N];                        /* sums by lanes */
     int64_t D;
     cot_dtype dtype;
     bool stream, stream_df, sums; /* df's rows may begin elsewhere than dx's; are dA and dh_post wanted? */
@@ -77,6 +78,11 @@ V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int
         sums[o] = v_zero();
     for (int64_t d = begin; d < end; d += VW) {
         const int64_t left = s->D - d;
+        if (d * size % 64 == 0) {
+            v_prefetch_far(s->next_x[i] + d * size);
+            if (i < n)
+                v_prefetch_far(s->next_dy[i] + d * size);
+        }
         const vf x = mhc_load_some(s->x[i] + d * size, dtype, left);
         vf dx = v_zero();
         V_UNROLL
@@ -188,12 +194,16 @@ static void backward_item(void *context, int64_t item)
     post_token s = {.D = p->sizes.D, .dtype = a->x.dtype, .stream = c->stream, .stream_df = c->stream_df};
     for (int64_t t = item * c->item_tokens; t < end; t++) {
         load_coefficients(&s, &a->A, &a->h_post, t, n);
+        const int64_t next = t + 1 < p->sizes.tokens ? t + 1 : t;
         for (int64_t i = 0; i < n; i++) {
             s.x[i] = mhc_row(&a->x, t, i, 0);
             s.dy[i] = mhc_row(&a->dy, t, i, 0);
+            s.next_x[i] = mhc_row(&a->x, next, i, 0);
+            s.next_dy[i] = mhc_row(&a->dy, next, i, 0);
             s.dx[i] = cot_present(&a->dx) ? mhc_row(&a->dx, t, i, 0) : NULL;
         }
         s.x[n] = mhc_row(&a->f, t, 0, 0);
+        s.next_x[n] = mhc_row(&a->f, next, 0, 0);
         s.dx[n] = cot_present(&a->df) ? mhc_row(&a->df, t, 0, 0) : NULL;
         c->run(&s);
         store_sums(&s, a, t, n);
