@@ -16,7 +16,7 @@ cot_status V_NAME(mhc_post_bwd_rows)(cot_queue *, const void *, void *);
 /* Rows of one token: n of the streams and one of f; their outputs, NULL = not wanted. */
 typedef struct post_token {
     const char *x[MHC_MAX_N + 1], *dy[MHC_MAX_N];           /* x[n] is f */
-    const char *next_x[MHC_MAX_N + 1], *next_dy[MHC_MAX_N]; /* backward: of the token after this one, to be asked for */
+    const char *next_x[MHC_MAX_N + 1], *next_dy[MHC_MAX_N]; /* of the token after this one, to be asked for */
     char *y[MHC_MAX_N], *dx[MHC_MAX_N + 1];                 /* dx[n] is df */
     float A[MHC_MAX_N + 1][MHC_MAX_N];                      /* [in][out]; A[n] is h_post */
     vf dA[MHC_MAX_N + 1][MHC_MAX_N];                        /* sums by lanes */
@@ -31,10 +31,6 @@ typedef struct post_context {
     void (*run)(post_token *);
     bool stream, stream_df;
 } post_context;
-
-enum {
-    AHEAD = 2048 /* bytes: the streams of a token are rows apart, which the processor's own prefetch is late for */
-};
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
@@ -60,7 +56,7 @@ V_INLINE void forward_token(post_token *s, int n, cot_dtype dtype)
     for (int64_t d = 0; d < s->D; d += VW) {
         if (d * mhc_size(dtype) % 64 == 0)
             for (int i = 0; i <= n; i++)
-                v_prefetch_far(s->x[i] + d * mhc_size(dtype) + AHEAD);
+                v_prefetch_far(s->next_x[i] + d * mhc_size(dtype));
         forward_vector(s, d, n, dtype);
     }
 }
@@ -152,11 +148,14 @@ static void forward_item(void *context, int64_t item)
     post_token s = {.D = p->sizes.D, .dtype = a->x.dtype, .stream = c->stream};
     for (int64_t t = item * c->item_tokens; t < end; t++) {
         load_coefficients(&s, &a->A, &a->h_post, t, n);
+        const int64_t next = t + 1 < p->sizes.tokens ? t + 1 : t;
         for (int64_t i = 0; i < n; i++) {
             s.x[i] = mhc_row(&a->x, t, i, 0);
+            s.next_x[i] = mhc_row(&a->x, next, i, 0);
             s.y[i] = mhc_row(&a->y, t, i, 0);
         }
         s.x[n] = mhc_row(&a->f, t, 0, 0);
+        s.next_x[n] = mhc_row(&a->f, next, 0, 0);
         c->run(&s);
     }
     if (c->stream)
