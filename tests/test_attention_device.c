@@ -188,24 +188,35 @@ static void blocks_make_the_whole(void **state)
 static void faults_are_reported(void **state)
 {
     (void)state;
-    static const int32_t packings[][4] = {{0, 20, 10, 40}, {0, 20, 30, 1000}, {0, -7, 30, 40}, {0, 39, 40, 40}};
+    enum { ROWS = 400, LONGEST = 300 };
+    static const int32_t packings[][4] = {
+        {0, 200, 100, ROWS}, {0, 200, 300, 10000}, {0, -70, 300, ROWS}, {0, 390, ROWS, ROWS}, {0, ROWS, 0, ROWS}};
     uint64_t seed = 3;
-    const cot_tensor q = stored(COT_BF16, 3, (int64_t[]){40, 2, D}, &seed);
-    const cot_tensor out = stored(COT_BF16, 3, (int64_t[]){40, 2, D}, NULL);
-    const cot_tensor cu = stored(COT_F32, 1, (int64_t[]){4}, NULL);
+    const cot_tensor q = stored(COT_BF16, 3, (int64_t[]){ROWS, 2, D}, &seed);
+    const cot_tensor out = stored(COT_BF16, 3, (int64_t[]){ROWS, 2, D}, NULL);
+    const cot_tensor cu = stored(COT_F32, 1, (int64_t[]){4}, NULL),
+                     lse = stored(COT_F32, 1, (int64_t[]){2 * ROWS}, NULL);
     for (size_t n = 0; n <= COUNT(packings); n++) {
-        static const int32_t good[4] = {0, 13, 13, 33};
+        static const int32_t good[4] = {0, 130, 130, 330};
         const int32_t *packing = n < COUNT(packings) ? packings[n] : good;
         assert_ok(cot_cuda_to_device(gpu, cu.data, packing, sizeof good));
         cot_attention_forward_args f;
         COT_INIT(&f);
         f.q = f.k = f.v = q, f.out = out;
         f.cu_seqlens_q = f.cu_seqlens_k = cot_tensor_contiguous(cu.data, COT_I32, 1, (int64_t[]){4});
-        f.max_seqlen_q = f.max_seqlen_k = 30;
+        f.max_seqlen_q = f.max_seqlen_k = LONGEST;
         assert_ok(cot_attention_forward(gpu, &f));
         assert_int_equal(cot_queue_check(gpu), n < COUNT(packings) ? COT_INVALID_DATA : COT_OK);
+        cot_attention_backward_args b;
+        COT_INIT(&b);
+        b.q = b.k = b.v = b.out = b.dout = q, b.dq = out;
+        b.lse = cot_tensor_contiguous(lse.data, COT_F32, 2, (int64_t[]){2, ROWS});
+        b.cu_seqlens_q = b.cu_seqlens_k = f.cu_seqlens_q;
+        b.max_seqlen_q = b.max_seqlen_k = LONGEST;
+        assert_ok(cot_attention_backward(gpu, &b));
+        assert_int_equal(cot_queue_check(gpu), n < COUNT(packings) ? COT_INVALID_DATA : COT_OK);
     }
-    release((cot_tensor *[]){(cot_tensor *)&q, (cot_tensor *)&out, (cot_tensor *)&cu}, 3);
+    release((cot_tensor *[]){(cot_tensor *)&q, (cot_tensor *)&out, (cot_tensor *)&cu, (cot_tensor *)&lse}, 4);
 }
 
 int main(void)

@@ -41,7 +41,7 @@ static __device__ __forceinline__ bool tile_of(const attention_bwd_call &c, unsi
     t.q_row = s.q_row;
     t.rows = s.q_rows;
     t.used = s.used_q;
-    return true;
+    return t.rows > 0; /* else there was no room for it */
 }
 
 template <typename E> static __device__ __forceinline__ float dot(const cot_words<4> &a, const cot_words<4> &b)
@@ -170,6 +170,8 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
     const attention_placed *table = c.place.table;
     double sum = 0;
     for (int b = 0; b < c.place.sequences; b++) {
+        if (table != nullptr && table[b].q_rows == 0)
+            continue;
         const int64_t tiles = table != nullptr ? table[b + 1].first_tile - table[b].first_tile : c.tiles;
         const int64_t before = table != nullptr ? table[b].first_tile * c.H : b * c.H * c.tiles;
         const int64_t begin = (before + h * tiles) * ATTENTION_QUERIES;

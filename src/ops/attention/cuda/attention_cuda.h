@@ -50,10 +50,12 @@ typedef struct attention_placed {
 typedef struct attention_placing {
     int64_t q_begin, q_length, k_begin, k_length;
     int32_t B, packed;
-    int32_t Tq, Tk;        /* rows of q and k; packed: of all sequences */
-    int32_t sequences;     /* B; packed: one more, the rows beyond the last one */
-    int32_t queries, keys; /* rows of a tile and of a block */
-    int32_t blocks;        /* for the counter to begin with */
+    int32_t Tq, Tk;               /* rows of q and k; packed: of all sequences */
+    int32_t longest_q, longest_k; /* packed: sequences are to be no longer */
+    int32_t sequences;            /* B; packed: one more, the rows beyond the last one */
+    int32_t most_tiles;           /* that there is room for: data out of order would ask for more */
+    int32_t queries, keys;        /* rows of a tile and of a block */
+    int32_t blocks;               /* for the counter to begin with */
     attention_array cu_q, cu_k, used_q, used_k;
     attention_placed *table; /* workspace: [sequences + 1]; null where all sequences are whole */
     uint32_t *counter;       /* workspace: the next tile; null where nobody counts */

@@ -107,6 +107,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .counters = (uint32_t *)((char *)workspace + parts.counters),
         }};
     attention_placing *place = &mapped.call.place;
+    place->most_tiles = (int32_t)attention_bwd_tiles(p);
     place->queries = ATTENTION_QUERIES;
     place->keys = ATTENTION_KEYS;
     place->table = all ? (attention_placed *)((char *)workspace + parts.table) : NULL;

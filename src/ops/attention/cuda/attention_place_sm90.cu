@@ -17,12 +17,12 @@ static __device__ __forceinline__ int64_t length_at(const attention_array &lengt
 /* Rows of sequence b, first to end - 1; what is out of order or range is clamped, and reported. Sequence B: the rows beyond
  * the last one. */
 static __device__ void rows_of(const attention_placing &c, const attention_array &cu, int b, int64_t rows,
-                               int64_t &first, int64_t &end)
+                               int64_t longest, int64_t &first, int64_t &end)
 {
     const int64_t from = length_at(cu, b), to = b < c.B ? length_at(cu, b + 1) : rows;
     if (b == 0 ? from != 0 : from < 0 || from > rows)
         cot_report_fault(c.fault, COT_FAULT_CU_SEQLENS, b);
-    if (b < c.B && to < from)
+    if (b < c.B && (to < from || to - from > longest))
         cot_report_fault(c.fault, COT_FAULT_CU_SEQLENS, b + 1);
     first = from < 0 ? 0 : from > rows ? rows : from;
     end = to < first ? first : to > rows ? rows : to;
@@ -48,8 +48,8 @@ static __device__ attention_placed sequence_of(const attention_placing &c, int b
 {
     int64_t q = 0, q_end = c.Tq, k = 0, k_end = c.Tk;
     if (c.packed) {
-        rows_of(c, c.cu_q, b, c.Tq, q, q_end);
-        rows_of(c, c.cu_k, b, c.Tk, k, k_end);
+        rows_of(c, c.cu_q, b, c.Tq, c.longest_q, q, q_end);
+        rows_of(c, c.cu_k, b, c.Tk, c.longest_k, k, k_end);
     }
     attention_placed s = {0, 0, (int32_t)q, (int32_t)(q_end - q), 0, (int32_t)k, (int32_t)(k_end - k), 0, 0};
     if (b == c.B)
@@ -98,6 +98,8 @@ extern "C" __global__ void __launch_bounds__(PLACE_THREADS) attention_place(cons
         int32_t all_tiles, all_blocks;
         s.first_tile = tiles_before + sum_up_to(tiles, sums, &all_tiles) - tiles;
         s.first_block = blocks_before + sum_up_to(blocks, sums, &all_blocks) - blocks;
+        if (s.first_tile > c.most_tiles - tiles)
+            s.q_rows = s.used_q = 0;
         if (b <= c.sequences)
             c.table[b] = s;
         tiles_before += all_tiles;
