@@ -90,7 +90,7 @@ template <int D, bool ALL> static __device__ __forceinline__ void prepare(const 
         const float lse =
             cot_load(c.lse.data, c.lse.dtype, t.b * c.lse.stride[0] + t.h * c.lse.stride[1] + row * c.lse.stride[2]);
         if (lse != -lse2) /* -inf: no key */
-            lse2 = 1.4426950408889634f * lse;
+            lse2 = fmaf(1.4426950408889634f, lse, -c.raise);
     }
     float4 *sums = (float4 *)(c.dq_sums + (number - threadIdx.x / ROW) * D) + threadIdx.x;
     __stcs(sums, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
@@ -104,7 +104,7 @@ template <int D, bool ALL> static __device__ __forceinline__ void prepare(const 
                               t.b * c.dlse.stride[0] + t.h * c.dlse.stride[1] + row * c.dlse.stride[2]);
     }
     if (lane == 0) {
-        c.row_delta[number] = delta;
+        c.row_delta[number] = c.lower * delta;
         c.lse2[number] = lse2;
     }
 }
@@ -166,7 +166,7 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
 {
     __shared__ double sums[LANES * WARPS];
     const int64_t h = blockIdx.x;
-    const float sink2 = 1.4426950408889634f * cot_load(c.sink.data, c.sink.dtype, h * c.sink.stride[0]);
+    const float sink2 = fmaf(1.4426950408889634f, cot_load(c.sink.data, c.sink.dtype, h * c.sink.stride[0]), -c.raise);
     const attention_placed *table = c.place.table;
     double sum = 0;
     for (int b = 0; b < c.place.sequences; b++) {
@@ -188,7 +188,7 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
         return;
     const int64_t to = h * c.dsink.stride[0];
     const double before = c.accumulate ? cot_load(c.dsink.data, c.dsink.dtype, to) : 0.0;
-    cot_store(c.dsink.data, c.dsink.dtype, to, (float)(before + sums[0]));
+    cot_store(c.dsink.data, c.dsink.dtype, to, (float)(before + sums[0] / c.lower));
 }
 
 #define PREPARE(name, d, all)                                                         \

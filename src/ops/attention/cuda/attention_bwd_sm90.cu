@@ -236,15 +236,9 @@ static __device__ void query_gradient(const attention_bwd_call &c, attention_sha
     }
 }
 
-/* In f16 P is 2^8 times as large as it should be, until dV and dS: probabilities below 2^-14 would lose bits, and those of a
- * million keys all. There is room for P up to 255, for an lse that is not the forward's. */
-enum { RAISE = 8 };
-template <typename E> constexpr float lowered = cot_is_f16<E> ? 1.0f / (1 << RAISE) : 1.0f;
-
-template <typename E> static __device__ __forceinline__ float raised(float lse2)
-{
-    return cot_is_f16<E> ? RAISE - lse2 : -lse2;
-}
+/* In f16 P is 2^ATTENTION_RAISE times as large as it should be (lse2 is less by that), in dS twice that (D and dP are less by
+ * that): probabilities below 2^-14 would lose bits, and those of a million keys all. There is room for P up to 255, for an lse that is not the forward's. */
+template <typename E> constexpr float lowered = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_RAISE) : 1.0f;
 
 /* P goes into dV rounded to 16 bits; dS takes it with 8 bits more, or the two roundings would add up to more than the
  * error rule has room for where a query sees few keys. KEPT: there are registers to keep it in float32. Else rest[i] has the
@@ -266,7 +260,7 @@ template <typename E, bool KEPT> struct attention_weights {
             for (int j = 0; j < 4; j++) {
                 bits[j] = __float_as_uint(p[i + j]) << SHIFT;
                 if (KEPT)
-                    kept[i + j] = p[i + j];
+                    kept[i + j] = cot_is_f16<E> ? 2.0f * p[i + j] : p[i + j];
             }
             if (!KEPT)
                 rest[i / 4] =
@@ -278,15 +272,16 @@ template <typename E, bool KEPT> struct attention_weights {
      * there is room: a zero that it cannot know. */
     __device__ __forceinline__ float join(const uint32_t (&packed)[16], int i, uint32_t zero) const
     {
-        constexpr int SHIFT = cot_is_f16<E> ? 3 : 0;
+        constexpr int SHIFT = cot_is_f16<E> ? 3 : 0, TWICE = cot_is_f16<E> ? 1 << 23 << SHIFT : 0;
         if (KEPT)
             return kept[i];
         const float2 pair = cot_unpack_pair<E>(packed[i / 2] + zero);
         const uint32_t sign = 8 | i % 4;
         int more; /* not __byte_perm, which has no signs */
         asm("prmt.b32 %0, %1, 0, %2;" : "=r"(more) : "r"(rest[i / 4]), "r"(sign << 12 | sign << 8 | (i % 4) << 4 | 4));
-        /* A P that f16 has rounded to 0 stays 0: with less than that it would be no number. */
-        return __int_as_float(max(__float_as_int(i % 2 == 0 ? pair.x : pair.y) + (more >> SHIFT), 0));
+        /* Twice P, in the exponent: a P that f16 has rounded to 0 is 2^-126 then; with less than 0 it would be no number.
+         * (In this order: otherwise ptxas found too few registers.) */
+        return __int_as_float(__float_as_int(i % 2 == 0 ? pair.x : pair.y) + (more + TWICE >> SHIFT));
     }
 };
 
@@ -300,7 +295,8 @@ static __device__ __forceinline__ void cap_slopes(const attention_bwd_call &c,
 {
 #pragma unroll
     for (int i = first; i < first + 4; i++) {
-        const float score = cot_lg2(weights.join(packed, i, zero)) - raised<E>(i % 2 == 0 ? lse2.x : lse2.y);
+        const float twice = cot_is_f16<E> ? 1.0f : 0.0f;
+        const float score = cot_lg2(weights.join(packed, i, zero)) - twice + (i % 2 == 0 ? lse2.x : lse2.y);
         const float capped = fminf(fmaxf(score * c.cap_log, -1.0f), 1.0f);
         ds[i] *= fmaf(-capped, capped, 1.0f);
     }
@@ -334,8 +330,7 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
         const float2 lse2 = *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            scores[4 * group + i] =
-                cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? raised<E>(lse2.x) : raised<E>(lse2.y)));
+            scores[4 * group + i] = cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? -lse2.x : -lse2.y));
     }
     if (!FIRST) {
         cot_wgmma_wait<0>();
@@ -351,11 +346,12 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
     const uint32_t zero = cot_is_f16<E> && D == 128 ? *(volatile uint32_t *)&s.zero : 0;
 #pragma unroll
     for (int group = 0; group < 8; group++) {
-        float2 delta = *(const float2 *)&s.delta[dout][8 * group + 2 * (lane % 4)];
-        delta.x *= lowered<E>, delta.y *= lowered<E>;
+        const float2 delta = *(const float2 *)&s.delta[dout][8 * group + 2 * (lane % 4)];
 #pragma unroll
         for (int i = 4 * group; i < 4 * group + 4; i++)
-            scores[i] = weights.join(packed, i, zero) * (lowered<E> * scores[i] - (i % 2 == 0 ? delta.x : delta.y));
+            scores[i] = weights.join(packed, i, zero) *
+                        (cot_is_f16<E> ? fmaf(scores[i], ATTENTION_LOWER, i % 2 == 0 ? -delta.x : -delta.y)
+                                       : scores[i] - (i % 2 == 0 ? delta.x : delta.y));
         if (ALL && c.cap_scale != 0.0f)
             cap_slopes<E, D == 64>(c, weights, packed, zero, *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)],
                                    4 * group, scores);

@@ -17,8 +17,11 @@ enum {
     ATTENTION_SECTION = 4,     /* heads whose blocks are mixed */
     ATTENTION_DOUT_CHUNKS = 3, /* at d = 256, of 128 columns */
     ATTENTION_GROUPS = 4,      /* of 128 threads */
+    ATTENTION_RAISE = 8,       /* up to d = 128 P in f16 is 2^8 times as large as it should be: attention_bwd_sm90.cu */
     ATTENTION_DQ_SLICE = 4096  /* floats of 64 queries and 64 columns of dq, in the order of wgmma's accumulators */
 };
+
+#define ATTENTION_LOWER 0x1p-9f /* takes P as dS has it back to its size, together with D */
 
 /* A tensor on the device; null = absent. Strides in elements: of q's kin b, t, h; of lse's kin b, h, t. */
 typedef struct attention_array {
@@ -73,11 +76,12 @@ typedef struct attention_bwd_call {
     int32_t out_in_vectors; /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_in_vectors, dk_in_vectors, dv_in_vectors; /* and nothing is accumulated */
     float scale, scale_log2;                             /* scale_log2: of scores, scale or softcap times log2(e) */
+    float raise, lower;       /* ATTENTION_RAISE and _LOWER where P is raised, else 0 and 1 */
     float cap_scale, cap_log; /* with softcap: score = tanh(cap_scale q.k), 1 / (softcap log2(e)); else 0 */
     attention_array lse, out, dout, dlse, delta, sink, grad_q, grad_k, grad_v, dsink;
     /* Workspace, by sequence and head. */
-    float *lse2;        /* [tiles * 64] lse log2(e); inf where a query passes no gradient, and beyond Tq */
-    float *row_delta;   /* [tiles * 64] D, 0 beyond Tq */
+    float *lse2;        /* [tiles * 64] lse log2(e) - raise; inf where a query passes no gradient, and beyond Tq */
+    float *row_delta;   /* [tiles * 64] D times lower, 0 beyond Tq */
     float *dq_sums;     /* [tiles][d/64][ATTENTION_DQ_SLICE] */
     uint32_t *counters; /* [tiles][d/64] blocks that have added to a slice */
 } attention_bwd_call;

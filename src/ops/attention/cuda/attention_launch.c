@@ -64,6 +64,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const backward_kernels *kernels = by_size + (columns == 128) + 2 * (columns == 256) + 3 * all;
     const unsigned pair = columns == 256 ? 2 : 1; /* blocks that share ATTENTION_KEYS keys */
     const attention_bwd_parts parts = attention_bwd_parts_of(p);
+    const bool raised = z->dtype == COT_F16 && columns <= 128;
     if (z->H == 0)
         return COT_OK;
     attention_bwd_mapped mapped = {
@@ -89,6 +90,8 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .dv_in_vectors = attention_in_vectors(&p->dv) && !p->accumulate && z->dv % 8 == 0,
             .scale = (float)z->scale,
             .scale_log2 = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
+            .raise = raised ? ATTENTION_RAISE : 0,
+            .lower = raised ? ATTENTION_LOWER : 1,
             .cap_scale = z->softcap > 0 ? (float)(z->scale / z->softcap) : 0,
             .cap_log = z->softcap > 0 ? (float)(1 / (z->softcap * 1.4426950408889634)) : 0,
             .lse = attention_array_of(&p->lse),

@@ -14,12 +14,10 @@ cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *, const void *, void
     {                                                                   \
         return conv1d_walk_body(s, width == 0 ? s->K : width, COT_F32); \
     }
-/* clang-format off */
-WALK(0) WALK(2) WALK(3) WALK(4) WALK(5) WALK(6) WALK(7) WALK(8)
-    /* clang-format on */
+CONV1D_EACH_WIDTH(WALK)
 
-    static int64_t (*const walks[8])(const conv1d_columns *) = {walk_0, walk_2, walk_3, walk_4,
-                                                                walk_5, walk_6, walk_7, walk_8};
+#define WALK_OF(width) walk_##width
+static int64_t (*const walks[CONV1D_INSTANCES])(const conv1d_columns *) = CONV1D_TABLE(WALK_OF);
 
 typedef struct update_context {
     const conv1d_update_problem *problem;
