@@ -4,6 +4,13 @@
 #include "status.h"
 #include "tensor.h"
 
+cot_status cot_check_silu(const char *call, cot_activation activation)
+{
+    if (activation == COT_ACTIVATION_NONE || activation == COT_ACTIVATION_SILU)
+        return COT_OK;
+    return cot_fail(COT_INVALID_ARGUMENT, "%s: activation is %d, expected 0 (none) or 1 (SiLU)", call, (int)activation);
+}
+
 cot_status cot_check_f64(const char *call, const cot_tensor *x, const cot_named_tensor *tensors, int count)
 {
     for (int i = 0; i < count; i++) {

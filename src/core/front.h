@@ -24,6 +24,9 @@ typedef struct cot_named_tensor {
     bool output;
 } cot_named_tensor;
 
+/* None or SiLU: what convolutions have. */
+cot_status cot_check_silu(const char *call, cot_activation activation);
+
 /* Either every float tensor is f64 or none is. */
 cot_status cot_check_f64(const char *call, const cot_tensor *x, const cot_named_tensor *tensors, int count);
 

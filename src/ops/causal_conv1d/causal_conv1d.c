@@ -11,13 +11,6 @@
 
 /* ---- what the three calls check alike ----------------------------------------------------------------- */
 
-static cot_status check_activation(const char *call, cot_activation activation)
-{
-    if (activation == COT_ACTIVATION_NONE || activation == COT_ACTIVATION_SILU)
-        return COT_OK;
-    return cot_fail(COT_INVALID_ARGUMENT, "%s: activation is %d, expected 0 (none) or 1 (SiLU)", call, (int)activation);
-}
-
 /* x gives B, D, T; weight gives K. */
 static cot_status check_x_and_weight(const char *call, const cot_tensor *x, int min_rank, const cot_tensor *weight,
                                      const cot_tensor *bias, conv1d_sizes *sizes)
@@ -121,7 +114,7 @@ static cot_status validate_forward(const char *call, const void *args, bool with
         {"y", &a->y, true},
         {"final_state", &a->final_state, true},
     };
-    CHECK(check_activation(call, a->activation));
+    CHECK(cot_check_silu(call, a->activation));
     CHECK(check_x_and_weight(call, &a->x, 3, &a->weight, &a->bias, &p->sizes));
     CHECK(check_packing(call, &a->seq_idx, &a->cu_seqlens, &p->sizes));
     CHECK(check_state(call, "initial_state", &a->initial_state, &p->sizes, cot_present(&a->cu_seqlens)));
@@ -151,7 +144,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
         {"dbias", &a->dbias, true},
         {"dinitial_state", &a->dinitial_state, true},
     };
-    CHECK(check_activation(call, a->activation));
+    CHECK(cot_check_silu(call, a->activation));
     if (a->accumulate != 0 && a->accumulate != 1)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: accumulate is %d, expected 0 or 1", call, (int)a->accumulate);
     CHECK(check_x_and_weight(call, &a->x, 3, &a->weight, &a->bias, &p->sizes));
@@ -228,7 +221,7 @@ static cot_status validate_update(const char *call, const void *args, bool with_
         {"conv_state_indices", &a->conv_state_indices, false},
         {"y", &a->y, true},
     };
-    CHECK(check_activation(call, a->activation));
+    CHECK(cot_check_silu(call, a->activation));
     CHECK(check_x_and_weight(call, &a->x, 2, &a->weight, &a->bias, &p->sizes));
     CHECK(cot_check_required(call, "conv_state", &a->conv_state));
     CHECK(cot_check_tensor(call, "conv_state", &a->conv_state, COT_FLOATS, 3, 3));

@@ -11,13 +11,6 @@
 
 /* ---- what the two calls check alike -------------------------------------------------------------------- */
 
-static cot_status check_activation(const char *call, cot_activation activation)
-{
-    if (activation == COT_ACTIVATION_NONE || activation == COT_ACTIVATION_SILU)
-        return COT_OK;
-    return cot_fail(COT_INVALID_ARGUMENT, "%s: activation is %d, expected 0 (none) or 1 (SiLU)", call, (int)activation);
-}
-
 /* x gives B, Din, T; weight gives Dout, K. */
 static cot_status check_x_and_weight(const char *call, const cot_tensor *x, const cot_tensor *weight,
                                      const cot_tensor *bias, conv1d_dense_sizes *z)
@@ -73,7 +66,7 @@ static cot_status validate_forward(const char *call, const void *args, bool with
         {"bias", &a->bias, false}, {"initial_state", &a->initial_state, false},
         {"y", &a->y, true},        {"final_state", &a->final_state, true},
     };
-    CHECK(check_activation(call, a->activation));
+    CHECK(cot_check_silu(call, a->activation));
     CHECK(check_x_and_weight(call, &a->x, &a->weight, &a->bias, &p->sizes));
     CHECK(check_state(call, "initial_state", &a->initial_state, z));
     CHECK(check_tokens(call, "y", &a->y, "Dout", "weight", z->Dout, z));
@@ -95,7 +88,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
         {"dx", &a->dx, true},       {"dweight", &a->dweight, true},
         {"dbias", &a->dbias, true}, {"dinitial_state", &a->dinitial_state, true},
     };
-    CHECK(check_activation(call, a->activation));
+    CHECK(cot_check_silu(call, a->activation));
     if (a->accumulate != 0 && a->accumulate != 1)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: accumulate is %d, expected 0 or 1", call, (int)a->accumulate);
     CHECK(check_x_and_weight(call, &a->x, &a->weight, &a->bias, &p->sizes));
