@@ -6,7 +6,7 @@
 #               for every GPU too, but with parts that only Hopper compiles: once for it, once as PTX of 8.0
 #
 # Other GPUs' machine code is the driver's to make, at the first call, from the PTX: the driver keeps it. COT_GPUS adds some
-# to the build (a release's has all), at half as much again of the compile time each.
+# to the build, at half as much again of the compile time each.
 set(COT_GPUS "" CACHE STRING "Machine code to add for the rows that are not Hopper's alone, for example 80;86;89")
 set(COT_HOPPER_PARTS attention_bwd_rows causal_conv1d_generic dropout_bwd_rows dropout_fwd_rows mhc_generic mhc_sinkhorn)
 

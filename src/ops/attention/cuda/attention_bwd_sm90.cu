@@ -97,20 +97,14 @@ static __device__ void load(const attention_bwd_mapped &m, attention_shared<D> &
     }
 }
 
-/* The rows of an operand from `row` on become zero, of all its slices of ROWS rows. */
-template <int ROWS, int SLICES>
-static __device__ __forceinline__ void clear_rows(unsigned char (*slices)[ROWS * 128], int row)
+/* Waits for what lands, clears the rows from `row` on, which are of other sequences, and says that it is there. */
+template <int BYTES, int SLICES>
+static __device__ __forceinline__ void clear_landed(uint64_t *landed, uint32_t &parity, unsigned char (*slices)[BYTES],
+                                                    int row, uint64_t *full)
 {
-    for (int slice = 0; slice < SLICES; slice++)
-        for (int at = row * 128 + threadIdx.x * 16; at < ROWS * 128; at += WARP * 16)
-            *(uint4 *)(slices[slice] + at) = make_uint4(0, 0, 0, 0);
-}
-
-/* What was written is there for the products, and the barrier told so. */
-static __device__ __forceinline__ void hand_over(uint64_t *full)
-{
-    cot_proxy_fence();
-    __syncwarp();
+    cot_mbarrier_wait(landed, parity);
+    parity ^= 1;
+    attention_clear_rows<BYTES, SLICES>(slices, row);
     if (threadIdx.x == 0)
         cot_mbarrier_arrive(full);
 }
@@ -135,13 +129,9 @@ static __device__ void load_all(const attention_bwd_mapped &m, attention_shared<
             cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, keys);
         }
     }
-    if (!clean_keys) {
-        cot_mbarrier_wait(&s.landed, landed);
-        landed ^= 1;
-        clear_rows<KEYS, SLICES>((unsigned char(*)[KEYS * 128]) s.k, w.used_k - w.first_key);
-        clear_rows<KEYS, SLICES>((unsigned char(*)[KEYS * 128]) s.v, w.used_k - w.first_key);
-        hand_over(&s.keys);
-    }
+    if (!clean_keys) /* V lies behind K */
+        clear_landed<2 * TILE, 2 * SLICES>(&s.landed, landed, (unsigned char(*)[2 * TILE]) s.k, w.used_k - w.first_key,
+                                           &s.keys);
     const int deltas = (int)(c.row_delta - c.lse2) / QUERIES; /* rows of lse2 before them */
     cot_ring<ATTENTION_Q_STAGES> q;
     cot_ring<ATTENTION_DOUT_STAGES> dout;
@@ -161,12 +151,8 @@ static __device__ void load_all(const attention_bwd_mapped &m, attention_shared<
                     cot_tensor_load_4d(s.q[q.slot][slice], &m.q, slice * 64, query, head, w.b, q_there);
                 cot_tensor_load_4d(s.lse2[q.slot], &m.statistics, 0, row + tile, 0, 0, q_there);
             }
-            if (!clean) {
-                cot_mbarrier_wait(&s.landed, landed);
-                landed ^= 1;
-                clear_rows<QUERIES, SLICES>(s.q[q.slot], used);
-                hand_over(&s.q_full[q.slot]);
-            }
+            if (!clean)
+                clear_landed<TILE, SLICES>(&s.landed, landed, s.q[q.slot], used, &s.q_full[q.slot]);
             cot_mbarrier_wait(&s.dout_empty[dout.slot], dout.parity ^ 1);
             if (threadIdx.x == 0) {
                 cot_mbarrier_arrive_expect(dout_there, bytes);
@@ -174,12 +160,8 @@ static __device__ void load_all(const attention_bwd_mapped &m, attention_shared<
                     cot_tensor_load_4d(s.dout[dout.slot][slice], &m.dout, slice * 64, query, head, w.b, dout_there);
                 cot_tensor_load_4d(s.delta[dout.slot], &m.statistics, 0, deltas + row + tile, 0, 0, dout_there);
             }
-            if (!clean) {
-                cot_mbarrier_wait(&s.landed, landed);
-                landed ^= 1;
-                clear_rows<QUERIES, SLICES>(s.dout[dout.slot], used);
-                hand_over(&s.dout_full[dout.slot]);
-            }
+            if (!clean)
+                clear_landed<TILE, SLICES>(&s.landed, landed, s.dout[dout.slot], used, &s.dout_full[dout.slot]);
         }
     }
 }
@@ -432,7 +414,7 @@ template <typename E, int D, bool ALL> static __device__ __forceinline__ void ba
         cot_fewer_registers<PRODUCER_REGISTERS>();
         if (ALL && threadIdx.x < WARP)
             load_all<D>(m, s, w);
-        else if (threadIdx.x == 0)
+        else if (!ALL && threadIdx.x == 0)
             load<D>(m, s, w);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_DQ_STAGES * WARP) {
             if (c.ordered)

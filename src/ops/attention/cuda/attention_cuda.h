@@ -71,7 +71,6 @@ typedef struct attention_bwd_call {
     int64_t tiles;       /* of ATTENTION_QUERIES queries */
     int64_t diagonal;    /* query i's is key i + diagonal */
     int64_t left, right; /* query i sees the keys i + diagonal - left .. i + diagonal + right */
-    uint32_t lanes;      /* of a warp, all: a mask that the compiler does not know */
     int32_t causal, ordered, accumulate;
     int32_t out_in_vectors; /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_in_vectors, dk_in_vectors, dv_in_vectors; /* and nothing is accumulated */

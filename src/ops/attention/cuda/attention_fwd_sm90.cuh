@@ -157,16 +157,6 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
 
 /* ---- the producer ---------------------------------------------------------------------------------------- */
 
-/* Rows of the tile of V at `v` from `row` on become zero: they belong to others, and 0 times what they hold need not be 0. */
-template <class F> static __device__ __forceinline__ void clear_rows(unsigned char (*v)[F::KEYS * ROW], int row)
-{
-    for (int slice = 0; slice < F::V_SLICES; slice++)
-        for (int at = row * ROW + threadIdx.x % WARP * 16; at < F::KEYS * ROW; at += WARP * 16)
-            *(uint4 *)(v[slice] + at) = make_uint4(0, 0, 0, 0);
-    cot_proxy_fence();
-    __syncwarp();
-}
-
 template <class F> struct forward_loader {
     const attention_fwd_mapped &m;
     forward_shared<F> &s;
@@ -204,7 +194,7 @@ template <class F> struct forward_loader {
         if (!clean) {
             cot_mbarrier_wait(there, landed);
             landed ^= 1;
-            clear_rows<F>(s.v[v.slot], t.Tk - tile * F::KEYS);
+            attention_clear_rows<F::KEYS * ROW, F::V_SLICES>(s.v[v.slot], t.Tk - tile * F::KEYS);
             if (leads())
                 cot_mbarrier_arrive(full);
         }
