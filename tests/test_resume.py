@@ -8,13 +8,14 @@ one that never stopped; and a checkpoint that is damaged, of another run, or can
 import json
 import os
 import random
-import resource
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+
+import limited
 
 PROGRAM = os.path.realpath(sys.argv[1])
 TEXT = os.path.realpath('LICENSE')
@@ -38,16 +39,7 @@ def check(good, what):
 
 
 def run(*arguments, architecture=(), limit=None):
-    def set_limit():
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    with subprocess.Popen([*RUN, *architecture, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, env=ENVIRONMENT, preexec_fn=set_limit) as process:
-        out, err = process.communicate()
-    left = f'/dev/shm/__KMP_REGISTERED_LIB_{process.pid}_{os.getuid()}'  # see forget_openmp in test_run.py
-    if limit is not None and os.path.exists(left):
-        os.remove(left)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    return limited.run([*RUN, *architecture, *map(str, arguments)], ENVIRONMENT, limit)
 
 
 def content(path):

@@ -7,12 +7,12 @@ that are wrong in every way, which must give one line, exit status 2 and nothing
 """
 import json
 import os
-import resource
 import struct
 import subprocess
 import sys
 import tempfile
 
+import limited
 import numpy as np
 
 PROGRAM = os.path.realpath(sys.argv[1])
@@ -94,22 +94,7 @@ def load_safetensors(path):
 # ---- the program -------------------------------------------------------------------------------------------------
 
 def program(*arguments, limit=None, env=None):
-    def set_limit():
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    with subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          preexec_fn=set_limit, env={**os.environ, **(env or {})}) as process:
-        out, err = process.communicate()
-    if limit is not None:
-        forget_openmp(process.pid)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def forget_openmp(pid):
-    """clang's OpenMP runtime leaves a file without its contents where none may grow; whoever has that number next ends by SIGBUS."""
-    file = f'/dev/shm/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}'
-    if os.path.exists(file):
-        os.remove(file)
+    return limited.run([PROGRAM, *map(str, arguments)], {**os.environ, **(env or {})}, limit)
 
 
 def served(*arguments, **options):
