@@ -315,10 +315,13 @@ json_t *bench_run(const bench_options *options)
     bench b = {.options = options, .rows = json_array(), .clock = measure_clock()};
     const time_t seconds = time(NULL);
     strftime(b.date, sizeof b.date, "%Y-%m-%d", gmtime(&seconds));
-    if (options->backend == COT_BACKEND_CUDA)
+    cot_queue *open = NULL; /* on a GPU: the driver makes a context anew for each queue that is the only one */
+    if (options->backend == COT_BACKEND_CUDA) {
         bench_device_name(b.device, sizeof b.device);
-    else
+        open = make_queue(&b, NULL);
+    } else {
         device_name(b.device, sizeof b.device);
+    }
     for (int i = 0; i < cot_op_count; i++) {
         if (options->op != NULL && strcmp(options->op, cot_ops[i]->name) != 0)
             continue;
@@ -332,6 +335,7 @@ json_t *bench_run(const bench_options *options)
         b.cases->each(count_case, &b);
         b.cases->each(bench_case, &b);
     }
+    cot_queue_destroy(open);
     if (options->progress != NULL)
         options->progress(options->context, 1, "");
     return b.rows;

@@ -270,6 +270,7 @@ static void record(checker *k, const cot_kernel *kernel, const outcome *out, con
         t->worst_ulp = out->worst_ulp > t->worst_ulp ? out->worst_ulp : t->worst_ulp;
     } else if (++t->failed <= SHOWN_FAILURES || k->options->report)
         printf("FAILED %s, %s: %s\n", t->kernel->name, text, out->why);
+    fflush(stdout); /* the check may be stopped before its end */
     pthread_mutex_unlock(&k->found->lock);
 }
 
@@ -355,6 +356,21 @@ static void check_case_kernels(checker *k, const reference *ref, const char *tex
         free(s[f]);
 }
 
+/* With --kernel most cases are none of the kernel's: their oracles would take most of the time. */
+static bool any_kernel_wanted(checker *k, const cot_case *c)
+{
+    cot_choice choices[COT_MAX_KERNELS];
+    int count = 0;
+    if (k->options->kernel == NULL ||
+        cot_op_explain(case_direction(k->cases, c), k->explaining, c->args, choices, &count) != COT_OK)
+        return true;
+    for (int i = 0; i < count; i++)
+        if (wanted_kernel(k, choices[i].kernel) &&
+            (choices[i].refusal == NULL || (choices[i].kernel->isa & ~k->explaining->isa) != 0))
+            return true;
+    return false;
+}
+
 static bool check_case(void *context, const cot_case *c)
 {
     checker *k = context;
@@ -364,10 +380,12 @@ static bool check_case(void *context, const cot_case *c)
     describe_case(k->cases, c, text, sizeof text);
     if (k->reports_progress)
         k->options->progress(k->options->context, (double)k->mine / (double)k->found->total, text);
-    reference ref = reference_make(k->cases, c);
-    reference_solve(&ref);
-    check_case_kernels(k, &ref, text);
-    reference_free(&ref);
+    if (any_kernel_wanted(k, c)) {
+        reference ref = reference_make(k->cases, c);
+        reference_solve(&ref);
+        check_case_kernels(k, &ref, text);
+        reference_free(&ref);
+    }
     if ((c->uses & COT_CASE_GRADIENT) && k->options->backend == COT_BACKEND_CPU)
         record_gradient(k, check_gradient(k->cases, c), text);
     k->mine = atomic_fetch_add(&k->found->next, 1);

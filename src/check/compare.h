@@ -3,7 +3,7 @@
  *
  * With r the oracle, m its magnitudes, s the scalar kernel in the same dtypes, u the unit roundoff of a dtype:
  *     elementwise   |y - r| <= u_out*|r| + 4*u_mid*m
- *     in norm       ||y - r|| <= 1.5*||s - r|| + 0.25*u_out*||r||     over the whole and every block of 4096
+ *     in norm       ||y - r|| <= 1.5*||s - r|| + 0.25*u_out*||r|| + 0.5*u_f32*||m||     over the whole and every block of 4096
  *     16-bit output mean of sign(r)*(y - r rounded)/ulp(r) within 6 standard errors of 0, and the
  *                   mean of 4*u_mid*m/ulp besides: rounding has no bias
  * The norm rule needs numbers to average over: the ratio of two norms of n random errors scatters by 1/sqrt(n), so it

@@ -12,8 +12,10 @@
  *     M(lse) = 1 + |lse| + sum P M(s);  M(P) = P (1 + M(s) + M(lse));  M(out) = sum M(P) |v|
  *     M(dP) = sum |dout v|;  M(D) = sum |dout out| + |dlse|;  M(dS) = M(P) |dP - D| + P (M(dP) + M(D))
  *     M(dZ) = M(dS) (1-t^2) + |dS| (1 + t^2 + 2 |t| (1-t^2) M(c) / softcap)
- * and so on for the gradients. In the backward lse is given, so M(lse) = |lse| there. A P below the smallest normal
- * number of float32, 2^-126, may be lost altogether, which LOST adds to M(P): the error rule takes 2^-22 of it. */
+ * and so on for the gradients. In the backward lse is given, so M(lse) = |lse| there. A P or dZ that is rounded to float16
+ * is off by up to 2^-25 however small it is, half the spacing below that format's normal range: the error rule takes
+ * 2^-9 of a magnitude there, so LOST, 2^-16, is added to M(P) and M(dZ). (Of longer formats it takes so little that
+ * LOST is nothing; but for a P below float32's own range.) */
 #include "attention_ref.h"
 
 #include "core/tensor.h"
@@ -22,7 +24,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define LOST 0x1p-104
+#define LOST 0x1p-16
 
 static void *allocate(int64_t count, size_t size)
 {
@@ -395,7 +397,7 @@ static bool make_pair(const differential *g, const sequence *s, int64_t h, int64
     x->dZ = x->dS * y.slope;
     x->P_magnitude = (double)x->P * (1 + y.magnitude + fabs(lse)) + LOST;
     x->dS_magnitude = x->P_magnitude * fabs((double)dP - D) + (double)x->P * (dP_magnitude + D_magnitude);
-    x->dZ_magnitude = x->dS_magnitude * y.slope + fabs((double)x->dS) * y.slope_error;
+    x->dZ_magnitude = x->dS_magnitude * y.slope + fabs((double)x->dS) * y.slope_error + LOST;
     return true;
 }
 
