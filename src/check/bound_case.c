@@ -249,27 +249,25 @@ cot_status device_image_make(device_image *image, const bound_case *b, const cot
     return device_image_write(image, b, direction, queue);
 }
 
+/* Field by field: the workspace, often the most of it, is poisoned by the device itself. */
 cot_status device_image_write(const device_image *image, const bound_case *b, const cot_direction *direction,
                               cot_queue *queue)
 {
-    char *host = allocate(image->bytes, 1);
-    memset(host, POISON, image->bytes);
-    for (int f = 0; f < direction->field_count; f++)
+    cot_status status = cot_cuda_fill(queue, image->memory, POISON, image->bytes);
+    for (int f = 0; status == COT_OK && f < direction->field_count; f++)
         if (b->fields[f].memory != NULL)
-            memcpy(host + image->offsets[f], b->fields[f].memory, b->fields[f].bytes);
-    const cot_status status = cot_cuda_to_device(queue, image->memory, host, image->bytes);
-    free(host);
+            status =
+                cot_cuda_to_device(queue, image->memory + image->offsets[f], b->fields[f].memory, b->fields[f].bytes);
     return status;
 }
 
 cot_status device_image_read(const device_image *image, bound_case *b, const cot_direction *direction, cot_queue *queue)
 {
-    char *host = allocate(image->bytes, 1);
-    const cot_status status = cot_cuda_to_host(queue, host, image->memory, image->bytes);
+    cot_status status = COT_OK;
     for (int f = 0; status == COT_OK && f < direction->field_count; f++)
         if (b->fields[f].memory != NULL)
-            memcpy(b->fields[f].memory, host + image->offsets[f], b->fields[f].bytes);
-    free(host);
+            status =
+                cot_cuda_to_host(queue, b->fields[f].memory, image->memory + image->offsets[f], b->fields[f].bytes);
     return status;
 }
 

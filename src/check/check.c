@@ -121,11 +121,12 @@ static bool memory_intact(const cot_direction *direction, const bound_case *b, c
     return true;
 }
 
-static bool same_bytes(const cot_direction *direction, const bound_case *a, const bound_case *b, int run, char *why,
-                       size_t size)
+static bool same_bytes(const cot_case *c, const cot_direction *direction, const bound_case *a, const bound_case *b,
+                       int run, char *why, size_t size)
 {
     for (int f = 0; f < direction->field_count; f++) {
-        if (a->fields[f].memory == NULL || memcmp(a->fields[f].memory, b->fields[f].memory, a->fields[f].bytes) == 0)
+        if (c->any_order[f] || a->fields[f].memory == NULL ||
+            memcmp(a->fields[f].memory, b->fields[f].memory, a->fields[f].bytes) == 0)
             continue;
         for (size_t i = 0; i < a->fields[f].bytes; i++) {
             if (a->fields[f].memory[i] == b->fields[f].memory[i])
@@ -140,25 +141,25 @@ static bool same_bytes(const cot_direction *direction, const bound_case *a, cons
 }
 
 /* Runs 3 to `repeat`, in memory that is set back each time, against the first. */
-static bool repeats_agree_on_host(checker *k, const cot_kernel *kernel, const cot_direction *direction,
-                                  const bound_case *first, bound_case *again, const bound_case *untouched, char *why,
-                                  size_t size)
+static bool repeats_agree_on_host(checker *k, const cot_kernel *kernel, const cot_case *c,
+                                  const cot_direction *direction, const bound_case *first, bound_case *again,
+                                  const bound_case *untouched, char *why, size_t size)
 {
     for (int run = 3; run <= k->options->repeat; run++) {
         for (int f = 0; f < direction->field_count; f++)
             if (again->fields[f].memory != NULL)
                 memcpy(again->fields[f].memory, untouched->fields[f].memory, again->fields[f].bytes);
         if (!run_once(k, kernel, direction, again, run % 2 != 0 ? MANY_THREADS : 1, why, size) ||
-            !same_bytes(direction, first, again, run, why, size))
+            !same_bytes(c, direction, first, again, run, why, size))
             return false;
     }
     return true;
 }
 
 /* The same, set back by a copy within the device: small cases take less time than allocating and copying for them. */
-static bool repeats_agree_on_device(checker *k, const cot_kernel *kernel, const cot_direction *direction,
-                                    const bound_case *first, bound_case *again, const bound_case *untouched, char *why,
-                                    size_t size)
+static bool repeats_agree_on_device(checker *k, const cot_kernel *kernel, const cot_case *c,
+                                    const cot_direction *direction, const bound_case *first, bound_case *again,
+                                    const bound_case *untouched, char *why, size_t size)
 {
     cot_queue *queue = k->device_queues[kernel - k->cases->op->kernels];
     size_t bytes = 0;
@@ -177,7 +178,7 @@ static bool repeats_agree_on_device(checker *k, const cot_kernel *kernel, const 
             status = cot_op_run(direction, queue, image.args);
         if (status == COT_OK)
             status = device_image_read_outputs(&image, again, direction, queue);
-        same = status == COT_OK && same_bytes(direction, first, again, run, why, size);
+        same = status == COT_OK && same_bytes(c, direction, first, again, run, why, size);
     }
     if (status == COT_OK)
         status = cot_queue_check(queue);
@@ -238,9 +239,9 @@ static outcome check_kernel(checker *k, const reference *ref, const cot_kernel *
         if (ref->expected[f] != NULL && s[f] == NULL) /* the first kernel to run is the scalar one */
             s[f] = tensor_values(&first.fields[f].view);
     out.failed = !ran || !memory_intact(direction, &first, &untouched, out.why, sizeof out.why) ||
-                 !same_bytes(direction, &first, &second, 2, out.why, sizeof out.why) ||
+                 !same_bytes(ref->c, direction, &first, &second, 2, out.why, sizeof out.why) ||
                  !(kernel->backend == COT_BACKEND_CUDA ? repeats_agree_on_device : repeats_agree_on_host)(
-                     k, kernel, direction, &first, &second, &untouched, out.why, sizeof out.why);
+                     k, kernel, ref->c, direction, &first, &second, &untouched, out.why, sizeof out.why);
     if (ran)
         compare_outputs(ref, kernel, &first, s, report, &out);
     bound_case_free(&untouched, direction);

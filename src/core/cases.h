@@ -30,8 +30,10 @@ typedef struct cot_case {
     /* Of an output: how many elements have a factor in common that was summed up before, and with it that sum's error,
      * as h[token] * x[token, :] has; 0 = none. See compare.h. */
     int64_t shared[COT_MAX_FIELDS];
-    uint64_t seed;      /* of the data */
-    const char *layout; /* for people and bench rows, like the two below */
+    bool any_order
+        [COT_MAX_FIELDS]; /* of an output: the call leaves the order of its sums open, and with it the last bits */
+    uint64_t seed;        /* of the data */
+    const char *layout;   /* for people and bench rows, like the two below */
     char shape[64];
     char options[96];
     double flops; /* of the whole call */

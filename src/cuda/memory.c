@@ -95,6 +95,15 @@ cot_status cot_cuda_to_host(cot_queue *queue, void *host, const void *device, si
     });
 }
 
+cot_status cot_cuda_fill(cot_queue *queue, void *memory, unsigned char byte, size_t bytes)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "filling memory of the device", {
+        if (bytes > 0)
+            THEN(d->driver.cuMemsetD8Async(address(memory), byte, bytes, d->stream));
+    });
+}
+
 cot_status cot_cuda_copy(cot_queue *queue, void *to, const void *from, size_t bytes)
 {
     cot_device *d = queue->device;

@@ -22,6 +22,9 @@ cot_status cot_cuda_fetch(cot_queue *queue, void *host, const void *device, size
 cot_status cot_cuda_to_device(cot_queue *queue, void *device, const void *host, size_t bytes);
 cot_status cot_cuda_to_host(cot_queue *queue, void *host, const void *device, size_t bytes);
 
+/* Sets every byte, enqueued. */
+cot_status cot_cuda_fill(cot_queue *queue, void *memory, unsigned char byte, size_t bytes);
+
 /* A copy within the device, enqueued. */
 cot_status cot_cuda_copy(cot_queue *queue, void *to, const void *from, size_t bytes);
 

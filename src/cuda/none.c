@@ -92,6 +92,12 @@ cot_status cot_cuda_to_host(cot_queue *queue, void *host, const void *device, si
     return COT_NO_DEVICE;
 }
 
+cot_status cot_cuda_fill(cot_queue *queue, void *memory, unsigned char byte, size_t bytes)
+{
+    (void)queue, (void)memory, (void)byte, (void)bytes;
+    return COT_NO_DEVICE;
+}
+
 cot_status cot_cuda_copy(cot_queue *queue, void *to, const void *from, size_t bytes)
 {
     (void)queue, (void)to, (void)from, (void)bytes;

@@ -234,8 +234,10 @@ static void backward_case(const plan *p, cot_case *c)
             a->dlse = statistic(p);
     }
     a->dout = queries(p, c, "dout", p->dtype, p->dv);
-    if (!p->no_dq)
+    if (!p->no_dq) {
         a->dq = queries(p, c, "dq", output_dtype(p), p->d);
+        c->any_order[cot_field_index(&cot_attention_directions[p->direction], "dq")] = p->any_order;
+    }
     if (!p->no_dkv) {
         a->dk = keys(p, c, "dk", output_dtype(p), p->d);
         a->dv = keys(p, c, "dv", output_dtype(p), p->dv);

@@ -422,6 +422,32 @@ static __device__ __forceinline__ void find_shifted_keep(const dropout_call &c, 
             keep[i] = keep_of_bytes(load_mask<SHIFTED, LANES>(c, p, first, i));
 }
 
+/* The same of PLAIN rows, and of bits: no branch between the rows' loads. */
+template <int ACCESS, int LANES, int BATCH>
+static __device__ __forceinline__ void find_plain_keep(const dropout_call &c, const place &p, int first,
+                                                       uint32_t (&keep)[BATCH])
+{
+    constexpr int APART = DROPOUT_THREADS / LANES;
+    const bool own = group_columns(c, p) > 0;
+    const uint8_t *from = mask_row_of<ACCESS, LANES>(c, p, c.given, first, 0);
+    const int64_t apart = APART * c.given.stride[0];
+    if (c.source == SOURCE_BITS) {
+        from += p.group * c.given.step;
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            keep[i] = own && first + i * APART < p.left ? from[i * apart] : 0u;
+    } else {
+        cot_words<2> bytes[BATCH];
+        from += (int64_t)COT_DROPOUT_GROUP * p.group;
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            bytes[i] = cot_load_words_if<2>(own && first + i * APART < p.left, from + i * apart);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            keep[i] = keep_of_bytes({bytes[i].word[0], bytes[i].word[1]});
+    }
+}
+
 /* cot_dropout_keep in fewer instructions, for a threshold of 1 to 65535: a draw is kept where adding 2^32 less the
  * threshold, both in the upper halves of words, carries; and the carry becomes the next bit. */
 static __device__ __forceinline__ uint32_t draw_keep(const draws &from, uint64_t group, uint32_t threshold)
@@ -456,7 +482,9 @@ static __device__ __forceinline__ void find_keep(const dropout_call &c, const pl
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = c.source == SOURCE_KEEP_ALL ? 0xffu : 0u;
-    } else if (ACCESS == SHIFTED && AT_ONCE && c.source == SOURCE_BYTES) {
+    } else if (AT_ONCE && (ACCESS == PLAIN || (ACCESS == SHIFTED && c.source == SOURCE_BITS))) {
+        find_plain_keep<ACCESS, LANES>(c, p, first, keep);
+    } else if (AT_ONCE && ACCESS == SHIFTED) {
         find_shifted_keep<LANES>(c, p, first, keep);
     } else {
         uint2 raw[BATCH];
