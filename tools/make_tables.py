@@ -28,7 +28,7 @@ def newest_results(directory):
     for path in sorted(directory.glob("*.json")):
         results = peers if path.stem.endswith("-peers") else ours
         for row in json.loads(path.read_text()):
-            if "memory" in row or "demo" in row or "trained" in row: # of `cotangent profile`, `cotangent demo`, train_lm
+            if row.keys() & {"memory", "demo", "trained", "ncu"}:  # of `cotangent profile`, `cotangent demo`, train_lm, ncu
                 continue
             key = row["op"], row["device"]
             if results.get(key, (None, []))[0] != path.name:
@@ -249,7 +249,30 @@ def trained(directory):
     return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
 
 
+def profiled(op, directory):
+    """What Nsight Compute saw of an op's kernels, from the newest file of each device."""
+    newest = {}
+    for source, row in rows_with(directory, "ncu"):
+        if not row["case"].startswith(op + " "):
+            continue
+        if newest.get(row["device"], ("", []))[0] != source:
+            newest[row["device"]] = source, []
+        newest[row["device"]][1].append(row)
+    lines = []
+    for device, (source, rows) in newest.items():
+        lines += [f"{device}, commit {rows[0]['commit']}, {rows[0]['date']} (`bench/results/{source}`):", "",
+                  "| case | kernel | us | cycles | busiest pipe | instruction issue | first-level cache and shared memory "
+                  "| second-level cache | its hits | memory | registers | warps |", "|---|---|" + "--:|" * 10]
+        lines += [f"| {row['case']} | {row['ncu']} | {row['us']:.1f} | {row['cycles']:.0f} | {row['busiest_pipe']:.0f} % "
+                  f"| {row['issue_slots']:.0f} % | {row['l1']:.0f} % | {row['l2']:.0f} % | {row['l2_hits']:.0f} % "
+                  f"| {row['dram']:.0f} % | {row['registers']:.0f} | {row['warps']:.1f} |" for row in rows]
+        lines += [""]
+    return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
+
+
 def table(op, results, peers, directory):
+    if op.endswith("_ncu"):
+        return profiled(op.removesuffix("_ncu"), directory)
     if op == "train_lm":
         return trained(directory)
     if op in SEEDS or op == "shared_memory":

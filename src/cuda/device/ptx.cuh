@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * ptx.cuh: Hopper's instructions for moving data asynchronously, one idea a function, under the names of the PTX manual.
- * Everything here needs sm_90.
+ * Everything here needs sm_90, but for a thread's own copies.
  *
  * A barrier's phase completes when the arrivals it was initialised for and the bytes it was told to expect have come; a
  * waiter names the phase by its parity, 0 for the first. */
@@ -59,6 +59,31 @@ static __device__ __forceinline__ bool cot_mbarrier_try_wait(uint64_t *barrier, 
 static __device__ __forceinline__ void cot_mbarrier_wait(uint64_t *barrier, uint32_t parity)
 {
     while (!cot_mbarrier_try_wait(barrier, parity)) {}
+}
+
+/* ---- a thread's own copies (sm_80) -------------------------------------------------------------------- */
+
+/* Sixteen bytes to shared memory, through no register, where `wanted` is true. */
+static __device__ __forceinline__ void cot_copy_async_if(bool wanted, void *to, const void *from)
+{
+    asm volatile("{\n"
+                 "    .reg .pred wanted;\n"
+                 "    setp.ne.b32 wanted, %2, 0;\n"
+                 "    @wanted cp.async.cg.shared.global [%0], [%1], 16;\n"
+                 "}" ::"r"(cot_shared_address(to)),
+                 "l"(from), "r"((uint32_t)wanted)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void cot_copy_async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until this thread's groups, but for the last LATER of them, are there for this thread. */
+template <int LATER> static __device__ __forceinline__ void cot_copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
 }
 
 /* ---- bulk copies -------------------------------------------------------------------------------------- */

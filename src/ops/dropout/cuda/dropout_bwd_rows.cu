@@ -25,7 +25,8 @@ template <typename E, int ACTIVATION>
 constexpr bool scaled_slope = sizeof(E) == 2 && ACTIVATION == COT_ACTIVATION_GELU_ERF;
 
 /* The rows that a thread has in registers at once. */
-template <typename E, bool ACTIVE> constexpr int batch = (ACTIVE ? 4 : 8) / (int)sizeof(E);
+template <typename E, int ACCESS, bool ACTIVE>
+constexpr int batch = (ACTIVE || ACCESS == SHIFTED ? 4 : 8) / (int)sizeof(E);
 
 /* Turns a batch of dy into dx, adds it to the sums, and writes what it can write as a whole. */
 template <int ACCESS, int ACTIVATION, typename E, int BATCH>
@@ -102,19 +103,43 @@ static __device__ __forceinline__ void sum_block(const dropout_call &c, const pl
 
 struct walks {
     walk dy, x, dx;
+
+    __device__ __forceinline__ void step(int rows)
+    {
+        dy.at += rows * dy.apart;
+        x.at += rows * x.apart;
+        dx.at += rows * dx.apart;
+    }
 };
+
+/* SHIFTED rows that are on their way: STAGES batches, of dy and, with an activation, of x. */
+template <typename E, bool ACTIVE>
+constexpr int STAGES = 16 / (batch<E, SHIFTED, ACTIVE> * (int)sizeof(E) * (ACTIVE ? 2 : 1));
+template <typename E, bool ACTIVE> using ahead = batch_ahead<E, batch<E, SHIFTED, ACTIVE>>[ACTIVE ? 2 : 1];
+
+template <typename E, bool ACTIVE>
+static __device__ __forceinline__ void ask(const place &p, const walks &w, int first, ahead<E, ACTIVE> &to)
+{
+    if (first < DROPOUT_BWD_SHIFTED_ROWS * rows_apart<SHIFTED>) {
+        ask_for<E, lanes<SHIFTED>>(p, w.dy, first, to[0]);
+        if constexpr (ACTIVE)
+            ask_for<E, lanes<SHIFTED>>(p, w.x, first, to[1]);
+    }
+    cot_copy_async_commit();
+}
 
 template <typename E, int ACCESS, bool ACTIVE>
 static __device__ __forceinline__ void take_batch(const dropout_call &c, const place &p, const draws &from,
                                                   const walks &w, int first, const float (&bias)[COT_DROPOUT_GROUP],
-                                                  float (&sums)[COT_DROPOUT_GROUP])
+                                                  float (&sums)[COT_DROPOUT_GROUP],
+                                                  const batch_ahead<E, batch<E, ACCESS, ACTIVE>> *there)
 {
-    constexpr int BATCH = batch<E, ACTIVE>;
+    constexpr int BATCH = batch<E, ACCESS, ACTIVE>;
     elements<E> dy[BATCH], x[BATCH];
     uint32_t keep[BATCH];
-    load<E, ACCESS, lanes<ACCESS>>(c, p, c.dy, w.dy, first, true, dy);
+    load<E, ACCESS, lanes<ACCESS>>(c, p, c.dy, w.dy, first, true, dy, there);
     if (ACTIVE)
-        load<E, ACCESS, lanes<ACCESS>>(c, p, c.x, w.x, first, true, x);
+        load<E, ACCESS, lanes<ACCESS>>(c, p, c.x, w.x, first, true, x, there != nullptr ? there + 1 : nullptr);
     find_keep<ACCESS, lanes<ACCESS>, false>(c, p, from, first, keep);
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
@@ -135,7 +160,8 @@ static __device__ __forceinline__ void take_batch(const dropout_call &c, const p
 
 template <typename E, int ACCESS, bool ACTIVE> static __device__ __forceinline__ void backward(const dropout_call &c)
 {
-    constexpr int BATCH = batch<E, ACTIVE>, ROWS = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_ROWS : DROPOUT_BWD_ROWS;
+    constexpr int BATCH = batch<E, ACCESS, ACTIVE>,
+                  ROWS = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_ROWS : DROPOUT_BWD_ROWS;
     const place p = find_place<E, ACCESS, lanes<ACCESS>>(c, c.dy, ROWS);
     float bias[COT_DROPOUT_GROUP], sums[COT_DROPOUT_GROUP] = {0};
     cot_launch_dependents();
@@ -150,12 +176,24 @@ template <typename E, int ACCESS, bool ACTIVE> static __device__ __forceinline__
     walks w = {begin_walk<ACCESS, lanes<ACCESS>>(p, c.dy, sizeof(E)),
                begin_walk<ACCESS, lanes<ACCESS>>(p, c.x, sizeof(E)),
                begin_walk<ACCESS, lanes<ACCESS>>(p, c.dx, sizeof(E))};
+    if constexpr (ACCESS == SHIFTED) {
+        constexpr int AHEAD = STAGES<E, ACTIVE> - 1;
+        __shared__ ahead<E, ACTIVE> stages[AHEAD + 1];
+        walks next = w;
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++, next.step(BATCH))
+            ask<E, ACTIVE>(p, next, i * BATCH * rows_apart<ACCESS>, stages[i]);
 #pragma unroll 1
-    for (int i = 0; i < ROWS; i += BATCH) {
-        take_batch<E, ACCESS, ACTIVE>(c, p, from, w, i * rows_apart<ACCESS>, bias, sums);
-        w.dy.at += BATCH * w.dy.apart;
-        w.x.at += BATCH * w.x.apart;
-        w.dx.at += BATCH * w.dx.apart;
+        for (int i = 0, stage = 0; i < ROWS; i += BATCH, w.step(BATCH), next.step(BATCH)) {
+            ask<E, ACTIVE>(p, next, (i + AHEAD * BATCH) * rows_apart<ACCESS>, stages[stage == 0 ? AHEAD : stage - 1]);
+            cot_copy_async_wait<AHEAD>();
+            take_batch<E, ACCESS, ACTIVE>(c, p, from, w, i * rows_apart<ACCESS>, bias, sums, stages[stage]);
+            stage = stage == AHEAD ? 0 : stage + 1;
+        }
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < ROWS; i += BATCH, w.step(BATCH))
+            take_batch<E, ACCESS, ACTIVE>(c, p, from, w, i * rows_apart<ACCESS>, bias, sums, nullptr);
     }
     if (c.partial != nullptr)
         sum_block<E, ACCESS>(c, p, sums);
@@ -166,7 +204,7 @@ template <typename E, int ACCESS, bool ACTIVE> static __device__ __forceinline__
 #define KERNELS(dtype, E) \
     DROPOUT_KERNEL(dropout_bwd_rows_##dtype, 4, (backward<E, PLAIN, false>)) \
     DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_active, 3, (backward<E, PLAIN, true>)) \
-    DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_shifted, 3, (backward<E, SHIFTED, false>)) \
+    DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_shifted, 4, (backward<E, SHIFTED, false>)) \
     DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_shifted_active, 2, (backward<E, SHIFTED, true>)) \
     DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_strided, 1, (backward<E, STRIDED, false>)) \
     DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_strided_active, 1, (backward<E, STRIDED, true>))

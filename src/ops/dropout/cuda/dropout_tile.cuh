@@ -177,10 +177,30 @@ template <> struct bits_of<float> {
     typedef uint32_t type;
 };
 
-/* A batch of rows. What the thread does not have, or is not wanted, is anything. */
+/* A block's batch of rows on its way to shared memory. A thread reads there what it asked for itself, and nothing else. */
+template <typename E, int BATCH> struct batch_ahead {
+    uint4 chunk[BATCH][chunk_count<E>][DROPOUT_THREADS];
+};
+
+/* Asks for the chunks that `load` would read as a whole. */
+template <typename E, int LANES, int BATCH>
+static __device__ __forceinline__ void ask_for(const place &p, const walk &w, int first, batch_ahead<E, BATCH> &to)
+{
+    constexpr int N = chunk_size<E>, APART = DROPOUT_THREADS / LANES;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++)
+#pragma unroll
+        for (int h = 0; h < chunk_count<E>; h++)
+            cot_copy_async_if(p.direct[h] && first + i * APART < p.chunk_left[h], &to.chunk[i][h][threadIdx.x],
+                              (const E *)(w.at + i * w.apart) + LANES * N * h);
+}
+
+/* A batch of rows. What the thread does not have, or is not wanted, is anything. ahead: where those lie that ask_for was
+ * called for, or null. */
 template <typename E, int ACCESS, int LANES, int BATCH>
 static __device__ __forceinline__ void load(const dropout_call &c, const place &p, const dropout_array &a,
-                                            const walk &w, int first, bool wanted, elements<E> (&to)[BATCH])
+                                            const walk &w, int first, bool wanted, elements<E> (&to)[BATCH],
+                                            const batch_ahead<E, BATCH> *ahead = nullptr)
 {
     typedef typename bits_of<E>::type bits;
     constexpr int N = chunk_size<E>, APART = DROPOUT_THREADS / LANES;
@@ -188,7 +208,10 @@ static __device__ __forceinline__ void load(const dropout_call &c, const place &
     for (int i = 0; i < BATCH; i++)
 #pragma unroll
         for (int h = 0; h < chunk_count<E>; h++)
-            if (ACCESS != STRIDED)
+            if (ahead != nullptr) {
+                const uint4 raw = ahead->chunk[i][h][threadIdx.x];
+                to[i].chunk[h].raw = {raw.x, raw.y, raw.z, raw.w};
+            } else if (ACCESS != STRIDED)
                 to[i].chunk[h].raw = cot_load_words_if<4>(wanted && p.direct[h] && first + i * APART < p.chunk_left[h],
                                                           (const E *)(w.at + i * w.apart) + LANES * N * h);
 #pragma unroll
@@ -467,7 +490,7 @@ static __device__ __forceinline__ uint32_t draw_keep(const draws &from, uint64_t
 }
 
 /* The keep bits of the lane's group in a batch of rows; those beyond the row may be anything. AT_ONCE: there are registers
- * for the bytes of all rows. */
+ * for the bytes of all PLAIN rows. */
 template <int ACCESS, int LANES, bool AT_ONCE, int BATCH>
 static __device__ __forceinline__ void find_keep(const dropout_call &c, const place &p, const draws &from, int first,
                                                  uint32_t (&keep)[BATCH])
@@ -482,9 +505,9 @@ static __device__ __forceinline__ void find_keep(const dropout_call &c, const pl
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = c.source == SOURCE_KEEP_ALL ? 0xffu : 0u;
-    } else if (AT_ONCE && (ACCESS == PLAIN || (ACCESS == SHIFTED && c.source == SOURCE_BITS))) {
+    } else if ((AT_ONCE && ACCESS == PLAIN) || (ACCESS == SHIFTED && c.source == SOURCE_BITS)) {
         find_plain_keep<ACCESS, LANES>(c, p, first, keep);
-    } else if (AT_ONCE && ACCESS == SHIFTED) {
+    } else if (ACCESS == SHIFTED) {
         find_shifted_keep<LANES>(c, p, first, keep);
     } else {
         uint2 raw[BATCH];
