@@ -302,7 +302,7 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
     attention_weights<E, D == 64> weights;
     if (ALL) {
         if (c.cap_scale != 0.0f)
-            attention_cap(c.cap_scale, scores);
+            attention_cap<16>(c.cap_scale, scores);
         hide_scores_all(w, tile, key, __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
     } else {
         hide_scores(c, tile, key, scores);

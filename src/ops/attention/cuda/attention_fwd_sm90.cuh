@@ -297,10 +297,11 @@ static __device__ __forceinline__ void issue_output(float (&sums)[F::DV / 2], co
 }
 
 /* Scores that are not Q K^T alone: those of a negative scale, and those under softcap. */
-template <int N> static __device__ __forceinline__ void modify(const attention_fwd_call &c, float (&scores)[N])
+template <typename F, int N>
+static __device__ __forceinline__ void modify(const attention_fwd_call &c, float (&scores)[N])
 {
     if (c.cap_scale != 0.0f) {
-        attention_cap(c.cap_scale, scores);
+        attention_cap<N % 32 == 0 && F::GROUPS == 2 ? 32 : 8>(c.cap_scale, scores);
         return;
     }
 #pragma unroll
@@ -322,7 +323,7 @@ static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const 
                                              float (&factor)[2])
 {
     if (c.modify)
-        modify(c, scores);
+        modify<F>(c, scores);
     if (ragged) {
         int limit[2], start[2]; /* the first column that a row does not see any more, the first that it does */
 #pragma unroll
