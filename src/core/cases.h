@@ -52,6 +52,8 @@ typedef struct cot_op_cases {
      * earlier call would have saved. values: a field's elements as f64, row-major, NULL where it has none; they are
      * rounded to their dtypes before and after. May be NULL. */
     void (*prepare)(const cot_case *c, double *const values[COT_MAX_FIELDS]);
+    /* Where the values of a float input lie about as a rule, for benches that do without `prepare`; NULL: about 0. */
+    double (*typical)(const cot_case *c, const char *field);
     /* For each direction: computes the outputs of args, and into the same outputs of `magnitudes` the sum of the absolute
      * terms of each element: the formula evaluated with every term replaced by its absolute value. All tensors are
      * row-major; float ones and u8 outputs come as f64, integer inputs as i32. */

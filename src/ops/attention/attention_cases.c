@@ -1033,6 +1033,13 @@ static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
             free(tensors[i]->data);
 }
 
+/* lse of n keys is about log n: with less P would be large, and in float16 infinite. */
+static double typical(const cot_case *c, const char *field)
+{
+    const cot_tensor *k = cot_field_tensor(&cot_attention_directions[c->direction].fields[1], (void *)c->args);
+    return strcmp(field, "lse") == 0 ? log((double)k->shape[k->rank - 3] + 1) : 0;
+}
+
 const cot_op_cases cot_attention_cases = {
     .op = &cot_attention_op,
     .each = each,
@@ -1040,6 +1047,7 @@ const cot_op_cases cot_attention_cases = {
     .words_help = words_help,
     .fill = fill,
     .prepare = prepare,
+    .typical = typical,
     .oracles = cot_attention_oracles,
     .primal = primal,
     .primal_options = primal_options,
