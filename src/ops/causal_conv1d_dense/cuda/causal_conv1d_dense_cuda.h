@@ -14,6 +14,7 @@ enum {
     CONV1D_DENSE_STAGES = 4,
     CONV1D_DENSE_GROUPS = 3,       /* of 128 threads */
     CONV1D_DENSE_SUM_TOKENS = 256, /* that a block of dbias's sums takes */
+    CONV1D_DENSE_GATHER = 32,      /* channels and tokens of a block that gathers a tensor */
     /* The portable ones: SIDE by SIDE of a product, in steps of STEP. */
     CONV1D_DENSE_SIDE = 64,
     CONV1D_DENSE_STEP = 32
@@ -36,6 +37,9 @@ typedef struct conv1d_dense_call {
     conv1d_dense_array x, initial_state, final_state, dfinal_state, dinitial_state; /* of the portable kernels */
     conv1d_dense_array g; /* what dbias sums: dy or the workspace's */
     conv1d_dense_array dweight, dbias;
+    conv1d_dense_array from; /* what is gathered, as [B][T][channels] of 16-bit elements */
+    int64_t channels;
+    void *gathered;
     void *packed;         /* weights as [K][Dout][Din] */
     void *gradients;      /* g as [B][T][Dout] */
     float *dweight_parts; /* [parts][K][Dout][Din] */

@@ -35,6 +35,7 @@ typedef struct dtype_kernels {
     }
 static const dtype_kernels bf16_kernels = KERNELS(bf16), f16_kernels = KERNELS(f16);
 static const cot_cuda_kernel pack = {cot_image_causal_conv1d_dense_rows, "causal_conv1d_dense_pack", 0};
+static const cot_cuda_kernel gather = {cot_image_causal_conv1d_dense_rows, "causal_conv1d_dense_gather", 0};
 static const cot_cuda_kernel finish = {cot_image_causal_conv1d_dense_rows, "causal_conv1d_dense_finish", 0};
 static const cot_cuda_kernel dbias = {cot_image_causal_conv1d_dense_rows, "causal_conv1d_dense_dbias", 0};
 
@@ -117,16 +118,31 @@ static cot_status pack_weights(cot_queue *queue, const conv1d_dense_call *c)
     return launch_rows(queue, &pack, conv1d_dense_blocks(c->Dout * c->Din, THREADS), 1, c);
 }
 
+/* x or dy as the copy engine can step over it: itself, or gathered at `room`. */
+static cot_status tokens_of(cot_queue *queue, const conv1d_dense_sizes *z, const cot_tensor *tensor, int64_t channels,
+                            void *room, conv1d_dense_call *c, conv1d_dense_array *tokens)
+{
+    *tokens = array(tensor);
+    if (conv1d_dense_strides_step(tensor))
+        return COT_OK;
+    c->from = *tokens;
+    c->channels = channels;
+    c->gathered = room;
+    *tokens = (conv1d_dense_array){room, {z->T * channels, 1, channels}, (int32_t)z->dtype};
+    return launch_rows(queue, &gather, conv1d_dense_gather_blocks(z, channels), z->B, c);
+}
+
 cot_status causal_conv1d_dense_fwd_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const conv1d_dense_forward_problem *p = problem;
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
     const conv1d_dense_sizes *z = &p->sizes;
-    const conv1d_dense_cuda_parts parts = conv1d_dense_cuda_parts_of(z, false, false);
+    const conv1d_dense_cuda_parts parts = conv1d_dense_cuda_parts_of(z, false, &a->x, NULL);
     if (!cot_present(&a->y) || cot_elements(&a->y) == 0)
         return COT_OK;
     conv1d_dense_mapped m = {.call = call_of(z, &parts, workspace, a->activation, &a->weight, &a->bias)};
-    const conv1d_dense_array x = array(&a->x);
+    conv1d_dense_array x;
+    CHECK(tokens_of(queue, z, &a->x, z->Din, (char *)workspace + parts.x, &m.call, &x));
     m.call.out = array(&a->y);
     m.call.out_in_vectors = in_vectors(&a->y);
     CHECK(pack_weights(queue, &m.call));
@@ -152,12 +168,14 @@ static cot_status backward(cot_queue *queue, const void *problem, void *workspac
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     const conv1d_dense_sizes *z = &p->sizes;
     const bool silu = a->activation == COT_ACTIVATION_SILU;
-    const conv1d_dense_cuda_parts parts = conv1d_dense_cuda_parts_of(z, silu, true);
+    const conv1d_dense_cuda_parts parts = conv1d_dense_cuda_parts_of(z, silu, &a->x, &a->dy);
     conv1d_dense_mapped m = {.call = call_of(z, &parts, workspace, a->activation, &a->weight, &a->bias)};
     conv1d_dense_call *c = &m.call;
-    const conv1d_dense_array x = array(&a->x);
+    conv1d_dense_array x;
     c->accumulate = a->accumulate;
-    c->dy = c->g = array(&a->dy);
+    CHECK(tokens_of(queue, z, &a->x, z->Din, (char *)workspace + parts.x, c, &x));
+    CHECK(tokens_of(queue, z, &a->dy, z->Dout, (char *)workspace + parts.dy, c, &c->dy));
+    c->g = c->dy;
     c->dweight = array(&a->dweight);
     c->dbias = array(&a->dbias);
     if (silu || cot_present(&a->dx))

@@ -7,13 +7,13 @@
 #include "../causal_conv1d_dense_problem.h"
 #include "causal_conv1d_dense_cuda.h"
 
-/* Tokens of contiguous channels that the copy engine can step over: strides are multiples of 16 bytes, and so is where the
- * data begins, as far as that is known (a question for workspace need not say). */
-static inline bool conv1d_dense_steps(const cot_tensor *tensor)
+/* Has the tensor contiguous channels, and strides in multiples of 16 bytes? The copy engine steps over such tokens; others
+ * are gathered in the workspace first. */
+static inline bool conv1d_dense_strides_step(const cot_tensor *tensor)
 {
     if (cot_elements(tensor) == 0)
         return true;
-    if ((uintptr_t)tensor->data % 16 != 0 || tensor->stride[1] != 1)
+    if (tensor->stride[1] != 1)
         return false;
     for (int axis = 0; axis < 3; axis += 2)
         if (tensor->shape[axis] > 1 &&
@@ -22,9 +22,27 @@ static inline bool conv1d_dense_steps(const cot_tensor *tensor)
     return true;
 }
 
+/* And do its data begin at one, as far as that is known? A question for workspace need not say. */
+static inline bool conv1d_dense_steps(const cot_tensor *tensor)
+{
+    return conv1d_dense_strides_step(tensor) && (cot_elements(tensor) == 0 || (uintptr_t)tensor->data % 16 == 0);
+}
+
 static inline int64_t conv1d_dense_blocks(int64_t size, int64_t of)
 {
     return size / of + (size % of != 0);
+}
+
+/* How many blocks gather a tensor of so many channels, for each b. */
+static inline int64_t conv1d_dense_gather_blocks(const conv1d_dense_sizes *z, int64_t channels)
+{
+    return conv1d_dense_blocks(z->T, CONV1D_DENSE_GATHER) * conv1d_dense_blocks(channels, CONV1D_DENSE_GATHER);
+}
+
+/* Strides that step from data that do not: no room was asked for. */
+static inline bool conv1d_dense_misaligned(const cot_tensor *tensor)
+{
+    return conv1d_dense_strides_step(tensor) && !conv1d_dense_steps(tensor);
 }
 
 /* What both directions want of x, the weights and the sizes. */
@@ -36,12 +54,13 @@ static inline const char *conv1d_dense_refuse_sm90(const conv1d_dense_sizes *z, 
         return "it serves x and weight of one 16-bit dtype";
     if (z->Din % 8 != 0 || z->Dout % 8 != 0 || z->Din == 0 || z->Dout == 0)
         return "it serves Din and Dout in multiples of 8";
-    if (!conv1d_dense_steps(x))
-        return "x needs contiguous channels, and data and other strides at multiples of 16 bytes";
+    if (conv1d_dense_misaligned(x))
+        return "x does not begin at a multiple of 16 bytes";
     if (z->B > 65535 || z->T > most || z->K > 65535 || z->Din > most || z->Dout > most ||
         (double)z->B * (double)(z->T + CONV1D_DENSE_ROWS) > most ||
         (double)z->K * (double)z->Din * (double)z->Dout > (double)INT64_MAX / 64 ||
-        (double)z->K * (double)(z->Din + z->Dout) > most)
+        (double)z->K * (double)(z->Din + z->Dout) > most ||
+        conv1d_dense_gather_blocks(z, z->Din > z->Dout ? z->Din : z->Dout) > INT32_MAX)
         return "it counts tokens and steps in 32 bits";
     return NULL;
 }
@@ -65,8 +84,8 @@ static inline const char *conv1d_dense_refuse_bwd_sm90(const conv1d_dense_backwa
         return "it sums on tensor cores, which is less than float32: it serves dweight of x's dtype";
     if (silu && cot_present(&a->dbias) && a->dbias.dtype != p->sizes.dtype)
         return "it rounds g to 16 bits, dbias is not of x's dtype";
-    if (!conv1d_dense_steps(&a->dy))
-        return "dy needs contiguous channels, and data and other strides at multiples of 16 bytes";
+    if (conv1d_dense_misaligned(&a->dy))
+        return "dy does not begin at a multiple of 16 bytes";
     return conv1d_dense_refuse_sm90(&p->sizes, &a->x, &a->weight);
 }
 
@@ -160,10 +179,12 @@ static inline double cost_sm90(const void *problem)
 /* The parts of the workspace, in bytes from its beginning. */
 typedef struct conv1d_dense_cuda_parts {
     int64_t parts, chunks;
-    size_t packed, gradients, dweight, dbias, bytes;
+    size_t packed, gradients, dweight, dbias, x, dy, bytes;
 } conv1d_dense_cuda_parts;
 
-static inline conv1d_dense_cuda_parts conv1d_dense_cuda_parts_of(const conv1d_dense_sizes *z, bool silu, bool backward)
+/* dy: of a backward, else NULL. */
+static inline conv1d_dense_cuda_parts conv1d_dense_cuda_parts_of(const conv1d_dense_sizes *z, bool silu,
+                                                                 const cot_tensor *x, const cot_tensor *dy)
 {
     enum { FILLED = 264, LEAST = 8, MOST = 16 }; /* blocks that fill a device twice; steps a block; parts */
     conv1d_dense_cuda_parts l = {.chunks = conv1d_dense_blocks(z->T, CONV1D_DENSE_SUM_TOKENS)};
@@ -175,7 +196,9 @@ static inline conv1d_dense_cuda_parts conv1d_dense_cuda_parts_of(const conv1d_de
     l.parts = l.parts > steps / LEAST ? steps / LEAST : l.parts;
     l.parts = l.parts < 1 ? 1 : l.parts;
     l.packed = conv1d_dense_take(&l.bytes, z->K, z->Dout, z->Din, 2);
-    if (backward) {
+    l.x = conv1d_dense_take(&l.bytes, z->B, z->T, conv1d_dense_strides_step(x) ? 0 : z->Din, 2);
+    if (dy != NULL) {
+        l.dy = conv1d_dense_take(&l.bytes, z->B, z->T, conv1d_dense_strides_step(dy) ? 0 : z->Dout, 2);
         l.gradients = conv1d_dense_take(&l.bytes, z->B, z->T, silu ? z->Dout : 0, 2);
         l.dweight = conv1d_dense_take(&l.bytes, l.parts * z->K, z->Dout, z->Din, sizeof(float));
         l.dbias = conv1d_dense_take(&l.bytes, z->B, l.chunks, z->Dout, sizeof(float));
@@ -214,13 +237,15 @@ static inline size_t workspace_bwd_mma_sm80(const void *problem)
 
 static inline size_t workspace_fwd_sm90(const void *problem)
 {
-    return conv1d_dense_cuda_parts_of(problem, false, false).bytes;
+    const conv1d_dense_forward_problem *p = problem;
+    return conv1d_dense_cuda_parts_of(&p->sizes, false, &p->args.x, NULL).bytes;
 }
 
 static inline size_t workspace_bwd_sm90(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return conv1d_dense_cuda_parts_of(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, true).bytes;
+    return conv1d_dense_cuda_parts_of(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, &p->args.x, &p->args.dy)
+        .bytes;
 }
 
 #endif

@@ -22,6 +22,26 @@ KERNEL causal_conv1d_dense_pack(const __grid_constant__ conv1d_dense_call c)
         ((uint16_t *)c.packed)[k * c.Dout * c.Din + n] = from[k * c.weight.stride[2]];
 }
 
+/* A [B,channels,T] tensor of any strides with its channels beside each other: a block of 32 by 32, read along the tokens. */
+KERNEL causal_conv1d_dense_gather(const __grid_constant__ conv1d_dense_call c)
+{
+    constexpr int SIDE = CONV1D_DENSE_GATHER;
+    static_assert(SIDE == LANES, "a lane a token, and then a channel");
+    __shared__ uint16_t tile[SIDE][SIDE + 2];
+    const int64_t across = (c.channels + SIDE - 1) / SIDE, b = blockIdx.y;
+    const int64_t channel = blockIdx.x % across * SIDE, t = blockIdx.x / across * SIDE;
+    const int lane = threadIdx.x % LANES;
+    const uint16_t *from = (const uint16_t *)c.from.data + b * c.from.stride[0];
+    uint16_t *to = (uint16_t *)c.gathered + b * c.T * c.channels;
+    for (int i = threadIdx.x / LANES; i < SIDE; i += WARPS)
+        if (channel + i < c.channels && t + lane < c.T)
+            tile[i][lane] = from[(channel + i) * c.from.stride[1] + (t + lane) * c.from.stride[2]];
+    __syncthreads();
+    for (int i = threadIdx.x / LANES; i < SIDE; i += WARPS)
+        if (channel + lane < c.channels && t + i < c.T)
+            to[(t + i) * c.channels + channel + lane] = tile[lane][i];
+}
+
 /* dweight from its parts. */
 KERNEL causal_conv1d_dense_finish(const __grid_constant__ conv1d_dense_call c)
 {
