@@ -289,7 +289,8 @@ def table(op, results, peers, directory):
         cuda = first["backend"] == "cuda"
         if cuda and op == "attention":
             peer_source, peer_rows = peers.get((name, device), ("", []))
-            lines += [f"{device}, commit {first['commit']}, {first['date']} (`bench/results/{source}`"
+            commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+            lines += [f"{device}, commit {commits}, {first['date']} (`bench/results/{source}`"
                       + (f", peers `bench/results/{peer_source}`" if peer_rows else "") + "):", "",
                       *attention_entries([row for row in rows if is_entry(row)], peer_rows),
                       *attention_features([row for row in rows if not is_entry(row)]), ""]
