@@ -270,7 +270,57 @@ def profiled(op, directory):
     return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
 
 
+# A case of each op for the front page, on a GPU and on a CPU: dtype, shape, and words of the options.
+FRONT = {
+    "causal_conv1d": (("bf16", "B8 D4096 T4096 K4", "silu"), ("f32", "B8 D2048 T8192 K4", "silu")),
+    "causal_conv1d_dense": (("bf16", "B4 Din2048 Dout2048 T4096 K4", "silu"), ("f32", "B2 Din512 Dout512 T2048 K4", "silu")),
+    "dropout": (("bf16", "R32768 D4096", "none+bias p=0.1 drawn"), ("f32", "R32768 D4096", "none+bias p=0.1 drawn")),
+    "mhc_pre": (("bf16", "B1 T8192 n4 D4096", "phi~1/nD"), ("f32", "B1 T16384 n4 D1024", "phi~1/nD")),
+    "mhc_post": (("bf16", "B1 T8192 n4 D4096", ""), ("f32", "B1 T16384 n4 D1024", "")),
+    "attention": (("bf16", "B2 H16/16 T8192/8192 d128/128", "causal"), ("bf16", "B1 H8/8 T2048/2048 d128/128", "causal")),
+}
+
+
+def same_job(row):
+    """Of ours and of a peer, for the front page: attention's order of sums is ours alone."""
+    return (*same_work(row), row["options"].removesuffix("+any-order") if row["op"] == "attention" else "")
+
+
+def front(results, peers):
+    """What each op reaches on each device, beside the best of the peers that were timed there."""
+    lines = []
+    for device in sorted({device for _, device in results}, key=lambda name: ("NVIDIA" not in name, name)):
+        rows = []
+        for op, cases in FRONT.items():
+            source, all_rows = results.get((op, device), ("", []))
+            if not all_rows:
+                continue
+            dtype, shape, words = cases[all_rows[0]["backend"] == "cpu"]
+            seen = set()
+            for row in all_rows:
+                key = row["direction"], row["layout"], "any-order" in row["options"]
+                plain = row["options"].replace("+residual", "").removesuffix("+any-order")
+                if (row["chosen"] and (row["dtype"], row["shape"]) == (dtype, shape) and key not in seen
+                        and (plain == words if op == "attention" else words in plain)):
+                    seen.add(key)
+                    rows.append(row)
+        if not rows:
+            continue
+        lines += [f"{device}:", "", "| op | direction | case | ms | reaches | beside the best peer |", "|---|---|---|--:|--:|---|"]
+        for row in rows:
+            theirs = [peer for peer in peers.get((row["op"], device), ("", []))[1] if same_job(peer) == same_job(row)]
+            best = min(theirs, key=lambda peer: peer["ms"], default=None)
+            products = row["op"] in ("attention", "causal_conv1d_dense")
+            lines.append(f"| {row['op']} | {row['direction']} | {row['dtype']} {row['layout']} {row['shape']}, {row['options']} "
+                         f"| {row['ms']:.3f} | " + (f"{row['tflops']:.3g} TFLOP/s" if products else f"{row['ratio']:.2f} of copy")
+                         + (f" | {best['ms'] / row['ms']:.2f} times as fast as {best['kernel']} |" if best else " | |"))
+        lines += [""]
+    return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
+
+
 def table(op, results, peers, directory):
+    if op == "front":
+        return front(results, peers)
     if op.endswith("_ncu"):
         return profiled(op.removesuffix("_ncu"), directory)
     if op == "train_lm":
