@@ -15,8 +15,9 @@ enum {
     CONV1D_DENSE_GROUPS = 3,       /* of 128 threads */
     CONV1D_DENSE_SUM_TOKENS = 256, /* that a block of dbias's sums takes */
     CONV1D_DENSE_GATHER = 32,      /* channels and tokens of a block that gathers a tensor */
-    /* The portable ones: SIDE by SIDE of a product, in steps of STEP. */
+    /* The portable ones: SIDE by SIDE of a product in float32, TILE by TILE on tensor cores, in steps of STEP. */
     CONV1D_DENSE_SIDE = 64,
+    CONV1D_DENSE_TILE = 128,
     CONV1D_DENSE_STEP = 32
 };
 
@@ -37,10 +38,14 @@ typedef struct conv1d_dense_call {
     conv1d_dense_array x, initial_state, final_state, dfinal_state, dinitial_state; /* of the portable kernels */
     conv1d_dense_array g; /* what dbias sums: dy or the workspace's */
     conv1d_dense_array dweight, dbias;
-    conv1d_dense_array from; /* what is gathered, as [B][T][channels] of 16-bit elements */
-    int64_t channels;
+    /* What is gathered as rows of 16-bit elements: `tokens` rows for each b, PLANE elements apart; null: zeros. Rows have
+     * `pitch` elements, those after `channels` zeros. */
+    conv1d_dense_array from;
+    int64_t channels, tokens, pitch, plane;
     void *gathered;
-    void *packed;         /* weights as [K][Dout][Din] */
+    void *packed;        /* weights as [K][Dout][pitch_in] */
+    void *rows, *g_rows; /* the portable kernels' xe [B][K-1+T][pitch_in], g [B][T][pitch_out] */
+    int64_t pitch_in, pitch_out;
     void *gradients;      /* g as [B][T][Dout] */
     float *dweight_parts; /* [parts][K][Dout][Din] */
     float *dbias_parts;   /* [B chunks][Dout] */

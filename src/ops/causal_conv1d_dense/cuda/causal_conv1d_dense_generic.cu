@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_dense_generic.cu: the products of dense causal convolution on any device from compute capability 8.0, for
- * any strides and with states. A block has 64 x 64 of a product and brings 32 of the inner axis at a time to shared memory,
- * element by element:
+ * any strides and with states, 32 of the inner axis at a time:
  *
  *   product    rows            columns   inner axis                 A                 B
  *   FORWARD    tokens          Dout      input channel, tap         xe [t + k][i]     w [o][i][k]
@@ -10,15 +9,17 @@
  *   INPUT      rows r of xe    Din       output channel, tap        g [r - k][o]      w [o][i][k]
  *   WEIGHT     Dout, a tap     Din       tokens of all sequences    g [t][o]          xe [t + k][i]
  *
- * In float32 each step's 32 terms are summed apart and then added. With x and weight of one 16-bit dtype the steps are
- * multiplied by mma.sync. */
+ * In float32 a block has 64 x 64 and brings its operands element by element; each step's 32 terms are summed apart and then
+ * added. With x and weight of one 16-bit dtype a block has 128 x 128 on tensor cores, its operands come by cp.async from rows that
+ * were gathered before (xe, g, and weights tap by tap), and a step stays within a tap, or within a sequence. */
 #include "causal_conv1d_dense_cuda.h"
 
 #include "../../../cuda/device/activation.cuh"
 #include "../../../cuda/device/element.cuh"
 #include "../../../cuda/device/mma.cuh"
+#include "../../../cuda/device/ptx.cuh"
 
-enum { SIDE = CONV1D_DENSE_SIDE, STEP = CONV1D_DENSE_STEP, THREADS = 128, WARP = 32, SUM_THREADS = 256 };
+enum { STEP = CONV1D_DENSE_STEP, THREADS = 128, TILE_THREADS = 256, WARP = 32, SUM_THREADS = 256 };
 enum product { FORWARD, INPUT, WEIGHT };
 
 static __device__ __forceinline__ float at(const conv1d_dense_array &a, int64_t b, int64_t channel, int64_t t)
@@ -49,11 +50,17 @@ static __device__ __forceinline__ float weight_at(const conv1d_dense_call &c, in
 
 /* What a block computes. */
 struct place {
-    int64_t b, k, part, row, column, first, end; /* [first, end): of the inner axis */
+    int64_t b, k, part, row, column, first, end; /* [first, end): of the inner axis; on tensor cores steps of it */
 };
 
-template <product P> static __device__ __forceinline__ place place_of(const conv1d_dense_call &c)
+static __device__ __forceinline__ int64_t steps_of(int64_t size)
 {
+    return (size + STEP - 1) / STEP;
+}
+
+template <product P, int SIDE> static __device__ __forceinline__ place place_of(const conv1d_dense_call &c)
+{
+    constexpr bool TILES = SIDE == CONV1D_DENSE_TILE;
     const int64_t columns = P == FORWARD ? c.Dout : c.Din;
     const int64_t rows = P == WEIGHT ? c.Dout : P == INPUT ? c.K - 1 + c.T : c.T;
     const int64_t across = (columns + SIDE - 1) / SIDE, down = (rows + SIDE - 1) / SIDE;
@@ -62,14 +69,15 @@ template <product P> static __device__ __forceinline__ place place_of(const conv
     p.column = blockIdx.x % across * SIDE;
     p.row = blockIdx.x / across % down * SIDE;
     if (P == WEIGHT) {
-        const int64_t steps = (c.B * c.T + STEP - 1) / STEP;
+        const int64_t steps = TILES ? c.B * steps_of(c.T) : steps_of(c.B * c.T), unit = TILES ? 1 : STEP;
         p.k = rest % c.K;
         p.part = rest / c.K;
-        p.first = p.part * steps / c.parts * STEP;
-        p.end = min((p.part + 1) * steps / c.parts * STEP, c.B * c.T);
+        p.first = p.part * steps / c.parts * unit;
+        p.end = min((p.part + 1) * steps / c.parts * unit, TILES ? steps : c.B * c.T);
     } else {
+        const int64_t channels = P == INPUT ? c.Dout : c.Din;
         p.b = rest;
-        p.end = c.K * (P == INPUT ? c.Dout : c.Din);
+        p.end = c.K * (TILES ? steps_of(channels) : channels);
     }
     return p;
 }
@@ -134,27 +142,22 @@ static __device__ __forceinline__ void finish(const conv1d_dense_call &c, const 
     cot_store(to.data, to.dtype, p.b * to.stride[0] + column * to.stride[1] + row * to.stride[2], value);
 }
 
-/* A step's 64 rows of A and columns of B, each with its 32 terms beside each other. */
-template <product P, typename S, int PITCH>
-static __device__ __forceinline__ void load(const conv1d_dense_call &c, const place &p, int64_t n, S *a, S *b)
-{
-    for (int e = (int)threadIdx.x; e < SIDE * STEP; e += THREADS) {
-        /* Neighbouring lanes have neighbouring channels where tokens are summed, else neighbouring terms. */
-        const int row = P == WEIGHT ? e % SIDE : e / STEP, term = P == WEIGHT ? e / SIDE : e % STEP;
-        cot_from_f32(a + row * PITCH + term, left<P>(c, p, p.row + row, n + term));
-        cot_from_f32(b + row * PITCH + term, right<P>(c, p, p.column + row, n + term));
-    }
-}
+/* ---- in float32 ------------------------------------------------------------------------------------------- */
 
 template <product P> static __device__ __forceinline__ void multiply_f32(const conv1d_dense_call &c)
 {
-    enum { PITCH = STEP + 1, HEIGHT = 8, WIDTH = 4 };
+    enum { SIDE = CONV1D_DENSE_SIDE, PITCH = STEP + 1, HEIGHT = 8, WIDTH = 4 };
     __shared__ float a[SIDE * PITCH], b[SIDE * PITCH];
-    const place p = place_of<P>(c);
+    const place p = place_of<P, SIDE>(c);
     const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16 * HEIGHT;
     float sums[HEIGHT][WIDTH] = {};
     for (int64_t n = p.first; n < p.end; n += STEP) {
-        load<P, float, PITCH>(c, p, n, a, b);
+        for (int e = (int)threadIdx.x; e < SIDE * STEP; e += THREADS) {
+            /* Neighbouring lanes have neighbouring channels where tokens are summed, else neighbouring terms. */
+            const int row = P == WEIGHT ? e % SIDE : e / STEP, term = P == WEIGHT ? e / SIDE : e % STEP;
+            a[row * PITCH + term] = left<P>(c, p, p.row + row, n + term);
+            b[row * PITCH + term] = right<P>(c, p, p.column + row, n + term);
+        }
         __syncthreads();
         float run[HEIGHT][WIDTH] = {};
 #pragma unroll 4
@@ -180,50 +183,140 @@ template <product P> static __device__ __forceinline__ void multiply_f32(const c
             finish<P>(c, p, p.row + y + i, p.column + x + 16 * j, sums[i][j]);
 }
 
-/* Four warps of 32 x 32. */
+/* ---- on tensor cores -------------------------------------------------------------------------------------- */
+
+/* An operand's tile in shared memory, 512 units of 16 bytes: its rows (of the product) with 32 terms each, or, ALONG, 32 terms
+ * with 128 rows each, as it lies in memory. Units are permuted so that the eight that ldmatrix reads at once are in different banks. */
+template <bool ALONG> static __device__ __forceinline__ int unit_at(int row, int unit)
+{
+    return ALONG ? row * 16 + (unit ^ (row & 7)) : row * 4 + (unit ^ (row >> 1 & 3));
+}
+
+template <product P> constexpr bool left_along = P == WEIGHT;
+template <product P> constexpr bool right_along = P != FORWARD;
+
+/* Where a step's part of an operand lies: of row `r` of its tile elements from `column` on, or nothing. */
+template <product P>
+static __device__ __forceinline__ const uint16_t *left_row(const conv1d_dense_call &c, const place &p, int64_t step,
+                                                           int r, int64_t &column, int64_t &end)
+{
+    const int64_t per = steps_of(P == FORWARD ? c.Din : P == INPUT ? c.Dout : c.T), n = step % per * STEP;
+    if (P == FORWARD) {
+        const int64_t t = p.row + r;
+        column = n, end = t < c.T ? c.pitch_in : 0;
+        return (const uint16_t *)c.rows + (p.b * (c.K - 1 + c.T) + t + step / per) * c.pitch_in;
+    }
+    const int64_t t = P == INPUT ? p.row + r - step / per : n + r, b = P == INPUT ? p.b : step / per;
+    column = P == INPUT ? n : p.row;
+    end = t >= 0 && t < c.T ? c.pitch_out : 0;
+    return (const uint16_t *)c.g_rows + (b * c.T + t) * c.pitch_out;
+}
+
+template <product P>
+static __device__ __forceinline__ const uint16_t *right_row(const conv1d_dense_call &c, const place &p, int64_t step,
+                                                            int r, int64_t &column, int64_t &end)
+{
+    const int64_t per = steps_of(P == FORWARD ? c.Din : P == INPUT ? c.Dout : c.T), n = step % per * STEP;
+    if (P == WEIGHT) {
+        column = p.column, end = n + r < c.T ? c.pitch_in : 0;
+        return (const uint16_t *)c.rows + (step / per * (c.K - 1 + c.T) + n + r + p.k) * c.pitch_in;
+    }
+    const int64_t o = P == FORWARD ? p.column + r : n + r;
+    column = P == FORWARD ? n : p.column;
+    end = o < c.Dout ? c.pitch_in : 0;
+    return (const uint16_t *)c.packed + (step / per * c.Dout + o) * c.pitch_in;
+}
+
+struct tiles {
+    uint4 a[CONV1D_DENSE_TILE * STEP / 8], b[CONV1D_DENSE_TILE * STEP / 8];
+};
+
+template <product P>
+static __device__ __forceinline__ void ask_for(const conv1d_dense_call &c, const place &p, int64_t step, tiles &to)
+{
+    if (step < p.end) {
+#pragma unroll
+        for (int e = (int)threadIdx.x; e < CONV1D_DENSE_TILE * STEP / 8; e += TILE_THREADS) {
+            constexpr int LEFT = left_along<P> ? 16 : 4, RIGHT = right_along<P> ? 16 : 4; /* units of a row */
+            int64_t column, end;
+            const uint16_t *from = left_row<P>(c, p, step, e / LEFT, column, end);
+            column += e % LEFT * 8;
+            cot_copy_async_or_zeros(column < end, &to.a[unit_at<left_along<P>>(e / LEFT, e % LEFT)],
+                                    column < end ? from + column : (const uint16_t *)c.packed);
+            from = right_row<P>(c, p, step, e / RIGHT, column, end);
+            column += e % RIGHT * 8;
+            cot_copy_async_or_zeros(column < end, &to.b[unit_at<right_along<P>>(e / RIGHT, e % RIGHT)],
+                                    column < end ? from + column : (const uint16_t *)c.packed);
+        }
+    }
+    cot_copy_async_commit();
+}
+
+/* Eight warps of 64 x 32. */
 template <typename E, product P> static __device__ __forceinline__ void multiply_mma(const conv1d_dense_call &c)
 {
-    enum { PITCH = STEP + 8 }; /* rows begin 20 banks apart: a fragment's eight are in different ones */
-    __shared__ __align__(16) E a[SIDE * PITCH], b[SIDE * PITCH];
-    const place p = place_of<P>(c);
-    const int lane = (int)threadIdx.x % WARP, g = lane / 4, q = lane % 4;
-    const int y = (int)threadIdx.x / WARP / 2 * 32, x = (int)threadIdx.x / WARP % 2 * 32;
-    float sums[2][4][4] = {};
-    for (int64_t n = p.first; n < p.end; n += STEP) {
-        load<P, E, PITCH>(c, p, n, a, b);
-        __syncthreads();
+    enum { STAGES = 3 };
+    __shared__ tiles stages[STAGES];
+    const place p = place_of<P, CONV1D_DENSE_TILE>(c);
+    const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, y = warp % 2 * 64, x = warp / 2 * 32;
+    float sums[4][4][4] = {};
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++)
+        ask_for<P>(c, p, p.first + i, stages[i]);
+    int stage = 0;
+    for (int64_t step = p.first; step < p.end; step++) {
+        cot_copy_async_wait<STAGES - 2>();
+        __syncthreads(); /* everybody's units are there, and everybody is done with the step before */
+        ask_for<P>(c, p, step + STAGES - 1, stages[stage == 0 ? STAGES - 1 : stage - 1]);
+        const tiles &t = stages[stage];
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
 #pragma unroll
         for (int k = 0; k < STEP; k += 16) {
-            uint32_t left_[2][4];
+            uint32_t left_[4][4], right_[2][4];
 #pragma unroll
-            for (int m = 0; m < 2; m++)
+            for (int m = 0; m < 4; m++) {
+                if constexpr (left_along<P>)
+                    cot_ldmatrix_x4_trans(
+                        left_[m], cot_shared_address(
+                                      &t.a[unit_at<true>(k + lane / 16 * 8 + lane % 8, y / 8 + 2 * m + lane / 8 % 2)]));
+                else
+                    cot_ldmatrix_x4(
+                        left_[m], cot_shared_address(&t.a[unit_at<false>(y + 16 * m + lane % 16, k / 8 + lane / 16)]));
+            }
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    left_[m][i] =
-                        *(const uint32_t *)(a + (y + 16 * m + g + 8 * (i % 2)) * PITCH + k + 2 * q + 8 * (i / 2));
+            for (int j = 0; j < 2; j++) { /* two blocks of 8 columns */
+                if constexpr (right_along<P>)
+                    cot_ldmatrix_x4_trans(
+                        right_[j],
+                        cot_shared_address(
+                            &t.b[unit_at<true>(k + lane / 8 % 2 * 8 + lane % 8, x / 8 + 2 * j + lane / 16)]));
+                else
+                    cot_ldmatrix_x4(
+                        right_[j],
+                        cot_shared_address(
+                            &t.b[unit_at<false>(x + 16 * j + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2)]));
+            }
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const E *column = b + (x + 8 * j + g) * PITCH + k + 2 * q;
-                const uint32_t low = *(const uint32_t *)column, high = *(const uint32_t *)(column + 8);
+            for (int m = 0; m < 4; m++)
 #pragma unroll
-                for (int m = 0; m < 2; m++) {
+                for (int j = 0; j < 4; j++) {
+                    const uint32_t low = right_[j / 2][j % 2 * 2], high = right_[j / 2][j % 2 * 2 + 1];
                     if constexpr (cot_is_f16<E>)
                         cot_mma_f16(sums[m][j], left_[m][0], left_[m][1], left_[m][2], left_[m][3], low, high);
                     else
                         cot_mma_bf16(sums[m][j], left_[m][0], left_[m][1], left_[m][2], left_[m][3], low, high);
                 }
-            }
         }
-        __syncthreads();
     }
+    cot_copy_async_wait<0>();
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < 4; m++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                finish<P>(c, p, p.row + y + 16 * m + g + 8 * (i / 2), p.column + x + 8 * j + 2 * q + i % 2,
-                          sums[m][j][i]);
+                finish<P>(c, p, p.row + y + 16 * m + lane / 4 + 8 * (i / 2),
+                          p.column + x + 8 * j + 2 * (lane % 4) + i % 2, sums[m][j][i]);
 }
 
 #define F32(stem, product)                                                            \
@@ -233,7 +326,7 @@ template <typename E, product P> static __device__ __forceinline__ void multiply
         multiply_f32<product>(c);                                                     \
     }
 #define MMA(stem, product, name, element)                                                    \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                    \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS)                               \
         causal_conv1d_dense_##stem##_mma_##name(const __grid_constant__ conv1d_dense_call c) \
     {                                                                                        \
         multiply_mma<element, product>(c);                                                   \

@@ -107,7 +107,11 @@ static conv1d_dense_call call_of(const conv1d_dense_sizes *z, const conv1d_dense
                                .chunks = (int32_t)parts->chunks,
                                .weight = array(weight),
                                .bias = array(bias),
+                               .pitch_in = conv1d_dense_pitch(z->Din),
+                               .pitch_out = conv1d_dense_pitch(z->Dout),
                                .packed = memory + parts->packed,
+                               .rows = memory + parts->x,
+                               .g_rows = memory + parts->dy,
                                .gradients = memory + parts->gradients,
                                .dweight_parts = (float *)(memory + parts->dweight),
                                .dbias_parts = (float *)(memory + parts->dbias)};
@@ -115,21 +119,34 @@ static conv1d_dense_call call_of(const conv1d_dense_sizes *z, const conv1d_dense
 
 static cot_status pack_weights(cot_queue *queue, const conv1d_dense_call *c)
 {
-    return launch_rows(queue, &pack, conv1d_dense_blocks(c->Dout * c->Din, THREADS), 1, c);
+    const int64_t blocks = conv1d_dense_blocks(c->Dout * c->pitch_in, THREADS);
+    return blocks > 0 ? launch_rows(queue, &pack, blocks, 1, c) : COT_OK;
+}
+
+/* `tokens` rows of a tensor's channels, for each b, at `room`; those of the next b begin `plane` rows later. */
+static cot_status gather_rows(cot_queue *queue, const conv1d_dense_array *from, int64_t channels, int64_t tokens,
+                              int64_t plane, void *room, conv1d_dense_call *c)
+{
+    c->from = *from;
+    c->channels = channels;
+    c->tokens = tokens;
+    c->pitch = conv1d_dense_pitch(channels);
+    c->plane = plane * c->pitch;
+    c->gathered = room;
+    const int64_t blocks = conv1d_dense_gather_blocks(tokens, c->pitch);
+    return blocks * c->B > 0 ? launch_rows(queue, &gather, blocks, c->B, c) : COT_OK;
 }
 
 /* x or dy as the copy engine can step over it: itself, or gathered at `room`. */
 static cot_status tokens_of(cot_queue *queue, const conv1d_dense_sizes *z, const cot_tensor *tensor, int64_t channels,
                             void *room, conv1d_dense_call *c, conv1d_dense_array *tokens)
 {
-    *tokens = array(tensor);
+    const conv1d_dense_array own = array(tensor);
+    *tokens = own;
     if (conv1d_dense_strides_step(tensor))
         return COT_OK;
-    c->from = *tokens;
-    c->channels = channels;
-    c->gathered = room;
     *tokens = (conv1d_dense_array){room, {z->T * channels, 1, channels}, (int32_t)z->dtype};
-    return launch_rows(queue, &gather, conv1d_dense_gather_blocks(z, channels), z->B, c);
+    return gather_rows(queue, &own, channels, z->T, z->T, room, c);
 }
 
 cot_status causal_conv1d_dense_fwd_sm90(cot_queue *queue, const void *problem, void *workspace)
@@ -214,47 +231,65 @@ cot_status causal_conv1d_dense_bwd_f16_sm90(cot_queue *queue, const void *proble
 
 /* ---- any device -------------------------------------------------------------------------------------------------- */
 
-/* The kernels that multiply in one way; g is of this dtype. */
+/* The kernels that multiply in one way; g is of this dtype, a block's part of a product has this side. */
 typedef struct generic_kernels {
     cot_cuda_kernel forward, input, weight;
     cot_dtype g;
+    int side, threads;
 } generic_kernels;
 
 #define GENERIC(stem, name)                                                              \
     {                                                                                    \
         cot_image_causal_conv1d_dense_generic, "causal_conv1d_dense_" #stem "_" #name, 0 \
     }
-#define GENERIC_KERNELS(name, dtype)                                         \
-    {                                                                        \
-        GENERIC(fwd, name), GENERIC(dx, name), GENERIC(dweight, name), dtype \
+#define GENERIC_KERNELS(name, dtype, side, threads)                                         \
+    {                                                                                       \
+        GENERIC(fwd, name), GENERIC(dx, name), GENERIC(dweight, name), dtype, side, threads \
     }
-static const generic_kernels in_f32 = GENERIC_KERNELS(f32, COT_F32), in_bf16 = GENERIC_KERNELS(mma_bf16, COT_BF16),
-                             in_f16 = GENERIC_KERNELS(mma_f16, COT_F16);
+static const generic_kernels in_f32 = GENERIC_KERNELS(f32, COT_F32, CONV1D_DENSE_SIDE, 128),
+                             in_bf16 = GENERIC_KERNELS(mma_bf16, COT_BF16, CONV1D_DENSE_TILE, 256),
+                             in_f16 = GENERIC_KERNELS(mma_f16, COT_F16, CONV1D_DENSE_TILE, 256);
 static const cot_cuda_kernel dbias_generic = GENERIC(dbias, generic), final_state = GENERIC(final, state);
 
-static cot_status launch_generic(cot_queue *queue, const cot_cuda_kernel *kernel, int64_t rows, int64_t columns,
-                                 int64_t times, const conv1d_dense_call *c)
+static cot_status launch_generic(cot_queue *queue, const generic_kernels *kernels, const cot_cuda_kernel *kernel,
+                                 int64_t rows, int64_t columns, int64_t times, const conv1d_dense_call *c)
 {
     const int64_t blocks =
-        conv1d_dense_blocks(rows, CONV1D_DENSE_SIDE) * conv1d_dense_blocks(columns, CONV1D_DENSE_SIDE) * times;
-    const cot_cuda_grid grid = {.blocks = {(unsigned)blocks, 1, 1}, .threads = 128};
+        conv1d_dense_blocks(rows, kernels->side) * conv1d_dense_blocks(columns, kernels->side) * times;
+    const cot_cuda_grid grid = {.blocks = {(unsigned)blocks, 1, 1}, .threads = (unsigned)kernels->threads};
     return blocks > 0 ? cot_cuda_launch(queue, kernel, &grid, c) : COT_OK;
 }
 
-static cot_status forward_generic(cot_queue *queue, const void *problem, const generic_kernels *kernels)
+/* What the tensor cores' kernels read: xe, which begins with the state or zeros, and the weights tap by tap. */
+static cot_status gather_inputs(cot_queue *queue, const generic_kernels *kernels, conv1d_dense_call *c)
+{
+    if (kernels->side != CONV1D_DENSE_TILE)
+        return COT_OK;
+    const int64_t before = c->K - 1, rows = before + c->T;
+    CHECK(pack_weights(queue, c));
+    CHECK(gather_rows(queue, &c->initial_state, c->Din, before, rows, c->rows, c));
+    return gather_rows(queue, &c->x, c->Din, c->T, rows, (uint16_t *)c->rows + before * c->pitch_in, c);
+}
+
+static cot_status forward_generic(cot_queue *queue, const void *problem, void *workspace,
+                                  const generic_kernels *kernels)
 {
     const conv1d_dense_forward_problem *p = problem;
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
     const conv1d_dense_sizes *z = &p->sizes;
-    const conv1d_dense_cuda_parts none = {0};
+    const bool tiles = kernels->side == CONV1D_DENSE_TILE;
+    const conv1d_dense_cuda_parts parts =
+        tiles ? conv1d_dense_mma_parts_of(z, false, false) : (conv1d_dense_cuda_parts){0};
     const int64_t states = z->B * z->Din * (z->K - 1);
-    conv1d_dense_call c = call_of(z, &none, NULL, a->activation, &a->weight, &a->bias);
+    conv1d_dense_call c = call_of(z, &parts, workspace, a->activation, &a->weight, &a->bias);
     c.x = array(&a->x);
     c.initial_state = array(&a->initial_state);
     c.out = array(&a->y);
     c.final_state = array(&a->final_state);
-    if (cot_present(&a->y))
-        CHECK(launch_generic(queue, &kernels->forward, z->T, z->Dout, z->B, &c));
+    if (cot_present(&a->y)) {
+        CHECK(gather_inputs(queue, kernels, &c));
+        CHECK(launch_generic(queue, kernels, &kernels->forward, z->T, z->Dout, z->B, &c));
+    }
     return cot_present(&a->final_state) && states > 0
                ? launch_rows(queue, &final_state, conv1d_dense_blocks(states, THREADS), 1, &c)
                : COT_OK;
@@ -266,26 +301,31 @@ static cot_status backward_generic(cot_queue *queue, const void *problem, void *
     const conv1d_dense_backward_problem *p = problem;
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     const conv1d_dense_sizes *z = &p->sizes;
-    const bool silu = a->activation == COT_ACTIVATION_SILU;
-    const conv1d_dense_cuda_parts parts = conv1d_dense_generic_parts_of(z, silu, cot_dtype_size(kernels->g));
+    const bool silu = a->activation == COT_ACTIVATION_SILU, tiles = kernels->side == CONV1D_DENSE_TILE;
+    const conv1d_dense_cuda_parts parts =
+        tiles ? conv1d_dense_mma_parts_of(z, silu, true)
+              : conv1d_dense_generic_parts_of(z, silu, cot_dtype_size(kernels->g), kernels->side);
     conv1d_dense_call c = call_of(z, &parts, workspace, a->activation, &a->weight, &a->bias);
     c.accumulate = a->accumulate;
     c.x = array(&a->x);
     c.initial_state = array(&a->initial_state);
     c.dy = c.g = array(&a->dy);
+    CHECK(gather_inputs(queue, kernels, &c));
     if (silu) {
         c.g = (conv1d_dense_array){c.gradients, {z->T * z->Dout, 1, z->Dout}, (int32_t)kernels->g};
-        CHECK(launch_generic(queue, &kernels->forward, z->T, z->Dout, z->B, &c));
+        CHECK(launch_generic(queue, kernels, &kernels->forward, z->T, z->Dout, z->B, &c));
     }
+    if (tiles)
+        CHECK(gather_rows(queue, &c.g, z->Dout, z->T, z->T, c.g_rows, &c));
     c.out = array(&a->dx);
     c.dfinal_state = array(&a->dfinal_state);
     c.dinitial_state = array(&a->dinitial_state);
     c.dweight = array(&a->dweight);
     c.dbias = array(&a->dbias);
     if (cot_present(&a->dx) || cot_present(&a->dinitial_state))
-        CHECK(launch_generic(queue, &kernels->input, z->K - 1 + z->T, z->Din, z->B, &c));
+        CHECK(launch_generic(queue, kernels, &kernels->input, z->K - 1 + z->T, z->Din, z->B, &c));
     if (cot_present(&a->dweight) && z->Dout * z->Din > 0) {
-        CHECK(launch_generic(queue, &kernels->weight, z->Dout, z->Din, z->K * c.parts, &c));
+        CHECK(launch_generic(queue, kernels, &kernels->weight, z->Dout, z->Din, z->K * c.parts, &c));
         CHECK(launch_rows(queue, &finish, conv1d_dense_blocks(z->Dout * z->Din, THREADS), 1, &c));
     }
     return cot_present(&a->dbias) && z->Dout > 0 ? launch_rows(queue, &dbias_generic, z->Dout, 1, &c) : COT_OK;
@@ -293,15 +333,13 @@ static cot_status backward_generic(cot_queue *queue, const void *problem, void *
 
 cot_status causal_conv1d_dense_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    (void)workspace;
-    return forward_generic(queue, problem, &in_f32);
+    return forward_generic(queue, problem, workspace, &in_f32);
 }
 
 cot_status causal_conv1d_dense_fwd_mma_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     const conv1d_dense_sizes *z = problem;
-    (void)workspace;
-    return forward_generic(queue, problem, z->dtype == COT_F16 ? &in_f16 : &in_bf16);
+    return forward_generic(queue, problem, workspace, z->dtype == COT_F16 ? &in_f16 : &in_bf16);
 }
 
 cot_status causal_conv1d_dense_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)

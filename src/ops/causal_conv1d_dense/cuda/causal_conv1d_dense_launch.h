@@ -33,10 +33,16 @@ static inline int64_t conv1d_dense_blocks(int64_t size, int64_t of)
     return size / of + (size % of != 0);
 }
 
-/* How many blocks gather a tensor of so many channels, for each b. */
-static inline int64_t conv1d_dense_gather_blocks(const conv1d_dense_sizes *z, int64_t channels)
+/* How many blocks gather so many tokens of so many channels, for each b. */
+static inline int64_t conv1d_dense_gather_blocks(int64_t tokens, int64_t channels)
 {
-    return conv1d_dense_blocks(z->T, CONV1D_DENSE_GATHER) * conv1d_dense_blocks(channels, CONV1D_DENSE_GATHER);
+    return conv1d_dense_blocks(tokens, CONV1D_DENSE_GATHER) * conv1d_dense_blocks(channels, CONV1D_DENSE_GATHER);
+}
+
+/* Channels that rows of the workspace have, in units of 16 bytes. */
+static inline int64_t conv1d_dense_pitch(int64_t channels)
+{
+    return (channels + 7) / 8 * 8;
 }
 
 /* Strides that step from data that do not: no room was asked for. */
@@ -60,7 +66,7 @@ static inline const char *conv1d_dense_refuse_sm90(const conv1d_dense_sizes *z, 
         (double)z->B * (double)(z->T + CONV1D_DENSE_ROWS) > most ||
         (double)z->K * (double)z->Din * (double)z->Dout > (double)INT64_MAX / 64 ||
         (double)z->K * (double)(z->Din + z->Dout) > most ||
-        conv1d_dense_gather_blocks(z, z->Din > z->Dout ? z->Din : z->Dout) > INT32_MAX)
+        conv1d_dense_gather_blocks(z->T, z->Din > z->Dout ? z->Din : z->Dout) > INT32_MAX)
         return "it counts tokens and steps in 32 bits";
     return NULL;
 }
@@ -126,6 +132,11 @@ static inline const char *conv1d_dense_refuse_mma(const conv1d_dense_sizes *z, c
     if ((z->dtype != COT_BF16 && z->dtype != COT_F16) || weight->dtype != z->dtype ||
         (cot_present(state) && state->dtype != z->dtype))
         return "it serves x, weight and initial_state of one 16-bit dtype";
+    const int64_t most = INT32_MAX / 8;
+    if (z->B > 65535 || z->T > most || z->K > most || z->Din > most || z->Dout > most ||
+        conv1d_dense_gather_blocks(z->T + z->K, (z->Din > z->Dout ? z->Din : z->Dout) + 8) > INT32_MAX ||
+        (double)z->Dout * (double)(z->Din + 8) > INT32_MAX)
+        return "a grid has no room for so many blocks";
     return conv1d_dense_refuse_generic(z);
 }
 
@@ -167,7 +178,8 @@ static inline double cost_generic_sm80(const void *problem)
 
 static inline double cost_mma_sm80(const void *problem)
 {
-    return 0.5 * cost_generic_sm80(problem);
+    const conv1d_dense_sizes *z = problem;
+    return 40000 + (double)z->B * (double)z->T * (double)z->K * (double)z->Din * (double)z->Dout / 40000;
 }
 
 static inline double cost_sm90(const void *problem)
@@ -206,14 +218,15 @@ static inline conv1d_dense_cuda_parts conv1d_dense_cuda_parts_of(const conv1d_de
     return l;
 }
 
-/* Of the portable kernels; `size` is that of an element of g. */
-static inline conv1d_dense_cuda_parts conv1d_dense_generic_parts_of(const conv1d_dense_sizes *z, bool silu, size_t size)
+/* Of the portable kernels; `size` is that of an element of g, `side` that of a block's part of a product. */
+static inline conv1d_dense_cuda_parts conv1d_dense_generic_parts_of(const conv1d_dense_sizes *z, bool silu, size_t size,
+                                                                    int64_t side)
 {
     enum { FILLED = 264, LEAST = 4, MOST = 16 };
     conv1d_dense_cuda_parts l = {0};
     const double steps = (double)z->B * (double)z->T / CONV1D_DENSE_STEP / LEAST;
-    const double blocks = (double)z->K * (double)conv1d_dense_blocks(z->Dout, CONV1D_DENSE_SIDE) *
-                          (double)conv1d_dense_blocks(z->Din, CONV1D_DENSE_SIDE);
+    const double blocks =
+        (double)z->K * (double)conv1d_dense_blocks(z->Dout, side) * (double)conv1d_dense_blocks(z->Din, side);
     l.parts = blocks >= FILLED ? 1 : (int64_t)(FILLED / (blocks > 1 ? blocks : 1));
     l.parts = l.parts > MOST ? MOST : l.parts;
     l.parts = (double)l.parts > steps ? (int64_t)steps : l.parts;
@@ -223,16 +236,36 @@ static inline conv1d_dense_cuda_parts conv1d_dense_generic_parts_of(const conv1d
     return l;
 }
 
+/* On tensor cores what is multiplied is gathered besides: x as xe, dy as g. */
+static inline conv1d_dense_cuda_parts conv1d_dense_mma_parts_of(const conv1d_dense_sizes *z, bool silu, bool backward)
+{
+    conv1d_dense_cuda_parts l = {0};
+    if (backward)
+        l = conv1d_dense_generic_parts_of(z, silu, 2, CONV1D_DENSE_TILE);
+    l.packed = conv1d_dense_take(&l.bytes, z->K, z->Dout, conv1d_dense_pitch(z->Din), 2);
+    l.x = conv1d_dense_take(&l.bytes, z->B, z->K - 1 + z->T, conv1d_dense_pitch(z->Din), 2);
+    if (backward)
+        l.dy = conv1d_dense_take(&l.bytes, z->B, z->T, conv1d_dense_pitch(z->Dout), 2);
+    return l;
+}
+
 static inline size_t workspace_bwd_generic_sm80(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return conv1d_dense_generic_parts_of(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, sizeof(float)).bytes;
+    return conv1d_dense_generic_parts_of(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, sizeof(float),
+                                         CONV1D_DENSE_SIDE)
+        .bytes;
+}
+
+static inline size_t workspace_fwd_mma_sm80(const void *problem)
+{
+    return conv1d_dense_mma_parts_of(problem, false, false).bytes;
 }
 
 static inline size_t workspace_bwd_mma_sm80(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return conv1d_dense_generic_parts_of(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, 2).bytes;
+    return conv1d_dense_mma_parts_of(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, true).bytes;
 }
 
 static inline size_t workspace_fwd_sm90(const void *problem)

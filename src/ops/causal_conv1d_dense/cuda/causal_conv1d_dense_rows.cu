@@ -10,36 +10,38 @@ enum { LANES = 32, WARPS = 8, THREADS = LANES * WARPS, VECTOR = 8 };
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
 
-/* [Dout,Din,K] of 16-bit elements and any strides becomes [K][Dout][Din]. */
+/* [Dout,Din,K] of 16-bit elements and any strides becomes [K][Dout][pitch_in]. */
 KERNEL causal_conv1d_dense_pack(const __grid_constant__ conv1d_dense_call c)
 {
-    const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (n >= c.Dout * c.Din)
+    const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x, i = n % c.pitch_in;
+    if (n >= c.Dout * c.pitch_in)
         return;
     const uint16_t *from =
-        (const uint16_t *)c.weight.data + n / c.Din * c.weight.stride[0] + n % c.Din * c.weight.stride[1];
+        (const uint16_t *)c.weight.data + n / c.pitch_in * c.weight.stride[0] + i * c.weight.stride[1];
     for (int64_t k = 0; k < c.K; k++)
-        ((uint16_t *)c.packed)[k * c.Dout * c.Din + n] = from[k * c.weight.stride[2]];
+        ((uint16_t *)c.packed)[k * c.Dout * c.pitch_in + n] = i < c.Din ? from[k * c.weight.stride[2]] : 0;
 }
 
-/* A [B,channels,T] tensor of any strides with its channels beside each other: a block of 32 by 32, read along the tokens. */
+/* A [B,channels,tokens] tensor of any strides with its channels beside each other: a block of 32 by 32, read along the
+ * tokens. */
 KERNEL causal_conv1d_dense_gather(const __grid_constant__ conv1d_dense_call c)
 {
     constexpr int SIDE = CONV1D_DENSE_GATHER;
     static_assert(SIDE == LANES, "a lane a token, and then a channel");
     __shared__ uint16_t tile[SIDE][SIDE + 2];
-    const int64_t across = (c.channels + SIDE - 1) / SIDE, b = blockIdx.y;
+    const int64_t across = (c.pitch + SIDE - 1) / SIDE, b = blockIdx.y;
     const int64_t channel = blockIdx.x % across * SIDE, t = blockIdx.x / across * SIDE;
     const int lane = threadIdx.x % LANES;
     const uint16_t *from = (const uint16_t *)c.from.data + b * c.from.stride[0];
-    uint16_t *to = (uint16_t *)c.gathered + b * c.T * c.channels;
-    for (int i = threadIdx.x / LANES; i < SIDE; i += WARPS)
-        if (channel + i < c.channels && t + lane < c.T)
-            tile[i][lane] = from[(channel + i) * c.from.stride[1] + (t + lane) * c.from.stride[2]];
+    uint16_t *to = (uint16_t *)c.gathered + b * c.plane;
+    for (int i = threadIdx.x / LANES; i < SIDE; i += WARPS) {
+        const bool there = c.from.data != nullptr && channel + i < c.channels && t + lane < c.tokens;
+        tile[i][lane] = there ? from[(channel + i) * c.from.stride[1] + (t + lane) * c.from.stride[2]] : 0;
+    }
     __syncthreads();
     for (int i = threadIdx.x / LANES; i < SIDE; i += WARPS)
-        if (channel + lane < c.channels && t + i < c.T)
-            to[(t + i) * c.channels + channel + lane] = tile[lane][i];
+        if (channel + lane < c.pitch && t + i < c.tokens)
+            to[(t + i) * c.pitch + channel + lane] = tile[lane][i];
 }
 
 /* dweight from its parts. */
