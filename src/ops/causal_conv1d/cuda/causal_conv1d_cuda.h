@@ -25,7 +25,11 @@ enum {
     CONV1D_SM90_BWD_V = 2,     /* 64 registers instead of 120: twice the warps, which 4 channels a lane were short of */
     CONV1D_SM90_FWD_CHANNELS = CONV1D_LANES * CONV1D_SM90_FWD_V, /* of a tile */
     CONV1D_SM90_BWD_CHANNELS = CONV1D_LANES * CONV1D_SM90_BWD_V,
-    CONV1D_SM90_HALO = 4 /* tokens before a tile, and after it in the backward */
+    CONV1D_SM90_HALO = 4, /* tokens before a tile, and after it in the backward */
+    /* im2col and its product on tensor cores: a block's tile, 8 channels of it to a warp. */
+    CONV1D_IM2COL_TOKENS = 128,
+    CONV1D_IM2COL_CHANNELS = 64,
+    CONV1D_IM2COL_THREADS = CONV1D_IM2COL_CHANNELS / 8 * CONV1D_LANES
 };
 
 /* Bytes of a tile of contiguous time, with a line of 128 bytes before and after it: only the 16 next to the tile are used,

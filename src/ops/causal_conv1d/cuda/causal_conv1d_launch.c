@@ -57,7 +57,15 @@ SM90_FIRST(bwd_channel_first_sm90, 2 * FIRST_TILE(CONV1D_SM90_BWD_CHUNKS))
 SM90_LAST(fwd_channel_last_sm90, LAST_TILE(CONV1D_SM90_FWD_ROWS, 1, CONV1D_SM90_FWD_CHANNELS))
 SM90_LAST(bwd_channel_last_sm90, 2 * LAST_TILE(CONV1D_SM90_BWD_ROWS, 2, CONV1D_SM90_BWD_CHANNELS))
 IMAGE(causal_conv1d_generic)
+IMAGE(causal_conv1d_fwd_im2col)
 /* clang-format on */
+
+#define IM2COL(suffix)                                                           \
+    {                                                                            \
+        cot_image_causal_conv1d_fwd_im2col, "causal_conv1d_fwd_im2col" suffix, 0 \
+    }
+static const cot_cuda_kernel im2col[2][2] = {{IM2COL("_f16"), IM2COL("_bf16")},
+                                             {IM2COL("_f16_k8"), IM2COL("_bf16_k8")}};
 
 #define GENERIC(name) static const cot_cuda_kernel name = {cot_image_causal_conv1d_generic, "causal_conv1d_" #name, 0}
 GENERIC(check_seqlens);
@@ -307,6 +315,24 @@ cot_status causal_conv1d_fwd_channel_last_sm90(cot_queue *queue, const void *pro
     const conv1d_call c = forward_call(queue, problem, 1);
     return all_aligned(&c) ? forward_sm90(queue, problem, fwd_channel_last_sm90, 1)
                            : causal_conv1d_fwd_channel_last_sm80(queue, problem, workspace);
+}
+
+cot_status causal_conv1d_fwd_im2col_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)workspace;
+    const conv1d_forward_problem *p = problem;
+    conv1d_call c = forward_call(queue, p, 2);
+    c.x = array(&p->args.x, c.x.stride[1] == 1 ? 1 : 2);
+    c.y = array(&p->args.y, c.y.stride[1] == 1 ? 1 : 2);
+    const double blocks = conv1d_cuda_im2col_blocks(&p->sizes);
+    if (c.y.data != NULL && blocks > 0) {
+        const cot_cuda_grid grid = {.blocks = {(unsigned)blocks, 1, 1}, .threads = CONV1D_IM2COL_THREADS};
+        const cot_cuda_kernel *kernel = &im2col[c.K > 4][p->sizes.dtype - COT_F16];
+        const cot_status launched = cot_cuda_launch(queue, kernel, &grid, &c);
+        if (launched != COT_OK)
+            return launched;
+    }
+    return write_final_state(queue, p, &c);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------- */

@@ -266,6 +266,33 @@ static inline double cost_cuda_generic(const void *problem)
     return 1000.0 + 300.0 * (double)s->K * (double)s->B * (double)s->D * (double)s->T;
 }
 
+/* Blocks of im2col and its product. */
+static inline double conv1d_cuda_im2col_blocks(const conv1d_sizes *s)
+{
+    return (double)s->B * (double)conv1d_cuda_up(s->D, CONV1D_IM2COL_CHANNELS) *
+           (double)conv1d_cuda_up(s->T, CONV1D_IM2COL_TOKENS);
+}
+
+static inline const char *admit_cuda_im2col(const void *problem)
+{
+    const conv1d_forward_problem *p = problem;
+    if (p->sizes.dtype != COT_BF16 && p->sizes.dtype != COT_F16)
+        return "tensor cores would round x: it serves bf16 and f16";
+    if (cot_present(&p->args.seq_idx) || cot_present(&p->args.cu_seqlens))
+        return "it serves no packed sequences";
+    if (p->sizes.K > CONV1D_CUDA_MAX_K)
+        return "it serves K up to 8";
+    if (p->sizes.T > INT32_MAX / 2 || conv1d_cuda_im2col_blocks(&p->sizes) > INT32_MAX)
+        return "a grid has no room for B, D or T";
+    return NULL;
+}
+
+/* More than that of the generic kernel, which serves all that this one does: it is there to be compared with. */
+static inline double cost_cuda_im2col(const void *problem)
+{
+    return 1e6 + cost_cuda_generic(problem);
+}
+
 /* The general kernels are compiled for the greatest width alone, so the partial sums are sized for it. */
 static inline size_t conv1d_cuda_partial_bytes(const conv1d_sizes *s, int64_t shares)
 {
