@@ -26,7 +26,8 @@ typedef struct demo {
     const char *number, *title;
     const char *
         verified_at; /* words after a job's for what the oracle does: it is slow. Sizes beside tiles' are better, too */
-    const char *quick; /* the same for everything, with --quick */
+    const char *in_vectors; /* and these, for kernels that refuse such sizes. May be NULL */
+    const char *quick;      /* the same for everything, with --quick */
     const job *jobs;
     int job_count;
     void (*figures)(demo_state *state);
@@ -38,7 +39,7 @@ struct demo_state {
     const demo_options *options;
     const demo *d;
     json_t *rows, *measured[MAX_JOBS]; /* of each job, borrowed from rows; NULL = it was left out */
-    bool good;
+    bool good, in_vectors;             /* some kernel was held against the oracle at such sizes */
 };
 
 /* ---- cases and kernels ---------------------------------------------------------------------------------- */
@@ -137,24 +138,28 @@ static double worst_of(demo_state *s, int number, const verification *v, const v
     return worst;
 }
 
-static void verify_job(demo_state *s, int number, const cot_kernel *kernel)
+static double number_of(const demo_state *s, int number, const char *key)
+{
+    return s->measured[number] != NULL ? json_number_value(json_object_get(s->measured[number], key)) : NAN;
+}
+
+static void verify_case(demo_state *s, int number, const cot_case *c, const cot_kernel *kernel)
 {
     const job *j = &s->d->jobs[number];
-    cot_case c;
     int direction;
     const cot_op_cases *cases = cases_of(j, &direction);
-    make_case(j, s->options->quick ? s->d->quick : s->d->verified_at, &c);
     cot_queue *queue = make_queue(s, j->op, kernel);
-    reference ref = reference_make(cases, &c);
+    reference ref = reference_make(cases, c);
     bound_case b;
     verification v;
     bound_case_make(&b, &ref, false);
     cot_status status = verification_begin(&v, cases, direction, b.args);
-    memcpy(v.c.shared, c.shared, sizeof c.shared);
+    memcpy(v.c.shared, c->shared, sizeof c->shared);
     if (status == COT_OK)
         status = bound_case_run(&b, &cases->op->directions[direction], queue);
     if (status == COT_OK) {
-        json_object_set_new(s->measured[number], "verified", json_real(worst_of(s, number, &v, b.args, kernel)));
+        const double worst = worst_of(s, number, &v, b.args, kernel), before = number_of(s, number, "verified");
+        json_object_set_new(s->measured[number], "verified", json_real(worst < before ? before : worst));
     } else {
         printf("  FAILED: %s: %s\n", j->what, cot_error_message());
         s->good = false;
@@ -163,6 +168,24 @@ static void verify_job(demo_state *s, int number, const cot_kernel *kernel)
     bound_case_free(&b, &cases->op->directions[direction]);
     reference_free(&ref);
     cot_queue_destroy(queue);
+}
+
+/* The kernel that was measured, at sizes that it serves; where it refuses the odd ones, what a call of those takes too. */
+static void verify_job(demo_state *s, int number, const cot_kernel *kernel)
+{
+    const job *j = &s->d->jobs[number];
+    cot_case c;
+    cot_status status;
+    job measured = *j, any = *j;
+    measured.row = kernel->name;
+    any.row = NULL;
+    make_case(j, s->options->quick ? s->d->quick : s->d->verified_at, &c);
+    if (s->d->in_vectors != NULL && find_kernel(s, &measured, &c, &status) != kernel) {
+        verify_case(s, number, &c, find_kernel(s, &any, &c, &status));
+        make_case(j, s->d->in_vectors, &c);
+        s->in_vectors = true;
+    }
+    verify_case(s, number, &c, kernel);
 }
 
 static void run_job(demo_state *s, int number)
@@ -200,11 +223,6 @@ static void run_job(demo_state *s, int number)
 
 /* ---- rows for people ------------------------------------------------------------------------------------ */
 
-static double number_of(const demo_state *s, int number, const char *key)
-{
-    return s->measured[number] != NULL ? json_number_value(json_object_get(s->measured[number], key)) : NAN;
-}
-
 static const char *text_of(const json_t *row, const char *key)
 {
     return json_string_value(json_object_get(row, key));
@@ -218,8 +236,9 @@ static void print_head(const demo_state *s)
     printf("%s: %s (docs/seeds.md)\n%s, commit %s, %s", s->d->number, s->d->title, text_of(first, "device"),
            text_of(first, "commit"), text_of(first, "date"));
     if (s->options->verify)
-        printf("; held against the oracle%s%s", s->d->verified_at != NULL && !s->options->quick ? " at " : "",
-               s->d->verified_at != NULL && !s->options->quick ? s->d->verified_at : "");
+        printf("; held against the oracle%s%s%s%s", s->d->verified_at != NULL && !s->options->quick ? " at " : "",
+               s->d->verified_at != NULL && !s->options->quick ? s->d->verified_at : "",
+               s->in_vectors ? " and, as its kernels ask, " : "", s->in_vectors ? s->d->in_vectors : "");
     printf("\n\n%-30s %-42s %-24s %9s %9s %8s %9s %10s\n", "", "kernel", "shape", "ms", "GB/s", "of copy", "FLOP/byte",
            "tolerance");
 }
@@ -494,11 +513,12 @@ static bool inspect_004(demo_state *s, int number, const verification *v, const 
 
 #define JOBS(number) jobs_##number, sizeof jobs_##number / sizeof *jobs_##number
 static const demo demos[] = {
-    {"000", "causal conv1d, backward", "B=3 D=70 T=517", "B=2 D=20 T=70", JOBS(000), figures_000, NULL},
-    {"001", "attention, backward", "H=4 T=193", "H=2 T=40", JOBS(001), figures_001, NULL},
-    {"002", "dropout and bias, backward", "R=519 D=330", "R=70 D=33", JOBS(002), figures_002, NULL},
-    {"003", "causal conv1d, forward", NULL, "D=40", JOBS(003), figures_003, NULL},
-    {"004", "hyper-connections, backward", NULL, NULL, JOBS(004), NULL, inspect_004},
+    {"000", "causal conv1d, backward", "B=3 D=70 T=517", "B=3 D=70 T=520", "B=2 D=20 T=70", JOBS(000), figures_000,
+     NULL},
+    {"001", "attention, backward", "H=4 T=193", NULL, "H=2 T=40", JOBS(001), figures_001, NULL},
+    {"002", "dropout and bias, backward", "R=519 D=330", NULL, "R=70 D=33", JOBS(002), figures_002, NULL},
+    {"003", "causal conv1d, forward", NULL, NULL, "D=40", JOBS(003), figures_003, NULL},
+    {"004", "hyper-connections, backward", NULL, NULL, NULL, JOBS(004), NULL, inspect_004},
 };
 const char demo_numbers[] = "000 001 002 003 004";
 
