@@ -50,6 +50,12 @@ static __device__ __forceinline__ int cell(int row, int group)
     return row * CHANNELS + ((group ^ row ^ row >> 3) & 7) * 8;
 }
 
+/* A cell of row r moved e rows down, where the lowest five bits of the two add up without a carry. */
+static __device__ __forceinline__ int down(int at, int e)
+{
+    return (at ^ ((e ^ e >> 3) & 7) * 8) + e * CHANNELS;
+}
+
 /* How x or y is moved: 8 channels of a token at once, 8 tokens of a channel, or element by element. */
 enum way { BY_CHANNELS, BY_TOKENS, BY_ELEMENTS };
 
@@ -85,43 +91,48 @@ template <typename E, int W> static __device__ __forceinline__ void load(const c
     const int thread = (int)threadIdx.x, lane = thread % CONV1D_LANES, warp = thread / CONV1D_LANES;
     const way moved = way_of(c, c.x);
     if (moved == BY_CHANNELS) {
-        const int group = thread % 8, first = thread / 8 + HALO - STEP; /* of the first step, only the halo is there */
-        cot_words<4> raw[TOKENS / STEP + 1];
+        constexpr int STEPS = TOKENS / STEP;
+        const int group = thread % 8, row = thread / 8, at = cell(HALO + row, group);
+        cot_words<4> raw[STEPS + 1];
 #pragma unroll
-        for (int u = 0; u <= TOKENS / STEP; u++) {
-            const int row = first + u * STEP;
-            const bool there = row > HALO - W && inside(c, p, group * 8, row - HALO);
-            raw[u] = cot_load_words_if<4>(there, x + offset(c.x, p, group * 8, row - HALO));
+        for (int u = 0; u <= STEPS; u++) { /* the last one is the halo */
+            const int token = u < STEPS ? row + u * STEP : row - HALO;
+            const bool there = (u < STEPS || (row < HALO && row > HALO - W)) && inside(c, p, group * 8, token);
+            raw[u] = cot_load_words_if<4>(there, x + offset(c.x, p, group * 8, token));
             if (!there)
                 raw[u] = {};
         }
 #pragma unroll
-        for (int u = 0; u <= TOKENS / STEP; u++)
-            if (first + u * STEP >= 0)
-                *(cot_words<4> *)(tile + cell(first + u * STEP, group)) = raw[u];
-    } else if (moved == BY_TOKENS) { /* a lane 8 tokens of two channels of the warp's */
-        const int pair = lane / 8 * 2, first = lane % 8 * 8 + HALO - 64;
-        cot_words<4> raw[TOKENS / 64 + 1][2];
+        for (int u = 0; u < STEPS; u++)
+            *(cot_words<4> *)(tile + down(at, u * STEP)) = raw[u];
+        if (row < HALO)
+            *(cot_words<4> *)(tile + cell(row, group)) = raw[STEPS];
+    } else if (moved == BY_TOKENS) { /* a lane 8 tokens of two channels of the warp's, and of the halo two of one */
+        constexpr int STEPS = TOKENS / 64;
+        const int pair = lane / 8 * 2, first = lane % 8 * 8, at = cell(HALO + first, warp) + pair;
+        const int before = lane % 4 * 2, channel = lane / 4, halo = cell(before, warp) + channel;
+        cot_words<4> raw[STEPS][2];
 #pragma unroll
-        for (int u = 0; u <= TOKENS / 64; u++)
+        for (int u = 0; u < STEPS; u++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int token = first + u * 64 - HALO, channel = warp * 8 + pair + i;
-                const bool there = token >= -HALO && inside(c, p, channel, token);
-                raw[u][i] = cot_load_words_if<4>(there, x + offset(c.x, p, channel, token));
+                const bool there = inside(c, p, warp * 8 + pair + i, first + u * 64);
+                raw[u][i] = cot_load_words_if<4>(there, x + offset(c.x, p, warp * 8 + pair + i, first + u * 64));
                 if (!there)
                     raw[u][i] = {};
             }
+        const bool there = inside(c, p, warp * 8 + channel, before - HALO);
+        cot_words<1> two = cot_load_words_if<1>(there, x + offset(c.x, p, warp * 8 + channel, before - HALO));
+        two.word[0] = there ? two.word[0] : 0;
+        *(uint16_t *)(tile + halo) = (uint16_t)two.word[0];
+        *(uint16_t *)(tile + down(halo, 1)) = (uint16_t)(two.word[0] >> 16);
 #pragma unroll
-        for (int u = 0; u <= TOKENS / 64; u++)
+        for (int u = 0; u < STEPS; u++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int row = first + u * 64 + 2 * i;
                 transpose(raw[u][0].word[i], raw[u][1].word[i]);
-                if (row < 0)
-                    continue;
-                *(uint32_t *)(tile + cell(row, warp) + pair) = raw[u][0].word[i];
-                *(uint32_t *)(tile + cell(row + 1, warp) + pair) = raw[u][1].word[i];
+                *(uint32_t *)(tile + down(at, u * 64 + 2 * i)) = raw[u][0].word[i];
+                *(uint32_t *)(tile + down(at, u * 64 + 2 * i + 1)) = raw[u][1].word[i];
             }
     } else {
         const bool rows = c.x.stride[1] == 1; /* neighbouring lanes to neighbouring elements */
@@ -140,30 +151,26 @@ template <typename E> static __device__ __forceinline__ void store(const conv1d_
     const int thread = (int)threadIdx.x, lane = thread % CONV1D_LANES, warp = thread / CONV1D_LANES;
     const way moved = way_of(c, c.y);
     if (moved == BY_CHANNELS) {
-        const int group = thread % 8;
+        const int group = thread % 8, row = thread / 8, at = cell(row, group);
 #pragma unroll
-        for (int u = 0; u < TOKENS / STEP; u++) {
-            const int row = thread / 8 + u * STEP;
-            cot_store_words_if<4>(inside(c, p, group * 8, row), y + offset(c.y, p, group * 8, row),
-                                  *(const cot_words<4> *)(tile + cell(row, group)));
-        }
+        for (int u = 0; u < TOKENS; u += STEP)
+            cot_store_words_if<4>(inside(c, p, group * 8, row + u), y + offset(c.y, p, group * 8, row + u),
+                                  *(const cot_words<4> *)(tile + down(at, u)));
     } else if (moved == BY_TOKENS) {
-        const int pair = lane / 8 * 2;
+        const int pair = lane / 8 * 2, first = lane % 8 * 8, at = cell(first, warp) + pair;
 #pragma unroll
-        for (int u = 0; u < TOKENS / 64; u++) {
-            const int token = lane % 8 * 8 + u * 64;
+        for (int u = 0; u < TOKENS; u += 64) {
             cot_words<4> raw[2];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                raw[0].word[i] = *(const uint32_t *)(tile + cell(token + 2 * i, warp) + pair);
-                raw[1].word[i] = *(const uint32_t *)(tile + cell(token + 2 * i + 1, warp) + pair);
+                raw[0].word[i] = *(const uint32_t *)(tile + down(at, u + 2 * i));
+                raw[1].word[i] = *(const uint32_t *)(tile + down(at, u + 2 * i + 1));
                 transpose(raw[0].word[i], raw[1].word[i]);
             }
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int channel = warp * 8 + pair + i;
-                cot_store_words_if<4>(inside(c, p, channel, token), y + offset(c.y, p, channel, token), raw[i]);
-            }
+            for (int i = 0; i < 2; i++)
+                cot_store_words_if<4>(inside(c, p, warp * 8 + pair + i, first + u),
+                                      y + offset(c.y, p, warp * 8 + pair + i, first + u), raw[i]);
         }
     } else {
         const bool rows = c.y.stride[1] == 1;
@@ -245,17 +252,23 @@ template <typename E, int W> static __device__ __forceinline__ void forward(cons
         if (p.t == 0 && c.initial_state.data != nullptr)
             first[i] += state_part(c, p.b, d + 2 * q + i, g);
     }
+    int from[SIDE_BY_SIDE][W / 2];
+    const int to = cell(g, group) + 2 * q;
+#pragma unroll
+    for (int s = 0; s < SIDE_BY_SIDE; s++)
+#pragma unroll
+        for (int k = 0; k < W; k += 2)
+            from[s][k / 2] = cell(16 * s + lane % 16 + lane / 16 + k + HALO - (W - 1), group);
     __syncthreads();
+#pragma unroll
     for (int strip = 0; strip < TOKENS; strip += 16 * SIDE_BY_SIDE) {
         uint32_t a[SIDE_BY_SIDE][W / 2][4];
         float z[SIDE_BY_SIDE][4] = {};
 #pragma unroll
         for (int s = 0; s < SIDE_BY_SIDE; s++)
 #pragma unroll
-            for (int k = 0; k < W; k += 2) {
-                const int row = strip + 16 * s + lane % 16 + lane / 16 + k + HALO - (W - 1);
-                cot_ldmatrix_x4(a[s][k / 2], cot_shared_address(tile + cell(row, group)));
-            }
+            for (int k = 0; k < W; k += 2)
+                cot_ldmatrix_x4(a[s][k / 2], cot_shared_address(tile + down(from[s][k / 2], strip)));
 #pragma unroll
         for (int i = TERMS - 1; i >= 0; i--) { /* the smallest first */
             if (i > 0 && !split)
@@ -269,15 +282,14 @@ template <typename E, int W> static __device__ __forceinline__ void forward(cons
         __syncwarp(); /* every lane has the rows that are written over */
 #pragma unroll
         for (int s = 0; s < SIDE_BY_SIDE; s++) {
-            const int token = strip + 16 * s + g;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 z[s][i] = fmaf(z[s][i], scale[i % 2], s == 0 && i < 2 ? first[i % 2] : bias[i % 2]);
                 if (c.silu)
                     z[s][i] = cot_silu<false>(z[s][i]);
             }
-            *(uint32_t *)(tile + cell(token, group) + 2 * q) = cot_pack_pair<E>(z[s][0], z[s][1]);
-            *(uint32_t *)(tile + cell(token + 8, group) + 2 * q) = cot_pack_pair<E>(z[s][2], z[s][3]);
+            *(uint32_t *)(tile + down(to, strip + 16 * s)) = cot_pack_pair<E>(z[s][0], z[s][1]);
+            *(uint32_t *)(tile + down(to, strip + 16 * s + 8)) = cot_pack_pair<E>(z[s][2], z[s][3]);
         }
         first[0] = bias[0], first[1] = bias[1];
     }
