@@ -100,6 +100,8 @@ if [ $cuda = ON ]; then
     backend=cuda
     plant 'stream 0 alone, on a GPU' src/ops/mhc/cuda/mhc_launch.c \
         's/s->D \/ MHC_SM90_CHUNK, streams}/s->D \/ MHC_SM90_CHUNK, 1}/' mhc_pre_bwd_cluster 'n4 D1280' mhc_pre
+    plant 'a token short before a tile, on a GPU' src/ops/causal_conv1d/cuda/causal_conv1d_fwd_im2col.cu \
+        's/row > HALO - W)/row > HALO - W + 1)/' causal_conv1d_fwd_im2col 'bf16 channel-last'
     backend=cpu
 fi
 

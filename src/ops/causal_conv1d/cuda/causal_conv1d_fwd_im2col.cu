@@ -260,7 +260,7 @@ template <typename E, int W> static __device__ __forceinline__ void forward(cons
         for (int k = 0; k < W; k += 2)
             from[s][k / 2] = cell(16 * s + lane % 16 + lane / 16 + k + HALO - (W - 1), group);
     __syncthreads();
-#pragma unroll
+#pragma unroll 2 /* all four spill a register on 8.x */
     for (int strip = 0; strip < TOKENS; strip += 16 * SIDE_BY_SIDE) {
         uint32_t a[SIDE_BY_SIDE][W / 2][4];
         float z[SIDE_BY_SIDE][4] = {};
