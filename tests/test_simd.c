@@ -190,6 +190,13 @@ static void lanes_add_up(void **state)
         strided[3 * i] = a[i];
     }
     assert_same_float(sum, v_sum(v_load(a)));
+    v_store(out, v_sums4(v_load(a), v_load(b), v_set1(3), v_add(v_load(a), v_load(a))));
+    for (int i = 0; i < VW; i += 4) {
+        assert_same_float(a[i] + a[i + 1] + a[i + 2] + a[i + 3], out[i]);
+        assert_same_float(b[i] + b[i + 1] + b[i + 2] + b[i + 3], out[i + 1]);
+        assert_same_float(12, out[i + 2]);
+        assert_same_float(2 * out[i], out[i + 3]);
+    }
     v_store(out, v_fma(v_load(a), v_load(b), v_set1(2)));
     for (int i = 0; i < VW; i++)
         assert_same_float(a[i] * b[i] + 2, out[i]);

@@ -20,6 +20,7 @@
  *   v_align(a, b, k)                    lanes k, k+1, ... of a followed by b, VW of them; k < VW, a constant
  *   v_gather(p, stride, n)              p[0], p[stride], ... of f32
  *   v_sum                               all lanes, in a fixed order
+ *   v_sums4(a, b, c, d)                 lane 4i+k: the sum of lanes 4i .. 4i+3 of the k-th of the four, in v_sum's order
  *   vi_load vi_set1;  vm_equal vm_not_negative (of vi) vm_first(n) vm_and;  v_keep(m, a) = a where m, else +0
  *   v_exp_flush                         exp of arguments up to 88, 0 where that would be less than 2^-126
  *   v_exp2_flush                        2^x, 0 where that would be less than 2^-126; on AVX-512 alone

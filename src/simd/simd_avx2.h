@@ -70,6 +70,13 @@ V_INLINE float v_sum(vf a)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+V_INLINE vf v_sums4(vf a, vf b, vf c, vf d)
+{
+    const vf ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    const vf cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    return _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+}
+
 V_INLINE vf v_align(vf a, vf b, int k)
 {
     const __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b);

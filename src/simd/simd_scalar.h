@@ -71,6 +71,11 @@ V_INLINE float v_sum(vf a)
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
+V_INLINE vf v_sums4(vf a, vf b, vf c, vf d)
+{
+    return (vf){v_sum(a), v_sum(b), v_sum(c), v_sum(d)};
+}
+
 V_INLINE vf v_align(vf a, vf b, int k)
 {
     vf c;

@@ -5,11 +5,12 @@
  *     z = alpha * h_mix * inv_rms + bias         h_in = sum_i h_pre[i] * x[i,:]
  * and what follows from z (cotangent/mhc.h), Sinkhorn included.
  *
- * W is laid out first, by chunks of MHC_CHUNK columns of one stream. An item is up to MHC_TOKENS tokens. It takes a chunk
+ * W is laid out first, by chunks of MHC_CHUNK columns of one stream. A block is up to MHC_TOKENS tokens. It takes a chunk
  * of their x into the first-level cache as f32, and multiplies it by 4 rows of W at a time: TILE tokens by 4 rows are
- * 4*TILE sums, lanes along the columns, for 4+TILE loads. The sums of a chunk are added to those of the chunks before,
- * so that no lane adds up more than 32 terms in one run. Meanwhile the next chunk is fetched. Coefficients are
- * computed with tokens in lanes. h_in reads x once more, from the second-level cache. */
+ * 4*TILE sums, lanes along the columns, for 4+TILE loads. The sums of a chunk, their lanes added up to a quarter, are
+ * added to those of the chunks before, so that no lane adds up more than 32 terms in one run; whole they would take 25 KB
+ * and leave the first-level cache. Meanwhile the next chunk is fetched, in the end the next block's first. Coefficients
+ * are computed with tokens in lanes. h_in reads x once more, from the second-level cache. */
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
 
@@ -20,6 +21,8 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *, const void *, void *);
 enum {
     TILE = VW == 16 ? 4 : 2, /* tokens: 4*TILE sums and the operands fit in 32 or 16 registers */
     ROWS = 4,
+    ITEMS = 256, /* for as many threads and more; of at most as many blocks: */
+    BLOCKS = 8,
     LINE = 64 /* bytes of a cache line */
 };
 
@@ -27,7 +30,7 @@ typedef struct forward_context {
     const mhc_pre_forward_problem *problem;
     mhc_chunks chunks;
     const float *weights;
-    int64_t item_tokens;
+    int64_t block, item_tokens; /* block: tokens at a time; an item is several where there are many */
     bool stream;
 } forward_context;
 
@@ -35,9 +38,9 @@ typedef struct forward_context {
 typedef struct forward_block {
     const forward_context *c;
     int64_t token, count;
-    const char *rows[MHC_TOKENS]; /* of x */
+    const char *rows[MHC_TOKENS], *next[MHC_TOKENS]; /* of x; those of the block after it, NULL where there is none */
     _Alignas(64) float x[MHC_TOKENS][MHC_CHUNK];
-    vf sums[MHC_TOKENS][MHC_MAX_M], squares[MHC_TOKENS];
+    vf sums[MHC_TOKENS][MHC_MAX_M / ROWS], squares[MHC_TOKENS];
     _Alignas(
         64) float z[MHC_MAX_M][MHC_TOKENS]; /* at first h_mix; in the end h_pre, h_post, and A where it is wanted */
     _Alignas(64) float inv_rms[MHC_TOKENS];
@@ -54,7 +57,7 @@ V_INLINE void project_run(forward_block *s, int64_t t, int64_t j, const float *w
     V_UNROLL
     for (int a = 0; a < tokens; a++)
         V_UNROLL
-    for (int b = 0; b < rows; b++)
+    for (int b = 0; b < ROWS; b++)
         sums[a][b] = v_zero();
     for (int64_t d = begin; d < end; d += VW) {
         vf xs[TILE];
@@ -70,10 +73,10 @@ V_INLINE void project_run(forward_block *s, int64_t t, int64_t j, const float *w
         }
     }
     V_UNROLL
-    for (int a = 0; a < tokens; a++)
-        V_UNROLL
-    for (int b = 0; b < rows; b++)
-        s->sums[t + a][j + b] = v_add(s->sums[t + a][j + b], sums[a][b]);
+    for (int a = 0; a < tokens; a++) {
+        const vf four = v_sums4(sums[a][0], sums[a][1], sums[a][2], sums[a][3]);
+        s->sums[t + a][j / ROWS] = v_add(s->sums[t + a][j / ROWS], four);
+    }
 }
 
 V_INLINE void project(forward_block *s, int64_t t, int64_t j, const float *w, int64_t columns, int tokens, int rows)
@@ -100,29 +103,31 @@ static int64_t chunk_offset(const forward_context *c, int64_t chunk)
     return (i * x->stride[2] + d) * mhc_size(x->dtype);
 }
 
-/* Fetches the share number `part` of `parts` of `lines` cache lines of rows [t, t+count), from `offset` on. */
-static void fetch(const forward_block *s, int64_t offset, int64_t lines, int64_t t, int64_t count, int64_t part,
-                  int64_t parts)
+/* Fetches `lines` cache lines of each of TILE rows, from `offset` on. Inline, or the compiler takes it for a function
+ * without effect and drops it. */
+V_INLINE void fetch(const char *const *rows, int64_t offset, int64_t lines)
 {
-    const int64_t begin = lines * part / parts, end = lines * (part + 1) / parts;
-    for (int64_t a = t; a < t + count; a++)
-        for (int64_t line = begin; line < end; line++)
-            v_prefetch_far((const void *)((uintptr_t)s->rows[a] + (uintptr_t)(offset + line * LINE)));
+    for (int a = 0; a < TILE; a++)
+        for (int64_t line = 0; line < lines; line++)
+            v_prefetch_far((const void *)((uintptr_t)rows[a] + (uintptr_t)(offset + line * LINE)));
 }
 
 static void project_chunk(forward_block *s, int64_t chunk)
 {
     const forward_context *c = s->c;
-    const int64_t M = c->problem->sizes.M;
+    const int64_t M = c->problem->sizes.M, groups = mhc_quotient_up(M, ROWS);
     const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
     const int64_t columns = mhc_round_up(mhc_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK), 4 * VW);
-    const int64_t next = chunk + 1 < c->chunks.count ? chunk_offset(c, chunk + 1) : 0;
-    const int64_t lines = next > 0 ? mhc_quotient_up(MHC_CHUNK * mhc_size(c->problem->args.x.dtype), LINE) : 0;
+    const bool last = chunk + 1 == c->chunks.count;
+    const char *const *next = last ? s->next : s->rows;
+    const int64_t offset = last ? 0 : chunk_offset(c, chunk + 1);
+    const int64_t lines = next[0] != NULL ? MHC_CHUNK * mhc_size(c->problem->args.x.dtype) / LINE : 0;
+    const int64_t each = mhc_quotient_up(lines, groups);
     for (int64_t j = 0; j < M; j += ROWS) {
         const float *w = c->weights + (chunk * M + j) * MHC_CHUNK;
         int64_t t = 0;
         for (; t + TILE <= s->count; t += TILE) {
-            fetch(s, next, lines, t, TILE, j / ROWS, mhc_quotient_up(M, ROWS));
+            fetch(next + t, offset + j / ROWS * each * LINE, each);
             project_rows(s, t, j, w, columns, TILE);
         }
         for (; t < s->count; t++)
@@ -138,9 +143,10 @@ V_INLINE void stage(forward_block *s, int64_t chunk, int64_t columns, cot_dtype 
         const char *from = s->rows[t] + offset;
         vf squares[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
         for (int64_t d = 0; d < columns; d += 4 * VW) {
+            const int64_t left = columns - d >= 4 * VW ? 4 * VW : columns - d;
             V_UNROLL
             for (int v = 0; v < 4; v++) {
-                const vf x = mhc_load_some(from + (d + v * VW) * size, dtype, columns - d - v * VW);
+                const vf x = mhc_load_some(from + (d + v * VW) * size, dtype, left - v * VW);
                 v_store(s->x[t] + d + v * VW, x);
                 squares[v] = v_fma(x, x, squares[v]);
             }
@@ -161,9 +167,12 @@ MHC_EACH_DTYPE(STAGE)
 static void collect_sums(forward_block *s)
 {
     for (int64_t t = 0; t < s->count; t++)
-        for (int64_t j = 0; j < s->c->problem->sizes.M; j++) {
-            s->z[j][t] += v_sum(s->sums[t][j]);
-            s->sums[t][j] = v_zero();
+        for (int64_t j = 0; j < s->c->problem->sizes.M; j += ROWS) {
+            float lanes[VW];
+            v_store(lanes, s->sums[t][j / ROWS]);
+            for (int k = 0; k < VW; k++)
+                s->z[j + k % ROWS][t] += lanes[k];
+            s->sums[t][j / ROWS] = v_zero();
         }
 }
 
@@ -172,11 +181,11 @@ static void project_block(forward_block *s)
     static void (*const stages[])(forward_block *, int64_t, int64_t) = {stage_F32, stage_F16, stage_BF16};
     const forward_context *c = s->c;
     const int64_t M = c->problem->sizes.M;
-    memset(s->z, 0, (size_t)M * sizeof *s->z);
+    memset(s->z, 0, (size_t)mhc_round_up(M, ROWS) * sizeof *s->z);
     for (int64_t t = 0; t < s->count; t++) {
         s->squares[t] = v_zero();
-        for (int64_t j = 0; j < M; j++)
-            s->sums[t][j] = v_zero();
+        for (int64_t j = 0; j < M; j += ROWS)
+            s->sums[t][j / ROWS] = v_zero();
     }
     for (int64_t chunk = 0; chunk < c->chunks.count; chunk++) {
         const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
@@ -229,7 +238,7 @@ static void sinkhorn(forward_block *s, int64_t t)
 V_INLINE void mix_columns(const forward_block *s, int64_t t, char *h_in, int64_t d, cot_dtype dtype, int vectors)
 {
     const mhc_pre_forward_problem *p = s->c->problem;
-    const int64_t size = mhc_size(dtype);
+    const int64_t size = mhc_size(dtype), left = vectors == 4 ? 4 * VW : p->sizes.D - d;
     const char *x = s->rows[t] + d * size;
     vf sums[4];
     V_UNROLL
@@ -243,11 +252,11 @@ V_INLINE void mix_columns(const forward_block *s, int64_t t, char *h_in, int64_t
             v_prefetch(row + (4 + v) * VW * size);
         V_UNROLL
         for (int v = 0; v < vectors; v++)
-            sums[v] = v_fma(h_pre, mhc_load_some(row + v * VW * size, dtype, p->sizes.D - d - v * VW), sums[v]);
+            sums[v] = v_fma(h_pre, mhc_load_some(row + v * VW * size, dtype, left - v * VW), sums[v]);
     }
     V_UNROLL
     for (int v = 0; v < vectors; v++)
-        mhc_store_some(h_in + (d + v * VW) * size, dtype, sums[v], p->sizes.D - d - v * VW, s->c->stream);
+        mhc_store_some(h_in + (d + v * VW) * size, dtype, sums[v], left - v * VW, s->c->stream);
 }
 
 #define MIX(dtype)                                                               \
@@ -267,31 +276,42 @@ MHC_EACH_DTYPE(MIX)
 
 /* ---- items -------------------------------------------------------------------------------------------- */
 
-static void forward_item(void *context, int64_t item)
+static void block_of_tokens(forward_block *s)
 {
     static void (*const mixes[])(const forward_block *) = {mix_F32, mix_F16, mix_BF16};
+    const cot_mhc_pre_forward_args *a = &s->c->problem->args;
+    const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
+    project_block(s);
+    mhc_store_tile(s->inv_rms, MHC_TOKENS, &a->inv_rms, s->token, s->count, 1);
+    mhc_store_tile(s->z[0], MHC_TOKENS, &a->h_mix, s->token, s->count, M);
+    for (int64_t t = 0; t < MHC_TOKENS; t += VW)
+        coefficients(s, t);
+    mhc_store_tile(s->z[0], MHC_TOKENS, &a->h_pre, s->token, s->count, n);
+    mhc_store_tile(s->z[n], MHC_TOKENS, &a->h_post, s->token, s->count, n);
+    mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->h_res, s->token, s->count, n * n);
+    if (cot_present(&a->h_in))
+        mixes[a->x.dtype - COT_F32](s);
+    for (int64_t t = 0; cot_present(&a->A) && t < s->count; t += VW)
+        sinkhorn(s, t);
+    mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->A, s->token, s->count, n * n);
+}
+
+static void forward_item(void *context, int64_t item)
+{
     const forward_context *c = context;
-    const cot_mhc_pre_forward_args *a = &c->problem->args;
-    const int64_t n = c->problem->sizes.n, M = c->problem->sizes.M;
+    const int64_t begin = item * c->item_tokens;
+    const int64_t end = begin + mhc_clamp(c->problem->sizes.tokens - begin, 0, c->item_tokens);
     forward_block s;
     s.c = c;
-    s.token = item * c->item_tokens;
-    s.count = mhc_clamp(c->problem->sizes.tokens - s.token, 0, c->item_tokens);
-    for (int64_t t = 0; t < s.count; t++)
-        s.rows[t] = mhc_row(&a->x, s.token + t, 0, 0);
-    project_block(&s);
-    mhc_store_tile(s.inv_rms, MHC_TOKENS, &a->inv_rms, s.token, s.count, 1);
-    mhc_store_tile(s.z[0], MHC_TOKENS, &a->h_mix, s.token, s.count, M);
-    for (int64_t t = 0; t < MHC_TOKENS; t += VW)
-        coefficients(&s, t);
-    mhc_store_tile(s.z[0], MHC_TOKENS, &a->h_pre, s.token, s.count, n);
-    mhc_store_tile(s.z[n], MHC_TOKENS, &a->h_post, s.token, s.count, n);
-    mhc_store_tile(s.z[2 * n], MHC_TOKENS, &a->h_res, s.token, s.count, n * n);
-    if (cot_present(&a->h_in))
-        mixes[a->x.dtype - COT_F32](&s);
-    for (int64_t t = 0; cot_present(&a->A) && t < s.count; t += VW)
-        sinkhorn(&s, t);
-    mhc_store_tile(s.z[2 * n], MHC_TOKENS, &a->A, s.token, s.count, n * n);
+    for (s.token = begin; s.token < end; s.token += c->block) {
+        s.count = mhc_clamp(end - s.token, 0, c->block);
+        for (int64_t t = 0; t < s.count; t++) {
+            const int64_t next = s.token + c->block + t;
+            s.rows[t] = mhc_row(&c->problem->args.x, s.token + t, 0, 0);
+            s.next[t] = next < end ? mhc_row(&c->problem->args.x, next, 0, 0) : NULL;
+        }
+        block_of_tokens(&s);
+    }
     if (c->stream)
         v_fence();
 }
@@ -302,8 +322,9 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *queue, const void *problem, void
     forward_context context = {.problem = p,
                                .chunks = mhc_chunk(&p->sizes),
                                .weights = workspace,
-                               .item_tokens = mhc_item_tokens(p->sizes.tokens),
+                               .block = mhc_item_tokens(p->sizes.tokens),
                                .stream = mhc_streams(&p->args.h_in, &p->sizes)};
+    context.item_tokens = context.block * mhc_clamp(p->sizes.tokens / (context.block * ITEMS), 1, BLOCKS);
     mhc_packing packing = {&p->sizes, &p->args.phi, &p->args.gamma, context.chunks, workspace};
     if (p->sizes.tokens > 0)
         cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
