@@ -140,7 +140,7 @@ static inline const char *admit_post_bwd_rows(const void *problem)
 
 static inline size_t workspace_pre_fwd_tiles(const void *problem)
 {
-    const mhc_chunks chunks = mhc_chunk(problem);
+    const mhc_chunks chunks = mhc_chunk(problem, MHC_CHUNK);
     return (size_t)mhc_weights(problem, &chunks) * sizeof(float);
 }
 

@@ -17,11 +17,11 @@ typedef struct mhc_packing {
 static void mhc_pack_item(void *context, int64_t chunk)
 {
     const mhc_packing *p = context;
-    const int64_t i = chunk / p->chunks.per_stream, begin = chunk % p->chunks.per_stream * MHC_CHUNK;
-    const int64_t columns = mhc_clamp(p->sizes->D - begin, 0, MHC_CHUNK), M = p->sizes->M;
+    const int64_t i = chunk / p->chunks.per_stream, begin = chunk % p->chunks.per_stream * p->chunks.width;
+    const int64_t columns = mhc_clamp(p->sizes->D - begin, 0, p->chunks.width), M = p->sizes->M;
     const int64_t phi_stride = p->phi->stride[1], gamma_stride = p->gamma->stride[1];
     for (int64_t j = 0; j < M; j++) {
-        float *to = p->weights + (chunk * M + j) * MHC_CHUNK;
+        float *to = p->weights + (chunk * M + j) * p->chunks.width;
         const float *phi = (const float *)p->phi->data + j * p->phi->stride[0] + (i * p->sizes->D + begin) * phi_stride;
         const float *gamma = (const float *)p->gamma->data;
         for (int64_t d = 0; d < columns; d++)
@@ -29,7 +29,7 @@ static void mhc_pack_item(void *context, int64_t chunk)
         if (cot_present(p->gamma))
             for (int64_t d = 0; d < columns; d++)
                 to[d] *= gamma[i * p->gamma->stride[0] + (begin + d) * gamma_stride];
-        for (int64_t d = columns; d < mhc_round_up(columns, 4 * VW) && d < MHC_CHUNK; d++)
+        for (int64_t d = columns; d < mhc_round_up(columns, 4 * VW) && d < p->chunks.width; d++)
             to[d] = 0;
     }
 }

@@ -5,11 +5,13 @@
  *     dx = dh_mix' W + c x + h_pre dh_in (+ dx_post),  W = phi * gamma        Q = sum_tokens dh_mix x'
  *     dphi = Q gamma,  dgamma = sum_j phi Q,  dbias = sum dz,  dalpha = sum dz h_mix inv_rms
  *
- * W is laid out first, by chunks of MHC_CHUNK columns of one stream. An item is one of at most MHC_BWD_PARTS runs of
+ * W is laid out first, by chunks of MHC_BWD_CHUNK columns of one stream. An item is one of at most MHC_BWD_PARTS runs of
  * tokens and has a Q of its own in the workspace; the Qs are added up in the end, in the order of the parts, in double.
  * A part takes its tokens in blocks of MHC_BWD_TOKENS. A chunk of a block's x goes into the first-level cache as f32 and
  * is used twice: TILE tokens by WIDE vectors of dx are as many sums over the rows of W; ROWS rows of Q by WIDE vectors
- * are as many sums over RUN tokens, which are then added to the part's Q. */
+ * are as many sums over the block's tokens, which are then added to the part's Q. A chunk is as narrow as it may be, so
+ * that its x, W and Q, one after another in memory, lie in that cache together; parts of rows a power of two apart would
+ * share a few of its sets. */
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
 
@@ -18,7 +20,6 @@ cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *, const void *, void *);
 enum {
     TILE = 4,               /* tokens */
     ROWS = 4,               /* of Q */
-    RUN = 16,               /* tokens that are added up before they go to Q */
     WIDE = VW == 16 ? 4 : 2 /* vectors: 4*WIDE sums and the operands fit in 32 or 16 registers */
 };
 
@@ -40,7 +41,7 @@ typedef struct backward_block {
     bool first; /* block of its part: Q is written, not added to */
     float *Q, *history;
     double *sums; /* [M] of dbias, [3] of dalpha */
-    _Alignas(64) float x[MHC_BWD_TOKENS][MHC_CHUNK];
+    _Alignas(64) float x[MHC_BWD_TOKENS][MHC_BWD_CHUNK];
     _Alignas(64) float dh_mix[MHC_MAX_M][MHC_BWD_TOKENS]; /* at first dh_pre in its rows of pre */
     _Alignas(64) float h_mix[MHC_MAX_M][MHC_BWD_TOKENS], h_pre[MHC_MAX_N][MHC_BWD_TOKENS];
     _Alignas(64) float h_post[MHC_MAX_N][MHC_BWD_TOKENS], dh_post[MHC_MAX_N][MHC_BWD_TOKENS];
@@ -186,7 +187,7 @@ V_INLINE void dx_tile(const backward_block *s, const chunk *own, int64_t t, int6
     for (int v = 0; v < WIDE; v++)
         dx[r][v] = v_zero();
     const float *w = own->weights + k;
-    for (int64_t j = 0; j < p->sizes.M; j++, w += MHC_CHUNK) {
+    for (int64_t j = 0; j < p->sizes.M; j++, w += MHC_BWD_CHUNK) {
         vf ws[WIDE];
         V_UNROLL
         for (int v = 0; v < WIDE; v++)
@@ -220,17 +221,23 @@ V_INLINE void dx_tile(const backward_block *s, const chunk *own, int64_t t, int6
 
 /* ---- Q ------------------------------------------------------------------------------------------------ */
 
-/* Tokens [t, t+RUN) into ROWS rows by WIDE vectors. */
-V_INLINE void Q_tile(const backward_block *s, const chunk *own, int64_t begin, int64_t j, int64_t k, int rows)
+/* The block's tokens into ROWS rows by WIDE vectors. */
+V_INLINE void Q_tile(const backward_block *s, const chunk *own, int64_t j, int64_t k, int rows)
 {
-    const int64_t end = begin + RUN < s->count ? begin + RUN : s->count;
+    /* Q comes from beyond the first-level cache: asked for now, it is there when the sums are. */
+    float *Q = s->Q + (own->number * s->c->problem->sizes.M + j) * MHC_BWD_CHUNK + k;
     vf sums[ROWS][WIDE];
     V_UNROLL
     for (int r = 0; r < rows; r++)
         V_UNROLL
     for (int v = 0; v < WIDE; v++)
+        v_prefetch(Q + r * MHC_BWD_CHUNK + v * VW);
+    V_UNROLL
+    for (int r = 0; r < rows; r++)
+        V_UNROLL
+    for (int v = 0; v < WIDE; v++)
         sums[r][v] = v_zero();
-    for (int64_t t = begin; t < end; t++) {
+    for (int64_t t = 0; t < s->count; t++) {
         vf x[WIDE];
         V_UNROLL
         for (int v = 0; v < WIDE; v++)
@@ -243,28 +250,26 @@ V_INLINE void Q_tile(const backward_block *s, const chunk *own, int64_t begin, i
                 sums[r][v] = v_fma(dh_mix, x[v], sums[r][v]);
         }
     }
-    float *Q = s->Q + (own->number * s->c->problem->sizes.M + j) * MHC_CHUNK + k;
     V_UNROLL
     for (int r = 0; r < rows; r++)
         V_UNROLL
     for (int v = 0; v < WIDE; v++) {
-        float *at = Q + r * MHC_CHUNK + v * VW;
-        v_store(at, s->first && begin == 0 ? sums[r][v] : v_add(v_load(at), sums[r][v]));
+        float *at = Q + r * MHC_BWD_CHUNK + v * VW;
+        v_store(at, s->first ? sums[r][v] : v_add(v_load(at), sums[r][v]));
     }
 }
 
 static void Q_chunk(const backward_block *s, const chunk *own)
 {
     const int64_t M = s->c->problem->sizes.M;
-    for (int64_t t = 0; t < s->count; t += RUN)
-        for (int64_t j = 0; j < M; j += ROWS)
-            for (int64_t k = 0; k < own->columns; k += WIDE * VW)
-                switch (M - j) {
-                case 1: Q_tile(s, own, t, j, k, 1); break;
-                case 2: Q_tile(s, own, t, j, k, 2); break;
-                case 3: Q_tile(s, own, t, j, k, 3); break;
-                default: Q_tile(s, own, t, j, k, ROWS); break;
-                }
+    for (int64_t j = 0; j < M; j += ROWS)
+        for (int64_t k = 0; k < own->columns; k += WIDE * VW)
+            switch (M - j) {
+            case 1: Q_tile(s, own, j, k, 1); break;
+            case 2: Q_tile(s, own, j, k, 2); break;
+            case 3: Q_tile(s, own, j, k, 3); break;
+            default: Q_tile(s, own, j, k, ROWS); break;
+            }
 }
 
 /* ---- blocks and parts --------------------------------------------------------------------------------- */
@@ -276,9 +281,9 @@ static void Q_chunk(const backward_block *s, const chunk *own)
         const mhc_pre_backward_problem *p = s->c->problem;                                                     \
         for (int64_t t = 0; t < s->count; t++)                                                                 \
             mhc_stage(s->x[t], s->x_rows[t] + (own->i * p->args.x.stride[2] + own->d) * mhc_size(COT_##dtype), \
-                      COT_##dtype, mhc_clamp(p->sizes.D - own->d, 0, MHC_CHUNK));                              \
-        for (int64_t t = 0; cot_present(&p->args.dx) && t < s->count; t += TILE)                               \
-            for (int64_t k = 0; k < own->columns; k += WIDE * VW)                                              \
+                      COT_##dtype, mhc_clamp(p->sizes.D - own->d, 0, MHC_BWD_CHUNK));                          \
+        for (int64_t k = 0; cot_present(&p->args.dx) && k < own->columns; k += WIDE * VW)                      \
+            for (int64_t t = 0; t < s->count; t += TILE)                                                       \
                 dx_tile(s, own, t, k, COT_##dtype);                                                            \
     }
 MHC_EACH_DTYPE(DX_CHUNK)
@@ -291,9 +296,9 @@ static void backward_chunks(backward_block *s)
     for (int64_t number = 0; number < chunks->count; number++) {
         chunk own = {.number = number,
                      .i = number / chunks->per_stream,
-                     .d = number % chunks->per_stream * MHC_CHUNK,
-                     .weights = (const float *)s->c->workspace + number * p->sizes.M * MHC_CHUNK};
-        own.columns = mhc_round_up(mhc_clamp(p->sizes.D - own.d, 0, MHC_CHUNK), 4 * VW);
+                     .d = number % chunks->per_stream * MHC_BWD_CHUNK,
+                     .weights = (const float *)s->c->workspace + number * p->sizes.M * MHC_BWD_CHUNK};
+        own.columns = mhc_round_up(mhc_clamp(p->sizes.D - own.d, 0, MHC_BWD_CHUNK), 4 * VW);
         dx_chunks[p->args.x.dtype - COT_F32](s, &own);
         if (s->c->parameters)
             Q_chunk(s, &own);
@@ -347,15 +352,15 @@ static void reduce_chunk(const backward_context *c, int64_t number)
     const mhc_pre_backward_problem *p = c->problem;
     const cot_mhc_pre_backward_args *a = &p->args;
     const int64_t M = p->sizes.M, i = number / c->chunks.per_stream;
-    const int64_t d = number % c->chunks.per_stream * MHC_CHUNK;
-    const int64_t columns = mhc_clamp(p->sizes.D - d, 0, MHC_CHUNK);
+    const int64_t d = number % c->chunks.per_stream * MHC_BWD_CHUNK;
+    const int64_t columns = mhc_clamp(p->sizes.D - d, 0, MHC_BWD_CHUNK);
     const int64_t parts = p->sizes.tokens > 0 ? c->parts.count : 0;
-    double dgamma[MHC_CHUNK] = {0};
+    double dgamma[MHC_BWD_CHUNK] = {0};
     for (int64_t j = 0; j < M; j++) {
-        double Q[MHC_CHUNK] = {0};
+        double Q[MHC_BWD_CHUNK] = {0};
         for (int64_t part = 0; part < parts; part++) {
             const float *terms = (const float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part) +
-                                 (number * M + j) * MHC_CHUNK;
+                                 (number * M + j) * MHC_BWD_CHUNK;
             for (int64_t k = 0; k < columns; k++)
                 Q[k] += (double)terms[k];
         }
@@ -402,7 +407,7 @@ cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *queue, const void *problem, void
     const cot_mhc_pre_backward_args *a = &p->args;
     backward_context context = {
         .problem = p,
-        .chunks = mhc_chunk(&p->sizes),
+        .chunks = mhc_chunk(&p->sizes, MHC_BWD_CHUNK),
         .parts = mhc_pre_bwd_parts(p->sizes.tokens),
         .layout = mhc_layout_pre_bwd(&p->sizes, cot_present(&a->dA) ? a->sinkhorn_iterations : 0),
         .workspace = workspace,

@@ -320,7 +320,7 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *queue, const void *problem, void
 {
     const mhc_pre_forward_problem *p = problem;
     forward_context context = {.problem = p,
-                               .chunks = mhc_chunk(&p->sizes),
+                               .chunks = mhc_chunk(&p->sizes, MHC_CHUNK),
                                .weights = workspace,
                                .block = mhc_item_tokens(p->sizes.tokens),
                                .stream = mhc_streams(&p->args.h_in, &p->sizes)};

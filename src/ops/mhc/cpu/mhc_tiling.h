@@ -10,9 +10,10 @@ enum {
     MHC_MAX_N = 8,
     MHC_MAX_M = MHC_MAX_N * (MHC_MAX_N + 2),
     MHC_MAX_LANES = 16,
-    MHC_CHUNK = 256,     /* columns of one stream that pre has in the first-level cache at once */
+    MHC_CHUNK = 256,     /* columns of one stream that pre's forward has in the first-level cache at once */
     MHC_TOKENS = 16,     /* of an item of pre's forward and of post */
-    MHC_BWD_TOKENS = 32, /* of a block of pre's backward */
+    MHC_BWD_CHUNK = 64,  /* likewise of pre's backward, where W and Q are as large as x */
+    MHC_BWD_TOKENS = 32, /* of a block of pre's backward; dphi adds up as many in one run */
     MHC_BWD_PARTS = 32,  /* pre's backward sums dphi over as many runs of tokens, each of at least: */
     MHC_BWD_LEAST = 128,
     MHC_SINKHORN_PARTS = 64
@@ -29,21 +30,21 @@ static inline int64_t mhc_item_tokens(int64_t tokens)
     return mhc_clamp(mhc_round_up(mhc_quotient_up(tokens, 8), 4), 4, MHC_TOKENS);
 }
 
-/* Columns of phi in chunks of one stream: phi * gamma is laid out as [chunks][M][chunk], the last of a stream padded
- * with zeros to whole vectors. */
+/* Columns of phi in chunks of one stream, `width` of them: phi * gamma is laid out as [chunks][M][width], the last of a
+ * stream padded with zeros to whole vectors. */
 typedef struct mhc_chunks {
-    int64_t per_stream, count;
+    int64_t width, per_stream, count;
 } mhc_chunks;
 
-static inline mhc_chunks mhc_chunk(const mhc_sizes *sizes)
+static inline mhc_chunks mhc_chunk(const mhc_sizes *sizes, int64_t width)
 {
-    const int64_t per_stream = mhc_quotient_up(sizes->D, MHC_CHUNK);
-    return (mhc_chunks){per_stream, per_stream * sizes->n};
+    const int64_t per_stream = mhc_quotient_up(sizes->D, width);
+    return (mhc_chunks){width, per_stream, per_stream * sizes->n};
 }
 
 static inline int64_t mhc_weights(const mhc_sizes *sizes, const mhc_chunks *chunks)
 {
-    return chunks->count * sizes->M * MHC_CHUNK;
+    return chunks->count * sizes->M * chunks->width;
 }
 
 /* A run of tokens; a whole number of blocks of `block`, but for the last. */
@@ -82,7 +83,7 @@ typedef struct mhc_pre_bwd_layout {
 
 static inline mhc_pre_bwd_layout mhc_layout_pre_bwd(const mhc_sizes *sizes, int32_t iterations)
 {
-    const mhc_chunks chunks = mhc_chunk(sizes);
+    const mhc_chunks chunks = mhc_chunk(sizes, MHC_BWD_CHUNK);
     const size_t parts = (size_t)mhc_pre_bwd_parts(sizes->tokens).count;
     mhc_pre_bwd_layout l = {.weights = 0};
     l.Q_part = cot_align((size_t)mhc_weights(sizes, &chunks) * sizeof(float));
