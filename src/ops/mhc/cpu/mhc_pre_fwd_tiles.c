@@ -21,7 +21,7 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *, const void *, void *);
 enum {
     TILE = VW == 16 ? 4 : 2, /* tokens: 4*TILE sums and the operands fit in 32 or 16 registers */
     ROWS = 4,
-    ITEMS = 256, /* for as many threads and more; of at most as many blocks: */
+    ITEMS = 8, /* for each thread, of at most as many blocks: */
     BLOCKS = 8,
     LINE = 64 /* bytes of a cache line */
 };
@@ -324,7 +324,9 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *queue, const void *problem, void
                                .weights = workspace,
                                .block = mhc_item_tokens(p->sizes.tokens),
                                .stream = mhc_streams(&p->args.h_in, &p->sizes)};
-    context.item_tokens = context.block * mhc_clamp(p->sizes.tokens / (context.block * ITEMS), 1, BLOCKS);
+    /* No sum crosses tokens: how many share an item is free to follow the number of threads. */
+    const int64_t items = ITEMS * cot_queue_threads(queue);
+    context.item_tokens = context.block * mhc_clamp(p->sizes.tokens / context.block / items, 1, BLOCKS);
     mhc_packing packing = {&p->sizes, &p->args.phi, &p->args.gamma, context.chunks, workspace};
     if (p->sizes.tokens > 0)
         cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
