@@ -384,16 +384,23 @@ static void large_shapes(visitor *v, int op, int direction)
     }
 }
 
-/* Four streams in bf16, with tokens enough for the rings of a GPU's kernels to go around. */
+/* Four streams in 16 bits, with tokens enough for the rings of a GPU's kernels to go around. */
 static void many_tiles(visitor *v, int op, int direction)
 {
-    static const int64_t shapes[][2] = {{4096, 1}, {4096, 40}, {4096, 129}, {512, 800}, {1280, 130}, {64, 900}};
+    static const struct {
+        int64_t D, tokens;
+        cot_dtype dtype;
+    } shapes[] = {
+        {4096, 1, COT_BF16},  {4096, 40, COT_BF16}, {4096, 129, COT_BF16},  {512, 800, COT_BF16}, {1280, 130, COT_BF16},
+        {64, 900, COT_BF16},  {7168, 1, COT_F16},   {7168, 2, COT_BF16},    {7168, 65, COT_BF16}, {4096, 63, COT_F16},
+        {1280, 130, COT_F16}, {64, 900, COT_F16},   {17408, 120, COT_BF16}, {7168, 64, COT_F16},
+    };
     uint64_t state = 301 + (uint64_t)(op * 2 + direction);
     for (size_t i = 0; op != SINKHORN && i < sizeof shapes / sizeof *shapes; i++) {
-        plan p = {.op = op, .direction = direction, .uses = COT_CASE_CHECK, .dtype = COT_BF16, .n = 4};
-        p.B = 1 + (int64_t)(i & 1 & (shapes[i][1] % 2 == 0));
-        p.D = shapes[i][0];
-        p.T = shapes[i][1] / p.B;
+        plan p = {.op = op, .direction = direction, .uses = COT_CASE_CHECK, .dtype = shapes[i].dtype, .n = 4};
+        p.B = 1 + (int64_t)(i & 1 & (shapes[i].tokens % 2 == 0));
+        p.D = shapes[i].D;
+        p.T = shapes[i].tokens / p.B;
         p.seed = cot_draw(&state);
         draw_features(&p, &state);
         p.no_data_gradient = p.no_parameter_gradient = p.only_saved = false;

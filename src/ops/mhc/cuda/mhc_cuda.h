@@ -18,6 +18,16 @@ enum {
     MHC_CUDA_RUN = 16            /* tokens that dphi adds up in one run */
 };
 
+/* Sums of a token that a slice of the columns leaves: of h_mix and the squares, padded to whole 16 bytes. */
+#define MHC_CUDA_SUMS(n) (((n) * ((n) + 2) + 4) / 4 * 4)
+
+/* All that dx and Q need of a token, for four streams. */
+typedef struct mhc_token_record {
+    uint16_t terms[3][24]; /* bf16: dh_mix is their sum */
+    float h_pre[4];
+    float factor, unused[3]; /* c of the formulas; 16 bytes a unit, an odd number of them, suit shared memory's banks */
+} mhc_token_record;
+
 /* A tensor on the device; null = absent. Strides in elements: of b, t and what follows; of parameters, their own. */
 typedef struct mhc_array {
     void *data;
@@ -34,13 +44,16 @@ typedef struct mhc_call {
     mhc_array dh_in, dh_post, dh_res, dA, dx_post, dx, dphi, dalpha, dbias, dgamma;
     mhc_array f, y, dy, df;
     /* Of the workspace. */
-    float *logits;      /* [tokens][n*n]: fused Sinkhorn's */
-    float *history;     /* [iterations][2n][tokens]: u and v after each of Sinkhorn's iterations */
-    float *dz;          /* [tokens][M] */
-    float *dh_mix;      /* [tokens][M] */
-    float *partial;     /* [parts][M][n*D]: Q of each part */
-    double *token_sums; /* [token_parts][M][2]: of dz, and of its products with h_mix inv_rms */
-    int64_t parts, part_length, token_parts;
+    float *logits;             /* [tokens][n*n]: fused Sinkhorn's */
+    float *history;            /* [iterations][2n][tokens]: u and v after each of Sinkhorn's iterations */
+    float *dz;                 /* [tokens][M] */
+    float *dh_mix;             /* [tokens][M] */
+    float *factor;             /* [tokens]: c of the formulas */
+    float *sums;               /* [tokens][slices][MHC_CUDA_SUMS(n)] */
+    mhc_token_record *records; /* [tokens, up to whole tiles]; null = not wanted */
+    float *partial;            /* [parts][M][n*D]: Q of each part */
+    double *token_sums;        /* [token_parts][M][2]: of dz, and of its products with h_mix inv_rms */
+    int64_t parts, part_length, token_parts, slices;
 } mhc_call;
 
 #endif

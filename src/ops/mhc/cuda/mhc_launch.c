@@ -28,6 +28,8 @@
 IMAGE(mhc_generic)
 IMAGE(mhc_pre_fwd_cluster_sm90)
 IMAGE(mhc_pre_bwd_cluster_sm90)
+IMAGE(mhc_pre_bwd_split_sm90)
+IMAGE(mhc_pre_tokens)
 IMAGE(mhc_post)
 IMAGE(mhc_sinkhorn)
 
@@ -55,8 +57,18 @@ static const cot_cuda_kernel sinkhorn_backward[8] = BY_N(mhc_sinkhorn, mhc_sinkh
 static const cot_cuda_kernel pre_dz[8] = BY_N(mhc_sinkhorn, mhc_pre_dz);
 static const cot_cuda_kernel post_forward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_forward);
 static const cot_cuda_kernel post_backward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_backward);
-static const cot_cuda_kernel pre_fwd_cluster = {cot_image_mhc_pre_fwd_cluster_sm90, "mhc_pre_fwd_cluster_sm90",
-                                                  MHC_SM90_SHARED_BYTES};
+static const cot_cuda_kernel pre_finish[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_finish);
+static const cot_cuda_kernel pre_finish_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_finish_any);
+static const cot_cuda_kernel pre_records[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records);
+static const cot_cuda_kernel pre_records_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records_any);
+
+/* Hopper's, by dtype: f16, bf16. */
+#define HOPPER(image, stem) \
+    {{cot_image_##image, #stem "_f16", MHC_SM90_SHARED_BYTES}, {cot_image_##image, #stem "_bf16", MHC_SM90_SHARED_BYTES}}
+static const cot_cuda_kernel pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90);
+static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_split_sm90);
+static const cot_cuda_kernel pre_bwd_split[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_sm90);
+static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
 static const cot_cuda_kernel pre_bwd_cluster = {cot_image_mhc_pre_bwd_cluster_sm90, "mhc_pre_bwd_cluster_sm90",
                                                 MHC_SM90_SHARED_BYTES};
 static const cot_cuda_kernel pre_bwd_cluster_post = {cot_image_mhc_pre_bwd_cluster_sm90,
@@ -220,8 +232,48 @@ cot_status mhc_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, void 
     c->logits = c->A.data != NULL ? workspace : NULL;
     cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, MHC_SM90_N);
     if (status == COT_OK)
-        status = launch_clusters(queue, &pre_fwd_cluster, MHC_SM90_FWD_THREADS, false, &mapped);
+        status =
+            launch_clusters(queue, &pre_fwd_cluster[p->sizes.dtype - COT_F16], MHC_SM90_FWD_THREADS, false, &mapped);
     return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
+}
+
+/* x of the grid are slices of the columns, y parts of the tokens. */
+static cot_status launch_slices(cot_queue *queue, const cot_cuda_kernel *kernel, int threads, const mhc_sizes *sizes,
+                                const mhc_mapped_call *call)
+{
+    const cot_cuda_grid grid = {
+        .blocks = {(unsigned)mhc_sm90_slices(sizes), (unsigned)mhc_sm90_parts(sizes), 1},
+        .threads = (unsigned)threads,
+        .shared_bytes = (unsigned)kernel->shared_bytes,
+    };
+    return cot_cuda_launch(queue, kernel, &grid, call);
+}
+
+/* The coefficients and h_in from the slices' sums, then A. */
+static cot_status launch_finish(cot_queue *queue, mhc_call *c, const mhc_sizes *sizes, bool vectors)
+{
+    LAUNCH(queue, &(vectors ? pre_finish : pre_finish_any)[sizes->dtype - COT_F32], c->tokens, 1, MHC_CUDA_THREADS, c);
+    return launch_fused_sinkhorn(queue, c);
+}
+
+cot_status mhc_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_forward_problem *p = problem;
+    const cot_mhc_pre_forward_args *a = &p->args;
+    mhc_mapped_call mapped = {.call = pre_forward_call(p)};
+    mhc_call *c = &mapped.call;
+    if (!begins_at(&a->x, 16) || !begins_at(&a->h_in, 16) || !begins_at(&a->phi, 8) || !begins_at(&a->gamma, 8))
+        return mhc_pre_fwd_generic_sm80(queue, problem, workspace);
+    if (c->tokens == 0)
+        return COT_OK;
+    c->logits = c->A.data != NULL ? workspace : NULL;
+    c->sums = (float *)((char *)workspace + mhc_cuda_sums_at(problem));
+    c->slices = mhc_sm90_slices(&p->sizes);
+    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, MHC_SM90_N);
+    if (status == COT_OK)
+        status =
+            launch_slices(queue, &pre_fwd_split[p->sizes.dtype - COT_F16], MHC_SM90_SPLIT_THREADS, &p->sizes, &mapped);
+    return status == COT_OK ? launch_finish(queue, c, &p->sizes, true) : status;
 }
 
 /* ---- pre, backward ------------------------------------------------------------------------------------ */
@@ -258,6 +310,8 @@ static mhc_call pre_backward_call(const mhc_pre_backward_problem *p, void *works
     c.dgamma = array(&a->dgamma);
     c.dz = (float *)(base + layout.dz);
     c.dh_mix = (float *)(base + layout.dh_mix);
+    c.factor = (float *)(base + layout.factor);
+    c.records = (mhc_token_record *)(base + layout.records);
     c.history = (float *)(base + layout.history);
     c.partial = (float *)(base + layout.partial);
     c.token_sums = (double *)(base + layout.token_sums);
@@ -299,6 +353,23 @@ cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void 
 _Static_assert((int)MHC_SM90_CLUSTERS *(int)MHC_SM90_CLUSTER <= (int)MHC_CUDA_TOKEN_PARTS,
                "the blocks' sums of dz fit in the workspace");
 
+/* The maps of what is given; dx_post is forgotten where there is no dx. */
+static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const mhc_pre_backward_problem *p)
+{
+    const cot_mhc_pre_backward_args *a = &p->args;
+    const bool dx = cot_present(&a->dx), post = dx && cot_present(&a->dx_post);
+    cot_status status = map_tile(queue, &mapped->x, &p->sizes, &a->x, MHC_SM90_N);
+    if (status == COT_OK)
+        status = map_tile(queue, &mapped->dh_in, &p->sizes, &a->dh_in, 1);
+    if (status == COT_OK && dx)
+        status = map_tile(queue, &mapped->dx, &p->sizes, &a->dx, MHC_SM90_N);
+    if (status == COT_OK && post)
+        status = map_tile(queue, &mapped->dx_post, &p->sizes, &a->dx_post, 1);
+    if (!post)
+        mapped->call.dx_post.data = NULL;
+    return status;
+}
+
 cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_backward_problem *p = problem;
@@ -315,19 +386,45 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     else
         c->dz = NULL; /* the owners of tokens take it from dh_post and dh_res */
-    const bool post = c->dx.data != NULL && c->dx_post.data != NULL;
-    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, MHC_SM90_N);
+    const cot_status status = map_backward(queue, &mapped, p);
+    if (status != COT_OK)
+        return status;
+    const cot_cuda_kernel *kernel = c->dx_post.data != NULL ? &pre_bwd_cluster_post : &pre_bwd_cluster;
+    const cot_status launched = launch_clusters(queue, kernel, MHC_SM90_BWD_THREADS, c->dA.data != NULL, &mapped);
+    return launched == COT_OK ? launch_sum_parts(queue, c) : launched;
+}
+
+/* dz, dh_mix and c of all tokens, and their records if c->records is not null; then the sums of dz over parts of the
+ * tokens. */
+static cot_status launch_records(cot_queue *queue, const mhc_call *c, const mhc_sizes *sizes, bool vectors)
+{
+    const int64_t tile = c->records != NULL ? MHC_SM90_TILE : 1;
+    LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
+    LAUNCH(queue, &(vectors ? pre_records : pre_records_any)[sizes->dtype - COT_F32],
+           mhc_quotient_up(c->tokens, tile) * tile, 1, MHC_CUDA_THREADS, c);
+    if (c->dbias.data != NULL || c->dalpha.data != NULL)
+        LAUNCH(queue, &pre_token_sums, c->token_parts, 1, MHC_CUDA_THREADS, c);
+    return COT_OK;
+}
+
+cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_backward_problem *p = problem;
+    const cot_mhc_pre_backward_args *a = &p->args;
+    mhc_mapped_call mapped = {.call = pre_backward_call(p, workspace)};
+    mhc_call *c = &mapped.call;
+    if (!begins_at(&a->x, 16) || !begins_at(&a->dh_in, 16) || !begins_at(&a->dx, 16) || !begins_at(&a->dx_post, 16))
+        return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
+    c->parts = mhc_sm90_parts(&p->sizes);
+    if (c->tokens == 0)
+        return launch_sum_parts(queue, c);
+    cot_status status = launch_records(queue, c, &p->sizes, true);
     if (status == COT_OK)
-        status = map_tile(queue, &mapped.dh_in, &p->sizes, &a->dh_in, 1);
-    if (status == COT_OK && c->dx.data != NULL)
-        status = map_tile(queue, &mapped.dx, &p->sizes, &a->dx, MHC_SM90_N);
-    if (status == COT_OK && post)
-        status = map_tile(queue, &mapped.dx_post, &p->sizes, &a->dx_post, 1);
-    if (!post)
-        c->dx_post.data = NULL;
+        status = map_backward(queue, &mapped, p);
     if (status == COT_OK)
-        status = launch_clusters(queue, post ? &pre_bwd_cluster_post : &pre_bwd_cluster, MHC_SM90_BWD_THREADS,
-                                 c->dA.data != NULL, &mapped);
+        status = launch_slices(
+            queue, &(c->dx_post.data != NULL ? pre_bwd_split_post : pre_bwd_split)[p->sizes.dtype - COT_F16],
+            MHC_SM90_BWD_THREADS, &p->sizes, &mapped);
     return status == COT_OK ? launch_sum_parts(queue, c) : status;
 }
 

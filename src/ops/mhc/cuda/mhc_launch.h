@@ -8,24 +8,45 @@
 #include "mhc_cuda.h"
 #include "mhc_maps.h"
 
+/* ---- kernels without clusters ------------------------------------------------------------------------- */
+
+/* Slices of the columns and, each of every so many tiles, parts of the tokens: by the shape alone. */
+static inline int64_t mhc_sm90_slices(const mhc_sizes *s)
+{
+    return mhc_quotient_up(s->D, MHC_SM90_COLUMNS);
+}
+
+static inline int64_t mhc_sm90_parts(const mhc_sizes *s)
+{
+    const int64_t slices = mhc_sm90_slices(s), tiles = mhc_quotient_up(s->tokens, MHC_SM90_TILE);
+    const int64_t most = slices > 0 ? mhc_clamp(MHC_SM90_BLOCKS / slices, 1, MHC_SM90_BLOCKS) : 1;
+    return tiles < most ? tiles : most;
+}
+
 /* ---- pre's backward ----------------------------------------------------------------------------------- */
 
 /* What lies where in the workspace, in bytes. The parts depend on the shape alone, and with them the order of sums. */
 typedef struct mhc_cuda_layout {
     int64_t parts, part_length, token_parts;
-    size_t dz, dh_mix, history, token_sums, partial, bytes;
+    size_t dz, dh_mix, factor, records, history, token_sums, partial, bytes;
 } mhc_cuda_layout;
 
 static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations)
 {
     const size_t terms = cot_align((size_t)(s->tokens * s->M) * sizeof(float));
-    mhc_cuda_layout l = {.dh_mix = terms, .history = 2 * terms};
+    mhc_cuda_layout l = {.dh_mix = terms, .factor = 2 * terms};
+    l.records = l.factor + cot_align((size_t)s->tokens * sizeof(float));
+    l.history = l.records + (s->n != MHC_SM90_N ? 0
+                                                : cot_align((size_t)mhc_quotient_up(s->tokens, MHC_SM90_TILE) *
+                                                            MHC_SM90_TILE * sizeof(mhc_token_record)));
     l.part_length = mhc_quotient_up(mhc_quotient_up(s->tokens, MHC_CUDA_MAX_PARTS), MHC_CUDA_RUN) * MHC_CUDA_RUN;
     l.parts = s->tokens > 0 ? mhc_quotient_up(s->tokens, l.part_length) : 0;
     l.token_parts = mhc_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
     /* The clusters' kernel leaves a part for each cluster, and sums of dz for each of their blocks. */
     const int64_t clusters = mhc_clamp(mhc_quotient_up(s->tokens, MHC_SM90_TILE), 0, MHC_SM90_CLUSTERS);
-    const int64_t most = clusters > l.parts ? clusters : l.parts;
+    const int64_t shares = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : 0;
+    int64_t most = clusters > l.parts ? clusters : l.parts;
+    most = shares > most ? shares : most;
     l.token_sums = l.history + cot_align((size_t)(2 * s->n * iterations * s->tokens) * sizeof(float));
     l.partial = l.token_sums + cot_align((size_t)(MHC_CUDA_TOKEN_PARTS * s->M * 2) * sizeof(double));
     l.bytes = l.partial + (size_t)(most * s->M * s->n * s->D) * sizeof(float);
@@ -94,15 +115,15 @@ static inline bool mhc_cuda_pairs(const cot_tensor *t)
     return !cot_present(t) || (t->stride[1] == 1 && t->stride[0] % 2 == 0);
 }
 
-/* The clusters' kernels. streams: tensors [B,T,4,D]; layers: [B,T,D]. */
+/* Hopper's kernels. streams: tensors [B,T,4,D]; layers: [B,T,D]. */
 static inline const char *mhc_sm90_refuse(const void *problem, const cot_tensor *const tensors[], int count,
                                           const cot_tensor *phi, const cot_tensor *gamma)
 {
     const mhc_sizes *sizes = problem;
-    if (sizes->n != MHC_SM90_N || sizes->dtype != COT_BF16)
-        return "it serves 4 streams in bf16";
-    if (sizes->D % MHC_SM90_CHUNK != 0 || sizes->D > MHC_SM90_MAX_D)
-        return "it serves multiples of 64 up to 4096 as D";
+    if (sizes->n != MHC_SM90_N || (sizes->dtype != COT_BF16 && sizes->dtype != COT_F16))
+        return "it serves 4 streams in f16 and bf16";
+    if (sizes->D % MHC_SM90_CHUNK != 0 || sizes->D > MHC_SM90_BLOCKS * MHC_SM90_COLUMNS)
+        return "it serves multiples of 64 up to 33792 as D";
     if (!mhc_cuda_pairs(phi) || !mhc_cuda_pairs(gamma))
         return "rows of phi or gamma are not contiguous";
     for (int i = 0; i < count; i++) {
@@ -114,17 +135,34 @@ static inline const char *mhc_sm90_refuse(const void *problem, const cot_tensor 
     return mhc_cuda_refuse_rows(problem, tensors, count);
 }
 
-static inline const char *admit_sm90_pre_fwd(const void *problem)
+static inline const char *admit_sm90_pre_fwd_split(const void *problem)
 {
     const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
     return mhc_sm90_refuse(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &a->phi, &a->gamma);
 }
 
-static inline const char *admit_sm90_pre_bwd(const void *problem)
+static inline const char *admit_sm90_pre_bwd_split(const void *problem)
 {
     const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
     return mhc_sm90_refuse(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4, &a->phi,
                            &a->gamma);
+}
+
+static inline const char *admit_sm90_pre_fwd(const void *problem)
+{
+    if (((const mhc_sizes *)problem)->D > MHC_SM90_MAX_D)
+        return "a cluster has room for a D of 4096";
+    return admit_sm90_pre_fwd_split(problem);
+}
+
+static inline const char *admit_sm90_pre_bwd(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    if (sizes->dtype != COT_BF16)
+        return "it serves bf16";
+    if (sizes->D > MHC_SM90_MAX_D)
+        return "a cluster has room for a D of 4096";
+    return admit_sm90_pre_bwd_split(problem);
 }
 
 /* Only their order matters. */
@@ -141,6 +179,13 @@ static inline double cost_sm90_pre(const void *problem)
     return MHC_SM90_MAX_D;
 }
 
+/* x is read twice, but all blocks have work whatever D is. */
+static inline double cost_sm90_split(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    return 256 + 1.6 * (double)sizes->D;
+}
+
 static inline double cost_cuda_fast(const void *problem)
 {
     (void)problem;
@@ -151,6 +196,19 @@ static inline size_t workspace_cuda_pre_fwd(const void *problem)
 {
     const mhc_pre_forward_problem *p = problem;
     return cot_present(&p->args.A) ? (size_t)(p->sizes.tokens * p->sizes.n * p->sizes.n) * sizeof(float) : 0;
+}
+
+/* The slices' sums besides. */
+static inline size_t mhc_cuda_sums_at(const void *problem)
+{
+    return cot_align(workspace_cuda_pre_fwd(problem));
+}
+
+static inline size_t workspace_sm90_pre_fwd_split(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    return mhc_cuda_sums_at(problem) +
+           (size_t)(sizes->tokens * mhc_sm90_slices(sizes) * MHC_CUDA_SUMS(sizes->n)) * sizeof(float);
 }
 
 static inline size_t workspace_cuda_pre_bwd(const void *problem)

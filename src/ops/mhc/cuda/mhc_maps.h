@@ -7,21 +7,23 @@
 
 #include <cuda.h>
 
-/* n = 4, bf16. A cluster takes a tile of tokens, each of its blocks some columns d of it in all four streams: their part
+/* n = 4, bf16 or f16. A cluster takes a tile of tokens, each of its blocks some columns d of it in all four streams: their part
  * of phi stays in the block's registers. Seven clusters of sixteen are what an H200 holds at once. */
 enum {
     MHC_SM90_N = 4,
     MHC_SM90_M = MHC_SM90_N * (MHC_SM90_N + 2),
     MHC_SM90_CLUSTER = 16,
     MHC_SM90_CLUSTERS = 7,
-    MHC_SM90_TILE = 16,  /* tokens: one for each block to own */
-    MHC_SM90_CHUNK = 64, /* columns in 128 bytes */
-    MHC_SM90_CHUNKS = 4, /* of a block */
+    MHC_SM90_BLOCKS = 132, /* at most, where there are no clusters */
+    MHC_SM90_TILE = 16,    /* tokens: one for each block to own */
+    MHC_SM90_CHUNK = 64,   /* columns in 128 bytes */
+    MHC_SM90_CHUNKS = 4,   /* of a block */
     MHC_SM90_COLUMNS = MHC_SM90_CHUNK * MHC_SM90_CHUNKS,
     MHC_SM90_MAX_D = MHC_SM90_CLUSTER * MHC_SM90_COLUMNS,
     MHC_SM90_SHARED_BYTES = 232448, /* all that a block may have */
     MHC_SM90_FWD_THREADS = 512,
-    MHC_SM90_BWD_THREADS = 384
+    MHC_SM90_BWD_THREADS = 384,
+    MHC_SM90_SPLIT_THREADS = 384 /* of the forward */
 };
 
 /* The maps see tensors as [stream][chunk][token][column of the chunk]. */

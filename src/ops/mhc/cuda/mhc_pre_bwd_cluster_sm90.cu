@@ -29,43 +29,16 @@
  * Slots of other blocks are written without asking, as in the forward. The products look one tile ahead, for dh_pre of
  * it to go around while they work on the one before. Registers are what there is least of: Q and the second terms of phi
  * gamma take 144 of a product thread's. */
-#include "mhc_cuda.cuh"
-#include "mhc_maps.h"
+#include "mhc_pre_bwd_sm90.cuh"
 
-#include "../../../cuda/device/cluster.cuh"
-#include "../../../cuda/device/mma.cuh"
-#include "../../../cuda/device/ptx.cuh"
-
-enum {
-    N = MHC_SM90_N,
-    M = MHC_SM90_M,
-    OCTETS = M / 8,
-    TILE = MHC_SM90_TILE,
-    BLOCK_BYTES = TILE * 128, /* a chunk of a tile */
-    STREAM_BYTES = MHC_SM90_CHUNKS * BLOCK_BYTES,
-    X_BYTES = N * STREAM_BYTES,
-    STAGE_BYTES = X_BYTES + MHC_SM90_CHUNKS * BLOCK_BYTES,
-    COLUMNS = 32, /* of a warp of products, in each stream */
-    GROUPS = N * COLUMNS / 16,
-    PRODUCTS = MHC_SM90_COLUMNS / COLUMNS,
-    TERMS = 3
-};
-
-/* What an owner sends. */
-struct token_record {
-    __nv_bfloat16 terms[TERMS][M]; /* dh_mix is their sum */
-    float h_pre[N];
-    float factor, unused[3];
-};
 enum { RECORD_UNITS = sizeof(token_record) / 16 };
-static_assert(sizeof(token_record) == 176, "whole units of 16 bytes, an odd number of them");
 
 /* With dx_post, whose tile takes the place of a slot. */
 template <bool POST> struct shared_memory {
     enum { STAGES = POST ? 3 : 4 };
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in alike */
     unsigned char dx_post[POST ? N : 1][POST ? STREAM_BYTES : 1024];
-    uint2 phi[PRODUCTS][GROUPS][3][32]; /* first terms: fragments of B, 6 registers for each group of a warp */
+    phi_fragments<GROUPS> phi;
     token_record records[STAGES][TILE], own;
     float gathered[STAGES][MHC_SM90_CLUSTER][N];
     float partial[PRODUCTS][TILE][N];
@@ -82,62 +55,9 @@ extern __shared__ __align__(1024) unsigned char memory[];
 
 /* ---- products ----------------------------------------------------------------------------------------- */
 
-/* A warp's groups are of sixteen columns: two of each stream, group / 2. */
-static __device__ __forceinline__ constexpr int column_of(int group)
-{
-    return group % 2 * 16;
-}
-
 static __device__ __forceinline__ int64_t first_column(void)
 {
     return cot_cluster_rank() * MHC_SM90_COLUMNS + threadIdx.x / 32 * COLUMNS;
-}
-
-/* phi gamma of the warp's columns as two bf16 terms: the first to shared memory, the second to registers. */
-template <int BEGIN, int END, bool POST>
-static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory<POST> &s, int warp,
-                                                uint32_t (&second)[GROUPS][6])
-{
-    const int lane = threadIdx.x % 32;
-    const int64_t d = first_column();
-    const bool inside = d < c.D;
-#pragma unroll
-    for (int group = BEGIN; group < END; group++) {
-        uint32_t first[6];
-#pragma unroll
-        for (int t = 0; t < 2; t++) {
-            const int64_t column = d + column_of(group) + t * 8 + lane / 4;
-            const float gamma = given(c.gamma) && inside
-                                    ? load_f32(c.gamma, group / 2 * c.gamma.stride[0] + column * c.gamma.stride[1])
-                                    : 1.0f;
-#pragma unroll
-            for (int octet = 0; octet < OCTETS; octet++) {
-                float values[2];
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const int j = octet * 8 + lane % 4 * 2 + r;
-                    values[r] =
-                        inside ? load_f32(c.phi, j * c.phi.stride[0] + (group / 2 * c.D + column) * c.phi.stride[1]) *
-                                     gamma
-                               : 0.0f;
-                }
-                uint32_t terms[2];
-                cot_split_bf16(values[0], values[1], terms);
-                first[octet < 2 ? 2 * t + octet : 4 + t] = terms[0];
-                second[group][octet < 2 ? 2 * t + octet : 4 + t] = terms[1];
-            }
-        }
-#pragma unroll
-        for (int v = 0; v < 3; v++)
-            s.phi[warp][group][v][lane] = make_uint2(first[2 * v], first[2 * v + 1]);
-    }
-    __syncwarp();
-}
-
-/* The unit of sixteen bytes of a group that a lane names to ldmatrix: rows are the tile's tokens. */
-static __device__ __forceinline__ uint32_t unit_of(uint32_t first, int group)
-{
-    return (first ^ (uint32_t)(group % 2 * 32)) + (uint32_t)(group / 2 * STREAM_BYTES);
 }
 
 /* The warp's part of dh_pre, of tokens g and g+8 in the lanes that hold the diagonals. */
@@ -174,140 +94,14 @@ static __device__ __forceinline__ void take_dh_pre(shared_memory<POST> &s, uint3
         cot_mbarrier_arrive(&s.partial_full);
 }
 
-/* Q += x^T dh_mix: [16 columns][8 rows of phi] in each of Q's fragments. */
-static __device__ __forceinline__ void take_Q(uint32_t x, uint32_t records, float (&Q)[GROUPS][OCTETS][4])
-{
-    const int lane = threadIdx.x % 32;
-    const uint32_t token = (uint32_t)(lane % 16);
-    uint32_t B[TERMS * OCTETS + 1][2];
-#pragma unroll
-    for (int pair = 0; pair < TERMS * OCTETS; pair += 2) {
-        const int last = TERMS * OCTETS - 1, second = pair + 1 < last ? pair + 1 : last;
-        uint32_t r[4];
-        cot_ldmatrix_x4_trans(r, records + token * (uint32_t)sizeof(token_record) +
-                                     (uint32_t)(lane < 16 ? pair : second) * 16);
-        B[pair][0] = r[0], B[pair][1] = r[1], B[pair + 1][0] = r[2], B[pair + 1][1] = r[3];
-    }
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        uint32_t A[4];
-        float product[OCTETS][4] = {0};
-        cot_ldmatrix_x4_trans(A, unit_of(x, group));
-#pragma unroll
-        for (int term = TERMS - 1; term >= 0; term--)
-#pragma unroll
-            for (int octet = 0; octet < OCTETS; octet++)
-                cot_mma_bf16(product[octet], A[0], A[1], A[2], A[3], B[term * OCTETS + octet][0],
-                             B[term * OCTETS + octet][1]);
-#pragma unroll
-        for (int octet = 0; octet < OCTETS; octet++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                Q[group][octet][i] += product[octet][i];
-    }
-}
-
-/* dx in the place of x. */
-template <bool POST>
-static __device__ __forceinline__ void give_dx(const mhc_call &c, shared_memory<POST> &s, uint32_t x, uint32_t dh_in,
-                                               uint32_t dx_post, const cot_ring<shared_memory<POST>::STAGES> &ring,
-                                               int warp, uint32_t turn, const uint32_t (&second)[GROUPS][6])
-{
-    const int lane = threadIdx.x % 32, g = lane / 4;
-    const token_record *records = s.records[ring.slot];
-    const float factor[2] = {records[g].factor, records[g + 8].factor};
-    /* dh_mix, first and second terms: octets 0 and 1 of either, octet 2 of both. */
-    uint32_t A[2][4], last[4], layer[2][4];
-    const uint32_t record = cot_shared_address(&records[lane % 16]);
-    cot_ldmatrix_x4(A[0], record + (uint32_t)(lane / 16) * 16);
-    cot_ldmatrix_x4(A[1], record + (uint32_t)(OCTETS + lane / 16) * 16);
-    cot_ldmatrix_x4(last, record + (uint32_t)(2 + lane / 16 * OCTETS) * 16);
-    cot_ldmatrix_x4(layer[0], unit_of(dh_in, 0));
-    cot_ldmatrix_x4(layer[1], unit_of(dh_in, 1));
-    /* Long over; but without a wait here the compiler loads ahead into more registers than there are. */
-    if (!POST)
-        cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        uint32_t phi[6], own[4], more[4];
-        float sums[2][4] = {0};
-#pragma unroll
-        for (int v = 0; v < 3; v++) {
-            const uint2 words = s.phi[warp][group][v][lane];
-            phi[2 * v] = words.x, phi[2 * v + 1] = words.y;
-        }
-#pragma unroll
-        for (int t = 0; t < 2; t++) /* the smallest products first */
-            cot_mma_bf16_k8(sums[t], last[0], last[1], second[group][4 + t]);
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-            cot_mma_bf16_k8(sums[t], last[2], last[3], phi[4 + t]);
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-            cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], second[group][2 * t], second[group][2 * t + 1]);
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-            cot_mma_bf16(sums[t], A[1][0], A[1][1], A[1][2], A[1][3], phi[2 * t], phi[2 * t + 1]);
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-            cot_mma_bf16_k8(sums[t], last[0], last[1], phi[4 + t]);
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-            cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], phi[2 * t], phi[2 * t + 1]);
-        const float h_pre[2] = {records[g].h_pre[group / 2], records[g + 8].h_pre[group / 2]};
-        cot_ldmatrix_x4(own, unit_of(x, group));
-        if (POST) {
-            if (group % 2 == 0)
-                cot_mbarrier_wait(&s.post_full[group / 2], turn);
-            cot_ldmatrix_x4(more, unit_of(dx_post, group));
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) { /* tokens g and g+8 of columns 2q and 2q+1, then of 8 columns on */
-            const int half = i % 2, t = i / 2;
-            const uint32_t word = layer[group % 2][i];
-            float low = sums[t][2 * half], high = sums[t][2 * half + 1];
-            low = fmaf(factor[half], __uint_as_float(own[i] << 16), low);
-            high = fmaf(factor[half], __uint_as_float(own[i] & 0xffff0000u), high);
-            low = fmaf(h_pre[half], __uint_as_float(word << 16), low);
-            high = fmaf(h_pre[half], __uint_as_float(word & 0xffff0000u), high);
-            if (POST) {
-                low += __uint_as_float(more[i] << 16);
-                high += __uint_as_float(more[i] & 0xffff0000u);
-            }
-            const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-            own[i] = *(const uint32_t *)&pair;
-        }
-        cot_stmatrix_x4(unit_of(x, group), own);
-        if (POST && group % 2 != 0) {
-            __syncwarp();
-            if (lane == 0)
-                cot_mbarrier_arrive(&s.post_empty[group / 2]);
-        }
-    }
-}
-
-static __device__ __forceinline__ void store_Q(const mhc_call &c, const float (&Q)[GROUPS][OCTETS][4], int64_t d)
-{
-    const int lane = threadIdx.x % 32;
-    float *to = c.partial + (int64_t)(blockIdx.x / MHC_SM90_CLUSTER) * M * N * c.D + d;
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++)
-#pragma unroll
-        for (int octet = 0; octet < OCTETS; octet++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                to[((octet * 8 + lane % 4 * 2 + i % 2) * N + group / 2) * c.D + column_of(group) + lane / 4 +
-                   i / 2 * 8] = Q[group][octet][i];
-}
-
 template <bool POST>
 static __device__ __forceinline__ void products(const mhc_call &c, shared_memory<POST> &s, int rank, int tiles)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunk = warp / 2;
     uint32_t second[GROUPS][6];
-    load_phi<0, GROUPS / 2>(c, s, warp, second);
+    load_phi<0, GROUPS / 2>(c, s, first_column(), warp, second);
     cot_cluster_wait();
-    load_phi<GROUPS / 2, GROUPS>(c, s, warp, second);
+    load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, second);
     float Q[GROUPS][OCTETS][4] = {0};
     /* The units of sixteen bytes, of the first group, that the lane names to ldmatrix: for A, tokens first; for B and for
      * A's transpose, columns first. */
@@ -332,10 +126,10 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
         if (threadIdx.x == 0)
             cot_mbarrier_arrive_expect(&s.sent[ring.slot], sizeof s.records[0]);
         const uint32_t slot = (uint32_t)(ring.slot * STAGE_BYTES);
-        take_Q(by_column + slot, cot_shared_address(s.records[ring.slot]), Q);
+        take_Q<__nv_bfloat16>(by_column + slot, cot_shared_address(s.records[ring.slot]), Q);
         if (given(c.dx)) {
-            give_dx<POST>(c, s, by_token + slot, by_token + slot + X_BYTES, by_token + dx_post, ring, warp, turn,
-                          second);
+            give_dx<__nv_bfloat16, POST>(s, by_token + slot, by_token + slot + X_BYTES, by_token + dx_post, ring, warp,
+                                         turn, second);
             cot_proxy_fence();
         }
         __syncwarp();
@@ -345,7 +139,7 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
     }
     const int64_t d = first_column();
     if (d < c.D && (given(c.dphi) || given(c.dgamma)))
-        store_Q(c, Q, d);
+        store_Q(c, Q, (int64_t)(blockIdx.x / MHC_SM90_CLUSTER), d);
 }
 
 /* ---- the others --------------------------------------------------------------------------------------- */
@@ -455,8 +249,9 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
             float rest = mix;
 #pragma unroll
             for (int term = 0; term < TERMS; term++) {
-                s.own.terms[term][lane] = __float2bfloat16_rn(rest);
-                rest -= __bfloat162float(__float2bfloat16_rn(rest));
+                const __nv_bfloat16 value = __float2bfloat16_rn(rest);
+                s.own.terms[term][lane] = __bfloat16_as_ushort(value);
+                rest -= __bfloat162float(value);
             }
         }
         if (lane < N)

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_fwd_cluster_sm90.cu: pre forward in one pass over x, n = 4, bf16. Clusters of 16 blocks go through tiles of 16
- * tokens; block `rank` has columns [256 rank, 256 rank + 256) of all four streams, and so h_in of them, and owns token
- * `rank` of each tile. What goes around, a ring slot a tile:
+ * mhc_pre_fwd_cluster_sm90.cu: pre forward in one pass over x, n = 4, bf16 and f16. Clusters of 16 blocks go through tiles
+ * of 16 tokens; block `rank` has columns [256 rank, 256 rank + 256) of all four streams, and so h_in of them, and owns
+ * token `rank` of each tile. What goes around, a ring slot a tile:
  *
  *   producer   x of the tile to shared memory, one box
  *   8 products warps, 128 k each: phi gamma as three bf16 terms (float32's 24 bits) is the A operand and stays in
  *              registers, tokens are the columns of B. Nine groups of eight rows, the half m-tile left over holding the
- *              tokens themselves: its diagonal is the sums of squares.
+ *              tokens themselves: its diagonal is the sums of squares. Of f16, two terms: a row is scaled by a power of
+ *              two that brings its largest element near the top of f16's range.
  *   2 reducers add up the warps' sums and send each token's to its owner
  *   owner      adds up the blocks' sums, writes the token's coefficients, sends h_pre to all blocks
  *   4 h_in     warps: h_in of the block's columns, a token a warp; then the slot is free
@@ -21,13 +22,12 @@
  *   empty[slot]       a warp of h_in               x is read
  *
  * A slot of another block may be written without asking: who sends for tile t+STAGES has freed its own slot of tile t,
- * so it had h_pre of all that tile's tokens, so each owner had read what was sent to it, and likewise the other way. */
-#include "mhc_cuda.cuh"
-#include "mhc_maps.h"
-
-#include "../../../cuda/device/cluster.cuh"
-#include "../../../cuda/device/mma.cuh"
-#include "../../../cuda/device/ptx.cuh"
+ * so it had h_pre of all that tile's tokens, so each owner had read what was sent to it, and likewise the other way.
+ *
+ * SPLIT, for a D that has more slices of 256 columns than a cluster has blocks, and for any f16 or bf16: blocks know
+ * nothing of each other. A block has a slice and every so many tiles; the reducers store its sums, and the products free
+ * the slot. mhc_pre_tokens.cu adds up the slices and reads x again for h_in. */
+#include "mhc_mma.cuh"
 
 enum {
     N = MHC_SM90_N,
@@ -38,9 +38,12 @@ enum {
     SUMS = 28, /* of a token: M of h_mix, the squares, padding to whole 16 bytes */
     PRODUCTS = 8,
     STEPS = 8, /* of 16 k, of a warp of products */
-    TERMS = 3,
-    GROUPS = TERMS * M / 8
+    OCTETS = M / 8
 };
+static_assert((int)SUMS == (int)MHC_CUDA_SUMS(MHC_SM90_N), "what the reducers leave for mhc_pre_tokens.cu");
+
+template <typename E> constexpr int terms_of = cot_is_f16<E> ? 2 : 3;
+template <typename E> constexpr int groups_of = terms_of<E> *OCTETS;
 
 struct shared_memory {
     unsigned char x[STAGES][STAGE_BYTES]; /* [stream][chunk][token][128 bytes, swizzled] */
@@ -52,76 +55,120 @@ struct shared_memory {
 static_assert(sizeof(shared_memory) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
-/* The tiles of this block's cluster: FOR_EACH_TILE(tile, ring, count). */
-#define FOR_EACH_TILE(tile, ring, count) \
-    cot_ring<STAGES> ring;               \
-    for (int tile = (int)(blockIdx.x / MHC_SM90_CLUSTER); tile < (count); tile += MHC_SM90_CLUSTERS, ring.next())
+#define FOR_EACH_TILE(tile, ring, own) \
+    cot_ring<STAGES> ring;             \
+    for (int tile = (own).first; tile < (own).tiles; tile += (own).step, ring.next())
 
-/* phi gamma of the warp's columns of k, as fragments of A: [step][term*3 + octet of rows][half of the step]. */
-static __device__ __forceinline__ void load_phi(const mhc_call &c, int rank, int warp,
-                                                uint32_t (&phi)[STEPS][GROUPS][2])
+/* phi gamma of columns d and d+1 of a stream. */
+static __device__ __forceinline__ float2 weights(const mhc_call &c, int row, int stream, int d)
 {
-    const int row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-        const int block = warp * 2 + s / 4, stream = block / MHC_SM90_CHUNKS;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int d =
-                rank * MHC_SM90_COLUMNS + block % MHC_SM90_CHUNKS * MHC_SM90_CHUNK + s % 4 * 16 + half * 8 + pair;
-            const bool inside = d < c.D;
-            float2 gamma = {1.0f, 1.0f};
-            if (given(c.gamma) && inside)
-                gamma = *(const float2 *)((const float *)c.gamma.data + stream * c.gamma.stride[0] + d);
-#pragma unroll
-            for (int octet = 0; octet < M / 8; octet++) {
-                float2 value = {0.0f, 0.0f};
-                if (inside)
-                    value = *(const float2 *)((const float *)c.phi.data + (octet * 8 + row) * c.phi.stride[0] +
-                                              stream * c.D + d);
-                uint32_t terms[TERMS];
-                cot_split_bf16(value.x * gamma.x, value.y * gamma.y, terms);
-#pragma unroll
-                for (int t = 0; t < TERMS; t++)
-                    phi[s][t * (M / 8) + octet][half] = terms[t];
-            }
-        }
+    if (d >= c.D)
+        return {0.0f, 0.0f};
+    float2 value = *(const float2 *)((const float *)c.phi.data + row * c.phi.stride[0] + stream * c.D + d);
+    if (given(c.gamma)) {
+        const float2 gamma = *(const float2 *)((const float *)c.gamma.data + stream * c.gamma.stride[0] + d);
+        value = {value.x * gamma.x, value.y * gamma.y};
     }
+    return value;
 }
 
-static __device__ __forceinline__ void products(const mhc_call &c, shared_memory &s, int rank, int tiles)
+/* The columns of the warp's fragments: of a step of sixteen k and a half of it. */
+static __device__ __forceinline__ float2 weights_of(const mhc_call &c, int rank, int warp, int octet, int s, int half)
 {
+    const int block = warp * 2 + s / 4, pair = threadIdx.x % 4 * 2;
+    const int d = rank * MHC_SM90_COLUMNS + block % MHC_SM90_CHUNKS * MHC_SM90_CHUNK + s % 4 * 16 + half * 8 + pair;
+    return weights(c, octet * 8 + threadIdx.x % 32 / 4, block / MHC_SM90_CHUNKS, d);
+}
+
+/* The power of two that a row of the warp's columns is divided by: its largest element is then from 2^14 to 2^15. */
+static __device__ __forceinline__ float unit_of_row(const mhc_call &c, int rank, int warp, int octet)
+{
+    float largest = 0.0f;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float2 value = weights_of(c, rank, warp, octet, s, half);
+            largest = fmaxf(largest, fmaxf(fabsf(value.x), fabsf(value.y)));
+        }
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    const uint32_t exponent = __float_as_uint(largest) >> 23;
+    return __uint_as_float(((exponent < 30 ? 30 : exponent) - 14) << 23);
+}
+
+/* phi gamma of the warp's columns of k, as fragments of A: [step][term*3 + octet of rows][half of the step]. */
+template <typename E>
+static __device__ __forceinline__ void load_phi(const mhc_call &c, int rank, int warp,
+                                                uint32_t (&phi)[STEPS][groups_of<E>][2], float (&unit)[OCTETS])
+{
+#pragma unroll
+    for (int octet = 0; octet < OCTETS; octet++)
+        unit[octet] = cot_is_f16<E> ? unit_of_row(c, rank, warp, octet) : 1.0f;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int octet = 0; octet < OCTETS; octet++) {
+                float2 rest = weights_of(c, rank, warp, octet, s, half);
+                if (cot_is_f16<E>)
+                    rest = {rest.x * (1.0f / unit[octet]), rest.y * (1.0f / unit[octet])};
+#pragma unroll
+                for (int t = 0; t < terms_of<E>; t++) {
+                    const uint32_t term = cot_pack_pair<E>(rest.x, rest.y);
+                    const float2 value = cot_unpack_pair<E>(term);
+                    rest = {rest.x - value.x, rest.y - value.y};
+                    phi[s][t * OCTETS + octet][half] = term;
+                }
+            }
+}
+
+template <typename E, bool SPLIT>
+static __device__ __forceinline__ void products(const mhc_call &c, shared_memory &s, const block_share &own)
+{
+    constexpr int GROUPS = groups_of<E>, PAIRS = GROUPS / 2;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t phi[STEPS][GROUPS][2], parity = 0;
-    load_phi(c, rank, warp, phi);
-    cot_cluster_wait();
+    float unit[OCTETS];
+    load_phi<E>(c, own.rank, warp, phi, unit);
+    if (!SPLIT)
+        cot_cluster_wait();
     /* Eight tokens at a time, two steps a load. Unit lane/8 of the lane's row, swizzled; two steps on it is at this ^ 64. */
     const uint32_t row = cot_shared_address(s.x) + (uint32_t)((warp * 2 * TILE + lane % 8) * 128) +
                          (uint32_t)((lane / 8 ^ lane % 8) * 16);
-    FOR_EACH_TILE(tile, ring, tiles)
+    FOR_EACH_TILE(tile, ring, own)
     {
+        const uint32_t here = row + (uint32_t)(ring.slot * STAGE_BYTES), there = here ^ 64;
         cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-            float sums[4][4] = {0}, last[4] = {0};
+            float sums[PAIRS][4] = {0}, last[4] = {0};
 #pragma unroll
             for (int step = 0; step < STEPS; step += 2) {
                 uint32_t x[4];
                 float two[4] = {0}; /* tensor cores cut sums off: added up by them alone, the squares come out low */
-                cot_ldmatrix_x4(x, (row + (uint32_t)(ring.slot * STAGE_BYTES + (step / 4 * TILE + t * 8) * 128)) ^
-                                       (step % 4 * 32));
+                cot_ldmatrix_x4(x, (step % 4 == 0 ? here : there) + (uint32_t)((step / 4 * TILE + t * 8) * 128));
 #pragma unroll
                 for (int u = 0; u < 2; u++) {
                     const uint32_t(&A)[GROUPS][2] = phi[step + u];
 #pragma unroll
-                    for (int m = 0; m < 4; m++)
-                        cot_mma_bf16(sums[m], A[2 * m][0], A[2 * m + 1][0], A[2 * m][1], A[2 * m + 1][1], x[2 * u],
-                                     x[2 * u + 1]);
-                    cot_mma_bf16(two, A[8][0], x[2 * u], A[8][1], x[2 * u + 1], x[2 * u], x[2 * u + 1]);
+                    for (int m = 0; m < PAIRS; m++)
+                        mma<E>(sums[m], A[2 * m][0], A[2 * m + 1][0], A[2 * m][1], A[2 * m + 1][1], x[2 * u],
+                               x[2 * u + 1]);
+                    if constexpr (GROUPS % 2 != 0)
+                        mma<E>(two, A[GROUPS - 1][0], x[2 * u], A[GROUPS - 1][1], x[2 * u + 1], x[2 * u], x[2 * u + 1]);
+                    else
+                        mma<E>(two, 0, x[2 * u], 0, x[2 * u + 1], x[2 * u], x[2 * u + 1]);
                 }
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     last[i] += two[i];
+            }
+            if (SPLIT && t == 1) {
+                __syncwarp();
+                if (lane == 0)
+                    cot_mbarrier_arrive(&s.empty[ring.slot]);
             }
             if (t == 0)
                 cot_mbarrier_wait(&s.partial_empty, parity ^ 1);
@@ -129,11 +176,13 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
             for (int p = 0; p < 2; p++) {
                 float *to = s.partial[warp][t * 8 + lane % 4 * 2 + p];
 #pragma unroll
-                for (int octet = 0; octet < 3; octet++) { /* the smallest terms first */
-                    const int low = 6 + octet, middle = 3 + octet;
-                    to[octet * 8 + lane / 4] = (low == 8 ? last[p] : sums[low / 2][low % 2 * 2 + p]) +
-                                               sums[middle / 2][middle % 2 * 2 + p] +
-                                               sums[octet / 2][octet % 2 * 2 + p];
+                for (int octet = 0; octet < OCTETS; octet++) { /* the smallest terms first */
+                    const int low = GROUPS - OCTETS + octet;
+                    float sum = low / 2 == PAIRS ? last[p] : sums[low / 2][low % 2 * 2 + p];
+#pragma unroll
+                    for (int group = low - OCTETS; group >= 0; group -= OCTETS)
+                        sum += sums[group / 2][group % 2 * 2 + p];
+                    to[octet * 8 + lane / 4] = cot_is_f16<E> ? sum * unit[octet] : sum;
                 }
                 if (lane % 4 * 2 + p == lane / 4)
                     to[M] = last[2 + p];
@@ -146,15 +195,16 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
     }
 }
 
-static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_memory &s, int rank, int tiles)
+template <typename E>
+static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_memory &s, const block_share &own)
 {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const int d = rank * MHC_SM90_COLUMNS + lane * 8;
+    const int d = own.rank * MHC_SM90_COLUMNS + lane * 8;
     const bool inside = given(c.h_in) && d < c.D;
-    __nv_bfloat16 *to = (__nv_bfloat16 *)c.h_in.data + d;
+    E *to = (E *)c.h_in.data + d;
     const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* of tokens, whatever B is */
     cot_cluster_wait();
-    FOR_EACH_TILE(tile, ring, tiles)
+    FOR_EACH_TILE(tile, ring, own)
     {
         cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
         cot_mbarrier_wait(&s.h_pre_full[ring.slot], ring.parity);
@@ -173,12 +223,13 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
                 const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
                 for (int w = 0; w < 4; w++) {
-                    sum[2 * w] = fmaf(h_pre[i], __uint_as_float(words[w] << 16), sum[2 * w]);
-                    sum[2 * w + 1] = fmaf(h_pre[i], __uint_as_float(words[w] & 0xffff0000u), sum[2 * w + 1]);
+                    const float2 pair = cot_unpack_pair<E>(words[w]);
+                    sum[2 * w] = fmaf(h_pre[i], pair.x, sum[2 * w]);
+                    sum[2 * w + 1] = fmaf(h_pre[i], pair.y, sum[2 * w + 1]);
                 }
             }
             if (inside && t < count)
-                cot_store_vector<__nv_bfloat16, 8>(to + (tile * TILE + t) * stride, sum);
+                cot_store_vector<E, 8>(to + (tile * TILE + t) * stride, sum);
         }
         __syncwarp();
         if (lane == 0)
@@ -186,12 +237,14 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
     }
 }
 
-static __device__ __forceinline__ void reduce(shared_memory &s, int rank, int tiles)
+template <bool SPLIT>
+static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory &s, const block_share &own)
 {
     const int thread = threadIdx.x % 64, lane = threadIdx.x % 32;
     uint32_t parity = 0;
-    cot_cluster_wait();
-    FOR_EACH_TILE(tile, ring, tiles)
+    if (!SPLIT)
+        cot_cluster_wait();
+    FOR_EACH_TILE(tile, ring, own)
     {
         cot_mbarrier_wait(&s.partial_full, parity);
 #pragma unroll
@@ -203,10 +256,14 @@ static __device__ __forceinline__ void reduce(shared_memory &s, int rank, int ti
                 const float4 more = *(const float4 *)&s.partial[warp][token][part];
                 sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
             }
-            cot_store_async(cot_map_shared(cot_shared_address(&s.gathered[ring.slot][rank][part]), token),
-                            cot_map_shared(cot_shared_address(&s.gathered_full[ring.slot]), token),
-                            __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
-                            __float_as_uint(sum.w));
+            const int64_t number = (int64_t)tile * TILE + token;
+            if (!SPLIT)
+                cot_store_async(cot_map_shared(cot_shared_address(&s.gathered[ring.slot][own.rank][part]), token),
+                                cot_map_shared(cot_shared_address(&s.gathered_full[ring.slot]), token),
+                                __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
+                                __float_as_uint(sum.w));
+            else if (number < c.tokens)
+                *(float4 *)(c.sums + (number * c.slices + own.rank) * SUMS + part) = sum;
         }
         __syncwarp();
         if (lane == 0)
@@ -226,7 +283,7 @@ static __device__ __forceinline__ token_element value_element(const mhc_call &c,
     return token_element(c.h_res, ij / N * c.h_res.stride[2] + ij % N * c.h_res.stride[3], j < M);
 }
 
-static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memory &s, int rank, int tiles)
+static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memory &s, const block_share &own)
 {
     const int lane = threadIdx.x % 32;
     const bool has = lane < M;
@@ -237,9 +294,10 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
     const token_element to_sum =
         has ? token_element(c.h_mix, lane * c.h_mix.stride[2], true) : token_element(c.inv_rms, 0, lane == M);
     cot_cluster_wait();
-    FOR_EACH_TILE(tile, ring, tiles)
+    FOR_EACH_TILE(tile, ring, own)
     {
-        const uint32_t token = (uint32_t)(tile * TILE + rank), b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T;
+        const uint32_t token = (uint32_t)(tile * TILE + own.rank), b = token / (uint32_t)c.T,
+                       t = token - b * (uint32_t)c.T;
         cot_mbarrier_wait(&s.gathered_full[ring.slot], ring.parity);
         __syncwarp();
         if (lane == 0)
@@ -257,7 +315,7 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
         for (int i = 0; i < N; i++)
             h_pre[i] = __float_as_uint(__shfl_sync(0xffffffffu, value, i));
         if (lane < MHC_SM90_CLUSTER)
-            cot_store_async(cot_map_shared(cot_shared_address(s.h_pre[ring.slot][rank]), lane),
+            cot_store_async(cot_map_shared(cot_shared_address(s.h_pre[ring.slot][own.rank]), lane),
                             cot_map_shared(cot_shared_address(&s.h_pre_full[ring.slot]), lane), h_pre[0], h_pre[1],
                             h_pre[2], h_pre[3]);
         if (token >= c.tokens)
@@ -271,31 +329,32 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
     }
 }
 
-static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory &s, int rank, int tiles)
+template <bool SPLIT>
+static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory &s, const block_share &own)
 {
-    cot_cluster_wait();
+    if (!SPLIT)
+        cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
-        FOR_EACH_TILE(tile, ring, tiles)
+        FOR_EACH_TILE(tile, ring, own)
         {
             cot_mbarrier_wait(&s.empty[ring.slot], ring.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.full[ring.slot], STAGE_BYTES);
-            cot_tensor_load_4d(s.x[ring.slot], &p.x, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[ring.slot]);
+            cot_tensor_load_4d(s.x[ring.slot], &p.x, 0, tile * TILE, own.rank * MHC_SM90_CHUNKS, 0, &s.full[ring.slot]);
         }
     }
     __syncwarp();
 }
 
-extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)
-    mhc_pre_fwd_cluster_sm90(const __grid_constant__ mhc_mapped_call p)
+template <typename E, bool SPLIT> static __device__ __forceinline__ void forward(const mhc_mapped_call &p)
 {
     shared_memory &s = *(shared_memory *)memory;
     const mhc_call &c = p.call;
-    const int rank = (int)cot_cluster_rank(), warp = threadIdx.x / 32;
-    const int tiles = (int)((c.tokens + TILE - 1) / TILE);
+    const int warp = threadIdx.x / 32;
+    const block_share own = share_of<SPLIT>(c);
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < STAGES; slot++) {
             cot_mbarrier_init(&s.full[slot], 1);
-            cot_mbarrier_init(&s.empty[slot], 4);
+            cot_mbarrier_init(&s.empty[slot], SPLIT ? PRODUCTS : 4);
             cot_mbarrier_init(&s.gathered_full[slot], 1);
             cot_mbarrier_init(&s.h_pre_full[slot], 1);
             cot_mbarrier_arrive_expect(&s.gathered_full[slot], sizeof s.gathered[0]);
@@ -306,21 +365,37 @@ extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)
         cot_mbarrier_init_fence();
     }
     __syncthreads();
-    cot_cluster_arrive(); /* awaited before the first store to another block */
+    if (!SPLIT)
+        cot_cluster_arrive(); /* awaited before the first store to another block */
     if (warp < PRODUCTS) {
-        cot_more_registers<208>();
-        products(c, s, rank, tiles);
+        cot_more_registers<SPLIT ? 224 : 208>();
+        products<E, SPLIT>(c, s, own);
     } else {
-        cot_fewer_registers<48>();
-        if (warp < PRODUCTS + 4)
-            gather_h_in(c, s, rank, tiles);
-        else if (warp < PRODUCTS + 6)
-            reduce(s, rank, tiles);
-        else if (warp == PRODUCTS + 6)
-            own_token(c, s, rank, tiles);
-        else
-            produce(p, s, rank, tiles);
+        cot_fewer_registers<SPLIT ? 56 : 48>();
+        if (warp < PRODUCTS + 2)
+            reduce<SPLIT>(c, s, own);
+        else if (warp == PRODUCTS + 2)
+            produce<SPLIT>(p, s, own);
+        else if constexpr (!SPLIT) {
+            if (warp == PRODUCTS + 3)
+                own_token(c, s, own);
+            else
+                gather_h_in<E>(c, s, own);
+        }
     }
-    cot_cluster_arrive(); /* nobody leaves while another block may write here */
-    cot_cluster_wait();
+    if (!SPLIT) {
+        cot_cluster_arrive(); /* nobody leaves while another block may write here */
+        cot_cluster_wait();
+    }
 }
+
+#define INSTANCE(name, element, split, threads)                       \
+    extern "C" __global__ void __launch_bounds__(threads, 1)          \
+        mhc_pre_fwd_##name(const __grid_constant__ mhc_mapped_call p) \
+    {                                                                 \
+        forward<element, split>(p);                                   \
+    }
+INSTANCE(cluster_sm90_f16, __half, false, MHC_SM90_FWD_THREADS)
+INSTANCE(cluster_sm90_bf16, __nv_bfloat16, false, MHC_SM90_FWD_THREADS)
+INSTANCE(split_sm90_f16, __half, true, MHC_SM90_SPLIT_THREADS)
+INSTANCE(split_sm90_bf16, __nv_bfloat16, true, MHC_SM90_SPLIT_THREADS)

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * mhc_pre_bwd_sm90.cuh: the products of pre's backward for Hopper: Q and dx of a warp's columns of a tile.
+ *
+ *   Q  += x^T dh_mix     dh_mix as three bf16 terms; tensor cores cut sums off, so each tile's product is added to Q, in
+ *                        registers to the end, by float32 additions. x of f16 is multiplied as the two bf16 terms that it
+ *                        is the sum of
+ *   dx = dh_mix (phi gamma) + c x + h_pre dh_in (+ dx_post)
+ *                        dh_mix and phi gamma as two bf16 terms each, without the product of the second ones: off by at
+ *                        most 2^-15 of each product (the op's README, "Precision") */
+#ifndef COT_MHC_PRE_BWD_SM90_CUH
+#define COT_MHC_PRE_BWD_SM90_CUH
+
+#include "mhc_mma.cuh"
+
+enum {
+    N = MHC_SM90_N,
+    M = MHC_SM90_M,
+    OCTETS = M / 8,
+    TILE = MHC_SM90_TILE,
+    BLOCK_BYTES = TILE * 128, /* a chunk of a tile */
+    STREAM_BYTES = MHC_SM90_CHUNKS * BLOCK_BYTES,
+    X_BYTES = N * STREAM_BYTES,
+    STAGE_BYTES = X_BYTES + MHC_SM90_CHUNKS * BLOCK_BYTES,
+    COLUMNS = 32, /* of a warp of products, in each stream */
+    GROUPS = N * COLUMNS / 16,
+    PRODUCTS = MHC_SM90_COLUMNS / COLUMNS,
+    TERMS = 3
+};
+
+typedef mhc_token_record token_record;
+static_assert(sizeof(token_record) == 176, "whole units of 16 bytes, an odd number of them");
+
+/* Terms of phi gamma: fragments of B, 6 registers for each group of a warp. */
+template <int COUNT> struct phi_fragments {
+    uint2 words[PRODUCTS][COUNT][3][32];
+
+    __device__ __forceinline__ void store(int warp, int group, const uint32_t (&terms)[6])
+    {
+#pragma unroll
+        for (int v = 0; v < 3; v++)
+            words[warp][group][v][threadIdx.x % 32] = make_uint2(terms[2 * v], terms[2 * v + 1]);
+    }
+    __device__ __forceinline__ void load(int warp, int group, uint32_t (&terms)[6]) const
+    {
+#pragma unroll
+        for (int v = 0; v < 3; v++) {
+            const uint2 two = words[warp][group][v][threadIdx.x % 32];
+            terms[2 * v] = two.x, terms[2 * v + 1] = two.y;
+        }
+    }
+};
+
+/* A warp's groups are of sixteen columns: two of each stream, group / 2. */
+static __device__ __forceinline__ constexpr int column_of(int group)
+{
+    return group % 2 * 16;
+}
+
+/* phi gamma of the warp's columns as two bf16 terms: the first to shared memory, the second to registers, but for the
+ * groups from HELD on, which go to shared memory too. */
+template <int BEGIN, int END, int HELD, typename S>
+static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t d, int warp,
+                                                uint32_t (&second)[HELD][6])
+{
+    const int lane = threadIdx.x % 32;
+    const bool inside = d < c.D;
+#pragma unroll
+    for (int group = BEGIN; group < END; group++) {
+        uint32_t first[6], rest[6];
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+            const int64_t column = d + column_of(group) + t * 8 + lane / 4;
+            const float gamma = given(c.gamma) && inside
+                                    ? load_f32(c.gamma, group / 2 * c.gamma.stride[0] + column * c.gamma.stride[1])
+                                    : 1.0f;
+#pragma unroll
+            for (int octet = 0; octet < OCTETS; octet++) {
+                float values[2];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const int j = octet * 8 + lane % 4 * 2 + r;
+                    values[r] =
+                        inside ? load_f32(c.phi, j * c.phi.stride[0] + (group / 2 * c.D + column) * c.phi.stride[1]) *
+                                     gamma
+                               : 0.0f;
+                }
+                uint32_t terms[2];
+                cot_split_bf16(values[0], values[1], terms);
+                first[octet < 2 ? 2 * t + octet : 4 + t] = terms[0];
+                rest[octet < 2 ? 2 * t + octet : 4 + t] = terms[1];
+            }
+        }
+        s.phi.store(warp, group, first);
+        if constexpr (HELD < GROUPS)
+            if (group >= HELD)
+                s.second.store(warp, group - HELD, rest);
+        if (group < HELD)
+#pragma unroll
+            for (int i = 0; i < 6; i++)
+                second[group][i] = rest[i];
+    }
+    __syncwarp();
+}
+
+/* The unit of sixteen bytes of a group that a lane names to ldmatrix: rows are the tile's tokens. */
+static __device__ __forceinline__ uint32_t unit_of(uint32_t first, int group)
+{
+    return (first ^ (uint32_t)(group % 2 * 32)) + (uint32_t)(group / 2 * STREAM_BYTES);
+}
+
+/* Q += x^T dh_mix: [16 columns][8 rows of phi] in each of Q's fragments. */
+template <typename E>
+static __device__ __forceinline__ void take_Q(uint32_t x, uint32_t records, float (&Q)[GROUPS][OCTETS][4])
+{
+    const int lane = threadIdx.x % 32;
+    const uint32_t token = (uint32_t)(lane % 16);
+    uint32_t B[TERMS * OCTETS + 1][2];
+#pragma unroll
+    for (int pair = 0; pair < TERMS * OCTETS; pair += 2) {
+        const int last = TERMS * OCTETS - 1, second = pair + 1 < last ? pair + 1 : last;
+        uint32_t r[4];
+        cot_ldmatrix_x4_trans(r, records + token * (uint32_t)sizeof(token_record) +
+                                     (uint32_t)(lane < 16 ? pair : second) * 16);
+        B[pair][0] = r[0], B[pair][1] = r[1], B[pair + 1][0] = r[2], B[pair + 1][1] = r[3];
+    }
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        uint32_t A[4];
+        float product[OCTETS][4] = {0};
+        cot_ldmatrix_x4_trans(A, unit_of(x, group));
+        if constexpr (cot_is_f16<E>) {
+            uint32_t low[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t terms[2];
+                const float2 pair = cot_unpack_pair<E>(A[i]);
+                cot_split_bf16(pair.x, pair.y, terms);
+                A[i] = terms[0], low[i] = terms[1];
+            }
+#pragma unroll
+            for (int term = TERMS - 2; term >= 0; term--)
+#pragma unroll
+                for (int octet = 0; octet < OCTETS; octet++)
+                    cot_mma_bf16(product[octet], low[0], low[1], low[2], low[3], B[term * OCTETS + octet][0],
+                                 B[term * OCTETS + octet][1]);
+        }
+#pragma unroll
+        for (int term = TERMS - 1; term >= 0; term--)
+#pragma unroll
+            for (int octet = 0; octet < OCTETS; octet++)
+                cot_mma_bf16(product[octet], A[0], A[1], A[2], A[3], B[term * OCTETS + octet][0],
+                             B[term * OCTETS + octet][1]);
+#pragma unroll
+        for (int octet = 0; octet < OCTETS; octet++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                Q[group][octet][i] += product[octet][i];
+    }
+}
+
+/* dx in the place of x. */
+template <typename E, bool POST, int HELD, typename S>
+static __device__ __forceinline__ void give_dx(S &s, uint32_t x, uint32_t dh_in, uint32_t dx_post,
+                                               const cot_ring<S::STAGES> &ring, int warp, uint32_t turn,
+                                               const uint32_t (&held)[HELD][6])
+{
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    const token_record *records = s.records[ring.slot];
+    const float factor[2] = {records[g].factor, records[g + 8].factor};
+    /* dh_mix, first and second terms: octets 0 and 1 of either, octet 2 of both. */
+    uint32_t A[2][4], last[4], layer[2][4];
+    const uint32_t record = cot_shared_address(&records[lane % 16]);
+    cot_ldmatrix_x4(A[0], record + (uint32_t)(lane / 16) * 16);
+    cot_ldmatrix_x4(A[1], record + (uint32_t)(OCTETS + lane / 16) * 16);
+    cot_ldmatrix_x4(last, record + (uint32_t)(2 + lane / 16 * OCTETS) * 16);
+    cot_ldmatrix_x4(layer[0], unit_of(dh_in, 0));
+    cot_ldmatrix_x4(layer[1], unit_of(dh_in, 1));
+    /* Long over; but without a wait here the compiler loads ahead into more registers than there are. */
+    if (!POST)
+        cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        uint32_t phi[6], second[6], own[4], more[4];
+        float sums[2][4] = {0};
+        s.phi.load(warp, group, phi);
+        if constexpr (HELD < GROUPS)
+            if (group >= HELD)
+                s.second.load(warp, group - HELD, second);
+        if (group < HELD)
+#pragma unroll
+            for (int i = 0; i < 6; i++)
+                second[i] = held[group][i];
+#pragma unroll
+        for (int t = 0; t < 2; t++) /* the smallest products first */
+            cot_mma_bf16_k8(sums[t], last[0], last[1], second[4 + t]);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+            cot_mma_bf16_k8(sums[t], last[2], last[3], phi[4 + t]);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+            cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], second[2 * t], second[2 * t + 1]);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+            cot_mma_bf16(sums[t], A[1][0], A[1][1], A[1][2], A[1][3], phi[2 * t], phi[2 * t + 1]);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+            cot_mma_bf16_k8(sums[t], last[0], last[1], phi[4 + t]);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+            cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], phi[2 * t], phi[2 * t + 1]);
+        const float h_pre[2] = {records[g].h_pre[group / 2], records[g + 8].h_pre[group / 2]};
+        cot_ldmatrix_x4(own, unit_of(x, group));
+        if (POST) {
+            if (group % 2 == 0)
+                cot_mbarrier_wait(&s.post_full[group / 2], turn);
+            cot_ldmatrix_x4(more, unit_of(dx_post, group));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* tokens g and g+8 of columns 2q and 2q+1, then of 8 columns on */
+            const int half = i % 2, t = i / 2;
+            const uint32_t word = layer[group % 2][i];
+            float low = sums[t][2 * half], high = sums[t][2 * half + 1];
+            const float2 from_x = cot_unpack_pair<E>(own[i]), from_dh_in = cot_unpack_pair<E>(word);
+            low = fmaf(factor[half], from_x.x, low);
+            high = fmaf(factor[half], from_x.y, high);
+            low = fmaf(h_pre[half], from_dh_in.x, low);
+            high = fmaf(h_pre[half], from_dh_in.y, high);
+            if (POST) {
+                const float2 from_post = cot_unpack_pair<E>(more[i]);
+                low += from_post.x;
+                high += from_post.y;
+            }
+            own[i] = cot_pack_pair<E>(low, high);
+        }
+        cot_stmatrix_x4(unit_of(x, group), own);
+        if (POST && group % 2 != 0) {
+            __syncwarp();
+            if (lane == 0)
+                cot_mbarrier_arrive(&s.post_empty[group / 2]);
+        }
+    }
+}
+
+static __device__ __forceinline__ void store_Q(const mhc_call &c, const float (&Q)[GROUPS][OCTETS][4], int64_t part,
+                                               int64_t d)
+{
+    const int lane = threadIdx.x % 32;
+    float *to = c.partial + part * M * N * c.D + d;
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+        for (int octet = 0; octet < OCTETS; octet++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                to[((octet * 8 + lane % 4 * 2 + i % 2) * N + group / 2) * c.D + column_of(group) + lane / 4 +
+                   i / 2 * 8] = Q[group][octet][i];
+}
+
+#endif

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc_pre_tokens.cu: what a token of pre needs all of its columns for, where the products are kernels of their own, in
+ * slices of the columns: a block a token.
+ *   finish   forward: adds up the slices' sums, gives the coefficients, reads x for h_in
+ *   records  backward: dh_pre from x and dh_in, and with it dz, dh_mix and c of the formulas
+ * Rows of whole aligned vectors are read V elements at a time; any others one by one. */
+#include "mhc_cuda.cuh"
+
+enum { THREADS = MHC_CUDA_THREADS, WARPS = THREADS / 32, STREAMS = 4 };
+
+/* V elements as they lie in memory. */
+template <typename E, int V> struct piece {
+    cot_vector<E, V> raw;
+
+    __device__ __forceinline__ void load(const E *from)
+    {
+        raw = cot_load_vector<E, V>(from);
+    }
+    __device__ __forceinline__ void unpack(float (&values)[V]) const
+    {
+        cot_unpack(raw, values);
+    }
+};
+
+template <typename E> struct piece<E, 1> {
+    E raw;
+
+    __device__ __forceinline__ void load(const E *from)
+    {
+        raw = *from;
+    }
+    __device__ __forceinline__ void unpack(float (&values)[1]) const
+    {
+        values[0] = cot_to_f32(raw);
+    }
+};
+
+template <typename E, int V> static __device__ __forceinline__ void store_piece(E *to, const float (&values)[V])
+{
+    if constexpr (V == 1)
+        cot_from_f32(to, values[0]);
+    else
+        cot_store_vector<E, V>(to, values);
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------ */
+
+template <typename E, int V>
+static __device__ __forceinline__ void gather_h_in(const mhc_call &c, int64_t token, const float *h_pre)
+{
+    const E *x = (const E *)c.x.data + token_at(c, c.x, token);
+    E *to = (E *)c.h_in.data + token_at(c, c.h_in, token);
+    for (int64_t d = threadIdx.x * V; d < c.D; d += THREADS * V) {
+        float sum[V] = {0};
+        for (int first = 0; first < c.n; first += STREAMS) {
+            piece<E, V> raw[STREAMS];
+#pragma unroll
+            for (int i = 0; i < STREAMS; i++)
+                if (first + i < c.n)
+                    raw[i].load(x + (first + i) * c.x.stride[2] + (V == 1 ? d * c.x.stride[3] : d));
+#pragma unroll
+            for (int i = 0; i < STREAMS; i++)
+                if (first + i < c.n) {
+                    float values[V];
+                    raw[i].unpack(values);
+#pragma unroll
+                    for (int v = 0; v < V; v++)
+                        sum[v] = fmaf(h_pre[first + i], values[v], sum[v]);
+                }
+        }
+        store_piece<E, V>(to + (V == 1 ? d * c.h_in.stride[2] : d), sum);
+    }
+}
+
+template <typename E, int V> static __device__ __forceinline__ void finish(const mhc_call &c)
+{
+    __shared__ float parts[THREADS], sums[MHC_CUDA_SUMS(MHC_CUDA_MAX_N)], h_pre[MHC_CUDA_MAX_N];
+    const int n = c.n, M = n * n + 2 * n, S = MHC_CUDA_SUMS(n), groups = THREADS / S, tid = threadIdx.x;
+    /* The last tokens first: some of their x is in the second-level cache still. */
+    const int64_t token = c.tokens - 1 - blockIdx.x;
+    if (tid < groups * S) {
+        const float *from = c.sums + token * c.slices * S + tid % S;
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int64_t slice = tid / S; slice < c.slices; slice += groups)
+            sum += from[slice * S];
+        parts[tid] = sum;
+    }
+    __syncthreads();
+    if (tid < S) {
+        float sum = parts[tid];
+        for (int g = 1; g < groups; g++)
+            sum += parts[g * S + tid];
+        sums[tid] = sum;
+    }
+    __syncthreads();
+    if (tid < M) {
+        const float inv_rms = 1.0f / sqrtf(sums[M] / (float)(n * c.D) + c.norm_eps);
+        const float alpha = load_f32(c.alpha, group_of(n, tid) * c.alpha.stride[0]);
+        const float z = fmaf(alpha, sums[tid] * inv_rms, load_f32(c.bias, tid * c.bias.stride[0]));
+        const float value = coefficient(c, n, tid, z);
+        store_coefficient(c, n, token, tid, sums[tid], value);
+        if (tid < n)
+            h_pre[tid] = value;
+        if (tid == 0 && given(c.inv_rms))
+            store_f32(c.inv_rms, token_at(c, c.inv_rms, token), inv_rms);
+    }
+    __syncthreads();
+    if (given(c.h_in))
+        gather_h_in<E, V>(c, token, h_pre);
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------- */
+
+/* dh_pre of the token, to the first n of `to`. */
+template <typename E, int V>
+static __device__ __forceinline__ void gather_dh_pre(const mhc_call &c, int64_t token, float *to)
+{
+    __shared__ float all[WARPS][MHC_CUDA_MAX_N];
+    const E *x = (const E *)c.x.data + token_at(c, c.x, token);
+    const E *dh_in = (const E *)c.dh_in.data + token_at(c, c.dh_in, token);
+    float sums[MHC_CUDA_MAX_N] = {0};
+    for (int64_t d = threadIdx.x * V; d < c.D; d += THREADS * V) {
+        piece<E, V> raw_layer, raw[MHC_CUDA_MAX_N];
+        raw_layer.load(dh_in + (V == 1 ? d * c.dh_in.stride[2] : d));
+#pragma unroll
+        for (int i = 0; i < MHC_CUDA_MAX_N; i++)
+            if (i < c.n)
+                raw[i].load(x + i * c.x.stride[2] + (V == 1 ? d * c.x.stride[3] : d));
+        float layer[V];
+        raw_layer.unpack(layer);
+#pragma unroll
+        for (int i = 0; i < MHC_CUDA_MAX_N; i++)
+            if (i < c.n) {
+                float values[V], run = 0.0f;
+                raw[i].unpack(values);
+#pragma unroll
+                for (int v = 0; v < V; v++)
+                    run = fmaf(values[v], layer[v], run);
+                sums[i] += run;
+            }
+    }
+#pragma unroll
+    for (int i = 0; i < MHC_CUDA_MAX_N; i++)
+        if (i < c.n) {
+#pragma unroll
+            for (int width = 16; width >= 1; width /= 2)
+                sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], width);
+            if (threadIdx.x % 32 == 0)
+                all[threadIdx.x / 32][i] = sums[i];
+        }
+    __syncthreads();
+    if (threadIdx.x < c.n) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; warp++)
+            sum += all[warp][threadIdx.x];
+        to[threadIdx.x] = sum;
+    }
+}
+
+/* dz but that of h_pre is in the workspace already. */
+template <typename E, int V> static __device__ __forceinline__ void records(const mhc_call &c)
+{
+    __shared__ float dh_pre[MHC_CUDA_MAX_N], terms[THREADS];
+    const int n = c.n, M = n * n + 2 * n, j = threadIdx.x;
+    const int64_t token = blockIdx.x;
+    if (token >= c.tokens) { /* of the last tile, whose x is read as zero */
+        if (j < (int)(sizeof(mhc_token_record) / 4))
+            ((uint32_t *)&c.records[token])[j] = 0;
+        return;
+    }
+    gather_dh_pre<E, V>(c, token, dh_pre);
+    float dz = 0.0f, mix = 0.0f, du = 0.0f, h_pre = 0.0f;
+    const float inv_rms = load_f32(c.inv_rms, token_at(c, c.inv_rms, token));
+    if (j < M) {
+        if (j < n) { /* this thread's own dh_pre */
+            h_pre = load_f32(c.h_pre, token_at(c, c.h_pre, token) + j * c.h_pre.stride[2]);
+            const float sigma = h_pre - c.hc_eps;
+            dz = dh_pre[j] * sigma * (1.0f - sigma);
+            c.dz[token * M + j] = dz;
+        } else {
+            dz = c.dz[token * M + j];
+        }
+        du = load_f32(c.alpha, group_of(n, j) * c.alpha.stride[0]) * dz;
+        mix = du * inv_rms;
+        c.dh_mix[token * M + j] = mix;
+    }
+    terms[j] = j < M ? du * load_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2]) : 0.0f;
+    __syncthreads();
+    mhc_token_record *record = c.records == nullptr ? nullptr : &c.records[token];
+    if (j < 32) {
+        static_assert(MHC_CUDA_MAX_M <= 96, "three terms a lane");
+        float sum = terms[j] + terms[j + 32] + terms[j + 64];
+#pragma unroll
+        for (int width = 16; width >= 1; width /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, width);
+        const float factor = -sum * inv_rms * inv_rms * inv_rms / (float)(n * c.D);
+        if (j == 0)
+            c.factor[token] = factor;
+        if (j == 0 && record != nullptr)
+            record->factor = factor;
+    }
+    if (record == nullptr || j >= M)
+        return;
+    if (j < n)
+        record->h_pre[j] = h_pre;
+    float rest = mix;
+#pragma unroll
+    for (int term = 0; term < 3; term++) {
+        const __nv_bfloat16 value = __float2bfloat16_rn(rest);
+        record->terms[term][j] = __bfloat16_as_ushort(value);
+        rest -= __bfloat162float(value);
+    }
+}
+
+/* ---- instances ---------------------------------------------------------------------------------------- */
+
+#define INSTANCE(name, suffix, element, vector)                       \
+    extern "C" __global__ void __launch_bounds__(THREADS)             \
+        mhc_pre_##name##_##suffix(const __grid_constant__ mhc_call c) \
+    {                                                                 \
+        name<element, vector>(c);                                     \
+    }
+#define INSTANCES(name)                    \
+    INSTANCE(name, f32, float, 4)          \
+    INSTANCE(name, f16, __half, 8)         \
+    INSTANCE(name, bf16, __nv_bfloat16, 8) \
+    INSTANCE(name, any_f32, float, 1)      \
+    INSTANCE(name, any_f16, __half, 1)     \
+    INSTANCE(name, any_bf16, __nv_bfloat16, 1)
+
+INSTANCES(finish)
+INSTANCES(records)
