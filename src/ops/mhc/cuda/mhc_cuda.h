@@ -14,8 +14,12 @@ enum {
     MHC_CUDA_TOKEN_THREADS = 64, /* of a block of Sinkhorn's kernels, a token a thread */
     MHC_CUDA_MAX_PARTS = 16,     /* runs of tokens with a Q of their own */
     MHC_CUDA_TOKEN_PARTS = 256,  /* runs of tokens with sums of dz of their own, in the generic backward */
-    MHC_CUDA_SUM_COLUMNS = 32,   /* of Q that a block adds up over the parts */
-    MHC_CUDA_RUN = 16            /* tokens that dphi adds up in one run */
+    MHC_CUDA_TILE_TOKENS = 64,   /* of a block of pre's tiles */
+    MHC_CUDA_SLICE = 512,        /* columns of a stream that the forward's tiles add up */
+    MHC_CUDA_DX_COLUMNS = 128,   /* of a stream that a block has, of dx and of Q */
+    MHC_CUDA_Q_COLUMNS = 64,
+    MHC_CUDA_SUM_COLUMNS = 32, /* of Q that a block adds up over the parts */
+    MHC_CUDA_RUN = 16          /* tokens that dphi adds up in one run */
 };
 
 /* Sums of a token that a slice of the columns leaves: of h_mix and the squares, padded to whole 16 bytes. */
@@ -38,6 +42,7 @@ typedef struct mhc_array {
 typedef struct mhc_call {
     int64_t tokens, T, D;
     int32_t n, iterations, accumulate;
+    int32_t vectors; /* the rows of x and its like are whole aligned vectors of sixteen bytes */
     float norm_eps, hc_eps, post_scale, sinkhorn_eps;
     mhc_array x, phi, alpha, bias, gamma;
     mhc_array h_in, h_pre, h_post, h_res, A, inv_rms, h_mix;

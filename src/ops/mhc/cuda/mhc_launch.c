@@ -30,6 +30,7 @@ IMAGE(mhc_pre_fwd_cluster_sm90)
 IMAGE(mhc_pre_bwd_cluster_sm90)
 IMAGE(mhc_pre_bwd_split_sm90)
 IMAGE(mhc_pre_tokens)
+IMAGE(mhc_pre_tiles)
 IMAGE(mhc_post)
 IMAGE(mhc_sinkhorn)
 
@@ -61,6 +62,12 @@ static const cot_cuda_kernel pre_finish[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_fi
 static const cot_cuda_kernel pre_finish_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_finish_any);
 static const cot_cuda_kernel pre_records[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records);
 static const cot_cuda_kernel pre_records_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records_any);
+
+/* By whether n is at most 2. */
+#define TILES(stem) {BY_DTYPE(mhc_pre_tiles, stem), BY_DTYPE(mhc_pre_tiles, stem##_few)}
+static const cot_cuda_kernel pre_tiles_project[2][3] = TILES(mhc_pre_tiles_project);
+static const cot_cuda_kernel pre_tiles_dx[2][3] = TILES(mhc_pre_tiles_dx);
+static const cot_cuda_kernel pre_tiles_dphi[2][3] = TILES(mhc_pre_tiles_dphi);
 
 /* Hopper's, by dtype: f16, bf16. */
 #define HOPPER(image, stem) \
@@ -256,6 +263,29 @@ static cot_status launch_finish(cot_queue *queue, mhc_call *c, const mhc_sizes *
     return launch_fused_sinkhorn(queue, c);
 }
 
+/* Are the rows of all of them whole aligned vectors? */
+static bool whole_vectors(const void *problem, const cot_tensor *const tensors[], int count)
+{
+    for (int i = 0; i < count; i++)
+        if (cot_present(tensors[i]) && (uintptr_t)tensors[i]->data % 16 != 0)
+            return false;
+    return mhc_cuda_refuse_rows(problem, tensors, count) == NULL;
+}
+
+cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_forward_problem *p = problem;
+    const mhc_sizes *s = &p->sizes;
+    mhc_call c = pre_forward_call(p);
+    c.logits = c.A.data != NULL ? workspace : NULL;
+    c.sums = (float *)((char *)workspace + mhc_cuda_sums_at(problem));
+    c.slices = mhc_cuda_slices(s);
+    c.vectors = whole_vectors(problem, (const cot_tensor *const[]){&p->args.x, &p->args.h_in}, 2);
+    LAUNCH(queue, &pre_tiles_project[c.n <= 2][s->dtype - COT_F32], mhc_quotient_up(c.tokens, MHC_CUDA_TILE_TOKENS),
+           c.slices, MHC_CUDA_THREADS, &c);
+    return launch_finish(queue, &c, s, c.vectors);
+}
+
 cot_status mhc_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_forward_problem *p = problem;
@@ -405,6 +435,26 @@ static cot_status launch_records(cot_queue *queue, const mhc_call *c, const mhc_
     if (c->dbias.data != NULL || c->dalpha.data != NULL)
         LAUNCH(queue, &pre_token_sums, c->token_parts, 1, MHC_CUDA_THREADS, c);
     return COT_OK;
+}
+
+cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_backward_problem *p = problem;
+    const cot_mhc_pre_backward_args *a = &p->args;
+    const mhc_sizes *s = &p->sizes;
+    mhc_call c = pre_backward_call(p, workspace);
+    c.records = NULL;
+    c.vectors = whole_vectors(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4);
+    const cot_status status = launch_records(queue, &c, s, c.vectors);
+    if (status != COT_OK)
+        return status;
+    if (c.dx.data != NULL)
+        LAUNCH(queue, &pre_tiles_dx[c.n <= 2][s->dtype - COT_F32], mhc_quotient_up(c.tokens, MHC_CUDA_TILE_TOKENS),
+               c.n * mhc_quotient_up(c.D, MHC_CUDA_DX_COLUMNS), MHC_CUDA_THREADS, &c);
+    if (c.dphi.data != NULL || c.dgamma.data != NULL)
+        LAUNCH(queue, &pre_tiles_dphi[c.n <= 2][s->dtype - COT_F32], c.n * mhc_quotient_up(c.D, MHC_CUDA_Q_COLUMNS),
+               c.parts, MHC_CUDA_THREADS, &c);
+    return launch_sum_parts(queue, &c);
 }
 
 cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)

@@ -88,6 +88,15 @@ static inline const char *mhc_cuda_refuse_rows(const void *problem, const cot_te
     return NULL;
 }
 
+/* Pre by tiles: what lies in y of the grids. */
+static inline const char *admit_cuda_pre_tiles(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    if (admit_cuda(problem) != NULL)
+        return admit_cuda(problem);
+    return sizes->D > 65535 / MHC_CUDA_MAX_N * MHC_CUDA_DX_COLUMNS ? "D is too large for a grid of tiles" : NULL;
+}
+
 static inline const char *admit_cuda_post_fwd(const void *problem)
 {
     const cot_mhc_post_forward_args *a = &((const mhc_post_forward_problem *)problem)->args;
@@ -169,7 +178,13 @@ static inline const char *admit_sm90_pre_bwd(const void *problem)
 static inline double cost_cuda_generic(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return 8 * (double)sizes->D;
+    return 256 + 80 * (double)sizes->D;
+}
+
+static inline double cost_cuda_tiles(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    return 256 + 8 * (double)sizes->D;
 }
 
 /* A tile takes as long whatever D is. */
@@ -209,6 +224,19 @@ static inline size_t workspace_sm90_pre_fwd_split(const void *problem)
     const mhc_sizes *sizes = problem;
     return mhc_cuda_sums_at(problem) +
            (size_t)(sizes->tokens * mhc_sm90_slices(sizes) * MHC_CUDA_SUMS(sizes->n)) * sizeof(float);
+}
+
+/* A stream's slices are whole ones, but for its last. */
+static inline int64_t mhc_cuda_slices(const mhc_sizes *s)
+{
+    return s->n * mhc_quotient_up(s->D, MHC_CUDA_SLICE);
+}
+
+static inline size_t workspace_cuda_pre_fwd_tiles(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    return mhc_cuda_sums_at(problem) +
+           (size_t)(sizes->tokens * mhc_cuda_slices(sizes) * MHC_CUDA_SUMS(sizes->n)) * sizeof(float);
 }
 
 static inline size_t workspace_cuda_pre_bwd(const void *problem)

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc_pre_tiles.cu: pre's products for any strides, dtypes and n up to 8, in float32 on the ordinary cores: a block takes
+ * many tokens for each element of phi that it reads, and the rows of phi in groups of ROWS, for each of which it reads x
+ * again, by then from the second-level cache. mhc_pre_tokens.cu does what needs all of a token.
+ *   project  sums of h_mix and squares, of a slice of MHC_CUDA_SLICE columns of a stream
+ *   dx       of tiles of tokens and columns of a stream
+ *   dphi     Q of some columns of a stream, over a part of the tokens */
+#include "mhc_cuda.cuh"
+
+enum { THREADS = MHC_CUDA_THREADS, WARPS = THREADS / 32, TOKENS = MHC_CUDA_TILE_TOKENS };
+
+/* V elements of a row from column d on, zero from column D on. */
+template <typename E, int V>
+static __device__ __forceinline__ void load_row(const mhc_call &c, const mhc_array &a, int64_t at, int64_t stride,
+                                                int d, float (&values)[V])
+{
+    const E *from = (const E *)a.data + at;
+    if (c.vectors && d + V <= c.D) {
+        constexpr int PIECE = V * sizeof(E) > 16 ? 16 / (int)sizeof(E) : V;
+#pragma unroll
+        for (int p = 0; p < V; p += PIECE) {
+            float piece[PIECE];
+            cot_unpack(cot_load_vector<E, PIECE>(from + d + p), piece);
+#pragma unroll
+            for (int i = 0; i < PIECE; i++)
+                values[p + i] = piece[i];
+        }
+    } else {
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            values[v] = d + v < c.D ? cot_to_f32(from[(int64_t)(d + v) * stride]) : 0.0f;
+    }
+}
+
+static __device__ __forceinline__ float load_phi(const mhc_call &c, int j, int i, int d)
+{
+    return load_f32(c.phi, j * c.phi.stride[0] + (i * c.D + d) * c.phi.stride[1]);
+}
+
+static __device__ __forceinline__ float load_gamma(const mhc_call &c, int i, int d)
+{
+    return given(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
+}
+
+/* ---- project ------------------------------------------------------------------------------------------ */
+
+enum { CHUNK = 32, PITCH = CHUNK + 4, SHARE = CHUNK / WARPS, OWN = TOKENS / 8 };
+
+/* A chunk of columns, of which a thread brings 8 of a token and some of phi. */
+template <int ROWS> struct chunk {
+    float x[TOKENS][PITCH], phi[ROWS][PITCH];
+};
+
+template <int ROWS> struct brought {
+    float x[8], phi[ROWS * CHUNK / THREADS];
+};
+
+template <typename E, int ROWS>
+static __device__ __forceinline__ void bring(const mhc_call &c, int64_t at, bool there, int first, int i, int d,
+                                             brought<ROWS> &b)
+{
+    const int M = c.n * c.n + 2 * c.n;
+#pragma unroll
+    for (int v = 0; v < 8; v++)
+        b.x[v] = 0.0f;
+    if (there)
+        load_row<E, 8>(c, c.x, at, c.x.stride[3], d + (int)threadIdx.x % 4 * 8, b.x);
+    const int column = d + (int)threadIdx.x % CHUNK;
+    const int j = first + (int)threadIdx.x / CHUNK;
+    const float gamma = column < c.D ? load_gamma(c, i, column) : 0.0f;
+    const float *phi = (const float *)c.phi.data + j * c.phi.stride[0] + (i * c.D + column) * c.phi.stride[1];
+#pragma unroll
+    for (int r = 0; r < ROWS * CHUNK / THREADS; r++, phi += THREADS / CHUNK * c.phi.stride[0])
+        b.phi[r] = j + r * (THREADS / CHUNK) < M && column < c.D ? *phi * gamma : 0.0f;
+}
+
+template <int ROWS> static __device__ __forceinline__ void put(const brought<ROWS> &b, chunk<ROWS> &to)
+{
+    float *x = to.x[threadIdx.x / 4] + threadIdx.x % 4 * 8;
+    *(float4 *)x = make_float4(b.x[0], b.x[1], b.x[2], b.x[3]);
+    *(float4 *)(x + 4) = make_float4(b.x[4], b.x[5], b.x[6], b.x[7]);
+#pragma unroll
+    for (int r = 0; r < ROWS * CHUNK / THREADS; r++)
+        to.phi[(threadIdx.x + r * THREADS) / CHUNK][threadIdx.x % CHUNK] = b.phi[r];
+}
+
+/* A warp has four columns of each chunk, a lane eight tokens and a quarter of the rows. */
+template <typename E, int ROWS> static __device__ __forceinline__ void project(const mhc_call &c)
+{
+    constexpr int MINE = ROWS / 4;
+    __shared__ union {
+        chunk<ROWS> chunks[2];
+        float sums[WARPS / 2][ROWS][TOKENS + 1];
+    } s;
+    const int M = c.n * c.n + 2 * c.n, S = MHC_CUDA_SUMS(c.n), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t first_token = (int64_t)blockIdx.x * TOKENS, own = first_token + threadIdx.x / 4;
+    const int slices = (int)(c.slices / c.n), i = blockIdx.y / slices;
+    const int begin = blockIdx.y % slices * MHC_CUDA_SLICE;
+    const int end = begin + MHC_CUDA_SLICE < c.D ? begin + MHC_CUDA_SLICE : (int)c.D;
+    const bool there = own < c.tokens;
+    const int64_t at = there ? token_at(c, c.x, own) + i * c.x.stride[2] : 0;
+    for (int first = 0; first < M; first += ROWS) {
+        float sums[OWN][MINE] = {0}, squares = 0.0f;
+        brought<ROWS> next;
+        bring<E>(c, at, there, first, i, begin, next);
+        int slot = 0;
+        for (int d = begin; d < end; d += CHUNK, slot ^= 1) {
+            chunk<ROWS> &now = s.chunks[slot];
+            float run = 0.0f;
+#pragma unroll
+            for (int v = 0; v < 8; v++)
+                run = fmaf(next.x[v], next.x[v], run);
+            squares += run;
+            put(next, now);
+            __syncthreads(); /* the slot's readers of two chunks ago were done before the last one */
+            if (d + CHUNK < end)
+                bring<E>(c, at, there, first, i, d + CHUNK, next);
+#pragma unroll
+            for (int k = warp * SHARE; k < (warp + 1) * SHARE; k += 2) {
+                float2 x[OWN];
+#pragma unroll
+                for (int t = 0; t < OWN; t++)
+                    x[t] = *(const float2 *)&now.x[t * 8 + lane % 8][k];
+#pragma unroll
+                for (int r = 0; r < MINE; r++) {
+                    const float2 phi = *(const float2 *)&now.phi[lane / 8 * MINE + r][k];
+#pragma unroll
+                    for (int t = 0; t < OWN; t++)
+                        sums[t][r] = fmaf(x[t].y, phi.y, fmaf(x[t].x, phi.x, sums[t][r]));
+                }
+            }
+        }
+        /* The upper half of the warps hands its sums to the lower one, then all are added up in their order. */
+#pragma unroll
+        for (int half = 1; half >= 0; half--) {
+            __syncthreads();
+            if (warp / (WARPS / 2) == half)
+#pragma unroll
+                for (int r = 0; r < MINE; r++)
+#pragma unroll
+                    for (int t = 0; t < OWN; t++) {
+                        float *to = &s.sums[warp % (WARPS / 2)][lane / 8 * MINE + r][t * 8 + lane % 8];
+                        *to = half == 1 ? sums[t][r] : sums[t][r] + *to;
+                    }
+        }
+        __syncthreads();
+        for (int number = threadIdx.x; number < ROWS * TOKENS; number += THREADS) {
+            const int r = number % ROWS, t = number / ROWS;
+            float sum = s.sums[0][r][t];
+#pragma unroll
+            for (int w = 1; w < WARPS / 2; w++)
+                sum += s.sums[w][r][t];
+            if (first + r < M && first_token + t < c.tokens)
+                c.sums[((first_token + t) * c.slices + blockIdx.y) * S + first + r] = sum;
+        }
+        squares += __shfl_xor_sync(0xffffffffu, squares, 1);
+        squares += __shfl_xor_sync(0xffffffffu, squares, 2);
+        if (first == 0 && there && threadIdx.x % 4 == 0)
+            c.sums[(own * c.slices + blockIdx.y) * S + M] = squares;
+        __syncthreads();
+    }
+}
+
+/* ---- dx ----------------------------------------------------------------------------------------------- */
+
+enum { DX_COLUMNS = MHC_CUDA_DX_COLUMNS, DX_TOKENS = TOKENS / WARPS };
+static_assert(DX_COLUMNS == 4 * 32, "a vector of four a lane");
+
+/* A warp has eight tokens, a lane four columns. */
+template <typename E, int ROWS> static __device__ __forceinline__ void dx(const mhc_call &c)
+{
+    __shared__ float phi[ROWS][DX_COLUMNS], dh_mix[ROWS][TOKENS];
+    const int M = c.n * c.n + 2 * c.n, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t first_token = (int64_t)blockIdx.x * TOKENS;
+    const int tiles = (int)((c.D + DX_COLUMNS - 1) / DX_COLUMNS), i = blockIdx.y / tiles;
+    const int first_column = blockIdx.y % tiles * DX_COLUMNS, d = first_column + lane * 4;
+    float sums[DX_TOKENS][4] = {0};
+    for (int first = 0; first < M; first += ROWS) {
+        __syncthreads();
+        for (int number = threadIdx.x; number < ROWS * DX_COLUMNS; number += THREADS) {
+            const int j = first + number / DX_COLUMNS;
+            const int column = first_column + number % DX_COLUMNS;
+            phi[number / DX_COLUMNS][number % DX_COLUMNS] = j < M && column < c.D ? load_phi(c, j, i, column) : 0.0f;
+        }
+        for (int number = threadIdx.x; number < ROWS * TOKENS; number += THREADS) {
+            const int r = number % ROWS, t = number / ROWS;
+            dh_mix[r][t] =
+                first + r < M && first_token + t < c.tokens ? c.dh_mix[(first_token + t) * M + first + r] : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int octet = 0; octet < ROWS; octet += 8) {
+            float part[DX_TOKENS][4] = {0};
+#pragma unroll
+            for (int r = 0; r < 8; r++) {
+                const float4 p = *(const float4 *)&phi[octet + r][lane * 4];
+                float mix[DX_TOKENS];
+#pragma unroll
+                for (int t = 0; t < DX_TOKENS; t += 4) {
+                    const float4 four = *(const float4 *)&dh_mix[octet + r][warp * DX_TOKENS + t];
+                    mix[t] = four.x, mix[t + 1] = four.y, mix[t + 2] = four.z, mix[t + 3] = four.w;
+                }
+#pragma unroll
+                for (int t = 0; t < DX_TOKENS; t++) {
+                    part[t][0] = fmaf(mix[t], p.x, part[t][0]);
+                    part[t][1] = fmaf(mix[t], p.y, part[t][1]);
+                    part[t][2] = fmaf(mix[t], p.z, part[t][2]);
+                    part[t][3] = fmaf(mix[t], p.w, part[t][3]);
+                }
+            }
+#pragma unroll
+            for (int t = 0; t < DX_TOKENS; t++)
+#pragma unroll
+                for (int v = 0; v < 4; v++)
+                    sums[t][v] += part[t][v];
+        }
+    }
+    float gamma[4];
+#pragma unroll
+    for (int v = 0; v < 4; v++)
+        gamma[v] = d + v < c.D ? load_gamma(c, i, d + v) : 0.0f;
+#pragma unroll
+    for (int t = 0; t < DX_TOKENS; t++) {
+        const int64_t token = first_token + warp * DX_TOKENS + t;
+        if (token >= c.tokens)
+            break;
+        const float factor = c.factor[token];
+        const float h_pre = load_f32(c.h_pre, token_at(c, c.h_pre, token) + i * c.h_pre.stride[2]);
+        float x[4], dh_in[4], post[4] = {0};
+        load_row<E, 4>(c, c.x, token_at(c, c.x, token) + i * c.x.stride[2], c.x.stride[3], d, x);
+        load_row<E, 4>(c, c.dh_in, token_at(c, c.dh_in, token), c.dh_in.stride[2], d, dh_in);
+        if (given(c.dx_post))
+            load_row<E, 4>(c, c.dx_post, token_at(c, c.dx_post, token) + i * c.dx_post.stride[2], c.dx_post.stride[3],
+                           d, post);
+        float out[4];
+#pragma unroll
+        for (int v = 0; v < 4; v++)
+            out[v] = fmaf(h_pre, dh_in[v], fmaf(factor, x[v], gamma[v] * sums[t][v])) + post[v];
+        E *to = (E *)c.dx.data + token_at(c, c.dx, token) + i * c.dx.stride[2];
+        if (c.vectors && d + 4 <= c.D) {
+            cot_store_vector<E, 4>(to + d, out);
+        } else {
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                if (d + v < c.D)
+                    cot_from_f32(to + (int64_t)(d + v) * c.dx.stride[3], out[v]);
+        }
+    }
+}
+
+/* ---- dphi --------------------------------------------------------------------------------------------- */
+
+enum { Q_COLUMNS = MHC_CUDA_Q_COLUMNS, Q_TOKENS = WARPS * MHC_CUDA_RUN };
+static_assert(Q_COLUMNS == 2 * 32, "two a lane");
+
+/* The warp's run of x: two columns of each token, of none from `end` on. */
+template <typename E>
+static __device__ __forceinline__ void load_run(const mhc_call &c, int64_t first, int64_t end, int i, int d,
+                                                float (&x)[MHC_CUDA_RUN][2])
+{
+    const uint32_t T = (uint32_t)c.T;
+    uint32_t own = (uint32_t)first % T; /* of its b */
+    int64_t at = token_at(c, c.x, first) + i * c.x.stride[2];
+#pragma unroll
+    for (int t = 0; t < MHC_CUDA_RUN; t++) {
+        x[t][0] = x[t][1] = 0.0f;
+        if (first + t < end)
+            load_row<E, 2>(c, c.x, at, c.x.stride[3], d, x[t]);
+        at += c.x.stride[1];
+        if (++own == T) {
+            own = 0;
+            at += c.x.stride[0] - T * c.x.stride[1];
+        }
+    }
+}
+
+/* A warp has one run of tokens in every eight, a lane two columns. The next run is on its way while this one is added up. */
+template <typename E, int ROWS> static __device__ __forceinline__ void dphi(const mhc_call &c)
+{
+    __shared__ union {
+        float dh_mix[Q_TOKENS][ROWS];
+        float sums[WARPS / 2][ROWS][Q_COLUMNS];
+    } s;
+    const int M = c.n * c.n + 2 * c.n, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int tiles = (int)((c.D + Q_COLUMNS - 1) / Q_COLUMNS), i = blockIdx.x / tiles;
+    const int first_column = blockIdx.x % tiles * Q_COLUMNS, d = first_column + lane * 2;
+    const int64_t part = blockIdx.y, begin = part * c.part_length, K = c.n * c.D;
+    const int64_t end = begin + c.part_length < c.tokens ? begin + c.part_length : c.tokens;
+    for (int first = 0; first < M; first += ROWS) {
+        float Q[ROWS][2] = {0}, next[MHC_CUDA_RUN][2];
+        load_run<E>(c, begin + warp * MHC_CUDA_RUN, end, i, d, next);
+        for (int64_t token = begin; token < end; token += Q_TOKENS) {
+            __syncthreads();
+            for (int number = threadIdx.x; number < ROWS * Q_TOKENS; number += THREADS) {
+                const int r = number % ROWS, t = number / ROWS;
+                s.dh_mix[t][r] = first + r < M && token + t < end ? c.dh_mix[(token + t) * M + first + r] : 0.0f;
+            }
+            __syncthreads();
+            float run[ROWS][2] = {0}, x[MHC_CUDA_RUN][2];
+#pragma unroll
+            for (int t = 0; t < MHC_CUDA_RUN; t++)
+                x[t][0] = next[t][0], x[t][1] = next[t][1];
+            load_run<E>(c, token + Q_TOKENS + warp * MHC_CUDA_RUN, end, i, d, next);
+#pragma unroll
+            for (int t = 0; t < MHC_CUDA_RUN; t++)
+#pragma unroll
+                for (int r = 0; r < ROWS; r += 4) {
+                    const float4 mix = *(const float4 *)&s.dh_mix[warp * MHC_CUDA_RUN + t][r];
+                    const float four[4] = {mix.x, mix.y, mix.z, mix.w};
+#pragma unroll
+                    for (int q = 0; q < 4; q++) {
+                        run[r + q][0] = fmaf(four[q], x[t][0], run[r + q][0]);
+                        run[r + q][1] = fmaf(four[q], x[t][1], run[r + q][1]);
+                    }
+                }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                Q[r][0] += run[r][0];
+                Q[r][1] += run[r][1];
+            }
+        }
+#pragma unroll
+        for (int half = 1; half >= 0; half--) {
+            __syncthreads();
+            if (warp / (WARPS / 2) == half)
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) {
+                    float2 *to = (float2 *)&s.sums[warp % (WARPS / 2)][r][lane * 2];
+                    *to = half == 1 ? make_float2(Q[r][0], Q[r][1]) : make_float2(Q[r][0] + to->x, Q[r][1] + to->y);
+                }
+        }
+        __syncthreads();
+        for (int number = threadIdx.x; number < ROWS * Q_COLUMNS; number += THREADS) {
+            const int r = number / Q_COLUMNS, own = number % Q_COLUMNS;
+            float sum = s.sums[0][r][own];
+#pragma unroll
+            for (int w = 1; w < WARPS / 2; w++)
+                sum += s.sums[w][r][own];
+            if (first + r < M && first_column + own < c.D)
+                c.partial[(part * M + first + r) * K + i * c.D + first_column + own] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+/* ---- instances ---------------------------------------------------------------------------------------- */
+
+/* Rows at a time: few is for n up to 2. blocks: of a multiprocessor, at least. */
+#define INSTANCE(name, suffix, element, rows, blocks)                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks)           \
+        mhc_pre_tiles_##name##_##suffix(const __grid_constant__ mhc_call c) \
+    {                                                                       \
+        name<element, rows>(c);                                             \
+    }
+#define INSTANCES(name, blocks)                     \
+    INSTANCE(name, f32, float, 24, blocks)          \
+    INSTANCE(name, f16, __half, 24, blocks)         \
+    INSTANCE(name, bf16, __nv_bfloat16, 24, blocks) \
+    INSTANCE(name, few_f32, float, 8, blocks)       \
+    INSTANCE(name, few_f16, __half, 8, blocks)      \
+    INSTANCE(name, few_bf16, __nv_bfloat16, 8, blocks)
+
+INSTANCES(project, 2)
+INSTANCES(dx, 2)
+INSTANCES(dphi, 1)
