@@ -360,7 +360,7 @@ KERNEL mhc_pre_token_sums(const __grid_constant__ mhc_call c)
     if (j >= M)
         return;
     double dbias = 0, dalpha = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t token = blockIdx.x; token < c.tokens; token += gridDim.x) {
         const double dz = (double)c.dz[token * M + j];
         const float u = load_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2]) *

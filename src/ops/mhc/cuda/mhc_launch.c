@@ -245,13 +245,14 @@ cot_status mhc_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, void 
 }
 
 /* x of the grid are slices of the columns, y parts of the tokens. */
-static cot_status launch_slices(cot_queue *queue, const cot_cuda_kernel *kernel, int threads, const mhc_sizes *sizes,
-                                const mhc_mapped_call *call)
+static cot_status launch_slices(cot_queue *queue, const cot_cuda_kernel *kernel, int threads, bool dependent,
+                                const mhc_sizes *sizes, const mhc_mapped_call *call)
 {
     const cot_cuda_grid grid = {
         .blocks = {(unsigned)mhc_sm90_slices(sizes), (unsigned)mhc_sm90_parts(sizes), 1},
         .threads = (unsigned)threads,
         .shared_bytes = (unsigned)kernel->shared_bytes,
+        .dependent = dependent,
     };
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
@@ -301,8 +302,8 @@ cot_status mhc_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *w
     c->slices = mhc_sm90_slices(&p->sizes);
     cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, MHC_SM90_N);
     if (status == COT_OK)
-        status =
-            launch_slices(queue, &pre_fwd_split[p->sizes.dtype - COT_F16], MHC_SM90_SPLIT_THREADS, &p->sizes, &mapped);
+        status = launch_slices(queue, &pre_fwd_split[p->sizes.dtype - COT_F16], MHC_SM90_SPLIT_THREADS, false,
+                               &p->sizes, &mapped);
     return status == COT_OK ? launch_finish(queue, c, &p->sizes, true) : status;
 }
 
@@ -474,7 +475,7 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     if (status == COT_OK)
         status = launch_slices(
             queue, &(c->dx_post.data != NULL ? pre_bwd_split_post : pre_bwd_split)[p->sizes.dtype - COT_F16],
-            MHC_SM90_BWD_THREADS, &p->sizes, &mapped);
+            MHC_SM90_BWD_THREADS, true, &p->sizes, &mapped);
     return status == COT_OK ? launch_sum_parts(queue, c) : status;
 }
 

@@ -92,6 +92,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
 {
     const int first = (int)blockIdx.y, step = (int)gridDim.y;
     if (threadIdx.x % 32 == 0) {
+        cot_wait_for_kernels_before(); /* those of the records; what is done before needs the inputs alone */
         for (int slot = 0; slot < s.STAGES && first + slot * step < tiles; slot++)
             load_tile(p, s, slot, first + slot * step);
         FOR_EACH_TILE(tile, ring, tiles)

@@ -33,6 +33,21 @@ static __device__ __forceinline__ void load_row(const mhc_call &c, const mhc_arr
     }
 }
 
+template <typename E, int V>
+static __device__ __forceinline__ void store_row(const mhc_call &c, const mhc_array &a, int64_t at, int64_t stride,
+                                                 int d, const float (&values)[V])
+{
+    E *to = (E *)a.data + at;
+    if (c.vectors && d + V <= c.D) {
+        cot_store_vector<E, V>(to + d, values);
+    } else {
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            if (d + v < c.D)
+                cot_from_f32(to + (int64_t)(d + v) * stride, values[v]);
+    }
+}
+
 static __device__ __forceinline__ float load_phi(const mhc_call &c, int j, int i, int d)
 {
     return load_f32(c.phi, j * c.phi.stride[0] + (i * c.D + d) * c.phi.stride[1]);
@@ -45,15 +60,16 @@ static __device__ __forceinline__ float load_gamma(const mhc_call &c, int i, int
 
 /* ---- project ------------------------------------------------------------------------------------------ */
 
-enum { CHUNK = 32, PITCH = CHUNK + 4, SHARE = CHUNK / WARPS, OWN = TOKENS / 8 };
+enum { CHUNK = 32, SHARE = CHUNK / WARPS, OWN = TOKENS / 8, BROUGHT = TOKENS * CHUNK / THREADS };
+static_assert(BROUGHT == CHUNK / 4, "a thread brings a quarter of a token's columns");
 
-/* A chunk of columns, of which a thread brings 8 of a token and some of phi. */
+/* A chunk of columns, of which a thread brings a quarter of a token's and some of phi. */
 template <int ROWS> struct chunk {
-    float x[TOKENS][PITCH], phi[ROWS][PITCH];
+    float x[TOKENS][CHUNK + 4], phi[ROWS][CHUNK + 4];
 };
 
 template <int ROWS> struct brought {
-    float x[8], phi[ROWS * CHUNK / THREADS];
+    float x[BROUGHT], phi[ROWS * CHUNK / THREADS];
 };
 
 template <typename E, int ROWS>
@@ -62,10 +78,10 @@ static __device__ __forceinline__ void bring(const mhc_call &c, int64_t at, bool
 {
     const int M = c.n * c.n + 2 * c.n;
 #pragma unroll
-    for (int v = 0; v < 8; v++)
+    for (int v = 0; v < BROUGHT; v++)
         b.x[v] = 0.0f;
     if (there)
-        load_row<E, 8>(c, c.x, at, c.x.stride[3], d + (int)threadIdx.x % 4 * 8, b.x);
+        load_row<E, BROUGHT>(c, c.x, at, c.x.stride[3], d + (int)threadIdx.x % 4 * BROUGHT, b.x);
     const int column = d + (int)threadIdx.x % CHUNK;
     const int j = first + (int)threadIdx.x / CHUNK;
     const float gamma = column < c.D ? load_gamma(c, i, column) : 0.0f;
@@ -77,15 +93,16 @@ static __device__ __forceinline__ void bring(const mhc_call &c, int64_t at, bool
 
 template <int ROWS> static __device__ __forceinline__ void put(const brought<ROWS> &b, chunk<ROWS> &to)
 {
-    float *x = to.x[threadIdx.x / 4] + threadIdx.x % 4 * 8;
-    *(float4 *)x = make_float4(b.x[0], b.x[1], b.x[2], b.x[3]);
-    *(float4 *)(x + 4) = make_float4(b.x[4], b.x[5], b.x[6], b.x[7]);
+    float *x = to.x[threadIdx.x / 4] + threadIdx.x % 4 * BROUGHT;
+#pragma unroll
+    for (int v = 0; v < BROUGHT; v += 4)
+        *(float4 *)(x + v) = make_float4(b.x[v], b.x[v + 1], b.x[v + 2], b.x[v + 3]);
 #pragma unroll
     for (int r = 0; r < ROWS * CHUNK / THREADS; r++)
         to.phi[(threadIdx.x + r * THREADS) / CHUNK][threadIdx.x % CHUNK] = b.phi[r];
 }
 
-/* A warp has four columns of each chunk, a lane eight tokens and a quarter of the rows. */
+/* A warp has an eighth of each chunk, a lane eight tokens and a quarter of the rows. */
 template <typename E, int ROWS> static __device__ __forceinline__ void project(const mhc_call &c)
 {
     constexpr int MINE = ROWS / 4;
@@ -109,7 +126,7 @@ template <typename E, int ROWS> static __device__ __forceinline__ void project(c
             chunk<ROWS> &now = s.chunks[slot];
             float run = 0.0f;
 #pragma unroll
-            for (int v = 0; v < 8; v++)
+            for (int v = 0; v < BROUGHT; v++)
                 run = fmaf(next.x[v], next.x[v], run);
             squares += run;
             put(next, now);
@@ -220,31 +237,36 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dx(const 
 #pragma unroll
     for (int v = 0; v < 4; v++)
         gamma[v] = d + v < c.D ? load_gamma(c, i, d + v) : 0.0f;
+        /* Four tokens at a time, all of what they need on its way before it is used. */
 #pragma unroll
-    for (int t = 0; t < DX_TOKENS; t++) {
-        const int64_t token = first_token + warp * DX_TOKENS + t;
-        if (token >= c.tokens)
-            break;
-        const float factor = c.factor[token];
-        const float h_pre = load_f32(c.h_pre, token_at(c, c.h_pre, token) + i * c.h_pre.stride[2]);
-        float x[4], dh_in[4], post[4] = {0};
-        load_row<E, 4>(c, c.x, token_at(c, c.x, token) + i * c.x.stride[2], c.x.stride[3], d, x);
-        load_row<E, 4>(c, c.dh_in, token_at(c, c.dh_in, token), c.dh_in.stride[2], d, dh_in);
-        if (given(c.dx_post))
-            load_row<E, 4>(c, c.dx_post, token_at(c, c.dx_post, token) + i * c.dx_post.stride[2], c.dx_post.stride[3],
-                           d, post);
-        float out[4];
+    for (int four = 0; four < DX_TOKENS; four += 4) {
+        float x[4][4], dh_in[4][4], post[4][4], factor[4], h_pre[4];
 #pragma unroll
-        for (int v = 0; v < 4; v++)
-            out[v] = fmaf(h_pre, dh_in[v], fmaf(factor, x[v], gamma[v] * sums[t][v])) + post[v];
-        E *to = (E *)c.dx.data + token_at(c, c.dx, token) + i * c.dx.stride[2];
-        if (c.vectors && d + 4 <= c.D) {
-            cot_store_vector<E, 4>(to + d, out);
-        } else {
+        for (int t = 0; t < 4; t++) {
+            const int64_t token = first_token + warp * DX_TOKENS + four + t;
+            if (token < c.tokens) {
+                factor[t] = c.factor[token];
+                h_pre[t] = load_f32(c.h_pre, token_at(c, c.h_pre, token) + i * c.h_pre.stride[2]);
+                load_row<E, 4>(c, c.x, token_at(c, c.x, token) + i * c.x.stride[2], c.x.stride[3], d, x[t]);
+                load_row<E, 4>(c, c.dh_in, token_at(c, c.dh_in, token), c.dh_in.stride[2], d, dh_in[t]);
+                if (given(c.dx_post))
+                    load_row<E, 4>(c, c.dx_post, token_at(c, c.dx_post, token) + i * c.dx_post.stride[2],
+                                   c.dx_post.stride[3], d, post[t]);
+            }
+        }
 #pragma unroll
-            for (int v = 0; v < 4; v++)
-                if (d + v < c.D)
-                    cot_from_f32(to + (int64_t)(d + v) * c.dx.stride[3], out[v]);
+        for (int t = 0; t < 4; t++) {
+            const int64_t token = first_token + warp * DX_TOKENS + four + t;
+            if (token < c.tokens) {
+                float out[4];
+#pragma unroll
+                for (int v = 0; v < 4; v++) {
+                    out[v] = fmaf(h_pre[t], dh_in[t][v], fmaf(factor[t], x[t][v], gamma[v] * sums[four + t][v]));
+                    if (given(c.dx_post))
+                        out[v] += post[t][v];
+                }
+                store_row<E, 4>(c, c.dx, token_at(c, c.dx, token) + i * c.dx.stride[2], c.dx.stride[3], d, out);
+            }
         }
     }
 }
