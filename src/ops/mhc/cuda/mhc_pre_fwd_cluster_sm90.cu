@@ -59,42 +59,50 @@ extern __shared__ __align__(1024) unsigned char memory[];
     cot_ring<STAGES> ring;             \
     for (int tile = (own).first; tile < (own).tiles; tile += (own).step, ring.next())
 
-/* phi gamma of columns d and d+1 of a stream. */
-static __device__ __forceinline__ float2 weights(const mhc_call &c, int row, int stream, int d)
+/* phi gamma of the lane's two columns of half a step, of the lane's row of each octet. */
+static __device__ __forceinline__ void load_weights(const mhc_call &c, int rank, int warp, int s, int half,
+                                                    float2 (&weights)[OCTETS])
 {
-    if (d >= c.D)
-        return {0.0f, 0.0f};
-    float2 value = *(const float2 *)((const float *)c.phi.data + row * c.phi.stride[0] + stream * c.D + d);
-    if (given(c.gamma)) {
-        const float2 gamma = *(const float2 *)((const float *)c.gamma.data + stream * c.gamma.stride[0] + d);
-        value = {value.x * gamma.x, value.y * gamma.y};
-    }
-    return value;
-}
-
-/* The columns of the warp's fragments: of a step of sixteen k and a half of it. */
-static __device__ __forceinline__ float2 weights_of(const mhc_call &c, int rank, int warp, int octet, int s, int half)
-{
-    const int block = warp * 2 + s / 4, pair = threadIdx.x % 4 * 2;
+    const int row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    const int block = warp * 2 + s / 4, stream = block / MHC_SM90_CHUNKS;
     const int d = rank * MHC_SM90_COLUMNS + block % MHC_SM90_CHUNKS * MHC_SM90_CHUNK + s % 4 * 16 + half * 8 + pair;
-    return weights(c, octet * 8 + threadIdx.x % 32 / 4, block / MHC_SM90_CHUNKS, d);
+    const bool inside = d < c.D;
+    float2 gamma = {1.0f, 1.0f};
+    if (given(c.gamma) && inside)
+        gamma = *(const float2 *)((const float *)c.gamma.data + stream * c.gamma.stride[0] + d);
+#pragma unroll
+    for (int octet = 0; octet < OCTETS; octet++) {
+        float2 value = {0.0f, 0.0f};
+        if (inside)
+            value =
+                *(const float2 *)((const float *)c.phi.data + (octet * 8 + row) * c.phi.stride[0] + stream * c.D + d);
+        weights[octet] = {value.x * gamma.x, value.y * gamma.y};
+    }
 }
 
-/* The power of two that a row of the warp's columns is divided by: its largest element is then from 2^14 to 2^15. */
-static __device__ __forceinline__ float unit_of_row(const mhc_call &c, int rank, int warp, int octet)
+/* The powers of two that the lane's rows of the warp's columns are divided by: a row's largest element is then from 2^14
+ * to 2^15. */
+static __device__ __forceinline__ void find_units(const mhc_call &c, int rank, int warp, float (&unit)[OCTETS])
 {
-    float largest = 0.0f;
+    float largest[OCTETS] = {0};
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float2 value = weights_of(c, rank, warp, octet, s, half);
-            largest = fmaxf(largest, fmaxf(fabsf(value.x), fabsf(value.y)));
+            float2 weights[OCTETS];
+            load_weights(c, rank, warp, s, half, weights);
+#pragma unroll
+            for (int octet = 0; octet < OCTETS; octet++)
+                largest[octet] = fmaxf(largest[octet], fmaxf(fabsf(weights[octet].x), fabsf(weights[octet].y)));
         }
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    const uint32_t exponent = __float_as_uint(largest) >> 23;
-    return __uint_as_float(((exponent < 30 ? 30 : exponent) - 14) << 23);
+#pragma unroll
+    for (int octet = 0; octet < OCTETS; octet++) {
+        float most = largest[octet];
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        const uint32_t exponent = __float_as_uint(most) >> 23;
+        unit[octet] = __uint_as_float(((exponent < 30 ? 30 : exponent) - 14) << 23);
+    }
 }
 
 /* phi gamma of the warp's columns of k, as fragments of A: [step][term*3 + octet of rows][half of the step]. */
@@ -102,17 +110,18 @@ template <typename E>
 static __device__ __forceinline__ void load_phi(const mhc_call &c, int rank, int warp,
                                                 uint32_t (&phi)[STEPS][groups_of<E>][2], float (&unit)[OCTETS])
 {
-#pragma unroll
-    for (int octet = 0; octet < OCTETS; octet++)
-        unit[octet] = cot_is_f16<E> ? unit_of_row(c, rank, warp, octet) : 1.0f;
+    if constexpr (cot_is_f16<E>)
+        find_units(c, rank, warp, unit);
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < 2; half++) {
+            float2 weights[OCTETS];
+            load_weights(c, rank, warp, s, half, weights);
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++) {
-                float2 rest = weights_of(c, rank, warp, octet, s, half);
-                if (cot_is_f16<E>)
+                float2 rest = weights[octet];
+                if constexpr (cot_is_f16<E>)
                     rest = {rest.x * (1.0f / unit[octet]), rest.y * (1.0f / unit[octet])};
 #pragma unroll
                 for (int t = 0; t < terms_of<E>; t++) {
@@ -122,6 +131,7 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, int rank, int
                     phi[s][t * OCTETS + octet][half] = term;
                 }
             }
+        }
 }
 
 template <typename E, bool SPLIT>
