@@ -88,7 +88,7 @@ flaky()
 {
     FAKE_CUDA=flaky LD_LIBRARY_PATH=$fake "$program" check causal_conv1d --backend cuda --quick --only 'update bf16' "$@"
 }
-expect 1 'other bits in run 4' flaky --repeat 6 # which reads five large fields in each of two runs, then two outputs a run
+expect 1 'other bits in run 4' flaky --repeat 6 # which reads five large fields in each of two runs, then all outputs of a run at once
 
 # ---- tools/gpu.sh says what it cannot do, and does not say that anything passed
 expect 1 'no GPU' without_driver tools/gpu.sh --program "$program" --stage check

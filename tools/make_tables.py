@@ -75,7 +75,7 @@ def is_entry(row):
     """Of FlashAttention-3's setting: no options but the mask and the order."""
     sizes = re.fullmatch(r"B(\d+) H(\d+)/(\d+) T(\d+)/(\d+) d(\d+)/(\d+)", row["shape"]).groups()
     B, H, Hkv, Tq, Tk, d, dv = map(int, sizes)
-    return (row["options"] in ("full", "causal", "full+any-order", "causal+any-order")
+    return (row["dtype"] == "bf16" and row["options"] in ("full", "causal", "full+any-order", "causal+any-order")
             and H == Hkv and Tq == Tk and d == dv and B * Tq == 16384 and H * d == 2048)
 
 

@@ -273,14 +273,24 @@ cot_status device_image_read(const device_image *image, bound_case *b, const cot
     return status;
 }
 
+/* In one copy: outputs follow the inputs. */
 cot_status device_image_read_outputs(const device_image *image, bound_case *b, const cot_direction *direction,
                                      cot_queue *queue)
 {
-    cot_status status = COT_OK;
+    size_t first = SIZE_MAX, end = 0;
+    for (int f = 0; f < direction->field_count; f++)
+        if (b->fields[f].memory != NULL && direction->fields[f].role != COT_INPUT) {
+            first = image->offsets[f] < first ? image->offsets[f] : first;
+            end = image->offsets[f] + b->fields[f].bytes;
+        }
+    if (end == 0)
+        return COT_OK;
+    char *host = allocate(end - first, 1);
+    const cot_status status = cot_cuda_to_host(queue, host, image->memory + first, end - first);
     for (int f = 0; status == COT_OK && f < direction->field_count; f++)
         if (b->fields[f].memory != NULL && direction->fields[f].role != COT_INPUT)
-            status =
-                cot_cuda_to_host(queue, b->fields[f].memory, image->memory + image->offsets[f], b->fields[f].bytes);
+            memcpy(b->fields[f].memory, host + image->offsets[f] - first, b->fields[f].bytes);
+    free(host);
     return status;
 }
 

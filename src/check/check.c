@@ -156,35 +156,44 @@ static bool repeats_agree_on_host(checker *k, const cot_kernel *kernel, const co
     return true;
 }
 
-/* The same, set back by a copy within the device: small cases take less time than allocating and copying for them. */
+/* The same, set back by a copy within the device, and so many runs one after the other before the first of them is read:
+ * small cases take less time than allocating and copying for them, and than waiting for them. */
+enum { REPEATS_AT_ONCE = 16 };
+
 static bool repeats_agree_on_device(checker *k, const cot_kernel *kernel, const cot_case *c,
                                     const cot_direction *direction, const bound_case *first, bound_case *again,
                                     const bound_case *untouched, char *why, size_t size)
 {
     cot_queue *queue = k->device_queues[kernel - k->cases->op->kernels];
     size_t bytes = 0;
-    device_image image = {0}, pristine = {0};
+    device_image images[REPEATS_AT_ONCE] = {0}, pristine = {0};
+    const int repeats = k->options->repeat - 2, at_once = repeats < REPEATS_AT_ONCE ? repeats : REPEATS_AT_ONCE;
     bool same = true;
-    if (k->options->repeat < 3)
+    if (repeats <= 0)
         return true;
     cot_status status = cot_op_workspace(direction, queue, untouched->args, &bytes);
     if (status == COT_OK)
         status = device_image_make(&pristine, untouched, direction, queue, bytes);
-    if (status == COT_OK)
-        status = device_image_make(&image, untouched, direction, queue, bytes);
-    for (int run = 3; same && status == COT_OK && run <= k->options->repeat; run++) {
-        status = cot_cuda_copy(queue, image.memory, pristine.memory, image.bytes);
-        if (status == COT_OK)
-            status = cot_op_run(direction, queue, image.args);
-        if (status == COT_OK)
-            status = device_image_read_outputs(&image, again, direction, queue);
-        same = status == COT_OK && same_bytes(c, direction, first, again, run, why, size);
+    for (int i = 0; i < at_once && status == COT_OK; i++)
+        status = device_image_make(&images[i], untouched, direction, queue, bytes);
+    for (int done = 0; same && status == COT_OK && done < repeats; done += at_once) {
+        const int count = repeats - done < at_once ? repeats - done : at_once;
+        for (int i = 0; i < count && status == COT_OK; i++) {
+            status = cot_cuda_copy(queue, images[i].memory, pristine.memory, pristine.bytes);
+            if (status == COT_OK)
+                status = cot_op_run(direction, queue, images[i].args);
+        }
+        for (int i = 0; same && i < count && status == COT_OK; i++) {
+            status = device_image_read_outputs(&images[i], again, direction, queue);
+            same = status == COT_OK && same_bytes(c, direction, first, again, done + i + 3, why, size);
+        }
     }
     if (status == COT_OK)
         status = cot_queue_check(queue);
     if (status != COT_OK)
         snprintf(why, size, "%s: %s", cot_status_name(status), cot_error_message());
-    device_image_free(&image, queue);
+    for (int i = 0; i < at_once; i++)
+        device_image_free(&images[i], queue);
     device_image_free(&pristine, queue);
     return same && status == COT_OK;
 }
