@@ -4,7 +4,7 @@
 
     ncu --clock-control none --set full -k regex:OP -o REPORT PROGRAM bench OP DIRECTION WORD... --backend cuda --chosen
     ncu --import REPORT.ncu-rep --page details |
-        tools/read_ncu.py --device NAME --commit COMMIT --case 'DIRECTION WORD...' > bench/results/DATE-DEVICE-OP-ncu.json
+        tools/read_ncu.py --device NAME --commit COMMIT --case 'OP DIRECTION WORD...' > bench/results/DATE-DEVICE-OP-ncu.json
 
 The driver must let ncu read the hardware's counters. One row a kernel, in the order of their launches.
 """
