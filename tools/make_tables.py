@@ -150,6 +150,17 @@ def rows_with(directory, key):
     return [(path.name, row) for path in sorted(directory.glob("*.json")) for row in json.loads(path.read_text()) if key in row]
 
 
+def newest_with(directory, key, wanted=lambda row: True):
+    """Those rows of the newest file of each device: {device: (file, rows)}."""
+    newest = {}
+    for source, row in rows_with(directory, key):
+        if wanted(row):
+            if newest.get(row["device"], ("", []))[0] != source:
+                newest[row["device"]] = source, []
+            newest[row["device"]][1].append(row)
+    return newest
+
+
 # What a document of docs/seeds.md is about.
 SEEDS = {"seed_000": ("causal_conv1d", "backward"), "seed_001": ("attention", "backward"), "seed_002": ("dropout", "backward"),
          "seed_003": ("causal_conv1d", "forward"), "seed_004": ("mhc_pre", "backward")}
@@ -157,12 +168,8 @@ SEEDS = {"seed_000": ("causal_conv1d", "backward"), "seed_001": ("attention", "b
 
 def seed_figures(number, directory):
     """A document's figures beside those of `cotangent demo` on each device, from the newest file of each."""
-    newest = {}
-    for source, row in rows_with(directory, "figure"):
-        if row["demo"] == number:
-            if newest.get(row["device"], ("", {}))[0] != source:
-                newest[row["device"]] = source, {}
-            newest[row["device"]][1][row["figure"]] = row
+    newest = {device: (source, {row["figure"]: row for row in rows})
+              for device, (source, rows) in newest_with(directory, "figure", lambda row: row["demo"] == number).items()}
     if not newest:
         return []
     figures = {name: row["document"] for _, rows in newest.values() for name, row in rows.items()}
@@ -228,13 +235,8 @@ def seed_table(name, results, directory):
 
 def trained(directory):
     """The validation losses of train_lm's architectures, from the newest file of each device."""
-    newest = {}
-    for source, row in rows_with(directory, "trained"):
-        if newest.get(row["device"], ("", []))[0] != source:
-            newest[row["device"]] = source, []
-        newest[row["device"]][1].append(row)
     lines = []
-    for device, (source, rows) in newest.items():
+    for device, (source, rows) in newest_with(directory, "trained").items():
         seeds = sorted({row["seed"] for row in rows})
         lines += [f"{device}, {rows[0]['date']}, {rows[0]['tokens']} tokens each (`bench/results/{source}`):", "",
                   "| architecture | parameters | " + " | ".join(f"seed {seed}" for seed in seeds) + " | mean | bits/byte |",
@@ -251,15 +253,8 @@ def trained(directory):
 
 def profiled(op, directory):
     """What Nsight Compute saw of an op's kernels, from the newest file of each device."""
-    newest = {}
-    for source, row in rows_with(directory, "ncu"):
-        if not row["case"].startswith(op + " "):
-            continue
-        if newest.get(row["device"], ("", []))[0] != source:
-            newest[row["device"]] = source, []
-        newest[row["device"]][1].append(row)
     lines = []
-    for device, (source, rows) in newest.items():
+    for device, (source, rows) in newest_with(directory, "ncu", lambda row: row["case"].startswith(op + " ")).items():
         lines += [f"{device}, commit {rows[0]['commit']}, {rows[0]['date']} (`bench/results/{source}`):", "",
                   "| case | kernel | us | cycles | busiest pipe | instruction issue | first-level cache and shared memory "
                   "| second-level cache | its hits | memory | registers | warps |", "|---|---|" + "--:|" * 10]

@@ -183,8 +183,9 @@ void bound_case_make_repeating(bound_case *b, const cot_op_cases *cases, const c
             free(integers);
         } else if (field_begins_with_value(direction, field, c->args)) {
             random_normal(c->seed * COT_MAX_FIELDS + (uint64_t)f, values, PERIOD);
-            for (int i = 0; cases->typical != NULL && i < PERIOD; i++)
-                values[i] += cases->typical(c, field->name);
+            const double about = cases->typical != NULL ? cases->typical(c, field->name) : 0;
+            for (int i = 0; i < PERIOD; i++)
+                values[i] += about;
             fill_repeating(tensor, values, PERIOD);
         }
     }

@@ -17,8 +17,9 @@
 /* The oracle against finite differences of its own forward. */
 static const double gradient_tolerance = 1e-7;
 
-/* A kernel runs on an odd number of threads first and on one thread then: same bits, or it fails. */
-enum { MANY_THREADS = 3, SHOWN_FAILURES = 3 };
+/* A kernel runs on an odd number of threads first and on one thread then: same bits, or it fails. On a GPU so many repeats
+ * run before the first of them is read. */
+enum { MANY_THREADS = 3, SHOWN_FAILURES = 3, REPEATS_AT_ONCE = 16 };
 
 /* How one kernel has fared so far. */
 typedef struct tally {
@@ -156,10 +157,8 @@ static bool repeats_agree_on_host(checker *k, const cot_kernel *kernel, const co
     return true;
 }
 
-/* The same, set back by a copy within the device, and so many runs one after the other before the first of them is read:
- * small cases take less time than allocating and copying for them, and than waiting for them. */
-enum { REPEATS_AT_ONCE = 16 };
-
+/* The same, set back by a copy within the device, several runs one after the other before the first of them is read: small
+ * cases take less time than allocating and copying for them, and than waiting for them. */
 static bool repeats_agree_on_device(checker *k, const cot_kernel *kernel, const cot_case *c,
                                     const cot_direction *direction, const bound_case *first, bound_case *again,
                                     const bound_case *untouched, char *why, size_t size)

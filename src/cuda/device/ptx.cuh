@@ -75,12 +75,10 @@ static __device__ __forceinline__ void cot_copy_async_if(bool wanted, void *to, 
                  : "memory");
 }
 
-/* The same; else zeros. */
-static __device__ __forceinline__ void cot_copy_async_or_zeros(bool there, void *to, const void *from)
+/* The same; else zeros. To an address of shared memory. */
+static __device__ __forceinline__ void cot_copy_async_or_zeros(bool there, uint32_t to, const void *from)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(cot_shared_address(to)), "l"(from),
-                 "r"(there ? 16 : 0)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
 static __device__ __forceinline__ void cot_copy_async_commit(void)

@@ -195,12 +195,7 @@ template <int D> DEVICE uint32_t unit_at(uint32_t tile, int r, int u)
     return tile + r * (2 * D) + ((u ^ (r & 7)) << 4);
 }
 
-/* Sixteen bytes, or zeros; and, of four. */
-DEVICE void copy_unit(uint32_t to, const void *from, bool there)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-
+/* Four bytes, or zeros. */
 DEVICE void copy_word(uint32_t to, const void *from, bool there)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
@@ -241,8 +236,8 @@ DEVICE void load_tile(char *tile, const attention_view &t, int64_t at, int rows,
 #pragma unroll
             for (int beside = 0; beside < UNITS; beside += 8) {
                 const bool there = row_there && 8 * (u + beside) < size;
-                copy_unit(unit + below * (2 * D) + beside * 16, there ? from + 8 * beside : (const uint16_t *)t.data,
-                          there);
+                cot_copy_async_or_zeros(there, unit + below * (2 * D) + beside * 16,
+                                        there ? from + 8 * beside : (const uint16_t *)t.data);
             }
             from += step;
         }

@@ -241,11 +241,12 @@ static __device__ __forceinline__ void ask_for(const conv1d_dense_call &c, const
             int64_t column, end;
             const uint16_t *from = left_row<P>(c, p, step, e / LEFT, column, end);
             column += e % LEFT * 8;
-            cot_copy_async_or_zeros(column < end, &to.a[unit_at<left_along<P>>(e / LEFT, e % LEFT)],
+            cot_copy_async_or_zeros(column < end, cot_shared_address(&to.a[unit_at<left_along<P>>(e / LEFT, e % LEFT)]),
                                     column < end ? from + column : (const uint16_t *)c.packed);
             from = right_row<P>(c, p, step, e / RIGHT, column, end);
             column += e % RIGHT * 8;
-            cot_copy_async_or_zeros(column < end, &to.b[unit_at<right_along<P>>(e / RIGHT, e % RIGHT)],
+            cot_copy_async_or_zeros(column < end,
+                                    cot_shared_address(&to.b[unit_at<right_along<P>>(e / RIGHT, e % RIGHT)]),
                                     column < end ? from + column : (const uint16_t *)c.packed);
         }
     }

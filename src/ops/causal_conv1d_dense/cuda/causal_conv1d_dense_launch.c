@@ -188,9 +188,10 @@ static cot_status backward(cot_queue *queue, const void *problem, void *workspac
     const conv1d_dense_cuda_parts parts = conv1d_dense_cuda_parts_of(z, silu, &a->x, &a->dy);
     conv1d_dense_mapped m = {.call = call_of(z, &parts, workspace, a->activation, &a->weight, &a->bias)};
     conv1d_dense_call *c = &m.call;
-    conv1d_dense_array x;
+    conv1d_dense_array x = {0};
     c->accumulate = a->accumulate;
-    CHECK(tokens_of(queue, z, &a->x, z->Din, (char *)workspace + parts.x, c, &x));
+    if (silu || cot_present(&a->dweight))
+        CHECK(tokens_of(queue, z, &a->x, z->Din, (char *)workspace + parts.x, c, &x));
     CHECK(tokens_of(queue, z, &a->dy, z->Dout, (char *)workspace + parts.dy, c, &c->dy));
     c->g = c->dy;
     c->dweight = array(&a->dweight);

@@ -393,11 +393,6 @@ static __device__ __forceinline__ uint2 load_mask(const dropout_call &c, const p
     } else if (ACCESS == PLAIN) {
         const cot_words<2> words = cot_load_words_if<2>(columns > 0, from + (int64_t)COT_DROPOUT_GROUP * p.group);
         raw = {words.word[0], words.word[1]};
-    } else if (ACCESS == SHIFTED && lies_inside(c, p)) {
-        from += (int64_t)COT_DROPOUT_GROUP * p.group;
-        const int skipped = (int)((uintptr_t)from % 4);
-        const uint32_t *words = (const uint32_t *)(from - skipped);
-        raw = {__funnelshift_r(words[0], words[1], 8 * skipped), __funnelshift_r(words[1], words[2], 8 * skipped)};
     } else {
         from += (int64_t)COT_DROPOUT_GROUP * p.group * c.given.step;
         uint64_t bytes = 0;

@@ -226,24 +226,6 @@ static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kerne
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
-cot_status mhc_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
-{
-    const mhc_pre_forward_problem *p = problem;
-    const cot_mhc_pre_forward_args *a = &p->args;
-    mhc_mapped_call mapped = {.call = pre_forward_call(p)};
-    mhc_call *c = &mapped.call;
-    if (!begins_at(&a->x, 16) || !begins_at(&a->h_in, 16) || !begins_at(&a->phi, 8) || !begins_at(&a->gamma, 8))
-        return mhc_pre_fwd_generic_sm80(queue, problem, workspace);
-    if (c->tokens == 0)
-        return COT_OK;
-    c->logits = c->A.data != NULL ? workspace : NULL;
-    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, MHC_SM90_N);
-    if (status == COT_OK)
-        status =
-            launch_clusters(queue, &pre_fwd_cluster[p->sizes.dtype - COT_F16], MHC_SM90_FWD_THREADS, false, &mapped);
-    return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
-}
-
 /* x of the grid are slices of the columns, y parts of the tokens. */
 static cot_status launch_slices(cot_queue *queue, const cot_cuda_kernel *kernel, int threads, bool dependent,
                                 const mhc_sizes *sizes, const mhc_mapped_call *call)
@@ -287,7 +269,8 @@ cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     return launch_finish(queue, &c, s, c.vectors);
 }
 
-cot_status mhc_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
+/* By clusters, or by blocks of slices that leave their sums. */
+static cot_status forward_sm90(cot_queue *queue, const void *problem, void *workspace, bool split)
 {
     const mhc_pre_forward_problem *p = problem;
     const cot_mhc_pre_forward_args *a = &p->args;
@@ -298,13 +281,28 @@ cot_status mhc_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *w
     if (c->tokens == 0)
         return COT_OK;
     c->logits = c->A.data != NULL ? workspace : NULL;
-    c->sums = (float *)((char *)workspace + mhc_cuda_sums_at(problem));
-    c->slices = mhc_sm90_slices(&p->sizes);
+    if (split) {
+        c->sums = (float *)((char *)workspace + mhc_cuda_sums_at(problem));
+        c->slices = mhc_sm90_slices(&p->sizes);
+    }
+    const cot_cuda_kernel *kernel = &(split ? pre_fwd_split : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
     cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, MHC_SM90_N);
     if (status == COT_OK)
-        status = launch_slices(queue, &pre_fwd_split[p->sizes.dtype - COT_F16], MHC_SM90_SPLIT_THREADS, false,
-                               &p->sizes, &mapped);
-    return status == COT_OK ? launch_finish(queue, c, &p->sizes, true) : status;
+        status = split ? launch_slices(queue, kernel, MHC_SM90_SPLIT_THREADS, false, &p->sizes, &mapped)
+                       : launch_clusters(queue, kernel, MHC_SM90_FWD_THREADS, false, &mapped);
+    if (status != COT_OK)
+        return status;
+    return split ? launch_finish(queue, c, &p->sizes, true) : launch_fused_sinkhorn(queue, c);
+}
+
+cot_status mhc_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    return forward_sm90(queue, problem, workspace, false);
+}
+
+cot_status mhc_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    return forward_sm90(queue, problem, workspace, true);
 }
 
 /* ---- pre, backward ------------------------------------------------------------------------------------ */

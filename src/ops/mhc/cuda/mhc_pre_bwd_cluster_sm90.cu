@@ -97,20 +97,14 @@ static __device__ __forceinline__ void take_dh_pre(shared_memory<POST> &s, uint3
 template <bool POST>
 static __device__ __forceinline__ void products(const mhc_call &c, shared_memory<POST> &s, int rank, int tiles)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunk = warp / 2;
+    const int warp = threadIdx.x / 32;
     uint32_t second[GROUPS][6];
     load_phi<0, GROUPS / 2>(c, s, first_column(), warp, second);
     cot_cluster_wait();
     load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, second);
     float Q[GROUPS][OCTETS][4] = {0};
-    /* The units of sixteen bytes, of the first group, that the lane names to ldmatrix: for A, tokens first; for B and for
-     * A's transpose, columns first. */
-    const uint32_t block = cot_shared_address(s.stages[0]) + (uint32_t)(chunk * BLOCK_BYTES);
-    const uint32_t by_token = block + (uint32_t)(lane % 16 * 128 + ((warp % 2 * 4 + lane / 16) ^ lane % 8) * 16);
-    const uint32_t by_column =
-        block + (uint32_t)((lane / 16 * 8 + lane % 8) * 128 + ((warp % 2 * 4 + lane / 8 % 2) ^ lane % 8) * 16);
+    const lane_units at = find_units(s, warp);
     cot_ring<s.STAGES> next;
-    const uint32_t dx_post = cot_shared_address(s.dx_post[0]) - cot_shared_address(s.stages[0]);
     uint32_t parity = 0, turn = 0;
     int ahead = (int)(blockIdx.x / MHC_SM90_CLUSTER);
     FOR_EACH_TILE(tile, ring, tiles)
@@ -119,22 +113,13 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
         for (; ahead < tiles && ahead <= tile + MHC_SM90_CLUSTERS; ahead += MHC_SM90_CLUSTERS, next.next()) {
             cot_mbarrier_wait(&s.full[next.slot], next.parity);
             const uint32_t slot = (uint32_t)(next.slot * STAGE_BYTES);
-            take_dh_pre(s, by_column + slot, by_token + slot + X_BYTES, warp, parity);
+            take_dh_pre(s, at.by_column + slot, at.by_token + slot + X_BYTES, warp, parity);
             parity ^= 1;
         }
         cot_mbarrier_wait(&s.sent[ring.slot], ring.parity);
         if (threadIdx.x == 0)
             cot_mbarrier_arrive_expect(&s.sent[ring.slot], sizeof s.records[0]);
-        const uint32_t slot = (uint32_t)(ring.slot * STAGE_BYTES);
-        take_Q<__nv_bfloat16>(by_column + slot, cot_shared_address(s.records[ring.slot]), Q);
-        if (given(c.dx)) {
-            give_dx<__nv_bfloat16, POST>(s, by_token + slot, by_token + slot + X_BYTES, by_token + dx_post, ring, warp,
-                                         turn, second);
-            cot_proxy_fence();
-        }
-        __syncwarp();
-        if (lane == 0)
-            cot_mbarrier_arrive(&s.done[ring.slot]);
+        multiply_tile<__nv_bfloat16, POST>(c, s, at, ring, warp, turn, second, Q);
         turn ^= 1;
     }
     const int64_t d = first_column();

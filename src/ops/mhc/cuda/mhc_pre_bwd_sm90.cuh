@@ -256,4 +256,37 @@ static __device__ __forceinline__ void store_Q(const mhc_call &c, const float (&
                    i / 2 * 8] = Q[group][octet][i];
 }
 
+/* Where, in the first stage, are the units of sixteen bytes of the warp's first group that the lane names to ldmatrix: for A
+ * by tokens, for B and A's transpose by columns. dx_post: from the stages to its first stream. */
+struct lane_units {
+    uint32_t by_token, by_column, dx_post;
+};
+
+template <typename S> static __device__ __forceinline__ lane_units find_units(const S &s, int warp)
+{
+    const uint32_t lane = threadIdx.x % 32, beside = (uint32_t)warp % 2 * 4, stages = cot_shared_address(s.stages[0]);
+    const uint32_t block = stages + (uint32_t)(warp / 2 * BLOCK_BYTES);
+    return {block + lane % 16 * 128 + ((beside + lane / 16) ^ lane % 8) * 16,
+            block + (lane / 16 * 8 + lane % 8) * 128 + ((beside + lane / 8 % 2) ^ lane % 8) * 16,
+            cot_shared_address(s.dx_post[0]) - stages};
+}
+
+/* A tile's share of Q and, where it is wanted, its dx; then its stage is done with. */
+template <typename E, bool POST, int HELD, typename S>
+static __device__ __forceinline__ void multiply_tile(const mhc_call &c, S &s, const lane_units &at,
+                                                     const cot_ring<S::STAGES> &ring, int warp, uint32_t turn,
+                                                     const uint32_t (&held)[HELD][6], float (&Q)[GROUPS][OCTETS][4])
+{
+    const uint32_t slot = (uint32_t)(ring.slot * STAGE_BYTES);
+    take_Q<E>(at.by_column + slot, cot_shared_address(s.records[ring.slot]), Q);
+    if (given(c.dx)) {
+        give_dx<E, POST>(s, at.by_token + slot, at.by_token + slot + X_BYTES, at.by_token + at.dx_post, ring, warp,
+                         turn, held);
+        cot_proxy_fence();
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        cot_mbarrier_arrive(&s.done[ring.slot]);
+}
+
 #endif

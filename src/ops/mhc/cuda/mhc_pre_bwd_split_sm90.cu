@@ -44,32 +44,17 @@ static __device__ __forceinline__ int64_t first_column(void)
 template <typename E, bool POST>
 static __device__ __forceinline__ void products(const mhc_call &c, shared_memory<POST> &s, int tiles)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunk = warp / 2;
+    const int warp = threadIdx.x / 32;
     uint32_t second[held_of<POST>][6];
     load_phi<0, GROUPS / 2>(c, s, first_column(), warp, second);
     load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, second);
     float Q[GROUPS][OCTETS][4] = {0};
-    /* The units of sixteen bytes, of the first group, that the lane names to ldmatrix: for A, tokens first; for A's
-     * transpose, columns first. */
-    const uint32_t block = cot_shared_address(s.stages[0]) + (uint32_t)(chunk * BLOCK_BYTES);
-    const uint32_t by_token = block + (uint32_t)(lane % 16 * 128 + ((warp % 2 * 4 + lane / 16) ^ lane % 8) * 16);
-    const uint32_t by_column =
-        block + (uint32_t)((lane / 16 * 8 + lane % 8) * 128 + ((warp % 2 * 4 + lane / 8 % 2) ^ lane % 8) * 16);
-    const uint32_t dx_post = cot_shared_address(s.dx_post[0]) - cot_shared_address(s.stages[0]);
+    const lane_units at = find_units(s, warp);
     uint32_t turn = 0;
     FOR_EACH_TILE(tile, ring, tiles)
     {
-        const uint32_t slot = (uint32_t)(ring.slot * STAGE_BYTES);
         cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
-        take_Q<E>(by_column + slot, cot_shared_address(s.records[ring.slot]), Q);
-        if (given(c.dx)) {
-            give_dx<E, POST>(s, by_token + slot, by_token + slot + X_BYTES, by_token + dx_post, ring, warp, turn,
-                             second);
-            cot_proxy_fence();
-        }
-        __syncwarp();
-        if (lane == 0)
-            cot_mbarrier_arrive(&s.done[ring.slot]);
+        multiply_tile<E, POST>(c, s, at, ring, warp, turn, second, Q);
         turn ^= 1;
     }
     const int64_t d = first_column();
