@@ -217,6 +217,37 @@ def test_autocast(device, dtype):
         assert all(torch.isfinite(t).all() for t in run(block, x))
 
 
+def test_who_stands_between_a_call_and_its_kernel_is_heard(device):
+    """A call goes straight to its kernel, but not past modes, the profiler, subclasses and lazy signs."""
+    x, weight = randn(device, 2, 6, 9), randn(device, 6, 4)
+
+    class Listener(TorchDispatchMode):
+        heard: "list[str]" = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.heard.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Listener() as listener:
+        causal_conv1d(x, weight)
+    assert "cotangent.causal_conv1d_forward.default" in listener.heard
+    with torch.profiler.profile() as profile:
+        causal_conv1d(x, weight)
+    assert "cotangent::causal_conv1d_forward" in [event.key for event in profile.key_averages()]
+    assert torch.equal(causal_conv1d(torch._neg_view(x), weight), causal_conv1d(-x, weight))
+
+    class Named(torch.Tensor):
+        heard: "list[str]" = []
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            cls.heard.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    causal_conv1d(x.as_subclass(Named), weight)
+    assert any("causal_conv1d_forward" in name for name in Named.heard)
+
+
 def test_gradients_of_gradients_are_refused(device):
     x, weight = randn(device, 1, 4, 8).requires_grad_(), randn(device, 4, 4).requires_grad_()
     (dx,) = torch.autograd.grad(causal_conv1d(x, weight).square().sum(), x, create_graph=True)

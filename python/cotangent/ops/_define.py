@@ -3,7 +3,8 @@
 
     forward = define("NAME_forward(Tensor x, ...) -> (Tensor y, ...)", outputs, backward)
 
-registers torch.ops.cotangent.NAME_forward with kernels for the CPU and CUDA, a fake kernel, autograd and autocast.
+registers torch.ops.cotangent.NAME_forward with kernels for the CPU and CUDA, a fake kernel, autograd and autocast, and
+returns a function that calls it: or its kernel straight away where nothing of torch's stands between.
 
 - An argument or result goes to the member of `cot_NAME_forward_args` that has its name; those that begin with `_` are
   Python's own. A result that is None was not wanted: to the library it is an absent output.
@@ -25,6 +26,18 @@ _library = torch.library.Library("cotangent", "DEF")
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
+)
+
+
+_transforms_active = torch._C._are_functorch_transforms_active
+# What torch may have put between an op's call and its kernel: each says so by a number or a truth.
+_between: "tuple[Callable[[], Any], ...]" = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+    torch._C._is_any_autocast_enabled,
+    _transforms_active,
+    torch._C._autograd._profiler_enabled,
+    torch._C._get_tracing_state,
 )
 
 
@@ -62,6 +75,29 @@ def _kernels(
     return cpu, cuda
 
 
+def _at_hand(cpu: Callable[..., Any], cuda: Callable[..., Any]) -> Callable[..., Any]:
+    """at_hand(arguments): the kernel that the dispatcher would come to, if it would do nothing else on its way; None if it
+    might. The dispatcher's two ways through Python are most of what a call costs (tools/python_overhead.py)."""
+
+    def at_hand(arguments: Sequence[Any]) -> Any:
+        for active in _between:
+            if active():
+                return None
+        kernel = None
+        for value in arguments:
+            kind = type(value)
+            if kind is Tensor or kind is torch.nn.Parameter:
+                its = cuda if value.is_cuda else cpu
+                if kernel is not its and kernel is not None or not (value.is_cuda or value.is_cpu) or value.is_neg():
+                    return None
+                kernel = its
+            elif isinstance(value, Tensor):
+                return None
+        return kernel
+
+    return at_hand
+
+
 def _as_tuple(results: Any) -> "tuple[Any, ...]":
     return results if isinstance(results, tuple) else (results,)
 
@@ -77,14 +113,15 @@ class _Autograd:
     def __init__(
         self,
         forward: Any,
+        at_hand: Callable[..., Any],
         backward: Any,
         straight: "dict[str, str]",
         forgets: "Optional[Callable[..., Sequence[str]]]",
     ) -> None:
-        self.forward, self.backward, self.forgets = forward, backward, forgets
+        self.forward, self.at_hand, self.backward, self.forgets = forward, at_hand, backward, forgets
         self.inputs = inputs = [argument.name for argument in forward._schema.arguments]
         results = [result.name for result in forward._schema.returns]
-        gradients = [result.name for result in backward._schema.returns]
+        gradients = [result.name for result in backward.op._schema.returns]
         self.wanted = [inputs.index(name[1:]) for name in gradients]
         # Positions of what is kept for the backward, and where it finds each of its arguments: (list, position in it).
         self.saved: "list[int]" = []
@@ -92,7 +129,7 @@ class _Autograd:
         self.plain: "list[int]" = []
         self.taken: "list[int]" = []  # results whose gradient is an argument
         self.sources: "list[tuple[str, int]]" = []
-        for argument in backward._schema.arguments:
+        for argument in backward.op._schema.arguments:
             name = argument.name if "_" + argument.name not in inputs else "_" + argument.name
             kind = str(argument.type)
             if name == "_wanted":
@@ -127,12 +164,16 @@ def _laid_out(
     return laid_out.zero_() if gradient is None else laid_out.copy_(gradient)
 
 
-def _differentiable(about: _Autograd) -> Callable[..., Any]:
+def _differentiable(about: _Autograd) -> Any:
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            with _below_autograd():
-                results = about.forward(*arguments)
+            kernel = about.at_hand(arguments)
+            if kernel is not None:
+                results = kernel(*arguments)
+            else:
+                with _below_autograd():
+                    results = about.forward(*arguments)
             many = _as_tuple(results)
             saved = [arguments[i] for i in about.saved]
             if about.forgets is not None:
@@ -172,28 +213,10 @@ def _differentiable(about: _Autograd) -> Callable[..., Any]:
                 found[into] = gradients[result] if needed[into] else None
             return tuple(found)
 
-    return _only_where_needed(about.forward, Function)
+    return Function
 
 
-def _only_where_needed(op: Any, function: Any) -> Callable[..., Any]:
-    tensors = [i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
-    # Function.apply itself, in Python, looks for functorch's wrappers, which the dispatcher has taken off already: a
-    # quarter of what recording a call costs.
-    apply = super(torch.autograd.Function, function).apply
-    transforms_active = torch._C._are_functorch_transforms_active
-
-    def autograd(*arguments: Any) -> Any:
-        if torch.is_grad_enabled():
-            for i in tensors:
-                if arguments[i] is not None and arguments[i].requires_grad:
-                    return function.apply(*arguments) if transforms_active() else apply(*arguments)
-        with _below_autograd():
-            return op(*arguments)
-
-    return autograd
-
-
-def _refuse_gradient(op: Any, why: str) -> Callable[..., Any]:
+def _refuse_gradient(op: Any, why: str) -> Any:
     class Refused(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
@@ -204,7 +227,37 @@ def _refuse_gradient(op: Any, why: str) -> Callable[..., Any]:
         def backward(ctx: Any, *gradients: Any) -> Any:
             raise NotImplementedError(f"cotangent::{op._schema.name.split('::')[1]} {why}")
 
-    return _only_where_needed(op, Refused)
+    return Refused
+
+
+def _with_autograd(op: Any, function: Any, at_hand: Callable[..., Any]) -> "tuple[Callable[..., Any], Callable[..., Any]]":
+    """The op's kernel for autograd, and what its users call: both record the call only where a gradient is needed."""
+    tensors = [i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
+    # Function.apply itself, in Python, looks for functorch's wrappers, which the dispatcher has taken off already: a
+    # quarter of what recording a call costs.
+    apply = super(torch.autograd.Function, function).apply
+    is_compiling = torch.compiler.is_compiling
+
+    def needed(arguments: Sequence[Any]) -> bool:
+        if torch.is_grad_enabled():
+            for i in tensors:
+                if arguments[i] is not None and arguments[i].requires_grad:
+                    return True
+        return False
+
+    def autograd(*arguments: Any) -> Any:
+        if needed(arguments):
+            return function.apply(*arguments) if _transforms_active() else apply(*arguments)
+        with _below_autograd():
+            return op(*arguments)
+
+    def call(*arguments: Any) -> Any:
+        kernel = None if is_compiling() else at_hand(arguments)
+        if kernel is None:
+            return op(*arguments)
+        return apply(*arguments) if needed(arguments) else kernel(*arguments)
+
+    return autograd, call
 
 
 def _autocast(op: Any, names: Sequence[str], device_type: str) -> Callable[..., Any]:
@@ -234,7 +287,7 @@ def define(
     forgets: Optional[Callable[..., Sequence[str]]] = None,
     no_gradient: str = "has no gradient of its own: gradients of gradients are not supported",
 ) -> Any:
-    """Registers an op and returns it. `schema`, `outputs`, `backward`: above. `autocast`: the arguments that autocast
+    """Registers an op and returns a function that calls it, with the op as its `op`. `schema`, `outputs`, `backward`: above. `autocast`: the arguments that autocast
     casts to its dtype. `straight`: {input: result} whose gradients are one. `forgets(*arguments)`: the inputs that this
     call's backward does without. `no_gradient`: what is said where an op without backward is differentiated."""
     name = schema[: schema.index("(")]
@@ -246,11 +299,15 @@ def define(
     _library.impl(name, cpu, "CPU")
     _library.impl(name, cuda, "CUDA")
     torch.library.register_fake(f"cotangent::{name}", outputs, lib=_library)
+    at_hand = _at_hand(cpu, cuda)
     if backward is not None:
-        _library.impl(name, _differentiable(_Autograd(op, backward, straight or {}, forgets)), "Autograd")
+        function = _differentiable(_Autograd(op, at_hand, backward, straight or {}, forgets))
     else:
-        _library.impl(name, _refuse_gradient(op, no_gradient), "Autograd")
+        function = _refuse_gradient(op, no_gradient)
+    autograd, call = _with_autograd(op, function, at_hand)
+    _library.impl(name, autograd, "Autograd")
     if autocast:
         _library.impl(name, _autocast(op, autocast, "cpu"), "AutocastCPU")
         _library.impl(name, _autocast(op, autocast, "cuda"), "AutocastCUDA")
-    return op
+    call.op = op  # type: ignore[attr-defined]
+    return call
