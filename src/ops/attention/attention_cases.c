@@ -604,7 +604,8 @@ static void sweep_tiles_cuda(visitor *v, int direction)
             p.left = kinds & 2 ? cot_draw_below(&state, 200) : -1;
             p.right = p.causal ? 0 : kinds & 4 ? cot_draw_below(&state, 100) : -1;
         }
-        p.softcap = kinds & 8 ? (cot_draw_bool(&state) ? 1.5 : 20) : 0;
+        p.softcap =
+            kinds & 8 ? (const double[]){1.5, 8, 20}[cot_draw_below(&state, 3)] : 0;      /* tanh far, either, near */
         p.scale = kinds & 16 ? (cot_draw_bool(&state) ? -0.1 : backward ? 0.3 : 0.2) : 0; /* f16: see the README */
         p.sink = kinds & 32;
         p.packed = kinds & 64;

@@ -6,6 +6,8 @@
 #include "attention_launch.h"
 #include "cuda/device.h"
 
+#include <math.h>
+
 static inline attention_array attention_array_of(const cot_tensor *tensor)
 {
     attention_array a = {.data = cot_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
@@ -73,6 +75,24 @@ static inline cot_status attention_launch_place(cot_queue *queue, const attentio
     extern const unsigned char cot_image_attention_place_sm90[];
     static const cot_cuda_kernel kernel = {cot_image_attention_place_sm90, "attention_place", 0};
     return attention_launch(queue, &kernel, (cot_cuda_grid){.blocks = {1, 1, 1}, .threads = 256}, place);
+}
+
+/* The powers of scale / softcap are in the series' coefficients, where they are float32's normal numbers; else no score is
+ * near. */
+static inline attention_softcap attention_softcap_of(const attention_sizes *z)
+{
+    attention_softcap cap = {0};
+    if (z->softcap > 0) {
+        const double scale = z->scale / z->softcap, square = scale * scale, most = 16384;
+        cap.scale = (float)scale;
+        cap.near = fabs(scale) > 1 / most && fabs(scale) < most ? ATTENTION_TANH_NEAR / fabsf(cap.scale) : -1;
+        cap.close = scale > 0 ? fminf(cap.near, (float)(ATTENTION_CLOSE / (z->scale * 1.4426950408889634))) : 0;
+        cap.series[0] = (float)(ATTENTION_TANH_C0 * scale);
+        cap.series[1] = (float)(ATTENTION_TANH_C1 * scale * square);
+        cap.series[2] = (float)(ATTENTION_TANH_C2 * scale * square * square);
+        cap.series[3] = (float)(ATTENTION_TANH_C3 * scale * square * square * square);
+    }
+    return cap;
 }
 
 #endif

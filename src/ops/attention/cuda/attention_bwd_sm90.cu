@@ -301,8 +301,8 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
     cot_wgmma_wait<FIRST ? 0 : 1>();
     attention_weights<E, D == 64> weights;
     if (ALL) {
-        if (c.cap_scale != 0.0f)
-            attention_cap<16>(c.cap_scale, scores);
+        if (c.cap.scale != 0.0f)
+            attention_cap<16>(c.cap, scores);
         hide_scores_all(w, tile, key, __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
     } else {
         hide_scores(c, tile, key, scores);
@@ -334,7 +334,7 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
             scores[i] = weights.join(packed, i, zero) *
                         (cot_is_f16<E> ? fmaf(scores[i], ATTENTION_LOWER, i % 2 == 0 ? -delta.x : -delta.y)
                                        : scores[i] - (i % 2 == 0 ? delta.x : delta.y));
-        if (ALL && c.cap_scale != 0.0f)
+        if (ALL && c.cap.scale != 0.0f)
             cap_slopes<E, D == 64>(c, weights, packed, zero, *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)],
                                    4 * group, scores);
     }

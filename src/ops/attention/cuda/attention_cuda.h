@@ -31,15 +31,18 @@ typedef struct attention_array {
 } attention_array;
 
 /* How the forward for Hopper divides the work, by the sizes that a kernel has room for: DO(name, columns of q and k, of
- * v, keys of a tile, groups of 64 queries, stages of K and of V). Smaller sizes are filled up with zeros. */
+ * v, keys of a tile, groups of 64 queries, tiles of Q, stages of K and of V). Smaller sizes are filled up with zeros. */
 /* clang-format off */
-#define ATTENTION_FWD_SMALL(DO) DO(d64, 64, 64, 128, 3, 4) DO(d96, 96, 96, 128, 2, 2) DO(d128, 128, 128, 128, 2, 2)
-#define ATTENTION_FWD_LARGE(DO) DO(d192_v128, 192, 128, 128, 2, 2) DO(d192, 192, 192, 112, 2, 2) DO(d256, 256, 256, 80, 2, 2)
+#define ATTENTION_FWD_SMALL(DO) DO(d64, 64, 64, 128, 3, 2, 4) DO(d96, 96, 96, 128, 2, 1, 2) DO(d128, 128, 128, 128, 2, 1, 2)
+#define ATTENTION_FWD_LARGE(DO) DO(d192_v128, 192, 128, 128, 2, 1, 2) DO(d192, 192, 192, 112, 2, 1, 2) DO(d256, 256, 256, 80, 2, 1, 2)
+/* Those for softcap and negative scales, whose code slows the others down. */
+#define ATTENTION_FWD_SMALL_ALL(DO) DO(d64_all, 64, 64, 128, 3, 2, 4) DO(d128_all, 128, 128, 128, 2, 1, 2)
+#define ATTENTION_FWD_LARGE_ALL(DO) DO(d256_all, 256, 256, 80, 2, 1, 2)
 /* clang-format on */
 
 /* Shared memory: tiles of Q, K and V, columns by 64; descriptions of tiles, and barriers. */
-#define ATTENTION_FWD_SHARED(d, dv, keys, groups, stages) \
-    (((d) + 63) / 64 * (groups)*8192 + (stages) * (((d) + 63) / 64 + ((dv) + 63) / 64) * (keys)*128 + 512)
+#define ATTENTION_FWD_SHARED(d, dv, keys, groups, queries, stages) \
+    (((d) + 63) / 64 * (groups) * (queries)*8192 + (stages) * (((d) + 63) / 64 + ((dv) + 63) / 64) * (keys)*128 + 512)
 
 /* A sequence as the first kernel of a call writes it down where sequences differ, its lengths clamped. */
 typedef struct attention_placed {
@@ -65,6 +68,21 @@ typedef struct attention_placing {
     unsigned long long *fault;
 } attention_placing;
 
+/* tanh(x) = x (C0 + C1 x^2 + C2 x^4 + C3 x^6) up to NEAR, off by 2^-24 of it. */
+#define ATTENTION_TANH_NEAR 0.375f
+#define ATTENTION_TANH_C0 0.99999994f
+#define ATTENTION_TANH_C1 (-0.33331975f)
+#define ATTENTION_TANH_C2 0.13284503f
+#define ATTENTION_TANH_C3 (-0.04827226f)
+
+/* softcap: a score is tanh(scale q.k), to be multiplied by softcap. Where |q.k| <= near, it is q.k times the polynomial in
+ * (q.k)^2 with these coefficients; where |q.k| <= close, softcap log2(e) times it is at most ATTENTION_CLOSE besides. All 0
+ * without softcap; close 0 for a negative scale too. */
+#define ATTENTION_CLOSE 20.0f
+typedef struct attention_softcap {
+    float scale, near, close, series[4];
+} attention_softcap;
+
 typedef struct attention_bwd_call {
     attention_placing place; /* with a table (as the kernels named ..._all want), what follows by sequence is unknown */
     int64_t B, H, Hkv, Tq, Tk, d, dv;
@@ -75,8 +93,9 @@ typedef struct attention_bwd_call {
     int32_t out_in_vectors; /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_in_vectors, dk_in_vectors, dv_in_vectors; /* and nothing is accumulated */
     float scale, scale_log2;                             /* scale_log2: of scores, scale or softcap times log2(e) */
-    float raise, lower;       /* ATTENTION_RAISE and _LOWER where P is raised, else 0 and 1 */
-    float cap_scale, cap_log; /* with softcap: score = tanh(cap_scale q.k), 1 / (softcap log2(e)); else 0 */
+    float raise, lower; /* ATTENTION_RAISE and _LOWER where P is raised, else 0 and 1 */
+    attention_softcap cap;
+    float cap_log; /* with softcap: 1 / (softcap log2(e)); else 0 */
     attention_array lse, out, dout, dlse, delta, sink, grad_q, grad_k, grad_v, dsink;
     /* Workspace, by sequence and head. */
     float *lse2;        /* [tiles * 64] lse log2(e) - raise; inf where a query passes no gradient, and beyond Tq */
@@ -89,11 +108,10 @@ typedef struct attention_fwd_call {
     attention_placing place;
     int64_t left, right, diagonal; /* query i sees the keys i + diagonal - left .. i + diagonal + right */
     int32_t H, heads_of_kv, d, dv;
-    int32_t tiles;              /* of a sequence; packed: not known */
-    int32_t section;            /* heads whose tiles are mixed: their K and V lie in the second-level cache together */
-    int32_t out_in_vectors;     /* rows of out are at multiples of 16 bytes */
-    int32_t modify;             /* scores need softcap or another sign */
-    float cap_scale;            /* with softcap: score = tanh(cap_scale q.k), to be scaled by softcap; else 0 */
+    int32_t tiles;          /* of a sequence; packed: not known */
+    int32_t section;        /* heads whose tiles are mixed: their K and V lie in the second-level cache together */
+    int32_t out_in_vectors; /* rows of out are at multiples of 16 bytes */
+    attention_softcap cap;
     float scale_log2;           /* of scores, positive: softcap or |scale|, times log2(e) */
     float natural, natural_low; /* one unit of a score times scale_log2 is natural + natural_low in lse */
     attention_array out, lse, sink;

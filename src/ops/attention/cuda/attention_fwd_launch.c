@@ -19,22 +19,25 @@ typedef struct forward_kernel {
 } forward_kernel;
 
 /* From the smallest to the largest. */
-#define KERNEL(element, name, image, d, dv, keys, groups, stages) \
-    {d,                                                           \
-     dv,                                                          \
-     keys,                                                        \
-     groups,                                                      \
-     {image, "attention_fwd_sm90_" #element "_" #name, ATTENTION_FWD_SHARED(d, dv, keys, groups, stages)}},
-#define BF16_SMALL(name, d, dv, keys, groups, stages) \
-    KERNEL(bf16, name, cot_image_attention_fwd_sm90, d, dv, keys, groups, stages)
-#define BF16_LARGE(name, d, dv, keys, groups, stages) \
-    KERNEL(bf16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, groups, stages)
-#define F16_SMALL(name, d, dv, keys, groups, stages) \
-    KERNEL(f16, name, cot_image_attention_fwd_sm90, d, dv, keys, groups, stages)
-#define F16_LARGE(name, d, dv, keys, groups, stages) \
-    KERNEL(f16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, groups, stages)
+#define KERNEL(element, name, image, d, dv, keys, groups, queries, stages) \
+    {d,                                                                    \
+     dv,                                                                   \
+     keys,                                                                 \
+     groups,                                                               \
+     {image, "attention_fwd_sm90_" #element "_" #name, ATTENTION_FWD_SHARED(d, dv, keys, groups, queries, stages)}},
+#define BF16_SMALL(name, d, dv, keys, groups, queries, stages) \
+    KERNEL(bf16, name, cot_image_attention_fwd_sm90, d, dv, keys, groups, queries, stages)
+#define BF16_LARGE(name, d, dv, keys, groups, queries, stages) \
+    KERNEL(bf16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, groups, queries, stages)
+#define F16_SMALL(name, d, dv, keys, groups, queries, stages) \
+    KERNEL(f16, name, cot_image_attention_fwd_sm90, d, dv, keys, groups, queries, stages)
+#define F16_LARGE(name, d, dv, keys, groups, queries, stages) \
+    KERNEL(f16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, groups, queries, stages)
 static const forward_kernel bf16_kernels[] = {ATTENTION_FWD_SMALL(BF16_SMALL) ATTENTION_FWD_LARGE(BF16_LARGE)};
+static const forward_kernel bf16_kernels_all[] = {ATTENTION_FWD_SMALL_ALL(BF16_SMALL)
+                                                      ATTENTION_FWD_LARGE_ALL(BF16_LARGE)};
 static const forward_kernel f16_kernels[] = {ATTENTION_FWD_SMALL(F16_SMALL) ATTENTION_FWD_LARGE(F16_LARGE)};
+static const forward_kernel f16_kernels_all[] = {ATTENTION_FWD_SMALL_ALL(F16_SMALL) ATTENTION_FWD_LARGE_ALL(F16_LARGE)};
 
 static int64_t at_least(int64_t a, int64_t b)
 {
@@ -53,17 +56,18 @@ static int32_t section_of(const attention_sizes *z)
 static void set_factors(attention_fwd_call *c, const attention_sizes *z)
 {
     const double factor = z->softcap > 0 ? z->softcap : fabs(z->scale);
-    c->modify = z->softcap > 0 || z->scale < 0;
-    c->cap_scale = z->softcap > 0 ? (float)(z->scale / z->softcap) : 0;
+    c->cap = attention_softcap_of(z);
     c->scale_log2 = (float)(factor * 1.4426950408889634);
     const double natural = factor / (double)c->scale_log2;
     c->natural = (float)natural;
     c->natural_low = (float)(natural - (double)c->natural);
 }
 
-static cot_status forward(cot_queue *queue, const attention_problem *p, void *workspace, const forward_kernel *k)
+static cot_status forward(cot_queue *queue, const attention_problem *p, void *workspace, const forward_kernel *plain,
+                          const forward_kernel *all_options)
 {
     const attention_sizes *z = &p->sizes;
+    const forward_kernel *k = z->softcap > 0 || z->scale < 0 ? all_options : plain;
     while (z->d > k->d || z->dv > k->dv)
         k++;
     const int64_t queries = 64 * k->groups, tiles = (z->Tq + queries - 1) / queries;
@@ -113,10 +117,10 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
 
 cot_status attention_fwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return forward(queue, problem, workspace, bf16_kernels);
+    return forward(queue, problem, workspace, bf16_kernels, bf16_kernels_all);
 }
 
 cot_status attention_fwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return forward(queue, problem, workspace, f16_kernels);
+    return forward(queue, problem, workspace, f16_kernels, f16_kernels_all);
 }

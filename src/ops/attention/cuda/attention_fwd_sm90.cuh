@@ -17,16 +17,14 @@
  *   v full      1 (V)                         a tile of V is there, and clean        consumers
  *   v empty     4 a consumer group            O no longer reads it                   the producer
  *   v landed    1 (V)                         a tile with foreign rows is there      the producer, which clears them
- *   turn        256 threads, bar.sync         the group before has issued a step     the next consumer group
  *
  * A consumer's step j, O of the step before under way:
- *   wait K_j, its turn | issue S_j and O += P_(j+1) V_(j+1), pass the turn | wait S: release K_j, mask, maximum, exp2 |
+ *   wait K_j | issue S_j and O += P_(j+1) V_(j+1) | wait S: release K_j, mask, maximum, exp2 |
  *   wait O: release V_(j+1), rescale O, pack P_j
- * Taking turns, a group's products run while the others are at their exponentials. Groups of a block differ in the keys
- * that they see: where one sees nothing of a tile, it lets it pass.
+ * Groups of a block differ in the keys that they see: where one sees nothing of a tile, it lets it pass.
  *
- * A row's reference is a maximum of its scores, times scale_log2; it follows the true one only when that is 2^8 times
- * larger, so that O is rarely rescaled. P is then at most 2^8, its relative precision the same, and sum and O agree.
+ * A row's reference is a maximum of its scores, times scale_log2; it follows the true one only when P would exceed 2^8, so that
+ * O is rarely rescaled and a row's threads rarely have to agree. Relative precision is the same, and sum and O agree.
  *
  * Tiles are handed out by a counter, the long ones of a sequence first under a causal mask, so that what is left at the end is
  * short. Each sum has one order, whoever computes it. */
@@ -47,21 +45,23 @@
 enum { GROUP = 128, WARP = 32, ROW = 128 /* bytes of 64 columns */ };
 
 /* The kernel of a size: see ATTENTION_FWD_SMALL. */
-template <typename E_, int D_, int DV_, int KEYS_, int GROUPS_, int STAGES_> struct forward_kernel {
+template <typename E_, int D_, int DV_, int KEYS_, int GROUPS_, int Q_STAGES_, int STAGES_, bool ALL_>
+struct forward_kernel {
     typedef E_ E;
     enum {
         D = D_,
         DV = DV_,
         KEYS = KEYS_,
         GROUPS = GROUPS_,
+        Q_STAGES = Q_STAGES_,
         STAGES = STAGES_,
+        ALL = ALL_, /* softcap and negative scales too */
         QUERIES = 64 * GROUPS,
         SLICES = (D + 63) / 64,
         V_SLICES = (DV + 63) / 64,
         Q_BYTES = SLICES * QUERIES * ROW,
         K_BYTES = SLICES * KEYS * ROW,
         V_BYTES = V_SLICES * KEYS * ROW,
-        TURNS = DV <= 128, /* beyond, products leave no time to be filled */
         /* What the launch allots, shared out anew: 128 of 512 threads, 168 of 384. */
         PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24,
         CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 240
@@ -79,12 +79,16 @@ struct attention_tile {
     int clean;            /* 0: rows of the last tile beyond Tk are not this sequence's */
 };
 
+/* Descriptions of tiles: two may be on their way while a third is finished. */
+enum { TILES = 4 };
+
 template <class F> struct forward_shared {
-    unsigned char q[F::SLICES][F::QUERIES * ROW];
+    unsigned char q[F::Q_STAGES][F::SLICES][F::QUERIES * ROW];
     unsigned char k[F::STAGES][F::SLICES][F::KEYS * ROW];
     unsigned char v[F::STAGES][F::V_SLICES][F::KEYS * ROW];
-    attention_tile tiles[2];
-    uint64_t q_full, q_empty, k_full[F::STAGES], k_empty[F::STAGES], v_full[F::STAGES], v_empty[F::STAGES], v_landed;
+    attention_tile tiles[TILES];
+    uint64_t q_full[F::Q_STAGES], q_empty[F::Q_STAGES], k_full[F::STAGES], k_empty[F::STAGES], v_full[F::STAGES],
+        v_empty[F::STAGES], v_landed;
 };
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
@@ -204,15 +208,16 @@ template <class F> struct forward_loader {
     /* Tells the consumers of tile number n of this block, when they are done with the queries before. */
     __device__ __forceinline__ void publish(const attention_tile &t, uint32_t n)
     {
-        cot_mbarrier_wait(&s.q_empty, n & 1 ^ 1);
+        uint64_t *const full = &s.q_full[n % F::Q_STAGES];
+        cot_mbarrier_wait(&s.q_empty[n % F::Q_STAGES], n / F::Q_STAGES & 1 ^ 1);
         if (leads()) {
-            s.tiles[n & 1] = t;
+            s.tiles[n % TILES] = t;
             if (t.end > t.begin) {
-                cot_mbarrier_arrive_expect(&s.q_full, F::Q_BYTES);
+                cot_mbarrier_arrive_expect(full, F::Q_BYTES);
                 for (int slice = 0; slice < F::SLICES; slice++)
-                    cot_tensor_load_4d(s.q[slice], &m.q, slice * 64, t.q_row, t.head, t.b, &s.q_full);
+                    cot_tensor_load_4d(s.q[n % F::Q_STAGES][slice], &m.q, slice * 64, t.q_row, t.head, t.b, full);
             } else {
-                cot_mbarrier_arrive(&s.q_full);
+                cot_mbarrier_arrive(full);
             }
         }
     }
@@ -232,7 +237,7 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
         attention_tile t;
         if (number >= total) {
             t.rows = -1;
-            t.begin = t.end = 0;
+            t.begin = t.end = t.used = 0;
             loader.publish(t, n);
             break;
         }
@@ -254,19 +259,6 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
 }
 
 /* ---- consumers ------------------------------------------------------------------------------------------- */
-
-/* Consumers take turns in issuing products: barrier 1 + group is its turn. */
-template <class F> static __device__ __forceinline__ void wait_turn(int group)
-{
-    if (F::TURNS)
-        cot_barrier_sync(1 + group, 2 * GROUP);
-}
-
-template <class F> static __device__ __forceinline__ void pass_turn(int group)
-{
-    if (F::TURNS)
-        cot_barrier_arrive(group + 1 < F::GROUPS ? 2 + group : 1, 2 * GROUP);
-}
 
 /* S = Q K^T of this group's queries. */
 template <class F>
@@ -296,24 +288,83 @@ static __device__ __forceinline__ void issue_output(float (&sums)[F::DV / 2], co
     cot_wgmma_commit();
 }
 
+/* What a row of queries knows of its scores; of this thread's two rows. */
+struct row_state {
+    float reference[2]; /* see above, or -inf */
+    float sum[2];       /* of this thread's own P */
+};
+
 /* Scores that are not Q K^T alone: those of a negative scale, and those under softcap. */
 template <typename F, int N>
 static __device__ __forceinline__ void modify(const attention_fwd_call &c, float (&scores)[N])
 {
-    if (c.cap_scale != 0.0f) {
-        attention_cap<N % 32 == 0 && F::GROUPS == 2 ? 32 : 8>(c.cap_scale, scores);
+    if (c.cap.scale != 0.0f) {
+        attention_cap<N % 32 == 0 && F::GROUPS == 2 ? 32 : 8>(c.cap, scores);
         return;
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
-        scores[i] = -scores[i];
+        scores[i] = -scores[i]; /* a negative scale */
 }
 
-/* What a row of queries knows of its scores; of this thread's two rows. */
-struct row_state {
-    float reference[2]; /* a maximum of scale_log2 S, or -inf */
-    float sum[2];       /* of this thread's own P */
-};
+/* The largest of this thread's scores in each of its rows. Four chains a row: with two, each maximum waits for the one before. */
+template <bool ABSOLUTE, int N>
+static __device__ __forceinline__ void find_largest(const float (&scores)[N], float (&most)[2])
+{
+    float top[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        top[i] = ABSOLUTE ? fabsf(scores[i]) : scores[i];
+#pragma unroll
+    for (int i = 8; i < N; i++)
+        top[i % 8] = fmaxf(top[i % 8], ABSOLUTE ? fabsf(scores[i]) : scores[i]);
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        most[half] = fmaxf(fmaxf(top[2 * half], top[2 * half + 1]), fmaxf(top[2 * half + 4], top[2 * half + 5]));
+}
+
+/* Whether all of a warp's scores are next to 0 for softcap, and near enough to each other; if so, `most` of each row's: in
+ * bf16 of their absolute values, which is a reference too, and no further search. */
+template <class F>
+static __device__ __forceinline__ bool close_by(const attention_softcap &cap, const float (&scores)[F::KEYS / 2],
+                                                float (&most)[2])
+{
+    if (!(cap.close > 0.0f))
+        return false;
+    find_largest<true>(scores, most);
+    if (__any_sync(0xffffffffu, fmaxf(most[0], most[1]) > cap.close))
+        return false;
+    if (cot_is_f16<typename F::E>)
+        find_largest<false>(scores, most);
+    return true;
+}
+
+/* Brings the references up to `most`, of this thread's exponents, where that is 8 more: only then must the threads of a row
+ * agree. base: what exponents are held against. Returns whether O must be multiplied by `factor`. */
+template <bool FIRST>
+static __device__ __forceinline__ bool refer(const float (&most)[2], row_state &state, float (&base)[2],
+                                             float (&factor)[2])
+{
+    bool rescale = FIRST;
+    if (!FIRST) /* no number where no key has been seen: not so */
+        rescale = __any_sync(0xffffffffu, most[0] - state.reference[0] > 8.0f || most[1] - state.reference[1] > 8.0f);
+    const float none = __int_as_float(0xff800000);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (rescale) {
+            const float before = state.reference[half], all = cot_quad_max(most[half]);
+            state.reference[half] = FIRST ? all : fmaxf(all, before);
+            base[half] = state.reference[half] == none ? 0.0f : state.reference[half];
+            if (!FIRST) {
+                factor[half] = cot_ex2(before - base[half]);
+                state.sum[half] *= factor[half];
+            }
+        } else {
+            base[half] = state.reference[half] == none ? 0.0f : state.reference[half];
+        }
+    }
+    return rescale;
+}
 
 /* Scores of tile `tile` of the keys become P in float32. ragged: some must not be seen. Returns whether O must be
  * multiplied by `factor`. */
@@ -322,7 +373,23 @@ static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const 
                                              bool ragged, float (&scores)[F::KEYS / 2], row_state &state,
                                              float (&factor)[2])
 {
-    if (c.modify)
+    float most[2], base[2], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (F::ALL && !FIRST && !ragged && close_by<F>(c.cap, scores, most)) { /* the series amid the exponentials */
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            most[half] = c.scale_log2 * (cot_is_f16<typename F::E> ? attention_cap_near(c.cap, most[half])
+                                                                   : fabsf(attention_cap_near(c.cap, most[half])));
+        const bool rescale = refer<FIRST>(most, state, base, factor);
+#pragma unroll
+        for (int i = 0; i < F::KEYS / 2; i++) {
+            scores[i] = cot_ex2(fmaf(attention_cap_near(c.cap, scores[i]), c.scale_log2, -base[i / 2 % 2]));
+            sum[i % 4] += scores[i];
+        }
+        state.sum[0] += sum[0] + sum[1];
+        state.sum[1] += sum[2] + sum[3];
+        return rescale;
+    }
+    if (F::ALL)
         modify<F>(c, scores);
     if (ragged) {
         int limit[2], start[2]; /* the first column that a row does not see any more, the first that it does */
@@ -339,39 +406,9 @@ static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const 
                 scores[i] = __int_as_float(0xff800000);
         }
     }
-    float top[4]; /* two chains a row */
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        top[i] = scores[i];
-#pragma unroll
-    for (int i = 4; i < F::KEYS / 2; i++)
-        top[i % 4] = fmaxf(top[i % 4], scores[i]);
-    bool rescale = FIRST;
-    float base[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const float most = c.scale_log2 * cot_quad_max(fmaxf(top[2 * half], top[2 * half + 1]));
-        base[half] = FIRST ? most : fmaxf(most, state.reference[half]);
-        if (!FIRST)
-            rescale |= base[half] - state.reference[half] > 8.0f; /* no number where no key has been seen: false */
-    }
-    if (!FIRST)
-        rescale = __any_sync(0xffffffffu, rescale);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        if (rescale) {
-            const float before = state.reference[half];
-            state.reference[half] = base[half];
-            base[half] = base[half] == __int_as_float(0xff800000) ? 0.0f : base[half];
-            if (!FIRST) {
-                factor[half] = cot_ex2(before - base[half]);
-                state.sum[half] *= factor[half];
-            }
-        } else {
-            base[half] = state.reference[half] == __int_as_float(0xff800000) ? 0.0f : state.reference[half];
-        }
-    }
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    find_largest<false>(scores, most);
+    most[0] *= c.scale_log2, most[1] *= c.scale_log2;
+    const bool rescale = refer<FIRST>(most, state, base, factor);
 #pragma unroll
     for (int i = 0; i < F::KEYS / 2; i++) {
         scores[i] = cot_ex2(fmaf(scores[i], c.scale_log2, -base[i / 2 % 2]));
@@ -394,7 +431,6 @@ static __device__ __forceinline__ void pack(uint32_t (&p)[F::KEYS / 4], const fl
 /* Where the rings of K and V are for a consumer. */
 template <class F> struct forward_reader {
     forward_shared<F> &s;
-    int group;
     cot_ring<F::STAGES> k, v;
 
     __device__ __forceinline__ void release(uint64_t *barrier) const
@@ -421,8 +457,6 @@ template <class F> struct forward_reader {
     {
         for (; tiles > 0; tiles--) {
             cot_mbarrier_wait(&s.k_full[k.slot], k.parity);
-            wait_turn<F>(group);
-            pass_turn<F>(group);
             release_k();
             cot_mbarrier_wait(&s.v_full[v.slot], v.parity);
             release_v();
@@ -498,17 +532,15 @@ static __device__ __forceinline__ void finish(const attention_fwd_call &c, const
 template <class F>
 static __device__ __forceinline__ void consume(const attention_fwd_call &c, forward_shared<F> &s, const int group)
 {
-    forward_reader<F> reader = {s, group, {}, {}};
-    const unsigned char *const q = s.q[0] + group * 64 * ROW;
+    forward_reader<F> reader = {s, {}, {}};
     const int row = group * 64 + threadIdx.x % GROUP / WARP * 16 + threadIdx.x % WARP / 4; /* of even pairs */
     float scores[F::KEYS / 2], sums[F::DV / 2], factor[2];
     uint32_t p[F::KEYS / 4];
     row_state state;
-    if (group == F::GROUPS - 1)
-        pass_turn<F>(group);
     for (uint32_t n = 0;; n++) {
-        const attention_tile &t = s.tiles[n & 1];
-        cot_mbarrier_wait(&s.q_full, n & 1);
+        const attention_tile &t = s.tiles[n % TILES];
+        cot_mbarrier_wait(&s.q_full[n % F::Q_STAGES], n / F::Q_STAGES & 1);
+        const unsigned char *const q = s.q[n % F::Q_STAGES][0] + group * 64 * ROW;
         if (t.rows < 0)
             break;
         const int2 keys = keys_of(t, group * 64, min(group * 64 + 64, t.used));
@@ -521,22 +553,22 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
         reader.skip(t.end - end);
         if (end > begin) {
             cot_mbarrier_wait(&s.k_full[reader.k.slot], reader.k.parity);
-            wait_turn<F>(group);
             issue_scores<F>(scores, q, s.k[reader.k.slot][0]);
-            pass_turn<F>(group);
             cot_wgmma_wait<0>();
             reader.release_k();
+            if (end - 1 == begin)
+                reader.release(&s.q_empty[n % F::Q_STAGES]);
             weigh<F, true>(c, t, end - 1, row, end - 1 >= ragged || end - 1 < ragged_left, scores, state, factor);
             pack<F>(p, scores);
             for (int tile = end - 2; tile >= begin; tile--) {
                 cot_mbarrier_wait(&s.k_full[reader.k.slot], reader.k.parity);
-                wait_turn<F>(group);
                 issue_scores<F>(scores, q, s.k[reader.k.slot][0]);
                 cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
                 issue_output<F>(sums, p, s.v[reader.v.slot][0], tile < end - 2);
-                pass_turn<F>(group);
                 cot_wgmma_wait<1>();
                 reader.release_k();
+                if (tile == begin)
+                    reader.release(&s.q_empty[n % F::Q_STAGES]);
                 const bool rescale =
                     weigh<F, false>(c, t, tile, row, tile >= ragged || tile < ragged_left, scores, state, factor);
                 cot_wgmma_wait_after(state.sum[0] + state.sum[1], &s.tiles);
@@ -548,13 +580,12 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
                 }
                 pack<F>(p, scores);
             }
-            reader.release(&s.q_empty);
             cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
             issue_output<F>(sums, p, s.v[reader.v.slot][0], end - 1 > begin);
             cot_wgmma_wait<0>();
             reader.release_v();
         } else {
-            reader.release(&s.q_empty);
+            reader.release(&s.q_empty[n % F::Q_STAGES]);
 #pragma unroll
             for (int i = 0; i < F::DV / 2; i++)
                 sums[i] = 0.0f;
@@ -564,17 +595,17 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
         reader.skip(begin - tiles_begin);
         finish<F>(c, t, row, state, sums);
     }
-    if (group == 0)
-        wait_turn<F>(group); /* what the last group passed on last */
 }
 
 template <class F> static __device__ __forceinline__ void forward(const attention_fwd_mapped &m)
 {
-    static_assert(sizeof(forward_shared<F>) <= ATTENTION_FWD_SHARED(F::D, F::DV, F::KEYS, F::GROUPS, F::STAGES),
+    static_assert(sizeof(forward_shared<F>) <=
+                      ATTENTION_FWD_SHARED(F::D, F::DV, F::KEYS, F::GROUPS, F::Q_STAGES, F::STAGES),
                   "what the launch asks for");
     forward_shared<F> &s = *(forward_shared<F> *)attention_memory;
     if (threadIdx.x == 0) {
-        cot_mbarrier_init(&s.q_full, 1), cot_mbarrier_init(&s.q_empty, 4 * F::GROUPS);
+        for (int i = 0; i < F::Q_STAGES; i++)
+            cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 4 * F::GROUPS);
         for (int i = 0; i < F::STAGES; i++) {
             cot_mbarrier_init(&s.k_full[i], 1), cot_mbarrier_init(&s.k_empty[i], 4 * F::GROUPS);
             cot_mbarrier_init(&s.v_full[i], 1), cot_mbarrier_init(&s.v_empty[i], 4 * F::GROUPS);
@@ -594,14 +625,19 @@ template <class F> static __device__ __forceinline__ void forward(const attentio
     }
 }
 
-#define INSTANCE(element, name, d, dv, keys, groups, stages)                      \
-    extern "C" __global__ void __launch_bounds__((groups + 1) * GROUP, 1)         \
-        attention_fwd_sm90_##name(const __grid_constant__ attention_fwd_mapped m) \
-    {                                                                             \
-        forward<forward_kernel<element, d, dv, keys, groups, stages>>(m);         \
+#define INSTANCE(element, all, name, d, dv, keys, groups, queries, stages)              \
+    extern "C" __global__ void __launch_bounds__((groups + 1) * GROUP, 1)               \
+        attention_fwd_sm90_##name(const __grid_constant__ attention_fwd_mapped m)       \
+    {                                                                                   \
+        forward<forward_kernel<element, d, dv, keys, groups, queries, stages, all>>(m); \
     }
-#define INSTANCE_BF16(name, d, dv, keys, groups, stages) \
-    INSTANCE(__nv_bfloat16, bf16_##name, d, dv, keys, groups, stages)
-#define INSTANCE_F16(name, d, dv, keys, groups, stages) INSTANCE(__half, f16_##name, d, dv, keys, groups, stages)
+#define INSTANCE_BF16(name, d, dv, keys, groups, queries, stages) \
+    INSTANCE(__nv_bfloat16, false, bf16_##name, d, dv, keys, groups, queries, stages)
+#define INSTANCE_BF16_ALL(name, d, dv, keys, groups, queries, stages) \
+    INSTANCE(__nv_bfloat16, true, bf16_##name, d, dv, keys, groups, queries, stages)
+#define INSTANCE_F16_ALL(name, d, dv, keys, groups, queries, stages) \
+    INSTANCE(__half, true, f16_##name, d, dv, keys, groups, queries, stages)
+#define INSTANCE_F16(name, d, dv, keys, groups, queries, stages) \
+    INSTANCE(__half, false, f16_##name, d, dv, keys, groups, queries, stages)
 
 #endif
