@@ -66,6 +66,7 @@ WEAK cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice dev
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = is("sm80") ? 163 * 1024 : 227 * 1024; break;
     default: *value = 1 << 16; break;
     }
     return CUDA_SUCCESS;

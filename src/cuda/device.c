@@ -47,6 +47,8 @@ static cot_status read_device(cot_device *d, uint32_t *isa)
     CUDA(d, create_call, cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, d->number));
     CUDA(d, create_call,
          cuDeviceGetAttribute(&d->multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->number));
+    CUDA(d, create_call,
+         cuDeviceGetAttribute(&d->most_shared, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, d->number));
     d->capability = 10 * major + minor;
     if (d->capability < 80) {
         char name[100] = "the device";

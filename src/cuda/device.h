@@ -30,6 +30,7 @@ struct cot_device {
     bool primary; /* the context is the primary one, retained by us */
     CUstream stream;
     int multiprocessors, capability; /* 90: compute capability 9.0 */
+    int most_shared;                 /* bytes of shared memory that a block may ask for */
     CUlibrary libraries[COT_CUDA_MAX_IMAGES];
     int library_count;
     struct {

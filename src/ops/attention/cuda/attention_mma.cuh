@@ -133,6 +133,14 @@ DEVICE int64_t number_of_row(const attention_mma_call &c, const sequence &s, int
     return h * c.rows_q + (c.packed ? (int64_t)s.q_row : s.b * c.Tq);
 }
 
+/* Of dq_sums: the row of a sequence's query 0. */
+DEVICE int64_t first_sum(const attention_mma_call &c, const sequence &s, int64_t h)
+{
+    constexpr int64_t ROWS = ATTENTION_SUM_ROWS;
+    const int64_t tiles = c.packed ? s.q_row / ROWS + s.b : s.b * ((c.Tq + ROWS - 1) / ROWS);
+    return h * c.sum_rows + tiles * ROWS;
+}
+
 /* What a tile of rows sees of the other side, [first, end). No sum of these numbers overflows: attention_mma_launch.h. */
 struct span {
     int first, end;
@@ -274,12 +282,12 @@ template <int M, int N> DEVICE void clear(float (&c)[M][N][4])
                 c[m][n][e] = 0.0f;
 }
 
-/* c = A B^T over `size` columns: the warp's rows of tile a, all rows of tile b. */
+/* c = A B^T over `size` columns: the warp's rows of tile a, as many rows of tile b as c has columns. */
 template <typename E, int D, int M, int N>
-DEVICE void multiply_rows(float (&c)[M][N][4], const char *a, const char *b, int size, int pitch)
+DEVICE void multiply_rows(float (&c)[M][N][4], const char *a, const char *b, int size, int pitch,
+                          int a_row = warp_row<M>())
 {
     clear(c);
-    const int a_row = warp_row<M>();
     const int lane = lane_again();
     if constexpr (is_f32<E>) {
         const float *x = (const float *)a + (a_row + lane / 4) * pitch, *y = (const float *)b + 2 * (lane % 4) * pitch;
@@ -629,12 +637,15 @@ DEVICE void finish_scores(const attention_mma_call &c, const sequence &s, const 
 
 /* ---- results ----------------------------------------------------------------------------------------------- */
 
-/* `size` columns of the warp's rows: rows below `rows` times a factor, then zeros up to `all`; at: the element of row 0. A tile that the warp alone reads those rows of is given to gather sixteen bytes. */
+/* `size` columns of the rows from `row` on, or those of them from `first` on that the warp has: rows below `rows` times a
+ * factor, then zeros up to `all`; at: the element of row 0. A tile that the warp alone reads that part of is given to gather
+ * sixteen bytes. */
 template <typename E, int D, int M, int N>
 DEVICE void store_rows(const attention_view &to, int64_t at, bool accumulate, int rows, int all, int size,
-                       const float (&x)[M][N][4], const float (&factor)[M][2], char *tile)
+                       const float (&x)[M][N][4], const float (&factor)[M][2], char *tile, int row = warp_row<M>(),
+                       int first = 0)
 {
-    const int lane = lane_again(), row = warp_row<M>();
+    const int lane = lane_again();
     if constexpr (!is_f32<E>) {
         if (to.vectors && !accumulate) {
             const uint32_t base = cot_shared_address(tile);
@@ -649,7 +660,8 @@ DEVICE void store_rows(const attention_view &to, int64_t at, bool accumulate, in
                     for (int n = 0; n < N; n++) {
                         const uint32_t pair = cot_pack_pair<E>(factor[m][half] * x[m][n][2 * half],
                                                                factor[m][half] * x[m][n][2 * half + 1]);
-                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(unit_at<D>(base, r, n) + 4 * (lane % 4)),
+                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(unit_at<D>(base, r, first / 8 + n) +
+                                                                     4 * (lane % 4)),
                                      "r"(there ? pair : 0)
                                      : "memory");
                     }
@@ -658,7 +670,7 @@ DEVICE void store_rows(const attention_view &to, int64_t at, bool accumulate, in
             constexpr int UNITS = N;
 #pragma unroll 4
             for (int n = lane; n < 16 * M * UNITS; n += 32) {
-                const int r = row + n / UNITS, u = n % UNITS;
+                const int r = row + n / UNITS, u = first / 8 + n % UNITS;
                 if (r >= all || 8 * u >= size)
                     continue;
                 uint32_t word[4];
@@ -678,7 +690,7 @@ DEVICE void store_rows(const attention_view &to, int64_t at, bool accumulate, in
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int r = row + 16 * m + e / 2 * 8 + lane / 4, column = 8 * n + lane % 4 * 2 + e % 2;
+                const int r = row + 16 * m + e / 2 * 8 + lane / 4, column = first + 8 * n + lane % 4 * 2 + e % 2;
                 if (r >= all || column >= size)
                     continue;
                 const int64_t to_at = at + r * to.stride[1] + column * to.stride[3];

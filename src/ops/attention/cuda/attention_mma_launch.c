@@ -12,14 +12,15 @@
 #include "../attention_kernels.def"
 #undef COT_KERNEL
 
-extern const unsigned char cot_image_attention_fwd_mma[], cot_image_attention_bwd_mma[], cot_image_attention_f32[],
-    cot_image_attention_rows[];
+extern const unsigned char cot_image_attention_fwd_mma[], cot_image_attention_bwd_mma[],
+    cot_image_attention_bwd_once_mma[], cot_image_attention_f32[], cot_image_attention_rows[];
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------ */
 
-/* One kernel: the columns of q and k and of v that it has room for, and the rows of a block. */
+/* One kernel: the columns of q and k and of v that it has room for, and the rows and warps of a block. */
 typedef struct tiled {
     int64_t dk, dv, rows;
+    unsigned warps;
     cot_cuda_kernel kernel;
 } tiled;
 
@@ -28,11 +29,13 @@ typedef struct tiled {
 #define FWD_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) * (dk) + (columns) * ((dk) + (dv))))
 #define DQ_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) + (stages) * (columns)) * ((dk) + (dv)))
 #define DKV_BYTES(dk, dv, slabs, columns, stages) (DQ_BYTES(dk, dv, slabs, columns, stages) + (stages) * (columns)*8)
+#define ONCE_BYTES(d, keys, queries, warps) \
+    (4 * (d) * ((keys) + 2 * (queries)) + 128 * (keys) * (1 + (32 * (warps) > (keys))) + 16 * (queries))
 #define DV_BYTES(dk, dv, slabs, columns, stages) (DKV_BYTES(dk, dv, slabs, columns, stages) - 2 * ROWS_OF(slabs) * (dv))
 
 /* clang-format off */
 #define TILED(image, stem, dtype, bytes, name, dk, dv, slabs, columns, stages) \
-    {dk, dv, ROWS_OF(slabs), {cot_image_attention_##image, "attention_" #stem "_mma_" #dtype "_" #name, \
+    {dk, dv, ROWS_OF(slabs), ATTENTION_MMA_WARPS, {cot_image_attention_##image, "attention_" #stem "_mma_" #dtype "_" #name, \
                               bytes(dk, dv, slabs, columns, stages)}},
 #define FWD(dtype, ...) TILED(fwd_mma, fwd, dtype, FWD_BYTES, __VA_ARGS__)
 #define DQ(dtype, ...) TILED(bwd_mma, dq, dtype, DQ_BYTES, __VA_ARGS__)
@@ -50,14 +53,20 @@ typedef struct tiled {
 #define DV_BF16(...) DV(bf16, __VA_ARGS__)
 #define DV_F16(...) DV(f16, __VA_ARGS__)
 
+#define ONCE(dtype, name, d, keys, queries, warps, bands, stages) \
+    {d, d, keys, warps, {cot_image_attention_bwd_once_mma, "attention_once_mma_" #dtype "_" #name, \
+                         ONCE_BYTES(d, keys, queries, warps)}},
+#define ONCE_BF16(...) ONCE(bf16, __VA_ARGS__)
+#define ONCE_F16(...) ONCE(f16, __VA_ARGS__)
+
 /* By size, the smallest first. */
 typedef struct family {
     tiled plain[5], all[3];
 } family;
 
-/* dk and dv at once where their sums have room, else one by one. */
+/* dk and dv at once where their sums have room, else one by one; or, dq in any order, all three. */
 typedef struct kernels {
-    family fwd, dq, dkv, dk, dv;
+    family fwd, dq, dkv, dk, dv, once;
 } kernels;
 
 #define KERNELS(dtype) { \
@@ -65,19 +74,21 @@ typedef struct kernels {
     .dq = {{ATTENTION_DQ_TILES(DQ_##dtype)}, {ATTENTION_DQ_TILES_ALL(DQ_##dtype)}}, \
     .dkv = {{ATTENTION_DKV_TILES(DKV_##dtype)}, {{0}}}, \
     .dk = {{ATTENTION_DK_TILES(DK_##dtype)}, {ATTENTION_DK_TILES_ALL(DK_##dtype)}}, \
-    .dv = {{ATTENTION_DV_TILES(DV_##dtype)}, {ATTENTION_DV_TILES_ALL(DV_##dtype)}}}
+    .dv = {{ATTENTION_DV_TILES(DV_##dtype)}, {ATTENTION_DV_TILES_ALL(DV_##dtype)}}, \
+    .once = {{ATTENTION_ONCE_TILES(ONCE_##dtype)}, {{0}}}}
 static const kernels kernels_bf16 = KERNELS(BF16), kernels_f16 = KERNELS(F16);
 
 /* The most shared memory that a float32 kernel asks for; less where rows are shorter. */
 #define F32_BYTES(rows, columns) ((ATTENTION_F32_MAX_D + 4) * 4 * ((rows) * ATTENTION_F32_ROWS + 2 * ATTENTION_F32_COLUMNS))
 #define F32(name, rows) \
-    {ATTENTION_F32_MAX_D, ATTENTION_F32_MAX_D, ATTENTION_F32_ROWS, \
+    {ATTENTION_F32_MAX_D, ATTENTION_F32_MAX_D, ATTENTION_F32_ROWS, ATTENTION_F32_WARPS, \
      {cot_image_attention_f32, "attention_" #name "_f32", F32_BYTES(rows, 2) + 8 * ATTENTION_F32_COLUMNS}}
 static const tiled fwd_f32 = F32(fwd, 1), dq_f32 = F32(dq, 2), dk_f32 = F32(dk, 2), dv_f32 = F32(dv, 1),
                    dbias_f32 = F32(dbias, 2);
 
 static const cot_cuda_kernel prepare_rows = {cot_image_attention_rows, "attention_prepare", 0},
                              dsink_rows = {cot_image_attention_rows, "attention_dsink", 0},
+                             dq_rows = {cot_image_attention_rows, "attention_dq_rows", 0},
                              delta_rows = {cot_image_attention_rows, "attention_delta_rows", 0},
                              merge_rows = {cot_image_attention_rows, "attention_merge_rows", 0};
 /* clang-format on */
@@ -188,7 +199,7 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .dsink = view(&p->dsink),
         .dbias = view(&p->dbias),
         .row_lse = workspace,
-        .row_delta = (float *)((char *)workspace + workspace_bwd_mma(z) / 2),
+        .row_delta = (float *)((char *)workspace + attention_statistic_bytes(z)),
         .fault = cot_cuda_fault_word(queue),
     };
     const int64_t longest_row = z->d > z->dv ? z->d : z->dv;
@@ -220,13 +231,19 @@ static cot_status launch(cot_queue *queue, const tiled *t, const attention_mma_c
     if ((over_keys ? c->rows_k : c->rows_q) == 0)
         return COT_OK;
     return launch_tiles(queue, &t->kernel, *c, t->rows, over_keys ? c->Tk : c->Tq, over_keys ? c->Hkv : c->H,
-                        32 * (f32 ? ATTENTION_F32_WARPS : ATTENTION_MMA_WARPS), bytes);
+                        32 * t->warps, bytes);
 }
 
 static cot_status forward(cot_queue *queue, const attention_problem *p, const tiled *t)
 {
     const attention_mma_call c = call_of(queue, p, NULL, t == &fwd_f32);
     return launch(queue, t, &c, false);
+}
+
+static cot_status launch_dsink(cot_queue *queue, const attention_mma_call *c)
+{
+    const cot_cuda_grid grid = {.blocks = {(unsigned)c->H, 1, 1}, .threads = ATTENTION_ROW_THREADS};
+    return cot_cuda_launch(queue, &dsink_rows, &grid, c);
 }
 
 static cot_status launch_dbias(cot_queue *queue, const attention_mma_call *c)
@@ -241,15 +258,33 @@ static cot_status launch_dbias(cot_queue *queue, const attention_mma_call *c)
     return grid.blocks[0] > 0 ? cot_cuda_launch(queue, &dbias_f32.kernel, &grid, c) : COT_OK;
 }
 
-/* The kernels of a backward; dkv NULL: dk and dv one by one. */
-static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled *dq,
-                           const tiled *dkv, const tiled *dk, const tiled *dv)
+/* What takes eight lanes a row. */
+static cot_status launch_by_rows(cot_queue *queue, const cot_cuda_kernel *kernel, const attention_mma_call *c)
 {
-    const attention_mma_call c = call_of(queue, p, workspace, dq == &dq_f32);
-    cot_status status = COT_OK;
-    if (c.rows_q > 0)
-        status = launch_tiles(queue, &prepare_rows, c, ATTENTION_ROW_THREADS / ATTENTION_ROW_LANES, c.Tq, c.H,
-                              ATTENTION_ROW_THREADS, 0);
+    if (c->rows_q == 0)
+        return COT_OK;
+    return launch_tiles(queue, kernel, *c, ATTENTION_ROW_THREADS / ATTENTION_ROW_LANES, c->Tq, c->H,
+                        ATTENTION_ROW_THREADS, 0);
+}
+
+/* The kernels of a backward; once: dq, dk and dv in one; else dkv NULL: dk and dv one by one. */
+static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled *once,
+                           const tiled *dq, const tiled *dkv, const tiled *dk, const tiled *dv)
+{
+    attention_mma_call c = call_of(queue, p, workspace, dq == &dq_f32);
+    if (once != NULL) {
+        c.dq_sums = (float *)((char *)workspace + 2 * attention_statistic_bytes(&p->sizes));
+        c.sum_rows = attention_sum_rows(&p->sizes);
+        c.sum_columns = once->dk;
+    }
+    cot_status status = launch_by_rows(queue, &prepare_rows, &c);
+    if (once != NULL) {
+        if (status == COT_OK)
+            status = launch(queue, once, &c, true);
+        if (status == COT_OK)
+            status = launch_by_rows(queue, &dq_rows, &c);
+        return status == COT_OK && c.dsink.data != NULL ? launch_dsink(queue, &c) : status;
+    }
     if (status == COT_OK && c.grad_q.data != NULL)
         status = launch(queue, dq, &c, false);
     if (dkv != NULL) {
@@ -262,15 +297,16 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             status = launch(queue, dk, &c, true);
     }
     if (status == COT_OK && c.dsink.data != NULL)
-        status =
-            cot_cuda_launch(queue, &dsink_rows,
-                            &(cot_cuda_grid){.blocks = {(unsigned)c.H, 1, 1}, .threads = ATTENTION_ROW_THREADS}, &c);
+        status = launch_dsink(queue, &c);
     return status == COT_OK && c.dbias.data != NULL ? launch_dbias(queue, &c) : status;
 }
 
 static cot_status backward_16(cot_queue *queue, const attention_problem *p, void *workspace, const kernels *k)
 {
-    return backward(queue, p, workspace, find(&k->dq, p), find(&k->dkv, p), find(&k->dk, p), find(&k->dv, p));
+    const tiled *once = attention_once(p) ? find(&k->once, p) : NULL;
+    if (once != NULL && once->kernel.shared_bytes > queue->device->most_shared)
+        once = NULL;
+    return backward(queue, p, workspace, once, find(&k->dq, p), find(&k->dkv, p), find(&k->dk, p), find(&k->dv, p));
 }
 
 /* ---- the rows ---------------------------------------------------------------------------------------------------- */
@@ -305,7 +341,7 @@ cot_status attention_bwd_f16_mma(cot_queue *queue, const void *problem, void *wo
 
 cot_status attention_bwd_f32_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, &dq_f32, NULL, &dk_f32, &dv_f32);
+    return backward(queue, problem, workspace, NULL, &dq_f32, NULL, &dk_f32, &dv_f32);
 }
 
 /* delta and merge: eight lanes a row. */

@@ -85,11 +85,39 @@ static inline double cost_f32_sm80(const void *problem)
     return 20 * cost_mma(problem);
 }
 
-/* Rows of lse and of D. */
+/* Rows of lse, or of D. */
+static inline size_t attention_statistic_bytes(const attention_sizes *z)
+{
+    return cot_align((size_t)z->H * (size_t)z->rows_q * sizeof(float));
+}
+
+static inline size_t workspace_bwd_f32(const void *problem)
+{
+    return 2 * attention_statistic_bytes(problem);
+}
+
+/* Whether dq, dk and dv may come from one pass, where the device has room for it. */
+static inline bool attention_once(const attention_problem *p)
+{
+    const attention_sizes *z = &p->sizes;
+    return p->allow_nondeterminism && !attention_has_additions(p) && cot_present(&p->dq) &&
+           (cot_present(&p->dk) || cot_present(&p->dv)) && !(z->d > 128 && z->d <= 192 && z->dv <= 128);
+}
+
+/* Rows of dq's sums, of a head. */
+static inline int64_t attention_sum_rows(const attention_sizes *z)
+{
+    const int64_t rows = ATTENTION_SUM_ROWS;
+    return rows * (z->packed ? z->rows_q / rows + z->B : z->B * ((z->Tq + rows - 1) / rows));
+}
+
 static inline size_t workspace_bwd_mma(const void *problem)
 {
-    const attention_sizes *z = problem;
-    return 2 * cot_align((size_t)z->H * (size_t)z->rows_q * sizeof(float));
+    const attention_problem *p = problem;
+    const attention_sizes *z = &p->sizes;
+    const int64_t most = z->d > z->dv ? z->d : z->dv, columns = most <= 64 ? 64 : most <= 128 ? 128 : 256;
+    const size_t sums = (size_t)z->H * (size_t)attention_sum_rows(z) * (size_t)columns * sizeof(float);
+    return 2 * attention_statistic_bytes(z) + (attention_once(p) ? sums : 0);
 }
 
 #endif

@@ -84,6 +84,58 @@ KERNEL(prepare, attention_mma_call)
     }
     if (first < s.q_rows)
         store_statistics(c, number_of_row(c, s, h) + first, lse, delta);
+    if (c.dq_sums != nullptr && at.tile * (int64_t)ROWS < s.Tq) {
+        float4 *const sums = (float4 *)(c.dq_sums + (first_sum(c, s, h) + at.tile * (int64_t)ROWS) * c.sum_columns);
+        for (int n = threadIdx.x; n < ROWS * (int)c.sum_columns / 4; n += THREADS)
+            sums[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+
+/* ---- dq from its sums -------------------------------------------------------------------------------------------- */
+
+/* A warp takes eight rows of 32 columns at a time, eight columns of a row a lane: even ones and odd ones are four floats
+ * each. */
+KERNEL(dq_rows, attention_mma_call)
+{
+    const place at = place_of(c, c.H);
+    const sequence s = sequence_at(c, at.b);
+    const int64_t h = at.head, size = c.sum_columns;
+    if (c.packed && at.b == c.B) {
+        clear_rows(c, c.grad_q, s.q_row, s.q_rows, h, at.tile, c.d);
+        return;
+    }
+    const int first = at.tile * ROWS, lane = threadIdx.x % 32;
+    for (int n = threadIdx.x / 32; n < (int)size / 32 * (ROWS / 8); n += THREADS / 32) {
+        const int row = first + n % (ROWS / 8) * 8 + lane % 8, column = n / (ROWS / 8) * 32 + lane / 8 * 8;
+        if (row >= s.q_rows || column >= c.d)
+            continue;
+        float value[8] = {};
+        if (row < s.Tq) {
+            const float4 *const from = (const float4 *)(c.dq_sums + (first_sum(c, s, h) + row / 16 * 16) * size +
+                                                        column * 16 + row % 16 / 8 * 64 + lane % 8 * 4);
+            const float4 even = from[0], odd = from[8];
+            value[0] = c.scale * even.x, value[2] = c.scale * even.y, value[4] = c.scale * even.z;
+            value[6] = c.scale * even.w, value[1] = c.scale * odd.x, value[3] = c.scale * odd.y;
+            value[5] = c.scale * odd.z, value[7] = c.scale * odd.w;
+        }
+        const int64_t to = row_at(c.grad_q, s.b, s.q_row + row, h) + column * c.grad_q.stride[3];
+        if (c.grad_q.vectors && !c.accumulate) {
+            uint32_t pair[4];
+#pragma unroll
+            for (int x = 0; x < 4; x++)
+                pair[x] = c.grad_q.dtype == COT_F16 ? cot_pack_pair<__half>(value[2 * x], value[2 * x + 1])
+                                                    : cot_pack_pair<__nv_bfloat16>(value[2 * x], value[2 * x + 1]);
+            *(uint4 *)((uint16_t *)c.grad_q.data + to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+            continue;
+        }
+#pragma unroll
+        for (int x = 0; x < 8; x++)
+            if (column + x < c.d) {
+                const int64_t one = to + x * c.grad_q.stride[3];
+                const float before = c.accumulate ? load_at(c.grad_q, one) : 0.0f;
+                cot_store(c.grad_q.data, c.grad_q.dtype, one, before + value[x]);
+            }
+    }
 }
 
 /* ---- dsink ------------------------------------------------------------------------------------------------------- */
