@@ -71,13 +71,14 @@ DEVICE void multiply_stored(float (&c)[M][N][4], uint32_t a, int row, const char
 template <typename E, int D, int KEYS, int QUERIES, int WARPS, int BANDS, int DS_STAGES>
 DEVICE void backward_once(const attention_mma_call &c)
 {
-    constexpr int THREADS = 32 * WARPS, STAGES = 2, SHARES = 32 * WARPS / KEYS, COLUMNS = QUERIES / SHARES;
+    constexpr int THREADS = 32 * WARPS, SHARES = 32 * WARPS / KEYS, COLUMNS = QUERIES / SHARES;
     constexpr int N = COLUMNS / 8, OWN = D / SHARES;
     constexpr int Q_ROWS = QUERIES / BANDS, Q_COLUMNS = D * BANDS / WARPS;
     static_assert(OWN == 64 && (DS_STAGES == 1 || QUERIES == 32), "as columns are found");
     constexpr int k_bytes = 2 * KEYS * D, q_bytes = 2 * QUERIES * D, score_bytes = 2 * KEYS * SCORE_COLUMNS;
+    const int stages = DS_STAGES == 2 ? 2 : c.stages;
     char *const k_tile = memory, *const v_tile = k_tile + k_bytes, *const q_tiles = v_tile + k_bytes,
-                *const dout_tiles = q_tiles + STAGES * q_bytes, *const ds_tile = dout_tiles + STAGES * q_bytes,
+                *const dout_tiles = q_tiles + stages * q_bytes, *const ds_tile = dout_tiles + stages * q_bytes,
                 *const p_tile = ds_tile + score_bytes,
                 *const statistics = p_tile + (SHARES > 1 ? score_bytes : 0); /* a stage: lse and D of each query */
     const place at = place_of(c, c.Hkv);
@@ -100,7 +101,15 @@ DEVICE void backward_once(const attention_mma_call &c)
     float sums_k[2][OWN / 8][4], sums_v[2][OWN / 8][4];
     clear(sums_k);
     clear(sums_v);
-    const auto load = [&](int h, int i0, int stage) {
+    volatile sequence *const kept = (volatile sequence *)(statistics + 2 * 8 * QUERIES);
+    if (threadIdx.x == 0) {
+        kept->b = s.b, kept->q_row = s.q_row, kept->Tq = s.Tq, kept->Tk = s.Tk, kept->diagonal = s.diagonal;
+        kept->k_row = first, kept->k_rows = queries.end;
+    }
+    const auto get = [&] {
+        return sequence{kept->b, kept->q_row, 0, 0, 0, kept->Tq, kept->Tk, kept->diagonal};
+    };
+    const auto load = [&](const sequence &s, int h, int i0, int stage) {
         load_tile<E, QUERIES, D, THREADS>(q_tiles + stage * q_bytes, c.q, row_at(c.q, s.b, s.q_row + i0, h), s.Tq - i0,
                                           (int)c.d, 0);
         load_tile<E, QUERIES, D, THREADS>(dout_tiles + stage * q_bytes, c.dout, row_at(c.dout, s.b, s.q_row + i0, h),
@@ -115,6 +124,7 @@ DEVICE void backward_once(const attention_mma_call &c)
     };
     /* dQ of the dS in this half or whole of its tile. */
     const auto add_dq = [&](int h, int i0, int stage) {
+        const sequence s = get();
         float dq[Q_ROWS / 16][Q_COLUMNS / 8][4];
         const int warp = thread_again() / 32;
         const int row = warp / (WARPS / BANDS) * Q_ROWS, column = warp % (WARPS / BANDS) * Q_COLUMNS;
@@ -136,13 +146,13 @@ DEVICE void backward_once(const attention_mma_call &c)
         if (i0 > first)
             add_dq(h, i0 - QUERIES, stage);
         else
-            add_dq(h - 1, first + (steps - 1) * QUERIES, stage);
+            add_dq(h - 1, kept->k_row + (steps - 1) * QUERIES, stage);
     };
     int h = (int)hkv * group, i0 = first, stage = 0;
     if (steps > 0) {
         load_tile<E, KEYS, D, THREADS>(k_tile, c.k, row_at(c.k, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.d, 0);
         load_tile<E, KEYS, D, THREADS>(v_tile, c.v, row_at(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.dv, 0);
-        load(h, i0, 0);
+        load(s, h, i0, 0);
     }
 #pragma unroll 1
     for (int step = 0; step < steps * group; step++) {
@@ -152,13 +162,14 @@ DEVICE void backward_once(const attention_mma_call &c)
         float x[2][N][4], dp[2][N][4];
         wait_for_copies();
         __syncthreads();
-        const bool turn = i0 + QUERIES >= queries.end; /* the next tile is of the next head */
-        const int next_h = h + turn, next_i0 = turn ? first : i0 + QUERIES;
-        if (step + 1 < steps * group)
-            load(next_h, next_i0, stage ^ 1);
+        const bool turn = i0 + QUERIES >= kept->k_rows; /* the next tile is of the next head */
+        const int next_h = h + turn, next_i0 = turn ? kept->k_row : i0 + QUERIES;
+        if (stages == 2 && step + 1 < steps * group)
+            load(get(), next_h, next_i0, stage ^ 1);
         if (DS_STAGES == 2 && step > 0)
             add_last_dq(h, i0, stage ^ 1);
         multiply_rows<E, D>(x, k_tile, q_tile + share() * (COLUMNS * 2 * D), (int)c.d, 0, own_keys());
+        const sequence s = get();
         const score_tile t = {i0 + share() * COLUMNS, j0 + own_keys()};
         /* hide() counts rows by the warp's number */
         finish_scores<E, false, true, false>(c, s, {}, {t.i, t.j - warp_row<2>()}, all_visible<true>(c, s, t, COLUMNS, 32), x,
@@ -194,11 +205,16 @@ DEVICE void backward_once(const attention_mma_call &c)
             multiply_scores<E, D>(sums_v, x, dout_tile, (int)c.dv, 0);
             multiply_scores<E, D>(sums_k, dp, q_tile, (int)c.d, 0);
         }
+        if (stages == 1) {
+            __syncthreads();
+            if (step + 1 < steps * group)
+                load(get(), next_h, next_i0, 0);
+        }
         if (DS_STAGES == 1)
             add_dq(h, i0, 0);
         h = next_h;
         i0 = next_i0;
-        stage ^= 1;
+        stage ^= stages - 1;
     }
     __syncthreads(); /* the last dS; then k_tile and v_tile are free */
     if (DS_STAGES == 2 && steps > 0) {

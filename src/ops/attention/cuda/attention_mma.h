@@ -33,7 +33,7 @@ enum { ATTENTION_FAR = 1 << 30 };
 
 /* In one pass dq is summed in float32 as the tensor cores have it: 16 rows of 8 columns are 128 floats, element e of lane l
  * the (32 e + l)th. A sequence begins at a multiple of ATTENTION_SUM_ROWS rows. */
-enum { ATTENTION_SUM_ROWS = 64 };
+enum { ATTENTION_SUM_ROWS = 64, ATTENTION_KEPT_BYTES = 32 };
 
 /* The float32 kernels: 16 rows a warp, 16 of the other side. */
 enum { ATTENTION_F32_ROWS = 16 * ATTENTION_F32_WARPS, ATTENTION_F32_COLUMNS = 16, ATTENTION_F32_MAX_D = 256 };
@@ -66,6 +66,7 @@ typedef struct attention_mma_call {
     float *row_delta; /* [H][rows_q] D */
     float *dq_sums;   /* [H][sum_rows][sum_columns]; null: two passes */
     int64_t sum_rows, sum_columns;
+    int32_t stages; /* of q and dout */
     unsigned long long *fault;
 } attention_mma_call;
 

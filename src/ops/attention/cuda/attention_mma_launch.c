@@ -29,8 +29,9 @@ typedef struct tiled {
 #define FWD_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) * (dk) + (columns) * ((dk) + (dv))))
 #define DQ_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) + (stages) * (columns)) * ((dk) + (dv)))
 #define DKV_BYTES(dk, dv, slabs, columns, stages) (DQ_BYTES(dk, dv, slabs, columns, stages) + (stages) * (columns)*8)
-#define ONCE_BYTES(d, keys, queries, warps) \
-    (4 * (d) * ((keys) + 2 * (queries)) + 128 * (keys) * (1 + (32 * (warps) > (keys))) + 16 * (queries))
+#define ONCE_BYTES(d, keys, queries, warps, stages)                                                           \
+    (4 * (d) * ((keys) + (stages) * (queries)) + 128 * (keys) * (1 + (32 * (warps) > (keys))) + 16 * (queries) + \
+     ATTENTION_KEPT_BYTES)
 #define DV_BYTES(dk, dv, slabs, columns, stages) (DKV_BYTES(dk, dv, slabs, columns, stages) - 2 * ROWS_OF(slabs) * (dv))
 
 /* clang-format off */
@@ -53,20 +54,23 @@ typedef struct tiled {
 #define DV_BF16(...) DV(bf16, __VA_ARGS__)
 #define DV_F16(...) DV(f16, __VA_ARGS__)
 
-#define ONCE(dtype, name, d, keys, queries, warps, bands, stages) \
+#define ONCE(dtype, q_stages, name, d, keys, queries, warps, bands, stages) \
     {d, d, keys, warps, {cot_image_attention_bwd_once_mma, "attention_once_mma_" #dtype "_" #name, \
-                         ONCE_BYTES(d, keys, queries, warps)}},
-#define ONCE_BF16(...) ONCE(bf16, __VA_ARGS__)
-#define ONCE_F16(...) ONCE(f16, __VA_ARGS__)
+                         ONCE_BYTES(d, keys, queries, warps, q_stages)}},
+#define ONCE_BF16(...) ONCE(bf16, 2, __VA_ARGS__)
+#define ONCE_F16(...) ONCE(f16, 2, __VA_ARGS__)
+#define SMALL_BF16(...) ONCE(bf16, 1, __VA_ARGS__)
+#define SMALL_F16(...) ONCE(f16, 1, __VA_ARGS__)
 
 /* By size, the smallest first. */
 typedef struct family {
     tiled plain[5], all[3];
 } family;
 
-/* dk and dv at once where their sums have room, else one by one; or, dq in any order, all three. */
+/* dk and dv at once where their sums have room, else one by one; or, dq in any order, all three, small: in less shared
+ * memory. */
 typedef struct kernels {
-    family fwd, dq, dkv, dk, dv, once;
+    family fwd, dq, dkv, dk, dv, once, small;
 } kernels;
 
 #define KERNELS(dtype) { \
@@ -75,7 +79,8 @@ typedef struct kernels {
     .dkv = {{ATTENTION_DKV_TILES(DKV_##dtype)}, {{0}}}, \
     .dk = {{ATTENTION_DK_TILES(DK_##dtype)}, {ATTENTION_DK_TILES_ALL(DK_##dtype)}}, \
     .dv = {{ATTENTION_DV_TILES(DV_##dtype)}, {ATTENTION_DV_TILES_ALL(DV_##dtype)}}, \
-    .once = {{ATTENTION_ONCE_TILES(ONCE_##dtype)}, {{0}}}}
+    .once = {{ATTENTION_ONCE_TILES(ONCE_##dtype)}, {{0}}}, \
+    .small = {{ATTENTION_ONCE_TILES(SMALL_##dtype)}, {{0}}}}
 static const kernels kernels_bf16 = KERNELS(BF16), kernels_f16 = KERNELS(F16);
 
 /* The most shared memory that a float32 kernel asks for; less where rows are shorter. */
@@ -269,13 +274,14 @@ static cot_status launch_by_rows(cot_queue *queue, const cot_cuda_kernel *kernel
 
 /* The kernels of a backward; once: dq, dk and dv in one; else dkv NULL: dk and dv one by one. */
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled *once,
-                           const tiled *dq, const tiled *dkv, const tiled *dk, const tiled *dv)
+                           int stages, const tiled *dq, const tiled *dkv, const tiled *dk, const tiled *dv)
 {
     attention_mma_call c = call_of(queue, p, workspace, dq == &dq_f32);
     if (once != NULL) {
         c.dq_sums = (float *)((char *)workspace + 2 * attention_statistic_bytes(&p->sizes));
         c.sum_rows = attention_sum_rows(&p->sizes);
         c.sum_columns = once->dk;
+        c.stages = stages;
     }
     cot_status status = launch_by_rows(queue, &prepare_rows, &c);
     if (once != NULL) {
@@ -304,9 +310,12 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
 static cot_status backward_16(cot_queue *queue, const attention_problem *p, void *workspace, const kernels *k)
 {
     const tiled *once = attention_once(p) ? find(&k->once, p) : NULL;
+    int stages = 2;
+    if (once != NULL && once->kernel.shared_bytes > queue->device->most_shared)
+        once = find(&k->small, p), stages = 1;
     if (once != NULL && once->kernel.shared_bytes > queue->device->most_shared)
         once = NULL;
-    return backward(queue, p, workspace, once, find(&k->dq, p), find(&k->dkv, p), find(&k->dk, p), find(&k->dv, p));
+    return backward(queue, p, workspace, once, stages, find(&k->dq, p), find(&k->dkv, p), find(&k->dk, p), find(&k->dv, p));
 }
 
 /* ---- the rows ---------------------------------------------------------------------------------------------------- */
@@ -341,7 +350,7 @@ cot_status attention_bwd_f16_mma(cot_queue *queue, const void *problem, void *wo
 
 cot_status attention_bwd_f32_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, NULL, &dq_f32, NULL, &dk_f32, &dv_f32);
+    return backward(queue, problem, workspace, NULL, 0, &dq_f32, NULL, &dk_f32, &dv_f32);
 }
 
 /* delta and merge: eight lanes a row. */
