@@ -166,7 +166,7 @@ DEVICE void backward_once(const attention_mma_call &c)
         const int next_h = h + turn, next_i0 = turn ? kept->k_row : i0 + QUERIES;
         if (stages == 2 && step + 1 < steps * group)
             load(get(), next_h, next_i0, stage ^ 1);
-        if (DS_STAGES == 2 && step > 0)
+        if (DS_STAGES == 2 && step > 0 && c.dq_sums != nullptr)
             add_last_dq(h, i0, stage ^ 1);
         multiply_rows<E, D>(x, k_tile, q_tile + share() * (COLUMNS * 2 * D), (int)c.d, 0, own_keys());
         const sequence s = get();
@@ -210,14 +210,14 @@ DEVICE void backward_once(const attention_mma_call &c)
             if (step + 1 < steps * group)
                 load(get(), next_h, next_i0, 0);
         }
-        if (DS_STAGES == 1)
+        if (DS_STAGES == 1 && c.dq_sums != nullptr)
             add_dq(h, i0, 0);
         h = next_h;
         i0 = next_i0;
         stage ^= stages - 1;
     }
     __syncthreads(); /* the last dS; then k_tile and v_tile are free */
-    if (DS_STAGES == 2 && steps > 0) {
+    if (DS_STAGES == 2 && steps > 0 && c.dq_sums != nullptr) {
         add_last_dq(h, i0, stage ^ 1);
         __syncthreads();
     }

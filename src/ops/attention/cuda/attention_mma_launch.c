@@ -272,26 +272,20 @@ static cot_status launch_by_rows(cot_queue *queue, const cot_cuda_kernel *kernel
                         ATTENTION_ROW_THREADS, 0);
 }
 
-/* The kernels of a backward; once: dq, dk and dv in one; else dkv NULL: dk and dv one by one. */
-static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled *once,
-                           int stages, const tiled *dq, const tiled *dkv, const tiled *dk, const tiled *dv)
+/* The kernels of a backward. dkv: with `stages` those of attention_bwd_once_mma.cu, which may make dq too; NULL: dk and dv
+ * one by one. */
+static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled *dq,
+                           const tiled *dkv, const tiled *dk, const tiled *dv, int stages)
 {
     attention_mma_call c = call_of(queue, p, workspace, dq == &dq_f32);
-    if (once != NULL) {
+    c.stages = stages;
+    if (stages > 0 && attention_once(p)) {
         c.dq_sums = (float *)((char *)workspace + 2 * attention_statistic_bytes(&p->sizes));
         c.sum_rows = attention_sum_rows(&p->sizes);
-        c.sum_columns = once->dk;
-        c.stages = stages;
+        c.sum_columns = dkv->dk;
     }
     cot_status status = launch_by_rows(queue, &prepare_rows, &c);
-    if (once != NULL) {
-        if (status == COT_OK)
-            status = launch(queue, once, &c, true);
-        if (status == COT_OK)
-            status = launch_by_rows(queue, &dq_rows, &c);
-        return status == COT_OK && c.dsink.data != NULL ? launch_dsink(queue, &c) : status;
-    }
-    if (status == COT_OK && c.grad_q.data != NULL)
+    if (status == COT_OK && c.grad_q.data != NULL && c.dq_sums == NULL)
         status = launch(queue, dq, &c, false);
     if (dkv != NULL) {
         if (status == COT_OK && (c.grad_k.data != NULL || c.grad_v.data != NULL))
@@ -302,6 +296,8 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         if (status == COT_OK && c.grad_k.data != NULL)
             status = launch(queue, dk, &c, true);
     }
+    if (status == COT_OK && c.dq_sums != NULL)
+        status = launch_by_rows(queue, &dq_rows, &c);
     if (status == COT_OK && c.dsink.data != NULL)
         status = launch_dsink(queue, &c);
     return status == COT_OK && c.dbias.data != NULL ? launch_dbias(queue, &c) : status;
@@ -309,13 +305,16 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
 
 static cot_status backward_16(cot_queue *queue, const attention_problem *p, void *workspace, const kernels *k)
 {
-    const tiled *once = attention_once(p) ? find(&k->once, p) : NULL;
-    int stages = 2;
-    if (once != NULL && once->kernel.shared_bytes > queue->device->most_shared)
-        once = find(&k->small, p), stages = 1;
-    if (once != NULL && once->kernel.shared_bytes > queue->device->most_shared)
-        once = NULL;
-    return backward(queue, p, workspace, once, stages, find(&k->dq, p), find(&k->dkv, p), find(&k->dk, p), find(&k->dv, p));
+    const tiled *dkv = find(&k->dkv, p);
+    int stages = 0;
+    if (attention_suits_once(p)) {
+        const tiled *once = find(&k->once, p), *small = find(&k->small, p);
+        if (once->kernel.shared_bytes <= queue->device->most_shared)
+            dkv = once, stages = 2;
+        else if (small->kernel.shared_bytes <= queue->device->most_shared)
+            dkv = small, stages = 1;
+    }
+    return backward(queue, p, workspace, find(&k->dq, p), dkv, find(&k->dk, p), find(&k->dv, p), stages);
 }
 
 /* ---- the rows ---------------------------------------------------------------------------------------------------- */
@@ -350,7 +349,7 @@ cot_status attention_bwd_f16_mma(cot_queue *queue, const void *problem, void *wo
 
 cot_status attention_bwd_f32_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, NULL, 0, &dq_f32, NULL, &dk_f32, &dv_f32);
+    return backward(queue, problem, workspace, &dq_f32, NULL, &dk_f32, &dv_f32, 0);
 }
 
 /* delta and merge: eight lanes a row. */

@@ -96,12 +96,19 @@ static inline size_t workspace_bwd_f32(const void *problem)
     return 2 * attention_statistic_bytes(problem);
 }
 
-/* Whether dq, dk and dv may come from one pass, where the device has room for it. */
-static inline bool attention_once(const attention_problem *p)
+/* Whether attention_bwd_once_mma.cu serves, where the device has room for it. For d up to 192 with dv up to 128 there are
+ * kernels that fill up less with zeros. */
+static inline bool attention_suits_once(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
-    return p->allow_nondeterminism && !attention_has_additions(p) && cot_present(&p->dq) &&
-           (cot_present(&p->dk) || cot_present(&p->dv)) && !(z->d > 128 && z->d <= 192 && z->dv <= 128);
+    return !attention_has_additions(p) && !(z->d > 128 && z->d <= 192 && z->dv <= 128);
+}
+
+/* And whether dq may come from the same pass. */
+static inline bool attention_once(const attention_problem *p)
+{
+    return p->allow_nondeterminism && attention_suits_once(p) && cot_present(&p->dq) &&
+           (cot_present(&p->dk) || cot_present(&p->dv));
 }
 
 /* Rows of dq's sums, of a head. */
