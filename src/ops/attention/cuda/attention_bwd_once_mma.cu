@@ -16,7 +16,8 @@
 enum { SCORE_COLUMNS = 64 };
 
 /* The warp's scores, from this row and this unit of eight queries on. */
-template <typename E, int M, int N> DEVICE void store_scores(uint32_t tile, int row, int unit, const float (&x)[M][N][4])
+template <typename E, int M, int N>
+DEVICE void store_scores(uint32_t tile, int row, int unit, const float (&x)[M][N][4])
 {
     const int lane = lane_again();
     const uint32_t to = tile + (row + lane / 4) * (2 * SCORE_COLUMNS) + 4 * (lane % 4);
@@ -34,9 +35,9 @@ template <typename E, int M, int N> DEVICE void store_scores(uint32_t tile, int 
 }
 
 /* c += A B over K rows of tile b, its columns from `column` on. A: rows of a tile of scores from `row` on or, TRANSPOSED,
- * its columns. */
-template <typename E, int D, int K, bool TRANSPOSED, int M, int N>
-DEVICE void multiply_stored(float (&c)[M][N][4], uint32_t a, int row, const char *b, int column)
+ * its columns. beside(k): what else is done, for each 16 rows. */
+template <typename E, int D, int K, bool TRANSPOSED, int M, int N, typename BESIDE>
+DEVICE void multiply_stored(float (&c)[M][N][4], uint32_t a, int row, const char *b, int column, const BESIDE &beside)
 {
     const int lane = lane_again();
     const int a_row = TRANSPOSED ? lane % 8 + lane / 16 * 8 : row + lane % 16;
@@ -64,23 +65,25 @@ DEVICE void multiply_stored(float (&c)[M][N][4], uint32_t a, int row, const char
                 mma<E>(c[m][n + 1], rows[m], columns[2], columns[3]);
             }
         }
+        beside(k);
     }
 }
 
-/* KEYS of a block, QUERIES of a tile; dQ of a tile is divided among the warps by BANDS of rows, and by columns. */
-template <typename E, int D, int KEYS, int QUERIES, int WARPS, int BANDS, int DS_STAGES>
-DEVICE void backward_once(const attention_mma_call &c)
+/* KEYS of a block, QUERIES of a tile. A warp that has its keys alone keeps P and dS in registers for dV and dK; dQ is made a
+ * step late then, from the other half of the tile of dS, so that a step has one barrier. */
+template <typename E, int D, int KEYS, int QUERIES, int WARPS> DEVICE void backward_once(const attention_mma_call &c)
 {
-    constexpr int THREADS = 32 * WARPS, SHARES = 32 * WARPS / KEYS, COLUMNS = QUERIES / SHARES;
-    constexpr int N = COLUMNS / 8, OWN = D / SHARES;
-    constexpr int Q_ROWS = QUERIES / BANDS, Q_COLUMNS = D * BANDS / WARPS;
-    static_assert(OWN == 64 && (DS_STAGES == 1 || QUERIES == 32), "as columns are found");
+    constexpr int THREADS = 32 * WARPS, SHARES = 32 * WARPS / KEYS, COLUMNS = QUERIES / SHARES, N = COLUMNS / 8;
+    constexpr bool ALONE = SHARES == 1;
+    constexpr int OWN = D / SHARES, Q_ROWS = QUERIES / 2,
+                  Q_COLUMNS = 2 * D / WARPS; /* of dK and dV, and of dQ, a warp's */
+    static_assert(OWN == 64 && QUERIES == (ALONE ? 32 : 64), "as tiles are divided");
     constexpr int k_bytes = 2 * KEYS * D, q_bytes = 2 * QUERIES * D, score_bytes = 2 * KEYS * SCORE_COLUMNS;
-    const int stages = DS_STAGES == 2 ? 2 : c.stages;
+    const int stages = ALONE ? 2 : c.stages;
     char *const k_tile = memory, *const v_tile = k_tile + k_bytes, *const q_tiles = v_tile + k_bytes,
                 *const dout_tiles = q_tiles + stages * q_bytes, *const ds_tile = dout_tiles + stages * q_bytes,
                 *const p_tile = ds_tile + score_bytes,
-                *const statistics = p_tile + (SHARES > 1 ? score_bytes : 0); /* a stage: lse and D of each query */
+                *const statistics = p_tile + (ALONE ? 0 : score_bytes); /* a stage: lse and D of each query */
     const place at = place_of(c, c.Hkv);
     const sequence s = sequence_at(c, at.b);
     const int64_t hkv = at.head;
@@ -101,14 +104,17 @@ DEVICE void backward_once(const attention_mma_call &c)
     float sums_k[2][OWN / 8][4], sums_v[2][OWN / 8][4];
     clear(sums_k);
     clear(sums_v);
-    volatile sequence *const kept = (volatile sequence *)(statistics + 2 * 8 * QUERIES);
+    /* The loop finds these in shared memory: it has no registers for them. */
+    struct walk {
+        int b, q_row, Tq, Tk, diagonal, first, end;
+    };
+    static_assert(sizeof(walk) <= ATTENTION_WALK_BYTES, "it has room");
+    volatile walk *const kept = (volatile walk *)(statistics + 2 * 8 * QUERIES);
     if (threadIdx.x == 0) {
         kept->b = s.b, kept->q_row = s.q_row, kept->Tq = s.Tq, kept->Tk = s.Tk, kept->diagonal = s.diagonal;
-        kept->k_row = first, kept->k_rows = queries.end;
+        kept->first = first, kept->end = queries.end;
     }
-    const auto get = [&] {
-        return sequence{kept->b, kept->q_row, 0, 0, 0, kept->Tq, kept->Tk, kept->diagonal};
-    };
+    const auto again = [&] { return sequence{kept->b, kept->q_row, 0, 0, 0, kept->Tq, kept->Tk, kept->diagonal}; };
     const auto load = [&](const sequence &s, int h, int i0, int stage) {
         load_tile<E, QUERIES, D, THREADS>(q_tiles + stage * q_bytes, c.q, row_at(c.q, s.b, s.q_row + i0, h), s.Tq - i0,
                                           (int)c.d, 0);
@@ -122,31 +128,45 @@ DEVICE void backward_once(const attention_mma_call &c)
             copy_word(to + 4 * QUERIES, c.row_delta + number, there);
         }
     };
-    /* dQ of the dS in this half or whole of its tile. */
-    const auto add_dq = [&](int h, int i0, int stage) {
-        const sequence s = get();
-        float dq[Q_ROWS / 16][Q_COLUMNS / 8][4];
-        const int warp = thread_again() / 32;
-        const int row = warp / (WARPS / BANDS) * Q_ROWS, column = warp % (WARPS / BANDS) * Q_COLUMNS;
-        clear(dq);
-        multiply_stored<E, D, KEYS, true>(dq, cot_shared_address(ds_tile), stage * QUERIES + row, k_tile, column);
-        float *to = c.dq_sums + (first_sum(c, s, h) + i0 + row) * D + column * 16 + lane_again();
-#pragma unroll
-        for (int m = 0; m < Q_ROWS / 16; m++)
-            if (i0 + row + 16 * m < s.Tq)
-#pragma unroll
-                for (int n = 0; n < Q_COLUMNS / 8; n++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + m * (16 * D) + n * 128 + e * 32),
-                                     "f"(dq[m][n][e])
-                                     : "memory");
+    /* dQ of the dS in this half of its tile, or in all of it; its parts are added to the sums one by one. */
+    constexpr int DQ_TILES = Q_ROWS / 16 * Q_COLUMNS / 8;
+    struct dq_tile {
+        float sums[Q_ROWS / 16][Q_COLUMNS / 8][4];
+        float *to;
+        int rows; /* that count */
     };
-    const auto add_last_dq = [&](int h, int i0, int stage) {
+    const auto make_dq = [&](dq_tile &dq, int h, int i0, int stage) {
+        const sequence s = again();
+        const int warp = thread_again() / 32;
+        const int row = warp / (WARPS / 2) * Q_ROWS, column = warp % (WARPS / 2) * Q_COLUMNS;
+        dq.to = c.dq_sums + (first_sum(c, s, h) + i0 + row) * D + column * 16 + lane_again();
+        dq.rows = s.Tq - i0 - row;
+        clear(dq.sums);
+        multiply_stored<E, D, KEYS, true>(dq.sums, cot_shared_address(ds_tile), stage * QUERIES + row, k_tile, column,
+                                          [](int) {});
+    };
+    const auto add_dq = [&](const dq_tile &dq, int part, int parts) {
+#pragma unroll
+        for (int tile = part * DQ_TILES / parts; tile < (part + 1) * DQ_TILES / parts; tile++) {
+            const int m = tile / (Q_COLUMNS / 8), n = tile % (Q_COLUMNS / 8);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                asm volatile("{\n"
+                             "    .reg .pred counts;\n"
+                             "    setp.ne.b32 counts, %2, 0;\n"
+                             "    @counts red.global.add.f32 [%0], %1;\n"
+                             "}" ::"l"(dq.to + m * (16 * D) + n * 128 + e * 32),
+                             "f"(dq.sums[m][n][e]), "r"((uint32_t)(16 * m < dq.rows))
+                             : "memory");
+        }
+    };
+    const auto make_last_dq = [&](int h, int i0, int stage) {
+        dq_tile dq;
         if (i0 > first)
-            add_dq(h, i0 - QUERIES, stage);
+            make_dq(dq, h, i0 - QUERIES, stage);
         else
-            add_dq(h - 1, kept->k_row + (steps - 1) * QUERIES, stage);
+            make_dq(dq, h - 1, kept->first + (steps - 1) * QUERIES, stage);
+        add_dq(dq, 0, 1);
     };
     int h = (int)hkv * group, i0 = first, stage = 0;
     if (steps > 0) {
@@ -157,23 +177,24 @@ DEVICE void backward_once(const attention_mma_call &c)
 #pragma unroll 1
     for (int step = 0; step < steps * group; step++) {
         const char *const q_tile = q_tiles + stage * q_bytes, *const dout_tile = dout_tiles + stage * q_bytes;
-        const float *const lse = (const float *)(statistics + stage * (8 * QUERIES)) + share() * COLUMNS,
-                           *const delta = lse + QUERIES;
+        const float *const lse = (const float *)(statistics + stage * (8 * QUERIES)) + share() * COLUMNS, *const delta =
+                                                                                                              lse +
+                                                                                                              QUERIES;
         float x[2][N][4], dp[2][N][4];
         wait_for_copies();
         __syncthreads();
-        const bool turn = i0 + QUERIES >= kept->k_rows; /* the next tile is of the next head */
-        const int next_h = h + turn, next_i0 = turn ? kept->k_row : i0 + QUERIES;
+        const bool turn = i0 + QUERIES >= kept->end; /* the next tile is of the next head */
+        const int next_h = h + turn, next_i0 = turn ? kept->first : i0 + QUERIES;
         if (stages == 2 && step + 1 < steps * group)
-            load(get(), next_h, next_i0, stage ^ 1);
-        if (DS_STAGES == 2 && step > 0 && c.dq_sums != nullptr)
-            add_last_dq(h, i0, stage ^ 1);
+            load(again(), next_h, next_i0, stage ^ 1);
+        if (ALONE && step > 0 && c.dq_sums != nullptr)
+            make_last_dq(h, i0, stage ^ 1);
         multiply_rows<E, D>(x, k_tile, q_tile + share() * (COLUMNS * 2 * D), (int)c.d, 0, own_keys());
-        const sequence s = get();
+        const sequence s = again();
         const score_tile t = {i0 + share() * COLUMNS, j0 + own_keys()};
         /* hide() counts rows by the warp's number */
-        finish_scores<E, false, true, false>(c, s, {}, {t.i, t.j - warp_row<2>()}, all_visible<true>(c, s, t, COLUMNS, 32), x,
-                                             x);
+        finish_scores<E, false, true, false>(c, s, {}, {t.i, t.j - warp_row<2>()},
+                                             all_visible<true>(c, s, t, COLUMNS, 32), x, x);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const float2 of_column = *(const float2 *)(lse + 8 * n + 2 * (lane_again() % 4));
@@ -183,7 +204,7 @@ DEVICE void backward_once(const attention_mma_call &c)
                 for (int e = 0; e < 4; e++)
                     x[m][n][e] = power<E>(x[m][n][e], c.score_scale, e % 2 ? of_column.y : of_column.x);
         }
-        if (SHARES > 1)
+        if (!ALONE)
             store_scores<E>(cot_shared_address(p_tile), own_keys(), share() * N, x);
         multiply_rows<E, D>(dp, v_tile, dout_tile + share() * (COLUMNS * 2 * D), (int)c.dv, 0, own_keys());
 #pragma unroll
@@ -195,12 +216,23 @@ DEVICE void backward_once(const attention_mma_call &c)
                 for (int e = 0; e < 4; e++)
                     dp[m][n][e] = x[m][n][e] * (dp[m][n][e] - (e % 2 ? of_column.y : of_column.x));
         }
-        store_scores<E>(cot_shared_address(ds_tile), own_keys(), (DS_STAGES == 2 ? stage : share()) * N, dp);
-        if (SHARES > 1 || DS_STAGES == 1)
+        store_scores<E>(cot_shared_address(ds_tile), own_keys(), (ALONE ? stage : share()) * N, dp);
+        if constexpr (!ALONE) {
             __syncthreads();
-        if constexpr (SHARES > 1) {
-            multiply_stored<E, D, QUERIES, false>(sums_v, cot_shared_address(p_tile), own_keys(), dout_tile, share() * OWN);
-            multiply_stored<E, D, QUERIES, false>(sums_k, cot_shared_address(ds_tile), own_keys(), q_tile, share() * OWN);
+            const auto nothing = [](int) {};
+            multiply_stored<E, D, QUERIES, false>(sums_v, cot_shared_address(p_tile), own_keys(), dout_tile,
+                                                  share() * OWN, nothing);
+            const auto multiply_k = [&](const auto &beside) {
+                multiply_stored<E, D, QUERIES, false>(sums_k, cot_shared_address(ds_tile), own_keys(), q_tile,
+                                                      share() * OWN, beside);
+            };
+            if (c.dq_sums != nullptr) {
+                dq_tile dq;
+                make_dq(dq, h, i0, 0);
+                multiply_k([&](int k) { add_dq(dq, k, QUERIES / 16); });
+            } else {
+                multiply_k(nothing);
+            }
         } else {
             multiply_scores<E, D>(sums_v, x, dout_tile, (int)c.dv, 0);
             multiply_scores<E, D>(sums_k, dp, q_tile, (int)c.d, 0);
@@ -208,17 +240,15 @@ DEVICE void backward_once(const attention_mma_call &c)
         if (stages == 1) {
             __syncthreads();
             if (step + 1 < steps * group)
-                load(get(), next_h, next_i0, 0);
+                load(again(), next_h, next_i0, 0);
         }
-        if (DS_STAGES == 1 && c.dq_sums != nullptr)
-            add_dq(h, i0, 0);
         h = next_h;
         i0 = next_i0;
         stage ^= stages - 1;
     }
     __syncthreads(); /* the last dS; then k_tile and v_tile are free */
-    if (DS_STAGES == 2 && steps > 0 && c.dq_sums != nullptr) {
-        add_last_dq(h, i0, stage ^ 1);
+    if (ALONE && steps > 0 && c.dq_sums != nullptr) {
+        make_last_dq(h, i0, stage ^ 1);
         __syncthreads();
     }
     float factor[2][2] = {{c.scale, c.scale}, {c.scale, c.scale}};
@@ -231,11 +261,11 @@ DEVICE void backward_once(const attention_mma_call &c)
                          (int)c.dv, sums_v, factor, v_tile, own_keys(), share() * OWN);
 }
 
-#define ONCE(dtype, element, name, d, keys, queries, warps, bands, stages)            \
-    extern "C" __global__ void __launch_bounds__(32 * (warps))                           \
+#define ONCE(dtype, element, name, d, keys, queries, warps)                               \
+    extern "C" __global__ void __launch_bounds__(32 * (warps))                            \
         attention_once_mma_##dtype##_##name(const __grid_constant__ attention_mma_call c) \
-    {                                                                                    \
-        backward_once<element, d, keys, queries, warps, bands, stages>(c);            \
+    {                                                                                     \
+        backward_once<element, d, keys, queries, warps>(c);                               \
     }
 #define BOTH(...) ONCE(bf16, __nv_bfloat16, __VA_ARGS__) ONCE(f16, __half, __VA_ARGS__)
 

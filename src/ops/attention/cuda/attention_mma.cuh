@@ -660,10 +660,10 @@ DEVICE void store_rows(const attention_view &to, int64_t at, bool accumulate, in
                     for (int n = 0; n < N; n++) {
                         const uint32_t pair = cot_pack_pair<E>(factor[m][half] * x[m][n][2 * half],
                                                                factor[m][half] * x[m][n][2 * half + 1]);
-                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(unit_at<D>(base, r, first / 8 + n) +
-                                                                     4 * (lane % 4)),
-                                     "r"(there ? pair : 0)
-                                     : "memory");
+                        asm volatile(
+                            "st.shared.u32 [%0], %1;" ::"r"(unit_at<D>(base, r, first / 8 + n) + 4 * (lane % 4)),
+                            "r"(there ? pair : 0)
+                            : "memory");
                     }
                 }
             __syncwarp();

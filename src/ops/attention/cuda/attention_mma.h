@@ -17,23 +17,22 @@ enum { ATTENTION_MMA_WARPS = 4, ATTENTION_F32_WARPS = 2, ATTENTION_ROW_LANES = 8
 #define ATTENTION_DQ_TILES(DO) \
     DO(d64, 64, 64, 2, 64, 2) DO(d128, 128, 128, 2, 32, 2) DO(d192_v128, 192, 128, 1, 32, 2) DO(d256, 256, 256, 1, 32, 1)
 #define ATTENTION_DQ_TILES_ALL(DO) DO(d256_all, 256, 256, 1, 32, 1)
-/* dk and dv at once, or each by itself where the sums of both have no room in registers. */
-#define ATTENTION_DKV_TILES(DO) \
-    DO(d64, 64, 64, 2, 32, 2) DO(d128, 128, 128, 1, 48, 2) DO(d192_v128, 192, 128, 1, 32, 2)
+/* dk and dv at once, or each by itself where the sums of both have no room in registers. Without additions these are for
+ * devices with too little shared memory for ATTENTION_ONCE_TILES, and for d192_v128. */
+#define ATTENTION_DKV_TILES(DO) DO(d128, 128, 128, 1, 48, 2) DO(d192_v128, 192, 128, 1, 32, 2)
 #define ATTENTION_DK_TILES(DO) DO(d256, 256, 256, 1, 32, 1)
 #define ATTENTION_DK_TILES_ALL(DO) DO(d256_all, 256, 256, 1, 32, 1)
 #define ATTENTION_DV_TILES(DO) DO(d256, 256, 256, 1, 32, 2)
 #define ATTENTION_DV_TILES_ALL(DO) DO(d256_all, 256, 256, 1, 32, 2)
-/* dq, dk and dv in one pass: DO(name, columns, keys of a block, queries of a tile, warps, bands of dQ's rows, stages of dS) */
-#define ATTENTION_ONCE_TILES(DO) \
-    DO(d64, 64, 128, 32, 4, 2, 2) DO(d128, 128, 128, 64, 8, 2, 1) DO(d256, 256, 64, 64, 8, 2, 1)
+/* dq, dk and dv in one pass: DO(name, columns, keys of a block, queries of a tile, warps) */
+#define ATTENTION_ONCE_TILES(DO) DO(d64, 64, 128, 32, 4) DO(d128, 128, 128, 64, 8) DO(d256, 256, 64, 64, 8)
 /* clang-format on */
 
 enum { ATTENTION_FAR = 1 << 30 };
 
 /* In one pass dq is summed in float32 as the tensor cores have it: 16 rows of 8 columns are 128 floats, element e of lane l
  * the (32 e + l)th. A sequence begins at a multiple of ATTENTION_SUM_ROWS rows. */
-enum { ATTENTION_SUM_ROWS = 64, ATTENTION_KEPT_BYTES = 32 };
+enum { ATTENTION_SUM_ROWS = 64, ATTENTION_WALK_BYTES = 32 };
 
 /* The float32 kernels: 16 rows a warp, 16 of the other side. */
 enum { ATTENTION_F32_ROWS = 16 * ATTENTION_F32_WARPS, ATTENTION_F32_COLUMNS = 16, ATTENTION_F32_MAX_D = 256 };

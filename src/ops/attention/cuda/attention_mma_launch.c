@@ -29,9 +29,9 @@ typedef struct tiled {
 #define FWD_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) * (dk) + (columns) * ((dk) + (dv))))
 #define DQ_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) + (stages) * (columns)) * ((dk) + (dv)))
 #define DKV_BYTES(dk, dv, slabs, columns, stages) (DQ_BYTES(dk, dv, slabs, columns, stages) + (stages) * (columns)*8)
-#define ONCE_BYTES(d, keys, queries, warps, stages)                                                           \
+#define ONCE_BYTES(d, keys, queries, warps, stages)                                                              \
     (4 * (d) * ((keys) + (stages) * (queries)) + 128 * (keys) * (1 + (32 * (warps) > (keys))) + 16 * (queries) + \
-     ATTENTION_KEPT_BYTES)
+     ATTENTION_WALK_BYTES)
 #define DV_BYTES(dk, dv, slabs, columns, stages) (DKV_BYTES(dk, dv, slabs, columns, stages) - 2 * ROWS_OF(slabs) * (dv))
 
 /* clang-format off */
@@ -54,9 +54,9 @@ typedef struct tiled {
 #define DV_BF16(...) DV(bf16, __VA_ARGS__)
 #define DV_F16(...) DV(f16, __VA_ARGS__)
 
-#define ONCE(dtype, q_stages, name, d, keys, queries, warps, bands, stages) \
+#define ONCE(dtype, stages, name, d, keys, queries, warps) \
     {d, d, keys, warps, {cot_image_attention_bwd_once_mma, "attention_once_mma_" #dtype "_" #name, \
-                         ONCE_BYTES(d, keys, queries, warps, q_stages)}},
+                         ONCE_BYTES(d, keys, queries, warps, stages)}},
 #define ONCE_BF16(...) ONCE(bf16, 2, __VA_ARGS__)
 #define ONCE_F16(...) ONCE(f16, 2, __VA_ARGS__)
 #define SMALL_BF16(...) ONCE(bf16, 1, __VA_ARGS__)
