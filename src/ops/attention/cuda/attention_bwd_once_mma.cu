@@ -69,8 +69,8 @@ DEVICE void multiply_stored(float (&c)[M][N][4], uint32_t a, int row, const char
     }
 }
 
-/* KEYS of a block, QUERIES of a tile. A warp that has its keys alone keeps P and dS in registers for dV and dK; dQ is made a
- * step late then, from the other half of the tile of dS, so that a step has one barrier. */
+/* KEYS of a block, QUERIES of a tile. A warp that has its keys alone keeps P and dS in registers for dV and dK; dQ is then
+ * made a step late, from the other half of the tile of dS, so that a step has one barrier. */
 template <typename E, int D, int KEYS, int QUERIES, int WARPS> DEVICE void backward_once(const attention_mma_call &c)
 {
     constexpr int THREADS = 32 * WARPS, SHARES = 32 * WARPS / KEYS, COLUMNS = QUERIES / SHARES, N = COLUMNS / 8;

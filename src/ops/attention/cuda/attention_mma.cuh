@@ -637,9 +637,9 @@ DEVICE void finish_scores(const attention_mma_call &c, const sequence &s, const 
 
 /* ---- results ----------------------------------------------------------------------------------------------- */
 
-/* `size` columns of the rows from `row` on, or those of them from `first` on that the warp has: rows below `rows` times a
- * factor, then zeros up to `all`; at: the element of row 0. A tile that the warp alone reads that part of is given to gather
- * sixteen bytes. */
+/* `size` columns of the rows from `row` on, or those of them from `first` on that the warp has: rows below `rows` times
+ * a factor, then zeros up to `all`; at: the element of row 0. A tile is given to gather sixteen bytes, of which the warp
+ * alone reads that part. */
 template <typename E, int D, int M, int N>
 DEVICE void store_rows(const attention_view &to, int64_t at, bool accumulate, int rows, int all, int size,
                        const float (&x)[M][N][4], const float (&factor)[M][2], char *tile, int row = warp_row<M>(),

@@ -36,8 +36,8 @@ typedef struct tiled {
 
 /* clang-format off */
 #define TILED(image, stem, dtype, bytes, name, dk, dv, slabs, columns, stages) \
-    {dk, dv, ROWS_OF(slabs), ATTENTION_MMA_WARPS, {cot_image_attention_##image, "attention_" #stem "_mma_" #dtype "_" #name, \
-                              bytes(dk, dv, slabs, columns, stages)}},
+    {dk, dv, ROWS_OF(slabs), ATTENTION_MMA_WARPS, \
+     {cot_image_attention_##image, "attention_" #stem "_mma_" #dtype "_" #name, bytes(dk, dv, slabs, columns, stages)}},
 #define FWD(dtype, ...) TILED(fwd_mma, fwd, dtype, FWD_BYTES, __VA_ARGS__)
 #define DQ(dtype, ...) TILED(bwd_mma, dq, dtype, DQ_BYTES, __VA_ARGS__)
 #define DKV(dtype, ...) TILED(bwd_mma, dkv, dtype, DKV_BYTES, __VA_ARGS__)
