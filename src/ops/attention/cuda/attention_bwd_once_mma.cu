@@ -35,9 +35,9 @@ DEVICE void store_scores(uint32_t tile, int row, int unit, const float (&x)[M][N
 }
 
 /* c += A B over K rows of tile b, its columns from `column` on. A: rows of a tile of scores from `row` on or, TRANSPOSED,
- * its columns. beside(k): what else is done, for each 16 rows. */
-template <typename E, int D, int K, bool TRANSPOSED, int M, int N, typename BESIDE>
-DEVICE void multiply_stored(float (&c)[M][N][4], uint32_t a, int row, const char *b, int column, const BESIDE &beside)
+ * its columns. */
+template <typename E, int D, int K, bool TRANSPOSED, int M, int N>
+DEVICE void multiply_stored(float (&c)[M][N][4], uint32_t a, int row, const char *b, int column)
 {
     const int lane = lane_again();
     const int a_row = TRANSPOSED ? lane % 8 + lane / 16 * 8 : row + lane % 16;
@@ -65,7 +65,6 @@ DEVICE void multiply_stored(float (&c)[M][N][4], uint32_t a, int row, const char
                 mma<E>(c[m][n + 1], rows[m], columns[2], columns[3]);
             }
         }
-        beside(k);
     }
 }
 
@@ -128,45 +127,31 @@ template <typename E, int D, int KEYS, int QUERIES, int WARPS> DEVICE void backw
             copy_word(to + 4 * QUERIES, c.row_delta + number, there);
         }
     };
-    /* dQ of the dS in this half of its tile, or in all of it; its parts are added to the sums one by one. */
-    constexpr int DQ_TILES = Q_ROWS / 16 * Q_COLUMNS / 8;
-    struct dq_tile {
-        float sums[Q_ROWS / 16][Q_COLUMNS / 8][4];
-        float *to;
-        int rows; /* that count */
-    };
-    const auto make_dq = [&](dq_tile &dq, int h, int i0, int stage) {
+    /* dQ of the dS in this half of its tile, or in all of it. */
+    const auto add_dq = [&](int h, int i0, int stage) {
         const sequence s = again();
         const int warp = thread_again() / 32;
         const int row = warp / (WARPS / 2) * Q_ROWS, column = warp % (WARPS / 2) * Q_COLUMNS;
-        dq.to = c.dq_sums + (first_sum(c, s, h) + i0 + row) * D + column * 16 + lane_again();
-        dq.rows = s.Tq - i0 - row;
-        clear(dq.sums);
-        multiply_stored<E, D, KEYS, true>(dq.sums, cot_shared_address(ds_tile), stage * QUERIES + row, k_tile, column,
-                                          [](int) {});
-    };
-    const auto add_dq = [&](const dq_tile &dq, int part, int parts) {
+        float dq[Q_ROWS / 16][Q_COLUMNS / 8][4];
+        clear(dq);
+        multiply_stored<E, D, KEYS, true>(dq, cot_shared_address(ds_tile), stage * QUERIES + row, k_tile, column);
+        float *const to = c.dq_sums + (first_sum(c, s, h) + i0 + row) * D + column * 16 + lane_again();
 #pragma unroll
-        for (int tile = part * DQ_TILES / parts; tile < (part + 1) * DQ_TILES / parts; tile++) {
-            const int m = tile / (Q_COLUMNS / 8), n = tile % (Q_COLUMNS / 8);
+        for (int m = 0; m < Q_ROWS / 16; m++)
+            if (i0 + row + 16 * m < s.Tq)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                asm volatile("{\n"
-                             "    .reg .pred counts;\n"
-                             "    setp.ne.b32 counts, %2, 0;\n"
-                             "    @counts red.global.add.f32 [%0], %1;\n"
-                             "}" ::"l"(dq.to + m * (16 * D) + n * 128 + e * 32),
-                             "f"(dq.sums[m][n][e]), "r"((uint32_t)(16 * m < dq.rows))
-                             : "memory");
-        }
+                for (int n = 0; n < Q_COLUMNS / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + m * (16 * D) + n * 128 + e * 32),
+                                     "f"(dq[m][n][e])
+                                     : "memory");
     };
-    const auto make_last_dq = [&](int h, int i0, int stage) {
-        dq_tile dq;
+    const auto add_last_dq = [&](int h, int i0, int stage) {
         if (i0 > first)
-            make_dq(dq, h, i0 - QUERIES, stage);
+            add_dq(h, i0 - QUERIES, stage);
         else
-            make_dq(dq, h - 1, kept->first + (steps - 1) * QUERIES, stage);
-        add_dq(dq, 0, 1);
+            add_dq(h - 1, kept->first + (steps - 1) * QUERIES, stage);
     };
     int h = (int)hkv * group, i0 = first, stage = 0;
     if (steps > 0) {
@@ -188,7 +173,7 @@ template <typename E, int D, int KEYS, int QUERIES, int WARPS> DEVICE void backw
         if (stages == 2 && step + 1 < steps * group)
             load(again(), next_h, next_i0, stage ^ 1);
         if (ALONE && step > 0 && c.dq_sums != nullptr)
-            make_last_dq(h, i0, stage ^ 1);
+            add_last_dq(h, i0, stage ^ 1);
         multiply_rows<E, D>(x, k_tile, q_tile + share() * (COLUMNS * 2 * D), (int)c.d, 0, own_keys());
         const sequence s = again();
         const score_tile t = {i0 + share() * COLUMNS, j0 + own_keys()};
@@ -217,30 +202,21 @@ template <typename E, int D, int KEYS, int QUERIES, int WARPS> DEVICE void backw
                     dp[m][n][e] = x[m][n][e] * (dp[m][n][e] - (e % 2 ? of_column.y : of_column.x));
         }
         store_scores<E>(cot_shared_address(ds_tile), own_keys(), (ALONE ? stage : share()) * N, dp);
-        if constexpr (!ALONE) {
-            __syncthreads();
-            const auto nothing = [](int) {};
-            multiply_stored<E, D, QUERIES, false>(sums_v, cot_shared_address(p_tile), own_keys(), dout_tile,
-                                                  share() * OWN, nothing);
-            const auto multiply_k = [&](const auto &beside) {
-                multiply_stored<E, D, QUERIES, false>(sums_k, cot_shared_address(ds_tile), own_keys(), q_tile,
-                                                      share() * OWN, beside);
-            };
-            if (c.dq_sums != nullptr) {
-                dq_tile dq;
-                make_dq(dq, h, i0, 0);
-                multiply_k([&](int k) { add_dq(dq, k, QUERIES / 16); });
-            } else {
-                multiply_k(nothing);
-            }
-        } else {
+        if constexpr (ALONE) {
             multiply_scores<E, D>(sums_v, x, dout_tile, (int)c.dv, 0);
             multiply_scores<E, D>(sums_k, dp, q_tile, (int)c.d, 0);
-        }
-        if (stages == 1) {
+        } else {
+            const uint32_t p = cot_shared_address(p_tile), ds = cot_shared_address(ds_tile);
             __syncthreads();
-            if (step + 1 < steps * group)
-                load(again(), next_h, next_i0, 0);
+            multiply_stored<E, D, QUERIES, false>(sums_v, p, own_keys(), dout_tile, share() * OWN);
+            multiply_stored<E, D, QUERIES, false>(sums_k, ds, own_keys(), q_tile, share() * OWN);
+            if (stages == 1) {
+                __syncthreads();
+                if (step + 1 < steps * group)
+                    load(again(), next_h, next_i0, 0);
+            }
+            if (c.dq_sums != nullptr)
+                add_dq(h, i0, 0);
         }
         h = next_h;
         i0 = next_i0;
@@ -248,7 +224,7 @@ template <typename E, int D, int KEYS, int QUERIES, int WARPS> DEVICE void backw
     }
     __syncthreads(); /* the last dS; then k_tile and v_tile are free */
     if (ALONE && steps > 0 && c.dq_sums != nullptr) {
-        make_last_dq(h, i0, stage ^ 1);
+        add_last_dq(h, i0, stage ^ 1);
         __syncthreads();
     }
     float factor[2][2] = {{c.scale, c.scale}, {c.scale, c.scale}};

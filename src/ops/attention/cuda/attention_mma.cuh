@@ -312,7 +312,7 @@ DEVICE void multiply_rows(float (&c)[M][N][4], const char *a, const char *b, int
         const uint32_t x = cot_shared_address(a), y = cot_shared_address(b);
         const uint32_t x_row = x + (a_row + lane % 16) * (2 * D), y_row = y + (lane % 8 + lane / 16 * 8) * (2 * D);
         const uint32_t x_unit = (lane / 16 ^ lane % 8) * 16, y_unit = (lane / 8 % 2 ^ lane % 8) * 16;
-#pragma unroll(D > 192 ? 1 : D / 64)
+#pragma unroll(D > 192 && N > 2 ? 1 : D / 64)
         for (int chunk = 0; chunk < D / 64; chunk++)
 #pragma unroll
             for (int k = 0; k < 4; k++) {

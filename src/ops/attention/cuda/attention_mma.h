@@ -17,9 +17,10 @@ enum { ATTENTION_MMA_WARPS = 4, ATTENTION_F32_WARPS = 2, ATTENTION_ROW_LANES = 8
 #define ATTENTION_DQ_TILES(DO) \
     DO(d64, 64, 64, 2, 64, 2) DO(d128, 128, 128, 2, 32, 2) DO(d192_v128, 192, 128, 1, 32, 2) DO(d256, 256, 256, 1, 32, 1)
 #define ATTENTION_DQ_TILES_ALL(DO) DO(d256_all, 256, 256, 1, 32, 1)
-/* dk and dv at once, or each by itself where the sums of both have no room in registers. Without additions these are for
- * devices with too little shared memory for ATTENTION_ONCE_TILES, and for d192_v128. */
-#define ATTENTION_DKV_TILES(DO) DO(d128, 128, 128, 1, 48, 2) DO(d192_v128, 192, 128, 1, 32, 2)
+/* dk and dv at once, or each by itself where the sums of both have no room in registers. d128 and d256 are for devices with
+ * too little shared memory for ATTENTION_ONCE_TILES. */
+#define ATTENTION_DKV_TILES(DO) \
+    DO(d64, 64, 64, 2, 32, 2) DO(d128, 128, 128, 1, 48, 2) DO(d192_v128, 192, 128, 1, 32, 2)
 #define ATTENTION_DK_TILES(DO) DO(d256, 256, 256, 1, 32, 1)
 #define ATTENTION_DK_TILES_ALL(DO) DO(d256_all, 256, 256, 1, 32, 1)
 #define ATTENTION_DV_TILES(DO) DO(d256, 256, 256, 1, 32, 2)

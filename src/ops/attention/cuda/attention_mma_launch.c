@@ -307,7 +307,7 @@ static cot_status backward_16(cot_queue *queue, const attention_problem *p, void
 {
     const tiled *dkv = find(&k->dkv, p);
     int stages = 0;
-    if (attention_suits_once(p)) {
+    if (attention_suits_once(p) && (attention_once(p) || dkv == NULL || dkv->dk > 64)) {
         const tiled *once = find(&k->once, p), *small = find(&k->small, p);
         if (once->kernel.shared_bytes <= queue->device->most_shared)
             dkv = once, stages = 2;
