@@ -44,6 +44,60 @@ static __device__ __forceinline__ void take_tokens(const conv1d_call &c, const c
     }
 }
 
+/* Taps and biases of the lane's channels, of dtype B. */
+template <typename B>
+static __device__ __forceinline__ void load_both_taps(const void *weight, int64_t d, float (&w)[W][V])
+{
+    cot_vector<B, 4> raw[V];
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        if constexpr (sizeof(B) == 4)
+            *(uint4 *)&raw[v] = ((const uint4 *)weight)[d + v];
+        else
+            *(uint2 *)&raw[v] = ((const uint2 *)weight)[d + v];
+    }
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        float taps[W];
+        cot_unpack(raw[v], taps);
+#pragma unroll
+        for (int k = 0; k < W; k++)
+            w[k][v] = taps[k];
+    }
+}
+
+template <typename B>
+static __device__ __forceinline__ void load_both_biases(const conv1d_array &bias, int64_t d, float (&to)[V])
+{
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        to[v] = cot_to_f32(((const B *)bias.data)[(d + v) * bias.stride[0]]);
+}
+
+/* load_column, with one branch for both channels where their taps lie together. */
+static __device__ __forceinline__ void load_channels(const conv1d_call &c, int64_t b, int64_t d, column<V, W> &col)
+{
+    if (!c.weight_packed) {
+        load_column(c, b, d, col);
+        return;
+    }
+    col.b = b;
+    col.d = d;
+    col.channels = V;
+    col.bias[0] = col.bias[1] = 0.0f;
+    switch (c.bias.data != nullptr ? c.bias.dtype : 0) {
+    case 0: break;
+    case COT_F16: load_both_biases<__half>(c.bias, d, col.bias); break;
+    case COT_BF16: load_both_biases<__nv_bfloat16>(c.bias, d, col.bias); break;
+    default: load_both_biases<float>(c.bias, d, col.bias);
+    }
+    switch (c.weight.dtype) {
+    case COT_F16: load_both_taps<__half>(c.weight.data, d, col.w); break;
+    case COT_BF16: load_both_taps<__nv_bfloat16>(c.weight.data, d, col.w); break;
+    default: load_both_taps<float>(c.weight.data, d, col.w);
+    }
+}
+
 /* g of the first tokens of each warp's part, which the warp before needs too. */
 typedef float edges[CONV1D_SM90_WARPS][W - 1][CHANNELS];
 
@@ -82,6 +136,7 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
     const conv1d_call &c = m.call;
     const int rows = (int)c.part_length, tile_rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * rows;
     const int b = (int)blockIdx.z, tile_begin = (int)blockIdx.y * CONV1D_SM90_WARPS * rows;
+    cot_wait_for_kernels_before();
     cot_launch_dependents();
     if (threadIdx.x == 0) {
         const int first = (int)blockIdx.x * CHANNELS, before = tile_begin - CONV1D_SM90_HALO;
@@ -99,7 +154,7 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
     p.x = (const E *)conv1d_tile + (CONV1D_SM90_HALO + warp * rows) * CHANNELS + lane * V;
     p.dy = (E *)p.x + tile_rows * CHANNELS;
     column<V, W> col;
-    load_column(c, b, d < c.D ? d : 0, col);
+    load_channels(c, b, d < c.D ? d : 0, col);
     __syncthreads();
     cot_mbarrier_wait(&full, 0);
     if (begin > 0) {
@@ -127,14 +182,26 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
                             conv1d_tile + (tile_rows + CONV1D_SM90_HALO) * CHANNELS * (int)sizeof(E));
         cot_bulk_commit();
     }
-    for (int i = threadIdx.x; i < (W + 1) * CHANNELS; i += CONV1D_SM90_WARPS * CONV1D_LANES) {
-        const int k = i / CHANNELS, channel = i % CHANNELS;
-        float sum = 0.0f;
+    /* Four channels a thread: D is a multiple of 8. */
+    for (int i = threadIdx.x; i < (W + 1) * CHANNELS / 4; i += CONV1D_SM90_WARPS * CONV1D_LANES) {
+        const int k = i / (CHANNELS / 4), channel = i % (CHANNELS / 4) * 4;
+        const int64_t first = (int64_t)blockIdx.x * CHANNELS + channel, share = b * gridDim.y + blockIdx.y;
+        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int warp_of = 0; warp_of < CONV1D_SM90_WARPS; warp_of++)
-            sum += all[warp_of][k][channel];
-        if ((int64_t)blockIdx.x * CHANNELS + channel < c.D)
-            store_sum<W>(c, b * gridDim.y + blockIdx.y, (int64_t)blockIdx.x * CHANNELS + channel, k, sum);
+        for (int warp_of = 0; warp_of < CONV1D_SM90_WARPS; warp_of++) {
+            const float4 part = *(const float4 *)&all[warp_of][k][channel];
+            sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+        }
+        if (first >= c.D)
+            continue;
+        if (c.partial_count != 1) {
+            *(float4 *)&c.partial[(share * (W + 1) + k) * c.D + first] = sum;
+        } else {
+            const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                store_sum<W>(c, share, first + j, k, sums[j]);
+        }
     }
     cot_bulk_wait_read(); /* the block's shared memory must last that long */
 }

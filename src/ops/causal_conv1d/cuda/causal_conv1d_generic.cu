@@ -312,6 +312,7 @@ template <int W> static __device__ __forceinline__ void reduce(const conv1d_call
     if (column < 0 || !given(out))
         return;
     cot_wait_for_kernels_before();
+    cot_launch_dependents(); /* not earlier: their blocks would take the place of the first kernel's last ones */
     float sum = 0.0f;
     if (d < c.D) {
 #pragma unroll 8

@@ -213,8 +213,8 @@ static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const conv1d_call
                                (const int64_t[]){row, batch}, (const int[]){channels, rows, 1});
 }
 
-/* The kernel for Hopper of a direction and layout, on a call that it admits. The forward is launched as dependent on the
- * kernel before: for the backward, which has a dependent one itself, that is slower. */
+/* The kernel for Hopper of a direction and layout, on a call that it admits. Launched as dependent on the kernel before, but
+ * for the backward with contiguous time. */
 static cot_status launch_sm90(cot_queue *queue, const cot_cuda_kernel *kernel, const conv1d_cuda_plan *plan, int axis,
                               int rows, int channels, const conv1d_call *c)
 {
@@ -228,7 +228,7 @@ static cot_status launch_sm90(cot_queue *queue, const cot_cuda_kernel *kernel, c
         status = map_tile(queue, &mapped.dy, c, &c->dy, rows, channels);
     if (status == COT_OK && c->dx.data != NULL)
         status = map_tile(queue, &mapped.dx, c, &c->dx, rows - 2 * CONV1D_SM90_HALO, channels);
-    return status == COT_OK ? launch_plan(queue, kernel, plan, c->dy.data == NULL, &mapped) : status;
+    return status == COT_OK ? launch_plan(queue, kernel, plan, true, &mapped) : status;
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
