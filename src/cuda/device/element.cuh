@@ -144,6 +144,23 @@ template <int W> static __device__ __forceinline__ cot_words<W> cot_load_words_i
     return v;
 }
 
+/* From an address of shared memory. */
+template <int W> static __device__ __forceinline__ cot_words<W> cot_load_shared(uint32_t from)
+{
+    cot_words<W> v;
+    static_assert(W == 1 || W == 2 || W == 4, "whole vector loads");
+    if constexpr (W == 1)
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v.word[0]) : "r"(from) : "memory");
+    if constexpr (W == 2)
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.word[0]), "=r"(v.word[1]) : "r"(from) : "memory");
+    if constexpr (W == 4)
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                     : "r"(from)
+                     : "memory");
+    return v;
+}
+
 /* Data that nobody reads soon: evict-first in the second-level cache, which an H200 writes back a few per cent faster. */
 template <int W> static __device__ __forceinline__ void cot_store_words(void *to, const cot_words<W> &v)
 {

@@ -63,22 +63,17 @@ static __device__ __forceinline__ void cot_mbarrier_wait(uint64_t *barrier, uint
 
 /* ---- a thread's own copies (sm_80) -------------------------------------------------------------------- */
 
-/* Sixteen bytes to shared memory, through no register, where `wanted` is true. */
-static __device__ __forceinline__ void cot_copy_async_if(bool wanted, void *to, const void *from)
-{
-    asm volatile("{\n"
-                 "    .reg .pred wanted;\n"
-                 "    setp.ne.b32 wanted, %2, 0;\n"
-                 "    @wanted cp.async.cg.shared.global [%0], [%1], 16;\n"
-                 "}" ::"r"(cot_shared_address(to)),
-                 "l"(from), "r"((uint32_t)wanted)
-                 : "memory");
-}
-
-/* The same; else zeros. To an address of shared memory. */
+/* BYTES, 4, 8 or 16, to an address of shared memory, through no register, where `there` is true; else zeros. */
+template <int BYTES = 16>
 static __device__ __forceinline__ void cot_copy_async_or_zeros(bool there, uint32_t to, const void *from)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(there ? BYTES : 0),
+                     "n"(BYTES)
+                     : "memory");
 }
 
 static __device__ __forceinline__ void cot_copy_async_commit(void)

@@ -48,6 +48,10 @@ typedef struct dropout_call {
     int64_t parts, tiles;
     int32_t apart;   /* rows begin at least 16 bytes apart in all tensors of elements */
     int32_t shifted; /* which columns a tile has: see dropout_tile.cuh */
+    /* The backward of SHIFTED rows: from a thread's row to its next, in groups and in bytes, and whether a mask of bytes is
+     * aligned where the elements are. */
+    int64_t groups_apart, dy_apart, x_apart, dx_apart, given_apart;
+    int32_t given_in_step;
 } dropout_call;
 
 #endif

@@ -75,6 +75,14 @@ static bool rows_apart(const dropout_array *a)
     return a->data == NULL || bytes >= 16 || bytes <= -16;
 }
 
+/* The same of a mask of bytes beside elements: do the bytes of aligned 16 begin at multiples of as many as they are? */
+static bool in_step(const dropout_array *a, const dropout_array *mask, int64_t R)
+{
+    const int64_t size = (int64_t)cot_dtype_size((cot_dtype)a->dtype), N = 16 / size;
+    return mask->step == 1 && ((intptr_t)a->data / size - (intptr_t)mask->data) % N == 0 &&
+           (R <= 1 || ((a->stride[0] - mask->stride[0]) % N == 0 && (mask->stride[0] >= N || mask->stride[0] <= -N)));
+}
+
 /* How a call's tensors can be reached. floats: of the first's dtype, the first is there. */
 static int find_access(dropout_call *c, const dropout_array *const floats[3])
 {
@@ -166,11 +174,24 @@ cot_status dropout_bwd_rows_sm80(cot_queue *queue, const void *problem, void *wo
     c.dx = array(&a->dx);
     c.dbias = array(&a->dbias);
     c.partial = c.dbias.data != NULL ? workspace : NULL;
-    const int access = find_access(&c, (const dropout_array *const[]){&c.dy, &c.x, &c.dx});
+    if (c.scale == 0) { /* then the mask does not matter */
+        c.source = DROPOUT_DROP_ALL;
+        c.given = (dropout_array){0};
+    }
+    int access = find_access(&c, (const dropout_array *const[]){&c.dy, &c.x, &c.dx});
+    if (access == SHIFTED && !c.apart) /* a row's chunk could have elements of several rows */
+        access = STRIDED;
     const dropout_cuda_plan plan = dropout_cuda_backward(&p->sizes, access == SHIFTED);
     c.shifted = access == SHIFTED;
     c.tiles = plan.tiles;
     c.parts = plan.parts;
+    const int64_t apart = DROPOUT_THREADS / DROPOUT_BWD_SHIFTED_LANES, size = (int64_t)cot_dtype_size(p->sizes.dtype);
+    c.groups_apart = apart * c.groups;
+    c.dy_apart = apart * c.dy.stride[0] * size;
+    c.x_apart = apart * c.x.stride[0] * size;
+    c.dx_apart = apart * c.dx.stride[0] * size;
+    c.given_apart = apart * c.given.stride[0];
+    c.given_in_step = c.source == DROPOUT_BYTES && in_step(&c.dy, &c.given, c.R);
     cot_status status = COT_OK;
     if (c.R * c.D > 0 && (c.dx.data != NULL || c.partial != NULL))
         status = launch_tiles(queue, &backward[c.x.data != NULL][access][p->sizes.dtype - COT_F32], &plan, &c);

@@ -57,7 +57,7 @@ struct place {
     int64_t row;       /* the first of the thread */
     int left;          /* rows from there on, or more than a tile has */
     int chunk_left[2]; /* as many as left if the thread has chunk h, else 0 */
-    bool whole[2];     /* chunk h lies within the row, and is written as a whole; else by elements */
+    int whole_left[2]; /* the same if the chunk lies within the row, and is written as a whole; else by elements */
     bool direct[2];    /* it is read as a whole, and what it has of other rows ignored; else by elements */
     int group;         /* that this lane finds the bits of; may lie outside the row */
     int64_t column;    /* of chunk 0's first element; may be negative, or beyond the row */
@@ -107,7 +107,7 @@ static __device__ __forceinline__ place find_place(const dropout_call &c, const 
         const bool between =
             ACCESS == SHIFTED && c.apart && p.tile_row > 0 && p.row - p.beside + beside_count * rows < c.R;
         p.chunk_left[h] = own ? p.left : 0;
-        p.whole[h] = whole;
+        p.whole_left[h] = whole ? p.chunk_left[h] : 0;
         p.direct[h] = whole || between;
     }
     return p;
@@ -177,30 +177,10 @@ template <> struct bits_of<float> {
     typedef uint32_t type;
 };
 
-/* A block's batch of rows on its way to shared memory. A thread reads there what it asked for itself, and nothing else. */
-template <typename E, int BATCH> struct batch_ahead {
-    uint4 chunk[BATCH][chunk_count<E>][DROPOUT_THREADS];
-};
-
-/* Asks for the chunks that `load` would read as a whole. */
-template <typename E, int LANES, int BATCH>
-static __device__ __forceinline__ void ask_for(const place &p, const walk &w, int first, batch_ahead<E, BATCH> &to)
-{
-    constexpr int N = chunk_size<E>, APART = DROPOUT_THREADS / LANES;
-#pragma unroll
-    for (int i = 0; i < BATCH; i++)
-#pragma unroll
-        for (int h = 0; h < chunk_count<E>; h++)
-            cot_copy_async_if(p.direct[h] && first + i * APART < p.chunk_left[h], &to.chunk[i][h][threadIdx.x],
-                              (const E *)(w.at + i * w.apart) + LANES * N * h);
-}
-
-/* A batch of rows. What the thread does not have, or is not wanted, is anything. ahead: where those lie that ask_for was
- * called for, or null. */
+/* A batch of rows. What the thread does not have, or is not wanted, is anything. */
 template <typename E, int ACCESS, int LANES, int BATCH>
 static __device__ __forceinline__ void load(const dropout_call &c, const place &p, const dropout_array &a,
-                                            const walk &w, int first, bool wanted, elements<E> (&to)[BATCH],
-                                            const batch_ahead<E, BATCH> *ahead = nullptr)
+                                            const walk &w, int first, bool wanted, elements<E> (&to)[BATCH])
 {
     typedef typename bits_of<E>::type bits;
     constexpr int N = chunk_size<E>, APART = DROPOUT_THREADS / LANES;
@@ -208,10 +188,7 @@ static __device__ __forceinline__ void load(const dropout_call &c, const place &
     for (int i = 0; i < BATCH; i++)
 #pragma unroll
         for (int h = 0; h < chunk_count<E>; h++)
-            if (ahead != nullptr) {
-                const uint4 raw = ahead->chunk[i][h][threadIdx.x];
-                to[i].chunk[h].raw = {raw.x, raw.y, raw.z, raw.w};
-            } else if (ACCESS != STRIDED)
+            if (ACCESS != STRIDED)
                 to[i].chunk[h].raw = cot_load_words_if<4>(wanted && p.direct[h] && first + i * APART < p.chunk_left[h],
                                                           (const E *)(w.at + i * w.apart) + LANES * N * h);
 #pragma unroll
@@ -241,7 +218,7 @@ static __device__ __forceinline__ void store(const place &p, const walk &w, int 
     constexpr int N = chunk_size<E>, APART = DROPOUT_THREADS / LANES;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++)
-        if (ACCESS != STRIDED && p.whole[h] && first + i * APART < p.chunk_left[h])
+        if (ACCESS != STRIDED && first + i * APART < p.whole_left[h])
             cot_store_words<4>((E *)(w.at + i * w.apart) + LANES * N * h, from.chunk[h].raw);
 }
 
@@ -254,16 +231,17 @@ static __device__ __forceinline__ void store_parts(const dropout_call &c, const 
     constexpr int N = chunk_size<E>, APART = DROPOUT_THREADS / LANES;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        if (ACCESS == PLAIN || p.whole[h] || p.chunk_left[h] <= 0)
+        if (ACCESS == PLAIN || p.chunk_left[h] <= p.whole_left[h])
             continue;
         const int64_t column = p.column + LANES * N * h;
-        const int begin = first_of_row(column), end = end_of_row<N>(c, column);
+        const uint32_t own = (1u << end_of_row<N>(c, column)) - (1u << first_of_row(column)); /* a bit an element */
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             bits *to = (bits *)row_of<ACCESS, LANES>(c, p, a, w, sizeof(E), first, i);
+            const uint32_t there = first + i * APART < p.left ? own : 0u;
 #pragma unroll
             for (int j = 0; j < N; j++)
-                if (first + i * APART < p.left && j >= begin && j < end)
+                if (there >> j & 1u)
                     to[ACCESS == STRIDED ? (column + j) * a.step : LANES * N * h + j] =
                         (bits)(from[i].chunk[h].raw.word[j * 4 / N] >> (j % (N / 4) * 16));
         }
@@ -467,10 +445,11 @@ static __device__ __forceinline__ void find_plain_keep(const dropout_call &c, co
 }
 
 /* cot_dropout_keep in fewer instructions, for a threshold of 1 to 65535: a draw is kept where adding 2^32 less the
- * threshold, both in the upper halves of words, carries; and the carry becomes the next bit. */
-static __device__ __forceinline__ uint32_t draw_keep(const draws &from, uint64_t group, uint32_t threshold)
+ * threshold, both in the upper halves of words, carries; and the carry becomes the next bit, below those of `keep`. */
+static __device__ __forceinline__ uint32_t draw_keep(const draws &from, uint64_t group, uint32_t threshold,
+                                                     uint32_t keep = 0)
 {
-    uint32_t words[4], keep = 0;
+    uint32_t words[4];
     cot_dropout_group(from.seed, from.offset, group, words);
 #pragma unroll
     for (int j = COT_DROPOUT_GROUP - 1; j >= 0; j--)
