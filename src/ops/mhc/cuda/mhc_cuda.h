@@ -19,7 +19,10 @@ enum {
     MHC_CUDA_DX_COLUMNS = 128,   /* of a stream that a block has, of dx and of Q */
     MHC_CUDA_Q_COLUMNS = 64,
     MHC_CUDA_SUM_COLUMNS = 32, /* of Q that a block adds up over the parts */
-    MHC_CUDA_RUN = 16          /* tokens that dphi adds up in one run */
+    MHC_CUDA_RUN = 16,         /* tokens that dphi adds up in one run */
+    MHC_CUDA_MMA_TOKENS = 128, /* of a block on the tensor cores, and columns of a stream; tokens of a run of Q */
+    MHC_CUDA_MMA_COLUMNS = 128,
+    MHC_CUDA_MMA_RUN = 32
 };
 
 /* Sums of a token that a slice of the columns leaves: of h_mix and the squares, padded to whole 16 bytes. */

@@ -353,20 +353,30 @@ template <typename E> static __device__ __forceinline__ void pre_dphi(const mhc_
     }
 }
 
-/* The sums over part blockIdx.x of the tokens of dz and of its products with h_mix inv_rms, a coefficient a thread. */
+/* The sums over part blockIdx.x of the tokens of dz and of its products with h_mix inv_rms: a coefficient a thread, as many
+ * tokens at once as there are threads for. */
 KERNEL mhc_pre_token_sums(const __grid_constant__ mhc_call c)
 {
-    const int M = c.n * c.n + 2 * c.n, j = threadIdx.x;
-    if (j >= M)
-        return;
+    __shared__ double sums[THREADS][2];
+    const int M = c.n * c.n + 2 * c.n, at_once = THREADS / M, j = threadIdx.x % M, own = threadIdx.x / M;
     double dbias = 0, dalpha = 0;
-#pragma unroll 8
-    for (int64_t token = blockIdx.x; token < c.tokens; token += gridDim.x) {
+#pragma unroll 4
+    for (int64_t token = blockIdx.x + (int64_t)own * gridDim.x; own < at_once && token < c.tokens;
+         token += (int64_t)at_once * gridDim.x) {
         const double dz = (double)c.dz[token * M + j];
         const float u = load_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2]) *
                         load_f32(c.inv_rms, token_at(c, c.inv_rms, token));
         dbias += dz;
         dalpha += dz * (double)u;
+    }
+    sums[threadIdx.x][0] = dbias;
+    sums[threadIdx.x][1] = dalpha;
+    __syncthreads();
+    if (own > 0)
+        return;
+    for (int other = 1; other < at_once; other++) {
+        dbias += sums[other * M + j][0];
+        dalpha += sums[other * M + j][1];
     }
     double *to = c.token_sums + ((int64_t)blockIdx.x * M + j) * 2;
     to[0] = dbias;

@@ -31,6 +31,7 @@ IMAGE(mhc_pre_bwd_cluster_sm90)
 IMAGE(mhc_pre_bwd_split_sm90)
 IMAGE(mhc_pre_tokens)
 IMAGE(mhc_pre_tiles)
+IMAGE(mhc_pre_mma)
 IMAGE(mhc_post)
 IMAGE(mhc_sinkhorn)
 
@@ -64,10 +65,23 @@ static const cot_cuda_kernel pre_records[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_r
 static const cot_cuda_kernel pre_records_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records_any);
 
 /* By whether n is at most 2. */
-#define TILES(stem) {BY_DTYPE(mhc_pre_tiles, stem), BY_DTYPE(mhc_pre_tiles, stem##_few)}
-static const cot_cuda_kernel pre_tiles_project[2][3] = TILES(mhc_pre_tiles_project);
-static const cot_cuda_kernel pre_tiles_dx[2][3] = TILES(mhc_pre_tiles_dx);
-static const cot_cuda_kernel pre_tiles_dphi[2][3] = TILES(mhc_pre_tiles_dphi);
+#define TILES(stem) {{cot_image_mhc_pre_tiles, #stem "_f32", 0}, {cot_image_mhc_pre_tiles, #stem "_few_f32", 0}}
+static const cot_cuda_kernel pre_tiles_project[2] = TILES(mhc_pre_tiles_project);
+static const cot_cuda_kernel pre_tiles_dx[2] = TILES(mhc_pre_tiles_dx);
+static const cot_cuda_kernel pre_tiles_dphi[2] = TILES(mhc_pre_tiles_dphi);
+
+/* On the tensor cores, for x of f16 and bf16: bytes of shared memory by the planes that x comes in, and by the rows of phi
+ * in whole octets and in pairs of them. */
+#define PROJECT_BYTES(planes, rows) (((planes) * MHC_CUDA_MMA_TOKENS + 3 * (rows)) * 72 * 2)
+#define DX_BYTES(planes, rows) (3 * (rows) * (MHC_CUDA_MMA_COLUMNS + 8) * 2)
+#define DPHI_BYTES(planes, rows) (MHC_CUDA_MMA_RUN * ((planes) * (MHC_CUDA_MMA_COLUMNS + 8) + 3 * ((rows) + 8)) * 2)
+#define MMA(stem, bytes) \
+    {{{cot_image_mhc_pre_mma, #stem "_n2_f16", bytes(2, 16)}, {cot_image_mhc_pre_mma, #stem "_n2_bf16", bytes(1, 16)}}, \
+     {{cot_image_mhc_pre_mma, #stem "_n4_f16", bytes(2, 32)}, {cot_image_mhc_pre_mma, #stem "_n4_bf16", bytes(1, 32)}}, \
+     {{cot_image_mhc_pre_mma, #stem "_n8_f16", bytes(2, 80)}, {cot_image_mhc_pre_mma, #stem "_n8_bf16", bytes(1, 80)}}}
+static const cot_cuda_kernel pre_mma_project[3][2] = MMA(mhc_pre_mma_project, PROJECT_BYTES);
+static const cot_cuda_kernel pre_mma_dx[3][2] = MMA(mhc_pre_mma_dx, DX_BYTES);
+static const cot_cuda_kernel pre_mma_dphi[3][2] = MMA(mhc_pre_mma_dphi, DPHI_BYTES);
 
 /* Hopper's, by dtype: f16, bf16. */
 #define HOPPER(image, stem) \
@@ -255,6 +269,19 @@ static bool whole_vectors(const void *problem, const cot_tensor *const tensors[]
     return mhc_cuda_refuse_rows(problem, tensors, count) == NULL;
 }
 
+/* One of [3][2] kernels on the tensor cores, by n and dtype. */
+static cot_status launch_mma(cot_queue *queue, const cot_cuda_kernel kernels[3][2], const mhc_sizes *s, int64_t x,
+                             int64_t y, const mhc_call *c)
+{
+    const cot_cuda_kernel *kernel = &kernels[s->n <= 2 ? 0 : s->n <= 4 ? 1 : 2][s->dtype - COT_F16];
+    const cot_cuda_grid grid = {
+        .blocks = {(unsigned)x, (unsigned)y, 1},
+        .threads = MHC_CUDA_THREADS,
+        .shared_bytes = (unsigned)kernel->shared_bytes,
+    };
+    return x * y == 0 ? COT_OK : cot_cuda_launch(queue, kernel, &grid, c);
+}
+
 cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_forward_problem *p = problem;
@@ -264,8 +291,15 @@ cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     c.sums = (float *)((char *)workspace + mhc_cuda_sums_at(problem));
     c.slices = mhc_cuda_slices(s);
     c.vectors = whole_vectors(problem, (const cot_tensor *const[]){&p->args.x, &p->args.h_in}, 2);
-    LAUNCH(queue, &pre_tiles_project[c.n <= 2][s->dtype - COT_F32], mhc_quotient_up(c.tokens, MHC_CUDA_TILE_TOKENS),
-           c.slices, MHC_CUDA_THREADS, &c);
+    if (s->dtype == COT_F32) {
+        LAUNCH(queue, &pre_tiles_project[c.n <= 2], mhc_quotient_up(c.tokens, MHC_CUDA_TILE_TOKENS), c.slices,
+               MHC_CUDA_THREADS, &c);
+    } else {
+        const cot_status status =
+            launch_mma(queue, pre_mma_project, s, mhc_quotient_up(c.tokens, MHC_CUDA_MMA_TOKENS), c.slices, &c);
+        if (status != COT_OK)
+            return status;
+    }
     return launch_finish(queue, &c, s, c.vectors);
 }
 
@@ -444,15 +478,26 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     mhc_call c = pre_backward_call(p, workspace);
     c.records = NULL;
     c.vectors = whole_vectors(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4);
-    const cot_status status = launch_records(queue, &c, s, c.vectors);
+    cot_status status = launch_records(queue, &c, s, c.vectors);
     if (status != COT_OK)
         return status;
+    const int64_t columns = c.n * mhc_quotient_up(c.D, MHC_CUDA_MMA_COLUMNS);
+    const bool Q = c.dphi.data != NULL || c.dgamma.data != NULL;
+    if (s->dtype == COT_F32) {
+        if (c.dx.data != NULL)
+            LAUNCH(queue, &pre_tiles_dx[c.n <= 2], mhc_quotient_up(c.tokens, MHC_CUDA_TILE_TOKENS),
+                   c.n * mhc_quotient_up(c.D, MHC_CUDA_DX_COLUMNS), MHC_CUDA_THREADS, &c);
+        if (Q)
+            LAUNCH(queue, &pre_tiles_dphi[c.n <= 2], c.n * mhc_quotient_up(c.D, MHC_CUDA_Q_COLUMNS), c.parts,
+                   MHC_CUDA_THREADS, &c);
+        return launch_sum_parts(queue, &c);
+    }
     if (c.dx.data != NULL)
-        LAUNCH(queue, &pre_tiles_dx[c.n <= 2][s->dtype - COT_F32], mhc_quotient_up(c.tokens, MHC_CUDA_TILE_TOKENS),
-               c.n * mhc_quotient_up(c.D, MHC_CUDA_DX_COLUMNS), MHC_CUDA_THREADS, &c);
-    if (c.dphi.data != NULL || c.dgamma.data != NULL)
-        LAUNCH(queue, &pre_tiles_dphi[c.n <= 2][s->dtype - COT_F32], c.n * mhc_quotient_up(c.D, MHC_CUDA_Q_COLUMNS),
-               c.parts, MHC_CUDA_THREADS, &c);
+        status = launch_mma(queue, pre_mma_dx, s, mhc_quotient_up(c.tokens, MHC_CUDA_MMA_TOKENS), columns, &c);
+    if (status == COT_OK && Q)
+        status = launch_mma(queue, pre_mma_dphi, s, columns, c.parts, &c);
+    if (status != COT_OK)
+        return status;
     return launch_sum_parts(queue, &c);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_tiles.cu: pre's products for any strides, dtypes and n up to 8, in float32 on the ordinary cores: a block takes
+ * mhc_pre_tiles.cu: pre's products for x of f32, any strides and n up to 8, on the ordinary cores: a block takes
  * many tokens for each element of phi that it reads, and the rows of phi in groups of ROWS, for each of which it reads x
  * again, by then from the second-level cache. mhc_pre_tokens.cu does what needs all of a token.
  *   project  sums of h_mix and squares, of a slice of MHC_CUDA_SLICE columns of a stream
@@ -375,13 +375,9 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dphi(cons
     {                                                                       \
         name<element, rows>(c);                                             \
     }
-#define INSTANCES(name, blocks)                     \
-    INSTANCE(name, f32, float, 24, blocks)          \
-    INSTANCE(name, f16, __half, 24, blocks)         \
-    INSTANCE(name, bf16, __nv_bfloat16, 24, blocks) \
-    INSTANCE(name, few_f32, float, 8, blocks)       \
-    INSTANCE(name, few_f16, __half, 8, blocks)      \
-    INSTANCE(name, few_bf16, __nv_bfloat16, 8, blocks)
+#define INSTANCES(name, blocks)            \
+    INSTANCE(name, f32, float, 24, blocks) \
+    INSTANCE(name, few_f32, float, 8, blocks)
 
 INSTANCES(project, 2)
 INSTANCES(dx, 2)
