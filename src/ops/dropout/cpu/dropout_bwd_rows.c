@@ -13,7 +13,7 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *, const void *, void *);
 typedef struct backward_row {
     int64_t n;
     const char *dy, *x;           /* x only with an activation */
-    const char *next_dy, *next_x; /* of the row after this one: to be asked for */
+    const char *next_dy, *next_x; /* of a row further on: to be asked for */
     char *dx;
     const float *bias;
     uint8_t *bits;
@@ -132,7 +132,7 @@ static void run_row(const backward_context *c, backward_row *row, int64_t r, int
         row->dy = dropout_at(&a->dy, r, d);
         row->x = cot_present(&a->x) ? dropout_at(&a->x, r, d) : NULL;
         row->dx = dropout_at(&a->dx, r, d);
-        const int64_t next = r + 1 < c->problem->sizes.R ? r + 1 : r;
+        const int64_t next = r + DROPOUT_AHEAD < c->problem->sizes.R ? r + DROPOUT_AHEAD : r;
         row->next_dy = dropout_at(&a->dy, next, d);
         row->next_x = cot_present(&a->x) ? dropout_at(&a->x, next, d) : NULL;
         rows[a->activation][c->problem->sizes.dtype - COT_F32](row);

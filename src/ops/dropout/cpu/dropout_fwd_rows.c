@@ -12,7 +12,7 @@ cot_status V_NAME(dropout_fwd_rows)(cot_queue *, const void *, void *);
 typedef struct forward_row {
     int64_t n;
     const char *x, *residual;           /* residual NULL: none */
-    const char *next_x, *next_residual; /* of the row after this one: to be asked for */
+    const char *next_x, *next_residual; /* of a row further on: to be asked for */
     char *y;
     const float *bias;
     uint8_t *bits;
@@ -131,7 +131,7 @@ static void run_row(const forward_context *c, forward_row *row, int64_t r, int64
         row->x = dropout_at(&a->x, r, d);
         row->residual = cot_present(&a->residual) ? dropout_at(&a->residual, r, d) : NULL;
         row->y = dropout_at(&a->y, r, d);
-        const int64_t next = r + 1 < c->problem->sizes.R ? r + 1 : r;
+        const int64_t next = r + DROPOUT_AHEAD < c->problem->sizes.R ? r + DROPOUT_AHEAD : r;
         row->next_x = dropout_at(&a->x, next, d);
         row->next_residual = cot_present(&a->residual) ? dropout_at(&a->residual, next, d) : NULL;
         rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
