@@ -81,6 +81,15 @@ expect 2 "OP is 'nope'" check nope
 expect 2 "unrecognized option '--bogus'" check --bogus
 expect 2 "--repeat is '1'" check --repeat 1
 expect 2 "--backend is 'tpu'" check --backend tpu
+# Interrupted, bench ends after the case in progress, says so, and writes the rows that it has.
+"$program" bench causal_conv1d --chosen --only "D1024 T2048" --json "$work/cut.json" > /dev/null 2> "$work/cut.err" &
+cut=$!
+sleep 1
+kill -TERM $cut
+wait $cut
+[ $? -eq 1 ] && grep -q 'these are not all rows' "$work/cut.err" &&
+    [ "$(grep -c '"kernel":' "$work/cut.json")" -gt 0 ] && [ "$(grep -c '"kernel":' "$work/cut.json")" -lt 12 ] ||
+    { echo "FAILED: bench, interrupted, does not leave its rows"; failed=$((failed + 1)); }
 expect 2 "DIRECTION is 'sideways'" bench causal_conv1d sideways
 expect 2 "--threads is '0'" bench --threads 0
 expect 2 'of which backend cpu makes none' profile causal_conv1d --backend cpu

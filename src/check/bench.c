@@ -300,6 +300,8 @@ static bool bench_case(void *context, const cot_case *c)
 {
     bench *b = context;
     char text[256];
+    if (b->options->stop != NULL && *b->options->stop != 0)
+        return false;
     if (!wanted(b, c))
         return true;
     describe_case(b->cases, c, text, sizeof text);

@@ -6,6 +6,7 @@
 #include "core/cases.h"
 
 #include <jansson.h>
+#include <signal.h>
 
 typedef struct bench_options {
     const char *op;      /* NULL = all */
@@ -13,9 +14,10 @@ typedef struct bench_options {
     const char *only;    /* only cases whose description contains this; NULL = all */
     const cot_case *one; /* this case of `op` instead of the op's list; NULL = the list */
     cot_backend backend;
-    int threads;      /* 0 = all */
-    bool chosen_only; /* only the kernel that dispatch would take */
-    bool brief;       /* one call a sample, one sample: for what is run and not measured */
+    int threads;                       /* 0 = all */
+    bool chosen_only;                  /* only the kernel that dispatch would take */
+    const volatile sig_atomic_t *stop; /* once it is not 0, no further case is begun; NULL = never */
+    bool brief;                        /* one call a sample, one sample: for what is run and not measured */
     void (*progress)(void *context, double share, const char *what);
     void *context;
 } bench_options;

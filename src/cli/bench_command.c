@@ -13,6 +13,14 @@ typedef struct bench_input {
     cot_case one;
 } bench_input;
 
+static volatile sig_atomic_t asked_to_stop;
+
+static void ask_to_stop(int signal_number)
+{
+    (void)signal_number;
+    asked_to_stop = 1;
+}
+
 static error_t parse(int key, char *argument, struct argp_state *state)
 {
     bench_input *input = state->input;
@@ -68,10 +76,19 @@ int command_bench(int argc, char **argv)
         return 2;
     if (!backend_works(input.options.backend))
         return 1;
+    /* Asked to end, it ends after the case in progress and writes what there is; asked again, at once. */
+    const struct sigaction gently = {.sa_handler = ask_to_stop, .sa_flags = (int)SA_RESETHAND};
+    sigaction(SIGINT, &gently, NULL);
+    sigaction(SIGTERM, &gently, NULL);
+    input.options.stop = &asked_to_stop;
     json_t *rows = bench_run(&input.options);
     bench_print(rows);
     /* Without a row: a case that its op refuses, or a filter that leaves nothing. */
     int status = json_array_size(rows) > 0 ? 0 : 2;
+    if (asked_to_stop) {
+        fprintf(stderr, "cotangent bench: interrupted; these are not all rows\n");
+        status = 1;
+    }
     if (input.json != NULL && !write_json(rows, input.json)) {
         fprintf(stderr, "cotangent: --json %s: cannot be written\n", input.json);
         status = 1;
