@@ -287,9 +287,10 @@ def define(
     forgets: Optional[Callable[..., Sequence[str]]] = None,
     no_gradient: str = "has no gradient of its own: gradients of gradients are not supported",
 ) -> Any:
-    """Registers an op and returns a function that calls it, with the op as its `op`. `schema`, `outputs`, `backward`: above. `autocast`: the arguments that autocast
-    casts to its dtype. `straight`: {input: result} whose gradients are one. `forgets(*arguments)`: the inputs that this
-    call's backward does without. `no_gradient`: what is said where an op without backward is differentiated."""
+    """Registers an op and returns a function that calls it, with the op as its `op`. `schema`, `outputs`, `backward`: above.
+    `autocast`: the arguments that autocast casts to its dtype. `straight`: {input: result} whose gradients are one.
+    `forgets(*arguments)`: the inputs that this call's backward does without. `no_gradient`: what is said where an op
+    without backward is differentiated."""
     name = schema[: schema.index("(")]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.cotangent, name).default

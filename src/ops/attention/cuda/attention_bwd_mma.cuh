@@ -153,8 +153,8 @@ DEVICE void backward_kv(const attention_mma_call &c)
             const bool there = i0 + (int)threadIdx.x < s.Tq;
             const int64_t number = there ? number_of_row(c, s, h) + i0 + threadIdx.x : 0;
             const uint32_t to = cot_shared_address(statistics + stage * (8 * COLUMNS) + 4 * threadIdx.x);
-            copy_word(to, c.row_lse + number, there);
-            copy_word(to + 4 * COLUMNS, c.row_delta + number, there);
+            cot_copy_async_or_zeros<4>(there, to, c.row_lse + number);
+            cot_copy_async_or_zeros<4>(there, to + 4 * COLUMNS, c.row_delta + number);
         }
     };
     int h = (int)hkv * group, i0 = first, stage = 0;

@@ -366,6 +366,23 @@ static __device__ __forceinline__ bool refer(const float (&most)[2], row_state &
     return rescale;
 }
 
+/* Scores become P. NEAR: they are softcap's, before its series. */
+template <class F, bool FIRST, bool NEAR>
+static __device__ __forceinline__ void exponentiate(const attention_fwd_call &c, const float (&base)[2],
+                                                    float (&scores)[F::KEYS / 2], row_state &state)
+{
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < F::KEYS / 2; i++) {
+        const float score = NEAR ? attention_cap_near(c.cap, scores[i]) : scores[i];
+        scores[i] = cot_ex2(fmaf(score, c.scale_log2, -base[i / 2 % 2]));
+        sum[i % 4] += scores[i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        state.sum[half] = (FIRST ? 0.0f : state.sum[half]) + (sum[2 * half] + sum[2 * half + 1]);
+}
+
 /* Scores of tile `tile` of the keys become P in float32. ragged: some must not be seen. Returns whether O must be
  * multiplied by `factor`. */
 template <class F, bool FIRST>
@@ -373,20 +390,14 @@ static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const 
                                              bool ragged, float (&scores)[F::KEYS / 2], row_state &state,
                                              float (&factor)[2])
 {
-    float most[2], base[2], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float most[2], base[2];
     if (F::ALL && !FIRST && !ragged && close_by<F>(c.cap, scores, most)) { /* the series amid the exponentials */
 #pragma unroll
         for (int half = 0; half < 2; half++)
             most[half] = c.scale_log2 * (cot_is_f16<typename F::E> ? attention_cap_near(c.cap, most[half])
                                                                    : fabsf(attention_cap_near(c.cap, most[half])));
         const bool rescale = refer<FIRST>(most, state, base, factor);
-#pragma unroll
-        for (int i = 0; i < F::KEYS / 2; i++) {
-            scores[i] = cot_ex2(fmaf(attention_cap_near(c.cap, scores[i]), c.scale_log2, -base[i / 2 % 2]));
-            sum[i % 4] += scores[i];
-        }
-        state.sum[0] += sum[0] + sum[1];
-        state.sum[1] += sum[2] + sum[3];
+        exponentiate<F, FIRST, true>(c, base, scores, state);
         return rescale;
     }
     if (F::ALL)
@@ -409,14 +420,7 @@ static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const 
     find_largest<false>(scores, most);
     most[0] *= c.scale_log2, most[1] *= c.scale_log2;
     const bool rescale = refer<FIRST>(most, state, base, factor);
-#pragma unroll
-    for (int i = 0; i < F::KEYS / 2; i++) {
-        scores[i] = cot_ex2(fmaf(scores[i], c.scale_log2, -base[i / 2 % 2]));
-        sum[i % 4] += scores[i];
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-        state.sum[half] = (FIRST ? 0.0f : state.sum[half]) + (sum[2 * half] + sum[2 * half + 1]);
+    exponentiate<F, FIRST, false>(c, base, scores, state);
     return rescale;
 }
 

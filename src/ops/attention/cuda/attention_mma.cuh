@@ -203,12 +203,6 @@ template <int D> DEVICE uint32_t unit_at(uint32_t tile, int r, int u)
     return tile + r * (2 * D) + ((u ^ (r & 7)) << 4);
 }
 
-/* Four bytes, or zeros. */
-DEVICE void copy_word(uint32_t to, const void *from, bool there)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
-
 /* Until everything that this thread has asked for is there; a barrier says so to the others. */
 DEVICE void wait_for_copies(void)
 {

@@ -433,13 +433,19 @@ static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const 
     return status;
 }
 
+/* Do the rows of x and of what is of its kind begin where the copy engine takes them? */
+static bool backward_begins_in_units(const cot_mhc_pre_backward_args *a)
+{
+    return begins_at(&a->x, 16) && begins_at(&a->dh_in, 16) && begins_at(&a->dx, 16) && begins_at(&a->dx_post, 16);
+}
+
 cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_backward_problem *p = problem;
     const cot_mhc_pre_backward_args *a = &p->args;
     mhc_mapped_call mapped = {.call = pre_backward_call(p, workspace)};
     mhc_call *c = &mapped.call;
-    if (!begins_at(&a->x, 16) || !begins_at(&a->dh_in, 16) || !begins_at(&a->dx, 16) || !begins_at(&a->dx_post, 16))
+    if (!backward_begins_in_units(a))
         return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
@@ -507,7 +513,7 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     const cot_mhc_pre_backward_args *a = &p->args;
     mhc_mapped_call mapped = {.call = pre_backward_call(p, workspace)};
     mhc_call *c = &mapped.call;
-    if (!begins_at(&a->x, 16) || !begins_at(&a->dh_in, 16) || !begins_at(&a->dx, 16) || !begins_at(&a->dx_post, 16))
+    if (!backward_begins_in_units(a))
         return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
     c->parts = mhc_sm90_parts(&p->sizes);
     if (c->tokens == 0)

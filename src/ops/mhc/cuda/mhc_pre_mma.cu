@@ -114,6 +114,21 @@ static __device__ __forceinline__ void load_columns(uint32_t (&B)[4], const __nv
     cot_ldmatrix_x4_trans(B, cot_shared_address(from + lane % 16 * pitch + lane / 16 * 8));
 }
 
+/* Octets `pair` and the next of c += A times their fragments of term `term`: products of the orders that count, the smallest
+ * first. */
+template <int OCTETS, int ROOM, int PLANES>
+static __device__ __forceinline__ void multiply_octets(float (&c)[ROOM][4], const uint32_t (&A)[PLANES][4],
+                                                       const uint32_t (&B)[4], int pair, int term)
+{
+#pragma unroll
+    for (int p = PLANES - 1; p >= 0; p--)
+        if (p + term < TERMS)
+#pragma unroll
+            for (int o = 0; o < 2; o++)
+                if (pair + o < OCTETS)
+                    cot_mma_bf16(c[pair + o], A[p][0], A[p][1], A[p][2], A[p][3], B[2 * o], B[2 * o + 1]);
+}
+
 /* ---- project ------------------------------------------------------------------------------------------ */
 
 enum { CHUNK = 64, X_PITCH = pitch_of<CHUNK> };
@@ -167,14 +182,7 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void project
                 for (int term = TERMS - 1; term >= 0; term--) {
                     uint32_t B[4];
                     load_rows(B, phi + (term * ROWS + pair * 8) * X_PITCH + k, X_PITCH);
-#pragma unroll
-                    for (int p = PLANES - 1; p >= 0; p--)
-                        if (p + term < TERMS)
-#pragma unroll
-                            for (int o = 0; o < 2; o++)
-                                if (pair + o < OCTETS)
-                                    cot_mma_bf16(part[pair + o], A[p][0], A[p][1], A[p][2], A[p][3], B[2 * o],
-                                                 B[2 * o + 1]);
+                    multiply_octets<OCTETS>(part, A, B, pair, term);
                 }
             if ((k + 16) % RUN_COLUMNS == 0)
 #pragma unroll
@@ -360,14 +368,7 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void dphi(co
                 for (int term = TERMS - 1; term >= 0; term--) {
                     uint32_t B[4];
                     load_columns(B, mix + (term * RUN + k) * MIX_PITCH + pair * 8, MIX_PITCH);
-#pragma unroll
-                    for (int p = PLANES - 1; p >= 0; p--)
-                        if (p + term < TERMS)
-#pragma unroll
-                            for (int o = 0; o < 2; o++)
-                                if (pair + o < OCTETS)
-                                    cot_mma_bf16(run[pair + o], A[p][0], A[p][1], A[p][2], A[p][3], B[2 * o],
-                                                 B[2 * o + 1]);
+                    multiply_octets<OCTETS>(run, A, B, pair, term);
                 }
         }
 #pragma unroll
