@@ -145,6 +145,16 @@ def attention_entries(rows, peer_rows):
                     "kernels of a call counted. 16k tokens, H d = 2048."]
 
 
+def attention_portable(rows, peer_rows):
+    """Of the kernels that dispatch leaves to other devices, the ratios to the peers alone."""
+    lines = [line for line in attention_entries(rows, peer_rows) if " / " in line] if rows else []
+    if not lines:
+        return []
+    cut = next(i for i, line in enumerate(lines) if line.count("|") == 6)  # those of all entries
+    return ["", f"The portable kernels alone (commit {rows[0]['commit']}):", "",
+            "| direction | ratio | entries | geometric mean | least |", "|---|---|--:|--:|--:|", *lines[cut:]]
+
+
 def rows_with(directory, key):
     """The rows of all files that have this key, in the order of the files' names: [(file, row)]."""
     return [(path.name, row) for path in sorted(directory.glob("*.json")) for row in json.loads(path.read_text()) if key in row]
@@ -329,7 +339,7 @@ def table(op, results, peers, directory):
         if op == "mhc_accuracy":
             lines += accuracy(device, source, rows)
             continue
-        rows = [row for row in rows if row["chosen"]]
+        all_rows, rows = rows, [row for row in rows if row["chosen"]]
         first = rows[0]
         cuda = first["backend"] == "cuda"
         if cuda and op == "attention":
@@ -338,6 +348,7 @@ def table(op, results, peers, directory):
             lines += [f"{device}, commit {commits}, {first['date']} (`bench/results/{source}`"
                       + (f", peers `bench/results/{peer_source}`" if peer_rows else "") + "):", "",
                       *attention_entries([row for row in rows if is_entry(row)], peer_rows),
+                      *attention_portable([row for row in all_rows if is_entry(row) and row["kernel"].endswith("_mma")], peer_rows),
                       *attention_features([row for row in rows if not is_entry(row)]), ""]
             continue
         host = "" if cuda else f"{first['threads']} threads, clock {first['clock_ghz']:.2f} GHz, "
