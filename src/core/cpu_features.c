@@ -37,7 +37,7 @@ static uint32_t x86_features(void)
 {
     enum { YMM = 0x06, ZMM = 0xe6 }; /* XCR0: xmm and ymm; with the mask registers and both parts of zmm */
     const unsigned avx2_1 = bit_AVX | bit_FMA | bit_F16C;
-    const unsigned avx512_7 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    const unsigned avx512_7 = bit_BMI2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
     const uint32_t saved = saved_registers();
     unsigned a, b, c, c1, d;
     if ((saved & YMM) != YMM || !__get_cpuid(1, &a, &b, &c1, &d) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))

@@ -9,7 +9,7 @@
 enum {
     COT_ISA_SCALAR = 0,
     COT_ISA_AVX2 = 1 << 0,       /* avx2, fma, f16c */
-    COT_ISA_AVX512 = 1 << 1,     /* avx512 f, bw, dq, vl, and the above */
+    COT_ISA_AVX512 = 1 << 1,     /* avx512 f, bw, dq, vl, bmi2, and the above */
     COT_ISA_AVX512BF16 = 1 << 2, /* avx512 bf16, and the above */
     COT_ISA_AMX = 1 << 3,        /* amx tile and bf16, and the above */
     /* Of a CUDA queue's device. */

@@ -426,42 +426,62 @@ V_INLINE vm vm_bits(const uint8_t *bits, int64_t first)
 enum { V_PHILOX_SETS = 4, V_PHILOX_GROUPS = 8 * V_PHILOX_SETS };
 
 /* A group in each 64-bit lane, its four words in the lower halves of four vectors: a product brings both of the words
- * that it makes, and what lies in upper halves is never looked at. The order of the lanes is such that the unpacking in
- * the end, 64 bits from each of two vectors, leaves the groups in order. */
+ * that it makes, and what lies in upper halves is never looked at. The last round leaves two words of a group in either
+ * half, so that four bits of a group are neighbours in a mask.
+ *
+ * Three words of the counters are the same in all groups, the last of them but where it carries. So are a product of the
+ * first round and one of the second. */
 V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
 {
+    if (__builtin_expect(i >> 32 != (i + V_PHILOX_GROUPS - 1) >> 32, 0)) {
+        for (uint64_t g = 0; g < V_PHILOX_GROUPS; g++)
+            bits[g] = (uint8_t)cot_dropout_keep(p->key[0][0] | p->key[0][1] << 32, p->offset[0] | p->offset[1] << 32,
+                                                i + g, p->threshold);
+        return;
+    }
+    enum { LAST = COT_PHILOX_ROUNDS - 1, XOR = 0x96 /* of all three */ };
+    const _MM_PERM_ENUM high = (_MM_PERM_ENUM)0xf5, swapped = (_MM_PERM_ENUM)0xb1; /* halves of a lane */
     const __m512i m0 = _mm512_set1_epi64(COT_PHILOX_M0), m1 = _mm512_set1_epi64(COT_PHILOX_M1);
     const __m512i threshold = _mm512_set1_epi16((int16_t)p->threshold);
+    const uint64_t product0 = COT_PHILOX_M0 * p->offset[0];
+    const uint64_t product1 = COT_PHILOX_M1 * (uint64_t)(uint32_t)(product0 >> 32 ^ i >> 32 ^ p->key[0][1]);
+    const __m512i first = _mm512_set1_epi64((int64_t)(p->offset[1] ^ p->key[0][0]));
+    const __m512i second_a = _mm512_set1_epi64((int64_t)(product1 >> 32 ^ p->key[1][0]));
+    const __m512i second_c = _mm512_set1_epi64((int64_t)(product0 ^ p->key[1][1]));
+    const __m512i group = _mm512_add_epi64(_mm512_set1_epi64((int64_t)i), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
     __m512i a[V_PHILOX_SETS], b[V_PHILOX_SETS], c[V_PHILOX_SETS], d[V_PHILOX_SETS];
     V_UNROLL
     for (int s = 0; s < V_PHILOX_SETS; s++) {
-        const __m512i lanes = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-        a[s] = _mm512_set1_epi64((int64_t)p->offset[0]);
-        b[s] = _mm512_set1_epi64((int64_t)p->offset[1]);
-        c[s] = _mm512_add_epi64(_mm512_set1_epi64((int64_t)i + 8 * s), lanes);
-        d[s] = _mm512_srli_epi64(c[s], 32);
+        const __m512i p1 = _mm512_mul_epu32(_mm512_add_epi64(group, _mm512_set1_epi64(8 * s)), m1);
+        const __m512i p0 = _mm512_mul_epu32(_mm512_xor_si512(_mm512_shuffle_epi32(p1, high), first), m0);
+        a[s] = _mm512_xor_si512(p1, second_a);
+        b[s] = _mm512_set1_epi64((int64_t)product1);
+        c[s] = _mm512_xor_si512(_mm512_shuffle_epi32(p0, high), second_c);
+        d[s] = p0;
     }
     V_UNROLL
-    for (int round = 0; round < COT_PHILOX_ROUNDS; round++) {
+    for (int round = 2; round < LAST; round++) {
         const __m512i k0 = _mm512_set1_epi64((int64_t)p->key[round][0]);
         const __m512i k1 = _mm512_set1_epi64((int64_t)p->key[round][1]);
         V_UNROLL
         for (int s = 0; s < V_PHILOX_SETS; s++) {
             const __m512i p0 = _mm512_mul_epu32(a[s], m0), p1 = _mm512_mul_epu32(c[s], m1);
-            a[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p1, (_MM_PERM_ENUM)0xf5), b[s], k0,
-                                             0x96); /* xor of all three */
-            c[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p0, (_MM_PERM_ENUM)0xf5), d[s], k1, 0x96);
+            a[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p1, high), b[s], k0, XOR);
+            c[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p0, high), d[s], k1, XOR);
             b[s] = p1;
             d[s] = p0;
         }
     }
+    const __m512i k0 = _mm512_set1_epi64((int64_t)p->key[LAST][0]), k1 = _mm512_set1_epi64((int64_t)p->key[LAST][1]);
     V_UNROLL
     for (int s = 0; s < V_PHILOX_SETS; s++) {
-        const __m512i ab = _mm512_mask_shuffle_epi32(a[s], 0xaaaa, b[s], (_MM_PERM_ENUM)0xa0);
-        const __m512i cd = _mm512_mask_shuffle_epi32(c[s], 0xaaaa, d[s], (_MM_PERM_ENUM)0xa0);
-        const uint32_t keep[2] = {_mm512_cmpge_epu16_mask(_mm512_unpacklo_epi64(ab, cd), threshold),
-                                  _mm512_cmpge_epu16_mask(_mm512_unpackhi_epi64(ab, cd), threshold)};
-        memcpy(bits + 8 * s, keep, sizeof keep);
+        const __m512i p0 = _mm512_shuffle_epi32(_mm512_mul_epu32(a[s], m0), swapped);
+        const __m512i p1 = _mm512_shuffle_epi32(_mm512_mul_epu32(c[s], m1), swapped);
+        const __m512i ab = _mm512_mask_ternarylogic_epi32(p1, 0x5555, b[s], k0, XOR);
+        const __m512i cd = _mm512_mask_ternarylogic_epi32(p0, 0x5555, d[s], k1, XOR);
+        const uint64_t keep = _pdep_u64(_mm512_cmpge_epu16_mask(ab, threshold), 0x0f0f0f0f0f0f0f0f) |
+                              _pdep_u64(_mm512_cmpge_epu16_mask(cd, threshold), 0xf0f0f0f0f0f0f0f0);
+        memcpy(bits + 8 * s, &keep, sizeof keep);
     }
 }
 

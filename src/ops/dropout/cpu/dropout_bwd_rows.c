@@ -13,7 +13,7 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *, const void *, void *);
 typedef struct backward_row {
     int64_t n;
     const char *dy, *x;           /* x only with an activation */
-    const char *next_dy, *next_x; /* of a row further on: to be asked for */
+    const char *next_dy, *next_x, *next_dx; /* of a row further on: to be asked for */
     char *dx;
     const float *bias;
     uint8_t *bits;
@@ -87,12 +87,12 @@ V_INLINE void backward_body(const backward_row *shared, cot_activation activatio
 {
     const backward_row own = *shared, *row = &own; /* one that no store can change stays in registers */
     for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW) {
-        if (row->philox != NULL) {
-            dropout_draw(row->bits + i / 8, row->philox, row->group + (uint64_t)(i / 8));
-            dropout_ask(row->next_dy, i, dtype);
-            if (activation != COT_ACTIVATION_NONE)
-                dropout_ask(row->next_x, i, dtype);
-        }
+        if (row->philox != NULL)
+            dropout_draw_ahead(row->bits, row->philox, row->group, i, row->n);
+        dropout_ask(row->next_dy, i, dtype);
+        if (activation != COT_ACTIVATION_NONE)
+            dropout_ask(row->next_x, i, dtype);
+        dropout_ask_page(row->next_dx, i, dtype);
         backward_stretch(row, i, i + DROPOUT_DRAW < row->n ? i + DROPOUT_DRAW : row->n, activation, dtype, stream);
     }
 }
@@ -132,9 +132,10 @@ static void run_row(const backward_context *c, backward_row *row, int64_t r, int
         row->dy = dropout_at(&a->dy, r, d);
         row->x = cot_present(&a->x) ? dropout_at(&a->x, r, d) : NULL;
         row->dx = dropout_at(&a->dx, r, d);
-        const int64_t next = r + DROPOUT_AHEAD < c->problem->sizes.R ? r + DROPOUT_AHEAD : r;
+        const int64_t next = dropout_next_row(&c->problem->sizes, r);
         row->next_dy = dropout_at(&a->dy, next, d);
         row->next_x = cot_present(&a->x) ? dropout_at(&a->x, next, d) : NULL;
+        row->next_dx = dropout_at(&a->dx, next, d);
         rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
         return;
     }
@@ -145,6 +146,7 @@ static void run_row(const backward_context *c, backward_row *row, int64_t r, int
     row->dy = row->next_dy = (const char *)staged[DY];
     row->x = row->next_x = (const char *)staged[X];
     row->dx = (char *)staged[DX];
+    row->next_dx = row->dx;
     rows[a->activation][0](row);
     if (cot_present(&a->dx))
         dropout_scatter(&a->dx, r, d, staged[DX], row->n);
@@ -158,7 +160,7 @@ static void backward_item(void *context, int64_t number)
     const dropout_item item = dropout_item_at(&c->tiling, sizes, number);
     const int64_t d = item.d_begin;
     uint8_t bits[DROPOUT_BITS_KEPT + DROPOUT_SLACK];
-    float bias[DROPOUT_MAX_COLUMNS], block[DROPOUT_MAX_COLUMNS] = {0}, total[DROPOUT_MAX_COLUMNS] = {0};
+    _Alignas(64) float bias[DROPOUT_MAX_COLUMNS], block[DROPOUT_MAX_COLUMNS] = {0}, total[DROPOUT_MAX_COLUMNS] = {0};
     backward_row row = {
         .n = item.d_end - d, .bias = bias, .sums = block, .scale = (float)c->problem->mask.scale, .stream = c->stream};
     const bool drawn = c->drawer.mask->source == DROPOUT_DRAWN && c->rows_at_once == 1;

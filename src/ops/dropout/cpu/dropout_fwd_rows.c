@@ -12,7 +12,7 @@ cot_status V_NAME(dropout_fwd_rows)(cot_queue *, const void *, void *);
 typedef struct forward_row {
     int64_t n;
     const char *x, *residual;           /* residual NULL: none */
-    const char *next_x, *next_residual; /* of a row further on: to be asked for */
+    const char *next_x, *next_residual, *next_y; /* of a row further on: to be asked for */
     char *y;
     const float *bias;
     uint8_t *bits;
@@ -76,12 +76,12 @@ V_INLINE void forward_body(const forward_row *shared, cot_activation activation,
 {
     const forward_row own = *shared, *row = &own; /* one that no store can change stays in registers */
     for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW) {
-        if (row->philox != NULL) {
-            dropout_draw(row->bits + i / 8, row->philox, row->group + (uint64_t)(i / 8));
-            dropout_ask(row->next_x, i, dtype);
-            if (row->residual != NULL)
-                dropout_ask(row->next_residual, i, dtype);
-        }
+        if (row->philox != NULL)
+            dropout_draw_ahead(row->bits, row->philox, row->group, i, row->n);
+        dropout_ask(row->next_x, i, dtype);
+        if (row->residual != NULL)
+            dropout_ask(row->next_residual, i, dtype);
+        dropout_ask_page(row->next_y, i, dtype);
         forward_stretch(row, i, i + DROPOUT_DRAW < row->n ? i + DROPOUT_DRAW : row->n, activation, dtype, stream);
     }
 }
@@ -131,9 +131,10 @@ static void run_row(const forward_context *c, forward_row *row, int64_t r, int64
         row->x = dropout_at(&a->x, r, d);
         row->residual = cot_present(&a->residual) ? dropout_at(&a->residual, r, d) : NULL;
         row->y = dropout_at(&a->y, r, d);
-        const int64_t next = r + DROPOUT_AHEAD < c->problem->sizes.R ? r + DROPOUT_AHEAD : r;
+        const int64_t next = dropout_next_row(&c->problem->sizes, r);
         row->next_x = dropout_at(&a->x, next, d);
         row->next_residual = cot_present(&a->residual) ? dropout_at(&a->residual, next, d) : NULL;
+        row->next_y = dropout_at(&a->y, next, d);
         rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
         return;
     }
@@ -144,6 +145,7 @@ static void run_row(const forward_context *c, forward_row *row, int64_t r, int64
     row->x = row->next_x = (const char *)staged[X];
     row->residual = row->next_residual = cot_present(&a->residual) ? (const char *)staged[RESIDUAL] : NULL;
     row->y = (char *)staged[Y];
+    row->next_y = row->y;
     rows[a->activation][0](row);
     dropout_scatter(&a->y, r, d, staged[Y], row->n);
 }
@@ -156,7 +158,7 @@ static void forward_item(void *context, int64_t number)
     const dropout_item item = dropout_item_at(&c->tiling, sizes, number);
     const int64_t d = item.d_begin;
     uint8_t bits[DROPOUT_BITS_KEPT + DROPOUT_SLACK];
-    float bias[DROPOUT_MAX_COLUMNS];
+    _Alignas(64) float bias[DROPOUT_MAX_COLUMNS];
     forward_row row = {.n = item.d_end - d, .bias = bias, .scale = (float)c->problem->mask.scale, .stream = c->stream};
     const bool drawn = c->drawer.mask->source == DROPOUT_DRAWN && c->rows_at_once == 1 && cot_present(&a->y);
     dropout_stage_bias(bias, &a->bias, d, row.n);

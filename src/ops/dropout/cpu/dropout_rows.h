@@ -31,6 +31,17 @@ static __attribute__((noinline)) void dropout_draw(uint8_t *bits, const v_philox
     v_philox_keep(bits, philox, group);
 }
 
+/* What a row of n columns needs drawn before its columns [i, i+DROPOUT_DRAW): those, and the next already, which then
+ * overlaps with them (a Zen 4's bf16 backward in the caches: a tenth less). */
+V_INLINE void dropout_draw_ahead(uint8_t *bits, const v_philox *philox, uint64_t group, int64_t i, int64_t n)
+{
+    if (i == 0)
+        dropout_draw(bits, philox, group);
+    i += DROPOUT_DRAW;
+    if (i < n)
+        dropout_draw(bits + i / 8, philox, group + (uint64_t)(i / 8));
+}
+
 typedef struct dropout_drawer {
     const dropout_mask *mask;
     const dropout_sizes *sizes;
@@ -169,16 +180,32 @@ static inline bool dropout_streams(const cot_tensor *out, const dropout_sizes *s
     return lines && (double)tensors * (double)sizes->R * (double)sizes->D * (double)size >= DROPOUT_STREAM_BYTES;
 }
 
-/* Asks for the columns [i, i+DROPOUT_DRAW) of a row DROPOUT_AHEAD further on: the draws fill the window in which a processor
- * would otherwise find its loads early. Into the second-level cache, which has twice as many lines on their way as the first
- * (a Zen 4: its f32 forward went from six tenths of the copy to eight and a half, where the first level had been asked). */
-enum { DROPOUT_AHEAD = 2 };
+/* The row that is asked for while row r is made: DROPOUT_AHEAD rows further on, more where they are short. */
+enum { DROPOUT_AHEAD = 2, DROPOUT_AHEAD_BYTES = 16 << 10 };
 
+static inline int64_t dropout_next_row(const dropout_sizes *sizes, int64_t r)
+{
+    const int64_t ahead = dropout_clamp(DROPOUT_AHEAD_BYTES / (sizes->D * dropout_size(sizes->dtype)), DROPOUT_AHEAD, sizes->R);
+    return dropout_clamp(r + ahead, r, sizes->R - 1);
+}
+
+/* Asks for its columns [i, i+DROPOUT_DRAW): the draws fill the window in which a processor would otherwise find its loads
+ * early. Into the second-level cache, which has twice as many lines on their way as the first (a Zen 4: its f32 forward went
+ * from six tenths of the copy to eight and a half, where the first level had been asked). */
 V_INLINE void dropout_ask(const char *next, int64_t i, cot_dtype dtype)
 {
     const int64_t size = dropout_size(dtype);
     for (int64_t at = 0; at < DROPOUT_DRAW * size; at += 64)
         v_prefetch_far(next + i * size + at);
+}
+
+/* Of an output one line a page, for the translation of its address: a store past the caches that has to wait for it holds up
+ * all that follow, and under a hypervisor it waits for two tables (a Zen 4, pages of 4 KB, bf16 backward: two fifths of all). */
+V_INLINE void dropout_ask_page(const char *next, int64_t i, cot_dtype dtype)
+{
+    const int64_t size = dropout_size(dtype);
+    if (((uintptr_t)next + (uintptr_t)(i * size)) % 4096 < (uintptr_t)(DROPOUT_DRAW * size))
+        v_prefetch_far(next + i * size);
 }
 
 /* ---- instances: a loop for every activation in every dtype -------------------------------------------------- */
