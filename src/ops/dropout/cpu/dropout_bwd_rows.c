@@ -12,7 +12,7 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *, const void *, void *);
 /* One row of an item. */
 typedef struct backward_row {
     int64_t n;
-    const char *dy, *x;           /* x only with an activation */
+    const char *dy, *x;                     /* x only with an activation */
     const char *next_dy, *next_x, *next_dx; /* of a row further on: to be asked for */
     char *dx;
     const float *bias;

@@ -11,7 +11,7 @@ cot_status V_NAME(dropout_fwd_rows)(cot_queue *, const void *, void *);
 /* One row of an item. */
 typedef struct forward_row {
     int64_t n;
-    const char *x, *residual;           /* residual NULL: none */
+    const char *x, *residual;                    /* residual NULL: none */
     const char *next_x, *next_residual, *next_y; /* of a row further on: to be asked for */
     char *y;
     const float *bias;

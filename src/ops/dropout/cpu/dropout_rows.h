@@ -185,7 +185,8 @@ enum { DROPOUT_AHEAD = 2, DROPOUT_AHEAD_BYTES = 16 << 10 };
 
 static inline int64_t dropout_next_row(const dropout_sizes *sizes, int64_t r)
 {
-    const int64_t ahead = dropout_clamp(DROPOUT_AHEAD_BYTES / (sizes->D * dropout_size(sizes->dtype)), DROPOUT_AHEAD, sizes->R);
+    const int64_t ahead =
+        dropout_clamp(DROPOUT_AHEAD_BYTES / (sizes->D * dropout_size(sizes->dtype)), DROPOUT_AHEAD, sizes->R);
     return dropout_clamp(r + ahead, r, sizes->R - 1);
 }
 
