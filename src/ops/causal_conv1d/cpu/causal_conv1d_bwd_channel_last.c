@@ -253,6 +253,11 @@ V_INLINE void walk_step(walk_column *c, const char *x, const char *dy, char *dx,
         }
         c->sums[K] = v_add(c->sums[K], c->g[K - 1 + v]);
         out = conv1d_taps_sum(K, out, before_out);
+        if (s->stream) {
+            const char *next = dx + v * s->dx_stride + conv1d_tile(s->ld) * s->dx_stride;
+            if ((uintptr_t)next % 4096 < 64)
+                v_prefetch_far(next);
+        }
         if (s->stream)
             v_stream_as(dx + v * s->dx_stride, dtype, out);
         else
