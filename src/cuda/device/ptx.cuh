@@ -87,6 +87,12 @@ template <int LATER> static __device__ __forceinline__ void cot_copy_async_wait(
     asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
 }
 
+/* Asks for the line of this address to be brought to the second-level cache. */
+static __device__ __forceinline__ void cot_prefetch(const void *line)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}
+
 /* ---- bulk copies -------------------------------------------------------------------------------------- */
 
 /* Copies `bytes` (a multiple of 16, both addresses too) to shared memory, and counts them at the barrier. */

@@ -304,6 +304,7 @@ KERNEL causal_conv1d_dweight_generic(const __grid_constant__ conv1d_call c)
  * compiled for; taps beyond K are zeros in front. */
 template <int W> static __device__ __forceinline__ void reduce(const conv1d_call &c)
 {
+    constexpr int BATCH = 8;
     __shared__ float all[CONV1D_WARPS][CONV1D_LANES];
     const int lane = threadIdx.x % CONV1D_LANES, warp = threadIdx.x / CONV1D_LANES, k = (int)blockIdx.y;
     const int64_t d = (int64_t)blockIdx.x * CONV1D_LANES + lane;
@@ -311,13 +312,26 @@ template <int W> static __device__ __forceinline__ void reduce(const conv1d_call
     const int64_t column = k < W ? k - (W - c.K) : 0;
     if (column < 0 || !given(out))
         return;
+    /* All addresses first, and with them the parameters: a prefetch is what the compiler does not move behind the wait. */
+    const float *from = c.partial + (warp * (W + 1) + k) * c.D + d;
+    const int64_t step = CONV1D_WARPS * (W + 1) * c.D, to = d * out.stride[0] + column * out.stride[1];
+    const int count = d < c.D ? ((int)c.partial_count - warp + CONV1D_WARPS - 1) / CONV1D_WARPS : 0;
+    if (count > 0)
+        cot_prefetch(from);
+    if (warp == 0 && d < c.D)
+        cot_prefetch((const char *)out.data + to * (out.dtype == COT_F32 ? 4 : 2));
     cot_wait_for_kernels_before();
     cot_launch_dependents(); /* not earlier: their blocks would take the place of the first kernel's last ones */
     float sum = 0.0f;
-    if (d < c.D) {
-#pragma unroll 8
-        for (int64_t i = warp; i < c.partial_count; i += CONV1D_WARPS)
-            sum += c.partial[(i * (W + 1) + k) * c.D + d];
+#pragma unroll 1
+    for (int i = 0; i < count; i += BATCH) {
+        float parts[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++, from += step)
+            parts[j] = i + j < count ? *from : 0.0f;
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            sum += parts[j];
     }
     all[warp][lane] = sum;
     __syncthreads();
