@@ -30,14 +30,21 @@ static __device__ __forceinline__ void give_dx(const conv1d_call &c, const colum
 }
 
 /* W tokens of a part from its i-th on. FIRST: the part's first, whose dx but the last is not yet due; AFTER: the tokens
- * after the part. No branch, so that the tokens' arithmetic overlaps. */
+ * after the part. No branch, and no load that has to follow a token's store, so that the tokens' arithmetic overlaps. */
 template <typename E, bool SILU, bool FIRST, bool AFTER>
 static __device__ __forceinline__ void take_tokens(const conv1d_call &c, const column<V, W> &col, part<E> &p)
 {
+    constexpr int TOKENS = AFTER ? W - 1 : W;
+    cot_vector<E, V> x[TOKENS], dy[TOKENS];
 #pragma unroll
-    for (int u = 0; u < (AFTER ? W - 1 : W); u++, p.x += CHANNELS, p.dy += CHANNELS) {
-        cot_unpack(*(const cot_vector<E, V> *)p.x, p.inputs[u]);
-        cot_unpack(*(const cot_vector<E, V> *)p.dy, p.g[u]);
+    for (int u = 0; u < TOKENS; u++) {
+        x[u] = *(const cot_vector<E, V> *)(p.x + u * CHANNELS);
+        dy[u] = *(const cot_vector<E, V> *)(p.dy + u * CHANNELS);
+    }
+#pragma unroll
+    for (int u = 0; u < TOKENS; u++, p.x += CHANNELS, p.dy += CHANNELS) {
+        cot_unpack(x[u], p.inputs[u]);
+        cot_unpack(dy[u], p.g[u]);
         take_gradient<E, V, W, true>(c, col, 0, u, SILU, !AFTER, p.inputs, p.g, p.sums);
         if (!FIRST || u == W - 1)
             give_dx(c, col, p, u);
