@@ -273,7 +273,7 @@ static void explain_gives_every_reason(void **state)
         NULL,
         "size is below 10",
         NULL,
-        "this processor lacks AVX-512 (f, bw, dq, vl)",
+        "this processor lacks AVX-512 (f, bw, dq, vl) or BMI2",
         "it is a kernel of the other backend",
     };
     for (int k = 0; k < count; k++) {
@@ -290,7 +290,7 @@ static void explain_gives_every_reason(void **state)
     args.size = 20;
     assert_ok(cot_op_explain(forward, queue, &args, choices, &count));
     assert_string_equal(choices[4].refusal, "this processor lacks AVX2, FMA or F16C");
-    assert_string_equal(choices[5].refusal, "this processor lacks AVX-512 (f, bw, dq, vl)");
+    assert_string_equal(choices[5].refusal, "this processor lacks AVX-512 (f, bw, dq, vl) or BMI2");
     assert_true(choices[1].chosen);
     assert_int_equal(choices[1].workspace_bytes, 20);
     assert_int_equal(choices[3].workspace_bytes, 0);
@@ -315,7 +315,7 @@ static void a_forced_kernel_is_taken_or_says_why_not(void **state)
     } cases[] = {
         {"toy=toy_large", COT_UNSUPPORTED, "toy_forward: the forced kernel toy_large refuses: size is below 10"},
         {"toy=toy_avx512", COT_UNSUPPORTED,
-         "toy_forward: the forced kernel toy_avx512 refuses: this processor lacks AVX-512 (f, bw, dq, vl)"},
+         "toy_forward: the forced kernel toy_avx512 refuses: this processor lacks AVX-512 (f, bw, dq, vl) or BMI2"},
         {"toy=toy_cuda", COT_UNSUPPORTED,
          "toy_forward: the forced kernel toy_cuda refuses: it is a kernel of the other backend"},
         {"toy=toy_slo", COT_INVALID_ARGUMENT, "toy_forward: the forced kernel \"toy_slo\" is none of toy's"},

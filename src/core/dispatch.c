@@ -62,7 +62,7 @@ static const char *missing_isa(const cot_kernel *kernel, const cot_queue *queue)
     if (missing & COT_ISA_AMX)
         return "this processor lacks AMX (tile, bf16), or the operating system does not grant its use";
     if (missing & COT_ISA_AVX512)
-        return "this processor lacks AVX-512 (f, bw, dq, vl)";
+        return "this processor lacks AVX-512 (f, bw, dq, vl) or BMI2";
     if (missing & COT_ISA_AVX512BF16)
         return "this processor lacks AVX-512 bf16";
     return missing != 0 ? "this processor lacks AVX2, FMA or F16C" : NULL;

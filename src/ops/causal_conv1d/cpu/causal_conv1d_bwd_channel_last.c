@@ -14,21 +14,27 @@
 cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *, const void *, void *);
 
 typedef struct backward_columns {
-    int64_t n, K, channels, ld;
+    int64_t n, K, channels;
     const char *x, *dy; /* NULL: no tokens here, g = 0 */
     char *dx;           /* row i is that of token i-K+1 */
     int64_t x_stride, dy_stride, dx_stride;
     cot_dtype dtype, dx_dtype; /* of x and dy; of dx */
-    const float *weight;       /* [K+1][ld] */
-    float *history, *g;        /* [K-1][ld]: x and g before row 0 */
-    float *sums;               /* [K+1][ld] */
+    const float *weight;       /* [K+1] rows of conv1d_plane(K) */
+    float *history, *g;        /* [K-1]: x and g before row 0 */
+    float *sums;               /* [K+1] */
     bool silu, stream;
     const int32_t *ids;
 } backward_columns;
 
+V_INLINE conv1d_out results_of(const backward_columns *s, char *runs)
+{
+    return (conv1d_out){
+        .rows = s->dx, .runs = runs, .stride = s->dx_stride, .n = s->n, .channels = s->channels, .stream = s->stream};
+}
+
 static void walk_edge(const backward_columns *s, int64_t channel)
 {
-    const int64_t K = s->K, ld = s->ld, size = conv1d_size(s->dtype), dx_size = conv1d_size(s->dx_dtype);
+    const int64_t K = s->K, ld = conv1d_plane(K), size = conv1d_size(s->dtype), dx_size = conv1d_size(s->dx_dtype);
     for (int64_t c = channel; c < s->channels; c += VW) {
         const int lanes = (int)(s->channels - c < VW ? s->channels - c : VW);
         vf h[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
@@ -113,15 +119,16 @@ V_INLINE void column_slopes(float *g, const float *h, const vf *w, vf bias, int 
 enum { ROWS = CONV1D_MAX_K + CONV1D_TILE };
 
 /* A tile's `count` columns, 1 or 2, to the buffers, behind what they have of the tokens before; and dx back. */
-V_INLINE void stage_columns(const backward_columns *s, int64_t channel, int count, int64_t K, cot_dtype dtype,
-                            float h[2][ROWS * VW], float g[2][ROWS * VW])
+V_INLINE void stage_columns(const backward_columns *s, int64_t channel, const conv1d_asked *asked, int count, int64_t K,
+                            cot_dtype dtype, float h[2][ROWS * VW], float g[2][ROWS * VW])
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2, tile = conv1d_tile(s->ld);
-    const int64_t x_stride = s->x_stride, dy_stride = s->dy_stride;
+    const int64_t size = dtype == COT_F32 ? 4 : 2, tile = conv1d_tile(s->channels), bytes = count * VW * size;
     const char *x = s->x + channel * size, *dy = s->dy + channel * size;
-    for (int64_t i = K - 1; i < K - 1 + s->n; i++, x += x_stride, dy += dy_stride) {
-        v_prefetch_far(x + tile * x_stride);
-        v_prefetch_far(dy + tile * dy_stride);
+    const char *next_x = conv1d_asked_at(asked, s->x, s->x_stride, tile, size);
+    const char *next_dy = conv1d_asked_at(asked, s->dy, s->dy_stride, tile, size);
+    for (int64_t i = K - 1; i < K - 1 + s->n; i++, x += s->x_stride, dy += s->dy_stride) {
+        conv1d_ask(next_x + (i - (K - 1)) * bytes, bytes);
+        conv1d_ask(next_dy + (i - (K - 1)) * bytes, bytes);
         for (int v = 0; v < count; v++) {
             v_store(h[v] + i * VW, v_load_as(x + v * VW * size, dtype));
             v_store(g[v] + i * VW, v_load_as(dy + v * VW * size, dtype));
@@ -129,11 +136,11 @@ V_INLINE void stage_columns(const backward_columns *s, int64_t channel, int coun
     }
 }
 
-V_INLINE void unstage_columns(const backward_columns *s, int64_t channel, int count, cot_dtype dtype,
+V_INLINE void unstage_columns(const conv1d_out *out, int64_t c, int count, cot_dtype dtype,
                               float dx[2][CONV1D_TILE * VW])
 {
-    char *to = s->dx + channel * (dtype == COT_F32 ? 4 : 2);
-    for (int64_t i = 0; i < s->n; i++, to += s->dx_stride) {
+    char *to = conv1d_out_at(out, c, dtype == COT_F32 ? 4 : 2);
+    for (int64_t i = 0; i < out->n; i++, to += conv1d_out_stride(out)) {
         if (count == 2)
             v_store2_as(to, dtype, v_load(dx[0] + i * VW), v_load(dx[1] + i * VW));
         else
@@ -144,7 +151,7 @@ V_INLINE void unstage_columns(const backward_columns *s, int64_t channel, int co
 /* One column, of n <= CONV1D_TILE tokens. */
 V_INLINE void walk_buffered(const backward_columns *s, int64_t c, int64_t K, bool silu, float *h, float *g, float *dx)
 {
-    const int64_t ld = s->ld, n = s->n;
+    const int64_t ld = conv1d_plane(K), n = s->n;
     vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k < K; k++)
         w[k] = v_load(s->weight + k * ld + c);
@@ -182,22 +189,28 @@ V_INLINE void walk_buffered(const backward_columns *s, int64_t c, int64_t K, boo
 
 V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dtype)
 {
+    const int64_t size = dtype == COT_F32 ? 4 : 2;
     float h[2][ROWS * VW], g[2][ROWS * VW], dx[2][CONV1D_TILE * VW];
+    _Alignas(64) char runs[CONV1D_TILE * CONV1D_RUN];
+    const conv1d_out out = results_of(s, runs);
+    conv1d_asked asked = {0};
     int64_t c = 0;
-    for (int count = 2; c + VW <= s->channels; c += count * VW) {
-        if (c + 2 * VW <= s->channels)
-            stage_columns(s, c, 2, K, dtype, h, g);
+    for (int count; c + VW <= s->channels; c += count * VW) {
+        count = c + 2 * VW <= s->channels ? 2 : 1;
+        if (count == 2)
+            stage_columns(s, c, &asked, 2, K, dtype, h, g);
         else
-            stage_columns(s, c, count = 1, K, dtype, h, g);
+            stage_columns(s, c, &asked, 1, K, dtype, h, g);
         for (int v = 0; v < count; v++)
             if (s->silu)
                 walk_buffered(s, c + v * VW, K, true, h[v], g[v], dx[v]);
             else
                 walk_buffered(s, c + v * VW, K, false, h[v], g[v], dx[v]);
         if (count == 2)
-            unstage_columns(s, c, 2, dtype, dx);
+            unstage_columns(&out, c, 2, dtype, dx);
         else
-            unstage_columns(s, c, 1, dtype, dx);
+            unstage_columns(&out, c, 1, dtype, dx);
+        conv1d_out_made(&out, c + count * VW, count, size, &asked);
     }
     return c;
 }
@@ -213,15 +226,12 @@ typedef struct walk_column {
 } walk_column;
 
 /* `count` tokens, a constant, step by step (v_silu_slopes): dx of those K-1 before them. */
-V_INLINE void walk_step(walk_column *c, const char *x, const char *dy, char *dx, const backward_columns *s, int count,
-                        int64_t K, cot_dtype dtype)
+V_INLINE void walk_step(walk_column *c, const char *x, const char *dy, char *dx, int64_t dx_stride,
+                        const backward_columns *s, int count, int64_t K, cot_dtype dtype)
 {
-    const int64_t x_ahead = conv1d_tile(s->ld) * s->x_stride, dy_ahead = conv1d_tile(s->ld) * s->dy_stride;
     vf z[WALK_TOKENS], before[WALK_TOKENS];
     V_UNROLL
     for (int v = 0; v < count; v++) {
-        v_prefetch_far(x + v * s->x_stride + x_ahead);
-        v_prefetch_far(dy + v * s->dy_stride + dy_ahead);
         c->h[K - 1 + v] = v_load_as(x + v * s->x_stride, dtype);
         c->g[K - 1 + v] = v_load_as(dy + v * s->dy_stride, dtype);
         z[v] = c->bias;
@@ -253,15 +263,7 @@ V_INLINE void walk_step(walk_column *c, const char *x, const char *dy, char *dx,
         }
         c->sums[K] = v_add(c->sums[K], c->g[K - 1 + v]);
         out = conv1d_taps_sum(K, out, before_out);
-        if (s->stream) {
-            const char *next = dx + v * s->dx_stride + conv1d_tile(s->ld) * s->dx_stride;
-            if ((uintptr_t)next % 4096 < 64)
-                v_prefetch_far(next);
-        }
-        if (s->stream)
-            v_stream_as(dx + v * s->dx_stride, dtype, out);
-        else
-            v_store_as(dx + v * s->dx_stride, dtype, out);
+        v_store_as(dx + v * dx_stride, dtype, out);
     }
     V_UNROLL
     for (int64_t k = 0; k < K - 1; k++) {
@@ -274,9 +276,15 @@ V_INLINE void walk_step(walk_column *c, const char *x, const char *dy, char *dx,
 V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype dtype)
 {
     const backward_columns own = *shared, *s = &own; /* one that no store can change stays in registers */
-    const int64_t ld = s->ld, size = dtype == COT_F32 ? 4 : 2;
+    const int64_t ld = conv1d_plane(K), size = dtype == COT_F32 ? 4 : 2, tile = conv1d_tile(s->channels), n = s->n;
+    _Alignas(64) char runs[CONV1D_TILE * CONV1D_RUN];
+    const conv1d_out out = results_of(s, runs);
+    const int64_t dx_stride = conv1d_out_stride(&out);
+    conv1d_asked asked = {0};
     int64_t at = 0;
     for (; at + VW <= s->channels; at += VW) {
+        const char *next_x = conv1d_asked_at(&asked, s->x, s->x_stride, tile, size);
+        const char *next_dy = conv1d_asked_at(&asked, s->dy, s->dy_stride, tile, size);
         walk_column c;
         for (int64_t k = 0; k < K; k++) {
             c.w[k] = v_load(s->weight + k * ld + at);
@@ -289,16 +297,24 @@ V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype 
         c.bias = v_load(s->weight + K * ld + at);
         c.sums[K] = v_zero();
         const char *x = s->x + at * size, *dy = s->dy + at * size;
-        char *dx = s->dx + at * size;
+        char *dx = conv1d_out_at(&out, at, size);
         int64_t i = 0;
-        for (; i + WALK_TOKENS <= s->n; i += WALK_TOKENS) {
-            walk_step(&c, x, dy, dx, s, WALK_TOKENS, K, dtype);
+        for (; i + WALK_TOKENS <= n; i += WALK_TOKENS) {
+            conv1d_ask(next_x, WALK_TOKENS * VW * size);
+            conv1d_ask(next_dy, WALK_TOKENS * VW * size);
+            walk_step(&c, x, dy, dx, dx_stride, s, WALK_TOKENS, K, dtype);
             x += WALK_TOKENS * s->x_stride;
             dy += WALK_TOKENS * s->dy_stride;
-            dx += WALK_TOKENS * s->dx_stride;
+            dx += WALK_TOKENS * dx_stride;
+            next_x += WALK_TOKENS * VW * size;
+            next_dy += WALK_TOKENS * VW * size;
         }
-        for (; i < s->n; i++, x += s->x_stride, dy += s->dy_stride, dx += s->dx_stride)
-            walk_step(&c, x, dy, dx, s, 1, K, dtype);
+        for (; i < n; i++, x += s->x_stride, dy += s->dy_stride, dx += dx_stride) {
+            conv1d_ask(next_x, VW * size);
+            conv1d_ask(next_dy, VW * size);
+            walk_step(&c, x, dy, dx, dx_stride, s, 1, K, dtype);
+        }
+        conv1d_out_made(&out, at + VW, 1, size, &asked);
         for (int64_t k = 0; k < K - 1; k++) {
             v_store(s->history + k * ld + at, c.h[k]);
             v_store(s->g + k * ld + at, c.g[k]);
@@ -391,11 +407,10 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
     const int64_t K = c->problem->sizes.K, token = piece->begin + i, size = conv1d_size(a->x.dtype);
     const bool direct = c->direct && i >= K - 1 && i < steps->edge + K - 1;
-    const bool discarded = discards(s, piece, i), buffered = direct && c->stream && CONV1D_BUFFERED;
+    const bool discarded = discards(s, piece, i);
     backward_columns columns = {.n = n,
                                 .K = K,
                                 .channels = s->channels,
-                                .ld = s->ld,
                                 .dtype = COT_F32,
                                 .dx = (char *)s->dx,
                                 .dx_stride = s->ld * 4,
@@ -405,7 +420,7 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
                                 .g = s->g,
                                 .sums = i < steps->n ? s->sums : s->spare,
                                 .silu = a->activation == COT_ACTIVATION_SILU,
-                                .stream = direct && c->stream && !CONV1D_BUFFERED,
+                                .stream = direct && c->stream,
                                 .ids = plain ? NULL : piece->ids + i};
     if (i < steps->halo_end && c->direct_inputs) {
         columns.x = conv1d_at(&a->x, piece->b, s->d, token);
@@ -420,7 +435,7 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
         columns.dy = (const char *)s->dy;
         columns.x_stride = columns.dy_stride = s->ld * 4;
     }
-    if (direct && !buffered) {
+    if (direct) {
         columns.dx = conv1d_at(&a->dx, piece->b, s->d, token - (K - 1));
         columns.dx_stride = a->dx.stride[2] * size;
         columns.dx_dtype = a->dx.dtype;
@@ -431,9 +446,6 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
     const int64_t done = fast ? walks[conv1d_instance(K)][columns.dtype - COT_F32](&columns) : 0;
     if (done < s->channels)
         walk_edge(&columns, done);
-    if (buffered)
-        conv1d_stream_rows(conv1d_at(&a->dx, piece->b, s->d, token - (K - 1)), a->dx.stride[2] * size, s->dx, s->ld,
-                           s->channels, n);
     if (!direct && !discarded)
         finish_rows(s, piece, i, n);
 }
@@ -469,8 +481,8 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
         zero_gradients(s, piece);
         return;
     }
-    conv1d_stage_history(s->history, s->ld, &a->x, &a->initial_state, piece, K, s->d, s->channels);
-    memset(s->g, 0, (size_t)((K - 1) * s->ld) * sizeof *s->g);
+    conv1d_stage_history(s->history, &a->x, &a->initial_state, piece, K, s->d, s->channels);
+    conv1d_clear_planes(s->g, K - 1, K, s->channels);
     backward_steps steps = {.n = piece->end - piece->begin};
     const bool outputs = cot_present(&a->dx) || cot_present(&a->dinitial_state);
     steps.count = steps.n + (outputs ? K - 1 : 0);
@@ -481,7 +493,8 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
     for (int64_t i = 0; i < steps.count;) {
         bool plain;
         const bool direct = c->direct && i >= K - 1 && i < steps.edge + K - 1;
-        const int64_t end = next_change(&steps, K, i, direct ? conv1d_tile(s->ld) : conv1d_staged_tile(s->ld));
+        const int64_t end =
+            next_change(&steps, K, i, direct ? conv1d_tile(s->channels) : conv1d_staged_tile(s->channels));
         const int64_t n = conv1d_plain_run(piece->ids, i, end, K, &plain);
         backward_tile(s, piece, &steps, i, n, plain);
         i += n;
@@ -505,9 +518,9 @@ static void backward_item(void *context, int64_t item)
     s.d = own.d_begin;
     s.channels = own.d_end - own.d_begin;
     s.ld = conv1d_ld(s.channels);
-    conv1d_stage_planes(s.weight, s.ld, &a->weight, &a->bias, K, s.d, s.channels);
-    memset(s.sums, 0, (size_t)((K + 1) * s.ld) * sizeof *s.sums);
-    memset(s.spare, 0, (size_t)((K + 1) * s.ld) * sizeof *s.spare);
+    conv1d_stage_planes(s.weight, &a->weight, &a->bias, K, s.d, s.channels);
+    conv1d_clear_planes(s.sums, K + 1, K, s.channels);
+    conv1d_clear_planes(s.spare, K + 1, K, s.channels);
     conv1d_walk walk;
     conv1d_piece piece;
     for (int64_t b = own.b_begin; b < own.b_end; b++) {
@@ -517,7 +530,7 @@ static void backward_item(void *context, int64_t item)
     }
     float *partials = c->partials + own.sums * (K + 1) * sizes->D + s.d;
     for (int64_t k = 0; k <= K; k++)
-        memcpy(partials + k * sizes->D, s.sums + k * s.ld, (size_t)s.channels * sizeof *partials);
+        memcpy(partials + k * sizes->D, s.sums + k * conv1d_plane(K), (size_t)s.channels * sizeof *partials);
     if (c->stream)
         v_fence();
 }

@@ -13,20 +13,19 @@
 /* y[i][c] = act(bias[c] + sum_k weight[k][c] * x[i+k-K+1][c]), i < n */
 typedef struct conv1d_columns {
     int64_t n, K, channels;
-    int64_t ld;    /* floats between the rows of weight, history, sums: whole vectors */
     const char *x; /* row i at x + i * x_stride (bytes), channels contiguous */
     char *y;
     int64_t x_stride, y_stride;
     cot_dtype x_dtype, y_dtype;
-    const float *weight; /* [K+1][ld]: the bias last */
-    float *history;      /* [K-1][ld]: the inputs before row 0; the walk leaves its own last ones */
+    const float *weight; /* [K+1] rows of conv1d_plane(K): the bias last */
+    float *history;      /* [K-1]: the inputs before row 0; the walk leaves its own last ones */
     bool silu, stream;
     const int32_t *ids; /* NULL, or input i+k counts for token i only if ids[i+k] == ids[i+K-1] >= 0 */
 } conv1d_columns;
 
 static void conv1d_walk_edge(const conv1d_columns *s, int64_t channel)
 {
-    const int64_t K = s->K, ld = s->ld, x_size = conv1d_size(s->x_dtype), y_size = conv1d_size(s->y_dtype);
+    const int64_t K = s->K, ld = conv1d_plane(K), x_size = conv1d_size(s->x_dtype), y_size = conv1d_size(s->y_dtype);
     for (int64_t c = channel; c < s->channels; c += VW) {
         const int lanes = (int)(s->channels - c < VW ? s->channels - c : VW);
         vf h[CONV1D_MAX_K];
@@ -54,14 +53,13 @@ static void conv1d_walk_edge(const conv1d_columns *s, int64_t channel)
     }
 }
 
-/* `count` (a constant) columns of vectors, x and y of one dtype. */
-V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, int count, int64_t K, cot_dtype dtype)
+/* `count` (a constant) columns of vectors, x and y of one dtype; next: what is to be asked for. */
+V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, const conv1d_out *out, const char *next,
+                                  int count, int64_t K, cot_dtype dtype)
 {
     enum { MOST = 2 };
-    const int64_t ld = s->ld, size = dtype == COT_F32 ? 4 : 2, n = s->n;
-    const int64_t x_stride = s->x_stride, y_stride = s->y_stride;
-    const int64_t ahead = conv1d_tile(ld) * x_stride; /* the tile to come */
-    const bool silu = s->silu, stream = s->stream;
+    const int64_t ld = conv1d_plane(K), size = dtype == COT_F32 ? 4 : 2, n = s->n, x_stride = s->x_stride;
+    const bool silu = s->silu;
     vf w[MOST][CONV1D_MAX_K], h[MOST][CONV1D_MAX_K], bias[MOST], y_row[MOST];
     for (int v = 0; v < count; v++) {
         const int64_t at = c + v * VW;
@@ -72,9 +70,10 @@ V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, int count,
         bias[v] = v_load(s->weight + K * ld + at);
     }
     const char *x = s->x + c * size;
-    char *y = s->y + c * size;
-    for (int64_t i = 0; i < n; i++) {
-        v_prefetch_far(x + ahead);
+    char *y = conv1d_out_at(out, c, size);
+    const int64_t y_stride = conv1d_out_stride(out);
+    for (int64_t i = 0; i < n; i++, next += count * VW * size) {
+        conv1d_ask(next, count * VW * size);
         V_UNROLL
         for (int v = 0; v < count; v++) {
             h[v][K - 1] = v_load_as(x + v * VW * size, dtype);
@@ -90,12 +89,8 @@ V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, int count,
             for (int64_t k = 0; k < K - 1; k++)
                 h[v][k] = h[v][k + 1];
         }
-        if (count == 2 && stream)
-            v_stream2_as(y, dtype, y_row[0], y_row[1]);
-        else if (count == 2)
+        if (count == 2)
             v_store2_as(y, dtype, y_row[0], y_row[1]);
-        else if (stream)
-            v_stream_as(y, dtype, y_row[0]);
         else
             v_store_as(y, dtype, y_row[0]);
         x += x_stride;
@@ -110,11 +105,23 @@ V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, int count,
  * a cache line. */
 V_INLINE int64_t conv1d_walk_body(const conv1d_columns *s, int64_t K, cot_dtype dtype)
 {
+    const int64_t size = dtype == COT_F32 ? 4 : 2, tile = conv1d_tile(s->channels);
+    const bool pairs = dtype == COT_BF16 || VW == 8;
+    _Alignas(64) char runs[CONV1D_TILE * CONV1D_RUN];
+    const conv1d_out out = {
+        .rows = s->y, .runs = runs, .stride = s->y_stride, .n = s->n, .channels = s->channels, .stream = s->stream};
+    conv1d_asked asked = {0};
     int64_t c = 0;
-    for (; (dtype == COT_BF16 || VW == 8) && c + 2 * VW <= s->channels; c += 2 * VW)
-        conv1d_walk_vectors(s, c, 2, K, dtype);
-    for (; c + VW <= s->channels; c += VW)
-        conv1d_walk_vectors(s, c, 1, K, dtype);
+    while (c + VW <= s->channels) {
+        const int count = pairs && c + 2 * VW <= s->channels ? 2 : 1;
+        const char *next = conv1d_asked_at(&asked, s->x, s->x_stride, tile, size);
+        if (count == 2)
+            conv1d_walk_vectors(s, c, &out, next, 2, K, dtype);
+        else
+            conv1d_walk_vectors(s, c, &out, next, 1, K, dtype);
+        c += count * VW;
+        conv1d_out_made(&out, c, count, size, &asked);
+    }
     return c;
 }
 

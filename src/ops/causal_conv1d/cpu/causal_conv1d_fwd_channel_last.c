@@ -46,11 +46,9 @@ static void forward_tile(forward_block *s, const conv1d_piece *piece, int64_t i,
     const forward_context *c = s->c;
     const cot_causal_conv1d_forward_args *a = &c->problem->args;
     const int64_t size = conv1d_size(a->x.dtype), token = piece->begin + i;
-    const bool buffered = c->stream && CONV1D_BUFFERED;
     conv1d_columns columns = {.n = n,
                               .K = c->problem->sizes.K,
                               .channels = s->channels,
-                              .ld = s->ld,
                               .x = (const char *)s->x,
                               .y = (char *)s->y,
                               .x_stride = s->ld * 4,
@@ -67,19 +65,13 @@ static void forward_tile(forward_block *s, const conv1d_piece *piece, int64_t i,
         columns.x_stride = a->x.stride[2] * size;
         columns.y_stride = a->y.stride[2] * size;
         columns.x_dtype = columns.y_dtype = a->x.dtype;
-        if (buffered) {
-            columns.y = (char *)s->y;
-            columns.y_stride = s->ld * 4;
-        }
-        columns.stream = c->stream && !buffered;
+        columns.stream = c->stream;
     } else {
         conv1d_gather_tile(s->x, s->ld, &a->x, piece->b, s->d, s->channels, token, n);
     }
     const int64_t done = plain ? walks[conv1d_instance(columns.K)][columns.x_dtype - COT_F32](&columns) : 0;
     if (done < s->channels)
         conv1d_walk_edge(&columns, done);
-    if (buffered)
-        conv1d_stream_rows(conv1d_at(&a->y, piece->b, s->d, token), a->y.stride[2] * size, s->y, s->ld, s->channels, n);
     if (!c->direct)
         conv1d_scatter_tile(s->y, s->ld, &a->y, piece->b, s->d, s->channels, token, n);
 }
@@ -88,14 +80,14 @@ static void forward_piece(forward_block *s, const conv1d_piece *piece)
 {
     const cot_causal_conv1d_forward_args *a = &s->c->problem->args;
     const int64_t K = s->c->problem->sizes.K, n = piece->end - piece->begin;
-    const int64_t longest = s->c->direct ? conv1d_tile(s->ld) : conv1d_staged_tile(s->ld);
+    const int64_t longest = s->c->direct ? conv1d_tile(s->channels) : conv1d_staged_tile(s->channels);
     if (piece->padding) {
         memset(s->y, 0, (size_t)s->ld * sizeof *s->y);
         for (int64_t i = 0; i < n; i++)
             conv1d_scatter_tile(s->y, s->ld, &a->y, piece->b, s->d, s->channels, piece->begin + i, 1);
         return;
     }
-    conv1d_stage_history(s->history, s->ld, &a->x, &a->initial_state, piece, K, s->d, s->channels);
+    conv1d_stage_history(s->history, &a->x, &a->initial_state, piece, K, s->d, s->channels);
     for (int64_t i = 0; i < n;) {
         bool plain;
         const int64_t end = i + longest < n ? i + longest : n;
@@ -121,7 +113,7 @@ static void forward_item(void *context, int64_t item)
     s.d = own.d_begin;
     s.channels = own.d_end - own.d_begin;
     s.ld = conv1d_ld(s.channels);
-    conv1d_stage_planes(s.weight, s.ld, &a->weight, &a->bias, sizes->K, s.d, s.channels);
+    conv1d_stage_planes(s.weight, &a->weight, &a->bias, sizes->K, s.d, s.channels);
     conv1d_walk walk;
     conv1d_piece piece;
     for (int64_t b = own.b_begin; b < own.b_end; b++) {

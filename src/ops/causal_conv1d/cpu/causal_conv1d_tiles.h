@@ -7,22 +7,22 @@
 #include "causal_conv1d_stage.h"
 
 enum {
-    CONV1D_TILE = 8,                 /* tokens of a tile at most */
-    CONV1D_PAD = VW == 8 ? 16 : 0,   /* floats between the rows of a buffer, see conv1d_ld */
-    CONV1D_STAGED = 4 * (2048 + 16), /* floats of a tile whose rows pass through a buffer */
-    CONV1D_BUFFERED = VW == 8        /* see conv1d_stream_rows */
+    CONV1D_TILE = 8,                /* tokens of a tile at most */
+    CONV1D_PAD = VW == 8 ? 16 : 0,  /* floats between the rows of a buffer, see conv1d_ld */
+    CONV1D_RUN = 256,               /* bytes of a row, see conv1d_out */
+    CONV1D_STAGED = 4 * (2048 + 16) /* floats of a tile whose rows pass through a buffer */
 };
 
-/* Tokens of one walk down rows of ld channels, straight from tensor to tensor: fewer the longer the rows are. */
-V_INLINE int64_t conv1d_tile(int64_t ld)
+/* Tokens of one walk down rows of channels, straight from tensor to tensor: fewer the longer the rows are. */
+V_INLINE int64_t conv1d_tile(int64_t channels)
 {
-    return ld > CONV1D_ROW + CONV1D_PAD ? 4 : CONV1D_TILE;
+    return channels > CONV1D_ROW ? 4 : CONV1D_TILE;
 }
 
 /* Tokens of one walk that passes through buffers. */
-V_INLINE int64_t conv1d_staged_tile(int64_t ld)
+V_INLINE int64_t conv1d_staged_tile(int64_t channels)
 {
-    return ld > CONV1D_ROW + CONV1D_PAD ? 2 : CONV1D_TILE;
+    return channels > CONV1D_ROW ? 2 : CONV1D_TILE;
 }
 
 V_INLINE int64_t conv1d_size(cot_dtype dtype)
@@ -90,11 +90,19 @@ static inline void conv1d_scatter_tile(const float *from, int64_t ld, const cot_
         conv1d_scatter(to + r * token * size, tensor->dtype, channel, from + r * ld, channels);
 }
 
-/* [K+1][ld]: weights by tap, then the bias */
-static inline void conv1d_stage_planes(float *planes, int64_t ld, const cot_tensor *weight, const cot_tensor *bias,
-                                       int64_t K, int64_t d, int64_t channels)
+/* Zeros for whole vectors of channels. */
+static inline void conv1d_clear_planes(float *planes, int64_t rows, int64_t K, int64_t channels)
 {
-    memset(planes, 0, (size_t)((K + 1) * ld) * sizeof *planes);
+    for (int64_t k = 0; k < rows; k++)
+        memset(planes + k * conv1d_plane(K), 0, (size_t)conv1d_round_up(channels) * sizeof *planes);
+}
+
+/* [K+1]: weights by tap, then the bias */
+static inline void conv1d_stage_planes(float *planes, const cot_tensor *weight, const cot_tensor *bias, int64_t K,
+                                       int64_t d, int64_t channels)
+{
+    const int64_t ld = conv1d_plane(K);
+    conv1d_clear_planes(planes, K + 1, K, channels);
     for (int64_t c = 0; c < channels; c++)
         for (int64_t k = 0; k < K; k++)
             planes[k * ld + c] =
@@ -105,13 +113,12 @@ static inline void conv1d_stage_planes(float *planes, int64_t ld, const cot_tens
 }
 
 /* The K-1 inputs before a piece. */
-static inline void conv1d_stage_history(float *history, int64_t ld, const cot_tensor *x,
-                                        const cot_tensor *initial_state, const conv1d_piece *piece, int64_t K,
-                                        int64_t d, int64_t channels)
+static inline void conv1d_stage_history(float *history, const cot_tensor *x, const cot_tensor *initial_state,
+                                        const conv1d_piece *piece, int64_t K, int64_t d, int64_t channels)
 {
-    for (int64_t i = 0; i < K - 1; i++, history += ld) {
+    conv1d_clear_planes(history, K - 1, K, channels);
+    for (int64_t i = 0; i < K - 1; i++, history += conv1d_plane(K)) {
         const int64_t p = piece->begin - (K - 1) + i;
-        memset(history, 0, (size_t)ld * sizeof *history);
         if (p >= piece->first) {
             conv1d_gather(history, conv1d_at(x, piece->b, d, p), x->dtype, x->stride[1], channels);
         } else if (cot_present(initial_state) && piece->state >= 0) {
@@ -127,8 +134,8 @@ V_INLINE bool conv1d_rows_contiguous(const cot_tensor *tensor)
     return tensor->stride[1] == 1 || tensor->shape[1] == 1;
 }
 
-/* May all rows be streamed? Those of 2-byte elements are not: half a cache line is, and the other half comes a tile later;
- * streamed, a bf16 forward takes 75 cycles for 16 elements instead of 28. */
+/* May all rows be streamed? Those of 2-byte elements are not: their kernels take as long as the memory does already, and what
+ * the runs cost on the way comes on top. */
 static inline bool conv1d_rows_stream(const cot_tensor *tensor)
 {
     if (tensor->dtype != COT_F32)
@@ -139,18 +146,66 @@ static inline bool conv1d_rows_stream(const cot_tensor *tensor)
            (uintptr_t)tensor->stride[0] * size % bytes == 0;
 }
 
-/* A tile's rows of f32 from a buffer past the caches. Where a vector is half a cache line the walks do not stream: half
- * lines that wait for their other half, and runs of one line from row to row, took four times as long as plain stores on
- * a core of 2021 (Zen 3). Rows at once are long runs. */
-static inline void conv1d_stream_rows(char *to, int64_t stride, const float *from, int64_t ld, int64_t channels,
-                                      int64_t n)
+/* A tile is walked down its columns, but the next one is asked for along its rows, as many lines with a column as that has, so
+ * that memory sees long runs. */
+typedef struct conv1d_asked {
+    int64_t row, channel; /* of the next tile: what is before has been asked for */
+} conv1d_asked;
+
+/* Where that is in a tensor whose tile, of `tokens` with `stride` bytes from one to the next, begins at `tile`. */
+V_INLINE const char *conv1d_asked_at(const conv1d_asked *asked, const char *tile, int64_t stride, int64_t tokens,
+                                     int64_t size)
 {
-    for (int64_t i = 0; i < n; i++, to += stride, from += ld) {
-        int64_t c = 0;
-        for (; c + 2 * VW <= channels; c += 2 * VW)
-            v_stream2_as(to + c * 4, COT_F32, v_load(from + c), v_load(from + c + VW));
-        memcpy(to + c * 4, from + c, (size_t)(channels - c) * sizeof *from);
+    return tile + (tokens + asked->row) * stride + asked->channel * size;
+}
+
+V_INLINE void conv1d_ask(const char *next, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += 64)
+        v_prefetch_far(next + at);
+}
+
+/* Where a tile's results go: to its rows, or past the caches by way of `runs`, where CONV1D_RUN bytes of each row wait until
+ * all of their columns are made. Single lines from row to row, which need no waiting, took half as long again as these runs of
+ * four on a Zen 4, and four times as long as plain stores where a vector is half a line. */
+typedef struct conv1d_out {
+    char *rows, *runs;
+    int64_t stride, n, channels;
+    bool stream;
+} conv1d_out;
+
+V_INLINE char *conv1d_out_at(const conv1d_out *out, int64_t c, int64_t size)
+{
+    return out->stream ? out->runs + c * size % CONV1D_RUN : out->rows + c * size;
+}
+
+V_INLINE int64_t conv1d_out_stride(const conv1d_out *out)
+{
+    return out->stream ? CONV1D_RUN : out->stride;
+}
+
+/* `count` columns are made, the last of whole vectors before channel `end`, and the next tile's part of the same length has
+ * been asked for. Of the results' one line a page is, as in dropout_ask_page. */
+V_INLINE void conv1d_out_made(const conv1d_out *out, int64_t end, int count, int64_t size, conv1d_asked *asked)
+{
+    const int64_t lanes = out->n * count * VW, bytes = (end * size - 1) % CONV1D_RUN + 1;
+    if (out->stream) {
+        const char *next = conv1d_asked_at(asked, out->rows, out->stride, conv1d_tile(out->channels), size);
+        if ((uintptr_t)next % 4096 < (uintptr_t)(lanes * size))
+            v_prefetch_far(next);
     }
+    asked->channel += lanes;
+    while (asked->channel >= out->channels) {
+        asked->channel -= out->channels;
+        asked->row++;
+    }
+    if (!out->stream || (bytes < CONV1D_RUN && end + VW <= out->channels))
+        return;
+    char *to = out->rows + end * size - bytes;
+    const char *from = out->runs;
+    for (int64_t i = 0; i < out->n; i++, to += out->stride, from += CONV1D_RUN)
+        for (int64_t at = 0; at < bytes; at += 4 * VW)
+            v_stream(to + at, v_load((const float *)(const void *)(from + at)));
 }
 
 #endif

@@ -70,6 +70,14 @@ static inline int64_t conv1d_widest_row(const conv1d_sizes *sizes)
     return elements * (double)cot_dtype_size(sizes->dtype) >= CONV1D_WIDE_BYTES ? CONV1D_WIDE_ROW : CONV1D_ROW;
 }
 
+/* Floats from one of those rows to the next. A constant where K is one: with a stride known at run time only, a column spent
+ * as many instructions on the addresses of its rows as on two tokens. Not a power of two, which would put all of them into
+ * one set of a first-level cache. */
+static inline int64_t conv1d_plane(int64_t K)
+{
+    return (K <= 4 ? CONV1D_WIDE_ROW : K <= 8 ? 256 : 64) + 16;
+}
+
 static inline conv1d_tiling conv1d_tile_channel_last(const conv1d_sizes *sizes)
 {
     const int64_t elements = conv1d_item_elements(sizes);

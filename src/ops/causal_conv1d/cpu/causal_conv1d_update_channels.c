@@ -71,11 +71,11 @@ static void stage_history(update_block *s)
 {
     const cot_tensor *state = &s->problem->args.conv_state;
     const int64_t K = s->problem->sizes.K;
+    conv1d_clear_planes(s->history, K - 1, K, s->channels);
     for (int64_t i = 0; i < K - 1; i++) {
-        float *row = s->history + i * s->ld;
+        float *row = s->history + i * conv1d_plane(K);
         int64_t column = s->start - (K - 1) + i;
         column = column < 0 ? column + s->problem->S : column;
-        memset(row, 0, (size_t)s->ld * sizeof *row);
         conv1d_gather(row, conv1d_at(state, s->row, s->d, column), state->dtype, state->stride[1], s->channels);
     }
 }
@@ -86,7 +86,6 @@ static void update_tile(update_block *s, int64_t t, int64_t n)
     const conv1d_columns columns = {.n = n,
                                     .K = s->problem->sizes.K,
                                     .channels = s->channels,
-                                    .ld = s->ld,
                                     .x = (const char *)s->x,
                                     .y = (char *)s->y,
                                     .x_stride = s->ld * 4,
@@ -125,10 +124,10 @@ static void update_item(void *context, int64_t item)
     }
     const int64_t S = c->problem->S;
     s.start = cot_present(&a->cache_seqlens) ? conv1d_index(&a->cache_seqlens, s.b) % S : S;
-    conv1d_stage_planes(s.weight, s.ld, &a->weight, &a->bias, sizes->K, s.d, s.channels);
+    conv1d_stage_planes(s.weight, &a->weight, &a->bias, sizes->K, s.d, s.channels);
     stage_history(&s);
     make_room(&s);
-    const int64_t tile = conv1d_staged_tile(s.ld);
+    const int64_t tile = conv1d_staged_tile(s.channels);
     for (int64_t t = 0; t < sizes->T; t += tile)
         update_tile(&s, t, conv1d_clamp(tile, 0, sizes->T - t));
 }
