@@ -87,6 +87,7 @@ static const cot_cuda_kernel pre_mma_dphi[3][2] = MMA(mhc_pre_mma_dphi, DPHI_BYT
 #define HOPPER(image, stem) \
     {{cot_image_##image, #stem "_f16", MHC_SM90_SHARED_BYTES}, {cot_image_##image, #stem "_bf16", MHC_SM90_SHARED_BYTES}}
 static const cot_cuda_kernel pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90);
+static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_split_sm90);
 static const cot_cuda_kernel pre_bwd_split[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_sm90);
 static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
@@ -206,15 +207,20 @@ cot_status mhc_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, void 
     return launch_fused_sinkhorn(queue, &c);
 }
 
-/* x, dh_in or dx as [stream][chunk][token][column]; a box is what a block takes of a tile, of so many streams. */
-static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const mhc_sizes *s, const cot_tensor *t, int box_streams)
+/* What a block takes of a tensor at a time. */
+typedef struct tile_box {
+    int chunks, tokens, streams;
+} tile_box;
+
+/* x, dh_in or dx as [stream][chunk][token][column]. */
+static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const mhc_sizes *s, const cot_tensor *t, tile_box box)
 {
     const int64_t token = s->T > 1 ? t->stride[1] : t->stride[0], streams = t->rank == 4 ? s->n : 1;
     /* The driver wants strides even along axes of one element. */
     return cot_cuda_swizzled_map(
         queue, map, s->dtype, 4, t->data, (const int64_t[]){MHC_SM90_CHUNK, s->tokens, s->D / MHC_SM90_CHUNK, streams},
         (const int64_t[]){s->tokens > 1 ? 2 * token : 16, 2 * MHC_SM90_CHUNK, streams > 1 ? 2 * t->stride[2] : 16},
-        (const int[]){MHC_SM90_CHUNK, MHC_SM90_TILE, MHC_SM90_CHUNKS, box_streams});
+        (const int[]){MHC_SM90_CHUNK, box.tokens, box.chunks, box.streams});
 }
 
 static bool begins_at(const cot_tensor *tensor, uintptr_t multiple)
@@ -222,16 +228,16 @@ static bool begins_at(const cot_tensor *tensor, uintptr_t multiple)
     return !cot_present(tensor) || (uintptr_t)tensor->data % multiple == 0;
 }
 
-static int64_t launched_clusters(const mhc_call *c)
+static int64_t launched_clusters(const mhc_call *c, int tile)
 {
-    return mhc_clamp(mhc_quotient_up(c->tokens, MHC_SM90_TILE), 1, MHC_SM90_CLUSTERS);
+    return mhc_clamp(mhc_quotient_up(c->tokens, tile), 1, MHC_SM90_CLUSTERS);
 }
 
-static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, int threads, bool dependent,
-                                  const mhc_mapped_call *call)
+static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, int tile, int threads,
+                                  bool dependent, const mhc_mapped_call *call)
 {
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)(launched_clusters(&call->call) * MHC_SM90_CLUSTER), 1, 1},
+        .blocks = {(unsigned)(launched_clusters(&call->call, tile) * MHC_SM90_CLUSTER), 1, 1},
         .threads = (unsigned)threads,
         .shared_bytes = (unsigned)kernel->shared_bytes,
         .cluster = MHC_SM90_CLUSTER,
@@ -319,11 +325,15 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
         c->sums = (float *)((char *)workspace + mhc_cuda_sums_at(problem));
         c->slices = mhc_sm90_slices(&p->sizes);
     }
-    const cot_cuda_kernel *kernel = &(split ? pre_fwd_split : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
-    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, MHC_SM90_N);
+    const bool wide = !split && c->D > MHC_SM90_MAX_D;
+    const tile_box box = wide ? (tile_box){MHC_SM90_WIDE_CHUNKS, MHC_SM90_WIDE_TILE, MHC_SM90_N}
+                              : (tile_box){MHC_SM90_CHUNKS, MHC_SM90_TILE, MHC_SM90_N};
+    const cot_cuda_kernel *kernel =
+        &(split ? pre_fwd_split : wide ? pre_fwd_wide : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
+    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, box);
     if (status == COT_OK)
         status = split ? launch_slices(queue, kernel, MHC_SM90_SPLIT_THREADS, false, &p->sizes, &mapped)
-                       : launch_clusters(queue, kernel, MHC_SM90_FWD_THREADS, false, &mapped);
+                       : launch_clusters(queue, kernel, box.tokens, MHC_SM90_FWD_THREADS, false, &mapped);
     if (status != COT_OK)
         return status;
     return split ? launch_finish(queue, c, &p->sizes, true) : launch_fused_sinkhorn(queue, c);
@@ -421,13 +431,14 @@ static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const 
 {
     const cot_mhc_pre_backward_args *a = &p->args;
     const bool dx = cot_present(&a->dx), post = dx && cot_present(&a->dx_post);
-    cot_status status = map_tile(queue, &mapped->x, &p->sizes, &a->x, MHC_SM90_N);
+    const tile_box all = {MHC_SM90_CHUNKS, MHC_SM90_TILE, MHC_SM90_N}, one = {MHC_SM90_CHUNKS, MHC_SM90_TILE, 1};
+    cot_status status = map_tile(queue, &mapped->x, &p->sizes, &a->x, all);
     if (status == COT_OK)
-        status = map_tile(queue, &mapped->dh_in, &p->sizes, &a->dh_in, 1);
+        status = map_tile(queue, &mapped->dh_in, &p->sizes, &a->dh_in, one);
     if (status == COT_OK && dx)
-        status = map_tile(queue, &mapped->dx, &p->sizes, &a->dx, MHC_SM90_N);
+        status = map_tile(queue, &mapped->dx, &p->sizes, &a->dx, all);
     if (status == COT_OK && post)
-        status = map_tile(queue, &mapped->dx_post, &p->sizes, &a->dx_post, 1);
+        status = map_tile(queue, &mapped->dx_post, &p->sizes, &a->dx_post, one);
     if (!post)
         mapped->call.dx_post.data = NULL;
     return status;
@@ -449,7 +460,7 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
         return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
-    c->parts = launched_clusters(c);
+    c->parts = launched_clusters(c, MHC_SM90_TILE);
     c->token_parts = c->parts * MHC_SM90_CLUSTER;
     if (c->dA.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
@@ -459,7 +470,7 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
     if (status != COT_OK)
         return status;
     const cot_cuda_kernel *kernel = c->dx_post.data != NULL ? &pre_bwd_cluster_post : &pre_bwd_cluster;
-    const cot_status launched = launch_clusters(queue, kernel, MHC_SM90_BWD_THREADS, c->dA.data != NULL, &mapped);
+    const cot_status launched = launch_clusters(queue, kernel, MHC_SM90_TILE, MHC_SM90_BWD_THREADS, c->dA.data != NULL, &mapped);
     return launched == COT_OK ? launch_sum_parts(queue, c) : launched;
 }
 

@@ -159,8 +159,8 @@ static inline const char *admit_sm90_pre_bwd_split(const void *problem)
 
 static inline const char *admit_sm90_pre_fwd(const void *problem)
 {
-    if (((const mhc_sizes *)problem)->D > MHC_SM90_MAX_D)
-        return "a cluster has room for a D of 4096";
+    if (((const mhc_sizes *)problem)->D > MHC_SM90_WIDE_MAX_D)
+        return "a cluster has room for a D of 7168";
     return admit_sm90_pre_fwd_split(problem);
 }
 
@@ -187,11 +187,11 @@ static inline double cost_cuda_tiles(const void *problem)
     return 256 + 8 * (double)sizes->D;
 }
 
-/* A tile takes as long whatever D is. */
+/* A tile takes as long whatever D is; wide ones a little more for a token's columns. */
 static inline double cost_sm90_pre(const void *problem)
 {
-    (void)problem;
-    return MHC_SM90_MAX_D;
+    const mhc_sizes *sizes = problem;
+    return sizes->D > MHC_SM90_MAX_D ? 1.2 * MHC_SM90_WIDE_MAX_D : MHC_SM90_MAX_D;
 }
 
 /* x is read twice, but all blocks have work whatever D is. */

@@ -20,6 +20,9 @@ enum {
     MHC_SM90_CHUNKS = 4,   /* of a block */
     MHC_SM90_COLUMNS = MHC_SM90_CHUNK * MHC_SM90_CHUNKS,
     MHC_SM90_MAX_D = MHC_SM90_CLUSTER * MHC_SM90_COLUMNS,
+    MHC_SM90_WIDE_TILE = 8, /* the same where a cluster's blocks have more columns, in the forward */
+    MHC_SM90_WIDE_CHUNKS = 7,
+    MHC_SM90_WIDE_MAX_D = MHC_SM90_CLUSTER * MHC_SM90_WIDE_CHUNKS * MHC_SM90_CHUNK,
     MHC_SM90_SHARED_BYTES = 232448, /* all that a block may have */
     MHC_SM90_FWD_THREADS = 512,
     MHC_SM90_BWD_THREADS = 384,

@@ -26,9 +26,9 @@ struct block_share {
     int rank, first, step, tiles;
 };
 
-template <bool SPLIT> static __device__ __forceinline__ block_share share_of(const mhc_call &c)
+template <bool SPLIT, int TILE> static __device__ __forceinline__ block_share share_of(const mhc_call &c)
 {
-    const int tiles = (int)((c.tokens + MHC_SM90_TILE - 1) / MHC_SM90_TILE);
+    const int tiles = (int)((c.tokens + TILE - 1) / TILE);
     if (SPLIT)
         return {(int)blockIdx.x, (int)blockIdx.y, (int)gridDim.y, tiles};
     return {(int)cot_cluster_rank(), (int)(blockIdx.x / MHC_SM90_CLUSTER), MHC_SM90_CLUSTERS, tiles};

@@ -24,6 +24,9 @@
  * A slot of another block may be written without asking: who sends for tile t+STAGES has freed its own slot of tile t,
  * so it had h_pre of all that tile's tokens, so each owner had read what was sent to it, and likewise the other way.
  *
+ * Wide, for a D beyond 4096: blocks have 448 columns and tiles 8 tokens, whose owners are one half of the blocks and the
+ * other half in turn. What the registers cannot hold of phi gamma waits in shared memory and is read for every tile.
+ *
  * SPLIT, for a D that has more slices of 256 columns than a cluster has blocks, and for any f16 or bf16: blocks know
  * nothing of each other. A block has a slice and every so many tiles; the reducers store its sums, and the products free
  * the slot. mhc_pre_tokens.cu adds up the slices and reads x again for h_in. */
@@ -32,12 +35,8 @@
 enum {
     N = MHC_SM90_N,
     M = MHC_SM90_M,
-    TILE = MHC_SM90_TILE,
-    STAGES = 6,
-    STAGE_BYTES = N * MHC_SM90_COLUMNS * TILE * 2,
     SUMS = 28, /* of a token: M of h_mix, the squares, padding to whole 16 bytes */
     PRODUCTS = 8,
-    STEPS = 8, /* of 16 k, of a warp of products */
     OCTETS = M / 8
 };
 static_assert((int)SUMS == (int)MHC_CUDA_SUMS(MHC_SM90_N), "what the reducers leave for mhc_pre_tokens.cu");
@@ -45,27 +44,57 @@ static_assert((int)SUMS == (int)MHC_CUDA_SUMS(MHC_SM90_N), "what the reducers le
 template <typename E> constexpr int terms_of = cot_is_f16<E> ? 2 : 3;
 template <typename E> constexpr int groups_of = terms_of<E> *OCTETS;
 
-struct shared_memory {
-    unsigned char x[STAGES][STAGE_BYTES]; /* [stream][chunk][token][128 bytes, swizzled] */
-    float partial[PRODUCTS][TILE][SUMS];
-    float gathered[STAGES][MHC_SM90_CLUSTER][SUMS];
-    float h_pre[STAGES][TILE][N];
-    uint64_t full[STAGES], empty[STAGES], gathered_full[STAGES], h_pre_full[STAGES], partial_full, partial_empty;
+/* A block with CHUNKS_ times 64 columns of each stream. Beyond four, phi gamma is more than the registers hold: lent to
+ * shared memory are all third terms and, of a warp's last steps, the second ones. */
+template <typename E_, int CHUNKS_> struct form {
+    typedef E_ E;
+    enum {
+        CHUNKS = CHUNKS_,
+        WIDE = CHUNKS > MHC_SM90_CHUNKS,
+        TILE = WIDE ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE,
+        STAGES = WIDE ? 4 : 6,
+        STAGE_BYTES = N * CHUNKS * MHC_SM90_CHUNK * TILE * 2,
+        STEPS = N * CHUNKS * MHC_SM90_CHUNK / 16 / PRODUCTS, /* of 16 k, of a warp of products */
+        PAIRS = STEPS / 2,
+        GROUPS = groups_of<E>,
+        HELD = WIDE ? 2 * OCTETS : GROUPS, /* groups of a step that stay in registers, but for the last steps */
+        LAST = cot_is_f16<E> ? 8 : 2,      /* as many as it takes for the rest not to spill */
+        LENT = WIDE ? STEPS * (GROUPS - HELD) / OCTETS + LAST : 0 /* terms of steps: third ones, then second ones */
+    };
+    static __device__ __forceinline__ constexpr bool lent(int step, int term)
+    {
+        return WIDE && (term == 2 || (term == 1 && step >= STEPS - LAST));
+    }
+    /* Where a lent term lies. */
+    static __device__ __forceinline__ constexpr int place(int step, int term)
+    {
+        return term == 2 ? step : LENT - STEPS + step;
+    }
 };
-static_assert(sizeof(shared_memory) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+
+template <typename F> struct shared_memory {
+    unsigned char x[F::STAGES][F::STAGE_BYTES]; /* [stream][chunk][token][128 bytes, swizzled] */
+    uint2 phi[PRODUCTS][F::WIDE ? F::LENT : 1][F::WIDE ? OCTETS : 1][F::WIDE ? 32 : 1];
+    float partial[PRODUCTS][F::TILE][SUMS];
+    float gathered[F::STAGES][MHC_SM90_CLUSTER][SUMS];
+    float h_pre[F::STAGES][F::TILE][N];
+    uint64_t full[F::STAGES], empty[F::STAGES], gathered_full[F::STAGES], h_pre_full[F::STAGES];
+    uint64_t partial_full, partial_empty;
+};
 extern __shared__ __align__(1024) unsigned char memory[];
 
 #define FOR_EACH_TILE(tile, ring, own) \
-    cot_ring<STAGES> ring;             \
+    cot_ring<F::STAGES> ring;          \
     for (int tile = (own).first; tile < (own).tiles; tile += (own).step, ring.next())
 
 /* phi gamma of the lane's two columns of half a step, of the lane's row of each octet. */
+template <typename F>
 static __device__ __forceinline__ void load_weights(const mhc_call &c, int rank, int warp, int s, int half,
                                                     float2 (&weights)[OCTETS])
 {
     const int row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
-    const int block = warp * 2 + s / 4, stream = block / MHC_SM90_CHUNKS;
-    const int d = rank * MHC_SM90_COLUMNS + block % MHC_SM90_CHUNKS * MHC_SM90_CHUNK + s % 4 * 16 + half * 8 + pair;
+    const int step = warp * F::STEPS + s, block = step / 4, stream = block / F::CHUNKS;
+    const int d = (rank * F::CHUNKS + block % F::CHUNKS) * MHC_SM90_CHUNK + step % 4 * 16 + half * 8 + pair;
     const bool inside = d < c.D;
     float2 gamma = {1.0f, 1.0f};
     if (given(c.gamma) && inside)
@@ -82,15 +111,16 @@ static __device__ __forceinline__ void load_weights(const mhc_call &c, int rank,
 
 /* The powers of two that the lane's rows of the warp's columns are divided by: a row's largest element is then from 2^14
  * to 2^15. */
+template <typename F>
 static __device__ __forceinline__ void find_units(const mhc_call &c, int rank, int warp, float (&unit)[OCTETS])
 {
     float largest[OCTETS] = {0};
 #pragma unroll
-    for (int s = 0; s < STEPS; s++)
+    for (int s = 0; s < F::STEPS; s++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float2 weights[OCTETS];
-            load_weights(c, rank, warp, s, half, weights);
+            load_weights<F>(c, rank, warp, s, half, weights);
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++)
                 largest[octet] = fmaxf(largest[octet], fmaxf(fabsf(weights[octet].x), fabsf(weights[octet].y)));
@@ -106,18 +136,21 @@ static __device__ __forceinline__ void find_units(const mhc_call &c, int rank, i
 }
 
 /* phi gamma of the warp's columns of k, as fragments of A: [step][term*3 + octet of rows][half of the step]. */
-template <typename E>
-static __device__ __forceinline__ void load_phi(const mhc_call &c, int rank, int warp,
-                                                uint32_t (&phi)[STEPS][groups_of<E>][2], float (&unit)[OCTETS])
+template <typename F>
+static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory<F> &shared, int rank, int warp,
+                                                uint32_t (&phi)[F::STEPS][F::HELD][2], float (&unit)[OCTETS])
 {
+    typedef typename F::E E;
     if constexpr (cot_is_f16<E>)
-        find_units(c, rank, warp, unit);
+        find_units<F>(c, rank, warp, unit);
 #pragma unroll
-    for (int s = 0; s < STEPS; s++)
+    for (int s = 0; s < F::STEPS; s++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float2 weights[OCTETS];
-            load_weights(c, rank, warp, s, half, weights);
+            if (F::WIDE)
+                __syncwarp(); /* else the compiler loads ahead into more registers than there are */
+            load_weights<F>(c, rank, warp, s, half, weights);
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++) {
                 float2 rest = weights[octet];
@@ -128,40 +161,70 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, int rank, int
                     const uint32_t term = cot_pack_pair<E>(rest.x, rest.y);
                     const float2 value = cot_unpack_pair<E>(term);
                     rest = {rest.x - value.x, rest.y - value.y};
-                    phi[s][t * OCTETS + octet][half] = term;
+                    if (F::lent(s, t))
+                        ((uint32_t *)&shared.phi[warp][F::place(s, t)][octet][threadIdx.x % 32])[half] = term;
+                    else
+                        phi[s][t * OCTETS + octet][half] = term;
                 }
             }
         }
 }
 
-template <typename E, bool SPLIT>
-static __device__ __forceinline__ void products(const mhc_call &c, shared_memory &s, const block_share &own)
+/* A step's fragments, those that are lent from shared memory. */
+template <typename F>
+static __device__ __forceinline__ void fetch_phi(const shared_memory<F> &s, int warp, int step,
+                                                 const uint32_t (&phi)[F::STEPS][F::HELD][2],
+                                                 uint32_t (&A)[F::GROUPS][2])
 {
-    constexpr int GROUPS = groups_of<E>, PAIRS = GROUPS / 2;
+#pragma unroll
+    for (int group = 0; group < F::GROUPS; group++) {
+        if (F::lent(step, group / OCTETS)) {
+            const uint2 two = s.phi[warp][F::place(step, group / OCTETS)][group % OCTETS][threadIdx.x % 32];
+            A[group][0] = two.x, A[group][1] = two.y;
+        } else {
+            A[group][0] = phi[step][group % F::HELD][0], A[group][1] = phi[step][group % F::HELD][1];
+        }
+    }
+}
+
+template <typename F, bool SPLIT>
+static __device__ __forceinline__ void products(const mhc_call &c, shared_memory<F> &s, const block_share &own)
+{
+    typedef typename F::E E;
+    constexpr int GROUPS = F::GROUPS, PAIRS = GROUPS / 2, TILE = F::TILE;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint32_t phi[STEPS][GROUPS][2], parity = 0;
+    uint32_t phi[F::STEPS][F::HELD][2], parity = 0;
     float unit[OCTETS];
-    load_phi<E>(c, own.rank, warp, phi, unit);
+    load_phi<F>(c, s, own.rank, warp, phi, unit);
+    __syncwarp();
     if (!SPLIT)
         cot_cluster_wait();
-    /* Eight tokens at a time, two steps a load. Unit lane/8 of the lane's row, swizzled; two steps on it is at this ^ 64. */
-    const uint32_t row = cot_shared_address(s.x) + (uint32_t)((warp * 2 * TILE + lane % 8) * 128) +
-                         (uint32_t)((lane / 8 ^ lane % 8) * 16);
+    /* Eight tokens at a time, two steps, half a chunk, a load: unit lane/8 of the lane's row, swizzled. Of the warp's
+     * first two steps, and of the next two. */
+    uint32_t rows[2];
+#pragma unroll
+    for (int next = 0; next < 2; next++) {
+        const int pair = warp * F::PAIRS + next;
+        rows[next] = cot_shared_address(s.x) + (uint32_t)((pair / 2 * TILE + lane % 8) * 128) +
+                    (uint32_t)(((lane / 8 + pair % 2 * 4) ^ lane % 8) * 16);
+    }
     FOR_EACH_TILE(tile, ring, own)
     {
-        const uint32_t here = row + (uint32_t)(ring.slot * STAGE_BYTES), there = here ^ 64;
+        const uint32_t slot = (uint32_t)(ring.slot * F::STAGE_BYTES), here = rows[0] + slot;
+        const uint32_t row[2] = {here, F::PAIRS % 2 == 0 ? here ^ 64 : rows[1] + slot};
         cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
 #pragma unroll
-        for (int t = 0; t < 2; t++) {
+        for (int t = 0; t < TILE / 8; t++) {
             float sums[PAIRS][4] = {0}, last[4] = {0};
 #pragma unroll
-            for (int step = 0; step < STEPS; step += 2) {
+            for (int pair = 0; pair < F::PAIRS; pair++) {
                 uint32_t x[4];
                 float two[4] = {0}; /* tensor cores cut sums off: added up by them alone, the squares come out low */
-                cot_ldmatrix_x4(x, (step % 4 == 0 ? here : there) + (uint32_t)((step / 4 * TILE + t * 8) * 128));
+                cot_ldmatrix_x4(x, row[pair % 2] + (uint32_t)((pair / 2 * TILE + t * 8) * 128));
 #pragma unroll
                 for (int u = 0; u < 2; u++) {
-                    const uint32_t(&A)[GROUPS][2] = phi[step + u];
+                    uint32_t A[GROUPS][2];
+                    fetch_phi(s, warp, 2 * pair + u, phi, A);
 #pragma unroll
                     for (int m = 0; m < PAIRS; m++)
                         mma<E>(sums[m], A[2 * m][0], A[2 * m + 1][0], A[2 * m][1], A[2 * m + 1][1], x[2 * u],
@@ -175,7 +238,7 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
                 for (int i = 0; i < 4; i++)
                     last[i] += two[i];
             }
-            if (SPLIT && t == 1) {
+            if (SPLIT && t == TILE / 8 - 1) {
                 __syncwarp();
                 if (lane == 0)
                     cot_mbarrier_arrive(&s.empty[ring.slot]);
@@ -205,31 +268,33 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
     }
 }
 
-template <typename E>
-static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_memory &s, const block_share &own)
+template <typename F>
+static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_memory<F> &s, const block_share &own)
 {
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const int d = own.rank * MHC_SM90_COLUMNS + lane * 8;
-    const bool inside = given(c.h_in) && d < c.D;
-    E *to = (E *)c.h_in.data + d;
+    typedef typename F::E E;
+    constexpr int UNITS = F::TILE * 8; /* of sixteen bytes, of a chunk of a stream: a thread has one in every so many */
+    const int thread = threadIdx.x % 128, t = thread % UNITS / 8, unit = thread % 8;
+    const int at = (thread / UNITS * F::TILE + t) * 128 + (unit ^ (t & 7)) * 16;
+    const int d = (own.rank * F::CHUNKS + thread / UNITS) * MHC_SM90_CHUNK + unit * 8;
     const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* of tokens, whatever B is */
+    E *to = (E *)c.h_in.data + ((int64_t)own.first * F::TILE + t) * stride + d;
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, own)
     {
         cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
         cot_mbarrier_wait(&s.h_pre_full[ring.slot], ring.parity);
-        if (threadIdx.x % 128 == 0)
+        if (thread == 0)
             cot_mbarrier_arrive_expect(&s.h_pre_full[ring.slot], sizeof s.h_pre[0]);
-        const int count = (int)c.tokens - tile * TILE;
-#pragma unroll 2
-        for (int t = warp; t < TILE; t += 4) {
-            const unsigned char *x = s.x[ring.slot] + (lane / 8 * TILE + t) * 128 + ((lane % 8) ^ (t & 7)) * 16;
+        const bool wanted = given(c.h_in) && tile * F::TILE + t < (int)c.tokens;
+        const unsigned char *x = s.x[ring.slot] + at;
+#pragma unroll F::WIDE ? 1 : 2
+        for (int chunk = 0; chunk < F::CHUNKS - thread / UNITS; chunk += 128 / UNITS, x += 128 / UNITS * F::TILE * 128) {
             const float4 h = *(const float4 *)s.h_pre[ring.slot][t];
             const float h_pre[N] = {h.x, h.y, h.z, h.w};
             float sum[8] = {0};
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                const uint4 raw = *(const uint4 *)(x + i * MHC_SM90_CHUNKS * TILE * 128);
+                const uint4 raw = *(const uint4 *)(x + i * F::CHUNKS * F::TILE * 128);
                 const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
                 for (int w = 0; w < 4; w++) {
@@ -238,17 +303,25 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
                     sum[2 * w + 1] = fmaf(h_pre[i], pair.y, sum[2 * w + 1]);
                 }
             }
-            if (inside && t < count)
-                cot_store_vector<E, 8>(to + (tile * TILE + t) * stride, sum);
+            if (wanted && d + chunk * MHC_SM90_CHUNK < (int)c.D)
+                cot_store_vector<E, 8>(to + chunk * MHC_SM90_CHUNK, sum);
         }
+        to += (int64_t)own.step * F::TILE * stride;
         __syncwarp();
-        if (lane == 0)
+        if (threadIdx.x % 32 == 0)
             cot_mbarrier_arrive(&s.empty[ring.slot]);
     }
 }
 
-template <bool SPLIT>
-static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory &s, const block_share &own)
+/* The block that owns a token of a tile: tiles of half as many tokens as a cluster has blocks take turns. */
+template <typename F> static __device__ __forceinline__ int owner_of(int slot, int token)
+{
+    static_assert(F::STAGES * F::TILE % MHC_SM90_CLUSTER == 0, "a slot's owners are always the same");
+    return (slot * F::TILE + token) % MHC_SM90_CLUSTER;
+}
+
+template <typename F, bool SPLIT>
+static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<F> &s, const block_share &own)
 {
     const int thread = threadIdx.x % 64, lane = threadIdx.x % 32;
     uint32_t parity = 0;
@@ -258,7 +331,7 @@ static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory &
     {
         cot_mbarrier_wait(&s.partial_full, parity);
 #pragma unroll
-        for (int q = thread; q < TILE * SUMS / 4; q += 64) {
+        for (int q = thread; q < F::TILE * SUMS / 4; q += 64) {
             const int token = q / (SUMS / 4), part = q % (SUMS / 4) * 4;
             float4 sum = *(const float4 *)&s.partial[0][token][part];
 #pragma unroll
@@ -266,10 +339,11 @@ static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory &
                 const float4 more = *(const float4 *)&s.partial[warp][token][part];
                 sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
             }
-            const int64_t number = (int64_t)tile * TILE + token;
+            const int64_t number = (int64_t)tile * F::TILE + token;
+            const int owner = owner_of<F>(ring.slot, token);
             if (!SPLIT)
-                cot_store_async(cot_map_shared(cot_shared_address(&s.gathered[ring.slot][own.rank][part]), token),
-                                cot_map_shared(cot_shared_address(&s.gathered_full[ring.slot]), token),
+                cot_store_async(cot_map_shared(cot_shared_address(&s.gathered[ring.slot][own.rank][part]), owner),
+                                cot_map_shared(cot_shared_address(&s.gathered_full[ring.slot]), owner),
                                 __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
                                 __float_as_uint(sum.w));
             else if (number < c.tokens)
@@ -293,7 +367,8 @@ static __device__ __forceinline__ token_element value_element(const mhc_call &c,
     return token_element(c.h_res, ij / N * c.h_res.stride[2] + ij % N * c.h_res.stride[3], j < M);
 }
 
-static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memory &s, const block_share &own)
+template <typename F>
+static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memory<F> &s, const block_share &own)
 {
     const int lane = threadIdx.x % 32;
     const bool has = lane < M;
@@ -306,7 +381,10 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, own)
     {
-        const uint32_t token = (uint32_t)(tile * TILE + own.rank), b = token / (uint32_t)c.T,
+        const int place = (own.rank - ring.slot * F::TILE) & (MHC_SM90_CLUSTER - 1);
+        if (place >= F::TILE)
+            continue;
+        const uint32_t token = (uint32_t)(tile * F::TILE + place), b = token / (uint32_t)c.T,
                        t = token - b * (uint32_t)c.T;
         cot_mbarrier_wait(&s.gathered_full[ring.slot], ring.parity);
         __syncwarp();
@@ -325,7 +403,7 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
         for (int i = 0; i < N; i++)
             h_pre[i] = __float_as_uint(__shfl_sync(0xffffffffu, value, i));
         if (lane < MHC_SM90_CLUSTER)
-            cot_store_async(cot_map_shared(cot_shared_address(s.h_pre[ring.slot][own.rank]), lane),
+            cot_store_async(cot_map_shared(cot_shared_address(s.h_pre[ring.slot][place]), lane),
                             cot_map_shared(cot_shared_address(&s.h_pre_full[ring.slot]), lane), h_pre[0], h_pre[1],
                             h_pre[2], h_pre[3]);
         if (token >= c.tokens)
@@ -339,30 +417,31 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
     }
 }
 
-template <bool SPLIT>
-static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory &s, const block_share &own)
+template <typename F, bool SPLIT>
+static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<F> &s, const block_share &own)
 {
-    if (!SPLIT)
-        cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
         FOR_EACH_TILE(tile, ring, own)
         {
             cot_mbarrier_wait(&s.empty[ring.slot], ring.parity ^ 1);
-            cot_mbarrier_arrive_expect(&s.full[ring.slot], STAGE_BYTES);
-            cot_tensor_load_4d(s.x[ring.slot], &p.x, 0, tile * TILE, own.rank * MHC_SM90_CHUNKS, 0, &s.full[ring.slot]);
+            cot_mbarrier_arrive_expect(&s.full[ring.slot], F::STAGE_BYTES);
+            cot_tensor_load_4d(s.x[ring.slot], &p.x, 0, tile * F::TILE, own.rank * F::CHUNKS, 0, &s.full[ring.slot]);
         }
     }
     __syncwarp();
+    if (!SPLIT)
+        cot_cluster_wait(); /* only others send to blocks */
 }
 
-template <typename E, bool SPLIT> static __device__ __forceinline__ void forward(const mhc_mapped_call &p)
+template <typename F, bool SPLIT> static __device__ __forceinline__ void forward(const mhc_mapped_call &p)
 {
-    shared_memory &s = *(shared_memory *)memory;
+    static_assert(sizeof(shared_memory<F>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+    shared_memory<F> &s = *(shared_memory<F> *)memory;
     const mhc_call &c = p.call;
     const int warp = threadIdx.x / 32;
-    const block_share own = share_of<SPLIT>(c);
+    const block_share own = share_of<SPLIT, F::TILE>(c);
     if (threadIdx.x == 0) {
-        for (int slot = 0; slot < STAGES; slot++) {
+        for (int slot = 0; slot < F::STAGES; slot++) {
             cot_mbarrier_init(&s.full[slot], 1);
             cot_mbarrier_init(&s.empty[slot], SPLIT ? PRODUCTS : 4);
             cot_mbarrier_init(&s.gathered_full[slot], 1);
@@ -378,19 +457,19 @@ template <typename E, bool SPLIT> static __device__ __forceinline__ void forward
     if (!SPLIT)
         cot_cluster_arrive(); /* awaited before the first store to another block */
     if (warp < PRODUCTS) {
-        cot_more_registers<SPLIT ? 224 : 208>();
-        products<E, SPLIT>(c, s, own);
+        cot_more_registers<SPLIT ? 224 : F::WIDE ? 216 : 208>();
+        products<F, SPLIT>(c, s, own);
     } else {
-        cot_fewer_registers<SPLIT ? 56 : 48>();
+        cot_fewer_registers<SPLIT ? 56 : F::WIDE ? 40 : 48>();
         if (warp < PRODUCTS + 2)
-            reduce<SPLIT>(c, s, own);
+            reduce<F, SPLIT>(c, s, own);
         else if (warp == PRODUCTS + 2)
-            produce<SPLIT>(p, s, own);
+            produce<F, SPLIT>(p, s, own);
         else if constexpr (!SPLIT) {
             if (warp == PRODUCTS + 3)
                 own_token(c, s, own);
             else
-                gather_h_in<E>(c, s, own);
+                gather_h_in(c, s, own);
         }
     }
     if (!SPLIT) {
@@ -399,13 +478,15 @@ template <typename E, bool SPLIT> static __device__ __forceinline__ void forward
     }
 }
 
-#define INSTANCE(name, element, split, threads)                       \
+#define INSTANCE(name, element, chunks, split, threads)               \
     extern "C" __global__ void __launch_bounds__(threads, 1)          \
         mhc_pre_fwd_##name(const __grid_constant__ mhc_mapped_call p) \
     {                                                                 \
-        forward<element, split>(p);                                   \
+        forward<form<element, chunks>, split>(p);                     \
     }
-INSTANCE(cluster_sm90_f16, __half, false, MHC_SM90_FWD_THREADS)
-INSTANCE(cluster_sm90_bf16, __nv_bfloat16, false, MHC_SM90_FWD_THREADS)
-INSTANCE(split_sm90_f16, __half, true, MHC_SM90_SPLIT_THREADS)
-INSTANCE(split_sm90_bf16, __nv_bfloat16, true, MHC_SM90_SPLIT_THREADS)
+INSTANCE(cluster_sm90_f16, __half, MHC_SM90_CHUNKS, false, MHC_SM90_FWD_THREADS)
+INSTANCE(cluster_sm90_bf16, __nv_bfloat16, MHC_SM90_CHUNKS, false, MHC_SM90_FWD_THREADS)
+INSTANCE(wide_sm90_f16, __half, MHC_SM90_WIDE_CHUNKS, false, MHC_SM90_FWD_THREADS)
+INSTANCE(wide_sm90_bf16, __nv_bfloat16, MHC_SM90_WIDE_CHUNKS, false, MHC_SM90_FWD_THREADS)
+INSTANCE(split_sm90_f16, __half, MHC_SM90_CHUNKS, true, MHC_SM90_SPLIT_THREADS)
+INSTANCE(split_sm90_bf16, __nv_bfloat16, MHC_SM90_CHUNKS, true, MHC_SM90_SPLIT_THREADS)
