@@ -102,6 +102,24 @@ static __device__ __forceinline__ void store_coefficient(const mhc_call &c, int 
     }
 }
 
+/* dz of a coefficient but those of h_pre: from mhc_pre_dz if Sinkhorn's gradient is in it. */
+static __device__ __forceinline__ float dz_of(const mhc_call &c, int n, int64_t token, int j)
+{
+    if (j < n)
+        return 0.0f;
+    if (given(c.dA))
+        return c.dz[token * (n * n + 2 * n) + j];
+    if (j < 2 * n) {
+        const float h_post = load_f32(c.h_post, token_at(c, c.h_post, token) + (j - n) * c.h_post.stride[2]);
+        return load_f32(c.dh_post, token_at(c, c.dh_post, token) + (j - n) * c.dh_post.stride[2]) * h_post *
+               (1.0f - h_post / c.post_scale);
+    }
+    const int ij = j - 2 * n;
+    return given(c.dh_res) ? load_f32(c.dh_res, token_at(c, c.dh_res, token) + ij / n * c.dh_res.stride[2] +
+                                                    ij % n * c.dh_res.stride[3])
+                           : 0.0f;
+}
+
 /* ---- sums over a warp --------------------------------------------------------------------------------- */
 
 /* Adds up V values over the lanes of a warp, by halves: each step sends away those that the lane's other half keeps.

@@ -479,7 +479,8 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
 static cot_status launch_records(cot_queue *queue, const mhc_call *c, const mhc_sizes *sizes, bool vectors)
 {
     const int64_t tile = c->records != NULL ? MHC_SM90_TILE : 1;
-    LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
+    if (c->dA.data != NULL) /* else the records take it from dh_post and dh_res */
+        LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     LAUNCH(queue, &(vectors ? pre_records : pre_records_any)[sizes->dtype - COT_F32],
            mhc_quotient_up(c->tokens, tile) * tile, 1, MHC_CUDA_THREADS, c);
     if (c->dbias.data != NULL || c->dalpha.data != NULL)

@@ -122,24 +122,31 @@ static __device__ __forceinline__ void gather_dh_pre(const mhc_call &c, int64_t 
     const E *dh_in = (const E *)c.dh_in.data + token_at(c, c.dh_in, token);
     float sums[MHC_CUDA_MAX_N] = {0};
     for (int64_t d = threadIdx.x * V; d < c.D; d += THREADS * V) {
-        piece<E, V> raw_layer, raw[MHC_CUDA_MAX_N];
+        piece<E, V> raw_layer;
+        float layer[V];
         raw_layer.load(dh_in + (V == 1 ? d * c.dh_in.stride[2] : d));
 #pragma unroll
-        for (int i = 0; i < MHC_CUDA_MAX_N; i++)
-            if (i < c.n)
-                raw[i].load(x + i * c.x.stride[2] + (V == 1 ? d * c.x.stride[3] : d));
-        float layer[V];
-        raw_layer.unpack(layer);
+        for (int first = 0; first < MHC_CUDA_MAX_N; first += STREAMS) {
+            piece<E, V> raw[STREAMS];
+            if (first >= c.n)
+                break;
 #pragma unroll
-        for (int i = 0; i < MHC_CUDA_MAX_N; i++)
-            if (i < c.n) {
-                float values[V], run = 0.0f;
-                raw[i].unpack(values);
+            for (int i = 0; i < STREAMS; i++)
+                if (first + i < c.n)
+                    raw[i].load(x + (first + i) * c.x.stride[2] + (V == 1 ? d * c.x.stride[3] : d));
+            if (first == 0)
+                raw_layer.unpack(layer);
 #pragma unroll
-                for (int v = 0; v < V; v++)
-                    run = fmaf(values[v], layer[v], run);
-                sums[i] += run;
-            }
+            for (int i = 0; i < STREAMS; i++)
+                if (first + i < c.n) {
+                    float values[V], run = 0.0f;
+                    raw[i].unpack(values);
+#pragma unroll
+                    for (int v = 0; v < V; v++)
+                        run = fmaf(values[v], layer[v], run);
+                    sums[first + i] += run;
+                }
+        }
     }
 #pragma unroll
     for (int i = 0; i < MHC_CUDA_MAX_N; i++)
@@ -160,7 +167,7 @@ static __device__ __forceinline__ void gather_dh_pre(const mhc_call &c, int64_t 
     }
 }
 
-/* dz but that of h_pre is in the workspace already. */
+/* What is needed besides dh_pre is asked for before it: nothing else keeps the memory busy afterwards. */
 template <typename E, int V> static __device__ __forceinline__ void records(const mhc_call &c)
 {
     __shared__ float dh_pre[MHC_CUDA_MAX_N], terms[THREADS];
@@ -171,23 +178,27 @@ template <typename E, int V> static __device__ __forceinline__ void records(cons
             ((uint32_t *)&c.records[token])[j] = 0;
         return;
     }
-    gather_dh_pre<E, V>(c, token, dh_pre);
-    float dz = 0.0f, mix = 0.0f, du = 0.0f, h_pre = 0.0f;
+    float dz = 0.0f, mix = 0.0f, du = 0.0f, h_pre = 0.0f, h_mix = 0.0f, alpha = 0.0f;
     const float inv_rms = load_f32(c.inv_rms, token_at(c, c.inv_rms, token));
     if (j < M) {
-        if (j < n) { /* this thread's own dh_pre */
-            h_pre = load_f32(c.h_pre, token_at(c, c.h_pre, token) + j * c.h_pre.stride[2]);
-            const float sigma = h_pre - c.hc_eps;
-            dz = dh_pre[j] * sigma * (1.0f - sigma);
-            c.dz[token * M + j] = dz;
-        } else {
-            dz = c.dz[token * M + j];
-        }
-        du = load_f32(c.alpha, group_of(n, j) * c.alpha.stride[0]) * dz;
+        dz = dz_of(c, n, token, j);
+        h_mix = load_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2]);
+        alpha = load_f32(c.alpha, group_of(n, j) * c.alpha.stride[0]);
+    }
+    if (j < n)
+        h_pre = load_f32(c.h_pre, token_at(c, c.h_pre, token) + j * c.h_pre.stride[2]);
+    gather_dh_pre<E, V>(c, token, dh_pre);
+    if (j < n) { /* this thread's own dh_pre */
+        const float sigma = h_pre - c.hc_eps;
+        dz = dh_pre[j] * sigma * (1.0f - sigma);
+    }
+    if (j < M) {
+        du = alpha * dz;
         mix = du * inv_rms;
+        c.dz[token * M + j] = dz;
         c.dh_mix[token * M + j] = mix;
     }
-    terms[j] = j < M ? du * load_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2]) : 0.0f;
+    terms[j] = du * h_mix;
     __syncthreads();
     mhc_token_record *record = c.records == nullptr ? nullptr : &c.records[token];
     if (j < 32) {
