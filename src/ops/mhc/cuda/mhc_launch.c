@@ -328,8 +328,9 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
     const bool wide = !split && c->D > MHC_SM90_MAX_D;
     const tile_box box = wide ? (tile_box){MHC_SM90_WIDE_CHUNKS, MHC_SM90_WIDE_TILE, MHC_SM90_N}
                               : (tile_box){MHC_SM90_CHUNKS, MHC_SM90_TILE, MHC_SM90_N};
-    const cot_cuda_kernel *kernel =
-        &(split ? pre_fwd_split : wide ? pre_fwd_wide : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
+    const cot_cuda_kernel *kernel = &(split  ? pre_fwd_split
+                                      : wide ? pre_fwd_wide
+                                             : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
     cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, box);
     if (status == COT_OK)
         status = split ? launch_slices(queue, kernel, MHC_SM90_SPLIT_THREADS, false, &p->sizes, &mapped)
@@ -470,7 +471,8 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
     if (status != COT_OK)
         return status;
     const cot_cuda_kernel *kernel = c->dx_post.data != NULL ? &pre_bwd_cluster_post : &pre_bwd_cluster;
-    const cot_status launched = launch_clusters(queue, kernel, MHC_SM90_TILE, MHC_SM90_BWD_THREADS, c->dA.data != NULL, &mapped);
+    const cot_status launched =
+        launch_clusters(queue, kernel, MHC_SM90_TILE, MHC_SM90_BWD_THREADS, c->dA.data != NULL, &mapped);
     return launched == COT_OK ? launch_sum_parts(queue, c) : launched;
 }
 

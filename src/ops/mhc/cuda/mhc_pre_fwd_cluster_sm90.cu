@@ -206,7 +206,7 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
     for (int next = 0; next < 2; next++) {
         const int pair = warp * F::PAIRS + next;
         rows[next] = cot_shared_address(s.x) + (uint32_t)((pair / 2 * TILE + lane % 8) * 128) +
-                    (uint32_t)(((lane / 8 + pair % 2 * 4) ^ lane % 8) * 16);
+                     (uint32_t)(((lane / 8 + pair % 2 * 4) ^ lane % 8) * 16);
     }
     FOR_EACH_TILE(tile, ring, own)
     {
@@ -288,7 +288,8 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
         const bool wanted = given(c.h_in) && tile * F::TILE + t < (int)c.tokens;
         const unsigned char *x = s.x[ring.slot] + at;
 #pragma unroll F::WIDE ? 1 : 2
-        for (int chunk = 0; chunk < F::CHUNKS - thread / UNITS; chunk += 128 / UNITS, x += 128 / UNITS * F::TILE * 128) {
+        for (int chunk = 0; chunk < F::CHUNKS - thread / UNITS;
+             chunk += 128 / UNITS, x += 128 / UNITS * F::TILE * 128) {
             const float4 h = *(const float4 *)s.h_pre[ring.slot][t];
             const float h_pre[N] = {h.x, h.y, h.z, h.w};
             float sum[8] = {0};
