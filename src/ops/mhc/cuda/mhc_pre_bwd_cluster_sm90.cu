@@ -12,8 +12,8 @@
  *                                       dh_mix and phi gamma as two bf16 terms each, without the product of the second
  *                                       ones: off by at most 2^-15 of each product (the op's README, "Precision")
  *   reducer      adds up the warps and sends each token's dh_pre to its owner
- *   owner        adds up the blocks' dh_pre, computes dh_mix and c of its token, sends them to all blocks, and adds up
- *                the terms of dbias and dalpha
+ *   owner        sends its token's dh_mix to all blocks: first what is known of it, then what needs dh_pre, which it adds
+ *                up over the blocks, and c; and adds up the terms of dbias and dalpha
  *   post         brings dx_post, if given, a stream at a time; its tile takes the place of a slot
  *
  *   barrier            arrivals                phase ends when
@@ -164,13 +164,18 @@ static __device__ __forceinline__ float sum_over_warp(float value)
     return value;
 }
 
-template <bool POST> static __device__ __forceinline__ void send_record(shared_memory<POST> &s, int slot, int rank)
+/* Sends a share of s.own's units to all blocks: first those that dh_pre is not in, then the four others, the first of each
+ * term's three and the last. */
+template <bool LATE, bool POST>
+static __device__ __forceinline__ void send_units(shared_memory<POST> &s, int slot, int rank)
 {
+    constexpr uint32_t COUNT = LATE ? 4 : RECORD_UNITS - 4;
     const uint32_t to = cot_shared_address(&s.records[slot][rank]), barrier = cot_shared_address(&s.sent[slot]);
     __syncwarp();
-#pragma unroll
-    for (uint32_t number = threadIdx.x % 32; number < RECORD_UNITS * MHC_SM90_CLUSTER; number += 32) {
-        const uint32_t block = number / RECORD_UNITS, unit = number % RECORD_UNITS;
+#pragma unroll LATE ? 2 : 1
+    for (uint32_t number = threadIdx.x % 32; number < COUNT * MHC_SM90_CLUSTER; number += 32) {
+        const uint32_t block = number / COUNT, which = number % COUNT;
+        const uint32_t unit = LATE ? which * 3 + which / 3 : which * 3 / 2 + 1 - which / 6;
         const uint4 words = ((const uint4 *)&s.own)[unit];
         cot_store_async(cot_map_shared(to + unit * 16, block), cot_map_shared(barrier, block), words.x, words.y,
                         words.z, words.w);
@@ -178,26 +183,56 @@ template <bool POST> static __device__ __forceinline__ void send_record(shared_m
     __syncwarp();
 }
 
-static __device__ __forceinline__ float load_element(const mhc_array &a, uint32_t b, uint32_t t, int i, int j = 0)
+/* What a lane of an owner needs of a token: h_pre, or dz or what it is made of; h_post for that. */
+struct token_inputs {
+    float value, h_post, h_mix, inv_rms;
+};
+
+static __device__ __forceinline__ token_inputs load_inputs(const mhc_call &c, const token_element &value,
+                                                           uint32_t token)
 {
-    return load_f32(a, b * a.stride[0] + t * a.stride[1] + i * a.stride[2] + j * a.stride[3]);
+    const int lane = threadIdx.x % 32;
+    const uint32_t b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T;
+    token_inputs in = {};
+    if (token >= c.tokens)
+        return in;
+    if (value.data != nullptr)
+        in.value = *value.at(b, t);
+    if (lane >= N && lane < 2 * N)
+        in.h_post =
+            load_f32(c.h_post, b * c.h_post.stride[0] + t * c.h_post.stride[1] + (lane - N) * c.h_post.stride[2]);
+    if (lane < M)
+        in.h_mix = load_f32(c.h_mix, b * c.h_mix.stride[0] + t * c.h_mix.stride[1] + lane * c.h_mix.stride[2]);
+    in.inv_rms = load_f32(c.inv_rms, b * c.inv_rms.stride[0] + t * c.inv_rms.stride[1]);
+    return in;
 }
 
-/* dz of a coefficient but those of h_pre: from mhc_pre_dz if Sinkhorn's gradient is in it. */
-static __device__ __forceinline__ float load_dz(const mhc_call &c, uint32_t token, uint32_t b, uint32_t t, int j)
+/* dz is in the workspace if Sinkhorn's gradient is in it. */
+static __device__ __forceinline__ token_element input_element(const mhc_call &c, int j)
 {
-    if (j < N)
-        return 0.0f;
-    if (c.dz != nullptr)
-        return c.dz[(int64_t)token * M + j];
-    if (j < 2 * N) {
-        const float h_post = load_element(c.h_post, b, t, j - N);
-        return load_element(c.dh_post, b, t, j - N) * h_post * (1.0f - h_post / c.post_scale);
-    }
     const int ij = j - 2 * N;
-    return given(c.dh_res) ? load_element(c.dh_res, b, t, ij / N, ij % N) : 0.0f;
+    if (j < N)
+        return token_element(c.h_pre, j * c.h_pre.stride[2], true);
+    if (c.dz != nullptr)
+        return token_element({c.dz, {c.T * M, M}}, j, j < M);
+    if (j < 2 * N)
+        return token_element(c.dh_post, (j - N) * c.dh_post.stride[2], true);
+    return token_element(c.dh_res, ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3], j < M);
 }
 
+template <bool POST> static __device__ __forceinline__ void set_terms(shared_memory<POST> &s, int j, float mix)
+{
+#pragma unroll
+    for (int term = 0; term < TERMS; term++) {
+        const __nv_bfloat16 value = __float2bfloat16_rn(mix);
+        s.own.terms[term][j] = __bfloat16_as_ushort(value);
+        mix -= __bfloat162float(value);
+    }
+}
+
+/* All blocks wait for what is sent from here: a token's inputs are asked for a tile ahead, and all that does not depend on
+ * dh_pre is worked out and sent before that has come. The slot is free by then: who left its dh_pre of the tile before is
+ * done with the tile two before that. */
 template <bool POST>
 static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memory<POST> &s, int rank, int tiles)
 {
@@ -205,15 +240,27 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
     const float alpha = lane < M ? load_f32(c.alpha, group_of(N, lane) * c.alpha.stride[0]) : 0.0f;
     double dbias = 0, dalpha = 0;
     cot_wait_for_kernels_before(); /* mhc_pre_dz, if any */
+    const token_element value = input_element(c, lane);
+    token_inputs next = load_inputs(c, value, (uint32_t)(blockIdx.x / MHC_SM90_CLUSTER * TILE + rank));
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
     {
-        const uint32_t token = (uint32_t)(tile * TILE + rank), b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T;
-        const bool there = token < c.tokens, has = there && lane < M;
-        float dz = has ? load_dz(c, token, b, t, lane) : 0.0f;
-        const float h_mix = has ? load_element(c.h_mix, b, t, lane) : 0.0f;
-        const float inv_rms = there ? load_element(c.inv_rms, b, t, 0) : 0.0f;
-        const float h_pre = there && lane < N ? load_element(c.h_pre, b, t, lane) : 0.0f;
+        const token_inputs in = next;
+        next = load_inputs(c, value, (uint32_t)((tile + MHC_SM90_CLUSTERS) * TILE + rank));
+        float dz = lane < N ? 0.0f : in.value;
+        if (c.dz == nullptr && lane >= N && lane < 2 * N)
+            dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
+        if (lane >= N && lane < M)
+            set_terms(s, lane, alpha * dz * in.inv_rms);
+        if (lane < N)
+            s.own.h_pre[lane] = in.value;
+        send_units<false>(s, ring.slot, rank);
+        const float others = sum_over_warp(alpha * dz * in.h_mix);
+        const float scale = -in.inv_rms * in.inv_rms * in.inv_rms / (float)(N * c.D);
+        /* From here on each lane has coefficient lane % N of h_pre. */
+        const float sigma = __shfl_sync(0xffffffffu, in.value, lane % N) - c.hc_eps, slope = sigma * (1.0f - sigma);
+        const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
+        const float h_mix_pre = __shfl_sync(0xffffffffu, in.h_mix, lane % N);
         cot_mbarrier_wait(&s.gathered_full[ring.slot], ring.parity);
         __syncwarp();
         if (lane == 0)
@@ -222,28 +269,19 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
 #pragma unroll
         for (int width = 16; width >= 4; width /= 2)
             dh_pre += __shfl_xor_sync(0xffffffffu, dh_pre, width);
-        if (lane < N && there) {
-            const float sigma = h_pre - c.hc_eps;
-            dz = dh_pre * sigma * (1.0f - sigma);
-        }
-        const float du = alpha * dz, mix = du * inv_rms;
-        const float factor = -sum_over_warp(du * h_mix) * inv_rms * inv_rms * inv_rms / (float)(N * c.D);
-        dbias += (double)dz;
-        dalpha += (double)dz * (double)(h_mix * inv_rms);
-        if (lane < M) {
-            float rest = mix;
-#pragma unroll
-            for (int term = 0; term < TERMS; term++) {
-                const __nv_bfloat16 value = __float2bfloat16_rn(rest);
-                s.own.terms[term][lane] = __bfloat16_as_ushort(value);
-                rest -= __bfloat162float(value);
-            }
-        }
+        const float dz_pre = dh_pre * slope, du = alpha_pre * dz_pre;
+        float sum = du * h_mix_pre;
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         if (lane < N)
-            s.own.h_pre[lane] = h_pre;
+            set_terms(s, lane, du * in.inv_rms);
         if (lane == 0)
-            s.own.factor = factor;
-        send_record(s, ring.slot, rank);
+            s.own.factor = (sum + others) * scale;
+        send_units<true>(s, ring.slot, rank);
+        if (lane < N)
+            dz = dz_pre;
+        dbias += (double)dz;
+        dalpha += (double)dz * (double)(in.h_mix * in.inv_rms);
     }
     if (lane < M) {
         double *to = c.token_sums + ((int64_t)blockIdx.x * M + lane) * 2;
