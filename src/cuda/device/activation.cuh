@@ -17,13 +17,6 @@ static __device__ __forceinline__ float cot_ex2(float x)
     return y;
 }
 
-static __device__ __forceinline__ float cot_lg2(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 static __device__ __forceinline__ float cot_rcp(float x)
 {
     float y;

@@ -36,6 +36,8 @@
  *   landed        1 (what is there)         a tile with foreign rows is there    the producer */
 #include "attention_bwd_sm90.cuh"
 
+#include "../../../cuda/device/mma.cuh"
+
 /* What the launch allots, 512 of 128, shared out anew: 32 + 64 + 2 * 208. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 
@@ -267,20 +269,33 @@ template <typename E, bool KEPT> struct attention_weights {
     }
 };
 
-/* dS of elements first to first + 3 passes softcap: times 1 - tanh^2, whose tanh P still tells. Where P is 0 it does not, but dS
- * is. */
-template <typename E, bool KEPT>
-static __device__ __forceinline__ void cap_slopes(const attention_bwd_call &c,
-                                                  const attention_weights<E, KEPT> &weights,
-                                                  const uint32_t (&packed)[16], uint32_t zero, float2 lse2, int first,
-                                                  float (&ds)[32])
+/* 1 - tanh^2 of capped scores, which dS is multiplied by, waits in shared memory, where dS will lie: its 15 bits are the
+ * upper ones of the mantissa of 2 - tanh^2, a little less than 2 at most. */
+static __device__ __forceinline__ void keep_slopes(uint32_t to, const float (&scores)[32])
 {
 #pragma unroll
-    for (int i = first; i < first + 4; i++) {
-        const float twice = cot_is_f16<E> ? 1.0f : 0.0f;
-        const float score = cot_lg2(weights.join(packed, i, zero)) - twice + (i % 2 == 0 ? lse2.x : lse2.y);
-        const float capped = fminf(fmaxf(score * c.cap_log, -1.0f), 1.0f);
-        ds[i] *= fmaf(-capped, capped, 1.0f);
+    for (int k = 0; k < 4; k++) {
+        uint32_t words[4], bits[2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                bits[j] = __float_as_uint(fmaf(-scores[8 * k + 2 * i + j], scores[8 * k + 2 * i + j], 1.9999999f));
+            words[i] = __byte_perm(bits[0], bits[1], 0x6521);
+        }
+        cot_stmatrix_x4_trans(to + k * 16 * 128, words);
+    }
+}
+
+/* dS of elements 8k to 8k+7 times those. */
+static __device__ __forceinline__ void apply_slopes(uint32_t from, int k, float (&ds)[32])
+{
+    uint32_t words[4];
+    cot_ldmatrix_x4_trans(words, from + k * 16 * 128);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float more = __uint_as_float(__byte_perm(words[i / 2], 0x3f00, i % 2 == 0 ? 0x5104 : 0x5324));
+        ds[8 * k + i] = fmaf(ds[8 * k + i], more, -ds[8 * k + i]);
     }
 }
 
@@ -301,8 +316,11 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
     cot_wgmma_wait<FIRST ? 0 : 1>();
     attention_weights<E, D == 64> weights;
     if (ALL) {
-        if (c.cap.scale != 0.0f)
+        if (c.cap.scale != 0.0f) {
             attention_cap<16>(c.cap, scores);
+            cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
+            keep_slopes(fragment_address(s.ds[ds][half]), scores);
+        }
         hide_scores_all(w, tile, key, __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
     } else {
         hide_scores(c, tile, key, scores);
@@ -334,9 +352,8 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
             scores[i] = weights.join(packed, i, zero) *
                         (cot_is_f16<E> ? fmaf(scores[i], ATTENTION_LOWER, i % 2 == 0 ? -delta.x : -delta.y)
                                        : scores[i] - (i % 2 == 0 ? delta.x : delta.y));
-        if (ALL && c.cap.scale != 0.0f)
-            cap_slopes<E, D == 64>(c, weights, packed, zero, *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)],
-                                   4 * group, scores);
+        if (ALL && c.cap.scale != 0.0f && group % 2 == 1)
+            apply_slopes(fragment_address(s.ds[ds][half]), group / 2, scores);
     }
     cot_wgmma_wait<0>();
     __syncwarp();

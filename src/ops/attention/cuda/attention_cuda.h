@@ -95,7 +95,6 @@ typedef struct attention_bwd_call {
     float scale, scale_log2;                             /* scale_log2: of scores, scale or softcap times log2(e) */
     float raise, lower; /* ATTENTION_RAISE and _LOWER where P is raised, else 0 and 1 */
     attention_softcap cap;
-    float cap_log; /* with softcap: 1 / (softcap log2(e)); else 0 */
     attention_array lse, out, dout, dlse, delta, sink, grad_q, grad_k, grad_v, dsink;
     /* Workspace, by sequence and head. */
     float *lse2;        /* [tiles * 64] lse log2(e) - raise; inf where a query passes no gradient, and beyond Tq */

@@ -93,7 +93,6 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .raise = raised ? ATTENTION_RAISE : 0,
             .lower = raised ? ATTENTION_LOWER : 1,
             .cap = attention_softcap_of(z),
-            .cap_log = z->softcap > 0 ? (float)(1 / (z->softcap * 1.4426950408889634)) : 0,
             .lse = attention_array_of(&p->lse),
             .out = attention_array_of(&p->out),
             .dout = attention_array_of(&p->dout),
