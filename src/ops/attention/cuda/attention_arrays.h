@@ -77,20 +77,26 @@ static inline cot_status attention_launch_place(cot_queue *queue, const attentio
     return attention_launch(queue, &kernel, (cot_cuda_grid){.blocks = {1, 1, 1}, .threads = 256}, place);
 }
 
-/* The powers of scale / softcap are in the series' coefficients, where they are float32's normal numbers; else no score is
- * near. */
-static inline attention_softcap attention_softcap_of(const attention_sizes *z)
+/* A score is `factor` times the tanh. The powers of scale / softcap are in the series' coefficients, where they are float32's
+ * normal numbers; else no score is near. */
+static inline attention_softcap attention_softcap_of(const attention_sizes *z, float factor)
 {
     attention_softcap cap = {0};
     if (z->softcap > 0) {
-        const double scale = z->scale / z->softcap, square = scale * scale, most = 16384;
+        const double scale = z->scale / z->softcap, square = scale * scale, most = 16384, all = scale * (double)factor;
+        const bool normal = fabs(scale) > 1 / most && fabs(scale) < most;
         cap.scale = (float)scale;
-        cap.near = fabs(scale) > 1 / most && fabs(scale) < most ? ATTENTION_TANH_NEAR / fabsf(cap.scale) : -1;
-        cap.close = scale > 0 ? fminf(cap.near, (float)(ATTENTION_CLOSE / (z->scale * 1.4426950408889634))) : 0;
-        cap.series[0] = (float)(ATTENTION_TANH_C0 * scale);
-        cap.series[1] = (float)(ATTENTION_TANH_C1 * scale * square);
-        cap.series[2] = (float)(ATTENTION_TANH_C2 * scale * square * square);
-        cap.series[3] = (float)(ATTENTION_TANH_C3 * scale * square * square * square);
+        cap.factor = factor;
+        cap.near = normal ? (float)(ATTENTION_TANH_NEAR * ATTENTION_TANH_NEAR / square) : -1;
+        cap.nearer = normal ? (float)(ATTENTION_TANH_NEARER * ATTENTION_TANH_NEARER / square) : -1;
+        cap.close = normal ? (float)(fmin(ATTENTION_TANH_NEARER, ATTENTION_CLOSE / (double)factor) / fabs(scale)) : -1;
+        cap.series[0] = (float)(ATTENTION_TANH_C0 * all);
+        cap.series[1] = (float)(ATTENTION_TANH_C1 * all * square);
+        cap.series[2] = (float)(ATTENTION_TANH_C2 * all * square * square);
+        cap.series[3] = (float)(ATTENTION_TANH_C3 * all * square * square * square);
+        cap.brief[0] = (float)(ATTENTION_TANH_B0 * all);
+        cap.brief[1] = (float)(ATTENTION_TANH_B1 * all * square);
+        cap.brief[2] = (float)(ATTENTION_TANH_B2 * all * square * square);
     }
     return cap;
 }

@@ -75,12 +75,18 @@ typedef struct attention_placing {
 #define ATTENTION_TANH_C2 0.13284503f
 #define ATTENTION_TANH_C3 (-0.04827226f)
 
-/* softcap: a score is tanh(scale q.k), to be multiplied by softcap. Where |q.k| <= near, it is q.k times the polynomial in
- * (q.k)^2 with these coefficients; where |q.k| <= close, softcap log2(e) times it is at most ATTENTION_CLOSE besides. All 0
- * without softcap; close 0 for a negative scale too. */
+/* The same up to NEARER with less of it: x (B0 + B1 x^2 + B2 x^4), off by 1.2 2^-24 of it. */
+#define ATTENTION_TANH_NEARER 0.1875f
+#define ATTENTION_TANH_B0 0.99999993f
+#define ATTENTION_TANH_B1 (-0.33329659f)
+#define ATTENTION_TANH_B2 0.13053289f
+
+/* softcap: a score is factor tanh(scale q.k). Where (q.k)^2 <= near, that is q.k times the polynomial in (q.k)^2 with the
+ * coefficients `series`; where it is <= nearer, `brief` does, and where |q.k| <= close, a score is at most ATTENTION_CLOSE
+ * besides. All 0 without softcap. */
 #define ATTENTION_CLOSE 20.0f
 typedef struct attention_softcap {
-    float scale, near, close, series[4];
+    float scale, factor, near, nearer, close, series[4], brief[3];
 } attention_softcap;
 
 typedef struct attention_bwd_call {
@@ -107,11 +113,11 @@ typedef struct attention_fwd_call {
     attention_placing place;
     int64_t left, right, diagonal; /* query i sees the keys i + diagonal - left .. i + diagonal + right */
     int32_t H, heads_of_kv, d, dv;
-    int32_t tiles;          /* of a sequence; packed: not known */
-    int32_t section;        /* heads whose tiles are mixed: their K and V lie in the second-level cache together */
-    int32_t out_in_vectors; /* rows of out are at multiples of 16 bytes */
-    attention_softcap cap;
-    float scale_log2;           /* of scores, positive: softcap or |scale|, times log2(e) */
+    int32_t tiles;              /* of a sequence; packed: not known */
+    int32_t section;            /* heads whose tiles are mixed: their K and V lie in the second-level cache together */
+    int32_t out_in_vectors;     /* rows of out are at multiples of 16 bytes */
+    attention_softcap cap;      /* its scores are exponents */
+    float scale_log2;           /* of scores, positive: |scale| times log2(e); 1 with softcap */
     float natural, natural_low; /* one unit of a score times scale_log2 is natural + natural_low in lse */
     attention_array out, lse, sink;
 } attention_fwd_call;

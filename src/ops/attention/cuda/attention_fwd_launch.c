@@ -44,10 +44,11 @@ static int64_t at_least(int64_t a, int64_t b)
     return a < b ? b : a;
 }
 
-/* Heads whose K and V stay in the cache together; whole groups of query heads. */
+/* Heads whose K and V stay in the cache together, of a window what it sees of them; whole groups of query heads. */
 static int32_t section_of(const attention_sizes *z)
 {
-    const int64_t bytes = at_least(z->Tk * (z->d + z->dv) * (int64_t)cot_dtype_size(z->dtype), 1);
+    const int64_t keys = z->left < z->Tk && z->right < z->Tk - z->left ? z->left + z->right + 1 : z->Tk;
+    const int64_t bytes = at_least(keys * (z->d + z->dv) * (int64_t)cot_dtype_size(z->dtype), 1);
     const int64_t heads = at_least(CACHE_BYTES / bytes, 1);
     return (int32_t)(z->H / z->Hkv * (heads < z->Hkv ? heads : z->Hkv));
 }
@@ -56,9 +57,10 @@ static int32_t section_of(const attention_sizes *z)
 static void set_factors(attention_fwd_call *c, const attention_sizes *z)
 {
     const double factor = z->softcap > 0 ? z->softcap : fabs(z->scale);
-    c->cap = attention_softcap_of(z);
-    c->scale_log2 = (float)(factor * 1.4426950408889634);
-    const double natural = factor / (double)c->scale_log2;
+    const float scale_log2 = (float)(factor * 1.4426950408889634);
+    c->cap = attention_softcap_of(z, scale_log2);
+    c->scale_log2 = z->softcap > 0 ? 1 : scale_log2;
+    const double natural = factor / (double)scale_log2;
     c->natural = (float)natural;
     c->natural_low = (float)(natural - (double)c->natural);
 }

@@ -295,11 +295,10 @@ struct row_state {
 };
 
 /* Scores that are not Q K^T alone: those of a negative scale, and those under softcap. */
-template <typename F, int N>
-static __device__ __forceinline__ void modify(const attention_fwd_call &c, float (&scores)[N])
+template <class F, int N> static __device__ __forceinline__ void modify(const attention_fwd_call &c, float (&scores)[N])
 {
     if (c.cap.scale != 0.0f) {
-        attention_cap<N % 32 == 0 && F::GROUPS == 2 ? 32 : 8>(c.cap, scores);
+        attention_cap<N % 16 == 0 && F::GROUPS == 2 ? 16 : 8>(c.cap, scores);
         return;
     }
 #pragma unroll
@@ -307,80 +306,158 @@ static __device__ __forceinline__ void modify(const attention_fwd_call &c, float
         scores[i] = -scores[i]; /* a negative scale */
 }
 
-/* The largest of this thread's scores in each of its rows. Four chains a row: with two, each maximum waits for the one before. */
-template <bool ABSOLUTE, int N>
-static __device__ __forceinline__ void find_largest(const float (&scores)[N], float (&most)[2])
+/* A thread's columns of a tile up to one: bit 2i + j is column 8i + j. */
+static __device__ __forceinline__ uint32_t columns_below(int column)
+{
+    const int clamped = min(max(column, 0), 128), number = clamped / 8 * 2 + min(clamped % 8, 2);
+    return (uint32_t)((1ull << number) - 1);
+}
+
+/* Of keys from `key` on, what a row does not see. */
+template <int N>
+static __device__ __forceinline__ void hide(const attention_tile &t, int key, int row, float (&scores)[N])
+{
+    uint32_t seen[2]; /* by this thread's two rows */
+    const int column = key + 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int own = row + 8 * half;
+        seen[half] = columns_below(min(t.last + own + 1, t.Tk) - column) & ~columns_below(t.first + own - column);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (!(seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1))
+            scores[i] = __int_as_float(0xff800000);
+}
+
+/* The largest of three, as integers: of those that are not negative. */
+static __device__ __forceinline__ float largest_bits(float a, float b, float c)
+{
+    float d; /* not in C++: conversions to integers come before the wait for the product, which serialises it */
+    asm("{\n    .reg .s32 x, y, z;\n    mov.b32 x, %1;\n    mov.b32 y, %2;\n    mov.b32 z, %3;\n    max.s32 x, x, y;\n"
+        "    max.s32 x, x, z;\n    mov.b32 %0, x;\n}"
+        : "=f"(d)
+        : "f"(a), "f"(b), "f"(c));
+    return d;
+}
+
+/* The largest of this thread's scores in each of its rows if that is not negative, else some negative score: integers are
+ * compared three at a time. Two chains a row: with one, each comparison waits for the one before. */
+template <int N> static __device__ __forceinline__ void find_largest_fast(const float (&scores)[N], float (&most)[2])
+{
+    float top[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        top[j] = largest_bits(scores[j], scores[j + 4], scores[j + 8]);
+#pragma unroll
+        for (int i = 12 + j; i < N; i += 8)
+            top[j] = largest_bits(top[j], scores[i], i + 4 < N ? scores[i + 4] : scores[i]);
+    }
+    most[0] = largest_bits(top[0], top[1], top[1]);
+    most[1] = largest_bits(top[2], top[3], top[3]);
+}
+
+/* The largest of this thread's scores in each of its rows. */
+template <int N> static __device__ __forceinline__ void find_largest(const float (&scores)[N], float (&most)[2])
 {
     float top[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        top[i] = ABSOLUTE ? fabsf(scores[i]) : scores[i];
-#pragma unroll
-    for (int i = 8; i < N; i++)
-        top[i % 8] = fmaxf(top[i % 8], ABSOLUTE ? fabsf(scores[i]) : scores[i]);
+    for (int i = 0; i < N; i++)
+        top[i % 8] = i < 8 ? scores[i] : fmaxf(top[i % 8], scores[i]);
 #pragma unroll
     for (int half = 0; half < 2; half++)
         most[half] = fmaxf(fmaxf(top[2 * half], top[2 * half + 1]), fmaxf(top[2 * half + 4], top[2 * half + 5]));
 }
 
-/* Whether all of a warp's scores are next to 0 for softcap, and near enough to each other; if so, `most` of each row's: in
- * bf16 of their absolute values, which is a reference too, and no further search. */
-template <class F>
-static __device__ __forceinline__ bool close_by(const attention_softcap &cap, const float (&scores)[F::KEYS / 2],
-                                                float (&most)[2])
+/* Brings the references up to the largest of this thread's exponents, where that is 8 more: only then must the threads of a
+ * row agree. base: what exponents are held against. Returns whether O must be multiplied by `factor`. */
+template <bool FIRST, int N>
+static __device__ __forceinline__ bool refer(const attention_fwd_call &c, const float (&scores)[N], row_state &state,
+                                             float (&base)[2], float (&factor)[2])
 {
-    if (!(cap.close > 0.0f))
-        return false;
-    find_largest<true>(scores, most);
-    if (__any_sync(0xffffffffu, fmaxf(most[0], most[1]) > cap.close))
-        return false;
-    if (cot_is_f16<typename F::E>)
-        find_largest<false>(scores, most);
-    return true;
-}
-
-/* Brings the references up to `most`, of this thread's exponents, where that is 8 more: only then must the threads of a row
- * agree. base: what exponents are held against. Returns whether O must be multiplied by `factor`. */
-template <bool FIRST>
-static __device__ __forceinline__ bool refer(const float (&most)[2], row_state &state, float (&base)[2],
-                                             float (&factor)[2])
-{
+    float most[2];
+    if (!FIRST) {
+        find_largest_fast(scores, most);
+        bool ask = false; /* no number where no key has been seen: so too */
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float exponent = c.scale_log2 * most[half], before = state.reference[half];
+            ask |= exponent - before > 8.0f || fmaxf(exponent, before) < 0.0f;
+            base[half] = before;
+        }
+        if (!__any_sync(0xffffffffu, ask))
+            return false;
+    }
+    find_largest(scores, most);
+    const float none = __int_as_float(0xff800000);
     bool rescale = FIRST;
+    most[0] *= c.scale_log2, most[1] *= c.scale_log2;
     if (!FIRST) /* no number where no key has been seen: not so */
         rescale = __any_sync(0xffffffffu, most[0] - state.reference[0] > 8.0f || most[1] - state.reference[1] > 8.0f);
-    const float none = __int_as_float(0xff800000);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (rescale) {
-            const float before = state.reference[half], all = cot_quad_max(most[half]);
-            state.reference[half] = FIRST ? all : fmaxf(all, before);
-            base[half] = state.reference[half] == none ? 0.0f : state.reference[half];
-            if (!FIRST) {
-                factor[half] = cot_ex2(before - base[half]);
-                state.sum[half] *= factor[half];
-            }
-        } else {
-            base[half] = state.reference[half] == none ? 0.0f : state.reference[half];
+        const float before = state.reference[half];
+        if (rescale)
+            state.reference[half] = FIRST ? cot_quad_max(most[half]) : fmaxf(cot_quad_max(most[half]), before);
+        base[half] = state.reference[half] == none ? 0.0f : state.reference[half];
+        if (!FIRST && rescale) {
+            factor[half] = cot_ex2(before - base[half]);
+            state.sum[half] *= factor[half];
         }
     }
     return rescale;
 }
 
-/* Scores become P. NEAR: they are softcap's, before its series. */
-template <class F, bool FIRST, bool NEAR>
+/* Scores become P. */
+template <class F, bool FIRST>
 static __device__ __forceinline__ void exponentiate(const attention_fwd_call &c, const float (&base)[2],
                                                     float (&scores)[F::KEYS / 2], row_state &state)
 {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < F::KEYS / 2; i++) {
-        const float score = NEAR ? attention_cap_near(c.cap, scores[i]) : scores[i];
-        scores[i] = cot_ex2(fmaf(score, c.scale_log2, -base[i / 2 % 2]));
+        scores[i] = cot_ex2(fmaf(scores[i], c.scale_log2, -base[i / 2 % 2]));
         sum[i % 4] += scores[i];
     }
 #pragma unroll
     for (int half = 0; half < 2; half++)
         state.sum[half] = (FIRST ? 0.0f : state.sum[half]) + (sum[2 * half] + sum[2 * half + 1]);
+}
+
+/* Whether softcap's short series will do for all of a warp's scores, against references that are near enough to 0 for them. */
+template <int N>
+static __device__ __forceinline__ bool close_by(const attention_softcap &cap, const float (&scores)[N],
+                                                const row_state &state)
+{
+    float most[8];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        most[i % 8] = i < 8 ? fabsf(scores[i]) : fmaxf(most[i % 8], fabsf(scores[i]));
+#pragma unroll
+    for (int i = 4; i > 0; i /= 2)
+#pragma unroll
+        for (int j = 0; j < i; j++)
+            most[j] = fmaxf(most[j], most[j + i]);
+    return __all_sync(0xffffffffu,
+                      most[0] <= cap.close && fminf(state.reference[0], state.reference[1]) >= -ATTENTION_CLOSE);
+}
+
+/* Those become P, the series amid the exponentials. */
+template <int N>
+static __device__ __forceinline__ void exponentiate_close(const attention_softcap &cap, float (&scores)[N],
+                                                          row_state &state)
+{
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float square = scores[i] * scores[i];
+        const float series = fmaf(fmaf(square, cap.brief[2], cap.brief[1]), square, cap.brief[0]);
+        scores[i] = cot_ex2(fmaf(scores[i], series, -state.reference[i / 2 % 2]));
+        sum[i % 4] += scores[i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        state.sum[half] += sum[2 * half] + sum[2 * half + 1];
 }
 
 /* Scores of tile `tile` of the keys become P in float32. ragged: some must not be seen. Returns whether O must be
@@ -390,37 +467,17 @@ static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const 
                                              bool ragged, float (&scores)[F::KEYS / 2], row_state &state,
                                              float (&factor)[2])
 {
-    float most[2], base[2];
-    if (F::ALL && !FIRST && !ragged && close_by<F>(c.cap, scores, most)) { /* the series amid the exponentials */
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            most[half] = c.scale_log2 * (cot_is_f16<typename F::E> ? attention_cap_near(c.cap, most[half])
-                                                                   : fabsf(attention_cap_near(c.cap, most[half])));
-        const bool rescale = refer<FIRST>(most, state, base, factor);
-        exponentiate<F, FIRST, true>(c, base, scores, state);
-        return rescale;
+    if (F::ALL && !FIRST && !ragged && !cot_is_f16<typename F::E> && close_by(c.cap, scores, state)) {
+        exponentiate_close(c.cap, scores, state);
+        return false;
     }
     if (F::ALL)
         modify<F>(c, scores);
-    if (ragged) {
-        int limit[2], start[2]; /* the first column that a row does not see any more, the first that it does */
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int own = row + 8 * half, column = tile * F::KEYS + 2 * (threadIdx.x % 4);
-            limit[half] = min(t.last + own + 1, t.Tk) - column;
-            start[half] = t.first + own - column;
-        }
-#pragma unroll
-        for (int i = 0; i < F::KEYS / 2; i++) {
-            const int column = 8 * (i / 4) + i % 2, half = i / 2 % 2;
-            if (column >= limit[half] || column < start[half])
-                scores[i] = __int_as_float(0xff800000);
-        }
-    }
-    find_largest<false>(scores, most);
-    most[0] *= c.scale_log2, most[1] *= c.scale_log2;
-    const bool rescale = refer<FIRST>(most, state, base, factor);
-    exponentiate<F, FIRST, false>(c, base, scores, state);
+    if (ragged)
+        hide(t, tile * F::KEYS, row, scores);
+    float base[2];
+    const bool rescale = refer<FIRST>(c, scores, state, base, factor);
+    exponentiate<F, FIRST>(c, base, scores, state);
     return rescale;
 }
 
@@ -468,69 +525,90 @@ template <class F> struct forward_reader {
     }
 };
 
-/* out and lse of this thread's two rows: O over their sums. */
+/* The logarithm of a row's sum, of what its reference stands for too. */
+static __device__ __forceinline__ float lse_of(const attention_fwd_call &c, float reference, float sum)
+{
+    return fmaf(reference, c.natural, fmaf(reference, c.natural_low, logf(sum)));
+}
+
+/* Rows of O over their sums; zeros where there is none, whatever O holds. */
+template <class F>
+static __device__ __forceinline__ void store_output(const attention_fwd_call &c, const attention_tile &t, int row,
+                                                    const float (&inverse)[2], const float (&sums)[F::DV / 2])
+{
+    uint16_t *const out = (uint16_t *)c.out.data + t.b * c.out.stride[0] + t.head * c.out.stride[2] +
+                          (int64_t)(t.q_row + row) * c.out.stride[1];
+    const auto word = [&](int half, int group) {
+        const int from = 4 * group + 2 * half;
+        const uint32_t pair = cot_pack_pair<typename F::E>(inverse[half] * sums[from], inverse[half] * sums[from + 1]);
+        return inverse[half] == 0.0f ? 0 : pair;
+    };
+    if (c.out_in_vectors) { /* asked once, so that the transposes overlap each other */
+#pragma unroll
+        for (int group = 0; group < F::DV / 8; group += 4) {
+            const int column = 8 * (group + threadIdx.x % 4);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint4 columns = cot_quad_transpose(word(half, group), word(half, group + 1),
+                                                         word(half, group + 2), word(half, group + 3));
+                if (row + 8 * half < t.rows && column < c.dv)
+                    *(uint4 *)(out + 8 * half * c.out.stride[1] + column) = columns;
+            }
+        }
+        return;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int i = 0; i < F::DV / 4; i++) {
+            const int column = 8 * (i / 2) + 2 * (threadIdx.x % 4) + i % 2;
+            if (row + 8 * half < t.rows && column < c.dv)
+                out[8 * half * c.out.stride[1] + column] = (uint16_t)(word(half, i / 2) >> 16 * (i % 2));
+        }
+}
+
+/* out and lse of this thread's two rows. Nothing of this group's overlaps with it, so that it is short: the two rows are
+ * looked after side by side, and two lanes of a row's four take the logarithm of one each. */
 template <class F>
 static __device__ __forceinline__ void finish(const attention_fwd_call &c, const attention_tile &t, int row,
                                               const row_state &state, const float (&sums)[F::DV / 2])
 {
     const float none = __int_as_float(0xff800000);
-    float inverse[2];
+    float sum[2], inverse[2], lse[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int own = row + 8 * half;
-        const float sum = cot_quad_sum(state.sum[half]);
-        float lse = none;
-        inverse[half] = 0.0f;
-        if (own < t.used && !(sum == 0.0f)) { /* not where it is no number: that shows */
-            lse = fmaf(state.reference[half], c.natural, fmaf(state.reference[half], c.natural_low, logf(sum)));
-            inverse[half] = 1.0f / sum;
-        }
-        if (c.sink.data != nullptr && own < t.used) {
-            const float sink = cot_load(c.sink.data, c.sink.dtype, t.head * c.sink.stride[0]);
-            const float most = fmaxf(lse, sink);
-            if (!(most == none)) {
-                const float all = most + logf(expf(lse - most) + expf(sink - most));
-                inverse[half] *= expf(lse - all);
-                lse = all;
+        sum[half] = cot_quad_sum(state.sum[half]);
+        sum[half] = row + 8 * half < t.used ? sum[half] : 0.0f;
+        inverse[half] = sum[half] == 0.0f ? 0.0f : cot_rcp(sum[half]); /* not where it is no number: that shows */
+    }
+    if (c.sink.data != nullptr) {
+        const float sink = cot_load(c.sink.data, c.sink.dtype, t.head * c.sink.stride[0]);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            lse[half] = sum[half] == 0.0f ? none : lse_of(c, state.reference[half], sum[half]);
+            const float most = fmaxf(lse[half], sink);
+            if (row + 8 * half < t.used && !(most == none)) {
+                const float all = most + logf(expf(lse[half] - most) + expf(sink - most));
+                inverse[half] *= expf(lse[half] - all);
+                lse[half] = all;
             }
         }
-        if (c.lse.data != nullptr && own < t.rows && threadIdx.x % 4 == 0)
-            ((float *)c.lse
-                 .data)[t.b * c.lse.stride[0] + t.head * c.lse.stride[1] + (int64_t)(t.q_row + own) * c.lse.stride[2]] =
-                lse;
     }
-    if (c.out.data == nullptr)
+    if (c.out.data != nullptr)
+        store_output<F>(c, t, row, inverse, sums);
+    if (c.lse.data == nullptr)
         return;
-    const int64_t at = t.b * c.out.stride[0] + t.head * c.out.stride[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int own = row + 8 * half;
-        const bool alive = !(inverse[half] == 0.0f), wanted = own < t.rows;
-        uint16_t *const out = (uint16_t *)c.out.data + at + (int64_t)(t.q_row + own) * c.out.stride[1];
-#pragma unroll
-        for (int group = 0; group < F::DV / 8; group += 4) {
-            uint32_t words[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int from = 4 * (group + i) + 2 * half;
-                words[i] = cot_pack_pair<typename F::E>(inverse[half] * sums[from], inverse[half] * sums[from + 1]);
-                words[i] = alive ? words[i] : 0;
-            }
-            if (c.out_in_vectors) {
-                const uint4 columns = cot_quad_transpose(words[0], words[1], words[2], words[3]);
-                const int column = 8 * (group + threadIdx.x % 4);
-                if (wanted && column < c.dv)
-                    *(uint4 *)(out + column) = columns;
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const int column = 8 * (group + i / 2) + 2 * (threadIdx.x % 4) + i % 2;
-                    if (wanted && column < c.dv)
-                        out[column] = (uint16_t)(words[i / 2] >> 16 * (i % 2));
-                }
-            }
-        }
+    const bool second = threadIdx.x % 2;
+    const int own = row + 8 * second;
+    float value = second ? lse[1] : lse[0];
+    if (c.sink.data == nullptr) {
+        const float all = second ? sum[1] : sum[0];
+        value = all == 0.0f ? none : lse_of(c, second ? state.reference[1] : state.reference[0], all);
     }
+    if (threadIdx.x % 4 < 2 && own < t.rows)
+        ((float *)c.lse
+             .data)[t.b * c.lse.stride[0] + t.head * c.lse.stride[1] + (int64_t)(t.q_row + own) * c.lse.stride[2]] =
+            value;
 }
 
 template <class F>

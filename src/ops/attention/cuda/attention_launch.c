@@ -92,7 +92,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .scale_log2 = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
             .raise = raised ? ATTENTION_RAISE : 0,
             .lower = raised ? ATTENTION_LOWER : 1,
-            .cap = attention_softcap_of(z),
+            .cap = attention_softcap_of(z, 1),
             .lse = attention_array_of(&p->lse),
             .out = attention_array_of(&p->out),
             .dout = attention_array_of(&p->dout),

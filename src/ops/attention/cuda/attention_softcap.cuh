@@ -15,32 +15,37 @@ static __device__ __forceinline__ float tanh_anywhere(float x)
     return fabsf(x) > ATTENTION_TANH_NEAR ? far : x * fmaf(series, u, ATTENTION_TANH_C0);
 }
 
-static __device__ __forceinline__ float attention_cap_near(const attention_softcap &cap, float score)
-{
-    const float u = score * score;
-    return score * fmaf(fmaf(fmaf(cap.series[3], u, cap.series[2]), u, cap.series[1]), u, cap.series[0]);
-}
-
-/* scores = tanh(scale * scores), which are small as a rule. FEW at a time, with one question of the warp for them, which
- * stands between them: as many as there are registers for. */
+/* scores = cap.factor * tanh(scale * scores), which are small as a rule. FEW at a time: their squares, which the series needs,
+ * tell it to one question of the warp (as integers, which are compared three at a time). */
 template <int FEW, int N>
 static __device__ __forceinline__ void attention_cap(const attention_softcap &cap, float (&scores)[N])
 {
     static_assert(N % FEW == 0, "all of them");
 #pragma unroll
     for (int first = 0; first < N; first += FEW) {
-        float most[4] = {};
+        float squares[FEW];
+        int bits = 0;
 #pragma unroll
-        for (int i = first; i < first + FEW; i++)
-            most[i % 4] = fmaxf(most[i % 4], fabsf(scores[i]));
-        if (__any_sync(0xffffffffu, fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])) > cap.near)) {
+        for (int i = 0; i < FEW; i++)
+            squares[i] = scores[first + i] * scores[first + i];
 #pragma unroll
-            for (int i = first; i < first + FEW; i++)
-                scores[i] = tanh_anywhere(cap.scale * scores[i]);
+        for (int i = 0; i < FEW; i += 2)
+            bits = max(max(bits, __float_as_int(squares[i])), __float_as_int(squares[i + 1]));
+        const float most = __int_as_float(bits); /* or no number: then none is small */
+        if (__all_sync(0xffffffffu, most <= cap.nearer)) {
+#pragma unroll
+            for (int i = 0; i < FEW; i++)
+                scores[first + i] *= fmaf(fmaf(squares[i], cap.brief[2], cap.brief[1]), squares[i], cap.brief[0]);
+        } else if (__all_sync(0xffffffffu, most <= cap.near)) {
+#pragma unroll
+            for (int i = 0; i < FEW; i++)
+                scores[first + i] *=
+                    fmaf(fmaf(fmaf(cap.series[3], squares[i], cap.series[2]), squares[i], cap.series[1]), squares[i],
+                         cap.series[0]);
         } else {
 #pragma unroll
-            for (int i = first; i < first + FEW; i++)
-                scores[i] = attention_cap_near(cap, scores[i]);
+            for (int i = 0; i < FEW; i++)
+                scores[first + i] = cap.factor * tanh_anywhere(cap.scale * scores[first + i]);
         }
     }
 }
