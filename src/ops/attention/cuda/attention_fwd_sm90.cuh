@@ -55,7 +55,8 @@ struct forward_kernel {
         GROUPS = GROUPS_,
         Q_STAGES = Q_STAGES_,
         STAGES = STAGES_,
-        ALL = ALL_, /* softcap and negative scales too */
+        ALL = ALL_,                                  /* softcap and negative scales too */
+        HALVES = KEYS == 128 && GROUPS == 2 && !ALL, /* tiles at the ends may be taken by halves */
         QUERIES = 64 * GROUPS,
         SLICES = (D + 63) / 64,
         V_SLICES = (DV + 63) / 64,
@@ -260,10 +261,9 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
 
 /* ---- consumers ------------------------------------------------------------------------------------------- */
 
-/* S = Q K^T of this group's queries. */
-template <class F>
-static __device__ __forceinline__ void issue_scores(float (&scores)[F::KEYS / 2], const unsigned char *q,
-                                                    const unsigned char *k)
+/* S = Q K^T of this group's queries; of 2 N keys. */
+template <class F, int N>
+static __device__ __forceinline__ void issue_scores(float (&scores)[N], const unsigned char *q, const unsigned char *k)
 {
     const uint64_t left = cot_wgmma_k_major(cot_shared_address(q)), right = cot_wgmma_k_major(cot_shared_address(k));
     cot_wgmma_fence();
@@ -275,16 +275,16 @@ static __device__ __forceinline__ void issue_scores(float (&scores)[F::KEYS / 2]
     cot_wgmma_commit();
 }
 
-/* O += P V; the first time O = P V. */
-template <class F>
+/* O += P V, of the keys from 16 FROM on; the first time O = P V. */
+template <class F, int FROM = 0>
 static __device__ __forceinline__ void issue_output(float (&sums)[F::DV / 2], const uint32_t (&p)[F::KEYS / 4],
                                                     const unsigned char *v, bool add)
 {
     const uint64_t right = cot_wgmma_mn_major(cot_shared_address(v), F::KEYS * ROW);
     cot_wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < F::KEYS / 16; i++)
-        cot_wgmma<typename F::E, true>(sums, p + 4 * i, right + i * COT_WGMMA_MN_STEP, add || i > 0);
+    for (int i = FROM; i < F::KEYS / 16; i++)
+        cot_wgmma<typename F::E, true>(sums, p + 4 * i, right + i * COT_WGMMA_MN_STEP, add || i > FROM);
     cot_wgmma_commit();
 }
 
@@ -409,13 +409,13 @@ static __device__ __forceinline__ bool refer(const attention_fwd_call &c, const 
 }
 
 /* Scores become P. */
-template <class F, bool FIRST>
+template <bool FIRST, int N>
 static __device__ __forceinline__ void exponentiate(const attention_fwd_call &c, const float (&base)[2],
-                                                    float (&scores)[F::KEYS / 2], row_state &state)
+                                                    float (&scores)[N], row_state &state)
 {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < F::KEYS / 2; i++) {
+    for (int i = 0; i < N; i++) {
         scores[i] = cot_ex2(fmaf(scores[i], c.scale_log2, -base[i / 2 % 2]));
         sum[i % 4] += scores[i];
     }
@@ -460,12 +460,11 @@ static __device__ __forceinline__ void exponentiate_close(const attention_softca
         state.sum[half] += sum[2 * half] + sum[2 * half + 1];
 }
 
-/* Scores of tile `tile` of the keys become P in float32. ragged: some must not be seen. Returns whether O must be
- * multiplied by `factor`. */
-template <class F, bool FIRST>
-static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const attention_tile &t, int tile, int row,
-                                             bool ragged, float (&scores)[F::KEYS / 2], row_state &state,
-                                             float (&factor)[2])
+/* Scores of keys from `key` on become P in float32. ragged: some must not be seen. Returns whether O must be multiplied by
+ * `factor`. */
+template <class F, bool FIRST, int N>
+static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const attention_tile &t, int key, int row,
+                                             bool ragged, float (&scores)[N], row_state &state, float (&factor)[2])
 {
     if (F::ALL && !FIRST && !ragged && !cot_is_f16<typename F::E> && close_by(c.cap, scores, state)) {
         exponentiate_close(c.cap, scores, state);
@@ -474,18 +473,17 @@ static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const 
     if (F::ALL)
         modify<F>(c, scores);
     if (ragged)
-        hide(t, tile * F::KEYS, row, scores);
+        hide(t, key, row, scores);
     float base[2];
     const bool rescale = refer<FIRST>(c, scores, state, base, factor);
-    exponentiate<F, FIRST>(c, base, scores, state);
+    exponentiate<FIRST>(c, base, scores, state);
     return rescale;
 }
 
-template <class F>
-static __device__ __forceinline__ void pack(uint32_t (&p)[F::KEYS / 4], const float (&scores)[F::KEYS / 2])
+template <class F, int N> static __device__ __forceinline__ void pack(uint32_t *p, const float (&scores)[N])
 {
 #pragma unroll
-    for (int i = 0; i < F::KEYS / 4; i++)
+    for (int i = 0; i < N / 2; i++)
         p[i] = cot_pack_pair<typename F::E>(scores[2 * i], scores[2 * i + 1]);
 }
 
@@ -632,17 +630,34 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
         const int ragged = max(min(t.last + group * 64 + 1, t.Tk), 0) / F::KEYS;
         const int ragged_left = (max(t.first + group * 64 + 63, 0) + F::KEYS - 1) / F::KEYS;
         const int tiles_begin = t.begin;
+        /* No row of the group sees the upper half of the first tile, or the lower one of the last: these products have code of
+         * their own, begun and ended in its branch, or ptxas would serialise all. */
+        const bool half_first = F::HALVES && keys.y <= end * F::KEYS - 64;
+        const bool half_last = F::HALVES && end - 1 > begin && keys.x >= begin * F::KEYS + 64;
         reader.skip(t.end - end);
         if (end > begin) {
             cot_mbarrier_wait(&s.k_full[reader.k.slot], reader.k.parity);
-            issue_scores<F>(scores, q, s.k[reader.k.slot][0]);
-            cot_wgmma_wait<0>();
-            reader.release_k();
+            if (half_first) {
+                float few[32];
+                issue_scores<F>(few, q, s.k[reader.k.slot][0]);
+                cot_wgmma_wait<0>();
+                weigh<F, true>(c, t, (end - 1) * F::KEYS, row, true, few, state, factor);
+                pack<F>(p, few);
+#pragma unroll
+                for (int i = 16; i < F::KEYS / 4; i++)
+                    p[i] = 0;
+                reader.release_k();
+            } else {
+                issue_scores<F>(scores, q, s.k[reader.k.slot][0]);
+                cot_wgmma_wait<0>();
+                reader.release_k();
+                weigh<F, true>(c, t, (end - 1) * F::KEYS, row, end - 1 >= ragged || end - 1 < ragged_left, scores,
+                               state, factor);
+                pack<F>(p, scores);
+            }
             if (end - 1 == begin)
                 reader.release(&s.q_empty[n % F::Q_STAGES]);
-            weigh<F, true>(c, t, end - 1, row, end - 1 >= ragged || end - 1 < ragged_left, scores, state, factor);
-            pack<F>(p, scores);
-            for (int tile = end - 2; tile >= begin; tile--) {
+            for (int tile = end - 2; tile >= begin + half_last; tile--) {
                 cot_mbarrier_wait(&s.k_full[reader.k.slot], reader.k.parity);
                 issue_scores<F>(scores, q, s.k[reader.k.slot][0]);
                 cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
@@ -651,8 +666,8 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
                 reader.release_k();
                 if (tile == begin)
                     reader.release(&s.q_empty[n % F::Q_STAGES]);
-                const bool rescale =
-                    weigh<F, false>(c, t, tile, row, tile >= ragged || tile < ragged_left, scores, state, factor);
+                const bool rescale = weigh<F, false>(c, t, tile * F::KEYS, row, tile >= ragged || tile < ragged_left,
+                                                     scores, state, factor);
                 cot_wgmma_wait_after(state.sum[0] + state.sum[1], &s.tiles);
                 reader.release_v();
                 if (rescale) {
@@ -662,8 +677,30 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
                 }
                 pack<F>(p, scores);
             }
-            cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
-            issue_output<F>(sums, p, s.v[reader.v.slot][0], end - 1 > begin);
+            if (half_last) {
+                float few[32];
+                cot_mbarrier_wait(&s.k_full[reader.k.slot], reader.k.parity);
+                issue_scores<F>(few, q, s.k[reader.k.slot][0] + 64 * ROW);
+                cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
+                issue_output<F>(sums, p, s.v[reader.v.slot][0], begin < end - 2);
+                cot_wgmma_wait<1>();
+                reader.release_k();
+                reader.release(&s.q_empty[n % F::Q_STAGES]);
+                const bool rescale = weigh<F, false>(c, t, begin * F::KEYS + 64, row, true, few, state, factor);
+                cot_wgmma_wait_after(state.sum[0] + state.sum[1], &s.tiles);
+                reader.release_v();
+                if (rescale) {
+#pragma unroll
+                    for (int i = 0; i < F::DV / 2; i++)
+                        sums[i] *= factor[i / 2 % 2];
+                }
+                pack<F>(p + F::KEYS / 4 - 16, few);
+                cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
+                issue_output<F, F::KEYS / 16 - 4>(sums, p, s.v[reader.v.slot][0], true);
+            } else {
+                cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
+                issue_output<F>(sums, p, s.v[reader.v.slot][0], end - 1 > begin);
+            }
             cot_wgmma_wait<0>();
             reader.release_v();
         } else {
