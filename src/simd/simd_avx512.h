@@ -439,8 +439,9 @@ V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
                                                 i + g, p->threshold);
         return;
     }
-    enum { LAST = COT_PHILOX_ROUNDS - 1, XOR = 0x96 /* of all three */ };
-    const _MM_PERM_ENUM high = (_MM_PERM_ENUM)0xf5, swapped = (_MM_PERM_ENUM)0xb1; /* halves of a lane */
+    enum { LAST = COT_PHILOX_ROUNDS - 1 };
+    enum { HIGH = 0xf5, SWAPPED = 0xb1 }; /* halves of a lane */
+    enum { XOR = 0x96 };                  /* of all three */
     const __m512i m0 = _mm512_set1_epi64(COT_PHILOX_M0), m1 = _mm512_set1_epi64(COT_PHILOX_M1);
     const __m512i threshold = _mm512_set1_epi16((int16_t)p->threshold);
     const uint64_t product0 = COT_PHILOX_M0 * p->offset[0];
@@ -453,10 +454,10 @@ V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
     V_UNROLL
     for (int s = 0; s < V_PHILOX_SETS; s++) {
         const __m512i p1 = _mm512_mul_epu32(_mm512_add_epi64(group, _mm512_set1_epi64(8 * s)), m1);
-        const __m512i p0 = _mm512_mul_epu32(_mm512_xor_si512(_mm512_shuffle_epi32(p1, high), first), m0);
+        const __m512i p0 = _mm512_mul_epu32(_mm512_xor_si512(_mm512_shuffle_epi32(p1, (_MM_PERM_ENUM)HIGH), first), m0);
         a[s] = _mm512_xor_si512(p1, second_a);
         b[s] = _mm512_set1_epi64((int64_t)product1);
-        c[s] = _mm512_xor_si512(_mm512_shuffle_epi32(p0, high), second_c);
+        c[s] = _mm512_xor_si512(_mm512_shuffle_epi32(p0, (_MM_PERM_ENUM)HIGH), second_c);
         d[s] = p0;
     }
     V_UNROLL
@@ -466,8 +467,8 @@ V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
         V_UNROLL
         for (int s = 0; s < V_PHILOX_SETS; s++) {
             const __m512i p0 = _mm512_mul_epu32(a[s], m0), p1 = _mm512_mul_epu32(c[s], m1);
-            a[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p1, high), b[s], k0, XOR);
-            c[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p0, high), d[s], k1, XOR);
+            a[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p1, (_MM_PERM_ENUM)HIGH), b[s], k0, XOR);
+            c[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p0, (_MM_PERM_ENUM)HIGH), d[s], k1, XOR);
             b[s] = p1;
             d[s] = p0;
         }
@@ -475,8 +476,8 @@ V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
     const __m512i k0 = _mm512_set1_epi64((int64_t)p->key[LAST][0]), k1 = _mm512_set1_epi64((int64_t)p->key[LAST][1]);
     V_UNROLL
     for (int s = 0; s < V_PHILOX_SETS; s++) {
-        const __m512i p0 = _mm512_shuffle_epi32(_mm512_mul_epu32(a[s], m0), swapped);
-        const __m512i p1 = _mm512_shuffle_epi32(_mm512_mul_epu32(c[s], m1), swapped);
+        const __m512i p0 = _mm512_shuffle_epi32(_mm512_mul_epu32(a[s], m0), (_MM_PERM_ENUM)SWAPPED);
+        const __m512i p1 = _mm512_shuffle_epi32(_mm512_mul_epu32(c[s], m1), (_MM_PERM_ENUM)SWAPPED);
         const __m512i ab = _mm512_mask_ternarylogic_epi32(p1, 0x5555, b[s], k0, XOR);
         const __m512i cd = _mm512_mask_ternarylogic_epi32(p0, 0x5555, d[s], k1, XOR);
         const uint64_t keep = _pdep_u64(_mm512_cmpge_epu16_mask(ab, threshold), 0x0f0f0f0f0f0f0f0f) |
