@@ -164,14 +164,6 @@ static __device__ __forceinline__ void cot_bulk_wait(void)
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* Asks for a box of a tensor map to be brought to the second-level cache. */
-static __device__ __forceinline__ void cot_tensor_prefetch_4d(const void *map, int x, int y, int z, int w)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
-                 "r"(z), "r"(w)
-                 : "memory");
-}
-
 /* What this thread stored in shared memory, the copy engine reads; by each thread, before the barrier that says so. */
 static __device__ __forceinline__ void cot_proxy_fence(void)
 {

@@ -5,6 +5,8 @@
  * summed thread by thread, over lanes, over warps. */
 #include "mhc_cuda.cuh"
 
+#include "../../../cuda/device/ptx.cuh"
+
 enum { WARPS = MHC_CUDA_POST_THREADS / 32, RUN = 32 };
 
 /* Elements at a time: sixteen bytes, eight where n streams would not fit in the registers. */
@@ -56,11 +58,6 @@ template <typename E, int V> static __device__ __forceinline__ cot_vector<E, V> 
         v.raw.word[0] = words.x, v.raw.word[1] = words.y;
     }
     return v;
-}
-
-static __device__ __forceinline__ void prefetch(const void *line)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
 }
 
 /* The elements of word w of a vector. */
@@ -165,11 +162,11 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
     const share<N> own = load_share<N>(c);
     const int first = (int)threadIdx.x * V;
     if (first < D) { /* there is no register for them before the coefficients have come */
-        prefetch(f + first);
+        cot_prefetch(f + first);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            prefetch(x + i * c.x.stride[2] + first);
-            prefetch(dy + i * c.dy.stride[2] + first);
+            cot_prefetch(x + i * c.x.stride[2] + first);
+            cot_prefetch(dy + i * c.dy.stride[2] + first);
         }
     }
     publish(own, s);
