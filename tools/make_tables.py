@@ -90,7 +90,8 @@ def attention_features(rows):
 
 
 def attention_entries(rows, peer_rows):
-    """A line for each head size, mask and kernel, a column for each length; of ours also the ratios to each peer."""
+    """A line for each head size, mask and kernel, a column for each length; of ours also the ratios to each peer. Then, apart,
+    those of all entries of a direction."""
     def place(row):
         fields = re.fullmatch(r"B\d+ H\d+/\d+ T(\d+)/\d+ d(\d+)/\d+", row["shape"])
         return (row["direction"], int(fields[2]), "causal" if "causal" in row["options"] else "full"), int(fields[1])
@@ -122,7 +123,7 @@ def attention_entries(rows, peer_rows):
                 + " | ".join(f"{cells[T]:.{digits}f}" if T in cells else "" for T in lengths)
                 + f" | {mean(0)} | {mean(2048)} |")
 
-    ratios = {}  # of all entries of a direction
+    ratios = {}
     for group in dict.fromkeys(place(row)[0] for row in rows):
         for name, cells in ours.items():
             if group in cells:
@@ -136,23 +137,23 @@ def attention_entries(rows, peer_rows):
                 if both:
                     lines.append(line(group, f"{name or 'cotangent'} / {kernel}", both, 2))
                     ratios.setdefault((group[0], name or "cotangent", kernel), []).extend(both.values())
-    if ratios:
-        lines += ["", "| direction | ratio | entries | geometric mean | least |", "|---|---|--:|--:|--:|"]
+    summary = ["", "| direction | ratio | entries | geometric mean | least |", "|---|---|--:|--:|--:|"] if ratios else []
     for (direction, name, kernel), values in ratios.items():
-        lines.append(f"| {direction} | {name} / {kernel} | {len(values)} "
-                     f"| {math.exp(sum(map(math.log, values)) / len(values)):.2f} | {min(values):.2f} |")
-    return lines + ["", "TFLOP/s, of 4 B H Tq Tk d forward and 2.5 times as many backward, half of them under a causal mask; all "
-                    "kernels of a call counted. 16k tokens, H d = 2048."]
+        summary.append(f"| {direction} | {name} / {kernel} | {len(values)} "
+                       f"| {math.exp(sum(map(math.log, values)) / len(values)):.2f} | {min(values):.2f} |")
+    return lines, summary
 
 
-def attention_portable(rows, peer_rows):
-    """Of the kernels that dispatch leaves to other devices, the ratios to the peers alone."""
-    lines = [line for line in attention_entries(rows, peer_rows) if " / " in line] if rows else []
-    if not lines:
-        return []
-    cut = next(i for i, line in enumerate(lines) if line.count("|") == 6)  # those of all entries
-    return ["", f"The portable kernels alone (commit {rows[0]['commit']}):", "",
-            "| direction | ratio | entries | geometric mean | least |", "|---|---|--:|--:|--:|", *lines[cut:]]
+def attention_tables(rows, peer_rows):
+    """What dispatch takes, entry by entry; of the portable kernels, which it leaves to other devices, the ratios alone."""
+    lines, summary = attention_entries([row for row in rows if is_entry(row) and row["chosen"]], peer_rows)
+    lines += summary + ["", "TFLOP/s, of 4 B H Tq Tk d forward and 2.5 times as many backward, half of them under a causal mask; "
+                        "all kernels of a call counted. 16k tokens, H d = 2048."]
+    portable = [row for row in rows if is_entry(row) and row["kernel"].endswith("_mma")]
+    _, summary = attention_entries(portable, peer_rows)
+    if summary:
+        lines += ["", f"The portable kernels alone (commit {portable[0]['commit']}):", *summary]
+    return lines + attention_features([row for row in rows if not is_entry(row) and row["chosen"]])
 
 
 def rows_with(directory, key):
@@ -347,9 +348,7 @@ def table(op, results, peers, directory):
             commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
             lines += [f"{device}, commit {commits}, {first['date']} (`bench/results/{source}`"
                       + (f", peers `bench/results/{peer_source}`" if peer_rows else "") + "):", "",
-                      *attention_entries([row for row in rows if is_entry(row)], peer_rows),
-                      *attention_portable([row for row in all_rows if is_entry(row) and row["kernel"].endswith("_mma")], peer_rows),
-                      *attention_features([row for row in rows if not is_entry(row)]), ""]
+                      *attention_tables(all_rows, peer_rows), ""]
             continue
         host = "" if cuda else f"{first['threads']} threads, clock {first['clock_ghz']:.2f} GHz, "
         # Where matrix products are what there is to do, a row has their rate beside its own.
