@@ -275,6 +275,15 @@ static __device__ __forceinline__ void issue_scores(float (&scores)[N], const un
     cot_wgmma_commit();
 }
 
+/* O to a row's new reference. */
+template <class F>
+static __device__ __forceinline__ void rescale_output(float (&sums)[F::DV / 2], const float (&factor)[2])
+{
+#pragma unroll
+    for (int i = 0; i < F::DV / 2; i++)
+        sums[i] *= factor[i / 2 % 2];
+}
+
 /* O += P V, of the keys from 16 FROM on; the first time O = P V. */
 template <class F, int FROM = 0>
 static __device__ __forceinline__ void issue_output(float (&sums)[F::DV / 2], const uint32_t (&p)[F::KEYS / 4],
@@ -670,11 +679,8 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
                                                      scores, state, factor);
                 cot_wgmma_wait_after(state.sum[0] + state.sum[1], &s.tiles);
                 reader.release_v();
-                if (rescale) {
-#pragma unroll
-                    for (int i = 0; i < F::DV / 2; i++)
-                        sums[i] *= factor[i / 2 % 2];
-                }
+                if (rescale)
+                    rescale_output<F>(sums, factor);
                 pack<F>(p, scores);
             }
             if (half_last) {
@@ -689,11 +695,8 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
                 const bool rescale = weigh<F, false>(c, t, begin * F::KEYS + 64, row, true, few, state, factor);
                 cot_wgmma_wait_after(state.sum[0] + state.sum[1], &s.tiles);
                 reader.release_v();
-                if (rescale) {
-#pragma unroll
-                    for (int i = 0; i < F::DV / 2; i++)
-                        sums[i] *= factor[i / 2 % 2];
-                }
+                if (rescale)
+                    rescale_output<F>(sums, factor);
                 pack<F>(p + F::KEYS / 4 - 16, few);
                 cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
                 issue_output<F, F::KEYS / 16 - 4>(sums, p, s.v[reader.v.slot][0], true);

@@ -100,6 +100,18 @@ static __device__ __forceinline__ bool phi_in_vectors(const mhc_call &c)
     return in_vectors(c, c.phi) && (!given(c.gamma) || in_vectors(c, c.gamma));
 }
 
+/* ROWS of phi gamma, WIDTH columns of stream i from d on, as terms in shared memory. */
+template <int ROWS, int WIDTH, int PITCH>
+static __device__ __forceinline__ void stage_phi(const mhc_call &c, bool vectors, __nv_bfloat16 *phi, int i, int d)
+{
+    for (int number = threadIdx.x; number < ROWS * WIDTH / 8; number += THREADS) {
+        const int row = number / (WIDTH / 8), column = number % (WIDTH / 8) * 8;
+        float values[8];
+        load_phi(c, vectors, row, i, d + column, values);
+        store_terms<TERMS>(phi + row * PITCH + column, ROWS * PITCH, values);
+    }
+}
+
 /* Fragments of B of two octets and sixteen of k. From rows of octets [8][k] ... */
 static __device__ __forceinline__ void load_rows(uint32_t (&B)[4], const __nv_bfloat16 *from, int pitch)
 {
@@ -161,12 +173,7 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void project
             store_terms<PLANES>(x + threadIdx.x / 2 * X_PITCH + column, TILE * X_PITCH, values);
         }
         squares += run;
-        for (int number = threadIdx.x; number < ROWS * CHUNK / 8; number += THREADS) {
-            const int row = number / (CHUNK / 8), column = number % (CHUNK / 8) * 8;
-            float values[8];
-            load_phi(c, vectors, row, i, d + column, values);
-            store_terms<TERMS>(phi + row * X_PITCH + column, ROWS * X_PITCH, values);
-        }
+        stage_phi<ROWS, CHUNK, X_PITCH>(c, vectors, phi, i, d);
         __syncthreads();
         float part[EVEN][4] = {0};
 #pragma unroll(PLANES > 1 ? 1 : CHUNK / 16)
@@ -238,12 +245,7 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void dx(cons
     const int tiles = (int)((c.D + COLUMNS - 1) / COLUMNS), i = blockIdx.y / tiles;
     const int first_column = blockIdx.y % tiles * COLUMNS;
     const bool vectors = phi_in_vectors(c);
-    for (int number = threadIdx.x; number < ROWS * COLUMNS / 8; number += THREADS) {
-        const int row = number / (COLUMNS / 8), column = number % (COLUMNS / 8) * 8;
-        float values[8];
-        load_phi(c, vectors, row, i, first_column + column, values);
-        store_terms<TERMS>(phi + row * WIDE_PITCH + column, ROWS * WIDE_PITCH, values);
-    }
+    stage_phi<ROWS, COLUMNS, WIDE_PITCH>(c, vectors, phi, i, first_column);
     __syncthreads();
     for (int half = 0; half < 2; half++) {
         const int64_t token = (int64_t)blockIdx.x * TILE + half * (TILE / 2) + warp / 2 * 16 + lane / 4; /* and 8 on */
