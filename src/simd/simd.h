@@ -17,6 +17,11 @@
  *                                       stored; the thread calls v_fence after its last one
  *   v_prefetch v_prefetch_far           into the first-level cache; into the second-level one. Any address will do
  *   v_prefetch_write                    into the first-level cache, to be written
+ *   v_ask(p, bytes)                     v_prefetch_far of all their lines
+ *   v_ask_page(p, bytes)                of one line a page of what is asked for in such pieces, of where results will go, for the
+ *                                       translation of its address: a store past the caches that waits for it holds up all
+ *                                       that follow, and under a hypervisor it waits for two tables (a Zen 4, pages of 4 KB,
+ *                                       bf16 dropout backward: two fifths of all)
  *   v_align(a, b, k)                    lanes k, k+1, ... of a followed by b, VW of them; k < VW, a constant
  *   v_gather(p, stride, n)              p[0], p[stride], ... of f32
  *   v_sum                               all lanes, in a fixed order
@@ -68,6 +73,33 @@ V_INLINE v_philox v_philox_make(uint64_t seed, uint64_t offset, uint32_t thresho
     return p;
 }
 
+/* Three words of the counters are the same in all groups, the last of them but where it carries. So are a product of the
+ * first round and one of the second, and this is what comes of them from group i on; it enters a and c of those rounds. */
+typedef struct v_philox_common {
+    uint64_t first, second_a, second_c, product;
+} v_philox_common;
+
+V_INLINE v_philox_common v_philox_begin(const v_philox *p, uint64_t i)
+{
+    const uint64_t product0 = COT_PHILOX_M0 * p->offset[0];
+    const uint64_t product1 = COT_PHILOX_M1 * (uint64_t)(uint32_t)(product0 >> 32 ^ i >> 32 ^ p->key[0][1]);
+    return (v_philox_common){.first = p->offset[1] ^ p->key[0][0],
+                             .second_a = product1 >> 32 ^ p->key[1][0],
+                             .second_c = product0 ^ p->key[1][1],
+                             .product = product1};
+}
+
+/* Where that word carries among `groups`, draws them one by one. */
+V_INLINE bool v_philox_carried(uint8_t *bits, const v_philox *p, uint64_t i, uint64_t groups)
+{
+    if (__builtin_expect(i >> 32 == (i + groups - 1) >> 32, 1))
+        return false;
+    for (uint64_t g = 0; g < groups; g++)
+        bits[g] = (uint8_t)cot_dropout_keep(p->key[0][0] | p->key[0][1] << 32, p->offset[0] | p->offset[1] << 32, i + g,
+                                            p->threshold);
+    return true;
+}
+
 /* V_NAME(stem) is the name of a function that is compiled once per instruction set. */
 #if defined(COT_SIMD_AVX512)
 #if defined(COT_MATMUL_AMX) && defined(COT_MATMUL_SPLIT)
@@ -93,6 +125,18 @@ V_INLINE v_philox v_philox_make(uint64_t seed, uint64_t offset, uint32_t thresho
 V_INLINE void v_prefetch_write(const void *p)
 {
     __builtin_prefetch(p, 1);
+}
+
+V_INLINE void v_ask(const char *p, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += 64)
+        v_prefetch_far(p + at);
+}
+
+V_INLINE void v_ask_page(const char *p, int64_t bytes)
+{
+    if ((uintptr_t)p % 4096 < (uintptr_t)bytes)
+        v_prefetch_far(p);
 }
 
 /* ---- dtype as a parameter: free where the compiler knows it ------------------------------------------------- */

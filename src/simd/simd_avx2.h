@@ -385,25 +385,17 @@ enum { V_PHILOX_SETS = 2, V_PHILOX_GROUPS = 4 * V_PHILOX_SETS };
 
 /* A group in each 64-bit lane, its four words in the lower halves of four vectors: a product brings both of the words
  * that it makes, and what lies in upper halves is never looked at. Unpacking and packing in the end, which both go by
- * halves of a vector, leave the groups in order.
- *
- * Three words of the counters are the same in all groups, the last of them but where it carries. So are a product of the
- * first round and one of the second, and what is left of the two rounds is 6 operations instead of 16. */
+ * halves of a vector, leave the groups in order. The first two rounds are 6 operations instead of 16 (v_philox_begin). */
 V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
 {
-    if (__builtin_expect(i >> 32 != (i + V_PHILOX_GROUPS - 1) >> 32, 0)) {
-        for (uint64_t g = 0; g < V_PHILOX_GROUPS; g++)
-            bits[g] = (uint8_t)cot_dropout_keep(p->key[0][0] | p->key[0][1] << 32, p->offset[0] | p->offset[1] << 32,
-                                                i + g, p->threshold);
+    if (v_philox_carried(bits, p, i, V_PHILOX_GROUPS))
         return;
-    }
+    const v_philox_common common = v_philox_begin(p, i);
     const __m256i m0 = _mm256_set1_epi64x(COT_PHILOX_M0), m1 = _mm256_set1_epi64x(COT_PHILOX_M1);
     const __m256i threshold = _mm256_set1_epi16((int16_t)p->threshold);
-    const uint64_t product0 = COT_PHILOX_M0 * p->offset[0];
-    const uint64_t product1 = COT_PHILOX_M1 * (uint64_t)(uint32_t)(product0 >> 32 ^ i >> 32 ^ p->key[0][1]);
-    const __m256i first = _mm256_set1_epi64x((int64_t)(p->offset[1] ^ p->key[0][0]));
-    const __m256i second_a = _mm256_set1_epi64x((int64_t)(product1 >> 32 ^ p->key[1][0]));
-    const __m256i second_c = _mm256_set1_epi64x((int64_t)(product0 ^ p->key[1][1]));
+    const __m256i first = _mm256_set1_epi64x((int64_t)common.first);
+    const __m256i second_a = _mm256_set1_epi64x((int64_t)common.second_a);
+    const __m256i second_c = _mm256_set1_epi64x((int64_t)common.second_c);
     __m256i a[V_PHILOX_SETS], b[V_PHILOX_SETS], c[V_PHILOX_SETS], d[V_PHILOX_SETS];
     V_UNROLL
     for (int s = 0; s < V_PHILOX_SETS; s++) {
@@ -411,7 +403,7 @@ V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
         const __m256i p1 = _mm256_mul_epu32(group, m1);
         const __m256i p0 = _mm256_mul_epu32(_mm256_xor_si256(_mm256_shuffle_epi32(p1, 0xf5), first), m0);
         a[s] = _mm256_xor_si256(p1, second_a);
-        b[s] = _mm256_set1_epi64x((int64_t)product1);
+        b[s] = _mm256_set1_epi64x((int64_t)common.product);
         c[s] = _mm256_xor_si256(_mm256_shuffle_epi32(p0, 0xf5), second_c);
         d[s] = p0;
     }

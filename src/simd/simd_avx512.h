@@ -427,28 +427,20 @@ enum { V_PHILOX_SETS = 4, V_PHILOX_GROUPS = 8 * V_PHILOX_SETS };
 
 /* A group in each 64-bit lane, its four words in the lower halves of four vectors: a product brings both of the words
  * that it makes, and what lies in upper halves is never looked at. The last round leaves two words of a group in either
- * half, so that four bits of a group are neighbours in a mask.
- *
- * Three words of the counters are the same in all groups, the last of them but where it carries. So are a product of the
- * first round and one of the second. */
+ * half, so that four bits of a group are neighbours in a mask. */
 V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
 {
-    if (__builtin_expect(i >> 32 != (i + V_PHILOX_GROUPS - 1) >> 32, 0)) {
-        for (uint64_t g = 0; g < V_PHILOX_GROUPS; g++)
-            bits[g] = (uint8_t)cot_dropout_keep(p->key[0][0] | p->key[0][1] << 32, p->offset[0] | p->offset[1] << 32,
-                                                i + g, p->threshold);
+    if (v_philox_carried(bits, p, i, V_PHILOX_GROUPS))
         return;
-    }
+    const v_philox_common common = v_philox_begin(p, i);
     enum { LAST = COT_PHILOX_ROUNDS - 1 };
     enum { HIGH = 0xf5, SWAPPED = 0xb1 }; /* halves of a lane */
     enum { XOR = 0x96 };                  /* of all three */
     const __m512i m0 = _mm512_set1_epi64(COT_PHILOX_M0), m1 = _mm512_set1_epi64(COT_PHILOX_M1);
     const __m512i threshold = _mm512_set1_epi16((int16_t)p->threshold);
-    const uint64_t product0 = COT_PHILOX_M0 * p->offset[0];
-    const uint64_t product1 = COT_PHILOX_M1 * (uint64_t)(uint32_t)(product0 >> 32 ^ i >> 32 ^ p->key[0][1]);
-    const __m512i first = _mm512_set1_epi64((int64_t)(p->offset[1] ^ p->key[0][0]));
-    const __m512i second_a = _mm512_set1_epi64((int64_t)(product1 >> 32 ^ p->key[1][0]));
-    const __m512i second_c = _mm512_set1_epi64((int64_t)(product0 ^ p->key[1][1]));
+    const __m512i first = _mm512_set1_epi64((int64_t)common.first);
+    const __m512i second_a = _mm512_set1_epi64((int64_t)common.second_a);
+    const __m512i second_c = _mm512_set1_epi64((int64_t)common.second_c);
     const __m512i group = _mm512_add_epi64(_mm512_set1_epi64((int64_t)i), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
     __m512i a[V_PHILOX_SETS], b[V_PHILOX_SETS], c[V_PHILOX_SETS], d[V_PHILOX_SETS];
     V_UNROLL
@@ -456,7 +448,7 @@ V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
         const __m512i p1 = _mm512_mul_epu32(_mm512_add_epi64(group, _mm512_set1_epi64(8 * s)), m1);
         const __m512i p0 = _mm512_mul_epu32(_mm512_xor_si512(_mm512_shuffle_epi32(p1, (_MM_PERM_ENUM)HIGH), first), m0);
         a[s] = _mm512_xor_si512(p1, second_a);
-        b[s] = _mm512_set1_epi64((int64_t)product1);
+        b[s] = _mm512_set1_epi64((int64_t)common.product);
         c[s] = _mm512_xor_si512(_mm512_shuffle_epi32(p0, (_MM_PERM_ENUM)HIGH), second_c);
         d[s] = p0;
     }

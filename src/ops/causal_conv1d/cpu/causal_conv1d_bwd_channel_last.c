@@ -127,8 +127,8 @@ V_INLINE void stage_columns(const backward_columns *s, int64_t channel, const co
     const char *next_x = conv1d_asked_at(asked, s->x, s->x_stride, tile, size);
     const char *next_dy = conv1d_asked_at(asked, s->dy, s->dy_stride, tile, size);
     for (int64_t i = K - 1; i < K - 1 + s->n; i++, x += s->x_stride, dy += s->dy_stride) {
-        conv1d_ask(next_x + (i - (K - 1)) * bytes, bytes);
-        conv1d_ask(next_dy + (i - (K - 1)) * bytes, bytes);
+        v_ask(next_x + (i - (K - 1)) * bytes, bytes);
+        v_ask(next_dy + (i - (K - 1)) * bytes, bytes);
         for (int v = 0; v < count; v++) {
             v_store(h[v] + i * VW, v_load_as(x + v * VW * size, dtype));
             v_store(g[v] + i * VW, v_load_as(dy + v * VW * size, dtype));
@@ -300,8 +300,8 @@ V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype 
         char *dx = conv1d_out_at(&out, at, size);
         int64_t i = 0;
         for (; i + WALK_TOKENS <= n; i += WALK_TOKENS) {
-            conv1d_ask(next_x, WALK_TOKENS * VW * size);
-            conv1d_ask(next_dy, WALK_TOKENS * VW * size);
+            v_ask(next_x, WALK_TOKENS * VW * size);
+            v_ask(next_dy, WALK_TOKENS * VW * size);
             walk_step(&c, x, dy, dx, dx_stride, s, WALK_TOKENS, K, dtype);
             x += WALK_TOKENS * s->x_stride;
             dy += WALK_TOKENS * s->dy_stride;
@@ -310,8 +310,8 @@ V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype 
             next_dy += WALK_TOKENS * VW * size;
         }
         for (; i < n; i++, x += s->x_stride, dy += s->dy_stride, dx += dx_stride) {
-            conv1d_ask(next_x, VW * size);
-            conv1d_ask(next_dy, VW * size);
+            v_ask(next_x, VW * size);
+            v_ask(next_dy, VW * size);
             walk_step(&c, x, dy, dx, dx_stride, s, 1, K, dtype);
         }
         conv1d_out_made(&out, at + VW, 1, size, &asked);

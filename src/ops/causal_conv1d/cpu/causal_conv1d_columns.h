@@ -73,7 +73,7 @@ V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, const conv
     char *y = conv1d_out_at(out, c, size);
     const int64_t y_stride = conv1d_out_stride(out);
     for (int64_t i = 0; i < n; i++, next += count * VW * size) {
-        conv1d_ask(next, count * VW * size);
+        v_ask(next, count * VW * size);
         V_UNROLL
         for (int v = 0; v < count; v++) {
             h[v][K - 1] = v_load_as(x + v * VW * size, dtype);

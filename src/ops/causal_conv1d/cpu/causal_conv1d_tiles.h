@@ -159,12 +159,6 @@ V_INLINE const char *conv1d_asked_at(const conv1d_asked *asked, const char *tile
     return tile + (tokens + asked->row) * stride + asked->channel * size;
 }
 
-V_INLINE void conv1d_ask(const char *next, int64_t bytes)
-{
-    for (int64_t at = 0; at < bytes; at += 64)
-        v_prefetch_far(next + at);
-}
-
 /* Where a tile's results go: to its rows, or past the caches by way of `runs`, where CONV1D_RUN bytes of each row wait until
  * all of their columns are made. Single lines from row to row, which need no waiting, took half as long again as these runs of
  * four on a Zen 4, and four times as long as plain stores where a vector is half a line. */
@@ -185,15 +179,12 @@ V_INLINE int64_t conv1d_out_stride(const conv1d_out *out)
 }
 
 /* `count` columns are made, the last of whole vectors before channel `end`, and the next tile's part of the same length has
- * been asked for. Of the results' one line a page is, as in dropout_ask_page. */
+ * been asked for. Of the results' one line a page is (v_ask_page). */
 V_INLINE void conv1d_out_made(const conv1d_out *out, int64_t end, int count, int64_t size, conv1d_asked *asked)
 {
     const int64_t lanes = out->n * count * VW, bytes = (end * size - 1) % CONV1D_RUN + 1;
-    if (out->stream) {
-        const char *next = conv1d_asked_at(asked, out->rows, out->stride, conv1d_tile(out->channels), size);
-        if ((uintptr_t)next % 4096 < (uintptr_t)(lanes * size))
-            v_prefetch_far(next);
-    }
+    if (out->stream)
+        v_ask_page(conv1d_asked_at(asked, out->rows, out->stride, conv1d_tile(out->channels), size), lanes * size);
     asked->channel += lanes;
     while (asked->channel >= out->channels) {
         asked->channel -= out->channels;

@@ -195,18 +195,12 @@ static inline int64_t dropout_next_row(const dropout_sizes *sizes, int64_t r)
  * from six tenths of the copy to eight and a half, where the first level had been asked). */
 V_INLINE void dropout_ask(const char *next, int64_t i, cot_dtype dtype)
 {
-    const int64_t size = dropout_size(dtype);
-    for (int64_t at = 0; at < DROPOUT_DRAW * size; at += 64)
-        v_prefetch_far(next + i * size + at);
+    v_ask(next + i * dropout_size(dtype), DROPOUT_DRAW * dropout_size(dtype));
 }
 
-/* Of an output one line a page, for the translation of its address: a store past the caches that has to wait for it holds up
- * all that follow, and under a hypervisor it waits for two tables (a Zen 4, pages of 4 KB, bf16 backward: two fifths of all). */
 V_INLINE void dropout_ask_page(const char *next, int64_t i, cot_dtype dtype)
 {
-    const int64_t size = dropout_size(dtype);
-    if (((uintptr_t)next + (uintptr_t)(i * size)) % 4096 < (uintptr_t)(DROPOUT_DRAW * size))
-        v_prefetch_far(next + i * size);
+    v_ask_page(next + i * dropout_size(dtype), DROPOUT_DRAW * dropout_size(dtype));
 }
 
 /* ---- instances: a loop for every activation in every dtype -------------------------------------------------- */
