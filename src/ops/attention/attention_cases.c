@@ -2,328 +2,16 @@
  *
  * attention_cases.c: the shapes, layouts and options that check, bench and the gradient check run.
  *
- * A case begins as a `plan`: sizes and choices by name. Families: the sizes of the field's tests and around the tiles'
+ * A case begins as a plan (attention_plan.h). Families: the sizes of the field's tests and around the tiles'
  * edges; every feature by itself and in random combinations, small enough for finite differences; the primitives of
  * blocks; and the shapes of the benchmark. */
-#include "attention_problem.h"
+#include "attention_plan.h"
 #include "attention_ref.h"
 
-#include "core/cases.h"
 #include "core/draw.h"
 
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-
-/* ---- plans -------------------------------------------------------------------------------------------- */
-
-typedef enum layout_kind {
-    BTHD,    /* [B,T,H,d] */
-    BHTD,    /* [B,H,T,d] */
-    SLICE,   /* rows cut out of wider ones, from an odd element on: q, k and v of one projection */
-    STRIDED, /* every second column */
-    LAYOUT_COUNT
-} layout_kind;
-
-static const char *const layout_names[] = {"bthd", "bhtd", "slice", "strided"};
-
-typedef struct plan {
-    int direction;
-    unsigned uses;
-    int64_t B, H, Hkv, Tq, Tk, d, dv;
-    layout_kind layout;
-    cot_dtype dtype;
-    bool f32_out; /* out, dq, dk, dv in f32 */
-    bool causal, window;
-    int64_t left, right;
-    double softcap, scale, dropout;
-    bool dropout_state; /* seed and offset from memory too */
-    bool sink, alibi, bias;
-    unsigned bias_axes; /* bit n: axis n is broadcast */
-    bool packed, seqused_q, seqused_k;
-    bool mixed; /* of the benchmark's packed sequences every other one is three times as long as the others */
-    int64_t q_begin, q_length, k_begin, k_length;
-    bool dlse, delta, accumulate, any_order;
-    bool no_dq, no_dkv, no_out, no_lse;
-    uint64_t seed;
-} plan;
-
-enum { CHECKED = COT_CASE_CHECK | COT_CASE_CHECK_CUDA };
-
-/* ---- tensors ------------------------------------------------------------------------------------------ */
-
-/* A [B,T,H,d] tensor, packed [T,H,d]; T counts the rows of one sequence, packed those of all. */
-static cot_tensor laid_out(const plan *p, cot_case *c, const char *name, cot_dtype dtype, int64_t T, int64_t H,
-                           int64_t d)
-{
-    cot_tensor t = cot_tensor_contiguous(NULL, dtype, 4, (const int64_t[]){p->B, T, H, d});
-    const int64_t pitch = 3 * H * d + 5;
-    switch (p->layout) {
-    case BHTD: t.stride[0] = H * T * d, t.stride[1] = d, t.stride[2] = T * d; break;
-    case SLICE:
-        t.stride[0] = T * pitch, t.stride[1] = pitch;
-        c->offset[cot_field_index(&cot_attention_directions[p->direction], name)] = 1;
-        break;
-    case STRIDED:
-        for (int axis = 0; axis < 4; axis++)
-            t.stride[axis] *= 2;
-        break;
-    default: break;
-    }
-    if (p->packed) {
-        t.rank = 3;
-        memmove(t.shape, t.shape + 1, 3 * sizeof *t.shape);
-        memmove(t.stride, t.stride + 1, 3 * sizeof *t.stride);
-        t.shape[3] = t.stride[3] = 0;
-    }
-    return t;
-}
-
-/* With packing, as many rows as a sequence has on average for each, and a few that belong to none. */
-static int64_t rows(const plan *p, int64_t T)
-{
-    return p->packed ? p->B * T + (int64_t)(p->seed % 3) : T;
-}
-
-static cot_tensor queries(const plan *p, cot_case *c, const char *name, cot_dtype dtype, int64_t d)
-{
-    return laid_out(p, c, name, dtype, rows(p, p->Tq), p->H, d);
-}
-
-static cot_tensor keys(const plan *p, cot_case *c, const char *name, cot_dtype dtype, int64_t d)
-{
-    return laid_out(p, c, name, dtype, rows(p, p->Tk), p->Hkv, d);
-}
-
-static cot_tensor statistic(const plan *p)
-{
-    const cot_dtype dtype = p->dtype == COT_F64 ? COT_F64 : COT_F32;
-    const int64_t shape[3] = {p->B, p->H, rows(p, p->Tq)};
-    return cot_tensor_contiguous(NULL, dtype, 3 - p->packed, shape + p->packed);
-}
-
-static cot_tensor vector(cot_dtype dtype, int64_t size)
-{
-    return cot_tensor_contiguous(NULL, dtype, 1, &size);
-}
-
-static cot_dtype output_dtype(const plan *p)
-{
-    return p->f32_out && p->dtype != COT_F64 ? COT_F32 : p->dtype;
-}
-
-/* sink, slopes and bias: f32, or the inputs' dtype. */
-static cot_dtype parameter_dtype(const plan *p)
-{
-    return p->dtype == COT_F64 || p->seed % 2 ? p->dtype : COT_F32;
-}
-
-/* The longest sequence that may occur: twice the average. */
-static int64_t longest(const plan *p, int64_t T)
-{
-    return p->packed ? 2 * T : T;
-}
-
-static cot_tensor bias_of(const plan *p)
-{
-    int64_t shape[4] = {p->B, p->H, longest(p, p->Tq), longest(p, p->Tk)};
-    for (int axis = 0; axis < 4; axis++)
-        if (p->bias_axes >> axis & 1)
-            shape[axis] = 1;
-    return cot_tensor_contiguous(NULL, parameter_dtype(p), 4, shape);
-}
-
-/* The members that forward and backward have in common. */
-#define SET_COMMON(p, a)                                                                                     \
-    do {                                                                                                     \
-        COT_INIT(a);                                                                                         \
-        (a)->causal = (p)->causal;                                                                           \
-        (a)->window = (p)->window;                                                                           \
-        (a)->window_left = (p)->window ? (p)->left : 0;                                                      \
-        (a)->window_right = (p)->window ? (p)->right : 0;                                                    \
-        (a)->scale = (p)->scale;                                                                             \
-        (a)->softcap = (p)->softcap;                                                                         \
-        (a)->dropout_p = (p)->dropout;                                                                       \
-        (a)->dropout_seed = (p)->seed;                                                                       \
-        (a)->dropout_offset = (p)->seed >> 7;                                                                \
-        if ((p)->dropout_state)                                                                              \
-            (a)->dropout_seed_memory = (a)->dropout_offset_memory = vector(COT_I32, 2);                      \
-        (a)->max_seqlen_q = (p)->packed ? longest(p, (p)->Tq) : 0;                                           \
-        (a)->max_seqlen_k = (p)->packed ? longest(p, (p)->Tk) : 0;                                           \
-        (a)->q_begin = (p)->q_begin, (a)->q_length = (p)->q_length;                                          \
-        (a)->k_begin = (p)->k_begin, (a)->k_length = (p)->k_length;                                          \
-        (a)->q = queries(p, c, "q", (p)->dtype, (p)->d);                                                     \
-        (a)->k = keys(p, c, "k", (p)->dtype, (p)->d);                                                        \
-        (a)->v = keys(p, c, "v", (p)->dtype, (p)->dv);                                                       \
-        if ((p)->packed)                                                                                     \
-            (a)->cu_seqlens_q = (a)->cu_seqlens_k = vector(COT_I32, (p)->B + 1);                             \
-        if ((p)->seqused_q)                                                                                  \
-            (a)->seqused_q = vector(COT_I32, (p)->B);                                                        \
-        if ((p)->seqused_k)                                                                                  \
-            (a)->seqused_k = vector(COT_I32, (p)->B);                                                        \
-        if ((p)->sink)                                                                                       \
-            (a)->sink = vector(parameter_dtype(p), (p)->H);                                                  \
-        if ((p)->alibi)                                                                                      \
-            (a)->alibi_slopes = cot_tensor_contiguous(NULL, parameter_dtype(p), 1 + ((p)->seed % 4 == 0),    \
-                                                      (p)->seed % 4 == 0 ? (const int64_t[]){(p)->B, (p)->H} \
-                                                                         : (const int64_t[]){(p)->H});       \
-        if ((p)->bias)                                                                                       \
-            (a)->bias = bias_of(p);                                                                          \
-    } while (0)
-
-/* Visible pairs of a query and a key of one head of a sequence of that length. */
-static double pairs_of(const plan *p, int64_t Tq, int64_t Tk)
-{
-    const attention_sizes z = {.left = p->window && p->left >= 0 ? p->left : ATTENTION_UNBOUNDED,
-                               .right = p->causal                    ? 0
-                                        : p->window && p->right >= 0 ? p->right
-                                                                     : ATTENTION_UNBOUNDED};
-    const attention_sequence s = {.Tq = Tq, .Tk = Tk, .diagonal = Tk - Tq};
-    double pairs = 0;
-    for (int64_t i = 0; i < Tq; i++) {
-        const attention_span span = attention_keys_of(&z, &s, i);
-        pairs += span.end > span.first ? (double)(span.end - span.first) : 0;
-    }
-    return pairs;
-}
-
-/* Of all; packed sequences taken as of average length. */
-static double visible_pairs(const plan *p)
-{
-    const double each = p->mixed ? (pairs_of(p, p->Tq / 2, p->Tk / 2) + pairs_of(p, p->Tq * 3 / 2, p->Tk * 3 / 2)) / 2
-                                 : pairs_of(p, p->Tq, p->Tk);
-    return each * (double)p->B * (double)p->H;
-}
-
-static void forward_case(const plan *p, cot_case *c)
-{
-    cot_attention_forward_args *a = (cot_attention_forward_args *)c->args;
-    SET_COMMON(p, a);
-    if (!p->no_out)
-        a->out = queries(p, c, "out", output_dtype(p), p->dv);
-    if (!p->no_lse)
-        a->lse = statistic(p);
-    c->flops = 2 * (double)(p->d + p->dv) * visible_pairs(p);
-}
-
-/* Of a row of dk or dv: the elements that stand for one in the norm rule. All columns of a row have the errors of its P
- * in common. P varies like exp of a unit normal from pair to pair, so that n of them count for (sum P^2)^2 / sum P^4 =
- * n e^-4 errors of their own; fewer than there are columns where a key is seen by few queries. (Over 100 seeds of B1 H2/1
- * T384/256 d33/17 causal, f32, the error's norm over dv's last 15 keys was 0.4 to 1.9 times the scalar kernel's, its
- * mean below 1, and over whole blocks of 4096 elements 0.6 to 1.25 times.) */
-static int64_t elements_of_one_error(const plan *p, int64_t columns)
-{
-    const double rows = (double)p->B * (double)p->Hkv * (double)p->Tk;
-    const double errors = rows > 0 ? visible_pairs(p) / rows / exp(4) : 0;
-    return errors >= (double)columns ? 1 : errors <= 1 ? columns : (int64_t)ceil((double)columns / errors);
-}
-
-static void backward_case(const plan *p, cot_case *c)
-{
-    cot_attention_backward_args *a = (cot_attention_backward_args *)c->args;
-    SET_COMMON(p, a);
-    a->accumulate = p->accumulate;
-    a->allow_nondeterminism = p->any_order;
-    a->lse = statistic(p);
-    if (p->delta) {
-        a->delta = statistic(p);
-    } else {
-        a->out = queries(p, c, "out", output_dtype(p), p->dv);
-        if (p->dlse)
-            a->dlse = statistic(p);
-    }
-    a->dout = queries(p, c, "dout", p->dtype, p->dv);
-    if (!p->no_dq) {
-        a->dq = queries(p, c, "dq", output_dtype(p), p->d);
-        c->any_order[cot_field_index(&cot_attention_directions[p->direction], "dq")] = p->any_order;
-    }
-    if (!p->no_dkv) {
-        a->dk = keys(p, c, "dk", output_dtype(p), p->d);
-        a->dv = keys(p, c, "dv", output_dtype(p), p->dv);
-        c->shared[cot_field_index(&cot_attention_directions[p->direction], "dk")] = elements_of_one_error(p, p->d);
-        c->shared[cot_field_index(&cot_attention_directions[p->direction], "dv")] = elements_of_one_error(p, p->dv);
-    }
-    if (p->sink)
-        a->dsink = a->sink;
-    if (p->bias)
-        a->dbias = a->bias;
-    c->flops = 2 * (double)(3 * p->d + 2 * p->dv) * visible_pairs(p);
-}
-
-static void delta_case(const plan *p, cot_case *c)
-{
-    cot_attention_delta_args *a = (cot_attention_delta_args *)c->args;
-    COT_INIT(a);
-    a->out = queries(p, c, "out", output_dtype(p), p->dv);
-    a->dout = queries(p, c, "dout", p->dtype, p->dv);
-    if (p->dlse)
-        a->dlse = statistic(p);
-    a->delta = statistic(p);
-    c->flops = 2 * (double)p->dv * (double)p->B * (double)p->H * (double)p->Tq;
-}
-
-static void merge_case(const plan *p, cot_case *c)
-{
-    cot_attention_merge_args *a = (cot_attention_merge_args *)c->args;
-    COT_INIT(a);
-    a->out_a = queries(p, c, "out_a", p->dtype, p->dv);
-    a->out_b = queries(p, c, "out_b", output_dtype(p), p->dv);
-    a->lse_a = a->lse_b = statistic(p);
-    if (p->sink)
-        a->sink = vector(parameter_dtype(p), p->H);
-    if (!p->no_out)
-        a->out = queries(p, c, "out", output_dtype(p), p->dv);
-    if (!p->no_lse)
-        a->lse = statistic(p);
-    c->flops = 3 * (double)p->dv * (double)p->B * (double)p->H * (double)p->Tq;
-}
-
-static void add_text(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
-static void add_text(char *text, size_t size, const char *format, ...)
-{
-    va_list arguments;
-    const size_t length = strlen(text);
-    va_start(arguments, format);
-    vsnprintf(text + length, size - length, format, arguments);
-    va_end(arguments);
-}
-
-static void describe(const plan *p, cot_case *c)
-{
-    char *o = c->options;
-    const size_t size = sizeof c->options;
-    c->layout = layout_names[p->layout];
-    snprintf(c->shape, sizeof c->shape, "B%lld H%lld/%lld T%lld/%lld d%lld/%lld", (long long)p->B, (long long)p->H,
-             (long long)p->Hkv, (long long)p->Tq, (long long)p->Tk, (long long)p->d, (long long)p->dv);
-    snprintf(o, size, "%s", p->causal ? "causal" : "full");
-    if (p->window)
-        add_text(o, size, "+window%lld,%lld", (long long)p->left, (long long)p->right);
-    if (p->softcap > 0)
-        add_text(o, size, "+softcap%g", p->softcap);
-    if (p->scale != 0)
-        add_text(o, size, "+scale%g", p->scale);
-    if (p->dropout > 0)
-        add_text(o, size, "+dropout%g", p->dropout);
-    if (p->bias)
-        add_text(o, size, "+bias%x", p->bias_axes);
-    if (p->q_length > 0 || p->k_length > 0)
-        add_text(o, size, "+block");
-    const struct {
-        bool set;
-        const char *name;
-    } switches[] = {{p->sink, "+sink"},          {p->alibi, "+alibi"},
-                    {p->packed, "+packed"},      {p->mixed, "+mixed"},
-                    {p->seqused_q, "+usedq"},    {p->seqused_k, "+usedk"},
-                    {p->f32_out, "+f32out"},     {p->dlse, "+dlse"},
-                    {p->delta, "+delta"},        {p->accumulate, "+accumulate"},
-                    {p->no_dq, "-dq"},           {p->no_dkv, "-dkv"},
-                    {p->no_out, "-out"},         {p->no_lse, "-lse"},
-                    {p->any_order, "+any-order"}};
-    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
-        if (switches[i].set)
-            add_text(o, size, "%s", switches[i].name);
-}
 
 /* ---- families ----------------------------------------------------------------------------------------- */
 
@@ -333,26 +21,14 @@ typedef struct visitor {
     bool stopped;
 } visitor;
 
-static void build(const plan *p, cot_case *c)
-{
-    static void (*const builders[])(const plan *, cot_case *) = {forward_case, backward_case, delta_case, merge_case};
-    /* In the benchmark the seed's last bit says what `fill` cannot know: whether lengths are mixed. */
-    const uint64_t seed = p->uses & CHECKED ? p->seed : (p->seed & ~(uint64_t)1) | p->mixed;
-    *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = seed};
-    builders[p->direction](p, c);
-    describe(p, c);
-}
-
-static void emit(visitor *v, const plan *p)
+static void emit(visitor *v, const attention_plan *p)
 {
     if (v->stopped)
         return;
     cot_case c;
-    build(p, &c);
+    attention_plan_build(p, &c);
     v->stopped = !v->visit(v->context, &c);
 }
-
-static const cot_dtype float_dtypes[] = {COT_F32, COT_BF16, COT_F16, COT_F64};
 
 /* The field's shapes, and those around the edges of tiles of 16, 32, 64 and 128 rows. */
 static void sweep_sizes(visitor *v, int direction)
@@ -372,15 +48,15 @@ static void sweep_sizes(visitor *v, int direction)
                 lengths[i][0] * lengths[i][1] < 2500; /* the others take seconds: scalar kernels are slow */
             const int turns = small ? 2 : 1;
             for (int turn = 0; turn < turns; turn++, number++) {
-                plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
+                attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
                 const int64_t *size = columns[(i + (size_t)(3 * turn + dtype)) % (sizeof columns / sizeof *columns)];
                 p.Tq = lengths[i][0], p.Tk = lengths[i][1];
                 p.d = size[0], p.dv = size[1];
                 p.B = 1 + small;
                 p.H = p.Tq * p.Tk < 20000 ? 6 : 2;
                 p.Hkv = p.H / (cot_draw_bool(&state) ? 1 : cot_draw_bool(&state) ? 2 : p.H);
-                p.layout = (layout_kind)(number % 7 == 6 ? STRIDED : number % 3);
-                p.dtype = float_dtypes[dtype];
+                p.layout = (attention_layout)(number % 7 == 6 ? STRIDED : number % 3);
+                p.dtype = attention_float_dtypes[dtype];
                 const int mask = (int)((i + (size_t)(dtype + turn)) % 3);
                 p.causal = mask == 1;
                 p.window = mask == 2;
@@ -401,18 +77,18 @@ static void sweep_long(visitor *v, int direction)
 {
     static const int64_t lengths[][2] = {{1024, 1024}, {1023, 1024}, {1024, 1023}, {2049, 700}};
     for (int i = 0; i < 8; i += 3) {
-        const plan p = {.direction = direction,
-                        .uses = COT_CASE_CHECK,
-                        .B = 1,
-                        .H = 1,
-                        .Hkv = 1,
-                        .Tq = lengths[i / 2][0],
-                        .Tk = lengths[i / 2][1],
-                        .d = i < 4 ? 64 : 128,
-                        .dv = i < 4 ? 64 : 128,
-                        .dtype = float_dtypes[i % 2],
-                        .causal = i % 4 < 2,
-                        .seed = 101 + (uint64_t)i};
+        const attention_plan p = {.direction = direction,
+                                  .uses = COT_CASE_CHECK,
+                                  .B = 1,
+                                  .H = 1,
+                                  .Hkv = 1,
+                                  .Tq = lengths[i / 2][0],
+                                  .Tk = lengths[i / 2][1],
+                                  .d = i < 4 ? 64 : 128,
+                                  .dv = i < 4 ? 64 : 128,
+                                  .dtype = attention_float_dtypes[i % 2],
+                                  .causal = i % 4 < 2,
+                                  .seed = 101 + (uint64_t)i};
         emit(v, &p);
     }
 }
@@ -420,7 +96,7 @@ static void sweep_long(visitor *v, int direction)
 /* One feature by itself (0 .. FEATURES-1), each on its own number. */
 enum { FEATURES = 16 };
 
-static void add_feature(plan *p, int feature, uint64_t *state)
+static void add_feature(attention_plan *p, int feature, uint64_t *state)
 {
     switch (feature) {
     case 0: p->causal = true; break;
@@ -460,9 +136,9 @@ static void sweep_features(visitor *v, int direction)
     uint64_t state = 21 + (uint64_t)direction;
     const bool backward = direction == COT_ATTENTION_BACKWARD;
     for (int number = 0; number < 10 * FEATURES; number++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
+        attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
         const int round = number / FEATURES; /* 0 .. 3: one feature in each dtype; then combinations */
-        p.dtype = float_dtypes[round < 4 ? round : number % 4];
+        p.dtype = attention_float_dtypes[round < 4 ? round : number % 4];
         const bool gradient = backward && p.dtype == COT_F64;
         p.B = 1 + cot_draw_below(&state, 3);
         p.Hkv = 1 + cot_draw_below(&state, 2);
@@ -475,7 +151,7 @@ static void sweep_features(visitor *v, int direction)
             p.B = 1 + cot_draw_below(&state, 2), p.H = p.Hkv;
         if (cot_draw_bool(&state))
             p.Tk = p.Tq;
-        p.layout = (layout_kind)cot_draw_below(&state, LAYOUT_COUNT);
+        p.layout = (attention_layout)cot_draw_below(&state, LAYOUT_COUNT);
         p.f32_out = cot_draw_below(&state, 8) == 0;
         add_feature(&p, number % FEATURES, &state);
         for (int more = 0; round >= 4 && more < 4; more++)
@@ -501,18 +177,18 @@ static void sweep_extremes(visitor *v, int direction)
 {
     uint64_t state = 41 + (uint64_t)direction;
     for (int number = 0; number < 24; number++) {
-        plan p = {.direction = direction,
-                  .uses = COT_CASE_CHECK | COT_CASE_QUICK,
-                  .B = 2,
-                  .H = 2,
-                  .Hkv = 1,
-                  .Tq = 70,
-                  .Tk = 45,
-                  .d = 64,
-                  .dv = 64,
-                  .dtype = float_dtypes[number % 3],
-                  .layout = BTHD,
-                  .seed = cot_draw(&state)};
+        attention_plan p = {.direction = direction,
+                            .uses = COT_CASE_CHECK | COT_CASE_QUICK,
+                            .B = 2,
+                            .H = 2,
+                            .Hkv = 1,
+                            .Tq = 70,
+                            .Tk = 45,
+                            .d = 64,
+                            .dv = 64,
+                            .dtype = attention_float_dtypes[number % 3],
+                            .layout = BTHD,
+                            .seed = cot_draw(&state)};
         p.causal = number / 3 % 2;
         p.sink = number / 6 % 2;
         if (number < 12)
@@ -527,12 +203,12 @@ static void sweep_rows(visitor *v, int direction)
 {
     uint64_t state = 51 + (uint64_t)direction;
     for (int number = 0; number < 40; number++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = cot_draw(&state)};
+        attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = cot_draw(&state)};
         p.B = cot_draw_below(&state, 4), p.H = p.Hkv = 1 + cot_draw_below(&state, 5);
         p.Tq = cot_draw_below(&state, 90), p.dv = 1 + cot_draw_below(&state, 140);
         p.Tk = p.d = 1;
-        p.dtype = float_dtypes[number % 4];
-        p.layout = (layout_kind)cot_draw_below(&state, LAYOUT_COUNT);
+        p.dtype = attention_float_dtypes[number % 4];
+        p.layout = (attention_layout)cot_draw_below(&state, LAYOUT_COUNT);
         p.packed = number % 5 == 4;
         p.B = p.packed ? 1 : p.B;
         p.f32_out = cot_draw_bool(&state), p.dlse = cot_draw_bool(&state), p.sink = cot_draw_bool(&state);
@@ -554,7 +230,7 @@ static void sweep_cuda(visitor *v, int direction)
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
         for (size_t d = 0; d < sizeof columns / sizeof *columns; d++)
             for (int causal = 0; causal < 2; causal++, number++) {
-                plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
+                attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
                 p.Tq = lengths[i][0], p.Tk = lengths[i][1];
                 const bool large = p.Tq * p.Tk > 60000; /* the reference takes its time */
                 if (large && (i + d + (size_t)causal) % 2 == 0)
@@ -563,8 +239,9 @@ static void sweep_cuda(visitor *v, int direction)
                 p.Hkv = number % 3 == 0 ? p.H : number % 3 == 1 ? p.H / 2 : 1;
                 p.d = p.dv = columns[d];
                 p.dtype = number / 2 % 2 == 0 ? COT_BF16 : COT_F16;
-                p.layout =
-                    p.Tq * p.Tk == 1 ? BTHD : (layout_kind)(number % 3); /* a slice of a row would begin anywhere */
+                p.layout = p.Tq * p.Tk == 1
+                               ? BTHD
+                               : (attention_layout)(number % 3); /* a slice of a row would begin anywhere */
                 p.causal = causal;
                 p.any_order = direction == COT_ATTENTION_BACKWARD && number % 4 == 3;
                 p.accumulate = direction == COT_ATTENTION_BACKWARD && number % 5 == 4;
@@ -587,7 +264,7 @@ static void sweep_tiles_cuda(visitor *v, int direction)
     const bool backward = direction == COT_ATTENTION_BACKWARD;
     uint64_t state = 501 + (uint64_t)direction;
     for (int number = 0; number < (KINDS + 3) * SIZES; number++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
+        attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
         const int64_t *size = columns[backward][number % SIZES];
         unsigned kinds = number / SIZES < KINDS ? 1u << number / SIZES : (unsigned)cot_draw_below(&state, 1 << KINDS);
         p.B = 1 + cot_draw_below(&state, 3), p.Hkv = 1 + cot_draw_below(&state, 2);
@@ -634,7 +311,7 @@ static void sweep_features_cuda(visitor *v, int direction)
     uint64_t state = 401 + (uint64_t)direction;
     const bool backward = direction == COT_ATTENTION_BACKWARD;
     for (int number = 0; number < 8 * FEATURES; number++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
+        attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
         const int round = number / FEATURES; /* 0, 1: one feature; then combinations */
         const int64_t *size = columns[(number + round) % (int)(sizeof columns / sizeof *columns)];
         p.dtype = number / 2 % 2 == round % 2 ? COT_BF16 : COT_F16;
@@ -644,7 +321,8 @@ static void sweep_features_cuda(visitor *v, int direction)
         p.Tq = 1 + cot_draw_below(&state, 200);
         p.Tk = cot_draw_bool(&state) ? p.Tq : 1 + cot_draw_below(&state, 300);
         p.d = size[0], p.dv = size[1];
-        p.layout = (layout_kind)(number % 4 == 3 ? cot_draw_below(&state, LAYOUT_COUNT) : cot_draw_below(&state, 2));
+        p.layout =
+            (attention_layout)(number % 4 == 3 ? cot_draw_below(&state, LAYOUT_COUNT) : cot_draw_below(&state, 2));
         add_feature(&p, number % FEATURES, &state);
         for (int more = 0; round >= 2 && more < 3; more++)
             add_feature(&p, (int)cot_draw_below(&state, FEATURES), &state);
@@ -666,7 +344,7 @@ static void bench_cuda(visitor *v, int direction)
         for (int causal = 0; causal < 2; causal++)
             for (int any_order = 0; any_order < 1 + (direction == COT_ATTENTION_BACKWARD); any_order++)
                 for (int64_t T = 512; T <= 16384; T *= 2) {
-                    plan p = {.direction = direction, .uses = COT_CASE_BENCH_CUDA, .seed = 61};
+                    attention_plan p = {.direction = direction, .uses = COT_CASE_BENCH_CUDA, .seed = 61};
                     p.B = 16384 / T, p.H = p.Hkv = 2048 / d, p.Tq = p.Tk = T;
                     p.d = p.dv = d;
                     p.dtype = COT_BF16;
@@ -700,25 +378,25 @@ static void bench_features_cuda(visitor *v, int direction)
         {4, 16, 16, 4096, 96, 96, COT_BF16, true, false, false, false, 0, 0},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const plan p = {.direction = direction,
-                        .uses = COT_CASE_BENCH_CUDA,
-                        .B = shapes[i].B,
-                        .H = shapes[i].H,
-                        .Hkv = shapes[i].Hkv,
-                        .Tq = shapes[i].T,
-                        .Tk = shapes[i].T,
-                        .d = shapes[i].d,
-                        .dv = shapes[i].dv,
-                        .dtype = shapes[i].dtype,
-                        .causal = shapes[i].causal,
-                        .window = shapes[i].left > 0,
-                        .left = shapes[i].left,
-                        .softcap = shapes[i].softcap,
-                        .sink = shapes[i].sink,
-                        .packed = shapes[i].packed,
-                        .mixed = shapes[i].mixed,
-                        .any_order = direction == COT_ATTENTION_BACKWARD,
-                        .seed = shapes[i].mixed ? 61 : 60};
+        const attention_plan p = {.direction = direction,
+                                  .uses = COT_CASE_BENCH_CUDA,
+                                  .B = shapes[i].B,
+                                  .H = shapes[i].H,
+                                  .Hkv = shapes[i].Hkv,
+                                  .Tq = shapes[i].T,
+                                  .Tk = shapes[i].T,
+                                  .d = shapes[i].d,
+                                  .dv = shapes[i].dv,
+                                  .dtype = shapes[i].dtype,
+                                  .causal = shapes[i].causal,
+                                  .window = shapes[i].left > 0,
+                                  .left = shapes[i].left,
+                                  .softcap = shapes[i].softcap,
+                                  .sink = shapes[i].sink,
+                                  .packed = shapes[i].packed,
+                                  .mixed = shapes[i].mixed,
+                                  .any_order = direction == COT_ATTENTION_BACKWARD,
+                                  .seed = shapes[i].mixed ? 61 : 60};
         emit(v, &p);
     }
 }
@@ -740,21 +418,21 @@ static void bench_shapes(visitor *v, int direction)
         {4, 8, 8, 512, 128, COT_BF16, true, 0, false},  {4, 8, 8, 512, 128, COT_BF16, true, 0, true},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const plan p = {.direction = direction,
-                        .uses = COT_CASE_BENCH,
-                        .B = shapes[i].B,
-                        .H = shapes[i].H,
-                        .Hkv = shapes[i].Hkv,
-                        .Tq = shapes[i].T,
-                        .Tk = shapes[i].T,
-                        .d = shapes[i].d,
-                        .dv = shapes[i].d,
-                        .dtype = shapes[i].dtype,
-                        .causal = shapes[i].causal,
-                        .window = shapes[i].left > 0,
-                        .left = shapes[i].left,
-                        .packed = shapes[i].packed,
-                        .seed = 60};
+        const attention_plan p = {.direction = direction,
+                                  .uses = COT_CASE_BENCH,
+                                  .B = shapes[i].B,
+                                  .H = shapes[i].H,
+                                  .Hkv = shapes[i].Hkv,
+                                  .Tq = shapes[i].T,
+                                  .Tk = shapes[i].T,
+                                  .d = shapes[i].d,
+                                  .dv = shapes[i].d,
+                                  .dtype = shapes[i].dtype,
+                                  .causal = shapes[i].causal,
+                                  .window = shapes[i].left > 0,
+                                  .left = shapes[i].left,
+                                  .packed = shapes[i].packed,
+                                  .seed = 60};
         emit(v, &p);
     }
 }
@@ -762,17 +440,17 @@ static void bench_shapes(visitor *v, int direction)
 static void bench_rows(visitor *v, int direction)
 {
     for (int number = 0; number < 4; number++) {
-        const plan p = {.direction = direction,
-                        .uses = COT_CASE_BENCH,
-                        .B = 1,
-                        .H = 8,
-                        .Hkv = 8,
-                        .Tq = number < 2 ? 2048 : 8192,
-                        .Tk = 1,
-                        .d = 1,
-                        .dv = 128,
-                        .dtype = number % 2 == 0 ? COT_BF16 : COT_F32,
-                        .seed = 62};
+        const attention_plan p = {.direction = direction,
+                                  .uses = COT_CASE_BENCH,
+                                  .B = 1,
+                                  .H = 8,
+                                  .Hkv = 8,
+                                  .Tq = number < 2 ? 2048 : 8192,
+                                  .Tk = 1,
+                                  .d = 1,
+                                  .dv = 128,
+                                  .dtype = number % 2 == 0 ? COT_BF16 : COT_F32,
+                                  .seed = 62};
         emit(v, &p);
     }
 }
@@ -797,108 +475,6 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         bench_rows(&v, direction);
     }
 }
-
-/* ---- a case from words -------------------------------------------------------------------------------- */
-
-static bool set_number(plan *p, const char *name, size_t length, const char *value)
-{
-    static const struct {
-        const char *name;
-        size_t offset;
-        bool real;
-    } numbers[] = {{"B", offsetof(plan, B), false},
-                   {"H", offsetof(plan, H), false},
-                   {"Hkv", offsetof(plan, Hkv), false},
-                   {"T", offsetof(plan, Tq), false},
-                   {"Tq", offsetof(plan, Tq), false},
-                   {"Tk", offsetof(plan, Tk), false},
-                   {"d", offsetof(plan, d), false},
-                   {"dv", offsetof(plan, dv), false},
-                   {"left", offsetof(plan, left), false},
-                   {"right", offsetof(plan, right), false},
-                   {"softcap", offsetof(plan, softcap), true},
-                   {"scale", offsetof(plan, scale), true},
-                   {"dropout", offsetof(plan, dropout), true}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (strlen(numbers[i].name) != length || strncmp(numbers[i].name, name, length) != 0)
-            continue;
-        char *end;
-        if (numbers[i].real) {
-            *(double *)((char *)p + numbers[i].offset) = strtod(value, &end);
-            return end != value && *end == '\0';
-        }
-        const long long number = strtoll(value, &end, 10);
-        if (end == value || *end != '\0' || number < 0 || number > INT32_MAX)
-            return false;
-        *(int64_t *)((char *)p + numbers[i].offset) = number;
-        p->window = p->window || strcmp(numbers[i].name, "left") == 0 || strcmp(numbers[i].name, "right") == 0;
-        return true;
-    }
-    return false;
-}
-
-static bool set_choice(plan *p, const char *word)
-{
-    static const struct {
-        const char *word;
-        size_t offset;
-    } switches[] = {{"causal", offsetof(plan, causal)},
-                    {"sink", offsetof(plan, sink)},
-                    {"alibi", offsetof(plan, alibi)},
-                    {"bias", offsetof(plan, bias)},
-                    {"packed", offsetof(plan, packed)},
-                    {"mixed", offsetof(plan, mixed)},
-                    {"usedq", offsetof(plan, seqused_q)},
-                    {"usedk", offsetof(plan, seqused_k)},
-                    {"dlse", offsetof(plan, dlse)},
-                    {"delta", offsetof(plan, delta)},
-                    {"accumulate", offsetof(plan, accumulate)},
-                    {"f32out", offsetof(plan, f32_out)},
-                    {"any-order", offsetof(plan, any_order)}};
-    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
-        if (strcmp(word, switches[i].word) == 0)
-            return *(bool *)((char *)p + switches[i].offset) = true;
-    for (int layout = 0; layout < LAYOUT_COUNT; layout++)
-        if (strcmp(word, layout_names[layout]) == 0)
-            return p->layout = (layout_kind)layout, true;
-    for (int i = 0; i < 4; i++)
-        if (strcmp(word, cot_dtype_name(float_dtypes[i])) == 0)
-            return p->dtype = float_dtypes[i], true;
-    return strcmp(word, "full") == 0;
-}
-
-static const char *const words_help =
-    "B=1 H=8 Hkv=8 T=2048 (or Tq= Tk=) d=128 dv=128 left=1024 right=0 softcap=30 scale=0.1 dropout=0.1, f32 f16 bf16 f64, "
-    "bthd bhtd slice strided, causal sink alibi bias packed mixed usedq usedk dlse delta accumulate f32out any-order";
-
-static const char *parse(int direction, int count, char *const words[], cot_case *c)
-{
-    plan p = {.direction = direction,
-              .uses = COT_CASE_CHECK | COT_CASE_BENCH | COT_CASE_BENCH_CUDA,
-              .B = 1,
-              .H = 8,
-              .Hkv = -1,
-              .Tq = 2048,
-              .Tk = -1,
-              .d = 128,
-              .dv = -1,
-              .left = -1,
-              .right = -1,
-              .dtype = COT_F32,
-              .seed = 63};
-    for (int i = 0; i < count; i++) {
-        const char *equals = strchr(words[i], '=');
-        if (equals != NULL ? !set_number(&p, words[i], (size_t)(equals - words[i]), equals + 1)
-                           : !set_choice(&p, words[i]))
-            return words[i];
-    }
-    p.Hkv = p.Hkv < 0 ? p.H : p.Hkv;
-    p.Tk = p.Tk < 0 ? p.Tq : p.Tk;
-    p.dv = p.dv < 0 ? p.d : p.dv;
-    build(&p, c);
-    return NULL;
-}
-
 /* ---- inputs that are not just random ------------------------------------------------------------------- */
 
 /* Ascending from 0, some sequences empty, none longer than `most`, in every other case short of `rows_in_all`. */
@@ -1044,8 +620,8 @@ static double typical(const cot_case *c, const char *field)
 const cot_op_cases cot_attention_cases = {
     .op = &cot_attention_op,
     .each = each,
-    .parse = parse,
-    .words_help = words_help,
+    .parse = attention_plan_parse,
+    .words_help = attention_plan_words,
     .fill = fill,
     .prepare = prepare,
     .typical = typical,
