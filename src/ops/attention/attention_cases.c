@@ -354,16 +354,44 @@ static void bench_cuda(visitor *v, int direction)
                 }
 }
 
+typedef struct bench_shape {
+    int64_t B, H, Hkv, T, d, dv;
+    cot_dtype dtype;
+    bool causal, sink, packed, mixed;
+    int64_t left; /* 0 = no window */
+    double softcap;
+} bench_shape;
+
+static void bench(visitor *v, int direction, unsigned uses, bool any_order, const bench_shape *shapes, size_t count)
+{
+    for (const bench_shape *s = shapes; s < shapes + count; s++) {
+        const attention_plan p = {.direction = direction,
+                                  .uses = uses,
+                                  .B = s->B,
+                                  .H = s->H,
+                                  .Hkv = s->Hkv,
+                                  .Tq = s->T,
+                                  .Tk = s->T,
+                                  .d = s->d,
+                                  .dv = s->dv,
+                                  .dtype = s->dtype,
+                                  .causal = s->causal,
+                                  .window = s->left > 0,
+                                  .left = s->left,
+                                  .softcap = s->softcap,
+                                  .sink = s->sink,
+                                  .packed = s->packed,
+                                  .mixed = s->mixed,
+                                  .any_order = any_order,
+                                  .seed = s->mixed ? 61 : 60};
+        emit(v, &p);
+    }
+}
+
 /* What features cost, beside the entries of bench_cuda without them; head sizes between. */
 static void bench_features_cuda(visitor *v, int direction)
 {
-    static const struct {
-        int64_t B, H, Hkv, T, d, dv;
-        cot_dtype dtype;
-        bool causal, sink, packed, mixed;
-        int64_t left; /* 0 = no window */
-        double softcap;
-    } shapes[] = {
+    static const bench_shape shapes[] = {
         {1, 16, 16, 16384, 128, 128, COT_F16, true, false, false, false, 0, 0},
         {1, 16, 16, 16384, 128, 128, COT_BF16, true, false, false, false, 1024, 0},
         {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, false, false, 0, 30},
@@ -377,64 +405,27 @@ static void bench_features_cuda(visitor *v, int direction)
         {4, 16, 16, 4096, 192, 192, COT_BF16, true, false, false, false, 0, 0},
         {4, 16, 16, 4096, 96, 96, COT_BF16, true, false, false, false, 0, 0},
     };
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const attention_plan p = {.direction = direction,
-                                  .uses = COT_CASE_BENCH_CUDA,
-                                  .B = shapes[i].B,
-                                  .H = shapes[i].H,
-                                  .Hkv = shapes[i].Hkv,
-                                  .Tq = shapes[i].T,
-                                  .Tk = shapes[i].T,
-                                  .d = shapes[i].d,
-                                  .dv = shapes[i].dv,
-                                  .dtype = shapes[i].dtype,
-                                  .causal = shapes[i].causal,
-                                  .window = shapes[i].left > 0,
-                                  .left = shapes[i].left,
-                                  .softcap = shapes[i].softcap,
-                                  .sink = shapes[i].sink,
-                                  .packed = shapes[i].packed,
-                                  .mixed = shapes[i].mixed,
-                                  .any_order = direction == COT_ATTENTION_BACKWARD,
-                                  .seed = shapes[i].mixed ? 61 : 60};
-        emit(v, &p);
-    }
+    bench(v, direction, COT_CASE_BENCH_CUDA, direction == COT_ATTENTION_BACKWARD, shapes,
+          sizeof shapes / sizeof *shapes);
 }
 
 static void bench_shapes(visitor *v, int direction)
 {
-    static const struct {
-        int64_t B, H, Hkv, T, d;
-        cot_dtype dtype;
-        bool causal;
-        int64_t left; /* 0 = no window */
-        bool packed;
-    } shapes[] = {
-        {1, 8, 8, 2048, 128, COT_BF16, true, 0, false}, {1, 8, 8, 2048, 128, COT_F16, true, 0, false},
-        {1, 8, 8, 2048, 128, COT_F32, true, 0, false},  {1, 8, 8, 2048, 128, COT_BF16, false, 0, false},
-        {1, 8, 8, 2048, 128, COT_F32, false, 0, false}, {1, 16, 16, 2048, 64, COT_BF16, true, 0, false},
-        {1, 8, 2, 2048, 128, COT_BF16, true, 0, false}, {1, 4, 4, 2048, 256, COT_BF16, true, 0, false},
-        {1, 8, 8, 8192, 128, COT_BF16, true, 0, false}, {1, 8, 8, 8192, 128, COT_BF16, true, 1024, false},
-        {4, 8, 8, 512, 128, COT_BF16, true, 0, false},  {4, 8, 8, 512, 128, COT_BF16, true, 0, true},
+    static const bench_shape shapes[] = {
+        {1, 8, 8, 2048, 128, 128, COT_BF16, .causal = true},
+        {1, 8, 8, 2048, 128, 128, COT_F16, .causal = true},
+        {1, 8, 8, 2048, 128, 128, COT_F32, .causal = true},
+        {1, 8, 8, 2048, 128, 128, COT_BF16, .causal = false},
+        {1, 8, 8, 2048, 128, 128, COT_F32, .causal = false},
+        {1, 16, 16, 2048, 64, 64, COT_BF16, .causal = true},
+        {1, 8, 2, 2048, 128, 128, COT_BF16, .causal = true},
+        {1, 4, 4, 2048, 256, 256, COT_BF16, .causal = true},
+        {1, 8, 8, 8192, 128, 128, COT_BF16, .causal = true},
+        {1, 8, 8, 8192, 128, 128, COT_BF16, .causal = true, .left = 1024},
+        {4, 8, 8, 512, 128, 128, COT_BF16, .causal = true},
+        {4, 8, 8, 512, 128, 128, COT_BF16, .causal = true, .packed = true},
     };
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const attention_plan p = {.direction = direction,
-                                  .uses = COT_CASE_BENCH,
-                                  .B = shapes[i].B,
-                                  .H = shapes[i].H,
-                                  .Hkv = shapes[i].Hkv,
-                                  .Tq = shapes[i].T,
-                                  .Tk = shapes[i].T,
-                                  .d = shapes[i].d,
-                                  .dv = shapes[i].d,
-                                  .dtype = shapes[i].dtype,
-                                  .causal = shapes[i].causal,
-                                  .window = shapes[i].left > 0,
-                                  .left = shapes[i].left,
-                                  .packed = shapes[i].packed,
-                                  .seed = 60};
-        emit(v, &p);
-    }
+    bench(v, direction, COT_CASE_BENCH, false, shapes, sizeof shapes / sizeof *shapes);
 }
 
 static void bench_rows(visitor *v, int direction)

@@ -3,6 +3,8 @@
  * attention_plan.c: cases from plans, and plans from words. */
 #include "attention_plan.h"
 
+#include "core/words.h"
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -299,70 +301,43 @@ void attention_plan_build(const attention_plan *p, cot_case *c)
 
 /* ---- a case from words -------------------------------------------------------------------------------- */
 
-static bool set_number(attention_plan *p, const char *name, size_t length, const char *value)
+static bool set_word(attention_plan *p, const char *word)
 {
-    static const struct {
-        const char *name;
-        size_t offset;
-        bool real;
-    } numbers[] = {{"B", offsetof(attention_plan, B), false},
-                   {"H", offsetof(attention_plan, H), false},
-                   {"Hkv", offsetof(attention_plan, Hkv), false},
-                   {"T", offsetof(attention_plan, Tq), false},
-                   {"Tq", offsetof(attention_plan, Tq), false},
-                   {"Tk", offsetof(attention_plan, Tk), false},
-                   {"d", offsetof(attention_plan, d), false},
-                   {"dv", offsetof(attention_plan, dv), false},
-                   {"left", offsetof(attention_plan, left), false},
-                   {"right", offsetof(attention_plan, right), false},
-                   {"softcap", offsetof(attention_plan, softcap), true},
-                   {"scale", offsetof(attention_plan, scale), true},
-                   {"dropout", offsetof(attention_plan, dropout), true}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (strlen(numbers[i].name) != length || strncmp(numbers[i].name, name, length) != 0)
-            continue;
-        char *end;
-        if (numbers[i].real) {
-            *(double *)((char *)p + numbers[i].offset) = strtod(value, &end);
-            return end != value && *end == '\0';
-        }
-        const long long number = strtoll(value, &end, 10);
-        if (end == value || *end != '\0' || number < 0 || number > INT32_MAX)
-            return false;
-        *(int64_t *)((char *)p + numbers[i].offset) = number;
-        p->window = p->window || strcmp(numbers[i].name, "left") == 0 || strcmp(numbers[i].name, "right") == 0;
+    static const cot_word sizes[] = {{"B", offsetof(attention_plan, B)},
+                                     {"H", offsetof(attention_plan, H)},
+                                     {"Hkv", offsetof(attention_plan, Hkv)},
+                                     {"T", offsetof(attention_plan, Tq)},
+                                     {"Tq", offsetof(attention_plan, Tq)},
+                                     {"Tk", offsetof(attention_plan, Tk)},
+                                     {"d", offsetof(attention_plan, d)},
+                                     {"dv", offsetof(attention_plan, dv)},
+                                     {"left", offsetof(attention_plan, left)},
+                                     {"right", offsetof(attention_plan, right)},
+                                     {0}};
+    static const cot_word reals[] = {{"softcap", offsetof(attention_plan, softcap)},
+                                     {"scale", offsetof(attention_plan, scale)},
+                                     {"dropout", offsetof(attention_plan, dropout)},
+                                     {0}};
+    static const cot_word switches[] = {{"causal", offsetof(attention_plan, causal)},
+                                        {"sink", offsetof(attention_plan, sink)},
+                                        {"alibi", offsetof(attention_plan, alibi)},
+                                        {"bias", offsetof(attention_plan, bias)},
+                                        {"packed", offsetof(attention_plan, packed)},
+                                        {"mixed", offsetof(attention_plan, mixed)},
+                                        {"usedq", offsetof(attention_plan, seqused_q)},
+                                        {"usedk", offsetof(attention_plan, seqused_k)},
+                                        {"dlse", offsetof(attention_plan, dlse)},
+                                        {"delta", offsetof(attention_plan, delta)},
+                                        {"accumulate", offsetof(attention_plan, accumulate)},
+                                        {"f32out", offsetof(attention_plan, f32_out)},
+                                        {"any-order", offsetof(attention_plan, any_order)},
+                                        {0}};
+    if (cot_word_size(p, sizes, word) || cot_word_real(p, reals, word) || cot_word_switch(p, switches, word) ||
+        cot_word_float_dtype(&p->dtype, word))
         return true;
-    }
-    return false;
-}
-
-static bool set_choice(attention_plan *p, const char *word)
-{
-    static const struct {
-        const char *word;
-        size_t offset;
-    } switches[] = {{"causal", offsetof(attention_plan, causal)},
-                    {"sink", offsetof(attention_plan, sink)},
-                    {"alibi", offsetof(attention_plan, alibi)},
-                    {"bias", offsetof(attention_plan, bias)},
-                    {"packed", offsetof(attention_plan, packed)},
-                    {"mixed", offsetof(attention_plan, mixed)},
-                    {"usedq", offsetof(attention_plan, seqused_q)},
-                    {"usedk", offsetof(attention_plan, seqused_k)},
-                    {"dlse", offsetof(attention_plan, dlse)},
-                    {"delta", offsetof(attention_plan, delta)},
-                    {"accumulate", offsetof(attention_plan, accumulate)},
-                    {"f32out", offsetof(attention_plan, f32_out)},
-                    {"any-order", offsetof(attention_plan, any_order)}};
-    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
-        if (strcmp(word, switches[i].word) == 0)
-            return *(bool *)((char *)p + switches[i].offset) = true;
     for (int layout = 0; layout < LAYOUT_COUNT; layout++)
         if (strcmp(word, layout_names[layout]) == 0)
             return p->layout = (attention_layout)layout, true;
-    for (int i = 0; i < 4; i++)
-        if (strcmp(word, cot_dtype_name(attention_float_dtypes[i])) == 0)
-            return p->dtype = attention_float_dtypes[i], true;
     return strcmp(word, "full") == 0;
 }
 
@@ -385,12 +360,10 @@ const char *attention_plan_parse(int direction, int count, char *const words[], 
                         .right = -1,
                         .dtype = COT_F32,
                         .seed = 63};
-    for (int i = 0; i < count; i++) {
-        const char *equals = strchr(words[i], '=');
-        if (equals != NULL ? !set_number(&p, words[i], (size_t)(equals - words[i]), equals + 1)
-                           : !set_choice(&p, words[i]))
+    for (int i = 0; i < count; i++)
+        if (!set_word(&p, words[i]))
             return words[i];
-    }
+    p.window = p.left >= 0 || p.right >= 0;
     p.Hkv = p.Hkv < 0 ? p.H : p.Hkv;
     p.Tk = p.Tk < 0 ? p.Tq : p.Tk;
     p.dv = p.dv < 0 ? p.d : p.dv;

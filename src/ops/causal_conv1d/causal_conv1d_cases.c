@@ -9,6 +9,7 @@
 
 #include "core/cases.h"
 #include "core/draw.h"
+#include "core/words.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -473,47 +474,28 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
 
 /* ---- a case from words -------------------------------------------------------------------------------- */
 
-static bool set_number(plan *p, const char *name, size_t length, const char *value)
+static bool set_word(plan *p, const char *word)
 {
-    static const struct {
-        const char *name;
-        size_t offset;
-    } numbers[] = {{"B", offsetof(plan, B)}, {"D", offsetof(plan, D)}, {"T", offsetof(plan, T)},
-                   {"K", offsetof(plan, K)}, {"S", offsetof(plan, S)}, {"N", offsetof(plan, N)}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (strlen(numbers[i].name) != length || strncmp(numbers[i].name, name, length) != 0)
-            continue;
-        char *end;
-        const long long number = strtoll(value, &end, 10);
-        if (end == value || *end != '\0' || number < 0 || number > INT32_MAX)
-            return false;
-        *(int64_t *)((char *)p + numbers[i].offset) = number;
+    static const cot_word sizes[] = {{"B", offsetof(plan, B)},
+                                     {"D", offsetof(plan, D)},
+                                     {"T", offsetof(plan, T)},
+                                     {"K", offsetof(plan, K)},
+                                     {"S", offsetof(plan, S)},
+                                     {"N", offsetof(plan, N)},
+                                     {0}};
+    static const cot_word switches[] = {{"silu", offsetof(plan, silu)},
+                                        {"bias", offsetof(plan, bias)},
+                                        {"initial", offsetof(plan, initial_state)},
+                                        {"final", offsetof(plan, final_state)},
+                                        {"accumulate", offsetof(plan, accumulate)},
+                                        {"ring", offsetof(plan, ring)},
+                                        {"indices", offsetof(plan, indices)},
+                                        {0}};
+    if (cot_word_size(p, sizes, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
         return true;
-    }
-    return false;
-}
-
-static bool set_choice(plan *p, const char *word)
-{
-    static const struct {
-        const char *word;
-        size_t offset;
-    } switches[] = {{"silu", offsetof(plan, silu)},
-                    {"bias", offsetof(plan, bias)},
-                    {"initial", offsetof(plan, initial_state)},
-                    {"final", offsetof(plan, final_state)},
-                    {"accumulate", offsetof(plan, accumulate)},
-                    {"ring", offsetof(plan, ring)},
-                    {"indices", offsetof(plan, indices)}};
-    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
-        if (strcmp(word, switches[i].word) == 0)
-            return *(bool *)((char *)p + switches[i].offset) = true;
     for (int layout = 0; layout < LAYOUT_COUNT; layout++)
         if (strcmp(word, layout_names[layout]) == 0)
             return p->layout = p->dlayout = (layout_kind)layout, true;
-    for (int i = 0; i < 4; i++)
-        if (strcmp(word, cot_dtype_name(float_dtypes[i])) == 0)
-            return p->dtype = float_dtypes[i], true;
     if (strcmp(word, "seq_idx") == 0)
         return p->packing = SEQ_IDX, true;
     if (strcmp(word, "cu_seqlens") == 0)
@@ -537,12 +519,9 @@ static const char *parse(int direction, int count, char *const words[], cot_case
               .N = -1,
               .dtype = COT_F32,
               .seed = 47};
-    for (int i = 0; i < count; i++) {
-        const char *equals = strchr(words[i], '=');
-        if (equals != NULL ? !set_number(&p, words[i], (size_t)(equals - words[i]), equals + 1)
-                           : !set_choice(&p, words[i]))
+    for (int i = 0; i < count; i++)
+        if (!set_word(&p, words[i]))
             return words[i];
-    }
     p.weight_dtype = p.state_dtype = p.dtype == COT_F64 ? COT_F64 : COT_F32;
     p.S = p.S < 0 ? p.K - 1 : p.S;
     p.N = p.N < 0 ? p.B : p.N;

@@ -9,6 +9,7 @@
 
 #include "core/cases.h"
 #include "core/draw.h"
+#include "core/words.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -354,49 +355,23 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
 
 /* ---- a case from words ---------------------------------------------------------------------------------- */
 
-static bool set_number(plan *p, const char *name, size_t length, const char *value)
+static bool set_word(plan *p, const char *word)
 {
-    static const struct {
-        const char *name;
-        size_t offset;
-    } numbers[] = {{"B", offsetof(plan, B)},
-                   {"Din", offsetof(plan, Din)},
-                   {"Dout", offsetof(plan, Dout)},
-                   {"T", offsetof(plan, T)},
-                   {"K", offsetof(plan, K)}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (strlen(numbers[i].name) != length || strncmp(numbers[i].name, name, length) != 0)
-            continue;
-        char *end;
-        const long long number = strtoll(value, &end, 10);
-        if (end == value || *end != '\0' || number < 0 || number > INT32_MAX)
-            return false;
-        *(int64_t *)((char *)p + numbers[i].offset) = number;
+    static const cot_word sizes[] = {{"B", offsetof(plan, B)},       {"Din", offsetof(plan, Din)},
+                                     {"Dout", offsetof(plan, Dout)}, {"T", offsetof(plan, T)},
+                                     {"K", offsetof(plan, K)},       {0}};
+    static const cot_word switches[] = {{"silu", offsetof(plan, silu)},
+                                        {"bias", offsetof(plan, bias)},
+                                        {"initial", offsetof(plan, initial_state)},
+                                        {"final", offsetof(plan, final_state)},
+                                        {"taps-first", offsetof(plan, taps_first)},
+                                        {"accumulate", offsetof(plan, accumulate)},
+                                        {0}};
+    if (cot_word_size(p, sizes, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
         return true;
-    }
-    return false;
-}
-
-static bool set_choice(plan *p, const char *word)
-{
-    static const struct {
-        const char *word;
-        size_t offset;
-    } switches[] = {{"silu", offsetof(plan, silu)},
-                    {"bias", offsetof(plan, bias)},
-                    {"initial", offsetof(plan, initial_state)},
-                    {"final", offsetof(plan, final_state)},
-                    {"taps-first", offsetof(plan, taps_first)},
-                    {"accumulate", offsetof(plan, accumulate)}};
-    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
-        if (strcmp(word, switches[i].word) == 0)
-            return *(bool *)((char *)p + switches[i].offset) = true;
     for (int layout = 0; layout < LAYOUT_COUNT; layout++)
         if (strcmp(word, layout_names[layout]) == 0)
             return p->layout = p->dlayout = (layout_kind)layout, true;
-    for (int i = 0; i < 4; i++)
-        if (strcmp(word, cot_dtype_name(float_dtypes[i])) == 0)
-            return p->dtype = float_dtypes[i], true;
     return false;
 }
 
@@ -417,12 +392,9 @@ static const char *parse(int direction, int count, char *const words[], cot_case
               .dlayout = CHANNEL_LAST,
               .dtype = COT_F32,
               .seed = 47};
-    for (int i = 0; i < count; i++) {
-        const char *equals = strchr(words[i], '=');
-        if (equals != NULL ? !set_number(&p, words[i], (size_t)(equals - words[i]), equals + 1)
-                           : !set_choice(&p, words[i]))
+    for (int i = 0; i < count; i++)
+        if (!set_word(&p, words[i]))
             return words[i];
-    }
     p.weight_dtype = p.state_dtype = p.dtype;
     build(&p, c);
     return NULL;

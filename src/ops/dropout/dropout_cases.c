@@ -9,6 +9,7 @@
 
 #include "core/cases.h"
 #include "core/draw.h"
+#include "core/words.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -364,42 +365,30 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
 
 /* ---- a case from words -------------------------------------------------------------------------------- */
 
-static bool set_number(plan *p, const char *name, size_t length, const char *value)
+static bool set_word(plan *p, const char *word)
 {
-    char *end;
-    const double number = strtod(value, &end);
-    if (end == value || *end != '\0' || length != 1)
-        return false;
-    if (*name == 'p')
-        return p->p = number, true;
-    if (!(number >= 0 && number <= INT32_MAX && number == (double)(int64_t)number))
-        return false;
-    if (*name == 'R')
-        return p->R = (int64_t)number, true;
-    if (*name == 'D')
-        return p->D = (int64_t)number, true;
-    return false;
-}
-
-static bool set_choice(plan *p, const char *word)
-{
-    static const struct {
-        const char *word;
-        size_t offset;
-    } switches[] = {{"bias", offsetof(plan, bias)},
-                    {"residual", offsetof(plan, residual)},
-                    {"mask_out", offsetof(plan, mask_out)},
-                    {"mask_bits_out", offsetof(plan, mask_bits_out)},
-                    {"accumulate", offsetof(plan, accumulate)}};
-    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
-        if (strcmp(word, switches[i].word) == 0)
-            return *(bool *)((char *)p + switches[i].offset) = true;
+    static const cot_word sizes[] = {{"R", offsetof(plan, R)}, {"D", offsetof(plan, D)}, {0}};
+    static const cot_word reals[] = {{"p", offsetof(plan, p)}, {0}};
+    static const cot_word switches[] = {{"bias", offsetof(plan, bias)},
+                                        {"residual", offsetof(plan, residual)},
+                                        {"mask_out", offsetof(plan, mask_out)},
+                                        {"mask_bits_out", offsetof(plan, mask_bits_out)},
+                                        {"accumulate", offsetof(plan, accumulate)},
+                                        {0}};
+    const char *value;
+    int64_t *size = cot_word_member(p, sizes, word, &value);
+    if (size != NULL) { /* R=1e6 too */
+        char *end;
+        const double number = strtod(value, &end);
+        if (end == value || *end != '\0' || !(number >= 0 && number <= INT32_MAX && number == (double)(int64_t)number))
+            return false;
+        return *size = (int64_t)number, true;
+    }
+    if (cot_word_real(p, reals, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
+        return true;
     for (int layout = 0; layout < LAYOUT_COUNT; layout++)
         if (strcmp(word, layout_names[layout]) == 0)
             return p->layout = p->other_layout = (layout_kind)layout, true;
-    for (int i = 0; i < 4; i++)
-        if (strcmp(word, cot_dtype_name(float_dtypes[i])) == 0)
-            return p->dtype = float_dtypes[i], true;
     for (int mask = 0; mask < MASK_COUNT; mask++)
         if (strcmp(word, mask_names[mask]) == 0)
             return p->mask = (mask_kind)mask, true;
@@ -422,12 +411,9 @@ static const char *parse(int direction, int count, char *const words[], cot_case
               .p = 0.1,
               .dtype = COT_F32,
               .seed = 48};
-    for (int i = 0; i < count; i++) {
-        const char *equals = strchr(words[i], '=');
-        if (equals != NULL ? !set_number(&p, words[i], (size_t)(equals - words[i]), equals + 1)
-                           : !set_choice(&p, words[i]))
+    for (int i = 0; i < count; i++)
+        if (!set_word(&p, words[i]))
             return words[i];
-    }
     p.bias_dtype = p.dtype == COT_F64 ? COT_F64 : COT_F32;
     build(&p, c);
     return NULL;

@@ -8,6 +8,7 @@
 
 #include "core/cases.h"
 #include "core/draw.h"
+#include "core/words.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -474,48 +475,26 @@ static void each(int op, bool (*visit)(void *, const cot_case *), void *context)
 
 /* ---- a case from words -------------------------------------------------------------------------------- */
 
-static bool set_number(plan *p, const char *name, size_t length, const char *value)
+static bool set_word(plan *p, const char *word)
 {
-    static const struct {
-        const char *name;
-        size_t offset;
-    } numbers[] = {{"B", offsetof(plan, B)},
-                   {"T", offsetof(plan, T)},
-                   {"n", offsetof(plan, n)},
-                   {"D", offsetof(plan, D)},
-                   {"R", offsetof(plan, iterations)}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (strlen(numbers[i].name) != length || strncmp(numbers[i].name, name, length) != 0)
-            continue;
-        char *end;
-        const long long number = strtoll(value, &end, 10);
-        if (end == value || *end != '\0' || number < 0 || number > INT32_MAX)
-            return false;
-        *(int64_t *)((char *)p + numbers[i].offset) = number;
+    static const cot_word sizes[] = {{"B", offsetof(plan, B)},          {"T", offsetof(plan, T)},
+                                     {"n", offsetof(plan, n)},          {"D", offsetof(plan, D)},
+                                     {"R", offsetof(plan, iterations)}, {0}};
+    static const cot_word pre[] = {{"gamma", offsetof(plan, gamma)},
+                                   {"phi~1", offsetof(plan, wide_phi)},
+                                   {"sinkhorn", offsetof(plan, fused)},
+                                   {"dh_res", offsetof(plan, dh_res)},
+                                   {"dx_post", offsetof(plan, dx_post)},
+                                   {"accumulate", offsetof(plan, accumulate)},
+                                   {0}};
+    static const cot_word sinkhorn[] = {{"wide", offsetof(plan, wide_logits)}, {0}};
+    static const cot_word post[] = {{"A[out,in]", offsetof(plan, out_in)}, {0}};
+    const cot_word *switches = p->op == PRE ? pre : p->op == SINKHORN ? sinkhorn : post;
+    if (cot_word_size(p, sizes, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
         return true;
-    }
-    return false;
-}
-
-static bool set_choice(plan *p, const char *word)
-{
-    static const struct {
-        const char *word;
-        size_t offset;
-        int op;
-    } switches[] = {{"gamma", offsetof(plan, gamma), PRE},           {"phi~1", offsetof(plan, wide_phi), PRE},
-                    {"sinkhorn", offsetof(plan, fused), PRE},        {"dh_res", offsetof(plan, dh_res), PRE},
-                    {"dx_post", offsetof(plan, dx_post), PRE},       {"accumulate", offsetof(plan, accumulate), PRE},
-                    {"wide", offsetof(plan, wide_logits), SINKHORN}, {"A[out,in]", offsetof(plan, out_in), POST}};
-    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
-        if (p->op == switches[i].op && strcmp(word, switches[i].word) == 0)
-            return *(bool *)((char *)p + switches[i].offset) = true;
     for (int layout = 0; layout < LAYOUT_COUNT; layout++)
         if (strcmp(word, layout_names[layout]) == 0)
             return p->layout = (layout_kind)layout, true;
-    for (int i = 0; i < 4; i++)
-        if (strcmp(word, cot_dtype_name(float_dtypes[i])) == 0)
-            return p->dtype = float_dtypes[i], true;
     return false;
 }
 
@@ -531,12 +510,9 @@ static const char *parse(int op, int direction, int count, char *const words[], 
               .iterations = 20,
               .dtype = COT_F32,
               .seed = 47};
-    for (int i = 0; i < count; i++) {
-        const char *equals = strchr(words[i], '=');
-        if (equals != NULL ? !set_number(&p, words[i], (size_t)(equals - words[i]), equals + 1)
-                           : !set_choice(&p, words[i]))
+    for (int i = 0; i < count; i++)
+        if (!set_word(&p, words[i]))
             return words[i];
-    }
     build(&p, c);
     return NULL;
 }
