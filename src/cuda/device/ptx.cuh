@@ -116,23 +116,47 @@ static __device__ __forceinline__ void cot_tensor_load_3d(void *to, const void *
         : "memory");
 }
 
+/* For data that nobody reads soon: evict-first in the second-level cache. */
+static __device__ __forceinline__ uint64_t cot_evict_first(void)
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* LAST: nobody reads it soon. */
+template <bool LAST = false>
 static __device__ __forceinline__ void cot_tensor_load_4d(void *to, const void *map, int x, int y, int z, int w,
                                                           uint64_t *barrier)
 {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
-        "%5}], [%6];" ::"r"(cot_shared_address(to)),
-        "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(barrier))
-        : "memory");
+    if constexpr (LAST)
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                     "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(cot_shared_address(to)),
+                     "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(barrier)), "l"(cot_evict_first())
+                     : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+            "%5}], [%6];" ::"r"(cot_shared_address(to)),
+            "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(barrier))
+            : "memory");
 }
 
 /* The other way, from shared memory; in the thread's bulk group. What lies outside the tensor is not written. */
+template <bool LAST = false>
 static __device__ __forceinline__ void cot_tensor_store_4d(const void *map, int x, int y, int z, int w,
                                                            const void *from)
 {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
-                 "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(from))
-                 : "memory");
+    if constexpr (LAST)
+        asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3, "
+                     "%4}], [%5], %6;" ::"l"(map),
+                     "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(from)), "l"(cot_evict_first())
+                     : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+            "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(from))
+            : "memory");
 }
 
 /* The same of three axes, for data that nobody reads soon: evict-first in the second-level cache. */

@@ -59,6 +59,7 @@ typedef struct mhc_call {
     float *factor;             /* [tokens]: c of the formulas */
     float *sums;               /* [tokens][slices][MHC_CUDA_SUMS(n)] */
     mhc_token_record *records; /* [tokens, up to whole tiles]; null = not wanted */
+    uint32_t *words;           /* [MHC_SM90_MADE + tiles]: what blocks tell each other */
     float *partial;            /* [parts][M][n*D]: Q of each part */
     double *token_sums;        /* [token_parts][M][2]: of dz, and of its products with h_mix inv_rms */
     int64_t parts, part_length, token_parts, slices;

@@ -90,6 +90,9 @@ static const cot_cuda_kernel pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm9
 static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_split_sm90);
 static const cot_cuda_kernel pre_bwd_split[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_sm90);
+static const cot_cuda_kernel pre_bwd_once = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_once_sm90_bf16",
+                                             MHC_SM90_SHARED_BYTES};
+static const cot_cuda_kernel pre_bwd_once_begin = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_once_begin", 0};
 static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
 static const cot_cuda_kernel pre_bwd_cluster = {cot_image_mhc_pre_bwd_cluster_sm90, "mhc_pre_bwd_cluster_sm90",
                                                 MHC_SM90_SHARED_BYTES};
@@ -386,6 +389,7 @@ static mhc_call pre_backward_call(const mhc_pre_backward_problem *p, void *works
     c.dh_mix = (float *)(base + layout.dh_mix);
     c.factor = (float *)(base + layout.factor);
     c.records = (mhc_token_record *)(base + layout.records);
+    c.words = (uint32_t *)(base + layout.words);
     c.history = (float *)(base + layout.history);
     c.partial = (float *)(base + layout.partial);
     c.token_sums = (double *)(base + layout.token_sums);
@@ -521,6 +525,28 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     return launch_sum_parts(queue, &c);
 }
 
+/* All in one kernel but the sums over all tokens, by as many blocks as there are multiprocessors. */
+static cot_status launch_once(cot_queue *queue, mhc_mapped_call *mapped, const mhc_sizes *sizes)
+{
+    mhc_call *c = &mapped->call;
+    const cot_cuda_grid grid = {
+        .blocks = {MHC_SM90_BLOCKS, 1, 1},
+        .threads = MHC_SM90_BWD_THREADS,
+        .shared_bytes = MHC_SM90_SHARED_BYTES,
+        .dependent = true,
+    };
+    c->slices = mhc_sm90_slices(sizes);
+    if (c->dA.data != NULL)
+        LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
+    LAUNCH(queue, &pre_bwd_once_begin, 1, 1, MHC_CUDA_THREADS, c);
+    const cot_status status = cot_cuda_launch(queue, &pre_bwd_once, &grid, mapped);
+    if (status != COT_OK)
+        return status;
+    if (c->dbias.data != NULL || c->dalpha.data != NULL)
+        LAUNCH(queue, &pre_token_sums, c->token_parts, 1, MHC_CUDA_THREADS, c);
+    return launch_sum_parts(queue, c);
+}
+
 cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_backward_problem *p = problem;
@@ -532,9 +558,11 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     c->parts = mhc_sm90_parts(&p->sizes);
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
-    cot_status status = launch_records(queue, c, &p->sizes, true);
+    cot_status status = map_backward(queue, &mapped, p);
+    if (status == COT_OK && c->D > MHC_SM90_ONCE_MIN_D && p->sizes.dtype == COT_BF16 && c->dx_post.data == NULL)
+        return launch_once(queue, &mapped, &p->sizes);
     if (status == COT_OK)
-        status = map_backward(queue, &mapped, p);
+        status = launch_records(queue, c, &p->sizes, true);
     if (status == COT_OK)
         status = launch_slices(
             queue, &(c->dx_post.data != NULL ? pre_bwd_split_post : pre_bwd_split)[p->sizes.dtype - COT_F16],

@@ -28,7 +28,7 @@ static inline int64_t mhc_sm90_parts(const mhc_sizes *s)
 /* What lies where in the workspace, in bytes. The parts depend on the shape alone, and with them the order of sums. */
 typedef struct mhc_cuda_layout {
     int64_t parts, part_length, token_parts;
-    size_t dz, dh_mix, factor, records, history, token_sums, partial, bytes;
+    size_t dz, dh_mix, factor, records, words, history, token_sums, partial, bytes;
 } mhc_cuda_layout;
 
 static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations)
@@ -36,9 +36,9 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     const size_t terms = cot_align((size_t)(s->tokens * s->M) * sizeof(float));
     mhc_cuda_layout l = {.dh_mix = terms, .factor = 2 * terms};
     l.records = l.factor + cot_align((size_t)s->tokens * sizeof(float));
-    l.history = l.records + (s->n != MHC_SM90_N ? 0
-                                                : cot_align((size_t)mhc_quotient_up(s->tokens, MHC_SM90_TILE) *
-                                                            MHC_SM90_TILE * sizeof(mhc_token_record)));
+    const size_t tiles = s->n == MHC_SM90_N ? (size_t)mhc_quotient_up(s->tokens, MHC_SM90_TILE) : 0;
+    l.words = l.records + cot_align(tiles * MHC_SM90_TILE * sizeof(mhc_token_record));
+    l.history = l.words + cot_align((MHC_SM90_MADE + tiles) * sizeof(uint32_t));
     l.part_length = mhc_quotient_up(mhc_quotient_up(s->tokens, MHC_CUDA_MAX_PARTS), MHC_CUDA_RUN) * MHC_CUDA_RUN;
     l.parts = s->tokens > 0 ? mhc_quotient_up(s->tokens, l.part_length) : 0;
     l.token_parts = mhc_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);

@@ -26,7 +26,12 @@ enum {
     MHC_SM90_SHARED_BYTES = 232448, /* all that a block may have */
     MHC_SM90_FWD_THREADS = 512,
     MHC_SM90_BWD_THREADS = 384,
-    MHC_SM90_SPLIT_THREADS = 384 /* of the forward */
+    MHC_SM90_SPLIT_THREADS = 384, /* of the forward */
+    MHC_SM90_ONCE_MIN_D = 4096,   /* beyond this the backward without clusters makes the records as it goes */
+    /* Where in mhc_call's words: the next token, the furthest tile wanted, each tile's count of records. */
+    MHC_SM90_TICKET = 0,
+    MHC_SM90_WANTED = 1,
+    MHC_SM90_MADE = 2
 };
 
 /* The maps see tensors as [stream][chunk][token][column of the chunk]. */

@@ -156,14 +156,6 @@ template <bool POST> static __device__ __forceinline__ void reduce(shared_memory
     }
 }
 
-static __device__ __forceinline__ float sum_over_warp(float value)
-{
-#pragma unroll
-    for (int width = 16; width >= 1; width /= 2)
-        value += __shfl_xor_sync(0xffffffffu, value, width);
-    return value;
-}
-
 /* Sends a share of s.own's units to all blocks: first those that dh_pre is not in, then the four others, the first of each
  * term's three and the last. */
 template <bool LATE, bool POST>
@@ -181,43 +173,6 @@ static __device__ __forceinline__ void send_units(shared_memory<POST> &s, int sl
                         words.z, words.w);
     }
     __syncwarp();
-}
-
-/* What a lane of an owner needs of a token: h_pre, or dz or what it is made of; h_post for that. */
-struct token_inputs {
-    float value, h_post, h_mix, inv_rms;
-};
-
-static __device__ __forceinline__ token_inputs load_inputs(const mhc_call &c, const token_element &value,
-                                                           uint32_t token)
-{
-    const int lane = threadIdx.x % 32;
-    const uint32_t b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T;
-    token_inputs in = {};
-    if (token >= c.tokens)
-        return in;
-    if (value.data != nullptr)
-        in.value = *value.at(b, t);
-    if (lane >= N && lane < 2 * N)
-        in.h_post =
-            load_f32(c.h_post, b * c.h_post.stride[0] + t * c.h_post.stride[1] + (lane - N) * c.h_post.stride[2]);
-    if (lane < M)
-        in.h_mix = load_f32(c.h_mix, b * c.h_mix.stride[0] + t * c.h_mix.stride[1] + lane * c.h_mix.stride[2]);
-    in.inv_rms = load_f32(c.inv_rms, b * c.inv_rms.stride[0] + t * c.inv_rms.stride[1]);
-    return in;
-}
-
-/* dz is in the workspace if Sinkhorn's gradient is in it. */
-static __device__ __forceinline__ token_element input_element(const mhc_call &c, int j)
-{
-    const int ij = j - 2 * N;
-    if (j < N)
-        return token_element(c.h_pre, j * c.h_pre.stride[2], true);
-    if (c.dz != nullptr)
-        return token_element({c.dz, {c.T * M, M}}, j, j < M);
-    if (j < 2 * N)
-        return token_element(c.dh_post, (j - N) * c.dh_post.stride[2], true);
-    return token_element(c.dh_res, ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3], j < M);
 }
 
 template <bool POST> static __device__ __forceinline__ void set_terms(shared_memory<POST> &s, int j, float mix)
@@ -248,7 +203,7 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
         const token_inputs in = next;
         next = load_inputs(c, value, (uint32_t)((tile + MHC_SM90_CLUSTERS) * TILE + rank));
         float dz = lane < N ? 0.0f : in.value;
-        if (c.dz == nullptr && lane >= N && lane < 2 * N)
+        if (!given(c.dA) && lane >= N && lane < 2 * N)
             dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
         if (lane >= N && lane < M)
             set_terms(s, lane, alpha * dz * in.inv_rms);

@@ -241,6 +241,55 @@ static __device__ __forceinline__ void give_dx(S &s, uint32_t x, uint32_t dh_in,
     }
 }
 
+/* ---- records ------------------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ float sum_over_warp(float value)
+{
+#pragma unroll
+    for (int width = 16; width >= 1; width /= 2)
+        value += __shfl_xor_sync(0xffffffffu, value, width);
+    return value;
+}
+
+/* What a lane needs of a token for its record: h_pre, or dz or what it is made of; h_post for that. */
+struct token_inputs {
+    float value, h_post, h_mix, inv_rms;
+};
+
+static __device__ __forceinline__ token_inputs load_inputs(const mhc_call &c, const token_element &value,
+                                                           uint32_t token)
+{
+    const int lane = threadIdx.x % 32;
+    const uint32_t b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T;
+    token_inputs in = {};
+    if (token >= c.tokens)
+        return in;
+    if (value.data != nullptr)
+        in.value = *value.at(b, t);
+    if (lane >= N && lane < 2 * N)
+        in.h_post =
+            load_f32(c.h_post, b * c.h_post.stride[0] + t * c.h_post.stride[1] + (lane - N) * c.h_post.stride[2]);
+    if (lane < M)
+        in.h_mix = load_f32(c.h_mix, b * c.h_mix.stride[0] + t * c.h_mix.stride[1] + lane * c.h_mix.stride[2]);
+    in.inv_rms = load_f32(c.inv_rms, b * c.inv_rms.stride[0] + t * c.inv_rms.stride[1]);
+    return in;
+}
+
+/* dz is in the workspace if Sinkhorn's gradient is in it. */
+static __device__ __forceinline__ token_element input_element(const mhc_call &c, int j)
+{
+    const int ij = j - 2 * N;
+    if (j < N)
+        return token_element(c.h_pre, j * c.h_pre.stride[2], true);
+    if (given(c.dA))
+        return token_element({c.dz, {c.T * M, M}}, j, j < M);
+    if (j < 2 * N)
+        return token_element(c.dh_post, (j - N) * c.dh_post.stride[2], true);
+    return token_element(c.dh_res, ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3], j < M);
+}
+
+/* ---- what is left of a tile --------------------------------------------------------------------------- */
+
 static __device__ __forceinline__ void store_Q(const mhc_call &c, const float (&Q)[GROUPS][OCTETS][4], int64_t part,
                                                int64_t d)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mhc_pre_bwd_split_sm90.cu: pre backward's dx and Q, n = 4, f16 and bf16, for any D. Block (x, y) has columns
- * [256 x, 256 x + 256) of all four streams, and every so many tiles of 16 tokens; no block knows of another, since
- * mhc_pre_tokens.cu has read x and dh_in before for the records of all tokens. A ring slot a tile:
+ * [256 x, 256 x + 256) of all four streams, and every so many tiles of 16 tokens; no block waits for another's products,
+ * since the records of all tokens have been made before from x and dh_in. A ring slot a tile:
  *
  *   producer     x, dh_in and the records of the tile to shared memory; later dx from where x was
  *   8 products   warps, 32 columns of all streams each: mhc_pre_bwd_sm90.cuh
@@ -12,85 +12,157 @@
  *   full[slot]         producer's one          the tile has its bytes
  *   done[slot]         a warp of products      dx lies where x was
  *   post_full[stream]  post's one              dx_post of the stream has come
- *   post_empty[stream] a warp of products      it is read */
+ *   post_empty[stream] a warp of products      it is read
+ *
+ * The records come from mhc_pre_tokens.cu or, ONCE, for a D whose second reading of x would take long, from teams of three
+ * warps in this kernel: one in each block with a slice, four in each block that is left over, which does nothing else. A
+ * team takes the next token, reads all of its x and dh_in, and leaves its record in global memory; the 16th of a tile
+ * lets the producers load that, and then x and dh_in are in the second-level cache still. So teams are held to AHEAD turns
+ * of tiles before the producers. What a token's record is does not depend on who makes it: its sums have one order.
+ *
+ *   word            written by                     means
+ *   ticket          teams, one more each           the next token to take
+ *   wanted          producers of the first slice   the furthest tile that one of them waits for or has
+ *   made[tile]      teams, one more a token        all of its records are there when it is 16
+ *
+ * Nothing depends on all blocks being there at once: tokens are taken in their order, by blocks that are there, whose own
+ * producers want the tile soon or have had it; and the first slice's blocks begin before those that are left over. */
 #include "mhc_pre_bwd_sm90.cuh"
 
 /* Groups whose second terms of phi gamma stay in registers. */
 template <bool POST> constexpr int held_of = POST ? 5 : 7;
 
+enum {
+    TEAM_WARPS = 3,
+    TEAM = 32 * TEAM_WARPS,
+    AHEAD = 3 /* turns of all slices' producers together */
+};
+static_assert(PRODUCTS + 1 + TEAM_WARPS == MHC_SM90_BWD_THREADS / 32,
+              "a block's warps: products, the producer, a team");
+
+/* Of a token and, while some are still at that, of the next one. */
+struct __align__(16) team_memory
+{
+    float dh_pre[2][TEAM_WARPS][N];
+    float inputs[2][4][32]; /* the fields of token_inputs, of the lanes that make the record */
+    int next[2];
+};
+
 /* With dx_post, whose tile takes the place of a slot. */
 template <bool POST> struct shared_memory {
     enum { STAGES = POST ? 3 : 4 };
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in alike */
-    unsigned char dx_post[POST ? N : 1][POST ? STREAM_BYTES : 1024];
+    unsigned char dx_post[POST ? N : 1][POST ? STREAM_BYTES : sizeof(team_memory)]; /* or what a team needs */
     phi_fragments<GROUPS> phi;
     phi_fragments<GROUPS - held_of<POST>> second;
     token_record records[STAGES][TILE];
     uint64_t full[STAGES], done[STAGES], post_full[N], post_empty[N];
+    int wanted; /* by the producer: for the team of the same block */
 };
 static_assert(sizeof(shared_memory<false>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
 static_assert(sizeof(shared_memory<true>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
-#define FOR_EACH_TILE(tile, ring, count) \
-    cot_ring<s.STAGES> ring;             \
-    for (int tile = (int)blockIdx.y; tile < (count); tile += (int)gridDim.y, ring.next())
-
-static __device__ __forceinline__ int64_t first_column(void)
+/* A block's slice, its part of the tiles and how many parts there are, which are at hand without a register. */
+template <bool ONCE> static __device__ __forceinline__ int slice_of(const mhc_call &c)
 {
-    return blockIdx.x * MHC_SM90_COLUMNS + threadIdx.x / 32 * COLUMNS;
+    return (int)(ONCE ? blockIdx.x % (uint32_t)c.slices : blockIdx.x);
 }
 
-template <typename E, bool POST>
+template <bool ONCE> static __device__ __forceinline__ int part_of(const mhc_call &c)
+{
+    return (int)(ONCE ? blockIdx.x / (uint32_t)c.slices : blockIdx.y);
+}
+
+template <bool ONCE> static __device__ __forceinline__ int parts_of(const mhc_call &c)
+{
+    return (int)(ONCE ? (uint32_t)c.parts : gridDim.y);
+}
+
+#define FOR_EACH_TILE(tile, ring, c, count) \
+    cot_ring<s.STAGES> ring;                \
+    for (int tile = part_of<ONCE>(c); tile < (count); tile += parts_of<ONCE>(c), ring.next())
+
+template <bool ONCE> static __device__ __forceinline__ int64_t first_column(const mhc_call &c)
+{
+    return slice_of<ONCE>(c) * MHC_SM90_COLUMNS + threadIdx.x / 32 * COLUMNS;
+}
+
+template <typename E, bool POST, bool ONCE>
 static __device__ __forceinline__ void products(const mhc_call &c, shared_memory<POST> &s, int tiles)
 {
     const int warp = threadIdx.x / 32;
     uint32_t second[held_of<POST>][6];
-    load_phi<0, GROUPS / 2>(c, s, first_column(), warp, second);
-    load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, second);
+    load_phi<0, GROUPS / 2>(c, s, first_column<ONCE>(c), warp, second);
+    load_phi<GROUPS / 2, GROUPS>(c, s, first_column<ONCE>(c), warp, second);
     float Q[GROUPS][OCTETS][4] = {0};
     const lane_units at = find_units(s, warp);
     uint32_t turn = 0;
-    FOR_EACH_TILE(tile, ring, tiles)
+    FOR_EACH_TILE(tile, ring, c, tiles)
     {
         cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
         multiply_tile<E, POST>(c, s, at, ring, warp, turn, second, Q);
         turn ^= 1;
     }
-    const int64_t d = first_column();
+    const int64_t d = first_column<ONCE>(c);
     if (d < c.D && (given(c.dphi) || given(c.dgamma)))
-        store_Q(c, Q, blockIdx.y, d);
+        store_Q(c, Q, part_of<ONCE>(c), d);
 }
 
-template <bool POST>
+static __device__ __forceinline__ uint32_t load_acquired(const uint32_t *word)
+{
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+
+/* Until all of a tile's records are in global memory, for the copy engine too. */
+static __device__ __forceinline__ void wait_for_records(const mhc_call &c, int tile)
+{
+    while (load_acquired(c.words + MHC_SM90_MADE + tile) != TILE)
+        __nanosleep(32);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/* x and dh_in of a tile whose records are made in this kernel were read a moment ago, and nobody reads them again. */
+template <bool ONCE, bool POST>
 static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<POST> &s, int slot, int tile)
 {
-    const int chunk = (int)blockIdx.x * MHC_SM90_CHUNKS;
+    const int slice = slice_of<ONCE>(p.call), chunk = slice * MHC_SM90_CHUNKS;
+    if (ONCE) {
+        *(volatile int *)&s.wanted = tile;
+        if (slice == 0)
+            atomicMax(p.call.words + MHC_SM90_WANTED, (uint32_t)tile);
+        wait_for_records(p.call, tile);
+    }
     cot_mbarrier_arrive_expect(&s.full[slot], STAGE_BYTES + sizeof s.records[0]);
-    cot_tensor_load_4d(s.stages[slot], &p.x, 0, tile * TILE, chunk, 0, &s.full[slot]);
-    cot_tensor_load_4d(s.stages[slot] + X_BYTES, &p.dh_in, 0, tile * TILE, chunk, 0, &s.full[slot]);
+    cot_tensor_load_4d<ONCE>(s.stages[slot], &p.x, 0, tile * TILE, chunk, 0, &s.full[slot]);
+    cot_tensor_load_4d<ONCE>(s.stages[slot] + X_BYTES, &p.dh_in, 0, tile * TILE, chunk, 0, &s.full[slot]);
     cot_bulk_load(s.records[slot], p.call.records + (int64_t)tile * TILE, sizeof s.records[0], &s.full[slot]);
 }
 
-template <bool POST>
+template <bool ONCE, bool POST>
 static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<POST> &s, int tiles)
 {
-    const int first = (int)blockIdx.y, step = (int)gridDim.y;
+    const int first = part_of<ONCE>(p.call), step = parts_of<ONCE>(p.call);
     if (threadIdx.x % 32 == 0) {
-        cot_wait_for_kernels_before(); /* those of the records; what is done before needs the inputs alone */
+        cot_wait_for_kernels_before(); /* of the records or the words; what is done before needs the inputs alone */
         for (int slot = 0; slot < s.STAGES && first + slot * step < tiles; slot++)
-            load_tile(p, s, slot, first + slot * step);
-        FOR_EACH_TILE(tile, ring, tiles)
+            load_tile<ONCE>(p, s, slot, first + slot * step);
+        FOR_EACH_TILE(tile, ring, p.call, tiles)
         {
             cot_mbarrier_wait(&s.done[ring.slot], ring.parity);
             if (given(p.call.dx)) {
-                cot_tensor_store_4d(&p.dx, 0, tile * TILE, (int)blockIdx.x * MHC_SM90_CHUNKS, 0, s.stages[ring.slot]);
+                cot_tensor_store_4d<ONCE>(&p.dx, 0, tile * TILE, slice_of<ONCE>(p.call) * MHC_SM90_CHUNKS, 0,
+                                          s.stages[ring.slot]);
                 cot_bulk_commit();
                 cot_bulk_wait_read();
             }
             if (tile + s.STAGES * step < tiles)
-                load_tile(p, s, ring.slot, tile + s.STAGES * step);
+                load_tile<ONCE>(p, s, ring.slot, tile + s.STAGES * step);
         }
+        if (ONCE)
+            *(volatile int *)&s.wanted = tiles;
         cot_bulk_wait();
     }
     __syncwarp();
@@ -99,9 +171,10 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
 /* dx_post, a stream at a time as soon as that of the tile before is read. */
 static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<true> &s, int tiles)
 {
+    constexpr bool ONCE = false;
     if (threadIdx.x % 32 == 0) {
         uint32_t parity = 1;
-        FOR_EACH_TILE(tile, ring, tiles)
+        FOR_EACH_TILE(tile, ring, p.call, tiles)
         {
             for (int i = 0; i < N; i++) {
                 cot_mbarrier_wait(&s.post_empty[i], parity);
@@ -115,11 +188,179 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
     __syncwarp();
 }
 
-template <typename E, bool POST> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
+/* ---- records ------------------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ const float *element_of(const mhc_array &a, uint32_t b, uint32_t t, int j)
+{
+    return (const float *)a.data + b * a.stride[0] + t * a.stride[1] + j * a.stride[2];
+}
+
+/* The teams' threads meet, of one team each. */
+static __device__ __forceinline__ void meet(int team)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"((int)TEAM) : "memory");
+}
+
+/* As much further on; the compiler is not to keep the sum for the next time, for which it has no registers. */
+template <typename E> static __device__ __forceinline__ const E *stream_after(const E *from, int64_t stride)
+{
+    const E *to;
+    asm volatile("add.s64 %0, %1, %2;" : "=l"(to) : "l"(from), "l"(stride * (int64_t)sizeof(E)));
+    return to;
+}
+
+/* The thread's share of dh_pre of a token: columns in eights, DEPTH of a thread's on their way at once. */
+template <typename E, int DEPTH>
+static __device__ __forceinline__ void add_up_dh_pre(const mhc_call &c, int64_t token, int thread, float (&sums)[N])
+{
+    const E *x = (const E *)c.x.data + token_at(c, c.x, token) + thread * 8;
+    const E *dh_in = (const E *)c.dh_in.data + token_at(c, c.dh_in, token) + thread * 8;
+    for (int d = thread * 8; d < (int)c.D; d += DEPTH * TEAM * 8, x += DEPTH * TEAM * 8, dh_in += DEPTH * TEAM * 8) {
+        cot_words<4> raw[DEPTH][1 + N];
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++) {
+            const bool inside = d + k * TEAM * 8 < (int)c.D;
+            raw[k][0] = cot_load_words_if<4>(inside, dh_in + k * TEAM * 8);
+            const E *from = x + k * TEAM * 8;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                raw[k][1 + i] = cot_load_words_if<4>(inside, from);
+                from = stream_after(from, c.x.stride[2]);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++)
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                float run = 0.0f;
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    const float2 a = cot_unpack_pair<E>(raw[k][1 + i].word[w]);
+                    const float2 b = cot_unpack_pair<E>(raw[k][0].word[w]);
+                    run = fmaf(a.x, b.x, run);
+                    run = fmaf(a.y, b.y, run);
+                }
+                sums[i] += d + k * TEAM * 8 < (int)c.D ? run : 0.0f;
+            }
+    }
+}
+
+/* Asked for anew each time, or the compiler would keep what follows from it for the next token, for which it has no
+ * registers. */
+static __device__ __forceinline__ int lane_again(void)
+{
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+/* What a lane will need for the token's record. */
+static __device__ __forceinline__ void ask_for_inputs(const mhc_call &c, float (&inputs)[4][32], uint32_t token)
+{
+    const int lane = lane_again();
+    const token_element value = input_element(c, lane);
+    const uint32_t b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T, to = cot_shared_address(&inputs[0][lane]);
+    const bool there = token < c.tokens, has = there && value.data != nullptr,
+               post = there && lane >= N && lane < 2 * N;
+    const float *const none = (const float *)c.inv_rms.data;
+    cot_copy_async_or_zeros<4>(has, to, has ? value.at(b, t) : none);
+    cot_copy_async_or_zeros<4>(post, to + 128, post ? element_of(c.h_post, b, t, lane - N) : none);
+    cot_copy_async_or_zeros<4>(there && lane < M, to + 256, there && lane < M ? element_of(c.h_mix, b, t, lane) : none);
+    cot_copy_async_or_zeros<4>(there, to + 384, there ? element_of(c.inv_rms, b, t, 0) : none);
+    cot_copy_async_commit();
+}
+
+/* A token's record from dh_pre and what a lane has of its coefficients, and dz for the sums over all tokens. */
+static __device__ __forceinline__ void make_record(const mhc_call &c, const float (&inputs)[4][32], int token,
+                                                   const float (&sums)[TEAM_WARPS][N])
+{
+    const int lane = lane_again();
+    const float alpha = lane < M ? load_f32(c.alpha, group_of(N, lane) * c.alpha.stride[0]) : 0.0f;
+    mhc_token_record *record = &c.records[token];
+    cot_copy_async_wait<0>(); /* each lane's own */
+    const token_inputs in = {inputs[0][lane], inputs[1][lane], inputs[2][lane], inputs[3][lane]};
+    const float sigma = in.value - c.hc_eps;
+    float dz = in.value;
+    if (lane < N)
+        dz = (sums[0][lane] + sums[1][lane] + sums[2][lane]) * sigma * (1.0f - sigma);
+    else if (!given(c.dA) && lane < 2 * N)
+        dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
+    const float du = alpha * dz;
+    const float sum = sum_over_warp(du * in.h_mix);
+    if (lane < M) {
+        float rest = du * in.inv_rms;
+#pragma unroll
+        for (int term = 0; term < TERMS; term++) {
+            const __nv_bfloat16 value = __float2bfloat16_rn(rest);
+            record->terms[term][lane] = __bfloat16_as_ushort(value);
+            rest -= __bfloat162float(value);
+        }
+        if (token < c.tokens)
+            c.dz[token * M + lane] = dz;
+    }
+    if (lane < N)
+        record->h_pre[lane] = in.value;
+    if (lane == 0)
+        record->factor = -sum * in.inv_rms * in.inv_rms * in.inv_rms / (float)(N * c.D);
+    __syncwarp();
+    if (lane == 0) {
+        __threadfence();
+        atomicAdd(c.words + MHC_SM90_MADE + token / TILE, 1u);
+    }
+}
+
+/* One team, from its first token to its last. wanted: of this block's PRODUCER. */
+template <typename E, int DEPTH, bool PRODUCER>
+static __device__ __forceinline__ void make_records(const mhc_call &c, team_memory &s, int team, int warp, int tiles,
+                                                    const int *wanted)
+{
+    cot_wait_for_kernels_before();
+    if (warp == 0 && lane_again() == 0)
+        s.next[0] = (int)atomicAdd(c.words + MHC_SM90_TICKET, 1u);
+    meet(team);
+    for (uint32_t count = 0;; count++) {
+        const int token = s.next[count % 2];
+        const bool writer = warp == (int)(count % TEAM_WARPS);
+        if (token / TILE >= tiles)
+            break;
+        int next = 0;
+        if (warp == 0 && lane_again() == 0)
+            next = (int)atomicAdd(c.words + MHC_SM90_TICKET, 1u);
+        if (writer)
+            ask_for_inputs(c, s.inputs[count % 2], (uint32_t)token);
+        while (token / TILE - AHEAD * (int)c.parts >
+               (PRODUCER ? *(const volatile int *)wanted : (int)load_acquired(c.words + MHC_SM90_WANTED)))
+            __nanosleep(64);
+        float sums[N] = {0};
+        if (token < c.tokens)
+            add_up_dh_pre<E, DEPTH>(c, token, warp * 32 + lane_again(), sums);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float sum = sum_over_warp(sums[i]);
+            if (lane_again() == 0)
+                s.dh_pre[count % 2][warp][i] = sum;
+        }
+        if (warp == 0 && lane_again() == 0)
+            s.next[(count + 1) % 2] = next;
+        meet(team);
+        if (writer)
+            make_record(c, s.inputs[count % 2], token, s.dh_pre[count % 2]);
+    }
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------- */
+
+template <typename E, bool POST, bool ONCE> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
 {
     shared_memory<POST> &s = *(shared_memory<POST> *)memory;
     const mhc_call &c = p.call;
-    const int warp = threadIdx.x / 32, tiles = (int)((c.tokens + TILE - 1) / TILE);
+    const int warp = threadIdx.x / 32;
+    const int tiles = (int)((c.tokens + TILE - 1) / TILE);
+    if (ONCE && part_of<ONCE>(c) >= parts_of<ONCE>(c)) { /* left over */
+        const int team = threadIdx.x / TEAM;
+        make_records<E, 4, false>(c, ((team_memory *)memory)[team], team, warp % TEAM_WARPS, tiles, nullptr);
+        return;
+    }
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < s.STAGES; slot++) {
             cot_mbarrier_init(&s.full[slot], 1);
@@ -129,29 +370,42 @@ template <typename E, bool POST> static __device__ __forceinline__ void backward
             cot_mbarrier_init(&s.post_full[i], 1);
             cot_mbarrier_init(&s.post_empty[i], PRODUCTS);
         }
+        s.wanted = part_of<ONCE>(c);
         cot_mbarrier_init_fence();
     }
     __syncthreads();
     if (warp < PRODUCTS) {
         cot_more_registers<216>();
-        products<E, POST>(c, s, tiles);
+        products<E, POST, ONCE>(c, s, tiles);
     } else {
         cot_fewer_registers<72>();
         if (warp == PRODUCTS)
-            produce(p, s, tiles);
-        if constexpr (POST)
+            produce<ONCE>(p, s, tiles);
+        else if constexpr (ONCE)
+            make_records<E, 2, true>(c, *(team_memory *)s.dx_post[0], 0, warp - (PRODUCTS + 1), tiles, &s.wanted);
+        else if constexpr (POST)
             if (warp == PRODUCTS + 1)
                 produce_dx_post(p, s, tiles);
     }
 }
 
-#define INSTANCE(name, element, post)                                     \
+/* Nothing is made, taken or wanted yet. */
+extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
+    mhc_pre_bwd_once_begin(const __grid_constant__ mhc_call c)
+{
+    const int64_t count = MHC_SM90_MADE + (c.tokens + TILE - 1) / TILE;
+    for (int64_t at = threadIdx.x; at < count; at += MHC_CUDA_THREADS)
+        c.words[at] = 0;
+}
+
+#define INSTANCE(name, element, post, once)                               \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1) \
         mhc_pre_bwd_##name(const __grid_constant__ mhc_mapped_call p)     \
     {                                                                     \
-        backward<element, post>(p);                                       \
+        backward<element, post, once>(p);                                 \
     }
-INSTANCE(split_sm90_f16, __half, false)
-INSTANCE(split_sm90_bf16, __nv_bfloat16, false)
-INSTANCE(split_post_sm90_f16, __half, true)
-INSTANCE(split_post_sm90_bf16, __nv_bfloat16, true)
+INSTANCE(split_sm90_f16, __half, false, false)
+INSTANCE(split_sm90_bf16, __nv_bfloat16, false, false)
+INSTANCE(split_post_sm90_f16, __half, true, false)
+INSTANCE(split_post_sm90_bf16, __nv_bfloat16, true, false)
+INSTANCE(once_sm90_bf16, __nv_bfloat16, false, true)
