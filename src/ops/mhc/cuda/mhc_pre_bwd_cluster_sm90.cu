@@ -89,9 +89,7 @@ static __device__ __forceinline__ void take_dh_pre(shared_memory<POST> &s, uint3
         *(float4 *)s.partial[warp][g] = make_float4(low[0], low[1], low[2], low[3]);
         *(float4 *)s.partial[warp][g + 8] = make_float4(high[0], high[1], high[2], high[3]);
     }
-    __syncwarp();
-    if (lane == 0)
-        cot_mbarrier_arrive(&s.partial_full);
+    arrive_as_warp(&s.partial_full);
 }
 
 template <bool POST>
@@ -149,9 +147,7 @@ template <bool POST> static __device__ __forceinline__ void reduce(shared_memory
                             __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
                             __float_as_uint(sum.w));
         }
-        __syncwarp();
-        if (token == 0)
-            cot_mbarrier_arrive(&s.partial_empty);
+        arrive_as_warp(&s.partial_empty);
         parity ^= 1;
     }
 }
@@ -314,8 +310,8 @@ template <bool POST> static __device__ __forceinline__ void backward(const mhc_m
             cot_mbarrier_arrive_expect(&s.gathered_full[slot], sizeof s.gathered[0]);
             cot_mbarrier_arrive_expect(&s.sent[slot], sizeof s.records[0]);
         }
-        cot_mbarrier_init(&s.partial_full, PRODUCTS);
-        cot_mbarrier_init(&s.partial_empty, 1);
+        cot_mbarrier_init(&s.partial_full, PRODUCTS * WARP_ARRIVALS);
+        cot_mbarrier_init(&s.partial_empty, WARP_ARRIVALS);
         for (int i = 0; i < N; i++) {
             cot_mbarrier_init(&s.post_full[i], 1);
             cot_mbarrier_init(&s.post_empty[i], PRODUCTS);

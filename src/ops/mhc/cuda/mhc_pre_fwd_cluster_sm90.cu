@@ -261,9 +261,7 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
                     to[M] = last[2 + p];
             }
         }
-        __syncwarp();
-        if (lane == 0)
-            cot_mbarrier_arrive(&s.partial_full);
+        arrive_as_warp(&s.partial_full);
         parity ^= 1;
     }
 }
@@ -324,7 +322,7 @@ template <typename F> static __device__ __forceinline__ int owner_of(int slot, i
 template <typename F, bool SPLIT>
 static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<F> &s, const block_share &own)
 {
-    const int thread = threadIdx.x % 64, lane = threadIdx.x % 32;
+    const int thread = threadIdx.x % 64;
     uint32_t parity = 0;
     if (!SPLIT)
         cot_cluster_wait();
@@ -350,9 +348,7 @@ static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<F
             else if (number < c.tokens)
                 *(float4 *)(c.sums + (number * c.slices + own.rank) * SUMS + part) = sum;
         }
-        __syncwarp();
-        if (lane == 0)
-            cot_mbarrier_arrive(&s.partial_empty);
+        arrive_as_warp(&s.partial_empty);
         parity ^= 1;
     }
 }
@@ -450,8 +446,8 @@ template <typename F, bool SPLIT> static __device__ __forceinline__ void forward
             cot_mbarrier_arrive_expect(&s.gathered_full[slot], sizeof s.gathered[0]);
             cot_mbarrier_arrive_expect(&s.h_pre_full[slot], sizeof s.h_pre[0]);
         }
-        cot_mbarrier_init(&s.partial_full, PRODUCTS);
-        cot_mbarrier_init(&s.partial_empty, 2);
+        cot_mbarrier_init(&s.partial_full, PRODUCTS * WARP_ARRIVALS);
+        cot_mbarrier_init(&s.partial_empty, 2 * WARP_ARRIVALS);
         cot_mbarrier_init_fence();
     }
     __syncthreads();
