@@ -148,8 +148,8 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float2 weights[OCTETS];
-            if (F::WIDE)
-                __syncwarp(); /* else the compiler loads ahead into more registers than there are */
+            if (F::WIDE && (2 * s + half) % 8 == 0)
+                __syncwarp(); /* else the compiler loads further ahead, into more registers than there are */
             load_weights<F>(c, rank, warp, s, half, weights);
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++) {
