@@ -25,7 +25,9 @@
  * so it had h_pre of all that tile's tokens, so each owner had read what was sent to it, and likewise the other way.
  *
  * Wide, for a D beyond 4096: blocks have 448 columns and tiles 8 tokens, whose owners are one half of the blocks and the
- * other half in turn. What the registers cannot hold of phi gamma waits in shared memory and is read for every tile.
+ * other half in turn. What the registers cannot hold of phi gamma waits in shared memory and is read for every tile: of
+ * f16, second terms; of bf16, the third terms, a byte each, in steps of 2^-23 of the power of two below the largest element
+ * of a row in the warp's columns. Seven bits of it in the low half of a bf16 of exponent 2^7 are a number from 128 to 255.
  *
  * SPLIT, for a D that has more slices of 256 columns than a cluster has blocks, and for any f16 or bf16: blocks know
  * nothing of each other. A block has a slice and every so many tiles; the reducers store its sums, and the products free
@@ -45,38 +47,34 @@ template <typename E> constexpr int terms_of = cot_is_f16<E> ? 2 : 3;
 template <typename E> constexpr int groups_of = terms_of<E> *OCTETS;
 
 /* A block with CHUNKS_ times 64 columns of each stream. Beyond four, phi gamma is more than the registers hold: lent to
- * shared memory are all third terms and, of a warp's last steps, the second ones. */
+ * shared memory are the second terms of a warp's last steps or, as bytes, all third terms. */
 template <typename E_, int CHUNKS_> struct form {
     typedef E_ E;
     enum {
         CHUNKS = CHUNKS_,
         WIDE = CHUNKS > MHC_SM90_CHUNKS,
         TILE = WIDE ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE,
-        STAGES = WIDE ? 4 : 6,
+        STAGES = WIDE && cot_is_f16<E> ? 4 : 6,
         STAGE_BYTES = N * CHUNKS * MHC_SM90_CHUNK * TILE * 2,
         STEPS = N * CHUNKS * MHC_SM90_CHUNK / 16 / PRODUCTS, /* of 16 k, of a warp of products */
         PAIRS = STEPS / 2,
         GROUPS = groups_of<E>,
-        HELD = WIDE ? 2 * OCTETS : GROUPS, /* groups of a step that stay in registers, but for the last steps */
-        LAST = cot_is_f16<E> ? 8 : 2,      /* as many as it takes for the rest not to spill */
-        LENT = WIDE ? STEPS * (GROUPS - HELD) / OCTETS + LAST : 0 /* terms of steps: third ones, then second ones */
+        HELD = WIDE ? 2 * OCTETS : GROUPS,    /* groups of a step that stay in registers, but for the last steps */
+        LENT = WIDE && cot_is_f16<E> ? 8 : 0, /* steps; as many as it takes for the rest not to spill */
+        BYTES = WIDE && !cot_is_f16<E>
     };
     static __device__ __forceinline__ constexpr bool lent(int step, int term)
     {
-        return WIDE && (term == 2 || (term == 1 && step >= STEPS - LAST));
-    }
-    /* Where a lent term lies. */
-    static __device__ __forceinline__ constexpr int place(int step, int term)
-    {
-        return term == 2 ? step : LENT - STEPS + step;
+        return term == 1 && step >= STEPS - LENT;
     }
 };
 
 template <typename F> struct shared_memory {
     unsigned char x[F::STAGES][F::STAGE_BYTES]; /* [stream][chunk][token][128 bytes, swizzled] */
-    uint2 phi[PRODUCTS][F::WIDE ? F::LENT : 1][F::WIDE ? OCTETS : 1][F::WIDE ? 32 : 1];
+    uint2 phi[PRODUCTS][F::LENT > 0 ? F::LENT : 1][F::LENT > 0 ? OCTETS : 1][F::LENT > 0 ? 32 : 1];
+    uint2 third[PRODUCTS][F::BYTES ? F::PAIRS : 1][F::BYTES ? OCTETS : 1][F::BYTES ? 32 : 1]; /* a word a step */
     float partial[PRODUCTS][F::TILE][SUMS];
-    float gathered[F::STAGES][MHC_SM90_CLUSTER][SUMS];
+    float gathered[F::STAGES * F::TILE / MHC_SM90_CLUSTER][MHC_SM90_CLUSTER][SUMS]; /* of slots with an own token */
     float h_pre[F::STAGES][F::TILE][N];
     uint64_t full[F::STAGES], empty[F::STAGES], gathered_full[F::STAGES], h_pre_full[F::STAGES];
     uint64_t partial_full, partial_empty;
@@ -109,8 +107,8 @@ static __device__ __forceinline__ void load_weights(const mhc_call &c, int rank,
     }
 }
 
-/* The powers of two that the lane's rows of the warp's columns are divided by: a row's largest element is then from 2^14
- * to 2^15. */
+/* The powers of two that the lane's rows of the warp's columns are divided by, f16's elements, or bf16's third terms, which
+ * are 2^-16 of the largest element at most: the largest is then from 2^14 to 2^15, or a third term up to 64. */
 template <typename F>
 static __device__ __forceinline__ void find_units(const mhc_call &c, int rank, int warp, float (&unit)[OCTETS])
 {
@@ -131,8 +129,25 @@ static __device__ __forceinline__ void find_units(const mhc_call &c, int rank, i
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
         const uint32_t exponent = __float_as_uint(most) >> 23;
-        unit[octet] = __uint_as_float(((exponent < 30 ? 30 : exponent) - 14) << 23);
+        unit[octet] = __uint_as_float(((exponent < 30 ? 30 : exponent) - (F::BYTES ? 23 : 14)) << 23);
     }
+}
+
+/* Two elements in steps of 1 / scale, from -64 to 63 of them, 64 more in a byte each. */
+static __device__ __forceinline__ uint16_t pack_bytes(float2 value, float scale)
+{
+    const int x = __float2int_rn(value.x * scale) + 64, y = __float2int_rn(value.y * scale) + 64;
+    return (uint16_t)(min(max(x, 0), 127) | min(max(y, 0), 127) << 8);
+}
+
+/* The same as two bf16, of one half of a step. */
+static __device__ __forceinline__ uint32_t unpack_bytes(uint32_t word, int half)
+{
+    uint32_t pair;
+    const uint32_t bias = 0x43404340; /* 128 + 64 */
+    asm("prmt.b32 %0, %1, 0x43434343, %2;" : "=r"(pair) : "r"(word), "r"(half == 0 ? 0x4140 : 0x4342));
+    asm("sub.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(bias));
+    return pair;
 }
 
 /* phi gamma of the warp's columns of k, as fragments of A: [step][term*3 + octet of rows][half of the step]. */
@@ -141,7 +156,7 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory
                                                 uint32_t (&phi)[F::STEPS][F::HELD][2], float (&unit)[OCTETS])
 {
     typedef typename F::E E;
-    if constexpr (cot_is_f16<E>)
+    if constexpr (cot_is_f16<E> || F::BYTES)
         find_units<F>(c, rank, warp, unit);
 #pragma unroll
     for (int s = 0; s < F::STEPS; s++)
@@ -158,28 +173,35 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory
                     rest = {rest.x * (1.0f / unit[octet]), rest.y * (1.0f / unit[octet])};
 #pragma unroll
                 for (int t = 0; t < terms_of<E>; t++) {
+                    const float2 before = rest;
                     const uint32_t term = cot_pack_pair<E>(rest.x, rest.y);
                     const float2 value = cot_unpack_pair<E>(term);
                     rest = {rest.x - value.x, rest.y - value.y};
                     if (F::lent(s, t))
-                        ((uint32_t *)&shared.phi[warp][F::place(s, t)][octet][threadIdx.x % 32])[half] = term;
-                    else
+                        ((uint32_t *)&shared.phi[warp][s + F::LENT - F::STEPS][octet][threadIdx.x % 32])[half] = term;
+                    else if (!F::BYTES || t < 2)
                         phi[s][t * OCTETS + octet][half] = term;
+                    else
+                        ((uint16_t *)&shared.third[warp][s / 2][octet][threadIdx.x % 32])[s % 2 * 2 + half] =
+                            pack_bytes(before, 1.0f / unit[octet]);
                 }
             }
         }
 }
 
-/* A step's fragments, those that are lent from shared memory. */
+/* A step's fragments, those that are lent from shared memory; third: of this step and its neighbour. */
 template <typename F>
 static __device__ __forceinline__ void fetch_phi(const shared_memory<F> &s, int warp, int step,
                                                  const uint32_t (&phi)[F::STEPS][F::HELD][2],
-                                                 uint32_t (&A)[F::GROUPS][2])
+                                                 const uint2 (&third)[OCTETS], uint32_t (&A)[F::GROUPS][2])
 {
 #pragma unroll
     for (int group = 0; group < F::GROUPS; group++) {
-        if (F::lent(step, group / OCTETS)) {
-            const uint2 two = s.phi[warp][F::place(step, group / OCTETS)][group % OCTETS][threadIdx.x % 32];
+        if (F::BYTES && group >= 2 * OCTETS) {
+            const uint32_t word = step % 2 == 0 ? third[group % OCTETS].x : third[group % OCTETS].y;
+            A[group][0] = unpack_bytes(word, 0), A[group][1] = unpack_bytes(word, 1);
+        } else if (F::lent(step, group / OCTETS)) {
+            const uint2 two = s.phi[warp][step + F::LENT - F::STEPS][group % OCTETS][threadIdx.x % 32];
             A[group][0] = two.x, A[group][1] = two.y;
         } else {
             A[group][0] = phi[step][group % F::HELD][0], A[group][1] = phi[step][group % F::HELD][1];
@@ -221,10 +243,15 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
                 uint32_t x[4];
                 float two[4] = {0}; /* tensor cores cut sums off: added up by them alone, the squares come out low */
                 cot_ldmatrix_x4(x, row[pair % 2] + (uint32_t)((pair / 2 * TILE + t * 8) * 128));
+                uint2 third[OCTETS];
+                if constexpr (F::BYTES)
+#pragma unroll
+                    for (int octet = 0; octet < OCTETS; octet++)
+                        third[octet] = s.third[warp][pair][octet][lane];
 #pragma unroll
                 for (int u = 0; u < 2; u++) {
                     uint32_t A[GROUPS][2];
-                    fetch_phi(s, warp, 2 * pair + u, phi, A);
+                    fetch_phi(s, warp, 2 * pair + u, phi, third, A);
 #pragma unroll
                     for (int m = 0; m < PAIRS; m++)
                         mma<E>(sums[m], A[2 * m][0], A[2 * m + 1][0], A[2 * m][1], A[2 * m + 1][1], x[2 * u],
@@ -252,6 +279,8 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
                 for (int octet = 0; octet < OCTETS; octet++) { /* the smallest terms first */
                     const int low = GROUPS - OCTETS + octet;
                     float sum = low / 2 == PAIRS ? last[p] : sums[low / 2][low % 2 * 2 + p];
+                    if (F::BYTES)
+                        sum *= unit[octet];
 #pragma unroll
                     for (int group = low - OCTETS; group >= 0; group -= OCTETS)
                         sum += sums[group / 2][group % 2 * 2 + p];
@@ -341,10 +370,11 @@ static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<F
             const int64_t number = (int64_t)tile * F::TILE + token;
             const int owner = owner_of<F>(ring.slot, token);
             if (!SPLIT)
-                cot_store_async(cot_map_shared(cot_shared_address(&s.gathered[ring.slot][own.rank][part]), owner),
-                                cot_map_shared(cot_shared_address(&s.gathered_full[ring.slot]), owner),
-                                __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
-                                __float_as_uint(sum.w));
+                cot_store_async(
+                    cot_map_shared(
+                        cot_shared_address(&s.gathered[ring.slot * F::TILE / MHC_SM90_CLUSTER][own.rank][part]), owner),
+                    cot_map_shared(cot_shared_address(&s.gathered_full[ring.slot]), owner), __float_as_uint(sum.x),
+                    __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w));
             else if (number < c.tokens)
                 *(float4 *)(c.sums + (number * c.slices + own.rank) * SUMS + part) = sum;
         }
@@ -391,7 +421,7 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
         if (lane < SUMS)
 #pragma unroll
             for (int block = 0; block < MHC_SM90_CLUSTER; block++)
-                sum += s.gathered[ring.slot][block][lane];
+                sum += s.gathered[ring.slot * F::TILE / MHC_SM90_CLUSTER][block][lane];
         const float squares = __shfl_sync(0xffffffffu, sum, M);
         const float inv_rms = 1.0f / sqrtf(squares / (float)(N * c.D) + c.norm_eps);
         const float value = coefficient(c, N, lane, fmaf(alpha, sum * inv_rms, bias));
