@@ -54,13 +54,13 @@ template <typename E_, int CHUNKS_> struct form {
         CHUNKS = CHUNKS_,
         WIDE = CHUNKS > MHC_SM90_CHUNKS,
         TILE = WIDE ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE,
-        STAGES = WIDE && cot_is_f16<E> ? 4 : 6,
+        STAGES = 6,
         STAGE_BYTES = N * CHUNKS * MHC_SM90_CHUNK * TILE * 2,
         STEPS = N * CHUNKS * MHC_SM90_CHUNK / 16 / PRODUCTS, /* of 16 k, of a warp of products */
         PAIRS = STEPS / 2,
         GROUPS = groups_of<E>,
         HELD = WIDE ? 2 * OCTETS : GROUPS,    /* groups of a step that stay in registers, but for the last steps */
-        LENT = WIDE && cot_is_f16<E> ? 8 : 0, /* steps; as many as it takes for the rest not to spill */
+        LENT = WIDE && cot_is_f16<E> ? 7 : 0, /* steps; as many as it takes for the rest not to spill */
         BYTES = WIDE && !cot_is_f16<E>
     };
     static __device__ __forceinline__ constexpr bool lent(int step, int term)
