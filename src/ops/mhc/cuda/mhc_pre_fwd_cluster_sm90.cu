@@ -394,6 +394,22 @@ static __device__ __forceinline__ token_element value_element(const mhc_call &c,
     return token_element(c.h_res, ij / N * c.h_res.stride[2] + ij % N * c.h_res.stride[3], j < M);
 }
 
+/* 1 / sqrt(x) to about a unit in the last place: the approximation and, but for 0 and infinity, a step of Newton's. */
+static __device__ __forceinline__ float inverse_root(float x)
+{
+    const float y = rsqrtf(x), off = fmaf(-x * y, y, 1.0f);
+    return fmaf(0.5f * y, off < 1.0f ? off : 0.0f, y);
+}
+
+/* The same of 1 / x, for an x from 1 to 2. */
+static __device__ __forceinline__ float inverse(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return fmaf(y, fmaf(-x, y, 1.0f), y);
+}
+
+/* All blocks wait for h_pre of all owners: the way from the last block's sums to it is kept short, without a division. */
 template <typename F>
 static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memory<F> &s, const block_share &own)
 {
@@ -417,14 +433,17 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
         __syncwarp();
         if (lane == 0)
             cot_mbarrier_arrive_expect(&s.gathered_full[ring.slot], sizeof s.gathered[0]);
-        float sum = 0.0f;
+        float parts[4] = {0};
         if (lane < SUMS)
 #pragma unroll
             for (int block = 0; block < MHC_SM90_CLUSTER; block++)
-                sum += s.gathered[ring.slot * F::TILE / MHC_SM90_CLUSTER][block][lane];
+                parts[block % 4] += s.gathered[ring.slot * F::TILE / MHC_SM90_CLUSTER][block][lane];
+        const float sum = (parts[0] + parts[1]) + (parts[2] + parts[3]);
         const float squares = __shfl_sync(0xffffffffu, sum, M);
-        const float inv_rms = 1.0f / sqrtf(squares / (float)(N * c.D) + c.norm_eps);
-        const float value = coefficient(c, N, lane, fmaf(alpha, sum * inv_rms, bias));
+        const float inv_rms = inverse_root(__fdividef(squares, (float)(N * c.D)) + c.norm_eps);
+        const float z = fmaf(alpha, sum * inv_rms, bias), e = expf(-fabsf(z)), larger = inverse(1.0f + e);
+        const float sigmoid = z < 0.0f ? e * larger : larger;
+        const float value = lane < N ? sigmoid + c.hc_eps : lane < 2 * N ? c.post_scale * sigmoid : z;
         uint32_t h_pre[N];
 #pragma unroll
         for (int i = 0; i < N; i++)
