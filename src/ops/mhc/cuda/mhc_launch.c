@@ -430,6 +430,7 @@ cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void 
 
 _Static_assert((int)MHC_SM90_CLUSTERS *(int)MHC_SM90_CLUSTER <= (int)MHC_CUDA_TOKEN_PARTS,
                "the blocks' sums of dz fit in the workspace");
+_Static_assert((int)MHC_SM90_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS, "those of the kernel without clusters do");
 
 /* The maps of what is given; dx_post is forgotten where there is no dx. */
 static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const mhc_pre_backward_problem *p)
@@ -525,7 +526,7 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     return launch_sum_parts(queue, &c);
 }
 
-/* All in one kernel but the sums over all tokens, by as many blocks as there are multiprocessors. */
+/* All in one kernel but the sums over the parts, by as many blocks as there are multiprocessors. */
 static cot_status launch_once(cot_queue *queue, mhc_mapped_call *mapped, const mhc_sizes *sizes)
 {
     mhc_call *c = &mapped->call;
@@ -536,15 +537,12 @@ static cot_status launch_once(cot_queue *queue, mhc_mapped_call *mapped, const m
         .dependent = true,
     };
     c->slices = mhc_sm90_slices(sizes);
+    c->token_parts = MHC_SM90_BLOCKS;
     if (c->dA.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     LAUNCH(queue, &pre_bwd_once_begin, 1, 1, MHC_CUDA_THREADS, c);
     const cot_status status = cot_cuda_launch(queue, &pre_bwd_once, &grid, mapped);
-    if (status != COT_OK)
-        return status;
-    if (c->dbias.data != NULL || c->dalpha.data != NULL)
-        LAUNCH(queue, &pre_token_sums, c->token_parts, 1, MHC_CUDA_THREADS, c);
-    return launch_sum_parts(queue, c);
+    return status == COT_OK ? launch_sum_parts(queue, c) : status;
 }
 
 cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)

@@ -44,7 +44,10 @@ static_assert(PRODUCTS + 1 + TEAM_WARPS == MHC_SM90_BWD_THREADS / 32,
 struct __align__(16) team_memory
 {
     float dh_pre[2][TEAM_WARPS][N];
-    float inputs[2][4][32]; /* the fields of token_inputs, of the lanes that make the record */
+    union {
+        float inputs[2][4][32];          /* the fields of token_inputs, of the lanes that make the record */
+        double dz[TEAM_WARPS - 1][M][2]; /* in the end: of the other warps */
+    };
     int next[2];
 };
 
@@ -348,6 +351,37 @@ static __device__ __forceinline__ void make_records(const mhc_call &c, team_memo
     }
 }
 
+/* A block's share of the sums of dz over the tokens, once the records of all are there. */
+static __device__ __forceinline__ void add_up_dz(const mhc_call &c, team_memory &s, int warp, int tiles)
+{
+    const int lane = lane_again();
+    double dbias = 0, dalpha = 0;
+    for (int tile = warp * 32 + lane; tile < tiles; tile += TEAM)
+        while (load_acquired(c.words + MHC_SM90_MADE + tile) != TILE)
+            __nanosleep(64);
+    meet(0);
+    if (lane < M) {
+#pragma unroll 4
+        for (int token = (int)blockIdx.x * TEAM_WARPS + warp; token < (int)c.tokens;
+             token += MHC_SM90_BLOCKS * TEAM_WARPS) {
+            const uint32_t b = (uint32_t)token / (uint32_t)c.T, t = (uint32_t)token - b * (uint32_t)c.T;
+            const double dz = (double)__ldcg(c.dz + (int64_t)token * M + lane);
+            dbias += dz;
+            dalpha += dz * (double)(*element_of(c.h_mix, b, t, lane) * *element_of(c.inv_rms, b, t, 0));
+        }
+        if (warp > 0) {
+            s.dz[warp - 1][lane][0] = dbias;
+            s.dz[warp - 1][lane][1] = dalpha;
+        }
+    }
+    meet(0);
+    if (warp == 0 && lane < M) {
+        double *to = c.token_sums + ((int64_t)blockIdx.x * M + lane) * 2;
+        to[0] = dbias + s.dz[0][lane][0] + s.dz[1][lane][0];
+        to[1] = dalpha + s.dz[0][lane][1] + s.dz[1][lane][1];
+    }
+}
+
 /* ---- blocks ------------------------------------------------------------------------------------------- */
 
 template <typename E, bool POST, bool ONCE> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
@@ -359,6 +393,8 @@ template <typename E, bool POST, bool ONCE> static __device__ __forceinline__ vo
     if (ONCE && part_of<ONCE>(c) >= parts_of<ONCE>(c)) { /* left over */
         const int team = threadIdx.x / TEAM;
         make_records<E, 4, false>(c, ((team_memory *)memory)[team], team, warp % TEAM_WARPS, tiles, nullptr);
+        if (team == 0)
+            add_up_dz(c, *(team_memory *)memory, warp, tiles);
         return;
     }
     if (threadIdx.x == 0) {
@@ -381,9 +417,11 @@ template <typename E, bool POST, bool ONCE> static __device__ __forceinline__ vo
         cot_fewer_registers<72>();
         if (warp == PRODUCTS)
             produce<ONCE>(p, s, tiles);
-        else if constexpr (ONCE)
-            make_records<E, 2, true>(c, *(team_memory *)s.dx_post[0], 0, warp - (PRODUCTS + 1), tiles, &s.wanted);
-        else if constexpr (POST)
+        else if constexpr (ONCE) {
+            team_memory &team = *(team_memory *)s.dx_post[0];
+            make_records<E, 2, true>(c, team, 0, warp - (PRODUCTS + 1), tiles, &s.wanted);
+            add_up_dz(c, team, warp - (PRODUCTS + 1), tiles);
+        } else if constexpr (POST)
             if (warp == PRODUCTS + 1)
                 produce_dx_post(p, s, tiles);
     }
