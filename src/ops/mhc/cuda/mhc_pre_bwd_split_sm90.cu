@@ -35,6 +35,8 @@ template <bool POST> constexpr int held_of = POST ? 5 : 7;
 enum {
     TEAM_WARPS = 3,
     TEAM = 32 * TEAM_WARPS,
+    TEAMS = MHC_SM90_BWD_THREADS / TEAM, /* of a block that is left over */
+    LEFT_OVER_DEPTH = 7,
     AHEAD = 3 /* turns of all slices' producers together */
 };
 static_assert(PRODUCTS + 1 + TEAM_WARPS == MHC_SM90_BWD_THREADS / 32,
@@ -212,7 +214,21 @@ template <typename E> static __device__ __forceinline__ const E *stream_after(co
     return to;
 }
 
-/* The thread's share of dh_pre of a token: columns in eights, DEPTH of a thread's on their way at once. */
+/* Sums of a stream's eight columns with dh_in's. */
+template <typename E>
+static __device__ __forceinline__ float multiply_eight(const uint32_t (&x)[4], const uint32_t (&dh_in)[4])
+{
+    float run = 0.0f;
+#pragma unroll
+    for (int w = 0; w < 4; w++) {
+        const float2 a = cot_unpack_pair<E>(x[w]), b = cot_unpack_pair<E>(dh_in[w]);
+        run = fmaf(a.x, b.x, run);
+        run = fmaf(a.y, b.y, run);
+    }
+    return run;
+}
+
+/* The thread's share of dh_pre of a token: columns in eights, DEPTH of a thread's on their way at once, to registers. */
 template <typename E, int DEPTH>
 static __device__ __forceinline__ void add_up_dh_pre(const mhc_call &c, int64_t token, int thread, float (&sums)[N])
 {
@@ -235,16 +251,48 @@ static __device__ __forceinline__ void add_up_dh_pre(const mhc_call &c, int64_t 
         for (int k = 0; k < DEPTH; k++)
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                float run = 0.0f;
-#pragma unroll
-                for (int w = 0; w < 4; w++) {
-                    const float2 a = cot_unpack_pair<E>(raw[k][1 + i].word[w]);
-                    const float2 b = cot_unpack_pair<E>(raw[k][0].word[w]);
-                    run = fmaf(a.x, b.x, run);
-                    run = fmaf(a.y, b.y, run);
-                }
+                const float run = multiply_eight<E>(raw[k][1 + i].word, raw[k][0].word);
                 sums[i] += d + k * TEAM * 8 < (int)c.D ? run : 0.0f;
             }
+    }
+}
+
+/* The same of a team in a block that is left over, whose shared memory has nothing else to hold: more is on its way than the
+ * registers, or what is left of the first-level cache, have room for. A thread's units are its own. */
+struct left_over_memory {
+    uint4 units[TEAMS][LEFT_OVER_DEPTH][1 + N][TEAM];
+    team_memory teams[TEAMS];
+};
+static_assert(sizeof(left_over_memory) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+
+template <typename E>
+static __device__ __forceinline__ void add_up_dh_pre(const mhc_call &c, uint4 (&units)[LEFT_OVER_DEPTH][1 + N][TEAM],
+                                                     int64_t token, int thread, float (&sums)[N])
+{
+    const E *x = (const E *)c.x.data + token_at(c, c.x, token),
+            *dh_in = (const E *)c.dh_in.data + token_at(c, c.dh_in, token);
+    const int D = (int)c.D;
+    int slot = 0;
+    for (int d = thread * 8 - LEFT_OVER_DEPTH * TEAM * 8; d < D; d += TEAM * 8) {
+        if (d >= 0) {
+            cot_copy_async_wait<LEFT_OVER_DEPTH - 1>();
+            const uint4 b = units[slot][0][thread];
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const uint4 a = units[slot][1 + i][thread];
+                sums[i] += multiply_eight<E>({a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w});
+            }
+        }
+        const int ahead = d + LEFT_OVER_DEPTH * TEAM * 8;
+        if (ahead < D) {
+            cot_copy_async_or_zeros<>(true, cot_shared_address(&units[slot][0][thread]), dh_in + ahead);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                cot_copy_async_or_zeros<>(true, cot_shared_address(&units[slot][1 + i][thread]),
+                                          x + i * c.x.stride[2] + ahead);
+        }
+        cot_copy_async_commit();
+        slot = slot + 1 < LEFT_OVER_DEPTH ? slot + 1 : 0;
     }
 }
 
@@ -312,10 +360,10 @@ static __device__ __forceinline__ void make_record(const mhc_call &c, const floa
     }
 }
 
-/* One team, from its first token to its last. wanted: of this block's PRODUCER. */
-template <typename E, int DEPTH, bool PRODUCER>
+/* One team, from its first token to its last. wanted: of this block's producer; else the block is left over, and has units. */
+template <typename E, bool PRODUCER>
 static __device__ __forceinline__ void make_records(const mhc_call &c, team_memory &s, int team, int warp, int tiles,
-                                                    const int *wanted)
+                                                    const int *wanted, uint4 (*units)[LEFT_OVER_DEPTH][1 + N][TEAM])
 {
     cot_wait_for_kernels_before();
     if (warp == 0 && lane_again() == 0)
@@ -335,8 +383,12 @@ static __device__ __forceinline__ void make_records(const mhc_call &c, team_memo
                (PRODUCER ? *(const volatile int *)wanted : (int)load_acquired(c.words + MHC_SM90_WANTED)))
             __nanosleep(64);
         float sums[N] = {0};
-        if (token < c.tokens)
-            add_up_dh_pre<E, DEPTH>(c, token, warp * 32 + lane_again(), sums);
+        if (token < c.tokens) {
+            if constexpr (PRODUCER)
+                add_up_dh_pre<E, 2>(c, token, warp * 32 + lane_again(), sums);
+            else
+                add_up_dh_pre<E>(c, *units, token, warp * 32 + lane_again(), sums);
+        }
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const float sum = sum_over_warp(sums[i]);
@@ -392,9 +444,10 @@ template <typename E, bool POST, bool ONCE> static __device__ __forceinline__ vo
     const int tiles = (int)((c.tokens + TILE - 1) / TILE);
     if (ONCE && part_of<ONCE>(c) >= parts_of<ONCE>(c)) { /* left over */
         const int team = threadIdx.x / TEAM;
-        make_records<E, 4, false>(c, ((team_memory *)memory)[team], team, warp % TEAM_WARPS, tiles, nullptr);
+        left_over_memory &all = *(left_over_memory *)memory;
+        make_records<E, false>(c, all.teams[team], team, warp % TEAM_WARPS, tiles, nullptr, &all.units[team]);
         if (team == 0)
-            add_up_dz(c, *(team_memory *)memory, warp, tiles);
+            add_up_dz(c, all.teams[0], warp, tiles);
         return;
     }
     if (threadIdx.x == 0) {
@@ -419,7 +472,7 @@ template <typename E, bool POST, bool ONCE> static __device__ __forceinline__ vo
             produce<ONCE>(p, s, tiles);
         else if constexpr (ONCE) {
             team_memory &team = *(team_memory *)s.dx_post[0];
-            make_records<E, 2, true>(c, team, 0, warp - (PRODUCTS + 1), tiles, &s.wanted);
+            make_records<E, true>(c, team, 0, warp - (PRODUCTS + 1), tiles, &s.wanted, nullptr);
             add_up_dz(c, team, warp - (PRODUCTS + 1), tiles);
         } else if constexpr (POST)
             if (warp == PRODUCTS + 1)
