@@ -36,36 +36,40 @@ enum {
     TEAM_WARPS = 3,
     TEAM = 32 * TEAM_WARPS,
     TEAMS = MHC_SM90_BWD_THREADS / TEAM, /* of a block that is left over */
+    DEPTH = 5, /* units of columns that a thread of a team has on its way; in a block that is left over */
     LEFT_OVER_DEPTH = 7,
     AHEAD = 3 /* turns of all slices' producers together */
 };
 static_assert(PRODUCTS + 1 + TEAM_WARPS == MHC_SM90_BWD_THREADS / 32,
               "a block's warps: products, the producer, a team");
 
-/* Of a token and, while some are still at that, of the next one. */
-struct __align__(16) team_memory
-{
+/* Of a token and, while some are still at that, of the next one; units: what the threads have asked for, DEPTH times eight
+ * columns of x and dh_in each, which a thread reads itself. */
+template <int DEPTH> struct team_memory {
+    uint4 units[DEPTH][1 + N][TEAM];
     float dh_pre[2][TEAM_WARPS][N];
-    union {
-        float inputs[2][4][32];          /* the fields of token_inputs, of the lanes that make the record */
-        double dz[TEAM_WARPS - 1][M][2]; /* in the end: of the other warps */
-    };
+    double dz[TEAM_WARPS - 1][M][2]; /* in the end: of the other warps */
     int next[2];
 };
+template <> struct team_memory<0> {
+};
 
-/* With dx_post, whose tile takes the place of a slot. */
-template <bool POST> struct shared_memory {
-    enum { STAGES = POST ? 3 : 4 };
+/* With dx_post, or a team, in the place of a slot. */
+template <bool POST, bool ONCE> struct shared_memory {
+    enum { STAGES = POST || ONCE ? 3 : 4 };
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in alike */
-    unsigned char dx_post[POST ? N : 1][POST ? STREAM_BYTES : sizeof(team_memory)]; /* or what a team needs */
+    unsigned char dx_post[POST ? N : 1][POST ? STREAM_BYTES : 16];
     phi_fragments<GROUPS> phi;
     phi_fragments<GROUPS - held_of<POST>> second;
     token_record records[STAGES][TILE];
     uint64_t full[STAGES], done[STAGES], post_full[N], post_empty[N];
+    team_memory<ONCE ? DEPTH : 0> team;
     int wanted; /* by the producer: for the team of the same block */
 };
-static_assert(sizeof(shared_memory<false>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
-static_assert(sizeof(shared_memory<true>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+static_assert(sizeof(shared_memory<false, false>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+static_assert(sizeof(shared_memory<true, false>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+static_assert(TEAMS * sizeof(team_memory<LEFT_OVER_DEPTH>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+static_assert(sizeof(shared_memory<false, true>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
 /* A block's slice, its part of the tiles and how many parts there are, which are at hand without a register. */
@@ -94,7 +98,7 @@ template <bool ONCE> static __device__ __forceinline__ int64_t first_column(cons
 }
 
 template <typename E, bool POST, bool ONCE>
-static __device__ __forceinline__ void products(const mhc_call &c, shared_memory<POST> &s, int tiles)
+static __device__ __forceinline__ void products(const mhc_call &c, shared_memory<POST, ONCE> &s, int tiles)
 {
     const int warp = threadIdx.x / 32;
     uint32_t second[held_of<POST>][6];
@@ -131,7 +135,8 @@ static __device__ __forceinline__ void wait_for_records(const mhc_call &c, int t
 
 /* x and dh_in of a tile whose records are made in this kernel were read a moment ago, and nobody reads them again. */
 template <bool ONCE, bool POST>
-static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<POST> &s, int slot, int tile)
+static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<POST, ONCE> &s, int slot,
+                                                 int tile)
 {
     const int slice = slice_of<ONCE>(p.call), chunk = slice * MHC_SM90_CHUNKS;
     if (ONCE) {
@@ -147,7 +152,7 @@ static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, share
 }
 
 template <bool ONCE, bool POST>
-static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<POST> &s, int tiles)
+static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<POST, ONCE> &s, int tiles)
 {
     const int first = part_of<ONCE>(p.call), step = parts_of<ONCE>(p.call);
     if (threadIdx.x % 32 == 0) {
@@ -174,7 +179,8 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
 }
 
 /* dx_post, a stream at a time as soon as that of the tile before is read. */
-static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<true> &s, int tiles)
+static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<true, false> &s,
+                                                       int tiles)
 {
     constexpr bool ONCE = false;
     if (threadIdx.x % 32 == 0) {
@@ -195,23 +201,10 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
 
 /* ---- records ------------------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ const float *element_of(const mhc_array &a, uint32_t b, uint32_t t, int j)
-{
-    return (const float *)a.data + b * a.stride[0] + t * a.stride[1] + j * a.stride[2];
-}
-
 /* The teams' threads meet, of one team each. */
 static __device__ __forceinline__ void meet(int team)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"((int)TEAM) : "memory");
-}
-
-/* As much further on; the compiler is not to keep the sum for the next time, for which it has no registers. */
-template <typename E> static __device__ __forceinline__ const E *stream_after(const E *from, int64_t stride)
-{
-    const E *to;
-    asm volatile("add.s64 %0, %1, %2;" : "=l"(to) : "l"(from), "l"(stride * (int64_t)sizeof(E)));
-    return to;
 }
 
 /* Sums of a stream's eight columns with dh_in's. */
@@ -228,54 +221,18 @@ static __device__ __forceinline__ float multiply_eight(const uint32_t (&x)[4], c
     return run;
 }
 
-/* The thread's share of dh_pre of a token: columns in eights, DEPTH of a thread's on their way at once, to registers. */
+/* The thread's share of dh_pre of a token. */
 template <typename E, int DEPTH>
-static __device__ __forceinline__ void add_up_dh_pre(const mhc_call &c, int64_t token, int thread, float (&sums)[N])
-{
-    const E *x = (const E *)c.x.data + token_at(c, c.x, token) + thread * 8;
-    const E *dh_in = (const E *)c.dh_in.data + token_at(c, c.dh_in, token) + thread * 8;
-    for (int d = thread * 8; d < (int)c.D; d += DEPTH * TEAM * 8, x += DEPTH * TEAM * 8, dh_in += DEPTH * TEAM * 8) {
-        cot_words<4> raw[DEPTH][1 + N];
-#pragma unroll
-        for (int k = 0; k < DEPTH; k++) {
-            const bool inside = d + k * TEAM * 8 < (int)c.D;
-            raw[k][0] = cot_load_words_if<4>(inside, dh_in + k * TEAM * 8);
-            const E *from = x + k * TEAM * 8;
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                raw[k][1 + i] = cot_load_words_if<4>(inside, from);
-                from = stream_after(from, c.x.stride[2]);
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < DEPTH; k++)
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                const float run = multiply_eight<E>(raw[k][1 + i].word, raw[k][0].word);
-                sums[i] += d + k * TEAM * 8 < (int)c.D ? run : 0.0f;
-            }
-    }
-}
-
-/* The same of a team in a block that is left over, whose shared memory has nothing else to hold: more is on its way than the
- * registers, or what is left of the first-level cache, have room for. A thread's units are its own. */
-struct left_over_memory {
-    uint4 units[TEAMS][LEFT_OVER_DEPTH][1 + N][TEAM];
-    team_memory teams[TEAMS];
-};
-static_assert(sizeof(left_over_memory) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
-
-template <typename E>
-static __device__ __forceinline__ void add_up_dh_pre(const mhc_call &c, uint4 (&units)[LEFT_OVER_DEPTH][1 + N][TEAM],
+static __device__ __forceinline__ void add_up_dh_pre(const mhc_call &c, uint4 (&units)[DEPTH][1 + N][TEAM],
                                                      int64_t token, int thread, float (&sums)[N])
 {
     const E *x = (const E *)c.x.data + token_at(c, c.x, token),
             *dh_in = (const E *)c.dh_in.data + token_at(c, c.dh_in, token);
     const int D = (int)c.D;
     int slot = 0;
-    for (int d = thread * 8 - LEFT_OVER_DEPTH * TEAM * 8; d < D; d += TEAM * 8) {
+    for (int d = thread * 8 - DEPTH * TEAM * 8; d < D; d += TEAM * 8) {
         if (d >= 0) {
-            cot_copy_async_wait<LEFT_OVER_DEPTH - 1>();
+            cot_copy_async_wait<DEPTH - 1>();
             const uint4 b = units[slot][0][thread];
 #pragma unroll
             for (int i = 0; i < N; i++) {
@@ -283,7 +240,7 @@ static __device__ __forceinline__ void add_up_dh_pre(const mhc_call &c, uint4 (&
                 sums[i] += multiply_eight<E>({a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w});
             }
         }
-        const int ahead = d + LEFT_OVER_DEPTH * TEAM * 8;
+        const int ahead = d + DEPTH * TEAM * 8;
         if (ahead < D) {
             cot_copy_async_or_zeros<>(true, cot_shared_address(&units[slot][0][thread]), dh_in + ahead);
 #pragma unroll
@@ -292,44 +249,16 @@ static __device__ __forceinline__ void add_up_dh_pre(const mhc_call &c, uint4 (&
                                           x + i * c.x.stride[2] + ahead);
         }
         cot_copy_async_commit();
-        slot = slot + 1 < LEFT_OVER_DEPTH ? slot + 1 : 0;
+        slot = slot + 1 < DEPTH ? slot + 1 : 0;
     }
 }
 
-/* Asked for anew each time, or the compiler would keep what follows from it for the next token, for which it has no
- * registers. */
-static __device__ __forceinline__ int lane_again(void)
-{
-    int lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-/* What a lane will need for the token's record. */
-static __device__ __forceinline__ void ask_for_inputs(const mhc_call &c, float (&inputs)[4][32], uint32_t token)
-{
-    const int lane = lane_again();
-    const token_element value = input_element(c, lane);
-    const uint32_t b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T, to = cot_shared_address(&inputs[0][lane]);
-    const bool there = token < c.tokens, has = there && value.data != nullptr,
-               post = there && lane >= N && lane < 2 * N;
-    const float *const none = (const float *)c.inv_rms.data;
-    cot_copy_async_or_zeros<4>(has, to, has ? value.at(b, t) : none);
-    cot_copy_async_or_zeros<4>(post, to + 128, post ? element_of(c.h_post, b, t, lane - N) : none);
-    cot_copy_async_or_zeros<4>(there && lane < M, to + 256, there && lane < M ? element_of(c.h_mix, b, t, lane) : none);
-    cot_copy_async_or_zeros<4>(there, to + 384, there ? element_of(c.inv_rms, b, t, 0) : none);
-    cot_copy_async_commit();
-}
-
 /* A token's record from dh_pre and what a lane has of its coefficients, and dz for the sums over all tokens. */
-static __device__ __forceinline__ void make_record(const mhc_call &c, const float (&inputs)[4][32], int token,
+static __device__ __forceinline__ void make_record(const mhc_call &c, int token, const token_inputs &in, float alpha,
                                                    const float (&sums)[TEAM_WARPS][N])
 {
-    const int lane = lane_again();
-    const float alpha = lane < M ? load_f32(c.alpha, group_of(N, lane) * c.alpha.stride[0]) : 0.0f;
+    const int lane = threadIdx.x % 32;
     mhc_token_record *record = &c.records[token];
-    cot_copy_async_wait<0>(); /* each lane's own */
-    const token_inputs in = {inputs[0][lane], inputs[1][lane], inputs[2][lane], inputs[3][lane]};
     const float sigma = in.value - c.hc_eps;
     float dz = in.value;
     if (lane < N)
@@ -360,13 +289,17 @@ static __device__ __forceinline__ void make_record(const mhc_call &c, const floa
     }
 }
 
-/* One team, from its first token to its last. wanted: of this block's producer; else the block is left over, and has units. */
-template <typename E, bool PRODUCER>
-static __device__ __forceinline__ void make_records(const mhc_call &c, team_memory &s, int team, int warp, int tiles,
-                                                    const int *wanted, uint4 (*units)[LEFT_OVER_DEPTH][1 + N][TEAM])
+/* One team, from its first token to its last. wanted: of this block's producer; null = the block is left over. */
+template <typename E, int DEPTH>
+static __device__ __forceinline__ void make_records(const mhc_call &c, team_memory<DEPTH> &s, int team, int warp,
+                                                    int tiles, const int *wanted)
 {
+    const int lane = threadIdx.x % 32;
+    const bool first = warp == 0 && lane == 0;
+    const float alpha = lane < M ? load_f32(c.alpha, group_of(N, lane) * c.alpha.stride[0]) : 0.0f;
+    const token_element value = input_element(c, lane);
     cot_wait_for_kernels_before();
-    if (warp == 0 && lane_again() == 0)
+    if (first)
         s.next[0] = (int)atomicAdd(c.words + MHC_SM90_TICKET, 1u);
     meet(team);
     for (uint32_t count = 0;; count++) {
@@ -375,38 +308,37 @@ static __device__ __forceinline__ void make_records(const mhc_call &c, team_memo
         if (token / TILE >= tiles)
             break;
         int next = 0;
-        if (warp == 0 && lane_again() == 0)
+        if (first)
             next = (int)atomicAdd(c.words + MHC_SM90_TICKET, 1u);
+        token_inputs in = {};
         if (writer)
-            ask_for_inputs(c, s.inputs[count % 2], (uint32_t)token);
+            in = load_inputs(c, value, (uint32_t)token);
         while (token / TILE - AHEAD * (int)c.parts >
-               (PRODUCER ? *(const volatile int *)wanted : (int)load_acquired(c.words + MHC_SM90_WANTED)))
+               (wanted != nullptr ? *(const volatile int *)wanted : (int)load_acquired(c.words + MHC_SM90_WANTED)))
             __nanosleep(64);
         float sums[N] = {0};
-        if (token < c.tokens) {
-            if constexpr (PRODUCER)
-                add_up_dh_pre<E, 2>(c, token, warp * 32 + lane_again(), sums);
-            else
-                add_up_dh_pre<E>(c, *units, token, warp * 32 + lane_again(), sums);
-        }
+        if (token < c.tokens)
+            add_up_dh_pre<E>(c, s.units, token, warp * 32 + lane, sums);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const float sum = sum_over_warp(sums[i]);
-            if (lane_again() == 0)
+            if (lane == 0)
                 s.dh_pre[count % 2][warp][i] = sum;
         }
-        if (warp == 0 && lane_again() == 0)
+        if (first)
             s.next[(count + 1) % 2] = next;
         meet(team);
         if (writer)
-            make_record(c, s.inputs[count % 2], token, s.dh_pre[count % 2]);
+            make_record(c, token, in, alpha, s.dh_pre[count % 2]);
     }
 }
 
 /* A block's share of the sums of dz over the tokens, once the records of all are there. */
-static __device__ __forceinline__ void add_up_dz(const mhc_call &c, team_memory &s, int warp, int tiles)
+template <int DEPTH>
+static __device__ __forceinline__ void add_up_dz(const mhc_call &c, team_memory<DEPTH> &s, int warp, int tiles)
 {
-    const int lane = lane_again();
+    const int lane = threadIdx.x % 32;
+    const token_element h_mix(c.h_mix, lane * c.h_mix.stride[2], true), inv_rms(c.inv_rms, 0, true);
     double dbias = 0, dalpha = 0;
     for (int tile = warp * 32 + lane; tile < tiles; tile += TEAM)
         while (load_acquired(c.words + MHC_SM90_MADE + tile) != TILE)
@@ -419,7 +351,7 @@ static __device__ __forceinline__ void add_up_dz(const mhc_call &c, team_memory 
             const uint32_t b = (uint32_t)token / (uint32_t)c.T, t = (uint32_t)token - b * (uint32_t)c.T;
             const double dz = (double)__ldcg(c.dz + (int64_t)token * M + lane);
             dbias += dz;
-            dalpha += dz * (double)(*element_of(c.h_mix, b, t, lane) * *element_of(c.inv_rms, b, t, 0));
+            dalpha += dz * (double)(*h_mix.at(b, t) * *inv_rms.at(b, t));
         }
         if (warp > 0) {
             s.dz[warp - 1][lane][0] = dbias;
@@ -438,16 +370,16 @@ static __device__ __forceinline__ void add_up_dz(const mhc_call &c, team_memory 
 
 template <typename E, bool POST, bool ONCE> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
 {
-    shared_memory<POST> &s = *(shared_memory<POST> *)memory;
+    shared_memory<POST, ONCE> &s = *(shared_memory<POST, ONCE> *)memory;
     const mhc_call &c = p.call;
     const int warp = threadIdx.x / 32;
     const int tiles = (int)((c.tokens + TILE - 1) / TILE);
     if (ONCE && part_of<ONCE>(c) >= parts_of<ONCE>(c)) { /* left over */
         const int team = threadIdx.x / TEAM;
-        left_over_memory &all = *(left_over_memory *)memory;
-        make_records<E, false>(c, all.teams[team], team, warp % TEAM_WARPS, tiles, nullptr, &all.units[team]);
+        team_memory<LEFT_OVER_DEPTH> &own = ((team_memory<LEFT_OVER_DEPTH> *)memory)[team];
+        make_records<E>(c, own, team, warp % TEAM_WARPS, tiles, nullptr);
         if (team == 0)
-            add_up_dz(c, all.teams[0], warp, tiles);
+            add_up_dz(c, own, warp, tiles);
         return;
     }
     if (threadIdx.x == 0) {
@@ -471,9 +403,8 @@ template <typename E, bool POST, bool ONCE> static __device__ __forceinline__ vo
         if (warp == PRODUCTS)
             produce<ONCE>(p, s, tiles);
         else if constexpr (ONCE) {
-            team_memory &team = *(team_memory *)s.dx_post[0];
-            make_records<E, true>(c, team, 0, warp - (PRODUCTS + 1), tiles, &s.wanted, nullptr);
-            add_up_dz(c, team, warp - (PRODUCTS + 1), tiles);
+            make_records<E>(c, s.team, 0, warp - (PRODUCTS + 1), tiles, &s.wanted);
+            add_up_dz(c, s.team, warp - (PRODUCTS + 1), tiles);
         } else if constexpr (POST)
             if (warp == PRODUCTS + 1)
                 produce_dx_post(p, s, tiles);
