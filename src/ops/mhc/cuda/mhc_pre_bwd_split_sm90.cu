@@ -38,7 +38,7 @@ enum {
     TEAMS = MHC_SM90_BWD_THREADS / TEAM, /* of a block that is left over */
     DEPTH = 5, /* units of columns that a thread of a team has on its way; in a block that is left over */
     LEFT_OVER_DEPTH = 7,
-    AHEAD = 3 /* turns of all slices' producers together */
+    AHEAD = 6 /* turns of all slices' producers together: with 2, 3, 4 of them teams were waited for */
 };
 static_assert(PRODUCTS + 1 + TEAM_WARPS == MHC_SM90_BWD_THREADS / 32,
               "a block's warps: products, the producer, a team");
