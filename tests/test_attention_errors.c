@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_attention_errors.c: every way in which the front of attention refuses a call: the status, the whole message, and
  * that no output was touched. And the odd calls that it must not refuse. */
-#include "support.h"
+#include "refusals.h"
 
 #include <cotangent/attention.h>
 #include <math.h>
@@ -24,21 +24,9 @@ typedef struct fixture {
     } out;
 } fixture;
 
-#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
-#define VIEW(data, dtype, ...) \
-    cot_tensor_contiguous(data, dtype, (int)COUNT(((const int64_t[]){__VA_ARGS__})), SHAPE(__VA_ARGS__))
-
-static const unsigned char untouched = 0xa5;
-
 static fixture *fresh(fixture *f, const char *kernels)
 {
-    memset(f, 0, sizeof *f);
-    memset(&f->out, untouched, sizeof f->out);
-    cot_queue_options options;
-    COT_INIT(&options);
-    options.threads = 1;
-    options.kernels = kernels;
-    assert_ok(cot_queue_create(&options, &f->queue));
+    BEGIN(f, kernels);
     f->cu_q[1] = 1, f->cu_q[2] = 6;
     f->cu_k[1] = 5, f->cu_k[2] = 10;
     f->used[0] = 2, f->used[1] = 1;
@@ -103,40 +91,6 @@ static cot_status ask_workspace(fixture *f, int direction, size_t *bytes)
            : direction == DELTA    ? cot_attention_delta_workspace(f->queue, &f->d, bytes)
                                    : cot_attention_merge_workspace(f->queue, &f->m, bytes);
 }
-
-/* A fault in the arguments' shape is found by the workspace query too; one in what the pointers lead to is not. */
-enum { SHAPES, DATA };
-
-static void refuse_at(fixture *f, int direction, int kind, cot_status status, const char *message, int line)
-{
-    size_t bytes = 12345;
-    assert_status_at(call(f, direction), status, message, __FILE__, line);
-    assert_status_at(ask_workspace(f, direction, &bytes), kind == SHAPES ? status : COT_OK,
-                     kind == SHAPES ? message : NULL, __FILE__, line);
-    for (size_t i = 0; i < sizeof f->out; i++)
-        if (((unsigned char *)&f->out)[i] != untouched) {
-            print_error("byte %zu of the outputs was written\n", i);
-            _fail(__FILE__, line);
-        }
-    cot_queue_destroy(f->queue);
-}
-
-/* REFUSE(direction, kind, status, message, changes...): fresh arguments with these changes are refused. */
-#define REFUSE(direction, kind, status, message, ...)             \
-    do {                                                          \
-        fixture space, *f = fresh(&space, NULL);                  \
-        __VA_ARGS__;                                              \
-        refuse_at(f, direction, kind, status, message, __LINE__); \
-    } while (0)
-
-/* Fresh arguments with these changes are accepted. */
-#define ACCEPT(direction, ...)                   \
-    do {                                         \
-        fixture space, *f = fresh(&space, NULL); \
-        __VA_ARGS__;                             \
-        assert_ok(call(f, direction));           \
-        cot_queue_destroy(f->queue);             \
-    } while (0)
 
 static void options(void **state)
 {

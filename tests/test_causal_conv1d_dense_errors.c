@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_causal_conv1d_dense_errors.c: every way in which the front of causal_conv1d_dense refuses a call: the status, the
  * whole message, and that no output was touched. And the odd calls that it must not refuse. */
-#include "support.h"
+#include "refusals.h"
 
 #include <cotangent/causal_conv1d_dense.h>
 
@@ -19,21 +19,9 @@ typedef struct fixture {
     } out; /* room for f64 */
 } fixture;
 
-#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
-#define VIEW(data, dtype, ...) \
-    cot_tensor_contiguous(data, dtype, (int)COUNT(((const int64_t[]){__VA_ARGS__})), SHAPE(__VA_ARGS__))
-
-static const unsigned char untouched = 0xa5;
-
 static fixture *fresh(fixture *f, const char *kernels)
 {
-    memset(f, 0, sizeof *f);
-    memset(&f->out, untouched, sizeof f->out);
-    cot_queue_options options;
-    COT_INIT(&options);
-    options.threads = 1;
-    options.kernels = kernels;
-    assert_ok(cot_queue_create(&options, &f->queue));
+    BEGIN(f, kernels);
 
     COT_INIT(&f->f);
     f->f.activation = COT_ACTIVATION_SILU;
@@ -70,46 +58,6 @@ static cot_status ask_workspace(fixture *f, int direction, size_t *bytes)
     return direction == FORWARD ? cot_causal_conv1d_dense_forward_workspace(f->queue, &f->f, bytes)
                                 : cot_causal_conv1d_dense_backward_workspace(f->queue, &f->b, bytes);
 }
-
-/* A fault in the arguments' shape is found by the workspace query too; a fault in what the pointers lead to cannot
- * be, since a caller may ask before there is memory. */
-enum { SHAPES, DATA };
-
-static void refuse_at(fixture *f, int direction, int kind, cot_status status, const char *message, int line)
-{
-    size_t bytes = 12345;
-    assert_status_at(call(f, direction), status, message, __FILE__, line);
-    if (kind == SHAPES)
-        assert_status_at(ask_workspace(f, direction, &bytes), status, message, __FILE__, line);
-    else
-        assert_status_at(ask_workspace(f, direction, &bytes), COT_OK, NULL, __FILE__, line);
-    _assert_true(kind != SHAPES || bytes == 12345, "bytes untouched", __FILE__, line);
-    for (size_t i = 0; i < sizeof f->out; i++)
-        if (((unsigned char *)&f->out)[i] != untouched) {
-            print_error("byte %zu of the outputs was written\n", i);
-            _fail(__FILE__, line);
-        }
-    cot_queue_destroy(f->queue);
-}
-
-/* REFUSE(direction, kind, status, message, changes...): fresh arguments with these changes are refused. */
-#define REFUSE(direction, kind, status, message, ...)             \
-    do {                                                          \
-        fixture space, *f = fresh(&space, NULL);                  \
-        __VA_ARGS__;                                              \
-        refuse_at(f, direction, kind, status, message, __LINE__); \
-    } while (0)
-
-/* ACCEPT(direction, changes...): these are served, and the workspace query agrees. */
-#define ACCEPT(direction, ...)                          \
-    do {                                                \
-        fixture space, *f = fresh(&space, NULL);        \
-        size_t bytes = 12345;                           \
-        __VA_ARGS__;                                    \
-        assert_ok(call(f, direction));                  \
-        assert_ok(ask_workspace(f, direction, &bytes)); \
-        cot_queue_destroy(f->queue);                    \
-    } while (0)
 
 #define FORWARD_CALL "causal_conv1d_dense_forward: "
 #define BACKWARD_CALL "causal_conv1d_dense_backward: "
@@ -199,10 +147,8 @@ static void forced(void **state)
 {
     (void)state;
     fixture space, *f = fresh(&space, "causal_conv1d_dense=causal_conv1d_dense_fwd_scalar_f64");
-    assert_status_at(cot_causal_conv1d_dense_forward(f->queue, &f->f), COT_UNSUPPORTED,
-                     FORWARD_CALL "the forced kernel causal_conv1d_dense_fwd_scalar_f64 refuses: it serves f64 only",
-                     __FILE__, __LINE__);
-    cot_queue_destroy(f->queue);
+    REFUSED(f, FORWARD, SHAPES, COT_UNSUPPORTED,
+            FORWARD_CALL "the forced kernel causal_conv1d_dense_fwd_scalar_f64 refuses: it serves f64 only");
 }
 
 static void accepted(void **state)

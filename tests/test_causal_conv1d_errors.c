@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_causal_conv1d_errors.c: every way in which the front of causal_conv1d refuses a call: the status, the whole
  * message, and that no output was touched. And the odd calls that it must not refuse. */
-#include "support.h"
+#include "refusals.h"
 
 #include <cotangent/causal_conv1d.h>
 #include <stdio.h>
@@ -23,21 +23,9 @@ typedef struct fixture {
     } out; /* room for f64 */
 } fixture;
 
-#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
-#define VIEW(data, dtype, ...) \
-    cot_tensor_contiguous(data, dtype, (int)COUNT(((const int64_t[]){__VA_ARGS__})), SHAPE(__VA_ARGS__))
-
-static const unsigned char untouched = 0xa5;
-
 static fixture *fresh(fixture *f, const char *kernels)
 {
-    memset(f, 0, sizeof *f);
-    memset(&f->out, untouched, sizeof f->out);
-    cot_queue_options options;
-    COT_INIT(&options);
-    options.threads = 1;
-    options.kernels = kernels;
-    assert_ok(cot_queue_create(&options, &f->queue));
+    BEGIN(f, kernels);
     f->cu_seqlens[1] = 3;
     f->cu_seqlens[2] = T;
     f->indices[0] = 3;
@@ -89,46 +77,6 @@ static cot_status ask_workspace(fixture *f, int direction, size_t *bytes)
                                    : cot_causal_conv1d_update_workspace(f->queue, &f->u, bytes);
 }
 
-/* A fault in the arguments' shape is found by the workspace query too; a fault in what the pointers lead to cannot
- * be, since a caller may ask before there is memory. */
-enum { SHAPES, DATA };
-
-static void refuse_at(fixture *f, int direction, int kind, cot_status status, const char *message, int line)
-{
-    size_t bytes = 12345;
-    assert_status_at(call(f, direction), status, message, __FILE__, line);
-    if (kind == SHAPES)
-        assert_status_at(ask_workspace(f, direction, &bytes), status, message, __FILE__, line);
-    else
-        assert_status_at(ask_workspace(f, direction, &bytes), COT_OK, NULL, __FILE__, line);
-    _assert_true(kind != SHAPES || bytes == 12345, "bytes untouched", __FILE__, line);
-    for (size_t i = 0; i < sizeof f->out; i++)
-        if (((unsigned char *)&f->out)[i] != untouched) {
-            print_error("byte %zu of the outputs was written\n", i);
-            _fail(__FILE__, line);
-        }
-    cot_queue_destroy(f->queue);
-}
-
-/* REFUSE(direction, kind, status, message, changes...): fresh arguments with these changes are refused. */
-#define REFUSE(direction, kind, status, message, ...)             \
-    do {                                                          \
-        fixture space, *f = fresh(&space, NULL);                  \
-        __VA_ARGS__;                                              \
-        refuse_at(f, direction, kind, status, message, __LINE__); \
-    } while (0)
-
-/* ACCEPT(direction, changes...): these are served, and the workspace query agrees. */
-#define ACCEPT(direction, ...)                          \
-    do {                                                \
-        fixture space, *f = fresh(&space, NULL);        \
-        size_t bytes = 12345;                           \
-        __VA_ARGS__;                                    \
-        assert_ok(call(f, direction));                  \
-        assert_ok(ask_workspace(f, direction, &bytes)); \
-        cot_queue_destroy(f->queue);                    \
-    } while (0)
-
 /* ---- the call itself ---------------------------------------------------------------------------------- */
 
 static void queue_args_and_struct_size(void **state)
@@ -154,12 +102,12 @@ static void queue_args_and_struct_size(void **state)
         f.f.struct_size = f.b.struct_size = f.u.struct_size = 0;
         snprintf(message, sizeof message, "%s: struct_size is 0, expected %zu (use COT_INIT)", calls[direction],
                  sizes[direction]);
-        refuse_at(&f, direction, SHAPES, COT_INVALID_ARGUMENT, message, __LINE__);
+        REFUSED(&f, direction, SHAPES, COT_INVALID_ARGUMENT, message);
 
         fresh(&f, NULL); /* so old that it has no tensors yet */
         f.f.struct_size = f.b.struct_size = f.u.struct_size = offsetof(cot_causal_conv1d_forward_args, x);
         snprintf(message, sizeof message, "%s: x is required", calls[direction]);
-        refuse_at(&f, direction, SHAPES, COT_INVALID_ARGUMENT, message, __LINE__);
+        REFUSED(&f, direction, SHAPES, COT_INVALID_ARGUMENT, message);
     }
     fresh(&f, NULL);
     assert_fails(cot_causal_conv1d_forward(f.queue, NULL), COT_INVALID_ARGUMENT, "causal_conv1d_forward: args is null");
@@ -492,14 +440,14 @@ static void null_and_misaligned_data(void **state)
     snprintf(message, sizeof message,
              "causal_conv1d_forward: weight has data at %p, expected a multiple of 4 (one f32 element)",
              f.f.weight.data);
-    refuse_at(&f, FORWARD, DATA, COT_INVALID_LAYOUT, message, __LINE__);
+    REFUSED(&f, FORWARD, DATA, COT_INVALID_LAYOUT, message);
     fresh(&f, NULL);
     f.b.dbias.dtype = COT_BF16;
     f.b.dbias.data = (char *)f.out.bias + 3;
     snprintf(message, sizeof message,
              "causal_conv1d_backward: dbias has data at %p, expected a multiple of 2 (one bf16 element)",
              f.b.dbias.data);
-    refuse_at(&f, BACKWARD, DATA, COT_INVALID_LAYOUT, message, __LINE__);
+    REFUSED(&f, BACKWARD, DATA, COT_INVALID_LAYOUT, message);
 }
 
 static void overlaps(void **state)
@@ -573,7 +521,7 @@ static void repeated_indices_among_many_rows(void **state)
         f.u.conv_state_indices = VIEW(indices, COT_I32, 4);
         snprintf(message, sizeof message, "causal_conv1d_update: conv_state_indices has %d twice (second at 3)",
                  (int)rows[i]);
-        refuse_at(&f, UPDATE, DATA, COT_INVALID_DATA, message, __LINE__);
+        REFUSED(&f, UPDATE, DATA, COT_INVALID_DATA, message);
         fresh(&f, NULL);
         indices[3] = 5;
         COT_INIT(&f.u);
@@ -593,22 +541,18 @@ static void forced_kernels(void **state)
     (void)state;
     fixture f;
     fresh(&f, "causal_conv1d=causal_conv1d_fwd_quick");
-    refuse_at(&f, FORWARD, SHAPES, COT_INVALID_ARGUMENT,
-              "causal_conv1d_forward: the forced kernel \"causal_conv1d_fwd_quick\" is none of causal_conv1d's",
-              __LINE__);
+    REFUSED(&f, FORWARD, SHAPES, COT_INVALID_ARGUMENT,
+            "causal_conv1d_forward: the forced kernel \"causal_conv1d_fwd_quick\" is none of causal_conv1d's");
     fresh(&f, "causal_conv1d=causal_conv1d_fwd_scalar_f64");
-    refuse_at(&f, FORWARD, SHAPES, COT_UNSUPPORTED,
-              "causal_conv1d_forward: the forced kernel causal_conv1d_fwd_scalar_f64 refuses: it serves f64 only",
-              __LINE__);
+    REFUSED(&f, FORWARD, SHAPES, COT_UNSUPPORTED,
+            "causal_conv1d_forward: the forced kernel causal_conv1d_fwd_scalar_f64 refuses: it serves f64 only");
     fresh(&f, "causal_conv1d=causal_conv1d_bwd_scalar");
     f.b = (cot_causal_conv1d_backward_args){.struct_size = sizeof f.b};
     f.b.x = VIEW(f.out.y, COT_F64, B, D, T);
     f.b.weight = VIEW(f.out.weight, COT_F64, D, K);
     f.b.dy = f.b.x;
-    refuse_at(
-        &f, BACKWARD, SHAPES, COT_UNSUPPORTED,
-        "causal_conv1d_backward: the forced kernel causal_conv1d_bwd_scalar refuses: it sums in float32, x is f64",
-        __LINE__);
+    REFUSED(&f, BACKWARD, SHAPES, COT_UNSUPPORTED,
+            "causal_conv1d_backward: the forced kernel causal_conv1d_bwd_scalar refuses: it sums in float32, x is f64");
 }
 
 static void workspaces(void **state)
@@ -624,19 +568,19 @@ static void workspaces(void **state)
     assert_in_range(bytes, 1, sizeof memory - 64);
     f.b.workspace_bytes = bytes;
     snprintf(message, sizeof message, "causal_conv1d_backward: workspace is null but workspace_bytes is %zu", bytes);
-    refuse_at(&f, BACKWARD, DATA, COT_INVALID_ARGUMENT, message, __LINE__);
+    REFUSED(&f, BACKWARD, DATA, COT_INVALID_ARGUMENT, message);
     fresh(&f, kernels);
     f.b.workspace = memory;
     f.b.workspace_bytes = bytes - 1;
     snprintf(message, sizeof message, "causal_conv1d_backward: workspace has %zu bytes, %zu are needed", bytes - 1,
              bytes);
-    refuse_at(&f, BACKWARD, DATA, COT_WORKSPACE_TOO_SMALL, message, __LINE__);
+    REFUSED(&f, BACKWARD, DATA, COT_WORKSPACE_TOO_SMALL, message);
     fresh(&f, kernels);
     f.b.workspace = memory + 8;
     f.b.workspace_bytes = bytes;
     snprintf(message, sizeof message, "causal_conv1d_backward: workspace is at %p, expected a multiple of 64",
              f.b.workspace);
-    refuse_at(&f, BACKWARD, DATA, COT_INVALID_LAYOUT, message, __LINE__);
+    REFUSED(&f, BACKWARD, DATA, COT_INVALID_LAYOUT, message);
     fresh(&f, kernels);
     f.b.workspace = memory;
     f.b.workspace_bytes = bytes;

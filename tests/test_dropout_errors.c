@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_dropout_errors.c: every way in which the front of dropout refuses a call: the status, the whole message, and
  * that no output was touched. And the odd calls that it must not refuse. */
-#include "support.h"
+#include "refusals.h"
 
 #include <cotangent/dropout.h>
 #include <math.h>
@@ -25,21 +25,9 @@ typedef struct fixture {
     } out; /* room for f64 */
 } fixture;
 
-#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
-#define VIEW(data, dtype, ...) \
-    cot_tensor_contiguous(data, dtype, (int)COUNT(((const int64_t[]){__VA_ARGS__})), SHAPE(__VA_ARGS__))
-
-static const unsigned char untouched = 0xa5;
-
 static fixture *fresh(fixture *f, const char *kernels)
 {
-    memset(f, 0, sizeof *f);
-    memset(&f->out, untouched, sizeof f->out);
-    cot_queue_options options;
-    COT_INIT(&options);
-    options.threads = 1;
-    options.kernels = kernels;
-    assert_ok(cot_queue_create(&options, &f->queue));
+    BEGIN(f, kernels);
 
     COT_INIT(&f->f);
     f->f.activation = COT_ACTIVATION_GELU_TANH;
@@ -77,51 +65,6 @@ static cot_status ask_workspace(fixture *f, int direction, size_t *bytes)
                                 : cot_dropout_backward_workspace(f->queue, &f->b, bytes);
 }
 
-/* A fault in the arguments' shape is found by the workspace query too; a fault in what the pointers lead to cannot
- * be, since a caller may ask before there is memory. */
-enum { SHAPES, DATA };
-
-static void refuse_at(fixture *f, int direction, int kind, cot_status status, const char *message, int line)
-{
-    size_t bytes = 12345;
-    assert_status_at(call(f, direction), status, message, __FILE__, line);
-    if (kind == SHAPES)
-        assert_status_at(ask_workspace(f, direction, &bytes), status, message, __FILE__, line);
-    else
-        assert_status_at(ask_workspace(f, direction, &bytes), COT_OK, NULL, __FILE__, line);
-    _assert_true(kind != SHAPES || bytes == 12345, "bytes untouched", __FILE__, line);
-    for (size_t i = 0; i < sizeof f->out; i++)
-        if (((unsigned char *)&f->out)[i] != untouched) {
-            print_error("byte %zu of the outputs was written\n", i);
-            _fail(__FILE__, line);
-        }
-    cot_queue_destroy(f->queue);
-}
-
-static void accept_at(fixture *f, int direction, int line)
-{
-    size_t bytes = 12345;
-    assert_status_at(call(f, direction), COT_OK, NULL, __FILE__, line);
-    assert_status_at(ask_workspace(f, direction, &bytes), COT_OK, NULL, __FILE__, line);
-    cot_queue_destroy(f->queue);
-}
-
-/* REFUSE(direction, kind, status, message, changes...): fresh arguments with these changes are refused. */
-#define REFUSE(direction, kind, status, message, ...)             \
-    do {                                                          \
-        fixture space, *f = fresh(&space, NULL);                  \
-        __VA_ARGS__;                                              \
-        refuse_at(f, direction, kind, status, message, __LINE__); \
-    } while (0)
-
-/* ACCEPT(direction, changes...): these are served, and the workspace query agrees. */
-#define ACCEPT(direction, ...)                   \
-    do {                                         \
-        fixture space, *f = fresh(&space, NULL); \
-        __VA_ARGS__;                             \
-        accept_at(f, direction, __LINE__);       \
-    } while (0)
-
 /* ---- the call itself, options -------------------------------------------------------------------------- */
 
 static void queue_args_and_struct_size(void **state)
@@ -143,7 +86,7 @@ static void queue_args_and_struct_size(void **state)
         f.f.struct_size = f.b.struct_size = 0;
         snprintf(message, sizeof message, "%s: struct_size is 0, expected %zu (use COT_INIT)", calls[direction],
                  sizes[direction]);
-        refuse_at(&f, direction, SHAPES, COT_INVALID_ARGUMENT, message, __LINE__);
+        REFUSED(&f, direction, SHAPES, COT_INVALID_ARGUMENT, message);
     }
     fresh(&f, NULL);
     assert_fails(cot_dropout_forward(f.queue, NULL), COT_INVALID_ARGUMENT, "dropout_forward: args is null");
@@ -334,7 +277,7 @@ static void misaligned_data(void **state)
     f->f.x.data = (char *)f->x + 2;
     snprintf(message, sizeof message, "dropout_forward: x has data at %p, expected a multiple of 4 (one f32 element)",
              f->f.x.data);
-    refuse_at(f, FORWARD, DATA, COT_INVALID_LAYOUT, message, __LINE__);
+    REFUSED(f, FORWARD, DATA, COT_INVALID_LAYOUT, message);
 }
 
 static void workspace(void **state)
@@ -354,18 +297,18 @@ static void workspace(void **state)
     f->b.workspace = own;
     f->b.workspace_bytes = bytes - 1;
     snprintf(message, sizeof message, "dropout_backward: workspace has %zu bytes, %zu are needed", bytes - 1, bytes);
-    refuse_at(f, BACKWARD, DATA, COT_WORKSPACE_TOO_SMALL, message, __LINE__);
+    REFUSED(f, BACKWARD, DATA, COT_WORKSPACE_TOO_SMALL, message);
 }
 
 static void kernels(void **state)
 {
     (void)state;
     fixture space, *f = fresh(&space, "dropout=dropout_fwd_scalar_f64");
-    refuse_at(f, FORWARD, SHAPES, COT_UNSUPPORTED,
-              "dropout_forward: the forced kernel dropout_fwd_scalar_f64 refuses: it serves f64 only", __LINE__);
+    REFUSED(f, FORWARD, SHAPES, COT_UNSUPPORTED,
+            "dropout_forward: the forced kernel dropout_fwd_scalar_f64 refuses: it serves f64 only");
     f = fresh(&space, "dropout=nothing");
-    refuse_at(f, BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
-              "dropout_backward: the forced kernel \"nothing\" is none of dropout's", __LINE__);
+    REFUSED(f, BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+            "dropout_backward: the forced kernel \"nothing\" is none of dropout's");
 }
 
 /* ---- what is odd but legal --------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_mhc_errors.c: the ways in which the front of mhc_pre, mhc_sinkhorn and mhc_post refuses a call: the status, the
  * whole message, and that no output was touched. And the odd calls that it must not refuse. */
-#include "support.h"
+#include "refusals.h"
 
 #include <cotangent/mhc.h>
 #include <math.h>
@@ -23,62 +23,52 @@ typedef struct fixture {
     double out[9][TOKENS * N * D + M * N * D]; /* room for f64 */
 } fixture;
 
-#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
-#define VIEW(data, ...) \
-    cot_tensor_contiguous(data, COT_F32, (int)COUNT(((const int64_t[]){__VA_ARGS__})), SHAPE(__VA_ARGS__))
+#define F32(data, ...) VIEW(data, COT_F32, __VA_ARGS__)
 
-static const unsigned char untouched = 0xa5;
-
-static fixture *fresh(fixture *f)
+static fixture *fresh(fixture *f, const char *kernels)
 {
-    memset(f, 0, sizeof *f);
-    memset(f->out, untouched, sizeof f->out);
-    cot_queue_options options;
-    COT_INIT(&options);
-    options.threads = 1;
-    options.kernels = "";
-    assert_ok(cot_queue_create(&options, &f->queue));
-    const cot_tensor x = VIEW(f->in, B, T, N, D), layer = VIEW(f->in, B, T, D), vector = VIEW(f->in, B, T, N);
-    const cot_tensor matrix = VIEW(f->in, B, T, N, N), number = VIEW(f->in, B, T), mix = VIEW(f->in, B, T, M);
-    const cot_tensor phi = VIEW(f->in, M, N * D), alpha = VIEW(f->in, 3), bias = VIEW(f->in, M);
-    const cot_tensor gamma = VIEW(f->in, N, D);
+    BEGIN(f, kernels);
+    const cot_tensor x = F32(f->in, B, T, N, D), layer = F32(f->in, B, T, D), vector = F32(f->in, B, T, N);
+    const cot_tensor matrix = F32(f->in, B, T, N, N), number = F32(f->in, B, T), mix = F32(f->in, B, T, M);
+    const cot_tensor phi = F32(f->in, M, N * D), alpha = F32(f->in, 3), bias = F32(f->in, M);
+    const cot_tensor gamma = F32(f->in, N, D);
 
     COT_MHC_PRE_FORWARD_INIT(&f->pf);
     f->pf.x = x, f->pf.phi = phi, f->pf.alpha = alpha, f->pf.bias = bias, f->pf.gamma = gamma;
-    f->pf.h_in = VIEW(f->out[0], B, T, D);
-    f->pf.h_pre = VIEW(f->out[1], B, T, N);
-    f->pf.h_post = VIEW(f->out[2], B, T, N);
-    f->pf.h_res = VIEW(f->out[3], B, T, N, N);
-    f->pf.A = VIEW(f->out[4], B, T, N, N);
-    f->pf.inv_rms = VIEW(f->out[5], B, T);
-    f->pf.h_mix = VIEW(f->out[6], B, T, M);
+    f->pf.h_in = F32(f->out[0], B, T, D);
+    f->pf.h_pre = F32(f->out[1], B, T, N);
+    f->pf.h_post = F32(f->out[2], B, T, N);
+    f->pf.h_res = F32(f->out[3], B, T, N, N);
+    f->pf.A = F32(f->out[4], B, T, N, N);
+    f->pf.inv_rms = F32(f->out[5], B, T);
+    f->pf.h_mix = F32(f->out[6], B, T, M);
 
     COT_MHC_PRE_BACKWARD_INIT(&f->pb);
     f->pb.x = x, f->pb.phi = phi, f->pb.alpha = alpha, f->pb.bias = bias, f->pb.gamma = gamma;
     f->pb.inv_rms = number, f->pb.h_mix = mix, f->pb.h_pre = vector, f->pb.h_post = vector;
     f->pb.dh_in = layer, f->pb.dh_post = vector, f->pb.dh_res = matrix, f->pb.dA = matrix, f->pb.dx_post = x;
-    f->pb.dx = VIEW(f->out[0], B, T, N, D);
-    f->pb.dphi = VIEW(f->out[1], M, N * D);
-    f->pb.dalpha = VIEW(f->out[2], 3);
-    f->pb.dbias = VIEW(f->out[3], M);
-    f->pb.dgamma = VIEW(f->out[4], N, D);
+    f->pb.dx = F32(f->out[0], B, T, N, D);
+    f->pb.dphi = F32(f->out[1], M, N * D);
+    f->pb.dalpha = F32(f->out[2], 3);
+    f->pb.dbias = F32(f->out[3], M);
+    f->pb.dgamma = F32(f->out[4], N, D);
 
     COT_MHC_SINKHORN_INIT(&f->sf);
     f->sf.h_res = matrix;
-    f->sf.A = VIEW(f->out[0], B, T, N, N);
+    f->sf.A = F32(f->out[0], B, T, N, N);
     COT_MHC_SINKHORN_INIT(&f->sb);
     f->sb.h_res = f->sb.dA = matrix;
-    f->sb.dh_res = VIEW(f->out[0], B, T, N, N);
+    f->sb.dh_res = F32(f->out[0], B, T, N, N);
 
     COT_INIT(&f->of);
     f->of.x = x, f->of.f = layer, f->of.h_post = vector, f->of.A = matrix;
-    f->of.y = VIEW(f->out[0], B, T, N, D);
+    f->of.y = F32(f->out[0], B, T, N, D);
     COT_INIT(&f->ob);
     f->ob.x = f->ob.dy = x, f->ob.f = layer, f->ob.h_post = vector, f->ob.A = matrix;
-    f->ob.dx = VIEW(f->out[0], B, T, N, D);
-    f->ob.df = VIEW(f->out[1], B, T, D);
-    f->ob.dh_post = VIEW(f->out[2], B, T, N);
-    f->ob.dA = VIEW(f->out[3], B, T, N, N);
+    f->ob.dx = F32(f->out[0], B, T, N, D);
+    f->ob.df = F32(f->out[1], B, T, D);
+    f->ob.dh_post = F32(f->out[2], B, T, N);
+    f->ob.dA = F32(f->out[3], B, T, N, N);
     return f;
 }
 
@@ -106,50 +96,11 @@ static cot_status ask_workspace(fixture *f, int which, size_t *bytes)
     }
 }
 
-/* A fault in the arguments' shape is found by the workspace query too; one in what the pointers lead to cannot be. */
-enum { SHAPES, DATA };
-
-static void refuse_at(fixture *f, int which, int kind, cot_status status, const char *message, int line)
-{
-    size_t bytes = 12345;
-    assert_status_at(call(f, which), status, message, __FILE__, line);
-    assert_status_at(ask_workspace(f, which, &bytes), kind == SHAPES ? status : COT_OK, kind == SHAPES ? message : NULL,
-                     __FILE__, line);
-    _assert_true(kind != SHAPES || bytes == 12345, "bytes untouched", __FILE__, line);
-    for (size_t i = 0; i < sizeof f->out; i++)
-        if (((unsigned char *)f->out)[i] != untouched) {
-            print_error("byte %zu of the outputs was written\n", i);
-            _fail(__FILE__, line);
-        }
-    cot_queue_destroy(f->queue);
-}
-
-/* REFUSE(call, kind, status, message, changes...): fresh arguments with these changes are refused. */
-#define REFUSE(which, kind, status, message, ...)             \
-    do {                                                      \
-        static fixture space;                                 \
-        fixture *f = fresh(&space);                           \
-        __VA_ARGS__;                                          \
-        refuse_at(f, which, kind, status, message, __LINE__); \
-    } while (0)
-
-/* ACCEPT(call, changes...): these are served, and the workspace query agrees. */
-#define ACCEPT(which, ...)                          \
-    do {                                            \
-        static fixture space;                       \
-        fixture *f = fresh(&space);                 \
-        size_t bytes = 12345;                       \
-        __VA_ARGS__;                                \
-        assert_ok(call(f, which));                  \
-        assert_ok(ask_workspace(f, which, &bytes)); \
-        cot_queue_destroy(f->queue);                \
-    } while (0)
-
 static void structs(void **state)
 {
     (void)state;
     static fixture own;
-    fixture *g = fresh(&own);
+    fixture *g = fresh(&own, NULL);
     assert_fails(cot_mhc_pre_forward(g->queue, NULL), COT_INVALID_ARGUMENT, "mhc_pre_forward: args is null");
     assert_fails(cot_mhc_post_backward(NULL, &g->ob), COT_INVALID_ARGUMENT, "mhc_post_backward: queue is null");
     assert_fails(cot_mhc_sinkhorn_forward_workspace(g->queue, &g->sf, NULL), COT_INVALID_ARGUMENT,
@@ -240,7 +191,7 @@ static void absent_and_empty(void **state)
     ACCEPT(POST_BACKWARD, f->ob.dx = f->ob.df = f->ob.dh_post = f->ob.dA = none);
     /* Without tokens the parameters' gradients are zero, and nothing else is touched. */
     static fixture own;
-    fixture *g = fresh(&own);
+    fixture *g = fresh(&own, NULL);
     float *const dphi = g->pb.dphi.data, *const dalpha = g->pb.dalpha.data, *const dbias = g->pb.dbias.data;
     float *const dgamma = g->pb.dgamma.data;
     cot_tensor *const with_tokens[] = {&g->pb.x,      &g->pb.inv_rms, &g->pb.h_mix,   &g->pb.h_pre,
