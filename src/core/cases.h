@@ -63,6 +63,18 @@ typedef struct cot_op_cases {
     void (*primal_options)(int direction, const void *args, void *primal_args);
 } cot_op_cases;
 
+/* What `each` visits with, until it is stopped: who makes the cases need not ask. */
+typedef struct cot_case_visitor {
+    bool (*visit)(void *context, const cot_case *);
+    void *context;
+    bool stopped;
+} cot_case_visitor;
+
+static inline void cot_visit_case(cot_case_visitor *v, const cot_case *c)
+{
+    v->stopped = v->stopped || !v->visit(v->context, c);
+}
+
 /* Every op's, in the order of cot_ops: in src/ops/cases.c. */
 extern const cot_op_cases *const cot_all_cases[];
 

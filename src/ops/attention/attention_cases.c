@@ -15,23 +15,15 @@
 
 /* ---- families ----------------------------------------------------------------------------------------- */
 
-typedef struct visitor {
-    bool (*visit)(void *context, const cot_case *);
-    void *context;
-    bool stopped;
-} visitor;
-
-static void emit(visitor *v, const attention_plan *p)
+static void emit(cot_case_visitor *v, const attention_plan *p)
 {
-    if (v->stopped)
-        return;
     cot_case c;
     attention_plan_build(p, &c);
-    v->stopped = !v->visit(v->context, &c);
+    cot_visit_case(v, &c);
 }
 
 /* The field's shapes, and those around the edges of tiles of 16, 32, 64 and 128 rows. */
-static void sweep_sizes(visitor *v, int direction)
+static void sweep_sizes(cot_case_visitor *v, int direction)
 {
     static const int64_t lengths[][2] = {
         {1, 1},     {64, 128},  {128, 192}, {256, 256}, {239, 1},   {799, 3},   {113, 203}, {113, 128}, {128, 217},
@@ -73,7 +65,7 @@ static void sweep_sizes(visitor *v, int direction)
 }
 
 /* 1024 and its neighbours, too long for more than a few. */
-static void sweep_long(visitor *v, int direction)
+static void sweep_long(cot_case_visitor *v, int direction)
 {
     static const int64_t lengths[][2] = {{1024, 1024}, {1023, 1024}, {1024, 1023}, {2049, 700}};
     for (int i = 0; i < 8; i += 3) {
@@ -131,7 +123,7 @@ static void add_feature(attention_plan *p, int feature, uint64_t *state)
         p->right = 0;
 }
 
-static void sweep_features(visitor *v, int direction)
+static void sweep_features(cot_case_visitor *v, int direction)
 {
     uint64_t state = 21 + (uint64_t)direction;
     const bool backward = direction == COT_ATTENTION_BACKWARD;
@@ -173,7 +165,7 @@ static void sweep_features(visitor *v, int direction)
 }
 
 /* Logits of +-1e4 and rows that see nothing, with a sink and without. */
-static void sweep_extremes(visitor *v, int direction)
+static void sweep_extremes(cot_case_visitor *v, int direction)
 {
     uint64_t state = 41 + (uint64_t)direction;
     for (int number = 0; number < 24; number++) {
@@ -199,7 +191,7 @@ static void sweep_extremes(visitor *v, int direction)
     }
 }
 
-static void sweep_rows(visitor *v, int direction)
+static void sweep_rows(cot_case_visitor *v, int direction)
 {
     uint64_t state = 51 + (uint64_t)direction;
     for (int number = 0; number < 40; number++) {
@@ -218,7 +210,7 @@ static void sweep_rows(visitor *v, int direction)
 }
 
 /* What the kernels on tensor cores of a GPU serve, at the field's lengths. */
-static void sweep_cuda(visitor *v, int direction)
+static void sweep_cuda(cot_case_visitor *v, int direction)
 {
     static const int64_t lengths[][2] = {{1, 1},     {64, 128},  {128, 192}, {256, 256},   {239, 1},     {799, 3},
                                          {113, 203}, {113, 128}, {128, 217}, {113, 211},   {108, 256},   {256, 512},
@@ -255,7 +247,7 @@ static void sweep_cuda(visitor *v, int direction)
 }
 
 /* The features over several tiles of those kernels: each by itself in every size of a head, then some at a time. */
-static void sweep_tiles_cuda(visitor *v, int direction)
+static void sweep_tiles_cuda(cot_case_visitor *v, int direction)
 {
     enum { SIZES = 8, KINDS = 9 };
     static const int64_t columns[][SIZES][2] = {
@@ -305,7 +297,7 @@ static void sweep_tiles_cuda(visitor *v, int direction)
 }
 
 /* Every feature, and combinations, in 16 bits at the sizes that tensor cores serve: aligned rows and others. */
-static void sweep_features_cuda(visitor *v, int direction)
+static void sweep_features_cuda(cot_case_visitor *v, int direction)
 {
     static const int64_t columns[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}, {96, 96}, {72, 200}};
     uint64_t state = 401 + (uint64_t)direction;
@@ -338,7 +330,7 @@ static void sweep_features_cuda(visitor *v, int direction)
 }
 
 /* The setting of FlashAttention-3's paper: 16k tokens, H d = 2048. */
-static void bench_cuda(visitor *v, int direction)
+static void bench_cuda(cot_case_visitor *v, int direction)
 {
     for (int64_t d = 64; d <= 256; d *= 2)
         for (int causal = 0; causal < 2; causal++)
@@ -362,7 +354,8 @@ typedef struct bench_shape {
     double softcap;
 } bench_shape;
 
-static void bench(visitor *v, int direction, unsigned uses, bool any_order, const bench_shape *shapes, size_t count)
+static void bench(cot_case_visitor *v, int direction, unsigned uses, bool any_order, const bench_shape *shapes,
+                  size_t count)
 {
     for (const bench_shape *s = shapes; s < shapes + count; s++) {
         const attention_plan p = {.direction = direction,
@@ -389,7 +382,7 @@ static void bench(visitor *v, int direction, unsigned uses, bool any_order, cons
 }
 
 /* What features cost, beside the entries of bench_cuda without them; head sizes between. */
-static void bench_features_cuda(visitor *v, int direction)
+static void bench_features_cuda(cot_case_visitor *v, int direction)
 {
     static const bench_shape shapes[] = {
         {1, 16, 16, 16384, 128, 128, COT_F16, true, false, false, false, 0, 0},
@@ -409,7 +402,7 @@ static void bench_features_cuda(visitor *v, int direction)
           sizeof shapes / sizeof *shapes);
 }
 
-static void bench_shapes(visitor *v, int direction)
+static void bench_shapes(cot_case_visitor *v, int direction)
 {
     static const bench_shape shapes[] = {
         {1, 8, 8, 2048, 128, 128, COT_BF16, .causal = true},
@@ -428,7 +421,7 @@ static void bench_shapes(visitor *v, int direction)
     bench(v, direction, COT_CASE_BENCH, false, shapes, sizeof shapes / sizeof *shapes);
 }
 
-static void bench_rows(visitor *v, int direction)
+static void bench_rows(cot_case_visitor *v, int direction)
 {
     for (int number = 0; number < 4; number++) {
         const attention_plan p = {.direction = direction,
@@ -448,7 +441,7 @@ static void bench_rows(visitor *v, int direction)
 
 static void each(bool (*visit)(void *, const cot_case *), void *context)
 {
-    visitor v = {visit, context, false};
+    cot_case_visitor v = {visit, context, false};
     for (int direction = COT_ATTENTION_FORWARD; direction <= COT_ATTENTION_BACKWARD; direction++) {
         sweep_features(&v, direction);
         sweep_extremes(&v, direction);

@@ -9,6 +9,7 @@
 
 #include "core/cases.h"
 #include "core/draw.h"
+#include "core/layouts.h"
 #include "core/words.h"
 
 #include <stdio.h>
@@ -16,24 +17,13 @@
 
 /* ---- plans -------------------------------------------------------------------------------------------- */
 
-typedef enum layout_kind {
-    CHANNEL_FIRST, /* [B,D,T] */
-    CHANNEL_LAST,  /* [B,T,D] */
-    FIRST_SLICE,   /* channel-first rows cut out of longer ones, from an odd element on */
-    LAST_SLICE,    /* channel-last, channels cut out of a wider array, from an odd element on */
-    STRIDED,       /* every second time step of every third channel */
-    LAYOUT_COUNT
-} layout_kind;
-
-static const char *const layout_names[] = {"channel-first", "channel-last", "first-slice", "last-slice", "strided"};
-
 typedef enum packing_kind { DENSE, SEQ_IDX, CU_SEQLENS, PACKING_COUNT } packing_kind;
 
 typedef struct plan {
     int direction;
     unsigned uses;
     int64_t B, D, T, K, S;
-    layout_kind layout, dlayout; /* of x and y (dx), and of dy */
+    cot_layout layout, dlayout; /* of x and y (dx), and of dy */
     cot_dtype dtype, weight_dtype, state_dtype;
     bool silu, bias, initial_state, final_state, accumulate;
     bool no_data_gradient, no_parameter_gradient; /* leave dx, or dweight and dbias, out */
@@ -45,30 +35,12 @@ typedef struct plan {
 
 /* ---- tensors ------------------------------------------------------------------------------------------ */
 
-static cot_tensor laid_out(cot_dtype dtype, layout_kind layout, int64_t B, int64_t D, int64_t T, int64_t *offset)
-{
-    cot_tensor t = cot_tensor_contiguous(NULL, dtype, 3, (const int64_t[]){B, D, T});
-    const int64_t pitch = layout == FIRST_SLICE  ? T + 5
-                          : layout == LAST_SLICE ? 2 * D + 3
-                          : layout == STRIDED    ? 2 * T + 1
-                                                 : 0;
-    *offset = layout == FIRST_SLICE || layout == LAST_SLICE ? 1 : 0;
-    switch (layout) {
-    case CHANNEL_LAST: t.stride[0] = T * D, t.stride[1] = 1, t.stride[2] = D; break;
-    case FIRST_SLICE: t.stride[0] = D * pitch, t.stride[1] = pitch; break;
-    case LAST_SLICE: t.stride[0] = T * pitch, t.stride[1] = 1, t.stride[2] = pitch; break;
-    case STRIDED: t.stride[0] = 3 * D * pitch, t.stride[1] = 3 * pitch, t.stride[2] = 2; break;
-    default: break;
-    }
-    return t;
-}
-
 /* States lie as their owner's layout suggests: [rows,D,columns], or channels innermost. */
 static cot_tensor state_tensor(const plan *p, int64_t rows, int64_t columns)
 {
     int64_t ignored;
-    const bool last = p->layout == CHANNEL_LAST || p->layout == LAST_SLICE;
-    return laid_out(p->state_dtype, last ? CHANNEL_LAST : CHANNEL_FIRST, rows, p->D, columns, &ignored);
+    const bool last = p->layout == COT_CHANNEL_LAST || p->layout == COT_LAST_SLICE;
+    return cot_laid_out(p->state_dtype, last ? COT_CHANNEL_LAST : COT_CHANNEL_FIRST, rows, p->D, columns, &ignored);
 }
 
 static cot_tensor vector(cot_dtype dtype, int64_t size)
@@ -81,10 +53,10 @@ static cot_tensor matrix(cot_dtype dtype, int64_t rows, int64_t columns)
     return cot_tensor_contiguous(NULL, dtype, 2, (const int64_t[]){rows, columns});
 }
 
-static cot_tensor like_x(const plan *p, const char *name, layout_kind layout, cot_case *c)
+static cot_tensor like_x(const plan *p, const char *name, cot_layout layout, cot_case *c)
 {
-    return laid_out(p->dtype, layout, p->B, p->D, p->T,
-                    &c->offset[cot_field_index(&cot_causal_conv1d_directions[p->direction], name)]);
+    return cot_laid_out(p->dtype, layout, p->B, p->D, p->T,
+                        &c->offset[cot_field_index(&cot_causal_conv1d_directions[p->direction], name)]);
 }
 
 static int64_t state_rows(const plan *p)
@@ -173,7 +145,7 @@ static void update_case(const plan *p, cot_case *c)
 static void describe(const plan *p, cot_case *c)
 {
     static const char *const packings[] = {"", "+seq_idx", "+cu_seqlens"};
-    c->layout = layout_names[p->layout];
+    c->layout = cot_layout_names[p->layout];
     snprintf(c->shape, sizeof c->shape, "B%lld D%lld T%lld K%lld", (long long)p->B, (long long)p->D, (long long)p->T,
              (long long)p->K);
     snprintf(c->options, sizeof c->options, "w=%s%s%s%s%s%s%s%s%s%s%s", cot_dtype_name(p->weight_dtype),
@@ -185,12 +157,6 @@ static void describe(const plan *p, cot_case *c)
 
 /* ---- families ----------------------------------------------------------------------------------------- */
 
-typedef struct visitor {
-    bool (*visit)(void *context, const cot_case *);
-    void *context;
-    bool stopped;
-} visitor;
-
 static void build(const plan *p, cot_case *c)
 {
     static void (*const builders[])(const plan *, cot_case *) = {forward_case, backward_case, update_case};
@@ -199,13 +165,11 @@ static void build(const plan *p, cot_case *c)
     describe(p, c);
 }
 
-static void emit(visitor *v, const plan *p)
+static void emit(cot_case_visitor *v, const plan *p)
 {
-    if (v->stopped)
-        return;
     cot_case c;
     build(p, &c);
-    v->stopped = !v->visit(v->context, &c);
+    cot_visit_case(v, &c);
 }
 
 static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
@@ -231,7 +195,7 @@ static void draw_features(plan *p, uint64_t *state)
 }
 
 /* Every width at every time around a power of two, where tiles of any size begin and end. */
-static void sweep_sizes(visitor *v, int direction)
+static void sweep_sizes(cot_case_visitor *v, int direction)
 {
     static const int64_t widths[] = {1, 2, 3, 4, 5, 6, 7, 8, 17, 128, 150};
     static const int64_t channels[] = {1, 3, 8, 15, 16, 17, 31, 33, 64, 65, 130};
@@ -246,9 +210,9 @@ static void sweep_sizes(visitor *v, int direction)
                 p.D = channels[cot_draw_below(&state, sizeof channels / sizeof *channels)];
                 if (T > 600) /* the oracle's time */
                     p.B = 1, p.D = 1 + cot_draw_below(&state, 24);
-                p.layout = (layout_kind)(number % LAYOUT_COUNT);
+                p.layout = (cot_layout)(number % COT_LAYOUT_COUNT);
                 p.dlayout =
-                    cot_draw_below(&state, 4) == 0 ? (layout_kind)cot_draw_below(&state, LAYOUT_COUNT) : p.layout;
+                    cot_draw_below(&state, 4) == 0 ? (cot_layout)cot_draw_below(&state, COT_LAYOUT_COUNT) : p.layout;
                 p.dtype = float_dtypes[cot_draw_below(&state, 16) == 0 ? 3 : number % 3];
                 draw_dtypes(&p, &state);
                 draw_features(&p, &state);
@@ -261,7 +225,7 @@ static void sweep_sizes(visitor *v, int direction)
 }
 
 /* Wide and short, and many rows: where a kernel's blocks of channels begin and end. */
-static void sweep_channels(visitor *v, int direction)
+static void sweep_channels(cot_case_visitor *v, int direction)
 {
     static const int64_t channels[] = {255, 256, 257, 511, 512, 513, 1000, 1023, 1025, 2049};
     uint64_t state = 11 + (uint64_t)direction;
@@ -271,7 +235,7 @@ static void sweep_channels(visitor *v, int direction)
         p.T = 1 + cot_draw_below(&state, 40);
         p.K = 1 + cot_draw_below(&state, 8);
         p.B = 1 + cot_draw_below(&state, 4);
-        p.layout = p.dlayout = i % 3 == 0 ? CHANNEL_FIRST : i % 3 == 1 ? CHANNEL_LAST : LAST_SLICE;
+        p.layout = p.dlayout = i % 3 == 0 ? COT_CHANNEL_FIRST : i % 3 == 1 ? COT_CHANNEL_LAST : COT_LAST_SLICE;
         p.dtype = float_dtypes[i % 3];
         draw_dtypes(&p, &state);
         draw_features(&p, &state);
@@ -283,7 +247,7 @@ static void sweep_channels(visitor *v, int direction)
 
 /* Sizes in multiples of 8, around the edges of the tiles that a GPU's copy engine brings: 1024 and 2048 tokens of a row,
  * or 32 and 96 tokens of 128 channels. */
-static void sweep_tiles(visitor *v, int direction)
+static void sweep_tiles(cot_case_visitor *v, int direction)
 {
     static const struct {
         int64_t D, T;
@@ -296,7 +260,7 @@ static void sweep_tiles(visitor *v, int direction)
         p.T = sizes[i / 6].T;
         p.K = 1 + cot_draw_below(&state, 4);
         p.B = 1 + cot_draw_below(&state, 3);
-        p.layout = p.dlayout = i % 2 == 0 ? CHANNEL_FIRST : CHANNEL_LAST;
+        p.layout = p.dlayout = i % 2 == 0 ? COT_CHANNEL_FIRST : COT_CHANNEL_LAST;
         p.dtype = float_dtypes[i / 2 % 3];
         draw_dtypes(&p, &state);
         draw_features(&p, &state);
@@ -309,17 +273,17 @@ static void sweep_tiles(visitor *v, int direction)
 }
 
 /* So large that the CPU's kernels write past the caches (CONV1D_STREAM_BYTES). */
-static void beyond_caches(visitor *v, int direction)
+static void beyond_caches(cot_case_visitor *v, int direction)
 {
-    for (int layout = CHANNEL_FIRST; layout <= CHANNEL_LAST; layout++) {
+    for (int layout = COT_CHANNEL_FIRST; layout <= COT_CHANNEL_LAST; layout++) {
         plan p = {.direction = direction,
                   .uses = COT_CASE_CHECK,
                   .B = 1,
                   .D = 528,
                   .T = 2000,
                   .K = 4,
-                  .layout = (layout_kind)layout,
-                  .dlayout = (layout_kind)layout,
+                  .layout = (cot_layout)layout,
+                  .dlayout = (cot_layout)layout,
                   .dtype = COT_F32,
                   .weight_dtype = COT_F32,
                   .state_dtype = COT_F32,
@@ -332,17 +296,17 @@ static void beyond_caches(visitor *v, int direction)
 
 /* Every combination of activation, bias, states and packing, in every dtype and layout, at sizes that finite
  * differences can afford. */
-static void sweep_features(visitor *v, int direction)
+static void sweep_features(cot_case_visitor *v, int direction)
 {
     uint64_t state = 21 + (uint64_t)direction;
     for (int bits = 0; bits < 16; bits++) {
         for (int packing = 0; packing < PACKING_COUNT; packing++) {
-            for (int number = 0; number < 4 * LAYOUT_COUNT; number++) {
+            for (int number = 0; number < 4 * COT_LAYOUT_COUNT; number++) {
                 plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
                 p.silu = bits & 1, p.bias = bits >> 1 & 1, p.initial_state = bits >> 2 & 1, p.final_state = bits >> 3;
                 p.packing = (packing_kind)packing;
-                p.layout = p.dlayout = (layout_kind)(number % LAYOUT_COUNT);
-                p.dtype = float_dtypes[number / LAYOUT_COUNT];
+                p.layout = p.dlayout = (cot_layout)(number % COT_LAYOUT_COUNT);
+                p.dtype = float_dtypes[number / COT_LAYOUT_COUNT];
                 draw_dtypes(&p, &state);
                 p.K = number == 0 ? 1 : 1 + cot_draw_below(&state, 6);
                 p.T = cot_draw_below(&state, 40);
@@ -365,7 +329,7 @@ static void sweep_features(visitor *v, int direction)
     }
 }
 
-static void sweep_update(visitor *v)
+static void sweep_update(cot_case_visitor *v)
 {
     static const int64_t times[] = {0, 1, 1, 1, 2, 3, 5, 9, 20};
     uint64_t state = 31;
@@ -379,7 +343,7 @@ static void sweep_update(visitor *v)
         p.indices = cot_draw_bool(&state);
         p.N = p.B + cot_draw_below(&state, 4);
         p.D = number % 5 == 0 ? 200 + cot_draw_below(&state, 400) : 1 + cot_draw_below(&state, 70);
-        p.layout = (layout_kind)(number % LAYOUT_COUNT);
+        p.layout = (cot_layout)(number % COT_LAYOUT_COUNT);
         p.dtype = float_dtypes[number % 11 == 0 ? 3 : number % 3];
         draw_dtypes(&p, &state);
         p.silu = cot_draw_bool(&state);
@@ -391,7 +355,7 @@ static void sweep_update(visitor *v)
     }
 }
 
-static void bench_shapes(visitor *v, int direction)
+static void bench_shapes(cot_case_visitor *v, int direction)
 {
     static const struct {
         int64_t B, D, T;
@@ -412,7 +376,7 @@ static void bench_shapes(visitor *v, int direction)
         {1, 1536, 16384, COT_BF16, COT_CASE_BENCH_CUDA, false}, /* one long row a channel */
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        for (int layout = CHANNEL_FIRST; layout <= CHANNEL_LAST; layout++) {
+        for (int layout = COT_CHANNEL_FIRST; layout <= COT_CHANNEL_LAST; layout++) {
             for (int silu = 1; silu >= !shapes[i].without_silu; silu--) {
                 plan p = {.direction = direction,
                           .uses = shapes[i].use,
@@ -420,8 +384,8 @@ static void bench_shapes(visitor *v, int direction)
                           .D = shapes[i].D,
                           .T = shapes[i].T,
                           .K = 4,
-                          .layout = (layout_kind)layout,
-                          .dlayout = (layout_kind)layout,
+                          .layout = (cot_layout)layout,
+                          .dlayout = (cot_layout)layout,
                           .dtype = shapes[i].dtype,
                           .weight_dtype = COT_F32,
                           .state_dtype = COT_F32,
@@ -434,7 +398,7 @@ static void bench_shapes(visitor *v, int direction)
     }
 }
 
-static void bench_update(visitor *v)
+static void bench_update(cot_case_visitor *v)
 {
     for (int dtype = 0; dtype < 3; dtype += 2) {
         plan p = {.direction = COT_CAUSAL_CONV1D_UPDATE,
@@ -445,7 +409,7 @@ static void bench_update(visitor *v)
                   .K = 4,
                   .S = 3,
                   .N = 64,
-                  .layout = CHANNEL_FIRST,
+                  .layout = COT_CHANNEL_FIRST,
                   .dtype = float_dtypes[dtype],
                   .weight_dtype = COT_F32,
                   .state_dtype = float_dtypes[dtype],
@@ -459,7 +423,7 @@ static void bench_update(visitor *v)
 
 static void each(bool (*visit)(void *, const cot_case *), void *context)
 {
-    visitor v = {visit, context, false};
+    cot_case_visitor v = {visit, context, false};
     for (int direction = COT_CAUSAL_CONV1D_FORWARD; direction <= COT_CAUSAL_CONV1D_BACKWARD; direction++) {
         sweep_features(&v, direction);
         sweep_sizes(&v, direction);
@@ -493,9 +457,9 @@ static bool set_word(plan *p, const char *word)
                                         {0}};
     if (cot_word_size(p, sizes, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
         return true;
-    for (int layout = 0; layout < LAYOUT_COUNT; layout++)
-        if (strcmp(word, layout_names[layout]) == 0)
-            return p->layout = p->dlayout = (layout_kind)layout, true;
+    for (int layout = 0; layout < COT_LAYOUT_COUNT; layout++)
+        if (strcmp(word, cot_layout_names[layout]) == 0)
+            return p->layout = p->dlayout = (cot_layout)layout, true;
     if (strcmp(word, "seq_idx") == 0)
         return p->packing = SEQ_IDX, true;
     if (strcmp(word, "cu_seqlens") == 0)

@@ -9,6 +9,7 @@
 
 #include "core/cases.h"
 #include "core/draw.h"
+#include "core/layouts.h"
 #include "core/words.h"
 
 #include <math.h>
@@ -17,22 +18,11 @@
 
 /* ---- plans ---------------------------------------------------------------------------------------------- */
 
-typedef enum layout_kind {
-    CHANNEL_FIRST, /* [B,channels,T] */
-    CHANNEL_LAST,  /* [B,T,channels] */
-    FIRST_SLICE,   /* channel-first rows cut out of longer ones, from an odd element on */
-    LAST_SLICE,    /* channel-last, channels cut out of a wider array, from an odd element on */
-    STRIDED,       /* every second time step of every third channel */
-    LAYOUT_COUNT
-} layout_kind;
-
-static const char *const layout_names[] = {"channel-first", "channel-last", "first-slice", "last-slice", "strided"};
-
 typedef struct plan {
     int direction;
     unsigned uses;
     int64_t B, Din, Dout, T, K;
-    layout_kind layout, dlayout; /* of x and dx, and of y and dy */
+    cot_layout layout, dlayout; /* of x and dx, and of y and dy */
     cot_dtype dtype, weight_dtype, state_dtype;
     bool silu, bias, initial_state, final_state, accumulate;
     bool taps_first;                              /* weights as [K,Dout,Din] */
@@ -42,36 +32,18 @@ typedef struct plan {
 
 /* ---- tensors -------------------------------------------------------------------------------------------- */
 
-static cot_tensor laid_out(cot_dtype dtype, layout_kind layout, int64_t B, int64_t D, int64_t T, int64_t *offset)
-{
-    cot_tensor t = cot_tensor_contiguous(NULL, dtype, 3, (const int64_t[]){B, D, T});
-    const int64_t pitch = layout == FIRST_SLICE  ? T + 5
-                          : layout == LAST_SLICE ? 2 * D + 3
-                          : layout == STRIDED    ? 2 * T + 1
-                                                 : 0;
-    *offset = layout == FIRST_SLICE || layout == LAST_SLICE ? 1 : 0;
-    switch (layout) {
-    case CHANNEL_LAST: t.stride[0] = T * D, t.stride[1] = 1, t.stride[2] = D; break;
-    case FIRST_SLICE: t.stride[0] = D * pitch, t.stride[1] = pitch; break;
-    case LAST_SLICE: t.stride[0] = T * pitch, t.stride[1] = 1, t.stride[2] = pitch; break;
-    case STRIDED: t.stride[0] = 3 * D * pitch, t.stride[1] = 3 * pitch, t.stride[2] = 2; break;
-    default: break;
-    }
-    return t;
-}
-
 /* States lie as x's layout suggests: [B,Din,K-1], or channels innermost. */
 static cot_tensor state_tensor(const plan *p)
 {
     int64_t ignored;
-    const bool last = p->layout == CHANNEL_LAST || p->layout == LAST_SLICE;
-    return laid_out(p->state_dtype, last ? CHANNEL_LAST : CHANNEL_FIRST, p->B, p->Din, p->K - 1, &ignored);
+    const bool last = p->layout == COT_CHANNEL_LAST || p->layout == COT_LAST_SLICE;
+    return cot_laid_out(p->state_dtype, last ? COT_CHANNEL_LAST : COT_CHANNEL_FIRST, p->B, p->Din, p->K - 1, &ignored);
 }
 
-static cot_tensor tokens(const plan *p, const char *name, layout_kind layout, int64_t channels, cot_case *c)
+static cot_tensor tokens(const plan *p, const char *name, cot_layout layout, int64_t channels, cot_case *c)
 {
-    return laid_out(p->dtype, layout, p->B, channels, p->T,
-                    &c->offset[cot_field_index(&cot_causal_conv1d_dense_directions[p->direction], name)]);
+    return cot_laid_out(p->dtype, layout, p->B, channels, p->T,
+                        &c->offset[cot_field_index(&cot_causal_conv1d_dense_directions[p->direction], name)]);
 }
 
 static cot_tensor weights(const plan *p, cot_dtype dtype)
@@ -158,7 +130,7 @@ static void backward_case(const plan *p, cot_case *c)
 
 static void describe(const plan *p, cot_case *c)
 {
-    c->layout = layout_names[p->layout];
+    c->layout = cot_layout_names[p->layout];
     snprintf(c->shape, sizeof c->shape, "B%lld Din%lld Dout%lld T%lld K%lld", (long long)p->B, (long long)p->Din,
              (long long)p->Dout, (long long)p->T, (long long)p->K);
     snprintf(c->options, sizeof c->options, "w=%s%s%s%s%s%s%s%s%s", cot_dtype_name(p->weight_dtype),
@@ -169,12 +141,6 @@ static void describe(const plan *p, cot_case *c)
 
 /* ---- families ------------------------------------------------------------------------------------------- */
 
-typedef struct visitor {
-    bool (*visit)(void *context, const cot_case *);
-    void *context;
-    bool stopped;
-} visitor;
-
 static void build(const plan *p, cot_case *c)
 {
     static void (*const builders[])(const plan *, cot_case *) = {forward_case, backward_case};
@@ -183,13 +149,11 @@ static void build(const plan *p, cot_case *c)
     describe(p, c);
 }
 
-static void emit(visitor *v, const plan *p)
+static void emit(cot_case_visitor *v, const plan *p)
 {
-    if (v->stopped)
-        return;
     cot_case c;
     build(p, &c);
-    v->stopped = !v->visit(v->context, &c);
+    cot_visit_case(v, &c);
 }
 
 static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
@@ -204,16 +168,17 @@ static void draw_dtypes(plan *p, uint64_t *state)
 
 /* Every combination of activation, bias and states, in every dtype and layout, at sizes that finite differences can
  * afford. */
-static void sweep_features(visitor *v, int direction)
+static void sweep_features(cot_case_visitor *v, int direction)
 {
     uint64_t state = 21 + (uint64_t)direction;
     for (int bits = 0; bits < 16; bits++) {
-        for (int number = 0; number < 4 * LAYOUT_COUNT; number++) {
+        for (int number = 0; number < 4 * COT_LAYOUT_COUNT; number++) {
             plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
             p.silu = bits & 1, p.bias = bits >> 1 & 1, p.initial_state = bits >> 2 & 1, p.final_state = bits >> 3;
-            p.layout = (layout_kind)(number % LAYOUT_COUNT);
-            p.dlayout = cot_draw_below(&state, 3) == 0 ? (layout_kind)cot_draw_below(&state, LAYOUT_COUNT) : p.layout;
-            p.dtype = float_dtypes[number / LAYOUT_COUNT];
+            p.layout = (cot_layout)(number % COT_LAYOUT_COUNT);
+            p.dlayout =
+                cot_draw_below(&state, 3) == 0 ? (cot_layout)cot_draw_below(&state, COT_LAYOUT_COUNT) : p.layout;
+            p.dtype = float_dtypes[number / COT_LAYOUT_COUNT];
             draw_dtypes(&p, &state);
             p.K = number == 0 ? 1 : 1 + cot_draw_below(&state, 6);
             p.T = cot_draw_below(&state, 40);
@@ -239,7 +204,7 @@ static void sweep_features(visitor *v, int direction)
 }
 
 /* Channels around whole parts and blocks of them, time around parts, blocks and chunks, every width, and nothing at all. */
-static void sweep_sizes(visitor *v, int direction)
+static void sweep_sizes(cot_case_visitor *v, int direction)
 {
     static const int64_t channels[] = {1, 8, 31, 32, 33, 64, 65, 72, 127, 128, 129, 257};
     static const int64_t times[] = {1, 2, 31, 32, 33, 63, 64, 65, 127, 129, 255, 256, 257, 511, 513, 1025};
@@ -263,8 +228,8 @@ static void sweep_sizes(visitor *v, int direction)
             else
                 p.K = 1 + p.K / 2;
         }
-        p.layout = (layout_kind)(number % LAYOUT_COUNT);
-        p.dlayout = cot_draw_below(&state, 4) == 0 ? (layout_kind)cot_draw_below(&state, LAYOUT_COUNT) : p.layout;
+        p.layout = (cot_layout)(number % COT_LAYOUT_COUNT);
+        p.dlayout = cot_draw_below(&state, 4) == 0 ? (cot_layout)cot_draw_below(&state, COT_LAYOUT_COUNT) : p.layout;
         p.dtype = float_dtypes[cot_draw_below(&state, 16) == 0 ? 3 : number % 3];
         draw_dtypes(&p, &state);
         p.silu = cot_draw_bool(&state);
@@ -281,7 +246,7 @@ static void sweep_sizes(visitor *v, int direction)
 }
 
 /* Sizes that a GPU's tiles want, in multiples of 8 channels, in the 16-bit dtypes: for its kernels alone. */
-static void sweep_device(visitor *v, int direction)
+static void sweep_device(cot_case_visitor *v, int direction)
 {
     static const int64_t channels[] = {8, 64, 72, 128, 136, 192, 256, 264};
     static const int64_t times[] = {1, 63, 64, 127, 128, 129, 200, 257};
@@ -293,7 +258,7 @@ static void sweep_device(visitor *v, int direction)
         p.K = 1 + number % 8;
         p.Din = channels[cot_draw_below(&state, sizeof channels / sizeof *channels)];
         p.Dout = channels[cot_draw_below(&state, sizeof channels / sizeof *channels)];
-        p.layout = p.dlayout = CHANNEL_LAST;
+        p.layout = p.dlayout = COT_CHANNEL_LAST;
         p.dtype = p.weight_dtype = p.state_dtype = number % 2 == 0 ? COT_BF16 : COT_F16;
         p.silu = cot_draw_bool(&state);
         p.bias = cot_draw_bool(&state);
@@ -303,7 +268,7 @@ static void sweep_device(visitor *v, int direction)
     }
 }
 
-static void bench_shapes(visitor *v, int direction)
+static void bench_shapes(cot_case_visitor *v, int direction)
 {
     static const struct {
         int64_t B, D, T;
@@ -311,15 +276,15 @@ static void bench_shapes(visitor *v, int direction)
         unsigned use;
         int layout; /* the first of the two */
     } shapes[] = {
-        {2, 512, 2048, COT_F32, COT_CASE_BENCH, CHANNEL_FIRST},
-        {2, 512, 2048, COT_BF16, COT_CASE_BENCH, CHANNEL_FIRST},
-        {1, 64, 1024, COT_BF16, COT_CASE_BENCH, CHANNEL_LAST},
-        {4, 2048, 4096, COT_BF16, COT_CASE_BENCH_CUDA, CHANNEL_FIRST},
-        {4, 2048, 4096, COT_F16, COT_CASE_BENCH_CUDA, CHANNEL_LAST},
-        {4, 1024, 2048, COT_BF16, COT_CASE_BENCH_CUDA, CHANNEL_LAST},
+        {2, 512, 2048, COT_F32, COT_CASE_BENCH, COT_CHANNEL_FIRST},
+        {2, 512, 2048, COT_BF16, COT_CASE_BENCH, COT_CHANNEL_FIRST},
+        {1, 64, 1024, COT_BF16, COT_CASE_BENCH, COT_CHANNEL_LAST},
+        {4, 2048, 4096, COT_BF16, COT_CASE_BENCH_CUDA, COT_CHANNEL_FIRST},
+        {4, 2048, 4096, COT_F16, COT_CASE_BENCH_CUDA, COT_CHANNEL_LAST},
+        {4, 1024, 2048, COT_BF16, COT_CASE_BENCH_CUDA, COT_CHANNEL_LAST},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        for (int layout = shapes[i].layout; layout <= CHANNEL_LAST; layout++) {
+        for (int layout = shapes[i].layout; layout <= COT_CHANNEL_LAST; layout++) {
             for (int silu = 1; silu >= 0; silu--) {
                 plan p = {.direction = direction,
                           .uses = shapes[i].use,
@@ -328,8 +293,8 @@ static void bench_shapes(visitor *v, int direction)
                           .Dout = shapes[i].D,
                           .T = shapes[i].T,
                           .K = 4,
-                          .layout = (layout_kind)layout,
-                          .dlayout = (layout_kind)layout,
+                          .layout = (cot_layout)layout,
+                          .dlayout = (cot_layout)layout,
                           .dtype = shapes[i].dtype,
                           .weight_dtype = shapes[i].dtype,
                           .state_dtype = shapes[i].dtype,
@@ -344,7 +309,7 @@ static void bench_shapes(visitor *v, int direction)
 
 static void each(bool (*visit)(void *, const cot_case *), void *context)
 {
-    visitor v = {visit, context, false};
+    cot_case_visitor v = {visit, context, false};
     for (int direction = COT_CAUSAL_CONV1D_DENSE_FORWARD; direction <= COT_CAUSAL_CONV1D_DENSE_BACKWARD; direction++) {
         sweep_features(&v, direction);
         sweep_sizes(&v, direction);
@@ -369,9 +334,9 @@ static bool set_word(plan *p, const char *word)
                                         {0}};
     if (cot_word_size(p, sizes, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
         return true;
-    for (int layout = 0; layout < LAYOUT_COUNT; layout++)
-        if (strcmp(word, layout_names[layout]) == 0)
-            return p->layout = p->dlayout = (layout_kind)layout, true;
+    for (int layout = 0; layout < COT_LAYOUT_COUNT; layout++)
+        if (strcmp(word, cot_layout_names[layout]) == 0)
+            return p->layout = p->dlayout = (cot_layout)layout, true;
     return false;
 }
 
@@ -388,8 +353,8 @@ static const char *parse(int direction, int count, char *const words[], cot_case
               .Dout = 512,
               .T = 2048,
               .K = 4,
-              .layout = CHANNEL_LAST,
-              .dlayout = CHANNEL_LAST,
+              .layout = COT_CHANNEL_LAST,
+              .dlayout = COT_CHANNEL_LAST,
               .dtype = COT_F32,
               .seed = 47};
     for (int i = 0; i < count; i++)

@@ -177,12 +177,6 @@ static void describe(const plan *p, cot_case *c)
 
 /* ---- families ----------------------------------------------------------------------------------------- */
 
-typedef struct visitor {
-    bool (*visit)(void *context, const cot_case *);
-    void *context;
-    bool stopped;
-} visitor;
-
 static void build(const plan *p, cot_case *c)
 {
     static void (*const builders[])(const plan *, cot_case *) = {forward_case, backward_case};
@@ -191,13 +185,11 @@ static void build(const plan *p, cot_case *c)
     describe(p, c);
 }
 
-static void emit(visitor *v, const plan *p)
+static void emit(cot_case_visitor *v, const plan *p)
 {
-    if (v->stopped)
-        return;
     cot_case c;
     build(p, &c);
-    v->stopped = !v->visit(v->context, &c);
+    cot_visit_case(v, &c);
 }
 
 static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
@@ -224,7 +216,7 @@ static void draw_features(plan *p, uint64_t *state)
 }
 
 /* Columns around every power of two, and other odd sizes. */
-static void sweep_columns(visitor *v, int direction)
+static void sweep_columns(cot_case_visitor *v, int direction)
 {
     static const int64_t more[] = {3, 5, 6, 7, 9, 10, 13, 24, 100, 136, 700, 1000, 1100, 3000, 5000};
     uint64_t state = 1 + (uint64_t)direction;
@@ -249,7 +241,7 @@ static void sweep_columns(visitor *v, int direction)
 }
 
 /* Many rows: where items begin and end, and what a long sum does to dbias. */
-static void sweep_rows(visitor *v, int direction)
+static void sweep_rows(cot_case_visitor *v, int direction)
 {
     static const int64_t rows[] = {0, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 500, 1023, 2049, 5000};
     uint64_t state = 11 + (uint64_t)direction;
@@ -267,7 +259,7 @@ static void sweep_rows(visitor *v, int direction)
 
 /* Every combination of activation, mask source, bias and residual, in every dtype, at sizes that finite differences
  * can afford. A ReLU whose z is within 0.002 of 0 would have no difference quotient: the seed is such that none is. */
-static void sweep_features(visitor *v, int direction)
+static void sweep_features(cot_case_visitor *v, int direction)
 {
     uint64_t state = 21 + (uint64_t)direction;
     int number = 0;
@@ -299,7 +291,7 @@ static void sweep_features(visitor *v, int direction)
 }
 
 /* clang-format off */
-static void bench_shapes(visitor *v, int direction)
+static void bench_shapes(cot_case_visitor *v, int direction)
 {
     enum { CPU = COT_CASE_BENCH, GPU = COT_CASE_BENCH_CUDA };
     static const struct {
@@ -354,7 +346,7 @@ static void bench_shapes(visitor *v, int direction)
 
 static void each(bool (*visit)(void *, const cot_case *), void *context)
 {
-    visitor v = {visit, context, false};
+    cot_case_visitor v = {visit, context, false};
     for (int direction = COT_DROPOUT_FORWARD; direction <= COT_DROPOUT_BACKWARD; direction++) {
         sweep_features(&v, direction);
         sweep_columns(&v, direction);

@@ -288,12 +288,6 @@ static void describe(const plan *p, cot_case *c)
 
 /* ---- families ----------------------------------------------------------------------------------------- */
 
-typedef struct visitor {
-    bool (*visit)(void *context, const cot_case *);
-    void *context;
-    bool stopped;
-} visitor;
-
 static void build(const plan *p, cot_case *c)
 {
     static void (*const builders[3][2])(const plan *, cot_case *) = {
@@ -306,13 +300,11 @@ static void build(const plan *p, cot_case *c)
     describe(p, c);
 }
 
-static void emit(visitor *v, const plan *p)
+static void emit(cot_case_visitor *v, const plan *p)
 {
-    if (v->stopped)
-        return;
     cot_case c;
     build(p, &c);
-    v->stopped = !v->visit(v->context, &c);
+    cot_visit_case(v, &c);
 }
 
 static void draw_features(plan *p, uint64_t *state)
@@ -334,7 +326,7 @@ static void draw_features(plan *p, uint64_t *state)
 
 /* Every n and D with token counts around the kernels' tiles; the work of the oracle, of about n*n*n*D*tokens, bounds
  * the product. */
-static void sweep_sizes(visitor *v, int op, int direction)
+static void sweep_sizes(cot_case_visitor *v, int op, int direction)
 {
     static const int64_t streams[] = {1, 2, 3, 4, 5, 6, 7, 8, 11}, widths[] = {1, 8, 64, 129, 513, 1280, 4096, 7168};
     static const int64_t tokens[] = {0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 130, 300, 1025};
@@ -367,7 +359,7 @@ static void sweep_sizes(visitor *v, int op, int direction)
 }
 
 /* The shapes of real models, few tokens of wide ones and many of narrow ones. */
-static void large_shapes(visitor *v, int op, int direction)
+static void large_shapes(cot_case_visitor *v, int op, int direction)
 {
     static const int64_t shapes[][3] = {/* n, D, tokens */
                                         {4, 1280, 65}, {4, 4096, 17}, {4, 7168, 5}, {8, 4096, 2},  {2, 7168, 33},
@@ -386,7 +378,7 @@ static void large_shapes(visitor *v, int op, int direction)
 }
 
 /* Four streams in 16 bits, with tokens enough for the rings of a GPU's kernels to go around. */
-static void many_tiles(visitor *v, int op, int direction)
+static void many_tiles(cot_case_visitor *v, int op, int direction)
 {
     static const struct {
         int64_t D, tokens;
@@ -410,7 +402,7 @@ static void many_tiles(visitor *v, int op, int direction)
 }
 
 /* Sizes that finite differences can afford, every combination of the options that a gradient depends on. */
-static void gradients(visitor *v, int op)
+static void gradients(cot_case_visitor *v, int op)
 {
     uint64_t state = 201 + (uint64_t)op;
     for (int bits = 0; bits < 16; bits++) {
@@ -428,7 +420,7 @@ static void gradients(visitor *v, int op)
     }
 }
 
-static void bench_shapes(visitor *v, int op, int direction)
+static void bench_shapes(cot_case_visitor *v, int op, int direction)
 {
     enum { CPU = COT_CASE_BENCH, GPU = COT_CASE_BENCH_CUDA };
     static const struct {
@@ -463,7 +455,7 @@ static void bench_shapes(visitor *v, int op, int direction)
 
 static void each(int op, bool (*visit)(void *, const cot_case *), void *context)
 {
-    visitor v = {visit, context, false};
+    cot_case_visitor v = {visit, context, false};
     gradients(&v, op);
     for (int direction = COT_MHC_FORWARD; direction <= COT_MHC_BACKWARD; direction++) {
         sweep_sizes(&v, op, direction);

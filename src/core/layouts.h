@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * layouts.h: how cases lay [B,channels,T] out in memory. */
+#ifndef COT_CORE_LAYOUTS_H
+#define COT_CORE_LAYOUTS_H
+
+#include <cotangent/core.h>
+
+typedef enum cot_layout {
+    COT_CHANNEL_FIRST, /* [B,channels,T] */
+    COT_CHANNEL_LAST,  /* [B,T,channels] */
+    COT_FIRST_SLICE,   /* channel-first rows cut out of longer ones, from an odd element on */
+    COT_LAST_SLICE,    /* channel-last, channels cut out of a wider array, from an odd element on */
+    COT_STRIDED,       /* every second time step of every third channel */
+    COT_LAYOUT_COUNT
+} cot_layout;
+
+static const char *const cot_layout_names[] = {"channel-first", "channel-last", "first-slice", "last-slice", "strided"};
+
+/* A tensor without memory, and how many elements to leave out before its first. */
+static inline cot_tensor cot_laid_out(cot_dtype dtype, cot_layout layout, int64_t B, int64_t D, int64_t T,
+                                      int64_t *offset)
+{
+    cot_tensor t = cot_tensor_contiguous(NULL, dtype, 3, (const int64_t[]){B, D, T});
+    const int64_t pitch = layout == COT_FIRST_SLICE  ? T + 5
+                          : layout == COT_LAST_SLICE ? 2 * D + 3
+                          : layout == COT_STRIDED    ? 2 * T + 1
+                                                     : 0;
+    *offset = layout == COT_FIRST_SLICE || layout == COT_LAST_SLICE ? 1 : 0;
+    switch (layout) {
+    case COT_CHANNEL_LAST: t.stride[0] = T * D, t.stride[1] = 1, t.stride[2] = D; break;
+    case COT_FIRST_SLICE: t.stride[0] = D * pitch, t.stride[1] = pitch; break;
+    case COT_LAST_SLICE: t.stride[0] = T * pitch, t.stride[1] = 1, t.stride[2] = pitch; break;
+    case COT_STRIDED: t.stride[0] = 3 * D * pitch, t.stride[1] = 3 * pitch, t.stride[2] = 2; break;
+    default: break;
+    }
+    return t;
+}
+
+#endif
