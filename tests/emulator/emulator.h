@@ -143,6 +143,24 @@ const char *emu_find_matrix(const char *opcode, emu_ins *ins);
 const char *emu_find_async(const char *opcode, emu_ins *ins);
 bool emu_has(const char *opcode, const char *modifier); /* ".x" as a whole part */
 
+/* ---- rows.c --------------------------------------------------------------------------------------------- */
+
+enum emu_class { WORD, DOUBLE, PREDICATE };
+enum { USED = 1, WRITTEN = 2 };
+
+/* The operands of all instructions, a guard before its instruction's, while they are still numbers of registers; below 0:
+ * constants. An instruction's `o` is an index until they are final. */
+typedef struct emu_operands {
+    int32_t *pool;
+    const uint8_t *roles;   /* of each operand */
+    const uint8_t *classes; /* of each register */
+    int count, registers;
+} emu_operands;
+
+/* Puts rows in the place of the registers, and the instructions' order by which splits meet. */
+void emu_give_rows(emu_kernel *k, emu_operands *all);
+enum emu_step emu_exit(emu_warp *w, const emu_ins *i, uint32_t mask); /* parse.c: the instruction that ends a thread */
+
 /* ---- execute.c ------------------------------------------------------------------------------------------ */
 
 bool emu_launch(const emu_kernel *kernel, const emu_grid *grid, const void *parameters);

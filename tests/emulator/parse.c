@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * parse.c: the text of a kernel made ready to run. Registers are given rows by their lifetimes, as a compiler would,
- * because a kernel names thousands of them. The operands of an opcode are laid out by letters:
+ * parse.c: the text of a kernel made ready to run. The operands of an opcode are laid out by letters:
  *
  *   w l p x   a 32-bit, 64-bit, predicate register that is read, or any;  capital: written;  B M: both, 32 and 64 bits
  *   D         a register and, after a bar or not, a predicate, both written
@@ -17,13 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum register_class { WORD, DOUBLE, PREDICATE };
-enum { USED = 1, WRITTEN = 2, MAX_NAMES = 4096 };
+enum { MAX_NAMES = 4096 };
 
 typedef struct name { /* a family of registers, %r<N>; one register; or a symbol: an address */
     const char *text;
     int length, count, first;
-    enum register_class class;
+    enum emu_class class;
     enum { REGISTER, ADDRESS, PARAMETER } kind;
     int64_t value;
 } name;
@@ -99,7 +97,7 @@ static name *add_name(parser *p, const char *text, int length)
     return n;
 }
 
-static int new_registers(parser *p, enum register_class class, int count)
+static int new_registers(parser *p, enum emu_class class, int count)
 {
     while (p->register_count + count > p->register_room)
         GROW(p->classes, p->register_room, p->register_room);
@@ -126,9 +124,7 @@ static void declare_registers(parser *p, const char *at, const char *end)
 {
     at = skip(at + 4);
     const char *type = at;
-    const enum register_class class = strncmp(type, ".pred", 5) == 0 ? PREDICATE
-                                      : memmem(type, 4, "64", 2)     ? DOUBLE
-                                                                     : WORD;
+    const enum emu_class class = strncmp(type, ".pred", 5) == 0 ? PREDICATE : memmem(type, 4, "64", 2) ? DOUBLE : WORD;
     at += 1 + strspn(at + 1, "abcdefghijklmnopqrstuvwxyz0123456789");
     for (at = skip(at); at < end; at = skip(at)) {
         int length = 0;
@@ -211,7 +207,7 @@ static void add_operand(parser *p, emu_ins *i, int32_t operand, int role)
         fail(p, "too many operands");
 }
 
-static int32_t constant(parser *p, enum register_class class, uint64_t value)
+static int32_t constant(parser *p, enum emu_class class, uint64_t value)
 {
     const int words = class == DOUBLE ? 2 : 1;
     for (int at = p->constant_words - LANES; at >= 0 && at > p->constant_words - 16 * LANES; at -= LANES)
@@ -231,7 +227,7 @@ static int32_t constant(parser *p, enum register_class class, uint64_t value)
     return ~at;
 }
 
-static int32_t special(parser *p, int id, int64_t offset, enum register_class class)
+static int32_t special(parser *p, int id, int64_t offset, enum emu_class class)
 {
     for (int s = 0; s < p->k->special_count; s++)
         if (p->k->specials[s].id == id && p->k->specials[s].offset == offset &&
@@ -277,7 +273,7 @@ static const char *operand(parser *p, emu_ins *i, const char *at, char letter)
     const int role = strchr(both, letter) != NULL ? USED | WRITTEN : strchr(written, letter) != NULL ? WRITTEN : USED;
     const int kind = tolower(letter);
     const bool any = kind == 'x' || kind == 'a' || kind == 't';
-    enum register_class class = kind == 'l' || kind == 'm' ? DOUBLE : kind == 'p' ? PREDICATE : WORD;
+    enum emu_class class = kind == 'l' || kind == 'm' ? DOUBLE : kind == 'p' ? PREDICATE : WORD;
     if (any && i->wide_data)
         class = DOUBLE;
     at = skip(at);
@@ -427,7 +423,7 @@ static enum emu_step run_branch(emu_warp *w, const emu_ins *i, uint32_t mask)
     return JUMP;
 }
 
-static enum emu_step run_exit(emu_warp *w, const emu_ins *i, uint32_t mask)
+enum emu_step emu_exit(emu_warp *w, const emu_ins *i, uint32_t mask)
 {
     (void)i;
     w->alive &= ~mask;
@@ -463,7 +459,7 @@ static void instruction(parser *p, const char *at)
     if (strcmp(opcode, "bra") == 0 || strcmp(opcode, "bra.uni") == 0)
         letters = "b", i->run = run_branch;
     else if (strcmp(opcode, "ret") == 0 || strcmp(opcode, "exit") == 0)
-        letters = "", i->run = run_exit;
+        letters = "", i->run = emu_exit;
     if (letters == NULL)
         letters = emu_find_arithmetic(opcode, i);
     if (letters == NULL)
@@ -531,251 +527,6 @@ static void statements(parser *p, const char *at)
     }
 }
 
-/* ---- lifetimes and rows ---------------------------------------------------------------------------------- */
-
-typedef struct flow {
-    int count, *first, *last, (*next)[2], *depth, *rank, ranked, *visited;
-    uint64_t *in, *need, *kill; /* bits of registers: live at the beginning, used before written, written */
-    size_t words;
-} flow;
-
-static void find_blocks(parser *p, flow *f)
-{
-    emu_kernel *k = p->k;
-    k->code[0].leader = true;
-    for (int n = 0; n < k->count; n++)
-        if (k->code[n].target >= 0 || k->code[n].run == run_exit) {
-            if (k->code[n].target >= 0)
-                k->code[k->code[n].target].leader = true;
-            if (n + 1 < k->count)
-                k->code[n + 1].leader = true;
-        }
-    int *block_of = calloc((size_t)k->count + 1, sizeof *block_of);
-    for (int n = 0; n < k->count; n++) {
-        f->count += k->code[n].leader;
-        block_of[n] = f->count - 1;
-    }
-    const size_t count = (size_t)f->count;
-    f->first = calloc(count, sizeof *f->first), f->last = calloc(count, sizeof *f->last);
-    f->next = calloc(count, sizeof *f->next), f->depth = calloc(count, sizeof *f->depth);
-    f->rank = calloc(count, sizeof *f->rank), f->visited = calloc(count, sizeof *f->visited);
-    for (int n = k->count - 1; n >= 0; n--)
-        f->first[block_of[n]] = n;
-    for (int n = 0; n < k->count; n++)
-        f->last[block_of[n]] = n;
-    for (int b = 0; b < f->count; b++) {
-        const emu_ins *i = &k->code[f->last[b]];
-        const bool goes_on = i->guard >= 0 || (i->target < 0 && i->run != run_exit);
-        f->next[b][0] = goes_on && b + 1 < f->count ? b + 1 : -1;
-        f->next[b][1] = i->target >= 0 ? block_of[i->target] : -1;
-    }
-    free(block_of);
-}
-
-/* Marks the blocks from which `tail` is reached without passing `head`: a loop's. */
-static void mark_loop(flow *f, const int *from, const int *before, int head, int tail)
-{
-    int *stack = malloc((size_t)f->count * sizeof *stack), count = 0;
-    char *seen = calloc((size_t)f->count, 1);
-    seen[head] = 1;
-    f->depth[head]++;
-    if (!seen[tail])
-        stack[count++] = tail, seen[tail] = 1;
-    while (count > 0) {
-        const int b = stack[--count];
-        f->depth[b]++;
-        for (int e = from[b]; e < from[b + 1]; e++)
-            if (!seen[before[e]])
-                stack[count++] = before[e], seen[before[e]] = 1;
-    }
-    free(stack), free(seen);
-}
-
-static void find_loops(flow *f, const int *from, const int *before, int b)
-{
-    f->visited[b] = 1;
-    for (int e = 0; e < 2; e++) {
-        const int next = f->next[b][e];
-        if (next < 0)
-            continue;
-        if (f->visited[next] == 1)
-            mark_loop(f, from, before, next, b);
-        else if (f->visited[next] == 0)
-            find_loops(f, from, before, next);
-    }
-    f->visited[b] = 2;
-}
-
-/* Blocks in reverse postorder, what leaves a loop after the loop: so the splits of a warp meet again. */
-static void rank(flow *f, int b)
-{
-    f->visited[b] = 3;
-    const int *n = f->next[b];
-    const bool swap = n[0] >= 0 && n[1] >= 0 && f->depth[n[1]] < f->depth[n[0]];
-    for (int e = 0; e < 2; e++) {
-        const int next = n[swap ? 1 - e : e];
-        if (next >= 0 && f->visited[next] != 3)
-            rank(f, next);
-    }
-    f->rank[f->ranked++] = b;
-}
-
-static void order_blocks(parser *p, flow *f)
-{
-    int *from = calloc((size_t)f->count + 2, sizeof *from), *before = calloc(2 * (size_t)f->count, sizeof *before);
-    for (int b = 0; b < f->count; b++)
-        for (int e = 0; e < 2; e++)
-            if (f->next[b][e] >= 0)
-                from[f->next[b][e] + 2]++;
-    for (int b = 0; b < f->count; b++)
-        from[b + 2] += from[b + 1];
-    for (int b = 0; b < f->count; b++)
-        for (int e = 0; e < 2; e++)
-            if (f->next[b][e] >= 0)
-                before[from[f->next[b][e] + 1]++] = b;
-    find_loops(f, from, before, 0);
-    rank(f, 0);
-    int order = 0;
-    for (int r = f->ranked - 1; r >= 0; r--)
-        for (int n = f->first[f->rank[r]]; n <= f->last[f->rank[r]]; n++)
-            p->k->code[n].order = order++;
-    free(from), free(before);
-}
-
-#define BIT(set, r) ((set)[(r) / 64] >> ((r) % 64) & 1)
-#define SET(set, r) ((set)[(r) / 64] |= (uint64_t)1 << ((r) % 64))
-#define DROP(set, r) ((set)[(r) / 64] &= ~((uint64_t)1 << ((r) % 64)))
-
-/* The operands of an instruction in the pool, its guard included. */
-static void operand_range(const parser *p, int n, int *begin, int *end)
-{
-    const emu_ins *i = &p->k->code[n];
-    *begin = (int)(intptr_t)i->o - (i->guard >= 0);
-    *end = (int)(intptr_t)i->o + i->count;
-}
-
-static void find_live(parser *p, flow *f)
-{
-    f->words = (size_t)p->register_count / 64 + 1;
-    const size_t bits = f->words * (size_t)f->count;
-    f->in = calloc(bits, 8), f->need = calloc(bits, 8), f->kill = calloc(bits, 8);
-    for (int b = 0; b < f->count; b++) {
-        uint64_t *need = f->need + (size_t)b * f->words, *kill = f->kill + (size_t)b * f->words;
-        for (int n = f->first[b]; n <= f->last[b]; n++) {
-            int begin, end;
-            operand_range(p, n, &begin, &end);
-            for (int o = begin; o < end; o++)
-                if (p->pool[o] >= 0 && p->roles[o] & USED && !BIT(kill, p->pool[o]))
-                    SET(need, p->pool[o]);
-            for (int o = begin; o < end; o++)
-                if (p->pool[o] >= 0 && p->roles[o] & WRITTEN && p->k->code[n].guard < 0)
-                    SET(kill, p->pool[o]);
-                else if (p->pool[o] >= 0 && !BIT(kill, p->pool[o]))
-                    SET(need, p->pool[o]); /* where the guard says no, the old value stays */
-        }
-    }
-    for (bool changed = true; changed;) {
-        changed = false;
-        for (int r = 0; r < f->ranked; r++) {
-            const int b = f->rank[r];
-            for (size_t v = 0; v < f->words; v++) {
-                uint64_t out = 0;
-                for (int e = 0; e < 2; e++)
-                    if (f->next[b][e] >= 0)
-                        out |= f->in[(size_t)f->next[b][e] * f->words + v];
-                const size_t at = (size_t)b * f->words + v;
-                const uint64_t in = f->need[at] | (out & ~f->kill[at]);
-                changed |= in != f->in[at];
-                f->in[at] = in;
-            }
-        }
-    }
-}
-
-typedef struct span {
-    int begin, end, reg;
-} span;
-
-static int by_begin(const void *a, const void *b)
-{
-    return ((const span *)a)->begin - ((const span *)b)->begin;
-}
-
-static int by_end(const void *a, const void *b)
-{
-    return ((const span *)a)->end - ((const span *)b)->end;
-}
-
-/* Each register a row from its first to its last place in the text; rows are used again. */
-static void give_rows(parser *p, flow *f)
-{
-    static const int sizes[] = {LANES, 2 * LANES, 2};
-    const int count = p->register_count;
-    span *spans = malloc((size_t)count * sizeof *spans), *ends = malloc((size_t)count * sizeof *ends);
-    for (int r = 0; r < count; r++)
-        spans[r] = (span){p->k->count, -1, r};
-#define REACH(r, n)                                    \
-    do {                                               \
-        span *s_ = &spans[r];                          \
-        s_->begin = (n) < s_->begin ? (n) : s_->begin; \
-        s_->end = (n) > s_->end ? (n) : s_->end;       \
-    } while (0)
-    for (int n = 0; n < p->k->count; n++) {
-        int begin, end;
-        operand_range(p, n, &begin, &end);
-        for (int o = begin; o < end; o++)
-            if (p->pool[o] >= 0)
-                REACH(p->pool[o], n);
-    }
-    for (int b = 0; b < f->count; b++)
-        for (size_t v = 0; v < f->words; v++)
-            for (uint64_t bits = f->in [(size_t)b * f->words + v]; bits != 0; bits &= bits - 1)
-                REACH((int)v * 64 + __builtin_ctzll(bits), f->first[b]);
-    /* Live at the beginning of what follows a block is live to the block's end. */
-    for (int b = 0; b < f->count; b++)
-        for (int e = 0; e < 2; e++)
-            if (f->next[b][e] >= 0)
-                for (size_t v = 0; v < f->words; v++)
-                    for (uint64_t bits = f->in [(size_t)f->next[b][e] * f->words + v]; bits != 0; bits &= bits - 1)
-                        REACH((int)v * 64 + __builtin_ctzll(bits), f->last[b]);
-    for (int s = 0; s < p->k->special_count; s++)
-        spans[p->k->specials[s].place] = (span){-1, p->k->count, p->k->specials[s].place};
-    memcpy(ends, spans, (size_t)count * sizeof *ends);
-    qsort(spans, (size_t)count, sizeof *spans, by_begin);
-    qsort(ends, (size_t)count, sizeof *ends, by_end);
-    int *rows = malloc((size_t)count * sizeof *rows), *spare[3], spares[3] = {0}, done = 0;
-    for (int c = 0; c < 3; c++)
-        spare[c] = malloc((size_t)count * sizeof *spare[c]);
-    for (int s = 0; s < count; s++) {
-        if (spans[s].end < spans[s].begin)
-            continue;
-        for (; done < count && ends[done].end < spans[s].begin; done++)
-            if (ends[done].end >= ends[done].begin) {
-                const int class = p->classes[ends[done].reg];
-                spare[class][spares[class]++] = rows[ends[done].reg];
-            }
-        const int r = spans[s].reg, class = p->classes[r];
-        if (spares[class] > 0)
-            rows[r] = spare[class][--spares[class]];
-        else {
-            rows[r] = p->k->words;
-            p->k->words += sizes[class];
-        }
-    }
-    p->k->words = (p->k->words + 63) / 64 * 64;
-    for (int o = 0; o < p->pool_count; o++)
-        if (p->pool[o] >= 0)
-            p->pool[o] = rows[p->pool[o]];
-    for (int n = 0; n < p->k->count; n++)
-        if (p->k->code[n].guard >= 0)
-            p->k->code[n].guard = rows[p->k->code[n].guard];
-    for (int s = 0; s < p->k->special_count; s++)
-        p->k->specials[s].place = rows[p->k->specials[s].place];
-    for (int c = 0; c < 3; c++)
-        free(spare[c]);
-    free(rows), free(spans), free(ends);
-}
-
 static void link_code(parser *p)
 {
     for (int j = 0; j < p->jump_count; j++) {
@@ -790,15 +541,10 @@ static void link_code(parser *p)
             fail(p, "a label that is not there");
         p->k->code[from->ins].target = to;
     }
-    flow f = {0};
-    find_blocks(p, &f);
-    order_blocks(p, &f);
-    find_live(p, &f);
-    give_rows(p, &f);
+    emu_operands all = {p->pool, p->roles, p->classes, p->pool_count, p->register_count};
+    emu_give_rows(p->k, &all);
     for (int n = 0; n < p->k->count; n++)
         p->k->code[n].o = p->pool + (intptr_t)p->k->code[n].o;
-    free(f.first), free(f.last), free(f.next), free(f.depth), free(f.rank), free(f.visited);
-    free(f.in), free(f.need), free(f.kill);
 }
 
 /* ---- a kernel ------------------------------------------------------------------------------------------- */
