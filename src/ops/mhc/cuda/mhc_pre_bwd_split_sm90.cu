@@ -25,8 +25,9 @@
  *   wanted          producers of the first slice   the furthest tile that one of them waits for or has
  *   made[tile]      teams, one more a token        all of its records are there when it is 16
  *
- * Nothing depends on all blocks being there at once: tokens are taken in their order, by blocks that are there, whose own
- * producers want the tile soon or have had it; and the first slice's blocks begin before those that are left over. */
+ * Nothing depends on how many blocks are there at once, or on which: tokens are taken in their order, by teams that are
+ * there. The first token that is not done yet is of a tile that its team's own producer comes to want, since nobody waits
+ * for an earlier one; and teams of a block that is left over, which go by another's producer, are held for a moment only. */
 #include "mhc_pre_bwd_sm90.cuh"
 
 /* Groups whose second terms of phi gamma stay in registers. */
@@ -38,7 +39,8 @@ enum {
     TEAMS = MHC_SM90_BWD_THREADS / TEAM, /* of a block that is left over */
     DEPTH = 5, /* units of columns that a thread of a team has on its way; in a block that is left over */
     LEFT_OVER_DEPTH = 7,
-    AHEAD = 6 /* turns of all slices' producers together: with 2, 3, 4 of them teams were waited for */
+    AHEAD = 6,         /* turns of all slices' producers together: with 2, 3, 4 of them teams were waited for */
+    PATIENCE = 1 << 14 /* looks of a team in a block that is left over, a tenth of a microsecond each as a rule */
 };
 static_assert(PRODUCTS + 1 + TEAM_WARPS == MHC_SM90_BWD_THREADS / 32,
               "a block's warps: products, the producer, a team");
@@ -313,9 +315,12 @@ static __device__ __forceinline__ void make_records(const mhc_call &c, team_memo
         token_inputs in = {};
         if (writer)
             in = load_inputs(c, value, (uint32_t)token);
-        while (token / TILE - AHEAD * (int)c.parts >
-               (wanted != nullptr ? *(const volatile int *)wanted : (int)load_acquired(c.words + MHC_SM90_WANTED)))
+        for (int looks = 0; wanted != nullptr || looks < PATIENCE; looks++) {
+            if (token / TILE - AHEAD * (int)c.parts <=
+                (wanted != nullptr ? *(const volatile int *)wanted : (int)load_acquired(c.words + MHC_SM90_WANTED)))
+                break;
             __nanosleep(64);
+        }
         float sums[N] = {0};
         if (token < c.tokens)
             add_up_dh_pre<E>(c, s.units, token, warp * 32 + lane, sums);
