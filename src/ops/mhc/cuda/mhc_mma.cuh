@@ -20,19 +20,12 @@ static __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t 
         cot_mma_bf16(c, a0, a1, a2, a3, b0, b1);
 }
 
-/* A warp is done with what it stored in or read from shared memory: one lane arrives for all. Racecheck follows the lanes
- * that arrive alone; for it (-DMHC_EVERY_LANE_ARRIVES) each does. */
-#if defined(MHC_EVERY_LANE_ARRIVES)
-enum { WARP_ARRIVALS = 32 };
-#else
-enum { WARP_ARRIVALS = 1 };
-#endif
-
+/* A warp is done with what it stored in or read from shared memory: 32 arrivals, since racecheck follows a lane that arrives
+ * and not one that another arrives for. */
 static __device__ __forceinline__ void arrive_as_warp(uint64_t *barrier)
 {
-    __syncwarp();
-    if (WARP_ARRIVALS == 32 || threadIdx.x % 32 == 0)
-        cot_mbarrier_arrive(barrier);
+    __syncwarp(); /* one instruction for all of them */
+    cot_mbarrier_arrive(barrier);
 }
 
 /* What a block has: slice `rank` of the columns, and every so many tiles. Clusters have a block for each slice that there

@@ -310,8 +310,8 @@ template <bool POST> static __device__ __forceinline__ void backward(const mhc_m
             cot_mbarrier_arrive_expect(&s.gathered_full[slot], sizeof s.gathered[0]);
             cot_mbarrier_arrive_expect(&s.sent[slot], sizeof s.records[0]);
         }
-        cot_mbarrier_init(&s.partial_full, PRODUCTS * WARP_ARRIVALS);
-        cot_mbarrier_init(&s.partial_empty, WARP_ARRIVALS);
+        cot_mbarrier_init(&s.partial_full, 32 * PRODUCTS);
+        cot_mbarrier_init(&s.partial_empty, 32);
         for (int i = 0; i < N; i++) {
             cot_mbarrier_init(&s.post_full[i], 1);
             cot_mbarrier_init(&s.post_empty[i], PRODUCTS);

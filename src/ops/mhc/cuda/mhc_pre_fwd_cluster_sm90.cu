@@ -495,8 +495,8 @@ template <typename F, bool SPLIT> static __device__ __forceinline__ void forward
             cot_mbarrier_arrive_expect(&s.gathered_full[slot], sizeof s.gathered[0]);
             cot_mbarrier_arrive_expect(&s.h_pre_full[slot], sizeof s.h_pre[0]);
         }
-        cot_mbarrier_init(&s.partial_full, PRODUCTS * WARP_ARRIVALS);
-        cot_mbarrier_init(&s.partial_empty, 2 * WARP_ARRIVALS);
+        cot_mbarrier_init(&s.partial_full, 32 * PRODUCTS);
+        cot_mbarrier_init(&s.partial_empty, 2 * 32);
         cot_mbarrier_init_fence();
     }
     __syncthreads();
