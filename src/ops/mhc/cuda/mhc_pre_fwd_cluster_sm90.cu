@@ -27,7 +27,8 @@
  * Wide, for a D beyond 4096: blocks have 448 columns and tiles 8 tokens, whose owners are one half of the blocks and the
  * other half in turn. What the registers cannot hold of phi gamma waits in shared memory and is read for every tile: of
  * f16, second terms; of bf16, the third terms, a byte each, in steps of 2^-23 of the power of two below the largest element
- * of a row in the warp's columns. Seven bits of it in the low half of a bf16 of exponent 2^7 are a number from 128 to 255.
+ * of a row in the warp's columns. A byte behind the high one of bf16's 128 is a number from 128 to 256, so what is split into
+ * terms is the element less 192 steps, and nothing is left to be taken off when the products are made.
  *
  * SPLIT, for a D that has more slices of 256 columns than a cluster has blocks, and for any f16 or bf16: blocks know
  * nothing of each other. A block has a slice and every so many tiles; the reducers store its sums, and the products free
@@ -61,7 +62,8 @@ template <typename E_, int CHUNKS_> struct form {
         GROUPS = groups_of<E>,
         HELD = WIDE ? 2 * OCTETS : GROUPS,    /* groups of a step that stay in registers, but for the last steps */
         LENT = WIDE && cot_is_f16<E> ? 7 : 0, /* steps; as many as it takes for the rest not to spill */
-        BYTES = WIDE && !cot_is_f16<E>
+        BYTES = WIDE && !cot_is_f16<E>,
+        RUN = BYTES ? 4 : 1 /* pairs of steps whose squares the tensor cores add up */
     };
     static __device__ __forceinline__ constexpr bool lent(int step, int term)
     {
@@ -76,6 +78,7 @@ template <typename F> struct shared_memory {
     float partial[PRODUCTS][F::TILE][SUMS];
     float gathered[F::STAGES * F::TILE / MHC_SM90_CLUSTER][MHC_SM90_CLUSTER][SUMS]; /* of slots with an own token */
     float h_pre[F::STAGES][F::TILE][N];
+    float4 units[F::BYTES ? PRODUCTS : 1][F::BYTES ? 8 : 1]; /* of a warp's rows, one of each octet */
     uint64_t full[F::STAGES], empty[F::STAGES], gathered_full[F::STAGES], h_pre_full[F::STAGES];
     uint64_t partial_full, partial_empty;
 };
@@ -107,8 +110,10 @@ static __device__ __forceinline__ void load_weights(const mhc_call &c, int rank,
     }
 }
 
+constexpr float THIRD = 192.0f; /* steps in the middle of what a third term may be: from 128 to 256 */
+
 /* The powers of two that the lane's rows of the warp's columns are divided by, f16's elements, or bf16's third terms, which
- * are 2^-16 of the largest element at most: the largest is then from 2^14 to 2^15, or a third term up to 64. */
+ * are off from THIRD by 2^-16 of the largest element at most: the largest is then from 2^14 to 2^15, or that up to 64. */
 template <typename F>
 static __device__ __forceinline__ void find_units(const mhc_call &c, int rank, int warp, float (&unit)[OCTETS])
 {
@@ -128,26 +133,24 @@ static __device__ __forceinline__ void find_units(const mhc_call &c, int rank, i
         float most = largest[octet];
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        if (F::BYTES)
+            most *= 1.0001f; /* less THIRD steps, it is to stay below twice the power of two */
         const uint32_t exponent = __float_as_uint(most) >> 23;
         unit[octet] = __uint_as_float(((exponent < 30 ? 30 : exponent) - (F::BYTES ? 23 : 14)) << 23);
     }
 }
 
-/* Two elements in steps of 1 / scale, from -64 to 63 of them, 64 more in a byte each. */
+/* Two third terms in a byte each: how far they are from THIRD in steps of 1 / scale, from -64 to 64, and 64. */
 static __device__ __forceinline__ uint16_t pack_bytes(float2 value, float scale)
 {
     const int x = __float2int_rn(value.x * scale) + 64, y = __float2int_rn(value.y * scale) + 64;
-    return (uint16_t)(min(max(x, 0), 127) | min(max(y, 0), 127) << 8);
+    return (uint16_t)(min(max(x, 0), 128) | min(max(y, 0), 128) << 8);
 }
 
-/* The same as two bf16, of one half of a step. */
+/* Those of one half of a step as two bf16. */
 static __device__ __forceinline__ uint32_t unpack_bytes(uint32_t word, int half)
 {
-    uint32_t pair;
-    const uint32_t bias = 0x43404340; /* 128 + 64 */
-    asm("prmt.b32 %0, %1, 0x43434343, %2;" : "=r"(pair) : "r"(word), "r"(half == 0 ? 0x4140 : 0x4342));
-    asm("sub.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(bias));
-    return pair;
+    return __byte_perm(word, 0x43434343, half == 0 ? 0x4140 : 0x4342);
 }
 
 /* phi gamma of the warp's columns of k, as fragments of A: [step][term*3 + octet of rows][half of the step]. */
@@ -158,6 +161,8 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory
     typedef typename F::E E;
     if constexpr (cot_is_f16<E> || F::BYTES)
         find_units<F>(c, rank, warp, unit);
+    if (F::BYTES && threadIdx.x % 4 == 0)
+        shared.units[warp][threadIdx.x % 32 / 4] = {unit[0], unit[1], unit[2], 0.0f};
 #pragma unroll
     for (int s = 0; s < F::STEPS; s++)
 #pragma unroll
@@ -169,6 +174,8 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++) {
                 float2 rest = weights[octet];
+                if constexpr (F::BYTES)
+                    rest = {rest.x - THIRD * unit[octet], rest.y - THIRD * unit[octet]};
                 if constexpr (cot_is_f16<E>)
                     rest = {rest.x * (1.0f / unit[octet]), rest.y * (1.0f / unit[octet])};
 #pragma unroll
@@ -237,11 +244,10 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
         cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
 #pragma unroll
         for (int t = 0; t < TILE / 8; t++) {
-            float sums[PAIRS][4] = {0}, last[4] = {0};
+            float sums[PAIRS][4] = {0}, last[4] = {0}, run[4] = {0};
 #pragma unroll
             for (int pair = 0; pair < F::PAIRS; pair++) {
                 uint32_t x[4];
-                float two[4] = {0}; /* tensor cores cut sums off: added up by them alone, the squares come out low */
                 cot_ldmatrix_x4(x, row[pair % 2] + (uint32_t)((pair / 2 * TILE + t * 8) * 128));
                 uint2 third[OCTETS];
                 if constexpr (F::BYTES)
@@ -257,18 +263,25 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
                         mma<E>(sums[m], A[2 * m][0], A[2 * m + 1][0], A[2 * m][1], A[2 * m + 1][1], x[2 * u],
                                x[2 * u + 1]);
                     if constexpr (GROUPS % 2 != 0)
-                        mma<E>(two, A[GROUPS - 1][0], x[2 * u], A[GROUPS - 1][1], x[2 * u + 1], x[2 * u], x[2 * u + 1]);
+                        mma<E>(run, A[GROUPS - 1][0], x[2 * u], A[GROUPS - 1][1], x[2 * u + 1], x[2 * u], x[2 * u + 1]);
                     else
-                        mma<E>(two, 0, x[2 * u], 0, x[2 * u + 1], x[2 * u], x[2 * u + 1]);
+                        mma<E>(run, 0, x[2 * u], 0, x[2 * u + 1], x[2 * u], x[2 * u + 1]);
                 }
+                /* Tensor cores cut sums off: added up by them alone, the squares come out low. */
+                if (pair % F::RUN == F::RUN - 1 || pair == F::PAIRS - 1)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    last[i] += two[i];
+                    for (int i = 0; i < 4; i++)
+                        last[i] += run[i], run[i] = 0.0f;
             }
             if (SPLIT && t == TILE / 8 - 1) {
                 __syncwarp();
                 if (lane == 0)
                     cot_mbarrier_arrive(&s.empty[ring.slot]);
+            }
+            /* Asked for before the sums are stored: the compiler would ask between the stores. */
+            if constexpr (F::BYTES) {
+                const float4 units = s.units[warp][lane / 4];
+                unit[0] = units.x, unit[1] = units.y, unit[2] = units.z;
             }
             if (t == 0)
                 cot_mbarrier_wait(&s.partial_empty, parity ^ 1);
