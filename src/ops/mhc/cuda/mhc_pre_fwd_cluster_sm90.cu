@@ -316,6 +316,8 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
     const int thread = threadIdx.x % 128, t = thread % UNITS / 8, unit = thread % 8;
     const int at = (thread / UNITS * F::TILE + t) * 128 + (unit ^ (t & 7)) * 16;
     const int d = (own.rank * F::CHUNKS + thread / UNITS) * MHC_SM90_CHUNK + unit * 8;
+    /* Chunks of the block, from the thread's first one on, of those that there are. */
+    const int chunks = min((int)F::CHUNKS, (int)c.D / MHC_SM90_CHUNK - own.rank * F::CHUNKS) - thread / UNITS;
     const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* of tokens, whatever B is */
     E *to = (E *)c.h_in.data + ((int64_t)own.first * F::TILE + t) * stride + d;
     cot_cluster_wait();
@@ -327,15 +329,17 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
             cot_mbarrier_arrive_expect(&s.h_pre_full[ring.slot], sizeof s.h_pre[0]);
         const bool wanted = given(c.h_in) && tile * F::TILE + t < (int)c.tokens;
         const unsigned char *x = s.x[ring.slot] + at;
-#pragma unroll F::WIDE ? 1 : 2
-        for (int chunk = 0; chunk < F::CHUNKS - thread / UNITS;
-             chunk += 128 / UNITS, x += 128 / UNITS * F::TILE * 128) {
+#pragma unroll
+        for (int turn = 0; turn < (F::CHUNKS * UNITS + 127) / 128; turn++) {
+            const int chunk = turn * (128 / UNITS);
+            if (!wanted || chunk >= chunks)
+                break;
             const float4 h = *(const float4 *)s.h_pre[ring.slot][t];
             const float h_pre[N] = {h.x, h.y, h.z, h.w};
             float sum[8] = {0};
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                const uint4 raw = *(const uint4 *)(x + i * F::CHUNKS * F::TILE * 128);
+                const uint4 raw = *(const uint4 *)(x + (i * F::CHUNKS + chunk) * F::TILE * 128);
                 const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
                 for (int w = 0; w < 4; w++) {
@@ -344,8 +348,7 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, shared_mem
                     sum[2 * w + 1] = fmaf(h_pre[i], pair.y, sum[2 * w + 1]);
                 }
             }
-            if (wanted && d + chunk * MHC_SM90_CHUNK < (int)c.D)
-                cot_store_vector<E, 8>(to + chunk * MHC_SM90_CHUNK, sum);
+            cot_store_vector<E, 8>(to + chunk * MHC_SM90_CHUNK, sum);
         }
         to += (int64_t)own.step * F::TILE * stride;
         __syncwarp();
