@@ -187,11 +187,11 @@ static inline double cost_cuda_tiles(const void *problem)
     return 256 + 8 * (double)sizes->D;
 }
 
-/* A tile takes as long whatever D is; wide ones a little more for a token's columns. */
+/* A tile takes as long whatever D is. */
 static inline double cost_sm90_pre(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return sizes->D > MHC_SM90_MAX_D ? 1.2 * MHC_SM90_WIDE_MAX_D : MHC_SM90_MAX_D;
+    return sizes->D > MHC_SM90_MAX_D ? MHC_SM90_WIDE_MAX_D : MHC_SM90_MAX_D;
 }
 
 /* x is read twice, but all blocks have work whatever D is. */
