@@ -29,8 +29,8 @@
  * Deterministic (`ordered`): the blocks add to a slice of dQ in the order of their keys, the first ones first, which each
  * learns from a counter beside the slice. The block before it was launched earlier, so it does not wait in vain.
  *
- * Each kernel exists twice. The one named ..._all takes d and dv smaller than its tiles (the copy engine fills them up with
- * zeros), sequences that differ, windows and softcap. What a tile holds of other sequences must not count, and 0 times it
+ * Each kernel exists three times. The one named ..._all takes d and dv smaller than its tiles (the copy engine fills them up
+ * with zeros), sequences that differ and windows, ..._softcap softcap besides. What a tile holds of other sequences must not count, and 0 times it
  * need not be 0: the producer's warp lets such tiles land on a barrier of its own, and clears those rows:
  *
  *   landed        1 (what is there)         a tile with foreign rows is there    the producer */
@@ -232,13 +232,11 @@ template <typename E, bool KEPT> struct attention_weights {
     float kept[32];
     uint32_t rest[8];
 
-    __device__ __forceinline__ void split(const float (&p)[32], uint32_t (&packed)[16])
+    __device__ __forceinline__ void keep(const float (&p)[32])
     {
         constexpr int SHIFT = cot_is_f16<E> ? 3 : 0; /* brings the bits to the second byte */
 #pragma unroll
         for (int i = 0; i < 32; i += 4) {
-            packed[i / 2] = cot_pack_pair<E>(p[i], p[i + 1]);
-            packed[i / 2 + 1] = cot_pack_pair<E>(p[i + 2], p[i + 3]);
             uint32_t bits[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -267,45 +265,126 @@ template <typename E, bool KEPT> struct attention_weights {
          * (In this order: otherwise ptxas found too few registers.) */
         return __int_as_float(__float_as_int(i % 2 == 0 ? pair.x : pair.y) + (more + TWICE >> SHIFT));
     }
+
+    /* Under softcap: element i, whose upper bytes are of the eight in `upper`. What is below its third byte is of no account. */
+    __device__ __forceinline__ float steep(const uint32_t (&upper)[4], int i) const
+    {
+        if (KEPT)
+            return kept[i];
+        const uint32_t third = 4 + i % 4;
+        return __uint_as_float(
+            __byte_perm(upper[i / 2 % 4], rest[i / 4], (i % 2 == 0 ? 0x1000 : 0x3200) | third << 4 | third));
+    }
 };
 
-/* 1 - tanh^2 of capped scores, which dS is multiplied by, waits in shared memory, where dS will lie: its 15 bits are the
- * upper ones of the mantissa of 2 - tanh^2, a little less than 2 at most. */
-static __device__ __forceinline__ void keep_slopes(uint32_t to, const float (&scores)[32])
+/* Where softcap's slope, 1 - tanh^2, is to be in dS, that is P times the slope that dS takes. With KEPT it is what is kept;
+ * else `rest` has the third bytes of it, and the upper two wait in shared memory, where dS will lie. */
+enum { BRIEF, SERIES, EXACT }; /* what scores allow: see attention_bwd_softcap */
+
+template <typename E, bool KEPT, int HOW>
+static __device__ __forceinline__ void weigh_capped(const attention_bwd_call &c, const attention_walk &w, int tile,
+                                                    int key, const float *lse2, uint32_t to, float (&scores)[32],
+                                                    attention_weights<E, KEPT> &weights)
 {
+    const attention_bwd_softcap &cap = c.cap;
+    const float2 *at = (const float2 *)lse2;
+    float2 next[2] = {at[0], at[4]}; /* loads do not pass stores */
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t words[4], bits[2];
+        const float2 now[2] = {next[0], next[1]};
+        if (k < 3)
+            next[0] = at[8 * k + 8], next[1] = at[8 * k + 12];
+        float steep[8]; /* P times the slope */
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                bits[j] = __float_as_uint(fmaf(-scores[8 * k + 2 * i + j], scores[8 * k + 2 * i + j], 1.9999999f));
-            words[i] = __byte_perm(bits[0], bits[1], 0x6521);
+        for (int i = 0; i < 8; i++) {
+            const float x = scores[8 * k + i], u = x * x, base = i % 2 == 0 ? now[i / 4].x : now[i / 4].y;
+            float exponent, slope;
+            if (HOW == BRIEF) {
+                exponent = fmaf(x, fmaf(u, cap.brief[1], cap.brief[0]), -base);
+                slope = fmaf(u, cap.brief_slope[1], cap.brief_slope[0]);
+            } else if (HOW == SERIES) {
+                exponent = fmaf(x, fmaf(fmaf(u, cap.series[2], cap.series[1]), u, cap.series[0]), -base);
+                slope = fmaf(fmaf(u, cap.slope[2], cap.slope[1]), u, cap.slope[0]);
+            } else {
+                const float tanh = tanh_anywhere(cap.scale * x);
+                exponent = fmaf(tanh, cap.factor, -base);
+                slope = cap.slopes * fmaf(-tanh, tanh, 1.0f);
+            }
+            float p = cot_ex2(exponent);
+            if (HOW != BRIEF && hidden(w, tile, key, 8 * k + i))
+                p = 0.0f;
+            scores[8 * k + i] = p;
+            steep[i] = p * slope;
         }
-        cot_stmatrix_x4_trans(to + k * 16 * 128, words);
+        if (KEPT) {
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                weights.kept[8 * k + i] = steep[i];
+        } else {
+            uint32_t bits[8], upper[4];
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                bits[i] = __float_as_uint(steep[i]);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                upper[i] = __byte_perm(bits[2 * i], bits[2 * i + 1], 0x7632);
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                weights.rest[2 * k + i] = __byte_perm(__byte_perm(bits[4 * i], bits[4 * i + 1], 0x0051),
+                                                      __byte_perm(bits[4 * i + 2], bits[4 * i + 3], 0x0051), 0x5410);
+            cot_stmatrix_x4_trans(to + k * 16 * 128, upper);
+        }
     }
 }
 
-/* dS of elements 8k to 8k+7 times those. */
-static __device__ __forceinline__ void apply_slopes(uint32_t from, int k, float (&ds)[32])
+/* Most tiles are seen whole and have small scores: sums of four squares tell it to one question of the warp. */
+template <typename E, bool KEPT>
+static __device__ __forceinline__ void weigh_capped(const attention_bwd_call &c, const attention_walk &w, int tile,
+                                                    int key, const float *lse2, uint32_t to, float (&scores)[32],
+                                                    attention_weights<E, KEPT> &weights)
 {
-    uint32_t words[4];
-    cot_ldmatrix_x4_trans(words, from + k * 16 * 128);
+    int bits = 0;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float more = __uint_as_float(__byte_perm(words[i / 2], 0x3f00, i % 2 == 0 ? 0x5104 : 0x5324));
-        ds[8 * k + i] = fmaf(ds[8 * k + i], more, -ds[8 * k + i]);
+    for (int i = 0; i < 32; i += 8) {
+        float four[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const float *x = scores + i + 4 * j;
+            four[j] = fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], fmaf(x[0], x[0], 0x1p-126f))));
+        }
+        bits = max(max(bits, __float_as_int(four[0])), __float_as_int(four[1]));
     }
+    const float most = __int_as_float(bits); /* or no number: then none is small */
+    if (__all_sync(0xffffffffu, most <= c.cap.near[0] && !ragged(w, tile, key))) {
+        weigh_capped<E, KEPT, BRIEF>(c, w, tile, key, lse2, to, scores, weights);
+        return;
+    }
+    cot_wgmma_wait<0>(); /* for the registers of dS */
+    if (__all_sync(0xffffffffu, most <= c.cap.near[1]))
+        weigh_capped<E, KEPT, SERIES>(c, w, tile, key, lse2, to, scores, weights);
+    else
+        weigh_capped<E, KEPT, EXACT>(c, w, tile, key, lse2, to, scores, weights);
+}
+
+/* Twice, before the registers of the last product are free and after. */
+template <typename E> static __device__ __forceinline__ uint32_t pack_now(float low, float high)
+{
+    uint32_t pair;
+    if constexpr (cot_is_f16<E>)
+        asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else
+        asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
 }
 
 /* A step of a consumer, see above. FIRST: there is no dS of a step before. n: the step's number; tile: its queries. */
-template <typename E, int D, bool ALL, bool FIRST>
+template <typename E, int D, bool ALL, bool CAP, bool FIRST>
 static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c, attention_shared<D> &s,
-                                                    const attention_walk &w, uint32_t n, int tile, int key,
-                                                    float (&dk)[D / 2], float (&dv)[D / 2], uint32_t (&packed)[16])
+                                                    const attention_walk &w, int half, uint32_t n, int tile, int key,
+                                                    int column, uint32_t fragments, float (&dk)[D / 2],
+                                                    float (&dv)[D / 2], uint32_t (&packed)[16])
 {
-    const int lane = threadIdx.x % WARP, half = threadIdx.x / GROUP - 2;
+    const int lane = threadIdx.x % WARP;
     const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
     const uint32_t before = (n - 1) % ATTENTION_Q_STAGES;
     float scores[32];
@@ -313,47 +392,76 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
     score_product<E, D>(scores, s.k[0][half], 2 * TILE, s.q[q][0]);
     if (!FIRST)
         add_product<E>(dk, packed, s.q[before][0]);
+    if (CAP && D > 64)
+        cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
     cot_wgmma_wait<FIRST ? 0 : 1>();
     attention_weights<E, D == 64> weights;
-    if (ALL) {
-        if (c.cap.scale != 0.0f) {
-            attention_cap<16>(c.cap, scores);
-            cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
-            keep_slopes(fragment_address(s.ds[ds][half]), scores);
-        }
-        hide_scores_all(w, tile, key, __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
+    const uint32_t to = fragments + ds * (2 * TILE);
+    if (CAP) {
+        weigh_capped(c, w, tile, key, s.lse2[q] + column, to, scores, weights);
     } else {
-        hide_scores(c, tile, key, scores);
-    }
+        if (ALL)
+            hide_scores_all(w, tile, key, __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
+        else
+            hide_scores(c, tile, key, scores);
 #pragma unroll
-    for (int group = 0; group < 8; group++) {
-        const float2 lse2 = *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)];
+        for (int group = 0; group < 8; group++) {
+            const float2 lse2 = *(const float2 *)&s.lse2[q][8 * group + column];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            scores[4 * group + i] = cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? -lse2.x : -lse2.y));
+            for (int i = 0; i < 4; i++)
+                scores[4 * group + i] =
+                    cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? -lse2.x : -lse2.y));
+        }
     }
+    if (!CAP)
+        weights.keep(scores);
     if (!FIRST) {
         cot_wgmma_wait<0>();
         __syncwarp();
         if (lane == 0)
             cot_mbarrier_arrive(&s.q_empty[before]);
     }
-    weights.split(scores, packed);
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
     cot_mbarrier_wait(&s.dout_full[dout], n / ATTENTION_DOUT_STAGES & 1);
     score_product<E, D>(scores, s.v[0][half], 2 * TILE, s.dout[dout][0]);
     add_product<E>(dv, packed, s.dout[dout][0]);
     cot_wgmma_wait<1>();
-    const uint32_t zero = cot_is_f16<E> && D == 128 ? *(volatile uint32_t *)&s.zero : 0;
+    const uint32_t zero = cot_is_f16<E> && D == 128 && !CAP ? *(volatile uint32_t *)&s.zero : 0;
+    uint32_t upper[2][4]; /* a load does not pass a store */
+    if (CAP && D > 64) {
+        __syncwarp();
+        cot_ldmatrix_x4_trans(upper[0], to);
+    }
 #pragma unroll
-    for (int group = 0; group < 8; group++) {
-        const float2 delta = *(const float2 *)&s.delta[dout][8 * group + 2 * (lane % 4)];
+    for (int k = 0; k < 4; k++) {
+        if (CAP && D > 64 && k < 3)
+            cot_ldmatrix_x4_trans(upper[(k + 1) % 2], to + (k + 1) * 16 * 128);
 #pragma unroll
-        for (int i = 4 * group; i < 4 * group + 4; i++)
-            scores[i] = weights.join(packed, i, zero) *
-                        (cot_is_f16<E> ? fmaf(scores[i], ATTENTION_LOWER, i % 2 == 0 ? -delta.x : -delta.y)
-                                       : scores[i] - (i % 2 == 0 ? delta.x : delta.y));
-        if (ALL && c.cap.scale != 0.0f && group % 2 == 1)
-            apply_slopes(fragment_address(s.ds[ds][half]), group / 2, scores);
+        for (int group = 2 * k; group < 2 * k + 2; group++) {
+            const float2 delta = *(const float2 *)&s.delta[dout][8 * group + column];
+#pragma unroll
+            for (int i = 4 * group; i < 4 * group + 4; i++)
+                scores[i] = (CAP ? weights.steep(upper[k % 2], i) : weights.join(packed, i, zero)) *
+                            (cot_is_f16<E> ? fmaf(scores[i], ATTENTION_LOWER, i % 2 == 0 ? -delta.x : -delta.y)
+                                           : scores[i] - (i % 2 == 0 ? delta.x : delta.y));
+        }
+        if (CAP) {
+            if (k == 0 && D == 64)
+                cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                words[i] = pack_now<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+            cot_stmatrix_x4_trans(to + k * 16 * 128, words);
+        }
+    }
+    if (CAP) {
+        cot_proxy_fence();
+        __syncwarp();
+        if (lane == 0)
+            cot_mbarrier_arrive(&s.ds_full[ds]);
     }
     cot_wgmma_wait<0>();
     __syncwarp();
@@ -362,24 +470,29 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
 #pragma unroll
     for (int i = 0; i < 16; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
-    const uint32_t to = fragment_address(s.ds[ds][half]);
+    if (!CAP) {
+        cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-        cot_stmatrix_x4_trans(to + k * 16 * 128, packed + 4 * k);
-    cot_proxy_fence();
-    __syncwarp();
-    if (lane == 0)
-        cot_mbarrier_arrive(&s.ds_full[ds]);
+        for (int k = 0; k < 4; k++)
+            cot_stmatrix_x4_trans(to + k * 16 * 128, packed + 4 * k);
+        cot_proxy_fence();
+        __syncwarp();
+        if (lane == 0)
+            cot_mbarrier_arrive(&s.ds_full[ds]);
+    }
 }
 
-template <typename E, int D, bool ALL>
+template <typename E, int D, bool ALL, bool CAP>
 static __device__ __forceinline__ void consume(const attention_bwd_call &c, attention_shared<D> &s,
                                                const attention_walk &w)
 {
     const int key = w.first_key + (threadIdx.x - 2 * GROUP) / WARP * 16 + threadIdx.x % WARP / 4; /* of even pairs */
     float dk[D / 2], dv[D / 2];
     uint32_t packed[16]; /* P^T, then dS^T */
+    const int half = threadIdx.x / GROUP - 2;
+    uint32_t fragments = fragment_address(s.ds[0][half]);
+    int column = 2 * (threadIdx.x % 4);
+    asm("" : "+r"(fragments), "+r"(column)); /* not to be made anew in each step */
 #pragma unroll
     for (int i = 0; i < D / 2; i++)
         dk[i] = dv[i] = 0.0f;
@@ -387,10 +500,10 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, atte
     if (steps > 0) {
         cot_mbarrier_wait(&s.keys, 0);
         int tile = w.end - 1;
-        consume_tile<E, D, ALL, true>(c, s, w, 0, tile, key, dk, dv, packed);
+        consume_tile<E, D, ALL, CAP, true>(c, s, w, half, 0, tile, key, column, fragments, dk, dv, packed);
         for (uint32_t n = 1; n < steps; n++) {
             tile = tile > w.begin ? tile - 1 : w.end - 1; /* of the next head */
-            consume_tile<E, D, ALL, false>(c, s, w, n, tile, key, dk, dv, packed);
+            consume_tile<E, D, ALL, CAP, false>(c, s, w, half, n, tile, key, column, fragments, dk, dv, packed);
         }
         add_product<E>(dk, packed, s.q[(steps - 1) % ATTENTION_Q_STAGES][0]);
         cot_wgmma_wait<0>();
@@ -399,7 +512,8 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, atte
     store_rows<E, ALL>(c, c.grad_k, c.dk_in_vectors, w, key, 0, (int)c.d, c.scale, dk);
 }
 
-template <typename E, int D, bool ALL> static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
+template <typename E, int D, bool ALL, bool CAP>
+static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     attention_shared<D> &s = *(attention_shared<D> *)attention_memory;
     const attention_bwd_call &c = m.call;
@@ -444,21 +558,22 @@ template <typename E, int D, bool ALL> static __device__ __forceinline__ void ba
         query_gradient<E, D>(c, s, w);
     } else {
         cot_more_registers<CONSUMER_REGISTERS>();
-        consume<E, D, ALL>(c, s, w);
+        consume<E, D, ALL, CAP>(c, s, w);
     }
 }
 
-#define INSTANCE(name, element, d, all)                                           \
+#define INSTANCE(name, element, d, all, cap)                                      \
     extern "C" __global__ void __launch_bounds__(ATTENTION_GROUPS *GROUP, 1)      \
         attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m) \
     {                                                                             \
-        backward<element, d, all>(m);                                             \
+        backward<element, d, all, cap>(m);                                        \
     }
-INSTANCE(bf16_d128, __nv_bfloat16, 128, false)
-INSTANCE(bf16_d64, __nv_bfloat16, 64, false)
-INSTANCE(f16_d64, __half, 64, false)
-INSTANCE(f16_d128, __half, 128, false)
-INSTANCE(bf16_d128_all, __nv_bfloat16, 128, true)
-INSTANCE(bf16_d64_all, __nv_bfloat16, 64, true)
-INSTANCE(f16_d64_all, __half, 64, true)
-INSTANCE(f16_d128_all, __half, 128, true)
+#define INSTANCES(dtype, element)                          \
+    INSTANCE(dtype##_d64, element, 64, false, false)       \
+    INSTANCE(dtype##_d128, element, 128, false, false)     \
+    INSTANCE(dtype##_d64_all, element, 64, true, false)    \
+    INSTANCE(dtype##_d128_all, element, 128, true, false)  \
+    INSTANCE(dtype##_d64_softcap, element, 64, true, true) \
+    INSTANCE(dtype##_d128_softcap, element, 128, true, true)
+INSTANCES(bf16, __nv_bfloat16)
+INSTANCES(f16, __half)

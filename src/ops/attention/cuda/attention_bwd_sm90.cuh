@@ -144,20 +144,30 @@ static __device__ __forceinline__ void hide_scores(const attention_bwd_call &c, 
     }
 }
 
-/* The same where sequences differ, and with windows. */
-static __device__ __forceinline__ void hide_scores_all(const attention_walk &w, int tile, int key, float hidden,
-                                                       float (&scores)[32])
+/* The same where sequences differ, and with windows: whether some query of the tile does not see all of a consumer's keys. */
+static __device__ __forceinline__ bool ragged(const attention_walk &w, int tile, int key)
 {
     const int first = tile * QUERIES + w.first, last = tile * QUERIES + w.last; /* of the tile's first query */
     const int least = key & ~63, most = least + 63;
-    if (most <= last && least >= first + QUERIES - 1 && most < w.used_k)
+    return most > last || least < first + QUERIES - 1 || most >= w.used_k;
+}
+
+/* Of this thread's score i. */
+static __device__ __forceinline__ bool hidden(const attention_walk &w, int tile, int key, int i)
+{
+    const int query = tile * QUERIES + 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, own = key + 8 * (i / 2 % 2);
+    return own > query + w.last || own < query + w.first || own >= w.used_k;
+}
+
+static __device__ __forceinline__ void hide_scores_all(const attention_walk &w, int tile, int key, float value,
+                                                       float (&scores)[32])
+{
+    if (!ragged(w, tile, key))
         return;
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
-        const int column = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, own = key + 8 * (i / 2 % 2);
-        if (own > last + column || own < first + column || own >= w.used_k)
-            scores[i] = hidden;
-    }
+    for (int i = 0; i < 32; i++)
+        if (hidden(w, tile, key, i))
+            scores[i] = value;
 }
 
 /* A warp's 16 rows of a slice of dQ to where an adder takes them, in the accumulators' order. */

@@ -89,6 +89,13 @@ typedef struct attention_softcap {
     float scale, factor, near, nearer, close, series[4], brief[3];
 } attention_softcap;
 
+/* softcap in the backward for Hopper, in base 2: a score is factor tanh(scale q.k). By u = (q.k)^2: where u <= near[0], that is
+ * q.k times the polynomial brief[] in u, and `slopes` times 1 - tanh^2 is brief_slope[]; where u <= near[1], series[] and
+ * slope[]. Both are off by less than P and dS are when they are rounded. */
+typedef struct attention_bwd_softcap {
+    float scale, factor, slopes, near[2], brief[2], brief_slope[2], series[3], slope[3];
+} attention_bwd_softcap;
+
 typedef struct attention_bwd_call {
     attention_placing place; /* with a table (as the kernels named ..._all want), what follows by sequence is unknown */
     int64_t B, H, Hkv, Tq, Tk, d, dv;
@@ -100,7 +107,7 @@ typedef struct attention_bwd_call {
     int32_t dq_in_vectors, dk_in_vectors, dv_in_vectors; /* and nothing is accumulated */
     float scale, scale_log2;                             /* scale_log2: of scores, scale or softcap times log2(e) */
     float raise, lower; /* ATTENTION_RAISE and _LOWER where P is raised, else 0 and 1 */
-    attention_softcap cap;
+    attention_bwd_softcap cap;
     attention_array lse, out, dout, dlse, delta, sink, grad_q, grad_k, grad_v, dsink;
     /* Workspace, by sequence and head. */
     float *lse2;        /* [tiles * 64] lse log2(e) - raise; inf where a query passes no gradient, and beyond Tq */

@@ -29,19 +29,21 @@ typedef struct backward_kernels {
     cot_cuda_kernel prepare, main, finish;
 } backward_kernels;
 
-#define KERNELS(dtype, size, image, shared_bytes)                                        \
+#define KERNELS(dtype, size, main_size, image, shared_bytes)                             \
     {                                                                                    \
         {cot_image_attention_bwd_rows, "attention_bwd_prepare_" #size, 0},               \
-            {image, "attention_bwd_sm90_" #dtype "_" #size, shared_bytes},               \
+            {image, "attention_bwd_sm90_" #dtype "_" #main_size, shared_bytes},          \
             {cot_image_attention_bwd_rows, "attention_bwd_finish_" #dtype "_" #size, 0}, \
     }
-#define KERNELS_OF(dtype)                                                               \
-    {                                                                                   \
-        KERNELS(dtype, d64, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),             \
-            KERNELS(dtype, d128, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),        \
-            KERNELS(dtype, d256, cot_image_attention_bwd_d256_sm90, SHARED_BYTES_D256), \
-            KERNELS(dtype, d64_all, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),     \
-            KERNELS(dtype, d128_all, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),    \
+#define KERNELS_OF(dtype)                                                                          \
+    {                                                                                              \
+        KERNELS(dtype, d64, d64, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),                   \
+            KERNELS(dtype, d128, d128, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),             \
+            KERNELS(dtype, d256, d256, cot_image_attention_bwd_d256_sm90, SHARED_BYTES_D256),      \
+            KERNELS(dtype, d64_all, d64_all, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),       \
+            KERNELS(dtype, d128_all, d128_all, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),     \
+            KERNELS(dtype, d64_all, d64_softcap, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),   \
+            KERNELS(dtype, d128_all, d128_softcap, cot_image_attention_bwd_sm90, SHARED_BYTES(2)), \
     }
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows, "attention_bwd_dsink", 0};
@@ -55,13 +57,48 @@ static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const atten
                                (const int[]){ATTENTION_QUERIES, 1, 1, 1});
 }
 
+/* See there. */
+static attention_bwd_softcap backward_softcap(const attention_sizes *z, bool raised)
+{
+    attention_bwd_softcap cap = {0};
+    if (z->softcap > 0) {
+        const double scale = z->scale / z->softcap, square = scale * scale, most = 16384;
+        const double factor = z->softcap * 1.4426950408889634, all = scale * factor, slopes = raised ? 2 : 1;
+        const bool normal = fabs(scale) > 1 / most && fabs(scale) < most;
+        /* What a probability and a slope may be off by, of themselves. The first of the powers that are left out counts,
+         * but for what the others can take over of it (as Chebyshev's polynomials say), and in the longer series the second. */
+        const double off = z->dtype == COT_F16 ? 0x1p-16 : 0x1p-13, apart = off / z->softcap;
+        const double near = fmin(pow(12 * off, 1.0 / 4), pow(120 * apart, 1.0 / 5)), n2 = near * near, n4 = n2 * n2;
+        const double far = fmin(fmin(pow(84 * off, 1.0 / 6), pow(1185 * apart, 1.0 / 7)),
+                                fmin(pow(5 * off, 1.0 / 8), pow(45 * apart, 1.0 / 9)));
+        const double f2 = far * far, f4 = f2 * f2, f6 = f4 * f2;
+        cap.scale = (float)scale;
+        cap.factor = (float)factor;
+        cap.slopes = (float)slopes;
+        cap.near[0] = normal ? (float)(n2 / square) : -1;
+        cap.near[1] = normal ? (float)(f2 / square) : -1;
+        cap.brief[0] = (float)((1 - n4 / 24) * all);
+        cap.brief[1] = (float)((-1.0 / 3 + n2 / 6) * all * square);
+        cap.brief_slope[0] = (float)((1 - n4 / 12) * slopes);
+        cap.brief_slope[1] = (float)((-1 + n2 * 2 / 3) * slopes * square);
+        cap.series[0] = (float)((1 - f6 * 17 / 2880) * all);
+        cap.series[1] = (float)((-1.0 / 3 + f4 * 17 / 360) * all * square);
+        cap.series[2] = (float)((2.0 / 15 - f2 * 17 / 180) * all * square * square);
+        cap.slope[0] = (float)((1 - f6 * 17 / 1440) * slopes);
+        cap.slope[1] = (float)((-1 + f4 * 17 / 80) * slopes * square);
+        cap.slope[2] = (float)((2.0 / 3 - f2 * 17 / 30) * slopes * square * square);
+    }
+    return cap;
+}
+
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
                            const backward_kernels *by_size)
 {
     const attention_sizes *z = &p->sizes;
     const bool all = attention_bwd_wants_all(p);
     const int64_t columns = attention_bwd_columns(z);
-    const backward_kernels *kernels = by_size + (columns == 128) + 2 * (columns == 256) + 3 * all;
+    const backward_kernels *kernels =
+        by_size + (columns == 128) + 2 * (columns == 256) + 3 * all + 2 * (z->softcap > 0);
     const unsigned pair = columns == 256 ? 2 : 1; /* blocks that share ATTENTION_KEYS keys */
     const attention_bwd_parts parts = attention_bwd_parts_of(p);
     const bool raised = z->dtype == COT_F16 && columns <= 128;
@@ -92,7 +129,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .scale_log2 = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
             .raise = raised ? ATTENTION_RAISE : 0,
             .lower = raised ? ATTENTION_LOWER : 1,
-            .cap = attention_softcap_of(z, 1),
+            .cap = backward_softcap(z, raised),
             .lse = attention_array_of(&p->lse),
             .out = attention_array_of(&p->out),
             .dout = attention_array_of(&p->dout),
