@@ -257,7 +257,8 @@ static __device__ __forceinline__ void weigh_tile(const attention_bwd_call &c, u
         chunk.next();
     }
     cot_wgmma_wait<0>();
-    hide_scores(c, tile, key, scores);
+    if (crossed(c, tile, key & ~63))
+        hide_scores(c, tile, key, scores);
 #pragma unroll
     for (int group = 0; group < 8; group++) {
         const float2 lse2 = *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)];

@@ -24,14 +24,16 @@
  *
  * A consumer's step j, nothing under way at its ends:
  *   issue S_j and dK += dS_(j-1) Q_(j-1) | wait S: P | wait dK: release Q_(j-1), pack P
- *   issue dP_j and dV += P_j dO_j        | wait dP: dS | wait dV: release dO_j, pack dS, hand it to dQ
+ *   issue dP_j and dV += P_j dO_j        | wait dP: dS, hand it to dQ | wait dV: release dO_j, pack dS
+ * What the arithmetic after a wait needs from shared memory is asked for before it. In ..._all a tile that sees none of a
+ * consumer's keys (at a window's ends and at a diagonal) is passed over, and dQ takes the other's half of dS alone.
  *
  * Deterministic (`ordered`): the blocks add to a slice of dQ in the order of their keys, the first ones first, which each
  * learns from a counter beside the slice. The block before it was launched earlier, so it does not wait in vain.
  *
  * Each kernel exists three times. The one named ..._all takes d and dv smaller than its tiles (the copy engine fills them up
- * with zeros), sequences that differ and windows, ..._softcap softcap besides. What a tile holds of other sequences must not count, and 0 times it
- * need not be 0: the producer's warp lets such tiles land on a barrier of its own, and clears those rows:
+ * with zeros), sequences that differ and windows, ..._softcap softcap besides. What a tile holds of other sequences must not
+ * count, and 0 times it need not be 0: the producer's warp lets such tiles land on a barrier of its own, and clears those rows:
  *
  *   landed        1 (what is there)         a tile with foreign rows is there    the producer */
 #include "attention_bwd_sm90.cuh"
@@ -187,7 +189,26 @@ static __device__ void add(const attention_bwd_call &c, attention_shared<D> &s, 
     cot_bulk_wait();
 }
 
+/* A slice of dQ from the consumers' halves of dS and K, `first` to `last`. */
 template <typename E, int D>
+static __device__ __forceinline__ void query_product(attention_shared<D> &s, float (&sums)[32], uint32_t ds, int slice,
+                                                     int first, int last, uint64_t *free, uint32_t parity)
+{
+    cot_wgmma_fence();
+#pragma unroll
+    for (int half = first; half <= last; half++) {
+        const uint64_t a = cot_wgmma_k_major(cot_shared_address(s.ds[ds][half]));
+        const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice][half]), TILE);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            cot_wgmma<E, false, true>(sums, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP, half > first || k > 0);
+    }
+    cot_wgmma_commit();
+    cot_mbarrier_wait(free, parity);
+    cot_wgmma_wait<0>();
+}
+
+template <typename E, int D, bool ALL>
 static __device__ void query_gradient(const attention_bwd_call &c, attention_shared<D> &s, const attention_walk &w)
 {
     constexpr int SLICES = D / 64;
@@ -198,21 +219,24 @@ static __device__ void query_gradient(const attention_bwd_call &c, attention_sha
     const int steps = steps_of(w);
     if (steps > 0)
         cot_mbarrier_wait(&s.keys, 0);
+    int tile = w.end - 1;
     for (int step = 0; step < steps; step++, ds.next()) {
+        const bool lower = !ALL || !unseen(w, tile, w.first_key);
+        const bool upper = !ALL || !unseen(w, tile, w.first_key + 64);
+        tile = tile_after(w, tile);
         cot_mbarrier_wait(&s.ds_full[ds.slot], ds.parity);
         for (int slice = 0; slice < SLICES; slice++, dq.next()) {
-            cot_wgmma_fence();
+            uint64_t *free = &s.dq_empty[dq.slot];
+            if (lower && upper) {
+                query_product<E, D>(s, sums, ds.slot, slice, 0, 1, free, dq.parity ^ 1);
+            } else if (lower || upper) {
+                query_product<E, D>(s, sums, ds.slot, slice, upper, upper, free, dq.parity ^ 1);
+            } else {
+                cot_mbarrier_wait(free, dq.parity ^ 1);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const uint64_t a = cot_wgmma_k_major(cot_shared_address(s.ds[ds.slot][half]));
-                const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice][half]), TILE);
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-                    cot_wgmma<E, false, true>(sums, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP, half + k > 0);
+                for (int i = 0; i < 32; i++)
+                    sums[i] = 0.0f;
             }
-            cot_wgmma_commit();
-            cot_mbarrier_wait(&s.dq_empty[dq.slot], dq.parity ^ 1);
-            cot_wgmma_wait<0>();
             if (slice == SLICES - 1 && lane == 0)
                 cot_mbarrier_arrive(&s.ds_empty[ds.slot]);
             stage_sums(s.dq[dq.slot], sums, &s.dq_full[dq.slot]);
@@ -277,18 +301,27 @@ template <typename E, bool KEPT> struct attention_weights {
     }
 };
 
+/* This thread's key, of even pairs, from its number, which is asked for anew: few tiles need it, and it takes no register. */
+static __device__ __forceinline__ int own_key(const attention_walk &w)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return w.first_key + (thread - 2 * GROUP) / WARP * 16 + thread % WARP / 4;
+}
+
 /* Where softcap's slope, 1 - tanh^2, is to be in dS, that is P times the slope that dS takes. With KEPT it is what is kept;
  * else `rest` has the third bytes of it, and the upper two wait in shared memory, where dS will lie. */
 enum { BRIEF, SERIES, EXACT }; /* what scores allow: see attention_bwd_softcap */
 
 template <typename E, bool KEPT, int HOW>
 static __device__ __forceinline__ void weigh_capped(const attention_bwd_call &c, const attention_walk &w, int tile,
-                                                    int key, const float *lse2, uint32_t to, float (&scores)[32],
+                                                    int key, const float *lse2, float2 first, float2 second,
+                                                    uint32_t to, float (&scores)[32],
                                                     attention_weights<E, KEPT> &weights)
 {
     const attention_bwd_softcap &cap = c.cap;
     const float2 *at = (const float2 *)lse2;
-    float2 next[2] = {at[0], at[4]}; /* loads do not pass stores */
+    float2 next[2] = {first, second}; /* loads do not pass stores */
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const float2 now[2] = {next[0], next[1]};
@@ -337,10 +370,12 @@ static __device__ __forceinline__ void weigh_capped(const attention_bwd_call &c,
     }
 }
 
-/* Most tiles are seen whole and have small scores: sums of four squares tell it to one question of the warp. */
+/* Most tiles are seen whole and have small scores: sums of four squares tell it to one question of the warp. least: the
+ * consumer's first key; first, second: the first elements of lse2. */
 template <typename E, bool KEPT>
 static __device__ __forceinline__ void weigh_capped(const attention_bwd_call &c, const attention_walk &w, int tile,
-                                                    int key, const float *lse2, uint32_t to, float (&scores)[32],
+                                                    int least, const float *lse2, float2 first, float2 second,
+                                                    uint32_t to, float (&scores)[32],
                                                     attention_weights<E, KEPT> &weights)
 {
     int bits = 0;
@@ -355,18 +390,19 @@ static __device__ __forceinline__ void weigh_capped(const attention_bwd_call &c,
         bits = max(max(bits, __float_as_int(four[0])), __float_as_int(four[1]));
     }
     const float most = __int_as_float(bits); /* or no number: then none is small */
-    if (__all_sync(0xffffffffu, most <= c.cap.near[0] && !ragged(w, tile, key))) {
-        weigh_capped<E, KEPT, BRIEF>(c, w, tile, key, lse2, to, scores, weights);
+    if (__all_sync(0xffffffffu, most <= c.cap.near[0] && !ragged(w, tile, least))) {
+        weigh_capped<E, KEPT, BRIEF>(c, w, tile, 0, lse2, first, second, to, scores, weights);
         return;
     }
     cot_wgmma_wait<0>(); /* for the registers of dS */
+    const int key = own_key(w);
     if (__all_sync(0xffffffffu, most <= c.cap.near[1]))
-        weigh_capped<E, KEPT, SERIES>(c, w, tile, key, lse2, to, scores, weights);
+        weigh_capped<E, KEPT, SERIES>(c, w, tile, key, lse2, first, second, to, scores, weights);
     else
-        weigh_capped<E, KEPT, EXACT>(c, w, tile, key, lse2, to, scores, weights);
+        weigh_capped<E, KEPT, EXACT>(c, w, tile, key, lse2, first, second, to, scores, weights);
 }
 
-/* Twice, before the registers of the last product are free and after. */
+/* dS is packed twice: for shared memory, before the registers of P are free, and for dK. */
 template <typename E> static __device__ __forceinline__ uint32_t pack_now(float low, float high)
 {
     uint32_t pair;
@@ -377,44 +413,73 @@ template <typename E> static __device__ __forceinline__ uint32_t pack_now(float 
     return pair;
 }
 
-/* A step of a consumer, see above. FIRST: there is no dS of a step before. n: the step's number; tile: its queries. */
+/* Whether a consumer has nothing to do with a tile. A question of the warp: ptxas takes it for one with the same answer. Without
+ * windows it is one tile of a block, which is not worth a question for each. */
+template <bool ALL> static __device__ __forceinline__ bool passes(const attention_walk &w, int tile, int least)
+{
+    return ALL && __all_sync(0xffffffffu, unseen(w, tile, least));
+}
+
+/* A load that stays before the wait for products that it stands before: shared memory, busy with the operands of products,
+ * takes hundreds of cycles. */
+static __device__ __forceinline__ float2 load_now(const float *at)
+{
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(pair.x), "=f"(pair.y)
+                 : "r"(cot_shared_address(at))
+                 : "memory");
+    return pair;
+}
+
+/* A step of a consumer, see above. FIRST: there is no dS of a step before, whose stage of Q is `before`. n: the step's number;
+ * tile: its queries; half: which of the two consumers this is. Returns whether the next tile is to be passed over. */
 template <typename E, int D, bool ALL, bool CAP, bool FIRST>
-static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c, attention_shared<D> &s,
-                                                    const attention_walk &w, int half, uint32_t n, int tile, int key,
-                                                    int column, uint32_t fragments, float (&dk)[D / 2],
+static __device__ __forceinline__ bool consume_tile(const attention_bwd_call &c, attention_shared<D> &s,
+                                                    const attention_walk &w, uint32_t n, uint32_t &before, int tile,
+                                                    int &half, int column, uint32_t fragments, float (&dk)[D / 2],
                                                     float (&dv)[D / 2], uint32_t (&packed)[16])
 {
-    const int lane = threadIdx.x % WARP;
+    constexpr bool STASH = CAP && D > 64;
+    /* Pairs of lse2 and of D that are loaded before the waits: as many as there are registers for. */
+    constexpr int SOON = CAP || (cot_is_f16<E> && D > 64) ? 2 : 4, SOON_D = STASH ? 2 : SOON;
+    const int lane = threadIdx.x % WARP, least = w.first_key + 64 * half;
     const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
-    const uint32_t before = (n - 1) % ATTENTION_Q_STAGES;
     float scores[32];
     cot_mbarrier_wait(&s.q_full[q], n / ATTENTION_Q_STAGES & 1);
     score_product<E, D>(scores, s.k[0][half], 2 * TILE, s.q[q][0]);
     if (!FIRST)
         add_product<E>(dk, packed, s.q[before][0]);
-    if (CAP && D > 64)
+    if (STASH)
         cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
+    float2 lse2[8];
+#pragma unroll
+    for (int group = 0; group < SOON; group++)
+        lse2[group] = load_now(&s.lse2[q][8 * group + column]);
     cot_wgmma_wait<FIRST ? 0 : 1>();
     attention_weights<E, D == 64> weights;
     const uint32_t to = fragments + ds * (2 * TILE);
     if (CAP) {
-        weigh_capped(c, w, tile, key, s.lse2[q] + column, to, scores, weights);
+        weigh_capped(c, w, tile, least, s.lse2[q] + column, lse2[0], lse2[1], to, scores, weights);
     } else {
-        if (ALL)
-            hide_scores_all(w, tile, key, __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
-        else
-            hide_scores(c, tile, key, scores);
+        if (ALL ? ragged(w, tile, least) : crossed(c, tile, least)) {
+            if (ALL)
+                hide_scores_all(w, tile, own_key(w), __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000),
+                                scores);
+            else
+                hide_scores(c, tile, own_key(w), scores);
+        }
 #pragma unroll
         for (int group = 0; group < 8; group++) {
-            const float2 lse2 = *(const float2 *)&s.lse2[q][8 * group + column];
+            if (group >= SOON)
+                lse2[group] = *(const float2 *)&s.lse2[q][8 * group + column];
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 scores[4 * group + i] =
-                    cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? -lse2.x : -lse2.y));
+                    cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? -lse2[group].x : -lse2[group].y));
         }
-    }
-    if (!CAP)
         weights.keep(scores);
+    }
     if (!FIRST) {
         cot_wgmma_wait<0>();
         __syncwarp();
@@ -427,42 +492,55 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
     cot_mbarrier_wait(&s.dout_full[dout], n / ATTENTION_DOUT_STAGES & 1);
     score_product<E, D>(scores, s.v[0][half], 2 * TILE, s.dout[dout][0]);
     add_product<E>(dv, packed, s.dout[dout][0]);
-    cot_wgmma_wait<1>();
-    const uint32_t zero = cot_is_f16<E> && D == 128 && !CAP ? *(volatile uint32_t *)&s.zero : 0;
-    uint32_t upper[2][4]; /* a load does not pass a store */
-    if (CAP && D > 64) {
+    float2 delta[8];
+    uint32_t upper[2][4];
+    if (STASH) {
         __syncwarp();
         cot_ldmatrix_x4_trans(upper[0], to);
     }
 #pragma unroll
+    for (int group = 0; group < SOON_D; group++)
+        delta[group] = load_now(&s.delta[dout][8 * group + column]);
+    cot_wgmma_wait<1>();
+    const auto less = [&](int group) { /* dP - D */
+                                       if (group >= SOON_D)
+                                           delta[group] = *(const float2 *)&s.delta[dout][8 * group + column];
+#pragma unroll
+                                       for (int i = 4 * group; i < 4 * group + 4; i++) {
+                                           const float own = i % 2 == 0 ? delta[group].x : delta[group].y;
+                                           scores[i] =
+                                               cot_is_f16<E> ? fmaf(scores[i], ATTENTION_LOWER, -own) : scores[i] - own;
+                                       }
+    };
+    if (!STASH) { /* at once, before stores that loads do not pass; with the stash there are no registers */
+#pragma unroll
+        for (int group = 0; group < 8; group++)
+            less(group);
+        cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
+    }
+    const uint32_t zero = cot_is_f16<E> && D == 128 && !CAP ? *(volatile uint32_t *)&s.zero : 0;
+#pragma unroll
     for (int k = 0; k < 4; k++) {
-        if (CAP && D > 64 && k < 3)
-            cot_ldmatrix_x4_trans(upper[(k + 1) % 2], to + (k + 1) * 16 * 128);
-#pragma unroll
-        for (int group = 2 * k; group < 2 * k + 2; group++) {
-            const float2 delta = *(const float2 *)&s.delta[dout][8 * group + column];
-#pragma unroll
-            for (int i = 4 * group; i < 4 * group + 4; i++)
-                scores[i] = (CAP ? weights.steep(upper[k % 2], i) : weights.join(packed, i, zero)) *
-                            (cot_is_f16<E> ? fmaf(scores[i], ATTENTION_LOWER, i % 2 == 0 ? -delta.x : -delta.y)
-                                           : scores[i] - (i % 2 == 0 ? delta.x : delta.y));
+        if (STASH) {
+            if (k < 3)
+                cot_ldmatrix_x4_trans(upper[(k + 1) % 2], to + (k + 1) * 16 * 128);
+            less(2 * k), less(2 * k + 1);
         }
-        if (CAP) {
-            if (k == 0 && D == 64)
-                cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
-            uint32_t words[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                words[i] = pack_now<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
-            cot_stmatrix_x4_trans(to + k * 16 * 128, words);
-        }
+        for (int i = 8 * k; i < 8 * k + 8; i++)
+            scores[i] *= CAP ? weights.steep(upper[k % 2], i) : weights.join(packed, i, zero);
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            words[i] = pack_now<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+        cot_stmatrix_x4_trans(to + k * 16 * 128, words);
     }
-    if (CAP) {
-        cot_proxy_fence();
-        __syncwarp();
-        if (lane == 0)
-            cot_mbarrier_arrive(&s.ds_full[ds]);
-    }
+    cot_proxy_fence();
+    __syncwarp();
+    if (lane == 0)
+        cot_mbarrier_arrive(&s.ds_full[ds]);
+    half = __shfl_sync(0xffffffffu, half, 0); /* see consume */
+    const bool pass = passes<ALL>(w, tile_after(w, tile), least);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
@@ -470,15 +548,22 @@ static __device__ __forceinline__ void consume_tile(const attention_bwd_call &c,
 #pragma unroll
     for (int i = 0; i < 16; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    if (!CAP) {
-        cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            cot_stmatrix_x4_trans(to + k * 16 * 128, packed + 4 * k);
-        cot_proxy_fence();
-        __syncwarp();
-        if (lane == 0)
-            cot_mbarrier_arrive(&s.ds_full[ds]);
+    before = q;
+    return pass;
+}
+
+/* Step n of a consumer whose keys no query of the tile sees: the barriers' share of it. dQ knows that there is no dS. */
+template <int D> static __device__ __forceinline__ void skip_tile(attention_shared<D> &s, uint32_t n)
+{
+    const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
+    cot_mbarrier_wait(&s.q_full[q], n / ATTENTION_Q_STAGES & 1);
+    cot_mbarrier_wait(&s.dout_full[dout], n / ATTENTION_DOUT_STAGES & 1);
+    cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) {
+        cot_mbarrier_arrive(&s.q_empty[q]);
+        cot_mbarrier_arrive(&s.dout_empty[dout]);
+        cot_mbarrier_arrive(&s.ds_full[ds]);
     }
 }
 
@@ -486,10 +571,11 @@ template <typename E, int D, bool ALL, bool CAP>
 static __device__ __forceinline__ void consume(const attention_bwd_call &c, attention_shared<D> &s,
                                                const attention_walk &w)
 {
-    const int key = w.first_key + (threadIdx.x - 2 * GROUP) / WARP * 16 + threadIdx.x % WARP / 4; /* of even pairs */
     float dk[D / 2], dv[D / 2];
     uint32_t packed[16]; /* P^T, then dS^T */
-    const int half = threadIdx.x / GROUP - 2;
+    /* The same for a warp, as ptxas sees by the shuffle: descriptors are made by the uniform unit then. Where it did not change,
+     * what follows from it would be kept, in registers that are not there. */
+    int half = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP - 2, 0);
     uint32_t fragments = fragment_address(s.ds[0][half]);
     int column = 2 * (threadIdx.x % 4);
     asm("" : "+r"(fragments), "+r"(column)); /* not to be made anew in each step */
@@ -497,17 +583,31 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, atte
     for (int i = 0; i < D / 2; i++)
         dk[i] = dv[i] = 0.0f;
     const uint32_t steps = (uint32_t)steps_of(w);
-    if (steps > 0) {
+    if (steps > 0)
         cot_mbarrier_wait(&s.keys, 0);
-        int tile = w.end - 1;
-        consume_tile<E, D, ALL, CAP, true>(c, s, w, half, 0, tile, key, column, fragments, dk, dv, packed);
-        for (uint32_t n = 1; n < steps; n++) {
-            tile = tile > w.begin ? tile - 1 : w.end - 1; /* of the next head */
-            consume_tile<E, D, ALL, CAP, false>(c, s, w, half, n, tile, key, column, fragments, dk, dv, packed);
+    int tile = w.end - 1;
+    uint32_t n = 0, before = 0; /* before: the stage of Q for the dS that dK still lacks */
+    for (; n < steps && passes<ALL>(w, tile, w.first_key + 64 * half); n++) {
+        skip_tile<D>(s, n);
+        tile = tile_after(w, tile);
+    }
+    if (n < steps) {
+        bool pass =
+            consume_tile<E, D, ALL, CAP, true>(c, s, w, n, before, tile, half, column, fragments, dk, dv, packed);
+        for (n++; n < steps; n++) {
+            tile = tile_after(w, tile);
+            if (pass) {
+                skip_tile<D>(s, n);
+                pass = passes<ALL>(w, tile_after(w, tile), w.first_key + 64 * half);
+            } else {
+                pass = consume_tile<E, D, ALL, CAP, false>(c, s, w, n, before, tile, half, column, fragments, dk, dv,
+                                                           packed);
+            }
         }
-        add_product<E>(dk, packed, s.q[(steps - 1) % ATTENTION_Q_STAGES][0]);
+        add_product<E>(dk, packed, s.q[before][0]);
         cot_wgmma_wait<0>();
     }
+    const int key = own_key(w);
     store_rows<E, ALL>(c, c.grad_v, c.dv_in_vectors, w, key, 0, (int)c.dv, lowered<E>, dv);
     store_rows<E, ALL>(c, c.grad_k, c.dk_in_vectors, w, key, 0, (int)c.d, c.scale, dk);
 }
@@ -555,7 +655,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         }
     } else if (group == 1) {
         cot_fewer_registers<DQ_REGISTERS>();
-        query_gradient<E, D>(c, s, w);
+        query_gradient<E, D, ALL>(c, s, w);
     } else {
         cot_more_registers<CONSUMER_REGISTERS>();
         consume<E, D, ALL, CAP>(c, s, w);

@@ -86,6 +86,12 @@ static __device__ __forceinline__ bool walk_all(const attention_bwd_call &c, uns
     return true;
 }
 
+/* The tile after that one, of the next head where need be. */
+static __device__ __forceinline__ int tile_after(const attention_walk &w, int tile)
+{
+    return tile > w.begin ? tile - 1 : w.end - 1;
+}
+
 /* The row of lse2 of query head h of the group, tile 0; the slices of dQ are numbered alike. */
 template <bool ALL>
 static __device__ __forceinline__ int64_t row_of(const attention_bwd_call &c, const attention_walk &w, int h)
@@ -128,27 +134,31 @@ static __device__ __forceinline__ void add_product(float (&sums)[N], const uint3
     cot_wgmma_commit();
 }
 
+/* Whether some query of the tile does not see all of the 64 keys from `least` on. */
+static __device__ __forceinline__ bool crossed(const attention_bwd_call &c, int tile, int least)
+{
+    const int diagonal = tile * QUERIES + (int)c.diagonal; /* the last key that the tile's first query sees */
+    return (c.causal && least + 63 > diagonal) || least + 63 >= (int)c.Tk;
+}
+
 /* Where a query of the tile must not see a key, the score becomes one that gives P = 0. key: of this thread's even pairs. */
 static __device__ __forceinline__ void hide_scores(const attention_bwd_call &c, int tile, int key, float (&scores)[32])
 {
-    const int diagonal = tile * QUERIES + (int)c.diagonal; /* the last key that the tile's first query sees */
-    const int last_key = (key & ~63) + 63;
-    if ((!c.causal || last_key <= diagonal) && last_key < c.Tk)
-        return;
+    const int diagonal = tile * QUERIES + (int)c.diagonal, Tk = (int)c.Tk;
     const float hidden = __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000);
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         const int column = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, own = key + 8 * (i / 2 % 2);
-        if ((c.causal && own > diagonal + column) || own >= c.Tk)
+        if ((c.causal && own > diagonal + column) || own >= Tk)
             scores[i] = hidden;
     }
 }
 
 /* The same where sequences differ, and with windows: whether some query of the tile does not see all of a consumer's keys. */
-static __device__ __forceinline__ bool ragged(const attention_walk &w, int tile, int key)
+static __device__ __forceinline__ bool ragged(const attention_walk &w, int tile, int least)
 {
     const int first = tile * QUERIES + w.first, last = tile * QUERIES + w.last; /* of the tile's first query */
-    const int least = key & ~63, most = least + 63;
+    const int most = least + 63;
     return most > last || least < first + QUERIES - 1 || most >= w.used_k;
 }
 
@@ -162,12 +172,17 @@ static __device__ __forceinline__ bool hidden(const attention_walk &w, int tile,
 static __device__ __forceinline__ void hide_scores_all(const attention_walk &w, int tile, int key, float value,
                                                        float (&scores)[32])
 {
-    if (!ragged(w, tile, key))
-        return;
 #pragma unroll
     for (int i = 0; i < 32; i++)
         if (hidden(w, tile, key, i))
             scores[i] = value;
+}
+
+/* Whether no query of the tile sees any of the 64 keys from `least` on. */
+static __device__ __forceinline__ bool unseen(const attention_walk &w, int tile, int least)
+{
+    const int query = tile * QUERIES;
+    return least > query + QUERIES - 1 + w.last | least + 63 < query + w.first | least >= w.used_k;
 }
 
 /* A warp's 16 rows of a slice of dQ to where an adder takes them, in the accumulators' order. */
