@@ -89,7 +89,6 @@ static inline attention_softcap attention_softcap_of(const attention_sizes *z, f
         cap.factor = factor;
         cap.near = normal ? (float)(ATTENTION_TANH_NEAR * ATTENTION_TANH_NEAR / square) : -1;
         cap.nearer = normal ? (float)(ATTENTION_TANH_NEARER * ATTENTION_TANH_NEARER / square) : -1;
-        cap.close = normal ? (float)(fmin(ATTENTION_TANH_NEARER, ATTENTION_CLOSE / (double)factor) / fabs(scale)) : -1;
         cap.series[0] = (float)(ATTENTION_TANH_C0 * all);
         cap.series[1] = (float)(ATTENTION_TANH_C1 * all * square);
         cap.series[2] = (float)(ATTENTION_TANH_C2 * all * square * square);

@@ -19,12 +19,13 @@
  *   v landed    1 (V)                         a tile with foreign rows is there      the producer, which clears them
  *
  * A consumer's step j, O of the step before under way:
- *   wait K_j | issue S_j and O += P_(j+1) V_(j+1) | wait S: release K_j, mask, maximum, exp2 |
+ *   wait K_j | issue S_j and O += P_(j+1) V_(j+1) | wait S: mask, maximum and exp2 at once, release K_j |
  *   wait O: release V_(j+1), rescale O, pack P_j
  * Groups of a block differ in the keys that they see: where one sees nothing of a tile, it lets it pass.
  *
- * A row's reference is a maximum of its scores, times scale_log2; it follows the true one only when P would exceed 2^8, so that
- * O is rarely rescaled and a row's threads rarely have to agree. Relative precision is the same, and sum and O agree.
+ * A row's reference is a maximum of its scores, times scale_log2; it follows the true one only when P would exceed 2^ROOM, so that
+ * O is rarely rescaled and a row's threads rarely have to agree. Relative precision is the same, and sum and O agree. It is so
+ * rare that P is made first and looked at then; a warp that finds it too large makes its scores again.
  *
  * Tiles are handed out by a counter, the long ones of a sequence first under a causal mask, so that what is left at the end is
  * short. Each sum has one order, whoever computes it. */
@@ -39,6 +40,7 @@
 #include "../../../cuda/device/bulk.cuh"
 #include "../../../cuda/device/cluster.cuh"
 #include "../../../cuda/device/element.cuh"
+#include "../../../cuda/device/mma.cuh"
 #include "../../../cuda/device/quad.cuh"
 #include "../../../cuda/device/wgmma.cuh"
 
@@ -57,6 +59,7 @@ struct forward_kernel {
         STAGES = STAGES_,
         ALL = ALL_,                                  /* softcap and negative scales too */
         HALVES = KEYS == 128 && GROUPS == 2 && !ALL, /* tiles at the ends may be taken by halves */
+        ROOM = cot_is_f16<E_> ? 8 : 20, /* P may be 2^ROOM, for that is how high scores may be above references */
         QUERIES = 64 * GROUPS,
         SLICES = (D + 63) / 64,
         V_SLICES = (DV + 63) / 64,
@@ -350,22 +353,6 @@ static __device__ __forceinline__ float largest_bits(float a, float b, float c)
     return d;
 }
 
-/* The largest of this thread's scores in each of its rows if that is not negative, else some negative score: integers are
- * compared three at a time. Two chains a row: with one, each comparison waits for the one before. */
-template <int N> static __device__ __forceinline__ void find_largest_fast(const float (&scores)[N], float (&most)[2])
-{
-    float top[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        top[j] = largest_bits(scores[j], scores[j + 4], scores[j + 8]);
-#pragma unroll
-        for (int i = 12 + j; i < N; i += 8)
-            top[j] = largest_bits(top[j], scores[i], i + 4 < N ? scores[i + 4] : scores[i]);
-    }
-    most[0] = largest_bits(top[0], top[1], top[1]);
-    most[1] = largest_bits(top[2], top[3], top[3]);
-}
-
 /* The largest of this thread's scores in each of its rows. */
 template <int N> static __device__ __forceinline__ void find_largest(const float (&scores)[N], float (&most)[2])
 {
@@ -378,31 +365,20 @@ template <int N> static __device__ __forceinline__ void find_largest(const float
         most[half] = fmaxf(fmaxf(top[2 * half], top[2 * half + 1]), fmaxf(top[2 * half + 4], top[2 * half + 5]));
 }
 
-/* Brings the references up to the largest of this thread's exponents, where that is 8 more: only then must the threads of a
+/* Brings the references up to the largest of this thread's exponents, where that is 2^ROOM more: only then must the threads of a
  * row agree. base: what exponents are held against. Returns whether O must be multiplied by `factor`. */
-template <bool FIRST, int N>
+template <class F, bool FIRST, int N>
 static __device__ __forceinline__ bool refer(const attention_fwd_call &c, const float (&scores)[N], row_state &state,
                                              float (&base)[2], float (&factor)[2])
 {
     float most[2];
-    if (!FIRST) {
-        find_largest_fast(scores, most);
-        bool ask = false; /* no number where no key has been seen: so too */
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float exponent = c.scale_log2 * most[half], before = state.reference[half];
-            ask |= exponent - before > 8.0f || fmaxf(exponent, before) < 0.0f;
-            base[half] = before;
-        }
-        if (!__any_sync(0xffffffffu, ask))
-            return false;
-    }
     find_largest(scores, most);
     const float none = __int_as_float(0xff800000);
     bool rescale = FIRST;
     most[0] *= c.scale_log2, most[1] *= c.scale_log2;
     if (!FIRST) /* no number where no key has been seen: not so */
-        rescale = __any_sync(0xffffffffu, most[0] - state.reference[0] > 8.0f || most[1] - state.reference[1] > 8.0f);
+        rescale = __any_sync(0xffffffffu, most[0] - state.reference[0] > (float)F::ROOM ||
+                                              most[1] - state.reference[1] > (float)F::ROOM);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float before = state.reference[half];
@@ -433,40 +409,72 @@ static __device__ __forceinline__ void exponentiate(const attention_fwd_call &c,
         state.sum[half] = (FIRST ? 0.0f : state.sum[half]) + (sum[2 * half] + sum[2 * half + 1]);
 }
 
-/* Whether softcap's short series will do for all of a warp's scores, against references that are near enough to 0 for them. */
-template <int N>
-static __device__ __forceinline__ bool close_by(const attention_softcap &cap, const float (&scores)[N],
-                                                const row_state &state)
+/* Scores of which a warp's rows see all become P against the references as they are, softcap as its short series, without a look
+ * at them before: maxima are searched amid the exponentials, which leave the other units idle, and tell afterwards whether that
+ * was right. Returns whether it was; if not, the scores are gone, and small says whether there is hope for the next ones. */
+template <class F, int N>
+static __device__ __forceinline__ bool weigh_at_once(const attention_fwd_call &c, float (&scores)[N], row_state &state,
+                                                     bool &small)
 {
-    float most[8];
+    float sum[2] = {0.0f, 0.0f}, most = 0.0f, largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        most[i % 8] = i < 8 ? fabsf(scores[i]) : fmaxf(most[i % 8], fabsf(scores[i]));
+    for (int i = 0; i < N; i += 2) {
+        float square[2];
 #pragma unroll
-    for (int i = 4; i > 0; i /= 2)
-#pragma unroll
-        for (int j = 0; j < i; j++)
-            most[j] = fmaxf(most[j], most[j + i]);
-    return __all_sync(0xffffffffu,
-                      most[0] <= cap.close && fminf(state.reference[0], state.reference[1]) >= -ATTENTION_CLOSE);
-}
-
-/* Those become P, the series amid the exponentials. */
-template <int N>
-static __device__ __forceinline__ void exponentiate_close(const attention_softcap &cap, float (&scores)[N],
-                                                          row_state &state)
-{
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        const float square = scores[i] * scores[i];
-        const float series = fmaf(fmaf(square, cap.brief[2], cap.brief[1]), square, cap.brief[0]);
-        scores[i] = cot_ex2(fmaf(scores[i], series, -state.reference[i / 2 % 2]));
-        sum[i % 4] += scores[i];
+        for (int j = 0; j < 2; j++) {
+            float &score = scores[i + j];
+            float factor = c.scale_log2;
+            if (F::ALL) {
+                square[j] = score * score;
+                factor = fmaf(fmaf(square[j], c.cap.brief[2], c.cap.brief[1]), square[j], c.cap.brief[0]);
+            }
+            score = cot_ex2(fmaf(score, factor, -state.reference[i / 2 % 2]));
+        }
+        if (F::ALL)
+            largest = largest_bits(largest, square[0], square[1]);
+        most = largest_bits(most, scores[i], scores[i + 1]);
+        sum[i / 2 % 2] += scores[i] + scores[i + 1];
     }
+    /* Not where there is no number, or no reference. */
+    const bool near = !F::ALL || largest <= c.cap.nearer;
+    const bool right = __all_sync(0xffffffffu, near && most <= (float)(1 << F::ROOM));
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        state.sum[half] += sum[2 * half] + sum[2 * half + 1];
+        state.sum[half] += right ? sum[half] : 0.0f; /* sums under a branch would be left for it to make */
+    if (F::ALL && !right)
+        small = __all_sync(0xffffffffu, near);
+    return right;
+}
+
+/* A warp's scores once more, where weigh_at_once was wrong: the other warps of the group need not know. Sixteen keys in each
+ * loop, or all loads come first, for which large sizes have no registers. */
+template <class F>
+static __device__ __forceinline__ void score_again(float (&scores)[F::KEYS / 2], const unsigned char *q,
+                                                   const unsigned char *k)
+{
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x % GROUP / WARP;
+    const uint32_t x = cot_shared_address(q) + (warp * 16 + lane % 16) * ROW, x_unit = (lane / 16 ^ lane % 8) * 16;
+    const uint32_t y = cot_shared_address(k) + (lane % 8 + lane / 16 * 8) * ROW,
+                   y_unit = (lane / 8 % 2 ^ lane % 8) * 16;
+#pragma unroll
+    for (int n = 0; n < F::KEYS / 16; n++) {
+        float product[2][4] = {};
+#pragma unroll 1
+        for (int i = 0; i < F::D / 16; i++) {
+            uint32_t rows[4], columns[4];
+            cot_ldmatrix_x4(rows, x + i / 4 * (F::QUERIES * ROW) + (x_unit ^ i % 4 * 32));
+            cot_ldmatrix_x4(columns, y + n * (16 * ROW) + i / 4 * (F::KEYS * ROW) + (y_unit ^ i % 4 * 32));
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                if constexpr (cot_is_f16<typename F::E>)
+                    cot_mma_f16(product[j], rows[0], rows[1], rows[2], rows[3], columns[2 * j], columns[2 * j + 1]);
+                else
+                    cot_mma_bf16(product[j], rows[0], rows[1], rows[2], rows[3], columns[2 * j], columns[2 * j + 1]);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            scores[8 * n + i] = product[i / 4][i % 4];
+    }
 }
 
 /* Scores of keys from `key` on become P in float32. ragged: some must not be seen. Returns whether O must be multiplied by
@@ -475,16 +483,12 @@ template <class F, bool FIRST, int N>
 static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const attention_tile &t, int key, int row,
                                              bool ragged, float (&scores)[N], row_state &state, float (&factor)[2])
 {
-    if (F::ALL && !FIRST && !ragged && !cot_is_f16<typename F::E> && close_by(c.cap, scores, state)) {
-        exponentiate_close(c.cap, scores, state);
-        return false;
-    }
     if (F::ALL)
         modify<F>(c, scores);
     if (ragged)
         hide(t, key, row, scores);
     float base[2];
-    const bool rescale = refer<FIRST>(c, scores, state, base, factor);
+    const bool rescale = refer<F, FIRST>(c, scores, state, base, factor);
     exponentiate<FIRST>(c, base, scores, state);
     return rescale;
 }
@@ -643,6 +647,8 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
          * their own, begun and ended in its branch, or ptxas would serialise all. */
         const bool half_first = F::HALVES && keys.y <= end * F::KEYS - 64;
         const bool half_last = F::HALVES && end - 1 > begin && keys.x >= begin * F::KEYS + 64;
+        /* Where softcap's scores were not small once, they need not be in the next tile. */
+        bool small = !F::ALL || c.cap.nearer > 0.0f;
         reader.skip(t.end - end);
         if (end > begin) {
             cot_mbarrier_wait(&s.k_full[reader.k.slot], reader.k.parity);
@@ -672,11 +678,17 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
                 cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
                 issue_output<F>(sums, p, s.v[reader.v.slot][0], tile < end - 2);
                 cot_wgmma_wait<1>();
+                const bool whole = tile < ragged && tile >= ragged_left;
+                bool rescale = false;
+                const bool at_once = whole && small;
+                if (!at_once || !weigh_at_once<F>(c, scores, state, small)) {
+                    if (at_once)
+                        score_again<F>(scores, q, s.k[reader.k.slot][0]);
+                    rescale = weigh<F, false>(c, t, tile * F::KEYS, row, !whole, scores, state, factor);
+                }
                 reader.release_k();
                 if (tile == begin)
                     reader.release(&s.q_empty[n % F::Q_STAGES]);
-                const bool rescale = weigh<F, false>(c, t, tile * F::KEYS, row, tile >= ragged || tile < ragged_left,
-                                                     scores, state, factor);
                 cot_wgmma_wait_after(state.sum[0] + state.sum[1], &s.tiles);
                 reader.release_v();
                 if (rescale)
