@@ -287,15 +287,15 @@ static __device__ __forceinline__ void rescale_output(float (&sums)[F::DV / 2], 
         sums[i] *= factor[i / 2 % 2];
 }
 
-/* O += P V, of the keys from 16 FROM on; the first time O = P V. */
-template <class F, int FROM = 0>
+/* O += P V, of the keys from 16 FROM on up to 16 TO; the first time O = P V. */
+template <class F, int FROM = 0, int TO = F::KEYS / 16>
 static __device__ __forceinline__ void issue_output(float (&sums)[F::DV / 2], const uint32_t (&p)[F::KEYS / 4],
                                                     const unsigned char *v, bool add)
 {
     const uint64_t right = cot_wgmma_mn_major(cot_shared_address(v), F::KEYS * ROW);
     cot_wgmma_fence();
 #pragma unroll
-    for (int i = FROM; i < F::KEYS / 16; i++)
+    for (int i = FROM; i < TO; i++)
         cot_wgmma<typename F::E, true>(sums, p + 4 * i, right + i * COT_WGMMA_MN_STEP, add || i > FROM);
     cot_wgmma_commit();
 }
@@ -622,6 +622,10 @@ static __device__ __forceinline__ void finish(const attention_fwd_call &c, const
             value;
 }
 
+template <int N> struct number {
+    enum { value = N };
+};
+
 template <class F>
 static __device__ __forceinline__ void consume(const attention_fwd_call &c, forward_shared<F> &s, const int group)
 {
@@ -672,11 +676,13 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
             }
             if (end - 1 == begin)
                 reader.release(&s.q_empty[n % F::Q_STAGES]);
-            for (int tile = end - 2; tile >= begin + half_last; tile--) {
+            /* S of a tile, and O with the P before it, of which there are 16 `steps` keys. */
+            const auto advance = [&](auto steps, int tile) __attribute__((always_inline))
+            {
                 cot_mbarrier_wait(&s.k_full[reader.k.slot], reader.k.parity);
                 issue_scores<F>(scores, q, s.k[reader.k.slot][0]);
                 cot_mbarrier_wait(&s.v_full[reader.v.slot], reader.v.parity);
-                issue_output<F>(sums, p, s.v[reader.v.slot][0], tile < end - 2);
+                issue_output<F, 0, decltype(steps)::value>(sums, p, s.v[reader.v.slot][0], tile < end - 2);
                 cot_wgmma_wait<1>();
                 const bool whole = tile < ragged && tile >= ragged_left;
                 bool rescale = false;
@@ -694,7 +700,12 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
                 if (rescale)
                     rescale_output<F>(sums, factor);
                 pack<F>(p, scores);
-            }
+            };
+            int tile = end - 2;
+            if (half_first && tile >= begin + half_last)
+                advance(number<4>{}, tile--);
+            for (; tile >= begin + half_last; tile--)
+                advance(number<F::KEYS / 16>{}, tile);
             if (half_last) {
                 float few[32];
                 cot_mbarrier_wait(&s.k_full[reader.k.slot], reader.k.parity);
