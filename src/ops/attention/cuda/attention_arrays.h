@@ -89,6 +89,8 @@ static inline attention_softcap attention_softcap_of(const attention_sizes *z, f
         cap.factor = factor;
         cap.near = normal ? (float)(ATTENTION_TANH_NEAR * ATTENTION_TANH_NEAR / square) : -1;
         cap.nearer = normal ? (float)(ATTENTION_TANH_NEARER * ATTENTION_TANH_NEARER / square) : -1;
+        cap.below = (float)exp2(-(double)factor * tanh(ATTENTION_TANH_NEARER));
+        cap.above = (float)fmin(exp2((double)factor * tanh(ATTENTION_TANH_NEARER)), 0x1p126);
         cap.series[0] = (float)(ATTENTION_TANH_C0 * all);
         cap.series[1] = (float)(ATTENTION_TANH_C1 * all * square);
         cap.series[2] = (float)(ATTENTION_TANH_C2 * all * square * square);

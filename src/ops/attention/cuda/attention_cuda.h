@@ -84,7 +84,7 @@ typedef struct attention_placing {
 /* softcap: a score is factor tanh(scale q.k). Where (q.k)^2 <= near, that is q.k times the polynomial in (q.k)^2 with the
  * coefficients `series`; where it is <= nearer, `brief` does. All 0 without softcap. */
 typedef struct attention_softcap {
-    float scale, factor, near, nearer, series[4], brief[3];
+    float scale, factor, near, nearer, above, below, series[4], brief[3];
 } attention_softcap;
 
 /* softcap in the backward for Hopper, in base 2: a score is factor tanh(scale q.k). By u = (q.k)^2: where u <= near[0], that is

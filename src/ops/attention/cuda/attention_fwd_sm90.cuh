@@ -59,7 +59,7 @@ struct forward_kernel {
         STAGES = STAGES_,
         ALL = ALL_,                                  /* softcap and negative scales too */
         HALVES = KEYS == 128 && GROUPS == 2 && !ALL, /* tiles at the ends may be taken by halves */
-        ROOM = cot_is_f16<E_> ? 8 : 20, /* P may be 2^ROOM, for that is how high scores may be above references */
+        ROOM = cot_is_f16<E_> ? 15 : 20, /* P may be 2^ROOM, for that is how high scores may be above references */
         QUERIES = 64 * GROUPS,
         SLICES = (D + 63) / 64,
         V_SLICES = (DV + 63) / 64,
@@ -342,12 +342,11 @@ static __device__ __forceinline__ void hide(const attention_tile &t, int key, in
             scores[i] = __int_as_float(0xff800000);
 }
 
-/* The largest of three, as integers: of those that are not negative. */
-static __device__ __forceinline__ float largest_bits(float a, float b, float c)
+static __device__ __forceinline__ float least_bits(float a, float b, float c)
 {
-    float d; /* not in C++: conversions to integers come before the wait for the product, which serialises it */
-    asm("{\n    .reg .s32 x, y, z;\n    mov.b32 x, %1;\n    mov.b32 y, %2;\n    mov.b32 z, %3;\n    max.s32 x, x, y;\n"
-        "    max.s32 x, x, z;\n    mov.b32 %0, x;\n}"
+    float d;
+    asm("{\n    .reg .s32 x, y, z;\n    mov.b32 x, %1;\n    mov.b32 y, %2;\n    mov.b32 z, %3;\n    min.s32 x, x, y;\n"
+        "    min.s32 x, x, z;\n    mov.b32 %0, x;\n}"
         : "=f"(d)
         : "f"(a), "f"(b), "f"(c));
     return d;
@@ -416,28 +415,35 @@ template <class F, int N>
 static __device__ __forceinline__ bool weigh_at_once(const attention_fwd_call &c, float (&scores)[N], row_state &state,
                                                      bool &small)
 {
-    float sum[2] = {0.0f, 0.0f}, most = 0.0f, largest = 0.0f;
+    float sum[2] = {0.0f, 0.0f}, least[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
-        float square[2];
+        const int half = i / 2 % 2;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             float &score = scores[i + j];
             float factor = c.scale_log2;
             if (F::ALL) {
-                square[j] = score * score;
-                factor = fmaf(fmaf(square[j], c.cap.brief[2], c.cap.brief[1]), square[j], c.cap.brief[0]);
+                const float square = score * score;
+                factor = fmaf(fmaf(square, c.cap.brief[2], c.cap.brief[1]), square, c.cap.brief[0]);
             }
-            score = cot_ex2(fmaf(score, factor, -state.reference[i / 2 % 2]));
+            score = cot_ex2(fmaf(score, factor, -state.reference[half]));
         }
         if (F::ALL)
-            largest = largest_bits(largest, square[0], square[1]);
-        most = largest_bits(most, scores[i], scores[i + 1]);
-        sum[i / 2 % 2] += scores[i] + scores[i + 1];
+            least[half] = least_bits(least[half], scores[i], scores[i + 1]);
+        sum[half] += scores[i] + scores[i + 1];
     }
     /* Not where there is no number, or no reference. */
-    const bool near = !F::ALL || largest <= c.cap.nearer;
-    const bool right = __all_sync(0xffffffffu, near && most <= (float)(1 << F::ROOM));
+    bool near = true, low = true;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (F::ALL) {
+            const float unit = cot_ex2(-state.reference[half]);
+            near = near && sum[half] <= unit * c.cap.above && least[half] >= unit * c.cap.below;
+        }
+        low = low && sum[half] <= (float)(1 << F::ROOM);
+    }
+    const bool right = __all_sync(0xffffffffu, near && low);
 #pragma unroll
     for (int half = 0; half < 2; half++)
         state.sum[half] += right ? sum[half] : 0.0f; /* sums under a branch would be left for it to make */
