@@ -31,7 +31,7 @@ typedef struct attention_array {
 } attention_array;
 
 /* How the forward for Hopper divides the work, by the sizes that a kernel has room for: DO(name, columns of q and k, of
- * v, keys of a tile, groups of 64 queries, tiles of Q, stages of K and of V). Smaller sizes are filled up with zeros. */
+ * v, keys of a tile, groups of 64 queries, tiles of Q, stages of K and V). Smaller sizes are filled up with zeros. */
 /* clang-format off */
 #define ATTENTION_FWD_SMALL(DO) DO(d64, 64, 64, 128, 3, 2, 4) DO(d96, 96, 96, 128, 2, 1, 2) DO(d128, 128, 128, 128, 2, 1, 2)
 #define ATTENTION_FWD_LARGE(DO) DO(d192_v128, 192, 128, 128, 2, 1, 2) DO(d192, 192, 192, 112, 2, 1, 2) DO(d256, 256, 256, 80, 2, 1, 2)
@@ -40,9 +40,10 @@ typedef struct attention_array {
 #define ATTENTION_FWD_LARGE_ALL(DO) DO(d256_all, 256, 256, 80, 2, 1, 2)
 /* clang-format on */
 
-/* Shared memory: tiles of Q, K and V, columns by 64; descriptions of tiles, and barriers. */
-#define ATTENTION_FWD_SHARED(d, dv, keys, groups, queries, stages) \
-    (((d) + 63) / 64 * (groups) * (queries)*8192 + (stages) * (((d) + 63) / 64 + ((dv) + 63) / 64) * (keys)*128 + 512)
+/* Shared memory: tiles of Q, O (see STAGED), K and V, columns by 64; descriptions of tiles, and barriers. */
+#define ATTENTION_FWD_SHARED(d, dv, keys, groups, queries, stages)                                       \
+    (((d) + 63) / 64 * (groups) * (queries)*8192 + ((d) <= 128 ? ((dv) + 63) / 64 * (groups)*8192 : 0) + \
+     (stages) * (((d) + 63) / 64 + ((dv) + 63) / 64) * (keys)*128 + 1024)
 
 /* A sequence as the first kernel of a call writes it down where sequences differ, its lengths clamped. */
 typedef struct attention_placed {
@@ -82,7 +83,8 @@ typedef struct attention_placing {
 #define ATTENTION_TANH_B2 0.13053289f
 
 /* softcap: a score is factor tanh(scale q.k). Where (q.k)^2 <= near, that is q.k times the polynomial in (q.k)^2 with the
- * coefficients `series`; where it is <= nearer, `brief` does. All 0 without softcap. */
+ * coefficients `series`; where it is <= nearer, `brief` does: there 2 to the score is between below and above. All 0 without
+ * softcap. */
 typedef struct attention_softcap {
     float scale, factor, near, nearer, above, below, series[4], brief[3];
 } attention_softcap;

@@ -19,7 +19,7 @@
  *   v landed    1 (V)                         a tile with foreign rows is there      the producer, which clears them
  *
  * A consumer's step j, O of the step before under way:
- *   wait K_j | issue S_j and O += P_(j+1) V_(j+1) | wait S: mask, maximum and exp2 at once, release K_j |
+ *   wait K_j | issue S_j and O += P_(j+1) V_(j+1) | wait S: mask and exp2, release K_j |
  *   wait O: release V_(j+1), rescale O, pack P_j
  * Groups of a block differ in the keys that they see: where one sees nothing of a tile, it lets it pass.
  *
@@ -58,6 +58,7 @@ struct forward_kernel {
         Q_STAGES = Q_STAGES_,
         STAGES = STAGES_,
         ALL = ALL_,                                  /* softcap and negative scales too */
+        STAGED = D_ <= 128,                          /* there is room for O in shared memory, where rows become whole */
         HALVES = KEYS == 128 && GROUPS == 2 && !ALL, /* tiles at the ends may be taken by halves */
         ROOM = cot_is_f16<E_> ? 15 : 20, /* P may be 2^ROOM, for that is how high scores may be above references */
         QUERIES = 64 * GROUPS,
@@ -72,15 +73,23 @@ struct forward_kernel {
     };
 };
 
+/* What a group of a tile's queries sees: tiles of keys from begin to end, of which those from whole[0] to whole[1] hide nothing. */
+struct attention_seen {
+    int begin, end, whole[2];
+    int half_first,
+        half_last; /* no row sees the upper half of the last tile, which comes first, or the lower one of the first */
+};
+
 /* A tile of queries. Rows and keys count from the sequence's first. */
 struct attention_tile {
-    int b, head, kv_head; /* b: of the tensors' views */
-    int q_row;            /* in the view of q, out and lse */
-    int rows, used;       /* rows to be written; those of them that count. rows < 0: there are no more tiles */
-    int k_row, Tk;        /* first key in the view, number of keys */
-    int first, last;      /* row i sees the keys first + i .. last + i */
-    int begin, end;       /* tiles of keys */
-    int clean;            /* 0: rows of the last tile beyond Tk are not this sequence's */
+    int b, head, kv_head;   /* b: of the tensors' views */
+    int q_row;              /* in the view of q, out and lse */
+    int rows, used;         /* rows to be written; those of them that count. rows < 0: there are no more tiles */
+    int k_row, Tk;          /* first key in the view, number of keys */
+    int first, last;        /* row i sees the keys first + i .. last + i */
+    int begin, end;         /* tiles of keys */
+    int clean;              /* 0: rows of the last tile beyond Tk are not this sequence's */
+    attention_seen seen[3]; /* by group */
 };
 
 /* Descriptions of tiles: two may be on their way while a third is finished. */
@@ -90,6 +99,7 @@ template <class F> struct forward_shared {
     unsigned char q[F::Q_STAGES][F::SLICES][F::QUERIES * ROW];
     unsigned char k[F::STAGES][F::SLICES][F::KEYS * ROW];
     unsigned char v[F::STAGES][F::V_SLICES][F::KEYS * ROW];
+    unsigned char out[F::STAGED ? F::V_SLICES : 0][F::QUERIES * ROW];
     attention_tile tiles[TILES];
     uint64_t q_full[F::Q_STAGES], q_empty[F::Q_STAGES], k_full[F::STAGES], k_empty[F::STAGES], v_full[F::STAGES],
         v_empty[F::STAGES], v_landed;
@@ -116,6 +126,20 @@ static __device__ __forceinline__ int2 keys_of(const attention_tile &t, int from
     if (from >= to)
         return make_int2(0, 0);
     return make_int2(min(max(t.first + from, 0), t.Tk), min(max(t.last + to, 0), t.Tk));
+}
+
+template <class F> static __device__ __forceinline__ attention_seen seen_of(const attention_tile &t, int group)
+{
+    attention_seen seen;
+    const int2 keys = keys_of(t, group * 64, min(group * 64 + 64, t.used));
+    const bool any = keys.y > keys.x;
+    seen.begin = any ? keys.x / F::KEYS : t.begin;
+    seen.end = any ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
+    seen.whole[0] = (max(t.first + group * 64 + 63, 0) + F::KEYS - 1) / F::KEYS;
+    seen.whole[1] = max(min(t.last + group * 64 + 1, t.Tk), 0) / F::KEYS;
+    seen.half_first = F::HALVES && keys.y <= seen.end * F::KEYS - 64;
+    seen.half_last = F::HALVES && seen.end - 1 > seen.begin && keys.x >= seen.begin * F::KEYS + 64;
+    return seen;
 }
 
 template <class F>
@@ -160,6 +184,9 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
     t.begin = keys.x / F::KEYS;
     t.end = keys.y > keys.x ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
     t.clean |= t.end * F::KEYS <= t.Tk;
+    if (F::STAGED)
+        for (int group = 0; group < F::GROUPS; group++)
+            t.seen[group] = seen_of<F>(t, group);
     return t;
 }
 
@@ -342,9 +369,10 @@ static __device__ __forceinline__ void hide(const attention_tile &t, int key, in
             scores[i] = __int_as_float(0xff800000);
 }
 
+/* The least of three that are not negative: as integers, which are compared three at a time. */
 static __device__ __forceinline__ float least_bits(float a, float b, float c)
 {
-    float d;
+    float d; /* not in C++: conversions to integers come before the wait for the product, which serialises it */
     asm("{\n    .reg .s32 x, y, z;\n    mov.b32 x, %1;\n    mov.b32 y, %2;\n    mov.b32 z, %3;\n    min.s32 x, x, y;\n"
         "    min.s32 x, x, z;\n    mov.b32 %0, x;\n}"
         : "=f"(d)
@@ -409,8 +437,10 @@ static __device__ __forceinline__ void exponentiate(const attention_fwd_call &c,
 }
 
 /* Scores of which a warp's rows see all become P against the references as they are, softcap as its short series, without a look
- * at them before: maxima are searched amid the exponentials, which leave the other units idle, and tell afterwards whether that
- * was right. Returns whether it was; if not, the scores are gone, and small says whether there is hope for the next ones. */
+ * at them before. A row's sum, of nothing that is negative, tells whether P was too large. The series grows with the score
+ * wherever it is, so that the least P and the sum tell whether it was right: the scores' own largest squares would, too, but
+ * ptxas then puts all FMA before all exponentials. Returns whether P will do; if not, the scores are gone, and small says whether
+ * there is hope for the next ones. */
 template <class F, int N>
 static __device__ __forceinline__ bool weigh_at_once(const attention_fwd_call &c, float (&scores)[N], row_state &state,
                                                      bool &small)
@@ -434,16 +464,16 @@ static __device__ __forceinline__ bool weigh_at_once(const attention_fwd_call &c
         sum[half] += scores[i] + scores[i + 1];
     }
     /* Not where there is no number, or no reference. */
-    bool near = true, low = true;
+    bool near = true, right = true;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         if (F::ALL) {
             const float unit = cot_ex2(-state.reference[half]);
             near = near && sum[half] <= unit * c.cap.above && least[half] >= unit * c.cap.below;
         }
-        low = low && sum[half] <= (float)(1 << F::ROOM);
+        right = right && near && sum[half] <= (float)(1 << F::ROOM);
     }
-    const bool right = __all_sync(0xffffffffu, near && low);
+    right = __all_sync(0xffffffffu, right);
 #pragma unroll
     for (int half = 0; half < 2; half++)
         state.sum[half] += right ? sum[half] : 0.0f; /* sums under a branch would be left for it to make */
@@ -548,28 +578,91 @@ static __device__ __forceinline__ float lse_of(const attention_fwd_call &c, floa
     return fmaf(reference, c.natural, fmaf(reference, c.natural_low, logf(sum)));
 }
 
-/* Rows of O over their sums; zeros where there is none, whatever O holds. */
-template <class F>
-static __device__ __forceinline__ void store_output(const attention_fwd_call &c, const attention_tile &t, int row,
-                                                    const float (&inverse)[2], const float (&sums)[F::DV / 2])
+template <int N> struct number {
+    enum { value = N };
+};
+
+/* Sixteen bytes, in their place: ordinary loads went into the branches that store, one behind the other. */
+static __device__ __forceinline__ uint4 load_shared(const void *from)
 {
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(cot_shared_address(from))
+                 : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ void store_global(void *to, const uint4 &x)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+/* Rows of O over their sums; zeros where there is none, whatever O holds. A warp's rows go through `staging`, where they become
+ * whole. */
+template <class F>
+static __device__ __forceinline__ void store_output(const attention_fwd_call &c, const attention_tile &t, int group,
+                                                    unsigned char *staging, const float (&inverse)[2],
+                                                    const float (&sums)[F::DV / 2])
+{
+    enum { UNITS = F::DV / 8 /* of a row, 16 bytes each */ };
+    const int lane = threadIdx.x % WARP, first = group * 64 + threadIdx.x % GROUP / WARP * 16;
     uint16_t *const out = (uint16_t *)c.out.data + t.b * c.out.stride[0] + t.head * c.out.stride[2] +
-                          (int64_t)(t.q_row + row) * c.out.stride[1];
-    const auto word = [&](int half, int group) {
-        const int from = 4 * group + 2 * half;
-        const uint32_t pair = cot_pack_pair<typename F::E>(inverse[half] * sums[from], inverse[half] * sums[from + 1]);
-        return inverse[half] == 0.0f ? 0 : pair;
+                          (int64_t)(t.q_row + first) * c.out.stride[1];
+    const auto word = [&](int half, int unit) {
+        const int from = 4 * unit + 2 * half;
+        return cot_pack_pair<typename F::E>(inverse[half] * sums[from], inverse[half] * sums[from + 1]);
     };
-    if (c.out_in_vectors) { /* asked once, so that the transposes overlap each other */
+    if (F::STAGED && c.out_in_vectors) {
+        enum { TOGETHER = UNITS == 12 ? 4 : UNITS, ROWS = WARP / TOGETHER /* of a row's units, and rows, at a time */ };
+        unsigned char *const own = staging + (first - group * 64) * ROW;
+        const uint32_t to = cot_shared_address(own) + lane % 16 * ROW, at = (lane / 16 ^ lane % 8) * 16;
+        const auto put = [&](auto zeros) __attribute__((always_inline))
+        {
 #pragma unroll
-        for (int group = 0; group < F::DV / 8; group += 4) {
-            const int column = 8 * (group + threadIdx.x % 4);
+            for (int unit = 0; unit < UNITS; unit += 2) {
+                uint32_t words[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    words[i] = decltype(zeros)::value && inverse[i % 2] == 0.0f ? 0 : word(i % 2, unit + i / 2);
+                cot_stmatrix_x4(to + unit / 8 * (F::QUERIES * ROW) + (at ^ unit % 8 * 16), words);
+            }
+        };
+        __syncwarp(); /* all have read what was there before */
+        if (__any_sync(0xffffffffu, inverse[0] == 0.0f || inverse[1] == 0.0f))
+            put(number<1>{});
+        else
+            put(number<0>{});
+        __syncwarp();
+        const int below = lane / TOGETHER, rows = t.rows - first - below;
+        uint16_t *const to_row = out + below * c.out.stride[1] + lane % TOGETHER * 8;
+        uint4 columns[UNITS / 2];
+#pragma unroll
+        for (int i = 0; i < UNITS / 2; i++) {
+            const int unit = i * TOGETHER % UNITS + lane % TOGETHER, r = i * TOGETHER / UNITS * ROWS + below;
+            columns[i] = load_shared(own + unit / 8 * (F::QUERIES * ROW) + r * ROW + (unit % 8 ^ r % 8) * 16);
+        }
+#pragma unroll
+        for (int i = 0; i < UNITS / 2; i++) {
+            const int column = i * TOGETHER % UNITS * 8, r = i * TOGETHER / UNITS * ROWS;
+            if (r < rows && column + lane % TOGETHER * 8 < c.dv)
+                store_global(to_row + r * c.out.stride[1] + column, columns[i]);
+        }
+        return;
+    }
+    const int row = first + lane / 4;
+    const auto shown = [&](int half, int unit) { return inverse[half] == 0.0f ? 0 : word(half, unit); };
+    if (!F::STAGED && c.out_in_vectors) { /* asked once, so that the transposes overlap each other */
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit += 4) {
+            const int column = 8 * (unit + lane % 4);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const uint4 columns = cot_quad_transpose(word(half, group), word(half, group + 1),
-                                                         word(half, group + 2), word(half, group + 3));
+                const uint4 columns = cot_quad_transpose(shown(half, unit), shown(half, unit + 1),
+                                                         shown(half, unit + 2), shown(half, unit + 3));
                 if (row + 8 * half < t.rows && column < c.dv)
-                    *(uint4 *)(out + 8 * half * c.out.stride[1] + column) = columns;
+                    *(uint4 *)(out + (row - first + 8 * half) * c.out.stride[1] + column) = columns;
             }
         }
         return;
@@ -578,17 +671,19 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
     for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int i = 0; i < F::DV / 4; i++) {
-            const int column = 8 * (i / 2) + 2 * (threadIdx.x % 4) + i % 2;
+            const int column = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
             if (row + 8 * half < t.rows && column < c.dv)
-                out[8 * half * c.out.stride[1] + column] = (uint16_t)(word(half, i / 2) >> 16 * (i % 2));
+                out[(row - first + 8 * half) * c.out.stride[1] + column] =
+                    (uint16_t)(shown(half, i / 2) >> 16 * (i % 2));
         }
 }
 
-/* out and lse of this thread's two rows. Nothing of this group's overlaps with it, so that it is short: the two rows are
+/* out and lse of this group's rows. Nothing of this group's overlaps with it, so that it is short: a thread's two rows are
  * looked after side by side, and two lanes of a row's four take the logarithm of one each. */
 template <class F>
-static __device__ __forceinline__ void finish(const attention_fwd_call &c, const attention_tile &t, int row,
-                                              const row_state &state, const float (&sums)[F::DV / 2])
+static __device__ __forceinline__ void finish(const attention_fwd_call &c, const attention_tile &t, int group, int row,
+                                              unsigned char *staging, const row_state &state,
+                                              const float (&sums)[F::DV / 2])
 {
     const float none = __int_as_float(0xff800000);
     float sum[2], inverse[2], lse[2];
@@ -598,6 +693,11 @@ static __device__ __forceinline__ void finish(const attention_fwd_call &c, const
         sum[half] = row + 8 * half < t.used ? sum[half] : 0.0f;
         inverse[half] = sum[half] == 0.0f ? 0.0f : cot_rcp(sum[half]); /* not where it is no number: that shows */
     }
+    const bool second = threadIdx.x % 2;
+    const float all = second ? sum[1] : sum[0];
+    float value = lse_of(c, second ? state.reference[1] : state.reference[0], all);
+    asm volatile("" : "+f"(value)); /* amid what follows, not in a branch */
+    value = all == 0.0f ? none : value;
     if (c.sink.data != nullptr) {
         const float sink = cot_load(c.sink.data, c.sink.dtype, t.head * c.sink.stride[0]);
 #pragma unroll
@@ -610,27 +710,16 @@ static __device__ __forceinline__ void finish(const attention_fwd_call &c, const
                 lse[half] = all;
             }
         }
+        value = second ? lse[1] : lse[0];
     }
     if (c.out.data != nullptr)
-        store_output<F>(c, t, row, inverse, sums);
-    if (c.lse.data == nullptr)
-        return;
-    const bool second = threadIdx.x % 2;
+        store_output<F>(c, t, group, staging, inverse, sums);
     const int own = row + 8 * second;
-    float value = second ? lse[1] : lse[0];
-    if (c.sink.data == nullptr) {
-        const float all = second ? sum[1] : sum[0];
-        value = all == 0.0f ? none : lse_of(c, second ? state.reference[1] : state.reference[0], all);
-    }
-    if (threadIdx.x % 4 < 2 && own < t.rows)
+    if (c.lse.data != nullptr && threadIdx.x % 4 < 2 && own < t.rows)
         ((float *)c.lse
              .data)[t.b * c.lse.stride[0] + t.head * c.lse.stride[1] + (int64_t)(t.q_row + own) * c.lse.stride[2]] =
             value;
 }
-
-template <int N> struct number {
-    enum { value = N };
-};
 
 template <class F>
 static __device__ __forceinline__ void consume(const attention_fwd_call &c, forward_shared<F> &s, const int group)
@@ -646,17 +735,12 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
         const unsigned char *const q = s.q[n % F::Q_STAGES][0] + group * 64 * ROW;
         if (t.rows < 0)
             break;
-        const int2 keys = keys_of(t, group * 64, min(group * 64 + 64, t.used));
-        const int begin = keys.y > keys.x ? keys.x / F::KEYS : t.begin;
-        const int end = keys.y > keys.x ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
-        /* Tiles from `ragged` on, and those before `ragged_left`, hold keys that some rows do not see. */
-        const int ragged = max(min(t.last + group * 64 + 1, t.Tk), 0) / F::KEYS;
-        const int ragged_left = (max(t.first + group * 64 + 63, 0) + F::KEYS - 1) / F::KEYS;
+        const attention_seen seen =
+            F::STAGED ? t.seen[group] : seen_of<F>(t, group); /* asked of the producer: shorter */
+        const int begin = seen.begin, end = seen.end, ragged_left = seen.whole[0], ragged = seen.whole[1];
         const int tiles_begin = t.begin;
-        /* No row of the group sees the upper half of the first tile, or the lower one of the last: these products have code of
-         * their own, begun and ended in its branch, or ptxas would serialise all. */
-        const bool half_first = F::HALVES && keys.y <= end * F::KEYS - 64;
-        const bool half_last = F::HALVES && end - 1 > begin && keys.x >= begin * F::KEYS + 64;
+        /* These products have code of their own, begun and ended in its branch, or ptxas would serialise all. */
+        const bool half_first = F::HALVES && seen.half_first, half_last = F::HALVES && seen.half_last;
         /* Where softcap's scores were not small once, they need not be in the next tile. */
         bool small = !F::ALL || c.cap.nearer > 0.0f;
         reader.skip(t.end - end);
@@ -744,7 +828,7 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, forw
             state.sum[0] = state.sum[1] = 0.0f;
         }
         reader.skip(begin - tiles_begin);
-        finish<F>(c, t, row, state, sums);
+        finish<F>(c, t, group, row, s.out[0] + group * 64 * ROW, state, sums);
     }
 }
 
