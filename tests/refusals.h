@@ -14,9 +14,7 @@
 
 #include <string.h>
 
-#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
-#define VIEW(data, dtype, ...) \
-    cot_tensor_contiguous(data, dtype, (int)COUNT(((const int64_t[]){__VA_ARGS__})), SHAPE(__VA_ARGS__))
+#define VIEW(data, dtype, ...) cot_tensor_contiguous(data, dtype, (int)COUNT(SHAPE(__VA_ARGS__)), SHAPE(__VA_ARGS__))
 
 static const unsigned char untouched = 0xa5;
 

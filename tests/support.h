@@ -15,6 +15,7 @@
 #include <stdbool.h>
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
+#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
 
 /* ---- random numbers: splitmix64 ----------------------------------------------------------------------- */
 

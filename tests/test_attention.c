@@ -18,8 +18,6 @@
 #include <immintrin.h>
 #endif
 
-#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
-
 /* One problem of sequences of one length, its inputs as they are after rounding, in f64. */
 typedef struct fixture {
     int64_t B, H, Hkv, Tq, Tk, d, dv;

@@ -88,8 +88,6 @@ static size_t read_bytes(const char *path, void *bytes, size_t size)
     return got;
 }
 
-#define SIZES(...) ((const int64_t[]){__VA_ARGS__})
-
 /* ---- .npy ------------------------------------------------------------------------------------------------ */
 
 /* A file in memory of its own, so that the sanitizer sees a read behind its end. */
@@ -364,7 +362,7 @@ static void npy_gathers_large_strided_tensors(void **state)
     float *data = malloc(ROWS * PITCH * sizeof *data);
     for (int i = 0; i < ROWS * PITCH; i++)
         data[i] = (float)i;
-    cot_tensor tensor = cot_tensor_contiguous(data + 1, COT_F32, 2, SIZES(ROWS, COLUMNS));
+    cot_tensor tensor = cot_tensor_contiguous(data + 1, COT_F32, 2, SHAPE(ROWS, COLUMNS));
     tensor.stride[0] = PITCH;
     io_error error;
     npy_file file;
@@ -570,11 +568,11 @@ static void safetensors_writes_what_it_reads(void **state)
     static const double wide[2] = {0.1, -2};
     static const uint16_t halves[6] = {1, 2, 3, 4, 5, 6};
     safetensors_item items[] = {
-        {"bytes", cot_tensor_contiguous((void *)bytes, COT_U8, 1, SIZES(5))},
-        {"layer \"0\"/\xc3\xa9", cot_tensor_contiguous((void *)halves, COT_BF16, 2, SIZES(2, 3))},
-        {"wide", cot_tensor_contiguous((void *)wide, COT_F64, 1, SIZES(2))},
+        {"bytes", cot_tensor_contiguous((void *)bytes, COT_U8, 1, SHAPE(5))},
+        {"layer \"0\"/\xc3\xa9", cot_tensor_contiguous((void *)halves, COT_BF16, 2, SHAPE(2, 3))},
+        {"wide", cot_tensor_contiguous((void *)wide, COT_F64, 1, SHAPE(2))},
         {"scalar", cot_tensor_contiguous((void *)wide, COT_F32, 0, NULL)},
-        {"none", cot_tensor_contiguous(NULL, COT_F16, 2, SIZES(0, 7))},
+        {"none", cot_tensor_contiguous(NULL, COT_F16, 2, SHAPE(0, 7))},
     };
     items[1].tensor.stride[0] = 1, items[1].tensor.stride[1] = 2;
     const char *const metadata[] = {"step", "12", "note", "two\nlines", NULL};
@@ -656,7 +654,7 @@ static const float NEW[2] = {3, 4};
 
 static cot_tensor two_floats(void)
 {
-    return cot_tensor_contiguous((void *)NEW, COT_F32, 1, SIZES(2));
+    return cot_tensor_contiguous((void *)NEW, COT_F32, 1, SHAPE(2));
 }
 
 static void what_cannot_be_written_is_refused(void **state)
@@ -725,7 +723,7 @@ enum { LARGE = 100000 };
 static cot_tensor large(void)
 {
     static float data[LARGE];
-    return cot_tensor_contiguous(data, COT_F32, 1, SIZES(LARGE));
+    return cot_tensor_contiguous(data, COT_F32, 1, SHAPE(LARGE));
 }
 
 static bool write_large_npy(io_error *error)
@@ -830,7 +828,7 @@ static void replacing_a_mapped_file(void **state)
 {
     (void)state;
     static const float old[2] = {1, 2};
-    const cot_tensor before = cot_tensor_contiguous((void *)old, COT_F32, 1, SIZES(2)), after = two_floats();
+    const cot_tensor before = cot_tensor_contiguous((void *)old, COT_F32, 1, SHAPE(2)), after = two_floats();
     io_error error;
     npy_file file;
     assert_true(npy_write(in_folder("a"), &before, &error) && npy_open(&file, in_folder("a"), &error));

@@ -165,9 +165,11 @@ static double to_tf32(double value)
     return cot_f32_from_bits((bits + 0xfffu + ((bits >> 13) & 1u)) & ~0x1fffu);
 }
 
-static void project(char *D_word, int64_t D)
+static void project(int64_t D)
 {
-    char *const words[] = {"T=64", "n=4", D_word, "bf16"};
+    char columns[32];
+    snprintf(columns, sizeof columns, "D=%lld", (long long)D);
+    char *const words[] = {"T=64", "n=4", columns, "bf16"};
     solved s;
     solve(&s, &cot_mhc_pre_cases, 0, COUNT(words), words);
     const error_measures kernel = measure(&s, "h_mix", 0, 1, 1);
@@ -200,9 +202,8 @@ static void project(char *D_word, int64_t D)
 static void projection(void **state)
 {
     (void)state;
-    char narrow[] = "D=4096", wide[] = "D=7168";
-    project(narrow, 4096);
-    project(wide, 7168);
+    project(4096);
+    project(7168);
 }
 
 /* ---- repeats -------------------------------------------------------------------------------------------- */

@@ -15,8 +15,6 @@ static cot_tensor strided(void *data, cot_dtype dtype, int rank, const int64_t *
     return tensor;
 }
 
-#define SIZES(...) ((const int64_t[]){__VA_ARGS__})
-
 /* ---- dtypes and views --------------------------------------------------------------------------------- */
 
 static void dtypes_have_sizes_and_names(void **state)
@@ -39,12 +37,12 @@ static void contiguous_is_row_major(void **state)
 {
     (void)state;
     float data[24];
-    const cot_tensor tensor = cot_tensor_contiguous(data, COT_F32, 3, SIZES(2, 3, 4));
+    const cot_tensor tensor = cot_tensor_contiguous(data, COT_F32, 3, SHAPE(2, 3, 4));
     assert_ptr_equal(tensor.data, data);
     assert_int_equal(tensor.dtype, COT_F32);
     assert_int_equal(tensor.rank, 3);
-    assert_memory_equal(tensor.shape, SIZES(2, 3, 4, 0, 0, 0), sizeof tensor.shape);
-    assert_memory_equal(tensor.stride, SIZES(12, 4, 1, 0, 0, 0), sizeof tensor.stride);
+    assert_memory_equal(tensor.shape, SHAPE(2, 3, 4, 0, 0, 0), sizeof tensor.shape);
+    assert_memory_equal(tensor.stride, SHAPE(12, 4, 1, 0, 0, 0), sizeof tensor.stride);
     assert_int_equal(cot_elements(&tensor), 24);
 }
 
@@ -55,12 +53,12 @@ static void contiguous_takes_odd_shapes(void **state)
     const cot_tensor scalar = cot_tensor_contiguous(NULL, COT_F64, 0, NULL);
     assert_int_equal(scalar.dtype, COT_F64);
     assert_int_equal(cot_elements(&scalar), 1);
-    const cot_tensor empty = cot_tensor_contiguous(NULL, COT_F32, 3, SIZES(2, 0, 4));
-    assert_memory_equal(empty.stride, SIZES(4, 4, 1), 3 * sizeof(int64_t));
+    const cot_tensor empty = cot_tensor_contiguous(NULL, COT_F32, 3, SHAPE(2, 0, 4));
+    assert_memory_equal(empty.stride, SHAPE(4, 4, 1), 3 * sizeof(int64_t));
     assert_int_equal(cot_elements(&empty), 0);
-    cot_tensor refused = cot_tensor_contiguous(NULL, COT_F32, -1, SIZES(1));
+    cot_tensor refused = cot_tensor_contiguous(NULL, COT_F32, -1, SHAPE(1));
     assert_memory_equal(&refused, &absent, sizeof absent);
-    refused = cot_tensor_contiguous(NULL, COT_F32, COT_MAX_RANK + 1, SIZES(1, 1, 1, 1, 1, 1, 1));
+    refused = cot_tensor_contiguous(NULL, COT_F32, COT_MAX_RANK + 1, SHAPE(1, 1, 1, 1, 1, 1, 1));
     assert_memory_equal(&refused, &absent, sizeof absent);
     refused = cot_tensor_contiguous(NULL, COT_F32, 1, NULL);
     assert_memory_equal(&refused, &absent, sizeof absent);
@@ -70,7 +68,7 @@ static void contiguous_of_an_overflowing_shape_is_refused_later(void **state)
 {
     (void)state;
     const int64_t big = (int64_t)1 << 40;
-    const cot_tensor tensor = cot_tensor_contiguous(NULL, COT_F32, 3, SIZES(big, big, big));
+    const cot_tensor tensor = cot_tensor_contiguous(NULL, COT_F32, 3, SHAPE(big, big, big));
     assert_fails(cot_check_tensor("call", "x", &tensor, COT_FLOATS, 3, 3), COT_INVALID_SHAPE,
                  "call: x reaches past 2^56 bytes (size 1099511627776, stride 9223372036854775807 on axis 0)");
 }
@@ -79,7 +77,7 @@ static void extent_spans_negative_strides(void **state)
 {
     (void)state;
     int64_t low = 1, high = 1;
-    cot_tensor tensor = strided(NULL, COT_F32, 2, SIZES(3, 4), SIZES(-10, 2));
+    cot_tensor tensor = strided(NULL, COT_F32, 2, SHAPE(3, 4), SHAPE(-10, 2));
     cot_extent(&tensor, &low, &high);
     assert_int_equal(low, -80);
     assert_int_equal(high, 28);
@@ -109,7 +107,7 @@ static void check_tensor_names_the_fault(void **state)
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2), COT_INVALID_DTYPE,
                  "call: x has data or a rank but no dtype (an absent tensor is all zero)");
 
-    t = cot_tensor_contiguous(data, COT_F32, 2, SIZES(2, 4));
+    t = cot_tensor_contiguous(data, COT_F32, 2, SHAPE(2, 4));
     assert_ok(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2));
     assert_ok(cot_check_required("call", "x", &t));
     t.dtype = (cot_dtype)77;
@@ -139,21 +137,21 @@ static void check_tensor_names_the_fault(void **state)
 static void check_tensor_refuses_impossible_sizes(void **state)
 {
     (void)state;
-    cot_tensor t = strided(NULL, COT_F32, 2, SIZES(2, -1), SIZES(4, 1));
+    cot_tensor t = strided(NULL, COT_F32, 2, SHAPE(2, -1), SHAPE(4, 1));
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2), COT_INVALID_SHAPE,
                  "call: x has size -1 on axis 1, expected 0 or more");
-    t = strided(NULL, COT_F32, 2, SIZES(INT64_MIN, 2), SIZES(4, 1));
+    t = strided(NULL, COT_F32, 2, SHAPE(INT64_MIN, 2), SHAPE(4, 1));
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2), COT_INVALID_SHAPE,
                  "call: x has size -9223372036854775808 on axis 0, expected 0 or more");
-    t = strided(NULL, COT_F64, 1, SIZES((int64_t)1 << 53), SIZES(1));
+    t = strided(NULL, COT_F64, 1, SHAPE((int64_t)1 << 53), SHAPE(1));
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 1, 1), COT_INVALID_SHAPE,
                  "call: x has more than 2^56 bytes (size 9007199254740992 on axis 0)");
     /* Few elements of storage, but a broadcast of too many. */
-    t = strided(NULL, COT_F32, 2, SIZES((int64_t)1 << 27, (int64_t)1 << 27), SIZES(0, 0));
+    t = strided(NULL, COT_F32, 2, SHAPE((int64_t)1 << 27, (int64_t)1 << 27), SHAPE(0, 0));
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2), COT_INVALID_SHAPE,
                  "call: x has more than 2^56 bytes (size 134217728 on axis 1)");
     /* Even where another axis is empty: products of the other sizes must stay defined. */
-    t = strided(NULL, COT_F32, 3, SIZES(0, INT64_MAX, INT64_MAX), SIZES(0, 0, 0));
+    t = strided(NULL, COT_F32, 3, SHAPE(0, INT64_MAX, INT64_MAX), SHAPE(0, 0, 0));
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 3, 3), COT_INVALID_SHAPE,
                  "call: x has more than 2^56 bytes (size 9223372036854775807 on axis 1)");
 }
@@ -172,7 +170,7 @@ static void check_tensor_refuses_impossible_strides(void **state)
         {(int64_t)1 << 61, "call: x reaches past 2^56 bytes (size 3, stride 2305843009213693952 on axis 0)"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        cot_tensor t = strided(NULL, COT_F32, 2, SIZES(3, 4), SIZES(cases[i].stride, 1));
+        cot_tensor t = strided(NULL, COT_F32, 2, SHAPE(3, 4), SHAPE(cases[i].stride, 1));
         assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2), COT_INVALID_SHAPE, cases[i].message);
         t.shape[0] = 1; /* one element: its stride leads nowhere */
         assert_ok(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2));
@@ -181,7 +179,7 @@ static void check_tensor_refuses_impossible_strides(void **state)
     }
     /* Two axes that are legal alone and too much together. */
     const int64_t half = ((int64_t)1 << 53) - 2;
-    const cot_tensor t = strided(NULL, COT_F32, 2, SIZES(2, 3), SIZES(half, half));
+    const cot_tensor t = strided(NULL, COT_F32, 2, SHAPE(2, 3), SHAPE(half, half));
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2), COT_INVALID_SHAPE,
                  "call: x reaches past 2^56 bytes (size 3, stride 9007199254740990 on axis 1)");
 }
@@ -193,7 +191,7 @@ static void check_data_wants_it_aligned(void **state)
     char message[128];
     cot_tensor t = {0};
     assert_ok(cot_check_data("call", "x", &t));
-    t = cot_tensor_contiguous(NULL, COT_F32, 1, SIZES(3));
+    t = cot_tensor_contiguous(NULL, COT_F32, 1, SHAPE(3));
     assert_fails(cot_check_data("call", "x", &t), COT_INVALID_ARGUMENT, "call: x has null data");
     t.shape[0] = 0;
     assert_ok(cot_check_data("call", "x", &t));
@@ -239,12 +237,12 @@ static void interleaved_slices_do_not_overlap(void **state)
     assert_false(repeats(&first));
 
     /* Even and odd elements; and the halves of elements of another size. */
-    const cot_tensor even = strided(base, COT_F32, 1, SIZES(1000), SIZES(2));
-    const cot_tensor odd = strided(base + 1, COT_F32, 1, SIZES(1000), SIZES(2));
+    const cot_tensor even = strided(base, COT_F32, 1, SHAPE(1000), SHAPE(2));
+    const cot_tensor odd = strided(base + 1, COT_F32, 1, SHAPE(1000), SHAPE(2));
     assert_false(overlaps(&even, &odd));
-    const cot_tensor upper = strided((char *)base + 6, COT_BF16, 1, SIZES(1000), SIZES(4));
+    const cot_tensor upper = strided((char *)base + 6, COT_BF16, 1, SHAPE(1000), SHAPE(4));
     assert_false(overlaps(&even, &upper));
-    const cot_tensor lower = strided((char *)base + 2, COT_BF16, 1, SIZES(1000), SIZES(4));
+    const cot_tensor lower = strided((char *)base + 2, COT_BF16, 1, SHAPE(1000), SHAPE(4));
     assert_true(overlaps(&even, &lower));
 }
 
@@ -252,17 +250,17 @@ static void broadcast_is_no_output(void **state)
 {
     (void)state;
     static float base[64];
-    cot_tensor t = strided(base, COT_F32, 2, SIZES(3, 4), SIZES(0, 1));
+    cot_tensor t = strided(base, COT_F32, 2, SHAPE(3, 4), SHAPE(0, 1));
     assert_fails(cot_check_output("call", "y", &t), COT_INVALID_LAYOUT,
                  "call: y is an output but its strides give two elements one address (axis 0, stride 0)");
-    t = strided(base, COT_F32, 2, SIZES(3, 4), SIZES(3, 1));
+    t = strided(base, COT_F32, 2, SHAPE(3, 4), SHAPE(3, 1));
     assert_fails(cot_check_output("call", "y", &t), COT_INVALID_LAYOUT,
                  "call: y is an output but its strides give two elements one address (axis 0, stride 3)");
-    t = strided(base, COT_F32, 2, SIZES(3, 4), SIZES(4, -1));
+    t = strided(base, COT_F32, 2, SHAPE(3, 4), SHAPE(4, -1));
     assert_ok(cot_check_output("call", "y", &t));
-    t = strided(base, COT_F32, 2, SIZES(1, 4), SIZES(0, 1)); /* an axis of one element has no stride */
+    t = strided(base, COT_F32, 2, SHAPE(1, 4), SHAPE(0, 1)); /* an axis of one element has no stride */
     assert_ok(cot_check_output("call", "y", &t));
-    t = strided(base, COT_F32, 2, SIZES(0, 4), SIZES(0, 0));
+    t = strided(base, COT_F32, 2, SHAPE(0, 4), SHAPE(0, 0));
     assert_ok(cot_check_output("call", "y", &t));
     t = (cot_tensor){0};
     assert_ok(cot_check_output("call", "y", &t));
@@ -276,9 +274,9 @@ static void extreme_strides_do_not_overflow(void **state)
     (void)state;
     static float base[64];
     static const int64_t extremes[] = {INT64_MAX, INT64_MIN, -INT64_MAX, (int64_t)1 << 61};
-    const cot_tensor plain = cot_tensor_contiguous(base, COT_F32, 1, SIZES(8));
+    const cot_tensor plain = cot_tensor_contiguous(base, COT_F32, 1, SHAPE(8));
     for (size_t i = 0; i < COUNT(extremes); i++) {
-        const cot_tensor t = strided(base, COT_F32, 3, SIZES(2, 1, 4), SIZES(4, extremes[i], 1));
+        const cot_tensor t = strided(base, COT_F32, 3, SHAPE(2, 1, 4), SHAPE(4, extremes[i], 1));
         assert_ok(cot_check_tensor("call", "y", &t, COT_FLOATS, 3, 3));
         assert_ok(cot_check_output("call", "y", &t));
         assert_true(overlaps(&t, &plain));
@@ -287,8 +285,8 @@ static void extreme_strides_do_not_overflow(void **state)
     const int64_t reach = ((int64_t)1 << 54) - 8;
     for (int sign_a = -1; sign_a <= 1; sign_a += 2) {
         for (int sign_b = -1; sign_b <= 1; sign_b += 2) {
-            const cot_tensor a = strided(base, COT_F32, 2, SIZES(2, 2), SIZES(sign_a * reach, 1));
-            const cot_tensor b = strided(base + 8, COT_F32, 2, SIZES(2, 2), SIZES(sign_b * (reach - 8), 3));
+            const cot_tensor a = strided(base, COT_F32, 2, SHAPE(2, 2), SHAPE(sign_a * reach, 1));
+            const cot_tensor b = strided(base + 8, COT_F32, 2, SHAPE(2, 2), SHAPE(sign_b * (reach - 8), 3));
             assert_ok(cot_check_tensor("call", "y", &a, COT_FLOATS, 2, 2));
             assert_ok(cot_check_tensor("call", "x", &b, COT_FLOATS, 2, 2));
             assert_ok(cot_check_output("call", "y", &a));
@@ -305,8 +303,8 @@ static void hopeless_searches_are_refused(void **state)
     (void)state;
     static char base[1];
     const int64_t shape[] = {50, 50, 50, 50, 50, 50};
-    const cot_tensor a = strided(base, COT_U8, 6, shape, SIZES(2000, 2006, 2010, 2018, 2022, 2030));
-    const cot_tensor b = strided(base + 1, COT_U8, 6, shape, SIZES(2000, 2006, 2010, 2018, 2022, 2030));
+    const cot_tensor a = strided(base, COT_U8, 6, shape, SHAPE(2000, 2006, 2010, 2018, 2022, 2030));
+    const cot_tensor b = strided(base + 1, COT_U8, 6, shape, SHAPE(2000, 2006, 2010, 2018, 2022, 2030));
     assert_true(overlaps(&a, &b));
 }
 

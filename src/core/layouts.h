@@ -5,6 +5,9 @@
 
 #include <cotangent/core.h>
 
+#include <stdbool.h>
+#include <string.h>
+
 typedef enum cot_layout {
     COT_CHANNEL_FIRST, /* [B,channels,T] */
     COT_CHANNEL_LAST,  /* [B,T,channels] */
@@ -34,6 +37,15 @@ static inline cot_tensor cot_laid_out(cot_dtype dtype, cot_layout layout, int64_
     default: break;
     }
     return t;
+}
+
+/* Whether the word is a layout's name (words.h). */
+static inline bool cot_word_layout(cot_layout *layout, const char *word)
+{
+    for (int i = 0; i < COT_LAYOUT_COUNT; i++)
+        if (strcmp(cot_layout_names[i], word) == 0)
+            return *layout = (cot_layout)i, true;
+    return false;
 }
 
 #endif

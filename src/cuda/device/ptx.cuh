@@ -159,16 +159,12 @@ static __device__ __forceinline__ void cot_tensor_store_4d(const void *map, int 
             : "memory");
 }
 
-/* The same of three axes, for data that nobody reads soon: evict-first in the second-level cache. */
+/* The same of three axes, for data that nobody reads soon. */
 static __device__ __forceinline__ void cot_tensor_store_3d(const void *map, int x, int y, int z, const void *from)
 {
-    asm volatile("{\n"
-                 "    .reg .b64 policy;\n"
-                 "    createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-                 "    cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], "
-                 "[%4], policy;\n"
-                 "}" ::"l"(map),
-                 "r"(x), "r"(y), "r"(z), "r"(cot_shared_address(from))
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], [%4], "
+                 "%5;" ::"l"(map),
+                 "r"(x), "r"(y), "r"(z), "r"(cot_shared_address(from)), "l"(cot_evict_first())
                  : "memory");
 }
 

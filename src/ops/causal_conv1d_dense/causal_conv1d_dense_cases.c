@@ -334,9 +334,8 @@ static bool set_word(plan *p, const char *word)
                                         {0}};
     if (cot_word_size(p, sizes, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
         return true;
-    for (int layout = 0; layout < COT_LAYOUT_COUNT; layout++)
-        if (strcmp(word, cot_layout_names[layout]) == 0)
-            return p->layout = p->dlayout = (cot_layout)layout, true;
+    if (cot_word_layout(&p->layout, word))
+        return p->dlayout = p->layout, true;
     return false;
 }
 

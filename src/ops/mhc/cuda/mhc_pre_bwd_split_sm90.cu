@@ -30,6 +30,8 @@
  * for an earlier one; and teams of a block that is left over, which go by another's producer, are held for a moment only. */
 #include "mhc_pre_bwd_sm90.cuh"
 
+#include "../../../cuda/device/bulk.cuh"
+
 /* Groups whose second terms of phi gamma stay in registers. */
 template <bool POST> constexpr int held_of = POST ? 5 : 7;
 
@@ -120,19 +122,12 @@ static __device__ __forceinline__ void products(const mhc_call &c, shared_memory
         store_Q(c, Q, part_of<ONCE>(c), d);
 }
 
-static __device__ __forceinline__ uint32_t load_acquired(const uint32_t *word)
-{
-    uint32_t value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-}
-
 /* Until all of a tile's records are in global memory, for the copy engine too. */
 static __device__ __forceinline__ void wait_for_records(const mhc_call &c, int tile)
 {
-    while (load_acquired(c.words + MHC_SM90_MADE + tile) != TILE)
+    while (cot_load_acquire(c.words + MHC_SM90_MADE + tile) != TILE)
         __nanosleep(32);
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+    cot_fence_async_global();
 }
 
 /* x and dh_in of a tile whose records are made in this kernel were read a moment ago, and nobody reads them again. */
@@ -206,7 +201,7 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
 /* The teams' threads meet, of one team each. */
 static __device__ __forceinline__ void meet(int team)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"((int)TEAM) : "memory");
+    cot_barrier_sync((uint32_t)team + 1, TEAM);
 }
 
 /* Sums of a stream's eight columns with dh_in's. */
@@ -317,7 +312,7 @@ static __device__ __forceinline__ void make_records(const mhc_call &c, team_memo
             in = load_inputs(c, value, (uint32_t)token);
         for (int looks = 0; wanted != nullptr || looks < PATIENCE; looks++) {
             if (token / TILE - AHEAD * (int)c.parts <=
-                (wanted != nullptr ? *(const volatile int *)wanted : (int)load_acquired(c.words + MHC_SM90_WANTED)))
+                (wanted != nullptr ? *(const volatile int *)wanted : (int)cot_load_acquire(c.words + MHC_SM90_WANTED)))
                 break;
             __nanosleep(64);
         }
@@ -346,7 +341,7 @@ static __device__ __forceinline__ void add_up_dz(const mhc_call &c, team_memory<
     const token_element h_mix(c.h_mix, lane * c.h_mix.stride[2], true), inv_rms(c.inv_rms, 0, true);
     double dbias = 0, dalpha = 0;
     for (int tile = warp * 32 + lane; tile < tiles; tile += TEAM)
-        while (load_acquired(c.words + MHC_SM90_MADE + tile) != TILE)
+        while (cot_load_acquire(c.words + MHC_SM90_MADE + tile) != TILE)
             __nanosleep(64);
     meet(0);
     if (lane < M) {
