@@ -122,10 +122,10 @@ enum { ROWS = CONV1D_MAX_K + CONV1D_TILE };
 V_INLINE void stage_columns(const backward_columns *s, int64_t channel, const conv1d_asked *asked, int count, int64_t K,
                             cot_dtype dtype, float h[2][ROWS * VW], float g[2][ROWS * VW])
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2, tile = conv1d_tile(s->channels), bytes = count * VW * size;
+    const int64_t size = dtype == COT_F32 ? 4 : 2, bytes = count * VW * size;
     const char *x = s->x + channel * size, *dy = s->dy + channel * size;
-    const char *next_x = conv1d_asked_at(asked, s->x, s->x_stride, tile, size);
-    const char *next_dy = conv1d_asked_at(asked, s->dy, s->dy_stride, tile, size);
+    const char *next_x = conv1d_asked_at(asked, s->x, s->x_stride, size);
+    const char *next_dy = conv1d_asked_at(asked, s->dy, s->dy_stride, size);
     for (int64_t i = K - 1; i < K - 1 + s->n; i++, x += s->x_stride, dy += s->dy_stride) {
         v_ask(next_x + (i - (K - 1)) * bytes, bytes);
         v_ask(next_dy + (i - (K - 1)) * bytes, bytes);
@@ -276,15 +276,15 @@ V_INLINE void walk_step(walk_column *c, const char *x, const char *dy, char *dx,
 V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype dtype)
 {
     const backward_columns own = *shared, *s = &own; /* one that no store can change stays in registers */
-    const int64_t ld = conv1d_plane(K), size = dtype == COT_F32 ? 4 : 2, tile = conv1d_tile(s->channels), n = s->n;
+    const int64_t ld = conv1d_plane(K), size = dtype == COT_F32 ? 4 : 2, n = s->n;
     _Alignas(64) char runs[CONV1D_TILE * CONV1D_RUN];
     const conv1d_out out = results_of(s, runs);
     const int64_t dx_stride = conv1d_out_stride(&out);
     conv1d_asked asked = {0};
     int64_t at = 0;
     for (; at + VW <= s->channels; at += VW) {
-        const char *next_x = conv1d_asked_at(&asked, s->x, s->x_stride, tile, size);
-        const char *next_dy = conv1d_asked_at(&asked, s->dy, s->dy_stride, tile, size);
+        const char *next_x = conv1d_asked_at(&asked, s->x, s->x_stride, size);
+        const char *next_dy = conv1d_asked_at(&asked, s->dy, s->dy_stride, size);
         walk_column c;
         for (int64_t k = 0; k < K; k++) {
             c.w[k] = v_load(s->weight + k * ld + at);
@@ -494,7 +494,7 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
         bool plain;
         const bool direct = c->direct && i >= K - 1 && i < steps.edge + K - 1;
         const int64_t end =
-            next_change(&steps, K, i, direct ? conv1d_tile(s->channels) : conv1d_staged_tile(s->channels));
+            next_change(&steps, K, i, direct ? CONV1D_TILE : conv1d_staged_tile(s->channels));
         const int64_t n = conv1d_plain_run(piece->ids, i, end, K, &plain);
         backward_tile(s, piece, &steps, i, n, plain);
         i += n;

@@ -105,7 +105,7 @@ V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, const conv
  * a cache line. */
 V_INLINE int64_t conv1d_walk_body(const conv1d_columns *s, int64_t K, cot_dtype dtype)
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2, tile = conv1d_tile(s->channels);
+    const int64_t size = dtype == COT_F32 ? 4 : 2;
     const bool pairs = dtype == COT_BF16 || VW == 8;
     _Alignas(64) char runs[CONV1D_TILE * CONV1D_RUN];
     const conv1d_out out = {
@@ -114,7 +114,7 @@ V_INLINE int64_t conv1d_walk_body(const conv1d_columns *s, int64_t K, cot_dtype 
     int64_t c = 0;
     while (c + VW <= s->channels) {
         const int count = pairs && c + 2 * VW <= s->channels ? 2 : 1;
-        const char *next = conv1d_asked_at(&asked, s->x, s->x_stride, tile, size);
+        const char *next = conv1d_asked_at(&asked, s->x, s->x_stride, size);
         if (count == 2)
             conv1d_walk_vectors(s, c, &out, next, 2, K, dtype);
         else

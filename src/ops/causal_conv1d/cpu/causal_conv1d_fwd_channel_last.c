@@ -80,7 +80,7 @@ static void forward_piece(forward_block *s, const conv1d_piece *piece)
 {
     const cot_causal_conv1d_forward_args *a = &s->c->problem->args;
     const int64_t K = s->c->problem->sizes.K, n = piece->end - piece->begin;
-    const int64_t longest = s->c->direct ? conv1d_tile(s->channels) : conv1d_staged_tile(s->channels);
+    const int64_t longest = s->c->direct ? CONV1D_TILE : conv1d_staged_tile(s->channels);
     if (piece->padding) {
         memset(s->y, 0, (size_t)s->ld * sizeof *s->y);
         for (int64_t i = 0; i < n; i++)

@@ -7,19 +7,13 @@
 #include "causal_conv1d_stage.h"
 
 enum {
-    CONV1D_TILE = 8,                /* tokens of a tile at most */
+    CONV1D_TILE = 8,                /* tokens of a tile */
     CONV1D_PAD = VW == 8 ? 16 : 0,  /* floats between the rows of a buffer, see conv1d_ld */
     CONV1D_RUN = 256,               /* bytes of a row, see conv1d_out */
     CONV1D_STAGED = 4 * (2048 + 16) /* floats of a tile whose rows pass through a buffer */
 };
 
-/* Tokens of one walk down rows of channels, straight from tensor to tensor: fewer the longer the rows are. */
-V_INLINE int64_t conv1d_tile(int64_t channels)
-{
-    return channels > CONV1D_ROW ? 4 : CONV1D_TILE;
-}
-
-/* Tokens of one walk that passes through buffers. */
+/* Tokens of one walk that passes through buffers: fewer the longer the rows are. */
 V_INLINE int64_t conv1d_staged_tile(int64_t channels)
 {
     return channels > CONV1D_ROW ? 2 : CONV1D_TILE;
@@ -152,11 +146,10 @@ typedef struct conv1d_asked {
     int64_t row, channel; /* of the next tile: what is before has been asked for */
 } conv1d_asked;
 
-/* Where that is in a tensor whose tile, of `tokens` with `stride` bytes from one to the next, begins at `tile`. */
-V_INLINE const char *conv1d_asked_at(const conv1d_asked *asked, const char *tile, int64_t stride, int64_t tokens,
-                                     int64_t size)
+/* Where that is in a tensor whose tile, of tokens with `stride` bytes from one to the next, begins at `tile`. */
+V_INLINE const char *conv1d_asked_at(const conv1d_asked *asked, const char *tile, int64_t stride, int64_t size)
 {
-    return tile + (tokens + asked->row) * stride + asked->channel * size;
+    return tile + (CONV1D_TILE + asked->row) * stride + asked->channel * size;
 }
 
 /* Where a tile's results go: to its rows, or past the caches by way of `runs`, where CONV1D_RUN bytes of each row wait until
@@ -184,7 +177,7 @@ V_INLINE void conv1d_out_made(const conv1d_out *out, int64_t end, int count, int
 {
     const int64_t lanes = out->n * count * VW, bytes = (end * size - 1) % CONV1D_RUN + 1;
     if (out->stream)
-        v_ask_page(conv1d_asked_at(asked, out->rows, out->stride, conv1d_tile(out->channels), size), lanes * size);
+        v_ask_page(conv1d_asked_at(asked, out->rows, out->stride, size), lanes * size);
     asked->channel += lanes;
     while (asked->channel >= out->channels) {
         asked->channel -= out->channels;
