@@ -493,8 +493,7 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
     for (int64_t i = 0; i < steps.count;) {
         bool plain;
         const bool direct = c->direct && i >= K - 1 && i < steps.edge + K - 1;
-        const int64_t end =
-            next_change(&steps, K, i, direct ? CONV1D_TILE : conv1d_staged_tile(s->channels));
+        const int64_t end = next_change(&steps, K, i, direct ? CONV1D_TILE : conv1d_staged_tile(s->channels));
         const int64_t n = conv1d_plain_run(piece->ids, i, end, K, &plain);
         backward_tile(s, piece, &steps, i, n, plain);
         i += n;

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * test_causal_conv1d_wide.c: tensors beyond the caches on the CPU, for which channel-last kernels take wide rows
+ * (CONV1D_WIDE_BYTES). All rows of the batch hold the same, so each kernel must write what it writes for one row alone, which lies
+ * below that size, to the bit; dweight and dbias are those of one row as often as there are rows. */
+#include "support.h"
+
+#include "core/op.h"
+#include "ops/causal_conv1d/cpu/causal_conv1d_tiling.h"
+
+#include <cotangent/causal_conv1d.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { B = 8, D = 2064, T = 1111, K = 4, ROW = D * T };
+
+static float *x, *dy, *out, *one, weight[D * K], dweight[2][D * K], dbias[2][D];
+
+static void fill(float *tensor, uint64_t seed)
+{
+    for (int i = 0; i < ROW; i++)
+        tensor[i] = (float)random_real(&seed);
+    for (int b = 1; b < B; b++)
+        memcpy(tensor + (size_t)b * ROW, tensor, sizeof(float) * ROW);
+}
+
+static cot_tensor rows_of(void *data, int64_t rows)
+{
+    cot_tensor t = cot_tensor_contiguous(data, COT_F32, 3, SHAPE(rows, D, T));
+    t.stride[1] = 1;
+    t.stride[2] = D;
+    return t;
+}
+
+static cot_status call(cot_queue *queue, bool backward, int64_t rows, float *to, int sums)
+{
+    const cot_tensor w = cot_tensor_contiguous(weight, COT_F32, 2, SHAPE(D, K));
+    if (!backward) {
+        cot_causal_conv1d_forward_args args;
+        COT_INIT(&args);
+        args.activation = COT_ACTIVATION_SILU;
+        args.x = rows_of(x, rows);
+        args.y = rows_of(to, rows);
+        args.weight = w;
+        return cot_causal_conv1d_forward(queue, &args);
+    }
+    cot_causal_conv1d_backward_args args;
+    COT_INIT(&args);
+    args.activation = COT_ACTIVATION_SILU;
+    args.x = rows_of(x, rows);
+    args.dy = rows_of(dy, rows);
+    args.dx = rows_of(to, rows);
+    args.weight = w;
+    args.dweight = cot_tensor_contiguous(dweight[sums], COT_F32, 2, SHAPE(D, K));
+    args.dbias = cot_tensor_contiguous(dbias[sums], COT_F32, 1, SHAPE(D));
+    return cot_causal_conv1d_backward(queue, &args);
+}
+
+static void assert_sums(const float *one_row, const float *all_rows, int count)
+{
+    double most = 0;
+    for (int i = 0; i < count; i++)
+        most = fmax(most, fabs((double)one_row[i]));
+    for (int i = 0; i < count; i++)
+        assert_true(fabs(all_rows[i] - B * (double)one_row[i]) <= 1e-5 * B * most);
+}
+
+/* Returns whether the kernel takes such a call. */
+static bool check_kernel(const char *name, bool backward)
+{
+    char forced[160];
+    cot_queue_options options;
+    cot_queue *queue = NULL;
+    COT_INIT(&options);
+    options.kernels = forced;
+    snprintf(forced, sizeof forced, "causal_conv1d=%s", name);
+    assert_ok(cot_queue_create(&options, &queue));
+    const cot_status status = call(queue, backward, 1, one, 0);
+    if (status != COT_UNSUPPORTED) {
+        assert_ok(status);
+        memset(out, 0xff, sizeof(float) * B * ROW);
+        assert_ok(call(queue, backward, B, out, 1));
+        for (int b = 0; b < B; b++)
+            if (memcmp(out + (size_t)b * ROW, one, sizeof(float) * ROW) != 0)
+                fail_msg("%s: row %d of %d is not as one alone", name, b, B);
+        if (backward) {
+            assert_sums(dweight[0], dweight[1], D * K);
+            assert_sums(dbias[0], dbias[1], D);
+        }
+    }
+    cot_queue_destroy(queue);
+    return status != COT_UNSUPPORTED;
+}
+
+static void wide_rows_are_as_narrow_ones(void **state)
+{
+    (void)state;
+    int taken = 0;
+    for (int o = 0; o < cot_op_count; o++)
+        for (int k = 0; strcmp(cot_ops[o]->name, "causal_conv1d") == 0 && k < cot_ops[o]->kernel_count; k++) {
+            const cot_kernel *kernel = &cot_ops[o]->kernels[k];
+            if (kernel->backend == COT_BACKEND_CPU && strstr(kernel->name, "_channel_last_") != NULL)
+                taken += check_kernel(kernel->name, strstr(kernel->name, "_bwd_") != NULL);
+        }
+    printf("%d kernels\n", taken);
+}
+
+int main(void)
+{
+    _Static_assert(sizeof(float) * ROW < CONV1D_WIDE_BYTES && sizeof(float) * B * ROW >= CONV1D_WIDE_BYTES,
+                   "one row is narrow, all are wide");
+    const size_t bytes = sizeof(float) * B * ROW, line = 64; /* aligned, so that results may go past the caches */
+    x = aligned_alloc(line, bytes), dy = aligned_alloc(line, bytes);
+    out = aligned_alloc(line, bytes), one = aligned_alloc(line, sizeof(float) * ROW);
+    fill(x, 1);
+    fill(dy, 2);
+    uint64_t seed = 3;
+    for (int i = 0; i < D * K; i++)
+        weight[i] = (float)random_real(&seed);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(wide_rows_are_as_narrow_ones)};
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(x), free(dy), free(out), free(one);
+    return failed;
+}
