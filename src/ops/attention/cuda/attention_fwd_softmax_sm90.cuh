@@ -37,8 +37,9 @@ static __device__ __forceinline__ uint32_t columns_below(int column)
     return (uint32_t)((1ull << number) - 1);
 }
 
-/* Of keys from `key` on, what a row does not see. */
-template <int N>
+/* Of keys from `key` on, what a row does not see. A border crosses few of a tile's columns: those that a warp's rows see whole are
+ * passed over. */
+template <class F, int N>
 static __device__ __forceinline__ void hide(const attention_tile &t, int key, int row, float (&scores)[N])
 {
     uint32_t seen[2]; /* by this thread's two rows */
@@ -48,10 +49,16 @@ static __device__ __forceinline__ void hide(const attention_tile &t, int key, in
         const int own = row + 8 * half;
         seen[half] = columns_below(min(t.last + own + 1, t.Tk) - column) & ~columns_below(t.first + own - column);
     }
+    enum { TOGETHER = F::ALL ? 16 : 32 /* scores, of twice as many columns */, BITS = (1 << TOGETHER / 2) - 1 };
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        if (!(seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1))
-            scores[i] = __int_as_float(0xff800000);
+    for (int from = 0; from < N; from += TOGETHER) {
+        if (__all_sync(0xffffffffu, (seen[0] & seen[1] & (uint32_t)BITS << from / 2) == (uint32_t)BITS << from / 2))
+            continue;
+#pragma unroll
+        for (int i = from; i < N && i < from + TOGETHER; i++)
+            if (!(seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1))
+                scores[i] = __int_as_float(0xff800000);
+    }
 }
 
 /* The least of three that are not negative: as integers, which are compared three at a time. */
@@ -207,7 +214,7 @@ static __device__ __forceinline__ bool weigh(const attention_fwd_call &c, const 
     if (F::ALL)
         modify<F>(c, scores);
     if (ragged)
-        hide(t, key, row, scores);
+        hide<F>(t, key, row, scores);
     float base[2];
     const bool rescale = refer<F, FIRST>(c, scores, state, base, factor);
     exponentiate<FIRST>(c, base, scores, state);
