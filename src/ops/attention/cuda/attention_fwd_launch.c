@@ -98,10 +98,12 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
     place->queries = (int32_t)queries;
     place->keys = 1; /* there are no blocks of keys here */
     place->blocks = (int32_t)blocks;
-    place->counter = workspace;
-    place->table = attention_varies(p) ? (attention_placed *)((char *)workspace + COT_ALIGNMENT) : NULL;
+    /* Where each block has one tile, nobody counts, and no kernel comes before. */
+    const bool varies = attention_varies(p), placed = varies || all > blocks;
+    place->counter = placed ? workspace : NULL;
+    place->table = varies ? (attention_placed *)((char *)workspace + COT_ALIGNMENT) : NULL;
     set_factors(&mapped.call, z);
-    cot_status status = attention_launch_place(queue, place);
+    cot_status status = placed ? attention_launch_place(queue, place) : COT_OK;
     if (status == COT_OK)
         status = attention_map_rows(queue, &mapped.q, &p->q, (int)queries, p->q.data);
     if (status == COT_OK)
@@ -112,7 +114,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
         status = attention_launch(queue, &k->kernel,
                                   (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1},
                                                   .threads = (unsigned)(k->groups + 1) * 128,
-                                                  .dependent = true},
+                                                  .dependent = placed},
                                   &mapped);
     return status;
 }

@@ -243,10 +243,14 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
         if (t.end > t.begin)
             loader.load_k(t, t.end - 1); /* before the queries' room is free */
         loader.publish(t, n);
-        if (n == 0)
-            cot_wait_for_kernels_before(); /* the counter */
-        if (loader.leads())
-            number = atomicAdd(c.place.counter, 1);
+        if (c.place.counter == nullptr) {
+            number = total; /* a tile for each block */
+        } else {
+            if (n == 0)
+                cot_wait_for_kernels_before(); /* the counter */
+            if (loader.leads())
+                number = atomicAdd(c.place.counter, 1);
+        }
         for (int tile = t.end - 1; tile >= t.begin; tile--) {
             if (tile > t.begin)
                 loader.load_k(t, tile - 1);
