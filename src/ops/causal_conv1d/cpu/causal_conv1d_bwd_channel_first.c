@@ -36,7 +36,7 @@ typedef struct gradient_row {
 /* Tokens [begin, end) of which those before `owned` enter the sums. */
 static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, int64_t owned)
 {
-    const int64_t K = row->K, size = row->dtype == COT_F32 ? 4 : 2;
+    const int64_t K = row->K, size = conv1d_size(row->dtype);
     for (int64_t i = begin; i < end; i += VW) {
         const int n = (int)(end - i < VW ? end - i : VW);
         const int counted = (int)conv1d_clamp(owned - i, 0, VW);
@@ -72,7 +72,7 @@ enum { SUM_TERMS = 32 };
 /* (end - begin) % VW == 0 */
 V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype)
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(dtype);
     const float *x = row->x;
     const char *dy = row->dy;
     const bool silu = row->silu;
@@ -176,7 +176,7 @@ V_INLINE vf fused_convolve(const vf *w, vf bias, vf first, vf second, int64_t K,
  * two vectors, g of the first (into g) and of the last two (into late). */
 V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(dtype);
     const float *x = row->x;
     const char *dy = row->dy;
     char *dx = row->dx;
@@ -247,7 +247,7 @@ V_INLINE void blocked_gradients(float *g, const float *x, const char *dy, const 
                                 cot_dtype dtype, bool silu)
 {
     enum { COUNT = 2 };
-    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(dtype);
     vf z[COUNT];
     V_UNROLL
     for (int v = 0; v < COUNT; v++)
@@ -268,7 +268,7 @@ V_INLINE void blocked_gradients(float *g, const float *x, const char *dy, const 
 V_INLINE void blocked_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
 {
     enum { BLOCK = SUM_TERMS * VW, LATE = 2 * VW };
-    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(dtype);
     const float *x = row->x;
     const char *dy = row->dy;
     const bool stream = row->stream;
@@ -504,7 +504,7 @@ static void gradient_or_fused(backward_piece *s, int64_t d, gradient_row *row, i
     fused[row->K][row->dtype - COT_F32](row, 0, whole);
     gradient_row rest = *row;
     rest.x += whole;
-    rest.dy += whole * (row->dtype == COT_F32 ? 4 : 2);
+    rest.dy += whole * conv1d_size(row->dtype);
     rest.g = s->late + 2 * VW;
     if (whole < halo_end)
         gradient_edge(&rest, 0, halo_end - whole, owned - whole);
@@ -536,7 +536,7 @@ static void backward_gradient(backward_piece *s, int64_t d, bool last_channel, c
     }
     const int64_t head = s->c->direct_x ? conv1d_head(piece, K) : n;
     const int64_t head_halo = head < n ? head : s->halo_end; /* a head that is all there is has the halo too */
-    const int64_t size = row.dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(row.dtype);
     if (head > 0) {
         conv1d_stage_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + head_halo, s->inputs);
         row.x = s->inputs;

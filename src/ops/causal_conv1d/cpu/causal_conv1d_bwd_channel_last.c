@@ -122,7 +122,7 @@ enum { ROWS = CONV1D_MAX_K + CONV1D_TILE };
 V_INLINE void stage_columns(const backward_columns *s, int64_t channel, const conv1d_asked *asked, int count, int64_t K,
                             cot_dtype dtype, float h[2][ROWS * VW], float g[2][ROWS * VW])
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2, bytes = count * VW * size;
+    const int64_t size = conv1d_size(dtype), bytes = count * VW * size;
     const char *x = s->x + channel * size, *dy = s->dy + channel * size;
     const char *next_x = conv1d_asked_at(asked, s->x, s->x_stride, size);
     const char *next_dy = conv1d_asked_at(asked, s->dy, s->dy_stride, size);
@@ -139,7 +139,7 @@ V_INLINE void stage_columns(const backward_columns *s, int64_t channel, const co
 V_INLINE void unstage_columns(const conv1d_out *out, int64_t c, int count, cot_dtype dtype,
                               float dx[2][CONV1D_TILE * VW])
 {
-    char *to = conv1d_out_at(out, c, dtype == COT_F32 ? 4 : 2);
+    char *to = conv1d_out_at(out, c, conv1d_size(dtype));
     for (int64_t i = 0; i < out->n; i++, to += conv1d_out_stride(out)) {
         if (count == 2)
             v_store2_as(to, dtype, v_load(dx[0] + i * VW), v_load(dx[1] + i * VW));
@@ -189,7 +189,7 @@ V_INLINE void walk_buffered(const backward_columns *s, int64_t c, int64_t K, boo
 
 V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dtype)
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(dtype);
     float h[2][ROWS * VW], g[2][ROWS * VW], dx[2][CONV1D_TILE * VW];
     _Alignas(64) char runs[CONV1D_TILE * CONV1D_RUN];
     const conv1d_out out = results_of(s, runs);
@@ -276,7 +276,7 @@ V_INLINE void walk_step(walk_column *c, const char *x, const char *dy, char *dx,
 V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype dtype)
 {
     const backward_columns own = *shared, *s = &own; /* one that no store can change stays in registers */
-    const int64_t ld = conv1d_plane(K), size = dtype == COT_F32 ? 4 : 2, n = s->n;
+    const int64_t ld = conv1d_plane(K), size = conv1d_size(dtype), n = s->n;
     _Alignas(64) char runs[CONV1D_TILE * CONV1D_RUN];
     const conv1d_out out = results_of(s, runs);
     const int64_t dx_stride = conv1d_out_stride(&out);

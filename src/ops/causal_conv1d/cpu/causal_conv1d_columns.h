@@ -58,7 +58,7 @@ V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, const conv
                                   int count, int64_t K, cot_dtype dtype)
 {
     enum { MOST = 2 };
-    const int64_t ld = conv1d_plane(K), size = dtype == COT_F32 ? 4 : 2, n = s->n, x_stride = s->x_stride;
+    const int64_t ld = conv1d_plane(K), size = conv1d_size(dtype), n = s->n, x_stride = s->x_stride;
     const bool silu = s->silu;
     vf w[MOST][CONV1D_MAX_K], h[MOST][CONV1D_MAX_K], bias[MOST], y_row[MOST];
     for (int v = 0; v < count; v++) {
@@ -105,7 +105,7 @@ V_INLINE void conv1d_walk_vectors(const conv1d_columns *s, int64_t c, const conv
  * a cache line. */
 V_INLINE int64_t conv1d_walk_body(const conv1d_columns *s, int64_t K, cot_dtype dtype)
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(dtype);
     const bool pairs = dtype == COT_BF16 || VW == 8;
     _Alignas(64) char runs[CONV1D_TILE * CONV1D_RUN];
     const conv1d_out out = {

@@ -60,7 +60,7 @@ enum { CONV1D_MIXED_BLOCK = 64 };
 
 V_INLINE char *conv1d_y_at(const conv1d_row *row, int64_t i)
 {
-    return (char *)row->y + i * (row->dtype == COT_F32 ? 4 : 2);
+    return (char *)row->y + i * conv1d_size(row->dtype);
 }
 
 V_INLINE vm conv1d_valid(const int32_t *ids, int64_t i, int64_t tap, int64_t centre)
@@ -110,7 +110,7 @@ V_INLINE void conv1d_convolve_two(const float *x, const vf *w, vf bias, int64_t 
  * the first-level cache instead of 13.5). */
 V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype)
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(dtype);
     const float *x = row->x;
     char *y = row->y;
     const bool silu = row->silu, stream = row->stream;
@@ -169,7 +169,7 @@ static inline int64_t conv1d_same_kind(const uint8_t *mixed, int64_t i, int64_t 
 static void conv1d_convolve(const conv1d_row *row)
 {
     const conv1d_convolve_part whole = conv1d_convolves[conv1d_instance(row->K)][row->dtype - COT_F32];
-    const int64_t size = row->dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(row->dtype);
     /* Stores that straddle cache lines cost twice, and streaming ones fault: begin where y is aligned. */
     const int64_t head = -(int64_t)((uintptr_t)row->y / (uintptr_t)size) & (2 * VW - 1);
     for (int64_t i = 0; i < row->n;) {

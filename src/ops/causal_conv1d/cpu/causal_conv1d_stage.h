@@ -27,9 +27,15 @@ static inline void conv1d_store(const cot_tensor *tensor, int64_t i, int64_t j, 
     cot_store_f64(conv1d_at(tensor, i, j, k), tensor->dtype, 0, value);
 }
 
+/* Bytes of an element of rows that vectors take. */
+V_INLINE int64_t conv1d_size(cot_dtype dtype)
+{
+    return dtype == COT_F32 ? 4 : 2;
+}
+
 V_INLINE void conv1d_widen_as(float *to, const char *from, cot_dtype dtype, int64_t n)
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(dtype);
     int64_t i = 0;
     for (; i + VW <= n; i += VW)
         v_store(to + i, v_load_as(from + i * size, dtype));
@@ -39,7 +45,7 @@ V_INLINE void conv1d_widen_as(float *to, const char *from, cot_dtype dtype, int6
 
 V_INLINE void conv1d_narrow_as(char *to, cot_dtype dtype, const float *from, int64_t n)
 {
-    const int64_t size = dtype == COT_F32 ? 4 : 2;
+    const int64_t size = conv1d_size(dtype);
     int64_t i = 0;
     for (; i + VW <= n; i += VW)
         v_store_as(to + i * size, dtype, v_load(from + i));

@@ -19,11 +19,6 @@ V_INLINE int64_t conv1d_staged_tile(int64_t channels)
     return channels > CONV1D_ROW ? 2 : CONV1D_TILE;
 }
 
-V_INLINE int64_t conv1d_size(cot_dtype dtype)
-{
-    return dtype == COT_F32 ? 4 : 2;
-}
-
 V_INLINE int64_t conv1d_round_up(int64_t channels)
 {
     return (channels + VW - 1) / VW * VW;
