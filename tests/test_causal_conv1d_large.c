@@ -3,22 +3,20 @@
  * write what it writes for one row alone, to the bit, into every row beyond 2^31 elements too; dweight and dbias are those
  * of one row as often as there are rows. Exit status 77, "skipped", without a GPU or where it has too little memory. */
 #include "device.h"
-#include "support.h"
+#include "rows_alike.h"
 
 #include "core/float16.h"
 #include "core/op.h"
 #include "cuda/device.h"
 
-#include <cotangent/causal_conv1d.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { B = 1040, D = 512, T = 4096, K = 4, ROW = D * T }; /* 2.18e9 elements */
 
 static cot_queue *queue; /* which owns the memory */
-static char *x, *dy, *out, *one;
-static float *weight, *bias, *dweight, *dbias;
+static char *out, *one;
+static rows_alike inputs = {.D = D, .T = T, .K = K, .dtype = COT_BF16};
 static uint16_t *expected, *got;
 
 static void *device_memory(size_t bytes)
@@ -40,47 +38,10 @@ static void fill(char *tensor, uint64_t seed)
     }
 }
 
-static cot_tensor rows_of(void *data, int64_t rows, bool channel_last)
-{
-    cot_tensor t = cot_tensor_contiguous(data, COT_BF16, 3, (int64_t[]){rows, D, T});
-    if (channel_last) {
-        t.stride[1] = 1;
-        t.stride[2] = D;
-    }
-    return t;
-}
-
-static cot_status call(cot_queue *on, bool backward, int64_t rows, bool channel_last, void *to)
-{
-    cot_tensor w = cot_tensor_contiguous(weight, COT_F32, 2, (int64_t[]){D, K}),
-               b = cot_tensor_contiguous(bias, COT_F32, 1, (int64_t[]){D});
-    if (!backward) {
-        cot_causal_conv1d_forward_args args;
-        COT_INIT(&args);
-        args.activation = COT_ACTIVATION_SILU;
-        args.x = rows_of(x, rows, channel_last);
-        args.y = rows_of(to, rows, channel_last);
-        args.weight = w;
-        args.bias = b;
-        return cot_causal_conv1d_forward(on, &args);
-    }
-    cot_causal_conv1d_backward_args args;
-    COT_INIT(&args);
-    args.activation = COT_ACTIVATION_SILU;
-    args.x = rows_of(x, rows, channel_last);
-    args.dy = rows_of(dy, rows, channel_last);
-    args.dx = rows_of(to, rows, channel_last);
-    args.weight = w;
-    args.bias = b;
-    args.dweight = cot_tensor_contiguous(dweight, COT_F32, 2, (int64_t[]){D, K});
-    args.dbias = cot_tensor_contiguous(dbias, COT_F32, 1, (int64_t[]){D});
-    return cot_causal_conv1d_backward(on, &args);
-}
-
 static void read_sums(float *sums)
 {
-    assert_ok(cot_cuda_to_host(queue, sums, dweight, sizeof(float) * D * K));
-    assert_ok(cot_cuda_to_host(queue, sums + D * K, dbias, sizeof(float) * D));
+    assert_ok(cot_cuda_to_host(queue, sums, inputs.dweight, sizeof(float) * D * K));
+    assert_ok(cot_cuda_to_host(queue, sums + D * K, inputs.dbias, sizeof(float) * D));
 }
 
 static void check_kernel(const char *name, bool backward, bool channel_last)
@@ -98,7 +59,7 @@ static void check_kernel(const char *name, bool backward, bool channel_last)
     memset(got, 0xff, 2 * (size_t)ROW);
     for (int i = 0; i < (int)COUNT(rows); i++)
         assert_ok(cot_cuda_to_device(on, out + 2 * ROW * rows[i], got, 2 * (size_t)ROW));
-    const cot_status status = call(on, backward, 1, channel_last, one);
+    const cot_status status = call_rows(on, &inputs, backward, 1, channel_last, one);
     if (status == COT_UNSUPPORTED) { /* of the other layout */
         cot_queue_destroy(on);
         return;
@@ -107,7 +68,7 @@ static void check_kernel(const char *name, bool backward, bool channel_last)
     assert_ok(cot_cuda_to_host(on, expected, one, 2 * (size_t)ROW));
     if (backward)
         read_sums(sums[0]);
-    assert_ok(call(on, backward, B, channel_last, out));
+    assert_ok(call_rows(on, &inputs, backward, B, channel_last, out));
     assert_ok(cot_queue_check(on));
     for (int i = 0; i < (int)COUNT(rows); i++) {
         assert_ok(cot_cuda_to_host(on, got, out + 2 * ROW * rows[i], 2 * (size_t)ROW));
@@ -116,12 +77,8 @@ static void check_kernel(const char *name, bool backward, bool channel_last)
                      (long long)rows[i]);
     }
     if (backward) {
-        double most = 0;
         read_sums(sums[1]);
-        for (int i = 0; i < D * (K + 1); i++)
-            most = fmax(most, fabs(sums[0][i]));
-        for (int i = 0; i < D * (K + 1); i++)
-            assert_true(fabs(sums[1][i] - B * (double)sums[0][i]) <= 1e-4 * B * most);
+        assert_multiples(sums[0], sums[1], D * (K + 1), B, 1e-4);
     }
     printf("%s, %s\n", name, channel_last ? "channel-last" : "channel-first");
     cot_queue_destroy(on);
@@ -157,20 +114,21 @@ int main(void)
     }
     expected = malloc(2 * (size_t)ROW);
     got = malloc(2 * (size_t)ROW);
-    x = device_memory(bytes), dy = device_memory(bytes), out = device_memory(bytes), one = device_memory(2 * ROW);
-    weight = device_memory(sizeof(float) * D * K), bias = device_memory(sizeof(float) * D);
-    dweight = device_memory(sizeof(float) * D * K), dbias = device_memory(sizeof(float) * D);
-    fill(x, 1);
-    fill(dy, 2);
+    out = device_memory(bytes), one = device_memory(2 * ROW);
+    inputs.x = device_memory(bytes), inputs.dy = device_memory(bytes);
+    inputs.weight = device_memory(sizeof(float) * D * K), inputs.bias = device_memory(sizeof(float) * D);
+    inputs.dweight = device_memory(sizeof(float) * D * K), inputs.dbias = device_memory(sizeof(float) * D);
+    fill(inputs.x, 1);
+    fill(inputs.dy, 2);
     static float values[D * K];
     uint64_t seed = 3;
     for (int i = 0; i < D * K; i++)
         values[i] = (float)random_real(&seed);
-    assert_ok(cot_cuda_to_device(queue, weight, values, sizeof values));
-    assert_ok(cot_cuda_to_device(queue, bias, values, sizeof(float) * D));
+    assert_ok(cot_cuda_to_device(queue, inputs.weight, values, sizeof values));
+    assert_ok(cot_cuda_to_device(queue, inputs.bias, values, sizeof(float) * D));
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_beyond_2_31_elements)};
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    void *const memory[] = {x, dy, out, one, weight, bias, dweight, dbias};
+    void *const memory[] = {out, one, inputs.x, inputs.dy, inputs.weight, inputs.bias, inputs.dweight, inputs.dbias};
     for (int i = 0; i < (int)COUNT(memory); i++)
         cot_cuda_free(queue, memory[i]);
     free(expected), free(got);
