@@ -199,12 +199,14 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 
 #endif
 
-/* A part of 32 x 32 of C in four tiles. */
+/* A part of 32 x 32 of C in four tiles; after every MT^3 multiplications beside(with) has its turn, vector arithmetic for
+ * instance. The barrier: gcc's tile loads do not say that they read memory. */
 V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c, bool add, bool whole,
-                      mt_ahead *ahead)
+                      void (*beside)(void *with), void *with)
 {
     (void)whole;
     enum { A_ROW = MT * sizeof(mt), B_ROW = 2 * MT * sizeof(mt), C_ROW = MT * sizeof(float) };
+    __asm__ volatile("" : : : "memory");
     if (add) {
         _tile_loadd(0, c, C_ROW);
         _tile_loadd(1, c + 16, C_ROW);
@@ -218,14 +220,19 @@ V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, cons
     }
     for (int64_t p = 0; p < k; p += MT)
         for (int64_t tap = 0; tap < taps; tap++, b += MT * MT) {
-            for (int line = 0; line < 4; line++)
-                mt_ask(ahead);
             MT_STEP(a + mt_at(a_rows, tap, p), b, whole)
+            beside(with);
         }
     _tile_stored(0, c, C_ROW);
     _tile_stored(1, c + 16, C_ROW);
     _tile_stored(2, c + 16 * MT, C_ROW);
     _tile_stored(3, c + 16 * MT + 16, C_ROW);
+}
+
+V_INLINE void mt_ask_lines(void *ahead)
+{
+    for (int line = 0; line < 4; line++)
+        mt_ask(ahead);
 }
 
 /* Two tiles of A and two of B a step are as much as the first-level cache delivers while the products run, and more
@@ -236,7 +243,7 @@ V_INLINE void mt_product_as(int64_t m, int64_t n, int64_t k, int64_t taps, const
     for (int64_t j = 0; j < n; j += MT)
         for (int64_t i = 0; i < m; i += MT)
             mt_part(k, taps, a + mt_at(a_rows, i, 0), a_rows, b + mt_at(b_rows, 0, j), c + mt_at(c_rows, i, j), add,
-                    whole, ahead);
+                    whole, mt_ask_lines, ahead);
 }
 
 V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,

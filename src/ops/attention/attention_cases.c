@@ -164,11 +164,11 @@ static void sweep_features(cot_case_visitor *v, int direction)
     }
 }
 
-/* Logits of +-1e4 and rows that see nothing, with a sink and without. */
+/* Logits of +-1e4, over several blocks of keys too, and rows that see nothing, with a sink and without. */
 static void sweep_extremes(cot_case_visitor *v, int direction)
 {
     uint64_t state = 41 + (uint64_t)direction;
-    for (int number = 0; number < 24; number++) {
+    for (int number = 0; number < 36; number++) {
         attention_plan p = {.direction = direction,
                             .uses = COT_CASE_CHECK | COT_CASE_QUICK,
                             .B = 2,
@@ -185,6 +185,8 @@ static void sweep_extremes(cot_case_visitor *v, int direction)
         p.sink = number / 6 % 2;
         if (number < 12)
             p.scale = number % 2 ? 400 : -400; /* times q.k, of order 8 with tails of 30 */
+        else if (number >= 24)
+            p.scale = number < 30 ? 400 : 1, p.Tq = 150, p.Tk = 420;
         else
             p.Tk = number < 18 ? 33 : 0, p.causal = true;
         emit(v, &p);

@@ -3,7 +3,8 @@
  * attention_fwd_tiled.c: out = softmax(s) v and lse, in blocks, on the products of simd/matmul.h:
  *
  *     S = Q K^T       [TALL queries][up to BLOCK keys], float32
- *     P = exp(S - m)  m the running maximum of a row; rounded to an operand's type (bf16 with AMX), its sum is not
+ *     P = exp(S - m)  m the running maximum of a row, with AMX what it was first; rounded to an operand's type (bf16 with
+ *                     AMX), its sum is not
  *     O = O exp(m_before - m) + P V;      out = O / sum,  lse = m + log(sum)
  *
  * First every block of keys is packed once for all query heads that read it: K^T [d][BLOCK] and V [BLOCK][dv], both in
@@ -43,16 +44,31 @@ static void pack_item(void *memory, int64_t item)
 
 /* ---- softmax --------------------------------------------------------------------------------------------- */
 
+/* P V of a strip, which is still to be added to its out. */
+typedef struct pending_product {
+    const mt *prob, *v;
+    float *out;
+    int64_t keys, parts, done;
+    bool add;
+} pending_product;
+
 /* The state of an item's queries. */
 typedef struct rows_state {
     _Alignas(64) mt q[CELLS];
     _Alignas(64) float out[CELLS];
-    _Alignas(64) float most[ROWS], sum[ROWS]; /* of a row's scores so far, and of exp(s - most) */
+    _Alignas(64) float most[ROWS], sum[ROWS]; /* of a row's scores so far, or some of them; and of exp(s - most) */
     _Alignas(64) float s[TALL * BLOCK];
-    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : TALL * BLOCK]; /* otherwise it takes the place of s */
-    _Alignas(64) float keep[TALL * BLOCK];                /* of dropout */
-    bool begun[ROWS / STRIP];                             /* out holds something */
+    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : 2 * TALL * BLOCK]; /* two, in turns; with one form P takes the place of s */
+    int64_t turn;
+    _Alignas(64) float keep[TALL * BLOCK]; /* of dropout */
+    bool begun[ROWS / STRIP];              /* out holds something, or what is pending */
+    pending_product pending;
 } rows_state;
+
+V_INLINE mt *prob_of(rows_state *x)
+{
+    return MT_ONE_FORM ? (mt *)x->s : x->prob + x->turn * TALL * BLOCK;
+}
 
 /* The largest lane of every vector, in the lane of the vector's number; their sums. */
 V_INLINE vf max_of_each(vf v[VW])
@@ -72,26 +88,27 @@ V_INLINE vf sum_of_each(vf v[VW])
     return v[0];
 }
 
-/* A mask hides part of these rows and columns: -inf there. A pass of its own, since few blocks have a border. */
-static void hide_scores(const scores *a, rows_state *x, int64_t first, int64_t height, int64_t block_first,
+/* A mask hides part of these rows and columns, s[s_rows][] from query `first` and key `key` on: -inf there. A pass of its
+ * own, since few blocks have a border. */
+static void hide_scores(const scores *a, float *s, int64_t s_rows, int64_t first, int64_t height, int64_t key,
                         attention_span strips)
 {
     for (int64_t r = 0; r < height; r++) {
         const attention_span keys = scores_keys(a, first + r);
-        const int64_t low = keys.first - block_first, high = keys.end - block_first;
+        const int64_t low = keys.first - key, high = keys.end - key;
         for (int64_t c = strips.first; c < strips.end; c += VW)
             if (c < low || c + VW > high)
-                v_store(x->s + cell(TALL, r, c), v_add(v_load(x->s + cell(TALL, r, c)), border(low - c, high - c)));
+                v_store(s + cell(s_rows, r, c), v_add(v_load(s + cell(s_rows, r, c)), border(low - c, high - c)));
     }
 }
 
-/* `height` queries from row `top` on at the keys `strips` of a block: s, times `unit` in the unit of exp_scores, becomes prob, most and
- * sum move on, and out is scaled to the new maximum. */
+/* `height` queries from row `top` on at the keys `strips` of a block: s, times `unit` in the unit of exp_scores, becomes
+ * prob, most and sum move on, and out is scaled to the new maximum. */
 V_INLINE void softmax_strip(rows_state *x, const attention_fwd_layout *w, int64_t top, int64_t height,
                             attention_span strips, float unit, bool drop)
 {
     float *most = x->most + top, *sum = x->sum + top;
-    mt *prob = MT_ONE_FORM ? (mt *)x->s : x->prob;
+    mt *prob = prob_of(x);
     for (int64_t r = 0; r < height; r += VW) {
         vf v[VW];
         for (int64_t i = 0; i < VW; i++) {
@@ -173,17 +190,136 @@ static void attend_strip(const context *c, const scores *a, rows_state *x, int64
             scores_keep(a, &tile, x->keep);
     }
     if (!visible)
-        hide_scores(a, x, i, height, b->first, strips);
+        hide_scores(a, x->s, TALL, i, height, b->first, strips);
     if (a->dropout.dropped > 0)
         softmax_strip(x, &c->w, top, height, strips, SCORE_UNIT, true);
     else
         softmax_strip(x, &c->w, top, height, strips, unit, false);
-    const mt *prob = MT_ONE_FORM ? (const mt *)x->s : x->prob;
+    const mt *prob = prob_of(x);
     mt_product(height, c->w.dv, n, prob + mt_at(TALL, 0, strips.first), TALL, b->v + mt_at(BLOCK, strips.first, 0),
                BLOCK, x->out + mt_at(c->w.rows, top, 0), c->w.rows, x->begun[top / STRIP], NULL);
     for (int64_t r = top; r < top + height; r += STRIP)
         x->begun[r / STRIP] = true;
 }
+
+#if defined(COT_MATMUL_AMX)
+
+/* ---- exponentials beside products ---------------------------------------------------------------------------------- *
+ * A row's reference stays what it was first, the largest of 32 scores, unless P would be too large beside it: then the
+ * strip is done again, with its maxima. So S is gone over once, out is not scaled, and P of a part of S, 32 queries and 32
+ * keys, is made while the tiles are at the next part, and at P V of the strip before. */
+#define TOO_LARGE 4096.0f /* for a row's sum of P over a block */
+
+/* P of a part of S, a few rows at a time. */
+typedef struct part_softmax {
+    const float *s, *most;
+    mt *prob;
+    float *sums; /* [STRIP][VW]: a row's sum, in lanes */
+    float unit;
+    int64_t row, step;
+} part_softmax;
+
+V_INLINE void softmax_rows(void *with)
+{
+    part_softmax *w = with;
+    const vf unit = v_set1(w->unit);
+    const int64_t end = w->row + w->step < STRIP ? w->row + w->step : STRIP;
+    for (int64_t r = w->row; r < end; r++) {
+        const vf most = v_set1(w->most[r]);
+        const vf e = exp_scores(v_load(w->s + r * MT), unit, most),
+                 f = exp_scores(v_load(w->s + r * MT + VW), unit, most);
+        v_store(w->sums + r * VW, v_add(v_load(w->sums + r * VW), v_add(e, f)));
+        mt_store_a2(w->prob + r * MT, e, f);
+    }
+    w->row = end;
+}
+
+/* Rows that have seen no key so far take their largest score here as their reference, if they see one here. */
+static void refer(const float *s, float unit, float *most)
+{
+    for (int64_t r = 0; r < STRIP; r += VW) {
+        vf v[VW];
+        for (int64_t i = 0; i < VW; i++)
+            v[i] = v_max(v_load(s + (r + i) * MT), v_load(s + (r + i) * MT + VW));
+        const vf before = v_load(most + r), least = v_set1(-FLT_MAX);
+        v_store(most + r, v_select(vm_above(before, least), before, v_max(least, v_mul(max_of_each(v), v_set1(unit)))));
+    }
+}
+
+V_INLINE void add_part(const context *c, pending_product *w, part_softmax *beside)
+{
+    const int64_t j = w->done / (TALL / STRIP) * STRIP, i = w->done % (TALL / STRIP) * STRIP;
+    mt_part(w->keys, 1, w->prob + mt_at(TALL, i, 0), TALL, w->v + mt_at(BLOCK, 0, j), w->out + mt_at(c->w.rows, i, j),
+            w->add, false, softmax_rows, beside);
+    w->done++;
+}
+
+static void finish_pending(const context *c, pending_product *w)
+{
+    part_softmax nothing = {.row = STRIP};
+    while (w->done < w->parts)
+        add_part(c, w, &nothing);
+}
+
+/* TALL queries from row `top` of the item on, at the keys `strips` of a block: their P V is pending then. False: P was too
+ * large, and but for references nothing has changed. */
+static bool attend_beside(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top,
+                          const key_block *b, attention_span strips, bool visible)
+{
+    enum { PARTS = TALL / STRIP }; /* one above the other */
+    _Alignas(64) float s[2][STRIP * STRIP], sums[TALL * VW] = {0};
+    const int64_t n = strips.end - strips.first, parts = n / STRIP * PARTS;
+    mt *prob = prob_of(x) + mt_at(TALL, 0, strips.first);
+    pending_product *pending = &x->pending;
+    part_softmax w = {.row = STRIP};
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t j = part / PARTS * STRIP, i = part % PARTS * STRIP, due = (part + 1) * pending->parts / parts;
+        const int64_t products = c->w.d + (due - pending->done) * pending->keys;
+        w.step = (STRIP * STRIP + products - 1) / products;
+        mt_part(c->w.d, 1, x->q + mt_at(c->w.rows, top + i, 0), c->w.rows, b->kt + mt_at(c->w.d, 0, strips.first + j),
+                s[part % 2], false, true, softmax_rows, &w);
+        while (pending->done < due)
+            add_part(c, pending, &w);
+        w.step = STRIP;
+        softmax_rows(&w);
+        w = (part_softmax){.s = s[part % 2],
+                           .most = x->most + top + i,
+                           .prob = prob + mt_at(TALL, i, j),
+                           .sums = sums + i * VW,
+                           .unit = SCORE_UNIT * (float)c->p->sizes.scale};
+        if (!visible)
+            hide_scores(a, s[part % 2], STRIP, first + top + i, STRIP, b->first + strips.first + j,
+                        (attention_span){0, STRIP});
+        if (!visible || !x->begun[(top + i) / STRIP])
+            refer(s[part % 2], w.unit, x->most + top + i);
+    }
+    w.step = STRIP;
+    softmax_rows(&w);
+    vf sum[TALL / VW], large = v_zero();
+    for (int64_t r = 0; r < TALL / VW; r++) {
+        vf v[VW];
+        for (int64_t i = 0; i < VW; i++)
+            v[i] = v_load(sums + (r * VW + i) * VW);
+        sum[r] = sum_of_each(v);
+        large = v_select(vm_above(sum[r], v_set1(TOO_LARGE)), v_set1(1), large);
+    }
+    *pending = (pending_product){.parts = 0};
+    if (v_sum(large) > 0)
+        return false;
+    for (int64_t r = 0; r < TALL / VW; r++)
+        v_store(x->sum + top + r * VW, v_add(v_load(x->sum + top + r * VW), sum[r]));
+    *pending = (pending_product){.prob = prob,
+                                 .v = b->v + mt_at(BLOCK, strips.first, 0),
+                                 .out = x->out + mt_at(c->w.rows, top, 0),
+                                 .keys = n,
+                                 .parts = c->w.dv / STRIP * PARTS,
+                                 .add = x->begun[top / STRIP]};
+    x->begun[top / STRIP] = x->begun[top / STRIP + 1] = true;
+    x->turn = 1 - x->turn;
+    return true;
+}
+
+#endif
 
 /* TALL queries at a time; in float32 STRIP where a mask's border runs through, since less of what it hides is then worked
  * out. On AMX the shorter products cost more than that. */
@@ -196,6 +332,10 @@ static void attend_block(const context *c, const scores *a, rows_state *x, int64
         if (strips.first == strips.end)
             continue;
         const bool visible = all_visible(a, i, TALL, b->first, strips);
+#if defined(COT_MATMUL_AMX)
+        if (!a->extras && attend_beside(c, a, x, first, top, b, strips, visible))
+            continue;
+#endif
         if (!MT_ONE_FORM || (visible && x->begun[top / STRIP] == x->begun[top / STRIP + 1])) {
             attend_strip(c, a, x, first, top, TALL, b, strips, visible);
             continue;
@@ -245,6 +385,8 @@ static void attend_item(void *memory, int64_t item)
     rows_state x;
     mt_state host;
     memset(x.begun, 0, sizeof x.begun);
+    x.pending = (pending_product){.parts = 0};
+    x.turn = 0;
     for (int64_t r = 0; r < ROWS; r++) {
         x.most[r] = sink > -INFINITY ? sink * SCORE_UNIT : -FLT_MAX;
         x.sum[r] = sink > -INFINITY ? 1 : 0;
@@ -263,6 +405,9 @@ static void attend_item(void *memory, int64_t item)
         const key_block b = {block * BLOCK, c->kt + at * c->w.d, c->v + at * c->w.dv};
         attend_block(c, &a, &x, rows.first, &b);
     }
+#if defined(COT_MATMUL_AMX)
+    finish_pending(c, &x.pending);
+#endif
     mt_end(&host);
     finish_rows(c, &x, &rows, h, sink);
 }
