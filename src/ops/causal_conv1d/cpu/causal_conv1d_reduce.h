@@ -6,14 +6,15 @@
 
 #include "causal_conv1d_stage.h"
 
-/* Channels of an item; sums that are few are not worth waking threads for: 2 us, half of a small backward. */
-enum { CONV1D_REDUCE_BLOCK = 64, CONV1D_REDUCE_ALONE = 65536 };
+/* Channels that are summed at once: a part's terms of them are one run of memory, and parts are far apart. Sums that are few are
+ * not worth waking threads for: 2 us, half of a small backward. */
+enum { CONV1D_REDUCE_BLOCK = 512, CONV1D_REDUCE_ALONE = 65536 };
 
 typedef struct conv1d_reduction {
     const conv1d_backward_problem *problem;
     const float *partials;
     int64_t parts;
-    int64_t each; /* channels of an item, a multiple of the block */
+    int64_t each; /* rows of a block of channels, K+1 for each of them, that an item sums */
 } conv1d_reduction;
 
 static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, bool accumulate, double value)
@@ -47,11 +48,9 @@ static inline void conv1d_reduce_block(const conv1d_reduction *c, int64_t k, int
 static void conv1d_reduce_item(void *context, int64_t item)
 {
     const conv1d_reduction *c = context;
-    const int64_t K = c->problem->sizes.K, D = c->problem->sizes.D, first = item * c->each;
-    const int64_t end = first + c->each < D ? first + c->each : D;
-    for (int64_t begin = first; begin < end; begin += CONV1D_REDUCE_BLOCK)
-        for (int64_t k = 0; k <= K; k++)
-            conv1d_reduce_block(c, k, begin);
+    const int64_t rows = c->problem->sizes.K + 1;
+    for (int64_t i = item * c->each; i < (item + 1) * c->each; i++)
+        conv1d_reduce_block(c, i % rows, i / rows * CONV1D_REDUCE_BLOCK);
 }
 
 static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem *problem, const float *partials,
@@ -59,11 +58,10 @@ static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem
 {
     if (!cot_present(&problem->args.dweight) && !cot_present(&problem->args.dbias))
         return;
-    const int64_t D = problem->sizes.D;
-    conv1d_reduction reduction = {problem, partials, parts, CONV1D_REDUCE_BLOCK};
-    if ((double)parts * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_ALONE)
-        reduction.each = conv1d_quotient_up(D, CONV1D_REDUCE_BLOCK) * CONV1D_REDUCE_BLOCK;
-    cot_parallel(queue, D > 0 ? conv1d_quotient_up(D, reduction.each) : 0, conv1d_reduce_item, &reduction);
+    const int64_t D = problem->sizes.D, rows = (problem->sizes.K + 1) * conv1d_quotient_up(D, CONV1D_REDUCE_BLOCK);
+    const bool alone = (double)parts * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_ALONE;
+    conv1d_reduction reduction = {problem, partials, parts, alone ? rows : 1};
+    cot_parallel(queue, alone && rows > 0 ? 1 : rows, conv1d_reduce_item, &reduction);
 }
 
 /* ---- dinitial_state of sequences without tokens ------------------------------------------------------------- *
