@@ -78,13 +78,15 @@ static inline int64_t conv1d_plane(int64_t K)
     return (K <= 4 ? CONV1D_WIDE_ROW : K <= 8 ? 256 : 64) + 16;
 }
 
+/* A part costs what its item begins and ends with, K-1 tokens of its neighbours, and a row of the sums to be read again: long
+ * ones where that leaves 32 items. */
 static inline conv1d_tiling conv1d_tile_channel_last(const conv1d_sizes *sizes)
 {
     const int64_t elements = conv1d_item_elements(sizes);
     conv1d_tiling tiling;
     tiling.block = conv1d_clamp(sizes->D, 1, conv1d_widest_row(sizes));
-    tiling.part = conv1d_clamp(elements / tiling.block, 128, 256);
-    tiling.part = conv1d_clamp(sizes->T, 1, tiling.part);
+    const double share = (double)sizes->B * (double)sizes->D * (double)sizes->T / (32.0 * (double)tiling.block);
+    tiling.part = conv1d_clamp(sizes->T, 1, share >= 512 ? 512 : share >= 256 ? 256 : 128);
     tiling.group = conv1d_clamp(elements / (tiling.part * tiling.block), 1, conv1d_clamp(sizes->B, 1, 1024));
     conv1d_count_tiles(&tiling, sizes);
     return tiling;
