@@ -19,12 +19,30 @@ typedef struct backward_columns {
     char *dx;           /* row i is that of token i-K+1 */
     int64_t x_stride, dy_stride, dx_stride;
     cot_dtype dtype, dx_dtype; /* of x and dy; of dx */
-    const float *weight;       /* [K+1] rows of conv1d_plane(K) */
-    float *history, *g;        /* [K-1]: x and g before row 0 */
-    float *sums;               /* [K+1] */
+    float *kept;               /* see KEPT */
+    int64_t sums;              /* the first of the rows of those that the tile's are added to */
     bool silu, stream;
     const int32_t *ids;
 } backward_columns;
+
+/* What is kept of a column (conv1d_keep): K weights and the bias, K-1 of x before row 0, K-1 of g, K+1 sums, and as many for
+ * those that nobody wants. */
+enum { KEPT = 21 * 2048 };
+
+V_INLINE int64_t kept_rows(int64_t K)
+{
+    return 5 * K + 1;
+}
+
+V_INLINE int64_t row_of_g(int64_t K)
+{
+    return 2 * K;
+}
+
+V_INLINE int64_t row_of_sums(int64_t K, bool wanted)
+{
+    return wanted ? 3 * K - 1 : 4 * K;
+}
 
 V_INLINE conv1d_out results_of(const backward_columns *s, char *runs)
 {
@@ -34,13 +52,15 @@ V_INLINE conv1d_out results_of(const backward_columns *s, char *runs)
 
 static void walk_edge(const backward_columns *s, int64_t channel)
 {
-    const int64_t K = s->K, ld = conv1d_plane(K), size = conv1d_size(s->dtype), dx_size = conv1d_size(s->dx_dtype);
+    const int64_t K = s->K, size = conv1d_size(s->dtype), dx_size = conv1d_size(s->dx_dtype);
     for (int64_t c = channel; c < s->channels; c += VW) {
         const int lanes = (int)(s->channels - c < VW ? s->channels - c : VW);
+        float *weight = s->kept + c * kept_rows(K), *history = weight + (K + 1) * VW;
+        float *before_g = weight + row_of_g(K) * VW, *total = weight + s->sums * VW;
         vf h[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K - 1; k++) {
-            h[k] = v_load(s->history + k * ld + c);
-            g[k] = v_load(s->g + k * ld + c);
+            h[k] = v_load(history + k * VW);
+            g[k] = v_load(before_g + k * VW);
         }
         for (int64_t k = 0; k <= K; k++)
             sums[k] = v_zero();
@@ -51,11 +71,11 @@ static void walk_edge(const backward_columns *s, int64_t channel)
                 h[K - 1] = v_load_n_as(s->x + i * s->x_stride + c * size, s->dtype, lanes);
                 if (ids == NULL || ids[K - 1] >= 0)
                     g[K - 1] = v_load_n_as(s->dy + i * s->dy_stride + c * size, s->dtype, lanes);
-                vf z = v_load(s->weight + K * ld + c), before = v_zero();
+                vf z = v_load(weight + K * VW), before = v_zero();
                 for (int64_t k = 0; s->silu && k < K; k++) {
                     conv1d_next_tap(k, &z, &before);
                     if (ids == NULL || ids[k] == ids[K - 1])
-                        z = v_fma(v_load(s->weight + k * ld + c), h[k], z);
+                        z = v_fma(v_load(weight + k * VW), h[k], z);
                 }
                 z = conv1d_taps_sum(K, z, before);
                 if (s->silu && (ids == NULL || ids[K - 1] >= 0))
@@ -69,7 +89,7 @@ static void walk_edge(const backward_columns *s, int64_t channel)
             for (int64_t j = 0; j < K; j++) {
                 conv1d_next_tap(j, &dx, &before);
                 if (ids == NULL || (ids[j] == ids[0] && ids[0] >= 0))
-                    dx = v_fma(v_load(s->weight + (K - 1 - j) * ld + c), g[j], dx);
+                    dx = v_fma(v_load(weight + (K - 1 - j) * VW), g[j], dx);
             }
             dx = conv1d_taps_sum(K, dx, before);
             v_store_n_as(s->dx + i * s->dx_stride + c * dx_size, s->dx_dtype, dx, lanes);
@@ -79,11 +99,11 @@ static void walk_edge(const backward_columns *s, int64_t channel)
             }
         }
         for (int64_t k = 0; k < K - 1; k++) {
-            v_store(s->history + k * ld + c, h[k]);
-            v_store(s->g + k * ld + c, g[k]);
+            v_store(history + k * VW, h[k]);
+            v_store(before_g + k * VW, g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(s->sums + k * ld + c, v_add(v_load(s->sums + k * ld + c), sums[k]));
+            v_store(total + k * VW, v_add(v_load(total + k * VW), sums[k]));
     }
 }
 
@@ -119,16 +139,14 @@ V_INLINE void column_slopes(float *g, const float *h, const vf *w, vf bias, int 
 enum { ROWS = CONV1D_MAX_K + CONV1D_TILE };
 
 /* A tile's `count` columns, 1 or 2, to the buffers, behind what they have of the tokens before; and dx back. */
-V_INLINE void stage_columns(const backward_columns *s, int64_t channel, const conv1d_asked *asked, int count, int64_t K,
-                            cot_dtype dtype, float h[2][ROWS * VW], float g[2][ROWS * VW])
+V_INLINE void stage_columns(const backward_columns *s, int64_t channel, int count, int64_t K, cot_dtype dtype,
+                            float h[2][ROWS * VW], float g[2][ROWS * VW])
 {
     const int64_t size = conv1d_size(dtype), bytes = count * VW * size;
     const char *x = s->x + channel * size, *dy = s->dy + channel * size;
-    const char *next_x = conv1d_asked_at(asked, s->x, s->x_stride, size);
-    const char *next_dy = conv1d_asked_at(asked, s->dy, s->dy_stride, size);
     for (int64_t i = K - 1; i < K - 1 + s->n; i++, x += s->x_stride, dy += s->dy_stride) {
-        v_ask(next_x + (i - (K - 1)) * bytes, bytes);
-        v_ask(next_dy + (i - (K - 1)) * bytes, bytes);
+        conv1d_ask(x, s->x_stride, bytes);
+        conv1d_ask(dy, s->dy_stride, bytes);
         for (int v = 0; v < count; v++) {
             v_store(h[v] + i * VW, v_load_as(x + v * VW * size, dtype));
             v_store(g[v] + i * VW, v_load_as(dy + v * VW * size, dtype));
@@ -136,8 +154,7 @@ V_INLINE void stage_columns(const backward_columns *s, int64_t channel, const co
     }
 }
 
-V_INLINE void unstage_columns(const conv1d_out *out, int64_t c, int count, cot_dtype dtype,
-                              float dx[2][CONV1D_TILE * VW])
+V_INLINE void unstage_columns(conv1d_out *out, int64_t c, int count, cot_dtype dtype, float dx[2][CONV1D_TILE * VW])
 {
     char *to = conv1d_out_at(out, c, conv1d_size(dtype));
     for (int64_t i = 0; i < out->n; i++, to += conv1d_out_stride(out)) {
@@ -145,21 +162,24 @@ V_INLINE void unstage_columns(const conv1d_out *out, int64_t c, int count, cot_d
             v_store2_as(to, dtype, v_load(dx[0] + i * VW), v_load(dx[1] + i * VW));
         else
             v_store_as(to, dtype, v_load(dx[0] + i * VW));
+        conv1d_out_leave(out, count * VW * conv1d_size(dtype));
     }
 }
 
 /* One column, of n <= CONV1D_TILE tokens. */
 V_INLINE void walk_buffered(const backward_columns *s, int64_t c, int64_t K, bool silu, float *h, float *g, float *dx)
 {
-    const int64_t ld = conv1d_plane(K), n = s->n;
+    const int64_t n = s->n;
+    float *weight = s->kept + c * kept_rows(K), *history = weight + (K + 1) * VW;
+    float *before_g = weight + row_of_g(K) * VW, *total = weight + s->sums * VW;
     vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k < K; k++)
-        w[k] = v_load(s->weight + k * ld + c);
+        w[k] = v_load(weight + k * VW);
     for (int64_t k = 0; k < K - 1; k++) {
-        v_store(h + k * VW, v_load(s->history + k * ld + c));
-        v_store(g + k * VW, v_load(s->g + k * ld + c));
+        v_store(h + k * VW, v_load(history + k * VW));
+        v_store(g + k * VW, v_load(before_g + k * VW));
     }
-    const vf bias = v_load(s->weight + K * ld + c);
+    const vf bias = v_load(weight + K * VW);
     int64_t token = silu ? 0 : n;
     for (; token + 4 <= n; token += 4)
         column_slopes(g + (K - 1 + token) * VW, h + token * VW, w, bias, 4, K);
@@ -180,27 +200,25 @@ V_INLINE void walk_buffered(const backward_columns *s, int64_t c, int64_t K, boo
         v_store(dx + i * VW, conv1d_taps_sum(K, out, before));
     }
     for (int64_t k = 0; k < K - 1; k++) {
-        v_store(s->history + k * ld + c, v_load(h + (n + k) * VW));
-        v_store(s->g + k * ld + c, v_load(g + (n + k) * VW));
+        v_store(history + k * VW, v_load(h + (n + k) * VW));
+        v_store(before_g + k * VW, v_load(g + (n + k) * VW));
     }
     for (int64_t k = 0; k <= K; k++)
-        v_store(s->sums + k * ld + c, v_add(v_load(s->sums + k * ld + c), sums[k]));
+        v_store(total + k * VW, v_add(v_load(total + k * VW), sums[k]));
 }
 
 V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dtype)
 {
-    const int64_t size = conv1d_size(dtype);
     float h[2][ROWS * VW], g[2][ROWS * VW], dx[2][CONV1D_TILE * VW];
-    _Alignas(64) char runs[CONV1D_TILE * CONV1D_RUN];
-    const conv1d_out out = results_of(s, runs);
-    conv1d_asked asked = {0};
+    _Alignas(CONV1D_RUN) char runs[CONV1D_RUNS];
+    conv1d_out out = results_of(s, runs);
     int64_t c = 0;
     for (int count; c + VW <= s->channels; c += count * VW) {
         count = c + 2 * VW <= s->channels ? 2 : 1;
         if (count == 2)
-            stage_columns(s, c, &asked, 2, K, dtype, h, g);
+            stage_columns(s, c, 2, K, dtype, h, g);
         else
-            stage_columns(s, c, &asked, 1, K, dtype, h, g);
+            stage_columns(s, c, 1, K, dtype, h, g);
         for (int v = 0; v < count; v++)
             if (s->silu)
                 walk_buffered(s, c + v * VW, K, true, h[v], g[v], dx[v]);
@@ -210,119 +228,77 @@ V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dt
             unstage_columns(&out, c, 2, dtype, dx);
         else
             unstage_columns(&out, c, 1, dtype, dx);
-        conv1d_out_made(&out, c + count * VW, count, size, &asked);
+        conv1d_out_made(&out, c + count * VW, conv1d_size(dtype));
     }
     return c;
 }
 
 /* ---- where they are not --------------------------------------------------------------------------------------- */
 
-enum { WALK_TOKENS = 2 }; /* of one step */
-
-/* A column of channels: what its tokens need and leave. */
-typedef struct walk_column {
-    vf w[CONV1D_MAX_K], bias, sums[CONV1D_MAX_K + 1];
-    vf h[CONV1D_MAX_K - 1 + WALK_TOKENS], g[CONV1D_MAX_K - 1 + WALK_TOKENS]; /* K-1 tokens before, then the step's */
-} walk_column;
-
-/* `count` tokens, a constant, step by step (v_silu_slopes): dx of those K-1 before them. */
-V_INLINE void walk_step(walk_column *c, const char *x, const char *dy, char *dx, int64_t dx_stride,
-                        const backward_columns *s, int count, int64_t K, cot_dtype dtype)
-{
-    vf z[WALK_TOKENS], before[WALK_TOKENS];
-    V_UNROLL
-    for (int v = 0; v < count; v++) {
-        c->h[K - 1 + v] = v_load_as(x + v * s->x_stride, dtype);
-        c->g[K - 1 + v] = v_load_as(dy + v * s->dy_stride, dtype);
-        z[v] = c->bias;
-        before[v] = v_zero();
-    }
-    if (s->silu) {
-        V_UNROLL
-        for (int64_t k = 0; k < K; k++)
-            for (int v = 0; v < count; v++) {
-                conv1d_next_tap(k, &z[v], &before[v]);
-                z[v] = v_fma(c->w[k], c->h[v + k], z[v]);
-            }
-        V_UNROLL
-        for (int v = 0; v < count; v++)
-            z[v] = conv1d_taps_sum(K, z[v], before[v]);
-        v_silu_slopes(z, count);
-        V_UNROLL
-        for (int v = 0; v < count; v++)
-            c->g[K - 1 + v] = v_mul(c->g[K - 1 + v], z[v]);
-    }
-    V_UNROLL
-    for (int v = 0; v < count; v++) {
-        vf out = v_zero(), before_out = v_zero();
-        V_UNROLL
-        for (int64_t k = 0; k < K; k++) {
-            conv1d_next_tap(k, &out, &before_out);
-            c->sums[k] = v_fma(c->g[K - 1 + v], c->h[v + k], c->sums[k]);
-            out = v_fma(c->w[K - 1 - k], c->g[v + k], out);
-        }
-        c->sums[K] = v_add(c->sums[K], c->g[K - 1 + v]);
-        out = conv1d_taps_sum(K, out, before_out);
-        v_store_as(dx + v * dx_stride, dtype, out);
-    }
-    V_UNROLL
-    for (int64_t k = 0; k < K - 1; k++) {
-        c->h[k] = c->h[k + count];
-        c->g[k] = c->g[k + count];
-    }
-}
-
 /* Whole vectors of tokens that enter the sums; one dtype; returns the first channel not done. */
 V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype dtype)
 {
     const backward_columns own = *shared, *s = &own; /* one that no store can change stays in registers */
-    const int64_t ld = conv1d_plane(K), size = conv1d_size(dtype), n = s->n;
-    _Alignas(64) char runs[CONV1D_TILE * CONV1D_RUN];
-    const conv1d_out out = results_of(s, runs);
+    const int64_t size = conv1d_size(dtype), n = s->n;
+    _Alignas(CONV1D_RUN) char runs[CONV1D_RUNS];
+    conv1d_out out = results_of(s, runs);
     const int64_t dx_stride = conv1d_out_stride(&out);
-    conv1d_asked asked = {0};
-    int64_t at = 0;
-    for (; at + VW <= s->channels; at += VW) {
-        const char *next_x = conv1d_asked_at(&asked, s->x, s->x_stride, size);
-        const char *next_dy = conv1d_asked_at(&asked, s->dy, s->dy_stride, size);
-        walk_column c;
+    int64_t c = 0;
+    for (; c + VW <= s->channels; c += VW) {
+        float *weight = s->kept + c * kept_rows(K), *history = weight + (K + 1) * VW;
+        float *before_g = weight + row_of_g(K) * VW, *total = weight + s->sums * VW;
+        vf w[CONV1D_MAX_K], h[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K; k++) {
-            c.w[k] = v_load(s->weight + k * ld + at);
-            c.sums[k] = v_zero();
+            w[k] = v_load(weight + k * VW);
+            sums[k] = v_zero();
         }
         for (int64_t k = 0; k < K - 1; k++) {
-            c.h[k] = v_load(s->history + k * ld + at);
-            c.g[k] = v_load(s->g + k * ld + at);
+            h[k] = v_load(history + k * VW);
+            g[k] = v_load(before_g + k * VW);
         }
-        c.bias = v_load(s->weight + K * ld + at);
-        c.sums[K] = v_zero();
-        const char *x = s->x + at * size, *dy = s->dy + at * size;
-        char *dx = conv1d_out_at(&out, at, size);
-        int64_t i = 0;
-        for (; i + WALK_TOKENS <= n; i += WALK_TOKENS) {
-            v_ask(next_x, WALK_TOKENS * VW * size);
-            v_ask(next_dy, WALK_TOKENS * VW * size);
-            walk_step(&c, x, dy, dx, dx_stride, s, WALK_TOKENS, K, dtype);
-            x += WALK_TOKENS * s->x_stride;
-            dy += WALK_TOKENS * s->dy_stride;
-            dx += WALK_TOKENS * dx_stride;
-            next_x += WALK_TOKENS * VW * size;
-            next_dy += WALK_TOKENS * VW * size;
+        const vf bias = v_load(weight + K * VW);
+        sums[K] = v_zero();
+        const char *x = s->x + c * size, *dy = s->dy + c * size;
+        char *dx = conv1d_out_at(&out, c, size);
+        for (int64_t i = 0; i < n; i++, x += s->x_stride, dy += s->dy_stride, dx += dx_stride) {
+            conv1d_ask(x, s->x_stride, VW * size);
+            conv1d_ask(dy, s->dy_stride, VW * size);
+            h[K - 1] = v_load_as(x, dtype);
+            g[K - 1] = v_load_as(dy, dtype);
+            if (s->silu) {
+                vf z = bias, before = v_zero();
+                V_UNROLL
+                for (int64_t k = 0; k < K; k++) {
+                    conv1d_next_tap(k, &z, &before);
+                    z = v_fma(w[k], h[k], z);
+                }
+                g[K - 1] = v_mul(g[K - 1], v_silu_slope(conv1d_taps_sum(K, z, before)));
+            }
+            vf result = v_zero(), before = v_zero();
+            V_UNROLL
+            for (int64_t k = 0; k < K; k++) {
+                conv1d_next_tap(k, &result, &before);
+                sums[k] = v_fma(g[K - 1], h[k], sums[k]);
+                result = v_fma(w[K - 1 - k], g[k], result);
+            }
+            sums[K] = v_add(sums[K], g[K - 1]);
+            v_store_as(dx, dtype, conv1d_taps_sum(K, result, before));
+            conv1d_out_leave(&out, VW * size);
+            V_UNROLL
+            for (int64_t k = 0; k < K - 1; k++) {
+                h[k] = h[k + 1];
+                g[k] = g[k + 1];
+            }
         }
-        for (; i < n; i++, x += s->x_stride, dy += s->dy_stride, dx += dx_stride) {
-            v_ask(next_x, VW * size);
-            v_ask(next_dy, VW * size);
-            walk_step(&c, x, dy, dx, dx_stride, s, 1, K, dtype);
-        }
-        conv1d_out_made(&out, at + VW, 1, size, &asked);
+        conv1d_out_made(&out, c + VW, size);
         for (int64_t k = 0; k < K - 1; k++) {
-            v_store(s->history + k * ld + at, c.h[k]);
-            v_store(s->g + k * ld + at, c.g[k]);
+            v_store(history + k * VW, h[k]);
+            v_store(before_g + k * VW, g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(s->sums + k * ld + at, v_add(v_load(s->sums + k * ld + at), c.sums[k]));
+            v_store(total + k * VW, v_add(v_load(total + k * VW), sums[k]));
     }
-    return at;
+    return c;
 }
 
 #define WALK(width, dtype)                                                  \
@@ -356,8 +332,7 @@ typedef struct backward_context {
 typedef struct backward_block {
     const backward_context *c;
     int64_t d, channels, ld;
-    float weight[CONV1D_PLANES], sums[CONV1D_PLANES], history[CONV1D_PLANES], g[CONV1D_PLANES];
-    float spare[CONV1D_PLANES]; /* for sums that nobody wants */
+    _Alignas(64) float kept[KEPT];
     float x[CONV1D_STAGED], dy[CONV1D_STAGED], dx[CONV1D_STAGED];
 } backward_block;
 
@@ -415,10 +390,8 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
                                 .dx = (char *)s->dx,
                                 .dx_stride = s->ld * 4,
                                 .dx_dtype = COT_F32,
-                                .weight = s->weight,
-                                .history = s->history,
-                                .g = s->g,
-                                .sums = i < steps->n ? s->sums : s->spare,
+                                .kept = s->kept,
+                                .sums = row_of_sums(K, i < steps->n),
                                 .silu = a->activation == COT_ACTIVATION_SILU,
                                 .stream = direct && c->stream,
                                 .ids = plain ? NULL : piece->ids + i};
@@ -481,8 +454,8 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
         zero_gradients(s, piece);
         return;
     }
-    conv1d_stage_history(s->history, &a->x, &a->initial_state, piece, K, s->d, s->channels);
-    conv1d_clear_planes(s->g, K - 1, K, s->channels);
+    conv1d_keep_history(s->kept, kept_rows(K), &a->x, &a->initial_state, piece, K, s->d, s->channels);
+    conv1d_keep_zeros(s->kept, kept_rows(K), row_of_g(K), K - 1, s->channels);
     backward_steps steps = {.n = piece->end - piece->begin};
     const bool outputs = cot_present(&a->dx) || cot_present(&a->dinitial_state);
     steps.count = steps.n + (outputs ? K - 1 : 0);
@@ -517,9 +490,8 @@ static void backward_item(void *context, int64_t item)
     s.d = own.d_begin;
     s.channels = own.d_end - own.d_begin;
     s.ld = conv1d_ld(s.channels);
-    conv1d_stage_planes(s.weight, &a->weight, &a->bias, K, s.d, s.channels);
-    conv1d_clear_planes(s.sums, K + 1, K, s.channels);
-    conv1d_clear_planes(s.spare, K + 1, K, s.channels);
+    conv1d_keep_weights(s.kept, kept_rows(K), &a->weight, &a->bias, K, s.d, s.channels);
+    conv1d_keep_zeros(s.kept, kept_rows(K), row_of_sums(K, true), 2 * (K + 1), s.channels);
     conv1d_walk walk;
     conv1d_piece piece;
     for (int64_t b = own.b_begin; b < own.b_end; b++) {
@@ -528,8 +500,11 @@ static void backward_item(void *context, int64_t item)
             backward_piece(&s, &piece);
     }
     float *partials = c->partials + own.sums * (K + 1) * sizes->D + s.d;
-    for (int64_t k = 0; k <= K; k++)
-        memcpy(partials + k * sizes->D, s.sums + k * conv1d_plane(K), (size_t)s.channels * sizeof *partials);
+    for (int64_t at = 0; at < s.channels; at += VW) {
+        const float *sums = s.kept + at * kept_rows(K) + row_of_sums(K, true) * VW;
+        for (int64_t k = 0; k <= K; k++)
+            v_store_n(partials + k * sizes->D + at, v_load(sums + k * VW), (int)conv1d_clamp(s.channels - at, 0, VW));
+    }
     if (c->stream)
         v_fence();
 }

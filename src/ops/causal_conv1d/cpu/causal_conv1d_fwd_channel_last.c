@@ -36,7 +36,7 @@ typedef struct forward_context {
 typedef struct forward_block {
     const forward_context *c;
     int64_t d, channels, ld;
-    float weight[CONV1D_PLANES], history[CONV1D_PLANES];
+    _Alignas(64) float kept[CONV1D_KEPT];
     float x[CONV1D_STAGED], y[CONV1D_STAGED];
 } forward_block;
 
@@ -55,8 +55,7 @@ static void forward_tile(forward_block *s, const conv1d_piece *piece, int64_t i,
                               .y_stride = s->ld * 4,
                               .x_dtype = COT_F32,
                               .y_dtype = COT_F32,
-                              .weight = s->weight,
-                              .history = s->history,
+                              .kept = s->kept,
                               .silu = a->activation == COT_ACTIVATION_SILU,
                               .ids = plain ? NULL : piece->ids + i};
     if (c->direct) {
@@ -87,7 +86,7 @@ static void forward_piece(forward_block *s, const conv1d_piece *piece)
             conv1d_scatter_tile(s->y, s->ld, &a->y, piece->b, s->d, s->channels, piece->begin + i, 1);
         return;
     }
-    conv1d_stage_history(s->history, &a->x, &a->initial_state, piece, K, s->d, s->channels);
+    conv1d_keep_history(s->kept, 2 * K, &a->x, &a->initial_state, piece, K, s->d, s->channels);
     for (int64_t i = 0; i < n;) {
         bool plain;
         const int64_t end = i + longest < n ? i + longest : n;
@@ -113,7 +112,7 @@ static void forward_item(void *context, int64_t item)
     s.d = own.d_begin;
     s.channels = own.d_end - own.d_begin;
     s.ld = conv1d_ld(s.channels);
-    conv1d_stage_planes(s.weight, &a->weight, &a->bias, sizes->K, s.d, s.channels);
+    conv1d_keep_weights(s.kept, 2 * sizes->K, &a->weight, &a->bias, sizes->K, s.d, s.channels);
     conv1d_walk walk;
     conv1d_piece piece;
     for (int64_t b = own.b_begin; b < own.b_end; b++) {

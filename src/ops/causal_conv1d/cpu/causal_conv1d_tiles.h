@@ -7,16 +7,18 @@
 #include "causal_conv1d_stage.h"
 
 enum {
-    CONV1D_TILE = 8,                /* tokens of a tile */
-    CONV1D_PAD = VW == 8 ? 16 : 0,  /* floats between the rows of a buffer, see conv1d_ld */
-    CONV1D_RUN = 256,               /* bytes of a row, see conv1d_out */
-    CONV1D_STAGED = 4 * (2048 + 16) /* floats of a tile whose rows pass through a buffer */
+    CONV1D_TILE = 8,                 /* tokens of a tile */
+    CONV1D_PAD = VW == 8 ? 16 : 0,   /* floats between the rows of a buffer, see conv1d_ld */
+    CONV1D_RUN = 256,                /* bytes of a row, see conv1d_out */
+    CONV1D_BESIDE = 128,             /* bytes, see conv1d_ask */
+    CONV1D_STAGED = 4 * (2048 + 16), /* floats of a tile whose rows pass through a buffer */
+    CONV1D_KEPT = 8 * 2048           /* floats of 2K rows, see conv1d_keep: K <= 4 has the widest ones */
 };
 
 /* Tokens of one walk that passes through buffers: fewer the longer the rows are. */
 V_INLINE int64_t conv1d_staged_tile(int64_t channels)
 {
-    return channels > CONV1D_ROW ? 2 : CONV1D_TILE;
+    return channels > CONV1D_ROW ? 4 : CONV1D_TILE;
 }
 
 V_INLINE int64_t conv1d_round_up(int64_t channels)
@@ -79,42 +81,60 @@ static inline void conv1d_scatter_tile(const float *from, int64_t ld, const cot_
         conv1d_scatter(to + r * token * size, tensor->dtype, channel, from + r * ld, channels);
 }
 
-/* Zeros for whole vectors of channels. */
-static inline void conv1d_clear_planes(float *planes, int64_t rows, int64_t K, int64_t channels)
+/* ---- what a walk keeps of its channels ------------------------------------------------------------------------ *
+ * Weights, windows, sums: `rows` vectors for each VW channels, which lie together, so that a column is one run of memory and
+ * one page or two. As rows of all channels they were sixteen streams for the prefetchers to follow and as many pages. Row k of
+ * the column that begins at channel c, a multiple of VW, is at kept + c * rows + k * VW. */
+
+/* kept[row] = from[c * stride], c < n, zeros up to whole vectors; without `from` all of them. */
+static inline void conv1d_keep(float *kept, int64_t rows, int64_t row, const char *from, cot_dtype dtype,
+                               int64_t stride, int64_t n)
 {
-    for (int64_t k = 0; k < rows; k++)
-        memset(planes + k * conv1d_plane(K), 0, (size_t)conv1d_round_up(channels) * sizeof *planes);
+    const int64_t step = stride * (int64_t)cot_dtype_size(dtype);
+    for (int64_t c = 0; c < n; c += VW) {
+        float *to = kept + c * rows + row * VW;
+        if (from == NULL || n - c < VW)
+            v_store(to, v_zero());
+        if (from != NULL)
+            conv1d_gather(to, from + c * step, dtype, stride, n - c < VW ? n - c : VW);
+    }
 }
 
-/* [K+1]: weights by tap, then the bias */
-static inline void conv1d_stage_planes(float *planes, const cot_tensor *weight, const cot_tensor *bias, int64_t K,
-                                       int64_t d, int64_t channels)
+static inline void conv1d_keep_zeros(float *kept, int64_t rows, int64_t first, int64_t count, int64_t n)
 {
-    const int64_t ld = conv1d_plane(K);
-    conv1d_clear_planes(planes, K + 1, K, channels);
-    for (int64_t c = 0; c < channels; c++)
-        for (int64_t k = 0; k < K; k++)
-            planes[k * ld + c] =
-                (float)cot_load_f64(weight->data, weight->dtype, (d + c) * weight->stride[0] + k * weight->stride[1]);
+    for (int64_t row = first; row < first + count; row++)
+        conv1d_keep(kept, rows, row, NULL, COT_F32, 1, n);
+}
+
+/* Rows 0 .. K: weights by tap, then the bias. */
+static inline void conv1d_keep_weights(float *kept, int64_t rows, const cot_tensor *weight, const cot_tensor *bias,
+                                       int64_t K, int64_t d, int64_t n)
+{
+    const char *first = (const char *)weight->data + d * weight->stride[0] * (int64_t)cot_dtype_size(weight->dtype);
+    for (int64_t k = 0; k < K; k++)
+        conv1d_keep(kept, rows, k, first + k * weight->stride[1] * (int64_t)cot_dtype_size(weight->dtype),
+                    weight->dtype, weight->stride[0], n);
     if (cot_present(bias))
-        conv1d_gather(planes + K * ld, (char *)bias->data + d * bias->stride[0] * (int64_t)cot_dtype_size(bias->dtype),
-                      bias->dtype, bias->stride[0], channels);
+        conv1d_keep(kept, rows, K,
+                    (const char *)bias->data + d * bias->stride[0] * (int64_t)cot_dtype_size(bias->dtype), bias->dtype,
+                    bias->stride[0], n);
+    else
+        conv1d_keep_zeros(kept, rows, K, 1, n);
 }
 
-/* The K-1 inputs before a piece. */
-static inline void conv1d_stage_history(float *history, const cot_tensor *x, const cot_tensor *initial_state,
-                                        const conv1d_piece *piece, int64_t K, int64_t d, int64_t channels)
+/* Rows K+1 .. 2K-1: the K-1 inputs before a piece. */
+static inline void conv1d_keep_history(float *kept, int64_t rows, const cot_tensor *x, const cot_tensor *initial_state,
+                                       const conv1d_piece *piece, int64_t K, int64_t d, int64_t n)
 {
-    conv1d_clear_planes(history, K - 1, K, channels);
-    for (int64_t i = 0; i < K - 1; i++, history += conv1d_plane(K)) {
-        const int64_t p = piece->begin - (K - 1) + i;
-        if (p >= piece->first) {
-            conv1d_gather(history, conv1d_at(x, piece->b, d, p), x->dtype, x->stride[1], channels);
-        } else if (cot_present(initial_state) && piece->state >= 0) {
-            const int64_t column = p - piece->first + K - 1;
-            conv1d_gather(history, conv1d_at(initial_state, piece->state, d, column), initial_state->dtype,
-                          initial_state->stride[1], channels);
-        }
+    for (int64_t row = K + 1; row < 2 * K; row++) {
+        const int64_t p = piece->begin - 2 * K + row, column = p - piece->first + K - 1;
+        if (p >= piece->first)
+            conv1d_keep(kept, rows, row, conv1d_at(x, piece->b, d, p), x->dtype, x->stride[1], n);
+        else if (cot_present(initial_state) && piece->state >= 0)
+            conv1d_keep(kept, rows, row, conv1d_at(initial_state, piece->state, d, column), initial_state->dtype,
+                        initial_state->stride[1], n);
+        else
+            conv1d_keep_zeros(kept, rows, row, 1, n);
     }
 }
 
@@ -135,30 +155,40 @@ static inline bool conv1d_rows_stream(const cot_tensor *tensor)
            (uintptr_t)tensor->stride[0] * size % bytes == 0;
 }
 
-/* A tile is walked down its columns, but the next one is asked for along its rows, as many lines with a column as that has, so
- * that memory sees long runs. */
-typedef struct conv1d_asked {
-    int64_t row, channel; /* of the next tile: what is before has been asked for */
-} conv1d_asked;
+/* ---- a tile's way from and to memory ---------------------------------------------------------------------------- */
 
-/* Where that is in a tensor whose tile, of tokens with `stride` bytes from one to the next, begins at `tile`. */
-V_INLINE const char *conv1d_asked_at(const conv1d_asked *asked, const char *tile, int64_t stride, int64_t size)
+/* Asks, with `bytes` of a token's row, for those of the tile to come, and for what is at hand beside them: an access that jumps
+ * from row to row is none that the first-level cache's prefetchers follow. */
+V_INLINE void conv1d_ask(const char *row, int64_t stride, int64_t bytes)
 {
-    return tile + (CONV1D_TILE + asked->row) * stride + asked->channel * size;
+    for (int64_t at = 0; at < bytes; at += 64) {
+        v_prefetch_far(row + CONV1D_TILE * stride + at);
+        v_prefetch(row + CONV1D_BESIDE + at);
+    }
 }
 
-/* Where a tile's results go: to its rows, or past the caches by way of `runs`, where CONV1D_RUN bytes of each row wait until
- * all of their columns are made. Single lines from row to row, which need no waiting, took half as long again as these runs of
- * four on a Zen 4, and four times as long as plain stores where a vector is half a line. */
+/* Where a tile's results go: to its rows, or past the caches by way of two `runs` in turns, where CONV1D_RUN bytes of each row
+ * wait until all of their columns are made, and then leave while the next run is made. Single lines from row to row, which need
+ * no waiting, take twice as long on a Zen 4; whole runs at once a tenth longer on an Emerald Rapids, whose fill buffers they
+ * occupy. */
 typedef struct conv1d_out {
     char *rows, *runs;
     int64_t stride, n, channels;
     bool stream;
+    const char *from, *end; /* what is to leave */
+    char *to;
 } conv1d_out;
+
+enum { CONV1D_RUNS = 2 * CONV1D_TILE * CONV1D_RUN };
+
+V_INLINE char *conv1d_run_of(const conv1d_out *out, int64_t at)
+{
+    return out->runs + at / CONV1D_RUN % 2 * (CONV1D_TILE * CONV1D_RUN);
+}
 
 V_INLINE char *conv1d_out_at(const conv1d_out *out, int64_t c, int64_t size)
 {
-    return out->stream ? out->runs + c * size % CONV1D_RUN : out->rows + c * size;
+    return out->stream ? conv1d_run_of(out, c * size) + c * size % CONV1D_RUN : out->rows + c * size;
 }
 
 V_INLINE int64_t conv1d_out_stride(const conv1d_out *out)
@@ -166,25 +196,43 @@ V_INLINE int64_t conv1d_out_stride(const conv1d_out *out)
     return out->stream ? CONV1D_RUN : out->stride;
 }
 
-/* `count` columns are made, the last of whole vectors before channel `end`, and the next tile's part of the same length has
- * been asked for. Of the results' one line a page is (v_ask_page). */
-V_INLINE void conv1d_out_made(const conv1d_out *out, int64_t end, int count, int64_t size, conv1d_asked *asked)
+V_INLINE void conv1d_stream_bytes(char *to, const char *from, int64_t bytes)
 {
-    const int64_t lanes = out->n * count * VW, bytes = (end * size - 1) % CONV1D_RUN + 1;
-    if (out->stream)
-        v_ask_page(conv1d_asked_at(asked, out->rows, out->stride, size), lanes * size);
-    asked->channel += lanes;
-    while (asked->channel >= out->channels) {
-        asked->channel -= out->channels;
-        asked->row++;
-    }
-    if (!out->stream || (bytes < CONV1D_RUN && end + VW <= out->channels))
+    for (int64_t at = 0; at < bytes; at += 4 * VW)
+        v_stream(to + at, v_load((const float *)(const void *)(from + at)));
+}
+
+/* `bytes` of a row, a divisor of CONV1D_RUN: as many as are made meanwhile. */
+V_INLINE void conv1d_out_leave(conv1d_out *out, int64_t bytes)
+{
+    if (out->from == out->end)
         return;
+    conv1d_stream_bytes(out->to, out->from, bytes);
+    out->from += bytes;
+    out->to += bytes;
+    if ((out->from - out->runs) % CONV1D_RUN == 0)
+        out->to += out->stride - CONV1D_RUN;
+}
+
+/* Columns are made, the last of whole vectors before channel `end`. */
+V_INLINE void conv1d_out_made(conv1d_out *out, int64_t end, int64_t size)
+{
+    const int64_t bytes = (end * size - 1) % CONV1D_RUN + 1;
+    const bool last = end + VW > out->channels;
+    if (!out->stream || (bytes < CONV1D_RUN && !last))
+        return;
+    while (out->from != out->end)
+        conv1d_out_leave(out, 4 * VW);
     char *to = out->rows + end * size - bytes;
-    const char *from = out->runs;
+    const char *from = conv1d_run_of(out, end * size - 1);
+    if (!last) {
+        out->from = from;
+        out->end = from + out->n * CONV1D_RUN;
+        out->to = to;
+        return;
+    }
     for (int64_t i = 0; i < out->n; i++, to += out->stride, from += CONV1D_RUN)
-        for (int64_t at = 0; at < bytes; at += 4 * VW)
-            v_stream(to + at, v_load((const float *)(const void *)(from + at)));
+        conv1d_stream_bytes(to, from, bytes);
 }
 
 #endif

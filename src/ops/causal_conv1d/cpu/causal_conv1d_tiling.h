@@ -7,13 +7,12 @@
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    CONV1D_MAX_K = 32,              /* wider filters go to the scalar kernel */
-    CONV1D_PIECE = 2048,            /* tokens that lie in the first-level cache at once, channel-first */
-    CONV1D_MAX_PART = 16384,        /* tokens of one item */
-    CONV1D_MAX_BLOCK = 64,          /* channels of one item, channel-first */
-    CONV1D_ROW = 512,               /* channels of one item, channel-last */
-    CONV1D_WIDE_ROW = 2048,         /* the same beyond the caches: few long runs of memory */
-    CONV1D_PLANES = 5 * (2048 + 16) /* floats for K+1 (or fewer) values a channel of an item, channel-last */
+    CONV1D_MAX_K = 32,       /* wider filters go to the scalar kernel */
+    CONV1D_PIECE = 2048,     /* tokens that lie in the first-level cache at once, channel-first */
+    CONV1D_MAX_PART = 16384, /* tokens of one item */
+    CONV1D_MAX_BLOCK = 64,   /* channels of one item, channel-first */
+    CONV1D_ROW = 512,        /* channels of one item, channel-last */
+    CONV1D_WIDE_ROW = 2048,  /* the same beyond the caches: few long runs of memory */
 };
 
 /* An item is `group` batch rows x `part` tokens x `block` channels; their numbers, the last of each smaller. */
@@ -60,7 +59,7 @@ static inline conv1d_tiling conv1d_tile_channel_first(const conv1d_sizes *sizes)
 /* A tensor of this many bytes lies beyond the caches for sure. */
 enum { CONV1D_WIDE_BYTES = 64 << 20 };
 
-/* Channels of an item, channel-last: K+1 rows of them (CONV1D_PLANES) stay in the first-level cache, or beyond the
+/* Channels of an item, channel-last: what is kept of them (CONV1D_KEPT) stays in the first-level cache, or beyond the
  * caches in the second-level one. */
 static inline int64_t conv1d_widest_row(const conv1d_sizes *sizes)
 {
@@ -68,14 +67,6 @@ static inline int64_t conv1d_widest_row(const conv1d_sizes *sizes)
         return sizes->K <= 8 ? 256 : 64;
     const double elements = (double)sizes->B * (double)sizes->D * (double)sizes->T;
     return elements * (double)cot_dtype_size(sizes->dtype) >= CONV1D_WIDE_BYTES ? CONV1D_WIDE_ROW : CONV1D_ROW;
-}
-
-/* Floats from one of those rows to the next. A constant where K is one: with a stride known at run time only, a column spent
- * as many instructions on the addresses of its rows as on two tokens. Not a power of two, which would put all of them into
- * one set of a first-level cache. */
-static inline int64_t conv1d_plane(int64_t K)
-{
-    return (K <= 4 ? CONV1D_WIDE_ROW : K <= 8 ? 256 : 64) + 16;
 }
 
 /* A part costs what its item begins and ends with, K-1 tokens of its neighbours, and a row of the sums to be read again: long

@@ -29,7 +29,7 @@ typedef struct update_block {
     int64_t b, d, channels, ld;
     int64_t row;   /* of conv_state */
     int64_t start; /* the column of x[0] in a ring, S otherwise */
-    float weight[CONV1D_PLANES], history[CONV1D_PLANES];
+    _Alignas(64) float kept[CONV1D_KEPT];
     float x[CONV1D_STAGED], y[CONV1D_STAGED];
 } update_block;
 
@@ -71,12 +71,11 @@ static void stage_history(update_block *s)
 {
     const cot_tensor *state = &s->problem->args.conv_state;
     const int64_t K = s->problem->sizes.K;
-    conv1d_clear_planes(s->history, K - 1, K, s->channels);
     for (int64_t i = 0; i < K - 1; i++) {
-        float *row = s->history + i * conv1d_plane(K);
         int64_t column = s->start - (K - 1) + i;
         column = column < 0 ? column + s->problem->S : column;
-        conv1d_gather(row, conv1d_at(state, s->row, s->d, column), state->dtype, state->stride[1], s->channels);
+        conv1d_keep(s->kept, 2 * K, K + 1 + i, conv1d_at(state, s->row, s->d, column), state->dtype, state->stride[1],
+                    s->channels);
     }
 }
 
@@ -92,8 +91,7 @@ static void update_tile(update_block *s, int64_t t, int64_t n)
                                     .y_stride = s->ld * 4,
                                     .x_dtype = COT_F32,
                                     .y_dtype = COT_F32,
-                                    .weight = s->weight,
-                                    .history = s->history,
+                                    .kept = s->kept,
                                     .silu = a->activation == COT_ACTIVATION_SILU};
     conv1d_gather_tile(s->x, s->ld, &a->x, s->b, s->d, s->channels, t, n);
     const int64_t done = walks[conv1d_instance(columns.K)](&columns);
@@ -124,7 +122,7 @@ static void update_item(void *context, int64_t item)
     }
     const int64_t S = c->problem->S;
     s.start = cot_present(&a->cache_seqlens) ? conv1d_index(&a->cache_seqlens, s.b) % S : S;
-    conv1d_stage_planes(s.weight, &a->weight, &a->bias, sizes->K, s.d, s.channels);
+    conv1d_keep_weights(s.kept, 2 * sizes->K, &a->weight, &a->bias, sizes->K, s.d, s.channels);
     stage_history(&s);
     make_room(&s);
     const int64_t tile = conv1d_staged_tile(s.channels);
