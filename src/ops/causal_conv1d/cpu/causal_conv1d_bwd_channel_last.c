@@ -235,6 +235,10 @@ V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dt
 
 /* ---- where they are not --------------------------------------------------------------------------------------- */
 
+/* Tokens by which sums and dx follow the slopes: what waits for a slope, a chain of 70 cycles, occupies the scheduler, and
+ * the next token's chain stays outside. */
+enum { BEHIND = 1 };
+
 /* Whole vectors of tokens that enter the sums; one dtype; returns the first channel not done. */
 V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype dtype)
 {
@@ -247,45 +251,54 @@ V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype 
     for (; c + VW <= s->channels; c += VW) {
         float *weight = s->kept + c * kept_rows(K), *history = weight + (K + 1) * VW;
         float *before_g = weight + row_of_g(K) * VW, *total = weight + s->sums * VW;
-        vf w[CONV1D_MAX_K], h[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
+        vf w[CONV1D_MAX_K], h[CONV1D_MAX_K + BEHIND], g[CONV1D_MAX_K + BEHIND], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K; k++) {
             w[k] = v_load(weight + k * VW);
             sums[k] = v_zero();
         }
+        for (int64_t k = 0; k < K + BEHIND; k++)
+            h[k] = g[k] = v_zero();
         for (int64_t k = 0; k < K - 1; k++) {
-            h[k] = v_load(history + k * VW);
-            g[k] = v_load(before_g + k * VW);
+            h[BEHIND + k] = v_load(history + k * VW);
+            g[BEHIND + k] = v_load(before_g + k * VW);
         }
         const vf bias = v_load(weight + K * VW);
         sums[K] = v_zero();
         const char *x = s->x + c * size, *dy = s->dy + c * size;
         char *dx = conv1d_out_at(&out, c, size);
-        for (int64_t i = 0; i < n; i++, x += s->x_stride, dy += s->dy_stride, dx += dx_stride) {
-            conv1d_ask(x, s->x_stride, VW * size);
-            conv1d_ask(dy, s->dy_stride, VW * size);
-            h[K - 1] = v_load_as(x, dtype);
-            g[K - 1] = v_load_as(dy, dtype);
-            if (s->silu) {
-                vf z = bias, before = v_zero();
+        for (int64_t i = 0; i < n + BEHIND; i++) {
+            if (i < n) {
+                conv1d_ask(x, s->x_stride, VW * size);
+                conv1d_ask(dy, s->dy_stride, VW * size);
+                h[BEHIND + K - 1] = v_load_as(x, dtype);
+                g[BEHIND + K - 1] = v_load_as(dy, dtype);
+                x += s->x_stride;
+                dy += s->dy_stride;
+                if (s->silu) {
+                    vf z = bias, before = v_zero();
+                    V_UNROLL
+                    for (int64_t k = 0; k < K; k++) {
+                        conv1d_next_tap(k, &z, &before);
+                        z = v_fma(w[k], h[BEHIND + k], z);
+                    }
+                    g[BEHIND + K - 1] = v_mul(g[BEHIND + K - 1], v_silu_slope(conv1d_taps_sum(K, z, before)));
+                }
+            }
+            if (i >= BEHIND) {
+                vf result = v_zero(), before = v_zero();
                 V_UNROLL
                 for (int64_t k = 0; k < K; k++) {
-                    conv1d_next_tap(k, &z, &before);
-                    z = v_fma(w[k], h[k], z);
+                    conv1d_next_tap(k, &result, &before);
+                    sums[k] = v_fma(g[K - 1], h[k], sums[k]);
+                    result = v_fma(w[K - 1 - k], g[k], result);
                 }
-                g[K - 1] = v_mul(g[K - 1], v_silu_slope(conv1d_taps_sum(K, z, before)));
+                sums[K] = v_add(sums[K], g[K - 1]);
+                v_store_as(dx, dtype, conv1d_taps_sum(K, result, before));
+                dx += dx_stride;
+                conv1d_out_leave(&out, VW * size);
             }
-            vf result = v_zero(), before = v_zero();
             V_UNROLL
-            for (int64_t k = 0; k < K; k++) {
-                conv1d_next_tap(k, &result, &before);
-                sums[k] = v_fma(g[K - 1], h[k], sums[k]);
-                result = v_fma(w[K - 1 - k], g[k], result);
-            }
-            sums[K] = v_add(sums[K], g[K - 1]);
-            v_store_as(dx, dtype, conv1d_taps_sum(K, result, before));
-            conv1d_out_leave(&out, VW * size);
-            V_UNROLL
-            for (int64_t k = 0; k < K - 1; k++) {
+            for (int64_t k = 0; k < K - 1 + BEHIND; k++) {
                 h[k] = h[k + 1];
                 g[k] = g[k + 1];
             }
