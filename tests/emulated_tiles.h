@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * emulated_tiles.h: AMX's tile instructions in AVX-512, for the kernels built on src/simd/matmul_amx.h where there is no AMX; included
- * before them on the compiler's command line. All eight tiles are 16 rows of 64 bytes, as matmul_amx.h has them. */
+ * emulated_tiles.h: AMX's tile instructions in AVX-512, for the kernels built on src/simd/matmul_amx.h where there is no
+ * AMX; included before them on the compiler's command line. All eight tiles are 16 rows of 64 bytes, as matmul_amx.h has
+ * them. */
 #ifndef COT_EMULATED_TILES_H
 #define COT_EMULATED_TILES_H
 

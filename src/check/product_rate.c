@@ -3,6 +3,7 @@
  * product_rate.c: matrix products out of the first-level cache, on the very micro-kernels of src/simd/matmul.h. Compiled
  * once per instruction set; the operands' type follows from it: f32, or with AMX bf16, or f16 as two of them. */
 #include "ceiling.h"
+#include "core/draw.h"
 #include "core/queue.h"
 #include "simd/matmul.h"
 
@@ -12,14 +13,12 @@ enum { M = 64, N = 128, K = 128, REPEATS = 128 };
 
 /* Parts of numbers around 1, of either sign: a processor multiplies zeros faster (an Emerald Rapids' tiles by a sixth). All
  * are alike, since it is the products that are timed. */
-static void fill(mt *parts, int64_t count, uint32_t seed)
+static void fill(mt *parts, int64_t count, uint64_t seed)
 {
     for (int64_t at = 0; at < MT * MT; at += VW) {
         float values[VW];
-        for (int i = 0; i < VW; i++) {
-            seed = seed * 1664525u + 1013904223u;
-            values[i] = (float)(int32_t)seed * 0x1p-30f;
-        }
+        for (int i = 0; i < VW; i++)
+            values[i] = (float)(int32_t)cot_draw(&seed) * 0x1p-30f;
         mt_store_a(parts + at / MT * MT, at % MT, v_load(values));
     }
     for (int64_t part = 1; part < count; part++)

@@ -210,6 +210,8 @@ static void attend_strip(const context *c, const scores *a, rows_state *x, int64
  * keys, is made while the tiles are at the next part, and at P V of the strip before. */
 #define TOO_LARGE 4096.0f /* for a row's sum of P over a block */
 
+enum { HIGH = TALL / STRIP }; /* parts above each other */
+
 /* P of a part of S, a few rows at a time. */
 typedef struct part_softmax {
     const float *s, *most;
@@ -248,7 +250,7 @@ static void refer(const float *s, float unit, float *most)
 
 V_INLINE void add_part(const context *c, pending_product *w, part_softmax *beside)
 {
-    const int64_t j = w->done / (TALL / STRIP) * STRIP, i = w->done % (TALL / STRIP) * STRIP;
+    const int64_t j = w->done / HIGH * STRIP, i = w->done % HIGH * STRIP;
     mt_part(w->keys, 1, w->prob + mt_at(TALL, i, 0), TALL, w->v + mt_at(BLOCK, 0, j), w->out + mt_at(c->w.rows, i, j),
             w->add, false, softmax_rows, beside);
     w->done++;
@@ -266,14 +268,13 @@ static void finish_pending(const context *c, pending_product *w)
 static bool attend_beside(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top,
                           const key_block *b, attention_span strips, bool visible)
 {
-    enum { PARTS = TALL / STRIP }; /* one above the other */
     _Alignas(64) float s[2][STRIP * STRIP], sums[TALL * VW] = {0};
-    const int64_t n = strips.end - strips.first, parts = n / STRIP * PARTS;
+    const int64_t n = strips.end - strips.first, parts = n / STRIP * HIGH;
     mt *prob = prob_of(x) + mt_at(TALL, 0, strips.first);
     pending_product *pending = &x->pending;
     part_softmax w = {.row = STRIP};
     for (int64_t part = 0; part < parts; part++) {
-        const int64_t j = part / PARTS * STRIP, i = part % PARTS * STRIP, due = (part + 1) * pending->parts / parts;
+        const int64_t j = part / HIGH * STRIP, i = part % HIGH * STRIP, due = (part + 1) * pending->parts / parts;
         const int64_t products = c->w.d + (due - pending->done) * pending->keys;
         w.step = (STRIP * STRIP + products - 1) / products;
         mt_part(c->w.d, 1, x->q + mt_at(c->w.rows, top + i, 0), c->w.rows, b->kt + mt_at(c->w.d, 0, strips.first + j),
@@ -312,7 +313,7 @@ static bool attend_beside(const context *c, const scores *a, rows_state *x, int6
                                  .v = b->v + mt_at(BLOCK, strips.first, 0),
                                  .out = x->out + mt_at(c->w.rows, top, 0),
                                  .keys = n,
-                                 .parts = c->w.dv / STRIP * PARTS,
+                                 .parts = c->w.dv / STRIP * HIGH,
                                  .add = x->begun[top / STRIP]};
     x->begun[top / STRIP] = x->begun[top / STRIP + 1] = true;
     x->turn = 1 - x->turn;

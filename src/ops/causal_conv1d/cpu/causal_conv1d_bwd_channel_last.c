@@ -44,6 +44,18 @@ V_INLINE int64_t row_of_sums(int64_t K, bool wanted)
     return wanted ? 3 * K - 1 : 4 * K;
 }
 
+/* Where the rows of a column begin. */
+typedef struct kept_column {
+    const float *weight;
+    float *history, *g, *sums;
+} kept_column;
+
+V_INLINE kept_column kept_column_at(const backward_columns *s, int64_t channel, int64_t K)
+{
+    float *first = s->kept + channel * kept_rows(K);
+    return (kept_column){first, first + (K + 1) * VW, first + row_of_g(K) * VW, first + s->sums * VW};
+}
+
 V_INLINE conv1d_out results_of(const backward_columns *s, char *runs)
 {
     return (conv1d_out){
@@ -55,12 +67,11 @@ static void walk_edge(const backward_columns *s, int64_t channel)
     const int64_t K = s->K, size = conv1d_size(s->dtype), dx_size = conv1d_size(s->dx_dtype);
     for (int64_t c = channel; c < s->channels; c += VW) {
         const int lanes = (int)(s->channels - c < VW ? s->channels - c : VW);
-        float *weight = s->kept + c * kept_rows(K), *history = weight + (K + 1) * VW;
-        float *before_g = weight + row_of_g(K) * VW, *total = weight + s->sums * VW;
+        const kept_column kept = kept_column_at(s, c, K);
         vf h[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K - 1; k++) {
-            h[k] = v_load(history + k * VW);
-            g[k] = v_load(before_g + k * VW);
+            h[k] = v_load(kept.history + k * VW);
+            g[k] = v_load(kept.g + k * VW);
         }
         for (int64_t k = 0; k <= K; k++)
             sums[k] = v_zero();
@@ -71,11 +82,11 @@ static void walk_edge(const backward_columns *s, int64_t channel)
                 h[K - 1] = v_load_n_as(s->x + i * s->x_stride + c * size, s->dtype, lanes);
                 if (ids == NULL || ids[K - 1] >= 0)
                     g[K - 1] = v_load_n_as(s->dy + i * s->dy_stride + c * size, s->dtype, lanes);
-                vf z = v_load(weight + K * VW), before = v_zero();
+                vf z = v_load(kept.weight + K * VW), before = v_zero();
                 for (int64_t k = 0; s->silu && k < K; k++) {
                     conv1d_next_tap(k, &z, &before);
                     if (ids == NULL || ids[k] == ids[K - 1])
-                        z = v_fma(v_load(weight + k * VW), h[k], z);
+                        z = v_fma(v_load(kept.weight + k * VW), h[k], z);
                 }
                 z = conv1d_taps_sum(K, z, before);
                 if (s->silu && (ids == NULL || ids[K - 1] >= 0))
@@ -89,7 +100,7 @@ static void walk_edge(const backward_columns *s, int64_t channel)
             for (int64_t j = 0; j < K; j++) {
                 conv1d_next_tap(j, &dx, &before);
                 if (ids == NULL || (ids[j] == ids[0] && ids[0] >= 0))
-                    dx = v_fma(v_load(weight + (K - 1 - j) * VW), g[j], dx);
+                    dx = v_fma(v_load(kept.weight + (K - 1 - j) * VW), g[j], dx);
             }
             dx = conv1d_taps_sum(K, dx, before);
             v_store_n_as(s->dx + i * s->dx_stride + c * dx_size, s->dx_dtype, dx, lanes);
@@ -99,11 +110,11 @@ static void walk_edge(const backward_columns *s, int64_t channel)
             }
         }
         for (int64_t k = 0; k < K - 1; k++) {
-            v_store(history + k * VW, h[k]);
-            v_store(before_g + k * VW, g[k]);
+            v_store(kept.history + k * VW, h[k]);
+            v_store(kept.g + k * VW, g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(total + k * VW, v_add(v_load(total + k * VW), sums[k]));
+            v_store(kept.sums + k * VW, v_add(v_load(kept.sums + k * VW), sums[k]));
     }
 }
 
@@ -170,16 +181,15 @@ V_INLINE void unstage_columns(conv1d_out *out, int64_t c, int count, cot_dtype d
 V_INLINE void walk_buffered(const backward_columns *s, int64_t c, int64_t K, bool silu, float *h, float *g, float *dx)
 {
     const int64_t n = s->n;
-    float *weight = s->kept + c * kept_rows(K), *history = weight + (K + 1) * VW;
-    float *before_g = weight + row_of_g(K) * VW, *total = weight + s->sums * VW;
+    const kept_column kept = kept_column_at(s, c, K);
     vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k < K; k++)
-        w[k] = v_load(weight + k * VW);
+        w[k] = v_load(kept.weight + k * VW);
     for (int64_t k = 0; k < K - 1; k++) {
-        v_store(h + k * VW, v_load(history + k * VW));
-        v_store(g + k * VW, v_load(before_g + k * VW));
+        v_store(h + k * VW, v_load(kept.history + k * VW));
+        v_store(g + k * VW, v_load(kept.g + k * VW));
     }
-    const vf bias = v_load(weight + K * VW);
+    const vf bias = v_load(kept.weight + K * VW);
     int64_t token = silu ? 0 : n;
     for (; token + 4 <= n; token += 4)
         column_slopes(g + (K - 1 + token) * VW, h + token * VW, w, bias, 4, K);
@@ -200,11 +210,11 @@ V_INLINE void walk_buffered(const backward_columns *s, int64_t c, int64_t K, boo
         v_store(dx + i * VW, conv1d_taps_sum(K, out, before));
     }
     for (int64_t k = 0; k < K - 1; k++) {
-        v_store(history + k * VW, v_load(h + (n + k) * VW));
-        v_store(before_g + k * VW, v_load(g + (n + k) * VW));
+        v_store(kept.history + k * VW, v_load(h + (n + k) * VW));
+        v_store(kept.g + k * VW, v_load(g + (n + k) * VW));
     }
     for (int64_t k = 0; k <= K; k++)
-        v_store(total + k * VW, v_add(v_load(total + k * VW), sums[k]));
+        v_store(kept.sums + k * VW, v_add(v_load(kept.sums + k * VW), sums[k]));
 }
 
 V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dtype)
@@ -249,20 +259,19 @@ V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype 
     const int64_t dx_stride = conv1d_out_stride(&out);
     int64_t c = 0;
     for (; c + VW <= s->channels; c += VW) {
-        float *weight = s->kept + c * kept_rows(K), *history = weight + (K + 1) * VW;
-        float *before_g = weight + row_of_g(K) * VW, *total = weight + s->sums * VW;
+        const kept_column kept = kept_column_at(s, c, K);
         vf w[CONV1D_MAX_K], h[CONV1D_MAX_K + BEHIND], g[CONV1D_MAX_K + BEHIND], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K; k++) {
-            w[k] = v_load(weight + k * VW);
+            w[k] = v_load(kept.weight + k * VW);
             sums[k] = v_zero();
         }
         for (int64_t k = 0; k < K + BEHIND; k++)
             h[k] = g[k] = v_zero();
         for (int64_t k = 0; k < K - 1; k++) {
-            h[BEHIND + k] = v_load(history + k * VW);
-            g[BEHIND + k] = v_load(before_g + k * VW);
+            h[BEHIND + k] = v_load(kept.history + k * VW);
+            g[BEHIND + k] = v_load(kept.g + k * VW);
         }
-        const vf bias = v_load(weight + K * VW);
+        const vf bias = v_load(kept.weight + K * VW);
         sums[K] = v_zero();
         const char *x = s->x + c * size, *dy = s->dy + c * size;
         char *dx = conv1d_out_at(&out, c, size);
@@ -305,11 +314,11 @@ V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype 
         }
         conv1d_out_made(&out, c + VW, size);
         for (int64_t k = 0; k < K - 1; k++) {
-            v_store(history + k * VW, h[k]);
-            v_store(before_g + k * VW, g[k]);
+            v_store(kept.history + k * VW, h[k]);
+            v_store(kept.g + k * VW, g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(total + k * VW, v_add(v_load(total + k * VW), sums[k]));
+            v_store(kept.sums + k * VW, v_add(v_load(kept.sums + k * VW), sums[k]));
     }
     return c;
 }

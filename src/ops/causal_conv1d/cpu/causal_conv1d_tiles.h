@@ -161,10 +161,9 @@ static inline bool conv1d_rows_stream(const cot_tensor *tensor)
  * from row to row is none that the first-level cache's prefetchers follow. */
 V_INLINE void conv1d_ask(const char *row, int64_t stride, int64_t bytes)
 {
-    for (int64_t at = 0; at < bytes; at += 64) {
-        v_prefetch_far(row + CONV1D_TILE * stride + at);
+    v_ask(row + CONV1D_TILE * stride, bytes);
+    for (int64_t at = 0; at < bytes; at += 64)
         v_prefetch(row + CONV1D_BESIDE + at);
-    }
 }
 
 /* Where a tile's results go: to its rows, or past the caches by way of two `runs` in turns, where CONV1D_RUN bytes of each row
