@@ -200,6 +200,9 @@ static void lanes_add_up(void **state)
     v_store(out, v_fma(v_load(a), v_load(b), v_set1(2)));
     for (int i = 0; i < VW; i++)
         assert_same_float(a[i] * b[i] + 2, out[i]);
+    v_store(out, v_fms(v_load(a), v_load(b), v_set1(2)));
+    for (int i = 0; i < VW; i++)
+        assert_same_float(a[i] * b[i] - 2, out[i]);
     v_store(out, v_fnma(v_load(a), v_load(b), v_set1(2)));
     for (int i = 0; i < VW; i++)
         assert_same_float(2 - a[i] * b[i], out[i]);

@@ -144,12 +144,16 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
             MT_LOAD_B(1)                                                         \
             MT_FOUR                                                              \
         }                                                                        \
+        beside(with);                                                            \
         MT_LOAD_B(0)                                                             \
         MT_FOUR                                                                  \
+        beside(with);                                                            \
         MT_LOAD_A(0)                                                             \
         MT_FOUR                                                                  \
+        beside(with);                                                            \
         MT_LOAD_B(1)                                                             \
         MT_FOUR                                                                  \
+        beside(with);                                                            \
     }
 
 #else
@@ -191,16 +195,20 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
         _tile_loadd(6, bt, B_ROW);           \
         _tile_loadd(7, bt + 32, B_ROW);      \
         _tile_dpbf16ps(0, 4, 6);             \
+        beside(with);                        \
         _tile_loadd(5, at + 16 * MT, A_ROW); \
         _tile_dpbf16ps(1, 4, 7);             \
+        beside(with);                        \
         _tile_dpbf16ps(2, 5, 6);             \
+        beside(with);                        \
         _tile_dpbf16ps(3, 5, 7);             \
+        beside(with);                        \
     }
 
 #endif
 
-/* A part of 32 x 32 of C in four tiles; after every MT^3 multiplications beside(with) has its turn, vector arithmetic for
- * instance. The barrier: gcc's tile loads do not say that they read memory. */
+/* A part of 32 x 32 of C in four tiles; four times in every MT^3 multiplications beside(with) has its turn, vector arithmetic
+ * for instance. The barrier: gcc's tile loads do not say that they read memory. */
 V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c, bool add, bool whole,
                       void (*beside)(void *with), void *with)
 {
@@ -219,20 +227,17 @@ V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, cons
         _tile_zero(3);
     }
     for (int64_t p = 0; p < k; p += MT)
-        for (int64_t tap = 0; tap < taps; tap++, b += MT * MT) {
+        for (int64_t tap = 0; tap < taps; tap++, b += MT * MT)
             MT_STEP(a + mt_at(a_rows, tap, p), b, whole)
-            beside(with);
-        }
     _tile_stored(0, c, C_ROW);
     _tile_stored(1, c + 16, C_ROW);
     _tile_stored(2, c + 16 * MT, C_ROW);
     _tile_stored(3, c + 16 * MT + 16, C_ROW);
 }
 
-V_INLINE void mt_ask_lines(void *ahead)
+V_INLINE void mt_ask_line(void *ahead)
 {
-    for (int line = 0; line < 4; line++)
-        mt_ask(ahead);
+    mt_ask(ahead);
 }
 
 /* Two tiles of A and two of B a step are as much as the first-level cache delivers while the products run, and more
@@ -243,7 +248,7 @@ V_INLINE void mt_product_as(int64_t m, int64_t n, int64_t k, int64_t taps, const
     for (int64_t j = 0; j < n; j += MT)
         for (int64_t i = 0; i < m; i += MT)
             mt_part(k, taps, a + mt_at(a_rows, i, 0), a_rows, b + mt_at(b_rows, 0, j), c + mt_at(c_rows, i, j), add,
-                    whole, mt_ask_lines, ahead);
+                    whole, mt_ask_line, ahead);
 }
 
 V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,

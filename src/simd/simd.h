@@ -8,7 +8,7 @@
  * for the stream verbs. `n` is a number of lanes in [0, VW]: lanes beyond it are neither read nor written; loaded
  * they are 0.
  *
- *   v_zero v_set1 v_add v_sub v_mul v_div v_fma(a,b,c) = a*b+c   v_fnma(a,b,c) = c-a*b
+ *   v_zero v_set1 v_add v_sub v_mul v_div v_fma(a,b,c) = a*b+c   v_fms = a*b-c   v_fnma = c-a*b
  *   v_max(limit, a) v_min(limit, a)     a where it is NaN
  *   v_load v_load_n v_store v_store_n   f32;  with the suffix _bf16 or _f16: VW elements of 2 bytes, rounded to
  *                                       nearest even, subnormals kept, as core/float16.h does

@@ -47,6 +47,11 @@ V_INLINE vf v_fma(vf a, vf b, vf c)
     return _mm256_fmadd_ps(a, b, c);
 }
 
+V_INLINE vf v_fms(vf a, vf b, vf c)
+{
+    return _mm256_fmsub_ps(a, b, c);
+}
+
 V_INLINE vf v_fnma(vf a, vf b, vf c)
 {
     return _mm256_fnmadd_ps(a, b, c);

@@ -46,6 +46,11 @@ V_INLINE vf v_fma(vf a, vf b, vf c)
     return a * b + c; /* fused only where the processor has it: without, fmaf is a library call */
 }
 
+V_INLINE vf v_fms(vf a, vf b, vf c)
+{
+    return a * b - c;
+}
+
 V_INLINE vf v_fnma(vf a, vf b, vf c)
 {
     return c - a * b;

@@ -184,12 +184,23 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
 
 static inline size_t workspace_fwd_tiled(const void *problem)
 {
-    return attention_fwd_layout_of(problem, sizeof(float)).bytes;
+    return attention_fwd_layout_of(problem, sizeof(float), ATTENTION_BLOCK).bytes;
+}
+
+/* With AMX, whose operands are bf16 or two of them. */
+static inline size_t workspace_fwd_amx_of(const void *problem, size_t size)
+{
+    return attention_fwd_layout_of(problem, size, ATTENTION_FWD_BYTES / (int64_t)size).bytes;
 }
 
 static inline size_t workspace_fwd_tiled_amx(const void *problem)
 {
-    return attention_fwd_layout_of(problem, sizeof(uint16_t)).bytes;
+    return workspace_fwd_amx_of(problem, sizeof(uint16_t));
+}
+
+static inline size_t workspace_fwd_tiled_amx_split(const void *problem)
+{
+    return workspace_fwd_amx_of(problem, 2 * sizeof(uint16_t));
 }
 
 static inline size_t workspace_bwd_tiled(const void *problem)

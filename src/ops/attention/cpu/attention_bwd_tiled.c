@@ -109,10 +109,10 @@ static void pack_queries_item(void *memory, int64_t item)
         const int64_t rows = attention_clamp(block.used - r, 0, STRIP), row = block.s.q_row + block.first + r;
         load_rows(x, c->w.d, &p->q, block.s.b, row, h, rows, p->sizes.d);
         pack_transposed(to.qt, true, r, x, c->w.d);
-        pack_b(to.q, r, x, c->w.d);
+        pack_b(to.q, BLOCK, r, x, c->w.d);
         load_rows(x, c->w.dv, &p->dout, block.s.b, row, h, rows, p->sizes.dv);
         pack_transposed(to.dot, true, r, x, c->w.dv);
-        pack_b(to.dout, r, x, c->w.dv);
+        pack_b(to.dout, BLOCK, r, x, c->w.dv);
         if (!cot_present(&p->delta)) {
             load_rows(out, c->w.dv, &p->out, block.s.b, row, h, rows, p->sizes.dv);
             sum_products(c->D + at + r, x, out, c->w.dv);

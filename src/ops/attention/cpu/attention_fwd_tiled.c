@@ -2,44 +2,86 @@
  *
  * attention_fwd_tiled.c: out = softmax(s) v and lse, in blocks, on the products of simd/matmul.h:
  *
- *     S = Q K^T       [TALL queries][up to BLOCK keys], float32
+ *     S = Q K^T       [TALL queries][up to KEYS keys], float32
  *     P = exp(S - m)  m the running maximum of a row, with AMX what it was first; rounded to an operand's type (bf16 with
  *                     AMX), its sum is not
  *     O = O exp(m_before - m) + P V;      out = O / sum,  lse = m + log(sum)
  *
- * First every block of keys is packed once for all query heads that read it: K^T [d][BLOCK] and V [BLOCK][dv], both in
- * B form. Then an item is a block of queries of one head; its O stays on the stack. Blocks that no query of a strip sees
- * are skipped, and within a block the strips of keys. */
+ * First the keys of a sequence and head are packed for all query heads that read them: K^T [d][KEYS] and V [KEYS][dv] of
+ * every block, both in B form. Then an item is a block of queries of one head; its O stays on the stack. Blocks that no query
+ * of a strip sees are skipped, and within a block the strips of keys. */
 #include "attention_scores.h"
+
+#include <stdatomic.h>
 
 cot_status V_NAME(attention_fwd_tiled)(cot_queue *, const void *, void *);
 
-enum { ROWS = ATTENTION_FWD_ROWS, CELLS = ROWS * ATTENTION_MAX_D / 2 }; /* of an item's q and out */
+enum {
+    KEYS = MT_ONE_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_BYTES / sizeof(mt), /* of a block, at most */
+    ROWS = ATTENTION_FWD_ROWS,
+    CELLS = ROWS * ATTENTION_MAX_D / 2, /* of an item's q and out */
+};
 
 typedef struct context {
     const attention_problem *p;
     attention_fwd_layout w;
     mt *kt, *v;
+    int64_t chained;       /* groups that one thread each works off */
+    _Atomic int64_t *next; /* of them */
 } context;
 
+/* The operands of a sequence and key-value head: of its block i, from kt + i * step * d and v + i * step * dv on. */
+typedef struct packed_keys {
+    mt *kt, *v;
+    int64_t step;
+} packed_keys;
+
 /* ---- packing -------------------------------------------------------------------------------------------- */
+
+static packed_keys keys_from(const context *c, int64_t number, int64_t step)
+{
+    return (packed_keys){c->kt + number * c->w.keys * c->w.d, c->v + number * c->w.keys * c->w.dv, step * c->w.keys};
+}
+
+/* Every block of every head has a place of its own, the heads of a block beside each other. */
+static packed_keys keys_of(const context *c, int64_t b, int64_t hkv)
+{
+    const attention_axis axis = {c->p, true, c->w.keys};
+    const int64_t heads = c->p->sizes.Hkv;
+    return keys_from(c, attention_first_slot(&axis, b) * heads + hkv, heads);
+}
+
+static void pack_block(const context *c, const attention_block *block, int64_t hkv, const packed_keys *keys)
+{
+    const attention_problem *p = c->p;
+    const int64_t at = block->first / c->w.keys * keys->step;
+    _Alignas(64) float x[STRIP * ATTENTION_MAX_D];
+    for (int64_t r = 0; r < block->used; r += STRIP) {
+        const int64_t rows = attention_clamp(block->used - r, 0, STRIP), row = block->s.k_row + block->first + r;
+        load_rows(x, c->w.d, &p->k, block->s.b, row, hkv, rows, p->sizes.d);
+        pack_transposed(keys->kt + at * c->w.d, true, r, x, c->w.d);
+        load_rows(x, c->w.dv, &p->v, block->s.b, row, hkv, rows, p->sizes.dv);
+        pack_b(keys->v + at * c->w.dv, c->w.keys, r, x, c->w.dv);
+    }
+}
+
+/* A group is what reads the same keys: the query heads of a key-value head of a sequence. Is it one that a
+ * thread works off by itself? */
+static bool chained(const context *c, int64_t b, int64_t hkv)
+{
+    return b * c->p->sizes.Hkv + hkv < c->chained;
+}
 
 static void pack_item(void *memory, int64_t item)
 {
     const context *c = memory;
-    const attention_problem *p = c->p;
-    const attention_axis axis = {p, true, BLOCK};
-    const int64_t hkv = item % p->sizes.Hkv;
-    const attention_block block = attention_block_at(&axis, item / p->sizes.Hkv);
-    mt *kt = c->kt + item * BLOCK * c->w.d, *v = c->v + item * BLOCK * c->w.dv;
-    _Alignas(64) float x[STRIP * ATTENTION_MAX_D];
-    for (int64_t r = 0; block.rows > 0 && r < BLOCK; r += STRIP) {
-        const int64_t rows = attention_clamp(block.used - r, 0, STRIP), row = block.s.k_row + block.first + r;
-        load_rows(x, c->w.d, &p->k, block.s.b, row, hkv, rows, p->sizes.d);
-        pack_transposed(kt, true, r, x, c->w.d);
-        load_rows(x, c->w.dv, &p->v, block.s.b, row, hkv, rows, p->sizes.dv);
-        pack_b(v, r, x, c->w.dv);
-    }
+    const attention_axis axis = {c->p, true, c->w.keys};
+    const int64_t hkv = item % c->p->sizes.Hkv;
+    const attention_block block = attention_block_at(&axis, item / c->p->sizes.Hkv);
+    if (block.rows == 0 || chained(c, block.s.b, hkv))
+        return;
+    const packed_keys keys = keys_of(c, block.s.b, hkv);
+    pack_block(c, &block, hkv, &keys);
 }
 
 /* ---- softmax --------------------------------------------------------------------------------------------- */
@@ -58,16 +100,17 @@ typedef struct rows_state {
     _Alignas(64) float out[CELLS];
     _Alignas(64) float most[ROWS], sum[ROWS]; /* of a row's scores so far, or some of them; and of exp(s - most) */
     _Alignas(64) float s[TALL * BLOCK];
-    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : 2 * TALL * BLOCK]; /* two, in turns; with one form P takes the place of s */
+    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : 2 * TALL * KEYS]; /* two, in turns; with one form P takes the place of s */
     int64_t turn;
     _Alignas(64) float keep[TALL * BLOCK]; /* of dropout */
     bool begun[ROWS / STRIP];              /* out holds something, or what is pending */
+    bool referred[ROWS / STRIP];           /* every row has seen a key */
     pending_product pending;
 } rows_state;
 
 V_INLINE mt *prob_of(rows_state *x)
 {
-    return MT_ONE_FORM ? (mt *)x->s : x->prob + x->turn * TALL * BLOCK;
+    return MT_ONE_FORM ? (mt *)x->s : x->prob + x->turn * TALL * KEYS;
 }
 
 /* The largest lane of every vector, in the lane of the vector's number; their sums. */
@@ -196,8 +239,8 @@ static void attend_strip(const context *c, const scores *a, rows_state *x, int64
     else
         softmax_strip(x, &c->w, top, height, strips, unit, false);
     const mt *prob = prob_of(x);
-    mt_product(height, c->w.dv, n, prob + mt_at(TALL, 0, strips.first), TALL, b->v + mt_at(BLOCK, strips.first, 0),
-               BLOCK, x->out + mt_at(c->w.rows, top, 0), c->w.rows, x->begun[top / STRIP], NULL);
+    mt_product(height, c->w.dv, n, prob + mt_at(TALL, 0, strips.first), TALL, b->v + mt_at(c->w.keys, strips.first, 0),
+               c->w.keys, x->out + mt_at(c->w.rows, top, 0), c->w.rows, x->begun[top / STRIP], NULL);
     for (int64_t r = top; r < top + height; r += STRIP)
         x->begun[r / STRIP] = true;
 }
@@ -207,95 +250,154 @@ static void attend_strip(const context *c, const scores *a, rows_state *x, int64
 /* ---- exponentials beside products ---------------------------------------------------------------------------------- *
  * A row's reference stays what it was first, the largest of 32 scores, unless P would be too large beside it: then the
  * strip is done again, with its maxima. So S is gone over once, out is not scaled, and P of a part of S, 32 queries and 32
- * keys, is made while the tiles are at the next part, and at P V of the strip before. */
+ * keys, is made a row at a time, behind every tile product of the next parts and of P V of the strip before: a row is as much
+ * as a processor of 2023 does while its tiles are at a product. */
 #define TOO_LARGE 4096.0f /* for a row's sum of P over a block */
 
-enum { HIGH = TALL / STRIP }; /* parts above each other */
+enum {
+    HIGH = TALL / STRIP, /* parts above each other */
+    WAITING = 4,         /* parts of S that wait for their exponentials, and the next one */
+};
 
-/* P of a part of S, a few rows at a time. */
-typedef struct part_softmax {
+/* A part of S, 32 queries and 32 keys, whose P is still to be made. */
+typedef struct waiting_part {
     const float *s, *most;
     mt *prob;
     float *sums; /* [STRIP][VW]: a row's sum, in lanes */
-    float unit;
-    int64_t row, step;
-} part_softmax;
+} waiting_part;
 
-V_INLINE void softmax_rows(void *with)
+/* Those that wait, in a ring: what is left of the oldest, `rows` of it, and the others from `next` on. */
+typedef struct softmax_queue {
+    const waiting_part *ring;
+    int64_t next, count;
+    waiting_part at;
+    int64_t rows;
+    vf unit;
+} softmax_queue;
+
+V_INLINE void softmax_rows(softmax_queue *w, int64_t rows)
 {
-    part_softmax *w = with;
-    const vf unit = v_set1(w->unit);
-    const int64_t end = w->row + w->step < STRIP ? w->row + w->step : STRIP;
-    for (int64_t r = w->row; r < end; r++) {
-        const vf most = v_set1(w->most[r]);
-        const vf e = exp_scores(v_load(w->s + r * MT), unit, most),
-                 f = exp_scores(v_load(w->s + r * MT + VW), unit, most);
-        v_store(w->sums + r * VW, v_add(v_load(w->sums + r * VW), v_add(e, f)));
-        mt_store_a2(w->prob + r * MT, e, f);
+    for (int64_t r = 0; r < rows; r++) {
+        const vf most = v_set1(*w->at.most);
+        const vf e = exp_scores(v_load(w->at.s), w->unit, most), f = exp_scores(v_load(w->at.s + VW), w->unit, most);
+        v_store(w->at.sums, v_add(v_load(w->at.sums), v_add(e, f)));
+        mt_store_a2(w->at.prob, e, f);
+        w->at.s += MT;
+        w->at.most++;
+        w->at.prob += MT;
+        w->at.sums += VW;
     }
-    w->row = end;
+    w->rows -= rows;
 }
 
-/* Rows that have seen no key so far take their largest score here as their reference, if they see one here. */
-static void refer(const float *s, float unit, float *most)
+V_INLINE void softmax_next(softmax_queue *w)
 {
+    w->at = w->ring[w->next];
+    w->next = (w->next + 1) % WAITING;
+    w->rows = STRIP;
+    w->count--;
+}
+
+/* Beside a product. */
+V_INLINE void softmax_turn(softmax_queue *w, int64_t rows)
+{
+    if (w->rows == 0) {
+        if (w->count == 0)
+            return;
+        softmax_next(w);
+    }
+    softmax_rows(w, rows);
+}
+
+V_INLINE void softmax_a_row(void *with)
+{
+    softmax_turn(with, 1);
+}
+
+V_INLINE void softmax_two_rows(void *with)
+{
+    softmax_turn(with, 2);
+}
+
+/* Until the oldest is done, and no more than `count` are behind it. */
+V_INLINE void softmax_until(softmax_queue *w, int64_t count)
+{
+    softmax_rows(w, w->rows);
+    while (w->count > count) {
+        softmax_next(w);
+        softmax_rows(w, STRIP);
+    }
+}
+
+/* Rows that have seen no key so far take their largest score here as their reference, if they see one here. Has every row
+ * one now? */
+static bool refer(const float *s, float unit, float *most)
+{
+    vf none = v_zero();
     for (int64_t r = 0; r < STRIP; r += VW) {
         vf v[VW];
         for (int64_t i = 0; i < VW; i++)
             v[i] = v_max(v_load(s + (r + i) * MT), v_load(s + (r + i) * MT + VW));
-        const vf before = v_load(most + r), least = v_set1(-FLT_MAX);
-        v_store(most + r, v_select(vm_above(before, least), before, v_max(least, v_mul(max_of_each(v), v_set1(unit)))));
+        const vf least = v_set1(-FLT_MAX), before = v_load(most + r);
+        const vf here = v_max(least, v_mul(max_of_each(v), v_set1(unit)));
+        const vf now = v_select(vm_above(before, least), before, here);
+        v_store(most + r, now);
+        none = v_select(vm_above(now, least), none, v_set1(1));
     }
+    return v_sum(none) == 0;
 }
 
-V_INLINE void add_part(const context *c, pending_product *w, part_softmax *beside)
+V_INLINE void add_part(const context *c, pending_product *w, void (*turn)(void *), softmax_queue *beside)
 {
     const int64_t j = w->done / HIGH * STRIP, i = w->done % HIGH * STRIP;
-    mt_part(w->keys, 1, w->prob + mt_at(TALL, i, 0), TALL, w->v + mt_at(BLOCK, 0, j), w->out + mt_at(c->w.rows, i, j),
-            w->add, false, softmax_rows, beside);
+    mt_part(w->keys, 1, w->prob + mt_at(TALL, i, 0), TALL, w->v + mt_at(c->w.keys, 0, j),
+            w->out + mt_at(c->w.rows, i, j), w->add, false, turn, beside);
     w->done++;
 }
 
 static void finish_pending(const context *c, pending_product *w)
 {
-    part_softmax nothing = {.row = STRIP};
+    softmax_queue nothing = {.rows = 0};
     while (w->done < w->parts)
-        add_part(c, w, &nothing);
+        add_part(c, w, softmax_a_row, &nothing);
 }
 
-/* TALL queries from row `top` of the item on, at the keys `strips` of a block: their P V is pending then. False: P was too
- * large, and but for references nothing has changed. */
-static bool attend_beside(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top,
-                          const key_block *b, attention_span strips, bool visible)
+/* TALL queries from row `top` of the item on, at the keys of a block that they see: their P V is pending then. A turn of the
+ * exponentials is a row or two, as many as the products of a part give turns for. False: P was too large, and but for references
+ * nothing has changed. */
+V_INLINE bool attend_beside(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top,
+                            const key_block *b, void (*turn)(void *))
 {
-    _Alignas(64) float s[2][STRIP * STRIP], sums[TALL * VW] = {0};
+    _Alignas(64) float s[WAITING][STRIP * STRIP], sums[TALL * VW] = {0};
+    const int64_t i0 = first + top;
+    const attention_span strips =
+        attention_strips(attention_keys_of_rows(&c->p->sizes, &a->s, i0, i0 + TALL), b->first, c->w.keys);
+    if (strips.first == strips.end)
+        return true;
+    const bool visible = all_visible(a, i0, TALL, b->first, strips);
     const int64_t n = strips.end - strips.first, parts = n / STRIP * HIGH;
     mt *prob = prob_of(x) + mt_at(TALL, 0, strips.first);
     pending_product *pending = &x->pending;
-    part_softmax w = {.row = STRIP};
-    for (int64_t part = 0; part < parts; part++) {
-        const int64_t j = part / HIGH * STRIP, i = part % HIGH * STRIP, due = (part + 1) * pending->parts / parts;
-        const int64_t products = c->w.d + (due - pending->done) * pending->keys;
-        w.step = (STRIP * STRIP + products - 1) / products;
+    waiting_part ring[WAITING];
+    const float unit = SCORE_UNIT * (float)c->p->sizes.scale;
+    softmax_queue w = {.ring = ring, .unit = v_set1(unit)};
+    for (int64_t part = 0, slot = 0, due = 0; part < parts; part++, slot = (slot + 1) % WAITING) {
+        const int64_t j = part / HIGH * STRIP, i = part % HIGH * STRIP;
         mt_part(c->w.d, 1, x->q + mt_at(c->w.rows, top + i, 0), c->w.rows, b->kt + mt_at(c->w.d, 0, strips.first + j),
-                s[part % 2], false, true, softmax_rows, &w);
-        while (pending->done < due)
-            add_part(c, pending, &w);
-        w.step = STRIP;
-        softmax_rows(&w);
-        w = (part_softmax){.s = s[part % 2],
-                           .most = x->most + top + i,
-                           .prob = prob + mt_at(TALL, i, j),
-                           .sums = sums + i * VW,
-                           .unit = SCORE_UNIT * (float)c->p->sizes.scale};
-        if (!visible)
-            hide_scores(a, s[part % 2], STRIP, first + top + i, STRIP, b->first + strips.first + j,
-                        (attention_span){0, STRIP});
-        if (!visible || !x->begun[(top + i) / STRIP])
-            refer(s[part % 2], w.unit, x->most + top + i);
+                s[slot], false, true, turn, &w);
+        const attention_span keys = {strips.first + j, strips.first + j + STRIP};
+        if (!visible && !all_visible(a, first + top + i, STRIP, b->first, keys))
+            hide_scores(a, s[slot], STRIP, first + top + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
+        if (!x->referred[(top + i) / STRIP])
+            x->referred[(top + i) / STRIP] = refer(s[slot], unit, x->most + top + i);
+        ring[slot] = (waiting_part){s[slot], x->most + top + i, prob + mt_at(TALL, i, j), sums + i * VW};
+        w.count++;
+        for (due += pending->parts; due >= parts; due -= parts)
+            add_part(c, pending, turn, &w);
+        if (w.count == WAITING - 1)
+            softmax_until(&w, WAITING - 2);
     }
-    w.step = STRIP;
-    softmax_rows(&w);
+    softmax_until(&w, 0);
     vf sum[TALL / VW], large = v_zero();
     for (int64_t r = 0; r < TALL / VW; r++) {
         vf v[VW];
@@ -310,7 +412,7 @@ static bool attend_beside(const context *c, const scores *a, rows_state *x, int6
     for (int64_t r = 0; r < TALL / VW; r++)
         v_store(x->sum + top + r * VW, v_add(v_load(x->sum + top + r * VW), sum[r]));
     *pending = (pending_product){.prob = prob,
-                                 .v = b->v + mt_at(BLOCK, strips.first, 0),
+                                 .v = b->v + mt_at(c->w.keys, strips.first, 0),
                                  .out = x->out + mt_at(c->w.rows, top, 0),
                                  .keys = n,
                                  .parts = c->w.dv / STRIP * HIGH,
@@ -324,28 +426,38 @@ static bool attend_beside(const context *c, const scores *a, rows_state *x, int6
 
 /* TALL queries at a time; in float32 STRIP where a mask's border runs through, since less of what it hides is then worked
  * out. On AMX the shorter products cost more than that. */
-static void attend_block(const context *c, const scores *a, rows_state *x, int64_t first, const key_block *b)
+static void attend_narrow_block(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top,
+                                const key_block *b)
 {
     const attention_sizes *z = &c->p->sizes;
+    const int64_t i = first + top;
+    const attention_span strips = attention_strips(attention_keys_of_rows(z, &a->s, i, i + TALL), b->first, BLOCK);
+    if (strips.first == strips.end)
+        return;
+    const bool visible = all_visible(a, i, TALL, b->first, strips);
+    if (!MT_ONE_FORM || (visible && x->begun[top / STRIP] == x->begun[top / STRIP + 1])) {
+        attend_strip(c, a, x, first, top, TALL, b, strips, visible);
+        return;
+    }
+    for (int64_t r = 0; r < TALL; r += STRIP) {
+        const attention_span own =
+            attention_strips(attention_keys_of_rows(z, &a->s, i + r, i + r + STRIP), b->first, BLOCK);
+        if (own.first < own.end)
+            attend_strip(c, a, x, first, top + r, STRIP, b, own, all_visible(a, i + r, STRIP, b->first, own));
+    }
+}
+
+static void attend_block(const context *c, const scores *a, rows_state *x, int64_t first, const key_block *b)
+{
     for (int64_t top = 0; top < c->w.rows; top += TALL) {
-        const int64_t i = first + top;
-        const attention_span strips = attention_strips(attention_keys_of_rows(z, &a->s, i, i + TALL), b->first, BLOCK);
-        if (strips.first == strips.end)
-            continue;
-        const bool visible = all_visible(a, i, TALL, b->first, strips);
 #if defined(COT_MATMUL_AMX)
-        if (!a->extras && attend_beside(c, a, x, first, top, b, strips, visible))
+        if (!a->extras && (c->w.d + c->w.dv >= 8 * MT ? attend_beside(c, a, x, first, top, b, softmax_a_row)
+                                                      : attend_beside(c, a, x, first, top, b, softmax_two_rows)))
             continue;
 #endif
-        if (!MT_ONE_FORM || (visible && x->begun[top / STRIP] == x->begun[top / STRIP + 1])) {
-            attend_strip(c, a, x, first, top, TALL, b, strips, visible);
-            continue;
-        }
-        for (int64_t r = 0; r < TALL; r += STRIP) {
-            const attention_span own =
-                attention_strips(attention_keys_of_rows(z, &a->s, i + r, i + r + STRIP), b->first, BLOCK);
-            if (own.first < own.end)
-                attend_strip(c, a, x, first, top + r, STRIP, b, own, all_visible(a, i + r, STRIP, b->first, own));
+        for (int64_t key = 0; key < c->w.keys; key += BLOCK) {
+            const key_block narrow = {b->first + key, b->kt + mt_at(c->w.d, 0, key), b->v + mt_at(c->w.keys, key, 0)};
+            attend_narrow_block(c, a, x, first, top, &narrow);
         }
     }
 }
@@ -369,23 +481,17 @@ static void finish_rows(const context *c, rows_state *x, const attention_block *
                    inverse, 0, false);
 }
 
-static void attend_item(void *memory, int64_t item)
+static void attend_rows(const context *c, const attention_block *rows, int64_t h, const packed_keys *packed)
 {
-    const context *c = memory;
     const attention_problem *p = c->p;
-    const attention_axis queries = {p, false, c->w.rows}, keys = {p, true, BLOCK};
-    const int64_t h = item / c->w.q_slots, hkv = h / (p->sizes.H / p->sizes.Hkv);
-    /* The last queries see the most keys under a causal mask: they go first, so that no thread ends with a long one. */
-    const attention_block rows = attention_block_at(&queries, c->w.q_slots - 1 - item % c->w.q_slots);
-    if (rows.rows == 0)
-        return;
-    const scores a = scores_of(p, &rows.s, h);
-    const float sink = cot_present(&p->sink) && rows.s.b < p->sizes.B
+    const scores a = scores_of(p, &rows->s, h);
+    const float sink = cot_present(&p->sink) && rows->s.b < p->sizes.B
                            ? (float)cot_load_f64(p->sink.data, p->sink.dtype, h * p->sink.stride[0])
                            : -INFINITY;
     rows_state x;
     mt_state host;
     memset(x.begun, 0, sizeof x.begun);
+    memset(x.referred, 0, sizeof x.referred);
     x.pending = (pending_product){.parts = 0};
     x.turn = 0;
     for (int64_t r = 0; r < ROWS; r++) {
@@ -394,32 +500,78 @@ static void attend_item(void *memory, int64_t item)
     }
     for (int64_t r = 0; r < c->w.rows; r += STRIP) {
         _Alignas(64) float strip[STRIP * ATTENTION_MAX_D];
-        load_rows(strip, c->w.d, &p->q, rows.s.b, rows.s.q_row + rows.first + r, h,
-                  attention_clamp(rows.used - r, 0, STRIP), p->sizes.d);
+        load_rows(strip, c->w.d, &p->q, rows->s.b, rows->s.q_row + rows->first + r, h,
+                  attention_clamp(rows->used - r, 0, STRIP), p->sizes.d);
         pack_a(x.q, c->w.rows, r, strip, c->w.d);
     }
-    const attention_span seen = attention_keys_of_rows(&p->sizes, &rows.s, rows.first, rows.first + c->w.rows);
-    const int64_t slot = attention_first_slot(&keys, rows.s.b);
+    const attention_span seen = attention_keys_of_rows(&p->sizes, &rows->s, rows->first, rows->first + c->w.rows);
     mt_begin(&host);
-    for (int64_t block = seen.first / BLOCK; block * BLOCK < seen.end; block++) {
-        const int64_t at = ((slot + block) * p->sizes.Hkv + hkv) * BLOCK;
-        const key_block b = {block * BLOCK, c->kt + at * c->w.d, c->v + at * c->w.dv};
-        attend_block(c, &a, &x, rows.first, &b);
+    for (int64_t block = seen.first / c->w.keys; block * c->w.keys < seen.end; block++) {
+        const int64_t at = block * packed->step;
+        const key_block b = {block * c->w.keys, packed->kt + at * c->w.d, packed->v + at * c->w.dv};
+        attend_block(c, &a, &x, rows->first, &b);
     }
 #if defined(COT_MATMUL_AMX)
     finish_pending(c, &x.pending);
 #endif
     mt_end(&host);
-    finish_rows(c, &x, &rows, h, sink);
+    finish_rows(c, &x, rows, h, sink);
 }
 
+static void attend_item(void *memory, int64_t item)
+{
+    const context *c = memory;
+    const attention_axis axis = {c->p, false, c->w.rows};
+    const int64_t h = item / c->w.q_slots, hkv = h / (c->p->sizes.H / c->p->sizes.Hkv);
+    /* The last queries see the most keys under a causal mask: they go first, so that no thread ends with a long one. */
+    const attention_block rows = attention_block_at(&axis, c->w.q_slots - 1 - item % c->w.q_slots);
+    if (rows.rows == 0 || chained(c, rows.s.b, hkv))
+        return;
+    const packed_keys keys = keys_of(c, rows.s.b, hkv);
+    attend_rows(c, &rows, h, &keys);
+}
+
+/* One group after the other, packed at the same place, which so stays in the second-level cache. */
+static void attend_groups(void *memory, int64_t chain)
+{
+    const context *c = memory;
+    const attention_sizes *z = &c->p->sizes;
+    const attention_axis axis_k = {c->p, true, c->w.keys}, axis_q = {c->p, false, c->w.rows};
+    const int64_t heads = z->H / z->Hkv, blocks = c->w.k_slots / z->B, items = c->w.q_slots / z->B;
+    const packed_keys keys = keys_from(c, chain * blocks, 1);
+    for (int64_t group; (group = atomic_fetch_add(c->next, 1)) < c->chained;) {
+        const int64_t b = group / z->Hkv, hkv = group % z->Hkv;
+        for (int64_t i = b * blocks; i < (b + 1) * blocks; i++) {
+            const attention_block block = attention_block_at(&axis_k, i);
+            pack_block(c, &block, hkv, &keys);
+        }
+        for (int64_t h = hkv * heads; h < (hkv + 1) * heads; h++)
+            for (int64_t i = b * items; i < (b + 1) * items; i++) {
+                const attention_block rows = attention_block_at(&axis_q, i);
+                attend_rows(c, &rows, h, &keys);
+            }
+    }
+}
+
+/* Of many groups of equal length each thread works off some by itself. What is left, and more where a thread would wait long for
+ * the last group, is packed first and then attended to by all threads together; so are sequences of different lengths, of which one
+ * may be as long as all others. */
 cot_status V_NAME(attention_fwd_tiled)(cot_queue *queue, const void *problem, void *workspace)
 {
-    context c = {.p = problem};
-    c.w = attention_fwd_layout_of(&c.p->sizes, sizeof(mt));
+    _Atomic int64_t next = 0;
+    context c = {.p = problem, .next = &next};
+    const attention_sizes *z = &c.p->sizes;
+    c.w = attention_fwd_layout_of(z, sizeof(mt), KEYS);
     c.kt = (mt *)((char *)workspace + c.w.kt);
     c.v = (mt *)((char *)workspace + c.w.v);
-    cot_parallel(queue, c.w.k_slots * c.p->sizes.Hkv, pack_item, &c);
-    cot_parallel(queue, c.w.q_slots * c.p->sizes.H, attend_item, &c);
+    const bool alike = !z->packed && !cot_present(&c.p->seqused_k) && !cot_present(&c.p->seqused_q);
+    const int64_t groups = z->B * z->Hkv, threads = cot_queue_threads(queue);
+    const int64_t rounds = groups / threads;
+    if (alike && rounds >= 2) {
+        c.chained = (rounds < 4 ? rounds - 1 : rounds) * threads;
+        cot_parallel(queue, threads, attend_groups, &c);
+    }
+    cot_parallel(queue, c.w.k_slots * z->Hkv, pack_item, &c);
+    cot_parallel(queue, c.w.q_slots * z->H, attend_item, &c);
     return COT_OK;
 }

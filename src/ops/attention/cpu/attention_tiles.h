@@ -96,15 +96,15 @@ static inline __attribute__((unused)) void pack_a(mt *a, int64_t rows, int64_t r
             mt_store_a(a + mt_at(rows, row + r, c / MT * MT), c % MT, v_load(x + r * columns + c));
 }
 
-/* B form, [BLOCK][columns] */
-static inline __attribute__((unused)) void pack_b(mt *b, int64_t row, const float *x, int64_t columns)
+/* B form, [rows][columns] */
+static inline __attribute__((unused)) void pack_b(mt *b, int64_t rows, int64_t row, const float *x, int64_t columns)
 {
     for (int64_t r = 0; r < STRIP; r += 2)
         for (int64_t c = 0; c < columns; c += VW)
-            mt_store_b(b, BLOCK, row + r, c, v_load(x + r * columns + c), v_load(x + (r + 1) * columns + c));
+            mt_store_b(b, rows, row + r, c, v_load(x + r * columns + c), v_load(x + (r + 1) * columns + c));
 }
 
-/* The transpose, [columns][BLOCK], in A form or in B form. */
+/* The transpose, [columns][..], in A form or in B form. */
 V_INLINE void pack_transposed(mt *to, bool b_form, int64_t row, const float *x, int64_t columns)
 {
     vf v[VW];
@@ -136,7 +136,7 @@ enum { SCALE_FIRST = false };
 #define SCORE_UNIT V_LOG2E
 V_INLINE vf exp_scores(vf s, vf unit, vf most)
 {
-    return v_exp2_flush(v_fma(s, unit, v_sub(v_zero(), most)));
+    return v_exp2_flush(v_fms(s, unit, most));
 }
 #else
 enum { SCALE_FIRST = true };

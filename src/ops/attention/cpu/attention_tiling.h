@@ -10,13 +10,14 @@
 #include "ops/attention/attention_problem.h"
 
 enum {
-    ATTENTION_STRIP = 32,     /* rows or columns that a product takes at least: MT of simd/matmul.h */
-    ATTENTION_TALL = 64,      /* rows of scores that are worked off together */
-    ATTENTION_FWD_ROWS = 128, /* queries of a forward's item; half as many from d = 129 on */
-    ATTENTION_BLOCK = 128,    /* keys of a block, and queries of a backward's */
-    ATTENTION_SUPER = 4,      /* blocks of keys that a backward holds in the second-level cache */
-    ATTENTION_MAX_D = 256,    /* what the buffers on the stack are made for */
-    ATTENTION_ITEMS = 16,     /* a backward is cut into this many items where sequences and heads are fewer */
+    ATTENTION_STRIP = 32,       /* rows or columns that a product takes at least: MT of simd/matmul.h */
+    ATTENTION_TALL = 64,        /* rows of scores that are worked off together */
+    ATTENTION_FWD_ROWS = 128,   /* queries of a forward's item; half as many from d = 129 on */
+    ATTENTION_BLOCK = 128,      /* keys of a block at most, and queries of a backward's */
+    ATTENTION_FWD_BYTES = 1024, /* of a row of P, in a forward on AMX: 512 keys of bf16 */
+    ATTENTION_SUPER = 4,        /* blocks of keys that a backward holds in the second-level cache */
+    ATTENTION_MAX_D = 256,      /* what the buffers on the stack are made for */
+    ATTENTION_ITEMS = 16,       /* a backward is cut into this many items where sequences and heads are fewer */
     ATTENTION_MAX_CHUNKS = 8
 };
 
@@ -119,23 +120,26 @@ static inline size_t attention_take(size_t *at, int64_t count, size_t size)
     return begin;
 }
 
-/* Forward: K^T and V of every key block and key-value head. Offsets in bytes; `size` is that of an operand's element. */
+/* Forward: K^T and V of every key block and key-value head. Offsets in bytes; `size` is that of an operand's element, `keys`
+ * how many keys a block has at most. */
 typedef struct attention_fwd_layout {
     int64_t d, dv; /* rounded up to whole strips */
     int64_t rows;  /* queries of an item */
+    int64_t keys;  /* of a block */
     int64_t q_slots, k_slots;
     size_t kt, v, bytes;
 } attention_fwd_layout;
 
-static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes *z, size_t size)
+static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes *z, size_t size, int64_t keys)
 {
     attention_fwd_layout w = {.d = attention_round_up(z->d, ATTENTION_STRIP),
                               .dv = attention_round_up(z->dv, ATTENTION_STRIP),
-                              .k_slots = attention_slots(z, true, ATTENTION_BLOCK)};
+                              .keys = attention_round_up(attention_clamp(z->Tk, 1, keys), ATTENTION_STRIP)};
     w.rows = z->d > ATTENTION_MAX_D / 2 || z->dv > ATTENTION_MAX_D / 2 ? ATTENTION_FWD_ROWS / 2 : ATTENTION_FWD_ROWS;
     w.q_slots = attention_slots(z, false, w.rows);
-    w.kt = attention_take(&w.bytes, w.k_slots * z->Hkv * ATTENTION_BLOCK * w.d, size);
-    w.v = attention_take(&w.bytes, w.k_slots * z->Hkv * ATTENTION_BLOCK * w.dv, size);
+    w.k_slots = attention_slots(z, true, w.keys);
+    w.kt = attention_take(&w.bytes, w.k_slots * z->Hkv * w.keys * w.d, size);
+    w.v = attention_take(&w.bytes, w.k_slots * z->Hkv * w.keys * w.dv, size);
     return w;
 }
 
