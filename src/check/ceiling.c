@@ -93,6 +93,7 @@ double product_flops_avx2(const cot_queue *queue);
 double product_flops_avx512(const cot_queue *queue);
 double product_flops_amx(const cot_queue *queue);
 double product_flops_amx_split(const cot_queue *queue);
+double product_flops_amx_split3(const cot_queue *queue);
 
 double measure_products(const cot_queue *queue, cot_dtype dtype)
 {

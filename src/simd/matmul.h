@@ -2,7 +2,7 @@
  *
  * matmul.h: products of small packed matrices, C = A B or C += A B with C in f32, so that a kernel built on them is
  * written once for f32 on any vectors of simd.h, and for bf16 on AMX (-DCOT_MATMUL_AMX besides -DCOT_SIMD_AVX512), with
- * -DCOT_MATMUL_SPLIT for numbers that are sums of two bf16.
+ * -DCOT_MATMUL_SPLIT=2 or =3 for numbers that are sums of two or three bf16.
  *
  * mt is the type of an operand's elements: float, or bf16 or two bf16 with AMX. All matrices lie in panels of MT columns,
  * [columns/MT][rows][MT], so that a part of MT rows is contiguous wherever it lies (rows as long as the matrix, 512 bytes

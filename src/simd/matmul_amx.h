@@ -4,10 +4,11 @@
 #define COT_SIMD_MATMUL_AMX_H
 
 #if defined(COT_MATMUL_SPLIT)
-/* A number as the sum of two bf16, the second what the first leaves of it. Of 32 of them the first halves lie before the
- * second: an A-form row of a panel is 32 first and 32 second halves, two B-form rows are 32 pairs of each. */
+/* A number as the sum of COT_MATMUL_SPLIT terms of bf16, each the next to what those before it leave: two or three. Of 32 of them the
+ * first terms lie before the second: an A-form row of a panel is 32 first and 32 second terms, two B-form rows are 32 pairs
+ * of each. */
 typedef struct mt {
-    uint16_t halves[2];
+    uint16_t terms[COT_MATMUL_SPLIT];
 } mt;
 #else
 typedef uint16_t mt;
@@ -81,61 +82,94 @@ V_INLINE vf mt_rest(vf v)
 
 V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
 {
-    uint16_t *first = (uint16_t *)p + column;
-    _mm256_storeu_si256((__m256i *)first, (__m256i)_mm512_cvtneps_pbh(v));
-    _mm256_storeu_si256((__m256i *)(first + MT), (__m256i)_mm512_cvtneps_pbh(mt_rest(v)));
+    uint16_t *to = (uint16_t *)p + column;
+    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v = mt_rest(v))
+        _mm256_storeu_si256((__m256i *)(to + term * MT), (__m256i)_mm512_cvtneps_pbh(v));
 }
 
 V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 {
-    uint16_t *first = (uint16_t *)p;
-    _mm512_storeu_si512(first, (__m512i)_mm512_cvtne2ps_pbh(v1, v0));
-    _mm512_storeu_si512(first + MT, (__m512i)_mm512_cvtne2ps_pbh(mt_rest(v1), mt_rest(v0)));
+    uint16_t *to = (uint16_t *)p;
+    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_rest(v0), v1 = mt_rest(v1))
+        _mm512_storeu_si512(to + term * MT, (__m512i)_mm512_cvtne2ps_pbh(v1, v0));
 }
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
-    uint16_t *first = (uint16_t *)(b + mt_at(rows, k, n / MT * MT)) + 2 * (n % MT);
-    _mm512_storeu_si512(first, mt_interleave((__m512i)_mm512_cvtne2ps_pbh(v1, v0)));
-    _mm512_storeu_si512(first + 2 * MT, mt_interleave((__m512i)_mm512_cvtne2ps_pbh(mt_rest(v1), mt_rest(v0))));
+    uint16_t *to = (uint16_t *)(b + mt_at(rows, k, n / MT * MT)) + 2 * (n % MT);
+    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_rest(v0), v1 = mt_rest(v1))
+        _mm512_storeu_si512(to + 2 * term * MT, mt_interleave((__m512i)_mm512_cvtne2ps_pbh(v1, v0)));
 }
 
-/* Of 32 terms, the tile product sums the even and the odd ones apart and adds both to what was there. Here are four of
- * them, as in a whole MT_STEP where b is the operand in A form. */
+/* Of 32 terms, the tile product sums the even and the odd ones apart and adds both to what was there. Here are as many of them as
+ * in a whole MT_STEP where b is the operand in A form. */
 enum { MT_CHAIN = 32 };
 
-V_INLINE vf mt_dot_part(vf sum, const vf *a, const vf *b, int64_t n, bool rest_a, bool rest_b)
+V_INLINE vf mt_term(vf v, int term)
+{
+    while (term-- > 0)
+        v = mt_rest(v);
+    return v_sub(v, mt_rest(v));
+}
+
+V_INLINE vf mt_dot_part(vf sum, const vf *a, const vf *b, int64_t n, int term_a, int term_b)
 {
     vf even = v_zero(), odd = v_zero();
     for (int64_t i = 0; i < n; i += 2) {
-        const vf ra = mt_rest(a[i]), rb = mt_rest(b[i]), ra1 = mt_rest(a[i + 1]), rb1 = mt_rest(b[i + 1]);
-        even = v_fma(rest_a ? ra : v_sub(a[i], ra), rest_b ? rb : v_sub(b[i], rb), even);
-        odd = v_fma(rest_a ? ra1 : v_sub(a[i + 1], ra1), rest_b ? rb1 : v_sub(b[i + 1], rb1), odd);
+        even = v_fma(mt_term(a[i], term_a), mt_term(b[i], term_b), even);
+        odd = v_fma(mt_term(a[i + 1], term_a), mt_term(b[i + 1], term_b), odd);
     }
     return v_add(v_add(even, odd), sum);
 }
 
-V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
-{
-    sum = mt_dot_part(sum, a, b, n, true, true);
-    sum = mt_dot_part(sum, a, b, n, false, true);
-    sum = mt_dot_part(sum, a, b, n, false, false);
-    return mt_dot_part(sum, a, b, n, true, false);
-}
-
-/* A step: three times the four products, and a tile is loaded again only where its other half is wanted. What is left
- * out, rest times rest, is less than 2^-16 of a product; `whole` has that too. */
-#define MT_LOAD_A(half)                    \
-    _tile_loadd(4, at + (half)*MT, A_ROW); \
-    _tile_loadd(5, at + 16 * A_ROW / 2 + (half)*MT, A_ROW);
-#define MT_LOAD_B(half)                        \
-    _tile_loadd(6, bt + (half)*2 * MT, B_ROW); \
-    _tile_loadd(7, bt + (half)*2 * MT + 32, B_ROW);
+#define MT_LOAD_A(term)                    \
+    _tile_loadd(4, at + (term)*MT, A_ROW); \
+    _tile_loadd(5, at + 16 * A_ROW / 2 + (term)*MT, A_ROW);
+#define MT_LOAD_B(term)                        \
+    _tile_loadd(6, bt + (term)*2 * MT, B_ROW); \
+    _tile_loadd(7, bt + (term)*2 * MT + 32, B_ROW);
 #define MT_FOUR              \
     _tile_dpbf16ps(0, 4, 6); \
     _tile_dpbf16ps(1, 4, 7); \
     _tile_dpbf16ps(2, 5, 6); \
     _tile_dpbf16ps(3, 5, 7);
+
+/* A step: the four products of every two terms that matter, and a tile is loaded again only where another term is wanted. */
+#if COT_MATMUL_SPLIT == 3
+/* What is left out is less than 2^-24 of a product. */
+#define MT_STEP(a, b, whole)                                                     \
+    {                                                                            \
+        const uint16_t *at = (const uint16_t *)(a), *bt = (const uint16_t *)(b); \
+        MT_LOAD_A(2)                                                             \
+        MT_LOAD_B(0)                                                             \
+        MT_FOUR                                                                  \
+        beside(with);                                                            \
+        MT_LOAD_A(1)                                                             \
+        MT_FOUR                                                                  \
+        MT_LOAD_A(0)                                                             \
+        MT_FOUR                                                                  \
+        beside(with);                                                            \
+        MT_LOAD_B(1)                                                             \
+        MT_FOUR                                                                  \
+        MT_LOAD_A(1)                                                             \
+        MT_FOUR                                                                  \
+        beside(with);                                                            \
+        MT_LOAD_A(0)                                                             \
+        MT_LOAD_B(2)                                                             \
+        MT_FOUR                                                                  \
+        beside(with);                                                            \
+    }
+
+V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
+{
+    static const int terms[6][2] = {{0, 2}, {0, 1}, {0, 0},
+                                    {1, 0}, {1, 1}, {2, 0}}; /* of a and b, the other way round */
+    for (int i = 0; i < 6; i++)
+        sum = mt_dot_part(sum, a, b, n, terms[i][0], terms[i][1]);
+    return sum;
+}
+#else
+/* What is left out, rest times rest, is less than 2^-16 of a product; `whole` has that too. */
 #define MT_STEP(a, b, whole)                                                     \
     {                                                                            \
         const uint16_t *at = (const uint16_t *)(a), *bt = (const uint16_t *)(b); \
@@ -155,6 +189,15 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
         MT_FOUR                                                                  \
         beside(with);                                                            \
     }
+
+V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
+{
+    sum = mt_dot_part(sum, a, b, n, 1, 1);
+    sum = mt_dot_part(sum, a, b, n, 0, 1);
+    sum = mt_dot_part(sum, a, b, n, 0, 0);
+    return mt_dot_part(sum, a, b, n, 1, 0);
+}
+#endif
 
 #else
 

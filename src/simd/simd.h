@@ -102,7 +102,9 @@ V_INLINE bool v_philox_carried(uint8_t *bits, const v_philox *p, uint64_t i, uin
 
 /* V_NAME(stem) is the name of a function that is compiled once per instruction set. */
 #if defined(COT_SIMD_AVX512)
-#if defined(COT_MATMUL_AMX) && defined(COT_MATMUL_SPLIT)
+#if defined(COT_MATMUL_AMX) && defined(COT_MATMUL_SPLIT) && COT_MATMUL_SPLIT == 3
+#define V_NAME(stem) stem##_amx_split3
+#elif defined(COT_MATMUL_AMX) && defined(COT_MATMUL_SPLIT)
 #define V_NAME(stem) stem##_amx_split
 #elif defined(COT_MATMUL_AMX) /* the vectors of AVX-512 with bf16, and the products of matmul_amx.h */
 #define V_NAME(stem) stem##_amx

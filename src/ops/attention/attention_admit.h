@@ -164,6 +164,14 @@ static inline const char *admit_tiled_split(const void *problem)
     return attention_admit_16_bits(p, "it rounds P to two bf16, an output is f32");
 }
 
+static inline const char *admit_tiled_split3(const void *problem)
+{
+    const attention_problem *p = problem;
+    if (p->sizes.dtype != COT_F32)
+        return "it serves f32";
+    return attention_admit_tiled(p);
+}
+
 /* Strips are worked off as a whole; `rate` multiply-adds a cycle, `softmax` cycles a pair. */
 static inline double attention_cost_tiled(const attention_problem *p, double multiplications, double rate,
                                           double softmax)
@@ -187,10 +195,10 @@ static inline size_t workspace_fwd_tiled(const void *problem)
     return attention_fwd_layout_of(problem, sizeof(float), ATTENTION_BLOCK).bytes;
 }
 
-/* With AMX, whose operands are bf16 or two of them. */
+/* With AMX, whose operands are bf16, or two or three of them. */
 static inline size_t workspace_fwd_amx_of(const void *problem, size_t size)
 {
-    return attention_fwd_layout_of(problem, size, ATTENTION_FWD_BYTES / (int64_t)size).bytes;
+    return attention_fwd_layout_of(problem, size, ATTENTION_FWD_AMX_KEYS(size)).bytes;
 }
 
 static inline size_t workspace_fwd_tiled_amx(const void *problem)
@@ -201,6 +209,11 @@ static inline size_t workspace_fwd_tiled_amx(const void *problem)
 static inline size_t workspace_fwd_tiled_amx_split(const void *problem)
 {
     return workspace_fwd_amx_of(problem, 2 * sizeof(uint16_t));
+}
+
+static inline size_t workspace_fwd_tiled_amx_split3(const void *problem)
+{
+    return workspace_fwd_amx_of(problem, 3 * sizeof(uint16_t));
 }
 
 static inline size_t workspace_bwd_tiled(const void *problem)
@@ -230,6 +243,7 @@ COT_COSTS(avx2, 12, 8)
 COT_COSTS(avx512, 24, 16)
 COT_COSTS(amx, 300, 16)
 COT_COSTS(amx_split, 100, 8)
+COT_COSTS(amx_split3, 40, 8)
 #undef COT_COSTS
 
 #endif

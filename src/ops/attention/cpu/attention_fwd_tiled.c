@@ -17,7 +17,7 @@
 cot_status V_NAME(attention_fwd_tiled)(cot_queue *, const void *, void *);
 
 enum {
-    KEYS = MT_ONE_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_BYTES / sizeof(mt), /* of a block, at most */
+    KEYS = MT_ONE_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_AMX_KEYS(sizeof(mt)), /* of a block, at most */
     ROWS = ATTENTION_FWD_ROWS,
     CELLS = ROWS * ATTENTION_MAX_D / 2, /* of an item's q and out */
 };

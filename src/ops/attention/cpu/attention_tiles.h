@@ -131,7 +131,14 @@ V_INLINE void pack_transposed(mt *to, bool b_form, int64_t row, const float *x, 
  * the argument's reduction by ln(2) in two parts. There the products stay unscaled, and exp_scores scales them; float32's
  * are scaled and rounded before, so that the difference is 0 at the largest one. */
 
-#if defined(COT_MATMUL_AMX)
+#if defined(COT_MATMUL_SPLIT) && COT_MATMUL_SPLIT == 3
+enum { SCALE_FIRST = false };
+#define SCORE_UNIT 1.0f
+V_INLINE vf exp_scores(vf s, vf unit, vf most)
+{
+    return v_exp_flush(v_fms(s, unit, most));
+}
+#elif defined(COT_MATMUL_AMX)
 enum { SCALE_FIRST = false };
 #define SCORE_UNIT V_LOG2E
 V_INLINE vf exp_scores(vf s, vf unit, vf most)

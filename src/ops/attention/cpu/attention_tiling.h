@@ -10,14 +10,13 @@
 #include "ops/attention/attention_problem.h"
 
 enum {
-    ATTENTION_STRIP = 32,       /* rows or columns that a product takes at least: MT of simd/matmul.h */
-    ATTENTION_TALL = 64,        /* rows of scores that are worked off together */
-    ATTENTION_FWD_ROWS = 128,   /* queries of a forward's item; half as many from d = 129 on */
-    ATTENTION_BLOCK = 128,      /* keys of a block at most, and queries of a backward's */
-    ATTENTION_FWD_BYTES = 1024, /* of a row of P, in a forward on AMX: 512 keys of bf16 */
-    ATTENTION_SUPER = 4,        /* blocks of keys that a backward holds in the second-level cache */
-    ATTENTION_MAX_D = 256,      /* what the buffers on the stack are made for */
-    ATTENTION_ITEMS = 16,       /* a backward is cut into this many items where sequences and heads are fewer */
+    ATTENTION_STRIP = 32,     /* rows or columns that a product takes at least: MT of simd/matmul.h */
+    ATTENTION_TALL = 64,      /* rows of scores that are worked off together */
+    ATTENTION_FWD_ROWS = 128, /* queries of a forward's item; half as many from d = 129 on */
+    ATTENTION_BLOCK = 128,    /* keys of a block at most, and queries of a backward's */
+    ATTENTION_SUPER = 4,      /* blocks of keys that a backward holds in the second-level cache */
+    ATTENTION_MAX_D = 256,    /* what the buffers on the stack are made for */
+    ATTENTION_ITEMS = 16,     /* a backward is cut into this many items where sequences and heads are fewer */
     ATTENTION_MAX_CHUNKS = 8
 };
 
@@ -25,6 +24,9 @@ static inline int64_t attention_round_up(int64_t value, int64_t unit)
 {
     return (value + unit - 1) / unit * unit;
 }
+
+/* With AMX a forward's blocks are longer, which spares it loads and stores of out. By the size of an operand's element. */
+#define ATTENTION_FWD_AMX_KEYS(size) ((size) == 2 ? 4 * ATTENTION_BLOCK : 2 * ATTENTION_BLOCK)
 
 /* ---- slots -------------------------------------------------------------------------------------------- */
 
