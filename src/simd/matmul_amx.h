@@ -74,31 +74,38 @@ V_INLINE __m512i mt_interleave(__m512i halves)
 
 #if defined(COT_MATMUL_SPLIT)
 
-/* What v is more than the bf16 next to it. */
+/* The bf16 next to v, the larger of two, as float32; in integers, since conversions there and back take twice as long. Of NaN
+ * something, but what it leaves is NaN. */
+V_INLINE vf mt_next(vf v)
+{
+    const __m512i bits = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x8000));
+    return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int)0xffff0000)));
+}
+
 V_INLINE vf mt_rest(vf v)
 {
-    return v_sub(v, v_widen_bf16((__m256i)_mm512_cvtneps_pbh(v)));
+    return v_sub(v, mt_next(v));
 }
 
 V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
 {
     uint16_t *to = (uint16_t *)p + column;
     for (int term = 0; term < COT_MATMUL_SPLIT; term++, v = mt_rest(v))
-        _mm256_storeu_si256((__m256i *)(to + term * MT), (__m256i)_mm512_cvtneps_pbh(v));
+        _mm256_storeu_si256((__m256i *)(to + term * MT), (__m256i)_mm512_cvtneps_pbh(mt_next(v)));
 }
 
 V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 {
     uint16_t *to = (uint16_t *)p;
     for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_rest(v0), v1 = mt_rest(v1))
-        _mm512_storeu_si512(to + term * MT, (__m512i)_mm512_cvtne2ps_pbh(v1, v0));
+        _mm512_storeu_si512(to + term * MT, (__m512i)_mm512_cvtne2ps_pbh(mt_next(v1), mt_next(v0)));
 }
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
     uint16_t *to = (uint16_t *)(b + mt_at(rows, k, n / MT * MT)) + 2 * (n % MT);
     for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_rest(v0), v1 = mt_rest(v1))
-        _mm512_storeu_si512(to + 2 * term * MT, mt_interleave((__m512i)_mm512_cvtne2ps_pbh(v1, v0)));
+        _mm512_storeu_si512(to + 2 * term * MT, mt_interleave((__m512i)_mm512_cvtne2ps_pbh(mt_next(v1), mt_next(v0))));
 }
 
 /* Of 32 terms, the tile product sums the even and the odd ones apart and adds both to what was there. Here are as many of them as
@@ -109,7 +116,7 @@ V_INLINE vf mt_term(vf v, int term)
 {
     while (term-- > 0)
         v = mt_rest(v);
-    return v_sub(v, mt_rest(v));
+    return mt_next(v);
 }
 
 V_INLINE vf mt_dot_part(vf sum, const vf *a, const vf *b, int64_t n, int term_a, int term_b)

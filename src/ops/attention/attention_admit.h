@@ -226,6 +226,11 @@ static inline size_t workspace_bwd_tiled_amx(const void *problem)
     return attention_bwd_layout_of(problem, sizeof(uint16_t)).bytes;
 }
 
+static inline size_t workspace_bwd_tiled_amx_split3(const void *problem)
+{
+    return attention_bwd_layout_of(problem, 3 * sizeof(uint16_t)).bytes;
+}
+
 /* The costs by instruction set: multiply-adds a cycle, and lanes of the softmax. */
 #define COT_COSTS(isa, rate, lanes)                                                               \
     static inline double cost_fwd_tiled_##isa(const void *problem)                                \
