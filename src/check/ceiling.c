@@ -104,6 +104,7 @@ double measure_products(const cot_queue *queue, cot_dtype dtype)
     const uint32_t isa = cot_cpu_features();
     run = isa & COT_ISA_AMX && dtype == COT_BF16  ? product_flops_amx
           : isa & COT_ISA_AMX && dtype == COT_F16 ? product_flops_amx_split
+          : isa & COT_ISA_AMX && dtype == COT_F32 ? product_flops_amx_split3
           : isa & COT_ISA_AVX512                  ? product_flops_avx512
           : isa & COT_ISA_AVX2                    ? product_flops_avx2
                                                   : run;
