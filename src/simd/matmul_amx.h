@@ -150,21 +150,21 @@ V_INLINE vf mt_dot_part(vf sum, const vf *a, const vf *b, int64_t n, int term_a,
         MT_LOAD_A(2)                                                             \
         MT_LOAD_B(0)                                                             \
         MT_FOUR                                                                  \
-        beside(with);                                                            \
+        beside(with, 0);                                                         \
         MT_LOAD_A(1)                                                             \
         MT_FOUR                                                                  \
         MT_LOAD_A(0)                                                             \
         MT_FOUR                                                                  \
-        beside(with);                                                            \
+        beside(with, 1);                                                         \
         MT_LOAD_B(1)                                                             \
         MT_FOUR                                                                  \
         MT_LOAD_A(1)                                                             \
         MT_FOUR                                                                  \
-        beside(with);                                                            \
+        beside(with, 2);                                                         \
         MT_LOAD_A(0)                                                             \
         MT_LOAD_B(2)                                                             \
         MT_FOUR                                                                  \
-        beside(with);                                                            \
+        beside(with, 3);                                                         \
     }
 
 V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
@@ -185,16 +185,16 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
             MT_LOAD_B(1)                                                         \
             MT_FOUR                                                              \
         }                                                                        \
-        beside(with);                                                            \
+        beside(with, 0);                                                         \
         MT_LOAD_B(0)                                                             \
         MT_FOUR                                                                  \
-        beside(with);                                                            \
+        beside(with, 1);                                                         \
         MT_LOAD_A(0)                                                             \
         MT_FOUR                                                                  \
-        beside(with);                                                            \
+        beside(with, 2);                                                         \
         MT_LOAD_B(1)                                                             \
         MT_FOUR                                                                  \
-        beside(with);                                                            \
+        beside(with, 3);                                                         \
     }
 
 V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
@@ -245,22 +245,22 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
         _tile_loadd(6, bt, B_ROW);           \
         _tile_loadd(7, bt + 32, B_ROW);      \
         _tile_dpbf16ps(0, 4, 6);             \
-        beside(with);                        \
+        beside(with, 0);                     \
         _tile_loadd(5, at + 16 * MT, A_ROW); \
         _tile_dpbf16ps(1, 4, 7);             \
-        beside(with);                        \
+        beside(with, 1);                     \
         _tile_dpbf16ps(2, 5, 6);             \
-        beside(with);                        \
+        beside(with, 2);                     \
         _tile_dpbf16ps(3, 5, 7);             \
-        beside(with);                        \
+        beside(with, 3);                     \
     }
 
 #endif
 
-/* A part of 32 x 32 of C in four tiles; four times in every MT^3 multiplications beside(with) has its turn, vector arithmetic
- * for instance. The barrier: gcc's tile loads do not say that they read memory. */
+/* A part of 32 x 32 of C in four tiles; four times in every MT^3 multiplications beside(with, 0 to 3) has its turn, vector
+ * arithmetic for instance. The barrier: gcc's tile loads do not say that they read memory. */
 V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c, bool add, bool whole,
-                      void (*beside)(void *with), void *with)
+                      void (*beside)(void *with, int turn), void *with)
 {
     (void)whole;
     enum { A_ROW = MT * sizeof(mt), B_ROW = 2 * MT * sizeof(mt), C_ROW = MT * sizeof(float) };
@@ -285,8 +285,9 @@ V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, cons
     _tile_stored(3, c + 16 * MT + 16, C_ROW);
 }
 
-V_INLINE void mt_ask_line(void *ahead)
+V_INLINE void mt_ask_line(void *ahead, int turn)
 {
+    (void)turn;
     mt_ask(ahead);
 }
 

@@ -263,7 +263,7 @@ enum {
 typedef struct waiting_part {
     const float *s, *most;
     mt *prob;
-    float *sums; /* [STRIP][VW]: a row's sum, in lanes */
+    float *sums; /* [STRIP / 4][VW]: of four rows, as v_sums4 has them */
 } waiting_part;
 
 /* Those that wait, in a ring: what is left of the oldest, `rows` of it, and the others from `next` on. */
@@ -272,22 +272,25 @@ typedef struct softmax_queue {
     int64_t next, count;
     waiting_part at;
     int64_t rows;
-    vf unit;
+    vf unit, sum[4]; /* of the last rows */
+    bool busy;       /* the queue had rows when this step began */
 } softmax_queue;
 
-V_INLINE void softmax_rows(softmax_queue *w, int64_t rows)
+/* Row `row` of four. */
+V_INLINE void softmax_row(softmax_queue *w, int row)
 {
-    for (int64_t r = 0; r < rows; r++) {
-        const vf most = v_set1(*w->at.most);
-        const vf e = exp_scores(v_load(w->at.s), w->unit, most), f = exp_scores(v_load(w->at.s + VW), w->unit, most);
-        v_store(w->at.sums, v_add(v_load(w->at.sums), v_add(e, f)));
-        mt_store_a2(w->at.prob, e, f);
-        w->at.s += MT;
-        w->at.most++;
-        w->at.prob += MT;
+    const vf most = v_set1(*w->at.most);
+    const vf e = exp_scores(v_load(w->at.s), w->unit, most), f = exp_scores(v_load(w->at.s + VW), w->unit, most);
+    mt_store_a2(w->at.prob, e, f);
+    w->sum[row] = v_add(e, f);
+    w->at.s += MT;
+    w->at.most++;
+    w->at.prob += MT;
+    if (row == 3) {
+        v_store(w->at.sums, v_add(v_load(w->at.sums), v_sums4(w->sum[0], w->sum[1], w->sum[2], w->sum[3])));
         w->at.sums += VW;
+        w->rows -= 4;
     }
-    w->rows -= rows;
 }
 
 V_INLINE void softmax_next(softmax_queue *w)
@@ -298,34 +301,48 @@ V_INLINE void softmax_next(softmax_queue *w)
     w->count--;
 }
 
-/* Beside a product. */
-V_INLINE void softmax_turn(softmax_queue *w, int64_t rows)
+/* Is there a row for these turns? */
+V_INLINE bool softmax_waits(softmax_queue *w)
 {
-    if (w->rows == 0) {
-        if (w->count == 0)
-            return;
-        softmax_next(w);
+    if (w->rows > 0)
+        return true;
+    if (w->count == 0)
+        return false;
+    softmax_next(w);
+    return true;
+}
+
+/* Beside a product: a row; or two, where there are few products. */
+V_INLINE void softmax_turn(void *with, int turn)
+{
+    softmax_queue *w = with;
+    if (turn == 0)
+        w->busy = softmax_waits(w);
+    if (w->busy)
+        softmax_row(w, turn);
+}
+
+V_INLINE void softmax_wide_turn(void *with, int turn)
+{
+    softmax_queue *w = with;
+    if (turn % 2 == 0)
+        w->busy = softmax_waits(w);
+    if (w->busy) {
+        softmax_row(w, turn % 2 * 2);
+        softmax_row(w, turn % 2 * 2 + 1);
     }
-    softmax_rows(w, rows);
-}
-
-V_INLINE void softmax_a_row(void *with)
-{
-    softmax_turn(with, 1);
-}
-
-V_INLINE void softmax_two_rows(void *with)
-{
-    softmax_turn(with, 2);
 }
 
 /* Until the oldest is done, and no more than `count` are behind it. */
 V_INLINE void softmax_until(softmax_queue *w, int64_t count)
 {
-    softmax_rows(w, w->rows);
-    while (w->count > count) {
+    for (;;) {
+        while (w->rows > 0)
+            for (int row = 0; row < 4; row++)
+                softmax_row(w, row);
+        if (w->count <= count)
+            return;
         softmax_next(w);
-        softmax_rows(w, STRIP);
     }
 }
 
@@ -347,7 +364,7 @@ static bool refer(const float *s, float unit, float *most)
     return v_sum(none) == 0;
 }
 
-V_INLINE void add_part(const context *c, pending_product *w, void (*turn)(void *), softmax_queue *beside)
+V_INLINE void add_part(const context *c, pending_product *w, void (*turn)(void *, int), softmax_queue *beside)
 {
     const int64_t j = w->done / HIGH * STRIP, i = w->done % HIGH * STRIP;
     mt_part(w->keys, 1, w->prob + mt_at(TALL, i, 0), TALL, w->v + mt_at(c->w.keys, 0, j),
@@ -359,16 +376,16 @@ static void finish_pending(const context *c, pending_product *w)
 {
     softmax_queue nothing = {.rows = 0};
     while (w->done < w->parts)
-        add_part(c, w, softmax_a_row, &nothing);
+        add_part(c, w, softmax_turn, &nothing);
 }
 
 /* TALL queries from row `top` of the item on, at the keys of a block that they see: their P V is pending then. A turn of the
  * exponentials is a row or two, as many as the products of a part give turns for. False: P was too large, and but for references
  * nothing has changed. */
 V_INLINE bool attend_beside(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top,
-                            const key_block *b, void (*turn)(void *))
+                            const key_block *b, void (*turn)(void *, int))
 {
-    _Alignas(64) float s[WAITING][STRIP * STRIP], sums[TALL * VW] = {0};
+    _Alignas(64) float s[WAITING][STRIP * STRIP], sums[TALL / 4 * VW] = {0};
     const int64_t i0 = first + top;
     const attention_span strips =
         attention_strips(attention_keys_of_rows(&c->p->sizes, &a->s, i0, i0 + TALL), b->first, c->w.keys);
@@ -390,7 +407,7 @@ V_INLINE bool attend_beside(const context *c, const scores *a, rows_state *x, in
             hide_scores(a, s[slot], STRIP, first + top + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
         if (!x->referred[(top + i) / STRIP])
             x->referred[(top + i) / STRIP] = refer(s[slot], unit, x->most + top + i);
-        ring[slot] = (waiting_part){s[slot], x->most + top + i, prob + mt_at(TALL, i, j), sums + i * VW};
+        ring[slot] = (waiting_part){s[slot], x->most + top + i, prob + mt_at(TALL, i, j), sums + i / 4 * VW};
         w.count++;
         for (due += pending->parts; due >= parts; due -= parts)
             add_part(c, pending, turn, &w);
@@ -398,19 +415,20 @@ V_INLINE bool attend_beside(const context *c, const scores *a, rows_state *x, in
             softmax_until(&w, WAITING - 2);
     }
     softmax_until(&w, 0);
-    vf sum[TALL / VW], large = v_zero();
-    for (int64_t r = 0; r < TALL / VW; r++) {
-        vf v[VW];
-        for (int64_t i = 0; i < VW; i++)
-            v[i] = v_load(sums + (r * VW + i) * VW);
-        sum[r] = sum_of_each(v);
-        large = v_select(vm_above(sum[r], v_set1(TOO_LARGE)), v_set1(1), large);
-    }
     *pending = (pending_product){.parts = 0};
-    if (v_sum(large) > 0)
+    float sum[TALL];
+    bool large = false;
+    for (int64_t r = 0; r < TALL; r++) {
+        const float *lanes = sums + r / 4 * VW + r % 4;
+        sum[r] = lanes[0];
+        for (int64_t i = 4; i < VW; i += 4)
+            sum[r] += lanes[i];
+        large |= !(sum[r] <= TOO_LARGE);
+    }
+    if (large)
         return false;
-    for (int64_t r = 0; r < TALL / VW; r++)
-        v_store(x->sum + top + r * VW, v_add(v_load(x->sum + top + r * VW), sum[r]));
+    for (int64_t r = 0; r < TALL; r++)
+        x->sum[top + r] += sum[r];
     *pending = (pending_product){.prob = prob,
                                  .v = b->v + mt_at(c->w.keys, strips.first, 0),
                                  .out = x->out + mt_at(c->w.rows, top, 0),
@@ -451,8 +469,8 @@ static void attend_block(const context *c, const scores *a, rows_state *x, int64
 {
     for (int64_t top = 0; top < c->w.rows; top += TALL) {
 #if defined(COT_MATMUL_AMX)
-        if (!a->extras && (c->w.d + c->w.dv >= 8 * MT ? attend_beside(c, a, x, first, top, b, softmax_a_row)
-                                                      : attend_beside(c, a, x, first, top, b, softmax_two_rows)))
+        if (!a->extras && (c->w.d + c->w.dv >= 8 * MT ? attend_beside(c, a, x, first, top, b, softmax_turn)
+                                                      : attend_beside(c, a, x, first, top, b, softmax_wide_turn)))
             continue;
 #endif
         for (int64_t key = 0; key < c->w.keys; key += BLOCK) {
