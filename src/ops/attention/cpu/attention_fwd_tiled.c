@@ -403,8 +403,8 @@ V_INLINE bool attend_beside(const context *c, const scores *a, rows_state *x, in
         mt_part(c->w.d, 1, x->q + mt_at(c->w.rows, top + i, 0), c->w.rows, b->kt + mt_at(c->w.d, 0, strips.first + j),
                 s[slot], false, true, turn, &w);
         const attention_span keys = {strips.first + j, strips.first + j + STRIP};
-        if (!visible && !all_visible(a, first + top + i, STRIP, b->first, keys))
-            hide_scores(a, s[slot], STRIP, first + top + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
+        if (!visible && !all_visible(a, i0 + i, STRIP, b->first, keys))
+            hide_scores(a, s[slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
         if (!x->referred[(top + i) / STRIP])
             x->referred[(top + i) / STRIP] = refer(s[slot], unit, x->most + top + i);
         ring[slot] = (waiting_part){s[slot], x->most + top + i, prob + mt_at(TALL, i, j), sums + i / 4 * VW};
