@@ -11,32 +11,26 @@
 
 #include <cmocka.h>
 
+#include "core/draw.h"
+
 #include <cotangent/core.h>
 #include <stdbool.h>
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
 
-/* ---- random numbers: splitmix64 ----------------------------------------------------------------------- */
-
-static inline uint64_t random_bits(uint64_t *seed)
-{
-    uint64_t z = (*seed += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
+/* ---- random numbers ----------------------------------------------------------------------- */
 
 /* An integer of [low, high]. */
 static inline int64_t random_int(uint64_t *seed, int64_t low, int64_t high)
 {
-    return low + (int64_t)(random_bits(seed) % (uint64_t)(high - low + 1));
+    return low + (int64_t)(cot_draw(seed) % (uint64_t)(high - low + 1));
 }
 
 /* A number of [-1, 1). */
 static inline double random_real(uint64_t *seed)
 {
-    return (double)(random_bits(seed) >> 11) * 0x1p-52 - 1.0;
+    return (double)(cot_draw(seed) >> 11) * 0x1p-52 - 1.0;
 }
 
 /* ---- assertions --------------------------------------------------------------------------------------- */

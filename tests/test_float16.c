@@ -93,7 +93,7 @@ static void rounds_to_nearest_even(void **state)
     }
     uint64_t seed = 1;
     for (int i = 0; i < 1000000; i++) {
-        const uint32_t bits = (uint32_t)random_bits(&seed);
+        const uint32_t bits = (uint32_t)cot_draw(&seed);
         check_rounding(&f16, bits);
         check_rounding(&bf16, bits);
     }

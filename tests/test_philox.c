@@ -40,7 +40,7 @@ static void agrees_with_random123(void **state)
     (void)state;
     uint64_t seed = 1;
     for (int i = 0; i < 100000; i++) {
-        const uint64_t low = random_bits(&seed), high = random_bits(&seed), key_bits = random_bits(&seed);
+        const uint64_t low = cot_draw(&seed), high = cot_draw(&seed), key_bits = cot_draw(&seed);
         const uint32_t counter[4] = {(uint32_t)low, (uint32_t)(low >> 32), (uint32_t)high, (uint32_t)(high >> 32)};
         const uint32_t key[2] = {(uint32_t)key_bits, (uint32_t)(key_bits >> 32)};
         const philox4x32_ctr_t theirs = random123(key_bits, low, high);
@@ -57,7 +57,7 @@ static void groups_take_halves_in_order(void **state)
     (void)state;
     uint64_t seed = 2;
     for (int round = 0; round < 2000; round++) {
-        const uint64_t key = random_bits(&seed), offset = random_bits(&seed), i = random_bits(&seed);
+        const uint64_t key = cot_draw(&seed), offset = cot_draw(&seed), i = cot_draw(&seed);
         const uint32_t threshold = (uint32_t)random_int(&seed, 1, 65535);
         const philox4x32_ctr_t w = random123(key, offset, i);
         const uint32_t keep = cot_dropout_keep(key, offset, i, threshold);

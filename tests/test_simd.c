@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The verbs of src/simd against core/float16.h and libm. Compiled once per instruction set. */
 #include "core/cpu_features.h"
+#include "core/draw.h"
 #include "simd/gelu.h"
 #include "simd/silu.h"
 
@@ -13,14 +14,10 @@
 
 #define CTEST_SKIPPED 77
 
-static uint32_t random_state = 12345;
-
 static uint32_t random_bits(void)
 {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 17;
-    random_state ^= random_state << 5;
-    return random_state;
+    static uint64_t state = 12345;
+    return (uint32_t)cot_draw(&state);
 }
 
 static void *on_64_bytes(size_t bytes)
