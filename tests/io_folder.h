@@ -89,4 +89,17 @@ typedef struct image {
     size_t size;
 } image;
 
+/* A header with its length before it, in `width` bytes from byte `at` on, and the data. Who calls fills in what is before `at`. */
+static inline image image_of(size_t at, size_t width, const char *header, const void *data, size_t size)
+{
+    const size_t length = strlen(header), begin = at + width;
+    image i = {malloc(begin + length + size), begin + length + size};
+    for (size_t b = 0; b < width; b++)
+        i.bytes[at + b] = (unsigned char)((uint64_t)length >> (8 * b));
+    memcpy(i.bytes + begin, header, length);
+    if (size > 0)
+        memcpy(i.bytes + begin + length, data, size);
+    return i;
+}
+
 #endif

@@ -8,16 +8,10 @@
 
 static image npy_image(int version, const char *header, const void *data, size_t size)
 {
-    const size_t length = strlen(header), prefix = version == 1 ? 10 : 12;
-    image i = {malloc(prefix + length + size), prefix + length + size};
+    image i = image_of(8, version == 1 ? 2 : 4, header, data, size);
     memcpy(i.bytes, "\x93NUMPY", 6);
     i.bytes[6] = (unsigned char)version;
     i.bytes[7] = 0;
-    for (size_t b = 8; b < prefix; b++)
-        i.bytes[b] = (unsigned char)(length >> (8 * (b - 8)));
-    memcpy(i.bytes + prefix, header, length);
-    if (size > 0)
-        memcpy(i.bytes + prefix + length, data, size);
     return i;
 }
 

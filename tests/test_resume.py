@@ -26,8 +26,8 @@ RUN = [PROGRAM, TEXT, '--steps', str(STEPS), '--batch', '2', '--context', '64', 
        '--dropout', '0.1', '--sample', '0', '--quiet', '--out', 'out', '--checkpoint', 'run.safetensors']
 # Without a PATH there is no gnuplot, which would take longer than the training; and idle threads must not spin.
 ENVIRONMENT = {**os.environ, 'PATH': '/nonexistent', 'OMP_WAIT_POLICY': 'passive'}
-# Sanitized, undisturbed runs look for leaks. Of the many resumed ones, one in hundreds
-# ends in a fault of LeakSanitizer's own tracer ("Tracer caught signal 11").
+# Sanitized, undisturbed runs look for leaks. Of the many resumed ones one would now and then end in a fault of LeakSanitizer's
+# own tracer ("Tracer caught signal 11").
 RESUMED = {**ENVIRONMENT, 'ASAN_OPTIONS': os.environ.get('ASAN_OPTIONS', '') + ':detect_leaks=0'}
 passed = failed = 0
 

@@ -7,14 +7,7 @@
 
 static image safetensors_image(const char *header, const void *data, size_t size)
 {
-    const size_t length = strlen(header);
-    image i = {malloc(8 + length + size), 8 + length + size};
-    for (size_t b = 0; b < 8; b++)
-        i.bytes[b] = (unsigned char)((uint64_t)length >> (8 * b));
-    memcpy(i.bytes + 8, header, length);
-    if (size > 0)
-        memcpy(i.bytes + 8 + length, data, size);
-    return i;
+    return image_of(0, 8, header, data, size);
 }
 
 static void safetensors_refuses(image i, const char *message)

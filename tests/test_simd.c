@@ -357,6 +357,27 @@ static void curves_are_accurate(void **state)
         sweep(&curves[i]);
 }
 
+#if defined(COT_SIMD_AVX512)
+static void powers_of_2_are_accurate(void **state)
+{
+    (void)state;
+    double most = 0;
+    for (float x = -126; x < 13; x += 1.0f / 512 + 1.0f / 8192) {
+        float y[VW];
+        v_store(y, v_exp2_flush(v_set1(x)));
+        most = fmax(most, fabs(y[0] / exp2(x) - 1));
+    }
+    if (most > 6.2e-7)
+        fail_msg("off by %g", most);
+    const float exact[][2] = {{0, 1}, {-1, 0.5f}, {3, 8}, {-126.5f, 0}, {-1e30f, 0}, {-INFINITY, 0}};
+    for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
+        float y[VW];
+        v_store(y, v_exp2_flush(v_set1(exact[i][0])));
+        assert_same_float(exact[i][1], y[VW - 1]);
+    }
+}
+#endif
+
 /* Of several vectors in turns: the bits of one. */
 static void several_vectors_are_as_one(void **state)
 {
@@ -603,6 +624,9 @@ int main(void)
         cmocka_unit_test(vectors_align),
         cmocka_unit_test(masks_compare_lanes),
         cmocka_unit_test(curves_are_accurate),
+#if defined(COT_SIMD_AVX512)
+        cmocka_unit_test(powers_of_2_are_accurate),
+#endif
         cmocka_unit_test(several_vectors_are_as_one),
         cmocka_unit_test(curves_have_their_limits),
         cmocka_unit_test(signs_and_bits_choose_lanes),

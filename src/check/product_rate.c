@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * product_rate.c: matrix products out of the first-level cache, on the very micro-kernels of src/simd/matmul.h. Compiled
- * once per instruction set; the operands' type follows from it: f32, or with AMX bf16, or f16 as two of them. */
+ * once per instruction set; the operands' type follows from it: f32, or with AMX bf16, f16 as two of them or f32 as three. */
 #include "ceiling.h"
 #include "core/draw.h"
 #include "core/queue.h"
