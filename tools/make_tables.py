@@ -38,7 +38,10 @@ def newest_results(directory):
 
 
 def same_work(row):
-    """What a row of ours and of a peer must have in common; dtypes of weights differ. A peer's dropout draws its mask."""
+    """What a row of ours and of a peer must have in common. Dtypes of weights differ, a peer's dropout draws its mask, attention's
+    order of sums is ours alone, and a peer's attention may have its rows as it likes them best."""
+    if row["op"] == "attention":
+        return row["direction"], row["dtype"], row["shape"], row["options"].removesuffix("+any-order")
     options = row["options"].removesuffix(" drawn") if row["op"] == "dropout" else "silu" in row["options"]
     return row["direction"], row["dtype"], row["layout"], row["shape"], options
 
@@ -287,11 +290,6 @@ FRONT = {
 }
 
 
-def same_job(row):
-    """Of ours and of a peer, for the front page: attention's order of sums is ours alone."""
-    return (*same_work(row), row["options"].removesuffix("+any-order") if row["op"] == "attention" else "")
-
-
 def front(results, peers):
     """What each op reaches on each device, beside the best of the peers that were timed there."""
     lines = []
@@ -314,7 +312,7 @@ def front(results, peers):
             continue
         lines += [f"{device}:", "", "| op | direction | case | ms | reaches | beside the best peer |", "|---|---|---|--:|--:|---|"]
         for row in rows:
-            theirs = [peer for peer in peers.get((row["op"], device), ("", []))[1] if same_job(peer) == same_job(row)]
+            theirs = [peer for peer in peers.get((row["op"], device), ("", []))[1] if same_work(peer) == same_work(row)]
             best = min(theirs, key=lambda peer: peer["ms"], default=None)
             products = row["op"] in ("attention", "causal_conv1d_dense")
             lines.append(f"| {row['op']} | {row['direction']} | {row['dtype']} {row['layout']} {row['shape']}, {row['options']} "
@@ -372,7 +370,7 @@ def table(op, results, peers, directory):
                 f"| {row['ratio']:.2f} |" + ("" if cuda else f" {row['cycles16']:.1f} |")
                 + (f" {row['tflops']:.3f} | {row['product_ratio']:.2f} |" if "product_ratio" in row
                    else " | |" if products else "")
-                + "".join(f" {theirs[key]:.4f} |" if (key := (kernel, same_work(row))) in theirs else " |"
+                + "".join(f" {theirs[key]:.{4 if cuda else 3}f} |" if (key := (kernel, same_work(row))) in theirs else " |"
                           for kernel in kernels))
         lines += [
             "",
@@ -381,8 +379,8 @@ def table(op, results, peers, directory):
             "elements of x."
             + (" \"Of products\": over matrix products of the same dtype from the first-level cache in the same run."
                if products else "")
-            + (f" The last columns: peers on the same device and cases (`bench/results/{peer_source}`), with weights of x's dtype."
-               if kernels else ""),
+            + (f" The last columns: peers on the same device and cases (`bench/results/{peer_source}`)"
+               + ("." if op == "attention" else ", with weights of x's dtype.") if kernels else ""),
             "",
         ]
     return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
