@@ -6,6 +6,8 @@
  *     S^T = K Q^T;  dP^T = V dout^T;  P^T = exp(scale S^T - lse);  dS^T = P^T (dP^T - D)
  *     dv += P^T dout;  dk += dS^T q;  dq^T += K^T dS^T
  *
+ * With AMX's products of two and three bf16, P^T and dS^T are made beside products (see there).
+ *
  * Passes: (1) every block of queries and of keys is packed once, in all forms that the five products read, with lse and
  * D beside the queries; (2) an item is one chunk of the key blocks of one sequence and key-value head: a few key
  * blocks at a time, it walks the query blocks that see them, keeps their dk and dv, and adds to the chunk's own dq^T;
@@ -15,11 +17,15 @@
 
 cot_status V_NAME(attention_bwd_tiled)(cot_queue *, const void *, void *);
 
+/* Blocks of keys that stay in the second-level cache, with their dk and dv, while queries go by. AMX reads more beside
+ * them: of four, a backward took a fortieth to a sixth longer, one of d = 256 most. */
+enum { SUPER = MT_ONE_FORM ? ATTENTION_SUPER : ATTENTION_SUPER / 2 };
+
 typedef struct context {
     const attention_problem *p;
     attention_bwd_layout w;
     mt *queries, *k, *kt, *v;
-    float *lse, *D, *dq, *dk;
+    float *lse, *D, *dq, *dk; /* lse in the unit of exp_scores */
 } context;
 
 /* The forms of a block of queries, which lie together because they are fetched together. */
@@ -76,6 +82,12 @@ static void sum_products(float *D, const float *dout, const float *out, int64_t 
     }
 }
 
+/* What lse is multiplied with: the unit of exp_scores with its rounding, which scores have too, so that it cancels. */
+static double lse_unit(const attention_problem *p)
+{
+    return scores_unit(p) / (scores_have_extras(p) ? 1 : p->sizes.scale);
+}
+
 /* lse and D of STRIP queries. One that passes no gradient gets lse = inf, which makes its P zero. */
 static void pack_statistics(const attention_problem *p, const attention_block *block, int64_t h, int64_t r, float *lse,
                             float *D)
@@ -85,7 +97,7 @@ static void pack_statistics(const attention_problem *p, const attention_block *b
         lse[i] = INFINITY;
         if (r + i < block->used) {
             const float given = ((const float *)p->lse.data)[attention_lse_at(&p->lse, block->s.b, h, row)];
-            lse[i] = given > -INFINITY ? given : INFINITY;
+            lse[i] = given > -INFINITY ? (float)(given * lse_unit(p)) : INFINITY;
         }
         if (lse[i] == INFINITY)
             D[i] = 0;
@@ -127,8 +139,10 @@ static void pack_queries_item(void *memory, int64_t item)
  * of the whole block of keys. With AMX, dS^T is wanted in both forms. */
 typedef struct strip_buffers {
     _Alignas(64) float s[TALL * BLOCK], dp[BLOCK * BLOCK];
-    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : TALL * BLOCK], ds[MT_ONE_FORM ? 1 : TALL * BLOCK]; /* otherwise in place */
-    _Alignas(64) mt ds_b[MT_ONE_FORM ? 1 : BLOCK * BLOCK];
+    /* Otherwise in place. There is room for two strips, in turns. */
+    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : 2 * TALL * BLOCK], ds[MT_ONE_FORM ? 1 : 2 * TALL * BLOCK];
+    _Alignas(64) mt ds_b[MT_ONE_FORM ? 1 : 2 * TALL * BLOCK];
+    int64_t turn;
     _Alignas(64) float caps[TALL * BLOCK], keep[TALL * BLOCK]; /* of softcap and dropout */
 } strip_buffers;
 
@@ -147,7 +161,7 @@ V_INLINE strip_operands operands_of(strip_buffers *x, int64_t top)
 
 /* What is constant in a strip. The last three at compile time, so that what is not there costs nothing. */
 typedef struct strip_options {
-    vf scale;
+    vf unit;
     bool masked, cap, drop;
 } strip_options;
 
@@ -156,12 +170,12 @@ typedef struct strip_options {
 V_INLINE void differentiate_scores(const scores *a, const strip_buffers *x, int64_t at, int64_t j, int64_t i,
                                    strip_options o, vf lse, vf D, vf dp, vf *prob, vf *ds)
 {
-    vf y = v_fma(v_load(x->s + at), o.scale, v_sub(v_zero(), lse));
+    vf s = v_load(x->s + at);
     if (o.masked) {
         const attention_span seen = scores_queries(a, j);
-        y = v_add(y, border(seen.first - i, seen.end - i));
+        s = v_add(s, border(seen.first - i, seen.end - i));
     }
-    *prob = v_exp_flush(y);
+    *prob = exp_scores(s, o.unit, lse);
     if (o.drop)
         dp = v_mul(dp, v_load(x->keep + at));
     *ds = v_mul(*prob, v_sub(dp, D));
@@ -199,6 +213,18 @@ V_INLINE void differentiate_strip(const scores *a, strip_buffers *x, int64_t top
     }
 }
 
+#if defined(COT_MATMUL_SPLIT)
+/* A mask hides part of keys j .. and queries i .., s[STRIP][STRIP]: -inf there. */
+static void hide_scores(const scores *a, float *s, int64_t j, int64_t i)
+{
+    for (int64_t r = 0; r < STRIP; r++) {
+        const attention_span seen = scores_queries(a, j + r);
+        for (int64_t c = 0; c < STRIP; c += VW)
+            v_store(s + r * MT + c, v_add(v_load(s + r * MT + c), border(seen.first - i - c, seen.end - i - c)));
+    }
+}
+#endif
+
 /* Does every key of j .. j+height see every query of first + [strips)? */
 static bool all_seen(const scores *a, int64_t j, int64_t height, int64_t first, attention_span strips)
 {
@@ -214,8 +240,7 @@ typedef struct pair_of_blocks {
     const float *lse, *D;
     float *dq; /* [d][BLOCK]; dk, dv [BLOCK][d] */
     float *dk, *dv;
-    bool dq_begun;
-    bool *begun;                      /* of each strip of dk and dv */
+    bool *dq_begun, *begun;           /* of each strip of dq; of dk and dv */
     mt_ahead *forms_ahead, *dq_ahead; /* of the next block of queries */
 } pair_of_blocks;
 
@@ -231,13 +256,12 @@ static void differentiate_keys(const context *c, const scores *a, const pair_of_
                x->s + mt_at(TALL, 0, strips.first), TALL, false, b->forms_ahead);
     mt_product_whole(height, n, dv, b->v + at, BLOCK, b->q.dot + mt_at(dv, 0, strips.first), dv,
                      x->dp + at + mt_at(BLOCK, 0, strips.first), BLOCK, false, b->forms_ahead);
-    strip_options o = {.scale = v_set1((float)p->sizes.scale), .masked = true};
+    strip_options o = {.unit = v_set1(scores_unit(p)), .masked = true};
     if (a->extras) {
         const score_tile tile = {b->first_query, j, true, height, strips};
         scores_modify(a, &tile, x->s, x->caps);
         if (a->dropout.dropped > 0)
             scores_keep(a, &tile, x->keep);
-        o.scale = v_set1(1);
         o.cap = p->sizes.softcap > 0;
         o.drop = a->dropout.dropped > 0;
         differentiate_strip(a, x, top, height, j, b->first_query, strips, b->lse, b->D, o);
@@ -284,14 +308,249 @@ static void differentiate_blocks(const context *c, const scores *a, const pair_o
     const mt *ds = operands_of(x, 0).ds_b;
     for (int64_t i = 0; i < BLOCK / STRIP; i++) {
         const int64_t n = keys[i].end - keys[i].first;
-        float *dq = b->dq + mt_at(d, 0, i * STRIP);
-        if (n > 0)
-            mt_product(d, STRIP, n, b->kt + mt_at(d, 0, keys[i].first), d, ds + mt_at(BLOCK, keys[i].first, i * STRIP),
-                       BLOCK, dq, d, b->dq_begun, b->dq_ahead);
-        else if (!b->dq_begun)
-            memset(dq, 0, (size_t)d * STRIP * sizeof(float));
+        if (n <= 0)
+            continue;
+        mt_product(d, STRIP, n, b->kt + mt_at(d, 0, keys[i].first), d, ds + mt_at(BLOCK, keys[i].first, i * STRIP),
+                   BLOCK, b->dq + mt_at(d, 0, i * STRIP), d, b->dq_begun[i], b->dq_ahead);
+        b->dq_begun[i] = true;
     }
 }
+
+#if defined(COT_MATMUL_SPLIT)
+
+/* ---- arithmetic beside products --------------------------------------------------------------------------------- *
+ * TALL keys at a block of queries after the other: P^T and dS^T of a part, 32 keys and 32 queries, are made a key at a time,
+ * behind every second tile product of the next parts of S^T and dP^T and of dv, dk and dq of the keys before, whose
+ * products are pending until then. Products of two and three bf16 are long enough to hide it all, and their terms cost it
+ * more; of one bf16 they are not, and it is as fast by itself. */
+
+enum {
+    WAITING = 4, /* parts that wait for their exponentials, and the next ones */
+    PENDING = (2 * TALL + BLOCK) / STRIP * ATTENTION_MAX_D / STRIP,
+};
+
+/* A part of dv, dk or dq, which is still to be added. */
+typedef struct pending_part {
+    const mt *a, *b;
+    float *to;
+    int64_t a_rows, n;
+    bool add;
+} pending_part;
+
+typedef struct pending_products {
+    pending_part parts[PENDING];
+    int64_t count, done;
+} pending_products;
+
+/* A part whose P^T and dS^T are still to be made. */
+typedef struct waiting_part {
+    const float *s, *dp, *lse, *D;
+    mt *prob, *ds, *ds_b;
+} waiting_part;
+
+/* Those that wait, in a ring: what is left of the oldest, `rows` of it, and the others from `next` on. */
+typedef struct waiting_scores {
+    const waiting_part *ring;
+    int64_t next, count;
+    waiting_part at;
+    int64_t rows;
+    vf unit, prob[2], ds[2];   /* of a key; dS^T of an even one */
+    bool busy;                 /* the queue had rows when this step began */
+    mt_ahead *ahead, *ahead_2; /* asked for meanwhile, one after the other */
+} waiting_scores;
+
+V_INLINE void scores_prob(waiting_scores *w)
+{
+    V_UNROLL
+    for (int m = 0; m < 2; m++)
+        w->prob[m] = exp_scores(v_load(w->at.s + m * VW), w->unit, v_load(w->at.lse + m * VW));
+    mt_store_a2(w->at.prob, w->prob[0], w->prob[1]);
+    w->at.s += MT;
+    w->at.prob += MT;
+}
+
+V_INLINE void scores_ds(waiting_scores *w, vf ds[2])
+{
+    V_UNROLL
+    for (int m = 0; m < 2; m++)
+        ds[m] = v_mul(w->prob[m], v_sub(v_load(w->at.dp + m * VW), v_load(w->at.D + m * VW)));
+    mt_store_a2(w->at.ds, ds[0], ds[1]);
+    w->at.dp += MT;
+    w->at.ds += MT;
+}
+
+/* Two keys in four turns. */
+V_INLINE void scores_row(waiting_scores *w, int turn)
+{
+    if (turn % 2 == 0) {
+        scores_prob(w);
+    } else if (turn == 1) {
+        scores_ds(w, w->ds);
+    } else {
+        vf odd[2];
+        scores_ds(w, odd);
+        V_UNROLL
+        for (int m = 0; m < 2; m++)
+            mt_store_b(w->at.ds_b, TALL, 0, m * VW, w->ds[m], odd[m]);
+        w->at.ds_b += 2 * MT;
+        w->rows -= 2;
+    }
+}
+
+V_INLINE void scores_next(waiting_scores *w)
+{
+    w->at = w->ring[w->next];
+    w->next = (w->next + 1) % WAITING;
+    w->rows = STRIP;
+    w->count--;
+}
+
+V_INLINE void scores_turn(void *with, int turn)
+{
+    waiting_scores *w = with;
+    for (size_t line = 0; line < COT_MATMUL_SPLIT; line++)
+        mt_ask(w->ahead->at < w->ahead->end ? w->ahead : w->ahead_2);
+    if (turn == 0) {
+        if (w->rows == 0 && w->count > 0)
+            scores_next(w);
+        w->busy = w->rows > 0;
+    }
+    if (w->busy)
+        scores_row(w, turn);
+}
+
+/* Until `count` are left besides those that are done. */
+V_INLINE void scores_until(waiting_scores *w, int64_t count)
+{
+    for (;;) {
+        while (w->rows > 0)
+            for (int turn = 0; turn < 4; turn++)
+                scores_row(w, turn);
+        if (w->count <= count)
+            return;
+        scores_next(w);
+    }
+}
+
+V_INLINE void add_pending(pending_products *y, waiting_scores *w)
+{
+    const pending_part *at = &y->parts[y->done++];
+    mt_part(at->n, 1, at->a, at->a_rows, at->b, at->to, at->add, false, scores_turn, w);
+}
+
+static void finish_pending(pending_products *y)
+{
+    mt_ahead nothing = {NULL, NULL};
+    waiting_scores w = {.ahead = &nothing, .ahead_2 = &nothing};
+    while (y->done < y->count)
+        add_pending(y, &w);
+    y->count = y->done = 0;
+}
+
+/* What each strip of TALL keys sees of a block of queries, and the other way round. */
+typedef struct seen_strips {
+    attention_span queries[TALL / STRIP], keys[BLOCK / STRIP];
+    int64_t parts;
+} seen_strips;
+
+static seen_strips strips_seen(const context *c, const scores *a, int64_t first_key, int64_t first_query)
+{
+    seen_strips seen = {.parts = 0};
+    for (int64_t i = 0; i < BLOCK / STRIP; i++)
+        seen.keys[i] = (attention_span){TALL, 0};
+    for (int64_t r = 0; r < TALL; r += STRIP) {
+        const attention_span rows =
+            attention_queries_of_rows(&c->p->sizes, &a->s, first_key + r, first_key + r + STRIP);
+        const attention_span strips = seen.queries[r / STRIP] = attention_strips(rows, first_query, BLOCK);
+        for (int64_t i = strips.first / STRIP; i < strips.end / STRIP; i++, seen.parts++) {
+            seen.keys[i].first = seen.keys[i].first < r ? seen.keys[i].first : r;
+            seen.keys[i].end = r + STRIP;
+        }
+    }
+    return seen;
+}
+
+/* The products of keys from row `top` of their block on: one panel of columns after the other, since strips of keys share it, and
+ * of dq^T two rows of parts. */
+static void push_products(const context *c, const pair_of_blocks *b, const strip_buffers *x, const seen_strips *seen,
+                          int64_t top, pending_products *pending)
+{
+    const int64_t d = c->w.d, dv = c->w.dv, half = x->turn * TALL * BLOCK;
+    const mt *prob = x->prob + half, *ds = x->ds + half, *ds_b = x->ds_b + half;
+    for (int64_t n = 0; n < dv + d; n += STRIP)
+        for (int64_t r = 0; r < TALL; r += STRIP) {
+            const attention_span of = seen->queries[r / STRIP];
+            const mt *rows = n < dv ? prob : ds, *columns = n < dv ? b->q.dout : b->q.q;
+            float *to = n < dv ? b->dv : b->dk;
+            const int64_t column = n < dv ? n : n - dv;
+            if (of.first < of.end)
+                pending->parts[pending->count++] = (pending_part){.a = rows + mt_at(TALL, r, of.first),
+                                                                  .a_rows = TALL,
+                                                                  .b = columns + mt_at(BLOCK, of.first, column),
+                                                                  .to = to + mt_at(BLOCK, top + r, column),
+                                                                  .n = of.end - of.first,
+                                                                  .add = b->begun[(top + r) / STRIP]};
+        }
+    for (int64_t two = 0; two < d; two += 2 * STRIP)
+        for (int64_t i = 0; i < BLOCK; i += STRIP) {
+            const attention_span of = seen->keys[i / STRIP];
+            for (int64_t row = two; of.first < of.end && row < two + 2 * STRIP && row < d; row += STRIP)
+                pending->parts[pending->count++] = (pending_part){.a = b->kt + mt_at(d, row, top + of.first),
+                                                                  .a_rows = d,
+                                                                  .b = ds_b + mt_at(TALL, of.first, i),
+                                                                  .to = b->dq + mt_at(d, row, i),
+                                                                  .n = of.end - of.first,
+                                                                  .add = b->dq_begun[i / STRIP]};
+        }
+    for (int64_t r = 0; r < TALL / STRIP; r++)
+        b->begun[top / STRIP + r] |= seen->queries[r].first < seen->queries[r].end;
+    for (int64_t i = 0; i < BLOCK / STRIP; i++)
+        b->dq_begun[i] |= seen->keys[i].first < seen->keys[i].end;
+}
+
+/* TALL keys from row `top` of the block on, at the block of queries: P^T and dS^T, while what was pending is added; their own products
+ * are pending then. */
+static void differentiate_beside(const context *c, const scores *a, const pair_of_blocks *b, strip_buffers *x,
+                                 pending_products *pending, int64_t top)
+{
+    _Alignas(64) float s[WAITING][STRIP * STRIP], dp[WAITING][STRIP * STRIP];
+    const int64_t d = c->w.d, dv = c->w.dv, first_key = b->first_key + top;
+    const seen_strips seen = strips_seen(c, a, first_key, b->first_query);
+    if (seen.parts == 0)
+        return;
+    x->turn = 1 - x->turn;
+    const int64_t half = x->turn * TALL * BLOCK;
+    waiting_part ring[WAITING];
+    waiting_scores w = {
+        .ring = ring, .unit = v_set1(scores_unit(c->p)), .ahead = b->forms_ahead, .ahead_2 = b->dq_ahead};
+    int64_t slot = 0, due = 0;
+    for (int64_t i = 0; i < BLOCK; i += STRIP) {
+        const attention_span keys = seen.keys[i / STRIP], queries = {i, i + STRIP};
+        const int64_t n = keys.end > keys.first ? (keys.end - keys.first) / STRIP : 0;
+        if (w.count + (w.rows > 0) + n > WAITING)
+            scores_until(&w, WAITING - n);
+        for (int64_t r = keys.first; r < keys.end; r += STRIP)
+            mt_part(d, 1, b->k + mt_at(BLOCK, top + r, 0), BLOCK, b->q.qt + mt_at(d, 0, i),
+                    s[(slot + (r - keys.first) / STRIP) % WAITING], false, false, scores_turn, &w);
+        for (int64_t r = keys.first; r < keys.end; r += STRIP, slot = (slot + 1) % WAITING) {
+            mt_part(dv, 1, b->v + mt_at(BLOCK, top + r, 0), BLOCK, b->q.dot + mt_at(dv, 0, i), dp[slot], false, true,
+                    scores_turn, &w);
+            if (!all_seen(a, first_key + r, STRIP, b->first_query, queries))
+                hide_scores(a, s[slot], first_key + r, b->first_query + i);
+            const int64_t at = half + mt_at(TALL, r, i);
+            ring[slot] =
+                (waiting_part){s[slot], dp[slot], b->lse + i, b->D + i, x->prob + at, x->ds + at, x->ds_b + at};
+            w.count++;
+        }
+        for (due += n * pending->count; due >= seen.parts; due -= seen.parts)
+            add_pending(pending, &w);
+    }
+    scores_until(&w, 0);
+    pending->count = pending->done = 0;
+    push_products(c, b, x, &seen, top, pending);
+}
+
+#endif
 
 /* ---- one item ------------------------------------------------------------------------------------------------- */
 
@@ -329,7 +588,10 @@ typedef struct key_blocks {
     int64_t chunk, hkv, first, end;
     attention_span blocks; /* of the whole chunk */
     float *dk, *dv;        /* [SUPER][BLOCK][d], [SUPER][BLOCK][dv] */
-    bool begun[ATTENTION_SUPER][BLOCK / STRIP];
+    bool begun[SUPER][BLOCK / STRIP];
+#if defined(COT_MATMUL_SPLIT)
+    pending_products pending;
+#endif
 } key_blocks;
 
 /* A block of queries at all these key blocks: its operands and its dq are fetched once for all of them. */
@@ -348,7 +610,14 @@ static void differentiate_queries(const context *c, key_blocks *g, const scores 
         dq_ahead.at = (const char *)(dq + p->sizes.H * BLOCK * c->w.d);
         dq_ahead.end = dq_ahead.at + BLOCK * c->w.d * (int64_t)sizeof(float);
     }
-    for (int64_t block = g->first > seen.first ? g->first : seen.first; block < g->end && block < seen.end; block++) {
+    const attention_span blocks = {g->first > seen.first ? g->first : seen.first,
+                                   g->end < seen.end ? g->end : seen.end};
+    if (blocks.first >= blocks.end)
+        return;
+    bool begun[BLOCK / STRIP];
+    for (int64_t i = 0; i < BLOCK / STRIP; i++)
+        begun[i] = blocks.first > g->blocks.first && blocks.first > seen.first;
+    for (int64_t block = blocks.first; block < blocks.end; block++) {
         const int64_t k_at = ((attention_first_slot(&keys, g->s.b) + block) * p->sizes.Hkv + g->hkv) * BLOCK;
         const pair_of_blocks pair = {
             .first_key = block * BLOCK,
@@ -362,13 +631,23 @@ static void differentiate_queries(const context *c, key_blocks *g, const scores 
             .dq = dq,
             .dk = g->dk + (block - g->first) * BLOCK * c->w.d,
             .dv = g->dv + (block - g->first) * BLOCK * c->w.dv,
-            .dq_begun = block > g->blocks.first && block > seen.first,
+            .dq_begun = begun,
             .begun = g->begun[block - g->first],
             .forms_ahead = &forms,
             .dq_ahead = &dq_ahead,
         };
+#if defined(COT_MATMUL_SPLIT)
+        if (!a->extras) {
+            for (int64_t top = 0; top < BLOCK; top += TALL)
+                differentiate_beside(c, a, &pair, x, &g->pending, top);
+            continue;
+        }
+#endif
         differentiate_blocks(c, a, &pair, x);
     }
+    for (int64_t i = 0; i < BLOCK / STRIP; i++)
+        if (!begun[i])
+            memset(dq + mt_at(c->w.d, 0, i * STRIP), 0, (size_t)c->w.d * STRIP * sizeof *dq);
 }
 
 static void differentiate_item(void *memory, int64_t item)
@@ -379,13 +658,14 @@ static void differentiate_item(void *memory, int64_t item)
     const int64_t group = z->H / z->Hkv, b = item / c->w.chunks / z->Hkv;
     key_blocks g = {.s = attention_sequence_at(p, b), .chunk = item % c->w.chunks, .hkv = item / c->w.chunks % z->Hkv};
     g.blocks = attention_chunk(g.chunk, c->w.chunks, attention_blocks_of(g.s.k_rows, BLOCK));
-    g.dk = c->dk + item * ATTENTION_SUPER * BLOCK * (c->w.d + c->w.dv);
-    g.dv = g.dk + ATTENTION_SUPER * BLOCK * c->w.d;
+    g.dk = c->dk + item * SUPER * BLOCK * (c->w.d + c->w.dv);
+    g.dv = g.dk + SUPER * BLOCK * c->w.d;
     strip_buffers x;
     mt_state host;
+    x.turn = 0;
     mt_begin(&host);
     for (g.first = g.blocks.first; g.first < g.blocks.end; g.first = g.end) {
-        g.end = g.first + ATTENTION_SUPER < g.blocks.end ? g.first + ATTENTION_SUPER : g.blocks.end;
+        g.end = g.first + SUPER < g.blocks.end ? g.first + SUPER : g.blocks.end;
         memset(g.begun, 0, sizeof g.begun);
         const attention_span rows = attention_queries_of_rows(z, &g.s, g.first * BLOCK, g.end * BLOCK);
         for (int64_t h = g.hkv * group; h < (g.hkv + 1) * group; h++) {
@@ -393,6 +673,9 @@ static void differentiate_item(void *memory, int64_t item)
             for (int64_t q_block = rows.first / BLOCK; q_block * BLOCK < rows.end; q_block++)
                 differentiate_queries(c, &g, &a, q_block, (q_block + 1) * BLOCK >= rows.end, &x);
         }
+#if defined(COT_MATMUL_SPLIT)
+        finish_pending(&g.pending);
+#endif
         for (int64_t block = g.first; block < g.end; block++)
             store_keys(c, &g.s, g.hkv, block, g.dk + (block - g.first) * BLOCK * c->w.d,
                        g.dv + (block - g.first) * BLOCK * c->w.dv, g.begun[block - g.first]);
@@ -465,7 +748,7 @@ static void sum_strip(const context *c, const scores *a, strip_buffers *x, doubl
     mt_product_whole(TALL, n, dv, c->v + k_at * dv + top, BLOCK, q.dot + mt_at(dv, 0, strips.first), dv,
                      x->dp + tile_at, TALL, false, NULL);
     const score_tile tile = {first, j, true, TALL, strips};
-    const strip_options o = {.scale = v_set1(1), .masked = true, .drop = a->dropout.dropped > 0};
+    const strip_options o = {.unit = v_set1(scores_unit(p)), .masked = true, .drop = a->dropout.dropped > 0};
     scores_modify(a, &tile, x->s, NULL);
     if (o.drop)
         scores_keep(a, &tile, x->keep);
@@ -549,7 +832,7 @@ static void dsink_item(void *memory, int64_t h)
         const attention_block block = attention_block_at(&axis, slot);
         const int64_t row = (slot * p->sizes.H + h) * BLOCK;
         for (int64_t i = 0; i < block.used; i++)
-            sum -= (double)(expf(sink - c->lse[row + i]) * c->D[row + i]);
+            sum -= (double)(expf(sink - (float)(c->lse[row + i] / lse_unit(p))) * c->D[row + i]);
     }
     cot_store_f64(p->dsink.data, p->dsink.dtype, at, sum);
 }

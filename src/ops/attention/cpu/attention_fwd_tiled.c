@@ -20,6 +20,7 @@ enum {
     KEYS = MT_ONE_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_AMX_KEYS(sizeof(mt)), /* of a block, at most */
     ROWS = ATTENTION_FWD_ROWS,
     CELLS = ROWS * ATTENTION_MAX_D / 2, /* of an item's q and out */
+    SCALE_FIRST = MT_ONE_FORM,          /* scores are scaled and rounded: the difference is 0 at the largest one */
 };
 
 typedef struct context {
@@ -177,7 +178,7 @@ V_INLINE void softmax_strip(rows_state *x, const attention_fwd_layout *w, int64_
         v_store(most + r, now);
         v_store(shrinks, shrink);
         for (int64_t i = 0; i < VW; i++) {
-            const vf m = v_set1(most[r + i]), u = v_set1(unit);
+            const vf m = v_set1(most[r + i]), u = v_set1(SCALE_FIRST ? 1 : unit);
             vf even = v_zero(), odd = v_zero();
             for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
                 const int64_t at = cell(TALL, r + i, c);
@@ -220,9 +221,8 @@ typedef struct key_block {
 static void attend_strip(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top, int64_t height,
                          const key_block *b, attention_span strips, bool visible)
 {
-    const attention_sizes *z = &c->p->sizes;
     const int64_t i = first + top, n = strips.end - strips.first;
-    const float unit = a->extras ? SCORE_UNIT : SCORE_UNIT * (float)z->scale;
+    const float unit = scores_unit(c->p);
     mt_product_whole(height, n, c->w.d, x->q + mt_at(c->w.rows, top, 0), c->w.rows,
                      b->kt + mt_at(c->w.d, 0, strips.first), c->w.d, x->s + mt_at(TALL, 0, strips.first), TALL, false,
                      NULL);
@@ -235,7 +235,7 @@ static void attend_strip(const context *c, const scores *a, rows_state *x, int64
     if (!visible)
         hide_scores(a, x->s, TALL, i, height, b->first, strips);
     if (a->dropout.dropped > 0)
-        softmax_strip(x, &c->w, top, height, strips, SCORE_UNIT, true);
+        softmax_strip(x, &c->w, top, height, strips, unit, true);
     else
         softmax_strip(x, &c->w, top, height, strips, unit, false);
     const mt *prob = prob_of(x);
@@ -396,7 +396,7 @@ V_INLINE bool attend_beside(const context *c, const scores *a, rows_state *x, in
     mt *prob = prob_of(x) + mt_at(TALL, 0, strips.first);
     pending_product *pending = &x->pending;
     waiting_part ring[WAITING];
-    const float unit = SCORE_UNIT * (float)c->p->sizes.scale;
+    const float unit = scores_unit(c->p);
     softmax_queue w = {.ring = ring, .unit = v_set1(unit)};
     for (int64_t part = 0, slot = 0, due = 0; part < parts; part++, slot = (slot + 1) % WAITING) {
         const int64_t j = part / HIGH * STRIP, i = part % HIGH * STRIP;

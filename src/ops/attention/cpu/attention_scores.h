@@ -15,11 +15,21 @@ typedef struct scores {
     attention_dropout dropout;
 } scores;
 
+static inline bool scores_have_extras(const attention_problem *p)
+{
+    return p->sizes.scale < 0 || p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_present(&p->alibi_slopes) ||
+           cot_present(&p->bias);
+}
+
+/* What exp_scores multiplies products with, or, with extras, the scores that were made of them. */
+static inline float scores_unit(const attention_problem *p)
+{
+    return scores_have_extras(p) ? SCORE_UNIT : SCORE_UNIT * (float)p->sizes.scale;
+}
+
 static inline scores scores_of(const attention_problem *p, const attention_sequence *s, int64_t h)
 {
-    scores a = {.p = p, .s = *s, .h = h};
-    a.extras = p->sizes.scale < 0 || p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_present(&p->alibi_slopes) ||
-               cot_present(&p->bias);
+    scores a = {.p = p, .s = *s, .h = h, .extras = scores_have_extras(p)};
     if (cot_present(&p->alibi_slopes) && s->b < p->sizes.B)
         a.slope = (float)cot_load_f64(p->alibi_slopes.data, p->alibi_slopes.dtype,
                                       attention_slope_at(&p->alibi_slopes, s->b, h));

@@ -127,31 +127,20 @@ V_INLINE void pack_transposed(mt *to, bool b_form, int64_t row, const float *x, 
 }
 
 /* ---- exponentials ----------------------------------------------------------------------------------------- *
- * Scores are kept in units of 1/SCORE_UNIT: natural ones, or, where P is rounded to bf16 anyhow, powers of 2, which save
- * the argument's reduction by ln(2) in two parts. There the products stay unscaled, and exp_scores scales them; float32's
- * are scaled and rounded before, so that the difference is 0 at the largest one. */
+ * exp_scores takes s times `unit`, less what is given in that unit: natural ones, or, where P is rounded to 16 bits anyhow,
+ * powers of 2, which save the argument's reduction by ln(2) in two parts. SCORE_UNIT is that of 1. */
 
-#if defined(COT_MATMUL_SPLIT) && COT_MATMUL_SPLIT == 3
-enum { SCALE_FIRST = false };
-#define SCORE_UNIT 1.0f
-V_INLINE vf exp_scores(vf s, vf unit, vf most)
-{
-    return v_exp_flush(v_fms(s, unit, most));
-}
-#elif defined(COT_MATMUL_AMX)
-enum { SCALE_FIRST = false };
+#if defined(COT_MATMUL_AMX) && !(defined(COT_MATMUL_SPLIT) && COT_MATMUL_SPLIT == 3)
 #define SCORE_UNIT V_LOG2E
-V_INLINE vf exp_scores(vf s, vf unit, vf most)
+V_INLINE vf exp_scores(vf s, vf unit, vf less)
 {
-    return v_exp2_flush(v_fms(s, unit, most));
+    return v_exp2_flush(v_fms(s, unit, less));
 }
 #else
-enum { SCALE_FIRST = true };
 #define SCORE_UNIT 1.0f
-V_INLINE vf exp_scores(vf s, vf unit, vf most)
+V_INLINE vf exp_scores(vf s, vf unit, vf less)
 {
-    (void)unit;
-    return v_exp_flush(v_sub(s, most));
+    return v_exp_flush(v_fms(s, unit, less));
 }
 #endif
 

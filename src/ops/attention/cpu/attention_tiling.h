@@ -14,7 +14,7 @@ enum {
     ATTENTION_TALL = 64,      /* rows of scores that are worked off together */
     ATTENTION_FWD_ROWS = 128, /* queries of a forward's item; half as many from d = 129 on */
     ATTENTION_BLOCK = 128,    /* keys of a block at most, and queries of a backward's */
-    ATTENTION_SUPER = 4,      /* blocks of keys that a backward holds in the second-level cache */
+    ATTENTION_SUPER = 4,      /* blocks of keys that a backward holds in the second-level cache, at most */
     ATTENTION_MAX_D = 256,    /* what the buffers on the stack are made for */
     ATTENTION_ITEMS = 16,     /* a backward is cut into this many items where sequences and heads are fewer */
     ATTENTION_MAX_CHUNKS = 8
