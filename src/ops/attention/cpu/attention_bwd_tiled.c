@@ -8,9 +8,9 @@
  *
  * With AMX's products of two and three bf16, P^T and dS^T are made beside products (see there).
  *
- * Passes: (1) every block of queries and of keys is packed once, in all forms that the five products read, with lse and
- * D beside the queries; (2) an item is one chunk of the key blocks of one sequence and key-value head: a few key
- * blocks at a time, it walks the query blocks that see them, keeps their dk and dv, and adds to the chunk's own dq^T;
+ * Passes: (1) every block of queries is packed once, in all forms that the five products read, with lse and D beside it;
+ * (2) an item is one chunk of the key blocks of one sequence and key-value head: a few key blocks at a time, it packs
+ * them, walks the query blocks that see them, keeps their dk and dv, and adds to the chunk's own dq^T;
  * (3) dq is the sum over the chunks, in their order. How many chunks there are follows from the shape alone. (4) dbias,
  * a tile at a time. */
 #include "attention_scores.h"
@@ -24,7 +24,7 @@ enum { SUPER = MT_ONE_FORM ? ATTENTION_SUPER : ATTENTION_SUPER / 2 };
 typedef struct context {
     const attention_problem *p;
     attention_bwd_layout w;
-    mt *queries, *k, *kt, *v;
+    mt *queries, *keys;
     float *lse, *D, *dq, *dk; /* lse in the unit of exp_scores */
 } context;
 
@@ -41,21 +41,20 @@ static query_forms query_forms_at(const context *c, int64_t number)
 
 /* ---- packing -------------------------------------------------------------------------------------------- */
 
-static void pack_keys_item(void *memory, int64_t item)
+/* `height` keys from key j on: k and v, and k^T unless NULL. */
+static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv, int64_t j, int64_t height, mt *k,
+                      mt *kt, mt *v)
 {
-    const context *c = memory;
     const attention_problem *p = c->p;
-    const attention_axis axis = {p, true, BLOCK};
-    const int64_t hkv = item % p->sizes.Hkv, at = item * BLOCK;
-    const attention_block block = attention_block_at(&axis, item / p->sizes.Hkv);
     _Alignas(64) float x[STRIP * ATTENTION_MAX_D];
-    for (int64_t r = 0; block.rows > 0 && r < BLOCK; r += STRIP) {
-        const int64_t rows = attention_clamp(block.used - r, 0, STRIP), row = block.s.k_row + block.first + r;
-        load_rows(x, c->w.d, &p->k, block.s.b, row, hkv, rows, p->sizes.d);
-        pack_a(c->k + at * c->w.d, BLOCK, r, x, c->w.d);
-        pack_transposed(c->kt + at * c->w.d, false, r, x, c->w.d);
-        load_rows(x, c->w.dv, &p->v, block.s.b, row, hkv, rows, p->sizes.dv);
-        pack_a(c->v + at * c->w.dv, BLOCK, r, x, c->w.dv);
+    for (int64_t r = 0; r < height; r += STRIP) {
+        const int64_t rows = attention_clamp(s->Tk - j - r, 0, STRIP), row = s->k_row + j + r;
+        load_rows(x, c->w.d, &p->k, s->b, row, hkv, rows, p->sizes.d);
+        pack_a(k, height, r, x, c->w.d);
+        if (kt != NULL)
+            pack_transposed(kt, false, r, x, c->w.d);
+        load_rows(x, c->w.dv, &p->v, s->b, row, hkv, rows, p->sizes.dv);
+        pack_a(v, height, r, x, c->w.dv);
     }
 }
 
@@ -587,7 +586,8 @@ typedef struct key_blocks {
     attention_sequence s;
     int64_t chunk, hkv, first, end;
     attention_span blocks; /* of the whole chunk */
-    float *dk, *dv;        /* [SUPER][BLOCK][d], [SUPER][BLOCK][dv] */
+    mt *k, *kt, *v;        /* [SUPER][BLOCK][d] and so on, as are */
+    float *dk, *dv;
     bool begun[SUPER][BLOCK / STRIP];
 #if defined(COT_MATMUL_SPLIT)
     pending_products pending;
@@ -599,7 +599,7 @@ static void differentiate_queries(const context *c, key_blocks *g, const scores 
                                   strip_buffers *x)
 {
     const attention_problem *p = c->p;
-    const attention_axis queries = {p, false, BLOCK}, keys = {p, true, BLOCK};
+    const attention_axis queries = {p, false, BLOCK};
     const int64_t q_at = ((attention_first_slot(&queries, g->s.b) + q_block) * p->sizes.H + a->h) * BLOCK;
     const attention_span seen = blocks_seen(p, &g->s, q_block);
     float *dq = c->dq + (g->chunk * c->w.q_slots * p->sizes.H * BLOCK + q_at) * c->w.d;
@@ -618,19 +618,19 @@ static void differentiate_queries(const context *c, key_blocks *g, const scores 
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
         begun[i] = blocks.first > g->blocks.first && blocks.first > seen.first;
     for (int64_t block = blocks.first; block < blocks.end; block++) {
-        const int64_t k_at = ((attention_first_slot(&keys, g->s.b) + block) * p->sizes.Hkv + g->hkv) * BLOCK;
+        const int64_t k_at = (block - g->first) * BLOCK;
         const pair_of_blocks pair = {
             .first_key = block * BLOCK,
             .first_query = q_block * BLOCK,
             .q = query_forms_at(c, q_at / BLOCK),
-            .k = c->k + k_at * c->w.d,
-            .kt = c->kt + k_at * c->w.d,
-            .v = c->v + k_at * c->w.dv,
+            .k = g->k + k_at * c->w.d,
+            .kt = g->kt + k_at * c->w.d,
+            .v = g->v + k_at * c->w.dv,
             .lse = c->lse + q_at,
             .D = c->D + q_at,
             .dq = dq,
-            .dk = g->dk + (block - g->first) * BLOCK * c->w.d,
-            .dv = g->dv + (block - g->first) * BLOCK * c->w.dv,
+            .dk = g->dk + k_at * c->w.d,
+            .dv = g->dv + k_at * c->w.dv,
             .dq_begun = begun,
             .begun = g->begun[block - g->first],
             .forms_ahead = &forms,
@@ -658,6 +658,9 @@ static void differentiate_item(void *memory, int64_t item)
     const int64_t group = z->H / z->Hkv, b = item / c->w.chunks / z->Hkv;
     key_blocks g = {.s = attention_sequence_at(p, b), .chunk = item % c->w.chunks, .hkv = item / c->w.chunks % z->Hkv};
     g.blocks = attention_chunk(g.chunk, c->w.chunks, attention_blocks_of(g.s.k_rows, BLOCK));
+    g.k = c->keys + item * c->w.keys;
+    g.kt = g.k + SUPER * BLOCK * c->w.d;
+    g.v = g.kt + SUPER * BLOCK * c->w.d;
     g.dk = c->dk + item * SUPER * BLOCK * (c->w.d + c->w.dv);
     g.dv = g.dk + SUPER * BLOCK * c->w.d;
     strip_buffers x;
@@ -667,6 +670,10 @@ static void differentiate_item(void *memory, int64_t item)
     for (g.first = g.blocks.first; g.first < g.blocks.end; g.first = g.end) {
         g.end = g.first + SUPER < g.blocks.end ? g.first + SUPER : g.blocks.end;
         memset(g.begun, 0, sizeof g.begun);
+        for (int64_t block = g.first; block < g.end; block++) {
+            const int64_t at = (block - g.first) * BLOCK;
+            pack_keys(c, &g.s, g.hkv, block * BLOCK, BLOCK, g.k + at * c->w.d, g.kt + at * c->w.d, g.v + at * c->w.dv);
+        }
         const attention_span rows = attention_queries_of_rows(z, &g.s, g.first * BLOCK, g.end * BLOCK);
         for (int64_t h = g.hkv * group; h < (g.hkv + 1) * group; h++) {
             const scores a = scores_of(p, &g.s, h);
@@ -727,26 +734,30 @@ static void store_queries_item(void *memory, int64_t item)
  * a pass of its own, two products and the exponentials once more: an item is a tile of dbias and sums all that its
  * elements stand for, in double, in the order of sequences and heads. */
 
+/* k and v of TALL keys. */
+typedef struct key_strip {
+    _Alignas(64) mt k[TALL * ATTENTION_MAX_D], v[TALL * ATTENTION_MAX_D];
+} key_strip;
+
 /* dS^T of TALL keys from j on at a block of queries is added to sums[TALL][BLOCK]. */
-static void sum_strip(const context *c, const scores *a, strip_buffers *x, double *sums, int64_t j, int64_t q_block)
+static void sum_strip(const context *c, const scores *a, const key_strip *keys, strip_buffers *x, double *sums,
+                      int64_t j, int64_t q_block)
 {
     const attention_problem *p = c->p;
-    const attention_axis queries = {p, false, BLOCK}, keys = {p, true, BLOCK};
-    const int64_t d = c->w.d, dv = c->w.dv, first = q_block * BLOCK, hkv = a->h / (p->sizes.H / p->sizes.Hkv);
+    const attention_axis queries = {p, false, BLOCK};
+    const int64_t d = c->w.d, dv = c->w.dv, first = q_block * BLOCK;
     const attention_span strips =
         attention_strips(attention_queries_of_rows(&p->sizes, &a->s, j, j + TALL), first, BLOCK);
     const int64_t n = strips.end - strips.first;
     if (n == 0)
         return;
     const int64_t q_at = (attention_first_slot(&queries, a->s.b) + q_block) * p->sizes.H + a->h;
-    const int64_t k_at = ((attention_first_slot(&keys, a->s.b) + j / BLOCK) * p->sizes.Hkv + hkv) * BLOCK;
-    const int64_t top = mt_at(BLOCK, j % BLOCK, 0), tile_at = mt_at(TALL, 0, strips.first);
+    const int64_t tile_at = mt_at(TALL, 0, strips.first);
     const query_forms q = query_forms_at(c, q_at);
     const float *lse = c->lse + q_at * BLOCK, *D = c->D + q_at * BLOCK;
-    mt_product_whole(TALL, n, d, c->k + k_at * d + top, BLOCK, q.qt + mt_at(d, 0, strips.first), d, x->s + tile_at,
-                     TALL, false, NULL);
-    mt_product_whole(TALL, n, dv, c->v + k_at * dv + top, BLOCK, q.dot + mt_at(dv, 0, strips.first), dv,
-                     x->dp + tile_at, TALL, false, NULL);
+    mt_product_whole(TALL, n, d, keys->k, TALL, q.qt + mt_at(d, 0, strips.first), d, x->s + tile_at, TALL, false, NULL);
+    mt_product_whole(TALL, n, dv, keys->v, TALL, q.dot + mt_at(dv, 0, strips.first), dv, x->dp + tile_at, TALL, false,
+                     NULL);
     const score_tile tile = {first, j, true, TALL, strips};
     const strip_options o = {.unit = v_set1(scores_unit(p)), .masked = true, .drop = a->dropout.dropped > 0};
     scores_modify(a, &tile, x->s, NULL);
@@ -801,6 +812,7 @@ static void dbias_item(void *memory, int64_t item)
     const attention_span batch = tile_span(shape[0], at[0], z->B, 1), heads = tile_span(shape[1], at[1], z->H, 1);
     _Alignas(64) double sums[TALL * BLOCK] = {0};
     strip_buffers x;
+    key_strip keys;
     mt_state host;
     mt_begin(&host);
     for (int64_t b = batch.first; b < batch.end; b++) {
@@ -809,9 +821,11 @@ static void dbias_item(void *memory, int64_t item)
                              strips = tile_span(shape[3], k_tile, s.Tk, TALL);
         for (int64_t h = heads.first; h < heads.end; h++) {
             const scores a = scores_of(p, &s, h);
-            for (int64_t q_block = blocks.first; q_block < blocks.end; q_block++)
-                for (int64_t strip = strips.first; strip < strips.end; strip++)
-                    sum_strip(c, &a, &x, sums, strip * TALL, q_block);
+            for (int64_t strip = strips.first; strip < strips.end; strip++) {
+                pack_keys(c, &s, h / (z->H / z->Hkv), strip * TALL, TALL, keys.k, NULL, keys.v);
+                for (int64_t q_block = blocks.first; q_block < blocks.end; q_block++)
+                    sum_strip(c, &a, &keys, &x, sums, strip * TALL, q_block);
+            }
         }
     }
     mt_end(&host);
@@ -844,10 +858,9 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
     const attention_bwd_layout w = c.w = attention_bwd_layout_of(z, sizeof(mt));
     char *base = workspace;
     c.queries = (mt *)(base + w.queries);
-    c.k = (mt *)(base + w.k), c.kt = (mt *)(base + w.kt), c.v = (mt *)(base + w.v);
+    c.keys = (mt *)(base + w.k);
     c.lse = (float *)(base + w.lse), c.D = (float *)(base + w.D);
     c.dq = (float *)(base + w.dq), c.dk = (float *)(base + w.dk);
-    cot_parallel(queue, w.k_slots * z->Hkv, pack_keys_item, &c);
     cot_parallel(queue, w.q_slots * z->H, pack_queries_item, &c);
     cot_parallel(queue, attention_sequence_count(c.p) * z->Hkv * w.chunks, differentiate_item, &c);
     if (cot_present(&c.p->dq))

@@ -145,14 +145,15 @@ static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes
     return w;
 }
 
-/* Backward: the operands in all the forms that the five products want, lse and D, dq of every chunk, transposed, and
- * dk and dv of the key blocks that an item is at. An item is a chunk of the key blocks of one sequence and key-value
- * head; the chunks of a sequence share its dq, so each has its own. */
+/* Backward: the queries' operands in all the forms that the five products want, lse and D, dq of every chunk, transposed, and the
+ * operands, dk and dv of the key blocks that an item is at. An item is a chunk of the key blocks of one sequence and
+ * key-value head; the chunks of a sequence share its dq, so each has its own. */
 typedef struct attention_bwd_layout {
     int64_t d, dv;
-    int64_t q_slots, k_slots, chunks;
+    int64_t q_slots, chunks;
     int64_t record; /* elements of a block of queries: q^T, q, dout^T, dout */
-    size_t queries, k, kt, v, lse, D, dq, dk, bytes;
+    int64_t keys;   /* of an item's blocks of keys: k, k^T, v of each */
+    size_t queries, lse, D, dq, k, dk, bytes;
 } attention_bwd_layout;
 
 static inline int64_t attention_chunks(const attention_sizes *z)
@@ -167,20 +168,16 @@ static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes
     attention_bwd_layout w = {.d = attention_round_up(z->d, ATTENTION_STRIP),
                               .dv = attention_round_up(z->dv, ATTENTION_STRIP),
                               .q_slots = attention_slots(z, false, ATTENTION_BLOCK),
-                              .k_slots = attention_slots(z, true, ATTENTION_BLOCK),
                               .chunks = attention_chunks(z)};
-    const int64_t q_rows = w.q_slots * z->H * ATTENTION_BLOCK, k_rows = w.k_slots * z->Hkv * ATTENTION_BLOCK;
+    const int64_t q_rows = w.q_slots * z->H * ATTENTION_BLOCK, items = (z->B + z->packed) * z->Hkv * w.chunks;
     w.record = 2 * ATTENTION_BLOCK * (w.d + w.dv);
+    w.keys = ATTENTION_SUPER * ATTENTION_BLOCK * (2 * w.d + w.dv);
     w.queries = attention_take(&w.bytes, w.q_slots * z->H * w.record, size);
-    w.k = attention_take(&w.bytes, k_rows * w.d, size);
-    w.kt = attention_take(&w.bytes, k_rows * w.d, size);
-    w.v = attention_take(&w.bytes, k_rows * w.dv, size);
     w.lse = attention_take(&w.bytes, q_rows, sizeof(float));
     w.D = attention_take(&w.bytes, q_rows, sizeof(float));
     w.dq = attention_take(&w.bytes, w.chunks * q_rows * w.d, sizeof(float));
-    w.dk = attention_take(&w.bytes,
-                          (z->B + z->packed) * z->Hkv * w.chunks * ATTENTION_SUPER * ATTENTION_BLOCK * (w.d + w.dv),
-                          sizeof(float));
+    w.k = attention_take(&w.bytes, items * w.keys, size);
+    w.dk = attention_take(&w.bytes, items * ATTENTION_SUPER * ATTENTION_BLOCK * (w.d + w.dv), sizeof(float));
     return w;
 }
 
