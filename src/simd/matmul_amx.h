@@ -72,6 +72,19 @@ V_INLINE __m512i mt_interleave(__m512i halves)
     return _mm512_permutexvar_epi16(zip, halves);
 }
 
+/* The tile product sums the even and the odd ones of 32 terms apart and adds both to what was there. */
+enum { MT_CHAIN = 32 };
+
+V_INLINE vf mt_dot_terms(vf sum, const vf *a, const vf *b, int64_t n)
+{
+    vf even = v_zero(), odd = v_zero();
+    for (int64_t i = 0; i < n; i += 2) {
+        even = v_fma(a[i], b[i], even);
+        odd = v_fma(a[i + 1], b[i + 1], odd);
+    }
+    return v_add(v_add(even, odd), sum);
+}
+
 #if defined(COT_MATMUL_SPLIT)
 
 /* The bf16 next to v, the larger of two, as float32; in integers, since conversions there and back take twice as long. Of NaN
@@ -106,27 +119,6 @@ V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1
     uint16_t *to = (uint16_t *)(b + mt_at(rows, k, n / MT * MT)) + 2 * (n % MT);
     for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_rest(v0), v1 = mt_rest(v1))
         _mm512_storeu_si512(to + 2 * term * MT, mt_interleave((__m512i)_mm512_cvtne2ps_pbh(mt_next(v1), mt_next(v0))));
-}
-
-/* Of 32 terms, the tile product sums the even and the odd ones apart and adds both to what was there. Here are as many of them as
- * in a whole MT_STEP where b is the operand in A form. */
-enum { MT_CHAIN = 32 };
-
-V_INLINE vf mt_term(vf v, int term)
-{
-    while (term-- > 0)
-        v = mt_rest(v);
-    return mt_next(v);
-}
-
-V_INLINE vf mt_dot_part(vf sum, const vf *a, const vf *b, int64_t n, int term_a, int term_b)
-{
-    vf even = v_zero(), odd = v_zero();
-    for (int64_t i = 0; i < n; i += 2) {
-        even = v_fma(mt_term(a[i], term_a), mt_term(b[i], term_b), even);
-        odd = v_fma(mt_term(a[i + 1], term_a), mt_term(b[i + 1], term_b), odd);
-    }
-    return v_add(v_add(even, odd), sum);
 }
 
 #define MT_LOAD_A(term)                    \
@@ -167,14 +159,8 @@ V_INLINE vf mt_dot_part(vf sum, const vf *a, const vf *b, int64_t n, int term_a,
         beside(with, 3);                                                         \
     }
 
-V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
-{
-    static const int terms[6][2] = {{0, 2}, {0, 1}, {0, 0},
-                                    {1, 0}, {1, 1}, {2, 0}}; /* of a and b, the other way round */
-    for (int i = 0; i < 6; i++)
-        sum = mt_dot_part(sum, a, b, n, terms[i][0], terms[i][1]);
-    return sum;
-}
+/* Its terms of B and of A. */
+static const int mt_dot_order[][2] = {{0, 2}, {0, 1}, {0, 0}, {1, 0}, {1, 1}, {2, 0}};
 #else
 /* What is left out, rest times rest, is less than 2^-16 of a product; `whole` has that too. */
 #define MT_STEP(a, b, whole)                                                     \
@@ -197,14 +183,25 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
         beside(with, 3);                                                         \
     }
 
+/* Its terms of B and of A. */
+static const int mt_dot_order[][2] = {{1, 1}, {0, 1}, {0, 0}, {1, 0}};
+#endif
+
+/* As a whole MT_STEP sums them where b is the operand in A form. */
 V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 {
-    sum = mt_dot_part(sum, a, b, n, 1, 1);
-    sum = mt_dot_part(sum, a, b, n, 0, 1);
-    sum = mt_dot_part(sum, a, b, n, 0, 0);
-    return mt_dot_part(sum, a, b, n, 1, 0);
+    vf of_a[COT_MATMUL_SPLIT][MT_CHAIN], of_b[COT_MATMUL_SPLIT][MT_CHAIN];
+    for (int64_t i = 0; i < n; i++) {
+        vf x = a[i], y = b[i];
+        for (int term = 0; term < COT_MATMUL_SPLIT; term++, x = mt_rest(x), y = mt_rest(y)) {
+            of_a[term][i] = mt_next(x);
+            of_b[term][i] = mt_next(y);
+        }
+    }
+    for (size_t i = 0; i < sizeof mt_dot_order / sizeof *mt_dot_order; i++)
+        sum = mt_dot_terms(sum, of_a[mt_dot_order[i][0]], of_b[mt_dot_order[i][1]], n);
+    return sum;
 }
-#endif
 
 #else
 
@@ -224,17 +221,9 @@ V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1
                         mt_interleave((__m512i)_mm512_cvtne2ps_pbh(v1, v0)));
 }
 
-/* The tile product sums the even and the odd ones of 32 terms apart and adds both to what was there. */
-enum { MT_CHAIN = 32 };
-
 V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 {
-    vf even = v_zero(), odd = v_zero();
-    for (int64_t i = 0; i < n; i += 2) {
-        even = v_fma(a[i], b[i], even);
-        odd = v_fma(a[i + 1], b[i + 1], odd);
-    }
-    return v_add(v_add(even, odd), sum);
+    return mt_dot_terms(sum, a, b, n);
 }
 
 /* Every step of 32 loads two tiles of A and two of B for four products. */
