@@ -27,6 +27,7 @@
  *                                              roundings as mt_product_whole makes of n <= MT_CHAIN steps
  *   mt_store_a(p, column, v)                   VW elements of an A-form row of a panel, p, from this column on
  *   mt_store_a2(p, v0, v1)                     2 VW of them, with the 32-column panels of VW 16 the whole row
+ *   mt_load_a(p, column)                       and back
  *   mt_store_b(b, rows, k, n, v0, v1)          VW elements of the B-form rows k (even) and k+1, from column n on
  *   mt_transpose(v)                            of VW vectors
  *
@@ -79,6 +80,11 @@ V_INLINE void mt_end(mt_state *state)
 V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
 {
     v_store(p + column, v);
+}
+
+V_INLINE vf mt_load_a(const mt *p, int64_t column)
+{
+    return v_load(p + column);
 }
 
 V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)

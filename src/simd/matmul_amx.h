@@ -107,6 +107,16 @@ V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
         _mm256_storeu_si256((__m256i *)(to + term * MT), (__m256i)_mm512_cvtneps_pbh(mt_next(v)));
 }
 
+/* Exact: terms that follow each other do not overlap. */
+V_INLINE vf mt_load_a(const mt *p, int64_t column)
+{
+    const uint16_t *from = (const uint16_t *)p + column;
+    vf v = v_load_bf16(from);
+    for (int term = 1; term < COT_MATMUL_SPLIT; term++)
+        v = v_add(v, v_load_bf16(from + term * MT));
+    return v;
+}
+
 V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 {
     uint16_t *to = (uint16_t *)p;
@@ -208,6 +218,11 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
 {
     _mm256_storeu_si256((__m256i *)(p + column), (__m256i)_mm512_cvtneps_pbh(v));
+}
+
+V_INLINE vf mt_load_a(const mt *p, int64_t column)
+{
+    return v_load_bf16(p + column);
 }
 
 V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)

@@ -78,30 +78,60 @@ static inline const char *admit_tiled(const void *problem)
     return admit_scalar(problem);
 }
 
-/* What it multiplies is bf16: x, weight and a state must be, and g is rounded to it, which a float32 output would show. */
+/* What it multiplies has the 16 bits of `dtype`: x, weight and a state must be of it. */
+static inline const char *conv1d_dense_admit_inputs(const conv1d_dense_sizes *z, const cot_tensor *weight,
+                                                    const cot_tensor *initial_state, cot_dtype dtype)
+{
+    if (z->dtype != dtype || weight->dtype != dtype)
+        return dtype == COT_BF16 ? "it serves x and weight of bf16" : "it serves x and weight of f16";
+    if (cot_present(initial_state) && initial_state->dtype != dtype)
+        return dtype == COT_BF16 ? "it serves an initial_state of bf16" : "it serves an initial_state of f16";
+    return NULL;
+}
+
+/* The tensors of the weights' and the state's gradients that are there have `dtype`. */
+static inline bool conv1d_dense_gradients_are(const conv1d_dense_backward_problem *p, cot_dtype dtype)
+{
+    const cot_tensor *const outputs[] = {&p->args.dweight, &p->args.dinitial_state};
+    for (int i = 0; i < 2; i++)
+        if (cot_present(outputs[i]) && outputs[i]->dtype != dtype)
+            return false;
+    return true;
+}
+
 static inline const char *admit_fwd_tiled_amx(const void *problem)
 {
     const conv1d_dense_forward_problem *p = problem;
-    const cot_causal_conv1d_dense_forward_args *a = &p->args;
-    if (p->sizes.dtype != COT_BF16 || a->weight.dtype != COT_BF16)
-        return "it serves x and weight of bf16";
-    return cot_present(&a->initial_state) && a->initial_state.dtype != COT_BF16 ? "it serves an initial_state of bf16"
-                                                                                : NULL;
+    return conv1d_dense_admit_inputs(&p->sizes, &p->args.weight, &p->args.initial_state, COT_BF16);
 }
 
 static inline const char *admit_bwd_tiled_amx(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    const cot_causal_conv1d_dense_backward_args *a = &p->args;
-    const cot_tensor *const outputs[] = {&a->dweight, &a->dinitial_state};
-    if (p->sizes.dtype != COT_BF16 || a->weight.dtype != COT_BF16)
-        return "it serves x and weight of bf16";
-    if (cot_present(&a->initial_state) && a->initial_state.dtype != COT_BF16)
-        return "it serves an initial_state of bf16";
-    for (int i = 0; a->activation == COT_ACTIVATION_SILU && i < 2; i++)
-        if (cot_present(outputs[i]) && outputs[i]->dtype != COT_BF16)
-            return "it rounds g to bf16, an output is not bf16";
-    return NULL;
+    if (p->args.activation == COT_ACTIVATION_SILU && !conv1d_dense_gradients_are(p, COT_BF16))
+        return "it rounds g to bf16, an output is not bf16";
+    return conv1d_dense_admit_inputs(&p->sizes, &p->args.weight, &p->args.initial_state, COT_BF16);
+}
+
+static inline const char *admit_fwd_tiled_amx_split(const void *problem)
+{
+    const conv1d_dense_forward_problem *p = problem;
+    return conv1d_dense_admit_inputs(&p->sizes, &p->args.weight, &p->args.initial_state, COT_F16);
+}
+
+static inline const char *admit_bwd_tiled_amx_split(const void *problem)
+{
+    const conv1d_dense_backward_problem *p = problem;
+    if (!conv1d_dense_gradients_are(p, COT_F16))
+        return "its products have 16 bits, an output is not f16";
+    return conv1d_dense_admit_inputs(&p->sizes, &p->args.weight, &p->args.initial_state, COT_F16);
+}
+
+/* It adds six products of terms of bf16 for 32 channels at a time: of a few channels, plain sums round less often. */
+static inline const char *admit_tiled_amx_split3(const void *problem)
+{
+    const conv1d_dense_sizes *z = problem;
+    return z->Din < 8 || z->Dout < 8 ? "it serves 8 channels or more" : admit_tiled(problem);
 }
 
 /* Whole parts are multiplied; packing takes a few cycles an element, and a fixed cost a call's passes. */
@@ -128,6 +158,8 @@ COT_COSTS(scalar, 2, 2)
 COT_COSTS(avx2, 12, 8)
 COT_COSTS(avx512, 24, 16)
 COT_COSTS(amx, 300, 16)
+COT_COSTS(amx_split, 100, 8)
+COT_COSTS(amx_split3, 50, 8)
 #undef COT_COSTS
 
 static inline size_t conv1d_dense_workspace_fwd(const conv1d_dense_forward_problem *p, size_t size, bool one_form)
@@ -141,24 +173,20 @@ static inline size_t conv1d_dense_workspace_bwd(const conv1d_dense_backward_prob
     return conv1d_dense_layout_of(&p->sizes, conv1d_dense_wants_of(p), size, one_form).bytes;
 }
 
-static inline size_t workspace_fwd_tiled(const void *problem)
-{
-    return conv1d_dense_workspace_fwd(problem, sizeof(float), true);
-}
-
-static inline size_t workspace_fwd_tiled_amx(const void *problem)
-{
-    return conv1d_dense_workspace_fwd(problem, sizeof(uint16_t), false);
-}
-
-static inline size_t workspace_bwd_tiled(const void *problem)
-{
-    return conv1d_dense_workspace_bwd(problem, sizeof(float), true);
-}
-
-static inline size_t workspace_bwd_tiled_amx(const void *problem)
-{
-    return conv1d_dense_workspace_bwd(problem, sizeof(uint16_t), false);
-}
+/* By the size of an operand's element: float, or up to three bf16. */
+#define COT_WORKSPACES(name, size, one_form)                        \
+    static inline size_t workspace_fwd_##name(const void *problem)  \
+    {                                                               \
+        return conv1d_dense_workspace_fwd(problem, size, one_form); \
+    }                                                               \
+    static inline size_t workspace_bwd_##name(const void *problem)  \
+    {                                                               \
+        return conv1d_dense_workspace_bwd(problem, size, one_form); \
+    }
+COT_WORKSPACES(tiled, 4, true)
+COT_WORKSPACES(tiled_amx, 2, false)
+COT_WORKSPACES(tiled_amx_split, 4, false)
+COT_WORKSPACES(tiled_amx_split3, 6, false)
+#undef COT_WORKSPACES
 
 #endif

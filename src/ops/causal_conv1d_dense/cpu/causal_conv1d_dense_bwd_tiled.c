@@ -8,7 +8,7 @@
  *     dweight = g^T xe_k for every tap k, the tokens in parts that are summed apart
  *     sums of the parts, in their order
  *
- * bf16 operands come in interleaved pairs of rows, so that a product begins at an even row: xe is packed for even and for odd
+ * AMX's operands come in interleaved pairs of rows, so that a product begins at an even row: xe is packed for even and for odd
  * taps apart. g is rounded to an operand's type. */
 #include "causal_conv1d_dense_products.h"
 
@@ -148,11 +148,11 @@ static void pair_inputs_item(void *memory, int64_t item)
     const int64_t panel = item / strips * rows * PART, used = o->l.T + o->z->K - 1 + PART;
     for (int64_t i = r; i < r + PART && i + 2 < used; i += 2)
         for (int64_t c = 0; c < PART; c += VW) {
-            const mt *from = o->x + panel + i * PART + c;
-            const vf a = v_load_as(from, COT_BF16), b = v_load_as(from + PART, COT_BF16);
+            const mt *row = o->x + panel + i * PART;
+            const vf a = mt_load_a(row, c), b = mt_load_a(row + PART, c);
             mt_store_b(o->x_even + panel, rows, i, c, a, b);
             if (o->x_odd != NULL)
-                mt_store_b(o->x_odd + panel, rows, i, c, b, v_load_as(from + 2 * PART, COT_BF16));
+                mt_store_b(o->x_odd + panel, rows, i, c, b, mt_load_a(row + 2 * PART, c));
         }
 }
 
