@@ -118,13 +118,22 @@ plant 'a row of out not scaled to its new maximum' $attention/attention_fwd_tile
     's/shrinks\[i\] != 1 \&\& c < w->dv/shrinks[i] != 1 \&\& r + i != 5 \&\& c < w->dv/' attention_fwd_tiled 'forward f32' attention
 plant 'a mask one key too wide' $attention/attention_fwd_tiled.c \
     's/border(low - c, high - c)/border(low - c, high + 1 - c)/' attention_fwd_tiled 'causal' attention
-plant 'D too small in dS' $attention/attention_bwd_tiled.c \
+plant 'D too small in dS' $attention/attention_bwd_pairs.h \
     's/v_mul(\*prob, v_sub(dp, D))/v_mul(*prob, v_sub(dp, v_mul(D, v_set1(0.97f))))/' attention_bwd_tiled 'backward bf16' attention
 plant 'dq of the first chunk alone' $attention/attention_bwd_tiled.c \
     's/for (int64_t chunk = 0; chunk < c->w.chunks; chunk++)/for (int64_t chunk = 0; chunk < 1; chunk++)/' \
     attention_bwd_tiled 'backward' attention
-plant 'half of the keys in a dbias that all of them share' $attention/attention_bwd_tiled.c \
+plant 'half of the keys in a dbias that all of them share' $attention/attention_bwd_dbias.h \
     's/(one_key ? TALL : r + 1)/(one_key ? TALL \/ 2 : r + 1)/' attention_bwd_tiled '+bias' attention
+if grep -q amx_bf16 /proc/cpuinfo; then
+    plant 'the last product that is pending left out' $attention/attention_bwd_beside.h \
+        's/while (y->done < y->count)/while (y->done + 1 < y->count)/' attention_bwd_tiled_amx_split 'backward f16' attention
+    plant 'a part of scores overwritten while it waits' $attention/attention_bwd_beside.h \
+        's/if (w.count + (w.rows > 0) + n > WAITING)/if (false)/' attention_bwd_tiled_amx_split3 'backward f32' attention
+    plant 'rows of f32 without their last term as pairs' src/simd/matmul_amx.h \
+        's/int term = 1; term < COT_MATMUL_SPLIT; term++/int term = 1; term < 2; term++/' \
+        causal_conv1d_dense_bwd_tiled_amx_split3 'backward f32' causal_conv1d_dense
+fi
 plant 'weights of merge that leave the sink out' $attention/attention_rows.c \
     's/v_add(v_add(ex, ey), v_exp_flush(v_sub(z, most)))/v_add(ex, ey)/' attention_merge_rows '+sink' attention
 plant 'a sum of weights without the sink' $attention/attention_scalar.c \
