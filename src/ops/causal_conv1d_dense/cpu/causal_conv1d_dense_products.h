@@ -127,13 +127,14 @@ static int64_t pack_weights_items(const operands *o)
 /* ---- products ------------------------------------------------------------------------------------------- */
 
 /* C [rows][columns], in panels of ROWS rows, = the sum over the taps of A's shifted rows times B: A of `k` columns in
- * panels of a_rows rows, B in panels of k*taps rows. As many of A's columns, or of the taps, at a time as leave a panel of B in
- * the first-level cache. In float32 these stretches are summed apart and then added: in one run, the sums of 40 taps were off
- * by half more than the scalar kernel's. (AMX rounds a sum of 32 six times at most.) */
+ * panels of a_rows rows, B in panels of k*taps rows. A stretch of A's columns, or of the taps, at a time. On float32's vectors
+ * stretches are summed apart and then added: in one run, the sums of 40 taps were off by half more than the scalar kernel's.
+ * (AMX rounds a sum of 32 six times at most.) */
 static inline __attribute__((unused)) void multiply(int64_t rows, int64_t columns, int64_t k, int64_t taps, const mt *a,
                                                     int64_t a_rows, const mt *b, float *c)
 {
-    const int64_t parts = CONV1D_B_BYTES / (int64_t)sizeof(mt) / PART; /* of A's columns and taps at a time */
+    const int64_t parts =
+        (MT_ONE_FORM ? CONV1D_TERMS : CONV1D_AMX_TERMS) / PART; /* of A's columns and taps at a time */
     const int64_t step = taps < parts ? parts / taps * PART : PART;
     _Alignas(64) float stretch[MT_ONE_FORM ? ROWS * COLUMNS : 1];
     mt_state host;

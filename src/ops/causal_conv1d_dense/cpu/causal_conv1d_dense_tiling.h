@@ -10,12 +10,13 @@
 #include "ops/causal_conv1d_dense/causal_conv1d_dense_problem.h"
 
 enum {
-    CONV1D_PART = 32,      /* MT of simd/matmul.h */
-    CONV1D_ROWS = 256,     /* of an item's C */
-    CONV1D_COLUMNS = 128,  /* of an item's C */
-    CONV1D_B_BYTES = 1024, /* of one column of a panel of B that is to stay in the first-level cache */
-    CONV1D_TOKENS = 512,   /* that an item of dweight sums before the next ones */
-    CONV1D_ITEMS = 64,     /* the sums over the tokens are cut into parts where there are fewer items */
+    CONV1D_PART = 32,        /* MT of simd/matmul.h */
+    CONV1D_ROWS = 256,       /* of an item's C */
+    CONV1D_COLUMNS = 128,    /* of an item's C */
+    CONV1D_TERMS = 256,      /* of a sum at a time: a panel of B stays in the first-level cache */
+    CONV1D_AMX_TERMS = 2048, /* where C's way through memory counts more: of 128, f32 takes a tenth longer */
+    CONV1D_TOKENS = 512,     /* that an item of dweight sums before the next ones */
+    CONV1D_ITEMS = 64,       /* the sums over the tokens are cut into parts where there are fewer items */
     CONV1D_MAX_PARTS = 8
 };
 
