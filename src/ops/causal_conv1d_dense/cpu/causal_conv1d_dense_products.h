@@ -126,32 +126,47 @@ static int64_t pack_weights_items(const operands *o)
 
 /* ---- products ------------------------------------------------------------------------------------------- */
 
+#if !defined(COT_MATMUL_AMX)
+enum { FLOAT32 = true, TERMS = CONV1D_TERMS }; /* operands keep all of it */
+#elif defined(COT_MATMUL_SPLIT) && COT_MATMUL_SPLIT == 3
+enum { FLOAT32 = true, TERMS = CONV1D_SPLIT3_TERMS };
+#else
+enum { FLOAT32 = false, TERMS = CONV1D_AMX_TERMS };
+#endif
+
+/* Adds a C of panels of ROWS rows to one of panels of c_rows rows. */
+static inline __attribute__((unused)) void add_stretch(const float *stretch, int64_t rows, int64_t columns, float *c,
+                                                       int64_t c_rows)
+{
+    for (int64_t n = 0; n < columns; n += PART)
+        for (int64_t i = 0; i < rows * PART; i += VW) {
+            float *sum = c + mt_at(c_rows, 0, n) + i;
+            v_store(sum, v_add(v_load(sum), v_load(stretch + mt_at(ROWS, 0, n) + i)));
+        }
+}
+
 /* C [rows][columns], in panels of ROWS rows, = the sum over the taps of A's shifted rows times B: A of `k` columns in
- * panels of a_rows rows, B in panels of k*taps rows. A stretch of A's columns, or of the taps, at a time. On float32's vectors
- * stretches are summed apart and then added: in one run, the sums of 40 taps were off by half more than the scalar kernel's.
- * (AMX rounds a sum of 32 six times at most.) */
+ * panels of a_rows rows, B in panels of k*taps rows. TERMS at a time, of A's columns or of the taps. In float32 these stretches
+ * are summed apart and then added: in one run, the sums of 40 taps were off by half more than the scalar kernel's. (16 bits'
+ * outputs are rounded more coarsely than that.) */
 static inline __attribute__((unused)) void multiply(int64_t rows, int64_t columns, int64_t k, int64_t taps, const mt *a,
                                                     int64_t a_rows, const mt *b, float *c)
 {
-    const int64_t parts =
-        (MT_ONE_FORM ? CONV1D_TERMS : CONV1D_AMX_TERMS) / PART; /* of A's columns and taps at a time */
+    const int64_t parts = TERMS / PART; /* of A's columns and taps at a time */
     const int64_t step = taps < parts ? parts / taps * PART : PART;
-    _Alignas(64) float stretch[MT_ONE_FORM ? ROWS * COLUMNS : 1];
+    _Alignas(64) float stretch[FLOAT32 ? ROWS * COLUMNS : 1];
     mt_state host;
     if (k == 0)
         memset(c, 0, sizeof(float) * ROWS * COLUMNS);
     mt_begin(&host);
     for (int64_t p = 0; p < k; p += step)
         for (int64_t tap = 0; tap < taps; tap += parts) {
-            const bool apart = MT_ONE_FORM && p + tap > 0;
+            const bool apart = FLOAT32 && p + tap > 0;
             mt_product_taps(rows, columns, conv1d_dense_least(step, k - p), conv1d_dense_least(parts, taps - tap),
                             a + mt_at(a_rows, tap, p), a_rows, b + (p * taps + tap * PART) * MT, k * taps,
-                            apart ? stretch : c, ROWS, !MT_ONE_FORM && p + tap > 0, NULL);
-            for (int64_t n = 0; apart && n < columns; n += PART)
-                for (int64_t i = 0; i < rows * PART; i += VW) {
-                    float *sum = c + mt_at(ROWS, 0, n) + i;
-                    v_store(sum, v_add(v_load(sum), v_load(stretch + mt_at(ROWS, 0, n) + i)));
-                }
+                            apart ? stretch : c, ROWS, !FLOAT32 && p + tap > 0, NULL);
+            if (apart)
+                add_stretch(stretch, rows, columns, c, ROWS);
         }
     mt_end(&host);
 }
