@@ -26,7 +26,8 @@
  *
  * Dtypes: q, k, v, dout alike, of f32, f16, bf16; out and dq, dk, dv as q, or f32 (for blocks that are to be merged or
  * summed); lse, dlse, delta f32; sink, alibi_slopes, bias and their gradients any of the three, each by itself. Sums
- * are float32; P and dS = P * (dP - D) may be rounded to q's dtype between two products. f64 (CPU): everything f64.
+ * are float32; P and dS = P * (dP - D) may be rounded to q's dtype between two products. f64 (CPU): everything f64. Where the
+ * processor has AMX, numbers of f32 below 2^-110 lose their last bits, and with one above 3.38e38 a product is NaN.
  *
  * Dropout: m[i,j] keeps an element with probability keep = 1 - P16/65536, P16 = round(65536 * dropout_p). Nothing is
  * stored: the 16 bits that are compared with P16 come from Philox4x32-10 with the key dropout_seed and the counter

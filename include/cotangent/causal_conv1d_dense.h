@@ -16,7 +16,8 @@
  * Dtypes: f32, f16, bf16, chosen for x, weight, bias and each state independently; sums are float32 and every
  * output is rounded once. y, dy and dx have x's dtype. f64 (CPU): all of them f64, sums too. Where x, weight and every
  * output of a backward are bf16 and the processor has AMX, or where they are of one 16-bit dtype on a GPU's tensor cores,
- * the backward with SiLU rounds g (below) to that dtype before it multiplies.
+ * the backward with SiLU rounds g (below) to that dtype before it multiplies; where they are f16, with AMX to 16 bits. With AMX,
+ * numbers of f32 below 2^-110 lose their last bits, and with one above 3.38e38 a product is NaN.
  *
  * Not here: packed sequences (one call a sequence, its states handed on), decoding, groups, strides, dilation.
  * Sizes may be 0 (B, Din, Dout, T: without input channels y comes from bias alone). Outputs may not overlap each other
