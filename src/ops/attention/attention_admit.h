@@ -190,46 +190,21 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
     return pairs * (multiplications / rate + softmax) + (rows_q + rows_k) * (double)(z->d + z->dv) + 20000;
 }
 
-static inline size_t workspace_fwd_tiled(const void *problem)
-{
-    return attention_fwd_layout_of(problem, sizeof(float), ATTENTION_BLOCK).bytes;
-}
-
-/* With AMX, whose operands are bf16, or two or three of them. */
-static inline size_t workspace_fwd_amx_of(const void *problem, size_t size)
-{
-    return attention_fwd_layout_of(problem, size, ATTENTION_FWD_AMX_KEYS(size)).bytes;
-}
-
-static inline size_t workspace_fwd_tiled_amx(const void *problem)
-{
-    return workspace_fwd_amx_of(problem, sizeof(uint16_t));
-}
-
-static inline size_t workspace_fwd_tiled_amx_split(const void *problem)
-{
-    return workspace_fwd_amx_of(problem, 2 * sizeof(uint16_t));
-}
-
-static inline size_t workspace_fwd_tiled_amx_split3(const void *problem)
-{
-    return workspace_fwd_amx_of(problem, 3 * sizeof(uint16_t));
-}
-
-static inline size_t workspace_bwd_tiled(const void *problem)
-{
-    return attention_bwd_layout_of(problem, sizeof(float)).bytes;
-}
-
-static inline size_t workspace_bwd_tiled_amx(const void *problem)
-{
-    return attention_bwd_layout_of(problem, sizeof(uint16_t)).bytes;
-}
-
-static inline size_t workspace_bwd_tiled_amx_split3(const void *problem)
-{
-    return attention_bwd_layout_of(problem, 3 * sizeof(uint16_t)).bytes;
-}
+/* By the size of an operand's element, float or up to three bf16, and how many keys a forward's block has at most. */
+#define COT_WORKSPACES(name, size, keys)                           \
+    static inline size_t workspace_fwd_##name(const void *problem) \
+    {                                                              \
+        return attention_fwd_layout_of(problem, size, keys).bytes; \
+    }                                                              \
+    static inline size_t workspace_bwd_##name(const void *problem) \
+    {                                                              \
+        return attention_bwd_layout_of(problem, size).bytes;       \
+    }
+COT_WORKSPACES(tiled, 4, ATTENTION_BLOCK)
+COT_WORKSPACES(tiled_amx, 2, ATTENTION_FWD_AMX_KEYS(2))
+COT_WORKSPACES(tiled_amx_split, 4, ATTENTION_FWD_AMX_KEYS(4))
+COT_WORKSPACES(tiled_amx_split3, 6, ATTENTION_FWD_AMX_KEYS(6))
+#undef COT_WORKSPACES
 
 /* The costs by instruction set: multiply-adds a cycle, and lanes of the softmax. */
 #define COT_COSTS(isa, rate, lanes)                                                               \

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_bwd_beside.h: the backward's arithmetic beside its products, for AMX's of two and three bf16.
  *
- * TALL keys at a block of queries after the other: P^T and dS^T of a part, 32 keys and 32 queries, are made a key at a time,
- * behind every second tile product of the next parts of S^T and dP^T and of dv, dk and dq of the keys before, whose
- * products are pending until then. Products of two and three bf16 are long enough to hide it all, and their terms cost it
+ * TALL keys at a block of queries after the other: P^T and dS^T of a part, 32 keys and 32 queries, are made two keys a step of
+ * the tile products, of the next parts of S^T and dP^T and of dv, dk and dq of the keys before, whose products are pending
+ * until then. Products of two and three bf16 are long enough to hide it all, and their terms cost it
  * more; of one bf16 they are not, and it is as fast by itself. */
 #ifndef COT_ATTENTION_BWD_BESIDE_H
 #define COT_ATTENTION_BWD_BESIDE_H
@@ -41,7 +41,7 @@ typedef struct waiting_scores {
     waiting_part at;
     int64_t rows;
     vf unit, prob[2], ds[2];   /* of a key; dS^T of an even one */
-    bool busy;                 /* the queue had rows when this step began */
+    bool busy;                 /* there were rows when this step began */
     mt_ahead *ahead, *ahead_2; /* asked for meanwhile, one after the other */
 } waiting_scores;
 

@@ -76,12 +76,13 @@ static double lse_unit(const attention_problem *p)
 static void pack_statistics(const attention_problem *p, const attention_block *block, int64_t h, int64_t r, float *lse,
                             float *D)
 {
+    const double unit = lse_unit(p);
     for (int64_t i = 0; i < STRIP; i++) {
         const int64_t row = block->s.q_row + block->first + r + i;
         lse[i] = INFINITY;
         if (r + i < block->used) {
             const float given = ((const float *)p->lse.data)[attention_lse_at(&p->lse, block->s.b, h, row)];
-            lse[i] = given > -INFINITY ? (float)(given * lse_unit(p)) : INFINITY;
+            lse[i] = given > -INFINITY ? (float)(given * unit) : INFINITY;
         }
         if (lse[i] == INFINITY)
             D[i] = 0;

@@ -210,6 +210,7 @@ static void dsink_item(void *memory, int64_t h)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
+    const double unit = lse_unit(p);
     const float sink = (float)cot_load_f64(p->sink.data, p->sink.dtype, h * p->sink.stride[0]);
     const int64_t at = h * p->dsink.stride[0];
     double sum = p->accumulate ? cot_load_f64(p->dsink.data, p->dsink.dtype, at) : 0;
@@ -218,7 +219,7 @@ static void dsink_item(void *memory, int64_t h)
         const attention_block block = attention_block_at(&axis, slot);
         const int64_t row = (slot * p->sizes.H + h) * BLOCK;
         for (int64_t i = 0; i < block.used; i++)
-            sum -= (double)(expf(sink - (float)(c->lse[row + i] / lse_unit(p))) * c->D[row + i]);
+            sum -= (double)(expf(sink - (float)(c->lse[row + i] / unit)) * c->D[row + i]);
     }
     cot_store_f64(p->dsink.data, p->dsink.dtype, at, sum);
 }
