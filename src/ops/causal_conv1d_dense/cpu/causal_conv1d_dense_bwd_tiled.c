@@ -179,18 +179,14 @@ static void dweight_item(void *memory, int64_t item)
     const int64_t first = part * l->chunks / l->parts, end = (part + 1) * l->chunks / l->parts;
     const mt *inputs = MT_ONE_FORM ? o->x : k % 2 == 0 ? o->x_even : o->x_odd;
     float *sum = c->dweight + (part * K + k) * l->o_rows * l->Din + mt_at(l->o_rows, m, n);
-    _Alignas(64) float stretch[FLOAT32 ? ROWS * COLUMNS : 1];
     mt_state host;
     mt_begin(&host);
     for (int64_t chunk = first; chunk < end; chunk++) {
         const int64_t b = chunk / per_sequence, t = chunk % per_sequence * CONV1D_TOKENS;
-        const bool apart = FLOAT32 && chunk > first;
         mt_product(rows, columns, conv1d_dense_least(l->T - t, CONV1D_TOKENS),
                    c->gt + b * l->T * l->o_rows + mt_at(l->o_rows, m, t), l->o_rows,
                    inputs + b * l->x_rows * l->Din + mt_at(l->x_rows, t + (MT_ONE_FORM ? k : k - k % 2), n), l->x_rows,
-                   apart ? stretch : sum, apart ? ROWS : l->o_rows, !FLOAT32 && chunk > first, NULL);
-        if (apart)
-            add_stretch(stretch, rows, columns, sum, l->o_rows);
+                   sum, l->o_rows, chunk > first, NULL);
     }
     mt_end(&host);
 }

@@ -126,24 +126,12 @@ static int64_t pack_weights_items(const operands *o)
 
 /* ---- products ------------------------------------------------------------------------------------------- */
 
-#if !defined(COT_MATMUL_AMX)
-enum { FLOAT32 = true, TERMS = CONV1D_TERMS }; /* operands keep all of it */
-#elif defined(COT_MATMUL_SPLIT) && COT_MATMUL_SPLIT == 3
-enum { FLOAT32 = true, TERMS = CONV1D_SPLIT3_TERMS };
-#else
-enum { FLOAT32 = false, TERMS = CONV1D_AMX_TERMS };
-#endif
-
-/* Adds a C of panels of ROWS rows to one of panels of c_rows rows. */
-static inline __attribute__((unused)) void add_stretch(const float *stretch, int64_t rows, int64_t columns, float *c,
-                                                       int64_t c_rows)
-{
-    for (int64_t n = 0; n < columns; n += PART)
-        for (int64_t i = 0; i < rows * PART; i += VW) {
-            float *sum = c + mt_at(c_rows, 0, n) + i;
-            v_store(sum, v_add(v_load(sum), v_load(stretch + mt_at(ROWS, 0, n) + i)));
-        }
-}
+enum {
+    FLOAT32 = MT_ONE_FORM || sizeof(mt) == 6, /* operands keep all of it */
+    TERMS = MT_ONE_FORM ? CONV1D_TERMS
+            : FLOAT32   ? CONV1D_SPLIT3_TERMS
+                        : CONV1D_AMX_TERMS,
+};
 
 /* C [rows][columns], in panels of ROWS rows, = the sum over the taps of A's shifted rows times B: A of `k` columns in
  * panels of a_rows rows, B in panels of k*taps rows. TERMS at a time, of A's columns or of the taps. In float32 these stretches
@@ -165,8 +153,11 @@ static inline __attribute__((unused)) void multiply(int64_t rows, int64_t column
             mt_product_taps(rows, columns, conv1d_dense_least(step, k - p), conv1d_dense_least(parts, taps - tap),
                             a + mt_at(a_rows, tap, p), a_rows, b + (p * taps + tap * PART) * MT, k * taps,
                             apart ? stretch : c, ROWS, !FLOAT32 && p + tap > 0, NULL);
-            if (apart)
-                add_stretch(stretch, rows, columns, c, ROWS);
+            for (int64_t n = 0; apart && n < columns; n += PART)
+                for (int64_t i = 0; i < rows * PART; i += VW) {
+                    float *sum = c + mt_at(ROWS, 0, n) + i;
+                    v_store(sum, v_add(v_load(sum), v_load(stretch + mt_at(ROWS, 0, n) + i)));
+                }
         }
     mt_end(&host);
 }

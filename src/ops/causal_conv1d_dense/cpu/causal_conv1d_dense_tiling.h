@@ -10,15 +10,14 @@
 #include "ops/causal_conv1d_dense/causal_conv1d_dense_problem.h"
 
 enum {
-    CONV1D_PART = 32,        /* MT of simd/matmul.h */
-    CONV1D_ROWS = 256,       /* of an item's C */
-    CONV1D_COLUMNS = 128,    /* of an item's C */
-    CONV1D_TERMS = 256,      /* of a sum at a time: a panel of B stays in the first-level cache */
-    CONV1D_AMX_TERMS = 2048, /* where C's way through memory counts more */
-    CONV1D_SPLIT3_TERMS =
-        512,             /* between that and rounding: in one run, sums of 2048 are off by 1.7 times the scalar's */
-    CONV1D_TOKENS = 512, /* that an item of dweight sums before the next ones */
-    CONV1D_ITEMS = 64,   /* the sums over the tokens are cut into parts where there are fewer items */
+    CONV1D_PART = 32,          /* MT of simd/matmul.h */
+    CONV1D_ROWS = 256,         /* of an item's C */
+    CONV1D_COLUMNS = 128,      /* of an item's C */
+    CONV1D_TERMS = 256,        /* of a sum at a time: a panel of B stays in the first-level cache */
+    CONV1D_AMX_TERMS = 2048,   /* where C's way through memory counts more */
+    CONV1D_SPLIT3_TERMS = 512, /* between that and rounding: in one run long sums would round too often */
+    CONV1D_TOKENS = 512,       /* that an item of dweight sums before the next ones */
+    CONV1D_ITEMS = 64,         /* the sums over the tokens are cut into parts where there are fewer items */
     CONV1D_MAX_PARTS = 8
 };
 
