@@ -18,22 +18,11 @@
 
 static const unsigned char untouched = 0xa5;
 
-static inline cot_queue *queue_of_one_thread(const char *kernels)
-{
-    cot_queue_options options;
-    COT_INIT(&options);
-    options.threads = 1;
-    options.kernels = kernels;
-    cot_queue *queue = NULL;
-    assert_ok(cot_queue_create(&options, &queue));
-    return queue;
-}
-
 #define BEGIN(f, kernels_)                            \
     do {                                              \
         memset((f), 0, sizeof *(f));                  \
         memset(&(f)->out, untouched, sizeof(f)->out); \
-        (f)->queue = queue_of_one_thread(kernels_);   \
+        (f)->queue = make_queue(kernels_, 1);         \
     } while (0)
 
 static inline void assert_untouched_at(const void *outputs, size_t bytes, const char *file, int line)

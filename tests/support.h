@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * support.h: what the unit tests share: cmocka with its prerequisites, random numbers that are the same everywhere,
- * and assertions on a status together with its message. */
+ * assertions on a status together with its message, and queues. */
 #ifndef COT_TESTS_SUPPORT_H
 #define COT_TESTS_SUPPORT_H
 
@@ -50,5 +50,20 @@ static inline void assert_status_at(cot_status status, cot_status expected, cons
 
 /* The call fails with that status and exactly that message. */
 #define assert_fails(call, status, message) assert_status_at((call), (status), (message), __FILE__, __LINE__)
+
+/* ---- queues ------------------------------------------------------------------------------------------- */
+
+/* On the CPU; `kernels` as in cot_queue_options, 0 threads: all. */
+static inline cot_queue *make_queue(const char *kernels, int threads)
+{
+    cot_queue *queue = NULL;
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.threads = threads;
+    options.kernels = kernels;
+    assert_ok(cot_queue_create(&options, &queue));
+    assert_non_null(queue);
+    return queue;
+}
 
 #endif

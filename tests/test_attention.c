@@ -125,16 +125,6 @@ static void release(cot_tensor *const tensors[], int count)
         free(tensors[i]->data);
 }
 
-static cot_queue *queue_for(const char *kernels)
-{
-    cot_queue_options options;
-    cot_queue *queue = NULL;
-    COT_INIT(&options);
-    options.kernels = kernels;
-    assert_ok(cot_queue_create(&options, &queue));
-    return queue;
-}
-
 #define SET_OPTIONS(args, f)                                  \
     do {                                                      \
         COT_INIT(args);                                       \
@@ -277,8 +267,8 @@ static void hold(const char *kernel, const char *name, const fixture *f, cot_dty
 static int hold_kernels(const fixture *f, cot_dtype dtype, const results *reference, const results *peer)
 {
     int held = 0;
-    cot_queue *plain = queue_for("attention=attention_fwd_scalar"),
-              *plain_backward = queue_for("attention=attention_bwd_scalar");
+    cot_queue *plain = make_queue("attention=attention_fwd_scalar", 0),
+              *plain_backward = make_queue("attention=attention_bwd_scalar", 0);
     for (int n = 0; n < cot_attention_op.kernel_count; n++) {
         const cot_kernel *kernel = &cot_attention_op.kernels[n];
         const bool forward = kernel->direction == COT_ATTENTION_FORWARD;
@@ -286,7 +276,7 @@ static int hold_kernels(const fixture *f, cot_dtype dtype, const results *refere
             continue;
         char forced[128];
         snprintf(forced, sizeof forced, "attention=%s", kernel->name);
-        cot_queue *queue = queue_for(forced);
+        cot_queue *queue = make_queue(forced, 0);
         results r = make_results(f);
         if (run(f, dtype, forward ? queue : plain, forward ? plain_backward : queue, &r)) {
             held++;
@@ -318,7 +308,7 @@ static void keeps_the_rule_of_the_field(void **state)
             f.causal = n % 2, f.left = n % 4 == 2 ? 30 : -1, f.softcap = n % 5 == 4 ? 15 : 0;
             draw(&f, dtype);
             results reference = make_results(&f), peer = make_results(&f);
-            cot_queue *exact = queue_for("");
+            cot_queue *exact = make_queue("", 0);
             assert_true(run(&f, COT_F64, exact, exact, &reference));
             cot_queue_destroy(exact);
             naive(&f, dtype, &peer);
@@ -368,7 +358,7 @@ static void run_blocks(const fixture *f, int parts, cot_dtype dtype, const doubl
 {
     const int64_t *q = SHAPE(1, f->Tq, f->H, f->d), *k = SHAPE(1, f->Tk, f->Hkv, f->d);
     const int64_t *v = SHAPE(1, f->Tk, f->Hkv, f->dv), *o = SHAPE(1, f->Tq, f->H, f->dv), *s = SHAPE(1, f->H, f->Tq);
-    cot_queue *queue = queue_for(NULL);
+    cot_queue *queue = make_queue(NULL, 0);
     cot_attention_forward_args a;
     SET_OPTIONS(&a, f);
     a.k_length = f->Tk;
@@ -430,7 +420,7 @@ static void blocks_make_the_whole(void **state)
         f.causal = causal > 0;
         draw(&f, COT_F32);
         results reference = make_results(&f), one = make_results(&f);
-        cot_queue *queue = queue_for("");
+        cot_queue *queue = make_queue("", 0);
         assert_true(run(&f, COT_F64, queue, queue, &reference));
         assert_true(run(&f, COT_F32, queue, queue, &one));
         cot_queue_destroy(queue);
@@ -467,7 +457,7 @@ static void a_sink_is_merged_once(void **state)
     a.sink = cot_tensor_contiguous((void *)sink, COT_F64, 1, SHAPE(f.H));
     a.out = cot_tensor_contiguous(whole.out, COT_F64, 4, SHAPE(1, f.Tq, f.H, f.dv));
     a.lse = cot_tensor_contiguous(whole.lse, COT_F64, 3, SHAPE(1, f.H, f.Tq));
-    cot_queue *queue = queue_for("");
+    cot_queue *queue = make_queue("", 0);
     assert_ok(cot_attention_forward(queue, &a));
     cot_queue_destroy(queue);
     assert_true(worst(blocks.out, whole.out, out_count(&f)) < 1e-14);
@@ -482,7 +472,7 @@ static void workspace_is_linear(void **state)
 {
     (void)state;
     static const cot_dtype dtypes[] = {COT_F32, COT_BF16};
-    cot_queue *queue = queue_for("");
+    cot_queue *queue = make_queue("", 0);
     for (size_t n = 0; n < COUNT(dtypes); n++) {
         size_t bytes[2][2];
         for (int size = 0; size < 2; size++) {

@@ -51,13 +51,9 @@ static bool run(const char *name, const problem *p, double errors[2])
     const cot_tensor of_x = cot_tensor_contiguous(x, COT_F32, 3, SHAPE(1, p->Din, p->T)),
                      of_weight = cot_tensor_contiguous(weight, COT_F32, 3, SHAPE(p->Dout, p->Din, p->K));
     char forced[160];
-    cot_queue_options options;
-    cot_queue *queue = NULL;
     cot_status status;
-    COT_INIT(&options);
-    options.kernels = forced;
     snprintf(forced, sizeof forced, "causal_conv1d_dense=%s", name);
-    assert_ok(cot_queue_create(&options, &queue));
+    cot_queue *queue = make_queue(forced, 0);
     if (backward) {
         cot_causal_conv1d_dense_backward_args args;
         COT_INIT(&args);

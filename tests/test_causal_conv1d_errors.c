@@ -321,16 +321,6 @@ static void update_shapes_and_dtypes(void **state)
            f->u.conv_state.dtype = COT_I32);
 }
 
-static cot_queue *scalar_queue(void)
-{
-    cot_queue_options options;
-    cot_queue *queue = NULL;
-    COT_INIT(&options);
-    options.kernels = "causal_conv1d=causal_conv1d_bwd_scalar";
-    assert_ok(cot_queue_create(&options, &queue));
-    return queue;
-}
-
 static void sizes_that_overflow(void **state)
 {
     (void)state;
@@ -359,9 +349,9 @@ static void sizes_that_overflow(void **state)
     /* As many as are allowed: there is no such memory, and the call says so. */
     REFUSE(BACKWARD, DATA, COT_OUT_OF_MEMORY, "the queue's pool cannot grow from 0 to 360287970189639680 bytes",
            f->b = (cot_causal_conv1d_backward_args){.struct_size = sizeof f->b}, cot_queue_destroy(f->queue),
-           f->queue = scalar_queue(), f->b.x = VIEW(NULL, COT_F32, 0, 1, 1), f->b.x.shape[1] = (int64_t)1 << 53,
-           f->b.dy = f->b.x, f->b.weight = VIEW(f->weight, COT_F32, 1, 1), f->b.weight.shape[0] = (int64_t)1 << 53,
-           f->b.weight.stride[0] = 0);
+           f->queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 0), f->b.x = VIEW(NULL, COT_F32, 0, 1, 1),
+           f->b.x.shape[1] = (int64_t)1 << 53, f->b.dy = f->b.x, f->b.weight = VIEW(f->weight, COT_F32, 1, 1),
+           f->b.weight.shape[0] = (int64_t)1 << 53, f->b.weight.stride[0] = 0);
 }
 
 /* ---- packing ------------------------------------------------------------------------------------------ */

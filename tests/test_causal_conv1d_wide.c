@@ -34,12 +34,8 @@ static cot_status call(cot_queue *queue, bool backward, int64_t rows, float *to,
 static bool check_kernel(const char *name, bool backward)
 {
     char forced[160];
-    cot_queue_options options;
-    cot_queue *queue = NULL;
-    COT_INIT(&options);
-    options.kernels = forced;
     snprintf(forced, sizeof forced, "causal_conv1d=%s", name);
-    assert_ok(cot_queue_create(&options, &queue));
+    cot_queue *queue = make_queue(forced, 0);
     const cot_status status = call(queue, backward, 1, one, 0);
     if (status != COT_UNSUPPORTED) {
         assert_ok(status);

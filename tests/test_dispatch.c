@@ -137,11 +137,7 @@ static const cot_direction *const forward = &directions[0], *const backward = &d
 
 static cot_queue *new_queue(const char *kernels_)
 {
-    cot_queue_options options;
-    cot_queue *queue = NULL;
-    COT_INIT(&options);
-    options.kernels = kernels_;
-    assert_ok(cot_queue_create(&options, &queue));
+    cot_queue *queue = make_queue(kernels_, 0);
     memset(&ran, 0, sizeof ran);
     return queue;
 }

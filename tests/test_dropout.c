@@ -34,17 +34,6 @@ static int kernels_for(const char *direction, cot_dtype dtype, char names[5][64]
     return count;
 }
 
-static cot_queue *make_queue(const char *kernels, int threads)
-{
-    cot_queue_options options;
-    cot_queue *queue;
-    COT_INIT(&options);
-    options.threads = threads;
-    options.kernels = kernels;
-    assert_ok(cot_queue_create(&options, &queue));
-    return queue;
-}
-
 static void *zeroed(int64_t bytes)
 {
     void *memory = calloc((size_t)bytes + 1, 1);

@@ -89,11 +89,7 @@ static cot_causal_conv1d_forward_args legal(void)
 
 static cot_status forward_with(const char *kernels, const cot_causal_conv1d_forward_args *a)
 {
-    cot_queue_options options;
-    cot_queue *queue = NULL;
-    COT_INIT(&options);
-    options.kernels = kernels;
-    assert_ok(cot_queue_create(&options, &queue));
+    cot_queue *queue = make_queue(kernels, 0);
     const cot_status status = cot_causal_conv1d_forward(queue, a);
     cot_queue_destroy(queue);
     return status;
@@ -143,12 +139,8 @@ static void memory(void **state)
     (void)state;
     static float dweight[D * K];
     _Alignas(64) static char workspace[64];
-    cot_queue *queue = NULL;
-    cot_queue_options options;
+    cot_queue *queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 0);
     cot_causal_conv1d_backward_args a;
-    COT_INIT(&options);
-    options.kernels = "causal_conv1d=causal_conv1d_bwd_scalar";
-    assert_ok(cot_queue_create(&options, &queue));
     COT_INIT(&a);
     a.x = cot_tensor_contiguous(x, COT_F32, 3, shape);
     a.weight = cot_tensor_contiguous(weight, COT_F32, 2, weight_shape);

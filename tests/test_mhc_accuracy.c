@@ -28,7 +28,7 @@ extern const cot_op_cases cot_mhc_pre_cases, cot_mhc_sinkhorn_cases;
 static json_t *rows; /* NULL = not wanted */
 static cot_backend backend = COT_BACKEND_CPU;
 
-static cot_queue *make_queue(void)
+static cot_queue *queue_of_backend(void)
 {
     cot_queue *queue = NULL;
     cot_queue_options options;
@@ -55,7 +55,7 @@ static void solve(solved *s, const cot_op_cases *cases, int direction, int count
     s->ref = reference_make(cases, &s->c);
     reference_solve(&s->ref);
     bound_case_make(&s->bound, &s->ref, false);
-    cot_queue *queue = make_queue();
+    cot_queue *queue = queue_of_backend();
     assert_ok(bound_case_run(&s->bound, s->direction, queue));
     cot_queue_destroy(queue);
 }
@@ -216,7 +216,7 @@ static void repeat_both(char *D_word, int repeats)
         bound_case again;
         solve(&s, &cot_mhc_pre_cases, direction, COUNT(words), words);
         bound_case_make(&again, &s.ref, false);
-        cot_queue *queue = make_queue();
+        cot_queue *queue = queue_of_backend();
         for (int repeat = 0; repeat < repeats; repeat++) {
             assert_ok(bound_case_run(&again, s.direction, queue));
             for (int f = 0; f < s.direction->field_count; f++)

@@ -281,13 +281,7 @@ static void forward_and_backward(void **state)
     (void)state;
     static tensors v;
     static expected e;
-    cot_queue *queues[2];
-    cot_queue_options options;
-    COT_INIT(&options);
-    for (int i = 0; i < 2; i++) {
-        options.threads = i + 1;
-        assert_ok(cot_queue_create(&options, &queues[i]));
-    }
+    cot_queue *queues[2] = {make_queue(NULL, 1), make_queue(NULL, 2)};
     uint64_t seed = 1;
     for (int round = 0; round < 1500; round++) {
         const problem p = random_problem(&seed);

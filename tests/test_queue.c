@@ -14,18 +14,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static cot_queue *new_queue(int32_t threads, const char *kernels)
-{
-    cot_queue_options options;
-    cot_queue *queue = NULL;
-    COT_INIT(&options);
-    options.threads = threads;
-    options.kernels = kernels;
-    assert_ok(cot_queue_create(&options, &queue));
-    assert_non_null(queue);
-    return queue;
-}
-
 /* ---- some work ---------------------------------------------------------------------------------------- */
 
 enum { B = 3, D = 37, T = 65, K = 4 };
@@ -72,7 +60,7 @@ static cot_status run_work(work *w, cot_queue *queue)
 
 static struct work_results serial_results(work *w)
 {
-    cot_queue *queue = new_queue(1, NULL);
+    cot_queue *queue = make_queue(NULL, 1);
     assert_ok(run_work(w, queue));
     cot_queue_destroy(queue);
     return w->results;
@@ -87,10 +75,10 @@ static void default_queue_uses_all_threads(void **state)
     assert_ok(cot_queue_create(NULL, &queue));
     assert_int_equal(cot_queue_threads(queue), omp_get_max_threads());
     cot_queue_destroy(queue);
-    queue = new_queue(0, NULL);
+    queue = make_queue(NULL, 0);
     assert_int_equal(cot_queue_threads(queue), omp_get_max_threads());
     cot_queue_destroy(queue);
-    queue = new_queue(7, NULL);
+    queue = make_queue(NULL, 7);
     assert_int_equal(cot_queue_threads(queue), 7);
     cot_queue_destroy(queue);
     cot_queue_destroy(NULL);
@@ -165,7 +153,7 @@ static void forced_kernels_are_parsed(void **state)
                        COT_INVALID_ARGUMENT, bad[i].message);
 
     size_t length = 0;
-    cot_queue *queue = new_queue(1, "conv=one,conv2=two,mhc=three");
+    cot_queue *queue = make_queue("conv=one,conv2=two,mhc=three", 1);
     const char *name = cot_queue_forced(queue, "conv", &length);
     assert_int_equal(length, 3);
     assert_memory_equal(name, "one", 3);
@@ -177,7 +165,7 @@ static void forced_kernels_are_parsed(void **state)
     assert_null(cot_queue_forced(queue, "con", &length));
     assert_null(cot_queue_forced(queue, "conv22", &length));
     cot_queue_destroy(queue);
-    queue = new_queue(1, "");
+    queue = make_queue("", 1);
     assert_null(cot_queue_forced(queue, "conv", &length));
     cot_queue_destroy(queue);
 }
@@ -188,11 +176,11 @@ static void environment_forces_where_options_do_not(void **state)
     size_t length = 0;
     work *w = new_work(1, 1);
     setenv("COT_KERNEL", "causal_conv1d=none_such", 1);
-    cot_queue *queue = new_queue(1, NULL);
+    cot_queue *queue = make_queue(NULL, 1);
     assert_fails(run_work(w, queue), COT_INVALID_ARGUMENT,
                  "causal_conv1d_backward: the forced kernel \"none_such\" is none of causal_conv1d's");
     cot_queue_destroy(queue);
-    queue = new_queue(1, "causal_conv1d=causal_conv1d_bwd_scalar");
+    queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 1);
     assert_ok(run_work(w, queue));
     assert_memory_equal(cot_queue_forced(queue, "causal_conv1d", &length), "causal_conv1d_bwd_scalar", 24);
     cot_queue_destroy(queue);
@@ -208,7 +196,7 @@ static void environment_forces_where_options_do_not(void **state)
 static void cpu_queue_has_no_stream(void **state)
 {
     (void)state;
-    cot_queue *queue = new_queue(1, NULL);
+    cot_queue *queue = make_queue(NULL, 1);
     assert_fails(cot_queue_set_stream(NULL, NULL), COT_INVALID_ARGUMENT, "cot_queue_set_stream: queue is null");
     assert_fails(cot_queue_set_stream(queue, NULL), COT_INVALID_ARGUMENT,
                  "cot_queue_set_stream: queue is of the CPU, expected one of CUDA");
@@ -218,7 +206,7 @@ static void cpu_queue_has_no_stream(void **state)
 static void pool_grows_and_never_shrinks(void **state)
 {
     (void)state;
-    cot_queue *queue = new_queue(1, NULL);
+    cot_queue *queue = make_queue(NULL, 1);
     assert_fails(cot_queue_reserve(NULL, 1), COT_INVALID_ARGUMENT, "cot_queue_reserve: queue is null");
     assert_ok(cot_queue_reserve(queue, 0));
     assert_null(queue->pool);
@@ -245,7 +233,7 @@ static void a_reserved_pool_serves_the_call(void **state)
     (void)state;
     work *w = new_work(2, 1);
     size_t bytes = 0;
-    cot_queue *queue = new_queue(2, "causal_conv1d=causal_conv1d_bwd_scalar");
+    cot_queue *queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 2);
     assert_ok(cot_causal_conv1d_backward_workspace(queue, &w->args, &bytes));
     assert_true(bytes > 0);
     assert_ok(cot_queue_reserve(queue, bytes));
@@ -256,14 +244,14 @@ static void a_reserved_pool_serves_the_call(void **state)
     cot_queue_destroy(queue);
 
     /* The caller's own memory, and a pool that is not touched. */
-    queue = new_queue(2, "causal_conv1d=causal_conv1d_bwd_scalar");
+    queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 2);
     w->args.workspace = aligned_alloc(COT_ALIGNMENT, cot_align(bytes));
     w->args.workspace_bytes = bytes;
     memset(w->args.workspace, 0xff, bytes);
     assert_ok(run_work(w, queue));
     assert_null(queue->pool);
     cot_queue_destroy(queue);
-    queue = new_queue(1, "causal_conv1d=causal_conv1d_bwd_scalar");
+    queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 1);
     const struct work_results with_workspace = w->results;
     w->args.workspace_bytes = 0;
     free(w->args.workspace);
@@ -287,7 +275,7 @@ static void every_item_runs_once(void **state)
     (void)state;
     static const int32_t threads[] = {1, 2, 3, 16};
     for (size_t i = 0; i < COUNT(threads); i++) {
-        cot_queue *queue = new_queue(threads[i], NULL);
+        cot_queue *queue = make_queue(NULL, threads[i]);
         for (int items = 0; items <= 40; items++) {
             atomic_int counts[41] = {0};
             cot_parallel(queue, items, count_item, counts);
@@ -305,7 +293,7 @@ static void results_do_not_depend_on_the_threads(void **state)
     const struct work_results expected = serial_results(w);
     static const int32_t threads[] = {2, 3, 5, 64};
     for (size_t i = 0; i < COUNT(threads); i++) {
-        cot_queue *queue = new_queue(threads[i], NULL);
+        cot_queue *queue = make_queue(NULL, threads[i]);
         assert_ok(run_work(w, queue));
         assert_memory_equal(&w->results, &expected, sizeof expected);
         cot_queue_destroy(queue);
@@ -376,7 +364,7 @@ static void a_forked_child_works_serially(void **state)
 {
     (void)state;
     work *w = new_work(4, 1);
-    cot_queue *queue = new_queue(2, NULL);
+    cot_queue *queue = make_queue(NULL, 2);
     assert_ok(run_work(w, queue)); /* the parent's worker threads exist now */
     const struct work_results expected = w->results;
     fflush(NULL);
@@ -418,7 +406,7 @@ static void the_hosts_floating_point_state_is_kept_and_ignored(void **state)
         }
         for (size_t h = 0; h < COUNT(hosts); h++) {
             for (int32_t threads = 1; threads <= 2; threads++) {
-                cot_queue *queue = new_queue(threads, NULL);
+                cot_queue *queue = make_queue(NULL, threads);
                 _mm_setcsr((usual & ~(unsigned)FLAGS) | hosts[h]);
                 const unsigned before = _mm_getcsr();
                 const cot_status status = run_work(w, queue);

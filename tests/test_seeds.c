@@ -29,13 +29,6 @@ static double worst(const double *a, const double *b, int64_t count)
     return most;
 }
 
-static cot_queue *make_queue(void)
-{
-    cot_queue *queue = NULL;
-    assert_ok(cot_queue_create(NULL, &queue));
-    return queue;
-}
-
 /* The gradient of loss by each of x's elements, by central differences. */
 static void differences(double (*loss)(const void *context), const void *context, double *x, int64_t count, double *dx)
 {
@@ -102,7 +95,7 @@ static void weight_order(void **state)
     for (int as_in_its_code = 0; as_in_its_code < 2; as_in_its_code++) {
         convolution c = make_convolution(false, as_in_its_code);
         double y[T], expected[T];
-        cot_queue *queue = make_queue();
+        cot_queue *queue = make_queue(NULL, 0);
         cot_causal_conv1d_forward_args args;
         COT_INIT(&args);
         args.x = cot_tensor_contiguous(c.x, COT_F64, 3, (int64_t[]){1, 1, T});
@@ -198,7 +191,7 @@ static void dq_needs_the_scale(void **state)
     const double scale = 0.5;
     fill(q, N * d, 1), fill(k, N * d, 2), fill(v, N * d, 3), fill(dout, N * d, 4);
     const int64_t shape[] = {1, N, 1, d};
-    cot_queue *queue = make_queue();
+    cot_queue *queue = make_queue(NULL, 0);
     cot_attention_forward_args f;
     cot_attention_backward_args b;
     COT_INIT(&f);
@@ -313,7 +306,7 @@ static void kernel_of_002(void **state)
     }
     printed_kernel k = {ROWS, WIDTH, dy, mask, 0.25f, in_grad, bias_grad, 0, 0};
     run_kernel(&k);
-    cot_queue *queue = make_queue();
+    cot_queue *queue = make_queue(NULL, 0);
     cot_dropout_backward_args args;
     COT_INIT(&args);
     args.p = 0.25;
@@ -343,7 +336,7 @@ static void length_of_003(void **state)
     (void)state;
     enum { IN = 256, OUT = 3, PAD = K - 1 };
     float x[IN] = {0}, y[OUT], w[K] = {0};
-    cot_queue *queue = make_queue();
+    cot_queue *queue = make_queue(NULL, 0);
     cot_causal_conv1d_forward_args args;
     COT_INIT(&args);
     args.x = cot_tensor_contiguous(x, COT_F32, 3, (int64_t[]){1, 1, IN});
@@ -377,7 +370,7 @@ static void im2col_of_003(void **state)
             }
             product[c_out * IN + t] = sum;
         }
-    cot_queue *queue = make_queue();
+    cot_queue *queue = make_queue(NULL, 0);
     cot_causal_conv1d_forward_args args;
     COT_INIT(&args);
     args.x = cot_tensor_contiguous(x, COT_F64, 3, (int64_t[]){1, C, IN});
@@ -515,7 +508,7 @@ static void forward_of_004(void **state)
 {
     (void)state;
     for (int with_gamma = 0; with_gamma < 2; with_gamma++) {
-        connection c = {.with_gamma = with_gamma, .queue = make_queue()};
+        connection c = {.with_gamma = with_gamma, .queue = make_queue(NULL, 0)};
         double dx[ROW], true_dx[ROW];
         fill(c.x, ROW, 1), fill(c.phi, M * ROW, 2), fill(c.alpha, 3, 3), fill(c.bias, M, 4), fill(c.gamma, ROW, 5);
         fill(c.dh_in, WIDTH, 6), fill(c.dh_post, STREAMS, 7), fill(c.dh_res, STREAMS * STREAMS, 8);
