@@ -418,13 +418,19 @@ def test_choices():
     result = served(*run, '--verify')
     check(result.stdout.count('elements: passed') == 4 and 'of the tolerance' in result.stdout, '--verify reports')
     arrays['dy'] = arrays['dy'].copy()
-    arrays['dy'].view(np.uint16)[1, 2, 3] = 0x7fc0  # NaN: nothing agrees with it
+    arrays['dy'].view(np.uint16)[1, 2, 3] = 0x7fc0  # NaN: the oracle has it in the same elements
     save('dy.npy', arrays['dy'])
+    check(served(*run, '--verify').stdout.count('elements: passed') == 4, '--verify of a NaN')
+    x = cast(np.ones((2, 5, 7)), 'f32')
+    x[0, 0, 0] = np.nan  # this kernel spreads it to the other channels, as its README says
+    save('nan.npy', x)
+    save('ones.npy', cast(np.ones((5, 4)), 'f32'))
     before = listing('.')
-    result = program(*run, '--verify', '--out', 'new')
+    result = program('run', 'causal_conv1d', 'forward', '--x', 'nan.npy', '--weight', 'ones.npy', '--kernel',
+                     'causal_conv1d_fwd_im2col_scalar', '--verify', '--out', 'new')
     check(result.returncode == 1 and 'FAILED' in result.stdout
-          and result.stderr == 'cotangent: causal_conv1d_backward: beyond the error rule; nothing is written\n',
-          f'--verify of a NaN: {result.returncode} {result.stderr}')
+          and result.stderr == 'cotangent: causal_conv1d_forward: beyond the error rule; nothing is written\n',
+          f'--verify of a kernel that is off: {result.returncode} {result.stderr}')
     check(listing('.') == before, '--verify: wrote what failed')
 
 

@@ -44,6 +44,13 @@
  * takes the lse of the whole, and as delta the D of the whole, and gives that block's share of the gradients: dq is
  * their sum over the key blocks, dk and dv over the query blocks (accumulate). Not with cu_seqlens.
  *
+ * NaN and infinities follow the formulas. A NaN in q[i], or in a visible k[j], makes lse[i] and out[i] NaN; one in a
+ * visible v[j,c] makes out[i,c] NaN; a score of +inf makes lse[i] and out[i] NaN (inf - inf). In the backward such a row gives
+ * NaN to its dq and to the dk and dv of every key that it sees. Rows beyond the sequence, or beyond seqused, never show.
+ * Keys outside the mask never show in lse. Fast kernels multiply tiles of up to 256 queries and 256 keys, in which a pair
+ * outside the mask has the weight 0: where a tile holds a visible pair, a NaN or an infinity of v (forward), or of q, k, v,
+ * dout, lse or delta (backward), may give NaN to out, dq, dk and dv of other rows of that tile (0 * NaN), and to no others.
+ *
  * Outputs may not overlap each other or any input, but for those that merge names.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor missing, options out of

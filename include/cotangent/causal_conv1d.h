@@ -27,6 +27,11 @@
  * Sizes may be 0 (B, D, T, N; an empty sequence hands its initial state through to final_state).
  * Outputs may not overlap each other or any input.
  *
+ * NaN and infinities follow the formulas; SiLU of -inf is 0 or NaN. They stay within their channel and their sequence, and
+ * those of padding never show. Kernels may multiply by a 0 in place of a term that the formulas leave out: a NaN or an
+ * infinity may make NaN of y and dx up to 7 tokens away, of its channel's dweight and dbias, and, in a weight, of all
+ * results of its channel.
+ *
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor missing, activation,
  * seq_idx together with cu_seqlens), COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data,
  * output with repeated elements, overlap), COT_INVALID_DATA (cu_seqlens, cache_seqlens, conv_state_indices),

@@ -23,6 +23,10 @@
  * Sizes may be 0 (B, Din, Dout, T: without input channels y comes from bias alone). Outputs may not overlap each other
  * or any input.
  *
+ * NaN and infinities follow the formulas; SiLU of -inf is 0 or NaN. Kernels may multiply by a 0 in place of a term beyond a
+ * sequence's ends: a NaN or an infinity in weight may make NaN of any result, one in x, dy or a state of any dweight, and,
+ * with SiLU, of any gradient.
+ *
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor missing, activation,
  * accumulate), COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, output with repeated elements,
  * overlap), COT_UNSUPPORTED (a forced kernel refuses), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY.

@@ -18,6 +18,8 @@
  * A positive `scale` takes the place of c: to feed in a mask that was drawn and exported, give the c it was drawn
  * with, cot_dropout_scale(p). With p = 0 a drawn mask keeps everything and c is 1; with p = 1, c is 0 and whatever
  * m and x hold, y = residual (or 0) and dx = 0. A dropped element is exactly 0 before the residual, even of inf or NaN.
+ * Other NaN and infinities follow the formulas. SiLU and its derivative at -inf and inf are their limits or NaN; ReLU's dx is
+ * 0 where x + bias <= 0, whatever dy holds, and dy's share where x + bias is NaN.
  *
  * The draw is part of the interface: the same on every backend, for every dtype, layout, tiling and thread count.
  * P = round(65536 p), and the element in row r and column d is dropped when its 16-bit draw is less than P, so that

@@ -56,6 +56,21 @@ static int64_t first_sharer(const cot_tensor *tensor, int64_t number)
     return first;
 }
 
+/* Stores the case's NaN or infinity, in every element that shares its memory. */
+static void place_special(const reference *ref)
+{
+    const cot_case *c = ref->c;
+    double *values = ref->values[c->special_field];
+    if (c->special == 0 || values == NULL)
+        return;
+    const cot_field *field = &case_direction(ref->cases, c)->fields[c->special_field];
+    const cot_tensor *tensor = cot_field_tensor(field, (void *)c->args);
+    const int64_t place = first_sharer(tensor, c->special_element);
+    for (int64_t n = 0; n < cot_elements(tensor); n++)
+        if (n == place || (repeats(tensor) && first_sharer(tensor, n) == place))
+            values[n] = c->special;
+}
+
 reference reference_make(const cot_op_cases *cases, const cot_case *c)
 {
     reference ref = {.cases = cases, .c = c};
@@ -79,8 +94,10 @@ reference reference_make(const cot_op_cases *cases, const cot_case *c)
                 ref.values[f][n] = ref.values[f][first_sharer(tensor, n)];
         }
     }
+    place_special(&ref);
     if (cases->prepare != NULL)
         cases->prepare(c, ref.values);
+    place_special(&ref); /* prepare computes some inputs from others */
     for (int f = 0; cases->prepare != NULL && f < direction->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
         if (ref.values[f] != NULL)

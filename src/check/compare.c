@@ -39,16 +39,31 @@ static double tolerance(double r, double m, cot_dtype out, cot_dtype intermediat
 {
     /* Below the normal range a dtype's spacing no longer shrinks with the value. */
     const double rounding = fmax(unit_roundoff(out) * fabs(r), 0.5 * spacing(0, out));
-    return rounding + 4 * unit_roundoff(intermediate) * m;
+    return rounding + 4 * unit_roundoff(intermediate) * fabs(m);
 }
 
-/* |y - r|; a NaN is infinitely far from everything. */
+/* |y - r|; infinite between a NaN and a number. */
 static double distance(double y, double r)
 {
-    if (y == r)
-        return 0; /* an infinity is no distance from itself */
+    if (y == r || (isnan(y) && isnan(r)))
+        return 0;
     const double error = fabs(y - r);
     return isnan(error) ? INFINITY : error;
+}
+
+/* Is y a NaN or an infinity that the oracle allows? */
+static bool allowed_special(double y, double r, double m)
+{
+    return signbit(m) && (isnan(y) || (isinf(y) && !isfinite(r)));
+}
+
+/* An error in units of its tolerance. Only a result that is no number may have a magnitude that is none. */
+static double tolerance_ratio(double y, double r, double m, cot_dtype out, cot_dtype intermediate)
+{
+    const double error = distance(y, r), allowed = tolerance(r, m, out, intermediate);
+    if (error == 0 || allowed_special(y, r, m))
+        return 0;
+    return isfinite(allowed) ? error / allowed : INFINITY;
 }
 
 static void compare_elements(comparison *c, const double *y, const double *r, const double *m, cot_dtype out,
@@ -56,8 +71,9 @@ static void compare_elements(comparison *c, const double *y, const double *r, co
 {
     double squares = 0, squares_ulp = 0;
     for (int64_t i = 0; i < c->elements; i++) {
-        const double error = distance(y[i], r[i]), ulp = error / spacing(r[i], out);
-        const double ratio = error == 0 ? 0 : error / tolerance(r[i], m[i], out, intermediate);
+        const double error = allowed_special(y[i], r[i], m[i]) ? 0 : distance(y[i], r[i]);
+        const double ulp = error / spacing(r[i], out);
+        const double ratio = tolerance_ratio(y[i], r[i], m[i], out, intermediate);
         c->violations += !(ratio <= 1);
         if (!(ratio <= c->worst_ratio)) {
             c->worst_ratio = ratio;
@@ -89,8 +105,8 @@ static bool norm_ratio(const double *y, const double *r, const double *m, const 
     double error = 0, scalar_error = 0, norm = 0, terms = 0;
     int64_t counted = 0;
     for (int64_t i = first; i < end; i++) {
-        if (isinf(r[i]) && y[i] == r[i])
-            continue; /* as it should be, and no number to average */
+        if (!isfinite(r[i]) || allowed_special(y[i], r[i], m[i]) || allowed_special(s[i], r[i], m[i]))
+            continue; /* no number to average */
         error += (y[i] - r[i]) * (y[i] - r[i]);
         scalar_error += (s[i] - r[i]) * (s[i] - r[i]);
         norm += r[i] * r[i];
@@ -133,14 +149,14 @@ static void compare_bias(comparison *c, const double *y, const double *r, const 
     if (out != COT_F16 && out != COT_BF16)
         return;
     for (int64_t i = 0; i < c->elements; i++) {
-        if (r[i] == 0)
+        if (r[i] == 0 || !isfinite(r[i]) || allowed_special(y[i], r[i], m[i]))
             continue;
         double nearest; /* any dtype fits */
         cot_store_f64(&nearest, out, 0, r[i]);
         nearest = cot_load_f64(&nearest, out, 0);
         if (y[i] != nearest) /* or both are infinite */
             sum += (r[i] < 0 ? nearest - y[i] : y[i] - nearest) / spacing(r[i], out);
-        common += 4 * unit_roundoff(intermediate) * m[i] / spacing(r[i], out);
+        common += 4 * unit_roundoff(intermediate) * fabs(m[i]) / spacing(r[i], out);
         counted++;
     }
     if (counted < NORM_LEAST)
@@ -240,8 +256,9 @@ static void report_axis(FILE *file, int axis, const double *y, const double *r, 
         const int64_t before = part->violations;
         for (int64_t outer = 0; outer < elements; outer += inner * size) {
             for (int64_t i = outer + index * inner; i < outer + (index + 1) * inner; i++) {
-                const double error = distance(y[i], r[i]), ulp = error / spacing(r[i], shape->dtype);
-                part->violations += !(error <= tolerance(r[i], m[i], shape->dtype, intermediate));
+                const double error = allowed_special(y[i], r[i], m[i]) ? 0 : distance(y[i], r[i]);
+                const double ulp = error / spacing(r[i], shape->dtype);
+                part->violations += !(tolerance_ratio(y[i], r[i], m[i], shape->dtype, intermediate) <= 1);
                 part->max_ulp = fmax(part->max_ulp, ulp);
                 part->squares_ulp += ulp * ulp;
                 part->elements++;

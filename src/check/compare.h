@@ -9,7 +9,9 @@
  * The norm rule needs numbers to average over: the ratio of two norms of n random errors scatters by 1/sqrt(n), so it
  * is applied to blocks with at least NORM_LEAST non-zero elements and ||r|| >= 2^-14 ||m||; elsewhere the elementwise
  * rule stands alone.
- * Elements that `shared` one factor have one error, and count as one. */
+ * Elements that `shared` one factor have one error, and count as one.
+ * NaN and infinities: where r is one of them y is the same, and the other two rules leave the element out. Where m has its
+ * sign bit set y may be NaN, or, if r is a NaN or an infinity, either of them. */
 #ifndef COT_CHECK_COMPARE_H
 #define COT_CHECK_COMPARE_H
 
@@ -20,7 +22,7 @@
 enum { NORM_BLOCK = 4096, NORM_LEAST = 256, THRESHOLD_COUNT = 5 };
 
 typedef struct comparison {
-    int64_t elements, violations; /* of the elementwise rule; NaN is one */
+    int64_t elements, violations; /* of the elementwise rule */
     double worst_ratio;           /* |y - r| / its tolerance, at worst_element */
     int64_t worst_element;
     double max_error, rms_error, max_ulp, rms_ulp; /* ulp: the spacing of the output's dtype at r */

@@ -33,7 +33,11 @@ typedef struct cot_case {
     bool any_order
         [COT_MAX_FIELDS]; /* of an output: the call leaves the order of its sums open, and with it the last bits */
     uint64_t seed;        /* of the data */
-    const char *layout;   /* for people and bench rows, like the two below */
+    /* A NaN or an infinity that takes the place of one element of a float input; 0 = none. */
+    double special;
+    int special_field;
+    int64_t special_element; /* its row-major number */
+    const char *layout;      /* for people and bench rows, like the two below */
     char shape[64];
     char options[96];
     double flops; /* of the whole call */
@@ -56,7 +60,8 @@ typedef struct cot_op_cases {
     double (*typical)(const cot_case *c, const char *field);
     /* For each direction: computes the outputs of args, and into the same outputs of `magnitudes` the sum of the absolute
      * terms of each element: the formula evaluated with every term replaced by its absolute value. All tensors are
-     * row-major; float ones and u8 outputs come as f64, integer inputs as i32. */
+     * row-major; float ones and u8 outputs come as f64, integer inputs as i32. A NaN or an infinity among the inputs
+     * follows the formula. A magnitude with its sign bit set allows NaN there instead: see check/compare.h. */
     void (*const *oracles)(const void *args, void *magnitudes);
     /* The direction whose gradient `direction` computes, or -1; and the options that the two have in common. */
     int (*primal)(int direction);

@@ -45,6 +45,21 @@ static __device__ __forceinline__ float cot_sigmoid_short(float z)
     return cot_rcp(1.0f + cot_ex2(-1.4426950408889634f * z));
 }
 
+/* Of two numbers the greater or the lesser; NaN if one is NaN. */
+static __device__ __forceinline__ float cot_max_nan(float a, float b)
+{
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
+static __device__ __forceinline__ float cot_min_nan(float a, float b)
+{
+    float c;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
 /* z sigma(z) */
 template <bool PRECISE> static __device__ __forceinline__ float cot_silu(float z)
 {
@@ -61,7 +76,8 @@ template <bool PRECISE> static __device__ __forceinline__ float cot_silu_gradien
         const float sigma = cot_sigmoid(z, &rest);
         return dy * (sigma * fmaf(z, rest, 1.0f));
     }
-    const float e = cot_ex2(fminf(-1.4426950408889634f * z, 126.0f)); /* not infinite, or e sigma were no number */
+    z = cot_max_nan(-87.33f, z); /* below, e would be infinite and e sigma no number, or z is -inf */
+    const float e = cot_ex2(-1.4426950408889634f * z);
     const float sigma = cot_rcp(1.0f + e), scaled = dy * sigma;
     return fmaf(scaled, e * sigma * z, scaled);
 }
@@ -73,21 +89,6 @@ template <bool PRECISE> static __device__ __forceinline__ float cot_silu_slope(f
 }
 
 /* ---- GELU: core/gelu.h has the formulas ------------------------------------------------------------------ */
-
-/* Of two numbers the greater or the lesser; NaN if one is NaN. */
-static __device__ __forceinline__ float cot_max_nan(float a, float b)
-{
-    float c;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}
-
-static __device__ __forceinline__ float cot_min_nan(float a, float b)
-{
-    float c;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}
 
 /* sigma(w) and *rest = 1 - sigma(w) for GELU's w of a z within its limit. */
 template <bool PRECISE> static __device__ __forceinline__ float cot_gelu_sigma(float z, float *rest)

@@ -85,6 +85,32 @@ static void sweep_long(cot_case_visitor *v, int direction)
     }
 }
 
+/* One NaN in rows long enough that most of them share no tile with it. */
+static void sweep_nan(cot_case_visitor *v, int direction)
+{
+    static const int64_t columns[][2] = {{64, 64}, {128, 128}, {256, 256}, {192, 128}, {40, 72}};
+    static const char *const fields[] = {"k", "v", "q", "dout"};
+    const int field_count = direction == COT_ATTENTION_BACKWARD ? 4 : 2;
+    int number = 0;
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
+        for (int field = 0; field < field_count; field++, number++) {
+            attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = 301 + (uint64_t)number};
+            p.B = p.H = p.Hkv = 1;
+            p.Tq = p.Tk = 900;
+            p.d = columns[i][0], p.dv = columns[i][1];
+            p.dtype = attention_float_dtypes[number % 3];
+            p.causal = number % 2 == 0;
+            p.window = number % 2 != 0;
+            p.left = p.right = p.window ? 50 : 0;
+            cot_case c;
+            attention_plan_build(&p, &c);
+            c.special = (double)NAN;
+            c.special_field = cot_field_index(&cot_attention_directions[direction], fields[field]);
+            c.special_element = 450 * (field % 2 == 0 ? p.d : p.dv) + 3;
+            cot_visit_case(v, &c);
+        }
+}
+
 /* One feature by itself (0 .. FEATURES-1), each on its own number. */
 enum { FEATURES = 16 };
 
@@ -449,6 +475,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         sweep_extremes(&v, direction);
         sweep_sizes(&v, direction);
         sweep_long(&v, direction);
+        sweep_nan(&v, direction);
         bench_shapes(&v, direction);
         sweep_cuda(&v, direction);
         sweep_features_cuda(&v, direction);

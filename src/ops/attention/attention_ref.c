@@ -15,7 +15,12 @@
  * and so on for the gradients. In the backward lse is given, so M(lse) = |lse| there. A P or dZ that is rounded to float16
  * is off by up to 2^-25 however small it is, half the spacing below that format's normal range: the error rule takes
  * 2^-9 of a magnitude there, so LOST, 2^-16, is added to M(P) and M(dZ). (Of longer formats it takes so little that
- * LOST is nothing; but for a P below float32's own range.) */
+ * LOST is nothing; but for a P below float32's own range.)
+ *
+ * NaN and infinities follow the formulas; keys outside the mask take no part. Kernels multiply whole tiles, in which a pair
+ * outside the mask has the weight 0, and 0 times NaN is NaN. So magnitudes allow NaN (by their sign bit) where such a pair
+ * shares a tile of at most TILE queries and TILE keys with a pair inside the mask; and where a weight below LEAST, which a
+ * kernel may round to 0, meets an infinity. */
 #include "attention_ref.h"
 
 #include "core/tensor.h"
@@ -25,6 +30,10 @@
 #include <stdlib.h>
 
 #define LOST 0x1p-16
+
+#define LEAST 0x1p-14 /* the least normal number of float16 */
+
+enum { TILE = 256 };
 
 static void *allocate(int64_t count, size_t size)
 {
@@ -40,6 +49,7 @@ typedef struct call {
     cot_attention_forward_args a; /* of a backward: its members of the same names */
     int64_t B, H, Hkv, group, d, dv;
     bool packed, wide; /* wide: sums are long double */
+    bool special;      /* a row of an input holds a NaN or an infinity */
     double scale;
     int64_t dropped; /* of 65536 */
 } call;
@@ -47,7 +57,15 @@ typedef struct call {
 static bool all_float32(const cot_tensor *t)
 {
     for (int64_t i = 0; cot_present(t) && i < cot_elements(t); i++)
-        if ((double)(float)((double *)t->data)[i] != ((double *)t->data)[i])
+        if (!isnan(((double *)t->data)[i]) && (double)(float)((double *)t->data)[i] != ((double *)t->data)[i])
+            return false;
+    return true;
+}
+
+static bool is_finite(const cot_tensor *t)
+{
+    for (int64_t i = 0; cot_present(t) && i < cot_elements(t); i++)
+        if (!isfinite(((double *)t->data)[i]))
             return false;
     return true;
 }
@@ -60,6 +78,7 @@ static call make_call(const cot_attention_forward_args *a)
     c.B = packed ? a->cu_seqlens_q.shape[0] - 1 : a->q.shape[0];
     c.scale = a->scale != 0 ? a->scale : 1 / sqrt((double)c.d);
     c.dropped = (int64_t)floor(65536 * a->dropout_p + 0.5);
+    c.special = !is_finite(&a->q) || !is_finite(&a->k) || !is_finite(&a->v);
     c.wide = !all_float32(&a->q) || !all_float32(&a->k) || !all_float32(&a->v);
     return c;
 }
@@ -130,6 +149,48 @@ static bool visible(const call *c, const sequence *s, int64_t i, int64_t j)
     if (a->window && a->window_right >= 0 && right > a->window_right)
         return false;
     return !(a->window && a->window_left >= 0 && -right > a->window_left);
+}
+
+/* ---- NaN and infinities: see the top ------------------------------------------------------------------------- */
+
+static bool row_is_finite(const cot_tensor *t, int64_t row, int64_t head)
+{
+    const double *x = rows_of(t, row, head);
+    for (int64_t n = 0; n < t->shape[t->rank - 1]; n++)
+        if (!isfinite(x[n]))
+            return false;
+    return true;
+}
+
+/* May query i and key j lie in a tile with a pair inside the mask? */
+static bool share_tile(const call *c, const sequence *s, int64_t i, int64_t j)
+{
+    const cot_attention_forward_args *a = &c->a;
+    for (int64_t row = i < TILE ? 0 : i - TILE + 1; row < i + TILE && row < s->Tq; row++) {
+        const int64_t diagonal = s->i0 + row + s->off - s->j0;
+        int64_t first = j < TILE ? 0 : j - TILE + 1, last = j + TILE < s->Tk ? j + TILE - 1 : s->Tk - 1;
+        if (a->window && a->window_left >= 0 && diagonal - a->window_left > first)
+            first = diagonal - a->window_left;
+        if (a->window && a->window_right >= 0 && diagonal + a->window_right < last)
+            last = diagonal + a->window_right;
+        if (a->causal && diagonal < last)
+            last = diagonal;
+        if (first <= last)
+            return true;
+    }
+    return false;
+}
+
+static void allow_nan(double *magnitudes, int64_t count)
+{
+    for (int64_t n = 0; n < count; n++)
+        magnitudes[n] = copysign(magnitudes[n], -1);
+}
+
+/* max, but NaN where one of them is. */
+static double larger(double a, double b)
+{
+    return isnan(a) || a > b ? a : b;
 }
 
 /* ---- dropout ------------------------------------------------------------------------------------------------ */
@@ -273,8 +334,8 @@ static score make_score(const call *c, const sequence *s, int64_t h, int64_t i, 
         const long double t = tanhl(c->scale * sum / a->softcap), e = coshl(c->scale * sum / a->softcap);
         x.s = (double)(a->softcap * t);
         x.slope = (double)(1 / (e * e));
-        x.slope_error = (double)(1 + t * t + 2 * fabsl(t) * x.slope * x.magnitude / a->softcap);
-        x.magnitude *= x.slope;
+        x.magnitude = x.slope == 0 ? 0 : x.magnitude * x.slope; /* of tanh's limit, no error passes */
+        x.slope_error = (double)(1 + t * t + 2 * fabsl(t) * x.magnitude / a->softcap);
     }
     if (cot_present(&a->alibi_slopes)) {
         const double slope = ((double *)a->alibi_slopes.data)[a->alibi_slopes.rank == 2 ? s->b * c->H + h : h];
@@ -299,42 +360,57 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
     const double sink = cot_present(&a->sink) ? ((double *)a->sink.data)[h] : -INFINITY;
     score *scores = allocate(s->Tk, sizeof *scores);
     double most = sink;
+    bool sees_a_key = false, beside_nan = false; /* out may be NaN: 0 times a v that is no number */
     for (int64_t j = 0; j < s->Tk; j++) {
-        scores[j].s = -INFINITY;
-        if (!visible(c, s, i, j))
+        if (!visible(c, s, i, j)) {
+            beside_nan = beside_nan ||
+                         (c->special && !row_is_finite(&a->v, s->k_row + j, h / c->group) && share_tile(c, s, i, j));
             continue;
+        }
         scores[j] = make_score(c, s, h, i, j);
-        most = fmax(most, scores[j].s);
+        most = larger(most, scores[j].s);
+        sees_a_key = true;
     }
     if (most == -INFINITY) {
+        if (cot_present(&a->out) && beside_nan)
+            allow_nan(rows_of(&m->out, s->q_row + i, h), c->dv);
         free(scores);
         return;
     }
-    long double sum = sink > -INFINITY ? expl((long double)sink - most) : 0;
-    double lse_magnitude = sink > -INFINITY ? exp(sink - most) * fabs(sink) : 0;
+    long double sum = sink != -INFINITY ? expl((long double)sink - most) : 0;
+    double lse_magnitude = sink != -INFINITY ? exp(sink - most) * fabs(sink) : 0;
     for (int64_t j = 0; j < s->Tk; j++) {
-        if (scores[j].s == -INFINITY)
+        if (!visible(c, s, i, j))
             continue;
         const long double e = exponential(c, (long double)scores[j].s - most);
         sum += e;
-        lse_magnitude += (double)e * scores[j].magnitude;
+        lse_magnitude += e == 0 ? 0 : (double)e * scores[j].magnitude;
     }
-    const long double lse = most + logl(sum);
+    const long double lse = sees_a_key ? most + logl(sum) : (long double)sink;
     lse_magnitude = lse_magnitude / (double)sum + 1 + fabs((double)lse);
+    if (!sees_a_key && !isfinite(sink))
+        lse_magnitude = -1; /* a kernel may make NaN of a sink of inf, and an out of NaN beside it */
     if (cot_present(&a->lse)) {
         ((double *)a->lse.data)[statistic_index(c, s, h, i)] = (double)lse;
         ((double *)m->lse.data)[statistic_index(c, s, h, i)] = lse_magnitude;
     }
     row_sums out = make_sums(c, c->dv);
     for (int64_t j = 0; cot_present(&a->out) && j < s->Tk; j++) {
-        if (scores[j].s == -INFINITY)
+        if (!visible(c, s, i, j))
             continue;
-        const long double P = exponential(c, scores[j].s - lse) * kept(c, s, h, i, j);
-        const double magnitude = (double)P * (1 + scores[j].magnitude + lse_magnitude) + LOST;
-        add_row(&out, P, magnitude, rows_of(&a->v, s->k_row + j, h / c->group));
+        const double keep = kept(c, s, h, i, j);
+        const long double P = keep == 0 ? 0 : exponential(c, scores[j].s - lse) * keep;
+        if (keep == 0 && c->special) /* a kernel may multiply by 0 where another one selects */
+            beside_nan = beside_nan || isnan(lse) || !row_is_finite(&a->v, s->k_row + j, h / c->group);
+        const double magnitude = (P == 0 ? 0 : (double)P * (1 + scores[j].magnitude + lse_magnitude)) + LOST;
+        beside_nan = beside_nan || (c->special && P < LEAST && !row_is_finite(&a->v, s->k_row + j, h / c->group));
+        if (keep != 0)
+            add_row(&out, P, magnitude, rows_of(&a->v, s->k_row + j, h / c->group));
     }
     if (cot_present(&a->out))
         end_row(&out, rows_of(&a->out, s->q_row + i, h), rows_of(&m->out, s->q_row + i, h));
+    if (cot_present(&a->out) && (beside_nan || (!sees_a_key && !isfinite(sink))))
+        allow_nan(rows_of(&m->out, s->q_row + i, h), c->dv);
     free_sums(&out);
     free(scores);
 }
@@ -374,9 +450,10 @@ typedef struct differential {
 typedef struct pair {
     long double P, dS, dZ; /* P before dropout */
     double keep, P_magnitude, dS_magnitude, dZ_magnitude;
+    bool weightless; /* dropped, or of a score of -inf: kernels select or multiply by 0 */
 } pair;
 
-/* False: the query does not see the key, or nothing at all. */
+/* False: the pair is outside the mask, or the query passes no gradient. */
 static bool make_pair(const differential *g, const sequence *s, int64_t h, int64_t i, int64_t j, pair *x)
 {
     const call *c = &g->c;
@@ -384,18 +461,18 @@ static bool make_pair(const differential *g, const sequence *s, int64_t h, int64
     if (lse == -INFINITY || !visible(c, s, i, j))
         return false;
     const score y = make_score(c, s, h, i, j);
-    if (y.s == -INFINITY)
-        return false;
     const double D = g->D[h * s->Tq + i], D_magnitude = g->D_magnitude[h * s->Tq + i];
     double dP_magnitude;
     x->keep = kept(c, s, h, i, j);
-    const long double dP = x->keep * product(c, rows_of(&g->a->dout, s->q_row + i, h),
-                                             rows_of(&g->a->v, s->k_row + j, h / c->group), c->dv, &dP_magnitude);
-    dP_magnitude *= x->keep;
-    x->P = exponential(c, (long double)y.s - lse);
-    x->dS = x->P * (dP - D);
+    long double dP = product(c, rows_of(&g->a->dout, s->q_row + i, h), rows_of(&g->a->v, s->k_row + j, h / c->group),
+                             c->dv, &dP_magnitude);
+    dP = x->keep == 0 ? 0 : x->keep * dP;
+    dP_magnitude = x->keep == 0 ? 0 : x->keep * dP_magnitude;
+    x->weightless = x->keep == 0 || y.s == -INFINITY;
+    x->P = y.s == -INFINITY ? 0 : exponential(c, (long double)y.s - lse);
+    x->dS = y.s == -INFINITY ? 0 : x->P * (dP - D);
     x->dZ = x->dS * y.slope;
-    x->P_magnitude = (double)x->P * (1 + y.magnitude + fabs(lse)) + LOST;
+    x->P_magnitude = (x->P == 0 ? 0 : (double)x->P * (1 + y.magnitude + fabs(lse))) + LOST;
     x->dS_magnitude = x->P_magnitude * fabs((double)dP - D) + (double)x->P * (dP_magnitude + D_magnitude);
     x->dZ_magnitude = x->dS_magnitude * y.slope + fabs((double)x->dS) * y.slope_error + LOST;
     return true;
@@ -420,6 +497,40 @@ static void find_D(const differential *g, const sequence *s, int64_t h, int64_t 
     g->D_magnitude[h * s->Tq + i] = magnitude + fabs((double)D);
 }
 
+/* Does the row of a query hold a NaN or an infinity, in any input that has such a row? */
+static bool query_is_special(const differential *g, const sequence *s, int64_t h, int64_t i)
+{
+    const cot_attention_backward_args *a = g->a;
+    const int64_t at = statistic_index(&g->c, s, h, i), row = s->q_row + i;
+    const double lse = ((double *)a->lse.data)[at];
+    return !row_is_finite(&a->q, row, h) || !row_is_finite(&a->dout, row, h) || isnan(lse) || lse == INFINITY ||
+           !isfinite(g->D[h * s->Tq + i]);
+}
+
+static bool key_is_special(const differential *g, const sequence *s, int64_t hkv, int64_t j)
+{
+    return !row_is_finite(&g->a->k, s->k_row + j, hkv) || !row_is_finite(&g->a->v, s->k_row + j, hkv);
+}
+
+/* May a product with a weight of 0 make the row of dq a NaN? */
+static bool query_meets_special(const differential *g, const sequence *s, int64_t h, int64_t i)
+{
+    bool met = false;
+    for (int64_t j = 0; g->c.special && !met && j < s->Tk; j++)
+        met = (query_is_special(g, s, h, i) || key_is_special(g, s, h / g->c.group, j)) && share_tile(&g->c, s, i, j);
+    return met;
+}
+
+/* And those of dk and dv? */
+static bool key_meets_special(const differential *g, const sequence *s, int64_t hkv, int64_t j)
+{
+    bool met = false;
+    for (int64_t h = hkv * g->c.group; g->c.special && h < (hkv + 1) * g->c.group; h++)
+        for (int64_t i = 0; !met && i < s->Tq; i++)
+            met = (query_is_special(g, s, h, i) || key_is_special(g, s, hkv, j)) && share_tile(&g->c, s, i, j);
+    return met;
+}
+
 /* A row of dq, and what the query adds to dbias. */
 static void query_row(const differential *g, const sequence *s, int64_t h, int64_t i)
 {
@@ -436,12 +547,18 @@ static void query_row(const differential *g, const sequence *s, int64_t h, int64
             add_row(&dq, c->scale * x.dZ, fabs(c->scale) * x.dZ_magnitude, rows_of(&a->k, s->k_row + j, h / c->group));
         if (cot_present(&a->dbias)) {
             const int64_t at = bias_index(&a->dbias, s->b, h, i, j);
+            double *magnitude = (double *)g->m->dbias.data + at;
+            const bool may_be_nan =
+                signbit(*magnitude) ||
+                (x.weightless && (query_is_special(g, s, h, i) || key_is_special(g, s, h / c->group, j)));
             g->dbias[at] += x.dS;
-            ((double *)g->m->dbias.data)[at] += x.dS_magnitude;
+            *magnitude = copysign(fabs(*magnitude) + x.dS_magnitude, may_be_nan ? -1 : 1);
         }
     }
     if (cot_present(&a->dq))
         end_row(&dq, rows_of(&a->dq, s->q_row + i, h), rows_of(&g->m->dq, s->q_row + i, h));
+    if (cot_present(&a->dq) && query_meets_special(g, s, h, i))
+        allow_nan(rows_of(&g->m->dq, s->q_row + i, h), c->d);
     free_sums(&dq);
 }
 
@@ -461,12 +578,19 @@ static void key_row(const differential *g, const sequence *s, int64_t hkv, int64
             if (!make_pair(g, s, h, i, j, &x))
                 continue;
             add_row(&dk, c->scale * x.dZ, fabs(c->scale) * x.dZ_magnitude, rows_of(&a->q, s->q_row + i, h));
-            add_row(&dv, x.P * x.keep, x.P_magnitude * x.keep, rows_of(&a->dout, s->q_row + i, h));
+            if (x.keep != 0)
+                add_row(&dv, x.P * x.keep, x.P_magnitude * x.keep, rows_of(&a->dout, s->q_row + i, h));
         }
     if (cot_present(&a->dk))
         end_row(&dk, rows_of(&a->dk, s->k_row + j, hkv), rows_of(&g->m->dk, s->k_row + j, hkv));
     if (cot_present(&a->dv))
         end_row(&dv, rows_of(&a->dv, s->k_row + j, hkv), rows_of(&g->m->dv, s->k_row + j, hkv));
+    if (key_meets_special(g, s, hkv, j)) {
+        if (cot_present(&a->dk))
+            allow_nan(rows_of(&g->m->dk, s->k_row + j, hkv), c->d);
+        if (cot_present(&a->dv))
+            allow_nan(rows_of(&g->m->dv, s->k_row + j, hkv), c->dv);
+    }
     free_sums(&dk);
     free_sums(&dv);
 }
@@ -476,10 +600,12 @@ static void add_to_dsink(const differential *g, const sequence *s, int64_t h, in
     const double lse = ((double *)g->a->lse.data)[statistic_index(&g->c, s, h, i)];
     if (lse == -INFINITY)
         return;
-    const double sink = ((double *)g->a->sink.data)[h], weight = exp(sink - lse) + LOST;
+    const double sink = ((double *)g->a->sink.data)[h], weight = exp(sink - lse), scale = 1 + fabs(sink) + fabs(lse);
     const double D = g->D[h * s->Tq + i], magnitude = g->D_magnitude[h * s->Tq + i];
     g->dsink[h] -= expl((long double)sink - lse) * D;
-    ((double *)g->m->dsink.data)[h] += weight * ((1 + fabs(sink) + fabs(lse)) * fabs(D) + magnitude);
+    ((double *)g->m->dsink.data)[h] += (weight + LOST) * ((weight == 0 ? 1 : scale) * fabs(D) + magnitude);
+    if (weight < LEAST && !isfinite(D))
+        allow_nan((double *)g->m->dsink.data + h, 1);
 }
 
 static void differentiate_sequence(differential *g, const sequence *s)
@@ -569,6 +695,10 @@ static void backward(const void *args, void *magnitudes)
     };
     differential g = {.c = make_call(&f), .a = a, .m = m};
     g.c.wide = g.c.wide || !all_float32(&a->dout) || !all_float32(&a->out);
+    for (int64_t i = 0; i < cot_elements(&a->lse); i++) /* -inf is a query that passes no gradient */
+        g.c.special = g.c.special || isnan(((double *)a->lse.data)[i]) || ((double *)a->lse.data)[i] == INFINITY;
+    g.c.special =
+        g.c.special || !is_finite(&a->dout) || !is_finite(&a->out) || !is_finite(&a->dlse) || !is_finite(&a->delta);
     begin_output(&a->dq, &m->dq, a->accumulate);
     begin_output(&a->dk, &m->dk, a->accumulate);
     begin_output(&a->dv, &m->dv, a->accumulate);
@@ -625,7 +755,7 @@ static void merge(const void *args, void *magnitudes)
         const int64_t r = n / H, h = n % H, at = statistic_of(&a->out_a, r, h);
         const double x = ((double *)a->lse_a.data)[at], y = ((double *)a->lse_b.data)[at];
         const double sink = cot_present(&a->sink) ? ((double *)a->sink.data)[h] : -INFINITY;
-        const double most = fmax(fmax(x, y), sink);
+        const double most = larger(larger(x, y), sink);
         const bool none = most == -INFINITY;
         const long double lse = none ? -INFINITY
                                      : most + logl(expl((long double)x - most) + expl((long double)y - most) +
@@ -640,8 +770,8 @@ static void merge(const void *args, void *magnitudes)
             const long double wx = none ? 0 : expl(x - lse), wy = none ? 0 : expl(y - lse);
             const double ex = x == -INFINITY ? 0 : (double)wx * (1 + fabs(x) + magnitude);
             const double ey = y == -INFINITY ? 0 : (double)wy * (1 + fabs(y) + magnitude);
-            rows_of(&a->out, r, h)[c] = (double)(wx * u + wy * v);
-            rows_of(&m->out, r, h)[c] = ex * fabs(u) + ey * fabs(v);
+            rows_of(&a->out, r, h)[c] = none ? 0 : (double)(wx * u + wy * v);
+            rows_of(&m->out, r, h)[c] = none ? 0 : ex * fabs(u) + ey * fabs(v);
         }
     }
 }

@@ -9,7 +9,15 @@
  * Magnitudes: M(z) = |bias| + sum |weight * xe|. What a unit of error in z does to silu(z) = z*s and to its derivative
  * is bounded by the absolute values of the terms of their derivatives, with s = sigma(z):
  *     M(y) = M(z) * s * (1 + |z| * (1 - s))
- *     M(g) = |dy| * (s * (1 + |z| * (1 - s)) + M(z) * s * (1 - s) * (2 + |z|)) */
+ *     M(g) = |dy| * (s * (1 + |z| * (1 - s)) + M(z) * s * (1 - s) * (2 + |z|))
+ *
+ * NaN and infinities follow the formulas, with silu's limits at infinity. Kernels may multiply by a 0 in place of a term that
+ * the formulas leave out, and 0 times NaN is NaN: where a sequence ends or another one begins; in taps that a width is rounded
+ * up with; in z * sigma(z) at infinity. So magnitudes allow NaN (by their sign bit)
+ *   - in all results of a channel whose weights hold a NaN or an infinity;
+ *   - in its dweight and dbias for one in x, dy or a state;
+ *   - in y and dx of the tokens within `reach` of it, of the same sequence.
+ * Other sequences' tokens never show. */
 #include "causal_conv1d_ref.h"
 
 #include "causal_conv1d_problem.h"
@@ -20,6 +28,7 @@
 /* One channel of one sequence: columns 0 .. K-2 are the state, column K-1+t is token t. */
 typedef struct channel {
     int64_t K, length, columns;
+    bool has_state; /* without one columns 0 .. K-2 are no terms of any sum */
     double *xe;
     int64_t *belongs;                          /* to which sequence; negative = to none */
     double *z, *z_magnitude, *g, *g_magnitude; /* [length] */
@@ -89,6 +98,7 @@ static void load_channel(channel *c, const layout *l, const sequence *s, const c
                          int64_t d)
 {
     const int32_t *ids = cot_present(l->seq_idx) && s->length > 0 ? (int32_t *)l->seq_idx->data + s->b * l->T : NULL;
+    c->has_state = cot_present(state);
     for (int64_t i = 0; i < c->columns; i++) {
         const int64_t t = i - (c->K - 1);
         if (t >= 0)
@@ -106,6 +116,12 @@ static bool counts(const channel *c, int64_t i, int64_t t)
     return own >= 0 && c->belongs[i] == own;
 }
 
+/* Is column i a term of a sum for token t? */
+static bool is_term(const channel *c, int64_t i, int64_t t)
+{
+    return counts(c, i, t) && (c->has_state || i >= c->K - 1);
+}
+
 /* Does column i belong to the sequence of the last token? Without any token the state is handed through. */
 static bool is_final(const channel *c, int64_t i)
 {
@@ -118,7 +134,7 @@ static void compute_z(channel *c, const double *weight, double bias)
         long double z = bias;
         c->z_magnitude[t] = fabs(bias);
         for (int64_t k = 0; k < c->K; k++) {
-            if (!counts(c, t + k, t))
+            if (!is_term(c, t + k, t))
                 continue;
             z += (long double)weight[k] * c->xe[t + k];
             c->z_magnitude[t] += fabs(weight[k] * c->xe[t + k]);
@@ -137,13 +153,54 @@ static long double sigmoid(double z)
     return 1 / (1 + expl(-z));
 }
 
+/* Kernels limit z to about -87, where silu and its derivative are this close to their limits. */
+#define LEAST_SILU 0x1p-97
+
 static void activate(const channel *c, cot_activation activation, int64_t t, double *y, double *magnitude)
 {
     const double z = c->z[t];
+    if (activation == COT_ACTIVATION_SILU && isinf(z)) {
+        *y = z > 0 ? z : 0;
+        *magnitude = -LEAST_SILU;
+        return;
+    }
     const long double s = sigmoid(z);
     const bool silu = activation == COT_ACTIVATION_SILU;
     *y = silu ? (double)(z * s) : z;
     *magnitude = c->z_magnitude[t] * (silu ? (double)(s * (1 + fabs(z) * sigmoid(-z))) : 1);
+}
+
+static bool is_finite(const double *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(x[i]))
+            return false;
+    return true;
+}
+
+/* Row i of a magnitude [.., D, count]; none, if it is absent. */
+static void allow_nan(const cot_tensor *magnitude, int64_t i, int64_t count)
+{
+    for (int64_t n = 0; cot_present(magnitude) && n < count; n++)
+        values(magnitude)[i * count + n] = copysign(values(magnitude)[i * count + n], -1);
+}
+
+/* How many tokens away a column may meet a tap: kernels of a GPU round widths up to 8. */
+static int64_t reach(const channel *c)
+{
+    return (c->K <= 8 ? 8 : c->K) - 1;
+}
+
+/* Is there a NaN or an infinity among columns [first, last] of column `own`'s sequence? Of tokens g and z count too. */
+static bool near_special(const channel *c, int64_t own, int64_t first, int64_t last)
+{
+    for (int64_t i = first < 0 ? 0 : first; i <= last && i < c->columns; i++) {
+        const int64_t t = i - (c->K - 1);
+        if (c->belongs[i] == c->belongs[own] &&
+            (!isfinite(c->xe[i]) || (t >= 0 && (!isfinite(c->g[t]) || !isfinite(c->z[t])))))
+            return true;
+    }
+    return false;
 }
 
 static void forward(const void *args, void *magnitudes)
@@ -162,7 +219,11 @@ static void forward(const void *args, void *magnitudes)
         for (int64_t t = 0; cot_present(&a->y) && t < c.length; t++) {
             if (is_padding(&c, t))
                 continue;
-            activate(&c, a->activation, t, at3(&a->y, s.b, d) + s.first + t, at3(&m->y, s.b, d) + s.first + t);
+            double *magnitude = at3(&m->y, s.b, d) + s.first + t;
+            activate(&c, a->activation, t, at3(&a->y, s.b, d) + s.first + t, magnitude);
+            if (near_special(&c, l.K - 1 + t, l.K - 1 + t - reach(&c),
+                             t - 1)) /* in a tap that is not the width's own */
+                *magnitude = copysign(*magnitude, -1);
         }
         for (int64_t i = 0; cot_present(&a->final_state) && i < l.K - 1; i++) {
             const double value = is_final(&c, c.length + i) ? c.xe[c.length + i] : 0;
@@ -171,6 +232,9 @@ static void forward(const void *args, void *magnitudes)
         }
         free_channel(&c);
     }
+    for (int64_t bd = 0; bd < l.B * l.D; bd++)
+        if (!is_finite(values(&a->weight) + bd % l.D * l.K, l.K))
+            allow_nan(&m->y, bd, l.T);
 }
 
 static void compute_g(channel *c, cot_activation activation, const double *dy)
@@ -182,6 +246,8 @@ static void compute_g(channel *c, cot_activation activation, const double *dy)
             const long double s = sigmoid(z), complement = sigmoid(-z); /* 1 - s would cancel */
             factor = s * (1 + z * complement);
             magnitude = s * (1 + fabs(z) * complement) + c->z_magnitude[t] * s * complement * (2 + fabs(z));
+            if (isinf(z))
+                factor = z > 0, magnitude = factor + LEAST_SILU;
         }
         c->g[t] = is_padding(c, t) ? 0 : (double)(dy[t] * factor);
         c->g_magnitude[t] = is_padding(c, t) ? 0 : (double)(fabs(dy[t]) * magnitude);
@@ -213,7 +279,7 @@ static void add_sum(const channel *c, int64_t k, double *sum, double *magnitude)
 {
     long double part = 0;
     for (int64_t t = 0; t < c->length; t++) {
-        if (k >= 0 && !counts(c, t + k, t))
+        if (k >= 0 && !is_term(c, t + k, t))
             continue;
         const double factor = k >= 0 ? c->xe[t + k] : 1;
         part += (long double)c->g[t] * factor;
@@ -240,6 +306,7 @@ static void backward(const void *args, void *magnitudes)
     clear_output(&a->dinitial_state, &m->dinitial_state, false);
     clear_output(&a->dweight, &m->dweight, a->accumulate);
     clear_output(&a->dbias, &m->dbias, a->accumulate);
+    bool *special = allocate(l.D, sizeof *special); /* the channel's data holds a NaN or an infinity */
     for (int64_t n = 0; n < sequence_count(&l) * l.D; n++) {
         const sequence s = sequence_at(&l, n / l.D);
         const int64_t d = n % l.D;
@@ -249,10 +316,14 @@ static void backward(const void *args, void *magnitudes)
         compute_z(&c, weight, cot_present(&a->bias) ? values(&a->bias)[d] : 0);
         compute_g(&c, a->activation, at3(&a->dy, s.b, d) + s.first);
         const double *dfinal = cot_present(&a->dfinal_state) ? at3(&a->dfinal_state, s.state, d) : NULL;
+        special[d] =
+            special[d] || !is_finite(c.xe, c.columns) || !is_finite(c.g, c.length) || !is_finite(c.z, c.length);
         for (int64_t i = 0; i < c.columns; i++) {
             double magnitude;
             const double gradient = column_gradient(&c, i, weight, dfinal, &magnitude);
             const int64_t t = i - (l.K - 1);
+            if (near_special(&c, i, i - reach(&c), i + reach(&c)))
+                magnitude = copysign(magnitude, -1);
             if (t >= 0 && cot_present(&a->dx)) {
                 at3(&a->dx, s.b, d)[s.first + t] = gradient;
                 at3(&m->dx, s.b, d)[s.first + t] = magnitude;
@@ -267,6 +338,20 @@ static void backward(const void *args, void *magnitudes)
             add_sum(&c, -1, values(&a->dbias) + d, values(&m->dbias) + d);
         free_channel(&c);
     }
+    for (int64_t d = 0; d < l.D; d++) {
+        const bool weight_special = !is_finite(values(&a->weight) + d * l.K, l.K);
+        if (special[d] || weight_special) {
+            allow_nan(&m->dweight, d, l.K);
+            allow_nan(&m->dbias, d, 1);
+        }
+        if (!weight_special)
+            continue;
+        for (int64_t b = 0; b < l.B; b++)
+            allow_nan(&m->dx, b * l.D + d, l.T);
+        for (int64_t n = 0; n < sequence_count(&l); n++)
+            allow_nan(&m->dinitial_state, n * l.D + d, l.K - 1);
+    }
+    free(special);
 }
 
 /* One row and channel of an update: history and x make one channel of K-1+T columns, as in the forward. */
@@ -279,6 +364,7 @@ static void update_channel(const cot_causal_conv1d_update_args *a, const cot_cau
     const double *x = values(&a->x) + (b * a->x.shape[1] + d) * T;
     double *state = at3(&a->conv_state, row, d);
     channel c = make_channel(K, T);
+    c.has_state = true;
     for (int64_t i = 0; i < K - 1; i++) {
         const int64_t position = start - (K - 1) + i;
         c.xe[i] = state[ring ? (position % S + S) % S : position];
@@ -289,6 +375,8 @@ static void update_channel(const cot_causal_conv1d_update_args *a, const cot_cau
     for (int64_t t = 0; t < T; t++) {
         const int64_t i = (b * a->x.shape[1] + d) * T + t;
         activate(&c, a->activation, t, values(&a->y) + i, values(&m->y) + i);
+        if (near_special(&c, K - 1 + t, K - 1 + t - reach(&c), t - 1))
+            values(&m->y)[i] = copysign(values(&m->y)[i], -1);
     }
     for (int64_t t = 0; ring && t < T; t++)
         state[(start + t) % S] = x[t];

@@ -68,6 +68,34 @@ static long double sigmoid(long double z)
     return 1 / (1 + expl(-z));
 }
 
+/* Kernels limit z to about -87, where silu and its derivative are this close to their limits. */
+#define LEAST_SILU 0x1p-97
+
+/* ---- NaN and infinities follow the formulas, with silu's limits. Kernels may multiply by a 0 in place of a term that the
+ * formulas leave out at a sequence's ends, and 0 times NaN is NaN; so they may in z * sigma(z) at infinity; operands of several
+ * bf16 make NaN of an infinity. So magnitudes allow NaN (by their sign bit) there. -------------------------------------------------------------------- */
+
+static bool is_finite(const cot_tensor *t)
+{
+    for (int64_t i = 0; cot_present(t) && i < cot_elements(t); i++)
+        if (!isfinite(values(t)[i]))
+            return false;
+    return true;
+}
+
+static void allow_nan(const cot_tensor *magnitude)
+{
+    for (int64_t i = 0; cot_present(magnitude) && i < cot_elements(magnitude); i++)
+        values(magnitude)[i] = copysign(values(magnitude)[i], -1);
+}
+
+static void allow_nan_for_infinities(const cot_tensor *result, const cot_tensor *magnitude)
+{
+    for (int64_t i = 0; cot_present(magnitude) && i < cot_elements(magnitude); i++)
+        if (isinf(values(result)[i]))
+            values(magnitude)[i] = -1;
+}
+
 static void forward(const void *args, void *magnitudes)
 {
     const cot_causal_conv1d_dense_forward_args *a = args;
@@ -82,6 +110,10 @@ static void forward(const void *args, void *magnitudes)
                 const long double s = sigmoid(z), slope = s * (1 + fabs(z) * sigmoid(-z));
                 *at(&a->y, b, o, t) = silu ? (double)(z * s) : z;
                 *at(&m->y, b, o, t) = magnitude * (silu ? (double)slope : 1);
+                if (silu && isinf(z)) {
+                    *at(&a->y, b, o, t) = z > 0 ? z : 0;
+                    *at(&m->y, b, o, t) = -LEAST_SILU;
+                }
             }
         for (int64_t i = 0; cot_present(&a->final_state) && i < in.Din; i++)
             for (int64_t s = 0; s < in.K - 1; s++) {
@@ -90,6 +122,9 @@ static void forward(const void *args, void *magnitudes)
                 *at(&m->final_state, b, i, s) = fabs(value);
             }
     }
+    allow_nan_for_infinities(&a->y, &m->y);
+    if (!is_finite(&a->weight))
+        allow_nan(&m->y);
 }
 
 /* dL/dz of every output, [B,Dout,T], and its magnitudes behind it. */
@@ -108,6 +143,8 @@ static double *gradients_of_z(const inputs *in, cot_activation activation, const
             const long double s = sigmoid(z), complement = sigmoid(-z); /* 1 - s would cancel */
             factor = s * (1 + z * complement);
             bound = s * (1 + fabs(z) * complement) + magnitude * s * complement * (2 + fabs(z));
+            if (isinf(z))
+                factor = z > 0, bound = factor + LEAST_SILU;
         }
         g[n] = (double)(values(dy)[n] * factor);
         g[count + n] = (double)(fabs(values(dy)[n]) * bound);
@@ -186,6 +223,21 @@ static void backward(const void *args, void *magnitudes)
             write(values(&a->dbias) + o, values(&m->dbias) + o, a->accumulate, token_sum(&in, g, o, -1, 0));
     }
     free(g);
+    const bool weight_special = !is_finite(&a->weight);
+    const bool special = weight_special || !is_finite(&a->x) || !is_finite(&a->dy) || !is_finite(&a->initial_state) ||
+                         !is_finite(&a->bias);
+    allow_nan_for_infinities(&a->dx, &m->dx);
+    if (special) /* dweight sums over all tokens, the ends among them; so does dbias with the g that silu makes NaN of */
+        allow_nan(&m->dweight);
+    if (special && a->activation == COT_ACTIVATION_SILU) {
+        allow_nan(&m->dx);
+        allow_nan(&m->dinitial_state);
+        allow_nan(&m->dbias);
+    }
+    if (weight_special) {
+        allow_nan(&m->dx);
+        allow_nan(&m->dinitial_state);
+    }
 }
 
 void (*const cot_causal_conv1d_dense_oracles[])(const void *, void *) = {forward, backward};

@@ -8,7 +8,11 @@
  * absolute values of the terms of their derivatives:
  *     M(y)  = c * m * M(z) * |act'|(z) + |residual|
  *     M(dx) = c * m * |dy| * (|act'|(z) + M(z) * |act''|(z))
- * where |f| means: with every term of f replaced by its absolute value. */
+ * where |f| means: with every term of f replaced by its absolute value.
+ *
+ * NaN and infinities follow the formulas, with an activation's limits at infinity. A factor c of 0 gives 0. ReLU selects:
+ * its dx is 0 where z <= 0, whatever dy holds, and dy where z is NaN. SiLU at infinity may be NaN, as z * sigma(z) is: its
+ * magnitudes say so by their sign bit. */
 #include "dropout_ref.h"
 
 #include "dropout_problem.h"
@@ -29,6 +33,16 @@ typedef struct curve {
     wide value, slope, slope_terms, bend_terms;
 } curve;
 
+/* Kernels limit z, to -87 for SiLU and to -10 and -15 for GELU's two forms, where an activation and its derivative, at most
+ * 230 * 2^-126, are this close to their limits. */
+static const wide least_value = 0x1p-94L;
+
+/* The error of z, in roundoffs, times what a unit of it does; 0 at a limit, whatever z. */
+static wide passed_on(wide size, wide terms)
+{
+    return terms == 0 ? least_value : size * terms;
+}
+
 /* z * s(w(z)) with s the logistic function; dw, ddw the absolute derivatives of w. */
 static curve logistic_product(wide z, wide w, wide dw, wide ddw)
 {
@@ -44,6 +58,10 @@ static curve logistic_product(wide z, wide w, wide dw, wide ddw)
 static curve curve_at(cot_activation activation, wide z)
 {
     const wide pi = 3.14159265358979323846264338327950288L, k = 2 * sqrtl(2 / pi), cubic = 0.044715L;
+    if (isnan(z))
+        return activation == COT_ACTIVATION_RELU ? (curve){z, 1, 1, 0} : (curve){z, z, z, z};
+    if (isinf(z) && activation != COT_ACTIVATION_NONE)
+        return z > 0 ? (curve){z, 1, 1, 0} : (curve){0, 0, 0, 0};
     switch (activation) {
     case COT_ACTIVATION_RELU: return (curve){z > 0 ? z : 0, z > 0, z > 0, 0};
     case COT_ACTIVATION_SILU: return logistic_product(z, z, 1, 0);
@@ -132,13 +150,16 @@ static void forward(const void *args, void *magnitudes)
         values(&a->mask_bits_out)[i] = values(&m->mask_bits_out)[i] = 0;
     for (int64_t i = 0; i < elements; i++) {
         const int64_t r = i / D, d = i % D;
-        const bool keep = kept(&s, r, d);
+        const bool keep = kept(&s, r, d), counts = keep && s.scale != 0;
         const wide x = values(&a->x)[i], b = bias_at(&a->bias, d);
         const wide residual = cot_present(&a->residual) ? values(&a->residual)[i] : 0;
         const curve c = curve_at(a->activation, x + b);
         if (cot_present(&a->y)) {
-            values(&a->y)[i] = (double)((keep ? s.scale * c.value : 0) + residual);
-            values(&m->y)[i] = (double)((keep ? s.scale * (fabsl(x) + fabsl(b)) * c.slope_terms : 0) + fabsl(residual));
+            values(&a->y)[i] = (double)((counts ? s.scale * c.value : 0) + residual);
+            values(&m->y)[i] =
+                (double)((counts ? s.scale * passed_on(fabsl(x) + fabsl(b), c.slope_terms) : 0) + fabsl(residual));
+            if (isinf(x + b) && a->activation == COT_ACTIVATION_SILU)
+                values(&m->y)[i] = copysign(values(&m->y)[i], -1);
         }
         if (cot_present(&a->mask_out)) {
             values(&a->mask_out)[i] = keep;
@@ -159,20 +180,26 @@ static void backward(const void *args, void *magnitudes)
     s.offset = a->offset + word64(&a->offset_memory);
     for (int64_t d = 0; d < D; d++) {
         wide sum = 0, sum_magnitude = 0;
+        bool may_be_nan = false;
         for (int64_t r = 0; r < R; r++) {
             const int64_t i = r * D + d;
-            wide factor = kept(&s, r, d) ? s.scale : 0, terms = factor;
+            bool counts = kept(&s, r, d) && s.scale != 0, infinite = false;
+            wide factor = s.scale, terms = s.scale;
             if (a->activation != COT_ACTIVATION_NONE) {
                 const wide x = values(&a->x)[i], b = bias_at(&a->bias, d);
                 const curve c = curve_at(a->activation, x + b);
-                terms *= c.slope_terms + (fabsl(x) + fabsl(b)) * c.bend_terms;
+                terms *= c.slope_terms + passed_on(fabsl(x) + fabsl(b), c.bend_terms);
                 factor *= c.slope;
+                counts = counts && (a->activation != COT_ACTIVATION_RELU || c.slope != 0);
+                infinite = isinf(x + b) && a->activation == COT_ACTIVATION_SILU;
             }
-            const wide dx = factor * values(&a->dy)[i], magnitude = terms * fabsl(values(&a->dy)[i]);
+            const wide dx = counts ? factor * values(&a->dy)[i] : 0;
+            const wide magnitude = counts ? terms * fabsl(values(&a->dy)[i]) : 0;
             if (cot_present(&a->dx)) {
                 values(&a->dx)[i] = (double)dx;
-                values(&m->dx)[i] = (double)magnitude;
+                values(&m->dx)[i] = infinite ? copysign((double)magnitude, -1) : (double)magnitude;
             }
+            may_be_nan = may_be_nan || infinite;
             sum += dx;
             sum_magnitude += magnitude;
         }
@@ -181,6 +208,8 @@ static void backward(const void *args, void *magnitudes)
         const double before = a->accumulate ? values(&a->dbias)[d] : 0;
         values(&a->dbias)[d] = (double)(sum + before);
         values(&m->dbias)[d] = (double)(sum_magnitude + fabs(before));
+        if (may_be_nan)
+            values(&m->dbias)[d] = copysign(values(&m->dbias)[d], -1);
     }
 }
 

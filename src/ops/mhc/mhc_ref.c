@@ -15,7 +15,10 @@
  *     element is. In the end comes 1 + the average of rho, by which the A that G was summed with is off, and what P is
  *     off by.
  * Where a factor can be subnormal (a sigmoid, a P), least_normal is part of its magnitude: 4u of that is what rounding a
- * subnormal or two costs. */
+ * subnormal or two costs.
+ *
+ * NaN and infinities follow the formulas. A magnitude that is no number beside a value that is one (0 times infinity, in a
+ * derivative) becomes the value's own. Where a result is an infinity, another order of its terms may give NaN. */
 #include "mhc_ref.h"
 
 #include "mhc_problem.h"
@@ -51,7 +54,7 @@ static void store(double *out, double *magnitude, int64_t i, real value, real si
     if (out == NULL)
         return;
     out[i] = (double)value;
-    magnitude[i] = (double)size;
+    magnitude[i] = !isfinite(value) ? -1 : isfinite(size) ? (double)size : fabs((double)value);
 }
 
 /* Adds to a parameter's gradient. */
@@ -60,7 +63,9 @@ static void add(double *out, double *magnitude, int64_t i, real value, real size
     if (out == NULL)
         return;
     out[i] = (double)(out[i] + value);
-    magnitude[i] = (double)(magnitude[i] + size);
+    magnitude[i] += isfinite(size) ? (double)size : fabs((double)value);
+    if (!isfinite(out[i]))
+        magnitude[i] = -1;
 }
 
 static void begin_gradient(const cot_tensor *out, const cot_tensor *magnitude, bool accumulate)
@@ -75,6 +80,13 @@ static void begin_gradient(const cot_tensor *out, const cot_tensor *magnitude, b
 static real sigmoid(real z)
 {
     return 1 / (1 + expl(-z));
+}
+
+/* The magnitude of sigmoid(z); at its limits no error of z passes. */
+static real sigmoid_size(real z, real z_size)
+{
+    const real sigma = sigmoid(z), slope = sigma * sigmoid(-z);
+    return sigma + (slope == 0 ? 0 : slope * z_size);
 }
 
 /* ---- sinkhorn of one token ---------------------------------------------------------------------------- */
@@ -128,7 +140,9 @@ static void softmax_row(sinkhorn *s, int64_t i, const real *logits, const real *
         sum += s->P[i * n + j] = expl(logits[i * n + j] - max);
     for (int64_t j = 0; j < n; j++) {
         s->P[i * n + j] /= sum;
-        s->rho[i * n + j] = 1 + fabsl(logits[i * n + j] - max) + (magnitudes != NULL ? magnitudes[i * n + j] : 0);
+        s->rho[i * n + j] = 1;
+        if (s->P[i * n + j] != 0)
+            s->rho[i * n + j] += fabsl(logits[i * n + j] - max) + (magnitudes != NULL ? magnitudes[i * n + j] : 0);
         average += s->P[i * n + j] * s->rho[i * n + j];
     }
     for (int64_t j = 0; j < n; j++)
@@ -292,7 +306,7 @@ static void pre_forward(const void *args, void *magnitudes)
             const real alpha = values(&a->alpha)[mhc_group(n, j)], bias = values(&a->bias)[j];
             z[j] = alpha * mix * inv_rms + bias;
             z_size[j] = fabsl(alpha) * (mix_size + fabsl(mix)) * inv_rms + fabsl(bias);
-            const real sigma = sigmoid(z[j]), size = sigma * (1 + sigmoid(-z[j]) * z_size[j]) + least_normal;
+            const real sigma = sigmoid(z[j]), size = sigmoid_size(z[j], z_size[j]) + least_normal;
             if (j < n)
                 store(row(&a->h_pre, t, n), row(&m->h_pre, t, n), j, sigma + a->hc_eps, size + a->hc_eps);
             else if (j < 2 * n)
@@ -309,7 +323,7 @@ static void pre_forward(const void *args, void *magnitudes)
             for (int64_t i = 0; i < n; i++) {
                 const real sigma = sigmoid(z[i]);
                 sum += (sigma + a->hc_eps) * x[i * D + d];
-                size += (sigma * (1 + sigmoid(-z[i]) * z_size[i]) + a->hc_eps) * fabs(x[i * D + d]);
+                size += (sigmoid_size(z[i], z_size[i]) + a->hc_eps) * fabs(x[i * D + d]);
             }
             store(row(&a->h_in, t, D), row(&m->h_in, t, D), d, sum, size);
         }

@@ -200,7 +200,7 @@ static void hide_scores(const scores *a, float *s, int64_t j, int64_t i)
     for (int64_t r = 0; r < STRIP; r++) {
         const attention_span seen = scores_queries(a, j + r);
         for (int64_t c = 0; c < STRIP; c += VW)
-            v_store(s + r * MT + c, v_add(v_load(s + r * MT + c), border(seen.first - i - c, seen.end - i - c)));
+            v_store(s + r * MT + c, mask_scores(v_load(s + r * MT + c), seen.first - i - c, seen.end - i - c));
     }
 }
 

@@ -82,7 +82,7 @@ static void pack_statistics(const attention_problem *p, const attention_block *b
         lse[i] = INFINITY;
         if (r + i < block->used) {
             const float given = ((const float *)p->lse.data)[attention_lse_at(&p->lse, block->s.b, h, row)];
-            lse[i] = given > -INFINITY ? (float)(given * unit) : INFINITY;
+            lse[i] = given == -INFINITY ? INFINITY : (float)(given * unit);
         }
         if (lse[i] == INFINITY)
             D[i] = 0;
@@ -155,12 +155,7 @@ typedef struct strip_options {
 V_INLINE void differentiate_scores(const scores *a, const strip_buffers *x, int64_t at, int64_t j, int64_t i,
                                    strip_options o, vf lse, vf D, vf dp, vf *prob, vf *ds)
 {
-    vf s = v_load(x->s + at);
-    if (o.masked) {
-        const attention_span seen = scores_queries(a, j);
-        s = v_add(s, border(seen.first - i, seen.end - i));
-    }
-    *prob = exp_scores(s, o.unit, lse);
+    *prob = exp_scores(v_load(x->s + at), o.unit, lse);
     if (o.drop)
         dp = v_mul(dp, v_load(x->keep + at));
     *ds = v_mul(*prob, v_sub(dp, D));
@@ -168,6 +163,11 @@ V_INLINE void differentiate_scores(const scores *a, const strip_buffers *x, int6
         *prob = v_mul(*prob, v_load(x->keep + at));
     if (o.cap)
         *ds = v_mul(*ds, v_load(x->caps + at));
+    if (o.masked) {
+        const attention_span seen = scores_queries(a, j);
+        *prob = select_span(seen.first - i, seen.end - i, *prob, v_zero());
+        *ds = select_span(seen.first - i, seen.end - i, *ds, v_zero());
+    }
 }
 
 /* `height` keys from row `top` of the block on, the first of which is j, and queries first + [strips); lse and D are those of query `first` on. Two keys and 2 VW queries at a

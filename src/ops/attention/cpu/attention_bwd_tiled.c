@@ -50,6 +50,13 @@ static void store_keys(const context *c, const attention_sequence *s, int64_t hk
         for (int64_t n = 0; n < c->w.dv; n += MT)
             memset(dv + mt_at(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
     }
+    /* Keys that do not count: their weights are 0, and 0 times a NaN or an infinity of dout or q is NaN. */
+    for (int64_t r = attention_clamp(s->Tk - block * BLOCK, 0, rows); r < rows; r++) {
+        for (int64_t n = 0; n < c->w.d; n += MT)
+            memset(dk + mt_at(BLOCK, r, n), 0, MT * sizeof(float));
+        for (int64_t n = 0; n < c->w.dv; n += MT)
+            memset(dv + mt_at(BLOCK, r, n), 0, MT * sizeof(float));
+    }
     if (cot_present(&p->dk))
         store_rows(&p->dk, s->b, row, hkv, rows, p->sizes.d, dk, BLOCK, NULL, (float)p->sizes.scale, p->accumulate);
     if (cot_present(&p->dv))
@@ -199,6 +206,10 @@ static void store_queries_item(void *memory, int64_t item)
                 }
             }
         }
+        /* Queries that do not count, likewise: see store_keys. */
+        for (int64_t i = attention_clamp(block.used - r, 0, STRIP); i < STRIP; i++)
+            for (int64_t n = 0; n < d; n += MT)
+                memset(x + mt_at(STRIP, i, n), 0, MT * sizeof(float));
         store_rows(&p->dq, block.s.b, block.s.q_row + block.first + r, h, attention_clamp(block.rows - r, 0, STRIP),
                    p->sizes.d, x, STRIP, NULL, (float)p->sizes.scale, p->accumulate);
     }

@@ -142,7 +142,7 @@ static void hide_scores(const scores *a, float *s, int64_t s_rows, int64_t first
         const int64_t low = keys.first - key, high = keys.end - key;
         for (int64_t c = strips.first; c < strips.end; c += VW)
             if (c < low || c + VW > high)
-                v_store(s + cell(s_rows, r, c), v_add(v_load(s + cell(s_rows, r, c)), border(low - c, high - c)));
+                v_store(s + cell(s_rows, r, c), mask_scores(v_load(s + cell(s_rows, r, c)), low - c, high - c));
     }
 }
 
@@ -485,7 +485,7 @@ static void finish_rows(const context *c, rows_state *x, const attention_block *
     const attention_problem *p = c->p;
     float inverse[ROWS], lse[ROWS];
     for (int64_t r = 0; r < rows->rows; r++) {
-        const bool seen = r < rows->used && x->sum[r] > 0;
+        const bool seen = r < rows->used && x->sum[r] != 0; /* NaN counts */
         inverse[r] = seen ? 1 / x->sum[r] : 0;
         const bool sink_is_most = x->most[r] == sink * SCORE_UNIT; /* lse is the sink itself where no key is seen */
         lse[r] = seen ? (sink_is_most ? sink : x->most[r] / SCORE_UNIT) + logf(x->sum[r]) : -INFINITY;
@@ -513,8 +513,8 @@ static void attend_rows(const context *c, const attention_block *rows, int64_t h
     x.pending = (pending_product){.parts = 0};
     x.turn = 0;
     for (int64_t r = 0; r < ROWS; r++) {
-        x.most[r] = sink > -INFINITY ? sink * SCORE_UNIT : -FLT_MAX;
-        x.sum[r] = sink > -INFINITY ? 1 : 0;
+        x.most[r] = sink != -INFINITY ? sink * SCORE_UNIT : -FLT_MAX;
+        x.sum[r] = sink != -INFINITY ? 1 + (sink - sink) : 0; /* exp(sink - most): NaN of an infinite sink */
     }
     for (int64_t r = 0; r < c->w.rows; r += STRIP) {
         _Alignas(64) float strip[STRIP * ATTENTION_MAX_D];

@@ -103,9 +103,9 @@ cot_status V_NAME(attention_delta_rows)(cot_queue *queue, const void *problem, v
 
 /* ---- merge ------------------------------------------------------------------------------------------------ */
 
-/* What `count` rows of a head are multiplied with, and their lse. Where nothing is seen the factors are 0. */
+/* The factors of `count` rows of a head, and their lse. Rows without a visible key have a sum of 0, and factors of 0. */
 typedef struct weights {
-    _Alignas(64) float a[ROWS], b[ROWS], lse[ROWS];
+    _Alignas(64) float a[ROWS], b[ROWS], sum[ROWS], lse[ROWS];
 } weights;
 
 static void find_weights(weights *w, const cot_attention_merge_args *a, const stretch *s, int64_t h)
@@ -122,14 +122,14 @@ static void find_weights(weights *w, const cot_attention_merge_args *a, const st
         const vf most = v_max(v_max(v_max(v_set1(-FLT_MAX), x), y), z);
         const vf ex = v_exp_flush(v_sub(x, most)), ey = v_exp_flush(v_sub(y, most));
         const vf sum = v_add(v_add(ex, ey), v_exp_flush(v_sub(z, most)));
-        const vf divisor = v_max(v_set1(FLT_MIN), sum); /* 0 where nothing is seen, 1 and more elsewhere */
-        float sums[VW], mosts[VW];
+        const vf divisor = v_max(v_set1(FLT_MIN), sum); /* the sum is 0 without a visible key, else at least 1 */
+        float mosts[VW];
         v_store(w->a + r, v_div(ex, divisor));
         v_store(w->b + r, v_div(ey, divisor));
-        v_store(sums, sum);
+        v_store(w->sum + r, sum);
         v_store(mosts, most);
         for (int64_t n = 0; cot_present(&a->lse) && n < VW; n++)
-            w->lse[r + n] = sums[n] > 0 ? mosts[n] + logf(sums[n]) : -INFINITY;
+            w->lse[r + n] = w->sum[r + n] == 0 ? -INFINITY : mosts[n] + logf(w->sum[r + n]);
     }
 }
 
@@ -174,11 +174,15 @@ static void merge_item(void *memory, int64_t item)
     for (int64_t h = 0; h < p->sizes.H; h++) {
         weights w;
         find_weights(&w, a, &s, h);
-        for (int64_t r = 0; cot_present(to) && r < s.count; r++)
-            merge_row((void *)element(to, to->dtype, attention_at(to, s.b, s.i + r, h)), to->dtype,
-                      element(x, x->dtype, attention_at(x, s.b, s.i + r, h)), x->dtype,
-                      element(y, y->dtype, attention_at(y, s.b, s.i + r, h)), y->dtype, p->sizes.dv, v_set1(w.a[r]),
-                      v_set1(w.b[r]));
+        for (int64_t r = 0; cot_present(to) && r < s.count; r++) {
+            void *row = (void *)element(to, to->dtype, attention_at(to, s.b, s.i + r, h));
+            if (w.sum[r] == 0) /* 0, whatever out_a and out_b hold */
+                memset(row, 0, (size_t)p->sizes.dv * cot_dtype_size(to->dtype));
+            else
+                merge_row(row, to->dtype, element(x, x->dtype, attention_at(x, s.b, s.i + r, h)), x->dtype,
+                          element(y, y->dtype, attention_at(y, s.b, s.i + r, h)), y->dtype, p->sizes.dv, v_set1(w.a[r]),
+                          v_set1(w.b[r]));
+        }
         for (int64_t r = 0; cot_present(&a->lse) && r < s.count; r++)
             ((float *)a->lse.data)[attention_lse_at(&a->lse, s.b, h, s.i + r)] = w.lse[r];
     }

@@ -146,7 +146,7 @@ static void store_row(const attention_problem *p, const head *a, int64_t row, co
 {
     const int64_t at = cot_present(&p->out) ? attention_at(&p->out, a->s.b, row, a->h) : 0;
     for (int64_t c = 0; cot_present(&p->out) && c < p->sizes.dv; c++)
-        cot_store_f64(p->out.data, p->out.dtype, at + c * p->out.stride[3], divisor > 0 ? out[c] / divisor : 0);
+        cot_store_f64(p->out.data, p->out.dtype, at + c * p->out.stride[3], divisor == 0 ? 0 : out[c] / divisor);
     if (cot_present(&p->lse))
         cot_store_f64(p->lse.data, p->lse.dtype, attention_lse_at(&p->lse, a->s.b, a->h, row), lse);
 }
@@ -160,7 +160,7 @@ static void forward_row(const head *a, int64_t i, real *scores, real *out)
     real most = sink, ignored;
     for (int64_t j = keys.first; j < keys.end; j++) {
         scores[j] = score(a, i, j, &ignored);
-        most = scores[j] > most ? scores[j] : most;
+        most = scores[j] > most || isnan(scores[j]) ? scores[j] : most;
     }
     for (int64_t c = 0; c < p->sizes.dv; c++)
         out[c] = 0;
@@ -248,7 +248,7 @@ static void backward_row(const head *a, int64_t i, real *dq, real *dk, real *dv)
     const int64_t q_at = attention_at(&p->q, a->s.b, row, a->h), do_at = attention_at(&p->dout, a->s.b, row, a->h);
     for (int64_t c = 0; c < d; c++)
         dq[c] = 0;
-    for (int64_t j = keys.first; lse > -INFINITY && j < keys.end; j++) {
+    for (int64_t j = keys.first; lse != -INFINITY && j < keys.end; j++) {
         const pair x = pair_at(a, i, j, lse, D);
         const int64_t k_at = attention_at(&p->k, a->s.b, a->s.k_row + j, a->hkv);
         add_row(dq, x.dZ, &p->k, k_at, d);
@@ -306,7 +306,7 @@ static void dsink_item(void *memory, int64_t h)
         const head a = head_at(p, b, h);
         for (int64_t i = 0; i < a.s.Tq; i++) {
             const real lse = lse_of(&a, i);
-            if (lse > -INFINITY)
+            if (lse != -INFINITY)
                 sum -= (double)(EXP(sink - lse) * delta_of(&a, i));
         }
     }
@@ -336,7 +336,7 @@ static void dbias_item(void *memory, int64_t item)
                                      own = bias_span(shape[3], jj, a.s.Tk);
                 const real lse = lse_of(&a, i), D = delta_of(&a, i);
                 const int64_t first = keys.first > own.first ? keys.first : own.first;
-                for (int64_t j = first; lse > -INFINITY && j < own.end && j < keys.end; j++)
+                for (int64_t j = first; lse != -INFINITY && j < own.end && j < keys.end; j++)
                     sum += (double)pair_at(&a, i, j, lse, D).dS;
             }
         }
@@ -391,8 +391,8 @@ static void merge_item(void *memory, int64_t item)
     for (int64_t i = 0; i < p->sizes.Tq; i++) {
         const real lse_a = load(&a->lse_a, attention_lse_at(&a->lse_a, b, h, i));
         const real lse_b = load(&a->lse_b, attention_lse_at(&a->lse_b, b, h, i));
-        real most = lse_a > lse_b ? lse_a : lse_b;
-        most = sink > most ? sink : most;
+        real most = lse_a > lse_b || isnan(lse_a) ? lse_a : lse_b;
+        most = sink > most || isnan(sink) ? sink : most;
         const bool none = most == -INFINITY;
         const real weight_a = none ? 0 : EXP(lse_a - most), weight_b = none ? 0 : EXP(lse_b - most);
         const real sum = none ? 1 : weight_a + weight_b + EXP(sink - most);
@@ -400,7 +400,7 @@ static void merge_item(void *memory, int64_t item)
             const real x = load(&a->out_a, attention_at(&a->out_a, b, i, h) + c * a->out_a.stride[3]);
             const real y = load(&a->out_b, attention_at(&a->out_b, b, i, h) + c * a->out_b.stride[3]);
             store(&a->out, attention_at(&a->out, b, i, h) + c * a->out.stride[3], false,
-                  (weight_a * x + weight_b * y) / sum);
+                  none ? 0 : (weight_a * x + weight_b * y) / sum);
         }
         if (cot_present(&a->lse))
             store(&a->lse, attention_lse_at(&a->lse, b, h, i), false, none ? -INFINITY : most + LOG(sum));

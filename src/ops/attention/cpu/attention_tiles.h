@@ -146,16 +146,17 @@ V_INLINE vf exp_scores(vf s, vf unit, vf less)
 
 /* ---- masks ---------------------------------------------------------------------------------------------- */
 
-/* 0 in lanes [first, end), -inf elsewhere; added to scores. */
-V_INLINE vf border(int64_t first, int64_t end)
+/* a in lanes [first, end), b elsewhere. A select, so that a NaN outside the mask is dropped. */
+V_INLINE vf select_span(int64_t first, int64_t end, vf a, vf b)
 {
-#define FOUR(x) x, x, x, x
-    static const float left[32] = {FOUR(-INFINITY), FOUR(-INFINITY), FOUR(-INFINITY), FOUR(-INFINITY)};
-    static const float right[32] = {FOUR(0),         FOUR(0),         FOUR(0),         FOUR(0),
-                                    FOUR(-INFINITY), FOUR(-INFINITY), FOUR(-INFINITY), FOUR(-INFINITY)};
-#undef FOUR
-    const int64_t a = attention_clamp(first, 0, VW), b = attention_clamp(end, 0, VW);
-    return v_add(v_load(left + 16 - a), v_load(right + 16 - b));
+    const vm before = vm_first((int)attention_clamp(first, 0, VW)), up_to = vm_first((int)attention_clamp(end, 0, VW));
+    return v_select(before, b, v_select(up_to, a, b));
+}
+
+/* Scores, with -inf outside lanes [first, end). */
+V_INLINE vf mask_scores(vf s, int64_t first, int64_t end)
+{
+    return select_span(first, end, s, v_set1(-INFINITY));
 }
 
 #endif

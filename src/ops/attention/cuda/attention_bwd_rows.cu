@@ -144,7 +144,8 @@ template <typename E, int D, bool ALL> static __device__ __forceinline__ void fi
         for (int row = lane / 8; row < 16; row += 4)
             if (first + row < t.rows && lane % 8 * 8 < columns)
                 *(uint4 *)((E *)c.grad_q.data + at + (first + row) * c.grad_q.stride[1] + lane % 8 * 8) =
-                    *(const uint4 *)&rows[warp][row][lane % 8 * 4];
+                    !ALL || first + row < t.used ? *(const uint4 *)&rows[warp][row][lane % 8 * 4]
+                                                 : make_uint4(0, 0, 0, 0);
         return;
     }
 #pragma unroll
@@ -156,7 +157,8 @@ template <typename E, int D, bool ALL> static __device__ __forceinline__ void fi
             continue;
         const int64_t to = at + row * c.grad_q.stride[1] + column;
         const float before = c.accumulate ? cot_load(c.grad_q.data, c.grad_q.dtype, to) : 0.0f;
-        cot_store(c.grad_q.data, c.grad_q.dtype, to, fmaf(c.scale, sums_of[i % 4], before));
+        cot_store(c.grad_q.data, c.grad_q.dtype, to,
+                  !ALL || row < t.used ? fmaf(c.scale, sums_of[i % 4], before) : before);
     }
 }
 
@@ -176,7 +178,8 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
         const int64_t before = table != nullptr ? table[b].first_tile * c.H : b * c.H * c.tiles;
         const int64_t begin = (before + h * tiles) * ATTENTION_QUERIES;
         for (int64_t i = begin + threadIdx.x; i < begin + tiles * ATTENTION_QUERIES; i += LANES * WARPS)
-            sum -= (double)(exp2f(sink2 - c.lse2[i]) * c.row_delta[i]);
+            if (c.lse2[i] != __int_as_float(0x7f800000)) /* else the row passes no gradient, whatever its D is */
+                sum -= (double)(exp2f(sink2 - c.lse2[i]) * c.row_delta[i]);
     }
     sums[threadIdx.x] = sum;
     for (int half = LANES * WARPS / 2; half > 0; half /= 2) {

@@ -231,8 +231,8 @@ static __device__ __forceinline__ uint32_t fragment_address(const unsigned char 
     return cot_shared_address(tile) + row * 128 + (unit ^ lane % 8) * 16;
 }
 
-/* Rows of dK or dV, 2 N columns of them from `column` on: the accumulators' own rows, those of keys that there are. ALL: of
- * the columns those that there are too. */
+/* Stores rows of dK or dV, 2 N columns from `column` on. ALL: the columns end at `columns`, and keys past the used ones get 0,
+ * also where their sums hold 0 times NaN. */
 template <typename E, bool ALL, int N>
 static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out, bool vectors,
                                                   const attention_walk &w, int key, int column, int columns,
@@ -257,7 +257,7 @@ static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, c
                 }
                 const uint4 eight = cot_quad_transpose(words[0], words[1], words[2], words[3]);
                 if (key + 8 * half < rows && (!ALL || 8 * group + own < columns))
-                    *(uint4 *)(row + 8 * group) = eight;
+                    *(uint4 *)(row + 8 * group) = !ALL || key + 8 * half < w.used_k ? eight : make_uint4(0, 0, 0, 0);
             }
         }
         return;
@@ -269,7 +269,7 @@ static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, c
             continue;
         const int64_t to = at + row * out.stride[1] + own;
         const float before = c.accumulate ? cot_load(out.data, out.dtype, to) : 0.0f;
-        cot_store(out.data, out.dtype, to, fmaf(scale, sums[i], before));
+        cot_store(out.data, out.dtype, to, !ALL || row < w.used_k ? fmaf(scale, sums[i], before) : before);
     }
 }
 

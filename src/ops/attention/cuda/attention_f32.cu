@@ -85,8 +85,9 @@ DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const addit
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int e = 2 * half; e < 2 * half + 2; e++)
-                sums[n][e] += power<float>(x[0][n][e], 1.0f, lse) *
-                              ((bits[0] >> (4 * n + e) & 1 ? kept * dp[0][n][e] : 0.0f) - delta);
+                if (x[0][n][e] != -INFINITE) /* outside the mask: nothing, also where lse or dP is NaN */
+                    sums[n][e] += power<float>(x[0][n][e], 1.0f, lse) *
+                                  ((bits[0] >> (4 * n + e) & 1 ? kept * dp[0][n][e] : 0.0f) - delta);
     }
 }
 

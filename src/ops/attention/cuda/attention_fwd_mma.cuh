@@ -126,13 +126,13 @@ DEVICE void forward(const attention_mma_call &c)
             const float top = fmaxf(most[m][half], unit * sink), base = top == -INFINITE ? 0.0f : top;
             const float less = power<E>(most[m][half], 1.0f, base);
             all = fmaf(all, less, power<E>(unit * sink, 1.0f, base));
-            factor[m][half] = all > 0.0f ? less * (ALL && c.dropped > 0 ? c.kept : 1.0f) / all : 0.0f;
+            factor[m][half] = all == 0.0f ? 0.0f : less * (ALL && c.dropped > 0 ? c.kept : 1.0f) / all;
             const int i = i0 + row + 16 * m + 8 * half;
             if (lane_again() % 4 == 0 && i < s.q_rows && given(c.lse)) {
                 float lse = unit * sink == base ? sink + logf(all) /* that key's score has never been in base 2 */
                             : is_f32<E>         ? base + logf(all)
                                                 : 0.6931471805599453f * (base + log2f(all));
-                if (!(all > 0.0f) || i >= s.Tq)
+                if (all == 0.0f || i >= s.Tq)
                     lse = -INFINITE;
                 ((float *)c.lse.data)[statistic_at(c.lse, s.b, h, s.q_row + i)] = lse;
             }

@@ -245,7 +245,7 @@ static __device__ __forceinline__ void finish(const attention_fwd_call &c, const
         for (int half = 0; half < 2; half++) {
             lse[half] = sum[half] == 0.0f ? none : lse_of(c, state.reference[half], sum[half]);
             const float most = fmaxf(lse[half], sink);
-            if (row + 8 * half < t.used && !(most == none)) {
+            if (row + 8 * half < t.used && !(lse[half] == none && sink == none)) { /* fmaxf drops NaN */
                 const float all = most + logf(expf(lse[half] - most) + expf(sink - most));
                 inverse[half] *= expf(lse[half] - all);
                 lse[half] = all;

@@ -149,7 +149,7 @@ KERNEL(dsink, attention_mma_call)
     double sum = 0;
     for (int64_t i = threadIdx.x; i < c.rows_q; i += THREADS) {
         const float lse = c.row_lse[h * c.rows_q + i];
-        if (lse < INFINITE)
+        if (lse != INFINITE)
             sum -= (double)(expf(sink - lse / c.lse_factor) * c.row_delta[h * c.rows_q + i]);
     }
     sums[threadIdx.x] = sum;
@@ -195,7 +195,7 @@ KERNEL(merge_rows, attention_merge_call)
         return;
     const float sink = given(c.sink) ? load_at(c.sink, h * c.sink.stride[0]) : -INFINITE;
     const float most = fmaxf(fmaxf(lse_a, lse_b), sink);
-    const bool none = most == -INFINITE;
+    const bool none = lse_a == -INFINITE && lse_b == -INFINITE && sink == -INFINITE; /* fmaxf drops NaN */
     const float weight_a = none ? 0.0f : expf(lse_a - most), weight_b = none ? 0.0f : expf(lse_b - most);
     const float sum = none ? 1.0f : weight_a + weight_b + expf(sink - most);
     if (given(c.out)) {
@@ -203,7 +203,8 @@ KERNEL(merge_rows, attention_merge_call)
         for (int64_t x = threadIdx.x % LANES; x < c.dv; x += LANES) {
             const float first = load_at(c.out_a, at_a + x * c.out_a.stride[3]);
             const float second = load_at(c.out_b, at_b + x * c.out_b.stride[3]);
-            cot_store(c.out.data, c.out.dtype, at + x * c.out.stride[3], (weight_a * first + weight_b * second) / sum);
+            cot_store(c.out.data, c.out.dtype, at + x * c.out.stride[3],
+                      none ? 0.0f : (weight_a * first + weight_b * second) / sum);
         }
     }
     if (given(c.lse) && threadIdx.x % LANES == 0)

@@ -57,7 +57,9 @@ static inline real sigmoid(real z, real *complement)
 static inline real activate(cot_activation activation, real z)
 {
     real complement;
-    return activation == COT_ACTIVATION_SILU ? z * sigmoid(z, &complement) : z;
+    if (activation == COT_ACTIVATION_SILU)
+        return z == -INFINITY ? 0 : z * sigmoid(z, &complement);
+    return z;
 }
 
 /* xe at position p: a token, or from first-K+1 on a column of the initial state. */
@@ -155,7 +157,7 @@ static real gradient_of_z(const conv1d_backward_problem *problem, const conv1d_s
     const real z = convolve(&problem->sizes, span, &a->x, &a->initial_state, &a->weight, bias, d, t);
     real complement;
     const real s = sigmoid(z, &complement);
-    return dy * s * (1 + z * complement);
+    return isinf(z) ? dy * s : dy * s * (1 + z * complement);
 }
 
 static void backward_span(const conv1d_backward_problem *problem, const conv1d_span *span, int64_t d, real *ring,

@@ -101,7 +101,7 @@ static __device__ __forceinline__ token_ids<N, PLAIN> load_ids(const conv1d_call
     return ids;
 }
 
-/* `value` if tokens i and j are of one sequence, else 0. */
+/* `value` if tokens i and j are of one sequence, else 0. For inputs, not weights: an input of another sequence may be NaN. */
 template <int N, bool PLAIN>
 static __device__ __forceinline__ float if_same(const token_ids<N, PLAIN> &ids, int i, int j, float value)
 {

@@ -97,7 +97,7 @@ static __device__ __forceinline__ float lone_gradient(const conv1d_call &c, int6
     float z = bias;
 #pragma unroll
     for (int k = 0; k < W; k++)
-        z = fmaf(if_same(ids, k, W - 1, w[k]), input_at<E>(c, b, d, t - (W - 1) + k), z);
+        z = fmaf(w[k], if_same(ids, k, W - 1, input_at<E>(c, b, d, t - (W - 1) + k)), z);
     const float g = if_token(ids, W - 1, cot_to_f32(dy[t]));
     return c.silu ? cot_silu_gradient<sizeof(E) == 4>(g, z) : g;
 }
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void take_gradient(const conv1d_call &c, int64
         sums[W] += g[i];
 #pragma unroll
         for (int k = 0; k < W; k++)
-            sums[k] = fmaf(g[i], if_same(ids, i + k, i + W - 1, inputs[i + k]), sums[k]);
+            sums[k] = fmaf(g[i], if_token(ids, i + W - 1, if_same(ids, i + k, i + W - 1, inputs[i + k])), sums[k]);
     }
 }
 

@@ -59,7 +59,7 @@ static __device__ __forceinline__ void preactivate(const column<V, W> &col, cons
         z[v] = col.bias[v];
 #pragma unroll
         for (int k = 0; k < W; k++)
-            z[v] = fmaf(if_same(ids, k, W - 1, col.w[k][v]), inputs[(u + 1 + k) % W][v], z[v]);
+            z[v] = fmaf(col.w[k][v], if_same(ids, k, W - 1, inputs[(u + 1 + k) % W][v]), z[v]);
     }
 }
 
@@ -101,7 +101,8 @@ static __device__ __forceinline__ void take_gradient(const conv1d_call &c, const
     for (int v = 0; v < V; v++) {
 #pragma unroll
         for (int k = 0; k < W; k++)
-            sums[k][v] = fmaf(if_same(ids, k, W - 1, g[u][v]), inputs[(u + 1 + k) % W][v], sums[k][v]);
+            sums[k][v] =
+                fmaf(g[u][v], if_token(ids, W - 1, if_same(ids, k, W - 1, inputs[(u + 1 + k) % W][v])), sums[k][v]);
         sums[W][v] += g[u][v];
     }
 }

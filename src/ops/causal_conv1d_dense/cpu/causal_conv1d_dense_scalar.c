@@ -124,7 +124,10 @@ static void forward_item(void *memory, int64_t item)
     for (int64_t o = 0; o < c->z->Dout; o++) {
         real complement;
         const real z = z_at(c, b, o, t);
-        store3(&a->y, b, o, t, a->activation == COT_ACTIVATION_SILU ? z * sigmoid(z, &complement) : z);
+        store3(&a->y, b, o, t,
+               a->activation != COT_ACTIVATION_SILU ? z
+               : z == -INFINITY                     ? 0
+                                                    : z * sigmoid(z, &complement));
     }
 }
 
@@ -162,7 +165,7 @@ static void gradient_item(void *memory, int64_t item)
         if (a->activation == COT_ACTIVATION_SILU) {
             real complement;
             const real z = z_at(c, b, o, t), s = sigmoid(z, &complement);
-            g *= s * (1 + z * complement);
+            g *= isinf(z) ? s : s * (1 + z * complement);
         }
         c->g[item * c->z->Dout + o] = g;
     }

@@ -77,6 +77,8 @@ static inline real normal_density(real z)
 static real activate(cot_activation activation, real z)
 {
     real complement;
+    if (z == -INFINITY && activation != COT_ACTIVATION_NONE)
+        return 0; /* the limit, as in the vector kernels; z * sigma(z) would be NaN */
     switch (activation) {
     case COT_ACTIVATION_RELU: return z > 0 ? z : z * 0; /* NaN stays NaN */
     case COT_ACTIVATION_SILU: return z * sigmoid(z, &complement);
@@ -89,6 +91,8 @@ static real activate(cot_activation activation, real z)
 static real slope(cot_activation activation, real z)
 {
     real complement, s;
+    if (isinf(z) && activation != COT_ACTIVATION_NONE)
+        return z > 0;
     switch (activation) {
     case COT_ACTIVATION_RELU: return z <= 0 ? 0 : 1;
     case COT_ACTIVATION_SILU: s = sigmoid(z, &complement); return s * (1 + z * complement);
@@ -222,9 +226,10 @@ static void backward_item(void *context, int64_t item)
             for (int64_t d = first; d < first + n; d++) {
                 real value = 0;
                 if ((keep >> (d - first) & 1) && scale != 0) {
-                    value = scale * load2(&a->dy, dy, d);
-                    if (a->activation != COT_ACTIVATION_NONE)
-                        value *= slope(a->activation, load2(&a->x, x, d) + load_bias(&a->bias, d));
+                    const real z =
+                        a->activation != COT_ACTIVATION_NONE ? load2(&a->x, x, d) + load_bias(&a->bias, d) : 1;
+                    if (a->activation != COT_ACTIVATION_RELU || !(z <= 0)) /* ReLU selects, whatever dy holds */
+                        value = scale * load2(&a->dy, dy, d) * slope(a->activation, z);
                 }
                 if (cot_present(&a->dx))
                     store2(&a->dx, dx, d, value);
