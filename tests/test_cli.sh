@@ -44,6 +44,13 @@ for key in op direction kernel backend dtype layout shape options threads ms byt
     footprint workspace_bytes chosen device date commit; do
     grep -q "\"$key\":" "$work/rows.json" || { echo "FAILED: bench --json has no $key"; failed=$((failed + 1)); }
 done
+# A file that is replaced keeps its permissions, and a symbolic link to it stays.
+echo old > "$work/linked.json"
+chmod 604 "$work/linked.json"
+ln -s linked.json "$work/link.json"
+expect 0 'causal_conv1d_bwd_scalar' bench causal_conv1d backward D=16 T=64 --json "$work/link.json" --kernel bwd_scalar
+[ -L "$work/link.json" ] && [ "$(stat -c %a "$work/linked.json")" = 604 ] && grep -q '"kernel"' "$work/linked.json" ||
+    { echo "FAILED: bench --json through a symbolic link"; failed=$((failed + 1)); }
 for number in 000 001 002 003 004; do
     expect 0 'within the bounds' demo $number --quick --json "$work/demo.json"
     for key in demo what verified flops figure document here device date commit; do

@@ -139,6 +139,15 @@ def test_several():
         rows = json.load(file)
     check([(row['trained'], row['seed']) for row in rows] ==
           [('conv', 1), ('conv', 2), ('hybrid-mhc', 1), ('hybrid-mhc', 2)], f'runs.json: {rows}')
+    check(not os.path.exists('out/conv-1/loss.csv.partial'), 'a partial file')
+    os.chmod('runs.json', 0o604)  # a file that is replaced keeps its permissions, and a symbolic link to it stays
+    os.symlink('runs.json', 'link.json')
+    replaced = train('--arch', 'conv', '--seeds', '2', '--json', 'link.json')
+    check(replaced.returncode == 0 and os.path.islink('link.json') and os.stat('runs.json').st_mode & 0o777 == 0o604,
+          f'--json through a symbolic link: {replaced.stderr}')
+    missing = train('--arch', 'conv', '--seeds', '2', '--json', 'missing/runs.json')
+    check(missing.returncode == 2 and missing.stdout.count('\n') == 0 and missing.stderr ==
+          'train_lm: --json missing/runs.json: cannot be written: No such file or directory\n', missing.stderr)
     for row in rows:
         check(f" {row['validation']:.4f} " in several.stdout, f'not in the table: {row}')
         check(os.path.exists(f"out/{row['trained']}-{row['seed']}/loss.csv"), f'no curve of {row}')

@@ -758,7 +758,8 @@ static void test_csv(void **state)
     assert_non_null(mkdtemp(folder));
     curve_point points[] = {{1, 5.5, NAN}, {2, 5.25, 5.125}};
     const loss_curve curve = {.points = points, .count = 2, .bigram = 2.5};
-    assert_true(plot_write_csv(&curve, folder));
+    io_error error;
+    assert_true(plot_write_csv(&curve, folder, &error));
     snprintf(path, sizeof path, "%s/loss.csv", folder);
     FILE *file = fopen(path, "r");
     assert_non_null(file);
@@ -767,7 +768,8 @@ static void test_csv(void **state)
     assert_string_equal(text, "step,train,validation,bigram\n1,5.5,,2.5\n2,5.25,5.125,2.5\n");
     unlink(path);
     assert_int_equal(rmdir(folder), 0); /* nothing else was left */
-    assert_false(plot_write_csv(&curve, folder));
+    assert_false(plot_write_csv(&curve, folder, &error));
+    assert_non_null(strstr(error.text, "/loss.csv: cannot be written: No such file or directory"));
 }
 
 int main(void)

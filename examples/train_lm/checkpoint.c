@@ -93,15 +93,6 @@ static double *curve_value(const loss_curve *curve, int64_t step, int which)
     return which == 0 ? &curve->points[step].train : &curve->points[step].validation;
 }
 
-bool checkpoint_can_write(const char *path, io_error *error)
-{
-    io_writer writer;
-    if (!io_open(&writer, path, error))
-        return false;
-    io_abandon(&writer);
-    return true;
-}
-
 bool checkpoint_write(const char *path, const run_identity *identity, const parameter_table *table,
                       const loss_curve *curve, io_error *error)
 {

@@ -28,9 +28,6 @@ typedef struct run_identity {
 
 void run_identity_make(run_identity *identity, const options *o, const corpus *text);
 
-/* Whether a checkpoint could be written there, before there is anything to write. */
-bool checkpoint_can_write(const char *path, io_error *error);
-
 /* Replaces the file as a whole: at every moment there is the old one or the new one. */
 bool checkpoint_write(const char *path, const run_identity *identity, const parameter_table *table,
                       const loss_curve *curve, io_error *error);

@@ -128,14 +128,15 @@ static int print_sample(const training *t, const options *o, cot_queue *queue)
 
 static int write_curve(const training *t, const options *o)
 {
-    if (!plot_write_csv(&t->curve, o->out))
-        return fail(EXIT_FAILURE, "%s/loss.csv: %s", o->out, strerror(errno));
-    switch (plot_write_svg(o->out)) {
+    io_error error;
+    if (!plot_write_csv(&t->curve, o->out, &error))
+        return fail(EXIT_FAILURE, "%s", error.text);
+    switch (plot_write_svg(o->out, &error)) {
     case PLOT_DONE: printf("\nloss curve: %s/loss.svg (numbers: %s/loss.csv)\n", o->out, o->out); return EXIT_SUCCESS;
     case PLOT_NO_GNUPLOT:
         printf("\nloss curve: %s/loss.csv (gnuplot is not installed: no loss.svg)\n", o->out);
         return EXIT_SUCCESS;
-    default: return fail(EXIT_FAILURE, "%s/loss.svg: gnuplot could not draw it", o->out);
+    default: return fail(EXIT_FAILURE, "%s", error.text);
     }
 }
 
@@ -204,6 +205,9 @@ static int train_one_of(const corpus *text, const options *o, cot_queue *queue, 
 static int train_several(const corpus *text, const options *o, cot_queue *queue)
 {
     const int count = options_run_count(o);
+    io_error error;
+    if (o->json != NULL && !io_can_write(o->json, &error))
+        return fail(EXIT_BAD_INPUT, "--json %s", error.text);
     finished_run *runs = calloc((size_t)count, sizeof *runs);
     int status = runs != NULL ? EXIT_SUCCESS : fail(EXIT_FAILURE, "out of memory");
     for (int i = 0; status == EXIT_SUCCESS && i < count; i++) {
@@ -220,8 +224,8 @@ static int train_several(const corpus *text, const options *o, cot_queue *queue)
     }
     if (status == EXIT_SUCCESS) {
         runs_print(runs, count, o);
-        if (o->json != NULL && !runs_write_json(runs, count, o, (int)cot_queue_threads(queue)))
-            status = fail(EXIT_FAILURE, "--json %s: %s", o->json, strerror(errno));
+        if (o->json != NULL && !runs_write_json(runs, count, o, (int)cot_queue_threads(queue), &error))
+            status = fail(EXIT_FAILURE, "--json %s", error.text);
     }
     free(runs);
     return status;

@@ -18,7 +18,6 @@ extern char **environ;
 
 /* gnuplot runs in the output folder, so that no file name needs quoting. */
 static const char SCRIPT[] = "set terminal svg size 900,540 font 'sans,14' background rgb 'white'\n"
-                             "set output 'loss.svg.tmp'\n"
                              "set datafile separator ','\n"
                              "set title 'Byte-level language model: loss'\n"
                              "set xlabel 'step'\n"
@@ -32,60 +31,58 @@ static const char SCRIPT[] = "set terminal svg size 900,540 font 'sans,14' backg
                              "     'loss.csv' using 1:3 every ::1 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d62728' "
                              "title 'validation'\n";
 
-static bool join(char *path, const char *folder, const char *name)
+static bool join(char *path, const char *folder, const char *name, io_error *error)
 {
-    if (snprintf(path, MAX_PATH_LENGTH, "%s/%s", folder, name) < MAX_PATH_LENGTH)
-        return true;
-    errno = ENAMETOOLONG;
-    return false;
+    return snprintf(path, MAX_PATH_LENGTH, "%s/%s", folder, name) < MAX_PATH_LENGTH ||
+           io_fail(error, folder, "the name is too long");
 }
 
-static void write_points(FILE *file, const loss_curve *curve)
+static bool write_points(io_writer *writer, const loss_curve *curve, io_error *error)
 {
-    fputs("step,train,validation,bigram\n", file);
-    for (int64_t i = 0; i < curve->count; i++) {
+    bool good = io_print(writer, error, "step,train,validation,bigram\n");
+    for (int64_t i = 0; good && i < curve->count; i++) {
         const curve_point *p = &curve->points[i];
-        fprintf(file, "%lld,", (long long)p->step);
+        char train[32] = "", validation[32] = "";
         if (!isnan(p->train))
-            fprintf(file, "%.9g", p->train);
-        fputc(',', file);
+            snprintf(train, sizeof train, "%.9g", p->train);
         if (!isnan(p->validation))
-            fprintf(file, "%.9g", p->validation);
-        fprintf(file, ",%.9g\n", curve->bigram);
+            snprintf(validation, sizeof validation, "%.9g", p->validation);
+        good = io_print(writer, error, "%lld,%s,%s,%.9g\n", (long long)p->step, train, validation, curve->bigram);
     }
+    return good;
 }
 
-bool plot_write_csv(const loss_curve *curve, const char *folder)
+bool plot_write_csv(const loss_curve *curve, const char *folder, io_error *error)
 {
-    char path[MAX_PATH_LENGTH], unfinished[MAX_PATH_LENGTH];
-    if (!join(path, folder, "loss.csv") || !join(unfinished, folder, "loss.csv.tmp"))
+    char path[MAX_PATH_LENGTH];
+    io_writer writer;
+    if (!join(path, folder, "loss.csv", error) || !io_open(&writer, path, error))
         return false;
-    FILE *file = fopen(unfinished, "w");
-    if (file == NULL)
-        return false;
-    write_points(file, curve);
-    const bool written = !ferror(file);
-    if (fclose(file) == 0 && written && rename(unfinished, path) == 0)
-        return true;
-    const int error = errno;
-    unlink(unfinished);
-    errno = error;
-    return false;
+    const bool good = write_points(&writer, curve, error) && io_publish(&writer, 1, error);
+    io_abandon(&writer);
+    return good;
 }
 
-/* Starts gnuplot in `folder`, reading its script from the returned pipe; -1 with errno set if it cannot start. */
-static int start_gnuplot(const char *folder, pid_t *child)
+/* Starts gnuplot in `folder`, which writes to `to` and reads its script from the returned pipe; -1 with errno set if it cannot
+ * start. */
+static int start_gnuplot(const char *folder, int to, pid_t *child)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0)
         return -1;
     posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO);
-    posix_spawn_file_actions_addchdir_np(&actions, folder);
     char *arguments[] = {"gnuplot", NULL};
-    const int error = posix_spawnp(child, arguments[0], &actions, NULL, arguments, environ);
-    posix_spawn_file_actions_destroy(&actions);
+    int error = posix_spawn_file_actions_init(&actions);
+    if (error == 0) {
+        error = posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO);
+        if (error == 0)
+            error = posix_spawn_file_actions_adddup2(&actions, to, STDOUT_FILENO);
+        if (error == 0)
+            error = posix_spawn_file_actions_addchdir_np(&actions, folder);
+        if (error == 0)
+            error = posix_spawnp(child, arguments[0], &actions, NULL, arguments, environ);
+        posix_spawn_file_actions_destroy(&actions);
+    }
     close(ends[0]);
     if (error == 0)
         return ends[1];
@@ -110,17 +107,28 @@ static bool run_script(int pipe_end, pid_t child)
     return sent && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-plot_result plot_write_svg(const char *folder)
+static plot_result draw(io_writer *writer, const char *folder, io_error *error)
 {
-    char path[MAX_PATH_LENGTH], unfinished[MAX_PATH_LENGTH];
-    if (!join(path, folder, "loss.svg") || !join(unfinished, folder, "loss.svg.tmp"))
-        return PLOT_FAILED;
     pid_t child;
-    const int pipe_end = start_gnuplot(folder, &child);
+    const int pipe_end = start_gnuplot(folder, writer->fd, &child);
+    if (pipe_end < 0 && errno == ENOENT)
+        return PLOT_NO_GNUPLOT;
     if (pipe_end < 0)
-        return errno == ENOENT ? PLOT_NO_GNUPLOT : PLOT_FAILED;
-    if (run_script(pipe_end, child) && rename(unfinished, path) == 0)
+        io_fail(error, writer->path, "gnuplot cannot be started: %s", strerror(errno));
+    else if (!run_script(pipe_end, child))
+        io_fail(error, writer->path, "gnuplot could not draw it");
+    else if (io_publish(writer, 1, error))
         return PLOT_DONE;
-    unlink(unfinished);
     return PLOT_FAILED;
+}
+
+plot_result plot_write_svg(const char *folder, io_error *error)
+{
+    char path[MAX_PATH_LENGTH];
+    io_writer writer;
+    if (!join(path, folder, "loss.svg", error) || !io_open(&writer, path, error))
+        return PLOT_FAILED;
+    const plot_result result = draw(&writer, folder, error);
+    io_abandon(&writer);
+    return result;
 }

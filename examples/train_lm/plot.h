@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plot.h: the loss curve, as loss.csv and, through gnuplot, as loss.svg. Both are written under another name first and
- * renamed when they are complete. */
+ * plot.h: the loss curve, as loss.csv and, through gnuplot, as loss.svg. Both are written as src/io/file.h has
+ * it: whole or not at all. */
 #ifndef TRAIN_LM_PLOT_H
 #define TRAIN_LM_PLOT_H
 
-#include <stdbool.h>
+#include "io/file.h"
+
 #include <stdint.h>
 
 typedef struct curve_point {
@@ -21,10 +22,10 @@ typedef struct loss_curve {
 
 typedef enum plot_result { PLOT_DONE, PLOT_NO_GNUPLOT, PLOT_FAILED } plot_result;
 
-/* folder/loss.csv: step,train,validation,bigram. False with errno set if it cannot be written. */
-bool plot_write_csv(const loss_curve *curve, const char *folder);
+/* folder/loss.csv: step,train,validation,bigram. */
+bool plot_write_csv(const loss_curve *curve, const char *folder, io_error *error);
 
 /* folder/loss.svg from folder/loss.csv. */
-plot_result plot_write_svg(const char *folder);
+plot_result plot_write_svg(const char *folder, io_error *error);
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runs.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
@@ -48,26 +47,34 @@ static void device_name(char *text, size_t size)
     snprintf(text, size, "%s, %ld cores", name, sysconf(_SC_NPROCESSORS_ONLN));
 }
 
-bool runs_write_json(const finished_run *runs, int count, const options *o, int threads)
+static bool write_runs(io_writer *writer, const finished_run *runs, int count, const options *o, int threads,
+                       io_error *error)
 {
     char device[256], date[16];
     const time_t now = time(NULL);
-    FILE *file = fopen(o->json, "w");
-    if (file == NULL)
-        return false;
+    bool good = true;
     device_name(device, sizeof device);
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; good && i < count; i++) {
         const finished_run *r = &runs[i];
-        fprintf(file,
-                "%s{\"trained\": \"%s\", \"seed\": %lld, \"parameters\": %lld, \"tokens\": %lld, \"train\": %.9g, "
-                "\"validation\": %.9g, \"bigram\": %.9g,\n  \"tokens_per_second\": %.6g, \"threads\": %d, "
-                "\"device\": \"%s\", \"date\": \"%s\", \"version\": \"%s\"}",
-                i == 0 ? "[" : ",\n ", r->arch->name, (long long)r->seed, (long long)r->parameters,
-                (long long)(o->steps * o->batch * o->context), r->train, r->validation, r->bigram, r->tokens_per_second,
-                threads, device, date, cot_version());
+        good =
+            io_print(writer, error,
+                     "%s{\"trained\": \"%s\", \"seed\": %lld, \"parameters\": %lld, \"tokens\": %lld, \"train\": %.9g, "
+                     "\"validation\": %.9g, \"bigram\": %.9g,\n  \"tokens_per_second\": %.6g, \"threads\": %d, "
+                     "\"device\": \"%s\", \"date\": \"%s\", \"version\": \"%s\"}",
+                     i == 0 ? "[" : ",\n ", r->arch->name, (long long)r->seed, (long long)r->parameters,
+                     (long long)(o->steps * o->batch * o->context), r->train, r->validation, r->bigram,
+                     r->tokens_per_second, threads, device, date, cot_version());
     }
-    fputs("]\n", file);
-    const bool written = !ferror(file);
-    return fclose(file) == 0 && written;
+    return good && io_print(writer, error, "]\n");
+}
+
+bool runs_write_json(const finished_run *runs, int count, const options *o, int threads, io_error *error)
+{
+    io_writer writer;
+    if (!io_open(&writer, o->json, error))
+        return false;
+    const bool good = write_runs(&writer, runs, count, o, threads, error) && io_publish(&writer, 1, error);
+    io_abandon(&writer);
+    return good;
 }

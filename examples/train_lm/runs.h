@@ -18,7 +18,7 @@ typedef struct finished_run {
  * architecture by architecture, each with the same number of seeds. */
 void runs_print(const finished_run *runs, int count, const options *o);
 
-/* The runs as JSON, for tools/make_tables.py: false with errno set if the file cannot be written. */
-bool runs_write_json(const finished_run *runs, int count, const options *o, int threads);
+/* The runs as JSON, for tools/make_tables.py, written as src/io/file.h has it. */
+bool runs_write_json(const finished_run *runs, int count, const options *o, int threads, io_error *error);
 
 #endif

@@ -148,7 +148,7 @@ static train_result resume(training *t, run_state *run)
     if (o->checkpoint == NULL)
         return TRAIN_DONE;
     if (access(o->checkpoint, F_OK) != 0)
-        return checkpoint_can_write(o->checkpoint, &t->error) ? TRAIN_DONE : TRAIN_BAD_CHECKPOINT;
+        return io_can_write(o->checkpoint, &t->error) ? TRAIN_DONE : TRAIN_BAD_CHECKPOINT;
     if (!o->resume) {
         io_fail(&t->error, o->checkpoint, "is there: --resume goes on from it; to begin anew, remove it");
         return TRAIN_BAD_CHECKPOINT;

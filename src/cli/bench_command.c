@@ -89,15 +89,10 @@ int command_bench(int argc, char **argv)
         fprintf(stderr, "cotangent bench: interrupted; these are not all rows\n");
         status = 1;
     }
-    if (input.json != NULL && !write_json(rows, input.json)) {
-        fprintf(stderr, "cotangent: --json %s: cannot be written\n", input.json);
+    if (input.json != NULL && !write_json(rows, input.json))
         status = 1;
-    }
-    const char *failed = input.plot != NULL ? bench_plot(rows, input.plot) : NULL;
-    if (failed != NULL) {
-        fprintf(stderr, "cotangent: --plot %s: %s\n", input.plot, failed);
+    if (input.plot != NULL && !write_plot(rows, input.plot, bench_plot))
         status = 1;
-    }
     json_decref(rows);
     return status;
 }

@@ -32,10 +32,12 @@ cot_backend find_backend(const struct argp_state *state, const char *name);
 /* Can a queue of this backend be made? Says why not on standard error. */
 bool backend_works(cot_backend backend);
 
-/* A file of JSON, written beside its place and renamed, so that there is never half of it. can_write tells before minutes
- * of measuring whether an option's file, or NULL, can be written, and says so if not. */
-bool write_json(const json_t *rows, const char *path);
+/* The files of --json and --plot, written as src/io/file.h has it. can_write tells before minutes of measuring whether an
+ * option's file, or NULL, can be written. `draw` draws into a file and returns NULL or what failed. On failure each says why on
+ * standard error and returns false. */
 bool can_write(const char *option, const char *path);
+bool write_json(const json_t *rows, const char *path);
+bool write_plot(const json_t *rows, const char *path, const char *(*draw)(const json_t *rows, const char *path));
 
 /* A whole number in [least, most]; ends the program through argp_error, which names the option, otherwise. */
 long find_number(const struct argp_state *state, const char *option, const char *text, long least, long most);

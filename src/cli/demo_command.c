@@ -83,16 +83,11 @@ int command_demo(int argc, char **argv)
     bool good = false;
     json_t *rows = demo_run(&input.options, &good);
     int status = good ? 0 : 1;
-    if (input.json != NULL && !write_json(rows, input.json)) {
-        fprintf(stderr, "cotangent: --json %s: cannot be written\n", input.json);
+    if (input.json != NULL && !write_json(rows, input.json))
         status = 1;
-    }
     json_t *measured = measured_rows(rows);
-    const char *failed = input.plot != NULL ? bench_plot(measured, input.plot) : NULL;
-    if (failed != NULL) {
-        fprintf(stderr, "cotangent: --plot %s: %s\n", input.plot, failed);
+    if (input.plot != NULL && !write_plot(measured, input.plot, bench_plot))
         status = 1;
-    }
     json_decref(measured);
     json_decref(rows);
     return status;

@@ -123,15 +123,10 @@ int command_profile(int argc, char **argv)
         status = profile_directions(&input, rows);
     }
     profile_print(rows);
-    if (json_array_size(rows) > 0 && input.json != NULL && !write_json(rows, input.json)) {
-        fprintf(stderr, "cotangent: --json %s: cannot be written\n", input.json);
+    if (json_array_size(rows) > 0 && input.json != NULL && !write_json(rows, input.json))
         status = 1;
-    }
-    const char *failed = json_array_size(rows) > 0 && input.plot != NULL ? profile_plot(rows, input.plot) : NULL;
-    if (failed != NULL) {
-        fprintf(stderr, "cotangent: --plot %s: %s\n", input.plot, failed);
+    if (json_array_size(rows) > 0 && input.plot != NULL && !write_plot(rows, input.plot, profile_plot))
         status = 1;
-    }
     json_decref(rows);
     return status;
 }

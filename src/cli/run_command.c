@@ -50,6 +50,10 @@ static const struct argp_option COMMON[] = {
     {"threads", KEY_THREADS, "N", 0, "CPU threads (all)", 0},
     {0}};
 
+#define OUTPUTS                                                                                                            \
+    "\n\nAll outputs are written, or none. A file that is replaced keeps its permissions, and a symbolic link is written " \
+    "through."
+
 static int field_number(const cot_direction *direction, const char *name, size_t length)
 {
     for (int f = 0; f < direction->field_count; f++)
@@ -232,7 +236,7 @@ static void parse_command_line(run_input *input, int argc, char **argv)
         "Runs an op on tensors in files.\v"
         "TENSOR and OPTION are the members of the op's argument struct: `cotangent run OP DIRECTION --help` lists them. "
         "FILE is a .npy, or FILE.safetensors:NAME. As in\n"
-        "  cotangent run causal_conv1d forward --x x.npy --weight w.npy --activation silu --out .",
+        "  cotangent run causal_conv1d forward --x x.npy --weight w.npy --activation silu --out ." OUTPUTS,
         0,
         0,
         0};
@@ -247,8 +251,8 @@ static void parse_command_line(run_input *input, int argc, char **argv)
     static char name[128], doc[2048];
     make_table(input->direction, table);
     snprintf(name, sizeof name, "cotangent run %s %s", input->op->name, input->direction->name);
-    snprintf(doc, sizeof doc, "One call of cot_%s on tensors in files.\vThe shapes: %s", input->direction->call,
-             input->direction->signature != NULL ? input->direction->signature : "");
+    snprintf(doc, sizeof doc, "One call of cot_%s on tensors in files.\vThe shapes: %s%s", input->direction->call,
+             input->direction->signature != NULL ? input->direction->signature : "", OUTPUTS);
     const struct argp second = {table, parse, "", doc, 0, 0, 0};
     for (int f = 0; f < input->direction->field_count; f++)
         if (input->direction->fields[f].role != COT_INPUT)
@@ -453,7 +457,7 @@ static int complain(const io_error *error, int status)
 
 static int run_bound(const run_input *input, bound_case *b, cot_queue *queue, const cot_kernel *kernel)
 {
-    io_error error = {""};
+    io_error error = {.text = ""};
     verification v;
     cot_status status = COT_OK;
     bool verified = true;

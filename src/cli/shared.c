@@ -2,6 +2,7 @@
  *
  * shared.c: names and numbers from the command line, and the progress bar. */
 #include "commands.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -84,32 +85,43 @@ bool backend_works(cot_backend backend)
     return true;
 }
 
-bool write_json(const json_t *rows, const char *path)
+/* Says on standard error what was wrong with an option's file. */
+static bool complain(const char *option, const io_error *error)
 {
-    char partial[4096];
-    if (snprintf(partial, sizeof partial, "%s.partial", path) >= (int)sizeof partial)
-        return false;
-    if (json_dump_file(rows, partial, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6)) == 0 &&
-        rename(partial, path) == 0)
-        return true;
-    unlink(partial);
+    fprintf(stderr, "cotangent: %s %s\n", option, error->text);
     return false;
 }
 
 bool can_write(const char *option, const char *path)
 {
-    char partial[4096];
-    if (path == NULL)
-        return true;
-    FILE *file =
-        snprintf(partial, sizeof partial, "%s.partial", path) < (int)sizeof partial ? fopen(partial, "w") : NULL;
-    if (file == NULL) {
-        fprintf(stderr, "cotangent: %s %s: cannot be written\n", option, path);
-        return false;
+    io_error error;
+    return path == NULL || io_can_write(path, &error) || complain(option, &error);
+}
+
+bool write_json(const json_t *rows, const char *path)
+{
+    io_writer writer;
+    io_error error;
+    char *text = json_dumps(rows, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6));
+    bool good = text != NULL || io_fail(&error, path, "cannot be written: the rows are no JSON");
+    if (good && (good = io_open(&writer, path, &error))) {
+        good = io_write(&writer, text, strlen(text), &error) && io_publish(&writer, 1, &error);
+        io_abandon(&writer);
     }
-    fclose(file);
-    unlink(partial);
-    return true;
+    free(text);
+    return good || complain("--json", &error);
+}
+
+bool write_plot(const json_t *rows, const char *path, const char *(*draw)(const json_t *rows, const char *path))
+{
+    io_writer writer;
+    io_error error;
+    if (!io_open(&writer, path, &error))
+        return complain("--plot", &error);
+    const char *failed = draw(rows, writer.partial);
+    const bool good = failed == NULL ? io_publish(&writer, 1, &error) : io_fail(&error, path, "%s", failed);
+    io_abandon(&writer);
+    return good || complain("--plot", &error);
 }
 
 void show_progress(void *context, double share, const char *what)

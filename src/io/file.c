@@ -18,8 +18,16 @@ enum { SHOWN_PATH = 240, BUFFER_SIZE = 1 << 16, OPEN_ATTEMPTS = 8 };
 
 /* ---- messages ----------------------------------------------------------------------------------------- */
 
+static void keep_on_one_line(io_error *error)
+{
+    for (char *c = error->text; *c != '\0'; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
+}
+
 bool io_fail(io_error *error, const char *path, const char *format, ...)
 {
+    error->out_of_memory = false;
     const size_t length = strlen(path);
     const int prefix = snprintf(error->text, sizeof error->text, "%s%s: ", length > SHOWN_PATH ? "..." : "",
                                 length > SHOWN_PATH ? path + length - SHOWN_PATH : path);
@@ -27,10 +35,22 @@ bool io_fail(io_error *error, const char *path, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(error->text + prefix, sizeof error->text - (size_t)prefix, format, arguments);
     va_end(arguments);
-    for (char *c = error->text; *c != '\0'; c++)
-        if ((unsigned char)*c < ' ' || *c == 0x7f)
-            *c = '?';
+    keep_on_one_line(error);
     return false;
+}
+
+bool io_no_memory(io_error *error, const char *path, const char *what)
+{
+    io_fail(error, path, "out of memory (%s)", what);
+    error->out_of_memory = true;
+    return false;
+}
+
+/* For a call of the system that has just failed. */
+static bool fail_with_errno(io_error *error, const char *path, const char *what)
+{
+    const int cause = errno;
+    return cause == ENOMEM ? io_no_memory(error, path, what) : io_fail(error, path, "%s: %s", what, strerror(cause));
 }
 
 /* ---- mapping ------------------------------------------------------------------------------------------ */
@@ -58,7 +78,7 @@ static bool map_descriptor(io_mapping *mapping, int fd, const char *path, io_err
     void *bytes = mmap(NULL, mapping->size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (bytes == MAP_FAILED) {
         *mapping = (io_mapping){0};
-        return io_fail(error, path, "cannot be mapped: %s", strerror(errno));
+        return fail_with_errno(error, path, "cannot be mapped");
     }
     mapping->bytes = bytes;
     return true;
@@ -138,7 +158,7 @@ bool io_serve(const io_array *array, const char *path, const char *what, cot_ten
         return true;
     void *memory = calloc((size_t)count_elements(&array->stored) + 1, size);
     if (memory == NULL)
-        return io_fail(error, path, "no memory to convert %s", what);
+        return io_no_memory(error, path, "to convert it");
     if (!convert(array, memory, path, what, error)) {
         free(memory);
         return false;
@@ -155,52 +175,108 @@ static void close_writer(io_writer *writer)
         close(writer->fd);
     free(writer->path);
     free(writer->partial);
+    free(writer->previous);
     *writer = (io_writer){.fd = -1};
 }
 
-/* Opens PATH.partial and locks it. Its last owner may have renamed it between our opening and our locking: then what we
- * hold has become the published file, and we try again. */
+static bool is_named(int fd, const char *name)
+{
+    struct stat held, named;
+    return fstat(fd, &held) == 0 && lstat(name, &named) == 0 && named.st_dev == held.st_dev &&
+           named.st_ino == held.st_ino;
+}
+
+/* A file system without locks gives them to everybody. */
+static bool lock(int fd)
+{
+    return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+/* Removes the partial file of a process that was killed. A read-only one can be locked too, but not on NFS. */
+static bool remove_leftover(const io_writer *writer, io_error *error)
+{
+    const int flags = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+    struct stat held;
+    int fd = open(writer->partial, O_RDWR | flags);
+    if (fd < 0 && errno == EACCES)
+        fd = open(writer->partial, O_RDONLY | flags);
+    if (fd < 0)
+        return errno == ENOENT || fail_with_errno(error, writer->partial, "is in the way");
+    bool good = true;
+    if (fstat(fd, &held) == 0 && !S_ISREG(held.st_mode))
+        good = io_fail(error, writer->partial, "is in the way: it is %s", kind_of(held.st_mode));
+    else if (!lock(fd))
+        good = io_fail(error, writer->path, "another process is writing it");
+    else if (is_named(fd, writer->partial) && unlink(writer->partial) != 0)
+        good = fail_with_errno(error, writer->partial, "is in the way");
+    close(fd);
+    return good;
+}
+
+/* Makes PATH.partial and locks it. Another process may have taken our file for a leftover before we locked it: then we try
+ * again. */
 static bool open_partial(io_writer *writer, io_error *error)
 {
+    const mode_t mode = writer->mode >= 0 ? 0600 : 0666;
     for (int attempt = 0; attempt < OPEN_ATTEMPTS; attempt++) {
-        struct stat held, named;
-        writer->fd =
-            open(writer->partial, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, (mode_t)0666);
-        if (writer->fd < 0 || fstat(writer->fd, &held) != 0)
-            return io_fail(error, writer->path, "cannot be written: %s", strerror(errno));
-        if (!S_ISREG(held.st_mode))
-            return io_fail(error, writer->partial, "is in the way: it is %s", kind_of(held.st_mode));
-        if (flock(writer->fd, LOCK_EX | LOCK_NB) != 0)
-            return io_fail(error, writer->path, "another process is writing it");
-        if (lstat(writer->partial, &named) == 0 && named.st_dev == held.st_dev && named.st_ino == held.st_ino) {
-            if (ftruncate(writer->fd, 0) == 0)
-                return true;
-            return io_fail(error, writer->path, "cannot be written: %s", strerror(errno));
+        writer->fd = open(writer->partial, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+        if (writer->fd < 0 && errno == EEXIST) {
+            if (!remove_leftover(writer, error))
+                return false;
+            continue;
         }
+        if (writer->fd < 0)
+            return fail_with_errno(error, writer->path, "cannot be written");
+        if (lock(writer->fd) && is_named(writer->fd, writer->partial))
+            return true;
         close(writer->fd);
         writer->fd = -1;
     }
     return io_fail(error, writer->path, "other processes are writing it");
 }
 
+/* The file that is to be written: `path`, or where it is a symbolic link, the file that it names. */
+static char *find_target(const char *path, io_error *error)
+{
+    struct stat there;
+    const bool is_link = lstat(path, &there) == 0 && S_ISLNK(there.st_mode);
+    char *target = is_link ? realpath(path, NULL) : strdup(path);
+    if (target == NULL && is_link && errno == ENOENT)
+        io_fail(error, path, "is a symbolic link to a file that is not there");
+    else if (target == NULL)
+        fail_with_errno(error, path, "cannot be written");
+    return target;
+}
+
 bool io_open(io_writer *writer, const char *path, io_error *error)
 {
     struct stat there;
-    *writer = (io_writer){.fd = -1};
+    *writer = (io_writer){.fd = -1, .mode = -1};
     if (path[0] == '\0')
         return io_fail(error, "\"\"", "is no file name");
-    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode))
-        return io_fail(error, path, "is %s, expected a regular file or none", kind_of(there.st_mode));
-    writer->path = strdup(path);
-    if (writer->path == NULL || asprintf(&writer->partial, "%s.partial", path) < 0) {
-        free(writer->path);
-        *writer = (io_writer){.fd = -1};
-        return io_fail(error, path, "no memory");
+    if (stat(path, &there) == 0) {
+        if (!S_ISREG(there.st_mode))
+            return io_fail(error, path, "is %s, expected a regular file or none", kind_of(there.st_mode));
+        writer->mode = (int)(there.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO));
     }
-    if (open_partial(writer, error))
+    writer->path = find_target(path, error);
+    bool good = writer->path != NULL;
+    if (good && (asprintf(&writer->partial, "%s.partial", writer->path) < 0 ||
+                 asprintf(&writer->previous, "%s.old", writer->partial) < 0))
+        good = io_no_memory(error, path, "for its name");
+    if (good && open_partial(writer, error))
         return true;
     close_writer(writer);
     return false;
+}
+
+bool io_can_write(const char *path, io_error *error)
+{
+    io_writer writer;
+    if (!io_open(&writer, path, error))
+        return false;
+    io_abandon(&writer);
+    return true;
 }
 
 bool io_write(io_writer *writer, const void *data, size_t bytes, io_error *error)
@@ -208,10 +284,19 @@ bool io_write(io_writer *writer, const void *data, size_t bytes, io_error *error
     for (size_t done = 0; done < bytes;) {
         const ssize_t written = write(writer->fd, (const char *)data + done, bytes - done);
         if (written < 0 && errno != EINTR)
-            return io_fail(error, writer->path, "cannot be written: %s", strerror(errno));
+            return fail_with_errno(error, writer->path, "cannot be written");
         done += written > 0 ? (size_t)written : 0;
     }
     return true;
+}
+
+bool io_print(io_writer *writer, io_error *error, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    const int printed = vdprintf(writer->fd, format, arguments);
+    va_end(arguments);
+    return printed >= 0 || fail_with_errno(error, writer->path, "cannot be written");
 }
 
 static bool is_row_major(const cot_tensor *tensor)
@@ -273,21 +358,64 @@ void io_abandon(io_writer *writer)
 
 /* ---- publishing --------------------------------------------------------------------------------------- */
 
-/* With others to follow, exchanges the two names, so that it can be undone; where there is nothing at `path` yet, or on
- * a file system that cannot exchange, renames. */
-static bool put_in_place(io_writer *writer, bool is_alone, io_error *error)
+/* A file system without permissions refuses, and has none to keep. */
+static void set_mode(int fd, int mode)
 {
-    writer->is_exchanged =
-        !is_alone && renameat2(AT_FDCWD, writer->partial, AT_FDCWD, writer->path, RENAME_EXCHANGE) == 0;
-    if (!writer->is_exchanged && rename(writer->partial, writer->path) != 0)
-        return io_fail(error, writer->path, "cannot be put in place: %s", strerror(errno));
-    return true;
+    if (mode >= 0)
+        fchmod(fd, (mode_t)mode);
 }
 
-static void take_back(const io_writer *writer)
+static bool finish_file(const io_writer *writer, io_error *error)
 {
-    const unsigned flags = writer->is_exchanged ? RENAME_EXCHANGE : RENAME_NOREPLACE;
-    renameat2(AT_FDCWD, writer->path, AT_FDCWD, writer->partial, flags);
+    set_mode(writer->fd, writer->mode);
+    return fsync(writer->fd) == 0 || fail_with_errno(error, writer->path, "cannot be written");
+}
+
+/* A copy of the old file, for file systems without hard links. */
+static bool copy_old_file(io_writer *writer, io_error *error)
+{
+    io_mapping old;
+    if (!io_map(&old, writer->path, error))
+        return false;
+    io_writer copy = {.fd = open(writer->previous, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600),
+                      .path = writer->previous};
+    bool good = copy.fd >= 0 || fail_with_errno(error, writer->previous, "cannot be written");
+    if (good) {
+        writer->is_kept = true;
+        set_mode(copy.fd, writer->mode);
+        good = io_write(&copy, old.bytes, old.size, error);
+        close(copy.fd);
+    }
+    io_unmap(&old);
+    return good;
+}
+
+/* Gives the old file, if there is one, a second name. */
+static bool keep_old_file(io_writer *writer, io_error *error)
+{
+    unlink(writer->previous);
+    writer->is_kept = link(writer->path, writer->previous) == 0;
+    return writer->is_kept || errno == ENOENT || copy_old_file(writer, error);
+}
+
+static bool put_in_place(io_writer *writer, io_error *error)
+{
+    if (!keep_old_file(writer, error))
+        return false;
+    writer->is_placed = rename(writer->partial, writer->path) == 0;
+    return writer->is_placed || fail_with_errno(error, writer->path, "cannot be put in place");
+}
+
+/* Where the old file cannot be put back, it stays under its second name, and the message says where. */
+static void take_back(io_writer *writer, io_error *error)
+{
+    if (!writer->is_placed || (writer->is_kept ? rename(writer->previous, writer->path) : unlink(writer->path)) == 0)
+        return;
+    const size_t length = strlen(error->text);
+    snprintf(error->text + length, sizeof error->text - length, "; %s is the new file%s%s", writer->path,
+             writer->is_kept ? ", the old one is " : "", writer->is_kept ? writer->previous : "");
+    keep_on_one_line(error);
+    writer->is_kept = false;
 }
 
 /* A rename lasts once its folder is on the disk; some file systems cannot sync one, and say EINVAL. */
@@ -308,18 +436,22 @@ static bool sync_folder(const char *path, io_error *error)
 bool io_publish(io_writer *writers, int count, io_error *error)
 {
     bool good = true;
-    int placed = 0;
     for (int i = 0; i < count && good; i++)
-        if (fsync(writers[i].fd) != 0)
-            good = io_fail(error, writers[i].path, "cannot be written: %s", strerror(errno));
-    while (good && placed < count && (good = put_in_place(&writers[placed], count == 1, error)))
-        placed++;
-    while (!good && placed > 0)
-        take_back(&writers[--placed]);
+        good = finish_file(&writers[i], error);
+    for (int i = 0; i < count && good; i++)
+        good = put_in_place(&writers[i], error);
+    for (int i = 0; i < count && good; i++)
+        good = sync_folder(writers[i].path, error);
+    for (int i = count - 1; i >= 0 && !good; i--)
+        take_back(&writers[i], error);
     for (int i = 0; i < count; i++) {
-        if (!good || writers[i].is_exchanged)
+        io_error ignored;
+        if (!good) {
             unlink(writers[i].partial);
-        good = good && sync_folder(writers[i].path, error);
+            sync_folder(writers[i].path, &ignored);
+        }
+        if (writers[i].is_kept)
+            unlink(writers[i].previous);
         close_writer(&writers[i]);
     }
     return good;

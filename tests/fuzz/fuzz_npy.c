@@ -11,7 +11,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static const char name[] = "the.npy", front[] = "\x93NUMPY\x01\x00??";
     file_input input = make_file(data, size, front, sizeof front - 1, 2);
     npy_file file;
-    io_error error = {{0}};
+    io_error error = {.text = ""};
     if (npy_parse(&file, name, input.bytes, input.size, &error)) {
         read_view(&file.tensor, input.size);
         npy_close(&file);

@@ -11,7 +11,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static const char name[] = "the.safetensors", front[8] = "";
     file_input input = make_file(data, size, front, sizeof front, sizeof front);
     safetensors_file file;
-    io_error error = {{0}};
+    io_error error = {.text = ""};
     cot_tensor view;
     if (safetensors_parse(&file, name, input.bytes, input.size, &error)) {
         for (int i = 0; i < file.count; i++) {
