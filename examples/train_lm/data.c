@@ -26,6 +26,13 @@ __attribute__((format(printf, 2, 3))) static bool fail(corpus *c, const char *fo
     return false;
 }
 
+/* For a call of the system that has just failed. */
+static bool fail_with_errno(corpus *c, const char *path)
+{
+    c->out_of_memory = errno == ENOMEM;
+    return fail(c, "%s: %s", path, strerror(errno));
+}
+
 /* Makes room for `more` bytes beyond the string's end; false if there is no memory. */
 static bool reserve(byte_string *s, int64_t more)
 {
@@ -71,18 +78,17 @@ bool corpus_add_file(corpus *c, const char *path)
     const int64_t begin = c->training.count;
     FILE *file = fopen(path, "rb");
     if (file == NULL)
-        return fail(c, "%s: %s", path, strerror(errno));
+        return fail_with_errno(c, path);
     errno = 0;
-    const bool complete = read_all(file, &c->training);
-    const int error = errno;
+    const bool complete = read_all(file, &c->training) || fail_with_errno(c, path);
     fclose(file);
     if (!complete)
-        return fail(c, "%s: %s", path, strerror(error));
+        return false;
     const int64_t count = c->training.count - begin;
     if (count == 0)
         return fail(c, "%s: the file is empty", path);
     if (!move_tail(&c->training, c->training.count - count / HELD_OUT_PART, &c->validation))
-        return fail(c, "%s: out of memory", path);
+        return fail_with_errno(c, path);
     c->files++;
     return true;
 }
@@ -138,7 +144,7 @@ static bool add_folder(corpus *c, const char *folder, bool every_name, int depth
     struct dirent **entries;
     const int count = scandir(folder, &entries, NULL, by_name);
     if (count < 0)
-        return true;
+        return errno != ENOMEM || fail_with_errno(c, folder);
     bool good = true;
     for (int i = 0; i < count; i++) {
         good = good && add_entry(c, folder, entries[i]->d_name, every_name, depth);

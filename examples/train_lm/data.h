@@ -20,6 +20,7 @@ typedef struct corpus {
     byte_string training, validation;
     int64_t files;
     char error[DATA_ERROR_SIZE]; /* after a call that returned false: what was wrong, without a newline */
+    bool out_of_memory;          /* ... and that no file is to blame */
 } corpus;
 
 /* Adds one file, whatever its name; false if it cannot be read, is a directory or is empty. */

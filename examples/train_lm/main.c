@@ -38,7 +38,7 @@ static int load_text(corpus *text, const options *o)
     if (o->text_count == 0)
         good = corpus_add_default(text, o->source_dir);
     if (!good)
-        return fail(EXIT_BAD_INPUT, "--text: %s", text->error);
+        return fail(text->out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "--text: %s", text->error);
     const int64_t needed = sampler_bytes_needed(o->batch, o->context);
     if (text->training.count < needed)
         return fail(EXIT_BAD_INPUT,
@@ -123,7 +123,8 @@ static int print_sample(const training *t, const options *o, cot_queue *queue)
         print_text(bytes, o->sample);
     }
     free(bytes);
-    return status == COT_OK ? EXIT_SUCCESS : fail(EXIT_FAILURE, "sampling: %s", cot_error_message());
+    const char *why = cot_error_message(); /* none where the library was not to blame */
+    return status == COT_OK ? EXIT_SUCCESS : fail(EXIT_FAILURE, "sampling: %s", why[0] != '\0' ? why : "out of memory");
 }
 
 static int write_curve(const training *t, const options *o)
@@ -155,7 +156,8 @@ static int explain(const training *t, train_result result)
     case TRAIN_OUT_OF_MEMORY:
         return fail(EXIT_FAILURE, "out of memory: a smaller --batch, --context, --width or --layers needs less");
     case TRAIN_LIBRARY_ERROR: return fail(EXIT_FAILURE, "%s", cot_error_message());
-    case TRAIN_BAD_CHECKPOINT: return fail(EXIT_BAD_INPUT, "--checkpoint %s", t->error.text);
+    case TRAIN_BAD_CHECKPOINT:
+        return fail(t->error.out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "--checkpoint %s", t->error.text);
     case TRAIN_NO_CHECKPOINT: return fail(EXIT_FAILURE, "--checkpoint %s", t->error.text);
     case TRAIN_DIVERGED:
         return fail(EXIT_FAILURE, "the loss is no longer finite after step %lld: try a smaller --lr",
@@ -207,7 +209,7 @@ static int train_several(const corpus *text, const options *o, cot_queue *queue)
     const int count = options_run_count(o);
     io_error error;
     if (o->json != NULL && !io_can_write(o->json, &error))
-        return fail(EXIT_BAD_INPUT, "--json %s", error.text);
+        return fail(error.out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "--json %s", error.text);
     finished_run *runs = calloc((size_t)count, sizeof *runs);
     int status = runs != NULL ? EXIT_SUCCESS : fail(EXIT_FAILURE, "out of memory");
     for (int i = 0; status == EXIT_SUCCESS && i < count; i++) {

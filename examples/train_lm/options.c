@@ -287,12 +287,11 @@ void options_parse(options *o, int argc, char **argv)
                    .source_dir = TRAIN_LM_SOURCE_DIR,
                    .prompt = "The "};
     o->texts = calloc((size_t)argc, sizeof *o->texts);
-    if (o->texts == NULL) {
+    argp_err_exit_status = EXIT_BAD_INPUT;
+    if (o->texts == NULL || argp_parse(&PARSER, argc, argv, 0, NULL, o) != 0) { /* argp too lacked memory */
         fputs("train_lm: out of memory\n", stderr);
         exit(EXIT_FAILURE);
     }
-    argp_err_exit_status = EXIT_BAD_INPUT;
-    argp_parse(&PARSER, argc, argv, 0, NULL, o);
     check_together(o);
     o->attention = o->attention < 0 ? 0 : o->attention;
     o->streams = o->streams < 0 ? 0 : o->streams;

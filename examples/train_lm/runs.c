@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runs.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,17 +35,20 @@ void runs_print(const finished_run *runs, int count, const options *o)
            (long long)runs[0].validation_bytes, (long long)(o->steps * o->batch * o->context));
 }
 
-/* "Intel(R) Xeon(R) Processor, 2 cores", without what JSON would want escaped. */
-static void device_name(char *text, size_t size)
+/* "Intel(R) Xeon(R) Processor, 2 cores", without what JSON would want escaped. False if there is no memory. */
+static bool device_name(char *text, size_t size)
 {
     char line[256], name[200] = "unknown processor";
     FILE *file = fopen("/proc/cpuinfo", "r");
+    if (file == NULL && errno == ENOMEM)
+        return false;
     while (file != NULL && fgets(line, sizeof line, file) != NULL)
         if (sscanf(line, "model name : %199[^\n\"\\]", name) == 1)
             break;
     if (file != NULL)
         fclose(file);
     snprintf(text, size, "%s, %ld cores", name, sysconf(_SC_NPROCESSORS_ONLN));
+    return true;
 }
 
 static bool write_runs(io_writer *writer, const finished_run *runs, int count, const options *o, int threads,
@@ -52,8 +56,7 @@ static bool write_runs(io_writer *writer, const finished_run *runs, int count, c
 {
     char device[256], date[16];
     const time_t now = time(NULL);
-    bool good = true;
-    device_name(device, sizeof device);
+    bool good = device_name(device, sizeof device) || io_no_memory(error, o->json, "for the processor's name");
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
     for (int i = 0; good && i < count; i++) {
         const finished_run *r = &runs[i];

@@ -228,7 +228,7 @@ static cot_status run_on_host(bound_case *b, const cot_direction *direction, cot
         /* Exactly as many bytes as were asked for: the sanitizer sees one more. */
         workspace = aligned_alloc(COT_ALIGNMENT, cot_align(bytes));
         if (workspace == NULL)
-            exit(1);
+            out_of_memory(cot_align(bytes));
         memset(workspace, POISON, cot_align(bytes));
     }
     set_workspace(b->args, direction, workspace, bytes);

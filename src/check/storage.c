@@ -5,18 +5,27 @@
 #include "core/queue.h"
 #include "core/tensor.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { GUARD = 256 };
+
+void out_of_memory(size_t bytes)
+{
+    static atomic_flag is_ending = ATOMIC_FLAG_INIT;
+    while (atomic_flag_test_and_set(&is_ending))
+        pause();
+    fprintf(stderr, "cotangent: out of memory (%zu bytes)\n", bytes);
+    exit(1);
+}
 
 void *allocate(size_t count, size_t size)
 {
     void *memory = calloc(count + 1, size);
-    if (memory == NULL) {
-        fprintf(stderr, "cotangent: no memory for %zu elements of %zu bytes\n", count, size);
-        exit(1);
-    }
+    if (memory == NULL)
+        out_of_memory(count * size);
     return memory;
 }
 
@@ -51,10 +60,8 @@ storage storage_make(const cot_tensor *like, int64_t offset, bool guarded)
     cot_extent(like, &low, &high);
     const size_t front = cot_align((size_t)-low) + (size_t)(offset * size) + GUARD;
     s.bytes = cot_align(front + (size_t)high + GUARD);
-    if (posix_memalign((void **)&s.memory, COT_ALIGNMENT, s.bytes) != 0) {
-        fprintf(stderr, "cotangent: no memory for %zu bytes\n", s.bytes);
-        exit(1);
-    }
+    if (posix_memalign((void **)&s.memory, COT_ALIGNMENT, s.bytes) != 0)
+        out_of_memory(s.bytes);
     memset(s.memory, POISON, s.bytes);
     s.view.data = s.memory + front;
     if (!guarded)

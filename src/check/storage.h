@@ -17,7 +17,7 @@ typedef struct storage {
 
 /* Memory for a tensor of `like`'s dtype, shape and strides that begins `offset` elements after an aligned address;
  * every byte 0xff, which is NaN in all float dtypes. `guarded` also records which bytes are nobody's. An absent
- * tensor gets no memory. Aborts when there is none to be had. */
+ * tensor gets no memory. */
 storage storage_make(const cot_tensor *like, int64_t offset, bool guarded);
 void storage_free(storage *s);
 
@@ -34,8 +34,5 @@ void tensor_store(const cot_tensor *view, const double *values);
 
 /* Copies row-major int32 data into an i32 or u8 view. */
 void tensor_store_integers(const cot_tensor *view, const int32_t *data);
-
-/* calloc that does not fail: without memory there is nothing to test. */
-void *allocate(size_t count, size_t size);
 
 #endif

@@ -71,7 +71,7 @@ int command_bench(int argc, char **argv)
         0,
         0};
     static bench_input input = {.options = {.progress = show_progress}};
-    argp_parse(&parser, argc, argv, 0, NULL, &input);
+    parse_arguments(&parser, argc, argv, &input);
     if (!can_write("--json", input.json) || !can_write("--plot", input.plot))
         return 2;
     if (!backend_works(input.options.backend))

@@ -47,7 +47,7 @@ int command_check(int argc, char **argv)
         0,
         0};
     check_options options = {.repeat = 2, .jobs = (int)sysconf(_SC_NPROCESSORS_ONLN), .progress = show_progress};
-    argp_parse(&parser, argc, argv, 0, NULL, &options);
+    parse_arguments(&parser, argc, argv, &options);
     if (!backend_works(options.backend))
         return 1;
     return check_run(&options) > 0;

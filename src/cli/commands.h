@@ -20,6 +20,12 @@ int command_run(int argc, char **argv);
 int command_diff(int argc, char **argv);
 int command_doctor(int argc, char **argv);
 
+/* argp_parse, which ends the program where there is no memory to parse them. */
+void parse_arguments(const struct argp *parser, int argc, char **argv, void *input);
+
+/* Of a call that the library refused: 2 where the user can do something about it, 1 where the machine fails. */
+int exit_status(cot_status status);
+
 /* The op, or the direction of an op, with this name; ends the program through argp_error, which names what there is,
  * if none has it. */
 const cot_op *find_op(const struct argp_state *state, const char *name);

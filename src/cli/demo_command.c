@@ -75,7 +75,7 @@ int command_demo(int argc, char **argv)
         0,
         0};
     demo_input input = {.options = {.verify = true, .progress = show_progress}};
-    argp_parse(&parser, argc, argv, 0, NULL, &input);
+    parse_arguments(&parser, argc, argv, &input);
     if (!can_write("--json", input.json) || !can_write("--plot", input.plot))
         return 2;
     if (!backend_works(input.options.backend))

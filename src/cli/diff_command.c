@@ -239,7 +239,7 @@ int command_diff(int argc, char **argv)
         0,
         0};
     diff_input input = {.terms = DEFAULT_TERMS};
-    argp_parse(&parser, argc, argv, 0, NULL, &input);
+    parse_arguments(&parser, argc, argv, &input);
     tensor_file files[2] = {0};
     diff_tally tally = {.growth = sqrt((double)input.terms)};
     io_error error;
@@ -251,7 +251,7 @@ int command_diff(int argc, char **argv)
     if (!good) {
         fflush(stdout);
         fprintf(stderr, "cotangent: %s\n", error.text);
-        return 2;
+        return error.out_of_memory ? 1 : 2;
     }
     printf("%" PRId64 " the same, %" PRId64 " within the rule, %" PRId64 " beyond it\n", tally.same, tally.within,
            tally.beyond);

@@ -273,7 +273,7 @@ int command_doctor(int argc, char **argv)
         0,
         0,
         0};
-    argp_parse(&parser, argc, argv, 0, NULL, NULL);
+    parse_arguments(&parser, argc, argv, NULL);
     printf("cotangent %s\n", cot_version());
     cot_queue *queue = NULL;
     if (cot_queue_create(NULL, &queue) != COT_OK)

@@ -16,9 +16,10 @@
 static cot_queue *default_queue(void)
 {
     cot_queue *queue = NULL;
-    if (cot_queue_create(NULL, &queue) != COT_OK) {
+    const cot_status status = cot_queue_create(NULL, &queue);
+    if (status != COT_OK) {
         fprintf(stderr, "cotangent: %s\n", cot_error_message());
-        exit(2);
+        exit(exit_status(status));
     }
     return queue;
 }
@@ -60,7 +61,7 @@ int command_info(int argc, char **argv)
     static const struct argp_option options[] = {{"json", 'j', 0, 0, "Print JSON", 0}, {0}};
     static const struct argp parser = {options, parse_info, "", "This machine, the backends and the version.", 0, 0, 0};
     bool json = false;
-    argp_parse(&parser, argc, argv, 0, NULL, &json);
+    parse_arguments(&parser, argc, argv, &json);
     char device[256];
     device_name(device, sizeof device);
     cot_queue *queue = default_queue();
@@ -146,7 +147,7 @@ int command_ops(int argc, char **argv)
 {
     static const struct argp parser = {
         0, parse_nothing, "", "The ops, their kernels, and which of them this machine runs and takes.", 0, 0, 0};
-    argp_parse(&parser, argc, argv, 0, NULL, NULL);
+    parse_arguments(&parser, argc, argv, NULL);
     cot_queue *queue = default_queue();
     uint32_t cuda_isa;
     cuda_state(&cuda_isa);
@@ -204,7 +205,7 @@ int command_explain(int argc, char **argv)
         0,
         0};
     explain_input input = {0};
-    argp_parse(&parser, argc, argv, 0, NULL, &input);
+    parse_arguments(&parser, argc, argv, &input);
     const cot_direction *direction = &input.op->directions[input.direction];
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0, status = 0;
@@ -212,9 +213,10 @@ int command_explain(int argc, char **argv)
     char text[256];
     describe_case(find_cases(input.op), &input.c, text, sizeof text);
     printf("%s %s\n", input.op->name, text);
-    if (cot_op_explain(direction, queue, input.c.args, choices, &count) != COT_OK) {
+    const cot_status explained = cot_op_explain(direction, queue, input.c.args, choices, &count);
+    if (explained != COT_OK) {
         fprintf(stderr, "cotangent: %s\n", cot_error_message());
-        status = 2;
+        status = exit_status(explained);
     }
     for (int i = 0; i < count && status == 0; i++) {
         printf("  %-46s ", choices[i].kernel->name);

@@ -3,6 +3,7 @@
  * main.c: the program: `cotangent COMMAND [OPTION...]`. */
 #include "commands.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,8 +34,26 @@ static void print_help(FILE *file)
             "\n`cotangent COMMAND --help` lists a command's options; `cotangent --version` prints the version.\n");
 }
 
+static void *json_allocate(size_t bytes)
+{
+    void *memory = malloc(bytes);
+    if (memory == NULL)
+        out_of_memory(bytes);
+    return memory;
+}
+
+/* What was printed counts as an output. */
+static int finish(int status)
+{
+    if ((fflush(stdout) == 0 && !ferror(stdout)) || status != 0)
+        return status;
+    fprintf(stderr, "cotangent: standard output: %s\n", strerror(errno));
+    return 1;
+}
+
 int main(int argc, char **argv)
 {
+    json_set_alloc_funcs(json_allocate, free);
     argp_err_exit_status = 2; /* of wrong usage, in all commands */
     signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error like a full disk, not the end */
     if (argc < 2) {
@@ -55,7 +74,7 @@ int main(int argc, char **argv)
         static char name[64]; /* argp keeps it */
         snprintf(name, sizeof name, "cotangent %s", commands[i].name);
         argv[1] = name;
-        return commands[i].run(argc - 1, argv + 1);
+        return finish(commands[i].run(argc - 1, argv + 1));
     }
     fprintf(stderr, "cotangent: '%s' is no command; `cotangent --help` lists them\n", argv[1]);
     return 2;

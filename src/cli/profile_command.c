@@ -99,7 +99,7 @@ int command_profile(int argc, char **argv)
         0,
         0};
     profile_input input = {.options = {3, 3, 3}, .backend = COT_BACKEND_CUDA, .direction = -1};
-    argp_parse(&parser, argc, argv, 0, NULL, &input);
+    parse_arguments(&parser, argc, argv, &input);
     if (input.backend == COT_BACKEND_CPU) {
         fprintf(stderr, "cotangent: profile measures copies to a GPU and back, of which backend cpu makes none; "
                         "`cotangent bench` times its kernels\n");

@@ -32,7 +32,6 @@ typedef struct run_input {
     cot_backend backend;
     int threads;
     tensor_file files[COT_MAX_FIELDS + 1]; /* the last one is --in's */
-    bool made_folder;
 } run_input;
 
 /* ---- the command line --------------------------------------------------------------------------------- */
@@ -246,7 +245,7 @@ static void parse_command_line(run_input *input, int argc, char **argv)
     const bool asks =
         words < 3 && words < argc &&
         (strcmp(argv[words], "--help") == 0 || strcmp(argv[words], "-?") == 0 || strcmp(argv[words], "--usage") == 0);
-    argp_parse(&first, asks ? words + 1 : words, argv, 0, NULL, input);
+    parse_arguments(&first, asks ? words + 1 : words, argv, input);
     static struct argp_option table[MAX_OPTIONS];
     static char name[128], doc[2048];
     make_table(input->direction, table);
@@ -259,13 +258,14 @@ static void parse_command_line(run_input *input, int argc, char **argv)
             input->wanted |= 1u << f;
     memcpy(input->args, &input->direction->args_size, sizeof input->direction->args_size);
     argv[2] = name;
-    argp_parse(&second, argc - 2, argv + 2, 0, NULL, input);
+    parse_arguments(&second, argc - 2, argv + 2, input);
 }
 
 /* ---- inputs ------------------------------------------------------------------------------------------- */
 
 static bool fail(io_error *error, const char *message)
 {
+    *error = (io_error){.out_of_memory = false};
     snprintf(error->text, sizeof error->text, "%s", message);
     return false;
 }
@@ -370,25 +370,22 @@ static void bind(run_input *input, bound_case *b)
 /* ---- outputs ------------------------------------------------------------------------------------------ */
 
 /* Better before the work than after it. */
-static bool check_place(run_input *input, io_error *error)
+static bool check_place(const run_input *input, io_error *error)
 {
     struct stat there;
     if (input->out == NULL)
         return true;
     const bool exists = stat(input->out, &there) == 0;
     if (is_safetensors_name(input->out)) {
-        char folder[4096];
         if (exists && !S_ISREG(there.st_mode))
             return io_fail(error, input->out, "is there and is no regular file");
-        snprintf(folder, sizeof folder, "%s", input->out);
-        return access(dirname(folder), W_OK | X_OK) == 0 || io_fail(error, input->out, "%s", strerror(errno));
-    }
-    if (exists && !S_ISDIR(there.st_mode))
+    } else if (exists && !S_ISDIR(there.st_mode)) {
         return io_fail(error, input->out, "is a file, expected a folder or a FILE.safetensors");
-    if (exists)
-        return access(input->out, W_OK | X_OK) == 0 || io_fail(error, input->out, "%s", strerror(errno));
-    input->made_folder = mkdir(input->out, 0777) == 0;
-    return input->made_folder || io_fail(error, input->out, "%s", strerror(errno));
+    }
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s", input->out);
+    const char *into = exists && S_ISDIR(there.st_mode) ? input->out : dirname(folder);
+    return access(into, W_OK | X_OK) == 0 || io_fail(error, input->out, "%s", strerror(errno));
 }
 
 static bool is_output(const run_input *input, const bound_case *b, int f)
@@ -397,20 +394,14 @@ static bool is_output(const run_input *input, const bound_case *b, int f)
            cot_present(&b->fields[f].view);
 }
 
-static bool write_outputs(const run_input *input, const bound_case *b, io_error *error)
+static bool write_into_folder(const char *folder, const safetensors_item *items, int count, io_error *error)
 {
     io_writer writers[COT_MAX_FIELDS];
-    safetensors_item items[COT_MAX_FIELDS];
-    int count = 0, prepared = 0;
-    for (int f = 0; f < input->direction->field_count; f++)
-        if (is_output(input, b, f))
-            items[count++] = (safetensors_item){input->direction->fields[f].name, b->fields[f].view};
-    if (is_safetensors_name(input->out))
-        return safetensors_write(input->out, items, count, NULL, error);
+    int prepared = 0;
     for (; prepared < count; prepared++) {
         char path[4096];
-        if (snprintf(path, sizeof path, "%s/%s.npy", input->out, items[prepared].name) >= (int)sizeof path) {
-            io_fail(error, input->out, "the name is too long");
+        if (snprintf(path, sizeof path, "%s/%s.npy", folder, items[prepared].name) >= (int)sizeof path) {
+            io_fail(error, folder, "the name is too long");
             break;
         }
         if (!npy_prepare(&writers[prepared], path, &items[prepared].tensor, error))
@@ -421,6 +412,25 @@ static bool write_outputs(const run_input *input, const bound_case *b, io_error 
     while (prepared > 0)
         io_abandon(&writers[--prepared]);
     return false;
+}
+
+/* The folder is made here, after all of the work, which can end the program. */
+static bool write_outputs(const run_input *input, const bound_case *b, io_error *error)
+{
+    safetensors_item items[COT_MAX_FIELDS];
+    int count = 0;
+    for (int f = 0; f < input->direction->field_count; f++)
+        if (is_output(input, b, f))
+            items[count++] = (safetensors_item){input->direction->fields[f].name, b->fields[f].view};
+    if (is_safetensors_name(input->out))
+        return safetensors_write(input->out, items, count, NULL, error);
+    const bool made_folder = mkdir(input->out, 0777) == 0;
+    if (!made_folder && errno != EEXIST)
+        return io_fail(error, input->out, "%s", strerror(errno));
+    const bool good = write_into_folder(input->out, items, count, error);
+    if (!good && made_folder)
+        rmdir(input->out);
+    return good;
 }
 
 static void print_result(const run_input *input, const bound_case *b, const cot_kernel *kernel, const cot_queue *queue)
@@ -441,12 +451,6 @@ static void print_result(const run_input *input, const bound_case *b, const cot_
 }
 
 /* ---- the call ----------------------------------------------------------------------------------------- */
-
-/* 2 where the user can do something about it, 1 where the machine fails. */
-static int exit_status(cot_status status)
-{
-    return status == COT_OUT_OF_MEMORY || status == COT_NO_DEVICE || status == COT_DEVICE_ERROR ? 1 : 2;
-}
 
 static int complain(const io_error *error, int status)
 {
@@ -487,7 +491,7 @@ static int run_on_queue(run_input *input, cot_queue *queue)
     io_error error;
     const cot_kernel *kernel = NULL;
     if (!load_inputs(input, &error))
-        return complain(&error, 2);
+        return complain(&error, error.out_of_memory ? 1 : 2);
     const cot_status prepared = prepare(input, queue, &kernel, &error);
     if (prepared != COT_OK)
         return complain(&error, exit_status(prepared));
@@ -497,8 +501,6 @@ static int run_on_queue(run_input *input, cot_queue *queue)
     bind(input, &b);
     const int status = run_bound(input, &b, queue, kernel);
     bound_case_free(&b, input->direction);
-    if (status != 0 && input->made_folder)
-        rmdir(input->out);
     return status;
 }
 

@@ -10,6 +10,20 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+void parse_arguments(const struct argp *parser, int argc, char **argv, void *input)
+{
+    const error_t error = argp_parse(parser, argc, argv, 0, NULL, input);
+    if (error == 0)
+        return;
+    fprintf(stderr, "cotangent: the command line: %s\n", strerror(error));
+    exit(1);
+}
+
+int exit_status(cot_status status)
+{
+    return status == COT_OUT_OF_MEMORY || status == COT_NO_DEVICE || status == COT_DEVICE_ERROR ? 1 : 2;
+}
+
 const cot_op *find_op(const struct argp_state *state, const char *name)
 {
     char known[512] = "";

@@ -49,7 +49,7 @@ bool tensor_file_open_one(tensor_file *file, const char *place, cot_tensor *view
     if (colon == NULL)
         return tensor_file_open(file, place, error) && tensor_file_get(file, 0, view, error);
     char *path = strndup(place, (size_t)(colon - place) + strlen(ENDING));
-    const bool opened = path != NULL ? tensor_file_open(file, path, error) : io_fail(error, place, "no memory");
+    const bool opened = path != NULL ? tensor_file_open(file, path, error) : io_no_memory(error, place, "for its name");
     free(path);
     if (!opened)
         return false;

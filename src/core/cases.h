@@ -97,4 +97,13 @@ static inline cot_tensor *cot_field_tensor(const cot_field *field, void *args)
     return (cot_tensor *)((char *)args + field->offset);
 }
 
+/* ---- memory of the program and of the oracles ---------------------------------------------------------------- */
+
+/* Prints one line and ends the program with exit status 1. For several threads at once, it prints one line. No file may be half
+ * written then: the program opens its outputs after all of its work. */
+_Noreturn void out_of_memory(size_t bytes);
+
+/* calloc of one element more, so that none is never NULL; out_of_memory where there is no memory. */
+void *allocate(size_t count, size_t size);
+
 #endif

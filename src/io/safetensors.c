@@ -18,6 +18,33 @@ static const struct {
 } TYPES[] = {{"F32", 4, COT_F32}, {"F16", 2, COT_F16}, {"BF16", 2, COT_BF16}, {"F64", 8, COT_F64},
              {"I32", 4, COT_I32}, {"I64", 8, COT_I32}, {"U8", 1, COT_U8},     {"BOOL", 1, COT_U8}};
 
+/* ---- jansson's memory --------------------------------------------------------------------------------- */
+
+/* jansson takes a lack of memory for bad JSON, or passes over it. */
+static _Thread_local bool json_lacked_memory;
+static json_malloc_t other_malloc;
+static json_free_t other_free;
+
+static void *json_allocate(size_t bytes)
+{
+    void *memory = malloc(bytes);
+    json_lacked_memory = json_lacked_memory || memory == NULL;
+    return memory;
+}
+
+/* Between the two, json_lacked_memory says whether jansson asked for memory in vain. */
+static void json_begin(void)
+{
+    json_lacked_memory = false;
+    json_get_alloc_funcs(&other_malloc, &other_free);
+    json_set_alloc_funcs(json_allocate, free);
+}
+
+static void json_end(void)
+{
+    json_set_alloc_funcs(other_malloc, other_free);
+}
+
 /* ---- the header --------------------------------------------------------------------------------------- */
 
 /* A tensor's name in messages, however long it is. */
@@ -141,14 +168,18 @@ static bool read_header(safetensors_file *file, const char *text, size_t length,
     json_t *value;
     if (length == 0 || text[0] != '{')
         return io_fail(error, file->path, "is no .safetensors file: its header does not begin with '{'");
+    json_begin();
     file->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &json_error);
+    json_end();
+    if (json_lacked_memory)
+        return io_no_memory(error, file->path, "for its header");
     if (file->header == NULL)
         return io_fail(error, file->path, "its header is no JSON that can be read: %s", json_error.text);
     if (!check_metadata(file->path, json_object_get(file->header, METADATA), error))
         return false;
     file->entries = calloc(json_object_size(file->header) + 1, sizeof *file->entries);
     if (file->entries == NULL)
-        return io_fail(error, file->path, "no memory for its header");
+        return io_no_memory(error, file->path, "for its header");
     json_object_foreach(file->header, name, value)
     {
         if (strcmp(name, METADATA) == 0)
@@ -171,7 +202,7 @@ bool safetensors_parse(safetensors_file *file, const char *name, const void *byt
     const unsigned char *from = bytes;
     uint64_t length = 0;
     if (file->path == NULL)
-        return io_fail(error, name, "no memory");
+        return io_no_memory(error, name, "for its name");
     bool good = size >= LENGTH_SIZE || io_fail(error, name, "is cut off within the first %d bytes", LENGTH_SIZE);
     for (int i = 0; good && i < LENGTH_SIZE; i++)
         length |= (uint64_t)from[i] << (8 * i);
@@ -337,8 +368,14 @@ static bool write_item(void *context, const safetensors_item *item)
 bool safetensors_prepare(io_writer *writer, const char *path, const safetensors_item *items, int count,
                          const char *const *metadata, io_error *error)
 {
+    json_begin();
     char *header = make_header(items, count, metadata);
+    json_end();
     *writer = (io_writer){.fd = -1};
+    if (json_lacked_memory) {
+        free(header);
+        return io_no_memory(error, path, "for its header");
+    }
     if (header == NULL)
         return io_fail(error, path,
                        "the names cannot be written: one of them comes twice, is __metadata__ or is no UTF-8");

@@ -529,10 +529,10 @@ static void fill(const cot_case *c, const char *field, int32_t *data, int64_t el
         return;
     }
     uint64_t state = c->seed + 5;
-    int32_t *cu = calloc((size_t)elements + 1, sizeof *cu);
-    if (first->rank == 3 && cu != NULL)
+    int32_t *cu = allocate((size_t)elements + 1, sizeof *cu);
+    if (first->rank == 3)
         fill_lengths(c, q, cu, elements + 1, first->shape[0], most);
-    for (int64_t b = 0; b < elements && cu != NULL; b++) {
+    for (int64_t b = 0; b < elements; b++) {
         const int64_t whole = first->rank == 3 ? cu[b + 1] - cu[b] : length > 0 ? length : first->shape[1];
         data[b] = (int32_t)(cot_draw_below(&state, 5) == 0 ? 0 : whole - cot_draw_below(&state, whole / 2 + 1));
     }
@@ -566,7 +566,9 @@ static cot_tensor oracle_tensor(const cot_case *c, double *const values[COT_MAX_
         return (cot_tensor){0};
     const size_t count = (size_t)cot_elements(t);
     int32_t *integers = NULL;
-    if (t->dtype == COT_I32 && (integers = calloc(count + 1, sizeof *integers)) != NULL && count > 0)
+    if (t->dtype == COT_I32)
+        integers = allocate(count, sizeof *integers);
+    if (integers != NULL && count > 0)
         fill(c, name, integers, (int64_t)count);
     return cot_tensor_contiguous(t->dtype == COT_I32 ? (void *)integers : values[field],
                                  t->dtype == COT_I32 ? COT_I32 : COT_F64, t->rank, t->shape);
@@ -612,10 +614,9 @@ static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         *tensors[i] = oracle_tensor(c, values, names[i]);
     m = f;
-    m.out.data = calloc(cot_present(&f.out) ? (size_t)cot_elements(&f.out) + 1 : 1, sizeof(double));
-    m.lse.data = calloc((size_t)cot_elements(&f.lse) + 1, sizeof(double));
-    if (m.out.data != NULL && m.lse.data != NULL)
-        cot_attention_oracles[COT_ATTENTION_FORWARD](&f, &m);
+    m.out.data = allocate(cot_present(&f.out) ? (size_t)cot_elements(&f.out) : 0, sizeof(double));
+    m.lse.data = allocate((size_t)cot_elements(&f.lse), sizeof(double));
+    cot_attention_oracles[COT_ATTENTION_FORWARD](&f, &m);
     free(m.out.data);
     free(m.lse.data);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

@@ -23,6 +23,7 @@
  * kernel may round to 0, meets an infinity. */
 #include "attention_ref.h"
 
+#include "core/cases.h"
 #include "core/tensor.h"
 
 #include <cotangent/attention.h>
@@ -34,14 +35,6 @@
 #define LEAST 0x1p-14 /* the least normal number of float16 */
 
 enum { TILE = 256 };
-
-static void *allocate(int64_t count, size_t size)
-{
-    void *memory = calloc((size_t)count + 1, size);
-    if (memory == NULL)
-        abort(); /* the oracle is part of a test program: without it there is nothing to compare with */
-    return memory;
-}
 
 /* ---- the call: what forward and backward share -------------------------------------------------------------- */
 

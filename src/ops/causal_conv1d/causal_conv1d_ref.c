@@ -20,6 +20,7 @@
  * Other sequences' tokens never show. */
 #include "causal_conv1d_ref.h"
 
+#include "core/cases.h"
 #include "causal_conv1d_problem.h"
 
 #include <math.h>
@@ -42,14 +43,6 @@ static double *values(const cot_tensor *tensor)
 static double *at3(const cot_tensor *tensor, int64_t i, int64_t j)
 {
     return values(tensor) + (i * tensor->shape[1] + j) * tensor->shape[2];
-}
-
-static void *allocate(int64_t count, size_t size)
-{
-    void *memory = calloc((size_t)count + 1, size);
-    if (memory == NULL)
-        abort(); /* the oracle is part of a test program: without it there is nothing to compare with */
-    return memory;
 }
 
 static channel make_channel(int64_t K, int64_t length)

@@ -541,7 +541,7 @@ static void prepare_saved(const cot_case *c, double *const values[])
         *cot_field_tensor(&forward->fields[f], &args) =
             cot_tensor_contiguous(values[source], COT_F64, like->rank, like->shape);
         if (forward->fields[f].role == COT_OUTPUT)
-            sizes[f] = calloc((size_t)cot_elements(like) + 1, sizeof(double));
+            sizes[f] = allocate((size_t)cot_elements(like), sizeof(double));
     }
     magnitudes = args;
     for (int f = 0; f < forward->field_count; f++)

@@ -21,6 +21,7 @@
  * derivative) becomes the value's own. Where a result is an infinity, another order of its terms may give NaN. */
 #include "mhc_ref.h"
 
+#include "core/cases.h"
 #include "mhc_problem.h"
 
 #include <math.h>
@@ -39,14 +40,6 @@ static double *values(const cot_tensor *tensor)
 static double *row(const cot_tensor *tensor, int64_t token, int64_t size)
 {
     return cot_present(tensor) ? values(tensor) + token * size : NULL;
-}
-
-static void *allocate(int64_t count, size_t size)
-{
-    void *memory = calloc((size_t)count + 1, size);
-    if (memory == NULL)
-        abort(); /* the oracle is part of a test program: without it there is nothing to compare with */
-    return memory;
 }
 
 static void store(double *out, double *magnitude, int64_t i, real value, real size)
