@@ -44,6 +44,10 @@ for key in op direction kernel backend dtype layout shape options threads ms byt
     footprint workspace_bytes chosen device date commit; do
     grep -q "\"$key\":" "$work/rows.json" || { echo "FAILED: bench --json has no $key"; failed=$((failed + 1)); }
 done
+# Output that nobody gets is a failure.
+"$program" ops >/dev/full 2>"$work/full.err" && { echo "FAILED: ops to a full device: exit status 0"; failed=$((failed + 1)); }
+grep -q '^cotangent: standard output: ' "$work/full.err" ||
+    { echo "FAILED: ops to a full device says nothing"; failed=$((failed + 1)); }
 # A file that is replaced keeps its permissions, and a symbolic link to it stays.
 echo old > "$work/linked.json"
 chmod 604 "$work/linked.json"

@@ -13,6 +13,7 @@ jansson. Of libgomp's, the line is its own. These allocations are left out:
 
     tests/test_memory.py FAIL_ALLOCATIONS.so PROGRAM [TRAIN_LM]
 """
+import json
 import os
 import re
 import resource
@@ -161,6 +162,10 @@ def make_inputs():
     shutil.copy(LICENSE, 'work/text')
     result, _ = run([PROGRAM, 'run', 'attention', 'forward', *QKV, '--out', 'forward.safetensors'])
     assert result.returncode == 0, result.stderr
+    numbers = ('streams pieces total_ms allocation_ms to_device_ms kernels_ms to_host_ms bytes_to_device bytes_to_host').split()
+    texts = 'op direction kernel dtype layout shape options memory batch device date commit'.split()
+    with open('work/rows.json', 'w', encoding='utf-8') as file:
+        json.dump([{**{key: 'x' for key in texts}, **{key: 1 for key in numbers}, 'launches': []}], file)
     return content_of('work')
 
 
@@ -174,6 +179,7 @@ def test_program():
     command('run, --in', 'run', 'attention', 'backward', *backward, '--in', 'forward.safetensors', '--out', 'new.safetensors')
     command('diff', 'diff', 'near.npy', 'q.npy')
     command('diff .safetensors', 'diff', 'forward.safetensors', 'forward.safetensors')
+    command('profile --from', 'profile', '--from', 'rows.json', '--json', 'old.json')
     command('ops', 'ops')
     command('explain', 'explain', 'attention', 'forward')
 

@@ -4,6 +4,7 @@
 #include "check/profile.h"
 #include "commands.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 typedef struct profile_input {
@@ -111,10 +112,12 @@ int command_profile(int argc, char **argv)
     json_t *rows;
     if (input.from != NULL) {
         const char *why;
+        errno = 0;
         rows = profile_load(input.from, &why);
+        const bool lacked_memory = errno == ENOMEM;
         if (rows == NULL) {
-            fprintf(stderr, "cotangent: --from %s: %s\n", input.from, why);
-            return 2;
+            fprintf(stderr, "cotangent: --from %s: %s\n", input.from, lacked_memory ? "out of memory" : why);
+            return lacked_memory ? 1 : 2;
         }
     } else {
         if (!backend_works(input.backend))

@@ -109,7 +109,12 @@ static bool complain(const char *option, const io_error *error)
 bool can_write(const char *option, const char *path)
 {
     io_error error;
-    return path == NULL || io_can_write(path, &error) || complain(option, &error);
+    if (path == NULL || io_can_write(path, &error))
+        return true;
+    complain(option, &error);
+    if (error.out_of_memory)
+        exit(1);
+    return false;
 }
 
 bool write_json(const json_t *rows, const char *path)
