@@ -96,11 +96,29 @@ static int find_dtypes(void)
     return dtypes[0].object != NULL ? 0 : -1;
 }
 
+/* Names the argument in place of the exception that reading its value has raised: a wrong type, or too large a number. */
+static int refuse_value(const char *call_name, const char *name, PyObject *value, const char *expected)
+{
+    const int too_large = PyErr_ExceptionMatches(PyExc_OverflowError);
+    if (!too_large && !PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_AttributeError))
+        return -1;
+    PyErr_Clear();
+    PyObject *type_name = PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__name__");
+    if (too_large)
+        PyErr_Format(PyExc_ValueError, "%s: %s is out of range, expected %s of 64 bits", call_name, name, expected);
+    else if (value == Py_None)
+        PyErr_Format(PyExc_TypeError, "%s: %s is None, expected %s", call_name, name, expected);
+    else if (type_name != NULL)
+        PyErr_Format(PyExc_TypeError, "%s: %s is a %S, expected %s", call_name, name, type_name, expected);
+    Py_XDECREF(type_name);
+    return -1;
+}
+
 static int read_dtype(const char *call_name, const char *name, PyObject *value, cot_dtype *dtype)
 {
     PyObject *given = PyObject_GetAttr(value, name_dtype);
     if (given == NULL)
-        return -1;
+        return refuse_value(call_name, name, value, "a Tensor");
     *dtype = COT_DTYPE_NONE;
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes && *dtype == COT_DTYPE_NONE; i++)
         if (dtypes[i].object == given)
@@ -112,6 +130,14 @@ static int read_dtype(const char *call_name, const char *name, PyObject *value, 
                      call_name, name, given);
     Py_DECREF(given);
     return *dtype != COT_DTYPE_NONE ? 0 : -1;
+}
+
+/* For a tensor without strides or memory: a sparse one, one of another library's layout. */
+static int refuse_layout(const char *call_name, const char *name)
+{
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s: %s has no strides or no data, expected a dense tensor", call_name, name);
+    return -1;
 }
 
 /* The sizes or strides of a tensor: a tuple of ints. */
@@ -139,7 +165,7 @@ static int read_tensor(const char *call_name, const char *name, PyObject *value,
         return -1;
     }
     if (read_sizes(PyObject_CallMethodObjArgs(value, name_stride, NULL), tensor->stride, &tensor->rank) != 0)
-        return -1;
+        return refuse_layout(call_name, name);
     if (device >= 0) {
         PyObject *where = PyObject_CallMethodObjArgs(value, name_get_device, NULL);
         if (where == NULL)
@@ -158,7 +184,7 @@ static int read_tensor(const char *call_name, const char *name, PyObject *value,
     }
     PyObject *pointer = PyObject_CallMethodObjArgs(value, name_data_ptr, NULL);
     if (pointer == NULL)
-        return -1;
+        return refuse_layout(call_name, name);
     tensor->data = PyLong_AsVoidPtr(pointer);
     Py_DECREF(pointer);
     return PyErr_Occurred() == NULL ? 0 : -1;
@@ -180,7 +206,9 @@ static int read_value(const char *call_name, const field *f, PyObject *value, in
         break;
     }
     }
-    return PyErr_Occurred() == NULL ? 0 : -1;
+    if (PyErr_Occurred() == NULL)
+        return 0;
+    return refuse_value(call_name, f->name, value, f->kind == DOUBLE ? "a number" : "an integer");
 }
 
 /* Reads a plan and, from values[first] on, what it wants into args. NULL after an exception. */
@@ -197,8 +225,10 @@ static const plan *read_values(PyObject *values, Py_ssize_t first, int device, a
     memcpy(args, &p->call->size, sizeof p->call->size); /* struct_size */
     for (Py_ssize_t i = 0; i < p->count; i++) {
         PyObject *value = PyTuple_GetItem(values, first + i);
-        if (p->fields[i] != NULL && value != Py_None &&
-            read_value(p->call->name, p->fields[i], value, device, (char *)args) != 0)
+        const field *f = p->fields[i];
+        if (f == NULL || (value == Py_None && f->kind == TENSOR)) /* not the library's; absent */
+            continue;
+        if (read_value(p->call->name, f, value, device, (char *)args) != 0)
             return NULL;
     }
     return p;

@@ -12,6 +12,10 @@
  *     lse[i] = log(sum_j exp(s[j]) + exp(sink[h]))              natural logarithm; without sink that term is absent
  *     P[j] = exp(s[j] - lse[i]);    out[i] = sum_j P[j] * m[i,j] / keep * v[j]
  *
+ * A row whose largest score is far from 0 loses precision: lse is a float32 beside which the scores' differences are
+ * small. P has a relative error of up to |lse| 2^-24. A bias that is meant as a mask is -inf: with -1e9 for each visible
+ * key of a row, its P in the backward is 1 for each key.
+ *
  * The diagonal of causal masks and windows ends in the lower right corner, where the last query meets the last key.
  * A query without a visible key gets out = 0 and lse = sink, or -inf without a sink.
  *

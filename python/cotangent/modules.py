@@ -8,6 +8,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from .ops._options import need_tensors
 from .ops.attention import attention, attention_varlen
 from .ops.causal_conv1d import causal_conv1d, causal_conv1d_update
 from .ops.dropout import dropout
@@ -54,6 +55,9 @@ class CausalConv1d(nn.Module):
         """x [B,D,T], or [B,T,D] with channel_last; options: causal_conv1d's initial_state, seq_idx, cu_seqlens,
         return_final_state."""
         if self.channel_last:
+            need_tensors("CausalConv1d", x=x)
+            if x.dim() != 3:
+                raise ValueError(f"CausalConv1d: x has {x.dim()} axes, expected 3: [B,T,D]")
             x = x.transpose(1, 2)
         result = causal_conv1d(x, self.weight, self.bias, self.activation, **options)
         if not self.channel_last:

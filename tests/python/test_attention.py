@@ -98,6 +98,54 @@ def test_sink_bias_and_slopes(device):
         )  # fmt: skip
 
 
+# A row that a mask of numbers hides whole: in float32 lse would be the mask's number, and exp(s - lse) 1 for each key.
+@pytest.mark.parametrize("number", ["lowest", -3e38, -1e9, -1e6, -65504.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_low_numbers_of_the_bias_are_masks(device, dtype, number, causal):
+    number = max(torch.finfo(dtype).min if number == "lowest" else number, torch.finfo(dtype).min)
+    q, k, v = inputs(device, dtype)
+    bias = torch.randn(2, 1, 13, 19, device=device, dtype=dtype)
+    masked = torch.zeros(2, 1, 13, 19, device=device, dtype=torch.bool)
+    masked[:, :, 4] = masked[1, :, 7] = masked[0, :, :, 15:] = True  # two rows whole: out and gradients are 0
+    with_number = bias.masked_fill(masked, number)
+    rows = masked.all(3)
+
+    def op(q, k, v, bias):
+        out, lse = attention(q, k, v, bias=bias, causal=causal, return_lse=True)
+        return out, lse.masked_fill(rows, 0)  # -inf there, below
+
+    def plain(q, k, v, bias):
+        out, lse = formula(q, k, v, bias=bias.masked_fill(masked & ~rows[..., None], -math.inf), causal=causal)
+        return out * ~rows[:, 0, :, None, None], lse.masked_fill(rows, 0)
+
+    compare(op, plain, [q, k, v, with_number], units=32)
+    out, lse = attention(q, k, v, bias=with_number, return_lse=True)
+    assert (out[:, 4] == 0).all() and (lse[:, :, 4] == -math.inf).all()
+
+
+def test_higher_numbers_of_the_bias_are_no_masks(device):
+    q, k, v = inputs(device)
+    bias = torch.randn(1, 1, 13, 19, device=device)
+    bias[:, :, 4] -= 60000
+    out, lse = attention(q, k, v, bias=bias, return_lse=True)
+    torch.testing.assert_close(out, formula(q, k, v, bias=bias)[0], rtol=0.02, atol=0.02)
+    assert torch.isfinite(lse).all()
+
+
+def test_a_mask_expanded_over_heads_is_read_once(device):
+    from cotangent.ops.attention import _with_masks
+
+    bias = torch.zeros(2, 1, 13, 19, device=device).expand(2, 4, 13, 19)
+    arguments = [None] * 9 + [bias, None]
+    assert _with_masks(False, *arguments)[9].shape == (2, 1, 13, 19)
+    assert _with_masks(True, *arguments)[9].shape == (2, 4, 13, 19)
+    q, k, v = inputs(device)
+    wide = torch.randn(2, 1, 13, 19, device=device).requires_grad_()
+    compare(lambda q, k, v, b: attention(q, k, v, bias=b.expand(2, 4, 13, 19)),
+            lambda q, k, v, b: formula(q, k, v, bias=b)[0], [q, k, v, wide], units=32)  # fmt: skip
+
+
 def test_dropout(device):
     q, k, v = inputs(device)
     B, Tq, H, Tk, p = 2, 13, 4, 19, 0.25

@@ -63,6 +63,44 @@ def test_given_and_exported_masks(device):
     compare(lambda x: dropout(x, 0.4, mask_bits=bits, activation="silu"), lambda x: F.silu(x) * drawn / 0.6, [x])
 
 
+@pytest.mark.parametrize("given", [{}, {"mask": True}, {"return_mask": "bytes"}])
+def test_scale_0_is_0(device, given):
+    x, b, r = (t.requires_grad_() for t in inputs(device))
+    m = torch.rand(x.shape, device=device) < 0.6
+    given = {**given, "mask": m} if "mask" in given else given
+    y = dropout(x, 0.4, bias=b, activation="silu", residual=r, scale=0.0, seed=9, **given)
+    if "return_mask" in given:
+        y, kept = y
+        assert torch.equal(kept, dropout(x, 0.4, seed=9, return_mask="bytes")[1])
+    assert torch.equal(y, r)
+    dx, db, dr = torch.autograd.grad(y.sum(), (x, b, r))
+    assert (dx == 0).all() and (db == 0).all() and (dr == 1).all()
+    assert (dropout(x, 0.4, scale=0.0) == 0).all() and (dropout(x, 0.0, scale=0) == 0).all()
+    with pytest.raises(ValueError, match="p is 1.5"):
+        dropout(x, 1.5, scale=0.0)
+    with pytest.raises(ValueError, match="mask"):
+        dropout(x, 0.5, scale=0.0, mask=m[:1])
+
+
+@pytest.mark.parametrize("scale", [None, 0.0, 3.0])
+def test_evaluation_scales_and_drops_nothing(device, scale):
+    x, b, r = (t.requires_grad_() for t in inputs(device))
+    none = torch.zeros(x.shape, device=device, dtype=torch.uint8)
+    for masks in ({}, {"mask": none}, {"mask_bits": none[..., :5]}):
+        y = dropout(x, 0.9, False, bias=b, activation="relu", residual=r, scale=scale, **masks)
+        torch.testing.assert_close(y, F.relu(x + b) + r)
+        found = torch.autograd.grad(y.sum(), (x, b, r))
+        expected = torch.autograd.grad((F.relu(x + b) + r).sum(), (x, b, r))
+        for a, e in zip(found, expected):
+            torch.testing.assert_close(a, e)
+
+
+def test_dropout_scale():
+    assert dropout_scale(0.5) == 2 and dropout_scale(1.0) == 0
+    with pytest.raises(ValueError, match="p is 1.5, expected 0 to 1"):
+        dropout_scale(1.5)
+
+
 def test_seeds(device):
     x = torch.ones(64, 64, device=device)
     torch.manual_seed(5)

@@ -96,6 +96,19 @@ def test_parameters_of_other_dtypes_are_cast(device):
     assert all(p.grad is not None and p.grad.dtype == torch.bfloat16 for p in low)
 
 
+@pytest.mark.parametrize("of_x, of_f", [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)])
+def test_post_casts_f(device, of_x, of_f):
+    """A layer under autocast gives another dtype than the streams have; its gradient has that dtype."""
+    x, f, h_post, A = post_inputs(device)
+    x, f = x.to(of_x), f.to(of_f).requires_grad_()
+    y = mhc_post(x, f, h_post, A)
+    assert y.dtype == of_x and torch.equal(y, mhc_post(x, f.to(of_x), h_post, A))
+    y.float().square().sum().backward()
+    same = f.detach().to(of_x).requires_grad_()
+    mhc_post(x, same, h_post, A).float().square().sum().backward()
+    assert f.grad.dtype == of_f and torch.equal(f.grad, same.grad.to(of_f))
+
+
 def test_gradients_in_float64(on_cpu):
     def block(x, phi, alpha, bias, gamma, weight, fused):
         h_in, h_post, A = mhc_pre(x, phi, alpha, bias, gamma, sinkhorn=fused, sinkhorn_iterations=20 if fused else 1)

@@ -54,6 +54,15 @@ def test_conv_takes_the_weights_of_torchs(device):
     torch.testing.assert_close(following, ours(torch.cat([x, x[:, :, :1]], 2))[:, :, -1])
 
 
+def test_conv_names_a_wrong_x(device):
+    for channel_last in (False, True):
+        module = CausalConv1d(10, 4, channel_last=channel_last, device=device)
+        with pytest.raises(TypeError, match="x is a list"):
+            module([1.0])
+        with pytest.raises(ValueError, match="x has (rank 1|1 axes)"):
+            module(torch.zeros(10, device=device))
+
+
 def test_bias_dropout_residual(device):
     module = BiasDropoutResidual(12, 0.5, activation="relu", device=device)
     torch.nn.init.normal_(module.bias)

@@ -19,8 +19,11 @@ from typing import Any, Callable, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from .. import _C
+from ._options import is_tensor, wrong_type
 
 _library = torch.library.Library("cotangent", "DEF")
 _below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -45,12 +48,8 @@ def _workspace(device: int, size: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
 
 
-def _first_tensor(values: Sequence[Any]) -> Tensor:
-    return next(value for value in values if isinstance(value, Tensor))
-
-
 def _kernels(
-    plan: Any, outputs: Callable[..., Any], result_count: int
+    plan: Any, outputs: Callable[..., Any], result_count: int, prepare: "Optional[Callable[..., tuple[Any, ...]]]"
 ) -> "tuple[Callable[..., Any], Callable[..., Any]]":
     """The kernels for the CPU and for CUDA of an op whose results `outputs` allocates."""
     current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # not in a torch without CUDA
@@ -58,24 +57,51 @@ def _kernels(
     def allocate(arguments: Any) -> Any:
         try:
             return outputs(*arguments)
-        except (IndexError, ValueError):  # axes are missing: the library will say whose
+        except (AttributeError, IndexError, TypeError, ValueError):  # a tensor or an axis is missing: the library says which
             return (None,) * result_count
 
     def cpu(*arguments: Any) -> Any:
         results = allocate(arguments)
+        if prepare is not None:
+            arguments = prepare(*arguments)
         _C.run_cpu(plan, torch.get_num_threads(), *arguments, *_as_tuple(results))
         return results
 
     def cuda(*arguments: Any) -> Any:
         results = allocate(arguments)
-        device = _first_tensor(arguments).get_device()
+        if prepare is not None:
+            arguments = prepare(*arguments)
+        device = next(value.get_device() for value in arguments if isinstance(value, Tensor) and value.is_cuda)
         _C.run_cuda(plan, device, current_stream(device), _workspace, *arguments, *_as_tuple(results))
         return results
 
     return cpu, cuda
 
 
-def _at_hand(cpu: Callable[..., Any], cuda: Callable[..., Any]) -> Callable[..., Any]:
+def _fake(name: str, names: Sequence[str], outputs: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel without data: also what the dispatcher chooses where a tensor of the device meta is among the others."""
+
+    def fake(*arguments: Any) -> Any:
+        first: "Optional[tuple[str, torch.device]]" = None
+        for its_name, value in zip(names, arguments):
+            if not isinstance(value, Tensor):
+                continue
+            if first is None:
+                first = its_name, value.device
+            elif value.device != first[1]:
+                raise ValueError(f"{name}: {its_name} is on {value.device}, {first[0]} is on {first[1]}: expected one device")
+        try:
+            return outputs(*arguments)
+        except (IndexError, ValueError) as error:  # an axis is missing
+            shapes = [f"{n} has shape {tuple(v.shape)}" for n, v in zip(names, arguments) if isinstance(v, Tensor)]
+            raise ValueError(f"{name}: {', '.join(shapes)}: {error}") from error
+
+    return fake
+
+
+def _at_hand(
+    cpu: Callable[..., Any], cuda: Callable[..., Any], tensors: Sequence[int]
+) -> Callable[[Sequence[Any]], Any]:
     """at_hand(arguments): the kernel that the dispatcher would come to, if it would do nothing else on its way; None if it
     might. The dispatcher's two ways through Python are most of what a call costs (tools/python_overhead.py)."""
 
@@ -83,19 +109,41 @@ def _at_hand(cpu: Callable[..., Any], cuda: Callable[..., Any]) -> Callable[...,
         for active in _between:
             if active():
                 return None
+        if forward_ad._current_level >= 0:
+            return None
         kernel = None
-        for value in arguments:
+        for i in tensors:
+            value = arguments[i]
             kind = type(value)
             if kind is Tensor or kind is torch.nn.Parameter:
                 its = cuda if value.is_cuda else cpu
                 if kernel is not its and kernel is not None or not (value.is_cuda or value.is_cpu) or value.is_neg():
                     return None
                 kernel = its
-            elif isinstance(value, Tensor):
+            elif value is not None:
                 return None
         return kernel
 
     return at_hand
+
+
+def _check_types(op: Any, arguments: Sequence[Any]) -> None:
+    """TypeError for an argument whose type the schema of the op does not allow."""
+    for argument, value in zip(op._schema.arguments, arguments):
+        kind = str(argument.type)
+        if value is None and "Optional" in kind:
+            continue
+        if "Tensor" in kind:
+            good, expected = is_tensor(value), "a Tensor"
+        elif kind == "float":
+            good, expected = hasattr(type(value), "__float__"), "a number"
+        elif kind in ("int", "SymInt"):
+            good, expected = hasattr(type(value), "__index__") or isinstance(value, torch.SymInt), "an integer"
+        else:
+            continue
+        if not good:
+            name = op._schema.name.split("::")[1]
+            raise wrong_type(name, argument.name.lstrip("_"), value, expected)
 
 
 def _as_tuple(results: Any) -> "tuple[Any, ...]":
@@ -160,8 +208,19 @@ def _laid_out(
         given == 1 or wanted != 1 or size <= 1 for given, wanted, size in zip(gradient.stride(), stride, shape)
     ):
         return gradient
-    laid_out = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    return laid_out.zero_() if gradient is None else laid_out.copy_(gradient)
+    if gradient is None:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+    return gradient.new_empty_strided(shape, stride, dtype=dtype).copy_(gradient)  # mapped by vmap if the gradient is
+
+
+def _redispatch(op: Any, arguments: Sequence[Any]) -> Any:
+    """The op without autograd; inside a function transform without that of this level. torch.autograd.Function turns the
+    modes off in its forward, and the levels below need them: else their gradients were zeros."""
+    if not _transforms_active():
+        with _below_autograd():
+            return op(*arguments)
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _below_autograd():
+        return op(*arguments)
 
 
 def _differentiable(about: _Autograd) -> Any:
@@ -172,8 +231,7 @@ def _differentiable(about: _Autograd) -> Any:
             if kernel is not None:
                 results = kernel(*arguments)
             else:
-                with _below_autograd():
-                    results = about.forward(*arguments)
+                results = _redispatch(about.forward, arguments)
             many = _as_tuple(results)
             saved = [arguments[i] for i in about.saved]
             if about.forgets is not None:
@@ -220,8 +278,7 @@ def _refuse_gradient(op: Any, why: str) -> Any:
     class Refused(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            with _below_autograd():
-                return op(*arguments)
+            return _redispatch(op, arguments)
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
@@ -230,13 +287,15 @@ def _refuse_gradient(op: Any, why: str) -> Any:
     return Refused
 
 
-def _with_autograd(op: Any, function: Any, at_hand: Callable[..., Any]) -> "tuple[Callable[..., Any], Callable[..., Any]]":
+def _with_autograd(
+    op: Any, function: Any, at_hand: Callable[..., Any], tensors: Sequence[int], jvp: Optional[Callable[..., Any]]
+) -> "tuple[Callable[..., Any], Callable[..., Any]]":
     """The op's kernel for autograd, and what its users call: both record the call only where a gradient is needed."""
-    tensors = [i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
     # Function.apply itself, in Python, looks for functorch's wrappers, which the dispatcher has taken off already: a
     # quarter of what recording a call costs.
     apply = super(torch.autograd.Function, function).apply
     is_compiling = torch.compiler.is_compiling
+    op_name, names = op._schema.name, [argument.name for argument in op._schema.arguments]
 
     def needed(arguments: Sequence[Any]) -> bool:
         if torch.is_grad_enabled():
@@ -245,19 +304,84 @@ def _with_autograd(op: Any, function: Any, at_hand: Callable[..., Any]) -> "tupl
                     return True
         return False
 
+    def forward_mode(run: Any, arguments: Sequence[Any]) -> Any:
+        """What run(*arguments) returns, with its tangents; None where no argument has a tangent."""
+        duals = {i: forward_ad.unpack_dual(arguments[i], level=0) for i in tensors if arguments[i] is not None}
+        if all(dual.tangent is None for dual in duals.values()):
+            return None
+        if jvp is None:
+            raise NotImplementedError(f"{op_name} has no forward-mode derivative (torch.func.jvp, jacfwd, linearize)")
+        primals = [duals[i].primal if i in duals else value for i, value in enumerate(arguments)]
+        tangents = jvp({name: duals[i].tangent if i in duals else None for i, name in enumerate(names)}, *primals)
+        results = tuple(
+            result if tangent is None else forward_ad.make_dual(result, tangent, level=0)
+            for result, tangent in zip(_as_tuple(run(*primals)), _as_tuple(tangents))
+        )
+        return results if len(results) > 1 else results[0]
+
     def autograd(*arguments: Any) -> Any:
+        if forward_ad._current_level >= 0 or _transforms_active():  # compiled code enters a level without Python
+            results = forward_mode(autograd, arguments)
+            if results is not None:
+                return results
         if needed(arguments):
-            return function.apply(*arguments) if _transforms_active() else apply(*arguments)
+            if not _transforms_active():
+                return apply(*arguments)
+            with enable_single_level_autograd_function():  # the dispatcher calls this kernel once a level
+                return apply(*arguments)
         with _below_autograd():
             return op(*arguments)
 
     def call(*arguments: Any) -> Any:
-        kernel = None if is_compiling() else at_hand(arguments)
+        if is_compiling():
+            results = forward_mode(op, arguments) if forward_ad._current_level >= 0 else None
+            return op(*arguments) if results is None else results
+        kernel = at_hand(arguments)
         if kernel is None:
+            _check_types(op, arguments)
             return op(*arguments)
         return apply(*arguments) if needed(arguments) else kernel(*arguments)
 
     return autograd, call
+
+
+def _in_vmap(op: Any, batched: Sequence[str], folds: Callable[..., bool]) -> Callable[..., Any]:
+    """The op under vmap. The mapped axis is folded into the batch where every mapped argument and every result has a
+    batch axis; elsewhere (a gradient of a weight for each sample) the op runs once for each index."""
+    names = [argument.name for argument in op._schema.arguments]
+    results = [result.name for result in op._schema.returns]
+    changed = [i for i, argument in enumerate(op._schema.arguments) if argument.is_write]
+
+    def foldable(mapped: Sequence[int], arguments: Sequence[Any]) -> bool:
+        if not all(names[i] in batched for i in mapped) or not folds(*arguments):
+            return False
+        wanted = dict(zip([n[1:] for n in results], arguments[-1])) if names[-1] == "_wanted" else {}
+        return all(result in batched or not wanted.get(result[1:], True) for result in results)
+
+    def rule(info: Any, in_dims: Sequence[Optional[int]], *arguments: Any) -> Any:
+        count, mapped = info.batch_size, [i for i, axis in enumerate(in_dims) if isinstance(axis, int)]
+        if count == 0:
+            raise ValueError(f"{op._schema.name}: vmap over an axis of size 0 is not supported")
+        for i in changed:
+            if i not in mapped:
+                raise ValueError(f"{op._schema.name}: {names[i]} is changed in place, expected it mapped by vmap too")
+        first = [value.movedim(in_dims[i], 0) if i in mapped else value for i, value in enumerate(arguments)]
+        if foldable(mapped, first) and all(first[i].dim() > 1 for i in mapped):
+            for i, value in enumerate(first):
+                if names[i] in batched and value is not None:
+                    first[i] = (value if i in mapped else value.expand(count, *value.shape)).flatten(0, 1)
+            found = _as_tuple(op(*first))
+            many = [None if y is None else y.unflatten(0, (count, y.shape[0] // count)) for y in found]
+        else:
+            calls = [
+                _as_tuple(op(*[value[n] if i in mapped else value for i, value in enumerate(first)]))
+                for n in range(count)
+            ]
+            many = [None if ys[0] is None else torch.stack(ys) for ys in zip(*calls)]
+        axes = tuple(None if y is None else 0 for y in many)
+        return (tuple(many), axes) if len(many) > 1 else (many[0], axes[0])
+
+    return rule
 
 
 def _autocast(op: Any, names: Sequence[str], device_type: str) -> Callable[..., Any]:
@@ -286,27 +410,38 @@ def define(
     straight: "Optional[dict[str, str]]" = None,
     forgets: Optional[Callable[..., Sequence[str]]] = None,
     no_gradient: str = "has no gradient of its own: gradients of gradients are not supported",
+    jvp: Optional[Callable[..., Any]] = None,
+    batched: Sequence[str] = (),
+    folds: Callable[..., bool] = lambda *arguments: True,
+    prepare: "Optional[Callable[..., tuple[Any, ...]]]" = None,
 ) -> Any:
     """Registers an op and returns a function that calls it, with the op as its `op`. `schema`, `outputs`, `backward`: above.
     `autocast`: the arguments that autocast casts to its dtype. `straight`: {input: result} whose gradients are one.
     `forgets(*arguments)`: the inputs that this call's backward does without. `no_gradient`: what is said where an op
-    without backward is differentiated."""
+    without backward is differentiated. `jvp({input: its tangent or None}, *arguments)`: the tangents of the results; an
+    op without it refuses forward mode. `batched`: the arguments and results whose first axis is the batch;
+    `folds(*arguments)`: whether vmap may fold its axis into that. `prepare(*arguments)`: what the library is given in
+    place of the arguments."""
     name = schema[: schema.index("(")]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.cotangent, name).default
-    values = [*op._schema.arguments, *op._schema.returns]
-    plan = _C.plan(name, tuple(None if value.name.startswith("_") else value.name for value in values))
-    cpu, cuda = _kernels(plan, outputs, len(op._schema.returns))
+    names = [argument.name for argument in op._schema.arguments]
+    tensors = [i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
+    members = [*names, *[result.name for result in op._schema.returns]]
+    plan = _C.plan(name, tuple(None if member.startswith("_") else member for member in members))
+    cpu, cuda = _kernels(plan, outputs, len(op._schema.returns), prepare)
     _library.impl(name, cpu, "CPU")
     _library.impl(name, cuda, "CUDA")
-    torch.library.register_fake(f"cotangent::{name}", outputs, lib=_library)
-    at_hand = _at_hand(cpu, cuda)
+    torch.library.register_fake(f"cotangent::{name}", _fake(name, names, outputs), lib=_library)
+    at_hand = _at_hand(cpu, cuda, tensors)
     if backward is not None:
         function = _differentiable(_Autograd(op, at_hand, backward, straight or {}, forgets))
     else:
         function = _refuse_gradient(op, no_gradient)
-    autograd, call = _with_autograd(op, function, at_hand)
+    autograd, call = _with_autograd(op, function, at_hand, tensors, jvp)
     _library.impl(name, autograd, "Autograd")
+    if hasattr(torch.library, "register_vmap"):  # since 2.5; before, torch's own loop serves what changes nothing in place
+        torch.library.register_vmap(f"cotangent::{name}", _in_vmap(op, batched, folds), lib=_library)
     if autocast:
         _library.impl(name, _autocast(op, autocast, "cpu"), "AutocastCPU")
         _library.impl(name, _autocast(op, autocast, "cuda"), "AutocastCUDA")

@@ -2,10 +2,65 @@
 """What several functions take alike."""
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
 from torch import Tensor
+
+
+
+def wrong_type(call: str, name: str, value: Any, expected: str) -> TypeError:
+    """The exception for an argument of a wrong type."""
+    found = "None" if value is None else f"a {type(value).__name__}"
+    return TypeError(f"{call}: {name} is {found}, expected {expected}")
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether torch takes the value for a tensor: torch.fx traces with objects that only behave like one."""
+    return isinstance(value, Tensor) or hasattr(type(value), "__torch_function__")
+
+
+def need_tensors(call: str, **values: Any) -> None:
+    """TypeError for the first value that is not a dense tensor."""
+    for name, value in values.items():
+        if not is_tensor(value):
+            raise wrong_type(call, name, value, "a Tensor")
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            raise TypeError(f"{call}: {name} has layout {value.layout}, expected a dense tensor")
+
+
+def flag(call: str, name: str, value: Any) -> bool:
+    """An argument that is True or False."""
+    if value is not True and value is not False:
+        if value is None or not hasattr(type(value), "__bool__"):  # a string and a list have none
+            raise wrong_type(call, name, value, "True or False")
+        value = bool(value)
+    return value
+
+
+def number(call: str, name: str, value: Any) -> Any:
+    """An argument that is compared before the library sees it."""
+    if not hasattr(type(value), "__float__"):
+        raise wrong_type(call, name, value, "a number")
+    return value
+
+
+def pair(call: str, name: str, value: Any) -> Any:
+    """An argument of two numbers."""
+    try:
+        first, second = value
+    except (TypeError, ValueError):
+        raise TypeError(f"{call}: {name} is {value!r}, expected a pair (left, right)") from None
+    return first, second
+
+
+def cast(call: str, name: str, value: Any, dtype: torch.dtype) -> Tensor:
+    """A tensor of real numbers in another dtype."""
+    need_tensors(call, **{name: value})
+    if value.is_complex():
+        raise TypeError(f"{call}: {name} has dtype {value.dtype}, expected real numbers")
+    return value.to(dtype)
+
 
 # cot_activation
 _ACTIVATIONS = {"silu": 1, "relu": 2, "gelu_tanh": 3, "gelu": 4}
@@ -16,6 +71,8 @@ def activation_number(name: Optional[str], served: Sequence[str] = tuple(_ACTIVA
     """The library's number of an activation; ValueError for a name that is not among those served."""
     if name is None:
         return 0
+    if not isinstance(name, str):
+        raise TypeError(f"activation is {name!r}, expected None or one of {', '.join(served)}")
     known = _OTHER_NAMES.get(name, name)
     if known not in served:
         raise ValueError(f"activation is {name!r}, expected None or one of {', '.join(served)}")
@@ -26,3 +83,9 @@ def random_seed(device: torch.device) -> Tensor:
     """A seed for the library's own generator from PyTorch's, in the device's memory: nothing waits for it, and a
     captured graph draws another at each replay."""
     return torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=device)
+
+
+def silu_slope(z: Tensor) -> Tensor:
+    """The derivative of SiLU at z."""
+    s = torch.sigmoid(z)
+    return s * (1 + z * (1 - s))

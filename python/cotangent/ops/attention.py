@@ -2,13 +2,14 @@
 """softmax(Q K^T) V. include/cotangent/attention.h is the manual; the formulas there are these functions'."""
 from __future__ import annotations
 
+import math
 from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from ._define import define, gradients_like
-from ._options import random_seed
+from ._options import flag, need_tensors, number, pair, random_seed
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
@@ -18,6 +19,33 @@ _OPTIONS = (
     "int causal, int window, SymInt window_left, SymInt window_right, float scale, float softcap, float dropout_p, "
     "SymInt dropout_seed, SymInt dropout_offset, SymInt max_seqlen_q, SymInt max_seqlen_k"
 )
+
+
+def _folds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, sink: Any, slopes: Any, bias: Any,
+           seed_memory: Any, offset_memory: Any, causal: Any, window: Any, left: Any, right: Any, scale: Any,
+           softcap: Any, dropout_p: float, *others: Any) -> bool:  # fmt: skip
+    """Masks of dropout count rows from the batch's start, and slopes and bias may have a batch axis of their own."""
+    return cu_q is None and cu_k is None and slopes is None and bias is None and dropout_p == 0
+
+
+# At or below the lowest number of float16 a bias means that a key is masked. Padding masks hold the lowest number of their
+# dtype, or one such as -1e9. A row of such keys alone would have a wrong gradient: lse in float32 has no bits left for the
+# scores beside so large a number, and exp(s - lse) is 1 for each key.
+MASKED = -65504.0
+_BIAS = 9  # its position in both schemas
+
+
+def _with_masks(wanted: bool, *arguments: Any) -> "tuple[Any, ...]":
+    """The arguments with -inf where the bias means a mask. It runs below autograd: the gradient of the bias as it was
+    given is that of the result, which is 0 there."""
+    bias = arguments[_BIAS]
+    if bias is None or not bias.is_floating_point() or bias.layout is not torch.strided:
+        return arguments
+    if not wanted:  # an axis that is expanded is read once; its gradient has that axis
+        for axis, stride in enumerate(bias.stride()):
+            bias = bias.narrow(axis, 0, 1) if stride == 0 and bias.shape[axis] > 1 else bias
+    bias = torch.nn.functional.threshold(bias, MASKED, -math.inf)
+    return (*arguments[:_BIAS], bias, *arguments[_BIAS + 1 :])
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, sink: Any, slopes: Any,
@@ -30,6 +58,9 @@ _backward = define(
     f"attention_backward({_INPUTS}, {_OPTIONS}, int allow_nondeterminism, Tensor out, Tensor lse, Tensor dout, "
     "Tensor? dlse, bool[] _wanted) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)",
     _gradients,
+    batched=("q", "k", "v", "seqused_q", "seqused_k", "out", "lse", "dout", "dlse", "dq", "dk", "dv"),
+    folds=_folds,
+    prepare=lambda *arguments: _with_masks(arguments[-1][4], *arguments),
 )
 
 
@@ -45,6 +76,9 @@ _forward = define(
     _outputs,
     _backward,
     autocast=("q", "k", "v"),
+    batched=("q", "k", "v", "seqused_q", "seqused_k", "out", "lse"),
+    folds=_folds,
+    prepare=lambda *arguments: _with_masks(False, *arguments),
 )
 
 
@@ -53,15 +87,18 @@ def _run(
     softcap: float, dropout_p: float, seed: Any, offset: int, seed_memory: Any, offset_memory: Any, seqused: Any,
     sink: Any, alibi_slopes: Any, bias: Any, deterministic: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
-    if dropout_p > 0 and seed is None and seed_memory is None:
+    if number("attention", "dropout_p", dropout_p) > 0 and seed is None and seed_memory is None:
+        need_tensors("attention", q=q)
         seed_memory = random_seed(q.device)
-    left, right = (0, 0) if window is None else window
+    if scale == 0:
+        raise ValueError("attention: scale is 0, expected None (1/sqrt(d)) or another number")
+    left, right = (0, 0) if window is None else pair("attention", "window", window)
     out, lse = _forward(
         q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_memory, offset_memory, causal,
         window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
-        not deterministic,
+        not flag("attention", "deterministic", deterministic),
     )  # fmt: skip
-    return (out, lse) if return_lse else out
+    return (out, lse) if flag("attention", "return_lse", return_lse) else out
 
 
 def attention(
@@ -92,12 +129,13 @@ def attention(
                    any strides, best with the last axis contiguous
     causal, window the diagonal ends in the lower right corner: with off = Tk - Tq, key j is visible to query i if
                    i + off - left <= j <= i + off + right; window = (left, right), -1 = all; causal: right = 0
-    scale          None = 1/sqrt(d);    softcap  c = softcap * tanh(c/softcap), 0 = none
+    scale          None = 1/sqrt(d), not 0;    softcap  c = softcap * tanh(c/softcap), 0 = none
     dropout_p      of the probabilities; seed, offset, seed_memory, offset_memory as in cotangent.dropout
     seqused_q/k    int32 [B]: only so many rows of each sequence count
     sink           [H]: a logit beside the keys', without a value; has a gradient
     alibi_slopes   [H] or [B,H]: slope * |i + off - j| is subtracted
-    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added; has a gradient
+    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added; has a gradient. At or below -65504, the lowest number of
+                   float16, it is a mask: the key counts as with -inf
     deterministic  False allows sums in any order in the backward, where that is faster
 
     Returns out [B,Tq,H,dv] in q's dtype; with return_lse (out, lse): lse [B,H,Tq] float32, natural logarithms. Both have

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from ._define import define, gradients_like
-from ._options import activation_number
+from ._options import activation_number, flag, silu_slope
+
+
+def _one_batch(x: Any, weight: Any, bias: Any, initial_state: Any, seq_idx: Any, cu_seqlens: Any, *others: Any) -> bool:
+    return cu_seqlens is None  # packed sequences have a batch of 1
 
 
 def _gradients(
@@ -25,6 +29,8 @@ _backward = define(
     "Tensor? cu_seqlens, int activation, Tensor dy, Tensor? dfinal_state, bool[] _wanted) "
     "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_state)",
     _gradients,
+    batched=("x", "initial_state", "seq_idx", "dy", "dfinal_state", "dx", "dinitial_state"),
+    folds=_one_batch,
 )
 
 
@@ -39,12 +45,32 @@ def _outputs(
     return torch.empty_like(x), x.new_empty(shape) if initial_state is None else torch.empty_like(initial_state)
 
 
+def _jvp(
+    tangents: "dict[str, Any]", x: Tensor, weight: Tensor, bias: Any, initial_state: Any, seq_idx: Any, cu_seqlens: Any,
+    activation: int, _final_state: bool,
+) -> Any:  # fmt: skip
+    packing = (seq_idx, cu_seqlens, 0)
+    dx, dweight, dbias, dstate = (tangents[name] for name in ("x", "weight", "bias", "initial_state"))
+    dstate = torch.zeros_like(initial_state) if dstate is None and initial_state is not None else dstate
+    dx = torch.zeros_like(x) if dx is None else dx
+    dy, dfinal_state = _forward(dx, weight, None, dstate, *packing, _final_state)
+    if dweight is not None or dbias is not None:
+        dweight = torch.zeros_like(weight) if dweight is None else dweight
+        dy = dy + _forward(x, dweight, dbias, initial_state, *packing, False)[0]
+    if activation:
+        dy = dy * silu_slope(_forward(x, weight, bias, initial_state, *packing, False)[0])
+    return dy, dfinal_state
+
+
 _forward = define(
     "causal_conv1d_forward(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? seq_idx, "
     "Tensor? cu_seqlens, int activation, bool _final_state) -> (Tensor y, Tensor final_state)",
     _outputs,
     _backward,
     autocast=("x",),
+    jvp=_jvp,
+    batched=("x", "initial_state", "seq_idx", "y", "final_state"),
+    folds=_one_batch,
 )
 
 _update = define(
@@ -83,6 +109,7 @@ def causal_conv1d(
     weight, bias and initial_state, through y and final_state.
 
     Raises ValueError, TypeError or NotImplementedError with the name of the argument at fault."""
+    return_final_state = flag("causal_conv1d", "return_final_state", return_final_state)
     y, final_state = _forward(
         x, weight, bias, initial_state, seq_idx, cu_seqlens, activation_number(activation, ("silu",)),
         return_final_state,

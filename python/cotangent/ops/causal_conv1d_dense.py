@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._define import define, gradients_like
-from ._options import activation_number
+from ._options import activation_number, flag, silu_slope
 
 
 def _gradients(
@@ -24,6 +24,7 @@ _backward = define(
     "Tensor dy, Tensor? dfinal_state, bool[] _wanted) "
     "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_state)",
     _gradients,
+    batched=("x", "initial_state", "dy", "dfinal_state", "dx", "dinitial_state"),
 )
 
 
@@ -41,12 +42,30 @@ def _outputs(
     return y, x.new_empty(shape) if initial_state is None else torch.empty_like(initial_state)
 
 
+def _jvp(
+    tangents: "dict[str, Any]", x: Tensor, weight: Tensor, bias: Any, initial_state: Any, activation: int,
+    _final_state: bool,
+) -> Any:  # fmt: skip
+    dx, dweight, dbias, dstate = (tangents[name] for name in ("x", "weight", "bias", "initial_state"))
+    dstate = torch.zeros_like(initial_state) if dstate is None and initial_state is not None else dstate
+    dx = torch.zeros_like(x) if dx is None else dx
+    dy, dfinal_state = _forward(dx, weight, None, dstate, 0, _final_state)
+    if dweight is not None or dbias is not None:
+        dweight = torch.zeros_like(weight) if dweight is None else dweight
+        dy = dy + _forward(x, dweight, dbias, initial_state, 0, False)[0]
+    if activation:
+        dy = dy * silu_slope(_forward(x, weight, bias, initial_state, 0, False)[0])
+    return dy, dfinal_state
+
+
 _forward = define(
     "causal_conv1d_dense_forward(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, int activation, "
     "bool _final_state) -> (Tensor y, Tensor final_state)",
     _outputs,
     _backward,
     autocast=("x", "weight"),
+    jvp=_jvp,
+    batched=("x", "initial_state", "y", "final_state"),
 )
 
 
@@ -75,6 +94,7 @@ def causal_conv1d_dense(
     both are cast. Differentiable once, in x, weight, bias and initial_state, through y and final_state.
 
     Raises ValueError, TypeError or NotImplementedError with the name of the argument at fault."""
+    return_final_state = flag("causal_conv1d_dense", "return_final_state", return_final_state)
     y, final_state = _forward(
         x, weight, bias, initial_state, activation_number(activation, ("silu",)), return_final_state
     )

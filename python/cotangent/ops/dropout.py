@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _C
 from ._define import define, gradients_like
-from ._options import activation_number, random_seed
+from ._options import activation_number, cast, flag, need_tensors, number, random_seed
 
 
 def _gradients(
@@ -37,6 +37,23 @@ def _outputs(
     return torch.empty_like(x), mask_out, bits
 
 
+def _jvp(
+    tangents: "dict[str, Any]", x: Tensor, bias: Any, residual: Any, mask: Any, mask_bits: Any, seed_memory: Any,
+    offset_memory: Any, activation: int, p: float, scale: float, seed: int, offset: int, _export: int,
+) -> Any:  # fmt: skip
+    dx, dbias, dy = tangents["x"], tangents["bias"], tangents["residual"]
+    if dx is not None or dbias is not None:
+        dz = torch.zeros_like(x) if dx is None else dx
+        dz = dz if dbias is None else dz + dbias.to(x.dtype)
+        # Element by element, the Jacobian is its own transpose.
+        through = _backward(
+            dz, x if activation else None, bias if activation else None, mask, mask_bits, seed_memory, offset_memory,
+            activation, p, scale, seed, offset, [True, False],
+        )[0]  # fmt: skip
+        dy = through if dy is None else dy + through
+    return dy, None, None
+
+
 _forward = define(
     "dropout_forward(Tensor x, Tensor? bias, Tensor? residual, Tensor? mask, Tensor? mask_bits, Tensor? seed_memory, "
     "Tensor? offset_memory, int activation, float p, float scale, SymInt seed, SymInt offset, int _export) "
@@ -44,6 +61,7 @@ _forward = define(
     _outputs,
     _backward,
     straight={"residual": "y"},
+    jvp=_jvp,
     forgets=lambda x, bias, residual, mask, bits, seed, offset, activation, *others: () if activation else ("x",),
 )
 
@@ -52,6 +70,8 @@ _EXPORTS = {None: 0, "bytes": 1, "bits": 2}
 
 def dropout_scale(p: float) -> float:
     """What kept elements are multiplied with under a drawn mask: 65536 / (65536 - round(65536 p)), 0 for p = 1."""
+    if not 0 <= number("dropout_scale", "p", p) <= 1:
+        raise ValueError(f"dropout_scale: p is {p}, expected 0 to 1")
     return _C.dropout_scale(p)
 
 
@@ -77,11 +97,11 @@ def dropout(
     x, residual    [..., D], any strides, 1 to 6 axes; of two dtypes: both become the wider one, as PyTorch adds
     bias           [D]
     activation     None, "relu", "silu", "gelu" (erf) or "gelu_tanh", before the mask
-    training       False: nothing is dropped (p = 0)
+    training       False: y = act(x + bias) + residual; p, mask, mask_bits and scale do not count
     mask           uint8 or bool like x: kept where bit 0 is set;    mask_bits: uint8 [..., ceil(D/8)], bit d%8 of byte
                    d/8. Without either, m is drawn by the library's rule (Philox) from seed and offset and stored
                    nowhere: the backward draws it again.
-    scale          None: 1/(1-p) with a given mask, dropout_scale(p) with a drawn one
+    scale          None: 1/(1-p) with a given mask, dropout_scale(p) with a drawn one; 0: y = residual, or 0
     seed, offset   of a drawn mask. Without a seed (and seed_memory) one is drawn from PyTorch's generator of x's device,
                    so that torch.manual_seed rules it and each replay of a CUDA graph has another mask.
     seed_memory, offset_memory     int32 [2] (low word, high word), added to seed and offset when the work runs
@@ -89,15 +109,27 @@ def dropout(
 
     A dropped element is exactly 0 before the residual. Differentiable once, in x, bias and residual. Dtypes: float32,
     float16, bfloat16; float64 on the CPU. Raises ValueError, TypeError with the name of the argument at fault."""
-    if return_mask not in _EXPORTS:
+    need_tensors("dropout", x=x)
+    if return_mask not in tuple(_EXPORTS):
         raise ValueError(f"return_mask is {return_mask!r}, expected None, 'bytes' or 'bits'")
-    if residual is not None and residual.dtype != x.dtype:
-        wide = torch.promote_types(x.dtype, residual.dtype)
-        x, residual = x.to(wide), residual.to(wide)
+    if residual is not None:
+        need_tensors("dropout", residual=residual)
+        if residual.dtype != x.dtype and not x.is_complex():
+            wide = torch.promote_types(x.dtype, residual.dtype)
+            x, residual = x.to(wide), cast("dropout", "residual", residual, wide)
+    training = flag("dropout", "training", training)
+    if scale == 0 and training:  # to the library, a scale of 0 is none given; with p = 1 it multiplies with 0
+        with torch.no_grad():
+            _, kept = dropout(
+                x, p, mask=mask, mask_bits=mask_bits, seed=seed, offset=offset, seed_memory=seed_memory,
+                offset_memory=offset_memory, return_mask=return_mask or "bits",
+            )  # fmt: skip
+        y = dropout(x, 1.0, bias=bias, activation=activation, residual=residual)
+        return y if return_mask is None else (y, kept)
     if not training:
         p, mask, mask_bits, scale = 0.0, None, None, None
     drawn = mask is None and mask_bits is None
-    if drawn and seed is None and seed_memory is None and p > 0:
+    if drawn and seed is None and seed_memory is None and number("dropout", "p", p) > 0:
         seed_memory = random_seed(x.device)
     y, mask_out, bits_out = _forward(
         x, bias, residual, mask, mask_bits, seed_memory, offset_memory, activation_number(activation), p, scale or 0.0,

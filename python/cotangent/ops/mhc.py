@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._define import define, gradients_like
+from ._options import cast, flag, need_tensors
 
 
 def _coefficients_dtype(x: Tensor) -> torch.dtype:
@@ -33,6 +34,7 @@ _pre_backward = define(
     "float post_scale, float sinkhorn_eps, int sinkhorn_iterations, bool[] _wanted) "
     "-> (Tensor dx, Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
     _pre_gradients,
+    batched=("x", "inv_rms", "h_mix", "h_pre", "h_post", "dh_in", "dh_post", "dh_res", "dA", "dx"),
 )
 
 
@@ -55,6 +57,7 @@ _pre_forward = define(
     "Tensor h_res, Tensor A, Tensor h_pre, Tensor inv_rms, Tensor h_mix)",
     _pre_outputs,
     _pre_backward,
+    batched=("x", "h_in", "h_post", "h_res", "A", "h_pre", "inv_rms", "h_mix"),
 )
 
 
@@ -82,10 +85,15 @@ def mhc_pre(
     Returns (h_in, h_post, A): h_in [B,T,D] in x's dtype, h_post [B,T,n], and A [B,T,n,n], nearly doubly stochastic;
     with sinkhorn=False the logits h_res of A in its place, for mhc_sinkhorn. Coefficients are float32.
     Differentiable once, in all of them. Raises ValueError, TypeError with the name of the argument at fault."""
+    need_tensors("mhc_pre", x=x)
     dtype = _coefficients_dtype(x)
+    phi, alpha, bias = (
+        cast("mhc_pre", name, value, dtype) for name, value in (("phi", phi), ("alpha", alpha), ("bias", bias))
+    )
+    gamma = None if gamma is None else cast("mhc_pre", "gamma", gamma, dtype)
     h_in, h_post, h_res, A, *_ = _pre_forward(
-        x, phi.to(dtype), alpha.to(dtype), bias.to(dtype), None if gamma is None else gamma.to(dtype), norm_eps, hc_eps,
-        post_scale, sinkhorn_eps, sinkhorn_iterations, sinkhorn,
+        x, phi, alpha, bias, gamma, norm_eps, hc_eps, post_scale, sinkhorn_eps, sinkhorn_iterations,
+        flag("mhc_pre", "sinkhorn", sinkhorn),
     )  # fmt: skip
     return h_in, h_post, A if sinkhorn else h_res
 
@@ -95,11 +103,13 @@ def mhc_pre(
 _sinkhorn_backward = define(
     "mhc_sinkhorn_backward(Tensor h_res, Tensor dA, float eps, int iterations) -> Tensor dh_res",
     lambda h_res, *others: torch.empty_like(h_res),
+    batched=("h_res", "dA", "dh_res"),
 )
 _sinkhorn_forward = define(
     "mhc_sinkhorn_forward(Tensor h_res, float eps, int iterations) -> Tensor A",
     lambda h_res, *others: torch.empty_like(h_res),
     _sinkhorn_backward,
+    batched=("h_res", "A"),
 )
 
 
@@ -121,11 +131,24 @@ _post_backward = define(
     "mhc_post_backward(Tensor x, Tensor f, Tensor h_post, Tensor A, Tensor dy, int A_is_out_in, bool[] _wanted) "
     "-> (Tensor dx, Tensor df, Tensor dh_post, Tensor dA)",
     _post_gradients,
+    batched=("x", "f", "h_post", "A", "dy", "dx", "df", "dh_post", "dA"),
 )
+
+
+def _post_jvp(tangents: "dict[str, Any]", x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, A_is_out_in: int) -> Any:
+    dx, df, dh_post, dA = (
+        torch.zeros_like(value) if tangents[name] is None else tangents[name]
+        for name, value in (("x", x), ("f", f), ("h_post", h_post), ("A", A))
+    )
+    return _post_forward(dx, df, h_post, A, A_is_out_in) + _post_forward(x, f, dh_post, dA, A_is_out_in)
+
+
 _post_forward = define(
     "mhc_post_forward(Tensor x, Tensor f, Tensor h_post, Tensor A, int A_is_out_in) -> Tensor y",
     lambda x, *others: torch.empty_like(x),
     _post_backward,
+    jvp=_post_jvp,
+    batched=("x", "f", "h_post", "A", "y"),
 )
 
 
@@ -135,4 +158,5 @@ def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bo
     x [B,T,n,D], the streams that pre had; f [B,T,D], the layer's output, cast to x's dtype; h_post [B,T,n] and
     A [B,T,n,n] from mhc_pre, float32 (A_is_out_in: A is stored [out,in]). Returns y like x. Differentiable once, in all
     of them. Raises ValueError, TypeError with the name of the argument at fault."""
-    return _post_forward(x, f.to(x.dtype), h_post, A, A_is_out_in)
+    need_tensors("mhc_post", x=x)
+    return _post_forward(x, cast("mhc_post", "f", f, x.dtype), h_post, A, A_is_out_in)
