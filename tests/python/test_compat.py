@@ -3,6 +3,8 @@
 import importlib.metadata
 import importlib.util
 import inspect
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -47,6 +49,40 @@ def test_causal_conv1d(device):
         causal_conv1d_update(x[:, :, 0], into.clone(), weight, bias, "silu"),
         convolution(torch.cat([x, x[:, :, :1]], 2), weight, bias, "silu", state)[0][:, :, -1], **close,
     )  # fmt: skip
+
+
+def test_final_states_have_their_gradient(device):
+    """Also where final_states_out is given: returned, or looked at as it was filled, alone or as a part of a cache."""
+    x, weight, state = (torch.randn(s, device=device) for s in ((2, 8, 11), (8, 4), (2, 8, 3)))
+    for T in (11, 2):  # with 2 inputs, a part of the initial states remains
+        by_y, by_state = torch.randn(2, 8, T, device=device), torch.randn(2, 8, 3, device=device)
+
+        def gradients(convolution):
+            leaves = [t.clone().requires_grad_() for t in (x[:, :, :T], weight, state)]
+            y, final = convolution(*leaves)
+            return torch.autograd.grad((y * by_y).sum() + (final * by_state).sum(), leaves)
+
+        def filled(x, weight, state, into=None):
+            into = torch.empty(2, 8, 3, device=device) if into is None else into
+            return causal_conv1d_fn(x, weight, None, None, state, True, into, "silu")[0], into
+
+        def cached(x, weight, state):
+            cache = torch.zeros(4, 2, 8, 3, device=device)
+            y, _ = filled(x, weight, state, cache[1])
+            return y, cache.sum(0)
+
+        def returned(x, weight, state):
+            return causal_conv1d_fn(x, weight, None, None, state, True, torch.empty(2, 8, 3, device=device), "silu")
+
+        expected = gradients(lambda x, w, s: convolution(x, w, None, "silu", s))
+        for way in (filled, returned, cached):
+            for found, wanted in zip(gradients(way), expected):
+                torch.testing.assert_close(found, wanted, **close)
+    with torch.no_grad():
+        into = torch.empty(2, 8, 3, device=device)
+        assert not causal_conv1d_fn(x.requires_grad_(), weight, None, None, None, True, into)[1].requires_grad
+    with pytest.raises(ValueError, match=r"final_states_out has shape \(2, 8, 4\)"):
+        causal_conv1d_fn(x, weight, None, None, None, True, torch.empty(2, 8, 4, device=device))
 
 
 def test_varlen_states(device):
@@ -154,6 +190,30 @@ def test_sdpa_of_a_query_that_sees_nothing(device, with_attention):
     assert (y[0, 0, 1] == 0).all()
     y.sum().backward()
     assert torch.isfinite(q.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_sdpa_with_a_padding_mask_of_numbers(device, with_attention, dtype):
+    """As models make it: the lowest number of the dtype, expanded over the heads. Sequence 0 has no token at all."""
+    q, k, v = (torch.randn(2, 4, 5, 8, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    seen = torch.tensor([[False] * 5, [True, True, True, False, False]], device=device)[:, None, None, :].expand(2, 4, 5, 5)
+    numbers = torch.zeros(2, 1, 1, 5, device=device, dtype=dtype).masked_fill(~seen[:, :1, :1], torch.finfo(dtype).min)
+    results = []
+    for mask in (numbers.expand(2, 4, 5, 5), seen):
+        y = scaled_dot_product_attention(q, k, v, mask)
+        results.append((y, *torch.autograd.grad(y.float().square().sum(), (q, k, v))))
+    for a, b in zip(*results):
+        assert (a[0] == 0).all() and (a[1, :, :3] != 0).any()
+        torch.testing.assert_close(a, b)
+
+
+def test_without_torch():
+    """In an interpreter of its own, in which torch cannot be imported."""
+    code = "import sys; sys.modules['torch'] = None; import cotangent.compat"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("ImportError: cotangent cannot be used here: "), done.stderr
+    assert "torch" in last and last.endswith("(python -m cotangent.doctor)")
 
 
 def test_install():

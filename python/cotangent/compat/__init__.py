@@ -12,6 +12,7 @@ import sys
 import types
 from typing import Any, Optional, Sequence
 
+from .. import attention as _attention  # noqa: F401  (says why, where the package cannot be used)
 from . import bert_padding, causal_conv1d, flash_attn, flash_attn_interface, sdpa
 
 __all__ = ["bert_padding", "causal_conv1d", "flash_attn", "flash_attn_interface", "install", "sdpa", "uninstall"]

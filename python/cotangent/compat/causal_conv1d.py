@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from ..ops.causal_conv1d import causal_conv1d, causal_conv1d_update as _update
+from ..ops._options import need_tensors
+from ._refuse import renamed
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 
@@ -23,15 +25,25 @@ def causal_conv1d_fn(
     activation: Optional[str] = None,
 ) -> Any:
     """x [B,D,T], weight [D,K], bias [D], seq_idx [B,T], initial_states [B,D,K-1]; out like x, and with
-    return_final_states (out, final_states): into final_states_out, if that is given. See cotangent.causal_conv1d."""
-    result = causal_conv1d(
-        x, weight, bias, activation, initial_state=initial_states, seq_idx=seq_idx, return_final_state=return_final_states
-    )
+    return_final_states (out, final_states). final_states_out, if it is given, is changed in place as torch changes
+    tensors: it holds the states and has their gradient. See cotangent.causal_conv1d."""
+    try:
+        result = causal_conv1d(
+            x, weight, bias, activation, initial_state=initial_states, seq_idx=seq_idx, return_final_state=return_final_states
+        )
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise renamed("causal_conv1d_fn", error, initial_state="initial_states",
+                      return_final_state="return_final_states") from None  # fmt: skip
     if not return_final_states or final_states_out is None:
         return result
-    with torch.no_grad():
-        final_states_out.copy_(result[1])
-    return result[0], final_states_out
+    out, states = result
+    need_tensors("causal_conv1d_fn", final_states_out=final_states_out)
+    if final_states_out.shape != states.shape or final_states_out.device != states.device:
+        raise ValueError(
+            f"causal_conv1d_fn: final_states_out has shape {tuple(final_states_out.shape)} on {final_states_out.device}, "
+            f"expected {tuple(states.shape)} on {states.device}"
+        )
+    return out, final_states_out.copy_(states)
 
 
 def causal_conv1d_update(
@@ -52,6 +64,16 @@ def causal_conv1d_update(
 def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
     """The last state_len inputs of each packed sequence: x [total,D], cu_seqlens [N+1] -> [N,D,state_len], zeros before
     a sequence's start. No gradient, and no synchronisation."""
+    need_tensors("causal_conv1d_varlen_states", x=x, cu_seqlens=cu_seqlens)
+    if x.dim() != 2 or cu_seqlens.dim() != 1 or x.device != cu_seqlens.device:
+        raise ValueError(
+            f"causal_conv1d_varlen_states: x has shape {tuple(x.shape)} on {x.device}, cu_seqlens {tuple(cu_seqlens.shape)} "
+            f"on {cu_seqlens.device}, expected [total,D] and [N+1] on one device"
+        )
+    if cu_seqlens.is_floating_point() or cu_seqlens.is_complex():
+        raise TypeError(f"causal_conv1d_varlen_states: cu_seqlens has dtype {cu_seqlens.dtype}, expected integers")
+    if not isinstance(state_len, int) or not 0 <= state_len < 2**31:
+        raise TypeError(f"causal_conv1d_varlen_states: state_len is {state_len!r}, expected a length")
     with torch.no_grad():
         start, end = cu_seqlens[:-1, None].long(), cu_seqlens[1:, None].long()
         row = end - state_len + torch.arange(state_len, device=x.device)

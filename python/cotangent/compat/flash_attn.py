@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..ops.attention import attention, attention_varlen
-from ._refuse import refuse
+from ..ops._options import flag, need_tensors, pair
+from ._refuse import refuse, renamed, same_device, unpack
 
 __all__ = [
     "flash_attn_func",
@@ -29,13 +30,28 @@ Window = Tuple[int, int]
 
 def options(softmax_scale: Optional[float], causal: bool, window_size: Window, softcap: float) -> "dict[str, Any]":
     """Of cotangent.attention, from those of flash_attn."""
-    left, right = window_size
-    window = None if tuple(window_size) == (-1, -1) else (left, 0 if causal else right)
+    left, right = pair("flash_attn", "window_size", window_size)
+    window = None if (left, right) == (-1, -1) else (left, 0 if causal else right)
     return dict(causal=causal, window=window, scale=softmax_scale, softcap=softcap)
 
 
+def length(value: Any) -> Any:
+    """A length that may be a tensor of one element; what is no number goes on, to be refused by name."""
+    return int(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def run(function: str, attend: Any, *tensors: Any, **arguments: Any) -> Any:
+    """attend(*tensors, **arguments), its errors with flash_attn's names of arguments."""
+    try:
+        return attend(*tensors, **arguments)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        names = dict(scale="softmax_scale", window="window_size", window_left="window_size", window_right="window_size",
+                     return_lse="return_attn_probs")  # fmt: skip
+        raise renamed(function, error, **names) from None
+
+
 def _results(out: Tensor, lse: Tensor, return_attn_probs: bool) -> Any:
-    return (out, lse, None) if return_attn_probs else out
+    return (out, lse, None) if flag("flash_attn", "return_attn_probs", return_attn_probs) else out
 
 
 def flash_attn_func(
@@ -52,8 +68,8 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """See cotangent.attention."""
-    out, lse = attention(
-        q, k, v, dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_lse=True,
+    out, lse = run(
+        "flash_attn_func", attention, q, k, v, dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_lse=True,
         **options(softmax_scale, causal, window_size, softcap),
     )  # fmt: skip
     return _results(out, lse, return_attn_probs)
@@ -79,9 +95,10 @@ def flash_attn_varlen_func(
 ) -> Any:
     """See cotangent.attention_varlen."""
     refuse("flash_attn_varlen_func", block_table=block_table)
-    out, lse = attention_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), dropout_p=dropout_p,
-        alibi_slopes=alibi_slopes, return_lse=True, **options(softmax_scale, causal, window_size, softcap),
+    out, lse = run(
+        "flash_attn_varlen_func", attention_varlen, q, k, v, cu_seqlens_q, cu_seqlens_k, length(max_seqlen_q),
+        length(max_seqlen_k), dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_lse=True,
+        **options(softmax_scale, causal, window_size, softcap),
     )  # fmt: skip
     return _results(out, lse, return_attn_probs)
 
@@ -98,7 +115,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """qkv [B,T,3,H,d], taken as it is, without a copy."""
-    q, k, v = qkv.unbind(2)
+    q, k, v = unpack("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
@@ -118,7 +135,9 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """q [B,Tq,H,d], kv [B,Tk,2,Hkv,d]."""
-    k, v = kv.unbind(2)
+    k, v = unpack("flash_attn_kvpacked_func", "kv", kv, 2, 2)
+    need_tensors("flash_attn_kvpacked_func", q=q)
+    same_device("flash_attn_kvpacked_func", q=q, kv=kv)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
@@ -139,7 +158,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """qkv [total,3,H,d]."""
-    q, k, v = qkv.unbind(1)
+    q, k, v = unpack("flash_attn_varlen_qkvpacked_func", "qkv", qkv, 1, 3)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
         softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -163,7 +182,9 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """q [total_q,H,d], kv [total_k,2,Hkv,d]."""
-    k, v = kv.unbind(1)
+    k, v = unpack("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
+    need_tensors("flash_attn_varlen_kvpacked_func", q=q)
+    same_device("flash_attn_varlen_kvpacked_func", q=q, kv=kv)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -195,21 +216,43 @@ def flash_attn_with_kvcache(
     then sees cache_seqlens (+ Tn) keys. Rotary embeddings, paged caches, paddings and row indices are not served."""
     refuse("flash_attn_with_kvcache", rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
            cache_leftpad=cache_leftpad, block_table=block_table)  # fmt: skip
+    need_tensors("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache)
+    if k_cache.dim() != 4 or v_cache.dim() != 4:
+        raise ValueError(
+            f"flash_attn_with_kvcache: k_cache has {k_cache.dim()} axes, v_cache {v_cache.dim()}, expected 4 of both"
+        )
+    if (k is None) != (v is None):
+        raise ValueError(f"flash_attn_with_kvcache: {'k' if k is None else 'v'} is None, expected k and v or neither")
+    if k is not None:
+        need_tensors("flash_attn_with_kvcache", k=k, v=v)
+    same_device("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     B, Tk = k_cache.shape[:2]
     if cache_seqlens is None:
         used = torch.full((B,), Tk if k is None else 0, dtype=torch.int32, device=q.device)
     elif isinstance(cache_seqlens, int):
         used = torch.full((B,), cache_seqlens, dtype=torch.int32, device=q.device)
     else:
+        need_tensors("flash_attn_with_kvcache", cache_seqlens=cache_seqlens)
         used = cache_seqlens
+        same_device("flash_attn_with_kvcache", q=q, cache_seqlens=used)
+        if used.shape != (B,) or used.is_floating_point() or used.is_complex():
+            raise ValueError(
+                f"flash_attn_with_kvcache: cache_seqlens is {used.dtype} {tuple(used.shape)}, expected integers {(B,)}"
+            )
     if k is not None and v is not None:
+        for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+            if new.dim() != 4 or new.shape[0] != B or new.shape[2:] != cache.shape[2:] or new.dtype != cache.dtype:
+                raise ValueError(
+                    f"flash_attn_with_kvcache: {name} is {new.dtype} {tuple(new.shape)}, expected {cache.dtype} "
+                    f"[{B},T,{cache.shape[2]},{cache.shape[3]}] as {name}_cache"
+                )
         rows = torch.arange(B, device=q.device)[:, None]
         columns = used[:, None].long() + torch.arange(k.shape[1], device=q.device)
         with torch.no_grad():
             k_cache[rows, columns], v_cache[rows, columns] = k, v
         used = used + k.shape[1]
-    out, lse = attention(
-        q, k_cache, v_cache, seqused_k=used.to(torch.int32), alibi_slopes=alibi_slopes, return_lse=True,
-        **options(softmax_scale, causal, window_size, softcap),
+    out, lse = run(
+        "flash_attn_with_kvcache", attention, q, k_cache, v_cache, seqused_k=used.to(torch.int32),
+        alibi_slopes=alibi_slopes, return_lse=True, **options(softmax_scale, causal, window_size, softcap),
     )  # fmt: skip
     return (out, lse) if return_softmax_lse else out

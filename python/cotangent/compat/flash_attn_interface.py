@@ -9,8 +9,9 @@ from typing import Any, Optional, Tuple
 from torch import Tensor
 
 from ..ops.attention import attention, attention_varlen
-from ._refuse import refuse
-from .flash_attn import options
+from ..ops._options import need_tensors
+from ._refuse import refuse, unpack
+from .flash_attn import length, options, run
 
 __all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func"]
 
@@ -37,8 +38,9 @@ def flash_attn_func(
     """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,dv]. See cotangent.attention."""
     refuse("flash_attn_func", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
            attention_chunk=attention_chunk)  # fmt: skip
-    return attention(
-        q, k, v, return_lse=return_attn_probs, **options(softmax_scale, causal, window_size, softcap)
+    return run(
+        "flash_attn_func", attention, q, k, v, return_lse=return_attn_probs,
+        **options(softmax_scale, causal, window_size, softcap),
     )  # fmt: skip
 
 
@@ -70,9 +72,10 @@ def flash_attn_varlen_func(
     """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,dv]. See cotangent.attention_varlen."""
     refuse("flash_attn_varlen_func", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
            attention_chunk=attention_chunk)  # fmt: skip
-    return attention_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), seqused_q=seqused_q,
-        seqused_k=seqused_k, return_lse=return_attn_probs, **options(softmax_scale, causal, window_size, softcap),
+    return run(
+        "flash_attn_varlen_func", attention_varlen, q, k, v, cu_seqlens_q, cu_seqlens_k, length(max_seqlen_q),
+        length(max_seqlen_k), seqused_q=seqused_q, seqused_k=seqused_k, return_lse=return_attn_probs,
+        **options(softmax_scale, causal, window_size, softcap),
     )  # fmt: skip
 
 
@@ -92,11 +95,19 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """qkv [B,T,3,H,d]; with num_heads_q [B,T,H+2*Hkv,d]."""
+    need_tensors("flash_attn_qkvpacked_func", qkv=qkv)
+    if not qkv.is_floating_point():
+        raise TypeError(f"flash_attn_qkvpacked_func: qkv has dtype {qkv.dtype}, expected a floating-point dtype")
     if qkv.dim() == 5:
-        q, k, v = qkv.unbind(2)
+        q, k, v = unpack("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
     elif num_heads_q is None:
         raise ValueError(f"flash_attn_qkvpacked_func: num_heads_q is needed where qkv has {qkv.dim()} axes")
     else:
+        if qkv.dim() != 4 or not isinstance(num_heads_q, int) or not 0 < num_heads_q < qkv.shape[2]:
+            raise ValueError(
+                f"flash_attn_qkvpacked_func: qkv has shape {tuple(qkv.shape)}, num_heads_q is {num_heads_q!r}, expected "
+                "[B,T,H+2*Hkv,d] and H"
+            )
         heads_kv = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = qkv.split([num_heads_q, heads_kv, heads_kv], 2)
     return flash_attn_func(

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every argument of every public function, of every wrong type, rank, dtype and device: the message names it."""
+import inspect
+import re
+
+import pytest
+import torch
+from test_torch import has_attention, randn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cotangent
+from cotangent import _C
+from cotangent.compat import causal_conv1d as compat_conv, flash_attn, flash_attn_interface, sdpa
+from cotangent.ops import _define
+
+
+def functions(device):
+    """Public functions with all their arguments: (function, arguments, those that may be None)."""
+
+    def f(*shape):
+        return randn(device, *shape)
+
+    def i(*values):
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    x, weight, bias, state = f(2, 6, 9), f(6, 4), f(6), f(2, 6, 3)
+    parts = torch.zeros(2, 9, dtype=torch.int32, device=device)
+    yield cotangent.causal_conv1d, dict(
+        x=x, weight=weight, bias=bias, activation="silu", initial_state=state, seq_idx=parts, return_final_state=True
+    )
+    yield cotangent.causal_conv1d, dict(x=x[:1], weight=weight, cu_seqlens=i(0, 4, 9))
+    yield cotangent.causal_conv1d_update, dict(
+        x=x[:, :, 0], conv_state=state, weight=weight, bias=bias, activation="silu", cache_seqlens=i(3, 4),
+        conv_state_indices=i(1, 0),
+    )  # fmt: skip
+    yield cotangent.causal_conv1d_dense, dict(
+        x=x, weight=f(5, 6, 4), bias=f(5), activation="silu", initial_state=state, return_final_state=True
+    )
+    r = f(4, 10)
+    yield cotangent.dropout, dict(
+        x=r, p=0.5, training=True, bias=f(10), activation="relu", residual=f(4, 10), scale=2.0, seed=1, offset=2,
+        seed_memory=i(1, 0), offset_memory=i(1, 0), return_mask="bits",
+    )  # fmt: skip
+    yield cotangent.dropout, dict(x=r, mask=r > 0)
+    yield cotangent.dropout, dict(x=r, mask_bits=torch.zeros(4, 2, dtype=torch.uint8, device=device))
+    yield cotangent.dropout_scale, dict(p=0.5)
+    streams, h_post, A = f(2, 3, 4, 8), f(2, 3, 4), f(2, 3, 4, 4)
+    yield cotangent.mhc_pre, dict(
+        x=streams, phi=f(24, 32), alpha=f(3), bias=f(24), gamma=f(4, 8), sinkhorn=True, sinkhorn_iterations=3,
+        sinkhorn_eps=1e-6, norm_eps=1e-6, hc_eps=1e-6, post_scale=2.0,
+    )  # fmt: skip
+    yield cotangent.mhc_sinkhorn, dict(h_res=A, iterations=3, eps=1e-6)
+    yield cotangent.mhc_post, dict(x=streams, f=f(2, 3, 8), h_post=h_post, A=A, A_is_out_in=False)
+    yield compat_conv.causal_conv1d_fn, dict(
+        x=x, weight=weight, bias=bias, seq_idx=parts, initial_states=state, return_final_states=True,
+        final_states_out=torch.zeros_like(state), activation="silu",
+    )  # fmt: skip
+    yield compat_conv.causal_conv1d_update, dict(x=x[:, :, 0], conv_state=state, weight=weight, bias=bias)
+    yield compat_conv.causal_conv1d_varlen_states, dict(x=f(9, 6), cu_seqlens=i(0, 9), state_len=3)
+    if not has_attention(device):
+        return
+    q, k, v = f(2, 5, 4, 8), f(2, 7, 2, 8), f(2, 7, 2, 8)
+    options = dict(causal=True, window=(3, 0), scale=0.5, softcap=3.0, dropout_p=0.1, seed=1, offset=2,
+                   seed_memory=i(1, 0), offset_memory=i(1, 0), deterministic=True, return_lse=True)  # fmt: skip
+    yield cotangent.attention, dict(
+        q=q, k=k, v=v, seqused_q=i(5, 3), seqused_k=i(7, 2), sink=f(4), alibi_slopes=f(4), bias=f(2, 4, 5, 7), **options
+    )
+    packed = dict(q=f(9, 4, 8), k=f(9, 2, 8), v=f(9, 2, 8), cu_seqlens_q=i(0, 4, 9), cu_seqlens_k=i(0, 4, 9), max_seqlen_q=5,
+                  max_seqlen_k=5)  # fmt: skip
+    yield cotangent.attention_varlen, dict(**packed, **options)
+    heads = [t.transpose(1, 2) for t in (q, k, v)]
+    yield sdpa.scaled_dot_product_attention, dict(
+        query=heads[0], key=heads[1], value=heads[2], attn_mask=f(2, 4, 5, 7), dropout_p=0.1, scale=0.5, enable_gqa=True
+    )
+    yield sdpa.scaled_dot_product_attention, dict(query=heads[0], key=heads[0], value=heads[0], is_causal=True)
+    flash = dict(softmax_scale=0.5, causal=True, window_size=(3, 0), softcap=3.0, return_attn_probs=True)
+    slopes = dict(alibi_slopes=f(4), dropout_p=0.1)
+    yield flash_attn.flash_attn_func, dict(q=q, k=k, v=v, **flash, **slopes)
+    yield flash_attn.flash_attn_varlen_func, dict(**packed, **flash, **slopes)
+    yield flash_attn.flash_attn_qkvpacked_func, dict(qkv=f(2, 5, 3, 4, 8), **flash)
+    yield flash_attn.flash_attn_kvpacked_func, dict(q=q, kv=f(2, 7, 2, 2, 8), **flash)
+    yield flash_attn.flash_attn_with_kvcache, dict(
+        q=q[:, :1], k_cache=k, v_cache=v, k=k[:, :1], v=v[:, :1], cache_seqlens=i(3, 2), softmax_scale=0.5, causal=True,
+        window_size=(3, 0), softcap=3.0, alibi_slopes=f(4),
+    )  # fmt: skip
+    yield flash_attn_interface.flash_attn_func, dict(q=q, k=k, v=v, **flash)
+    yield flash_attn_interface.flash_attn_varlen_func, dict(**packed, **flash)
+    yield flash_attn_interface.flash_attn_qkvpacked_func, dict(qkv=f(2, 5, 8, 8), num_heads_q=4, softmax_scale=0.5)
+
+
+class Other:
+    """No type that any argument has."""
+
+
+WRONG_TENSORS = {
+    "a list": lambda t: t.tolist(),
+    "an array": lambda t: t.cpu().numpy(),
+    "a string": lambda t: "x",
+    "a number": lambda t: 4,
+    "another object": lambda t: Other(),
+    "on meta": lambda t: t.to("meta"),
+    "an axis more": lambda t: t[None],
+    "two axes more": lambda t: t[None, None],
+    "no axes": lambda t: t.flatten()[0],
+    "complex": lambda t: t.to(torch.complex64),
+    "sparse": lambda t: t.to_sparse(),
+    "int64": lambda t: t.long(),
+}
+# A padding mask or a batch of states may have fewer axes, a residual and a parameter of mhc may be of integers.
+ALLOWED = {
+    ("x", "an axis more"), ("x", "two axes more"), ("phi", "int64"), ("alpha", "int64"), ("bias", "int64"),
+    ("gamma", "int64"), ("f", "int64"), ("residual", "int64"), ("attn_mask", "no axes"), ("cache_seqlens", "int64"),
+    ("cache_seqlens", "a number"),
+    ("cu_seqlens", "int64"), ("final_states_out", "int64"), ("final_states_out", "complex"), ("x", "int64"),
+    ("x", "complex"),
+}  # fmt: skip
+
+
+def refusal(function, arguments, name, value):
+    """What is said of the value in the argument's place; None where it is served."""
+    given = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
+    given[name] = value
+    try:
+        function(**given)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        assert not isinstance(error, UnicodeError)
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    except Exception as error:
+        return f"not a refusal: {type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+def is_named(names, said):
+    """Whether one of the names is in the message; attention's op has window_left of window, dropout_seed of seed."""
+    own = "|".join(names)
+    return re.search(rf"\b(dropout_)?({own})(_left|_right)?\b", said) is not None and "not a refusal" not in said
+
+
+def test_wrong_tensors_are_refused_by_name(device):
+    faults, refused = [], 0
+    for function, arguments in functions(device):
+        function(**{n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()})
+        for name, good in arguments.items():
+            if not isinstance(good, torch.Tensor):
+                continue
+            tensors = [n for n, v in arguments.items() if isinstance(v, torch.Tensor)]
+            for what, spoil in WRONG_TENSORS.items():
+                if what == "on meta" and len(tensors) == 1:
+                    continue  # that is no mixture
+                said = refusal(function, arguments, name, spoil(good))
+                where = f"{function.__module__}.{function.__name__}({name}={what})"
+                # Where a rank is wrong, another tensor's may be: whichever is named, the message says both ranks.
+                if said is not None and not is_named(tensors if "axes" in what or "axis" in what else [name], said):
+                    faults.append(f"{where}: {said}")
+                elif said is None and (name, what) not in ALLOWED and good.dtype != torch.int64:
+                    faults.append(f"{where}: served")
+                refused += said is not None
+    assert not faults, f"{len(faults)} of {refused}:\n" + "\n".join(faults)
+    assert refused > 500
+
+
+def test_wrong_numbers_are_refused_by_name(device):
+    faults, refused = [], 0
+    for function, arguments in functions(device):
+        parameters = inspect.signature(function).parameters
+        for name, good in arguments.items():
+            if isinstance(good, torch.Tensor):
+                continue
+            wrong = ["a string", [1.5], Other()]
+            if isinstance(good, tuple):
+                wrong += [4, (1,), (1, 2, 3), ("a", "b")]
+            elif isinstance(good, str):
+                wrong += [4, {}]
+            else:
+                wrong += [None] if parameters[name].default is not None else []
+                wrong += [1.5, 2**70] if type(good) is int else []
+                wrong += [float("nan"), -1.0] if type(good) is float and name not in ("scale", "softmax_scale") else []
+            for value in wrong:
+                if value == 2**70 and name in ("seed", "offset"):
+                    continue  # they count modulo 2^64
+                said = refusal(function, arguments, name, value)
+                where = f"{function.__module__}.{function.__name__}({name}={value!r})"
+                if said is None or not is_named([name], said):
+                    faults.append(f"{where}: {said or 'served'}")
+                refused += said is not None
+    assert not faults, f"{len(faults)} of {refused}:\n" + "\n".join(faults)
+    assert refused > 100
+
+
+def test_meta_beside_another_device(device):
+    x, weight = randn(device, 2, 6, 9), randn(device, 6, 4)
+    with pytest.raises(ValueError, match=r"causal_conv1d_forward: weight is on meta, x is on c"):
+        cotangent.causal_conv1d(x, weight.to("meta"))
+    with pytest.raises(ValueError, match=r"causal_conv1d_forward: weight is on c\w+(:0)?, x is on meta"):
+        cotangent.causal_conv1d(x.to("meta"), weight)
+    assert cotangent.causal_conv1d(x.to("meta"), weight.to("meta")).device.type == "meta"
+    with pytest.raises(ValueError, match="causal_conv1d_forward: x has shape"):
+        cotangent.causal_conv1d(x[0, 0].to("meta"), weight.to("meta"), return_final_state=True)
+
+
+def test_tensors_of_two_devices_without_a_gpu():
+    """As fake tensors, which any machine has of any device."""
+    with FakeTensorMode():
+        for one, other in (("cpu", "cuda"), ("cuda", "cpu")):
+            x, weight = torch.empty(2, 6, 9, device=one), torch.empty(6, 4, device=other)
+            with pytest.raises(ValueError, match=r"weight is on c\w+(:0)?, x is on c\w+(:0)?"):
+                torch.ops.cotangent.causal_conv1d_forward(x, weight, None, None, None, None, 0, False)
+
+
+def test_the_gpus_kernel_runs_on_the_device_of_a_gpus_tensor(monkeypatch):
+    """x on the CPU beside a weight on a GPU: the dispatcher calls the kernel for CUDA, whose errors name x."""
+    found = []
+
+    class Library:
+        @staticmethod
+        def run_cuda(plan, device, *others):
+            found.append(device)
+            _C.run_cuda(plan, device, *others)
+
+    monkeypatch.setattr(_define, "_C", Library)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    plan = _C.plan("causal_conv1d_forward", ("x", "weight", "y"))
+    _, kernel = _define._kernels(plan, lambda x, weight: torch.empty_like(x), 1, None)
+    with FakeTensorMode():
+        weight = torch.empty(6, 4, device="cuda:0")
+    with pytest.raises(ValueError, match="causal_conv1d_forward: x is on the CPU, expected cuda:0"):
+        kernel(torch.empty(2, 6, 9), weight)
+    assert found == [0]
+
+
+def test_integers_of_64_bits_are_refused_as_indices(device):
+    x, weight = randn(device, 2, 6, 9), randn(device, 6, 4)
+    with pytest.raises(TypeError, match="seq_idx has dtype torch.int64, expected .* for index data and masks, int32"):
+        cotangent.causal_conv1d(x, weight, seq_idx=torch.zeros(2, 9, dtype=torch.int64, device=device))
+
+
+def test_scale_0_of_attention_is_refused(device):
+    """To the library a scale of 0 is none: it would be 1/sqrt(d)."""
+    if not has_attention(device):
+        pytest.skip("no kernel of this device serves attention yet")
+    q = randn(device, 1, 3, 2, 8)
+    with pytest.raises(ValueError, match="attention: scale is 0"):
+        cotangent.attention(q, q, q, scale=0.0)
+    with pytest.raises(ValueError, match="flash_attn_func: softmax_scale is 0"):
+        flash_attn.flash_attn_func(q, q, q, softmax_scale=0.0)
