@@ -134,6 +134,26 @@ def test_forward_mode_through_every_door(device):
     torch.testing.assert_close(leaf.grad, grad(lambda x: f(x).sum())(x))
 
 
+def test_numerical_derivatives(on_cpu, device):
+    """By finite differences in float64; tangents and gradients also as vmap makes them."""
+    for name, op, _, inputs in linear_cases(device):
+        wide = [t.double().requires_grad_() for t in inputs]
+        assert torch.autograd.gradcheck(
+            op, wide, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True, fast_mode=True
+        ), name
+
+
+def test_reverse_mode_over_forward_mode(device):
+    x, weight, direction = randn(device, 2, 6, 9), randn(device, 6, 4), randn(device, 2, 6, 9)
+
+    def through(convolution):
+        return grad(lambda x, w: jvp(lambda x: convolution(x, w), (x,), (direction,))[1].square().sum(), (0, 1))(x, weight)
+
+    found = through(lambda x, w: causal_conv1d(x, w, None, "silu"))
+    for a, b in zip(found, through(lambda x, w: plain_conv(x, w, None, "silu")[0])):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+
+
 def test_forward_mode_in_compiled_code(device):
     x, weight = randn(device, 2, 6, 9), randn(device, 6, 4)
 
@@ -329,3 +349,16 @@ def test_modules(device):
     for n in range(4):
         for name, gradient in grad(of_one)(parameters, x[n]).items():
             torch.testing.assert_close(found[name][n], gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_batched_gradients_of_autograd(device):
+    """torch.autograd.grad(is_grads_batched=True), jacobian(vectorize=True): autograd's own vmap."""
+    x, weight = randn(device, 2, 6, 9).requires_grad_(), randn(device, 6, 4).requires_grad_()
+    y = causal_conv1d(x, weight, None, "silu")
+    many = randn(device, 3, 2, 6, 9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is slow
+        found = torch.autograd.grad(y, (x, weight), many, is_grads_batched=True, retain_graph=True)
+    for n in range(3):
+        for a, b in zip(found, torch.autograd.grad(y, (x, weight), many[n], retain_graph=True)):
+            assert torch.equal(a[n], b)

@@ -204,12 +204,12 @@ def _laid_out(
 ) -> Tensor:
     """A gradient as its result is laid out, where that matters: its fastest axis has to be the result's too, or the
     kernels for any layout would serve (a sum's gradient has strides of 0, a transposed layer's the other order)."""
-    if gradient is not None and all(
+    if gradient is None:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+    if not gradient._is_zerotensor() and all(  # such a one has no memory
         given == 1 or wanted != 1 or size <= 1 for given, wanted, size in zip(gradient.stride(), stride, shape)
     ):
         return gradient
-    if gradient is None:
-        return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
     return gradient.new_empty_strided(shape, stride, dtype=dtype).copy_(gradient)  # mapped by vmap if the gradient is
 
 
@@ -265,7 +265,14 @@ def _differentiable(about: _Autograd) -> Any:
                 if gradient is not None or where == "filled":
                     gradient = _laid_out(gradient, *ctx.like[position])
                 arguments.append(gradient)
-            results = _as_tuple(about.backward(*arguments))
+            try:
+                results = _as_tuple(about.backward(*arguments))
+            except TypeError:
+                # torch.autograd.grad(is_grads_batched=True) has a vmap of its own. Its tensors have no memory that a kernel
+                # could be given; the dispatcher calls the op for each sample.
+                if not torch._C._dispatch_tls_is_dispatch_key_included("VmapMode"):
+                    raise
+                results = _as_tuple(about.backward.op(*arguments))
             found = [None if i is None or not needed[k] else results[i] for k, i in enumerate(about.to_inputs)]
             for into, result in about.straight:
                 found[into] = gradients[result] if needed[into] else None
