@@ -56,6 +56,8 @@ def pair(call: str, name: str, value: Any) -> Any:
 
 def cast(call: str, name: str, value: Any, dtype: torch.dtype) -> Tensor:
     """A tensor of real numbers in another dtype."""
+    if isinstance(value, Tensor) and value.dtype == dtype and not dtype.is_complex:
+        return value
     need_tensors(call, **{name: value})
     if value.is_complex():
         raise TypeError(f"{call}: {name} has dtype {value.dtype}, expected real numbers")

@@ -85,11 +85,11 @@ def mhc_pre(
     Returns (h_in, h_post, A): h_in [B,T,D] in x's dtype, h_post [B,T,n], and A [B,T,n,n], nearly doubly stochastic;
     with sinkhorn=False the logits h_res of A in its place, for mhc_sinkhorn. Coefficients are float32.
     Differentiable once, in all of them. Raises ValueError, TypeError with the name of the argument at fault."""
-    need_tensors("mhc_pre", x=x)
+    if not isinstance(x, Tensor):
+        need_tensors("mhc_pre", x=x)
     dtype = _coefficients_dtype(x)
-    phi, alpha, bias = (
-        cast("mhc_pre", name, value, dtype) for name, value in (("phi", phi), ("alpha", alpha), ("bias", bias))
-    )
+    phi, alpha = cast("mhc_pre", "phi", phi, dtype), cast("mhc_pre", "alpha", alpha, dtype)
+    bias = cast("mhc_pre", "bias", bias, dtype)
     gamma = None if gamma is None else cast("mhc_pre", "gamma", gamma, dtype)
     h_in, h_post, h_res, A, *_ = _pre_forward(
         x, phi, alpha, bias, gamma, norm_eps, hc_eps, post_scale, sinkhorn_eps, sinkhorn_iterations,
@@ -158,5 +158,6 @@ def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bo
     x [B,T,n,D], the streams that pre had; f [B,T,D], the layer's output, cast to x's dtype; h_post [B,T,n] and
     A [B,T,n,n] from mhc_pre, float32 (A_is_out_in: A is stored [out,in]). Returns y like x. Differentiable once, in all
     of them. Raises ValueError, TypeError with the name of the argument at fault."""
-    need_tensors("mhc_post", x=x)
+    if not isinstance(x, Tensor):
+        need_tensors("mhc_post", x=x)
     return _post_forward(x, cast("mhc_post", "f", f, x.dtype), h_post, A, A_is_out_in)
