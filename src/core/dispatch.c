@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cpu_features.h"
+#include "float_state.h"
 #include "op.h"
 #include "queue.h"
 #include "status.h"
@@ -135,7 +136,7 @@ static cot_status find_workspace(const cot_direction *direction, cot_queue *queu
     return COT_OK;
 }
 
-cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const void *args)
+static cot_status run(const cot_direction *direction, cot_queue *queue, const void *args)
 {
     _Alignas(16) char copy[COT_MAX_ARGS], problem[COT_MAX_PROBLEM];
     cot_choice choices[COT_MAX_KERNELS];
@@ -162,6 +163,16 @@ cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const vo
     return status;
 }
 
+/* The whole call runs in the default floating-point state: validate and the launchers compute scales and thresholds. */
+cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const void *args)
+{
+    fenv_t host;
+    cot_enter_default_float_state(&host);
+    const cot_status status = run(direction, queue, args);
+    cot_restore_float_state(&host);
+    return status;
+}
+
 cot_status cot_op_workspace(const cot_direction *direction, cot_queue *queue, const void *args, size_t *bytes)
 {
     if (bytes == NULL)
@@ -180,6 +191,11 @@ cot_status cot_op_explain(const cot_direction *direction, const cot_queue *queue
 {
     _Alignas(16) char copy[COT_MAX_ARGS], problem[COT_MAX_PROBLEM];
     const cot_choice *chosen = NULL;
-    const cot_status status = prepare(direction, queue, args, false, copy, problem);
-    return status != COT_OK ? status : choose(direction, queue, problem, choices, count, &chosen);
+    fenv_t host;
+    cot_enter_default_float_state(&host);
+    cot_status status = prepare(direction, queue, args, false, copy, problem);
+    if (status == COT_OK)
+        status = choose(direction, queue, problem, choices, count, &chosen);
+    cot_restore_float_state(&host);
+    return status;
 }

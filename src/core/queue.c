@@ -2,9 +2,9 @@
 #include "queue.h"
 
 #include "cpu_features.h"
+#include "float_state.h"
 #include "status.h"
 
-#include <fenv.h>
 #include <omp.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -156,32 +156,22 @@ const char *cot_queue_forced(const cot_queue *queue, const char *op, size_t *len
     return NULL;
 }
 
-static void run_serially(int64_t items, void (*body)(void *, int64_t), void *context)
-{
-    fenv_t host;
-    fegetenv(&host);
-    fesetenv(FE_DFL_ENV);
-    for (int64_t item = 0; item < items; item++)
-        body(context, item);
-    fesetenv(&host);
-}
-
 void cot_parallel(const cot_queue *queue, int64_t items, void (*body)(void *, int64_t), void *context)
 {
     int64_t threads = cot_queue_threads(queue);
     threads = threads < items ? threads : items;
     if (threads <= 1) {
-        run_serially(items, body, context);
+        for (int64_t item = 0; item < items; item++)
+            body(context, item);
         return;
     }
 #pragma omp parallel num_threads((int)threads)
     {
-        fenv_t host;
-        fegetenv(&host);
-        fesetenv(FE_DFL_ENV);
+        fenv_t host; /* of OpenMP's threads: the calling thread is in the default state */
+        cot_enter_default_float_state(&host);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t item = 0; item < items; item++)
             body(context, item);
-        fesetenv(&host);
+        cot_restore_float_state(&host);
     }
 }

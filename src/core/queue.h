@@ -26,8 +26,8 @@ struct cot_queue {
 };
 
 /* Runs body(context, item) for every item of [0, items), over the queue's threads, in no particular order: a
- * result may depend on the item alone, which is what keeps it independent of the number of threads. Every item
- * runs in the default floating-point state, whatever the host process has set. */
+ * result may depend on the item alone, which is what keeps it independent of the number of threads. The
+ * threads run in the default floating-point state, in which cot_op_run is. */
 void cot_parallel(const cot_queue *queue, int64_t items, void (*body)(void *context, int64_t item), void *context);
 
 /* The kernel forced for an op: its name, *length long, not terminated; NULL if none is. */

@@ -4,6 +4,7 @@
 #include "dropout_problem.h"
 
 #include "core/cpu_features.h"
+#include "core/float_state.h"
 #include "core/front.h"
 #include "core/status.h"
 
@@ -99,6 +100,13 @@ static cot_status check_mask(const char *call, const char *name, const cot_tenso
                       bits ? sizes->groups : sizes->D);
 }
 
+/* The c of a mask that is drawn with a p of [0, 1]. */
+static double drawn_scale(double p)
+{
+    const uint32_t threshold = cot_dropout_threshold(p);
+    return threshold < 65536 ? 65536.0 / (65536 - threshold) : 0;
+}
+
 /* Where m and c come from. */
 static cot_status find_mask(const char *call, double p, double scale, const cot_tensor *mask,
                             const cot_tensor *mask_bits, dropout_mask *found)
@@ -119,7 +127,7 @@ static cot_status find_mask(const char *call, double p, double scale, const cot_
                     : threshold == 0         ? DROPOUT_KEEP_ALL
                     : threshold < 65536      ? DROPOUT_DRAWN
                                              : DROPOUT_DROP_ALL;
-    found->scale = scale > 0 ? scale : !given ? cot_dropout_scale(p) : p < 1 ? 1 / (1 - p) : 0;
+    found->scale = scale > 0 ? scale : !given ? drawn_scale(p) : p < 1 ? 1 / (1 - p) : 0;
     return COT_OK;
 }
 
@@ -369,10 +377,13 @@ _Static_assert(sizeof(dropout_backward_problem) <= COT_MAX_PROBLEM, "dispatch ho
 
 double cot_dropout_scale(double p)
 {
-    if (!(p >= 0 && p <= 1))
-        return NAN;
-    const uint32_t threshold = cot_dropout_threshold(p);
-    return threshold < 65536 ? 65536.0 / (65536 - threshold) : 0;
+    fenv_t host;
+    cot_enter_default_float_state(&host);
+    /* volatile: the compiler may move arithmetic, but no volatile access, across the calls. */
+    const volatile double given = p;
+    const volatile double scale = given >= 0 && given <= 1 ? drawn_scale(given) : NAN;
+    cot_restore_float_state(&host);
+    return scale;
 }
 
 cot_status cot_dropout_forward(cot_queue *queue, const cot_dropout_forward_args *args)
