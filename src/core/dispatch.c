@@ -69,6 +69,11 @@ static const char *missing_isa(const cot_kernel *kernel, const cot_queue *queue)
     return missing != 0 ? "this processor lacks AVX2, FMA or F16C" : NULL;
 }
 
+static size_t scratch_of_threads(const cot_queue *queue, const cot_choice *choice)
+{
+    return (size_t)cot_queue_threads(queue) * choice->scratch_bytes;
+}
+
 static cot_status choose(const cot_direction *direction, const cot_queue *queue, const void *problem,
                          cot_choice choices[COT_MAX_KERNELS], int *count, const cot_choice **chosen)
 {
@@ -96,6 +101,10 @@ static cot_status choose(const cot_direction *direction, const cot_queue *queue,
         }
         choice->cost = kernel->cost(problem);
         choice->workspace_bytes = kernel->workspace != NULL ? kernel->workspace(problem) : 0;
+        if (kernel->scratch != NULL) {
+            choice->scratch_bytes = cot_align(kernel->scratch(problem));
+            choice->workspace_bytes = cot_align(choice->workspace_bytes) + scratch_of_threads(queue, choice);
+        }
         if (forced != NULL ? kernel == forced : best == NULL || choice->cost < best->cost)
             best = choice;
     }
@@ -153,8 +162,11 @@ static cot_status run(const cot_direction *direction, cot_queue *queue, const vo
         status = direction->check_index_data(direction->call, problem);
     if (status != COT_OK)
         return status;
-    if (queue->device == NULL)
+    if (queue->device == NULL) {
+        queue->scratch_bytes = chosen->scratch_bytes;
+        queue->scratch = (char *)workspace + (chosen->workspace_bytes - scratch_of_threads(queue, chosen));
         return chosen->kernel->run(queue, problem, workspace);
+    }
     status = cot_device_enter(queue->device);
     if (status != COT_OK)
         return status;

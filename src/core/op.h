@@ -21,12 +21,21 @@ typedef struct cot_kernel {
     cot_dtype intermediate;
     const char *(*admit)(const void *problem); /* NULL = yes, else the reason why not, a static string */
     double (*cost)(const void *problem);       /* an estimate of core cycles; only the order matters */
-    size_t (*workspace)(const void *problem);  /* bytes; NULL = none */
     cot_status (*run)(cot_queue *queue, const void *problem, void *workspace);
+    size_t (*workspace)(const void *problem); /* bytes; NULL = none */
+    /* CPU: bytes besides, for each thread, see cot_parallel_scratch; NULL = none. */
+    size_t (*scratch)(const void *problem);
 } cot_kernel;
 
 /* A row's instruction set tells its backend. */
 #define COT_ISA_BACKEND(isa) ((isa) >= COT_ISA_SM80 ? COT_BACKEND_CUDA : COT_BACKEND_CPU)
+
+/* An entry of a kernel table. After the workspace may follow `.scratch = FUNCTION`. */
+#define COT_KERNEL_ENTRY(name_, direction_, isa_, intermediate_, admit_, cost_, ...)                          \
+    {                                                                                                         \
+        .name = #name_, .direction = direction_, .backend = COT_ISA_BACKEND(isa_), .isa = isa_,               \
+        .intermediate = intermediate_, .admit = admit_, .cost = cost_, .run = name_, .workspace = __VA_ARGS__ \
+    }
 
 typedef enum cot_role { COT_INPUT, COT_OUTPUT, COT_INPUT_OUTPUT } cot_role;
 
@@ -97,9 +106,10 @@ cot_status cot_op_workspace(const cot_direction *direction, cot_queue *queue, co
 /* Why each row of a direction was taken or not, in the order of the table. */
 typedef struct cot_choice {
     const cot_kernel *kernel;
-    const char *refusal; /* NULL = admitted */
-    double cost;         /* of an admitted row */
-    size_t workspace_bytes;
+    const char *refusal;    /* NULL = admitted */
+    double cost;            /* of an admitted row */
+    size_t workspace_bytes; /* all of it */
+    size_t scratch_bytes;   /* of each thread, at the workspace's end */
     bool chosen;
 } cot_choice;
 

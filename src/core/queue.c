@@ -156,22 +156,41 @@ const char *cot_queue_forced(const cot_queue *queue, const char *op, size_t *len
     return NULL;
 }
 
+typedef struct plain_body {
+    void (*body)(void *context, int64_t item);
+    void *context;
+} plain_body;
+
+static void run_plain(void *memory, int64_t item, void *scratch)
+{
+    const plain_body *plain = memory;
+    (void)scratch;
+    plain->body(plain->context, item);
+}
+
 void cot_parallel(const cot_queue *queue, int64_t items, void (*body)(void *, int64_t), void *context)
+{
+    plain_body plain = {body, context};
+    cot_parallel_scratch(queue, items, run_plain, &plain);
+}
+
+void cot_parallel_scratch(const cot_queue *queue, int64_t items, void (*body)(void *, int64_t, void *), void *context)
 {
     int64_t threads = cot_queue_threads(queue);
     threads = threads < items ? threads : items;
     if (threads <= 1) {
         for (int64_t item = 0; item < items; item++)
-            body(context, item);
+            body(context, item, queue->scratch);
         return;
     }
 #pragma omp parallel num_threads((int)threads)
     {
+        char *const scratch = queue->scratch + (size_t)omp_get_thread_num() * queue->scratch_bytes;
         fenv_t host; /* of OpenMP's threads: the calling thread is in the default state */
         cot_enter_default_float_state(&host);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t item = 0; item < items; item++)
-            body(context, item);
+            body(context, item, scratch);
         cot_restore_float_state(&host);
     }
 }

@@ -21,6 +21,8 @@ struct cot_queue {
     uint32_t isa; /* what kernels may use here, see cpu_features.h */
     void *pool;   /* CPU: serves calls that bring no workspace */
     size_t pool_bytes;
+    char *scratch; /* CPU: of the call that runs, a slice of scratch_bytes for each thread */
+    size_t scratch_bytes;
     char *forced;       /* "op=kernel,op=kernel", or NULL */
     cot_device *device; /* CUDA: all of it */
 };
@@ -29,6 +31,11 @@ struct cot_queue {
  * result may depend on the item alone, which is what keeps it independent of the number of threads. The
  * threads run in the default floating-point state, in which cot_op_run is. */
 void cot_parallel(const cot_queue *queue, int64_t items, void (*body)(void *context, int64_t item), void *context);
+
+/* The same, where an item has more working memory than stacks are for (musl's threads have 128 KB): body gets its
+ * thread's slice, cot_kernel.scratch bytes, aligned to COT_ALIGNMENT, with undefined contents. */
+void cot_parallel_scratch(const cot_queue *queue, int64_t items,
+                          void (*body)(void *context, int64_t item, void *scratch), void *context);
 
 /* The kernel forced for an op: its name, *length long, not terminated; NULL if none is. */
 const char *cot_queue_forced(const cot_queue *queue, const char *op, size_t *length);

@@ -568,7 +568,7 @@ static cot_status validate_merge(const char *call, const void *args, bool with_d
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...) \
     cot_status name(cot_queue *queue, const void *problem, void *workspace_);
 #include "attention_kernels.def"
 #undef COT_KERNEL
@@ -578,16 +578,8 @@ static cot_status validate_merge(const char *call, const void *args, bool with_d
 #include "cuda/attention_mma_launch.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
-    {#name,                                                                    \
-     COT_ATTENTION_##direction,                                                \
-     COT_ISA_BACKEND(COT_ISA_##isa),                                           \
-     COT_ISA_##isa,                                                            \
-     COT_##intermediate,                                                       \
-     admit,                                                                    \
-     cost,                                                                     \
-     workspace,                                                                \
-     name},
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...) \
+    COT_KERNEL_ENTRY(name, COT_ATTENTION_##direction, COT_ISA_##isa, COT_##intermediate, admit, cost, __VA_ARGS__),
 #include "attention_kernels.def"
 #undef COT_KERNEL
 };

@@ -191,19 +191,29 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
 }
 
 /* By the size of an operand's element, float or up to three bf16, and how many keys a forward's block has at most. */
-#define COT_WORKSPACES(name, size, keys)                           \
-    static inline size_t workspace_fwd_##name(const void *problem) \
-    {                                                              \
-        return attention_fwd_layout_of(problem, size, keys).bytes; \
-    }                                                              \
-    static inline size_t workspace_bwd_##name(const void *problem) \
-    {                                                              \
-        return attention_bwd_layout_of(problem, size).bytes;       \
+#define COT_WORKSPACES(name, size, one_form, keys)                                                                   \
+    static inline size_t workspace_fwd_##name(const void *problem)                                                   \
+    {                                                                                                                \
+        return attention_fwd_layout_of(problem, size, keys).bytes;                                                   \
+    }                                                                                                                \
+    static inline size_t workspace_bwd_##name(const void *problem)                                                   \
+    {                                                                                                                \
+        return attention_bwd_layout_of(problem, size).bytes;                                                         \
+    }                                                                                                                \
+    static inline size_t scratch_fwd_##name(const void *problem)                                                     \
+    {                                                                                                                \
+        (void)problem;                                                                                               \
+        return ATTENTION_FWD_SCRATCH(size, one_form, keys);                                                          \
+    }                                                                                                                \
+    static inline size_t scratch_bwd_##name(const void *problem)                                                     \
+    {                                                                                                                \
+        const attention_problem *p = problem;                                                                        \
+        return ATTENTION_BWD_SCRATCH(size, one_form) + (cot_present(&p->dbias) ? ATTENTION_DBIAS_SCRATCH(size) : 0); \
     }
-COT_WORKSPACES(tiled, 4, ATTENTION_BLOCK)
-COT_WORKSPACES(tiled_amx, 2, ATTENTION_FWD_AMX_KEYS(2))
-COT_WORKSPACES(tiled_amx_split, 4, ATTENTION_FWD_AMX_KEYS(4))
-COT_WORKSPACES(tiled_amx_split3, 6, ATTENTION_FWD_AMX_KEYS(6))
+COT_WORKSPACES(tiled, 4, true, ATTENTION_BLOCK)
+COT_WORKSPACES(tiled_amx, 2, false, ATTENTION_FWD_AMX_KEYS(2))
+COT_WORKSPACES(tiled_amx_split, 4, false, ATTENTION_FWD_AMX_KEYS(4))
+COT_WORKSPACES(tiled_amx_split3, 6, false, ATTENTION_FWD_AMX_KEYS(6))
 #undef COT_WORKSPACES
 
 /* The costs by instruction set: multiply-adds a cycle, and lanes of the softmax. */

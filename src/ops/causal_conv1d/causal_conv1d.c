@@ -283,7 +283,7 @@ static cot_status check_update_data(const char *call, const void *problem)
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
+#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
     cot_status name(cot_queue *queue, const void *problem, void *workspace_);
 #include "causal_conv1d_kernels.def"
 #undef COT_KERNEL
@@ -292,16 +292,8 @@ static cot_status check_update_data(const char *call, const void *problem)
 #include "cuda/causal_conv1d_launch.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
-    {#name,                                                      \
-     COT_CAUSAL_CONV1D_##direction,                              \
-     COT_ISA_BACKEND(COT_ISA_##isa),                             \
-     COT_ISA_##isa,                                              \
-     COT_F32,                                                    \
-     admit,                                                      \
-     cost,                                                       \
-     workspace,                                                  \
-     name},
+#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
+    COT_KERNEL_ENTRY(name, COT_CAUSAL_CONV1D_##direction, COT_ISA_##isa, COT_F32, admit, cost, __VA_ARGS__),
 #include "causal_conv1d_kernels.def"
 #undef COT_KERNEL
 };

@@ -113,7 +113,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 
 /* ---- tables --------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...) \
     cot_status name(cot_queue *queue, const void *problem, void *workspace_);
 #include "causal_conv1d_dense_kernels.def"
 #undef COT_KERNEL
@@ -121,16 +121,9 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 #include "causal_conv1d_dense_admit.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
-    {#name,                                                                    \
-     COT_CAUSAL_CONV1D_DENSE_##direction,                                      \
-     COT_ISA_BACKEND(COT_ISA_##isa),                                           \
-     COT_ISA_##isa,                                                            \
-     COT_##intermediate,                                                       \
-     admit,                                                                    \
-     cost,                                                                     \
-     workspace,                                                                \
-     name},
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...)                                        \
+    COT_KERNEL_ENTRY(name, COT_CAUSAL_CONV1D_DENSE_##direction, COT_ISA_##isa, COT_##intermediate, admit, cost, \
+                     __VA_ARGS__),
 #include "causal_conv1d_dense_kernels.def"
 #undef COT_KERNEL
 };

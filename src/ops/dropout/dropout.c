@@ -272,7 +272,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
+#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
     cot_status name(cot_queue *queue, const void *problem, void *workspace_);
 #include "dropout_kernels.def"
 #undef COT_KERNEL
@@ -281,9 +281,8 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 #include "dropout_admit.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, name, isa, admit, cost, workspace)                                                     \
-    {#name, COT_DROPOUT_##direction, COT_ISA_BACKEND(COT_ISA_##isa), COT_ISA_##isa, COT_F32, admit, cost, workspace, \
-     name},
+#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
+    COT_KERNEL_ENTRY(name, COT_DROPOUT_##direction, COT_ISA_##isa, COT_F32, admit, cost, __VA_ARGS__),
 #include "dropout_kernels.def"
 #undef COT_KERNEL
 };

@@ -269,7 +269,7 @@ static cot_status validate_post_backward(const char *call, const void *args, boo
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL(op, direction, name, isa, admit, cost, workspace) \
+#define COT_KERNEL(op, direction, name, isa, admit, cost, ...) \
     cot_status name(cot_queue *queue, const void *problem, void *workspace_);
 #include "mhc_kernels.def"
 #undef COT_KERNEL
@@ -281,9 +281,8 @@ static cot_status validate_post_backward(const char *call, const void *args, boo
 
 /* The rows of one op: those of the others expand to nothing. */
 #define COT_KERNEL(op, ...) ROW_##op(COT_F32, __VA_ARGS__)
-#define ROW(intermediate, direction, name, isa, admit, cost, workspace)                                               \
-    {#name, COT_MHC_##direction, COT_ISA_BACKEND(COT_ISA_##isa), COT_ISA_##isa, intermediate, admit, cost, workspace, \
-     name},
+#define ROW(intermediate, direction, name, isa, admit, cost, ...) \
+    COT_KERNEL_ENTRY(name, COT_MHC_##direction, COT_ISA_##isa, intermediate, admit, cost, __VA_ARGS__),
 
 #define ROW_PRE(...) ROW(__VA_ARGS__)
 #define ROW_SINKHORN(...)

@@ -209,7 +209,9 @@ static void hide_scores(const scores *a, float *s, int64_t j, int64_t i)
 static void differentiate_beside(const context *c, const scores *a, const pair_of_blocks *b, strip_buffers *x,
                                  pending_products *pending, int64_t top)
 {
-    _Alignas(64) float s[WAITING][STRIP * STRIP], dp[WAITING][STRIP * STRIP];
+    /* Parts that wait take the place of the scores that differentiate_blocks has there. */
+    float(*const s)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) x->s;
+    float(*const dp)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) x->dp;
     const int64_t d = c->w.d, dv = c->w.dv, first_key = b->first_key + top;
     const seen_strips seen = strips_seen(c, a, first_key, b->first_query);
     if (seen.parts == 0)

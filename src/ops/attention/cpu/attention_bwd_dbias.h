@@ -14,6 +14,16 @@ typedef struct key_strip {
     _Alignas(64) mt k[TALL * ATTENTION_MAX_D], v[TALL * ATTENTION_MAX_D];
 } key_strip;
 
+typedef struct dbias_buffers {
+    strip_buffers strip;
+    _Alignas(64) double sums[TALL * BLOCK];
+    key_strip keys;
+} dbias_buffers;
+
+_Static_assert(sizeof(dbias_buffers) <=
+                   ATTENTION_BWD_SCRATCH(sizeof(mt), MT_ONE_FORM) + ATTENTION_DBIAS_SCRATCH(sizeof(mt)),
+               "they lie in a slice");
+
 /* dS^T of TALL keys from j on at a block of queries is added to sums[TALL][BLOCK]. */
 static void sum_strip(const context *c, const scores *a, const key_strip *keys, strip_buffers *x, double *sums,
                       int64_t j, int64_t q_block)
@@ -74,7 +84,7 @@ static void store_tile(const cot_tensor *dbias, const int64_t at[4], const doubl
         }
 }
 
-static void dbias_item(void *memory, int64_t item)
+static void dbias_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
@@ -85,10 +95,9 @@ static void dbias_item(void *memory, int64_t item)
     const int64_t at[4] = {item / k_tiles / q_tiles / shape[1], item / k_tiles / q_tiles % shape[1], q_tile * BLOCK,
                            k_tile * TALL};
     const attention_span batch = tile_span(shape[0], at[0], z->B, 1), heads = tile_span(shape[1], at[1], z->H, 1);
-    _Alignas(64) double sums[TALL * BLOCK] = {0};
-    strip_buffers x;
-    key_strip keys;
+    dbias_buffers *const x = scratch;
     mt_state host;
+    memset(x->sums, 0, sizeof x->sums);
     mt_begin(&host);
     for (int64_t b = batch.first; b < batch.end; b++) {
         const attention_sequence s = attention_sequence_at(p, b);
@@ -97,14 +106,14 @@ static void dbias_item(void *memory, int64_t item)
         for (int64_t h = heads.first; h < heads.end; h++) {
             const scores a = scores_of(p, &s, h);
             for (int64_t strip = strips.first; strip < strips.end; strip++) {
-                pack_keys(c, &s, h / (z->H / z->Hkv), strip * TALL, TALL, keys.k, NULL, keys.v);
+                pack_keys(c, &s, h / (z->H / z->Hkv), strip * TALL, TALL, x->keys.k, NULL, x->keys.v, x->strip.rows[0]);
                 for (int64_t q_block = blocks.first; q_block < blocks.end; q_block++)
-                    sum_strip(c, &a, &keys, &x, sums, strip * TALL, q_block);
+                    sum_strip(c, &a, &x->keys, &x->strip, x->sums, strip * TALL, q_block);
             }
         }
     }
     mt_end(&host);
-    store_tile(&p->dbias, at, sums, p->accumulate);
+    store_tile(&p->dbias, at, x->sums, p->accumulate);
 }
 
 #endif

@@ -26,12 +26,11 @@ static query_forms query_forms_at(const context *c, int64_t number)
 
 /* ---- packing -------------------------------------------------------------------------------------------- */
 
-/* `height` keys from key j on: k and v, and k^T unless NULL. */
+/* `height` keys from key j on: k and v, and k^T unless NULL. x: a strip of rows. */
 static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv, int64_t j, int64_t height, mt *k,
-                      mt *kt, mt *v)
+                      mt *kt, mt *v, float *x)
 {
     const attention_problem *p = c->p;
-    _Alignas(64) float x[STRIP * ATTENTION_MAX_D];
     for (int64_t r = 0; r < height; r += STRIP) {
         const int64_t rows = attention_clamp(s->Tk - j - r, 0, STRIP), row = s->k_row + j + r;
         load_rows(x, c->w.d, &p->k, s->b, row, hkv, rows, p->sizes.d);
@@ -93,7 +92,7 @@ static void pack_statistics(const attention_problem *p, const attention_block *b
     }
 }
 
-static void pack_queries_item(void *memory, int64_t item)
+static void pack_queries_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
@@ -101,7 +100,7 @@ static void pack_queries_item(void *memory, int64_t item)
     const int64_t h = item % p->sizes.H, at = item * BLOCK;
     const attention_block block = attention_block_at(&axis, item / p->sizes.H);
     const query_forms to = query_forms_at(c, item);
-    _Alignas(64) float x[STRIP * ATTENTION_MAX_D], out[STRIP * ATTENTION_MAX_D];
+    float *const x = scratch, *const out = x + STRIP * ATTENTION_MAX_D;
     for (int64_t r = 0; block.rows > 0 && r < BLOCK; r += STRIP) {
         const int64_t rows = attention_clamp(block.used - r, 0, STRIP), row = block.s.q_row + block.first + r;
         load_rows(x, c->w.d, &p->q, block.s.b, row, h, rows, p->sizes.d);
@@ -129,7 +128,10 @@ typedef struct strip_buffers {
     _Alignas(64) mt ds_b[MT_ONE_FORM ? 1 : 2 * TALL * BLOCK];
     int64_t turn;
     _Alignas(64) float caps[TALL * BLOCK], keep[TALL * BLOCK]; /* of softcap and dropout */
+    _Alignas(64) float rows[2][STRIP * ATTENTION_MAX_D];       /* before they are packed */
 } strip_buffers;
+
+_Static_assert(sizeof(strip_buffers) <= ATTENTION_BWD_SCRATCH(sizeof(mt), MT_ONE_FORM), "they lie in a slice");
 
 /* Operands where they lie: P^T and dS^T of a strip, and dS^T of the block in B form. */
 typedef struct strip_operands {

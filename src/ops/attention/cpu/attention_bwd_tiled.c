@@ -132,7 +132,7 @@ static void differentiate_queries(const context *c, key_blocks *g, const scores 
             memset(dq + mt_at(c->w.d, 0, i * STRIP), 0, (size_t)c->w.d * STRIP * sizeof *dq);
 }
 
-static void differentiate_item(void *memory, int64_t item)
+static void differentiate_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
@@ -145,22 +145,23 @@ static void differentiate_item(void *memory, int64_t item)
     g.v = g.kt + SUPER * BLOCK * c->w.d;
     g.dk = c->dk + item * SUPER * BLOCK * (c->w.d + c->w.dv);
     g.dv = g.dk + SUPER * BLOCK * c->w.d;
-    strip_buffers x;
+    strip_buffers *const x = scratch;
     mt_state host;
-    x.turn = 0;
+    x->turn = 0;
     mt_begin(&host);
     for (g.first = g.blocks.first; g.first < g.blocks.end; g.first = g.end) {
         g.end = g.first + SUPER < g.blocks.end ? g.first + SUPER : g.blocks.end;
         memset(g.begun, 0, sizeof g.begun);
         for (int64_t block = g.first; block < g.end; block++) {
             const int64_t at = (block - g.first) * BLOCK;
-            pack_keys(c, &g.s, g.hkv, block * BLOCK, BLOCK, g.k + at * c->w.d, g.kt + at * c->w.d, g.v + at * c->w.dv);
+            pack_keys(c, &g.s, g.hkv, block * BLOCK, BLOCK, g.k + at * c->w.d, g.kt + at * c->w.d, g.v + at * c->w.dv,
+                      x->rows[0]);
         }
         const attention_span rows = attention_queries_of_rows(z, &g.s, g.first * BLOCK, g.end * BLOCK);
         for (int64_t h = g.hkv * group; h < (g.hkv + 1) * group; h++) {
             const scores a = scores_of(p, &g.s, h);
             for (int64_t q_block = rows.first / BLOCK; q_block * BLOCK < rows.end; q_block++)
-                differentiate_queries(c, &g, &a, q_block, (q_block + 1) * BLOCK >= rows.end, &x);
+                differentiate_queries(c, &g, &a, q_block, (q_block + 1) * BLOCK >= rows.end, x);
         }
 #if defined(COT_MATMUL_SPLIT)
         finish_pending(&g.pending);
@@ -245,17 +246,17 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
     c.keys = (mt *)(base + w.k);
     c.lse = (float *)(base + w.lse), c.D = (float *)(base + w.D);
     c.dq = (float *)(base + w.dq), c.dk = (float *)(base + w.dk);
-    cot_parallel(queue, w.q_slots * z->H, pack_queries_item, &c);
-    cot_parallel(queue, attention_sequence_count(c.p) * z->Hkv * w.chunks, differentiate_item, &c);
+    cot_parallel_scratch(queue, w.q_slots * z->H, pack_queries_item, &c);
+    cot_parallel_scratch(queue, attention_sequence_count(c.p) * z->Hkv * w.chunks, differentiate_item, &c);
     if (cot_present(&c.p->dq))
         cot_parallel(queue, w.q_slots * z->H, store_queries_item, &c);
     if (cot_present(&c.p->dsink))
         cot_parallel(queue, z->H, dsink_item, &c);
     if (cot_present(&c.p->dbias)) {
         const int64_t *shape = c.p->dbias.shape;
-        cot_parallel(queue,
-                     shape[0] * shape[1] * attention_blocks_of(shape[2], BLOCK) * attention_blocks_of(shape[3], TALL),
-                     dbias_item, &c);
+        cot_parallel_scratch(
+            queue, shape[0] * shape[1] * attention_blocks_of(shape[2], BLOCK) * attention_blocks_of(shape[3], TALL),
+            dbias_item, &c);
     }
     return COT_OK;
 }

@@ -8,7 +8,7 @@
  *     O = O exp(m_before - m) + P V;      out = O / sum,  lse = m + log(sum)
  *
  * First the keys of a sequence and head are packed for all query heads that read them: K^T [d][KEYS] and V [KEYS][dv] of
- * every block, both in B form. Then an item is a block of queries of one head; its O stays on the stack. Blocks that no query
+ * every block, both in B form. Then an item is a block of queries of one head; its state lies in its thread's slice of scratch. Blocks that no query
  * of a strip sees are skipped, and within a block the strips of keys. */
 #include "attention_scores.h"
 
@@ -19,8 +19,8 @@ cot_status V_NAME(attention_fwd_tiled)(cot_queue *, const void *, void *);
 enum {
     KEYS = MT_ONE_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_AMX_KEYS(sizeof(mt)), /* of a block, at most */
     ROWS = ATTENTION_FWD_ROWS,
-    CELLS = ROWS * ATTENTION_MAX_D / 2, /* of an item's q and out */
-    SCALE_FIRST = MT_ONE_FORM,          /* scores are scaled and rounded: the difference is 0 at the largest one */
+    CELLS = ATTENTION_FWD_CELLS,
+    SCALE_FIRST = MT_ONE_FORM, /* scores are scaled and rounded: the difference is 0 at the largest one */
 };
 
 typedef struct context {
@@ -107,7 +107,10 @@ typedef struct rows_state {
     bool begun[ROWS / STRIP];              /* out holds something, or what is pending */
     bool referred[ROWS / STRIP];           /* every row has seen a key */
     pending_product pending;
+    _Alignas(64) float strip[STRIP * ATTENTION_MAX_D]; /* of the queries, before they are packed */
 } rows_state;
+
+_Static_assert(sizeof(rows_state) <= ATTENTION_FWD_SCRATCH(sizeof(mt), MT_ONE_FORM, KEYS), "it lies in a slice");
 
 V_INLINE mt *prob_of(rows_state *x)
 {
@@ -499,44 +502,43 @@ static void finish_rows(const context *c, rows_state *x, const attention_block *
                    inverse, 0, false);
 }
 
-static void attend_rows(const context *c, const attention_block *rows, int64_t h, const packed_keys *packed)
+static void attend_rows(const context *c, const attention_block *rows, int64_t h, const packed_keys *packed,
+                        rows_state *x)
 {
     const attention_problem *p = c->p;
     const scores a = scores_of(p, &rows->s, h);
     const float sink = cot_present(&p->sink) && rows->s.b < p->sizes.B
                            ? (float)cot_load_f64(p->sink.data, p->sink.dtype, h * p->sink.stride[0])
                            : -INFINITY;
-    rows_state x;
     mt_state host;
-    memset(x.begun, 0, sizeof x.begun);
-    memset(x.referred, 0, sizeof x.referred);
-    x.pending = (pending_product){.parts = 0};
-    x.turn = 0;
+    memset(x->begun, 0, sizeof x->begun);
+    memset(x->referred, 0, sizeof x->referred);
+    x->pending = (pending_product){.parts = 0};
+    x->turn = 0;
     for (int64_t r = 0; r < ROWS; r++) {
-        x.most[r] = sink != -INFINITY ? sink * SCORE_UNIT : -FLT_MAX;
-        x.sum[r] = sink != -INFINITY ? 1 + (sink - sink) : 0; /* exp(sink - most): NaN of an infinite sink */
+        x->most[r] = sink != -INFINITY ? sink * SCORE_UNIT : -FLT_MAX;
+        x->sum[r] = sink != -INFINITY ? 1 + (sink - sink) : 0; /* exp(sink - most): NaN of an infinite sink */
     }
     for (int64_t r = 0; r < c->w.rows; r += STRIP) {
-        _Alignas(64) float strip[STRIP * ATTENTION_MAX_D];
-        load_rows(strip, c->w.d, &p->q, rows->s.b, rows->s.q_row + rows->first + r, h,
+        load_rows(x->strip, c->w.d, &p->q, rows->s.b, rows->s.q_row + rows->first + r, h,
                   attention_clamp(rows->used - r, 0, STRIP), p->sizes.d);
-        pack_a(x.q, c->w.rows, r, strip, c->w.d);
+        pack_a(x->q, c->w.rows, r, x->strip, c->w.d);
     }
     const attention_span seen = attention_keys_of_rows(&p->sizes, &rows->s, rows->first, rows->first + c->w.rows);
     mt_begin(&host);
     for (int64_t block = seen.first / c->w.keys; block * c->w.keys < seen.end; block++) {
         const int64_t at = block * packed->step;
         const key_block b = {block * c->w.keys, packed->kt + at * c->w.d, packed->v + at * c->w.dv};
-        attend_block(c, &a, &x, rows->first, &b);
+        attend_block(c, &a, x, rows->first, &b);
     }
 #if defined(COT_MATMUL_AMX)
-    finish_pending(c, &x.pending);
+    finish_pending(c, &x->pending);
 #endif
     mt_end(&host);
-    finish_rows(c, &x, rows, h, sink);
+    finish_rows(c, x, rows, h, sink);
 }
 
-static void attend_item(void *memory, int64_t item)
+static void attend_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_axis axis = {c->p, false, c->w.rows};
@@ -546,11 +548,11 @@ static void attend_item(void *memory, int64_t item)
     if (rows.rows == 0 || chained(c, rows.s.b, hkv))
         return;
     const packed_keys keys = keys_of(c, rows.s.b, hkv);
-    attend_rows(c, &rows, h, &keys);
+    attend_rows(c, &rows, h, &keys, scratch);
 }
 
 /* One group after the other, packed at the same place, which so stays in the second-level cache. */
-static void attend_groups(void *memory, int64_t chain)
+static void attend_groups(void *memory, int64_t chain, void *scratch)
 {
     const context *c = memory;
     const attention_sizes *z = &c->p->sizes;
@@ -566,7 +568,7 @@ static void attend_groups(void *memory, int64_t chain)
         for (int64_t h = hkv * heads; h < (hkv + 1) * heads; h++)
             for (int64_t i = b * items; i < (b + 1) * items; i++) {
                 const attention_block rows = attention_block_at(&axis_q, i);
-                attend_rows(c, &rows, h, &keys);
+                attend_rows(c, &rows, h, &keys, scratch);
             }
     }
 }
@@ -587,9 +589,9 @@ cot_status V_NAME(attention_fwd_tiled)(cot_queue *queue, const void *problem, vo
     const int64_t rounds = groups / threads;
     if (alike && rounds >= 2) {
         c.chained = (rounds < 4 ? rounds - 1 : rounds) * threads;
-        cot_parallel(queue, threads, attend_groups, &c);
+        cot_parallel_scratch(queue, threads, attend_groups, &c);
     }
     cot_parallel(queue, c.w.k_slots * z->Hkv, pack_item, &c);
-    cot_parallel(queue, c.w.q_slots * z->H, attend_item, &c);
+    cot_parallel_scratch(queue, c.w.q_slots * z->H, attend_item, &c);
     return COT_OK;
 }

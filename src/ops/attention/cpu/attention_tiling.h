@@ -15,7 +15,7 @@ enum {
     ATTENTION_FWD_ROWS = 128, /* queries of a forward's item; half as many from d = 129 on */
     ATTENTION_BLOCK = 128,    /* keys of a block at most, and queries of a backward's */
     ATTENTION_SUPER = 4,      /* blocks of keys that a backward holds in the second-level cache, at most */
-    ATTENTION_MAX_D = 256,    /* what the buffers on the stack are made for */
+    ATTENTION_MAX_D = 256,    /* what the buffers of an item are made for */
     ATTENTION_ITEMS = 16,     /* a backward is cut into this many items where sequences and heads are fewer */
     ATTENTION_MAX_CHUNKS = 8
 };
@@ -180,6 +180,31 @@ static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes
     w.dk = attention_take(&w.bytes, items * ATTENTION_SUPER * ATTENTION_BLOCK * (w.d + w.dv), sizeof(float));
     return w;
 }
+
+/* ---- what an item keeps in its thread's slice of scratch --------------------------------------------------- *
+ * Bytes by the size of an operand's element; one_form: P and dS take the place of the scores. */
+
+enum {
+    ATTENTION_FWD_CELLS = ATTENTION_FWD_ROWS * ATTENTION_MAX_D / 2, /* of an item's q and out */
+    ATTENTION_TILE_CELLS = ATTENTION_TALL * ATTENTION_BLOCK,
+    ATTENTION_STRIP_CELLS = ATTENTION_STRIP * ATTENTION_MAX_D,
+    ATTENTION_STATE_BYTES = 2048 /* of scalars, row sums and the gaps between arrays */
+};
+
+/* Forward: q, two P; out, scores, their dropout, a strip of rows. `keys` is the most that a block has. */
+#define ATTENTION_FWD_SCRATCH(size, one_form, keys)                                    \
+    ((size) * (ATTENTION_FWD_CELLS + ((one_form) ? 0 : 2 * ATTENTION_TALL * (keys))) + \
+     4 * (ATTENTION_FWD_CELLS + 2 * ATTENTION_TILE_CELLS + ATTENTION_STRIP_CELLS) + ATTENTION_STATE_BYTES)
+
+/* Backward: two each of P and of dS in two forms; scores, dP of a block, slopes of softcap, dropout, two strips of rows. */
+#define ATTENTION_BWD_SCRATCH(size, one_form)                                                         \
+    ((size) * ((one_form) ? 0 : 6 * ATTENTION_TILE_CELLS) +                                           \
+     4 * (3 * ATTENTION_TILE_CELLS + ATTENTION_BLOCK * ATTENTION_BLOCK + 2 * ATTENTION_STRIP_CELLS) + \
+     ATTENTION_STATE_BYTES)
+
+/* Behind them, for dbias: two operands of keys, and sums in double. */
+#define ATTENTION_DBIAS_SCRATCH(size) \
+    ((size)*2 * ATTENTION_TALL * ATTENTION_MAX_D + 8 * ATTENTION_TILE_CELLS + ATTENTION_STATE_BYTES)
 
 /* Chunk c of a sequence's key blocks: [first, end). */
 static inline attention_span attention_chunk(int64_t c, int64_t chunks, int64_t blocks)

@@ -6,7 +6,7 @@
 #include "causal_conv1d_maps.h"
 #include "cuda/device.h"
 
-#define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
+#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
     cot_status name(cot_queue *queue, const void *problem, void *workspace_);
 #include "../causal_conv1d_kernels.def"
 #undef COT_KERNEL

@@ -7,7 +7,7 @@
 #include "core/front.h"
 #include "cuda/device.h"
 
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace) \
+#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...) \
     cot_status name(cot_queue *queue, const void *problem, void *workspace_);
 #include "../causal_conv1d_dense_kernels.def"
 #undef COT_KERNEL

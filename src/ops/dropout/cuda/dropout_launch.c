@@ -5,7 +5,7 @@
 
 #include "cuda/device.h"
 
-#define COT_KERNEL(direction, name, isa, admit, cost, workspace) \
+#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
     cot_status name(cot_queue *queue, const void *problem, void *workspace_);
 #include "../dropout_kernels.def"
 #undef COT_KERNEL

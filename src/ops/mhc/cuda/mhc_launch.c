@@ -6,7 +6,7 @@
 
 #include "cuda/device.h"
 
-#define COT_KERNEL(op, direction, name, isa, admit, cost, workspace) \
+#define COT_KERNEL(op, direction, name, isa, admit, cost, ...) \
     cot_status name(cot_queue *queue, const void *problem, void *workspace_);
 #include "../mhc_kernels.def"
 #undef COT_KERNEL
