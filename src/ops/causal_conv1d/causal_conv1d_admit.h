@@ -140,6 +140,30 @@ static inline size_t workspace_bwd_channel_last(const void *problem)
     return conv1d_partial_bytes(&tiling, problem);
 }
 
+static inline size_t scratch_channel_first(const void *problem)
+{
+    (void)problem;
+    return CONV1D_FIRST_SCRATCH;
+}
+
+static inline size_t scratch_bwd_channel_first(const void *problem)
+{
+    (void)problem;
+    return CONV1D_BWD_FIRST_SCRATCH;
+}
+
+static inline size_t scratch_channel_last(const void *problem)
+{
+    (void)problem;
+    return CONV1D_LAST_SCRATCH;
+}
+
+static inline size_t scratch_bwd_channel_last(const void *problem)
+{
+    (void)problem;
+    return CONV1D_BWD_LAST_SCRATCH;
+}
+
 /* ---- the product of im2col's columns with expanded weights ---------------------------------------------------- */
 
 static inline const char *admit_im2col(const void *problem)
@@ -180,6 +204,12 @@ static inline size_t workspace_im2col(const void *problem)
 static inline size_t workspace_im2col_amx(const void *problem)
 {
     return conv1d_im2col_layout_of(problem, sizeof(uint16_t)).bytes;
+}
+
+static inline size_t scratch_im2col(const void *problem)
+{
+    (void)problem;
+    return CONV1D_IM2COL_ROWS * CONV1D_IM2COL_COLUMNS * sizeof(float);
 }
 
 /* The costs by instruction set; `share` is the part of the other sets' cycles. A lane of plain C costs what a vector

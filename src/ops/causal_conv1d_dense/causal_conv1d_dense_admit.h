@@ -173,8 +173,8 @@ static inline size_t conv1d_dense_workspace_bwd(const conv1d_dense_backward_prob
     return conv1d_dense_layout_of(&p->sizes, conv1d_dense_wants_of(p), size, one_form).bytes;
 }
 
-/* By the size of an operand's element: float, or up to three bf16. */
-#define COT_WORKSPACES(name, size, one_form)                        \
+/* By the size of an operand's element, float or up to three bf16, and whether stretches of a sum are apart. */
+#define COT_WORKSPACES(name, size, one_form, apart)                 \
     static inline size_t workspace_fwd_##name(const void *problem)  \
     {                                                               \
         return conv1d_dense_workspace_fwd(problem, size, one_form); \
@@ -182,11 +182,16 @@ static inline size_t conv1d_dense_workspace_bwd(const conv1d_dense_backward_prob
     static inline size_t workspace_bwd_##name(const void *problem)  \
     {                                                               \
         return conv1d_dense_workspace_bwd(problem, size, one_form); \
+    }                                                               \
+    static inline size_t scratch_##name(const void *problem)        \
+    {                                                               \
+        (void)problem;                                              \
+        return CONV1D_DENSE_SCRATCH(apart);                         \
     }
-COT_WORKSPACES(tiled, 4, true)
-COT_WORKSPACES(tiled_amx, 2, false)
-COT_WORKSPACES(tiled_amx_split, 4, false)
-COT_WORKSPACES(tiled_amx_split3, 6, false)
+COT_WORKSPACES(tiled, 4, true, true)
+COT_WORKSPACES(tiled_amx, 2, false, false)
+COT_WORKSPACES(tiled_amx_split, 4, false, false)
+COT_WORKSPACES(tiled_amx_split3, 6, false, true)
 #undef COT_WORKSPACES
 
 #endif

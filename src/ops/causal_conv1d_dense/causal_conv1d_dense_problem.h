@@ -59,6 +59,7 @@ static inline const cot_tensor *conv1d_dense_row(const conv1d_dense_sizes *z, co
 typedef struct conv1d_dense_job {
     int64_t items;
     void (*body)(void *context, int64_t item);
+    void (*body_with_scratch)(void *context, int64_t item, void *scratch); /* where body is NULL */
 } conv1d_dense_job;
 
 typedef struct conv1d_dense_pass {
@@ -66,13 +67,16 @@ typedef struct conv1d_dense_pass {
     const conv1d_dense_job *jobs;
 } conv1d_dense_pass;
 
-static inline void conv1d_dense_item(void *context, int64_t item)
+static inline void conv1d_dense_item(void *context, int64_t item, void *scratch)
 {
     const conv1d_dense_pass *pass = context;
     const conv1d_dense_job *job = pass->jobs;
     while (item >= job->items)
         item -= job++->items;
-    job->body(pass->context, item);
+    if (job->body != NULL)
+        job->body(pass->context, item);
+    else
+        job->body_with_scratch(pass->context, item, scratch);
 }
 
 static inline void conv1d_dense_run(cot_queue *queue, void *context, const conv1d_dense_job *jobs, int count)
@@ -81,7 +85,7 @@ static inline void conv1d_dense_run(cot_queue *queue, void *context, const conv1
     int64_t items = 0;
     for (int i = 0; i < count; i++)
         items += jobs[i].items;
-    cot_parallel(queue, items, conv1d_dense_item, &pass);
+    cot_parallel_scratch(queue, items, conv1d_dense_item, &pass);
 }
 
 #endif

@@ -150,6 +150,18 @@ static inline size_t workspace_pre_bwd_tiles(const void *problem)
     return mhc_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args)).bytes;
 }
 
+static inline size_t scratch_pre_fwd_tiles(const void *problem)
+{
+    (void)problem;
+    return MHC_FWD_SCRATCH;
+}
+
+static inline size_t scratch_pre_bwd_tiles(const void *problem)
+{
+    (void)problem;
+    return MHC_BWD_SCRATCH;
+}
+
 static inline size_t workspace_sinkhorn_bwd_lanes(const void *problem)
 {
     const mhc_sinkhorn_backward_problem *p = problem;

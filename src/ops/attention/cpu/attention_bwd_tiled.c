@@ -175,7 +175,7 @@ static void differentiate_item(void *memory, int64_t item, void *scratch)
 
 /* ---- dq --------------------------------------------------------------------------------------------------------- */
 
-static void store_queries_item(void *memory, int64_t item)
+static void store_queries_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
@@ -186,9 +186,9 @@ static void store_queries_item(void *memory, int64_t item)
         return;
     const attention_span seen = blocks_seen(p, &block.s, block.first / BLOCK);
     const int64_t blocks = attention_blocks_of(block.s.k_rows, BLOCK);
-    _Alignas(64) float x[STRIP * ATTENTION_MAX_D];
+    float *const x = scratch; /* [STRIP][d] */
     for (int64_t r = 0; r < block.rows; r += STRIP) {
-        memset(x, 0, sizeof x);
+        memset(x, 0, (size_t)(STRIP * d) * sizeof *x);
         for (int64_t chunk = 0; chunk < c->w.chunks; chunk++) {
             const attention_span own = attention_chunk(chunk, c->w.chunks, blocks);
             if (own.first >= seen.end || own.end <= seen.first || own.first == own.end)
@@ -249,7 +249,7 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
     cot_parallel_scratch(queue, w.q_slots * z->H, pack_queries_item, &c);
     cot_parallel_scratch(queue, attention_sequence_count(c.p) * z->Hkv * w.chunks, differentiate_item, &c);
     if (cot_present(&c.p->dq))
-        cot_parallel(queue, w.q_slots * z->H, store_queries_item, &c);
+        cot_parallel_scratch(queue, w.q_slots * z->H, store_queries_item, &c);
     if (cot_present(&c.p->dsink))
         cot_parallel(queue, z->H, dsink_item, &c);
     if (cot_present(&c.p->dbias)) {

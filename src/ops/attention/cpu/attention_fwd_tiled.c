@@ -52,11 +52,11 @@ static packed_keys keys_of(const context *c, int64_t b, int64_t hkv)
     return keys_from(c, attention_first_slot(&axis, b) * heads + hkv, heads);
 }
 
-static void pack_block(const context *c, const attention_block *block, int64_t hkv, const packed_keys *keys)
+/* x: a strip of rows. */
+static void pack_block(const context *c, const attention_block *block, int64_t hkv, const packed_keys *keys, float *x)
 {
     const attention_problem *p = c->p;
     const int64_t at = block->first / c->w.keys * keys->step;
-    _Alignas(64) float x[STRIP * ATTENTION_MAX_D];
     for (int64_t r = 0; r < block->used; r += STRIP) {
         const int64_t rows = attention_clamp(block->used - r, 0, STRIP), row = block->s.k_row + block->first + r;
         load_rows(x, c->w.d, &p->k, block->s.b, row, hkv, rows, p->sizes.d);
@@ -73,7 +73,7 @@ static bool chained(const context *c, int64_t b, int64_t hkv)
     return b * c->p->sizes.Hkv + hkv < c->chained;
 }
 
-static void pack_item(void *memory, int64_t item)
+static void pack_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_axis axis = {c->p, true, c->w.keys};
@@ -82,7 +82,7 @@ static void pack_item(void *memory, int64_t item)
     if (block.rows == 0 || chained(c, block.s.b, hkv))
         return;
     const packed_keys keys = keys_of(c, block.s.b, hkv);
-    pack_block(c, &block, hkv, &keys);
+    pack_block(c, &block, hkv, &keys, scratch);
 }
 
 /* ---- softmax --------------------------------------------------------------------------------------------- */
@@ -563,7 +563,7 @@ static void attend_groups(void *memory, int64_t chain, void *scratch)
         const int64_t b = group / z->Hkv, hkv = group % z->Hkv;
         for (int64_t i = b * blocks; i < (b + 1) * blocks; i++) {
             const attention_block block = attention_block_at(&axis_k, i);
-            pack_block(c, &block, hkv, &keys);
+            pack_block(c, &block, hkv, &keys, scratch);
         }
         for (int64_t h = hkv * heads; h < (hkv + 1) * heads; h++)
             for (int64_t i = b * items; i < (b + 1) * items; i++) {
@@ -591,7 +591,7 @@ cot_status V_NAME(attention_fwd_tiled)(cot_queue *queue, const void *problem, vo
         c.chained = (rounds < 4 ? rounds - 1 : rounds) * threads;
         cot_parallel_scratch(queue, threads, attend_groups, &c);
     }
-    cot_parallel(queue, c.w.k_slots * z->Hkv, pack_item, &c);
+    cot_parallel_scratch(queue, c.w.k_slots * z->Hkv, pack_item, &c);
     cot_parallel_scratch(queue, c.w.q_slots * z->H, attend_item, &c);
     return COT_OK;
 }

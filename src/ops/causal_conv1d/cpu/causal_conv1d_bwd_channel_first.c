@@ -401,6 +401,14 @@ typedef struct backward_piece {
     float gradients[LONGEST], g[LONGEST + CONV1D_MAX_K + 2 * VW], outputs[CONV1D_PIECE];
 } backward_piece;
 
+/* An item's buffers, in its thread's slice of scratch. */
+typedef struct backward_buffers {
+    backward_piece piece;
+    float weights[CONV1D_WEIGHTS], totals[CONV1D_WEIGHTS];
+} backward_buffers;
+
+_Static_assert(sizeof(backward_buffers) <= CONV1D_BWD_FIRST_SCRATCH, "they lie in a slice");
+
 /* dfinal_state's term of position p of the span, 0 if it has none. */
 static float final_term(const backward_piece *s, int64_t d, int64_t p)
 {
@@ -592,29 +600,28 @@ static void zero_gradients(const backward_context *c, const conv1d_piece *piece,
 
 /* Channels [d_begin, d_end) of a piece. */
 static void backward_block(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
-                           const float *weights, float *totals)
+                           const float *weights, float *totals, backward_piece *s)
 {
     const int64_t K = c->problem->sizes.K, n = piece->end - piece->begin;
-    backward_piece s;
-    s.c = c;
-    s.piece = piece;
-    s.halo_end = conv1d_halo_end(piece, K) - piece->begin;
-    s.edge = n;
-    s.fuse = c->fuse && piece->ids == NULL;
+    s->c = c;
+    s->piece = piece;
+    s->halo_end = conv1d_halo_end(piece, K) - piece->begin;
+    s->edge = n;
+    s->fuse = c->fuse && piece->ids == NULL;
     if (cot_present(&c->problem->args.dfinal_state) && piece->state >= 0)
-        s.edge = conv1d_clamp(piece->last - (K - 1) - piece->begin, 0, n);
+        s->edge = conv1d_clamp(piece->last - (K - 1) - piece->begin, 0, n);
     if (piece->ids != NULL) {
-        conv1d_mark_mixed(s.mixed, piece->ids, n, K);
-        conv1d_mark_mixed(s.mixed_dx, piece->ids + K - 1, n, K);
+        conv1d_mark_mixed(s->mixed, piece->ids, n, K);
+        conv1d_mark_mixed(s->mixed_dx, piece->ids + K - 1, n, K);
     }
     for (int64_t d = d_begin; d < d_end; d++)
-        backward_row(&s, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
+        backward_row(s, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
 }
 
 /* Long pieces go channel by channel, so that memory is read in one stream; in parts that fit in the buffers, unless
  * the fused loop leaves next to nothing there. */
 static void backward_long(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
-                          const float *weights, float *totals)
+                          backward_buffers *x)
 {
     const int64_t K = c->problem->sizes.K;
     if (piece->padding) {
@@ -622,7 +629,7 @@ static void backward_long(const backward_context *c, const conv1d_piece *piece, 
         return;
     }
     if (piece->end - piece->begin <= CONV1D_PIECE || (c->fuse && c->direct_x && piece->ids == NULL)) {
-        backward_block(c, piece, d_begin, d_end, weights, totals);
+        backward_block(c, piece, d_begin, d_end, x->weights, x->totals, &x->piece);
         return;
     }
     for (int64_t d = d_begin; d < d_end; d++)
@@ -630,11 +637,12 @@ static void backward_long(const backward_context *c, const conv1d_piece *piece, 
             conv1d_piece part = *piece;
             part.begin = t;
             part.end = conv1d_clamp(t + CONV1D_PIECE, 0, piece->end);
-            backward_block(c, &part, d, d + 1, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
+            backward_block(c, &part, d, d + 1, x->weights + (d - d_begin) * (K + 1),
+                           x->totals + (d - d_begin) * (K + 1), &x->piece);
         }
 }
 
-static void backward_item(void *context, int64_t item)
+static void backward_item(void *context, int64_t item, void *scratch)
 {
     const backward_context *c = context;
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
@@ -647,20 +655,20 @@ static void backward_item(void *context, int64_t item)
     }
     const conv1d_item own = conv1d_item_channel_first(&c->tiling, sizes, item);
     const int64_t d_begin = own.d_begin, d_end = own.d_end;
-    float weights[CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1)], totals[CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1)];
-    conv1d_stage_weights(weights, &a->weight, &a->bias, K, d_begin, d_end);
-    memset(totals, 0, (size_t)((d_end - d_begin) * (K + 1)) * sizeof *totals);
+    backward_buffers *const x = scratch;
+    conv1d_stage_weights(x->weights, &a->weight, &a->bias, K, d_begin, d_end);
+    memset(x->totals, 0, (size_t)((d_end - d_begin) * (K + 1)) * sizeof *x->totals);
     conv1d_walk walk;
     conv1d_piece piece;
     for (int64_t b = own.b_begin; b < own.b_end; b++) {
         conv1d_start_walk(&walk, &c->packing, b, own.t_begin, own.t_end, c->longest);
         while (conv1d_next_piece(&walk, &piece))
-            backward_long(c, &piece, d_begin, d_end, weights, totals);
+            backward_long(c, &piece, d_begin, d_end, x);
     }
     float *partials = c->partials + own.sums * (K + 1) * sizes->D;
     for (int64_t d = d_begin; d < d_end; d++)
         for (int64_t k = 0; k <= K; k++)
-            partials[k * sizes->D + d] = totals[(d - d_begin) * (K + 1) + k];
+            partials[k * sizes->D + d] = x->totals[(d - d_begin) * (K + 1) + k];
     if (c->stream)
         v_fence();
 }
@@ -687,7 +695,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
     int64_t items = context.items;
     if (cot_present(&a->dinitial_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
-    cot_parallel(queue, items, backward_item, &context);
+    cot_parallel_scratch(queue, items, backward_item, &context);
     conv1d_reduce(queue, p, workspace, context.tiling.groups * context.tiling.parts);
     return COT_OK;
 }

@@ -19,7 +19,7 @@ typedef struct backward_columns {
     char *dx;           /* row i is that of token i-K+1 */
     int64_t x_stride, dy_stride, dx_stride;
     cot_dtype dtype, dx_dtype; /* of x and dy; of dx */
-    float *kept;               /* see KEPT */
+    float *kept;               /* see kept_rows */
     int64_t sums;              /* the first of the rows of those that the tile's are added to */
     bool silu, stream;
     const int32_t *ids;
@@ -27,8 +27,6 @@ typedef struct backward_columns {
 
 /* What is kept of a column (conv1d_keep): K weights and the bias, K-1 of x before row 0, K-1 of g, K+1 sums, and as many for
  * those that nobody wants. */
-enum { KEPT = 21 * 2048 };
-
 V_INLINE int64_t kept_rows(int64_t K)
 {
     return 5 * K + 1;
@@ -350,13 +348,15 @@ typedef struct backward_context {
     float *partials;
 } backward_context;
 
-/* What an item keeps at hand. */
+/* An item's state, in its thread's slice of scratch. */
 typedef struct backward_block {
     const backward_context *c;
     int64_t d, channels, ld;
-    _Alignas(64) float kept[KEPT];
+    _Alignas(64) float kept[CONV1D_BWD_KEPT];
     float x[CONV1D_STAGED], dy[CONV1D_STAGED], dx[CONV1D_STAGED];
 } backward_block;
+
+_Static_assert(sizeof(backward_block) <= CONV1D_BWD_LAST_SCRATCH, "it lies in a slice");
 
 /* Where the steps of a piece change what they do; tokens from the beginning of the piece. */
 typedef struct backward_steps {
@@ -495,7 +495,7 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
     }
 }
 
-static void backward_item(void *context, int64_t item)
+static void backward_item(void *context, int64_t item, void *scratch)
 {
     const backward_context *c = context;
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
@@ -507,25 +507,25 @@ static void backward_item(void *context, int64_t item)
         return;
     }
     const conv1d_item own = conv1d_item_channel_last(&c->tiling, sizes, item);
-    backward_block s;
-    s.c = c;
-    s.d = own.d_begin;
-    s.channels = own.d_end - own.d_begin;
-    s.ld = conv1d_ld(s.channels);
-    conv1d_keep_weights(s.kept, kept_rows(K), &a->weight, &a->bias, K, s.d, s.channels);
-    conv1d_keep_zeros(s.kept, kept_rows(K), row_of_sums(K, true), 2 * (K + 1), s.channels);
+    backward_block *const s = scratch;
+    s->c = c;
+    s->d = own.d_begin;
+    s->channels = own.d_end - own.d_begin;
+    s->ld = conv1d_ld(s->channels);
+    conv1d_keep_weights(s->kept, kept_rows(K), &a->weight, &a->bias, K, s->d, s->channels);
+    conv1d_keep_zeros(s->kept, kept_rows(K), row_of_sums(K, true), 2 * (K + 1), s->channels);
     conv1d_walk walk;
     conv1d_piece piece;
     for (int64_t b = own.b_begin; b < own.b_end; b++) {
         conv1d_start_walk(&walk, &c->packing, b, own.t_begin, own.t_end, CONV1D_PIECE);
         while (conv1d_next_piece(&walk, &piece))
-            backward_piece(&s, &piece);
+            backward_piece(s, &piece);
     }
-    float *partials = c->partials + own.sums * (K + 1) * sizes->D + s.d;
-    for (int64_t at = 0; at < s.channels; at += VW) {
-        const float *sums = s.kept + at * kept_rows(K) + row_of_sums(K, true) * VW;
+    float *partials = c->partials + own.sums * (K + 1) * sizes->D + s->d;
+    for (int64_t at = 0; at < s->channels; at += VW) {
+        const float *sums = s->kept + at * kept_rows(K) + row_of_sums(K, true) * VW;
         for (int64_t k = 0; k <= K; k++)
-            v_store_n(partials + k * sizes->D + at, v_load(sums + k * VW), (int)conv1d_clamp(s.channels - at, 0, VW));
+            v_store_n(partials + k * sizes->D + at, v_load(sums + k * VW), (int)conv1d_clamp(s->channels - at, 0, VW));
     }
     if (c->stream)
         v_fence();
@@ -550,7 +550,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
     int64_t items = context.items;
     if (cot_present(&a->dinitial_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
-    cot_parallel(queue, items, backward_item, &context);
+    cot_parallel_scratch(queue, items, backward_item, &context);
     conv1d_reduce(queue, p, workspace, context.tiling.groups * context.tiling.parts);
     return COT_OK;
 }

@@ -93,7 +93,7 @@ static void forward_piece(const forward_context *c, const conv1d_piece *piece, i
         forward_row(&s, d, weights + (d - d_begin) * (K + 1), d + 1 == d_end);
 }
 
-static void forward_item(void *context, int64_t item)
+static void forward_item(void *context, int64_t item, void *scratch)
 {
     const forward_context *c = context;
     const cot_causal_conv1d_forward_args *a = &c->problem->args;
@@ -106,7 +106,7 @@ static void forward_item(void *context, int64_t item)
     }
     const conv1d_item own = conv1d_item_channel_first(&c->tiling, sizes, item);
     const int64_t d_begin = own.d_begin, d_end = own.d_end;
-    float weights[CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1)];
+    float *const weights = scratch;
     conv1d_stage_weights(weights, &a->weight, &a->bias, K, d_begin, d_end);
     conv1d_walk walk;
     conv1d_piece piece;
@@ -145,6 +145,6 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
     int64_t items = context.items;
     if (cot_present(&a->final_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
-    cot_parallel(queue, items, forward_item, &context);
+    cot_parallel_scratch(queue, items, forward_item, &context);
     return COT_OK;
 }

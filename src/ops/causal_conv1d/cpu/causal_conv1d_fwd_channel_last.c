@@ -32,13 +32,15 @@ typedef struct forward_context {
     bool direct, stream;
 } forward_context;
 
-/* What an item keeps at hand. */
+/* An item's state, in its thread's slice of scratch. */
 typedef struct forward_block {
     const forward_context *c;
     int64_t d, channels, ld;
     _Alignas(64) float kept[CONV1D_KEPT];
     float x[CONV1D_STAGED], y[CONV1D_STAGED];
 } forward_block;
+
+_Static_assert(sizeof(forward_block) <= CONV1D_LAST_SCRATCH, "it lies in a slice");
 
 /* Tokens [i, i+n) of a piece, all plain or none. */
 static void forward_tile(forward_block *s, const conv1d_piece *piece, int64_t i, int64_t n, bool plain)
@@ -96,7 +98,7 @@ static void forward_piece(forward_block *s, const conv1d_piece *piece)
     }
 }
 
-static void forward_item(void *context, int64_t item)
+static void forward_item(void *context, int64_t item, void *scratch)
 {
     const forward_context *c = context;
     const cot_causal_conv1d_forward_args *a = &c->problem->args;
@@ -107,18 +109,18 @@ static void forward_item(void *context, int64_t item)
         return;
     }
     const conv1d_item own = conv1d_item_channel_last(&c->tiling, sizes, item);
-    forward_block s;
-    s.c = c;
-    s.d = own.d_begin;
-    s.channels = own.d_end - own.d_begin;
-    s.ld = conv1d_ld(s.channels);
-    conv1d_keep_weights(s.kept, 2 * sizes->K, &a->weight, &a->bias, sizes->K, s.d, s.channels);
+    forward_block *const s = scratch;
+    s->c = c;
+    s->d = own.d_begin;
+    s->channels = own.d_end - own.d_begin;
+    s->ld = conv1d_ld(s->channels);
+    conv1d_keep_weights(s->kept, 2 * sizes->K, &a->weight, &a->bias, sizes->K, s->d, s->channels);
     conv1d_walk walk;
     conv1d_piece piece;
     for (int64_t b = own.b_begin; b < own.b_end; b++) {
         conv1d_start_walk(&walk, &c->packing, b, own.t_begin, own.t_end, CONV1D_PIECE);
         while (conv1d_next_piece(&walk, &piece))
-            forward_piece(&s, &piece);
+            forward_piece(s, &piece);
     }
     if (c->stream)
         v_fence();
@@ -142,6 +144,6 @@ cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *
     int64_t items = context.items;
     if (cot_present(&a->final_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
-    cot_parallel(queue, items, forward_item, &context);
+    cot_parallel_scratch(queue, items, forward_item, &context);
     return COT_OK;
 }

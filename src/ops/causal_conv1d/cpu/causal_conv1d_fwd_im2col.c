@@ -14,7 +14,13 @@
 
 cot_status V_NAME(causal_conv1d_fwd_im2col)(cot_queue *, const void *, void *);
 
-enum { PART = CONV1D_IM2COL_PART, ROWS = 256, COLUMNS = 128, CELLS = PART * PART, STEP = 1024 / sizeof(mt) };
+enum {
+    PART = CONV1D_IM2COL_PART,
+    ROWS = CONV1D_IM2COL_ROWS,
+    COLUMNS = CONV1D_IM2COL_COLUMNS,
+    CELLS = PART * PART,
+    STEP = 1024 / sizeof(mt)
+};
 _Static_assert((int)PART == (int)MT, "parts are what products take");
 
 typedef struct context {
@@ -94,7 +100,7 @@ static void expand_item(void *memory, int64_t item)
 }
 
 /* Item: ROWS tokens by COLUMNS channels. */
-static void product_item(void *memory, int64_t item)
+static void product_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const cot_causal_conv1d_forward_args *a = &c->p->args;
@@ -103,7 +109,8 @@ static void product_item(void *memory, int64_t item)
     const int64_t n0 = item % across * COLUMNS, t0 = item / across % down * ROWS, b = item / across / down;
     const int64_t rows = least(c->l.T - t0, ROWS), columns = least(c->l.D - n0, COLUMNS);
     const bool silu = a->activation == COT_ACTIVATION_SILU;
-    _Alignas(64) float product[ROWS * COLUMNS], bias[PART];
+    float *const product = scratch; /* [ROWS][COLUMNS], as C of simd/matmul.h */
+    _Alignas(64) float bias[PART];
     mt_state host;
     mt_begin(&host);
     for (int64_t p = 0; p < terms; p += STEP) /* a panel of the expanded weights stays in the first-level cache */
@@ -147,7 +154,7 @@ cot_status V_NAME(causal_conv1d_fwd_im2col)(cot_queue *queue, const void *proble
     if (cot_present(&c.p->args.y) && cot_elements(&c.p->args.y) > 0) {
         cot_parallel(queue, z->B * (c.l.T / PART), columns_item, &c);
         cot_parallel(queue, c.l.D / PART, expand_item, &c);
-        cot_parallel(queue, z->B * parts(c.l.T, ROWS) * parts(c.l.D, COLUMNS), product_item, &c);
+        cot_parallel_scratch(queue, z->B * parts(c.l.T, ROWS) * parts(c.l.D, COLUMNS), product_item, &c);
     }
     if (cot_present(&c.p->args.final_state) && z->D > 0)
         cot_parallel(queue, z->B * (z->K - 1), final_state_item, &c);

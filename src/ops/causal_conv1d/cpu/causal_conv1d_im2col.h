@@ -6,7 +6,9 @@
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    CONV1D_IM2COL_PART = 32, /* MT of simd/matmul.h: sizes are rounded up to it */
+    CONV1D_IM2COL_PART = 32,  /* MT of simd/matmul.h: sizes are rounded up to it */
+    CONV1D_IM2COL_ROWS = 256, /* of an item's product */
+    CONV1D_IM2COL_COLUMNS = 128,
     CONV1D_IM2COL_MAX_D = 1024,
     CONV1D_IM2COL_MAX_K = 8
 };

@@ -7,12 +7,10 @@
 #include "causal_conv1d_stage.h"
 
 enum {
-    CONV1D_TILE = 8,                 /* tokens of a tile */
-    CONV1D_PAD = VW == 8 ? 16 : 0,   /* floats between the rows of a buffer, see conv1d_ld */
-    CONV1D_RUN = 256,                /* bytes of a row, see conv1d_out */
-    CONV1D_BESIDE = 128,             /* bytes, see conv1d_ask */
-    CONV1D_STAGED = 4 * (2048 + 16), /* floats of a tile whose rows pass through a buffer */
-    CONV1D_KEPT = 8 * 2048           /* floats of 2K rows, see conv1d_keep: K <= 4 has the widest ones */
+    CONV1D_TILE = 8,               /* tokens of a tile */
+    CONV1D_PAD = VW == 8 ? 16 : 0, /* floats between the rows of a buffer, see conv1d_ld */
+    CONV1D_RUN = 256,              /* bytes of a row, see conv1d_out */
+    CONV1D_BESIDE = 128            /* bytes, see conv1d_ask */
 };
 
 /* Tokens of one walk that passes through buffers: fewer the longer the rows are. */

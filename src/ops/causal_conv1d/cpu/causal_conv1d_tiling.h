@@ -15,6 +15,22 @@ enum {
     CONV1D_WIDE_ROW = 2048,  /* the same beyond the caches: few long runs of memory */
 };
 
+/* Buffers of an item, channel-first, in its thread's slice of scratch: bytes of its channels' weights, and with their sums. */
+enum {
+    CONV1D_WEIGHTS = CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1), /* floats, biases included */
+    CONV1D_FIRST_SCRATCH = 4 * CONV1D_WEIGHTS,
+    CONV1D_BWD_FIRST_SCRATCH = 2 * 4 * CONV1D_WEIGHTS + 4 * 4 * (CONV1D_PIECE + 4 * CONV1D_MAX_K) + 1024
+};
+
+/* Buffers of an item, channel-last, in its thread's slice of scratch: in floats, and all of them in bytes. */
+enum {
+    CONV1D_STAGED = 4 * (CONV1D_WIDE_ROW + 16), /* a tile whose rows pass through a buffer */
+    CONV1D_KEPT = 8 * CONV1D_WIDE_ROW,          /* 2K rows, see conv1d_keep: K <= 4 has the widest ones */
+    CONV1D_BWD_KEPT = 21 * CONV1D_WIDE_ROW,     /* 5K+1 rows */
+    CONV1D_LAST_SCRATCH = 4 * (CONV1D_KEPT + 2 * CONV1D_STAGED) + 256,
+    CONV1D_BWD_LAST_SCRATCH = 4 * (CONV1D_BWD_KEPT + 3 * CONV1D_STAGED) + 256
+};
+
 /* An item is `group` batch rows x `part` tokens x `block` channels; their numbers, the last of each smaller. */
 typedef struct conv1d_tiling {
     int64_t group, part, block;

@@ -24,6 +24,7 @@ typedef struct update_context {
     int64_t block, blocks; /* channels of an item; items of a batch row */
 } update_context;
 
+/* An item's state, in its thread's slice of scratch. */
 typedef struct update_block {
     const conv1d_update_problem *problem;
     int64_t b, d, channels, ld;
@@ -32,6 +33,8 @@ typedef struct update_block {
     _Alignas(64) float kept[CONV1D_KEPT];
     float x[CONV1D_STAGED], y[CONV1D_STAGED];
 } update_block;
+
+_Static_assert(sizeof(update_block) <= CONV1D_LAST_SCRATCH, "it lies in a slice");
 
 /* Column j takes what stood in column j + steps, for j < S - steps, ascending. */
 V_INLINE void shift_columns(char *state, int64_t size, const cot_tensor *tensor, int64_t channels, int64_t steps)
@@ -102,32 +105,32 @@ static void update_tile(update_block *s, int64_t t, int64_t n)
         keep_token(s, t + i, s->x + i * s->ld);
 }
 
-static void update_item(void *context, int64_t item)
+static void update_item(void *context, int64_t item, void *scratch)
 {
     const update_context *c = context;
     const cot_causal_conv1d_update_args *a = &c->problem->args;
     const conv1d_sizes *sizes = &c->problem->sizes;
-    update_block s;
-    s.problem = c->problem;
-    s.b = item / c->blocks;
-    s.d = item % c->blocks * c->block;
-    s.channels = conv1d_clamp(c->block, 0, sizes->D - s.d);
-    s.ld = conv1d_round_up(s.channels);
-    s.row = cot_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, s.b) : s.b;
-    if (s.row < 0) {
-        memset(s.y, 0, (size_t)s.ld * sizeof *s.y);
+    update_block *const s = scratch;
+    s->problem = c->problem;
+    s->b = item / c->blocks;
+    s->d = item % c->blocks * c->block;
+    s->channels = conv1d_clamp(c->block, 0, sizes->D - s->d);
+    s->ld = conv1d_round_up(s->channels);
+    s->row = cot_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, s->b) : s->b;
+    if (s->row < 0) {
+        memset(s->y, 0, (size_t)s->ld * sizeof *s->y);
         for (int64_t t = 0; t < sizes->T; t++)
-            conv1d_scatter_tile(s.y, s.ld, &a->y, s.b, s.d, s.channels, t, 1);
+            conv1d_scatter_tile(s->y, s->ld, &a->y, s->b, s->d, s->channels, t, 1);
         return;
     }
     const int64_t S = c->problem->S;
-    s.start = cot_present(&a->cache_seqlens) ? conv1d_index(&a->cache_seqlens, s.b) % S : S;
-    conv1d_keep_weights(s.kept, 2 * sizes->K, &a->weight, &a->bias, sizes->K, s.d, s.channels);
-    stage_history(&s);
-    make_room(&s);
-    const int64_t tile = conv1d_staged_tile(s.channels);
+    s->start = cot_present(&a->cache_seqlens) ? conv1d_index(&a->cache_seqlens, s->b) % S : S;
+    conv1d_keep_weights(s->kept, 2 * sizes->K, &a->weight, &a->bias, sizes->K, s->d, s->channels);
+    stage_history(s);
+    make_room(s);
+    const int64_t tile = conv1d_staged_tile(s->channels);
     for (int64_t t = 0; t < sizes->T; t += tile)
-        update_tile(&s, t, conv1d_clamp(tile, 0, sizes->T - t));
+        update_tile(s, t, conv1d_clamp(tile, 0, sizes->T - t));
 }
 
 cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *queue, const void *problem, void *workspace)
@@ -136,6 +139,6 @@ cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *queue, const void *p
     const conv1d_update_problem *p = problem;
     update_context context = {.problem = p, .block = conv1d_widest_row(&p->sizes)};
     context.blocks = conv1d_quotient_up(p->sizes.D, context.block);
-    cot_parallel(queue, p->sizes.B * context.blocks, update_item, &context);
+    cot_parallel_scratch(queue, p->sizes.B * context.blocks, update_item, &context);
     return COT_OK;
 }

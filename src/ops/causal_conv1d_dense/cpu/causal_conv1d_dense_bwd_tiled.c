@@ -47,23 +47,24 @@ static void sum_rows(float *to, const float *tile)
     }
 }
 
-static void gradient_item(void *memory, int64_t item)
+static void gradient_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const operands *o = &c->o;
     const conv1d_dense_sizes *z = o->z;
     const block k = block_at(o, o->l.Dout, item);
-    _Alignas(64) float product[ROWS * COLUMNS], tile[CELLS], bias[PART];
+    product_buffers *const x = scratch;
+    _Alignas(64) float tile[CELLS], bias[PART];
     _Alignas(64) mt packed[CELLS];
     if (c->want.z)
-        multiply_z(o, &k, product);
+        multiply_z(o, &k, x);
     for (int64_t n = k.n; n < k.n + k.columns; n += PART) {
         load_bias(bias, o, n);
         for (int64_t t = k.t; t < k.t + k.rows; t += PART) {
             const int64_t rows = conv1d_dense_least(z->T > t ? z->T - t : 0, PART);
             const mt_view dy = tokens_view(&c->p->args.dy, k.b, t, n);
             mt_load_tile(tile, &dy, rows, z->Dout - n);
-            gradient_tile(tile, c->want.z ? product + mt_at(ROWS, t - k.t, n - k.n) : NULL, bias, rows);
+            gradient_tile(tile, c->want.z ? x->product + mt_at(ROWS, t - k.t, n - k.n) : NULL, bias, rows);
             if (c->want.dbias)
                 sum_rows(c->dbias + (k.b * (o->l.T / PART) + t / PART) * o->l.Dout + n, tile);
             if (c->want.dx) {
@@ -107,35 +108,35 @@ static void store_inputs(const context *c, const cot_tensor *to, int64_t b, int6
 }
 
 static void multiply_dx(const context *c, int64_t b, int64_t r, int64_t n, int64_t rows, int64_t columns,
-                        float *product)
+                        product_buffers *x)
 {
     const conv1d_dense_layout *l = &c->o.l;
     multiply(rows, columns, l->Dout, c->o.z->K, c->g + b * l->g_rows * l->Dout + mt_at(l->g_rows, r, 0), l->g_rows,
-             c->o.wt + n * l->Dout * c->o.z->K, product);
+             c->o.wt + n * l->Dout * c->o.z->K, x);
 }
 
-static void dx_item(void *memory, int64_t item)
+static void dx_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const conv1d_dense_sizes *z = c->o.z;
     const block k = block_at(&c->o, c->o.l.Din, item);
-    _Alignas(64) float product[ROWS * COLUMNS];
-    multiply_dx(c, k.b, z->K - 1 + k.t, k.n, k.rows, k.columns, product);
+    product_buffers *const x = scratch;
+    multiply_dx(c, k.b, z->K - 1 + k.t, k.n, k.rows, k.columns, x);
     for (int64_t n = 0; n < k.columns; n += PART)
         for (int64_t t = k.t; t < k.t + k.rows && t < z->T; t += PART)
             store_inputs(c, &c->p->args.dx, k.b, z->K - 1 + t, t, k.n + n, conv1d_dense_least(z->T - t, PART),
-                         product + mt_at(ROWS, t - k.t, n));
+                         x->product + mt_at(ROWS, t - k.t, n));
 }
 
 /* Item: PART columns of a state's gradient, of PART channels. */
-static void dstate_item(void *memory, int64_t item)
+static void dstate_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const int64_t panels = c->o.l.Din / PART, history = c->o.z->K - 1, strips = conv1d_dense_up(history, PART) / PART;
     const int64_t n = item % panels * PART, r = item / panels % strips * PART, b = item / panels / strips;
-    _Alignas(64) float product[ROWS * COLUMNS];
-    multiply_dx(c, b, r, n, PART, PART, product);
-    store_inputs(c, &c->p->args.dinitial_state, b, r, r, n, conv1d_dense_least(history - r, PART), product);
+    product_buffers *const x = scratch;
+    multiply_dx(c, b, r, n, PART, PART, x);
+    store_inputs(c, &c->p->args.dinitial_state, b, r, r, n, conv1d_dense_least(history - r, PART), x->product);
 }
 
 /* ---- dweight and dbias --------------------------------------------------------------------------------------- */
@@ -258,18 +259,18 @@ static void run(cot_queue *queue, context *c)
     const cot_causal_conv1d_dense_backward_args *a = &c->p->args;
     const int64_t across = l->Din / PART, states = conv1d_dense_up(z->K - 1, PART) / PART;
     const bool dweight = c->want.dweight && z->Din > 0, pairs = dweight && !MT_ONE_FORM;
-    const conv1d_dense_job pack[] = {{pack_inputs_items(&c->o), pack_inputs_item},
-                                     {pack_weights_items(&c->o), pack_weights_item},
-                                     {c->want.dx ? z->B * (l->Dout / PART) : 0, border_item}};
+    const conv1d_dense_job pack[] = {{pack_inputs_items(&c->o), pack_inputs_item, NULL},
+                                     {pack_weights_items(&c->o), NULL, pack_weights_item},
+                                     {c->want.dx ? z->B * (l->Dout / PART) : 0, border_item, NULL}};
     const conv1d_dense_job gradients[] = {
-        {block_count(&c->o, l->Dout), gradient_item},
-        {pairs ? z->B * across * (conv1d_dense_up(l->x_rows, PART) / PART) : 0, pair_inputs_item}};
+        {block_count(&c->o, l->Dout), NULL, gradient_item},
+        {pairs ? z->B * across * (conv1d_dense_up(l->x_rows, PART) / PART) : 0, pair_inputs_item, NULL}};
     const conv1d_dense_job products[] = {
-        {cot_present(&a->dx) && z->Din > 0 ? block_count(&c->o, l->Din) : 0, dx_item},
-        {dweight ? l->parts * z->K * dweight_down(c) * dweight_across(c) : 0, dweight_item},
-        {cot_present(&a->dinitial_state) && z->Din > 0 ? z->B * states * across : 0, dstate_item}};
-    const conv1d_dense_job sums[] = {{dweight ? z->Dout * across : 0, dweight_sum_item},
-                                     {c->want.dbias ? l->Dout / PART : 0, dbias_item}};
+        {cot_present(&a->dx) && z->Din > 0 ? block_count(&c->o, l->Din) : 0, NULL, dx_item},
+        {dweight ? l->parts * z->K * dweight_down(c) * dweight_across(c) : 0, dweight_item, NULL},
+        {cot_present(&a->dinitial_state) && z->Din > 0 ? z->B * states * across : 0, NULL, dstate_item}};
+    const conv1d_dense_job sums[] = {{dweight ? z->Dout * across : 0, dweight_sum_item, NULL},
+                                     {c->want.dbias ? l->Dout / PART : 0, dbias_item, NULL}};
     conv1d_dense_run(queue, c, pack, 3);
     conv1d_dense_run(queue, c, gradients, 2);
     conv1d_dense_run(queue, c, products, 3);

@@ -2,7 +2,7 @@
  *
  * causal_conv1d_dense_fwd_tiled.c: y = act(z + bias), z [T][Dout] as K products of xe's rows from k on with W_k, on the
  * products of simd/matmul.h. xe and the weights are packed once; an item is ROWS tokens by COLUMNS output channels, whose z
- * stays on the stack until bias and SiLU have been applied. */
+ * stays in its thread's slice of scratch until bias and SiLU have been applied. */
 #include "causal_conv1d_dense_products.h"
 
 cot_status V_NAME(causal_conv1d_dense_fwd_tiled)(cot_queue *, const void *, void *);
@@ -12,15 +12,17 @@ typedef struct context {
     const conv1d_dense_forward_problem *p;
 } context;
 
-static void forward_item(void *memory, int64_t item)
+static void forward_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const operands *o = &c->o;
     const cot_causal_conv1d_dense_forward_args *a = &c->p->args;
     const block k = block_at(o, o->l.Dout, item);
     const bool silu = a->activation == COT_ACTIVATION_SILU;
-    _Alignas(64) float z[ROWS * COLUMNS], bias[PART];
-    multiply_z(o, &k, z);
+    product_buffers *const x = scratch;
+    float *const z = x->product;
+    _Alignas(64) float bias[PART];
+    multiply_z(o, &k, x);
     for (int64_t n = 0; n < k.columns; n += PART) {
         load_bias(bias, o, k.n + n);
         for (int64_t r = 0; r < k.rows && k.t + r < o->z->T; r += PART) {
@@ -65,11 +67,11 @@ cot_status V_NAME(causal_conv1d_dense_fwd_tiled)(cot_queue *queue, const void *p
     const bool state = cot_present(&a->final_state) && c.p->sizes.Din > 0;
     c.o.x = y ? (mt *)((char *)workspace + c.o.l.x) : NULL;
     c.o.w = y ? (mt *)((char *)workspace + c.o.l.w) : NULL;
-    const conv1d_dense_job pack[] = {{pack_inputs_items(&c.o), pack_inputs_item},
-                                     {pack_weights_items(&c.o), pack_weights_item},
-                                     {state ? c.p->sizes.B * (c.p->sizes.K - 1) : 0, final_state_item}};
+    const conv1d_dense_job pack[] = {{pack_inputs_items(&c.o), pack_inputs_item, NULL},
+                                     {pack_weights_items(&c.o), NULL, pack_weights_item},
+                                     {state ? c.p->sizes.B * (c.p->sizes.K - 1) : 0, final_state_item, NULL}};
     conv1d_dense_run(queue, &c, pack, 3);
     if (y)
-        cot_parallel(queue, block_count(&c.o, c.o.l.Dout), forward_item, &c);
+        cot_parallel_scratch(queue, block_count(&c.o, c.o.l.Dout), forward_item, &c);
     return COT_OK;
 }

@@ -14,6 +14,21 @@
 enum { PART = CONV1D_PART, ROWS = CONV1D_ROWS, COLUMNS = CONV1D_COLUMNS, CELLS = PART * PART };
 _Static_assert((int)PART == (int)MT, "parts are what products take");
 
+enum {
+    FLOAT32 = MT_ONE_FORM || sizeof(mt) == 6, /* operands keep all of it */
+    TERMS = MT_ONE_FORM ? CONV1D_TERMS
+            : FLOAT32   ? CONV1D_SPLIT3_TERMS
+                        : CONV1D_AMX_TERMS,
+};
+
+/* An item's buffers, in its thread's slice of scratch. */
+typedef struct product_buffers {
+    _Alignas(64) float product[ROWS * COLUMNS];
+    _Alignas(64) float stretch[FLOAT32 ? ROWS * COLUMNS : 1]; /* of a sum, before it is added */
+} product_buffers;
+
+_Static_assert(sizeof(product_buffers) <= CONV1D_DENSE_SCRATCH(FLOAT32), "they lie in a slice");
+
 typedef struct operands {
     const conv1d_dense_sizes *z;
     conv1d_dense_layout l;
@@ -102,11 +117,11 @@ static void pack_weight_part(mt *b, const float *loaded, int64_t row, int64_t co
 }
 
 /* Item: PART x PART channels, all taps. */
-static void pack_weights_item(void *memory, int64_t item)
+static void pack_weights_item(void *memory, int64_t item, void *scratch)
 {
     const operands *o = memory;
     const int64_t K = o->z->K, in = o->l.Din / PART, out = o->l.Dout / PART, i = item % in, n = item / in;
-    _Alignas(64) float loaded[CELLS * TAPS];
+    float *const loaded = scratch; /* [PART][PART][TAPS] */
     for (int64_t k0 = 0; k0 < K; k0 += TAPS) {
         const int64_t taps = conv1d_dense_least(K - k0, TAPS);
         load_weights(loaded, o, n * PART, i * PART, k0, taps);
@@ -126,23 +141,16 @@ static int64_t pack_weights_items(const operands *o)
 
 /* ---- products ------------------------------------------------------------------------------------------- */
 
-enum {
-    FLOAT32 = MT_ONE_FORM || sizeof(mt) == 6, /* operands keep all of it */
-    TERMS = MT_ONE_FORM ? CONV1D_TERMS
-            : FLOAT32   ? CONV1D_SPLIT3_TERMS
-                        : CONV1D_AMX_TERMS,
-};
-
-/* C [rows][columns], in panels of ROWS rows, = the sum over the taps of A's shifted rows times B: A of `k` columns in
+/* x->product [rows][columns], in panels of ROWS rows, = the sum over the taps of A's shifted rows times B: A of `k` columns in
  * panels of a_rows rows, B in panels of k*taps rows. TERMS at a time, of A's columns or of the taps. In float32 these stretches
  * are summed apart and then added: in one run, the sums of 40 taps were off by half more than the scalar kernel's. (16 bits'
  * outputs are rounded more coarsely than that.) */
 static inline __attribute__((unused)) void multiply(int64_t rows, int64_t columns, int64_t k, int64_t taps, const mt *a,
-                                                    int64_t a_rows, const mt *b, float *c)
+                                                    int64_t a_rows, const mt *b, product_buffers *x)
 {
     const int64_t parts = TERMS / PART; /* of A's columns and taps at a time */
     const int64_t step = taps < parts ? parts / taps * PART : PART;
-    _Alignas(64) float stretch[FLOAT32 ? ROWS * COLUMNS : 1];
+    float *const c = x->product, *const stretch = x->stretch;
     mt_state host;
     if (k == 0)
         memset(c, 0, sizeof(float) * ROWS * COLUMNS);
@@ -185,11 +193,11 @@ static inline block block_at(const operands *o, int64_t channels, int64_t item)
 }
 
 /* z without bias, of tokens and output channels. */
-static inline __attribute__((unused)) void multiply_z(const operands *o, const block *k, float *c)
+static inline __attribute__((unused)) void multiply_z(const operands *o, const block *k, product_buffers *x)
 {
     const int64_t rows = o->l.x_rows, terms = o->l.Din * o->z->K;
     multiply(k->rows, k->columns, o->l.Din, o->z->K, o->x + k->b * rows * o->l.Din + mt_at(rows, k->t, 0), rows,
-             o->w + k->n * terms, c);
+             o->w + k->n * terms, x);
 }
 
 /* bias [n, n+PART) as float32, zeros beyond it. */

@@ -98,8 +98,8 @@ static void lay_out_weights(void *memory, int64_t o)
 static void lay_out(cot_queue *queue, context *c, void *workspace)
 {
     const bool some = c->z->Din > 0;
-    const conv1d_dense_job jobs[] = {{some ? c->z->B * (c->z->K - 1 + c->z->T) : 0, lay_out_inputs},
-                                     {some ? c->z->Dout : 0, lay_out_weights}};
+    const conv1d_dense_job jobs[] = {{some ? c->z->B * (c->z->K - 1 + c->z->T) : 0, lay_out_inputs, NULL},
+                                     {some ? c->z->Dout : 0, lay_out_weights, NULL}};
     const conv1d_dense_scalar_layout l = conv1d_dense_scalar_layout_of(c->z, c->backward != NULL, sizeof(real));
     c->xe = (real *)((char *)workspace + l.xe);
     c->w = (real *)((char *)workspace + l.w);
@@ -145,8 +145,8 @@ cot_status NAME(causal_conv1d_dense_fwd_scalar)(cot_queue *queue, const void *pr
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
     context c = {&p->sizes, &a->x, &a->weight, &a->bias, &a->initial_state, p, NULL, NULL, NULL, NULL};
     const bool y = cot_present(&a->y) && p->sizes.Dout > 0, state = cot_present(&a->final_state) && p->sizes.Din > 0;
-    const conv1d_dense_job jobs[] = {{y ? p->sizes.B * p->sizes.T : 0, forward_item},
-                                     {state ? p->sizes.B * (p->sizes.K - 1) : 0, final_state_item}};
+    const conv1d_dense_job jobs[] = {{y ? p->sizes.B * p->sizes.T : 0, forward_item, NULL},
+                                     {state ? p->sizes.B * (p->sizes.K - 1) : 0, final_state_item, NULL}};
     lay_out(queue, &c, workspace);
     conv1d_dense_run(queue, &c, jobs, 2);
     return COT_OK;
@@ -226,8 +226,8 @@ cot_status NAME(causal_conv1d_dense_bwd_scalar)(cot_queue *queue, const void *pr
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     context c = {&p->sizes, &a->x, &a->weight, &a->bias, &a->initial_state, NULL, p, NULL, NULL, NULL};
     const bool inputs = (cot_present(&a->dx) || cot_present(&a->dinitial_state)) && p->sizes.Din > 0;
-    const conv1d_dense_job jobs[] = {{inputs ? p->sizes.B * (p->sizes.K - 1 + p->sizes.T) : 0, input_item},
-                                     {p->sizes.Dout, parameter_item}};
+    const conv1d_dense_job jobs[] = {{inputs ? p->sizes.B * (p->sizes.K - 1 + p->sizes.T) : 0, input_item, NULL},
+                                     {p->sizes.Dout, parameter_item, NULL}};
     lay_out(queue, &c, workspace);
     if (p->sizes.Dout > 0)
         cot_parallel(queue, p->sizes.B * p->sizes.T, gradient_item, &c);

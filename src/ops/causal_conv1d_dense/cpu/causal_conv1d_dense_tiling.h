@@ -37,6 +37,9 @@ static inline int64_t conv1d_dense_panel(int64_t rows)
     return conv1d_dense_up(rows < 34 ? 0 : rows - 34, 64) + 34;
 }
 
+/* Bytes of an item's product_buffers. `apart`: stretches of a sum are products of their own. */
+#define CONV1D_DENSE_SCRATCH(apart) (4 * CONV1D_ROWS * CONV1D_COLUMNS * ((apart) ? 2 : 1) + 64)
+
 /* Elements unless said otherwise; a 0 where a kernel needs no such operand. */
 typedef struct conv1d_dense_layout {
     int64_t Din, Dout, T;                  /* rounded up to whole parts, T to one at least */

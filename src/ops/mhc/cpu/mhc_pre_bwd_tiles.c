@@ -32,7 +32,7 @@ typedef struct backward_context {
     bool stream, parameters; /* parameters: is dphi or dgamma wanted? */
 } backward_context;
 
-/* What a part keeps at hand; coefficients with tokens in lanes. */
+/* A part's state, in its thread's slice of scratch; coefficients with tokens in lanes. */
 typedef struct backward_block {
     const backward_context *c;
     int64_t token, count;
@@ -48,6 +48,8 @@ typedef struct backward_block {
     _Alignas(64) float dh_res[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS], dA[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS];
     _Alignas(64) float inv_rms[MHC_BWD_TOKENS], c_x[MHC_BWD_TOKENS];
 } backward_block;
+
+_Static_assert(sizeof(backward_block) <= MHC_BWD_SCRATCH, "it lies in a slice");
 
 /* ---- dh_pre ------------------------------------------------------------------------------------------- */
 
@@ -305,34 +307,34 @@ static void backward_chunks(backward_block *s)
     }
 }
 
-static void backward_part(void *context, int64_t part)
+static void backward_part(void *context, int64_t part, void *scratch)
 {
     static void (*const dots[])(backward_block *) = {dots_F32, dots_F16, dots_BF16};
     const backward_context *c = context;
     const mhc_pre_backward_problem *p = c->problem;
     const int64_t end = mhc_clamp((part + 1) * c->parts.each, 0, p->sizes.tokens);
-    backward_block s;
-    s.c = c;
-    s.Q = (float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part);
-    s.sums = (double *)(c->workspace + c->layout.sums + (size_t)part * c->layout.sums_part);
-    s.history = (float *)(c->workspace + c->layout.history + (size_t)part * c->layout.history_part);
-    s.first = true;
+    backward_block *const s = scratch;
+    s->c = c;
+    s->Q = (float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part);
+    s->sums = (double *)(c->workspace + c->layout.sums + (size_t)part * c->layout.sums_part);
+    s->history = (float *)(c->workspace + c->layout.history + (size_t)part * c->layout.history_part);
+    s->first = true;
     for (int64_t j = 0; j < p->sizes.M + 3; j++)
-        s.sums[j] = 0;
-    for (s.token = part * c->parts.each; s.token < end; s.token += MHC_BWD_TOKENS) {
-        s.count = mhc_clamp(end - s.token, 0, MHC_BWD_TOKENS);
-        for (int64_t t = 0; t < s.count; t++) {
-            s.x_rows[t] = mhc_row(&p->args.x, s.token + t, 0, 0);
-            s.dh_in[t] = mhc_row(&p->args.dh_in, s.token + t, 0, 0);
-            s.dx_post[t] = cot_present(&p->args.dx_post) ? mhc_row(&p->args.dx_post, s.token + t, 0, 0) : NULL;
-            s.dx[t] = cot_present(&p->args.dx) ? mhc_row(&p->args.dx, s.token + t, 0, 0) : NULL;
+        s->sums[j] = 0;
+    for (s->token = part * c->parts.each; s->token < end; s->token += MHC_BWD_TOKENS) {
+        s->count = mhc_clamp(end - s->token, 0, MHC_BWD_TOKENS);
+        for (int64_t t = 0; t < s->count; t++) {
+            s->x_rows[t] = mhc_row(&p->args.x, s->token + t, 0, 0);
+            s->dh_in[t] = mhc_row(&p->args.dh_in, s->token + t, 0, 0);
+            s->dx_post[t] = cot_present(&p->args.dx_post) ? mhc_row(&p->args.dx_post, s->token + t, 0, 0) : NULL;
+            s->dx[t] = cot_present(&p->args.dx) ? mhc_row(&p->args.dx, s->token + t, 0, 0) : NULL;
         }
-        load_coefficients(&s);
-        dots[p->args.x.dtype - COT_F32](&s);
-        coefficients(&s);
+        load_coefficients(s);
+        dots[p->args.x.dtype - COT_F32](s);
+        coefficients(s);
         if (cot_present(&p->args.dx) || c->parameters)
-            backward_chunks(&s);
-        s.first = false;
+            backward_chunks(s);
+        s->first = false;
     }
     if (c->stream)
         v_fence();
@@ -417,7 +419,7 @@ cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *queue, const void *problem, void
     mhc_packing packing = {&p->sizes, &a->phi, &a->gamma, context.chunks, workspace};
     if (p->sizes.tokens > 0 && cot_present(&a->dx))
         cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
-    cot_parallel(queue, context.parts.count, backward_part, &context);
+    cot_parallel_scratch(queue, context.parts.count, backward_part, &context);
     cot_parallel(queue, context.chunks.count + 1, reduce_item, &context);
     return COT_OK;
 }

@@ -34,7 +34,7 @@ typedef struct forward_context {
     bool stream;
 } forward_context;
 
-/* What an item keeps at hand. */
+/* An item's state, in its thread's slice of scratch. */
 typedef struct forward_block {
     const forward_context *c;
     int64_t token, count;
@@ -45,6 +45,8 @@ typedef struct forward_block {
         64) float z[MHC_MAX_M][MHC_TOKENS]; /* at first h_mix; in the end h_pre, h_post, and A where it is wanted */
     _Alignas(64) float inv_rms[MHC_TOKENS];
 } forward_block;
+
+_Static_assert(sizeof(forward_block) <= MHC_FWD_SCRATCH, "it lies in a slice");
 
 /* ---- the projection ----------------------------------------------------------------------------------- */
 
@@ -296,21 +298,21 @@ static void block_of_tokens(forward_block *s)
     mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->A, s->token, s->count, n * n);
 }
 
-static void forward_item(void *context, int64_t item)
+static void forward_item(void *context, int64_t item, void *scratch)
 {
     const forward_context *c = context;
     const int64_t begin = item * c->item_tokens;
     const int64_t end = begin + mhc_clamp(c->problem->sizes.tokens - begin, 0, c->item_tokens);
-    forward_block s;
-    s.c = c;
-    for (s.token = begin; s.token < end; s.token += c->block) {
-        s.count = mhc_clamp(end - s.token, 0, c->block);
-        for (int64_t t = 0; t < s.count; t++) {
-            const int64_t next = s.token + c->block + t;
-            s.rows[t] = mhc_row(&c->problem->args.x, s.token + t, 0, 0);
-            s.next[t] = next < end ? mhc_row(&c->problem->args.x, next, 0, 0) : NULL;
+    forward_block *const s = scratch;
+    s->c = c;
+    for (s->token = begin; s->token < end; s->token += c->block) {
+        s->count = mhc_clamp(end - s->token, 0, c->block);
+        for (int64_t t = 0; t < s->count; t++) {
+            const int64_t next = s->token + c->block + t;
+            s->rows[t] = mhc_row(&c->problem->args.x, s->token + t, 0, 0);
+            s->next[t] = next < end ? mhc_row(&c->problem->args.x, next, 0, 0) : NULL;
         }
-        block_of_tokens(&s);
+        block_of_tokens(s);
     }
     if (c->stream)
         v_fence();
@@ -330,6 +332,6 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *queue, const void *problem, void
     mhc_packing packing = {&p->sizes, &p->args.phi, &p->args.gamma, context.chunks, workspace};
     if (p->sizes.tokens > 0)
         cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
-    cot_parallel(queue, mhc_quotient_up(p->sizes.tokens, context.item_tokens), forward_item, &context);
+    cot_parallel_scratch(queue, mhc_quotient_up(p->sizes.tokens, context.item_tokens), forward_item, &context);
     return COT_OK;
 }

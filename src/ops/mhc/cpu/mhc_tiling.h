@@ -19,6 +19,13 @@ enum {
     MHC_SINKHORN_PARTS = 64
 };
 
+/* Bytes of what an item of pre's forward and backward keeps in its thread's slice of scratch. */
+enum {
+    MHC_FWD_SCRATCH = MHC_TOKENS * (4 * MHC_CHUNK + 4 * MHC_MAX_M + 16 * MHC_MAX_M + 256),
+    MHC_BWD_FLOATS = MHC_BWD_CHUNK + 2 * MHC_MAX_M + 3 * MHC_MAX_N + 2 * MHC_MAX_N * MHC_MAX_N + 2, /* of a token */
+    MHC_BWD_SCRATCH = MHC_BWD_TOKENS * (4 * MHC_BWD_FLOATS + 64)
+};
+
 static inline int64_t mhc_round_up(int64_t value, int64_t to)
 {
     return mhc_quotient_up(value, to) * to;
