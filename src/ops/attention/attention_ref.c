@@ -466,7 +466,8 @@ static bool make_pair(const differential *g, const sequence *s, int64_t h, int64
     x->dS = y.s == -INFINITY ? 0 : x->P * (dP - D);
     x->dZ = x->dS * y.slope;
     x->P_magnitude = (x->P == 0 ? 0 : (double)x->P * (1 + y.magnitude + fabs(lse))) + LOST;
-    x->dS_magnitude = x->P_magnitude * fabs((double)dP - D) + (double)x->P * (dP_magnitude + D_magnitude);
+    x->dS_magnitude =
+        y.s == -INFINITY ? 0 : x->P_magnitude * fabs((double)dP - D) + (double)x->P * (dP_magnitude + D_magnitude);
     x->dZ_magnitude = x->dS_magnitude * y.slope + fabs((double)x->dS) * y.slope_error + LOST;
     return true;
 }
@@ -595,10 +596,15 @@ static void add_to_dsink(const differential *g, const sequence *s, int64_t h, in
         return;
     const double sink = ((double *)g->a->sink.data)[h], weight = exp(sink - lse), scale = 1 + fabs(sink) + fabs(lse);
     const double D = g->D[h * s->Tq + i], magnitude = g->D_magnitude[h * s->Tq + i];
-    g->dsink[h] -= expl((long double)sink - lse) * D;
-    ((double *)g->m->dsink.data)[h] += (weight + LOST) * ((weight == 0 ? 1 : scale) * fabs(D) + magnitude);
-    if (weight < LEAST && !isfinite(D))
-        allow_nan((double *)g->m->dsink.data + h, 1);
+    double *total = (double *)g->m->dsink.data + h;
+    const bool unbounded =
+        lse == INFINITY && sink == INFINITY; /* no key: a kernel's weight is 0, or NaN as the formula's */
+    const bool may_be_nan = signbit(*total) || unbounded || (weight < LEAST && !isfinite(D));
+    if (!unbounded) {
+        g->dsink[h] -= expl((long double)sink - lse) * D;
+        *total = fabs(*total) + (weight + LOST) * ((weight == 0 ? 1 : scale) * fabs(D) + magnitude);
+    }
+    *total = copysign(*total, may_be_nan ? -1 : 1);
 }
 
 static void differentiate_sequence(differential *g, const sequence *s)
