@@ -12,7 +12,14 @@ build=${1:?usage: fuzz.sh BUILD SECONDS [NAME...]}
 seconds=${2:?usage: fuzz.sh BUILD SECONDS [NAME...]}
 work=$build/fuzz
 shift 2
-[ $# -gt 0 ] || set -- $(sed -n 's/^cot_fuzzer(\([a-z_]*\).*/\1/p' tests/fuzz/CMakeLists.txt)
+[ "$seconds" = --merge ] || [ "$seconds" -gt 0 ] 2>/dev/null || # to libFuzzer, 0 seconds mean no limit
+    { echo "fuzz.sh: SECONDS is '$seconds', expected a whole number from 1" >&2; exit 2; }
+known=$(sed -n 's/^cot_fuzzer(\([a-z_]*\).*/\1/p' tests/fuzz/CMakeLists.txt)
+[ $# -gt 0 ] || set -- $known
+[ $# -gt 0 ] || { echo "fuzz.sh: tests/fuzz/CMakeLists.txt names no fuzzer" >&2; exit 1; }
+for name; do
+    [[ " "${known//$'\n'/ }" " == *" $name "* ]] || { echo "fuzz.sh: NAME is '$name', expected one of:" $known >&2; exit 2; }
+done
 mkdir -p "$work"
 export ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
 export LSAN_OPTIONS=print_suppressions=0:suppressions=tests/lsan.supp
@@ -27,7 +34,7 @@ fuzz()
         -artifact_prefix="$work/findings/$name-" "$work/corpus/$name" "tests/fuzz/corpus/$name" >"$work/$name.log" 2>&1
     then
         awk -v name="$name" '/^stat::number_of_executed_units/ { n = $2 } /cov: / { sub(/.*cov: /, ""); cov = $1 }
-            END { printf "fuzz_%s: %d executions, %d edges, no finding\n", name, n, cov }' "$work/$name.log"
+            END { printf "fuzz_%s: %d executions, %d edges, no finding\n", name, n, cov; exit n == 0 }' "$work/$name.log"
     else
         echo "fuzz_$name: FAILED"
         grep -vE ' (NEW|REDUCE|pulse) |NEW_FUNC' "$work/$name.log" | tail -40

@@ -38,6 +38,10 @@ state=$("$program" info 2>/dev/null | sed -n 's/^cuda  *//p')
 [ -n "$state" ] || { echo "gpu.sh: $program cannot be run" >&2; exit 2; }
 device=$(echo "$state" | sed -n 's/^available, //p')
 [ -n "$device" ] || { echo "gpu.sh: no GPU to run on: $state" >&2; exit 1; }
+if [ "$stages" = demo ] && [ -n "$only" ]; then
+    echo "gpu.sh: --stage demo with --op leaves nothing to run: a demo is of several ops" >&2
+    exit 2
+fi
 ops=$("$program" ops | awk '/^[a-z]/ { op = $1 } $2 == "cuda" { print op }' | uniq)
 if [ -n "$only" ]; then
     echo "$ops" | grep -qx -- "$only" || { echo "gpu.sh: OP is '$only', expected one of:" $ops >&2; exit 2; }
@@ -114,4 +118,5 @@ if [ "$out" = bench/results ] && { wants bench || wants demo || wants peers; }; 
     step 'rooflines' tools/make_roofline.py
 fi
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
+[ $((passed + failed)) -gt 0 ] || echo "gpu.sh: nothing was run"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,10 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Runs the tests of one or more build directories and says at the end, for all of them, what passed and what failed.
-# Each leaves its results in BUILD/tests.xml (JUnit).
+# Each leaves its results in BUILD/tests.xml (JUnit). A run in which no test passed fails, one that skipped all of them too.
 #
 #   tools/run_tests.sh BUILD...
 set -u
+[ $# -gt 0 ] || { echo "usage: run_tests.sh BUILD..." >&2; exit 2; }
 faults=0
 for build in "$@"; do
     echo "== tests of $build"
@@ -28,5 +29,7 @@ for build in "$@"; do
     sed -n 's/.*<testcase name="\([^"]*\)".*status="fail".*/FAILED: \1/p' "$build/tests.xml" | sed "s:\$: ($build):"
 done
 [ "$faults" -eq 0 ] || [ "$failed" -gt 0 ] || failed=1
-echo "$((tests - failed - skipped - disabled)) passed, $failed failed, $((skipped + disabled)) skipped"
+passed=$((tests - failed - skipped - disabled))
+echo "$passed passed, $failed failed, $((skipped + disabled)) skipped"
+[ "$passed" -gt 0 ] || { echo "run_tests.sh: no test ran" >&2; faults=1; }
 exit $faults

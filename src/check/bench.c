@@ -55,6 +55,7 @@ typedef struct bench {
     double clock;
     char device[256], date[16];
     int64_t total, done;
+    int64_t cases_seen, failures; /* of all ops: cases that the options ask for, and messages printed about them */
 } bench;
 
 typedef struct contest {
@@ -267,21 +268,31 @@ static void bench_on_device(bench *b, const cot_case *c, const cot_choice *choic
         if (status == COT_OK)
             add_row(b, c, &m, ceiling);
     }
-    if (status != COT_OK)
+    if (status != COT_OK) {
         fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        b->failures++;
+    }
     bound_case_free(&bound, case_direction(b->cases, c));
 }
 
 static void bench_one(bench *b, const cot_case *c)
 {
     cot_choice choices[COT_MAX_KERNELS];
-    int count = 0;
+    int count = 0, runs = 0;
     cot_queue *any = make_queue(b, NULL);
     const cot_status status = cot_op_explain(case_direction(b->cases, c), any, c->args, choices, &count);
+    const int threads = (int)cot_queue_threads(any);
     cot_queue_destroy(any);
-    if (status != COT_OK)
+    if (status != COT_OK) {
         fprintf(stderr, "cotangent: %s\n", cot_error_message());
-    else if (b->options->backend == COT_BACKEND_CUDA)
+        b->failures++;
+        return;
+    }
+    for (int i = 0; i < count; i++)
+        runs += bench_wants(b, &choices[i], threads);
+    if (runs == 0)
+        return; /* the copies alone would make no row */
+    if (b->options->backend == COT_BACKEND_CUDA)
         bench_on_device(b, c, choices, count);
     else
         bench_on_host(b, c, choices, count);
@@ -308,8 +319,26 @@ static bool bench_case(void *context, const cot_case *c)
     if (b->options->progress != NULL)
         b->options->progress(b->options->context, (double)b->done / (double)b->total, text);
     b->done++;
+    b->cases_seen++;
     bench_one(b, c);
     return true;
+}
+
+/* Why there is no row: the first of the options that left nothing. */
+static void print_nothing_timed(const bench *b)
+{
+    const bench_options *o = b->options;
+    const char *op = o->op != NULL ? o->op : "any op", *backend = o->backend == COT_BACKEND_CUDA ? "cuda" : "cpu";
+    fprintf(stderr, "cotangent bench: nothing was timed: ");
+    if (b->cases_seen == 0 && o->only != NULL)
+        fprintf(stderr, "no case's description contains '%s' (of %s)\n", o->only, op);
+    else if (o->kernel != NULL && !kernel_exists(o->op, o->backend, o->kernel))
+        fprintf(stderr, "no kernel's name contains '%s' (of %s, backend %s)\n", o->kernel, op, backend);
+    else if (o->kernel != NULL)
+        fprintf(stderr, "no kernel with '%s' in its name %s (of %s, backend %s)\n", o->kernel,
+                o->chosen_only ? "is chosen for a case" : "serves a case that this machine can run", op, backend);
+    else
+        fprintf(stderr, "no kernel of backend %s serves these cases (of %s)\n", backend, op);
 }
 
 json_t *bench_run(const bench_options *options)
@@ -340,5 +369,7 @@ json_t *bench_run(const bench_options *options)
     cot_queue_destroy(open);
     if (options->progress != NULL)
         options->progress(options->context, 1, "");
+    if (json_array_size(b.rows) == 0 && b.failures == 0 && (options->stop == NULL || *options->stop == 0))
+        print_nothing_timed(&b);
     return b.rows;
 }

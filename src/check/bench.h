@@ -22,7 +22,8 @@ typedef struct bench_options {
     void *context;
 } bench_options;
 
-/* Measures, and returns one object a row (the caller's, to be released with json_decref):
+/* Measures, and returns one object a row (the caller's, to be released with json_decref); without a row, the reason is on
+ * stderr:
  *   op direction kernel backend dtype layout shape options    what was run
  *   threads ms                                                median time of a call
  *   bytes flops gbps tflops                                   compulsory bytes: each input read, each output written once

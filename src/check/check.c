@@ -23,6 +23,13 @@ static const double gradient_tolerance = 1e-7;
  * run before the first of them is read. */
 enum { MANY_THREADS = 3, SHOWN_FAILURES = 3, REPEATS_AT_ONCE = 16 };
 
+/* What all ops together came to. */
+typedef struct summary {
+    int64_t passed, failed, skipped; /* tests, as check_run counts them */
+    int64_t cases;                   /* that the options ask for */
+    int64_t of_kernels;              /* passed or failed, without the oracles' gradients */
+} summary;
+
 /* How one kernel has fared so far. */
 typedef struct tally {
     const cot_kernel *kernel;
@@ -53,6 +60,16 @@ typedef struct checker {
     cot_queue *explaining; /* of the backend under check, without a forced kernel */
     pthread_t thread;
 } checker;
+
+bool kernel_exists(const char *op, cot_backend backend, const char *text)
+{
+    for (int i = 0; i < cot_op_count; i++)
+        for (int k = 0; k < cot_ops[i]->kernel_count; k++)
+            if ((op == NULL || strcmp(op, cot_ops[i]->name) == 0) && cot_ops[i]->kernels[k].backend == backend &&
+                strstr(cot_ops[i]->kernels[k].name, text) != NULL)
+                return true;
+    return false;
+}
 
 void describe_case(const cot_op_cases *cases, const cot_case *c, char *text, size_t size)
 {
@@ -478,7 +495,7 @@ static void *check_cases(void *worker)
 
 /* ---- all of them -------------------------------------------------------------------------------------- */
 
-static void print_tallies(const findings *k, const cot_op *op, bool report, int64_t totals[3])
+static void print_tallies(const findings *k, const cot_op *op, bool report, summary *all)
 {
     if (k->gradients_passed + k->gradients_failed > 0)
         printf("%-48s %6" PRId64 " passed %4" PRId64
@@ -486,9 +503,10 @@ static void print_tallies(const findings *k, const cot_op *op, bool report, int6
                "oracle's gradients", k->gradients_passed, k->gradients_failed, k->worst_gradient, gradient_tolerance);
     for (int i = 0; i < op->kernel_count; i++) {
         const tally *t = &k->tallies[i];
-        totals[0] += t->passed;
-        totals[1] += t->failed;
-        totals[2] += t->skipped;
+        all->passed += t->passed;
+        all->failed += t->failed;
+        all->skipped += t->skipped;
+        all->of_kernels += t->passed + t->failed;
         if (t->passed + t->failed == 0 && t->skipped == 0)
             continue;
         printf("%-48s %6" PRId64 " passed %4" PRId64 " failed %4" PRId64 " skipped", t->kernel->name, t->passed,
@@ -499,12 +517,13 @@ static void print_tallies(const findings *k, const cot_op *op, bool report, int6
         if (report && t->passed > 0)
             printf("    closest to the tolerance: %s; largest error %.3g ulp\n", t->worst_case, t->worst_ulp);
     }
-    totals[0] += k->gradients_passed;
-    totals[1] += k->gradients_failed;
+    all->passed += k->gradients_passed;
+    all->failed += k->gradients_failed;
+    all->cases += k->total;
 }
 
 /* The calling thread is the first worker. */
-static void check_op(const check_options *options, const cot_op_cases *cases, int64_t totals[3])
+static void check_op(const check_options *options, const cot_op_cases *cases, summary *all)
 {
     findings found = {.lock = PTHREAD_MUTEX_INITIALIZER};
     checker *workers = allocate((size_t)options->jobs, sizeof *workers);
@@ -522,7 +541,7 @@ static void check_op(const check_options *options, const cot_op_cases *cases, in
     }
     if (ready < options->jobs) {
         printf("FAILED %s: %s\n", cases->op->name, cot_error_message());
-        totals[1]++;
+        all->failed++;
     } else {
         workers[0].reports_progress = options->progress != NULL;
         cases->each(count_cases_of, &workers[0]);
@@ -534,7 +553,7 @@ static void check_op(const check_options *options, const cot_op_cases *cases, in
             pthread_join(workers[i].thread, NULL);
         if (options->progress != NULL)
             options->progress(options->context, 1, "");
-        print_tallies(&found, cases->op, options->report, totals);
+        print_tallies(&found, cases->op, options->report, all);
     }
     for (int i = 0; i < ready; i++) {
         cot_queue_destroy(workers[i].explaining);
@@ -544,12 +563,37 @@ static void check_op(const check_options *options, const cot_op_cases *cases, in
     free(workers);
 }
 
+/* Why no kernel was checked: the first of the options that left nothing. */
+static void print_nothing_checked(const check_options *options, const summary *all)
+{
+    const char *op = options->op != NULL ? options->op : "any op", *only = options->only;
+    const char *backend = options->backend == COT_BACKEND_CUDA ? "cuda" : "cpu";
+    fprintf(stderr, "cotangent check: nothing was checked: ");
+    if (all->cases == 0 && only != NULL)
+        fprintf(stderr, "no case's description contains '%s'%s (of %s)\n", only, options->quick ? " with --quick" : "",
+                op);
+    else if (options->kernel != NULL && !kernel_exists(options->op, options->backend, options->kernel))
+        fprintf(stderr, "no kernel's name contains '%s' (of %s, backend %s)\n", options->kernel, op, backend);
+    else if (all->skipped > 0)
+        fprintf(stderr, "this machine lacks the instruction set of every kernel in question\n");
+    else if (options->kernel != NULL)
+        fprintf(stderr, "no kernel with '%s' in its name serves a case%s%s%s (of %s, backend %s)\n", options->kernel,
+                only != NULL ? " that contains '" : "", only != NULL ? only : "", only != NULL ? "'" : "", op, backend);
+    else
+        fprintf(stderr, "no kernel of backend %s serves these cases (of %s)\n", backend, op);
+}
+
 int64_t check_run(const check_options *options)
 {
-    int64_t totals[3] = {0};
+    summary all = {0};
     for (int i = 0; i < cot_op_count; i++)
         if (options->op == NULL || strcmp(options->op, cot_ops[i]->name) == 0)
-            check_op(options, cot_all_cases[i], totals);
-    printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " skipped\n", totals[0], totals[1], totals[2]);
-    return totals[1];
+            check_op(options, cot_all_cases[i], &all);
+    printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " skipped\n", all.passed, all.failed, all.skipped);
+    fflush(stdout); /* before what goes to stderr */
+    if (all.failed == 0 && all.of_kernels == 0) {
+        print_nothing_checked(options, &all);
+        return CHECKED_NOTHING;
+    }
+    return all.failed;
 }

@@ -18,13 +18,21 @@ typedef struct check_options {
     void *context;
 } check_options;
 
+/* What check_run returns when no kernel ran on any case. */
+enum { CHECKED_NOTHING = -1 };
+
 /* Prints a line for each kernel, what failed, and last "N passed, N failed, N skipped"; returns the number failed.
- * A test is one kernel on one case; skipped are those of kernels that this machine cannot run. */
+ * A test is one kernel on one case. The tests of a kernel whose instruction set this machine lacks are skipped. A check
+ * in which no kernel ran, because the options match nothing or because every test was skipped, says why on stderr and
+ * returns CHECKED_NOTHING. */
 int64_t check_run(const check_options *options);
 
 /* The oracle's gradient of one case against central differences of its own forward: the largest relative error, in
  * norm, over the gradients. */
 double check_gradient(const cot_op_cases *cases, const cot_case *c);
+
+/* Does an op (NULL: any) have a kernel of the backend whose name contains the text? */
+bool kernel_exists(const char *op, cot_backend backend, const char *text);
 
 /* "bf16 channel-last B2 D64 T100 K4 w=f32+silu": what --only matches. */
 void describe_case(const cot_op_cases *cases, const cot_case *c, char *text, size_t size);

@@ -42,7 +42,8 @@ int command_check(int argc, char **argv)
         parse,
         "[OP]",
         "Holds every kernel against its float64 oracle, and the oracle against finite differences.\v"
-        "The last line is \"N passed, N failed, N skipped\"; the exit status is 1 if any failed.",
+        "The last line is \"N passed, N failed, N skipped\". The exit status is 1 if any failed, and 2 if no kernel ran: "
+        "the options match nothing, or this machine lacks the instruction set of all kernels that they name.",
         0,
         0,
         0};
@@ -50,5 +51,6 @@ int command_check(int argc, char **argv)
     parse_arguments(&parser, argc, argv, &options);
     if (!backend_works(options.backend))
         return 1;
-    return check_run(&options) > 0;
+    const int64_t failed = check_run(&options);
+    return failed == CHECKED_NOTHING ? 2 : failed > 0;
 }
