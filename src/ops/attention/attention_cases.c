@@ -237,6 +237,29 @@ static void sweep_rows(cot_case_visitor *v, int direction)
     }
 }
 
+/* What quick checks would not show otherwise: scores of 4 to 9 softcaps, where tanh is 1 but for its last bits; a bias
+ * that all queries share, over several blocks of queries and keys; blocks that are merged with an lse far below 0. */
+static void sweep_rare_faults(cot_case_visitor *v, int direction)
+{
+    uint64_t state = 71 + (uint64_t)direction;
+    for (int number = 0; number < 4; number++) {
+        attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = cot_draw(&state)};
+        p.B = 1, p.H = p.Hkv = 2, p.Tq = 70, p.Tk = 90, p.d = p.dv = 32;
+        p.dtype = attention_float_dtypes[number];
+        if (direction == COT_ATTENTION_MERGE) {
+            p.Tk = p.d = 1, p.low_lse = true;
+        } else if (number % 2 == 0) {
+            p.softcap = 1.5, p.scale = 1.6;
+            emit(v, &p);
+            p.softcap = p.scale = 0, p.seed = cot_draw(&state);
+            p.bias = true, p.bias_axes = 4, p.Tq = 150, p.Tk = 70;
+        } else {
+            continue;
+        }
+        emit(v, &p);
+    }
+}
+
 /* What the kernels on tensor cores of a GPU serve, at the field's lengths. */
 static void sweep_cuda(cot_case_visitor *v, int direction)
 {
@@ -473,6 +496,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
     for (int direction = COT_ATTENTION_FORWARD; direction <= COT_ATTENTION_BACKWARD; direction++) {
         sweep_features(&v, direction);
         sweep_extremes(&v, direction);
+        sweep_rare_faults(&v, direction);
         sweep_sizes(&v, direction);
         sweep_long(&v, direction);
         sweep_nan(&v, direction);
@@ -487,6 +511,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         sweep_rows(&v, direction);
         bench_rows(&v, direction);
     }
+    sweep_rare_faults(&v, COT_ATTENTION_MERGE);
 }
 /* ---- inputs that are not just random ------------------------------------------------------------------- */
 
@@ -574,9 +599,21 @@ static cot_tensor oracle_tensor(const cot_case *c, double *const values[COT_MAX_
                                  t->dtype == COT_I32 ? COT_I32 : COT_F64, t->rank, t->shape);
 }
 
+static void lower(const cot_case *c, double *const values[COT_MAX_FIELDS], const char *name)
+{
+    const cot_direction *direction = &cot_attention_directions[c->direction];
+    const int field = cot_field_index(direction, name);
+    for (int64_t i = 0; i < cot_elements(cot_field_tensor(&direction->fields[field], (void *)c->args)); i++)
+        values[field][i] -= 200;
+}
+
 /* A backward is given the out and the lse that its forward makes; the benchmark does not wait for the oracle. */
 static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
 {
+    if (c->direction == COT_ATTENTION_MERGE && strstr(c->options, "+low") != NULL) {
+        lower(c, values, "lse_a");
+        lower(c, values, "lse_b");
+    }
     if (c->direction != COT_ATTENTION_BACKWARD || !(c->uses & (COT_CASE_CHECK | COT_CASE_CHECK_CUDA)) ||
         c->flops > 1e10)
         return;

@@ -275,14 +275,14 @@ static void describe(const attention_plan *p, cot_case *c)
     const struct {
         bool set;
         const char *name;
-    } switches[] = {{p->sink, "+sink"},          {p->alibi, "+alibi"},
-                    {p->packed, "+packed"},      {p->mixed, "+mixed"},
-                    {p->seqused_q, "+usedq"},    {p->seqused_k, "+usedk"},
-                    {p->f32_out, "+f32out"},     {p->dlse, "+dlse"},
-                    {p->delta, "+delta"},        {p->accumulate, "+accumulate"},
-                    {p->no_dq, "-dq"},           {p->no_dkv, "-dkv"},
-                    {p->no_out, "-out"},         {p->no_lse, "-lse"},
-                    {p->any_order, "+any-order"}};
+    } switches[] = {{p->sink, "+sink"},       {p->alibi, "+alibi"},
+                    {p->packed, "+packed"},   {p->mixed, "+mixed"},
+                    {p->seqused_q, "+usedq"}, {p->seqused_k, "+usedk"},
+                    {p->f32_out, "+f32out"},  {p->dlse, "+dlse"},
+                    {p->delta, "+delta"},     {p->accumulate, "+accumulate"},
+                    {p->no_dq, "-dq"},        {p->no_dkv, "-dkv"},
+                    {p->no_out, "-out"},      {p->no_lse, "-lse"},
+                    {p->low_lse, "+low"},     {p->any_order, "+any-order"}};
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
         if (switches[i].set)
             add_text(o, size, "%s", switches[i].name);

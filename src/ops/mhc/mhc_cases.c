@@ -40,6 +40,7 @@ typedef struct plan {
     bool no_data_gradient, no_parameter_gradient; /* leave dx or df; or the others, out */
     bool only_saved;                              /* pre's forward: nothing but what backward needs */
     bool wide_logits, no_eps, out_in;             /* sinkhorn, post */
+    bool large_eps, peaks;                        /* each eps 0.25; one logit of each row 200 above the others */
     uint64_t seed;
 } plan;
 
@@ -154,6 +155,8 @@ static void pre_forward_case(const plan *p, cot_case *c)
     cot_mhc_pre_forward_args *a = (cot_mhc_pre_forward_args *)c->args;
     COT_MHC_PRE_FORWARD_INIT(a);
     a->sinkhorn_iterations = (int32_t)p->iterations;
+    if (p->large_eps)
+        a->norm_eps = a->hc_eps = a->sinkhorn_eps = 0.25;
     set_streams(p, c, "x");
     set_parameters(p, c, "", true, p->gamma);
     set_coefficients(p, c, "h_pre", p->n);
@@ -179,6 +182,8 @@ static void pre_backward_case(const plan *p, cot_case *c)
     COT_MHC_PRE_BACKWARD_INIT(a);
     a->sinkhorn_iterations = (int32_t)p->iterations;
     a->accumulate = p->accumulate;
+    if (p->large_eps)
+        a->hc_eps = a->sinkhorn_eps = 0.25;
     set_streams(p, c, "x");
     set_parameters(p, c, "", true, p->gamma);
     set_token_tensor(p, c, "inv_rms", other_dtype(p), 0, 0, 0);
@@ -210,7 +215,7 @@ static void sinkhorn_forward_case(const plan *p, cot_case *c)
     cot_mhc_sinkhorn_forward_args *a = (cot_mhc_sinkhorn_forward_args *)c->args;
     COT_MHC_SINKHORN_INIT(a);
     a->iterations = (int32_t)p->iterations;
-    a->eps = p->no_eps ? 0 : a->eps;
+    a->eps = p->no_eps ? 0 : p->large_eps ? 0.25 : a->eps;
     set_matrix(p, c, "h_res");
     set_matrix(p, c, "A");
 }
@@ -220,7 +225,7 @@ static void sinkhorn_backward_case(const plan *p, cot_case *c)
     cot_mhc_sinkhorn_backward_args *a = (cot_mhc_sinkhorn_backward_args *)c->args;
     COT_MHC_SINKHORN_INIT(a);
     a->iterations = (int32_t)p->iterations;
-    a->eps = p->no_eps ? 0 : a->eps;
+    a->eps = p->no_eps ? 0 : p->large_eps ? 0.25 : a->eps;
     set_matrix(p, c, "h_res");
     set_matrix(p, c, "dA");
     set_matrix(p, c, "dh_res");
@@ -269,15 +274,18 @@ static void describe(const plan *p, cot_case *c)
     if (p->op != SINKHORN)
         snprintf(c->shape + strlen(c->shape), sizeof c->shape - strlen(c->shape), " D%lld", (long long)p->D);
     if (p->op == PRE) {
-        snprintf(c->options, sizeof c->options, "%s%s%s%s%s%s%s%s%s", p->wide_phi ? "phi~1" : "phi~1/nD",
-                 p->gamma ? "+gamma" : "", p->fused ? "+sinkhorn" : "", backward && p->dh_res ? "+dh_res" : "",
-                 backward && p->dx_post ? "+dx_post" : "", p->accumulate ? "+accumulate" : "",
-                 p->no_data_gradient ? "-dx" : "", p->no_parameter_gradient ? "-dphi" : "",
-                 p->only_saved ? "-h_in" : "");
+        snprintf(c->options, sizeof c->options, "%s%s%s%s%s%s%s%s%s%s", p->wide_phi ? "phi~1" : "phi~1/nD",
+                 p->gamma ? "+gamma" : "", p->fused ? "+sinkhorn" : "", p->large_eps ? "+eps" : "",
+                 backward && p->dh_res ? "+dh_res" : "", backward && p->dx_post ? "+dx_post" : "",
+                 p->accumulate ? "+accumulate" : "", p->no_data_gradient ? "-dx" : "",
+                 p->no_parameter_gradient ? "-dphi" : "", p->only_saved ? "-h_in" : "");
         c->flops = (backward ? 4 : 2) * n * (n + 2) * x;
     } else if (p->op == SINKHORN) {
-        snprintf(c->options, sizeof c->options, "R=%lld%s%s", (long long)p->iterations, p->wide_logits ? "+wide" : "",
-                 p->no_eps ? "-eps" : "");
+        snprintf(c->options, sizeof c->options, "R=%lld%s%s%s", (long long)p->iterations, p->wide_logits ? "+wide" : "",
+                 p->peaks ? "+peaks" : "",
+                 p->no_eps      ? "-eps"
+                 : p->large_eps ? "+eps"
+                                : "");
         c->flops = (backward ? 12 : 4) * (double)p->iterations * n * n * (double)p->B * (double)p->T;
     } else {
         snprintf(c->options, sizeof c->options, "%s%s%s", p->out_in ? "A[out,in]" : "A[in,out]",
@@ -420,6 +428,30 @@ static void gradients(cot_case_visitor *v, int op)
     }
 }
 
+/* What the usual inputs hide: an eps of 1e-6 is too small to be missed, a maximum may skip a column whose logits are no
+ * larger than the others', and rows of up to 4096 columns are summed in one piece. */
+static void rare_faults(cot_case_visitor *v, int op, int direction)
+{
+    static const int64_t streams[] = {1, 2, 3, 4, 5, 6, 7, 8, 11};
+    uint64_t state = 401 + (uint64_t)(op * 2 + direction);
+    for (size_t s = 0; s < sizeof streams / sizeof *streams; s++) {
+        plan p = {.op = op, .direction = direction, .B = 1, .T = 3, .n = streams[s], .D = 64, .iterations = 3};
+        p.uses = COT_CASE_CHECK | COT_CASE_QUICK;
+        p.seed = cot_draw(&state);
+        p.dtype = op == SINKHORN ? COT_F32 : float_dtypes[s % 3];
+        p.large_eps = p.fused = true;
+        if (op == POST) {
+            p.large_eps = false, p.T = 1, p.D = 8448;
+            if (p.n % 3 != 2)
+                continue;
+        }
+        emit(v, &p);
+        p.large_eps = false, p.peaks = true, p.T = 2 * p.n; /* a peak in every column of every row */
+        if (op == SINKHORN)
+            emit(v, &p);
+    }
+}
+
 static void bench_shapes(cot_case_visitor *v, int op, int direction)
 {
     enum { CPU = COT_CASE_BENCH, GPU = COT_CASE_BENCH_CUDA };
@@ -461,6 +493,7 @@ static void each(int op, bool (*visit)(void *, const cot_case *), void *context)
         sweep_sizes(&v, op, direction);
         large_shapes(&v, op, direction);
         many_tiles(&v, op, direction);
+        rare_faults(&v, op, direction);
         bench_shapes(&v, op, direction);
     }
 }
@@ -472,14 +505,14 @@ static bool set_word(plan *p, const char *word)
     static const cot_word sizes[] = {{"B", offsetof(plan, B)},          {"T", offsetof(plan, T)},
                                      {"n", offsetof(plan, n)},          {"D", offsetof(plan, D)},
                                      {"R", offsetof(plan, iterations)}, {0}};
-    static const cot_word pre[] = {{"gamma", offsetof(plan, gamma)},
-                                   {"phi~1", offsetof(plan, wide_phi)},
-                                   {"sinkhorn", offsetof(plan, fused)},
-                                   {"dh_res", offsetof(plan, dh_res)},
-                                   {"dx_post", offsetof(plan, dx_post)},
-                                   {"accumulate", offsetof(plan, accumulate)},
-                                   {0}};
-    static const cot_word sinkhorn[] = {{"wide", offsetof(plan, wide_logits)}, {0}};
+    static const cot_word pre[] = {{"gamma", offsetof(plan, gamma)},           {"phi~1", offsetof(plan, wide_phi)},
+                                   {"sinkhorn", offsetof(plan, fused)},        {"eps", offsetof(plan, large_eps)},
+                                   {"dh_res", offsetof(plan, dh_res)},         {"dx_post", offsetof(plan, dx_post)},
+                                   {"accumulate", offsetof(plan, accumulate)}, {0}};
+    static const cot_word sinkhorn[] = {{"wide", offsetof(plan, wide_logits)},
+                                        {"peaks", offsetof(plan, peaks)},
+                                        {"eps", offsetof(plan, large_eps)},
+                                        {0}};
     static const cot_word post[] = {{"A[out,in]", offsetof(plan, out_in)}, {0}};
     const cot_word *switches = p->op == PRE ? pre : p->op == SINKHORN ? sinkhorn : post;
     if (cot_word_size(p, sizes, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
@@ -569,6 +602,9 @@ static void prepare_sinkhorn(const cot_case *c, double *const values[])
     const cot_tensor *logits = cot_field_tensor(&cot_mhc_sinkhorn_directions[c->direction].fields[0], (void *)c->args);
     if (strstr(c->options, "wide") != NULL) /* beyond 80 either way */
         multiply(values[0], cot_elements(logits), 25);
+    const int64_t n = logits->shape[2];
+    for (int64_t row = 0; strstr(c->options, "peaks") != NULL && row < cot_elements(logits) / n; row++)
+        values[0][row * n + (row / n + row) % n] += 200;
 }
 
 /* ---- gradients ---------------------------------------------------------------------------------------- */
@@ -627,6 +663,7 @@ static void post_options(int direction, const void *args, void *primal_args)
         .primal_options = stem##_options,                                                       \
     };
 
-CASES(pre, PRE, "D=1024 R=20 (iterations), gamma phi~1 sinkhorn dh_res dx_post accumulate, f32 f16 bf16", prepare_pre)
-CASES(sinkhorn, SINKHORN, "R=20 (iterations), wide, f32", prepare_sinkhorn)
+CASES(pre, PRE, "D=1024 R=20 (iterations), gamma phi~1 sinkhorn eps dh_res dx_post accumulate, f32 f16 bf16",
+      prepare_pre)
+CASES(sinkhorn, SINKHORN, "R=20 (iterations), wide peaks eps, f32", prepare_sinkhorn)
 CASES(post, POST, "D=1024 A[out,in], f32 f16 bf16", NULL)
