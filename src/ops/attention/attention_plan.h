@@ -34,7 +34,7 @@ typedef struct attention_plan {
     int64_t q_begin, q_length, k_begin, k_length;
     bool dlse, delta, accumulate, any_order;
     bool no_dq, no_dkv, no_out, no_lse;
-    bool low_lse; /* of merge: 200 below what it is otherwise */
+    bool low_lse; /* of merge: 1000 below what it is otherwise */
     uint64_t seed;
 } attention_plan;
 
