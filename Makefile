@@ -9,7 +9,8 @@
 #   make format    lay out the C files by .clang-format
 #   make lint      layout, direction of the includes, exported symbols, device code, binary interface
 #   make fuzz      run each fuzzer for TIME=60 seconds
-#   make faults    plant faults in copies of the kernels, one at a time, and see that check catches each
+#   make faults    [NAME=text] plant faults in a copy of the tree, one at a time, and see that a test catches each
+#                  (tests/faults); NAME: only those whose name contains text
 #   make tables    write the READMEs' tables and draw the rooflines from bench/results
 #   make docs      the reference of the public headers, in build/docs/html
 #   make build     the library, the program, the examples, the tests
@@ -68,7 +69,7 @@ lint: build
 	@tools/check_abi.sh $(BUILD)
 
 faults: setup
-	@tools/plant_faults.sh $(BUILD)/faults
+	@tools/plant_faults.sh --work $(BUILD)/faults --cuda $(BUILD) --python $(BUILD) $(if $(NAME),"$(NAME)")
 
 tables: setup
 	@tools/make_tables.py

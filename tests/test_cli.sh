@@ -96,11 +96,6 @@ expect 2 "no case's description contains 'zzz'" bench causal_conv1d --only zzz
 expect 2 "no kernel's name contains 'zzz'" bench causal_conv1d --kernel zzz
 expect 2 "no kernel with 'update' in its name serves a case" bench causal_conv1d forward D=16 T=64 --kernel update
 expect 2 'no kernel with '\''bwd_scalar'\'' in its name is chosen' bench causal_conv1d backward D=64 T=64 --kernel bwd_scalar --chosen
-for tool in tools/run_tests.sh 'tools/fuzz.sh build' 'tools/fuzz.sh build x' 'tools/fuzz.sh build 1 zzz'; do
-    $tool >"$work/out" 2>&1 </dev/null
-    [ $? -ne 0 ] && grep -qE 'usage|SECONDS is|NAME is' "$work/out" ||
-        { echo "FAILED: $tool runs nothing and does not say so"; head -3 "$work/out"; failed=$((failed + 1)); }
-done
 
 expect 2 'Usage:'
 expect 2 "'foo' is no command" foo

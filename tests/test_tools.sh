@@ -209,6 +209,14 @@ if command -v clang-format >/dev/null; then
     expect fail 'examples/c/causal_conv1d.c:1' "$work/tree/tools/format.sh" --check examples/c/causal_conv1d.c
 fi
 
+# ---- planted faults: a selection of nothing fails, and so does one that nobody can make out
+expect fail "no fault's name contains 'zzz'" "$tools/plant_faults.sh" --work "$work/faults" zzz
+expect fail "--sample is '0'" "$tools/plant_faults.sh" --work "$work/faults" --sample 0
+expect fail 'usage: ' "$tools/plant_faults.sh" --bogus
+expect fail 'usage: run_tests.sh' "$tools/run_tests.sh"
+expect fail "NAME is 'zzz'" "$tools/fuzz.sh" "$build" 1 zzz
+expect fail "SECONDS is 'x'" "$tools/fuzz.sh" "$build" x
+
 # ---- public headers
 mkdir "$work/headers"
 header_alone()
