@@ -118,14 +118,6 @@ def test_seeds(device):
     assert abs(share - 1) < 5 * (0.25 / 0.75 / 1e6) ** 0.5
 
 
-def test_evaluation_drops_and_scales_nothing(device):
-    x, b, r = inputs(device)
-    m = torch.rand(x.shape, device=device) < 0.6
-    for options in (dict(scale=3.0), dict(mask=m), dict(mask=m, scale=3.0), dict(seed=4, scale=3.0)):
-        assert torch.equal(dropout(x, 0.5, training=False, **options), x)
-        torch.testing.assert_close(dropout(x, 0.5, training=False, bias=b, residual=r, **options), x + b + r)
-
-
 def test_backward_draws_the_same_mask(device):
     x = torch.randn(33, 65, device=device, requires_grad=True)
     y = dropout(x, 0.5)
