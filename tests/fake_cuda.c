@@ -78,6 +78,7 @@ FAKE(cuGetErrorString, (CUresult error, const char **text), (void)error; *text =
 FAKE(cuDeviceGetCount, (int *count), *count = !is("empty"))
 FAKE(cuDeviceGet, (CUdevice *device, int number), *device = number)
 FAKE(cuDeviceGetName, (char *name, int size, CUdevice device), (void)device; strncpy(name, "Fake GPU", (size_t)size))
+FAKE(cuDeviceGetPCIBusId, (char *text, int size, CUdevice device), (void)device; strncpy(text, "0000:00:00.0", (size_t)size))
 FAKE(cuDeviceTotalMem, (size_t *bytes, CUdevice device), (void)device; *bytes = (size_t)1 << 30)
 FAKE(cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device), (void)device; *context = ANY)
 FAKE(cuDevicePrimaryCtxRelease, (CUdevice device), (void)device)

@@ -193,6 +193,15 @@ static void add_row(const bench *b, const cot_case *c, const measurement *m, dou
         json_object_set_new(row, "product_ceiling", json_real(1e-12 * products));
         json_object_set_new(row, "product_ratio", json_real(c->flops / seconds / products));
     }
+    if (m->turn_seconds > 0)
+        json_object_set_new(row, "turn_ms", json_real(1e3 * m->turn_seconds));
+    if (m->burst_seconds > 0)
+        json_object_set_new(row, "burst_ms", json_real(1e3 * m->burst_seconds));
+    if (m->use_known) {
+        json_object_set_new(row, "sm_mhz", json_real(m->use.sm_mhz));
+        json_object_set_new(row, "watts", json_real(m->use.watts));
+        json_object_set_new(row, "pj_per_flop", json_real(1e12 * m->use.watts * seconds / c->flops));
+    }
     json_array_append_new(b->rows, row);
 }
 
@@ -245,7 +254,8 @@ static void bench_on_host(bench *b, const cot_case *c, const cot_choice *choices
     const double ceiling = 2 * (double)all.copy.bytes / (plain < streaming ? plain : streaming);
     for (int i = 2; i < all.count; i++) {
         runner *r = &all.runners[i];
-        const measurement m = {r->choice, (int)cot_queue_threads(r->queue), median(r->samples, r->count)};
+        const measurement m = {
+            .choice = r->choice, .threads = (int)cot_queue_threads(r->queue), .seconds = median(r->samples, r->count)};
         add_row(b, c, &m, ceiling);
         cot_queue_destroy(r->queue);
     }
@@ -259,15 +269,15 @@ static void bench_on_device(bench *b, const cot_case *c, const cot_choice *choic
     bound_case bound;
     make_bound(&bound, b->cases, c, b->options->backend);
     double ceiling = 0;
-    cot_status status = bench_device_copy(compulsory_bytes(case_direction(b->cases, c), c->args), &ceiling);
-    for (int i = 0; status == COT_OK && i < count; i++) {
-        if (!bench_wants(b, &choices[i], 1))
-            continue;
-        measurement m = {.choice = &choices[i]};
-        status = bench_device_kernel(b->cases, c, &bound, &m);
-        if (status == COT_OK)
-            add_row(b, c, &m, ceiling);
-    }
+    measurement m[COT_MAX_KERNELS];
+    int wanted_count = 0;
+    for (int i = 0; i < count; i++)
+        if (bench_wants(b, &choices[i], 1))
+            m[wanted_count++] = (measurement){.choice = &choices[i]};
+    const cot_status status =
+        bench_device_case(b->cases, c, &bound, b->options->load_seconds, b->options->brief, m, wanted_count, &ceiling);
+    for (int i = 0; status == COT_OK && i < wanted_count; i++)
+        add_row(b, c, &m[i], ceiling);
     if (status != COT_OK) {
         fprintf(stderr, "cotangent: %s\n", cot_error_message());
         b->failures++;

@@ -18,6 +18,7 @@ typedef struct bench_options {
     bool chosen_only;                  /* only the kernel that dispatch would take */
     const volatile sig_atomic_t *stop; /* once it is not 0, no further case is begun; NULL = never */
     bool brief;                        /* one call a sample, one sample: for what is run and not measured */
+    double load_seconds;               /* GPU: of load on chosen kernels that products bound; 0 = none */
     void (*progress)(void *context, double share, const char *what);
     void *context;
 } bench_options;
@@ -31,6 +32,8 @@ typedef struct bench_options {
  *   cycles16                                                  core cycles of one thread for 16 elements of the first tensor
  *   product_ceiling product_ratio                              where there are more than 16 flops a byte: matrix products in
  *                                                              the same run, TFLOP/s; tflops over it
+ *   turn_ms burst_ms sm_mhz watts pj_per_flop                  GPU; ms is that of the second half of seconds of load where
+ *                                                              products bound and burst_ms is there: see bench_device.h
  *   footprint workspace_bytes chosen                          chosen: dispatch would take it
  *   device clock_ghz date commit version                      where and when; the clock is measured in the same run */
 json_t *bench_run(const bench_options *options);

@@ -1,16 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_device.h"
 
+#include "ceiling.h"
 #include "core/queue.h"
 #include "cuda/memory.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
-/* A graph has as many calls as fill this time, at least one for each copy of the data, and is replayed so often. The
- * copies fill the second-level cache FLUSH times. */
-static const double graph_seconds = 2e-3;
-enum { REPLAYS = 15, FLUSH = 4, MAX_IMAGES = 64, MAX_CALLS = 256 };
+/* All kernels of a case and the copies take turns. A turn is a graph of as many calls as fill turn_seconds, at least one for each
+ * copy of the data; the copies fill the second-level cache FLUSH times. */
+static const double turn_seconds = 8e-3;
+enum { TURNS = 9, FLUSH = 4, MAX_IMAGES = 64, MAX_CALLS = 256, MAX_KERNELS = COT_MAX_KERNELS };
+
+/* Under load: graphs of load_graph_seconds, one after the other. A burst: one call after idle_seconds without work. */
+static const double load_graph_seconds = 0.02, idle_seconds = 0.7;
+enum { BURSTS = 3, MAX_LOAD_SAMPLES = 4096 };
 
 void device_queue_close(device_queue *d)
 {
@@ -55,114 +62,221 @@ static int copies_for(const device_queue *d, double footprint)
     return copies > MAX_IMAGES ? MAX_IMAGES : (int)copies + 1;
 }
 
-/* Seconds of one call: of `calls` in a graph, after a short one has told how many that should be. */
-static cot_status time_calls(device_queue *d, cot_status (*enqueue)(void *), void *context, int *calls, int copies,
-                             double *seconds)
-{
-    double samples[REPLAYS];
-    *calls = copies;
-    cot_status status = cot_cuda_time(d->queue, enqueue, context, 1, samples);
-    if (status != COT_OK)
-        return status;
-    const double once = samples[0] / copies;
-    const int wanted = once > 0 ? (int)(graph_seconds / once) : MAX_CALLS;
-    *calls = (wanted < copies                            ? copies
-              : wanted > MAX_CALLS && copies < MAX_CALLS ? MAX_CALLS
-                                                         : wanted) /
-             copies * copies;
-    status = cot_cuda_time(d->queue, enqueue, context, REPLAYS, samples);
-    *seconds = median(samples, REPLAYS) / *calls;
-    return status;
-}
+/* ---- what takes turns --------------------------------------------------------------------------------- */
 
-/* ---- a kernel ----------------------------------------------------------------------------------------- */
-
-typedef struct kernel_calls {
-    const cot_direction *direction;
+/* Calls of a kernel, or copies: enqueues `calls` of them, over `images` copies of the data. */
+typedef struct runner {
+    cot_status (*enqueue)(void *runner);
     cot_queue *queue;
-    device_image *images;
-    int image_count, calls;
-} kernel_calls;
+    cot_cuda_graph *graph;
+    int calls, images;
+    double samples[TURNS]; /* of one call */
+    int count;
+    const cot_direction *direction; /* of a kernel */
+    device_image *image;
+    char *memory;         /* of a copy: pairs of arrays */
+    size_t bytes, stride; /* of one array; from one to the next */
+} runner;
 
 static cot_status enqueue_kernel(void *context)
 {
-    const kernel_calls *k = context;
+    const runner *r = context;
     cot_status status = COT_OK;
-    for (int i = 0; status == COT_OK && i < k->calls; i++)
-        status = cot_op_run(k->direction, k->queue, k->images[i % k->image_count].args);
+    for (int i = 0; status == COT_OK && i < r->calls; i++)
+        status = cot_op_run(r->direction, r->queue, r->image[i % r->images].args);
     return status;
 }
-
-cot_status bench_device_kernel(const cot_op_cases *cases, const cot_case *c, const bound_case *bound, measurement *m)
-{
-    const cot_direction *direction = case_direction(cases, c);
-    char forced[160];
-    snprintf(forced, sizeof forced, "%s=%s", cases->op->name, m->choice->kernel->name);
-    device_queue d;
-    device_image *images = allocate(MAX_IMAGES, sizeof *images);
-    cot_status status = device_queue_open(&d, forced);
-    const int wanted = status == COT_OK ? copies_for(&d, compulsory_bytes(direction, c->args)) : 0;
-    int count = 0;
-    for (; status == COT_OK && count < wanted; count++)
-        status = device_image_make(&images[count], bound, direction, d.queue, m->choice->workspace_bytes);
-    kernel_calls k = {direction, d.queue, images, count, count};
-    if (status == COT_OK)
-        status = enqueue_kernel(&k); /* outside of a capture: what a first call has to load is loaded */
-    if (status == COT_OK)
-        status = cot_queue_check(d.queue);
-    if (status == COT_OK)
-        status = time_calls(&d, enqueue_kernel, &k, &k.calls, count, &m->seconds);
-    for (int i = 0; i < count; i++)
-        device_image_free(&images[i], d.queue);
-    device_queue_close(&d);
-    free(images);
-    return status;
-}
-
-/* ---- the copy ----------------------------------------------------------------------------------------- */
-
-typedef struct copy_calls {
-    cot_queue *queue;
-    char *memory;
-    size_t bytes,
-        stride; /* of one array; from one to the next, in whole large pages: memcpy is slow on odd addresses */
-    int pairs, calls;
-} copy_calls;
 
 static cot_status enqueue_copy(void *context)
 {
-    const copy_calls *c = context;
+    const runner *r = context;
     cot_status status = COT_OK;
-    for (int i = 0; status == COT_OK && i < c->calls; i++) {
-        char *pair = c->memory + 2 * c->stride * (size_t)(i % c->pairs);
-        status = cot_cuda_copy(c->queue, pair + c->stride, pair, c->bytes);
+    for (int i = 0; status == COT_OK && i < r->calls; i++) {
+        char *pair = r->memory + 2 * r->stride * (size_t)(i % r->images);
+        status = cot_cuda_copy(r->queue, pair + r->stride, pair, r->bytes);
     }
     return status;
 }
 
-/* The driver's copy takes some sizes, a few pages beyond a round one, at two thirds of its speed; so the best of two:
- * the size in pages, and, where that is hardly more, in large pages. */
-cot_status bench_device_copy(double footprint, double *bytes_per_second)
+/* Captures `calls` calls in place of the graph before. */
+static cot_status capture(runner *r, int calls)
 {
-    device_queue d;
-    cot_status status = device_queue_open(&d, "");
+    cot_cuda_graph_end(r->queue, r->graph);
+    r->graph = NULL;
+    r->calls = calls;
+    return cot_cuda_capture(r->queue, r->enqueue, r, &r->graph);
+}
+
+/* A graph of as many calls as take `seconds`, after a shorter one has told how many those are, and has warmed up. */
+static cot_status capture_seconds(runner *r, double seconds)
+{
+    double took = 0;
+    cot_status status = capture(r, r->images);
+    for (int i = 0; status == COT_OK && i < 2; i++)
+        status = cot_cuda_replay(r->queue, r->graph, &took);
+    if (status != COT_OK)
+        return status;
+    const double once = took / r->calls;
+    const int wanted = once > 0 && seconds / once < MAX_CALLS ? (int)(seconds / once) + 1 : MAX_CALLS;
+    return capture(r, wanted < r->images ? r->images : (wanted + r->images - 1) / r->images * r->images);
+}
+
+static cot_status take_turns(runner *runners, int count, int turns)
+{
+    cot_status status = COT_OK;
+    for (int i = 0; status == COT_OK && i < count; i++)
+        status = capture_seconds(&runners[i], turn_seconds);
+    for (int turn = 0; turn < turns; turn++)
+        for (int i = 0; status == COT_OK && i < count; i++) {
+            runner *r = &runners[(i + turn) % count]; /* each follows each */
+            double took = 0;
+            status = cot_cuda_replay(r->queue, r->graph, &took);
+            r->samples[r->count++] = took / r->calls;
+        }
+    return status;
+}
+
+/* ---- one call after idleness, and seconds of load --------------------------------------------------------- */
+
+static void sleep_seconds(double seconds)
+{
+    nanosleep(&(struct timespec){(time_t)seconds, (long)(1e9 * (seconds - floor(seconds)))}, NULL);
+}
+
+static cot_status time_burst(runner *r, double *seconds)
+{
+    double samples[BURSTS];
+    cot_status status = capture(r, 1);
+    if (status == COT_OK)
+        status = cot_cuda_replay(r->queue, r->graph, &samples[0]);
+    for (int i = 0; status == COT_OK && i < BURSTS; i++) {
+        sleep_seconds(idle_seconds);
+        status = cot_cuda_replay(r->queue, r->graph, &samples[i]);
+    }
+    if (status == COT_OK)
+        *seconds = median(samples, BURSTS);
+    return status;
+}
+
+/* Calls for load_seconds; what counts is the second half. */
+static cot_status time_load(runner *r, double load_seconds, measurement *m)
+{
+    char bus[64] = "";
+    double *samples = allocate(MAX_LOAD_SAMPLES, sizeof *samples), middle = 0;
+    int count = 0;
+    cot_status status = capture_seconds(r, load_graph_seconds);
+    if (status == COT_OK)
+        status = cot_cuda_bus(r->queue, bus, sizeof bus);
+    power_watch *watch = status == COT_OK ? power_watch_begin(bus) : NULL;
+    const double begin = now();
+    while (status == COT_OK && now() - begin < load_seconds && count < MAX_LOAD_SAMPLES) {
+        if (middle == 0 && now() - begin >= load_seconds / 2) {
+            middle = now();
+            count = 0;
+        }
+        double took = 0;
+        status = cot_cuda_replay(r->queue, r->graph, &took);
+        samples[count++] = took / r->calls;
+    }
+    m->use_known = power_watch_end(watch, middle, now(), &m->use);
+    if (status == COT_OK && count > 0)
+        m->seconds = median(samples, count);
+    free(samples);
+    return status;
+}
+
+/* ---- one case ----------------------------------------------------------------------------------------- */
+
+/* The driver's copy takes some sizes, a few pages beyond a round one, at two thirds of its speed. So there are two: of the
+ * size in pages, and, where that is hardly more, in large pages. The better one counts. */
+static cot_status make_copies(device_queue *d, double footprint, runner *runners, int *count)
+{
     const size_t page = 4096, large_page = (size_t)2 << 20, half = (size_t)(footprint / 2);
-    copy_calls c = {.queue = d.queue, .stride = (half + large_page - 1) / large_page * large_page};
-    const size_t sizes[] = {(half + page - 1) / page * page, c.stride};
+    const size_t stride = (half + large_page - 1) / large_page * large_page;
+    const size_t sizes[] = {(half + page - 1) / page * page, stride};
+    char *memory = NULL;
+    const int pairs = copies_for(d, footprint);
+    const cot_status status = cot_cuda_alloc(d->queue, 2 * stride * (size_t)pairs, (void **)&memory);
+    for (int i = 0; status == COT_OK && i < (half > 32 * large_page ? 2 : 1); i++)
+        runners[(*count)++] = (runner){.enqueue = enqueue_copy,
+                                       .queue = d->queue,
+                                       .images = pairs,
+                                       .memory = memory,
+                                       .bytes = sizes[i],
+                                       .stride = stride};
+    return status;
+}
+
+static cot_status make_kernel(const cot_op_cases *cases, const cot_direction *direction, const measurement *m,
+                              device_queue *d, device_image *image, int images, runner *r)
+{
+    char forced[160];
+    snprintf(forced, sizeof forced, "%s=%s", cases->op->name, m->choice->kernel->name);
+    cot_status status = device_queue_open(d, forced);
+    *r = (runner){.enqueue = enqueue_kernel,
+                  .queue = d->queue,
+                  .calls = images,
+                  .images = images,
+                  .direction = direction,
+                  .image = image};
+    if (status == COT_OK)
+        status = enqueue_kernel(r); /* outside of a capture: loads what a first call has to load */
+    return status == COT_OK ? cot_queue_check(d->queue) : status;
+}
+
+static bool products_bound(const cot_case *c, const cot_direction *direction)
+{
+    return c->flops > PRODUCTS_BOUND * compulsory_bytes(direction, c->args);
+}
+
+cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const bound_case *bound, double load_seconds,
+                             bool brief, measurement *m, int count, double *bytes_per_second)
+{
+    const cot_direction *direction = case_direction(cases, c);
+    const double footprint = compulsory_bytes(direction, c->args);
+    device_queue *queues = allocate(MAX_KERNELS + 1, sizeof *queues);
+    runner *runners = allocate(MAX_KERNELS + 2, sizeof *runners);
+    device_image *images = allocate(MAX_IMAGES, sizeof *images);
+    size_t workspace_bytes = 0;
+    int copies = 0, image_count = 0;
+    for (int i = 0; i < count; i++)
+        if (m[i].choice->workspace_bytes > workspace_bytes)
+            workspace_bytes = m[i].choice->workspace_bytes;
+    cot_status status = device_queue_open(&queues[0], "");
+    if (status == COT_OK)
+        status = make_copies(&queues[0], footprint, runners, &copies);
+    for (; status == COT_OK && image_count < copies_for(&queues[0], footprint); image_count++)
+        status = device_image_make(&images[image_count], bound, direction, queues[0].queue, workspace_bytes);
+    for (int i = 0; status == COT_OK && i < count; i++)
+        status = make_kernel(cases, direction, &m[i], &queues[i + 1], images, image_count, &runners[copies + i]);
+    if (status == COT_OK)
+        status = take_turns(runners, copies + count, brief ? 1 : TURNS);
     *bytes_per_second = 0;
-    if (status == COT_OK) {
-        c.pairs = copies_for(&d, footprint);
-        status = cot_cuda_alloc(d.queue, 2 * c.stride * (size_t)c.pairs, (void **)&c.memory);
+    for (int i = 0; status == COT_OK && i < copies; i++) {
+        const double seconds = median(runners[i].samples, runners[i].count);
+        if (seconds > 0 && 2 * (double)runners[i].bytes / seconds > *bytes_per_second)
+            *bytes_per_second = 2 * (double)runners[i].bytes / seconds;
     }
-    for (int i = 0; status == COT_OK && i < (half > 32 * large_page ? 2 : 1); i++) {
-        double seconds = 0;
-        c.bytes = sizes[i];
-        status = time_calls(&d, enqueue_copy, &c, &c.calls, c.pairs, &seconds);
-        const double rate = seconds > 0 ? 2 * (double)c.bytes / seconds : 0;
-        *bytes_per_second = rate > *bytes_per_second ? rate : *bytes_per_second;
+    for (int i = 0; status == COT_OK && i < count; i++) {
+        runner *r = &runners[copies + i];
+        m[i].seconds = m[i].turn_seconds = median(r->samples, r->count);
+        if (brief || load_seconds <= 0 || !m[i].choice->chosen || !products_bound(c, direction))
+            continue;
+        status = time_burst(r, &m[i].burst_seconds);
+        if (status == COT_OK)
+            status = time_load(r, load_seconds, &m[i]);
     }
-    if (d.queue != NULL)
-        cot_cuda_free(d.queue, c.memory);
-    device_queue_close(&d);
+    for (int i = 0; i < copies + count; i++)
+        if (runners[i].queue != NULL)
+            cot_cuda_graph_end(runners[i].queue, runners[i].graph);
+    for (int i = 0; i < image_count; i++)
+        device_image_free(&images[i], queues[0].queue);
+    if (copies > 0)
+        cot_cuda_free(queues[0].queue, runners[0].memory);
+    for (int i = count; i >= 0; i--)
+        device_queue_close(&queues[i]);
+    free(images);
+    free(runners);
+    free(queues);
     return status;
 }

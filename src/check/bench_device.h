@@ -6,6 +6,7 @@
 
 #include "bench.h"
 #include "bound_case.h"
+#include "power.h"
 
 /* A queue on a stream of its own, which can be captured and runs beside others, as the default stream cannot. Whatever
  * status comes back, close it. */
@@ -18,18 +19,26 @@ typedef struct device_queue {
 cot_status device_queue_open(device_queue *d, const char *kernels);
 void device_queue_close(device_queue *d);
 
-/* The time of one kernel on one case. */
+/* The time of one kernel on one case, of one call. Where products bound, on a GPU, that is the time under load: after seconds of
+ * work the GPU is at its power limit, and its clock far below that of an idle one. */
 typedef struct measurement {
     const cot_choice *choice;
     int threads; /* CPU */
     double seconds;
+    double turn_seconds;  /* GPU: in turns with the other kernels and the copies */
+    double burst_seconds; /* GPU, where products bound: one call, the GPU idle before; else 0 */
+    bool use_known;       /* the next is what the GPU did under load */
+    power_use use;
 } measurement;
 
-/* Times the chosen kernel on copies of `bound`. */
-cot_status bench_device_kernel(const cot_op_cases *cases, const cot_case *c, const bound_case *bound, measurement *m);
+/* More operations a compulsory byte than this: products bound on every GPU (an H200 makes 180 while it moves a byte). */
+enum { PRODUCTS_BOUND = 60 };
 
-/* Bytes per second, read and written, of the best copy within the device whose arrays have `footprint` bytes together. */
-cot_status bench_device_copy(double footprint, double *bytes_per_second);
+/* Times the `count` kernels of m on copies of `bound`, and, in turns with them, copies within the device whose arrays have as many
+ * bytes together: the best one's bytes per second, read and written. Chosen kernels that products bound work for load_seconds
+ * besides (0 = they do not). */
+cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const bound_case *bound, double load_seconds,
+                             bool brief, measurement *m, int count, double *bytes_per_second);
 
 void bench_device_name(char *text, size_t size);
 

@@ -30,6 +30,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     case 'c': options->chosen_only = true; return 0;
     case 'j': input->json = argument; return 0;
     case 'k': options->kernel = argument; return 0;
+    case 'l': options->load_seconds = find_number(state, "--load", argument, 0, 3600); return 0;
     case 'o': options->only = argument; return 0;
     case 'p': input->plot = argument; return 0;
     case 't': options->threads = (int)find_number(state, "--threads", argument, 1, 4096); return 0;
@@ -56,6 +57,9 @@ int command_bench(int argc, char **argv)
         {"chosen", 'c', 0, 0, "Only the kernel that a call would take", 0},
         {"json", 'j', "FILE", 0, "Write the rows as JSON", 0},
         {"kernel", 'k', "TEXT", 0, "Only kernels whose name contains TEXT, however slow", 0},
+        {"load", 'l', "SECONDS", 0,
+         "GPU: load it so long with each chosen kernel that products bound, and time the second half (3); 0: in turns alone",
+         0},
         {"only", 'o', "TEXT", 0, "Only cases whose description contains TEXT", 0},
         {"plot", 'p', "FILE.svg", 0, "Draw the rows, through gnuplot", 0},
         {"threads", 't', "N", 0, "CPU threads (all)", 0},
@@ -70,7 +74,7 @@ int command_bench(int argc, char **argv)
         0,
         0,
         0};
-    static bench_input input = {.options = {.progress = show_progress}};
+    static bench_input input = {.options = {.progress = show_progress, .load_seconds = 3}};
     parse_arguments(&parser, argc, argv, &input);
     if (!can_write("--json", input.json) || !can_write("--plot", input.plot))
         return 2;

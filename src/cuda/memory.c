@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "memory.h"
 
+#include "core/status.h"
 #include "device.h"
 
 /* Runs driver calls in the queue's context: `result` is the first that failed. */
@@ -179,57 +180,77 @@ void cot_cuda_observe(cot_queue *queue, void (*seen)(void *, const cot_cuda_laun
     queue->device->seen_context = context;
 }
 
-static CUresult replay(cot_device *d, CUgraphExec graph, int replays, double *seconds)
-{
-    CUresult result = CUDA_SUCCESS;
-    CUevent begin = NULL, end = NULL;
-    THEN(d->driver.cuEventCreate(&begin, CU_EVENT_DEFAULT));
-    THEN(d->driver.cuEventCreate(&end, CU_EVENT_DEFAULT));
-    THEN(d->driver.cuGraphLaunch(graph, d->stream));
-    THEN(d->driver.cuStreamSynchronize(d->stream));
-    for (int i = 0; i < replays; i++) {
-        float milliseconds = 0;
-        THEN(d->driver.cuEventRecord(begin, d->stream));
-        THEN(d->driver.cuGraphLaunch(graph, d->stream));
-        THEN(d->driver.cuEventRecord(end, d->stream));
-        THEN(d->driver.cuEventSynchronize(end));
-        THEN(d->driver.cuEventElapsedTime(&milliseconds, begin, end));
-        seconds[i] = 1e-3 * milliseconds;
-    }
-    if (begin != NULL)
-        d->driver.cuEventDestroy(begin);
-    if (end != NULL)
-        d->driver.cuEventDestroy(end);
-    return result;
-}
+struct cot_cuda_graph {
+    CUgraphExec executable;
+    CUevent begin, end;
+};
 
-cot_status cot_cuda_time(cot_queue *queue, cot_status (*enqueue)(void *), void *context, int replays, double *seconds)
+cot_status cot_cuda_capture(cot_queue *queue, cot_status (*enqueue)(void *), void *context, cot_cuda_graph **graph)
 {
     cot_device *d = queue->device;
     cot_status enqueued = COT_OK;
-    CUgraph graph = NULL;
-    CUgraphExec executable = NULL;
+    CUgraph captured = NULL;
     CUresult result = CUDA_SUCCESS;
+    cot_cuda_graph *made = calloc(1, sizeof *made);
+    *graph = made;
+    if (made == NULL)
+        return cot_fail(COT_OUT_OF_MEMORY, "capturing a graph: out of memory");
     const cot_status status = cot_device_enter(d);
     if (status != COT_OK)
         return status;
+    THEN(d->driver.cuEventCreate(&made->begin, CU_EVENT_DEFAULT));
+    THEN(d->driver.cuEventCreate(&made->end, CU_EVENT_DEFAULT));
     THEN(d->driver.cuStreamBeginCapture(d->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
     if (result == CUDA_SUCCESS) {
         enqueued = enqueue(context);
-        THEN(d->driver.cuStreamEndCapture(d->stream, &graph));
+        THEN(d->driver.cuStreamEndCapture(d->stream, &captured));
     }
-    if (enqueued == COT_OK) {
-        THEN(d->driver.cuGraphInstantiateWithFlags(&executable, graph, 0));
-        THEN(replay(d, executable, replays, seconds));
-    }
-    if (executable != NULL)
-        d->driver.cuGraphExecDestroy(executable);
-    if (graph != NULL)
-        d->driver.cuGraphDestroy(graph);
+    if (enqueued == COT_OK)
+        THEN(d->driver.cuGraphInstantiateWithFlags(&made->executable, captured, 0));
+    if (captured != NULL)
+        d->driver.cuGraphDestroy(captured);
     cot_device_leave(d);
     if (enqueued != COT_OK)
         return enqueued;
-    return result == CUDA_SUCCESS ? COT_OK : cot_cuda_fail(&d->driver, result, "timing a graph");
+    return result == CUDA_SUCCESS ? COT_OK : cot_cuda_fail(&d->driver, result, "capturing a graph");
+}
+
+cot_status cot_cuda_replay(cot_queue *queue, cot_cuda_graph *graph, double *seconds)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "timing a graph", {
+        float milliseconds = 0;
+        THEN(d->driver.cuEventRecord(graph->begin, d->stream));
+        THEN(d->driver.cuGraphLaunch(graph->executable, d->stream));
+        THEN(d->driver.cuEventRecord(graph->end, d->stream));
+        THEN(d->driver.cuEventSynchronize(graph->end));
+        THEN(d->driver.cuEventElapsedTime(&milliseconds, graph->begin, graph->end));
+        *seconds = 1e-3 * milliseconds;
+    });
+}
+
+void cot_cuda_graph_end(cot_queue *queue, cot_cuda_graph *graph)
+{
+    cot_device *d = queue->device;
+    if (graph == NULL)
+        return;
+    if (cot_device_enter(d) == COT_OK) {
+        if (graph->executable != NULL)
+            d->driver.cuGraphExecDestroy(graph->executable);
+        if (graph->begin != NULL)
+            d->driver.cuEventDestroy(graph->begin);
+        if (graph->end != NULL)
+            d->driver.cuEventDestroy(graph->end);
+        cot_device_leave(d);
+    }
+    free(graph);
+}
+
+cot_status cot_cuda_bus(cot_queue *queue, char *pci_bus_id, size_t size)
+{
+    cot_device *d = queue->device;
+    IN_CONTEXT(d, "asking for the device's place",
+               THEN(d->driver.cuDeviceGetPCIBusId(pci_bus_id, (int)size, d->number)));
 }
 
 cot_status cot_cuda_describe(cot_queue *queue, char *name, size_t size, size_t *cache_bytes)

@@ -54,10 +54,19 @@ typedef struct cot_cuda_launch_facts {
 /* From now on `seen` hears of every launch on the queue, before it happens; NULL = nobody does. */
 void cot_cuda_observe(cot_queue *queue, void (*seen)(void *context, const cot_cuda_launch_facts *facts), void *context);
 
-/* Captures what `enqueue` enqueues on the queue's stream (not the default one), replays it `replays` times, after one
- * replay to warm up, and writes the seconds of each. */
-cot_status cot_cuda_time(cot_queue *queue, cot_status (*enqueue)(void *context), void *context, int replays,
-                         double *seconds);
+/* Work that can be replayed. */
+typedef struct cot_cuda_graph cot_cuda_graph;
+
+/* Captures what `enqueue` enqueues on the queue's stream (not the default one). Whatever status comes back, end the graph. */
+cot_status cot_cuda_capture(cot_queue *queue, cot_status (*enqueue)(void *context), void *context,
+                            cot_cuda_graph **graph);
+void cot_cuda_graph_end(cot_queue *queue, cot_cuda_graph *graph);
+
+/* Replays it once, waits, and writes the seconds that the device took. */
+cot_status cot_cuda_replay(cot_queue *queue, cot_cuda_graph *graph, double *seconds);
+
+/* "0000:3b:00.0": the device's place on the PCI bus, by which NVML knows it. */
+cot_status cot_cuda_bus(cot_queue *queue, char *pci_bus_id, size_t size);
 
 /* "NVIDIA H200", and the bytes of its second-level cache. */
 cot_status cot_cuda_describe(cot_queue *queue, char *name, size_t size, size_t *cache_bytes);

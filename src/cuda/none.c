@@ -149,9 +149,26 @@ void cot_cuda_observe(cot_queue *queue, void (*seen)(void *, const cot_cuda_laun
     (void)queue, (void)seen, (void)context;
 }
 
-cot_status cot_cuda_time(cot_queue *queue, cot_status (*enqueue)(void *), void *context, int replays, double *seconds)
+cot_status cot_cuda_capture(cot_queue *queue, cot_status (*enqueue)(void *), void *context, cot_cuda_graph **graph)
 {
-    (void)queue, (void)enqueue, (void)context, (void)replays, (void)seconds;
+    (void)queue, (void)enqueue, (void)context, (void)graph;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_cuda_replay(cot_queue *queue, cot_cuda_graph *graph, double *seconds)
+{
+    (void)queue, (void)graph, (void)seconds;
+    return COT_NO_DEVICE;
+}
+
+void cot_cuda_graph_end(cot_queue *queue, cot_cuda_graph *graph)
+{
+    (void)queue, (void)graph;
+}
+
+cot_status cot_cuda_bus(cot_queue *queue, char *pci_bus_id, size_t size)
+{
+    (void)queue, (void)pci_bus_id, (void)size;
     return COT_NO_DEVICE;
 }
 
