@@ -71,7 +71,7 @@ static const char *missing_isa(const cot_kernel *kernel, const cot_queue *queue)
 
 static size_t scratch_of_threads(const cot_queue *queue, const cot_choice *choice)
 {
-    return (size_t)cot_queue_threads(queue) * choice->scratch_bytes;
+    return (size_t)queue->threads * choice->scratch_bytes;
 }
 
 static cot_status choose(const cot_direction *direction, const cot_queue *queue, const void *problem,
