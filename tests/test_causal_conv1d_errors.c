@@ -346,12 +346,21 @@ static void sizes_that_overflow(void **state)
            f->b = (cot_causal_conv1d_backward_args){.struct_size = sizeof f->b}, f->b.x = VIEW(NULL, COT_F32, 0, 1, 1),
            f->b.x.shape[1] = 461168601842738791, f->b.dy = f->b.x, f->b.weight = VIEW(f->weight, COT_F32, 1, 1),
            f->b.weight.shape[0] = 461168601842738791, f->b.weight.stride[0] = 0);
-    /* As many as are allowed: there is no such memory, and the call says so. */
-    REFUSE(BACKWARD, DATA, COT_OUT_OF_MEMORY, "the queue's pool cannot grow from 0 to 360287970189639680 bytes",
+    /* As many as are allowed need more workspace than is allowed. */
+    REFUSE(
+        BACKWARD, SHAPES, COT_INVALID_SHAPE,
+        "causal_conv1d_backward: weight has the sizes [9007199254740992,1], for which a kernel needs more than 2^56 bytes of "
+        "workspace",
+        f->b = (cot_causal_conv1d_backward_args){.struct_size = sizeof f->b}, cot_queue_destroy(f->queue),
+        f->queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 0), f->b.x = VIEW(NULL, COT_F32, 0, 1, 1),
+        f->b.x.shape[1] = (int64_t)1 << 53, f->b.dy = f->b.x, f->b.weight = VIEW(f->weight, COT_F32, 1, 1),
+        f->b.weight.shape[0] = (int64_t)1 << 53, f->b.weight.stride[0] = 0);
+    /* An eighth of them: there is no such memory, and the call says so. */
+    REFUSE(BACKWARD, DATA, COT_OUT_OF_MEMORY, "the queue's pool cannot grow from 0 to 45035996273704960 bytes",
            f->b = (cot_causal_conv1d_backward_args){.struct_size = sizeof f->b}, cot_queue_destroy(f->queue),
            f->queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 0), f->b.x = VIEW(NULL, COT_F32, 0, 1, 1),
-           f->b.x.shape[1] = (int64_t)1 << 53, f->b.dy = f->b.x, f->b.weight = VIEW(f->weight, COT_F32, 1, 1),
-           f->b.weight.shape[0] = (int64_t)1 << 53, f->b.weight.stride[0] = 0);
+           f->b.x.shape[1] = (int64_t)1 << 50, f->b.dy = f->b.x, f->b.weight = VIEW(f->weight, COT_F32, 1, 1),
+           f->b.weight.shape[0] = (int64_t)1 << 50, f->b.weight.stride[0] = 0);
 }
 
 /* ---- packing ------------------------------------------------------------------------------------------ */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "signature.h"
 
+#include "core/integers.h"
 #include "core/tensor.h"
 
 #include <stdio.h>
@@ -144,10 +145,10 @@ static bool evaluate(const reader *r, slice term, int64_t *value)
     for (const char *cursor = names.text; cursor < names.text + names.length; cursor++) {
         const symbol *known = find_symbol(r, take(&cursor, "|+-/,]"));
         if (known != NULL) {
-            *value = known->value + number;
+            *value = cot_add(known->value, number);
             if (names.text[names.length] == '/') {
                 const int64_t divisor = strtoll(names.text + names.length + 1, NULL, 10);
-                *value = (known->value + divisor - 1) / divisor;
+                *value = cot_ceil_div(known->value, divisor);
             }
             return true;
         }
@@ -269,4 +270,68 @@ uint32_t batch_fields(const cot_direction *direction, const void *args, int64_t 
             found |= 1u << f;
     }
     return (found & 1) != 0 ? found : 0;
+}
+
+int call_sizes(const cot_direction *direction, const void *args, call_size sizes[MAX_CALL_SIZES])
+{
+    reader r = {.direction = direction, .args = (void *)args, .cursor = direction->signature};
+    int count = 0;
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], r.args);
+        entry e;
+        if (!next_entry(&r, direction->fields[f].name, &e))
+            return 0;
+        if (cot_present(tensor) && direction->fields[f].role != COT_OUTPUT && e.like.length == 0)
+            learn_symbols(&r, &e, tensor);
+    }
+    for (int axis = 0; r.open != NULL && axis < r.open_axes; axis++, count++) {
+        snprintf(sizes[count].name, sizeof sizes[count].name, "%d", axis);
+        sizes[count].value = r.open->shape[axis];
+    }
+    for (int i = 0; i < r.symbol_count && count < MAX_CALL_SIZES; i++, count++) {
+        snprintf(sizes[count].name, sizeof sizes[count].name, "%.*s", r.symbols[i].name.length, r.symbols[i].name.text);
+        sizes[count].value = r.symbols[i].value;
+    }
+    return count;
+}
+
+/* What shape_output leaves to be: axes that are no symbol's keep their size. */
+static void resize_tensor(const reader *r, const entry *e, cot_tensor *tensor, const call_size *sizes, int count)
+{
+    const char *cursor;
+    int axis = 0, named;
+    if (take_any_axes(e->dims, &cursor, &named)) {
+        const int open = tensor->rank > named ? tensor->rank - named : 0;
+        for (; axis < open; axis++)
+            for (int i = 0; i < count; i++)
+                if (sizes[i].name[0] == '0' + axis)
+                    tensor->shape[axis] = sizes[i].value;
+    }
+    for (; axis < tensor->rank && cursor < e->dims.text + e->dims.length; axis++) {
+        const slice term = take(&cursor, ",]");
+        cursor++;
+        evaluate(r, term, &tensor->shape[axis]);
+    }
+}
+
+void resize_call(const cot_direction *direction, void *args, const call_size *sizes, int count, bool broadcast_inputs)
+{
+    reader r = {.direction = direction, .args = args, .cursor = direction->signature};
+    entry entries[COT_MAX_FIELDS];
+    for (int i = 0; i < count && r.symbol_count < MAX_SYMBOLS; i++)
+        r.symbols[r.symbol_count++] = (symbol){{sizes[i].name, (int)strlen(sizes[i].name)}, sizes[i].value};
+    for (int f = 0; f < direction->field_count; f++) {
+        cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
+        if (!next_entry(&r, direction->fields[f].name, &entries[f]))
+            return;
+        for (int like = 0; like < f && entries[f].like.length > 0; like++)
+            if (is(entries[f].like, direction->fields[like].name))
+                entries[f].dims = entries[like].dims;
+        if (!cot_present(tensor))
+            continue;
+        resize_tensor(&r, &entries[f], tensor, sizes, count);
+        *tensor = cot_tensor_contiguous(NULL, tensor->dtype, tensor->rank, tensor->shape);
+        if (broadcast_inputs && direction->fields[f].role == COT_INPUT)
+            memset(tensor->stride, 0, sizeof tensor->stride);
+    }
 }

@@ -15,4 +15,19 @@ const char *shape_outputs(const cot_direction *direction, void *args, uint32_t w
  * names with sizes of their own. */
 uint32_t batch_fields(const cot_direction *direction, const void *args, int64_t *items);
 
+/* A size of a call: a symbol of the signature, or "0", "1".. for the axes that "..." stands for. */
+typedef struct call_size {
+    char name[16];
+    int64_t value;
+} call_size;
+
+enum { MAX_CALL_SIZES = 24 };
+
+/* The sizes of a call, as its inputs have them; returns how many. */
+int call_sizes(const cot_direction *direction, const void *args, call_size sizes[MAX_CALL_SIZES]);
+
+/* Gives every tensor that the call has the shape that the signature makes of the sizes. The strides become those of a
+ * contiguous tensor, or with broadcast_inputs 0 in every input. */
+void resize_call(const cot_direction *direction, void *args, const call_size *sizes, int count, bool broadcast_inputs);
+
 #endif

@@ -4,6 +4,10 @@
 #include "op.h"
 #include "queue.h"
 #include "status.h"
+#include "tensor.h"
+
+#include <inttypes.h>
+#include <stdio.h>
 
 /* The caller's struct may be older (shorter) than ours, the rest being zero; or newer, if what we do not know is
  * zero there. A struct shorter than the first member after struct_size is no struct of this interface. */
@@ -69,12 +73,47 @@ static const char *missing_isa(const cot_kernel *kernel, const cot_queue *queue)
     return missing != 0 ? "this processor lacks AVX2, FMA or F16C" : NULL;
 }
 
+/* The slices of all threads follow the kernel's own workspace. A forked child has them too, although one thread runs there:
+ * cot_queue_threads would take a system call, and the bytes do not change. */
 static size_t scratch_of_threads(const cot_queue *queue, const cot_choice *choice)
 {
     return (size_t)queue->threads * choice->scratch_bytes;
 }
 
-static cot_status choose(const cot_direction *direction, const cot_queue *queue, const void *problem,
+static void find_workspace_bytes(const cot_queue *queue, const void *problem, cot_choice *choice)
+{
+    const cot_kernel *kernel = choice->kernel;
+    choice->workspace_bytes = kernel->workspace != NULL ? kernel->workspace(problem) : 0;
+    if (kernel->scratch == NULL)
+        return;
+    choice->scratch_bytes = cot_align(kernel->scratch(problem));
+    choice->workspace_bytes = cot_align(choice->workspace_bytes) + scratch_of_threads(queue, choice);
+}
+
+static const char too_large[] = "it needs more than 2^56 bytes of workspace for these sizes";
+
+/* Names the tensor with the most elements. */
+static cot_status fail_too_large(const cot_direction *direction, const char *args)
+{
+    char sizes[24 * COT_MAX_RANK] = "";
+    const cot_field *largest = direction->fields;
+    int64_t most = -1;
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_tensor *tensor = (const cot_tensor *)(args + direction->fields[f].offset);
+        if (!cot_present(tensor) || cot_product(tensor->shape, (size_t)tensor->rank) <= most)
+            continue;
+        most = cot_product(tensor->shape, (size_t)tensor->rank);
+        largest = &direction->fields[f];
+    }
+    const cot_tensor *tensor = (const cot_tensor *)(args + largest->offset);
+    for (int axis = 0, at = 0; axis < tensor->rank; axis++)
+        at += snprintf(sizes + at, sizeof sizes - (size_t)at, "%s%" PRId64, axis > 0 ? "," : "", tensor->shape[axis]);
+    return cot_fail(COT_INVALID_SHAPE,
+                    "%s: %s has the sizes [%s], for which a kernel needs more than 2^56 bytes of workspace",
+                    direction->call, largest->name, sizes);
+}
+
+static cot_status choose(const cot_direction *direction, const cot_queue *queue, const char *args, const void *problem,
                          cot_choice choices[COT_MAX_KERNELS], int *count, const cot_choice **chosen)
 {
     const cot_kernel *forced = NULL;
@@ -93,21 +132,26 @@ static cot_status choose(const cot_direction *direction, const cot_queue *queue,
             choice->refusal = "it is a kernel of the other backend";
         else if ((choice->refusal = missing_isa(kernel, queue)) == NULL)
             choice->refusal = kernel->admit(problem);
+        if (choice->refusal == NULL) {
+            find_workspace_bytes(queue, problem, choice);
+            if (choice->workspace_bytes > COT_MOST_BYTES)
+                choice->refusal = too_large;
+        }
         if (choice->refusal != NULL) {
+            if (kernel == forced && choice->refusal == too_large)
+                return fail_too_large(direction, args);
             if (kernel == forced)
                 return cot_fail(COT_UNSUPPORTED, "%s: the forced kernel %s refuses: %s", direction->call, kernel->name,
                                 choice->refusal);
             continue;
         }
         choice->cost = kernel->cost(problem);
-        choice->workspace_bytes = kernel->workspace != NULL ? kernel->workspace(problem) : 0;
-        if (kernel->scratch != NULL) {
-            choice->scratch_bytes = cot_align(kernel->scratch(problem));
-            choice->workspace_bytes = cot_align(choice->workspace_bytes) + scratch_of_threads(queue, choice);
-        }
         if (forced != NULL ? kernel == forced : best == NULL || choice->cost < best->cost)
             best = choice;
     }
+    for (int k = 0; best == NULL && k < *count; k++)
+        if (choices[k].refusal == too_large)
+            return fail_too_large(direction, args);
     if (best == NULL)
         return cot_fail(COT_UNSUPPORTED, "%s: no kernel of this backend serves these arguments", direction->call);
     best->chosen = true;
@@ -154,7 +198,7 @@ static cot_status run(const cot_direction *direction, cot_queue *queue, const vo
     void *workspace = NULL;
     cot_status status = prepare(direction, queue, args, true, copy, problem);
     if (status == COT_OK)
-        status = choose(direction, queue, problem, choices, &count, &chosen);
+        status = choose(direction, queue, copy, problem, choices, &count, &chosen);
     if (status == COT_OK)
         status = find_workspace(direction, queue, copy, chosen->workspace_bytes, &workspace);
     /* Last, so that a call which is refused without a look at its data is refused before one. */
@@ -207,7 +251,7 @@ cot_status cot_op_explain(const cot_direction *direction, const cot_queue *queue
     cot_enter_default_float_state(&host);
     cot_status status = prepare(direction, queue, args, false, copy, problem);
     if (status == COT_OK)
-        status = choose(direction, queue, problem, choices, count, &chosen);
+        status = choose(direction, queue, copy, problem, choices, count, &chosen);
     cot_restore_float_state(&host);
     return status;
 }

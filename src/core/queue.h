@@ -4,16 +4,9 @@
 #define COT_CORE_QUEUE_H
 
 #include "device.h"
+#include "integers.h"
 
 #include <cotangent/core.h>
-
-/* Alignment of the pool and of every workspace. */
-enum { COT_ALIGNMENT = 64 };
-
-static inline size_t cot_align(size_t bytes)
-{
-    return (bytes + COT_ALIGNMENT - 1) / COT_ALIGNMENT * COT_ALIGNMENT;
-}
 
 struct cot_queue {
     cot_backend backend;

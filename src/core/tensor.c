@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tensor.h"
 
+#include "integers.h"
 #include "status.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* Sizes and reaches are kept below 2^56 bytes: more than an address space holds, and so far from 2^63 that neither the
- * sums below nor the kernels' workspace, which are small multiples of them, can overflow. A size of 0 counts as 1, so
- * this holds for the products of the other sizes too. */
-#define LIMIT ((int64_t)1 << 56)
+/* Sizes and reaches are kept below 2^56 bytes: so far from 2^63 that the sums below cannot overflow. A size of 0 counts as
+ * 1, so this holds for the products of the other sizes too. */
+#define LIMIT ((int64_t)COT_MOST_BYTES)
 
 size_t cot_dtype_size(cot_dtype dtype)
 {

@@ -104,16 +104,15 @@ static inline double cost_rows_avx512bf16(const void *problem)
 static inline size_t workspace_fwd_scalar(const void *problem)
 {
     const attention_sizes *z = problem;
-    return (size_t)(z->B + z->packed) * (size_t)z->H * (size_t)(z->Tk + z->dv) * sizeof(double);
+    return cot_bytes(COT_PRODUCT(z->B + z->packed, z->H, z->Tk + z->dv), sizeof(double));
 }
 
 /* Backward: for every sequence and key-value head dk and dv; one row of dq. */
 static inline size_t workspace_bwd_scalar(const void *problem)
 {
     const attention_sizes *z = problem;
-    return ((size_t)z->rows_k * (size_t)z->Hkv * (size_t)(z->d + z->dv) +
-            (size_t)(z->B + z->packed) * (size_t)z->Hkv * (size_t)z->d) *
-           sizeof(double);
+    const int64_t sums = COT_PRODUCT(z->rows_k, z->Hkv, z->d + z->dv);
+    return cot_bytes(cot_add(sums, COT_PRODUCT(z->B + z->packed, z->Hkv, z->d)), sizeof(double));
 }
 
 /* ---- tiled kernels --------------------------------------------------------------------------------------- */
@@ -179,9 +178,10 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
     const attention_sizes *z = &p->sizes;
     softmax += (z->softcap > 0 ? 50 : 0) + (z->dropped > 0 ? 10 : 0) +
                (cot_present(&p->bias) || cot_present(&p->alibi_slopes) ? 10 : 0);
-    const double rows_q = (double)z->H * (double)(z->rows_q + (z->B + 1) * ATTENTION_STRIP);
-    const double rows_k = (double)z->Hkv * (double)(z->rows_k + (z->B + 1) * ATTENTION_BLOCK);
-    const double pairs = rows_q * (double)attention_round_up(z->Tk, ATTENTION_STRIP);
+    const double sequences = (double)z->B + 1;
+    const double rows_q = (double)z->H * ((double)z->rows_q + sequences * ATTENTION_STRIP);
+    const double rows_k = (double)z->Hkv * ((double)z->rows_k + sequences * ATTENTION_BLOCK);
+    const double pairs = rows_q * (double)cot_round_up(z->Tk, ATTENTION_STRIP);
     /* dbias computes two of the five products once more, and its sums are in double. */
     if (cot_present(&p->dbias)) {
         multiplications *= 1.4;

@@ -34,7 +34,7 @@ static inline attention_dropout attention_dropout_of(const attention_problem *p,
     a.offset = p->dropout_offset + attention_two_words(&p->dropout_offset_memory);
     const int64_t R = z->packed ? attention_index(&p->cu_seqlens_q, z->B) : z->B * z->q_length;
     a.row = (uint64_t)(h * R + (z->packed ? s->q_row : s->b * z->q_length + z->q_begin));
-    a.groups = (uint64_t)((z->longest_k + COT_DROPOUT_GROUP - 1) / COT_DROPOUT_GROUP);
+    a.groups = (uint64_t)cot_ceil_div(z->longest_k, COT_DROPOUT_GROUP);
     a.k_begin = z->k_begin;
     a.factor = z->dropped < 65536 ? 65536.0 / (65536 - z->dropped) : 0;
     return a;

@@ -80,11 +80,6 @@ static inline int64_t attention_sequence_count(const attention_problem *p)
     return p->sizes.B + p->sizes.packed;
 }
 
-static inline int64_t attention_clamp(int64_t value, int64_t least, int64_t most)
-{
-    return value < least ? least : value > most ? most : value;
-}
-
 static inline attention_sequence attention_sequence_at(const attention_problem *p, int64_t b)
 {
     const attention_sizes *z = &p->sizes;
@@ -105,8 +100,8 @@ static inline attention_sequence attention_sequence_at(const attention_problem *
         used_q = attention_index(&p->seqused_q, b);
     if (cot_present(&p->seqused_k))
         used_k = attention_index(&p->seqused_k, b);
-    s.Tq = attention_clamp(used_q - z->q_begin, 0, s.q_rows);
-    s.Tk = attention_clamp(used_k - z->k_begin, 0, s.k_rows);
+    s.Tq = cot_clamp(used_q - z->q_begin, 0, s.q_rows);
+    s.Tk = cot_clamp(used_k - z->k_begin, 0, s.k_rows);
     s.diagonal = used_k - used_q + z->q_begin - z->k_begin;
     return s;
 }
@@ -119,13 +114,13 @@ typedef struct attention_span {
 static inline attention_span attention_keys_of(const attention_sizes *z, const attention_sequence *s, int64_t i)
 {
     const int64_t at = i + s->diagonal;
-    return (attention_span){attention_clamp(at - z->left, 0, s->Tk), attention_clamp(at + z->right + 1, 0, s->Tk)};
+    return (attention_span){cot_clamp(at - z->left, 0, s->Tk), cot_clamp(at + z->right + 1, 0, s->Tk)};
 }
 
 static inline attention_span attention_queries_of(const attention_sizes *z, const attention_sequence *s, int64_t j)
 {
     const int64_t at = j - s->diagonal;
-    return (attention_span){attention_clamp(at - z->right, 0, s->Tq), attention_clamp(at + z->left + 1, 0, s->Tq)};
+    return (attention_span){cot_clamp(at - z->right, 0, s->Tq), cot_clamp(at + z->left + 1, 0, s->Tq)};
 }
 
 /* ---- elements ----------------------------------------------------------------------------------------- */

@@ -29,7 +29,7 @@ static inline double cost_scalar(const void *problem)
 static inline size_t workspace_bwd_scalar(const void *problem)
 {
     const conv1d_sizes *sizes = problem;
-    return (size_t)sizes->D * (size_t)(3 * sizes->K + 2) * sizeof(double);
+    return cot_bytes(cot_mul(sizes->D, cot_add(cot_mul(3, sizes->K), 2)), sizeof(double));
 }
 
 /* ---- vector kernels ------------------------------------------------------------------------------------ *
@@ -73,9 +73,9 @@ static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, do
 {
     const conv1d_tiling tiling = conv1d_tile_channel_first(sizes);
     const double rows = (double)sizes->B * (double)sizes->D;
-    const double pieces = rows * (double)conv1d_quotient_up(sizes->T, CONV1D_PIECE) + beginnings * (double)sizes->D;
-    const double vectors = rows * (double)conv1d_quotient_up(sizes->T, lanes);
-    return CONV1D_ITEM_CYCLES * (double)(tiling.groups * tiling.parts * tiling.blocks) + pieces * CONV1D_ROW_CYCLES +
+    const double pieces = rows * (double)cot_ceil_div(sizes->T, CONV1D_PIECE) + beginnings * (double)sizes->D;
+    const double vectors = rows * (double)cot_ceil_div(sizes->T, lanes);
+    return CONV1D_ITEM_CYCLES * (double)conv1d_items(&tiling) + pieces * CONV1D_ROW_CYCLES +
            vectors * conv1d_vector_cycles(sizes) + rows * (double)sizes->T * gather;
 }
 
@@ -86,8 +86,8 @@ static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, dou
     const conv1d_tiling tiling = conv1d_tile_channel_last(sizes);
     const double rows = (double)sizes->B * (double)sizes->T;
     const double steps = rows + ((double)sizes->B * (double)tiling.parts + beginnings) * (double)more;
-    return CONV1D_ITEM_CYCLES * (double)(tiling.groups * tiling.parts * tiling.blocks) +
-           steps * (double)conv1d_quotient_up(sizes->D, lanes) * conv1d_vector_cycles(sizes) +
+    return CONV1D_ITEM_CYCLES * (double)conv1d_items(&tiling) +
+           steps * (double)cot_ceil_div(sizes->D, lanes) * conv1d_vector_cycles(sizes) +
            rows * (double)sizes->D * gather;
 }
 

@@ -137,10 +137,11 @@ static inline const char *admit_tiled_amx_split3(const void *problem)
 /* Whole parts are multiplied; packing takes a few cycles an element, and a fixed cost a call's passes. */
 static inline double conv1d_dense_cost_tiled(const conv1d_dense_sizes *z, int products, double rate, double lanes)
 {
-    const double tokens = (double)z->B * (double)conv1d_dense_up(z->T, CONV1D_PART);
-    const double in = (double)conv1d_dense_up(z->Din, CONV1D_PART), out = (double)conv1d_dense_up(z->Dout, CONV1D_PART);
+    const double tokens = (double)z->B * (double)cot_round_up(z->T, CONV1D_PART);
+    const double in = (double)cot_round_up(z->Din, CONV1D_PART), out = (double)cot_round_up(z->Dout, CONV1D_PART);
     return products * tokens * in * out * (double)z->K / rate +
-           16 / lanes * (products * (double)z->K * in * out + (tokens + (double)(z->B * z->K)) * (2 * in + 3 * out)) +
+           16 / lanes *
+               (products * (double)z->K * in * out + (tokens + (double)z->B * (double)z->K) * (2 * in + 3 * out)) +
            4000;
 }
 

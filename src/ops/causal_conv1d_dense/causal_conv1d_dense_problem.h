@@ -31,19 +31,6 @@ typedef struct conv1d_dense_backward_problem {
     cot_causal_conv1d_dense_backward_args args;
 } conv1d_dense_backward_problem;
 
-/* Takes the next `a` * `b` * `c` * `size` bytes of a workspace; returns where they begin. More than there can be becomes so much
- * that the pool refuses. */
-static inline size_t conv1d_dense_take(size_t *at, int64_t a, int64_t b, int64_t c, size_t size)
-{
-    size_t bytes;
-    const size_t begin = *at;
-    if (__builtin_mul_overflow((size_t)a, (size_t)b, &bytes) || __builtin_mul_overflow(bytes, (size_t)c, &bytes) ||
-        __builtin_mul_overflow(bytes, size, &bytes) || bytes > SIZE_MAX / 64)
-        bytes = SIZE_MAX / 64;
-    *at = begin + cot_align(bytes);
-    return begin;
-}
-
 /* xe of channel i at row r of K-1+T: a column of the state, or a token. */
 static inline const cot_tensor *conv1d_dense_row(const conv1d_dense_sizes *z, const cot_tensor *x,
                                                  const cot_tensor *state, int64_t r, int64_t *column)

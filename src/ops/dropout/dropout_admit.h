@@ -53,8 +53,8 @@ static inline double cost_rows(const dropout_sizes *sizes, int lanes, double gat
 {
     const dropout_tiling tiling = dropout_tile(sizes);
     const double rows = (double)sizes->R * (double)tiling.blocks;
-    return DROPOUT_ITEM_CYCLES * (double)(tiling.parts * tiling.blocks) + DROPOUT_ROW_CYCLES * rows +
-           DROPOUT_VECTOR_CYCLES * (double)sizes->R * (double)dropout_quotient_up(sizes->D, lanes) +
+    return DROPOUT_ITEM_CYCLES * (double)tiling.parts * (double)tiling.blocks + DROPOUT_ROW_CYCLES * rows +
+           DROPOUT_VECTOR_CYCLES * (double)sizes->R * (double)cot_ceil_div(sizes->D, lanes) +
            gather * (double)sizes->R * (double)sizes->D;
 }
 

@@ -64,7 +64,7 @@ static cot_status check_x(const char *call, const cot_tensor *x, mhc_sizes *size
         return cot_fail(COT_INVALID_SHAPE, "%s: x has n=%" PRId64 ", expected at most %d", call, x->shape[2],
                         INT32_MAX / 4);
     *sizes = (mhc_sizes){.B = x->shape[0], .T = x->shape[1], .n = x->shape[2], .D = x->shape[3], .dtype = x->dtype};
-    sizes->M = sizes->n * (sizes->n + 2);
+    sizes->M = cot_mul(sizes->n, sizes->n + 2);
     sizes->tokens = sizes->B * sizes->T;
     return COT_OK;
 }
@@ -84,7 +84,7 @@ static cot_status check_shape(const char *call, const named *t, const mhc_sizes 
         char letter;
         const char *symbol;
     } symbols[] = {{'B', "B"}, {'T', "T"}, {'n', "n"}, {'D', "D"}, {'M', "M=n*n+2n"}, {'K', "n*D"}, {'3', "3"}};
-    const int64_t values[] = {sizes->B, sizes->T, sizes->n, sizes->D, sizes->M, sizes->n * sizes->D, 3};
+    const int64_t values[] = {sizes->B, sizes->T, sizes->n, sizes->D, sizes->M, cot_mul(sizes->n, sizes->D), 3};
     for (int axis = 0; t->shape[axis] != '\0'; axis++)
         for (int s = 0; s < COUNT(symbols); s++)
             if (symbols[s].letter == t->shape[axis])

@@ -18,7 +18,7 @@ enum { MHC_SCALAR_PARTS = 64 };
 
 static inline int64_t mhc_scalar_parts(const mhc_sizes *sizes)
 {
-    return mhc_clamp(sizes->tokens, 1, MHC_SCALAR_PARTS);
+    return cot_clamp(sizes->tokens, 1, MHC_SCALAR_PARTS);
 }
 
 static inline const char *admit_scalar(const void *problem)
@@ -52,12 +52,12 @@ static inline double cost_post_scalar(const void *problem)
 /* Sinkhorn's scratch in numbers: K, u, v; and K, G, P, and u and v of every iteration. */
 static inline int64_t mhc_scalar_sinkhorn_fwd(int64_t n)
 {
-    return n * n + 2 * n;
+    return cot_mul(n, n + 2);
 }
 
 static inline int64_t mhc_scalar_sinkhorn_bwd(int64_t n, int32_t iterations)
 {
-    return iterations == 0 ? 0 : 3 * n * n + 2 * ((int64_t)iterations + 1) * n;
+    return iterations == 0 ? 0 : cot_add(COT_PRODUCT(3, n, n), COT_PRODUCT(2, (int64_t)iterations + 1, n));
 }
 
 /* Iterations of the Sinkhorn fused into pre's backward, 0 without. */
@@ -69,20 +69,21 @@ static inline int32_t mhc_pre_iterations(const cot_mhc_pre_backward_args *a)
 static inline size_t workspace_sinkhorn_fwd_scalar(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return (size_t)(mhc_scalar_parts(sizes) * mhc_scalar_sinkhorn_fwd(sizes->n)) * sizeof(double);
+    return cot_bytes(cot_mul(mhc_scalar_parts(sizes), mhc_scalar_sinkhorn_fwd(sizes->n)), sizeof(double));
 }
 
 static inline size_t workspace_sinkhorn_bwd_scalar(const void *problem)
 {
     const mhc_sinkhorn_backward_problem *p = problem;
-    return (size_t)(mhc_scalar_parts(&p->sizes) * mhc_scalar_sinkhorn_bwd(p->sizes.n, p->args.iterations)) *
-           sizeof(double);
+    const int64_t each = mhc_scalar_sinkhorn_bwd(p->sizes.n, p->args.iterations);
+    return cot_bytes(cot_mul(mhc_scalar_parts(&p->sizes), each), sizeof(double));
 }
 
 static inline size_t workspace_pre_fwd_scalar(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return (size_t)(mhc_scalar_parts(sizes) * (mhc_scalar_sinkhorn_fwd(sizes->n) + sizes->n)) * sizeof(double);
+    const int64_t each = cot_add(mhc_scalar_sinkhorn_fwd(sizes->n), sizes->n);
+    return cot_bytes(cot_mul(mhc_scalar_parts(sizes), each), sizeof(double));
 }
 
 /* dz and dh_mix of every token besides. */
@@ -90,7 +91,8 @@ static inline size_t workspace_pre_bwd_scalar(const void *problem)
 {
     const mhc_pre_backward_problem *p = problem;
     const int64_t sinkhorn = mhc_scalar_sinkhorn_bwd(p->sizes.n, mhc_pre_iterations(&p->args));
-    return (size_t)(p->sizes.tokens * 2 * p->sizes.M + mhc_scalar_parts(&p->sizes) * sinkhorn) * sizeof(double);
+    const int64_t tokens = COT_PRODUCT(p->sizes.tokens, 2, p->sizes.M);
+    return cot_bytes(cot_add(tokens, cot_mul(mhc_scalar_parts(&p->sizes), sinkhorn)), sizeof(double));
 }
 
 /* ---- vector kernels ----------------------------------------------------------------------------------- */
@@ -141,7 +143,7 @@ static inline const char *admit_post_bwd_rows(const void *problem)
 static inline size_t workspace_pre_fwd_tiles(const void *problem)
 {
     const mhc_chunks chunks = mhc_chunk(problem, MHC_CHUNK);
-    return (size_t)mhc_weights(problem, &chunks) * sizeof(float);
+    return cot_bytes(mhc_weights(problem, &chunks), sizeof(float));
 }
 
 static inline size_t workspace_pre_bwd_tiles(const void *problem)
@@ -165,8 +167,8 @@ static inline size_t scratch_pre_bwd_tiles(const void *problem)
 static inline size_t workspace_sinkhorn_bwd_lanes(const void *problem)
 {
     const mhc_sinkhorn_backward_problem *p = problem;
-    return (size_t)(mhc_sinkhorn_parts(p->sizes.tokens).count * mhc_history(p->sizes.n, p->args.iterations)) *
-           sizeof(float);
+    const int64_t each = mhc_history(p->sizes.n, p->args.iterations);
+    return cot_bytes(cot_mul(mhc_sinkhorn_parts(p->sizes.tokens).count, each), sizeof(float));
 }
 
 /* The costs by instruction set. */

@@ -171,7 +171,7 @@ static void pre_forward_case(const plan *p, cot_case *c)
     if (!p->only_saved) {
         set_layer(p, c, "h_in");
         c->shared[cot_field_index(direction_of(p), "h_in")] =
-            mhc_quotient_up(p->D, p->n) * rare(p); /* n factors a token */
+            cot_ceil_div(p->D, p->n) * rare(p); /* n factors a token */
         set_matrix(p, c, "h_res");
     }
 }
@@ -204,8 +204,8 @@ static void pre_backward_case(const plan *p, cot_case *c)
     const int64_t factors = p->B * p->T * p->n * (p->n + 2), K = p->n * p->D * rare(p);
     c->shared[cot_field_index(direction_of(p), "dx")] = K;
     c->shared[cot_field_index(direction_of(p), "dphi")] =
-        factors > 0 ? mhc_quotient_up(p->n * (p->n + 2) * K, factors) : 1;
-    c->shared[cot_field_index(direction_of(p), "dgamma")] = factors > 0 ? mhc_quotient_up(K, factors) : 1;
+        factors > 0 ? cot_ceil_div(p->n * (p->n + 2) * K, factors) : 1;
+    c->shared[cot_field_index(direction_of(p), "dgamma")] = factors > 0 ? cot_ceil_div(K, factors) : 1;
     if (!p->no_parameter_gradient)
         set_parameters(p, c, "d", true, p->gamma || !(p->uses & COT_CASE_GRADIENT));
 }

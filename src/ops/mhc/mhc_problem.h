@@ -65,14 +65,4 @@ static inline int64_t mhc_token(const cot_tensor *tensor, int64_t token)
     return token / T * tensor->stride[0] + token % T * tensor->stride[1];
 }
 
-static inline int64_t mhc_quotient_up(int64_t value, int64_t by)
-{
-    return value / by + (value % by != 0);
-}
-
-static inline int64_t mhc_clamp(int64_t value, int64_t low, int64_t high)
-{
-    return value < low ? low : value > high ? high : value;
-}
-
 #endif

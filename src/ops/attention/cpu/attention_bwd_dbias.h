@@ -64,15 +64,15 @@ static void sum_strip(const context *c, const scores *a, const key_strip *keys, 
 /* Blocks or strips of `all` that tile `tile` of an axis of dbias stands for: all of them where the axis has one element. */
 static attention_span tile_span(int64_t size, int64_t tile, int64_t all, int64_t each)
 {
-    return size == 1 ? (attention_span){0, attention_blocks_of(all, each)} : (attention_span){tile, tile + 1};
+    return size == 1 ? (attention_span){0, cot_ceil_div(all, each)} : (attention_span){tile, tile + 1};
 }
 
 /* The keys of a row of sums together where the axis has one element, likewise the queries. */
 static void store_tile(const cot_tensor *dbias, const int64_t at[4], const double *sums, bool accumulate)
 {
     const bool one_query = dbias->shape[2] == 1, one_key = dbias->shape[3] == 1;
-    const int64_t rows = one_key ? 1 : attention_clamp(dbias->shape[3] - at[3], 0, TALL);
-    const int64_t columns = one_query ? 1 : attention_clamp(dbias->shape[2] - at[2], 0, BLOCK);
+    const int64_t rows = one_key ? 1 : cot_clamp(dbias->shape[3] - at[3], 0, TALL);
+    const int64_t columns = one_query ? 1 : cot_clamp(dbias->shape[2] - at[2], 0, BLOCK);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < columns; i++) {
             const int64_t to = attention_bias_at(dbias, at[0], at[1], at[2] + i, at[3] + r);
@@ -90,7 +90,7 @@ static void dbias_item(void *memory, int64_t item, void *scratch)
     const attention_problem *p = c->p;
     const attention_sizes *z = &p->sizes;
     const int64_t *shape = p->dbias.shape;
-    const int64_t q_tiles = attention_blocks_of(shape[2], BLOCK), k_tiles = attention_blocks_of(shape[3], TALL);
+    const int64_t q_tiles = cot_ceil_div(shape[2], BLOCK), k_tiles = cot_ceil_div(shape[3], TALL);
     const int64_t q_tile = item / k_tiles % q_tiles, k_tile = item % k_tiles;
     const int64_t at[4] = {item / k_tiles / q_tiles / shape[1], item / k_tiles / q_tiles % shape[1], q_tile * BLOCK,
                            k_tile * TALL};

@@ -32,7 +32,7 @@ static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv
 {
     const attention_problem *p = c->p;
     for (int64_t r = 0; r < height; r += STRIP) {
-        const int64_t rows = attention_clamp(s->Tk - j - r, 0, STRIP), row = s->k_row + j + r;
+        const int64_t rows = cot_clamp(s->Tk - j - r, 0, STRIP), row = s->k_row + j + r;
         load_rows(x, c->w.d, &p->k, s->b, row, hkv, rows, p->sizes.d);
         pack_a(k, height, r, x, c->w.d);
         if (kt != NULL)
@@ -102,7 +102,7 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
     const query_forms to = query_forms_at(c, item);
     float *const x = scratch, *const out = x + STRIP * ATTENTION_MAX_D;
     for (int64_t r = 0; block.rows > 0 && r < BLOCK; r += STRIP) {
-        const int64_t rows = attention_clamp(block.used - r, 0, STRIP), row = block.s.q_row + block.first + r;
+        const int64_t rows = cot_clamp(block.used - r, 0, STRIP), row = block.s.q_row + block.first + r;
         load_rows(x, c->w.d, &p->q, block.s.b, row, h, rows, p->sizes.d);
         pack_transposed(to.qt, true, r, x, c->w.d);
         pack_b(to.q, BLOCK, r, x, c->w.d);

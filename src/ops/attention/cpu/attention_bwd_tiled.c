@@ -34,14 +34,14 @@ static attention_span blocks_seen(const attention_problem *p, const attention_se
     const attention_span keys = attention_keys_of_rows(&p->sizes, s, query_block * BLOCK, (query_block + 1) * BLOCK);
     if (keys.first >= keys.end)
         return (attention_span){0, 0};
-    return (attention_span){keys.first / BLOCK, attention_blocks_of(keys.end, BLOCK)};
+    return (attention_span){keys.first / BLOCK, cot_ceil_div(keys.end, BLOCK)};
 }
 
 static void store_keys(const context *c, const attention_sequence *s, int64_t hkv, int64_t block, float *dk, float *dv,
                        const bool *begun)
 {
     const attention_problem *p = c->p;
-    const int64_t rows = attention_clamp(s->k_rows - block * BLOCK, 0, BLOCK), row = s->k_row + block * BLOCK;
+    const int64_t rows = cot_clamp(s->k_rows - block * BLOCK, 0, BLOCK), row = s->k_row + block * BLOCK;
     for (int64_t strip = 0; strip < BLOCK / STRIP; strip++) {
         if (begun[strip])
             continue;
@@ -51,7 +51,7 @@ static void store_keys(const context *c, const attention_sequence *s, int64_t hk
             memset(dv + mt_at(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
     }
     /* Keys that do not count: their weights are 0, and 0 times a NaN or an infinity of dout or q is NaN. */
-    for (int64_t r = attention_clamp(s->Tk - block * BLOCK, 0, rows); r < rows; r++) {
+    for (int64_t r = cot_clamp(s->Tk - block * BLOCK, 0, rows); r < rows; r++) {
         for (int64_t n = 0; n < c->w.d; n += MT)
             memset(dk + mt_at(BLOCK, r, n), 0, MT * sizeof(float));
         for (int64_t n = 0; n < c->w.dv; n += MT)
@@ -139,7 +139,7 @@ static void differentiate_item(void *memory, int64_t item, void *scratch)
     const attention_sizes *z = &p->sizes;
     const int64_t group = z->H / z->Hkv, b = item / c->w.chunks / z->Hkv;
     key_blocks g = {.s = attention_sequence_at(p, b), .chunk = item % c->w.chunks, .hkv = item / c->w.chunks % z->Hkv};
-    g.blocks = attention_chunk(g.chunk, c->w.chunks, attention_blocks_of(g.s.k_rows, BLOCK));
+    g.blocks = attention_chunk(g.chunk, c->w.chunks, cot_ceil_div(g.s.k_rows, BLOCK));
     g.k = c->keys + item * c->w.keys;
     g.kt = g.k + SUPER * BLOCK * c->w.d;
     g.v = g.kt + SUPER * BLOCK * c->w.d;
@@ -185,7 +185,7 @@ static void store_queries_item(void *memory, int64_t item, void *scratch)
     if (block.rows == 0)
         return;
     const attention_span seen = blocks_seen(p, &block.s, block.first / BLOCK);
-    const int64_t blocks = attention_blocks_of(block.s.k_rows, BLOCK);
+    const int64_t blocks = cot_ceil_div(block.s.k_rows, BLOCK);
     float *const x = scratch; /* [STRIP][d] */
     for (int64_t r = 0; r < block.rows; r += STRIP) {
         memset(x, 0, (size_t)(STRIP * d) * sizeof *x);
@@ -208,10 +208,10 @@ static void store_queries_item(void *memory, int64_t item, void *scratch)
             }
         }
         /* Queries that do not count, likewise: see store_keys. */
-        for (int64_t i = attention_clamp(block.used - r, 0, STRIP); i < STRIP; i++)
+        for (int64_t i = cot_clamp(block.used - r, 0, STRIP); i < STRIP; i++)
             for (int64_t n = 0; n < d; n += MT)
                 memset(x + mt_at(STRIP, i, n), 0, MT * sizeof(float));
-        store_rows(&p->dq, block.s.b, block.s.q_row + block.first + r, h, attention_clamp(block.rows - r, 0, STRIP),
+        store_rows(&p->dq, block.s.b, block.s.q_row + block.first + r, h, cot_clamp(block.rows - r, 0, STRIP),
                    p->sizes.d, x, STRIP, NULL, (float)p->sizes.scale, p->accumulate);
     }
 }
@@ -254,9 +254,8 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
         cot_parallel(queue, z->H, dsink_item, &c);
     if (cot_present(&c.p->dbias)) {
         const int64_t *shape = c.p->dbias.shape;
-        cot_parallel_scratch(
-            queue, shape[0] * shape[1] * attention_blocks_of(shape[2], BLOCK) * attention_blocks_of(shape[3], TALL),
-            dbias_item, &c);
+        cot_parallel_scratch(queue, shape[0] * shape[1] * cot_ceil_div(shape[2], BLOCK) * cot_ceil_div(shape[3], TALL),
+                             dbias_item, &c);
     }
     return COT_OK;
 }

@@ -58,7 +58,7 @@ static void pack_block(const context *c, const attention_block *block, int64_t h
     const attention_problem *p = c->p;
     const int64_t at = block->first / c->w.keys * keys->step;
     for (int64_t r = 0; r < block->used; r += STRIP) {
-        const int64_t rows = attention_clamp(block->used - r, 0, STRIP), row = block->s.k_row + block->first + r;
+        const int64_t rows = cot_clamp(block->used - r, 0, STRIP), row = block->s.k_row + block->first + r;
         load_rows(x, c->w.d, &p->k, block->s.b, row, hkv, rows, p->sizes.d);
         pack_transposed(keys->kt + at * c->w.d, true, r, x, c->w.d);
         load_rows(x, c->w.dv, &p->v, block->s.b, row, hkv, rows, p->sizes.dv);
@@ -521,7 +521,7 @@ static void attend_rows(const context *c, const attention_block *rows, int64_t h
     }
     for (int64_t r = 0; r < c->w.rows; r += STRIP) {
         load_rows(x->strip, c->w.d, &p->q, rows->s.b, rows->s.q_row + rows->first + r, h,
-                  attention_clamp(rows->used - r, 0, STRIP), p->sizes.d);
+                  cot_clamp(rows->used - r, 0, STRIP), p->sizes.d);
         pack_a(x->q, c->w.rows, r, x->strip, c->w.d);
     }
     const attention_span seen = attention_keys_of_rows(&p->sizes, &rows->s, rows->first, rows->first + c->w.rows);

@@ -26,13 +26,13 @@ typedef struct stretch {
 
 static stretch stretch_of(const attention_sizes *z, int64_t item)
 {
-    const int64_t each = (z->Tq + ROWS - 1) / ROWS, i = item % each * ROWS;
-    return (stretch){item / each, i, attention_clamp(z->Tq - i, 0, ROWS)};
+    const int64_t each = cot_ceil_div(z->Tq, ROWS), i = item % each * ROWS;
+    return (stretch){item / each, i, cot_clamp(z->Tq - i, 0, ROWS)};
 }
 
 static int64_t item_count(const attention_sizes *z)
 {
-    return z->B * ((z->Tq + ROWS - 1) / ROWS);
+    return cot_mul(z->B, cot_ceil_div(z->Tq, ROWS));
 }
 
 V_INLINE const void *element(const cot_tensor *t, cot_dtype dtype, int64_t at)

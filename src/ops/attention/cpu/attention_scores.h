@@ -149,7 +149,7 @@ static void scores_keep(const scores *a, const score_tile *t, float *keep)
     const float factor = (float)d->factor;
     const int64_t first = t->columns.first, end = t->columns.end;
     const int64_t keys = t->keys_in_rows ? t->rows : end;
-    const int64_t groups = (shift + keys + COT_DROPOUT_GROUP - 1) / COT_DROPOUT_GROUP;
+    const int64_t groups = cot_ceil_div(shift + keys, COT_DROPOUT_GROUP);
     uint8_t bits[ROOM];
     if (!t->keys_in_rows) {
         for (int64_t r = 0; r < t->rows; r++) {

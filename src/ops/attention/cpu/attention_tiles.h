@@ -31,7 +31,7 @@ V_INLINE void load_rows_as(float *x, int64_t ld, const cot_tensor *t, cot_dtype 
         for (int64_t c = 0; c < columns * size; c += 64) /* the strip after this one: its rows lie far apart */
             v_prefetch(from + STRIP * t->stride[1] * size + c);
         for (int64_t c = 0; c < ld; c += VW) {
-            const int64_t n = r < rows ? attention_clamp(columns - c, 0, VW) : 0;
+            const int64_t n = r < rows ? cot_clamp(columns - c, 0, VW) : 0;
             v_store(x + r * ld + c, n == VW ? v_load_as(from + c * size, dtype)
                                     : n > 0 ? v_load_n_as(from + c * size, dtype, (int)n)
                                             : v_zero());
@@ -61,7 +61,7 @@ V_INLINE void store_rows_as(const cot_tensor *t, cot_dtype dtype, int64_t at, in
         char *to = (char *)t->data + (at + r * t->stride[1]) * size;
         const vf f = v_set1(factors != NULL ? factors[r] : factor);
         for (int64_t c = 0; c < columns; c += VW) {
-            const int n = (int)attention_clamp(columns - c, 0, VW);
+            const int n = (int)cot_clamp(columns - c, 0, VW);
             const vf y = v_load(x + cell(x_rows, r, c));
             if (accumulate)
                 v_store_n_as(to + c * size, dtype, v_fma(f, y, v_load_n_as(to + c * size, dtype, n)), n);
@@ -149,7 +149,7 @@ V_INLINE vf exp_scores(vf s, vf unit, vf less)
 /* a in lanes [first, end), b elsewhere. A select, so that a NaN outside the mask is dropped. */
 V_INLINE vf select_span(int64_t first, int64_t end, vf a, vf b)
 {
-    const vm before = vm_first((int)attention_clamp(first, 0, VW)), up_to = vm_first((int)attention_clamp(end, 0, VW));
+    const vm before = vm_first((int)cot_clamp(first, 0, VW)), up_to = vm_first((int)cot_clamp(end, 0, VW));
     return v_select(before, b, v_select(up_to, a, b));
 }
 

@@ -20,11 +20,6 @@ enum {
     ATTENTION_MAX_CHUNKS = 8
 };
 
-static inline int64_t attention_round_up(int64_t value, int64_t unit)
-{
-    return (value + unit - 1) / unit * unit;
-}
-
 /* With AMX a forward's blocks are longer, which spares it loads and stores of out. By the size of an operand's element. */
 #define ATTENTION_FWD_AMX_KEYS(size) ((size) == 2 ? 4 * ATTENTION_BLOCK : 2 * ATTENTION_BLOCK)
 
@@ -37,22 +32,17 @@ typedef struct attention_axis {
     int64_t size;
 } attention_axis;
 
-static inline int64_t attention_blocks_of(int64_t rows, int64_t size)
-{
-    return (rows + size - 1) / size;
-}
-
 static inline int64_t attention_slots(const attention_sizes *z, bool keys, int64_t size)
 {
     const int64_t rows = keys ? z->rows_k : z->rows_q;
-    return z->packed ? rows / size + z->B + 1 : z->B * attention_blocks_of(keys ? z->Tk : z->Tq, size);
+    return z->packed ? rows / size + z->B + 1 : cot_mul(z->B, cot_ceil_div(keys ? z->Tk : z->Tq, size));
 }
 
 /* The slot of sequence b's first block; no two sequences' slots overlap. */
 static inline int64_t attention_first_slot(const attention_axis *x, int64_t b)
 {
     if (!x->p->sizes.packed)
-        return b * attention_blocks_of(x->keys ? x->p->sizes.Tk : x->p->sizes.Tq, x->size);
+        return b * cot_ceil_div(x->keys ? x->p->sizes.Tk : x->p->sizes.Tq, x->size);
     return attention_index(x->keys ? &x->p->cu_seqlens_k : &x->p->cu_seqlens_q, b) / x->size + b;
 }
 
@@ -66,7 +56,7 @@ static inline attention_block attention_block_at(const attention_axis *x, int64_
 {
     int64_t low = 0, high = attention_sequence_count(x->p) - 1; /* the last sequence that begins at or before slot */
     if (!x->p->sizes.packed)
-        low = high = slot / attention_blocks_of(x->keys ? x->p->sizes.Tk : x->p->sizes.Tq, x->size);
+        low = high = slot / cot_ceil_div(x->keys ? x->p->sizes.Tk : x->p->sizes.Tq, x->size);
     while (low < high) {
         const int64_t middle = (low + high + 1) / 2;
         if (attention_first_slot(x, middle) <= slot)
@@ -76,8 +66,8 @@ static inline attention_block attention_block_at(const attention_axis *x, int64_
     }
     attention_block block = {.s = attention_sequence_at(x->p, low), .slot = slot};
     block.first = (slot - attention_first_slot(x, low)) * x->size;
-    block.rows = attention_clamp((x->keys ? block.s.k_rows : block.s.q_rows) - block.first, 0, x->size);
-    block.used = attention_clamp((x->keys ? block.s.Tk : block.s.Tq) - block.first, 0, block.rows);
+    block.rows = cot_clamp((x->keys ? block.s.k_rows : block.s.q_rows) - block.first, 0, x->size);
+    block.used = cot_clamp((x->keys ? block.s.Tk : block.s.Tq) - block.first, 0, block.rows);
     return block;
 }
 
@@ -104,23 +94,13 @@ static inline attention_span attention_queries_of_rows(const attention_sizes *z,
 /* A span relative to `first`, within [0, size), its borders moved outwards to whole strips. */
 static inline attention_span attention_strips(attention_span span, int64_t first, int64_t size)
 {
-    const int64_t low = attention_clamp(span.first - first, 0, size), high = attention_clamp(span.end - first, 0, size);
+    const int64_t low = cot_clamp(span.first - first, 0, size), high = cot_clamp(span.end - first, 0, size);
     if (low >= high)
         return (attention_span){0, 0};
-    return (attention_span){low / ATTENTION_STRIP * ATTENTION_STRIP, attention_round_up(high, ATTENTION_STRIP)};
+    return (attention_span){low / ATTENTION_STRIP * ATTENTION_STRIP, cot_round_up(high, ATTENTION_STRIP)};
 }
 
 /* ---- workspace ---------------------------------------------------------------------------------------- */
-
-static inline size_t attention_take(size_t *at, int64_t count, size_t size)
-{
-    size_t bytes;
-    const size_t begin = *at;
-    if (__builtin_mul_overflow((size_t)count, size, &bytes) || bytes > SIZE_MAX / 4)
-        bytes = SIZE_MAX / 64; /* more than there is: the pool refuses */
-    *at = begin + cot_align(bytes);
-    return begin;
-}
 
 /* Forward: K^T and V of every key block and key-value head. Offsets in bytes; `size` is that of an operand's element, `keys`
  * how many keys a block has at most. */
@@ -134,14 +114,14 @@ typedef struct attention_fwd_layout {
 
 static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes *z, size_t size, int64_t keys)
 {
-    attention_fwd_layout w = {.d = attention_round_up(z->d, ATTENTION_STRIP),
-                              .dv = attention_round_up(z->dv, ATTENTION_STRIP),
-                              .keys = attention_round_up(attention_clamp(z->Tk, 1, keys), ATTENTION_STRIP)};
+    attention_fwd_layout w = {.d = cot_round_up(z->d, ATTENTION_STRIP),
+                              .dv = cot_round_up(z->dv, ATTENTION_STRIP),
+                              .keys = cot_round_up(cot_clamp(z->Tk, 1, keys), ATTENTION_STRIP)};
     w.rows = z->d > ATTENTION_MAX_D / 2 || z->dv > ATTENTION_MAX_D / 2 ? ATTENTION_FWD_ROWS / 2 : ATTENTION_FWD_ROWS;
     w.q_slots = attention_slots(z, false, w.rows);
     w.k_slots = attention_slots(z, true, w.keys);
-    w.kt = attention_take(&w.bytes, w.k_slots * z->Hkv * w.keys * w.d, size);
-    w.v = attention_take(&w.bytes, w.k_slots * z->Hkv * w.keys * w.dv, size);
+    w.kt = cot_take(&w.bytes, COT_PRODUCT(w.k_slots, z->Hkv, w.keys, w.d), size);
+    w.v = cot_take(&w.bytes, COT_PRODUCT(w.k_slots, z->Hkv, w.keys, w.dv), size);
     return w;
 }
 
@@ -158,26 +138,27 @@ typedef struct attention_bwd_layout {
 
 static inline int64_t attention_chunks(const attention_sizes *z)
 {
-    const int64_t heads = z->B * z->Hkv > 0 ? z->B * z->Hkv : 1, blocks = attention_blocks_of(z->Tk, ATTENTION_BLOCK);
+    const int64_t heads = cot_max(cot_mul(z->B, z->Hkv), 1), blocks = cot_ceil_div(z->Tk, ATTENTION_BLOCK);
     const int64_t most = blocks < ATTENTION_MAX_CHUNKS ? blocks : ATTENTION_MAX_CHUNKS;
-    return attention_clamp((ATTENTION_ITEMS + heads - 1) / heads, 1, most > 1 ? most : 1);
+    return cot_clamp(cot_ceil_div(ATTENTION_ITEMS, heads), 1, most > 1 ? most : 1);
 }
 
 static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes *z, size_t size)
 {
-    attention_bwd_layout w = {.d = attention_round_up(z->d, ATTENTION_STRIP),
-                              .dv = attention_round_up(z->dv, ATTENTION_STRIP),
+    attention_bwd_layout w = {.d = cot_round_up(z->d, ATTENTION_STRIP),
+                              .dv = cot_round_up(z->dv, ATTENTION_STRIP),
                               .q_slots = attention_slots(z, false, ATTENTION_BLOCK),
                               .chunks = attention_chunks(z)};
-    const int64_t q_rows = w.q_slots * z->H * ATTENTION_BLOCK, items = (z->B + z->packed) * z->Hkv * w.chunks;
-    w.record = 2 * ATTENTION_BLOCK * (w.d + w.dv);
-    w.keys = ATTENTION_SUPER * ATTENTION_BLOCK * (2 * w.d + w.dv);
-    w.queries = attention_take(&w.bytes, w.q_slots * z->H * w.record, size);
-    w.lse = attention_take(&w.bytes, q_rows, sizeof(float));
-    w.D = attention_take(&w.bytes, q_rows, sizeof(float));
-    w.dq = attention_take(&w.bytes, w.chunks * q_rows * w.d, sizeof(float));
-    w.k = attention_take(&w.bytes, items * w.keys, size);
-    w.dk = attention_take(&w.bytes, items * ATTENTION_SUPER * ATTENTION_BLOCK * (w.d + w.dv), sizeof(float));
+    const int64_t q_rows = COT_PRODUCT(w.q_slots, z->H, ATTENTION_BLOCK),
+                  items = COT_PRODUCT(z->B + z->packed, z->Hkv, w.chunks);
+    w.record = COT_PRODUCT(2, ATTENTION_BLOCK, w.d + w.dv);
+    w.keys = COT_PRODUCT(ATTENTION_SUPER, ATTENTION_BLOCK, cot_add(w.d, w.d + w.dv));
+    w.queries = cot_take(&w.bytes, COT_PRODUCT(w.q_slots, z->H, w.record), size);
+    w.lse = cot_take(&w.bytes, q_rows, sizeof(float));
+    w.D = cot_take(&w.bytes, q_rows, sizeof(float));
+    w.dq = cot_take(&w.bytes, COT_PRODUCT(w.chunks, q_rows, w.d), sizeof(float));
+    w.k = cot_take(&w.bytes, cot_mul(items, w.keys), size);
+    w.dk = cot_take(&w.bytes, COT_PRODUCT(items, ATTENTION_SUPER, ATTENTION_BLOCK, w.d + w.dv), sizeof(float));
     return w;
 }
 

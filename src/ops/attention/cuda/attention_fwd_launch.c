@@ -72,7 +72,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
     const forward_kernel *k = z->softcap > 0 || z->scale < 0 ? all_options : plain;
     while (z->d > k->d || z->dv > k->dv)
         k++;
-    const int64_t queries = 64 * k->groups, tiles = (z->Tq + queries - 1) / queries;
+    const int64_t queries = 64 * k->groups, tiles = cot_ceil_div(z->Tq, queries);
     const int64_t sequences = attention_sequence_count(p);
     const int64_t all = (z->packed ? z->rows_q / queries + sequences : tiles * sequences) * z->H;
     if (z->rows_q == 0 || all == 0 || (!cot_present(&p->out) && !cot_present(&p->lse)))

@@ -114,7 +114,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .Tk = z->Tk,
             .d = z->d,
             .dv = z->dv,
-            .tiles = (z->Tq + ATTENTION_QUERIES - 1) / ATTENTION_QUERIES,
+            .tiles = cot_ceil_div(z->Tq, ATTENTION_QUERIES),
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,
             .right = z->right,
@@ -180,12 +180,11 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                  &mapped);
     }
     if (status == COT_OK && c->grad_q.data != NULL && slices > 0)
-        status =
-            attention_launch(queue, &kernels->finish,
-                             (cot_cuda_grid){.blocks = {(unsigned)((slices * 4 + ROWS_WARPS - 1) / ROWS_WARPS), 1, 1},
-                                             .threads = ROWS_THREADS,
-                                             .dependent = true},
-                             c);
+        status = attention_launch(queue, &kernels->finish,
+                                  (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(slices * 4, ROWS_WARPS), 1, 1},
+                                                  .threads = ROWS_THREADS,
+                                                  .dependent = true},
+                                  c);
     if (status == COT_OK && c->dsink.data != NULL)
         status = attention_launch(queue, &dsink,
                                   (cot_cuda_grid){.blocks = {(unsigned)z->H, 1, 1}, .threads = ROWS_THREADS}, c);

@@ -93,8 +93,8 @@ static inline bool attention_varies(const attention_problem *p)
 static inline size_t workspace_fwd_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    const size_t sequences = attention_varies(p) ? (size_t)attention_sequence_count(p) + 1 : 0;
-    return COT_ALIGNMENT + cot_align(sequences * sizeof(attention_placed));
+    const int64_t sequences = attention_varies(p) ? attention_sequence_count(p) + 1 : 0;
+    return COT_ALIGNMENT + cot_align(cot_bytes(sequences, sizeof(attention_placed)));
 }
 
 /* ---- backward ------------------------------------------------------------------------------------------ */
@@ -105,7 +105,7 @@ static inline int64_t attention_bwd_tiles(const attention_problem *p)
     const attention_sizes *z = &p->sizes;
     if (z->packed)
         return z->rows_q / ATTENTION_QUERIES + attention_sequence_count(p);
-    return z->B * ((z->Tq + ATTENTION_QUERIES - 1) / ATTENTION_QUERIES);
+    return cot_mul(z->B, cot_ceil_div(z->Tq, ATTENTION_QUERIES));
 }
 
 /* Blocks of keys of one head, alike. */
@@ -114,7 +114,7 @@ static inline int64_t attention_bwd_blocks(const attention_problem *p)
     const attention_sizes *z = &p->sizes;
     if (z->packed)
         return z->rows_k / ATTENTION_KEYS + attention_sequence_count(p);
-    return z->B * ((z->Tk + ATTENTION_KEYS - 1) / ATTENTION_KEYS);
+    return cot_mul(z->B, cot_ceil_div(z->Tk, ATTENTION_KEYS));
 }
 
 /* Whether the kernels are to take what most calls lack: sequences that differ, windows, softcap, d and dv smaller than tiles
@@ -187,15 +187,15 @@ typedef struct attention_bwd_parts {
 
 static inline attention_bwd_parts attention_bwd_parts_of(const attention_problem *p)
 {
-    const size_t tiles = (size_t)p->sizes.H * (size_t)attention_bwd_tiles(p);
-    const size_t slices = tiles * (size_t)attention_bwd_columns(&p->sizes) / 64;
-    const size_t sequences = attention_bwd_wants_all(p) ? (size_t)attention_sequence_count(p) + 1 : 0;
+    const int64_t tiles = cot_mul(p->sizes.H, attention_bwd_tiles(p)), rows = cot_mul(tiles, ATTENTION_QUERIES);
+    const int64_t slices = cot_mul(tiles, attention_bwd_columns(&p->sizes) / 64);
+    const int64_t sequences = attention_bwd_wants_all(p) ? attention_sequence_count(p) + 1 : 0;
     attention_bwd_parts parts = {0};
-    parts.row_delta = parts.lse2 + cot_align(tiles * ATTENTION_QUERIES * sizeof(float));
-    parts.dq_sums = parts.row_delta + cot_align(tiles * ATTENTION_QUERIES * sizeof(float));
-    parts.counters = parts.dq_sums + cot_align(slices * ATTENTION_DQ_SLICE * sizeof(float));
-    parts.table = parts.counters + cot_align(slices * sizeof(uint32_t));
-    parts.bytes = parts.table + cot_align(sequences * sizeof(attention_placed));
+    parts.lse2 = cot_take(&parts.bytes, rows, sizeof(float));
+    parts.row_delta = cot_take(&parts.bytes, rows, sizeof(float));
+    parts.dq_sums = cot_take(&parts.bytes, cot_mul(slices, ATTENTION_DQ_SLICE), sizeof(float));
+    parts.counters = cot_take(&parts.bytes, slices, sizeof(uint32_t));
+    parts.table = cot_take(&parts.bytes, sequences, sizeof(attention_placed));
     return parts;
 }
 

@@ -163,8 +163,8 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .dv = z->dv,
         .rows_q = z->rows_q,
         .rows_k = z->rows_k,
-        .left = (int32_t)attention_clamp(z->left, 0, ATTENTION_FAR),
-        .right = (int32_t)attention_clamp(z->right, 0, ATTENTION_FAR),
+        .left = (int32_t)cot_clamp(z->left, 0, ATTENTION_FAR),
+        .right = (int32_t)cot_clamp(z->right, 0, ATTENTION_FAR),
         .q_begin = z->q_begin,
         .q_length = z->q_length,
         .k_begin = z->k_begin,
@@ -180,7 +180,7 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .kept = z->dropped < 65536 ? (float)(65536.0 / (65536 - z->dropped)) : 0.0f,
         .seed = p->dropout_seed,
         .offset = p->dropout_offset,
-        .groups = (uint64_t)((z->longest_k + 7) / 8),
+        .groups = (uint64_t)cot_ceil_div(z->longest_k, 8),
         .cu_q = view(&p->cu_seqlens_q),
         .cu_k = view(&p->cu_seqlens_k),
         .used_q = view(&p->seqused_q),
@@ -220,7 +220,7 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
 static cot_status launch_tiles(cot_queue *queue, const cot_cuda_kernel *kernel, attention_mma_call c, int64_t rows,
                                int64_t T, int64_t heads, unsigned threads, int shared_bytes)
 {
-    c.tiles = T > 0 ? (T + rows - 1) / rows : 1;
+    c.tiles = T > 0 ? cot_ceil_div(T, rows) : 1;
     const cot_cuda_grid grid = {.blocks = {(unsigned)(c.tiles * heads * (c.B + c.packed)), 1, 1},
                                 .threads = threads,
                                 .shared_bytes = (unsigned)shared_bytes};
@@ -254,8 +254,7 @@ static cot_status launch_dsink(cot_queue *queue, const attention_mma_call *c)
 static cot_status launch_dbias(cot_queue *queue, const attention_mma_call *c)
 {
     const int64_t *shape = c->bias_shape;
-    const int64_t tiles = (shape[2] + ATTENTION_F32_ROWS - 1) / ATTENTION_F32_ROWS *
-                          ((shape[3] + ATTENTION_F32_COLUMNS - 1) / ATTENTION_F32_COLUMNS);
+    const int64_t tiles = cot_ceil_div(shape[2], ATTENTION_F32_ROWS) * cot_ceil_div(shape[3], ATTENTION_F32_COLUMNS);
     const cot_cuda_grid grid = {.blocks = {(unsigned)(shape[0] * shape[1] * tiles), 1, 1},
                                 .threads = 32 * ATTENTION_F32_WARPS,
                                 .shared_bytes =
@@ -356,7 +355,7 @@ cot_status attention_bwd_f32_sm80(cot_queue *queue, const void *problem, void *w
 static cot_status launch_rows(cot_queue *queue, const cot_cuda_kernel *kernel, int64_t rows, const void *call)
 {
     const int64_t rows_of_block = ATTENTION_ROW_THREADS / ATTENTION_ROW_LANES;
-    const cot_cuda_grid grid = {.blocks = {(unsigned)((rows + rows_of_block - 1) / rows_of_block), 1, 1},
+    const cot_cuda_grid grid = {.blocks = {(unsigned)cot_ceil_div(rows, rows_of_block), 1, 1},
                                 .threads = ATTENTION_ROW_THREADS};
     return rows > 0 ? cot_cuda_launch(queue, kernel, &grid, call) : COT_OK;
 }

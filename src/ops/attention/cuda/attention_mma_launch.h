@@ -13,12 +13,6 @@ static inline bool attention_has_additions(const attention_problem *p)
     return p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias);
 }
 
-static inline double attention_up(double size, double step)
-{
-    const int64_t steps = (int64_t)((size + step - 1) / step);
-    return steps > 0 ? (double)steps : 1;
-}
-
 /* What every portable kernel wants. 16 rows are the smallest tile of any. */
 static inline const char *attention_refuse_portable(const attention_problem *p)
 {
@@ -29,8 +23,8 @@ static inline const char *attention_refuse_portable(const attention_problem *p)
     const int64_t most = INT32_MAX / 8;
     if (z->q_length > most || z->k_length > most || (z->packed && (z->rows_q > most || z->rows_k > most)))
         return "it counts Tq and Tk in 28 bits";
-    const double longest = (double)(z->Tq > z->Tk ? z->Tq : z->Tk);
-    if (attention_up(longest, 16) * (double)z->H * (double)(z->B + z->packed) > INT32_MAX)
+    const int64_t tiles = cot_max(cot_ceil_div(cot_max(z->Tq, z->Tk), 16), 1);
+    if ((double)tiles * (double)z->H * (double)(z->B + z->packed) > INT32_MAX)
         return "a grid has no room for B, H, Tq or Tk";
     if (cot_present(&p->dbias) && (double)cot_elements(&p->dbias) > INT32_MAX)
         return "a grid has no room for dbias";
@@ -88,7 +82,7 @@ static inline double cost_f32_sm80(const void *problem)
 /* Rows of lse, or of D. */
 static inline size_t attention_statistic_bytes(const attention_sizes *z)
 {
-    return cot_align((size_t)z->H * (size_t)z->rows_q * sizeof(float));
+    return cot_align(cot_bytes(cot_mul(z->H, z->rows_q), sizeof(float)));
 }
 
 static inline size_t workspace_bwd_f32(const void *problem)
@@ -115,7 +109,7 @@ static inline bool attention_once(const attention_problem *p)
 static inline int64_t attention_sum_rows(const attention_sizes *z)
 {
     const int64_t rows = ATTENTION_SUM_ROWS;
-    return rows * (z->packed ? z->rows_q / rows + z->B : z->B * ((z->Tq + rows - 1) / rows));
+    return cot_mul(rows, z->packed ? z->rows_q / rows + z->B : cot_mul(z->B, cot_ceil_div(z->Tq, rows)));
 }
 
 static inline size_t workspace_bwd_mma(const void *problem)
@@ -123,7 +117,7 @@ static inline size_t workspace_bwd_mma(const void *problem)
     const attention_problem *p = problem;
     const attention_sizes *z = &p->sizes;
     const int64_t most = z->d > z->dv ? z->d : z->dv, columns = most <= 64 ? 64 : most <= 128 ? 128 : 256;
-    const size_t sums = (size_t)z->H * (size_t)attention_sum_rows(z) * (size_t)columns * sizeof(float);
+    const size_t sums = cot_bytes(COT_PRODUCT(z->H, attention_sum_rows(z), columns), sizeof(float));
     return 2 * attention_statistic_bytes(z) + (attention_once(p) ? sums : 0);
 }
 

@@ -39,7 +39,7 @@ static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, i
     const int64_t K = row->K, size = conv1d_size(row->dtype);
     for (int64_t i = begin; i < end; i += VW) {
         const int n = (int)(end - i < VW ? end - i : VW);
-        const int counted = (int)conv1d_clamp(owned - i, 0, VW);
+        const int counted = (int)cot_clamp(owned - i, 0, VW);
         vf x[CONV1D_MAX_K], z = v_set1(row->weight[K]), before = v_zero();
         for (int64_t k = 0; k < K; k++) {
             conv1d_next_tap(k, &z, &before);
@@ -591,7 +591,7 @@ static void zero_gradients(const backward_context *c, const conv1d_piece *piece,
     for (int64_t d = d_begin; d < d_end; d++) {
         for (int64_t t = piece->begin; cot_present(&a->dx) && t < piece->end; t += CONV1D_PIECE)
             conv1d_scatter(conv1d_at(&a->dx, piece->b, d, t), a->dx.dtype, a->dx.stride[2], zeros,
-                           conv1d_clamp(piece->end - t, 0, CONV1D_PIECE));
+                           cot_clamp(piece->end - t, 0, CONV1D_PIECE));
         if (cot_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
             for (int64_t i = 0; i < c->problem->sizes.K - 1; i++)
                 conv1d_store(&a->dinitial_state, piece->state, d, i, 0);
@@ -609,7 +609,7 @@ static void backward_block(const backward_context *c, const conv1d_piece *piece,
     s->edge = n;
     s->fuse = c->fuse && piece->ids == NULL;
     if (cot_present(&c->problem->args.dfinal_state) && piece->state >= 0)
-        s->edge = conv1d_clamp(piece->last - (K - 1) - piece->begin, 0, n);
+        s->edge = cot_clamp(piece->last - (K - 1) - piece->begin, 0, n);
     if (piece->ids != NULL) {
         conv1d_mark_mixed(s->mixed, piece->ids, n, K);
         conv1d_mark_mixed(s->mixed_dx, piece->ids + K - 1, n, K);
@@ -636,7 +636,7 @@ static void backward_long(const backward_context *c, const conv1d_piece *piece, 
         for (int64_t t = piece->begin; t < piece->end; t += CONV1D_PIECE) {
             conv1d_piece part = *piece;
             part.begin = t;
-            part.end = conv1d_clamp(t + CONV1D_PIECE, 0, piece->end);
+            part.end = cot_clamp(t + CONV1D_PIECE, 0, piece->end);
             backward_block(c, &part, d, d + 1, x->weights + (d - d_begin) * (K + 1),
                            x->totals + (d - d_begin) * (K + 1), &x->piece);
         }
@@ -691,7 +691,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
         .partials = workspace,
     };
     context.longest = context.packing.by_sequence || !packed ? CONV1D_MAX_PART : CONV1D_PIECE;
-    context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;
+    context.items = conv1d_items(&context.tiling);
     int64_t items = context.items;
     if (cot_present(&a->dinitial_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);

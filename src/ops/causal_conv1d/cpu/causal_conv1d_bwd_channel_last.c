@@ -484,7 +484,7 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
     steps.halo_end = conv1d_halo_end(piece, K) - piece->begin;
     steps.edge = steps.n;
     if (cot_present(&a->dfinal_state) && piece->state >= 0)
-        steps.edge = conv1d_clamp(piece->last - (K - 1) - piece->begin, 0, steps.n);
+        steps.edge = cot_clamp(piece->last - (K - 1) - piece->begin, 0, steps.n);
     for (int64_t i = 0; i < steps.count;) {
         bool plain;
         const bool direct = c->direct && i >= K - 1 && i < steps.edge + K - 1;
@@ -525,7 +525,7 @@ static void backward_item(void *context, int64_t item, void *scratch)
     for (int64_t at = 0; at < s->channels; at += VW) {
         const float *sums = s->kept + at * kept_rows(K) + row_of_sums(K, true) * VW;
         for (int64_t k = 0; k <= K; k++)
-            v_store_n(partials + k * sizes->D + at, v_load(sums + k * VW), (int)conv1d_clamp(s->channels - at, 0, VW));
+            v_store_n(partials + k * sizes->D + at, v_load(sums + k * VW), (int)cot_clamp(s->channels - at, 0, VW));
     }
     if (c->stream)
         v_fence();
@@ -546,7 +546,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
     };
     context.direct = context.direct_inputs && cot_present(&a->dx) && conv1d_rows_contiguous(&a->dx);
     context.stream = context.direct && conv1d_rows_stream(&a->dx) && conv1d_streams(&p->sizes, 3);
-    context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;
+    context.items = conv1d_items(&context.tiling);
     int64_t items = context.items;
     if (cot_present(&a->dinitial_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);

@@ -24,7 +24,7 @@ static void zero_outputs(const cot_tensor *y, const conv1d_piece *piece, int64_t
     for (int64_t d = d_begin; d < d_end; d++)
         for (int64_t t = piece->begin; t < piece->end; t += CONV1D_PIECE)
             conv1d_scatter(conv1d_at(y, piece->b, d, t), y->dtype, y->stride[2], zeros,
-                           conv1d_clamp(piece->end - t, 0, CONV1D_PIECE));
+                           cot_clamp(piece->end - t, 0, CONV1D_PIECE));
 }
 
 /* The rows of a piece: where x is f32 and contiguous it is convolved where it lies, but for the outputs that reach back
@@ -141,7 +141,7 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
     const bool direct = context.direct_x && context.direct_y;
     context.longest = direct && (context.packing.by_sequence || !packed) ? CONV1D_MAX_PART : CONV1D_PIECE;
     if (cot_present(&a->y))
-        context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;
+        context.items = conv1d_items(&context.tiling);
     int64_t items = context.items;
     if (cot_present(&a->final_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);

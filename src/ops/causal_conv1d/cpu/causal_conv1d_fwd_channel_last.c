@@ -140,7 +140,7 @@ cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *
         .stream = direct && cot_present(&a->y) && conv1d_rows_stream(&a->y) && conv1d_streams(&p->sizes, 2),
     };
     if (cot_present(&a->y))
-        context.items = context.tiling.groups * context.tiling.parts * context.tiling.blocks;
+        context.items = conv1d_items(&context.tiling);
     int64_t items = context.items;
     if (cot_present(&a->final_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);

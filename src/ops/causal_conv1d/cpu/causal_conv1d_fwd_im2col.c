@@ -30,16 +30,6 @@ typedef struct context {
     mt *expanded; /* B form */
 } context;
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t parts(int64_t value, int64_t by)
-{
-    return (value + by - 1) / by;
-}
-
 /* xe at token t of channel d, t >= -(K-1). */
 static double input_at(const conv1d_forward_problem *p, int64_t b, int64_t d, int64_t t)
 {
@@ -54,8 +44,8 @@ static double input_at(const conv1d_forward_problem *p, int64_t b, int64_t d, in
 static void load_inputs(float *tile, const conv1d_forward_problem *p, int64_t b, int64_t t, int64_t d)
 {
     const cot_tensor *x = &p->args.x;
-    const int64_t before = t < 0 ? least(-t, PART) : 0, channels = least(p->sizes.D - d, PART);
-    const int64_t first = t + before, rows = first < p->sizes.T ? least(p->sizes.T - first, PART - before) : 0;
+    const int64_t before = t < 0 ? cot_min(-t, PART) : 0, channels = cot_min(p->sizes.D - d, PART);
+    const int64_t first = t + before, rows = first < p->sizes.T ? cot_min(p->sizes.T - first, PART - before) : 0;
     mt_view view = {NULL, x->dtype, x->stride[2], x->stride[1]};
     if (rows > 0)
         view.data = (char *)x->data + (b * x->stride[0] + d * x->stride[1] + first * x->stride[2]) * mt_size(x->dtype);
@@ -85,7 +75,7 @@ static void expand_item(void *memory, int64_t item)
 {
     const context *c = memory;
     const cot_tensor *w = &c->p->args.weight;
-    const int64_t K = c->p->sizes.K, d = item * PART, channels = least(c->p->sizes.D - d, PART);
+    const int64_t K = c->p->sizes.K, d = item * PART, channels = cot_min(c->p->sizes.D - d, PART);
     mt *panel = c->expanded + d * c->l.D * K;
     memset(panel, 0, sizeof(mt) * (size_t)(c->l.D * K * PART));
     for (int64_t k = 0; k < K; k++) {
@@ -105,16 +95,16 @@ static void product_item(void *memory, int64_t item, void *scratch)
     const context *c = memory;
     const cot_causal_conv1d_forward_args *a = &c->p->args;
     const conv1d_sizes *z = &c->p->sizes;
-    const int64_t across = parts(c->l.D, COLUMNS), down = parts(c->l.T, ROWS), terms = c->l.D * z->K;
+    const int64_t across = cot_ceil_div(c->l.D, COLUMNS), down = cot_ceil_div(c->l.T, ROWS), terms = c->l.D * z->K;
     const int64_t n0 = item % across * COLUMNS, t0 = item / across % down * ROWS, b = item / across / down;
-    const int64_t rows = least(c->l.T - t0, ROWS), columns = least(c->l.D - n0, COLUMNS);
+    const int64_t rows = cot_min(c->l.T - t0, ROWS), columns = cot_min(c->l.D - n0, COLUMNS);
     const bool silu = a->activation == COT_ACTIVATION_SILU;
     float *const product = scratch; /* [ROWS][COLUMNS], as C of simd/matmul.h */
     _Alignas(64) float bias[PART];
     mt_state host;
     mt_begin(&host);
     for (int64_t p = 0; p < terms; p += STEP) /* a panel of the expanded weights stays in the first-level cache */
-        mt_product(rows, columns, least(STEP, terms - p), c->columns + b * c->l.T * terms + mt_at(c->l.T, t0, p),
+        mt_product(rows, columns, cot_min(STEP, terms - p), c->columns + b * c->l.T * terms + mt_at(c->l.T, t0, p),
                    c->l.T, c->expanded + mt_at(terms, p, n0), terms, product, ROWS, p > 0, NULL);
     mt_end(&host);
     for (int64_t n = n0; n < n0 + columns; n += PART) {
@@ -128,7 +118,7 @@ static void product_item(void *memory, int64_t item, void *scratch)
             const mt_view to = {(char *)a->y.data + (b * a->y.stride[0] + n * a->y.stride[1] + t * a->y.stride[2]) *
                                                         mt_size(a->y.dtype),
                                 a->y.dtype, a->y.stride[2], a->y.stride[1]};
-            mt_store_tile(&to, tile, least(z->T - t, PART), least(z->D - n, PART));
+            mt_store_tile(&to, tile, cot_min(z->T - t, PART), cot_min(z->D - n, PART));
         }
     }
 }
@@ -154,7 +144,7 @@ cot_status V_NAME(causal_conv1d_fwd_im2col)(cot_queue *queue, const void *proble
     if (cot_present(&c.p->args.y) && cot_elements(&c.p->args.y) > 0) {
         cot_parallel(queue, z->B * (c.l.T / PART), columns_item, &c);
         cot_parallel(queue, c.l.D / PART, expand_item, &c);
-        cot_parallel_scratch(queue, z->B * parts(c.l.T, ROWS) * parts(c.l.D, COLUMNS), product_item, &c);
+        cot_parallel_scratch(queue, z->B * cot_ceil_div(c.l.T, ROWS) * cot_ceil_div(c.l.D, COLUMNS), product_item, &c);
     }
     if (cot_present(&c.p->args.final_state) && z->D > 0)
         cot_parallel(queue, z->B * (z->K - 1), final_state_item, &c);

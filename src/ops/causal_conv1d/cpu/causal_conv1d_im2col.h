@@ -18,18 +18,12 @@ typedef struct conv1d_im2col_layout {
     size_t columns, expanded, bytes;
 } conv1d_im2col_layout;
 
-/* `size` is that of an operand's element. More bytes than there are become so many that the pool refuses. */
+/* `size` is that of an operand's element. */
 static inline conv1d_im2col_layout conv1d_im2col_layout_of(const conv1d_sizes *z, size_t size)
 {
-    conv1d_im2col_layout l = {.D = (z->D + CONV1D_IM2COL_PART - 1) / CONV1D_IM2COL_PART * CONV1D_IM2COL_PART,
-                              .T = (z->T + CONV1D_IM2COL_PART - 1) / CONV1D_IM2COL_PART * CONV1D_IM2COL_PART};
-    size_t rows;
-    const size_t row = (size_t)(l.D * z->K) * size;
-    if (__builtin_mul_overflow((size_t)z->B, (size_t)l.T, &rows) || __builtin_mul_overflow(rows, row, &l.expanded) ||
-        l.expanded > SIZE_MAX / 64)
-        l.expanded = SIZE_MAX / 64;
-    l.expanded = cot_align(l.expanded);
-    l.bytes = l.expanded + cot_align(row * (size_t)l.D);
+    conv1d_im2col_layout l = {.D = cot_round_up(z->D, CONV1D_IM2COL_PART), .T = cot_round_up(z->T, CONV1D_IM2COL_PART)};
+    l.columns = cot_take(&l.bytes, COT_PRODUCT(z->B, l.T, l.D, z->K), size);
+    l.expanded = cot_take(&l.bytes, COT_PRODUCT(l.D, z->K, l.D), size);
     return l;
 }
 

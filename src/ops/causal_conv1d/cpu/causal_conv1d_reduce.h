@@ -58,7 +58,7 @@ static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem
 {
     if (!cot_present(&problem->args.dweight) && !cot_present(&problem->args.dbias))
         return;
-    const int64_t D = problem->sizes.D, rows = (problem->sizes.K + 1) * conv1d_quotient_up(D, CONV1D_REDUCE_BLOCK);
+    const int64_t D = problem->sizes.D, rows = (problem->sizes.K + 1) * cot_ceil_div(D, CONV1D_REDUCE_BLOCK);
     const bool alone = (double)parts * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_ALONE;
     conv1d_reduction reduction = {problem, partials, parts, alone ? rows : 1};
     cot_parallel(queue, alone && rows > 0 ? 1 : rows, conv1d_reduce_item, &reduction);

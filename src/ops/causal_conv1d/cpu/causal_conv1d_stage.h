@@ -179,7 +179,7 @@ static inline void conv1d_final_state(const conv1d_sizes *sizes, const cot_causa
 /* Items of final_state: none, or blocks of channels of every sequence. */
 static inline int64_t conv1d_state_blocks(const conv1d_sizes *sizes)
 {
-    return conv1d_quotient_up(sizes->D, CONV1D_STATE_BLOCK);
+    return cot_ceil_div(sizes->D, CONV1D_STATE_BLOCK);
 }
 
 #endif

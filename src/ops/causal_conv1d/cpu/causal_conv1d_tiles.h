@@ -19,16 +19,11 @@ V_INLINE int64_t conv1d_staged_tile(int64_t channels)
     return channels > CONV1D_ROW ? 4 : CONV1D_TILE;
 }
 
-V_INLINE int64_t conv1d_round_up(int64_t channels)
-{
-    return (channels + VW - 1) / VW * VW;
-}
-
 /* Floats from row to row of a buffer: whole vectors; where a first-level cache has 8 ways only, not a power of two, which
  * would put a column's rows of all buffers into one set of it. */
 V_INLINE int64_t conv1d_ld(int64_t channels)
 {
-    return conv1d_round_up(channels) + CONV1D_PAD;
+    return cot_round_up(channels, VW) + CONV1D_PAD;
 }
 
 /* Is token i of one sequence with the K-1 inputs before it? */

@@ -37,16 +37,6 @@ typedef struct conv1d_tiling {
     int64_t groups, parts, blocks;
 } conv1d_tiling;
 
-static inline int64_t conv1d_clamp(int64_t value, int64_t low, int64_t high)
-{
-    return value < low ? low : value > high ? high : value;
-}
-
-static inline int64_t conv1d_quotient_up(int64_t value, int64_t by)
-{
-    return value / by + (value % by != 0);
-}
-
 /* Elements that an item should hold: many items share the work evenly, large ones cost less to begin. */
 static inline int64_t conv1d_item_elements(const conv1d_sizes *sizes)
 {
@@ -56,18 +46,23 @@ static inline int64_t conv1d_item_elements(const conv1d_sizes *sizes)
 
 static inline void conv1d_count_tiles(conv1d_tiling *tiling, const conv1d_sizes *sizes)
 {
-    tiling->groups = conv1d_quotient_up(sizes->B, tiling->group);
-    tiling->parts = conv1d_quotient_up(sizes->T, tiling->part);
-    tiling->blocks = conv1d_quotient_up(sizes->D, tiling->block);
+    tiling->groups = cot_ceil_div(sizes->B, tiling->group);
+    tiling->parts = cot_ceil_div(sizes->T, tiling->part);
+    tiling->blocks = cot_ceil_div(sizes->D, tiling->block);
+}
+
+static inline int64_t conv1d_items(const conv1d_tiling *tiling)
+{
+    return COT_PRODUCT(tiling->groups, tiling->parts, tiling->blocks);
 }
 
 static inline conv1d_tiling conv1d_tile_channel_first(const conv1d_sizes *sizes)
 {
     const int64_t elements = conv1d_item_elements(sizes);
     conv1d_tiling tiling;
-    tiling.part = conv1d_clamp(sizes->T, 1, CONV1D_MAX_PART);
-    tiling.block = conv1d_clamp(elements / tiling.part, 1, conv1d_clamp(sizes->D, 1, CONV1D_MAX_BLOCK));
-    tiling.group = conv1d_clamp(elements / (tiling.part * tiling.block), 1, conv1d_clamp(sizes->B, 1, 1024));
+    tiling.part = cot_clamp(sizes->T, 1, CONV1D_MAX_PART);
+    tiling.block = cot_clamp(elements / tiling.part, 1, cot_clamp(sizes->D, 1, CONV1D_MAX_BLOCK));
+    tiling.group = cot_clamp(elements / (tiling.part * tiling.block), 1, cot_clamp(sizes->B, 1, 1024));
     conv1d_count_tiles(&tiling, sizes);
     return tiling;
 }
@@ -91,10 +86,10 @@ static inline conv1d_tiling conv1d_tile_channel_last(const conv1d_sizes *sizes)
 {
     const int64_t elements = conv1d_item_elements(sizes);
     conv1d_tiling tiling;
-    tiling.block = conv1d_clamp(sizes->D, 1, conv1d_widest_row(sizes));
+    tiling.block = cot_clamp(sizes->D, 1, conv1d_widest_row(sizes));
     const double share = (double)sizes->B * (double)sizes->D * (double)sizes->T / (32.0 * (double)tiling.block);
-    tiling.part = conv1d_clamp(sizes->T, 1, share >= 512 ? 512 : share >= 256 ? 256 : 128);
-    tiling.group = conv1d_clamp(elements / (tiling.part * tiling.block), 1, conv1d_clamp(sizes->B, 1, 1024));
+    tiling.part = cot_clamp(sizes->T, 1, share >= 512 ? 512 : share >= 256 ? 256 : 128);
+    tiling.group = cot_clamp(elements / (tiling.part * tiling.block), 1, cot_clamp(sizes->B, 1, 1024));
     conv1d_count_tiles(&tiling, sizes);
     return tiling;
 }
@@ -111,9 +106,9 @@ static inline conv1d_item conv1d_item_at(const conv1d_tiling *tiling, const conv
                         .t_begin = part * tiling->part,
                         .d_begin = block * tiling->block,
                         .sums = group * tiling->parts + part};
-    item.b_end = conv1d_clamp(item.b_begin + tiling->group, 0, sizes->B);
-    item.t_end = conv1d_clamp(item.t_begin + tiling->part, 0, sizes->T);
-    item.d_end = conv1d_clamp(item.d_begin + tiling->block, 0, sizes->D);
+    item.b_end = cot_clamp(item.b_begin + tiling->group, 0, sizes->B);
+    item.t_end = cot_clamp(item.t_begin + tiling->part, 0, sizes->T);
+    item.d_end = cot_clamp(item.d_begin + tiling->block, 0, sizes->D);
     return item;
 }
 
@@ -136,8 +131,7 @@ static inline conv1d_item conv1d_item_channel_last(const conv1d_tiling *tiling, 
 /* Sums of dweight and dbias, [groups*parts][K+1][D]. */
 static inline size_t conv1d_partial_bytes(const conv1d_tiling *tiling, const conv1d_sizes *sizes)
 {
-    return cot_align((size_t)(tiling->groups * tiling->parts) * (size_t)(sizes->K + 1) * (size_t)sizes->D *
-                     sizeof(float));
+    return cot_bytes(COT_PRODUCT(tiling->groups, tiling->parts, sizes->K + 1, sizes->D), sizeof(float));
 }
 
 #endif

@@ -114,8 +114,8 @@ static void update_item(void *context, int64_t item, void *scratch)
     s->problem = c->problem;
     s->b = item / c->blocks;
     s->d = item % c->blocks * c->block;
-    s->channels = conv1d_clamp(c->block, 0, sizes->D - s->d);
-    s->ld = conv1d_round_up(s->channels);
+    s->channels = cot_clamp(c->block, 0, sizes->D - s->d);
+    s->ld = cot_round_up(s->channels, VW);
     s->row = cot_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, s->b) : s->b;
     if (s->row < 0) {
         memset(s->y, 0, (size_t)s->ld * sizeof *s->y);
@@ -130,7 +130,7 @@ static void update_item(void *context, int64_t item, void *scratch)
     make_room(s);
     const int64_t tile = conv1d_staged_tile(s->channels);
     for (int64_t t = 0; t < sizes->T; t += tile)
-        update_tile(s, t, conv1d_clamp(tile, 0, sizes->T - t));
+        update_tile(s, t, cot_clamp(tile, 0, sizes->T - t));
 }
 
 cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *queue, const void *problem, void *workspace)
@@ -138,7 +138,7 @@ cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *queue, const void *p
     (void)workspace;
     const conv1d_update_problem *p = problem;
     update_context context = {.problem = p, .block = conv1d_widest_row(&p->sizes)};
-    context.blocks = conv1d_quotient_up(p->sizes.D, context.block);
+    context.blocks = cot_ceil_div(p->sizes.D, context.block);
     cot_parallel_scratch(queue, p->sizes.B * context.blocks, update_item, &context);
     return COT_OK;
 }

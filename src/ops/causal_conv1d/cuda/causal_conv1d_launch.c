@@ -159,7 +159,7 @@ static conv1d_call backward_call(const cot_queue *queue, const conv1d_backward_p
 
 static int64_t generic_blocks(int64_t elements)
 {
-    return conv1d_cuda_least(conv1d_cuda_up(elements, THREADS), GENERIC_BLOCKS);
+    return cot_min(cot_ceil_div(elements, THREADS), GENERIC_BLOCKS);
 }
 
 static bool all_aligned(const conv1d_call *c)
@@ -368,7 +368,7 @@ static cot_status sum_partials(cot_queue *queue, conv1d_call *c, int64_t W)
 {
     if (c->partial_count == 1 || (c->dweight.data == NULL && c->dbias.data == NULL))
         return COT_OK;
-    const cot_cuda_grid grid = {.blocks = {(unsigned)conv1d_cuda_up(c->D, CONV1D_LANES), (unsigned)W + 1, 1},
+    const cot_cuda_grid grid = {.blocks = {(unsigned)cot_ceil_div(c->D, CONV1D_LANES), (unsigned)W + 1, 1},
                                 .threads = THREADS,
                                 .dependent = true};
     return cot_cuda_launch(queue, W == 4 ? &reduce_k4 : &reduce_k8, &grid, c);

@@ -12,16 +12,6 @@ enum { CONV1D_CUDA_MAX_K = 8 /* of the fast kernels */ };
 /* The grid's y and z go no further; the kernels take every so many rows then. */
 enum { CONV1D_CUDA_MAX_YZ = 65535 };
 
-static inline int64_t conv1d_cuda_up(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static inline int64_t conv1d_cuda_least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Blocks in x, y and z, and the tokens that a warp takes. None of it is asked of the device, so that the workspace's
  * size and the order of the sums depend on the arguments alone. */
 typedef struct conv1d_cuda_plan {
@@ -35,12 +25,12 @@ static inline conv1d_cuda_plan conv1d_cuda_first(const conv1d_sizes *s, int64_t 
 {
     const int64_t tokens = chunks * CONV1D_LANES * (W == 4 && s->dtype == COT_F32 ? 4 : 8); /* of a warp */
     conv1d_cuda_plan plan = {.part_length = tokens};
-    plan.warps = conv1d_cuda_least(conv1d_cuda_up(s->T, tokens), CONV1D_WARPS);
+    plan.warps = cot_min(cot_ceil_div(s->T, tokens), CONV1D_WARPS);
     plan.warps = plan.warps > 0 ? plan.warps : 1;
-    plan.x = conv1d_cuda_up(s->T, plan.warps * tokens);
-    plan.y = conv1d_cuda_least(s->D, CONV1D_CUDA_MAX_YZ);
-    plan.z = conv1d_cuda_least(s->B, CONV1D_CUDA_MAX_YZ);
-    plan.shares = s->B * plan.x;
+    plan.x = cot_ceil_div(s->T, plan.warps * tokens);
+    plan.y = cot_min(s->D, CONV1D_CUDA_MAX_YZ);
+    plan.z = cot_min(s->B, CONV1D_CUDA_MAX_YZ);
+    plan.shares = cot_mul(s->B, plan.x);
     return plan;
 }
 
@@ -48,27 +38,27 @@ static inline conv1d_cuda_plan conv1d_cuda_first(const conv1d_sizes *s, int64_t 
  * beside each other; backward, the same group, one part of the tokens after the other. */
 static inline conv1d_cuda_plan conv1d_cuda_fwd_last(const conv1d_sizes *s, int64_t W)
 {
-    const int64_t groups = conv1d_cuda_up(s->D, CONV1D_LANES * (W == 4 && s->dtype != COT_F32 ? 8 : 4));
-    conv1d_cuda_plan plan = {.warps = conv1d_cuda_least(groups, CONV1D_WARPS), .part_length = CONV1D_FWD_ROWS};
-    while (conv1d_cuda_up(s->T, plan.part_length) > CONV1D_CUDA_MAX_YZ)
+    const int64_t groups = cot_ceil_div(s->D, CONV1D_LANES * (W == 4 && s->dtype != COT_F32 ? 8 : 4));
+    conv1d_cuda_plan plan = {.warps = cot_min(groups, CONV1D_WARPS), .part_length = CONV1D_FWD_ROWS};
+    while (cot_ceil_div(s->T, plan.part_length) > CONV1D_CUDA_MAX_YZ)
         plan.part_length *= 2;
-    plan.x = conv1d_cuda_up(groups, plan.warps > 0 ? plan.warps : 1);
-    plan.y = conv1d_cuda_up(s->T, plan.part_length);
-    plan.z = conv1d_cuda_least(s->B, CONV1D_CUDA_MAX_YZ);
+    plan.x = cot_ceil_div(groups, plan.warps > 0 ? plan.warps : 1);
+    plan.y = cot_ceil_div(s->T, plan.part_length);
+    plan.z = cot_min(s->B, CONV1D_CUDA_MAX_YZ);
     return plan;
 }
 
 static inline conv1d_cuda_plan conv1d_cuda_bwd_last(const conv1d_sizes *s, int64_t W)
 {
     conv1d_cuda_plan plan = {.part_length = CONV1D_BWD_ROWS};
-    while (conv1d_cuda_up(s->T, CONV1D_BWD_WARPS * plan.part_length) > CONV1D_CUDA_MAX_YZ)
+    while (cot_ceil_div(s->T, CONV1D_BWD_WARPS * plan.part_length) > CONV1D_CUDA_MAX_YZ)
         plan.part_length *= 2;
-    plan.warps = conv1d_cuda_least(conv1d_cuda_up(s->T, plan.part_length), CONV1D_BWD_WARPS);
+    plan.warps = cot_min(cot_ceil_div(s->T, plan.part_length), CONV1D_BWD_WARPS);
     plan.warps = plan.warps > 0 ? plan.warps : 1;
-    plan.x = conv1d_cuda_up(s->D, CONV1D_LANES * (W == 4 ? 4 : 2));
-    plan.y = conv1d_cuda_up(s->T, plan.warps * plan.part_length);
-    plan.z = conv1d_cuda_least(s->B, CONV1D_CUDA_MAX_YZ);
-    plan.shares = s->B * plan.y;
+    plan.x = cot_ceil_div(s->D, CONV1D_LANES * (W == 4 ? 4 : 2));
+    plan.y = cot_ceil_div(s->T, plan.warps * plan.part_length);
+    plan.z = cot_min(s->B, CONV1D_CUDA_MAX_YZ);
+    plan.shares = cot_mul(s->B, plan.y);
     return plan;
 }
 
@@ -77,23 +67,23 @@ static inline conv1d_cuda_plan conv1d_sm90_first(const conv1d_sizes *s, int64_t 
 {
     const int64_t tokens = chunks * CONV1D_LANES * (s->dtype == COT_F32 ? 4 : 8); /* of a warp */
     conv1d_cuda_plan plan = {.y = s->D, .z = s->B};
-    plan.warps = conv1d_cuda_least(conv1d_cuda_up(s->T, tokens), CONV1D_SM90_WARPS);
+    plan.warps = cot_min(cot_ceil_div(s->T, tokens), CONV1D_SM90_WARPS);
     plan.warps = plan.warps > 0 ? plan.warps : 1;
-    plan.x = conv1d_cuda_up(s->T, plan.warps * tokens);
-    plan.shares = s->B * plan.x;
+    plan.x = cot_ceil_div(s->T, plan.warps * tokens);
+    plan.shares = cot_mul(s->B, plan.x);
     plan.shared_bytes = tiles * CONV1D_SM90_FIRST_BYTES(tiles > 1 ? CONV1D_SM90_WARPS : plan.warps, chunks);
     return plan;
 }
 
 static inline conv1d_cuda_plan conv1d_sm90_last(const conv1d_sizes *s, int64_t rows, int64_t channels)
 {
-    const int64_t tiles = conv1d_cuda_up(s->T, CONV1D_SM90_WARPS * rows);
-    return (conv1d_cuda_plan){.x = conv1d_cuda_up(s->D, channels),
+    const int64_t tiles = cot_ceil_div(s->T, CONV1D_SM90_WARPS * rows);
+    return (conv1d_cuda_plan){.x = cot_ceil_div(s->D, channels),
                               .y = tiles,
                               .z = s->B,
                               .warps = CONV1D_SM90_WARPS,
                               .part_length = rows,
-                              .shares = s->B * tiles};
+                              .shares = cot_mul(s->B, tiles)};
 }
 
 /* Few blocks would take turns unevenly: twice as many of half as many tokens then. */
@@ -101,7 +91,7 @@ static inline conv1d_cuda_plan conv1d_sm90_bwd_last(const conv1d_sizes *s)
 {
     enum { CHANNELS = CONV1D_SM90_BWD_CHANNELS, MANY = 4096 };
     conv1d_cuda_plan plan = conv1d_sm90_last(s, CONV1D_SM90_BWD_ROWS, CHANNELS);
-    if (plan.x * plan.y * plan.z < MANY)
+    if (COT_PRODUCT(plan.x, plan.y, plan.z) < MANY)
         plan = conv1d_sm90_last(s, CONV1D_SM90_BWD_ROWS / 2, CHANNELS);
     plan.shared_bytes = 2 * (CONV1D_SM90_WARPS * plan.part_length + 2 * CONV1D_SM90_HALO) * CHANNELS *
                         (int64_t)cot_dtype_size(s->dtype);
@@ -251,13 +241,13 @@ static inline double cost_sm90_last(const void *problem)
 static inline double cost_cuda_first(const void *problem)
 {
     const conv1d_sizes *s = problem;
-    return (double)s->B * (double)s->D * (double)(conv1d_cuda_up(s->T, 256) * 256);
+    return (double)s->B * (double)s->D * (double)cot_round_up(s->T, 256);
 }
 
 static inline double cost_cuda_last(const void *problem)
 {
     const conv1d_sizes *s = problem;
-    return (double)s->B * (double)s->T * (double)(conv1d_cuda_up(s->D, 128) * 128);
+    return (double)s->B * (double)s->T * (double)cot_round_up(s->D, 128);
 }
 
 static inline double cost_cuda_generic(const void *problem)
@@ -269,8 +259,8 @@ static inline double cost_cuda_generic(const void *problem)
 /* Blocks of im2col and its product. */
 static inline double conv1d_cuda_im2col_blocks(const conv1d_sizes *s)
 {
-    return (double)s->B * (double)conv1d_cuda_up(s->D, CONV1D_IM2COL_CHANNELS) *
-           (double)conv1d_cuda_up(s->T, CONV1D_IM2COL_TOKENS);
+    return (double)s->B * (double)cot_ceil_div(s->D, CONV1D_IM2COL_CHANNELS) *
+           (double)cot_ceil_div(s->T, CONV1D_IM2COL_TOKENS);
 }
 
 static inline const char *admit_cuda_im2col(const void *problem)
@@ -296,13 +286,13 @@ static inline double cost_cuda_im2col(const void *problem)
 /* The general kernels are compiled for the greatest width alone, so the partial sums are sized for it. */
 static inline size_t conv1d_cuda_partial_bytes(const conv1d_sizes *s, int64_t shares)
 {
-    return shares > 1 ? cot_align((size_t)shares * (CONV1D_CUDA_MAX_K + 1) * (size_t)s->D * sizeof(float)) : 0;
+    return shares > 1 ? cot_align(cot_bytes(COT_PRODUCT(shares, CONV1D_CUDA_MAX_K + 1, s->D), sizeof(float))) : 0;
 }
 
 /* seq_idx made from cu_seqlens. */
 static inline size_t conv1d_cuda_id_bytes(const conv1d_sizes *s, const cot_tensor *cu_seqlens)
 {
-    return cot_present(cu_seqlens) ? cot_align((size_t)s->T * sizeof(int32_t)) : 0;
+    return cot_present(cu_seqlens) ? cot_align(cot_bytes(s->T, sizeof(int32_t))) : 0;
 }
 
 static inline size_t workspace_cuda_fwd(const void *problem)
@@ -349,7 +339,7 @@ static inline size_t workspace_sm90_bwd_last(const void *problem)
 static inline size_t workspace_cuda_bwd_generic(const void *problem)
 {
     const conv1d_sizes *s = problem;
-    return (size_t)s->B * (size_t)s->D * (size_t)s->T * sizeof(float);
+    return cot_bytes(COT_PRODUCT(s->B, s->D, s->T), sizeof(float));
 }
 
 #endif

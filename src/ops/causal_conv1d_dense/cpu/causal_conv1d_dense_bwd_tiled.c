@@ -61,7 +61,7 @@ static void gradient_item(void *memory, int64_t item, void *scratch)
     for (int64_t n = k.n; n < k.n + k.columns; n += PART) {
         load_bias(bias, o, n);
         for (int64_t t = k.t; t < k.t + k.rows; t += PART) {
-            const int64_t rows = conv1d_dense_least(z->T > t ? z->T - t : 0, PART);
+            const int64_t rows = cot_min(z->T > t ? z->T - t : 0, PART);
             const mt_view dy = tokens_view(&c->p->args.dy, k.b, t, n);
             mt_load_tile(tile, &dy, rows, z->Dout - n);
             gradient_tile(tile, c->want.z ? x->product + mt_at(ROWS, t - k.t, n - k.n) : NULL, bias, rows);
@@ -97,7 +97,7 @@ static void store_inputs(const context *c, const cot_tensor *to, int64_t b, int6
 {
     const conv1d_dense_sizes *z = c->o.z;
     const cot_tensor *last = &c->p->args.dfinal_state;
-    const int64_t columns = conv1d_dense_least(z->Din - n, PART);
+    const int64_t columns = cot_min(z->Din - n, PART);
     for (int64_t i = r < z->T ? z->T - r : 0; cot_present(last) && i < rows; i++)
         for (int64_t j = 0; j < columns; j++)
             tile[i * PART + j] +=
@@ -124,7 +124,7 @@ static void dx_item(void *memory, int64_t item, void *scratch)
     multiply_dx(c, k.b, z->K - 1 + k.t, k.n, k.rows, k.columns, x);
     for (int64_t n = 0; n < k.columns; n += PART)
         for (int64_t t = k.t; t < k.t + k.rows && t < z->T; t += PART)
-            store_inputs(c, &c->p->args.dx, k.b, z->K - 1 + t, t, k.n + n, conv1d_dense_least(z->T - t, PART),
+            store_inputs(c, &c->p->args.dx, k.b, z->K - 1 + t, t, k.n + n, cot_min(z->T - t, PART),
                          x->product + mt_at(ROWS, t - k.t, n));
 }
 
@@ -132,11 +132,11 @@ static void dx_item(void *memory, int64_t item, void *scratch)
 static void dstate_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
-    const int64_t panels = c->o.l.Din / PART, history = c->o.z->K - 1, strips = conv1d_dense_up(history, PART) / PART;
+    const int64_t panels = c->o.l.Din / PART, history = c->o.z->K - 1, strips = cot_round_up(history, PART) / PART;
     const int64_t n = item % panels * PART, r = item / panels % strips * PART, b = item / panels / strips;
     product_buffers *const x = scratch;
     multiply_dx(c, b, r, n, PART, PART, x);
-    store_inputs(c, &c->p->args.dinitial_state, b, r, r, n, conv1d_dense_least(history - r, PART), x->product);
+    store_inputs(c, &c->p->args.dinitial_state, b, r, r, n, cot_min(history - r, PART), x->product);
 }
 
 /* ---- dweight and dbias --------------------------------------------------------------------------------------- */
@@ -145,7 +145,7 @@ static void dstate_item(void *memory, int64_t item, void *scratch)
 static void pair_inputs_item(void *memory, int64_t item)
 {
     const operands *o = memory;
-    const int64_t rows = o->l.x_rows, strips = conv1d_dense_up(rows, PART) / PART, r = item % strips * PART;
+    const int64_t rows = o->l.x_rows, strips = cot_round_up(rows, PART) / PART, r = item % strips * PART;
     const int64_t panel = item / strips * rows * PART, used = o->l.T + o->z->K - 1 + PART;
     for (int64_t i = r; i < r + PART && i + 2 < used; i += 2)
         for (int64_t c = 0; c < PART; c += VW) {
@@ -159,12 +159,12 @@ static void pair_inputs_item(void *memory, int64_t item)
 
 static int64_t dweight_across(const context *c)
 {
-    return conv1d_dense_up(c->o.l.Din, COLUMNS) / COLUMNS;
+    return cot_round_up(c->o.l.Din, COLUMNS) / COLUMNS;
 }
 
 static int64_t dweight_down(const context *c)
 {
-    return conv1d_dense_up(c->o.l.Dout, ROWS) / ROWS;
+    return cot_round_up(c->o.l.Dout, ROWS) / ROWS;
 }
 
 /* Item: ROWS output channels by COLUMNS input channels of a tap, over a part of the tokens. */
@@ -175,8 +175,8 @@ static void dweight_item(void *memory, int64_t item)
     const conv1d_dense_layout *l = &o->l;
     const int64_t across = dweight_across(c), down = dweight_down(c), K = o->z->K;
     const int64_t n = item % across * COLUMNS, m = item / across % down * ROWS, k = item / across / down % K;
-    const int64_t part = item / across / down / K, per_sequence = conv1d_dense_up(l->T, CONV1D_TOKENS) / CONV1D_TOKENS;
-    const int64_t rows = conv1d_dense_least(l->Dout - m, ROWS), columns = conv1d_dense_least(l->Din - n, COLUMNS);
+    const int64_t part = item / across / down / K, per_sequence = cot_round_up(l->T, CONV1D_TOKENS) / CONV1D_TOKENS;
+    const int64_t rows = cot_min(l->Dout - m, ROWS), columns = cot_min(l->Din - n, COLUMNS);
     const int64_t first = part * l->chunks / l->parts, end = (part + 1) * l->chunks / l->parts;
     const mt *inputs = MT_ONE_FORM ? o->x : k % 2 == 0 ? o->x_even : o->x_odd;
     float *sum = c->dweight + (part * K + k) * l->o_rows * l->Din + mt_at(l->o_rows, m, n);
@@ -184,7 +184,7 @@ static void dweight_item(void *memory, int64_t item)
     mt_begin(&host);
     for (int64_t chunk = first; chunk < end; chunk++) {
         const int64_t b = chunk / per_sequence, t = chunk % per_sequence * CONV1D_TOKENS;
-        mt_product(rows, columns, conv1d_dense_least(l->T - t, CONV1D_TOKENS),
+        mt_product(rows, columns, cot_min(l->T - t, CONV1D_TOKENS),
                    c->gt + b * l->T * l->o_rows + mt_at(l->o_rows, m, t), l->o_rows,
                    inputs + b * l->x_rows * l->Din + mt_at(l->x_rows, t + (MT_ONE_FORM ? k : k - k % 2), n), l->x_rows,
                    sum, l->o_rows, chunk > first, NULL);
@@ -200,7 +200,7 @@ static void dweight_sum_item(void *memory, int64_t item)
     const conv1d_dense_sizes *z = c->o.z;
     const cot_tensor *to = &c->p->args.dweight;
     const int64_t n = item % (l->Din / PART) * PART, m = item / (l->Din / PART);
-    const int64_t columns = conv1d_dense_least(z->Din - n, PART), size = mt_size(to->dtype);
+    const int64_t columns = cot_min(z->Din - n, PART), size = mt_size(to->dtype);
     const bool run = to->stride[2] == 1 && to->stride[1] == z->K && z->K <= TAPS;
     char *at = (char *)to->data + (m * to->stride[0] + n * to->stride[1]) * size;
     _Alignas(64) float out[PART * TAPS], sums[PART];
@@ -221,7 +221,7 @@ static void dweight_sum_item(void *memory, int64_t item)
         }
     }
     for (int64_t i = 0; run && i < columns * z->K; i += VW) {
-        const int count = (int)conv1d_dense_least(columns * z->K - i, VW);
+        const int count = (int)cot_min(columns * z->K - i, VW);
         vf value = v_load(out + i);
         if (c->p->args.accumulate)
             value = v_add(v_load_n_as(at + i * size, to->dtype, count), value);
@@ -257,14 +257,14 @@ static void run(cot_queue *queue, context *c)
     const conv1d_dense_sizes *z = c->o.z;
     const conv1d_dense_layout *l = &c->o.l;
     const cot_causal_conv1d_dense_backward_args *a = &c->p->args;
-    const int64_t across = l->Din / PART, states = conv1d_dense_up(z->K - 1, PART) / PART;
+    const int64_t across = l->Din / PART, states = cot_round_up(z->K - 1, PART) / PART;
     const bool dweight = c->want.dweight && z->Din > 0, pairs = dweight && !MT_ONE_FORM;
     const conv1d_dense_job pack[] = {{pack_inputs_items(&c->o), pack_inputs_item, NULL},
                                      {pack_weights_items(&c->o), NULL, pack_weights_item},
                                      {c->want.dx ? z->B * (l->Dout / PART) : 0, border_item, NULL}};
     const conv1d_dense_job gradients[] = {
         {block_count(&c->o, l->Dout), NULL, gradient_item},
-        {pairs ? z->B * across * (conv1d_dense_up(l->x_rows, PART) / PART) : 0, pair_inputs_item, NULL}};
+        {pairs ? z->B * across * (cot_round_up(l->x_rows, PART) / PART) : 0, pair_inputs_item, NULL}};
     const conv1d_dense_job products[] = {
         {cot_present(&a->dx) && z->Din > 0 ? block_count(&c->o, l->Din) : 0, NULL, dx_item},
         {dweight ? l->parts * z->K * dweight_down(c) * dweight_across(c) : 0, dweight_item, NULL},

@@ -29,8 +29,7 @@ static void forward_item(void *memory, int64_t item, void *scratch)
             float *tile = z + mt_at(ROWS, r, n);
             mt_activate_tile(tile, bias, silu, a->y.dtype);
             const mt_view to = tokens_view(&a->y, k.b, k.t + r, k.n + n);
-            mt_store_tile(&to, tile, conv1d_dense_least(o->z->T - k.t - r, PART),
-                          conv1d_dense_least(o->z->Dout - k.n - n, PART));
+            mt_store_tile(&to, tile, cot_min(o->z->T - k.t - r, PART), cot_min(o->z->Dout - k.n - n, PART));
         }
     }
 }

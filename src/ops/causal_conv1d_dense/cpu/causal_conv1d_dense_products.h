@@ -44,7 +44,7 @@ typedef struct operands {
  * are read. */
 static int64_t input_strips(const operands *o)
 {
-    return conv1d_dense_up(o->z->K - 1, PART) / PART + o->l.T / PART + 1;
+    return cot_round_up(o->z->K - 1, PART) / PART + o->l.T / PART + 1;
 }
 
 static void pack_inputs_item(void *memory, int64_t item)
@@ -52,14 +52,13 @@ static void pack_inputs_item(void *memory, int64_t item)
     const operands *o = memory;
     const conv1d_dense_sizes *z = o->z;
     const int64_t history = z->K - 1, b = item / input_strips(o), strip = item % input_strips(o);
-    const int64_t before = conv1d_dense_up(history, PART) / PART;
+    const int64_t before = cot_round_up(history, PART) / PART;
     const bool state = strip < before;
     const cot_tensor *from = state ? o->initial_state : o->inputs;
     const int64_t first = state ? strip * PART : (strip - before) * PART; /* column of `from` */
     const int64_t left = (state ? history : z->T) - first, row = state ? first : history + first;
-    const int64_t rows = cot_present(from) && left > 0 ? conv1d_dense_least(left, PART) : 0;
-    const int64_t kept =
-        state ? conv1d_dense_least(left, PART) : PART; /* the tokens' first rows follow the state's last */
+    const int64_t rows = cot_present(from) && left > 0 ? cot_min(left, PART) : 0;
+    const int64_t kept = state ? cot_min(left, PART) : PART; /* the tokens' first rows follow the state's last */
     for (int64_t i = 0; i < o->l.Din; i += PART) {
         _Alignas(64) float tile[CELLS];
         _Alignas(64) mt packed[CELLS];
@@ -87,7 +86,7 @@ enum { TAPS = 8 }; /* that are brought in at a time */
 static void load_weights(float *to, const operands *o, int64_t o0, int64_t i0, int64_t k0, int64_t taps)
 {
     const cot_tensor *w = o->weight;
-    const int64_t rows = conv1d_dense_least(o->z->Dout - o0, PART), columns = conv1d_dense_least(o->z->Din - i0, PART);
+    const int64_t rows = cot_min(o->z->Dout - o0, PART), columns = cot_min(o->z->Din - i0, PART);
     const bool run = w->stride[2] == 1 && w->stride[1] == o->z->K && taps == o->z->K;
     memset(to, 0, sizeof(float) * PART * PART * (size_t)taps);
     for (int64_t r = 0; r < rows; r++, to += PART * taps) {
@@ -95,7 +94,7 @@ static void load_weights(float *to, const operands *o, int64_t o0, int64_t i0, i
         if (run) {
             const char *from = (const char *)w->data + at * mt_size(w->dtype);
             for (int64_t c = 0; c < columns * taps; c += VW) {
-                const int n = (int)conv1d_dense_least(columns * taps - c, VW);
+                const int n = (int)cot_min(columns * taps - c, VW);
                 v_store_n(to + c, v_load_n_as(from + c * mt_size(w->dtype), w->dtype, n), n);
             }
             continue;
@@ -123,7 +122,7 @@ static void pack_weights_item(void *memory, int64_t item, void *scratch)
     const int64_t K = o->z->K, in = o->l.Din / PART, out = o->l.Dout / PART, i = item % in, n = item / in;
     float *const loaded = scratch; /* [PART][PART][TAPS] */
     for (int64_t k0 = 0; k0 < K; k0 += TAPS) {
-        const int64_t taps = conv1d_dense_least(K - k0, TAPS);
+        const int64_t taps = cot_min(K - k0, TAPS);
         load_weights(loaded, o, n * PART, i * PART, k0, taps);
         for (int64_t k = 0; k < taps; k++) {
             if (o->w != NULL)
@@ -158,9 +157,9 @@ static inline __attribute__((unused)) void multiply(int64_t rows, int64_t column
     for (int64_t p = 0; p < k; p += step)
         for (int64_t tap = 0; tap < taps; tap += parts) {
             const bool apart = FLOAT32 && p + tap > 0;
-            mt_product_taps(rows, columns, conv1d_dense_least(step, k - p), conv1d_dense_least(parts, taps - tap),
-                            a + mt_at(a_rows, tap, p), a_rows, b + (p * taps + tap * PART) * MT, k * taps,
-                            apart ? stretch : c, ROWS, !FLOAT32 && p + tap > 0, NULL);
+            mt_product_taps(rows, columns, cot_min(step, k - p), cot_min(parts, taps - tap), a + mt_at(a_rows, tap, p),
+                            a_rows, b + (p * taps + tap * PART) * MT, k * taps, apart ? stretch : c, ROWS,
+                            !FLOAT32 && p + tap > 0, NULL);
             for (int64_t n = 0; apart && n < columns; n += PART)
                 for (int64_t i = 0; i < rows * PART; i += VW) {
                     float *sum = c + mt_at(ROWS, 0, n) + i;
@@ -179,16 +178,16 @@ typedef struct block {
 
 static inline int64_t block_count(const operands *o, int64_t channels)
 {
-    return o->z->B * (conv1d_dense_up(o->l.T, ROWS) / ROWS) * (conv1d_dense_up(channels, COLUMNS) / COLUMNS);
+    return o->z->B * (cot_round_up(o->l.T, ROWS) / ROWS) * (cot_round_up(channels, COLUMNS) / COLUMNS);
 }
 
 /* The blocks of channels of one block of rows follow one another. */
 static inline block block_at(const operands *o, int64_t channels, int64_t item)
 {
-    const int64_t across = conv1d_dense_up(channels, COLUMNS) / COLUMNS, down = conv1d_dense_up(o->l.T, ROWS) / ROWS;
+    const int64_t across = cot_round_up(channels, COLUMNS) / COLUMNS, down = cot_round_up(o->l.T, ROWS) / ROWS;
     block k = {.b = item / across / down, .t = item / across % down * ROWS, .n = item % across * COLUMNS};
-    k.rows = conv1d_dense_least(o->l.T - k.t, ROWS);
-    k.columns = conv1d_dense_least(channels - k.n, COLUMNS);
+    k.rows = cot_min(o->l.T - k.t, ROWS);
+    k.columns = cot_min(channels - k.n, COLUMNS);
     return k;
 }
 

@@ -21,20 +21,10 @@ enum {
     CONV1D_MAX_PARTS = 8
 };
 
-static inline int64_t conv1d_dense_up(int64_t value, int64_t unit)
-{
-    return value / unit * unit + (value % unit != 0) * unit;
-}
-
-static inline int64_t conv1d_dense_least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* The rows of a panel of at least `rows`: even, as interleaved pairs want it, and 34 beyond a multiple of 64. */
 static inline int64_t conv1d_dense_panel(int64_t rows)
 {
-    return conv1d_dense_up(rows < 34 ? 0 : rows - 34, 64) + 34;
+    return cot_round_up(rows < 34 ? 0 : rows - 34, 64) + 34;
 }
 
 /* Bytes of an item's product_buffers. `apart`: stretches of a sum are products of their own. */
@@ -67,36 +57,36 @@ static inline conv1d_dense_wants conv1d_dense_wants_of(const conv1d_dense_backwa
 static inline conv1d_dense_layout conv1d_dense_layout_of(const conv1d_dense_sizes *z, conv1d_dense_wants want,
                                                          size_t size, bool one_form)
 {
-    conv1d_dense_layout l = {.Din = conv1d_dense_up(z->Din, CONV1D_PART),
-                             .Dout = conv1d_dense_up(z->Dout, CONV1D_PART),
-                             .T = conv1d_dense_up(z->T > 0 ? z->T : 1, CONV1D_PART)};
+    conv1d_dense_layout l = {.Din = cot_round_up(z->Din, CONV1D_PART),
+                             .Dout = cot_round_up(z->Dout, CONV1D_PART),
+                             .T = cot_round_up(z->T > 0 ? z->T : 1, CONV1D_PART)};
     const bool gradient = want.dx || want.dweight || want.dbias;
     l.x_rows = conv1d_dense_panel(l.T + z->K - 1 + CONV1D_PART);
     l.g_rows = conv1d_dense_panel(l.T + 2 * (z->K - 1) + CONV1D_PART);
     l.o_rows = conv1d_dense_panel(l.Dout);
-    l.chunks = z->B * (conv1d_dense_up(l.T, CONV1D_TOKENS) / CONV1D_TOKENS);
-    const double items = (double)z->K * (double)conv1d_dense_up(l.Dout, CONV1D_ROWS) *
-                         (double)conv1d_dense_up(l.Din, CONV1D_COLUMNS) / (CONV1D_ROWS * CONV1D_COLUMNS);
+    l.chunks = cot_mul(z->B, cot_ceil_div(l.T, CONV1D_TOKENS));
+    const double items = (double)z->K * (double)cot_round_up(l.Dout, CONV1D_ROWS) *
+                         (double)cot_round_up(l.Din, CONV1D_COLUMNS) / (CONV1D_ROWS * CONV1D_COLUMNS);
     l.parts = items > 0 && items < CONV1D_ITEMS ? (int64_t)(CONV1D_ITEMS / items) : 1;
-    l.parts = conv1d_dense_least(l.parts, conv1d_dense_least(l.chunks, CONV1D_MAX_PARTS));
+    l.parts = cot_min(l.parts, cot_min(l.chunks, CONV1D_MAX_PARTS));
     if (want.z || want.dweight)
-        l.x = conv1d_dense_take(&l.bytes, z->B * l.x_rows, l.Din, 1, size);
+        l.x = cot_take(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din), size);
     if (want.dweight && !one_form) {
-        l.x_even = conv1d_dense_take(&l.bytes, z->B * l.x_rows, l.Din, 1, size);
-        l.x_odd = conv1d_dense_take(&l.bytes, z->B * l.x_rows, l.Din, z->K > 1, size);
+        l.x_even = cot_take(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din), size);
+        l.x_odd = cot_take(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din, z->K > 1), size);
     }
     if (want.z)
-        l.w = conv1d_dense_take(&l.bytes, l.Dout, l.Din, z->K, size);
+        l.w = cot_take(&l.bytes, COT_PRODUCT(l.Dout, l.Din, z->K), size);
     if (want.dx) {
-        l.wt = conv1d_dense_take(&l.bytes, l.Dout, l.Din, z->K, size);
-        l.g = conv1d_dense_take(&l.bytes, z->B * l.g_rows, l.Dout, 1, size);
+        l.wt = cot_take(&l.bytes, COT_PRODUCT(l.Dout, l.Din, z->K), size);
+        l.g = cot_take(&l.bytes, COT_PRODUCT(z->B, l.g_rows, l.Dout), size);
     }
     if (want.dweight) {
-        l.gt = conv1d_dense_take(&l.bytes, z->B * l.T, l.o_rows, 1, size);
-        l.dweight = conv1d_dense_take(&l.bytes, l.parts * z->K, l.o_rows, l.Din, sizeof(float));
+        l.gt = cot_take(&l.bytes, COT_PRODUCT(z->B, l.T, l.o_rows), size);
+        l.dweight = cot_take(&l.bytes, COT_PRODUCT(l.parts, z->K, l.o_rows, l.Din), sizeof(float));
     }
     if (gradient)
-        l.dbias = conv1d_dense_take(&l.bytes, z->B * (l.T / CONV1D_PART), l.Dout, 1, sizeof(float));
+        l.dbias = cot_take(&l.bytes, COT_PRODUCT(z->B, l.T / CONV1D_PART, l.Dout), sizeof(float));
     return l;
 }
 

@@ -81,8 +81,7 @@ static cot_status launch_rows(cot_queue *queue, const cot_cuda_kernel *kernel, i
 static cot_status launch_product(cot_queue *queue, const cot_cuda_kernel *kernel, int64_t rows, int64_t columns,
                                  int64_t times, const conv1d_dense_mapped *m)
 {
-    const int64_t blocks =
-        conv1d_dense_blocks(rows, CONV1D_DENSE_ROWS) * conv1d_dense_blocks(columns, CONV1D_DENSE_COLUMNS) * times;
+    const int64_t blocks = cot_ceil_div(rows, CONV1D_DENSE_ROWS) * cot_ceil_div(columns, CONV1D_DENSE_COLUMNS) * times;
     const cot_cuda_grid grid = {
         .blocks = {(unsigned)blocks, 1, 1}, .threads = CONV1D_DENSE_GROUPS * 128, .shared_bytes = SHARED_BYTES};
     return blocks > 0 ? cot_cuda_launch(queue, kernel, &grid, m) : COT_OK;
@@ -119,7 +118,7 @@ static conv1d_dense_call call_of(const conv1d_dense_sizes *z, const conv1d_dense
 
 static cot_status pack_weights(cot_queue *queue, const conv1d_dense_call *c)
 {
-    const int64_t blocks = conv1d_dense_blocks(c->Dout * c->pitch_in, THREADS);
+    const int64_t blocks = cot_ceil_div(c->Dout * c->pitch_in, THREADS);
     return blocks > 0 ? launch_rows(queue, &pack, blocks, 1, c) : COT_OK;
 }
 
@@ -173,10 +172,10 @@ cot_status causal_conv1d_dense_fwd_sm90(cot_queue *queue, const void *problem, v
 
 static cot_status find_dbias(cot_queue *queue, const dtype_kernels *kernels, const conv1d_dense_call *c)
 {
-    const int64_t across = conv1d_dense_blocks(c->Dout, THREADS);
+    const int64_t across = cot_ceil_div(c->Dout, THREADS);
     if (c->B * c->chunks > 0)
         CHECK(launch_rows(queue, &kernels->sum, c->B * c->chunks, across, c));
-    return launch_rows(queue, &dbias, conv1d_dense_blocks(4 * c->Dout, THREADS), 1, c);
+    return launch_rows(queue, &dbias, cot_ceil_div(4 * c->Dout, THREADS), 1, c);
 }
 
 static cot_status backward(cot_queue *queue, const void *problem, void *workspace, const dtype_kernels *kernels)
@@ -215,7 +214,7 @@ static cot_status backward(cot_queue *queue, const void *problem, void *workspac
         CHECK(map_tokens(queue, &m.a, z->dtype, &c->g, z->Dout, c));
         CHECK(map_tokens(queue, &m.b, z->dtype, &x, z->Din, c));
         CHECK(launch_product(queue, &kernels->weight, z->Dout, z->Din, z->K * c->parts, &m));
-        CHECK(launch_rows(queue, &finish, conv1d_dense_blocks(z->Dout * z->Din, THREADS), 1, c));
+        CHECK(launch_rows(queue, &finish, cot_ceil_div(z->Dout * z->Din, THREADS), 1, c));
     }
     return cot_present(&a->dbias) ? find_dbias(queue, kernels, c) : COT_OK;
 }
@@ -255,8 +254,7 @@ static const cot_cuda_kernel dbias_generic = GENERIC(dbias, generic), final_stat
 static cot_status launch_generic(cot_queue *queue, const generic_kernels *kernels, const cot_cuda_kernel *kernel,
                                  int64_t rows, int64_t columns, int64_t times, const conv1d_dense_call *c)
 {
-    const int64_t blocks =
-        conv1d_dense_blocks(rows, kernels->side) * conv1d_dense_blocks(columns, kernels->side) * times;
+    const int64_t blocks = cot_ceil_div(rows, kernels->side) * cot_ceil_div(columns, kernels->side) * times;
     const cot_cuda_grid grid = {.blocks = {(unsigned)blocks, 1, 1}, .threads = (unsigned)kernels->threads};
     return blocks > 0 ? cot_cuda_launch(queue, kernel, &grid, c) : COT_OK;
 }
@@ -292,7 +290,7 @@ static cot_status forward_generic(cot_queue *queue, const void *problem, void *w
         CHECK(launch_generic(queue, kernels, &kernels->forward, z->T, z->Dout, z->B, &c));
     }
     return cot_present(&a->final_state) && states > 0
-               ? launch_rows(queue, &final_state, conv1d_dense_blocks(states, THREADS), 1, &c)
+               ? launch_rows(queue, &final_state, cot_ceil_div(states, THREADS), 1, &c)
                : COT_OK;
 }
 
@@ -327,7 +325,7 @@ static cot_status backward_generic(cot_queue *queue, const void *problem, void *
         CHECK(launch_generic(queue, kernels, &kernels->input, z->K - 1 + z->T, z->Din, z->B, &c));
     if (cot_present(&a->dweight) && z->Dout * z->Din > 0) {
         CHECK(launch_generic(queue, kernels, &kernels->weight, z->Dout, z->Din, z->K * c.parts, &c));
-        CHECK(launch_rows(queue, &finish, conv1d_dense_blocks(z->Dout * z->Din, THREADS), 1, &c));
+        CHECK(launch_rows(queue, &finish, cot_ceil_div(z->Dout * z->Din, THREADS), 1, &c));
     }
     return cot_present(&a->dbias) && z->Dout > 0 ? launch_rows(queue, &dbias_generic, z->Dout, 1, &c) : COT_OK;
 }

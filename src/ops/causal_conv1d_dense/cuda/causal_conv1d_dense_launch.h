@@ -28,21 +28,16 @@ static inline bool conv1d_dense_steps(const cot_tensor *tensor)
     return conv1d_dense_strides_step(tensor) && (cot_elements(tensor) == 0 || (uintptr_t)tensor->data % 16 == 0);
 }
 
-static inline int64_t conv1d_dense_blocks(int64_t size, int64_t of)
-{
-    return size / of + (size % of != 0);
-}
-
 /* How many blocks gather so many tokens of so many channels, for each b. */
 static inline int64_t conv1d_dense_gather_blocks(int64_t tokens, int64_t channels)
 {
-    return conv1d_dense_blocks(tokens, CONV1D_DENSE_GATHER) * conv1d_dense_blocks(channels, CONV1D_DENSE_GATHER);
+    return cot_ceil_div(tokens, CONV1D_DENSE_GATHER) * cot_ceil_div(channels, CONV1D_DENSE_GATHER);
 }
 
 /* Channels that rows of the workspace have, in units of 16 bytes. */
 static inline int64_t conv1d_dense_pitch(int64_t channels)
 {
-    return (channels + 7) / 8 * 8;
+    return cot_round_up(channels, 8);
 }
 
 /* Strides that step from data that do not: no room was asked for. */
@@ -199,21 +194,21 @@ static inline conv1d_dense_cuda_parts conv1d_dense_cuda_parts_of(const conv1d_de
                                                                  const cot_tensor *x, const cot_tensor *dy)
 {
     enum { FILLED = 264, LEAST = 8, MOST = 16 }; /* blocks that fill a device twice; steps a block; parts */
-    conv1d_dense_cuda_parts l = {.chunks = conv1d_dense_blocks(z->T, CONV1D_DENSE_SUM_TOKENS)};
-    const int64_t steps = z->B * conv1d_dense_blocks(z->T, CONV1D_DENSE_DEPTH);
-    const double blocks = (double)z->K * (double)conv1d_dense_blocks(z->Dout, CONV1D_DENSE_ROWS) *
-                          (double)conv1d_dense_blocks(z->Din, CONV1D_DENSE_COLUMNS);
+    conv1d_dense_cuda_parts l = {.chunks = cot_ceil_div(z->T, CONV1D_DENSE_SUM_TOKENS)};
+    const int64_t steps = cot_mul(z->B, cot_ceil_div(z->T, CONV1D_DENSE_DEPTH));
+    const double blocks = (double)z->K * (double)cot_ceil_div(z->Dout, CONV1D_DENSE_ROWS) *
+                          (double)cot_ceil_div(z->Din, CONV1D_DENSE_COLUMNS);
     l.parts = blocks >= FILLED ? 1 : (int64_t)(FILLED / (blocks > 1 ? blocks : 1));
     l.parts = l.parts > MOST ? MOST : l.parts;
     l.parts = l.parts > steps / LEAST ? steps / LEAST : l.parts;
     l.parts = l.parts < 1 ? 1 : l.parts;
-    l.packed = conv1d_dense_take(&l.bytes, z->K, z->Dout, z->Din, 2);
-    l.x = conv1d_dense_take(&l.bytes, z->B, z->T, conv1d_dense_strides_step(x) ? 0 : z->Din, 2);
+    l.packed = cot_take(&l.bytes, COT_PRODUCT(z->K, z->Dout, z->Din), 2);
+    l.x = cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, conv1d_dense_strides_step(x) ? 0 : z->Din), 2);
     if (dy != NULL) {
-        l.dy = conv1d_dense_take(&l.bytes, z->B, z->T, conv1d_dense_strides_step(dy) ? 0 : z->Dout, 2);
-        l.gradients = conv1d_dense_take(&l.bytes, z->B, z->T, silu ? z->Dout : 0, 2);
-        l.dweight = conv1d_dense_take(&l.bytes, l.parts * z->K, z->Dout, z->Din, sizeof(float));
-        l.dbias = conv1d_dense_take(&l.bytes, z->B, l.chunks, z->Dout, sizeof(float));
+        l.dy = cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, conv1d_dense_strides_step(dy) ? 0 : z->Dout), 2);
+        l.gradients = cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, silu ? z->Dout : 0), 2);
+        l.dweight = cot_take(&l.bytes, COT_PRODUCT(l.parts, z->K, z->Dout, z->Din), sizeof(float));
+        l.dbias = cot_take(&l.bytes, COT_PRODUCT(z->B, l.chunks, z->Dout), sizeof(float));
     }
     return l;
 }
@@ -225,14 +220,13 @@ static inline conv1d_dense_cuda_parts conv1d_dense_generic_parts_of(const conv1d
     enum { FILLED = 264, LEAST = 4, MOST = 16 };
     conv1d_dense_cuda_parts l = {0};
     const double steps = (double)z->B * (double)z->T / CONV1D_DENSE_STEP / LEAST;
-    const double blocks =
-        (double)z->K * (double)conv1d_dense_blocks(z->Dout, side) * (double)conv1d_dense_blocks(z->Din, side);
+    const double blocks = (double)z->K * (double)cot_ceil_div(z->Dout, side) * (double)cot_ceil_div(z->Din, side);
     l.parts = blocks >= FILLED ? 1 : (int64_t)(FILLED / (blocks > 1 ? blocks : 1));
     l.parts = l.parts > MOST ? MOST : l.parts;
     l.parts = (double)l.parts > steps ? (int64_t)steps : l.parts;
     l.parts = l.parts < 1 ? 1 : l.parts;
-    l.gradients = conv1d_dense_take(&l.bytes, z->B, z->T, silu ? z->Dout : 0, size);
-    l.dweight = conv1d_dense_take(&l.bytes, l.parts * z->K, z->Dout, z->Din, sizeof(float));
+    l.gradients = cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, silu ? z->Dout : 0), size);
+    l.dweight = cot_take(&l.bytes, COT_PRODUCT(l.parts, z->K, z->Dout, z->Din), sizeof(float));
     return l;
 }
 
@@ -242,10 +236,10 @@ static inline conv1d_dense_cuda_parts conv1d_dense_mma_parts_of(const conv1d_den
     conv1d_dense_cuda_parts l = {0};
     if (backward)
         l = conv1d_dense_generic_parts_of(z, silu, 2, CONV1D_DENSE_TILE);
-    l.packed = conv1d_dense_take(&l.bytes, z->K, z->Dout, conv1d_dense_pitch(z->Din), 2);
-    l.x = conv1d_dense_take(&l.bytes, z->B, z->K - 1 + z->T, conv1d_dense_pitch(z->Din), 2);
+    l.packed = cot_take(&l.bytes, COT_PRODUCT(z->K, z->Dout, conv1d_dense_pitch(z->Din)), 2);
+    l.x = cot_take(&l.bytes, COT_PRODUCT(z->B, z->K - 1 + z->T, conv1d_dense_pitch(z->Din)), 2);
     if (backward)
-        l.dy = conv1d_dense_take(&l.bytes, z->B, z->T, conv1d_dense_pitch(z->Dout), 2);
+        l.dy = cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, conv1d_dense_pitch(z->Dout)), 2);
     return l;
 }
 

@@ -78,7 +78,7 @@ V_INLINE void backward_stretch(const backward_row *row, int64_t i, int64_t end, 
             v_store2_as(row->dx + i * size, dtype, a, b);
     }
     for (; i < end; i += VW) {
-        const int lanes = (int)dropout_clamp(end - i, 0, VW);
+        const int lanes = (int)cot_clamp(end - i, 0, VW);
         v_store_n_as(row->dx + i * size, dtype, backward_lanes(row, i, lanes, false, activation, dtype), lanes);
     }
 }
@@ -166,7 +166,7 @@ static void backward_item(void *context, int64_t number)
     const bool drawn = c->drawer.mask->source == DROPOUT_DRAWN && c->rows_at_once == 1;
     dropout_stage_bias(bias, &a->bias, d, row.n);
     for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_at_once) {
-        const int64_t count = dropout_clamp(c->rows_at_once, 1, item.r_end - r);
+        const int64_t count = cot_clamp(c->rows_at_once, 1, item.r_end - r);
         if (!drawn)
             dropout_keep_bits(bits, &c->drawer, r, count, d, row.n);
         if (row.scale == 0) /* nothing gets through, not even 0 * inf */
@@ -200,7 +200,7 @@ static void reduce_item(void *context, int64_t number)
     const backward_context *c = context;
     const cot_tensor *out = &c->problem->args.dbias;
     const int64_t D = c->problem->sizes.D, begin = number * REDUCE_COLUMNS;
-    const int64_t n = dropout_clamp(REDUCE_COLUMNS, 1, D - begin);
+    const int64_t n = cot_clamp(REDUCE_COLUMNS, 1, D - begin);
     double sums[REDUCE_COLUMNS] = {0};
     for (int64_t part = 0; part < c->tiling.parts; part++)
         for (int64_t i = 0; i < n; i++)
@@ -231,6 +231,6 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *queue, const void *problem, void 
                      dropout_streams(&a->dx, &p->sizes, cot_present(&a->x) ? 3 : 2);
     cot_parallel(queue, context.tiling.parts * context.tiling.blocks, backward_item, &context);
     if (cot_present(&a->dbias))
-        cot_parallel(queue, dropout_quotient_up(p->sizes.D, REDUCE_COLUMNS), reduce_item, &context);
+        cot_parallel(queue, cot_ceil_div(p->sizes.D, REDUCE_COLUMNS), reduce_item, &context);
     return COT_OK;
 }

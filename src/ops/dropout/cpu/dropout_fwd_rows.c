@@ -67,7 +67,7 @@ V_INLINE void forward_stretch(const forward_row *row, int64_t i, int64_t end, co
             v_store2_as(row->y + i * size, dtype, a, b);
     }
     for (; i < end; i += VW) {
-        const int lanes = (int)dropout_clamp(end - i, 0, VW);
+        const int lanes = (int)cot_clamp(end - i, 0, VW);
         v_store_n_as(row->y + i * size, dtype, forward_lanes(row, i, lanes, false, activation, dtype), lanes);
     }
 }
@@ -163,7 +163,7 @@ static void forward_item(void *context, int64_t number)
     const bool drawn = c->drawer.mask->source == DROPOUT_DRAWN && c->rows_at_once == 1 && cot_present(&a->y);
     dropout_stage_bias(bias, &a->bias, d, row.n);
     for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_at_once) {
-        const int64_t count = dropout_clamp(c->rows_at_once, 1, item.r_end - r);
+        const int64_t count = cot_clamp(c->rows_at_once, 1, item.r_end - r);
         if (!drawn)
             dropout_keep_bits(bits, &c->drawer, r, count, d, row.n);
         for (int64_t k = 0; k < count; k++) {

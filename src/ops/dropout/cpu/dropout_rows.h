@@ -186,8 +186,8 @@ enum { DROPOUT_AHEAD = 2, DROPOUT_AHEAD_BYTES = 16 << 10 };
 static inline int64_t dropout_next_row(const dropout_sizes *sizes, int64_t r)
 {
     const int64_t ahead =
-        dropout_clamp(DROPOUT_AHEAD_BYTES / (sizes->D * dropout_size(sizes->dtype)), DROPOUT_AHEAD, sizes->R);
-    return dropout_clamp(r + ahead, r, sizes->R - 1);
+        cot_clamp(DROPOUT_AHEAD_BYTES / (sizes->D * dropout_size(sizes->dtype)), DROPOUT_AHEAD, sizes->R);
+    return cot_clamp(r + ahead, r, sizes->R - 1);
 }
 
 /* Asks for its columns [i, i+DROPOUT_DRAW): the draws fill the window in which a processor would otherwise find its loads

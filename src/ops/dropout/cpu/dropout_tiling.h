@@ -19,29 +19,19 @@ typedef struct dropout_tiling {
     int64_t parts, blocks;
 } dropout_tiling;
 
-static inline int64_t dropout_clamp(int64_t value, int64_t low, int64_t high)
-{
-    return value < low ? low : value > high ? high : value;
-}
-
-static inline int64_t dropout_quotient_up(int64_t value, int64_t by)
-{
-    return value / by + (value % by != 0);
-}
-
 static inline dropout_tiling dropout_tile(const dropout_sizes *sizes)
 {
     dropout_tiling tiling;
-    const int64_t blocks = dropout_clamp(dropout_quotient_up(sizes->D, DROPOUT_MAX_COLUMNS), 1, INT64_MAX);
-    const int64_t units = dropout_quotient_up(dropout_quotient_up(sizes->D, blocks), DROPOUT_COLUMN_UNIT);
-    tiling.columns = dropout_clamp(units, 1, DROPOUT_MAX_COLUMNS / DROPOUT_COLUMN_UNIT) * DROPOUT_COLUMN_UNIT;
-    tiling.blocks = dropout_quotient_up(sizes->D, tiling.columns);
+    const int64_t blocks = cot_clamp(cot_ceil_div(sizes->D, DROPOUT_MAX_COLUMNS), 1, INT64_MAX);
+    const int64_t units = cot_ceil_div(cot_ceil_div(sizes->D, blocks), DROPOUT_COLUMN_UNIT);
+    tiling.columns = cot_clamp(units, 1, DROPOUT_MAX_COLUMNS / DROPOUT_COLUMN_UNIT) * DROPOUT_COLUMN_UNIT;
+    tiling.blocks = cot_ceil_div(sizes->D, tiling.columns);
     /* Many items share the work evenly, large ones cost less to begin. */
     const double share = (double)sizes->R * (double)sizes->D / 256;
     const int64_t elements = share > 65536 ? 65536 : share < 16384 ? 16384 : (int64_t)share;
-    const int64_t width = dropout_clamp(sizes->D, 1, tiling.columns);
-    tiling.rows = dropout_clamp(elements / width, 1, DROPOUT_MAX_ROWS);
-    tiling.parts = dropout_quotient_up(sizes->R, tiling.rows);
+    const int64_t width = cot_clamp(sizes->D, 1, tiling.columns);
+    tiling.rows = cot_clamp(elements / width, 1, DROPOUT_MAX_ROWS);
+    tiling.parts = cot_ceil_div(sizes->R, tiling.rows);
     return tiling;
 }
 
@@ -55,8 +45,8 @@ static inline dropout_item dropout_item_at(const dropout_tiling *tiling, const d
     dropout_item item = {.part = number / tiling->blocks};
     item.r_begin = item.part * tiling->rows;
     item.d_begin = number % tiling->blocks * tiling->columns;
-    item.r_end = dropout_clamp(item.r_begin + tiling->rows, 0, sizes->R);
-    item.d_end = dropout_clamp(item.d_begin + tiling->columns, 0, sizes->D);
+    item.r_end = cot_clamp(item.r_begin + tiling->rows, 0, sizes->R);
+    item.d_end = cot_clamp(item.d_begin + tiling->columns, 0, sizes->D);
     return item;
 }
 
@@ -64,7 +54,7 @@ static inline dropout_item dropout_item_at(const dropout_tiling *tiling, const d
 static inline size_t dropout_partial_bytes(const dropout_sizes *sizes)
 {
     const dropout_tiling tiling = dropout_tile(sizes);
-    return cot_align((size_t)tiling.parts * (size_t)sizes->D * sizeof(float));
+    return cot_bytes(cot_mul(tiling.parts, sizes->D), sizeof(float));
 }
 
 #endif

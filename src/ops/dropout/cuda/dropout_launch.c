@@ -130,9 +130,8 @@ static cot_status launch_tiles(cot_queue *queue, const cot_cuda_kernel *kernel, 
                                const dropout_call *call)
 {
     const int64_t y = plan->parts < UINT16_MAX ? plan->parts : UINT16_MAX;
-    const cot_cuda_grid grid = {
-        .blocks = {(unsigned)plan->tiles, (unsigned)y, (unsigned)dropout_cuda_up(plan->parts, y)},
-        .threads = DROPOUT_THREADS};
+    const cot_cuda_grid grid = {.blocks = {(unsigned)plan->tiles, (unsigned)y, (unsigned)cot_ceil_div(plan->parts, y)},
+                                .threads = DROPOUT_THREADS};
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
@@ -159,7 +158,7 @@ cot_status dropout_fwd_rows_sm80(cot_queue *queue, const void *problem, void *wo
 static cot_status sum_parts(cot_queue *queue, const dropout_call *c)
 {
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)dropout_cuda_up(c->D, 32), 1, 1}, .threads = DROPOUT_THREADS, .dependent = true};
+        .blocks = {(unsigned)cot_ceil_div(c->D, 32), 1, 1}, .threads = DROPOUT_THREADS, .dependent = true};
     return cot_cuda_launch(queue, &reduce, &grid, c);
 }
 

@@ -13,18 +13,13 @@ typedef struct dropout_cuda_plan {
     int64_t tiles, parts;
 } dropout_cuda_plan;
 
-static inline int64_t dropout_cuda_up(int64_t a, int64_t b)
-{
-    return a / b + (a % b != 0);
-}
-
 /* SHIFTED tiles (see dropout_tile.cuh) are a group narrower, and their first one may begin 7 columns before the row. */
 static inline dropout_cuda_plan dropout_cuda_divide(const dropout_sizes *sizes, int lanes, int rows, bool shifted)
 {
     return (dropout_cuda_plan){
-        .tiles = shifted ? dropout_cuda_up(sizes->D + COT_DROPOUT_GROUP - 1, (int64_t)COT_DROPOUT_GROUP * (lanes - 1))
-                         : dropout_cuda_up(sizes->D, (int64_t)COT_DROPOUT_GROUP * lanes),
-        .parts = dropout_cuda_up(sizes->R, (int64_t)DROPOUT_THREADS / lanes * rows)};
+        .tiles = shifted ? cot_ceil_div(sizes->D + COT_DROPOUT_GROUP - 1, (int64_t)COT_DROPOUT_GROUP * (lanes - 1))
+                         : cot_ceil_div(sizes->D, (int64_t)COT_DROPOUT_GROUP * lanes),
+        .parts = cot_ceil_div(sizes->R, (int64_t)DROPOUT_THREADS / lanes * rows)};
 }
 
 static inline dropout_cuda_plan dropout_cuda_backward(const dropout_sizes *sizes, bool shifted)
@@ -56,11 +51,9 @@ static inline size_t workspace_cuda_bwd(const void *problem)
     const dropout_backward_problem *p = problem;
     const dropout_cuda_plan plain = dropout_cuda_backward(&p->sizes, false),
                             shifted = dropout_cuda_backward(&p->sizes, true);
-    const int64_t lanes[] = {plain.parts * plain.tiles * DROPOUT_BWD_LANES,
-                             shifted.parts * shifted.tiles * DROPOUT_BWD_SHIFTED_LANES};
-    return cot_present(&p->args.dbias)
-               ? cot_align((size_t)(lanes[0] > lanes[1] ? lanes[0] : lanes[1]) * COT_DROPOUT_GROUP * sizeof(float))
-               : 0;
+    const int64_t lanes = cot_max(COT_PRODUCT(plain.parts, plain.tiles, DROPOUT_BWD_LANES),
+                                  COT_PRODUCT(shifted.parts, shifted.tiles, DROPOUT_BWD_SHIFTED_LANES));
+    return cot_present(&p->args.dbias) ? cot_bytes(cot_mul(lanes, COT_DROPOUT_GROUP), sizeof(float)) : 0;
 }
 
 #endif

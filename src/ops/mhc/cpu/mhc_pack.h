@@ -18,7 +18,7 @@ static void mhc_pack_item(void *context, int64_t chunk)
 {
     const mhc_packing *p = context;
     const int64_t i = chunk / p->chunks.per_stream, begin = chunk % p->chunks.per_stream * p->chunks.width;
-    const int64_t columns = mhc_clamp(p->sizes->D - begin, 0, p->chunks.width), M = p->sizes->M;
+    const int64_t columns = cot_clamp(p->sizes->D - begin, 0, p->chunks.width), M = p->sizes->M;
     const int64_t phi_stride = p->phi->stride[1], gamma_stride = p->gamma->stride[1];
     for (int64_t j = 0; j < M; j++) {
         float *to = p->weights + (chunk * M + j) * p->chunks.width;
@@ -29,7 +29,7 @@ static void mhc_pack_item(void *context, int64_t chunk)
         if (cot_present(p->gamma))
             for (int64_t d = 0; d < columns; d++)
                 to[d] *= gamma[i * p->gamma->stride[0] + (begin + d) * gamma_stride];
-        for (int64_t d = columns; d < mhc_round_up(columns, 4 * VW) && d < p->chunks.width; d++)
+        for (int64_t d = columns; d < cot_round_up(columns, 4 * VW) && d < p->chunks.width; d++)
             to[d] = 0;
     }
 }
@@ -37,7 +37,7 @@ static void mhc_pack_item(void *context, int64_t chunk)
 /* A row of a chunk of x as f32, zeros up to whole groups of 4 vectors. */
 V_INLINE void mhc_stage(float *to, const char *from, cot_dtype dtype, int64_t columns)
 {
-    for (int64_t d = 0; d < mhc_round_up(columns, 4 * VW); d += VW)
+    for (int64_t d = 0; d < cot_round_up(columns, 4 * VW); d += VW)
         v_store(to + d, mhc_load_some(from + d * mhc_size(dtype), dtype, columns - d));
 }
 

@@ -144,7 +144,7 @@ static void forward_item(void *context, int64_t item)
     const post_context *c = context;
     const mhc_post_forward_problem *p = c->problem;
     const cot_mhc_post_forward_args *a = &p->args;
-    const int64_t n = p->sizes.n, end = mhc_clamp((item + 1) * c->item_tokens, 0, p->sizes.tokens);
+    const int64_t n = p->sizes.n, end = cot_clamp((item + 1) * c->item_tokens, 0, p->sizes.tokens);
     post_token s = {.D = p->sizes.D, .dtype = a->x.dtype, .stream = c->stream};
     for (int64_t t = item * c->item_tokens; t < end; t++) {
         load_coefficients(&s, &a->A, &a->h_post, t, n);
@@ -170,7 +170,7 @@ cot_status V_NAME(mhc_post_fwd_rows)(cot_queue *queue, const void *problem, void
                       .item_tokens = mhc_item_tokens(p->sizes.tokens),
                       .run = forwards[p->sizes.n - 1][p->args.x.dtype - COT_F32],
                       .stream = mhc_streams(&p->args.y, &p->sizes)};
-    cot_parallel(queue, mhc_quotient_up(p->sizes.tokens, c.item_tokens), forward_item, &c);
+    cot_parallel(queue, cot_ceil_div(p->sizes.tokens, c.item_tokens), forward_item, &c);
     return COT_OK;
 }
 
@@ -189,7 +189,7 @@ static void backward_item(void *context, int64_t item)
     const post_context *c = context;
     const mhc_post_backward_problem *p = c->problem;
     const cot_mhc_post_backward_args *a = &p->args;
-    const int64_t n = p->sizes.n, end = mhc_clamp((item + 1) * c->item_tokens, 0, p->sizes.tokens);
+    const int64_t n = p->sizes.n, end = cot_clamp((item + 1) * c->item_tokens, 0, p->sizes.tokens);
     post_token s = {.D = p->sizes.D, .dtype = a->x.dtype, .stream = c->stream, .stream_df = c->stream_df};
     for (int64_t t = item * c->item_tokens; t < end; t++) {
         load_coefficients(&s, &a->A, &a->h_post, t, n);
@@ -220,6 +220,6 @@ cot_status V_NAME(mhc_post_bwd_rows)(cot_queue *queue, const void *problem, void
                       .run = backwards[p->sizes.n - 1][p->args.x.dtype - COT_F32],
                       .stream = mhc_streams(&p->args.dx, &p->sizes),
                       .stream_df = mhc_streams(&p->args.df, &p->sizes)};
-    cot_parallel(queue, mhc_quotient_up(p->sizes.tokens, c.item_tokens), backward_item, &c);
+    cot_parallel(queue, cot_ceil_div(p->sizes.tokens, c.item_tokens), backward_item, &c);
     return COT_OK;
 }

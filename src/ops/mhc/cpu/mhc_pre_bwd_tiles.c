@@ -181,7 +181,7 @@ V_INLINE void dx_tile(const backward_block *s, const chunk *own, int64_t t, int6
     const mhc_pre_backward_problem *p = s->c->problem;
     const cot_mhc_pre_backward_args *a = &p->args;
     const int64_t size = mhc_size(dtype), left = p->sizes.D - own->d - k;
-    const int tokens = (int)mhc_clamp(s->count - t, 0, TILE);
+    const int tokens = (int)cot_clamp(s->count - t, 0, TILE);
     vf dx[TILE][WIDE];
     V_UNROLL
     for (int r = 0; r < TILE; r++)
@@ -283,7 +283,7 @@ static void Q_chunk(const backward_block *s, const chunk *own)
         const mhc_pre_backward_problem *p = s->c->problem;                                                     \
         for (int64_t t = 0; t < s->count; t++)                                                                 \
             mhc_stage(s->x[t], s->x_rows[t] + (own->i * p->args.x.stride[2] + own->d) * mhc_size(COT_##dtype), \
-                      COT_##dtype, mhc_clamp(p->sizes.D - own->d, 0, MHC_BWD_CHUNK));                          \
+                      COT_##dtype, cot_clamp(p->sizes.D - own->d, 0, MHC_BWD_CHUNK));                          \
         for (int64_t k = 0; cot_present(&p->args.dx) && k < own->columns; k += WIDE * VW)                      \
             for (int64_t t = 0; t < s->count; t += TILE)                                                       \
                 dx_tile(s, own, t, k, COT_##dtype);                                                            \
@@ -300,7 +300,7 @@ static void backward_chunks(backward_block *s)
                      .i = number / chunks->per_stream,
                      .d = number % chunks->per_stream * MHC_BWD_CHUNK,
                      .weights = (const float *)s->c->workspace + number * p->sizes.M * MHC_BWD_CHUNK};
-        own.columns = mhc_round_up(mhc_clamp(p->sizes.D - own.d, 0, MHC_BWD_CHUNK), 4 * VW);
+        own.columns = cot_round_up(cot_clamp(p->sizes.D - own.d, 0, MHC_BWD_CHUNK), 4 * VW);
         dx_chunks[p->args.x.dtype - COT_F32](s, &own);
         if (s->c->parameters)
             Q_chunk(s, &own);
@@ -312,7 +312,7 @@ static void backward_part(void *context, int64_t part, void *scratch)
     static void (*const dots[])(backward_block *) = {dots_F32, dots_F16, dots_BF16};
     const backward_context *c = context;
     const mhc_pre_backward_problem *p = c->problem;
-    const int64_t end = mhc_clamp((part + 1) * c->parts.each, 0, p->sizes.tokens);
+    const int64_t end = cot_clamp((part + 1) * c->parts.each, 0, p->sizes.tokens);
     backward_block *const s = scratch;
     s->c = c;
     s->Q = (float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part);
@@ -322,7 +322,7 @@ static void backward_part(void *context, int64_t part, void *scratch)
     for (int64_t j = 0; j < p->sizes.M + 3; j++)
         s->sums[j] = 0;
     for (s->token = part * c->parts.each; s->token < end; s->token += MHC_BWD_TOKENS) {
-        s->count = mhc_clamp(end - s->token, 0, MHC_BWD_TOKENS);
+        s->count = cot_clamp(end - s->token, 0, MHC_BWD_TOKENS);
         for (int64_t t = 0; t < s->count; t++) {
             s->x_rows[t] = mhc_row(&p->args.x, s->token + t, 0, 0);
             s->dh_in[t] = mhc_row(&p->args.dh_in, s->token + t, 0, 0);
@@ -355,7 +355,7 @@ static void reduce_chunk(const backward_context *c, int64_t number)
     const cot_mhc_pre_backward_args *a = &p->args;
     const int64_t M = p->sizes.M, i = number / c->chunks.per_stream;
     const int64_t d = number % c->chunks.per_stream * MHC_BWD_CHUNK;
-    const int64_t columns = mhc_clamp(p->sizes.D - d, 0, MHC_BWD_CHUNK);
+    const int64_t columns = cot_clamp(p->sizes.D - d, 0, MHC_BWD_CHUNK);
     const int64_t parts = p->sizes.tokens > 0 ? c->parts.count : 0;
     double dgamma[MHC_BWD_CHUNK] = {0};
     for (int64_t j = 0; j < M; j++) {

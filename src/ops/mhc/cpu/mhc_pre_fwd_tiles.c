@@ -117,14 +117,14 @@ V_INLINE void fetch(const char *const *rows, int64_t offset, int64_t lines)
 static void project_chunk(forward_block *s, int64_t chunk)
 {
     const forward_context *c = s->c;
-    const int64_t M = c->problem->sizes.M, groups = mhc_quotient_up(M, ROWS);
+    const int64_t M = c->problem->sizes.M, groups = cot_ceil_div(M, ROWS);
     const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
-    const int64_t columns = mhc_round_up(mhc_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK), 4 * VW);
+    const int64_t columns = cot_round_up(cot_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK), 4 * VW);
     const bool last = chunk + 1 == c->chunks.count;
     const char *const *next = last ? s->next : s->rows;
     const int64_t offset = last ? 0 : chunk_offset(c, chunk + 1);
     const int64_t lines = next[0] != NULL ? MHC_CHUNK * mhc_size(c->problem->args.x.dtype) / LINE : 0;
-    const int64_t each = mhc_quotient_up(lines, groups);
+    const int64_t each = cot_ceil_div(lines, groups);
     for (int64_t j = 0; j < M; j += ROWS) {
         const float *w = c->weights + (chunk * M + j) * MHC_CHUNK;
         int64_t t = 0;
@@ -183,7 +183,7 @@ static void project_block(forward_block *s)
     static void (*const stages[])(forward_block *, int64_t, int64_t) = {stage_F32, stage_F16, stage_BF16};
     const forward_context *c = s->c;
     const int64_t M = c->problem->sizes.M;
-    memset(s->z, 0, (size_t)mhc_round_up(M, ROWS) * sizeof *s->z);
+    memset(s->z, 0, (size_t)cot_round_up(M, ROWS) * sizeof *s->z);
     for (int64_t t = 0; t < s->count; t++) {
         s->squares[t] = v_zero();
         for (int64_t j = 0; j < M; j += ROWS)
@@ -191,7 +191,7 @@ static void project_block(forward_block *s)
     }
     for (int64_t chunk = 0; chunk < c->chunks.count; chunk++) {
         const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
-        stages[c->problem->args.x.dtype - COT_F32](s, chunk, mhc_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK));
+        stages[c->problem->args.x.dtype - COT_F32](s, chunk, cot_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK));
         project_chunk(s, chunk);
         if (VW < 16 && (chunk + 1) % c->chunks.per_stream == 0) /* few lanes add up more runs each */
             collect_sums(s);
@@ -302,11 +302,11 @@ static void forward_item(void *context, int64_t item, void *scratch)
 {
     const forward_context *c = context;
     const int64_t begin = item * c->item_tokens;
-    const int64_t end = begin + mhc_clamp(c->problem->sizes.tokens - begin, 0, c->item_tokens);
+    const int64_t end = begin + cot_clamp(c->problem->sizes.tokens - begin, 0, c->item_tokens);
     forward_block *const s = scratch;
     s->c = c;
     for (s->token = begin; s->token < end; s->token += c->block) {
-        s->count = mhc_clamp(end - s->token, 0, c->block);
+        s->count = cot_clamp(end - s->token, 0, c->block);
         for (int64_t t = 0; t < s->count; t++) {
             const int64_t next = s->token + c->block + t;
             s->rows[t] = mhc_row(&c->problem->args.x, s->token + t, 0, 0);
@@ -328,10 +328,10 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *queue, const void *problem, void
                                .stream = mhc_streams(&p->args.h_in, &p->sizes)};
     /* No sum crosses tokens: how many share an item is free to follow the number of threads. */
     const int64_t items = ITEMS * cot_queue_threads(queue);
-    context.item_tokens = context.block * mhc_clamp(p->sizes.tokens / context.block / items, 1, BLOCKS);
+    context.item_tokens = context.block * cot_clamp(p->sizes.tokens / context.block / items, 1, BLOCKS);
     mhc_packing packing = {&p->sizes, &p->args.phi, &p->args.gamma, context.chunks, workspace};
     if (p->sizes.tokens > 0)
         cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
-    cot_parallel_scratch(queue, mhc_quotient_up(p->sizes.tokens, context.item_tokens), forward_item, &context);
+    cot_parallel_scratch(queue, cot_ceil_div(p->sizes.tokens, context.item_tokens), forward_item, &context);
     return COT_OK;
 }

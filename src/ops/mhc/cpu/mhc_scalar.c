@@ -134,8 +134,8 @@ typedef struct part {
 
 static part part_at(const mhc_sizes *sizes, int64_t number, real *workspace, int64_t size)
 {
-    const int64_t parts = mhc_scalar_parts(sizes), each = mhc_quotient_up(sizes->tokens, parts);
-    return (part){mhc_clamp(number * each, 0, sizes->tokens), mhc_clamp((number + 1) * each, 0, sizes->tokens),
+    const int64_t parts = mhc_scalar_parts(sizes), each = cot_ceil_div(sizes->tokens, parts);
+    return (part){cot_clamp(number * each, 0, sizes->tokens), cot_clamp((number + 1) * each, 0, sizes->tokens),
                   workspace + number * size};
 }
 
@@ -469,7 +469,7 @@ static void parameter_item(void *context_, int64_t number)
 {
     const context *c = context_;
     const mhc_pre_backward_problem *p = c->problem;
-    const int64_t blocks = mhc_quotient_up(p->sizes.D, COLUMNS);
+    const int64_t blocks = cot_ceil_div(p->sizes.D, COLUMNS);
     if (number == p->sizes.n * blocks) {
         bias_and_alpha(c);
         return;
@@ -485,7 +485,7 @@ cot_status NAME(mhc_pre_bwd_scalar)(cot_queue *queue, const void *problem, void 
     context c = {problem, workspace};
     cot_parallel(queue, mhc_scalar_parts(&p->sizes), pre_backward_item, &c);
     if (cot_present(&a->dphi) || cot_present(&a->dgamma) || cot_present(&a->dbias) || cot_present(&a->dalpha))
-        cot_parallel(queue, p->sizes.n * mhc_quotient_up(p->sizes.D, COLUMNS) + 1, parameter_item, &c);
+        cot_parallel(queue, p->sizes.n * cot_ceil_div(p->sizes.D, COLUMNS) + 1, parameter_item, &c);
     return COT_OK;
 }
 

@@ -33,10 +33,10 @@ static void forward_item(void *context, int64_t number)
 {
     const lanes_context *c = context;
     const mhc_sinkhorn_forward_problem *p = c->problem;
-    const int64_t n = p->sizes.n, end = mhc_clamp((number + 1) * c->parts.each, 0, p->sizes.tokens);
+    const int64_t n = p->sizes.n, end = cot_clamp((number + 1) * c->parts.each, 0, p->sizes.tokens);
     for (int64_t t = number * c->parts.each; t < end; t += VW) {
         vf A[MHC_MAX_N * MHC_MAX_N];
-        const int64_t count = mhc_clamp(end - t, 0, VW);
+        const int64_t count = cot_clamp(end - t, 0, VW);
         load_lanes(A, &p->args.h_res, t, count, n * n);
         mhc_sinkhorn(n, p->args.iterations, p->args.eps, A);
         store_lanes(A, &p->args.A, t, count, n * n);
@@ -55,11 +55,11 @@ static void backward_item(void *context, int64_t number)
 {
     const lanes_context *c = context;
     const mhc_sinkhorn_backward_problem *p = c->problem;
-    const int64_t n = p->sizes.n, end = mhc_clamp((number + 1) * c->parts.each, 0, p->sizes.tokens);
+    const int64_t n = p->sizes.n, end = cot_clamp((number + 1) * c->parts.each, 0, p->sizes.tokens);
     float *history = c->history + number * mhc_history(n, p->args.iterations);
     for (int64_t t = number * c->parts.each; t < end; t += VW) {
         vf logits[MHC_MAX_N * MHC_MAX_N], G[MHC_MAX_N * MHC_MAX_N];
-        const int64_t count = mhc_clamp(end - t, 0, VW);
+        const int64_t count = cot_clamp(end - t, 0, VW);
         load_lanes(logits, &p->args.h_res, t, count, n * n);
         load_lanes(G, &p->args.dA, t, count, n * n);
         mhc_sinkhorn_gradient(n, p->args.iterations, p->args.eps, logits, G, history);

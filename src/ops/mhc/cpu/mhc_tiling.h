@@ -26,15 +26,10 @@ enum {
     MHC_BWD_SCRATCH = MHC_BWD_TOKENS * (4 * MHC_BWD_FLOATS + 64)
 };
 
-static inline int64_t mhc_round_up(int64_t value, int64_t to)
-{
-    return mhc_quotient_up(value, to) * to;
-}
-
 /* Tokens of an item: fewer where there are few, so that more threads share them; no sum crosses tokens. */
 static inline int64_t mhc_item_tokens(int64_t tokens)
 {
-    return mhc_clamp(mhc_round_up(mhc_quotient_up(tokens, 8), 4), 4, MHC_TOKENS);
+    return cot_clamp(cot_round_up(cot_ceil_div(tokens, 8), 4), 4, MHC_TOKENS);
 }
 
 /* Columns of phi in chunks of one stream, `width` of them: phi * gamma is laid out as [chunks][M][width], the last of a
@@ -45,13 +40,13 @@ typedef struct mhc_chunks {
 
 static inline mhc_chunks mhc_chunk(const mhc_sizes *sizes, int64_t width)
 {
-    const int64_t per_stream = mhc_quotient_up(sizes->D, width);
-    return (mhc_chunks){width, per_stream, per_stream * sizes->n};
+    const int64_t per_stream = cot_ceil_div(sizes->D, width);
+    return (mhc_chunks){width, per_stream, cot_mul(per_stream, sizes->n)};
 }
 
 static inline int64_t mhc_weights(const mhc_sizes *sizes, const mhc_chunks *chunks)
 {
-    return chunks->count * sizes->M * chunks->width;
+    return COT_PRODUCT(chunks->count, sizes->M, chunks->width);
 }
 
 /* A run of tokens; a whole number of blocks of `block`, but for the last. */
@@ -61,9 +56,9 @@ typedef struct mhc_parts {
 
 static inline mhc_parts mhc_part(int64_t tokens, int64_t most, int64_t least, int64_t block)
 {
-    const int64_t wanted = mhc_clamp(mhc_quotient_up(tokens, least), 1, most);
-    const int64_t each = mhc_round_up(mhc_clamp(mhc_quotient_up(tokens, wanted), 1, INT64_MAX / 2), block);
-    return (mhc_parts){mhc_clamp(mhc_quotient_up(tokens, each), 1, most), each};
+    const int64_t wanted = cot_clamp(cot_ceil_div(tokens, least), 1, most);
+    const int64_t each = cot_round_up(cot_clamp(cot_ceil_div(tokens, wanted), 1, INT64_MAX / 2), block);
+    return (mhc_parts){cot_clamp(cot_ceil_div(tokens, each), 1, most), each};
 }
 
 static inline mhc_parts mhc_pre_bwd_parts(int64_t tokens)
@@ -79,7 +74,7 @@ static inline mhc_parts mhc_sinkhorn_parts(int64_t tokens)
 /* u and v of every iteration, for MHC_MAX_LANES tokens: in floats. */
 static inline int64_t mhc_history(int64_t n, int32_t iterations)
 {
-    return (int64_t)iterations * 2 * n * MHC_MAX_LANES;
+    return COT_PRODUCT(iterations, 2, n, MHC_MAX_LANES);
 }
 
 /* Where pre's backward keeps what, in bytes from the workspace's beginning. */
@@ -91,15 +86,14 @@ typedef struct mhc_pre_bwd_layout {
 static inline mhc_pre_bwd_layout mhc_layout_pre_bwd(const mhc_sizes *sizes, int32_t iterations)
 {
     const mhc_chunks chunks = mhc_chunk(sizes, MHC_BWD_CHUNK);
-    const size_t parts = (size_t)mhc_pre_bwd_parts(sizes->tokens).count;
-    mhc_pre_bwd_layout l = {.weights = 0};
-    l.Q_part = cot_align((size_t)mhc_weights(sizes, &chunks) * sizeof(float));
-    l.sums_part = cot_align((size_t)(sizes->M + 3) * sizeof(double));
-    l.history_part = cot_align((size_t)mhc_history(sizes->n, iterations) * sizeof(float));
-    l.Q = l.Q_part; /* the weights are as large */
-    l.sums = l.Q + parts * l.Q_part;
-    l.history = l.sums + parts * l.sums_part;
-    l.bytes = l.history + parts * l.history_part;
+    const int64_t parts = mhc_pre_bwd_parts(sizes->tokens).count;
+    mhc_pre_bwd_layout l = {.Q_part = cot_align(cot_bytes(mhc_weights(sizes, &chunks), sizeof(float))),
+                            .sums_part = cot_align(cot_bytes(sizes->M + 3, sizeof(double))),
+                            .history_part = cot_align(cot_bytes(mhc_history(sizes->n, iterations), sizeof(float)))};
+    l.weights = cot_take(&l.bytes, 1, l.Q_part); /* as large */
+    l.Q = cot_take(&l.bytes, parts, l.Q_part);
+    l.sums = cot_take(&l.bytes, parts, l.sums_part);
+    l.history = cot_take(&l.bytes, parts, l.history_part);
     return l;
 }
 

@@ -117,7 +117,7 @@ static mhc_call call_of_sizes(const mhc_sizes *s)
 
 static int64_t token_blocks(const mhc_call *c)
 {
-    return mhc_quotient_up(c->tokens, MHC_CUDA_TOKEN_THREADS);
+    return cot_ceil_div(c->tokens, MHC_CUDA_TOKEN_THREADS);
 }
 
 /* The generic kernels go around in their grid. */
@@ -206,7 +206,7 @@ cot_status mhc_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, void 
     mhc_call c = pre_forward_call(p);
     c.logits = c.A.data != NULL ? workspace : NULL;
     LAUNCH(queue, &pre_forward_generic[p->sizes.dtype - COT_F32],
-           generic_blocks(mhc_quotient_up(c.tokens, MHC_CUDA_TOKENS)), 1, MHC_CUDA_THREADS, &c);
+           generic_blocks(cot_ceil_div(c.tokens, MHC_CUDA_TOKENS)), 1, MHC_CUDA_THREADS, &c);
     return launch_fused_sinkhorn(queue, &c);
 }
 
@@ -233,7 +233,7 @@ static bool begins_at(const cot_tensor *tensor, uintptr_t multiple)
 
 static int64_t launched_clusters(const mhc_call *c, int tile)
 {
-    return mhc_clamp(mhc_quotient_up(c->tokens, tile), 1, MHC_SM90_CLUSTERS);
+    return cot_clamp(cot_ceil_div(c->tokens, tile), 1, MHC_SM90_CLUSTERS);
 }
 
 static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, int tile, int threads,
@@ -301,11 +301,11 @@ cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     c.slices = mhc_cuda_slices(s);
     c.vectors = whole_vectors(problem, (const cot_tensor *const[]){&p->args.x, &p->args.h_in}, 2);
     if (s->dtype == COT_F32) {
-        LAUNCH(queue, &pre_tiles_project[c.n <= 2], mhc_quotient_up(c.tokens, MHC_CUDA_TILE_TOKENS), c.slices,
+        LAUNCH(queue, &pre_tiles_project[c.n <= 2], cot_ceil_div(c.tokens, MHC_CUDA_TILE_TOKENS), c.slices,
                MHC_CUDA_THREADS, &c);
     } else {
         const cot_status status =
-            launch_mma(queue, pre_mma_project, s, mhc_quotient_up(c.tokens, MHC_CUDA_MMA_TOKENS), c.slices, &c);
+            launch_mma(queue, pre_mma_project, s, cot_ceil_div(c.tokens, MHC_CUDA_MMA_TOKENS), c.slices, &c);
         if (status != COT_OK)
             return status;
     }
@@ -405,7 +405,7 @@ static cot_status launch_sum_parts(cot_queue *queue, const mhc_call *c)
     const bool wanted =
         c->dphi.data != NULL || c->dgamma.data != NULL || c->dbias.data != NULL || c->dalpha.data != NULL;
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)(mhc_quotient_up(c->n * c->D, MHC_CUDA_SUM_COLUMNS) + 1), 1, 1},
+        .blocks = {(unsigned)(cot_ceil_div(c->n * c->D, MHC_CUDA_SUM_COLUMNS) + 1), 1, 1},
         .threads = MHC_CUDA_THREADS,
         .dependent = true,
     };
@@ -418,10 +418,10 @@ cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void 
     const int dtype = p->sizes.dtype - COT_F32;
     mhc_call c = pre_backward_call(p, workspace);
     LAUNCH(queue, &pre_dz[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
-    LAUNCH(queue, &pre_dx_generic[dtype], generic_blocks(mhc_quotient_up(c.tokens, MHC_CUDA_TOKENS)), 1,
-           MHC_CUDA_THREADS, &c);
+    LAUNCH(queue, &pre_dx_generic[dtype], generic_blocks(cot_ceil_div(c.tokens, MHC_CUDA_TOKENS)), 1, MHC_CUDA_THREADS,
+           &c);
     if (c.dphi.data != NULL || c.dgamma.data != NULL)
-        LAUNCH(queue, &pre_dphi_generic[dtype], mhc_quotient_up(c.n * c.D, MHC_CUDA_THREADS), c.parts, MHC_CUDA_THREADS,
+        LAUNCH(queue, &pre_dphi_generic[dtype], cot_ceil_div(c.n * c.D, MHC_CUDA_THREADS), c.parts, MHC_CUDA_THREADS,
                &c);
     if (c.dbias.data != NULL || c.dalpha.data != NULL)
         LAUNCH(queue, &pre_token_sums, c.token_parts, 1, MHC_CUDA_THREADS, &c);
@@ -489,7 +489,7 @@ static cot_status launch_records(cot_queue *queue, const mhc_call *c, const mhc_
     if (c->dA.data != NULL) /* else the records take it from dh_post and dh_res */
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     LAUNCH(queue, &(vectors ? pre_records : pre_records_any)[sizes->dtype - COT_F32],
-           mhc_quotient_up(c->tokens, tile) * tile, 1, MHC_CUDA_THREADS, c);
+           cot_ceil_div(c->tokens, tile) * tile, 1, MHC_CUDA_THREADS, c);
     if (c->dbias.data != NULL || c->dalpha.data != NULL)
         LAUNCH(queue, &pre_token_sums, c->token_parts, 1, MHC_CUDA_THREADS, c);
     return COT_OK;
@@ -506,19 +506,19 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     cot_status status = launch_records(queue, &c, s, c.vectors);
     if (status != COT_OK)
         return status;
-    const int64_t columns = c.n * mhc_quotient_up(c.D, MHC_CUDA_MMA_COLUMNS);
+    const int64_t columns = c.n * cot_ceil_div(c.D, MHC_CUDA_MMA_COLUMNS);
     const bool Q = c.dphi.data != NULL || c.dgamma.data != NULL;
     if (s->dtype == COT_F32) {
         if (c.dx.data != NULL)
-            LAUNCH(queue, &pre_tiles_dx[c.n <= 2], mhc_quotient_up(c.tokens, MHC_CUDA_TILE_TOKENS),
-                   c.n * mhc_quotient_up(c.D, MHC_CUDA_DX_COLUMNS), MHC_CUDA_THREADS, &c);
+            LAUNCH(queue, &pre_tiles_dx[c.n <= 2], cot_ceil_div(c.tokens, MHC_CUDA_TILE_TOKENS),
+                   c.n * cot_ceil_div(c.D, MHC_CUDA_DX_COLUMNS), MHC_CUDA_THREADS, &c);
         if (Q)
-            LAUNCH(queue, &pre_tiles_dphi[c.n <= 2], c.n * mhc_quotient_up(c.D, MHC_CUDA_Q_COLUMNS), c.parts,
+            LAUNCH(queue, &pre_tiles_dphi[c.n <= 2], c.n * cot_ceil_div(c.D, MHC_CUDA_Q_COLUMNS), c.parts,
                    MHC_CUDA_THREADS, &c);
         return launch_sum_parts(queue, &c);
     }
     if (c.dx.data != NULL)
-        status = launch_mma(queue, pre_mma_dx, s, mhc_quotient_up(c.tokens, MHC_CUDA_MMA_TOKENS), columns, &c);
+        status = launch_mma(queue, pre_mma_dx, s, cot_ceil_div(c.tokens, MHC_CUDA_MMA_TOKENS), columns, &c);
     if (status == COT_OK && Q)
         status = launch_mma(queue, pre_mma_dphi, s, columns, c.parts, &c);
     if (status != COT_OK)
@@ -588,7 +588,7 @@ cot_status mhc_post_fwd_generic_sm80(cot_queue *queue, const void *problem, void
     const mhc_post_forward_problem *p = problem;
     const mhc_call c = post_forward_call(p);
     LAUNCH(queue, &post_forward_generic[p->sizes.dtype - COT_F32],
-           generic_blocks(mhc_quotient_up(c.tokens * c.D, MHC_CUDA_THREADS)), 1, MHC_CUDA_THREADS, &c);
+           generic_blocks(cot_ceil_div(c.tokens * c.D, MHC_CUDA_THREADS)), 1, MHC_CUDA_THREADS, &c);
     return COT_OK;
 }
 
@@ -596,7 +596,7 @@ cot_status mhc_post_fwd_generic_sm80(cot_queue *queue, const void *problem, void
 static int64_t post_threads(const mhc_sizes *s)
 {
     const int64_t vector = (s->n > 4 ? 8 : 16) / (int64_t)cot_dtype_size(s->dtype);
-    return mhc_clamp(mhc_quotient_up(mhc_quotient_up(s->D, vector), 32) * 32, 32, MHC_CUDA_POST_THREADS);
+    return cot_clamp(cot_ceil_div(cot_ceil_div(s->D, vector), 32) * 32, 32, MHC_CUDA_POST_THREADS);
 }
 
 cot_status mhc_post_fwd_rows_sm80(cot_queue *queue, const void *problem, void *workspace)

@@ -13,13 +13,13 @@
 /* Slices of the columns and, each of every so many tiles, parts of the tokens: by the shape alone. */
 static inline int64_t mhc_sm90_slices(const mhc_sizes *s)
 {
-    return mhc_quotient_up(s->D, MHC_SM90_COLUMNS);
+    return cot_ceil_div(s->D, MHC_SM90_COLUMNS);
 }
 
 static inline int64_t mhc_sm90_parts(const mhc_sizes *s)
 {
-    const int64_t slices = mhc_sm90_slices(s), tiles = mhc_quotient_up(s->tokens, MHC_SM90_TILE);
-    const int64_t most = slices > 0 ? mhc_clamp(MHC_SM90_BLOCKS / slices, 1, MHC_SM90_BLOCKS) : 1;
+    const int64_t slices = mhc_sm90_slices(s), tiles = cot_ceil_div(s->tokens, MHC_SM90_TILE);
+    const int64_t most = slices > 0 ? cot_clamp(MHC_SM90_BLOCKS / slices, 1, MHC_SM90_BLOCKS) : 1;
     return tiles < most ? tiles : most;
 }
 
@@ -33,23 +33,23 @@ typedef struct mhc_cuda_layout {
 
 static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations)
 {
-    const size_t terms = cot_align((size_t)(s->tokens * s->M) * sizeof(float));
-    mhc_cuda_layout l = {.dh_mix = terms, .factor = 2 * terms};
-    l.records = l.factor + cot_align((size_t)s->tokens * sizeof(float));
-    const size_t tiles = s->n == MHC_SM90_N ? (size_t)mhc_quotient_up(s->tokens, MHC_SM90_TILE) : 0;
-    l.words = l.records + cot_align(tiles * MHC_SM90_TILE * sizeof(mhc_token_record));
-    l.history = l.words + cot_align((MHC_SM90_MADE + tiles) * sizeof(uint32_t));
-    l.part_length = mhc_quotient_up(mhc_quotient_up(s->tokens, MHC_CUDA_MAX_PARTS), MHC_CUDA_RUN) * MHC_CUDA_RUN;
-    l.parts = s->tokens > 0 ? mhc_quotient_up(s->tokens, l.part_length) : 0;
-    l.token_parts = mhc_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
+    const int64_t tiles = s->n == MHC_SM90_N ? cot_ceil_div(s->tokens, MHC_SM90_TILE) : 0;
+    mhc_cuda_layout l = {0};
+    l.dz = cot_take(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
+    l.dh_mix = cot_take(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
+    l.factor = cot_take(&l.bytes, s->tokens, sizeof(float));
+    l.records = cot_take(&l.bytes, cot_mul(tiles, MHC_SM90_TILE), sizeof(mhc_token_record));
+    l.words = cot_take(&l.bytes, MHC_SM90_MADE + tiles, sizeof(uint32_t));
+    l.part_length = cot_round_up(cot_ceil_div(s->tokens, MHC_CUDA_MAX_PARTS), MHC_CUDA_RUN);
+    l.parts = s->tokens > 0 ? cot_ceil_div(s->tokens, l.part_length) : 0;
+    l.token_parts = cot_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
     /* The clusters' kernel leaves a part for each cluster, and sums of dz for each of their blocks. */
-    const int64_t clusters = mhc_clamp(mhc_quotient_up(s->tokens, MHC_SM90_TILE), 0, MHC_SM90_CLUSTERS);
+    const int64_t clusters = cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_CLUSTERS);
     const int64_t shares = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : 0;
-    int64_t most = clusters > l.parts ? clusters : l.parts;
-    most = shares > most ? shares : most;
-    l.token_sums = l.history + cot_align((size_t)(2 * s->n * iterations * s->tokens) * sizeof(float));
-    l.partial = l.token_sums + cot_align((size_t)(MHC_CUDA_TOKEN_PARTS * s->M * 2) * sizeof(double));
-    l.bytes = l.partial + (size_t)(most * s->M * s->n * s->D) * sizeof(float);
+    const int64_t most = cot_max(shares, cot_max(clusters, l.parts));
+    l.history = cot_take(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
+    l.token_sums = cot_take(&l.bytes, COT_PRODUCT(MHC_CUDA_TOKEN_PARTS, s->M, 2), sizeof(double));
+    l.partial = cot_take(&l.bytes, COT_PRODUCT(most, s->M, s->n, s->D), sizeof(float));
     return l;
 }
 
@@ -210,7 +210,7 @@ static inline double cost_cuda_fast(const void *problem)
 static inline size_t workspace_cuda_pre_fwd(const void *problem)
 {
     const mhc_pre_forward_problem *p = problem;
-    return cot_present(&p->args.A) ? (size_t)(p->sizes.tokens * p->sizes.n * p->sizes.n) * sizeof(float) : 0;
+    return cot_present(&p->args.A) ? cot_bytes(COT_PRODUCT(p->sizes.tokens, p->sizes.n, p->sizes.n), sizeof(float)) : 0;
 }
 
 /* The slices' sums besides. */
@@ -223,20 +223,20 @@ static inline size_t workspace_sm90_pre_fwd_split(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     return mhc_cuda_sums_at(problem) +
-           (size_t)(sizes->tokens * mhc_sm90_slices(sizes) * MHC_CUDA_SUMS(sizes->n)) * sizeof(float);
+           cot_bytes(COT_PRODUCT(sizes->tokens, mhc_sm90_slices(sizes), MHC_CUDA_SUMS(sizes->n)), sizeof(float));
 }
 
 /* A stream's slices are whole ones, but for its last. */
 static inline int64_t mhc_cuda_slices(const mhc_sizes *s)
 {
-    return s->n * mhc_quotient_up(s->D, MHC_CUDA_SLICE);
+    return s->n * cot_ceil_div(s->D, MHC_CUDA_SLICE);
 }
 
 static inline size_t workspace_cuda_pre_fwd_tiles(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     return mhc_cuda_sums_at(problem) +
-           (size_t)(sizes->tokens * mhc_cuda_slices(sizes) * MHC_CUDA_SUMS(sizes->n)) * sizeof(float);
+           cot_bytes(COT_PRODUCT(sizes->tokens, mhc_cuda_slices(sizes), MHC_CUDA_SUMS(sizes->n)), sizeof(float));
 }
 
 static inline size_t workspace_cuda_pre_bwd(const void *problem)
@@ -248,7 +248,7 @@ static inline size_t workspace_cuda_pre_bwd(const void *problem)
 static inline size_t workspace_cuda_sinkhorn_bwd(const void *problem)
 {
     const mhc_sinkhorn_backward_problem *p = problem;
-    return (size_t)(2 * p->sizes.n * p->args.iterations * p->sizes.tokens) * sizeof(float);
+    return cot_bytes(COT_PRODUCT(2, p->sizes.n, p->args.iterations, p->sizes.tokens), sizeof(float));
 }
 
 #endif

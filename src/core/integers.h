@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * integers.h: arithmetic on sizes. Sizes are 0 or more. What is larger than any memory becomes COT_HUGE, so that no sum,
+ * product or workspace of a call overflows: the dispatcher refuses a workspace above COT_MOST_BYTES. */
+#ifndef COT_CORE_INTEGERS_H
+#define COT_CORE_INTEGERS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define COT_HUGE ((int64_t)1 << 62)
+#define COT_MOST_BYTES ((size_t)1 << 56) /* of a tensor or a workspace: more than an address space holds */
+
+/* Alignment of the pool, of every workspace and of its parts. */
+enum { COT_ALIGNMENT = 64 };
+
+static inline int64_t cot_min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t cot_max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t cot_clamp(int64_t value, int64_t low, int64_t high)
+{
+    return value < low ? low : value > high ? high : value;
+}
+
+static inline int64_t cot_add(int64_t a, int64_t b)
+{
+    int64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? COT_HUGE : cot_min(sum, COT_HUGE);
+}
+
+static inline int64_t cot_mul(int64_t a, int64_t b)
+{
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? COT_HUGE : cot_min(product, COT_HUGE);
+}
+
+static inline int64_t cot_ceil_div(int64_t value, int64_t by)
+{
+    return value / by + (value % by != 0);
+}
+
+/* The next multiple of `unit`. */
+static inline int64_t cot_round_up(int64_t value, int64_t unit)
+{
+    return cot_mul(cot_ceil_div(value, unit), unit);
+}
+
+static inline int64_t cot_product(const int64_t *factors, size_t count)
+{
+    int64_t product = 1;
+    for (size_t i = 0; i < count; i++)
+        product = cot_mul(product, factors[i]);
+    return product;
+}
+
+/* COT_PRODUCT(B, T, D), from left to right. */
+#define COT_PRODUCT(...) \
+    cot_product((const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+
+/* ---- workspaces, in bytes ------------------------------------------------------------------------------------ */
+
+static inline size_t cot_align(size_t bytes)
+{
+    return (bytes + COT_ALIGNMENT - 1) / COT_ALIGNMENT * COT_ALIGNMENT;
+}
+
+/* Bytes of `count` elements. */
+static inline size_t cot_bytes(int64_t count, size_t size)
+{
+    return (size_t)cot_mul(count, (int64_t)size);
+}
+
+/* Takes the next part of a workspace, `count` elements; returns where it begins. */
+static inline size_t cot_take(size_t *at, int64_t count, size_t size)
+{
+    const size_t begin = *at;
+    *at = (size_t)cot_add((int64_t)begin, (int64_t)cot_align(cot_bytes(count, size)));
+    return begin;
+}
+
+#endif

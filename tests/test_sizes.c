@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_sizes.c: extreme sizes. Every size of every op's calls takes powers of two up to 2^62, alone and in pairs, while
+ * the others are 1 or what a case has. A front either refuses them with a message or every kernel that admits them
+ * computes a cost and a workspace without overflow, which UndefinedBehaviorSanitizer watches; products of size_t, which
+ * wrap without it, would let the workspace shrink while a size grows. Nothing runs: no memory would hold it. */
+#include "support.h"
+
+#include "check/check.h"
+#include "check/signature.h"
+#include "core/integers.h"
+#include "core/tensor.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+static const int64_t extremes[] = {0,
+                                   1,
+                                   3,
+                                   (int64_t)1 << 16,
+                                   ((int64_t)1 << 31) - 1,
+                                   (int64_t)1 << 32,
+                                   (int64_t)1 << 40,
+                                   (int64_t)1 << 47,
+                                   (int64_t)1 << 52,
+                                   ((int64_t)1 << 54) - 1,
+                                   ((int64_t)1 << 56) - 1,
+                                   (int64_t)1 << 62,
+                                   INT64_MAX};
+/* For pairs. */
+static const int64_t few[] = {
+    0, (int64_t)1 << 20, (int64_t)1 << 28, (int64_t)1 << 44, (int64_t)1 << 52, (int64_t)1 << 62};
+
+typedef struct visitor {
+    const cot_op_cases *cases;
+    cot_queue *queue;
+    int seen[8]; /* cases of each direction */
+    int64_t refused, accepted, too_large;
+} visitor;
+
+/* What the table's entries say of a call that validate accepts, those of the other backend too; the largest workspace of
+ * the kernel with this number, 0 if it refuses. */
+static void ask_kernels(const cot_direction *direction, const void *problem, size_t workspaces[COT_MAX_KERNELS])
+{
+    for (int k = 0; k < direction->op->kernel_count; k++) {
+        const cot_kernel *kernel = &direction->op->kernels[k];
+        workspaces[k] = 0;
+        if (&direction->op->directions[kernel->direction] != direction || kernel->admit(problem) != NULL)
+            continue;
+        const double cost = kernel->cost(problem);
+        if (!(cost >= 0) || isinf(cost))
+            fail_msg("%s: its cost is %g", kernel->name, cost);
+        workspaces[k] = kernel->workspace != NULL ? kernel->workspace(problem) : 0;
+    }
+}
+
+static bool ask(visitor *v, const cot_direction *direction, const void *args, size_t workspaces[COT_MAX_KERNELS])
+{
+    _Alignas(16) char copy[COT_MAX_ARGS], problem[COT_MAX_PROBLEM];
+    memcpy(copy, args, sizeof copy);
+    memset(workspaces, 0, COT_MAX_KERNELS * sizeof *workspaces);
+    const cot_status status = direction->validate(direction->call, copy, false, problem);
+    size_t bytes = 0;
+    const cot_status asked = cot_op_workspace(direction, v->queue, args, &bytes);
+    if (status == COT_OK) {
+        v->accepted++;
+        ask_kernels(direction, problem, workspaces);
+        if (asked == COT_OK && bytes > COT_MOST_BYTES)
+            fail_msg("%s: its workspace has %zu bytes", direction->call, bytes);
+        if (asked != COT_OK)
+            v->too_large++;
+    } else {
+        v->refused++;
+        assert_int_equal(asked, status);
+    }
+    if (asked != COT_OK && strncmp(cot_error_message(), direction->call, strlen(direction->call)) != 0)
+        fail_msg("a message does not begin with %s: %s", direction->call, cot_error_message());
+    return status == COT_OK;
+}
+
+/* mhc's symbols M and n*D are functions of n and D; attention's B is the axis that "..." stands for. */
+static void derive(call_size *sizes, int count)
+{
+    const call_size *n = NULL, *D = NULL, *first = NULL;
+    for (int i = 0; i < count; i++) {
+        n = strcmp(sizes[i].name, "n") == 0 ? &sizes[i] : n;
+        D = strcmp(sizes[i].name, "D") == 0 ? &sizes[i] : D;
+        first = strcmp(sizes[i].name, "0") == 0 ? &sizes[i] : first;
+    }
+    for (int i = 0; i < count; i++) {
+        if (n != NULL && strcmp(sizes[i].name, "M") == 0)
+            sizes[i].value = cot_mul(n->value, cot_add(n->value, 2));
+        if (n != NULL && D != NULL && strcmp(sizes[i].name, "n*D") == 0)
+            sizes[i].value = cot_mul(n->value, D->value);
+        if (first != NULL && strcmp(sizes[i].name, "B") == 0)
+            sizes[i].value = first->value;
+    }
+}
+
+static bool ask_sizes(visitor *v, const cot_direction *direction, const cot_case *c, const call_size *sizes, int count,
+                      size_t workspaces[COT_MAX_KERNELS])
+{
+    _Alignas(16) char args[COT_MAX_ARGS];
+    call_size derived[MAX_CALL_SIZES];
+    memcpy(args, c->args, sizeof args);
+    memcpy(derived, sizes, sizeof derived);
+    derive(derived, count);
+    resize_call(direction, args, derived, count, true);
+    return ask(v, direction, args, workspaces);
+}
+
+/* One size grows. A few kernels have fewer parts, and so less workspace, where there are more of something else. */
+static void grow(visitor *v, const cot_direction *direction, const cot_case *c, call_size *sizes, int count, int i)
+{
+    const int64_t own = sizes[i].value;
+    size_t before[COT_MAX_KERNELS] = {0}, now[COT_MAX_KERNELS];
+    for (size_t e = 0; e < COUNT(extremes); e++) {
+        sizes[i].value = extremes[e];
+        if (!ask_sizes(v, direction, c, sizes, count, now))
+            continue;
+        for (int k = 0; k < direction->op->kernel_count; k++) {
+            if (now[k] != 0 && now[k] < before[k] / 16)
+                fail_msg("%s: the workspace shrinks from %zu to %zu bytes as %s grows to %" PRId64,
+                         direction->op->kernels[k].name, before[k], now[k], sizes[i].name, extremes[e]);
+            before[k] = now[k] > before[k] ? now[k] : before[k];
+        }
+    }
+    sizes[i].value = own;
+}
+
+static void pair(visitor *v, const cot_direction *direction, const cot_case *c, call_size *sizes, int count, int i,
+                 int j)
+{
+    const int64_t own_i = sizes[i].value, own_j = sizes[j].value;
+    size_t workspaces[COT_MAX_KERNELS];
+    for (size_t a = 0; a < COUNT(few); a++)
+        for (size_t b = 0; b < COUNT(few); b++) {
+            sizes[i].value = few[a];
+            sizes[j].value = few[b];
+            ask_sizes(v, direction, c, sizes, count, workspaces);
+        }
+    sizes[i].value = own_i;
+    sizes[j].value = own_j;
+}
+
+/* Options that are numbers: how far something reaches, how often something is repeated. */
+static void stretch_options(visitor *v, const cot_direction *direction, const cot_case *c)
+{
+    size_t workspaces[COT_MAX_KERNELS];
+    for (int o = 0; o < direction->option_count; o++) {
+        const bool wide = direction->options[o].kind == COT_OPTION_I64;
+        if (!wide && direction->options[o].kind != COT_OPTION_I32)
+            continue;
+        for (size_t e = 0; e < COUNT(extremes); e++) {
+            _Alignas(16) char args[COT_MAX_ARGS];
+            const int32_t narrow = (int32_t)cot_min(extremes[e], INT32_MAX);
+            memcpy(args, c->args, sizeof args);
+            memcpy(args + direction->options[o].offset, wide ? (const void *)&extremes[e] : &narrow, wide ? 8 : 4);
+            ask(v, direction, args, workspaces);
+        }
+    }
+}
+
+/* The most iterations that mhc takes: its workspace grows with them. */
+static void iterate_often(const cot_direction *direction, cot_case *c)
+{
+    const int32_t most = 4096;
+    for (int o = 0; o < direction->option_count; o++)
+        if (strstr(direction->options[o].name, "iterations") != NULL)
+            memcpy(c->args + direction->options[o].offset, &most, sizeof most);
+}
+
+static bool visit(void *context, const cot_case *c)
+{
+    enum { CASES = 60 }; /* of a direction */
+    visitor *v = context;
+    const cot_direction *direction = &v->cases->op->directions[c->direction];
+    if (!(c->uses & COT_CASE_QUICK) || v->seen[c->direction]++ >= CASES)
+        return true;
+    stretch_options(v, direction, c);
+    for (int ones = 0; ones < 2; ones++) {
+        call_size sizes[MAX_CALL_SIZES];
+        cot_case own = *c;
+        const int count = call_sizes(direction, c->args, sizes);
+        assert_true(count > 0);
+        if (ones)
+            iterate_often(direction, &own);
+        for (int i = 0; ones && i < count; i++)
+            sizes[i].value = 1;
+        for (int i = 0; i < count; i++) {
+            grow(v, direction, &own, sizes, count, i);
+            for (int j = 0; j < i; j++)
+                pair(v, direction, &own, sizes, count, i, j);
+        }
+    }
+    return true;
+}
+
+static void extreme_sizes_overflow_nothing(void **state)
+{
+    (void)state;
+    for (int op = 0; op < cot_op_count; op++) {
+        visitor v = {.cases = cot_all_cases[op], .queue = make_queue("", 2)};
+        v.cases->each(visit, &v);
+        print_message("%s: %" PRId64 " sizes refused, %" PRId64 " accepted, %" PRId64 " of them without workspace\n",
+                      v.cases->op->name, v.refused, v.accepted, v.too_large);
+        assert_true(v.refused > 0 && v.accepted > 0);
+        cot_queue_destroy(v.queue);
+    }
+}
+
+/* ---- core/integers.h ------------------------------------------------------------------------------------ */
+
+static void integers_do_not_overflow(void **state)
+{
+    (void)state;
+    assert_int_equal(cot_ceil_div(0, 7), 0);
+    assert_int_equal(cot_ceil_div(14, 7), 2);
+    assert_int_equal(cot_ceil_div(15, 7), 3);
+    assert_int_equal(cot_ceil_div(INT64_MAX, 2), (int64_t)1 << 62);
+    assert_int_equal(cot_round_up(0, 32), 0);
+    assert_int_equal(cot_round_up(33, 32), 64);
+    assert_int_equal(cot_round_up(INT64_MAX, 32), COT_HUGE);
+    assert_int_equal(cot_mul((int64_t)1 << 31, (int64_t)1 << 30), (int64_t)1 << 61);
+    assert_int_equal(cot_mul((int64_t)1 << 31, (int64_t)1 << 31), COT_HUGE);
+    assert_int_equal(cot_mul((int64_t)1 << 32, (int64_t)1 << 62), COT_HUGE);
+    assert_int_equal(cot_mul(COT_HUGE, 0), 0);
+    assert_int_equal(cot_add(COT_HUGE, COT_HUGE), COT_HUGE);
+    assert_int_equal(cot_add(INT64_MAX, INT64_MAX), COT_HUGE);
+    assert_int_equal(COT_PRODUCT(2, 3, 5), 30);
+    assert_int_equal(COT_PRODUCT((int64_t)1 << 40, (int64_t)1 << 40, 4), COT_HUGE);
+    size_t at = 3;
+    assert_int_equal(cot_take(&at, 10, 4), 3);
+    assert_int_equal(at, 3 + 64);
+    cot_take(&at, COT_HUGE, 8);
+    assert_true(at > COT_MOST_BYTES && at <= (size_t)COT_HUGE);
+    cot_take(&at, COT_HUGE, 8);
+    assert_true(at > COT_MOST_BYTES && at <= (size_t)COT_HUGE);
+    assert_int_equal(cot_min(3, -4), -4);
+    assert_int_equal(cot_max(3, -4), 3);
+    assert_int_equal(cot_clamp(9, 0, 5), 5);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(integers_do_not_overflow),
+        cmocka_unit_test(extreme_sizes_overflow_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
