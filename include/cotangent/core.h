@@ -136,8 +136,7 @@ typedef struct cot_queue cot_queue;
 typedef struct cot_queue_options {
     size_t struct_size;
     cot_backend backend; /* COT_BACKEND_CPU unless set */
-    int32_t
-        threads; /* CPU: number of threads, 0 = what OpenMP would use. The results do not depend on it, a call's workspace does. */
+    int32_t threads; /* CPU: number of threads, 0 = what OpenMP would use. Workspaces depend on it, results do not. */
     const char *kernels; /* "op=kernel,op=kernel": forces a kernel; NULL = the environment's COT_KERNEL. Copied. */
     int32_t device;      /* CUDA: number of the device; ignored where stream says it */
     void *stream;        /* CUDA: a CUstream (cudaStream_t) that the caller owns and keeps until the queue has ended;
