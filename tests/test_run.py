@@ -7,6 +7,7 @@ that are wrong in every way, which must give one line, exit status 2 and nothing
 """
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -432,6 +433,84 @@ def test_choices():
           and result.stderr == 'cotangent: causal_conv1d_forward: beyond the error rule; nothing is written\n',
           f'--verify of a kernel that is off: {result.returncode} {result.stderr}')
     check(listing('.') == before, '--verify: wrote what failed')
+
+
+# ---- what --help says --------------------------------------------------------------------------------------------
+
+SIZES = {'B': 2, 'N': 2, 'T': 6, 'Tq': 6, 'Tk': 6, 'D': 8, 'Din': 8, 'Dout': 8, 'K': 3, 'S': 3, 'n': 2, 'M': 8, 'H': 2,
+         'Hkv': 2, 'd': 8, 'dv': 8, '...': 2}
+
+
+def size_of(term):
+    """The value of "K-1", "n*D", "N|B", "3"."""
+    for sign, act in (('|', lambda a, b: a), ('*', lambda a, b: a * b), ('-', lambda a, b: a - b), ('+', lambda a, b: a + b)):
+        if sign in term:
+            return act(*map(size_of, term.split(sign)))
+    return int(term) if term.isdigit() else SIZES[term]
+
+
+def required_inputs(op, direction):
+    """Name and shape of what --help calls required."""
+    text = program('run', op, direction, '--help', env={'ARGP_HELP_FMT': 'rmargin=200'}).stdout
+    found = re.findall(r'--(?:tensor-)?(\w+)=FILE\s+Required input \[(.*?)\]', text)
+    return {name: [size_of(term) for term in shape.split(',')] for name, shape in found}
+
+
+def test_required_inputs():
+    """What --help calls required is enough for a call, with the documented defaults, and nothing of it can be left out."""
+    directions = {(op, direction) for op in ('causal_conv1d', 'causal_conv1d_dense', 'attention', 'dropout', 'mhc_pre',
+                                             'mhc_sinkhorn', 'mhc_post') for direction in ('forward', 'backward')}
+    directions |= {('causal_conv1d', 'update'), ('attention', 'delta'), ('attention', 'merge')}
+    for op, direction in sorted(directions):
+        required = required_inputs(op, direction)
+        check(len(required) > 0, f'{op} {direction}: --help calls no input required')
+        for name, shape in required.items():
+            save(f'{name}.npy', cast(random.standard_normal(shape), 'f32'))
+        enough = dict(required)
+        if (op, direction) == ('attention', 'backward'):  # or delta: neither alone is required
+            enough['out'] = enough['dout']
+            save('out.npy', cast(random.standard_normal(enough['out']), 'f32'))
+        served('run', op, direction, *options(enough), '--out', f'{op}_{direction}', '--verify')
+        for name in required:
+            refused(f'{name} is required', 'run', op, direction, *options(set(enough) - {name}), '--out', 'new')
+
+
+def test_defaults():
+    """The defaults are those of the init macros, and --help shows them."""
+    for name, shape in required_inputs('mhc_pre', 'forward').items():
+        save(f'{name}.npy', cast(random.standard_normal(shape), 'f32'))
+    run = ['run', 'mhc_pre', 'forward', *options(required_inputs('mhc_pre', 'forward'))]
+    explicit = {'norm_eps': '1e-6', 'hc_eps': '1e-6', 'post_scale': '2', 'sinkhorn_eps': '1e-6', 'sinkhorn_iterations': '20'}
+    served(*run, '--out', 'given.safetensors', *[word for name, value in explicit.items() for word in (f'--{name}', value)])
+    served(*run, '--out', 'default.safetensors')
+    check(content_of('default.safetensors') == content_of('given.safetensors'), 'mhc_pre: other defaults')
+    for op, direction, text in (('mhc_pre', 'forward', '--sinkhorn_iterations=N +Default 20'),
+                                ('mhc_pre', 'backward', '--post_scale=N +Default 2'),
+                                ('mhc_sinkhorn', 'forward', '--eps=N +Default 1e-06'),
+                                ('attention', 'forward', r'--scale=N +default 1/sqrt\(d\)'),
+                                ('dropout', 'forward', r'--scale=N +.*default 1/\(1-p\)'),
+                                ('causal_conv1d', 'forward', r'--activation=WORD +none silu \(default none\)')):
+        shown = program('run', op, direction, '--help', env={'ARGP_HELP_FMT': 'rmargin=200'}).stdout
+        check(re.search(text, shown), f'{op} {direction} --help shows no "{text}"')
+
+
+def test_input_called_out():
+    """--out is where the outputs go; a FILE.npy or FILE.safetensors:NAME there is attention's input `out`."""
+    shapes = required_inputs('attention', 'backward')
+    for name, shape in shapes.items():
+        save(f'{name}.npy', cast(random.standard_normal(shape), 'f32'))
+    save('o.npy', np.load('dout.npy'))
+    save_safetensors('saved.safetensors', {'o': np.load('dout.npy')})
+    served('run', 'attention', 'forward', *options(('q', 'k', 'v')), '--out', 'forward')
+    check(sorted(outputs('forward')) == ['lse', 'out'], 'attention forward')
+    run = ['run', 'attention', 'backward', *options(shapes)]
+    served(*run, '--tensor-out', 'o.npy', '--out', 'old.safetensors')
+    served(*run, '--out', 'o.npy', '--out', 'new.safetensors')
+    served(*run, '--out', 'newer.safetensors', '--out', 'saved.safetensors:o')
+    for name in ('new', 'newer'):
+        check(content_of(f'{name}.safetensors') == content_of('old.safetensors'), f'--out of attention backward: {name}')
+    result = program(*run, '--out', 'o.npy')
+    check(result.returncode == 2 and 'neither --out nor --verify' in result.stderr, '--out gives the input alone')
 
 
 # ---- refused ---------------------------------------------------------------------------------------------------------

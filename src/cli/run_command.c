@@ -27,6 +27,7 @@ typedef struct run_input {
     const char *places[COT_MAX_FIELDS]; /* FILE of --NAME FILE */
     cot_dtype dtypes[COT_MAX_FIELDS];   /* of --dtype, for outputs */
     uint32_t wanted;                    /* outputs, by number of the field */
+    bool names_outputs;                 /* --outputs was given */
     const char *in, *out, *kernel;
     bool verify;
     cot_backend backend;
@@ -37,13 +38,13 @@ typedef struct run_input {
 /* ---- the command line --------------------------------------------------------------------------------- */
 
 static const struct argp_option COMMON[] = {
-    {0, 0, 0, 0, "Files:", 3},
+    {0, 0, 0, 0, "Files:", 4},
     {"in", KEY_IN, "FILE.safetensors", 0, "Inputs by their names", 0},
     {"out", KEY_OUT, "DIR|FILE.safetensors", 0, "Where the outputs go: DIR/NAME.npy each, or one file", 0},
     {"outputs", KEY_OUTPUTS, "NAME,...", 0, "Compute these alone (all)", 0},
     {"dtype", KEY_DTYPE, "NAME=DTYPE", 0, "Of an output, where the op leaves the choice; may be repeated", 0},
     {"verify", KEY_VERIFY, 0, 0, "Hold the outputs against the oracle; if it fails, nothing is written", 0},
-    {0, 0, 0, 0, "Where it runs:", 4},
+    {0, 0, 0, 0, "Where it runs:", 5},
     {"backend", KEY_BACKEND, "cpu|cuda", 0, "(cpu)", 0},
     {"kernel", KEY_KERNEL, "NAME", 0, "This kernel and no other", 0},
     {"threads", KEY_THREADS, "N", 0, "CPU threads (all)", 0},
@@ -74,6 +75,7 @@ static int output_number(const struct argp_state *state, const run_input *input,
 static void parse_outputs(const struct argp_state *state, run_input *input, const char *names)
 {
     input->wanted = 0;
+    input->names_outputs = true;
     for (const char *name = names;; name++) {
         const size_t length = strcspn(name, ",");
         input->wanted |= 1u << output_number(state, input, "--outputs", name, length);
@@ -133,6 +135,25 @@ static void parse_option_value(const struct argp_state *state, const cot_option 
                    option->kind >= COT_OPTION_F32 ? "number" : "whole number in its range");
 }
 
+/* The number of an input called `out`, -1 if the direction has none. */
+static int input_called_out(const cot_direction *direction)
+{
+    const int f = field_number(direction, "out", strlen("out"));
+    return f >= 0 && direction->fields[f].role == COT_INPUT ? f : -1;
+}
+
+/* Outputs go to a folder or a FILE.safetensors. A FILE.npy or FILE.safetensors:NAME is the input called `out`, if there is one. */
+static void parse_out(run_input *input, const char *place)
+{
+    const int f = input_called_out(input->direction);
+    const size_t length = strlen(place);
+    const bool is_npy = length >= 4 && strcmp(place + length - 4, ".npy") == 0;
+    if (f >= 0 && (is_npy || strstr(place, ".safetensors:") != NULL))
+        input->places[f] = place;
+    else
+        input->out = place;
+}
+
 static error_t parse(int key, char *argument, struct argp_state *state)
 {
     run_input *input = state->input;
@@ -143,7 +164,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
                        argument);
         input->in = argument;
         return 0;
-    case KEY_OUT: input->out = argument; return 0;
+    case KEY_OUT: parse_out(input, argument); return 0;
     case KEY_OUTPUTS: parse_outputs(state, input, argument); return 0;
     case KEY_DTYPE: parse_dtype(state, input, argument); return 0;
     case KEY_VERIFY: input->verify = true; return 0;
@@ -179,28 +200,137 @@ static const char *option_of_tensor(const char *name)
     return name;
 }
 
-/* The table of one direction: its tensors, its other members, and what all have in common. */
-static void make_table(const cot_direction *direction, struct argp_option table[MAX_OPTIONS])
+/* ---- --help ------------------------------------------------------------------------------------------- */
+
+static cot_tensor *tensor_of(run_input *input, int f)
 {
-    static const char *const roles[] = {"Input", "Output", "Input, and output in its place"};
+    return cot_field_tensor(&input->direction->fields[f], input->args);
+}
+
+/* Fields that every valid call has. */
+typedef struct requirement {
+    const cot_direction *direction;
+    int number;
+    uint32_t fields; /* bit: number of the field */
+} requirement;
+
+/* A field is not required if this case does without it: it has none, or is valid after its removal. */
+static bool narrow_requirement(void *context, const cot_case *c)
+{
+    requirement *r = context;
+    _Alignas(16) char args[COT_MAX_ARGS], problem[COT_MAX_PROBLEM];
+    for (int f = 0; c->direction == r->number && f < r->direction->field_count; f++) {
+        if ((r->fields >> f & 1) == 0)
+            continue;
+        memcpy(args, c->args, sizeof args);
+        cot_tensor *tensor = cot_field_tensor(&r->direction->fields[f], args);
+        const bool was_present = cot_present(tensor);
+        *tensor = (cot_tensor){0};
+        if (!was_present || r->direction->validate(r->direction->call, args, false, problem) == COT_OK)
+            r->fields &= ~(1u << f);
+    }
+    return true;
+}
+
+static uint32_t required_fields(const run_input *input)
+{
+    requirement r = {input->direction, input->number, UINT32_MAX};
+    find_cases(input->op)->each(narrow_requirement, &r);
+    return r.fields;
+}
+
+static void print_word(const char *words, int32_t number, char *text, size_t size)
+{
+    while (number-- > 0)
+        words += strcspn(words, " ") + 1;
+    snprintf(text, size, "%.*s", (int)strcspn(words, " "), words);
+}
+
+/* The value of an option in the initialised arguments. */
+static void print_default(const cot_option *option, const char *args, char *text, size_t size)
+{
+    int32_t i32;
+    int64_t i64;
+    float f32;
+    double f64;
+    const void *member = args + option->offset;
+    switch (option->kind) {
+    case COT_OPTION_WORD:
+        memcpy(&i32, member, sizeof i32);
+        print_word(option->words, i32, text, size);
+        return;
+    case COT_OPTION_I32: memcpy(&i32, member, sizeof i32), snprintf(text, size, "%" PRId32, i32); return;
+    case COT_OPTION_I64:
+    case COT_OPTION_U64: memcpy(&i64, member, sizeof i64), snprintf(text, size, "%" PRId64, i64); return;
+    case COT_OPTION_F32: memcpy(&f32, member, sizeof f32), snprintf(text, size, "%g", (double)f32); return;
+    case COT_OPTION_F64: memcpy(&f64, member, sizeof f64), snprintf(text, size, "%g", f64); return;
+    }
+}
+
+/* "[B,D,T]" of the signature's "x[B,D,T]"; "" for a field whose shape follows from another one. */
+static void print_shape(const char *signature, const char *name, char *text, size_t size)
+{
+    const size_t length = strlen(name);
+    text[0] = '\0';
+    for (const char *token = signature; token != NULL && *token != '\0'; token += strspn(token, " ")) {
+        const size_t end = strcspn(token, " "), bracket = strcspn(token, "[ ");
+        if (strncmp(token, name, length) == 0 && strchr("[:", token[length]) != NULL && bracket < end)
+            snprintf(text, size, " %.*s", (int)(end - bracket), token + bracket);
+        token += end;
+    }
+}
+
+static void describe_field(const cot_direction *direction, int f, bool is_required, char *text, size_t size)
+{
+    const cot_field *field = &direction->fields[f];
+    char shape[64];
+    print_shape(direction->signature, field->name, shape, sizeof shape);
+    if (field->accumulates)
+        snprintf(text, size, "Old value, with --accumulate 1");
+    else
+        snprintf(text, size, "%s input%s%s%s", is_required ? "Required" : "Optional", shape,
+                 field->role == COT_INPUT_OUTPUT ? ", and output in its place" : "",
+                 f == input_called_out(direction) ? "; --out FILE.npy gives it too" : "");
+}
+
+/* The table of one direction: its tensors, its other members, and what all have in common. */
+static void make_table(const run_input *input, struct argp_option table[MAX_OPTIONS])
+{
+    enum { REQUIRED = 1, OPTIONAL, OPTIONS };
+    static char docs[MAX_OPTIONS][160];
+    const cot_direction *direction = input->direction;
+    const uint32_t required = required_fields(input);
     int count = 0;
     for (int f = 0; f < direction->field_count; f++) {
         const cot_field *field = &direction->fields[f];
-        if (field->role != COT_OUTPUT || field->accumulates)
-            table[count++] =
-                (struct argp_option){.name = option_of_tensor(field->name),
-                                     .key = KEY_FIELD + f,
-                                     .arg = "FILE",
-                                     .doc = field->accumulates ? "Old value, with --accumulate 1" : roles[field->role],
-                                     .group = 1};
+        if (field->role == COT_OUTPUT && !field->accumulates)
+            continue;
+        const bool is_required = required >> f & 1;
+        describe_field(direction, f, is_required, docs[count], sizeof docs[count]);
+        table[count] = (struct argp_option){.name = option_of_tensor(field->name),
+                                            .key = KEY_FIELD + f,
+                                            .arg = "FILE",
+                                            .doc = docs[count],
+                                            .group = is_required ? REQUIRED : OPTIONAL};
+        count++;
     }
     for (int o = 0; o < direction->option_count; o++) {
         const cot_option *option = &direction->options[o];
-        table[count++] = (struct argp_option){.name = option->name,
-                                              .key = KEY_OPTION + o,
-                                              .arg = option->kind == COT_OPTION_WORD ? "WORD" : "N",
-                                              .doc = option->words != NULL ? option->words : "As the header says (0)",
-                                              .group = 2};
+        const char *meaning = option->words != NULL ? option->words : option->note;
+        char value[64] = "";
+        print_default(option, input->args, value, sizeof value);
+        if (meaning == NULL)
+            snprintf(docs[count], sizeof docs[count], "Default %s", value);
+        else if (strstr(meaning, "default") != NULL)
+            snprintf(docs[count], sizeof docs[count], "%s", meaning);
+        else
+            snprintf(docs[count], sizeof docs[count], "%s (default %s)", meaning, value);
+        table[count] = (struct argp_option){.name = option->name,
+                                            .key = KEY_OPTION + o,
+                                            .arg = option->kind == COT_OPTION_WORD ? "WORD" : "N",
+                                            .doc = docs[count],
+                                            .group = OPTIONS};
+        count++;
     }
     memcpy(table + count, COMMON, sizeof COMMON);
 }
@@ -248,7 +378,11 @@ static void parse_command_line(run_input *input, int argc, char **argv)
     parse_arguments(&first, asks ? words + 1 : words, argv, input);
     static struct argp_option table[MAX_OPTIONS];
     static char name[128], doc[2048];
-    make_table(input->direction, table);
+    if (input->direction->init != NULL)
+        input->direction->init(input->args);
+    else
+        memcpy(input->args, &input->direction->args_size, sizeof input->direction->args_size);
+    make_table(input, table);
     snprintf(name, sizeof name, "cotangent run %s %s", input->op->name, input->direction->name);
     snprintf(doc, sizeof doc, "One call of cot_%s on tensors in files.\vThe shapes: %s%s", input->direction->call,
              input->direction->signature != NULL ? input->direction->signature : "", OUTPUTS);
@@ -256,7 +390,6 @@ static void parse_command_line(run_input *input, int argc, char **argv)
     for (int f = 0; f < input->direction->field_count; f++)
         if (input->direction->fields[f].role != COT_INPUT)
             input->wanted |= 1u << f;
-    memcpy(input->args, &input->direction->args_size, sizeof input->direction->args_size);
     argv[2] = name;
     parse_arguments(&second, argc - 2, argv + 2, input);
 }
@@ -273,11 +406,6 @@ static bool fail(io_error *error, const char *message)
 static bool begins_with_value(const run_input *input, int f)
 {
     return field_begins_with_value(input->direction, &input->direction->fields[f], input->args);
-}
-
-static cot_tensor *tensor_of(run_input *input, int f)
-{
-    return cot_field_tensor(&input->direction->fields[f], input->args);
 }
 
 static bool is_a_field(const cot_op *op, const char *name)
@@ -307,6 +435,22 @@ static bool load_named_inputs(run_input *input, io_error *error)
     return true;
 }
 
+/* Without --outputs: the gradient of an input that is not there is none of the outputs. If no output has a shape, a required
+ * input is missing, which the op reports. */
+static void drop_outputs_without_shape(run_input *input)
+{
+    char why[256];
+    uint32_t shaped = 0;
+    for (int f = 0; f < input->direction->field_count; f++) {
+        _Alignas(16) char args[COT_MAX_ARGS];
+        memcpy(args, input->args, sizeof args);
+        if ((input->wanted >> f & 1) != 0 && shape_outputs(input->direction, args, 1u << f, why, sizeof why) == NULL)
+            shaped |= 1u << f;
+    }
+    if (shaped != 0)
+        input->wanted = shaped;
+}
+
 static bool load_inputs(run_input *input, io_error *error)
 {
     if (input->in != NULL && !load_named_inputs(input, error))
@@ -318,6 +462,11 @@ static bool load_inputs(run_input *input, io_error *error)
         if (input->places[f] != NULL &&
             !tensor_file_open_one(&input->files[f], input->places[f], tensor_of(input, f), error))
             return false;
+    }
+    if (!input->names_outputs)
+        drop_outputs_without_shape(input);
+    for (int f = 0; f < input->direction->field_count; f++) {
+        const cot_field *field = &input->direction->fields[f];
         if (field->role == COT_OUTPUT && begins_with_value(input, f) && (input->wanted >> f & 1) != 0 &&
             !cot_present(tensor_of(input, f)))
             return io_fail(error, input->direction->call, "%s is added to: --%s gives its old value", field->name,

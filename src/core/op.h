@@ -62,6 +62,9 @@ typedef struct cot_option {
     size_t offset;
     cot_option_kind kind;
     const char *words; /* of COT_OPTION_WORD: "none silu" for 0 and 1 */
+    /* For --help: the meaning of the values; with the word "default" where the initial value stands for another. NULL where
+     * the name says it. */
+    const char *note;
 } cot_option;
 
 typedef struct cot_op cot_op;
@@ -73,6 +76,7 @@ typedef struct cot_direction {
     size_t args_size, problem_size;
     size_t workspace_offset, workspace_bytes_offset; /* of those members in the argument struct */
     size_t accumulate_offset;                        /* of its int32_t accumulate, 0 = it has none */
+    void (*init)(void *args);                        /* the init macro of the argument struct; NULL = COT_INIT */
     const cot_option *options;
     int option_count;
     /* The fields once more, in their order, with their shapes: "x[B,D,T] weight[D,K] y=x state[N|B,D,K-1]". An input

@@ -649,29 +649,30 @@ static const cot_field merge_fields[] = {
     OUTPUT(merge, lse),
 };
 
-#define OPTION(direction, name, kind) {#name, offsetof(cot_attention_##direction##_args, name), COT_OPTION_##kind, NULL}
+#define OPTION(direction, name, kind, note) \
+    {#name, offsetof(cot_attention_##direction##_args, name), COT_OPTION_##kind, NULL, note}
 #define SHARED_OPTIONS(direction) \
-    OPTION(direction, causal, I32), \
-    OPTION(direction, window, I32), \
-    OPTION(direction, window_left, I64), \
-    OPTION(direction, window_right, I64), \
-    OPTION(direction, scale, F64), \
-    OPTION(direction, softcap, F64), \
-    OPTION(direction, dropout_p, F64), \
-    OPTION(direction, dropout_seed, U64), \
-    OPTION(direction, dropout_offset, U64), \
-    OPTION(direction, max_seqlen_q, I64), \
-    OPTION(direction, max_seqlen_k, I64), \
-    OPTION(direction, q_begin, I64), \
-    OPTION(direction, q_length, I64), \
-    OPTION(direction, k_begin, I64), \
-    OPTION(direction, k_length, I64)
+    OPTION(direction, causal, I32, "1: no key after the query"), \
+    OPTION(direction, window, I32, "1: window_left and window_right count"), \
+    OPTION(direction, window_left, I64, "keys before the query; -1: all"), \
+    OPTION(direction, window_right, I64, "keys after the query; -1: all"), \
+    OPTION(direction, scale, F64, "default 1/sqrt(d)"), \
+    OPTION(direction, softcap, F64, "default none"), \
+    OPTION(direction, dropout_p, F64, "probability of dropping"), \
+    OPTION(direction, dropout_seed, U64, NULL), \
+    OPTION(direction, dropout_offset, U64, NULL), \
+    OPTION(direction, max_seqlen_q, I64, "the longest sequence of cu_seqlens_q, which requires it"), \
+    OPTION(direction, max_seqlen_k, I64, "the longest sequence of cu_seqlens_k, which requires it"), \
+    OPTION(direction, q_begin, I64, "of a block of queries: its first row in the sequence"), \
+    OPTION(direction, q_length, I64, "of a block of queries: rows of the sequence; by default q is no block"), \
+    OPTION(direction, k_begin, I64, "of a block of keys: its first row in the sequence"), \
+    OPTION(direction, k_length, I64, "of a block of keys: rows of the sequence; by default k is no block")
 
 static const cot_option forward_options[] = {SHARED_OPTIONS(forward)};
 static const cot_option backward_options[] = {
     SHARED_OPTIONS(backward),
-    OPTION(backward, accumulate, I32),
-    OPTION(backward, allow_nondeterminism, I32),
+    OPTION(backward, accumulate, I32, "1: gradients are added to old values"),
+    OPTION(backward, allow_nondeterminism, I32, "1: a faster order of sums, other last bits every run"),
 };
 
 /* Packed tensors have no axis of the batch. */

@@ -340,13 +340,14 @@ static const cot_field update_fields[] = {
 };
 
 #define ACTIVATION(direction) \
-    {"activation", offsetof(cot_causal_conv1d_##direction##_args, activation), COT_OPTION_WORD, "none silu"}
+    {"activation", offsetof(cot_causal_conv1d_##direction##_args, activation), COT_OPTION_WORD, "none silu", NULL}
 
 static const cot_option forward_options[] = {ACTIVATION(forward)};
 static const cot_option update_options[] = {ACTIVATION(update)};
 static const cot_option backward_options[] = {
     ACTIVATION(backward),
-    {"accumulate", offsetof(cot_causal_conv1d_backward_args, accumulate), COT_OPTION_I32, NULL},
+    {"accumulate", offsetof(cot_causal_conv1d_backward_args, accumulate), COT_OPTION_I32, NULL,
+     "1: dweight and dbias are added to old values"},
 };
 
 static const char forward_signature[] =

@@ -156,12 +156,13 @@ static const cot_field backward_fields[] = {
 };
 
 #define ACTIVATION(direction) \
-    {"activation", offsetof(cot_causal_conv1d_dense_##direction##_args, activation), COT_OPTION_WORD, "none silu"}
+    {"activation", offsetof(cot_causal_conv1d_dense_##direction##_args, activation), COT_OPTION_WORD, "none silu", NULL}
 
 static const cot_option forward_options[] = {ACTIVATION(forward)};
 static const cot_option backward_options[] = {
     ACTIVATION(backward),
-    {"accumulate", offsetof(cot_causal_conv1d_dense_backward_args, accumulate), COT_OPTION_I32, NULL},
+    {"accumulate", offsetof(cot_causal_conv1d_dense_backward_args, accumulate), COT_OPTION_I32, NULL,
+     "1: dweight and dbias are added to old values"},
 };
 
 static const char forward_signature[] =

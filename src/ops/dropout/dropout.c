@@ -316,18 +316,18 @@ static const cot_field backward_fields[] = {
     {"dbias", offsetof(cot_dropout_backward_args, dbias), COT_OUTPUT, true},
 };
 
-#define OPTION(direction, name, kind, words) {#name, offsetof(cot_dropout_##direction##_args, name), kind, words}
+#define OPTION(direction, name, kind, words, note) {#name, offsetof(cot_dropout_##direction##_args, name), kind, words, note}
 #define SHARED_OPTIONS(direction) \
-    OPTION(direction, activation, COT_OPTION_WORD, "none silu relu gelu_tanh gelu_erf"), \
-    OPTION(direction, p, COT_OPTION_F64, NULL), \
-    OPTION(direction, scale, COT_OPTION_F64, NULL), \
-    OPTION(direction, seed, COT_OPTION_U64, NULL), \
-    OPTION(direction, offset, COT_OPTION_U64, NULL)
+    OPTION(direction, activation, COT_OPTION_WORD, "none silu relu gelu_tanh gelu_erf", NULL), \
+    OPTION(direction, p, COT_OPTION_F64, NULL, "probability of dropping"), \
+    OPTION(direction, scale, COT_OPTION_F64, NULL, "factor of what is kept; default 1/(1-p)"), \
+    OPTION(direction, seed, COT_OPTION_U64, NULL, NULL), \
+    OPTION(direction, offset, COT_OPTION_U64, NULL, NULL)
 
 static const cot_option forward_options[] = {SHARED_OPTIONS(forward)};
 static const cot_option backward_options[] = {
     SHARED_OPTIONS(backward),
-    OPTION(backward, accumulate, COT_OPTION_I32, NULL),
+    OPTION(backward, accumulate, COT_OPTION_I32, NULL, "1: dbias is added to its old value"),
 };
 
 static const char forward_signature[] =

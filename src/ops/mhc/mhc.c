@@ -381,36 +381,36 @@ static const cot_field post_backward_fields[] = {
     FIELD(post_backward, dA, COT_OUTPUT),
 };
 
-#define OPTION(call, name, kind) {#name, offsetof(cot_mhc_##call##_args, name), kind, NULL}
+#define OPTION(call, name, kind, note) {#name, offsetof(cot_mhc_##call##_args, name), kind, NULL, note}
 
 static const cot_option pre_forward_options[] = {
-    OPTION(pre_forward, norm_eps, COT_OPTION_F64),
-    OPTION(pre_forward, hc_eps, COT_OPTION_F64),
-    OPTION(pre_forward, post_scale, COT_OPTION_F64),
-    OPTION(pre_forward, sinkhorn_eps, COT_OPTION_F64),
-    OPTION(pre_forward, sinkhorn_iterations, COT_OPTION_I32),
+    OPTION(pre_forward, norm_eps, COT_OPTION_F64, NULL),
+    OPTION(pre_forward, hc_eps, COT_OPTION_F64, NULL),
+    OPTION(pre_forward, post_scale, COT_OPTION_F64, NULL),
+    OPTION(pre_forward, sinkhorn_eps, COT_OPTION_F64, NULL),
+    OPTION(pre_forward, sinkhorn_iterations, COT_OPTION_I32, NULL),
 };
 
 static const cot_option pre_backward_options[] = {
-    OPTION(pre_backward, hc_eps, COT_OPTION_F64),
-    OPTION(pre_backward, post_scale, COT_OPTION_F64),
-    OPTION(pre_backward, sinkhorn_eps, COT_OPTION_F64),
-    OPTION(pre_backward, sinkhorn_iterations, COT_OPTION_I32),
-    OPTION(pre_backward, accumulate, COT_OPTION_I32),
+    OPTION(pre_backward, hc_eps, COT_OPTION_F64, NULL),
+    OPTION(pre_backward, post_scale, COT_OPTION_F64, NULL),
+    OPTION(pre_backward, sinkhorn_eps, COT_OPTION_F64, NULL),
+    OPTION(pre_backward, sinkhorn_iterations, COT_OPTION_I32, NULL),
+    OPTION(pre_backward, accumulate, COT_OPTION_I32, "1: gradients of parameters are added to old values"),
 };
 
 static const cot_option sinkhorn_forward_options[] = {
-    OPTION(sinkhorn_forward, eps, COT_OPTION_F64),
-    OPTION(sinkhorn_forward, iterations, COT_OPTION_I32),
+    OPTION(sinkhorn_forward, eps, COT_OPTION_F64, NULL),
+    OPTION(sinkhorn_forward, iterations, COT_OPTION_I32, NULL),
 };
 
 static const cot_option sinkhorn_backward_options[] = {
-    OPTION(sinkhorn_backward, eps, COT_OPTION_F64),
-    OPTION(sinkhorn_backward, iterations, COT_OPTION_I32),
+    OPTION(sinkhorn_backward, eps, COT_OPTION_F64, NULL),
+    OPTION(sinkhorn_backward, iterations, COT_OPTION_I32, NULL),
 };
 
-static const cot_option post_forward_options[] = {OPTION(post_forward, A_is_out_in, COT_OPTION_I32)};
-static const cot_option post_backward_options[] = {OPTION(post_backward, A_is_out_in, COT_OPTION_I32)};
+static const cot_option post_forward_options[] = {OPTION(post_forward, A_is_out_in, COT_OPTION_I32, "1: the axes of A are [out,in]")};
+static const cot_option post_backward_options[] = {OPTION(post_backward, A_is_out_in, COT_OPTION_I32, "1: the axes of A are [out,in]")};
 
 static const char pre_forward_signature[] =
     "x[B,T,n,D] phi[M,n*D] alpha[3] bias[M] gamma[n,D] h_in[B,T,D] h_pre:f32[B,T,n] h_post:f32[B,T,n] "
@@ -425,7 +425,27 @@ static const char post_forward_signature[] = "x[B,T,n,D] f[B,T,D] h_post[B,T,n] 
 static const char post_backward_signature[] =
     "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] dy[B,T,n,D] dx=x df=f dh_post=h_post dA=A";
 
-#define DIRECTION(stem, direction, accumulate_at)                                               \
+static void init_pre_forward(void *args)
+{
+    COT_MHC_PRE_FORWARD_INIT((cot_mhc_pre_forward_args *)args);
+}
+
+static void init_pre_backward(void *args)
+{
+    COT_MHC_PRE_BACKWARD_INIT((cot_mhc_pre_backward_args *)args);
+}
+
+static void init_sinkhorn_forward(void *args)
+{
+    COT_MHC_SINKHORN_INIT((cot_mhc_sinkhorn_forward_args *)args);
+}
+
+static void init_sinkhorn_backward(void *args)
+{
+    COT_MHC_SINKHORN_INIT((cot_mhc_sinkhorn_backward_args *)args);
+}
+
+#define DIRECTION(stem, direction, init_, accumulate_at)                                               \
     {                                                                                           \
         .name = #direction,                                                                     \
         .call = "mhc_" #stem "_" #direction,                                                    \
@@ -435,6 +455,7 @@ static const char post_backward_signature[] =
         .workspace_offset = offsetof(cot_mhc_##stem##_##direction##_args, workspace),           \
         .workspace_bytes_offset = offsetof(cot_mhc_##stem##_##direction##_args, workspace_bytes), \
         .accumulate_offset = accumulate_at,                                                     \
+        .init = init_,                                                                          \
         .fields = stem##_##direction##_fields,                                                  \
         .field_count = COUNT(stem##_##direction##_fields),                                      \
         .options = stem##_##direction##_options,                                                \
@@ -454,16 +475,16 @@ static const char post_backward_signature[] =
 /* clang-format on */
 
 const cot_direction cot_mhc_pre_directions[] = {
-    DIRECTION(pre, forward, 0),
-    DIRECTION(pre, backward, offsetof(cot_mhc_pre_backward_args, accumulate)),
+    DIRECTION(pre, forward, init_pre_forward, 0),
+    DIRECTION(pre, backward, init_pre_backward, offsetof(cot_mhc_pre_backward_args, accumulate)),
 };
 const cot_direction cot_mhc_sinkhorn_directions[] = {
-    DIRECTION(sinkhorn, forward, 0),
-    DIRECTION(sinkhorn, backward, 0),
+    DIRECTION(sinkhorn, forward, init_sinkhorn_forward, 0),
+    DIRECTION(sinkhorn, backward, init_sinkhorn_backward, 0),
 };
 const cot_direction cot_mhc_post_directions[] = {
-    DIRECTION(post, forward, 0),
-    DIRECTION(post, backward, 0),
+    DIRECTION(post, forward, NULL, 0),
+    DIRECTION(post, backward, NULL, 0),
 };
 
 const cot_op cot_mhc_pre_op = OP(pre);
