@@ -39,6 +39,8 @@ expect 2 'q has H=8, expected a multiple of k'\''s Hkv=3' explain attention forw
 expect 0 ' 0 failed' check causal_conv1d --quick --kernel update --only 'update bf16'
 expect 0 ' 0 failed' check causal_conv1d --quick --repeat 5 --kernel update --only 'update bf16'
 expect 0 'cycles/16' bench causal_conv1d forward B=1 D=16 T=64 f16 --chosen --threads 1
+expect 0 'of copy' bench dropout forward R=64 D=64 --chosen
+expect 0 'TFLOP/s of products' bench attention forward B=1 H=2 T=512 d=32 --chosen
 expect 0 'causal_conv1d_bwd_scalar' bench causal_conv1d backward D=16 T=64 --json "$work/rows.json" --kernel bwd_scalar
 for key in op direction kernel backend dtype layout shape options threads ms bytes flops gbps tflops ceiling ratio \
     footprint workspace_bytes chosen device date commit; do

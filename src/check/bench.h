@@ -38,7 +38,8 @@ typedef struct bench_options {
  *   device clock_ghz date commit version                      where and when; the clock is measured in the same run */
 json_t *bench_run(const bench_options *options);
 
-/* The rows as a table for people. */
+/* The rows as a table for people: TFLOP/s and the share of the product ceiling where products bound a case, else GB/s and the
+ * share of copy. */
 void bench_print(const json_t *rows);
 
 /* The rows as a drawing, through gnuplot: a bar a kernel, as a share of the ceiling. Returns NULL or what failed. */

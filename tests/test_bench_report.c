@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_bench_report.c: the columns of bench's table: what bounds a case says them, and a GPU has none of a CPU's. */
+#include "support.h"
+
+#include "check/bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What bench_print prints of one row. */
+static void print(const char *json, char *text, size_t size)
+{
+    FILE *file = tmpfile();
+    json_t *rows = json_loads(json, 0, NULL);
+    assert_non_null(file);
+    assert_non_null(rows);
+    fflush(stdout);
+    const int saved = dup(STDOUT_FILENO);
+    dup2(fileno(file), STDOUT_FILENO);
+    bench_print(rows);
+    fflush(stdout);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+    rewind(file);
+    text[fread(text, 1, size - 1, file)] = '\0';
+    fclose(file);
+    json_decref(rows);
+}
+
+#define ROW(backend, op, bytes, flops, more)                                                                                           \
+    "[{\"op\": \"" op "\", \"direction\": \"forward\", \"kernel\": \"k\", \"backend\": \"" backend                                     \
+    "\", \"dtype\": \"bf16\", \"layout\": \"l\", \"shape\": \"s\", \"options\": \"o\", \"threads\": 2, \"ms\": 1.5, \"bytes\": " bytes \
+    ", \"flops\": " flops                                                                                                              \
+    ", \"gbps\": 37.5, \"tflops\": 0.25, \"ceiling\": 1000, \"ratio\": 0.0375, \"cycles16\": 77.7, "                                   \
+    "\"workspace_bytes\": 2048, \"chosen\": true, \"device\": \"Toy\", \"clock_ghz\": 2.5, \"commit\": \"c\", \"date\": \"d\"" more    \
+    "}]"
+
+static void hold(const char *json, const char *const *expected, const char *const *absent)
+{
+    char text[4096];
+    print(json, text, sizeof text);
+    for (; *expected != NULL; expected++)
+        if (strstr(text, *expected) == NULL)
+            fail_msg("\"%s\" is missing in\n%s", *expected, text);
+    for (; *absent != NULL; absent++)
+        if (strstr(text, *absent) != NULL)
+            fail_msg("\"%s\" does not belong in\n%s", *absent, text);
+}
+
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static void bound_by_products(void **state)
+{
+    (void)state;
+    hold(
+        ROW("cpu", "attention", "1e6", "1e9", ", \"product_ceiling\": 0.5, \"product_ratio\": 0.5"),
+        WORDS("1.0 GFLOP, products 0.500 TFLOP/s", "TFLOP/s", "of products", "0.250", "50.0%", "2 threads", "2.50 GHz"),
+        WORDS("GB/s", "of copy", "3.8%", "cycles"));
+    hold(ROW("cuda", "attention", "1e6", "1e9", ""), WORDS("1.0 GFLOP", "TFLOP/s", "0.250", "chosen"),
+         WORDS("of products", "GB/s", "of copy", "threads", "GHz", "cycles"));
+    hold(ROW("cuda", "attention", "1e6", "1e9", ", \"product_ceiling\": 0.5, \"product_ratio\": 0.5"),
+         WORDS("products 0.500 TFLOP/s", "of products", "50.0%"), WORDS("GB/s", "threads", "GHz", "cycles"));
+}
+
+static void bound_by_memory(void **state)
+{
+    (void)state;
+    hold(ROW("cpu", "dropout", "1e8", "1e8", ""),
+         WORDS("100.0 MB, copy 1000.0 GB/s", "of copy", "3.8%", "cycles/16", "77.7", "2 threads"),
+         WORDS("FLOP", "products"));
+    /* A ceiling of products is there, but it does not bound the case: mhc_pre. */
+    hold(ROW("cpu", "mhc_pre", "1e8", "2e9", ", \"product_ceiling\": 50, \"product_ratio\": 0.005"),
+         WORDS("GB/s", "of copy"), WORDS("FLOP", "products"));
+    hold(ROW("cuda", "mhc_pre", "1e8", "3e9", ""), WORDS("of copy", "workspace KB", "2.0"),
+         WORDS("cycles", "77.7", "threads", "GHz", "FLOP"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bound_by_products),
+        cmocka_unit_test(bound_by_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
