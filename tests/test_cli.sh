@@ -31,6 +31,15 @@ expect 0 'causal_conv1d_bwd_scalar' ops
 expect 0 'chosen' explain causal_conv1d backward B=2 D=64 T=100 K=3 bf16 channel-last silu initial final
 expect 0 'refused: it serves f64 only' explain causal_conv1d update f16 S=9 ring indices
 expect 0 'chosen' explain dropout backward R=100 D=33 p=0.5 bf16 slice gelu_erf bias mask_bits
+# A size out of range: which limit, and which value.
+expect 0 'it serves K up to 32, here K is 100' explain causal_conv1d forward K=100
+expect 0 'it serves d and dv up to 256, here d is 512/512' explain attention forward d=512
+expect 0 'it serves n up to 8, here n is 12' explain mhc_sinkhorn forward n=12 T=8
+expect 2 'x has n=999999999, expected at most 536870911' explain mhc_pre forward n=999999999 D=8
+expect 2 "'K=99999999999' describes no case of causal_conv1d: K goes from 0 to 2147483647" explain causal_conv1d forward K=99999999999
+expect 2 "'T=-1' describes no case of attention: T goes from 0 to 2147483647" explain attention forward T=-1
+expect 2 "'R=99999999999' describes no case of dropout: R goes from 0 to 2147483647" explain dropout forward R=99999999999
+expect 2 "'Z=1' describes no case of dropout; expected words like" explain dropout forward Z=1
 expect 0 ' 0 failed' check dropout --quick --kernel scalar --only 'forward f16 slice'
 expect 2 'p is 1.5, expected 0 to 1' explain dropout forward p=1.5
 expect 2 "'gelu' describes no case" explain dropout forward gelu

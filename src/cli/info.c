@@ -192,6 +192,21 @@ static error_t parse_explain(int key, char *argument, struct argp_state *state)
     }
 }
 
+/* Of a refusal such as "it serves K up to 32": the case's own K, by its "B2 D64 T100 K40"; "" for any other. */
+static void print_size_beyond(const char *refusal, const char *shape, char *text, size_t size)
+{
+    const char *symbol = strstr(refusal, "serves ");
+    text[0] = '\0';
+    if (symbol == NULL || strstr(symbol, " up to ") == NULL)
+        return;
+    symbol += strlen("serves ");
+    const size_t length = strcspn(symbol, " ");
+    for (const char *word = shape; *word != '\0'; word += strcspn(word, " "), word += strspn(word, " "))
+        if (strncmp(word, symbol, length) == 0 && word[length] >= '0' && word[length] <= '9')
+            snprintf(text, size, ", here %.*s is %.*s", (int)length, symbol, (int)strcspn(word + length, " "),
+                     word + length);
+}
+
 int command_explain(int argc, char **argv)
 {
     static const struct argp parser = {
@@ -220,11 +235,14 @@ int command_explain(int argc, char **argv)
     }
     for (int i = 0; i < count && status == 0; i++) {
         printf("  %-46s ", choices[i].kernel->name);
-        if (choices[i].refusal != NULL)
-            printf("refused: %s\n", choices[i].refusal);
-        else
+        char beyond[64] = "";
+        if (choices[i].refusal != NULL) {
+            print_size_beyond(choices[i].refusal, input.c.shape, beyond, sizeof beyond);
+            printf("refused: %s%s\n", choices[i].refusal, beyond);
+        } else {
             printf("%s: cost %.4g, workspace %zu bytes\n", choices[i].chosen ? "chosen  " : "admitted", choices[i].cost,
                    choices[i].workspace_bytes);
+        }
     }
     cot_queue_destroy(queue);
     return status;

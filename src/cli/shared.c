@@ -75,11 +75,26 @@ long find_number(const struct argp_state *state, const char *option, const char 
     return number;
 }
 
+/* Is `word` a NAME=NUMBER of the op whose number is what makes it wrong? */
+static bool is_out_of_range(const cot_op_cases *cases, int direction, const char *word)
+{
+    const char *equals = strchr(word, '=');
+    if (equals == NULL || equals[1] == '\0' || equals[1 + strspn(equals + 1, "-+0123456789")] != '\0')
+        return false;
+    char name[32];
+    static cot_case c;
+    snprintf(name, sizeof name, "%.*s=1", (int)(equals - word), word);
+    return cases->parse(direction, 1, (char *[]){name}, &c) == NULL;
+}
+
 void case_from_words(const struct argp_state *state, const cot_op *op, int direction, int count, char **words,
                      cot_case *c)
 {
     const cot_op_cases *cases = find_cases(op);
     const char *unknown = cases->parse(direction, count, words, c);
+    if (unknown != NULL && is_out_of_range(cases, direction, unknown))
+        argp_error(state, "'%s' describes no case of %s: %.*s goes from 0 to %d", unknown, op->name,
+                   (int)strcspn(unknown, "="), unknown, INT32_MAX);
     if (unknown != NULL)
         argp_error(state, "'%s' describes no case of %s; expected words like: %s", unknown, op->name,
                    cases->words_help);
