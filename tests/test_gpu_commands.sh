@@ -45,6 +45,19 @@ expect 2 'of which backend cpu makes none' profile causal_conv1d --backend cpu
 expect 2 'cannot be written' profile causal_conv1d --json "$work/missing/rows.json"
 expect 1 'no CUDA driver' without_driver "$program" profile causal_conv1d forward
 
+# ---- doctor: the GPU code of this build, the driver that it needs, and the one that is there
+doctor()
+{
+    FAKE_CUDA=$1 LD_LIBRARY_PATH=$fake "$program" doctor
+}
+expect 0 'PTX of compute_80' without_driver "$program" doctor
+expect 0 'it works from the driver of that version' without_driver "$program" doctor
+expect 1 'CUDA 11.8 is too old for this build' doctor old
+# the fake driver is that of CUDA 13.0
+if doctor '' | grep -q 'built by CUDA 1[23]\.0'; then
+    expect 0 '[ok] gpu driver    CUDA 13.0, 1 devices' doctor ''
+fi
+
 # ---- every way of a call
 case='forward B=4 D=8 T=64 K=4 silu bias'
 expect 0 'causal_conv1d forward f32' profile causal_conv1d $case --json "$work/rows.json"

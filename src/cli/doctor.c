@@ -202,6 +202,62 @@ static bool load_driver(void *library, driver *d)
     return d->init != NULL && d->version != NULL && d->count != NULL && d->name != NULL && d->attribute != NULL;
 }
 
+#if defined(COT_CUDA_VERSION)
+enum {
+    BUILT_BY = COT_CUDA_VERSION
+}; /* 1000 * major + 10 * minor of the toolkit; its code loads on drivers from there on */
+static const char other_gpus[] = COT_GPUS;
+
+/* " (R580)": the branch of NVIDIA's driver that a version of CUDA came with; "" for one that is not listed. */
+static const char *branch_of(int version)
+{
+    static const struct {
+        int version;
+        const char *branch;
+    } branches[] = {{12000, " (R525)"}, {12010, " (R530)"}, {12020, " (R535)"}, {12030, " (R545)"}, {12040, " (R550)"},
+                    {12050, " (R555)"}, {12060, " (R560)"}, {12080, " (R570)"}, {12090, " (R575)"}, {13000, " (R580)"}};
+    for (size_t i = 0; i < sizeof branches / sizeof *branches; i++)
+        if (branches[i].version == version)
+            return branches[i].branch;
+    return "";
+}
+
+static void examine_gpu_code(void)
+{
+    say(OK, "gpu code", "machine code for sm_90a%s%s, PTX of compute_80 for all GPUs from there on",
+        other_gpus[0] != '\0' ? " and sm_" : "", other_gpus);
+    say(OK, "gpu code", "built by CUDA %d.%d: it works from the driver of that version%s on", BUILT_BY / 1000,
+        BUILT_BY % 1000 / 10, branch_of(BUILT_BY));
+}
+#else
+enum { BUILT_BY = 0 };
+
+static const char *branch_of(int version)
+{
+    (void)version;
+    return "";
+}
+
+static void examine_gpu_code(void)
+{
+    say(ABSENT, "gpu code", "none in this build, which is for the CPU alone (no nvcc was found, or COT_CUDA=OFF)");
+}
+#endif
+
+/* "R580.65.06, " of the loaded kernel module; "" where it does not tell. */
+static void find_module_version(char *text, size_t size)
+{
+    char line[256], version[32];
+    text[0] = '\0';
+    if (!first_line("/proc/driver/nvidia/version", line, sizeof line))
+        return;
+    for (const char *word = line; *word != '\0'; word += strcspn(word, " "), word += strspn(word, " "))
+        if (sscanf(word, "%31[0-9.]", version) == 1 && strchr(version, '.') != NULL) {
+            snprintf(text, size, "R%s, ", version);
+            return;
+        }
+}
+
 static void examine_devices(const driver *d)
 {
     enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
@@ -214,7 +270,14 @@ static void examine_devices(const driver *d)
             status);
         return;
     }
-    say(OK, "gpu driver", "CUDA %d.%d, %d devices", version / 1000, version % 1000 / 10, count);
+    char module[48];
+    find_module_version(module, sizeof module);
+    if (version < BUILT_BY)
+        say(WRONG, "gpu driver",
+            "%sCUDA %d.%d is too old for this build's GPU code: install the driver of CUDA %d.%d%s or a newer one",
+            module, version / 1000, version % 1000 / 10, BUILT_BY / 1000, BUILT_BY % 1000 / 10, branch_of(BUILT_BY));
+    else
+        say(OK, "gpu driver", "%sCUDA %d.%d, %d devices", module, version / 1000, version % 1000 / 10, count);
     for (int i = 0; i < count; i++) {
         char name[128] = "?";
         d->name(name, sizeof name, i);
@@ -227,6 +290,7 @@ static void examine_devices(const driver *d)
 static void examine_gpu(void)
 {
     driver d;
+    examine_gpu_code();
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL)
         say(ABSENT, "gpu driver", "no libcuda.so.1: with an NVIDIA GPU in this machine, install its driver");
