@@ -200,6 +200,28 @@ sed -i -e 's/-\*|cmake/-*/' -e '/ninja-build/d' "$work/bin/dpkg-query"
 expect pass 'exit 0' with_stubs
 [ "$(wc -l <"$work/output")" -eq 1 ] || { echo "FAILED: setup.sh is not quiet"; failed=$((failed + 1)); }
 
+# ---- tests that are not run are named at the end, with the reason
+mkdir "$work/ctest"
+cat >"$work/ctest/CTestTestfile.cmake" <<'END'
+add_test(good sh -c "echo fine")
+add_test(later sh -c "echo first; echo 'no <network> here'; exit 77")
+set_tests_properties(later PROPERTIES SKIP_RETURN_CODE 77)
+END
+expect pass "NOT RUN: later ($work/ctest): no <network> here" "$tools/run_tests.sh" "$work/ctest"
+expect pass '1 passed, 0 failed, 1 skipped' "$tools/run_tests.sh" "$work/ctest"
+if grep -q 'NOT RUN: good' "$work/output"; then echo "FAILED: run_tests.sh calls a test that ran not run"; failed=$((failed + 1)); fi
+
+# ---- without a network the Python tests are not run, and fail in CI alone
+mkdir "$work/venv_build"
+without_network()
+{
+    CI=$1 PIP_NO_INDEX=1 PIP_CONFIG_FILE=/dev/null tests/python/run.sh "$work/venv_build"
+    echo "exit $?"
+}
+expect pass 'PyTorch could not be installed' without_network ''
+grep -q 'exit 77' "$work/output" || { echo "FAILED: tests/python/run.sh without a network"; failed=$((failed + 1)); }
+expect pass 'exit 1' without_network true
+
 # ---- layout
 if command -v clang-format >/dev/null; then
     fresh

@@ -28,6 +28,16 @@ attribute=skipped; skipped=$(total "$@")
 for build in "$@"; do
     sed -n 's/.*<testcase name="\([^"]*\)".*status="fail".*/FAILED: \1/p' "$build/tests.xml" | sed "s:\$: ($build):"
 done
+# A test that was not run, and the last line that it printed.
+for build in "$@"; do
+    awk -v build="$build" '
+        /<testcase / { match($0, /name="[^"]*"/); name = substr($0, RSTART + 6, RLENGTH - 7); skipped = 0; last = "" }
+        /<skipped / { skipped = 1 }
+        { line = $0; sub(/^.*<system-out>/, "", line); sub(/<\/system-out>.*$/, "", line) }
+        line !~ /^[ \t]*($|<)/ { last = line }
+        /<\/testcase>/ && skipped { print "NOT RUN: " name " (" build ")" (last == "" ? "" : ": " last) }
+    ' "$build/tests.xml" | sed -e 's/&apos;/'"'"'/g' -e 's/&quot;/"/g' -e 's/&lt;/</g' -e 's/&gt;/>/g' -e 's/&amp;/\&/g'
+done
 [ "$faults" -eq 0 ] || [ "$failed" -gt 0 ] || failed=1
 passed=$((tests - failed - skipped - disabled))
 echo "$passed passed, $failed failed, $((skipped + disabled)) skipped"
