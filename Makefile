@@ -31,17 +31,17 @@ setup:
 
 # ninja runs cmake again by itself when a CMakeLists.txt has changed.
 build: setup
-	@test -f $(BUILD)/build.ninja || cmake --log-level=WARNING -G Ninja -S . -B $(BUILD)
+	@test -f $(BUILD)/build.ninja || cmake --log-level=NOTICE -G Ninja -S . -B $(BUILD)
 	@cmake --build $(BUILD)
 
 asan: setup
-	@test -f $(BUILD)/asan/build.ninja || CC=clang CXX=clang++ cmake --log-level=WARNING -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON -DCOT_CUDA=OFF
+	@test -f $(BUILD)/asan/build.ninja || CC=clang CXX=clang++ cmake --log-level=NOTICE -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON -DCOT_CUDA=OFF
 	@cmake --build $(BUILD)/asan
 
 # In a fresh clone the trainer's part alone, without device code: minutes of compiling less.
 TRAINER = $(if $(wildcard $(BUILD)/build.ninja),$(BUILD),$(BUILD)/trainer)
 run: setup
-	@test -f $(TRAINER)/build.ninja || cmake --log-level=WARNING -G Ninja -S . -B $(TRAINER) -DCMAKE_BUILD_TYPE=Release \
+	@test -f $(TRAINER)/build.ninja || cmake --log-level=NOTICE -G Ninja -S . -B $(TRAINER) -DCMAKE_BUILD_TYPE=Release \
 		-DCOT_CUDA=OFF -DCOT_PYTHON=OFF
 	@cmake --build $(TRAINER) --target train_lm
 	@$(TRAINER)/train_lm --out $(BUILD)/run $(if $(ARCH),--arch $(ARCH)) $(if $(SEEDS),--seeds $(SEEDS))
@@ -86,7 +86,7 @@ docs: setup
 PREFIX = /usr/local
 RELEASE = $(BUILD)/release
 release:
-	@cmake --log-level=WARNING -G Ninja -S . -B $(RELEASE) -DCMAKE_BUILD_TYPE=Release -DCOT_TESTS=OFF -DCOT_PYTHON=OFF \
+	@cmake --log-level=NOTICE -G Ninja -S . -B $(RELEASE) -DCMAKE_BUILD_TYPE=Release -DCOT_TESTS=OFF -DCOT_PYTHON=OFF \
 		-DCMAKE_INSTALL_PREFIX=$(PREFIX) "-DCOT_GPUS=$(GPUS)"
 	@cmake --build $(RELEASE)
 

@@ -35,7 +35,7 @@ function(cot_embed_device_code target)
         ${COT_NVCC} -fatbin -std=c++17 -O3 ${architectures} -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
         -Werror all-warnings -Xptxas -v,-warn-spills -Xfatbin -compress-all -MD -MF ${directory}/${stem}.d -MT ${image}
         -o ${image} ${source}
-      DEPENDS ${source} DEPFILE ${directory}/${stem}.d VERBATIM)
+      COMMENT "Compiling GPU code ${stem}.cu" DEPENDS ${source} DEPFILE ${directory}/${stem}.d VERBATIM)
     list(APPEND images ${image})
     string(APPEND assembly "    .balign 64\n    .globl cot_image_${stem}\n    .hidden cot_image_${stem}\n"
       "cot_image_${stem}:\n    .incbin \"${image}\"\n")

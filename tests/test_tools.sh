@@ -171,6 +171,15 @@ expect fail 'no ```c block of README.md equals' "$tools/check_readme.sh" "$work/
 printf '# No code\n' >"$work/readme/README.md"
 expect fail 'no ```c block of README.md equals' "$tools/check_readme.sh" "$work/readme"
 
+# ---- the build's messages reach the user of make, and docs/python.md builds without GPU code by an option that there is
+grep -q 'COT_CUDA=OFF' docs/python.md && grep -q '^option(COT_CUDA ' CMakeLists.txt ||
+    { echo "FAILED: docs/python.md names no build for the CPU alone"; failed=$((failed + 1)); }
+first_build()
+{
+    make -n build BUILD="$work/none" | grep -c -- '--log-level=NOTICE'
+}
+expect pass 1 first_build
+
 # ---- packages: what is missing is installed, and nothing else is done where nothing is
 mkdir "$work/bin"
 cat >"$work/bin/dpkg-query" <<'END'

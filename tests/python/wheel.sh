@@ -3,13 +3,15 @@
 # Builds the wheel as `pip install .` does, and loads what is in it with every Python from 3.9 that is found: without torch
 # the doctor says that it is missing, and the extension itself answers. Before a release: it compiles the library anew.
 #
-#   tests/python/wheel.sh BUILD      leaves the wheel in BUILD/dist
+#   tests/python/wheel.sh BUILD [PIP'S OPTIONS...]      leaves the wheel in BUILD/dist
+#   tests/python/wheel.sh build -v -C cmake.define.COT_CUDA=OFF
 set -eu
 build=$(cd "$1" && pwd)
+shift
 cd "$(dirname "$0")/../.."
 tools/setup_python.sh "$build/venv"
 rm -rf "$build/dist"
-"$build/venv/bin/pip" --quiet --disable-pip-version-check wheel . --no-deps -w "$build/dist"
+"$build/venv/bin/pip" --quiet --disable-pip-version-check wheel . --no-deps -w "$build/dist" "$@"
 wheel=$(echo "$build"/dist/cotangent-*-cp39-abi3-linux_*.whl)
 [ -f "$wheel" ] || { echo "wheel: no wheel with the tag cp39-abi3 in $build/dist" >&2; exit 1; }
 
