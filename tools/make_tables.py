@@ -149,9 +149,13 @@ def attention_entries(rows, peer_rows):
 
 def attention_tables(rows, peer_rows):
     """What dispatch takes, entry by entry; of the portable kernels, which it leaves to other devices, the ratios alone."""
-    lines, summary = attention_entries([row for row in rows if is_entry(row) and row["chosen"]], peer_rows)
+    beside = [row for row in peer_rows if row.get("ours")]  # our kernels in the peers' process, in turns with them
+    peer_rows = [row for row in peer_rows if not row.get("ours")]
+    lines, summary = attention_entries([row for row in beside or rows if is_entry(row) and row["chosen"]], peer_rows)
     lines += summary + ["", "TFLOP/s, of 4 B H Tq Tk d forward and 2.5 times as many backward, half of them under a causal mask; "
-                        "all kernels of a call counted. 16k tokens, H d = 2048."]
+                        "all kernels of a call counted. 16k tokens, H d = 2048."
+                        + (" In turns in one process; from 4k tokens on under load, the second half of seconds of it each "
+                           "(tools/peers/attention.py)." if beside else "")]
     portable = [row for row in rows if is_entry(row) and row["kernel"].endswith("_mma")]
     _, summary = attention_entries(portable, peer_rows)
     if summary:
@@ -312,7 +316,11 @@ def front(results, peers):
             continue
         lines += [f"{device}:", "", "| op | direction | case | ms | reaches | beside the best peer |", "|---|---|---|--:|--:|---|"]
         for row in rows:
-            theirs = [peer for peer in peers.get((row["op"], device), ("", []))[1] if same_work(peer) == same_work(row)]
+            same = [peer for peer in peers.get((row["op"], device), ("", []))[1] if same_work(peer) == same_work(row)]
+            theirs = [peer for peer in same if not peer.get("ours")]
+            order = "any-order" in row["options"]
+            row |= next(({key: own[key] for key in ("ms", "tflops")} for own in same  # from the same run as the peers'
+                         if own.get("ours") and ("any-order" in own["options"]) == order), {})
             best = min(theirs, key=lambda peer: peer["ms"], default=None)
             products = row["op"] in ("attention", "causal_conv1d_dense")
             lines.append(f"| {row['op']} | {row['direction']} | {row['dtype']} {row['layout']} {row['shape']}, {row['options']} "

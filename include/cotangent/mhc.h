@@ -26,7 +26,8 @@
  * else (phi, gamma, bias, alpha, the coefficients, their gradients) is f32. Sums are float32 and every output is
  * rounded once. f64 (CPU): all of them f64, sums too.
  *
- * B and T may be 0. Outputs may not overlap each other or any input.
+ * B and T may be 0. Outputs may not overlap each other or any input. NaN and infinities follow the formulas; on a GPU's tensor
+ * cores phi and gamma are sums of three bf16, and an infinity among them gives NaN.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor missing, an option out of
  * its range), COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, output with repeated elements,
