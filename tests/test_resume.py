@@ -20,7 +20,7 @@ import limited
 PROGRAM = os.path.realpath(sys.argv[1])
 TEXT = os.path.realpath('LICENSE')
 KILLS = 5  # of each architecture
-ARCHITECTURES = ([], ['--attention', '1'], ['--attention', '2'], ['--attention', '2', '--mhc', '2'])
+ARCHITECTURES = ([], ['--arch', 'conv'], ['--attention', '1'], ['--attention', '2'], ['--attention', '2', '--mhc', '2'])
 STEPS = 60
 RUN = [PROGRAM, TEXT, '--steps', str(STEPS), '--batch', '2', '--context', '64', '--width', '16', '--layers', '2',
        '--dropout', '0.1', '--sample', '0', '--quiet', '--out', 'out', '--checkpoint', 'run.safetensors']
@@ -132,7 +132,7 @@ def test_several():
 
     several = train('--arch', 'hybrid-mhc,conv', '--seeds', '2', '--json', 'runs.json')
     check(several.returncode == 0, f'several: {several.stderr}')
-    single = [train('--seed', seed, *model) for model in ([], ['--attention', '5', '--mhc', '2']) for seed in '12']
+    single = [train('--seed', seed, *model) for model in (['--attention', '0'], ['--attention', '5', '--mhc', '2']) for seed in '12']
     check(hash_of(several) == [hash_of(result)[0] for result in single] and len(set(hash_of(several))) == 4,
           f'several are not the single ones: {several.stdout}')
     with open('runs.json', encoding='utf-8') as file:
@@ -153,14 +153,39 @@ def test_several():
         check(os.path.exists(f"out/{row['trained']}-{row['seed']}/loss.csv"), f'no curve of {row}')
     check([line.split()[0] for line in several.stdout.splitlines()[-4:-2]] == ['conv', 'hybrid-mhc'],
           f'the table: {several.stdout}')
-    for arguments, text in ((['--arch', 'rnn'], '--arch is "rnn", expected conv, attention, hybrid, hybrid-mhc or all'),
+    for arguments, text in ((['--arch', 'rnn'], '--arch is "rnn", expected conv, attention, hybrid, hybrid-mhc, full or all'),
                             (['--arch', 'conv,'], '--arch is "conv,", expected'),
-                            (['--arch', 'hybrid', '--mhc', '2'], '--arch says what --attention and --mhc say'),
+                            (['--arch', 'hybrid', '--mhc', '2'], '--arch says what --attention, --mhc and --dense say'),
                             (['--arch', 'all', '--checkpoint', 'x'], '--checkpoint is of a single run'),
                             (['--json', 'x'], '--json is of several runs')):
         result = train(*arguments)
         check(result.returncode == 2 and result.stderr.startswith(f'train_lm: {text}')
               and result.stderr.count('\n') == 1, f'{arguments}: {result.returncode} {result.stderr}')
+
+
+def test_default():
+    """Without --arch every op is at work, and a table at the end says so."""
+    clear()
+    small = [PROGRAM, TEXT, '--steps', '6', '--batch', '1', '--context', '32', '--width', '8', '--layers', '5', '--sample', '9',
+             '--out', 'out']
+
+    def train(*arguments):
+        return subprocess.run([*small, *arguments], capture_output=True, text=True, env=ENVIRONMENT).stdout
+
+    lines = train().splitlines()
+    table = lines[[line.startswith('ops in training') for line in lines].index(True) + 1:] if any(
+        line.startswith('ops in training') for line in lines) else []
+    rows = {' '.join(line.split()[:2]): line.split()[2:] for line in table}
+    ops = ('causal_conv1d', 'causal_conv1d_dense', 'attention', 'dropout', 'mhc_pre', 'mhc_post')
+    check(sorted(rows) == sorted(f'{op} {direction}' for op in ops for direction in ('forward', 'backward')),
+          f'the ops of a default run: {sorted(rows)}')
+    for name, row in rows.items():
+        check(len(row) == 5 and int(row[0]) >= 6 and all(float(value) >= 0 for value in row[1:4])
+              and row[4] == ('GFLOP/s' if name.split()[0] in ('causal_conv1d_dense', 'attention') else 'GB/s'), f'{name}: {row}')
+    check(rows.get('dropout backward', [''])[0] == '30', 'six steps of five blocks drop thirty times')
+    hashes = [[line for line in train(*arch).splitlines() if 'hash' in line]
+              for arch in ([], ['--arch', 'full'], ['--attention', '5', '--mhc', '2', '--dense', '4'], ['--arch', 'hybrid-mhc'])]
+    check(hashes[0] == hashes[1] == hashes[2] != hashes[3], f'the default is --arch full: {hashes}')
 
 
 def refused(text, *arguments, status=2, **options):
@@ -209,6 +234,7 @@ def main():
         os.chdir(folder)
         test_all_kills()
         test_several()
+        test_default()
         test_refusals()
         os.chdir('/')
     print(f'{passed} passed, {failed} failed')

@@ -452,6 +452,22 @@ static void test_model_streams(void **state)
     check_model(config, 0);
 }
 
+/* The dense convolution after the embedding: alone, with streams, of width 1, and wider than the text. */
+static void test_model_stem(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.dense = 3;
+    check_model(config, 0);
+    config.streams = 2;
+    config.attention = 2;
+    check_model(config, 0.3);
+    config.dense = 1;
+    check_model(config, 0);
+    config.dense = TIME + 3;
+    check_model(config, 0);
+}
+
 /* A convolution of width 1 has no state and looks at no other token; one wider than the text sees zeros before it. */
 static void test_model_kernels(void **state)
 {
@@ -498,6 +514,11 @@ static void test_decoding(void **state)
     config.attention = 2;
     config.inner = 12; /* four heads */
     check_decoding(config);
+    config.dense = 3;
+    config.streams = 2;
+    check_decoding(config);
+    config.dense = 1;
+    check_decoding(config);
 }
 
 /* Attention forgets what lies beyond its reach, and decoding goes on. */
@@ -542,7 +563,7 @@ static void test_sample_pick(void **state)
 /* ---- training ----------------------------------------------------------------------------------------- */
 
 /* The hash of the parameters after a few steps with several tiles and partial sums. */
-static uint64_t hash_after_training(int threads, int64_t attention, int64_t streams)
+static uint64_t hash_after_training(int threads, int64_t attention, int64_t streams, int64_t dense)
 {
     enum { STEPS = 3, ROWS = 2 * 173 };
     const model_config config = {.vocabulary = 256,
@@ -551,7 +572,8 @@ static uint64_t hash_after_training(int threads, int64_t attention, int64_t stre
                                  .layers = 2,
                                  .kernel = 5,
                                  .attention = attention,
-                                 .streams = streams};
+                                 .streams = streams,
+                                 .dense = dense};
     const adamw_options adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1, .clip = 0.1};
     model m;
     model_pass pass;
@@ -583,12 +605,13 @@ static void test_threads(void **state)
 {
     (void)state;
     const int before = omp_get_max_threads();
-    static const int64_t architectures[][2] = {{0, 0}, {1, 0}, {2, 0}, {2, 2}}; /* attention, streams */
+    static const int64_t architectures[][3] = {
+        {0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {2, 2, 4}}; /* attention, streams, dense */
     for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++) {
-        const int64_t attention = architectures[i][0], streams = architectures[i][1];
-        const uint64_t expected = hash_after_training(1, attention, streams);
+        const int64_t attention = architectures[i][0], streams = architectures[i][1], dense = architectures[i][2];
+        const uint64_t expected = hash_after_training(1, attention, streams, dense);
         for (int threads = 2; threads <= (i == 0 ? 5 : 3); threads++)
-            assert_true(hash_after_training(threads, attention, streams) == expected);
+            assert_true(hash_after_training(threads, attention, streams, dense) == expected);
     }
     omp_set_num_threads(before);
 }
@@ -775,18 +798,31 @@ static void test_csv(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),        cmocka_unit_test(test_linear_tiles),
-        cmocka_unit_test(test_rmsnorm),       cmocka_unit_test(test_embedding),
-        cmocka_unit_test(test_gate),          cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_conv_block),
-        cmocka_unit_test(test_model),         cmocka_unit_test(test_model_kernels),
-        cmocka_unit_test(test_model_streams), cmocka_unit_test(test_model_attention),
-        cmocka_unit_test(test_dropout),       cmocka_unit_test(test_decoding),
-        cmocka_unit_test(test_long_decoding), cmocka_unit_test(test_sample_pick),
-        cmocka_unit_test(test_threads),       cmocka_unit_test(test_gradient_norm_threads),
-        cmocka_unit_test(test_adamw),         cmocka_unit_test(test_learning_rate),
-        cmocka_unit_test(test_bigram),        cmocka_unit_test(test_sampler),
-        cmocka_unit_test(test_corpus),        cmocka_unit_test(test_csv),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_tiles),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_conv_block),
+        cmocka_unit_test(test_model),
+        cmocka_unit_test(test_model_kernels),
+        cmocka_unit_test(test_model_stem),
+        cmocka_unit_test(test_model_streams),
+        cmocka_unit_test(test_model_attention),
+        cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_decoding),
+        cmocka_unit_test(test_long_decoding),
+        cmocka_unit_test(test_sample_pick),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_gradient_norm_threads),
+        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_learning_rate),
+        cmocka_unit_test(test_bigram),
+        cmocka_unit_test(test_sampler),
+        cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_csv),
     };
     matrix_use_one_thread_per_call();
     return cmocka_run_group_tests(tests, NULL, NULL);

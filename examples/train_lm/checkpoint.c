@@ -31,6 +31,7 @@ static const struct {
     {"--kernel", offsetof(options, kernel), false},
     {"--mhc", offsetof(options, streams), false},
     {"--attention", offsetof(options, attention), false},
+    {"--dense", offsetof(options, dense), false},
     {"--seed", offsetof(options, seed), false},
     {"--lr", offsetof(options, rate), true},
     {"--weight-decay", offsetof(options, weight_decay), true},

@@ -3,6 +3,7 @@
 
 #include "layers.h"
 #include "matrix.h"
+#include "op_times.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,6 +115,12 @@ void conv_block_scratch_free(conv_block_scratch *scratch)
     *scratch = (conv_block_scratch){0};
 }
 
+/* Bytes of so many elements. */
+static double bytes_of(int64_t elements)
+{
+    return (double)elements * sizeof(real);
+}
+
 /* ---- the convolution ---------------------------------------------------------------------------------- */
 
 /* Channels 0 .. channels-1 of an array [batch,time,row_length], as the library's [B,D,T]. */
@@ -141,7 +148,7 @@ static cot_status convolve(const conv_block *block, block_sizes sizes, cot_queue
     args.weight = whole(block->conv_weight->value, block->conv_weight);
     args.bias = whole(block->conv_bias->value, block->conv_bias);
     args.y = channels_last(saved->conv, batch, sizes.inner, time, sizes.inner);
-    return cot_causal_conv1d_forward(queue, &args);
+    return TIMED(OP_CONV1D_FORWARD, bytes_of(2 * batch * time * sizes.inner), cot_causal_conv1d_forward(queue, &args));
 }
 
 /* dy in scratch->dinner, dx into the first halves of scratch->dmixed's rows. */
@@ -158,7 +165,8 @@ static cot_status convolve_backward(const conv_block *block, block_sizes sizes, 
     args.dx = channels_last(scratch->dmixed, batch, sizes.inner, time, 2 * sizes.inner);
     args.dweight = whole(block->conv_weight->gradient, block->conv_weight);
     args.dbias = whole(block->conv_bias->gradient, block->conv_bias);
-    return cot_causal_conv1d_backward(queue, &args);
+    return TIMED(OP_CONV1D_BACKWARD, bytes_of(3 * batch * time * sizes.inner),
+                 cot_causal_conv1d_backward(queue, &args));
 }
 
 static cot_status convolve_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
@@ -216,6 +224,12 @@ static cot_tensor statistics(block_sizes sizes, real *data, int64_t batch, int64
     return cot_tensor_contiguous(data, REAL_DTYPE, 3, (int64_t[]){batch, heads_of(sizes), time});
 }
 
+/* Two products over the pairs of a query and a key that it sees. */
+static double attention_flops(block_sizes sizes, int64_t batch, int64_t time)
+{
+    return 4 * (double)batch * (double)sizes.inner * (double)time * (double)(time + 1) / 2;
+}
+
 static cot_status attend(block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time, conv_block_saved *saved)
 {
     turn(sizes, batch * time, time, 0, ROPE_FORWARD, saved->mixed);
@@ -228,7 +242,7 @@ static cot_status attend(block_sizes sizes, cot_queue *queue, int64_t batch, int
     args.v = in.v;
     args.out = heads_in_rows(sizes, heads_of(sizes), saved->conv, batch, time, sizes.inner);
     args.lse = statistics(sizes, saved->lse, batch, time);
-    return cot_attention_forward(queue, &args);
+    return TIMED(OP_ATTENTION_FORWARD, attention_flops(sizes, batch, time), cot_attention_forward(queue, &args));
 }
 
 /* dout in scratch->dinner, dq, dk and dv into scratch->dmixed. */
@@ -249,7 +263,8 @@ static cot_status attend_backward(block_sizes sizes, cot_queue *queue, int64_t b
     args.dq = gradients.q;
     args.dk = gradients.k;
     args.dv = gradients.v;
-    const cot_status status = cot_attention_backward(queue, &args);
+    const cot_status status =
+        TIMED(OP_ATTENTION_BACKWARD, 2.5 * attention_flops(sizes, batch, time), cot_attention_backward(queue, &args));
     turn(sizes, batch * time, time, 0, ROPE_BACKWARD, scratch->dmixed);
     return status;
 }
@@ -294,7 +309,8 @@ static cot_status join(block_sizes sizes, cot_queue *queue, int64_t rows, const 
     args.x = args.y = rows_of(x_next, rows, sizes.width);
     if (!sizes.no_residual)
         args.residual = rows_of(saved->x, rows, sizes.width);
-    return cot_dropout_forward(queue, &args);
+    return TIMED(OP_DROPOUT_FORWARD, bytes_of((sizes.no_residual ? 2 : 3) * rows * sizes.width),
+                 cot_dropout_forward(queue, &args));
 }
 
 /* dbranch = drop'(dx), the gradient of what was dropped from. */
@@ -308,7 +324,7 @@ static cot_status join_backward(block_sizes sizes, cot_queue *queue, int64_t row
     args.offset = saved->drop.offset;
     args.dy = rows_of(dx, rows, sizes.width);
     args.dx = rows_of(dbranch, rows, sizes.width);
-    return cot_dropout_backward(queue, &args);
+    return TIMED(OP_DROPOUT_BACKWARD, bytes_of(2 * rows * sizes.width), cot_dropout_backward(queue, &args));
 }
 
 /* ---- the block ---------------------------------------------------------------------------------------- */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hyper_connection.h"
 
+#include "op_times.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -86,6 +88,12 @@ void hyper_scratch_free(hyper_scratch *scratch)
     *scratch = (hyper_scratch){0};
 }
 
+/* Bytes of a number of arrays [rows,width]. */
+static double bytes_of(hyper_sizes sizes, int64_t rows, int64_t arrays)
+{
+    return (double)(rows * sizes.width * arrays) * sizeof(real);
+}
+
 /* ---- streams ------------------------------------------------------------------------------------------ */
 
 void hyper_spread(hyper_sizes sizes, int64_t rows, const real *x, real *streams)
@@ -153,7 +161,7 @@ cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, cot_queue
     args.A = matrix(sizes, rows, saved->A);
     args.inv_rms = number(rows, saved->inv_rms);
     args.h_mix = vector(rows, coefficients(sizes), saved->h_mix);
-    return cot_mhc_pre_forward(queue, &args);
+    return TIMED(OP_MHC_PRE_FORWARD, bytes_of(sizes, rows, sizes.streams + 1), cot_mhc_pre_forward(queue, &args));
 }
 
 cot_status hyper_post(hyper_sizes sizes, cot_queue *queue, int64_t rows, hyper_saved *saved, real *next)
@@ -165,7 +173,7 @@ cot_status hyper_post(hyper_sizes sizes, cot_queue *queue, int64_t rows, hyper_s
     args.h_post = vector(rows, sizes.streams, saved->h_post);
     args.A = matrix(sizes, rows, saved->A);
     args.y = of_streams(sizes, rows, next);
-    return cot_mhc_post_forward(queue, &args);
+    return TIMED(OP_MHC_POST_FORWARD, bytes_of(sizes, rows, 2 * sizes.streams + 1), cot_mhc_post_forward(queue, &args));
 }
 
 cot_status hyper_post_backward(hyper_sizes sizes, cot_queue *queue, int64_t rows, const hyper_saved *saved,
@@ -182,7 +190,8 @@ cot_status hyper_post_backward(hyper_sizes sizes, cot_queue *queue, int64_t rows
     args.df = of_layer(sizes, rows, df);
     args.dh_post = vector(rows, sizes.streams, scratch->dh_post);
     args.dA = matrix(sizes, rows, scratch->dA);
-    return cot_mhc_post_backward(queue, &args);
+    return TIMED(OP_MHC_POST_BACKWARD, bytes_of(sizes, rows, 3 * sizes.streams + 2),
+                 cot_mhc_post_backward(queue, &args));
 }
 
 cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
@@ -208,5 +217,5 @@ cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, 
     args.dalpha = whole(hyper->alpha->gradient, hyper->alpha);
     args.dbias = whole(hyper->bias->gradient, hyper->bias);
     args.dgamma = whole(hyper->gamma->gradient, hyper->gamma);
-    return cot_mhc_pre_backward(queue, &args);
+    return TIMED(OP_MHC_PRE_BACKWARD, bytes_of(sizes, rows, 3 * sizes.streams + 1), cot_mhc_pre_backward(queue, &args));
 }

@@ -2,6 +2,7 @@
  *
  * train_lm: trains a byte-level language model on text files, on the public interface of the library alone. */
 #include "matrix.h"
+#include "op_times.h"
 #include "options.h"
 #include "runs.h"
 #include "sample.h"
@@ -67,11 +68,11 @@ static void print_start(const corpus *text, const options *o, const cot_queue *q
     printf("text: %lld files, %lld bytes to train on, %lld held out\n", (long long)text->files,
            (long long)text->training.count, (long long)text->validation.count);
     printf(
-        "model: width %lld, inner %lld, %lld blocks, %lld of them with attention, kernel %lld, %lld stream%s; %lld steps of %lld x %lld bytes, %d threads\n",
+        "model: width %lld, inner %lld, %lld blocks, %lld of them with attention, kernel %lld, %lld stream%s, dense kernel %lld; %lld steps of %lld x %lld bytes, %d threads\n",
         (long long)o->width, (long long)o->inner, (long long)o->layers,
         (long long)(o->attention > 0 ? o->layers / o->attention : 0), (long long)o->kernel,
-        (long long)(o->streams > 0 ? o->streams : 1), o->streams > 1 ? "s" : "", (long long)o->steps,
-        (long long)o->batch, (long long)o->context, (int)cot_queue_threads(queue));
+        (long long)(o->streams > 0 ? o->streams : 1), o->streams > 1 ? "s" : "", (long long)o->dense,
+        (long long)o->steps, (long long)o->batch, (long long)o->context, (int)cot_queue_threads(queue));
     fflush(stdout);
 }
 
@@ -144,8 +145,12 @@ static int write_curve(const training *t, const options *o)
 static int report(const training *t, const options *o, cot_queue *queue)
 {
     print_results(t);
-    const int sampled = print_sample(t, o, queue);
-    return sampled != EXIT_SUCCESS ? sampled : write_curve(t, o);
+    int status = print_sample(t, o, queue);
+    if (status == EXIT_SUCCESS)
+        status = write_curve(t, o);
+    if (status == EXIT_SUCCESS && !o->quiet)
+        op_times_print();
+    return status;
 }
 
 /* Says why a training ended early; the exit status. */

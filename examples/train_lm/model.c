@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-enum { OUTER_PARAMETERS = 3 }; /* embedding, last gain, head */
+enum { OUTER_PARAMETERS = 3 + STEM_PARAMETERS }; /* embedding, last gain, head */
 
 /* Block i. */
 static block_sizes sizes_of(const model *m, int64_t i)
@@ -40,6 +40,8 @@ static linear_shape head_shape(const model *m, int64_t rows)
 static void initialise(model *m, uint64_t seed)
 {
     parameter_randomise(m->embedding, seed, 1);
+    if (m->config.dense > 0)
+        stem_initialise(&m->stem, seed);
     for (int64_t i = 0; i < m->config.layers; i++)
         conv_block_initialise(&m->blocks[i], sizes_of(m, i), m->config.layers, seed);
     for (int64_t i = 0; m->hypers != NULL && i < m->config.layers; i++)
@@ -59,6 +61,8 @@ bool model_create(model *m, model_config config, uint64_t seed)
         !parameter_table_create(table, (int)config.layers * each + OUTER_PARAMETERS))
         return false;
     m->embedding = parameter_add(table, "embedding.weight", config.vocabulary, config.width, false);
+    if (config.dense > 0)
+        stem_register(&m->stem, table, config.width, config.dense);
     for (int64_t i = 0; i < config.layers; i++)
         conv_block_register(&m->blocks[i], table, sizes_of(m, i), i);
     for (int64_t i = 0; m->hypers != NULL && i < config.layers; i++)
@@ -110,13 +114,14 @@ bool model_pass_create(model_pass *pass, const model *m, int64_t rows, bool back
         .layers = m->config.layers,
         .blocks = calloc((size_t)m->config.layers, sizeof(conv_block_saved)),
         .x = real_allocate(rows * m->config.width),
+        .embedded = m->config.dense > 0 ? real_allocate(rows * m->config.width) : NULL,
         .inv_rms = real_allocate(rows),
         .normed = real_allocate(rows * m->config.width),
         .logits = real_allocate(rows * m->config.vocabulary),
         .row_loss = calloc((size_t)rows, sizeof(double)),
     };
-    bool complete = pass->blocks != NULL && pass->x != NULL && pass->inv_rms != NULL && pass->normed != NULL &&
-                    pass->logits != NULL && pass->row_loss != NULL;
+    bool complete = pass->blocks != NULL && (m->config.dense == 0 || pass->embedded != NULL) && pass->x != NULL &&
+                    pass->inv_rms != NULL && pass->normed != NULL && pass->logits != NULL && pass->row_loss != NULL;
     for (int64_t i = 0; complete && i < pass->layers; i++)
         complete = conv_block_saved_allocate(&pass->blocks[i], sizes_of(m, i), rows);
     if (complete && m->hypers != NULL)
@@ -136,6 +141,7 @@ void model_pass_destroy(model_pass *pass)
     free(pass->streams);
     free(pass->dstreams);
     conv_block_scratch_free(&pass->scratch);
+    free(pass->embedded);
     free(pass->x);
     free(pass->inv_rms);
     free(pass->normed);
@@ -159,12 +165,21 @@ static real *streams_before(const model *m, model_pass *pass, int64_t i)
     return i < m->config.layers ? pass->hypers[i].x : pass->streams;
 }
 
-static void embed(const model *m, model_pass *pass, int64_t rows, const uint8_t *inputs)
+/* A batch, or with a decoder one new token. */
+static cot_status embed(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
+                        const uint8_t *inputs, const model_decoder *decoder)
 {
+    const int64_t rows = batch * time;
     real *x = m->hypers != NULL ? pass->x : input_of(m, pass, 0);
-    embedding_forward(rows, m->config.width, inputs, m->embedding->value, x);
+    cot_status status = COT_OK;
+    embedding_forward(rows, m->config.width, inputs, m->embedding->value, m->config.dense > 0 ? pass->embedded : x);
+    if (m->config.dense > 0 && decoder == NULL)
+        status = stem_forward(&m->stem, queue, batch, time, pass->embedded, x);
+    else if (m->config.dense > 0)
+        status = stem_step(&m->stem, queue, decoder->stem_state, pass->embedded, x);
     if (m->hypers != NULL)
         hyper_spread(streams_of(m), rows, x, streams_before(m, pass, 0));
+    return status;
 }
 
 /* Block i over all of a batch, or with a decoder over one new token. */
@@ -204,13 +219,13 @@ static void predict(const model *m, model_pass *pass, int64_t rows)
 cot_status model_forward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
                          const uint8_t *inputs)
 {
-    embed(m, pass, batch * time, inputs);
-    for (int64_t i = 0; i < m->config.layers; i++) {
+    cot_status status = embed(m, pass, queue, batch, time, inputs, NULL);
+    for (int64_t i = 0; i < m->config.layers && status == COT_OK; i++) {
         pass->blocks[i].drop = drop_of(m, pass, i);
-        const cot_status status = run_block(m, pass, queue, batch, time, i, NULL);
-        if (status != COT_OK)
-            return status;
+        status = run_block(m, pass, queue, batch, time, i, NULL);
     }
+    if (status != COT_OK)
+        return status;
     predict(m, pass, batch * time);
     return COT_OK;
 }
@@ -250,13 +265,15 @@ cot_status model_backward(const model *m, model_pass *pass, cot_queue *queue, in
                      m->gain->gradient);
     if (m->hypers != NULL)
         hyper_spread(streams_of(m), rows, pass->dx, pass->dstreams);
-    for (int64_t i = m->config.layers - 1; i >= 0; i--) {
-        const cot_status status = run_block_backward(m, pass, queue, batch, time, i);
-        if (status != COT_OK)
-            return status;
-    }
-    if (m->hypers != NULL)
+    cot_status status = COT_OK;
+    for (int64_t i = m->config.layers - 1; i >= 0 && status == COT_OK; i--)
+        status = run_block_backward(m, pass, queue, batch, time, i);
+    if (status == COT_OK && m->hypers != NULL)
         hyper_collect(streams_of(m), rows, pass->dstreams, pass->dx);
+    if (status == COT_OK && m->config.dense > 0)
+        status = stem_backward(&m->stem, queue, batch, time, pass->embedded, pass->dx, dnormed);
+    if (status != COT_OK)
+        return status;
     embedding_backward(rows, width, m->config.vocabulary, inputs, pass->dx, pass->order, m->embedding->gradient);
     return COT_OK;
 }
@@ -271,25 +288,26 @@ bool model_decoder_create(model_decoder *decoder, const model *m)
         decoder->state_size = size > decoder->state_size ? size : decoder->state_size;
     }
     decoder->states = real_allocate(m->config.layers * decoder->state_size);
-    return decoder->states != NULL && model_pass_create(&decoder->pass, m, 1, false);
+    decoder->stem_state = real_allocate(stem_state_size(&m->stem));
+    return decoder->states != NULL && decoder->stem_state != NULL && model_pass_create(&decoder->pass, m, 1, false);
 }
 
 void model_decoder_destroy(model_decoder *decoder)
 {
     model_pass_destroy(&decoder->pass);
     free(decoder->states);
+    free(decoder->stem_state);
     *decoder = (model_decoder){0};
 }
 
 cot_status model_decoder_step(const model *m, model_decoder *decoder, cot_queue *queue, uint8_t byte)
 {
     model_pass *pass = &decoder->pass;
-    embed(m, pass, 1, &byte);
-    for (int64_t i = 0; i < m->config.layers; i++) {
-        const cot_status status = run_block(m, pass, queue, 1, 1, i, decoder);
-        if (status != COT_OK)
-            return status;
-    }
+    cot_status status = embed(m, pass, queue, 1, 1, &byte, decoder);
+    for (int64_t i = 0; i < m->config.layers && status == COT_OK; i++)
+        status = run_block(m, pass, queue, 1, 1, i, decoder);
+    if (status != COT_OK)
+        return status;
     decoder->tokens++;
     predict(m, pass, 1);
     return COT_OK;

@@ -6,11 +6,13 @@
 
 #include "conv_block.h"
 #include "hyper_connection.h"
+#include "stem.h"
 
 typedef struct model_config {
     int64_t vocabulary, width, inner, layers, kernel;
     int64_t streams;   /* of hyper-connections, 0 = one plain residual stream */
     int64_t attention; /* in every so manieth block in place of the convolution, 0 = in none */
+    int64_t dense;     /* width of the stem's dense convolution, 0 = no stem */
     int64_t context;   /* tokens that attention looks back on in decoding, itself included */
 } model_config;
 
@@ -18,6 +20,7 @@ typedef struct model {
     model_config config;
     parameter_table parameters;
     parameter *embedding;     /* [vocabulary,width] */
+    stem stem;                /* between the embedding and the first block */
     conv_block *blocks;       /* [layers] */
     hyper_connection *hypers; /* [layers], around the blocks; NULL without streams */
     parameter *gain;          /* [width] of the last norm */
@@ -40,6 +43,7 @@ typedef struct model_pass {
     hyper_scratch hyper_scratch;
     real *streams;  /* [rows,streams,width] after the last block */
     real *dstreams; /* the same */
+    real *embedded; /* [rows,width] before the stem; NULL without one */
     real *x;        /* [rows,width] after the last block; the sum of the streams */
     real *inv_rms;  /* [rows] */
     real *normed;   /* [rows,width] */
@@ -55,6 +59,7 @@ typedef struct model_decoder {
     int64_t tokens;     /* fed so far */
     int64_t state_size; /* elements of one block's state */
     real *states;       /* [layers,state_size] */
+    real *stem_state;   /* [stem_state_size] */
 } model_decoder;
 
 /* Builds a model with its initial parameters; false if there is no memory. Destroy in both cases. */

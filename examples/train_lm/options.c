@@ -12,10 +12,7 @@
 enum { DEFAULT_EVERY = 100, DEFAULT_STEPS = 2600, DEFAULT_STEPS_OF_SEVERAL = 700 };
 
 const architecture architectures[ARCHITECTURES] = {
-    {"conv", 0, 0},
-    {"attention", 1, 0},
-    {"hybrid", 5, 0},
-    {"hybrid-mhc", 5, 2},
+    {"conv", 0, 0, 0}, {"attention", 1, 0, 0}, {"hybrid", 5, 0, 0}, {"hybrid-mhc", 5, 2, 0}, {"full", 5, 2, 4},
 };
 
 /* Keys of options without a short form. */
@@ -30,6 +27,7 @@ enum {
     KEY_ARCH,
     KEY_MHC,
     KEY_ATTENTION,
+    KEY_DENSE,
     KEY_RATE,
     KEY_DECAY,
     KEY_CLIP,
@@ -56,8 +54,8 @@ static const struct argp_option OPTIONS[] = {
      "Without --text: the licence texts in /usr/share/common-licenses and the sources below DIR", 0},
     {0, 0, 0, 0, "Model:", 2},
     {"arch", KEY_ARCH, "NAME,...", 0,
-     "conv, attention (in every block), hybrid (--attention 5) or hybrid-mhc (--attention 5 --mhc 2); several, or all: one "
-     "after the other, and a table at the end",
+     "conv, attention (in every block), hybrid (--attention 5), hybrid-mhc (--attention 5 --mhc 2) or full (--attention 5 "
+     "--mhc 2 --dense 4), the default; several, or all: one after the other, and a table at the end",
      0},
     {"width", KEY_WIDTH, "N", 0, "Channels of the residual stream", 0},
     {"inner", KEY_INNER, "N", 0, "Channels inside a block (default: 5/4 of the width)", 0},
@@ -65,6 +63,7 @@ static const struct argp_option OPTIONS[] = {
     {"kernel", KEY_KERNEL, "K", 0, "Width of the causal convolutions", 0},
     {"mhc", KEY_MHC, "N", 0, "Hyper-connections: every block between N residual streams; 0: one plain stream", 0},
     {"attention", KEY_ATTENTION, "K", 0, "Attention in place of the convolution in every K-th block; 0: in none", 0},
+    {"dense", KEY_DENSE, "K", 0, "A dense causal convolution of width K after the embedding; 0: none", 0},
     {0, 0, 0, 0, "Training:", 3},
     {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser (2600; of several runs 700 each)", 0},
     {"batch", KEY_BATCH, "N", 0, "Sequences in a step", 0},
@@ -104,7 +103,8 @@ static const struct integer_option {
     {KEY_KERNEL, offsetof(options, kernel), 1, 1024},       {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
     {KEY_THREADS, offsetof(options, threads), 1, 64},       {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
     {KEY_EVERY, offsetof(options, every), 1, 100000000},    {KEY_MHC, offsetof(options, streams), 0, 64},
-    {KEY_ATTENTION, offsetof(options, attention), 0, 4096}, {KEY_SEEDS, offsetof(options, seeds), 1, 64},
+    {KEY_ATTENTION, offsetof(options, attention), 0, 4096}, {KEY_DENSE, offsetof(options, dense), 0, 1024},
+    {KEY_SEEDS, offsetof(options, seeds), 1, 64},
 };
 
 static const struct real_option {
@@ -185,7 +185,8 @@ static unsigned parse_archs(const char *text)
             if (strlen(architectures[i].name) == length && strncmp(name, architectures[i].name, length) == 0)
                 found = 1u << i;
         if (found == 0) {
-            fprintf(stderr, "train_lm: --arch is \"%s\", expected conv, attention, hybrid, hybrid-mhc or all\n", text);
+            fprintf(stderr, "train_lm: --arch is \"%s\", expected conv, attention, hybrid, hybrid-mhc, full or all\n",
+                    text);
             exit(EXIT_BAD_INPUT);
         }
         archs |= found;
@@ -234,8 +235,8 @@ static void check_together(const options *o)
         refuse("--resume needs --checkpoint");
     if (o->checkpoint == NULL && o->every > 0)
         refuse("--every needs --checkpoint");
-    if (o->archs != 0 && (o->attention >= 0 || o->streams >= 0))
-        refuse("--arch says what --attention and --mhc say: give it or them");
+    if (o->archs != 0 && (o->attention >= 0 || o->streams >= 0 || o->dense >= 0))
+        refuse("--arch says what --attention, --mhc and --dense say: give it or them");
     if (o->checkpoint != NULL && options_run_count(o) > 1)
         refuse("--checkpoint is of a single run: one --arch, and --seeds 1");
     if (o->json != NULL && options_run_count(o) == 1)
@@ -252,7 +253,7 @@ int options_run_count(const options *o)
 
 const architecture *options_run(const options *o, int i, options *run)
 {
-    static const architecture own = {"as given", 0, 0};
+    static const architecture own = {"as given", 0, 0, 0};
     const architecture *arch = &own;
     *run = *o;
     run->seed = o->seed + i % o->seeds;
@@ -263,6 +264,7 @@ const architecture *options_run(const options *o, int i, options *run)
         arch++;
     run->attention = arch->attention;
     run->streams = arch->streams;
+    run->dense = arch->dense;
     return arch;
 }
 
@@ -273,8 +275,9 @@ void options_parse(options *o, int argc, char **argv)
                    .width = 128,
                    .layers = 10,
                    .kernel = 4,
-                   .streams = -1, /* not given, like attention and steps */
+                   .streams = -1, /* not given, like attention, dense and steps */
                    .attention = -1,
+                   .dense = -1,
                    .seed = 1,
                    .seeds = 1,
                    .rate = 4e-3,
@@ -293,7 +296,10 @@ void options_parse(options *o, int argc, char **argv)
         exit(EXIT_FAILURE);
     }
     check_together(o);
+    if (o->archs == 0 && o->attention < 0 && o->streams < 0 && o->dense < 0)
+        o->archs = 1u << (ARCHITECTURES - 1); /* full */
     o->attention = o->attention < 0 ? 0 : o->attention;
+    o->dense = o->dense < 0 ? 0 : o->dense;
     o->streams = o->streams < 0 ? 0 : o->streams;
     if (o->steps == 0)
         o->steps = options_run_count(o) > 1 ? DEFAULT_STEPS_OF_SEVERAL : DEFAULT_STEPS;

@@ -7,20 +7,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What --arch names: what --attention and --mhc would say. */
+/* What --arch names: what --attention, --mhc and --dense would say. */
 typedef struct architecture {
     const char *name;
-    int64_t attention, streams;
+    int64_t attention, streams, dense;
 } architecture;
 
-enum { ARCHITECTURES = 4 };
+enum { ARCHITECTURES = 5 };
 extern const architecture architectures[ARCHITECTURES];
 
 typedef struct options {
-    int64_t steps, batch, context, width, inner, layers, kernel, streams, attention, threads, sample;
+    int64_t steps, batch, context, width, inner, layers, kernel, streams, attention, dense, threads, sample;
     int64_t seed;
     double rate, weight_decay, clip, dropout, temperature;
-    unsigned archs; /* bit i: architectures[i]; 0: what streams and attention say */
+    unsigned archs; /* bit i: architectures[i]; 0: what streams, attention and dense say */
     int64_t seeds;  /* runs of each, from `seed` on */
     const char *out, *source_dir, *prompt;
     const char *json;       /* NULL = none is written */
@@ -39,7 +39,7 @@ enum { EXIT_BAD_INPUT = 2 };
 void options_parse(options *o, int argc, char **argv);
 void options_destroy(options *o);
 
-/* Runs that the options ask for; run number i of them gives its own streams, attention and seed. */
+/* Runs that the options ask for; run number i of them gives its own streams, attention, dense and seed. */
 int options_run_count(const options *o);
 const architecture *options_run(const options *o, int i, options *run);
 

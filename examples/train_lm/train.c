@@ -3,6 +3,7 @@
 
 #include "bigram.h"
 #include "checkpoint.h"
+#include "op_times.h"
 #include "optimizer.h"
 #include "progress.h"
 
@@ -62,6 +63,7 @@ static bool create(training *t, run_state *run, const corpus *text)
                                  .kernel = o->kernel,
                                  .streams = o->streams,
                                  .attention = o->attention,
+                                 .dense = o->dense,
                                  .context = o->context};
     const uint64_t seed = (uint64_t)o->seed;
     run->inputs = malloc((size_t)(o->batch * o->context));
@@ -213,8 +215,10 @@ train_result train(training *t, const corpus *text, const options *o, cot_queue 
         progress_start(&run.progress, o->steps, o->batch * o->context, o->quiet);
         run_identity_make(&run.identity, o, text);
         result = resume(t, &run);
+        op_times_start();
         if (result == TRAIN_DONE)
             result = run_steps(t, &run);
+        op_times_stop();
         progress_end(&run.progress);
     }
     if (result == TRAIN_DONE) {

@@ -8,7 +8,8 @@
 cot_status cot_device_open(const cot_queue_options *options, cot_device **out, uint32_t *isa)
 {
     (void)options, (void)out, (void)isa;
-    return cot_fail(COT_NO_DEVICE, "cot_queue_create: this build has no CUDA backend (no nvcc was found, or COT_CUDA=OFF)");
+    return cot_fail(COT_NO_DEVICE,
+                    "cot_queue_create: this build has no CUDA backend (no nvcc was found, or COT_CUDA=OFF)");
 }
 
 /* Nobody comes here without a device. */

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * op_times.h: how often each op of the library was called, and how fast it was. Calls of one thread; queues of the CPU, whose
+ * calls return when the work is done. */
+#ifndef TRAIN_LM_OP_TIMES_H
+#define TRAIN_LM_OP_TIMES_H
+
+#include "real.h"
+
+#include <stdbool.h>
+
+typedef enum timed_op {
+    OP_CONV1D_FORWARD,
+    OP_CONV1D_BACKWARD,
+    OP_CONV1D_DENSE_FORWARD,
+    OP_CONV1D_DENSE_BACKWARD,
+    OP_ATTENTION_FORWARD,
+    OP_ATTENTION_BACKWARD,
+    OP_DROPOUT_FORWARD,
+    OP_DROPOUT_BACKWARD,
+    OP_MHC_PRE_FORWARD,
+    OP_MHC_PRE_BACKWARD,
+    OP_MHC_POST_FORWARD,
+    OP_MHC_POST_BACKWARD,
+    TIMED_OPS
+} timed_op;
+
+/* The status of `call`, a call of the library, whose time is counted. `work`: its floating-point operations for attention and
+ * dense convolutions, for the others the bytes that it must read and write. */
+#define TIMED(op, work, call) (op_times_begin(), op_times_end(op, work, call))
+
+void op_times_begin(void);
+cot_status op_times_end(timed_op op, double work, cot_status status);
+
+/* Forgets all calls, and counts from here on; until the stop. */
+void op_times_start(void);
+void op_times_stop(void);
+
+/* A table of the ops that were called. */
+void op_times_print(void);
+
+#endif
