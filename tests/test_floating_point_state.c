@@ -87,16 +87,6 @@ typedef struct visitor {
     int64_t calls, wrong_bits, wrong_states;
 } visitor;
 
-static bool small(const cot_direction *direction, const cot_case *c)
-{
-    for (int f = 0; f < direction->field_count; f++) {
-        const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
-        if (cot_present(tensor) && cot_elements(tensor) > MOST_ELEMENTS)
-            return false;
-    }
-    return true;
-}
-
 /* 1/sqrt(d), 1/(1-p), ... are exact for powers of two, and say nothing about the state that they were computed in. */
 static bool uneven(const cot_direction *direction, const cot_case *c)
 {
@@ -157,7 +147,7 @@ static bool visit(void *context, const cot_case *c)
     const cot_direction *direction = case_direction(v->cases, c);
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
-    if (!(c->uses & COT_CASE_CHECK) || !small(direction, c) || !uneven(direction, c))
+    if (!(c->uses & COT_CASE_CHECK) || !case_is_within(direction, c, MOST_ELEMENTS) || !uneven(direction, c))
         return true;
     assert_ok(cot_op_explain(direction, v->explaining, c->args, choices, &count));
     bool made = false;

@@ -83,16 +83,6 @@ typedef struct visitor {
     char deepest_case[COT_MAX_KERNELS][256];
 } visitor;
 
-static bool small(const cot_direction *direction, const cot_case *c)
-{
-    for (int f = 0; f < direction->field_count; f++) {
-        const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
-        if (cot_present(tensor) && cot_elements(tensor) > MOST_ELEMENTS)
-            return false;
-    }
-    return true;
-}
-
 static void run_kernel(visitor *v, const reference *ref, const cot_kernel *kernel, const char *text)
 {
     char forced[160];
@@ -121,7 +111,7 @@ static bool visit(void *context, const cot_case *c)
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
     char text[256];
-    if (!(c->uses & v->uses) || !small(direction, c))
+    if (!(c->uses & v->uses) || !case_is_within(direction, c, MOST_ELEMENTS))
         return true;
     assert_ok(cot_op_explain(direction, v->explaining, c->args, choices, &count));
     describe_case(v->cases, c, text, sizeof text);

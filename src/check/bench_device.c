@@ -13,7 +13,7 @@
 /* All kernels of a case and the copies take turns. A turn is a graph of as many calls as fill turn_seconds, at least one for each
  * copy of the data; the copies fill the second-level cache FLUSH times. */
 static const double turn_seconds = 8e-3;
-enum { TURNS = 9, FLUSH = 4, MAX_IMAGES = 64, MAX_CALLS = 256, MAX_KERNELS = COT_MAX_KERNELS };
+enum { TURNS = 9, FLUSH = 4, MAX_IMAGES = 64, MAX_CALLS = 256 };
 
 /* Under load: graphs of load_graph_seconds, one after the other. A burst: one call after idle_seconds without work. */
 static const double load_graph_seconds = 0.02, idle_seconds = 0.7;
@@ -234,8 +234,8 @@ cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const
 {
     const cot_direction *direction = case_direction(cases, c);
     const double footprint = compulsory_bytes(direction, c->args);
-    device_queue *queues = allocate(MAX_KERNELS + 1, sizeof *queues);
-    runner *runners = allocate(MAX_KERNELS + 2, sizeof *runners);
+    device_queue *queues = allocate(COT_MAX_KERNELS + 1, sizeof *queues);
+    runner *runners = allocate(COT_MAX_KERNELS + 2, sizeof *runners);
     device_image *images = allocate(MAX_IMAGES, sizeof *images);
     size_t workspace_bytes = 0;
     int copies = 0, image_count = 0;

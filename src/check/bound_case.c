@@ -14,6 +14,16 @@ const cot_direction *case_direction(const cot_op_cases *cases, const cot_case *c
     return &cases->op->directions[c->direction];
 }
 
+bool case_is_within(const cot_direction *direction, const cot_case *c, int64_t most)
+{
+    for (int f = 0; f < direction->field_count; f++) {
+        const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
+        if (cot_present(tensor) && cot_elements(tensor) > most)
+            return false;
+    }
+    return true;
+}
+
 bool field_begins_with_value(const cot_direction *direction, const cot_field *field, const void *args)
 {
     int32_t accumulate = 0;

@@ -18,6 +18,9 @@ typedef struct reference {
 
 const cot_direction *case_direction(const cot_op_cases *cases, const cot_case *c);
 
+/* Has no tensor of the case more than `most` elements? */
+bool case_is_within(const cot_direction *direction, const cot_case *c, int64_t most);
+
 /* Draws the inputs; reference_solve runs the oracle on them. */
 reference reference_make(const cot_op_cases *cases, const cot_case *c);
 void reference_solve(reference *ref);

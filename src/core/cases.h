@@ -6,6 +6,7 @@
 
 #include "op.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { COT_MAX_FIELDS = 32 };
@@ -82,6 +83,22 @@ static inline void cot_visit_case(cot_case_visitor *v, const cot_case *c)
 
 /* Every op's, in the order of cot_ops: in src/ops/cases.c. */
 extern const cot_op_cases *const cot_all_cases[];
+
+/* For oracles: is no value a NaN or an infinity? */
+static inline bool cot_all_finite(const double *values, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(values[i]))
+            return false;
+    return true;
+}
+
+/* Sets the sign bits of magnitudes: see cot_op_cases.oracles. */
+static inline void cot_allow_nan(double *magnitudes, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        magnitudes[i] = copysign(magnitudes[i], -1);
+}
 
 /* The number of the field of this name, -1 = there is none. */
 static inline int cot_field_index(const cot_direction *direction, const char *name)

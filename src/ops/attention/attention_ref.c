@@ -57,10 +57,7 @@ static bool all_float32(const cot_tensor *t)
 
 static bool is_finite(const cot_tensor *t)
 {
-    for (int64_t i = 0; cot_present(t) && i < cot_elements(t); i++)
-        if (!isfinite(((double *)t->data)[i]))
-            return false;
-    return true;
+    return !cot_present(t) || cot_all_finite(t->data, cot_elements(t));
 }
 
 static call make_call(const cot_attention_forward_args *a)
@@ -148,11 +145,7 @@ static bool visible(const call *c, const sequence *s, int64_t i, int64_t j)
 
 static bool row_is_finite(const cot_tensor *t, int64_t row, int64_t head)
 {
-    const double *x = rows_of(t, row, head);
-    for (int64_t n = 0; n < t->shape[t->rank - 1]; n++)
-        if (!isfinite(x[n]))
-            return false;
-    return true;
+    return cot_all_finite(rows_of(t, row, head), t->shape[t->rank - 1]);
 }
 
 /* May query i and key j lie in a tile with a pair inside the mask? */
@@ -172,12 +165,6 @@ static bool share_tile(const call *c, const sequence *s, int64_t i, int64_t j)
             return true;
     }
     return false;
-}
-
-static void allow_nan(double *magnitudes, int64_t count)
-{
-    for (int64_t n = 0; n < count; n++)
-        magnitudes[n] = copysign(magnitudes[n], -1);
 }
 
 /* max, but NaN where one of them is. */
@@ -366,7 +353,7 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
     }
     if (most == -INFINITY) {
         if (cot_present(&a->out) && beside_nan)
-            allow_nan(rows_of(&m->out, s->q_row + i, h), c->dv);
+            cot_allow_nan(rows_of(&m->out, s->q_row + i, h), c->dv);
         free(scores);
         return;
     }
@@ -403,7 +390,7 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
     if (cot_present(&a->out))
         end_row(&out, rows_of(&a->out, s->q_row + i, h), rows_of(&m->out, s->q_row + i, h));
     if (cot_present(&a->out) && (beside_nan || (!sees_a_key && !isfinite(sink))))
-        allow_nan(rows_of(&m->out, s->q_row + i, h), c->dv);
+        cot_allow_nan(rows_of(&m->out, s->q_row + i, h), c->dv);
     free_sums(&out);
     free(scores);
 }
@@ -552,7 +539,7 @@ static void query_row(const differential *g, const sequence *s, int64_t h, int64
     if (cot_present(&a->dq))
         end_row(&dq, rows_of(&a->dq, s->q_row + i, h), rows_of(&g->m->dq, s->q_row + i, h));
     if (cot_present(&a->dq) && query_meets_special(g, s, h, i))
-        allow_nan(rows_of(&g->m->dq, s->q_row + i, h), c->d);
+        cot_allow_nan(rows_of(&g->m->dq, s->q_row + i, h), c->d);
     free_sums(&dq);
 }
 
@@ -581,9 +568,9 @@ static void key_row(const differential *g, const sequence *s, int64_t hkv, int64
         end_row(&dv, rows_of(&a->dv, s->k_row + j, hkv), rows_of(&g->m->dv, s->k_row + j, hkv));
     if (key_meets_special(g, s, hkv, j)) {
         if (cot_present(&a->dk))
-            allow_nan(rows_of(&g->m->dk, s->k_row + j, hkv), c->d);
+            cot_allow_nan(rows_of(&g->m->dk, s->k_row + j, hkv), c->d);
         if (cot_present(&a->dv))
-            allow_nan(rows_of(&g->m->dv, s->k_row + j, hkv), c->dv);
+            cot_allow_nan(rows_of(&g->m->dv, s->k_row + j, hkv), c->dv);
     }
     free_sums(&dk);
     free_sums(&dv);

@@ -163,19 +163,11 @@ static void activate(const channel *c, cot_activation activation, int64_t t, dou
     *magnitude = c->z_magnitude[t] * (silu ? (double)(s * (1 + fabs(z) * sigmoid(-z))) : 1);
 }
 
-static bool is_finite(const double *x, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (!isfinite(x[i]))
-            return false;
-    return true;
-}
-
 /* Row i of a magnitude [.., D, count]; none, if it is absent. */
 static void allow_nan(const cot_tensor *magnitude, int64_t i, int64_t count)
 {
-    for (int64_t n = 0; cot_present(magnitude) && n < count; n++)
-        values(magnitude)[i * count + n] = copysign(values(magnitude)[i * count + n], -1);
+    if (cot_present(magnitude))
+        cot_allow_nan(values(magnitude) + i * count, count);
 }
 
 /* How many tokens away a column may meet a tap: kernels of a GPU round widths up to 8. */
@@ -226,7 +218,7 @@ static void forward(const void *args, void *magnitudes)
         free_channel(&c);
     }
     for (int64_t bd = 0; bd < l.B * l.D; bd++)
-        if (!is_finite(values(&a->weight) + bd % l.D * l.K, l.K))
+        if (!cot_all_finite(values(&a->weight) + bd % l.D * l.K, l.K))
             allow_nan(&m->y, bd, l.T);
 }
 
@@ -309,8 +301,8 @@ static void backward(const void *args, void *magnitudes)
         compute_z(&c, weight, cot_present(&a->bias) ? values(&a->bias)[d] : 0);
         compute_g(&c, a->activation, at3(&a->dy, s.b, d) + s.first);
         const double *dfinal = cot_present(&a->dfinal_state) ? at3(&a->dfinal_state, s.state, d) : NULL;
-        special[d] =
-            special[d] || !is_finite(c.xe, c.columns) || !is_finite(c.g, c.length) || !is_finite(c.z, c.length);
+        special[d] = special[d] || !cot_all_finite(c.xe, c.columns) || !cot_all_finite(c.g, c.length) ||
+                     !cot_all_finite(c.z, c.length);
         for (int64_t i = 0; i < c.columns; i++) {
             double magnitude;
             const double gradient = column_gradient(&c, i, weight, dfinal, &magnitude);
@@ -332,7 +324,7 @@ static void backward(const void *args, void *magnitudes)
         free_channel(&c);
     }
     for (int64_t d = 0; d < l.D; d++) {
-        const bool weight_special = !is_finite(values(&a->weight) + d * l.K, l.K);
+        const bool weight_special = !cot_all_finite(values(&a->weight) + d * l.K, l.K);
         if (special[d] || weight_special) {
             allow_nan(&m->dweight, d, l.K);
             allow_nan(&m->dbias, d, 1);

@@ -78,16 +78,13 @@ static long double sigmoid(long double z)
 
 static bool is_finite(const cot_tensor *t)
 {
-    for (int64_t i = 0; cot_present(t) && i < cot_elements(t); i++)
-        if (!isfinite(values(t)[i]))
-            return false;
-    return true;
+    return !cot_present(t) || cot_all_finite(values(t), cot_elements(t));
 }
 
 static void allow_nan(const cot_tensor *magnitude)
 {
-    for (int64_t i = 0; cot_present(magnitude) && i < cot_elements(magnitude); i++)
-        values(magnitude)[i] = copysign(values(magnitude)[i], -1);
+    if (cot_present(magnitude))
+        cot_allow_nan(values(magnitude), cot_elements(magnitude));
 }
 
 static void allow_nan_for_infinities(const cot_tensor *result, const cot_tensor *magnitude)
