@@ -1,4 +1,5 @@
-# The device code: every .cu file becomes one compressed fat binary, embedded in the library as cot_image_STEM.
+# Device code: every .cu file becomes one compressed fat binary, embedded in the target as cot_image_STEM. The array `symbol`
+# lists them and ends with a null pointer.
 #
 #   *_sm90.cu   uses Hopper's own instructions: machine code for sm_90a alone
 #   other .cu   for every GPU, and compiled once: PTX of 8.0, and machine code for sm_90 from that same PTX
@@ -11,7 +12,7 @@ set(COT_GPUS "" CACHE STRING "Machine code to add for the rows that are not Hopp
 set(COT_HOPPER_PARTS attention_bwd_rows causal_conv1d_generic dropout_bwd_rows dropout_fwd_rows mhc_generic mhc_sinkhorn)
 
 # ptxas's report of registers and spills stays beside each fat binary (STEM.log), for tools/check_device_code.sh.
-function(cot_embed_device_code target)
+function(cot_embed_device_code target symbol)
   set(directory ${PROJECT_BINARY_DIR}/cuda)
   file(MAKE_DIRECTORY ${directory})
   set(assembly "    .section .rodata\n")
@@ -41,10 +42,10 @@ function(cot_embed_device_code target)
       "cot_image_${stem}:\n    .incbin \"${image}\"\n")
     string(APPEND table "    .8byte cot_image_${stem}\n")
   endforeach()
-  string(APPEND assembly "    .section .data.rel.ro, \"aw\"\n    .balign 8\n    .globl cot_cuda_images\n"
-    "    .hidden cot_cuda_images\ncot_cuda_images:\n${table}    .8byte 0\n"
+  string(APPEND assembly "    .section .data.rel.ro, \"aw\"\n    .balign 8\n    .globl ${symbol}\n"
+    "    .hidden ${symbol}\n${symbol}:\n${table}    .8byte 0\n"
     "    .section .note.GNU-stack, \"\", %progbits\n")
-  file(GENERATE OUTPUT ${directory}/images.S CONTENT "${assembly}")
-  set_source_files_properties(${directory}/images.S PROPERTIES OBJECT_DEPENDS "${images}" GENERATED TRUE)
-  target_sources(${target} PRIVATE ${directory}/images.S)
+  file(GENERATE OUTPUT ${directory}/${symbol}.S CONTENT "${assembly}")
+  set_source_files_properties(${directory}/${symbol}.S PROPERTIES OBJECT_DEPENDS "${images}" GENERATED TRUE)
+  target_sources(${target} PRIVATE ${directory}/${symbol}.S)
 endfunction()

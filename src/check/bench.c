@@ -55,7 +55,8 @@ typedef struct bench {
     double clock;
     char device[256], date[16];
     int64_t total, done;
-    int64_t cases_seen, failures; /* of all ops: cases that the options ask for, and messages printed about them */
+    double load_rate[COT_BF16 + 1]; /* GPU: see bench_device_case */
+    int64_t cases_seen, failures;   /* of all ops: cases that the options ask for, and messages printed about them */
 } bench;
 
 typedef struct contest {
@@ -185,13 +186,16 @@ static void add_row(const bench *b, const cot_case *c, const measurement *m, dou
         "footprint", bytes, "workspace_bytes", (json_int_t)m->choice->workspace_bytes, "chosen", m->choice->chosen,
         "device", b->device, "clock_ghz", 1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version",
         cot_version());
-    /* Beside a product of matrices where that is what there is to do: more than 16 operations a byte. */
-    if (c->flops > 16 * bytes && m->choice->kernel->backend == COT_BACKEND_CPU && !b->options->brief) {
+    if (c->flops > PRODUCTS_BOUND * bytes && m->choice->kernel->backend == COT_BACKEND_CPU && !b->options->brief) {
         cot_queue *queue = make_queue(b, m->choice->kernel);
         const double products = measure_products(queue, first->dtype);
         cot_queue_destroy(queue);
         json_object_set_new(row, "product_ceiling", json_real(1e-12 * products));
         json_object_set_new(row, "product_ratio", json_real(c->flops / seconds / products));
+    }
+    if (m->product_rate > 0) {
+        json_object_set_new(row, "product_ceiling", json_real(1e-12 * m->product_rate));
+        json_object_set_new(row, "product_ratio", json_real(c->flops / seconds / m->product_rate));
     }
     if (m->turn_seconds > 0)
         json_object_set_new(row, "turn_ms", json_real(1e3 * m->turn_seconds));
@@ -274,8 +278,8 @@ static void bench_on_device(bench *b, const cot_case *c, const cot_choice *choic
     for (int i = 0; i < count; i++)
         if (bench_wants(b, &choices[i], 1))
             m[wanted_count++] = (measurement){.choice = &choices[i]};
-    const cot_status status =
-        bench_device_case(b->cases, c, &bound, b->options->load_seconds, b->options->brief, m, wanted_count, &ceiling);
+    const cot_status status = bench_device_case(b->cases, c, &bound, b->options->load_seconds, b->options->brief, m,
+                                                wanted_count, &ceiling, b->load_rate);
     for (int i = 0; status == COT_OK && i < wanted_count; i++)
         add_row(b, c, &m[i], ceiling);
     if (status != COT_OK) {

@@ -23,6 +23,11 @@ typedef struct bench_options {
     void *context;
 } bench_options;
 
+/* Matrix products bound a case that has more operations per compulsory byte than this: attention and dense convolution. An
+ * H200 does 180 bf16 operations while it moves a byte. The measured ceilings do not decide: on a busy machine the copy is slow,
+ * and every case would be bound by memory. */
+enum { PRODUCTS_BOUND = 90 };
+
 /* Measures, and returns one object a row (the caller's, to be released with json_decref); without a row, the reason is on
  * stderr:
  *   op direction kernel backend dtype layout shape options    what was run
@@ -30,8 +35,8 @@ typedef struct bench_options {
  *   bytes flops gbps tflops                                   compulsory bytes: each input read, each output written once
  *   ceiling ratio                                             best copy at the same footprint in the same run, GB/s; gbps over it
  *   cycles16                                                  core cycles of one thread for 16 elements of the first tensor
- *   product_ceiling product_ratio                              where there are more than 16 flops a byte: matrix products in
- *                                                              the same run, TFLOP/s; tflops over it
+ *   product_ceiling product_ratio                              where products bound: matrix products alone in the same run,
+ *                                                              TFLOP/s, on a GPU measured as ms was; tflops over it
  *   turn_ms burst_ms sm_mhz watts pj_per_flop                  GPU; ms is that of the second half of seconds of load where
  *                                                              products bound and burst_ms is there: see bench_device.h
  *   footprint workspace_bytes chosen                          chosen: dispatch would take it

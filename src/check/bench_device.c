@@ -64,7 +64,7 @@ static int copies_for(const device_queue *d, double footprint)
 
 /* ---- what takes turns --------------------------------------------------------------------------------- */
 
-/* Calls of a kernel, or copies: enqueues `calls` of them, over `images` copies of the data. */
+/* Calls of a kernel, copies, or matrix products: enqueues `calls` of them, over `images` copies of the data. */
 typedef struct runner {
     cot_status (*enqueue)(void *runner);
     cot_queue *queue;
@@ -76,6 +76,7 @@ typedef struct runner {
     device_image *image;
     char *memory;         /* of a copy: pairs of arrays */
     size_t bytes, stride; /* of one array; from one to the next */
+    cot_dtype dtype;      /* of products */
 } runner;
 
 static cot_status enqueue_kernel(void *context)
@@ -95,6 +96,15 @@ static cot_status enqueue_copy(void *context)
         char *pair = r->memory + 2 * r->stride * (size_t)(i % r->images);
         status = cot_cuda_copy(r->queue, pair + r->stride, pair, r->bytes);
     }
+    return status;
+}
+
+static cot_status enqueue_products(void *context)
+{
+    const runner *r = context;
+    cot_status status = COT_OK;
+    for (int i = 0; status == COT_OK && i < r->calls; i++)
+        status = product_rate_enqueue(r->queue, r->dtype);
     return status;
 }
 
@@ -185,6 +195,18 @@ static cot_status time_load(runner *r, double load_seconds, measurement *m)
     return status;
 }
 
+/* The rate of products under load, which is measured once for each dtype: the clock under load depends on the data's dtype. */
+static cot_status find_load_rate(runner *products, double load_seconds, double *rate)
+{
+    measurement m = {.seconds = 0};
+    if (*rate > 0)
+        return COT_OK;
+    const cot_status status = time_load(products, load_seconds, &m);
+    if (status == COT_OK && m.seconds > 0)
+        *rate = product_rate_flops(products->queue, products->dtype) / m.seconds;
+    return status;
+}
+
 /* ---- one case ----------------------------------------------------------------------------------------- */
 
 /* The driver's copy takes some sizes, a few pages beyond a round one, at two thirds of its speed. So there are two: of the
@@ -224,18 +246,28 @@ static cot_status make_kernel(const cot_op_cases *cases, const cot_direction *di
     return status == COT_OK ? cot_queue_check(d->queue) : status;
 }
 
+/* The kernel that does products alone takes turns with the others. */
+static cot_status make_products(device_queue *d, cot_dtype dtype, runner *r)
+{
+    *r = (runner){.enqueue = enqueue_products, .queue = d->queue, .calls = 1, .images = 1, .dtype = dtype};
+    const cot_status status = product_rate_load(d->queue);
+    return status == COT_OK ? enqueue_products(r) : status;
+}
+
 static bool products_bound(const cot_case *c, const cot_direction *direction)
 {
     return c->flops > PRODUCTS_BOUND * compulsory_bytes(direction, c->args);
 }
 
 cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const bound_case *bound, double load_seconds,
-                             bool brief, measurement *m, int count, double *bytes_per_second)
+                             bool brief, measurement *m, int count, double *bytes_per_second, double *load_rate)
 {
     const cot_direction *direction = case_direction(cases, c);
     const double footprint = compulsory_bytes(direction, c->args);
     device_queue *queues = allocate(COT_MAX_KERNELS + 1, sizeof *queues);
-    runner *runners = allocate(COT_MAX_KERNELS + 2, sizeof *runners);
+    runner *runners = allocate(COT_MAX_KERNELS + 3, sizeof *runners);
+    const cot_dtype dtype = cot_field_tensor(&direction->fields[0], (void *)c->args)->dtype;
+    const int product_runners = products_bound(c, direction) && !brief;
     device_image *images = allocate(MAX_IMAGES, sizeof *images);
     size_t workspace_bytes = 0;
     int copies = 0, image_count = 0;
@@ -249,8 +281,11 @@ cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const
         status = device_image_make(&images[image_count], bound, direction, queues[0].queue, workspace_bytes);
     for (int i = 0; status == COT_OK && i < count; i++)
         status = make_kernel(cases, direction, &m[i], &queues[i + 1], images, image_count, &runners[copies + i]);
+    runner *products = &runners[copies + count];
+    if (status == COT_OK && product_runners > 0)
+        status = make_products(&queues[0], dtype, products);
     if (status == COT_OK)
-        status = take_turns(runners, copies + count, brief ? 1 : TURNS);
+        status = take_turns(runners, copies + count + product_runners, brief ? 1 : TURNS);
     *bytes_per_second = 0;
     for (int i = 0; status == COT_OK && i < copies; i++) {
         const double seconds = median(runners[i].samples, runners[i].count);
@@ -260,13 +295,19 @@ cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const
     for (int i = 0; status == COT_OK && i < count; i++) {
         runner *r = &runners[copies + i];
         m[i].seconds = m[i].turn_seconds = median(r->samples, r->count);
-        if (brief || load_seconds <= 0 || !m[i].choice->chosen || !products_bound(c, direction))
+        if (product_runners == 0)
+            continue;
+        m[i].product_rate = product_rate_flops(queues[0].queue, dtype) / median(products->samples, products->count);
+        if (load_seconds <= 0 || !m[i].choice->chosen)
             continue;
         status = time_burst(r, &m[i].burst_seconds);
         if (status == COT_OK)
             status = time_load(r, load_seconds, &m[i]);
+        if (status == COT_OK)
+            status = find_load_rate(products, load_seconds, &load_rate[dtype]);
+        m[i].product_rate = load_rate[dtype];
     }
-    for (int i = 0; i < copies + count; i++)
+    for (int i = 0; i < copies + count + product_runners; i++)
         if (runners[i].queue != NULL)
             cot_cuda_graph_end(runners[i].queue, runners[i].graph);
     for (int i = 0; i < image_count; i++)

@@ -27,18 +27,23 @@ typedef struct measurement {
     double seconds;
     double turn_seconds;  /* GPU: in turns with the other kernels and the copies */
     double burst_seconds; /* GPU, where products bound: one call, the GPU idle before; else 0 */
-    bool use_known;       /* the next is what the GPU did under load */
+    double
+        product_rate; /* GPU, where products bound: flops per second of products alone, measured as `seconds` was; else 0 */
+    bool use_known; /* the next is what the GPU did under load */
     power_use use;
 } measurement;
 
-/* More operations a compulsory byte than this: products bound on every GPU (an H200 makes 180 while it moves a byte). */
-enum { PRODUCTS_BOUND = 60 };
-
 /* Times the `count` kernels of m on copies of `bound`, and, in turns with them, copies within the device whose arrays have as many
  * bytes together: the best one's bytes per second, read and written. Chosen kernels that products bound work for load_seconds
- * besides (0 = they do not). */
+ * besides (0 = they do not). `load_rate` is the rate of products under that load by dtype, 0 before the first measurement. */
 cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const bound_case *bound, double load_seconds,
-                             bool brief, measurement *m, int count, double *bytes_per_second);
+                             bool brief, measurement *m, int count, double *bytes_per_second, double *load_rate);
+
+/* The kernels that do nothing but matrix products of a dtype: f32 by FMAs, 16-bit dtypes by the tensor cores. Load them once per
+ * queue, then enqueue launches of product_rate_flops operations each. */
+cot_status product_rate_load(cot_queue *queue);
+cot_status product_rate_enqueue(cot_queue *queue, cot_dtype dtype);
+double product_rate_flops(const cot_queue *queue, cot_dtype dtype);
 
 void bench_device_name(char *text, size_t size);
 

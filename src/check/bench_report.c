@@ -26,11 +26,9 @@ static bool same_case(const json_t *a, const json_t *b)
     return a != NULL;
 }
 
-/* By operations a byte. The benchmark's cases of attention and of dense convolutions lie above, those of all other ops below. Not by the
- * measured ceilings: on a busy machine the copy is slow, and every case would be bound by memory. */
 static bool bound_by_products(const json_t *row)
 {
-    return number_of(row, "flops") > 90 * number_of(row, "bytes");
+    return number_of(row, "flops") > PRODUCTS_BOUND * number_of(row, "bytes");
 }
 
 static bool on_device(const json_t *row)

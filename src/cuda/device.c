@@ -60,23 +60,44 @@ static cot_status read_device(cot_device *d, uint32_t *isa)
     return COT_OK;
 }
 
-/* All of them now, not at their first use: that may come in the middle of a stream capture. An image for another
- * architecture alone is left out; its rows are refused by their instruction set. */
+/* An image that has no code for this GPU is left out: its kernels are refused by their instruction set. */
+static cot_status load_image(cot_device *d, const char *call, const unsigned char *image)
+{
+    if (d->library_count == COT_CUDA_MAX_IMAGES)
+        return cot_fail(COT_DEVICE_ERROR, "%s: more than %d images", call, COT_CUDA_MAX_IMAGES);
+    CUlibrary *library = &d->libraries[d->library_count];
+    const CUresult result = d->driver.cuLibraryLoadData(library, image, NULL, NULL, 0, NULL, NULL, 0);
+    if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
+        *library = NULL;
+    else if (result != CUDA_SUCCESS)
+        return cot_cuda_fail(&d->driver, result, call);
+    d->images[d->library_count++] = image;
+    return COT_OK;
+}
+
+/* Loads all images when the queue is created. The first use of a kernel may come in the middle of a stream capture, where
+ * loading is an error. */
 static cot_status load_images(cot_device *d)
 {
-    while (cot_cuda_images[d->library_count] != NULL) {
-        if (d->library_count == COT_CUDA_MAX_IMAGES)
-            return cot_fail(COT_DEVICE_ERROR, "%s: more than %d images", create_call, COT_CUDA_MAX_IMAGES);
-        CUlibrary *library = &d->libraries[d->library_count];
-        const CUresult result =
-            d->driver.cuLibraryLoadData(library, cot_cuda_images[d->library_count], NULL, NULL, 0, NULL, NULL, 0);
-        if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
-            *library = NULL;
-        else if (result != CUDA_SUCCESS)
-            return cot_cuda_fail(&d->driver, result, create_call);
-        d->library_count++;
-    }
-    return COT_OK;
+    cot_status status = COT_OK;
+    for (int i = 0; status == COT_OK && cot_cuda_images[i] != NULL; i++)
+        status = load_image(d, create_call, cot_cuda_images[i]);
+    return status;
+}
+
+cot_status cot_cuda_add_image(cot_queue *queue, const unsigned char *image)
+{
+    static const char call[] = "cot_cuda_add_image";
+    cot_device *d = queue->device;
+    for (int i = 0; i < d->library_count; i++)
+        if (d->images[i] == image)
+            return COT_OK;
+    cot_status status = cot_device_enter(d);
+    if (status != COT_OK)
+        return status;
+    status = load_image(d, call, image);
+    cot_device_leave(d);
+    return status;
 }
 
 static cot_status make_fault_word(cot_device *d)
@@ -264,7 +285,7 @@ cot_status cot_device_check(cot_device *d)
 static cot_status load_kernel(cot_device *d, const cot_cuda_kernel *kernel, CUkernel *found)
 {
     for (int i = 0; i < d->library_count; i++) {
-        if (cot_cuda_images[i] != kernel->image)
+        if (d->images[i] != kernel->image)
             continue;
         if (d->libraries[i] == NULL)
             return cot_fail(COT_UNSUPPORTED, "%s has no code for this device", kernel->name);

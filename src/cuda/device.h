@@ -10,8 +10,8 @@
 
 #include <stdbool.h>
 
-/* An embedded fat binary, one a .cu file: cot_image_STEM. The build lists all of them in cot_cuda_images, which a null
- * entry ends (cmake/embed_images). */
+/* The embedded fat binaries of the library, one per .cu file: cot_image_STEM. The build makes this table, which a null pointer
+ * ends (cmake/cuda.cmake). */
 extern const unsigned char *const cot_cuda_images[];
 
 /* A kernel of one of them; `name` is what a profiler shows. */
@@ -31,7 +31,8 @@ struct cot_device {
     CUstream stream;
     int multiprocessors, capability; /* 90: compute capability 9.0 */
     int most_shared;                 /* bytes of shared memory that a block may ask for */
-    CUlibrary libraries[COT_CUDA_MAX_IMAGES];
+    const unsigned char *images[COT_CUDA_MAX_IMAGES];
+    CUlibrary libraries[COT_CUDA_MAX_IMAGES]; /* of the images */
     int library_count;
     struct {
         const cot_cuda_kernel *key;
@@ -44,6 +45,9 @@ struct cot_device {
     void (*seen)(void *context, const cot_cuda_launch_facts *facts); /* see cot_cuda_observe */
     void *seen_context;
 };
+
+/* Loads an image besides those of cot_cuda_images, for kernels that only the program has. */
+cot_status cot_cuda_add_image(cot_queue *queue, const unsigned char *image);
 
 /* The kernel's handle; its dynamic shared memory limit is raised. */
 cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kernel, CUkernel *found);
