@@ -16,7 +16,7 @@ static const double turn_seconds = 8e-3;
 enum { TURNS = 9, FLUSH = 4, MAX_IMAGES = 64, MAX_CALLS = 256 };
 
 /* Under load: graphs of load_graph_seconds, one after the other. A burst: one call after idle_seconds without work. */
-static const double load_graph_seconds = 0.02, idle_seconds = 0.7;
+static const double load_graph_seconds = 0.02, idle_seconds = 0.4;
 enum { BURSTS = 3, MAX_LOAD_SAMPLES = 4096 };
 
 void device_queue_close(device_queue *d)
