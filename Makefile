@@ -12,7 +12,7 @@
 #   make faults    [NAME=text] plant faults in a copy of the tree, one at a time, and see that a test catches each
 #                  (tests/faults); NAME: only those whose name contains text
 #   make tables    write the READMEs' tables and draw the rooflines from bench/results
-#   make docs      the reference of the public headers, in build/docs/html
+#   make docs      the reference of the public headers in build/docs/html, the pages as HTML in build/docs/guide
 #   make build     the library, the program, the examples, the tests
 #   make install   PREFIX=/usr/local, DESTDIR=, GPUS="80;86;89" (machine code for more than Hopper; without, drivers make
 #                  theirs at the first call) : libraries, headers, program, man pages, CMake and pkg-config files;
@@ -81,6 +81,7 @@ fuzz: asan
 
 docs: setup
 	@tools/make_docs.sh $(BUILD)/docs
+	@tools/make_guide.py $(BUILD)/docs/guide
 
 # What is installed has no tests, and no debug information.
 PREFIX = /usr/local

@@ -156,24 +156,36 @@ abi_library "$shifted"
 "$work/tree/tools/check_abi.sh" --record "$work/library" >/dev/null
 expect fail 'not that of v0.10.0 any more' compare_abi
 
-# ---- the README's example
-mkdir "$work/readme" "$work/readme/examples"
-cp -R examples/c "$work/readme/examples/c"
-expect pass 'no README.md' "$tools/check_readme.sh" "$work/readme"
+# ---- the pages: links, lengths, sentences, the quoted example
+pages=$work/pages
+mkdir -p "$pages/docs/guide" "$pages/src/ops/op" "$pages/examples"
+cp -R examples/c "$pages/examples/c"
+$git init -q "$pages"
+page() # FILE TEXT: the repository with this page is checked
 {
-    printf '# Title\n```sh\nmake run\n```\n```c\nint other;\n```\n```c\n'
-    sed -e '1{/SPDX/d}' examples/c/causal_conv1d.c
-    printf '```\nMore text.\n'
-} >"$work/readme/README.md"
-expect pass 'quotes examples/c/causal_conv1d.c' "$tools/check_readme.sh" "$work/readme"
-sed -i 's/args.weight/args.weights/' "$work/readme/README.md"
-expect fail 'no ```c block of README.md equals' "$tools/check_readme.sh" "$work/readme"
-printf '# No code\n' >"$work/readme/README.md"
-expect fail 'no ```c block of README.md equals' "$tools/check_readme.sh" "$work/readme"
+    printf "$2" >"$pages/$1"
+    "$tools/check_pages.py" "$pages"
+}
+repeat() # N TEXT: the text, N times
+{
+    seq "$1" | while read -r _; do printf '%s' "$2"; done
+}
+quote=$(sed -e '1{/SPDX/d}' examples/c/causal_conv1d.c | sed 's/[%\\]/&&/g')
+expect pass '1 pages, 0 complaints' page README.md '# Title\n\nA [link](examples/c) and [another](#title).\n'
+expect fail 'the link nothing.md leads nowhere' page README.md 'A [link](nothing.md).\n'
+expect fail 'the link README.md#other leads nowhere' page README.md '# Title\n\nA [link](README.md#other).\n'
+expect fail 'at most 5000 are allowed' page README.md "$(repeat 900 'Words. ')\n"
+expect fail '36 words' page README.md "Not $(repeat 34 'too ')long.\n"
+expect pass '0 complaints' page README.md "Just $(repeat 33 'not ')long.\n\n    $(repeat 40 'code ')\n"
+expect fail '151 lines, at most 150' page src/ops/op/README.md "$(repeat 75 'A line.\n\n')A line.\n"
+expect pass '0 complaints' page src/ops/op/README.md '# Op\n'
+expect pass '0 complaints' page docs/guide/c.md "$(printf '```c\\nint other;\\n```\\n```c\\n%s\\n```\\n' "$quote")"
+sed -i 's/args.weight/args.weights/' "$pages/docs/guide/c.md"
+expect fail 'no ```c block equals examples/c/causal_conv1d.c' "$tools/check_pages.py" "$pages"
 
-# ---- the build's messages reach the user of make, and docs/python.md builds without GPU code by an option that there is
-grep -q 'COT_CUDA=OFF' docs/python.md && grep -q '^option(COT_CUDA ' CMakeLists.txt ||
-    { echo "FAILED: docs/python.md names no build for the CPU alone"; failed=$((failed + 1)); }
+# ---- the build's messages reach the user of make, and docs/guide/python.md builds without GPU code by an option that there is
+grep -q 'COT_CUDA=OFF' docs/guide/python.md && grep -q '^option(COT_CUDA ' CMakeLists.txt ||
+    { echo "FAILED: docs/guide/python.md names no build for the CPU alone"; failed=$((failed + 1)); }
 first_build()
 {
     make -n build BUILD="$work/none" | grep -c -- '--log-level=NOTICE'

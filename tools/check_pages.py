@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the Markdown pages: links, lengths, and the sentences of the README and the guide.
+
+    tools/check_pages.py [ROOT]
+
+A relative link must lead to a file or folder of the repository, and its #anchor to a heading. The README has at most 5000
+bytes, src/ops/*/README.md 150 lines, docs/kernels/*.md 200 lines. A sentence of the README or of docs/guide has at most 35
+words; code, tables and headings are left out. docs/guide/c.md quotes examples/c/causal_conv1d.c word for word.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+LONGEST_SENTENCE, README_BYTES, OP_LINES, KERNEL_LINES = 35, 5000, 150, 200
+EXAMPLE, QUOTE = "examples/c/causal_conv1d.c", "docs/guide/c.md"
+
+
+def without_code(text):
+    """The text without fenced and indented blocks, HTML comments and tables."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    lines = text.split("\n")
+    kept, after_blank = [], True
+    for line in lines:
+        code = line.startswith("    ") and after_blank and not re.match(r"\s+([-*]|\d+\.) ", line)
+        after_blank = not line.strip() or code
+        kept.append("" if code or line.lstrip().startswith("|") else line)
+    return "\n".join(kept)
+
+
+def anchor_of(heading):
+    """GitHub's anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def broken_links(root, path):
+    text = without_code(path.read_text())
+    tables = "\n".join(line for line in path.read_text().split("\n") if line.lstrip().startswith("|"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text + "\n" + tables):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        if not file.exists() or not file.is_relative_to(root):
+            yield target
+        elif anchor and file.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.M)
+            if anchor not in map(anchor_of, headings):
+                yield target
+
+
+def long_sentences(path):
+    text = re.sub(r"`[^`]*`", "code", without_code(path.read_text()))
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    for block in re.split(r"\n\s*\n|\n(?=#)|\n\s*(?=[-*] |\d+\. )", text):
+        if block.startswith("#"):
+            block = block.partition("\n")[2]
+        for sentence in re.split(r"(?<=[.!?:])\s+", " ".join(block.split())):
+            words = [word for word in sentence.split() if re.search(r"\w", word)]
+            if len(words) > LONGEST_SENTENCE:
+                yield f"{len(words)} words: {sentence}"
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
+    listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
+                            check=True, capture_output=True, text=True).stdout
+    pages = [root / name for name in sorted(set(listed.split("\0"))) if name and (root / name).exists()]
+    complaints = []
+    for path in pages:
+        name = path.relative_to(root)
+        complaints += [f"{name}: the link {target} leads nowhere" for target in broken_links(root, path)]
+        lines = path.read_text().count("\n")
+        most = OP_LINES if name.match("src/ops/*/README.md") else KERNEL_LINES if name.match("docs/kernels/*.md") else None
+        if most is not None and lines > most:
+            complaints.append(f"{name}: {lines} lines, at most {most} are allowed")
+        if str(name) == "README.md" or name.match("docs/guide/*.md"):
+            complaints += [f"{name}: {sentence}" for sentence in long_sentences(path)]
+    if (root / "README.md").exists() and (size := (root / "README.md").stat().st_size) > README_BYTES:
+        complaints.append(f"README.md: {size} bytes, at most {README_BYTES} are allowed")
+    if (root / QUOTE).exists():
+        example = (root / EXAMPLE).read_text().partition("\n")[2]  # without the licence line
+        if example not in re.findall(r"^```c\n(.*?)^```$", (root / QUOTE).read_text(), flags=re.M | re.S):
+            complaints.append(f"{QUOTE}: no ```c block equals {EXAMPLE}")
+    print("\n".join(complaints + [f"check_pages: {len(pages)} pages, {len(complaints)} complaints"]))
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the Markdown pages of the repository as static HTML, through MkDocs.
+
+    tools/make_guide.py DIRECTORY
+
+Copies the pages and the files that they link to into DIRECTORY.pages, with the paths of the repository, so that every link
+works, and writes the site to DIRECTORY. `tools/check_pages.py` checks the links first.
+"""
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NAVIGATION = [
+    ("Cotangent", "README.md"),
+    ("Guide", [("Getting started", "docs/guide/getting_started.md"), ("C", "docs/guide/c.md"),
+               ("PyTorch", "docs/guide/python.md"), ("Command line", "docs/guide/command_line.md"),
+               ("Installing", "docs/guide/install.md"), ("Reproducibility", "docs/guide/reproducibility.md"),
+               ("Errors", "docs/guide/errors.md")]),
+    ("Benchmarks", "docs/benchmarks"),
+    ("Ops", "src/ops"),
+    ("Kernels", "docs/kernels"),
+    ("Experiments", "docs/experiments"),
+    ("Development", [("Architecture", "docs/architecture.md"), ("Adding an op", "docs/adding_an_op.md"),
+                     ("Contributing", "CONTRIBUTING.md"), ("Changes", "CHANGELOG.md")]),
+]
+
+
+def pages():
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, check=True,
+                            capture_output=True, text=True).stdout
+    return sorted(name for name in set(listed.split("\0")) if name and (ROOT / name).exists())
+
+
+def stage(directory, names):
+    """Copies the pages, and the files that they link to."""
+    files = set(names)
+    for name in names:
+        for target in re.findall(r"\]\(([^)\s#]+)", (ROOT / name).read_text()):
+            file = (ROOT / name).parent / target
+            if not re.match(r"[a-z]+:", target) and file.is_file():
+                files.add(str(file.resolve().relative_to(ROOT)))
+    for name in files:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, directory / name)
+
+
+def title_of(name):
+    heading = re.search(r"^# (.*)$", (ROOT / name).read_text(), flags=re.M)
+    return heading[1] if heading else pathlib.PurePath(name).stem
+
+
+def navigation(names):
+    """MkDocs' nav: a folder becomes the list of its pages by their titles."""
+    entries = []
+    for title, target in NAVIGATION:
+        if isinstance(target, list):
+            entries.append({title: [{text: page} for text, page in target]})
+        elif target.endswith(".md"):
+            entries.append({title: target})
+        elif inside := [{title_of(name): name} for name in names if name.startswith(target + "/")]:
+            entries.append({title: inside})
+    return entries
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit("usage: make_guide.py DIRECTORY")
+    site = pathlib.Path(sys.argv[1]).resolve()
+    source = site.with_name(site.name + ".pages")
+    shutil.rmtree(source, ignore_errors=True)
+    names = pages()
+    stage(source, names)
+    config = source.with_suffix(".yml")
+    config.write_text(json.dumps({"site_name": "Cotangent", "docs_dir": str(source), "site_dir": str(site), "theme": "readthedocs",
+                                  "use_directory_urls": False, "nav": navigation(names), "plugins": []}))
+    subprocess.run(["mkdocs", "build", "--quiet", "--clean", "--config-file", str(config)], check=True)
+    print(f"make_guide: {site}/index.html")
+
+
+if __name__ == "__main__":
+    main()
