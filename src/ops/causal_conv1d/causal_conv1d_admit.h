@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_admit.h: which problems each kernel takes, at what cost, with how much workspace. For the front.
- * Costs are core cycles, roughly; only their order matters. */
+ * causal_conv1d_admit.h: for each CPU kernel, the problems that it supports, their cost, workspace and scratch. For the
+ * kernel table. A cost is a rough estimate of core cycles; only the order of the costs matters. */
 #ifndef COT_CAUSAL_CONV1D_ADMIT_H
 #define COT_CAUSAL_CONV1D_ADMIT_H
 
@@ -25,7 +25,7 @@ static inline double cost_scalar(const void *problem)
     return 20.0 * (double)sizes->K * (double)sizes->B * (double)sizes->D * (double)sizes->T;
 }
 
-/* A ring of K values of g, and K+1 sums of dweight and dbias in two levels, for every channel. */
+/* For every channel: a ring of K values of g, and two levels (block and total) of the K+1 sums of dweight and dbias. */
 static inline size_t workspace_bwd_scalar(const void *problem)
 {
     const conv1d_sizes *sizes = problem;
@@ -33,7 +33,8 @@ static inline size_t workspace_bwd_scalar(const void *problem)
 }
 
 /* ---- vector kernels ------------------------------------------------------------------------------------ *
- * They stage what is not contiguous, so they admit any layout; the cost says which layout they are for. */
+ * These kernels stage elements that are not contiguous. So they admit any layout, and the cost prefers the layout that
+ * a kernel is written for. */
 
 static inline const char *admit_simd(const void *problem)
 {
@@ -43,7 +44,7 @@ static inline const char *admit_simd(const void *problem)
     return sizes->K > CONV1D_MAX_K ? "it serves K up to 32" : NULL;
 }
 
-/* The instructions that a bf16 kernel has besides are of no use to other dtypes. */
+/* The bf16 kernels differ by their bf16 instructions only, which do not help other dtypes. */
 static inline const char *admit_bf16(const void *problem)
 {
     const conv1d_sizes *sizes = problem;
@@ -57,75 +58,75 @@ static inline double conv1d_vector_cycles(const conv1d_sizes *sizes)
 }
 
 enum {
-    CONV1D_GATHER_CYCLES = 2, /* an element that is not contiguous, one way */
-    CONV1D_FAR_CYCLES = 8,    /* the same, if each lies in a cache line of its own */
-    CONV1D_ROW_CYCLES = 250,  /* the beginning of a row of one channel */
+    CONV1D_STRIDED_CYCLES = 2, /* an element that is not contiguous, to load or to store */
+    CONV1D_LINE_CYCLES = 8,    /* the same, if each element is in a cache line of its own */
+    CONV1D_PIECE_CYCLES = 250, /* the start of a piece of one channel */
     CONV1D_ITEM_CYCLES = 1000
 };
 
-/* How often the work begins anew in the middle of a row: at every sequence of cu_seqlens if it has states. */
-static inline double conv1d_beginnings(const conv1d_sizes *sizes, const cot_tensor *cu_seqlens, bool states)
+/* How often the work restarts inside a row: at every sequence of cu_seqlens, if there are states. */
+static inline double conv1d_restarts(const conv1d_sizes *sizes, const cot_tensor *cu_seqlens, bool states)
 {
     return cot_present(cu_seqlens) && states ? (double)sizes->state_count : 0;
 }
 
-static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, double gather, double beginnings)
+static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, double gather_cycles, double restarts)
 {
     const conv1d_tiling tiling = conv1d_tile_channel_first(sizes);
     const double rows = (double)sizes->B * (double)sizes->D;
-    const double pieces = rows * (double)cot_ceil_div(sizes->T, CONV1D_PIECE) + beginnings * (double)sizes->D;
+    const double pieces = rows * (double)cot_ceil_div(sizes->T, CONV1D_PIECE_TOKENS) + restarts * (double)sizes->D;
     const double vectors = rows * (double)cot_ceil_div(sizes->T, lanes);
-    return CONV1D_ITEM_CYCLES * (double)conv1d_items(&tiling) + pieces * CONV1D_ROW_CYCLES +
-           vectors * conv1d_vector_cycles(sizes) + rows * (double)sizes->T * gather;
+    return CONV1D_ITEM_CYCLES * (double)conv1d_item_count(&tiling) + pieces * CONV1D_PIECE_CYCLES +
+           vectors * conv1d_vector_cycles(sizes) + rows * (double)sizes->T * gather_cycles;
 }
 
-/* `more` steps besides the tokens of each part and beginning: the backward's K-1. */
-static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, double gather, double beginnings,
-                                       int64_t more)
+/* Each part and each restart takes `extra_steps` in addition to its tokens: K-1 in the backward. */
+static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, double gather_cycles, double restarts,
+                                       int64_t extra_steps)
 {
     const conv1d_tiling tiling = conv1d_tile_channel_last(sizes);
     const double rows = (double)sizes->B * (double)sizes->T;
-    const double steps = rows + ((double)sizes->B * (double)tiling.parts + beginnings) * (double)more;
-    return CONV1D_ITEM_CYCLES * (double)conv1d_items(&tiling) +
+    const double steps = rows + ((double)sizes->B * (double)tiling.parts + restarts) * (double)extra_steps;
+    return CONV1D_ITEM_CYCLES * (double)conv1d_item_count(&tiling) +
            steps * (double)cot_ceil_div(sizes->D, lanes) * conv1d_vector_cycles(sizes) +
-           rows * (double)sizes->D * gather;
+           rows * (double)sizes->D * gather_cycles;
 }
 
-/* Cycles an element takes to or from a tensor whose vectors run along this axis. */
+/* Cycles per element to load from or store to a tensor, for a kernel whose vectors run along this axis. */
 static inline double conv1d_gather_cycles(const cot_tensor *tensor, int axis)
 {
     if (!cot_present(tensor) || tensor->stride[axis] == 1 || tensor->shape[axis] == 1)
         return 0;
     const int64_t stride = tensor->stride[axis];
-    return stride < 16 && stride > -16 ? CONV1D_GATHER_CYCLES : CONV1D_FAR_CYCLES;
+    return stride < 16 && stride > -16 ? CONV1D_STRIDED_CYCLES : CONV1D_LINE_CYCLES;
 }
 
 static inline double cost_forward(const void *problem, int lanes, int axis)
 {
     const conv1d_forward_problem *p = problem;
     const cot_causal_conv1d_forward_args *a = &p->args;
-    const double gather = conv1d_gather_cycles(&a->x, axis) + conv1d_gather_cycles(&a->y, axis);
-    const double beginnings = conv1d_beginnings(&p->sizes, &a->cu_seqlens, cot_present(&a->initial_state));
-    return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather, beginnings)
-                     : cost_channel_last(&p->sizes, lanes, gather, beginnings, 0);
+    const double gather_cycles = conv1d_gather_cycles(&a->x, axis) + conv1d_gather_cycles(&a->y, axis);
+    const double restarts = conv1d_restarts(&p->sizes, &a->cu_seqlens, cot_present(&a->initial_state));
+    return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather_cycles, restarts)
+                     : cost_channel_last(&p->sizes, lanes, gather_cycles, restarts, 0);
 }
 
 static inline double cost_backward(const void *problem, int lanes, int axis)
 {
     const conv1d_backward_problem *p = problem;
     const cot_causal_conv1d_backward_args *a = &p->args;
-    const double gather =
+    const double gather_cycles =
         conv1d_gather_cycles(&a->x, axis) + conv1d_gather_cycles(&a->dy, axis) + conv1d_gather_cycles(&a->dx, axis);
     const bool states =
         cot_present(&a->initial_state) || cot_present(&a->dfinal_state) || cot_present(&a->dinitial_state);
-    const double beginnings = conv1d_beginnings(&p->sizes, &a->cu_seqlens, states);
-    return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather, beginnings)
-                     : cost_channel_last(&p->sizes, lanes, gather, beginnings, p->sizes.K - 1);
+    const double restarts = conv1d_restarts(&p->sizes, &a->cu_seqlens, states);
+    return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather_cycles, restarts)
+                     : cost_channel_last(&p->sizes, lanes, gather_cycles, restarts, p->sizes.K - 1);
 }
 
 static inline double cost_update(const void *problem, int lanes)
 {
-    return cost_channel_last(problem, lanes, 2 * CONV1D_GATHER_CYCLES, 0, 0);
+    return cost_channel_last(problem, lanes, 2 * CONV1D_STRIDED_CYCLES, 0, 0);
 }
 
 static inline size_t workspace_bwd_channel_first(const void *problem)
@@ -143,28 +144,28 @@ static inline size_t workspace_bwd_channel_last(const void *problem)
 static inline size_t scratch_channel_first(const void *problem)
 {
     (void)problem;
-    return CONV1D_FIRST_SCRATCH;
+    return CONV1D_CHANNEL_FIRST_SCRATCH;
 }
 
 static inline size_t scratch_bwd_channel_first(const void *problem)
 {
     (void)problem;
-    return CONV1D_BWD_FIRST_SCRATCH;
+    return CONV1D_BWD_CHANNEL_FIRST_SCRATCH;
 }
 
 static inline size_t scratch_channel_last(const void *problem)
 {
     (void)problem;
-    return CONV1D_LAST_SCRATCH;
+    return CONV1D_CHANNEL_LAST_SCRATCH;
 }
 
 static inline size_t scratch_bwd_channel_last(const void *problem)
 {
     (void)problem;
-    return CONV1D_BWD_LAST_SCRATCH;
+    return CONV1D_BWD_CHANNEL_LAST_SCRATCH;
 }
 
-/* ---- the product of im2col's columns with expanded weights ---------------------------------------------------- */
+/* ---- im2col: a matrix product of columns with expanded weights ------------------------------------------------ */
 
 static inline const char *admit_im2col(const void *problem)
 {
@@ -178,7 +179,7 @@ static inline const char *admit_im2col(const void *problem)
     return admit_scalar(problem);
 }
 
-/* Products of bf16 are exact; other dtypes would be rounded before. */
+/* Products of bf16 are exact. Other dtypes would be rounded to bf16 first. */
 static inline const char *admit_im2col_amx(const void *problem)
 {
     const conv1d_forward_problem *p = problem;
@@ -189,7 +190,8 @@ static inline const char *admit_im2col_amx(const void *problem)
     return admit_im2col(problem);
 }
 
-/* More than that of the scalar kernel, which serves all that this one does: it is there to be compared with. */
+/* Always higher than the cost of the scalar kernel, which supports everything that im2col does: im2col is for
+ * comparison only. */
 static inline double cost_im2col(const void *problem)
 {
     const conv1d_sizes *sizes = problem;
@@ -212,28 +214,28 @@ static inline size_t scratch_im2col(const void *problem)
     return CONV1D_IM2COL_ROWS * CONV1D_IM2COL_COLUMNS * sizeof(float);
 }
 
-/* The costs by instruction set; `share` is the part of the other sets' cycles. A lane of plain C costs what a vector
- * does where the compiler finds none. */
-#define COT_COSTS(isa, lanes, share)                                       \
+/* The cost functions by instruction set. `factor` scales the cycles. The plain C build counts each lane as one vector:
+ * the compiler may find nothing to vectorise there. */
+#define COT_COSTS(isa, lanes, factor)                                      \
     static inline double cost_fwd_channel_first_##isa(const void *problem) \
     {                                                                      \
-        return (share)*cost_forward(problem, lanes, 2);                    \
+        return (factor)*cost_forward(problem, lanes, 2);                   \
     }                                                                      \
     static inline double cost_fwd_channel_last_##isa(const void *problem)  \
     {                                                                      \
-        return (share)*cost_forward(problem, lanes, 1);                    \
+        return (factor)*cost_forward(problem, lanes, 1);                   \
     }                                                                      \
     static inline double cost_bwd_channel_first_##isa(const void *problem) \
     {                                                                      \
-        return (share)*cost_backward(problem, lanes, 2);                   \
+        return (factor)*cost_backward(problem, lanes, 2);                  \
     }                                                                      \
     static inline double cost_bwd_channel_last_##isa(const void *problem)  \
     {                                                                      \
-        return (share)*cost_backward(problem, lanes, 1);                   \
+        return (factor)*cost_backward(problem, lanes, 1);                  \
     }                                                                      \
     static inline double cost_update_channels_##isa(const void *problem)   \
     {                                                                      \
-        return (share)*cost_update(problem, lanes);                        \
+        return (factor)*cost_update(problem, lanes);                       \
     }
 COT_COSTS(scalar, 1, 1.0)
 COT_COSTS(avx2, 8, 1.0)

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_bwd_channel_last.c: where channels are contiguous, or where there are few tokens,
+ * causal_conv1d_bwd_channel_last.c: the backward for tensors with contiguous channels, or with few tokens:
  *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
  *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k-K+1]      db = sum_t g[t]
  *
- * Items and tiles as in the forward. One walk down the tokens does everything: at step i it has the last K inputs
- * and the last K of g, adds to the sums, and finishes dx of token i-K+1. A piece therefore takes K-1 steps more than
- * it has tokens: what they finish before its first token is dinitial_state's or the piece's before it. Sums of a tile
- * are added to the item's, and those, from the workspace, by causal_conv1d_reduce.h. */
+ * Items and tiles are those of the forward. One loop down the tokens computes everything. At step i it holds the last K
+ * inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. So a piece takes K-1 steps
+ * more than it has tokens. The rows that complete before its first token belong to dinitial_state or to the previous
+ * piece.
+ *
+ * The sums of a tile are added to those of the item, in its column state. causal_conv1d_reduce.h reduces the sums of
+ * the items, which are in the workspace. */
 #include "causal_conv1d_reduce.h"
 #include "causal_conv1d_tiles.h"
 
@@ -15,327 +18,336 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *, const void *, voi
 
 typedef struct backward_columns {
     int64_t n, K, channels;
-    const char *x, *dy; /* NULL: no tokens here, g = 0 */
-    char *dx;           /* row i is that of token i-K+1 */
+    const char *x, *dy; /* NULL: these steps have no token, g = 0 */
+    char *dx;           /* row i is dx of token i-K+1 */
     int64_t x_stride, dy_stride, dx_stride;
     cot_dtype dtype, dx_dtype; /* of x and dy; of dx */
-    float *kept;               /* see kept_rows */
-    int64_t sums;              /* the first of the rows of those that the tile's are added to */
+    float *column_state;       /* see column_row_count */
+    int64_t sums;              /* first row of the sums that the tile adds to, see sums_row */
     bool silu, stream;
     const int32_t *ids;
 } backward_columns;
 
-/* What is kept of a column (conv1d_keep): K weights and the bias, K-1 of x before row 0, K-1 of g, K+1 sums, and as many for
- * those that nobody wants. */
-V_INLINE int64_t kept_rows(int64_t K)
+/* Rows of the state carried along a channel column (conv1d_pack_column): K weights and the bias; K-1 of x before row 0;
+ * K-1 of g; K+1 sums of the piece's tokens; K+1 sums of its halo tokens, which are discarded. */
+V_INLINE int64_t column_row_count(int64_t K)
 {
     return 5 * K + 1;
 }
 
-V_INLINE int64_t row_of_g(int64_t K)
+V_INLINE int64_t g_row(int64_t K)
 {
     return 2 * K;
 }
 
-V_INLINE int64_t row_of_sums(int64_t K, bool wanted)
+V_INLINE int64_t sums_row(int64_t K, bool counted)
 {
-    return wanted ? 3 * K - 1 : 4 * K;
+    return counted ? 3 * K - 1 : 4 * K;
 }
 
-/* Where the rows of a column begin. */
-typedef struct kept_column {
+/* Pointers to the rows of a column. */
+typedef struct column_rows {
     const float *weight;
-    float *history, *g, *sums;
-} kept_column;
+    float *inputs, *g, *sums;
+} column_rows;
 
-V_INLINE kept_column kept_column_at(const backward_columns *s, int64_t channel, int64_t K)
+V_INLINE column_rows column_rows_at(const backward_columns *s, int64_t channel, int64_t K)
 {
-    float *first = s->kept + channel * kept_rows(K);
-    return (kept_column){first, first + (K + 1) * VW, first + row_of_g(K) * VW, first + s->sums * VW};
+    float *first = s->column_state + channel * column_row_count(K);
+    return (column_rows){first, first + (K + 1) * VW, first + g_row(K) * VW, first + s->sums * VW};
 }
 
-V_INLINE conv1d_out results_of(const backward_columns *s, char *runs)
+V_INLINE conv1d_writer dx_writer(const backward_columns *s, char *run_buffers)
 {
-    return (conv1d_out){
-        .rows = s->dx, .runs = runs, .stride = s->dx_stride, .n = s->n, .channels = s->channels, .stream = s->stream};
+    return (conv1d_writer){.output = s->dx,
+                           .run_buffers = run_buffers,
+                           .stride = s->dx_stride,
+                           .n = s->n,
+                           .channels = s->channels,
+                           .stream = s->stream};
 }
 
-static void walk_edge(const backward_columns *s, int64_t channel)
+static void tile_gradients_edge(const backward_columns *s, int64_t channel)
 {
-    const int64_t K = s->K, size = conv1d_size(s->dtype), dx_size = conv1d_size(s->dx_dtype);
+    const int64_t K = s->K, size = conv1d_element_size(s->dtype), dx_size = conv1d_element_size(s->dx_dtype);
     for (int64_t c = channel; c < s->channels; c += VW) {
         const int lanes = (int)(s->channels - c < VW ? s->channels - c : VW);
-        const kept_column kept = kept_column_at(s, c, K);
-        vf h[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
+        const column_rows rows = column_rows_at(s, c, K);
+        vf inputs[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K - 1; k++) {
-            h[k] = v_load(kept.history + k * VW);
-            g[k] = v_load(kept.g + k * VW);
+            inputs[k] = v_load(rows.inputs + k * VW);
+            g[k] = v_load(rows.g + k * VW);
         }
         for (int64_t k = 0; k <= K; k++)
             sums[k] = v_zero();
         for (int64_t i = 0; i < s->n; i++) {
             const int32_t *ids = s->ids != NULL ? s->ids + i : NULL;
-            h[K - 1] = g[K - 1] = v_zero();
+            inputs[K - 1] = g[K - 1] = v_zero();
             if (s->x != NULL) {
-                h[K - 1] = v_load_n_as(s->x + i * s->x_stride + c * size, s->dtype, lanes);
+                inputs[K - 1] = v_load_n_as(s->x + i * s->x_stride + c * size, s->dtype, lanes);
                 if (ids == NULL || ids[K - 1] >= 0)
                     g[K - 1] = v_load_n_as(s->dy + i * s->dy_stride + c * size, s->dtype, lanes);
-                vf z = v_load(kept.weight + K * VW), before = v_zero();
+                vf z = v_load(rows.weight + K * VW), total = v_zero();
                 for (int64_t k = 0; s->silu && k < K; k++) {
-                    conv1d_next_tap(k, &z, &before);
+                    conv1d_close_tap_block(k, &z, &total);
                     if (ids == NULL || ids[k] == ids[K - 1])
-                        z = v_fma(v_load(kept.weight + k * VW), h[k], z);
+                        z = v_fma(v_load(rows.weight + k * VW), inputs[k], z);
                 }
-                z = conv1d_taps_sum(K, z, before);
+                z = conv1d_tap_sum(K, z, total);
                 if (s->silu && (ids == NULL || ids[K - 1] >= 0))
                     g[K - 1] = v_mul(g[K - 1], v_silu_slope(z));
                 for (int64_t k = 0; k < K; k++)
                     if (ids == NULL || (ids[k] == ids[K - 1] && ids[k] >= 0))
-                        sums[k] = v_fma(g[K - 1], h[k], sums[k]);
+                        sums[k] = v_fma(g[K - 1], inputs[k], sums[k]);
                 sums[K] = v_add(sums[K], g[K - 1]);
             }
-            vf dx = v_zero(), before = v_zero();
+            vf dx = v_zero(), total = v_zero();
             for (int64_t j = 0; j < K; j++) {
-                conv1d_next_tap(j, &dx, &before);
+                conv1d_close_tap_block(j, &dx, &total);
                 if (ids == NULL || (ids[j] == ids[0] && ids[0] >= 0))
-                    dx = v_fma(v_load(kept.weight + (K - 1 - j) * VW), g[j], dx);
+                    dx = v_fma(v_load(rows.weight + (K - 1 - j) * VW), g[j], dx);
             }
-            dx = conv1d_taps_sum(K, dx, before);
+            dx = conv1d_tap_sum(K, dx, total);
             v_store_n_as(s->dx + i * s->dx_stride + c * dx_size, s->dx_dtype, dx, lanes);
             for (int64_t k = 0; k < K - 1; k++) {
-                h[k] = h[k + 1];
+                inputs[k] = inputs[k + 1];
                 g[k] = g[k + 1];
             }
         }
         for (int64_t k = 0; k < K - 1; k++) {
-            v_store(kept.history + k * VW, h[k]);
-            v_store(kept.g + k * VW, g[k]);
+            v_store(rows.inputs + k * VW, inputs[k]);
+            v_store(rows.g + k * VW, g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(kept.sums + k * VW, v_add(v_load(kept.sums + k * VW), sums[k]));
+            v_store(rows.sums + k * VW, v_add(v_load(rows.sums + k * VW), sums[k]));
     }
 }
 
-/* ---- where registers are few: AVX2 ---------------------------------------------------------------------------- *
- * K weights, K+1 sums and two windows do not fit in 16 registers at once. So a tile's columns pass through buffers of the
- * first-level cache: x and dy, of which g is made in place, then dx and the sums. Two columns go at a time: they are a
- * cache line, which is read once and may be streamed. */
+/* ---- few registers: AVX2 --------------------------------------------------------------------------------------- *
+ * K weights, K+1 sums and two windows of K do not fit in 16 registers at once. So the columns of a tile pass through
+ * buffers in the first-level cache. x and dy are loaded to buffers; g replaces dy there; then dx and the sums are
+ * computed. Two columns are staged together: they fill a cache line, which is then read once and can be streamed. */
 
-/* dy to g, of `turns` tokens, which take turns as v_silu_slopes does. */
-V_INLINE void column_slopes(float *g, const float *h, const vf *w, vf bias, int turns, int64_t K)
+/* Multiplies dy of `count` tokens by the slope of SiLU, which gives g. The tokens' operations are interleaved, as in
+ * v_silu_slopes. */
+V_INLINE void apply_silu_slopes(float *g, const float *inputs, const vf *w, vf bias, int count, int64_t K)
 {
-    vf z[4], before[4];
+    vf z[4], total[4];
     V_UNROLL
-    for (int v = 0; v < turns; v++) {
+    for (int v = 0; v < count; v++) {
         z[v] = bias;
-        before[v] = v_zero();
+        total[v] = v_zero();
     }
     V_UNROLL
     for (int64_t k = 0; k < K; k++)
-        for (int v = 0; v < turns; v++) {
-            conv1d_next_tap(k, &z[v], &before[v]);
-            z[v] = v_fma(w[k], v_load(h + (v + k) * VW), z[v]);
+        for (int v = 0; v < count; v++) {
+            conv1d_close_tap_block(k, &z[v], &total[v]);
+            z[v] = v_fma(w[k], v_load(inputs + (v + k) * VW), z[v]);
         }
     V_UNROLL
-    for (int v = 0; v < turns; v++)
-        z[v] = conv1d_taps_sum(K, z[v], before[v]);
-    v_silu_slopes(z, turns);
+    for (int v = 0; v < count; v++)
+        z[v] = conv1d_tap_sum(K, z[v], total[v]);
+    v_silu_slopes(z, count);
     V_UNROLL
-    for (int v = 0; v < turns; v++)
+    for (int v = 0; v < count; v++)
         v_store(g + v * VW, v_mul(z[v], v_load(g + v * VW)));
 }
 
-enum { ROWS = CONV1D_MAX_K + CONV1D_TILE };
+enum { BUFFER_ROWS = CONV1D_MAX_K + CONV1D_TILE_TOKENS };
 
-/* A tile's `count` columns, 1 or 2, to the buffers, behind what they have of the tokens before; and dx back. */
+/* Loads `count` columns of a tile, 1 or 2, to the buffers, after the K-1 rows of the previous tokens. */
 V_INLINE void stage_columns(const backward_columns *s, int64_t channel, int count, int64_t K, cot_dtype dtype,
-                            float h[2][ROWS * VW], float g[2][ROWS * VW])
+                            float inputs[2][BUFFER_ROWS * VW], float g[2][BUFFER_ROWS * VW])
 {
-    const int64_t size = conv1d_size(dtype), bytes = count * VW * size;
+    const int64_t size = conv1d_element_size(dtype), bytes = count * VW * size;
     const char *x = s->x + channel * size, *dy = s->dy + channel * size;
     for (int64_t i = K - 1; i < K - 1 + s->n; i++, x += s->x_stride, dy += s->dy_stride) {
-        conv1d_ask(x, s->x_stride, bytes);
-        conv1d_ask(dy, s->dy_stride, bytes);
+        conv1d_prefetch_columns(x, s->x_stride, bytes);
+        conv1d_prefetch_columns(dy, s->dy_stride, bytes);
         for (int v = 0; v < count; v++) {
-            v_store(h[v] + i * VW, v_load_as(x + v * VW * size, dtype));
+            v_store(inputs[v] + i * VW, v_load_as(x + v * VW * size, dtype));
             v_store(g[v] + i * VW, v_load_as(dy + v * VW * size, dtype));
         }
     }
 }
 
-V_INLINE void unstage_columns(conv1d_out *out, int64_t c, int count, cot_dtype dtype, float dx[2][CONV1D_TILE * VW])
+V_INLINE void store_columns(conv1d_writer *writer, int64_t c, int count, cot_dtype dtype,
+                            float dx[2][CONV1D_TILE_TOKENS * VW])
 {
-    char *to = conv1d_out_at(out, c, conv1d_size(dtype));
-    for (int64_t i = 0; i < out->n; i++, to += conv1d_out_stride(out)) {
+    char *to = conv1d_writer_pointer(writer, c, conv1d_element_size(dtype));
+    for (int64_t i = 0; i < writer->n; i++, to += conv1d_writer_stride(writer)) {
         if (count == 2)
             v_store2_as(to, dtype, v_load(dx[0] + i * VW), v_load(dx[1] + i * VW));
         else
             v_store_as(to, dtype, v_load(dx[0] + i * VW));
-        conv1d_out_leave(out, count * VW * conv1d_size(dtype));
+        conv1d_writer_drain(writer, count * VW * conv1d_element_size(dtype));
     }
 }
 
-/* One column, of n <= CONV1D_TILE tokens. */
-V_INLINE void walk_buffered(const backward_columns *s, int64_t c, int64_t K, bool silu, float *h, float *g, float *dx)
+/* The gradients of one column of n <= CONV1D_TILE_TOKENS tokens. */
+V_INLINE void column_gradients_buffered(const backward_columns *s, int64_t c, int64_t K, bool silu, float *inputs,
+                                        float *g, float *dx)
 {
     const int64_t n = s->n;
-    const kept_column kept = kept_column_at(s, c, K);
+    const column_rows rows = column_rows_at(s, c, K);
     vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k < K; k++)
-        w[k] = v_load(kept.weight + k * VW);
+        w[k] = v_load(rows.weight + k * VW);
     for (int64_t k = 0; k < K - 1; k++) {
-        v_store(h + k * VW, v_load(kept.history + k * VW));
-        v_store(g + k * VW, v_load(kept.g + k * VW));
+        v_store(inputs + k * VW, v_load(rows.inputs + k * VW));
+        v_store(g + k * VW, v_load(rows.g + k * VW));
     }
-    const vf bias = v_load(kept.weight + K * VW);
+    const vf bias = v_load(rows.weight + K * VW);
     int64_t token = silu ? 0 : n;
     for (; token + 4 <= n; token += 4)
-        column_slopes(g + (K - 1 + token) * VW, h + token * VW, w, bias, 4, K);
+        apply_silu_slopes(g + (K - 1 + token) * VW, inputs + token * VW, w, bias, 4, K);
     for (; token < n; token++)
-        column_slopes(g + (K - 1 + token) * VW, h + token * VW, w, bias, 1, K);
+        apply_silu_slopes(g + (K - 1 + token) * VW, inputs + token * VW, w, bias, 1, K);
     for (int64_t k = 0; k <= K; k++)
         sums[k] = v_zero();
     for (int64_t i = 0; i < n; i++) {
-        const vf own = v_load(g + (K - 1 + i) * VW);
-        vf out = v_zero(), before = v_zero();
+        const vf g_i = v_load(g + (K - 1 + i) * VW);
+        vf dx_i = v_zero(), total = v_zero();
         V_UNROLL
         for (int64_t k = 0; k < K; k++) {
-            conv1d_next_tap(k, &out, &before);
-            sums[k] = v_fma(own, v_load(h + (i + k) * VW), sums[k]);
-            out = v_fma(w[K - 1 - k], v_load(g + (i + k) * VW), out);
+            conv1d_close_tap_block(k, &dx_i, &total);
+            sums[k] = v_fma(g_i, v_load(inputs + (i + k) * VW), sums[k]);
+            dx_i = v_fma(w[K - 1 - k], v_load(g + (i + k) * VW), dx_i);
         }
-        sums[K] = v_add(sums[K], own);
-        v_store(dx + i * VW, conv1d_taps_sum(K, out, before));
+        sums[K] = v_add(sums[K], g_i);
+        v_store(dx + i * VW, conv1d_tap_sum(K, dx_i, total));
     }
     for (int64_t k = 0; k < K - 1; k++) {
-        v_store(kept.history + k * VW, v_load(h + (n + k) * VW));
-        v_store(kept.g + k * VW, v_load(g + (n + k) * VW));
+        v_store(rows.inputs + k * VW, v_load(inputs + (n + k) * VW));
+        v_store(rows.g + k * VW, v_load(g + (n + k) * VW));
     }
     for (int64_t k = 0; k <= K; k++)
-        v_store(kept.sums + k * VW, v_add(v_load(kept.sums + k * VW), sums[k]));
+        v_store(rows.sums + k * VW, v_add(v_load(rows.sums + k * VW), sums[k]));
 }
 
-V_INLINE int64_t walk_columns(const backward_columns *s, int64_t K, cot_dtype dtype)
+V_INLINE int64_t tile_gradients_buffered(const backward_columns *s, int64_t K, cot_dtype dtype)
 {
-    float h[2][ROWS * VW], g[2][ROWS * VW], dx[2][CONV1D_TILE * VW];
-    _Alignas(CONV1D_RUN) char runs[CONV1D_RUNS];
-    conv1d_out out = results_of(s, runs);
+    float inputs[2][BUFFER_ROWS * VW], g[2][BUFFER_ROWS * VW], dx[2][CONV1D_TILE_TOKENS * VW];
+    _Alignas(CONV1D_RUN_BYTES) char run_buffers[CONV1D_RUN_BUFFERS];
+    conv1d_writer writer = dx_writer(s, run_buffers);
     int64_t c = 0;
     for (int count; c + VW <= s->channels; c += count * VW) {
         count = c + 2 * VW <= s->channels ? 2 : 1;
         if (count == 2)
-            stage_columns(s, c, 2, K, dtype, h, g);
+            stage_columns(s, c, 2, K, dtype, inputs, g);
         else
-            stage_columns(s, c, 1, K, dtype, h, g);
+            stage_columns(s, c, 1, K, dtype, inputs, g);
         for (int v = 0; v < count; v++)
             if (s->silu)
-                walk_buffered(s, c + v * VW, K, true, h[v], g[v], dx[v]);
+                column_gradients_buffered(s, c + v * VW, K, true, inputs[v], g[v], dx[v]);
             else
-                walk_buffered(s, c + v * VW, K, false, h[v], g[v], dx[v]);
+                column_gradients_buffered(s, c + v * VW, K, false, inputs[v], g[v], dx[v]);
         if (count == 2)
-            unstage_columns(&out, c, 2, dtype, dx);
+            store_columns(&writer, c, 2, dtype, dx);
         else
-            unstage_columns(&out, c, 1, dtype, dx);
-        conv1d_out_made(&out, c + count * VW, conv1d_size(dtype));
+            store_columns(&writer, c, 1, dtype, dx);
+        conv1d_writer_commit(&writer, c + count * VW, conv1d_element_size(dtype));
     }
     return c;
 }
 
-/* ---- where they are not --------------------------------------------------------------------------------------- */
+/* ---- enough registers ------------------------------------------------------------------------------------------ */
 
-/* Tokens by which sums and dx follow the slopes: what waits for a slope, a chain of 70 cycles, occupies the scheduler, and
- * the next token's chain stays outside. */
-enum { BEHIND = 1 };
+/* The sums and dx follow the slopes at a distance of DELAY tokens. Operations that wait for a slope, a chain of 70
+ * cycles, occupy the scheduler. Without the delay, the next token's chain cannot enter it. */
+enum { DELAY = 1 };
 
-/* Whole vectors of tokens that enter the sums; one dtype; returns the first channel not done. */
-V_INLINE int64_t walk_body(const backward_columns *shared, int64_t K, cot_dtype dtype)
+/* Whole vectors of channels, for steps that have tokens; x, dy and dx have one dtype. Returns the first channel that is
+ * not done. */
+V_INLINE int64_t tile_gradients_in_registers(const backward_columns *args, int64_t K, cot_dtype dtype)
 {
-    const backward_columns own = *shared, *s = &own; /* one that no store can change stays in registers */
-    const int64_t size = conv1d_size(dtype), n = s->n;
-    _Alignas(CONV1D_RUN) char runs[CONV1D_RUNS];
-    conv1d_out out = results_of(s, runs);
-    const int64_t dx_stride = conv1d_out_stride(&out);
+    const backward_columns local = *args, *s = &local; /* a copy that no store can change stays in registers */
+    const int64_t size = conv1d_element_size(dtype), n = s->n;
+    _Alignas(CONV1D_RUN_BYTES) char run_buffers[CONV1D_RUN_BUFFERS];
+    conv1d_writer writer = dx_writer(s, run_buffers);
+    const int64_t dx_stride = conv1d_writer_stride(&writer);
     int64_t c = 0;
     for (; c + VW <= s->channels; c += VW) {
-        const kept_column kept = kept_column_at(s, c, K);
-        vf w[CONV1D_MAX_K], h[CONV1D_MAX_K + BEHIND], g[CONV1D_MAX_K + BEHIND], sums[CONV1D_MAX_K + 1];
+        const column_rows rows = column_rows_at(s, c, K);
+        vf w[CONV1D_MAX_K], inputs[CONV1D_MAX_K + DELAY], g[CONV1D_MAX_K + DELAY], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K; k++) {
-            w[k] = v_load(kept.weight + k * VW);
+            w[k] = v_load(rows.weight + k * VW);
             sums[k] = v_zero();
         }
-        for (int64_t k = 0; k < K + BEHIND; k++)
-            h[k] = g[k] = v_zero();
+        for (int64_t k = 0; k < K + DELAY; k++)
+            inputs[k] = g[k] = v_zero();
         for (int64_t k = 0; k < K - 1; k++) {
-            h[BEHIND + k] = v_load(kept.history + k * VW);
-            g[BEHIND + k] = v_load(kept.g + k * VW);
+            inputs[DELAY + k] = v_load(rows.inputs + k * VW);
+            g[DELAY + k] = v_load(rows.g + k * VW);
         }
-        const vf bias = v_load(kept.weight + K * VW);
+        const vf bias = v_load(rows.weight + K * VW);
         sums[K] = v_zero();
         const char *x = s->x + c * size, *dy = s->dy + c * size;
-        char *dx = conv1d_out_at(&out, c, size);
-        for (int64_t i = 0; i < n + BEHIND; i++) {
+        char *dx = conv1d_writer_pointer(&writer, c, size);
+        for (int64_t i = 0; i < n + DELAY; i++) {
             if (i < n) {
-                conv1d_ask(x, s->x_stride, VW * size);
-                conv1d_ask(dy, s->dy_stride, VW * size);
-                h[BEHIND + K - 1] = v_load_as(x, dtype);
-                g[BEHIND + K - 1] = v_load_as(dy, dtype);
+                conv1d_prefetch_columns(x, s->x_stride, VW * size);
+                conv1d_prefetch_columns(dy, s->dy_stride, VW * size);
+                inputs[DELAY + K - 1] = v_load_as(x, dtype);
+                g[DELAY + K - 1] = v_load_as(dy, dtype);
                 x += s->x_stride;
                 dy += s->dy_stride;
                 if (s->silu) {
-                    vf z = bias, before = v_zero();
+                    vf z = bias, total = v_zero();
                     V_UNROLL
                     for (int64_t k = 0; k < K; k++) {
-                        conv1d_next_tap(k, &z, &before);
-                        z = v_fma(w[k], h[BEHIND + k], z);
+                        conv1d_close_tap_block(k, &z, &total);
+                        z = v_fma(w[k], inputs[DELAY + k], z);
                     }
-                    g[BEHIND + K - 1] = v_mul(g[BEHIND + K - 1], v_silu_slope(conv1d_taps_sum(K, z, before)));
+                    g[DELAY + K - 1] = v_mul(g[DELAY + K - 1], v_silu_slope(conv1d_tap_sum(K, z, total)));
                 }
             }
-            if (i >= BEHIND) {
-                vf result = v_zero(), before = v_zero();
+            if (i >= DELAY) {
+                vf result = v_zero(), total = v_zero();
                 V_UNROLL
                 for (int64_t k = 0; k < K; k++) {
-                    conv1d_next_tap(k, &result, &before);
-                    sums[k] = v_fma(g[K - 1], h[k], sums[k]);
+                    conv1d_close_tap_block(k, &result, &total);
+                    sums[k] = v_fma(g[K - 1], inputs[k], sums[k]);
                     result = v_fma(w[K - 1 - k], g[k], result);
                 }
                 sums[K] = v_add(sums[K], g[K - 1]);
-                v_store_as(dx, dtype, conv1d_taps_sum(K, result, before));
+                v_store_as(dx, dtype, conv1d_tap_sum(K, result, total));
                 dx += dx_stride;
-                conv1d_out_leave(&out, VW * size);
+                conv1d_writer_drain(&writer, VW * size);
             }
             V_UNROLL
-            for (int64_t k = 0; k < K - 1 + BEHIND; k++) {
-                h[k] = h[k + 1];
+            for (int64_t k = 0; k < K - 1 + DELAY; k++) {
+                inputs[k] = inputs[k + 1];
                 g[k] = g[k + 1];
             }
         }
-        conv1d_out_made(&out, c + VW, size);
+        conv1d_writer_commit(&writer, c + VW, size);
         for (int64_t k = 0; k < K - 1; k++) {
-            v_store(kept.history + k * VW, h[k]);
-            v_store(kept.g + k * VW, g[k]);
+            v_store(rows.inputs + k * VW, inputs[k]);
+            v_store(rows.g + k * VW, g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(kept.sums + k * VW, v_add(v_load(kept.sums + k * VW), sums[k]));
+            v_store(rows.sums + k * VW, v_add(v_load(rows.sums + k * VW), sums[k]));
     }
     return c;
 }
 
-#define WALK(width, dtype)                                                  \
-    static int64_t walk_##width##_##dtype(const backward_columns *s)        \
-    {                                                                       \
-        if (VW == 8)                                                        \
-            return walk_columns(s, width == 0 ? s->K : width, COT_##dtype); \
-        return walk_body(s, width == 0 ? s->K : width, COT_##dtype);        \
+#define DEFINE_TILE_GRADIENT(width, dtype)                                             \
+    static int64_t tile_gradients_##width##_##dtype(const backward_columns *s)         \
+    {                                                                                  \
+        if (VW == 8)                                                                   \
+            return tile_gradients_buffered(s, width == 0 ? s->K : width, COT_##dtype); \
+        return tile_gradients_in_registers(s, width == 0 ? s->K : width, COT_##dtype); \
     }
-#define WALKS_OF(width) CONV1D_EACH_DTYPE(WALK, width)
-CONV1D_EACH_WIDTH(WALKS_OF)
+#define DEFINE_TILE_GRADIENTS(width) CONV1D_EACH_DTYPE(DEFINE_TILE_GRADIENT, width)
+CONV1D_EACH_WIDTH(DEFINE_TILE_GRADIENTS)
 
-#define WALKS(width)                                                \
-    {                                                               \
-        walk_##width##_F32, walk_##width##_F16, walk_##width##_BF16 \
+#define TILE_GRADIENT_ENTRY(width)                                                                \
+    {                                                                                             \
+        tile_gradients_##width##_F32, tile_gradients_##width##_F16, tile_gradients_##width##_BF16 \
     }
-static int64_t (*const walks[CONV1D_INSTANCES][3])(const backward_columns *) = CONV1D_TABLE(WALKS);
+static int64_t (*const tile_gradients_table[CONV1D_INSTANCES][3])(const backward_columns *) =
+    CONV1D_TABLE(TILE_GRADIENT_ENTRY);
 
 /* ---- pieces ------------------------------------------------------------------------------------------------- */
 
@@ -343,31 +355,32 @@ typedef struct backward_context {
     const conv1d_backward_problem *problem;
     conv1d_packing packing;
     conv1d_tiling tiling;
-    int64_t items; /* without those of empty sequences */
+    int64_t items; /* without the items of empty sequences */
     bool direct_inputs, direct, stream;
     float *partials;
 } backward_context;
 
-/* An item's state, in its thread's slice of scratch. */
+/* The working state of an item, in the thread's slice of scratch. */
 typedef struct backward_block {
     const backward_context *c;
     int64_t d, channels, ld;
-    _Alignas(64) float kept[CONV1D_BWD_KEPT];
-    float x[CONV1D_STAGED], dy[CONV1D_STAGED], dx[CONV1D_STAGED];
+    _Alignas(64) float column_state[CONV1D_BWD_COLUMN_STATE];
+    float x[CONV1D_STAGED_TILE], dy[CONV1D_STAGED_TILE], dx[CONV1D_STAGED_TILE];
 } backward_block;
 
-_Static_assert(sizeof(backward_block) <= CONV1D_BWD_LAST_SCRATCH, "it lies in a slice");
+_Static_assert(sizeof(backward_block) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH, "it lies in a slice");
 
-/* Where the steps of a piece change what they do; tokens from the beginning of the piece. */
+/* The steps at which a piece changes what it does. Steps count from the beginning of the piece; step i loads
+ * token i. */
 typedef struct backward_steps {
-    int64_t n;        /* its own tokens: they enter the sums */
-    int64_t halo_end; /* steps from here on have no token */
-    int64_t edge;     /* dx has a term of dfinal_state from this token on */
-    int64_t count;    /* of steps */
+    int64_t n;            /* tokens of the piece; steps below n add to its sums */
+    int64_t halo_end;     /* steps from here on have no token */
+    int64_t dfinal_begin; /* dx of tokens from here on has a term of dfinal_state */
+    int64_t count;        /* of steps */
 } backward_steps;
 
-/* Do the steps from i on finish rows that are not wanted here? */
-static bool discards(const backward_block *s, const conv1d_piece *piece, int64_t i)
+/* Do steps from i on, up to the next change, complete rows that are not stored? */
+static bool discards_dx(const backward_block *s, const conv1d_piece *piece, int64_t i)
 {
     const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
     if (i >= s->c->problem->sizes.K - 1)
@@ -375,8 +388,9 @@ static bool discards(const backward_block *s, const conv1d_piece *piece, int64_t
     return !cot_present(&a->dinitial_state) || piece->state < 0 || piece->begin != piece->first;
 }
 
-/* Sends what steps [i, i+n) left in the buffer where it belongs. */
-static void finish_rows(backward_block *s, const conv1d_piece *piece, int64_t i, int64_t n)
+/* Adds the dfinal_state terms to the rows that steps [i, i+n) left in the buffer, and stores the rows to dx or
+ * dinitial_state. */
+static void store_rows(backward_block *s, const conv1d_piece *piece, int64_t i, int64_t n)
 {
     const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
     const int64_t K = s->c->problem->sizes.K;
@@ -385,7 +399,7 @@ static void finish_rows(backward_block *s, const conv1d_piece *piece, int64_t i,
         const bool token = p >= piece->begin;
         float *row = s->dx + r * s->ld;
         if (cot_present(&a->dfinal_state) && piece->state >= 0 && column >= 0 &&
-            conv1d_counts(piece, K, p, piece->last - 1))
+            conv1d_piece_same_sequence(piece, K, p, piece->last - 1))
             for (int64_t c = 0; c < s->channels; c++)
                 row[c] += conv1d_load(&a->dfinal_state, piece->state, s->d + c, column);
         if (token)
@@ -396,15 +410,15 @@ static void finish_rows(backward_block *s, const conv1d_piece *piece, int64_t i,
     }
 }
 
-/* Steps [i, i+n), all of one kind. */
+/* Steps [i, i+n). No change of backward_steps or of `single_sequence` falls between them. */
 static void backward_tile(backward_block *s, const conv1d_piece *piece, const backward_steps *steps, int64_t i,
-                          int64_t n, bool plain)
+                          int64_t n, bool single_sequence)
 {
     const backward_context *c = s->c;
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
-    const int64_t K = c->problem->sizes.K, token = piece->begin + i, size = conv1d_size(a->x.dtype);
-    const bool direct = c->direct && i >= K - 1 && i < steps->edge + K - 1;
-    const bool discarded = discards(s, piece, i);
+    const int64_t K = c->problem->sizes.K, token = piece->begin + i, size = conv1d_element_size(a->x.dtype);
+    const bool direct = c->direct && i >= K - 1 && i < steps->dfinal_begin + K - 1;
+    const bool discarded = discards_dx(s, piece, i);
     backward_columns columns = {.n = n,
                                 .K = K,
                                 .channels = s->channels,
@@ -412,14 +426,14 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
                                 .dx = (char *)s->dx,
                                 .dx_stride = s->ld * 4,
                                 .dx_dtype = COT_F32,
-                                .kept = s->kept,
-                                .sums = row_of_sums(K, i < steps->n),
+                                .column_state = s->column_state,
+                                .sums = sums_row(K, i < steps->n),
                                 .silu = a->activation == COT_ACTIVATION_SILU,
                                 .stream = direct && c->stream,
-                                .ids = plain ? NULL : piece->ids + i};
+                                .ids = single_sequence ? NULL : piece->ids + i};
     if (i < steps->halo_end && c->direct_inputs) {
-        columns.x = conv1d_at(&a->x, piece->b, s->d, token);
-        columns.dy = conv1d_at(&a->dy, piece->b, s->d, token);
+        columns.x = conv1d_element(&a->x, piece->b, s->d, token);
+        columns.dy = conv1d_element(&a->dy, piece->b, s->d, token);
         columns.x_stride = a->x.stride[2] * size;
         columns.dy_stride = a->dy.stride[2] * size;
         columns.dtype = a->x.dtype;
@@ -431,18 +445,19 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
         columns.x_stride = columns.dy_stride = s->ld * 4;
     }
     if (direct) {
-        columns.dx = conv1d_at(&a->dx, piece->b, s->d, token - (K - 1));
+        columns.dx = conv1d_element(&a->dx, piece->b, s->d, token - (K - 1));
         columns.dx_stride = a->dx.stride[2] * size;
         columns.dx_dtype = a->dx.dtype;
     } else if (discarded) {
-        columns.dx_dtype = columns.dtype; /* of no matter, but the fast walk has one dtype only */
+        columns.dx_dtype = columns.dtype; /* not stored; but the fast loop supports one dtype only */
     }
-    const bool fast = plain && columns.x != NULL && columns.dx_dtype == columns.dtype;
-    const int64_t done = fast ? walks[conv1d_instance(K)][columns.dtype - COT_F32](&columns) : 0;
-    if (done < s->channels)
-        walk_edge(&columns, done);
+    const bool fast = single_sequence && columns.x != NULL && columns.dx_dtype == columns.dtype;
+    const int64_t done_channels =
+        fast ? tile_gradients_table[conv1d_instance_index(K)][columns.dtype - COT_F32](&columns) : 0;
+    if (done_channels < s->channels)
+        tile_gradients_edge(&columns, done_channels);
     if (!direct && !discarded)
-        finish_rows(s, piece, i, n);
+        store_rows(s, piece, i, n);
 }
 
 static void zero_gradients(backward_block *s, const conv1d_piece *piece)
@@ -456,11 +471,11 @@ static void zero_gradients(backward_block *s, const conv1d_piece *piece)
             conv1d_scatter_tile(s->dx, s->ld, &a->dinitial_state, piece->state, s->d, s->channels, i, 1);
 }
 
-/* The first step after i where something changes. */
-static int64_t next_change(const backward_steps *steps, int64_t K, int64_t i, int64_t longest)
+/* The first step after i where something changes, at most i + max_steps. */
+static int64_t next_change(const backward_steps *steps, int64_t K, int64_t i, int64_t max_steps)
 {
-    const int64_t changes[] = {K - 1, steps->n, steps->halo_end, steps->edge + K - 1, steps->count};
-    int64_t end = i + longest;
+    const int64_t changes[] = {K - 1, steps->n, steps->halo_end, steps->dfinal_begin + K - 1, steps->count};
+    int64_t end = i + max_steps;
     for (size_t k = 0; k < sizeof changes / sizeof *changes; k++)
         if (changes[k] > i && changes[k] < end)
             end = changes[k];
@@ -476,56 +491,58 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
         zero_gradients(s, piece);
         return;
     }
-    conv1d_keep_history(s->kept, kept_rows(K), &a->x, &a->initial_state, piece, K, s->d, s->channels);
-    conv1d_keep_zeros(s->kept, kept_rows(K), row_of_g(K), K - 1, s->channels);
+    conv1d_pack_history(s->column_state, column_row_count(K), &a->x, &a->initial_state, piece, K, s->d, s->channels);
+    conv1d_pack_zeros(s->column_state, column_row_count(K), g_row(K), K - 1, s->channels);
     backward_steps steps = {.n = piece->end - piece->begin};
     const bool outputs = cot_present(&a->dx) || cot_present(&a->dinitial_state);
     steps.count = steps.n + (outputs ? K - 1 : 0);
     steps.halo_end = conv1d_halo_end(piece, K) - piece->begin;
-    steps.edge = steps.n;
+    steps.dfinal_begin = steps.n;
     if (cot_present(&a->dfinal_state) && piece->state >= 0)
-        steps.edge = cot_clamp(piece->last - (K - 1) - piece->begin, 0, steps.n);
+        steps.dfinal_begin = cot_clamp(piece->last - (K - 1) - piece->begin, 0, steps.n);
     for (int64_t i = 0; i < steps.count;) {
-        bool plain;
-        const bool direct = c->direct && i >= K - 1 && i < steps.edge + K - 1;
-        const int64_t end = next_change(&steps, K, i, direct ? CONV1D_TILE : conv1d_staged_tile(s->channels));
-        const int64_t n = conv1d_plain_run(piece->ids, i, end, K, &plain);
-        backward_tile(s, piece, &steps, i, n, plain);
+        bool single_sequence;
+        const bool direct = c->direct && i >= K - 1 && i < steps.dfinal_begin + K - 1;
+        const int64_t end =
+            next_change(&steps, K, i, direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(s->channels));
+        const int64_t n = conv1d_single_sequence_run(piece->ids, i, end, K, &single_sequence);
+        backward_tile(s, piece, &steps, i, n, single_sequence);
         i += n;
     }
 }
 
-static void backward_item(void *context, int64_t item, void *scratch)
+static void backward_item(void *context, int64_t index, void *scratch)
 {
     const backward_context *c = context;
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
     const conv1d_sizes *sizes = &c->problem->sizes;
     const int64_t K = sizes->K;
-    if (item >= c->items) {
+    if (index >= c->items) {
         const int64_t blocks = conv1d_state_blocks(sizes);
-        conv1d_empty_sequence(c->problem, (item - c->items) / blocks, (item - c->items) % blocks);
+        conv1d_empty_dinitial_state(c->problem, (index - c->items) / blocks, (index - c->items) % blocks);
         return;
     }
-    const conv1d_item own = conv1d_item_channel_last(&c->tiling, sizes, item);
+    const conv1d_item item = conv1d_item_channel_last(&c->tiling, sizes, index);
     backward_block *const s = scratch;
     s->c = c;
-    s->d = own.d_begin;
-    s->channels = own.d_end - own.d_begin;
+    s->d = item.d_begin;
+    s->channels = item.d_end - item.d_begin;
     s->ld = conv1d_ld(s->channels);
-    conv1d_keep_weights(s->kept, kept_rows(K), &a->weight, &a->bias, K, s->d, s->channels);
-    conv1d_keep_zeros(s->kept, kept_rows(K), row_of_sums(K, true), 2 * (K + 1), s->channels);
-    conv1d_walk walk;
+    conv1d_pack_weights(s->column_state, column_row_count(K), &a->weight, &a->bias, K, s->d, s->channels);
+    conv1d_pack_zeros(s->column_state, column_row_count(K), sums_row(K, true), 2 * (K + 1), s->channels);
+    conv1d_piece_iterator pieces;
     conv1d_piece piece;
-    for (int64_t b = own.b_begin; b < own.b_end; b++) {
-        conv1d_start_walk(&walk, &c->packing, b, own.t_begin, own.t_end, CONV1D_PIECE);
-        while (conv1d_next_piece(&walk, &piece))
+    for (int64_t b = item.b_begin; b < item.b_end; b++) {
+        conv1d_begin_pieces(&pieces, &c->packing, b, item.t_begin, item.t_end, CONV1D_PIECE_TOKENS);
+        while (conv1d_next_piece(&pieces, &piece))
             backward_piece(s, &piece);
     }
-    float *partials = c->partials + own.sums * (K + 1) * sizes->D + s->d;
-    for (int64_t at = 0; at < s->channels; at += VW) {
-        const float *sums = s->kept + at * kept_rows(K) + row_of_sums(K, true) * VW;
+    float *partials = c->partials + item.partial_row * (K + 1) * sizes->D + s->d;
+    for (int64_t channel = 0; channel < s->channels; channel += VW) {
+        const float *sums = s->column_state + channel * column_row_count(K) + sums_row(K, true) * VW;
         for (int64_t k = 0; k <= K; k++)
-            v_store_n(partials + k * sizes->D + at, v_load(sums + k * VW), (int)cot_clamp(s->channels - at, 0, VW));
+            v_store_n(partials + k * sizes->D + channel, v_load(sums + k * VW),
+                      (int)cot_clamp(s->channels - channel, 0, VW));
     }
     if (c->stream)
         v_fence();
@@ -541,12 +558,12 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
         .tiling = conv1d_tile_channel_last(&p->sizes),
-        .direct_inputs = conv1d_rows_contiguous(&a->x) && conv1d_rows_contiguous(&a->dy),
+        .direct_inputs = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->dy),
         .partials = workspace,
     };
-    context.direct = context.direct_inputs && cot_present(&a->dx) && conv1d_rows_contiguous(&a->dx);
-    context.stream = context.direct && conv1d_rows_stream(&a->dx) && conv1d_streams(&p->sizes, 3);
-    context.items = conv1d_items(&context.tiling);
+    context.direct = context.direct_inputs && cot_present(&a->dx) && conv1d_contiguous_channels(&a->dx);
+    context.stream = context.direct && conv1d_streamable_rows(&a->dx) && conv1d_should_stream(&p->sizes, 3);
+    context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
     if (cot_present(&a->dinitial_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_fwd_channel_first.c: y[t] = act(bias + sum_k w[k] * xe[t+k-K+1]) where time is contiguous.
+ * causal_conv1d_fwd_channel_first.c: y[t] = act(bias + sum_k w[k] * xe[t+k-K+1]), for tensors with contiguous time.
  *
- * One item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h), in pieces
- * (causal_conv1d_pieces.h) whose rows are convolved with tokens in the lanes (causal_conv1d_rows.h). The items behind
- * those write final_state. */
+ * An item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h). Its tokens are divided
+ * into pieces (causal_conv1d_pieces.h). Each row of a piece is convolved with consecutive tokens in the lanes
+ * (causal_conv1d_rows.h). The items after those write final_state. */
 #include "causal_conv1d_rows.h"
 
 cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *, const void *, void *);
@@ -13,56 +13,56 @@ typedef struct forward_context {
     const conv1d_forward_problem *problem;
     conv1d_packing packing;
     conv1d_tiling tiling;
-    int64_t items; /* without those of final_state */
+    int64_t items; /* without the items of final_state */
     bool direct_x, direct_y, stream;
-    int64_t longest; /* tokens of a piece */
+    int64_t max_piece_tokens;
 } forward_context;
 
 static void zero_outputs(const cot_tensor *y, const conv1d_piece *piece, int64_t d_begin, int64_t d_end)
 {
-    static const float zeros[CONV1D_PIECE];
+    static const float zeros[CONV1D_PIECE_TOKENS];
     for (int64_t d = d_begin; d < d_end; d++)
-        for (int64_t t = piece->begin; t < piece->end; t += CONV1D_PIECE)
-            conv1d_scatter(conv1d_at(y, piece->b, d, t), y->dtype, y->stride[2], zeros,
-                           cot_clamp(piece->end - t, 0, CONV1D_PIECE));
+        for (int64_t t = piece->begin; t < piece->end; t += CONV1D_PIECE_TOKENS)
+            conv1d_scatter(conv1d_element(y, piece->b, d, t), y->dtype, y->stride[2], zeros,
+                           cot_clamp(piece->end - t, 0, CONV1D_PIECE_TOKENS));
 }
 
-/* The rows of a piece: where x is f32 and contiguous it is convolved where it lies, but for the outputs that reach back
- * to a state or to nothing; else a copy of it is. */
-typedef struct forward_rows {
+/* The rows of a piece. If x is f32 and contiguous, the loop reads x in place. Outputs whose inputs reach back to a
+ * state or before the first token read a copy in `inputs`; without direct_x all outputs do. */
+typedef struct piece_rows {
     const forward_context *c;
     const conv1d_piece *piece;
     bool direct_x, direct_y;
     conv1d_row row;
-    uint8_t mixed[CONV1D_PIECE / CONV1D_MIXED_BLOCK + 1];
-    float inputs[CONV1D_PIECE + CONV1D_MAX_K], outputs[CONV1D_PIECE];
-} forward_rows;
+    uint8_t mixed[CONV1D_PIECE_TOKENS / CONV1D_MIXED_BLOCK + 1];
+    float inputs[CONV1D_PIECE_TOKENS + CONV1D_MAX_K], outputs[CONV1D_PIECE_TOKENS];
+} piece_rows;
 
-static void forward_row(forward_rows *s, int64_t d, const float *weight, bool last_channel)
+static void forward_row(piece_rows *s, int64_t d, const float *weight, bool last_channel)
 {
     const cot_causal_conv1d_forward_args *a = &s->c->problem->args;
     const conv1d_piece *piece = s->piece;
     const int64_t K = s->row.K, n = piece->end - piece->begin;
-    char *y = conv1d_at(&a->y, piece->b, d, piece->begin);
+    char *y = conv1d_element(&a->y, piece->b, d, piece->begin);
     conv1d_row row = s->row;
     row.weight = weight;
     row.y = s->direct_y ? (void *)y : s->outputs;
-    row.n = s->direct_x ? conv1d_head(piece, K) : n;
+    row.n = s->direct_x ? conv1d_head_length(piece, K) : n;
     if (row.n > 0) {
-        const char *next = last_channel ? NULL : conv1d_at(&a->x, piece->b, d + 1, piece->begin);
-        row.ahead = conv1d_ahead_of(s->inputs, next);
+        const char *next = last_channel ? NULL : conv1d_element(&a->x, piece->b, d + 1, piece->begin);
+        row.prefetch = conv1d_prefetch_next_row(s->inputs, next);
         row.x = s->inputs;
         conv1d_stage_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + row.n, s->inputs);
         conv1d_convolve(&row);
     }
     if (row.n < n) {
         const int64_t head = row.n;
-        row.x = (const float *)(const void *)conv1d_at(&a->x, piece->b, d, piece->begin) + head - (K - 1);
-        row.y = conv1d_y_at(&row, head);
+        row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + head - (K - 1);
+        row.y = conv1d_y_element(&row, head);
         row.ids = row.ids != NULL ? row.ids + head : NULL;
         row.mixed = row.mixed != NULL ? s->mixed + (head > 0) : NULL;
         row.n = n - head;
-        row.ahead = conv1d_ahead_in(row.x);
+        row.prefetch = conv1d_prefetch_same_row(row.x);
         conv1d_convolve(&row);
     }
     if (!s->direct_y)
@@ -74,7 +74,7 @@ static void forward_piece(const forward_context *c, const conv1d_piece *piece, i
 {
     const cot_causal_conv1d_forward_args *a = &c->problem->args;
     const int64_t K = c->problem->sizes.K;
-    forward_rows s;
+    piece_rows s;
     s.c = c;
     s.piece = piece;
     s.direct_x = c->direct_x;
@@ -86,33 +86,33 @@ static void forward_piece(const forward_context *c, const conv1d_piece *piece, i
     if (piece->ids != NULL) {
         conv1d_mark_mixed(s.mixed, piece->ids, piece->end - piece->begin, K);
         s.row.ids = piece->ids;
-        s.row.centre = K - 1;
+        s.row.output_offset = K - 1;
         s.row.mixed = s.mixed;
     }
     for (int64_t d = d_begin; d < d_end; d++)
         forward_row(&s, d, weights + (d - d_begin) * (K + 1), d + 1 == d_end);
 }
 
-static void forward_item(void *context, int64_t item, void *scratch)
+static void forward_item(void *context, int64_t index, void *scratch)
 {
     const forward_context *c = context;
     const cot_causal_conv1d_forward_args *a = &c->problem->args;
     const conv1d_sizes *sizes = &c->problem->sizes;
     const int64_t K = sizes->K;
-    if (item >= c->items) {
+    if (index >= c->items) {
         const int64_t blocks = conv1d_state_blocks(sizes);
-        conv1d_final_state(sizes, a, (item - c->items) / blocks, (item - c->items) % blocks);
+        conv1d_store_final_state(sizes, a, (index - c->items) / blocks, (index - c->items) % blocks);
         return;
     }
-    const conv1d_item own = conv1d_item_channel_first(&c->tiling, sizes, item);
-    const int64_t d_begin = own.d_begin, d_end = own.d_end;
+    const conv1d_item item = conv1d_item_channel_first(&c->tiling, sizes, index);
+    const int64_t d_begin = item.d_begin, d_end = item.d_end;
     float *const weights = scratch;
     conv1d_stage_weights(weights, &a->weight, &a->bias, K, d_begin, d_end);
-    conv1d_walk walk;
+    conv1d_piece_iterator pieces;
     conv1d_piece piece;
-    for (int64_t b = own.b_begin; b < own.b_end; b++) {
-        conv1d_start_walk(&walk, &c->packing, b, own.t_begin, own.t_end, c->longest);
-        while (conv1d_next_piece(&walk, &piece)) {
+    for (int64_t b = item.b_begin; b < item.b_end; b++) {
+        conv1d_begin_pieces(&pieces, &c->packing, b, item.t_begin, item.t_end, c->max_piece_tokens);
+        while (conv1d_next_piece(&pieces, &piece)) {
             if (piece.padding)
                 zero_outputs(&a->y, &piece, d_begin, d_end);
             else
@@ -134,14 +134,15 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
         .tiling = conv1d_tile_channel_first(&p->sizes),
         .direct_x = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
         .direct_y = conv1d_contiguous_time(&a->y),
-        .stream = conv1d_streams(&p->sizes, 2),
+        .stream = conv1d_should_stream(&p->sizes, 2),
     };
-    /* Straight from tensor to tensor there is no buffer to fit in. */
+    /* If the loop reads and writes the tensors in place, no buffer limits the length of a piece. */
     const bool packed = cot_present(&a->seq_idx) || cot_present(&a->cu_seqlens);
     const bool direct = context.direct_x && context.direct_y;
-    context.longest = direct && (context.packing.by_sequence || !packed) ? CONV1D_MAX_PART : CONV1D_PIECE;
+    context.max_piece_tokens =
+        direct && (context.packing.split_at_sequences || !packed) ? CONV1D_MAX_PART : CONV1D_PIECE_TOKENS;
     if (cot_present(&a->y))
-        context.items = conv1d_items(&context.tiling);
+        context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
     if (cot_present(&a->final_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);

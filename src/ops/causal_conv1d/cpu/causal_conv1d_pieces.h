@@ -1,83 +1,87 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_pieces.h: the tokens of an item in pieces, and which of them count for which.
+ * causal_conv1d_pieces.h: divides the tokens of an item into pieces, and says which tokens contribute to which.
  *
- * A piece is a range of tokens of one batch row that a kernel handles at once. Tokens outside [first, last) never
- * count for its own. Within, either all are of one sequence (ids is NULL: the fast path), or ids names the sequence
- * of each. With cu_seqlens, pieces end where sequences do if there are states (then each sequence's states border
- * on a piece) or if sequences are long on average. */
+ * A piece is a range of tokens of one batch row that a kernel handles at once. Tokens outside of [first, last) never
+ * contribute to tokens of the piece. Either all tokens of [first, last) near the piece are of one sequence (ids is
+ * NULL: the fast path), or ids holds the sequence of each token.
+ *
+ * With cu_seqlens, pieces end at the ends of sequences in two cases: if there are states, because the states of a
+ * sequence must border on a piece; and if sequences are long on average. */
 #ifndef COT_CAUSAL_CONV1D_PIECES_H
 #define COT_CAUSAL_CONV1D_PIECES_H
 
 #include "causal_conv1d_tiling.h"
 
-/* Sequences of fewer tokens than this on average share pieces. */
+/* If the average sequence has fewer tokens than this, sequences share pieces. */
 enum { CONV1D_LONG_SEQUENCE = 256 };
 
 typedef struct conv1d_packing {
     const conv1d_sizes *sizes;
     const cot_tensor *seq_idx, *cu_seqlens;
-    bool by_sequence; /* pieces end where the sequences of cu_seqlens do */
+    bool split_at_sequences; /* pieces end where the sequences of cu_seqlens end */
 } conv1d_packing;
 
 static inline conv1d_packing conv1d_packing_of(const conv1d_sizes *sizes, const cot_tensor *seq_idx,
                                                const cot_tensor *cu_seqlens, bool states)
 {
     conv1d_packing packing = {sizes, seq_idx, cu_seqlens, false};
-    packing.by_sequence = cot_present(cu_seqlens) && (states || sizes->T / CONV1D_LONG_SEQUENCE >= sizes->state_count);
+    packing.split_at_sequences =
+        cot_present(cu_seqlens) && (states || sizes->T / CONV1D_LONG_SEQUENCE >= sizes->state_count);
     return packing;
 }
 
 typedef struct conv1d_piece {
     int64_t b, begin, end;
     int64_t first, last;
-    int64_t state;      /* row of the states, -1 = no states here */
-    bool padding;       /* no token counts at all */
-    const int32_t *ids; /* ids[i] is the sequence of token begin-K+1+i, negative = padding; up to end+K-2 */
+    int64_t state;      /* row of the state tensors; -1: the piece has no states */
+    bool padding;       /* every token is padding */
+    const int32_t *ids; /* ids[i] is the sequence of token begin-K+1+i, i <= end-begin+2K-3; negative = padding */
 } conv1d_piece;
 
-/* Walks through tokens [position, stop) of row b. */
-typedef struct conv1d_walk {
+/* Iterates over the pieces of tokens [position, stop) of batch row b. */
+typedef struct conv1d_piece_iterator {
     const conv1d_packing *packing;
-    int64_t b, position, stop, longest;
-    int64_t sequence; /* of cu_seqlens, at position */
-    int32_t ids[CONV1D_PIECE + 2 * CONV1D_MAX_K + 64];
-} conv1d_walk;
+    int64_t b, position, stop, max_tokens;
+    int64_t sequence; /* the sequence of cu_seqlens at `position` */
+    int32_t ids[CONV1D_PIECE_TOKENS + 2 * CONV1D_MAX_K + 64];
+} conv1d_piece_iterator;
 
-/* The sequence of cu_seqlens that token t lies in; N = the padding behind the last one. */
+/* The sequence of cu_seqlens that holds token t. N = the padding after the last sequence. */
 static inline int64_t conv1d_find_sequence(const conv1d_packing *packing, int64_t t)
 {
-    int64_t low = 0, high = packing->sizes->state_count; /* the answer lies in [low, high] */
+    int64_t low = 0, high = packing->sizes->state_count; /* the answer is in [low, high] */
     while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (conv1d_index(packing->cu_seqlens, middle + 1) > t)
-            high = middle;
+        const int64_t mid = (low + high) / 2;
+        if (conv1d_index(packing->cu_seqlens, mid + 1) > t)
+            high = mid;
         else
-            low = middle + 1;
+            low = mid + 1;
     }
     return low;
 }
 
-static inline void conv1d_start_walk(conv1d_walk *walk, const conv1d_packing *packing, int64_t b, int64_t begin,
-                                     int64_t stop, int64_t longest)
+static inline void conv1d_begin_pieces(conv1d_piece_iterator *it, const conv1d_packing *packing, int64_t b,
+                                       int64_t begin, int64_t stop, int64_t max_tokens)
 {
-    walk->packing = packing;
-    walk->b = b;
-    walk->position = begin;
-    walk->stop = stop;
-    walk->longest = longest;
-    walk->sequence = 0;
+    it->packing = packing;
+    it->b = b;
+    it->position = begin;
+    it->stop = stop;
+    it->max_tokens = max_tokens;
+    it->sequence = 0;
     if (cot_present(packing->cu_seqlens) && begin < stop) {
         const int64_t K = packing->sizes->K;
-        walk->sequence = conv1d_find_sequence(packing, begin < K - 1 ? 0 : begin - (K - 1));
+        it->sequence = conv1d_find_sequence(packing, begin < K - 1 ? 0 : begin - (K - 1));
     }
 }
 
-/* Writes the ids of the window of tokens [low, high) to ids[0..]; true if it is one sequence. */
-static inline bool conv1d_read_ids(conv1d_walk *walk, int64_t low, int64_t high, int32_t *ids)
+/* Writes the sequence ids of tokens [low, high) to ids[0..]. Returns true if all of them are one sequence and not
+ * padding. */
+static inline bool conv1d_load_ids(conv1d_piece_iterator *it, int64_t low, int64_t high, int32_t *ids)
 {
-    const conv1d_packing *packing = walk->packing;
+    const conv1d_packing *packing = it->packing;
     if (cot_present(packing->seq_idx)) {
-        const int32_t *row = (const int32_t *)packing->seq_idx->data + walk->b * packing->seq_idx->stride[0];
+        const int32_t *row = (const int32_t *)packing->seq_idx->data + it->b * packing->seq_idx->stride[0];
         const int64_t stride = packing->seq_idx->stride[1];
         for (int64_t t = low; t < high; t++)
             ids[t - low] = row[t * stride];
@@ -98,59 +102,59 @@ static inline bool conv1d_read_ids(conv1d_walk *walk, int64_t low, int64_t high,
     return different == 0 && ids[0] >= 0;
 }
 
-static inline void conv1d_name_tokens(conv1d_walk *walk, conv1d_piece *piece)
+static inline void conv1d_label_tokens(conv1d_piece_iterator *it, conv1d_piece *piece)
 {
-    const int64_t K = walk->packing->sizes->K;
+    const int64_t K = it->packing->sizes->K;
     const int64_t begin = piece->begin - (K - 1), end = piece->end + (K - 1);
     const int64_t low = begin > piece->first ? begin : piece->first, high = end < piece->last ? end : piece->last;
-    int32_t *ids = walk->ids + (low - begin);
-    if (conv1d_read_ids(walk, low, high, ids))
+    int32_t *ids = it->ids + (low - begin);
+    if (conv1d_load_ids(it, low, high, ids))
         return;
-    for (int64_t i = 0; i < low - begin; i++) /* the states' columns are of the first token's sequence */
-        walk->ids[i] = ids[0];
+    for (int64_t i = 0; i < low - begin; i++) /* state columns belong to the first token's sequence */
+        it->ids[i] = ids[0];
     for (int64_t i = high - begin; i < end - begin; i++)
-        walk->ids[i] = -1;
-    piece->ids = walk->ids;
+        it->ids[i] = -1;
+    piece->ids = it->ids;
     piece->padding = true;
     for (int64_t i = 0; i < piece->end - piece->begin && piece->padding; i++)
-        piece->padding = walk->ids[K - 1 + i] < 0;
+        piece->padding = it->ids[K - 1 + i] < 0;
 }
 
-/* The next piece; false when there is none left. */
-static inline bool conv1d_next_piece(conv1d_walk *walk, conv1d_piece *piece)
+/* Sets *piece to the next piece. Returns false if none is left. */
+static inline bool conv1d_next_piece(conv1d_piece_iterator *it, conv1d_piece *piece)
 {
-    const conv1d_packing *packing = walk->packing;
-    if (walk->position >= walk->stop)
+    const conv1d_packing *packing = it->packing;
+    if (it->position >= it->stop)
         return false;
-    const int64_t left = walk->stop - walk->position;
-    *piece = (conv1d_piece){.b = walk->b,
-                            .begin = walk->position,
-                            .end = walk->position + (left < walk->longest ? left : walk->longest),
+    const int64_t left = it->stop - it->position;
+    *piece = (conv1d_piece){.b = it->b,
+                            .begin = it->position,
+                            .end = it->position + (left < it->max_tokens ? left : it->max_tokens),
                             .first = 0,
                             .last = packing->sizes->T,
-                            .state = walk->b};
-    if (packing->by_sequence) {
+                            .state = it->b};
+    if (packing->split_at_sequences) {
         const int64_t N = packing->sizes->state_count;
-        while (walk->sequence < N && conv1d_index(packing->cu_seqlens, walk->sequence + 1) <= piece->begin)
-            walk->sequence++;
-        const bool padding = walk->sequence == N;
-        piece->state = padding ? -1 : walk->sequence;
+        while (it->sequence < N && conv1d_index(packing->cu_seqlens, it->sequence + 1) <= piece->begin)
+            it->sequence++;
+        const bool padding = it->sequence == N;
+        piece->state = padding ? -1 : it->sequence;
         piece->padding = padding;
-        piece->first = conv1d_index(packing->cu_seqlens, walk->sequence);
+        piece->first = conv1d_index(packing->cu_seqlens, it->sequence);
         if (!padding)
-            piece->last = conv1d_index(packing->cu_seqlens, walk->sequence + 1);
+            piece->last = conv1d_index(packing->cu_seqlens, it->sequence + 1);
         piece->end = piece->end < piece->last ? piece->end : piece->last;
     } else if (cot_present(packing->seq_idx) || cot_present(packing->cu_seqlens)) {
         if (cot_present(packing->cu_seqlens))
             piece->state = -1;
-        conv1d_name_tokens(walk, piece);
+        conv1d_label_tokens(it, piece);
     }
-    walk->position = piece->end;
+    it->position = piece->end;
     return true;
 }
 
-/* Does position p count for position t? Both within K-1 of the piece, t in [first, last). */
-static inline bool conv1d_counts(const conv1d_piece *piece, int64_t K, int64_t p, int64_t t)
+/* Does position p contribute to position t? Both are within K-1 tokens of the piece, t in [first, last). */
+static inline bool conv1d_piece_same_sequence(const conv1d_piece *piece, int64_t K, int64_t p, int64_t t)
 {
     if (piece->padding)
         return false;
@@ -160,7 +164,7 @@ static inline bool conv1d_counts(const conv1d_piece *piece, int64_t K, int64_t p
     return ids[t] >= 0 && ids[p] == ids[t];
 }
 
-/* The tokens whose z the backward needs for a piece end here: K-1 beyond its own. */
+/* End of the tokens whose z the backward needs for the piece: up to K-1 tokens after the piece. */
 static inline int64_t conv1d_halo_end(const conv1d_piece *piece, int64_t K)
 {
     return piece->end + K - 1 < piece->last ? piece->end + K - 1 : piece->last;

@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_reduce.h: dweight and dbias from the sums of the items, [parts][K+1][D], in the order of the parts.
- * They are added in double: the number of parts then costs no accuracy, and the pass is short. */
+ * causal_conv1d_reduce.h: reduces the partial sums of the items, [parts][K+1][D], to dweight and dbias.
+ *
+ * The parts are added in a fixed order and in double: so the number of parts costs no accuracy. The pass is short. */
 #ifndef COT_CAUSAL_CONV1D_REDUCE_H
 #define COT_CAUSAL_CONV1D_REDUCE_H
 
 #include "causal_conv1d_stage.h"
 
-/* Channels that are summed at once: a part's terms of them are one run of memory, and parts are far apart. Sums that are few are
- * not worth waking threads for: 2 us, half of a small backward. */
-enum { CONV1D_REDUCE_BLOCK = 512, CONV1D_REDUCE_ALONE = 65536 };
+/* REDUCE_BLOCK: channels summed at once. Their terms of one part are contiguous, while the parts are far apart in
+ * memory. REDUCE_SERIAL_TERMS: fewer terms than this are summed by one item. Waking threads takes 2 us, 50 % of a small
+ * backward. */
+enum { CONV1D_REDUCE_BLOCK = 512, CONV1D_REDUCE_SERIAL_TERMS = 65536 };
 
 typedef struct conv1d_reduction {
     const conv1d_backward_problem *problem;
     const float *partials;
     int64_t parts;
-    int64_t each; /* rows of a block of channels, K+1 for each of them, that an item sums */
+    int64_t rows_per_item; /* rows that one item sums; each block of channels has K+1 rows */
 } conv1d_reduction;
 
 static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, bool accumulate, double value)
@@ -24,7 +26,7 @@ static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, b
     cot_store_f64(out->data, out->dtype, index, (float)value);
 }
 
-/* dweight[.., k] of a block of channels, or dbias for k = K. */
+/* Reduces dweight[.., k] of a block of channels, or dbias for k = K. */
 static inline void conv1d_reduce_block(const conv1d_reduction *c, int64_t k, int64_t begin)
 {
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
@@ -49,7 +51,7 @@ static void conv1d_reduce_item(void *context, int64_t item)
 {
     const conv1d_reduction *c = context;
     const int64_t rows = c->problem->sizes.K + 1;
-    for (int64_t i = item * c->each; i < (item + 1) * c->each; i++)
+    for (int64_t i = item * c->rows_per_item; i < (item + 1) * c->rows_per_item; i++)
         conv1d_reduce_block(c, i % rows, i / rows * CONV1D_REDUCE_BLOCK);
 }
 
@@ -59,15 +61,16 @@ static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem
     if (!cot_present(&problem->args.dweight) && !cot_present(&problem->args.dbias))
         return;
     const int64_t D = problem->sizes.D, rows = (problem->sizes.K + 1) * cot_ceil_div(D, CONV1D_REDUCE_BLOCK);
-    const bool alone = (double)parts * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_ALONE;
-    conv1d_reduction reduction = {problem, partials, parts, alone ? rows : 1};
-    cot_parallel(queue, alone && rows > 0 ? 1 : rows, conv1d_reduce_item, &reduction);
+    const bool serial = (double)parts * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_SERIAL_TERMS;
+    conv1d_reduction reduction = {problem, partials, parts, serial ? rows : 1};
+    cot_parallel(queue, serial && rows > 0 ? 1 : rows, conv1d_reduce_item, &reduction);
 }
 
-/* ---- dinitial_state of sequences without tokens ------------------------------------------------------------- *
- * The pieces of a sequence write its dinitial_state; one without tokens has none, and hands dfinal_state on. */
+/* ---- dinitial_state of sequences without tokens ---------------------------------------------------------------- *
+ * The pieces of a sequence write its dinitial_state. A sequence without tokens has no pieces: its dinitial_state is its
+ * dfinal_state. */
 
-static inline void conv1d_empty_sequence(const conv1d_backward_problem *problem, int64_t index, int64_t block)
+static inline void conv1d_empty_dinitial_state(const conv1d_backward_problem *problem, int64_t index, int64_t block)
 {
     const cot_causal_conv1d_backward_args *a = &problem->args;
     const conv1d_sizes *sizes = &problem->sizes;

@@ -1,116 +1,120 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_rows.h: the arithmetic of the channel-first kernels. Lanes are consecutive tokens of one channel: a
- * tap is the same row of f32, loaded one element further on: x itself where it is f32, else a copy in the first-level
- * cache.
+ * causal_conv1d_rows.h: the arithmetic of the channel-first kernels. The lanes of a vector are consecutive tokens of
+ * one channel.
  *
- * Each loop exists twice. The fast one takes whole vectors of one sequence, for K = 2..8 as a constant (or K as a
- * variable). The other takes what is left: parts of a vector, and vectors where sequences meet. */
+ * A tap is a load from the same f32 row, one element further on. The row is x itself if x is f32, else a copy in the
+ * first-level cache.
+ *
+ * Each loop exists twice. The fast loop handles whole vectors of one sequence, for a constant K = 2..8 or a variable K.
+ * The edge loop handles the rest: partial vectors, and vectors where sequences meet. */
 #ifndef COT_CAUSAL_CONV1D_ROWS_H
 #define COT_CAUSAL_CONV1D_ROWS_H
 
 #include "causal_conv1d_stage.h"
 
-/* Where the prefetches that go with element 0 of a row point: into the first-level cache, into the second-level one.
- * Beyond the caches, with streaming stores, the far one alone gives 0.83 of a copy's speed, the near one alone 0.75,
- * both 0.89, none 0.55. */
-typedef struct conv1d_ahead {
-    uintptr_t near, far;
-} conv1d_ahead;
+/* Prefetch addresses that correspond to element 0 of a row: into the first-level cache (l1), into the second-level
+ * cache (l2). For tensors larger than the caches, with streaming stores: l2 alone reaches 0.83 of a copy's speed, l1
+ * alone 0.75, both 0.89, none 0.55. */
+typedef struct conv1d_prefetch_base {
+    uintptr_t l1, l2;
+} conv1d_prefetch_base;
 
 enum {
-    CONV1D_NEAR = 1024, /* bytes: about 15 vectors of work, the latency of memory */
-    CONV1D_FAR = 8192,
-    CONV1D_WRITE = 512 /* of what is stored, not streamed */
+    CONV1D_L1_DISTANCE = 1024, /* bytes: about 15 vectors of work, the latency of memory */
+    CONV1D_L2_DISTANCE = 8192,
+    CONV1D_WRITE_DISTANCE = 512 /* bytes, for plain stores of y (not streamed) */
 };
 
-/* For a row that is read straight from `row`: how far ahead is a matter of time. */
-static inline conv1d_ahead conv1d_ahead_in(const void *row)
+/* For a row that is read directly from memory: prefetches further along the same row. The distance covers the
+ * latency. */
+static inline conv1d_prefetch_base conv1d_prefetch_same_row(const void *row)
 {
-    return (conv1d_ahead){(uintptr_t)row + CONV1D_NEAR, (uintptr_t)row + CONV1D_FAR};
+    return (conv1d_prefetch_base){(uintptr_t)row + CONV1D_L1_DISTANCE, (uintptr_t)row + CONV1D_L2_DISTANCE};
 }
 
-/* For a row that was read before: `next` is the one to come, `row` at hand stands in for it if there is none. */
-static inline conv1d_ahead conv1d_ahead_of(const void *row, const void *next)
+/* For a row that was staged before: prefetches `next`, the row that follows. Without a next row, prefetches `row`
+ * again. */
+static inline conv1d_prefetch_base conv1d_prefetch_next_row(const void *row, const void *next)
 {
-    const uintptr_t ahead = (uintptr_t)(next != NULL ? next : row);
-    return (conv1d_ahead){ahead, ahead};
+    const uintptr_t address = (uintptr_t)(next != NULL ? next : row);
+    return (conv1d_prefetch_base){address, address};
 }
 
-V_INLINE void conv1d_prefetch(const conv1d_ahead *ahead, int64_t bytes)
+V_INLINE void conv1d_prefetch(const conv1d_prefetch_base *prefetch, int64_t offset)
 {
-    v_prefetch((const void *)(ahead->near + (uintptr_t)bytes));
-    v_prefetch_far((const void *)(ahead->far + (uintptr_t)bytes));
+    v_prefetch((const void *)(prefetch->l1 + (uintptr_t)offset));
+    v_prefetch_far((const void *)(prefetch->l2 + (uintptr_t)offset));
 }
 
 /* y[i] = act(bias + sum_k weight[k] * x[i+k]), i < n */
 typedef struct conv1d_row {
     int64_t n, K;
     const float *x;      /* n+K-1 inputs */
-    const float *weight; /* [K+1]: the bias follows */
+    const float *weight; /* [K+1]: K weights, then the bias */
     void *y;
-    cot_dtype dtype; /* y's */
+    cot_dtype dtype; /* of y */
     bool silu, stream;
-    conv1d_ahead ahead; /* what to prefetch */
-    const int32_t *ids; /* NULL, or input i+k counts for output i only if ids[i+k] == ids[i+centre] >= 0 */
-    int64_t centre;
-    const uint8_t *mixed; /* with ids: where sequences meet within outputs [i*MIXED_BLOCK, (i+1)*MIXED_BLOCK) */
+    conv1d_prefetch_base prefetch; /* addresses to prefetch */
+    const int32_t *ids; /* NULL, or input i+k contributes to output i only if ids[i+k] == ids[i+output_offset] >= 0 */
+    int64_t output_offset;
+    const uint8_t *mixed; /* with ids: sequences meet in outputs [i*MIXED_BLOCK, (i+1)*MIXED_BLOCK) */
 } conv1d_row;
 
 enum { CONV1D_MIXED_BLOCK = 64 };
 
-V_INLINE char *conv1d_y_at(const conv1d_row *row, int64_t i)
+V_INLINE char *conv1d_y_element(const conv1d_row *row, int64_t i)
 {
-    return (char *)row->y + i * conv1d_size(row->dtype);
+    return (char *)row->y + i * conv1d_element_size(row->dtype);
 }
 
-V_INLINE vm conv1d_valid(const int32_t *ids, int64_t i, int64_t tap, int64_t centre)
+V_INLINE vm conv1d_valid_lanes(const int32_t *ids, int64_t i, int64_t tap, int64_t output_offset)
 {
-    const vi own = vi_load(ids + i + centre);
-    return vm_and(vm_equal(vi_load(ids + i + tap), own), vm_not_negative(own));
+    const vi output_ids = vi_load(ids + i + output_offset);
+    return vm_and(vm_equal(vi_load(ids + i + tap), output_ids), vm_not_negative(output_ids));
 }
 
 static void conv1d_convolve_edge(const conv1d_row *row, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i += VW) {
         const int lanes = (int)(end - i < VW ? end - i : VW);
-        vf z = v_set1(row->weight[row->K]), before = v_zero();
+        vf z = v_set1(row->weight[row->K]), total = v_zero();
         for (int64_t k = 0; k < row->K; k++) {
-            conv1d_next_tap(k, &z, &before);
+            conv1d_close_tap_block(k, &z, &total);
             vf x = v_load_n(row->x + i + k, lanes);
             if (row->ids != NULL)
-                x = v_keep(conv1d_valid(row->ids, i, k, row->centre), x);
+                x = v_keep(conv1d_valid_lanes(row->ids, i, k, row->output_offset), x);
             z = v_fma(v_set1(row->weight[k]), x, z);
         }
-        z = conv1d_taps_sum(row->K, z, before);
+        z = conv1d_tap_sum(row->K, z, total);
         if (row->silu)
             z = v_silu_as(row->dtype, z);
         if (row->ids != NULL)
-            z = v_keep(vm_not_negative(vi_load(row->ids + i + row->centre)), z);
-        v_store_n_as(conv1d_y_at(row, i), row->dtype, z, lanes);
+            z = v_keep(vm_not_negative(vi_load(row->ids + i + row->output_offset)), z);
+        v_store_n_as(conv1d_y_element(row, i), row->dtype, z, lanes);
     }
 }
 
-/* z of two vectors of outputs, x at the first one's oldest input. */
+/* z of two vectors of outputs. x points to the oldest input of the first output. */
 V_INLINE void conv1d_convolve_two(const float *x, const vf *w, vf bias, int64_t K, vf z[2])
 {
-    vf before[2] = {v_zero(), v_zero()};
+    vf total[2] = {v_zero(), v_zero()};
     z[0] = z[1] = bias;
     V_UNROLL
     for (int64_t k = 0; k < K; k++)
         for (int v = 0; v < 2; v++) {
-            conv1d_next_tap(k, &z[v], &before[v]);
+            conv1d_close_tap_block(k, &z[v], &total[v]);
             z[v] = v_fma(w[k], v_load(x + v * VW + k), z[v]);
         }
     for (int v = 0; v < 2; v++)
-        z[v] = conv1d_taps_sum(K, z[v], before[v]);
+        z[v] = conv1d_tap_sum(K, z[v], total[v]);
 }
 
-/* (end - begin) % (2 * VW) == 0. The taps of the next vectors are summed before the activation of these: one chain of
- * operations from tap to output is longer than what the processor looks ahead (in bf16, 12.3 cycles for 16 outputs in
- * the first-level cache instead of 13.5). */
+/* Requires (end - begin) % (2 * VW) == 0. The loop sums the taps of the next vectors before the activation of the
+ * current ones. One chain from tap to output is longer than the processor's out-of-order window. In bf16, in the
+ * first-level cache, 16 outputs take 12.3 cycles instead of 13.5. */
 V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype)
 {
-    const int64_t size = conv1d_size(dtype);
+    const int64_t size = conv1d_element_size(dtype);
     const float *x = row->x;
     char *y = row->y;
     const bool silu = row->silu, stream = row->stream;
@@ -118,19 +122,19 @@ V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t
     for (int64_t k = 0; k < K; k++)
         w[k] = v_set1(row->weight[k]);
     const vf bias = v_set1(row->weight[K]);
-    const conv1d_ahead ahead = row->ahead;
+    const conv1d_prefetch_base prefetch = row->prefetch;
     conv1d_convolve_two(x + begin, w, bias, K, z);
     for (int64_t i = begin; i < end; i += 2 * VW) {
-        const int64_t following = i + 2 * VW < end ? i + 2 * VW : i;
+        const int64_t next_i = i + 2 * VW < end ? i + 2 * VW : i;
         for (int64_t line = 0; line < 2 * VW * size; line += 64)
-            conv1d_prefetch(&ahead, i * size + line);
-        conv1d_convolve_two(x + following, w, bias, K, next);
+            conv1d_prefetch(&prefetch, i * size + line);
+        conv1d_convolve_two(x + next_i, w, bias, K, next);
         if (silu)
             v_silus_as(dtype, z, 2);
         if (stream) {
             v_stream2_as(y + i * size, dtype, z[0], z[1]);
         } else {
-            v_prefetch_write(y + i * size + CONV1D_WRITE);
+            v_prefetch_write(y + i * size + CONV1D_WRITE_DISTANCE);
             v_store2_as(y + i * size, dtype, z[0], z[1]);
         }
         z[0] = next[0];
@@ -138,60 +142,62 @@ V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t
     }
 }
 
-#define CONV1D_CONVOLVE(width, dtype)                                                                \
+#define CONV1D_DEFINE_CONVOLVE(width, dtype)                                                         \
     static void conv1d_convolve_##width##_##dtype(const conv1d_row *row, int64_t begin, int64_t end) \
     {                                                                                                \
         conv1d_convolve_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);             \
     }
-#define CONV1D_CONVOLVES_OF(width) CONV1D_EACH_DTYPE(CONV1D_CONVOLVE, width)
-CONV1D_EACH_WIDTH(CONV1D_CONVOLVES_OF)
+#define CONV1D_DEFINE_CONVOLVES(width) CONV1D_EACH_DTYPE(CONV1D_DEFINE_CONVOLVE, width)
+CONV1D_EACH_WIDTH(CONV1D_DEFINE_CONVOLVES)
 
-typedef void (*conv1d_convolve_part)(const conv1d_row *, int64_t, int64_t);
+typedef void (*conv1d_convolve_fn)(const conv1d_row *, int64_t, int64_t);
 
-#define CONV1D_CONVOLVES(width)                                                                      \
+#define CONV1D_CONVOLVE_ENTRY(width)                                                                 \
     {                                                                                                \
         conv1d_convolve_##width##_F32, conv1d_convolve_##width##_F16, conv1d_convolve_##width##_BF16 \
     }
-static const conv1d_convolve_part conv1d_convolves[CONV1D_INSTANCES][3] = CONV1D_TABLE(CONV1D_CONVOLVES);
+static const conv1d_convolve_fn conv1d_convolve_table[CONV1D_INSTANCES][3] = CONV1D_TABLE(CONV1D_CONVOLVE_ENTRY);
 
-/* The number of outputs of [i, end) up to the next change between one sequence and several. */
-static inline int64_t conv1d_same_kind(const uint8_t *mixed, int64_t i, int64_t end)
+/* The number of outputs of [i, end) before `mixed` changes its value. */
+static inline int64_t conv1d_uniform_length(const uint8_t *mixed, int64_t i, int64_t end)
 {
     if (mixed == NULL)
         return end - i;
     int64_t block = i / CONV1D_MIXED_BLOCK;
-    const uint8_t kind = mixed[block];
-    while (block * CONV1D_MIXED_BLOCK < end && mixed[block] == kind)
+    const uint8_t is_mixed = mixed[block];
+    while (block * CONV1D_MIXED_BLOCK < end && mixed[block] == is_mixed)
         block++;
     return (block * CONV1D_MIXED_BLOCK < end ? block * CONV1D_MIXED_BLOCK : end) - i;
 }
 
 static void conv1d_convolve(const conv1d_row *row)
 {
-    const conv1d_convolve_part whole = conv1d_convolves[conv1d_instance(row->K)][row->dtype - COT_F32];
-    const int64_t size = conv1d_size(row->dtype);
-    /* Stores that straddle cache lines cost twice, and streaming ones fault: begin where y is aligned. */
+    const conv1d_convolve_fn convolve_vectors =
+        conv1d_convolve_table[conv1d_instance_index(row->K)][row->dtype - COT_F32];
+    const int64_t size = conv1d_element_size(row->dtype);
+    /* Start the vector loop where y is aligned: a store that crosses a cache line costs twice, and a streaming one
+     * faults. */
     const int64_t head = -(int64_t)((uintptr_t)row->y / (uintptr_t)size) & (2 * VW - 1);
     for (int64_t i = 0; i < row->n;) {
-        int64_t end = i + conv1d_same_kind(row->mixed, i, row->n);
+        int64_t end = i + conv1d_uniform_length(row->mixed, i, row->n);
         if (row->mixed != NULL && row->mixed[i / CONV1D_MIXED_BLOCK]) {
             conv1d_convolve_edge(row, i, end);
             i = end;
             continue;
         }
-        const int64_t first = end - i <= head ? end : i + head; /* i is 0 or a multiple of VW */
-        const int64_t last = first + (end - first) / (2 * VW) * (2 * VW);
-        if (first > i)
-            conv1d_convolve_edge(row, i, first);
-        if (last > first)
-            whole(row, first, last);
-        if (end > last)
-            conv1d_convolve_edge(row, last, end);
+        const int64_t vectors_begin = end - i <= head ? end : i + head; /* i is 0 or a multiple of VW */
+        const int64_t vectors_end = vectors_begin + (end - vectors_begin) / (2 * VW) * (2 * VW);
+        if (vectors_begin > i)
+            conv1d_convolve_edge(row, i, vectors_begin);
+        if (vectors_end > vectors_begin)
+            convolve_vectors(row, vectors_begin, vectors_end);
+        if (end > vectors_end)
+            conv1d_convolve_edge(row, vectors_end, end);
         i = end;
     }
 }
 
-/* Rows of K weights and the bias, for channels [d_begin, d_end). */
+/* Writes K weights and the bias of each channel of [d_begin, d_end), as rows of K+1 floats. */
 static inline void conv1d_stage_weights(float *rows, const cot_tensor *weight, const cot_tensor *bias, int64_t K,
                                         int64_t d_begin, int64_t d_end)
 {
@@ -202,8 +208,9 @@ static inline void conv1d_stage_weights(float *rows, const cot_tensor *weight, c
     }
 }
 
-/* The first outputs of a piece, those that may not have all their inputs in x: none, or a block (see conv1d_row). */
-static inline int64_t conv1d_head(const conv1d_piece *piece, int64_t K)
+/* Length of the head of a piece: the outputs whose inputs may lie before x. Either 0, or one block of `mixed` (see
+ * conv1d_row). */
+static inline int64_t conv1d_head_length(const conv1d_piece *piece, int64_t K)
 {
     const int64_t n = piece->end - piece->begin;
     if (piece->begin - (K - 1) >= piece->first)
@@ -211,7 +218,7 @@ static inline int64_t conv1d_head(const conv1d_piece *piece, int64_t K)
     return n < CONV1D_MIXED_BLOCK ? n : CONV1D_MIXED_BLOCK;
 }
 
-/* f32 of the inputs of tokens begin .. end-1 of the piece's sequence: the K-1 before them too. */
+/* Writes, as f32, the inputs of tokens begin .. end-1 of the piece, and the K-1 inputs before them. */
 static inline void conv1d_stage_inputs(const conv1d_piece *piece, const cot_tensor *x, const cot_tensor *initial_state,
                                        int64_t K, int64_t d, int64_t end, float *to)
 {
@@ -220,10 +227,10 @@ static inline void conv1d_stage_inputs(const conv1d_piece *piece, const cot_tens
         *to++ = cot_present(initial_state) && piece->state >= 0
                     ? conv1d_load(initial_state, piece->state, d, p - piece->first + K - 1)
                     : 0;
-    conv1d_gather(to, conv1d_at(x, piece->b, d, p), x->dtype, x->stride[2], end - p);
+    conv1d_gather(to, conv1d_element(x, piece->b, d, p), x->dtype, x->stride[2], end - p);
 }
 
-/* Marks the blocks of outputs [0, n) whose inputs are of several sequences. */
+/* Marks the blocks of outputs [0, n) whose inputs are of several sequences, or padding. */
 static inline void conv1d_mark_mixed(uint8_t *mixed, const int32_t *ids, int64_t n, int64_t K)
 {
     for (int64_t i = 0; i < n; i += CONV1D_MIXED_BLOCK) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_scalar.c: the formulas of cotangent/causal_conv1d.h as plain loops, for any width, strides, dtypes,
- * packing and states. The measure of the other kernels' accuracy and speed.
+ * packing and states. The accuracy and speed of the other kernels are compared with these.
  *
- * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64).
- * One item is one channel: of one span in the forward, of all spans in the backward, so that dweight and dbias are
- * summed in one fixed order. */
+ * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64). A forward item is
+ * one channel of one span. A backward item is one channel of all spans, so that dweight and dbias are summed in one
+ * fixed order. */
 #include "core/float16.h"
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
@@ -45,8 +45,8 @@ static inline real load1_or_zero(const cot_tensor *t, int64_t i)
     return cot_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : 0;
 }
 
-/* sigma(z), and sigma(-z) = 1 - sigma(z) without the subtraction, which for z = 10 would leave 10 bits. exp never
- * sees a positive argument, so nothing overflows. */
+/* sigma(z), and sigma(-z) = 1 - sigma(z). A subtraction would keep only 10 bits of it for z = 10. The argument of exp
+ * is never positive, so exp cannot overflow. */
 static inline real sigmoid(real z, real *complement)
 {
     const real e = EXP(-(z < 0 ? -z : z)), larger = 1 / (1 + e);
@@ -62,7 +62,7 @@ static inline real activate(cot_activation activation, real z)
     return z;
 }
 
-/* xe at position p: a token, or from first-K+1 on a column of the initial state. */
+/* xe at position p: a token, or a column of the initial state for first-K+1 <= p < first. */
 static inline real input_at(const conv1d_sizes *sizes, const conv1d_span *span, const cot_tensor *x,
                             const cot_tensor *initial_state, int64_t d, int64_t p)
 {
@@ -71,8 +71,8 @@ static inline real input_at(const conv1d_sizes *sizes, const conv1d_span *span, 
     return cot_present(initial_state) ? load3(initial_state, span->state, d, p - span->first + sizes->K - 1) : 0;
 }
 
-/* Long sums pass through blocks, so that rounding grows with the number of blocks, not of terms: of 150 taps summed
- * in one run, 1 output in 20000 was off by more than the check allows. */
+/* Long sums are summed in blocks, so that the rounding error grows with the number of blocks, not of terms. Without
+ * blocks, a sum of 150 taps was out of the check's tolerance for 1 output in 20000. */
 enum { TAP_BLOCK = 16, TOKEN_BLOCK = 16 };
 
 static real convolve(const conv1d_sizes *sizes, const conv1d_span *span, const cot_tensor *x,
@@ -81,7 +81,7 @@ static real convolve(const conv1d_sizes *sizes, const conv1d_span *span, const c
     real z = bias, block = 0;
     for (int64_t k = 0; k < sizes->K; k++) {
         const int64_t p = t - (sizes->K - 1) + k;
-        if (conv1d_same(span, p, t))
+        if (conv1d_same_sequence(span, p, t))
             block += load2(weight, d, k) * input_at(sizes, span, x, initial_state, d, p);
         if ((k + 1) % TAP_BLOCK == 0) {
             z += block;
@@ -93,13 +93,13 @@ static real convolve(const conv1d_sizes *sizes, const conv1d_span *span, const c
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
-static void forward_item(void *context, int64_t item)
+static void forward_item(void *context, int64_t index)
 {
     const conv1d_forward_problem *problem = context;
     const cot_causal_conv1d_forward_args *a = &problem->args;
     const conv1d_sizes *sizes = &problem->sizes;
-    const int64_t d = item % sizes->D;
-    const conv1d_span span = conv1d_span_at(sizes, &a->seq_idx, &a->cu_seqlens, item / sizes->D);
+    const int64_t d = index % sizes->D;
+    const conv1d_span span = conv1d_span_at(sizes, &a->seq_idx, &a->cu_seqlens, index / sizes->D);
     const real bias = load1_or_zero(&a->bias, d);
     for (int64_t t = span.first; cot_present(&a->y) && t < span.end; t++) {
         if (conv1d_sequence_of(&span, t) < 0) {
@@ -111,7 +111,7 @@ static void forward_item(void *context, int64_t item)
     }
     for (int64_t i = 0; cot_present(&a->final_state) && span.state >= 0 && i < sizes->K - 1; i++) {
         const int64_t p = span.end - (sizes->K - 1) + i;
-        const bool counts = conv1d_same(&span, p, span.end - 1);
+        const bool counts = conv1d_same_sequence(&span, p, span.end - 1);
         store3(&a->final_state, span.state, d, i, counts ? input_at(sizes, &span, &a->x, &a->initial_state, d, p) : 0);
     }
 }
@@ -131,7 +131,7 @@ typedef struct backward_context {
     real *workspace; /* [D][3K+2] */
 } backward_context;
 
-/* The sums of one channel: K of dweight and one of dbias, of the current block and of the blocks before it. */
+/* The sums of one channel, K of dweight and one of dbias: of the current block, and of all finished blocks. */
 typedef struct channel_sums {
     real *block, *total;
     int64_t K, terms;
@@ -167,7 +167,7 @@ static void backward_span(const conv1d_backward_problem *problem, const conv1d_s
     const conv1d_sizes *sizes = &problem->sizes;
     const int64_t K = sizes->K;
     const real bias = load1_or_zero(&a->bias, d);
-    /* From the last token down: when position p comes, g[p] .. g[p+K-1] are in the ring, g[t] at t mod K. */
+    /* From the last token to the first: at position p the ring holds g[p] .. g[p+K-1], g[t] at index t mod K. */
     for (int64_t p = span->end - 1; p >= span->first - (K - 1); p--) {
         const bool token = p >= span->first;
         if (token) {
@@ -175,7 +175,7 @@ static void backward_span(const conv1d_backward_problem *problem, const conv1d_s
             const real g = padding ? 0 : gradient_of_z(problem, span, bias, d, p);
             ring[p % K] = g;
             for (int64_t k = 0; !padding && k < K; k++)
-                if (conv1d_same(span, p - (K - 1) + k, p))
+                if (conv1d_same_sequence(span, p - (K - 1) + k, p))
                     sums->block[k] += g * input_at(sizes, span, &a->x, &a->initial_state, d, p - (K - 1) + k);
             sums->block[K] += g;
             if (++sums->terms == TOKEN_BLOCK)
@@ -185,7 +185,7 @@ static void backward_span(const conv1d_backward_problem *problem, const conv1d_s
             continue;
         real gradient = 0, block = 0;
         for (int64_t j = token ? 0 : span->first - p; j < K && p + j < span->end; j++) {
-            if (conv1d_same(span, p, p + j))
+            if (conv1d_same_sequence(span, p, p + j))
                 block += load2(&a->weight, d, K - 1 - j) * ring[(p + j) % K];
             if ((j + 1) % TAP_BLOCK == 0) {
                 gradient += block;
@@ -194,7 +194,8 @@ static void backward_span(const conv1d_backward_problem *problem, const conv1d_s
         }
         gradient += block;
         const int64_t column = p - span->end + K - 1;
-        if (cot_present(&a->dfinal_state) && span->state >= 0 && column >= 0 && conv1d_same(span, p, span->end - 1))
+        if (cot_present(&a->dfinal_state) && span->state >= 0 && column >= 0 &&
+            conv1d_same_sequence(span, p, span->end - 1))
             gradient += load3(&a->dfinal_state, span->state, d, column);
         if (token)
             store3(&a->dx, span->b, d, p, gradient);
@@ -240,20 +241,20 @@ cot_status NAME(causal_conv1d_bwd_scalar)(cot_queue *queue, const void *problem,
 
 /* ---- update ------------------------------------------------------------------------------------------- */
 
-static void update_item(void *context, int64_t item)
+static void update_item(void *context, int64_t index)
 {
     const conv1d_update_problem *problem = context;
     const cot_causal_conv1d_update_args *a = &problem->args;
     const int64_t K = problem->sizes.K, T = problem->sizes.T, S = problem->S;
-    const int64_t b = item / problem->sizes.D, d = item % problem->sizes.D;
+    const int64_t b = index / problem->sizes.D, d = index % problem->sizes.D;
     const int64_t row = cot_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, b) : b;
     if (row < 0) {
         for (int64_t t = 0; t < T; t++)
             store3(&a->y, b, d, t, 0);
         return;
     }
-    const bool circular = cot_present(&a->cache_seqlens);
-    const int64_t start = circular ? conv1d_index(&a->cache_seqlens, b) % S : S; /* the column of x[0] */
+    const bool is_ring = cot_present(&a->cache_seqlens);
+    const int64_t start = is_ring ? conv1d_index(&a->cache_seqlens, b) % S : S; /* the column of x[0] */
     const real bias = load1_or_zero(&a->bias, d);
     for (int64_t t = 0; t < T; t++) {
         real z = bias;
@@ -266,7 +267,7 @@ static void update_item(void *context, int64_t item)
         }
         store3(&a->y, b, d, t, activate(a->activation, z));
     }
-    if (circular) {
+    if (is_ring) {
         for (int64_t t = T > S ? T - S : 0; t < T; t++)
             store3(&a->conv_state, row, d, (start + t) % S, load3(&a->x, b, d, t));
         return;

@@ -1,48 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_tiles.h: tiles of tokens by channels for the channel-last kernels: their sizes, which of their tokens
- * are of one sequence, their way from and to tensors. */
+ * causal_conv1d_tiles.h: tiles of tokens by channels for the channel-last kernels: sizes, sequences, loads and
+ * stores. */
 #ifndef COT_CAUSAL_CONV1D_TILES_H
 #define COT_CAUSAL_CONV1D_TILES_H
 
 #include "causal_conv1d_stage.h"
 
 enum {
-    CONV1D_TILE = 8,               /* tokens of a tile */
-    CONV1D_PAD = VW == 8 ? 16 : 0, /* floats between the rows of a buffer, see conv1d_ld */
-    CONV1D_RUN = 256,              /* bytes of a row, see conv1d_out */
-    CONV1D_BESIDE = 128            /* bytes, see conv1d_ask */
+    CONV1D_TILE_TOKENS = 8,               /* tokens of a tile */
+    CONV1D_LD_PADDING = VW == 8 ? 16 : 0, /* floats added to each row of a buffer, see conv1d_ld */
+    CONV1D_RUN_BYTES = 256,               /* bytes of a row that are stored together, see conv1d_writer */
+    CONV1D_COLUMN_DISTANCE = 128          /* bytes, see conv1d_prefetch_columns */
 };
 
-/* Tokens of one walk that passes through buffers: fewer the longer the rows are. */
-V_INLINE int64_t conv1d_staged_tile(int64_t channels)
+/* Tokens of a tile that passes through buffers: fewer for long rows. */
+V_INLINE int64_t conv1d_staged_tile_tokens(int64_t channels)
 {
-    return channels > CONV1D_ROW ? 4 : CONV1D_TILE;
+    return channels > CONV1D_ROW_CHANNELS ? 4 : CONV1D_TILE_TOKENS;
 }
 
-/* Floats from row to row of a buffer: whole vectors; where a first-level cache has 8 ways only, not a power of two, which
- * would put a column's rows of all buffers into one set of it. */
+/* Leading dimension of a buffer in floats: whole vectors of channels. Padding keeps it from being a power of two where
+ * the first-level cache has only 8 ways. Else the rows of a column, in all buffers, would map to one set of
+ * that cache. */
 V_INLINE int64_t conv1d_ld(int64_t channels)
 {
-    return cot_round_up(channels, VW) + CONV1D_PAD;
+    return cot_round_up(channels, VW) + CONV1D_LD_PADDING;
 }
 
-/* Is token i of one sequence with the K-1 inputs before it? */
-V_INLINE bool conv1d_plain(const int32_t *ids, int64_t i, int64_t K)
+/* Are token i and the K-1 inputs before it of one sequence, and not padding? */
+V_INLINE bool conv1d_single_sequence(const int32_t *ids, int64_t i, int64_t K)
 {
-    bool plain = ids[i] >= 0;
+    bool single_sequence = ids[i] >= 0;
     for (int64_t k = 1; k < K; k++)
-        plain = plain && ids[i + k] == ids[i];
-    return plain;
+        single_sequence = single_sequence && ids[i + k] == ids[i];
+    return single_sequence;
 }
 
-/* The tokens of [i, end) up to the next change between plain and not; *plain is what they are. */
-static inline int64_t conv1d_plain_run(const int32_t *ids, int64_t i, int64_t end, int64_t K, bool *plain)
+/* The number of tokens of [i, end) until conv1d_single_sequence changes its value. Writes the value to
+ * *single_sequence. */
+static inline int64_t conv1d_single_sequence_run(const int32_t *ids, int64_t i, int64_t end, int64_t K,
+                                                 bool *single_sequence)
 {
-    *plain = ids == NULL || conv1d_plain(ids, i, K);
+    *single_sequence = ids == NULL || conv1d_single_sequence(ids, i, K);
     if (ids == NULL)
         return end - i;
     int64_t stop = i + 1;
-    while (stop < end && conv1d_plain(ids, stop, K) == *plain)
+    while (stop < end && conv1d_single_sequence(ids, stop, K) == *single_sequence)
         stop++;
     return stop - i;
 }
@@ -51,41 +54,44 @@ static inline int64_t conv1d_plain_run(const int32_t *ids, int64_t i, int64_t en
 static inline void conv1d_gather_tile(float *to, int64_t ld, const cot_tensor *tensor, int64_t b, int64_t d,
                                       int64_t channels, int64_t begin, int64_t n)
 {
-    const char *from = conv1d_at(tensor, b, d, begin);
-    const int64_t channel = tensor->stride[1], token = tensor->stride[2];
+    const char *from = conv1d_element(tensor, b, d, begin);
+    const int64_t channel_stride = tensor->stride[1], token_stride = tensor->stride[2];
     const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);
-    if (channel != 1 && token == 1 && tensor->dtype == COT_F32) {
+    if (channel_stride != 1 && token_stride == 1 && tensor->dtype == COT_F32) {
         for (int64_t c = 0; c < channels; c++)
             for (int64_t r = 0; r < n; r++)
-                to[r * ld + c] = ((const float *)(const void *)from)[c * channel + r];
+                to[r * ld + c] = ((const float *)(const void *)from)[c * channel_stride + r];
         return;
     }
     for (int64_t r = 0; r < n; r++)
-        conv1d_gather(to + r * ld, from + r * token * size, tensor->dtype, channel, channels);
+        conv1d_gather(to + r * ld, from + r * token_stride * size, tensor->dtype, channel_stride, channels);
 }
 
 static inline void conv1d_scatter_tile(const float *from, int64_t ld, const cot_tensor *tensor, int64_t b, int64_t d,
                                        int64_t channels, int64_t begin, int64_t n)
 {
-    char *to = conv1d_at(tensor, b, d, begin);
-    const int64_t channel = tensor->stride[1], token = tensor->stride[2];
+    char *to = conv1d_element(tensor, b, d, begin);
+    const int64_t channel_stride = tensor->stride[1], token_stride = tensor->stride[2];
     const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);
     for (int64_t r = 0; r < n; r++)
-        conv1d_scatter(to + r * token * size, tensor->dtype, channel, from + r * ld, channels);
+        conv1d_scatter(to + r * token_stride * size, tensor->dtype, channel_stride, from + r * ld, channels);
 }
 
-/* ---- what a walk keeps of its channels ------------------------------------------------------------------------ *
- * Weights, windows, sums: `rows` vectors for each VW channels, which lie together, so that a column is one run of memory and
- * one page or two. As rows of all channels they were sixteen streams for the prefetchers to follow and as many pages. Row k of
- * the column that begins at channel c, a multiple of VW, is at kept + c * rows + k * VW. */
+/* ---- state carried along a column ------------------------------------------------------------------------------ *
+ * A column is VW channels. A kernel processes it tile by tile, down the tokens. The column state holds its weights, its
+ * last inputs and its sums: `row_count` rows of VW floats. The rows of one column are adjacent, so that a column is one
+ * memory range and lies in one or two pages. With rows of all channels instead, the state was 16 streams for the
+ * prefetchers and 16 pages. Row k of the column at channel c, a multiple of VW, is at
+ *     column_state + c * row_count + k * VW */
 
-/* kept[row] = from[c * stride], c < n, zeros up to whole vectors; without `from` all of them. */
-static inline void conv1d_keep(float *kept, int64_t rows, int64_t row, const char *from, cot_dtype dtype,
-                               int64_t stride, int64_t n)
+/* Sets row `row` of each column: element c of the row is from[c * stride], c < n, then zeros up to a whole vector. If
+ * `from` is NULL, all elements are zero. */
+static inline void conv1d_pack_column(float *column_state, int64_t row_count, int64_t row, const char *from,
+                                      cot_dtype dtype, int64_t stride, int64_t n)
 {
     const int64_t step = stride * (int64_t)cot_dtype_size(dtype);
     for (int64_t c = 0; c < n; c += VW) {
-        float *to = kept + c * rows + row * VW;
+        float *to = column_state + c * row_count + row * VW;
         if (from == NULL || n - c < VW)
             v_store(to, v_zero());
         if (from != NULL)
@@ -93,52 +99,55 @@ static inline void conv1d_keep(float *kept, int64_t rows, int64_t row, const cha
     }
 }
 
-static inline void conv1d_keep_zeros(float *kept, int64_t rows, int64_t first, int64_t count, int64_t n)
+static inline void conv1d_pack_zeros(float *column_state, int64_t row_count, int64_t first, int64_t count, int64_t n)
 {
     for (int64_t row = first; row < first + count; row++)
-        conv1d_keep(kept, rows, row, NULL, COT_F32, 1, n);
+        conv1d_pack_column(column_state, row_count, row, NULL, COT_F32, 1, n);
 }
 
-/* Rows 0 .. K: weights by tap, then the bias. */
-static inline void conv1d_keep_weights(float *kept, int64_t rows, const cot_tensor *weight, const cot_tensor *bias,
-                                       int64_t K, int64_t d, int64_t n)
+/* Sets rows 0 .. K: the weights by tap, then the bias. */
+static inline void conv1d_pack_weights(float *column_state, int64_t row_count, const cot_tensor *weight,
+                                       const cot_tensor *bias, int64_t K, int64_t d, int64_t n)
 {
     const char *first = (const char *)weight->data + d * weight->stride[0] * (int64_t)cot_dtype_size(weight->dtype);
     for (int64_t k = 0; k < K; k++)
-        conv1d_keep(kept, rows, k, first + k * weight->stride[1] * (int64_t)cot_dtype_size(weight->dtype),
-                    weight->dtype, weight->stride[0], n);
+        conv1d_pack_column(column_state, row_count, k,
+                           first + k * weight->stride[1] * (int64_t)cot_dtype_size(weight->dtype), weight->dtype,
+                           weight->stride[0], n);
     if (cot_present(bias))
-        conv1d_keep(kept, rows, K,
-                    (const char *)bias->data + d * bias->stride[0] * (int64_t)cot_dtype_size(bias->dtype), bias->dtype,
-                    bias->stride[0], n);
+        conv1d_pack_column(column_state, row_count, K,
+                           (const char *)bias->data + d * bias->stride[0] * (int64_t)cot_dtype_size(bias->dtype),
+                           bias->dtype, bias->stride[0], n);
     else
-        conv1d_keep_zeros(kept, rows, K, 1, n);
+        conv1d_pack_zeros(column_state, row_count, K, 1, n);
 }
 
-/* Rows K+1 .. 2K-1: the K-1 inputs before a piece. */
-static inline void conv1d_keep_history(float *kept, int64_t rows, const cot_tensor *x, const cot_tensor *initial_state,
-                                       const conv1d_piece *piece, int64_t K, int64_t d, int64_t n)
+/* Sets rows K+1 .. 2K-1: the K-1 inputs before a piece. */
+static inline void conv1d_pack_history(float *column_state, int64_t row_count, const cot_tensor *x,
+                                       const cot_tensor *initial_state, const conv1d_piece *piece, int64_t K, int64_t d,
+                                       int64_t n)
 {
     for (int64_t row = K + 1; row < 2 * K; row++) {
         const int64_t p = piece->begin - 2 * K + row, column = p - piece->first + K - 1;
         if (p >= piece->first)
-            conv1d_keep(kept, rows, row, conv1d_at(x, piece->b, d, p), x->dtype, x->stride[1], n);
+            conv1d_pack_column(column_state, row_count, row, conv1d_element(x, piece->b, d, p), x->dtype, x->stride[1],
+                               n);
         else if (cot_present(initial_state) && piece->state >= 0)
-            conv1d_keep(kept, rows, row, conv1d_at(initial_state, piece->state, d, column), initial_state->dtype,
-                        initial_state->stride[1], n);
+            conv1d_pack_column(column_state, row_count, row, conv1d_element(initial_state, piece->state, d, column),
+                               initial_state->dtype, initial_state->stride[1], n);
         else
-            conv1d_keep_zeros(kept, rows, row, 1, n);
+            conv1d_pack_zeros(column_state, row_count, row, 1, n);
     }
 }
 
-V_INLINE bool conv1d_rows_contiguous(const cot_tensor *tensor)
+V_INLINE bool conv1d_contiguous_channels(const cot_tensor *tensor)
 {
     return tensor->stride[1] == 1 || tensor->shape[1] == 1;
 }
 
-/* May all rows be streamed? Those of 2-byte elements are not: their kernels take as long as the memory does already, and what
- * the runs cost on the way comes on top. */
-static inline bool conv1d_rows_stream(const cot_tensor *tensor)
+/* Can every row be stored with streaming stores? Rows of 2-byte elements are not streamed: those kernels already take
+ * as long as the memory does, and the copy through the run buffers would add to that. */
+static inline bool conv1d_streamable_rows(const cot_tensor *tensor)
 {
     if (tensor->dtype != COT_F32)
         return false;
@@ -148,82 +157,86 @@ static inline bool conv1d_rows_stream(const cot_tensor *tensor)
            (uintptr_t)tensor->stride[0] * size % bytes == 0;
 }
 
-/* ---- a tile's way from and to memory ---------------------------------------------------------------------------- */
+/* ---- loads and stores of a tile -------------------------------------------------------------------------------- */
 
-/* Asks, with `bytes` of a token's row, for those of the tile to come, and for what is at hand beside them: an access that jumps
- * from row to row is none that the first-level cache's prefetchers follow. */
-V_INLINE void conv1d_ask(const char *row, int64_t stride, int64_t bytes)
+/* `row` points to `bytes` of a token's row. Prefetches the same bytes of the next tile into the second-level cache, and
+ * the bytes CONV1D_COLUMN_DISTANCE further on in the row into the first-level cache. The first-level cache's own
+ * prefetchers do not follow accesses that jump from row to row. */
+V_INLINE void conv1d_prefetch_columns(const char *row, int64_t stride, int64_t bytes)
 {
-    v_ask(row + CONV1D_TILE * stride, bytes);
-    for (int64_t at = 0; at < bytes; at += 64)
-        v_prefetch(row + CONV1D_BESIDE + at);
+    v_ask(row + CONV1D_TILE_TOKENS * stride, bytes);
+    for (int64_t offset = 0; offset < bytes; offset += 64)
+        v_prefetch(row + CONV1D_COLUMN_DISTANCE + offset);
 }
 
-/* Where a tile's results go: to its rows, or past the caches by way of two `runs` in turns, where CONV1D_RUN bytes of each row
- * wait until all of their columns are made, and then leave while the next run is made. Single lines from row to row, which need
- * no waiting, take twice as long on a Zen 4; whole runs at once a tenth longer on an Emerald Rapids, whose fill buffers they
- * occupy. */
-typedef struct conv1d_out {
-    char *rows, *runs;
+/* Stores the results of a tile: directly to its rows, or past the caches through run buffers. A run is CONV1D_RUN_BYTES
+ * of a row. The two run buffers alternate: results fill the runs of one buffer column by column, while the other buffer
+ * drains to memory. Storing single lines from row to row needs no buffer, but takes twice as long on a Zen 4. Storing
+ * whole runs at once takes 10 % longer on an Emerald Rapids, because it occupies the fill buffers. */
+typedef struct conv1d_writer {
+    char *output, *run_buffers;
     int64_t stride, n, channels;
     bool stream;
-    const char *from, *end; /* what is to leave */
-    char *to;
-} conv1d_out;
+    const char *pending, *pending_end; /* the filled part of a run buffer that is not stored yet */
+    char *pending_to;
+} conv1d_writer;
 
-enum { CONV1D_RUNS = 2 * CONV1D_TILE * CONV1D_RUN };
+enum { CONV1D_RUN_BUFFERS = 2 * CONV1D_TILE_TOKENS * CONV1D_RUN_BYTES };
 
-V_INLINE char *conv1d_run_of(const conv1d_out *out, int64_t at)
+V_INLINE char *conv1d_run_buffer(const conv1d_writer *writer, int64_t offset)
 {
-    return out->runs + at / CONV1D_RUN % 2 * (CONV1D_TILE * CONV1D_RUN);
+    return writer->run_buffers + offset / CONV1D_RUN_BYTES % 2 * (CONV1D_TILE_TOKENS * CONV1D_RUN_BYTES);
 }
 
-V_INLINE char *conv1d_out_at(const conv1d_out *out, int64_t c, int64_t size)
+V_INLINE char *conv1d_writer_pointer(const conv1d_writer *writer, int64_t c, int64_t size)
 {
-    return out->stream ? conv1d_run_of(out, c * size) + c * size % CONV1D_RUN : out->rows + c * size;
+    return writer->stream ? conv1d_run_buffer(writer, c * size) + c * size % CONV1D_RUN_BYTES
+                          : writer->output + c * size;
 }
 
-V_INLINE int64_t conv1d_out_stride(const conv1d_out *out)
+V_INLINE int64_t conv1d_writer_stride(const conv1d_writer *writer)
 {
-    return out->stream ? CONV1D_RUN : out->stride;
+    return writer->stream ? CONV1D_RUN_BYTES : writer->stride;
 }
 
 V_INLINE void conv1d_stream_bytes(char *to, const char *from, int64_t bytes)
 {
-    for (int64_t at = 0; at < bytes; at += 4 * VW)
-        v_stream(to + at, v_load((const float *)(const void *)(from + at)));
+    for (int64_t offset = 0; offset < bytes; offset += 4 * VW)
+        v_stream(to + offset, v_load((const float *)(const void *)(from + offset)));
 }
 
-/* `bytes` of a row, a divisor of CONV1D_RUN: as many as are made meanwhile. */
-V_INLINE void conv1d_out_leave(conv1d_out *out, int64_t bytes)
+/* Stores the next `bytes` of the pending run buffer. `bytes` divides CONV1D_RUN_BYTES. Callers pass the number of bytes
+ * that they have just written to the other buffer. */
+V_INLINE void conv1d_writer_drain(conv1d_writer *writer, int64_t bytes)
 {
-    if (out->from == out->end)
+    if (writer->pending == writer->pending_end)
         return;
-    conv1d_stream_bytes(out->to, out->from, bytes);
-    out->from += bytes;
-    out->to += bytes;
-    if ((out->from - out->runs) % CONV1D_RUN == 0)
-        out->to += out->stride - CONV1D_RUN;
+    conv1d_stream_bytes(writer->pending_to, writer->pending, bytes);
+    writer->pending += bytes;
+    writer->pending_to += bytes;
+    if ((writer->pending - writer->run_buffers) % CONV1D_RUN_BYTES == 0)
+        writer->pending_to += writer->stride - CONV1D_RUN_BYTES;
 }
 
-/* Columns are made, the last of whole vectors before channel `end`. */
-V_INLINE void conv1d_out_made(conv1d_out *out, int64_t end, int64_t size)
+/* The results of the columns before channel `end` are complete. If that fills the runs, or is the last whole column,
+ * the run buffer becomes pending or is stored. */
+V_INLINE void conv1d_writer_commit(conv1d_writer *writer, int64_t end, int64_t size)
 {
-    const int64_t bytes = (end * size - 1) % CONV1D_RUN + 1;
-    const bool last = end + VW > out->channels;
-    if (!out->stream || (bytes < CONV1D_RUN && !last))
+    const int64_t bytes = (end * size - 1) % CONV1D_RUN_BYTES + 1;
+    const bool last_column = end + VW > writer->channels;
+    if (!writer->stream || (bytes < CONV1D_RUN_BYTES && !last_column))
         return;
-    while (out->from != out->end)
-        conv1d_out_leave(out, 4 * VW);
-    char *to = out->rows + end * size - bytes;
-    const char *from = conv1d_run_of(out, end * size - 1);
-    if (!last) {
-        out->from = from;
-        out->end = from + out->n * CONV1D_RUN;
-        out->to = to;
+    while (writer->pending != writer->pending_end)
+        conv1d_writer_drain(writer, 4 * VW);
+    char *to = writer->output + end * size - bytes;
+    const char *from = conv1d_run_buffer(writer, end * size - 1);
+    if (!last_column) {
+        writer->pending = from;
+        writer->pending_end = from + writer->n * CONV1D_RUN_BYTES;
+        writer->pending_to = to;
         return;
     }
-    for (int64_t i = 0; i < out->n; i++, to += out->stride, from += CONV1D_RUN)
+    for (int64_t i = 0; i < writer->n; i++, to += writer->stride, from += CONV1D_RUN_BYTES)
         conv1d_stream_bytes(to, from, bytes);
 }
 

@@ -1,47 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_tiling.h: how the vector kernels cut a problem into items. The cut follows from the sizes alone, so
- * that neither the instruction set nor the number of threads changes a sum's order. For kernels and front. */
+ * causal_conv1d_tiling.h: how the vector kernels divide a problem into work items. For the kernels and the kernel
+ * table.
+ *
+ * The division depends on the sizes alone. So neither the instruction set nor the number of threads changes the order
+ * of a sum. */
 #ifndef COT_CAUSAL_CONV1D_TILING_H
 #define COT_CAUSAL_CONV1D_TILING_H
 
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    CONV1D_MAX_K = 32,       /* wider filters go to the scalar kernel */
-    CONV1D_PIECE = 2048,     /* tokens that lie in the first-level cache at once, channel-first */
-    CONV1D_MAX_PART = 16384, /* tokens of one item */
-    CONV1D_MAX_BLOCK = 64,   /* channels of one item, channel-first */
-    CONV1D_ROW = 512,        /* channels of one item, channel-last */
-    CONV1D_WIDE_ROW = 2048,  /* the same beyond the caches: few long runs of memory */
+    CONV1D_MAX_K = 32,               /* wider filters run on the scalar kernel */
+    CONV1D_PIECE_TOKENS = 2048,      /* tokens of a piece that fit in the first-level cache, channel-first */
+    CONV1D_MAX_PART = 16384,         /* tokens of one item */
+    CONV1D_MAX_BLOCK = 64,           /* channels of one item, channel-first */
+    CONV1D_ROW_CHANNELS = 512,       /* channels of one item, channel-last */
+    CONV1D_WIDE_ROW_CHANNELS = 2048, /* the same for tensors larger than the caches: few long memory ranges */
 };
 
-/* Buffers of an item, channel-first, in its thread's slice of scratch: bytes of its channels' weights, and with their sums. */
+/* Buffers of a channel-first item, in the thread's slice of scratch. CONV1D_STAGED_WEIGHTS counts floats; the scratch
+ * sizes are bytes: the weights of the item's channels, in the backward also their sums and row buffers. */
 enum {
-    CONV1D_WEIGHTS = CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1), /* floats, biases included */
-    CONV1D_FIRST_SCRATCH = 4 * CONV1D_WEIGHTS,
-    CONV1D_BWD_FIRST_SCRATCH = 2 * 4 * CONV1D_WEIGHTS + 4 * 4 * (CONV1D_PIECE + 4 * CONV1D_MAX_K) + 1024
+    CONV1D_STAGED_WEIGHTS = CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1), /* floats, biases included */
+    CONV1D_CHANNEL_FIRST_SCRATCH = 4 * CONV1D_STAGED_WEIGHTS,
+    CONV1D_BWD_CHANNEL_FIRST_SCRATCH =
+        2 * 4 * CONV1D_STAGED_WEIGHTS + 4 * 4 * (CONV1D_PIECE_TOKENS + 4 * CONV1D_MAX_K) + 1024
 };
 
-/* Buffers of an item, channel-last, in its thread's slice of scratch: in floats, and all of them in bytes. */
+/* Buffers of a channel-last item, in the thread's slice of scratch. The buffers count floats, the scratch sizes bytes.
+ * Only filters of K <= 4 have rows of CONV1D_WIDE_ROW_CHANNELS (conv1d_row_channels). */
 enum {
-    CONV1D_STAGED = 4 * (CONV1D_WIDE_ROW + 16), /* a tile whose rows pass through a buffer */
-    CONV1D_KEPT = 8 * CONV1D_WIDE_ROW,          /* 2K rows, see conv1d_keep: K <= 4 has the widest ones */
-    CONV1D_BWD_KEPT = 21 * CONV1D_WIDE_ROW,     /* 5K+1 rows */
-    CONV1D_LAST_SCRATCH = 4 * (CONV1D_KEPT + 2 * CONV1D_STAGED) + 256,
-    CONV1D_BWD_LAST_SCRATCH = 4 * (CONV1D_BWD_KEPT + 3 * CONV1D_STAGED) + 256
+    CONV1D_STAGED_TILE = 4 * (CONV1D_WIDE_ROW_CHANNELS + 16), /* a tile whose rows pass through a buffer */
+    CONV1D_COLUMN_STATE = 8 * CONV1D_WIDE_ROW_CHANNELS,       /* 2K rows, see conv1d_pack_column */
+    CONV1D_BWD_COLUMN_STATE = 21 * CONV1D_WIDE_ROW_CHANNELS,  /* 5K+1 rows */
+    CONV1D_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_COLUMN_STATE + 2 * CONV1D_STAGED_TILE) + 256,
+    CONV1D_BWD_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_BWD_COLUMN_STATE + 3 * CONV1D_STAGED_TILE) + 256
 };
 
-/* An item is `group` batch rows x `part` tokens x `block` channels; their numbers, the last of each smaller. */
+/* An item is `group` batch rows x `part` tokens x `block` channels. groups, parts and blocks count the items along each
+ * axis; the last item of an axis may be smaller. */
 typedef struct conv1d_tiling {
     int64_t group, part, block;
     int64_t groups, parts, blocks;
 } conv1d_tiling;
 
-/* Elements that an item should hold: many items share the work evenly, large ones cost less to begin. */
-static inline int64_t conv1d_item_elements(const conv1d_sizes *sizes)
+/* Target number of elements of an item. Many items balance the load; large items have less start-up cost per
+ * element. */
+static inline int64_t conv1d_target_elements(const conv1d_sizes *sizes)
 {
-    const double all = (double)sizes->B * (double)sizes->D * (double)sizes->T;
-    return all / 256 > 65536 ? 65536 : all / 256 < 8192 ? 8192 : (int64_t)(all / 256);
+    const double total = (double)sizes->B * (double)sizes->D * (double)sizes->T;
+    return total / 256 > 65536 ? 65536 : total / 256 < 8192 ? 8192 : (int64_t)(total / 256);
 }
 
 static inline void conv1d_count_tiles(conv1d_tiling *tiling, const conv1d_sizes *sizes)
@@ -51,52 +59,54 @@ static inline void conv1d_count_tiles(conv1d_tiling *tiling, const conv1d_sizes 
     tiling->blocks = cot_ceil_div(sizes->D, tiling->block);
 }
 
-static inline int64_t conv1d_items(const conv1d_tiling *tiling)
+static inline int64_t conv1d_item_count(const conv1d_tiling *tiling)
 {
     return COT_PRODUCT(tiling->groups, tiling->parts, tiling->blocks);
 }
 
 static inline conv1d_tiling conv1d_tile_channel_first(const conv1d_sizes *sizes)
 {
-    const int64_t elements = conv1d_item_elements(sizes);
+    const int64_t target_elements = conv1d_target_elements(sizes);
     conv1d_tiling tiling;
     tiling.part = cot_clamp(sizes->T, 1, CONV1D_MAX_PART);
-    tiling.block = cot_clamp(elements / tiling.part, 1, cot_clamp(sizes->D, 1, CONV1D_MAX_BLOCK));
-    tiling.group = cot_clamp(elements / (tiling.part * tiling.block), 1, cot_clamp(sizes->B, 1, 1024));
+    tiling.block = cot_clamp(target_elements / tiling.part, 1, cot_clamp(sizes->D, 1, CONV1D_MAX_BLOCK));
+    tiling.group = cot_clamp(target_elements / (tiling.part * tiling.block), 1, cot_clamp(sizes->B, 1, 1024));
     conv1d_count_tiles(&tiling, sizes);
     return tiling;
 }
 
-/* A tensor of this many bytes lies beyond the caches for sure. */
+/* A tensor of at least this many bytes does not fit in the caches. */
 enum { CONV1D_WIDE_BYTES = 64 << 20 };
 
-/* Channels of an item, channel-last: what is kept of them (CONV1D_KEPT) stays in the first-level cache, or beyond the
- * caches in the second-level one. */
-static inline int64_t conv1d_widest_row(const conv1d_sizes *sizes)
+/* Channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE) stays in the first-level cache. For tensors
+ * larger than the caches it stays in the second-level cache. */
+static inline int64_t conv1d_row_channels(const conv1d_sizes *sizes)
 {
     if (sizes->K > 4)
         return sizes->K <= 8 ? 256 : 64;
     const double elements = (double)sizes->B * (double)sizes->D * (double)sizes->T;
-    return elements * (double)cot_dtype_size(sizes->dtype) >= CONV1D_WIDE_BYTES ? CONV1D_WIDE_ROW : CONV1D_ROW;
+    return elements * (double)cot_dtype_size(sizes->dtype) >= CONV1D_WIDE_BYTES ? CONV1D_WIDE_ROW_CHANNELS
+                                                                                : CONV1D_ROW_CHANNELS;
 }
 
-/* A part costs what its item begins and ends with, K-1 tokens of its neighbours, and a row of the sums to be read again: long
- * ones where that leaves 32 items. */
+/* Each part costs the start and end of its item, K-1 tokens of its neighbours, and one more row of partial sums to
+ * read. So parts are long where that leaves at least 32 items. */
 static inline conv1d_tiling conv1d_tile_channel_last(const conv1d_sizes *sizes)
 {
-    const int64_t elements = conv1d_item_elements(sizes);
+    const int64_t target_elements = conv1d_target_elements(sizes);
     conv1d_tiling tiling;
-    tiling.block = cot_clamp(sizes->D, 1, conv1d_widest_row(sizes));
-    const double share = (double)sizes->B * (double)sizes->D * (double)sizes->T / (32.0 * (double)tiling.block);
-    tiling.part = cot_clamp(sizes->T, 1, share >= 512 ? 512 : share >= 256 ? 256 : 128);
-    tiling.group = cot_clamp(elements / (tiling.part * tiling.block), 1, cot_clamp(sizes->B, 1, 1024));
+    tiling.block = cot_clamp(sizes->D, 1, conv1d_row_channels(sizes));
+    const double tokens_per_item =
+        (double)sizes->B * (double)sizes->D * (double)sizes->T / (32.0 * (double)tiling.block);
+    tiling.part = cot_clamp(sizes->T, 1, tokens_per_item >= 512 ? 512 : tokens_per_item >= 256 ? 256 : 128);
+    tiling.group = cot_clamp(target_elements / (tiling.part * tiling.block), 1, cot_clamp(sizes->B, 1, 1024));
     conv1d_count_tiles(&tiling, sizes);
     return tiling;
 }
 
-/* What an item owns; `sums` is its row of the partial sums below. */
+/* The ranges of a work item. `partial_row` is its row of the partial sums below. */
 typedef struct conv1d_item {
-    int64_t b_begin, b_end, t_begin, t_end, d_begin, d_end, sums;
+    int64_t b_begin, b_end, t_begin, t_end, d_begin, d_end, partial_row;
 } conv1d_item;
 
 static inline conv1d_item conv1d_item_at(const conv1d_tiling *tiling, const conv1d_sizes *sizes, int64_t group,
@@ -105,30 +115,30 @@ static inline conv1d_item conv1d_item_at(const conv1d_tiling *tiling, const conv
     conv1d_item item = {.b_begin = group * tiling->group,
                         .t_begin = part * tiling->part,
                         .d_begin = block * tiling->block,
-                        .sums = group * tiling->parts + part};
+                        .partial_row = group * tiling->parts + part};
     item.b_end = cot_clamp(item.b_begin + tiling->group, 0, sizes->B);
     item.t_end = cot_clamp(item.t_begin + tiling->part, 0, sizes->T);
     item.d_end = cot_clamp(item.d_begin + tiling->block, 0, sizes->D);
     return item;
 }
 
-/* Items in the order of memory: channel-first, the parts of a block of channels follow one another. */
+/* Item number `index`, in memory order. Channel-first: the parts of a block of channels are consecutive items. */
 static inline conv1d_item conv1d_item_channel_first(const conv1d_tiling *tiling, const conv1d_sizes *sizes,
-                                                    int64_t number)
+                                                    int64_t index)
 {
-    const int64_t row = number / tiling->parts;
-    return conv1d_item_at(tiling, sizes, row / tiling->blocks, number % tiling->parts, row % tiling->blocks);
+    const int64_t row = index / tiling->parts;
+    return conv1d_item_at(tiling, sizes, row / tiling->blocks, index % tiling->parts, row % tiling->blocks);
 }
 
-/* Channel-last, the blocks of a part. */
+/* Channel-last: the blocks of channels of a part are consecutive items. */
 static inline conv1d_item conv1d_item_channel_last(const conv1d_tiling *tiling, const conv1d_sizes *sizes,
-                                                   int64_t number)
+                                                   int64_t index)
 {
-    const int64_t row = number / tiling->blocks;
-    return conv1d_item_at(tiling, sizes, row / tiling->parts, row % tiling->parts, number % tiling->blocks);
+    const int64_t row = index / tiling->blocks;
+    return conv1d_item_at(tiling, sizes, row / tiling->parts, row % tiling->parts, index % tiling->blocks);
 }
 
-/* Sums of dweight and dbias, [groups*parts][K+1][D]. */
+/* Bytes of the partial sums of dweight and dbias, [groups*parts][K+1][D]. */
 static inline size_t conv1d_partial_bytes(const conv1d_tiling *tiling, const conv1d_sizes *sizes)
 {
     return cot_bytes(COT_PRODUCT(tiling->groups, tiling->parts, sizes->K + 1, sizes->D), sizeof(float));
