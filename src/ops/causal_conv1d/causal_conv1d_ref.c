@@ -2,22 +2,22 @@
  *
  * causal_conv1d_ref.c: the oracle: the formulas of cotangent/causal_conv1d.h in double, as plain loops.
  *
- * Each sequence is laid out as in the formulas: xe = [initial_state, x], with the number of the sequence that each
- * column belongs to beside it, so that packing is one comparison. All tensors come as f64, row-major.
- * Sums are long double where the compiler has one, so that f64 kernels can be judged by their own roundoff.
+ * Each sequence is laid out as in the formulas: xe = [initial_state, x]. An array of the same length holds the sequence
+ * id of each column, so that packing is one comparison. All tensors are f64 and row-major here. Sums are long double
+ * where the compiler has one, so that f64 kernels are judged by their own roundoff only.
  *
- * Magnitudes: M(z) = |bias| + sum |weight * xe|. What a unit of error in z does to silu(z) = z*s and to its derivative
- * is bounded by the absolute values of the terms of their derivatives, with s = sigma(z):
+ * Magnitudes: M(z) = |bias| + sum |weight * xe|. The effect of a unit of error in z on silu(z) = z*s and on its
+ * derivative is bounded by the absolute values of the terms of their derivatives, with s = sigma(z):
  *     M(y) = M(z) * s * (1 + |z| * (1 - s))
  *     M(g) = |dy| * (s * (1 + |z| * (1 - s)) + M(z) * s * (1 - s) * (2 + |z|))
  *
- * NaN and infinities follow the formulas, with silu's limits at infinity. Kernels may multiply by a 0 in place of a term that
- * the formulas leave out, and 0 times NaN is NaN: where a sequence ends or another one begins; in taps that a width is rounded
- * up with; in z * sigma(z) at infinity. So magnitudes allow NaN (by their sign bit)
+ * NaN and infinities follow the formulas, with the limits of silu at infinity. A kernel may multiply by 0 where the
+ * formulas leave a term out, and 0 times NaN is NaN. This happens at the ends of a sequence, in taps that a kernel adds
+ * to round up the width, and in z * sigma(z) at infinity. So magnitudes allow NaN (by their sign bit)
  *   - in all results of a channel whose weights hold a NaN or an infinity;
- *   - in its dweight and dbias for one in x, dy or a state;
- *   - in y and dx of the tokens within `reach` of it, of the same sequence.
- * Other sequences' tokens never show. */
+ *   - in dweight and dbias of a channel with one in x, dy or a state;
+ *   - in y and dx of tokens within max_tap_distance of one, in the same sequence.
+ * NaN is never allowed in tokens of other sequences. */
 #include "causal_conv1d_ref.h"
 
 #include "core/cases.h"
@@ -26,12 +26,12 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* One channel of one sequence: columns 0 .. K-2 are the state, column K-1+t is token t. */
+/* One channel of one sequence. Columns 0 .. K-2 are the state, column K-1+t is token t. */
 typedef struct channel {
     int64_t K, length, columns;
-    bool has_state; /* without one columns 0 .. K-2 are no terms of any sum */
+    bool has_state; /* without a state, columns 0 .. K-2 are no terms of any sum */
     double *xe;
-    int64_t *belongs;                          /* to which sequence; negative = to none */
+    int64_t *sequence_id;                      /* sequence of each column; negative = padding */
     double *z, *z_magnitude, *g, *g_magnitude; /* [length] */
 } channel;
 
@@ -40,7 +40,7 @@ static double *values(const cot_tensor *tensor)
     return tensor->data;
 }
 
-static double *at3(const cot_tensor *tensor, int64_t i, int64_t j)
+static double *row_at(const cot_tensor *tensor, int64_t i, int64_t j)
 {
     return values(tensor) + (i * tensor->shape[1] + j) * tensor->shape[2];
 }
@@ -49,7 +49,7 @@ static channel make_channel(int64_t K, int64_t length)
 {
     channel c = {.K = K, .length = length, .columns = K - 1 + length};
     c.xe = allocate(c.columns, sizeof(double));
-    c.belongs = allocate(c.columns, sizeof(int64_t));
+    c.sequence_id = allocate(c.columns, sizeof(int64_t));
     c.z = allocate(4 * length, sizeof(double));
     c.z_magnitude = c.z + length;
     c.g = c.z_magnitude + length;
@@ -60,11 +60,11 @@ static channel make_channel(int64_t K, int64_t length)
 static void free_channel(channel *c)
 {
     free(c->xe);
-    free(c->belongs);
+    free(c->sequence_id);
     free(c->z);
 }
 
-/* Where the sequences of a call lie: row b of x, tokens [first, first + length), row `state` of the states. */
+/* One sequence of a call: row b of x, tokens [first, first + length), row `state` of the states. */
 typedef struct sequence {
     int64_t b, first, length, state;
 } sequence;
@@ -95,30 +95,30 @@ static void load_channel(channel *c, const layout *l, const sequence *s, const c
     for (int64_t i = 0; i < c->columns; i++) {
         const int64_t t = i - (c->K - 1);
         if (t >= 0)
-            c->xe[i] = at3(x, s->b, d)[s->first + t];
+            c->xe[i] = row_at(x, s->b, d)[s->first + t];
         else
-            c->xe[i] = cot_present(state) ? at3(state, s->state, d)[i] : 0;
-        c->belongs[i] = ids != NULL ? ids[t >= 0 ? t : 0] : 0;
+            c->xe[i] = cot_present(state) ? row_at(state, s->state, d)[i] : 0;
+        c->sequence_id[i] = ids != NULL ? ids[t >= 0 ? t : 0] : 0;
     }
 }
 
-/* Does column i count for token t? */
-static bool counts(const channel *c, int64_t i, int64_t t)
+/* Does column i contribute to token t? */
+static bool contributes(const channel *c, int64_t i, int64_t t)
 {
-    const int64_t own = c->belongs[c->K - 1 + t];
-    return own >= 0 && c->belongs[i] == own;
+    const int64_t id = c->sequence_id[c->K - 1 + t];
+    return id >= 0 && c->sequence_id[i] == id;
 }
 
 /* Is column i a term of a sum for token t? */
 static bool is_term(const channel *c, int64_t i, int64_t t)
 {
-    return counts(c, i, t) && (c->has_state || i >= c->K - 1);
+    return contributes(c, i, t) && (c->has_state || i >= c->K - 1);
 }
 
-/* Does column i belong to the sequence of the last token? Without any token the state is handed through. */
+/* Does column i belong to the sequence of the last token? Without tokens, the final state is the initial state. */
 static bool is_final(const channel *c, int64_t i)
 {
-    return c->length == 0 || counts(c, i, c->length - 1);
+    return c->length == 0 || contributes(c, i, c->length - 1);
 }
 
 static void compute_z(channel *c, const double *weight, double bias)
@@ -138,7 +138,7 @@ static void compute_z(channel *c, const double *weight, double bias)
 
 static bool is_padding(const channel *c, int64_t t)
 {
-    return c->belongs[c->K - 1 + t] < 0;
+    return c->sequence_id[c->K - 1 + t] < 0;
 }
 
 static long double sigmoid(double z)
@@ -146,15 +146,15 @@ static long double sigmoid(double z)
     return 1 / (1 + expl(-z));
 }
 
-/* Kernels limit z to about -87, where silu and its derivative are this close to their limits. */
-#define LEAST_SILU 0x1p-97
+/* Kernels clamp z to about -87. There, silu and its derivative differ from their limits by about this. */
+#define SILU_LIMIT_ERROR 0x1p-97
 
 static void activate(const channel *c, cot_activation activation, int64_t t, double *y, double *magnitude)
 {
     const double z = c->z[t];
     if (activation == COT_ACTIVATION_SILU && isinf(z)) {
         *y = z > 0 ? z : 0;
-        *magnitude = -LEAST_SILU;
+        *magnitude = -SILU_LIMIT_ERROR;
         return;
     }
     const long double s = sigmoid(z);
@@ -163,25 +163,27 @@ static void activate(const channel *c, cot_activation activation, int64_t t, dou
     *magnitude = c->z_magnitude[t] * (silu ? (double)(s * (1 + fabs(z) * sigmoid(-z))) : 1);
 }
 
-/* Row i of a magnitude [.., D, count]; none, if it is absent. */
+/* Allows NaN in row i of a magnitude [.., D, count]. Does nothing if the tensor is absent. */
 static void allow_nan(const cot_tensor *magnitude, int64_t i, int64_t count)
 {
     if (cot_present(magnitude))
         cot_allow_nan(values(magnitude) + i * count, count);
 }
 
-/* How many tokens away a column may meet a tap: kernels of a GPU round widths up to 8. */
-static int64_t reach(const channel *c)
+/* The largest distance in tokens between a column and an output that a kernel's taps connect. CUDA kernels round the
+ * width up to 8. */
+static int64_t max_tap_distance(const channel *c)
 {
     return (c->K <= 8 ? 8 : c->K) - 1;
 }
 
-/* Is there a NaN or an infinity among columns [first, last] of column `own`'s sequence? Of tokens g and z count too. */
-static bool near_special(const channel *c, int64_t own, int64_t first, int64_t last)
+/* Is there a NaN or an infinity in columns [first, last], in the sequence of `column`? Checks xe, and g and z of
+ * tokens. */
+static bool nonfinite_near(const channel *c, int64_t column, int64_t first, int64_t last)
 {
     for (int64_t i = first < 0 ? 0 : first; i <= last && i < c->columns; i++) {
         const int64_t t = i - (c->K - 1);
-        if (c->belongs[i] == c->belongs[own] &&
+        if (c->sequence_id[i] == c->sequence_id[column] &&
             (!isfinite(c->xe[i]) || (t >= 0 && (!isfinite(c->g[t]) || !isfinite(c->z[t])))))
             return true;
     }
@@ -194,7 +196,7 @@ static void forward(const void *args, void *magnitudes)
     const cot_causal_conv1d_forward_args *m = magnitudes;
     const layout l = {a->x.shape[0], a->x.shape[1], a->x.shape[2], a->weight.shape[1], &a->seq_idx, &a->cu_seqlens};
     for (int64_t i = 0; cot_present(&a->y) && i < cot_elements(&a->y); i++)
-        values(&a->y)[i] = values(&m->y)[i] = 0; /* padding; the rest is written below */
+        values(&a->y)[i] = values(&m->y)[i] = 0; /* for padding; tokens are written below */
     for (int64_t n = 0; n < sequence_count(&l) * l.D; n++) {
         const sequence s = sequence_at(&l, n / l.D);
         const int64_t d = n % l.D;
@@ -204,16 +206,16 @@ static void forward(const void *args, void *magnitudes)
         for (int64_t t = 0; cot_present(&a->y) && t < c.length; t++) {
             if (is_padding(&c, t))
                 continue;
-            double *magnitude = at3(&m->y, s.b, d) + s.first + t;
-            activate(&c, a->activation, t, at3(&a->y, s.b, d) + s.first + t, magnitude);
-            if (near_special(&c, l.K - 1 + t, l.K - 1 + t - reach(&c),
-                             t - 1)) /* in a tap that is not the width's own */
+            double *magnitude = row_at(&m->y, s.b, d) + s.first + t;
+            activate(&c, a->activation, t, row_at(&a->y, s.b, d) + s.first + t, magnitude);
+            if (nonfinite_near(&c, l.K - 1 + t, l.K - 1 + t - max_tap_distance(&c),
+                               t - 1)) /* in a tap beyond the width K */
                 *magnitude = copysign(*magnitude, -1);
         }
         for (int64_t i = 0; cot_present(&a->final_state) && i < l.K - 1; i++) {
             const double value = is_final(&c, c.length + i) ? c.xe[c.length + i] : 0;
-            at3(&a->final_state, s.state, d)[i] = value;
-            at3(&m->final_state, s.state, d)[i] = fabs(value);
+            row_at(&a->final_state, s.state, d)[i] = value;
+            row_at(&m->final_state, s.state, d)[i] = fabs(value);
         }
         free_channel(&c);
     }
@@ -232,14 +234,14 @@ static void compute_g(channel *c, cot_activation activation, const double *dy)
             factor = s * (1 + z * complement);
             magnitude = s * (1 + fabs(z) * complement) + c->z_magnitude[t] * s * complement * (2 + fabs(z));
             if (isinf(z))
-                factor = z > 0, magnitude = factor + LEAST_SILU;
+                factor = z > 0, magnitude = factor + SILU_LIMIT_ERROR;
         }
         c->g[t] = is_padding(c, t) ? 0 : (double)(dy[t] * factor);
         c->g_magnitude[t] = is_padding(c, t) ? 0 : (double)(fabs(dy[t]) * magnitude);
     }
 }
 
-/* The gradient of column i of xe, through the tokens that it counts for and through final_state. */
+/* The gradient of column i of xe, from the tokens that it contributes to and from final_state. */
 static double column_gradient(const channel *c, int64_t i, const double *weight, const double *dfinal_state,
                               double *magnitude)
 {
@@ -247,7 +249,7 @@ static double column_gradient(const channel *c, int64_t i, const double *weight,
     *magnitude = 0;
     for (int64_t k = 0; k < c->K; k++) {
         const int64_t t = i - k;
-        if (t < 0 || t >= c->length || !counts(c, i, t))
+        if (t < 0 || t >= c->length || !contributes(c, i, t))
             continue;
         gradient += (long double)weight[k] * c->g[t];
         *magnitude += fabs(weight[k]) * c->g_magnitude[t];
@@ -259,7 +261,7 @@ static double column_gradient(const channel *c, int64_t i, const double *weight,
     return (double)gradient;
 }
 
-/* Adds the sum over the tokens of g[t] * xe[t+k], or for k < 0 of g[t]. */
+/* Adds the sum over the tokens of g[t] * xe[t+k], or of g[t] for k < 0. */
 static void add_sum(const channel *c, int64_t k, double *sum, double *magnitude)
 {
     long double part = 0;
@@ -291,7 +293,7 @@ static void backward(const void *args, void *magnitudes)
     clear_output(&a->dinitial_state, &m->dinitial_state, false);
     clear_output(&a->dweight, &m->dweight, a->accumulate);
     clear_output(&a->dbias, &m->dbias, a->accumulate);
-    bool *special = allocate(l.D, sizeof *special); /* the channel's data holds a NaN or an infinity */
+    bool *nonfinite = allocate(l.D, sizeof *nonfinite); /* the data of the channel holds a NaN or an infinity */
     for (int64_t n = 0; n < sequence_count(&l) * l.D; n++) {
         const sequence s = sequence_at(&l, n / l.D);
         const int64_t d = n % l.D;
@@ -299,22 +301,22 @@ static void backward(const void *args, void *magnitudes)
         channel c = make_channel(l.K, s.length);
         load_channel(&c, &l, &s, &a->x, &a->initial_state, d);
         compute_z(&c, weight, cot_present(&a->bias) ? values(&a->bias)[d] : 0);
-        compute_g(&c, a->activation, at3(&a->dy, s.b, d) + s.first);
-        const double *dfinal = cot_present(&a->dfinal_state) ? at3(&a->dfinal_state, s.state, d) : NULL;
-        special[d] = special[d] || !cot_all_finite(c.xe, c.columns) || !cot_all_finite(c.g, c.length) ||
-                     !cot_all_finite(c.z, c.length);
+        compute_g(&c, a->activation, row_at(&a->dy, s.b, d) + s.first);
+        const double *dfinal = cot_present(&a->dfinal_state) ? row_at(&a->dfinal_state, s.state, d) : NULL;
+        nonfinite[d] = nonfinite[d] || !cot_all_finite(c.xe, c.columns) || !cot_all_finite(c.g, c.length) ||
+                       !cot_all_finite(c.z, c.length);
         for (int64_t i = 0; i < c.columns; i++) {
             double magnitude;
             const double gradient = column_gradient(&c, i, weight, dfinal, &magnitude);
             const int64_t t = i - (l.K - 1);
-            if (near_special(&c, i, i - reach(&c), i + reach(&c)))
+            if (nonfinite_near(&c, i, i - max_tap_distance(&c), i + max_tap_distance(&c)))
                 magnitude = copysign(magnitude, -1);
             if (t >= 0 && cot_present(&a->dx)) {
-                at3(&a->dx, s.b, d)[s.first + t] = gradient;
-                at3(&m->dx, s.b, d)[s.first + t] = magnitude;
+                row_at(&a->dx, s.b, d)[s.first + t] = gradient;
+                row_at(&m->dx, s.b, d)[s.first + t] = magnitude;
             } else if (t < 0 && cot_present(&a->dinitial_state)) {
-                at3(&a->dinitial_state, s.state, d)[i] = gradient;
-                at3(&m->dinitial_state, s.state, d)[i] = magnitude;
+                row_at(&a->dinitial_state, s.state, d)[i] = gradient;
+                row_at(&m->dinitial_state, s.state, d)[i] = magnitude;
             }
         }
         for (int64_t k = 0; cot_present(&a->dweight) && k < l.K; k++)
@@ -324,22 +326,22 @@ static void backward(const void *args, void *magnitudes)
         free_channel(&c);
     }
     for (int64_t d = 0; d < l.D; d++) {
-        const bool weight_special = !cot_all_finite(values(&a->weight) + d * l.K, l.K);
-        if (special[d] || weight_special) {
+        const bool weight_nonfinite = !cot_all_finite(values(&a->weight) + d * l.K, l.K);
+        if (nonfinite[d] || weight_nonfinite) {
             allow_nan(&m->dweight, d, l.K);
             allow_nan(&m->dbias, d, 1);
         }
-        if (!weight_special)
+        if (!weight_nonfinite)
             continue;
         for (int64_t b = 0; b < l.B; b++)
             allow_nan(&m->dx, b * l.D + d, l.T);
         for (int64_t n = 0; n < sequence_count(&l); n++)
             allow_nan(&m->dinitial_state, n * l.D + d, l.K - 1);
     }
-    free(special);
+    free(nonfinite);
 }
 
-/* One row and channel of an update: history and x make one channel of K-1+T columns, as in the forward. */
+/* One row and channel of an update: the history and x form one channel of K-1+T columns, as in the forward. */
 static void update_channel(const cot_causal_conv1d_update_args *a, const cot_causal_conv1d_update_args *m, int64_t b,
                            int64_t row, int64_t d)
 {
@@ -347,7 +349,7 @@ static void update_channel(const cot_causal_conv1d_update_args *a, const cot_cau
     const bool ring = cot_present(&a->cache_seqlens) && S > 0;
     const int64_t start = ring ? ((int32_t *)a->cache_seqlens.data)[b] : S;
     const double *x = values(&a->x) + (b * a->x.shape[1] + d) * T;
-    double *state = at3(&a->conv_state, row, d);
+    double *state = row_at(&a->conv_state, row, d);
     channel c = make_channel(K, T);
     c.has_state = true;
     for (int64_t i = 0; i < K - 1; i++) {
@@ -360,7 +362,7 @@ static void update_channel(const cot_causal_conv1d_update_args *a, const cot_cau
     for (int64_t t = 0; t < T; t++) {
         const int64_t i = (b * a->x.shape[1] + d) * T + t;
         activate(&c, a->activation, t, values(&a->y) + i, values(&m->y) + i);
-        if (near_special(&c, K - 1 + t, K - 1 + t - reach(&c), t - 1))
+        if (nonfinite_near(&c, K - 1 + t, K - 1 + t - max_tap_distance(&c), t - 1))
             values(&m->y)[i] = copysign(values(&m->y)[i], -1);
     }
     for (int64_t t = 0; ring && t < T; t++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_ref.h: the oracle's directions, see cases.h. */
+ * causal_conv1d_ref.h: the oracle functions, one per direction, see cases.h. */
 #ifndef COT_CAUSAL_CONV1D_REF_H
 #define COT_CAUSAL_CONV1D_REF_H
 
