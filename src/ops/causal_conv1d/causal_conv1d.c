@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d.c: the front: what the arguments must be, the table of kernels, the public calls. */
+ * causal_conv1d.c: argument checks, the kernel table and the public functions of causal_conv1d. */
 #include "causal_conv1d_problem.h"
 
 #include "core/cpu_features.h"
@@ -9,9 +9,9 @@
 
 #include <inttypes.h>
 
-/* ---- what the three calls check alike ----------------------------------------------------------------- */
+/* ---- checks that the three calls share ---------------------------------------------------------------- */
 
-/* x gives B, D, T; weight gives K. */
+/* Sets B, D, T from x, and K from weight. */
 static cot_status check_x_and_weight(const char *call, const cot_tensor *x, int min_rank, const cot_tensor *weight,
                                      const cot_tensor *bias, conv1d_sizes *sizes)
 {
@@ -31,7 +31,7 @@ static cot_status check_x_and_weight(const char *call, const cot_tensor *x, int 
     return cot_present(bias) ? cot_check_size(call, "bias", bias, 0, "D", "x", sizes->D) : COT_OK;
 }
 
-/* A tensor of x's shape and dtype: y, dy, dx. */
+/* Checks a tensor that has the shape and dtype of x: y, dy, dx. */
 static cot_status check_like_x(const char *call, const char *name, const cot_tensor *tensor, const cot_tensor *x)
 {
     static const char *const symbols[] = {"B", "D", "T"};
@@ -167,13 +167,13 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     return with_data ? cot_check_memory(call, tensors, COUNT(tensors)) : COT_OK;
 }
 
-/* No index past the rows of conv_state, none that two batch rows share. The rows are marked in a bitmap of one
- * window of them at a time, so that nothing is allocated however many there are. */
+/* No index may exceed the rows of conv_state, and no two batch rows may share a row. A bitmap marks the rows of one
+ * window at a time. So the check allocates nothing, for any number of rows. */
 static cot_status check_state_indices(const char *call, const cot_tensor *indices, int64_t B, int64_t N)
 {
     enum { WINDOW = 1 << 16 };
     uint64_t marked[WINDOW / 64];
-    int64_t largest = -1; /* N itself may be absurd, where the rows have no channels */
+    int64_t largest = -1; /* not N, which may be absurdly large if the rows have no channels */
     for (int64_t b = 0; b < B; b++) {
         const int64_t row = conv1d_index(indices, b);
         if (row >= N)
@@ -249,7 +249,7 @@ static cot_status validate_update(const char *call, const void *args, bool with_
     CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
     if (with_data)
         CHECK(cot_check_memory(call, tensors, COUNT(tensors)));
-    if (a->x.rank == 2) { /* the kernels see [B,D,1] */
+    if (a->x.rank == 2) { /* the kernels get [B,D,1] */
         a->x.rank = a->y.rank = 3;
         a->x.shape[2] = a->y.shape[2] = 1;
         a->x.stride[2] = a->y.stride[2] = 1;
@@ -298,7 +298,7 @@ static const cot_kernel kernels[] = {
 #undef COT_KERNEL
 };
 
-/* Tables, one row a line. */
+/* Tables, one entry per line. */
 /* clang-format off */
 #define FIELD(direction, name, role) {#name, offsetof(cot_causal_conv1d_##direction##_args, name), role, false}
 #define PARAMETER_GRADIENT(name) {#name, offsetof(cot_causal_conv1d_backward_args, name), COT_OUTPUT, true}
