@@ -164,7 +164,7 @@ complete()
 }
 expect 'completion of a command' test "$(complete cotangent ex)" = explain
 expect 'completion of an option' test "$(complete cotangent check --qu)" = --quick
-expect 'completion of an op' test "$(complete cotangent check causal)" = causal_conv1d
+expect 'completion of an op' test "$(complete cotangent check drop)" = dropout
 expect 'completion of a direction' test "$(complete cotangent explain causal_conv1d up)" = update
 refuse 'completion of what does not exist' test -n "$(complete cotangent zzz)"
 
