@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc.c: the front of mhc_pre, mhc_sinkhorn and mhc_post: what the arguments must be, the tables of kernels, the public
- * calls. */
+ * mhc.c: argument checks, kernel tables and public functions of mhc_pre, mhc_sinkhorn and mhc_post. */
 #include "mhc_problem.h"
 
 #include "core/cpu_features.h"
@@ -13,7 +12,7 @@
 
 /* ---- options ------------------------------------------------------------------------------------------ */
 
-/* NaN fails, too. */
+/* NaN fails the check. */
 static cot_status check_eps(const char *call, const char *name, double eps)
 {
     if (eps >= 0 && isfinite(eps))
@@ -23,10 +22,11 @@ static cot_status check_eps(const char *call, const char *name, double eps)
 
 static cot_status check_iterations(const char *call, const char *name, int32_t iterations)
 {
-    enum { MOST = 4096 }; /* backward's workspace grows with them */
-    if (iterations >= 1 && iterations <= MOST)
+    enum { MAX_ITERATIONS = 4096 }; /* the backward's workspace grows with the iterations */
+    if (iterations >= 1 && iterations <= MAX_ITERATIONS)
         return COT_OK;
-    return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %d, expected 1 to %d", call, name, (int)iterations, (int)MOST);
+    return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %d, expected 1 to %d", call, name, (int)iterations,
+                    (int)MAX_ITERATIONS);
 }
 
 static cot_status check_flag(const char *call, const char *name, int32_t value)
@@ -50,7 +50,7 @@ static cot_status check_pre_options(const char *call, double hc_eps, double post
 
 /* ---- tensors ------------------------------------------------------------------------------------------ */
 
-/* x[B,T,n,D], which gives all sizes. */
+/* Checks x[B,T,n,D] and takes all sizes from it. */
 static cot_status check_x(const char *call, const cot_tensor *x, mhc_sizes *sizes)
 {
     static const char *const symbols[] = {"B", "T", "n", "D"};
@@ -69,16 +69,16 @@ static cot_status check_x(const char *call, const cot_tensor *x, mhc_sizes *size
     return COT_OK;
 }
 
-/* One tensor of a call. The letters of `shape` name its axes: B, T, n, D as in x; M; K = n*D; 3. */
-typedef struct named {
+/* A tensor of a call. Each letter of `shape` names an axis: B, T, n, D as in x; M; K = n*D; 3. */
+typedef struct tensor_spec {
     const char *name;
     const cot_tensor *tensor;
     const char *shape;
-    bool like_x; /* x's dtype; else f32, with an f64 x f64 */
+    bool has_x_dtype; /* dtype of x; otherwise f32, or f64 if x is f64 */
     bool required, output;
-} named;
+} tensor_spec;
 
-static cot_status check_shape(const char *call, const named *t, const mhc_sizes *sizes, const char *source)
+static cot_status check_shape(const char *call, const tensor_spec *t, const mhc_sizes *sizes, const char *source)
 {
     static const struct {
         char letter;
@@ -92,13 +92,13 @@ static cot_status check_shape(const char *call, const named *t, const mhc_sizes 
     return COT_OK;
 }
 
-/* Shapes and dtypes of all tensors, and with_data their memory. */
-static cot_status check_tensors(const char *call, const named *tensors, int count, const mhc_sizes *sizes,
+/* Checks shapes and dtypes of all tensors; with_data also their data pointers and overlap. */
+static cot_status check_tensors(const char *call, const tensor_spec *tensors, int count, const mhc_sizes *sizes,
                                 const char *source, bool with_data)
 {
-    const cot_dtype other = sizes->dtype == COT_F64 ? COT_F64 : COT_F32;
+    const cot_dtype coefficient_dtype = sizes->dtype == COT_F64 ? COT_F64 : COT_F32;
     for (int i = 0; i < count; i++) {
-        const named *t = &tensors[i];
+        const tensor_spec *t = &tensors[i];
         if (t->required)
             CHECK(cot_check_required(call, t->name, t->tensor));
         if (!cot_present(t->tensor))
@@ -106,7 +106,7 @@ static cot_status check_tensors(const char *call, const named *tensors, int coun
         const int rank = (int)strlen(t->shape);
         CHECK(cot_check_tensor(call, t->name, t->tensor, COT_FLOATS, rank, rank));
         CHECK(check_shape(call, t, sizes, source));
-        const cot_dtype expected = t->like_x ? sizes->dtype : other;
+        const cot_dtype expected = t->has_x_dtype ? sizes->dtype : coefficient_dtype;
         if (t->tensor->dtype != expected)
             return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, expected %s (%s has %s)", call, t->name,
                             cot_dtype_name(t->tensor->dtype), cot_dtype_name(expected), source,
@@ -126,7 +126,7 @@ static cot_status check_tensors(const char *call, const named *tensors, int coun
 
 /* ---- the six calls ------------------------------------------------------------------------------------ */
 
-/* {name, tensor, shape, x's dtype, required, output} */
+/* {name, tensor, shape, has_x_dtype, required, output} */
 #define INPUT_LIKE_X(name, shape, required)           \
     {                                                 \
 #name, &a->name, shape, true, required, false \
@@ -149,7 +149,7 @@ static cot_status validate_pre_forward(const char *call, const void *args, bool 
     mhc_pre_forward_problem *p = problem;
     p->args = *(const cot_mhc_pre_forward_args *)args;
     const cot_mhc_pre_forward_args *a = &p->args;
-    const named tensors[] = {
+    const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true), INPUT(phi, "MK", true),     INPUT(alpha, "3", true), INPUT(bias, "M", true),
         INPUT(gamma, "nD", false),     OUTPUT_LIKE_X(h_in, "BTD"), OUTPUT(h_pre, "BTn"),    OUTPUT(h_post, "BTn"),
         OUTPUT(h_res, "BTnn"),         OUTPUT(A, "BTnn"),          OUTPUT(inv_rms, "BT"),   OUTPUT(h_mix, "BTM"),
@@ -167,7 +167,7 @@ static cot_status validate_pre_backward(const char *call, const void *args, bool
     p->args = *(const cot_mhc_pre_backward_args *)args;
     const cot_mhc_pre_backward_args *a = &p->args;
     const bool fused = cot_present(&a->dA);
-    const named tensors[] = {
+    const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true), INPUT(phi, "MK", true),
         INPUT(alpha, "3", true),       INPUT(bias, "M", fused),
         INPUT(gamma, "nD", false),     INPUT(inv_rms, "BT", true),
@@ -185,7 +185,7 @@ static cot_status validate_pre_backward(const char *call, const void *args, bool
     return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data);
 }
 
-/* h_res[B,T,n,n] of Sinkhorn alone. */
+/* Checks h_res[B,T,n,n] of mhc_sinkhorn, which gives all sizes. */
 static cot_status check_logits(const char *call, const cot_tensor *h_res, mhc_sizes *sizes)
 {
     CHECK(cot_check_required(call, "h_res", h_res));
@@ -203,7 +203,7 @@ static cot_status validate_sinkhorn_forward(const char *call, const void *args, 
     mhc_sinkhorn_forward_problem *p = problem;
     p->args = *(const cot_mhc_sinkhorn_forward_args *)args;
     const cot_mhc_sinkhorn_forward_args *a = &p->args;
-    const named tensors[] = {INPUT(h_res, "BTnn", true), {"A", &a->A, "BTnn", false, true, true}};
+    const tensor_spec tensors[] = {INPUT(h_res, "BTnn", true), {"A", &a->A, "BTnn", false, true, true}};
     CHECK(check_eps(call, "eps", a->eps));
     CHECK(check_iterations(call, "iterations", a->iterations));
     CHECK(check_logits(call, &a->h_res, &p->sizes));
@@ -215,7 +215,7 @@ static cot_status validate_sinkhorn_backward(const char *call, const void *args,
     mhc_sinkhorn_backward_problem *p = problem;
     p->args = *(const cot_mhc_sinkhorn_backward_args *)args;
     const cot_mhc_sinkhorn_backward_args *a = &p->args;
-    const named tensors[] = {
+    const tensor_spec tensors[] = {
         INPUT(h_res, "BTnn", true), INPUT(dA, "BTnn", true), {"dh_res", &a->dh_res, "BTnn", false, true, true}};
     CHECK(check_eps(call, "eps", a->eps));
     CHECK(check_iterations(call, "iterations", a->iterations));
@@ -235,7 +235,7 @@ static cot_status validate_post_forward(const char *call, const void *args, bool
     mhc_post_forward_problem *p = problem;
     p->args = *(const cot_mhc_post_forward_args *)args;
     cot_mhc_post_forward_args *a = &p->args;
-    const named tensors[] = {
+    const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true), INPUT_LIKE_X(f, "BTD", true),           INPUT(h_post, "BTn", true),
         INPUT(A, "BTnn", true),        {"y", &a->y, "BTnD", true, true, true},
     };
@@ -252,7 +252,7 @@ static cot_status validate_post_backward(const char *call, const void *args, boo
     mhc_post_backward_problem *p = problem;
     p->args = *(const cot_mhc_post_backward_args *)args;
     cot_mhc_post_backward_args *a = &p->args;
-    const named tensors[] = {
+    const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true), INPUT_LIKE_X(f, "BTD", true),   INPUT(h_post, "BTn", true),
         INPUT(A, "BTnn", true),        INPUT_LIKE_X(dy, "BTnD", true), OUTPUT_LIKE_X(dx, "BTnD"),
         OUTPUT_LIKE_X(df, "BTD"),      OUTPUT(dh_post, "BTn"),         OUTPUT(dA, "BTnn"),
@@ -279,36 +279,36 @@ static cot_status validate_post_backward(const char *call, const void *args, boo
 #include "cuda/mhc_launch.h"
 #endif
 
-/* The rows of one op: those of the others expand to nothing. */
-#define COT_KERNEL(op, ...) ROW_##op(COT_F32, __VA_ARGS__)
-#define ROW(intermediate, direction, name, isa, admit, cost, ...) \
+/* The table entries of one op: the entries of the other ops expand to nothing. */
+#define COT_KERNEL(op, ...) ENTRY_##op(COT_F32, __VA_ARGS__)
+#define ENTRY(intermediate, direction, name, isa, admit, cost, ...) \
     COT_KERNEL_ENTRY(name, COT_MHC_##direction, COT_ISA_##isa, intermediate, admit, cost, __VA_ARGS__),
 
-#define ROW_PRE(...) ROW(__VA_ARGS__)
-#define ROW_SINKHORN(...)
-#define ROW_POST(...)
-#define COT_KERNEL_F16(op, ...) ROW_##op(COT_F16, __VA_ARGS__)
+#define ENTRY_PRE(...) ENTRY(__VA_ARGS__)
+#define ENTRY_SINKHORN(...)
+#define ENTRY_POST(...)
+#define COT_KERNEL_F16(op, ...) ENTRY_##op(COT_F16, __VA_ARGS__)
 static const cot_kernel pre_kernels[] = {
 #include "mhc_kernels.def"
 };
-#undef ROW_PRE
-#undef ROW_SINKHORN
+#undef ENTRY_PRE
+#undef ENTRY_SINKHORN
 
-#define ROW_PRE(...)
-#define ROW_SINKHORN(...) ROW(__VA_ARGS__)
+#define ENTRY_PRE(...)
+#define ENTRY_SINKHORN(...) ENTRY(__VA_ARGS__)
 static const cot_kernel sinkhorn_kernels[] = {
 #include "mhc_kernels.def"
 };
-#undef ROW_SINKHORN
-#undef ROW_POST
+#undef ENTRY_SINKHORN
+#undef ENTRY_POST
 
-#define ROW_SINKHORN(...)
-#define ROW_POST(...) ROW(__VA_ARGS__)
+#define ENTRY_SINKHORN(...)
+#define ENTRY_POST(...) ENTRY(__VA_ARGS__)
 static const cot_kernel post_kernels[] = {
 #include "mhc_kernels.def"
 };
 
-/* Tables, one row a line. */
+/* Tables, one entry on a line. */
 /* clang-format off */
 #define FIELD(call, name, role) {#name, offsetof(cot_mhc_##call##_args, name), role, false}
 #define PARAMETER_GRADIENT(name) {#name, offsetof(cot_mhc_pre_backward_args, name), COT_OUTPUT, true}
@@ -445,7 +445,7 @@ static void init_sinkhorn_backward(void *args)
     COT_MHC_SINKHORN_INIT((cot_mhc_sinkhorn_backward_args *)args);
 }
 
-#define DIRECTION(stem, direction, init_, accumulate_at)                                               \
+#define DIRECTION(stem, direction, init_, accumulate_offset_)                                               \
     {                                                                                           \
         .name = #direction,                                                                     \
         .call = "mhc_" #stem "_" #direction,                                                    \
@@ -454,7 +454,7 @@ static void init_sinkhorn_backward(void *args)
         .problem_size = sizeof(mhc_##stem##_##direction##_problem),                             \
         .workspace_offset = offsetof(cot_mhc_##stem##_##direction##_args, workspace),           \
         .workspace_bytes_offset = offsetof(cot_mhc_##stem##_##direction##_args, workspace_bytes), \
-        .accumulate_offset = accumulate_at,                                                     \
+        .accumulate_offset = accumulate_offset_,                                                     \
         .init = init_,                                                                          \
         .fields = stem##_##direction##_fields,                                                  \
         .field_count = COUNT(stem##_##direction##_fields),                                      \

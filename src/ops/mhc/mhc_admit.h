@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_admit.h: which problems each kernel takes, at what cost, with how much workspace. For the front and the kernels.
- * Costs are core cycles, roughly; only their order matters. */
+ * mhc_admit.h: which problems each CPU kernel admits, at what cost and with how much workspace. For mhc.c and the
+ * kernels. Costs are rough core cycles; only their order matters. */
 #ifndef COT_MHC_ADMIT_H
 #define COT_MHC_ADMIT_H
 
 #include "cpu/mhc_tiling.h"
 
-/* x's. */
+/* Number of elements of x. */
 static inline double mhc_elements(const mhc_sizes *sizes)
 {
     return (double)sizes->tokens * (double)sizes->n * (double)sizes->D;
@@ -49,18 +49,18 @@ static inline double cost_post_scalar(const void *problem)
     return 20 * (double)(sizes->n + 1) * mhc_elements(sizes);
 }
 
-/* Sinkhorn's scratch in numbers: K, u, v; and K, G, P, and u and v of every iteration. */
-static inline int64_t mhc_scalar_sinkhorn_fwd(int64_t n)
+/* Elements of Sinkhorn's scratch. Forward: K, u and v. Backward: K, G, P, and u and v of every iteration. */
+static inline int64_t mhc_scalar_sinkhorn_fwd_elements(int64_t n)
 {
     return cot_mul(n, n + 2);
 }
 
-static inline int64_t mhc_scalar_sinkhorn_bwd(int64_t n, int32_t iterations)
+static inline int64_t mhc_scalar_sinkhorn_bwd_elements(int64_t n, int32_t iterations)
 {
     return iterations == 0 ? 0 : cot_add(COT_PRODUCT(3, n, n), COT_PRODUCT(2, (int64_t)iterations + 1, n));
 }
 
-/* Iterations of the Sinkhorn fused into pre's backward, 0 without. */
+/* Iterations of the Sinkhorn fused into pre's backward; 0 = not fused. */
 static inline int32_t mhc_pre_iterations(const cot_mhc_pre_backward_args *a)
 {
     return cot_present(&a->dA) ? a->sinkhorn_iterations : 0;
@@ -69,28 +69,28 @@ static inline int32_t mhc_pre_iterations(const cot_mhc_pre_backward_args *a)
 static inline size_t workspace_sinkhorn_fwd_scalar(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return cot_bytes(cot_mul(mhc_scalar_parts(sizes), mhc_scalar_sinkhorn_fwd(sizes->n)), sizeof(double));
+    return cot_bytes(cot_mul(mhc_scalar_parts(sizes), mhc_scalar_sinkhorn_fwd_elements(sizes->n)), sizeof(double));
 }
 
 static inline size_t workspace_sinkhorn_bwd_scalar(const void *problem)
 {
     const mhc_sinkhorn_backward_problem *p = problem;
-    const int64_t each = mhc_scalar_sinkhorn_bwd(p->sizes.n, p->args.iterations);
-    return cot_bytes(cot_mul(mhc_scalar_parts(&p->sizes), each), sizeof(double));
+    const int64_t part_elements = mhc_scalar_sinkhorn_bwd_elements(p->sizes.n, p->args.iterations);
+    return cot_bytes(cot_mul(mhc_scalar_parts(&p->sizes), part_elements), sizeof(double));
 }
 
 static inline size_t workspace_pre_fwd_scalar(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    const int64_t each = cot_add(mhc_scalar_sinkhorn_fwd(sizes->n), sizes->n);
-    return cot_bytes(cot_mul(mhc_scalar_parts(sizes), each), sizeof(double));
+    const int64_t part_elements = cot_add(mhc_scalar_sinkhorn_fwd_elements(sizes->n), sizes->n);
+    return cot_bytes(cot_mul(mhc_scalar_parts(sizes), part_elements), sizeof(double));
 }
 
-/* dz and dh_mix of every token besides. */
+/* Sinkhorn's scratch, and dz and dh_mix of every token. */
 static inline size_t workspace_pre_bwd_scalar(const void *problem)
 {
     const mhc_pre_backward_problem *p = problem;
-    const int64_t sinkhorn = mhc_scalar_sinkhorn_bwd(p->sizes.n, mhc_pre_iterations(&p->args));
+    const int64_t sinkhorn = mhc_scalar_sinkhorn_bwd_elements(p->sizes.n, mhc_pre_iterations(&p->args));
     const int64_t tokens = COT_PRODUCT(p->sizes.tokens, 2, p->sizes.M);
     return cot_bytes(cot_add(tokens, cot_mul(mhc_scalar_parts(&p->sizes), sinkhorn)), sizeof(double));
 }
@@ -105,7 +105,7 @@ static inline const char *admit_simd(const void *problem)
     return sizes->n > MHC_MAX_N ? "it serves n up to 8" : NULL;
 }
 
-/* NULL if d is contiguous in all of them. */
+/* NULL if d is contiguous in all tensors. */
 static inline const char *admit_rows(const void *problem, const cot_tensor *const tensors[], int count)
 {
     for (int i = 0; i < count; i++) {
@@ -142,8 +142,8 @@ static inline const char *admit_post_bwd_rows(const void *problem)
 
 static inline size_t workspace_pre_fwd_tiles(const void *problem)
 {
-    const mhc_chunks chunks = mhc_chunk(problem, MHC_CHUNK);
-    return cot_bytes(mhc_weights(problem, &chunks), sizeof(float));
+    const mhc_chunks chunks = mhc_split_columns(problem, MHC_CHUNK);
+    return cot_bytes(mhc_weight_elements(problem, &chunks), sizeof(float));
 }
 
 static inline size_t workspace_pre_bwd_tiles(const void *problem)
@@ -167,11 +167,11 @@ static inline size_t scratch_pre_bwd_tiles(const void *problem)
 static inline size_t workspace_sinkhorn_bwd_lanes(const void *problem)
 {
     const mhc_sinkhorn_backward_problem *p = problem;
-    const int64_t each = mhc_history(p->sizes.n, p->args.iterations);
-    return cot_bytes(cot_mul(mhc_sinkhorn_parts(p->sizes.tokens).count, each), sizeof(float));
+    const int64_t part_elements = mhc_history_floats(p->sizes.n, p->args.iterations);
+    return cot_bytes(cot_mul(mhc_sinkhorn_parts(p->sizes.tokens).count, part_elements), sizeof(float));
 }
 
-/* The costs by instruction set. */
+/* Costs of the vector kernels by instruction set. */
 #define COT_COSTS(isa, lanes)                                           \
     static inline double cost_pre_tiles_##isa(const void *problem)      \
     {                                                                   \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_problem.h: what the kernels of mhc_pre, mhc_sinkhorn and mhc_post are given: checked arguments and their sizes by
- * name. */
+ * mhc_problem.h: the problem structs that the kernels of mhc_pre, mhc_sinkhorn and mhc_post receive: validated
+ * arguments and named sizes. */
 #ifndef COT_MHC_PROBLEM_H
 #define COT_MHC_PROBLEM_H
 
@@ -10,20 +10,20 @@
 
 #include <cotangent/mhc.h>
 
-/* The order of each op's directions. */
+/* Indices of each op's directions. */
 enum { COT_MHC_FORWARD, COT_MHC_BACKWARD };
 
 extern const cot_op cot_mhc_pre_op, cot_mhc_sinkhorn_op, cot_mhc_post_op;
 extern const cot_direction cot_mhc_pre_directions[], cot_mhc_sinkhorn_directions[], cot_mhc_post_directions[];
 
-/* Sizes as in the header; D is 1 in sinkhorn's. */
+/* Sizes as in cotangent/mhc.h. In mhc_sinkhorn D is 1. */
 typedef struct mhc_sizes {
     int64_t B, T, n, D, M, tokens; /* tokens = B*T */
-    cot_dtype dtype;               /* x's */
+    cot_dtype dtype;               /* dtype of x */
 } mhc_sizes;
 
 typedef struct mhc_pre_forward_problem {
-    mhc_sizes sizes; /* first in all problems */
+    mhc_sizes sizes; /* the first member of all problem structs */
     cot_mhc_pre_forward_args args;
 } mhc_pre_forward_problem;
 
@@ -44,22 +44,22 @@ typedef struct mhc_sinkhorn_backward_problem {
 
 typedef struct mhc_post_forward_problem {
     mhc_sizes sizes;
-    cot_mhc_post_forward_args args; /* A[in,out], whatever A_is_out_in says */
+    cot_mhc_post_forward_args args; /* strides of A are [in,out] for either value of A_is_out_in */
 } mhc_post_forward_problem;
 
 typedef struct mhc_post_backward_problem {
     mhc_sizes sizes;
-    cot_mhc_post_backward_args args; /* the same, and dA */
+    cot_mhc_post_backward_args args; /* likewise for A and dA */
 } mhc_post_backward_problem;
 
-/* The group of coefficient j, which is alpha's index: pre, post, res. */
-static inline int64_t mhc_group(int64_t n, int64_t j)
+/* Index in alpha of coefficient j: 0 = pre, 1 = post, 2 = res. */
+static inline int64_t mhc_alpha_index(int64_t n, int64_t j)
 {
     return j < n ? 0 : j < 2 * n ? 1 : 2;
 }
 
-/* Element 0 of token number `token` of a tensor [B,T,...], counted in elements from data. */
-static inline int64_t mhc_token(const cot_tensor *tensor, int64_t token)
+/* Offset from data, in elements, of a token of a tensor [B,T,...]. */
+static inline int64_t mhc_token_offset(const cot_tensor *tensor, int64_t token)
 {
     const int64_t T = tensor->shape[1];
     return token / T * tensor->stride[0] + token % T * tensor->stride[1];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_ref.h: the oracles' directions, see cases.h. */
+ * mhc_ref.h: the oracles of each op, one for each direction; see cases.h. */
 #ifndef COT_MHC_REF_H
 #define COT_MHC_REF_H
 

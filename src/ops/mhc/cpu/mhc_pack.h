@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_pack.h: phi * gamma and x in chunks of columns of one stream (mhc_tiling.h), for pre's two kernels. Rows of either
- * lie n*D elements apart, which is a power of two as a rule: left where they are, they would share a few sets of the
- * first-level cache. */
+ * mhc_pack.h: packs phi * gamma and converts x, in chunks of columns of one stream (mhc_tiling.h), for pre's two
+ * kernels. Rows of phi and of x are n*D elements apart, usually a power of two. Unpacked rows would share a few sets of
+ * the L1 cache. */
 #ifndef COT_MHC_PACK_H
 #define COT_MHC_PACK_H
 
@@ -21,24 +21,24 @@ static void mhc_pack_item(void *context, int64_t chunk)
     const int64_t columns = cot_clamp(p->sizes->D - begin, 0, p->chunks.width), M = p->sizes->M;
     const int64_t phi_stride = p->phi->stride[1], gamma_stride = p->gamma->stride[1];
     for (int64_t j = 0; j < M; j++) {
-        float *to = p->weights + (chunk * M + j) * p->chunks.width;
+        float *out = p->weights + (chunk * M + j) * p->chunks.width;
         const float *phi = (const float *)p->phi->data + j * p->phi->stride[0] + (i * p->sizes->D + begin) * phi_stride;
         const float *gamma = (const float *)p->gamma->data;
         for (int64_t d = 0; d < columns; d++)
-            to[d] = phi[d * phi_stride];
+            out[d] = phi[d * phi_stride];
         if (cot_present(p->gamma))
             for (int64_t d = 0; d < columns; d++)
-                to[d] *= gamma[i * p->gamma->stride[0] + (begin + d) * gamma_stride];
+                out[d] *= gamma[i * p->gamma->stride[0] + (begin + d) * gamma_stride];
         for (int64_t d = columns; d < cot_round_up(columns, 4 * VW) && d < p->chunks.width; d++)
-            to[d] = 0;
+            out[d] = 0;
     }
 }
 
-/* A row of a chunk of x as f32, zeros up to whole groups of 4 vectors. */
-V_INLINE void mhc_stage(float *to, const char *from, cot_dtype dtype, int64_t columns)
+/* Converts a row of a chunk of x to f32, with zeros up to a multiple of 4 vectors. */
+V_INLINE void mhc_convert_row(float *out, const char *source, cot_dtype dtype, int64_t columns)
 {
     for (int64_t d = 0; d < cot_round_up(columns, 4 * VW); d += VW)
-        v_store(to + d, mhc_load_some(from + d * mhc_size(dtype), dtype, columns - d));
+        v_store(out + d, mhc_load_partial(source + d * mhc_element_size(dtype), dtype, columns - d));
 }
 
 #endif

@@ -1,94 +1,95 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_post_rows.c: post and its gradient, where d is contiguous:
+ * mhc_post_rows.c: post and its gradient for contiguous d:
  *     y[o,d]  = h_post[o]*f[d] + sum_i A[i,o]*x[i,d]       df[d]   = sum_o h_post[o]*dy[o,d]
  *     dx[i,d] = sum_o A[i,o]*dy[o,d]                       dA[i,o] = sum_d x[i,d]*dy[o,d],  dh_post the same of f
  *
- * An item is up to MHC_TOKENS tokens. Lanes are columns d. Forward: the n+1 inputs of a vector of columns are read once
- * and all n outputs made of them. Backward: f is one stream more, with h_post its row of A. A chunk of columns of dy is
- * passed over once a stream: n sums and a row of outputs at a time fit in registers, and the chunk in the first-level
- * cache. Both are written for n as a constant. */
+ * An item is up to MHC_TOKENS tokens. Lanes are columns d. n is a constant in both directions.
+ *   Forward   The n+1 inputs of a vector of columns are read once, and all n outputs are computed from them.
+ *   Backward  f is handled as stream n, with h_post as its row of A. A chunk of columns of dy is read once for each
+ *             stream. So n sums and one row of outputs fit in the registers, and the chunk stays in the L1 cache. */
 #include "mhc_rows.h"
 
 cot_status V_NAME(mhc_post_fwd_rows)(cot_queue *, const void *, void *);
 cot_status V_NAME(mhc_post_bwd_rows)(cot_queue *, const void *, void *);
 
-/* Rows of one token: n of the streams and one of f; their outputs, NULL = not wanted. */
+/* Rows of one token: the n streams and f, and their outputs. NULL = not an output. */
 typedef struct post_token {
     const char *x[MHC_MAX_N + 1], *dy[MHC_MAX_N];           /* x[n] is f */
-    const char *next_x[MHC_MAX_N + 1], *next_dy[MHC_MAX_N]; /* of the token after this one, to be asked for */
+    const char *next_x[MHC_MAX_N + 1], *next_dy[MHC_MAX_N]; /* rows of the next token, to be prefetched */
     char *y[MHC_MAX_N], *dx[MHC_MAX_N + 1];                 /* dx[n] is df */
     float A[MHC_MAX_N + 1][MHC_MAX_N];                      /* [in][out]; A[n] is h_post */
-    vf dA[MHC_MAX_N + 1][MHC_MAX_N];                        /* sums by lanes */
+    vf dA[MHC_MAX_N + 1][MHC_MAX_N];                        /* one partial sum in each lane */
     int64_t D;
     cot_dtype dtype;
-    bool stream, stream_df, sums; /* df's rows may begin elsewhere than dx's; are dA and dh_post wanted? */
+    /* df has its own flag because its rows may be aligned differently from those of dx. */
+    bool stream_stores, stream_df_stores, need_sums;
 } post_token;
 
 typedef struct post_context {
     const void *problem;
     int64_t item_tokens;
     void (*run)(post_token *);
-    bool stream, stream_df;
+    bool stream_stores, stream_df_stores;
 } post_context;
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
 V_INLINE void forward_vector(const post_token *s, int64_t d, int n, cot_dtype dtype)
 {
-    const int64_t size = mhc_size(dtype), left = s->D - d;
+    const int64_t size = mhc_element_size(dtype), remaining = s->D - d;
     vf x[MHC_MAX_N + 1];
     V_UNROLL
     for (int i = 0; i <= n; i++)
-        x[i] = mhc_load_some(s->x[i] + d * size, dtype, left);
+        x[i] = mhc_load_partial(s->x[i] + d * size, dtype, remaining);
     V_UNROLL
     for (int o = 0; o < n; o++) {
         vf y = v_mul(v_set1(s->A[n][o]), x[n]);
         V_UNROLL
         for (int i = 0; i < n; i++)
             y = v_fma(v_set1(s->A[i][o]), x[i], y);
-        mhc_store_some(s->y[o] + d * size, dtype, y, left, s->stream);
+        mhc_store_partial(s->y[o] + d * size, dtype, y, remaining, s->stream_stores);
     }
 }
 
 V_INLINE void forward_token(post_token *s, int n, cot_dtype dtype)
 {
     for (int64_t d = 0; d < s->D; d += VW) {
-        if (d * mhc_size(dtype) % 64 == 0)
+        if (d * mhc_element_size(dtype) % 64 == 0)
             for (int i = 0; i <= n; i++)
-                v_prefetch_far(s->next_x[i] + d * mhc_size(dtype));
+                v_prefetch_far(s->next_x[i] + d * mhc_element_size(dtype));
         forward_vector(s, d, n, dtype);
     }
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------- */
 
-/* Columns [begin, end) of row i: its output and its sums with all dy. */
+/* Columns [begin, end) of stream i: its output, and its sums with all streams of dy. */
 V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int n, cot_dtype dtype)
 {
-    const int64_t size = mhc_size(dtype);
-    const bool stream = i < n ? s->stream : s->stream_df;
+    const int64_t size = mhc_element_size(dtype);
+    const bool stream_stores = i < n ? s->stream_stores : s->stream_df_stores;
     vf sums[MHC_MAX_N];
     V_UNROLL
     for (int o = 0; o < n; o++)
         sums[o] = v_zero();
     for (int64_t d = begin; d < end; d += VW) {
-        const int64_t left = s->D - d;
+        const int64_t remaining = s->D - d;
         if (d * size % 64 == 0) {
             v_prefetch_far(s->next_x[i] + d * size);
             if (i < n)
                 v_prefetch_far(s->next_dy[i] + d * size);
         }
-        const vf x = mhc_load_some(s->x[i] + d * size, dtype, left);
+        const vf x = mhc_load_partial(s->x[i] + d * size, dtype, remaining);
         vf dx = v_zero();
         V_UNROLL
         for (int o = 0; o < n; o++) {
-            const vf dy = mhc_load_some(s->dy[o] + d * size, dtype, left);
+            const vf dy = mhc_load_partial(s->dy[o] + d * size, dtype, remaining);
             sums[o] = v_fma(x, dy, sums[o]);
             dx = o == 0 ? v_mul(v_set1(s->A[i][o]), dy) : v_fma(v_set1(s->A[i][o]), dy, dx);
         }
         if (s->dx[i] != NULL)
-            mhc_store_some(s->dx[i] + d * size, dtype, dx, left, stream);
+            mhc_store_partial(s->dx[i] + d * size, dtype, dx, remaining, stream_stores);
     }
     V_UNROLL
     for (int o = 0; o < n; o++)
@@ -119,14 +120,14 @@ V_INLINE void backward_token(post_token *s, int n, cot_dtype dtype)
         backward_token(s, n, COT_##dtype);            \
     }
 #define INSTANCES(n) INSTANCE(n, F32) INSTANCE(n, F16) INSTANCE(n, BF16)
-MHC_EACH_N(INSTANCES)
+MHC_FOR_EACH_N(INSTANCES)
 
 /* clang-format off */
 #define FORWARDS(n) {forward_##n##_F32, forward_##n##_F16, forward_##n##_BF16},
 #define BACKWARDS(n) {backward_##n##_F32, backward_##n##_F16, backward_##n##_BF16},
 /* clang-format on */
-static void (*const forwards[MHC_MAX_N][3])(post_token *) = {MHC_EACH_N(FORWARDS)};
-static void (*const backwards[MHC_MAX_N][3])(post_token *) = {MHC_EACH_N(BACKWARDS)};
+static void (*const forwards[MHC_MAX_N][3])(post_token *) = {MHC_FOR_EACH_N(FORWARDS)};
+static void (*const backwards[MHC_MAX_N][3])(post_token *) = {MHC_FOR_EACH_N(BACKWARDS)};
 
 /* ---- items -------------------------------------------------------------------------------------------- */
 
@@ -134,8 +135,8 @@ static void load_coefficients(post_token *s, const cot_tensor *A, const cot_tens
 {
     for (int64_t o = 0; o < n; o++) {
         for (int64_t i = 0; i < n; i++)
-            s->A[i][o] = ((const float *)A->data)[mhc_token(A, token) + mhc_coefficient(A, i * n + o)];
-        s->A[n][o] = ((const float *)h_post->data)[mhc_token(h_post, token) + o * h_post->stride[2]];
+            s->A[i][o] = ((const float *)A->data)[mhc_token_offset(A, token) + mhc_coefficient_offset(A, i * n + o)];
+        s->A[n][o] = ((const float *)h_post->data)[mhc_token_offset(h_post, token) + o * h_post->stride[2]];
     }
 }
 
@@ -145,7 +146,7 @@ static void forward_item(void *context, int64_t item)
     const mhc_post_forward_problem *p = c->problem;
     const cot_mhc_post_forward_args *a = &p->args;
     const int64_t n = p->sizes.n, end = cot_clamp((item + 1) * c->item_tokens, 0, p->sizes.tokens);
-    post_token s = {.D = p->sizes.D, .dtype = a->x.dtype, .stream = c->stream};
+    post_token s = {.D = p->sizes.D, .dtype = a->x.dtype, .stream_stores = c->stream_stores};
     for (int64_t t = item * c->item_tokens; t < end; t++) {
         load_coefficients(&s, &a->A, &a->h_post, t, n);
         const int64_t next = t + 1 < p->sizes.tokens ? t + 1 : t;
@@ -158,7 +159,7 @@ static void forward_item(void *context, int64_t item)
         s.next_x[n] = mhc_row(&a->f, next, 0, 0);
         c->run(&s);
     }
-    if (c->stream)
+    if (c->stream_stores)
         v_fence();
 }
 
@@ -169,7 +170,7 @@ cot_status V_NAME(mhc_post_fwd_rows)(cot_queue *queue, const void *problem, void
     post_context c = {.problem = p,
                       .item_tokens = mhc_item_tokens(p->sizes.tokens),
                       .run = forwards[p->sizes.n - 1][p->args.x.dtype - COT_F32],
-                      .stream = mhc_streams(&p->args.y, &p->sizes)};
+                      .stream_stores = mhc_should_stream(&p->args.y, &p->sizes)};
     cot_parallel(queue, cot_ceil_div(p->sizes.tokens, c.item_tokens), forward_item, &c);
     return COT_OK;
 }
@@ -178,9 +179,11 @@ static void store_sums(const post_token *s, const cot_mhc_post_backward_args *a,
 {
     for (int64_t o = 0; o < n; o++) {
         for (int64_t i = 0; cot_present(&a->dA) && i < n; i++)
-            ((float *)a->dA.data)[mhc_token(&a->dA, token) + mhc_coefficient(&a->dA, i * n + o)] = v_sum(s->dA[i][o]);
+            ((float *)a->dA.data)[mhc_token_offset(&a->dA, token) + mhc_coefficient_offset(&a->dA, i * n + o)] =
+                v_sum(s->dA[i][o]);
         if (cot_present(&a->dh_post))
-            ((float *)a->dh_post.data)[mhc_token(&a->dh_post, token) + o * a->dh_post.stride[2]] = v_sum(s->dA[n][o]);
+            ((float *)a->dh_post.data)[mhc_token_offset(&a->dh_post, token) + o * a->dh_post.stride[2]] =
+                v_sum(s->dA[n][o]);
     }
 }
 
@@ -190,7 +193,10 @@ static void backward_item(void *context, int64_t item)
     const mhc_post_backward_problem *p = c->problem;
     const cot_mhc_post_backward_args *a = &p->args;
     const int64_t n = p->sizes.n, end = cot_clamp((item + 1) * c->item_tokens, 0, p->sizes.tokens);
-    post_token s = {.D = p->sizes.D, .dtype = a->x.dtype, .stream = c->stream, .stream_df = c->stream_df};
+    post_token s = {.D = p->sizes.D,
+                    .dtype = a->x.dtype,
+                    .stream_stores = c->stream_stores,
+                    .stream_df_stores = c->stream_df_stores};
     for (int64_t t = item * c->item_tokens; t < end; t++) {
         load_coefficients(&s, &a->A, &a->h_post, t, n);
         const int64_t next = t + 1 < p->sizes.tokens ? t + 1 : t;
@@ -207,7 +213,7 @@ static void backward_item(void *context, int64_t item)
         c->run(&s);
         store_sums(&s, a, t, n);
     }
-    if (c->stream || c->stream_df)
+    if (c->stream_stores || c->stream_df_stores)
         v_fence();
 }
 
@@ -218,8 +224,8 @@ cot_status V_NAME(mhc_post_bwd_rows)(cot_queue *queue, const void *problem, void
     post_context c = {.problem = p,
                       .item_tokens = mhc_item_tokens(p->sizes.tokens),
                       .run = backwards[p->sizes.n - 1][p->args.x.dtype - COT_F32],
-                      .stream = mhc_streams(&p->args.dx, &p->sizes),
-                      .stream_df = mhc_streams(&p->args.df, &p->sizes)};
+                      .stream_stores = mhc_should_stream(&p->args.dx, &p->sizes),
+                      .stream_df_stores = mhc_should_stream(&p->args.df, &p->sizes)};
     cot_parallel(queue, cot_ceil_div(p->sizes.tokens, c.item_tokens), backward_item, &c);
     return COT_OK;
 }

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_bwd_tiles.c: where d is contiguous and n <= 8, the gradients of cotangent/mhc.h:
+ * mhc_pre_bwd_tiles.c: the gradients of pre (cotangent/mhc.h) for contiguous d and n <= 8:
  *     dh_pre[i] = dh_in . x[i,:]            then dz, dh_mix and c of a token, Sinkhorn's gradient included
  *     dx = dh_mix' W + c x + h_pre dh_in (+ dx_post),  W = phi * gamma        Q = sum_tokens dh_mix x'
  *     dphi = Q gamma,  dgamma = sum_j phi Q,  dbias = sum dz,  dalpha = sum dz h_mix inv_rms
  *
- * W is laid out first, by chunks of MHC_BWD_CHUNK columns of one stream. An item is one of at most MHC_BWD_PARTS runs of
- * tokens and has a Q of its own in the workspace; the Qs are added up in the end, in the order of the parts, in double.
- * A part takes its tokens in blocks of MHC_BWD_TOKENS. A chunk of a block's x goes into the first-level cache as f32 and
- * is used twice: TILE tokens by WIDE vectors of dx are as many sums over the rows of W; ROWS rows of Q by WIDE vectors
- * are as many sums over the block's tokens, which are then added to the part's Q. A chunk is as narrow as it may be, so
- * that its x, W and Q, one after another in memory, lie in that cache together; parts of rows a power of two apart would
- * share a few of its sets. */
+ * First W is packed in chunks of MHC_BWD_CHUNK columns of one stream. An item is one of at most MHC_BWD_PARTS token
+ * ranges (parts) and has a separate Q in the workspace. At the end the Qs are summed in double, in the order of the
+ * parts. A part processes its tokens in blocks of MHC_BWD_TOKENS. A chunk of a block's x is converted to f32 in the L1
+ * cache and used twice. For dx, TILE tokens by VECTORS vectors are the sums over the rows of W. For Q, ROWS rows by
+ * VECTORS vectors are the sums over the block's tokens, which are then added to the part's Q. A chunk is as narrow as
+ * possible, so that its x, W and Q fit in the L1 cache together. Each of them is contiguous. Rows that are a power of
+ * two apart would share a few sets of that cache. */
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
 
 cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *, const void *, void *);
 
 enum {
-    TILE = 4,               /* tokens */
-    ROWS = 4,               /* of Q */
-    WIDE = VW == 16 ? 4 : 2 /* vectors: 4*WIDE sums and the operands fit in 32 or 16 registers */
+    TILE = 4,                  /* tokens */
+    ROWS = 4,                  /* rows of Q */
+    VECTORS = VW == 16 ? 4 : 2 /* vectors: 4*VECTORS sums and the operands fit in 32 or 16 registers */
 };
 
 typedef struct backward_context {
@@ -29,20 +29,20 @@ typedef struct backward_context {
     mhc_parts parts;
     mhc_pre_bwd_layout layout;
     char *workspace;
-    bool stream, parameters; /* parameters: is dphi or dgamma wanted? */
+    bool stream_stores, need_Q; /* need_Q: dphi or dgamma is an output */
 } backward_context;
 
-/* A part's state, in its thread's slice of scratch; coefficients with tokens in lanes. */
+/* The state of a part, in its thread's slice of scratch. Coefficients have tokens in lanes. */
 typedef struct backward_block {
     const backward_context *c;
     int64_t token, count;
     const char *x_rows[MHC_BWD_TOKENS], *dh_in[MHC_BWD_TOKENS], *dx_post[MHC_BWD_TOKENS]; /* NULL = absent */
     char *dx[MHC_BWD_TOKENS];
-    bool first; /* block of its part: Q is written, not added to */
+    bool first; /* first block of its part: Q is stored, not accumulated */
     float *Q, *history;
-    double *sums; /* [M] of dbias, [3] of dalpha */
+    double *sums; /* [M] for dbias, then [3] for dalpha */
     _Alignas(64) float x[MHC_BWD_TOKENS][MHC_BWD_CHUNK];
-    _Alignas(64) float dh_mix[MHC_MAX_M][MHC_BWD_TOKENS]; /* at first dh_pre in its rows of pre */
+    _Alignas(64) float dh_mix[MHC_MAX_M][MHC_BWD_TOKENS]; /* the rows of pre hold dh_pre first */
     _Alignas(64) float h_mix[MHC_MAX_M][MHC_BWD_TOKENS], h_pre[MHC_MAX_N][MHC_BWD_TOKENS];
     _Alignas(64) float h_post[MHC_MAX_N][MHC_BWD_TOKENS], dh_post[MHC_MAX_N][MHC_BWD_TOKENS];
     _Alignas(64) float dh_res[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS], dA[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS];
@@ -55,31 +55,32 @@ _Static_assert(sizeof(backward_block) <= MHC_BWD_SCRATCH, "it lies in a slice");
 
 V_INLINE float dot(const char *a, const char *b, int64_t D, cot_dtype dtype)
 {
-    const int64_t size = mhc_size(dtype);
+    const int64_t size = mhc_element_size(dtype);
     vf total = v_zero();
-    for (int64_t begin = 0; begin < D; begin += 2 * MHC_RUN) { /* two runs at a time */
+    for (int64_t begin = 0; begin < D; begin += 2 * MHC_RUN) { /* even and odd vectors: two runs at a time */
         const int64_t end = begin + 2 * MHC_RUN < D ? begin + 2 * MHC_RUN : D;
         vf even = v_zero(), odd = v_zero();
         for (int64_t d = begin; d < end; d += 2 * VW) {
-            even = v_fma(mhc_load_some(a + d * size, dtype, D - d), mhc_load_some(b + d * size, dtype, D - d), even);
-            odd = v_fma(mhc_load_some(a + (d + VW) * size, dtype, D - d - VW),
-                        mhc_load_some(b + (d + VW) * size, dtype, D - d - VW), odd);
+            even =
+                v_fma(mhc_load_partial(a + d * size, dtype, D - d), mhc_load_partial(b + d * size, dtype, D - d), even);
+            odd = v_fma(mhc_load_partial(a + (d + VW) * size, dtype, D - d - VW),
+                        mhc_load_partial(b + (d + VW) * size, dtype, D - d - VW), odd);
         }
         total = v_add(total, v_add(even, odd));
     }
     return v_sum(total);
 }
 
-#define DOTS(dtype)                                                                                     \
-    static void dots_##dtype(backward_block *s)                                                         \
-    {                                                                                                   \
-        const mhc_pre_backward_problem *p = s->c->problem;                                              \
-        const int64_t stream = p->args.x.stride[2] * mhc_size(COT_##dtype);                             \
-        for (int64_t t = 0; t < s->count; t++)                                                          \
-            for (int64_t i = 0; i < p->sizes.n; i++)                                                    \
-                s->dh_mix[i][t] = dot(s->dh_in[t], s->x_rows[t] + i * stream, p->sizes.D, COT_##dtype); \
+#define DOTS(dtype)                                                                                            \
+    static void dots_##dtype(backward_block *s)                                                                \
+    {                                                                                                          \
+        const mhc_pre_backward_problem *p = s->c->problem;                                                     \
+        const int64_t stream_offset = p->args.x.stride[2] * mhc_element_size(COT_##dtype);                     \
+        for (int64_t t = 0; t < s->count; t++)                                                                 \
+            for (int64_t i = 0; i < p->sizes.n; i++)                                                           \
+                s->dh_mix[i][t] = dot(s->dh_in[t], s->x_rows[t] + i * stream_offset, p->sizes.D, COT_##dtype); \
     }
-MHC_EACH_DTYPE(DOTS)
+MHC_FOR_EACH_DTYPE(DOTS)
 
 /* ---- coefficients ------------------------------------------------------------------------------------- */
 
@@ -101,7 +102,7 @@ static void sinkhorn_gradient(backward_block *s, int64_t t)
 }
 
 /* dz_j of tokens [t, t+VW). */
-static vf gradient_of_z(const backward_block *s, int64_t j, int64_t t)
+static vf compute_dz(const backward_block *s, int64_t j, int64_t t)
 {
     const cot_mhc_pre_backward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n;
@@ -117,22 +118,23 @@ static vf gradient_of_z(const backward_block *s, int64_t j, int64_t t)
     return v_load(s->dh_res[j - 2 * n] + t);
 }
 
-/* dh_mix and c of every token, and the block's share of dbias and dalpha. Beyond the last token all is 0. */
-static void coefficients(backward_block *s)
+/* Computes dh_mix and c of every token, and the block's part of dbias and dalpha. Beyond the last token all values are
+ * 0. */
+static void compute_coefficients(backward_block *s)
 {
     const mhc_sizes *sizes = &s->c->problem->sizes;
     const cot_mhc_pre_backward_args *a = &s->c->problem->args;
     const int64_t n = sizes->n, M = sizes->M;
-    const vf size = v_set1((float)(n * sizes->D));
+    const vf K = v_set1((float)(n * sizes->D));
     vf dinv[MHC_BWD_TOKENS / VW];
     for (int64_t g = 0; g < MHC_BWD_TOKENS / VW; g++)
         dinv[g] = v_zero();
     for (int64_t j = 0; j < M; j++) {
-        const int64_t group = mhc_group(n, j);
+        const int64_t group = mhc_alpha_index(n, j);
         const vf alpha = v_set1(mhc_parameter(&a->alpha, group));
         vf dbias = v_zero(), dalpha = v_zero();
         for (int64_t g = 0; g < MHC_BWD_TOKENS / VW; g++) {
-            const vf dz = gradient_of_z(s, j, g * VW), h_mix = v_load(s->h_mix[j] + g * VW);
+            const vf dz = compute_dz(s, j, g * VW), h_mix = v_load(s->h_mix[j] + g * VW);
             const vf inv_rms = v_load(s->inv_rms + g * VW), du = v_mul(alpha, dz);
             dbias = v_add(dbias, dz);
             dalpha = v_fma(dz, v_mul(h_mix, inv_rms), dalpha);
@@ -145,7 +147,7 @@ static void coefficients(backward_block *s)
     for (int64_t g = 0; g < MHC_BWD_TOKENS / VW; g++) {
         const vf inv_rms = v_load(s->inv_rms + g * VW);
         const vf cube = v_mul(v_mul(inv_rms, inv_rms), inv_rms);
-        v_store(s->c_x + g * VW, v_sub(v_zero(), v_div(v_mul(dinv[g], cube), size)));
+        v_store(s->c_x + g * VW, v_sub(v_zero(), v_div(v_mul(dinv[g], cube), K)));
     }
 }
 
@@ -169,36 +171,36 @@ static void load_coefficients(backward_block *s)
 
 /* ---- dx ----------------------------------------------------------------------------------------------- */
 
-/* Columns of a chunk: `columns` of stream i from column d on, of which the last may be beyond D. */
-typedef struct chunk {
+/* A chunk of `columns` columns of stream i, from column d on. The last columns may be beyond D. */
+typedef struct column_chunk {
     int64_t number, i, d, columns;
     const float *weights;
-} chunk;
+} column_chunk;
 
-/* Tokens [t, t+TILE) by WIDE vectors from column k of the chunk on. */
-V_INLINE void dx_tile(const backward_block *s, const chunk *own, int64_t t, int64_t k, cot_dtype dtype)
+/* dx of tokens [t, t+TILE) and VECTORS vectors, from column k of the chunk on. */
+V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_t t, int64_t k, cot_dtype dtype)
 {
     const mhc_pre_backward_problem *p = s->c->problem;
     const cot_mhc_pre_backward_args *a = &p->args;
-    const int64_t size = mhc_size(dtype), left = p->sizes.D - own->d - k;
+    const int64_t element_size = mhc_element_size(dtype), remaining = p->sizes.D - chunk->d - k;
     const int tokens = (int)cot_clamp(s->count - t, 0, TILE);
-    vf dx[TILE][WIDE];
+    vf dx[TILE][VECTORS];
     V_UNROLL
     for (int r = 0; r < TILE; r++)
         V_UNROLL
-    for (int v = 0; v < WIDE; v++)
+    for (int v = 0; v < VECTORS; v++)
         dx[r][v] = v_zero();
-    const float *w = own->weights + k;
+    const float *w = chunk->weights + k;
     for (int64_t j = 0; j < p->sizes.M; j++, w += MHC_BWD_CHUNK) {
-        vf ws[WIDE];
+        vf ws[VECTORS];
         V_UNROLL
-        for (int v = 0; v < WIDE; v++)
+        for (int v = 0; v < VECTORS; v++)
             ws[v] = v_load(w + v * VW);
         V_UNROLL
         for (int r = 0; r < TILE; r++) {
             const vf dh_mix = v_set1(s->dh_mix[j][t + r]);
             V_UNROLL
-            for (int v = 0; v < WIDE; v++)
+            for (int v = 0; v < VECTORS; v++)
                 dx[r][v] = v_fma(dh_mix, ws[v], dx[r][v]);
         }
     }
@@ -206,104 +208,106 @@ V_INLINE void dx_tile(const backward_block *s, const chunk *own, int64_t t, int6
     for (int r = 0; r < TILE; r++) {
         if (r >= tokens)
             break;
-        const char *dh_in = s->dh_in[t + r] + (own->d + k) * size, *post = s->dx_post[t + r];
-        char *out = s->dx[t + r] + (own->i * a->dx.stride[2] + own->d + k) * size;
-        post = post != NULL ? post + (own->i * a->dx_post.stride[2] + own->d + k) * size : NULL;
-        const vf c = v_set1(s->c_x[t + r]), h_pre = v_set1(s->h_pre[own->i][t + r]);
+        const char *dh_in = s->dh_in[t + r] + (chunk->d + k) * element_size, *dx_post = s->dx_post[t + r];
+        char *out = s->dx[t + r] + (chunk->i * a->dx.stride[2] + chunk->d + k) * element_size;
+        dx_post = dx_post != NULL ? dx_post + (chunk->i * a->dx_post.stride[2] + chunk->d + k) * element_size : NULL;
+        const vf c = v_set1(s->c_x[t + r]), h_pre = v_set1(s->h_pre[chunk->i][t + r]);
         V_UNROLL
-        for (int v = 0; v < WIDE; v++) {
+        for (int v = 0; v < VECTORS; v++) {
             vf sum = v_fma(c, v_load(s->x[t + r] + k + v * VW), dx[r][v]);
-            sum = v_fma(h_pre, mhc_load_some(dh_in + v * VW * size, dtype, left - v * VW), sum);
-            if (post != NULL)
-                sum = v_add(sum, mhc_load_some(post + v * VW * size, dtype, left - v * VW));
-            mhc_store_some(out + v * VW * size, dtype, sum, left - v * VW, s->c->stream);
+            sum = v_fma(h_pre, mhc_load_partial(dh_in + v * VW * element_size, dtype, remaining - v * VW), sum);
+            if (dx_post != NULL)
+                sum = v_add(sum, mhc_load_partial(dx_post + v * VW * element_size, dtype, remaining - v * VW));
+            mhc_store_partial(out + v * VW * element_size, dtype, sum, remaining - v * VW, s->c->stream_stores);
         }
     }
 }
 
 /* ---- Q ------------------------------------------------------------------------------------------------ */
 
-/* The block's tokens into ROWS rows by WIDE vectors. */
-V_INLINE void Q_tile(const backward_block *s, const chunk *own, int64_t j, int64_t k, int rows)
+/* Adds the block's tokens to ROWS rows by VECTORS vectors of Q. */
+V_INLINE void accumulate_Q_tile(const backward_block *s, const column_chunk *chunk, int64_t j, int64_t k, int rows)
 {
-    /* Q comes from beyond the first-level cache: asked for now, it is there when the sums are. */
-    float *Q = s->Q + (own->number * s->c->problem->sizes.M + j) * MHC_BWD_CHUNK + k;
-    vf sums[ROWS][WIDE];
+    /* Prefetch Q, which is not in the L1 cache. It arrives before the sums are complete. */
+    float *Q = s->Q + (chunk->number * s->c->problem->sizes.M + j) * MHC_BWD_CHUNK + k;
+    vf sums[ROWS][VECTORS];
     V_UNROLL
     for (int r = 0; r < rows; r++)
         V_UNROLL
-    for (int v = 0; v < WIDE; v++)
+    for (int v = 0; v < VECTORS; v++)
         v_prefetch(Q + r * MHC_BWD_CHUNK + v * VW);
     V_UNROLL
     for (int r = 0; r < rows; r++)
         V_UNROLL
-    for (int v = 0; v < WIDE; v++)
+    for (int v = 0; v < VECTORS; v++)
         sums[r][v] = v_zero();
     for (int64_t t = 0; t < s->count; t++) {
-        vf x[WIDE];
+        vf x[VECTORS];
         V_UNROLL
-        for (int v = 0; v < WIDE; v++)
+        for (int v = 0; v < VECTORS; v++)
             x[v] = v_load(s->x[t] + k + v * VW);
         V_UNROLL
         for (int r = 0; r < rows; r++) {
             const vf dh_mix = v_set1(s->dh_mix[j + r][t]);
             V_UNROLL
-            for (int v = 0; v < WIDE; v++)
+            for (int v = 0; v < VECTORS; v++)
                 sums[r][v] = v_fma(dh_mix, x[v], sums[r][v]);
         }
     }
     V_UNROLL
     for (int r = 0; r < rows; r++)
         V_UNROLL
-    for (int v = 0; v < WIDE; v++) {
-        float *at = Q + r * MHC_BWD_CHUNK + v * VW;
-        v_store(at, s->first ? sums[r][v] : v_add(v_load(at), sums[r][v]));
+    for (int v = 0; v < VECTORS; v++) {
+        float *q = Q + r * MHC_BWD_CHUNK + v * VW;
+        v_store(q, s->first ? sums[r][v] : v_add(v_load(q), sums[r][v]));
     }
 }
 
-static void Q_chunk(const backward_block *s, const chunk *own)
+static void accumulate_Q_chunk(const backward_block *s, const column_chunk *chunk)
 {
     const int64_t M = s->c->problem->sizes.M;
     for (int64_t j = 0; j < M; j += ROWS)
-        for (int64_t k = 0; k < own->columns; k += WIDE * VW)
+        for (int64_t k = 0; k < chunk->columns; k += VECTORS * VW)
             switch (M - j) {
-            case 1: Q_tile(s, own, j, k, 1); break;
-            case 2: Q_tile(s, own, j, k, 2); break;
-            case 3: Q_tile(s, own, j, k, 3); break;
-            default: Q_tile(s, own, j, k, ROWS); break;
+            case 1: accumulate_Q_tile(s, chunk, j, k, 1); break;
+            case 2: accumulate_Q_tile(s, chunk, j, k, 2); break;
+            case 3: accumulate_Q_tile(s, chunk, j, k, 3); break;
+            default: accumulate_Q_tile(s, chunk, j, k, ROWS); break;
             }
 }
 
 /* ---- blocks and parts --------------------------------------------------------------------------------- */
 
-/* Stages a chunk of x and, where it is wanted, finishes its dx. */
-#define DX_CHUNK(dtype)                                                                                        \
-    static void dx_chunk_##dtype(backward_block *s, const chunk *own)                                          \
-    {                                                                                                          \
-        const mhc_pre_backward_problem *p = s->c->problem;                                                     \
-        for (int64_t t = 0; t < s->count; t++)                                                                 \
-            mhc_stage(s->x[t], s->x_rows[t] + (own->i * p->args.x.stride[2] + own->d) * mhc_size(COT_##dtype), \
-                      COT_##dtype, cot_clamp(p->sizes.D - own->d, 0, MHC_BWD_CHUNK));                          \
-        for (int64_t k = 0; cot_present(&p->args.dx) && k < own->columns; k += WIDE * VW)                      \
-            for (int64_t t = 0; t < s->count; t += TILE)                                                       \
-                dx_tile(s, own, t, k, COT_##dtype);                                                            \
+/* Converts a chunk of x to f32 and, if dx is an output, computes its dx. */
+#define DX_CHUNK(dtype)                                                                                              \
+    static void dx_chunk_##dtype(backward_block *s, const column_chunk *chunk)                                       \
+    {                                                                                                                \
+        const mhc_pre_backward_problem *p = s->c->problem;                                                           \
+        for (int64_t t = 0; t < s->count; t++)                                                                       \
+            mhc_convert_row(                                                                                         \
+                s->x[t], s->x_rows[t] + (chunk->i * p->args.x.stride[2] + chunk->d) * mhc_element_size(COT_##dtype), \
+                COT_##dtype, cot_clamp(p->sizes.D - chunk->d, 0, MHC_BWD_CHUNK));                                    \
+        for (int64_t k = 0; cot_present(&p->args.dx) && k < chunk->columns; k += VECTORS * VW)                       \
+            for (int64_t t = 0; t < s->count; t += TILE)                                                             \
+                dx_tile(s, chunk, t, k, COT_##dtype);                                                                \
     }
-MHC_EACH_DTYPE(DX_CHUNK)
+MHC_FOR_EACH_DTYPE(DX_CHUNK)
 
 static void backward_chunks(backward_block *s)
 {
-    static void (*const dx_chunks[])(backward_block *, const chunk *) = {dx_chunk_F32, dx_chunk_F16, dx_chunk_BF16};
+    static void (*const dx_chunks[])(backward_block *, const column_chunk *) = {dx_chunk_F32, dx_chunk_F16,
+                                                                                dx_chunk_BF16};
     const mhc_pre_backward_problem *p = s->c->problem;
     const mhc_chunks *chunks = &s->c->chunks;
     for (int64_t number = 0; number < chunks->count; number++) {
-        chunk own = {.number = number,
-                     .i = number / chunks->per_stream,
-                     .d = number % chunks->per_stream * MHC_BWD_CHUNK,
-                     .weights = (const float *)s->c->workspace + number * p->sizes.M * MHC_BWD_CHUNK};
-        own.columns = cot_round_up(cot_clamp(p->sizes.D - own.d, 0, MHC_BWD_CHUNK), 4 * VW);
-        dx_chunks[p->args.x.dtype - COT_F32](s, &own);
-        if (s->c->parameters)
-            Q_chunk(s, &own);
+        column_chunk chunk = {.number = number,
+                              .i = number / chunks->per_stream,
+                              .d = number % chunks->per_stream * MHC_BWD_CHUNK,
+                              .weights = (const float *)s->c->workspace + number * p->sizes.M * MHC_BWD_CHUNK};
+        chunk.columns = cot_round_up(cot_clamp(p->sizes.D - chunk.d, 0, MHC_BWD_CHUNK), 4 * VW);
+        dx_chunks[p->args.x.dtype - COT_F32](s, &chunk);
+        if (s->c->need_Q)
+            accumulate_Q_chunk(s, &chunk);
     }
 }
 
@@ -312,7 +316,7 @@ static void backward_part(void *context, int64_t part, void *scratch)
     static void (*const dots[])(backward_block *) = {dots_F32, dots_F16, dots_BF16};
     const backward_context *c = context;
     const mhc_pre_backward_problem *p = c->problem;
-    const int64_t end = cot_clamp((part + 1) * c->parts.each, 0, p->sizes.tokens);
+    const int64_t end = cot_clamp((part + 1) * c->parts.part_tokens, 0, p->sizes.tokens);
     backward_block *const s = scratch;
     s->c = c;
     s->Q = (float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part);
@@ -321,7 +325,7 @@ static void backward_part(void *context, int64_t part, void *scratch)
     s->first = true;
     for (int64_t j = 0; j < p->sizes.M + 3; j++)
         s->sums[j] = 0;
-    for (s->token = part * c->parts.each; s->token < end; s->token += MHC_BWD_TOKENS) {
+    for (s->token = part * c->parts.part_tokens; s->token < end; s->token += MHC_BWD_TOKENS) {
         s->count = cot_clamp(end - s->token, 0, MHC_BWD_TOKENS);
         for (int64_t t = 0; t < s->count; t++) {
             s->x_rows[t] = mhc_row(&p->args.x, s->token + t, 0, 0);
@@ -331,24 +335,24 @@ static void backward_part(void *context, int64_t part, void *scratch)
         }
         load_coefficients(s);
         dots[p->args.x.dtype - COT_F32](s);
-        coefficients(s);
-        if (cot_present(&p->args.dx) || c->parameters)
+        compute_coefficients(s);
+        if (cot_present(&p->args.dx) || c->need_Q)
             backward_chunks(s);
         s->first = false;
     }
-    if (c->stream)
+    if (c->stream_stores)
         v_fence();
 }
 
-/* ---- the parameters' gradients ------------------------------------------------------------------------ */
+/* ---- gradients of the parameters --------------------------------------------------------------------- */
 
-static void store_gradient(const cot_tensor *out, int64_t at, bool accumulate, double value)
+static void store_gradient(const cot_tensor *out, int64_t offset, bool accumulate, double value)
 {
-    float *to = (float *)out->data + at;
-    *to = (float)(accumulate ? value + (double)*to : value);
+    float *gradient = (float *)out->data + offset;
+    *gradient = (float)(accumulate ? value + (double)*gradient : value);
 }
 
-/* Columns of one chunk of dphi and dgamma. Without a token there are no parts' Qs. */
+/* Columns of one chunk of dphi and dgamma. With 0 tokens there are no Qs of parts. */
 static void reduce_chunk(const backward_context *c, int64_t number)
 {
     const mhc_pre_backward_problem *p = c->problem;
@@ -361,10 +365,10 @@ static void reduce_chunk(const backward_context *c, int64_t number)
     for (int64_t j = 0; j < M; j++) {
         double Q[MHC_BWD_CHUNK] = {0};
         for (int64_t part = 0; part < parts; part++) {
-            const float *terms = (const float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part) +
-                                 (number * M + j) * MHC_BWD_CHUNK;
+            const float *part_Q = (const float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part) +
+                                  (number * M + j) * MHC_BWD_CHUNK;
             for (int64_t k = 0; k < columns; k++)
-                Q[k] += (double)terms[k];
+                Q[k] += (double)part_Q[k];
         }
         for (int64_t k = 0; k < columns; k++) {
             const int64_t column = i * p->sizes.D + d + k;
@@ -382,14 +386,14 @@ static void reduce_chunk(const backward_context *c, int64_t number)
         store_gradient(&a->dgamma, i * a->dgamma.stride[0] + (d + k) * a->dgamma.stride[1], a->accumulate, dgamma[k]);
 }
 
-/* Item `chunks` is dbias and dalpha. */
+/* Items 0 to chunks-1 are chunks; the last item is dbias and dalpha. */
 static void reduce_item(void *context, int64_t item)
 {
     const backward_context *c = context;
     const cot_mhc_pre_backward_args *a = &c->problem->args;
     const int64_t M = c->problem->sizes.M;
     if (item < c->chunks.count) {
-        if (c->parameters)
+        if (c->need_Q)
             reduce_chunk(c, item);
         return;
     }
@@ -409,12 +413,12 @@ cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *queue, const void *problem, void
     const cot_mhc_pre_backward_args *a = &p->args;
     backward_context context = {
         .problem = p,
-        .chunks = mhc_chunk(&p->sizes, MHC_BWD_CHUNK),
+        .chunks = mhc_split_columns(&p->sizes, MHC_BWD_CHUNK),
         .parts = mhc_pre_bwd_parts(p->sizes.tokens),
         .layout = mhc_layout_pre_bwd(&p->sizes, cot_present(&a->dA) ? a->sinkhorn_iterations : 0),
         .workspace = workspace,
-        .stream = mhc_streams(&a->dx, &p->sizes),
-        .parameters = cot_present(&a->dphi) || cot_present(&a->dgamma),
+        .stream_stores = mhc_should_stream(&a->dx, &p->sizes),
+        .need_Q = cot_present(&a->dphi) || cot_present(&a->dgamma),
     };
     mhc_packing packing = {&p->sizes, &a->phi, &a->gamma, context.chunks, workspace};
     if (p->sizes.tokens > 0 && cot_present(&a->dx))

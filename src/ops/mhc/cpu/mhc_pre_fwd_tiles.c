@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_fwd_tiles.c: where d is contiguous and n <= 8,
+ * mhc_pre_fwd_tiles.c: pre forward for contiguous d and n <= 8:
  *     h_mix = W x, W = phi * gamma [M, n*D]      inv_rms = 1 / sqrt(mean x^2 + norm_eps)
  *     z = alpha * h_mix * inv_rms + bias         h_in = sum_i h_pre[i] * x[i,:]
- * and what follows from z (cotangent/mhc.h), Sinkhorn included.
+ * and the outputs that depend on z (cotangent/mhc.h), Sinkhorn included.
  *
- * W is laid out first, by chunks of MHC_CHUNK columns of one stream. A block is up to MHC_TOKENS tokens. It takes a chunk
- * of their x into the first-level cache as f32, and multiplies it by 4 rows of W at a time: TILE tokens by 4 rows are
- * 4*TILE sums, lanes along the columns, for 4+TILE loads. The sums of a chunk, their lanes added up to a quarter, are
- * added to those of the chunks before, so that no lane adds up more than 32 terms in one run; whole they would take 25 KB
- * and leave the first-level cache. Meanwhile the next chunk is fetched, in the end the next block's first. Coefficients
- * are computed with tokens in lanes. h_in reads x once more, from the second-level cache. */
+ * First W is packed in chunks of MHC_CHUNK columns of one stream. A block is up to MHC_TOKENS tokens. For each chunk, a
+ * block converts its x to f32 in the L1 cache and multiplies it by 4 rows of W at a time. TILE tokens by 4 rows are
+ * 4*TILE sums, with lanes along the columns, for 4+TILE loads.
+ *
+ * After each run of a chunk the lanes are reduced by 4, and the result is added to the sums of the earlier runs. So no
+ * lane sums more than 32 terms in one run. Unreduced sums would take 25 KB and leave the L1 cache.
+ *
+ * During the product the next chunk is prefetched; after the last chunk it is the first chunk of the next block.
+ * Coefficients are computed with tokens in lanes. h_in reads x again, from the L2 cache. */
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
 
@@ -21,8 +24,8 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *, const void *, void *);
 enum {
     TILE = VW == 16 ? 4 : 2, /* tokens: 4*TILE sums and the operands fit in 32 or 16 registers */
     ROWS = 4,
-    ITEMS = 8, /* for each thread, of at most as many blocks: */
-    BLOCKS = 8,
+    ITEMS_PER_THREAD = 8, /* items for each thread */
+    MAX_ITEM_BLOCKS = 8,
     LINE = 64 /* bytes of a cache line */
 };
 
@@ -30,27 +33,29 @@ typedef struct forward_context {
     const mhc_pre_forward_problem *problem;
     mhc_chunks chunks;
     const float *weights;
-    int64_t block, item_tokens; /* block: tokens at a time; an item is several where there are many */
-    bool stream;
+    int64_t block_tokens, item_tokens; /* an item has several blocks when there are many tokens */
+    bool stream_stores;
 } forward_context;
 
-/* An item's state, in its thread's slice of scratch. */
+/* The state of an item, in its thread's slice of scratch. */
 typedef struct forward_block {
     const forward_context *c;
     int64_t token, count;
-    const char *rows[MHC_TOKENS], *next[MHC_TOKENS]; /* of x; those of the block after it, NULL where there is none */
+    const char *x_rows[MHC_TOKENS],
+        *next_x_rows[MHC_TOKENS]; /* rows of x; those of the next block, NULL = no next block */
     _Alignas(64) float x[MHC_TOKENS][MHC_CHUNK];
     vf sums[MHC_TOKENS][MHC_MAX_M / ROWS], squares[MHC_TOKENS];
     _Alignas(
-        64) float z[MHC_MAX_M][MHC_TOKENS]; /* at first h_mix; in the end h_pre, h_post, and A where it is wanted */
+        /* First h_mix, then z; at the end h_pre, h_post, and A if it is an output. */
+        64) float z[MHC_MAX_M][MHC_TOKENS];
     _Alignas(64) float inv_rms[MHC_TOKENS];
 } forward_block;
 
 _Static_assert(sizeof(forward_block) <= MHC_FWD_SCRATCH, "it lies in a slice");
 
-/* ---- the projection ----------------------------------------------------------------------------------- */
+/* ---- projection -------------------------------------------------------------------------------------- */
 
-/* sums[t][j] += x[t] . w[j] by lanes over columns [begin, end), for constant numbers of tokens and rows. */
+/* sums[t][j] += x[t] . w[j], with lanes along columns [begin, end). tokens and rows are constants. */
 V_INLINE void project_run(forward_block *s, int64_t t, int64_t j, const float *w, int64_t begin, int64_t end,
                           int tokens, int rows)
 {
@@ -76,8 +81,8 @@ V_INLINE void project_run(forward_block *s, int64_t t, int64_t j, const float *w
     }
     V_UNROLL
     for (int a = 0; a < tokens; a++) {
-        const vf four = v_sums4(sums[a][0], sums[a][1], sums[a][2], sums[a][3]);
-        s->sums[t + a][j / ROWS] = v_add(s->sums[t + a][j / ROWS], four);
+        const vf lane_sums = v_sums4(sums[a][0], sums[a][1], sums[a][2], sums[a][3]);
+        s->sums[t + a][j / ROWS] = v_add(s->sums[t + a][j / ROWS], lane_sums);
     }
 }
 
@@ -97,17 +102,17 @@ V_INLINE void project_rows(forward_block *s, int64_t t, int64_t j, const float *
     }
 }
 
-/* Where chunk `chunk` begins in each of the rows, in bytes. */
+/* Offset of a chunk in a row of x, in bytes. */
 static int64_t chunk_offset(const forward_context *c, int64_t chunk)
 {
     const cot_tensor *x = &c->problem->args.x;
     const int64_t i = chunk / c->chunks.per_stream, d = chunk % c->chunks.per_stream * MHC_CHUNK;
-    return (i * x->stride[2] + d) * mhc_size(x->dtype);
+    return (i * x->stride[2] + d) * mhc_element_size(x->dtype);
 }
 
-/* Fetches `lines` cache lines of each of TILE rows, from `offset` on. Inline, or the compiler takes it for a function
- * without effect and drops it. */
-V_INLINE void fetch(const char *const *rows, int64_t offset, int64_t lines)
+/* Prefetches `lines` cache lines of each of TILE rows, from `offset` on. Inline, because the compiler would treat a
+ * function as one without effect and remove it. */
+V_INLINE void prefetch_rows(const char *const *rows, int64_t offset, int64_t lines)
 {
     for (int a = 0; a < TILE; a++)
         for (int64_t line = 0; line < lines; line++)
@@ -121,15 +126,15 @@ static void project_chunk(forward_block *s, int64_t chunk)
     const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
     const int64_t columns = cot_round_up(cot_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK), 4 * VW);
     const bool last = chunk + 1 == c->chunks.count;
-    const char *const *next = last ? s->next : s->rows;
+    const char *const *next = last ? s->next_x_rows : s->x_rows;
     const int64_t offset = last ? 0 : chunk_offset(c, chunk + 1);
-    const int64_t lines = next[0] != NULL ? MHC_CHUNK * mhc_size(c->problem->args.x.dtype) / LINE : 0;
-    const int64_t each = cot_ceil_div(lines, groups);
+    const int64_t lines = next[0] != NULL ? MHC_CHUNK * mhc_element_size(c->problem->args.x.dtype) / LINE : 0;
+    const int64_t group_lines = cot_ceil_div(lines, groups);
     for (int64_t j = 0; j < M; j += ROWS) {
         const float *w = c->weights + (chunk * M + j) * MHC_CHUNK;
         int64_t t = 0;
         for (; t + TILE <= s->count; t += TILE) {
-            fetch(next + t, offset + j / ROWS * each * LINE, each);
+            prefetch_rows(next + t, offset + j / ROWS * group_lines * LINE, group_lines);
             project_rows(s, t, j, w, columns, TILE);
         }
         for (; t < s->count; t++)
@@ -137,18 +142,18 @@ static void project_chunk(forward_block *s, int64_t chunk)
     }
 }
 
-/* A chunk of x as f32, with zeros up to whole groups of 4 vectors, and its squares. */
-V_INLINE void stage(forward_block *s, int64_t chunk, int64_t columns, cot_dtype dtype)
+/* Converts a chunk of x to f32, with zeros up to a multiple of 4 vectors, and sums its squares. */
+V_INLINE void convert_chunk(forward_block *s, int64_t chunk, int64_t columns, cot_dtype dtype)
 {
-    const int64_t offset = chunk_offset(s->c, chunk), size = mhc_size(dtype);
+    const int64_t offset = chunk_offset(s->c, chunk), size = mhc_element_size(dtype);
     for (int64_t t = 0; t < s->count; t++) {
-        const char *from = s->rows[t] + offset;
+        const char *source = s->x_rows[t] + offset;
         vf squares[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
         for (int64_t d = 0; d < columns; d += 4 * VW) {
-            const int64_t left = columns - d >= 4 * VW ? 4 * VW : columns - d;
+            const int64_t remaining = columns - d >= 4 * VW ? 4 * VW : columns - d;
             V_UNROLL
             for (int v = 0; v < 4; v++) {
-                const vf x = mhc_load_some(from + (d + v * VW) * size, dtype, left - v * VW);
+                const vf x = mhc_load_partial(source + (d + v * VW) * size, dtype, remaining - v * VW);
                 v_store(s->x[t] + d + v * VW, x);
                 squares[v] = v_fma(x, x, squares[v]);
             }
@@ -158,15 +163,15 @@ V_INLINE void stage(forward_block *s, int64_t chunk, int64_t columns, cot_dtype 
     }
 }
 
-#define STAGE(dtype)                                                            \
+#define CONVERT(dtype)                                                          \
     static void stage_##dtype(forward_block *s, int64_t chunk, int64_t columns) \
     {                                                                           \
-        stage(s, chunk, columns, COT_##dtype);                                  \
+        convert_chunk(s, chunk, columns, COT_##dtype);                          \
     }
-MHC_EACH_DTYPE(STAGE)
+MHC_FOR_EACH_DTYPE(CONVERT)
 
-/* z += the sums so far, which begin anew. */
-static void collect_sums(forward_block *s)
+/* Adds the sums to z and clears them. */
+static void flush_sums(forward_block *s)
 {
     for (int64_t t = 0; t < s->count; t++)
         for (int64_t j = 0; j < s->c->problem->sizes.M; j += ROWS) {
@@ -180,7 +185,7 @@ static void collect_sums(forward_block *s)
 
 static void project_block(forward_block *s)
 {
-    static void (*const stages[])(forward_block *, int64_t, int64_t) = {stage_F32, stage_F16, stage_BF16};
+    static void (*const converters[])(forward_block *, int64_t, int64_t) = {stage_F32, stage_F16, stage_BF16};
     const forward_context *c = s->c;
     const int64_t M = c->problem->sizes.M;
     memset(s->z, 0, (size_t)cot_round_up(M, ROWS) * sizeof *s->z);
@@ -191,28 +196,29 @@ static void project_block(forward_block *s)
     }
     for (int64_t chunk = 0; chunk < c->chunks.count; chunk++) {
         const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
-        stages[c->problem->args.x.dtype - COT_F32](s, chunk, cot_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK));
+        converters[c->problem->args.x.dtype - COT_F32](s, chunk, cot_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK));
         project_chunk(s, chunk);
-        if (VW < 16 && (chunk + 1) % c->chunks.per_stream == 0) /* few lanes add up more runs each */
-            collect_sums(s);
+        if (VW < 16 && (chunk + 1) % c->chunks.per_stream == 0) /* with few lanes, each lane sums more runs */
+            flush_sums(s);
     }
-    collect_sums(s);
-    const float size = (float)(c->problem->sizes.n * c->problem->sizes.D), eps = (float)c->problem->args.norm_eps;
+    flush_sums(s);
+    const float K = (float)(c->problem->sizes.n * c->problem->sizes.D), eps = (float)c->problem->args.norm_eps;
     memset(s->inv_rms, 0, sizeof s->inv_rms);
     for (int64_t t = 0; t < s->count; t++)
-        s->inv_rms[t] = 1 / sqrtf(v_sum(s->squares[t]) / size + eps);
+        s->inv_rms[t] = 1 / sqrtf(v_sum(s->squares[t]) / K + eps);
 }
 
 /* ---- coefficients ------------------------------------------------------------------------------------- */
 
-/* z and what follows from it, for tokens [t, t+VW) of the block. */
+/* Computes z and the coefficients from it, for tokens [t, t+VW) of the block. */
 static void coefficients(forward_block *s, int64_t t)
 {
     const cot_mhc_pre_forward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
     const vf inv_rms = v_load(s->inv_rms + t), post_scale = v_set1((float)a->post_scale);
     for (int64_t j = 0; j < M; j++) {
-        const vf alpha = v_set1(mhc_parameter(&a->alpha, mhc_group(n, j))), bias = v_set1(mhc_parameter(&a->bias, j));
+        const vf alpha = v_set1(mhc_parameter(&a->alpha, mhc_alpha_index(n, j))),
+                 bias = v_set1(mhc_parameter(&a->bias, j));
         vf z = v_fma(alpha, v_mul(v_load(s->z[j] + t), inv_rms), bias);
         if (j < n)
             z = v_add(mhc_sigmoid(z), v_set1((float)a->hc_eps));
@@ -236,12 +242,13 @@ static void sinkhorn(forward_block *s, int64_t t)
 
 /* ---- h_in --------------------------------------------------------------------------------------------- */
 
-/* Columns [d, d + vectors*VW) of one token. */
-V_INLINE void mix_columns(const forward_block *s, int64_t t, char *h_in, int64_t d, cot_dtype dtype, int vectors)
+/* Columns [d, d + vectors*VW) of h_in of one token. */
+V_INLINE void compute_h_in_columns(const forward_block *s, int64_t t, char *h_in, int64_t d, cot_dtype dtype,
+                                   int vectors)
 {
     const mhc_pre_forward_problem *p = s->c->problem;
-    const int64_t size = mhc_size(dtype), left = vectors == 4 ? 4 * VW : p->sizes.D - d;
-    const char *x = s->rows[t] + d * size;
+    const int64_t size = mhc_element_size(dtype), remaining = vectors == 4 ? 4 * VW : p->sizes.D - d;
+    const char *x = s->x_rows[t] + d * size;
     vf sums[4];
     V_UNROLL
     for (int v = 0; v < vectors; v++)
@@ -254,33 +261,34 @@ V_INLINE void mix_columns(const forward_block *s, int64_t t, char *h_in, int64_t
             v_prefetch(row + (4 + v) * VW * size);
         V_UNROLL
         for (int v = 0; v < vectors; v++)
-            sums[v] = v_fma(h_pre, mhc_load_some(row + v * VW * size, dtype, left - v * VW), sums[v]);
+            sums[v] = v_fma(h_pre, mhc_load_partial(row + v * VW * size, dtype, remaining - v * VW), sums[v]);
     }
     V_UNROLL
     for (int v = 0; v < vectors; v++)
-        mhc_store_some(h_in + (d + v * VW) * size, dtype, sums[v], left - v * VW, s->c->stream);
+        mhc_store_partial(h_in + (d + v * VW) * size, dtype, sums[v], remaining - v * VW, s->c->stream_stores);
 }
 
-#define MIX(dtype)                                                               \
-    static void mix_##dtype(const forward_block *s)                              \
+#define COMPUTE_H_IN(dtype)                                                      \
+    static void compute_h_in_##dtype(const forward_block *s)                     \
     {                                                                            \
         const int64_t D = s->c->problem->sizes.D;                                \
         for (int64_t t = 0; t < s->count; t++) {                                 \
             char *h_in = mhc_row(&s->c->problem->args.h_in, s->token + t, 0, 0); \
             int64_t d = 0;                                                       \
             for (; d + 4 * VW <= D; d += 4 * VW)                                 \
-                mix_columns(s, t, h_in, d, COT_##dtype, 4);                      \
+                compute_h_in_columns(s, t, h_in, d, COT_##dtype, 4);             \
             for (; d < D; d += VW)                                               \
-                mix_columns(s, t, h_in, d, COT_##dtype, 1);                      \
+                compute_h_in_columns(s, t, h_in, d, COT_##dtype, 1);             \
         }                                                                        \
     }
-MHC_EACH_DTYPE(MIX)
+MHC_FOR_EACH_DTYPE(COMPUTE_H_IN)
 
 /* ---- items -------------------------------------------------------------------------------------------- */
 
-static void block_of_tokens(forward_block *s)
+static void forward_tokens(forward_block *s)
 {
-    static void (*const mixes[])(const forward_block *) = {mix_F32, mix_F16, mix_BF16};
+    static void (*const h_in_functions[])(const forward_block *) = {compute_h_in_F32, compute_h_in_F16,
+                                                                    compute_h_in_BF16};
     const cot_mhc_pre_forward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
     project_block(s);
@@ -292,7 +300,7 @@ static void block_of_tokens(forward_block *s)
     mhc_store_tile(s->z[n], MHC_TOKENS, &a->h_post, s->token, s->count, n);
     mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->h_res, s->token, s->count, n * n);
     if (cot_present(&a->h_in))
-        mixes[a->x.dtype - COT_F32](s);
+        h_in_functions[a->x.dtype - COT_F32](s);
     for (int64_t t = 0; cot_present(&a->A) && t < s->count; t += VW)
         sinkhorn(s, t);
     mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->A, s->token, s->count, n * n);
@@ -305,16 +313,16 @@ static void forward_item(void *context, int64_t item, void *scratch)
     const int64_t end = begin + cot_clamp(c->problem->sizes.tokens - begin, 0, c->item_tokens);
     forward_block *const s = scratch;
     s->c = c;
-    for (s->token = begin; s->token < end; s->token += c->block) {
-        s->count = cot_clamp(end - s->token, 0, c->block);
+    for (s->token = begin; s->token < end; s->token += c->block_tokens) {
+        s->count = cot_clamp(end - s->token, 0, c->block_tokens);
         for (int64_t t = 0; t < s->count; t++) {
-            const int64_t next = s->token + c->block + t;
-            s->rows[t] = mhc_row(&c->problem->args.x, s->token + t, 0, 0);
-            s->next[t] = next < end ? mhc_row(&c->problem->args.x, next, 0, 0) : NULL;
+            const int64_t next = s->token + c->block_tokens + t;
+            s->x_rows[t] = mhc_row(&c->problem->args.x, s->token + t, 0, 0);
+            s->next_x_rows[t] = next < end ? mhc_row(&c->problem->args.x, next, 0, 0) : NULL;
         }
-        block_of_tokens(s);
+        forward_tokens(s);
     }
-    if (c->stream)
+    if (c->stream_stores)
         v_fence();
 }
 
@@ -322,13 +330,14 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *queue, const void *problem, void
 {
     const mhc_pre_forward_problem *p = problem;
     forward_context context = {.problem = p,
-                               .chunks = mhc_chunk(&p->sizes, MHC_CHUNK),
+                               .chunks = mhc_split_columns(&p->sizes, MHC_CHUNK),
                                .weights = workspace,
-                               .block = mhc_item_tokens(p->sizes.tokens),
-                               .stream = mhc_streams(&p->args.h_in, &p->sizes)};
-    /* No sum crosses tokens: how many share an item is free to follow the number of threads. */
-    const int64_t items = ITEMS * cot_queue_threads(queue);
-    context.item_tokens = context.block * cot_clamp(p->sizes.tokens / context.block / items, 1, BLOCKS);
+                               .block_tokens = mhc_item_tokens(p->sizes.tokens),
+                               .stream_stores = mhc_should_stream(&p->args.h_in, &p->sizes)};
+    /* No sum crosses tokens, so the number of tokens in an item may depend on the number of threads. */
+    const int64_t items = ITEMS_PER_THREAD * cot_queue_threads(queue);
+    context.item_tokens =
+        context.block_tokens * cot_clamp(p->sizes.tokens / context.block_tokens / items, 1, MAX_ITEM_BLOCKS);
     mhc_packing packing = {&p->sizes, &p->args.phi, &p->args.gamma, context.chunks, workspace};
     if (p->sizes.tokens > 0)
         cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);

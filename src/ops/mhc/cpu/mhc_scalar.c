@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_scalar.c: the formulas of cotangent/mhc.h as plain loops, for any n, D, strides and dtypes. The measure of the
- * other kernels' accuracy and speed.
+ * mhc_scalar.c: the formulas of cotangent/mhc.h as plain loops, for any n, D, strides and dtypes. The accuracy and
+ * speed of the other kernels are compared with it.
  *
- * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64).
- * One item is one of at most MHC_SCALAR_PARTS runs of tokens, which has a piece of the workspace to itself; the
- * parameters' gradients are summed over all tokens by items that own columns of phi. */
+ * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64). An item is one of at
+ * most MHC_SCALAR_PARTS token ranges and has a separate piece of the workspace. The parameters' gradients are summed
+ * over all tokens by items that handle columns of phi. */
 #include "core/float16.h"
 #include "ops/mhc/mhc_admit.h"
 #include "ops/mhc/mhc_problem.h"
@@ -33,53 +33,53 @@ cot_status NAME(mhc_post_bwd_scalar)(cot_queue *, const void *, void *);
 
 /* ---- elements ----------------------------------------------------------------------------------------- */
 
-static inline real load(const cot_tensor *t, int64_t at)
+static inline real load(const cot_tensor *t, int64_t offset)
 {
-    return (real)cot_load_f64(t->data, t->dtype, at);
+    return (real)cot_load_f64(t->data, t->dtype, offset);
 }
 
-/* Elements [token], [token,i] and [token,i,j] of a tensor [B,T,...]. */
+/* Loads elements [token], [token,i] and [token,i,j] of a tensor [B,T,...]. */
 static inline real load0(const cot_tensor *t, int64_t token)
 {
-    return load(t, mhc_token(t, token));
+    return load(t, mhc_token_offset(t, token));
 }
 
 static inline real load1(const cot_tensor *t, int64_t token, int64_t i)
 {
-    return load(t, mhc_token(t, token) + i * t->stride[2]);
+    return load(t, mhc_token_offset(t, token) + i * t->stride[2]);
 }
 
 static inline real load2(const cot_tensor *t, int64_t token, int64_t i, int64_t j)
 {
-    return load(t, mhc_token(t, token) + i * t->stride[2] + j * t->stride[3]);
+    return load(t, mhc_token_offset(t, token) + i * t->stride[2] + j * t->stride[3]);
 }
 
-/* Stores to an absent tensor do nothing. */
+/* A store to an absent tensor does nothing. */
 static inline void store0(const cot_tensor *t, int64_t token, real value)
 {
     if (cot_present(t))
-        cot_store_f64(t->data, t->dtype, mhc_token(t, token), value);
+        cot_store_f64(t->data, t->dtype, mhc_token_offset(t, token), value);
 }
 
 static inline void store1(const cot_tensor *t, int64_t token, int64_t i, real value)
 {
     if (cot_present(t))
-        cot_store_f64(t->data, t->dtype, mhc_token(t, token) + i * t->stride[2], value);
+        cot_store_f64(t->data, t->dtype, mhc_token_offset(t, token) + i * t->stride[2], value);
 }
 
 static inline void store2(const cot_tensor *t, int64_t token, int64_t i, int64_t j, real value)
 {
     if (cot_present(t))
-        cot_store_f64(t->data, t->dtype, mhc_token(t, token) + i * t->stride[2] + j * t->stride[3], value);
+        cot_store_f64(t->data, t->dtype, mhc_token_offset(t, token) + i * t->stride[2] + j * t->stride[3], value);
 }
 
-static inline void store_gradient(const cot_tensor *t, int64_t at, bool accumulate, real value)
+static inline void store_gradient(const cot_tensor *t, int64_t offset, bool accumulate, real value)
 {
     if (cot_present(t))
-        cot_store_f64(t->data, t->dtype, at, accumulate ? load(t, at) + value : value);
+        cot_store_f64(t->data, t->dtype, offset, accumulate ? load(t, offset) + value : value);
 }
 
-/* phi[j, i*D+d] and gamma[i,d]. */
+/* Load phi[j, i*D+d] and gamma[i,d]. */
 static inline real load_phi(const cot_tensor *phi, int64_t j, int64_t k)
 {
     return load(phi, j * phi->stride[0] + k * phi->stride[1]);
@@ -90,15 +90,15 @@ static inline real load_gamma(const cot_tensor *gamma, int64_t i, int64_t d)
     return cot_present(gamma) ? load(gamma, i * gamma->stride[0] + d * gamma->stride[1]) : 1;
 }
 
-/* exp never sees a positive argument, so nothing overflows. */
+/* The argument of exp is never positive, so exp cannot overflow. */
 static inline real sigmoid(real z)
 {
     const real e = EXP(-(z < 0 ? -z : z)), larger = 1 / (1 + e);
     return z < 0 ? e * larger : larger;
 }
 
-/* Sums pass through blocks, blocks of blocks and so on, so that rounding hardly grows with the number of terms: of 64
- * terms summed in one run, 1 in 131072 was off by more than the check allows. */
+/* A sum in levels: terms are summed in blocks, blocks in larger blocks, and so on. Rounding then hardly grows with the
+ * number of terms. With 64 terms summed in one run, 1 in 131072 sums exceeded the error that check allows. */
 enum { BLOCK = 8, LEVELS = 4 };
 
 typedef struct blocked_sum {
@@ -109,8 +109,8 @@ typedef struct blocked_sum {
 static inline void add(blocked_sum *sum, real term)
 {
     sum->level[0] += term;
-    int64_t size = ++sum->terms;
-    for (int l = 0; l + 1 < LEVELS && size % BLOCK == 0; l++, size /= BLOCK) {
+    int64_t block_terms = ++sum->terms;
+    for (int l = 0; l + 1 < LEVELS && block_terms % BLOCK == 0; l++, block_terms /= BLOCK) {
         sum->level[l + 1] += sum->level[l];
         sum->level[l] = 0;
     }
@@ -126,50 +126,51 @@ static inline real finish(const blocked_sum *sum)
 
 /* ---- parts -------------------------------------------------------------------------------------------- */
 
-/* The tokens of a part, and its scratch: `size` reals of the workspace. */
-typedef struct part {
+/* The tokens of a part, and its scratch: `elements` reals of the workspace. */
+typedef struct token_part {
     int64_t begin, end;
     real *scratch;
-} part;
+} token_part;
 
-static part part_at(const mhc_sizes *sizes, int64_t number, real *workspace, int64_t size)
+static token_part make_part(const mhc_sizes *sizes, int64_t index, real *workspace, int64_t elements)
 {
-    const int64_t parts = mhc_scalar_parts(sizes), each = cot_ceil_div(sizes->tokens, parts);
-    return (part){cot_clamp(number * each, 0, sizes->tokens), cot_clamp((number + 1) * each, 0, sizes->tokens),
-                  workspace + number * size};
+    const int64_t parts = mhc_scalar_parts(sizes), part_tokens = cot_ceil_div(sizes->tokens, parts);
+    return (token_part){cot_clamp(index * part_tokens, 0, sizes->tokens),
+                        cot_clamp((index + 1) * part_tokens, 0, sizes->tokens), workspace + index * elements};
 }
 
-/* ---- sinkhorn of one token ---------------------------------------------------------------------------- *
- * A = K_ij u_i v_j with K = softmax + eps: the steps change u or v alone. With G~ = G u v in place of the gradient G of
- * a step's output, going back through a step that divided row i, where S_i = sum_j G~_ij K_ij, is
+/* ---- Sinkhorn of one token --------------------------------------------------------------------------- *
+ * A = K_ij u_i v_j with K = softmax + eps. The steps change only u or v. The backward uses G~ = G u v in place of the
+ * gradient G of a step's output. The gradient of a step that divided row i, with S_i = sum_j G~_ij K_ij, is
  *     G~_ij -= S_i u_i v_j
- * with the u and v that the step left behind; likewise for columns. */
+ * with u and v after that step; columns likewise. */
 
-/* K into `kernel` from the logits there; P as well, unless NULL. */
+/* Replaces the logits in `kernel` by K. Also stores P, unless P is NULL. */
 static void softmax(int64_t n, real eps, real *kernel, real *P)
 {
     for (int64_t i = 0; i < n; i++) {
-        real *line = kernel + i * n, max = line[0], sum = 0;
+        real *row = kernel + i * n, row_max = row[0], sum = 0;
         for (int64_t j = 1; j < n; j++)
-            max = line[j] > max ? line[j] : max;
+            row_max = row[j] > row_max ? row[j] : row_max;
         for (int64_t j = 0; j < n; j++)
-            sum += line[j] = EXP(line[j] - max);
+            sum += row[j] = EXP(row[j] - row_max);
         for (int64_t j = 0; j < n; j++) {
-            line[j] /= sum;
+            row[j] /= sum;
             if (P != NULL)
-                P[i * n + j] = line[j];
-            line[j] += eps;
+                P[i * n + j] = row[j];
+            row[j] += eps;
         }
     }
 }
 
-/* u and v, [n] each; with `keep`, [iterations+1][n] each: those before the first iteration and after each. */
-static void scale(int64_t n, int32_t iterations, real eps, const real *kernel, real *u, real *v, bool keep)
+/* Computes u and v, [n] each. With keep_history u and v are [iterations+1][n]: before the first iteration and after
+ * each. */
+static void iterate(int64_t n, int32_t iterations, real eps, const real *kernel, real *u, real *v, bool keep_history)
 {
     for (int64_t i = 0; i < n; i++)
         u[i] = v[i] = 1;
     for (int32_t r = 0; r < iterations; r++) {
-        real *next_u = keep ? u + n : u, *next_v = keep ? v + n : v;
+        real *next_u = keep_history ? u + n : u, *next_v = keep_history ? v + n : v;
         for (int64_t i = 0; i < n; i++) {
             real sum = 0;
             for (int64_t j = 0; r > 0 && j < n; j++)
@@ -187,24 +188,24 @@ static void scale(int64_t n, int32_t iterations, real eps, const real *kernel, r
     }
 }
 
-/* scratch: n*n + 2n. Logits in `kernel`. */
+/* `kernel` holds the logits. scratch from `kernel` on: n*n + 2n. */
 static void sinkhorn_forward(const cot_tensor *A, int64_t token, int64_t n, int32_t iterations, real eps, real *kernel)
 {
     real *u = kernel + n * n, *v = u + n;
     softmax(n, eps, kernel, NULL);
-    scale(n, iterations, eps, kernel, u, v, false);
+    iterate(n, iterations, eps, kernel, u, v, false);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < n; j++)
             store2(A, token, i, j, kernel[i * n + j] * u[i] * v[j]);
 }
 
-/* The gradient of the logits, [n][n] in scratch behind the logits. scratch: 3*n*n + 2*(iterations+1)*n. */
+/* Returns the gradient of the logits, [n][n] in scratch after the logits. scratch: 3*n*n + 2*(iterations+1)*n. */
 static const real *sinkhorn_backward(const cot_tensor *dA, int64_t token, int64_t n, int32_t iterations, real eps,
                                      real *kernel)
 {
     real *G = kernel + n * n, *P = G + n * n, *u = P + n * n, *v = u + (iterations + 1) * n;
     softmax(n, eps, kernel, P);
-    scale(n, iterations, eps, kernel, u, v, true);
+    iterate(n, iterations, eps, kernel, u, v, true);
     u += iterations * n;
     v += iterations * n;
     for (int64_t ij = 0; ij < n * n; ij++)
@@ -241,15 +242,15 @@ typedef struct context {
     real *workspace;
 } context;
 
-static void sinkhorn_forward_item(void *c, int64_t number)
+static void sinkhorn_forward_item(void *c, int64_t index)
 {
     const mhc_sinkhorn_forward_problem *p = ((context *)c)->problem;
     const int64_t n = p->sizes.n;
-    const part own = part_at(&p->sizes, number, ((context *)c)->workspace, mhc_scalar_sinkhorn_fwd(n));
-    for (int64_t t = own.begin; t < own.end; t++) {
+    const token_part part = make_part(&p->sizes, index, ((context *)c)->workspace, mhc_scalar_sinkhorn_fwd_elements(n));
+    for (int64_t t = part.begin; t < part.end; t++) {
         for (int64_t ij = 0; ij < n * n; ij++)
-            own.scratch[ij] = load2(&p->args.h_res, t, ij / n, ij % n);
-        sinkhorn_forward(&p->args.A, t, n, p->args.iterations, (real)p->args.eps, own.scratch);
+            part.scratch[ij] = load2(&p->args.h_res, t, ij / n, ij % n);
+        sinkhorn_forward(&p->args.A, t, n, p->args.iterations, (real)p->args.eps, part.scratch);
     }
 }
 
@@ -260,16 +261,17 @@ cot_status NAME(mhc_sinkhorn_fwd_scalar)(cot_queue *queue, const void *problem, 
     return COT_OK;
 }
 
-static void sinkhorn_backward_item(void *c, int64_t number)
+static void sinkhorn_backward_item(void *c, int64_t index)
 {
     const mhc_sinkhorn_backward_problem *p = ((context *)c)->problem;
     const int64_t n = p->sizes.n;
     const int32_t iterations = p->args.iterations;
-    const part own = part_at(&p->sizes, number, ((context *)c)->workspace, mhc_scalar_sinkhorn_bwd(n, iterations));
-    for (int64_t t = own.begin; t < own.end; t++) {
+    const token_part part =
+        make_part(&p->sizes, index, ((context *)c)->workspace, mhc_scalar_sinkhorn_bwd_elements(n, iterations));
+    for (int64_t t = part.begin; t < part.end; t++) {
         for (int64_t ij = 0; ij < n * n; ij++)
-            own.scratch[ij] = load2(&p->args.h_res, t, ij / n, ij % n);
-        const real *dL = sinkhorn_backward(&p->args.dA, t, n, iterations, (real)p->args.eps, own.scratch);
+            part.scratch[ij] = load2(&p->args.h_res, t, ij / n, ij % n);
+        const real *dL = sinkhorn_backward(&p->args.dA, t, n, iterations, (real)p->args.eps, part.scratch);
         for (int64_t ij = 0; ij < n * n; ij++)
             store2(&p->args.dh_res, t, ij / n, ij % n, dL[ij]);
     }
@@ -284,7 +286,7 @@ cot_status NAME(mhc_sinkhorn_bwd_scalar)(cot_queue *queue, const void *problem, 
 
 /* ---- pre, forward ------------------------------------------------------------------------------------- */
 
-/* scratch: the logits first, as Sinkhorn wants them, then h_pre. */
+/* scratch: first the logits, as sinkhorn_forward expects them, then h_pre. */
 static void pre_forward_token(const mhc_pre_forward_problem *p, int64_t t, real *logits, real *h_pre)
 {
     const cot_mhc_pre_forward_args *a = &p->args;
@@ -302,7 +304,7 @@ static void pre_forward_token(const mhc_pre_forward_problem *p, int64_t t, real 
         for (int64_t i = 0; i < n; i++)
             for (int64_t d = 0; d < D; d++)
                 add(&sum, load_phi(&a->phi, j, i * D + d) * load_gamma(&a->gamma, i, d) * load2(&a->x, t, i, d));
-        const real h_mix = finish(&sum), alpha = load(&a->alpha, mhc_group(n, j) * a->alpha.stride[0]);
+        const real h_mix = finish(&sum), alpha = load(&a->alpha, mhc_alpha_index(n, j) * a->alpha.stride[0]);
         const real z = alpha * (h_mix * inv_rms) + load(&a->bias, j * a->bias.stride[0]);
         store1(&a->h_mix, t, j, h_mix);
         if (j < n) {
@@ -317,15 +319,15 @@ static void pre_forward_token(const mhc_pre_forward_problem *p, int64_t t, real 
     }
 }
 
-static void pre_forward_item(void *c, int64_t number)
+static void pre_forward_item(void *c, int64_t index)
 {
     const mhc_pre_forward_problem *p = ((context *)c)->problem;
     const cot_mhc_pre_forward_args *a = &p->args;
-    const int64_t n = p->sizes.n, D = p->sizes.D, sinkhorn = mhc_scalar_sinkhorn_fwd(n);
-    const part own = part_at(&p->sizes, number, ((context *)c)->workspace, sinkhorn + n);
-    real *h_pre = own.scratch + sinkhorn;
-    for (int64_t t = own.begin; t < own.end; t++) {
-        pre_forward_token(p, t, own.scratch, h_pre);
+    const int64_t n = p->sizes.n, D = p->sizes.D, sinkhorn = mhc_scalar_sinkhorn_fwd_elements(n);
+    const token_part part = make_part(&p->sizes, index, ((context *)c)->workspace, sinkhorn + n);
+    real *h_pre = part.scratch + sinkhorn;
+    for (int64_t t = part.begin; t < part.end; t++) {
+        pre_forward_token(p, t, part.scratch, h_pre);
         for (int64_t d = 0; cot_present(&a->h_in) && d < D; d++) {
             blocked_sum sum = {0};
             for (int64_t i = 0; i < n; i++)
@@ -333,7 +335,7 @@ static void pre_forward_item(void *c, int64_t number)
             store1(&a->h_in, t, d, finish(&sum));
         }
         if (cot_present(&a->A))
-            sinkhorn_forward(&a->A, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, own.scratch);
+            sinkhorn_forward(&a->A, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, part.scratch);
     }
 }
 
@@ -346,13 +348,13 @@ cot_status NAME(mhc_pre_fwd_scalar)(cot_queue *queue, const void *problem, void 
 
 /* ---- pre, backward ------------------------------------------------------------------------------------ */
 
-/* What a token hands to the parameters' gradients: dz [M] and dh_mix [M]. */
+/* The per-token inputs of the parameters' gradients: dz [M] and dh_mix [M]. */
 static real *token_terms(const mhc_pre_backward_problem *p, real *workspace, int64_t t)
 {
     return workspace + t * 2 * p->sizes.M;
 }
 
-/* dz of one token; scratch for Sinkhorn. */
+/* Computes dz of one token. `scratch` is for Sinkhorn. */
 static void pre_dz(const mhc_pre_backward_problem *p, int64_t t, real *dz, real *scratch)
 {
     const cot_mhc_pre_backward_args *a = &p->args;
@@ -375,9 +377,9 @@ static void pre_dz(const mhc_pre_backward_problem *p, int64_t t, real *dz, real 
     for (int64_t ij = 0; ij < n * n; ij++)
         scratch[ij] =
             alpha * (load1(&a->h_mix, t, 2 * n + ij) * inv_rms) + load(&a->bias, (2 * n + ij) * a->bias.stride[0]);
-    const real *more = sinkhorn_backward(&a->dA, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, scratch);
+    const real *sinkhorn_dL = sinkhorn_backward(&a->dA, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, scratch);
     for (int64_t ij = 0; ij < n * n; ij++)
-        dL[ij] += more[ij];
+        dL[ij] += sinkhorn_dL[ij];
 }
 
 static void pre_backward_token(const mhc_pre_backward_problem *p, int64_t t, real *terms, real *scratch)
@@ -389,7 +391,7 @@ static void pre_backward_token(const mhc_pre_backward_problem *p, int64_t t, rea
     const real inv_rms = load0(&a->inv_rms, t);
     pre_dz(p, t, terms, scratch);
     for (int64_t j = 0; j < M; j++) {
-        const real du = load(&a->alpha, mhc_group(n, j) * a->alpha.stride[0]) * terms[j];
+        const real du = load(&a->alpha, mhc_alpha_index(n, j) * a->alpha.stride[0]) * terms[j];
         add(&dinv, du * load1(&a->h_mix, t, j));
         dh_mix[j] = du * inv_rms;
     }
@@ -409,20 +411,20 @@ static void pre_backward_token(const mhc_pre_backward_problem *p, int64_t t, rea
     }
 }
 
-static void pre_backward_item(void *c, int64_t number)
+static void pre_backward_item(void *c, int64_t index)
 {
     const mhc_pre_backward_problem *p = ((context *)c)->problem;
     real *terms = ((context *)c)->workspace, *scratch = terms + p->sizes.tokens * 2 * p->sizes.M;
-    const part own =
-        part_at(&p->sizes, number, scratch, mhc_scalar_sinkhorn_bwd(p->sizes.n, mhc_pre_iterations(&p->args)));
-    for (int64_t t = own.begin; t < own.end; t++)
-        pre_backward_token(p, t, token_terms(p, terms, t), own.scratch);
+    const token_part part = make_part(&p->sizes, index, scratch,
+                                      mhc_scalar_sinkhorn_bwd_elements(p->sizes.n, mhc_pre_iterations(&p->args)));
+    for (int64_t t = part.begin; t < part.end; t++)
+        pre_backward_token(p, t, token_terms(p, terms, t), part.scratch);
 }
 
 enum { COLUMNS = 64 };
 
-/* Columns [k, k+count) of dphi and dgamma; they lie in one stream i. */
-static void phi_columns(const context *c, int64_t i, int64_t d, int64_t count)
+/* Columns [d, d+count) of dphi and dgamma in stream i. */
+static void reduce_phi_columns(const context *c, int64_t i, int64_t d, int64_t count)
 {
     const mhc_pre_backward_problem *p = c->problem;
     const cot_mhc_pre_backward_args *a = &p->args;
@@ -446,8 +448,8 @@ static void phi_columns(const context *c, int64_t i, int64_t d, int64_t count)
                        finish(&dgamma[k]));
 }
 
-/* dbias, and of its terms dalpha. */
-static void bias_and_alpha(const context *c)
+/* dbias, and dalpha from the same terms. */
+static void reduce_bias_and_alpha(const context *c)
 {
     const mhc_pre_backward_problem *p = c->problem;
     const cot_mhc_pre_backward_args *a = &p->args;
@@ -457,7 +459,7 @@ static void bias_and_alpha(const context *c)
         for (int64_t t = 0; t < p->sizes.tokens; t++) {
             const real dz = token_terms(p, c->workspace, t)[j];
             add(&dbias, dz);
-            add(&dalpha[mhc_group(p->sizes.n, j)], dz * (load1(&a->h_mix, t, j) * load0(&a->inv_rms, t)));
+            add(&dalpha[mhc_alpha_index(p->sizes.n, j)], dz * (load1(&a->h_mix, t, j) * load0(&a->inv_rms, t)));
         }
         store_gradient(&a->dbias, j * a->dbias.stride[0], a->accumulate, finish(&dbias));
     }
@@ -465,17 +467,17 @@ static void bias_and_alpha(const context *c)
         store_gradient(&a->dalpha, group * a->dalpha.stride[0], a->accumulate, finish(&dalpha[group]));
 }
 
-static void parameter_item(void *context_, int64_t number)
+static void parameter_item(void *context_, int64_t index)
 {
     const context *c = context_;
     const mhc_pre_backward_problem *p = c->problem;
     const int64_t blocks = cot_ceil_div(p->sizes.D, COLUMNS);
-    if (number == p->sizes.n * blocks) {
-        bias_and_alpha(c);
+    if (index == p->sizes.n * blocks) {
+        reduce_bias_and_alpha(c);
         return;
     }
-    const int64_t d = number % blocks * COLUMNS;
-    phi_columns(c, number / blocks, d, d + COLUMNS < p->sizes.D ? COLUMNS : p->sizes.D - d);
+    const int64_t d = index % blocks * COLUMNS;
+    reduce_phi_columns(c, index / blocks, d, d + COLUMNS < p->sizes.D ? COLUMNS : p->sizes.D - d);
 }
 
 cot_status NAME(mhc_pre_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_sinkhorn.h: Sinkhorn's iterations and their gradient, VW tokens at a time, a token a lane.
+ * mhc_sinkhorn.h: Sinkhorn's iterations and their gradient, VW tokens at a time, one token a lane.
  *
- * A = K_ij u_i v_j with K = softmax + eps: the steps change u or v alone, so that an iteration costs 2n*n products and
- * 2n divisions, and rounding errors do not pile up in the n*n elements. Backward, with G~ = G u v in place of the
- * gradient G of a step's output, a step that divided row i is undone by
+ * A = K_ij u_i v_j with K = softmax + eps. The steps change only u or v. So an iteration costs 2n*n products and 2n
+ * divisions, and rounding errors do not accumulate in the n*n elements. The backward uses G~ = G u v in place of the
+ * gradient G of a step's output. The gradient of a step that divided row i is
  *     G~_ij -= S_i u_i v_j,   S_i = sum_j G~_ij K_ij
- * with the u and v that the step left behind (likewise columns): the u and v of all iterations are all that is kept. */
+ * with u and v after that step; columns likewise. So only u and v of all iterations have to be stored. */
 #ifndef COT_MHC_SINKHORN_H
 #define COT_MHC_SINKHORN_H
 
 #include "mhc_rows.h"
 
-/* K from logits, in place; P besides, unless NULL. */
+/* K from logits, in place. Also stores P, unless P is NULL. */
 static inline void mhc_softmax(int64_t n, vf eps, vf *kernel, vf *P)
 {
     for (int64_t i = 0; i < n; i++) {
-        vf *row = kernel + i * n, max = row[0], sum = v_zero();
+        vf *row = kernel + i * n, row_max = row[0], sum = v_zero();
         for (int64_t j = 1; j < n; j++)
-            max = v_max(max, row[j]);
+            row_max = v_max(row_max, row[j]);
         for (int64_t j = 0; j < n; j++) {
-            row[j] = v_exp(v_sub(row[j], max));
+            row[j] = v_exp(v_sub(row[j], row_max));
             sum = v_add(sum, row[j]);
         }
         for (int64_t j = 0; j < n; j++) {
@@ -31,8 +31,9 @@ static inline void mhc_softmax(int64_t n, vf eps, vf *kernel, vf *P)
     }
 }
 
-/* u and v after the last iteration; with a history [iterations][2n][VW], after each of them. */
-static inline void mhc_scale(int64_t n, int32_t iterations, vf eps, const vf *kernel, vf *u, vf *v, float *history)
+/* Computes u and v after the last iteration. Stores u and v after each iteration in history [iterations][2n][VW],
+ * unless NULL. */
+static inline void mhc_iterate(int64_t n, int32_t iterations, vf eps, const vf *kernel, vf *u, vf *v, float *history)
 {
     for (int64_t i = 0; i < n; i++)
         u[i] = v[i] = v_set1(1);
@@ -62,19 +63,19 @@ static inline void mhc_sinkhorn(int64_t n, int32_t iterations, double eps_, vf *
     vf u[MHC_MAX_N], v[MHC_MAX_N];
     const vf eps = v_set1((float)eps_);
     mhc_softmax(n, eps, A, NULL);
-    mhc_scale(n, iterations, eps, A, u, v, NULL);
+    mhc_iterate(n, iterations, eps, A, u, v, NULL);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < n; j++)
             A[i * n + j] = v_mul(v_mul(A[i * n + j], u[i]), v[j]);
 }
 
-/* The gradient of the logits from dA, in G. The logits are used up. */
+/* G holds dA and becomes the gradient of the logits. Overwrites the logits. */
 static inline void mhc_sinkhorn_gradient(int64_t n, int32_t iterations, double eps_, vf *logits, vf *G, float *history)
 {
     vf P[MHC_MAX_N * MHC_MAX_N], u[MHC_MAX_N], v[MHC_MAX_N], *kernel = logits;
     const vf eps = v_set1((float)eps_);
     mhc_softmax(n, eps, kernel, P);
-    mhc_scale(n, iterations, eps, kernel, u, v, history);
+    mhc_iterate(n, iterations, eps, kernel, u, v, history);
     for (int64_t ij = 0; ij < n * n; ij++)
         G[ij] = v_mul(v_mul(G[ij], u[ij / n]), v[ij % n]);
     for (int32_t r = iterations - 1; r >= 0; r--) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_sinkhorn_lanes.c: Sinkhorn and its gradient with a token a lane (mhc_sinkhorn.h). An item is one of at most
- * MHC_SINKHORN_PARTS runs of tokens; the backward keeps a history of its VW tokens in the workspace. */
+ * mhc_sinkhorn_lanes.c: Sinkhorn and its gradient with one token a lane (mhc_sinkhorn.h). An item is one of at most
+ * MHC_SINKHORN_PARTS token ranges. The backward stores the history of VW tokens in the workspace. */
 #include "mhc_sinkhorn.h"
 
 cot_status V_NAME(mhc_sinkhorn_fwd_lanes)(cot_queue *, const void *, void *);
@@ -13,28 +13,28 @@ typedef struct lanes_context {
     float *history; /* of all parts */
 } lanes_context;
 
-static void load_lanes(vf *to, const cot_tensor *from, int64_t token, int64_t count, int64_t elements)
+static void load_lanes(vf *out, const cot_tensor *source, int64_t token, int64_t count, int64_t elements)
 {
     float tile[MHC_MAX_N * MHC_MAX_N * VW];
-    mhc_load_tile(tile, VW, from, token, count, elements);
+    mhc_load_tile(tile, VW, source, token, count, elements);
     for (int64_t e = 0; e < elements; e++)
-        to[e] = v_load(tile + e * VW);
+        out[e] = v_load(tile + e * VW);
 }
 
-static void store_lanes(const vf *from, const cot_tensor *to, int64_t token, int64_t count, int64_t elements)
+static void store_lanes(const vf *source, const cot_tensor *out, int64_t token, int64_t count, int64_t elements)
 {
     float tile[MHC_MAX_N * MHC_MAX_N * VW];
     for (int64_t e = 0; e < elements; e++)
-        v_store(tile + e * VW, from[e]);
-    mhc_store_tile(tile, VW, to, token, count, elements);
+        v_store(tile + e * VW, source[e]);
+    mhc_store_tile(tile, VW, out, token, count, elements);
 }
 
-static void forward_item(void *context, int64_t number)
+static void forward_item(void *context, int64_t part)
 {
     const lanes_context *c = context;
     const mhc_sinkhorn_forward_problem *p = c->problem;
-    const int64_t n = p->sizes.n, end = cot_clamp((number + 1) * c->parts.each, 0, p->sizes.tokens);
-    for (int64_t t = number * c->parts.each; t < end; t += VW) {
+    const int64_t n = p->sizes.n, end = cot_clamp((part + 1) * c->parts.part_tokens, 0, p->sizes.tokens);
+    for (int64_t t = part * c->parts.part_tokens; t < end; t += VW) {
         vf A[MHC_MAX_N * MHC_MAX_N];
         const int64_t count = cot_clamp(end - t, 0, VW);
         load_lanes(A, &p->args.h_res, t, count, n * n);
@@ -51,13 +51,13 @@ cot_status V_NAME(mhc_sinkhorn_fwd_lanes)(cot_queue *queue, const void *problem,
     return COT_OK;
 }
 
-static void backward_item(void *context, int64_t number)
+static void backward_item(void *context, int64_t part)
 {
     const lanes_context *c = context;
     const mhc_sinkhorn_backward_problem *p = c->problem;
-    const int64_t n = p->sizes.n, end = cot_clamp((number + 1) * c->parts.each, 0, p->sizes.tokens);
-    float *history = c->history + number * mhc_history(n, p->args.iterations);
-    for (int64_t t = number * c->parts.each; t < end; t += VW) {
+    const int64_t n = p->sizes.n, end = cot_clamp((part + 1) * c->parts.part_tokens, 0, p->sizes.tokens);
+    float *history = c->history + part * mhc_history_floats(n, p->args.iterations);
+    for (int64_t t = part * c->parts.part_tokens; t < end; t += VW) {
         vf logits[MHC_MAX_N * MHC_MAX_N], G[MHC_MAX_N * MHC_MAX_N];
         const int64_t count = cot_clamp(end - t, 0, VW);
         load_lanes(logits, &p->args.h_res, t, count, n * n);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_launch.c: the CUDA rows on the host: which kernels a call enqueues, with what grids. */
+ * mhc_launch.c: host side of the CUDA kernels: which kernels a call launches, and with what grids. */
 #include "../mhc_admit.h"
 #include "mhc_launch.h"
 
@@ -11,7 +11,7 @@
 #include "../mhc_kernels.def"
 #undef COT_KERNEL
 
-/* `return` on the first launch that fails; a grid without blocks is none. */
+/* Returns from the caller on the first launch that fails. A grid without blocks is skipped. */
 #define LAUNCH(queue, kernel, x, y, threads_, call)                                                                 \
     do {                                                                                                            \
         const cot_cuda_grid grid_ = {.blocks = {(unsigned)(x), (unsigned)(y), 1}, .threads = (unsigned)(threads_)}; \
@@ -21,7 +21,7 @@
             return status_;                                                                                         \
     } while (0)
 
-/* ---- the kernels -------------------------------------------------------------------------------------- */
+/* ---- kernels ----------------------------------------------------------------------------------------- */
 
 /* clang-format off */
 #define IMAGE(stem) extern const unsigned char cot_image_##stem[];
@@ -35,10 +35,10 @@ IMAGE(mhc_pre_mma)
 IMAGE(mhc_post)
 IMAGE(mhc_sinkhorn)
 
-/* By dtype, f32, f16 and bf16 being 1, 2 and 3 in cot_dtype. */
+/* Indexed by dtype: f32, f16 and bf16 are 1, 2 and 3 in cot_dtype. */
 #define BY_DTYPE(image, stem) \
     {{cot_image_##image, #stem "_f32", 0}, {cot_image_##image, #stem "_f16", 0}, {cot_image_##image, #stem "_bf16", 0}}
-/* By n - 1. */
+/* Indexed by n - 1. */
 #define BY_N(image, stem) \
     {{cot_image_##image, #stem "_n1", 0}, {cot_image_##image, #stem "_n2", 0}, {cot_image_##image, #stem "_n3", 0}, \
      {cot_image_##image, #stem "_n4", 0}, {cot_image_##image, #stem "_n5", 0}, {cot_image_##image, #stem "_n6", 0}, \
@@ -64,14 +64,14 @@ static const cot_cuda_kernel pre_finish_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pr
 static const cot_cuda_kernel pre_records[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records);
 static const cot_cuda_kernel pre_records_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records_any);
 
-/* By whether n is at most 2. */
+/* Indexed by n <= 2. */
 #define TILES(stem) {{cot_image_mhc_pre_tiles, #stem "_f32", 0}, {cot_image_mhc_pre_tiles, #stem "_few_f32", 0}}
 static const cot_cuda_kernel pre_tiles_project[2] = TILES(mhc_pre_tiles_project);
 static const cot_cuda_kernel pre_tiles_dx[2] = TILES(mhc_pre_tiles_dx);
 static const cot_cuda_kernel pre_tiles_dphi[2] = TILES(mhc_pre_tiles_dphi);
 
-/* On the tensor cores, for x of f16 and bf16: bytes of shared memory by the planes that x comes in, and by the rows of phi
- * in whole octets and in pairs of them. */
+/* Tensor-core kernels for x of f16 and bf16. Their bytes of shared memory, where
+ * `planes` is the number of bf16 terms of x, and `rows` the rows of phi rounded up to whole pairs of octets. */
 #define PROJECT_BYTES(planes, rows) (((planes) * MHC_CUDA_MMA_TOKENS + 3 * (rows)) * 72 * 2)
 #define DX_BYTES(planes, rows) (3 * (rows) * (MHC_CUDA_MMA_COLUMNS + 8) * 2)
 #define DPHI_BYTES(planes, rows) (MHC_CUDA_MMA_RUN * ((planes) * (MHC_CUDA_MMA_COLUMNS + 8) + 3 * ((rows) + 8)) * 2)
@@ -83,16 +83,16 @@ static const cot_cuda_kernel pre_mma_project[3][2] = MMA(mhc_pre_mma_project, PR
 static const cot_cuda_kernel pre_mma_dx[3][2] = MMA(mhc_pre_mma_dx, DX_BYTES);
 static const cot_cuda_kernel pre_mma_dphi[3][2] = MMA(mhc_pre_mma_dphi, DPHI_BYTES);
 
-/* Hopper's, by dtype: f16, bf16. */
+/* Hopper kernels, indexed by dtype: f16, bf16. */
 #define HOPPER(image, stem) \
     {{cot_image_##image, #stem "_f16", MHC_SM90_SHARED_BYTES}, {cot_image_##image, #stem "_bf16", MHC_SM90_SHARED_BYTES}}
 static const cot_cuda_kernel pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90);
 static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_split_sm90);
 static const cot_cuda_kernel pre_bwd_split[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_sm90);
-static const cot_cuda_kernel pre_bwd_once = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_once_sm90_bf16",
+static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_once_sm90_bf16",
                                              MHC_SM90_SHARED_BYTES};
-static const cot_cuda_kernel pre_bwd_once_begin = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_once_begin", 0};
+static const cot_cuda_kernel pre_bwd_one_pass_init = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_once_begin", 0};
 static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
 static const cot_cuda_kernel pre_bwd_cluster = {cot_image_mhc_pre_bwd_cluster_sm90, "mhc_pre_bwd_cluster_sm90",
                                                 MHC_SM90_SHARED_BYTES};
@@ -102,7 +102,7 @@ static const cot_cuda_kernel pre_bwd_cluster_post = {cot_image_mhc_pre_bwd_clust
 
 /* ---- arguments ---------------------------------------------------------------------------------------- */
 
-static mhc_array array(const cot_tensor *tensor)
+static mhc_array make_array(const cot_tensor *tensor)
 {
     mhc_array a = {.data = cot_present(tensor) ? tensor->data : NULL};
     for (int axis = 0; axis < tensor->rank && axis < 4; axis++)
@@ -110,7 +110,7 @@ static mhc_array array(const cot_tensor *tensor)
     return a;
 }
 
-static mhc_call call_of_sizes(const mhc_sizes *s)
+static mhc_call init_call(const mhc_sizes *s)
 {
     return (mhc_call){.tokens = s->tokens, .T = s->T, .D = s->D, .n = (int32_t)s->n};
 }
@@ -120,13 +120,13 @@ static int64_t token_blocks(const mhc_call *c)
     return cot_ceil_div(c->tokens, MHC_CUDA_TOKEN_THREADS);
 }
 
-/* The generic kernels go around in their grid. */
-static int64_t generic_blocks(int64_t wanted)
+/* The generic kernels have grid-stride loops, so the grid may be smaller than the work. */
+static int64_t generic_blocks(int64_t blocks)
 {
-    return wanted < INT32_MAX ? wanted : INT32_MAX;
+    return blocks < INT32_MAX ? blocks : INT32_MAX;
 }
 
-static bool aligned(const mhc_array *arrays, int count)
+static bool all_aligned(const mhc_array *arrays, int count)
 {
     for (int i = 0; i < count; i++)
         if ((uintptr_t)arrays[i].data % 16 != 0)
@@ -140,11 +140,11 @@ cot_status mhc_sinkhorn_fwd_tokens_sm80(cot_queue *queue, const void *problem, v
 {
     (void)workspace;
     const mhc_sinkhorn_forward_problem *p = problem;
-    mhc_call c = call_of_sizes(&p->sizes);
+    mhc_call c = init_call(&p->sizes);
     c.iterations = p->args.iterations;
     c.sinkhorn_eps = (float)p->args.eps;
-    c.h_res = array(&p->args.h_res);
-    c.A = array(&p->args.A);
+    c.h_res = make_array(&p->args.h_res);
+    c.A = make_array(&p->args.A);
     LAUNCH(queue, &sinkhorn_forward[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
     return COT_OK;
 }
@@ -152,12 +152,12 @@ cot_status mhc_sinkhorn_fwd_tokens_sm80(cot_queue *queue, const void *problem, v
 cot_status mhc_sinkhorn_bwd_tokens_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_sinkhorn_backward_problem *p = problem;
-    mhc_call c = call_of_sizes(&p->sizes);
+    mhc_call c = init_call(&p->sizes);
     c.iterations = p->args.iterations;
     c.sinkhorn_eps = (float)p->args.eps;
-    c.h_res = array(&p->args.h_res);
-    c.dA = array(&p->args.dA);
-    c.dh_res = array(&p->args.dh_res);
+    c.h_res = make_array(&p->args.h_res);
+    c.dA = make_array(&p->args.dA);
+    c.dh_res = make_array(&p->args.dh_res);
     c.history = workspace;
     LAUNCH(queue, &sinkhorn_backward[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
     return COT_OK;
@@ -168,28 +168,28 @@ cot_status mhc_sinkhorn_bwd_tokens_sm80(cot_queue *queue, const void *problem, v
 static mhc_call pre_forward_call(const mhc_pre_forward_problem *p)
 {
     const cot_mhc_pre_forward_args *a = &p->args;
-    mhc_call c = call_of_sizes(&p->sizes);
+    mhc_call c = init_call(&p->sizes);
     c.norm_eps = (float)a->norm_eps;
     c.hc_eps = (float)a->hc_eps;
     c.post_scale = (float)a->post_scale;
     c.sinkhorn_eps = (float)a->sinkhorn_eps;
     c.iterations = a->sinkhorn_iterations;
-    c.x = array(&a->x);
-    c.phi = array(&a->phi);
-    c.alpha = array(&a->alpha);
-    c.bias = array(&a->bias);
-    c.gamma = array(&a->gamma);
-    c.h_in = array(&a->h_in);
-    c.h_pre = array(&a->h_pre);
-    c.h_post = array(&a->h_post);
-    c.h_res = array(&a->h_res);
-    c.A = array(&a->A);
-    c.inv_rms = array(&a->inv_rms);
-    c.h_mix = array(&a->h_mix);
+    c.x = make_array(&a->x);
+    c.phi = make_array(&a->phi);
+    c.alpha = make_array(&a->alpha);
+    c.bias = make_array(&a->bias);
+    c.gamma = make_array(&a->gamma);
+    c.h_in = make_array(&a->h_in);
+    c.h_pre = make_array(&a->h_pre);
+    c.h_post = make_array(&a->h_post);
+    c.h_res = make_array(&a->h_res);
+    c.A = make_array(&a->A);
+    c.inv_rms = make_array(&a->inv_rms);
+    c.h_mix = make_array(&a->h_mix);
     return c;
 }
 
-/* A from the logits that pre's forward left in the workspace. */
+/* Computes A from the logits that pre's forward stored in the workspace. */
 static cot_status launch_fused_sinkhorn(cot_queue *queue, mhc_call *c)
 {
     if (c->A.data == NULL)
@@ -210,28 +210,29 @@ cot_status mhc_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, void 
     return launch_fused_sinkhorn(queue, &c);
 }
 
-/* What a block takes of a tensor at a time. */
+/* The box that one TMA load transfers. */
 typedef struct tile_box {
     int chunks, tokens, streams;
 } tile_box;
 
-/* x, dh_in or dx as [stream][chunk][token][column]. */
-static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const mhc_sizes *s, const cot_tensor *t, tile_box box)
+/* Maps x, dh_in or dx as [stream][chunk][token][column]. */
+static cot_status make_tile_map(cot_queue *queue, CUtensorMap *map, const mhc_sizes *s, const cot_tensor *t,
+                                tile_box box)
 {
     const int64_t token = s->T > 1 ? t->stride[1] : t->stride[0], streams = t->rank == 4 ? s->n : 1;
-    /* The driver wants strides even along axes of one element. */
+    /* The driver checks strides also for axes of one element. */
     return cot_cuda_swizzled_map(
         queue, map, s->dtype, 4, t->data, (const int64_t[]){MHC_SM90_CHUNK, s->tokens, s->D / MHC_SM90_CHUNK, streams},
         (const int64_t[]){s->tokens > 1 ? 2 * token : 16, 2 * MHC_SM90_CHUNK, streams > 1 ? 2 * t->stride[2] : 16},
         (const int[]){MHC_SM90_CHUNK, box.tokens, box.chunks, box.streams});
 }
 
-static bool begins_at(const cot_tensor *tensor, uintptr_t multiple)
+static bool is_aligned(const cot_tensor *tensor, uintptr_t multiple)
 {
     return !cot_present(tensor) || (uintptr_t)tensor->data % multiple == 0;
 }
 
-static int64_t launched_clusters(const mhc_call *c, int tile)
+static int64_t cluster_count(const mhc_call *c, int tile)
 {
     return cot_clamp(cot_ceil_div(c->tokens, tile), 1, MHC_SM90_CLUSTERS);
 }
@@ -240,7 +241,7 @@ static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kerne
                                   bool dependent, const mhc_mapped_call *call)
 {
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)(launched_clusters(&call->call, tile) * MHC_SM90_CLUSTER), 1, 1},
+        .blocks = {(unsigned)(cluster_count(&call->call, tile) * MHC_SM90_CLUSTER), 1, 1},
         .threads = (unsigned)threads,
         .shared_bytes = (unsigned)kernel->shared_bytes,
         .cluster = MHC_SM90_CLUSTER,
@@ -249,7 +250,7 @@ static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kerne
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
-/* x of the grid are slices of the columns, y parts of the tokens. */
+/* Grid: x = column slices, y = parts of the tokens. */
 static cot_status launch_slices(cot_queue *queue, const cot_cuda_kernel *kernel, int threads, bool dependent,
                                 const mhc_sizes *sizes, const mhc_mapped_call *call)
 {
@@ -262,23 +263,24 @@ static cot_status launch_slices(cot_queue *queue, const cot_cuda_kernel *kernel,
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
-/* The coefficients and h_in from the slices' sums, then A. */
-static cot_status launch_finish(cot_queue *queue, mhc_call *c, const mhc_sizes *sizes, bool vectors)
+/* Computes the coefficients and h_in from the slices' sums, then A. */
+static cot_status launch_finish(cot_queue *queue, mhc_call *c, const mhc_sizes *sizes, bool vectorized)
 {
-    LAUNCH(queue, &(vectors ? pre_finish : pre_finish_any)[sizes->dtype - COT_F32], c->tokens, 1, MHC_CUDA_THREADS, c);
+    LAUNCH(queue, &(vectorized ? pre_finish : pre_finish_any)[sizes->dtype - COT_F32], c->tokens, 1, MHC_CUDA_THREADS,
+           c);
     return launch_fused_sinkhorn(queue, c);
 }
 
-/* Are the rows of all of them whole aligned vectors? */
-static bool whole_vectors(const void *problem, const cot_tensor *const tensors[], int count)
+/* Whether the rows of all tensors are whole aligned vectors. */
+static bool rows_vectorized(const void *problem, const cot_tensor *const tensors[], int count)
 {
     for (int i = 0; i < count; i++)
         if (cot_present(tensors[i]) && (uintptr_t)tensors[i]->data % 16 != 0)
             return false;
-    return mhc_cuda_refuse_rows(problem, tensors, count) == NULL;
+    return mhc_cuda_admit_rows(problem, tensors, count) == NULL;
 }
 
-/* One of [3][2] kernels on the tensor cores, by n and dtype. */
+/* Launches one of [3][2] tensor-core kernels, by n and dtype. */
 static cot_status launch_mma(cot_queue *queue, const cot_cuda_kernel kernels[3][2], const mhc_sizes *s, int64_t x,
                              int64_t y, const mhc_call *c)
 {
@@ -297,9 +299,9 @@ cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     const mhc_sizes *s = &p->sizes;
     mhc_call c = pre_forward_call(p);
     c.logits = c.A.data != NULL ? workspace : NULL;
-    c.sums = (float *)((char *)workspace + mhc_cuda_sums_at(problem));
+    c.sums = (float *)((char *)workspace + mhc_cuda_sums_offset(problem));
     c.slices = mhc_cuda_slices(s);
-    c.vectors = whole_vectors(problem, (const cot_tensor *const[]){&p->args.x, &p->args.h_in}, 2);
+    c.vectorized = rows_vectorized(problem, (const cot_tensor *const[]){&p->args.x, &p->args.h_in}, 2);
     if (s->dtype == COT_F32) {
         LAUNCH(queue, &pre_tiles_project[c.n <= 2], cot_ceil_div(c.tokens, MHC_CUDA_TILE_TOKENS), c.slices,
                MHC_CUDA_THREADS, &c);
@@ -309,23 +311,23 @@ cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
         if (status != COT_OK)
             return status;
     }
-    return launch_finish(queue, &c, s, c.vectors);
+    return launch_finish(queue, &c, s, c.vectorized);
 }
 
-/* By clusters, or by blocks of slices that leave their sums. */
+/* By clusters, or (split) by blocks that store the sums of one slice each. */
 static cot_status forward_sm90(cot_queue *queue, const void *problem, void *workspace, bool split)
 {
     const mhc_pre_forward_problem *p = problem;
     const cot_mhc_pre_forward_args *a = &p->args;
     mhc_mapped_call mapped = {.call = pre_forward_call(p)};
     mhc_call *c = &mapped.call;
-    if (!begins_at(&a->x, 16) || !begins_at(&a->h_in, 16) || !begins_at(&a->phi, 8) || !begins_at(&a->gamma, 8))
+    if (!is_aligned(&a->x, 16) || !is_aligned(&a->h_in, 16) || !is_aligned(&a->phi, 8) || !is_aligned(&a->gamma, 8))
         return mhc_pre_fwd_generic_sm80(queue, problem, workspace);
     if (c->tokens == 0)
         return COT_OK;
     c->logits = c->A.data != NULL ? workspace : NULL;
     if (split) {
-        c->sums = (float *)((char *)workspace + mhc_cuda_sums_at(problem));
+        c->sums = (float *)((char *)workspace + mhc_cuda_sums_offset(problem));
         c->slices = mhc_sm90_slices(&p->sizes);
     }
     const bool wide = !split && c->D > MHC_SM90_MAX_D;
@@ -334,7 +336,7 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
     const cot_cuda_kernel *kernel = &(split  ? pre_fwd_split
                                       : wide ? pre_fwd_wide
                                              : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
-    cot_status status = map_tile(queue, &mapped.x, &p->sizes, &a->x, box);
+    cot_status status = make_tile_map(queue, &mapped.x, &p->sizes, &a->x, box);
     if (status == COT_OK)
         status = split ? launch_slices(queue, kernel, MHC_SM90_SPLIT_THREADS, false, &p->sizes, &mapped)
                        : launch_clusters(queue, kernel, box.tokens, MHC_SM90_FWD_THREADS, false, &mapped);
@@ -360,36 +362,36 @@ static mhc_call pre_backward_call(const mhc_pre_backward_problem *p, void *works
     const cot_mhc_pre_backward_args *a = &p->args;
     const mhc_cuda_layout layout = mhc_cuda_layout_pre_bwd(&p->sizes, mhc_pre_iterations(a));
     char *base = workspace;
-    mhc_call c = call_of_sizes(&p->sizes);
+    mhc_call c = init_call(&p->sizes);
     c.hc_eps = (float)a->hc_eps;
     c.post_scale = (float)a->post_scale;
     c.sinkhorn_eps = (float)a->sinkhorn_eps;
     c.iterations = a->sinkhorn_iterations;
     c.accumulate = a->accumulate;
-    c.x = array(&a->x);
-    c.phi = array(&a->phi);
-    c.alpha = array(&a->alpha);
-    c.bias = array(&a->bias);
-    c.gamma = array(&a->gamma);
-    c.inv_rms = array(&a->inv_rms);
-    c.h_mix = array(&a->h_mix);
-    c.h_pre = array(&a->h_pre);
-    c.h_post = array(&a->h_post);
-    c.dh_in = array(&a->dh_in);
-    c.dh_post = array(&a->dh_post);
-    c.dh_res = array(&a->dh_res);
-    c.dA = array(&a->dA);
-    c.dx_post = array(&a->dx_post);
-    c.dx = array(&a->dx);
-    c.dphi = array(&a->dphi);
-    c.dalpha = array(&a->dalpha);
-    c.dbias = array(&a->dbias);
-    c.dgamma = array(&a->dgamma);
+    c.x = make_array(&a->x);
+    c.phi = make_array(&a->phi);
+    c.alpha = make_array(&a->alpha);
+    c.bias = make_array(&a->bias);
+    c.gamma = make_array(&a->gamma);
+    c.inv_rms = make_array(&a->inv_rms);
+    c.h_mix = make_array(&a->h_mix);
+    c.h_pre = make_array(&a->h_pre);
+    c.h_post = make_array(&a->h_post);
+    c.dh_in = make_array(&a->dh_in);
+    c.dh_post = make_array(&a->dh_post);
+    c.dh_res = make_array(&a->dh_res);
+    c.dA = make_array(&a->dA);
+    c.dx_post = make_array(&a->dx_post);
+    c.dx = make_array(&a->dx);
+    c.dphi = make_array(&a->dphi);
+    c.dalpha = make_array(&a->dalpha);
+    c.dbias = make_array(&a->dbias);
+    c.dgamma = make_array(&a->dgamma);
     c.dz = (float *)(base + layout.dz);
     c.dh_mix = (float *)(base + layout.dh_mix);
     c.factor = (float *)(base + layout.factor);
     c.records = (mhc_token_record *)(base + layout.records);
-    c.words = (uint32_t *)(base + layout.words);
+    c.counters = (uint32_t *)(base + layout.counters);
     c.history = (float *)(base + layout.history);
     c.partial = (float *)(base + layout.partial);
     c.token_sums = (double *)(base + layout.token_sums);
@@ -399,17 +401,17 @@ static mhc_call pre_backward_call(const mhc_pre_backward_problem *p, void *works
     return c;
 }
 
-/* The parameters' gradients from the sums of the parts. */
+/* Computes the parameters' gradients from the sums of the parts. */
 static cot_status launch_sum_parts(cot_queue *queue, const mhc_call *c)
 {
-    const bool wanted =
+    const bool any_gradient =
         c->dphi.data != NULL || c->dgamma.data != NULL || c->dbias.data != NULL || c->dalpha.data != NULL;
     const cot_cuda_grid grid = {
         .blocks = {(unsigned)(cot_ceil_div(c->n * c->D, MHC_CUDA_SUM_COLUMNS) + 1), 1, 1},
         .threads = MHC_CUDA_THREADS,
         .dependent = true,
     };
-    return wanted ? cot_cuda_launch(queue, &pre_sum_parts, &grid, c) : COT_OK;
+    return any_gradient ? cot_cuda_launch(queue, &pre_sum_parts, &grid, c) : COT_OK;
 }
 
 cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
@@ -432,28 +434,29 @@ _Static_assert((int)MHC_SM90_CLUSTERS *(int)MHC_SM90_CLUSTER <= (int)MHC_CUDA_TO
                "the blocks' sums of dz fit in the workspace");
 _Static_assert((int)MHC_SM90_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS, "those of the kernel without clusters do");
 
-/* The maps of what is given; dx_post is forgotten where there is no dx. */
+/* Makes the tensor maps of the tensors that are present. dx_post is ignored if dx is absent. */
 static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const mhc_pre_backward_problem *p)
 {
     const cot_mhc_pre_backward_args *a = &p->args;
     const bool dx = cot_present(&a->dx), post = dx && cot_present(&a->dx_post);
-    const tile_box all = {MHC_SM90_CHUNKS, MHC_SM90_TILE, MHC_SM90_N}, one = {MHC_SM90_CHUNKS, MHC_SM90_TILE, 1};
-    cot_status status = map_tile(queue, &mapped->x, &p->sizes, &a->x, all);
+    const tile_box all_streams = {MHC_SM90_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
+                   one_stream = {MHC_SM90_CHUNKS, MHC_SM90_TILE, 1};
+    cot_status status = make_tile_map(queue, &mapped->x, &p->sizes, &a->x, all_streams);
     if (status == COT_OK)
-        status = map_tile(queue, &mapped->dh_in, &p->sizes, &a->dh_in, one);
+        status = make_tile_map(queue, &mapped->dh_in, &p->sizes, &a->dh_in, one_stream);
     if (status == COT_OK && dx)
-        status = map_tile(queue, &mapped->dx, &p->sizes, &a->dx, all);
+        status = make_tile_map(queue, &mapped->dx, &p->sizes, &a->dx, all_streams);
     if (status == COT_OK && post)
-        status = map_tile(queue, &mapped->dx_post, &p->sizes, &a->dx_post, one);
+        status = make_tile_map(queue, &mapped->dx_post, &p->sizes, &a->dx_post, one_stream);
     if (!post)
         mapped->call.dx_post.data = NULL;
     return status;
 }
 
-/* Do the rows of x and of what is of its kind begin where the copy engine takes them? */
-static bool backward_begins_in_units(const cot_mhc_pre_backward_args *a)
+/* Whether the data pointers of x, dh_in, dx and dx_post are aligned as the copy engine (TMA) requires. */
+static bool backward_is_aligned(const cot_mhc_pre_backward_args *a)
 {
-    return begins_at(&a->x, 16) && begins_at(&a->dh_in, 16) && begins_at(&a->dx, 16) && begins_at(&a->dx_post, 16);
+    return is_aligned(&a->x, 16) && is_aligned(&a->dh_in, 16) && is_aligned(&a->dx, 16) && is_aligned(&a->dx_post, 16);
 }
 
 cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
@@ -462,33 +465,33 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
     const cot_mhc_pre_backward_args *a = &p->args;
     mhc_mapped_call mapped = {.call = pre_backward_call(p, workspace)};
     mhc_call *c = &mapped.call;
-    if (!backward_begins_in_units(a))
+    if (!backward_is_aligned(a))
         return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
-    c->parts = launched_clusters(c, MHC_SM90_TILE);
+    c->parts = cluster_count(c, MHC_SM90_TILE);
     c->token_parts = c->parts * MHC_SM90_CLUSTER;
     if (c->dA.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     else
-        c->dz = NULL; /* the owners of tokens take it from dh_post and dh_res */
+        c->dz = NULL; /* the owner warps read it from dh_post and dh_res */
     const cot_status status = map_backward(queue, &mapped, p);
     if (status != COT_OK)
         return status;
     const cot_cuda_kernel *kernel = c->dx_post.data != NULL ? &pre_bwd_cluster_post : &pre_bwd_cluster;
-    const cot_status launched =
+    const cot_status launch_status =
         launch_clusters(queue, kernel, MHC_SM90_TILE, MHC_SM90_BWD_THREADS, c->dA.data != NULL, &mapped);
-    return launched == COT_OK ? launch_sum_parts(queue, c) : launched;
+    return launch_status == COT_OK ? launch_sum_parts(queue, c) : launch_status;
 }
 
-/* dz, dh_mix and c of all tokens, and their records if c->records is not null; then the sums of dz over parts of the
+/* dz, dh_mix and c of all tokens, and their records if c->records is not null. Then the sums of dz over parts of the
  * tokens. */
-static cot_status launch_records(cot_queue *queue, const mhc_call *c, const mhc_sizes *sizes, bool vectors)
+static cot_status launch_records(cot_queue *queue, const mhc_call *c, const mhc_sizes *sizes, bool vectorized)
 {
     const int64_t tile = c->records != NULL ? MHC_SM90_TILE : 1;
-    if (c->dA.data != NULL) /* else the records take it from dh_post and dh_res */
+    if (c->dA.data != NULL) /* otherwise the records kernel reads it from dh_post and dh_res */
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
-    LAUNCH(queue, &(vectors ? pre_records : pre_records_any)[sizes->dtype - COT_F32],
+    LAUNCH(queue, &(vectorized ? pre_records : pre_records_any)[sizes->dtype - COT_F32],
            cot_ceil_div(c->tokens, tile) * tile, 1, MHC_CUDA_THREADS, c);
     if (c->dbias.data != NULL || c->dalpha.data != NULL)
         LAUNCH(queue, &pre_token_sums, c->token_parts, 1, MHC_CUDA_THREADS, c);
@@ -502,32 +505,32 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     const mhc_sizes *s = &p->sizes;
     mhc_call c = pre_backward_call(p, workspace);
     c.records = NULL;
-    c.vectors = whole_vectors(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4);
-    cot_status status = launch_records(queue, &c, s, c.vectors);
+    c.vectorized = rows_vectorized(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4);
+    cot_status status = launch_records(queue, &c, s, c.vectorized);
     if (status != COT_OK)
         return status;
     const int64_t columns = c.n * cot_ceil_div(c.D, MHC_CUDA_MMA_COLUMNS);
-    const bool Q = c.dphi.data != NULL || c.dgamma.data != NULL;
+    const bool need_Q = c.dphi.data != NULL || c.dgamma.data != NULL;
     if (s->dtype == COT_F32) {
         if (c.dx.data != NULL)
             LAUNCH(queue, &pre_tiles_dx[c.n <= 2], cot_ceil_div(c.tokens, MHC_CUDA_TILE_TOKENS),
                    c.n * cot_ceil_div(c.D, MHC_CUDA_DX_COLUMNS), MHC_CUDA_THREADS, &c);
-        if (Q)
+        if (need_Q)
             LAUNCH(queue, &pre_tiles_dphi[c.n <= 2], c.n * cot_ceil_div(c.D, MHC_CUDA_Q_COLUMNS), c.parts,
                    MHC_CUDA_THREADS, &c);
         return launch_sum_parts(queue, &c);
     }
     if (c.dx.data != NULL)
         status = launch_mma(queue, pre_mma_dx, s, cot_ceil_div(c.tokens, MHC_CUDA_MMA_TOKENS), columns, &c);
-    if (status == COT_OK && Q)
+    if (status == COT_OK && need_Q)
         status = launch_mma(queue, pre_mma_dphi, s, columns, c.parts, &c);
     if (status != COT_OK)
         return status;
     return launch_sum_parts(queue, &c);
 }
 
-/* All in one kernel but the sums over the parts, by as many blocks as there are multiprocessors. */
-static cot_status launch_once(cot_queue *queue, mhc_mapped_call *mapped, const mhc_sizes *sizes)
+/* One kernel does everything except the sums over the parts. It has one block for each multiprocessor. */
+static cot_status launch_one_pass(cot_queue *queue, mhc_mapped_call *mapped, const mhc_sizes *sizes)
 {
     mhc_call *c = &mapped->call;
     const cot_cuda_grid grid = {
@@ -540,8 +543,8 @@ static cot_status launch_once(cot_queue *queue, mhc_mapped_call *mapped, const m
     c->token_parts = MHC_SM90_BLOCKS;
     if (c->dA.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
-    LAUNCH(queue, &pre_bwd_once_begin, 1, 1, MHC_CUDA_THREADS, c);
-    const cot_status status = cot_cuda_launch(queue, &pre_bwd_once, &grid, mapped);
+    LAUNCH(queue, &pre_bwd_one_pass_init, 1, 1, MHC_CUDA_THREADS, c);
+    const cot_status status = cot_cuda_launch(queue, &pre_bwd_one_pass, &grid, mapped);
     return status == COT_OK ? launch_sum_parts(queue, c) : status;
 }
 
@@ -551,14 +554,14 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     const cot_mhc_pre_backward_args *a = &p->args;
     mhc_mapped_call mapped = {.call = pre_backward_call(p, workspace)};
     mhc_call *c = &mapped.call;
-    if (!backward_begins_in_units(a))
+    if (!backward_is_aligned(a))
         return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
     c->parts = mhc_sm90_parts(&p->sizes);
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
     cot_status status = map_backward(queue, &mapped, p);
-    if (status == COT_OK && c->D > MHC_SM90_ONCE_MIN_D && p->sizes.dtype == COT_BF16 && c->dx_post.data == NULL)
-        return launch_once(queue, &mapped, &p->sizes);
+    if (status == COT_OK && c->D > MHC_SM90_ONE_PASS_MIN_D && p->sizes.dtype == COT_BF16 && c->dx_post.data == NULL)
+        return launch_one_pass(queue, &mapped, &p->sizes);
     if (status == COT_OK)
         status = launch_records(queue, c, &p->sizes, true);
     if (status == COT_OK)
@@ -573,12 +576,12 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
 static mhc_call post_forward_call(const mhc_post_forward_problem *p)
 {
     const cot_mhc_post_forward_args *a = &p->args;
-    mhc_call c = call_of_sizes(&p->sizes);
-    c.x = array(&a->x);
-    c.f = array(&a->f);
-    c.h_post = array(&a->h_post);
-    c.A = array(&a->A);
-    c.y = array(&a->y);
+    mhc_call c = init_call(&p->sizes);
+    c.x = make_array(&a->x);
+    c.f = make_array(&a->f);
+    c.h_post = make_array(&a->h_post);
+    c.A = make_array(&a->A);
+    c.y = make_array(&a->y);
     return c;
 }
 
@@ -592,7 +595,7 @@ cot_status mhc_post_fwd_generic_sm80(cot_queue *queue, const void *problem, void
     return COT_OK;
 }
 
-/* Threads for a token's rows of D elements, `vector` at a time. */
+/* Threads of a block that handles rows of D elements, `vector` elements at a time. */
 static int64_t post_threads(const mhc_sizes *s)
 {
     const int64_t vector = (s->n > 4 ? 8 : 16) / (int64_t)cot_dtype_size(s->dtype);
@@ -603,7 +606,7 @@ cot_status mhc_post_fwd_rows_sm80(cot_queue *queue, const void *problem, void *w
 {
     const mhc_post_forward_problem *p = problem;
     const mhc_call c = post_forward_call(p);
-    if (!aligned((const mhc_array[]){c.x, c.f, c.y}, 3))
+    if (!all_aligned((const mhc_array[]){c.x, c.f, c.y}, 3))
         return mhc_post_fwd_generic_sm80(queue, problem, workspace);
     LAUNCH(queue, &post_forward[c.n - 1][p->sizes.dtype - COT_F32], c.tokens, 1, post_threads(&p->sizes), &c);
     return COT_OK;
@@ -612,16 +615,16 @@ cot_status mhc_post_fwd_rows_sm80(cot_queue *queue, const void *problem, void *w
 static mhc_call post_backward_call(const mhc_post_backward_problem *p)
 {
     const cot_mhc_post_backward_args *a = &p->args;
-    mhc_call c = call_of_sizes(&p->sizes);
-    c.x = array(&a->x);
-    c.f = array(&a->f);
-    c.h_post = array(&a->h_post);
-    c.A = array(&a->A);
-    c.dy = array(&a->dy);
-    c.dx = array(&a->dx);
-    c.df = array(&a->df);
-    c.dh_post = array(&a->dh_post);
-    c.dA = array(&a->dA);
+    mhc_call c = init_call(&p->sizes);
+    c.x = make_array(&a->x);
+    c.f = make_array(&a->f);
+    c.h_post = make_array(&a->h_post);
+    c.A = make_array(&a->A);
+    c.dy = make_array(&a->dy);
+    c.dx = make_array(&a->dx);
+    c.df = make_array(&a->df);
+    c.dh_post = make_array(&a->dh_post);
+    c.dA = make_array(&a->dA);
     return c;
 }
 
@@ -638,7 +641,7 @@ cot_status mhc_post_bwd_rows_sm80(cot_queue *queue, const void *problem, void *w
 {
     const mhc_post_backward_problem *p = problem;
     const mhc_call c = post_backward_call(p);
-    if (!aligned((const mhc_array[]){c.x, c.f, c.dy, c.dx, c.df}, 5))
+    if (!all_aligned((const mhc_array[]){c.x, c.f, c.dy, c.dx, c.df}, 5))
         return mhc_post_bwd_generic_sm80(queue, problem, workspace);
     LAUNCH(queue, &post_backward[c.n - 1][p->sizes.dtype - COT_F32], c.tokens, 1, post_threads(&p->sizes), &c);
     return COT_OK;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_launch.h: how the CUDA kernels divide the work, and which problems they take. For the front and for
- * mhc_launch.c. */
+ * mhc_launch.h: how the CUDA kernels divide the work, which problems they admit, at what cost and with how much
+ * workspace. For mhc.c and mhc_launch.c. */
 #ifndef COT_MHC_LAUNCH_H
 #define COT_MHC_LAUNCH_H
 
@@ -10,7 +10,8 @@
 
 /* ---- kernels without clusters ------------------------------------------------------------------------- */
 
-/* Slices of the columns and, each of every so many tiles, parts of the tokens: by the shape alone. */
+/* Numbers of column slices and of token parts. Part p has tiles p, p + parts, p + 2 parts, ... Both depend only on the
+ * shape. */
 static inline int64_t mhc_sm90_slices(const mhc_sizes *s)
 {
     return cot_ceil_div(s->D, MHC_SM90_COLUMNS);
@@ -19,16 +20,16 @@ static inline int64_t mhc_sm90_slices(const mhc_sizes *s)
 static inline int64_t mhc_sm90_parts(const mhc_sizes *s)
 {
     const int64_t slices = mhc_sm90_slices(s), tiles = cot_ceil_div(s->tokens, MHC_SM90_TILE);
-    const int64_t most = slices > 0 ? cot_clamp(MHC_SM90_BLOCKS / slices, 1, MHC_SM90_BLOCKS) : 1;
-    return tiles < most ? tiles : most;
+    const int64_t max_parts = slices > 0 ? cot_clamp(MHC_SM90_BLOCKS / slices, 1, MHC_SM90_BLOCKS) : 1;
+    return tiles < max_parts ? tiles : max_parts;
 }
 
 /* ---- pre's backward ----------------------------------------------------------------------------------- */
 
-/* What lies where in the workspace, in bytes. The parts depend on the shape alone, and with them the order of sums. */
+/* Offsets in the workspace, in bytes. The parts depend only on the shape, so the order of sums does too. */
 typedef struct mhc_cuda_layout {
     int64_t parts, part_length, token_parts;
-    size_t dz, dh_mix, factor, records, words, history, token_sums, partial, bytes;
+    size_t dz, dh_mix, factor, records, counters, history, token_sums, partial, bytes;
 } mhc_cuda_layout;
 
 static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations)
@@ -39,21 +40,21 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     l.dh_mix = cot_take(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
     l.factor = cot_take(&l.bytes, s->tokens, sizeof(float));
     l.records = cot_take(&l.bytes, cot_mul(tiles, MHC_SM90_TILE), sizeof(mhc_token_record));
-    l.words = cot_take(&l.bytes, MHC_SM90_MADE + tiles, sizeof(uint32_t));
+    l.counters = cot_take(&l.bytes, MHC_SM90_RECORD_COUNTS + tiles, sizeof(uint32_t));
     l.part_length = cot_round_up(cot_ceil_div(s->tokens, MHC_CUDA_MAX_PARTS), MHC_CUDA_RUN);
     l.parts = s->tokens > 0 ? cot_ceil_div(s->tokens, l.part_length) : 0;
     l.token_parts = cot_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
-    /* The clusters' kernel leaves a part for each cluster, and sums of dz for each of their blocks. */
+    /* The cluster kernel stores one part for each cluster, and sums of dz for each block of the clusters. */
     const int64_t clusters = cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_CLUSTERS);
-    const int64_t shares = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : 0;
-    const int64_t most = cot_max(shares, cot_max(clusters, l.parts));
+    const int64_t split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : 0;
+    const int64_t max_parts = cot_max(split_parts, cot_max(clusters, l.parts));
     l.history = cot_take(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
     l.token_sums = cot_take(&l.bytes, COT_PRODUCT(MHC_CUDA_TOKEN_PARTS, s->M, 2), sizeof(double));
-    l.partial = cot_take(&l.bytes, COT_PRODUCT(most, s->M, s->n, s->D), sizeof(float));
+    l.partial = cot_take(&l.bytes, COT_PRODUCT(max_parts, s->M, s->n, s->D), sizeof(float));
     return l;
 }
 
-/* ---- rows --------------------------------------------------------------------------------------------- */
+/* ---- admission, cost and workspace ------------------------------------------------------------------- */
 
 static inline const char *admit_cuda(const void *problem)
 {
@@ -65,9 +66,9 @@ static inline const char *admit_cuda(const void *problem)
     return sizes->n > MHC_CUDA_MAX_N ? "it serves n up to 8" : NULL;
 }
 
-/* NULL if the rows of all of them are contiguous and, but for where the data begins, aligned to sixteen bytes. That a
- * row learns only when it runs: then it leaves the call to the generic kernels. */
-static inline const char *mhc_cuda_refuse_rows(const void *problem, const cot_tensor *const tensors[], int count)
+/* NULL if all rows are contiguous and aligned to 16 bytes, apart from the data pointers. The alignment of the pointers
+ * is known only when the kernel runs. It then falls back to the generic kernels. */
+static inline const char *mhc_cuda_admit_rows(const void *problem, const cot_tensor *const tensors[], int count)
 {
     const mhc_sizes *sizes = problem;
     if (admit_cuda(problem) != NULL)
@@ -88,7 +89,7 @@ static inline const char *mhc_cuda_refuse_rows(const void *problem, const cot_te
     return NULL;
 }
 
-/* Pre by tiles: what lies in y of the grids. */
+/* Tiled kernels of pre: the column tiles are the grid's y dimension. */
 static inline const char *admit_cuda_pre_tiles(const void *problem)
 {
     const mhc_sizes *sizes = problem;
@@ -100,17 +101,17 @@ static inline const char *admit_cuda_pre_tiles(const void *problem)
 static inline const char *admit_cuda_post_fwd(const void *problem)
 {
     const cot_mhc_post_forward_args *a = &((const mhc_post_forward_problem *)problem)->args;
-    return mhc_cuda_refuse_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y}, 3);
+    return mhc_cuda_admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y}, 3);
 }
 
 static inline const char *admit_cuda_post_bwd(const void *problem)
 {
     const cot_mhc_post_backward_args *a = &((const mhc_post_backward_problem *)problem)->args;
-    return mhc_cuda_refuse_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->dy, &a->dx, &a->df}, 5);
+    return mhc_cuda_admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->dy, &a->dx, &a->df}, 5);
 }
 
-/* [B,T,...] whose tokens lie at one stride from the first to the last, in memory order. */
-static inline bool mhc_cuda_one_stride(const cot_tensor *t)
+/* Whether all tokens of a tensor [B,T,...] have one positive stride from the first to the last. */
+static inline bool mhc_cuda_uniform_token_stride(const cot_tensor *t)
 {
     if (!cot_present(t) || t->shape[0] * t->shape[1] <= 1)
         return true;
@@ -118,43 +119,44 @@ static inline bool mhc_cuda_one_stride(const cot_tensor *t)
     return stride > 0 && (t->shape[0] <= 1 || t->shape[1] <= 1 || t->stride[0] == t->shape[1] * t->stride[1]);
 }
 
-/* A parameter of two axes whose rows can be read two floats at a time, but for where the data begins. */
-static inline bool mhc_cuda_pairs(const cot_tensor *t)
+/* Whether the rows of a parameter with two axes can be read two floats at a time, apart from the alignment of the data
+ * pointer. */
+static inline bool mhc_cuda_has_float2_rows(const cot_tensor *t)
 {
     return !cot_present(t) || (t->stride[1] == 1 && t->stride[0] % 2 == 0);
 }
 
-/* Hopper's kernels. streams: tensors [B,T,4,D]; layers: [B,T,D]. */
-static inline const char *mhc_sm90_refuse(const void *problem, const cot_tensor *const tensors[], int count,
-                                          const cot_tensor *phi, const cot_tensor *gamma)
+/* Admission of the Hopper kernels. tensors: [B,T,4,D] or [B,T,D]. */
+static inline const char *mhc_sm90_admit(const void *problem, const cot_tensor *const tensors[], int count,
+                                         const cot_tensor *phi, const cot_tensor *gamma)
 {
     const mhc_sizes *sizes = problem;
     if (sizes->n != MHC_SM90_N || (sizes->dtype != COT_BF16 && sizes->dtype != COT_F16))
         return "it serves 4 streams in f16 and bf16";
     if (sizes->D % MHC_SM90_CHUNK != 0 || sizes->D > MHC_SM90_BLOCKS * MHC_SM90_COLUMNS)
         return "it serves multiples of 64 up to 33792 as D";
-    if (!mhc_cuda_pairs(phi) || !mhc_cuda_pairs(gamma))
+    if (!mhc_cuda_has_float2_rows(phi) || !mhc_cuda_has_float2_rows(gamma))
         return "rows of phi or gamma are not contiguous";
     for (int i = 0; i < count; i++) {
-        if (!mhc_cuda_one_stride(tensors[i]))
+        if (!mhc_cuda_uniform_token_stride(tensors[i]))
             return "tokens do not lie at one stride";
         if (cot_present(tensors[i]) && tensors[i]->rank == 4 && tensors[i]->stride[2] <= 0)
             return "streams do not lie in their order";
     }
-    return mhc_cuda_refuse_rows(problem, tensors, count);
+    return mhc_cuda_admit_rows(problem, tensors, count);
 }
 
 static inline const char *admit_sm90_pre_fwd_split(const void *problem)
 {
     const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
-    return mhc_sm90_refuse(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &a->phi, &a->gamma);
+    return mhc_sm90_admit(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &a->phi, &a->gamma);
 }
 
 static inline const char *admit_sm90_pre_bwd_split(const void *problem)
 {
     const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
-    return mhc_sm90_refuse(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4, &a->phi,
-                           &a->gamma);
+    return mhc_sm90_admit(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4, &a->phi,
+                          &a->gamma);
 }
 
 static inline const char *admit_sm90_pre_fwd(const void *problem)
@@ -174,7 +176,7 @@ static inline const char *admit_sm90_pre_bwd(const void *problem)
     return admit_sm90_pre_bwd_split(problem);
 }
 
-/* Only their order matters. */
+/* Only the order of the costs matters. */
 static inline double cost_cuda_generic(const void *problem)
 {
     const mhc_sizes *sizes = problem;
@@ -187,14 +189,14 @@ static inline double cost_cuda_tiles(const void *problem)
     return 256 + 8 * (double)sizes->D;
 }
 
-/* A tile takes as long whatever D is. */
+/* The time of a tile does not depend on D. */
 static inline double cost_sm90_pre(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     return sizes->D > MHC_SM90_MAX_D ? MHC_SM90_WIDE_MAX_D : MHC_SM90_MAX_D;
 }
 
-/* x is read twice, but all blocks have work whatever D is. */
+/* x is read twice, but all blocks have work for any D. */
 static inline double cost_sm90_split(const void *problem)
 {
     const mhc_sizes *sizes = problem;
@@ -213,8 +215,8 @@ static inline size_t workspace_cuda_pre_fwd(const void *problem)
     return cot_present(&p->args.A) ? cot_bytes(COT_PRODUCT(p->sizes.tokens, p->sizes.n, p->sizes.n), sizeof(float)) : 0;
 }
 
-/* The slices' sums besides. */
-static inline size_t mhc_cuda_sums_at(const void *problem)
+/* Offset of the slices' sums, which follow the logits. */
+static inline size_t mhc_cuda_sums_offset(const void *problem)
 {
     return cot_align(workspace_cuda_pre_fwd(problem));
 }
@@ -222,11 +224,11 @@ static inline size_t mhc_cuda_sums_at(const void *problem)
 static inline size_t workspace_sm90_pre_fwd_split(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return mhc_cuda_sums_at(problem) +
+    return mhc_cuda_sums_offset(problem) +
            cot_bytes(COT_PRODUCT(sizes->tokens, mhc_sm90_slices(sizes), MHC_CUDA_SUMS(sizes->n)), sizeof(float));
 }
 
-/* A stream's slices are whole ones, but for its last. */
+/* Slices of all streams. Only the last slice of a stream can be partial. */
 static inline int64_t mhc_cuda_slices(const mhc_sizes *s)
 {
     return s->n * cot_ceil_div(s->D, MHC_CUDA_SLICE);
@@ -235,7 +237,7 @@ static inline int64_t mhc_cuda_slices(const mhc_sizes *s)
 static inline size_t workspace_cuda_pre_fwd_tiles(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return mhc_cuda_sums_at(problem) +
+    return mhc_cuda_sums_offset(problem) +
            cot_bytes(COT_PRODUCT(sizes->tokens, mhc_cuda_slices(sizes), MHC_CUDA_SUMS(sizes->n)), sizeof(float));
 }
 

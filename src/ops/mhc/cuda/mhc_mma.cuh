@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_mma.cuh: pre's kernels for Hopper: products by the type of x's elements, and which tiles a block goes through. */
+ * mhc_mma.cuh: helpers of pre's kernels for Hopper: the MMA for x's element type, and the schedule of tiles of a
+ * block. */
 #ifndef COT_MHC_MMA_CUH
 #define COT_MHC_MMA_CUH
 
@@ -20,21 +21,21 @@ static __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t 
         cot_mma_bf16(c, a0, a1, a2, a3, b0, b1);
 }
 
-/* A warp is done with what it stored in or read from shared memory: 32 arrivals, since racecheck follows a lane that arrives
- * and not one that another arrives for. */
-static __device__ __forceinline__ void arrive_as_warp(uint64_t *barrier)
+/* Signals that the warp has finished reading or writing a part of shared memory. All 32 lanes arrive:
+ * compute-sanitizer's racecheck tracks only lanes that arrive themselves. */
+static __device__ __forceinline__ void arrive_all_lanes(uint64_t *barrier)
 {
-    __syncwarp(); /* one instruction for all of them */
+    __syncwarp(); /* the lanes then arrive in one instruction */
     cot_mbarrier_arrive(barrier);
 }
 
-/* What a block has: slice `rank` of the columns, and every so many tiles. Clusters have a block for each slice that there
- * may be; without them x of the grid are the slices that there are. */
-struct block_share {
+/* The work of a block: column slice `rank`, and tiles first, first + step, ... below `tiles`. In a cluster kernel the
+ * block's rank in the cluster is the slice. Without clusters (SPLIT) blockIdx.x is the slice. */
+struct tile_schedule {
     int rank, first, step, tiles;
 };
 
-template <bool SPLIT, int TILE> static __device__ __forceinline__ block_share share_of(const mhc_call &c)
+template <bool SPLIT, int TILE> static __device__ __forceinline__ tile_schedule make_schedule(const mhc_call &c)
 {
     const int tiles = (int)((c.tokens + TILE - 1) / TILE);
     if (SPLIT)

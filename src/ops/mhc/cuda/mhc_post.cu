@@ -1,60 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_post.cu: post, d contiguous, rows of whole aligned vectors, n a constant. A block takes a token, whose
- * coefficients lie in shared memory. Every element is read once: backward, dh_post and dA come out of the same pass,
- * summed thread by thread, over lanes, over warps. */
+ * mhc_post.cu: post for contiguous d, rows that are whole aligned vectors, and n as a constant.
+ *
+ * A block handles one token, whose coefficients are in shared memory. Every element is read once. The backward computes
+ * dh_post and dA in the same pass; it sums by thread, then over lanes, then over warps. */
 #include "mhc_cuda.cuh"
 
 #include "../../../cuda/device/ptx.cuh"
 
 enum { WARPS = MHC_CUDA_POST_THREADS / 32, RUN = 32 };
 
-/* Elements at a time: sixteen bytes, eight where n streams would not fit in the registers. */
+/* Elements in one access: 16 bytes, or 8 bytes where the vectors of n streams would not fit in the registers. */
 template <typename E, int N> constexpr int vector_of = (N > 4 ? 8 : 16) / (int)sizeof(E);
 
 template <int N> struct coefficients {
-    float at[N * N + N]; /* A[i][o], then h_post */
+    float value[N * N + N]; /* A[i][o], then h_post */
 };
 
-/* A thread's share of the coefficients: on their way while the first elements are asked for. */
-template <int N> struct share {
+/* The coefficients that this thread loads. The loads overlap those of the first elements. */
+template <int N> struct thread_coefficients {
     float value[(N * N + N + 31) / 32];
 };
 
-template <int N> static __device__ __forceinline__ share<N> load_share(const mhc_call &c)
+template <int N> static __device__ __forceinline__ thread_coefficients<N> load_coefficients(const mhc_call &c)
 {
-    const int64_t token = blockIdx.x, at_A = token_at(c, c.A, token), at_h_post = token_at(c, c.h_post, token);
-    share<N> own;
+    const int64_t token = blockIdx.x, A_offset = token_offset(c, c.A, token),
+                  h_post_offset = token_offset(c, c.h_post, token);
+    thread_coefficients<N> loaded;
 #pragma unroll
     for (int r = 0; r < (N * N + N + 31) / 32; r++) {
         const int ij = (int)(threadIdx.x + r * blockDim.x);
         if (ij < N * N)
-            own.value[r] = load_f32(c.A, at_A + ij / N * c.A.stride[2] + ij % N * c.A.stride[3]);
+            loaded.value[r] = load_f32(c.A, A_offset + ij / N * c.A.stride[2] + ij % N * c.A.stride[3]);
         else if (ij < N * N + N)
-            own.value[r] = load_f32(c.h_post, at_h_post + (ij - N * N) * c.h_post.stride[2]);
+            loaded.value[r] = load_f32(c.h_post, h_post_offset + (ij - N * N) * c.h_post.stride[2]);
     }
-    return own;
+    return loaded;
 }
 
-template <int N> static __device__ __forceinline__ void publish(const share<N> &own, coefficients<N> &s)
+template <int N>
+static __device__ __forceinline__ void store_coefficients(const thread_coefficients<N> &loaded, coefficients<N> &s)
 {
 #pragma unroll
     for (int r = 0; r < (N * N + N + 31) / 32; r++)
         if (threadIdx.x + r * blockDim.x < N * N + N)
-            s.at[threadIdx.x + r * blockDim.x] = own.value[r];
+            s.value[threadIdx.x + r * blockDim.x] = loaded.value[r];
     __syncthreads();
 }
 
-/* Through the first-level cache: past it, as streams go elsewhere, the backward takes a few per cent longer on an H200. */
-template <typename E, int V> static __device__ __forceinline__ cot_vector<E, V> load_row(const E *from)
+/* Loads through the L1 cache. Bypassing L1, as the other streaming loads do, makes the backward a few percent slower on
+ * an H200. */
+template <typename E, int V> static __device__ __forceinline__ cot_vector<E, V> load_row(const E *source)
 {
     cot_vector<E, V> v;
     static_assert(cot_vector<E, V>::words == 2 || cot_vector<E, V>::words == 4, "8 or 16 bytes");
     if constexpr (cot_vector<E, V>::words == 4) {
-        const uint4 words = __ldg((const uint4 *)from);
+        const uint4 words = __ldg((const uint4 *)source);
         v.raw.word[0] = words.x, v.raw.word[1] = words.y, v.raw.word[2] = words.z, v.raw.word[3] = words.w;
     } else {
-        const uint2 words = __ldg((const uint2 *)from);
+        const uint2 words = __ldg((const uint2 *)source);
         v.raw.word[0] = words.x, v.raw.word[1] = words.y;
     }
     return v;
@@ -64,17 +68,17 @@ template <typename E, int V> static __device__ __forceinline__ cot_vector<E, V> 
 template <typename E, int V>
 static __device__ __forceinline__ void unpack_word(const cot_vector<E, V> &v, int w, float (&values)[4 / sizeof(E)])
 {
-    cot_vector<E, 4 / sizeof(E)> one;
-    one.raw.word[0] = v.raw.word[w];
-    cot_unpack(one, values);
+    cot_vector<E, 4 / sizeof(E)> single;
+    single.raw.word[0] = v.raw.word[w];
+    cot_unpack(single, values);
 }
 
 template <typename E, int V>
 static __device__ __forceinline__ void pack_word(cot_vector<E, V> &v, int w, const float (&values)[4 / sizeof(E)])
 {
-    cot_vector<E, 4 / sizeof(E)> one;
-    cot_pack(one, values);
-    v.raw.word[w] = one.raw.word[0];
+    cot_vector<E, 4 / sizeof(E)> single;
+    cot_pack(single, values);
+    v.raw.word[w] = single.raw.word[0];
 }
 
 template <typename E, int N> static __device__ __forceinline__ void forward(const mhc_call &c)
@@ -83,9 +87,10 @@ template <typename E, int N> static __device__ __forceinline__ void forward(cons
     __shared__ coefficients<N> s;
     const int D = (int)c.D;
     const int64_t token = blockIdx.x;
-    const E *x = (const E *)c.x.data + token_at(c, c.x, token), *f = (const E *)c.f.data + token_at(c, c.f, token);
-    E *y = (E *)c.y.data + token_at(c, c.y, token);
-    const share<N> own = load_share<N>(c);
+    const E *x = (const E *)c.x.data + token_offset(c, c.x, token),
+            *f = (const E *)c.f.data + token_offset(c, c.f, token);
+    E *y = (E *)c.y.data + token_offset(c, c.y, token);
+    const thread_coefficients<N> loaded = load_coefficients<N>(c);
     for (int begin = 0; begin < D; begin += (int)blockDim.x * V) {
         const int d = begin + (int)threadIdx.x * V;
         cot_vector<E, V> raw_x[N], raw_f, out[N];
@@ -96,13 +101,13 @@ template <typename E, int N> static __device__ __forceinline__ void forward(cons
                 raw_x[i] = load_row<E, V>(x + i * c.x.stride[2] + d);
         }
         if (begin == 0)
-            publish(own, s);
+            store_coefficients(loaded, s);
         if (d >= D)
             break;
 #pragma unroll
         for (int w = 0; w < V / P; w++) {
-            float values[N][P], layer[P];
-            unpack_word(raw_f, w, layer);
+            float values[N][P], f_values[P];
+            unpack_word(raw_f, w, f_values);
 #pragma unroll
             for (int i = 0; i < N; i++)
                 unpack_word(raw_x[i], w, values[i]);
@@ -111,10 +116,10 @@ template <typename E, int N> static __device__ __forceinline__ void forward(cons
                 float sum[P];
 #pragma unroll
                 for (int p = 0; p < P; p++) {
-                    sum[p] = s.at[N * N + o] * layer[p];
+                    sum[p] = s.value[N * N + o] * f_values[p];
 #pragma unroll
                     for (int i = 0; i < N; i++)
-                        sum[p] = fmaf(s.at[i * N + o], values[i][p], sum[p]);
+                        sum[p] = fmaf(s.value[i * N + o], values[i][p], sum[p]);
                 }
                 pack_word(out[o], w, sum);
             }
@@ -125,26 +130,26 @@ template <typename E, int N> static __device__ __forceinline__ void forward(cons
     }
 }
 
-/* Sums: dA[i,o] in i*N+o, dh_post[o] in N*N+o, nothing in the rest. */
+/* Layout of the sums: dA[i,o] at i*N+o, dh_post[o] at N*N+o, padding after that. */
 template <int N> constexpr int sum_count = (N * N + N + 31) / 32 * 32;
 
 template <int N>
 static __device__ __forceinline__ void store_sums(const mhc_call &c, const float (&total)[sum_count<N> / 32])
 {
-    __shared__ float all[WARPS][sum_count<N>];
+    __shared__ float warp_sums[WARPS][sum_count<N>];
     const int64_t token = blockIdx.x;
 #pragma unroll
     for (int i = 0; i < sum_count<N> / 32; i++)
-        all[threadIdx.x / 32][threadIdx.x % 32 * (sum_count<N> / 32) + i] = total[i];
+        warp_sums[threadIdx.x / 32][threadIdx.x % 32 * (sum_count<N> / 32) + i] = total[i];
     __syncthreads();
     for (int ij = threadIdx.x; ij < N * N + N; ij += blockDim.x) {
         float sum = 0.0f;
         for (int warp = 0; warp < blockDim.x / 32; warp++)
-            sum += all[warp][ij];
-        if (ij < N * N && given(c.dA))
-            store_f32(c.dA, token_at(c, c.dA, token) + ij / N * c.dA.stride[2] + ij % N * c.dA.stride[3], sum);
-        if (ij >= N * N && given(c.dh_post))
-            store_f32(c.dh_post, token_at(c, c.dh_post, token) + (ij - N * N) * c.dh_post.stride[2], sum);
+            sum += warp_sums[warp][ij];
+        if (ij < N * N && present(c.dA))
+            store_f32(c.dA, token_offset(c, c.dA, token) + ij / N * c.dA.stride[2] + ij % N * c.dA.stride[3], sum);
+        if (ij >= N * N && present(c.dh_post))
+            store_f32(c.dh_post, token_offset(c, c.dh_post, token) + (ij - N * N) * c.dh_post.stride[2], sum);
     }
 }
 
@@ -154,14 +159,15 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
     __shared__ coefficients<N> s;
     const int D = (int)c.D;
     const int64_t token = blockIdx.x;
-    const E *x = (const E *)c.x.data + token_at(c, c.x, token), *f = (const E *)c.f.data + token_at(c, c.f, token);
-    const E *dy = (const E *)c.dy.data + token_at(c, c.dy, token);
-    E *dx = (E *)c.dx.data + token_at(c, c.dx, token), *df = (E *)c.df.data + token_at(c, c.df, token);
+    const E *x = (const E *)c.x.data + token_offset(c, c.x, token),
+            *f = (const E *)c.f.data + token_offset(c, c.f, token);
+    const E *dy = (const E *)c.dy.data + token_offset(c, c.dy, token);
+    E *dx = (E *)c.dx.data + token_offset(c, c.dx, token), *df = (E *)c.df.data + token_offset(c, c.df, token);
     float sums[sum_count<N>] = {0}, total[sum_count<N> / 32] = {0};
     int terms = 0;
-    const share<N> own = load_share<N>(c);
+    const thread_coefficients<N> loaded = load_coefficients<N>(c);
     const int first = (int)threadIdx.x * V;
-    if (first < D) { /* there is no register for them before the coefficients have come */
+    if (first < D) { /* prefetch only: registers for the loads are free only after the coefficients have arrived */
         cot_prefetch(f + first);
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -169,7 +175,7 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
             cot_prefetch(dy + i * c.dy.stride[2] + first);
         }
     }
-    publish(own, s);
+    store_coefficients(loaded, s);
     for (int begin = 0; begin < D; begin += (int)blockDim.x * V) {
         const int d = begin + (int)threadIdx.x * V;
         if (d < D) {
@@ -181,37 +187,38 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
             for (int i = 0; i < N; i++)
                 raw_x[i] = load_row<E, V>(x + i * c.x.stride[2] + d);
 #pragma unroll
-            for (int w = 0; w < V / P; w++) { /* df and dx take the place of f and x */
-                float gradient[N][P], layer[P], out[P];
-                unpack_word(raw_f, w, layer);
+            for (int w = 0; w < V / P; w++) { /* df and dx replace f and x in the registers */
+                float dy_values[N][P], f_values[P], out[P];
+                unpack_word(raw_f, w, f_values);
 #pragma unroll
                 for (int o = 0; o < N; o++) {
-                    unpack_word(raw_dy[o], w, gradient[o]);
+                    unpack_word(raw_dy[o], w, dy_values[o]);
 #pragma unroll
                     for (int p = 0; p < P; p++) {
-                        out[p] = o == 0 ? s.at[N * N] * gradient[0][p] : fmaf(s.at[N * N + o], gradient[o][p], out[p]);
-                        sums[N * N + o] = fmaf(layer[p], gradient[o][p], sums[N * N + o]);
+                        out[p] = o == 0 ? s.value[N * N] * dy_values[0][p]
+                                        : fmaf(s.value[N * N + o], dy_values[o][p], out[p]);
+                        sums[N * N + o] = fmaf(f_values[p], dy_values[o][p], sums[N * N + o]);
                     }
                 }
                 pack_word(raw_f, w, out);
 #pragma unroll
                 for (int i = 0; i < N; i++) {
-                    float stream[P];
-                    unpack_word(raw_x[i], w, stream);
+                    float x_values[P];
+                    unpack_word(raw_x[i], w, x_values);
 #pragma unroll
                     for (int o = 0; o < N; o++)
 #pragma unroll
                         for (int p = 0; p < P; p++) {
-                            out[p] =
-                                o == 0 ? s.at[i * N] * gradient[0][p] : fmaf(s.at[i * N + o], gradient[o][p], out[p]);
-                            sums[i * N + o] = fmaf(stream[p], gradient[o][p], sums[i * N + o]);
+                            out[p] = o == 0 ? s.value[i * N] * dy_values[0][p]
+                                            : fmaf(s.value[i * N + o], dy_values[o][p], out[p]);
+                            sums[i * N + o] = fmaf(x_values[p], dy_values[o][p], sums[i * N + o]);
                         }
                     pack_word(raw_x[i], w, out);
                 }
             }
-            if (given(c.df))
+            if (present(c.df))
                 cot_store_words<cot_vector<E, V>::words>(df + d, raw_f.raw);
-            if (given(c.dx))
+            if (present(c.dx))
 #pragma unroll
                 for (int i = 0; i < N; i++)
                     cot_store_words<cot_vector<E, V>::words>(dx + i * c.dx.stride[2] + d, raw_x[i].raw);

@@ -1,48 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, n = 4, bf16. Tiles, blocks and owners are those
- * of mhc_pre_fwd_cluster_sm90.cu; what Sinkhorn gives to dz is in the workspace already (mhc_pre_dz). A ring slot a tile:
+ * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 4 and bf16.
  *
- *   producer     x and dh_in of the tile to shared memory; later dx from where x was
- *   8 products   warps, 32 columns of all streams each. First the warp's part of dh_pre, the diagonals of dh_in x^T. Then,
- *                with what the owners have sent:
- *                  Q  += x^T dh_mix     dh_mix as three bf16 terms; tensor cores cut sums off, so each tile's product
- *                                       is added to Q, in registers to the end, by float32 additions
- *                  dx = dh_mix (phi gamma) + c x + h_pre dh_in (+ dx_post)
- *                                       dh_mix and phi gamma as two bf16 terms each, without the product of the second
- *                                       ones: off by at most 2^-15 of each product (the op's README, "Precision")
- *   reducer      adds up the warps and sends each token's dh_pre to its owner
- *   owner        sends its token's dh_mix to all blocks: first what is known of it, then what needs dh_pre, which it adds
- *                up over the blocks, and c; and adds up the terms of dbias and dalpha
- *   post         brings dx_post, if given, a stream at a time; its tile takes the place of a slot
+ * Tiles, blocks and owners are the same as in mhc_pre_fwd_cluster_sm90.cu. With dA, mhc_pre_dz has already
+ * stored dz in the workspace: it includes Sinkhorn's gradient. The ring has one stage for a tile. Roles:
  *
- *   barrier            arrivals                phase ends when
- *   full[slot]         producer's one          the tile has its bytes
- *   partial_full       a warp of products      all warps' parts of dh_pre are there
- *   partial_empty      the reducer             those are read
- *   gathered[slot]     owner's one             dh_pre of all blocks for its token has come
- *   sent[slot]         products' one           the records of all the tile's tokens have come
- *   done[slot]         a warp of products      dx lies where x was
- *   post_full[stream]  post's one              dx_post of the stream has come
- *   post_empty[stream] a warp of products      it is read
+ *   producer     loads x and dh_in of the tile into shared memory; later stores dx, which replaced x there
+ *   8 MMA warps  32 columns of all streams each. First compute the warp's part of dh_pre: the diagonals of dh_in x^T.
+ *                Then, with the records that the owners have sent, add to Q and compute dx (mhc_pre_bwd_sm90.cuh).
+ *   reducer      sums over the warps and sends each token's dh_pre to its owner
+ *   owner        sends its token's record (dh_mix, h_pre, c) to all blocks: first the part that does not need dh_pre,
+ *                then the part that needs dh_pre, which it sums over the blocks. It also sums the terms of dbias and
+ *                dalpha.
+ *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage.
  *
- * Slots of other blocks are written without asking, as in the forward. The products look one tile ahead, for dh_pre of
- * it to go around while they work on the one before. Registers are what there is least of: Q and the second terms of phi
- * gamma take 144 of a product thread's. */
+ *   barrier               arrivals              phase ends when
+ *   full[stage]           1, the producer       x and dh_in of the tile are in shared memory
+ *   partial_full          32 of each MMA warp   the warps' parts of dh_pre are in shared memory
+ *   partial_empty         32, the reducer       the reducer has read them
+ *   gathered_full[stage]  1, the owner          dh_pre of the owned token has arrived from all blocks
+ *   records_full[stage]   1, MMA thread 0       the records of all tokens of the tile have arrived
+ *   dx_full[stage]        1 of each MMA warp    dx has replaced x in shared memory
+ *   post_full[stream]     1, the dx_post warp   dx_post of the stream is in shared memory
+ *   post_empty[stream]    1 of each MMA warp    dx_post of the stream has been read
+ *
+ * A block stores into another block's stage without waiting for that block, as in the forward. The MMA warps compute
+ * dh_pre one tile ahead. The exchange of dh_pre then overlaps the products of the previous tile. Registers are the
+ * scarcest resource: Q and the second terms of phi gamma take 144 registers of an MMA thread. */
 #include "mhc_pre_bwd_sm90.cuh"
 
 enum { RECORD_UNITS = sizeof(token_record) / 16 };
 
-/* With dx_post, whose tile takes the place of a slot. */
-template <bool POST> struct shared_memory {
-    enum { STAGES = POST ? 3 : 4 };
-    unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in alike */
-    unsigned char dx_post[POST ? N : 1][POST ? STREAM_BYTES : 1024];
+/* With ADD_POST, the buffer of dx_post replaces one stage. */
+template <bool ADD_POST> struct shared_memory {
+    enum { STAGES = ADD_POST ? 3 : 4 };
+    unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise */
+    unsigned char dx_post[ADD_POST ? N : 1][ADD_POST ? STREAM_BYTES : 1024];
     phi_fragments<GROUPS> phi;
-    token_record records[STAGES][TILE], own;
+    token_record records[STAGES][TILE], owned_record;
     float gathered[STAGES][MHC_SM90_CLUSTER][N];
-    float partial[PRODUCTS][TILE][N];
-    uint64_t full[STAGES], gathered_full[STAGES], sent[STAGES], done[STAGES], partial_full, partial_empty;
+    float partial[MMA_WARPS][TILE][N];
+    uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], dx_full[STAGES], partial_full, partial_empty;
     uint64_t post_full[N], post_empty[N];
 };
 static_assert(sizeof(shared_memory<false>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
@@ -53,31 +51,31 @@ extern __shared__ __align__(1024) unsigned char memory[];
     cot_ring<s.STAGES> ring;             \
     for (int tile = (int)(blockIdx.x / MHC_SM90_CLUSTER); tile < (count); tile += MHC_SM90_CLUSTERS, ring.next())
 
-/* ---- products ----------------------------------------------------------------------------------------- */
+/* ---- MMA warps ---------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ int64_t first_column(void)
 {
     return cot_cluster_rank() * MHC_SM90_COLUMNS + threadIdx.x / 32 * COLUMNS;
 }
 
-/* The warp's part of dh_pre, of tokens g and g+8 in the lanes that hold the diagonals. */
-template <bool POST>
-static __device__ __forceinline__ void take_dh_pre(shared_memory<POST> &s, uint32_t x, uint32_t dh_in, int warp,
-                                                   uint32_t parity)
+/* Computes the warp's part of dh_pre. The lanes that hold the diagonals store tokens g and g+8. */
+template <bool ADD_POST>
+static __device__ __forceinline__ void compute_dh_pre(shared_memory<ADD_POST> &s, uint32_t x, uint32_t dh_in, int warp,
+                                                      uint32_t parity)
 {
     const int lane = threadIdx.x % 32, g = lane / 4;
     const bool odd = g % 2 != 0;
     float low[N], high[N];
     uint32_t A[2][4];
-    cot_ldmatrix_x4(A[0], unit_of(dh_in, 0));
-    cot_ldmatrix_x4(A[1], unit_of(dh_in, 1));
+    cot_ldmatrix_x4(A[0], unit_address(dh_in, 0));
+    cot_ldmatrix_x4(A[1], unit_address(dh_in, 1));
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float sums[2][4] = {0};
 #pragma unroll
         for (int step = 0; step < 2; step++) {
             uint32_t B[4];
-            cot_ldmatrix_x4(B, unit_of(x, 2 * i + step));
+            cot_ldmatrix_x4(B, unit_address(x, 2 * i + step));
             cot_mma_bf16(sums[0], A[step][0], A[step][1], A[step][2], A[step][3], B[0], B[1]);
             cot_mma_bf16(sums[1], A[step][0], A[step][1], A[step][2], A[step][3], B[2], B[3]);
         }
@@ -89,45 +87,46 @@ static __device__ __forceinline__ void take_dh_pre(shared_memory<POST> &s, uint3
         *(float4 *)s.partial[warp][g] = make_float4(low[0], low[1], low[2], low[3]);
         *(float4 *)s.partial[warp][g + 8] = make_float4(high[0], high[1], high[2], high[3]);
     }
-    arrive_as_warp(&s.partial_full);
+    arrive_all_lanes(&s.partial_full);
 }
 
-template <bool POST>
-static __device__ __forceinline__ void products(const mhc_call &c, shared_memory<POST> &s, int rank, int tiles)
+template <bool ADD_POST>
+static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<ADD_POST> &s, int rank, int tiles)
 {
     const int warp = threadIdx.x / 32;
-    uint32_t second[GROUPS][6];
-    load_phi<0, GROUPS / 2>(c, s, first_column(), warp, second);
+    uint32_t second_terms[GROUPS][6];
+    load_phi<0, GROUPS / 2>(c, s, first_column(), warp, second_terms);
     cot_cluster_wait();
-    load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, second);
+    load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, second_terms);
     float Q[GROUPS][OCTETS][4] = {0};
-    const lane_units at = find_units(s, warp);
-    cot_ring<s.STAGES> next;
-    uint32_t parity = 0, turn = 0;
-    int ahead = (int)(blockIdx.x / MHC_SM90_CLUSTER);
+    const lane_units units = find_lane_units(s, warp);
+    cot_ring<s.STAGES> next_ring;
+    uint32_t parity = 0, post_parity = 0;
+    int next_tile = (int)(blockIdx.x / MHC_SM90_CLUSTER);
     FOR_EACH_TILE(tile, ring, tiles)
     {
-        /* The first time two tiles, then one. */
-        for (; ahead < tiles && ahead <= tile + MHC_SM90_CLUSTERS; ahead += MHC_SM90_CLUSTERS, next.next()) {
-            cot_mbarrier_wait(&s.full[next.slot], next.parity);
-            const uint32_t slot = (uint32_t)(next.slot * STAGE_BYTES);
-            take_dh_pre(s, at.by_column + slot, at.by_token + slot + X_BYTES, warp, parity);
+        /* dh_pre is computed one tile ahead: of two tiles in the first iteration, then of one. */
+        for (; next_tile < tiles && next_tile <= tile + MHC_SM90_CLUSTERS;
+             next_tile += MHC_SM90_CLUSTERS, next_ring.next()) {
+            cot_mbarrier_wait(&s.full[next_ring.slot], next_ring.parity);
+            const uint32_t stage_offset = (uint32_t)(next_ring.slot * STAGE_BYTES);
+            compute_dh_pre(s, units.by_column + stage_offset, units.by_token + stage_offset + X_BYTES, warp, parity);
             parity ^= 1;
         }
-        cot_mbarrier_wait(&s.sent[ring.slot], ring.parity);
+        cot_mbarrier_wait(&s.records_full[ring.slot], ring.parity);
         if (threadIdx.x == 0)
-            cot_mbarrier_arrive_expect(&s.sent[ring.slot], sizeof s.records[0]);
-        multiply_tile<__nv_bfloat16, POST>(c, s, at, ring, warp, turn, second, Q);
-        turn ^= 1;
+            cot_mbarrier_arrive_expect(&s.records_full[ring.slot], sizeof s.records[0]);
+        multiply_tile<__nv_bfloat16, ADD_POST>(c, s, units, ring, warp, post_parity, second_terms, Q);
+        post_parity ^= 1;
     }
     const int64_t d = first_column();
-    if (d < c.D && (given(c.dphi) || given(c.dgamma)))
+    if (d < c.D && (present(c.dphi) || present(c.dgamma)))
         store_Q(c, Q, (int64_t)(blockIdx.x / MHC_SM90_CLUSTER), d);
 }
 
-/* ---- the others --------------------------------------------------------------------------------------- */
+/* ---- other roles -------------------------------------------------------------------------------------- */
 
-template <bool POST> static __device__ __forceinline__ void reduce(shared_memory<POST> &s, int rank, int tiles)
+template <bool ADD_POST> static __device__ __forceinline__ void reduce(shared_memory<ADD_POST> &s, int rank, int tiles)
 {
     const int token = threadIdx.x % 32;
     uint32_t parity = 0;
@@ -138,59 +137,62 @@ template <bool POST> static __device__ __forceinline__ void reduce(shared_memory
         if (token < TILE) {
             float4 sum = *(const float4 *)s.partial[0][token];
 #pragma unroll
-            for (int warp = 1; warp < PRODUCTS; warp++) {
-                const float4 more = *(const float4 *)s.partial[warp][token];
-                sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+            for (int warp = 1; warp < MMA_WARPS; warp++) {
+                const float4 other = *(const float4 *)s.partial[warp][token];
+                sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
             }
             cot_store_async(cot_map_shared(cot_shared_address(s.gathered[ring.slot][rank]), token),
                             cot_map_shared(cot_shared_address(&s.gathered_full[ring.slot]), token),
                             __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
                             __float_as_uint(sum.w));
         }
-        arrive_as_warp(&s.partial_empty);
+        arrive_all_lanes(&s.partial_empty);
         parity ^= 1;
     }
 }
 
-/* Sends a share of s.own's units to all blocks: first those that dh_pre is not in, then the four others, the first of each
- * term's three and the last. */
-template <bool LATE, bool POST>
-static __device__ __forceinline__ void send_units(shared_memory<POST> &s, int slot, int rank)
+/* Sends 16-byte units of the owned record to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
+ * depend on dh_pre: AFTER_DH_PRE sends these, the other call sends the rest. */
+template <bool AFTER_DH_PRE, bool ADD_POST>
+static __device__ __forceinline__ void send_units(shared_memory<ADD_POST> &s, int stage, int rank)
 {
-    constexpr uint32_t COUNT = LATE ? 4 : RECORD_UNITS - 4;
-    const uint32_t to = cot_shared_address(&s.records[slot][rank]), barrier = cot_shared_address(&s.sent[slot]);
+    constexpr uint32_t COUNT = AFTER_DH_PRE ? 4 : RECORD_UNITS - 4;
+    const uint32_t to = cot_shared_address(&s.records[stage][rank]),
+                   barrier = cot_shared_address(&s.records_full[stage]);
     __syncwarp();
-#pragma unroll LATE ? 2 : 1
-    for (uint32_t number = threadIdx.x % 32; number < COUNT * MHC_SM90_CLUSTER; number += 32) {
-        const uint32_t block = number / COUNT, which = number % COUNT;
-        const uint32_t unit = LATE ? which * 3 + which / 3 : which * 3 / 2 + 1 - which / 6;
-        const uint4 words = ((const uint4 *)&s.own)[unit];
+#pragma unroll AFTER_DH_PRE ? 2 : 1
+    for (uint32_t item = threadIdx.x % 32; item < COUNT * MHC_SM90_CLUSTER; item += 32) {
+        const uint32_t block = item / COUNT, index = item % COUNT;
+        const uint32_t unit = AFTER_DH_PRE ? index * 3 + index / 3 : index * 3 / 2 + 1 - index / 6;
+        const uint4 words = ((const uint4 *)&s.owned_record)[unit];
         cot_store_async(cot_map_shared(to + unit * 16, block), cot_map_shared(barrier, block), words.x, words.y,
                         words.z, words.w);
     }
     __syncwarp();
 }
 
-template <bool POST> static __device__ __forceinline__ void set_terms(shared_memory<POST> &s, int j, float mix)
+template <bool ADD_POST>
+static __device__ __forceinline__ void set_terms(shared_memory<ADD_POST> &s, int j, float dh_mix)
 {
 #pragma unroll
     for (int term = 0; term < TERMS; term++) {
-        const __nv_bfloat16 value = __float2bfloat16_rn(mix);
-        s.own.terms[term][j] = __bfloat16_as_ushort(value);
-        mix -= __bfloat162float(value);
+        const __nv_bfloat16 value = __float2bfloat16_rn(dh_mix);
+        s.owned_record.terms[term][j] = __bfloat16_as_ushort(value);
+        dh_mix -= __bfloat162float(value);
     }
 }
 
-/* All blocks wait for what is sent from here: a token's inputs are asked for a tile ahead, and all that does not depend on
- * dh_pre is worked out and sent before that has come. The slot is free by then: who left its dh_pre of the tile before is
- * done with the tile two before that. */
-template <bool POST>
-static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memory<POST> &s, int rank, int tiles)
+/* All blocks wait for the records sent from here. So a token's inputs are loaded one tile ahead, and the units that do
+ * not depend on dh_pre are computed and sent before dh_pre arrives. The stage is free at that time: a block that has
+ * sent dh_pre of the previous tile has finished the tile two before that one. */
+template <bool ADD_POST>
+static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<ADD_POST> &s, int rank,
+                                                          int tiles)
 {
     const int lane = threadIdx.x % 32;
-    const float alpha = lane < M ? load_f32(c.alpha, group_of(N, lane) * c.alpha.stride[0]) : 0.0f;
+    const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
     double dbias = 0, dalpha = 0;
-    cot_wait_for_kernels_before(); /* mhc_pre_dz, if any */
+    cot_wait_for_kernels_before(); /* waits for mhc_pre_dz, if it was launched */
     const token_element value = input_element(c, lane);
     token_inputs next = load_inputs(c, value, (uint32_t)(blockIdx.x / MHC_SM90_CLUSTER * TILE + rank));
     cot_cluster_wait();
@@ -199,16 +201,16 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
         const token_inputs in = next;
         next = load_inputs(c, value, (uint32_t)((tile + MHC_SM90_CLUSTERS) * TILE + rank));
         float dz = lane < N ? 0.0f : in.value;
-        if (!given(c.dA) && lane >= N && lane < 2 * N)
+        if (!present(c.dA) && lane >= N && lane < 2 * N)
             dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
         if (lane >= N && lane < M)
             set_terms(s, lane, alpha * dz * in.inv_rms);
         if (lane < N)
-            s.own.h_pre[lane] = in.value;
+            s.owned_record.h_pre[lane] = in.value;
         send_units<false>(s, ring.slot, rank);
-        const float others = sum_over_warp(alpha * dz * in.h_mix);
+        const float post_res_sum = sum_over_warp(alpha * dz * in.h_mix);
         const float scale = -in.inv_rms * in.inv_rms * in.inv_rms / (float)(N * c.D);
-        /* From here on each lane has coefficient lane % N of h_pre. */
+        /* From here on each lane holds coefficient lane % N of h_pre. */
         const float sigma = __shfl_sync(0xffffffffu, in.value, lane % N) - c.hc_eps, slope = sigma * (1.0f - sigma);
         const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
         const float h_mix_pre = __shfl_sync(0xffffffffu, in.h_mix, lane % N);
@@ -227,7 +229,7 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
         if (lane < N)
             set_terms(s, lane, du * in.inv_rms);
         if (lane == 0)
-            s.own.factor = (sum + others) * scale;
+            s.owned_record.factor = (sum + post_res_sum) * scale;
         send_units<true>(s, ring.slot, rank);
         if (lane < N)
             dz = dz_pre;
@@ -241,27 +243,28 @@ static __device__ __forceinline__ void own_token(const mhc_call &c, shared_memor
     }
 }
 
-template <bool POST>
-static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<POST> &s, int slot, int tile,
-                                                 int rank)
+template <bool ADD_POST>
+static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<ADD_POST> &s, int stage,
+                                                 int tile, int rank)
 {
-    cot_mbarrier_arrive_expect(&s.full[slot], STAGE_BYTES);
-    cot_tensor_load_4d(s.stages[slot], &p.x, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[slot]);
-    cot_tensor_load_4d(s.stages[slot] + X_BYTES, &p.dh_in, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[slot]);
+    cot_mbarrier_arrive_expect(&s.full[stage], STAGE_BYTES);
+    cot_tensor_load_4d(s.stages[stage], &p.x, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[stage]);
+    cot_tensor_load_4d(s.stages[stage] + X_BYTES, &p.dh_in, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[stage]);
 }
 
-template <bool POST>
-static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<POST> &s, int rank, int tiles)
+template <bool ADD_POST>
+static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<ADD_POST> &s, int rank,
+                                               int tiles)
 {
     cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
         const int first = (int)(blockIdx.x / MHC_SM90_CLUSTER);
-        for (int slot = 0; slot < s.STAGES && first + slot * MHC_SM90_CLUSTERS < tiles; slot++)
-            load_tile(p, s, slot, first + slot * MHC_SM90_CLUSTERS, rank);
+        for (int stage = 0; stage < s.STAGES && first + stage * MHC_SM90_CLUSTERS < tiles; stage++)
+            load_tile(p, s, stage, first + stage * MHC_SM90_CLUSTERS, rank);
         FOR_EACH_TILE(tile, ring, tiles)
         {
-            cot_mbarrier_wait(&s.done[ring.slot], ring.parity);
-            if (given(p.call.dx)) {
+            cot_mbarrier_wait(&s.dx_full[ring.slot], ring.parity);
+            if (present(p.call.dx)) {
                 cot_tensor_store_4d(&p.dx, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, s.stages[ring.slot]);
                 cot_bulk_commit();
                 cot_bulk_wait_read();
@@ -274,7 +277,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
     __syncwarp();
 }
 
-/* dx_post, a stream at a time as soon as that of the tile before is read. */
+/* Loads each stream of dx_post as soon as the MMA warps have read that stream of the previous tile. */
 static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<true> &s, int rank,
                                                        int tiles)
 {
@@ -295,48 +298,48 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
     __syncwarp();
 }
 
-template <bool POST> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
+template <bool ADD_POST> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
 {
-    shared_memory<POST> &s = *(shared_memory<POST> *)memory;
+    shared_memory<ADD_POST> &s = *(shared_memory<ADD_POST> *)memory;
     const mhc_call &c = p.call;
     const int rank = (int)cot_cluster_rank(), warp = threadIdx.x / 32;
     const int tiles = (int)((c.tokens + TILE - 1) / TILE);
     if (threadIdx.x == 0) {
-        for (int slot = 0; slot < s.STAGES; slot++) {
-            cot_mbarrier_init(&s.full[slot], 1);
-            cot_mbarrier_init(&s.gathered_full[slot], 1);
-            cot_mbarrier_init(&s.sent[slot], 1);
-            cot_mbarrier_init(&s.done[slot], PRODUCTS);
-            cot_mbarrier_arrive_expect(&s.gathered_full[slot], sizeof s.gathered[0]);
-            cot_mbarrier_arrive_expect(&s.sent[slot], sizeof s.records[0]);
+        for (int stage = 0; stage < s.STAGES; stage++) {
+            cot_mbarrier_init(&s.full[stage], 1);
+            cot_mbarrier_init(&s.gathered_full[stage], 1);
+            cot_mbarrier_init(&s.records_full[stage], 1);
+            cot_mbarrier_init(&s.dx_full[stage], MMA_WARPS);
+            cot_mbarrier_arrive_expect(&s.gathered_full[stage], sizeof s.gathered[0]);
+            cot_mbarrier_arrive_expect(&s.records_full[stage], sizeof s.records[0]);
         }
-        cot_mbarrier_init(&s.partial_full, 32 * PRODUCTS);
+        cot_mbarrier_init(&s.partial_full, 32 * MMA_WARPS);
         cot_mbarrier_init(&s.partial_empty, 32);
         for (int i = 0; i < N; i++) {
             cot_mbarrier_init(&s.post_full[i], 1);
-            cot_mbarrier_init(&s.post_empty[i], PRODUCTS);
+            cot_mbarrier_init(&s.post_empty[i], MMA_WARPS);
         }
         cot_mbarrier_init_fence();
     }
     __syncthreads();
-    cot_cluster_arrive(); /* awaited before the first store to another block */
-    if (warp < PRODUCTS) {
-        cot_more_registers<POST ? 224 : 216>();
-        products<POST>(c, s, rank, tiles);
+    cot_cluster_arrive(); /* the matching wait precedes the first store to another block */
+    if (warp < MMA_WARPS) {
+        cot_more_registers<ADD_POST ? 224 : 216>();
+        multiply<ADD_POST>(c, s, rank, tiles);
     } else {
-        cot_fewer_registers<POST ? 56 : 72>();
-        if (warp == PRODUCTS)
+        cot_fewer_registers<ADD_POST ? 56 : 72>();
+        if (warp == MMA_WARPS)
             reduce(s, rank, tiles);
-        else if (warp == PRODUCTS + 1)
-            own_token(c, s, rank, tiles);
-        else if (warp == PRODUCTS + 2)
+        else if (warp == MMA_WARPS + 1)
+            make_owned_records(c, s, rank, tiles);
+        else if (warp == MMA_WARPS + 2)
             produce(p, s, rank, tiles);
-        else if constexpr (POST)
+        else if constexpr (ADD_POST)
             produce_dx_post(p, s, rank, tiles);
         else
             cot_cluster_wait();
     }
-    cot_cluster_arrive(); /* nobody leaves while another block may write here */
+    cot_cluster_arrive(); /* no block exits while another block may still write to its shared memory */
     cot_cluster_wait();
 }
 
@@ -346,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)
     backward<false>(p);
 }
 
-/* With dx_post. */
+/* Adds dx_post. */
 extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)
     mhc_pre_bwd_cluster_post_sm90(const __grid_constant__ mhc_mapped_call p)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_pre_bwd_sm90.cuh: the products of pre's backward for Hopper: Q and dx of a warp's columns of a tile.
+ * mhc_pre_bwd_sm90.cuh: the matrix products of pre's backward for Hopper: Q and dx of a warp's columns of a tile.
  *
- *   Q  += x^T dh_mix     dh_mix as three bf16 terms; tensor cores cut sums off, so each tile's product is added to Q, in
- *                        registers to the end, by float32 additions. x of f16 is multiplied as the two bf16 terms that it
- *                        is the sum of
+ *   Q  += x^T dh_mix     dh_mix has three bf16 terms. Tensor cores truncate sums, so each tile's product is added to
+ *                        Q by float32 additions. Q stays in registers until the end. An f16 x is multiplied as the two
+ *                        bf16 terms of which it is the sum.
  *   dx = dh_mix (phi gamma) + c x + h_pre dh_in (+ dx_post)
- *                        dh_mix and phi gamma as two bf16 terms each, without the product of the second ones: off by at
- *                        most 2^-15 of each product (the op's README, "Precision") */
+ *                        dh_mix and phi gamma have two bf16 terms each. The product of the second terms is left out:
+ *                        the error is at most 2^-15 of each product (the op's README, "Precision"). */
 #ifndef COT_MHC_PRE_BWD_SM90_CUH
 #define COT_MHC_PRE_BWD_SM90_CUH
 
@@ -17,22 +17,22 @@ enum {
     M = MHC_SM90_M,
     OCTETS = M / 8,
     TILE = MHC_SM90_TILE,
-    BLOCK_BYTES = TILE * 128, /* a chunk of a tile */
-    STREAM_BYTES = MHC_SM90_CHUNKS * BLOCK_BYTES,
+    CHUNK_BYTES = TILE * 128, /* of a chunk in a tile */
+    STREAM_BYTES = MHC_SM90_CHUNKS * CHUNK_BYTES,
     X_BYTES = N * STREAM_BYTES,
-    STAGE_BYTES = X_BYTES + MHC_SM90_CHUNKS * BLOCK_BYTES,
-    COLUMNS = 32, /* of a warp of products, in each stream */
+    STAGE_BYTES = X_BYTES + MHC_SM90_CHUNKS * CHUNK_BYTES,
+    COLUMNS = 32, /* of an MMA warp, in each stream */
     GROUPS = N * COLUMNS / 16,
-    PRODUCTS = MHC_SM90_COLUMNS / COLUMNS,
+    MMA_WARPS = MHC_SM90_COLUMNS / COLUMNS,
     TERMS = 3
 };
 
 typedef mhc_token_record token_record;
 static_assert(sizeof(token_record) == 176, "whole units of 16 bytes, an odd number of them");
 
-/* Terms of phi gamma: fragments of B, 6 registers for each group of a warp. */
+/* Terms of phi gamma as B fragments: 6 registers for each group of a warp. */
 template <int COUNT> struct phi_fragments {
-    uint2 words[PRODUCTS][COUNT][3][32];
+    uint2 words[MMA_WARPS][COUNT][3][32];
 
     __device__ __forceinline__ void store(int warp, int group, const uint32_t (&terms)[6])
     {
@@ -44,23 +44,23 @@ template <int COUNT> struct phi_fragments {
     {
 #pragma unroll
         for (int v = 0; v < 3; v++) {
-            const uint2 two = words[warp][group][v][threadIdx.x % 32];
-            terms[2 * v] = two.x, terms[2 * v + 1] = two.y;
+            const uint2 pair = words[warp][group][v][threadIdx.x % 32];
+            terms[2 * v] = pair.x, terms[2 * v + 1] = pair.y;
         }
     }
 };
 
-/* A warp's groups are of sixteen columns: two of each stream, group / 2. */
+/* A group is 16 columns. A warp has two groups of each stream: group / 2 is the stream. */
 static __device__ __forceinline__ constexpr int column_of(int group)
 {
     return group % 2 * 16;
 }
 
-/* phi gamma of the warp's columns as two bf16 terms: the first to shared memory, the second to registers, but for the
- * groups from HELD on, which go to shared memory too. */
-template <int BEGIN, int END, int HELD, typename S>
+/* Loads phi gamma of the warp's columns and splits it into two bf16 terms. The first terms go to shared memory. The
+ * second terms stay in registers; those of groups from REGISTER_GROUPS on go to shared memory too. */
+template <int BEGIN, int END, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t d, int warp,
-                                                uint32_t (&second)[HELD][6])
+                                                uint32_t (&second_terms)[REGISTER_GROUPS][6])
 {
     const int lane = threadIdx.x % 32;
     const bool inside = d < c.D;
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
 #pragma unroll
         for (int t = 0; t < 2; t++) {
             const int64_t column = d + column_of(group) + t * 8 + lane / 4;
-            const float gamma = given(c.gamma) && inside
+            const float gamma = present(c.gamma) && inside
                                     ? load_f32(c.gamma, group / 2 * c.gamma.stride[0] + column * c.gamma.stride[1])
                                     : 1.0f;
 #pragma unroll
@@ -91,43 +91,43 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
             }
         }
         s.phi.store(warp, group, first);
-        if constexpr (HELD < GROUPS)
-            if (group >= HELD)
-                s.second.store(warp, group - HELD, rest);
-        if (group < HELD)
+        if constexpr (REGISTER_GROUPS < GROUPS)
+            if (group >= REGISTER_GROUPS)
+                s.second.store(warp, group - REGISTER_GROUPS, rest);
+        if (group < REGISTER_GROUPS)
 #pragma unroll
             for (int i = 0; i < 6; i++)
-                second[group][i] = rest[i];
+                second_terms[group][i] = rest[i];
     }
     __syncwarp();
 }
 
-/* The unit of sixteen bytes of a group that a lane names to ldmatrix: rows are the tile's tokens. */
-static __device__ __forceinline__ uint32_t unit_of(uint32_t first, int group)
+/* Address of the 16-byte unit of a group that the lane passes to ldmatrix. The matrix rows are the tile's tokens. */
+static __device__ __forceinline__ uint32_t unit_address(uint32_t first, int group)
 {
     return (first ^ (uint32_t)(group % 2 * 32)) + (uint32_t)(group / 2 * STREAM_BYTES);
 }
 
-/* Q += x^T dh_mix: [16 columns][8 rows of phi] in each of Q's fragments. */
+/* Q += x^T dh_mix. Each fragment of Q is [16 columns][8 rows of phi]. */
 template <typename E>
-static __device__ __forceinline__ void take_Q(uint32_t x, uint32_t records, float (&Q)[GROUPS][OCTETS][4])
+static __device__ __forceinline__ void accumulate_Q(uint32_t x, uint32_t records, float (&Q)[GROUPS][OCTETS][4])
 {
     const int lane = threadIdx.x % 32;
     const uint32_t token = (uint32_t)(lane % 16);
     uint32_t B[TERMS * OCTETS + 1][2];
 #pragma unroll
     for (int pair = 0; pair < TERMS * OCTETS; pair += 2) {
-        const int last = TERMS * OCTETS - 1, second = pair + 1 < last ? pair + 1 : last;
+        const int last_index = TERMS * OCTETS - 1, second_pair = pair + 1 < last_index ? pair + 1 : last_index;
         uint32_t r[4];
         cot_ldmatrix_x4_trans(r, records + token * (uint32_t)sizeof(token_record) +
-                                     (uint32_t)(lane < 16 ? pair : second) * 16);
+                                     (uint32_t)(lane < 16 ? pair : second_pair) * 16);
         B[pair][0] = r[0], B[pair][1] = r[1], B[pair + 1][0] = r[2], B[pair + 1][1] = r[3];
     }
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
         uint32_t A[4];
         float product[OCTETS][4] = {0};
-        cot_ldmatrix_x4_trans(A, unit_of(x, group));
+        cot_ldmatrix_x4_trans(A, unit_address(x, group));
         if constexpr (cot_is_f16<E>) {
             uint32_t low[4];
 #pragma unroll
@@ -158,44 +158,45 @@ static __device__ __forceinline__ void take_Q(uint32_t x, uint32_t records, floa
     }
 }
 
-/* dx in the place of x. */
-template <typename E, bool POST, int HELD, typename S>
-static __device__ __forceinline__ void give_dx(S &s, uint32_t x, uint32_t dh_in, uint32_t dx_post,
-                                               const cot_ring<S::STAGES> &ring, int warp, uint32_t turn,
-                                               const uint32_t (&held)[HELD][6])
+/* Computes dx and stores it over x in shared memory. */
+template <typename E, bool ADD_POST, int REGISTER_GROUPS, typename S>
+static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_in, uint32_t dx_post,
+                                                  const cot_ring<S::STAGES> &ring, int warp, uint32_t post_parity,
+                                                  const uint32_t (&second_terms)[REGISTER_GROUPS][6])
 {
     const int lane = threadIdx.x % 32, g = lane / 4;
     const token_record *records = s.records[ring.slot];
     const float factor[2] = {records[g].factor, records[g + 8].factor};
-    /* dh_mix, first and second terms: octets 0 and 1 of either, octet 2 of both. */
-    uint32_t A[2][4], last[4], layer[2][4];
+    /* First and second terms of dh_mix: A[0] and A[1] hold octets 0 and 1 of each term, octet2 holds octet 2 of
+     * both. */
+    uint32_t A[2][4], octet2[4], dh_in_words[2][4];
     const uint32_t record = cot_shared_address(&records[lane % 16]);
     cot_ldmatrix_x4(A[0], record + (uint32_t)(lane / 16) * 16);
     cot_ldmatrix_x4(A[1], record + (uint32_t)(OCTETS + lane / 16) * 16);
-    cot_ldmatrix_x4(last, record + (uint32_t)(2 + lane / 16 * OCTETS) * 16);
-    cot_ldmatrix_x4(layer[0], unit_of(dh_in, 0));
-    cot_ldmatrix_x4(layer[1], unit_of(dh_in, 1));
-    /* Long over; but without a wait here the compiler loads ahead into more registers than there are. */
-    if (!POST)
+    cot_ldmatrix_x4(octet2, record + (uint32_t)(2 + lane / 16 * OCTETS) * 16);
+    cot_ldmatrix_x4(dh_in_words[0], unit_address(dh_in, 0));
+    cot_ldmatrix_x4(dh_in_words[1], unit_address(dh_in, 1));
+    /* This wait never blocks. Without it the compiler loads ahead into more registers than there are. */
+    if (!ADD_POST)
         cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        uint32_t phi[6], second[6], own[4], more[4];
+        uint32_t phi[6], second[6], x_words[4], post_words[4];
         float sums[2][4] = {0};
         s.phi.load(warp, group, phi);
-        if constexpr (HELD < GROUPS)
-            if (group >= HELD)
-                s.second.load(warp, group - HELD, second);
-        if (group < HELD)
+        if constexpr (REGISTER_GROUPS < GROUPS)
+            if (group >= REGISTER_GROUPS)
+                s.second.load(warp, group - REGISTER_GROUPS, second);
+        if (group < REGISTER_GROUPS)
 #pragma unroll
             for (int i = 0; i < 6; i++)
-                second[i] = held[group][i];
+                second[i] = second_terms[group][i];
 #pragma unroll
-        for (int t = 0; t < 2; t++) /* the smallest products first */
-            cot_mma_bf16_k8(sums[t], last[0], last[1], second[4 + t]);
+        for (int t = 0; t < 2; t++) /* smallest products first */
+            cot_mma_bf16_k8(sums[t], octet2[0], octet2[1], second[4 + t]);
 #pragma unroll
         for (int t = 0; t < 2; t++)
-            cot_mma_bf16_k8(sums[t], last[2], last[3], phi[4 + t]);
+            cot_mma_bf16_k8(sums[t], octet2[2], octet2[3], phi[4 + t]);
 #pragma unroll
         for (int t = 0; t < 2; t++)
             cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], second[2 * t], second[2 * t + 1]);
@@ -204,36 +205,36 @@ static __device__ __forceinline__ void give_dx(S &s, uint32_t x, uint32_t dh_in,
             cot_mma_bf16(sums[t], A[1][0], A[1][1], A[1][2], A[1][3], phi[2 * t], phi[2 * t + 1]);
 #pragma unroll
         for (int t = 0; t < 2; t++)
-            cot_mma_bf16_k8(sums[t], last[0], last[1], phi[4 + t]);
+            cot_mma_bf16_k8(sums[t], octet2[0], octet2[1], phi[4 + t]);
 #pragma unroll
         for (int t = 0; t < 2; t++)
             cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], phi[2 * t], phi[2 * t + 1]);
         const float h_pre[2] = {records[g].h_pre[group / 2], records[g + 8].h_pre[group / 2]};
-        cot_ldmatrix_x4(own, unit_of(x, group));
-        if (POST) {
+        cot_ldmatrix_x4(x_words, unit_address(x, group));
+        if (ADD_POST) {
             if (group % 2 == 0)
-                cot_mbarrier_wait(&s.post_full[group / 2], turn);
-            cot_ldmatrix_x4(more, unit_of(dx_post, group));
+                cot_mbarrier_wait(&s.post_full[group / 2], post_parity);
+            cot_ldmatrix_x4(post_words, unit_address(dx_post, group));
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) { /* tokens g and g+8 of columns 2q and 2q+1, then of 8 columns on */
+        for (int i = 0; i < 4; i++) { /* tokens g and g+8 of columns 2q and 2q+1, then of the columns 8 further */
             const int half = i % 2, t = i / 2;
-            const uint32_t word = layer[group % 2][i];
+            const uint32_t dh_in_word = dh_in_words[group % 2][i];
             float low = sums[t][2 * half], high = sums[t][2 * half + 1];
-            const float2 from_x = cot_unpack_pair<E>(own[i]), from_dh_in = cot_unpack_pair<E>(word);
+            const float2 from_x = cot_unpack_pair<E>(x_words[i]), from_dh_in = cot_unpack_pair<E>(dh_in_word);
             low = fmaf(factor[half], from_x.x, low);
             high = fmaf(factor[half], from_x.y, high);
             low = fmaf(h_pre[half], from_dh_in.x, low);
             high = fmaf(h_pre[half], from_dh_in.y, high);
-            if (POST) {
-                const float2 from_post = cot_unpack_pair<E>(more[i]);
+            if (ADD_POST) {
+                const float2 from_post = cot_unpack_pair<E>(post_words[i]);
                 low += from_post.x;
                 high += from_post.y;
             }
-            own[i] = cot_pack_pair<E>(low, high);
+            x_words[i] = cot_pack_pair<E>(low, high);
         }
-        cot_stmatrix_x4(unit_of(x, group), own);
-        if (POST && group % 2 != 0) {
+        cot_stmatrix_x4(unit_address(x, group), x_words);
+        if (ADD_POST && group % 2 != 0) {
             __syncwarp();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.post_empty[group / 2]);
@@ -251,7 +252,8 @@ static __device__ __forceinline__ float sum_over_warp(float value)
     return value;
 }
 
-/* What a lane needs of a token for its record: h_pre, or dz or what it is made of; h_post for that. */
+/* Inputs of a lane for a token's record. value: h_pre, or dz, or the gradient from which dz is computed together with
+ * h_post. */
 struct token_inputs {
     float value, h_post, h_mix, inv_rms;
 };
@@ -265,7 +267,7 @@ static __device__ __forceinline__ token_inputs load_inputs(const mhc_call &c, co
     if (token >= c.tokens)
         return in;
     if (value.data != nullptr)
-        in.value = *value.at(b, t);
+        in.value = *value.address(b, t);
     if (lane >= N && lane < 2 * N)
         in.h_post =
             load_f32(c.h_post, b * c.h_post.stride[0] + t * c.h_post.stride[1] + (lane - N) * c.h_post.stride[2]);
@@ -275,20 +277,20 @@ static __device__ __forceinline__ token_inputs load_inputs(const mhc_call &c, co
     return in;
 }
 
-/* dz is in the workspace if Sinkhorn's gradient is in it. */
+/* With dA, dz of post and res is in the workspace: it includes Sinkhorn's gradient. */
 static __device__ __forceinline__ token_element input_element(const mhc_call &c, int j)
 {
     const int ij = j - 2 * N;
     if (j < N)
         return token_element(c.h_pre, j * c.h_pre.stride[2], true);
-    if (given(c.dA))
+    if (present(c.dA))
         return token_element({c.dz, {c.T * M, M}}, j, j < M);
     if (j < 2 * N)
         return token_element(c.dh_post, (j - N) * c.dh_post.stride[2], true);
     return token_element(c.dh_res, ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3], j < M);
 }
 
-/* ---- what is left of a tile --------------------------------------------------------------------------- */
+/* ---- end of a tile and of the kernel ----------------------------------------------------------------- */
 
 static __device__ __forceinline__ void store_Q(const mhc_call &c, const float (&Q)[GROUPS][OCTETS][4], int64_t part,
                                                int64_t d)
@@ -305,37 +307,40 @@ static __device__ __forceinline__ void store_Q(const mhc_call &c, const float (&
                    i / 2 * 8] = Q[group][octet][i];
 }
 
-/* Where, in the first stage, are the units of sixteen bytes of the warp's first group that the lane names to ldmatrix: for A
- * by tokens, for B and A's transpose by columns. dx_post: from the stages to its first stream. */
+/* Addresses in the first stage of the 16-byte units that the lane passes to ldmatrix, for the warp's first group.
+ * by_token: for A. by_column: for B and for the transpose of A. dx_post: distance from the stages to its first
+ * stream. */
 struct lane_units {
     uint32_t by_token, by_column, dx_post;
 };
 
-template <typename S> static __device__ __forceinline__ lane_units find_units(const S &s, int warp)
+template <typename S> static __device__ __forceinline__ lane_units find_lane_units(const S &s, int warp)
 {
-    const uint32_t lane = threadIdx.x % 32, beside = (uint32_t)warp % 2 * 4, stages = cot_shared_address(s.stages[0]);
-    const uint32_t block = stages + (uint32_t)(warp / 2 * BLOCK_BYTES);
-    return {block + lane % 16 * 128 + ((beside + lane / 16) ^ lane % 8) * 16,
-            block + (lane / 16 * 8 + lane % 8) * 128 + ((beside + lane / 8 % 2) ^ lane % 8) * 16,
+    const uint32_t lane = threadIdx.x % 32, first_unit = (uint32_t)warp % 2 * 4,
+                   stages = cot_shared_address(s.stages[0]);
+    const uint32_t chunk = stages + (uint32_t)(warp / 2 * CHUNK_BYTES);
+    return {chunk + lane % 16 * 128 + ((first_unit + lane / 16) ^ lane % 8) * 16,
+            chunk + (lane / 16 * 8 + lane % 8) * 128 + ((first_unit + lane / 8 % 2) ^ lane % 8) * 16,
             cot_shared_address(s.dx_post[0]) - stages};
 }
 
-/* A tile's share of Q and, where it is wanted, its dx; then its stage is done with. */
-template <typename E, bool POST, int HELD, typename S>
-static __device__ __forceinline__ void multiply_tile(const mhc_call &c, S &s, const lane_units &at,
-                                                     const cot_ring<S::STAGES> &ring, int warp, uint32_t turn,
-                                                     const uint32_t (&held)[HELD][6], float (&Q)[GROUPS][OCTETS][4])
+/* Adds the tile to Q, computes its dx if dx is an output, and signals that the MMA warps have finished the stage. */
+template <typename E, bool ADD_POST, int REGISTER_GROUPS, typename S>
+static __device__ __forceinline__ void multiply_tile(const mhc_call &c, S &s, const lane_units &units,
+                                                     const cot_ring<S::STAGES> &ring, int warp, uint32_t post_parity,
+                                                     const uint32_t (&second_terms)[REGISTER_GROUPS][6],
+                                                     float (&Q)[GROUPS][OCTETS][4])
 {
-    const uint32_t slot = (uint32_t)(ring.slot * STAGE_BYTES);
-    take_Q<E>(at.by_column + slot, cot_shared_address(s.records[ring.slot]), Q);
-    if (given(c.dx)) {
-        give_dx<E, POST>(s, at.by_token + slot, at.by_token + slot + X_BYTES, at.by_token + at.dx_post, ring, warp,
-                         turn, held);
+    const uint32_t stage_offset = (uint32_t)(ring.slot * STAGE_BYTES);
+    accumulate_Q<E>(units.by_column + stage_offset, cot_shared_address(s.records[ring.slot]), Q);
+    if (present(c.dx)) {
+        compute_dx<E, ADD_POST>(s, units.by_token + stage_offset, units.by_token + stage_offset + X_BYTES,
+                                units.by_token + units.dx_post, ring, warp, post_parity, second_terms);
         cot_proxy_fence();
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0)
-        cot_mbarrier_arrive(&s.done[ring.slot]);
+        cot_mbarrier_arrive(&s.dx_full[ring.slot]);
 }
 
 #endif

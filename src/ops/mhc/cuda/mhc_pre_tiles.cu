@@ -1,44 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_tiles.cu: pre's products for x of f32, any strides and n up to 8, on the ordinary cores: a block takes
- * many tokens for each element of phi that it reads, and the rows of phi in groups of ROWS, for each of which it reads x
- * again, by then from the second-level cache. mhc_pre_tokens.cu does what needs all of a token.
- *   project  sums of h_mix and squares, of a slice of MHC_CUDA_SLICE columns of a stream
- *   dx       of tiles of tokens and columns of a stream
- *   dphi     Q of some columns of a stream, over a part of the tokens */
+ * mhc_pre_tiles.cu: pre's products for x of f32, any strides and n up to 8, on the CUDA cores.
+ *
+ * A block handles many tokens for each element of phi that it loads. It processes the rows of phi in groups of ROWS and
+ * reads x again for each group, then from the L2 cache. mhc_pre_tokens.cu does the work that needs all columns of a
+ * token.
+ *   project  sums of h_mix and of squares over a slice of MHC_CUDA_SLICE columns of a stream
+ *   dx       dx of tiles of tokens and columns of a stream
+ *   dphi     Q of some columns of a stream over a part of the tokens */
 #include "mhc_cuda.cuh"
 
 enum { THREADS = MHC_CUDA_THREADS, WARPS = THREADS / 32, TOKENS = MHC_CUDA_TILE_TOKENS };
 
-/* V elements of a row from column d on, zero from column D on. */
+/* Loads V elements of a row from column d on: zero from column D on. */
 template <typename E, int V>
-static __device__ __forceinline__ void load_row(const mhc_call &c, const mhc_array &a, int64_t at, int64_t stride,
+static __device__ __forceinline__ void load_row(const mhc_call &c, const mhc_array &a, int64_t offset, int64_t stride,
                                                 int d, float (&values)[V])
 {
-    const E *from = (const E *)a.data + at;
-    if (c.vectors && d + V <= c.D) {
-        constexpr int PIECE = V * sizeof(E) > 16 ? 16 / (int)sizeof(E) : V;
+    const E *source = (const E *)a.data + offset;
+    if (c.vectorized && d + V <= c.D) {
+        constexpr int VECTOR = V * sizeof(E) > 16 ? 16 / (int)sizeof(E) : V;
 #pragma unroll
-        for (int p = 0; p < V; p += PIECE) {
-            float piece[PIECE];
-            cot_unpack(cot_load_vector<E, PIECE>(from + d + p), piece);
+        for (int p = 0; p < V; p += VECTOR) {
+            float vector[VECTOR];
+            cot_unpack(cot_load_vector<E, VECTOR>(source + d + p), vector);
 #pragma unroll
-            for (int i = 0; i < PIECE; i++)
-                values[p + i] = piece[i];
+            for (int i = 0; i < VECTOR; i++)
+                values[p + i] = vector[i];
         }
     } else {
 #pragma unroll
         for (int v = 0; v < V; v++)
-            values[v] = d + v < c.D ? cot_to_f32(from[(int64_t)(d + v) * stride]) : 0.0f;
+            values[v] = d + v < c.D ? cot_to_f32(source[(int64_t)(d + v) * stride]) : 0.0f;
     }
 }
 
 template <typename E, int V>
-static __device__ __forceinline__ void store_row(const mhc_call &c, const mhc_array &a, int64_t at, int64_t stride,
+static __device__ __forceinline__ void store_row(const mhc_call &c, const mhc_array &a, int64_t offset, int64_t stride,
                                                  int d, const float (&values)[V])
 {
-    E *to = (E *)a.data + at;
-    if (c.vectors && d + V <= c.D) {
+    E *to = (E *)a.data + offset;
+    if (c.vectorized && d + V <= c.D) {
         cot_store_vector<E, V>(to + d, values);
     } else {
 #pragma unroll
@@ -55,115 +57,116 @@ static __device__ __forceinline__ float load_phi(const mhc_call &c, int j, int i
 
 static __device__ __forceinline__ float load_gamma(const mhc_call &c, int i, int d)
 {
-    return given(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
+    return present(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
 }
 
 /* ---- project ------------------------------------------------------------------------------------------ */
 
-enum { CHUNK = 32, SHARE = CHUNK / WARPS, OWN = TOKENS / 8, BROUGHT = TOKENS * CHUNK / THREADS };
-static_assert(BROUGHT == CHUNK / 4, "a thread brings a quarter of a token's columns");
+enum { CHUNK = 32, WARP_COLUMNS = CHUNK / WARPS, LANE_TOKENS = TOKENS / 8, LOAD_COLUMNS = TOKENS * CHUNK / THREADS };
+static_assert(LOAD_COLUMNS == CHUNK / 4, "a thread brings a quarter of a token's columns");
 
-/* A chunk of columns, of which a thread brings a quarter of a token's and some of phi. */
+/* A chunk of columns in shared memory. A thread loads a quarter of a token's columns and some elements of phi. */
 template <int ROWS> struct chunk {
     float x[TOKENS][CHUNK + 4], phi[ROWS][CHUNK + 4];
 };
 
-template <int ROWS> struct brought {
-    float x[BROUGHT], phi[ROWS * CHUNK / THREADS];
+template <int ROWS> struct prefetched {
+    float x[LOAD_COLUMNS], phi[ROWS * CHUNK / THREADS];
 };
 
 template <typename E, int ROWS>
-static __device__ __forceinline__ void bring(const mhc_call &c, int64_t at, bool there, int first, int i, int d,
-                                             brought<ROWS> &b)
+static __device__ __forceinline__ void prefetch_chunk(const mhc_call &c, int64_t offset, bool valid, int first, int i,
+                                                      int d, prefetched<ROWS> &values)
 {
     const int M = c.n * c.n + 2 * c.n;
 #pragma unroll
-    for (int v = 0; v < BROUGHT; v++)
-        b.x[v] = 0.0f;
-    if (there)
-        load_row<E, BROUGHT>(c, c.x, at, c.x.stride[3], d + (int)threadIdx.x % 4 * BROUGHT, b.x);
+    for (int v = 0; v < LOAD_COLUMNS; v++)
+        values.x[v] = 0.0f;
+    if (valid)
+        load_row<E, LOAD_COLUMNS>(c, c.x, offset, c.x.stride[3], d + (int)threadIdx.x % 4 * LOAD_COLUMNS, values.x);
     const int column = d + (int)threadIdx.x % CHUNK;
     const int j = first + (int)threadIdx.x / CHUNK;
     const float gamma = column < c.D ? load_gamma(c, i, column) : 0.0f;
     const float *phi = (const float *)c.phi.data + j * c.phi.stride[0] + (i * c.D + column) * c.phi.stride[1];
 #pragma unroll
     for (int r = 0; r < ROWS * CHUNK / THREADS; r++, phi += THREADS / CHUNK * c.phi.stride[0])
-        b.phi[r] = j + r * (THREADS / CHUNK) < M && column < c.D ? *phi * gamma : 0.0f;
+        values.phi[r] = j + r * (THREADS / CHUNK) < M && column < c.D ? *phi * gamma : 0.0f;
 }
 
-template <int ROWS> static __device__ __forceinline__ void put(const brought<ROWS> &b, chunk<ROWS> &to)
+template <int ROWS> static __device__ __forceinline__ void store_chunk(const prefetched<ROWS> &values, chunk<ROWS> &to)
 {
-    float *x = to.x[threadIdx.x / 4] + threadIdx.x % 4 * BROUGHT;
+    float *x = to.x[threadIdx.x / 4] + threadIdx.x % 4 * LOAD_COLUMNS;
 #pragma unroll
-    for (int v = 0; v < BROUGHT; v += 4)
-        *(float4 *)(x + v) = make_float4(b.x[v], b.x[v + 1], b.x[v + 2], b.x[v + 3]);
+    for (int v = 0; v < LOAD_COLUMNS; v += 4)
+        *(float4 *)(x + v) = make_float4(values.x[v], values.x[v + 1], values.x[v + 2], values.x[v + 3]);
 #pragma unroll
     for (int r = 0; r < ROWS * CHUNK / THREADS; r++)
-        to.phi[(threadIdx.x + r * THREADS) / CHUNK][threadIdx.x % CHUNK] = b.phi[r];
+        to.phi[(threadIdx.x + r * THREADS) / CHUNK][threadIdx.x % CHUNK] = values.phi[r];
 }
 
-/* A warp has an eighth of each chunk, a lane eight tokens and a quarter of the rows. */
+/* A warp handles one eighth of each chunk's columns. A lane handles eight tokens and a quarter of the rows. */
 template <typename E, int ROWS> static __device__ __forceinline__ void project(const mhc_call &c)
 {
-    constexpr int MINE = ROWS / 4;
+    constexpr int LANE_ROWS = ROWS / 4;
     __shared__ union {
         chunk<ROWS> chunks[2];
         float sums[WARPS / 2][ROWS][TOKENS + 1];
     } s;
     const int M = c.n * c.n + 2 * c.n, S = MHC_CUDA_SUMS(c.n), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t first_token = (int64_t)blockIdx.x * TOKENS, own = first_token + threadIdx.x / 4;
+    const int64_t first_token = (int64_t)blockIdx.x * TOKENS, load_token = first_token + threadIdx.x / 4;
     const int slices = (int)(c.slices / c.n), i = blockIdx.y / slices;
     const int begin = blockIdx.y % slices * MHC_CUDA_SLICE;
     const int end = begin + MHC_CUDA_SLICE < c.D ? begin + MHC_CUDA_SLICE : (int)c.D;
-    const bool there = own < c.tokens;
-    const int64_t at = there ? token_at(c, c.x, own) + i * c.x.stride[2] : 0;
+    const bool valid = load_token < c.tokens;
+    const int64_t offset = valid ? token_offset(c, c.x, load_token) + i * c.x.stride[2] : 0;
     for (int first = 0; first < M; first += ROWS) {
-        float sums[OWN][MINE] = {0}, squares = 0.0f;
-        brought<ROWS> next;
-        bring<E>(c, at, there, first, i, begin, next);
-        int slot = 0;
-        for (int d = begin; d < end; d += CHUNK, slot ^= 1) {
-            chunk<ROWS> &now = s.chunks[slot];
+        float sums[LANE_TOKENS][LANE_ROWS] = {0}, squares = 0.0f;
+        prefetched<ROWS> next;
+        prefetch_chunk<E>(c, offset, valid, first, i, begin, next);
+        int buffer = 0;
+        for (int d = begin; d < end; d += CHUNK, buffer ^= 1) {
+            chunk<ROWS> &current = s.chunks[buffer];
             float run = 0.0f;
 #pragma unroll
-            for (int v = 0; v < BROUGHT; v++)
+            for (int v = 0; v < LOAD_COLUMNS; v++)
                 run = fmaf(next.x[v], next.x[v], run);
             squares += run;
-            put(next, now);
-            __syncthreads(); /* the slot's readers of two chunks ago were done before the last one */
+            store_chunk(next, current);
+            __syncthreads(); /* the readers of this buffer two chunks ago finished before the previous barrier */
             if (d + CHUNK < end)
-                bring<E>(c, at, there, first, i, d + CHUNK, next);
+                prefetch_chunk<E>(c, offset, valid, first, i, d + CHUNK, next);
 #pragma unroll
-            for (int k = warp * SHARE; k < (warp + 1) * SHARE; k += 2) {
-                float2 x[OWN];
+            for (int k = warp * WARP_COLUMNS; k < (warp + 1) * WARP_COLUMNS; k += 2) {
+                float2 x[LANE_TOKENS];
 #pragma unroll
-                for (int t = 0; t < OWN; t++)
-                    x[t] = *(const float2 *)&now.x[t * 8 + lane % 8][k];
+                for (int t = 0; t < LANE_TOKENS; t++)
+                    x[t] = *(const float2 *)&current.x[t * 8 + lane % 8][k];
 #pragma unroll
-                for (int r = 0; r < MINE; r++) {
-                    const float2 phi = *(const float2 *)&now.phi[lane / 8 * MINE + r][k];
+                for (int r = 0; r < LANE_ROWS; r++) {
+                    const float2 phi = *(const float2 *)&current.phi[lane / 8 * LANE_ROWS + r][k];
 #pragma unroll
-                    for (int t = 0; t < OWN; t++)
+                    for (int t = 0; t < LANE_TOKENS; t++)
                         sums[t][r] = fmaf(x[t].y, phi.y, fmaf(x[t].x, phi.x, sums[t][r]));
                 }
             }
         }
-        /* The upper half of the warps hands its sums to the lower one, then all are added up in their order. */
+        /* The upper half of the warps adds its sums to those of the lower half. Then the partial sums are added in warp
+         * order. */
 #pragma unroll
         for (int half = 1; half >= 0; half--) {
             __syncthreads();
             if (warp / (WARPS / 2) == half)
 #pragma unroll
-                for (int r = 0; r < MINE; r++)
+                for (int r = 0; r < LANE_ROWS; r++)
 #pragma unroll
-                    for (int t = 0; t < OWN; t++) {
-                        float *to = &s.sums[warp % (WARPS / 2)][lane / 8 * MINE + r][t * 8 + lane % 8];
+                    for (int t = 0; t < LANE_TOKENS; t++) {
+                        float *to = &s.sums[warp % (WARPS / 2)][lane / 8 * LANE_ROWS + r][t * 8 + lane % 8];
                         *to = half == 1 ? sums[t][r] : sums[t][r] + *to;
                     }
         }
         __syncthreads();
-        for (int number = threadIdx.x; number < ROWS * TOKENS; number += THREADS) {
-            const int r = number % ROWS, t = number / ROWS;
+        for (int index = threadIdx.x; index < ROWS * TOKENS; index += THREADS) {
+            const int r = index % ROWS, t = index / ROWS;
             float sum = s.sums[0][r][t];
 #pragma unroll
             for (int w = 1; w < WARPS / 2; w++)
@@ -173,8 +176,8 @@ template <typename E, int ROWS> static __device__ __forceinline__ void project(c
         }
         squares += __shfl_xor_sync(0xffffffffu, squares, 1);
         squares += __shfl_xor_sync(0xffffffffu, squares, 2);
-        if (first == 0 && there && threadIdx.x % 4 == 0)
-            c.sums[(own * c.slices + blockIdx.y) * S + M] = squares;
+        if (first == 0 && valid && threadIdx.x % 4 == 0)
+            c.sums[(load_token * c.slices + blockIdx.y) * S + M] = squares;
         __syncthreads();
     }
 }
@@ -184,7 +187,7 @@ template <typename E, int ROWS> static __device__ __forceinline__ void project(c
 enum { DX_COLUMNS = MHC_CUDA_DX_COLUMNS, DX_TOKENS = TOKENS / WARPS };
 static_assert(DX_COLUMNS == 4 * 32, "a vector of four a lane");
 
-/* A warp has eight tokens, a lane four columns. */
+/* A warp handles eight tokens, a lane four columns. */
 template <typename E, int ROWS> static __device__ __forceinline__ void dx(const mhc_call &c)
 {
     __shared__ float phi[ROWS][DX_COLUMNS], dh_mix[ROWS][TOKENS];
@@ -195,13 +198,13 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dx(const 
     float sums[DX_TOKENS][4] = {0};
     for (int first = 0; first < M; first += ROWS) {
         __syncthreads();
-        for (int number = threadIdx.x; number < ROWS * DX_COLUMNS; number += THREADS) {
-            const int j = first + number / DX_COLUMNS;
-            const int column = first_column + number % DX_COLUMNS;
-            phi[number / DX_COLUMNS][number % DX_COLUMNS] = j < M && column < c.D ? load_phi(c, j, i, column) : 0.0f;
+        for (int index = threadIdx.x; index < ROWS * DX_COLUMNS; index += THREADS) {
+            const int j = first + index / DX_COLUMNS;
+            const int column = first_column + index % DX_COLUMNS;
+            phi[index / DX_COLUMNS][index % DX_COLUMNS] = j < M && column < c.D ? load_phi(c, j, i, column) : 0.0f;
         }
-        for (int number = threadIdx.x; number < ROWS * TOKENS; number += THREADS) {
-            const int r = number % ROWS, t = number / ROWS;
+        for (int index = threadIdx.x; index < ROWS * TOKENS; index += THREADS) {
+            const int r = index % ROWS, t = index / ROWS;
             dh_mix[r][t] =
                 first + r < M && first_token + t < c.tokens ? c.dh_mix[(first_token + t) * M + first + r] : 0.0f;
         }
@@ -215,8 +218,8 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dx(const 
                 float mix[DX_TOKENS];
 #pragma unroll
                 for (int t = 0; t < DX_TOKENS; t += 4) {
-                    const float4 four = *(const float4 *)&dh_mix[octet + r][warp * DX_TOKENS + t];
-                    mix[t] = four.x, mix[t + 1] = four.y, mix[t + 2] = four.z, mix[t + 3] = four.w;
+                    const float4 mix4 = *(const float4 *)&dh_mix[octet + r][warp * DX_TOKENS + t];
+                    mix[t] = mix4.x, mix[t + 1] = mix4.y, mix[t + 2] = mix4.z, mix[t + 3] = mix4.w;
                 }
 #pragma unroll
                 for (int t = 0; t < DX_TOKENS; t++) {
@@ -237,35 +240,35 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dx(const 
 #pragma unroll
     for (int v = 0; v < 4; v++)
         gamma[v] = d + v < c.D ? load_gamma(c, i, d + v) : 0.0f;
-        /* Four tokens at a time, all of what they need on its way before it is used. */
+        /* Four tokens at a time: all their inputs are loaded before any is used. */
 #pragma unroll
-    for (int four = 0; four < DX_TOKENS; four += 4) {
+    for (int group = 0; group < DX_TOKENS; group += 4) {
         float x[4][4], dh_in[4][4], post[4][4], factor[4], h_pre[4];
 #pragma unroll
         for (int t = 0; t < 4; t++) {
-            const int64_t token = first_token + warp * DX_TOKENS + four + t;
+            const int64_t token = first_token + warp * DX_TOKENS + group + t;
             if (token < c.tokens) {
                 factor[t] = c.factor[token];
-                h_pre[t] = load_f32(c.h_pre, token_at(c, c.h_pre, token) + i * c.h_pre.stride[2]);
-                load_row<E, 4>(c, c.x, token_at(c, c.x, token) + i * c.x.stride[2], c.x.stride[3], d, x[t]);
-                load_row<E, 4>(c, c.dh_in, token_at(c, c.dh_in, token), c.dh_in.stride[2], d, dh_in[t]);
-                if (given(c.dx_post))
-                    load_row<E, 4>(c, c.dx_post, token_at(c, c.dx_post, token) + i * c.dx_post.stride[2],
+                h_pre[t] = load_f32(c.h_pre, token_offset(c, c.h_pre, token) + i * c.h_pre.stride[2]);
+                load_row<E, 4>(c, c.x, token_offset(c, c.x, token) + i * c.x.stride[2], c.x.stride[3], d, x[t]);
+                load_row<E, 4>(c, c.dh_in, token_offset(c, c.dh_in, token), c.dh_in.stride[2], d, dh_in[t]);
+                if (present(c.dx_post))
+                    load_row<E, 4>(c, c.dx_post, token_offset(c, c.dx_post, token) + i * c.dx_post.stride[2],
                                    c.dx_post.stride[3], d, post[t]);
             }
         }
 #pragma unroll
         for (int t = 0; t < 4; t++) {
-            const int64_t token = first_token + warp * DX_TOKENS + four + t;
+            const int64_t token = first_token + warp * DX_TOKENS + group + t;
             if (token < c.tokens) {
                 float out[4];
 #pragma unroll
                 for (int v = 0; v < 4; v++) {
-                    out[v] = fmaf(h_pre[t], dh_in[t][v], fmaf(factor[t], x[t][v], gamma[v] * sums[four + t][v]));
-                    if (given(c.dx_post))
+                    out[v] = fmaf(h_pre[t], dh_in[t][v], fmaf(factor[t], x[t][v], gamma[v] * sums[group + t][v]));
+                    if (present(c.dx_post))
                         out[v] += post[t][v];
                 }
-                store_row<E, 4>(c, c.dx, token_at(c, c.dx, token) + i * c.dx.stride[2], c.dx.stride[3], d, out);
+                store_row<E, 4>(c, c.dx, token_offset(c, c.dx, token) + i * c.dx.stride[2], c.dx.stride[3], d, out);
             }
         }
     }
@@ -276,28 +279,29 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dx(const 
 enum { Q_COLUMNS = MHC_CUDA_Q_COLUMNS, Q_TOKENS = WARPS * MHC_CUDA_RUN };
 static_assert(Q_COLUMNS == 2 * 32, "two a lane");
 
-/* The warp's run of x: two columns of each token, of none from `end` on. */
+/* Loads the warp's run of x: two columns of each token; zero for tokens from `end` on. */
 template <typename E>
 static __device__ __forceinline__ void load_run(const mhc_call &c, int64_t first, int64_t end, int i, int d,
                                                 float (&x)[MHC_CUDA_RUN][2])
 {
     const uint32_t T = (uint32_t)c.T;
-    uint32_t own = (uint32_t)first % T; /* of its b */
-    int64_t at = token_at(c, c.x, first) + i * c.x.stride[2];
+    uint32_t t_in_b = (uint32_t)first % T;
+    int64_t offset = token_offset(c, c.x, first) + i * c.x.stride[2];
 #pragma unroll
     for (int t = 0; t < MHC_CUDA_RUN; t++) {
         x[t][0] = x[t][1] = 0.0f;
         if (first + t < end)
-            load_row<E, 2>(c, c.x, at, c.x.stride[3], d, x[t]);
-        at += c.x.stride[1];
-        if (++own == T) {
-            own = 0;
-            at += c.x.stride[0] - T * c.x.stride[1];
+            load_row<E, 2>(c, c.x, offset, c.x.stride[3], d, x[t]);
+        offset += c.x.stride[1];
+        if (++t_in_b == T) {
+            t_in_b = 0;
+            offset += c.x.stride[0] - T * c.x.stride[1];
         }
     }
 }
 
-/* A warp has one run of tokens in every eight, a lane two columns. The next run is on its way while this one is added up. */
+/* A warp handles every eighth run of tokens, a lane two columns. The next run is loaded while the current one is
+ * summed. */
 template <typename E, int ROWS> static __device__ __forceinline__ void dphi(const mhc_call &c)
 {
     __shared__ union {
@@ -314,8 +318,8 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dphi(cons
         load_run<E>(c, begin + warp * MHC_CUDA_RUN, end, i, d, next);
         for (int64_t token = begin; token < end; token += Q_TOKENS) {
             __syncthreads();
-            for (int number = threadIdx.x; number < ROWS * Q_TOKENS; number += THREADS) {
-                const int r = number % ROWS, t = number / ROWS;
+            for (int index = threadIdx.x; index < ROWS * Q_TOKENS; index += THREADS) {
+                const int r = index % ROWS, t = index / ROWS;
                 s.dh_mix[t][r] = first + r < M && token + t < end ? c.dh_mix[(token + t) * M + first + r] : 0.0f;
             }
             __syncthreads();
@@ -329,11 +333,11 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dphi(cons
 #pragma unroll
                 for (int r = 0; r < ROWS; r += 4) {
                     const float4 mix = *(const float4 *)&s.dh_mix[warp * MHC_CUDA_RUN + t][r];
-                    const float four[4] = {mix.x, mix.y, mix.z, mix.w};
+                    const float mix4[4] = {mix.x, mix.y, mix.z, mix.w};
 #pragma unroll
                     for (int q = 0; q < 4; q++) {
-                        run[r + q][0] = fmaf(four[q], x[t][0], run[r + q][0]);
-                        run[r + q][1] = fmaf(four[q], x[t][1], run[r + q][1]);
+                        run[r + q][0] = fmaf(mix4[q], x[t][0], run[r + q][0]);
+                        run[r + q][1] = fmaf(mix4[q], x[t][1], run[r + q][1]);
                     }
                 }
 #pragma unroll
@@ -353,14 +357,14 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dphi(cons
                 }
         }
         __syncthreads();
-        for (int number = threadIdx.x; number < ROWS * Q_COLUMNS; number += THREADS) {
-            const int r = number / Q_COLUMNS, own = number % Q_COLUMNS;
-            float sum = s.sums[0][r][own];
+        for (int index = threadIdx.x; index < ROWS * Q_COLUMNS; index += THREADS) {
+            const int r = index / Q_COLUMNS, column = index % Q_COLUMNS;
+            float sum = s.sums[0][r][column];
 #pragma unroll
             for (int w = 1; w < WARPS / 2; w++)
-                sum += s.sums[w][r][own];
-            if (first + r < M && first_column + own < c.D)
-                c.partial[(part * M + first + r) * K + i * c.D + first_column + own] = sum;
+                sum += s.sums[w][r][column];
+            if (first + r < M && first_column + column < c.D)
+                c.partial[(part * M + first + r) * K + i * c.D + first_column + column] = sum;
         }
         __syncthreads();
     }
@@ -368,7 +372,7 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dphi(cons
 
 /* ---- instances ---------------------------------------------------------------------------------------- */
 
-/* Rows at a time: few is for n up to 2. blocks: of a multiprocessor, at least. */
+/* Rows at a time: the kernels named `few` are for n up to 2. blocks: minimum on a multiprocessor. */
 #define INSTANCE(name, suffix, element, rows, blocks)                       \
     extern "C" __global__ void __launch_bounds__(THREADS, blocks)           \
         mhc_pre_tiles_##name##_##suffix(const __grid_constant__ mhc_call c) \

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_tokens.cu: what a token of pre needs all of its columns for, where the products are kernels of their own, in
- * slices of the columns: a block a token.
- *   finish   forward: adds up the slices' sums, gives the coefficients, reads x for h_in
- *   records  backward: dh_pre from x and dh_in, and with it dz, dh_mix and c of the formulas
- * Rows of whole aligned vectors are read V elements at a time; any others one by one. */
+ * mhc_pre_tokens.cu: the per-token work of pre, for kernels whose products work on slices of the columns. One block
+ * handles one token.
+ *   finish   forward: sums over the slices, computes the coefficients, reads x to compute h_in
+ *   records  backward: dh_pre from x and dh_in, then dz, dh_mix and c of the formulas
+ * Rows that are whole aligned vectors are read V elements at a time, other rows one element at a time. */
 #include "mhc_cuda.cuh"
 
 enum { THREADS = MHC_CUDA_THREADS, WARPS = THREADS / 32, STREAMS = 4 };
 
-/* V elements as they lie in memory. */
-template <typename E, int V> struct piece {
+/* V elements in their storage type. */
+template <typename E, int V> struct raw_vector {
     cot_vector<E, V> raw;
 
-    __device__ __forceinline__ void load(const E *from)
+    __device__ __forceinline__ void load(const E *source)
     {
-        raw = cot_load_vector<E, V>(from);
+        raw = cot_load_vector<E, V>(source);
     }
     __device__ __forceinline__ void unpack(float (&values)[V]) const
     {
@@ -23,12 +23,12 @@ template <typename E, int V> struct piece {
     }
 };
 
-template <typename E> struct piece<E, 1> {
+template <typename E> struct raw_vector<E, 1> {
     E raw;
 
-    __device__ __forceinline__ void load(const E *from)
+    __device__ __forceinline__ void load(const E *source)
     {
-        raw = *from;
+        raw = *source;
     }
     __device__ __forceinline__ void unpack(float (&values)[1]) const
     {
@@ -36,7 +36,7 @@ template <typename E> struct piece<E, 1> {
     }
 };
 
-template <typename E, int V> static __device__ __forceinline__ void store_piece(E *to, const float (&values)[V])
+template <typename E, int V> static __device__ __forceinline__ void store_vector(E *to, const float (&values)[V])
 {
     if constexpr (V == 1)
         cot_from_f32(to, values[0]);
@@ -47,14 +47,14 @@ template <typename E, int V> static __device__ __forceinline__ void store_piece(
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
 template <typename E, int V>
-static __device__ __forceinline__ void gather_h_in(const mhc_call &c, int64_t token, const float *h_pre)
+static __device__ __forceinline__ void compute_h_in(const mhc_call &c, int64_t token, const float *h_pre)
 {
-    const E *x = (const E *)c.x.data + token_at(c, c.x, token);
-    E *to = (E *)c.h_in.data + token_at(c, c.h_in, token);
+    const E *x = (const E *)c.x.data + token_offset(c, c.x, token);
+    E *to = (E *)c.h_in.data + token_offset(c, c.h_in, token);
     for (int64_t d = threadIdx.x * V; d < c.D; d += THREADS * V) {
         float sum[V] = {0};
         for (int first = 0; first < c.n; first += STREAMS) {
-            piece<E, V> raw[STREAMS];
+            raw_vector<E, V> raw[STREAMS];
 #pragma unroll
             for (int i = 0; i < STREAMS; i++)
                 if (first + i < c.n)
@@ -69,65 +69,65 @@ static __device__ __forceinline__ void gather_h_in(const mhc_call &c, int64_t to
                         sum[v] = fmaf(h_pre[first + i], values[v], sum[v]);
                 }
         }
-        store_piece<E, V>(to + (V == 1 ? d * c.h_in.stride[2] : d), sum);
+        store_vector<E, V>(to + (V == 1 ? d * c.h_in.stride[2] : d), sum);
     }
 }
 
 template <typename E, int V> static __device__ __forceinline__ void finish(const mhc_call &c)
 {
-    __shared__ float parts[THREADS], sums[MHC_CUDA_SUMS(MHC_CUDA_MAX_N)], h_pre[MHC_CUDA_MAX_N];
+    __shared__ float group_sums[THREADS], sums[MHC_CUDA_SUMS(MHC_CUDA_MAX_N)], h_pre[MHC_CUDA_MAX_N];
     const int n = c.n, M = n * n + 2 * n, S = MHC_CUDA_SUMS(n), groups = THREADS / S, tid = threadIdx.x;
-    /* The last tokens first: some of their x is in the second-level cache still. */
+    /* the last tokens come first: part of their x is still in the L2 cache */
     const int64_t token = c.tokens - 1 - blockIdx.x;
     if (tid < groups * S) {
-        const float *from = c.sums + token * c.slices * S + tid % S;
+        const float *source = c.sums + token * c.slices * S + tid % S;
         float sum = 0.0f;
 #pragma unroll 4
         for (int64_t slice = tid / S; slice < c.slices; slice += groups)
-            sum += from[slice * S];
-        parts[tid] = sum;
+            sum += source[slice * S];
+        group_sums[tid] = sum;
     }
     __syncthreads();
     if (tid < S) {
-        float sum = parts[tid];
+        float sum = group_sums[tid];
         for (int g = 1; g < groups; g++)
-            sum += parts[g * S + tid];
+            sum += group_sums[g * S + tid];
         sums[tid] = sum;
     }
     __syncthreads();
     if (tid < M) {
         const float inv_rms = 1.0f / sqrtf(sums[M] / (float)(n * c.D) + c.norm_eps);
-        const float alpha = load_f32(c.alpha, group_of(n, tid) * c.alpha.stride[0]);
+        const float alpha = load_f32(c.alpha, alpha_index(n, tid) * c.alpha.stride[0]);
         const float z = fmaf(alpha, sums[tid] * inv_rms, load_f32(c.bias, tid * c.bias.stride[0]));
         const float value = coefficient(c, n, tid, z);
         store_coefficient(c, n, token, tid, sums[tid], value);
         if (tid < n)
             h_pre[tid] = value;
-        if (tid == 0 && given(c.inv_rms))
-            store_f32(c.inv_rms, token_at(c, c.inv_rms, token), inv_rms);
+        if (tid == 0 && present(c.inv_rms))
+            store_f32(c.inv_rms, token_offset(c, c.inv_rms, token), inv_rms);
     }
     __syncthreads();
-    if (given(c.h_in))
-        gather_h_in<E, V>(c, token, h_pre);
+    if (present(c.h_in))
+        compute_h_in<E, V>(c, token, h_pre);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------- */
 
-/* dh_pre of the token, to the first n of `to`. */
+/* Computes dh_pre of the token in the first n elements of `to`. */
 template <typename E, int V>
-static __device__ __forceinline__ void gather_dh_pre(const mhc_call &c, int64_t token, float *to)
+static __device__ __forceinline__ void compute_dh_pre(const mhc_call &c, int64_t token, float *to)
 {
-    __shared__ float all[WARPS][MHC_CUDA_MAX_N];
-    const E *x = (const E *)c.x.data + token_at(c, c.x, token);
-    const E *dh_in = (const E *)c.dh_in.data + token_at(c, c.dh_in, token);
+    __shared__ float warp_sums[WARPS][MHC_CUDA_MAX_N];
+    const E *x = (const E *)c.x.data + token_offset(c, c.x, token);
+    const E *dh_in = (const E *)c.dh_in.data + token_offset(c, c.dh_in, token);
     float sums[MHC_CUDA_MAX_N] = {0};
     for (int64_t d = threadIdx.x * V; d < c.D; d += THREADS * V) {
-        piece<E, V> raw_layer;
-        float layer[V];
-        raw_layer.load(dh_in + (V == 1 ? d * c.dh_in.stride[2] : d));
+        raw_vector<E, V> raw_dh_in;
+        float dh_in_values[V];
+        raw_dh_in.load(dh_in + (V == 1 ? d * c.dh_in.stride[2] : d));
 #pragma unroll
         for (int first = 0; first < MHC_CUDA_MAX_N; first += STREAMS) {
-            piece<E, V> raw[STREAMS];
+            raw_vector<E, V> raw[STREAMS];
             if (first >= c.n)
                 break;
 #pragma unroll
@@ -135,7 +135,7 @@ static __device__ __forceinline__ void gather_dh_pre(const mhc_call &c, int64_t 
                 if (first + i < c.n)
                     raw[i].load(x + (first + i) * c.x.stride[2] + (V == 1 ? d * c.x.stride[3] : d));
             if (first == 0)
-                raw_layer.unpack(layer);
+                raw_dh_in.unpack(dh_in_values);
 #pragma unroll
             for (int i = 0; i < STREAMS; i++)
                 if (first + i < c.n) {
@@ -143,7 +143,7 @@ static __device__ __forceinline__ void gather_dh_pre(const mhc_call &c, int64_t 
                     raw[i].unpack(values);
 #pragma unroll
                     for (int v = 0; v < V; v++)
-                        run = fmaf(values[v], layer[v], run);
+                        run = fmaf(values[v], dh_in_values[v], run);
                     sums[first + i] += run;
                 }
         }
@@ -155,55 +155,55 @@ static __device__ __forceinline__ void gather_dh_pre(const mhc_call &c, int64_t 
             for (int width = 16; width >= 1; width /= 2)
                 sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], width);
             if (threadIdx.x % 32 == 0)
-                all[threadIdx.x / 32][i] = sums[i];
+                warp_sums[threadIdx.x / 32][i] = sums[i];
         }
     __syncthreads();
     if (threadIdx.x < c.n) {
         float sum = 0.0f;
 #pragma unroll
         for (int warp = 0; warp < WARPS; warp++)
-            sum += all[warp][threadIdx.x];
+            sum += warp_sums[warp][threadIdx.x];
         to[threadIdx.x] = sum;
     }
 }
 
-/* What is needed besides dh_pre is asked for before it: nothing else keeps the memory busy afterwards. */
+/* All other inputs are loaded before dh_pre is computed. Afterwards they would be the only loads in flight. */
 template <typename E, int V> static __device__ __forceinline__ void records(const mhc_call &c)
 {
-    __shared__ float dh_pre[MHC_CUDA_MAX_N], terms[THREADS];
+    __shared__ float dh_pre[MHC_CUDA_MAX_N], products[THREADS];
     const int n = c.n, M = n * n + 2 * n, j = threadIdx.x;
     const int64_t token = blockIdx.x;
-    if (token >= c.tokens) { /* of the last tile, whose x is read as zero */
+    if (token >= c.tokens) { /* padding of the last tile: its x is read as zero */
         if (j < (int)(sizeof(mhc_token_record) / 4))
             ((uint32_t *)&c.records[token])[j] = 0;
         return;
     }
-    float dz = 0.0f, mix = 0.0f, du = 0.0f, h_pre = 0.0f, h_mix = 0.0f, alpha = 0.0f;
-    const float inv_rms = load_f32(c.inv_rms, token_at(c, c.inv_rms, token));
+    float dz = 0.0f, dh_mix = 0.0f, du = 0.0f, h_pre = 0.0f, h_mix = 0.0f, alpha = 0.0f;
+    const float inv_rms = load_f32(c.inv_rms, token_offset(c, c.inv_rms, token));
     if (j < M) {
-        dz = dz_of(c, n, token, j);
-        h_mix = load_f32(c.h_mix, token_at(c, c.h_mix, token) + j * c.h_mix.stride[2]);
-        alpha = load_f32(c.alpha, group_of(n, j) * c.alpha.stride[0]);
+        dz = load_dz(c, n, token, j);
+        h_mix = load_f32(c.h_mix, token_offset(c, c.h_mix, token) + j * c.h_mix.stride[2]);
+        alpha = load_f32(c.alpha, alpha_index(n, j) * c.alpha.stride[0]);
     }
     if (j < n)
-        h_pre = load_f32(c.h_pre, token_at(c, c.h_pre, token) + j * c.h_pre.stride[2]);
-    gather_dh_pre<E, V>(c, token, dh_pre);
-    if (j < n) { /* this thread's own dh_pre */
+        h_pre = load_f32(c.h_pre, token_offset(c, c.h_pre, token) + j * c.h_pre.stride[2]);
+    compute_dh_pre<E, V>(c, token, dh_pre);
+    if (j < n) { /* this thread's dh_pre */
         const float sigma = h_pre - c.hc_eps;
         dz = dh_pre[j] * sigma * (1.0f - sigma);
     }
     if (j < M) {
         du = alpha * dz;
-        mix = du * inv_rms;
+        dh_mix = du * inv_rms;
         c.dz[token * M + j] = dz;
-        c.dh_mix[token * M + j] = mix;
+        c.dh_mix[token * M + j] = dh_mix;
     }
-    terms[j] = du * h_mix;
+    products[j] = du * h_mix;
     __syncthreads();
     mhc_token_record *record = c.records == nullptr ? nullptr : &c.records[token];
     if (j < 32) {
         static_assert(MHC_CUDA_MAX_M <= 96, "three terms a lane");
-        float sum = terms[j] + terms[j + 32] + terms[j + 64];
+        float sum = products[j] + products[j + 32] + products[j + 64];
 #pragma unroll
         for (int width = 16; width >= 1; width /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, width);
@@ -217,7 +217,7 @@ template <typename E, int V> static __device__ __forceinline__ void records(cons
         return;
     if (j < n)
         record->h_pre[j] = h_pre;
-    float rest = mix;
+    float rest = dh_mix;
 #pragma unroll
     for (int term = 0; term < 3; term++) {
         const __nv_bfloat16 value = __float2bfloat16_rn(rest);

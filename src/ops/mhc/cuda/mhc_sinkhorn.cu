@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_sinkhorn.cu: Sinkhorn and its gradient, a token a thread, n a constant: K, G, u and v are registers. The method is
- * that of cpu/mhc_sinkhorn.h: A = K_ij u_i v_j with K = softmax + eps; the gradient keeps u and v of every iteration, in
- * the workspace. Also the part of pre's backward that needs neither x nor dh_in: dz of post and res. */
+ * mhc_sinkhorn.cu: Sinkhorn and its gradient, one token a thread, n as a constant. K, G, u and v are in registers.
+ *
+ * The method is that of cpu/mhc_sinkhorn.h: A = K_ij u_i v_j with K = softmax + eps. The gradient stores u and v of
+ * every iteration in the workspace. The file also has the part of pre's backward that needs neither x nor dh_in: dz of
+ * post and res. */
 #include "mhc_cuda.cuh"
 #include "mhc_sinkhorn.cuh"
 
@@ -10,35 +12,35 @@
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(MHC_CUDA_TOKEN_THREADS)
 
-static __device__ __forceinline__ int64_t own_token()
+static __device__ __forceinline__ int64_t thread_token()
 {
     return (int64_t)blockIdx.x * MHC_CUDA_TOKEN_THREADS + threadIdx.x;
 }
 
-/* [n,n] of a token. */
+/* Loads the [n,n] matrix of a token. */
 template <int N>
 static __device__ __forceinline__ void load_matrix(const mhc_call &c, const mhc_array &a, int64_t token,
                                                    float (&values)[N * N])
 {
-    const int64_t at = token_at(c, a, token);
+    const int64_t offset = token_offset(c, a, token);
 #pragma unroll
     for (int ij = 0; ij < N * N; ij++)
-        values[ij] = load_f32(a, at + ij / N * a.stride[2] + ij % N * a.stride[3]);
+        values[ij] = load_f32(a, offset + ij / N * a.stride[2] + ij % N * a.stride[3]);
 }
 
 template <int N>
 static __device__ __forceinline__ void store_matrix(const mhc_call &c, const mhc_array &a, int64_t token,
                                                     const float (&values)[N * N])
 {
-    const int64_t at = token_at(c, a, token);
+    const int64_t offset = token_offset(c, a, token);
 #pragma unroll
     for (int ij = 0; ij < N * N; ij++)
-        store_f32(a, at + ij / N * a.stride[2] + ij % N * a.stride[3], values[ij]);
+        store_f32(a, offset + ij / N * a.stride[2] + ij % N * a.stride[3], values[ij]);
 }
 
 template <int N> static __device__ __forceinline__ void forward(const mhc_call &c)
 {
-    const int64_t token = own_token();
+    const int64_t token = thread_token();
     if (token >= c.tokens)
         return;
     float A[N * N];
@@ -49,7 +51,7 @@ template <int N> static __device__ __forceinline__ void forward(const mhc_call &
 
 template <int N> static __device__ __forceinline__ void backward(const mhc_call &c)
 {
-    const int64_t token = own_token();
+    const int64_t token = thread_token();
     if (token >= c.tokens)
         return;
     float logits[N * N], G[N * N];
@@ -63,34 +65,34 @@ template <int N> static __device__ __forceinline__ void pre_dz(const mhc_call &c
 {
     constexpr int M = N * N + 2 * N;
     cot_launch_dependents();
-    const int64_t token = own_token();
+    const int64_t token = thread_token();
     if (token >= c.tokens)
         return;
     float *dz = c.dz + token * M;
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const float h_post = load_f32(c.h_post, token_at(c, c.h_post, token) + i * c.h_post.stride[2]);
-        const float dh_post = load_f32(c.dh_post, token_at(c, c.dh_post, token) + i * c.dh_post.stride[2]);
+        const float h_post = load_f32(c.h_post, token_offset(c, c.h_post, token) + i * c.h_post.stride[2]);
+        const float dh_post = load_f32(c.dh_post, token_offset(c, c.dh_post, token) + i * c.dh_post.stride[2]);
         dz[N + i] = dh_post * h_post * (1.0f - h_post / c.post_scale);
     }
     float G[N * N] = {0};
-    if (given(c.dA)) {
+    if (present(c.dA)) {
         float logits[N * N];
         const float alpha = load_f32(c.alpha, 2 * c.alpha.stride[0]);
-        const float inv_rms = load_f32(c.inv_rms, token_at(c, c.inv_rms, token));
-        const int64_t at = token_at(c, c.h_mix, token);
+        const float inv_rms = load_f32(c.inv_rms, token_offset(c, c.inv_rms, token));
+        const int64_t offset = token_offset(c, c.h_mix, token);
 #pragma unroll
         for (int ij = 0; ij < N * N; ij++)
-            logits[ij] = fmaf(alpha, load_f32(c.h_mix, at + (2 * N + ij) * c.h_mix.stride[2]) * inv_rms,
+            logits[ij] = fmaf(alpha, load_f32(c.h_mix, offset + (2 * N + ij) * c.h_mix.stride[2]) * inv_rms,
                               load_f32(c.bias, (2 * N + ij) * c.bias.stride[0]));
         load_matrix<N>(c, c.dA, token, G);
         sinkhorn_gradient<N>(c.iterations, c.sinkhorn_eps, logits, G, c.history + token, c.tokens);
     }
-    const int64_t at = token_at(c, c.dh_res, token);
+    const int64_t offset = token_offset(c, c.dh_res, token);
 #pragma unroll
     for (int ij = 0; ij < N * N; ij++) {
-        if (given(c.dh_res))
-            G[ij] += load_f32(c.dh_res, at + ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3]);
+        if (present(c.dh_res))
+            G[ij] += load_f32(c.dh_res, offset + ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3]);
         dz[2 * N + ij] = G[ij];
     }
 }

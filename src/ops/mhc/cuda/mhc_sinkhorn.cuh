@@ -8,36 +8,36 @@
 
 #include <stdint.h>
 
-/* a / b, off by a bit in a few cases; the iterations are one chain of divisions, and the exact ones take three times as
- * long. */
+/* a / b; the last bit is wrong in a few cases. The iterations are one chain of divisions, and exact divisions take
+ * three times as long. */
 static __device__ __forceinline__ float divide(float a, float b)
 {
     const float r = cot_rcp(b), q = a * r;
     return fmaf(fmaf(-b, q, a), r, q);
 }
 
-/* K = softmax over rows of the logits, + eps, in place. */
+/* K = softmax(logits) over rows, + eps, in place. */
 template <int N> static __device__ __forceinline__ void softmax(float eps, float (&K)[N * N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float most = K[i * N], sum = 0.0f;
+        float row_max = K[i * N], sum = 0.0f;
 #pragma unroll
         for (int j = 1; j < N; j++)
-            most = fmaxf(most, K[i * N + j]);
+            row_max = fmaxf(row_max, K[i * N + j]);
 #pragma unroll
         for (int j = 0; j < N; j++)
-            sum += K[i * N + j] = expf(K[i * N + j] - most);
+            sum += K[i * N + j] = expf(K[i * N + j] - row_max);
 #pragma unroll
         for (int j = 0; j < N; j++)
             K[i * N + j] = K[i * N + j] / sum + eps;
     }
 }
 
-/* One iteration; the first has no row step. */
+/* One iteration. The first iteration has no row step (rows = false). */
 template <int N>
-static __device__ __forceinline__ void scale(bool rows, float eps, const float (&K)[N * N], float (&u)[N],
-                                             float (&v)[N])
+static __device__ __forceinline__ void sinkhorn_iteration(bool rows, float eps, const float (&K)[N * N], float (&u)[N],
+                                                          float (&v)[N])
 {
     if (rows) {
 #pragma unroll
@@ -69,13 +69,13 @@ template <int N> static __device__ __forceinline__ void sinkhorn(int iterations,
     softmax<N>(eps, A);
 #pragma unroll 1
     for (int r = 0; r < iterations; r++)
-        scale<N>(r > 0, eps, A, u, v);
+        sinkhorn_iteration<N>(r > 0, eps, A, u, v);
 #pragma unroll
     for (int ij = 0; ij < N * N; ij++)
         A[ij] = A[ij] * u[ij / N] * v[ij % N];
 }
 
-/* u and v after iteration r. */
+/* Loads u and v after iteration r. */
 template <int N>
 static __device__ __forceinline__ void load_scales(const float *history, int64_t stride, int r, float (&u)[N],
                                                    float (&v)[N])
@@ -87,12 +87,13 @@ static __device__ __forceinline__ void load_scales(const float *history, int64_t
     }
 }
 
-/* The gradient of the logits from dA, in G. history: element 0 of [iterations][2n], `stride` apart. */
+/* G holds dA and becomes the gradient of the logits. history: element 0 of [iterations][2n], with `stride` between
+ * elements. */
 template <int N>
 static __device__ __forceinline__ void sinkhorn_gradient(int iterations, float eps, const float (&logits)[N * N],
                                                          float (&G)[N * N], float *history, int64_t stride)
 {
-    float K[N * N], u[N], v[N], u_before[N], v_before[N];
+    float K[N * N], u[N], v[N], u_previous[N], v_previous[N];
 #pragma unroll
     for (int i = 0; i < N; i++)
         u[i] = v[i] = 1.0f;
@@ -102,7 +103,7 @@ static __device__ __forceinline__ void sinkhorn_gradient(int iterations, float e
     softmax<N>(eps, K);
 #pragma unroll 1
     for (int r = 0; r < iterations; r++) {
-        scale<N>(r > 0, eps, K, u, v);
+        sinkhorn_iteration<N>(r > 0, eps, K, u, v);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             history[(2 * r * N + i) * stride] = u[i];
@@ -113,7 +114,7 @@ static __device__ __forceinline__ void sinkhorn_gradient(int iterations, float e
     for (int ij = 0; ij < N * N; ij++)
         G[ij] = G[ij] * u[ij / N] * v[ij % N];
     if (iterations > 1)
-        load_scales<N>(history, stride, iterations - 2, u_before, v_before);
+        load_scales<N>(history, stride, iterations - 2, u_previous, v_previous);
 #pragma unroll 1
     for (int r = iterations - 1;; r--) {
 #pragma unroll
@@ -138,17 +139,17 @@ static __device__ __forceinline__ void sinkhorn_gradient(int iterations, float e
             sum *= u[i];
 #pragma unroll
             for (int j = 0; j < N; j++)
-                G[i * N + j] = fmaf(-sum, v_before[j], G[i * N + j]);
+                G[i * N + j] = fmaf(-sum, v_previous[j], G[i * N + j]);
         }
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            u[i] = u_before[i];
-            v[i] = v_before[i];
+            u[i] = u_previous[i];
+            v[i] = v_previous[i];
         }
-        if (r > 1) /* one iteration ahead of its use */
-            load_scales<N>(history, stride, r - 2, u_before, v_before);
+        if (r > 1) /* loaded one iteration before use */
+            load_scales<N>(history, stride, r - 2, u_previous, v_previous);
     }
-    /* P again, and not K - eps: that would lose what is small beside eps. */
+    /* Compute P again, because K - eps would lose elements much smaller than eps. */
 #pragma unroll
     for (int ij = 0; ij < N * N; ij++)
         K[ij] = logits[ij];
