@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_arrays.h: tensors as the kernels of this op are given them, on the host. */
+ * attention_arrays.h: host code that turns tensors into kernel arguments and tensor maps. */
 #ifndef COT_ATTENTION_ARRAYS_H
 #define COT_ATTENTION_ARRAYS_H
 
@@ -16,9 +16,10 @@ static inline attention_array attention_array_of(const cot_tensor *tensor)
     return a;
 }
 
-/* Boxes of `rows` rows and 64 columns of [B,T,H,d]. The driver wants sizes and strides even where nothing is read. */
-static inline cot_status attention_map_rows(cot_queue *queue, CUtensorMap *map, const cot_tensor *t, int rows,
-                                            void *somewhere)
+/* Encodes a tensor map of [B,T,H,d] with boxes of `rows` rows and 64 columns. The driver checks sizes and strides even
+ * where nothing is read. */
+static inline cot_status attention_encode_row_map(cot_queue *queue, CUtensorMap *map, const cot_tensor *t, int rows,
+                                                  void *placeholder)
 {
     const int64_t size = (int64_t)cot_dtype_size(t->dtype);
     int64_t sizes[4] = {t->shape[3], t->shape[1], t->shape[2], t->shape[0]};
@@ -28,14 +29,14 @@ static inline cot_status attention_map_rows(cot_queue *queue, CUtensorMap *map, 
     for (int axis = 0; axis < 3; axis++)
         strides[axis] = sizes[axis + 1] > 1 ? strides[axis] : 16;
     const bool empty = cot_elements(t) == 0;
-    return cot_cuda_swizzled_map(queue, map, t->dtype, 4, empty ? somewhere : t->data, sizes, strides,
+    return cot_cuda_swizzled_map(queue, map, t->dtype, 4, empty ? placeholder : t->data, sizes, strides,
                                  (const int[]){64, rows, 1, 1});
 }
 
-/* Rows of 16-bit elements that begin at multiples of 16 bytes. */
-static inline bool attention_in_vectors(const cot_tensor *t)
+/* Whether rows are 16-bit elements that begin at multiples of 16 bytes. */
+static inline bool attention_is_vectorizable(const cot_tensor *t)
 {
-    return cot_present(t) && cot_dtype_size(t->dtype) == 2 && (uintptr_t)t->data % 16 == 0 && attention_steps(t);
+    return cot_present(t) && cot_dtype_size(t->dtype) == 2 && (uintptr_t)t->data % 16 == 0 && attention_tma_aligned(t);
 }
 
 static inline cot_status attention_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cot_cuda_grid grid,
@@ -45,11 +46,11 @@ static inline cot_status attention_launch(cot_queue *queue, const cot_cuda_kerne
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
-/* What the first kernel of a call needs to know, but for how its tiles are cut and where it writes. */
-static inline attention_placing attention_placing_of(cot_queue *queue, const attention_problem *p)
+/* Arguments of attention_place_sm90.cu, without the sizes of tiles and the output pointers. */
+static inline attention_scheduler attention_scheduler_of(cot_queue *queue, const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
-    return (attention_placing){
+    return (attention_scheduler){
         .q_begin = z->q_begin,
         .q_length = z->q_length,
         .k_begin = z->k_begin,
@@ -58,10 +59,10 @@ static inline attention_placing attention_placing_of(cot_queue *queue, const att
         .packed = z->packed,
         .Tq = (int32_t)(z->packed ? z->rows_q : z->Tq),
         .Tk = (int32_t)(z->packed ? z->rows_k : z->Tk),
-        .longest_q = (int32_t)(z->Tq < INT32_MAX ? z->Tq : INT32_MAX),
-        .longest_k = (int32_t)(z->Tk < INT32_MAX ? z->Tk : INT32_MAX),
+        .max_seqlen_q = (int32_t)(z->Tq < INT32_MAX ? z->Tq : INT32_MAX),
+        .max_seqlen_k = (int32_t)(z->Tk < INT32_MAX ? z->Tk : INT32_MAX),
         .sequences = (int32_t)attention_sequence_count(p),
-        .most_tiles = INT32_MAX,
+        .max_tiles = INT32_MAX,
         .cu_q = attention_array_of(&p->cu_seqlens_q),
         .cu_k = attention_array_of(&p->cu_seqlens_k),
         .used_q = attention_array_of(&p->seqused_q),
@@ -70,34 +71,35 @@ static inline attention_placing attention_placing_of(cot_queue *queue, const att
     };
 }
 
-static inline cot_status attention_launch_place(cot_queue *queue, const attention_placing *place)
+static inline cot_status attention_launch_scheduler(cot_queue *queue, const attention_scheduler *scheduler)
 {
     extern const unsigned char cot_image_attention_place_sm90[];
     static const cot_cuda_kernel kernel = {cot_image_attention_place_sm90, "attention_place", 0};
-    return attention_launch(queue, &kernel, (cot_cuda_grid){.blocks = {1, 1, 1}, .threads = 256}, place);
+    return attention_launch(queue, &kernel, (cot_cuda_grid){.blocks = {1, 1, 1}, .threads = 256}, scheduler);
 }
 
-/* A score is `factor` times the tanh. The powers of scale / softcap are in the series' coefficients, where they are float32's
- * normal numbers; else no score is near. */
+/* A score is `factor` times tanh. The coefficients of the series contain powers of scale / softcap, if those are normal
+ * float32 numbers. Otherwise no score uses the series. */
 static inline attention_softcap attention_softcap_of(const attention_sizes *z, float factor)
 {
     attention_softcap cap = {0};
     if (z->softcap > 0) {
-        const double scale = z->scale / z->softcap, square = scale * scale, most = 16384, all = scale * (double)factor;
-        const bool normal = fabs(scale) > 1 / most && fabs(scale) < most;
+        const double scale = z->scale / z->softcap, square = scale * scale, max_scale = 16384,
+                     linear = scale * (double)factor;
+        const bool normal = fabs(scale) > 1 / max_scale && fabs(scale) < max_scale;
         cap.scale = (float)scale;
         cap.factor = factor;
-        cap.near = normal ? (float)(ATTENTION_TANH_NEAR * ATTENTION_TANH_NEAR / square) : -1;
-        cap.nearer = normal ? (float)(ATTENTION_TANH_NEARER * ATTENTION_TANH_NEARER / square) : -1;
-        cap.below = (float)exp2(-(double)factor * tanh(ATTENTION_TANH_NEARER));
-        cap.above = (float)fmin(exp2((double)factor * tanh(ATTENTION_TANH_NEARER)), 0x1p126);
-        cap.series[0] = (float)(ATTENTION_TANH_C0 * all);
-        cap.series[1] = (float)(ATTENTION_TANH_C1 * all * square);
-        cap.series[2] = (float)(ATTENTION_TANH_C2 * all * square * square);
-        cap.series[3] = (float)(ATTENTION_TANH_C3 * all * square * square * square);
-        cap.brief[0] = (float)(ATTENTION_TANH_B0 * all);
-        cap.brief[1] = (float)(ATTENTION_TANH_B1 * all * square);
-        cap.brief[2] = (float)(ATTENTION_TANH_B2 * all * square * square);
+        cap.series_max_square = normal ? (float)(ATTENTION_TANH_SERIES_MAX * ATTENTION_TANH_SERIES_MAX / square) : -1;
+        cap.short_max_square = normal ? (float)(ATTENTION_TANH_SHORT_MAX * ATTENTION_TANH_SHORT_MAX / square) : -1;
+        cap.short_min_exp2 = (float)exp2(-(double)factor * tanh(ATTENTION_TANH_SHORT_MAX));
+        cap.short_max_exp2 = (float)fmin(exp2((double)factor * tanh(ATTENTION_TANH_SHORT_MAX)), 0x1p126);
+        cap.series[0] = (float)(ATTENTION_TANH_C0 * linear);
+        cap.series[1] = (float)(ATTENTION_TANH_C1 * linear * square);
+        cap.series[2] = (float)(ATTENTION_TANH_C2 * linear * square * square);
+        cap.series[3] = (float)(ATTENTION_TANH_C3 * linear * square * square * square);
+        cap.short_series[0] = (float)(ATTENTION_TANH_B0 * linear);
+        cap.short_series[1] = (float)(ATTENTION_TANH_B1 * linear * square);
+        cap.short_series[2] = (float)(ATTENTION_TANH_B2 * linear * square * square);
     }
     return cap;
 }

@@ -1,251 +1,265 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_d256_sm90.cu: the five products of the backward on Hopper at d = 256 (attention_bwd_sm90.cu has the
- * formulas). dK and dV of 64 keys take all registers of a consumer group each, so that a block takes 64 keys and two
- * blocks form a cluster over 128. Both walk over the same tiles of 64 queries, and send each other their dS: each makes
- * half the columns of dQ, over the keys of both.
+ * attention_bwd_d256_sm90.cu: the backward on Hopper at d = dv = 256 (attention_bwd_sm90.cu has the formulas). dK and
+ * dV of 64 keys each fill the registers of one warpgroup. A block therefore takes 64 keys, and two blocks form a
+ * cluster over 128 keys. Both blocks loop over the same tiles of 64 queries and send each other their dS. Each computes
+ * half of the columns of dQ, over the keys of both.
  *
- *   group 0     dQ: two slices of 64 columns, over its own keys and then over the other block's
- *   group 1     dV: S, P; P^T goes from registers into dV, and through shared memory to group 2
- *   group 2     dK: dP, dS; dS^T goes from registers into dK, and through shared memory, over P, to group 0
- *   group 3     producer: a thread loads K and Q, another V and dO, two add finished slices of dQ to memory
+ *   warpgroup 0   dQ: two slices of 64 columns, first over its own keys, then over the peer block's keys
+ *   warpgroup 1   dV: S, P. P^T is the register operand of dV and goes through shared memory to warpgroup 2
+ *   warpgroup 2   dK: dP, dS. dS^T is the register operand of dK and goes through shared memory, in P's place, to
+ *                 warpgroup 0
+ *   warpgroup 3   producer: one thread loads K and Q, one V and dO, two dq_writers add finished slices of dQ to memory
  *
- *   barrier       arrivals (bytes)              phase ends when               who waits
- *   k             1 (K, the other block's half) K is there                    groups 0, 1: once
- *   v             1 (V)                         V is there                    group 2: once
- *   q full        1 (Q, lse2)                   a tile of Q is there          groups 1, 2
- *   q empty       8: 4 of S, 4 of dK            no product reads it           the loader
- *   dout full     1 (128 columns; D)            a chunk of dO is there        groups 1, 2
- *   dout empty    8: 4 of dV, 4 of dP           no product reads it           the loader
- *   p full        4                             P is there                    group 2, the same warps
- *   ds full       4                             dS is there                   group 0
- *   ds empty      5: 4 of dQ, 1 of the other    dS has been used, and sent    group 1
- *   sent full     1 (dS)                        the other's dS is there       group 0
- *   sent empty    4 of the other's dQ           it no longer reads ours       group 0
- *   dq full       4, one barrier a slice        a slice of dQ is staged       the slice's adder
- *   dq empty      1                             the slice has been read       group 0
+ *   barrier         arrivals (bytes)              phase ends when                 who waits
+ *   k full          1 (K, half of the peer's K)   K is loaded                     warpgroups 0, 1: once
+ *   v full          1 (V)                         V is loaded                     warpgroup 2: once
+ *   q full          1 (Q, lse_log2)               a tile of Q is loaded           warpgroups 1, 2
+ *   q empty         8: 4 of S, 4 of dK            no product reads it             producer
+ *   dout full       1 (128 columns; D)            a chunk of dO is loaded         warpgroups 1, 2
+ *   dout empty      8: 4 of dV, 4 of dP           no product reads it             producer
+ *   p full          4                             P is there                      warpgroup 2: warp i reads warp i's P
+ *   ds full         4                             dS is there                     warpgroup 0
+ *   ds empty        5: 4 of dQ, 1 of the peer     dS has been used, and sent      warpgroup 1
+ *   peer ds full    1 (dS)                        the peer's dS is there          warpgroup 0
+ *   sent ds empty   4 of the peer's dQ            the peer no longer reads ours   warpgroup 0
+ *   dq full         4, one barrier a slice        a slice of dQ is staged         the slice's dq_writer
+ *   dq empty        1                             the slice has been read         warpgroup 0
  *
- * P is handed on in sixteen bits that round it finer than E does, so that dS takes a P that is not rounded twice (see the
- * other kernel). Order and determinism are as there. */
+ * P reaches warpgroup 2 in 16 bits that are finer than E, so that P in dS is not rounded twice (see
+ * attention_bwd_sm90.cu). The order of blocks and the deterministic mode are as in that kernel. */
 #include "attention_bwd_sm90.cuh"
 
 #include "../../../cuda/device/mma.cuh"
 
-/* What the launch allots, 512 of 128, shared out anew: 32 + 64 + 2 * 208. */
+/* Registers of a thread. The launch allots 512 for a thread of each warpgroup (4 x 128). setmaxnreg redistributes them:
+ * 32 + 64 + 2 * 208. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
-enum { CHUNKS = ATTENTION_DOUT_CHUNKS, PAIR = 2, OWN = 64 /* keys */, HALF = 2 * TILE /* 128 columns */ };
-static constexpr float UP = 4.0f, DOWN = 0x1p-4f;
+enum {
+    CHUNKS = ATTENTION_DOUT_CHUNKS,
+    CLUSTER_BLOCKS = 2,
+    BLOCK_KEYS = 64 /* keys */,
+    CHUNK_BYTES = 2 * TILE /* 128 columns of dO */
+};
+static constexpr float P_SCALE_LOG2 = 4.0f, INVERSE_P_SCALE = 0x1p-4f;
 
-struct attention_shared_d256 {
+struct shared_storage_d256 {
     unsigned char k[4][TILE], v[4][TILE];
-    unsigned char other_k[2][TILE]; /* the other block's keys, this one's columns of dQ */
+    unsigned char peer_k[2][TILE]; /* the peer block's keys, columns of this block's dQ */
     unsigned char q[2][4][TILE];
     unsigned char dout[CHUNKS][2][TILE];
-    unsigned char ds[TILE], sent[TILE]; /* [query][key]; sent: the other block's */
+    unsigned char ds[TILE], peer_ds[TILE]; /* [query][key]; peer_ds: from the peer block */
     float dq[ATTENTION_DQ_SLICE];
-    float lse2[2][QUERIES], delta[2][QUERIES];
-    uint32_t lasts[GROUP]; /* for E = f16, see hand_on; 16-byte aligned */
+    float lse_log2[2][QUERIES], delta[2][QUERIES];
+    uint32_t low_bits[WARPGROUP]; /* for E = f16, see encode_p; 16-byte aligned */
     uint64_t k_full, v_full, q_full[2], q_empty[2], dout_full[CHUNKS], dout_empty[CHUNKS];
-    uint64_t p_full, ds_full, ds_empty, sent_full, sent_empty, dq_full[2], dq_empty;
+    uint64_t p_full, ds_full, ds_empty, peer_ds_full, sent_ds_empty, dq_full[2], dq_empty;
 };
 
-static __device__ __forceinline__ attention_shared_d256 &shared(void)
+static __device__ __forceinline__ shared_storage_d256 &shared(void)
 {
-    return *(attention_shared_d256 *)attention_memory;
+    return *(shared_storage_d256 *)attention_memory;
 }
 
-static __device__ void load_keys_and_queries(const attention_bwd_mapped &m, const attention_walk &w, int rank)
+static __device__ void load_k_and_q(const attention_bwd_mapped &m, const attention_work &w, int rank)
 {
-    attention_shared_d256 &s = shared();
+    shared_storage_d256 &s = shared();
     const attention_bwd_call &c = m.call;
     cot_mbarrier_arrive_expect(&s.k_full, 6 * TILE);
     for (int slice = 0; slice < 4; slice++)
-        cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.first_key + OWN * rank, w.kv_head, w.b, &s.k_full);
+        cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.first_key + BLOCK_KEYS * rank, w.kv_head, w.b, &s.k_full);
     for (int slice = 0; slice < 2; slice++)
-        cot_tensor_load_4d(s.other_k[slice], &m.k, (2 * rank + slice) * 64, w.first_key + OWN * (rank ^ 1), w.kv_head,
-                           w.b, &s.k_full);
+        cot_tensor_load_4d(s.peer_k[slice], &m.k, (2 * rank + slice) * 64, w.first_key + BLOCK_KEYS * (rank ^ 1),
+                           w.kv_head, w.b, &s.k_full);
     cot_wait_for_kernels_before();
     cot_fence_async_global();
     cot_ring<2> q;
     for (int h = 0; h < w.heads; h++) {
-        const int row = (int)row_of<false>(c, w, h);
+        const int row = (int)statistics_row_of<false>(c, w, h);
         for (int tile = w.end - 1; tile >= w.begin; tile--, q.next()) {
             cot_mbarrier_wait(&s.q_empty[q.slot], q.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.q_full[q.slot], 4 * TILE + QUERIES * sizeof(float));
             for (int slice = 0; slice < 4; slice++)
                 cot_tensor_load_4d(s.q[q.slot][slice], &m.q, slice * 64, tile * QUERIES, w.first_head + h, w.b,
                                    &s.q_full[q.slot]);
-            cot_tensor_load_4d(s.lse2[q.slot], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.slot]);
+            cot_tensor_load_4d(s.lse_log2[q.slot], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.slot]);
         }
     }
 }
 
-static __device__ void load_values_and_gradients(const attention_bwd_mapped &m, const attention_walk &w, int rank)
+static __device__ void load_v_and_dout(const attention_bwd_mapped &m, const attention_work &w, int rank)
 {
-    attention_shared_d256 &s = shared();
+    shared_storage_d256 &s = shared();
     const attention_bwd_call &c = m.call;
     cot_mbarrier_arrive_expect(&s.v_full, 4 * TILE);
     for (int slice = 0; slice < 4; slice++)
-        cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.first_key + OWN * rank, w.kv_head, w.b, &s.v_full);
+        cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.first_key + BLOCK_KEYS * rank, w.kv_head, w.b, &s.v_full);
     cot_wait_for_kernels_before();
     cot_fence_async_global();
     cot_ring<CHUNKS> chunk;
-    uint32_t turn = 0;
+    uint32_t delta_stage = 0;
     for (int h = 0; h < w.heads; h++) {
-        const int row = (int)(c.B * c.H * c.tiles + row_of<false>(c, w, h)); /* after all of lse2 */
-        for (int tile = w.end - 1; tile >= w.begin; tile--, turn ^= 1) {
+        const int row =
+            (int)(c.B * c.H * c.tiles + statistics_row_of<false>(c, w, h)); /* delta follows all rows of lse_log2 */
+        for (int tile = w.end - 1; tile >= w.begin; tile--, delta_stage ^= 1) {
             for (int half = 0; half < 2; half++, chunk.next()) {
                 uint64_t *full = &s.dout_full[chunk.slot];
                 cot_mbarrier_wait(&s.dout_empty[chunk.slot], chunk.parity ^ 1);
-                cot_mbarrier_arrive_expect(full, half == 0 ? HALF + QUERIES * sizeof(float) : HALF);
+                cot_mbarrier_arrive_expect(full, half == 0 ? CHUNK_BYTES + QUERIES * sizeof(float) : CHUNK_BYTES);
                 for (int slice = 0; slice < 2; slice++)
                     cot_tensor_load_4d(s.dout[chunk.slot][slice], &m.dout, (2 * half + slice) * 64, tile * QUERIES,
                                        w.first_head + h, w.b, full);
                 if (half == 0)
-                    cot_tensor_load_4d(s.delta[turn], &m.statistics, 0, row + tile, 0, 0, full);
+                    cot_tensor_load_4d(s.delta[delta_stage], &m.statistics, 0, row + tile, 0, 0, full);
             }
         }
     }
 }
 
-/* Adds this block's slice 0 or 1 of each tile of dQ to memory, as in the other kernel. */
-template <bool ORDERED>
-static __device__ void add(const attention_bwd_call &c, const attention_walk &w, int rank, int slice)
+/* A dq_writer: adds this block's slice 0 or 1 of each tile of dQ to memory. */
+template <bool DETERMINISTIC>
+static __device__ void write_dq(const attention_bwd_call &c, const attention_work &w, int rank, int slice)
 {
-    attention_shared_d256 &s = shared();
-    const uint32_t turn = w.first_key / KEYS;
+    shared_storage_d256 &s = shared();
+    const uint32_t blocks_before = w.first_key / KEYS;
     uint32_t parity = 0;
-    cot_wait_for_kernels_before(); /* zeros */
+    cot_wait_for_kernels_before(); /* for the kernel that clears dq_accum */
     cot_fence_async_global();
     for (int h = 0; h < w.heads; h++) {
         for (int tile = w.end - 1; tile >= w.begin; tile--, parity ^= 1) {
-            const int64_t number = (row_of<false>(c, w, h) + tile) * 4 + 2 * rank + slice;
-            add_slice<ORDERED>(c, turn, number, s.dq, &s.dq_full[slice], parity, &s.dq_empty);
+            const int64_t slice_index = (statistics_row_of<false>(c, w, h) + tile) * 4 + 2 * rank + slice;
+            add_dq_slice<DETERMINISTIC>(c, blocks_before, slice_index, s.dq, &s.dq_full[slice], parity, &s.dq_empty);
         }
     }
     cot_bulk_wait();
 }
 
-/* sums (+)= dS K over 64 keys, dS [query][key], K a slice of 64 columns. */
+/* Issues acc = dS K, or acc += dS K, over 64 keys. dS is [query][key], K a slice of 64 columns. */
 template <typename E>
-static __device__ __forceinline__ void query_product(float (&sums)[32], const unsigned char *ds, const unsigned char *k,
-                                                     bool add)
+static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned char *ds, const unsigned char *k,
+                                                bool accumulate)
 {
-    const uint64_t left = cot_wgmma_k_major(cot_shared_address(ds)),
-                   right = cot_wgmma_mn_major(cot_shared_address(k), TILE);
+    const uint64_t a_desc = cot_wgmma_k_major(cot_shared_address(ds)),
+                   b_desc = cot_wgmma_mn_major(cot_shared_address(k), TILE);
     cot_wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-        cot_wgmma<E, false, true>(sums, left + step * COT_WGMMA_K_STEP, right + step * COT_WGMMA_MN_STEP,
-                                  add || step > 0);
+        cot_wgmma<E, false, true>(acc, a_desc + step * COT_WGMMA_K_STEP, b_desc + step * COT_WGMMA_MN_STEP,
+                                  accumulate || step > 0);
     cot_wgmma_commit();
 }
 
-template <typename E> static __device__ void query_gradient(const attention_walk &w, int rank)
+template <typename E> static __device__ void compute_dq(const attention_work &w, int rank)
 {
-    attention_shared_d256 &s = shared();
+    shared_storage_d256 &s = shared();
     const int lane = threadIdx.x % WARP;
-    const uint32_t other_sent = cot_map_shared(cot_shared_address(s.sent), rank ^ 1);
-    const uint32_t other_sent_full = cot_map_shared(cot_shared_address(&s.sent_full), rank ^ 1);
-    const uint32_t other_sent_empty = cot_map_shared(cot_shared_address(&s.sent_empty), rank ^ 1);
-    const uint32_t other_ds_empty = cot_map_shared(cot_shared_address(&s.ds_empty), rank ^ 1);
-    float sums[32];
+    const uint32_t remote_peer_ds = cot_map_shared(cot_shared_address(s.peer_ds), rank ^ 1);
+    const uint32_t remote_peer_ds_full = cot_map_shared(cot_shared_address(&s.peer_ds_full), rank ^ 1);
+    const uint32_t remote_sent_ds_empty = cot_map_shared(cot_shared_address(&s.sent_ds_empty), rank ^ 1);
+    const uint32_t remote_ds_empty = cot_map_shared(cot_shared_address(&s.ds_empty), rank ^ 1);
+    float acc[32];
     uint32_t parity = 0;
     cot_mbarrier_wait(&s.k_full, 0);
     for (int step = w.heads * (w.end - w.begin); step > 0; step--, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full, parity);
-        if (threadIdx.x % GROUP == 0) {
-            cot_mbarrier_arrive_expect(&s.sent_full, TILE);
-            cot_mbarrier_wait(&s.sent_empty, parity ^ 1);
-            cot_bulk_copy_to_block(other_sent, cot_shared_address(s.ds), TILE, other_sent_full);
+        if (threadIdx.x % WARPGROUP == 0) {
+            cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE);
+            cot_mbarrier_wait(&s.sent_ds_empty, parity ^ 1);
+            cot_bulk_copy_to_block(remote_peer_ds, cot_shared_address(s.ds), TILE, remote_peer_ds_full);
         }
         __syncwarp();
 #pragma unroll
         for (int slice = 0; slice < 2; slice++) {
-            query_product<E>(sums, s.ds, s.k[2 * rank + slice], false);
+            issue_dq<E>(acc, s.ds, s.k[2 * rank + slice], false);
             if (slice == 0) {
-                cot_mbarrier_wait(&s.sent_full, parity);
-                if (threadIdx.x % GROUP == 0)
-                    cot_mbarrier_arrive_at(other_ds_empty);
+                cot_mbarrier_wait(&s.peer_ds_full, parity);
+                if (threadIdx.x % WARPGROUP == 0)
+                    cot_mbarrier_arrive_at(remote_ds_empty);
                 __syncwarp();
             }
-            query_product<E>(sums, s.sent, s.other_k[slice], true);
+            issue_dq<E>(acc, s.peer_ds, s.peer_k[slice], true);
             cot_mbarrier_wait(&s.dq_empty, slice ^ 1);
             cot_wgmma_wait<0>();
             if (slice == 1 && lane == 0) {
                 cot_mbarrier_arrive(&s.ds_empty);
-                cot_mbarrier_arrive_at(other_sent_empty);
+                cot_mbarrier_arrive_at(remote_sent_ds_empty);
             }
-            stage_sums(s.dq, sums, &s.dq_full[slice]);
+            stage_dq_slice(s.dq, acc, &s.dq_full[slice]);
         }
     }
 }
 
-/* Elements 2i and 2i + 1 of 2^4 P as group 1 hands them on, and as group 2 takes them. Where E is bf16, as f16: eight times
- * finer from P = 2^-18 on. Where E is f16, without a sign, five bits of exponent and twelve of mantissa: four times finer,
- * and from P = 2^-18 on too; of the seventeen bits the last are kept in a word a thread. (With eleven of mantissa the error's
- * norm was up to 1.03 of its bound.) Either has room up to P = 4095, for an lse that is not the forward's; beyond, dV is
- * infinite. */
-static constexpr float SMALL = 0x1p-112f; /* takes the exponent to its five lowest bits */
-enum { LAST = 11 };                       /* the last bit that is handed on */
+/* Elements 2i and 2i + 1 of 2^4 P, as warpgroup 1 encodes and warpgroup 2 decodes them.
+ *   E = bf16   as f16: 8 times finer than bf16 for P >= 2^-18
+ *   E = f16    17 bits without a sign, 5 of exponent and 12 of mantissa: 4 times finer than f16, also for P >= 2^-18.
+ *              The lowest bits are kept in one word for each thread. (With 11 bits of mantissa the error's norm was up
+ *              to 1.03 of its bound.)
+ * Both hold P up to 4095, for an lse that is not the forward's. Beyond that, dV is infinite. */
+static constexpr float EXPONENT_REBIAS = 0x1p-112f; /* moves the exponent to the lowest five bits of its field */
+enum { LOW_BIT = 11 };                              /* the lowest bit that is encoded */
 
-static __device__ __forceinline__ uint32_t moved(uint32_t word, int from, int to)
+static __device__ __forceinline__ uint32_t move_bit(uint32_t word, int from, int to)
 {
     return (from < to ? word << (to - from) : word >> (from - to)) & 1u << to;
 }
 
-template <typename E> static __device__ __forceinline__ uint32_t hand_on(float low, float high, int i, uint32_t &lasts)
+template <typename E>
+static __device__ __forceinline__ uint32_t encode_p(float low, float high, int i, uint32_t &low_bits)
 {
     if constexpr (!cot_is_f16<E>)
         return cot_pack_pair<__half>(low, high);
-    const uint32_t half = 1u << LAST >> 1;
-    const uint32_t a = __float_as_uint(low * SMALL) + half, b = __float_as_uint(high * SMALL) + half;
-    lasts |= moved(a, LAST, 2 * i) | moved(b, LAST, 2 * i + 1);
+    const uint32_t rounding = 1u << LOW_BIT >> 1;
+    const uint32_t a = __float_as_uint(low * EXPONENT_REBIAS) + rounding,
+                   b = __float_as_uint(high * EXPONENT_REBIAS) + rounding;
+    low_bits |= move_bit(a, LOW_BIT, 2 * i) | move_bit(b, LOW_BIT, 2 * i + 1);
     return __byte_perm(a << 4, b << 4, 0x7632);
 }
 
-template <typename E> static __device__ __forceinline__ float2 take(uint32_t pair, int i, uint32_t lasts)
+template <typename E> static __device__ __forceinline__ float2 decode_p(uint32_t pair, int i, uint32_t low_bits)
 {
     if constexpr (!cot_is_f16<E>)
         return cot_unpack_pair<__half>(pair);
-    return make_float2(__uint_as_float((pair & 0xffff) << 12 | moved(lasts, 2 * i, LAST)) * (1.0f / SMALL),
-                       __uint_as_float(pair >> 16 << 12 | moved(lasts, 2 * i + 1, LAST)) * (1.0f / SMALL));
+    return make_float2(
+        __uint_as_float((pair & 0xffff) << 12 | move_bit(low_bits, 2 * i, LOW_BIT)) * (1.0f / EXPONENT_REBIAS),
+        __uint_as_float(pair >> 16 << 12 | move_bit(low_bits, 2 * i + 1, LOW_BIT)) * (1.0f / EXPONENT_REBIAS));
 }
 
-/* Of this lane's row of its warp's 32 words. A matrix instruction hands them on as it does the fragments: an ordinary store
- * and load across the barrier is right too, but compute-sanitizer reports it, for the warp's synchronisation is optimised away. */
-static __device__ __forceinline__ uint32_t lasts_address(void)
+/* Address of this lane's row among its warp's 32 words. stmatrix and ldmatrix pass the words on, as for the fragments.
+ * An ordinary store and load across the barrier is correct too, but compute-sanitizer reports it, because the warp's
+ * synchronisation is optimised away. */
+static __device__ __forceinline__ uint32_t low_bits_address(void)
 {
-    return cot_shared_address(shared().lasts + threadIdx.x % GROUP / 32 * 32 + threadIdx.x % 8 * 4);
+    return cot_shared_address(shared().low_bits + threadIdx.x % WARPGROUP / 32 * 32 + threadIdx.x % 8 * 4);
 }
 
-/* dV of a block's keys += P^T dO, half the columns at a time. */
+/* Issues dV += P^T dO for the block's keys, half of the columns at a time. */
 template <typename E>
-static __device__ __forceinline__ void add_values(float (&dv)[2][64], const uint32_t (&packed)[16],
-                                                  cot_ring<CHUNKS> chunk)
+static __device__ __forceinline__ void issue_dv(float (&dv)[2][64], const uint32_t (&packed)[16],
+                                                cot_ring<CHUNKS> chunk)
 {
-    attention_shared_d256 &s = shared();
+    shared_storage_d256 &s = shared();
 #pragma unroll
     for (int half = 0; half < 2; half++, chunk.next()) {
         cot_mbarrier_wait(&s.dout_full[chunk.slot], chunk.parity);
-        add_product<E>(dv[half], packed, s.dout[chunk.slot][0]);
+        issue_gemm_rs<E>(dv[half], packed, s.dout[chunk.slot][0]);
     }
 }
 
-/* A step of group 1. FIRST: there is no P of a step before. chunk: of dO, of the step before. */
+/* One step of warpgroup 1. FIRST: there is no P of a previous step. chunk: the previous step's chunk of dO. */
 template <typename E, bool FIRST>
-static __device__ __forceinline__ void weigh_tile(const attention_bwd_call &c, uint32_t n, int tile, int key,
-                                                  cot_ring<CHUNKS> &chunk, float (&dv)[2][64], uint32_t (&packed)[16])
+static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, uint32_t n, int tile, int key,
+                                               cot_ring<CHUNKS> &chunk, float (&dv)[2][64], uint32_t (&packed)[16])
 {
-    attention_shared_d256 &s = shared();
+    shared_storage_d256 &s = shared();
     const int lane = threadIdx.x % WARP;
     const uint32_t q = n % 2;
     float scores[32];
     if (!FIRST)
-        add_values<E>(dv, packed, chunk);
+        issue_dv<E>(dv, packed, chunk);
     cot_mbarrier_wait(&s.q_full[q], n / 2 & 1);
-    /* n >> 31 is 0: a K that stood still would have its sixteen descriptors kept, in registers that are not there. */
-    score_product<E, 256>(scores, s.k[0] + (n >> 31), TILE, s.q[q][0]);
+    /* n >> 31 is 0. Without it, the address of K would be loop-invariant, and the compiler would keep the 16
+     * descriptors in registers, of which there are not enough. */
+    issue_gemm_ss<E, 256>(scores, s.k[0] + (n >> 31), TILE, s.q[q][0]);
     if (!FIRST) {
         cot_wgmma_wait<2>();
         if (lane == 0)
@@ -257,43 +271,42 @@ static __device__ __forceinline__ void weigh_tile(const attention_bwd_call &c, u
         chunk.next();
     }
     cot_wgmma_wait<0>();
-    if (crossed(c, tile, key & ~63))
-        hide_scores(c, tile, key, scores);
+    if (needs_mask(c, tile, key & ~63))
+        apply_mask(c, tile, key, scores);
 #pragma unroll
     for (int group = 0; group < 8; group++) {
-        const float2 lse2 = *(const float2 *)&s.lse2[q][8 * group + 2 * (lane % 4)];
+        const float2 lse_log2 = *(const float2 *)&s.lse_log2[q][8 * group + 2 * (lane % 4)];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            scores[4 * group + i] =
-                cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? UP - lse2.x : UP - lse2.y));
+            scores[4 * group + i] = cot_ex2(fmaf(scores[4 * group + i], c.scale_log2,
+                                                 i % 2 == 0 ? P_SCALE_LOG2 - lse_log2.x : P_SCALE_LOG2 - lse_log2.y));
     }
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(&s.q_empty[q]);
     cot_mbarrier_wait(&s.ds_empty, n & 1 ^ 1);
-    uint32_t lasts = 0;
+    uint32_t low_bits = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t finer[4];
+        uint32_t encoded[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int at = 8 * k + 2 * i;
-            packed[4 * k + i] = cot_pack_pair<E>(scores[at], scores[at + 1]);
-            finer[i] = hand_on<E>(scores[at], scores[at + 1], 4 * k + i, lasts);
+            const int e = 8 * k + 2 * i;
+            packed[4 * k + i] = cot_pack_pair<E>(scores[e], scores[e + 1]);
+            encoded[i] = encode_p<E>(scores[e], scores[e + 1], 4 * k + i, low_bits);
         }
-        cot_stmatrix_x4_trans(fragment_address(s.ds) + k * 16 * 128, finer);
+        cot_stmatrix_x4_trans(fragment_address(s.ds) + k * 16 * 128, encoded);
     }
     if (cot_is_f16<E>)
-        cot_stmatrix_x1(lasts_address(), lasts);
+        cot_stmatrix_x1(low_bits_address(), low_bits);
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(&s.p_full);
 }
 
-template <typename E>
-static __device__ void value_gradient(const attention_bwd_call &c, const attention_walk &w, int key)
+template <typename E> static __device__ void compute_dv(const attention_bwd_call &c, const attention_work &w, int key)
 {
-    attention_shared_d256 &s = shared();
+    shared_storage_d256 &s = shared();
     float dv[2][64];
     uint32_t packed[16]; /* P^T */
     cot_ring<CHUNKS> chunk;
@@ -304,53 +317,53 @@ static __device__ void value_gradient(const attention_bwd_call &c, const attenti
     cot_mbarrier_wait(&s.k_full, 0);
     if (steps > 0) {
         int tile = w.end - 1;
-        weigh_tile<E, true>(c, 0, tile, key, chunk, dv, packed);
+        dv_step<E, true>(c, 0, tile, key, chunk, dv, packed);
         for (uint32_t n = 1; n < steps; n++) {
             tile = tile > w.begin ? tile - 1 : w.end - 1; /* of the next head */
-            weigh_tile<E, false>(c, n, tile, key, chunk, dv, packed);
+            dv_step<E, false>(c, n, tile, key, chunk, dv, packed);
         }
-        add_values<E>(dv, packed, chunk);
+        issue_dv<E>(dv, packed, chunk);
         cot_wgmma_wait<0>();
     }
-    store_rows<E, false>(c, c.grad_v, c.dv_in_vectors, w, key, 0, 128, DOWN, dv[0]);
-    store_rows<E, false>(c, c.grad_v, c.dv_in_vectors, w, key, 128, 128, DOWN, dv[1]);
+    store_rows<E, false>(c, c.grad_v, c.dv_vectorized, w, key, 0, 128, INVERSE_P_SCALE, dv[0]);
+    store_rows<E, false>(c, c.grad_v, c.dv_vectorized, w, key, 128, 128, INVERSE_P_SCALE, dv[1]);
 }
 
-/* dP^T of a tile: V from shared memory, dO in two chunks. */
+/* Issues dP^T of a tile: V from shared memory, dO in two chunks. */
 template <typename E>
-static __device__ __forceinline__ void gradient_product(float (&d)[32], cot_ring<CHUNKS> chunk, uint32_t n)
+static __device__ __forceinline__ void issue_dp(float (&d)[32], cot_ring<CHUNKS> chunk, uint32_t n)
 {
-    attention_shared_d256 &s = shared();
+    shared_storage_d256 &s = shared();
     cot_ring<CHUNKS> second = chunk;
     second.next();
     cot_mbarrier_wait(&s.dout_full[chunk.slot], chunk.parity);
     cot_mbarrier_wait(&s.dout_full[second.slot], second.parity);
-    const uint64_t values = cot_wgmma_k_major(cot_shared_address(s.v[0] + (n >> 31))); /* as for K */
-    const uint64_t first = cot_wgmma_k_major(cot_shared_address(s.dout[chunk.slot][0]));
-    const uint64_t last = cot_wgmma_k_major(cot_shared_address(s.dout[second.slot][0]));
+    const uint64_t v_desc = cot_wgmma_k_major(cot_shared_address(s.v[0] + (n >> 31))); /* n >> 31: as for K */
+    const uint64_t first_desc = cot_wgmma_k_major(cot_shared_address(s.dout[chunk.slot][0]));
+    const uint64_t second_desc = cot_wgmma_k_major(cot_shared_address(s.dout[second.slot][0]));
     cot_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 16; k++) {
-        const uint64_t b = k < 8 ? first : last;
-        cot_wgmma<E, false, false>(d, values + k / 4 * (TILE >> 4) + k % 4 * COT_WGMMA_K_STEP,
+        const uint64_t b = k < 8 ? first_desc : second_desc;
+        cot_wgmma<E, false, false>(d, v_desc + k / 4 * (TILE >> 4) + k % 4 * COT_WGMMA_K_STEP,
                                    b + k / 4 % 2 * (TILE >> 4) + k % 4 * COT_WGMMA_K_STEP, k > 0);
     }
     cot_wgmma_commit();
 }
 
-/* A step of group 2. FIRST: there is no dS of a step before. */
+/* One step of warpgroup 2. FIRST: there is no dS of a previous step. */
 template <typename E, bool FIRST>
-static __device__ __forceinline__ void gradient_tile(uint32_t n, cot_ring<CHUNKS> &chunk, float (&dk)[2][64],
-                                                     uint32_t (&packed)[16])
+static __device__ __forceinline__ void dk_step(uint32_t n, cot_ring<CHUNKS> &chunk, float (&dk)[2][64],
+                                               uint32_t (&packed)[16])
 {
-    attention_shared_d256 &s = shared();
+    shared_storage_d256 &s = shared();
     const int lane = threadIdx.x % WARP;
     float scores[32];
     if (!FIRST) {
-        add_product<E>(dk[0], packed, s.q[(n - 1) % 2][0]);
-        add_product<E>(dk[1], packed, s.q[(n - 1) % 2][2]);
+        issue_gemm_rs<E>(dk[0], packed, s.q[(n - 1) % 2][0]);
+        issue_gemm_rs<E>(dk[1], packed, s.q[(n - 1) % 2][2]);
     }
-    gradient_product<E>(scores, chunk, n);
+    issue_dp<E>(scores, chunk, n);
     if (!FIRST) {
         cot_wgmma_wait<1>();
         if (lane == 0)
@@ -362,7 +375,8 @@ static __device__ __forceinline__ void gradient_tile(uint32_t n, cot_ring<CHUNKS
         const float2 delta = *(const float2 *)&s.delta[n % 2][8 * group + 2 * (lane % 4)];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            scores[4 * group + i] = fmaf(scores[4 * group + i], DOWN, -DOWN * (i % 2 == 0 ? delta.x : delta.y));
+            scores[4 * group + i] =
+                fmaf(scores[4 * group + i], INVERSE_P_SCALE, -INVERSE_P_SCALE * (i % 2 == 0 ? delta.x : delta.y));
     }
     __syncwarp();
     for (int half = 0; half < 2; half++, chunk.next())
@@ -370,14 +384,14 @@ static __device__ __forceinline__ void gradient_tile(uint32_t n, cot_ring<CHUNKS
             cot_mbarrier_arrive(&s.dout_empty[chunk.slot]);
     cot_mbarrier_wait(&s.p_full, n & 1);
     __syncwarp();
-    const uint32_t lasts = cot_is_f16<E> ? cot_ldmatrix_x1(lasts_address()) : 0;
+    const uint32_t low_bits = cot_is_f16<E> ? cot_ldmatrix_x1(low_bits_address()) : 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         uint32_t p[4];
         cot_ldmatrix_x4_trans(p, fragment_address(s.ds) + k * 16 * 128);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 pair = take<E>(p[i], 4 * k + i, lasts);
+            const float2 pair = decode_p<E>(p[i], 4 * k + i, low_bits);
             packed[4 * k + i] = cot_pack_pair<E>(pair.x * scores[8 * k + 2 * i], pair.y * scores[8 * k + 2 * i + 1]);
         }
     }
@@ -391,9 +405,9 @@ static __device__ __forceinline__ void gradient_tile(uint32_t n, cot_ring<CHUNKS
         cot_mbarrier_arrive(&s.ds_full);
 }
 
-template <typename E> static __device__ void key_gradient(const attention_bwd_call &c, const attention_walk &w, int key)
+template <typename E> static __device__ void compute_dk(const attention_bwd_call &c, const attention_work &w, int key)
 {
-    attention_shared_d256 &s = shared();
+    shared_storage_d256 &s = shared();
     float dk[2][64];
     uint32_t packed[16]; /* dS^T */
     cot_ring<CHUNKS> chunk;
@@ -403,24 +417,24 @@ template <typename E> static __device__ void key_gradient(const attention_bwd_ca
     const uint32_t steps = (uint32_t)(w.heads * (w.end - w.begin));
     cot_mbarrier_wait(&s.v_full, 0);
     if (steps > 0) {
-        cot_mbarrier_wait(&s.q_full[0], 0); /* dK reads Q: group 2 sees it by the barrier, not through P */
-        gradient_tile<E, true>(0, chunk, dk, packed);
+        cot_mbarrier_wait(&s.q_full[0], 0); /* dK reads Q: p_full does not make Q visible to this warpgroup */
+        dk_step<E, true>(0, chunk, dk, packed);
         for (uint32_t n = 1; n < steps; n++) {
             cot_mbarrier_wait(&s.q_full[(n - 1) % 2], (n - 1) / 2 & 1);
-            gradient_tile<E, false>(n, chunk, dk, packed);
+            dk_step<E, false>(n, chunk, dk, packed);
         }
         cot_mbarrier_wait(&s.q_full[(steps - 1) % 2], (steps - 1) / 2 & 1);
-        add_product<E>(dk[0], packed, s.q[(steps - 1) % 2][0]);
-        add_product<E>(dk[1], packed, s.q[(steps - 1) % 2][2]);
+        issue_gemm_rs<E>(dk[0], packed, s.q[(steps - 1) % 2][0]);
+        issue_gemm_rs<E>(dk[1], packed, s.q[(steps - 1) % 2][2]);
         cot_wgmma_wait<0>();
     }
-    store_rows<E, false>(c, c.grad_k, c.dk_in_vectors, w, key, 0, 128, c.scale, dk[0]);
-    store_rows<E, false>(c, c.grad_k, c.dk_in_vectors, w, key, 128, 128, c.scale, dk[1]);
+    store_rows<E, false>(c, c.grad_k, c.dk_vectorized, w, key, 0, 128, c.scale, dk[0]);
+    store_rows<E, false>(c, c.grad_k, c.dk_vectorized, w, key, 128, 128, c.scale, dk[1]);
 }
 
 template <typename E> static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    attention_shared_d256 &s = shared();
+    shared_storage_d256 &s = shared();
     const attention_bwd_call &c = m.call;
     const int rank = (int)cot_cluster_rank();
     if (threadIdx.x == 0) {
@@ -431,45 +445,46 @@ template <typename E> static __device__ __forceinline__ void backward(const atte
         for (int i = 0; i < CHUNKS; i++)
             cot_mbarrier_init(&s.dout_full[i], 1), cot_mbarrier_init(&s.dout_empty[i], 8);
         cot_mbarrier_init(&s.p_full, 4), cot_mbarrier_init(&s.ds_full, 4), cot_mbarrier_init(&s.ds_empty, 5);
-        cot_mbarrier_init(&s.sent_full, 1), cot_mbarrier_init(&s.sent_empty, 4), cot_mbarrier_init(&s.dq_empty, 1);
+        cot_mbarrier_init(&s.peer_ds_full, 1), cot_mbarrier_init(&s.sent_ds_empty, 4),
+            cot_mbarrier_init(&s.dq_empty, 1);
         cot_mbarrier_init_fence();
     }
-    const attention_walk w = walk_of(c, blockIdx.x / PAIR);
+    const attention_work w = work_of(c, blockIdx.x / CLUSTER_BLOCKS);
     cot_cluster_arrive();
     cot_cluster_wait();
-    const int group = threadIdx.x / GROUP;
-    const int key =
-        w.first_key + OWN * rank + threadIdx.x % GROUP / WARP * 16 + threadIdx.x % WARP / 4; /* even pairs' */
+    const int group = threadIdx.x / WARPGROUP;
+    const int key = w.first_key + BLOCK_KEYS * rank + threadIdx.x % WARPGROUP / WARP * 16 +
+                    threadIdx.x % WARP / 4; /* of even accumulator pairs */
     if (group == 0) {
         cot_fewer_registers<DQ_REGISTERS>();
-        query_gradient<E>(w, rank);
+        compute_dq<E>(w, rank);
     } else if (group == 1) {
         cot_more_registers<CONSUMER_REGISTERS>();
-        value_gradient<E>(c, w, key);
+        compute_dv<E>(c, w, key);
     } else if (group == 2) {
         cot_more_registers<CONSUMER_REGISTERS>();
-        key_gradient<E>(c, w, key);
+        compute_dk<E>(c, w, key);
     } else {
         cot_fewer_registers<PRODUCER_REGISTERS>();
-        const int role = threadIdx.x % GROUP / WARP;
+        const int role = threadIdx.x % WARPGROUP / WARP;
         if (threadIdx.x % WARP == 0) {
             if (role == 0)
-                load_keys_and_queries(m, w, rank);
+                load_k_and_q(m, w, rank);
             else if (role == 1)
-                load_values_and_gradients(m, w, rank);
-            else if (c.ordered)
-                add<true>(c, w, rank, role - 2);
+                load_v_and_dout(m, w, rank);
+            else if (c.deterministic)
+                write_dq<true>(c, w, rank, role - 2);
             else
-                add<false>(c, w, rank, role - 2);
+                write_dq<false>(c, w, rank, role - 2);
         }
         __syncwarp();
     }
-    cot_cluster_arrive(); /* until the other block has sent its last, and told that it has ours */
+    cot_cluster_arrive(); /* until the peer has sent its last dS and has confirmed ours */
     cot_cluster_wait();
 }
 
 #define INSTANCE(name, element)                                                          \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_GROUPS *GROUP, 1)             \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1)     \
         attention_bwd_sm90_##name##_d256(const __grid_constant__ attention_bwd_mapped m) \
     {                                                                                    \
         backward<element>(m);                                                            \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_mma.cu: dq, dk and dv on tensor cores, for compute capability 8.0 and later: attention_bwd_mma.cuh. */
+ * attention_bwd_mma.cu: 16-bit instances of attention_bwd_mma.cuh, for compute capability 8.0 and later. */
 #include "attention_bwd_mma.cuh"
 
 #define KERNEL(name)                                                       \

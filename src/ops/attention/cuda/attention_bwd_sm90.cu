@@ -1,198 +1,206 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90.cu: the five products of the backward on Hopper, d up to 64 or 128. A block takes 128 keys of a
- * key-value head (K and V stay in shared memory, dK and dV in registers) and walks over the tiles of 64 queries that see
- * them, of every query head of the group:
+ * attention_bwd_sm90.cu: the backward on Hopper for d and dv up to 64 or 128, five products. A block takes 128 keys of
+ * a key-value head. K and V stay in shared memory, dK and dV in registers. For every query head of the group, the block
+ * loops over the tiles of 64 queries that attend to its keys:
  *
- *   S^T = K Q^T    P = exp2(scale log2(e) S - lse2)    dP^T = V dO^T    dS = P (dP - D)
- *   dV += P^T dO   dK += dS^T Q                        dQ += dS K
+ *   S^T = K Q^T    P = exp2(scale log2(e) S - lse_log2)    dP^T = V dO^T    dS = P (dP - D)
+ *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
  *
- *   group 0     producer: a thread loads by TMA, three others add finished slices of dQ to memory
- *   group 1     dQ: a slice of 64 columns at a time
- *   groups 2, 3 consumers: 64 keys each; P^T and dS^T go from registers into dV and dK, dS through shared memory to dQ
+ *   warpgroup 0       producer: one thread loads by TMA, three dq_writers add finished slices of dQ to memory
+ *   warpgroup 1       dQ: one slice of 64 columns at a time
+ *   warpgroups 2, 3   consumers: 64 keys each. P^T and dS^T are register operands of dV and dK. dS reaches dQ through
+ *                     shared memory.
  *
  *   barrier       arrivals (bytes)          phase ends when              who waits
- *   keys          1 (K and V)               K and V are there            consumers, dQ: once
- *   q full        1 (Q, lse2)               a tile of Q is there         consumers
- *   q empty       8: a consumer warp each   dK no longer reads it        the loader
- *   dout full     1 (dO, D)                 a tile of dO is there        consumers
- *   dout empty    8                         dV no longer reads it        the loader
- *   ds full       8                         both halves of dS are there  dQ
- *   ds empty      4: a warp of dQ each      dQ no longer reads it        consumers
- *   dq full       4                         a slice of dQ is staged      the stage's adder
+ *   kv full       1 (K and V)               K and V are loaded           consumers, dQ: once
+ *   q full        1 (Q, lse_log2)           a tile of Q is loaded        consumers
+ *   q empty       8: one a consumer warp    dK no longer reads it        producer
+ *   dout full     1 (dO, D)                 a tile of dO is loaded       consumers
+ *   dout empty    8: one a consumer warp    dV no longer reads it        producer
+ *   ds full       8: one a consumer warp    both halves of dS are there  dQ
+ *   ds empty      4: one a warp of dQ       dQ no longer reads it        consumers
+ *   dq full       4: one a warp of dQ       a slice of dQ is staged      the stage's dq_writer
  *   dq empty      1                         the slice has been read      dQ
  *
- * A consumer's step j, nothing under way at its ends:
+ * A consumer's step j. No wgmma is in flight at its start and at its end:
  *   issue S_j and dK += dS_(j-1) Q_(j-1) | wait S: P | wait dK: release Q_(j-1), pack P
- *   issue dP_j and dV += P_j dO_j        | wait dP: dS, hand it to dQ | wait dV: release dO_j, pack dS
- * What the arithmetic after a wait needs from shared memory is asked for before it. In ..._all a tile that sees none of a
- * consumer's keys (at a window's ends and at a diagonal) is passed over, and dQ takes the other's half of dS alone.
+ *   issue dP_j and dV += P_j dO_j        | wait dP: dS, store it for dQ | wait dV: release dO_j, pack dS
+ * Values in shared memory that are needed after a wait are loaded before it. The ..._all kernels skip a tile for a
+ * consumer if no query of the tile attends to the consumer's keys (at the ends of a window and at a diagonal). dQ then
+ * uses the other consumer's half of dS only.
  *
- * Deterministic (`ordered`): the blocks add to a slice of dQ in the order of their keys, the first ones first, which each
- * learns from a counter beside the slice. The block before it was launched earlier, so it does not wait in vain.
+ * Deterministic mode: the blocks add to a slice of dQ in ascending order of their keys. A semaphore for each slice
+ * counts the blocks that have added. Blocks with earlier keys were launched earlier, so the wait always ends.
  *
- * Each kernel exists three times. The one named ..._all takes d and dv smaller than its tiles (the copy engine fills them up
- * with zeros), sequences that differ and windows, ..._softcap softcap besides. What a tile holds of other sequences must not
- * count, and 0 times it need not be 0: the producer's warp lets such tiles land on a barrier of its own, and clears those rows:
+ * Each kernel has three versions. ..._all takes d and dv smaller than its tiles (TMA fills up with zeros), sequences of
+ * different lengths, and windows. ..._softcap takes softcap as well. A tile may contain rows of other sequences. They
+ * must not count, and 0 times their values need not be 0. The producer warp therefore loads such tiles on a barrier of
+ * its own and clears those rows before it arrives on the full barrier:
  *
- *   landed        1 (what is there)         a tile with foreign rows is there    the producer */
+ *   uncleared full   1 (the tile)           a tile that needs clearing is loaded   producer */
 #include "attention_bwd_sm90.cuh"
 
 #include "../../../cuda/device/mma.cuh"
 
-/* What the launch allots, 512 of 128, shared out anew: 32 + 64 + 2 * 208. */
+/* Registers of a thread. The launch allots 512 for a thread of each warpgroup (4 x 128). setmaxnreg redistributes them:
+ * 32 + 64 + 2 * 208. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 
-template <int D> struct attention_shared {
+template <int D> struct shared_storage {
     enum { SLICES = D / 64 };
     unsigned char k[SLICES][2][TILE], v[SLICES][2][TILE]; /* 128 keys: two tiles, one for each consumer */
     unsigned char q[ATTENTION_Q_STAGES][SLICES][TILE];
     unsigned char dout[ATTENTION_DOUT_STAGES][SLICES][TILE];
-    unsigned char ds[ATTENTION_DS_STAGES][2][TILE]; /* [query][key], a tile for each consumer's keys */
+    unsigned char ds[ATTENTION_DS_STAGES][2][TILE]; /* [query][key], one tile for each consumer's keys */
     float dq[ATTENTION_DQ_STAGES][ATTENTION_DQ_SLICE];
-    float lse2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
-    uint64_t keys, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
+    float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
+    uint64_t kv_full, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
-    uint64_t dq_full[ATTENTION_DQ_STAGES], dq_empty[ATTENTION_DQ_STAGES], landed;
-    uint32_t zero; /* for join */
+    uint64_t dq_full[ATTENTION_DQ_STAGES], dq_empty[ATTENTION_DQ_STAGES], uncleared_full;
+    uint32_t opaque_zero; /* for saved_p::restore */
 };
 
-static __device__ __forceinline__ int steps_of(const attention_walk &w)
+static __device__ __forceinline__ int step_count(const attention_work &w)
 {
     return w.heads * (w.end - w.begin);
 }
 
 template <int D>
-static __device__ void load(const attention_bwd_mapped &m, attention_shared<D> &s, const attention_walk &w)
+static __device__ void load(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w)
 {
     constexpr int SLICES = D / 64;
     const attention_bwd_call &c = m.call;
-    if (steps_of(w) == 0)
+    if (step_count(w) == 0)
         return;
-    cot_mbarrier_arrive_expect(&s.keys, 4 * SLICES * TILE);
+    cot_mbarrier_arrive_expect(&s.kv_full, 4 * SLICES * TILE);
     for (int slice = 0; slice < SLICES; slice++) {
-        cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.first_key, w.kv_head, w.b, &s.keys);
-        cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.first_key, w.kv_head, w.b, &s.keys);
+        cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
+        cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
     }
-    cot_wait_for_kernels_before(); /* of this call: lse2, delta. What they read is there already */
+    /* Waits for the call's earlier kernels, which write lse_log2 and delta. K and V are inputs: they were complete
+     * before those kernels began. */
+    cot_wait_for_kernels_before();
     cot_fence_async_global();
-    const int deltas = (int)(c.B * c.H * c.tiles); /* rows of lse2 before them */
+    const int delta_row = (int)(c.B * c.H * c.tiles); /* delta follows all rows of lse_log2 */
     cot_ring<ATTENTION_Q_STAGES> q;
     cot_ring<ATTENTION_DOUT_STAGES> dout;
     for (int h = 0; h < w.heads; h++) {
         const int head = w.first_head + h;
-        const int row = (int)row_of<false>(c, w, h);
+        const int row = (int)statistics_row_of<false>(c, w, h);
         for (int tile = w.end - 1; tile >= w.begin; tile--, q.next(), dout.next()) {
             const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
             cot_mbarrier_wait(&s.q_empty[q.slot], q.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.q_full[q.slot], bytes);
             for (int slice = 0; slice < SLICES; slice++)
                 cot_tensor_load_4d(s.q[q.slot][slice], &m.q, slice * 64, tile * QUERIES, head, w.b, &s.q_full[q.slot]);
-            cot_tensor_load_4d(s.lse2[q.slot], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.slot]);
+            cot_tensor_load_4d(s.lse_log2[q.slot], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.slot]);
             cot_mbarrier_wait(&s.dout_empty[dout.slot], dout.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.dout_full[dout.slot], bytes);
             for (int slice = 0; slice < SLICES; slice++)
                 cot_tensor_load_4d(s.dout[dout.slot][slice], &m.dout, slice * 64, tile * QUERIES, head, w.b,
                                    &s.dout_full[dout.slot]);
-            cot_tensor_load_4d(s.delta[dout.slot], &m.statistics, 0, deltas + row + tile, 0, 0,
+            cot_tensor_load_4d(s.delta[dout.slot], &m.statistics, 0, delta_row + row + tile, 0, 0,
                                &s.dout_full[dout.slot]);
         }
     }
 }
 
-/* Waits for what lands, clears the rows from `row` on, which are of other sequences, and says that it is there. */
+/* Waits until the tile is loaded, clears its rows from `row` on, which belong to other sequences, and arrives on
+ * `full`. */
 template <int BYTES, int SLICES>
-static __device__ __forceinline__ void clear_landed(uint64_t *landed, uint32_t &parity, unsigned char (*slices)[BYTES],
-                                                    int row, uint64_t *full)
+static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
+                                                      unsigned char (*slices)[BYTES], int row, uint64_t *full)
 {
-    cot_mbarrier_wait(landed, parity);
+    cot_mbarrier_wait(uncleared_full, parity);
     parity ^= 1;
     attention_clear_rows<BYTES, SLICES>(slices, row);
     if (threadIdx.x == 0)
         cot_mbarrier_arrive(full);
 }
 
-/* `load` by a warp, which clears what is of other sequences. */
+/* `load` for the ..._all kernels. A whole warp runs it, because it clears rows of other sequences. */
 template <int D>
-static __device__ void load_all(const attention_bwd_mapped &m, attention_shared<D> &s, const attention_walk &w)
+static __device__ void load_all(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w)
 {
     constexpr int SLICES = D / 64;
     const attention_bwd_call &c = m.call;
-    if (steps_of(w) == 0)
+    if (step_count(w) == 0)
         return;
-    uint32_t landed = 0;
-    /* Rows behind the tensor's last are zeros already. */
-    const bool clean_keys = w.first_key + KEYS <= w.used_k || w.k_row + w.used_k == c.place.Tk;
-    const int clean_tiles = w.q_row + w.used_q == c.place.Tq ? w.end : w.used_q / QUERIES;
-    uint64_t *keys = clean_keys ? &s.keys : &s.landed;
+    uint32_t uncleared_full = 0;
+    /* TMA fills rows after the tensor's last row with zeros. */
+    const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_row + w.used_k == c.scheduler.Tk;
+    const int first_unclean_tile = w.q_row + w.used_q == c.scheduler.Tq ? w.end : w.used_q / QUERIES;
+    uint64_t *kv_full = keys_are_clean ? &s.kv_full : &s.uncleared_full;
     if (threadIdx.x == 0) {
-        cot_mbarrier_arrive_expect(keys, 4 * SLICES * TILE);
+        cot_mbarrier_arrive_expect(kv_full, 4 * SLICES * TILE);
         for (int slice = 0; slice < SLICES; slice++) {
-            cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, keys);
-            cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, keys);
+            cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, kv_full);
+            cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, kv_full);
         }
     }
-    if (!clean_keys) /* V lies behind K */
-        clear_landed<2 * TILE, 2 * SLICES>(&s.landed, landed, (unsigned char(*)[2 * TILE]) s.k, w.used_k - w.first_key,
-                                           &s.keys);
-    const int deltas = (int)(c.row_delta - c.lse2) / QUERIES; /* rows of lse2 before them */
+    if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
+        wait_and_clear<2 * TILE, 2 * SLICES>(&s.uncleared_full, uncleared_full, (unsigned char(*)[2 * TILE]) s.k,
+                                             w.used_k - w.first_key, &s.kv_full);
+    const int delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
     cot_ring<ATTENTION_Q_STAGES> q;
     cot_ring<ATTENTION_DOUT_STAGES> dout;
     for (int h = 0; h < w.heads; h++) {
         const int head = w.first_head + h;
-        const int row = (int)row_of<true>(c, w, h);
+        const int row = (int)statistics_row_of<true>(c, w, h);
         for (int tile = w.end - 1; tile >= w.begin; tile--, q.next(), dout.next()) {
             const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
-            const bool clean = tile < clean_tiles;
+            const bool clean = tile < first_unclean_tile;
             const int query = w.q_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
-            uint64_t *q_there = clean ? &s.q_full[q.slot] : &s.landed;
-            uint64_t *dout_there = clean ? &s.dout_full[dout.slot] : &s.landed;
+            uint64_t *q_barrier = clean ? &s.q_full[q.slot] : &s.uncleared_full;
+            uint64_t *dout_barrier = clean ? &s.dout_full[dout.slot] : &s.uncleared_full;
             cot_mbarrier_wait(&s.q_empty[q.slot], q.parity ^ 1);
             if (threadIdx.x == 0) {
-                cot_mbarrier_arrive_expect(q_there, bytes);
+                cot_mbarrier_arrive_expect(q_barrier, bytes);
                 for (int slice = 0; slice < SLICES; slice++)
-                    cot_tensor_load_4d(s.q[q.slot][slice], &m.q, slice * 64, query, head, w.b, q_there);
-                cot_tensor_load_4d(s.lse2[q.slot], &m.statistics, 0, row + tile, 0, 0, q_there);
+                    cot_tensor_load_4d(s.q[q.slot][slice], &m.q, slice * 64, query, head, w.b, q_barrier);
+                cot_tensor_load_4d(s.lse_log2[q.slot], &m.statistics, 0, row + tile, 0, 0, q_barrier);
             }
             if (!clean)
-                clear_landed<TILE, SLICES>(&s.landed, landed, s.q[q.slot], used, &s.q_full[q.slot]);
+                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_full, s.q[q.slot], used, &s.q_full[q.slot]);
             cot_mbarrier_wait(&s.dout_empty[dout.slot], dout.parity ^ 1);
             if (threadIdx.x == 0) {
-                cot_mbarrier_arrive_expect(dout_there, bytes);
+                cot_mbarrier_arrive_expect(dout_barrier, bytes);
                 for (int slice = 0; slice < SLICES; slice++)
-                    cot_tensor_load_4d(s.dout[dout.slot][slice], &m.dout, slice * 64, query, head, w.b, dout_there);
-                cot_tensor_load_4d(s.delta[dout.slot], &m.statistics, 0, deltas + row + tile, 0, 0, dout_there);
+                    cot_tensor_load_4d(s.dout[dout.slot][slice], &m.dout, slice * 64, query, head, w.b, dout_barrier);
+                cot_tensor_load_4d(s.delta[dout.slot], &m.statistics, 0, delta_row + row + tile, 0, 0, dout_barrier);
             }
             if (!clean)
-                clear_landed<TILE, SLICES>(&s.landed, landed, s.dout[dout.slot], used, &s.dout_full[dout.slot]);
+                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_full, s.dout[dout.slot], used,
+                                             &s.dout_full[dout.slot]);
         }
     }
 }
 
-/* Adds staged slices of dQ to memory, those of a stage: what is told to others when it has landed takes an adder about a
- * step. */
-template <int D, bool ALL, bool ORDERED>
-static __device__ void add(const attention_bwd_call &c, attention_shared<D> &s, const attention_walk &w, int stage)
+/* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: to report a slice, a
+ * writer waits until the sums are in memory, which takes about one step. */
+template <int D, bool ALL, bool DETERMINISTIC>
+static __device__ void write_dq(const attention_bwd_call &c, shared_storage<D> &s, const attention_work &w, int stage)
 {
     constexpr int SLICES = D / 64;
-    const int tiles = w.end - w.begin, steps = steps_of(w);
-    cot_wait_for_kernels_before(); /* zeros */
+    const int tiles = w.end - w.begin, steps = step_count(w);
+    cot_wait_for_kernels_before(); /* for the kernel that clears dq_accum */
     cot_fence_async_global();
     uint32_t parity = 0;
     for (int n = stage; n < steps * SLICES; n += ATTENTION_DQ_STAGES, parity ^= 1) {
         const int slice = n % SLICES, step = n / SLICES, tile = w.end - 1 - step % tiles;
-        const int64_t number = (row_of<ALL>(c, w, step / tiles) + tile) * SLICES + slice;
-        add_slice<ORDERED>(c, turn_of<ALL>(w, tile), number, s.dq[stage], &s.dq_full[stage], parity,
-                           &s.dq_empty[stage]);
+        const int64_t slice_index = (statistics_row_of<ALL>(c, w, step / tiles) + tile) * SLICES + slice;
+        add_dq_slice<DETERMINISTIC>(c, blocks_before_of<ALL>(w, tile), slice_index, s.dq[stage], &s.dq_full[stage],
+                                    parity, &s.dq_empty[stage]);
     }
     cot_bulk_wait();
 }
 
-/* A slice of dQ from the consumers' halves of dS and K, `first` to `last`. */
+/* A slice of dQ = dS K, over the consumers' halves `first` to `last` of dS and K. */
 template <typename E, int D>
-static __device__ __forceinline__ void query_product(attention_shared<D> &s, float (&sums)[32], uint32_t ds, int slice,
-                                                     int first, int last, uint64_t *free, uint32_t parity)
+static __device__ __forceinline__ void compute_dq_slice(shared_storage<D> &s, float (&acc)[32], uint32_t ds, int slice,
+                                                        int first, int last, uint64_t *empty, uint32_t parity)
 {
     cot_wgmma_fence();
 #pragma unroll
@@ -201,209 +209,215 @@ static __device__ __forceinline__ void query_product(attention_shared<D> &s, flo
         const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice][half]), TILE);
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            cot_wgmma<E, false, true>(sums, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP, half > first || k > 0);
+            cot_wgmma<E, false, true>(acc, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP, half > first || k > 0);
     }
     cot_wgmma_commit();
-    cot_mbarrier_wait(free, parity);
+    cot_mbarrier_wait(empty, parity);
     cot_wgmma_wait<0>();
 }
 
 template <typename E, int D, bool ALL>
-static __device__ void query_gradient(const attention_bwd_call &c, attention_shared<D> &s, const attention_walk &w)
+static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D> &s, const attention_work &w)
 {
     constexpr int SLICES = D / 64;
     const int lane = threadIdx.x % WARP;
     cot_ring<ATTENTION_DS_STAGES> ds;
     cot_ring<ATTENTION_DQ_STAGES> dq;
-    float sums[32];
-    const int steps = steps_of(w);
+    float acc[32];
+    const int steps = step_count(w);
     if (steps > 0)
-        cot_mbarrier_wait(&s.keys, 0);
+        cot_mbarrier_wait(&s.kv_full, 0);
     int tile = w.end - 1;
     for (int step = 0; step < steps; step++, ds.next()) {
-        const bool lower = !ALL || !unseen(w, tile, w.first_key);
-        const bool upper = !ALL || !unseen(w, tile, w.first_key + 64);
-        tile = tile_after(w, tile);
+        const bool has_lower = !ALL || !fully_masked(w, tile, w.first_key);
+        const bool has_upper = !ALL || !fully_masked(w, tile, w.first_key + 64);
+        tile = next_tile(w, tile);
         cot_mbarrier_wait(&s.ds_full[ds.slot], ds.parity);
         for (int slice = 0; slice < SLICES; slice++, dq.next()) {
-            uint64_t *free = &s.dq_empty[dq.slot];
-            if (lower && upper) {
-                query_product<E, D>(s, sums, ds.slot, slice, 0, 1, free, dq.parity ^ 1);
-            } else if (lower || upper) {
-                query_product<E, D>(s, sums, ds.slot, slice, upper, upper, free, dq.parity ^ 1);
+            uint64_t *empty = &s.dq_empty[dq.slot];
+            if (has_lower && has_upper) {
+                compute_dq_slice<E, D>(s, acc, ds.slot, slice, 0, 1, empty, dq.parity ^ 1);
+            } else if (has_lower || has_upper) {
+                compute_dq_slice<E, D>(s, acc, ds.slot, slice, has_upper, has_upper, empty, dq.parity ^ 1);
             } else {
-                cot_mbarrier_wait(free, dq.parity ^ 1);
+                cot_mbarrier_wait(empty, dq.parity ^ 1);
 #pragma unroll
                 for (int i = 0; i < 32; i++)
-                    sums[i] = 0.0f;
+                    acc[i] = 0.0f;
             }
             if (slice == SLICES - 1 && lane == 0)
                 cot_mbarrier_arrive(&s.ds_empty[ds.slot]);
-            stage_sums(s.dq[dq.slot], sums, &s.dq_full[dq.slot]);
+            stage_dq_slice(s.dq[dq.slot], acc, &s.dq_full[dq.slot]);
         }
     }
 }
 
-/* In f16 P is 2^ATTENTION_RAISE times as large as it should be (lse2 is less by that), in dS twice that (D and dP are less by
- * that): probabilities below 2^-14 would lose bits, and those of a million keys all. There is room for P up to 255, for an lse that is not the forward's. */
-template <typename E> constexpr float lowered = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_RAISE) : 1.0f;
+/* Scales in f16. P is scaled by 2^ATTENTION_P_SCALE_LOG2, because lse_log2 is smaller by that exponent. dS uses twice
+ * that scale, because dP and D are scaled by ATTENTION_DP_SCALE. Without a scale, probabilities below 2^-14 would lose
+ * bits, and those of a million keys all bits. P can reach 255 before it overflows, if lse is not the forward's.
+ * dv_scale removes the scale of P from dV. */
+template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_SCALE_LOG2) : 1.0f;
 
-/* P goes into dV rounded to 16 bits; dS takes it with 8 bits more, or the two roundings would add up to more than the
- * error rule has room for where a query sees few keys. KEPT: there are registers to keep it in float32. Else rest[i] has the
- * next 8 bits of the mantissas of elements 4i to 4i+3, a byte each, to be added with their sign (an exact tie that was
- * rounded down comes out a unit too small). */
-template <typename E, bool KEPT> struct attention_weights {
-    float kept[32];
-    uint32_t rest[8];
+/* P for dS. dV uses P rounded to 16 bits. dS uses 8 bits more: two roundings together would exceed the error rule where
+ * a query attends to few keys. IN_F32: there are enough registers to keep P in float32. Otherwise low_bytes[i] has the
+ * next 8 bits of the mantissas of elements 4i to 4i+3, one byte each. `restore` adds them as signed numbers. (An exact
+ * tie that was rounded down comes out one unit too small.) */
+template <typename E, bool IN_F32> struct saved_p {
+    float f32[32];
+    uint32_t low_bytes[8];
 
-    __device__ __forceinline__ void keep(const float (&p)[32])
+    __device__ __forceinline__ void save(const float (&p)[32])
     {
-        constexpr int SHIFT = cot_is_f16<E> ? 3 : 0; /* brings the bits to the second byte */
+        constexpr int SHIFT = cot_is_f16<E> ? 3 : 0; /* moves the bits to the second byte */
 #pragma unroll
         for (int i = 0; i < 32; i += 4) {
             uint32_t bits[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 bits[j] = __float_as_uint(p[i + j]) << SHIFT;
-                if (KEPT)
-                    kept[i + j] = cot_is_f16<E> ? 2.0f * p[i + j] : p[i + j];
+                if (IN_F32)
+                    f32[i + j] = cot_is_f16<E> ? 2.0f * p[i + j] : p[i + j];
             }
-            if (!KEPT)
-                rest[i / 4] =
+            if (!IN_F32)
+                low_bytes[i / 4] =
                     __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
         }
     }
 
-    /* Element i: its byte, sign-extended, is added in the second byte. `zero` keeps the compiler from unpacking before
-     * there is room: a zero that it cannot know. */
-    __device__ __forceinline__ float join(const uint32_t (&packed)[16], int i, uint32_t zero) const
+    /* Element i: its byte is sign-extended and added at the second byte. opaque_zero is 0, which the compiler does not
+     * know. It keeps the compiler from unpacking before registers are free. */
+    __device__ __forceinline__ float restore(const uint32_t (&packed)[16], int i, uint32_t opaque_zero) const
     {
         constexpr int SHIFT = cot_is_f16<E> ? 3 : 0, TWICE = cot_is_f16<E> ? 1 << 23 << SHIFT : 0;
-        if (KEPT)
-            return kept[i];
-        const float2 pair = cot_unpack_pair<E>(packed[i / 2] + zero);
+        if (IN_F32)
+            return f32[i];
+        const float2 pair = cot_unpack_pair<E>(packed[i / 2] + opaque_zero);
         const uint32_t sign = 8 | i % 4;
-        int more; /* not __byte_perm, which has no signs */
-        asm("prmt.b32 %0, %1, 0, %2;" : "=r"(more) : "r"(rest[i / 4]), "r"(sign << 12 | sign << 8 | (i % 4) << 4 | 4));
-        /* Twice P, in the exponent: a P that f16 has rounded to 0 is 2^-126 then; with less than 0 it would be no number.
-         * (In this order: otherwise ptxas found too few registers.) */
-        return __int_as_float(__float_as_int(i % 2 == 0 ? pair.x : pair.y) + (more + TWICE >> SHIFT));
+        int delta_bits; /* not __byte_perm, which has no sign extension */
+        asm("prmt.b32 %0, %1, 0, %2;"
+            : "=r"(delta_bits)
+            : "r"(low_bytes[i / 4]), "r"(sign << 12 | sign << 8 | (i % 4) << 4 | 4));
+        /* Doubles P by adding 1 to its exponent. A P that f16 rounded to 0 becomes 2^-126. Without that, 0 plus a
+         * negative byte would be NaN. (The order of the additions matters: with another one ptxas ran out of
+         * registers.) */
+        return __int_as_float(__float_as_int(i % 2 == 0 ? pair.x : pair.y) + (delta_bits + TWICE >> SHIFT));
     }
 
-    /* Under softcap: element i, whose upper bytes are of the eight in `upper`. What is below its third byte is of no account. */
-    __device__ __forceinline__ float steep(const uint32_t (&upper)[4], int i) const
+    /* With softcap: element i of P times the slope. Its upper two bytes are in the eight values of `upper`, its third
+     * byte is in low_bytes. The fourth byte does not matter. */
+    __device__ __forceinline__ float p_times_slope(const uint32_t (&upper)[4], int i) const
     {
-        if (KEPT)
-            return kept[i];
+        if (IN_F32)
+            return f32[i];
         const uint32_t third = 4 + i % 4;
         return __uint_as_float(
-            __byte_perm(upper[i / 2 % 4], rest[i / 4], (i % 2 == 0 ? 0x1000 : 0x3200) | third << 4 | third));
+            __byte_perm(upper[i / 2 % 4], low_bytes[i / 4], (i % 2 == 0 ? 0x1000 : 0x3200) | third << 4 | third));
     }
 };
 
-/* This thread's key, of even pairs, from its number, which is asked for anew: few tiles need it, and it takes no register. */
-static __device__ __forceinline__ int own_key(const attention_walk &w)
+/* The key of this thread's even accumulator pairs. %tid is read again here: few tiles need the key, so it should not
+ * occupy a register. */
+static __device__ __forceinline__ int thread_key(const attention_work &w)
 {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return w.first_key + (thread - 2 * GROUP) / WARP * 16 + thread % WARP / 4;
+    return w.first_key + (thread - 2 * WARPGROUP) / WARP * 16 + thread % WARP / 4;
 }
 
-/* Where softcap's slope, 1 - tanh^2, is to be in dS, that is P times the slope that dS takes. With KEPT it is what is kept;
- * else `rest` has the third bytes of it, and the upper two wait in shared memory, where dS will lie. */
-enum { BRIEF, SERIES, EXACT }; /* what scores allow: see attention_bwd_softcap */
+/* With softcap, dS needs P times the slope 1 - tanh^2. With IN_F32, `saved` holds that product in float32. Otherwise
+ * low_bytes holds its third bytes, and the upper two bytes wait in shared memory, in the place of dS. */
+enum { SHORT_SERIES, SERIES, EXACT }; /* the method depends on the size of the scores: see attention_bwd_softcap */
 
-template <typename E, bool KEPT, int HOW>
-static __device__ __forceinline__ void weigh_capped(const attention_bwd_call &c, const attention_walk &w, int tile,
-                                                    int key, const float *lse2, float2 first, float2 second,
-                                                    uint32_t to, float (&scores)[32],
-                                                    attention_weights<E, KEPT> &weights)
+template <typename E, bool IN_F32, int METHOD>
+static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c, const attention_work &w, int tile,
+                                                    int key, const float *lse_log2, float2 pair0, float2 pair1,
+                                                    uint32_t ds_address, float (&scores)[32], saved_p<E, IN_F32> &saved)
 {
     const attention_bwd_softcap &cap = c.cap;
-    const float2 *at = (const float2 *)lse2;
-    float2 next[2] = {first, second}; /* loads do not pass stores */
+    const float2 *lse_pairs = (const float2 *)lse_log2;
+    float2 next[2] = {pair0, pair1}; /* loaded one step ahead: the compiler does not move loads above stores */
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const float2 now[2] = {next[0], next[1]};
         if (k < 3)
-            next[0] = at[8 * k + 8], next[1] = at[8 * k + 12];
-        float steep[8]; /* P times the slope */
+            next[0] = lse_pairs[8 * k + 8], next[1] = lse_pairs[8 * k + 12];
+        float p_times_slope[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const float x = scores[8 * k + i], u = x * x, base = i % 2 == 0 ? now[i / 4].x : now[i / 4].y;
             float exponent, slope;
-            if (HOW == BRIEF) {
-                exponent = fmaf(x, fmaf(u, cap.brief[1], cap.brief[0]), -base);
-                slope = fmaf(u, cap.brief_slope[1], cap.brief_slope[0]);
-            } else if (HOW == SERIES) {
+            if (METHOD == SHORT_SERIES) {
+                exponent = fmaf(x, fmaf(u, cap.short_series[1], cap.short_series[0]), -base);
+                slope = fmaf(u, cap.short_slope[1], cap.short_slope[0]);
+            } else if (METHOD == SERIES) {
                 exponent = fmaf(x, fmaf(fmaf(u, cap.series[2], cap.series[1]), u, cap.series[0]), -base);
-                slope = fmaf(fmaf(u, cap.slope[2], cap.slope[1]), u, cap.slope[0]);
+                slope = fmaf(fmaf(u, cap.series_slope[2], cap.series_slope[1]), u, cap.series_slope[0]);
             } else {
                 const float tanh = tanh_anywhere(cap.scale * x);
                 exponent = fmaf(tanh, cap.factor, -base);
-                slope = cap.slopes * fmaf(-tanh, tanh, 1.0f);
+                slope = cap.slope_scale * fmaf(-tanh, tanh, 1.0f);
             }
             float p = cot_ex2(exponent);
-            if (HOW != BRIEF && hidden(w, tile, key, 8 * k + i))
+            if (METHOD != SHORT_SERIES && is_masked(w, tile, key, 8 * k + i))
                 p = 0.0f;
             scores[8 * k + i] = p;
-            steep[i] = p * slope;
+            p_times_slope[i] = p * slope;
         }
-        if (KEPT) {
+        if (IN_F32) {
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                weights.kept[8 * k + i] = steep[i];
+                saved.f32[8 * k + i] = p_times_slope[i];
         } else {
             uint32_t bits[8], upper[4];
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                bits[i] = __float_as_uint(steep[i]);
+                bits[i] = __float_as_uint(p_times_slope[i]);
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 upper[i] = __byte_perm(bits[2 * i], bits[2 * i + 1], 0x7632);
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                weights.rest[2 * k + i] = __byte_perm(__byte_perm(bits[4 * i], bits[4 * i + 1], 0x0051),
-                                                      __byte_perm(bits[4 * i + 2], bits[4 * i + 3], 0x0051), 0x5410);
-            cot_stmatrix_x4_trans(to + k * 16 * 128, upper);
+                saved.low_bytes[2 * k + i] = __byte_perm(__byte_perm(bits[4 * i], bits[4 * i + 1], 0x0051),
+                                                         __byte_perm(bits[4 * i + 2], bits[4 * i + 3], 0x0051), 0x5410);
+            cot_stmatrix_x4_trans(ds_address + k * 16 * 128, upper);
         }
     }
 }
 
-/* Most tiles are seen whole and have small scores: sums of four squares tell it to one question of the warp. least: the
- * consumer's first key; first, second: the first elements of lse2. */
-template <typename E, bool KEPT>
-static __device__ __forceinline__ void weigh_capped(const attention_bwd_call &c, const attention_walk &w, int tile,
-                                                    int least, const float *lse2, float2 first, float2 second,
-                                                    uint32_t to, float (&scores)[32],
-                                                    attention_weights<E, KEPT> &weights)
+/* Selects the method for a tile. Most tiles are not masked and have small scores. The largest sum of four squares shows
+ * this in one warp vote. key_begin: the consumer's first key. pair0, pair1: the first elements of lse_log2. */
+template <typename E, bool IN_F32>
+static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c, const attention_work &w, int tile,
+                                                    int key_begin, const float *lse_log2, float2 pair0, float2 pair1,
+                                                    uint32_t ds_address, float (&scores)[32], saved_p<E, IN_F32> &saved)
 {
     int bits = 0;
 #pragma unroll
     for (int i = 0; i < 32; i += 8) {
-        float four[2];
+        float square_sums[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const float *x = scores + i + 4 * j;
-            four[j] = fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], fmaf(x[0], x[0], 0x1p-126f))));
+            square_sums[j] = fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], fmaf(x[0], x[0], 0x1p-126f))));
         }
-        bits = max(max(bits, __float_as_int(four[0])), __float_as_int(four[1]));
+        bits = max(max(bits, __float_as_int(square_sums[0])), __float_as_int(square_sums[1]));
     }
-    const float most = __int_as_float(bits); /* or no number: then none is small */
-    if (__all_sync(0xffffffffu, most <= c.cap.near[0] && !ragged(w, tile, least))) {
-        weigh_capped<E, KEPT, BRIEF>(c, w, tile, 0, lse2, first, second, to, scores, weights);
+    const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN: then both comparisons below fail */
+    if (__all_sync(0xffffffffu, max_square_sum <= c.cap.max_square[0] && !needs_mask_all(w, tile, key_begin))) {
+        softcap_to_p<E, IN_F32, SHORT_SERIES>(c, w, tile, 0, lse_log2, pair0, pair1, ds_address, scores, saved);
         return;
     }
-    cot_wgmma_wait<0>(); /* for the registers of dS */
-    const int key = own_key(w);
-    if (__all_sync(0xffffffffu, most <= c.cap.near[1]))
-        weigh_capped<E, KEPT, SERIES>(c, w, tile, key, lse2, first, second, to, scores, weights);
+    cot_wgmma_wait<0>(); /* for dK, which frees the registers of dS */
+    const int key = thread_key(w);
+    if (__all_sync(0xffffffffu, max_square_sum <= c.cap.max_square[1]))
+        softcap_to_p<E, IN_F32, SERIES>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
     else
-        weigh_capped<E, KEPT, EXACT>(c, w, tile, key, lse2, first, second, to, scores, weights);
+        softcap_to_p<E, IN_F32, EXACT>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
 }
 
-/* dS is packed twice: for shared memory, before the registers of P are free, and for dK. */
-template <typename E> static __device__ __forceinline__ uint32_t pack_now(float low, float high)
+/* dS is packed twice: here for shared memory, while the registers of P are in use, and later for dK. `volatile` keeps
+ * the compiler from reusing the first result. */
+template <typename E> static __device__ __forceinline__ uint32_t pack_pair_volatile(float low, float high)
 {
     uint32_t pair;
     if constexpr (cot_is_f16<E>)
@@ -413,134 +427,141 @@ template <typename E> static __device__ __forceinline__ uint32_t pack_now(float 
     return pair;
 }
 
-/* Whether a consumer has nothing to do with a tile. A question of the warp: ptxas takes it for one with the same answer. Without
- * windows it is one tile of a block, which is not worth a question for each. */
-template <bool ALL> static __device__ __forceinline__ bool passes(const attention_walk &w, int tile, int least)
+/* Whether this consumer skips a tile because all of its scores are masked. The warp vote shows ptxas that the result is
+ * uniform. Without windows at most one tile of a block could be skipped, which does not pay for a test of each tile. */
+template <bool ALL> static __device__ __forceinline__ bool is_skipped(const attention_work &w, int tile, int key_begin)
 {
-    return ALL && __all_sync(0xffffffffu, unseen(w, tile, least));
+    return ALL && __all_sync(0xffffffffu, fully_masked(w, tile, key_begin));
 }
 
-/* A load that stays before the wait for products that it stands before: shared memory, busy with the operands of products,
- * takes hundreds of cycles. */
-static __device__ __forceinline__ float2 load_now(const float *at)
+/* A load that stays before the next wait for wgmma. Shared memory is busy with the operands of wgmma, so a load takes
+ * hundreds of cycles. */
+static __device__ __forceinline__ float2 load_pair_early(const float *from)
 {
     float2 pair;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                  : "=f"(pair.x), "=f"(pair.y)
-                 : "r"(cot_shared_address(at))
+                 : "r"(cot_shared_address(from))
                  : "memory");
     return pair;
 }
 
-/* A step of a consumer, see above. FIRST: there is no dS of a step before, whose stage of Q is `before`. n: the step's number;
- * tile: its queries; half: which of the two consumers this is. Returns whether the next tile is to be passed over. */
-template <typename E, int D, bool ALL, bool CAP, bool FIRST>
-static __device__ __forceinline__ bool consume_tile(const attention_bwd_call &c, attention_shared<D> &s,
-                                                    const attention_walk &w, uint32_t n, uint32_t &before, int tile,
-                                                    int &half, int column, uint32_t fragments, float (&dk)[D / 2],
-                                                    float (&dv)[D / 2], uint32_t (&packed)[16])
+/* One step of a consumer, as in the file header. Returns whether to skip the next tile.
+ *   FIRST        there is no dS of a previous step
+ *   n            number of the step
+ *   previous_q   stage of Q of the previous step
+ *   tile         query tile
+ *   half         which of the two consumers this is */
+template <typename E, int D, bool ALL, bool SOFTCAP, bool FIRST>
+static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_storage<D> &s,
+                                                     const attention_work &w, uint32_t n, uint32_t &previous_q,
+                                                     int tile, int &half, int lane_column, uint32_t ds_fragments,
+                                                     float (&dk)[D / 2], float (&dv)[D / 2], uint32_t (&packed)[16])
 {
-    constexpr bool STASH = CAP && D > 64;
-    /* Pairs of lse2 and of D that are loaded before the waits: as many as there are registers for. */
-    constexpr int SOON = CAP || (cot_is_f16<E> && D > 64) ? 2 : 4, SOON_D = STASH ? 2 : SOON;
-    const int lane = threadIdx.x % WARP, least = w.first_key + 64 * half;
+    constexpr bool SPILL = SOFTCAP && D > 64;
+    /* Pairs of lse_log2 and of D that are loaded before the waits. Registers limit them. */
+    constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && D > 64) ? 2 : 4,
+                  DELTA_PRELOADS = SPILL ? 2 : LSE_PRELOADS;
+    const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * half;
     const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
     float scores[32];
     cot_mbarrier_wait(&s.q_full[q], n / ATTENTION_Q_STAGES & 1);
-    score_product<E, D>(scores, s.k[0][half], 2 * TILE, s.q[q][0]);
+    issue_gemm_ss<E, D>(scores, s.k[0][half], 2 * TILE, s.q[q][0]);
     if (!FIRST)
-        add_product<E>(dk, packed, s.q[before][0]);
-    if (STASH)
+        issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
+    if (SPILL)
         cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
-    float2 lse2[8];
+    float2 lse_log2[8];
 #pragma unroll
-    for (int group = 0; group < SOON; group++)
-        lse2[group] = load_now(&s.lse2[q][8 * group + column]);
+    for (int group = 0; group < LSE_PRELOADS; group++)
+        lse_log2[group] = load_pair_early(&s.lse_log2[q][8 * group + lane_column]);
     cot_wgmma_wait<FIRST ? 0 : 1>();
-    attention_weights<E, D == 64> weights;
-    const uint32_t to = fragments + ds * (2 * TILE);
-    if (CAP) {
-        weigh_capped(c, w, tile, least, s.lse2[q] + column, lse2[0], lse2[1], to, scores, weights);
+    saved_p<E, D == 64> saved;
+    const uint32_t ds_address = ds_fragments + ds * (2 * TILE);
+    if (SOFTCAP) {
+        softcap_to_p(c, w, tile, key_begin, s.lse_log2[q] + lane_column, lse_log2[0], lse_log2[1], ds_address, scores,
+                     saved);
     } else {
-        if (ALL ? ragged(w, tile, least) : crossed(c, tile, least)) {
+        if (ALL ? needs_mask_all(w, tile, key_begin) : needs_mask(c, tile, key_begin)) {
             if (ALL)
-                hide_scores_all(w, tile, own_key(w), __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000),
-                                scores);
+                apply_mask_all(w, tile, thread_key(w), __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000),
+                               scores);
             else
-                hide_scores(c, tile, own_key(w), scores);
+                apply_mask(c, tile, thread_key(w), scores);
         }
 #pragma unroll
         for (int group = 0; group < 8; group++) {
-            if (group >= SOON)
-                lse2[group] = *(const float2 *)&s.lse2[q][8 * group + column];
+            if (group >= LSE_PRELOADS)
+                lse_log2[group] = *(const float2 *)&s.lse_log2[q][8 * group + lane_column];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                scores[4 * group + i] =
-                    cot_ex2(fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? -lse2[group].x : -lse2[group].y));
+                scores[4 * group + i] = cot_ex2(
+                    fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? -lse_log2[group].x : -lse_log2[group].y));
         }
-        weights.keep(scores);
+        saved.save(scores);
     }
     if (!FIRST) {
         cot_wgmma_wait<0>();
         __syncwarp();
         if (lane == 0)
-            cot_mbarrier_arrive(&s.q_empty[before]);
+            cot_mbarrier_arrive(&s.q_empty[previous_q]);
     }
 #pragma unroll
     for (int i = 0; i < 16; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
     cot_mbarrier_wait(&s.dout_full[dout], n / ATTENTION_DOUT_STAGES & 1);
-    score_product<E, D>(scores, s.v[0][half], 2 * TILE, s.dout[dout][0]);
-    add_product<E>(dv, packed, s.dout[dout][0]);
+    issue_gemm_ss<E, D>(scores, s.v[0][half], 2 * TILE, s.dout[dout][0]);
+    issue_gemm_rs<E>(dv, packed, s.dout[dout][0]);
     float2 delta[8];
     uint32_t upper[2][4];
-    if (STASH) {
+    if (SPILL) {
         __syncwarp();
-        cot_ldmatrix_x4_trans(upper[0], to);
+        cot_ldmatrix_x4_trans(upper[0], ds_address);
     }
 #pragma unroll
-    for (int group = 0; group < SOON_D; group++)
-        delta[group] = load_now(&s.delta[dout][8 * group + column]);
+    for (int group = 0; group < DELTA_PRELOADS; group++)
+        delta[group] = load_pair_early(&s.delta[dout][8 * group + lane_column]);
     cot_wgmma_wait<1>();
-    const auto less = [&](int group) { /* dP - D */
-                                       if (group >= SOON_D)
-                                           delta[group] = *(const float2 *)&s.delta[dout][8 * group + column];
+    const auto subtract_delta = [&](int group) {
+        if (group >= DELTA_PRELOADS)
+            delta[group] = *(const float2 *)&s.delta[dout][8 * group + lane_column];
 #pragma unroll
-                                       for (int i = 4 * group; i < 4 * group + 4; i++) {
-                                           const float own = i % 2 == 0 ? delta[group].x : delta[group].y;
-                                           scores[i] =
-                                               cot_is_f16<E> ? fmaf(scores[i], ATTENTION_LOWER, -own) : scores[i] - own;
-                                       }
+        for (int i = 4 * group; i < 4 * group + 4; i++) {
+            const float row_delta = i % 2 == 0 ? delta[group].x : delta[group].y;
+            scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_DP_SCALE, -row_delta) : scores[i] - row_delta;
+        }
     };
-    if (!STASH) { /* at once, before stores that loads do not pass; with the stash there are no registers */
+    /* Without SPILL all groups are loaded here, above the stores: the compiler does not move loads above stores. With
+     * SPILL there are not enough registers. */
+    if (!SPILL) {
 #pragma unroll
         for (int group = 0; group < 8; group++)
-            less(group);
+            subtract_delta(group);
         cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
     }
-    const uint32_t zero = cot_is_f16<E> && D == 128 && !CAP ? *(volatile uint32_t *)&s.zero : 0;
+    const uint32_t opaque_zero = cot_is_f16<E> && D == 128 && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        if (STASH) {
+        if (SPILL) {
             if (k < 3)
-                cot_ldmatrix_x4_trans(upper[(k + 1) % 2], to + (k + 1) * 16 * 128);
-            less(2 * k), less(2 * k + 1);
+                cot_ldmatrix_x4_trans(upper[(k + 1) % 2], ds_address + (k + 1) * 16 * 128);
+            subtract_delta(2 * k), subtract_delta(2 * k + 1);
         }
 #pragma unroll
         for (int i = 8 * k; i < 8 * k + 8; i++)
-            scores[i] *= CAP ? weights.steep(upper[k % 2], i) : weights.join(packed, i, zero);
+            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(packed, i, opaque_zero);
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            words[i] = pack_now<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
-        cot_stmatrix_x4_trans(to + k * 16 * 128, words);
+            words[i] = pack_pair_volatile<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+        cot_stmatrix_x4_trans(ds_address + k * 16 * 128, words);
     }
     cot_proxy_fence();
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds]);
-    half = __shfl_sync(0xffffffffu, half, 0); /* see consume */
-    const bool pass = passes<ALL>(w, tile_after(w, tile), least);
+    half = __shfl_sync(0xffffffffu, half, 0); /* see `consume` */
+    const bool skip = is_skipped<ALL>(w, next_tile(w, tile), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
@@ -548,12 +569,13 @@ static __device__ __forceinline__ bool consume_tile(const attention_bwd_call &c,
 #pragma unroll
     for (int i = 0; i < 16; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    before = q;
-    return pass;
+    previous_q = q;
+    return skip;
 }
 
-/* Step n of a consumer whose keys no query of the tile sees: the barriers' share of it. dQ knows that there is no dS. */
-template <int D> static __device__ __forceinline__ void skip_tile(attention_shared<D> &s, uint32_t n)
+/* Step n of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup finds by itself
+ * (fully_masked) that this half has no dS. */
+template <int D> static __device__ __forceinline__ void skip_step(shared_storage<D> &s, uint32_t n)
 {
     const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
     cot_mbarrier_wait(&s.q_full[q], n / ATTENTION_Q_STAGES & 1);
@@ -567,68 +589,69 @@ template <int D> static __device__ __forceinline__ void skip_tile(attention_shar
     }
 }
 
-template <typename E, int D, bool ALL, bool CAP>
-static __device__ __forceinline__ void consume(const attention_bwd_call &c, attention_shared<D> &s,
-                                               const attention_walk &w)
+template <typename E, int D, bool ALL, bool SOFTCAP>
+static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_storage<D> &s,
+                                               const attention_work &w)
 {
     float dk[D / 2], dv[D / 2];
     uint32_t packed[16]; /* P^T, then dS^T */
-    /* The same for a warp, as ptxas sees by the shuffle: descriptors are made by the uniform unit then. Where it did not change,
-     * what follows from it would be kept, in registers that are not there. */
-    int half = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP - 2, 0);
-    uint32_t fragments = fragment_address(s.ds[0][half]);
-    int column = 2 * (threadIdx.x % 4);
-    asm("" : "+r"(fragments), "+r"(column)); /* not to be made anew in each step */
+    /* Uniform in a warp. The shuffle shows this to ptxas, which then computes descriptors on the uniform datapath. Each
+     * step shuffles it again: if ptxas knew that it does not change, it would keep all values derived from it, and
+     * there are not enough registers. */
+    int half = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP - 2, 0);
+    uint32_t ds_fragments = fragment_address(s.ds[0][half]);
+    int lane_column = 2 * (threadIdx.x % 4);
+    asm("" : "+r"(ds_fragments), "+r"(lane_column)); /* keeps the compiler from computing them again in each step */
 #pragma unroll
     for (int i = 0; i < D / 2; i++)
         dk[i] = dv[i] = 0.0f;
-    const uint32_t steps = (uint32_t)steps_of(w);
+    const uint32_t steps = (uint32_t)step_count(w);
     if (steps > 0)
-        cot_mbarrier_wait(&s.keys, 0);
+        cot_mbarrier_wait(&s.kv_full, 0);
     int tile = w.end - 1;
-    uint32_t n = 0, before = 0; /* before: the stage of Q for the dS that dK still lacks */
-    for (; n < steps && passes<ALL>(w, tile, w.first_key + 64 * half); n++) {
-        skip_tile<D>(s, n);
-        tile = tile_after(w, tile);
+    uint32_t n = 0, previous_q = 0; /* previous_q: the stage of Q whose dS has not yet been added to dK */
+    for (; n < steps && is_skipped<ALL>(w, tile, w.first_key + 64 * half); n++) {
+        skip_step<D>(s, n);
+        tile = next_tile(w, tile);
     }
     if (n < steps) {
-        bool pass =
-            consume_tile<E, D, ALL, CAP, true>(c, s, w, n, before, tile, half, column, fragments, dk, dv, packed);
+        bool skip = consumer_step<E, D, ALL, SOFTCAP, true>(c, s, w, n, previous_q, tile, half, lane_column,
+                                                            ds_fragments, dk, dv, packed);
         for (n++; n < steps; n++) {
-            tile = tile_after(w, tile);
-            if (pass) {
-                skip_tile<D>(s, n);
-                pass = passes<ALL>(w, tile_after(w, tile), w.first_key + 64 * half);
+            tile = next_tile(w, tile);
+            if (skip) {
+                skip_step<D>(s, n);
+                skip = is_skipped<ALL>(w, next_tile(w, tile), w.first_key + 64 * half);
             } else {
-                pass = consume_tile<E, D, ALL, CAP, false>(c, s, w, n, before, tile, half, column, fragments, dk, dv,
-                                                           packed);
+                skip = consumer_step<E, D, ALL, SOFTCAP, false>(c, s, w, n, previous_q, tile, half, lane_column,
+                                                                ds_fragments, dk, dv, packed);
             }
         }
-        add_product<E>(dk, packed, s.q[before][0]);
+        issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
         cot_wgmma_wait<0>();
     }
-    const int key = own_key(w);
-    store_rows<E, ALL>(c, c.grad_v, c.dv_in_vectors, w, key, 0, (int)c.dv, lowered<E>, dv);
-    store_rows<E, ALL>(c, c.grad_k, c.dk_in_vectors, w, key, 0, (int)c.d, c.scale, dk);
+    const int key = thread_key(w);
+    store_rows<E, ALL>(c, c.grad_v, c.dv_vectorized, w, key, 0, (int)c.dv, dv_scale<E>, dv);
+    store_rows<E, ALL>(c, c.grad_k, c.dk_vectorized, w, key, 0, (int)c.d, c.scale, dk);
 }
 
-template <typename E, int D, bool ALL, bool CAP>
+template <typename E, int D, bool ALL, bool SOFTCAP>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    attention_shared<D> &s = *(attention_shared<D> *)attention_memory;
+    shared_storage<D> &s = *(shared_storage<D> *)attention_memory;
     const attention_bwd_call &c = m.call;
-    attention_walk w;
+    attention_work w;
     if (!ALL) {
-        w = walk_of(c, blockIdx.x);
+        w = work_of(c, blockIdx.x);
     } else {
-        cot_wait_for_kernels_before(); /* the sequences */
-        cot_fence_async_global();      /* and what else they wrote */
-        if (!walk_all(c, blockIdx.x, w))
+        cot_wait_for_kernels_before(); /* for the kernel that writes seqlens */
+        cot_fence_async_global();      /* orders the TMA loads below after it */
+        if (!work_of_all(c, blockIdx.x, w))
             return;
     }
     if (threadIdx.x == 0) {
-        s.zero = 0;
-        cot_mbarrier_init(&s.keys, 1), cot_mbarrier_init(&s.landed, 1);
+        s.opaque_zero = 0;
+        cot_mbarrier_init(&s.kv_full, 1), cot_mbarrier_init(&s.uncleared_full, 1);
         for (int i = 0; i < ATTENTION_Q_STAGES; i++)
             cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 8);
         for (int i = 0; i < ATTENTION_DOUT_STAGES; i++)
@@ -640,7 +663,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         cot_mbarrier_init_fence();
     }
     __syncthreads();
-    const int group = threadIdx.x / GROUP;
+    const int group = threadIdx.x / WARPGROUP;
     if (group == 0) {
         cot_fewer_registers<PRODUCER_REGISTERS>();
         if (ALL && threadIdx.x < WARP)
@@ -648,25 +671,25 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         else if (!ALL && threadIdx.x == 0)
             load<D>(m, s, w);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_DQ_STAGES * WARP) {
-            if (c.ordered)
-                add<D, ALL, true>(c, s, w, threadIdx.x / WARP - 1);
+            if (c.deterministic)
+                write_dq<D, ALL, true>(c, s, w, threadIdx.x / WARP - 1);
             else
-                add<D, ALL, false>(c, s, w, threadIdx.x / WARP - 1);
+                write_dq<D, ALL, false>(c, s, w, threadIdx.x / WARP - 1);
         }
     } else if (group == 1) {
         cot_fewer_registers<DQ_REGISTERS>();
-        query_gradient<E, D, ALL>(c, s, w);
+        compute_dq<E, D, ALL>(c, s, w);
     } else {
         cot_more_registers<CONSUMER_REGISTERS>();
-        consume<E, D, ALL, CAP>(c, s, w);
+        consume<E, D, ALL, SOFTCAP>(c, s, w);
     }
 }
 
-#define INSTANCE(name, element, d, all, cap)                                      \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_GROUPS *GROUP, 1)      \
-        attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m) \
-    {                                                                             \
-        backward<element, d, all, cap>(m);                                        \
+#define INSTANCE(name, element, d, all, cap)                                         \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
+        attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m)    \
+    {                                                                                \
+        backward<element, d, all, cap>(m);                                           \
     }
 #define INSTANCES(dtype, element)                          \
     INSTANCE(dtype##_d64, element, 64, false, false)       \

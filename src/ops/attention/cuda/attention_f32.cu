@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_f32.cu: the kernels of attention_fwd_mma.cuh and attention_bwd_mma.cuh in float32, on FMAs: tensors of any float
- * dtype, which become float32 as they are read, every option, and float32 results of 16-bit inputs; and dbias, for the
- * 16-bit rows too: a float32 dbias would show what they round. */
+ * attention_f32.cu: float32 instances of attention_fwd_mma.cuh and attention_bwd_mma.cuh, on FMAs. They support tensors
+ * of any float dtype, which are converted to float32 when loaded, every option, and float32 results of 16-bit inputs.
+ * The dbias kernel here also serves 16-bit problems: a float32 dbias would show the rounding of 16-bit products. */
 #include "attention_bwd_mma.cuh"
 #include "attention_fwd_mma.cuh"
 
@@ -34,20 +34,21 @@ KERNEL(dv_f32)
 
 /* ---- dbias ------------------------------------------------------------------------------------------------------- */
 
-/* The stretch of an axis that index n of dbias stands for, `step` of them at a time. */
-struct stretch {
+/* The part of an axis that index n of dbias stands for, in tiles of `step`: the whole axis if dbias has size 1
+ * there. */
+struct index_range {
     int64_t first, end;
 };
 
-DEVICE stretch stretch_of(int64_t size, int64_t n, int64_t step, int64_t all)
+DEVICE index_range index_range_of(int64_t size, int64_t n, int64_t step, int64_t all)
 {
     const int64_t end = n + step < all ? n + step : all;
-    return size == 1 ? stretch{0, all} : stretch{n, end};
+    return size == 1 ? index_range{0, all} : index_range{n, end};
 }
 
-/* dS of one tile, added to the sums. */
-DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const additions &a, int64_t h, const score_tile &t,
-                     double (&sums)[N][4])
+/* Adds dS of one tile to acc. */
+DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const score_mods &mods, int64_t h,
+                     const score_tile &t, double (&acc)[N][4])
 {
     constexpr int ROWS = ATTENTION_F32_ROWS, THREADS = 32 * WARPS;
     const int64_t hkv = h / (c.H / c.Hkv);
@@ -55,67 +56,70 @@ DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const addit
                 *const k = dout + tile_bytes<float, MAX_D>(ROWS, c.pitch),
                 *const v = k + tile_bytes<float, MAX_D>(COLUMNS, c.pitch);
     const int row = lane_row<1>();
-    float x[1][N][4], caps[1][N][4], dp[1][N][4];
+    float x[1][N][4], cap_slopes[1][N][4], dp[1][N][4];
     __syncthreads();
-    load_tile<float, ROWS, MAX_D, THREADS>(q, c.q, row_at(c.q, s.b, s.q_row + t.i, h), s.Tq - t.i, (int)c.d, c.pitch);
-    load_tile<float, ROWS, MAX_D, THREADS>(dout, c.dout, row_at(c.dout, s.b, s.q_row + t.i, h), s.Tq - t.i, (int)c.dv,
+    load_tile<float, ROWS, MAX_D, THREADS>(q, c.q, row_offset(c.q, s.b, s.q_row + t.i, h), s.Tq - t.i, (int)c.d,
                                            c.pitch);
-    load_tile<float, COLUMNS, MAX_D, THREADS>(k, c.k, row_at(c.k, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.d,
+    load_tile<float, ROWS, MAX_D, THREADS>(dout, c.dout, row_offset(c.dout, s.b, s.q_row + t.i, h), s.Tq - t.i,
+                                           (int)c.dv, c.pitch);
+    load_tile<float, COLUMNS, MAX_D, THREADS>(k, c.k, row_offset(c.k, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.d,
                                               c.pitch);
-    load_tile<float, COLUMNS, MAX_D, THREADS>(v, c.v, row_at(c.v, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.dv,
+    load_tile<float, COLUMNS, MAX_D, THREADS>(v, c.v, row_offset(c.v, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.dv,
                                               c.pitch);
     __syncthreads();
-    multiply_rows<float, MAX_D>(x, q, k, (int)c.d, c.pitch);
-    finish_scores<float, true, false, false>(c, s, a, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, caps);
-    multiply_rows<float, MAX_D>(dp, dout, v, (int)c.dv, c.pitch);
-    uint32_t bits[1] = {~0u};
+    warp_gemm_abt<float, MAX_D>(x, q, k, (int)c.d, c.pitch);
+    finish_scores<float, true, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, cap_slopes);
+    warp_gemm_abt<float, MAX_D>(dp, dout, v, (int)c.dv, c.pitch);
+    uint32_t keep_bits[1] = {~0u};
     if (c.dropped > 0)
-        draw<false, 1, N>(c, a, t, bits);
-    const float kept = c.dropped > 0 ? c.kept : 1.0f;
+        dropout_mask<false, 1, N>(c, mods, t, keep_bits);
+    const float keep_scale = c.dropped > 0 ? c.keep_scale : 1.0f;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = t.i + row + 8 * half;
         if (i >= s.Tq)
             continue;
-        const float lse = load_at(c.lse, statistic_at(c.lse, s.b, h, s.q_row + i));
-        const float delta = c.row_delta[number_of_row(c, s, h) + i];
+        const float lse = load_at(c.lse, statistic_offset(c.lse, s.b, h, s.q_row + i));
+        const float delta = c.row_delta[statistic_row(c, s, h) + i];
         if (lse == -INFINITE)
             continue;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int e = 2 * half; e < 2 * half + 2; e++)
-                if (x[0][n][e] != -INFINITE) /* outside the mask: nothing, also where lse or dP is NaN */
-                    sums[n][e] += power<float>(x[0][n][e], 1.0f, lse) *
-                                  ((bits[0] >> (4 * n + e) & 1 ? kept * dp[0][n][e] : 0.0f) - delta);
+                if (x[0][n][e] != -INFINITE) /* masked: adds nothing, even if lse or dP is NaN */
+                    acc[n][e] += exp_scaled<float>(x[0][n][e], 1.0f, lse) *
+                                 ((keep_bits[0] >> (4 * n + e) & 1 ? keep_scale * dp[0][n][e] : 0.0f) - delta);
     }
 }
 
-/* A block takes a tile of the queries and keys of one dbias[b,h], and walks over all that each element stands for, in
- * order. */
+/* A block takes a tile of queries and keys of one dbias[b,h]. It loops over all scores that each element stands for, in
+ * a fixed order. */
 KERNEL(dbias_f32)
 {
     constexpr int ROWS = ATTENTION_F32_ROWS;
-    __shared__ double rows_of_warps[WARPS][N][8];
+    __shared__ double warp_sums[WARPS][N][8];
     const int64_t *shape = c.bias_shape;
     const unsigned tiles_i = shape[2] == 1 ? 1 : (unsigned)((shape[2] + ROWS - 1) / ROWS);
     const unsigned tiles_j = shape[3] == 1 ? 1 : (unsigned)((shape[3] + COLUMNS - 1) / COLUMNS);
-    const unsigned of_head = blockIdx.x / tiles_j, of_batch = of_head / tiles_i, all_heads = (unsigned)shape[1];
-    const int64_t first_i = of_head % tiles_i * ROWS, first_j = blockIdx.x % tiles_j * COLUMNS;
-    const int64_t hb = of_batch % all_heads, bb = of_batch / all_heads;
-    const stretch batch = stretch_of(shape[0], bb, 1, c.B), heads = stretch_of(shape[1], hb, 1, c.H);
-    double sums[N][4] = {};
+    const unsigned query_tile = blockIdx.x / tiles_j, dbias_head = query_tile / tiles_i,
+                   bias_heads = (unsigned)shape[1];
+    const int64_t first_i = query_tile % tiles_i * ROWS, first_j = blockIdx.x % tiles_j * COLUMNS;
+    const int64_t bias_h = dbias_head % bias_heads, bias_b = dbias_head / bias_heads;
+    const index_range batch = index_range_of(shape[0], bias_b, 1, c.B),
+                      heads = index_range_of(shape[1], bias_h, 1, c.H);
+    double acc[N][4] = {};
     for (int64_t b = batch.first; b < batch.end; b++) {
         const sequence s = sequence_at(c, b);
-        const stretch rows = stretch_of(shape[2], first_i, ROWS, s.Tq),
-                      own = stretch_of(shape[3], first_j, COLUMNS, s.Tk);
+        const index_range query_range = index_range_of(shape[2], first_i, ROWS, s.Tq),
+                          key_range = index_range_of(shape[3], first_j, COLUMNS, s.Tk);
         for (int64_t h = heads.first; h < heads.end; h++) {
-            const additions a = additions_of(c, s, h);
-            for (int64_t i0 = rows.first; i0 < rows.end; i0 += ROWS) {
-                const span keys = keys_of(c, s, (int)i0, (int)i0 + ROWS);
-                for (int64_t j0 = own.first; j0 < own.end; j0 += COLUMNS)
+            const score_mods mods = score_mods_of(c, s, h);
+            for (int64_t i0 = query_range.first; i0 < query_range.end; i0 += ROWS) {
+                const span keys = key_span(c, s, (int)i0, (int)i0 + ROWS);
+                for (int64_t j0 = key_range.first; j0 < key_range.end; j0 += COLUMNS)
                     if (j0 < keys.end && j0 + COLUMNS > keys.first)
-                        add_tile(c, s, a, h, {(int)i0, (int)j0}, sums);
+                        add_tile(c, s, mods, h, {(int)i0, (int)j0}, acc);
             }
         }
     }
@@ -126,31 +130,31 @@ KERNEL(dbias_f32)
             double sum = 0;
 #pragma unroll
             for (int m = 0; m < N; m++)
-                sum += sums[m][2 * half] + sums[m][2 * half + 1];
+                sum += acc[m][2 * half] + acc[m][2 * half + 1];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            sums[0][2 * half] = sum;
+            acc[0][2 * half] = sum;
         }
     if (shape[2] == 1) {
 #pragma unroll
         for (int m = 0; m < N; m++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                double sum = sums[m][e] + sums[m][2 + e];
+                double sum = acc[m][e] + acc[m][2 + e];
                 sum += __shfl_xor_sync(0xffffffffu, sum, 4);
                 sum += __shfl_xor_sync(0xffffffffu, sum, 8);
                 sum += __shfl_xor_sync(0xffffffffu, sum, 16);
                 if (lane < 4)
-                    rows_of_warps[warp][m][2 * lane + e] = sum;
+                    warp_sums[warp][m][2 * lane + e] = sum;
             }
         __syncthreads();
 #pragma unroll
         for (int m = 0; m < N; m++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                sums[m][e] = 0;
+                acc[m][e] = 0;
                 for (int w = 0; w < WARPS; w++)
-                    sums[m][e] += rows_of_warps[w][m][lane % 4 * 2 + e];
+                    acc[m][e] += warp_sums[w][m][lane % 4 * 2 + e];
             }
     }
 #pragma unroll
@@ -160,9 +164,9 @@ KERNEL(dbias_f32)
             const int64_t i = first_i + warp * 16 + lane / 4 + e / 2 * 8, j = first_j + 8 * m + lane % 4 * 2 + e % 2;
             if (i >= shape[2] || j >= shape[3])
                 continue;
-            const int64_t to =
-                bb * c.dbias.stride[0] + hb * c.dbias.stride[1] + i * c.dbias.stride[2] + j * c.dbias.stride[3];
-            const double before = c.accumulate ? load_at(c.dbias, to) : 0.0;
-            cot_store(c.dbias.data, c.dbias.dtype, to, (float)(before + sums[m][e]));
+            const int64_t element =
+                bias_b * c.dbias.stride[0] + bias_h * c.dbias.stride[1] + i * c.dbias.stride[2] + j * c.dbias.stride[3];
+            const double old = c.accumulate ? load_at(c.dbias, element) : 0.0;
+            cot_store(c.dbias.data, c.dbias.dtype, element, (float)(old + acc[m][e]));
         }
 }

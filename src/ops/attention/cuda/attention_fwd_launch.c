@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_fwd_launch.c: the forward for Hopper on the host: which kernels a call enqueues, with what grids. */
+ * attention_fwd_launch.c: host code of the forward for Hopper: which kernels a call launches, with which grids. */
 #include "attention_arrays.h"
 #include "attention_maps.h"
 
@@ -11,110 +11,112 @@
 
 extern const unsigned char cot_image_attention_fwd_sm90[], cot_image_attention_fwd_d256_sm90[];
 
-enum { CACHE_BYTES = 32 << 20 /* of the second-level cache, for K and V of a section */ };
+enum { CACHE_BYTES = 32 << 20 /* of the L2 cache, for K and V of a section */ };
 
 typedef struct forward_kernel {
-    int d, dv, keys, groups; /* the most columns; see ATTENTION_FWD_SMALL */
+    int d, dv, keys, consumers; /* columns of the tiles; see ATTENTION_FWD_SMALL */
     cot_cuda_kernel kernel;
 } forward_kernel;
 
 /* From the smallest to the largest. */
-#define KERNEL(element, name, image, d, dv, keys, groups, queries, stages) \
-    {d,                                                                    \
-     dv,                                                                   \
-     keys,                                                                 \
-     groups,                                                               \
-     {image, "attention_fwd_sm90_" #element "_" #name, ATTENTION_FWD_SHARED(d, dv, keys, groups, queries, stages)}},
-#define BF16_SMALL(name, d, dv, keys, groups, queries, stages) \
-    KERNEL(bf16, name, cot_image_attention_fwd_sm90, d, dv, keys, groups, queries, stages)
-#define BF16_LARGE(name, d, dv, keys, groups, queries, stages) \
-    KERNEL(bf16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, groups, queries, stages)
-#define F16_SMALL(name, d, dv, keys, groups, queries, stages) \
-    KERNEL(f16, name, cot_image_attention_fwd_sm90, d, dv, keys, groups, queries, stages)
-#define F16_LARGE(name, d, dv, keys, groups, queries, stages) \
-    KERNEL(f16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, groups, queries, stages)
+#define KERNEL(element, name, image, d, dv, keys, consumers, q_stages, stages) \
+    {d,                                                                        \
+     dv,                                                                       \
+     keys,                                                                     \
+     consumers,                                                                \
+     {image, "attention_fwd_sm90_" #element "_" #name,                         \
+      ATTENTION_FWD_SHARED_BYTES(d, dv, keys, consumers, q_stages, stages)}},
+#define BF16_SMALL(name, d, dv, keys, consumers, q_stages, stages) \
+    KERNEL(bf16, name, cot_image_attention_fwd_sm90, d, dv, keys, consumers, q_stages, stages)
+#define BF16_LARGE(name, d, dv, keys, consumers, q_stages, stages) \
+    KERNEL(bf16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, consumers, q_stages, stages)
+#define F16_SMALL(name, d, dv, keys, consumers, q_stages, stages) \
+    KERNEL(f16, name, cot_image_attention_fwd_sm90, d, dv, keys, consumers, q_stages, stages)
+#define F16_LARGE(name, d, dv, keys, consumers, q_stages, stages) \
+    KERNEL(f16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, consumers, q_stages, stages)
 static const forward_kernel bf16_kernels[] = {ATTENTION_FWD_SMALL(BF16_SMALL) ATTENTION_FWD_LARGE(BF16_LARGE)};
 static const forward_kernel bf16_kernels_all[] = {ATTENTION_FWD_SMALL_ALL(BF16_SMALL)
                                                       ATTENTION_FWD_LARGE_ALL(BF16_LARGE)};
 static const forward_kernel f16_kernels[] = {ATTENTION_FWD_SMALL(F16_SMALL) ATTENTION_FWD_LARGE(F16_LARGE)};
 static const forward_kernel f16_kernels_all[] = {ATTENTION_FWD_SMALL_ALL(F16_SMALL) ATTENTION_FWD_LARGE_ALL(F16_LARGE)};
 
-static int64_t at_least(int64_t a, int64_t b)
+static int64_t max_i64(int64_t a, int64_t b)
 {
     return a < b ? b : a;
 }
 
-/* Heads whose K and V stay in the cache together, of a window what it sees of them; whole groups of query heads. */
-static int32_t section_of(const attention_sizes *z)
+/* Query heads whose K and V fit in the L2 cache together: whole groups of query heads. With a window, only its keys
+ * count. */
+static int32_t heads_per_section(const attention_sizes *z)
 {
     const int64_t keys = z->left < z->Tk && z->right < z->Tk - z->left ? z->left + z->right + 1 : z->Tk;
-    const int64_t bytes = at_least(keys * (z->d + z->dv) * (int64_t)cot_dtype_size(z->dtype), 1);
-    const int64_t heads = at_least(CACHE_BYTES / bytes, 1);
+    const int64_t bytes = max_i64(keys * (z->d + z->dv) * (int64_t)cot_dtype_size(z->dtype), 1);
+    const int64_t heads = max_i64(CACHE_BYTES / bytes, 1);
     return (int32_t)(z->H / z->Hkv * (heads < z->Hkv ? heads : z->Hkv));
 }
 
-/* How scores become exponents, and exponents lse. */
-static void set_factors(attention_fwd_call *c, const attention_sizes *z)
+/* Sets the factors that turn scores into exponents, and exponents into lse. */
+static void set_scales(attention_fwd_call *c, const attention_sizes *z)
 {
     const double factor = z->softcap > 0 ? z->softcap : fabs(z->scale);
     const float scale_log2 = (float)(factor * 1.4426950408889634);
     c->cap = attention_softcap_of(z, scale_log2);
     c->scale_log2 = z->softcap > 0 ? 1 : scale_log2;
-    const double natural = factor / (double)scale_log2;
-    c->natural = (float)natural;
-    c->natural_low = (float)(natural - (double)c->natural);
+    const double lse_scale = factor / (double)scale_log2;
+    c->lse_scale = (float)lse_scale;
+    c->lse_scale_low = (float)(lse_scale - (double)c->lse_scale);
 }
 
 static cot_status forward(cot_queue *queue, const attention_problem *p, void *workspace, const forward_kernel *plain,
-                          const forward_kernel *all_options)
+                          const forward_kernel *with_all)
 {
     const attention_sizes *z = &p->sizes;
-    const forward_kernel *k = z->softcap > 0 || z->scale < 0 ? all_options : plain;
+    const forward_kernel *k = z->softcap > 0 || z->scale < 0 ? with_all : plain;
     while (z->d > k->d || z->dv > k->dv)
         k++;
-    const int64_t queries = 64 * k->groups, tiles = cot_ceil_div(z->Tq, queries);
+    const int64_t queries = 64 * k->consumers, tiles = cot_ceil_div(z->Tq, queries);
     const int64_t sequences = attention_sequence_count(p);
-    const int64_t all = (z->packed ? z->rows_q / queries + sequences : tiles * sequences) * z->H;
-    if (z->rows_q == 0 || all == 0 || (!cot_present(&p->out) && !cot_present(&p->lse)))
+    const int64_t total_tiles = (z->packed ? z->rows_q / queries + sequences : tiles * sequences) * z->H;
+    if (z->rows_q == 0 || total_tiles == 0 || (!cot_present(&p->out) && !cot_present(&p->lse)))
         return COT_OK;
-    const int64_t blocks = all < queue->device->multiprocessors ? all : queue->device->multiprocessors;
+    const int64_t blocks = total_tiles < queue->device->multiprocessors ? total_tiles : queue->device->multiprocessors;
     attention_fwd_mapped mapped = {.call = {
-                                       .place = attention_placing_of(queue, p),
+                                       .scheduler = attention_scheduler_of(queue, p),
                                        .left = z->left,
                                        .right = z->right,
                                        .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
                                        .H = (int32_t)z->H,
-                                       .heads_of_kv = (int32_t)(z->H / z->Hkv),
+                                       .heads_per_kv_head = (int32_t)(z->H / z->Hkv),
                                        .d = (int32_t)z->d,
                                        .dv = (int32_t)z->dv,
                                        .tiles = (int32_t)tiles,
-                                       .section = section_of(z),
-                                       .out_in_vectors = attention_in_vectors(&p->out) && z->dv % 8 == 0,
+                                       .section = heads_per_section(z),
+                                       .out_vectorized = attention_is_vectorizable(&p->out) && z->dv % 8 == 0,
                                        .out = attention_array_of(&p->out),
                                        .lse = attention_array_of(&p->lse),
                                        .sink = attention_array_of(&p->sink),
                                    }};
-    attention_placing *place = &mapped.call.place;
-    place->queries = (int32_t)queries;
-    place->keys = 1; /* there are no blocks of keys here */
-    place->blocks = (int32_t)blocks;
-    /* Where each block has one tile, nobody counts, and no kernel comes before. */
-    const bool varies = attention_varies(p), placed = varies || all > blocks;
-    place->counter = placed ? workspace : NULL;
-    place->table = varies ? (attention_placed *)((char *)workspace + COT_ALIGNMENT) : NULL;
-    set_factors(&mapped.call, z);
-    cot_status status = placed ? attention_launch_place(queue, place) : COT_OK;
+    attention_scheduler *scheduler = &mapped.call.scheduler;
+    scheduler->tile_queries = (int32_t)queries;
+    scheduler->block_keys = 1; /* the forward has no key blocks */
+    scheduler->grid_blocks = (int32_t)blocks;
+    /* If each block has one tile, there is no counter and no kernel before this one. */
+    const bool varlen = attention_is_varlen(p), scheduled = varlen || total_tiles > blocks;
+    scheduler->tile_counter = scheduled ? workspace : NULL;
+    scheduler->seqlens = varlen ? (attention_seqlen_info *)((char *)workspace + COT_ALIGNMENT) : NULL;
+    set_scales(&mapped.call, z);
+    cot_status status = scheduled ? attention_launch_scheduler(queue, scheduler) : COT_OK;
     if (status == COT_OK)
-        status = attention_map_rows(queue, &mapped.q, &p->q, (int)queries, p->q.data);
+        status = attention_encode_row_map(queue, &mapped.q, &p->q, (int)queries, p->q.data);
     if (status == COT_OK)
-        status = attention_map_rows(queue, &mapped.k, &p->k, k->keys, p->q.data);
+        status = attention_encode_row_map(queue, &mapped.k, &p->k, k->keys, p->q.data);
     if (status == COT_OK)
-        status = attention_map_rows(queue, &mapped.v, &p->v, k->keys, p->q.data);
+        status = attention_encode_row_map(queue, &mapped.v, &p->v, k->keys, p->q.data);
     if (status == COT_OK)
         status = attention_launch(queue, &k->kernel,
                                   (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1},
-                                                  .threads = (unsigned)(k->groups + 1) * 128,
-                                                  .dependent = placed},
+                                                  .threads = (unsigned)(k->consumers + 1) * 128,
+                                                  .dependent = scheduled},
                                   &mapped);
     return status;
 }

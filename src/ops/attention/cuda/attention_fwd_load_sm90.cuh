@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_fwd_load_sm90.cuh: the forward on Hopper, the producer's part: which tiles of queries there are, what they see, and
- * their way to shared memory. attention_fwd_sm90.cuh has the whole in view. */
+ * attention_fwd_load_sm90.cuh: the forward on Hopper, the producer: which query tiles there are, which keys they attend
+ * to, and TMA loads. attention_fwd_sm90.cuh describes the whole kernel. */
 #ifndef COT_ATTENTION_FWD_LOAD_SM90_CUH
 #define COT_ATTENTION_FWD_LOAD_SM90_CUH
 
@@ -11,161 +11,170 @@
 #include "../../../cuda/device/element.cuh"
 #include "../../../cuda/device/ptx.cuh"
 
-enum { GROUP = 128, WARP = 32, ROW = 128 /* bytes of 64 columns */ };
+enum { WARPGROUP = 128, WARP = 32, ROW_BYTES = 128 /* bytes of 64 columns */ };
 
-/* The kernel of a size: see ATTENTION_FWD_SMALL. */
-template <typename E_, int D_, int DV_, int KEYS_, int GROUPS_, int Q_STAGES_, int STAGES_, bool ALL_>
-struct forward_kernel {
+/* Compile-time parameters of a kernel: see ATTENTION_FWD_SMALL. */
+template <typename E_, int D_, int DV_, int KEYS_, int CONSUMERS_, int Q_STAGES_, int STAGES_, bool ALL_>
+struct forward_traits {
     typedef E_ E;
     enum {
         D = D_,
         DV = DV_,
         KEYS = KEYS_,
-        GROUPS = GROUPS_,
+        CONSUMERS = CONSUMERS_,
         Q_STAGES = Q_STAGES_,
         STAGES = STAGES_,
-        ALL = ALL_,                                  /* softcap and negative scales too */
-        STAGED = D_ <= 128,                          /* there is room for O in shared memory, where rows become whole */
-        HALVES = KEYS == 128 && GROUPS == 2 && !ALL, /* tiles at the ends may be taken by halves */
-        ROOM = cot_is_f16<E_> ? 15 : 20, /* P may be 2^ROOM, for that is how high scores may be above references */
-        QUERIES = 64 * GROUPS,
+        ALL = ALL_,          /* softcap and negative scales too */
+        STAGE_O = D_ <= 128, /* O goes through shared memory, where it becomes whole rows: there is space for it */
+        /* The first and the last step may take half of a key tile. */
+        HALF_TILES = KEYS == 128 && CONSUMERS == 2 && !ALL,
+        /* P may reach 2^MAX_P_LOG2: scores may exceed row_max by this exponent. */
+        MAX_P_LOG2 = cot_is_f16<E_> ? 15 : 20,
+        QUERIES = 64 * CONSUMERS,
         SLICES = (D + 63) / 64,
         V_SLICES = (DV + 63) / 64,
-        Q_BYTES = SLICES * QUERIES * ROW,
-        K_BYTES = SLICES * KEYS * ROW,
-        V_BYTES = V_SLICES * KEYS * ROW,
-        /* What the launch allots, shared out anew: 128 of 512 threads, 168 of 384. */
-        PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24,
-        CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 240
+        Q_BYTES = SLICES * QUERIES * ROW_BYTES,
+        K_BYTES = SLICES * KEYS * ROW_BYTES,
+        V_BYTES = V_SLICES * KEYS * ROW_BYTES,
+        /* Registers of a thread. The launch allots 128 for a thread of each of 4 warpgroups, or 168 for 3 warpgroups.
+         * setmaxnreg redistributes them. */
+        PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24,
+        CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240
     };
 };
 
-/* What a group of a tile's queries sees: tiles of keys from begin to end, of which those from whole[0] to whole[1] hide nothing. */
-struct attention_seen {
-    int begin, end, whole[2];
-    int half_first,
-        half_last; /* no row sees the upper half of the last tile, which comes first, or the lower one of the first */
+/* The keys that a warpgroup's 64 queries attend to: key tiles begin to end - 1. Tiles unmasked[0] to unmasked[1] - 1
+ * need no mask. */
+struct attention_key_range {
+    int begin, end, unmasked[2];
+    /* half_first_step: no row attends to the upper half of the last key tile, which comes first. half_last_step: no row
+     * attends to the lower half of the first key tile, which comes last. */
+    int half_first_step, half_last_step;
 };
 
-/* A tile of queries. Rows and keys count from the sequence's first. */
+/* A query tile. Rows and keys count from the first of the sequence. */
 struct attention_tile {
-    int b, head, kv_head;   /* b: of the tensors' views */
-    int q_row;              /* in the view of q, out and lse */
-    int rows, used;         /* rows to be written; those of them that count. rows < 0: there are no more tiles */
-    int k_row, Tk;          /* first key in the view, number of keys */
-    int first, last;        /* row i sees the keys first + i .. last + i */
-    int begin, end;         /* tiles of keys */
-    int clean;              /* 0: rows of the last tile beyond Tk are not this sequence's */
-    attention_seen seen[3]; /* by group */
+    int b, head, kv_head; /* b: of the tensors' views */
+    int q_row;            /* in the view of q, out and lse */
+    int rows, used; /* rows to be written; those of them that count (seqused). rows < 0: there are no more tiles */
+    int k_row, Tk;  /* first key in the view, number of keys */
+    int window_first, window_last;     /* row i attends to keys window_first + i .. window_last + i */
+    int begin, end;                    /* key tiles */
+    int tail_clean;                    /* 0: rows of the last key tile beyond Tk belong to another sequence */
+    attention_key_range key_ranges[3]; /* for each consumer warpgroup */
 };
 
-/* Descriptions of tiles: two may be on their way while a third is finished. */
-enum { TILES = 4 };
+/* Descriptions of tiles: two may be published while consumers finish a third. */
+enum { TILE_STAGES = 4 };
 
-template <class F> struct forward_shared {
-    unsigned char q[F::Q_STAGES][F::SLICES][F::QUERIES * ROW];
-    unsigned char k[F::STAGES][F::SLICES][F::KEYS * ROW];
-    unsigned char v[F::STAGES][F::V_SLICES][F::KEYS * ROW];
-    unsigned char out[F::STAGED ? F::V_SLICES : 0][F::QUERIES * ROW];
-    attention_tile tiles[TILES];
+template <class F> struct shared_storage {
+    unsigned char q[F::Q_STAGES][F::SLICES][F::QUERIES * ROW_BYTES];
+    unsigned char k[F::STAGES][F::SLICES][F::KEYS * ROW_BYTES];
+    unsigned char v[F::STAGES][F::V_SLICES][F::KEYS * ROW_BYTES];
+    unsigned char out[F::STAGE_O ? F::V_SLICES : 0][F::QUERIES * ROW_BYTES];
+    attention_tile tiles[TILE_STAGES];
     uint64_t q_full[F::Q_STAGES], q_empty[F::Q_STAGES], k_full[F::STAGES], k_empty[F::STAGES], v_full[F::STAGES],
-        v_empty[F::STAGES], v_landed;
+        v_empty[F::STAGES], v_uncleared_full;
 };
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
 /* ---- tiles ----------------------------------------------------------------------------------------------- */
 
-/* Tile `number` of `heads` heads with `tiles` tiles each: its head and its place there. Sections of heads follow each
- * other; in a section the last queries come first, which see the most keys under a causal mask, then the heads. */
-static __device__ __forceinline__ void place_of(const attention_fwd_call &c, uint32_t number, uint32_t tiles, int &head,
-                                                int &tile)
+/* Head and query tile of tile number `tile_number` among the tiles of all heads, `tiles` for each head. Tiles are
+ * numbered section by section, a section being c.section heads. In a section the tile is the slower index and the head
+ * the faster one. Tiles count down: under a causal mask the last queries attend to the most keys. */
+static __device__ __forceinline__ void tile_position(const attention_fwd_call &c, uint32_t tile_number, uint32_t tiles,
+                                                     int &head, int &tile)
 {
-    const uint32_t section = (uint32_t)c.section, first = number / (tiles * section) * section;
-    const uint32_t width = min(section, (uint32_t)c.H - first), place = number - first * tiles;
-    head = (int)(first + place % width);
-    tile = (int)(tiles - 1 - place / width);
+    const uint32_t section = (uint32_t)c.section, first_head = tile_number / (tiles * section) * section;
+    const uint32_t section_heads = min(section, (uint32_t)c.H - first_head),
+                   position = tile_number - first_head * tiles;
+    head = (int)(first_head + position % section_heads);
+    tile = (int)(tiles - 1 - position / section_heads);
 }
 
-/* The keys of rows from .. to - 1 of a tile: [x, y); empty where y <= x. */
-static __device__ __forceinline__ int2 keys_of(const attention_tile &t, int from, int to)
+/* The keys of rows from .. to - 1 of a tile: [x, y), empty where y <= x. */
+static __device__ __forceinline__ int2 key_span(const attention_tile &t, int from, int to)
 {
     if (from >= to)
         return make_int2(0, 0);
-    return make_int2(min(max(t.first + from, 0), t.Tk), min(max(t.last + to, 0), t.Tk));
-}
-
-template <class F> static __device__ __forceinline__ attention_seen seen_of(const attention_tile &t, int group)
-{
-    attention_seen seen;
-    const int2 keys = keys_of(t, group * 64, min(group * 64 + 64, t.used));
-    const bool any = keys.y > keys.x;
-    seen.begin = any ? keys.x / F::KEYS : t.begin;
-    seen.end = any ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
-    seen.whole[0] = (max(t.first + group * 64 + 63, 0) + F::KEYS - 1) / F::KEYS;
-    seen.whole[1] = max(min(t.last + group * 64 + 1, t.Tk), 0) / F::KEYS;
-    seen.half_first = F::HALVES && keys.y <= seen.end * F::KEYS - 64;
-    seen.half_last = F::HALVES && seen.end - 1 > seen.begin && keys.x >= seen.begin * F::KEYS + 64;
-    return seen;
+    return make_int2(min(max(t.window_first + from, 0), t.Tk), min(max(t.window_last + to, 0), t.Tk));
 }
 
 template <class F>
-static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_call &c, uint32_t number)
+static __device__ __forceinline__ attention_key_range key_range_of(const attention_tile &t, int group)
 {
-    enum { FAR = 1 << 30 }; /* beyond any key: rows are less than half of it */
+    attention_key_range range;
+    const int2 keys = key_span(t, group * 64, min(group * 64 + 64, t.used));
+    const bool any = keys.y > keys.x;
+    range.begin = any ? keys.x / F::KEYS : t.begin;
+    range.end = any ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
+    range.unmasked[0] = (max(t.window_first + group * 64 + 63, 0) + F::KEYS - 1) / F::KEYS;
+    range.unmasked[1] = max(min(t.window_last + group * 64 + 1, t.Tk), 0) / F::KEYS;
+    range.half_first_step = F::HALF_TILES && keys.y <= range.end * F::KEYS - 64;
+    range.half_last_step = F::HALF_TILES && range.end - 1 > range.begin && keys.x >= range.begin * F::KEYS + 64;
+    return range;
+}
+
+template <class F>
+static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_call &c, uint32_t tile_number)
+{
+    enum { FAR = 1 << 30 }; /* beyond any key: rows are less than half of FAR */
     attention_tile t;
     int tile;
     int64_t diagonal = c.diagonal;
-    if (c.place.table == nullptr) {
-        const uint32_t sequence = number / (uint32_t)(c.tiles * c.H);
-        place_of(c, number - sequence * (uint32_t)(c.tiles * c.H), (uint32_t)c.tiles, t.head, tile);
+    if (c.scheduler.seqlens == nullptr) {
+        const uint32_t sequence = tile_number / (uint32_t)(c.tiles * c.H);
+        tile_position(c, tile_number - sequence * (uint32_t)(c.tiles * c.H), (uint32_t)c.tiles, t.head, tile);
         t.b = (int)sequence;
-        t.rows = c.place.Tq;
+        t.rows = c.scheduler.Tq;
         t.q_row = t.k_row = 0;
-        t.used = c.place.Tq;
-        t.Tk = c.place.Tk;
-        t.clean = 1;
+        t.used = c.scheduler.Tq;
+        t.Tk = c.scheduler.Tk;
+        t.tail_clean = 1;
     } else {
-        const int low = attention_sequence_of(c.place, &attention_placed::first_tile, (uint32_t)c.H, number);
-        const attention_placed s = c.place.table[low];
-        place_of(c, number - (uint32_t)s.first_tile * (uint32_t)c.H,
-                 (uint32_t)(c.place.table[low + 1].first_tile - s.first_tile), t.head, tile);
-        t.b = c.place.packed ? 0 : low;
+        const int sequence =
+            attention_sequence_at(c.scheduler, &attention_seqlen_info::first_tile, (uint32_t)c.H, tile_number);
+        const attention_seqlen_info s = c.scheduler.seqlens[sequence];
+        tile_position(c, tile_number - (uint32_t)s.first_tile * (uint32_t)c.H,
+                      (uint32_t)(c.scheduler.seqlens[sequence + 1].first_tile - s.first_tile), t.head, tile);
+        t.b = c.scheduler.packed ? 0 : sequence;
         t.rows = s.q_rows;
         t.used = s.used_q;
         t.q_row = s.q_row;
         t.k_row = s.k_row;
         t.Tk = s.used_k;
-        t.clean = 0;
+        t.tail_clean = 0;
         diagonal = s.diagonal;
     }
     const int row = tile * F::QUERIES;
-    t.kv_head = t.head / c.heads_of_kv;
+    t.kv_head = t.head / c.heads_per_kv_head;
     t.q_row += row;
     t.rows = min(t.rows - row, (int)F::QUERIES);
     t.used = min(max(t.used - row, 0), t.rows);
     diagonal += row;
-    t.first = attention_clamped(diagonal - c.left, -FAR, FAR);
-    t.last = attention_clamped(diagonal + c.right, -FAR, FAR);
-    const int2 keys = keys_of(t, 0, t.used);
+    t.window_first = attention_clamp(diagonal - c.left, -FAR, FAR);
+    t.window_last = attention_clamp(diagonal + c.right, -FAR, FAR);
+    const int2 keys = key_span(t, 0, t.used);
     t.begin = keys.x / F::KEYS;
     t.end = keys.y > keys.x ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
-    t.clean |= t.end * F::KEYS <= t.Tk;
-    if (F::STAGED)
-        for (int group = 0; group < F::GROUPS; group++)
-            t.seen[group] = seen_of<F>(t, group);
+    t.tail_clean |= t.end * F::KEYS <= t.Tk;
+    if (F::STAGE_O)
+        for (int group = 0; group < F::CONSUMERS; group++)
+            t.key_ranges[group] = key_range_of<F>(t, group);
     return t;
 }
 
 /* ---- the producer ---------------------------------------------------------------------------------------- */
 
-template <class F> struct forward_loader {
+template <class F> struct forward_producer {
     const attention_fwd_mapped &m;
-    forward_shared<F> &s;
+    shared_storage<F> &s;
     cot_ring<F::STAGES> k, v;
-    uint32_t landed;
+    uint32_t uncleared_parity;
 
-    __device__ __forceinline__ bool leads() const
+    __device__ __forceinline__ bool is_leader() const
     {
         return threadIdx.x % WARP == 0;
     }
@@ -173,7 +182,7 @@ template <class F> struct forward_loader {
     __device__ __forceinline__ void load_k(const attention_tile &t, int tile)
     {
         cot_mbarrier_wait(&s.k_empty[k.slot], k.parity ^ 1);
-        if (leads()) {
+        if (is_leader()) {
             cot_mbarrier_arrive_expect(&s.k_full[k.slot], F::K_BYTES);
             for (int slice = 0; slice < F::SLICES; slice++)
                 cot_tensor_load_4d(s.k[k.slot][slice], &m.k, slice * 64, t.k_row + tile * F::KEYS, t.kv_head, t.b,
@@ -184,32 +193,32 @@ template <class F> struct forward_loader {
 
     __device__ __forceinline__ void load_v(const attention_tile &t, int tile)
     {
-        const bool clean = t.clean || tile < t.end - 1;
-        uint64_t *full = &s.v_full[v.slot], *there = clean ? full : &s.v_landed;
+        const bool clean = t.tail_clean || tile < t.end - 1;
+        uint64_t *full = &s.v_full[v.slot], *barrier = clean ? full : &s.v_uncleared_full;
         cot_mbarrier_wait(&s.v_empty[v.slot], v.parity ^ 1);
-        if (leads()) {
-            cot_mbarrier_arrive_expect(there, F::V_BYTES);
+        if (is_leader()) {
+            cot_mbarrier_arrive_expect(barrier, F::V_BYTES);
             for (int slice = 0; slice < F::V_SLICES; slice++)
                 cot_tensor_load_4d(s.v[v.slot][slice], &m.v, slice * 64, t.k_row + tile * F::KEYS, t.kv_head, t.b,
-                                   there);
+                                   barrier);
         }
         if (!clean) {
-            cot_mbarrier_wait(there, landed);
-            landed ^= 1;
-            attention_clear_rows<F::KEYS * ROW, F::V_SLICES>(s.v[v.slot], t.Tk - tile * F::KEYS);
-            if (leads())
+            cot_mbarrier_wait(barrier, uncleared_parity);
+            uncleared_parity ^= 1;
+            attention_clear_rows<F::KEYS * ROW_BYTES, F::V_SLICES>(s.v[v.slot], t.Tk - tile * F::KEYS);
+            if (is_leader())
                 cot_mbarrier_arrive(full);
         }
         v.next();
     }
 
-    /* Tells the consumers of tile number n of this block, when they are done with the queries before. */
+    /* Publishes tile number n of this block to the consumers and loads its Q, once the stage of Q is empty. */
     __device__ __forceinline__ void publish(const attention_tile &t, uint32_t n)
     {
         uint64_t *const full = &s.q_full[n % F::Q_STAGES];
         cot_mbarrier_wait(&s.q_empty[n % F::Q_STAGES], n / F::Q_STAGES & 1 ^ 1);
-        if (leads()) {
-            s.tiles[n % TILES] = t;
+        if (is_leader()) {
+            s.tiles[n % TILE_STAGES] = t;
             if (t.end > t.begin) {
                 cot_mbarrier_arrive_expect(full, F::Q_BYTES);
                 for (int slice = 0; slice < F::SLICES; slice++)
@@ -221,42 +230,42 @@ template <class F> struct forward_loader {
     }
 };
 
-template <class F> static __device__ __forceinline__ void load(const attention_fwd_mapped &m, forward_shared<F> &s)
+template <class F> static __device__ __forceinline__ void load(const attention_fwd_mapped &m, shared_storage<F> &s)
 {
     const attention_fwd_call &c = m.call;
-    forward_loader<F> loader = {m, s, {}, {}, 0};
-    uint32_t total = (uint32_t)(c.place.sequences * c.tiles * c.H);
-    if (c.place.table != nullptr) {
+    forward_producer<F> producer = {m, s, {}, {}, 0};
+    uint32_t total = (uint32_t)(c.scheduler.sequences * c.tiles * c.H);
+    if (c.scheduler.seqlens != nullptr) {
         cot_wait_for_kernels_before();
-        total = (uint32_t)c.place.table[c.place.sequences].first_tile * (uint32_t)c.H;
+        total = (uint32_t)c.scheduler.seqlens[c.scheduler.sequences].first_tile * (uint32_t)c.H;
     }
-    uint32_t number = blockIdx.x;
+    uint32_t tile_number = blockIdx.x;
     for (uint32_t n = 0;; n++) {
         attention_tile t;
-        if (number >= total) {
+        if (tile_number >= total) {
             t.rows = -1;
             t.begin = t.end = t.used = 0;
-            loader.publish(t, n);
+            producer.publish(t, n);
             break;
         }
-        t = tile_of<F>(c, number);
+        t = tile_of<F>(c, tile_number);
         if (t.end > t.begin)
-            loader.load_k(t, t.end - 1); /* before the queries' room is free */
-        loader.publish(t, n);
-        if (c.place.counter == nullptr) {
-            number = total; /* a tile for each block */
+            producer.load_k(t, t.end - 1); /* K first: the stage of Q may not be empty yet */
+        producer.publish(t, n);
+        if (c.scheduler.tile_counter == nullptr) {
+            tile_number = total; /* each block has one tile */
         } else {
             if (n == 0)
-                cot_wait_for_kernels_before(); /* the counter */
-            if (loader.leads())
-                number = atomicAdd(c.place.counter, 1);
+                cot_wait_for_kernels_before(); /* for the kernel that sets tile_counter */
+            if (producer.is_leader())
+                tile_number = atomicAdd(c.scheduler.tile_counter, 1);
         }
         for (int tile = t.end - 1; tile >= t.begin; tile--) {
             if (tile > t.begin)
-                loader.load_k(t, tile - 1);
-            loader.load_v(t, tile);
+                producer.load_k(t, tile - 1);
+            producer.load_v(t, tile);
         }
-        number = __shfl_sync(0xffffffffu, number, 0);
+        tile_number = __shfl_sync(0xffffffffu, tile_number, 0);
     }
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_fwd_mma.cu: out and lse on tensor cores, for compute capability 8.0 and later: attention_fwd_mma.cuh. */
+ * attention_fwd_mma.cu: 16-bit instances of attention_fwd_mma.cuh, for compute capability 8.0 and later. */
 #include "attention_fwd_mma.cuh"
 
 #define KERNEL(dtype, element, name, dk, dv, slabs, columns, all)                        \

@@ -1,48 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_fwd_mma.cuh: the forward on the instructions of compute capability 8.0, one source for 16-bit products on
+ * attention_fwd_mma.cuh: the forward with the instructions of compute capability 8.0, one source for 16-bit products on
  * tensor cores (attention_fwd_mma.cu) and for float32 (attention_f32.cu).
  *
- * A block takes ROWS queries of a head, 16 M a warp, and keeps their q in shared memory and the sums of out in registers.
- * K and V have a tile each. While scores are made, V is on its way; while they go through exp and into out, the next K. */
+ * A block takes ROWS queries of a head, 16 M for each warp. q stays in shared memory and the accumulators of out in
+ * registers. K and V have one tile each. V is loaded while scores are computed, the next K during exp and the product
+ * with V. */
 #ifndef COT_ATTENTION_FWD_MMA_CUH
 #define COT_ATTENTION_FWD_MMA_CUH
 
 #include "attention_mma.cuh"
 
-/* Scores become exponentials below the rows' running maximum (in the exponent's base), and so do the sums so far: those of
- * out, and the lane's share of the exponentials' own. */
+/* Turns scores into P with a running row_max (in the base of the exponent). Rescales acc and row_sum, which is this
+ * lane's part of the sum. */
 template <typename E, int M, int N, int D>
-DEVICE void soften(float (&x)[M][N][4], float scale, float (&most)[M][2], float (&sum)[M][2], float (&sums)[M][D][4])
+DEVICE void softmax_step(float (&x)[M][N][4], float scale, float (&row_max)[M][2], float (&row_sum)[M][2],
+                         float (&acc)[M][D][4])
 {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float top = -INFINITE;
+            float tile_max = -INFINITE;
 #pragma unroll
             for (int n = 0; n < N; n++)
-                top = fmaxf(top, fmaxf(x[m][n][2 * half], x[m][n][2 * half + 1]));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+                tile_max = fmaxf(tile_max, fmaxf(x[m][n][2 * half], x[m][n][2 * half + 1]));
+            tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+            tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
             if (!is_f32<E>)
-                top *= scale;
-            const float before = most[m][half], now = fmaxf(before, top);
-            const float base = now == -INFINITE ? 0.0f : now; /* no key yet: no difference is NaN */
-            const float shrink = power<E>(before, 1.0f, base);
+                tile_max *= scale;
+            const float old_max = row_max[m][half], new_max = fmaxf(old_max, tile_max);
+            const float base =
+                new_max == -INFINITE ? 0.0f : new_max; /* no key yet: keeps the differences from being NaN */
+            const float rescale = exp_scaled<E>(old_max, 1.0f, base);
 #pragma unroll
             for (int n = 0; n < D; n++)
-                sums[m][n][2 * half] *= shrink, sums[m][n][2 * half + 1] *= shrink;
-            most[m][half] = now;
-            float rest = 0.0f;
+                acc[m][n][2 * half] *= rescale, acc[m][n][2 * half + 1] *= rescale;
+            row_max[m][half] = new_max;
+            float tile_sum = 0.0f;
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float &p = x[m][n][2 * half + e];
-                    p = power<E>(p, scale, base);
-                    rest += p;
+                    p = exp_scaled<E>(p, scale, base);
+                    tile_sum += p;
                 }
-            sum[m][half] = fmaf(sum[m][half], shrink, rest);
+            row_sum[m][half] = fmaf(row_sum[m][half], rescale, tile_sum);
         }
 }
 
@@ -52,94 +55,98 @@ DEVICE void forward(const attention_mma_call &c)
     constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, N = COLUMNS / 8;
     char *const q_tile = memory, *const k_tile = q_tile + tile_bytes<E, DK>(ROWS, c.pitch),
                 *const v_tile = k_tile + tile_bytes<E, DK>(COLUMNS, c.pitch);
-    const place at = place_of(c, c.H);
-    const sequence s = sequence_at(c, at.b);
-    const int64_t h = at.head, hkv = h / (c.H / c.Hkv);
-    if (c.packed && at.b == c.B) {
-        clear_rows(c, c.out, s.q_row, s.q_rows, h, at.tile, c.dv);
-        for (int64_t i = at.tile * (int64_t)THREADS + threadIdx.x; given(c.lse) && i < s.q_rows; i += c.tiles * THREADS)
-            ((float *)c.lse.data)[statistic_at(c.lse, 0, h, s.q_row + i)] = -INFINITE;
+    const block_coord coord = block_coord_of(c, c.H);
+    const sequence s = sequence_at(c, coord.b);
+    const int64_t h = coord.head, hkv = h / (c.H / c.Hkv);
+    if (c.packed && coord.b == c.B) {
+        clear_rows(c, c.out, s.q_row, s.q_rows, h, coord.tile, c.dv);
+        for (int64_t i = coord.tile * (int64_t)THREADS + threadIdx.x; is_present(c.lse) && i < s.q_rows;
+             i += c.tiles * THREADS)
+            ((float *)c.lse.data)[statistic_offset(c.lse, 0, h, s.q_row + i)] = -INFINITE;
         return;
     }
-    /* Under a causal mask the last tiles see most: they come first. */
-    const int i0 = (int)(c.tiles - 1 - at.tile) * ROWS;
+    /* Under a causal mask the last tiles attend to the most keys: they come first. */
+    const int i0 = (int)(c.tiles - 1 - coord.tile) * ROWS;
     if (i0 >= s.q_rows)
         return;
-    const span keys = keys_of(c, s, i0, i0 + ROWS);
+    const span keys = key_span(c, s, i0, i0 + ROWS);
     const int first = keys.first / COLUMNS * COLUMNS;
-    const additions a = ALL ? additions_of(c, s, h) : additions{};
-    const float scale = scale_of<E, ALL>(c);
-    float sums[M][DV / 8][4], most[M][2], sum[M][2];
-    clear(sums);
+    const score_mods mods = ALL ? score_mods_of(c, s, h) : score_mods{};
+    const float scale = exp_scale_of<E, ALL>(c);
+    float acc[M][DV / 8][4], row_max[M][2], row_sum[M][2];
+    clear_accumulators(acc);
 #pragma unroll
     for (int m = 0; m < M; m++)
-        most[m][0] = most[m][1] = -INFINITE, sum[m][0] = sum[m][1] = 0.0f;
+        row_max[m][0] = row_max[m][1] = -INFINITE, row_sum[m][0] = row_sum[m][1] = 0.0f;
     if (first < keys.end) {
-        load_tile<E, ROWS, DK, THREADS>(q_tile, c.q, row_at(c.q, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.d, c.pitch);
-        load_tile<E, COLUMNS, DK, THREADS>(k_tile, c.k, row_at(c.k, s.b, s.k_row + first, hkv), s.Tk - first, (int)c.d,
-                                           c.pitch);
+        load_tile<E, ROWS, DK, THREADS>(q_tile, c.q, row_offset(c.q, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.d,
+                                        c.pitch);
+        load_tile<E, COLUMNS, DK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + first, hkv), s.Tk - first,
+                                           (int)c.d, c.pitch);
     }
 #pragma unroll 1
     for (int j0 = first; j0 < keys.end; j0 += COLUMNS) {
         const score_tile t = {i0, j0};
         float x[M][N][4];
         wait_for_copies();
-        __syncthreads(); /* K is there, and V has been read by all */
-        load_tile<E, COLUMNS, DV, THREADS>(v_tile, c.v, row_at(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.dv,
+        __syncthreads(); /* K is loaded, and all warps have read V */
+        load_tile<E, COLUMNS, DV, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.dv,
                                            c.pitch);
-        multiply_rows<E, DK>(x, q_tile, k_tile, (int)c.d, c.pitch);
+        warp_gemm_abt<E, DK>(x, q_tile, k_tile, (int)c.d, c.pitch);
         wait_for_copies();
         __syncthreads();
         if (j0 + COLUMNS < keys.end)
-            load_tile<E, COLUMNS, DK, THREADS>(k_tile, c.k, row_at(c.k, s.b, s.k_row + j0 + COLUMNS, hkv),
+            load_tile<E, COLUMNS, DK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + j0 + COLUMNS, hkv),
                                                s.Tk - j0 - COLUMNS, (int)c.d, c.pitch);
-        finish_scores<E, ALL, false, false>(c, s, a, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, x);
-        soften<E>(x, scale, most, sum, sums);
+        finish_scores<E, ALL, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, x);
+        softmax_step<E>(x, scale, row_max, row_sum, acc);
         if constexpr (ALL) {
             if (c.dropped > 0) {
-                uint32_t bits[M];
-                draw<false, M, N>(c, a, t, bits);
+                uint32_t keep_bits[M];
+                dropout_mask<false, M, N>(c, mods, t, keep_bits);
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
                     for (int n = 0; n < N; n++)
 #pragma unroll
                         for (int e = 0; e < 4; e++)
-                            if (!(bits[m] >> (4 * n + e) & 1))
+                            if (!(keep_bits[m] >> (4 * n + e) & 1))
                                 x[m][n][e] = 0.0f;
             }
         }
-        multiply_scores<E, DV>(sums, x, v_tile, (int)c.dv, c.pitch);
+        warp_gemm_rs<E, DV>(acc, x, v_tile, (int)c.dv, c.pitch);
     }
     const int row = lane_row<M>();
-    /* The sink is one more key, without a value. */
-    const float unit = is_f32<E> ? 1.0f : 1.4426950408889634f,
-                sink = given(c.sink) ? load_at(c.sink, h * c.sink.stride[0]) : -INFINITE;
+    /* The sink acts as one more key without a value. */
+    const float base_scale = is_f32<E> ? 1.0f : 1.4426950408889634f,
+                sink = is_present(c.sink) ? load_at(c.sink, h * c.sink.stride[0]) : -INFINITE;
     float factor[M][2];
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float &all = sum[m][half];
-            all += __shfl_xor_sync(0xffffffffu, all, 1);
-            all += __shfl_xor_sync(0xffffffffu, all, 2);
-            const float top = fmaxf(most[m][half], unit * sink), base = top == -INFINITE ? 0.0f : top;
-            const float less = power<E>(most[m][half], 1.0f, base);
-            all = fmaf(all, less, power<E>(unit * sink, 1.0f, base));
-            factor[m][half] = all == 0.0f ? 0.0f : less * (ALL && c.dropped > 0 ? c.kept : 1.0f) / all;
+            float &total = row_sum[m][half];
+            total += __shfl_xor_sync(0xffffffffu, total, 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            const float max_with_sink = fmaxf(row_max[m][half], base_scale * sink),
+                        base = max_with_sink == -INFINITE ? 0.0f : max_with_sink;
+            const float rescale = exp_scaled<E>(row_max[m][half], 1.0f, base);
+            total = fmaf(total, rescale, exp_scaled<E>(base_scale * sink, 1.0f, base));
+            factor[m][half] = total == 0.0f ? 0.0f : rescale * (ALL && c.dropped > 0 ? c.keep_scale : 1.0f) / total;
             const int i = i0 + row + 16 * m + 8 * half;
-            if (lane_again() % 4 == 0 && i < s.q_rows && given(c.lse)) {
-                float lse = unit * sink == base ? sink + logf(all) /* that key's score has never been in base 2 */
-                            : is_f32<E>         ? base + logf(all)
-                                                : 0.6931471805599453f * (base + log2f(all));
-                if (all == 0.0f || i >= s.Tq)
+            if (reload_lane() % 4 == 0 && i < s.q_rows && is_present(c.lse)) {
+                float lse = base_scale * sink == base
+                                ? sink + logf(total) /* the maximum is the sink, which is exact in natural units */
+                            : is_f32<E> ? base + logf(total)
+                                        : 0.6931471805599453f * (base + log2f(total));
+                if (total == 0.0f || i >= s.Tq)
                     lse = -INFINITE;
-                ((float *)c.lse.data)[statistic_at(c.lse, s.b, h, s.q_row + i)] = lse;
+                ((float *)c.lse.data)[statistic_offset(c.lse, s.b, h, s.q_row + i)] = lse;
             }
         }
-    if (given(c.out))
-        store_rows<E, DK>(c.out, row_at(c.out, s.b, s.q_row + i0, h), false, s.Tq - i0, s.q_rows - i0, (int)c.dv, sums,
-                          factor, q_tile);
+    if (is_present(c.out))
+        store_rows<E, DK>(c.out, row_offset(c.out, s.b, s.q_row + i0, h), false, s.Tq - i0, s.q_rows - i0, (int)c.dv,
+                          acc, factor, q_tile);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_launch.h: which problems the CUDA kernels take, at what cost, with how much workspace. For the front and for
- * attention_launch.c. */
+ * attention_launch.h: which problems the Hopper kernels support, at what cost, with how much workspace. For attention.c
+ * and the launch files. */
 #ifndef COT_ATTENTION_LAUNCH_H
 #define COT_ATTENTION_LAUNCH_H
 
@@ -9,9 +9,9 @@
 
 #include <math.h>
 
-/* Rows of contiguous elements that the copy engine can step over: strides are multiples of 16 bytes, and so is where the
- * data begins, as far as that is known (a question for workspace need not say). */
-static inline bool attention_steps(const cot_tensor *tensor)
+/* Whether TMA can load the tensor: contiguous rows, data and strides at multiples of 16 bytes. (A query for the
+ * workspace's size may leave data null, which passes.) */
+static inline bool attention_tma_aligned(const cot_tensor *tensor)
 {
     if (!cot_present(tensor) || cot_elements(tensor) == 0)
         return true;
@@ -38,13 +38,13 @@ static inline bool attention_factors_normal(const attention_sizes *z)
     return fabs(inner) > 1e-30 && fabs(inner) < 1e30 && fabs(outer) > 1e-30 && fabs(outer) < 1e30;
 }
 
-/* Tiles of queries of the call, more than there can be. */
+/* Upper bound of the call's query tiles. */
 static inline double attention_fwd_tiles(const attention_sizes *z)
 {
     return ((double)z->rows_q / 128 + (double)z->B + 1) * (double)z->H;
 }
 
-static inline const char *attention_refuse_fwd_sm90(const attention_problem *p)
+static inline const char *attention_fwd_sm90_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->d > 256 || z->dv > 256)
@@ -58,7 +58,7 @@ static inline const char *attention_refuse_fwd_sm90(const attention_problem *p)
     if (z->B > INT32_MAX / 64 || z->H > INT32_MAX / 64 || z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
         attention_fwd_tiles(z) > INT32_MAX / 4)
         return "it counts rows and tiles in 32 bits";
-    if (!attention_steps(&p->q) || !attention_steps(&p->k) || !attention_steps(&p->v))
+    if (!attention_tma_aligned(&p->q) || !attention_tma_aligned(&p->k) || !attention_tma_aligned(&p->v))
         return "q, k and v need a contiguous last axis, and data and other strides at multiples of 16 bytes";
     if (!attention_rows_contiguous(&p->out))
         return "out needs a contiguous last axis";
@@ -68,13 +68,13 @@ static inline const char *attention_refuse_fwd_sm90(const attention_problem *p)
 static inline const char *admit_fwd_bf16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : attention_refuse_fwd_sm90(p);
+    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : attention_fwd_sm90_refusal(p);
 }
 
 static inline const char *admit_fwd_f16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_F16 ? "it serves f16" : attention_refuse_fwd_sm90(p);
+    return p->sizes.dtype != COT_F16 ? "it serves f16" : attention_fwd_sm90_refusal(p);
 }
 
 static inline double cost_fwd_sm90(const void *problem)
@@ -83,23 +83,23 @@ static inline double cost_fwd_sm90(const void *problem)
     return 1000.0 + (double)z->H * (double)z->rows_q * (double)z->Tk;
 }
 
-/* Whether sequences differ in length, so that the kernel before writes down where each begins and ends. */
-static inline bool attention_varies(const attention_problem *p)
+/* Whether sequences differ in length, so that attention_place_sm90.cu must write seqlens. */
+static inline bool attention_is_varlen(const attention_problem *p)
 {
     return p->sizes.packed || cot_present(&p->seqused_q) || cot_present(&p->seqused_k);
 }
 
-/* The counter of tiles, and the sequences. */
+/* The tile counter, and seqlens. */
 static inline size_t workspace_fwd_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    const int64_t sequences = attention_varies(p) ? attention_sequence_count(p) + 1 : 0;
-    return COT_ALIGNMENT + cot_align(cot_bytes(sequences, sizeof(attention_placed)));
+    const int64_t sequences = attention_is_varlen(p) ? attention_sequence_count(p) + 1 : 0;
+    return COT_ALIGNMENT + cot_align(cot_bytes(sequences, sizeof(attention_seqlen_info)));
 }
 
 /* ---- backward ------------------------------------------------------------------------------------------ */
 
-/* Tiles of queries of one head, of all sequences; more than there can be where those differ. */
+/* Query tiles of one head, of all sequences. An upper bound if sequences differ in length. */
 static inline int64_t attention_bwd_tiles(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
@@ -108,7 +108,7 @@ static inline int64_t attention_bwd_tiles(const attention_problem *p)
     return cot_mul(z->B, cot_ceil_div(z->Tq, ATTENTION_QUERIES));
 }
 
-/* Blocks of keys of one head, alike. */
+/* Key blocks of one head, of all sequences. An upper bound if sequences differ in length. */
 static inline int64_t attention_bwd_blocks(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
@@ -117,29 +117,29 @@ static inline int64_t attention_bwd_blocks(const attention_problem *p)
     return cot_mul(z->B, cot_ceil_div(z->Tk, ATTENTION_KEYS));
 }
 
-/* Whether the kernels are to take what most calls lack: sequences that differ, windows, softcap, d and dv smaller than tiles
- * or unlike. */
-static inline bool attention_bwd_wants_all(const attention_problem *p)
+/* Whether the call needs the ..._all kernels: sequences of different lengths, windows, softcap, or d and dv that differ
+ * or are smaller than a tile. */
+static inline bool attention_bwd_needs_all(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     const int64_t unbounded = z->q_length + z->k_length;
-    return z->d != z->dv || (z->d != 64 && z->d != 128 && z->d != 256) || attention_varies(p) || z->softcap > 0 ||
+    return z->d != z->dv || (z->d != 64 && z->d != 128 && z->d != 256) || attention_is_varlen(p) || z->softcap > 0 ||
            z->left < unbounded || (z->right != 0 && z->right < unbounded);
 }
 
-/* The columns of the kernel's tiles. */
+/* Columns of the kernel's tiles. */
 static inline int64_t attention_bwd_columns(const attention_sizes *z)
 {
-    const int64_t most = z->d > z->dv ? z->d : z->dv;
-    return most <= 64 ? 64 : most <= 128 ? 128 : 256;
+    const int64_t columns = z->d > z->dv ? z->d : z->dv;
+    return columns <= 64 ? 64 : columns <= 128 ? 128 : 256;
 }
 
-static inline const char *attention_refuse_bwd_sm90(const attention_problem *p)
+static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->d > 256 || z->dv > 256)
         return "it serves d and dv up to 256";
-    if (attention_bwd_columns(z) == 256 && attention_bwd_wants_all(p))
+    if (attention_bwd_columns(z) == 256 && attention_bwd_needs_all(p))
         return "beyond 128 it serves d = dv = 256, full and causal, alone";
     if (z->dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias))
         return "it serves no dropout, ALiBi or bias";
@@ -151,10 +151,11 @@ static inline const char *attention_refuse_bwd_sm90(const attention_problem *p)
             return "it rounds P and dS to 16 bits, an output is f32";
     if (z->B > 65535 || z->Hkv > 65535 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4)
         return "a grid has no room for B, Hkv, Tq or Tk";
-    if (attention_bwd_wants_all(p) && (z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
+    if (attention_bwd_needs_all(p) && (z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
                                        (double)attention_bwd_tiles(p) * (double)z->H > INT32_MAX / 64))
         return "it counts rows and tiles in 32 bits";
-    if (!attention_steps(&p->q) || !attention_steps(&p->k) || !attention_steps(&p->v) || !attention_steps(&p->dout))
+    if (!attention_tma_aligned(&p->q) || !attention_tma_aligned(&p->k) || !attention_tma_aligned(&p->v) ||
+        !attention_tma_aligned(&p->dout))
         return "q, k, v and dout need a contiguous last axis, and data and other strides at multiples of 16 bytes";
     if (!attention_rows_contiguous(&p->out) || !attention_rows_contiguous(&p->dq) ||
         !attention_rows_contiguous(&p->dk) || !attention_rows_contiguous(&p->dv))
@@ -165,13 +166,13 @@ static inline const char *attention_refuse_bwd_sm90(const attention_problem *p)
 static inline const char *admit_bwd_bf16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : attention_refuse_bwd_sm90(p);
+    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : attention_bwd_sm90_refusal(p);
 }
 
 static inline const char *admit_bwd_f16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_F16 ? "it serves f16" : attention_refuse_bwd_sm90(p);
+    return p->sizes.dtype != COT_F16 ? "it serves f16" : attention_bwd_sm90_refusal(p);
 }
 
 static inline double cost_bwd_sm90(const void *problem)
@@ -180,28 +181,28 @@ static inline double cost_bwd_sm90(const void *problem)
     return 1000.0 + (double)z->H * (double)z->rows_q * (double)z->Tk;
 }
 
-/* The parts of the workspace, in bytes from its beginning. */
-typedef struct attention_bwd_parts {
-    size_t lse2, row_delta, dq_sums, counters, table, bytes;
-} attention_bwd_parts;
+/* Offsets of the workspace's parts, in bytes. */
+typedef struct attention_sm90_workspace {
+    size_t lse_log2, row_delta, dq_accum, dq_semaphore, seqlens, bytes;
+} attention_sm90_workspace;
 
-static inline attention_bwd_parts attention_bwd_parts_of(const attention_problem *p)
+static inline attention_sm90_workspace attention_sm90_workspace_of(const attention_problem *p)
 {
     const int64_t tiles = cot_mul(p->sizes.H, attention_bwd_tiles(p)), rows = cot_mul(tiles, ATTENTION_QUERIES);
     const int64_t slices = cot_mul(tiles, attention_bwd_columns(&p->sizes) / 64);
-    const int64_t sequences = attention_bwd_wants_all(p) ? attention_sequence_count(p) + 1 : 0;
-    attention_bwd_parts parts = {0};
-    parts.lse2 = cot_take(&parts.bytes, rows, sizeof(float));
-    parts.row_delta = cot_take(&parts.bytes, rows, sizeof(float));
-    parts.dq_sums = cot_take(&parts.bytes, cot_mul(slices, ATTENTION_DQ_SLICE), sizeof(float));
-    parts.counters = cot_take(&parts.bytes, slices, sizeof(uint32_t));
-    parts.table = cot_take(&parts.bytes, sequences, sizeof(attention_placed));
-    return parts;
+    const int64_t sequences = attention_bwd_needs_all(p) ? attention_sequence_count(p) + 1 : 0;
+    attention_sm90_workspace layout = {0};
+    layout.lse_log2 = cot_take(&layout.bytes, rows, sizeof(float));
+    layout.row_delta = cot_take(&layout.bytes, rows, sizeof(float));
+    layout.dq_accum = cot_take(&layout.bytes, cot_mul(slices, ATTENTION_DQ_SLICE), sizeof(float));
+    layout.dq_semaphore = cot_take(&layout.bytes, slices, sizeof(uint32_t));
+    layout.seqlens = cot_take(&layout.bytes, sequences, sizeof(attention_seqlen_info));
+    return layout;
 }
 
 static inline size_t workspace_bwd_sm90(const void *problem)
 {
-    return attention_bwd_parts_of(problem).bytes;
+    return attention_sm90_workspace_of(problem).bytes;
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_mma_launch.c: the portable CUDA rows on the host: which kernels a call enqueues, with what grids. */
+ * attention_mma_launch.c: host code of the portable CUDA kernels: which kernels a call launches, with which grids. */
 #include "attention_mma_launch.h"
 
 #include "cuda/device.h"
@@ -15,23 +15,23 @@
 extern const unsigned char cot_image_attention_fwd_mma[], cot_image_attention_bwd_mma[],
     cot_image_attention_bwd_once_mma[], cot_image_attention_f32[], cot_image_attention_rows[];
 
-/* ---- the kernels ------------------------------------------------------------------------------------------------ */
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* One kernel: the columns of q and k and of v that it has room for, and the rows and warps of a block. */
-typedef struct tiled {
+/* One kernel: the columns of its tiles of q and k and of v, the rows of a block, and its warps. */
+typedef struct tiled_kernel {
     int64_t dk, dv, rows;
     unsigned warps;
     cot_cuda_kernel kernel;
-} tiled;
+} tiled_kernel;
 
-/* Bytes of shared memory: rows of a block, and of the tile that it walks with. */
+/* Bytes of shared memory: rows of a block, and stages of the tile that it loops over. */
 #define ROWS_OF(slabs) (16 * (slabs)*ATTENTION_MMA_WARPS)
 #define FWD_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) * (dk) + (columns) * ((dk) + (dv))))
 #define DQ_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) + (stages) * (columns)) * ((dk) + (dv)))
 #define DKV_BYTES(dk, dv, slabs, columns, stages) (DQ_BYTES(dk, dv, slabs, columns, stages) + (stages) * (columns)*8)
-#define ONCE_BYTES(d, keys, queries, warps, stages)                                                              \
+#define ONE_PASS_BYTES(d, keys, queries, warps, stages)                                                          \
     (4 * (d) * ((keys) + (stages) * (queries)) + 128 * (keys) * (1 + (32 * (warps) > (keys))) + 16 * (queries) + \
-     ATTENTION_WALK_BYTES)
+     ATTENTION_WORK_BYTES)
 #define DV_BYTES(dk, dv, slabs, columns, stages) (DKV_BYTES(dk, dv, slabs, columns, stages) - 2 * ROWS_OF(slabs) * (dv))
 
 /* clang-format off */
@@ -54,24 +54,24 @@ typedef struct tiled {
 #define DV_BF16(...) DV(bf16, __VA_ARGS__)
 #define DV_F16(...) DV(f16, __VA_ARGS__)
 
-#define ONCE(dtype, stages, name, d, keys, queries, warps) \
+#define ONE_PASS(dtype, stages, name, d, keys, queries, warps) \
     {d, d, keys, warps, {cot_image_attention_bwd_once_mma, "attention_once_mma_" #dtype "_" #name, \
-                         ONCE_BYTES(d, keys, queries, warps, stages)}},
-#define ONCE_BF16(...) ONCE(bf16, 2, __VA_ARGS__)
-#define ONCE_F16(...) ONCE(f16, 2, __VA_ARGS__)
-#define SMALL_BF16(...) ONCE(bf16, 1, __VA_ARGS__)
-#define SMALL_F16(...) ONCE(f16, 1, __VA_ARGS__)
+                         ONE_PASS_BYTES(d, keys, queries, warps, stages)}},
+#define ONE_PASS_BF16(...) ONE_PASS(bf16, 2, __VA_ARGS__)
+#define ONE_PASS_F16(...) ONE_PASS(f16, 2, __VA_ARGS__)
+#define ONE_PASS_1_STAGE_BF16(...) ONE_PASS(bf16, 1, __VA_ARGS__)
+#define ONE_PASS_1_STAGE_F16(...) ONE_PASS(f16, 1, __VA_ARGS__)
 
 /* By size, the smallest first. */
-typedef struct family {
-    tiled plain[5], all[3];
-} family;
+typedef struct kernel_family {
+    tiled_kernel plain[5], all[3];
+} kernel_family;
 
-/* dk and dv at once where their sums have room, else one by one; or, dq in any order, all three, small: in less shared
- * memory. */
-typedef struct kernels {
-    family fwd, dq, dkv, dk, dv, once, small;
-} kernels;
+/* dkv: dk and dv in one kernel, if its registers can hold both accumulators; else dk and dv. one_pass: dq, dk and dv,
+ * with dq in any order. one_pass_1_stage: the same with less shared memory. */
+typedef struct dtype_kernels {
+    kernel_family fwd, dq, dkv, dk, dv, one_pass, one_pass_1_stage;
+} dtype_kernels;
 
 #define KERNELS(dtype) { \
     .fwd = {{ATTENTION_FWD_TILES(FWD_##dtype)}, {ATTENTION_FWD_TILES_ALL(FWD_##dtype)}}, \
@@ -79,16 +79,16 @@ typedef struct kernels {
     .dkv = {{ATTENTION_DKV_TILES(DKV_##dtype)}, {{0}}}, \
     .dk = {{ATTENTION_DK_TILES(DK_##dtype)}, {ATTENTION_DK_TILES_ALL(DK_##dtype)}}, \
     .dv = {{ATTENTION_DV_TILES(DV_##dtype)}, {ATTENTION_DV_TILES_ALL(DV_##dtype)}}, \
-    .once = {{ATTENTION_ONCE_TILES(ONCE_##dtype)}, {{0}}}, \
-    .small = {{ATTENTION_ONCE_TILES(SMALL_##dtype)}, {{0}}}}
-static const kernels kernels_bf16 = KERNELS(BF16), kernels_f16 = KERNELS(F16);
+    .one_pass = {{ATTENTION_ONE_PASS_TILES(ONE_PASS_##dtype)}, {{0}}}, \
+    .one_pass_1_stage = {{ATTENTION_ONE_PASS_TILES(ONE_PASS_1_STAGE_##dtype)}, {{0}}}}
+static const dtype_kernels kernels_bf16 = KERNELS(BF16), kernels_f16 = KERNELS(F16);
 
-/* The most shared memory that a float32 kernel asks for; less where rows are shorter. */
+/* The largest shared memory of a float32 kernel. Shorter rows need less. */
 #define F32_BYTES(rows, columns) ((ATTENTION_F32_MAX_D + 4) * 4 * ((rows) * ATTENTION_F32_ROWS + 2 * ATTENTION_F32_COLUMNS))
 #define F32(name, rows) \
     {ATTENTION_F32_MAX_D, ATTENTION_F32_MAX_D, ATTENTION_F32_ROWS, ATTENTION_F32_WARPS, \
      {cot_image_attention_f32, "attention_" #name "_f32", F32_BYTES(rows, 2) + 8 * ATTENTION_F32_COLUMNS}}
-static const tiled fwd_f32 = F32(fwd, 1), dq_f32 = F32(dq, 2), dk_f32 = F32(dk, 2), dv_f32 = F32(dv, 1),
+static const tiled_kernel fwd_f32 = F32(fwd, 1), dq_f32 = F32(dq, 2), dk_f32 = F32(dk, 2), dv_f32 = F32(dv, 1),
                    dbias_f32 = F32(dbias, 2);
 
 static const cot_cuda_kernel prepare_rows = {cot_image_attention_rows, "attention_prepare", 0},
@@ -98,10 +98,10 @@ static const cot_cuda_kernel prepare_rows = {cot_image_attention_rows, "attentio
                              merge_rows = {cot_image_attention_rows, "attention_merge_rows", 0};
 /* clang-format on */
 
-/* The smallest that has room, NULL where none has. */
-static const tiled *find(const family *f, const attention_problem *p)
+/* The smallest kernel that supports the sizes, or NULL. */
+static const tiled_kernel *smallest_kernel(const kernel_family *f, const attention_problem *p)
 {
-    const tiled *t = attention_has_additions(p) ? f->all : f->plain;
+    const tiled_kernel *t = attention_has_score_mods(p) ? f->all : f->plain;
     while (t->rows > 0 && (t->dk < p->sizes.d || t->dv < p->sizes.dv))
         t++;
     return t->rows > 0 ? t : NULL;
@@ -109,7 +109,7 @@ static const tiled *find(const family *f, const attention_problem *p)
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */
 
-static bool in_vectors(const cot_tensor *t)
+static bool is_vectorizable(const cot_tensor *t)
 {
     if (t->rank != 4 || cot_dtype_size(t->dtype) != 2 || t->stride[3] != 1 || t->shape[3] % 8 != 0 ||
         (uintptr_t)t->data % 16 != 0)
@@ -126,7 +126,7 @@ static attention_view view(const cot_tensor *t)
     if (!cot_present(t))
         return v;
     v.data = t->data;
-    v.vectors = in_vectors(t);
+    v.vectorized = is_vectorizable(t);
     for (int axis = 0; axis < t->rank; axis++)
         v.stride[axis] = t->stride[axis];
     return v;
@@ -171,13 +171,13 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .k_length = z->k_length,
         .packed = z->packed,
         .accumulate = p->accumulate,
-        .negative = z->scale < 0,
+        .negative_scale = z->scale < 0,
         .scale = (float)z->scale,
         .score_scale = (float)(fabs(z->scale) * log2e),
         .softcap = (float)z->softcap,
         .lse_factor = f32 ? 1.0f : (float)log2e,
         .dropped = z->dropped,
-        .kept = z->dropped < 65536 ? (float)(65536.0 / (65536 - z->dropped)) : 0.0f,
+        .keep_scale = z->dropped < 65536 ? (float)(65536.0 / (65536 - z->dropped)) : 0.0f,
         .seed = p->dropout_seed,
         .offset = p->dropout_offset,
         .groups = (uint64_t)cot_ceil_div(z->longest_k, 8),
@@ -188,7 +188,7 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .seed_memory = view(&p->dropout_seed_memory),
         .offset_memory = view(&p->dropout_offset_memory),
         .sink = view(&p->sink),
-        .slopes = slopes_view(&p->alibi_slopes),
+        .alibi_slopes = slopes_view(&p->alibi_slopes),
         .bias = bias_view(&p->bias),
         .q = view(&p->q),
         .k = view(&p->k),
@@ -216,7 +216,8 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* A block for every tile of `rows` rows of every head of every sequence, and for what lies beyond the last one. */
+/* Launches a block for each tile of `rows` rows of each head and sequence, and for the rows after the last packed
+ * sequence. */
 static cot_status launch_tiles(cot_queue *queue, const cot_cuda_kernel *kernel, attention_mma_call c, int64_t rows,
                                int64_t T, int64_t heads, unsigned threads, int shared_bytes)
 {
@@ -227,8 +228,8 @@ static cot_status launch_tiles(cot_queue *queue, const cot_cuda_kernel *kernel, 
     return grid.blocks[0] > 0 ? cot_cuda_launch(queue, kernel, &grid, &c) : COT_OK;
 }
 
-/* Over queries or, for dk and dv, over keys. */
-static cot_status launch(cot_queue *queue, const tiled *t, const attention_mma_call *c, bool over_keys)
+/* Launches blocks over queries or, for dk and dv, over keys. */
+static cot_status launch(cot_queue *queue, const tiled_kernel *t, const attention_mma_call *c, bool over_keys)
 {
     const bool f32 = t->rows == ATTENTION_F32_ROWS;
     const int bytes = f32 ? t->kernel.shared_bytes / (ATTENTION_F32_MAX_D + 4) * c->pitch + 8 * ATTENTION_F32_COLUMNS
@@ -239,7 +240,7 @@ static cot_status launch(cot_queue *queue, const tiled *t, const attention_mma_c
                         32 * t->warps, bytes);
 }
 
-static cot_status forward(cot_queue *queue, const attention_problem *p, const tiled *t)
+static cot_status forward(cot_queue *queue, const attention_problem *p, const tiled_kernel *t)
 {
     const attention_mma_call c = call_of(queue, p, NULL, t == &fwd_f32);
     return launch(queue, t, &c, false);
@@ -262,8 +263,8 @@ static cot_status launch_dbias(cot_queue *queue, const attention_mma_call *c)
     return grid.blocks[0] > 0 ? cot_cuda_launch(queue, &dbias_f32.kernel, &grid, c) : COT_OK;
 }
 
-/* What takes eight lanes a row. */
-static cot_status launch_by_rows(cot_queue *queue, const cot_cuda_kernel *kernel, const attention_mma_call *c)
+/* Launches a kernel with eight lanes a row. */
+static cot_status launch_row_kernel(cot_queue *queue, const cot_cuda_kernel *kernel, const attention_mma_call *c)
 {
     if (c->rows_q == 0)
         return COT_OK;
@@ -271,20 +272,20 @@ static cot_status launch_by_rows(cot_queue *queue, const cot_cuda_kernel *kernel
                         ATTENTION_ROW_THREADS, 0);
 }
 
-/* The kernels of a backward. dkv: with `stages` those of attention_bwd_once_mma.cu, which may make dq too; NULL: dk and dv
- * one by one. */
-static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled *dq,
-                           const tiled *dkv, const tiled *dk, const tiled *dv, int stages)
+/* Launches the kernels of a backward. stages > 0: dkv is a kernel of attention_bwd_once_mma.cu, which may compute dq,
+ * too. dkv == NULL: dk and dv have a kernel each. */
+static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled_kernel *dq,
+                           const tiled_kernel *dkv, const tiled_kernel *dk, const tiled_kernel *dv, int stages)
 {
     attention_mma_call c = call_of(queue, p, workspace, dq == &dq_f32);
     c.stages = stages;
-    if (stages > 0 && attention_once(p)) {
-        c.dq_sums = (float *)((char *)workspace + 2 * attention_statistic_bytes(&p->sizes));
-        c.sum_rows = attention_sum_rows(&p->sizes);
-        c.sum_columns = dkv->dk;
+    if (stages > 0 && attention_is_one_pass(p)) {
+        c.dq_accum = (float *)((char *)workspace + 2 * attention_statistic_bytes(&p->sizes));
+        c.accum_rows = attention_accum_rows(&p->sizes);
+        c.accum_columns = dkv->dk;
     }
-    cot_status status = launch_by_rows(queue, &prepare_rows, &c);
-    if (status == COT_OK && c.grad_q.data != NULL && c.dq_sums == NULL)
+    cot_status status = launch_row_kernel(queue, &prepare_rows, &c);
+    if (status == COT_OK && c.grad_q.data != NULL && c.dq_accum == NULL)
         status = launch(queue, dq, &c, false);
     if (dkv != NULL) {
         if (status == COT_OK && (c.grad_k.data != NULL || c.grad_v.data != NULL))
@@ -295,39 +296,41 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         if (status == COT_OK && c.grad_k.data != NULL)
             status = launch(queue, dk, &c, true);
     }
-    if (status == COT_OK && c.dq_sums != NULL)
-        status = launch_by_rows(queue, &dq_rows, &c);
+    if (status == COT_OK && c.dq_accum != NULL)
+        status = launch_row_kernel(queue, &dq_rows, &c);
     if (status == COT_OK && c.dsink.data != NULL)
         status = launch_dsink(queue, &c);
     return status == COT_OK && c.dbias.data != NULL ? launch_dbias(queue, &c) : status;
 }
 
-static cot_status backward_16(cot_queue *queue, const attention_problem *p, void *workspace, const kernels *k)
+static cot_status backward_16(cot_queue *queue, const attention_problem *p, void *workspace, const dtype_kernels *k)
 {
-    const tiled *dkv = find(&k->dkv, p);
+    const tiled_kernel *dkv = smallest_kernel(&k->dkv, p);
     int stages = 0;
-    if (attention_suits_once(p) && (attention_once(p) || dkv == NULL || dkv->dk > 64)) {
-        const tiled *once = find(&k->once, p), *small = find(&k->small, p);
-        if (once->kernel.shared_bytes <= queue->device->most_shared)
-            dkv = once, stages = 2;
-        else if (small->kernel.shared_bytes <= queue->device->most_shared)
-            dkv = small, stages = 1;
+    if (attention_supports_one_pass(p) && (attention_is_one_pass(p) || dkv == NULL || dkv->dk > 64)) {
+        const tiled_kernel *one_pass = smallest_kernel(&k->one_pass, p),
+                           *one_pass_1_stage = smallest_kernel(&k->one_pass_1_stage, p);
+        if (one_pass->kernel.shared_bytes <= queue->device->most_shared)
+            dkv = one_pass, stages = 2;
+        else if (one_pass_1_stage->kernel.shared_bytes <= queue->device->most_shared)
+            dkv = one_pass_1_stage, stages = 1;
     }
-    return backward(queue, p, workspace, find(&k->dq, p), dkv, find(&k->dk, p), find(&k->dv, p), stages);
+    return backward(queue, p, workspace, smallest_kernel(&k->dq, p), dkv, smallest_kernel(&k->dk, p),
+                    smallest_kernel(&k->dv, p), stages);
 }
 
-/* ---- the rows ---------------------------------------------------------------------------------------------------- */
+/* ---- entry points ------------------------------------------------------------------------------------------------ */
 
 cot_status attention_fwd_bf16_mma(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    return forward(queue, problem, find(&kernels_bf16.fwd, problem));
+    return forward(queue, problem, smallest_kernel(&kernels_bf16.fwd, problem));
 }
 
 cot_status attention_fwd_f16_mma(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    return forward(queue, problem, find(&kernels_f16.fwd, problem));
+    return forward(queue, problem, smallest_kernel(&kernels_f16.fwd, problem));
 }
 
 cot_status attention_fwd_f32_sm80(cot_queue *queue, const void *problem, void *workspace)
@@ -351,8 +354,8 @@ cot_status attention_bwd_f32_sm80(cot_queue *queue, const void *problem, void *w
     return backward(queue, problem, workspace, &dq_f32, NULL, &dk_f32, &dv_f32, 0);
 }
 
-/* delta and merge: eight lanes a row. */
-static cot_status launch_rows(cot_queue *queue, const cot_cuda_kernel *kernel, int64_t rows, const void *call)
+/* Launches delta or merge: eight lanes a row. */
+static cot_status launch_delta_or_merge(cot_queue *queue, const cot_cuda_kernel *kernel, int64_t rows, const void *call)
 {
     const int64_t rows_of_block = ATTENTION_ROW_THREADS / ATTENTION_ROW_LANES;
     const cot_cuda_grid grid = {.blocks = {(unsigned)cot_ceil_div(rows, rows_of_block), 1, 1},
@@ -373,7 +376,7 @@ cot_status attention_delta_sm80(cot_queue *queue, const void *problem, void *wor
                                     .dout = view(&p->args.dout),
                                     .dlse = view(&p->args.dlse),
                                     .delta = view(&p->args.delta)};
-    return launch_rows(queue, &delta_rows, z->B * z->H * z->Tq, &c);
+    return launch_delta_or_merge(queue, &delta_rows, z->B * z->H * z->Tq, &c);
 }
 
 cot_status attention_merge_sm80(cot_queue *queue, const void *problem, void *workspace)
@@ -392,5 +395,5 @@ cot_status attention_merge_sm80(cot_queue *queue, const void *problem, void *wor
                                     .sink = view(&p->args.sink),
                                     .out = view(&p->args.out),
                                     .lse = view(&p->args.lse)};
-    return launch_rows(queue, &merge_rows, z->B * z->H * z->Tq, &c);
+    return launch_delta_or_merge(queue, &merge_rows, z->B * z->H * z->Tq, &c);
 }

@@ -1,27 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_mma_launch.h: which problems the portable CUDA kernels take, at what cost, with how much workspace. For the
- * front and for attention_mma_launch.c. */
+ * attention_mma_launch.h: which problems the portable CUDA kernels support, at what cost, with how much workspace. For
+ * attention.c and attention_mma_launch.c. */
 #ifndef COT_ATTENTION_MMA_LAUNCH_H
 #define COT_ATTENTION_MMA_LAUNCH_H
 
 #include "../attention_problem.h"
 #include "attention_mma.h"
 
-/* Softcap, ALiBi, bias or dropout: kernels with more registers for the scores. */
-static inline bool attention_has_additions(const attention_problem *p)
+/* Softcap, ALiBi, bias or dropout need kernels with more registers for the scores. */
+static inline bool attention_has_score_mods(const attention_problem *p)
 {
     return p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias);
 }
 
-/* What every portable kernel wants. 16 rows are the smallest tile of any. */
-static inline const char *attention_refuse_portable(const attention_problem *p)
+/* Requirements of every portable kernel. The smallest tile of any kernel has 16 rows. */
+static inline const char *attention_portable_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->d > 256 || z->dv > 256)
         return "it serves d and dv up to 256";
-    /* A row's number, the distance of two and ATTENTION_FAR add up in 31 bits. */
-    const int64_t most = INT32_MAX / 8;
-    if (z->q_length > most || z->k_length > most || (z->packed && (z->rows_q > most || z->rows_k > most)))
+    /* The sum of a row index, the distance of two rows and ATTENTION_FAR fits in 31 bits. */
+    const int64_t max_rows = INT32_MAX / 8;
+    if (z->q_length > max_rows || z->k_length > max_rows ||
+        (z->packed && (z->rows_q > max_rows || z->rows_k > max_rows)))
         return "it counts Tq and Tk in 28 bits";
     const int64_t tiles = cot_max(cot_ceil_div(cot_max(z->Tq, z->Tk), 16), 1);
     if ((double)tiles * (double)z->H * (double)(z->B + z->packed) > INT32_MAX)
@@ -31,7 +32,7 @@ static inline const char *attention_refuse_portable(const attention_problem *p)
     return NULL;
 }
 
-static inline const char *attention_refuse_mma(const attention_problem *p, cot_dtype dtype)
+static inline const char *attention_mma_refusal(const attention_problem *p, cot_dtype dtype)
 {
     const cot_tensor *const outputs[] = {&p->out, &p->dq, &p->dk, &p->dv};
     const bool backward = cot_present(&p->dout);
@@ -40,23 +41,23 @@ static inline const char *attention_refuse_mma(const attention_problem *p, cot_d
     for (int i = backward; i < 4; i++)
         if (cot_present(outputs[i]) && outputs[i]->dtype != dtype)
             return "it rounds P and dS to 16 bits, an output is f32";
-    return attention_refuse_portable(p);
+    return attention_portable_refusal(p);
 }
 
 static inline const char *admit_bf16_mma(const void *problem)
 {
-    return attention_refuse_mma(problem, COT_BF16);
+    return attention_mma_refusal(problem, COT_BF16);
 }
 
 static inline const char *admit_f16_mma(const void *problem)
 {
-    return attention_refuse_mma(problem, COT_F16);
+    return attention_mma_refusal(problem, COT_F16);
 }
 
 static inline const char *admit_f32_sm80(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype == COT_F64 ? "it sums in float32, the tensors are f64" : attention_refuse_portable(p);
+    return p->sizes.dtype == COT_F64 ? "it sums in float32, the tensors are f64" : attention_portable_refusal(p);
 }
 
 static inline const char *admit_rows_sm80(const void *problem)
@@ -67,7 +68,7 @@ static inline const char *admit_rows_sm80(const void *problem)
     return (double)z->B * (double)z->H * (double)z->Tq > INT32_MAX ? "a grid has no room for B, H and Tq" : NULL;
 }
 
-/* Hopper's own kernels cost half of the first. */
+/* Twice the cost of the Hopper kernels for a score (cost_fwd_sm90). */
 static inline double cost_mma(const void *problem)
 {
     const attention_sizes *z = problem;
@@ -79,7 +80,7 @@ static inline double cost_f32_sm80(const void *problem)
     return 20 * cost_mma(problem);
 }
 
-/* Rows of lse, or of D. */
+/* Bytes of one row statistic, lse or D. */
 static inline size_t attention_statistic_bytes(const attention_sizes *z)
 {
     return cot_align(cot_bytes(cot_mul(z->H, z->rows_q), sizeof(float)));
@@ -90,25 +91,25 @@ static inline size_t workspace_bwd_f32(const void *problem)
     return 2 * attention_statistic_bytes(problem);
 }
 
-/* Whether attention_bwd_once_mma.cu serves, where the device has room for it. For d up to 192 with dv up to 128 there are
- * kernels that fill up less with zeros. */
-static inline bool attention_suits_once(const attention_problem *p)
+/* Whether attention_bwd_once_mma.cu supports the problem, if the device has enough shared memory. For d up to 192 with
+ * dv up to 128 other kernels fill up fewer columns with zeros. */
+static inline bool attention_supports_one_pass(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
-    return !attention_has_additions(p) && !(z->d > 128 && z->d <= 192 && z->dv <= 128);
+    return !attention_has_score_mods(p) && !(z->d > 128 && z->d <= 192 && z->dv <= 128);
 }
 
-/* And whether dq may come from the same pass. */
-static inline bool attention_once(const attention_problem *p)
+/* Whether that pass also computes dq, in any order of blocks. */
+static inline bool attention_is_one_pass(const attention_problem *p)
 {
-    return p->allow_nondeterminism && attention_suits_once(p) && cot_present(&p->dq) &&
+    return p->allow_nondeterminism && attention_supports_one_pass(p) && cot_present(&p->dq) &&
            (cot_present(&p->dk) || cot_present(&p->dv));
 }
 
-/* Rows of dq's sums, of a head. */
-static inline int64_t attention_sum_rows(const attention_sizes *z)
+/* Rows of dq_accum for one head. */
+static inline int64_t attention_accum_rows(const attention_sizes *z)
 {
-    const int64_t rows = ATTENTION_SUM_ROWS;
+    const int64_t rows = ATTENTION_ACCUM_ROWS;
     return cot_mul(rows, z->packed ? z->rows_q / rows + z->B : cot_mul(z->B, cot_ceil_div(z->Tq, rows)));
 }
 
@@ -116,9 +117,11 @@ static inline size_t workspace_bwd_mma(const void *problem)
 {
     const attention_problem *p = problem;
     const attention_sizes *z = &p->sizes;
-    const int64_t most = z->d > z->dv ? z->d : z->dv, columns = most <= 64 ? 64 : most <= 128 ? 128 : 256;
-    const size_t sums = cot_bytes(COT_PRODUCT(z->H, attention_sum_rows(z), columns), sizeof(float));
-    return 2 * attention_statistic_bytes(z) + (attention_once(p) ? sums : 0);
+    const int64_t max_columns = z->d > z->dv ? z->d : z->dv, columns = max_columns <= 64    ? 64
+                                                                       : max_columns <= 128 ? 128
+                                                                                            : 256;
+    const size_t accum_bytes = cot_bytes(COT_PRODUCT(z->H, attention_accum_rows(z), columns), sizeof(float));
+    return 2 * attention_statistic_bytes(z) + (attention_is_one_pass(p) ? accum_bytes : 0);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_place.cuh: for kernels where sequences differ: finds the sequence of a tile or a
- * block, and clears what a tile holds of others. */
+ * attention_place.cuh: for kernels whose sequences differ in length: finds the sequence of a tile or a block, and
+ * clears rows of other sequences from a tile. */
 #ifndef COT_ATTENTION_PLACE_CUH
 #define COT_ATTENTION_PLACE_CUH
 
@@ -8,15 +8,16 @@
 
 #include "../../../cuda/device/ptx.cuh"
 
-/* The last sequence whose first tile (its member `first`) for one head, times `heads`, is not after `number`. */
-static __device__ __forceinline__ int attention_sequence_of(const attention_placing &place,
-                                                            int32_t attention_placed::*first, uint32_t heads,
-                                                            uint32_t number)
+/* The last sequence with first * heads <= number. `first_member` selects first_tile or first_block, which count one
+ * head. */
+static __device__ __forceinline__ int attention_sequence_at(const attention_scheduler &scheduler,
+                                                            int32_t attention_seqlen_info::*first_member,
+                                                            uint32_t heads, uint32_t number)
 {
-    int low = 0, high = place.sequences;
+    int low = 0, high = scheduler.sequences;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        if ((uint32_t)(place.table[middle].*first) * heads <= number)
+        if ((uint32_t)(scheduler.seqlens[middle].*first_member) * heads <= number)
             low = middle;
         else
             high = middle;
@@ -24,8 +25,9 @@ static __device__ __forceinline__ int attention_sequence_of(const attention_plac
     return low;
 }
 
-/* By a warp: of an operand's SLICES slices of BYTES bytes, 64 columns each, the rows from `row` on become zero, also for the
- * products. They belong to others, and 0 times what they hold need not be 0. */
+/* Executed by a warp. Clears the rows from `row` on in the SLICES slices of an operand. A slice has BYTES bytes and 64
+ * columns. The rows belong to other sequences, and 0 times their values need not be 0. The proxy fence makes the zeros
+ * visible to wgmma. */
 template <int BYTES, int SLICES>
 static __device__ __forceinline__ void attention_clear_rows(unsigned char (*slices)[BYTES], int row)
 {
@@ -36,9 +38,9 @@ static __device__ __forceinline__ void attention_clear_rows(unsigned char (*slic
     __syncwarp();
 }
 
-static __device__ __forceinline__ int attention_clamped(int64_t value, int64_t least, int64_t most)
+static __device__ __forceinline__ int attention_clamp(int64_t value, int64_t low, int64_t high)
 {
-    return (int)(value < least ? least : value > most ? most : value);
+    return (int)(value < low ? low : value > high ? high : value);
 }
 
 #endif
