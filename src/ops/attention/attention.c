@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention.c: the front: what the arguments must be, the table of kernels, the public calls. */
+ * attention.c: the op's front: checks of the arguments, the table of kernels, the public calls. */
 #include "attention_problem.h"
 
 #include "core/cpu_features.h"
@@ -19,7 +19,7 @@ static cot_status check_flag(const char *call, const char *name, int32_t flag)
     return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %d, expected 0 or 1", call, name, (int)flag);
 }
 
-/* What forward and backward have in common, members of both argument structs. */
+/* Members of both the forward's and the backward's argument struct. */
 typedef struct options {
     int32_t causal, window;
     int64_t window_left, window_right;
@@ -69,7 +69,7 @@ static cot_status check_numbers(const char *call, const options *o, attention_si
     return COT_OK;
 }
 
-/* One axis of blocks: begin 0 and the whole length where there are none. */
+/* Checks one axis of a block. If the call is not a block, begin is 0 and length becomes the row count. */
 static cot_status check_block(const char *call, const char *axis, bool packed, int64_t rows, int64_t *begin,
                               int64_t *length)
 {
@@ -89,7 +89,7 @@ static cot_status check_block(const char *call, const char *axis, bool packed, i
 
 /* ---- shapes ------------------------------------------------------------------------------------------- */
 
-/* The axes of a tensor by name and size. */
+/* An axis of a tensor: its symbol, the tensor that defines its size, and the size. */
 typedef struct axis {
     const char *symbol, *source;
     int64_t size;
@@ -111,7 +111,7 @@ static cot_status check_dtype_of(const char *call, const char *name, const cot_t
                     cot_dtype_name(q), or_f32 && q != COT_F32 && q != COT_F64 ? " or f32" : "");
 }
 
-/* lse, dlse, delta: f32, or f64 with f64. */
+/* lse, dlse and delta are f32, or f64 if q is f64. */
 static cot_status check_statistic(const char *call, const char *name, const cot_tensor *t, cot_dtype q)
 {
     const cot_dtype expected = q == COT_F64 ? COT_F64 : COT_F32;
@@ -131,7 +131,7 @@ static cot_status check_heads(const char *call, attention_sizes *z)
     return COT_OK;
 }
 
-/* q gives B, Tq, H and d; k Tk and Hkv; v dv. */
+/* B, Tq, H and d come from q; Tk and Hkv from k; dv from v. */
 static cot_status check_qkv(const char *call, attention_problem *p)
 {
     attention_sizes *z = &p->sizes;
@@ -168,7 +168,7 @@ static cot_status check_qkv(const char *call, attention_problem *p)
     return check_heads(call, z);
 }
 
-/* Packed: max_seqlen takes the place of Tq and Tk, which until here are the rows of all sequences. */
+/* Packed: max_seqlen replaces Tq and Tk, which until here are the rows of all sequences. */
 static cot_status check_packing(const char *call, const options *o, attention_problem *p)
 {
     attention_sizes *z = &p->sizes;
@@ -189,7 +189,7 @@ static cot_status check_packing(const char *call, const options *o, attention_pr
         if (lengths[i].given < 0 || (!z->packed && lengths[i].given != 0))
             return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %" PRId64 ", expected 0%s", call, lengths[i].name,
                             lengths[i].given, z->packed ? " or more" : " without cu_seqlens");
-        if (z->packed) /* no more than there are rows: a sequence is no longer than all of them */
+        if (z->packed) /* at most the row count: a sequence is not longer than all sequences */
             *lengths[i].T = lengths[i].given < *lengths[i].rows ? lengths[i].given : *lengths[i].rows;
     }
     CHECK(cot_check_tensor(call, "seqused_q", &p->seqused_q, COT_DTYPE_BIT(COT_I32), 1, 1));
@@ -230,7 +230,7 @@ static cot_status check_memory_words(const char *call, const char *name, const c
     return COT_OK;
 }
 
-static cot_status check_additions(const char *call, const options *o, attention_problem *p)
+static cot_status check_optional_inputs(const char *call, const options *o, attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     CHECK(check_memory_words(call, "dropout_seed_memory", &p->dropout_seed_memory));
@@ -247,7 +247,7 @@ static cot_status check_additions(const char *call, const options *o, attention_
     return check_bias(call, "bias", &p->bias, o, z);
 }
 
-/* Tensors of the queries' shape, with `size` columns. */
+/* A tensor of q's shape, with `size` columns. */
 static cot_status check_like_q(const char *call, const char *name, const cot_tensor *t, const attention_problem *p,
                                int64_t size, const char *symbol, const char *source)
 {
@@ -279,9 +279,9 @@ static cot_status check_like_lse(const char *call, const char *name, const cot_t
     return check_statistic(call, name, t, z->dtype);
 }
 
-/* ---- what all calls check alike ----------------------------------------------------------------------- */
+/* ---- checks of all calls ------------------------------------------------------------------------------- */
 
-/* Either every float tensor is f64 or none is. */
+/* Either all float tensors are f64 or none is. */
 static cot_status check_f64(const cot_direction *direction, const void *args, cot_dtype q)
 {
     for (int f = 0; f < direction->field_count; f++) {
@@ -294,7 +294,7 @@ static cot_status check_f64(const cot_direction *direction, const void *args, co
     return COT_OK;
 }
 
-/* Data pointers, and outputs that would be written over something; merge's out and lse may be out_a and lse_a. */
+/* Checks data pointers and overlaps of outputs. merge's out and lse may be the views out_a and lse_a. */
 static cot_status check_memory(const cot_direction *direction, const void *args)
 {
     const cot_field *fields = direction->fields;
@@ -322,23 +322,23 @@ static cot_status check_cu_seqlens(const char *call, const char *name, const cot
                                    int64_t longest)
 {
     const int64_t B = cu->shape[0] - 1;
-    if (attention_index(cu, 0) != 0)
+    if (attention_load_i32(cu, 0) != 0)
         return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens_%s[0] is %" PRId64 ", expected 0", call, name,
-                        attention_index(cu, 0));
+                        attention_load_i32(cu, 0));
     for (int64_t b = 1; b <= B; b++) {
-        const int64_t length = attention_index(cu, b) - attention_index(cu, b - 1);
+        const int64_t length = attention_load_i32(cu, b) - attention_load_i32(cu, b - 1);
         if (length < 0)
             return cot_fail(COT_INVALID_DATA,
                             "%s: cu_seqlens_%s[%" PRId64 "] is %" PRId64 ", less than %" PRId64 " before it", call,
-                            name, b, attention_index(cu, b), attention_index(cu, b - 1));
+                            name, b, attention_load_i32(cu, b), attention_load_i32(cu, b - 1));
         if (length > longest)
             return cot_fail(COT_INVALID_DATA,
                             "%s: cu_seqlens_%s gives sequence %" PRId64 " %" PRId64 " rows, max_seqlen_%s is %" PRId64,
                             call, name, b - 1, length, name, longest);
     }
-    if (attention_index(cu, B) > rows)
+    if (attention_load_i32(cu, B) > rows)
         return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens_%s ends at %" PRId64 ", %s has total_%s=%" PRId64, call, name,
-                        attention_index(cu, B), name, name, rows);
+                        attention_load_i32(cu, B), name, name, rows);
     return COT_OK;
 }
 
@@ -346,11 +346,11 @@ static cot_status check_seqused(const char *call, const char *name, const cot_te
                                 int64_t B, int64_t length)
 {
     for (int64_t b = 0; cot_present(used) && b < B; b++) {
-        const int64_t most = cot_present(cu) ? attention_index(cu, b + 1) - attention_index(cu, b) : length;
-        const int64_t value = attention_index(used, b);
-        if (value < 0 || value > most)
+        const int64_t max_length = cot_present(cu) ? attention_load_i32(cu, b + 1) - attention_load_i32(cu, b) : length;
+        const int64_t value = attention_load_i32(used, b);
+        if (value < 0 || value > max_length)
             return cot_fail(COT_INVALID_DATA, "%s: seqused_%s[%" PRId64 "] is %" PRId64 ", expected 0 to %" PRId64,
-                            call, name, b, value, most);
+                            call, name, b, value, max_length);
     }
     return COT_OK;
 }
@@ -367,7 +367,7 @@ static cot_status check_lengths(const char *call, const void *problem)
     return check_seqused(call, "k", &p->seqused_k, &p->cu_seqlens_k, z->B, z->k_length);
 }
 
-/* [T,H,*] becomes [1,T,H,*], and [H,T] [1,H,T], with a batch stride of 0: kernels see one form. */
+/* [T,H,*] becomes [1,T,H,*] and [H,T] becomes [1,H,T], with a batch stride of 0. So kernels see one form. */
 static void add_batch_axis(cot_tensor *t)
 {
     if (!cot_present(t))
@@ -379,7 +379,7 @@ static void add_batch_axis(cot_tensor *t)
     t->rank++;
 }
 
-static void unpack_views(attention_problem *p)
+static void add_batch_axes(attention_problem *p)
 {
     cot_tensor *const views[] = {&p->q,    &p->k,     &p->v,  &p->lse, &p->out, &p->dout,
                                  &p->dlse, &p->delta, &p->dq, &p->dk,  &p->dv};
@@ -408,7 +408,7 @@ static cot_status check_inputs(const char *call, const options *o, attention_pro
     CHECK(check_qkv(call, p));
     CHECK(check_numbers(call, o, &p->sizes));
     CHECK(check_packing(call, o, p));
-    CHECK(check_additions(call, o, p));
+    CHECK(check_optional_inputs(call, o, p));
     CHECK(check_like_q(call, "out", &p->out, p, p->sizes.dv, "dv", "v"));
     CHECK(check_dtype_of(call, "out", &p->out, p->sizes.dtype, true));
     return check_like_lse(call, "lse", &p->lse, p);
@@ -428,7 +428,7 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     CHECK(check_f64(direction, args, p->sizes.dtype));
     if (with_data)
         CHECK(check_memory(direction, args));
-    unpack_views(p);
+    add_batch_axes(p);
     return COT_OK;
 }
 
@@ -483,7 +483,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(check_f64(direction, args, z->dtype));
     if (with_data)
         CHECK(check_memory(direction, args));
-    unpack_views(p);
+    add_batch_axes(p);
     return COT_OK;
 }
 
@@ -584,7 +584,7 @@ static const cot_kernel kernels[] = {
 #undef COT_KERNEL
 };
 
-/* Tables, one row a line. */
+/* Tables, one entry per line. */
 /* clang-format off */
 #define INPUT(direction, name) {#name, offsetof(cot_attention_##direction##_args, name), COT_INPUT, false}
 #define OUTPUT(direction, name) {#name, offsetof(cot_attention_##direction##_args, name), COT_OUTPUT, false}
@@ -675,7 +675,7 @@ static const cot_option backward_options[] = {
     OPTION(backward, allow_nondeterminism, I32, "1: a faster order of sums, other last bits every run"),
 };
 
-/* Packed tensors have no axis of the batch. */
+/* Packed tensors have no batch axis. */
 #define SHARED_SIGNATURE \
     "q[...,Tq,H,d] k[...,Tk,Hkv,d] v[...,Tk,Hkv,dv] cu_seqlens_q[B+1] cu_seqlens_k[B+1] seqused_q[B] seqused_k[B] " \
     "sink[H] alibi_slopes[...,H] bias[B,H,Tq,Tk] dropout_seed_memory[2] dropout_offset_memory[2] "

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_admit.h: which problems each kernel takes, at what cost, with how much workspace. For the front.
- * Costs are core cycles, roughly; only their order matters. */
+ * attention_admit.h: which problems each kernel admits, its cost and its workspace. For attention.c. Costs are
+ * approximate core cycles; only their order matters. */
 #ifndef COT_ATTENTION_ADMIT_H
 #define COT_ATTENTION_ADMIT_H
 
@@ -18,7 +18,7 @@ static inline const char *admit_scalar_f64(const void *problem)
     return sizes->dtype == COT_F64 ? NULL : "it serves f64 only";
 }
 
-/* Pairs of a query and a key, as if all were visible: the mask's share is the same for every kernel. */
+/* Pairs of a query and a key, as if all were visible. The visible share is the same for every kernel. */
 static inline double attention_pairs(const attention_sizes *z)
 {
     return (double)z->H * (double)z->rows_q * (double)z->Tk;
@@ -42,7 +42,7 @@ static inline double cost_rows_scalar(const void *problem)
     return 10.0 * (double)z->B * (double)z->Tq * (double)z->H * (double)z->dv;
 }
 
-/* delta and merge on vectors. */
+/* The vectorised kernels of delta and merge. */
 static inline const char *attention_admit_rows(const attention_sizes *z, const cot_tensor *const tensors[3])
 {
     if (z->dtype == COT_F64)
@@ -65,7 +65,7 @@ static inline const char *admit_merge_rows(const void *problem)
     return attention_admit_rows(&p->sizes, (const cot_tensor *const[]){&p->args.out_a, &p->args.out_b, &p->args.out});
 }
 
-/* Only what it stores differs from the level below. */
+/* This kernel differs from the AVX-512 one only in its stores, so it admits only bf16 outputs. */
 static inline const char *admit_merge_bf16(const void *problem)
 {
     const attention_merge_problem *p = problem;
@@ -100,14 +100,14 @@ static inline double cost_rows_avx512bf16(const void *problem)
     return attention_cost_rows(problem, 0.2);
 }
 
-/* Forward: for every sequence and head the scores of one query and its output. */
+/* Forward: for every sequence and head, one row of scores and one row of out. */
 static inline size_t workspace_fwd_scalar(const void *problem)
 {
     const attention_sizes *z = problem;
     return cot_bytes(COT_PRODUCT(z->B + z->packed, z->H, z->Tk + z->dv), sizeof(double));
 }
 
-/* Backward: for every sequence and key-value head dk and dv; one row of dq. */
+/* Backward: for every sequence and key-value head, dk and dv of all rows, and one row of dq. */
 static inline size_t workspace_bwd_scalar(const void *problem)
 {
     const attention_sizes *z = problem;
@@ -136,7 +136,7 @@ static inline const char *admit_tiled(const void *problem)
     return attention_admit_tiled(problem);
 }
 
-/* P and dS are rounded between two products, which a float32 output would show. */
+/* These kernels round P and dS to 16 bits between two products. A float32 output would show that. */
 static inline const char *attention_admit_16_bits(const attention_problem *p, const char *rounds)
 {
     const cot_tensor *const outputs[] = {&p->out, &p->dq, &p->dk, &p->dv};
@@ -171,7 +171,7 @@ static inline const char *admit_tiled_split3(const void *problem)
     return attention_admit_tiled(p);
 }
 
-/* Strips are worked off as a whole; `rate` multiply-adds a cycle, `softmax` cycles a pair. */
+/* Whole strips are computed. `rate` is multiply-adds per cycle, `softmax` is cycles per pair. */
 static inline double attention_cost_tiled(const attention_problem *p, double multiplications, double rate,
                                           double softmax)
 {
@@ -182,7 +182,7 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
     const double rows_q = (double)z->H * ((double)z->rows_q + sequences * ATTENTION_STRIP);
     const double rows_k = (double)z->Hkv * ((double)z->rows_k + sequences * ATTENTION_BLOCK);
     const double pairs = rows_q * (double)cot_round_up(z->Tk, ATTENTION_STRIP);
-    /* dbias computes two of the five products once more, and its sums are in double. */
+    /* dbias computes two of the five products again, and it sums in double. */
     if (cot_present(&p->dbias)) {
         multiplications *= 1.4;
         softmax += 5;
@@ -190,7 +190,8 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
     return pairs * (multiplications / rate + softmax) + (rows_q + rows_k) * (double)(z->d + z->dv) + 20000;
 }
 
-/* By the size of an operand's element, float or up to three bf16, and how many keys a forward's block has at most. */
+/* `size` is the bytes of an operand's element: a float, or one to three bf16. `keys` is the maximum keys of a forward
+ * block. */
 #define COT_WORKSPACES(name, size, one_form, keys)                                                                   \
     static inline size_t workspace_fwd_##name(const void *problem)                                                   \
     {                                                                                                                \
@@ -216,7 +217,7 @@ COT_WORKSPACES(tiled_amx_split, 4, false, ATTENTION_FWD_AMX_KEYS(4))
 COT_WORKSPACES(tiled_amx_split3, 6, false, ATTENTION_FWD_AMX_KEYS(6))
 #undef COT_WORKSPACES
 
-/* The costs by instruction set: multiply-adds a cycle, and lanes of the softmax. */
+/* Costs by instruction set: multiply-adds per cycle, and lanes of the softmax. */
 #define COT_COSTS(isa, rate, lanes)                                                               \
     static inline double cost_fwd_tiled_##isa(const void *problem)                                \
     {                                                                                             \

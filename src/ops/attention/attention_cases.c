@@ -2,10 +2,12 @@
  *
  * attention_cases.c: the shapes, layouts and options that check, bench and the gradient check run.
  *
- * A case begins as a plan (attention_plan.h). Families: the sizes of the field's tests and around the tiles'
- * edges; every feature by itself and in random combinations, small enough for finite differences; the primitives of
- * blocks; and the shapes of the benchmark. */
-#include "attention_plan.h"
+ * A case is built from its parameters (attention_case_build.h). The families of cases are:
+ * - the sizes of the tests of other libraries, and sizes around tile edges
+ * - every feature alone and in random combinations, small enough for finite differences
+ * - the primitives of blocks
+ * - the benchmark's shapes */
+#include "attention_case_build.h"
 #include "attention_ref.h"
 
 #include "core/draw.h"
@@ -15,14 +17,14 @@
 
 /* ---- families ----------------------------------------------------------------------------------------- */
 
-static void emit(cot_case_visitor *v, const attention_plan *p)
+static void emit(cot_case_visitor *v, const attention_case_params *p)
 {
     cot_case c;
-    attention_plan_build(p, &c);
+    attention_case_build(p, &c);
     cot_visit_case(v, &c);
 }
 
-/* The field's shapes, and those around the edges of tiles of 16, 32, 64 and 128 rows. */
+/* The sizes of the tests of other libraries, and sizes around tile edges of 16, 32, 64 and 128 rows. */
 static void sweep_sizes(cot_case_visitor *v, int direction)
 {
     static const int64_t lengths[][2] = {
@@ -36,12 +38,11 @@ static void sweep_sizes(cot_case_visitor *v, int direction)
     int64_t number = 0;
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         for (int dtype = 0; dtype < 3; dtype++) {
-            const bool small =
-                lengths[i][0] * lengths[i][1] < 2500; /* the others take seconds: scalar kernels are slow */
-            const int turns = small ? 2 : 1;
-            for (int turn = 0; turn < turns; turn++, number++) {
-                attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
-                const int64_t *size = columns[(i + (size_t)(3 * turn + dtype)) % (sizeof columns / sizeof *columns)];
+            const bool small = lengths[i][0] * lengths[i][1] < 2500; /* others take seconds on scalar kernels */
+            const int repeats = small ? 2 : 1;
+            for (int repeat = 0; repeat < repeats; repeat++, number++) {
+                attention_case_params p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
+                const int64_t *size = columns[(i + (size_t)(3 * repeat + dtype)) % (sizeof columns / sizeof *columns)];
                 p.Tq = lengths[i][0], p.Tk = lengths[i][1];
                 p.d = size[0], p.dv = size[1];
                 p.B = 1 + small;
@@ -49,7 +50,7 @@ static void sweep_sizes(cot_case_visitor *v, int direction)
                 p.Hkv = p.H / (cot_draw_bool(&state) ? 1 : cot_draw_bool(&state) ? 2 : p.H);
                 p.layout = (attention_layout)(number % 7 == 6 ? STRIDED : number % 3);
                 p.dtype = attention_float_dtypes[dtype];
-                const int mask = (int)((i + (size_t)(dtype + turn)) % 3);
+                const int mask = (int)((i + (size_t)(dtype + repeat)) % 3);
                 p.causal = mask == 1;
                 p.window = mask == 2;
                 p.left = cot_draw_below(&state, 3) == 0 ? -1 : cot_draw_below(&state, 80);
@@ -64,28 +65,28 @@ static void sweep_sizes(cot_case_visitor *v, int direction)
     }
 }
 
-/* 1024 and its neighbours, too long for more than a few. */
+/* 1024 and adjacent lengths. They take long, so there are few cases. */
 static void sweep_long(cot_case_visitor *v, int direction)
 {
     static const int64_t lengths[][2] = {{1024, 1024}, {1023, 1024}, {1024, 1023}, {2049, 700}};
     for (int i = 0; i < 8; i += 3) {
-        const attention_plan p = {.direction = direction,
-                                  .uses = COT_CASE_CHECK,
-                                  .B = 1,
-                                  .H = 1,
-                                  .Hkv = 1,
-                                  .Tq = lengths[i / 2][0],
-                                  .Tk = lengths[i / 2][1],
-                                  .d = i < 4 ? 64 : 128,
-                                  .dv = i < 4 ? 64 : 128,
-                                  .dtype = attention_float_dtypes[i % 2],
-                                  .causal = i % 4 < 2,
-                                  .seed = 101 + (uint64_t)i};
+        const attention_case_params p = {.direction = direction,
+                                         .uses = COT_CASE_CHECK,
+                                         .B = 1,
+                                         .H = 1,
+                                         .Hkv = 1,
+                                         .Tq = lengths[i / 2][0],
+                                         .Tk = lengths[i / 2][1],
+                                         .d = i < 4 ? 64 : 128,
+                                         .dv = i < 4 ? 64 : 128,
+                                         .dtype = attention_float_dtypes[i % 2],
+                                         .causal = i % 4 < 2,
+                                         .seed = 101 + (uint64_t)i};
         emit(v, &p);
     }
 }
 
-/* One NaN in rows long enough that most of them share no tile with it. */
+/* One NaN in an input, with sequences long enough that most rows share no tile with it. */
 static void sweep_nan(cot_case_visitor *v, int direction)
 {
     static const int64_t columns[][2] = {{64, 64}, {128, 128}, {256, 256}, {192, 128}, {40, 72}};
@@ -94,7 +95,7 @@ static void sweep_nan(cot_case_visitor *v, int direction)
     int number = 0;
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
         for (int field = 0; field < field_count; field++, number++) {
-            attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = 301 + (uint64_t)number};
+            attention_case_params p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = 301 + (uint64_t)number};
             p.B = p.H = p.Hkv = 1;
             p.Tq = p.Tk = 900;
             p.d = columns[i][0], p.dv = columns[i][1];
@@ -103,7 +104,7 @@ static void sweep_nan(cot_case_visitor *v, int direction)
             p.window = number % 2 != 0;
             p.left = p.right = p.window ? 50 : 0;
             cot_case c;
-            attention_plan_build(&p, &c);
+            attention_case_build(&p, &c);
             c.special = (double)NAN;
             c.special_field = cot_field_index(&cot_attention_directions[direction], fields[field]);
             c.special_element = 450 * (field % 2 == 0 ? p.d : p.dv) + 3;
@@ -111,10 +112,10 @@ static void sweep_nan(cot_case_visitor *v, int direction)
         }
 }
 
-/* One feature by itself (0 .. FEATURES-1), each on its own number. */
+/* Sets one feature, 0 .. FEATURES-1. */
 enum { FEATURES = 16 };
 
-static void add_feature(attention_plan *p, int feature, uint64_t *state)
+static void add_feature(attention_case_params *p, int feature, uint64_t *state)
 {
     switch (feature) {
     case 0: p->causal = true; break;
@@ -154,8 +155,8 @@ static void sweep_features(cot_case_visitor *v, int direction)
     uint64_t state = 21 + (uint64_t)direction;
     const bool backward = direction == COT_ATTENTION_BACKWARD;
     for (int number = 0; number < 10 * FEATURES; number++) {
-        attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
-        const int round = number / FEATURES; /* 0 .. 3: one feature in each dtype; then combinations */
+        attention_case_params p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
+        const int round = number / FEATURES; /* 0 .. 3: one feature in each dtype; later: combinations */
         p.dtype = attention_float_dtypes[round < 4 ? round : number % 4];
         const bool gradient = backward && p.dtype == COT_F64;
         p.B = 1 + cot_draw_below(&state, 3);
@@ -190,27 +191,27 @@ static void sweep_features(cot_case_visitor *v, int direction)
     }
 }
 
-/* Logits of +-1e4, over several blocks of keys too, and rows that see nothing, with a sink and without. */
+/* Logits of +-1e4, also over several key blocks, and rows without a visible key. With a sink and without. */
 static void sweep_extremes(cot_case_visitor *v, int direction)
 {
     uint64_t state = 41 + (uint64_t)direction;
     for (int number = 0; number < 36; number++) {
-        attention_plan p = {.direction = direction,
-                            .uses = COT_CASE_CHECK | COT_CASE_QUICK,
-                            .B = 2,
-                            .H = 2,
-                            .Hkv = 1,
-                            .Tq = 70,
-                            .Tk = 45,
-                            .d = 64,
-                            .dv = 64,
-                            .dtype = attention_float_dtypes[number % 3],
-                            .layout = BTHD,
-                            .seed = cot_draw(&state)};
+        attention_case_params p = {.direction = direction,
+                                   .uses = COT_CASE_CHECK | COT_CASE_QUICK,
+                                   .B = 2,
+                                   .H = 2,
+                                   .Hkv = 1,
+                                   .Tq = 70,
+                                   .Tk = 45,
+                                   .d = 64,
+                                   .dv = 64,
+                                   .dtype = attention_float_dtypes[number % 3],
+                                   .layout = BTHD,
+                                   .seed = cot_draw(&state)};
         p.causal = number / 3 % 2;
         p.sink = number / 6 % 2;
         if (number < 12)
-            p.scale = number % 2 ? 400 : -400; /* times q.k, of order 8 with tails of 30 */
+            p.scale = number % 2 ? 400 : -400; /* times q.k, which is of order 8, with tails up to 30 */
         else if (number >= 24)
             p.scale = number < 30 ? 400 : 1, p.Tq = 150, p.Tk = 420;
         else
@@ -223,7 +224,8 @@ static void sweep_rows(cot_case_visitor *v, int direction)
 {
     uint64_t state = 51 + (uint64_t)direction;
     for (int number = 0; number < 40; number++) {
-        attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = cot_draw(&state)};
+        attention_case_params p = {
+            .direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = cot_draw(&state)};
         p.B = cot_draw_below(&state, 4), p.H = p.Hkv = 1 + cot_draw_below(&state, 5);
         p.Tq = cot_draw_below(&state, 90), p.dv = 1 + cot_draw_below(&state, 140);
         p.Tk = p.d = 1;
@@ -237,14 +239,17 @@ static void sweep_rows(cot_case_visitor *v, int direction)
     }
 }
 
-/* What quick checks would not show otherwise: scores of 4 to 9 softcaps, where tanh is 1 but for its last bits; a bias
- * that all queries share, over several blocks of queries and keys; blocks that are merged with an lse far below 0; a
- * query with more tiles of keys than a GPU's kernel has stages for. */
+/* Cases for faults that other quick checks would miss:
+ * - scores of 4 to 9 softcaps, where tanh is 1 except for its last bits
+ * - a bias that all queries share, over several blocks of queries and keys
+ * - merged blocks with an lse far below 0
+ * - a query with more key tiles than a GPU kernel has stages */
 static void sweep_rare_faults(cot_case_visitor *v, int direction)
 {
     uint64_t state = 71 + (uint64_t)direction;
     for (int number = 0; number < 4; number++) {
-        attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = cot_draw(&state)};
+        attention_case_params p = {
+            .direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = cot_draw(&state)};
         p.B = 1, p.H = p.Hkv = 2, p.Tq = 70, p.Tk = 90, p.d = p.dv = 32;
         p.dtype = attention_float_dtypes[number];
         if (direction == COT_ATTENTION_MERGE) {
@@ -264,7 +269,7 @@ static void sweep_rare_faults(cot_case_visitor *v, int direction)
     }
 }
 
-/* What the kernels on tensor cores of a GPU serve, at the field's lengths. */
+/* The shapes that the tensor-core kernels admit, at the lengths of the tests of other libraries. */
 static void sweep_cuda(cot_case_visitor *v, int direction)
 {
     static const int64_t lengths[][2] = {{1, 1},     {64, 128},  {128, 192}, {256, 256},   {239, 1},     {799, 3},
@@ -277,9 +282,10 @@ static void sweep_cuda(cot_case_visitor *v, int direction)
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
         for (size_t d = 0; d < sizeof columns / sizeof *columns; d++)
             for (int causal = 0; causal < 2; causal++, number++) {
-                attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
+                attention_case_params p = {
+                    .direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
                 p.Tq = lengths[i][0], p.Tk = lengths[i][1];
-                const bool large = p.Tq * p.Tk > 60000; /* the reference takes its time */
+                const bool large = p.Tq * p.Tk > 60000; /* the oracle is slow */
                 if (large && (i + d + (size_t)causal) % 2 == 0)
                     continue;
                 p.B = large ? 1 : 1 + number % 2, p.H = large ? 2 : 6;
@@ -288,9 +294,9 @@ static void sweep_cuda(cot_case_visitor *v, int direction)
                 p.dtype = number / 2 % 2 == 0 ? COT_BF16 : COT_F16;
                 p.layout = p.Tq * p.Tk == 1
                                ? BTHD
-                               : (attention_layout)(number % 3); /* a slice of a row would begin anywhere */
+                               : (attention_layout)(number % 3); /* a slice of one row would begin at any address */
                 p.causal = causal;
-                p.any_order = direction == COT_ATTENTION_BACKWARD && number % 4 == 3;
+                p.allow_nondeterminism = direction == COT_ATTENTION_BACKWARD && number % 4 == 3;
                 p.accumulate = direction == COT_ATTENTION_BACKWARD && number % 5 == 4;
                 p.f32_out = number % 7 == 6;
                 p.dlse = direction == COT_ATTENTION_BACKWARD && number % 6 == 5;
@@ -301,19 +307,20 @@ static void sweep_cuda(cot_case_visitor *v, int direction)
             }
 }
 
-/* The features over several tiles of those kernels: each by itself in every size of a head, then some at a time. */
+/* The same kernels over several tiles: each feature alone at every head size, then random sets of features. */
 static void sweep_tiles_cuda(cot_case_visitor *v, int direction)
 {
-    enum { SIZES = 8, KINDS = 9 };
+    enum { SIZES = 8, FEATURE_BITS = 9 };
     static const int64_t columns[][SIZES][2] = {
         {{64, 64}, {128, 128}, {256, 256}, {192, 128}, {96, 96}, {40, 72}, {192, 192}, {64, 200}},
         {{64, 64}, {128, 128}, {96, 96}, {40, 24}, {128, 64}, {64, 128}, {8, 72}, {120, 104}}};
     const bool backward = direction == COT_ATTENTION_BACKWARD;
     uint64_t state = 501 + (uint64_t)direction;
-    for (int number = 0; number < (KINDS + 3) * SIZES; number++) {
-        attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
+    for (int number = 0; number < (FEATURE_BITS + 3) * SIZES; number++) {
+        attention_case_params p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
         const int64_t *size = columns[backward][number % SIZES];
-        unsigned kinds = number / SIZES < KINDS ? 1u << number / SIZES : (unsigned)cot_draw_below(&state, 1 << KINDS);
+        unsigned features =
+            number / SIZES < FEATURE_BITS ? 1u << number / SIZES : (unsigned)cot_draw_below(&state, 1 << FEATURE_BITS);
         p.B = 1 + cot_draw_below(&state, 3), p.Hkv = 1 + cot_draw_below(&state, 2);
         p.H = p.Hkv * (1 + cot_draw_below(&state, 2));
         p.Tq = 1 + cot_draw_below(&state, 420), p.Tk = 1 + cot_draw_below(&state, 420);
@@ -322,25 +329,26 @@ static void sweep_tiles_cuda(cot_case_visitor *v, int direction)
         p.d = size[0], p.dv = size[1];
         p.dtype = cot_draw_bool(&state) ? COT_BF16 : COT_F16;
         p.layout = cot_draw_bool(&state) ? BTHD : BHTD;
-        p.causal = kinds & 1 || cot_draw_below(&state, 4) == 0;
-        if (kinds & 6) { /* to the left, to the right, to both sides */
+        p.causal = features & 1 || cot_draw_below(&state, 4) == 0;
+        if (features & 6) { /* left only, right only, or both */
             p.window = true;
-            p.left = kinds & 2 ? cot_draw_below(&state, 200) : -1;
-            p.right = p.causal ? 0 : kinds & 4 ? cot_draw_below(&state, 100) : -1;
+            p.left = features & 2 ? cot_draw_below(&state, 200) : -1;
+            p.right = p.causal ? 0 : features & 4 ? cot_draw_below(&state, 100) : -1;
         }
-        p.softcap =
-            kinds & 8 ? (const double[]){1.5, 8, 20}[cot_draw_below(&state, 3)] : 0;      /* tanh far, either, near */
-        p.scale = kinds & 16 ? (cot_draw_bool(&state) ? -0.1 : backward ? 0.3 : 0.2) : 0; /* f16: see the README */
-        p.sink = kinds & 32;
-        p.packed = kinds & 64;
-        p.seqused_q = kinds & 128 && cot_draw_bool(&state);
-        p.seqused_k = kinds & 128 && !(p.seqused_q && cot_draw_bool(&state));
-        if (kinds & 256 && !p.packed && !p.sink) {
+        /* Scores far beyond softcap, of its order, or far below. */
+        p.softcap = features & 8 ? (const double[]){1.5, 8, 20}[cot_draw_below(&state, 3)] : 0;
+        /* Smaller for f16: see the README. */
+        p.scale = features & 16 ? (cot_draw_bool(&state) ? -0.1 : backward ? 0.3 : 0.2) : 0;
+        p.sink = features & 32;
+        p.packed = features & 64;
+        p.seqused_q = features & 128 && cot_draw_bool(&state);
+        p.seqused_k = features & 128 && !(p.seqused_q && cot_draw_bool(&state));
+        if (features & 256 && !p.packed && !p.sink) {
             p.q_begin = cot_draw_below(&state, 300), p.q_length = p.Tq + p.q_begin + cot_draw_below(&state, 200);
             p.k_begin = cot_draw_below(&state, 300), p.k_length = p.Tk + p.k_begin + cot_draw_below(&state, 200);
         }
         if (backward) {
-            p.any_order = cot_draw_bool(&state);
+            p.allow_nondeterminism = cot_draw_bool(&state);
             p.accumulate = cot_draw_below(&state, 6) == 0;
             p.dlse = cot_draw_below(&state, 3) == 0;
         } else {
@@ -351,15 +359,16 @@ static void sweep_tiles_cuda(cot_case_visitor *v, int direction)
     }
 }
 
-/* Every feature, and combinations, in 16 bits at the sizes that tensor cores serve: aligned rows and others. */
+/* Every feature and combinations, in 16-bit dtypes at the sizes that tensor cores serve: aligned rows and unaligned
+ * ones. */
 static void sweep_features_cuda(cot_case_visitor *v, int direction)
 {
     static const int64_t columns[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}, {96, 96}, {72, 200}};
     uint64_t state = 401 + (uint64_t)direction;
     const bool backward = direction == COT_ATTENTION_BACKWARD;
     for (int number = 0; number < 8 * FEATURES; number++) {
-        attention_plan p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
-        const int round = number / FEATURES; /* 0, 1: one feature; then combinations */
+        attention_case_params p = {.direction = direction, .uses = COT_CASE_CHECK_CUDA, .seed = cot_draw(&state)};
+        const int round = number / FEATURES; /* 0, 1: one feature; later: combinations */
         const int64_t *size = columns[(number + round) % (int)(sizeof columns / sizeof *columns)];
         p.dtype = number / 2 % 2 == round % 2 ? COT_BF16 : COT_F16;
         p.B = 1 + cot_draw_below(&state, 3);
@@ -373,7 +382,7 @@ static void sweep_features_cuda(cot_case_visitor *v, int direction)
         add_feature(&p, number % FEATURES, &state);
         for (int more = 0; round >= 2 && more < 3; more++)
             add_feature(&p, (int)cot_draw_below(&state, FEATURES), &state);
-        if (p.dv != size[1]) /* feature 12 draws any */
+        if (p.dv != size[1]) /* feature 12 draws any dv */
             p.dv = 8 * (1 + cot_draw_below(&state, 32));
         p.delta = backward && cot_draw_below(&state, 6) == 0;
         p.dlse = p.dlse && backward && !p.delta;
@@ -384,19 +393,20 @@ static void sweep_features_cuda(cot_case_visitor *v, int direction)
     }
 }
 
-/* The setting of FlashAttention-3's paper: 16k tokens, H d = 2048. */
+/* The setting of the FlashAttention-3 paper: 16k tokens, H d = 2048. */
 static void bench_cuda(cot_case_visitor *v, int direction)
 {
     for (int64_t d = 64; d <= 256; d *= 2)
         for (int causal = 0; causal < 2; causal++)
-            for (int any_order = 0; any_order < 1 + (direction == COT_ATTENTION_BACKWARD); any_order++)
+            for (int allow_nondeterminism = 0; allow_nondeterminism < 1 + (direction == COT_ATTENTION_BACKWARD);
+                 allow_nondeterminism++)
                 for (int64_t T = 512; T <= 16384; T *= 2) {
-                    attention_plan p = {.direction = direction, .uses = COT_CASE_BENCH_CUDA, .seed = 61};
+                    attention_case_params p = {.direction = direction, .uses = COT_CASE_BENCH_CUDA, .seed = 61};
                     p.B = 16384 / T, p.H = p.Hkv = 2048 / d, p.Tq = p.Tk = T;
                     p.d = p.dv = d;
                     p.dtype = COT_BF16;
                     p.causal = causal;
-                    p.any_order = any_order;
+                    p.allow_nondeterminism = allow_nondeterminism;
                     emit(v, &p);
                 }
 }
@@ -405,38 +415,38 @@ typedef struct bench_shape {
     int64_t B, H, Hkv, T, d, dv;
     cot_dtype dtype;
     bool causal, sink, packed, mixed;
-    int64_t left; /* 0 = no window */
+    int64_t left; /* 0: no window */
     double softcap;
 } bench_shape;
 
-static void bench(cot_case_visitor *v, int direction, unsigned uses, bool any_order, const bench_shape *shapes,
-                  size_t count)
+static void bench(cot_case_visitor *v, int direction, unsigned uses, bool allow_nondeterminism,
+                  const bench_shape *shapes, size_t count)
 {
     for (const bench_shape *s = shapes; s < shapes + count; s++) {
-        const attention_plan p = {.direction = direction,
-                                  .uses = uses,
-                                  .B = s->B,
-                                  .H = s->H,
-                                  .Hkv = s->Hkv,
-                                  .Tq = s->T,
-                                  .Tk = s->T,
-                                  .d = s->d,
-                                  .dv = s->dv,
-                                  .dtype = s->dtype,
-                                  .causal = s->causal,
-                                  .window = s->left > 0,
-                                  .left = s->left,
-                                  .softcap = s->softcap,
-                                  .sink = s->sink,
-                                  .packed = s->packed,
-                                  .mixed = s->mixed,
-                                  .any_order = any_order,
-                                  .seed = s->mixed ? 61 : 60};
+        const attention_case_params p = {.direction = direction,
+                                         .uses = uses,
+                                         .B = s->B,
+                                         .H = s->H,
+                                         .Hkv = s->Hkv,
+                                         .Tq = s->T,
+                                         .Tk = s->T,
+                                         .d = s->d,
+                                         .dv = s->dv,
+                                         .dtype = s->dtype,
+                                         .causal = s->causal,
+                                         .window = s->left > 0,
+                                         .left = s->left,
+                                         .softcap = s->softcap,
+                                         .sink = s->sink,
+                                         .packed = s->packed,
+                                         .mixed = s->mixed,
+                                         .allow_nondeterminism = allow_nondeterminism,
+                                         .seed = s->mixed ? 61 : 60};
         emit(v, &p);
     }
 }
 
-/* What features cost, beside the entries of bench_cuda without them; head sizes between. */
+/* The cost of features, to compare with the entries of bench_cuda without them; and head sizes in between. */
 static void bench_features_cuda(cot_case_visitor *v, int direction)
 {
     static const bench_shape shapes[] = {
@@ -479,17 +489,17 @@ static void bench_shapes(cot_case_visitor *v, int direction)
 static void bench_rows(cot_case_visitor *v, int direction)
 {
     for (int number = 0; number < 4; number++) {
-        const attention_plan p = {.direction = direction,
-                                  .uses = COT_CASE_BENCH,
-                                  .B = 1,
-                                  .H = 8,
-                                  .Hkv = 8,
-                                  .Tq = number < 2 ? 2048 : 8192,
-                                  .Tk = 1,
-                                  .d = 1,
-                                  .dv = 128,
-                                  .dtype = number % 2 == 0 ? COT_BF16 : COT_F32,
-                                  .seed = 62};
+        const attention_case_params p = {.direction = direction,
+                                         .uses = COT_CASE_BENCH,
+                                         .B = 1,
+                                         .H = 8,
+                                         .Hkv = 8,
+                                         .Tq = number < 2 ? 2048 : 8192,
+                                         .Tk = 1,
+                                         .d = 1,
+                                         .dv = 128,
+                                         .dtype = number % 2 == 0 ? COT_BF16 : COT_F32,
+                                         .seed = 62};
         emit(v, &p);
     }
 }
@@ -517,28 +527,30 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
     }
     sweep_rare_faults(&v, COT_ATTENTION_MERGE);
 }
-/* ---- inputs that are not just random ------------------------------------------------------------------- */
+/* ---- inputs that are not only random ------------------------------------------------------------------- */
 
-/* Ascending from 0, some sequences empty, none longer than `most`, in every other case short of `rows_in_all`. */
-static void fill_cu_seqlens(uint64_t state, int32_t *data, int64_t B, int64_t rows_in_all, int64_t most)
+/* Ascending from 0. Some sequences are empty, none is longer than max_length, and the last one may end before
+ * total_rows. */
+static void fill_cu_seqlens(uint64_t state, int32_t *data, int64_t B, int64_t total_rows, int64_t max_length)
 {
     data[0] = 0;
     for (int64_t b = 1; b <= B; b++) {
-        const int64_t left = rows_in_all - data[b - 1], bound = left < most ? left : most;
+        const int64_t left = total_rows - data[b - 1], bound = left < max_length ? left : max_length;
         const int64_t length = cot_draw_below(&state, 4) == 0 ? 0 : b == B ? bound : cot_draw_below(&state, bound + 1);
         data[b] = data[b - 1] + (int32_t)length;
     }
 }
 
-/* In the benchmark: all of the same length, or, of a plan that is mixed, half of that and three times that. */
-static void fill_lengths(const cot_case *c, bool q, int32_t *data, int64_t elements, int64_t rows_in_all, int64_t most)
+/* In the benchmark all sequences have the same length, or alternately 1/2 and 3/2 of it if the case is mixed. */
+static void fill_lengths(const cot_case *c, bool q, int32_t *data, int64_t elements, int64_t total_rows,
+                         int64_t max_length)
 {
-    const int64_t length = most / 2, less = c->seed % 2 ? length / 2 : 0;
+    const int64_t length = max_length / 2, difference = c->seed % 2 ? length / 2 : 0;
     if (!(c->uses & CHECKED))
         for (int64_t b = 0; b < elements; b++)
-            data[b] = (int32_t)(b * length - b % 2 * less);
+            data[b] = (int32_t)(b * length - b % 2 * difference);
     else
-        fill_cu_seqlens(c->seed + q, data, elements - 1, rows_in_all, most);
+        fill_cu_seqlens(c->seed + q, data, elements - 1, total_rows, max_length);
 }
 
 static void fill(const cot_case *c, const char *field, int32_t *data, int64_t elements)
@@ -547,23 +559,26 @@ static void fill(const cot_case *c, const char *field, int32_t *data, int64_t el
     const cot_attention_backward_args *g = (const cot_attention_backward_args *)c->args;
     const bool forward = c->direction == COT_ATTENTION_FORWARD, q = field[strlen(field) - 1] == 'q';
     const cot_tensor *first = forward ? (q ? &f->q : &f->k) : q ? &g->q : &g->k;
-    const int64_t most = forward ? (q ? f->max_seqlen_q : f->max_seqlen_k) : q ? g->max_seqlen_q : g->max_seqlen_k;
+    const int64_t max_length = forward ? (q ? f->max_seqlen_q : f->max_seqlen_k)
+                               : q     ? g->max_seqlen_q
+                                       : g->max_seqlen_k;
     const int64_t length = forward ? (q ? f->q_length : f->k_length) : q ? g->q_length : g->k_length;
     if (strncmp(field, "dropout", 7) == 0) {
         data[0] = (int32_t)(c->seed >> 3), data[1] = -(int32_t)(c->seed % 5);
         return;
     }
     if (strncmp(field, "cu_seqlens", 10) == 0) {
-        fill_lengths(c, q, data, elements, first->shape[0], most);
+        fill_lengths(c, q, data, elements, first->shape[0], max_length);
         return;
     }
     uint64_t state = c->seed + 5;
     int32_t *cu = allocate((size_t)elements + 1, sizeof *cu);
     if (first->rank == 3)
-        fill_lengths(c, q, cu, elements + 1, first->shape[0], most);
+        fill_lengths(c, q, cu, elements + 1, first->shape[0], max_length);
     for (int64_t b = 0; b < elements; b++) {
-        const int64_t whole = first->rank == 3 ? cu[b + 1] - cu[b] : length > 0 ? length : first->shape[1];
-        data[b] = (int32_t)(cot_draw_below(&state, 5) == 0 ? 0 : whole - cot_draw_below(&state, whole / 2 + 1));
+        const int64_t full_length = first->rank == 3 ? cu[b + 1] - cu[b] : length > 0 ? length : first->shape[1];
+        data[b] =
+            (int32_t)(cot_draw_below(&state, 5) == 0 ? 0 : full_length - cot_draw_below(&state, full_length / 2 + 1));
     }
     free(cu);
 }
@@ -586,7 +601,7 @@ static void primal_options(int direction, const void *args, void *primal_args)
     f->q_begin = a->q_begin, f->q_length = a->q_length, f->k_begin = a->k_begin, f->k_length = a->k_length;
 }
 
-/* The tensor of field `name` with these values, row-major in f64; integers are filled in anew. */
+/* The tensor of field `name` with these values, row-major in f64. Integers are filled again. */
 static cot_tensor oracle_tensor(const cot_case *c, double *const values[COT_MAX_FIELDS], const char *name)
 {
     const int field = cot_field_index(&cot_attention_directions[c->direction], name);
@@ -603,7 +618,7 @@ static cot_tensor oracle_tensor(const cot_case *c, double *const values[COT_MAX_
                                  t->dtype == COT_I32 ? COT_I32 : COT_F64, t->rank, t->shape);
 }
 
-static void lower(const cot_case *c, double *const values[COT_MAX_FIELDS], const char *name)
+static void lower_values(const cot_case *c, double *const values[COT_MAX_FIELDS], const char *name)
 {
     const cot_direction *direction = &cot_attention_directions[c->direction];
     const int field = cot_field_index(direction, name);
@@ -611,12 +626,12 @@ static void lower(const cot_case *c, double *const values[COT_MAX_FIELDS], const
         values[field][i] -= 1000;
 }
 
-/* A backward is given the out and the lse that its forward makes; the benchmark does not wait for the oracle. */
+/* Computes the out and lse of the forward as inputs of a backward. The benchmark does not wait for the oracle. */
 static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
 {
     if (c->direction == COT_ATTENTION_MERGE && strstr(c->options, "+low") != NULL) {
-        lower(c, values, "lse_a");
-        lower(c, values, "lse_b");
+        lower_values(c, values, "lse_a");
+        lower_values(c, values, "lse_b");
     }
     if (c->direction != COT_ATTENTION_BACKWARD || !(c->uses & (COT_CASE_CHECK | COT_CASE_CHECK_CUDA)) ||
         c->flops > 1e10)
@@ -665,7 +680,7 @@ static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
             free(tensors[i]->data);
 }
 
-/* lse of n keys is about log n: with less P would be large, and in float16 infinite. */
+/* lse of n keys is about log n. With a lower lse P would be large, and infinite in float16. */
 static double typical(const cot_case *c, const char *field)
 {
     const cot_tensor *k = cot_field_tensor(&cot_attention_directions[c->direction].fields[1], (void *)c->args);
@@ -675,8 +690,8 @@ static double typical(const cot_case *c, const char *field)
 const cot_op_cases cot_attention_cases = {
     .op = &cot_attention_op,
     .each = each,
-    .parse = attention_plan_parse,
-    .words_help = attention_plan_words,
+    .parse = attention_case_parse,
+    .words_help = attention_case_help,
     .fill = fill,
     .prepare = prepare,
     .typical = typical,

@@ -1,86 +1,89 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_bwd_dbias.h: the backward's dbias.
  *
- * An element of dbias may be that of many heads, sequences, queries or keys, which other items differentiate. So it has
- * a pass of its own, two products and the exponentials once more: an item is a tile of dbias and sums all that its
- * elements stand for, in double, in the order of sequences and heads. */
+ * An element of dbias may sum over many heads, sequences, queries or keys, which other items differentiate. So dbias
+ * has its own pass, which computes two products and the exponentials again. An item is a tile of dbias. It sums
+ * everything that its elements cover, in double, in the order of sequences and heads. */
 #ifndef COT_ATTENTION_BWD_DBIAS_H
 #define COT_ATTENTION_BWD_DBIAS_H
 
 #include "attention_bwd_pairs.h"
 
-/* k and v of TALL keys. */
+/* k and v of SCORE_ROWS keys. */
 typedef struct key_strip {
-    _Alignas(64) mt k[TALL * ATTENTION_MAX_D], v[TALL * ATTENTION_MAX_D];
+    _Alignas(64) mt k[SCORE_ROWS * ATTENTION_MAX_D], v[SCORE_ROWS * ATTENTION_MAX_D];
 } key_strip;
 
 typedef struct dbias_buffers {
     strip_buffers strip;
-    _Alignas(64) double sums[TALL * BLOCK];
+    _Alignas(64) double sums[SCORE_ROWS * BLOCK];
     key_strip keys;
 } dbias_buffers;
 
 _Static_assert(sizeof(dbias_buffers) <=
                    ATTENTION_BWD_SCRATCH(sizeof(mt), MT_ONE_FORM) + ATTENTION_DBIAS_SCRATCH(sizeof(mt)),
-               "they lie in a slice");
+               "the buffers must fit the scratch slice");
 
-/* dS^T of TALL keys from j on at a block of queries is added to sums[TALL][BLOCK]. */
-static void sum_strip(const context *c, const scores *a, const key_strip *keys, strip_buffers *x, double *sums,
-                      int64_t j, int64_t q_block)
+/* Adds dS^T of SCORE_ROWS keys from first_key on, at a block of queries, to sums[SCORE_ROWS][BLOCK]. */
+static void add_strip(const context *c, const score_context *a, const key_strip *keys, strip_buffers *x, double *sums,
+                      int64_t first_key, int64_t q_block)
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK};
-    const int64_t d = c->w.d, dv = c->w.dv, first = q_block * BLOCK;
-    const attention_span strips =
-        attention_strips(attention_queries_of_rows(&p->sizes, &a->s, j, j + TALL), first, BLOCK);
+    const int64_t d = c->w.d, dv = c->w.dv, first_query = q_block * BLOCK;
+    const attention_span strips = attention_round_to_strips(
+        attention_visible_queries_of_rows(&p->sizes, &a->s, first_key, first_key + SCORE_ROWS), first_query, BLOCK);
     const int64_t n = strips.end - strips.first;
     if (n == 0)
         return;
-    const int64_t q_at = (attention_first_slot(&queries, a->s.b) + q_block) * p->sizes.H + a->h;
-    const int64_t tile_at = mt_at(TALL, 0, strips.first);
-    const query_forms q = query_forms_at(c, q_at);
-    const float *lse = c->lse + q_at * BLOCK, *D = c->D + q_at * BLOCK;
-    mt_product_whole(TALL, n, d, keys->k, TALL, q.qt + mt_at(d, 0, strips.first), d, x->s + tile_at, TALL, false, NULL);
-    mt_product_whole(TALL, n, dv, keys->v, TALL, q.dot + mt_at(dv, 0, strips.first), dv, x->dp + tile_at, TALL, false,
-                     NULL);
-    const score_tile tile = {first, j, true, TALL, strips};
-    const strip_options o = {.unit = v_set1(scores_unit(p)), .masked = true, .drop = a->dropout.dropped > 0};
-    scores_modify(a, &tile, x->s, NULL);
-    if (o.drop)
-        scores_keep(a, &tile, x->keep);
-    for (int64_t r = 0; r < TALL; r++)
+    const int64_t q_slot = (attention_first_slot(&queries, a->s.b) + q_block) * p->sizes.H + a->h;
+    const int64_t tile_offset = mt_at(SCORE_ROWS, 0, strips.first);
+    const query_forms q = query_forms_at(c, q_slot);
+    const float *lse = c->lse + q_slot * BLOCK, *D = c->D + q_slot * BLOCK;
+    mt_product_whole(SCORE_ROWS, n, d, keys->k, SCORE_ROWS, q.q_t + mt_at(d, 0, strips.first), d, x->s + tile_offset,
+                     SCORE_ROWS, false, NULL);
+    mt_product_whole(SCORE_ROWS, n, dv, keys->v, SCORE_ROWS, q.dout_t + mt_at(dv, 0, strips.first), dv,
+                     x->dp + tile_offset, SCORE_ROWS, false, NULL);
+    const score_tile tile = {first_query, first_key, true, SCORE_ROWS, strips};
+    const strip_options o = {
+        .exp_scale = v_set1(scores_exp_scale(p)), .masked = true, .dropout = a->dropout.dropped > 0};
+    modify_scores(a, &tile, x->s, NULL);
+    if (o.dropout)
+        fill_dropout_factors(a, &tile, x->dropout_factors);
+    for (int64_t r = 0; r < SCORE_ROWS; r++)
         for (int64_t i = strips.first; i < strips.end; i += VW) {
-            const int64_t at = cell(TALL, r, i);
+            const int64_t offset = panel_offset(SCORE_ROWS, r, i);
             float values[VW];
             vf prob, ds;
-            differentiate_scores(a, x, at, j + r, first + i, o, v_load(lse + i), v_load(D + i), v_load(x->dp + at),
-                                 &prob, &ds);
+            differentiate_scores(a, x, offset, first_key + r, first_query + i, o, v_load(lse + i), v_load(D + i),
+                                 v_load(x->dp + offset), &prob, &ds);
             v_store(values, ds);
             for (int64_t lane = 0; lane < VW; lane++)
                 sums[r * BLOCK + i + lane] += (double)values[lane];
         }
 }
 
-/* Blocks or strips of `all` that tile `tile` of an axis of dbias stands for: all of them where the axis has one element. */
-static attention_span tile_span(int64_t size, int64_t tile, int64_t all, int64_t each)
+/* The tiles of a sequence's axis that tile `tile` of dbias covers: all of them if the dbias axis has size 1. */
+static attention_span tile_span(int64_t size, int64_t tile, int64_t count, int64_t tile_size)
 {
-    return size == 1 ? (attention_span){0, cot_ceil_div(all, each)} : (attention_span){tile, tile + 1};
+    return size == 1 ? (attention_span){0, cot_ceil_div(count, tile_size)} : (attention_span){tile, tile + 1};
 }
 
-/* The keys of a row of sums together where the axis has one element, likewise the queries. */
-static void store_tile(const cot_tensor *dbias, const int64_t at[4], const double *sums, bool accumulate)
+/* Stores a tile of dbias whose first element is `origin`. Sums over keys if the key axis has size 1, and likewise
+ * over queries. */
+static void store_tile(const cot_tensor *dbias, const int64_t origin[4], const double *sums, bool accumulate)
 {
-    const bool one_query = dbias->shape[2] == 1, one_key = dbias->shape[3] == 1;
-    const int64_t rows = one_key ? 1 : cot_clamp(dbias->shape[3] - at[3], 0, TALL);
-    const int64_t columns = one_query ? 1 : cot_clamp(dbias->shape[2] - at[2], 0, BLOCK);
+    const bool sum_queries = dbias->shape[2] == 1, sum_keys = dbias->shape[3] == 1;
+    const int64_t rows = sum_keys ? 1 : cot_clamp(dbias->shape[3] - origin[3], 0, SCORE_ROWS);
+    const int64_t columns = sum_queries ? 1 : cot_clamp(dbias->shape[2] - origin[2], 0, BLOCK);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < columns; i++) {
-            const int64_t to = attention_bias_at(dbias, at[0], at[1], at[2] + i, at[3] + r);
-            double sum = accumulate ? cot_load_f64(dbias->data, dbias->dtype, to) : 0;
-            for (int64_t m = r; m < (one_key ? TALL : r + 1); m++)
-                for (int64_t n = i; n < (one_query ? BLOCK : i + 1); n++)
+            const int64_t offset = attention_bias_offset(dbias, origin[0], origin[1], origin[2] + i, origin[3] + r);
+            double sum = accumulate ? cot_load_f64(dbias->data, dbias->dtype, offset) : 0;
+            for (int64_t m = r; m < (sum_keys ? SCORE_ROWS : r + 1); m++)
+                for (int64_t n = i; n < (sum_queries ? BLOCK : i + 1); n++)
                     sum += sums[m * BLOCK + n];
-            cot_store_f64(dbias->data, dbias->dtype, to, sum);
+            cot_store_f64(dbias->data, dbias->dtype, offset, sum);
         }
 }
 
@@ -90,30 +93,32 @@ static void dbias_item(void *memory, int64_t item, void *scratch)
     const attention_problem *p = c->p;
     const attention_sizes *z = &p->sizes;
     const int64_t *shape = p->dbias.shape;
-    const int64_t q_tiles = cot_ceil_div(shape[2], BLOCK), k_tiles = cot_ceil_div(shape[3], TALL);
+    const int64_t q_tiles = cot_ceil_div(shape[2], BLOCK), k_tiles = cot_ceil_div(shape[3], SCORE_ROWS);
     const int64_t q_tile = item / k_tiles % q_tiles, k_tile = item % k_tiles;
-    const int64_t at[4] = {item / k_tiles / q_tiles / shape[1], item / k_tiles / q_tiles % shape[1], q_tile * BLOCK,
-                           k_tile * TALL};
-    const attention_span batch = tile_span(shape[0], at[0], z->B, 1), heads = tile_span(shape[1], at[1], z->H, 1);
+    const int64_t origin[4] = {item / k_tiles / q_tiles / shape[1], item / k_tiles / q_tiles % shape[1], q_tile * BLOCK,
+                               k_tile * SCORE_ROWS};
+    const attention_span batch = tile_span(shape[0], origin[0], z->B, 1),
+                         heads = tile_span(shape[1], origin[1], z->H, 1);
     dbias_buffers *const x = scratch;
-    mt_state host;
+    mt_state host_tiles;
     memset(x->sums, 0, sizeof x->sums);
-    mt_begin(&host);
+    mt_begin(&host_tiles);
     for (int64_t b = batch.first; b < batch.end; b++) {
         const attention_sequence s = attention_sequence_at(p, b);
         const attention_span blocks = tile_span(shape[2], q_tile, s.Tq, BLOCK),
-                             strips = tile_span(shape[3], k_tile, s.Tk, TALL);
+                             strips = tile_span(shape[3], k_tile, s.Tk, SCORE_ROWS);
         for (int64_t h = heads.first; h < heads.end; h++) {
-            const scores a = scores_of(p, &s, h);
+            const score_context a = make_score_context(p, &s, h);
             for (int64_t strip = strips.first; strip < strips.end; strip++) {
-                pack_keys(c, &s, h / (z->H / z->Hkv), strip * TALL, TALL, x->keys.k, NULL, x->keys.v, x->strip.rows[0]);
+                pack_keys(c, &s, h / (z->H / z->Hkv), strip * SCORE_ROWS, SCORE_ROWS, x->keys.k, NULL, x->keys.v,
+                          x->strip.staging[0]);
                 for (int64_t q_block = blocks.first; q_block < blocks.end; q_block++)
-                    sum_strip(c, &a, &x->keys, &x->strip, x->sums, strip * TALL, q_block);
+                    add_strip(c, &a, &x->keys, &x->strip, x->sums, strip * SCORE_ROWS, q_block);
             }
         }
     }
-    mt_end(&host);
-    store_tile(&p->dbias, at, x->sums, p->accumulate);
+    mt_end(&host_tiles);
+    store_tile(&p->dbias, origin, x->sums, p->accumulate);
 }
 
 #endif

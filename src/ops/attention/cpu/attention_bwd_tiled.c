@@ -1,56 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_tiled.c: dq, dk and dv in blocks, on the products of simd/matmul.h. Scores are formed transposed, keys
- * in rows and queries in lanes, so that P^T and dS^T lie as the products for dv and dk want them:
+ * attention_bwd_tiled.c: dq, dk and dv in tiles, on the products of simd/matmul.h. Scores are computed transposed,
+ * with keys in rows and queries in lanes. Then P^T and dS^T are stored as the products for dv and dk read them:
  *
  *     S^T = K Q^T;  dP^T = V dout^T;  P^T = exp(scale S^T - lse);  dS^T = P^T (dP^T - D)
  *     dv += P^T dout;  dk += dS^T q;  dq^T += K^T dS^T
  *
- * attention_bwd_pairs.h has that for a block of keys and a block of queries, attention_bwd_beside.h, for AMX's products of two
- * and three bf16, with P^T and dS^T beside the products.
+ * attention_bwd_pairs.h does this for a block of keys and a block of queries. attention_bwd_overlapped.h does it for
+ * AMX products of two and three bf16, with the elementwise arithmetic overlapped with the products.
  *
- * Passes: (1) every block of queries is packed once, in all forms that the five products read, with lse and D beside it;
- * (2) an item is one chunk of the key blocks of one sequence and key-value head: a few key blocks at a time, it packs
- * them, walks the query blocks that see them, keeps their dk and dv, and adds to the chunk's own dq^T;
- * (3) dq is the sum over the chunks, in their order. How many chunks there are follows from the shape alone. (4) dbias,
- * a tile at a time (attention_bwd_dbias.h), and dsink. */
+ * Passes:
+ * (1) Every block of queries is packed once, in all forms that the five products read, with its lse and D.
+ * (2) An item is one chunk of the key blocks of one sequence and key-value head. It processes a few key blocks at a
+ * time: it packs them, walks the query blocks that see them, accumulates their dk and dv, and adds to the chunk's own
+ * dq^T.
+ * (3) dq is the sum over the chunks, in their order. The number of chunks depends on the shape alone.
+ * (4) dbias, one tile at a time (attention_bwd_dbias.h), and dsink. */
 #include "attention_bwd_dbias.h"
 #include "attention_bwd_pairs.h"
 #if defined(COT_MATMUL_SPLIT)
-#include "attention_bwd_beside.h"
+#include "attention_bwd_overlapped.h"
 #endif
 
 cot_status V_NAME(attention_bwd_tiled)(cot_queue *, const void *, void *);
 
-/* Blocks of keys that stay in the second-level cache, with their dk and dv, while queries go by. AMX reads more beside
- * them: of four, a backward took a fortieth to a sixth longer, one of d = 256 most. */
-enum { SUPER = MT_ONE_FORM ? ATTENTION_SUPER : ATTENTION_SUPER / 2 };
+/* Key blocks that stay in the L2 cache, with their dk and dv, while the queries stream by. AMX reads more other
+ * operands: with four blocks a backward took 2.5 % to 17 % longer, most at d = 256. */
+enum { L2_KEY_BLOCKS = MT_ONE_FORM ? ATTENTION_L2_KEY_BLOCKS : ATTENTION_L2_KEY_BLOCKS / 2 };
 
 /* ---- one item ------------------------------------------------------------------------------------------------- */
 
-/* The key blocks that a block of queries sees. */
-static attention_span blocks_seen(const attention_problem *p, const attention_sequence *s, int64_t query_block)
+/* The key blocks visible to a block of queries. */
+static attention_span visible_key_blocks(const attention_problem *p, const attention_sequence *s, int64_t query_block)
 {
-    const attention_span keys = attention_keys_of_rows(&p->sizes, s, query_block * BLOCK, (query_block + 1) * BLOCK);
+    const attention_span keys =
+        attention_visible_keys_of_rows(&p->sizes, s, query_block * BLOCK, (query_block + 1) * BLOCK);
     if (keys.first >= keys.end)
         return (attention_span){0, 0};
     return (attention_span){keys.first / BLOCK, cot_ceil_div(keys.end, BLOCK)};
 }
 
-static void store_keys(const context *c, const attention_sequence *s, int64_t hkv, int64_t block, float *dk, float *dv,
-                       const bool *begun)
+static void store_dk_dv(const context *c, const attention_sequence *s, int64_t hkv, int64_t block, float *dk, float *dv,
+                        const bool *initialized)
 {
     const attention_problem *p = c->p;
     const int64_t rows = cot_clamp(s->k_rows - block * BLOCK, 0, BLOCK), row = s->k_row + block * BLOCK;
     for (int64_t strip = 0; strip < BLOCK / STRIP; strip++) {
-        if (begun[strip])
+        if (initialized[strip])
             continue;
         for (int64_t n = 0; n < c->w.d; n += MT)
             memset(dk + mt_at(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
         for (int64_t n = 0; n < c->w.dv; n += MT)
             memset(dv + mt_at(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
     }
-    /* Keys that do not count: their weights are 0, and 0 times a NaN or an infinity of dout or q is NaN. */
+    /* Keys beyond Tk: their weights are 0, but 0 times a NaN or an infinity of dout or q is NaN. */
     for (int64_t r = cot_clamp(s->Tk - block * BLOCK, 0, rows); r < rows; r++) {
         for (int64_t n = 0; n < c->w.d; n += MT)
             memset(dk + mt_at(BLOCK, r, n), 0, MT * sizeof(float));
@@ -63,72 +66,73 @@ static void store_keys(const context *c, const attention_sequence *s, int64_t hk
         store_rows(&p->dv, s->b, row, hkv, rows, p->sizes.dv, dv, BLOCK, NULL, 1, p->accumulate);
 }
 
-/* What an item works on: up to SUPER key blocks from `first` on, of one sequence and key-value head. */
-typedef struct key_blocks {
+/* The keys of one step of an item: up to L2_KEY_BLOCKS key blocks [first, end) of one sequence and key-value head. */
+typedef struct item_keys {
     attention_sequence s;
     int64_t chunk, hkv, first, end;
-    attention_span blocks; /* of the whole chunk */
-    mt *k, *kt, *v;        /* [SUPER][BLOCK][d] and so on, as are */
+    attention_span blocks; /* all blocks of the chunk */
+    mt *k, *kt, *v;        /* each L2_KEY_BLOCKS blocks, as dk and dv */
     float *dk, *dv;
-    bool begun[SUPER][BLOCK / STRIP];
+    bool dkv_initialized[L2_KEY_BLOCKS][BLOCK / STRIP];
 #if defined(COT_MATMUL_SPLIT)
     pending_products pending;
 #endif
-} key_blocks;
+} item_keys;
 
-/* A block of queries at all these key blocks: its operands and its dq are fetched once for all of them. */
-static void differentiate_queries(const context *c, key_blocks *g, const scores *a, int64_t q_block, bool last,
+/* Differentiates a block of queries at all these key blocks: its operands and its dq are loaded once for all of
+ * them. */
+static void differentiate_queries(const context *c, item_keys *g, const score_context *a, int64_t q_block, bool last,
                                   strip_buffers *x)
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK};
-    const int64_t q_at = ((attention_first_slot(&queries, g->s.b) + q_block) * p->sizes.H + a->h) * BLOCK;
-    const attention_span seen = blocks_seen(p, &g->s, q_block);
-    float *dq = c->dq + (g->chunk * c->w.q_slots * p->sizes.H * BLOCK + q_at) * c->w.d;
-    mt_ahead forms = {NULL, NULL}, dq_ahead = {NULL, NULL};
+    const int64_t q_row = ((attention_first_slot(&queries, g->s.b) + q_block) * p->sizes.H + a->h) * BLOCK;
+    const attention_span visible = visible_key_blocks(p, &g->s, q_block);
+    float *dq = c->dq + (g->chunk * c->w.q_slots * p->sizes.H * BLOCK + q_row) * c->w.d;
+    mt_ahead forms_prefetch = {NULL, NULL}, dq_prefetch = {NULL, NULL};
     if (!last) {
-        forms.at = (const char *)query_forms_at(c, q_at / BLOCK + p->sizes.H).qt;
-        forms.end = forms.at + c->w.record * (int64_t)sizeof(mt);
-        dq_ahead.at = (const char *)(dq + p->sizes.H * BLOCK * c->w.d);
-        dq_ahead.end = dq_ahead.at + BLOCK * c->w.d * (int64_t)sizeof(float);
+        forms_prefetch.at = (const char *)query_forms_at(c, q_row / BLOCK + p->sizes.H).q_t;
+        forms_prefetch.end = forms_prefetch.at + c->w.query_block_elements * (int64_t)sizeof(mt);
+        dq_prefetch.at = (const char *)(dq + p->sizes.H * BLOCK * c->w.d);
+        dq_prefetch.end = dq_prefetch.at + BLOCK * c->w.d * (int64_t)sizeof(float);
     }
-    const attention_span blocks = {g->first > seen.first ? g->first : seen.first,
-                                   g->end < seen.end ? g->end : seen.end};
+    const attention_span blocks = {g->first > visible.first ? g->first : visible.first,
+                                   g->end < visible.end ? g->end : visible.end};
     if (blocks.first >= blocks.end)
         return;
-    bool begun[BLOCK / STRIP];
+    bool dq_initialized[BLOCK / STRIP];
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
-        begun[i] = blocks.first > g->blocks.first && blocks.first > seen.first;
+        dq_initialized[i] = blocks.first > g->blocks.first && blocks.first > visible.first;
     for (int64_t block = blocks.first; block < blocks.end; block++) {
-        const int64_t k_at = (block - g->first) * BLOCK;
-        const pair_of_blocks pair = {
+        const int64_t k_row = (block - g->first) * BLOCK;
+        const block_pair pair = {
             .first_key = block * BLOCK,
             .first_query = q_block * BLOCK,
-            .q = query_forms_at(c, q_at / BLOCK),
-            .k = g->k + k_at * c->w.d,
-            .kt = g->kt + k_at * c->w.d,
-            .v = g->v + k_at * c->w.dv,
-            .lse = c->lse + q_at,
-            .D = c->D + q_at,
+            .q = query_forms_at(c, q_row / BLOCK),
+            .k = g->k + k_row * c->w.d,
+            .kt = g->kt + k_row * c->w.d,
+            .v = g->v + k_row * c->w.dv,
+            .lse = c->lse + q_row,
+            .D = c->D + q_row,
             .dq = dq,
-            .dk = g->dk + k_at * c->w.d,
-            .dv = g->dv + k_at * c->w.dv,
-            .dq_begun = begun,
-            .begun = g->begun[block - g->first],
-            .forms_ahead = &forms,
-            .dq_ahead = &dq_ahead,
+            .dk = g->dk + k_row * c->w.d,
+            .dv = g->dv + k_row * c->w.dv,
+            .dq_initialized = dq_initialized,
+            .dkv_initialized = g->dkv_initialized[block - g->first],
+            .forms_prefetch = &forms_prefetch,
+            .dq_prefetch = &dq_prefetch,
         };
 #if defined(COT_MATMUL_SPLIT)
-        if (!a->extras) {
-            for (int64_t top = 0; top < BLOCK; top += TALL)
-                differentiate_beside(c, a, &pair, x, &g->pending, top);
+        if (!a->modified) {
+            for (int64_t first_row = 0; first_row < BLOCK; first_row += SCORE_ROWS)
+                differentiate_overlapped(c, a, &pair, x, &g->pending, first_row);
             continue;
         }
 #endif
         differentiate_blocks(c, a, &pair, x);
     }
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
-        if (!begun[i])
+        if (!dq_initialized[i])
             memset(dq + mt_at(c->w.d, 0, i * STRIP), 0, (size_t)c->w.d * STRIP * sizeof *dq);
 }
 
@@ -138,28 +142,28 @@ static void differentiate_item(void *memory, int64_t item, void *scratch)
     const attention_problem *p = c->p;
     const attention_sizes *z = &p->sizes;
     const int64_t group = z->H / z->Hkv, b = item / c->w.chunks / z->Hkv;
-    key_blocks g = {.s = attention_sequence_at(p, b), .chunk = item % c->w.chunks, .hkv = item / c->w.chunks % z->Hkv};
-    g.blocks = attention_chunk(g.chunk, c->w.chunks, cot_ceil_div(g.s.k_rows, BLOCK));
-    g.k = c->keys + item * c->w.keys;
-    g.kt = g.k + SUPER * BLOCK * c->w.d;
-    g.v = g.kt + SUPER * BLOCK * c->w.d;
-    g.dk = c->dk + item * SUPER * BLOCK * (c->w.d + c->w.dv);
-    g.dv = g.dk + SUPER * BLOCK * c->w.d;
+    item_keys g = {.s = attention_sequence_at(p, b), .chunk = item % c->w.chunks, .hkv = item / c->w.chunks % z->Hkv};
+    g.blocks = attention_chunk_blocks(g.chunk, c->w.chunks, cot_ceil_div(g.s.k_rows, BLOCK));
+    g.k = c->keys + item * c->w.key_block_elements;
+    g.kt = g.k + L2_KEY_BLOCKS * BLOCK * c->w.d;
+    g.v = g.kt + L2_KEY_BLOCKS * BLOCK * c->w.d;
+    g.dk = c->dk + item * L2_KEY_BLOCKS * BLOCK * (c->w.d + c->w.dv);
+    g.dv = g.dk + L2_KEY_BLOCKS * BLOCK * c->w.d;
     strip_buffers *const x = scratch;
-    mt_state host;
-    x->turn = 0;
-    mt_begin(&host);
+    mt_state host_tiles;
+    x->buffer = 0;
+    mt_begin(&host_tiles);
     for (g.first = g.blocks.first; g.first < g.blocks.end; g.first = g.end) {
-        g.end = g.first + SUPER < g.blocks.end ? g.first + SUPER : g.blocks.end;
-        memset(g.begun, 0, sizeof g.begun);
+        g.end = g.first + L2_KEY_BLOCKS < g.blocks.end ? g.first + L2_KEY_BLOCKS : g.blocks.end;
+        memset(g.dkv_initialized, 0, sizeof g.dkv_initialized);
         for (int64_t block = g.first; block < g.end; block++) {
-            const int64_t at = (block - g.first) * BLOCK;
-            pack_keys(c, &g.s, g.hkv, block * BLOCK, BLOCK, g.k + at * c->w.d, g.kt + at * c->w.d, g.v + at * c->w.dv,
-                      x->rows[0]);
+            const int64_t row = (block - g.first) * BLOCK;
+            pack_keys(c, &g.s, g.hkv, block * BLOCK, BLOCK, g.k + row * c->w.d, g.kt + row * c->w.d,
+                      g.v + row * c->w.dv, x->staging[0]);
         }
-        const attention_span rows = attention_queries_of_rows(z, &g.s, g.first * BLOCK, g.end * BLOCK);
+        const attention_span rows = attention_visible_queries_of_rows(z, &g.s, g.first * BLOCK, g.end * BLOCK);
         for (int64_t h = g.hkv * group; h < (g.hkv + 1) * group; h++) {
-            const scores a = scores_of(p, &g.s, h);
+            const score_context a = make_score_context(p, &g.s, h);
             for (int64_t q_block = rows.first / BLOCK; q_block * BLOCK < rows.end; q_block++)
                 differentiate_queries(c, &g, &a, q_block, (q_block + 1) * BLOCK >= rows.end, x);
         }
@@ -167,15 +171,15 @@ static void differentiate_item(void *memory, int64_t item, void *scratch)
         finish_pending(&g.pending);
 #endif
         for (int64_t block = g.first; block < g.end; block++)
-            store_keys(c, &g.s, g.hkv, block, g.dk + (block - g.first) * BLOCK * c->w.d,
-                       g.dv + (block - g.first) * BLOCK * c->w.dv, g.begun[block - g.first]);
+            store_dk_dv(c, &g.s, g.hkv, block, g.dk + (block - g.first) * BLOCK * c->w.d,
+                        g.dv + (block - g.first) * BLOCK * c->w.dv, g.dkv_initialized[block - g.first]);
     }
-    mt_end(&host);
+    mt_end(&host_tiles);
 }
 
 /* ---- dq --------------------------------------------------------------------------------------------------------- */
 
-static void store_queries_item(void *memory, int64_t item, void *scratch)
+static void store_dq_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
@@ -184,56 +188,57 @@ static void store_queries_item(void *memory, int64_t item, void *scratch)
     const attention_block block = attention_block_at(&axis, item / p->sizes.H);
     if (block.rows == 0)
         return;
-    const attention_span seen = blocks_seen(p, &block.s, block.first / BLOCK);
+    const attention_span visible = visible_key_blocks(p, &block.s, block.first / BLOCK);
     const int64_t blocks = cot_ceil_div(block.s.k_rows, BLOCK);
-    float *const x = scratch; /* [STRIP][d] */
+    float *const rows = scratch; /* [STRIP][d] */
     for (int64_t r = 0; r < block.rows; r += STRIP) {
-        memset(x, 0, (size_t)(STRIP * d) * sizeof *x);
+        memset(rows, 0, (size_t)(STRIP * d) * sizeof *rows);
         for (int64_t chunk = 0; chunk < c->w.chunks; chunk++) {
-            const attention_span own = attention_chunk(chunk, c->w.chunks, blocks);
-            if (own.first >= seen.end || own.end <= seen.first || own.first == own.end)
+            const attention_span chunk_blocks = attention_chunk_blocks(chunk, c->w.chunks, blocks);
+            if (chunk_blocks.first >= visible.end || chunk_blocks.end <= visible.first ||
+                chunk_blocks.first == chunk_blocks.end)
                 continue;
             const float *dq = c->dq + (chunk * c->w.q_slots * p->sizes.H + item) * BLOCK * d;
             for (int64_t n = 0; n < d; n += VW) {
                 for (int64_t i = 0; i < STRIP; i += VW) {
                     vf v[VW];
                     for (int64_t k = 0; k < VW; k++)
-                        v[k] = v_load(dq + cell(d, n + k, r + i));
+                        v[k] = v_load(dq + panel_offset(d, n + k, r + i));
                     mt_transpose(v);
                     for (int64_t k = 0; k < VW; k++) {
-                        float *to = x + cell(STRIP, i + k, n);
-                        v_store(to, v_add(v_load(to), v[k]));
+                        float *row = rows + panel_offset(STRIP, i + k, n);
+                        v_store(row, v_add(v_load(row), v[k]));
                     }
                 }
             }
         }
-        /* Queries that do not count, likewise: see store_keys. */
+        /* Queries beyond Tq, for the same reason as in store_dk_dv. */
         for (int64_t i = cot_clamp(block.used - r, 0, STRIP); i < STRIP; i++)
             for (int64_t n = 0; n < d; n += MT)
-                memset(x + mt_at(STRIP, i, n), 0, MT * sizeof(float));
+                memset(rows + mt_at(STRIP, i, n), 0, MT * sizeof(float));
         store_rows(&p->dq, block.s.b, block.s.q_row + block.first + r, h, cot_clamp(block.rows - r, 0, STRIP),
-                   p->sizes.d, x, STRIP, NULL, (float)p->sizes.scale, p->accumulate);
+                   p->sizes.d, rows, STRIP, NULL, (float)p->sizes.scale, p->accumulate);
     }
 }
 
-/* ---- dsink: summed in double, from the lse and D that are packed ------------------------------------------------ */
+/* ---- dsink: summed in double, from the packed lse and D ------------------------------------------------ */
 
 static void dsink_item(void *memory, int64_t h)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
-    const double unit = lse_unit(p);
+    const double exp_scale = lse_exp_scale(p);
     const float sink = (float)cot_load_f64(p->sink.data, p->sink.dtype, h * p->sink.stride[0]);
-    const int64_t at = h * p->dsink.stride[0];
-    double sum = p->accumulate ? cot_load_f64(p->dsink.data, p->dsink.dtype, at) : 0;
+    const int64_t offset = h * p->dsink.stride[0];
+    double sum = p->accumulate ? cot_load_f64(p->dsink.data, p->dsink.dtype, offset) : 0;
     const attention_axis axis = {p, false, BLOCK};
     for (int64_t slot = 0; slot < c->w.q_slots; slot++) {
         const attention_block block = attention_block_at(&axis, slot);
         const int64_t row = (slot * p->sizes.H + h) * BLOCK;
         for (int64_t i = 0; i < block.used; i++)
-            sum -= (double)(expf(sink - (float)(c->lse[row + i] / unit)) * c->D[row + i]);
+            sum -= (double)(expf(sink - (float)(c->lse[row + i] / exp_scale)) * c->D[row + i]);
     }
-    cot_store_f64(p->dsink.data, p->dsink.dtype, at, sum);
+    cot_store_f64(p->dsink.data, p->dsink.dtype, offset, sum);
 }
 
 cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, void *workspace)
@@ -249,12 +254,13 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
     cot_parallel_scratch(queue, w.q_slots * z->H, pack_queries_item, &c);
     cot_parallel_scratch(queue, attention_sequence_count(c.p) * z->Hkv * w.chunks, differentiate_item, &c);
     if (cot_present(&c.p->dq))
-        cot_parallel_scratch(queue, w.q_slots * z->H, store_queries_item, &c);
+        cot_parallel_scratch(queue, w.q_slots * z->H, store_dq_item, &c);
     if (cot_present(&c.p->dsink))
         cot_parallel(queue, z->H, dsink_item, &c);
     if (cot_present(&c.p->dbias)) {
         const int64_t *shape = c.p->dbias.shape;
-        cot_parallel_scratch(queue, shape[0] * shape[1] * cot_ceil_div(shape[2], BLOCK) * cot_ceil_div(shape[3], TALL),
+        cot_parallel_scratch(queue,
+                             shape[0] * shape[1] * cot_ceil_div(shape[2], BLOCK) * cot_ceil_div(shape[3], SCORE_ROWS),
                              dbias_item, &c);
     }
     return COT_OK;

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_fwd_tiled.c: out = softmax(s) v and lse, in blocks, on the products of simd/matmul.h:
+ * attention_fwd_tiled.c: out = softmax(s) v and lse in tiles, on the products of simd/matmul.h:
  *
- *     S = Q K^T       [TALL queries][up to KEYS keys], float32
- *     P = exp(S - m)  m the running maximum of a row, with AMX what it was first; rounded to an operand's type (bf16 with
- *                     AMX), its sum is not
+ *     S = Q K^T       [SCORE_ROWS queries][up to KEYS keys], float32
+ *     P = exp(S - m)  m: the running maximum of a row; with AMX, the row's first maximum. P is rounded to an operand's
+ *                     type (bf16 with AMX), its sum is not
  *     O = O exp(m_before - m) + P V;      out = O / sum,  lse = m + log(sum)
  *
- * First the keys of a sequence and head are packed for all query heads that read them: K^T [d][KEYS] and V [KEYS][dv] of
- * every block, both in B form. Then an item is a block of queries of one head; its state lies in its thread's slice of scratch. Blocks that no query
- * of a strip sees are skipped, and within a block the strips of keys. */
+ * The keys of a sequence and key-value head are packed once for all query heads that read them: K^T [d][KEYS] and V
+ * [KEYS][dv] of every block, both in B form. Then an item is a block of queries of one head. Its state is in its
+ * thread's slice of scratch. Key blocks outside the mask of all of a tile's queries are skipped, and so are strips of
+ * keys within a block. */
 #include "attention_scores.h"
 
 #include <stdatomic.h>
@@ -17,60 +18,64 @@
 cot_status V_NAME(attention_fwd_tiled)(cot_queue *, const void *, void *);
 
 enum {
-    KEYS = MT_ONE_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_AMX_KEYS(sizeof(mt)), /* of a block, at most */
+    KEYS = MT_ONE_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_AMX_KEYS(sizeof(mt)), /* maximum keys of a block */
     ROWS = ATTENTION_FWD_ROWS,
-    CELLS = ATTENTION_FWD_CELLS,
-    SCALE_FIRST = MT_ONE_FORM, /* scores are scaled and rounded: the difference is 0 at the largest one */
+    ELEMENTS = ATTENTION_FWD_ELEMENTS,
+    /* Scores are scaled and rounded before the maximum: then exp's argument is exactly 0 at the largest score. */
+    SCALE_BEFORE_MAX = MT_ONE_FORM,
 };
 
 typedef struct context {
     const attention_problem *p;
     attention_fwd_layout w;
     mt *kt, *v;
-    int64_t chained;       /* groups that one thread each works off */
-    _Atomic int64_t *next; /* of them */
+    int64_t private_groups;      /* the first groups: one thread processes each of them alone */
+    _Atomic int64_t *next_group; /* the next private group */
 } context;
 
-/* The operands of a sequence and key-value head: of its block i, from kt + i * step * d and v + i * step * dv on. */
+/* The operands of a sequence and key-value head. Block i begins at element i * block_stride * d of kt and at element
+ * i * block_stride * dv of v. */
 typedef struct packed_keys {
     mt *kt, *v;
-    int64_t step;
+    int64_t block_stride;
 } packed_keys;
 
 /* ---- packing -------------------------------------------------------------------------------------------- */
 
-static packed_keys keys_from(const context *c, int64_t number, int64_t step)
+/* `index` and `stride` count blocks of one head. */
+static packed_keys packed_keys_at(const context *c, int64_t index, int64_t stride)
 {
-    return (packed_keys){c->kt + number * c->w.keys * c->w.d, c->v + number * c->w.keys * c->w.dv, step * c->w.keys};
+    return (packed_keys){c->kt + index * c->w.keys * c->w.d, c->v + index * c->w.keys * c->w.dv, stride * c->w.keys};
 }
 
-/* Every block of every head has a place of its own, the heads of a block beside each other. */
-static packed_keys keys_of(const context *c, int64_t b, int64_t hkv)
+/* Every block of every head has its own place; the heads of a block are adjacent. */
+static packed_keys packed_keys_of(const context *c, int64_t b, int64_t hkv)
 {
     const attention_axis axis = {c->p, true, c->w.keys};
     const int64_t heads = c->p->sizes.Hkv;
-    return keys_from(c, attention_first_slot(&axis, b) * heads + hkv, heads);
+    return packed_keys_at(c, attention_first_slot(&axis, b) * heads + hkv, heads);
 }
 
-/* x: a strip of rows. */
-static void pack_block(const context *c, const attention_block *block, int64_t hkv, const packed_keys *keys, float *x)
+/* `staging` holds a strip of rows. */
+static void pack_block(const context *c, const attention_block *block, int64_t hkv, const packed_keys *keys,
+                       float *staging)
 {
     const attention_problem *p = c->p;
-    const int64_t at = block->first / c->w.keys * keys->step;
+    const int64_t row_offset = block->first / c->w.keys * keys->block_stride;
     for (int64_t r = 0; r < block->used; r += STRIP) {
         const int64_t rows = cot_clamp(block->used - r, 0, STRIP), row = block->s.k_row + block->first + r;
-        load_rows(x, c->w.d, &p->k, block->s.b, row, hkv, rows, p->sizes.d);
-        pack_transposed(keys->kt + at * c->w.d, true, r, x, c->w.d);
-        load_rows(x, c->w.dv, &p->v, block->s.b, row, hkv, rows, p->sizes.dv);
-        pack_b(keys->v + at * c->w.dv, c->w.keys, r, x, c->w.dv);
+        load_rows(staging, c->w.d, &p->k, block->s.b, row, hkv, rows, p->sizes.d);
+        pack_transposed(keys->kt + row_offset * c->w.d, true, r, staging, c->w.d);
+        load_rows(staging, c->w.dv, &p->v, block->s.b, row, hkv, rows, p->sizes.dv);
+        pack_b(keys->v + row_offset * c->w.dv, c->w.keys, r, staging, c->w.dv);
     }
 }
 
-/* A group is what reads the same keys: the query heads of a key-value head of a sequence. Is it one that a
- * thread works off by itself? */
-static bool chained(const context *c, int64_t b, int64_t hkv)
+/* A group is the query heads of one key-value head of a sequence: they read the same keys. Returns whether one thread
+ * processes the group alone. */
+static bool is_private(const context *c, int64_t b, int64_t hkv)
 {
-    return b * c->p->sizes.Hkv + hkv < c->chained;
+    return b * c->p->sizes.Hkv + hkv < c->private_groups;
 }
 
 static void pack_item(void *memory, int64_t item, void *scratch)
@@ -79,46 +84,48 @@ static void pack_item(void *memory, int64_t item, void *scratch)
     const attention_axis axis = {c->p, true, c->w.keys};
     const int64_t hkv = item % c->p->sizes.Hkv;
     const attention_block block = attention_block_at(&axis, item / c->p->sizes.Hkv);
-    if (block.rows == 0 || chained(c, block.s.b, hkv))
+    if (block.rows == 0 || is_private(c, block.s.b, hkv))
         return;
-    const packed_keys keys = keys_of(c, block.s.b, hkv);
+    const packed_keys keys = packed_keys_of(c, block.s.b, hkv);
     pack_block(c, &block, hkv, &keys, scratch);
 }
 
 /* ---- softmax --------------------------------------------------------------------------------------------- */
 
-/* P V of a strip, which is still to be added to its out. */
+/* P V of a tile, not yet accumulated in out. It has `parts` parts of 32 x 32. */
 typedef struct pending_product {
     const mt *prob, *v;
     float *out;
     int64_t keys, parts, done;
-    bool add;
+    bool accumulate;
 } pending_product;
 
-/* The state of an item's queries. */
-typedef struct rows_state {
-    _Alignas(64) mt q[CELLS];
-    _Alignas(64) float out[CELLS];
-    _Alignas(64) float most[ROWS], sum[ROWS]; /* of a row's scores so far, or some of them; and of exp(s - most) */
-    _Alignas(64) float s[TALL * BLOCK];
-    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : 2 * TALL * KEYS]; /* two, in turns; with one form P takes the place of s */
-    int64_t turn;
-    _Alignas(64) float keep[TALL * BLOCK]; /* of dropout */
-    bool begun[ROWS / STRIP];              /* out holds something, or what is pending */
-    bool referred[ROWS / STRIP];           /* every row has seen a key */
+/* The state of an item: a block of queries of one head. row_max holds the maximum of a row's scores so far (with AMX:
+ * the first maximum), times EXP_SCALE. row_sum holds the sum of exp(s - max). */
+typedef struct item_state {
+    _Alignas(64) mt q[ELEMENTS];
+    _Alignas(64) float out[ELEMENTS];
+    _Alignas(64) float row_max[ROWS], row_sum[ROWS];
+    _Alignas(64) float s[SCORE_ROWS * BLOCK];
+    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : 2 * SCORE_ROWS * KEYS]; /* double-buffered; with one form P overwrites s */
+    int64_t prob_index;
+    _Alignas(64) float dropout_factors[SCORE_ROWS * BLOCK];
+    bool out_initialized[ROWS / STRIP]; /* the strip's out holds a value, or its first product is pending */
+    bool row_max_set[ROWS / STRIP];     /* every row of the strip has a row_max */
     pending_product pending;
-    _Alignas(64) float strip[STRIP * ATTENTION_MAX_D]; /* of the queries, before they are packed */
-} rows_state;
+    _Alignas(64) float staging[STRIP * ATTENTION_MAX_D]; /* queries before packing */
+} item_state;
 
-_Static_assert(sizeof(rows_state) <= ATTENTION_FWD_SCRATCH(sizeof(mt), MT_ONE_FORM, KEYS), "it lies in a slice");
+_Static_assert(sizeof(item_state) <= ATTENTION_FWD_SCRATCH(sizeof(mt), MT_ONE_FORM, KEYS),
+               "the state must fit the scratch slice");
 
-V_INLINE mt *prob_of(rows_state *x)
+V_INLINE mt *prob_buffer(item_state *x)
 {
-    return MT_ONE_FORM ? (mt *)x->s : x->prob + x->turn * TALL * KEYS;
+    return MT_ONE_FORM ? (mt *)x->s : x->prob + x->prob_index * SCORE_ROWS * KEYS;
 }
 
-/* The largest lane of every vector, in the lane of the vector's number; their sums. */
-V_INLINE vf max_of_each(vf v[VW])
+/* Lane i of the result is the maximum (sum) of the lanes of v[i]. */
+V_INLINE vf max_per_vector(vf v[VW])
 {
     mt_transpose(v);
     for (int i = 1; i < VW; i++)
@@ -126,46 +133,47 @@ V_INLINE vf max_of_each(vf v[VW])
     return v[0];
 }
 
-V_INLINE vf sum_of_each(vf v[VW])
+V_INLINE vf sum_per_vector(vf v[VW])
 {
     mt_transpose(v);
-    for (int step = 1; step < VW; step *= 2)
-        for (int i = 0; i < VW; i += 2 * step)
-            v[i] = v_add(v[i], v[i + step]);
+    for (int distance = 1; distance < VW; distance *= 2)
+        for (int i = 0; i < VW; i += 2 * distance)
+            v[i] = v_add(v[i], v[i + distance]);
     return v[0];
 }
 
-/* A mask hides part of these rows and columns, s[s_rows][] from query `first` and key `key` on: -inf there. A pass of its
- * own, since few blocks have a border. */
-static void hide_scores(const scores *a, float *s, int64_t s_rows, int64_t first, int64_t height, int64_t key,
-                        attention_span strips)
+/* Sets masked scores to -inf in `rows` rows from query first_query on. Column 0 of s[s_rows][] is key first_key. The
+ * mask has its own pass because few blocks cross a mask edge. */
+static void apply_mask(const score_context *a, float *s, int64_t s_rows, int64_t first_query, int64_t rows,
+                       int64_t first_key, attention_span strips)
 {
-    for (int64_t r = 0; r < height; r++) {
-        const attention_span keys = scores_keys(a, first + r);
-        const int64_t low = keys.first - key, high = keys.end - key;
+    for (int64_t r = 0; r < rows; r++) {
+        const attention_span keys = visible_keys(a, first_query + r);
+        const int64_t low = keys.first - first_key, high = keys.end - first_key;
         for (int64_t c = strips.first; c < strips.end; c += VW)
             if (c < low || c + VW > high)
-                v_store(s + cell(s_rows, r, c), mask_scores(v_load(s + cell(s_rows, r, c)), low - c, high - c));
+                v_store(s + panel_offset(s_rows, r, c),
+                        mask_scores(v_load(s + panel_offset(s_rows, r, c)), low - c, high - c));
     }
 }
 
-/* `height` queries from row `top` on at the keys `strips` of a block: s, times `unit` in the unit of exp_scores, becomes
- * prob, most and sum move on, and out is scaled to the new maximum. */
-V_INLINE void softmax_strip(rows_state *x, const attention_fwd_layout *w, int64_t top, int64_t height,
-                            attention_span strips, float unit, bool drop)
+/* Softmax of `rows` queries from row first_row on at the keys `strips` of a block. x->s times exp_scale becomes P.
+ * row_max and row_sum are updated, and out is rescaled to the new maximum. */
+V_INLINE void softmax_strip(item_state *x, const attention_fwd_layout *w, int64_t first_row, int64_t rows,
+                            attention_span strips, float exp_scale, bool dropout)
 {
-    float *most = x->most + top, *sum = x->sum + top;
-    mt *prob = prob_of(x);
-    for (int64_t r = 0; r < height; r += VW) {
+    float *row_max = x->row_max + first_row, *row_sum = x->row_sum + first_row;
+    mt *prob = prob_buffer(x);
+    for (int64_t r = 0; r < rows; r += VW) {
         vf v[VW];
         for (int64_t i = 0; i < VW; i++) {
             vf even = v_set1(-INFINITY), odd = v_set1(-INFINITY);
             for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
-                float *s = x->s + cell(TALL, r + i, c);
+                float *s = x->s + panel_offset(SCORE_ROWS, r + i, c);
                 vf y = v_load(s), z = v_load(s + VW);
-                if (SCALE_FIRST) {
-                    y = v_mul(y, v_set1(unit));
-                    z = v_mul(z, v_set1(unit));
+                if (SCALE_BEFORE_MAX) {
+                    y = v_mul(y, v_set1(exp_scale));
+                    z = v_mul(z, v_set1(exp_scale));
                     v_store(s, y);
                     v_store(s + VW, z);
                 }
@@ -174,327 +182,346 @@ V_INLINE void softmax_strip(rows_state *x, const attention_fwd_layout *w, int64_
             }
             v[i] = v_max(even, odd);
         }
-        /* A row that has seen nothing keeps the least number, not -inf, so that no difference is NaN. */
-        const vf before = v_load(most + r), now = v_max(before, v_mul(max_of_each(v), v_set1(SCALE_FIRST ? 1 : unit))),
-                 shrink = exp_scores(before, v_set1(1), now);
-        float shrinks[VW];
-        v_store(most + r, now);
-        v_store(shrinks, shrink);
+        /* A row without a visible key so far keeps -FLT_MAX, not -inf, so that no difference is NaN. */
+        const vf old_max = v_load(row_max + r),
+                 new_max = v_max(old_max, v_mul(max_per_vector(v), v_set1(SCALE_BEFORE_MAX ? 1 : exp_scale))),
+                 rescale = exp_scores(old_max, v_set1(1), new_max);
+        float rescales[VW];
+        v_store(row_max + r, new_max);
+        v_store(rescales, rescale);
         for (int64_t i = 0; i < VW; i++) {
-            const vf m = v_set1(most[r + i]), u = v_set1(SCALE_FIRST ? 1 : unit);
+            const vf m = v_set1(row_max[r + i]), u = v_set1(SCALE_BEFORE_MAX ? 1 : exp_scale);
             vf even = v_zero(), odd = v_zero();
             for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
-                const int64_t at = cell(TALL, r + i, c);
-                vf e = exp_scores(v_load(x->s + at), u, m), f = exp_scores(v_load(x->s + at + VW), u, m);
+                const int64_t offset = panel_offset(SCORE_ROWS, r + i, c);
+                vf e = exp_scores(v_load(x->s + offset), u, m), f = exp_scores(v_load(x->s + offset + VW), u, m);
                 even = v_add(even, e);
                 odd = v_add(odd, f);
-                if (drop) {
-                    e = v_mul(e, v_load(x->keep + at));
-                    f = v_mul(f, v_load(x->keep + at + VW));
+                if (dropout) {
+                    e = v_mul(e, v_load(x->dropout_factors + offset));
+                    f = v_mul(f, v_load(x->dropout_factors + offset + VW));
                 }
-                mt_store_a2(prob + at, e, f);
+                mt_store_a2(prob + offset, e, f);
             }
             v[i] = v_add(even, odd);
-            for (int64_t c = 0; x->begun[top / STRIP] && shrinks[i] != 1 && c < w->dv; c += VW) {
-                float *out = x->out + cell(w->rows, top + r + i, c);
-                v_store(out, v_mul(v_load(out), v_set1(shrinks[i])));
+            for (int64_t c = 0; x->out_initialized[first_row / STRIP] && rescales[i] != 1 && c < w->dv; c += VW) {
+                float *out = x->out + panel_offset(w->rows, first_row + r + i, c);
+                v_store(out, v_mul(v_load(out), v_set1(rescales[i])));
             }
         }
-        v_store(sum + r, v_fma(v_load(sum + r), shrink, sum_of_each(v)));
+        v_store(row_sum + r, v_fma(v_load(row_sum + r), rescale, sum_per_vector(v)));
     }
 }
 
 /* ---- one item -------------------------------------------------------------------------------------------- */
 
-/* Does every query of i .. i+height see every key of the block that `strips` names? */
-static bool all_visible(const scores *a, int64_t i, int64_t height, int64_t block_first, attention_span strips)
+/* Whether each of `rows` queries sees every key of `strips`, which is relative to block_first. */
+static bool all_visible(const score_context *a, int64_t first_query, int64_t rows, int64_t block_first,
+                        attention_span strips)
 {
-    const attention_span top = scores_keys(a, i), bottom = scores_keys(a, i + height - 1);
-    return bottom.first <= block_first + strips.first && top.end >= block_first + strips.end &&
-           bottom.end >= block_first + strips.end;
+    const attention_span first_keys = visible_keys(a, first_query), last_keys = visible_keys(a, first_query + rows - 1);
+    return last_keys.first <= block_first + strips.first && first_keys.end >= block_first + strips.end &&
+           last_keys.end >= block_first + strips.end;
 }
 
-/* A block of keys and its operands. */
+/* A block of keys: its first key and its operands. */
 typedef struct key_block {
     int64_t first;
     const mt *kt, *v;
 } key_block;
 
-/* `height` queries from row `top` of the item on, at the keys `strips` of a block. */
-static void attend_strip(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top, int64_t height,
-                         const key_block *b, attention_span strips, bool visible)
+/* Attends `rows` queries from row first_row of the item on to the keys `strips` of a block. */
+static void attend_strip(const context *c, const score_context *a, item_state *x, int64_t first_query,
+                         int64_t first_row, int64_t rows, const key_block *b, attention_span strips, bool visible)
 {
-    const int64_t i = first + top, n = strips.end - strips.first;
-    const float unit = scores_unit(c->p);
-    mt_product_whole(height, n, c->w.d, x->q + mt_at(c->w.rows, top, 0), c->w.rows,
-                     b->kt + mt_at(c->w.d, 0, strips.first), c->w.d, x->s + mt_at(TALL, 0, strips.first), TALL, false,
-                     NULL);
-    if (a->extras) {
-        const score_tile tile = {i, b->first, false, height, strips};
-        scores_modify(a, &tile, x->s, NULL);
+    const int64_t i = first_query + first_row, n = strips.end - strips.first;
+    const float exp_scale = scores_exp_scale(c->p);
+    mt_product_whole(rows, n, c->w.d, x->q + mt_at(c->w.rows, first_row, 0), c->w.rows,
+                     b->kt + mt_at(c->w.d, 0, strips.first), c->w.d, x->s + mt_at(SCORE_ROWS, 0, strips.first),
+                     SCORE_ROWS, false, NULL);
+    if (a->modified) {
+        const score_tile tile = {i, b->first, false, rows, strips};
+        modify_scores(a, &tile, x->s, NULL);
         if (a->dropout.dropped > 0)
-            scores_keep(a, &tile, x->keep);
+            fill_dropout_factors(a, &tile, x->dropout_factors);
     }
     if (!visible)
-        hide_scores(a, x->s, TALL, i, height, b->first, strips);
+        apply_mask(a, x->s, SCORE_ROWS, i, rows, b->first, strips);
     if (a->dropout.dropped > 0)
-        softmax_strip(x, &c->w, top, height, strips, unit, true);
+        softmax_strip(x, &c->w, first_row, rows, strips, exp_scale, true);
     else
-        softmax_strip(x, &c->w, top, height, strips, unit, false);
-    const mt *prob = prob_of(x);
-    mt_product(height, c->w.dv, n, prob + mt_at(TALL, 0, strips.first), TALL, b->v + mt_at(c->w.keys, strips.first, 0),
-               c->w.keys, x->out + mt_at(c->w.rows, top, 0), c->w.rows, x->begun[top / STRIP], NULL);
-    for (int64_t r = top; r < top + height; r += STRIP)
-        x->begun[r / STRIP] = true;
+        softmax_strip(x, &c->w, first_row, rows, strips, exp_scale, false);
+    const mt *prob = prob_buffer(x);
+    mt_product(rows, c->w.dv, n, prob + mt_at(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
+               b->v + mt_at(c->w.keys, strips.first, 0), c->w.keys, x->out + mt_at(c->w.rows, first_row, 0), c->w.rows,
+               x->out_initialized[first_row / STRIP], NULL);
+    for (int64_t r = first_row; r < first_row + rows; r += STRIP)
+        x->out_initialized[r / STRIP] = true;
 }
 
 #if defined(COT_MATMUL_AMX)
 
-/* ---- exponentials beside products ---------------------------------------------------------------------------------- *
- * A row's reference stays what it was first, the largest of 32 scores, unless P would be too large beside it: then the
- * strip is done again, with its maxima. So S is gone over once, out is not scaled, and P of a part of S, 32 queries and 32
- * keys, is made a row at a time, behind every tile product of the next parts and of P V of the strip before: a row is as much
- * as a processor of 2023 does while its tiles are at a product. */
-#define TOO_LARGE 4096.0f /* for a row's sum of P over a block */
+/* ---- overlap of exponentials with products -------------------------------------------------------------------- *
+ * A row keeps its first maximum as row_max: the largest of its scores in the first part with a visible key. If P grows
+ * too large relative to it (MAX_BLOCK_SUM), attend_narrow_block does the block again with running maxima. So S is read
+ * once and out is never rescaled. P of a part of S (32 queries x 32 keys) is computed a row at a time: one row after
+ * each tile product of the next parts of S and of the previous tile's P V. A core of 2023 computes about one row of P
+ * during one tile product. */
+#define MAX_BLOCK_SUM 4096.0f /* limit of a row's sum of P over a block */
 
 enum {
-    HIGH = TALL / STRIP, /* parts above each other */
-    WAITING = 4,         /* parts of S that wait for their exponentials, and the next one */
+    PARTS_DOWN = SCORE_ROWS / STRIP, /* parts in a column of a tile of S */
+    RING_SIZE = 4, /* parts of S that wait for their exponentials, plus the part that the product writes */
 };
 
-/* A part of S, 32 queries and 32 keys, whose P is still to be made. */
-typedef struct waiting_part {
-    const float *s, *most;
+/* A part of S (32 queries x 32 keys) whose P is not yet computed. */
+typedef struct softmax_part {
+    const float *s, *row_max;
     mt *prob;
-    float *sums; /* [STRIP / 4][VW]: of four rows, as v_sums4 has them */
-} waiting_part;
+    float *sums; /* [STRIP / 4][VW]: sums of four rows, in the layout of v_sums4 */
+} softmax_part;
 
-/* Those that wait, in a ring: what is left of the oldest, `rows` of it, and the others from `next` on. */
+/* The waiting parts in a ring. `current` is the oldest part, of which rows_left rows remain. The other `count` parts
+ * follow from `next` on. */
 typedef struct softmax_queue {
-    const waiting_part *ring;
+    const softmax_part *ring;
     int64_t next, count;
-    waiting_part at;
-    int64_t rows;
-    vf unit, sum[4]; /* of the last rows */
-    bool busy;       /* the queue had rows when this step began */
+    softmax_part current;
+    int64_t rows_left;
+    vf exp_scale, sum[4]; /* sum: sums of the last four rows */
+    bool step_has_rows;   /* there was a row left when this group of steps began */
 } softmax_queue;
 
-/* Row `row` of four. */
-V_INLINE void softmax_row(softmax_queue *w, int row)
+/* Computes P of one row. `row` counts modulo 4; the fourth row stores the sums of all four. */
+V_INLINE void softmax_row(softmax_queue *queue, int row)
 {
-    const vf most = v_set1(*w->at.most);
-    const vf e = exp_scores(v_load(w->at.s), w->unit, most), f = exp_scores(v_load(w->at.s + VW), w->unit, most);
-    mt_store_a2(w->at.prob, e, f);
-    w->sum[row] = v_add(e, f);
-    w->at.s += MT;
-    w->at.most++;
-    w->at.prob += MT;
+    const vf row_max = v_set1(*queue->current.row_max);
+    const vf e = exp_scores(v_load(queue->current.s), queue->exp_scale, row_max),
+             f = exp_scores(v_load(queue->current.s + VW), queue->exp_scale, row_max);
+    mt_store_a2(queue->current.prob, e, f);
+    queue->sum[row] = v_add(e, f);
+    queue->current.s += MT;
+    queue->current.row_max++;
+    queue->current.prob += MT;
     if (row == 3) {
-        v_store(w->at.sums, v_add(v_load(w->at.sums), v_sums4(w->sum[0], w->sum[1], w->sum[2], w->sum[3])));
-        w->at.sums += VW;
-        w->rows -= 4;
+        v_store(queue->current.sums, v_add(v_load(queue->current.sums),
+                                           v_sums4(queue->sum[0], queue->sum[1], queue->sum[2], queue->sum[3])));
+        queue->current.sums += VW;
+        queue->rows_left -= 4;
     }
 }
 
-V_INLINE void softmax_next(softmax_queue *w)
+V_INLINE void start_next_part(softmax_queue *queue)
 {
-    w->at = w->ring[w->next];
-    w->next = (w->next + 1) % WAITING;
-    w->rows = STRIP;
-    w->count--;
+    queue->current = queue->ring[queue->next];
+    queue->next = (queue->next + 1) % RING_SIZE;
+    queue->rows_left = STRIP;
+    queue->count--;
 }
 
-/* Is there a row for these turns? */
-V_INLINE bool softmax_waits(softmax_queue *w)
+/* Makes the next waiting part current if the current one is finished. Returns false if no part waits. */
+V_INLINE bool ensure_current_part(softmax_queue *queue)
 {
-    if (w->rows > 0)
+    if (queue->rows_left > 0)
         return true;
-    if (w->count == 0)
+    if (queue->count == 0)
         return false;
-    softmax_next(w);
+    start_next_part(queue);
     return true;
 }
 
-/* Beside a product: a row; or two, where there are few products. */
-V_INLINE void softmax_turn(void *with, int turn)
+/* Callbacks of mt_part, which calls them four times a k-step with `step` 0 to 3: one row of P a call, or two where a
+ * part has too few k-steps. */
+V_INLINE void softmax_step(void *argument, int step)
 {
-    softmax_queue *w = with;
-    if (turn == 0)
-        w->busy = softmax_waits(w);
-    if (w->busy)
-        softmax_row(w, turn);
+    softmax_queue *queue = argument;
+    if (step == 0)
+        queue->step_has_rows = ensure_current_part(queue);
+    if (queue->step_has_rows)
+        softmax_row(queue, step);
 }
 
-V_INLINE void softmax_wide_turn(void *with, int turn)
+V_INLINE void softmax_step_two_rows(void *argument, int step)
 {
-    softmax_queue *w = with;
-    if (turn % 2 == 0)
-        w->busy = softmax_waits(w);
-    if (w->busy) {
-        softmax_row(w, turn % 2 * 2);
-        softmax_row(w, turn % 2 * 2 + 1);
+    softmax_queue *queue = argument;
+    if (step % 2 == 0)
+        queue->step_has_rows = ensure_current_part(queue);
+    if (queue->step_has_rows) {
+        softmax_row(queue, step % 2 * 2);
+        softmax_row(queue, step % 2 * 2 + 1);
     }
 }
 
-/* Until the oldest is done, and no more than `count` are behind it. */
-V_INLINE void softmax_until(softmax_queue *w, int64_t count)
+/* Finishes the current part, and further ones until at most max_waiting parts wait. */
+V_INLINE void drain_softmax(softmax_queue *queue, int64_t max_waiting)
 {
     for (;;) {
-        while (w->rows > 0)
+        while (queue->rows_left > 0)
             for (int row = 0; row < 4; row++)
-                softmax_row(w, row);
-        if (w->count <= count)
+                softmax_row(queue, row);
+        if (queue->count <= max_waiting)
             return;
-        softmax_next(w);
+        start_next_part(queue);
     }
 }
 
-/* Rows that have seen no key so far take their largest score here as their reference, if they see one here. Has every row
- * one now? */
-static bool refer(const float *s, float unit, float *most)
+/* Sets row_max of rows that had no visible key before this part. Returns whether every row now has a row_max. */
+static bool set_row_max(const float *s, float exp_scale, float *row_max)
 {
-    vf none = v_zero();
+    vf unset = v_zero();
     for (int64_t r = 0; r < STRIP; r += VW) {
         vf v[VW];
         for (int64_t i = 0; i < VW; i++)
             v[i] = v_max(v_load(s + (r + i) * MT), v_load(s + (r + i) * MT + VW));
-        const vf least = v_set1(-FLT_MAX), before = v_load(most + r);
-        const vf here = v_max(least, v_mul(max_of_each(v), v_set1(unit)));
-        const vf now = v_select(vm_above(before, least), before, here);
-        v_store(most + r, now);
-        none = v_select(vm_above(now, least), none, v_set1(1));
+        const vf least = v_set1(-FLT_MAX), old_max = v_load(row_max + r);
+        const vf part_max = v_max(least, v_mul(max_per_vector(v), v_set1(exp_scale)));
+        const vf new_max = v_select(vm_above(old_max, least), old_max, part_max);
+        v_store(row_max + r, new_max);
+        unset = v_select(vm_above(new_max, least), unset, v_set1(1));
     }
-    return v_sum(none) == 0;
+    return v_sum(unset) == 0;
 }
 
-V_INLINE void add_part(const context *c, pending_product *w, void (*turn)(void *, int), softmax_queue *beside)
+V_INLINE void accumulate_part(const context *c, pending_product *pending, void (*step)(void *, int),
+                              softmax_queue *queue)
 {
-    const int64_t j = w->done / HIGH * STRIP, i = w->done % HIGH * STRIP;
-    mt_part(w->keys, 1, w->prob + mt_at(TALL, i, 0), TALL, w->v + mt_at(c->w.keys, 0, j),
-            w->out + mt_at(c->w.rows, i, j), w->add, false, turn, beside);
-    w->done++;
+    const int64_t j = pending->done / PARTS_DOWN * STRIP, i = pending->done % PARTS_DOWN * STRIP;
+    mt_part(pending->keys, 1, pending->prob + mt_at(SCORE_ROWS, i, 0), SCORE_ROWS, pending->v + mt_at(c->w.keys, 0, j),
+            pending->out + mt_at(c->w.rows, i, j), pending->accumulate, false, step, queue);
+    pending->done++;
 }
 
-static void finish_pending(const context *c, pending_product *w)
+static void finish_pending(const context *c, pending_product *pending)
 {
-    softmax_queue nothing = {.rows = 0};
-    while (w->done < w->parts)
-        add_part(c, w, softmax_turn, &nothing);
+    softmax_queue empty_queue = {.rows_left = 0};
+    while (pending->done < pending->parts)
+        accumulate_part(c, pending, softmax_step, &empty_queue);
 }
 
-/* TALL queries from row `top` of the item on, at the keys of a block that they see: their P V is pending then. A turn of the
- * exponentials is a row or two, as many as the products of a part give turns for. False: P was too large, and but for references
- * nothing has changed. */
-V_INLINE bool attend_beside(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top,
-                            const key_block *b, void (*turn)(void *, int))
+/* Computes P of SCORE_ROWS queries from row first_row of the item on at the visible keys of a block. Their P V
+ * becomes the pending product. The steps of this tile's S and of the previous pending product compute the
+ * exponentials; a call of `step` computes one or two rows. Returns false if P was too large: then the pending product
+ * is done and only row_max has changed. */
+V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_state *x, int64_t first_query,
+                                int64_t first_row, const key_block *b, void (*step)(void *, int))
 {
-    _Alignas(64) float s[WAITING][STRIP * STRIP], sums[TALL / 4 * VW] = {0};
-    const int64_t i0 = first + top;
-    const attention_span strips =
-        attention_strips(attention_keys_of_rows(&c->p->sizes, &a->s, i0, i0 + TALL), b->first, c->w.keys);
+    _Alignas(64) float s[RING_SIZE][STRIP * STRIP], sums[SCORE_ROWS / 4 * VW] = {0};
+    const int64_t i0 = first_query + first_row;
+    const attention_span strips = attention_round_to_strips(
+        attention_visible_keys_of_rows(&c->p->sizes, &a->s, i0, i0 + SCORE_ROWS), b->first, c->w.keys);
     if (strips.first == strips.end)
         return true;
-    const bool visible = all_visible(a, i0, TALL, b->first, strips);
-    const int64_t n = strips.end - strips.first, parts = n / STRIP * HIGH;
-    mt *prob = prob_of(x) + mt_at(TALL, 0, strips.first);
+    const bool visible = all_visible(a, i0, SCORE_ROWS, b->first, strips);
+    const int64_t n = strips.end - strips.first, parts = n / STRIP * PARTS_DOWN;
+    mt *prob = prob_buffer(x) + mt_at(SCORE_ROWS, 0, strips.first);
     pending_product *pending = &x->pending;
-    waiting_part ring[WAITING];
-    const float unit = scores_unit(c->p);
-    softmax_queue w = {.ring = ring, .unit = v_set1(unit)};
-    for (int64_t part = 0, slot = 0, due = 0; part < parts; part++, slot = (slot + 1) % WAITING) {
-        const int64_t j = part / HIGH * STRIP, i = part % HIGH * STRIP;
-        mt_part(c->w.d, 1, x->q + mt_at(c->w.rows, top + i, 0), c->w.rows, b->kt + mt_at(c->w.d, 0, strips.first + j),
-                s[slot], false, true, turn, &w);
+    softmax_part ring[RING_SIZE];
+    const float exp_scale = scores_exp_scale(c->p);
+    softmax_queue queue = {.ring = ring, .exp_scale = v_set1(exp_scale)};
+    for (int64_t part = 0, slot = 0, due = 0; part < parts; part++, slot = (slot + 1) % RING_SIZE) {
+        const int64_t j = part / PARTS_DOWN * STRIP, i = part % PARTS_DOWN * STRIP;
+        mt_part(c->w.d, 1, x->q + mt_at(c->w.rows, first_row + i, 0), c->w.rows,
+                b->kt + mt_at(c->w.d, 0, strips.first + j), s[slot], false, true, step, &queue);
         const attention_span keys = {strips.first + j, strips.first + j + STRIP};
         if (!visible && !all_visible(a, i0 + i, STRIP, b->first, keys))
-            hide_scores(a, s[slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
-        if (!x->referred[(top + i) / STRIP])
-            x->referred[(top + i) / STRIP] = refer(s[slot], unit, x->most + top + i);
-        ring[slot] = (waiting_part){s[slot], x->most + top + i, prob + mt_at(TALL, i, j), sums + i / 4 * VW};
-        w.count++;
+            apply_mask(a, s[slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
+        if (!x->row_max_set[(first_row + i) / STRIP])
+            x->row_max_set[(first_row + i) / STRIP] = set_row_max(s[slot], exp_scale, x->row_max + first_row + i);
+        ring[slot] =
+            (softmax_part){s[slot], x->row_max + first_row + i, prob + mt_at(SCORE_ROWS, i, j), sums + i / 4 * VW};
+        queue.count++;
+        /* Spreads the pending parts evenly over the parts of this tile. */
         for (due += pending->parts; due >= parts; due -= parts)
-            add_part(c, pending, turn, &w);
-        if (w.count == WAITING - 1)
-            softmax_until(&w, WAITING - 2);
+            accumulate_part(c, pending, step, &queue);
+        if (queue.count == RING_SIZE - 1)
+            drain_softmax(&queue, RING_SIZE - 2);
     }
-    softmax_until(&w, 0);
+    drain_softmax(&queue, 0);
     *pending = (pending_product){.parts = 0};
-    float sum[TALL];
-    bool large = false;
-    for (int64_t r = 0; r < TALL; r++) {
+    float block_sum[SCORE_ROWS];
+    bool too_large = false;
+    for (int64_t r = 0; r < SCORE_ROWS; r++) {
         const float *lanes = sums + r / 4 * VW + r % 4;
-        sum[r] = lanes[0];
+        block_sum[r] = lanes[0];
         for (int64_t i = 4; i < VW; i += 4)
-            sum[r] += lanes[i];
-        large |= !(sum[r] <= TOO_LARGE);
+            block_sum[r] += lanes[i];
+        too_large |= !(block_sum[r] <= MAX_BLOCK_SUM);
     }
-    if (large)
+    if (too_large)
         return false;
-    for (int64_t r = 0; r < TALL; r++)
-        x->sum[top + r] += sum[r];
+    for (int64_t r = 0; r < SCORE_ROWS; r++)
+        x->row_sum[first_row + r] += block_sum[r];
     *pending = (pending_product){.prob = prob,
                                  .v = b->v + mt_at(c->w.keys, strips.first, 0),
-                                 .out = x->out + mt_at(c->w.rows, top, 0),
+                                 .out = x->out + mt_at(c->w.rows, first_row, 0),
                                  .keys = n,
-                                 .parts = c->w.dv / STRIP * HIGH,
-                                 .add = x->begun[top / STRIP]};
-    x->begun[top / STRIP] = x->begun[top / STRIP + 1] = true;
-    x->turn = 1 - x->turn;
+                                 .parts = c->w.dv / STRIP * PARTS_DOWN,
+                                 .accumulate = x->out_initialized[first_row / STRIP]};
+    x->out_initialized[first_row / STRIP] = x->out_initialized[first_row / STRIP + 1] = true;
+    x->prob_index = 1 - x->prob_index;
     return true;
 }
 
 #endif
 
-/* TALL queries at a time; in float32 STRIP where a mask's border runs through, since less of what it hides is then worked
- * out. On AMX the shorter products cost more than that. */
-static void attend_narrow_block(const context *c, const scores *a, rows_state *x, int64_t first, int64_t top,
-                                const key_block *b)
+/* Attends SCORE_ROWS queries to a block of at most BLOCK keys. In float32 it works on STRIP queries at a time where a
+ * mask edge crosses the tile: fewer masked scores are computed. With AMX the shorter products cost more than that
+ * saves. */
+static void attend_narrow_block(const context *c, const score_context *a, item_state *x, int64_t first_query,
+                                int64_t first_row, const key_block *b)
 {
     const attention_sizes *z = &c->p->sizes;
-    const int64_t i = first + top;
-    const attention_span strips = attention_strips(attention_keys_of_rows(z, &a->s, i, i + TALL), b->first, BLOCK);
+    const int64_t i = first_query + first_row;
+    const attention_span strips =
+        attention_round_to_strips(attention_visible_keys_of_rows(z, &a->s, i, i + SCORE_ROWS), b->first, BLOCK);
     if (strips.first == strips.end)
         return;
-    const bool visible = all_visible(a, i, TALL, b->first, strips);
-    if (!MT_ONE_FORM || (visible && x->begun[top / STRIP] == x->begun[top / STRIP + 1])) {
-        attend_strip(c, a, x, first, top, TALL, b, strips, visible);
+    const bool visible = all_visible(a, i, SCORE_ROWS, b->first, strips);
+    if (!MT_ONE_FORM ||
+        (visible && x->out_initialized[first_row / STRIP] == x->out_initialized[first_row / STRIP + 1])) {
+        attend_strip(c, a, x, first_query, first_row, SCORE_ROWS, b, strips, visible);
         return;
     }
-    for (int64_t r = 0; r < TALL; r += STRIP) {
-        const attention_span own =
-            attention_strips(attention_keys_of_rows(z, &a->s, i + r, i + r + STRIP), b->first, BLOCK);
-        if (own.first < own.end)
-            attend_strip(c, a, x, first, top + r, STRIP, b, own, all_visible(a, i + r, STRIP, b->first, own));
+    for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
+        const attention_span visible_strips =
+            attention_round_to_strips(attention_visible_keys_of_rows(z, &a->s, i + r, i + r + STRIP), b->first, BLOCK);
+        if (visible_strips.first < visible_strips.end)
+            attend_strip(c, a, x, first_query, first_row + r, STRIP, b, visible_strips,
+                         all_visible(a, i + r, STRIP, b->first, visible_strips));
     }
 }
 
-static void attend_block(const context *c, const scores *a, rows_state *x, int64_t first, const key_block *b)
+static void attend_block(const context *c, const score_context *a, item_state *x, int64_t first_query,
+                         const key_block *b)
 {
-    for (int64_t top = 0; top < c->w.rows; top += TALL) {
+    for (int64_t first_row = 0; first_row < c->w.rows; first_row += SCORE_ROWS) {
 #if defined(COT_MATMUL_AMX)
-        if (!a->extras && (c->w.d + c->w.dv >= 8 * MT ? attend_beside(c, a, x, first, top, b, softmax_turn)
-                                                      : attend_beside(c, a, x, first, top, b, softmax_wide_turn)))
+        if (!a->modified &&
+            (c->w.d + c->w.dv >= 8 * MT ? attend_overlapped(c, a, x, first_query, first_row, b, softmax_step)
+                                        : attend_overlapped(c, a, x, first_query, first_row, b, softmax_step_two_rows)))
             continue;
 #endif
         for (int64_t key = 0; key < c->w.keys; key += BLOCK) {
             const key_block narrow = {b->first + key, b->kt + mt_at(c->w.d, 0, key), b->v + mt_at(c->w.keys, key, 0)};
-            attend_narrow_block(c, a, x, first, top, &narrow);
+            attend_narrow_block(c, a, x, first_query, first_row, &narrow);
         }
     }
 }
 
-static void finish_rows(const context *c, rows_state *x, const attention_block *rows, int64_t h, float sink)
+static void finish_rows(const context *c, item_state *x, const attention_block *rows, int64_t h, float sink)
 {
     const attention_problem *p = c->p;
     float inverse[ROWS], lse[ROWS];
     for (int64_t r = 0; r < rows->rows; r++) {
-        const bool seen = r < rows->used && x->sum[r] != 0; /* NaN counts */
-        inverse[r] = seen ? 1 / x->sum[r] : 0;
-        const bool sink_is_most = x->most[r] == sink * SCORE_UNIT; /* lse is the sink itself where no key is seen */
-        lse[r] = seen ? (sink_is_most ? sink : x->most[r] / SCORE_UNIT) + logf(x->sum[r]) : -INFINITY;
+        const bool has_sum = r < rows->used && x->row_sum[r] != 0; /* true if the sum is NaN */
+        inverse[r] = has_sum ? 1 / x->row_sum[r] : 0;
+        const bool max_is_sink =
+            x->row_max[r] == sink * EXP_SCALE; /* then lse is exactly the sink if no key is visible */
+        lse[r] = has_sum ? (max_is_sink ? sink : x->row_max[r] / EXP_SCALE) + logf(x->row_sum[r]) : -INFINITY;
         if (cot_present(&p->lse))
-            ((float *)p->lse.data)[attention_lse_at(&p->lse, rows->s.b, h, rows->s.q_row + rows->first + r)] = lse[r];
-        for (int64_t n = 0; (!x->begun[r / STRIP] || !seen) && n < c->w.dv; n += MT)
+            ((float *)p->lse.data)[attention_lse_offset(&p->lse, rows->s.b, h, rows->s.q_row + rows->first + r)] =
+                lse[r];
+        for (int64_t n = 0; (!x->out_initialized[r / STRIP] || !has_sum) && n < c->w.dv; n += MT)
             memset(x->out + mt_at(c->w.rows, r, n), 0, MT * sizeof(float));
     }
     if (cot_present(&p->out))
@@ -503,38 +530,40 @@ static void finish_rows(const context *c, rows_state *x, const attention_block *
 }
 
 static void attend_rows(const context *c, const attention_block *rows, int64_t h, const packed_keys *packed,
-                        rows_state *x)
+                        item_state *x)
 {
     const attention_problem *p = c->p;
-    const scores a = scores_of(p, &rows->s, h);
+    const score_context a = make_score_context(p, &rows->s, h);
     const float sink = cot_present(&p->sink) && rows->s.b < p->sizes.B
                            ? (float)cot_load_f64(p->sink.data, p->sink.dtype, h * p->sink.stride[0])
                            : -INFINITY;
-    mt_state host;
-    memset(x->begun, 0, sizeof x->begun);
-    memset(x->referred, 0, sizeof x->referred);
+    mt_state host_tiles;
+    memset(x->out_initialized, 0, sizeof x->out_initialized);
+    memset(x->row_max_set, 0, sizeof x->row_max_set);
     x->pending = (pending_product){.parts = 0};
-    x->turn = 0;
+    x->prob_index = 0;
     for (int64_t r = 0; r < ROWS; r++) {
-        x->most[r] = sink != -INFINITY ? sink * SCORE_UNIT : -FLT_MAX;
-        x->sum[r] = sink != -INFINITY ? 1 + (sink - sink) : 0; /* exp(sink - most): NaN of an infinite sink */
+        x->row_max[r] = sink != -INFINITY ? sink * EXP_SCALE : -FLT_MAX;
+        /* exp(sink - row_max): 1, or NaN for an infinite sink. */
+        x->row_sum[r] = sink != -INFINITY ? 1 + (sink - sink) : 0;
     }
     for (int64_t r = 0; r < c->w.rows; r += STRIP) {
-        load_rows(x->strip, c->w.d, &p->q, rows->s.b, rows->s.q_row + rows->first + r, h,
+        load_rows(x->staging, c->w.d, &p->q, rows->s.b, rows->s.q_row + rows->first + r, h,
                   cot_clamp(rows->used - r, 0, STRIP), p->sizes.d);
-        pack_a(x->q, c->w.rows, r, x->strip, c->w.d);
+        pack_a(x->q, c->w.rows, r, x->staging, c->w.d);
     }
-    const attention_span seen = attention_keys_of_rows(&p->sizes, &rows->s, rows->first, rows->first + c->w.rows);
-    mt_begin(&host);
-    for (int64_t block = seen.first / c->w.keys; block * c->w.keys < seen.end; block++) {
-        const int64_t at = block * packed->step;
-        const key_block b = {block * c->w.keys, packed->kt + at * c->w.d, packed->v + at * c->w.dv};
+    const attention_span keys =
+        attention_visible_keys_of_rows(&p->sizes, &rows->s, rows->first, rows->first + c->w.rows);
+    mt_begin(&host_tiles);
+    for (int64_t block = keys.first / c->w.keys; block * c->w.keys < keys.end; block++) {
+        const int64_t row_offset = block * packed->block_stride;
+        const key_block b = {block * c->w.keys, packed->kt + row_offset * c->w.d, packed->v + row_offset * c->w.dv};
         attend_block(c, &a, x, rows->first, &b);
     }
 #if defined(COT_MATMUL_AMX)
     finish_pending(c, &x->pending);
 #endif
-    mt_end(&host);
+    mt_end(&host_tiles);
     finish_rows(c, x, rows, h, sink);
 }
 
@@ -543,23 +572,24 @@ static void attend_item(void *memory, int64_t item, void *scratch)
     const context *c = memory;
     const attention_axis axis = {c->p, false, c->w.rows};
     const int64_t h = item / c->w.q_slots, hkv = h / (c->p->sizes.H / c->p->sizes.Hkv);
-    /* The last queries see the most keys under a causal mask: they go first, so that no thread ends with a long one. */
+    /* Under a causal mask the last queries see the most keys. They go first: no thread ends with a long item. */
     const attention_block rows = attention_block_at(&axis, c->w.q_slots - 1 - item % c->w.q_slots);
-    if (rows.rows == 0 || chained(c, rows.s.b, hkv))
+    if (rows.rows == 0 || is_private(c, rows.s.b, hkv))
         return;
-    const packed_keys keys = keys_of(c, rows.s.b, hkv);
+    const packed_keys keys = packed_keys_of(c, rows.s.b, hkv);
     attend_rows(c, &rows, h, &keys, scratch);
 }
 
-/* One group after the other, packed at the same place, which so stays in the second-level cache. */
-static void attend_groups(void *memory, int64_t chain, void *scratch)
+/* Processes private groups one after the other. They are packed at the same place, so that the operands stay in the
+ * L2 cache. */
+static void attend_private_groups(void *memory, int64_t thread, void *scratch)
 {
     const context *c = memory;
     const attention_sizes *z = &c->p->sizes;
     const attention_axis axis_k = {c->p, true, c->w.keys}, axis_q = {c->p, false, c->w.rows};
     const int64_t heads = z->H / z->Hkv, blocks = c->w.k_slots / z->B, items = c->w.q_slots / z->B;
-    const packed_keys keys = keys_from(c, chain * blocks, 1);
-    for (int64_t group; (group = atomic_fetch_add(c->next, 1)) < c->chained;) {
+    const packed_keys keys = packed_keys_at(c, thread * blocks, 1);
+    for (int64_t group; (group = atomic_fetch_add(c->next_group, 1)) < c->private_groups;) {
         const int64_t b = group / z->Hkv, hkv = group % z->Hkv;
         for (int64_t i = b * blocks; i < (b + 1) * blocks; i++) {
             const attention_block block = attention_block_at(&axis_k, i);
@@ -573,23 +603,24 @@ static void attend_groups(void *memory, int64_t chain, void *scratch)
     }
 }
 
-/* Of many groups of equal length each thread works off some by itself. What is left, and more where a thread would wait long for
- * the last group, is packed first and then attended to by all threads together; so are sequences of different lengths, of which one
- * may be as long as all others. */
+/* If there are at least two groups of equal length a thread, each thread processes whole groups alone
+ * (attend_private_groups). The remaining groups are packed first, and then all threads share their items. With fewer
+ * than four groups a thread one round more is shared, so that no thread waits long for the last group. Sequences of
+ * different lengths are always shared: one of them may be as long as all others together. */
 cot_status V_NAME(attention_fwd_tiled)(cot_queue *queue, const void *problem, void *workspace)
 {
-    _Atomic int64_t next = 0;
-    context c = {.p = problem, .next = &next};
+    _Atomic int64_t next_group = 0;
+    context c = {.p = problem, .next_group = &next_group};
     const attention_sizes *z = &c.p->sizes;
     c.w = attention_fwd_layout_of(z, sizeof(mt), KEYS);
     c.kt = (mt *)((char *)workspace + c.w.kt);
     c.v = (mt *)((char *)workspace + c.w.v);
-    const bool alike = !z->packed && !cot_present(&c.p->seqused_k) && !cot_present(&c.p->seqused_q);
+    const bool equal_lengths = !z->packed && !cot_present(&c.p->seqused_k) && !cot_present(&c.p->seqused_q);
     const int64_t groups = z->B * z->Hkv, threads = cot_queue_threads(queue);
     const int64_t rounds = groups / threads;
-    if (alike && rounds >= 2) {
-        c.chained = (rounds < 4 ? rounds - 1 : rounds) * threads;
-        cot_parallel_scratch(queue, threads, attend_groups, &c);
+    if (equal_lengths && rounds >= 2) {
+        c.private_groups = (rounds < 4 ? rounds - 1 : rounds) * threads;
+        cot_parallel_scratch(queue, threads, attend_private_groups, &c);
     }
     cot_parallel_scratch(queue, c.w.k_slots * z->Hkv, pack_item, &c);
     cot_parallel_scratch(queue, c.w.q_slots * z->H, attend_item, &c);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_scalar.c: the formulas of cotangent/attention.h as plain loops, for any sizes, strides, dtypes and options.
- * The measure of the other kernels' accuracy and speed.
+ * attention_scalar.c: the formulas of cotangent/attention.h as plain loops, for any sizes, strides, dtypes and
+ * options. The accuracy and speed of the other kernels are measured against these.
  *
- * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64).
- * One item is one sequence and query head in the forward, one sequence and key-value head in the backward; dbias and
- * dsink are passes of their own, an item an element. No more than one row of scores is ever kept. */
+ * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64). An item is one
+ * sequence and query head in the forward, and one sequence and key-value head in the backward. dbias and dsink have
+ * their own passes, with one item per element. At most one row of scores is stored. */
 #include "core/float16.h"
 #include "ops/attention/attention_dropout.h"
 #include "ops/attention/attention_problem.h"
@@ -43,17 +43,17 @@ static inline void store(const cot_tensor *t, int64_t index, bool accumulate, do
     cot_store_f64(t->data, t->dtype, index, value);
 }
 
-/* A row of a tensor. Loops over rows are inlined once for each dtype: told apart at every element, dtypes would take more
- * time than sums. */
+/* A row of a tensor. Loops over rows are inlined once for each dtype: a branch on the dtype at every element would
+ * take more time than the sums. */
 typedef struct elements {
     const void *data;
     cot_dtype dtype;
-    int64_t at, stride;
+    int64_t offset, stride;
 } elements;
 
-static elements elements_of(const cot_tensor *t, int64_t at)
+static elements elements_of(const cot_tensor *t, int64_t offset)
 {
-    return (elements){t->data, t->dtype, at, t->stride[3]};
+    return (elements){t->data, t->dtype, offset, t->stride[3]};
 }
 
 #define EACH_DTYPE(dtype, DO)           \
@@ -69,15 +69,15 @@ static inline __attribute__((always_inline)) real dot_as(elements a, elements b,
 {
     real sum = 0;
     for (int64_t c = 0; c < size; c++)
-        sum += (real)cot_load_f64(a.data, dtype_a, a.at + c * a.stride) *
-               (real)cot_load_f64(b.data, dtype_b, b.at + c * b.stride);
+        sum += (real)cot_load_f64(a.data, dtype_a, a.offset + c * a.stride) *
+               (real)cot_load_f64(b.data, dtype_b, b.offset + c * b.stride);
     return sum;
 }
 
-/* The product of two rows of `size` columns. */
-static real dot(const cot_tensor *a, int64_t a_at, const cot_tensor *b, int64_t b_at, int64_t size)
+/* The dot product of two rows of `size` columns. */
+static real dot(const cot_tensor *a, int64_t a_offset, const cot_tensor *b, int64_t b_offset, int64_t size)
 {
-    const elements x = elements_of(a, a_at), y = elements_of(b, b_at);
+    const elements x = elements_of(a, a_offset), y = elements_of(b, b_offset);
     if (x.dtype != y.dtype)
         return dot_as(x, y, x.dtype, y.dtype, size);
 #define DOT(dtype) return dot_as(x, y, dtype, dtype, size)
@@ -89,13 +89,13 @@ static inline __attribute__((always_inline)) void add_as(real *sums, real factor
                                                          int64_t size)
 {
     for (int64_t c = 0; c < size; c++)
-        sums[c] += factor * (real)cot_load_f64(x.data, dtype, x.at + c * x.stride);
+        sums[c] += factor * (real)cot_load_f64(x.data, dtype, x.offset + c * x.stride);
 }
 
-/* sums += factor * a row */
-static void add_row(real *sums, real factor, const cot_tensor *t, int64_t at, int64_t size)
+/* sums += factor * row */
+static void add_row(real *sums, real factor, const cot_tensor *t, int64_t offset, int64_t size)
 {
-    const elements x = elements_of(t, at);
+    const elements x = elements_of(t, offset);
 #define ADD(dtype) add_as(sums, factor, x, dtype, size)
     EACH_DTYPE(x.dtype, ADD)
 #undef ADD
@@ -106,7 +106,7 @@ typedef struct head {
     const attention_problem *p;
     attention_sequence s;
     int64_t h, hkv;
-    real slope;
+    real alibi_slope;
     attention_dropout dropout;
 } head;
 
@@ -114,29 +114,29 @@ static head head_at(const attention_problem *p, int64_t b, int64_t h)
 {
     head a = {.p = p, .s = attention_sequence_at(p, b), .h = h, .hkv = h / (p->sizes.H / p->sizes.Hkv)};
     if (cot_present(&p->alibi_slopes) && b < p->sizes.B)
-        a.slope = load(&p->alibi_slopes, attention_slope_at(&p->alibi_slopes, b, h));
+        a.alibi_slope = load(&p->alibi_slopes, attention_slope_offset(&p->alibi_slopes, b, h));
     a.dropout = attention_dropout_of(p, &a.s, h);
     return a;
 }
 
-/* s[i,j]; *slope_of_cap becomes 1 - tanh^2. */
-static real score(const head *a, int64_t i, int64_t j, real *slope_of_cap)
+/* s[i,j]; *softcap_slope becomes 1 - tanh^2. */
+static real score(const head *a, int64_t i, int64_t j, real *softcap_slope)
 {
     const attention_problem *p = a->p;
     const attention_sizes *z = &p->sizes;
-    real s = (real)z->scale * dot(&p->q, attention_at(&p->q, a->s.b, a->s.q_row + i, a->h), &p->k,
-                                  attention_at(&p->k, a->s.b, a->s.k_row + j, a->hkv), z->d);
-    *slope_of_cap = 1;
+    real s = (real)z->scale * dot(&p->q, attention_row_offset(&p->q, a->s.b, a->s.q_row + i, a->h), &p->k,
+                                  attention_row_offset(&p->k, a->s.b, a->s.k_row + j, a->hkv), z->d);
+    *softcap_slope = 1;
     if (z->softcap > 0) {
         const real t = TANH(s / (real)z->softcap);
         s = (real)z->softcap * t;
-        *slope_of_cap = 1 - t * t;
+        *softcap_slope = 1 - t * t;
     }
     const int64_t distance = i + a->s.diagonal - j;
     if (cot_present(&p->alibi_slopes))
-        s -= a->slope * (real)(distance < 0 ? -distance : distance);
+        s -= a->alibi_slope * (real)(distance < 0 ? -distance : distance);
     if (cot_present(&p->bias))
-        s += load(&p->bias, attention_bias_at(&p->bias, a->s.b, a->h, i, j));
+        s += load(&p->bias, attention_bias_offset(&p->bias, a->s.b, a->h, i, j));
     return s;
 }
 
@@ -144,38 +144,38 @@ static real score(const head *a, int64_t i, int64_t j, real *slope_of_cap)
 
 static void store_row(const attention_problem *p, const head *a, int64_t row, const real *out, real divisor, real lse)
 {
-    const int64_t at = cot_present(&p->out) ? attention_at(&p->out, a->s.b, row, a->h) : 0;
+    const int64_t offset = cot_present(&p->out) ? attention_row_offset(&p->out, a->s.b, row, a->h) : 0;
     for (int64_t c = 0; cot_present(&p->out) && c < p->sizes.dv; c++)
-        cot_store_f64(p->out.data, p->out.dtype, at + c * p->out.stride[3], divisor == 0 ? 0 : out[c] / divisor);
+        cot_store_f64(p->out.data, p->out.dtype, offset + c * p->out.stride[3], divisor == 0 ? 0 : out[c] / divisor);
     if (cot_present(&p->lse))
-        cot_store_f64(p->lse.data, p->lse.dtype, attention_lse_at(&p->lse, a->s.b, a->h, row), lse);
+        cot_store_f64(p->lse.data, p->lse.dtype, attention_lse_offset(&p->lse, a->s.b, a->h, row), lse);
 }
 
 static void forward_row(const head *a, int64_t i, real *scores, real *out)
 {
     const attention_problem *p = a->p;
-    const attention_span keys = attention_keys_of(&p->sizes, &a->s, i);
+    const attention_span keys = attention_visible_keys(&p->sizes, &a->s, i);
     const bool has_sink = cot_present(&p->sink);
     const real sink = has_sink ? load(&p->sink, a->h * p->sink.stride[0]) : -INFINITY;
-    real most = sink, ignored;
+    real row_max = sink, ignored;
     for (int64_t j = keys.first; j < keys.end; j++) {
         scores[j] = score(a, i, j, &ignored);
-        most = scores[j] > most || isnan(scores[j]) ? scores[j] : most;
+        row_max = scores[j] > row_max || isnan(scores[j]) ? scores[j] : row_max;
     }
     for (int64_t c = 0; c < p->sizes.dv; c++)
         out[c] = 0;
-    if (most == -INFINITY) {
+    if (row_max == -INFINITY) {
         store_row(p, a, a->s.q_row + i, out, 0, -INFINITY);
         return;
     }
-    real sum = has_sink ? EXP(sink - most) : 0;
+    real sum = has_sink ? EXP(sink - row_max) : 0;
     for (int64_t j = keys.first; j < keys.end; j++) {
-        const real e = EXP(scores[j] - most), kept = e * (real)attention_kept(&a->dropout, i, j);
-        const int64_t at = attention_at(&p->v, a->s.b, a->s.k_row + j, a->hkv);
+        const real e = EXP(scores[j] - row_max), weight = e * (real)attention_dropout_factor(&a->dropout, i, j);
+        const int64_t v_offset = attention_row_offset(&p->v, a->s.b, a->s.k_row + j, a->hkv);
         sum += e;
-        add_row(out, kept, &p->v, at, p->sizes.dv);
+        add_row(out, weight, &p->v, v_offset, p->sizes.dv);
     }
-    store_row(p, a, a->s.q_row + i, out, sum, most + LOG(sum));
+    store_row(p, a, a->s.q_row + i, out, sum, row_max + LOG(sum));
 }
 
 typedef struct context {
@@ -204,69 +204,71 @@ cot_status NAME(attention_fwd_scalar)(cot_queue *queue, const void *problem, voi
 
 /* ---- backward ----------------------------------------------------------------------------------------- */
 
-/* D of query i, or what delta holds. */
+/* D of query i: computed, or read from delta. */
 static real delta_of(const head *a, int64_t i)
 {
     const attention_problem *p = a->p;
     const int64_t row = a->s.q_row + i;
     if (cot_present(&p->delta))
-        return load(&p->delta, attention_lse_at(&p->delta, a->s.b, a->h, row));
-    real D = dot(&p->dout, attention_at(&p->dout, a->s.b, row, a->h), &p->out, attention_at(&p->out, a->s.b, row, a->h),
-                 p->sizes.dv);
+        return load(&p->delta, attention_lse_offset(&p->delta, a->s.b, a->h, row));
+    real D = dot(&p->dout, attention_row_offset(&p->dout, a->s.b, row, a->h), &p->out,
+                 attention_row_offset(&p->out, a->s.b, row, a->h), p->sizes.dv);
     if (cot_present(&p->dlse))
-        D -= load(&p->dlse, attention_lse_at(&p->dlse, a->s.b, a->h, row));
+        D -= load(&p->dlse, attention_lse_offset(&p->dlse, a->s.b, a->h, row));
     return D;
 }
 
 static real lse_of(const head *a, int64_t i)
 {
-    return load(&a->p->lse, attention_lse_at(&a->p->lse, a->s.b, a->h, a->s.q_row + i));
+    return load(&a->p->lse, attention_lse_offset(&a->p->lse, a->s.b, a->h, a->s.q_row + i));
 }
 
-/* P (times what dropout makes of it), dS and dZ of one pair. */
+/* P (times the dropout factor), dS and dZ of one pair. */
 typedef struct pair {
-    real kept, dS, dZ;
+    real P, dS, dZ;
 } pair;
 
 static pair pair_at(const head *a, int64_t i, int64_t j, real lse, real D)
 {
     const attention_problem *p = a->p;
-    real slope_of_cap;
-    const real P = EXP(score(a, i, j, &slope_of_cap) - lse), kept = (real)attention_kept(&a->dropout, i, j);
-    const real dP = kept * dot(&p->dout, attention_at(&p->dout, a->s.b, a->s.q_row + i, a->h), &p->v,
-                               attention_at(&p->v, a->s.b, a->s.k_row + j, a->hkv), p->sizes.dv);
+    real softcap_slope;
+    const real P = EXP(score(a, i, j, &softcap_slope) - lse),
+               factor = (real)attention_dropout_factor(&a->dropout, i, j);
+    const real dP = factor * dot(&p->dout, attention_row_offset(&p->dout, a->s.b, a->s.q_row + i, a->h), &p->v,
+                                 attention_row_offset(&p->v, a->s.b, a->s.k_row + j, a->hkv), p->sizes.dv);
     const real dS = P * (dP - D);
-    return (pair){P * kept, dS, dS * slope_of_cap};
+    return (pair){P * factor, dS, dS * softcap_slope};
 }
 
 static void backward_row(const head *a, int64_t i, real *dq, real *dk, real *dv)
 {
     const attention_problem *p = a->p;
     const int64_t d = p->sizes.d, row = a->s.q_row + i;
-    const attention_span keys = attention_keys_of(&p->sizes, &a->s, i);
+    const attention_span keys = attention_visible_keys(&p->sizes, &a->s, i);
     const real scale = (real)p->sizes.scale, lse = lse_of(a, i), D = delta_of(a, i);
-    const int64_t q_at = attention_at(&p->q, a->s.b, row, a->h), do_at = attention_at(&p->dout, a->s.b, row, a->h);
+    const int64_t q_offset = attention_row_offset(&p->q, a->s.b, row, a->h),
+                  dout_offset = attention_row_offset(&p->dout, a->s.b, row, a->h);
     for (int64_t c = 0; c < d; c++)
         dq[c] = 0;
     for (int64_t j = keys.first; lse != -INFINITY && j < keys.end; j++) {
         const pair x = pair_at(a, i, j, lse, D);
-        const int64_t k_at = attention_at(&p->k, a->s.b, a->s.k_row + j, a->hkv);
-        add_row(dq, x.dZ, &p->k, k_at, d);
-        add_row(dk + j * d, x.dZ, &p->q, q_at, d);
-        add_row(dv + j * p->sizes.dv, x.kept, &p->dout, do_at, p->sizes.dv);
+        const int64_t k_offset = attention_row_offset(&p->k, a->s.b, a->s.k_row + j, a->hkv);
+        add_row(dq, x.dZ, &p->k, k_offset, d);
+        add_row(dk + j * d, x.dZ, &p->q, q_offset, d);
+        add_row(dv + j * p->sizes.dv, x.P, &p->dout, dout_offset, p->sizes.dv);
     }
-    const int64_t at = cot_present(&p->dq) ? attention_at(&p->dq, a->s.b, row, a->h) : 0;
+    const int64_t offset = cot_present(&p->dq) ? attention_row_offset(&p->dq, a->s.b, row, a->h) : 0;
     for (int64_t c = 0; cot_present(&p->dq) && c < d; c++)
-        store(&p->dq, at + c * p->dq.stride[3], p->accumulate, scale * dq[c]);
+        store(&p->dq, offset + c * p->dq.stride[3], p->accumulate, scale * dq[c]);
 }
 
-/* Rows [0, rows) of one head of dk or dv from its sums. */
+/* Stores all rows of one head of dk or dv from their sums. */
 static void store_sums(const cot_tensor *t, const head *a, const real *sums, int64_t size, real factor)
 {
     for (int64_t j = 0; cot_present(t) && j < a->s.k_rows; j++) {
-        const int64_t at = attention_at(t, a->s.b, a->s.k_row + j, a->hkv);
+        const int64_t offset = attention_row_offset(t, a->s.b, a->s.k_row + j, a->hkv);
         for (int64_t c = 0; c < size; c++)
-            store(t, at + c * t->stride[3], a->p->accumulate, factor * sums[j * size + c]);
+            store(t, offset + c * t->stride[3], a->p->accumulate, factor * sums[j * size + c]);
     }
 }
 
@@ -277,7 +279,7 @@ static void backward_item(void *memory, int64_t item)
     const attention_sizes *z = &p->sizes;
     const int64_t b = item / z->Hkv, hkv = item % z->Hkv, group = z->H / z->Hkv;
     const attention_sequence s = attention_sequence_at(p, b);
-    /* dk and dv: one stretch a sequence, [Hkv][k_rows][d + dv] */
+    /* The sums of dk and dv: one piece [Hkv][k_rows][d + dv] per sequence. */
     const int64_t rows_before = z->packed ? s.k_row : b * z->Tk;
     real *dk = c->workspace + (rows_before * z->Hkv + hkv * s.k_rows) * (z->d + z->dv), *dv = dk + s.k_rows * z->d;
     real *dq = c->workspace + z->rows_k * z->Hkv * (z->d + z->dv) + item * z->d;
@@ -289,14 +291,14 @@ static void backward_item(void *memory, int64_t item)
             backward_row(&a, i, dq, dk, dv);
         for (int64_t i = s.Tq; cot_present(&p->dq) && i < s.q_rows; i++)
             for (int64_t n = 0; n < z->d; n++)
-                store(&p->dq, attention_at(&p->dq, b, s.q_row + i, h) + n * p->dq.stride[3], p->accumulate, 0);
+                store(&p->dq, attention_row_offset(&p->dq, b, s.q_row + i, h) + n * p->dq.stride[3], p->accumulate, 0);
     }
     const head a = {.p = p, .s = s, .hkv = hkv};
     store_sums(&p->dk, &a, dk, z->d, (real)z->scale);
     store_sums(&p->dv, &a, dv, z->dv, 1);
 }
 
-/* One element of dsink or dbias sums over all there is, so it sums in double. */
+/* One element of dsink or dbias may sum over the whole call, so it sums in double. */
 static void dsink_item(void *memory, int64_t h)
 {
     const attention_problem *p = memory;
@@ -313,7 +315,7 @@ static void dsink_item(void *memory, int64_t h)
     store(&p->dsink, h * p->dsink.stride[0], p->accumulate, sum);
 }
 
-/* The stretch of an axis that an index of dbias stands for. */
+/* The range of an axis that an index of dbias covers. */
 static attention_span bias_span(int64_t size, int64_t index, int64_t all)
 {
     return size == 1 ? (attention_span){0, all} : (attention_span){index, index + 1 < all ? index + 1 : all};
@@ -323,27 +325,29 @@ static void dbias_item(void *memory, int64_t item)
 {
     const attention_problem *p = memory;
     const int64_t *shape = p->dbias.shape;
-    const int64_t jj = item % shape[3], ii = item / shape[3] % shape[2], hh = item / shape[3] / shape[2] % shape[1];
-    const int64_t bb = item / shape[3] / shape[2] / shape[1];
-    const attention_span batch = bias_span(shape[0], bb, p->sizes.B), heads = bias_span(shape[1], hh, p->sizes.H);
+    const int64_t j_index = item % shape[3], i_index = item / shape[3] % shape[2],
+                  h_index = item / shape[3] / shape[2] % shape[1];
+    const int64_t b_index = item / shape[3] / shape[2] / shape[1];
+    const attention_span batch = bias_span(shape[0], b_index, p->sizes.B),
+                         heads = bias_span(shape[1], h_index, p->sizes.H);
     double sum = 0;
     for (int64_t b = batch.first; b < batch.end; b++) {
         for (int64_t h = heads.first; h < heads.end; h++) {
             const head a = head_at(p, b, h);
-            const attention_span rows = bias_span(shape[2], ii, a.s.Tq);
+            const attention_span rows = bias_span(shape[2], i_index, a.s.Tq);
             for (int64_t i = rows.first; i < rows.end; i++) {
-                const attention_span keys = attention_keys_of(&p->sizes, &a.s, i),
-                                     own = bias_span(shape[3], jj, a.s.Tk);
+                const attention_span keys = attention_visible_keys(&p->sizes, &a.s, i),
+                                     key_range = bias_span(shape[3], j_index, a.s.Tk);
                 const real lse = lse_of(&a, i), D = delta_of(&a, i);
-                const int64_t first = keys.first > own.first ? keys.first : own.first;
-                for (int64_t j = first; lse != -INFINITY && j < own.end && j < keys.end; j++)
+                const int64_t first = keys.first > key_range.first ? keys.first : key_range.first;
+                for (int64_t j = first; lse != -INFINITY && j < key_range.end && j < keys.end; j++)
                     sum += (double)pair_at(&a, i, j, lse, D).dS;
             }
         }
     }
-    const int64_t at =
-        bb * p->dbias.stride[0] + hh * p->dbias.stride[1] + ii * p->dbias.stride[2] + jj * p->dbias.stride[3];
-    store(&p->dbias, at, p->accumulate, sum);
+    const int64_t offset = b_index * p->dbias.stride[0] + h_index * p->dbias.stride[1] + i_index * p->dbias.stride[2] +
+                           j_index * p->dbias.stride[3];
+    store(&p->dbias, offset, p->accumulate, sum);
 }
 
 cot_status NAME(attention_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
@@ -367,10 +371,11 @@ static void delta_item(void *memory, int64_t item)
     const cot_attention_delta_args *a = &p->args;
     const int64_t b = item / p->sizes.H, h = item % p->sizes.H;
     for (int64_t i = 0; i < p->sizes.Tq; i++) {
-        real D = dot(&a->dout, attention_at(&a->dout, b, i, h), &a->out, attention_at(&a->out, b, i, h), p->sizes.dv);
+        real D = dot(&a->dout, attention_row_offset(&a->dout, b, i, h), &a->out, attention_row_offset(&a->out, b, i, h),
+                     p->sizes.dv);
         if (cot_present(&a->dlse))
-            D -= load(&a->dlse, attention_lse_at(&a->dlse, b, h, i));
-        store(&a->delta, attention_lse_at(&a->delta, b, h, i), false, D);
+            D -= load(&a->dlse, attention_lse_offset(&a->dlse, b, h, i));
+        store(&a->delta, attention_lse_offset(&a->delta, b, h, i), false, D);
     }
 }
 
@@ -389,21 +394,21 @@ static void merge_item(void *memory, int64_t item)
     const int64_t b = item / p->sizes.H, h = item % p->sizes.H;
     const real sink = cot_present(&a->sink) ? load(&a->sink, h * a->sink.stride[0]) : -INFINITY;
     for (int64_t i = 0; i < p->sizes.Tq; i++) {
-        const real lse_a = load(&a->lse_a, attention_lse_at(&a->lse_a, b, h, i));
-        const real lse_b = load(&a->lse_b, attention_lse_at(&a->lse_b, b, h, i));
-        real most = lse_a > lse_b || isnan(lse_a) ? lse_a : lse_b;
-        most = sink > most || isnan(sink) ? sink : most;
-        const bool none = most == -INFINITY;
-        const real weight_a = none ? 0 : EXP(lse_a - most), weight_b = none ? 0 : EXP(lse_b - most);
-        const real sum = none ? 1 : weight_a + weight_b + EXP(sink - most);
+        const real lse_a = load(&a->lse_a, attention_lse_offset(&a->lse_a, b, h, i));
+        const real lse_b = load(&a->lse_b, attention_lse_offset(&a->lse_b, b, h, i));
+        real max_lse = lse_a > lse_b || isnan(lse_a) ? lse_a : lse_b;
+        max_lse = sink > max_lse || isnan(sink) ? sink : max_lse;
+        const bool empty = max_lse == -INFINITY;
+        const real weight_a = empty ? 0 : EXP(lse_a - max_lse), weight_b = empty ? 0 : EXP(lse_b - max_lse);
+        const real sum = empty ? 1 : weight_a + weight_b + EXP(sink - max_lse);
         for (int64_t c = 0; cot_present(&a->out) && c < p->sizes.dv; c++) {
-            const real x = load(&a->out_a, attention_at(&a->out_a, b, i, h) + c * a->out_a.stride[3]);
-            const real y = load(&a->out_b, attention_at(&a->out_b, b, i, h) + c * a->out_b.stride[3]);
-            store(&a->out, attention_at(&a->out, b, i, h) + c * a->out.stride[3], false,
-                  none ? 0 : (weight_a * x + weight_b * y) / sum);
+            const real x = load(&a->out_a, attention_row_offset(&a->out_a, b, i, h) + c * a->out_a.stride[3]);
+            const real y = load(&a->out_b, attention_row_offset(&a->out_b, b, i, h) + c * a->out_b.stride[3]);
+            store(&a->out, attention_row_offset(&a->out, b, i, h) + c * a->out.stride[3], false,
+                  empty ? 0 : (weight_a * x + weight_b * y) / sum);
         }
         if (cot_present(&a->lse))
-            store(&a->lse, attention_lse_at(&a->lse, b, h, i), false, none ? -INFINITY : most + LOG(sum));
+            store(&a->lse, attention_lse_offset(&a->lse, b, h, i), false, empty ? -INFINITY : max_lse + LOG(sum));
     }
 }
 

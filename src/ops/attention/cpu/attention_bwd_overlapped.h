@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attention_bwd_overlapped.h: the backward's elementwise arithmetic overlapped with its products, for AMX products of
+ * two and three bf16.
+ *
+ * It processes SCORE_ROWS keys of a block of queries at a time. P^T and dS^T of a part (32 keys x 32 queries) are
+ * computed two keys per k-step of the tile products. Those products are the next parts of S^T and dP^T, and dv, dk
+ * and dq of the previous keys, which are pending until then. Products of two and three bf16 take long enough to hide
+ * all of this arithmetic, which is more expensive there: P and dS are split into terms. Products of one bf16 take too
+ * little time to hide it: separate passes are as fast. */
+#ifndef COT_ATTENTION_BWD_OVERLAPPED_H
+#define COT_ATTENTION_BWD_OVERLAPPED_H
+
+#include "attention_bwd_pairs.h"
+
+enum {
+    RING_SIZE = 4, /* parts that wait for their exponentials, plus the parts that the products write */
+    MAX_PENDING = (2 * SCORE_ROWS + BLOCK) / STRIP * ATTENTION_MAX_D / STRIP,
+};
+
+/* A part of dv, dk or dq that is not yet accumulated: c += a b, or c = a b. */
+typedef struct pending_part {
+    const mt *a, *b;
+    float *c;
+    int64_t a_rows, n;
+    bool accumulate;
+} pending_part;
+
+typedef struct pending_products {
+    pending_part parts[MAX_PENDING];
+    int64_t count, done;
+} pending_products;
+
+/* A part of S^T and dP^T whose P^T and dS^T are not yet computed. */
+typedef struct score_part {
+    const float *s, *dp, *lse, *D;
+    mt *prob, *ds, *ds_b;
+} score_part;
+
+/* The waiting parts in a ring. `current` is the oldest part, of which rows_left rows remain. The other `count` parts
+ * follow from `next` on. */
+typedef struct score_queue {
+    const score_part *ring;
+    int64_t next, count;
+    score_part current;
+    int64_t rows_left;
+    vf exp_scale, prob[2], ds[2];    /* prob: of one key; ds: dS^T of the even key of a pair */
+    bool step_has_rows;              /* there was a row left when this k-step began */
+    mt_ahead *prefetch, *prefetch_2; /* ranges to prefetch meanwhile, one after the other */
+} score_queue;
+
+V_INLINE void compute_prob_row(score_queue *queue)
+{
+    V_UNROLL
+    for (int m = 0; m < 2; m++)
+        queue->prob[m] =
+            exp_scores(v_load(queue->current.s + m * VW), queue->exp_scale, v_load(queue->current.lse + m * VW));
+    mt_store_a2(queue->current.prob, queue->prob[0], queue->prob[1]);
+    queue->current.s += MT;
+    queue->current.prob += MT;
+}
+
+V_INLINE void compute_ds_row(score_queue *queue, vf ds[2])
+{
+    V_UNROLL
+    for (int m = 0; m < 2; m++)
+        ds[m] = v_mul(queue->prob[m], v_sub(v_load(queue->current.dp + m * VW), v_load(queue->current.D + m * VW)));
+    mt_store_a2(queue->current.ds, ds[0], ds[1]);
+    queue->current.dp += MT;
+    queue->current.ds += MT;
+}
+
+/* Four steps process two keys. */
+V_INLINE void differentiate_step(score_queue *queue, int step)
+{
+    if (step % 2 == 0) {
+        compute_prob_row(queue);
+    } else if (step == 1) {
+        compute_ds_row(queue, queue->ds);
+    } else {
+        vf odd[2];
+        compute_ds_row(queue, odd);
+        V_UNROLL
+        for (int m = 0; m < 2; m++)
+            mt_store_b(queue->current.ds_b, SCORE_ROWS, 0, m * VW, queue->ds[m], odd[m]);
+        queue->current.ds_b += 2 * MT;
+        queue->rows_left -= 2;
+    }
+}
+
+V_INLINE void start_next_part(score_queue *queue)
+{
+    queue->current = queue->ring[queue->next];
+    queue->next = (queue->next + 1) % RING_SIZE;
+    queue->rows_left = STRIP;
+    queue->count--;
+}
+
+/* Callback of mt_part, which calls it four times a k-step with `step` 0 to 3. */
+V_INLINE void overlap_step(void *argument, int step)
+{
+    score_queue *queue = argument;
+    for (size_t line = 0; line < COT_MATMUL_SPLIT; line++)
+        mt_ask(queue->prefetch->at < queue->prefetch->end ? queue->prefetch : queue->prefetch_2);
+    if (step == 0) {
+        if (queue->rows_left == 0 && queue->count > 0)
+            start_next_part(queue);
+        queue->step_has_rows = queue->rows_left > 0;
+    }
+    if (queue->step_has_rows)
+        differentiate_step(queue, step);
+}
+
+/* Finishes the current part, and further ones until at most max_waiting parts wait. */
+V_INLINE void drain_scores(score_queue *queue, int64_t max_waiting)
+{
+    for (;;) {
+        while (queue->rows_left > 0)
+            for (int step = 0; step < 4; step++)
+                differentiate_step(queue, step);
+        if (queue->count <= max_waiting)
+            return;
+        start_next_part(queue);
+    }
+}
+
+V_INLINE void run_pending(pending_products *pending, score_queue *queue)
+{
+    const pending_part *part = &pending->parts[pending->done++];
+    mt_part(part->n, 1, part->a, part->a_rows, part->b, part->c, part->accumulate, false, overlap_step, queue);
+}
+
+static void finish_pending(pending_products *pending)
+{
+    mt_ahead no_prefetch = {NULL, NULL};
+    score_queue queue = {.prefetch = &no_prefetch, .prefetch_2 = &no_prefetch};
+    while (pending->done < pending->count)
+        run_pending(pending, &queue);
+    pending->count = pending->done = 0;
+}
+
+/* The strips of queries visible to each strip of SCORE_ROWS keys, and the keys visible to each strip of queries.
+ * `parts` counts the visible parts. */
+typedef struct visible_strips {
+    attention_span queries[SCORE_ROWS / STRIP], keys[BLOCK / STRIP];
+    int64_t parts;
+} visible_strips;
+
+static visible_strips visible_strips_of(const context *c, const score_context *a, int64_t first_key,
+                                        int64_t first_query)
+{
+    visible_strips visible = {.parts = 0};
+    for (int64_t i = 0; i < BLOCK / STRIP; i++)
+        visible.keys[i] = (attention_span){SCORE_ROWS, 0};
+    for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
+        const attention_span rows =
+            attention_visible_queries_of_rows(&c->p->sizes, &a->s, first_key + r, first_key + r + STRIP);
+        const attention_span strips = visible.queries[r / STRIP] = attention_round_to_strips(rows, first_query, BLOCK);
+        for (int64_t i = strips.first / STRIP; i < strips.end / STRIP; i++, visible.parts++) {
+            visible.keys[i].first = visible.keys[i].first < r ? visible.keys[i].first : r;
+            visible.keys[i].end = r + STRIP;
+        }
+    }
+    return visible;
+}
+
+/* Queues the products of the keys from row first_row of their block on. dv and dk go column panel by column panel,
+ * since the strips of keys share a panel of B. dq^T goes by two rows of parts. */
+static void queue_products(const context *c, const block_pair *b, const strip_buffers *x, const visible_strips *visible,
+                           int64_t first_row, pending_products *pending)
+{
+    const int64_t d = c->w.d, dv = c->w.dv, buffer_offset = x->buffer * SCORE_ROWS * BLOCK;
+    const mt *prob = x->prob + buffer_offset, *ds = x->ds + buffer_offset, *ds_b = x->ds_b + buffer_offset;
+    for (int64_t n = 0; n < dv + d; n += STRIP)
+        for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
+            const attention_span span = visible->queries[r / STRIP];
+            const mt *rows = n < dv ? prob : ds, *columns = n < dv ? b->q.dout : b->q.q;
+            float *c_panel = n < dv ? b->dv : b->dk;
+            const int64_t column = n < dv ? n : n - dv;
+            if (span.first < span.end)
+                pending->parts[pending->count++] =
+                    (pending_part){.a = rows + mt_at(SCORE_ROWS, r, span.first),
+                                   .a_rows = SCORE_ROWS,
+                                   .b = columns + mt_at(BLOCK, span.first, column),
+                                   .c = c_panel + mt_at(BLOCK, first_row + r, column),
+                                   .n = span.end - span.first,
+                                   .accumulate = b->dkv_initialized[(first_row + r) / STRIP]};
+        }
+    for (int64_t row_pair = 0; row_pair < d; row_pair += 2 * STRIP)
+        for (int64_t i = 0; i < BLOCK; i += STRIP) {
+            const attention_span span = visible->keys[i / STRIP];
+            for (int64_t row = row_pair; span.first < span.end && row < row_pair + 2 * STRIP && row < d; row += STRIP)
+                pending->parts[pending->count++] = (pending_part){.a = b->kt + mt_at(d, row, first_row + span.first),
+                                                                  .a_rows = d,
+                                                                  .b = ds_b + mt_at(SCORE_ROWS, span.first, i),
+                                                                  .c = b->dq + mt_at(d, row, i),
+                                                                  .n = span.end - span.first,
+                                                                  .accumulate = b->dq_initialized[i / STRIP]};
+        }
+    for (int64_t r = 0; r < SCORE_ROWS / STRIP; r++)
+        b->dkv_initialized[first_row / STRIP + r] |= visible->queries[r].first < visible->queries[r].end;
+    for (int64_t i = 0; i < BLOCK / STRIP; i++)
+        b->dq_initialized[i] |= visible->keys[i].first < visible->keys[i].end;
+}
+
+/* Sets masked scores to -inf in s[STRIP][STRIP], keys from first_key on and queries from first_query on. */
+static void apply_mask(const score_context *a, float *s, int64_t first_key, int64_t first_query)
+{
+    for (int64_t r = 0; r < STRIP; r++) {
+        const attention_span queries = visible_queries(a, first_key + r);
+        for (int64_t c = 0; c < STRIP; c += VW)
+            v_store(s + r * MT + c, mask_scores(v_load(s + r * MT + c), queries.first - first_query - c,
+                                                queries.end - first_query - c));
+    }
+}
+
+/* Computes P^T and dS^T of SCORE_ROWS keys from row first_row of the block on, at the block of queries, while it runs
+ * the pending products. The products of these keys become pending. */
+static void differentiate_overlapped(const context *c, const score_context *a, const block_pair *b, strip_buffers *x,
+                                     pending_products *pending, int64_t first_row)
+{
+    /* Parts of S^T and dP^T lie in the buffers that differentiate_blocks uses for whole tiles. */
+    float(*const s)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) x->s;
+    float(*const dp)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) x->dp;
+    const int64_t d = c->w.d, dv = c->w.dv, first_key = b->first_key + first_row;
+    const visible_strips visible = visible_strips_of(c, a, first_key, b->first_query);
+    if (visible.parts == 0)
+        return;
+    x->buffer = 1 - x->buffer;
+    const int64_t buffer_offset = x->buffer * SCORE_ROWS * BLOCK;
+    score_part ring[RING_SIZE];
+    score_queue queue = {.ring = ring,
+                         .exp_scale = v_set1(scores_exp_scale(c->p)),
+                         .prefetch = b->forms_prefetch,
+                         .prefetch_2 = b->dq_prefetch};
+    int64_t slot = 0, due = 0;
+    for (int64_t i = 0; i < BLOCK; i += STRIP) {
+        const attention_span keys = visible.keys[i / STRIP], queries = {i, i + STRIP};
+        const int64_t n = keys.end > keys.first ? (keys.end - keys.first) / STRIP : 0;
+        if (queue.count + (queue.rows_left > 0) + n > RING_SIZE)
+            drain_scores(&queue, RING_SIZE - n);
+        for (int64_t r = keys.first; r < keys.end; r += STRIP)
+            mt_part(d, 1, b->k + mt_at(BLOCK, first_row + r, 0), BLOCK, b->q.q_t + mt_at(d, 0, i),
+                    s[(slot + (r - keys.first) / STRIP) % RING_SIZE], false, false, overlap_step, &queue);
+        for (int64_t r = keys.first; r < keys.end; r += STRIP, slot = (slot + 1) % RING_SIZE) {
+            mt_part(dv, 1, b->v + mt_at(BLOCK, first_row + r, 0), BLOCK, b->q.dout_t + mt_at(dv, 0, i), dp[slot], false,
+                    true, overlap_step, &queue);
+            if (!all_visible(a, first_key + r, STRIP, b->first_query, queries))
+                apply_mask(a, s[slot], first_key + r, b->first_query + i);
+            const int64_t offset = buffer_offset + mt_at(SCORE_ROWS, r, i);
+            ring[slot] = (score_part){s[slot],          dp[slot],       b->lse + i,      b->D + i,
+                                      x->prob + offset, x->ds + offset, x->ds_b + offset};
+            queue.count++;
+        }
+        /* Spreads the pending parts evenly over the parts of this tile. */
+        for (due += n * pending->count; due >= visible.parts; due -= visible.parts)
+            run_pending(pending, &queue);
+    }
+    drain_scores(&queue, 0);
+    pending->count = pending->done = 0;
+    queue_products(c, b, x, &visible, first_row, pending);
+}
+
+#endif
