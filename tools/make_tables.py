@@ -8,6 +8,7 @@ A file holds the rows of `cotangent bench --json`; a README holds, for an op, th
 
 and gets between them the rows of the kernels that dispatch takes, from the newest file with rows of that op for each
 device; beside them the times of the peers for the same cases, from the newest file whose name ends in -peers.json.
+Where our kernel was timed in the peers' process (rows with "ours"), its figures are from there.
 `make_tables.py --check` changes nothing and fails if a README is not what it would write; `make_tables.py --print OP` prints
 OP's table, from DIR with --results DIR.
 """
@@ -42,8 +43,21 @@ def same_work(row):
     order of sums is ours alone, and a peer's attention may have its rows as it likes them best."""
     if row["op"] == "attention":
         return row["direction"], row["dtype"], row["shape"], row["options"].removesuffix("+any-order")
-    options = row["options"].removesuffix(" drawn") if row["op"] == "dropout" else "silu" in row["options"]
+    options = row["options"].removesuffix(" drawn")
+    if row["op"].startswith("causal_conv1d"):
+        options = "silu" in row["options"]
     return row["direction"], row["dtype"], row["layout"], row["shape"], options
+
+
+def from_peers_run(row, peer_rows):
+    """A row of bench with our kernel's figures from the peers' process, where it was timed there."""
+    any_order = "any-order" in row["options"]
+    own = next((own for own in peer_rows if own.get("ours") and same_work(own) == same_work(row)
+                and ("any-order" in own["options"]) == any_order), None)
+    if own is None:
+        return row
+    cycles = {"cycles16": row["cycles16"] * own["ms"] * own["threads"] / (row["ms"] * row["threads"])} if row["threads"] else {}
+    return row | {key: own[key] for key in ("options", "ms", "bytes", "gbps", "ratio", "tflops") if key in own} | cycles
 
 
 def accuracy(device, source, rows):
@@ -316,11 +330,9 @@ def front(results, peers):
             continue
         lines += [f"{device}:", "", "| op | direction | case | ms | reaches | beside the best peer |", "|---|---|---|--:|--:|---|"]
         for row in rows:
-            same = [peer for peer in peers.get((row["op"], device), ("", []))[1] if same_work(peer) == same_work(row)]
-            theirs = [peer for peer in same if not peer.get("ours")]
-            order = "any-order" in row["options"]
-            row |= next(({key: own[key] for key in ("ms", "tflops")} for own in same  # from the same run as the peers'
-                         if own.get("ours") and ("any-order" in own["options"]) == order), {})
+            peer_rows = peers.get((row["op"], device), ("", []))[1]
+            row.update(from_peers_run(row, peer_rows))
+            theirs = [peer for peer in peer_rows if not peer.get("ours") and same_work(peer) == same_work(row)]
             best = min(theirs, key=lambda peer: peer["ms"], default=None)
             products = row["op"] in ("attention", "causal_conv1d_dense")
             lines.append(f"| {row['op']} | {row['direction']} | {row['dtype']} {row['layout']} {row['shape']}, {row['options']} "
@@ -360,8 +372,10 @@ def table(op, results, peers, directory):
         # Where matrix products are what there is to do, a row has their rate beside its own.
         products = any("product_ceiling" in row for row in rows)
         peer_source, peer_rows = peers.get((name, device), ("", []))
-        theirs = {(row["kernel"], same_work(row)): row["ms"] for row in peer_rows}
-        kernels = [kernel for kernel in dict.fromkeys(row["kernel"] for row in peer_rows)
+        rows = [from_peers_run(row, peer_rows) for row in rows]
+        interleaved = any(row.get("ours") for row in peer_rows)
+        theirs = {(row["kernel"], same_work(row)): row["ms"] for row in peer_rows if not row.get("ours")}
+        kernels = [kernel for kernel in dict.fromkeys(kernel for kernel, _ in theirs)
                    if any((kernel, same_work(row)) in theirs for row in rows)]
         lines += [
             f"{device}, {host}commit {first['commit']}, {first['date']} (`bench/results/{source}`):",
@@ -388,7 +402,9 @@ def table(op, results, peers, directory):
             + (" \"Of products\": over matrix products of the same dtype from the first-level cache in the same run."
                if products else "")
             + (f" The last columns: peers on the same device and cases (`bench/results/{peer_source}`)"
-               + ("." if op == "attention" else ", with weights of x's dtype.") if kernels else ""),
+               + ("." if op == "attention" or op.startswith("mhc") else ", with weights of x's dtype.")
+               + (" Where there are peers, all kernels of a row ran interleaved in one process (tools/peers/protocol.py)."
+                  if interleaved else "") if kernels else ""),
             "",
         ]
     return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times causal convolutions of Python packages on the cases of `cotangent bench causal_conv1d`, and torch's copy.
+"""Times causal convolutions of Python packages on the cases of `cotangent bench causal_conv1d`, beside ours and the copy.
 
-    tools/peers/causal_conv1d.py [--device cpu|cuda] [--threads N] [--only TEXT] [--peer TEXT] [--json FILE]
+    tools/peers/causal_conv1d.py [--device cpu|cuda] [--threads N] [--only TEXT] [--peer TEXT] [--json FILE] [--library FILE]
+                                 [--seconds N]
 
 Needs torch (pip install torch), which nothing else in this repository does. Prints JSON rows with the keys of
-`cotangent bench --json`; `ceiling` is torch's copy_ at the same footprint, and a row of its own, op "copy", is torch's
-copy_ beyond the caches. Weights are of x's dtype, because conv1d accepts no other. The peers, forward and autograd:
+`cotangent bench --json`, timed as protocol.py describes. `ceiling` is torch's copy_ at the same footprint, and a row of its
+own, op "copy", is torch's copy_ beyond the caches. Our rows have "ours". Weights are of x's dtype, because conv1d accepts no
+other. The peers, forward and autograd:
 
     eager           F.conv1d(groups=D) + F.silu
     compile         the same through torch.compile
@@ -14,26 +16,17 @@ copy_ beyond the caches. Weights are of x's dtype, because conv1d accepts no oth
     causal_conv1d   that package, where it is installed
     fla             flash-linear-attention, where it is installed
 
-Times on cuda are of a CUDA graph with many calls, over as many copies of the data as push each other out of the cache, as
-bench's are. A peer that fails on a case is left out, with the reason on standard error.
+A peer that fails on a case is left out, with the reason on standard error.
 """
-import argparse
-import datetime
+import functools
 import importlib.metadata
-import json
-import pathlib
-import platform
-import statistics
+import os
 import sys
-import time
 
-sys.path.pop(0) # this folder: the file is called like one of the packages
-
-try:
-    import torch
-    import torch.nn.functional as functional
-except ImportError:
-    sys.exit("causal_conv1d.py: torch is not installed (pip install torch)")
+import library
+import protocol
+import torch
+import torch.nn.functional as functional
 
 K = 4
 BEYOND_CACHES = 8 * 2048 * 8192 * 4 * 2  # bytes read and written: the largest forward of bench
@@ -42,83 +35,6 @@ SHAPES = {"cpu": [(8, 2048, 8192, "f32"), (2, 1024, 2048, "f32"), (2, 1024, 2048
                   (1, 128, 1024, "f32"), (1, 128, 1024, "bf16")],
           "cuda": [(8, 4096, 4096, "bf16"), (2, 2048, 2048, "bf16"), (8, 4096, 4096, "f32"), (8, 4096, 4096, "f16"),
                    (1, 1536, 16384, "bf16")]}
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-SAMPLE_SECONDS, SAMPLES, SAMPLES_LEAST, CASE_SECONDS = 0.01, 9, 3, 12
-
-
-GRAPH_SECONDS, REPLAYS, FLUSH, MAX_COPIES, MAX_CALLS = 2e-3, 15, 4, 64, 256 # on cuda
-
-
-def seconds_on_host(call):
-    """The median of several samples, each of as many calls as fill a hundredth of a second, as bench does."""
-    def sample(calls):
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        return (time.perf_counter() - begin) / calls
-
-    begin = time.perf_counter()
-    sample(1)
-    once = sample(1)
-    calls = int(SAMPLE_SECONDS / once) + 1 if once < SAMPLE_SECONDS else 1
-    samples = []
-    for number in range(SAMPLES):
-        if number >= SAMPLES_LEAST and time.perf_counter() - begin > CASE_SECONDS:
-            break
-        samples.append(sample(calls))
-    return statistics.median(samples)
-
-
-def copies_for(footprint, device):
-    """So many copies of the data that each has left the cache when its turn comes again."""
-    if device == "cpu":
-        return 1
-    cache = torch.cuda.get_device_properties(0).L2_cache_size
-    return min(MAX_COPIES, int(FLUSH * cache / footprint) + 1)
-
-
-def seconds_on_device(calls):
-    """Of one of the calls, which take turns in a graph that is replayed."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-    def measure(count, replays):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            for number in range(count):
-                calls[number % len(calls)]()
-        graph.replay()
-        samples = []
-        for _ in range(replays):
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            samples.append(1e-3 * begin.elapsed_time(end) / count)
-        return statistics.median(samples)
-
-    for call in calls: # what a first call compiles or loads
-        call()
-    once = measure(len(calls), 1)
-    wanted = max(len(calls), min(MAX_CALLS, int(GRAPH_SECONDS / once)))
-    return measure(wanted // len(calls) * len(calls), REPLAYS)
-
-
-def copy_bandwidth(footprint, device):
-    """Bytes read and written a second by copy_ of half the footprint."""
-    pairs = [(torch.ones(footprint // 8, device=device), torch.zeros(footprint // 8, device=device))
-             for _ in range(copies_for(footprint, device))]
-    calls = [lambda pair=pair: pair[1].copy_(pair[0]) for pair in pairs]
-    seconds = seconds_on_device(calls) if device == "cuda" else seconds_on_host(calls[0])
-    return 2 * pairs[0][0].numel() * 4 / seconds
-
-
-def device_name(device):
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
 
 
 # ---- the peers: x [B,D,T], weight [D,K], bias [D] -> y like x
@@ -151,18 +67,13 @@ def package_fla():
     return call
 
 
-def compiled(function):
-    torch._dynamo.reset() # each case is compiled for its own shapes
-    return torch.compile(function, dynamic=False)
-
-
 def peers(device):
-    """{name: a function that makes the call}, of what is installed."""
-    version = f"torch {torch.__version__.split('+')[0]}"
+    """{name: a function that makes the peer's function}, of what is installed."""
+    version = f"torch {protocol.torch_version()}"
     found = {f"{version} eager": lambda: convolve}
     if device == "cuda":
-        found[f"{version} compile"] = lambda: compiled(convolve)
-        found[f"{version} compile, taps"] = lambda: compiled(add_taps)
+        found[f"{version} compile"] = lambda: torch.compile(convolve, dynamic=False)
+        found[f"{version} compile, taps"] = lambda: torch.compile(add_taps, dynamic=False)
         for name, package in ("causal_conv1d", package_causal_conv1d), ("fla", package_fla):
             try:
                 call = package()
@@ -173,98 +84,85 @@ def peers(device):
     return found
 
 
-def normal(shape, dtype, device):
-    """Normal, rounded to the dtype, as bench's inputs are."""
-    return torch.randn(shape, device=device).to(dtype)
+# ---- one case: data are x, weight, bias and dy
 
 
-def cases(device):
-    for number, (B, D, T, dtype) in enumerate(SHAPES[device]):
-        for direction in ("forward", "backward"):
-            for layout in ("channel-first", "channel-last"):
-                for silu in ((True,) if number == 0 or device == "cuda" else (True, False)):
-                    yield direction, B, D, T, dtype, layout, silu
-
-
-def measure(case, device, name, make):
-    direction, B, D, T, dtype_name, layout, silu = case
-    dtype = DTYPES[dtype_name]
-    size = 4 if dtype_name == "f32" else 2
-    backward = direction == "backward"
-    parameters = D * (K + 1) * size
-    footprint = (3 * B * D * T * size + 2 * parameters) if backward else (2 * B * D * T * size + parameters)
+def peer_call(make, direction, silu):
+    """A function from the data to the peer's call."""
     function = make()
 
-    def data():
-        if layout == "channel-first":
-            return normal((B, D, T), dtype, device)
-        return normal((B, T, D), dtype, device).transpose(1, 2)
-
-    def call():
-        """With data of its own."""
-        x = data().requires_grad_(backward)
-        weight = normal((D, K), dtype, device).requires_grad_(backward)
-        bias = normal((D,), dtype, device).requires_grad_(backward)
-        if not backward:
+    def call_on(data):
+        x, weight, bias, dy = data
+        if direction == "forward":
             return lambda: function(x, weight, bias, silu)
-        y, dy = function(x, weight, bias, silu), data()
+        y = function(x, weight, bias, silu)
         return lambda: torch.autograd.grad(y, (x, weight, bias), dy, retain_graph=True)
+    return call_on
 
+
+def our_call(ours, direction, silu):
+    def call_on(data):
+        x, weight, bias, dy = (value.detach() for value in data)
+        inputs = {"activation": library.ACTIVATIONS["silu" if silu else "none"], "x": x, "weight": weight, "bias": bias}
+        if direction == "forward":
+            return ours.call("causal_conv1d_forward", "y", **inputs, y=torch.empty_like(x))
+        return ours.call("causal_conv1d_backward", "dx dweight dbias", **inputs, dy=dy, dx=torch.empty_like(x),
+                         dweight=torch.empty_like(weight), dbias=torch.empty_like(bias))
+    return call_on
+
+
+def data_of(case, device):
+    direction, B, D, T, dtype, layout, silu = case
+
+    def like_x():
+        if layout == "channel-first":
+            return protocol.normal((B, D, T), dtype, device)
+        return protocol.normal((B, T, D), dtype, device).transpose(1, 2)
+
+    backward = direction == "backward"
+    parameters = [protocol.normal(shape, dtype, device).requires_grad_(backward) for shape in ((D, K), (D,))]
+    return like_x().requires_grad_(backward), *parameters, like_x()
+
+
+def options_of(dtype, silu):
+    return f"w={dtype}{'+silu' if silu else ''}+bias"
+
+
+def measure(case, options, found, ours):
+    direction, B, D, T, dtype, layout, silu = case
+    backward, size = direction == "backward", protocol.DTYPES[dtype].itemsize
+    footprint = (3 if backward else 2) * B * D * T * size + (2 if backward else 1) * D * (K + 1) * size
+    torch._dynamo.reset()  # each case is compiled for its own shapes
+    makers = {"cotangent": our_call(ours, direction, silu)} if ours is not None else {}
+    makers |= {name: peer_call(make, direction, silu) for name, make in found.items()}
+    data = [data_of(case, options.device) for _ in range(protocol.copies_for(footprint, options.device))]
     with torch.set_grad_enabled(backward):
-        calls = [call() for _ in range(copies_for(footprint, device))]
-        seconds = seconds_on_device(calls) if device == "cuda" else seconds_on_host(calls[0])
-    del calls
-    ceiling = copy_bandwidth(footprint, device)
-    return row(device, "causal_conv1d", direction, name, dtype_name, layout, f"B{B} D{D} T{T} K{K}",
-               f"w={dtype_name}" + ("+silu" if silu else "") + "+bias", footprint, seconds, ceiling)
+        return protocol.memory_rows(makers, data, footprint, options, op="causal_conv1d", direction=direction, dtype=dtype,
+                                    layout=layout, shape=f"B{B} D{D} T{T} K{K}", options=options_of(dtype, silu))
 
 
-def row(device, op, direction, kernel, dtype, layout, shape, options, footprint, seconds, ceiling):
-    return {
-        "op": op, "direction": direction, "kernel": kernel, "backend": device, "dtype": dtype, "layout": layout,
-        "shape": shape, "options": options, "threads": torch.get_num_threads() if device == "cpu" else 0,
-        "ms": 1e3 * seconds, "bytes": footprint, "gbps": 1e-9 * footprint / seconds, "ceiling": 1e-9 * ceiling,
-        "ratio": footprint / seconds / ceiling, "footprint": footprint, "device": device_name(device),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-    }
+def copy_row(device):
+    _, rate = protocol.interleave_with_copy({}, BEYOND_CACHES, device)
+    return protocol.row_of(device, "copy", "", f"torch {protocol.torch_version()} copy_", "f32", "", "", "beyond the caches",
+                           ms=1e3 * BEYOND_CACHES / rate, bytes=BEYOND_CACHES, gbps=1e-9 * rate, ceiling=1e-9 * rate,
+                           ratio=1.0, footprint=BEYOND_CACHES)
+
+
+def cases(options, found, ours):
+    for number, (B, D, T, dtype) in enumerate(SHAPES[options.device]):
+        for direction in ("forward", "backward"):
+            for layout in ("channel-first", "channel-last"):
+                for silu in ((True,) if number == 0 or options.device == "cuda" else (True, False)):
+                    case = direction, B, D, T, dtype, layout, silu
+                    text = f"{direction} {dtype} {layout} B{B} D{D} T{T} K{K} {options_of(dtype, silu)}"
+                    yield text, functools.partial(measure, case, options, found, ours)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, help="CPU threads (all)")
-    parser.add_argument("--only", default="", help="only cases whose description contains this")
-    parser.add_argument("--peer", default="", help="only peers whose name contains this")
-    parser.add_argument("--json", help="write the rows here instead of printing them")
-    options = parser.parse_args()
-    if options.threads is not None and options.threads < 1:
-        parser.error("--threads must be 1 or more")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("causal_conv1d.py: torch sees no CUDA device")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    if options.device == "cuda":
-        torch.cuda.set_stream(torch.cuda.Stream()) # one that can be captured, for autograd's kernels too
-    beyond = copy_bandwidth(BEYOND_CACHES, options.device)
-    rows = [row(options.device, "copy", "", f"torch {torch.__version__.split('+')[0]} copy_", "f32", "", "",
-                "beyond the caches", BEYOND_CACHES, BEYOND_CACHES / beyond, beyond)]
-    found = {name: make for name, make in peers(options.device).items() if options.peer in name}
-    for case in cases(options.device):
-        direction, B, D, T, dtype, layout, silu = case
-        text = f"{direction} {dtype} {layout} B{B} D{D} T{T} K{K} w={dtype}{'+silu' if silu else ''}+bias"
-        for name, make in found.items():
-            if options.only not in text:
-                continue
-            try:
-                rows.append(measure(case, options.device, name, make))
-            except Exception as error: # whatever a package throws: the others go on
-                print(f"causal_conv1d.py: {name} is left out of {text}: {type(error).__name__}: "
-                      f"{str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)
-            if options.json: # after each: compiling takes minutes
-                pathlib.Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
-    if not options.json:
-        print(json.dumps(rows, indent=1))
+    options, ours = protocol.begin(protocol.parser_of(__doc__))
+    sys.path.remove(os.path.dirname(protocol.__file__))  # this folder: the file is called like one of the packages
+    rows = [copy_row(options.device)]
+    protocol.run(cases(options, peers(options.device), ours), options, rows)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,25 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times the formulas of cotangent/mhc.h written in PyTorch, on the cases of `cotangent bench --backend cuda`.
+"""Times the formulas of cotangent/mhc.h written in PyTorch, on cases of `cotangent bench --backend cuda`, beside ours.
 
-    tools/peers/mhc.py [--device cpu|cuda] [--threads N] [--only TEXT] [--json FILE]
+    tools/peers/mhc.py [--device cpu|cuda] [--threads N] [--only TEXT] [--peer TEXT] [--json FILE] [--library FILE]
+                       [--seconds N]
 
 Needs torch (pip install torch), which nothing else in this repository does. Prints JSON rows with the keys of
-`cotangent bench --json`; `ceiling` is torch's copy_ at the same footprint. Kernels are the plain formulas, eager and
-through torch.compile, and their autograd. Calls take turns over copies of their inputs that push each other out of the
-cache, as bench's do.
+`cotangent bench --json`, timed as protocol.py describes. `ceiling` is torch's copy_ at the same footprint. Our rows have
+"ours". The peers are the plain formulas, eager and through torch.compile, and their autograd.
 """
-import argparse
-import datetime
-import json
-import pathlib
-import platform
-import statistics
-import sys
-import time
+import functools
 
-try:
-    import torch
-except ImportError:
-    sys.exit("mhc.py: torch is not installed (pip install torch)")
+import protocol
+import torch
 
 ITERATIONS, EPS, POST_SCALE = 20, 1e-6, 2.0
-BEYOND_CACHES = 300e6  # bytes that the copies of a case come to, together
 SHAPES = [(8192, 4, 4096, "bf16"), (8192, 4, 7168, "bf16"), (8192, 4, 1280, "bf16"), (40, 4, 4096, "bf16"),
           (8192, 2, 4096, "bf16"), (4096, 8, 4096, "bf16")]
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-SIZES = {"f32": 4, "bf16": 2, "f16": 2}
-CALLS, SAMPLES, CASE_SECONDS = 20, 9, 12
+
+
+# ---- the formulas
 
 
 def pre(x, phi, alpha, bias):
@@ -61,124 +51,128 @@ def post(x, f, h_post, A):
     return y.to(x.dtype)
 
 
-def case_of(op, T, n, D, dtype, device):
-    """The function, its inputs, and the bytes of inputs and outputs, forward and backward."""
-    M, e, like_x = n * (n + 2), SIZES[dtype], DTYPES[dtype]
+FUNCTIONS = {"mhc_pre": pre, "mhc_sinkhorn": sinkhorn, "mhc_post": post}
+# As bench names what these calls compute.
+OPTIONS = {("mhc_pre", "forward"): "phi~1/nD", ("mhc_pre", "backward"): "phi~1/nD+dh_res",
+           ("mhc_sinkhorn", "forward"): f"R={ITERATIONS}", ("mhc_sinkhorn", "backward"): f"R={ITERATIONS}",
+           ("mhc_post", "forward"): "A[in,out]", ("mhc_post", "backward"): "A[in,out]"}
 
-    def normal(*shape, kind=torch.float32, scale=1.0):
-        return (scale * torch.randn(shape, device=device)).to(kind)
 
-    if op == "mhc_pre":
-        inputs = [normal(T, n, D, kind=like_x), normal(M, n * D, scale=(n * D)**-0.5), normal(3), normal(M)]
-        small = 4 * (M * n * D + M + 3) + 4 * T * (2 * M + 1)
-        return pre, inputs, (n + 1) * T * D * e + small, (2 * n + 1) * T * D * e + 2 * small
+def footprint_of(op, direction, T, n, D, dtype):
+    """Bytes of the inputs and outputs."""
+    M, size, backward = n * (n + 2), protocol.DTYPES[dtype].itemsize, direction == "backward"
     if op == "mhc_sinkhorn":
-        return sinkhorn, [normal(T, n, n)], 8 * T * n * n, 12 * T * n * n
-    inputs = [normal(T, n, D, kind=like_x), normal(T, D, kind=like_x), normal(T, n), normal(T, n, n)]
+        return (12 if backward else 8) * T * n * n
+    if op == "mhc_pre":
+        small = 4 * (M * n * D + M + 3) + 4 * T * (2 * M + 1)
+        return ((2 * n + 1) * T * D * size + 2 * small) if backward else ((n + 1) * T * D * size + small)
     small = 4 * T * (n * n + n)
-    return post, inputs, (2 * n + 1) * T * D * e + small, (3 * n + 2) * T * D * e + 2 * small
+    return ((3 * n + 2) * T * D * size + 2 * small) if backward else ((2 * n + 1) * T * D * size + small)
 
 
-def seconds_of(calls, device):
-    """The median over samples of CALLS calls each, going around in `calls`."""
-    def sample():
-        if device == "cuda":
-            torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for number in range(CALLS):
-            calls[number % len(calls)]()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / CALLS
-
-    begin = time.perf_counter()
-    sample()
-    samples = []
-    while len(samples) < 3 or (len(samples) < SAMPLES and time.perf_counter() - begin < CASE_SECONDS):
-        samples.append(sample())
-    return statistics.median(samples)
+# ---- one case: data are the function's inputs and the gradients of its outputs
 
 
-def copy_bandwidth(footprint, device):
-    """Bytes read and written a second by copy_ of half the footprint."""
-    copies = max(1, int(BEYOND_CACHES // footprint) + 1)
-    pairs = [(torch.ones(int(footprint) // 8, device=device), torch.zeros(int(footprint) // 8, device=device))
-             for _ in range(copies)]
-    seconds = seconds_of([lambda pair=pair: pair[1].copy_(pair[0]) for pair in pairs], device)
-    return 8 * pairs[0][0].numel() / seconds
+def data_of(op, T, n, D, dtype, device):
+    def f32(*shape, scale=1.0):
+        return protocol.normal(shape, "f32", device, scale)
+
+    def like_x(*shape):
+        return protocol.normal(shape, dtype, device)
+
+    M = n * (n + 2)
+    if op == "mhc_pre":
+        return ([like_x(T, n, D), f32(M, n * D, scale=(n * D)**-0.5), f32(3), f32(M)],
+                [like_x(T, D), f32(T, n), f32(T, n, n)])
+    if op == "mhc_sinkhorn":
+        return [f32(T, n, n)], [f32(T, n, n)]
+    return [like_x(T, n, D), like_x(T, D), f32(T, n), f32(T, n, n)], [like_x(T, n, D)]
 
 
-def gradients(function, inputs):
-    """A call that computes the gradients of all inputs, given random ones of the outputs."""
-    leaves = [value.detach().requires_grad_() for value in inputs]
-    outputs = function(*leaves)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    upstream = [torch.randn_like(value) for value in outputs]
-    return lambda: torch.autograd.grad(outputs, leaves, upstream, retain_graph=True)
+def peer_call(function, direction):
+    """A function from the data to the peer's call."""
+    def call_on(data):
+        inputs, upstream = data
+        if direction == "forward":
+            return lambda: function(*inputs)
+        leaves = [value.detach().requires_grad_() for value in inputs]
+        outputs = function(*leaves)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return lambda: torch.autograd.grad(outputs, leaves, upstream, retain_graph=True)
+    return call_on
 
 
-def device_name(device):
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
+def our_pre(ours, direction, inputs, upstream):
+    x, phi, alpha, bias = inputs
+    T, n, D = x.shape
+
+    def f32(*shape):
+        return torch.empty((1, T, *shape), device=x.device)
+
+    options = {"hc_eps": EPS, "post_scale": POST_SCALE}
+    given = {"x": x[None], "phi": phi, "alpha": alpha}
+    saved = {"h_pre": f32(n), "h_post": f32(n), "inv_rms": f32(), "h_mix": f32(n * (n + 2))}
+    forward = ours.call("mhc_pre_forward", "h_in h_post h_res", **options, norm_eps=EPS, **given, bias=bias, **saved,
+                        h_in=torch.empty_like(upstream[0])[None], h_res=f32(n, n))
+    if direction == "forward":
+        return forward
+    forward()
+    dh_in, dh_post, dh_res = (value[None] for value in upstream)
+    return ours.call("mhc_pre_backward", "dx dphi dalpha dbias", **options, **given, **saved, dh_in=dh_in, dh_post=dh_post,
+                     dh_res=dh_res, dx=torch.empty_like(x)[None], dphi=torch.empty_like(phi),
+                     dalpha=torch.empty_like(alpha), dbias=torch.empty_like(bias))
 
 
-def measure(op, shape, device, wanted):
+def our_sinkhorn(ours, direction, inputs, upstream):
+    h_res, options = inputs[0][None], {"eps": EPS, "iterations": ITERATIONS}
+    if direction == "forward":
+        return ours.call("mhc_sinkhorn_forward", "A", **options, h_res=h_res, A=torch.empty_like(h_res))
+    return ours.call("mhc_sinkhorn_backward", "dh_res", **options, h_res=h_res, dA=upstream[0][None],
+                     dh_res=torch.empty_like(h_res))
+
+
+def our_post(ours, direction, inputs, upstream):
+    given = dict(zip(("x", "f", "h_post", "A"), (value[None] for value in inputs)))
+    if direction == "forward":
+        return ours.call("mhc_post_forward", "y", **given, y=torch.empty_like(given["x"]))
+    gradients = {f"d{name}": torch.empty_like(value) for name, value in given.items()}
+    return ours.call("mhc_post_backward", "dx df dh_post dA", **given, dy=upstream[0][None], **gradients)
+
+
+def our_call(ours, op, direction):
+    make = {"mhc_pre": our_pre, "mhc_sinkhorn": our_sinkhorn, "mhc_post": our_post}[op]
+    return lambda data: make(ours, direction, *data)
+
+
+def measure(op, direction, shape, options, ours):
     T, n, D, dtype = shape
-    function, _, forward_bytes, backward_bytes = case_of(op, *shape, device)
-    for kernel in ("eager", "compile"):
-        torch._dynamo.reset()
-        run = torch.compile(function, dynamic=False) if kernel == "compile" else function
-        for direction, footprint in (("forward", forward_bytes), ("backward", backward_bytes)):
-            text = f"{op} {direction} {dtype} B1 T{T} n{n} D{D} {kernel}"
-            if wanted not in text:
+    footprint = footprint_of(op, direction, *shape)
+    torch._dynamo.reset()  # each case is compiled for its own shapes
+    makers = {"cotangent": our_call(ours, op, direction)} if ours is not None else {}
+    makers |= {f"torch {torch.__version__} eager": peer_call(FUNCTIONS[op], direction),
+               f"torch {torch.__version__} compile": peer_call(torch.compile(FUNCTIONS[op], dynamic=False), direction)}
+    data = [data_of(op, *shape, options.device) for _ in range(protocol.copies_for(footprint, options.device))]
+    has_width = op != "mhc_sinkhorn"
+    with torch.set_grad_enabled(direction == "backward"):
+        return protocol.memory_rows(makers, data, footprint, options, op=op, direction=direction,
+                                    dtype=dtype if has_width else "f32", layout="token-major",
+                                    shape=f"B1 T{T} n{n}" + (f" D{D}" if has_width else ""), options=OPTIONS[op, direction])
+
+
+def cases(options, ours):
+    for op in FUNCTIONS:
+        for shape in SHAPES:
+            T, n, D, dtype = shape
+            if op == "mhc_sinkhorn" and D != 4096:
                 continue
-            copies = [case_of(op, *shape, device)[1] for _ in range(int(BEYOND_CACHES // footprint) + 1)]
-            if direction == "forward":
-                calls = [lambda inputs=inputs: run(*inputs) for inputs in copies]
-                with torch.no_grad():
-                    seconds = seconds_of(calls, device)
-            else:
-                seconds = seconds_of([gradients(run, inputs) for inputs in copies], device)
-            ceiling = copy_bandwidth(footprint, device)
-            yield {
-                "op": op, "direction": direction, "kernel": f"torch {torch.__version__} {kernel}", "backend": device,
-                "dtype": dtype if op != "mhc_sinkhorn" else "f32", "layout": "token-major",
-                "shape": f"B1 T{T} n{n}" + (f" D{D}" if op != "mhc_sinkhorn" else ""), "options": "",
-                "threads": torch.get_num_threads() if device == "cpu" else 0, "ms": 1e3 * seconds,
-                "bytes": footprint, "gbps": 1e-9 * footprint / seconds, "ceiling": 1e-9 * ceiling,
-                "ratio": footprint / seconds / ceiling, "footprint": footprint, "device": device_name(device),
-                "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-            }
+            for direction in ("forward", "backward"):
+                yield (f"{op} {direction} {dtype} B1 T{T} n{n} D{D}",
+                       functools.partial(measure, op, direction, shape, options, ours))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, help="CPU threads (all)")
-    parser.add_argument("--only", default="", help="only cases whose description contains this")
-    parser.add_argument("--json", help="write the rows here instead of printing them")
-    options = parser.parse_args()
-    if options.threads is not None and options.threads < 1:
-        parser.error("--threads must be 1 or more")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("mhc.py: torch sees no CUDA device")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    rows = []
-    for op in ("mhc_pre", "mhc_sinkhorn", "mhc_post"):
-        for shape in SHAPES:
-            if op != "mhc_sinkhorn" or shape[2] == 4096:
-                rows += measure(op, shape, options.device, options.only)
-    text = json.dumps(rows, indent=1) + "\n"
-    if options.json:
-        pathlib.Path(options.json).write_text(text)
-    else:
-        sys.stdout.write(text)
+    options, ours = protocol.begin(protocol.parser_of(__doc__))
+    protocol.run(cases(options, ours), options)
 
 
 if __name__ == "__main__":
