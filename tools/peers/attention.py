@@ -28,7 +28,7 @@ SHAPES = [(1, 8, 2048, 128, "bf16", True), (1, 8, 2048, 128, "f16", True), (1, 8
           (1, 4, 2048, 256, "bf16", True), (4, 8, 512, 128, "bf16", True)]
 SHAPES_CUDA = [(16384 // T, 2048 // d, T, d, "bf16", causal) for d in (64, 128, 256) for causal in (False, True)
                for T in (512, 1024, 2048, 4096, 8192, 16384)]
-LOAD_GRAPH_SECONDS, IDLE_SECONDS, LOAD_TOKENS = 20e-3, 0.7, 4096
+LOAD_GRAPH_SECONDS, IDLE_SECONDS, LOAD_TOKENS = 20e-3, 0.4, 4096
 
 
 def row_of(direction, shape, device, kernel, seconds, order="", **figures):
