@@ -1,17 +1,17 @@
-# Device code: every .cu file becomes one compressed fat binary, embedded in the target as cot_image_STEM. The array `symbol`
-# lists them and ends with a null pointer.
+# Device code: every .cu file becomes one compressed fat binary, embedded in the target as cot_image_STEM. The array
+# `symbol` lists them and ends with a null pointer.
 #
-#   *_sm90.cu   uses Hopper's own instructions: machine code for sm_90a alone
-#   other .cu   for every GPU, and compiled once: PTX of 8.0, and machine code for sm_90 from that same PTX
+#   *_sm90.cu   uses Hopper-only instructions: machine code for sm_90a only
+#   other .cu   for every GPU, compiled once: PTX for 8.0, and machine code for sm_90 from the same PTX
 #   COT_HOPPER_PARTS
-#               for every GPU too, but with parts that only Hopper compiles: once for it, once as PTX of 8.0
+#               for every GPU, with parts for Hopper only: compiled once for sm_90a, once as PTX for 8.0
 #
-# Other GPUs' machine code is the driver's to make, at the first call, from the PTX: the driver keeps it. COT_GPUS adds some
-# to the build, at half as much again of the compile time each.
-set(COT_GPUS "" CACHE STRING "Machine code to add for the rows that are not Hopper's alone, for example 80;86;89")
+# For other GPUs the driver compiles the PTX at the first call and caches the result. COT_GPUS adds machine code for
+# more GPUs to the build. Each of them takes 50 % more compile time.
+set(COT_GPUS "" CACHE STRING "Machine code to add for kernels that are not for Hopper only, for example 80;86;89")
 set(COT_HOPPER_PARTS attention_bwd_rows causal_conv1d_generic dropout_bwd_rows dropout_fwd_rows mhc_generic mhc_sinkhorn)
 
-# ptxas's report of registers and spills stays beside each fat binary (STEM.log), for tools/check_device_code.sh.
+# ptxas's report of registers and spills is kept beside each fat binary (STEM.log), for tools/check_device_code.sh.
 function(cot_embed_device_code target symbol)
   set(directory ${PROJECT_BINARY_DIR}/cuda)
   file(MAKE_DIRECTORY ${directory})

@@ -1,5 +1,5 @@
-# What `make install` and `make deb` put where. Three parts: runtime (the shared library), development (headers, static
-# library, CMake and pkg-config files, man pages of the functions) and program.
+# The files that `make install` and `make deb` install, in three components: runtime (the shared library), development
+# (headers, static library, CMake and pkg-config files, man pages of the functions) and program.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -12,7 +12,7 @@ install(DIRECTORY include/cotangent DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMP
 # ---- find_package(cotangent): cotangent::cotangent and cotangent::static -----------------------------------------
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cotangent)
 install(EXPORT cotangent-targets NAMESPACE cotangent:: DESTINATION ${package_dir} COMPONENT development
-  FILE cotangent-config.cmake) # nothing else to find: what the static library needs comes with every compiler
+  FILE cotangent-config.cmake) # no find_dependency: every compiler has the libraries that the static library needs
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/cotangent-config-version.cmake
   COMPATIBILITY SameMajorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/cotangent-config-version.cmake DESTINATION ${package_dir}
@@ -25,13 +25,13 @@ configure_file(cmake/cotangent.pc.in cotangent.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/cotangent.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
   COMPONENT development)
 
-# ---- the program and its papers -------------------------------------------------------------------------------------
+# ---- the program and the man pages ----------------------------------------------------------------------------------
 if(COT_PROGRAM)
   install(TARGETS cotangent_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
   install(FILES src/cli/completion.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
     RENAME cotangent COMPONENT program)
 
-  # The pages are written by what they describe: section 1 by the program's --help, section 3 by the headers' comments.
+  # The man pages are generated: section 1 from the program's --help, section 3 from the headers' comments.
   find_program(COT_HELP2MAN help2man)
   find_program(COT_DOXYGEN doxygen)
   if(COT_HELP2MAN AND COT_DOXYGEN)
@@ -42,7 +42,7 @@ if(COT_PROGRAM)
       COMMAND ${CMAKE_COMMAND} -E touch ${man}/written
       WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} VERBATIM
       DEPENDS cotangent_program tools/make_man.sh tools/make_docs.sh docs/api/Doxyfile docs/api/filter.sed ${headers})
-    if(NOT COT_TESTS) # while developing nobody waits for man pages
+    if(NOT COT_TESTS) # development builds skip the man pages
       set(in_all ALL)
     endif()
     add_custom_target(cot_man ${in_all} DEPENDS ${man}/written)

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cotangent/core.h: what every op of the library shares: status and messages, tensor views, queues.
+ * cotangent/core.h: the types and functions that all ops share: status and messages, tensor views, queues.
  *
  * Conventions of the whole interface
- *   - Every call returns a cot_status; COT_OK is 0. After any other value cot_error_message() says, on the
- *     same thread, which argument was refused, its value and what was expected. Nothing was written then.
- *   - The library never prints, exits, aborts or installs handlers, and keeps no mutable global state.
- *   - A cot_tensor is a view: the caller owns the memory and keeps it alive during the call (on a GPU: until
- *     the stream has passed the call).
- *   - Argument structs begin with struct_size and grow only at their end: set them up with COT_INIT.
- *   - Gradients are written (=). Where an argument struct has `accumulate`, it makes the parameter gradients +=.
- *   - An absent optional tensor is all zero (dtype COT_DTYPE_NONE); an absent output is not computed.
- *   - Results have the same bits every run, on the CPU for any number of threads.
+ *   - Every call returns a cot_status. COT_OK is 0. After any other status, nothing was written, and
+ *     cot_error_message() on the same thread names the argument, its value and the expected value.
+ *   - The library never prints, exits, aborts or installs handlers. It keeps no mutable global state.
+ *   - A cot_tensor is a view. The caller owns the memory and keeps it alive during the call (on a GPU: until the
+ *     stream has completed the call).
+ *   - Argument structs begin with struct_size and grow only at their end. COT_INIT initialises them.
+ *   - Gradients are overwritten (=). A struct with the member `accumulate` can add (+=) to the gradients that the
+ *     comment of this member names: all gradients in attention, the parameter gradients in the other ops.
+ *   - An optional tensor is absent if its struct is all zero (dtype COT_DTYPE_NONE). An absent output is not computed.
+ *   - Results have the same bits in every run, on the CPU also for any number of threads. The only exception is
+ *     attention's backward with allow_nondeterminism.
  */
 #ifndef COTANGENT_CORE_H
 #define COTANGENT_CORE_H
@@ -20,11 +22,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#define COT_VERSION_MAJOR 0 /* semantic versioning; the library's soname carries it */
-#define COT_VERSION_MINOR 1 /* what is added */
-#define COT_VERSION_PATCH 0 /* what is mended */
+#define COT_VERSION_MAJOR 0 /* semantic versioning: incompatible changes; part of the library's soname */
+#define COT_VERSION_MINOR 1 /* additions */
+#define COT_VERSION_PATCH 0 /* fixes */
 
-/* Marks what the shared library exports. */
+/* Marks the functions that the shared library exports. */
 #if defined(COT_BUILDING_LIBRARY)
 #define COT_API __attribute__((visibility("default")))
 #else
@@ -35,41 +37,41 @@
 extern "C" {
 #endif
 
-/* "0.1.0": the version of the library that is running (the macros above: of this header). A static string. */
+/* The version of the library at run time, "0.1.0". The macros above are the version of this header. A static string. */
 COT_API const char *cot_version(void);
 
 /* ---- status ------------------------------------------------------------------------------------------- */
 
-/* What every call returns. docs/errors.md has an example of each. */
+/* The result of a call. docs/errors.md has an example of each. */
 typedef enum cot_status {
-    COT_OK = 0,                  /* done */
-    COT_INVALID_ARGUMENT = 1,    /* a null pointer, an option or flag out of its range, arguments in conflict */
+    COT_OK = 0,                  /* success */
+    COT_INVALID_ARGUMENT = 1,    /* a null pointer, an option or flag out of its range, conflicting arguments */
     COT_INVALID_SHAPE = 2,       /* a rank or size that does not fit the other arguments, or overflows */
     COT_INVALID_DTYPE = 3,       /* an unknown dtype, or one that this argument cannot have */
-    COT_INVALID_LAYOUT = 4,      /* strides, alignment, or an output that overlaps another argument */
+    COT_INVALID_LAYOUT = 4,      /* invalid strides, misalignment, or an output that overlaps another argument */
     COT_INVALID_DATA = 5,        /* index data (cu_seqlens, conv_state_indices, ...) out of order or range */
-    COT_UNSUPPORTED = 6,         /* legal, but no kernel of this queue's backend (or the forced one) does it */
+    COT_UNSUPPORTED = 6,         /* valid, but not supported by any kernel of the backend, or by the forced kernel */
     COT_WORKSPACE_TOO_SMALL = 7, /* the caller's workspace is smaller than cot_OP_DIR_workspace says */
     COT_OUT_OF_MEMORY = 8,       /* the queue's pool could not grow */
-    COT_WOULD_ALLOCATE = 9,      /* the pool would have to grow during stream capture: cot_queue_reserve first */
-    COT_NO_DEVICE = 10,          /* the backend is not there: no driver, no device, not built in */
-    COT_DEVICE_ERROR = 11        /* the driver reported an error: the message carries it */
+    COT_WOULD_ALLOCATE = 9,      /* the pool would have to grow during stream capture: call cot_queue_reserve first */
+    COT_NO_DEVICE = 10,          /* the backend is not available: no driver, no device, or not built in */
+    COT_DEVICE_ERROR = 11        /* the driver reported an error; the message contains it */
 } cot_status;
 
-/* "COT_INVALID_SHAPE" and so on; "COT_?" for a value that is no status. A static string. */
+/* The name of a status, such as "COT_INVALID_SHAPE". "COT_?" for an unknown value. A static string. */
 COT_API const char *cot_status_name(cot_status status);
 
-/* The message of the last call that failed on this thread, "" if none has. Valid until the next failure on
- * this thread; never NULL. A successful call leaves it alone. */
+/* The message of the last failed call on this thread, or "". Never NULL. Valid until the next failure on this
+ * thread; a successful call does not change it. */
 COT_API const char *cot_error_message(void);
 
-/* Copies that message, cut to fit and always terminated, and returns its full length without the terminator
- * (for runtimes that cannot hold a C pointer). size 0 writes nothing and may come with a null buffer. */
+/* Copies that message, truncated to fit and always null-terminated. Returns its full length without the terminator.
+ * For runtimes that cannot hold a C pointer. With size 0 it writes nothing, and buffer may be null. */
 COT_API size_t cot_error_copy(char *buffer, size_t size);
 
 /* ---- tensors ------------------------------------------------------------------------------------------ */
 
-/* What an element is. */
+/* The type of an element. */
 typedef enum cot_dtype {
     COT_DTYPE_NONE = 0, /* absent */
     COT_F32 = 1,        /* IEEE binary32 */
@@ -82,9 +84,9 @@ typedef enum cot_dtype {
 
 #define COT_MAX_RANK 6 /* axes of a tensor, at most */
 
-/* A non-owning strided view. Element (i0, i1, ...) lies at data + (i0*stride[0] + i1*stride[1] + ...) elements.
- * Strides count elements, may be negative, and may be 0 in inputs (broadcast). data must be aligned to the
- * element's size, and may be NULL when a size is 0. All zero = absent. */
+/* A non-owning strided view. Element (i0, i1, ...) is at data + (i0*stride[0] + i1*stride[1] + ...) elements.
+ * Strides count elements. They may be negative, and may be 0 in inputs (broadcast). data must be aligned to the
+ * element size, and may be NULL if a size is 0. A struct of zeros is an absent tensor. */
 typedef struct cot_tensor {
     void *data;                   /* element (0, 0, ...) */
     cot_dtype dtype;              /* COT_DTYPE_NONE = absent */
@@ -93,22 +95,22 @@ typedef struct cot_tensor {
     int64_t stride[COT_MAX_RANK]; /* elements from one index of an axis to the next */
 } cot_tensor;
 
-/* Bytes of one element, 0 for a value that is no dtype. */
+/* The size of an element in bytes; 0 for an unknown dtype. */
 COT_API size_t cot_dtype_size(cot_dtype dtype);
 
-/* "f32", "f16", "bf16", "f64", "i32", "u8", "none"; "?" for a value that is no dtype. A static string. */
+/* "f32", "f16", "bf16", "f64", "i32", "u8" or "none"; "?" for an unknown dtype. A static string. */
 COT_API const char *cot_dtype_name(cot_dtype dtype);
 
-/* A row-major view of `rank` sizes (0 <= rank <= COT_MAX_RANK; an absent tensor otherwise). */
+/* A row-major view with `rank` axes, 0 <= rank <= COT_MAX_RANK. For another rank, an absent tensor. */
 COT_API cot_tensor cot_tensor_contiguous(void *data, cot_dtype dtype, int rank, const int64_t *shape);
 
 /* ---- argument structs --------------------------------------------------------------------------------- */
 
-/* Zeroes the struct that p points to and sets its struct_size. A designated initialiser that sets
- * .struct_size = sizeof does the same. */
+/* Zeroes the struct that p points to and sets its struct_size. A designated initialiser with .struct_size = sizeof
+ * does the same. */
 #define COT_INIT(p) (memset((p), 0, sizeof *(p)), (void)((p)->struct_size = sizeof *(p)))
 
-/* Elementwise activations; an op's header says which of them it takes. */
+/* Elementwise activations. An op's header says which of them the op supports. */
 typedef enum cot_activation {
     COT_ACTIVATION_NONE = 0,      /* z */
     COT_ACTIVATION_SILU = 1,      /* z * sigmoid(z) */
@@ -119,62 +121,61 @@ typedef enum cot_activation {
 
 /* ---- queues ------------------------------------------------------------------------------------------- */
 
-/* Where a queue's work runs. */
+/* The backend of a queue. */
 typedef enum cot_backend {
     COT_BACKEND_CPU = 0, /* threads of this process */
-    COT_BACKEND_CUDA = 1 /* NVIDIA, Hopper first; COT_NO_DEVICE in a build without it */
+    COT_BACKEND_CUDA = 1 /* NVIDIA GPUs, optimised for Hopper; COT_NO_DEVICE in a build without CUDA */
 } cot_backend;
 
-/* Where work runs. One thread uses a queue at a time; different queues are independent.
- *   CPU   a call has finished when it returns.
- *   CUDA  a call only enqueues, on the queue's stream: it neither allocates (but see cot_queue_reserve) nor waits, and
- *         can be captured in a CUDA graph. Every tensor's data, and the workspace, is device memory. Faults in index
- *         data, which the host does not see, are clamped by the kernels and reported by cot_queue_check. */
+/* A queue runs work. Only one thread may use a queue at a time. Different queues are independent.
+ *   CPU   a call is complete when it returns.
+ *   CUDA  a call only enqueues work on the queue's stream. It does not wait, and it allocates memory only to grow the
+ *         pool (see cot_queue_reserve). A CUDA graph can capture it. All tensor data and the workspace are device
+ *         memory. The host cannot check index data: kernels clamp invalid entries, and cot_queue_check reports them. */
 typedef struct cot_queue cot_queue;
 
-/* For cot_queue_create; COT_INIT sets what most callers want. */
+/* Options of cot_queue_create. COT_INIT sets the defaults. */
 typedef struct cot_queue_options {
     size_t struct_size;
-    cot_backend backend; /* COT_BACKEND_CPU unless set */
-    int32_t threads; /* CPU: number of threads, 0 = what OpenMP would use. Workspaces depend on it, results do not. */
-    const char *kernels; /* "op=kernel,op=kernel": forces a kernel; NULL = the environment's COT_KERNEL. Copied. */
-    int32_t device;      /* CUDA: number of the device; ignored where stream says it */
-    void *stream;        /* CUDA: a CUstream (cudaStream_t) that the caller owns and keeps until the queue has ended;
+    cot_backend backend; /* default: COT_BACKEND_CPU */
+    int32_t threads; /* CPU: number of threads; 0 = OpenMP's default. Affects the workspace sizes, not the results */
+    const char *kernels; /* forces kernels: "op=kernel,op=kernel"; copied. NULL = environment variable COT_KERNEL */
+    int32_t device;      /* CUDA: index of the device; ignored if stream is set */
+    void *stream;        /* CUDA: a CUstream (cudaStream_t) that the caller owns and destroys after the queue;
                           * NULL = the default stream of the device's primary context */
 } cot_queue_options;
 
-/* Creates a queue; options may be NULL (CPU, all threads). The caller ends it with cot_queue_destroy.
+/* Creates a queue. options may be NULL (CPU, all threads). The caller destroys the queue with cot_queue_destroy.
  * In a process that was forked after the library was loaded, CPU queues run on one thread: OpenMP's threads do
  * not survive a fork.
- * A CUDA queue opens the driver (libcuda.so.1, version 12.0 or later), uses the stream's context, else the device's
- * primary one, and leaves the thread's current context as it was, as every call does.
+ * A CUDA queue opens the driver (libcuda.so.1, version 12.0 or later). It uses the context of the stream, else the
+ * device's primary context. No call changes the thread's current context.
  * Errors: COT_INVALID_ARGUMENT (out, options, threads, kernels, device), COT_OUT_OF_MEMORY, COT_NO_DEVICE (no driver,
- * a driver that is too old, no device, an architecture that no kernel serves), COT_DEVICE_ERROR. */
+ * a driver that is too old, no device, an architecture that no kernel supports), COT_DEVICE_ERROR. */
 COT_API cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out);
 
-/* Ends a queue and frees its pool; on CUDA, waits first for the work it has enqueued. NULL is allowed. */
+/* Destroys a queue and frees its pool. On CUDA, it first waits for the enqueued work. NULL is allowed. */
 COT_API void cot_queue_destroy(cot_queue *queue);
 
-/* The number of threads (CPU) that calls on this queue use; 0 for a null queue. */
+/* The number of CPU threads that calls on this queue use; 0 for a null queue. */
 COT_API int32_t cot_queue_threads(const cot_queue *queue);
 
-/* Grows the queue's pool to at least `bytes`, so that later calls that bring no workspace of their own and need
- * no more than that allocate nothing. The pool never shrinks before the queue ends; while the stream is being
- * captured it does not grow either.
+/* Grows the queue's pool to at least `bytes`. Calls without a workspace of their own use the pool, and allocate nothing
+ * if the pool is large enough. The pool never shrinks. It cannot grow while the stream is being captured.
  * Errors: COT_INVALID_ARGUMENT (queue), COT_OUT_OF_MEMORY, COT_WOULD_ALLOCATE. */
 COT_API cot_status cot_queue_reserve(cot_queue *queue, size_t bytes);
 
-/* Moves a CUDA queue to another stream of its context, so that one queue, with the device code that it has loaded,
- * serves all streams of a device: what is called from now on is enqueued there. The caller orders the streams
- * where their work depends on each other, and brings a workspace to calls on streams that run at the same time: the
- * queue's pool is one. NULL = the default stream. Nothing else changes, so that it may be called during a capture.
+/* Sets the stream of a CUDA queue, for all later calls. The stream belongs to the queue's context; NULL = the default
+ * stream. One queue, with the device code that it has loaded, can thus serve all streams of a device.
+ * The caller synchronises streams whose work depends on each other. Streams that run at the same time need their own
+ * workspaces, because the queue has only one pool. The function may be called during a capture.
  * Errors: COT_INVALID_ARGUMENT (queue; a CPU queue; a stream of another context), COT_DEVICE_ERROR. */
 COT_API cot_status cot_queue_set_stream(cot_queue *queue, void *stream);
 
-/* Waits for what the queue has enqueued, and tells whether all of it went well: COT_INVALID_DATA with the first fault
- * that a kernel met in index data since the last check (that argument's bad entries were clamped or skipped),
- * COT_DEVICE_ERROR if the device failed. On the CPU there is nothing to wait for.
- * Errors besides: COT_INVALID_ARGUMENT (queue; a stream that is being captured). */
+/* Waits for the enqueued work and returns whether it succeeded. On the CPU it returns COT_OK at once.
+ * Errors: COT_INVALID_DATA (a kernel met a fault in index data since the last check; the message has the first fault,
+ * and kernels clamped or skipped the invalid entries), COT_DEVICE_ERROR (the device failed), COT_INVALID_ARGUMENT
+ * (queue; a stream that is being captured). */
 COT_API cot_status cot_queue_check(cot_queue *queue);
 
 #ifdef __cplusplus

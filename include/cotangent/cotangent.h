@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cotangent/cotangent.h: every public header.
+ * cotangent/cotangent.h: includes all public headers.
  */
 #ifndef COTANGENT_COTANGENT_H
 #define COTANGENT_COTANGENT_H

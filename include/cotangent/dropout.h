@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cotangent/dropout.h: dropout fused with what stands around it: bias, activation, residual, in any subset.
+ * cotangent/dropout.h: dropout fused with any subset of bias, activation and residual.
  *
  * Symbols: R rows (any leading shape, flattened), D columns; m in {0,1} the keep mask, c its scale:
  *
@@ -10,39 +10,41 @@
  *     act: none; ReLU (its derivative at 0 is 0); SiLU z * sigmoid(z); GELU z * Phi(z), Phi the normal distribution
  *     (GELU_ERF), or z/2 * (1 + tanh(sqrt(2/pi) * (z + 0.044715 z^3))) (GELU_TANH)
  *
- * Where m comes from:
+ * The source of m:
  *   mask       u8, x's shape: an element is kept where bit 0 is set.                           c = 1/(1-p)
- *   mask_bits  u8, x's shape but for the last axis, which is ceil(D/8): bit d%8 of byte d/8
- *              (bit 0 the least significant) keeps column d. Bits beyond D are ignored.        c = 1/(1-p)
- *   neither    drawn from seed and offset, by the rule below, and stored nowhere.              c = 65536/(65536-P)
- * A positive `scale` takes the place of c: to feed in a mask that was drawn and exported, give the c it was drawn
- * with, cot_dropout_scale(p). With p = 0 a drawn mask keeps everything and c is 1; with p = 1, c is 0 and whatever
- * m and x hold, y = residual (or 0) and dx = 0. A dropped element is exactly 0 before the residual, even of inf or NaN.
- * Other NaN and infinities follow the formulas. SiLU and its derivative at -inf and inf are their limits or NaN; ReLU's dx is
- * 0 where x + bias <= 0, whatever dy holds, and dy's share where x + bias is NaN.
+ *   mask_bits  u8, x's shape except for the last axis, which is ceil(D/8): bit d%8 of byte d/8
+ *              (bit 0 is the least significant) keeps column d. Bits beyond D are ignored.     c = 1/(1-p)
+ *   neither    generated from seed and offset by the rule below, and not stored.               c = 65536/(65536-P)
+ * A positive `scale` replaces c. To use a mask that was generated and exported, set scale to the c of its generation,
+ * cot_dropout_scale(p).
+ * With p = 0 a generated mask keeps everything, and c is 1. With p = 1, c is 0: y = residual (or 0) and dx = 0,
+ * whatever m and x contain. A dropped element is exactly 0 before the residual is added, even if x is inf or NaN.
+ * Other NaN and infinities follow the formulas. SiLU and its derivative at -inf and inf are their limits or NaN. The dx
+ * of ReLU is 0 where x + bias <= 0, whatever dy contains. Where x + bias is NaN, dx is c * m * dy.
  *
- * The draw is part of the interface: the same on every backend, for every dtype, layout, tiling and thread count.
- * P = round(65536 p), and the element in row r and column d is dropped when its 16-bit draw is less than P, so that
- * an element is kept with probability 1/c exactly. The draw is from Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel
- * random numbers: as easy as 1, 2, 3; SC 2011):
- *     i        = r * ceil(D/8) + floor(d/8)                  (64 bits; also the byte of mask_bits, if that is dense)
+ * The random mask is part of the interface. It is the same on every backend, for every dtype, layout, tiling and thread
+ * count. P = round(65536 p). The element in row r and column d is dropped if its 16 random bits are less than P: it is
+ * kept with probability 1/c exactly. The bits come from Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random
+ * numbers: as easy as 1, 2, 3; SC 2011):
+ *     i        = r * ceil(D/8) + floor(d/8)                  (64 bits; also the index of the byte in dense mask_bits)
  *     w[0..3]  = philox4x32_10(key {seed low, seed high}, counter {offset low, offset high, i low, i high})
- *     draw     = bits [16*(d%2), 16*(d%2)+16) of w[(d%8)/2]
- * so that one evaluation serves 8 neighbouring columns. Rows are counted over the leading axes in row-major order,
- * whatever the strides. Calls with other offsets draw independent masks: a trainer counts steps and layers in it.
- * seed_memory and offset_memory, i32 [2] (low word, high word), are added to seed and offset (modulo 2^64); they are
- * read when the work runs, on a GPU from its memory, so that a captured graph can draw anew at each replay.
+ *     bits     = bits [16*(d%2), 16*(d%2)+16) of w[(d%8)/2]
+ * One evaluation serves 8 neighbouring columns. Rows are counted over the leading axes in row-major order, whatever the
+ * strides are. Different offsets give independent masks: a trainer counts steps and layers in the offset.
+ * seed_memory and offset_memory, i32 [2] (low word, high word), are added to seed and offset (modulo 2^64). They are
+ * read when the work runs, on a GPU from device memory, so that a captured graph can use a new mask at each replay.
+ * (attention.h calls them dropout_seed_memory and dropout_offset_memory. The next major version will use one name.)
  *
- * Tensors: rank 1 to 6, the last axis D, all leading shapes alike, any strides; sizes may be 0.
- * Dtypes: f32, f16, bf16: y, residual, dy and dx have x's, bias and dbias any of the three; sums are float32 and
- * every output is rounded once. f64 (CPU): all of them f64, sums too.
- * Outputs may not overlap inputs or each other, except that y may be the same view as x or residual, and dx the same
- * as dy or x.
+ * Tensors have rank 1 to 6 and any strides. The last axis is D, all leading shapes are equal, and sizes may be 0.
+ * Dtypes: f32, f16, bf16. y, residual, dy and dx have x's dtype. bias and dbias may each have any of the three. Sums
+ * are float32, and every output is rounded once. f64 (CPU): all tensors are f64, and so are the sums.
+ * Outputs may not overlap inputs or each other, with two exceptions: y may be the same view as x or residual, and dx
+ * the same view as dy or x.
  *
- * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor missing, activation, p
+ * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, activation, p
  * outside [0,1] or NaN, scale, accumulate, mask together with mask_bits), COT_INVALID_SHAPE, COT_INVALID_DTYPE,
- * COT_INVALID_LAYOUT (misaligned data, output with repeated elements, overlap), COT_UNSUPPORTED (a forced kernel
- * refuses), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY.
+ * COT_INVALID_LAYOUT (misaligned data, output with repeated elements, overlap), COT_UNSUPPORTED (a forced kernel does
+ * not support the arguments), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY.
  */
 #ifndef COTANGENT_DROPOUT_H
 #define COTANGENT_DROPOUT_H
@@ -53,7 +55,7 @@
 extern "C" {
 #endif
 
-/* The c of a drawn mask: 65536/(65536-P), or 0 if P = 65536. NaN for a p outside [0,1]. */
+/* The c of a generated mask: 65536/(65536-P), or 0 if P = 65536. NaN for a p outside [0,1]. */
 COT_API double cot_dropout_scale(double p);
 
 /* The arguments of cot_dropout_forward. */
@@ -61,56 +63,56 @@ typedef struct cot_dropout_forward_args {
     size_t struct_size;
     cot_activation activation; /* NONE, SILU, RELU, GELU_TANH or GELU_ERF */
     double p;                  /* probability of dropping, 0 to 1 */
-    double scale;              /* 0: c follows from p; else c itself, positive and finite */
-    uint64_t seed;          /* of a drawn mask; ignored with mask or mask_bits, as are offset and the memories below */
-    uint64_t offset;        /* of a drawn mask: another one for each step and layer */
-    cot_tensor x;           /* [..., D] */
-    cot_tensor bias;        /* [D], optional */
-    cot_tensor residual;    /* like x, optional */
-    cot_tensor mask;        /* u8, x's shape; optional, not with mask_bits */
-    cot_tensor mask_bits;   /* u8 [..., ceil(D/8)], optional, not with mask */
-    cot_tensor seed_memory; /* i32 [2], optional */
-    cot_tensor offset_memory; /* i32 [2], optional */
-    cot_tensor y;             /* out, like x; optional */
-    cot_tensor mask_out;      /* out u8, x's shape: m as 0 and 1; optional */
-    cot_tensor mask_bits_out; /* out u8 [..., ceil(D/8)]: m as bits, those beyond D 0; optional */
-    void *workspace;          /* NULL = the queue's pool; else 64-byte aligned, workspace_bytes of it */
+    double scale;              /* 0: c is computed from p; else c itself, positive and finite */
+    uint64_t seed;             /* of a generated mask. mask or mask_bits make seed, offset and their memories ignored */
+    uint64_t offset;           /* of a generated mask: a different one for each step and layer */
+    cot_tensor x;              /* [..., D] */
+    cot_tensor bias;           /* [D], optional */
+    cot_tensor residual;       /* like x, optional */
+    cot_tensor mask;           /* u8, x's shape; optional, not with mask_bits */
+    cot_tensor mask_bits;      /* u8 [..., ceil(D/8)], optional, not with mask */
+    cot_tensor seed_memory;    /* i32 [2], optional */
+    cot_tensor offset_memory;  /* i32 [2], optional */
+    cot_tensor y;              /* out, like x; optional */
+    cot_tensor mask_out;       /* out u8, x's shape: m as 0 and 1; optional */
+    cot_tensor mask_bits_out;  /* out u8 [..., ceil(D/8)]: m as bits, bits beyond D are 0; optional */
+    void *workspace;           /* NULL = the queue's pool; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;
 } cot_dropout_forward_args;
 
-/* y from x, and the mask. */
+/* Computes y from x, and the mask. */
 COT_API cot_status cot_dropout_forward(cot_queue *queue, const cot_dropout_forward_args *args);
 
-/* Writes the bytes of workspace that this call would need; checks the arguments as the call itself does, but for
- * the data pointers and the overlaps. */
+/* Writes the workspace size of this call in bytes. It checks the arguments as the call does, except data pointers and
+ * overlaps. */
 COT_API cot_status cot_dropout_forward_workspace(cot_queue *queue, const cot_dropout_forward_args *args, size_t *bytes);
 
-/* activation, p, scale and the source of the mask as in the forward. */
+/* The arguments of cot_dropout_backward. activation, p, scale and the source of the mask are as in the forward. */
 typedef struct cot_dropout_backward_args {
     size_t struct_size;
     cot_activation activation; /* as in the forward */
-    int32_t accumulate;        /* 0: dbias =;  1: dbias += */
+    int32_t accumulate;        /* 0: dbias =;  1: dbias +=; dx is always = */
     double p;                  /* as in the forward */
     double scale;              /* as in the forward */
     uint64_t seed;             /* as in the forward */
     uint64_t offset;           /* as in the forward */
     cot_tensor dy;             /* [..., D] */
     cot_tensor x;              /* like dy; needed with an activation, else ignored */
-    cot_tensor bias;           /* [D]: needed with an activation if the forward had one; else ignored */
+    cot_tensor bias;           /* [D]: needed with an activation if the forward had a bias; else ignored */
     cot_tensor mask;           /* as in the forward */
     cot_tensor mask_bits;      /* as in the forward */
     cot_tensor seed_memory;    /* as in the forward */
     cot_tensor offset_memory;  /* as in the forward */
     cot_tensor dx;             /* out, like dy; optional */
-    cot_tensor dbias;          /* out [D], any of the float dtypes; optional */
+    cot_tensor dbias;          /* out [D], any float dtype; optional */
     void *workspace;           /* as in the forward */
     size_t workspace_bytes;
 } cot_dropout_backward_args;
 
-/* dx and dbias from dy, in one pass over the data; dbias is summed from dx before that is rounded. */
+/* Computes dx and dbias from dy, in one pass over the data. dbias is the sum of dx before dx is rounded. */
 COT_API cot_status cot_dropout_backward(cot_queue *queue, const cot_dropout_backward_args *args);
 
-/* As cot_dropout_forward_workspace. */
+/* Like cot_dropout_forward_workspace. */
 COT_API cot_status cot_dropout_backward_workspace(cot_queue *queue, const cot_dropout_backward_args *args,
                                                   size_t *bytes);
 

@@ -10,8 +10,8 @@
 #include <unistd.h>
 #endif
 
-/* Which register files the operating system saves at a task switch (XCR0); 0 if it does not say. Asked for here, and
- * not through __builtin_cpu_supports, because clang 14's does not know F16C. */
+/* The register files that the operating system saves at a context switch (XCR0); 0 if unknown. __builtin_cpu_supports
+ * is not used, because clang 14's does not support F16C. */
 static uint32_t saved_registers(void)
 {
     unsigned a, b, c, d;
@@ -21,7 +21,8 @@ static uint32_t saved_registers(void)
     return a;
 }
 
-/* The tiles' 8 KB are saved at a task switch only for processes that have asked; the answer holds for all threads. */
+/* Requests permission to use the AMX tiles. Linux saves their 8 KB at a context switch only for processes that have
+ * requested it. The permission holds for all threads. */
 static bool tiles_granted(void)
 {
 #if defined(__linux__)
@@ -32,10 +33,10 @@ static bool tiles_granted(void)
 #endif
 }
 
-/* The levels that the processor has and the operating system allows. */
+/* The levels that both the processor and the operating system support. */
 static uint32_t x86_features(void)
 {
-    enum { YMM = 0x06, ZMM = 0xe6 }; /* XCR0: xmm and ymm; with the mask registers and both parts of zmm */
+    enum { YMM = 0x06, ZMM = 0xe6 }; /* XCR0 bits: xmm, ymm; ZMM also has the mask registers and both parts of zmm */
     const unsigned avx2_1 = bit_AVX | bit_FMA | bit_F16C;
     const unsigned avx512_7 = bit_BMI2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
     const uint32_t saved = saved_registers();
@@ -46,8 +47,8 @@ static uint32_t x86_features(void)
         return COT_ISA_SCALAR;
     if ((saved & ZMM) != ZMM || (b & avx512_7) != avx512_7)
         return COT_ISA_AVX2;
-    const uint32_t avx512 = COT_ISA_AVX2 | COT_ISA_AVX512;             /* now a is the number of sub-leaves of leaf 7 */
-    enum { TILES = 0x60000, TILES_BF16 = 1 << 22, TILES_7 = 1 << 24 }; /* XCR0; leaf 7's edx: amx-bf16, amx-tile */
+    const uint32_t avx512 = COT_ISA_AVX2 | COT_ISA_AVX512;             /* a is now the maximum sub-leaf of leaf 7 */
+    enum { TILES = 0x60000, TILES_BF16 = 1 << 22, TILES_7 = 1 << 24 }; /* XCR0; leaf 7 edx: amx-bf16, amx-tile */
     const bool tiles = (saved & TILES) == TILES && (d & TILES_BF16) && (d & TILES_7);
     if (a < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & bit_AVX512BF16))
         return avx512;

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
- * cpu_features.h: which instruction sets this processor and its operating system offer. */
+ * cpu_features.h: the instruction sets that this processor and its operating system support. */
 #ifndef COT_CORE_CPU_FEATURES_H
 #define COT_CORE_CPU_FEATURES_H
 
 #include <stdint.h>
 
-/* What a kernel row may ask for. A level stands for the set of extensions that src/simd compiles it with. */
+/* The instruction sets that a kernel may require. A level is the set of extensions with which src/simd is compiled. */
 enum {
     COT_ISA_SCALAR = 0,
     COT_ISA_AVX2 = 1 << 0,       /* avx2, fma, f16c */
     COT_ISA_AVX512 = 1 << 1,     /* avx512 f, bw, dq, vl, bmi2, and the above */
     COT_ISA_AVX512BF16 = 1 << 2, /* avx512 bf16, and the above */
     COT_ISA_AMX = 1 << 3,        /* amx tile and bf16, and the above */
-    /* Of a CUDA queue's device. */
+    /* For CUDA queues. */
     COT_ISA_SM80 = 1 << 16, /* portable PTX: compute capability 8.0 and later */
-    COT_ISA_SM90 = 1 << 17  /* Hopper's own instructions (sm_90a) */
+    COT_ISA_SM90 = 1 << 17  /* Hopper-only instructions (sm_90a) */
 };
 
-/* The levels of this machine, or-ed together. Linux lends AMX's tiles to a process that asks for them, which this
- * does; where it says no, COT_ISA_AMX is left out. */
+/* The levels of this machine, combined with |. The function requests permission to use AMX tiles from Linux. If Linux
+ * refuses, the result has no COT_ISA_AMX. */
 uint32_t cot_cpu_features(void);
 
 /* The name of the highest level in `isa`: "scalar", "avx2", "avx512", "avx512bf16", "amx". */

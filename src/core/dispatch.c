@@ -9,8 +9,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* The caller's struct may be older (shorter) than ours, the rest being zero; or newer, if what we do not know is
- * zero there. A struct shorter than the first member after struct_size is no struct of this interface. */
+/* Copies the caller's argument struct. A shorter struct comes from an older header: the missing members become zero. A
+ * longer struct comes from a newer header: it is accepted if all members that this library does not know are zero. A
+ * struct that ends before the first member after struct_size is refused. */
 static cot_status copy_args(const cot_direction *direction, const void *args, void *copy)
 {
     if (args == NULL)
@@ -35,7 +36,7 @@ static bool name_is(const cot_kernel *kernel, const char *name, size_t length)
     return strlen(kernel->name) == length && memcmp(kernel->name, name, length) == 0;
 }
 
-/* A forced name speaks for its own direction only; one that the op does not have at all is an error. */
+/* Finds the forced kernel. A kernel of another direction is ignored. A name that the op does not have is an error. */
 static cot_status forced_kernel(const cot_direction *direction, const cot_queue *queue, const cot_kernel **forced)
 {
     size_t length = 0;
@@ -73,8 +74,9 @@ static const char *missing_isa(const cot_kernel *kernel, const cot_queue *queue)
     return missing != 0 ? "this processor lacks AVX2, FMA or F16C" : NULL;
 }
 
-/* The slices of all threads follow the kernel's own workspace. A forked child has them too, although one thread runs there:
- * cot_queue_threads would take a system call, and the bytes do not change. */
+/* The bytes of scratch memory of all threads, which follows the kernel's own workspace. It uses queue->threads also in
+ * a forked child, where only one thread runs: cot_queue_threads would make a system call, and the size stays the
+ * same. */
 static size_t scratch_of_threads(const cot_queue *queue, const cot_choice *choice)
 {
     return (size_t)queue->threads * choice->scratch_bytes;
@@ -92,17 +94,17 @@ static void find_workspace_bytes(const cot_queue *queue, const void *problem, co
 
 static const char too_large[] = "it needs more than 2^56 bytes of workspace for these sizes";
 
-/* Names the tensor with the most elements. */
+/* Names the tensor with the max_elements elements. */
 static cot_status fail_too_large(const cot_direction *direction, const char *args)
 {
     char sizes[24 * COT_MAX_RANK] = "";
     const cot_field *largest = direction->fields;
-    int64_t most = -1;
+    int64_t max_elements = -1;
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *tensor = (const cot_tensor *)(args + direction->fields[f].offset);
-        if (!cot_present(tensor) || cot_product(tensor->shape, (size_t)tensor->rank) <= most)
+        if (!cot_present(tensor) || cot_product(tensor->shape, (size_t)tensor->rank) <= max_elements)
             continue;
-        most = cot_product(tensor->shape, (size_t)tensor->rank);
+        max_elements = cot_product(tensor->shape, (size_t)tensor->rank);
         largest = &direction->fields[f];
     }
     const cot_tensor *tensor = (const cot_tensor *)(args + largest->offset);
@@ -201,7 +203,7 @@ static cot_status run(const cot_direction *direction, cot_queue *queue, const vo
         status = choose(direction, queue, copy, problem, choices, &count, &chosen);
     if (status == COT_OK)
         status = find_workspace(direction, queue, copy, chosen->workspace_bytes, &workspace);
-    /* Last, so that a call which is refused without a look at its data is refused before one. */
+    /* This check comes last: errors that do not depend on the data are reported first. */
     if (status == COT_OK && queue->device == NULL && direction->check_index_data != NULL)
         status = direction->check_index_data(direction->call, problem);
     if (status != COT_OK)
@@ -219,7 +221,8 @@ static cot_status run(const cot_direction *direction, cot_queue *queue, const vo
     return status;
 }
 
-/* The whole call runs in the default floating-point state: validate and the launchers compute scales and thresholds. */
+/* The whole call runs in the default floating-point state, since validate and the launchers also compute scales and
+ * thresholds. */
 cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const void *args)
 {
     fenv_t host;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * draw.h: splitmix64: pseudo-random bits for cases and tests, small, and the same everywhere. */
+ * draw.h: splitmix64, a small pseudo-random generator for cases and tests, with the same numbers on every machine. */
 #ifndef COT_CORE_DRAW_H
 #define COT_CORE_DRAW_H
 
@@ -14,7 +14,7 @@ static inline uint64_t cot_draw(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/* Of [0, bound); 0 where there is none. */
+/* A number in [0, bound), or 0 if bound <= 0. */
 static inline int64_t cot_draw_below(uint64_t *state, int64_t bound)
 {
     return bound > 0 ? (int64_t)(cot_draw(state) % (uint64_t)bound) : 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * float16.h: single elements of every float dtype, to and from f32 and f64. Rounding is to nearest, ties to even;
- * subnormals are kept; NaN stays NaN. The kernels' vectors do the same in src/simd. */
+ * float16.h: converts single elements of every float dtype to and from f32 and f64. Rounding is to nearest, ties to
+ * even. Subnormals are kept. NaN stays NaN. The vector operations of src/simd give the same results. */
 #ifndef COT_CORE_FLOAT16_H
 #define COT_CORE_FLOAT16_H
 
@@ -29,7 +29,7 @@ static inline uint16_t cot_f32_to_bf16(float value)
 {
     const uint32_t bits = cot_f32_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)((bits >> 16) | 0x40u); /* a NaN whose payload lies in the lower half must not become inf */
+        return (uint16_t)((bits >> 16) | 0x40u); /* a NaN with a payload only in the lower half must not become inf */
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
@@ -54,14 +54,15 @@ static inline uint16_t cot_f32_to_f16(float value)
         return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
     if (magnitude >= 0x477ff000u) /* 65520 and above round to infinity */
         return (uint16_t)(sign | 0x7c00u);
-    if (magnitude < 0x38800000u) { /* below 2^-14: subnormal; adding 0.5 rounds at 2^-24, the unit of subnormals */
+    if (magnitude <
+        0x38800000u) { /* below 2^-14, subnormal: adding 0.5 rounds to a multiple of 2^-24, the unit of subnormals */
         const float shifted = cot_f32_from_bits(magnitude) + 0.5f;
         return (uint16_t)(sign | (cot_f32_bits(shifted) - 0x3f000000u));
     }
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
 }
 
-/* Element `index` of an array of a float dtype; NaN for a dtype that is none (the fronts admit no other). */
+/* Element `index` of an array of a float dtype. NaN for another dtype, which the argument checks exclude. */
 static inline double cot_load_f64(const void *data, cot_dtype dtype, int64_t index)
 {
     switch (dtype) {
@@ -73,7 +74,7 @@ static inline double cot_load_f64(const void *data, cot_dtype dtype, int64_t ind
     }
 }
 
-/* Stores a value rounded to the dtype. A double goes to f16 and bf16 by way of f32. */
+/* Stores a value rounded to the dtype. For f16 and bf16, the value is first rounded to f32. */
 static inline void cot_store_f64(void *data, cot_dtype dtype, int64_t index, double value)
 {
     switch (dtype) {

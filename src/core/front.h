@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * front.h: what the fronts of the ops write in short. */
+ * front.h: helpers for the argument checks of the ops (src/ops/OP/OP.c). */
 #ifndef COT_CORE_FRONT_H
 #define COT_CORE_FRONT_H
 
@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-/* `return` on the first check that fails. */
+/* Returns from the function with the status of a check that fails. */
 #define CHECK(expression)                        \
     do {                                         \
         const cot_status status_ = (expression); \
@@ -17,20 +17,20 @@
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
-/* A tensor of one call, for the checks that concern all of them. */
+/* A tensor argument with its name, for checks over all tensors of a call. */
 typedef struct cot_named_tensor {
     const char *name;
     const cot_tensor *tensor;
     bool output;
 } cot_named_tensor;
 
-/* None or SiLU: what convolutions have. */
+/* Accepts the activations of the convolutions: none and SiLU. */
 cot_status cot_check_silu(const char *call, cot_activation activation);
 
-/* Either every float tensor is f64 or none is. */
+/* Checks that either every float tensor is f64, as x, or none is. */
 cot_status cot_check_f64(const char *call, const cot_tensor *x, const cot_named_tensor *tensors, int count);
 
-/* Data pointers, and outputs that would be written over something. */
+/* Checks the data pointers, and that no output overlaps itself or another tensor. */
 cot_status cot_check_memory(const char *call, const cot_named_tensor *tensors, int count);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * integers.h: arithmetic on sizes. Sizes are 0 or more. What is larger than any memory becomes COT_HUGE, so that no sum,
- * product or workspace of a call overflows: the dispatcher refuses a workspace above COT_MOST_BYTES. */
+ * integers.h: saturating arithmetic on sizes. Sizes are 0 or more. A result above COT_HUGE becomes COT_HUGE, so that no
+ * sum, product or workspace size of a call overflows. The dispatcher refuses a workspace above COT_MOST_BYTES. */
 #ifndef COT_CORE_INTEGERS_H
 #define COT_CORE_INTEGERS_H
 
@@ -8,9 +8,9 @@
 #include <stdint.h>
 
 #define COT_HUGE ((int64_t)1 << 62)
-#define COT_MOST_BYTES ((size_t)1 << 56) /* of a tensor or a workspace: more than an address space holds */
+#define COT_MOST_BYTES ((size_t)1 << 56) /* limit of a tensor or a workspace; larger than any address space */
 
-/* Alignment of the pool, of every workspace and of its parts. */
+/* Alignment of the pool, of every workspace and of the parts of a workspace, in bytes. */
 enum { COT_ALIGNMENT = 64 };
 
 static inline int64_t cot_min(int64_t a, int64_t b)
@@ -45,7 +45,7 @@ static inline int64_t cot_ceil_div(int64_t value, int64_t by)
     return value / by + (value % by != 0);
 }
 
-/* The next multiple of `unit`. */
+/* The smallest multiple of `unit` that is >= value. */
 static inline int64_t cot_round_up(int64_t value, int64_t unit)
 {
     return cot_mul(cot_ceil_div(value, unit), unit);
@@ -59,7 +59,7 @@ static inline int64_t cot_product(const int64_t *factors, size_t count)
     return product;
 }
 
-/* COT_PRODUCT(B, T, D), from left to right. */
+/* COT_PRODUCT(B, T, D) = B * T * D, multiplied from left to right. */
 #define COT_PRODUCT(...) \
     cot_product((const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
 
@@ -70,17 +70,17 @@ static inline size_t cot_align(size_t bytes)
     return (bytes + COT_ALIGNMENT - 1) / COT_ALIGNMENT * COT_ALIGNMENT;
 }
 
-/* Bytes of `count` elements. */
+/* The number of bytes of `count` elements. */
 static inline size_t cot_bytes(int64_t count, size_t size)
 {
     return (size_t)cot_mul(count, (int64_t)size);
 }
 
-/* Takes the next part of a workspace, `count` elements; returns where it begins. */
-static inline size_t cot_take(size_t *at, int64_t count, size_t size)
+/* Reserves `count` elements in a workspace. Returns their offset in bytes, and advances *offset to the next part. */
+static inline size_t cot_take(size_t *offset, int64_t count, size_t size)
 {
-    const size_t begin = *at;
-    *at = (size_t)cot_add((int64_t)begin, (int64_t)cot_align(cot_bytes(count, size)));
+    const size_t begin = *offset;
+    *offset = (size_t)cot_add((int64_t)begin, (int64_t)cot_align(cot_bytes(count, size)));
     return begin;
 }
 

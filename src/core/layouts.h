@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * layouts.h: how cases lay [B,channels,T] out in memory. */
+ * layouts.h: the memory layouts of [B,channels,T] tensors in test cases. */
 #ifndef COT_CORE_LAYOUTS_H
 #define COT_CORE_LAYOUTS_H
 
@@ -11,15 +11,15 @@
 typedef enum cot_layout {
     COT_CHANNEL_FIRST, /* [B,channels,T] */
     COT_CHANNEL_LAST,  /* [B,T,channels] */
-    COT_FIRST_SLICE,   /* channel-first rows cut out of longer ones, from an odd element on */
-    COT_LAST_SLICE,    /* channel-last, channels cut out of a wider array, from an odd element on */
+    COT_FIRST_SLICE,   /* channel-first, a slice of longer rows, beginning at an odd element */
+    COT_LAST_SLICE,    /* channel-last, a slice of the channels of a wider array, beginning at an odd element */
     COT_STRIDED,       /* every second time step of every third channel */
     COT_LAYOUT_COUNT
 } cot_layout;
 
 static const char *const cot_layout_names[] = {"channel-first", "channel-last", "first-slice", "last-slice", "strided"};
 
-/* A tensor without memory, and how many elements to leave out before its first. */
+/* A tensor of this layout with null data. *offset is the number of elements to skip before its first. */
 static inline cot_tensor cot_laid_out(cot_dtype dtype, cot_layout layout, int64_t B, int64_t D, int64_t T,
                                       int64_t *offset)
 {
@@ -39,11 +39,11 @@ static inline cot_tensor cot_laid_out(cot_dtype dtype, cot_layout layout, int64_
     return t;
 }
 
-/* Whether the word is a layout's name (words.h). */
-static inline bool cot_word_layout(cot_layout *layout, const char *word)
+/* Parses the name of a layout, as the functions of words.h do. */
+static inline bool cot_word_layout(cot_layout *layout, const char *text)
 {
     for (int i = 0; i < COT_LAYOUT_COUNT; i++)
-        if (strcmp(cot_layout_names[i], word) == 0)
+        if (strcmp(cot_layout_names[i], text) == 0)
             return *layout = (cot_layout)i, true;
     return false;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * philox.h: Philox4x32-10, a function from a 128-bit counter and a 64-bit key to 128 random bits (Salmon, Moraes, Dror,
- * Shaw: Parallel random numbers: as easy as 1, 2, 3; SC 2011), and the draws that dropout takes from it. For host
- * and device code alike; the vectors of src/simd compute the same. */
+ * philox.h: Philox4x32-10 and the random bits of dropout, for host and device code. Philox4x32-10 is a function from a
+ * 128-bit counter and a 64-bit key to 128 random bits (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as
+ * 1, 2, 3; SC 2011). The vectors of src/simd compute the same bits. */
 #ifndef COT_CORE_PHILOX_H
 #define COT_CORE_PHILOX_H
 
@@ -17,12 +17,12 @@
 #define COT_PHILOX_ROUNDS 10
 #define COT_PHILOX_M0 0xd2511f53u /* multipliers of words 0 and 2 */
 #define COT_PHILOX_M1 0xcd9e8d57u
-#define COT_PHILOX_W0 0x9e3779b9u /* what a round adds to the key */
+#define COT_PHILOX_W0 0x9e3779b9u /* increments of the key per round */
 #define COT_PHILOX_W1 0xbb67ae85u
 /* clang-format on */
 
-/* The upper half of a product. On a device, its own function: nvcc makes one instruction of both halves then, but adds a
- * needless one when it is given a 64-bit product. */
+/* The upper 32 bits of a product. On a device it uses __umulhi: nvcc then computes both halves with one instruction.
+ * For a 64-bit product nvcc emits one more instruction. */
 COT_HOST_DEVICE uint32_t cot_high_product(uint32_t a, uint32_t b)
 {
 #if defined(__CUDA_ARCH__)
@@ -51,18 +51,18 @@ COT_HOST_DEVICE void cot_philox4x32_10(const uint32_t counter[4], const uint32_t
     out[3] = d;
 }
 
-/* ---- dropout: how cotangent/dropout.h says that masks are drawn ------------------------------------------------ *
- * 16 bits an element, 8 neighbouring columns a group. Attention draws the same way, with keys as columns. */
+/* ---- dropout masks, as cotangent/dropout.h defines them -------------------------------------------------------- *
+ * An element takes 16 random bits. A group is 8 neighbouring columns. In attention, the keys are the columns. */
 
 enum { COT_DROPOUT_GROUP = 8 };
 
-/* P = round(65536 p) for p in [0,1]: an element is dropped when its draw is less. */
+/* P = round(65536 p) for p in [0,1]. An element is dropped if its random number is less than P. */
 static inline uint32_t cot_dropout_threshold(double p)
 {
     return (uint32_t)(65536 * p + 0.5);
 }
 
-/* The draws of group i: those of columns 2k and 2k+1 are the low and the high half of words[k]. */
+/* The random numbers of group i. Those of columns 2k and 2k+1 are the low and the high half of words[k]. */
 COT_HOST_DEVICE void cot_dropout_group(uint64_t seed, uint64_t offset, uint64_t i, uint32_t words[4])
 {
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
@@ -70,7 +70,7 @@ COT_HOST_DEVICE void cot_dropout_group(uint64_t seed, uint64_t offset, uint64_t 
     cot_philox4x32_10(counter, key, words);
 }
 
-/* The keep bits of group i: bit j is that of its column j. */
+/* The keep bits of group i. Bit j belongs to column j of the group. */
 COT_HOST_DEVICE uint32_t cot_dropout_keep(uint64_t seed, uint64_t offset, uint64_t i, uint32_t threshold)
 {
     uint32_t words[4], keep = 0;

@@ -12,8 +12,8 @@
 
 enum { MAX_THREADS = 4096 };
 
-/* The process that loaded the library, set once before main. OpenMP's worker threads do not exist in a child that
- * was forked since, and its runtime would wait for them for ever. */
+/* The process that loaded the library, set once before main. OpenMP's worker threads do not exist in a process that was
+ * forked later, where the OpenMP runtime would wait for them forever. */
 static pid_t loading_process;
 
 __attribute__((constructor)) static void remember_process(void)
@@ -21,7 +21,7 @@ __attribute__((constructor)) static void remember_process(void)
     loading_process = getpid();
 }
 
-/* Checks "op=kernel,op=kernel": every entry has both parts. The names are checked when an op meets them. */
+/* Checks the syntax of "op=kernel,op=kernel". The names themselves are checked when an op is called. */
 static cot_status check_forced(const char *forced, const char *source)
 {
     for (const char *entry = forced; *entry != '\0';) {
@@ -41,24 +41,24 @@ cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out)
     if (out == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: out is null", call);
     *out = NULL;
-    cot_queue_options given;
-    COT_INIT(&given);
+    cot_queue_options settings;
+    COT_INIT(&settings);
     if (options != NULL) {
-        const size_t size = options->struct_size; /* shorter: of an older library, which lacked the last members */
-        if (size < offsetof(cot_queue_options, device) || size > sizeof given)
+        const size_t size = options->struct_size; /* an older header has a shorter struct */
+        if (size < offsetof(cot_queue_options, device) || size > sizeof settings)
             return cot_fail(COT_INVALID_ARGUMENT, "%s: options.struct_size is %zu, expected %zu (use COT_INIT)", call,
-                            size, sizeof given);
-        memcpy(&given, options, size);
+                            size, sizeof settings);
+        memcpy(&settings, options, size);
     }
-    if (given.backend != COT_BACKEND_CPU && given.backend != COT_BACKEND_CUDA)
+    if (settings.backend != COT_BACKEND_CPU && settings.backend != COT_BACKEND_CUDA)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: options.backend is %d, expected 0 (CPU) or 1 (CUDA)", call,
-                        (int)given.backend);
-    if (given.threads < 0 || given.threads > MAX_THREADS)
+                        (int)settings.backend);
+    if (settings.threads < 0 || settings.threads > MAX_THREADS)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: options.threads is %d, expected 0 (all) to %d", call,
-                        (int)given.threads, MAX_THREADS);
-    const char *forced = given.kernels != NULL ? given.kernels : getenv("COT_KERNEL");
+                        (int)settings.threads, MAX_THREADS);
+    const char *forced = settings.kernels != NULL ? settings.kernels : getenv("COT_KERNEL");
     if (forced != NULL) {
-        const cot_status status = check_forced(forced, given.kernels != NULL ? "options.kernels" : "COT_KERNEL");
+        const cot_status status = check_forced(forced, settings.kernels != NULL ? "options.kernels" : "COT_KERNEL");
         if (status != COT_OK)
             return status;
     }
@@ -69,11 +69,11 @@ cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out)
     }
     if (queue == NULL)
         return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for a queue", call);
-    queue->backend = given.backend;
-    queue->threads = given.threads > 0 ? given.threads : omp_get_max_threads();
+    queue->backend = settings.backend;
+    queue->threads = settings.threads > 0 ? settings.threads : omp_get_max_threads();
     queue->isa = cot_cpu_features();
-    if (given.backend == COT_BACKEND_CUDA) {
-        const cot_status status = cot_device_open(&given, &queue->device, &queue->isa);
+    if (settings.backend == COT_BACKEND_CUDA) {
+        const cot_status status = cot_device_open(&settings, &queue->device, &queue->isa);
         if (status != COT_OK) {
             cot_queue_destroy(queue);
             return status;
@@ -186,7 +186,7 @@ void cot_parallel_scratch(const cot_queue *queue, int64_t items, void (*body)(vo
 #pragma omp parallel num_threads((int)threads)
     {
         char *const scratch = queue->scratch + (size_t)omp_get_thread_num() * queue->scratch_bytes;
-        fenv_t host; /* of OpenMP's threads: the calling thread is in the default state */
+        fenv_t host; /* the state of this OpenMP thread; the calling thread is already in the default state */
         cot_enter_default_float_state(&host);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t item = 0; item < items; item++)

@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* Long enough for two tensor descriptions; a longer message is cut. */
+/* Long enough for the descriptions of two tensors. Longer messages are truncated. */
 enum { MESSAGE_SIZE = 512 };
 
 static _Thread_local char message[MESSAGE_SIZE];
@@ -27,9 +27,9 @@ size_t cot_error_copy(char *buffer, size_t size)
 {
     const size_t length = strlen(message);
     if (size > 0 && buffer != NULL) {
-        const size_t kept = length < size ? length : size - 1;
-        memcpy(buffer, message, kept);
-        buffer[kept] = '\0';
+        const size_t copied = length < size ? length : size - 1;
+        memcpy(buffer, message, copied);
+        buffer[copied] = '\0';
     }
     return length;
 }

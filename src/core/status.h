@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * status.h: how a call fails: one status, one message on the calling thread. */
+ * status.h: reports the failure of a call, as a status and a message of the calling thread. */
 #ifndef COT_CORE_STATUS_H
 #define COT_CORE_STATUS_H
 

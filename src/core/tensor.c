@@ -7,8 +7,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* Sizes and reaches are kept below 2^56 bytes: so far from 2^63 that the sums below cannot overflow. A size of 0 counts as
- * 1, so this holds for the products of the other sizes too. */
+/* Sizes and offsets are kept below 2^56 bytes, so that the sums in this file cannot reach 2^63 and overflow. A size of
+ * 0 counts as 1. The limit therefore holds for the products of the other sizes too. */
 #define LIMIT ((int64_t)COT_MOST_BYTES)
 
 size_t cot_dtype_size(cot_dtype dtype)
@@ -52,7 +52,7 @@ cot_tensor cot_tensor_contiguous(void *data, cot_dtype dtype, int rank, const in
     for (int axis = rank - 1; axis >= 0; axis--) {
         tensor.shape[axis] = shape[axis];
         tensor.stride[axis] = stride;
-        /* A size that overflows is refused by the call that takes the tensor; here it must only be defined. */
+        /* The call that takes the tensor refuses sizes that overflow. Here the result must only be defined. */
         if (__builtin_mul_overflow(stride, shape[axis] > 1 ? shape[axis] : 1, &stride))
             stride = INT64_MAX;
     }
@@ -110,7 +110,7 @@ static cot_status check_sizes(const char *call, const char *name, const cot_tens
             return cot_fail(COT_INVALID_SHAPE, "%s: %s has more than 2^56 bytes (size %" PRId64 " on axis %d)", call,
                             name, size, axis);
         if (empty || size == 1)
-            continue; /* no element is reached by this stride */
+            continue; /* this stride is never multiplied by an index other than 0 */
         if (stride == INT64_MIN ||
             __builtin_mul_overflow((stride < 0 ? -stride : stride), (int64_t)cot_dtype_size(tensor->dtype), &span) ||
             __builtin_mul_overflow(span, size - 1, &span) || __builtin_add_overflow(reach, span, &reach) ||
@@ -177,10 +177,10 @@ cot_status cot_check_data(const char *call, const char *name, const cot_tensor *
 }
 
 /* ---- overlap ------------------------------------------------------------------------------------------ *
- * Two elements share a byte iff  low < sum_k i_k * stride_k < high  has a solution with first_k <= i_k <= last_k,
- * the i being the indices into one view and, negated, into the other. Depth-first over the terms, the largest
- * stride first: what the smaller ones can still reach leaves one or two candidates at each level of any sane
- * layout. */
+ * Two elements share a byte if and only if  low < sum_k i_k * stride_k < high  has a solution with
+ * first_k <= i_k <= last_k. The i_k are the indices into one view and the negated indices into the other view.
+ * The search is depth-first over the terms, the largest stride first. The range that the remaining terms can add leaves
+ * one or two candidates at each level, for all but pathological layouts. */
 
 typedef struct term {
     int64_t stride, first, last; /* bytes; stride > 0 */
@@ -188,7 +188,7 @@ typedef struct term {
 
 typedef struct search {
     term terms[2 * COT_MAX_RANK];
-    int64_t least[2 * COT_MAX_RANK + 1], most[2 * COT_MAX_RANK + 1]; /* what terms k.. can add */
+    int64_t min_rest[2 * COT_MAX_RANK + 1], max_rest[2 * COT_MAX_RANK + 1]; /* bounds of the sum of terms k.. */
     int count;
     int64_t low, high;
     int budget;
@@ -200,11 +200,11 @@ static int by_stride_descending(const void *a, const void *b)
     return (left < right) - (left > right);
 }
 
-/* Adds the term of an axis: `stride` counts elements of `size` bytes. */
+/* Adds the term of an axis. `stride` counts elements of `size` bytes. */
 static void add_term(search *s, int64_t stride, int64_t size, int64_t first, int64_t last)
 {
     if (stride == 0 || (first == 0 && last == 0))
-        return; /* no byte is reached by this stride; one that was never checked might overflow below */
+        return; /* the term is always 0; an unchecked stride of such an axis could overflow below */
     stride *= size;
     if (stride < 0) {
         const int64_t swapped = -first;
@@ -212,8 +212,8 @@ static void add_term(search *s, int64_t stride, int64_t size, int64_t first, int
         first = -last;
         last = swapped;
     }
-    /* Two axes of one stride reach what a single longer one does. Without this, slices side by side in one array
-     * would have as many candidates as rows. */
+    /* Two axes with the same stride are merged into a longer one. Without this, neighbouring slices of one array would
+     * give as many candidates as they have rows. */
     for (int k = 0; k < s->count; k++) {
         if (s->terms[k].stride == stride) {
             s->terms[k].first += first;
@@ -227,10 +227,10 @@ static void add_term(search *s, int64_t stride, int64_t size, int64_t first, int
 static void finish_terms(search *s)
 {
     qsort(s->terms, (size_t)s->count, sizeof *s->terms, by_stride_descending);
-    s->least[s->count] = s->most[s->count] = 0;
+    s->min_rest[s->count] = s->max_rest[s->count] = 0;
     for (int k = s->count - 1; k >= 0; k--) {
-        s->least[k] = s->least[k + 1] + s->terms[k].first * s->terms[k].stride;
-        s->most[k] = s->most[k + 1] + s->terms[k].last * s->terms[k].stride;
+        s->min_rest[k] = s->min_rest[k + 1] + s->terms[k].first * s->terms[k].stride;
+        s->max_rest[k] = s->max_rest[k + 1] + s->terms[k].last * s->terms[k].stride;
     }
 }
 
@@ -239,7 +239,8 @@ static int64_t floor_div(int64_t a, int64_t b) /* b > 0 */
     return a / b - (a % b < 0);
 }
 
-/* Is there a choice of terms k.. that brings `sum` strictly between low and high? */
+/* Returns whether some choice of terms k.. brings `sum` strictly between low and high. Returns true when the budget is
+ * used up. */
 static bool reaches(search *s, int k, int64_t sum)
 {
     if (s->budget-- <= 0)
@@ -247,8 +248,8 @@ static bool reaches(search *s, int k, int64_t sum)
     if (k == s->count)
         return sum > s->low && sum < s->high;
     const term *t = &s->terms[k];
-    int64_t first = floor_div(s->low - sum - s->most[k + 1], t->stride) + 1;
-    int64_t last = -(floor_div(-(s->high - sum - s->least[k + 1]), t->stride) + 1);
+    int64_t first = floor_div(s->low - sum - s->max_rest[k + 1], t->stride) + 1;
+    int64_t last = -(floor_div(-(s->high - sum - s->min_rest[k + 1]), t->stride) + 1);
     first = first > t->first ? first : t->first;
     last = last < t->last ? last : t->last;
     for (int64_t i = first; i <= last; i++)
@@ -295,7 +296,7 @@ cot_status cot_check_output(const char *call, const char *name, const cot_tensor
 {
     if (!cot_present(tensor) || cot_elements(tensor) <= 1)
         return COT_OK;
-    /* Two different elements at one address differ in some first axis by 1..size-1, later axes by anything. */
+    /* Two different elements at one address differ first in some axis, by 1 .. size-1, and in any way in later axes. */
     const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);
     for (int axis = 0; axis < tensor->rank; axis++) {
         if (tensor->shape[axis] == 1)

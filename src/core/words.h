@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * words.h: how the command line's words describe a case: an op lists what words set which member of its plan, a struct of its
- * own, in tables that end with {0}. Each function returns whether the word was one of its. Linked into the program, not into
- * the library. */
+ * words.h: parses the command-line text of a test case, such as "T=100" or "bf16".
+ *
+ * An op describes a case by a struct of its own, `target` below. Tables that end with {0} list which text sets which
+ * member of the struct. Each function returns whether it has recognised the text. Linked into the program, not into the
+ * library.
+ */
 #ifndef COT_CORE_WORDS_H
 #define COT_CORE_WORDS_H
 
@@ -18,25 +21,26 @@ typedef struct cot_word {
     size_t offset; /* of the member */
 } cot_word;
 
-/* The member of which `word` is NAME=VALUE, or NULL. */
-static inline void *cot_word_member(void *plan, const cot_word *words, const char *word, const char **value)
+/* For a text NAME=VALUE: returns the member of this name and sets *value to the text after "=". NULL if there is
+ * none. */
+static inline void *cot_word_member(void *target, const cot_word *options, const char *text, const char **value)
 {
-    const char *equals = strchr(word, '=');
-    const size_t length = equals != NULL ? (size_t)(equals - word) : 0;
-    for (; equals != NULL && words->name != NULL; words++)
-        if (strlen(words->name) == length && strncmp(words->name, word, length) == 0) {
+    const char *equals = strchr(text, '=');
+    const size_t length = equals != NULL ? (size_t)(equals - text) : 0;
+    for (; equals != NULL && options->name != NULL; options++)
+        if (strlen(options->name) == length && strncmp(options->name, text, length) == 0) {
             *value = equals + 1;
-            return (char *)plan + words->offset;
+            return (char *)target + options->offset;
         }
     return NULL;
 }
 
-/* Members of type int64_t, values from 0 to INT32_MAX. */
-static inline bool cot_word_size(void *plan, const cot_word *words, const char *word)
+/* NAME=VALUE for members of type int64_t; values are 0 to INT32_MAX. */
+static inline bool cot_word_size(void *target, const cot_word *options, const char *text)
 {
     const char *value;
     char *end;
-    int64_t *member = cot_word_member(plan, words, word, &value);
+    int64_t *member = cot_word_member(target, options, text, &value);
     if (member == NULL)
         return false;
     const long long number = strtoll(value, &end, 10);
@@ -46,32 +50,33 @@ static inline bool cot_word_size(void *plan, const cot_word *words, const char *
     return true;
 }
 
-/* Members of type double. */
-static inline bool cot_word_real(void *plan, const cot_word *words, const char *word)
+/* NAME=VALUE for members of type double. */
+static inline bool cot_word_real(void *target, const cot_word *options, const char *text)
 {
     const char *value;
     char *end;
-    double *member = cot_word_member(plan, words, word, &value);
+    double *member = cot_word_member(target, options, text, &value);
     if (member == NULL)
         return false;
     *member = strtod(value, &end);
     return end != value && *end == '\0';
 }
 
-/* Members of type bool, which the word alone sets. */
-static inline bool cot_word_switch(void *plan, const cot_word *words, const char *word)
+/* NAME for members of type bool: sets the member to true. */
+static inline bool cot_word_switch(void *target, const cot_word *options, const char *text)
 {
-    for (; words->name != NULL; words++)
-        if (strcmp(words->name, word) == 0)
-            return *(bool *)((char *)plan + words->offset) = true;
+    for (; options->name != NULL; options++)
+        if (strcmp(options->name, text) == 0)
+            return *(bool *)((char *)target + options->offset) = true;
     return false;
 }
 
-static inline bool cot_word_float_dtype(cot_dtype *dtype, const char *word)
+/* The name of a float dtype. */
+static inline bool cot_word_float_dtype(cot_dtype *dtype, const char *text)
 {
     static const cot_dtype dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
-        if (strcmp(cot_dtype_name(dtypes[i]), word) == 0)
+        if (strcmp(cot_dtype_name(dtypes[i]), text) == 0)
             return *dtype = dtypes[i], true;
     return false;
 }

@@ -9,7 +9,7 @@
 
 static const char create_call[] = "cot_queue_create";
 
-/* `return` with the driver's words on the first call that fails. */
+/* Makes a driver call. If it fails, returns from the function with the driver's error message. */
 #define CUDA(device, what, expression)                              \
     do {                                                            \
         const CUresult result_ = (device)->driver.expression;       \
@@ -60,7 +60,8 @@ static cot_status read_device(cot_device *d, uint32_t *isa)
     return COT_OK;
 }
 
-/* An image that has no code for this GPU is left out: its kernels are refused by their instruction set. */
+/* Loads an image. An image without code for this GPU is skipped: the dispatcher refuses its kernels by their
+ * instruction set. */
 static cot_status load_image(cot_device *d, const char *call, const unsigned char *image)
 {
     if (d->library_count == COT_CUDA_MAX_IMAGES)
@@ -75,8 +76,8 @@ static cot_status load_image(cot_device *d, const char *call, const unsigned cha
     return COT_OK;
 }
 
-/* Loads all images when the queue is created. The first use of a kernel may come in the middle of a stream capture, where
- * loading is an error. */
+/* Loads all images when the queue is created. The first use of a kernel may be during a stream capture, where loading
+ * is an error. */
 static cot_status load_images(cot_device *d)
 {
     cot_status status = COT_OK;
@@ -100,7 +101,7 @@ cot_status cot_cuda_add_image(cot_queue *queue, const unsigned char *image)
     return status;
 }
 
-static cot_status make_fault_word(cot_device *d)
+static cot_status allocate_fault_word(cot_device *d)
 {
     CUDA(d, create_call, cuMemAlloc(&d->fault, sizeof(unsigned long long)));
     CUDA(d, create_call, cuMemsetD8Async(d->fault, 0, sizeof(unsigned long long), d->stream));
@@ -125,7 +126,7 @@ cot_status cot_device_open(const cot_queue_options *options, cot_device **out, u
         if (status == COT_OK)
             status = load_images(d);
         if (status == COT_OK)
-            status = make_fault_word(d);
+            status = allocate_fault_word(d);
         cot_device_leave(d);
     }
     if (status != COT_OK) {
@@ -164,8 +165,8 @@ cot_status cot_device_enter(cot_device *d)
 
 void cot_device_leave(cot_device *d)
 {
-    CUcontext ours;
-    d->driver.cuCtxPopCurrent(&ours);
+    CUcontext popped;
+    d->driver.cuCtxPopCurrent(&popped);
 }
 
 cot_status cot_device_set_stream(cot_device *d, void *stream)
@@ -182,21 +183,21 @@ cot_status cot_device_set_stream(cot_device *d, void *stream)
 
 /* ---- memory ------------------------------------------------------------------------------------------- */
 
-static cot_status capturing(cot_device *d, bool *yes)
+static cot_status query_capture(cot_device *d, bool *capturing)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUDA(d, "asking whether the stream is being captured", cuStreamIsCapturing(d->stream, &status));
-    *yes = status != CU_STREAM_CAPTURE_STATUS_NONE;
+    *capturing = status != CU_STREAM_CAPTURE_STATUS_NONE;
     return COT_OK;
 }
 
 static cot_status grow_pool(cot_device *d, size_t bytes)
 {
-    bool during_capture = false;
-    const cot_status status = capturing(d, &during_capture);
+    bool capturing = false;
+    const cot_status status = query_capture(d, &capturing);
     if (status != COT_OK)
         return status;
-    if (during_capture)
+    if (capturing)
         return cot_fail(COT_WOULD_ALLOCATE,
                         "the queue's pool has %zu bytes, %zu are needed, and the stream is being captured: call "
                         "cot_queue_reserve before",
@@ -204,18 +205,18 @@ static cot_status grow_pool(cot_device *d, size_t bytes)
     if (d->pool_count == COT_CUDA_MAX_POOLS)
         return cot_fail(COT_OUT_OF_MEMORY,
                         "the queue's pool has grown %d times already: cot_queue_reserve more at once", d->pool_count);
-    /* At least by a half: a pool that creeps up keeps all its outgrown blocks. */
-    size_t wanted = bytes > d->pool_bytes + d->pool_bytes / 2 ? bytes : d->pool_bytes + d->pool_bytes / 2;
-    CUresult result = d->driver.cuMemAlloc(&d->pools[d->pool_count], wanted);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && wanted > bytes)
-        result = d->driver.cuMemAlloc(&d->pools[d->pool_count], wanted = bytes);
+    /* Grows by at least 50 %: the outgrown blocks are kept, so that many small steps would waste memory. */
+    size_t new_bytes = bytes > d->pool_bytes + d->pool_bytes / 2 ? bytes : d->pool_bytes + d->pool_bytes / 2;
+    CUresult result = d->driver.cuMemAlloc(&d->pools[d->pool_count], new_bytes);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && new_bytes > bytes)
+        result = d->driver.cuMemAlloc(&d->pools[d->pool_count], new_bytes = bytes);
     if (result != CUDA_SUCCESS) {
         char what[100];
         snprintf(what, sizeof what, "the queue's pool cannot grow from %zu to %zu bytes", d->pool_bytes, bytes);
         return cot_cuda_fail(&d->driver, result, what);
     }
     d->pool_count++;
-    d->pool_bytes = wanted;
+    d->pool_bytes = new_bytes;
     return COT_OK;
 }
 
@@ -236,38 +237,38 @@ cot_status cot_device_pool(cot_device *d, size_t bytes, void **pool)
 
 /* ---- faults ------------------------------------------------------------------------------------------- */
 
-static cot_status fault_in_words(unsigned long long word)
+static cot_status fail_with_fault(unsigned long long word)
 {
-    static const char *const words[] = {
+    static const char *const formats[] = {
         [COT_FAULT_CU_SEQLENS] = "cu_seqlens[%u] is out of order or beyond the tensor",
         [COT_FAULT_CACHE_SEQLENS] = "cache_seqlens[%u] is negative",
         [COT_FAULT_STATE_INDEX] = "conv_state_indices[%u] is beyond the rows of conv_state",
         [COT_FAULT_SEQUSED] = "seqused[%u] is negative or more than its sequence has",
     };
     const unsigned kind = (unsigned)(word >> 32), index = (unsigned)word;
-    if (kind >= sizeof words / sizeof *words)
+    if (kind >= sizeof formats / sizeof *formats)
         return cot_fail(COT_DEVICE_ERROR, "cot_queue_check: a kernel reported fault %u", kind);
     char text[120];
-    snprintf(text, sizeof text, words[kind], index);
+    snprintf(text, sizeof text, formats[kind], index);
     return cot_fail(COT_INVALID_DATA, "cot_queue_check: a kernel met index data at fault: %s", text);
 }
 
-static cot_status read_fault(cot_device *d)
+static cot_status check_fault_word(cot_device *d)
 {
     static const char call[] = "cot_queue_check";
     unsigned long long word = 0;
-    bool during_capture = false;
-    const cot_status status = capturing(d, &during_capture);
+    bool capturing = false;
+    const cot_status status = query_capture(d, &capturing);
     if (status != COT_OK)
         return status;
-    if (during_capture)
+    if (capturing)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: the queue's stream is being captured", call);
     CUDA(d, call, cuMemcpyDtoHAsync(&word, d->fault, sizeof word, d->stream));
     CUDA(d, call, cuStreamSynchronize(d->stream));
     if (word == 0)
         return COT_OK;
     CUDA(d, call, cuMemsetD8Async(d->fault, 0, sizeof word, d->stream));
-    return fault_in_words(word);
+    return fail_with_fault(word);
 }
 
 cot_status cot_device_check(cot_device *d)
@@ -275,7 +276,7 @@ cot_status cot_device_check(cot_device *d)
     cot_status status = cot_device_enter(d);
     if (status != COT_OK)
         return status;
-    status = read_fault(d);
+    status = check_fault_word(d);
     cot_device_leave(d);
     return status;
 }
@@ -299,18 +300,18 @@ static cot_status load_kernel(cot_device *d, const cot_cuda_kernel *kernel, CUke
     return cot_fail(COT_DEVICE_ERROR, "%s is in none of the embedded images", kernel->name);
 }
 
-static cot_status find_slot(cot_device *d, const cot_cuda_kernel *kernel, int *slot)
+static cot_status find_entry(cot_device *d, const cot_cuda_kernel *kernel, int *entry)
 {
-    int at = (int)((uintptr_t)kernel / sizeof *kernel % COT_CUDA_MAX_KERNELS);
-    for (int tried = 0; tried < COT_CUDA_MAX_KERNELS; tried++, at = (at + 1) % COT_CUDA_MAX_KERNELS) {
-        *slot = at;
-        if (d->kernels[at].key == kernel)
+    int index = (int)((uintptr_t)kernel / sizeof *kernel % COT_CUDA_MAX_KERNELS);
+    for (int probes = 0; probes < COT_CUDA_MAX_KERNELS; probes++, index = (index + 1) % COT_CUDA_MAX_KERNELS) {
+        *entry = index;
+        if (d->kernels[index].key == kernel)
             return COT_OK;
-        if (d->kernels[at].key != NULL)
+        if (d->kernels[index].key != NULL)
             continue;
-        const cot_status status = load_kernel(d, kernel, &d->kernels[at].kernel);
+        const cot_status status = load_kernel(d, kernel, &d->kernels[index].kernel);
         if (status == COT_OK)
-            d->kernels[at].key = kernel;
+            d->kernels[index].key = kernel;
         return status;
     }
     return cot_fail(COT_DEVICE_ERROR, "%s: more than %d kernels on one queue", kernel->name, COT_CUDA_MAX_KERNELS);
@@ -318,29 +319,29 @@ static cot_status find_slot(cot_device *d, const cot_cuda_kernel *kernel, int *s
 
 cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kernel, CUkernel *found)
 {
-    int slot;
-    const cot_status status = find_slot(device, kernel, &slot);
+    int entry;
+    const cot_status status = find_entry(device, kernel, &entry);
     if (status == COT_OK)
-        *found = device->kernels[slot].kernel;
+        *found = device->kernels[entry].kernel;
     return status;
 }
 
-static void tell_of_launch(cot_device *d, const cot_cuda_kernel *kernel, CUkernel found, const cot_cuda_grid *grid)
+static void report_launch(cot_device *d, const cot_cuda_kernel *kernel, CUkernel found, const cot_cuda_grid *grid)
 {
     cot_cuda_launch_facts facts = {.name = kernel->name,
                                    .blocks = {grid->blocks[0], grid->blocks[1], grid->blocks[2]},
                                    .threads = grid->threads,
                                    .dynamic_shared = (int)grid->shared_bytes,
                                    .multiprocessors = d->multiprocessors};
-    int most = 0;
+    int max_threads = 0;
     d->driver.cuKernelGetAttribute(&facts.registers, CU_FUNC_ATTRIBUTE_NUM_REGS, found, d->number);
     d->driver.cuKernelGetAttribute(&facts.local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, found, d->number);
     d->driver.cuKernelGetAttribute(&facts.static_shared, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, found, d->number);
     d->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&facts.blocks_per_multiprocessor, (CUfunction)found,
                                                           (int)grid->threads, grid->shared_bytes);
-    d->driver.cuDeviceGetAttribute(&most, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, d->number);
-    facts.occupancy = most > 0 ? (double)facts.blocks_per_multiprocessor * grid->threads / most : 0;
-    d->seen(d->seen_context, &facts);
+    d->driver.cuDeviceGetAttribute(&max_threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, d->number);
+    facts.occupancy = max_threads > 0 ? (double)facts.blocks_per_multiprocessor * grid->threads / max_threads : 0;
+    d->on_launch(d->on_launch_context, &facts);
 }
 
 cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, const cot_cuda_grid *grid,
@@ -353,13 +354,14 @@ cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cons
         return status;
     CUlaunchAttribute attributes[2];
     unsigned attribute_count = 0;
-    if (grid->dependent && d->capability == 90) /* elsewhere the PTX for 8.0 runs, which does not wait */
+    if (grid->dependent &&
+        d->capability == 90) /* other devices run the PTX for 8.0, which has no griddepcontrol.wait */
         attributes[attribute_count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                                             .value.programmaticStreamSerializationAllowed = 1};
     if (grid->cluster > 0)
         attributes[attribute_count++] =
             (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .value.clusterDim = {grid->cluster, 1, 1}};
-    if (grid->cluster > 8) /* what every device of a capability has room for */
+    if (grid->cluster > 8) /* the largest portable cluster size */
         CUDA(d, kernel->name,
              cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, found, d->number));
     CUlaunchConfig config = {
@@ -375,8 +377,8 @@ cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cons
         .numAttrs = attribute_count,
     };
     void *arguments[] = {(void *)(uintptr_t)parameters};
-    if (d->seen != NULL)
-        tell_of_launch(d, kernel, found, grid);
+    if (d->on_launch != NULL)
+        report_launch(d, kernel, found, grid);
     CUDA(d, kernel->name, cuLaunchKernelEx(&config, (CUfunction)found, arguments, NULL));
     return COT_OK;
 }

@@ -5,13 +5,14 @@
 
 #include <dlfcn.h>
 
-/* cuLibraryLoadData and cuLaunchKernelEx are the youngest functions in use. */
+/* cuLibraryLoadData and cuLaunchKernelEx are the newest functions in use. */
 enum { OLDEST_DRIVER = 12000 };
 
 #define STRING(name) #name
-#define EXPANDED(name) STRING(name)
+#define EXPANDED_STRING(name) STRING(name)
 
-/* ISO C has no conversion from an object pointer to a function pointer; POSIX promises that the bytes are the same. */
+/* ISO C does not convert object pointers to function pointers. POSIX guarantees that both have the same
+ * representation. */
 static int find_function(void *library, const char *name, void *function)
 {
     void *found = dlsym(library, name);
@@ -35,9 +36,9 @@ static cot_status find_functions(const char *call, cot_cuda_driver *driver)
         return cot_fail(COT_NO_DEVICE, "%s: the CUDA driver is too old: it serves CUDA %d.%d, 12.0 or later is needed",
                         call, version / 1000, version % 1000 / 10);
 #define FIND(function)                                                                                               \
-    if (!find_function(driver->library, EXPANDED(function), &driver->function))                                      \
+    if (!find_function(driver->library, EXPANDED_STRING(function), &driver->function))                               \
         return cot_fail(COT_NO_DEVICE, "%s: the CUDA driver (CUDA %d.%d) lacks %s: update it", call, version / 1000, \
-                        version % 1000 / 10, EXPANDED(function));
+                        version % 1000 / 10, EXPANDED_STRING(function));
     COT_CUDA_FUNCTIONS(FIND)
 #undef FIND
     return COT_OK;
@@ -66,9 +67,9 @@ cot_status cot_cuda_driver_open(const char *call, cot_cuda_driver *driver)
 
 cot_status cot_cuda_fail(const cot_cuda_driver *driver, CUresult result, const char *what)
 {
-    const char *name = "unknown error", *words = "";
+    const char *name = "unknown error", *description = "";
     driver->cuGetErrorName(result, &name);
-    driver->cuGetErrorString(result, &words);
+    driver->cuGetErrorString(result, &description);
     return cot_fail(result == CUDA_ERROR_OUT_OF_MEMORY ? COT_OUT_OF_MEMORY : COT_DEVICE_ERROR, "%s: %s: %s", what, name,
-                    words);
+                    description);
 }

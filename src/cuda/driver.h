@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * driver.h: the CUDA driver, opened at run time, so that one binary serves machines with and without it. */
+ * driver.h: the CUDA driver, loaded at run time, so that one binary runs on machines with and without it. */
 #ifndef COT_CUDA_DRIVER_H
 #define COT_CUDA_DRIVER_H
 
 #include <cotangent/core.h>
 #include <cuda.h>
 
-/* Every driver function in use; cuda.h's macros give the versioned names. tests/fake_cuda.c has each of them too. */
+/* All driver functions that the library uses. The macros of cuda.h expand them to versioned names. tests/fake_cuda.c
+ * implements each of them. */
 /* clang-format off */
 #define COT_CUDA_FUNCTIONS(X) \
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) \
@@ -31,11 +32,13 @@ typedef struct cot_cuda_driver {
 #undef COT_CUDA_MEMBER
 } cot_cuda_driver;
 
-/* Opens libcuda.so.1 and initialises it. COT_NO_DEVICE, "CALL: ...", if it is missing, too old, or finds no device. */
+/* Loads libcuda.so.1 and initialises it. Returns COT_NO_DEVICE with the message "CALL: ..." if the driver is missing,
+ * too old, or finds no device. */
 cot_status cot_cuda_driver_open(const char *call, cot_cuda_driver *driver);
 void cot_cuda_driver_close(cot_cuda_driver *driver);
 
-/* The status of a failed driver call: COT_OUT_OF_MEMORY or COT_DEVICE_ERROR, "what: CUDA_ERROR_...: its words". */
+/* Returns the status of a failed driver call, COT_OUT_OF_MEMORY or COT_DEVICE_ERROR, and sets the message
+ * "what: CUDA_ERROR_...: the driver's description". */
 cot_status cot_cuda_fail(const cot_cuda_driver *driver, CUresult result, const char *what);
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * fault.h: faults in index data that only a kernel can see. For host and device code. */
+ * fault.h: the kinds of faults that a kernel finds in index data. For host and device code. */
 #ifndef COT_CUDA_FAULT_H
 #define COT_CUDA_FAULT_H
 
-/* What was wrong; cot_queue_check puts it into words (device.c). A fault word holds the first one that a kernel met:
- * kind << 32 | index of the entry; 0 = none. */
+/* The kind of a fault. cot_queue_check turns it into a message (device.c). The fault word holds the first fault that a
+ * kernel met, as kind << 32 | index of the entry; 0 = no fault. */
 enum cot_fault_kind {
     COT_FAULT_NONE,
     COT_FAULT_CU_SEQLENS,    /* out of order, or beyond the tensor */

@@ -4,7 +4,7 @@
 #include "core/status.h"
 #include "device.h"
 
-/* Runs driver calls in the queue's context: `result` is the first that failed. */
+/* Runs driver calls in the queue's context, then returns from the function. `result` holds the first failure. */
 #define IN_CONTEXT(d, what, calls)                                                          \
     do {                                                                                    \
         CUresult result = CUDA_SUCCESS;                                                     \
@@ -16,7 +16,7 @@
         return result == CUDA_SUCCESS ? COT_OK : cot_cuda_fail(&(d)->driver, result, what); \
     } while (0)
 
-/* The next call of a chain, unless one before failed. */
+/* Makes the next driver call of a chain, unless an earlier call failed. */
 #define THEN(expression) (result = result != CUDA_SUCCESS ? result : (expression))
 
 static CUdeviceptr address(const void *memory)
@@ -27,10 +27,10 @@ static CUdeviceptr address(const void *memory)
 cot_status cot_cuda_alloc(cot_queue *queue, size_t bytes, void **memory)
 {
     cot_device *d = queue->device;
-    CUdeviceptr made = 0;
+    CUdeviceptr created = 0;
     IN_CONTEXT(d, "allocating device memory", {
-        THEN(d->driver.cuMemAlloc(&made, bytes > 0 ? bytes : 1));
-        *memory = (void *)(uintptr_t)made;
+        THEN(d->driver.cuMemAlloc(&created, bytes > 0 ? bytes : 1));
+        *memory = (void *)(uintptr_t)created;
     });
 }
 
@@ -116,9 +116,9 @@ cot_status cot_cuda_stream(cot_queue *queue, void **stream)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "creating a stream", {
-        CUstream made = NULL;
-        THEN(d->driver.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING));
-        *stream = made;
+        CUstream created = NULL;
+        THEN(d->driver.cuStreamCreate(&created, CU_STREAM_NON_BLOCKING));
+        *stream = created;
     });
 }
 
@@ -134,10 +134,10 @@ void cot_cuda_stream_end(cot_queue *queue, void *stream)
 cot_status cot_cuda_event(cot_queue *queue, void **event)
 {
     cot_device *d = queue->device;
-    CUevent made = NULL;
+    CUevent created = NULL;
     IN_CONTEXT(d, "creating an event", {
-        THEN(d->driver.cuEventCreate(&made, CU_EVENT_DEFAULT));
-        *event = made;
+        THEN(d->driver.cuEventCreate(&created, CU_EVENT_DEFAULT));
+        *event = created;
     });
 }
 
@@ -174,10 +174,10 @@ cot_status cot_cuda_elapsed(cot_queue *queue, void *begin, void *end, double *se
     });
 }
 
-void cot_cuda_observe(cot_queue *queue, void (*seen)(void *, const cot_cuda_launch_facts *), void *context)
+void cot_cuda_observe(cot_queue *queue, void (*on_launch)(void *, const cot_cuda_launch_facts *), void *context)
 {
-    queue->device->seen = seen;
-    queue->device->seen_context = context;
+    queue->device->on_launch = on_launch;
+    queue->device->on_launch_context = context;
 }
 
 struct cot_cuda_graph {
@@ -191,22 +191,22 @@ cot_status cot_cuda_capture(cot_queue *queue, cot_status (*enqueue)(void *), voi
     cot_status enqueued = COT_OK;
     CUgraph captured = NULL;
     CUresult result = CUDA_SUCCESS;
-    cot_cuda_graph *made = calloc(1, sizeof *made);
-    *graph = made;
-    if (made == NULL)
+    cot_cuda_graph *created = calloc(1, sizeof *created);
+    *graph = created;
+    if (created == NULL)
         return cot_fail(COT_OUT_OF_MEMORY, "capturing a graph: out of memory");
     const cot_status status = cot_device_enter(d);
     if (status != COT_OK)
         return status;
-    THEN(d->driver.cuEventCreate(&made->begin, CU_EVENT_DEFAULT));
-    THEN(d->driver.cuEventCreate(&made->end, CU_EVENT_DEFAULT));
+    THEN(d->driver.cuEventCreate(&created->begin, CU_EVENT_DEFAULT));
+    THEN(d->driver.cuEventCreate(&created->end, CU_EVENT_DEFAULT));
     THEN(d->driver.cuStreamBeginCapture(d->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
     if (result == CUDA_SUCCESS) {
         enqueued = enqueue(context);
         THEN(d->driver.cuStreamEndCapture(d->stream, &captured));
     }
     if (enqueued == COT_OK)
-        THEN(d->driver.cuGraphInstantiateWithFlags(&made->executable, captured, 0));
+        THEN(d->driver.cuGraphInstantiateWithFlags(&created->executable, captured, 0));
     if (captured != NULL)
         d->driver.cuGraphDestroy(captured);
     cot_device_leave(d);

@@ -1,74 +1,78 @@
 /* SPDX-License-Identifier: Apache-2.0
- * memory.h: device memory and time for the program (check, bench, profile, run). The library itself allocates through
- * the queue's pool alone. In a build without CUDA every call fails with COT_NO_DEVICE. */
+ * memory.h: device memory, streams, events and graphs for the command-line program (check, bench, profile, run).
+ * The library itself allocates only through the queue's pool. In a build without CUDA every call fails with
+ * COT_NO_DEVICE. */
 #ifndef COT_CUDA_MEMORY_H
 #define COT_CUDA_MEMORY_H
 
 #include <cotangent/core.h>
 
-/* Device memory of a CUDA queue; the caller frees it. */
+/* Allocates device memory of a CUDA queue. The caller frees it. */
 cot_status cot_cuda_alloc(cot_queue *queue, size_t bytes, void **memory);
 void cot_cuda_free(cot_queue *queue, void *memory);
 
-/* Page-locked memory of the host, from which and to which copies run beside the host's own work. */
+/* Allocates page-locked host memory, whose copies to and from the device run asynchronously. */
 cot_status cot_cuda_alloc_host(cot_queue *queue, size_t bytes, void **memory);
 void cot_cuda_free_host(cot_queue *queue, void *memory);
 
-/* Copies on the queue's stream, enqueued. */
+/* Enqueue a copy to the device or to the host on the queue's stream. */
 cot_status cot_cuda_send(cot_queue *queue, void *device, const void *host, size_t bytes);
 cot_status cot_cuda_fetch(cot_queue *queue, void *host, const void *device, size_t bytes);
 
-/* Copies on the queue's stream, and waits. */
+/* The same, and wait for the copy. */
 cot_status cot_cuda_to_device(cot_queue *queue, void *device, const void *host, size_t bytes);
 cot_status cot_cuda_to_host(cot_queue *queue, void *host, const void *device, size_t bytes);
 
-/* Sets every byte, enqueued. */
+/* Enqueues setting every byte. */
 cot_status cot_cuda_fill(cot_queue *queue, void *memory, unsigned char byte, size_t bytes);
 
-/* A copy within the device, enqueued. */
+/* Enqueues a copy within the device. */
 cot_status cot_cuda_copy(cot_queue *queue, void *to, const void *from, size_t bytes);
 
-/* A stream of the queue's device that can be captured, for a second queue; the caller ends it after that queue. */
+/* Creates a stream of the queue's device that can be captured, for a second queue. The caller destroys it after that
+ * queue. */
 cot_status cot_cuda_stream(cot_queue *queue, void **stream);
 void cot_cuda_stream_end(cot_queue *queue, void *stream);
 
-/* Events: a moment in the work of a queue, which another queue of the same device can wait for. cot_cuda_elapsed waits
- * for both. */
+/* Events mark a point in the work of a queue. Another queue of the same device can wait for an event.
+ * cot_cuda_elapsed waits for both events and returns the time between them. */
 cot_status cot_cuda_event(cot_queue *queue, void **event);
 void cot_cuda_event_end(cot_queue *queue, void *event);
 cot_status cot_cuda_record(cot_queue *queue, void *event);
 cot_status cot_cuda_wait_for(cot_queue *queue, void *event);
 cot_status cot_cuda_elapsed(cot_queue *queue, void *begin, void *end, double *seconds);
 
-/* A launch, and what its kernel takes of a multiprocessor. */
+/* A launch, and the resources of its kernel. */
 typedef struct cot_cuda_launch_facts {
     const char *name;
     unsigned blocks[3], threads;
-    int registers, local_bytes;        /* of a thread */
-    int static_shared, dynamic_shared; /* bytes of a block */
-    int blocks_per_multiprocessor;     /* that fit */
-    double occupancy;                  /* their threads, over what a multiprocessor holds */
+    int registers, local_bytes;        /* per thread */
+    int static_shared, dynamic_shared; /* bytes per block */
+    int blocks_per_multiprocessor;     /* maximum number of resident blocks */
+    double occupancy;                  /* resident threads divided by the multiprocessor's maximum */
     int multiprocessors;
 } cot_cuda_launch_facts;
 
-/* From now on `seen` hears of every launch on the queue, before it happens; NULL = nobody does. */
-void cot_cuda_observe(cot_queue *queue, void (*seen)(void *context, const cot_cuda_launch_facts *facts), void *context);
+/* From now on `on_launch` is called before every launch on the queue; NULL = no function. */
+void cot_cuda_observe(cot_queue *queue, void (*on_launch)(void *context, const cot_cuda_launch_facts *facts),
+                      void *context);
 
-/* Work that can be replayed. */
+/* A captured graph, which can be replayed. */
 typedef struct cot_cuda_graph cot_cuda_graph;
 
-/* Captures what `enqueue` enqueues on the queue's stream (not the default one). Whatever status comes back, end the graph. */
+/* Captures the work that `enqueue` enqueues on the queue's stream, which is not the default stream. The caller must end
+ * the graph (cot_cuda_graph_end), also after a failure. */
 cot_status cot_cuda_capture(cot_queue *queue, cot_status (*enqueue)(void *context), void *context,
                             cot_cuda_graph **graph);
 void cot_cuda_graph_end(cot_queue *queue, cot_cuda_graph *graph);
 
-/* Replays it once, waits, and writes the seconds that the device took. */
+/* Replays the graph once, waits, and writes the device time in seconds. */
 cot_status cot_cuda_replay(cot_queue *queue, cot_cuda_graph *graph, double *seconds);
 
-/* "0000:3b:00.0": the device's place on the PCI bus, by which NVML knows it. */
+/* The device's PCI bus id, such as "0000:3b:00.0", by which NVML finds the device. */
 cot_status cot_cuda_bus(cot_queue *queue, char *pci_bus_id, size_t size);
 
-/* "NVIDIA H200", and the bytes of its second-level cache. */
+/* The device's name, such as "NVIDIA H200", and the size of its L2 cache. */
 cot_status cot_cuda_describe(cot_queue *queue, char *name, size_t size, size_t *cache_bytes);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * none.c: the CUDA backend of a build without nvcc: no queue of it can be made. */
+ * none.c: stubs of the CUDA backend for a build without nvcc. No CUDA queue can be created. */
 #include "core/device.h"
 #include "core/status.h"
 #include "memory.h"
@@ -12,7 +12,7 @@ cot_status cot_device_open(const cot_queue_options *options, cot_device **out, u
                     "cot_queue_create: this build has no CUDA backend (no nvcc was found, or COT_CUDA=OFF)");
 }
 
-/* Nobody comes here without a device. */
+/* The functions below are never called, since no device can be opened. */
 void cot_device_close(cot_device *device)
 {
     (void)device;
@@ -145,9 +145,9 @@ cot_status cot_cuda_elapsed(cot_queue *queue, void *begin, void *end, double *se
     return COT_NO_DEVICE;
 }
 
-void cot_cuda_observe(cot_queue *queue, void (*seen)(void *, const cot_cuda_launch_facts *), void *context)
+void cot_cuda_observe(cot_queue *queue, void (*on_launch)(void *, const cot_cuda_launch_facts *), void *context)
 {
-    (void)queue, (void)seen, (void)context;
+    (void)queue, (void)on_launch, (void)context;
 }
 
 cot_status cot_cuda_capture(cot_queue *queue, cot_status (*enqueue)(void *), void *context, cot_cuda_graph **graph)

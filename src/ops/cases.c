@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * cases.c: the list of the ops' cases and oracles, for the program. */
+ * cases.c: the list of all ops' cases and oracles, for the program. */
 #include "core/cases.h"
 
 extern const cot_op_cases cot_attention_cases;

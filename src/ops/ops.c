@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * ops.c: the list of the library's ops. */
+ * ops.c: the list of all ops of the library. */
 #include "core/op.h"
 #include "ops/attention/attention_problem.h"
 #include "ops/causal_conv1d/causal_conv1d_problem.h"

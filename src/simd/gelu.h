@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * gelu.h: GELU and its derivative in the verbs of simd.h, both forms. The formulas are in core/gelu.h. */
+ * gelu.h: both forms of GELU and their derivatives, with the vector operations of simd.h. core/gelu.h has the
+ * formulas. */
 #ifndef COT_SIMD_GELU_H
 #define COT_SIMD_GELU_H
 
@@ -17,8 +18,8 @@ V_INLINE vf v_gelu_tanh(vf z)
     return v_mul(z, v_sigmoid(v_gelu_exponent(v_min(v_set1(COT_GELU_LIMIT), z))));
 }
 
-/* s + z * s * (1 - s) * dw/dz, with 1 - s as sigmoid(-w): the difference would be off by half a unit of 1, which z and
- * dw/dz multiply. */
+/* s + z * s * (1 - s) * dw/dz. 1 - s is computed as sigmoid(-w): the subtraction would have an error of half an ulp of
+ * 1, multiplied by z and dw/dz. */
 V_INLINE vf v_gelu_tanh_slope(vf z)
 {
     vf e;
@@ -28,7 +29,7 @@ V_INLINE vf v_gelu_tanh_slope(vf z)
     return v_fma(v_mul(s, v_mul(z, dw)), v_mul(e, s), s);
 }
 
-/* For a in [0, 15]: R(a), and exp(-a^2/2). */
+/* For a in [0, 15]: returns R(a) and sets *power to exp(-a^2/2). */
 V_INLINE vf v_normal_tail(vf a, vf *power)
 {
     static const float terms[COT_GELU_ERF_TERMS] = COT_GELU_ERF_COEFFICIENTS;
@@ -49,7 +50,7 @@ V_INLINE vf v_gelu_erf(vf z)
     return v_fnma(power, tail, v_max(v_zero(), z)); /* z * Phi(-a) for z < 0, z - z * Phi(-a) otherwise */
 }
 
-/* Phi(z) + z * phi(z), which for z < 0 is q = exp(-a^2/2) * (R(a) - a/sqrt(2 pi)), and 1 - q otherwise. */
+/* Phi(z) + z * phi(z). With q = exp(-a^2/2) * (R(a) - a/sqrt(2 pi)), this is q for z < 0 and 1 - q otherwise. */
 V_INLINE vf v_gelu_erf_slope(vf z)
 {
     vf power;

@@ -1,37 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * matmul.h: products of small packed matrices, C = A B or C += A B with C in f32, so that a kernel built on them is
- * written once for f32 on any vectors of simd.h, and for bf16 on AMX (-DCOT_MATMUL_AMX besides -DCOT_SIMD_AVX512), with
- * -DCOT_MATMUL_SPLIT=2 or =3 for numbers that are sums of two or three bf16.
+ * matmul.h: products of small packed matrices, C = A B or C += A B, with C in f32.
  *
- * mt is the type of an operand's elements: float, or bf16 or two bf16 with AMX. All matrices lie in panels of MT columns,
- * [columns/MT][rows][MT], so that a part of MT rows is contiguous wherever it lies (rows as long as the matrix, 512 bytes
- * for 128 columns, would put a column of parts in an eighth of the first-level cache's sets). A part that begins at row
- * r and at column c, a multiple of MT, is at mt_at(rows, r, c).
+ * A kernel that uses them is written once. It is compiled for f32 on any vectors of simd.h, and for bf16 on AMX
+ * (-DCOT_SIMD_AVX512 -DCOT_MATMUL_AMX). With -DCOT_MATMUL_SPLIT=2 or =3 as well, an element is a sum of two or three
+ * bf16.
+ *
+ * `mt` is the element type of the operands A and B: float, or on AMX bf16 or a sum of bf16.
+ * All matrices are stored in panels of MT columns, [columns/MT][rows][MT]. An MT x MT tile is therefore contiguous. (In
+ * a row-major matrix of 128 float columns, a row takes 512 bytes, and a column of tiles would map to 1/8 of the L1
+ * cache's sets.) The element in row r and column c, c a multiple of MT, has the offset mt_at(rows, r, c).
  *   A form  [k/MT][m][MT]
- *   B form  [n/MT][k][MT]     in bf16 with pairs of rows interleaved, [n/MT][k/2][MT][2]: r is even
+ *   B form  [n/MT][k][MT]     on AMX with pairs of rows interleaved, [n/MT][k/2][MT][2]; then r is even
  *   C       [n/MT][m][MT]     always float
- * In f32 the three are the same (MT_ONE_FORM): a C can be an operand of the next product where it lies.
- * Sizes are multiples of MT (32) and the memory of whole MT x MT parts exists, 64-byte aligned. Whoever packs fills up
- * with zeros.
+ * In f32 the three forms are the same (MT_ONE_FORM): a C can be an operand of the next product without packing.
+ * Sizes are multiples of MT (32). The caller pads with zeros, and whole MT x MT tiles are allocated, 64-byte aligned.
  *
- *   mt_begin(&state) mt_end(&state)            around every item that calls mt_product; mt_end puts things as they were
- *   mt_product(m, n, k, a, a_rows, b, b_rows, c, c_rows, add, ahead)
- *                                              the rows are those of the whole matrices; memory in `ahead` is asked
- *                                              for meanwhile, 4 lines with every MT^3 multiplications; NULL = none
- *   mt_product_taps(.., k, taps, a, ..)        C = A_0 B_0 + .. + A_{taps-1} B_{taps-1}, A_j the rows from j on of one A of
- *                                              k columns and m + taps - 1 rows: a convolution. B has k taps rows, those of
- *                                              panel p of A's columns and tap j from row (p taps + j) MT on
- *   mt_product_whole(...)                      mt_product with the part that it leaves out of products of two bf16
- *   mt_dot(sum, a, b, n)                       sum + (a[0] b[0] + .. + a[n-1] b[n-1]), lane by lane, with the same
- *                                              roundings as mt_product_whole makes of n <= MT_CHAIN steps
- *   mt_store_a(p, column, v)                   VW elements of an A-form row of a panel, p, from this column on
- *   mt_store_a2(p, v0, v1)                     2 VW of them, with the 32-column panels of VW 16 the whole row
- *   mt_load_a(p, column)                       and back
- *   mt_store_b(b, rows, k, n, v0, v1)          VW elements of the B-form rows k (even) and k+1, from column n on
- *   mt_transpose(v)                            of VW vectors
+ *   mt_begin(&state) mt_end(&state)            enclose every work item that calls mt_product. mt_end restores the tile
+ *                                              registers of the host program
+ *   mt_product(m, n, k, a, a_rows, b, b_rows, c, c_rows, add, prefetch)
+ *                                              C = A B, or C += A B with `add`. a_rows, b_rows, c_rows are the rows of
+ *                                              the whole matrices, of which A, B and C may be parts. Prefetches the
+ *                                              range `prefetch`, 4 lines per MT^3 multiplications; NULL = no prefetch
+ *   mt_product_taps(.., k, taps, a, ..)        C = A_0 B_0 + .. + A_{taps-1} B_{taps-1}, a convolution. A_j is the rows
+ *                                              from j on of one A with k columns and m + taps - 1 rows. B has k taps
+ *                                              rows: tap j of panel p of A's columns is the rows from (p taps + j) MT
+ *                                              on
+ *   mt_product_whole(...)                  mt_product with the product of the two low terms, which mt_product
+ *                                              leaves out where an element is a sum of two bf16
+ *   mt_dot(sum, a, b, n)                       sum + (a[0] b[0] + .. + a[n-1] b[n-1]), lane by lane, n <= MT_CHAIN,
+ *                                              with the same roundings as mt_product_whole
+ *   mt_store_a(p, column, v)                   stores VW elements to columns column .. of the row p of an A-form panel
+ *   mt_store_a2(p, v0, v1)                     stores columns 0 .. 2 VW-1 of that row; with VW = 16 this is the whole
+ *                                              row
+ *   mt_load_a(p, column)                       loads what mt_store_a stored
+ *   mt_store_b(b, rows, k, n, v0, v1)          stores columns n .. n+VW-1 of rows k (even) and k+1 in B form
+ *   mt_transpose(v)                            transposes VW vectors
  *
- * The bf16 products and conversions treat subnormal numbers as zero; sums are f32, rounded to nearest. */
+ * The bf16 products and conversions treat subnormal numbers as zero. Sums are f32, rounded to nearest. */
 #ifndef COT_SIMD_MATMUL_H
 #define COT_SIMD_MATMUL_H
 
@@ -44,16 +50,17 @@ V_INLINE int64_t mt_at(int64_t rows, int64_t row, int64_t column)
     return column * rows + row * MT;
 }
 
-/* Memory that will be wanted next, beyond the second-level cache: [at, end). */
+/* Memory to prefetch into the L2 cache: [at, end). */
 typedef struct mt_ahead {
     const char *at, *end;
 } mt_ahead;
 
-V_INLINE void mt_ask(mt_ahead *ahead)
+/* Prefetches the next line of the range. */
+V_INLINE void mt_ask(mt_ahead *prefetch)
 {
-    if (ahead != NULL && ahead->at < ahead->end) {
-        v_prefetch_far(ahead->at);
-        ahead->at += 64;
+    if (prefetch != NULL && prefetch->at < prefetch->end) {
+        v_prefetch_far(prefetch->at);
+        prefetch->at += 64;
     }
 }
 
@@ -64,7 +71,7 @@ V_INLINE void mt_ask(mt_ahead *ahead)
 typedef float mt;
 enum { MT_ONE_FORM = true };
 typedef struct mt_state {
-    char nothing;
+    char unused;
 } mt_state;
 
 V_INLINE void mt_begin(mt_state *state)
@@ -100,8 +107,8 @@ V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1
     v_store(p + MT, v1);
 }
 
-/* Steps that are summed in one run before they are added to C, a panel of A: of d = 256 in one run, the sums were off by more than
- * the plain loops' of the scalar kernels. */
+/* The number of steps along k that are summed before the sum is added to C: one panel of A. Summing all of d = 256 in
+ * one chain gave larger errors than the plain loops of the scalar kernels. */
 enum { MT_CHAIN = 32 };
 
 V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
@@ -112,13 +119,14 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
     return v_add(sum, run);
 }
 
-/* MT_M rows by two vectors of C stay in registers: 8 x 2 accumulators keep both FMA ports of AVX-512 busy (16 chains
- * against 2 ports times 4 cycles), and every step loads 10 vectors for 16 FMAs. AVX2 has half the registers. Half of the
- * steps are written out: a loop's end costs as much as a tenth of them. */
+/* Register block: MT_BLOCK_ROWS rows by two vectors of C. With AVX-512, 8 x 2 accumulators keep both FMA ports busy: 16
+ * dependency chains, where 2 ports with a latency of 4 cycles need 8. A step loads 10 vectors for 16 FMAs. AVX2 has
+ * half the registers.
+ * The loop over the steps is unrolled 4 times: the loop overhead of a rolled loop costs 10 %. */
 #if defined(COT_SIMD_AVX512)
-enum { MT_M = 8 };
+enum { MT_BLOCK_ROWS = 8 };
 #else
-enum { MT_M = 4 };
+enum { MT_BLOCK_ROWS = 4 };
 #endif
 
 #if defined(__clang__)
@@ -129,39 +137,39 @@ enum { MT_M = 4 };
 
 V_INLINE void mt_block(const float *restrict a, const float *restrict b, float *restrict c, bool add)
 {
-    vf s0[MT_M], s1[MT_M];
+    vf s0[MT_BLOCK_ROWS], s1[MT_BLOCK_ROWS];
     V_UNROLL
-    for (int i = 0; i < MT_M; i++)
+    for (int i = 0; i < MT_BLOCK_ROWS; i++)
         s0[i] = s1[i] = v_zero();
     MT_UNROLL
     for (int p = 0; p < MT_CHAIN; p++) {
         const vf b0 = v_load(b + p * MT), b1 = v_load(b + p * MT + VW);
         V_UNROLL
-        for (int i = 0; i < MT_M; i++) {
+        for (int i = 0; i < MT_BLOCK_ROWS; i++) {
             const vf x = v_set1(a[i * MT + p]);
             s0[i] = v_fma(x, b0, s0[i]);
             s1[i] = v_fma(x, b1, s1[i]);
         }
     }
     V_UNROLL
-    for (int i = 0; i < MT_M; i++) {
+    for (int i = 0; i < MT_BLOCK_ROWS; i++) {
         v_store(c + i * MT, add ? v_add(v_load(c + i * MT), s0[i]) : s0[i]);
         v_store(c + i * MT + VW, add ? v_add(v_load(c + i * MT + VW), s1[i]) : s1[i]);
     }
 }
 
-/* A panel of B stays in the first-level cache while A's rows go by. */
+/* Loop order: a panel of B stays in the L1 cache while the rows of A pass. */
 V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
-                              int64_t b_rows, float *c, int64_t c_rows, bool add, mt_ahead *ahead)
+                              int64_t b_rows, float *c, int64_t c_rows, bool add, mt_ahead *prefetch)
 {
     for (int64_t j = 0; j < n; j += MT)
-        for (int64_t part = 0; part < MT; part += 2 * VW)
-            for (int64_t i = 0; i < m; i += MT_M)
+        for (int64_t strip = 0; strip < MT; strip += 2 * VW)
+            for (int64_t i = 0; i < m; i += MT_BLOCK_ROWS)
                 for (int64_t p = 0; p < k; p += MT_CHAIN)
                     for (int64_t tap = 0; tap < taps; tap++) {
-                        mt_ask(ahead);
-                        mt_block(a + mt_at(a_rows, i + tap, p), b + mt_at(b_rows, p * taps + tap * MT, j) + part,
-                                 c + mt_at(c_rows, i, j) + part, add || p + tap > 0);
+                        mt_ask(prefetch);
+                        mt_block(a + mt_at(a_rows, i + tap, p), b + mt_at(b_rows, p * taps + tap * MT, j) + strip,
+                                 c + mt_at(c_rows, i, j) + strip, add || p + tap > 0);
                     }
 }
 
@@ -171,9 +179,9 @@ V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, con
 
 static inline __attribute__((unused)) void mt_product(int64_t m, int64_t n, int64_t k, const mt *a, int64_t a_rows,
                                                       const mt *b, int64_t b_rows, float *c, int64_t c_rows, bool add,
-                                                      mt_ahead *ahead)
+                                                      mt_ahead *prefetch)
 {
-    mt_product_taps(m, n, k, 1, a, a_rows, b, b_rows, c, c_rows, add, ahead);
+    mt_product_taps(m, n, k, 1, a, a_rows, b, b_rows, c, c_rows, add, prefetch);
 }
 
 /* ---- transposition ------------------------------------------------------------------------------------------ */
@@ -184,7 +192,7 @@ V_INLINE void mt_transpose(vf v[VW])
 {
     __m512 t[16];
     V_UNROLL
-    for (int i = 0; i < 16; i += 4) { /* 4 x 4 in each quarter */
+    for (int i = 0; i < 16; i += 4) { /* transposes the 4 x 4 block in each 128-bit lane */
         const __m512 a = _mm512_unpacklo_ps(v[i], v[i + 1]), b = _mm512_unpackhi_ps(v[i], v[i + 1]);
         const __m512 c = _mm512_unpacklo_ps(v[i + 2], v[i + 3]), d = _mm512_unpackhi_ps(v[i + 2], v[i + 3]);
         t[i] = _mm512_shuffle_ps(a, c, 0x44);
@@ -193,7 +201,7 @@ V_INLINE void mt_transpose(vf v[VW])
         t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
     }
     V_UNROLL
-    for (int i = 0; i < 4; i++) { /* the quarters, as 4 x 4 blocks */
+    for (int i = 0; i < 4; i++) { /* transposes the 4 x 4 grid of these blocks */
         const __m512 a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
         const __m512 c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88),
                      d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);

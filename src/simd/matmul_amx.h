@@ -4,9 +4,10 @@
 #define COT_SIMD_MATMUL_AMX_H
 
 #if defined(COT_MATMUL_SPLIT)
-/* A number as the sum of COT_MATMUL_SPLIT terms of bf16, each the next to what those before it leave: two or three. Of 32 of them the
- * first terms lie before the second: an A-form row of a panel is 32 first and 32 second terms, two B-form rows are 32 pairs
- * of each. */
+/* A number as the sum of COT_MATMUL_SPLIT (2 or 3) bf16 terms. Each term is the remainder after the earlier terms,
+ * rounded to bf16.
+ * The terms of 32 numbers are stored in planes: an A-form row of a panel is 32 first terms, then 32 second terms, and
+ * so on. Two B-form rows are 32 pairs of first terms, then 32 pairs of second terms, and so on. */
 typedef struct mt {
     uint16_t terms[COT_MATMUL_SPLIT];
 } mt;
@@ -15,14 +16,14 @@ typedef uint16_t mt;
 #endif
 enum { MT_ONE_FORM = false };
 
-/* What LDTILECFG reads: all eight tiles are 16 rows of 64 bytes. */
+/* The operand of LDTILECFG. mt_begin configures eight tiles of 16 rows of 64 bytes. */
 typedef struct mt_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
     uint8_t rows[16];
 } mt_config;
 
-/* What the host had in the tiles. */
+/* The tile registers of the host program. */
 typedef struct mt_state {
     _Alignas(64) mt_config config;
     _Alignas(64) char tiles[8][16][64];
@@ -32,7 +33,8 @@ _Static_assert(sizeof(mt_config) == 64, "as the processor has it");
 
 #define MT_EACH_TILE(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 
-/* The tiles are nobody's between calls by the ABI, but a host may use them without a compiler that knows. */
+/* The ABI says that no tile register survives a call. The host program may still use tiles across calls, for example in
+ * assembly, so that mt_begin saves them. */
 V_INLINE void mt_begin(mt_state *state)
 {
     _Alignas(64) mt_config config = {.palette = 1};
@@ -58,11 +60,11 @@ V_INLINE void mt_end(mt_state *state)
         return;
     }
     _tile_loadconfig(&state->config);
-#define MT_LOAD(i)                 \
+#define MT_RESTORE(i)              \
     if (state->config.rows[i] > 0) \
         _tile_loadd(i, state->tiles[i], 64);
-    MT_EACH_TILE(MT_LOAD)
-#undef MT_LOAD
+    MT_EACH_TILE(MT_RESTORE)
+#undef MT_RESTORE
 }
 
 V_INLINE __m512i mt_interleave(__m512i halves)
@@ -72,7 +74,8 @@ V_INLINE __m512i mt_interleave(__m512i halves)
     return _mm512_permutexvar_epi16(zip, halves);
 }
 
-/* The tile product sums the even and the odd ones of 32 terms apart and adds both to what was there. */
+/* The tile instruction sums the even and the odd ones of 32 products separately, then adds both sums to the
+ * accumulator. */
 enum { MT_CHAIN = 32 };
 
 V_INLINE vf mt_dot_terms(vf sum, const vf *a, const vf *b, int64_t n)
@@ -87,27 +90,27 @@ V_INLINE vf mt_dot_terms(vf sum, const vf *a, const vf *b, int64_t n)
 
 #if defined(COT_MATMUL_SPLIT)
 
-/* The bf16 next to v, the larger of two, as float32; in integers, since conversions there and back take twice as long. Of NaN
- * something, but what it leaves is NaN. */
-V_INLINE vf mt_next(vf v)
+/* v rounded to the nearest bf16, ties away from zero, as float32. It uses integer instructions: converting to bf16 and
+ * back takes twice as long. A NaN may become another value, but its remainder (mt_remainder) is NaN. */
+V_INLINE vf mt_round_term(vf v)
 {
     const __m512i bits = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x8000));
     return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int)0xffff0000)));
 }
 
-V_INLINE vf mt_rest(vf v)
+V_INLINE vf mt_remainder(vf v)
 {
-    return v_sub(v, mt_next(v));
+    return v_sub(v, mt_round_term(v));
 }
 
 V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
 {
     uint16_t *to = (uint16_t *)p + column;
-    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v = mt_rest(v))
-        _mm256_storeu_si256((__m256i *)(to + term * MT), (__m256i)_mm512_cvtneps_pbh(mt_next(v)));
+    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v = mt_remainder(v))
+        _mm256_storeu_si256((__m256i *)(to + term * MT), (__m256i)_mm512_cvtneps_pbh(mt_round_term(v)));
 }
 
-/* Exact: terms that follow each other do not overlap. */
+/* The sum is exact: the terms' mantissas do not overlap. */
 V_INLINE vf mt_load_a(const mt *p, int64_t column)
 {
     const uint16_t *from = (const uint16_t *)p + column;
@@ -120,96 +123,99 @@ V_INLINE vf mt_load_a(const mt *p, int64_t column)
 V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 {
     uint16_t *to = (uint16_t *)p;
-    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_rest(v0), v1 = mt_rest(v1))
-        _mm512_storeu_si512(to + term * MT, (__m512i)_mm512_cvtne2ps_pbh(mt_next(v1), mt_next(v0)));
+    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_remainder(v0), v1 = mt_remainder(v1))
+        _mm512_storeu_si512(to + term * MT, (__m512i)_mm512_cvtne2ps_pbh(mt_round_term(v1), mt_round_term(v0)));
 }
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
     uint16_t *to = (uint16_t *)(b + mt_at(rows, k, n / MT * MT)) + 2 * (n % MT);
-    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_rest(v0), v1 = mt_rest(v1))
-        _mm512_storeu_si512(to + 2 * term * MT, mt_interleave((__m512i)_mm512_cvtne2ps_pbh(mt_next(v1), mt_next(v0))));
+    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_remainder(v0), v1 = mt_remainder(v1))
+        _mm512_storeu_si512(to + 2 * term * MT,
+                            mt_interleave((__m512i)_mm512_cvtne2ps_pbh(mt_round_term(v1), mt_round_term(v0))));
 }
 
-#define MT_LOAD_A(term)                    \
-    _tile_loadd(4, at + (term)*MT, A_ROW); \
-    _tile_loadd(5, at + 16 * A_ROW / 2 + (term)*MT, A_ROW);
-#define MT_LOAD_B(term)                        \
-    _tile_loadd(6, bt + (term)*2 * MT, B_ROW); \
-    _tile_loadd(7, bt + (term)*2 * MT + 32, B_ROW);
-#define MT_FOUR              \
+#define MT_LOAD_A(term)                        \
+    _tile_loadd(4, a_tile + (term)*MT, A_ROW); \
+    _tile_loadd(5, a_tile + 16 * A_ROW / 2 + (term)*MT, A_ROW);
+#define MT_LOAD_B(term)                            \
+    _tile_loadd(6, b_tile + (term)*2 * MT, B_ROW); \
+    _tile_loadd(7, b_tile + (term)*2 * MT + 32, B_ROW);
+#define MT_FOUR_PRODUCTS     \
     _tile_dpbf16ps(0, 4, 6); \
     _tile_dpbf16ps(1, 4, 7); \
     _tile_dpbf16ps(2, 5, 6); \
     _tile_dpbf16ps(3, 5, 7);
 
-/* A step: the four products of every two terms that matter, and a tile is loaded again only where another term is wanted. */
+/* One step along k: four tile products for each pair of terms that matters. The order of the pairs keeps the number of
+ * tile loads low. */
 #if COT_MATMUL_SPLIT == 3
-/* What is left out is less than 2^-24 of a product. */
-#define MT_STEP(a, b, whole)                                                     \
-    {                                                                            \
-        const uint16_t *at = (const uint16_t *)(a), *bt = (const uint16_t *)(b); \
-        MT_LOAD_A(2)                                                             \
-        MT_LOAD_B(0)                                                             \
-        MT_FOUR                                                                  \
-        beside(with, 0);                                                         \
-        MT_LOAD_A(1)                                                             \
-        MT_FOUR                                                                  \
-        MT_LOAD_A(0)                                                             \
-        MT_FOUR                                                                  \
-        beside(with, 1);                                                         \
-        MT_LOAD_B(1)                                                             \
-        MT_FOUR                                                                  \
-        MT_LOAD_A(1)                                                             \
-        MT_FOUR                                                                  \
-        beside(with, 2);                                                         \
-        MT_LOAD_A(0)                                                             \
-        MT_LOAD_B(2)                                                             \
-        MT_FOUR                                                                  \
-        beside(with, 3);                                                         \
+/* Six of the nine pairs of terms. The pairs left out add less than 2^-24 of a product. */
+#define MT_K_STEP(a, b, all_terms)                                                       \
+    {                                                                                    \
+        const uint16_t *a_tile = (const uint16_t *)(a), *b_tile = (const uint16_t *)(b); \
+        MT_LOAD_A(2)                                                                     \
+        MT_LOAD_B(0)                                                                     \
+        MT_FOUR_PRODUCTS                                                                 \
+        overlap(context, 0);                                                             \
+        MT_LOAD_A(1)                                                                     \
+        MT_FOUR_PRODUCTS                                                                 \
+        MT_LOAD_A(0)                                                                     \
+        MT_FOUR_PRODUCTS                                                                 \
+        overlap(context, 1);                                                             \
+        MT_LOAD_B(1)                                                                     \
+        MT_FOUR_PRODUCTS                                                                 \
+        MT_LOAD_A(1)                                                                     \
+        MT_FOUR_PRODUCTS                                                                 \
+        overlap(context, 2);                                                             \
+        MT_LOAD_A(0)                                                                     \
+        MT_LOAD_B(2)                                                                     \
+        MT_FOUR_PRODUCTS                                                                 \
+        overlap(context, 3);                                                             \
     }
 
-/* Its terms of B and of A. */
-static const int mt_dot_order[][2] = {{0, 2}, {0, 1}, {0, 0}, {1, 0}, {1, 1}, {2, 0}};
+/* The pairs of terms in the order of MT_K_STEP: {term of B, term of A}. */
+static const int mt_dot_term_order[][2] = {{0, 2}, {0, 1}, {0, 0}, {1, 0}, {1, 1}, {2, 0}};
 #else
-/* What is left out, rest times rest, is less than 2^-16 of a product; `whole` has that too. */
-#define MT_STEP(a, b, whole)                                                     \
-    {                                                                            \
-        const uint16_t *at = (const uint16_t *)(a), *bt = (const uint16_t *)(b); \
-        MT_LOAD_A(1)                                                             \
-        if (whole) {                                                             \
-            MT_LOAD_B(1)                                                         \
-            MT_FOUR                                                              \
-        }                                                                        \
-        beside(with, 0);                                                         \
-        MT_LOAD_B(0)                                                             \
-        MT_FOUR                                                                  \
-        beside(with, 1);                                                         \
-        MT_LOAD_A(0)                                                             \
-        MT_FOUR                                                                  \
-        beside(with, 2);                                                         \
-        MT_LOAD_B(1)                                                             \
-        MT_FOUR                                                                  \
-        beside(with, 3);                                                         \
+/* Three of the four pairs of terms. The pair left out, the two second terms, adds less than 2^-16 of a product.
+ * `all_terms` includes this pair. */
+#define MT_K_STEP(a, b, all_terms)                                                       \
+    {                                                                                    \
+        const uint16_t *a_tile = (const uint16_t *)(a), *b_tile = (const uint16_t *)(b); \
+        MT_LOAD_A(1)                                                                     \
+        if (all_terms) {                                                                 \
+            MT_LOAD_B(1)                                                                 \
+            MT_FOUR_PRODUCTS                                                             \
+        }                                                                                \
+        overlap(context, 0);                                                             \
+        MT_LOAD_B(0)                                                                     \
+        MT_FOUR_PRODUCTS                                                                 \
+        overlap(context, 1);                                                             \
+        MT_LOAD_A(0)                                                                     \
+        MT_FOUR_PRODUCTS                                                                 \
+        overlap(context, 2);                                                             \
+        MT_LOAD_B(1)                                                                     \
+        MT_FOUR_PRODUCTS                                                                 \
+        overlap(context, 3);                                                             \
     }
 
-/* Its terms of B and of A. */
-static const int mt_dot_order[][2] = {{1, 1}, {0, 1}, {0, 0}, {1, 0}};
+/* The pairs of terms in the order of MT_K_STEP: {term of B, term of A}. */
+static const int mt_dot_term_order[][2] = {{1, 1}, {0, 1}, {0, 0}, {1, 0}};
 #endif
 
-/* As a whole MT_STEP sums them where b is the operand in A form. */
+/* Sums in the same order as MT_K_STEP with `all_terms`, where b is the operand in A form. */
 V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 {
-    vf of_a[COT_MATMUL_SPLIT][MT_CHAIN], of_b[COT_MATMUL_SPLIT][MT_CHAIN];
+    vf a_terms[COT_MATMUL_SPLIT][MT_CHAIN], b_terms[COT_MATMUL_SPLIT][MT_CHAIN];
     for (int64_t i = 0; i < n; i++) {
         vf x = a[i], y = b[i];
-        for (int term = 0; term < COT_MATMUL_SPLIT; term++, x = mt_rest(x), y = mt_rest(y)) {
-            of_a[term][i] = mt_next(x);
-            of_b[term][i] = mt_next(y);
+        for (int term = 0; term < COT_MATMUL_SPLIT; term++, x = mt_remainder(x), y = mt_remainder(y)) {
+            a_terms[term][i] = mt_round_term(x);
+            b_terms[term][i] = mt_round_term(y);
         }
     }
-    for (size_t i = 0; i < sizeof mt_dot_order / sizeof *mt_dot_order; i++)
-        sum = mt_dot_terms(sum, of_a[mt_dot_order[i][0]], of_b[mt_dot_order[i][1]], n);
+    for (size_t i = 0; i < sizeof mt_dot_term_order / sizeof *mt_dot_term_order; i++)
+        sum = mt_dot_terms(sum, a_terms[mt_dot_term_order[i][0]], b_terms[mt_dot_term_order[i][1]], n);
     return sum;
 }
 
@@ -241,32 +247,33 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
     return mt_dot_terms(sum, a, b, n);
 }
 
-/* Every step of 32 loads two tiles of A and two of B for four products. */
-#define MT_STEP(a, b, whole)                 \
-    {                                        \
-        const mt *at = (a), *bt = (b);       \
-        _tile_loadd(4, at, A_ROW);           \
-        _tile_loadd(6, bt, B_ROW);           \
-        _tile_loadd(7, bt + 32, B_ROW);      \
-        _tile_dpbf16ps(0, 4, 6);             \
-        beside(with, 0);                     \
-        _tile_loadd(5, at + 16 * MT, A_ROW); \
-        _tile_dpbf16ps(1, 4, 7);             \
-        beside(with, 1);                     \
-        _tile_dpbf16ps(2, 5, 6);             \
-        beside(with, 2);                     \
-        _tile_dpbf16ps(3, 5, 7);             \
-        beside(with, 3);                     \
+/* One step of 32 along k: loads two tiles of A and two of B for four tile products. */
+#define MT_K_STEP(a, b, all_terms)               \
+    {                                            \
+        const mt *a_tile = (a), *b_tile = (b);   \
+        _tile_loadd(4, a_tile, A_ROW);           \
+        _tile_loadd(6, b_tile, B_ROW);           \
+        _tile_loadd(7, b_tile + 32, B_ROW);      \
+        _tile_dpbf16ps(0, 4, 6);                 \
+        overlap(context, 0);                     \
+        _tile_loadd(5, a_tile + 16 * MT, A_ROW); \
+        _tile_dpbf16ps(1, 4, 7);                 \
+        overlap(context, 1);                     \
+        _tile_dpbf16ps(2, 5, 6);                 \
+        overlap(context, 2);                     \
+        _tile_dpbf16ps(3, 5, 7);                 \
+        overlap(context, 3);                     \
     }
 
 #endif
 
-/* A part of 32 x 32 of C in four tiles; four times in every MT^3 multiplications beside(with, 0 to 3) has its turn, vector
- * arithmetic for instance. The barrier: gcc's tile loads do not say that they read memory. */
-V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c, bool add, bool whole,
-                      void (*beside)(void *with, int turn), void *with)
+/* Computes a 32 x 32 tile of C in four tile registers. It calls overlap(context, 0) to overlap(context, 3) once in
+ * every MT^3 multiplications, for work that overlaps the tile products, such as vector arithmetic or prefetches.
+ * The asm barrier is needed because gcc's tile loads do not declare that they read memory. */
+V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c, bool add,
+                      bool all_terms, void (*overlap)(void *context, int step), void *context)
 {
-    (void)whole;
+    (void)all_terms;
     enum { A_ROW = MT * sizeof(mt), B_ROW = 2 * MT * sizeof(mt), C_ROW = MT * sizeof(float) };
     __asm__ volatile("" : : : "memory");
     if (add) {
@@ -282,41 +289,41 @@ V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, cons
     }
     for (int64_t p = 0; p < k; p += MT)
         for (int64_t tap = 0; tap < taps; tap++, b += MT * MT)
-            MT_STEP(a + mt_at(a_rows, tap, p), b, whole)
+            MT_K_STEP(a + mt_at(a_rows, tap, p), b, all_terms)
     _tile_stored(0, c, C_ROW);
     _tile_stored(1, c + 16, C_ROW);
     _tile_stored(2, c + 16 * MT, C_ROW);
     _tile_stored(3, c + 16 * MT + 16, C_ROW);
 }
 
-V_INLINE void mt_ask_line(void *ahead, int turn)
+V_INLINE void mt_prefetch_step(void *prefetch, int step)
 {
-    (void)turn;
-    mt_ask(ahead);
+    (void)step;
+    mt_ask(prefetch);
 }
 
-/* Two tiles of A and two of B a step are as much as the first-level cache delivers while the products run, and more
- * than the second-level one does: a panel of B should serve at least two parts of A. */
-V_INLINE void mt_product_as(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
-                            int64_t b_rows, float *c, int64_t c_rows, bool add, bool whole, mt_ahead *ahead)
+/* A step loads two tiles of A and two of B. The L1 cache just delivers them at the rate of the products. The L2 cache
+ * does not: a panel of B should serve at least two tiles of A. */
+V_INLINE void mt_product_tiles(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
+                               int64_t b_rows, float *c, int64_t c_rows, bool add, bool all_terms, mt_ahead *prefetch)
 {
     for (int64_t j = 0; j < n; j += MT)
         for (int64_t i = 0; i < m; i += MT)
             mt_part(k, taps, a + mt_at(a_rows, i, 0), a_rows, b + mt_at(b_rows, 0, j), c + mt_at(c_rows, i, j), add,
-                    whole, mt_ask_line, ahead);
+                    all_terms, mt_prefetch_step, prefetch);
 }
 
 V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
-                              int64_t b_rows, float *c, int64_t c_rows, bool add, mt_ahead *ahead)
+                              int64_t b_rows, float *c, int64_t c_rows, bool add, mt_ahead *prefetch)
 {
-    mt_product_as(m, n, k, taps, a, a_rows, b, b_rows, c, c_rows, add, false, ahead);
+    mt_product_tiles(m, n, k, taps, a, a_rows, b, b_rows, c, c_rows, add, false, prefetch);
 }
 
 static inline __attribute__((unused)) void mt_product_whole(int64_t m, int64_t n, int64_t k, const mt *a,
                                                             int64_t a_rows, const mt *b, int64_t b_rows, float *c,
-                                                            int64_t c_rows, bool add, mt_ahead *ahead)
+                                                            int64_t c_rows, bool add, mt_ahead *prefetch)
 {
-    mt_product_as(m, n, k, 1, a, a_rows, b, b_rows, c, c_rows, add, true, ahead);
+    mt_product_tiles(m, n, k, 1, a, a_rows, b, b_rows, c, c_rows, add, true, prefetch);
 }
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * silu.h: SiLU and its slope of several vectors at once, for loops in which one vector's chain of operations is all that
- * the processor sees. */
+ * silu.h: SiLU and its derivative for several vectors at once. They serve loops in which one vector's dependency chain
+ * fills the processor's scheduler. */
 #ifndef COT_SIMD_SILU_H
 #define COT_SIMD_SILU_H
 
 #include "simd.h"
 
-/* v_logistic_divisor of up to 4 vectors, step by step. */
+/* v_logistic_divisor of up to 4 vectors, interleaved: d[v] = 1 + e[v], e[v] = exp(-z[v]). */
 #if defined(COT_SIMD_AVX2)
 V_INLINE void v_logistic_divisors(const vf *z, vf *e, vf *d, int count)
 {
@@ -74,14 +74,14 @@ V_INLINE void v_logistic_divisors(const vf *z, vf *e, vf *d, int count)
 }
 #endif
 
-/* v_silu_slope and v_silu_as of `count` vectors, a constant up to 4, in place and step by step: a chain of 70 cycles
- * fills the processor's scheduler before it finds the next vector's. */
+/* v_silu_slope and v_silu_as of `count` vectors in place; `count` is a constant up to 4. The vectors are interleaved:
+ * one vector's dependency chain of 70 cycles fills the scheduler before the next vector's instructions enter it. */
 V_INLINE void v_silu_slopes(vf *z, int count)
 {
     vf e[4], d[4];
     V_UNROLL
     for (int v = 0; v < count; v++)
-        z[v] = v_limit_above(v_limit_below(z[v]));
+        z[v] = v_clamp_high(v_clamp_low(z[v]));
     v_logistic_divisors(z, e, d, count);
     V_UNROLL
     for (int v = 0; v < count; v++)
@@ -100,8 +100,8 @@ V_INLINE void v_silus_as(cot_dtype dtype, vf *z, int count)
     vf e[4], d[4];
     V_UNROLL
     for (int v = 0; v < count; v++) {
-        z[v] = v_limit_below(z[v]);
-        e[v] = v_limit_above(z[v]);
+        z[v] = v_clamp_low(z[v]);
+        e[v] = v_clamp_high(z[v]);
     }
     v_logistic_divisors(e, e, d, count);
     V_UNROLL

@@ -1,41 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * simd.h: one vocabulary of vector verbs, so that a CPU kernel is written once and compiled once per instruction
- * set: -DCOT_SIMD_SCALAR, -DCOT_SIMD_AVX2 (avx2, fma, f16c) or -DCOT_SIMD_AVX512 (f, bw, dq, vl besides), the last
- * once more with the compiler's -mavx512bf16.
+ * simd.h: portable vector operations for CPU kernels.
  *
- * Types: vf = VW lanes of f32, vi = VW lanes of i32, vm = VW truth values. Memory needs element alignment only, but
- * for the stream verbs. `n` is a number of lanes in [0, VW]: lanes beyond it are neither read nor written; loaded
- * they are 0.
+ * A kernel is written once and compiled once per instruction set: -DCOT_SIMD_SCALAR, -DCOT_SIMD_AVX2 (avx2, fma, f16c)
+ * or -DCOT_SIMD_AVX512 (also f, bw, dq, vl). The AVX-512 variant is compiled a second time with -mavx512bf16.
+ *
+ * Types: vf = VW lanes of f32, vi = VW lanes of i32, vm = a mask of VW lanes.
+ * Memory accesses need element alignment only. The stream operations need more, see below.
+ * `n` is a number of lanes in [0, VW]. Lanes from n on are neither read nor written. A load sets them to 0.
  *
  *   v_zero v_set1 v_add v_sub v_mul v_div v_fma(a,b,c) = a*b+c   v_fms = a*b-c   v_fnma = c-a*b
- *   v_max(limit, a) v_min(limit, a)     a where it is NaN
- *   v_load v_load_n v_store v_store_n   f32;  with the suffix _bf16 or _f16: VW elements of 2 bytes, rounded to
- *                                       nearest even, subnormals kept, as core/float16.h does
- *   v_store2_bf16(p, a, b)              a and b behind it
- *   v_stream v_stream_bf16 v_stream_f16 v_stream2_bf16   non-temporal stores; the address is a multiple of the bytes
- *                                       stored; the thread calls v_fence after its last one
- *   v_prefetch v_prefetch_far           into the first-level cache; into the second-level one. Any address will do
- *   v_prefetch_write                    into the first-level cache, to be written
- *   v_ask(p, bytes)                     v_prefetch_far of all their lines
- *   v_ask_page(p, bytes)                of one line a page of what is asked for in such pieces, of where results will go, for the
- *                                       translation of its address: a store past the caches that waits for it holds up all
- *                                       that follow, and under a hypervisor it waits for two tables (a Zen 4, pages of 4 KB,
- *                                       bf16 dropout backward: two fifths of all)
- *   v_align(a, b, k)                    lanes k, k+1, ... of a followed by b, VW of them; k < VW, a constant
- *   v_gather(p, stride, n)              p[0], p[stride], ... of f32
- *   v_sum                               all lanes, in a fixed order
- *   v_sums4(a, b, c, d)                 lane 4i+k: the sum of lanes 4i .. 4i+3 of the k-th of the four, in v_sum's order
+ *   v_max(limit, a) v_min(limit, a)     maximum, minimum; the result is NaN where a is NaN
+ *   v_load v_load_n v_store v_store_n   f32 elements. With the suffix _bf16 or _f16: VW elements of 2 bytes, rounded to
+ *                                       nearest even, subnormals kept, as in core/float16.h
+ *   v_store2_bf16(p, a, b)              stores a at p and b directly after it
+ *   v_stream v_stream_bf16 v_stream_f16 v_stream2_bf16
+ *                                       non-temporal stores. The address is a multiple of the number of bytes stored.
+ *                                       The thread calls v_fence after its last one
+ *   v_prefetch v_prefetch_far            prefetch one line into the L1 cache; into the L2 cache. Any address is allowed
+ *   v_prefetch_write                    prefetch one line into the L1 cache for writing
+ *   v_ask(p, bytes)          v_prefetch_far of all lines of [p, p + bytes)
+ *   v_ask_page(p, bytes)           v_prefetch_far(p) if p lies in the first `bytes` bytes of a 4 KB page. Called
+ *                                       for each piece of `bytes` of an output, it prefetches one line of each page.
+ *                                       This loads the page's address translation before the non-temporal stores. A
+ *                                       non-temporal store that waits for a translation blocks all later stores. Under
+ *                                       a hypervisor it waits for two page tables. (Zen 4, pages of 4 KB, bf16 dropout
+ *                                       backward: this waiting was 40 % of the time)
+ *   v_align(a, b, k)                    lanes k .. k+VW-1 of the 2 VW lanes of a followed by b; k < VW is a constant
+ *   v_gather(p, stride, n)              p[0], p[stride], ..., p[(n-1) stride] of f32
+ *   v_sum                               sum of all lanes, in a fixed order
+ *   v_sums4(a, b, c, d)                 lane 4i+k is the sum of lanes 4i .. 4i+3 of argument k, in v_sum's order
  *   vi_load vi_set1;  vm_equal vm_not_negative (of vi) vm_first(n) vm_and;  v_keep(m, a) = a where m, else +0
- *   v_exp_flush                         exp of arguments up to 88, 0 where that would be less than 2^-126
- *   v_exp2_flush                        2^x, 0 where that would be less than 2^-126; on AVX-512 alone
- *   v_exp v_sigmoid v_silu v_silu_slope;  v_gelu_tanh, v_gelu_erf and their slopes in gelu.h
- *   v_silu_as(dtype, z)                 good enough to be rounded to dtype
- *   v_abs v_select(m,a,b);  vm_negative(a) by the sign bit;  vm_above(a,b) = !(a <= b)
- *   vm_bits(bits, i)                    bits i .. i+VW-1 of an array, the least significant of a byte first; i a
- *                                       multiple of VW
- *   v_philox_keep(bits, p, i)           keep bits of the groups i .. i+V_PHILOX_GROUPS-1 of dropout, a byte each, as
- *                                       core/philox.h draws them
+ *   v_exp_flush                         exp of arguments up to 88; results below 2^-126 become 0
+ *   v_exp2_flush                        2^x; results below 2^-126 become 0. AVX-512 only
+ *   v_exp v_sigmoid v_silu v_silu_slope (the derivative);  v_gelu_tanh, v_gelu_erf and their slopes are in gelu.h
+ *   v_silu_as(dtype, z)                 accurate enough for a result that is rounded to dtype
+ *   v_abs v_select(m,a,b);  vm_negative(a) tests the sign bit;  vm_above(a,b) = !(a <= b)
+ *   vm_bits(bits, i)                    bits i .. i+VW-1 of an array of bytes, least significant bit of a byte first;
+ *                                       i is a multiple of VW
+ *   v_philox_keep(bits, p, i)           keep bits of the dropout groups i .. i+V_PHILOX_GROUPS-1, one byte a group, the
+ *                                       same bits as core/philox.h
  */
 #ifndef COT_SIMD_SIMD_H
 #define COT_SIMD_SIMD_H
@@ -45,7 +49,8 @@
 
 #include <stdbool.h>
 
-/* Before loops over a constant number of steps. Clang unrolls those by itself, and warns where the number is none. */
+/* Unrolls a loop with a constant number of steps. Clang does so without a pragma, and warns about a pragma that it
+ * cannot apply. */
 #if defined(__clang__)
 #define V_UNROLL
 #else
@@ -53,11 +58,11 @@
 #endif
 #define V_INLINE static inline __attribute__((always_inline, unused))
 
-/* The logarithm of 2^-126, a little above. */
-#define V_EXP_LEAST (-87.33f)
+/* Slightly above log(2^-126). */
+#define V_EXP_MIN (-87.33f)
 
-/* What v_philox_keep needs of a seed, an offset and a threshold of 1 .. 65535: the key of every round, the counter's
- * first two words; each in 64 bits, which is how the vectors take them. */
+/* Parameters of v_philox_keep, from a seed, an offset and a threshold in 1 .. 65535: the key of every round and the
+ * first two words of the counter. Each word takes 64 bits, ready to be broadcast to 64-bit lanes. */
 typedef struct v_philox {
     uint64_t key[COT_PHILOX_ROUNDS][2], offset[2];
     uint32_t threshold;
@@ -73,13 +78,14 @@ V_INLINE v_philox v_philox_make(uint64_t seed, uint64_t offset, uint32_t thresho
     return p;
 }
 
-/* Three words of the counters are the same in all groups, the last of them but where it carries. So are a product of the
- * first round and one of the second, and this is what comes of them from group i on; it enters a and c of those rounds. */
+/* The counters of neighbouring groups differ in word 2 only (i mod 2^32), unless the increment carries into word 3.
+ * One product of round 1 and one of round 2 are therefore the same for all groups. This struct holds the terms that
+ * these products and the keys contribute to words a and c in these two rounds, for the groups from i on. */
 typedef struct v_philox_common {
     uint64_t first, second_a, second_c, product;
 } v_philox_common;
 
-V_INLINE v_philox_common v_philox_begin(const v_philox *p, uint64_t i)
+V_INLINE v_philox_common v_philox_first_rounds(const v_philox *p, uint64_t i)
 {
     const uint64_t product0 = COT_PHILOX_M0 * p->offset[0];
     const uint64_t product1 = COT_PHILOX_M1 * (uint64_t)(uint32_t)(product0 >> 32 ^ i >> 32 ^ p->key[0][1]);
@@ -89,8 +95,8 @@ V_INLINE v_philox_common v_philox_begin(const v_philox *p, uint64_t i)
                              .product = product1};
 }
 
-/* Where that word carries among `groups`, draws them one by one. */
-V_INLINE bool v_philox_carried(uint8_t *bits, const v_philox *p, uint64_t i, uint64_t groups)
+/* If the counter carries into word 3 within these groups: draws the groups one by one and returns true. */
+V_INLINE bool v_philox_keep_if_carry(uint8_t *bits, const v_philox *p, uint64_t i, uint64_t groups)
 {
     if (__builtin_expect(i >> 32 == (i + groups - 1) >> 32, 1))
         return false;
@@ -106,7 +112,7 @@ V_INLINE bool v_philox_carried(uint8_t *bits, const v_philox *p, uint64_t i, uin
 #define V_NAME(stem) stem##_amx_split3
 #elif defined(COT_MATMUL_AMX) && defined(COT_MATMUL_SPLIT)
 #define V_NAME(stem) stem##_amx_split
-#elif defined(COT_MATMUL_AMX) /* the vectors of AVX-512 with bf16, and the products of matmul_amx.h */
+#elif defined(COT_MATMUL_AMX) /* AVX-512 with bf16, and the matrix products of matmul_amx.h */
 #define V_NAME(stem) stem##_amx
 #elif defined(__AVX512BF16__)
 #define V_NAME(stem) stem##_avx512bf16
@@ -131,8 +137,8 @@ V_INLINE void v_prefetch_write(const void *p)
 
 V_INLINE void v_ask(const char *p, int64_t bytes)
 {
-    for (int64_t at = 0; at < bytes; at += 64)
-        v_prefetch_far(p + at);
+    for (int64_t line = 0; line < bytes; line += 64)
+        v_prefetch_far(p + line);
 }
 
 V_INLINE void v_ask_page(const char *p, int64_t bytes)
@@ -141,7 +147,7 @@ V_INLINE void v_ask_page(const char *p, int64_t bytes)
         v_prefetch_far(p);
 }
 
-/* ---- dtype as a parameter: free where the compiler knows it ------------------------------------------------- */
+/* ---- dtype as a parameter: no cost where it is a compile-time constant ---------------------------------------- */
 
 V_INLINE vf v_load_as(const void *p, cot_dtype dtype)
 {
@@ -173,7 +179,7 @@ V_INLINE void v_stream_as(void *p, cot_dtype dtype, vf a)
         v_stream_f16(p, a);
 }
 
-/* b behind a. */
+/* Stores a at p and b directly after it. */
 V_INLINE void v_store2_as(void *p, cot_dtype dtype, vf a, vf b)
 {
     if (dtype == COT_BF16) {
@@ -204,19 +210,20 @@ V_INLINE void v_store_n_as(void *p, cot_dtype dtype, vf a, int n)
         v_store_n_f16(p, a, n);
 }
 
-/* ---- sigmoid and what follows from it ----------------------------------------------------------------------- *
- * Each header gives v_logistic_divisor(z, &e) = 1 + e, e = exp(-z), for |z| <= V_LOGISTIC_LIMIT, where exp is a normal
- * number, and for NaN, good to 1 ulp and 2^-29 |z|. Beyond the limit sigmoid is 2^-126 or 1; z * sigmoid(z) vanishes
- * as it should, even at -inf, because z is limited in both factors. */
+/* ---- sigmoid, SiLU and its derivative ----------------------------------------------------------------------- *
+ * Each instruction set's header defines v_logistic_divisor(z, &e) = 1 + e with e = exp(-z). It takes NaN and
+ * |z| <= V_LOGISTIC_LIMIT, where exp(-z) is a normal number. Its error is at most 1 ulp plus 2^-29 |z|.
+ * Beyond the limit, sigmoid is 2^-126 or 1. z * sigmoid(z) goes to 0 even at z = -inf, because both factors use the
+ * clamped z. */
 
 #define V_LOGISTIC_LIMIT 87.33f
 
-V_INLINE vf v_limit_below(vf z)
+V_INLINE vf v_clamp_low(vf z)
 {
     return v_max(v_set1(-V_LOGISTIC_LIMIT), z);
 }
 
-V_INLINE vf v_limit_above(vf z)
+V_INLINE vf v_clamp_high(vf z)
 {
     return v_min(v_set1(V_LOGISTIC_LIMIT), z);
 }
@@ -224,32 +231,32 @@ V_INLINE vf v_limit_above(vf z)
 V_INLINE vf v_sigmoid(vf z)
 {
     vf e;
-    return v_div(v_set1(1), v_logistic_divisor(v_limit_above(v_limit_below(z)), &e));
+    return v_div(v_set1(1), v_logistic_divisor(v_clamp_high(v_clamp_low(z)), &e));
 }
 
 V_INLINE vf v_silu(vf z)
 {
     vf e;
-    z = v_limit_below(z);
-    return v_div(z, v_logistic_divisor(v_limit_above(z), &e));
+    z = v_clamp_low(z);
+    return v_div(z, v_logistic_divisor(v_clamp_high(z), &e));
 }
 
 V_INLINE vf v_silu_as(cot_dtype dtype, vf z)
 {
 #if defined(COT_SIMD_AVX512)
     if (dtype == COT_BF16)
-        return v_silu_for_bf16(v_limit_below(z));
+        return v_silu_for_bf16(v_clamp_low(z));
 #endif
     (void)dtype;
     return v_silu(z);
 }
 
-/* d silu(z) / dz = s + s * z * (1 - s), with 1 - s as e * s: the difference would be off by half a unit of 1, which z
- * multiplies, and so beyond the error rule from z = 4 on. */
+/* d silu(z) / dz = s + s * z * (1 - s). 1 - s is computed as e * s: the subtraction would have an error of half an ulp
+ * of 1. z multiplies this error, and from z = 4 on it would break the error rule. */
 V_INLINE vf v_silu_slope(vf z)
 {
     vf e;
-    z = v_limit_above(v_limit_below(z));
+    z = v_clamp_high(v_clamp_low(z));
     const vf s = v_div(v_set1(1), v_logistic_divisor(z, &e));
     return v_fma(s, v_mul(z, v_mul(e, s)), s);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * simd_avx2.h: the verbs of simd.h on AVX2, FMA and F16C. */
+ * simd_avx2.h: the operations of simd.h on AVX2, FMA and F16C. */
 #ifndef COT_SIMD_SIMD_AVX2_H
 #define COT_SIMD_SIMD_AVX2_H
 
@@ -8,7 +8,7 @@
 enum { VW = 8 };
 typedef __m256 vf;
 typedef __m256i vi;
-typedef __m256i vm; /* all ones or all zeros a lane */
+typedef __m256i vm; /* each lane is all ones or all zeros */
 
 /* ---- arithmetic --------------------------------------------------------------------------------------------- */
 
@@ -86,7 +86,7 @@ V_INLINE vf v_align(vf a, vf b, int k)
 {
     const __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b);
     const __m256i middle = _mm256_permute2x128_si256(low, high, 0x21);
-    switch (k) { /* the instruction takes a constant only */
+    switch (k) { /* the instruction needs a constant */
     case 0: return a;
     case 1: return _mm256_castsi256_ps(_mm256_alignr_epi8(middle, low, 4));
     case 2: return _mm256_castsi256_ps(_mm256_alignr_epi8(middle, low, 8));
@@ -203,19 +203,20 @@ V_INLINE __m128i v_narrow_bf16(vf a)
     return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
 }
 
-/* a and b behind it. One look for NaN does for both, and one packing: 15 instructions instead of 20. */
+/* The elements of a, then those of b. One NaN test and one pack instruction serve both: 15 instructions instead of
+ * 20. */
 V_INLINE __m256i v_narrow2_bf16(vf a, vf b)
 {
     if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0, 0))
         return _mm256_inserti128_si256(_mm256_castsi128_si256(v_narrow_bf16(a)), v_narrow_bf16(b), 1);
     const __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b);
-    const __m256i one = _mm256_set1_epi32(1), most = _mm256_set1_epi32(0x7fff);
+    const __m256i one = _mm256_set1_epi32(1), bias = _mm256_set1_epi32(0x7fff);
     const __m256i low_odd = _mm256_and_si256(_mm256_srli_epi32(low, 16), one);
     const __m256i high_odd = _mm256_and_si256(_mm256_srli_epi32(high, 16), one);
     const __m256i words =
-        _mm256_packus_epi32(_mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(low, most), low_odd), 16),
-                            _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(high, most), high_odd), 16));
-    return _mm256_permute4x64_epi64(words, 0xd8); /* packing goes by halves */
+        _mm256_packus_epi32(_mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(low, bias), low_odd), 16),
+                            _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(high, bias), high_odd), 16));
+    return _mm256_permute4x64_epi64(words, 0xd8); /* undoes the order of packus, which works within 128-bit lanes */
 }
 
 V_INLINE __m128i v_narrow_f16(vf a)
@@ -223,7 +224,7 @@ V_INLINE __m128i v_narrow_f16(vf a)
     return _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
 }
 
-/* n elements of 2 bytes by way of a vector's worth of memory: AVX2 has no masks for them. */
+/* n elements of 2 bytes, through a buffer on the stack: AVX2 has no masked loads and stores of 16-bit elements. */
 V_INLINE __m128i v_load_n_half(const void *p, int n)
 {
     uint16_t half[VW] = {0};
@@ -301,16 +302,16 @@ V_INLINE void v_stream_f16(void *p, vf a)
 }
 
 /* ---- exp and logistic --------------------------------------------------------------------------------------- *
- * exp(x) = 2^n * 2^(j/8) * exp(r): adding V_EIGHTHS rounds x*log2(e) to eighths, which leaves j in the low three
- * bits of the sum; |r| <= ln(2)/16, so that a quartic is good to 0.1 ulp. The table holds 2^(j/8) less j << 20, which
- * the shifted sum carries in those bits. */
+ * exp(x) = 2^n * 2^(j/8) * exp(r). Adding V_EIGHTHS rounds x*log2(e) to a multiple of 1/8. The low three bits of the
+ * sum hold j. |r| <= ln(2)/16, so that a polynomial of degree 4 has an error of 0.1 ulp.
+ * The table holds the bits of 2^(j/8) minus j << 20: the shifted sum adds j << 20 again. */
 
 #define V_LOG2E 0x1.715476p+0f
 #define V_LN2_HIGH 0x1.62e430p-1f
 #define V_LN2_LOW (-0x1.05c610p-29f)
 #define V_EIGHTHS 0x1.8p+20f
 
-/* 2^(t - V_EIGHTHS) for exponents of normal numbers. */
+/* 2^(t - V_EIGHTHS), where the result is a normal number. */
 V_INLINE vf v_power_of_eighths(__m256i t)
 {
     const __m256i table = _mm256_setr_epi32(0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7, 0x3f7504f3, 0x3f75672a,
@@ -320,7 +321,7 @@ V_INLINE vf v_power_of_eighths(__m256i t)
 
 V_INLINE vf v_exp(vf x)
 {
-    x = v_min(v_set1(89.0f), v_max(v_set1(-104.5f), x)); /* beyond, exp is inf and 0 in f32 */
+    x = v_min(v_set1(89.0f), v_max(v_set1(-104.5f), x)); /* outside these limits exp is inf or 0 in f32 */
     const vf t = v_fma(x, v_set1(V_LOG2E), v_set1(V_EIGHTHS));
     const vf n = v_sub(t, v_set1(V_EIGHTHS));
     vf r = v_fnma(n, v_set1(V_LN2_HIGH), x);
@@ -328,7 +329,7 @@ V_INLINE vf v_exp(vf x)
     vf p = v_fma(r, v_set1(1.0f / 24), v_set1(1.0f / 6));
     p = v_fma(p, r, v_set1(0.5f));
     p = v_mul(v_fma(p, r, v_set1(1.0f)), r);
-    /* The exponent in two halves: 2^128 and what is below 2^-126 have no representation of their own. */
+    /* Two factors: 2^128 and powers below 2^-126 are not normal floats. */
     const __m256i bits = _mm256_castps_si256(t);
     const __m256i half = _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_castps_si256(v_set1(V_EIGHTHS))), 4);
     const vf high = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, _mm256_set1_epi32(127)), 23));
@@ -338,16 +339,16 @@ V_INLINE vf v_exp(vf x)
 
 V_INLINE vf v_exp_flush(vf x)
 {
-    const __m256 normal = _mm256_cmp_ps(x, v_set1(V_EXP_LEAST), _CMP_NLT_UQ);
-    return _mm256_and_ps(normal, v_exp(v_max(v_set1(V_EXP_LEAST), x)));
+    const __m256 normal = _mm256_cmp_ps(x, v_set1(V_EXP_MIN), _CMP_NLT_UQ);
+    return _mm256_and_ps(normal, v_exp(v_max(v_set1(V_EXP_MIN), x)));
 }
 
-/* 1 + exp(-z) */
+/* 1 + exp(-z), *e = exp(-z) */
 V_INLINE vf v_logistic_divisor(vf z, vf *e)
 {
     const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_EIGHTHS));
     const vf n = v_sub(t, v_set1(V_EIGHTHS));
-    const vf r = v_fma(n, v_set1(V_LN2_HIGH), z); /* minus the remainder of -z; V_LN2_LOW would add 2^-29 z to it */
+    const vf r = v_fma(n, v_set1(V_LN2_HIGH), z); /* -(remainder of -z); leaving out V_LN2_LOW costs 2^-29 z */
     vf p = v_fma(r, v_set1(1.0f / 24), v_set1(-1.0f / 6));
     p = v_fma(p, r, v_set1(0.5f));
     p = v_fma(p, r, v_set1(-1.0f));
@@ -385,25 +386,27 @@ V_INLINE vm vm_bits(const uint8_t *bits, int64_t first)
     return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi8((char)bits[first / 8]), bit), bit);
 }
 
-/* Registers of groups take turns: the rounds of one are a chain of 80 cycles, more than the scheduler looks ahead. */
-enum { V_PHILOX_SETS = 2, V_PHILOX_GROUPS = 4 * V_PHILOX_SETS };
+/* The vectors are interleaved: the rounds of one vector are a dependency chain of 80 cycles, longer than the window of
+ * the processor's scheduler. */
+enum { V_PHILOX_VECTORS = 2, V_PHILOX_GROUPS = 4 * V_PHILOX_VECTORS };
 
-/* A group in each 64-bit lane, its four words in the lower halves of four vectors: a product brings both of the words
- * that it makes, and what lies in upper halves is never looked at. Unpacking and packing in the end, which both go by
- * halves of a vector, leave the groups in order. The first two rounds are 6 operations instead of 16 (v_philox_begin). */
+/* Each 64-bit lane holds one group. Vectors a, b, c, d hold the group's four words in the lower halves of their lanes.
+ * A 32 x 32 -> 64 bit product gives both new words at once. The upper halves of the lanes are never read.
+ * The unpack and pack instructions at the end both work within 128-bit lanes, so that the groups stay in order.
+ * The first two rounds take 6 operations instead of 16 (v_philox_first_rounds). */
 V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
 {
-    if (v_philox_carried(bits, p, i, V_PHILOX_GROUPS))
+    if (v_philox_keep_if_carry(bits, p, i, V_PHILOX_GROUPS))
         return;
-    const v_philox_common common = v_philox_begin(p, i);
+    const v_philox_common common = v_philox_first_rounds(p, i);
     const __m256i m0 = _mm256_set1_epi64x(COT_PHILOX_M0), m1 = _mm256_set1_epi64x(COT_PHILOX_M1);
     const __m256i threshold = _mm256_set1_epi16((int16_t)p->threshold);
     const __m256i first = _mm256_set1_epi64x((int64_t)common.first);
     const __m256i second_a = _mm256_set1_epi64x((int64_t)common.second_a);
     const __m256i second_c = _mm256_set1_epi64x((int64_t)common.second_c);
-    __m256i a[V_PHILOX_SETS], b[V_PHILOX_SETS], c[V_PHILOX_SETS], d[V_PHILOX_SETS];
+    __m256i a[V_PHILOX_VECTORS], b[V_PHILOX_VECTORS], c[V_PHILOX_VECTORS], d[V_PHILOX_VECTORS];
     V_UNROLL
-    for (int s = 0; s < V_PHILOX_SETS; s++) {
+    for (int s = 0; s < V_PHILOX_VECTORS; s++) {
         const __m256i group = _mm256_add_epi64(_mm256_set1_epi64x((int64_t)i + 4 * s), _mm256_setr_epi64x(0, 1, 2, 3));
         const __m256i p1 = _mm256_mul_epu32(group, m1);
         const __m256i p0 = _mm256_mul_epu32(_mm256_xor_si256(_mm256_shuffle_epi32(p1, 0xf5), first), m0);
@@ -417,20 +420,19 @@ V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
         const __m256i k0 = _mm256_set1_epi64x((int64_t)p->key[round][0]);
         const __m256i k1 = _mm256_set1_epi64x((int64_t)p->key[round][1]);
         V_UNROLL
-        for (int s = 0; s < V_PHILOX_SETS; s++) {
+        for (int s = 0; s < V_PHILOX_VECTORS; s++) {
             const __m256i p0 = _mm256_mul_epu32(a[s], m0), p1 = _mm256_mul_epu32(c[s], m1);
-            __m256i with0 = _mm256_xor_si256(b[s], k0), with1 = _mm256_xor_si256(d[s], k1);
-            __asm__(""
-                    : "+x"(with0),
-                      "+x"(with1)); /* or the compiler xors the key last, a cycle a round: a sixth of all */
-            a[s] = _mm256_xor_si256(_mm256_shuffle_epi32(p1, 0xf5), with0);
-            c[s] = _mm256_xor_si256(_mm256_shuffle_epi32(p0, 0xf5), with1);
+            __m256i b_key = _mm256_xor_si256(b[s], k0), d_key = _mm256_xor_si256(d[s], k1);
+            /* Without this barrier the compiler xors the key last: 1 cycle more per round, 17 % of the time. */
+            __asm__("" : "+x"(b_key), "+x"(d_key));
+            a[s] = _mm256_xor_si256(_mm256_shuffle_epi32(p1, 0xf5), b_key);
+            c[s] = _mm256_xor_si256(_mm256_shuffle_epi32(p0, 0xf5), d_key);
             b[s] = p1;
             d[s] = p0;
         }
     }
     V_UNROLL
-    for (int s = 0; s < V_PHILOX_SETS; s++) {
+    for (int s = 0; s < V_PHILOX_VECTORS; s++) {
         const __m256i ab = _mm256_blend_epi32(a[s], _mm256_slli_epi64(b[s], 32), 0xaa);
         const __m256i cd = _mm256_blend_epi32(c[s], _mm256_slli_epi64(d[s], 32), 0xaa);
         const __m256i low = _mm256_unpacklo_epi64(ab, cd), high = _mm256_unpackhi_epi64(ab, cd);

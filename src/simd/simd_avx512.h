@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * simd_avx512.h: the verbs of simd.h on AVX-512 (f, bw, dq, vl), and bf16 where the compiler may use that too. */
+ * simd_avx512.h: the operations of simd.h on AVX-512 (f, bw, dq, vl), with the bf16 extension where the compiler's
+ * flags allow it. */
 #ifndef COT_SIMD_SIMD_AVX512_H
 #define COT_SIMD_SIMD_AVX512_H
 
@@ -37,8 +38,8 @@ V_INLINE vf v_mul(vf a, vf b)
     return _mm512_mul_ps(a, b);
 }
 
-/* On a core of 2023 (Sapphire Rapids) a division in a stream of other work costs less than an estimate and a step of
- * Newton: 13.9 cycles against 14.6 for a convolution of 4 taps with SiLU, and it rounds correctly. */
+/* On Sapphire Rapids (2023), a division among other instructions costs less than a reciprocal estimate with one Newton
+ * step: 13.9 cycles against 14.6 for a convolution of 4 taps with SiLU. The division also rounds correctly. */
 V_INLINE vf v_div(vf a, vf b)
 {
     return _mm512_div_ps(a, b);
@@ -180,7 +181,7 @@ V_INLINE vf v_gather(const float *p, int64_t stride, int n)
 
 /* ---- memory, 2-byte floats ---------------------------------------------------------------------------------- */
 
-/* Word i of the lower half becomes the upper word of lane i: one permutation does for widening and shifting. */
+/* 16-bit word i becomes the upper word of lane i: one permutation both widens and shifts. */
 V_INLINE vf v_widen_bf16(__m256i half)
 {
     const __m512i index =
@@ -189,23 +190,23 @@ V_INLINE vf v_widen_bf16(__m256i half)
     return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, index, _mm512_castsi256_si512(half)));
 }
 
-/* In integers. */
+/* Rounds to bf16 with integer instructions. */
 V_INLINE __m256i v_round_bf16(vf a)
 {
     const __m512i bits = _mm512_castps_si512(a);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000)); /* quiet, stays NaN */
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000)); /* keeps NaN, as a quiet NaN */
     const __m512i index = _mm512_setr_epi32(0x00030001, 0x00070005, 0x000b0009, 0x000f000d, 0x00130011, 0x00170015,
                                             0x001b0019, 0x001f001d, 0, 0, 0, 0, 0, 0, 0, 0);
     return _mm512_castsi512_si256(_mm512_permutexvar_epi16(index, rounded));
 }
 
 #if defined(__AVX512BF16__)
-/* The processor's own conversion takes 3 and 4 of the slots on ports 0 and 5 for one vector and two (a core of 2023,
- * Sapphire Rapids), the integers 8 for one, but it flushes subnormals: where there are any, the integers do. (Not where
- * a result is 0: under a mask of dropout that is nearly everywhere.) */
+/* The conversion instruction flushes subnormals. Vectors with a subnormal lane therefore use the integer version.
+ * Costs on ports 0 and 5 of Sapphire Rapids (2023): 3 slots to convert one vector, 4 for two; the integer version takes
+ * 8 slots for one vector. Zeros do not count as subnormals: under a dropout mask nearly every vector has one. */
 V_INLINE bool v_any_subnormal(vf a, vf b)
 {
     enum { SUBNORMAL = 0x20 };
@@ -302,8 +303,8 @@ V_INLINE void v_stream_f16(void *p, vf a)
 }
 
 /* ---- exp and logistic --------------------------------------------------------------------------------------- *
- * exp(x) = 2^n * 2^(j/16) * exp(r): adding V_SIXTEENTHS rounds x*log2(e) to sixteenths, which leaves j in the low
- * four bits of the sum; |r| <= ln(2)/32, so that a cubic is good to 0.2 ulp. */
+ * exp(x) = 2^n * 2^(j/16) * exp(r). Adding V_SIXTEENTHS rounds x*log2(e) to a multiple of 1/16. The low four bits of
+ * the sum hold j. |r| <= ln(2)/32, so that a polynomial of degree 3 has an error of 0.2 ulp. */
 
 #define V_LOG2E 0x1.715476p+0f
 #define V_LN2_HIGH 0x1.62e430p-1f
@@ -316,9 +317,9 @@ V_INLINE vf v_exp(vf x)
         _mm512_setr_ps(1.0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fe0p+0f, 0x1.3dea64p+0f,
                        0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
                        0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f);
-    x = v_min(v_set1(89.0f), v_max(v_set1(-104.5f), x)); /* beyond, exp is inf and 0 in f32 */
+    x = v_min(v_set1(89.0f), v_max(v_set1(-104.5f), x)); /* outside these limits exp is inf or 0 in f32 */
     const vf t = v_fma(x, v_set1(V_LOG2E), v_set1(V_SIXTEENTHS));
-    const vf n = v_sub(t, v_set1(V_SIXTEENTHS)); /* with sixteenths: scalef floors it */
+    const vf n = v_sub(t, v_set1(V_SIXTEENTHS)); /* a multiple of 1/16: scalef uses its floor */
     vf r = v_fnma(n, v_set1(V_LN2_HIGH), x);
     r = v_fnma(n, v_set1(V_LN2_LOW), r);
     vf p = v_fma(r, v_set1(1.0f / 6), v_set1(0.5f));
@@ -327,15 +328,15 @@ V_INLINE vf v_exp(vf x)
     return _mm512_scalef_ps(v_fma(power, p, power), n);
 }
 
-/* Results that would be subnormal cost 100 cycles and more each on processors of 2023; here they cost nothing. A
- * polynomial over a whole power of 2, exp(r) = 1 + r + r^2 q(r) with |r| <= ln(2)/2: the roundings of a table's entries
- * are the same for every argument near them, and show in long sums of products. */
-#define V_WHOLES 0x1.8p+23f
+/* Flushes subnormal results to 0: on processors of 2023 each subnormal result costs 100 cycles or more.
+ * exp(x) = 2^n exp(r) with an integer n, and exp(r) = 1 + r + r^2 q(r) with |r| <= ln(2)/2. It uses no table: all
+ * arguments near a table entry share the entry's rounding error, and this bias shows in long sums of products. */
+#define V_INTEGERS 0x1.8p+23f
 
 V_INLINE vf v_exp_flush(vf x)
 {
-    const vm normal = _mm512_cmp_ps_mask(x, v_set1(V_EXP_LEAST), _CMP_NLT_UQ);
-    const vf n = v_sub(v_fma(x, v_set1(V_LOG2E), v_set1(V_WHOLES)), v_set1(V_WHOLES));
+    const vm normal = _mm512_cmp_ps_mask(x, v_set1(V_EXP_MIN), _CMP_NLT_UQ);
+    const vf n = v_sub(v_fma(x, v_set1(V_LOG2E), v_set1(V_INTEGERS)), v_set1(V_INTEGERS));
     vf r = v_fnma(n, v_set1(V_LN2_HIGH), x);
     r = v_fnma(n, v_set1(V_LN2_LOW), r);
     vf q = v_fma(r, v_set1(0x1.6d4926p-10f), v_set1(0x1.121072p-7f));
@@ -346,36 +347,37 @@ V_INLINE vf v_exp_flush(vf x)
     return _mm512_maskz_scalef_ps(normal, v_add(q, v_set1(1.0f)), n);
 }
 
-/* A constant that stays in a register: gcc would rather load it anew beside every tile. */
-V_INLINE vf v_kept(float x)
+/* A constant that stays in a register. Without the barrier gcc loads it again beside every tile product. */
+V_INLINE vf v_set1_register(float x)
 {
     vf v = v_set1(x);
     __asm__("" : "+v"(v));
     return v;
 }
 
-/* 2^x likewise; off by at most 6.2e-7 of it, and exact at 0. For kernels whose tiles are at work meanwhile: then a processor of 2023
- * has one port of its two for products, minima and scalings, both for sums, and the other one for tables. So it is four of the
- * former: 2^r is a square, 2^r = c ((r + h)^2 + k) with |r| <= 1/32, and c is in the table. */
+/* 2^x, with subnormal results flushed to 0. The relative error is at most 6.2e-7; the result is exact at x = 0.
+ * It serves kernels that overlap it with AMX tile products. On a processor of 2023, one of the two vector ports then
+ * takes multiplications, minima and scalef, the other one takes table permutations, and both take additions.
+ * The function therefore has only four operations for the first port. It computes 2^r from a square,
+ * 2^r = c ((r + h)^2 + k) with |r| <= 1/32. The table contains c. */
 V_INLINE vf v_exp2_flush(vf x)
 {
     const __m512 table =
         _mm512_setr_ps(0x1.ebf83p-3f, 0x1.00e01cp-2f, 0x1.0c3f8ep-2f, 0x1.181fe8p-2f, 0x1.2486dcp-2f, 0x1.317a64p-2f,
                        0x1.3f00b4p-2f, 0x1.4d204ep-2f, 0x1.5bdffep-2f, 0x1.6b46d6p-2f, 0x1.7b5c3ep-2f, 0x1.8c27f2p-2f,
                        0x1.9db204p-2f, 0x1.b002ep-2f, 0x1.c32354p-2f, 0x1.d71c92p-2f);
-    const vf sixteenths = v_kept(V_SIXTEENTHS);
-    const vm normal = _mm512_cmp_ps_mask(x, v_kept(-126.0f), _CMP_NLT_UQ);
-    const vf t = v_add(x, sixteenths), n = v_sub(t, sixteenths); /* scalef floors it */
-    const vf u = v_add(v_sub(x, n), v_kept(0x1.715cc8p+0f));
+    const vf sixteenths = v_set1_register(V_SIXTEENTHS);
+    const vm normal = _mm512_cmp_ps_mask(x, v_set1_register(-126.0f), _CMP_NLT_UQ);
+    const vf t = v_add(x, sixteenths), n = v_sub(t, sixteenths); /* scalef uses the floor of n */
+    const vf u = v_add(v_sub(x, n), v_set1_register(0x1.715cc8p+0f));
     const vf power = _mm512_permutexvar_ps(_mm512_castps_si512(t), table);
-    return _mm512_maskz_scalef_ps(normal, v_mul(v_fma(u, u, v_kept(0x1.0a624ap+1f)), power), n);
+    return _mm512_maskz_scalef_ps(normal, v_mul(v_fma(u, u, v_set1_register(0x1.0a624ap+1f)), power), n);
 }
 
-/* 1 + exp(-z) */
-/* 2^(t - V_SIXTEENTHS) for exponents of normal numbers. */
+/* 2^(t - V_SIXTEENTHS), where the result is a normal number. */
 V_INLINE vf v_power_of_sixteenths(vf t)
 {
-    /* 2^(j/16) less j << 19, which t carries in those bits. */
+    /* The bits of 2^(j/16) minus j << 19: the shifted t adds j << 19 again. */
     const __m512i table = _mm512_setr_epi32(0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
                                             0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
                                             0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d);
@@ -383,11 +385,12 @@ V_INLINE vf v_power_of_sixteenths(vf t)
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_permutexvar_epi32(bits, table), _mm512_slli_epi32(bits, 19)));
 }
 
+/* 1 + exp(-z), *e = exp(-z) */
 V_INLINE vf v_logistic_divisor(vf z, vf *e)
 {
     const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_SIXTEENTHS));
     const vf n = v_sub(t, v_set1(V_SIXTEENTHS));
-    const vf r = v_fma(n, v_set1(V_LN2_HIGH), z); /* minus the remainder of -z; V_LN2_LOW would add 2^-29 z to it */
+    const vf r = v_fma(n, v_set1(V_LN2_HIGH), z); /* -(remainder of -z); leaving out V_LN2_LOW costs 2^-29 z */
     vf p = v_fma(r, v_set1(-1.0f / 6), v_set1(0.5f));
     p = v_fma(p, r, v_set1(-1.0f));
     p = v_fma(p, r, v_set1(1.0f));
@@ -396,9 +399,10 @@ V_INLINE vf v_logistic_divisor(vf z, vf *e)
     return v_fma(power, p, v_set1(1.0f));
 }
 
-/* silu(z), z >= -V_LOGISTIC_LIMIT, good to 2^-16.3: the quartic to 2^-18.5. A bf16 of it is one that the error rule
- * allows for the exact value: right above a power of two, where it is tightest, it leaves 2^-16 beyond a tie. 9
- * instructions and the division where v_silu has 13. */
+/* silu(z) for z >= -V_LOGISTIC_LIMIT, with a relative error of 2^-16.3. The polynomial of degree 4 has an error of
+ * 2^-18.5. Rounded to bf16, the result is a value that the error rule allows. The rule is tightest just above a power
+ * of two, where it allows an error of 2^-16 beyond a tie.
+ * It takes 9 instructions and a division. v_silu takes 13 and a division. */
 V_INLINE vf v_silu_for_bf16(vf z)
 {
     const vf u = v_mul(z, v_set1(-V_LOG2E));
@@ -439,30 +443,32 @@ V_INLINE vm vm_bits(const uint8_t *bits, int64_t first)
     return m;
 }
 
-/* Registers of groups take turns: the rounds of one are a chain of 70 cycles, more than the scheduler looks ahead.
- * With four they wait for the ports instead: a tenth less for a whole dropout in the caches. */
-enum { V_PHILOX_SETS = 4, V_PHILOX_GROUPS = 8 * V_PHILOX_SETS };
+/* The vectors are interleaved: the rounds of one vector are a dependency chain of 70 cycles, longer than the window of
+ * the processor's scheduler. With 4 vectors the ports are the limit: a whole dropout on cached data takes 10 % less
+ * time. */
+enum { V_PHILOX_VECTORS = 4, V_PHILOX_GROUPS = 8 * V_PHILOX_VECTORS };
 
-/* A group in each 64-bit lane, its four words in the lower halves of four vectors: a product brings both of the words
- * that it makes, and what lies in upper halves is never looked at. The last round leaves two words of a group in either
- * half, so that four bits of a group are neighbours in a mask. */
+/* Each 64-bit lane holds one group. Vectors a, b, c, d hold the group's four words in the lower halves of their lanes.
+ * A 32 x 32 -> 64 bit product gives both new words at once. The upper halves of the lanes are never read.
+ * The last round puts two words of a group into the two halves of one lane, so that four keep bits of a group are
+ * neighbours in a compare mask. */
 V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
 {
-    if (v_philox_carried(bits, p, i, V_PHILOX_GROUPS))
+    if (v_philox_keep_if_carry(bits, p, i, V_PHILOX_GROUPS))
         return;
-    const v_philox_common common = v_philox_begin(p, i);
+    const v_philox_common common = v_philox_first_rounds(p, i);
     enum { LAST = COT_PHILOX_ROUNDS - 1 };
-    enum { HIGH = 0xf5, SWAPPED = 0xb1 }; /* halves of a lane */
-    enum { XOR = 0x96 };                  /* of all three */
+    enum { HIGH = 0xf5, SWAPPED = 0xb1 }; /* shuffles: both halves = the upper half of the lane; halves swapped */
+    enum { XOR = 0x96 };                  /* ternary logic: the xor of all three operands */
     const __m512i m0 = _mm512_set1_epi64(COT_PHILOX_M0), m1 = _mm512_set1_epi64(COT_PHILOX_M1);
     const __m512i threshold = _mm512_set1_epi16((int16_t)p->threshold);
     const __m512i first = _mm512_set1_epi64((int64_t)common.first);
     const __m512i second_a = _mm512_set1_epi64((int64_t)common.second_a);
     const __m512i second_c = _mm512_set1_epi64((int64_t)common.second_c);
     const __m512i group = _mm512_add_epi64(_mm512_set1_epi64((int64_t)i), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
-    __m512i a[V_PHILOX_SETS], b[V_PHILOX_SETS], c[V_PHILOX_SETS], d[V_PHILOX_SETS];
+    __m512i a[V_PHILOX_VECTORS], b[V_PHILOX_VECTORS], c[V_PHILOX_VECTORS], d[V_PHILOX_VECTORS];
     V_UNROLL
-    for (int s = 0; s < V_PHILOX_SETS; s++) {
+    for (int s = 0; s < V_PHILOX_VECTORS; s++) {
         const __m512i p1 = _mm512_mul_epu32(_mm512_add_epi64(group, _mm512_set1_epi64(8 * s)), m1);
         const __m512i p0 = _mm512_mul_epu32(_mm512_xor_si512(_mm512_shuffle_epi32(p1, (_MM_PERM_ENUM)HIGH), first), m0);
         a[s] = _mm512_xor_si512(p1, second_a);
@@ -475,7 +481,7 @@ V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
         const __m512i k0 = _mm512_set1_epi64((int64_t)p->key[round][0]);
         const __m512i k1 = _mm512_set1_epi64((int64_t)p->key[round][1]);
         V_UNROLL
-        for (int s = 0; s < V_PHILOX_SETS; s++) {
+        for (int s = 0; s < V_PHILOX_VECTORS; s++) {
             const __m512i p0 = _mm512_mul_epu32(a[s], m0), p1 = _mm512_mul_epu32(c[s], m1);
             a[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p1, (_MM_PERM_ENUM)HIGH), b[s], k0, XOR);
             c[s] = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p0, (_MM_PERM_ENUM)HIGH), d[s], k1, XOR);
@@ -485,7 +491,7 @@ V_INLINE void v_philox_keep(uint8_t *bits, const v_philox *p, uint64_t i)
     }
     const __m512i k0 = _mm512_set1_epi64((int64_t)p->key[LAST][0]), k1 = _mm512_set1_epi64((int64_t)p->key[LAST][1]);
     V_UNROLL
-    for (int s = 0; s < V_PHILOX_SETS; s++) {
+    for (int s = 0; s < V_PHILOX_VECTORS; s++) {
         const __m512i p0 = _mm512_shuffle_epi32(_mm512_mul_epu32(a[s], m0), (_MM_PERM_ENUM)SWAPPED);
         const __m512i p1 = _mm512_shuffle_epi32(_mm512_mul_epu32(c[s], m1), (_MM_PERM_ENUM)SWAPPED);
         const __m512i ab = _mm512_mask_ternarylogic_epi32(p1, 0x5555, b[s], k0, XOR);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * simd_scalar.h: the verbs of simd.h in plain C, for any processor. The lanes are a vector of the compiler's, which
- * it splits into what the processor has (SSE2, NEON) or into single floats. */
+ * simd_scalar.h: the operations of simd.h in plain C, for any processor. A vector is a GNU C vector of 4 lanes. The
+ * compiler maps it to the processor's vectors (SSE2, NEON) or to single floats. */
 #ifndef COT_SIMD_SIMD_SCALAR_H
 #define COT_SIMD_SIMD_SCALAR_H
 
 enum { VW = 4 };
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
-typedef vi vm; /* all ones or all zeros a lane */
+typedef vi vm; /* each lane is all ones or all zeros */
 
 /* ---- arithmetic --------------------------------------------------------------------------------------------- */
 
@@ -43,7 +43,7 @@ V_INLINE vf v_div(vf a, vf b)
 
 V_INLINE vf v_fma(vf a, vf b, vf c)
 {
-    return a * b + c; /* fused only where the processor has it: without, fmaf is a library call */
+    return a * b + c; /* fused only where the processor has the instruction: elsewhere fmaf would be a library call */
 }
 
 V_INLINE vf v_fms(vf a, vf b, vf c)
@@ -251,12 +251,12 @@ V_INLINE void v_stream_f16(void *p, vf a)
 }
 
 /* ---- exp and logistic --------------------------------------------------------------------------------------- *
- * exp(x) = 2^n * exp(r): adding V_UNITS rounds x*log2(e) to a whole number, which its low bits then hold. */
+ * exp(x) = 2^n * exp(r). Adding V_INTEGERS rounds x*log2(e) to an integer n. The low bits of the sum hold n. */
 
 #define V_LOG2E 0x1.715476p+0f
-#define V_LN2_HIGH 0x1.62e400p-1f /* few enough bits that n * V_LN2_HIGH is exact without a fused operation */
+#define V_LN2_HIGH 0x1.62e400p-1f /* short enough that n * V_LN2_HIGH is exact without a fused operation */
 #define V_LN2_LOW 0x1.7f7d1cp-20f
-#define V_UNITS 0x1.8p+23f
+#define V_INTEGERS 0x1.8p+23f
 
 /* exp(r) for |r| <= ln(2)/2 */
 V_INLINE vf v_exp_remainder(vf r)
@@ -277,27 +277,27 @@ V_INLINE vf v_power_of_two(vi exponent)
 
 V_INLINE vf v_exp(vf x)
 {
-    x = v_min(v_set1(89.0f), v_max(v_set1(-104.5f), x)); /* beyond, exp is inf and 0 in f32 */
-    const vf t = v_fma(x, v_set1(V_LOG2E), v_set1(V_UNITS));
-    const vf n = v_sub(t, v_set1(V_UNITS));
+    x = v_min(v_set1(89.0f), v_max(v_set1(-104.5f), x)); /* outside these limits exp is inf or 0 in f32 */
+    const vf t = v_fma(x, v_set1(V_LOG2E), v_set1(V_INTEGERS));
+    const vf n = v_sub(t, v_set1(V_INTEGERS));
     const vf r = v_fnma(n, v_set1(V_LN2_LOW), v_fnma(n, v_set1(V_LN2_HIGH), x));
-    /* The exponent in two halves: 2^128 and what is below 2^-126 have no representation of their own. */
-    const vi whole = (vi)t - (vi)v_set1(V_UNITS), half = whole >> 1;
+    /* Two factors: 2^128 and powers below 2^-126 are not normal floats. */
+    const vi whole = (vi)t - (vi)v_set1(V_INTEGERS), half = whole >> 1;
     return v_mul(v_mul(v_exp_remainder(r), v_power_of_two(whole - half)), v_power_of_two(half));
 }
 
 V_INLINE vf v_exp_flush(vf x)
 {
-    return v_keep((vm) ~(x < v_set1(V_EXP_LEAST)), v_exp(v_max(v_set1(V_EXP_LEAST), x)));
+    return v_keep((vm) ~(x < v_set1(V_EXP_MIN)), v_exp(v_max(v_set1(V_EXP_MIN), x)));
 }
 
-/* 1 + exp(-z) */
+/* 1 + exp(-z), *e = exp(-z) */
 V_INLINE vf v_logistic_divisor(vf z, vf *e)
 {
-    const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_UNITS));
-    const vf n = v_sub(t, v_set1(V_UNITS));
+    const vf t = v_fma(z, v_set1(-V_LOG2E), v_set1(V_INTEGERS));
+    const vf n = v_sub(t, v_set1(V_INTEGERS));
     const vf r = v_fma(n, v_set1(V_LN2_LOW), v_fma(n, v_set1(V_LN2_HIGH), z));
-    const vf power = v_power_of_two((vi)t - (vi)v_set1(V_UNITS));
+    const vf power = v_power_of_two((vi)t - (vi)v_set1(V_INTEGERS));
     const vf p = v_exp_remainder(v_sub(v_zero(), r));
     *e = v_mul(power, p);
     return v_fma(power, p, v_set1(1.0f));

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
- * bulk.cuh: runs of bytes that leave shared memory by the copy engine, and how blocks and warps take turns. Needs sm_90. */
+ * bulk.cuh: bulk copies from shared to global memory, and synchronisation of warps and blocks. Needs sm_90. */
 #ifndef COT_CUDA_BULK_CUH
 #define COT_CUDA_BULK_CUH
 
 #include "ptx.cuh"
 
-/* Orders this thread's bulk accesses to global memory after what it has seen before. (The other way needs nothing: a
- * bulk access that has been waited for is seen by ordinary ones.) */
+/* Orders the thread's later bulk accesses to global memory (the async proxy) after its earlier ordinary accesses. The
+ * other direction needs no fence: a completed bulk access is visible to ordinary accesses once the thread has
+ * waited. */
 static __device__ __forceinline__ void cot_fence_async_global(void)
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/* A run of bytes, a multiple of 16, from shared to global memory. */
+/* Copies `bytes`, a multiple of 16, from shared to global memory. */
 static __device__ __forceinline__ void cot_bulk_store(void *to, const void *from, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(cot_shared_address(from)),
@@ -20,7 +21,7 @@ static __device__ __forceinline__ void cot_bulk_store(void *to, const void *from
                  : "memory");
 }
 
-/* The same, added to the floats that lie there; the order among blocks is whoever comes first. */
+/* Adds floats in shared memory to floats in global memory. The order of the additions among blocks is not defined. */
 static __device__ __forceinline__ void cot_bulk_add_f32(float *to, const void *from, uint32_t bytes)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
@@ -28,15 +29,15 @@ static __device__ __forceinline__ void cot_bulk_add_f32(float *to, const void *f
                  : "memory");
 }
 
-/* Waits until all but PENDING groups of this thread have landed. */
+/* Waits until at most PENDING bulk groups of this thread are incomplete. */
 template <int PENDING> static __device__ __forceinline__ void cot_bulk_wait_but(void)
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* ---- threads --------------------------------------------------------------------------------------------- */
+/* ---- synchronisation --------------------------------------------------------------------------------------- */
 
-/* One lane of a converged warp. */
+/* True in one lane of a converged warp. */
 static __device__ __forceinline__ bool cot_elect(void)
 {
     uint32_t elected;
@@ -44,13 +45,13 @@ static __device__ __forceinline__ bool cot_elect(void)
     return elected != 0;
 }
 
-/* Barrier NUMBER (1 to 15; 0 is __syncthreads) for `threads` threads of the block. */
+/* Synchronises `threads` threads of the block at named barrier NUMBER, 1 to 15 (__syncthreads uses 0). */
 template <int NUMBER> static __device__ __forceinline__ void cot_named_barrier(uint32_t threads)
 {
     asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "r"(threads) : "memory");
 }
 
-/* The same with a number known at run time; and an arrival there that does not wait. */
+/* The same with a barrier number known at run time. cot_barrier_arrive arrives without waiting. */
 static __device__ __forceinline__ void cot_barrier_sync(uint32_t number, uint32_t threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
@@ -61,7 +62,7 @@ static __device__ __forceinline__ void cot_barrier_arrive(uint32_t number, uint3
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* Counters in global memory that order blocks. */
+/* Counters in global memory that order blocks: cot_load_acquire sees all writes before the cot_add_release it reads. */
 static __device__ __forceinline__ uint32_t cot_load_acquire(const uint32_t *counter)
 {
     uint32_t value;

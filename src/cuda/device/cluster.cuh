@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * cluster.cuh: clusters of blocks that read and write each other's shared memory, and registers moved between
- * warpgroups, under the names of the PTX manual. Needs sm_90a. */
+ * cluster.cuh: thread block clusters with distributed shared memory, and setmaxnreg, under the names of the PTX manual.
+ * Needs sm_90a. */
 #ifndef COT_CUDA_CLUSTER_CUH
 #define COT_CUDA_CLUSTER_CUH
 
@@ -13,7 +13,8 @@ static __device__ __forceinline__ uint32_t cot_cluster_rank(void)
     return rank;
 }
 
-/* Every thread of the cluster does both, in this order; what it wrote before the first all see after the second. */
+/* Cluster barrier: every thread of the cluster arrives, then waits. Writes before the arrival are visible to all
+ * threads of the cluster after the wait. */
 static __device__ __forceinline__ void cot_cluster_arrive(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -24,7 +25,7 @@ static __device__ __forceinline__ void cot_cluster_wait(void)
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* The address, in the cluster's window, of what lies at `address` of this block's shared memory in block `rank`'s. */
+/* Maps `address`, in this block's shared memory, to the same location in the shared memory of block `rank`. */
 static __device__ __forceinline__ uint32_t cot_map_shared(uint32_t address, uint32_t rank)
 {
     uint32_t mapped;
@@ -32,7 +33,7 @@ static __device__ __forceinline__ uint32_t cot_map_shared(uint32_t address, uint
     return mapped;
 }
 
-/* Stores sixteen bytes in another block, and counts them at its barrier. */
+/* Stores 16 bytes to another block's shared memory. That block's barrier counts the bytes (complete_tx). */
 static __device__ __forceinline__ void cot_store_async(uint32_t to, uint32_t barrier, uint32_t a, uint32_t b,
                                                        uint32_t c, uint32_t d)
 {
@@ -41,7 +42,7 @@ static __device__ __forceinline__ void cot_store_async(uint32_t to, uint32_t bar
                  : "memory");
 }
 
-/* A run of bytes, a multiple of 16, to another block's shared memory, counted at its barrier. */
+/* Copies `bytes`, a multiple of 16, to another block's shared memory. That block's barrier counts the bytes. */
 static __device__ __forceinline__ void cot_bulk_copy_to_block(uint32_t to, uint32_t from, uint32_t bytes,
                                                               uint32_t barrier)
 {
@@ -51,13 +52,14 @@ static __device__ __forceinline__ void cot_bulk_copy_to_block(uint32_t to, uint3
         : "memory");
 }
 
-/* Arrives at another block's barrier. */
+/* Arrives at another block's barrier, given by its address in the cluster (cot_map_shared). */
 static __device__ __forceinline__ void cot_mbarrier_arrive_at(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Registers of each thread of this warpgroup from here on; all its warps call it. */
+/* Raises (cot_more_registers) or lowers (cot_fewer_registers) the number of registers of each thread to COUNT. All
+ * warps of the warpgroup execute it. */
 template <int COUNT> static __device__ __forceinline__ void cot_more_registers(void)
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));

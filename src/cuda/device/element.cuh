@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * element.cuh: elements of the float dtypes, one at a time with the dtype known at run time, and sixteen bytes at a
- * time with the dtype known when compiling. Arithmetic is float32; outputs are rounded once, to nearest even. */
+ * element.cuh: loads and stores elements of the float dtypes: single elements with a dtype known at run time, and
+ * vectors of up to 32 bytes with a dtype known at compile time. Arithmetic is float32. Outputs are rounded once, to
+ * nearest even. */
 #ifndef COT_CUDA_ELEMENT_CUH
 #define COT_CUDA_ELEMENT_CUH
 
@@ -40,21 +41,21 @@ static __device__ __forceinline__ void cot_from_f32(__nv_bfloat16 *element, floa
 
 /* ---- one element, dtype at run time ------------------------------------------------------------------- */
 
-static __device__ __forceinline__ float cot_load(const void *data, int dtype, int64_t at)
+static __device__ __forceinline__ float cot_load(const void *data, int dtype, int64_t index)
 {
     switch (dtype) {
-    case COT_F16: return cot_to_f32(((const __half *)data)[at]);
-    case COT_BF16: return cot_to_f32(((const __nv_bfloat16 *)data)[at]);
-    default: return ((const float *)data)[at];
+    case COT_F16: return cot_to_f32(((const __half *)data)[index]);
+    case COT_BF16: return cot_to_f32(((const __nv_bfloat16 *)data)[index]);
+    default: return ((const float *)data)[index];
     }
 }
 
-static __device__ __forceinline__ void cot_store(void *data, int dtype, int64_t at, float value)
+static __device__ __forceinline__ void cot_store(void *data, int dtype, int64_t index, float value)
 {
     switch (dtype) {
-    case COT_F16: cot_from_f32((__half *)data + at, value); break;
-    case COT_BF16: cot_from_f32((__nv_bfloat16 *)data + at, value); break;
-    default: ((float *)data)[at] = value;
+    case COT_F16: cot_from_f32((__half *)data + index, value); break;
+    case COT_BF16: cot_from_f32((__nv_bfloat16 *)data + index, value); break;
+    default: ((float *)data)[index] = value;
     }
 }
 
@@ -63,7 +64,7 @@ static __device__ __forceinline__ void cot_store(void *data, int dtype, int64_t 
 template <typename E> static constexpr bool cot_is_f16 = false;
 template <> constexpr bool cot_is_f16<__half> = true;
 
-/* Two floats as one register, `low` first in memory; and back. */
+/* Packs two floats into one register, `low` in the lower half, and unpacks them. */
 template <typename E> static __device__ __forceinline__ uint32_t cot_pack_pair(float low, float high)
 {
     uint32_t pair;
@@ -82,15 +83,15 @@ template <typename E> static __device__ __forceinline__ float2 cot_unpack_pair(u
         return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
-/* ---- vectors: W 32-bit words of memory, raw until they are used ---------------------------------------- *
- * A raw vector takes a quarter to a half of the registers of the floats that it unpacks to, which is what makes room
- * for more loads in flight. */
+/* ---- vectors of W 32-bit words, unpacked to floats only where they are used ------------------------------ *
+ * A packed vector takes 1/4 to 1/2 of the registers of the floats that it unpacks to. This leaves registers for more
+ * loads in flight. */
 
 template <int W> struct cot_words {
     uint32_t word[W];
 };
 
-/* Data that is read once: it need not stay in the first-level cache. */
+/* For data that is read once: the load does not allocate in the L1 cache. */
 template <int W> static __device__ __forceinline__ cot_words<W> cot_load_words(const void *from)
 {
     cot_words<W> v;
@@ -111,8 +112,8 @@ template <int W> static __device__ __forceinline__ cot_words<W> cot_load_words(c
     return v;
 }
 
-/* The same where `there` is true; else nothing is read, and the vector is anything. No branch, so that loads of several
- * vectors follow each other closely. */
+/* The same if `there` is true. Otherwise nothing is read, and the vector is undefined. The load is predicated: without
+ * a branch, the loads of several vectors can be issued back to back. */
 template <int W> static __device__ __forceinline__ cot_words<W> cot_load_words_if(bool there, const void *from)
 {
     cot_words<W> v;
@@ -144,7 +145,7 @@ template <int W> static __device__ __forceinline__ cot_words<W> cot_load_words_i
     return v;
 }
 
-/* From an address of shared memory. */
+/* Loads from an address in shared memory. */
 template <int W> static __device__ __forceinline__ cot_words<W> cot_load_shared(uint32_t from)
 {
     cot_words<W> v;
@@ -161,7 +162,8 @@ template <int W> static __device__ __forceinline__ cot_words<W> cot_load_shared(
     return v;
 }
 
-/* Data that nobody reads soon: evict-first in the second-level cache, which an H200 writes back a few per cent faster. */
+/* For data that is not read again soon: evict-first in the L2 cache. An H200 writes such lines back a few per cent
+ * faster. */
 template <int W> static __device__ __forceinline__ void cot_store_words(void *to, const cot_words<W> &v)
 {
     if constexpr (W == 1)
@@ -177,7 +179,7 @@ template <int W> static __device__ __forceinline__ void cot_store_words(void *to
     }
 }
 
-/* The same where `wanted` is true, without a branch. */
+/* The same if `wanted` is true, predicated. */
 template <int W> static __device__ __forceinline__ void cot_store_words_if(bool wanted, void *to, const cot_words<W> &v)
 {
     static_assert(W == 1 || W == 2 || W == 4, "whole vector stores");
@@ -266,7 +268,7 @@ template <int V> static __device__ __forceinline__ void cot_pack(cot_vector<__ha
     }
 }
 
-/* All V elements at once: from must be aligned to them. */
+/* Loads all V elements. `from` must be aligned to the size of the vector. */
 template <typename E, int V> static __device__ __forceinline__ cot_vector<E, V> cot_load_vector(const E *from)
 {
     cot_vector<E, V> v;
@@ -289,7 +291,8 @@ static __device__ __forceinline__ void cot_store_vector_if(bool wanted, E *to, c
     cot_store_words_if<cot_vector<E, V>::words>(wanted, to, v.raw);
 }
 
-/* Elements from[0] .. from[count-1], V at most, one by one, the rest zero: ragged ends and what is not aligned. */
+/* Loads from[0] .. from[count-1], at most V elements, one by one; the remaining elements are 0. For the tail of a row
+ * and for unaligned data. */
 template <typename E, int V>
 static __device__ __forceinline__ cot_vector<E, V> cot_load_ragged(const E *from, int64_t count)
 {

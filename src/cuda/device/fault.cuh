@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * fault.cuh: how a kernel reports a fault in index data. The first report stays until cot_queue_check reads it. */
+ * fault.cuh: lets a kernel report a fault in index data. The first report is kept until cot_queue_check reads it. */
 #ifndef COT_CUDA_FAULT_CUH
 #define COT_CUDA_FAULT_CUH
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mma.cuh: the tensor cores' instructions for one warp, under the names of the PTX manual. Needs sm_80.
+ * mma.cuh: tensor core instructions of one warp, under the names of the PTX manual. Needs sm_80.
  *
- * Fragments of m16n8k16, g = lane / 4 and q = lane % 4; a register holds two elements, the lower index in its lower half:
+ * Fragments of m16n8k16, with g = lane / 4 and q = lane % 4. A register holds two elements, the lower index in its
+ * lower half:
  *   A [16][16]   a[0]: row g, columns 2q, 2q+1;  a[1]: row g+8;  a[2], a[3]: the same, columns 2q+8, 2q+9
  *   B [16][8]    b[0]: column g, rows 2q, 2q+1;  b[1]: rows 2q+8, 2q+9
  *   C [16][8]    c[0], c[1]: row g, columns 2q, 2q+1;  c[2], c[3]: row g+8 */
@@ -29,7 +30,7 @@ static __device__ __forceinline__ void cot_mma_f16(float (&c)[4], uint32_t a0, u
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* m16n8k8: a[0] and a[1] of A, b[0] of B. */
+/* m16n8k8: takes only a[0] and a[1] of A, and b[0] of B. */
 static __device__ __forceinline__ void cot_mma_f16_k8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0)
 {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
@@ -45,8 +46,8 @@ static __device__ __forceinline__ void cot_mma_bf16_k8(float (&c)[4], uint32_t a
         : "r"(a0), "r"(a1), "r"(b0));
 }
 
-/* Four 8x8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8. A lane is given the elements
- * 2q and 2q+1 of row g of each; transposed, of column g. */
+/* Loads four 8x8 matrices of 16-bit elements. Lane l passes the address of row l%8 of matrix l/8. A lane receives
+ * elements 2q and 2q+1 of row g of each matrix; with _trans, of column g. */
 static __device__ __forceinline__ void cot_ldmatrix_x4(uint32_t (&r)[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -63,7 +64,7 @@ static __device__ __forceinline__ void cot_ldmatrix_x4_trans(uint32_t (&r)[4], u
                  : "memory");
 }
 
-/* The other way: a lane gives what cot_ldmatrix_x4 gives to it. Needs sm_90. */
+/* Stores four matrices; the register layout is that of cot_ldmatrix_x4. Needs sm_90. */
 static __device__ __forceinline__ void cot_stmatrix_x4(uint32_t address, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
@@ -71,7 +72,7 @@ static __device__ __forceinline__ void cot_stmatrix_x4(uint32_t address, const u
                  : "memory");
 }
 
-/* One matrix: a word a lane, from rows of 16 bytes that the first 8 lanes give. */
+/* Loads or stores one matrix, one register per lane. The first 8 lanes pass the addresses of its rows of 16 bytes. */
 static __device__ __forceinline__ uint32_t cot_ldmatrix_x1(uint32_t address)
 {
     uint32_t r;
@@ -84,7 +85,8 @@ static __device__ __forceinline__ void cot_stmatrix_x1(uint32_t address, uint32_
     asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r) : "memory");
 }
 
-/* Two floats as TERMS pairs of bf16 whose sums they are, but for 2^-8, 2^-17, 2^-26 of them at most. */
+/* Splits two floats into TERMS pairs of bf16 terms. The sum of the terms has a relative error of at most 2^-8, 2^-17 or
+ * 2^-26 for 1, 2 or 3 terms. */
 template <int TERMS>
 static __device__ __forceinline__ void cot_split_bf16(float low, float high, uint32_t (&terms)[TERMS])
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * ptx.cuh: Hopper's instructions for moving data asynchronously, one idea a function, under the names of the PTX manual.
- * Everything here needs sm_90, but for a thread's own copies.
+ * ptx.cuh: instructions for asynchronous data movement, one function per instruction, under the names of the PTX
+ * manual. They need sm_90, except cp.async and prefetch.
  *
- * A barrier's phase completes when the arrivals it was initialised for and the bytes it was told to expect have come; a
- * waiter names the phase by its parity, 0 for the first. */
+ * A phase of an mbarrier completes when all expected arrivals and all expected bytes have come. The number of arrivals
+ * is set at initialisation, the number of bytes by expect_tx. A waiting thread names the phase by its parity; the first
+ * phase has parity 0. */
 #ifndef COT_CUDA_PTX_CUH
 #define COT_CUDA_PTX_CUH
 
@@ -22,14 +23,14 @@ static __device__ __forceinline__ void cot_mbarrier_init(uint64_t *barrier, uint
                  : "memory");
 }
 
-/* Makes initialised barriers visible to the copy engine; by the thread that initialised them, before the others are let
- * go on. */
+/* Makes initialised barriers visible to the async proxy. The thread that initialised them executes it before the block
+ * synchronises. */
 static __device__ __forceinline__ void cot_mbarrier_init_fence(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* One arrival, and `bytes` more to expect in this phase. */
+/* Arrives once and adds `bytes` to the bytes that this phase expects. */
 static __device__ __forceinline__ void cot_mbarrier_arrive_expect(uint64_t *barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(cot_shared_address(barrier)), "r"(bytes)
@@ -41,7 +42,7 @@ static __device__ __forceinline__ void cot_mbarrier_arrive(uint64_t *barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(cot_shared_address(barrier)) : "memory");
 }
 
-/* Has the phase of this parity completed? May sleep a little before it says no. */
+/* Returns whether the phase of this parity has completed. The thread may be suspended for a short time first. */
 static __device__ __forceinline__ bool cot_mbarrier_try_wait(uint64_t *barrier, uint32_t parity)
 {
     uint32_t done;
@@ -61,9 +62,10 @@ static __device__ __forceinline__ void cot_mbarrier_wait(uint64_t *barrier, uint
     while (!cot_mbarrier_try_wait(barrier, parity)) {}
 }
 
-/* ---- a thread's own copies (sm_80) -------------------------------------------------------------------- */
+/* ---- cp.async (sm_80) ----------------------------------------------------------------------------------- */
 
-/* BYTES, 4, 8 or 16, to an address of shared memory, through no register, where `there` is true; else zeros. */
+/* Copies BYTES (4, 8 or 16) from global to shared memory without a register. If `there` is false, it writes zeros and
+ * does not read `from`. */
 template <int BYTES = 16>
 static __device__ __forceinline__ void cot_copy_async_or_zeros(bool there, uint32_t to, const void *from)
 {
@@ -81,21 +83,23 @@ static __device__ __forceinline__ void cot_copy_async_commit(void)
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Until this thread's groups, but for the last LATER of them, are there for this thread. */
-template <int LATER> static __device__ __forceinline__ void cot_copy_async_wait(void)
+/* Waits until at most the PENDING latest groups of this thread are incomplete. The copied data is visible to this
+ * thread only. */
+template <int PENDING> static __device__ __forceinline__ void cot_copy_async_wait(void)
 {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Asks for the line of this address to be brought to the second-level cache. */
+/* Prefetches the line of this address into the L2 cache. */
 static __device__ __forceinline__ void cot_prefetch(const void *line)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
 }
 
-/* ---- bulk copies -------------------------------------------------------------------------------------- */
+/* ---- bulk copies and TMA ------------------------------------------------------------------------------ */
 
-/* Copies `bytes` (a multiple of 16, both addresses too) to shared memory, and counts them at the barrier. */
+/* Copies `bytes` from global to shared memory. The barrier counts them (complete_tx). `bytes` and both addresses are
+ * multiples of 16. */
 static __device__ __forceinline__ void cot_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -104,8 +108,8 @@ static __device__ __forceinline__ void cot_bulk_load(void *to, const void *from,
                  : "memory");
 }
 
-/* Copies the box of a tensor map that begins at these coordinates (innermost first; what lies outside the tensor comes as
- * zeros) to shared memory at a multiple of 128 bytes, and counts its bytes, all of them, at the barrier. */
+/* TMA load: copies the box of the tensor map at these coordinates (innermost axis first) to shared memory. Elements
+ * outside the tensor become zeros. `to` is a multiple of 128 bytes. The barrier counts all bytes of the box. */
 static __device__ __forceinline__ void cot_tensor_load_3d(void *to, const void *map, int x, int y, int z,
                                                           uint64_t *barrier)
 {
@@ -116,23 +120,24 @@ static __device__ __forceinline__ void cot_tensor_load_3d(void *to, const void *
         : "memory");
 }
 
-/* For data that nobody reads soon: evict-first in the second-level cache. */
-static __device__ __forceinline__ uint64_t cot_evict_first(void)
+/* An L2 cache policy, evict-first, for data that is not read again soon. */
+static __device__ __forceinline__ uint64_t cot_evict_first_policy(void)
 {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-/* LAST: nobody reads it soon. */
-template <bool LAST = false>
+/* EVICT_FIRST: the data is not read again soon. */
+template <bool EVICT_FIRST = false>
 static __device__ __forceinline__ void cot_tensor_load_4d(void *to, const void *map, int x, int y, int z, int w,
                                                           uint64_t *barrier)
 {
-    if constexpr (LAST)
+    if constexpr (EVICT_FIRST)
         asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
                      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(cot_shared_address(to)),
-                     "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(barrier)), "l"(cot_evict_first())
+                     "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(barrier)),
+                     "l"(cot_evict_first_policy())
                      : "memory");
     else
         asm volatile(
@@ -142,15 +147,16 @@ static __device__ __forceinline__ void cot_tensor_load_4d(void *to, const void *
             : "memory");
 }
 
-/* The other way, from shared memory; in the thread's bulk group. What lies outside the tensor is not written. */
-template <bool LAST = false>
+/* TMA store: copies a box from shared memory to the tensor, as part of the thread's current bulk group. Elements
+ * outside the tensor are not written. */
+template <bool EVICT_FIRST = false>
 static __device__ __forceinline__ void cot_tensor_store_4d(const void *map, int x, int y, int z, int w,
                                                            const void *from)
 {
-    if constexpr (LAST)
+    if constexpr (EVICT_FIRST)
         asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3, "
                      "%4}], [%5], %6;" ::"l"(map),
-                     "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(from)), "l"(cot_evict_first())
+                     "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(from)), "l"(cot_evict_first_policy())
                      : "memory");
     else
         asm volatile(
@@ -159,12 +165,12 @@ static __device__ __forceinline__ void cot_tensor_store_4d(const void *map, int 
             : "memory");
 }
 
-/* The same of three axes, for data that nobody reads soon. */
+/* The same with three axes, evict-first. */
 static __device__ __forceinline__ void cot_tensor_store_3d(const void *map, int x, int y, int z, const void *from)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], [%4], "
                  "%5;" ::"l"(map),
-                 "r"(x), "r"(y), "r"(z), "r"(cot_shared_address(from)), "l"(cot_evict_first())
+                 "r"(x), "r"(y), "r"(z), "r"(cot_shared_address(from)), "l"(cot_evict_first_policy())
                  : "memory");
 }
 
@@ -173,7 +179,8 @@ static __device__ __forceinline__ void cot_bulk_commit(void)
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* Until shared memory has been read, or all of it is done, for all of this thread's groups. */
+/* Both wait for all bulk groups of this thread: cot_bulk_wait_read until the copies have read shared memory,
+ * cot_bulk_wait until they are complete. */
 static __device__ __forceinline__ void cot_bulk_wait_read(void)
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
@@ -184,7 +191,8 @@ static __device__ __forceinline__ void cot_bulk_wait(void)
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* What this thread stored in shared memory, the copy engine reads; by each thread, before the barrier that says so. */
+/* Makes the thread's writes to shared memory visible to the async proxy (TMA, wgmma). Each writing thread executes it
+ * before it arrives on the barrier that publishes the data. */
 static __device__ __forceinline__ void cot_proxy_fence(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -192,9 +200,10 @@ static __device__ __forceinline__ void cot_proxy_fence(void)
 
 /* ---- dependent launches ------------------------------------------------------------------------------- */
 
-#ifndef COT_EVERY_GPU /* Hopper's part has to be compiled for it: COT_HOPPER_PARTS of cmake/cuda.cmake */
+#ifndef COT_EVERY_GPU /* only in files with code for Hopper: *_sm90.cu and COT_HOPPER_PARTS of cmake/cuda.cmake */
 
-/* Lets a kernel that was launched as dependent on this one start. It waits for this one's results by itself. */
+/* Allows the next kernel on the stream to start, if it was launched as dependent. That kernel waits for this kernel's
+ * results itself, with cot_wait_for_kernels_before. */
 static __device__ __forceinline__ void cot_launch_dependents(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -202,19 +211,20 @@ static __device__ __forceinline__ void cot_launch_dependents(void)
 #endif
 }
 
-/* Waits until the kernels before have completed, and what they wrote is there. */
+/* Waits until the preceding kernels on the stream have completed and their writes are visible. */
 static __device__ __forceinline__ void cot_wait_for_kernels_before(void)
 {
-#if __CUDA_ARCH__ >= 900 /* for the rest the host launches nothing as dependent */
+#if __CUDA_ARCH__ >= 900 /* on other devices the host never launches a kernel as dependent */
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 #endif
 
-/* ---- rings -------------------------------------------------------------------------------------------- */
+/* ---- pipeline state ----------------------------------------------------------------------------------- */
 
-/* Where in a ring of STAGES slots somebody is: the slot, and the parity of its phase. */
+/* The position of a producer or consumer in a circular pipeline of STAGES stages: the stage and the parity of its
+ * phase. */
 template <int STAGES> struct cot_ring {
     int slot = 0;
     uint32_t parity = 0;

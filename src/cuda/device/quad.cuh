@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * quad.cuh: four neighbouring lanes, which hold a row of a matrix instruction's accumulators between them. */
+ * quad.cuh: reductions and transposition over a quad: four neighbouring lanes, which together hold a row of the
+ * accumulators of an mma instruction. */
 #ifndef COT_CUDA_QUAD_CUH
 #define COT_CUDA_QUAD_CUH
 
@@ -17,7 +18,7 @@ static __device__ __forceinline__ float cot_quad_sum(float x)
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* Four words of four neighbouring lanes, transposed: lane l of them gets word l of each. */
+/* Transposes four words of the quad's four lanes: lane l of the quad receives word l of each lane. */
 static __device__ __forceinline__ uint4 cot_quad_transpose(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;

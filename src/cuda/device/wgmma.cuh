@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
- * wgmma.cuh: matrix products of a warpgroup on Hopper's tensor cores, D[64,N] (+)= A[64,16] B[16,N] an instruction, sums
- * in float32. Needs sm_90a.
+ * wgmma.cuh: matrix products of a warpgroup on Hopper's tensor cores. An instruction computes
+ * D[64,N] = A[64,16] B[16,N], or D += A B, with float32 sums. Needs sm_90a.
  *
- * Operands lie in shared memory as tiles [rows][64] of 16-bit elements with 128-byte swizzle: a tile begins at a
- * multiple of 1024 bytes, and unit u of sixteen bytes of row r lies at u ^ (r % 8), as a tensor map with that swizzle
- * writes them. A descriptor names a tile and which of its axes is the product's inner one:
+ * Operands in shared memory are tiles [rows][64] of 16-bit elements with 128-byte swizzle, as a tensor map with that
+ * swizzle writes them. A tile begins at a multiple of 1024 bytes. The 16-byte unit u of row r is stored at u ^ (r % 8).
+ * A descriptor names a tile and says which of its axes is the inner axis (k) of the product:
  *
- *               rows of a tile are     16 further along the inner axis   tiles beside each other
- *   K-major     the outer axis         + COT_WGMMA_K_STEP                continue the inner axis: a descriptor each
- *   MN-major    the inner axis         + COT_WGMMA_MN_STEP               continue the outer axis, `apart` bytes on
+ *               rows of a tile are     16 further along the inner axis   the next tile
+ *   K-major     the outer axis (m, n)  descriptor + COT_WGMMA_K_STEP     continues the inner axis, with its own
+ *                                                                        descriptor
+ *   MN-major    the inner axis (k)     descriptor + COT_WGMMA_MN_STEP    continues the outer axis, `stride_bytes` later
  *
- * A may also come from registers, in the accumulators' layout: register i of step k is the pair D[8k+2i], D[8k+2i+1].
- * Element i of lane l in warp w of the warpgroup is row 16 w + l/4 + 8 (i/2 % 2), column 8 (i/4) + 2 (l%4) + i%2. */
+ * A may also come from registers, in the accumulators' layout: register i of step k holds D[8k+2i] and D[8k+2i+1].
+ * Element i of D, in lane l of warp w of the warpgroup, has row 16 w + l/4 + 8 (i/2 % 2) and
+ * column 8 (i/4) + 2 (l%4) + i%2. */
 #ifndef COT_CUDA_WGMMA_CUH
 #define COT_CUDA_WGMMA_CUH
 
@@ -25,44 +27,45 @@ static __device__ __forceinline__ uint64_t cot_wgmma_k_major(uint32_t address)
     return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
 }
 
-static __device__ __forceinline__ uint64_t cot_wgmma_mn_major(uint32_t address, uint32_t apart)
+static __device__ __forceinline__ uint64_t cot_wgmma_mn_major(uint32_t address, uint32_t stride_bytes)
 {
-    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(apart >> 4) << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
+    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(stride_bytes >> 4) << 16 | (uint64_t)64 << 32 |
+           (uint64_t)1 << 62;
 }
 
-/* Before the first product that reads registers or accumulators which ordinary instructions wrote. */
+/* Required before the first product that reads registers (A or accumulators) written by ordinary instructions. */
 static __device__ __forceinline__ void cot_wgmma_fence(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-/* Ends a group of products. */
+/* Commits the preceding products as one group. */
 static __device__ __forceinline__ void cot_wgmma_commit(void)
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Waits until at most PENDING groups are under way. */
+/* Waits until at most PENDING groups are incomplete. */
 template <int PENDING> static __device__ __forceinline__ void cot_wgmma_wait(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Waits until no group is under way, not before `value` has been computed, which is never -1. ptxas moves a wait up past
- * arithmetic, all of what should overlap with the products; past a store it does not, not even one that never happens (to
- * `somewhere` in shared memory). */
-static __device__ __forceinline__ void cot_wgmma_wait_after(float value, void *somewhere)
+/* Waits until all groups are complete, but not before `value` has been computed. `value` is never -1.
+ * ptxas would move the wait up, before the arithmetic that should overlap with the products. It does not move a wait
+ * past a store. The store to `shared` here is predicated on value == -1, so that it never happens. */
+static __device__ __forceinline__ void cot_wgmma_wait_after(float value, void *shared)
 {
     asm volatile(
         "{\n    .reg .pred never;\n    setp.eq.f32 never, %0, 0fBF800000;\n    @never st.shared.f32 [%1], %0;\n}" ::"f"(
             value),
-        "r"(cot_shared_address(somewhere))
+        "r"(cot_shared_address(shared))
         : "memory");
     cot_wgmma_wait<0>();
 }
 
-/* The accumulators of an instruction by number, and as operands, 16 columns at a time; the numbers of its other operands
- * follow. */
+/* The accumulators of an instruction, as operand numbers (COT_WGMMA_NAMES_N) and as operands (COT_WGMMA_OPERANDS_N), in
+ * steps of 16 columns. The numbers of the other operands follow those of the accumulators. */
 /* clang-format off */
 #define COT_WGMMA_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define COT_WGMMA_NAMES_32 COT_WGMMA_NAMES_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -110,9 +113,9 @@ static __device__ __forceinline__ void cot_wgmma_wait_after(float value, void *s
                  : COT_WGMMA_OPERANDS_##N(d) \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"((int)B_MN))
 
-/* d (+)= A B of N columns. Both from shared memory; A_MN, B_MN: that operand is MN-major. Or A from registers, a[0] to
- * a[3]. */
-#define COT_WGMMA_OF(N, n0, n1, n2, n3, n4, n5, n6) \
+/* d = A B, or d += A B with `accumulate`, for N columns. The first overload reads A and B from shared memory, the
+ * second reads A from the registers a[0] to a[3]. A_MN, B_MN: that operand is MN-major. */
+#define COT_WGMMA_DEFINE(N, n0, n1, n2, n3, n4, n5, n6) \
     template <typename E, bool A_MN, bool B_MN> \
     static __device__ __forceinline__ void cot_wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) \
     { \
@@ -129,19 +132,19 @@ static __device__ __forceinline__ void cot_wgmma_wait_after(float value, void *s
         else \
             COT_WGMMA_REGISTERS(N, "bf16", n0, n1, n2, n3, n4, n5, n6); \
     }
-COT_WGMMA_OF(64, 32, 33, 34, 35, 36, 37, 38)
-COT_WGMMA_OF(80, 40, 41, 42, 43, 44, 45, 46)
-COT_WGMMA_OF(96, 48, 49, 50, 51, 52, 53, 54)
-COT_WGMMA_OF(112, 56, 57, 58, 59, 60, 61, 62)
-COT_WGMMA_OF(128, 64, 65, 66, 67, 68, 69, 70)
-COT_WGMMA_OF(160, 80, 81, 82, 83, 84, 85, 86)
-COT_WGMMA_OF(176, 88, 89, 90, 91, 92, 93, 94)
-COT_WGMMA_OF(192, 96, 97, 98, 99, 100, 101, 102)
-COT_WGMMA_OF(256, 128, 129, 130, 131, 132, 133, 134)
+COT_WGMMA_DEFINE(64, 32, 33, 34, 35, 36, 37, 38)
+COT_WGMMA_DEFINE(80, 40, 41, 42, 43, 44, 45, 46)
+COT_WGMMA_DEFINE(96, 48, 49, 50, 51, 52, 53, 54)
+COT_WGMMA_DEFINE(112, 56, 57, 58, 59, 60, 61, 62)
+COT_WGMMA_DEFINE(128, 64, 65, 66, 67, 68, 69, 70)
+COT_WGMMA_DEFINE(160, 80, 81, 82, 83, 84, 85, 86)
+COT_WGMMA_DEFINE(176, 88, 89, 90, 91, 92, 93, 94)
+COT_WGMMA_DEFINE(192, 96, 97, 98, 99, 100, 101, 102)
+COT_WGMMA_DEFINE(256, 128, 129, 130, 131, 132, 133, 134)
 /* clang-format on */
 
-/* Four matrices of 8 x 8 16-bit elements, registers in the accumulators' layout, to shared memory, each transposed: lane
- * l gives the address where column l%8 of matrix l/8 goes. */
+/* Stores four 8 x 8 matrices of 16-bit elements to shared memory, each transposed. The registers have the accumulators'
+ * layout. Lane l passes the address for column l%8 of matrix l/8. */
 static __device__ __forceinline__ void cot_stmatrix_x4_trans(uint32_t address, const uint32_t *r)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
