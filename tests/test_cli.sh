@@ -72,7 +72,7 @@ for number in 000 001 002 003 004; do
         grep -q "\"$key\":" "$work/demo.json" || { echo "FAILED: demo $number --json has no $key"; failed=$((failed + 1)); }
     done
 done
-expect 0 'not held against anything' demo 003 --quick --verify off
+expect 0 'not compared with the oracle' demo 003 --quick --verify off
 expect 2 "NUMBER is '5', expected one of: 000 001 002 003 004" demo 5
 expect 2 'NUMBER is missing' demo
 expect 2 "--verify is 'maybe', expected on or off" demo 000 --verify maybe

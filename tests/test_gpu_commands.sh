@@ -93,7 +93,7 @@ done
 [ "$(cat "$work/fresh")" -gt $((3 * $(cat "$work/pool"))) ] ||
     { echo "FAILED: fresh memory was allocated $(cat "$work/fresh") times, the pool's $(cat "$work/pool")"; failed=$((failed + 1)); }
 expect 0 'left out: the batch is not split, because it has no batch of two items' profile causal_conv1d forward B=1 D=8 T=64
-expect 2 'in none of the ways asked for' profile causal_conv1d forward B=1 D=8 T=64 --batch loop
+expect 2 'in none of the requested modes' profile causal_conv1d forward B=1 D=8 T=64 --batch loop
 expect 0 'all items write one output, which cannot accumulate' profile causal_conv1d update B=4 D=8 N=4
 expect 0 'causal_conv1d update' profile causal_conv1d --memory pool --streams 1 --batch fused
 

@@ -16,13 +16,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A sample is as many calls as fill this time; a measurement the median of this many samples, or of as many as its
- * time allows. All kernels of a case and the copies take turns, so that a slow moment of the machine hits them alike.
- * Of a kernel that takes longer than slow_seconds the first call is all there is to see; one that would take longer
- * than hopeless_seconds, by its own estimate, is timed where --kernel names it. Attention's plain loops took most of
- * five minutes' bench, to show that they are a thousand times as slow as its tiles. */
-static const double sample_seconds = 0.01, case_seconds = 12, slow_seconds = 0.5, hopeless_seconds = 2;
-enum { SAMPLES = 9, SAMPLES_LEAST = 3, MAX_RUNNERS = COT_MAX_KERNELS + 2 };
+/* A sample has as many calls as fill sample_seconds. A measurement is the median of SAMPLES samples, or of at least
+ * MIN_SAMPLES after case_seconds. The samples of all kernels of a case and of the copies are interleaved, so that a
+ * slow moment of the machine affects them equally. A kernel that takes longer than slow_seconds is called only once. A
+ * kernel that would take longer than max_seconds, by its own estimate, is timed only if --kernel names it. Otherwise
+ * attention's plain loops would take most of a benchmark of five minutes, only to show that they are 1000 times as
+ * slow as its tiled kernels. */
+static const double sample_seconds = 0.01, case_seconds = 12, slow_seconds = 0.5, max_seconds = 2;
+enum { SAMPLES = 9, MIN_SAMPLES = 3, MAX_RUNNERS = COT_MAX_KERNELS + 2 };
 
 void device_name(char *text, size_t size)
 {
@@ -36,14 +37,14 @@ void device_name(char *text, size_t size)
     snprintf(text, size, "%s, %ld cores", name, sysconf(_SC_NPROCESSORS_ONLN));
 }
 
-/* ---- what takes turns --------------------------------------------------------------------------------- */
+/* ---- kernels and copies ------------------------------------------------------------------------------- */
 
 /* A kernel of the case, or one of the two copies. */
 typedef struct runner {
     const cot_choice *choice; /* NULL = a copy */
     void (*copy)(const cot_queue *, const copy_ceiling *);
     cot_queue *queue;
-    int64_t calls; /* of one sample; 0 = it has had its only one */
+    int64_t calls; /* calls of one sample; 0 = the only call is already timed */
     double samples[SAMPLES];
     int count;
 } runner;
@@ -55,19 +56,19 @@ typedef struct bench {
     double clock;
     char device[256], date[16];
     int64_t total, done;
-    double load_rate[COT_BF16 + 1]; /* GPU: see bench_device_case */
-    int64_t cases_seen, failures;   /* of all ops: cases that the options ask for, and messages printed about them */
+    double load_rate[COT_BF16 + 1];   /* GPU: see bench_device_case */
+    int64_t selected_cases, failures; /* of all ops: selected cases, and printed messages */
 } bench;
 
-typedef struct contest {
+typedef struct comparison_run {
     const cot_direction *direction;
     bound_case *bound;
     copy_ceiling copy;
     runner runners[MAX_RUNNERS];
     int count;
-} contest;
+} comparison_run;
 
-static bool call(contest *c, runner *r)
+static bool call(comparison_run *c, runner *r)
 {
     if (r->choice == NULL) {
         r->copy(r->queue, &c->copy);
@@ -76,7 +77,7 @@ static bool call(contest *c, runner *r)
     return cot_op_run(c->direction, r->queue, c->bound->args) == COT_OK;
 }
 
-static double seconds_of(contest *c, runner *r, int64_t calls)
+static double time_calls(comparison_run *c, runner *r, int64_t calls)
 {
     const double begin = now();
     for (int64_t i = 0; i < calls; i++)
@@ -89,44 +90,44 @@ double median(double *samples, int count)
 {
     for (int i = 1; i < count; i++)
         for (int j = i; j > 0 && samples[j] < samples[j - 1]; j--) {
-            const double swap = samples[j];
+            const double smaller = samples[j];
             samples[j] = samples[j - 1];
-            samples[j - 1] = swap;
+            samples[j - 1] = smaller;
         }
     return samples[count / 2];
 }
 
-static void run_contest(contest *c, bool brief)
+static void run_interleaved(comparison_run *c, bool brief)
 {
     const double begin = now();
-    for (int i = 0; i < c->count; i++) { /* the first call warms up and tells how many make a sample */
+    for (int i = 0; i < c->count; i++) { /* the first call is a warm-up, and its time decides the calls of a sample */
         runner *r = &c->runners[i];
-        const double first = seconds_of(c, r, 1);
+        const double first = time_calls(c, r, 1);
         if (!(first <= slow_seconds)) {
             r->samples[r->count++] = first;
             continue;
         }
-        const double once = seconds_of(c, r, 1);
+        const double once = time_calls(c, r, 1);
         r->calls = !brief && once > 0 && once < sample_seconds ? (int64_t)(sample_seconds / once) + 1 : 1;
     }
     for (int sample = 0; sample < (brief ? 1 : SAMPLES); sample++) {
-        if (sample >= SAMPLES_LEAST && now() - begin > case_seconds)
+        if (sample >= MIN_SAMPLES && now() - begin > case_seconds)
             break;
         for (int i = 0; i < c->count; i++) {
             runner *r = &c->runners[i];
             if (r->calls == 0)
                 continue;
             if (r->calls > 1)
-                call(c, r); /* the runner before has left other data in the caches */
-            r->samples[r->count++] = seconds_of(c, r, r->calls);
+                call(c, r); /* a warm-up: the previous runner has left other data in the caches */
+            r->samples[r->count++] = time_calls(c, r, r->calls);
         }
     }
 }
 
 /* ---- one case ----------------------------------------------------------------------------------------- */
 
-/* Inputs that an op's cases prepare must be made as for a check, which takes its time; on a GPU too much of it, and there
- * no value makes a kernel slower. */
+/* Makes the inputs. If the op's cases have `prepare`, the inputs must be made as for a check, which is slow. On a GPU
+ * that takes too long, and there no value makes a kernel slower. */
 static void make_bound(bound_case *bound, const cot_op_cases *cases, const cot_case *c, cot_backend backend)
 {
     if (cases->prepare == NULL || backend == COT_BACKEND_CUDA) {
@@ -197,19 +198,19 @@ static void add_row(const bench *b, const cot_case *c, const measurement *m, dou
         json_object_set_new(row, "product_ceiling", json_real(1e-12 * m->product_rate));
         json_object_set_new(row, "product_ratio", json_real(c->flops / seconds / m->product_rate));
     }
-    if (m->turn_seconds > 0)
-        json_object_set_new(row, "turn_ms", json_real(1e3 * m->turn_seconds));
+    if (m->interleaved_seconds > 0)
+        json_object_set_new(row, "turn_ms", json_real(1e3 * m->interleaved_seconds));
     if (m->burst_seconds > 0)
         json_object_set_new(row, "burst_ms", json_real(1e3 * m->burst_seconds));
-    if (m->use_known) {
-        json_object_set_new(row, "sm_mhz", json_real(m->use.sm_mhz));
-        json_object_set_new(row, "watts", json_real(m->use.watts));
-        json_object_set_new(row, "pj_per_flop", json_real(1e12 * m->use.watts * seconds / c->flops));
+    if (m->has_power) {
+        json_object_set_new(row, "sm_mhz", json_real(m->power.sm_mhz));
+        json_object_set_new(row, "watts", json_real(m->power.watts));
+        json_object_set_new(row, "pj_per_flop", json_real(1e12 * m->power.watts * seconds / c->flops));
     }
     json_array_append_new(b->rows, row);
 }
 
-static bool wanted(const bench *b, const cot_case *c)
+static bool case_selected(const bench *b, const cot_case *c)
 {
     char text[256];
     describe_case(b->cases, c, text, sizeof text);
@@ -217,7 +218,7 @@ static bool wanted(const bench *b, const cot_case *c)
     return (c->uses & use) && (b->options->only == NULL || strstr(text, b->options->only) != NULL);
 }
 
-static bool bench_wants(const bench *b, const cot_choice *choice, int threads)
+static bool kernel_selected(const bench *b, const cot_choice *choice, int threads)
 {
     const bench_options *options = b->options;
     if (choice->refusal != NULL || (options->chosen_only && !choice->chosen))
@@ -225,13 +226,13 @@ static bool bench_wants(const bench *b, const cot_choice *choice, int threads)
     if (options->kernel != NULL)
         return strstr(choice->kernel->name, options->kernel) != NULL;
     return choice->chosen || choice->kernel->backend != COT_BACKEND_CPU ||
-           choice->cost / b->clock / threads < hopeless_seconds;
+           choice->cost / b->clock / threads < max_seconds;
 }
 
-static void add_runners(const bench *b, contest *c, const cot_choice *choices, int count)
+static void add_runners(const bench *b, comparison_run *c, const cot_choice *choices, int count)
 {
     for (int i = 0; i < count; i++) {
-        if (!bench_wants(b, &choices[i], (int)cot_queue_threads(c->runners[0].queue)))
+        if (!kernel_selected(b, &choices[i], (int)cot_queue_threads(c->runners[0].queue)))
             continue;
         runner *r = &c->runners[c->count++];
         *r = (runner){.choice = &choices[i], .queue = make_queue(b, choices[i].kernel)};
@@ -239,32 +240,33 @@ static void add_runners(const bench *b, contest *c, const cot_choice *choices, i
     }
 }
 
-/* On the CPU: all kernels and the copies take turns. */
+/* On the CPU: times all kernels and the copies, interleaved. */
 static void bench_on_host(bench *b, const cot_case *c, const cot_choice *choices, int count)
 {
     const cot_direction *direction = case_direction(b->cases, c);
-    contest all = {.direction = direction, .copy = copy_ceiling_make((size_t)compulsory_bytes(direction, c->args))};
-    cot_queue *any = make_queue(b, NULL);
-    all.runners[0] = (runner){.copy = copy_plain, .queue = any};
-    all.runners[1] = (runner){.copy = copy_streaming, .queue = any};
-    all.count = 2;
-    add_runners(b, &all, choices, count);
+    comparison_run run = {.direction = direction,
+                          .copy = copy_ceiling_make((size_t)compulsory_bytes(direction, c->args))};
+    cot_queue *default_queue = make_queue(b, NULL);
+    run.runners[0] = (runner){.copy = copy_plain, .queue = default_queue};
+    run.runners[1] = (runner){.copy = copy_streaming, .queue = default_queue};
+    run.count = 2;
+    add_runners(b, &run, choices, count);
     bound_case bound;
     make_bound(&bound, b->cases, c, b->options->backend);
-    all.bound = &bound;
-    run_contest(&all, b->options->brief);
-    const double plain = median(all.runners[0].samples, all.runners[0].count);
-    const double streaming = median(all.runners[1].samples, all.runners[1].count);
-    const double ceiling = 2 * (double)all.copy.bytes / (plain < streaming ? plain : streaming);
-    for (int i = 2; i < all.count; i++) {
-        runner *r = &all.runners[i];
+    run.bound = &bound;
+    run_interleaved(&run, b->options->brief);
+    const double plain = median(run.runners[0].samples, run.runners[0].count);
+    const double streaming = median(run.runners[1].samples, run.runners[1].count);
+    const double ceiling = 2 * (double)run.copy.bytes / (plain < streaming ? plain : streaming);
+    for (int i = 2; i < run.count; i++) {
+        runner *r = &run.runners[i];
         const measurement m = {
             .choice = r->choice, .threads = (int)cot_queue_threads(r->queue), .seconds = median(r->samples, r->count)};
         add_row(b, c, &m, ceiling);
         cot_queue_destroy(r->queue);
     }
-    cot_queue_destroy(any);
-    copy_ceiling_free(&all.copy);
+    cot_queue_destroy(default_queue);
+    copy_ceiling_free(&run.copy);
     bound_case_free(&bound, direction);
 }
 
@@ -274,13 +276,13 @@ static void bench_on_device(bench *b, const cot_case *c, const cot_choice *choic
     make_bound(&bound, b->cases, c, b->options->backend);
     double ceiling = 0;
     measurement m[COT_MAX_KERNELS];
-    int wanted_count = 0;
+    int kernel_count = 0;
     for (int i = 0; i < count; i++)
-        if (bench_wants(b, &choices[i], 1))
-            m[wanted_count++] = (measurement){.choice = &choices[i]};
+        if (kernel_selected(b, &choices[i], 1))
+            m[kernel_count++] = (measurement){.choice = &choices[i]};
     const cot_status status = bench_device_case(b->cases, c, &bound, b->options->load_seconds, b->options->brief, m,
-                                                wanted_count, &ceiling, b->load_rate);
-    for (int i = 0; status == COT_OK && i < wanted_count; i++)
+                                                kernel_count, &ceiling, b->load_rate);
+    for (int i = 0; status == COT_OK && i < kernel_count; i++)
         add_row(b, c, &m[i], ceiling);
     if (status != COT_OK) {
         fprintf(stderr, "cotangent: %s\n", cot_error_message());
@@ -292,32 +294,32 @@ static void bench_on_device(bench *b, const cot_case *c, const cot_choice *choic
 static void bench_one(bench *b, const cot_case *c)
 {
     cot_choice choices[COT_MAX_KERNELS];
-    int count = 0, runs = 0;
-    cot_queue *any = make_queue(b, NULL);
-    const cot_status status = cot_op_explain(case_direction(b->cases, c), any, c->args, choices, &count);
-    const int threads = (int)cot_queue_threads(any);
-    cot_queue_destroy(any);
+    int count = 0, selected_count = 0;
+    cot_queue *default_queue = make_queue(b, NULL);
+    const cot_status status = cot_op_explain(case_direction(b->cases, c), default_queue, c->args, choices, &count);
+    const int threads = (int)cot_queue_threads(default_queue);
+    cot_queue_destroy(default_queue);
     if (status != COT_OK) {
         fprintf(stderr, "cotangent: %s\n", cot_error_message());
         b->failures++;
         return;
     }
     for (int i = 0; i < count; i++)
-        runs += bench_wants(b, &choices[i], threads);
-    if (runs == 0)
-        return; /* the copies alone would make no row */
+        selected_count += kernel_selected(b, &choices[i], threads);
+    if (selected_count == 0)
+        return; /* without a kernel there is no row */
     if (b->options->backend == COT_BACKEND_CUDA)
         bench_on_device(b, c, choices, count);
     else
         bench_on_host(b, c, choices, count);
 }
 
-/* ---- all of them -------------------------------------------------------------------------------------- */
+/* ---- all cases ---------------------------------------------------------------------------------------- */
 
 static bool count_case(void *context, const cot_case *c)
 {
     bench *b = context;
-    b->total += wanted(b, c);
+    b->total += case_selected(b, c);
     return true;
 }
 
@@ -327,24 +329,24 @@ static bool bench_case(void *context, const cot_case *c)
     char text[256];
     if (b->options->stop != NULL && *b->options->stop != 0)
         return false;
-    if (!wanted(b, c))
+    if (!case_selected(b, c))
         return true;
     describe_case(b->cases, c, text, sizeof text);
     if (b->options->progress != NULL)
         b->options->progress(b->options->context, (double)b->done / (double)b->total, text);
     b->done++;
-    b->cases_seen++;
+    b->selected_cases++;
     bench_one(b, c);
     return true;
 }
 
-/* Why there is no row: the first of the options that left nothing. */
-static void print_nothing_timed(const bench *b)
+/* Prints why there is no row: names the first option that left nothing to time. */
+static void print_why_nothing_timed(const bench *b)
 {
     const bench_options *o = b->options;
     const char *op = o->op != NULL ? o->op : "any op", *backend = o->backend == COT_BACKEND_CUDA ? "cuda" : "cpu";
     fprintf(stderr, "cotangent bench: nothing was timed: ");
-    if (b->cases_seen == 0 && o->only != NULL)
+    if (b->selected_cases == 0 && o->only != NULL)
         fprintf(stderr, "no case's description contains '%s' (of %s)\n", o->only, op);
     else if (o->kernel != NULL && !kernel_exists(o->op, o->backend, o->kernel))
         fprintf(stderr, "no kernel's name contains '%s' (of %s, backend %s)\n", o->kernel, op, backend);
@@ -360,10 +362,10 @@ json_t *bench_run(const bench_options *options)
     bench b = {.options = options, .rows = json_array(), .clock = measure_clock()};
     const time_t seconds = time(NULL);
     strftime(b.date, sizeof b.date, "%Y-%m-%d", gmtime(&seconds));
-    cot_queue *open = NULL; /* on a GPU: the driver makes a context anew for each queue that is the only one */
+    cot_queue *kept_queue = NULL; /* on a GPU: without it, the driver would create a context for each queue */
     if (options->backend == COT_BACKEND_CUDA) {
         bench_device_name(b.device, sizeof b.device);
-        open = make_queue(&b, NULL);
+        kept_queue = make_queue(&b, NULL);
     } else {
         device_name(b.device, sizeof b.device);
     }
@@ -380,10 +382,10 @@ json_t *bench_run(const bench_options *options)
         b.cases->each(count_case, &b);
         b.cases->each(bench_case, &b);
     }
-    cot_queue_destroy(open);
+    cot_queue_destroy(kept_queue);
     if (options->progress != NULL)
         options->progress(options->context, 1, "");
     if (json_array_size(b.rows) == 0 && b.failures == 0 && (options->stop == NULL || *options->stop == 0))
-        print_nothing_timed(&b);
+        print_why_nothing_timed(&b);
     return b.rows;
 }

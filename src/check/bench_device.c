@@ -10,12 +10,13 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* All kernels of a case and the copies take turns. A turn is a graph of as many calls as fill turn_seconds, at least one for each
- * copy of the data; the copies fill the second-level cache FLUSH times. */
-static const double turn_seconds = 8e-3;
-enum { TURNS = 9, FLUSH = 4, MAX_IMAGES = 64, MAX_CALLS = 256 };
+/* The rounds of all kernels of a case and of the copies are interleaved. A round is a graph of as many calls as fill
+ * round_seconds, at least one for each copy of the data. The copies fill the second-level cache CACHE_FILLS times. */
+static const double round_seconds = 8e-3;
+enum { ROUNDS = 9, CACHE_FILLS = 4, MAX_IMAGES = 64, MAX_CALLS = 256 };
 
-/* Under load: graphs of load_graph_seconds, one after the other. A burst: one call after idle_seconds without work. */
+/* Under load, graphs of load_graph_seconds run one after the other. A burst is one call after idle_seconds without
+ * work. */
 static const double load_graph_seconds = 0.02, idle_seconds = 0.4;
 enum { BURSTS = 3, MAX_LOAD_SAMPLES = 4096 };
 
@@ -55,28 +56,29 @@ void bench_device_name(char *text, size_t size)
     device_queue_close(&d);
 }
 
-/* So many copies that each has left the cache when its turn comes again. */
-static int copies_for(const device_queue *d, double footprint)
+/* The number of copies of the data such that each is evicted from the cache before it is used again. */
+static int image_count_for(const device_queue *d, double footprint)
 {
-    const double copies = FLUSH * (double)d->cache_bytes / (footprint > 1 ? footprint : 1);
+    const double copies = CACHE_FILLS * (double)d->cache_bytes / (footprint > 1 ? footprint : 1);
     return copies > MAX_IMAGES ? MAX_IMAGES : (int)copies + 1;
 }
 
-/* ---- what takes turns --------------------------------------------------------------------------------- */
+/* ---- kernels, copies and products --------------------------------------------------------------------- */
 
-/* Calls of a kernel, copies, or matrix products: enqueues `calls` of them, over `images` copies of the data. */
+/* A measured thing: a kernel, a copy or matrix products. enqueue enqueues `calls` calls over `images` copies of the
+ * data. */
 typedef struct runner {
     cot_status (*enqueue)(void *runner);
     cot_queue *queue;
     cot_cuda_graph *graph;
     int calls, images;
-    double samples[TURNS]; /* of one call */
+    double samples[ROUNDS]; /* seconds of one call */
     int count;
-    const cot_direction *direction; /* of a kernel */
+    const cot_direction *direction; /* for kernels */
     device_image *image;
-    char *memory;         /* of a copy: pairs of arrays */
-    size_t bytes, stride; /* of one array; from one to the next */
-    cot_dtype dtype;      /* of products */
+    char *memory;         /* for copies: pairs of arrays */
+    size_t bytes, stride; /* bytes of an array; distance between arrays */
+    cot_dtype dtype;      /* for products */
 } runner;
 
 static cot_status enqueue_kernel(void *context)
@@ -108,7 +110,7 @@ static cot_status enqueue_products(void *context)
     return status;
 }
 
-/* Captures `calls` calls in place of the graph before. */
+/* Captures a graph of `calls` calls, which replaces the previous graph. */
 static cot_status capture(runner *r, int calls)
 {
     cot_cuda_graph_end(r->queue, r->graph);
@@ -117,36 +119,38 @@ static cot_status capture(runner *r, int calls)
     return cot_cuda_capture(r->queue, r->enqueue, r, &r->graph);
 }
 
-/* A graph of as many calls as take `seconds`, after a shorter one has told how many those are, and has warmed up. */
+/* Captures a graph of as many calls as take `seconds`. A shorter graph is a warm-up and measures the time of a call. */
 static cot_status capture_seconds(runner *r, double seconds)
 {
-    double took = 0;
+    double elapsed = 0;
     cot_status status = capture(r, r->images);
     for (int i = 0; status == COT_OK && i < 2; i++)
-        status = cot_cuda_replay(r->queue, r->graph, &took);
+        status = cot_cuda_replay(r->queue, r->graph, &elapsed);
     if (status != COT_OK)
         return status;
-    const double once = took / r->calls;
-    const int wanted = once > 0 && seconds / once < MAX_CALLS ? (int)(seconds / once) + 1 : MAX_CALLS;
-    return capture(r, wanted < r->images ? r->images : (wanted + r->images - 1) / r->images * r->images);
+    const double seconds_per_call = elapsed / r->calls;
+    const int calls = seconds_per_call > 0 && seconds / seconds_per_call < MAX_CALLS
+                          ? (int)(seconds / seconds_per_call) + 1
+                          : MAX_CALLS;
+    return capture(r, calls < r->images ? r->images : (calls + r->images - 1) / r->images * r->images);
 }
 
-static cot_status take_turns(runner *runners, int count, int turns)
+static cot_status run_interleaved(runner *runners, int count, int rounds)
 {
     cot_status status = COT_OK;
     for (int i = 0; status == COT_OK && i < count; i++)
-        status = capture_seconds(&runners[i], turn_seconds);
-    for (int turn = 0; turn < turns; turn++)
+        status = capture_seconds(&runners[i], round_seconds);
+    for (int number = 0; number < rounds; number++)
         for (int i = 0; status == COT_OK && i < count; i++) {
-            runner *r = &runners[(i + turn) % count]; /* each follows each */
-            double took = 0;
-            status = cot_cuda_replay(r->queue, r->graph, &took);
-            r->samples[r->count++] = took / r->calls;
+            runner *r = &runners[(i + number) % count]; /* a new order in each round, so that the predecessors differ */
+            double seconds = 0;
+            status = cot_cuda_replay(r->queue, r->graph, &seconds);
+            r->samples[r->count++] = seconds / r->calls;
         }
     return status;
 }
 
-/* ---- one call after idleness, and seconds of load --------------------------------------------------------- */
+/* ---- one call after idle time, and seconds of load ----------------------------------------------------- */
 
 static void sleep_seconds(double seconds)
 {
@@ -168,11 +172,11 @@ static cot_status time_burst(runner *r, double *seconds)
     return status;
 }
 
-/* Calls for load_seconds; what counts is the second half. */
+/* Calls the kernel for load_seconds. Only the second half is measured. */
 static cot_status time_load(runner *r, double load_seconds, measurement *m)
 {
     char bus[64] = "";
-    double *samples = allocate(MAX_LOAD_SAMPLES, sizeof *samples), middle = 0;
+    double *samples = allocate(MAX_LOAD_SAMPLES, sizeof *samples), second_half = 0;
     int count = 0;
     cot_status status = capture_seconds(r, load_graph_seconds);
     if (status == COT_OK)
@@ -180,23 +184,23 @@ static cot_status time_load(runner *r, double load_seconds, measurement *m)
     power_watch *watch = status == COT_OK ? power_watch_begin(bus) : NULL;
     const double begin = now();
     while (status == COT_OK && now() - begin < load_seconds && count < MAX_LOAD_SAMPLES) {
-        if (middle == 0 && now() - begin >= load_seconds / 2) {
-            middle = now();
+        if (second_half == 0 && now() - begin >= load_seconds / 2) {
+            second_half = now();
             count = 0;
         }
-        double took = 0;
-        status = cot_cuda_replay(r->queue, r->graph, &took);
-        samples[count++] = took / r->calls;
+        double elapsed = 0;
+        status = cot_cuda_replay(r->queue, r->graph, &elapsed);
+        samples[count++] = elapsed / r->calls;
     }
-    m->use_known = power_watch_end(watch, middle, now(), &m->use);
+    m->has_power = power_watch_end(watch, second_half, now(), &m->power);
     if (status == COT_OK && count > 0)
         m->seconds = median(samples, count);
     free(samples);
     return status;
 }
 
-/* The rate of products under load, which is measured once for each dtype: the clock under load depends on the data's dtype. */
-static cot_status find_load_rate(runner *products, double load_seconds, double *rate)
+/* Measures the rate of products under load, once for each dtype: the clock under load depends on the dtype. */
+static cot_status measure_load_rate(runner *products, double load_seconds, double *rate)
 {
     measurement m = {.seconds = 0};
     if (*rate > 0)
@@ -209,15 +213,16 @@ static cot_status find_load_rate(runner *products, double load_seconds, double *
 
 /* ---- one case ----------------------------------------------------------------------------------------- */
 
-/* The driver's copy takes some sizes, a few pages beyond a round one, at two thirds of its speed. So there are two: of the
- * size in pages, and, where that is hardly more, in large pages. The better one counts. */
-static cot_status make_copies(device_queue *d, double footprint, runner *runners, int *count)
+/* The driver's copy runs at 67 % of its speed for some sizes, which are a few pages above a round size. So there are
+ * two copies: one with the size rounded to pages, and, if that adds little, one with the size rounded to large pages.
+ * The faster one counts. */
+static cot_status make_copy_runners(device_queue *d, double footprint, runner *runners, int *count)
 {
     const size_t page = 4096, large_page = (size_t)2 << 20, half = (size_t)(footprint / 2);
     const size_t stride = (half + large_page - 1) / large_page * large_page;
     const size_t sizes[] = {(half + page - 1) / page * page, stride};
     char *memory = NULL;
-    const int pairs = copies_for(d, footprint);
+    const int pairs = image_count_for(d, footprint);
     const cot_status status = cot_cuda_alloc(d->queue, 2 * stride * (size_t)pairs, (void **)&memory);
     for (int i = 0; status == COT_OK && i < (half > 32 * large_page ? 2 : 1); i++)
         runners[(*count)++] = (runner){.enqueue = enqueue_copy,
@@ -229,8 +234,8 @@ static cot_status make_copies(device_queue *d, double footprint, runner *runners
     return status;
 }
 
-static cot_status make_kernel(const cot_op_cases *cases, const cot_direction *direction, const measurement *m,
-                              device_queue *d, device_image *image, int images, runner *r)
+static cot_status make_kernel_runner(const cot_op_cases *cases, const cot_direction *direction, const measurement *m,
+                                     device_queue *d, device_image *image, int images, runner *r)
 {
     char forced[160];
     snprintf(forced, sizeof forced, "%s=%s", cases->op->name, m->choice->kernel->name);
@@ -242,19 +247,19 @@ static cot_status make_kernel(const cot_op_cases *cases, const cot_direction *di
                   .direction = direction,
                   .image = image};
     if (status == COT_OK)
-        status = enqueue_kernel(r); /* outside of a capture: loads what a first call has to load */
+        status = enqueue_kernel(r); /* before the capture, because the first call loads the device code */
     return status == COT_OK ? cot_queue_check(d->queue) : status;
 }
 
-/* The kernel that does products alone takes turns with the others. */
-static cot_status make_products(device_queue *d, cot_dtype dtype, runner *r)
+/* Makes the runner of the kernel that does only products. */
+static cot_status make_product_runner(device_queue *d, cot_dtype dtype, runner *r)
 {
     *r = (runner){.enqueue = enqueue_products, .queue = d->queue, .calls = 1, .images = 1, .dtype = dtype};
     const cot_status status = product_rate_load(d->queue);
     return status == COT_OK ? enqueue_products(r) : status;
 }
 
-static bool products_bound(const cot_case *c, const cot_direction *direction)
+static bool is_product_bound(const cot_case *c, const cot_direction *direction)
 {
     return c->flops > PRODUCTS_BOUND * compulsory_bytes(direction, c->args);
 }
@@ -267,7 +272,7 @@ cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const
     device_queue *queues = allocate(COT_MAX_KERNELS + 1, sizeof *queues);
     runner *runners = allocate(COT_MAX_KERNELS + 3, sizeof *runners);
     const cot_dtype dtype = cot_field_tensor(&direction->fields[0], (void *)c->args)->dtype;
-    const int product_runners = products_bound(c, direction) && !brief;
+    const int product_runners = is_product_bound(c, direction) && !brief;
     device_image *images = allocate(MAX_IMAGES, sizeof *images);
     size_t workspace_bytes = 0;
     int copies = 0, image_count = 0;
@@ -276,16 +281,16 @@ cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const
             workspace_bytes = m[i].choice->workspace_bytes;
     cot_status status = device_queue_open(&queues[0], "");
     if (status == COT_OK)
-        status = make_copies(&queues[0], footprint, runners, &copies);
-    for (; status == COT_OK && image_count < copies_for(&queues[0], footprint); image_count++)
+        status = make_copy_runners(&queues[0], footprint, runners, &copies);
+    for (; status == COT_OK && image_count < image_count_for(&queues[0], footprint); image_count++)
         status = device_image_make(&images[image_count], bound, direction, queues[0].queue, workspace_bytes);
     for (int i = 0; status == COT_OK && i < count; i++)
-        status = make_kernel(cases, direction, &m[i], &queues[i + 1], images, image_count, &runners[copies + i]);
+        status = make_kernel_runner(cases, direction, &m[i], &queues[i + 1], images, image_count, &runners[copies + i]);
     runner *products = &runners[copies + count];
     if (status == COT_OK && product_runners > 0)
-        status = make_products(&queues[0], dtype, products);
+        status = make_product_runner(&queues[0], dtype, products);
     if (status == COT_OK)
-        status = take_turns(runners, copies + count + product_runners, brief ? 1 : TURNS);
+        status = run_interleaved(runners, copies + count + product_runners, brief ? 1 : ROUNDS);
     *bytes_per_second = 0;
     for (int i = 0; status == COT_OK && i < copies; i++) {
         const double seconds = median(runners[i].samples, runners[i].count);
@@ -294,7 +299,7 @@ cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const
     }
     for (int i = 0; status == COT_OK && i < count; i++) {
         runner *r = &runners[copies + i];
-        m[i].seconds = m[i].turn_seconds = median(r->samples, r->count);
+        m[i].seconds = m[i].interleaved_seconds = median(r->samples, r->count);
         if (product_runners == 0)
             continue;
         m[i].product_rate = product_rate_flops(queues[0].queue, dtype) / median(products->samples, products->count);
@@ -304,7 +309,7 @@ cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const
         if (status == COT_OK)
             status = time_load(r, load_seconds, &m[i]);
         if (status == COT_OK)
-            status = find_load_rate(products, load_seconds, &load_rate[dtype]);
+            status = measure_load_rate(products, load_seconds, &load_rate[dtype]);
         m[i].product_rate = load_rate[dtype];
     }
     for (int i = 0; i < copies + count + product_runners; i++)

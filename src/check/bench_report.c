@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_report.c: bench's rows as a table and as a drawing. */
+ * bench_report.c: prints bench's rows as a table and draws them. */
 #include "bench.h"
 #include "gnuplot.h"
 
@@ -26,7 +26,7 @@ static bool same_case(const json_t *a, const json_t *b)
     return a != NULL;
 }
 
-static bool bound_by_products(const json_t *row)
+static bool is_product_bound(const json_t *row)
 {
     return number_of(row, "flops") > PRODUCTS_BOUND * number_of(row, "bytes");
 }
@@ -44,13 +44,13 @@ static void print_machine(const json_t *row)
     printf("commit %s, %s\n", text_of(row, "commit"), text_of(row, "date"));
 }
 
-/* The case, its ceiling, and the names of the columns. */
-static void print_case(const json_t *row, bool products)
+/* Prints the case, its ceiling and the names of the columns. */
+static void print_case(const json_t *row, bool product_bound)
 {
     const bool has_ceiling = number_of(row, "product_ceiling") > 0;
     printf("\n%s %s %s %s %s, %s: ", text_of(row, "op"), text_of(row, "direction"), text_of(row, "dtype"),
            text_of(row, "layout"), text_of(row, "shape"), text_of(row, "options"));
-    if (!products)
+    if (!product_bound)
         printf("%.1f MB, copy %.1f GB/s\n", 1e-6 * number_of(row, "bytes"), number_of(row, "ceiling"));
     else if (has_ceiling)
         printf("%.1f GFLOP, products %.3f TFLOP/s\n", 1e-9 * number_of(row, "flops"),
@@ -58,17 +58,17 @@ static void print_case(const json_t *row, bool products)
     else
         printf("%.1f GFLOP\n", 1e-9 * number_of(row, "flops"));
     printf("%-46s %10s ", "kernel", "ms");
-    if (products)
+    if (product_bound)
         printf("%9s %s", "TFLOP/s", has_ceiling ? "of products " : "");
     else
         printf("%9s %8s %s", "GB/s", "of copy", on_device(row) ? "" : " cycles/16 ");
     printf("%12s\n", "workspace KB");
 }
 
-static void print_row(const json_t *row, bool products)
+static void print_row(const json_t *row, bool product_bound)
 {
     printf("%-46s %10.4f ", text_of(row, "kernel"), number_of(row, "ms"));
-    if (products) {
+    if (product_bound) {
         printf("%9.3f ", number_of(row, "tflops"));
         if (number_of(row, "product_ceiling") > 0)
             printf("%10.1f%% ", 100 * number_of(row, "product_ratio"));
@@ -84,20 +84,21 @@ static void print_row(const json_t *row, bool products)
 void bench_print(const json_t *rows)
 {
     size_t index;
-    const json_t *row, *before = NULL;
-    bool products = false; /* of the case, by its first row */
+    const json_t *row, *previous = NULL;
+    bool product_bound = false; /* of the current case, by its first row */
     json_array_foreach((json_t *)rows, index, row)
     {
-        if (before == NULL)
+        if (previous == NULL)
             print_machine(row);
-        if (!same_case(before, row))
-            print_case(row, products = bound_by_products(row));
-        print_row(row, products);
-        before = row;
+        if (!same_case(previous, row))
+            print_case(row, product_bound = is_product_bound(row));
+        print_row(row, product_bound);
+        previous = row;
     }
 }
 
-/* The data of the drawing: label, share of the ceiling, colour; the chosen kernels alone where there are many rows. */
+/* Writes the data of the drawing: label, fraction of the ceiling, colour. Only chosen kernels if there are many rows.
+ * Returns the number of bars. */
 static int write_bars(FILE *gnuplot, const json_t *rows)
 {
     size_t index;

@@ -14,17 +14,17 @@ const cot_direction *case_direction(const cot_op_cases *cases, const cot_case *c
     return &cases->op->directions[c->direction];
 }
 
-bool case_is_within(const cot_direction *direction, const cot_case *c, int64_t most)
+bool case_is_within(const cot_direction *direction, const cot_case *c, int64_t max_elements)
 {
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
-        if (cot_present(tensor) && cot_elements(tensor) > most)
+        if (cot_present(tensor) && cot_elements(tensor) > max_elements)
             return false;
     }
     return true;
 }
 
-bool field_begins_with_value(const cot_direction *direction, const cot_field *field, const void *args)
+bool field_has_initial_value(const cot_direction *direction, const cot_field *field, const void *args)
 {
     int32_t accumulate = 0;
     if (field->accumulates)
@@ -35,9 +35,9 @@ bool field_begins_with_value(const cot_direction *direction, const cot_field *fi
 static void round_to(cot_dtype dtype, double *values, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
-        double cell; /* any dtype fits */
-        cot_store_f64(&cell, dtype, 0, values[i]);
-        values[i] = cot_load_f64(&cell, dtype, 0);
+        double buffer; /* large enough for every dtype */
+        cot_store_f64(&buffer, dtype, 0, values[i]);
+        values[i] = cot_load_f64(&buffer, dtype, 0);
     }
 }
 
@@ -46,7 +46,7 @@ static bool is_integer(const cot_tensor *tensor)
     return tensor->dtype == COT_I32 || tensor->dtype == COT_U8;
 }
 
-static bool repeats(const cot_tensor *tensor)
+static bool has_zero_stride(const cot_tensor *tensor)
 {
     for (int axis = 0; axis < tensor->rank; axis++)
         if (tensor->stride[axis] == 0)
@@ -54,20 +54,21 @@ static bool repeats(const cot_tensor *tensor)
     return false;
 }
 
-/* The first of the elements that share the memory of element `number`: axes of stride 0 repeat what they have. */
-static int64_t first_sharer(const cot_tensor *tensor, int64_t number)
+/* The first element, in row-major order, that has the same memory as element `number`. Elements share memory along axes
+ * of stride 0. */
+static int64_t first_alias(const cot_tensor *tensor, int64_t number)
 {
-    int64_t first = 0, weight = 1;
+    int64_t first = 0, stride = 1;
     for (int axis = tensor->rank - 1; axis >= 0; axis--) {
-        first += tensor->stride[axis] == 0 ? 0 : number % tensor->shape[axis] * weight;
+        first += tensor->stride[axis] == 0 ? 0 : number % tensor->shape[axis] * stride;
         number /= tensor->shape[axis];
-        weight *= tensor->shape[axis];
+        stride *= tensor->shape[axis];
     }
     return first;
 }
 
-/* Stores the case's NaN or infinity, in every element that shares its memory. */
-static void place_special(const reference *ref)
+/* Stores the case's NaN or infinity in its element, and in every element with the same memory. */
+static void store_special(const reference *ref)
 {
     const cot_case *c = ref->c;
     double *values = ref->values[c->special_field];
@@ -75,9 +76,9 @@ static void place_special(const reference *ref)
         return;
     const cot_field *field = &case_direction(ref->cases, c)->fields[c->special_field];
     const cot_tensor *tensor = cot_field_tensor(field, (void *)c->args);
-    const int64_t place = first_sharer(tensor, c->special_element);
+    const int64_t alias = first_alias(tensor, c->special_element);
     for (int64_t n = 0; n < cot_elements(tensor); n++)
-        if (n == place || (repeats(tensor) && first_sharer(tensor, n) == place))
+        if (n == alias || (has_zero_stride(tensor) && first_alias(tensor, n) == alias))
             values[n] = c->special;
 }
 
@@ -95,19 +96,19 @@ reference reference_make(const cot_op_cases *cases, const cot_case *c)
             if (count > 0)
                 cases->fill(c, direction->fields[f].name, ref.integers[f], count);
             for (int64_t n = 0; n < count; n++)
-                ref.integers[f][n] = ref.integers[f][first_sharer(tensor, n)];
-        } else if (field_begins_with_value(direction, &direction->fields[f], c->args)) {
+                ref.integers[f][n] = ref.integers[f][first_alias(tensor, n)];
+        } else if (field_has_initial_value(direction, &direction->fields[f], c->args)) {
             ref.values[f] = allocate((size_t)count, sizeof(double));
             random_normal(c->seed * COT_MAX_FIELDS + (uint64_t)f, ref.values[f], count);
             round_to(tensor->dtype, ref.values[f], count);
-            for (int64_t n = 0; repeats(tensor) && n < count; n++)
-                ref.values[f][n] = ref.values[f][first_sharer(tensor, n)];
+            for (int64_t n = 0; has_zero_stride(tensor) && n < count; n++)
+                ref.values[f][n] = ref.values[f][first_alias(tensor, n)];
         }
     }
-    place_special(&ref);
+    store_special(&ref);
     if (cases->prepare != NULL)
         cases->prepare(c, ref.values);
-    place_special(&ref); /* prepare computes some inputs from others */
+    store_special(&ref); /* prepare computes some inputs from others and can overwrite it */
     for (int f = 0; cases->prepare != NULL && f < direction->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
         if (ref.values[f] != NULL)
@@ -176,7 +177,7 @@ void bound_case_make(bound_case *b, const reference *ref, bool guarded)
     }
 }
 
-/* Fills all bytes that the view spans, gaps between its elements too. */
+/* Fills all bytes that the view spans, including the gaps between its elements. */
 static void fill_repeating(const cot_tensor *view, const double *values, int64_t count)
 {
     const int64_t size = (int64_t)cot_dtype_size(view->dtype);
@@ -185,14 +186,15 @@ static void fill_repeating(const cot_tensor *view, const double *values, int64_t
         cot_store_f64(block, view->dtype, i, values[i]);
     int64_t low, high;
     cot_extent(view, &low, &high);
-    for (int64_t at = low; at < high; at += count * size)
-        memcpy((char *)view->data + at, block, (size_t)(high - at < count * size ? high - at : count * size));
+    for (int64_t offset = low; offset < high; offset += count * size)
+        memcpy((char *)view->data + offset, block,
+               (size_t)(high - offset < count * size ? high - offset : count * size));
     free(block);
 }
 
 void bound_case_make_repeating(bound_case *b, const cot_op_cases *cases, const cot_case *c)
 {
-    enum { PERIOD = 99991 }; /* a prime, so that rows differ */
+    enum { PERIOD = 99991 }; /* a prime, so that the rows of a tensor differ */
     const cot_direction *direction = case_direction(cases, c);
     memcpy(b->args, c->args, sizeof b->args);
     double *values = allocate(PERIOD, sizeof *values);
@@ -208,11 +210,11 @@ void bound_case_make_repeating(bound_case *b, const cot_op_cases *cases, const c
             cases->fill(c, field->name, integers, cot_elements(tensor));
             tensor_store_integers(tensor, integers);
             free(integers);
-        } else if (field_begins_with_value(direction, field, c->args)) {
+        } else if (field_has_initial_value(direction, field, c->args)) {
             random_normal(c->seed * COT_MAX_FIELDS + (uint64_t)f, values, PERIOD);
-            const double about = cases->typical != NULL ? cases->typical(c, field->name) : 0;
+            const double typical = cases->typical != NULL ? cases->typical(c, field->name) : 0;
             for (int i = 0; i < PERIOD; i++)
-                values[i] += about;
+                values[i] += typical;
             fill_repeating(tensor, values, PERIOD);
         }
     }
@@ -235,7 +237,7 @@ static cot_status run_on_host(bound_case *b, const cot_direction *direction, cot
 {
     void *workspace = NULL;
     if (bytes > 0) {
-        /* Exactly as many bytes as were asked for: the sanitizer sees one more. */
+        /* Exactly the bytes requested, so that the address sanitizer reports an access to the next byte. */
         workspace = aligned_alloc(COT_ALIGNMENT, cot_align(bytes));
         if (workspace == NULL)
             out_of_memory(cot_align(bytes));
@@ -247,7 +249,8 @@ static cot_status run_on_host(bound_case *b, const cot_direction *direction, cot
     return status;
 }
 
-/* Where field f of the case lies in the image: each field's memory begins at a multiple of what its own did. */
+/* Computes where each field's memory begins in the image, and returns the bytes of all fields. Each offset is a
+ * multiple of IMAGE_ALIGNMENT, so a field keeps the alignment that it has on the host. */
 static size_t image_offsets(const bound_case *b, const cot_direction *direction, size_t offsets[COT_MAX_FIELDS])
 {
     enum { IMAGE_ALIGNMENT = 256 };
@@ -279,7 +282,8 @@ cot_status device_image_make(device_image *image, const bound_case *b, const cot
     return device_image_write(image, b, direction, queue);
 }
 
-/* Field by field: the workspace, often the most of it, is poisoned by the device itself. */
+/* The fill covers the whole image. Only the fields are then copied from the host, because the workspace is often most
+ * of the image. */
 cot_status device_image_write(const device_image *image, const bound_case *b, const cot_direction *direction,
                               cot_queue *queue)
 {
@@ -301,7 +305,7 @@ cot_status device_image_read(const device_image *image, bound_case *b, const cot
     return status;
 }
 
-/* In one copy: outputs follow the inputs. */
+/* One copy from the first output to the last: outputs follow the inputs. */
 cot_status device_image_read_outputs(const device_image *image, bound_case *b, const cot_direction *direction,
                                      cot_queue *queue)
 {

@@ -11,8 +11,8 @@
 #include <emmintrin.h>
 #endif
 
-/* One piece of a streaming copy: small enough to spread over threads, large enough not to matter. */
-enum { PIECE = 1 << 19 };
+/* Bytes of an item of the streaming copy: small enough to spread over threads, large enough for a low overhead. */
+enum { STREAM_ITEM_BYTES = 1 << 19 };
 
 double now(void)
 {
@@ -27,7 +27,7 @@ copy_ceiling copy_ceiling_make(size_t footprint)
     if (posix_memalign((void **)&c.from, 4096, c.bytes + 1) != 0 ||
         posix_memalign((void **)&c.to, 4096, c.bytes + 1) != 0)
         exit(1);
-    memset(c.from, 1, c.bytes); /* memory of its own, not the kernel's page of zeros */
+    memset(c.from, 1, c.bytes); /* touched, so that the buffers have pages of their own, not the page of zeros */
     memset(c.to, 2, c.bytes);
     return c;
 }
@@ -38,30 +38,30 @@ void copy_ceiling_free(copy_ceiling *c)
     free(c->to);
 }
 
-/* What one item copies: bytes [item * each, ...). memcpy gets one long run a thread, for which it has its best code
- * (its own streaming stores among it); the streaming copy gets pieces. */
-typedef struct copy_items {
+/* Item `item` copies the bytes from item * item_size on. memcpy gets one long run per thread, for which it has its best
+ * code, including streaming stores. The streaming copy gets small items. */
+typedef struct copy_work {
     const copy_ceiling *c;
-    size_t each;
-} copy_items;
+    size_t item_size;
+} copy_work;
 
-static size_t item_bytes(const copy_items *items, size_t first)
+static size_t item_bytes(const copy_work *items, size_t first)
 {
-    return items->c->bytes - first < items->each ? items->c->bytes - first : items->each;
+    return items->c->bytes - first < items->item_size ? items->c->bytes - first : items->item_size;
 }
 
 static void copy_item(void *context, int64_t item)
 {
-    const copy_items *items = context;
-    const size_t first = (size_t)item * items->each;
+    const copy_work *items = context;
+    const size_t first = (size_t)item * items->item_size;
     memcpy(items->c->to + first, items->c->from + first, item_bytes(items, first));
 }
 
 static void stream_item(void *context, int64_t item)
 {
 #if defined(__x86_64__)
-    const copy_items *items = context;
-    const size_t first = (size_t)item * items->each, bytes = item_bytes(items, first); /* a multiple of 64 */
+    const copy_work *items = context;
+    const size_t first = (size_t)item * items->item_size, bytes = item_bytes(items, first); /* a multiple of 64 */
     for (size_t i = first; i < first + bytes; i += 64)
         for (size_t j = i; j < i + 64; j += 16)
             _mm_stream_si128((__m128i *)(items->c->to + j), _mm_load_si128((const __m128i *)(items->c->from + j)));
@@ -71,21 +71,22 @@ static void stream_item(void *context, int64_t item)
 #endif
 }
 
-static void copy_in_items(const cot_queue *queue, const copy_ceiling *c, size_t each, void (*body)(void *, int64_t))
+static void copy_in_items(const cot_queue *queue, const copy_ceiling *c, size_t item_size,
+                          void (*body)(void *, int64_t))
 {
-    copy_items items = {c, each};
-    cot_parallel(queue, (int64_t)((c->bytes + each - 1) / each), body, &items);
+    copy_work items = {c, item_size};
+    cot_parallel(queue, (int64_t)((c->bytes + item_size - 1) / item_size), body, &items);
 }
 
 void copy_plain(const cot_queue *queue, const copy_ceiling *c)
 {
-    const size_t share = c->bytes / (size_t)cot_queue_threads(queue);
-    copy_in_items(queue, c, cot_align(share > 0 ? share : 1), copy_item);
+    const size_t thread_bytes = c->bytes / (size_t)cot_queue_threads(queue);
+    copy_in_items(queue, c, cot_align(thread_bytes > 0 ? thread_bytes : 1), copy_item);
 }
 
 void copy_streaming(const cot_queue *queue, const copy_ceiling *c)
 {
-    copy_in_items(queue, c, PIECE, stream_item);
+    copy_in_items(queue, c, STREAM_ITEM_BYTES, stream_item);
 }
 
 double product_flops_scalar(const cot_queue *queue);
@@ -119,8 +120,8 @@ double measure_products(const cot_queue *queue, cot_dtype dtype)
 
 double measure_clock(void)
 {
-    /* A multiplication takes 3 cycles on every x86-64 of the last ten years (additions of constants take none on some,
-     * which fold them away). Elsewhere the result is a unit of its own. */
+    /* A multiplication takes 3 cycles on every x86-64 of the last ten years. Additions of constants are no alternative:
+     * some processors fold them away. On other architectures the result is only a relative unit. */
     enum { MULTIPLICATIONS = 4000000, CYCLES = 3, TRIES = 9 };
     double best = 0;
     for (int i = 0; i < TRIES; i++) {

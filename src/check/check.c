@@ -16,21 +16,21 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* The oracle against finite differences of its own forward. */
+/* For the oracle's gradients, compared with finite differences of the oracle's forward. */
 static const double gradient_tolerance = 1e-7;
 
-/* A kernel runs on an odd number of threads first and on one thread then: same bits, or it fails. On a GPU so many repeats
- * run before the first of them is read. */
-enum { MANY_THREADS = 3, SHOWN_FAILURES = 3, REPEATS_AT_ONCE = 16 };
+/* The first run of a kernel has MANY_THREADS threads, an odd number, and the second has one thread. Both must give the
+ * same bits. On a GPU, REPEAT_BATCH repeats run before the first of them is read. */
+enum { MANY_THREADS = 3, MAX_PRINTED_FAILURES = 3, REPEAT_BATCH = 16 };
 
-/* What all ops together came to. */
+/* Totals over all ops. */
 typedef struct summary {
     int64_t passed, failed, skipped; /* tests, as check_run counts them */
-    int64_t cases;                   /* that the options ask for */
-    int64_t of_kernels;              /* passed or failed, without the oracles' gradients */
+    int64_t cases;                   /* cases that the options select */
+    int64_t kernel_tests;            /* tests that passed or failed, without those of the oracles' gradients */
 } summary;
 
-/* How one kernel has fared so far. */
+/* Results of one kernel so far. */
 typedef struct tally {
     const cot_kernel *kernel;
     int64_t passed, failed, skipped;
@@ -38,26 +38,26 @@ typedef struct tally {
     char worst_case[256];
 } tally;
 
-/* What the workers have in common. */
-typedef struct findings {
-    pthread_mutex_t lock; /* for all below but next */
+/* Results that the workers share. */
+typedef struct shared_results {
+    pthread_mutex_t lock; /* protects all members below except next */
     tally tallies[COT_MAX_KERNELS];
     int64_t gradients_passed, gradients_failed;
     double worst_gradient;
     int64_t total;         /* cases */
-    _Atomic(int64_t) next; /* the first case that nobody has taken */
-} findings;
+    _Atomic(int64_t) next; /* the first case that no worker has taken */
+} shared_results;
 
-/* One of the threads that share the cases: each goes through all of them and runs those whose numbers it drew. */
+/* A worker thread. Every worker visits all cases and runs only those whose numbers it took from `next`. */
 typedef struct checker {
     const check_options *options;
     const cot_op_cases *cases;
-    findings *found;
-    int64_t number, mine; /* of the case at hand; of the case that is next for this worker */
-    int64_t bases;        /* cases so far that have variants with a NaN or an infinity */
+    shared_results *results;
+    int64_t case_number, next_case; /* numbers of the visited case and of the next case that this worker runs */
+    int64_t base_count;             /* cases visited so far that have variants with a NaN or an infinity */
     bool reports_progress;
     cot_queue *device_queues[COT_MAX_KERNELS];
-    cot_queue *explaining; /* of the backend under check, without a forced kernel */
+    cot_queue *explain_queue; /* explains the calls: the backend under check, without a forced kernel */
     pthread_t thread;
 } checker;
 
@@ -82,7 +82,7 @@ void describe_case(const cot_op_cases *cases, const cot_case *c, char *text, siz
                  direction->fields[c->special_field].name);
 }
 
-static bool wanted(const checker *k, const cot_case *c)
+static bool case_selected(const checker *k, const cot_case *c)
 {
     const unsigned all =
         k->options->backend == COT_BACKEND_CUDA ? COT_CASE_CHECK | COT_CASE_CHECK_CUDA : COT_CASE_CHECK;
@@ -112,32 +112,32 @@ static cot_queue *queue_for(const cot_op *op, const cot_kernel *kernel, int thre
 static bool run_once(checker *k, const cot_kernel *kernel, const cot_direction *direction, bound_case *b, int threads,
                      char *why, size_t size)
 {
-    /* A CUDA queue loads the device code: one for all cases. */
-    cot_queue **kept = &k->device_queues[kernel - k->cases->op->kernels];
-    cot_queue *queue = *kept != NULL ? *kept : queue_for(k->cases->op, kernel, threads);
+    /* A CUDA queue loads the device code when it is created, so one queue per kernel serves all cases. */
+    cot_queue **cached = &k->device_queues[kernel - k->cases->op->kernels];
+    cot_queue *queue = *cached != NULL ? *cached : queue_for(k->cases->op, kernel, threads);
     const cot_status status = queue == NULL ? COT_NO_DEVICE : bound_case_run(b, direction, queue);
     if (status != COT_OK)
         snprintf(why, size, "%s: %s", cot_status_name(status), cot_error_message());
     if (kernel->backend == COT_BACKEND_CUDA)
-        *kept = queue;
+        *cached = queue;
     else
         cot_queue_destroy(queue);
     return status == COT_OK;
 }
 
-/* Nothing outside the outputs' elements may change: not the guards, not the gaps, not the inputs. */
-static bool memory_intact(const cot_direction *direction, const bound_case *b, const bound_case *untouched, char *why,
+/* Returns false if a byte outside the outputs' elements changed: in the guards, in the gaps or in an input. */
+static bool memory_intact(const cot_direction *direction, const bound_case *b, const bound_case *initial, char *why,
                           size_t size)
 {
     for (int f = 0; f < direction->field_count; f++) {
         int64_t byte;
-        if (storage_overrun(&b->fields[f], &byte)) {
-            snprintf(why, size, "%s: byte %" PRId64 " beside the tensor's elements was written",
+        if (storage_find_overrun(&b->fields[f], &byte)) {
+            snprintf(why, size, "%s: byte %" PRId64 " outside the tensor's elements was written",
                      direction->fields[f].name, byte);
             return false;
         }
         if (direction->fields[f].role == COT_INPUT && b->fields[f].memory != NULL &&
-            memcmp(b->fields[f].memory, untouched->fields[f].memory, b->fields[f].bytes) != 0) {
+            memcmp(b->fields[f].memory, initial->fields[f].memory, b->fields[f].bytes) != 0) {
             snprintf(why, size, "%s: an input was written", direction->fields[f].name);
             return false;
         }
@@ -155,7 +155,7 @@ static bool same_bytes(const cot_case *c, const cot_direction *direction, const 
         for (size_t i = 0; i < a->fields[f].bytes; i++) {
             if (a->fields[f].memory[i] == b->fields[f].memory[i])
                 continue;
-            snprintf(why, size, "%s: other bits in run %d (CPU: on 1 and on %d threads in turns), first at byte %td",
+            snprintf(why, size, "%s: other bits in run %d (CPU: 1 and %d threads alternate), first at byte %td",
                      direction->fields[f].name, run, MANY_THREADS,
                      a->fields[f].memory + i - (char *)a->fields[f].view.data);
             return false;
@@ -164,59 +164,59 @@ static bool same_bytes(const cot_case *c, const cot_direction *direction, const 
     return true;
 }
 
-/* Runs 3 to `repeat`, in memory that is set back each time, against the first. */
+/* Compares runs 3 to `repeat` with the first run. Each run begins with the initial memory. */
 static bool repeats_agree_on_host(checker *k, const cot_kernel *kernel, const cot_case *c,
-                                  const cot_direction *direction, const bound_case *first, bound_case *again,
-                                  const bound_case *untouched, char *why, size_t size)
+                                  const cot_direction *direction, const bound_case *first, bound_case *repeated,
+                                  const bound_case *initial, char *why, size_t size)
 {
     for (int run = 3; run <= k->options->repeat; run++) {
         for (int f = 0; f < direction->field_count; f++)
-            if (again->fields[f].memory != NULL)
-                memcpy(again->fields[f].memory, untouched->fields[f].memory, again->fields[f].bytes);
-        if (!run_once(k, kernel, direction, again, run % 2 != 0 ? MANY_THREADS : 1, why, size) ||
-            !same_bytes(c, direction, first, again, run, why, size))
+            if (repeated->fields[f].memory != NULL)
+                memcpy(repeated->fields[f].memory, initial->fields[f].memory, repeated->fields[f].bytes);
+        if (!run_once(k, kernel, direction, repeated, run % 2 != 0 ? MANY_THREADS : 1, why, size) ||
+            !same_bytes(c, direction, first, repeated, run, why, size))
             return false;
     }
     return true;
 }
 
-/* The same, set back by a copy within the device, several runs one after the other before the first of them is read: small
- * cases take less time than allocating and copying for them, and than waiting for them. */
+/* The same on a GPU. A copy within the device restores the initial memory, and a batch of runs is enqueued before the
+ * first is read. Small cases take less time than to allocate, to copy from the host and to wait for each run. */
 static bool repeats_agree_on_device(checker *k, const cot_kernel *kernel, const cot_case *c,
-                                    const cot_direction *direction, const bound_case *first, bound_case *again,
-                                    const bound_case *untouched, char *why, size_t size)
+                                    const cot_direction *direction, const bound_case *first, bound_case *repeated,
+                                    const bound_case *initial, char *why, size_t size)
 {
     cot_queue *queue = k->device_queues[kernel - k->cases->op->kernels];
     size_t bytes = 0;
-    device_image images[REPEATS_AT_ONCE] = {0}, pristine = {0};
-    const int repeats = k->options->repeat - 2, at_once = repeats < REPEATS_AT_ONCE ? repeats : REPEATS_AT_ONCE;
+    device_image images[REPEAT_BATCH] = {0}, initial_image = {0};
+    const int repeats = k->options->repeat - 2, batch = repeats < REPEAT_BATCH ? repeats : REPEAT_BATCH;
     bool same = true;
     if (repeats <= 0)
         return true;
-    cot_status status = cot_op_workspace(direction, queue, untouched->args, &bytes);
+    cot_status status = cot_op_workspace(direction, queue, initial->args, &bytes);
     if (status == COT_OK)
-        status = device_image_make(&pristine, untouched, direction, queue, bytes);
-    for (int i = 0; i < at_once && status == COT_OK; i++)
-        status = device_image_make(&images[i], untouched, direction, queue, bytes);
-    for (int done = 0; same && status == COT_OK && done < repeats; done += at_once) {
-        const int count = repeats - done < at_once ? repeats - done : at_once;
+        status = device_image_make(&initial_image, initial, direction, queue, bytes);
+    for (int i = 0; i < batch && status == COT_OK; i++)
+        status = device_image_make(&images[i], initial, direction, queue, bytes);
+    for (int done = 0; same && status == COT_OK && done < repeats; done += batch) {
+        const int count = repeats - done < batch ? repeats - done : batch;
         for (int i = 0; i < count && status == COT_OK; i++) {
-            status = cot_cuda_copy(queue, images[i].memory, pristine.memory, pristine.bytes);
+            status = cot_cuda_copy(queue, images[i].memory, initial_image.memory, initial_image.bytes);
             if (status == COT_OK)
                 status = cot_op_run(direction, queue, images[i].args);
         }
         for (int i = 0; same && i < count && status == COT_OK; i++) {
-            status = device_image_read_outputs(&images[i], again, direction, queue);
-            same = status == COT_OK && same_bytes(c, direction, first, again, done + i + 3, why, size);
+            status = device_image_read_outputs(&images[i], repeated, direction, queue);
+            same = status == COT_OK && same_bytes(c, direction, first, repeated, done + i + 3, why, size);
         }
     }
     if (status == COT_OK)
         status = cot_queue_check(queue);
     if (status != COT_OK)
         snprintf(why, size, "%s: %s", cot_status_name(status), cot_error_message());
-    for (int i = 0; i < at_once; i++)
+    for (int i = 0; i < batch; i++)
         device_image_free(&images[i], queue);
-    device_image_free(&pristine, queue);
+    device_image_free(&initial_image, queue);
     return same && status == COT_OK;
 }
 
@@ -226,7 +226,8 @@ typedef struct outcome {
     double worst_ratio, worst_ulp;
 } outcome;
 
-/* Holds the outputs in b against the oracle's; s holds the scalar kernel's. With a file: reports each of them. */
+/* Compares the outputs in b with the oracle's; s are the scalar kernel's. Writes a report of each output if `report` is
+ * not NULL. */
 static void compare_outputs(const reference *ref, const cot_kernel *kernel, const bound_case *b,
                             double *const s[COT_MAX_FIELDS], FILE *report, outcome *out)
 {
@@ -260,22 +261,22 @@ static outcome check_kernel(checker *k, const reference *ref, const cot_kernel *
 {
     const cot_direction *direction = case_direction(ref->cases, ref->c);
     outcome out = {0};
-    bound_case untouched, first, second;
-    bound_case_make(&untouched, ref, false);
+    bound_case initial, first, second;
+    bound_case_make(&initial, ref, false);
     bound_case_make(&first, ref, true);
     bound_case_make(&second, ref, false);
     const bool ran = run_once(k, kernel, direction, &first, MANY_THREADS, out.why, sizeof out.why) &&
                      run_once(k, kernel, direction, &second, 1, out.why, sizeof out.why);
     for (int f = 0; ran && f < direction->field_count; f++)
-        if (ref->expected[f] != NULL && s[f] == NULL) /* the first kernel to run is the scalar one */
+        if (ref->expected[f] != NULL && s[f] == NULL) /* the scalar kernel is the first to run */
             s[f] = tensor_values(&first.fields[f].view);
-    out.failed = !ran || !memory_intact(direction, &first, &untouched, out.why, sizeof out.why) ||
+    out.failed = !ran || !memory_intact(direction, &first, &initial, out.why, sizeof out.why) ||
                  !same_bytes(ref->c, direction, &first, &second, 2, out.why, sizeof out.why) ||
                  !(kernel->backend == COT_BACKEND_CUDA ? repeats_agree_on_device : repeats_agree_on_host)(
-                     k, kernel, ref->c, direction, &first, &second, &untouched, out.why, sizeof out.why);
+                     k, kernel, ref->c, direction, &first, &second, &initial, out.why, sizeof out.why);
     if (ran)
         compare_outputs(ref, kernel, &first, s, report, &out);
-    bound_case_free(&untouched, direction);
+    bound_case_free(&initial, direction);
     bound_case_free(&first, direction);
     bound_case_free(&second, direction);
     return out;
@@ -283,28 +284,28 @@ static outcome check_kernel(checker *k, const reference *ref, const cot_kernel *
 
 /* ---- one case ----------------------------------------------------------------------------------------- */
 
-static bool wanted_kernel(const checker *k, const cot_kernel *kernel)
+static bool kernel_selected(const checker *k, const cot_kernel *kernel)
 {
     return kernel->backend == k->options->backend &&
            (k->options->kernel == NULL || strstr(kernel->name, k->options->kernel) != NULL);
 }
 
-/* Does the kernel spread this NaN or infinity further than the oracle allows, as its documents say? The im2col kernels, which are
- * never chosen, multiply every channel by the zeros of all others. Kernels that take numbers as sums of two or three bf16 make
- * inf - inf of an infinity. */
+/* Returns whether the kernel spreads this NaN or infinity further than the oracle allows, as its documentation says.
+ * The im2col kernels, which are never chosen, multiply every channel by the zeros of all others. Kernels that split
+ * numbers into sums of two or three bf16 turn an infinity into inf - inf. */
 static bool spreads_special(const cot_kernel *kernel, double special)
 {
-    static const char *const sums_of_bf16[] = {"_amx_split", "mhc_pre_fwd_tiles_sm80", "mhc_pre_bwd_tiles_sm80"};
+    static const char *const split_kernels[] = {"_amx_split", "mhc_pre_fwd_tiles_sm80", "mhc_pre_bwd_tiles_sm80"};
     bool spreads = special != 0 && strstr(kernel->name, "im2col") != NULL;
-    for (size_t i = 0; i < sizeof sums_of_bf16 / sizeof *sums_of_bf16; i++)
-        spreads = spreads || (isinf(special) && strstr(kernel->name, sums_of_bf16[i]) != NULL);
+    for (size_t i = 0; i < sizeof split_kernels / sizeof *split_kernels; i++)
+        spreads = spreads || (isinf(special) && strstr(kernel->name, split_kernels[i]) != NULL);
     return spreads;
 }
 
 static void record(checker *k, const cot_kernel *kernel, const outcome *out, const char *text)
 {
-    tally *t = &k->found->tallies[kernel - k->cases->op->kernels];
-    pthread_mutex_lock(&k->found->lock);
+    tally *t = &k->results->tallies[kernel - k->cases->op->kernels];
+    pthread_mutex_lock(&k->results->lock);
     if (!out->failed) {
         t->passed++;
         if (out->worst_ratio > t->worst_ratio) {
@@ -312,34 +313,35 @@ static void record(checker *k, const cot_kernel *kernel, const outcome *out, con
             snprintf(t->worst_case, sizeof t->worst_case, "%s", text);
         }
         t->worst_ulp = out->worst_ulp > t->worst_ulp ? out->worst_ulp : t->worst_ulp;
-    } else if (++t->failed <= SHOWN_FAILURES || k->options->report)
+    } else if (++t->failed <= MAX_PRINTED_FAILURES || k->options->report)
         printf("FAILED %s, %s: %s\n", t->kernel->name, text, out->why);
-    fflush(stdout); /* the check may be stopped before its end */
-    pthread_mutex_unlock(&k->found->lock);
+    fflush(stdout); /* the process can be stopped before its end */
+    pthread_mutex_unlock(&k->results->lock);
 }
 
 static void record_skipped(checker *k, const cot_kernel *kernel)
 {
-    pthread_mutex_lock(&k->found->lock);
-    k->found->tallies[kernel - k->cases->op->kernels].skipped++;
-    pthread_mutex_unlock(&k->found->lock);
+    pthread_mutex_lock(&k->results->lock);
+    k->results->tallies[kernel - k->cases->op->kernels].skipped++;
+    pthread_mutex_unlock(&k->results->lock);
 }
 
 static void record_gradient(checker *k, double error, const char *text)
 {
-    findings *found = k->found;
+    shared_results *results = k->results;
     const bool failed = !(error <= gradient_tolerance);
-    pthread_mutex_lock(&found->lock);
-    found->gradients_failed += failed;
-    found->gradients_passed += !failed;
-    found->worst_gradient = !(error <= found->worst_gradient) ? error : found->worst_gradient;
+    pthread_mutex_lock(&results->lock);
+    results->gradients_failed += failed;
+    results->gradients_passed += !failed;
+    results->worst_gradient = !(error <= results->worst_gradient) ? error : results->worst_gradient;
     if (failed)
         printf("FAILED oracle, %s: off from finite differences by %.3g\n", text, error);
-    pthread_mutex_unlock(&found->lock);
+    pthread_mutex_unlock(&results->lock);
 }
 
-/* What the scalar CPU kernel makes of the case, for the error rule of another backend's kernels. */
-static bool find_scalar_values(checker *k, const reference *ref, double *s[COT_MAX_FIELDS])
+/* Runs the scalar CPU kernel on the case and keeps its outputs in s. The error rule of another backend's kernels needs
+ * them. */
+static bool run_scalar_kernel(checker *k, const reference *ref, double *s[COT_MAX_FIELDS])
 {
     cot_queue *cpu = NULL;
     cot_queue_options options;
@@ -347,16 +349,16 @@ static bool find_scalar_values(checker *k, const reference *ref, double *s[COT_M
     options.kernels = "";
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
-    bool found = false;
+    bool scalar_found = false;
     if (cot_queue_create(&options, &cpu) == COT_OK &&
         cot_op_explain(case_direction(k->cases, ref->c), cpu, ref->c->args, choices, &count) == COT_OK)
-        for (int i = 0; i < count && !found; i++)
+        for (int i = 0; i < count && !scalar_found; i++)
             if (choices[i].refusal == NULL) {
                 check_kernel(k, ref, choices[i].kernel, s, NULL);
-                found = true;
+                scalar_found = true;
             }
     cot_queue_destroy(cpu);
-    return found;
+    return scalar_found;
 }
 
 static void check_case_kernels(checker *k, const reference *ref, const char *text)
@@ -366,34 +368,34 @@ static void check_case_kernels(checker *k, const reference *ref, const char *tex
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
     const cot_status status =
-        cot_op_explain(case_direction(k->cases, ref->c), k->explaining, ref->c->args, choices, &count);
+        cot_op_explain(case_direction(k->cases, ref->c), k->explain_queue, ref->c->args, choices, &count);
     if (status == COT_UNSUPPORTED && k->options->backend != COT_BACKEND_CPU)
-        return; /* f64, which is the CPU's alone */
+        return; /* f64, which only the CPU supports */
     if (status != COT_OK) {
         outcome out = {.failed = true};
         snprintf(out.why, sizeof out.why, "%s", cot_error_message());
         record(k, op->kernels, &out, text);
         return;
     }
-    bool scalar_ran = k->options->backend != COT_BACKEND_CPU && find_scalar_values(k, ref, s);
+    bool scalar_ran = k->options->backend != COT_BACKEND_CPU && run_scalar_kernel(k, ref, s);
     for (int i = 0; i < count; i++) {
-        const bool chosen = wanted_kernel(k, choices[i].kernel);
+        const bool selected = kernel_selected(k, choices[i].kernel);
         if (spreads_special(choices[i].kernel, ref->c->special))
             continue;
         if (choices[i].refusal != NULL) {
-            if (chosen && (choices[i].kernel->isa & ~k->explaining->isa) != 0)
+            if (selected && (choices[i].kernel->isa & ~k->explain_queue->isa) != 0)
                 record_skipped(k, choices[i].kernel);
             continue;
         }
-        if (!chosen && scalar_ran)
+        if (!selected && scalar_ran)
             continue;
         scalar_ran = true;
         const outcome out = check_kernel(k, ref, choices[i].kernel, s, NULL);
-        if (!chosen)
-            continue; /* the scalar kernel, run for its values alone */
+        if (!selected)
+            continue; /* the scalar kernel, which ran only for its values */
         record(k, choices[i].kernel, &out, text);
         if (out.failed && k->options->report) {
-            flockfile(stdout); /* a report is many lines */
+            flockfile(stdout); /* a report has many lines */
             check_kernel(k, ref, choices[i].kernel, s, stdout);
             funlockfile(stdout);
         }
@@ -402,30 +404,30 @@ static void check_case_kernels(checker *k, const reference *ref, const char *tex
         free(s[f]);
 }
 
-/* With --kernel most cases are none of the kernel's: their oracles would take most of the time. */
-static bool any_kernel_wanted(checker *k, const cot_case *c)
+/* Returns false if --kernel selects no kernel of the case. Skipping its oracle then saves most of the time. */
+static bool any_kernel_selected(checker *k, const cot_case *c)
 {
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
     if (k->options->kernel == NULL ||
-        cot_op_explain(case_direction(k->cases, c), k->explaining, c->args, choices, &count) != COT_OK)
+        cot_op_explain(case_direction(k->cases, c), k->explain_queue, c->args, choices, &count) != COT_OK)
         return true;
     for (int i = 0; i < count; i++)
-        if (wanted_kernel(k, choices[i].kernel) &&
-            (choices[i].refusal == NULL || (choices[i].kernel->isa & ~k->explaining->isa) != 0))
+        if (kernel_selected(k, choices[i].kernel) &&
+            (choices[i].refusal == NULL || (choices[i].kernel->isa & ~k->explain_queue->isa) != 0))
             return true;
     return false;
 }
 
 static void check_case(checker *k, const cot_case *c)
 {
-    if (!wanted(k, c) || k->number++ != k->mine)
+    if (!case_selected(k, c) || k->case_number++ != k->next_case)
         return;
     char text[256];
     describe_case(k->cases, c, text, sizeof text);
     if (k->reports_progress)
-        k->options->progress(k->options->context, (double)k->mine / (double)k->found->total, text);
-    if (any_kernel_wanted(k, c)) {
+        k->options->progress(k->options->context, (double)k->next_case / (double)k->results->total, text);
+    if (any_kernel_selected(k, c)) {
         reference ref = reference_make(k->cases, c);
         reference_solve(&ref);
         check_case_kernels(k, &ref, text);
@@ -433,16 +435,16 @@ static void check_case(checker *k, const cot_case *c)
     }
     if ((c->uses & COT_CASE_GRADIENT) && k->options->backend == COT_BACKEND_CPU)
         record_gradient(k, check_gradient(k->cases, c), text);
-    k->mine = atomic_fetch_add(&k->found->next, 1);
+    k->next_case = atomic_fetch_add(&k->results->next, 1);
 }
 
 static void count_case(checker *k, const cot_case *c)
 {
-    k->found->total += wanted(k, c);
+    k->results->total += case_selected(k, c);
 }
 
-/* Visits the case and, if it is one of the quick ones, the same with a NaN and with an infinity in each float input in
- * turn. With --quick one such input a case, another one each time. */
+/* Visits the case. A quick case is also visited with a NaN and with an infinity in each float input in turn. With
+ * --quick, such a case has only one variant, and the next case has another. */
 static void visit_with_specials(checker *k, const cot_case *c, void (*visit)(checker *, const cot_case *))
 {
     const cot_direction *direction = case_direction(k->cases, c);
@@ -452,17 +454,17 @@ static void visit_with_specials(checker *k, const cot_case *c, void (*visit)(che
     cot_case special = *c;
     special.uses &= ~(unsigned)COT_CASE_GRADIENT;
     uint64_t state = c->seed;
-    int64_t variants = 0, shown = k->bases++;
-    for (int pass = 0; pass < 2; pass++) /* counts the variants, then visits them */
-        for (int f = 0, number = 0; f < direction->field_count; f++) {
+    int64_t variant_count = 0, base_number = k->base_count++;
+    for (int pass = 0; pass < 2; pass++) /* first counts the variants, then visits them */
+        for (int f = 0, variant = 0; f < direction->field_count; f++) {
             const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
             const int64_t count = cot_present(tensor) ? cot_elements(tensor) : 0;
             if (count == 0 || tensor->dtype == COT_I32 || tensor->dtype == COT_U8 ||
-                !field_begins_with_value(direction, &direction->fields[f], c->args))
+                !field_has_initial_value(direction, &direction->fields[f], c->args))
                 continue;
-            for (int value = 0; value < 2; value++, number++) {
-                variants += pass == 0;
-                if (pass == 0 || (k->options->quick && number != shown % variants))
+            for (int value = 0; value < 2; value++, variant++) {
+                variant_count += pass == 0;
+                if (pass == 0 || (k->options->quick && variant != base_number % variant_count))
                     continue;
                 special.special = value == 0 ? (double)NAN : cot_draw_bool(&state) ? INFINITY : -INFINITY;
                 special.special_field = f;
@@ -472,43 +474,44 @@ static void visit_with_specials(checker *k, const cot_case *c, void (*visit)(che
         }
 }
 
-static bool check_cases_of(void *context, const cot_case *c)
+static bool check_variants(void *context, const cot_case *c)
 {
     visit_with_specials(context, c, check_case);
     return true;
 }
 
-static bool count_cases_of(void *context, const cot_case *c)
+static bool count_variants(void *context, const cot_case *c)
 {
     visit_with_specials(context, c, count_case);
     return true;
 }
 
-static void *check_cases(void *worker)
+static void *run_worker(void *worker)
 {
     checker *k = worker;
-    const int share = omp_get_num_procs() / k->options->jobs;
-    omp_set_num_threads(share > 1 ? share : 1); /* for the oracles; kernels are told their number */
-    k->mine = atomic_fetch_add(&k->found->next, 1);
-    k->bases = 0;
-    k->cases->each(check_cases_of, k);
+    const int threads_per_job = omp_get_num_procs() / k->options->jobs;
+    omp_set_num_threads(threads_per_job > 1 ? threads_per_job : 1); /* for the oracles; kernels use their queue's */
+    k->next_case = atomic_fetch_add(&k->results->next, 1);
+    k->base_count = 0;
+    k->cases->each(check_variants, k);
     return NULL;
 }
 
-/* ---- all of them -------------------------------------------------------------------------------------- */
+/* ---- all cases ---------------------------------------------------------------------------------------- */
 
-static void print_tallies(const findings *k, const cot_op *op, bool report, summary *all)
+static void print_tallies(const shared_results *results, const cot_op *op, bool report, summary *total)
 {
-    if (k->gradients_passed + k->gradients_failed > 0)
+    if (results->gradients_passed + results->gradients_failed > 0)
         printf("%-48s %6" PRId64 " passed %4" PRId64
                " failed   off from finite differences by at most %.2g (allowed %.0e)\n",
-               "oracle's gradients", k->gradients_passed, k->gradients_failed, k->worst_gradient, gradient_tolerance);
+               "oracle's gradients", results->gradients_passed, results->gradients_failed, results->worst_gradient,
+               gradient_tolerance);
     for (int i = 0; i < op->kernel_count; i++) {
-        const tally *t = &k->tallies[i];
-        all->passed += t->passed;
-        all->failed += t->failed;
-        all->skipped += t->skipped;
-        all->of_kernels += t->passed + t->failed;
+        const tally *t = &results->tallies[i];
+        total->passed += t->passed;
+        total->failed += t->failed;
+        total->skipped += t->skipped;
+        total->kernel_tests += t->passed + t->failed;
         if (t->passed + t->failed == 0 && t->skipped == 0)
             continue;
         printf("%-48s %6" PRId64 " passed %4" PRId64 " failed %4" PRId64 " skipped", t->kernel->name, t->passed,
@@ -519,64 +522,64 @@ static void print_tallies(const findings *k, const cot_op *op, bool report, summ
         if (report && t->passed > 0)
             printf("    closest to the tolerance: %s; largest error %.3g ulp\n", t->worst_case, t->worst_ulp);
     }
-    all->passed += k->gradients_passed;
-    all->failed += k->gradients_failed;
-    all->cases += k->total;
+    total->passed += results->gradients_passed;
+    total->failed += results->gradients_failed;
+    total->cases += results->total;
 }
 
-/* The calling thread is the first worker. */
-static void check_op(const check_options *options, const cot_op_cases *cases, summary *all)
+/* The calling thread is worker 0. */
+static void check_op(const check_options *options, const cot_op_cases *cases, summary *total)
 {
-    findings found = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    shared_results results = {.lock = PTHREAD_MUTEX_INITIALIZER};
     checker *workers = allocate((size_t)options->jobs, sizeof *workers);
-    cot_queue_options free_choice;
-    COT_INIT(&free_choice);
-    free_choice.backend = options->backend;
-    free_choice.kernels = "";
+    cot_queue_options queue_options;
+    COT_INIT(&queue_options);
+    queue_options.backend = options->backend;
+    queue_options.kernels = "";
     for (int j = 0; j < cases->op->kernel_count; j++)
-        found.tallies[j].kernel = &cases->op->kernels[j];
-    int ready = 0, started = 1;
-    for (; ready < options->jobs; ready++) {
-        workers[ready] = (checker){.options = options, .cases = cases, .found = &found};
-        if (cot_queue_create(&free_choice, &workers[ready].explaining) != COT_OK)
+        results.tallies[j].kernel = &cases->op->kernels[j];
+    int queue_count = 0, thread_count = 1;
+    for (; queue_count < options->jobs; queue_count++) {
+        workers[queue_count] = (checker){.options = options, .cases = cases, .results = &results};
+        if (cot_queue_create(&queue_options, &workers[queue_count].explain_queue) != COT_OK)
             break;
     }
-    if (ready < options->jobs) {
+    if (queue_count < options->jobs) {
         printf("FAILED %s: %s\n", cases->op->name, cot_error_message());
-        all->failed++;
+        total->failed++;
     } else {
         workers[0].reports_progress = options->progress != NULL;
-        cases->each(count_cases_of, &workers[0]);
-        while (started < options->jobs &&
-               pthread_create(&workers[started].thread, NULL, check_cases, &workers[started]) == 0)
-            started++;
-        check_cases(&workers[0]);
-        for (int i = 1; i < started; i++)
+        cases->each(count_variants, &workers[0]);
+        while (thread_count < options->jobs &&
+               pthread_create(&workers[thread_count].thread, NULL, run_worker, &workers[thread_count]) == 0)
+            thread_count++;
+        run_worker(&workers[0]);
+        for (int i = 1; i < thread_count; i++)
             pthread_join(workers[i].thread, NULL);
         if (options->progress != NULL)
             options->progress(options->context, 1, "");
-        print_tallies(&found, cases->op, options->report, all);
+        print_tallies(&results, cases->op, options->report, total);
     }
-    for (int i = 0; i < ready; i++) {
-        cot_queue_destroy(workers[i].explaining);
+    for (int i = 0; i < queue_count; i++) {
+        cot_queue_destroy(workers[i].explain_queue);
         for (int j = 0; j < COT_MAX_KERNELS; j++)
             cot_queue_destroy(workers[i].device_queues[j]);
     }
     free(workers);
 }
 
-/* Why no kernel was checked: the first of the options that left nothing. */
-static void print_nothing_checked(const check_options *options, const summary *all)
+/* Prints why no kernel was checked: names the first option that left nothing to check. */
+static void print_why_nothing_checked(const check_options *options, const summary *total)
 {
     const char *op = options->op != NULL ? options->op : "any op", *only = options->only;
     const char *backend = options->backend == COT_BACKEND_CUDA ? "cuda" : "cpu";
     fprintf(stderr, "cotangent check: nothing was checked: ");
-    if (all->cases == 0 && only != NULL)
+    if (total->cases == 0 && only != NULL)
         fprintf(stderr, "no case's description contains '%s'%s (of %s)\n", only, options->quick ? " with --quick" : "",
                 op);
     else if (options->kernel != NULL && !kernel_exists(options->op, options->backend, options->kernel))
         fprintf(stderr, "no kernel's name contains '%s' (of %s, backend %s)\n", options->kernel, op, backend);
-    else if (all->skipped > 0)
+    else if (total->skipped > 0)
         fprintf(stderr, "this machine lacks the instruction set of every kernel in question\n");
     else if (options->kernel != NULL)
         fprintf(stderr, "no kernel with '%s' in its name serves a case%s%s%s (of %s, backend %s)\n", options->kernel,
@@ -587,15 +590,15 @@ static void print_nothing_checked(const check_options *options, const summary *a
 
 int64_t check_run(const check_options *options)
 {
-    summary all = {0};
+    summary total = {0};
     for (int i = 0; i < cot_op_count; i++)
         if (options->op == NULL || strcmp(options->op, cot_ops[i]->name) == 0)
-            check_op(options, cot_all_cases[i], &all);
-    printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " skipped\n", all.passed, all.failed, all.skipped);
-    fflush(stdout); /* before what goes to stderr */
-    if (all.failed == 0 && all.of_kernels == 0) {
-        print_nothing_checked(options, &all);
+            check_op(options, cot_all_cases[i], &total);
+    printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " skipped\n", total.passed, total.failed, total.skipped);
+    fflush(stdout); /* so that it precedes the message on stderr */
+    if (total.failed == 0 && total.kernel_tests == 0) {
+        print_why_nothing_checked(options, &total);
         return CHECKED_NOTHING;
     }
-    return all.failed;
+    return total.failed;
 }

@@ -19,16 +19,16 @@ double unit_roundoff(cot_dtype dtype)
     }
 }
 
-/* The distance between neighbours of the dtype around |value|. */
+/* The distance between adjacent numbers of the dtype at |value|. */
 static double spacing(double value, cot_dtype dtype)
 {
     enum { MANTISSA = 52, BIAS = 1023, SPECIAL = 0x7ff };
-    const int64_t least = dtype == COT_F64 ? -1022 : dtype == COT_F16 ? -14 : -126;
-    uint64_t bits; /* in place of ilogb and ldexp, which took a tenth of check's time */
+    const int64_t min_exponent = dtype == COT_F64 ? -1022 : dtype == COT_F16 ? -14 : -126;
+    uint64_t bits; /* replaces ilogb and ldexp, which took 10 % of check's time */
     memcpy(&bits, &value, sizeof bits);
     int64_t exponent = (int64_t)(bits >> MANTISSA & SPECIAL) - BIAS;
-    if (exponent < least || exponent == SPECIAL - BIAS)
-        exponent = least;
+    if (exponent < min_exponent || exponent == SPECIAL - BIAS)
+        exponent = min_exponent;
     double power;
     bits = (uint64_t)(exponent + BIAS) << MANTISSA;
     memcpy(&power, &bits, sizeof power);
@@ -37,12 +37,12 @@ static double spacing(double value, cot_dtype dtype)
 
 static double tolerance(double r, double m, cot_dtype out, cot_dtype intermediate)
 {
-    /* Below the normal range a dtype's spacing no longer shrinks with the value. */
+    /* The spacing of subnormal numbers does not shrink with the value. */
     const double rounding = fmax(unit_roundoff(out) * fabs(r), 0.5 * spacing(0, out));
     return rounding + 4 * unit_roundoff(intermediate) * fabs(m);
 }
 
-/* |y - r|; infinite between a NaN and a number. */
+/* |y - r|. Infinite if only one of y and r is a NaN. */
 static double distance(double y, double r)
 {
     if (y == r || (isnan(y) && isnan(r)))
@@ -51,13 +51,14 @@ static double distance(double y, double r)
     return isnan(error) ? INFINITY : error;
 }
 
-/* Is y a NaN or an infinity that the oracle allows? */
+/* Returns whether y is a NaN or an infinity that the oracle allows. */
 static bool allowed_special(double y, double r, double m)
 {
     return signbit(m) && (isnan(y) || (isinf(y) && !isfinite(r)));
 }
 
-/* An error in units of its tolerance. Only a result that is no number may have a magnitude that is none. */
+/* The error as a multiple of its tolerance. A tolerance that is not finite fails the element, unless y equals r or is
+ * an allowed NaN or infinity. */
 static double tolerance_ratio(double y, double r, double m, cot_dtype out, cot_dtype intermediate)
 {
     const double error = distance(y, r), allowed = tolerance(r, m, out, intermediate);
@@ -90,33 +91,35 @@ static void compare_elements(comparison *c, const double *y, const double *r, co
     c->rms_ulp = c->elements > 0 ? sqrt(squares_ulp / (double)c->elements) : 0;
 }
 
-/* Both sides of the norm rule over [first, end); false where there is too little to average over, or where float32 sums
- * of the terms' size leave less than 10 bits of the result: then the scalar kernel's error is as much a matter of luck
- * (none at all where its terms happen to cancel), and a few elements decide. So it is with attention's logits of 1e4,
- * whose exponentials have lost 13 bits before they are summed; no case of the other ops comes near.
+/* The left side over the right side of the norm rule for the elements [first, end). Returns false if the rule does not
+ * apply: if there are too few elements, or if float32 sums of the terms' size keep less than 10 bits of the result. In
+ * the second case the scalar kernel's error depends on chance, for example it is 0 if the terms cancel, and a few
+ * elements decide. That happens with attention logits of 1e4, whose exponentials have lost 13 bits before they are
+ * summed. No case of the other ops comes close.
  *
- * Beside a quarter of the output's unit, half of float32's of the terms summed: a sum of n products of normal numbers
- * made one after the other in float32 errs by 0.58 u sqrt(1 + 2 + ... n) = 0.41 n u, and its magnitude is 0.64 n. Another
- * order errs by as much where the scalar kernel's terms cancel to the bit (attention's dP - D of a query with one key),
- * and so do tensor cores, which cut what they add where a loop rounds it: an error of one sign. */
+ * The bound has half a float32 unit of the summed terms in addition to a quarter of the output's unit. A sum of n
+ * products of normal numbers, accumulated one after the other in float32, has an error of 0.58 u sqrt(1 + 2 + ... n) =
+ * 0.41 n u, and its magnitude is 0.64 n. Another order has the same error where the scalar kernel's terms cancel
+ * exactly (attention's dP - D of a query with one key). Tensor cores have such an error too: they truncate the addends
+ * that a loop rounds, which gives errors of one sign. */
 static bool norm_ratio(const double *y, const double *r, const double *m, const double *s, int64_t first, int64_t end,
                        cot_dtype out, int64_t shared, double *ratio)
 {
     double error = 0, scalar_error = 0, norm = 0, terms = 0;
-    int64_t counted = 0;
+    int64_t element_count = 0;
     for (int64_t i = first; i < end; i++) {
         if (!isfinite(r[i]) || allowed_special(y[i], r[i], m[i]) || allowed_special(s[i], r[i], m[i]))
-            continue; /* no number to average */
+            continue; /* not a number to average */
         error += (y[i] - r[i]) * (y[i] - r[i]);
         scalar_error += (s[i] - r[i]) * (s[i] - r[i]);
         norm += r[i] * r[i];
         terms += m[i] * m[i];
-        counted += r[i] != 0;
+        element_count += r[i] != 0;
     }
     const double bound = 1.5 * sqrt(scalar_error) + 0.25 * unit_roundoff(out) * sqrt(norm) +
                          (out == COT_F64 ? 0 : 0.5 * unit_roundoff(COT_F32) * sqrt(terms));
     *ratio = bound > 0 ? sqrt(error) / bound : 0;
-    return counted / shared >= NORM_LEAST && unit_roundoff(COT_F32) * sqrt(terms) <= 0x1p-10 * sqrt(norm);
+    return element_count / shared >= NORM_LEAST && unit_roundoff(COT_F32) * sqrt(terms) <= 0x1p-10 * sqrt(norm);
 }
 
 static void compare_norms(comparison *c, const double *y, const double *r, const double *m, const double *s,
@@ -137,32 +140,32 @@ static void compare_norms(comparison *c, const double *y, const double *r, const
     }
 }
 
-/* Held against r rounded to nearest, not r itself: where one factor is the same for all elements, as in 0.7 * x of a
- * bf16 x, the residues of r are those of a few hundred products and have a mean of their own. The bound is that of
- * values uniform over one spacing, standard deviation 1/sqrt(12), and what an error that many elements have in
- * common, in a factor computed before, may shift them by. */
+/* Compares y with r rounded to nearest, not with r. In 0.7 * x of a bf16 x, one factor is the same for all elements.
+ * The rounding errors of r are then those of a few hundred products, and their mean is not 0. The bound is that of
+ * values uniform over one spacing, with standard deviation 1/sqrt(12). It adds the shift that an error common to many
+ * elements can cause, from a factor that was computed before. */
 static void compare_bias(comparison *c, const double *y, const double *r, const double *m, cot_dtype out,
                          cot_dtype intermediate)
 {
-    double sum = 0, common = 0;
-    int64_t counted = 0;
+    double sum = 0, common_error = 0;
+    int64_t element_count = 0;
     if (out != COT_F16 && out != COT_BF16)
         return;
     for (int64_t i = 0; i < c->elements; i++) {
         if (r[i] == 0 || !isfinite(r[i]) || allowed_special(y[i], r[i], m[i]))
             continue;
-        double nearest; /* any dtype fits */
+        double nearest; /* large enough for every dtype */
         cot_store_f64(&nearest, out, 0, r[i]);
         nearest = cot_load_f64(&nearest, out, 0);
-        if (y[i] != nearest) /* or both are infinite */
+        if (y[i] != nearest) /* if equal, both may be infinite */
             sum += (r[i] < 0 ? nearest - y[i] : y[i] - nearest) / spacing(r[i], out);
-        common += 4 * unit_roundoff(intermediate) * fabs(m[i]) / spacing(r[i], out);
-        counted++;
+        common_error += 4 * unit_roundoff(intermediate) * fabs(m[i]) / spacing(r[i], out);
+        element_count++;
     }
-    if (counted < NORM_LEAST)
+    if (element_count < NORM_LEAST)
         return;
-    c->bias = sum / (double)counted;
-    c->bias_bound = 6 / sqrt(12.0 * (double)counted) + common / (double)counted;
+    c->bias = sum / (double)element_count;
+    c->bias_bound = 6 / sqrt(12.0 * (double)element_count) + common_error / (double)element_count;
 }
 
 comparison compare(const double *y, const double *r, const double *m, const double *s, int64_t elements, cot_dtype out,
@@ -232,13 +235,13 @@ static void print_index(FILE *file, const cot_tensor *shape, int64_t number)
     fputc(']', file);
 }
 
-/* Statistics of a stretch of one axis. */
-typedef struct stretch {
+/* Statistics of a range of indices of one axis. */
+typedef struct axis_range {
     int64_t elements, violations;
     double max_ulp, squares_ulp;
-} stretch;
+} axis_range;
 
-enum { STRETCHES = 8 };
+enum { AXIS_RANGES = 8 };
 
 static void report_axis(FILE *file, int axis, const double *y, const double *r, const double *m,
                         const cot_tensor *shape, cot_dtype intermediate)
@@ -249,10 +252,10 @@ static void report_axis(FILE *file, int axis, const double *y, const double *r, 
         inner *= a > axis ? shape->shape[a] : 1;
         elements *= shape->shape[a];
     }
-    const int count = size < STRETCHES ? (int)size : STRETCHES;
-    stretch stretches[STRETCHES] = {{0}};
+    const int count = size < AXIS_RANGES ? (int)size : AXIS_RANGES;
+    axis_range ranges[AXIS_RANGES] = {{0}};
     for (int64_t index = 0; index < size; index++) {
-        stretch *part = &stretches[index * count / size];
+        axis_range *part = &ranges[index * count / size];
         const int64_t before = part->violations;
         for (int64_t outer = 0; outer < elements; outer += inner * size) {
             for (int64_t i = outer + index * inner; i < outer + (index + 1) * inner; i++) {
@@ -277,7 +280,7 @@ static void report_axis(FILE *file, int axis, const double *y, const double *r, 
     else
         fprintf(file, "no index beyond the tolerance\n");
     for (int part = 0; part < count; part++) {
-        const stretch *p = &stretches[part];
+        const axis_range *p = &ranges[part];
         fprintf(file, "        %6" PRId64 "..%-6" PRId64 " %8" PRId64 " beyond, max %9.3g ulp, rms %9.3g ulp\n",
                 (part * size + count - 1) / count, ((part + 1) * size + count - 1) / count - 1, p->violations,
                 p->max_ulp, sqrt(p->squares_ulp / (double)(p->elements > 0 ? p->elements : 1)));
@@ -291,7 +294,7 @@ void comparison_report(FILE *file, const char *name, const comparison *c, const 
             c->failed ? "FAILED" : "passed");
     fprintf(file, "      error: max %.3g (%.3g ulp), rms %.3g (%.3g ulp), %.3g of the tolerance", c->max_error,
             c->max_ulp, c->rms_error, c->rms_ulp, c->worst_ratio);
-    if (c->worst_norm_ratio > 0) /* else there was too little to average over, or no scalar kernel to compare with */
+    if (c->worst_norm_ratio > 0) /* 0: the norm rule did not apply, or no scalar kernel was compared */
         fprintf(file, ", norm %.3g of its bound", c->worst_norm_ratio);
     fputc('\n', file);
     if (c->bias_bound > 0)

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * compare.h: the error rule, one for all ops.
  *
- * With r the oracle, m its magnitudes, s the scalar kernel in the same dtypes, u the unit roundoff of a dtype:
+ * With y the kernel's output, r the oracle, m its magnitudes, s the scalar kernel's output in the same dtypes, u the
+ * unit roundoff of a dtype:
  *     elementwise   |y - r| <= u_out*|r| + 4*u_mid*m
- *     in norm       ||y - r|| <= 1.5*||s - r|| + 0.25*u_out*||r|| + 0.5*u_f32*||m||     over the whole and every block of 4096
- *     16-bit output mean of sign(r)*(y - r rounded)/ulp(r) within 6 standard errors of 0, and the
- *                   mean of 4*u_mid*m/ulp besides: rounding has no bias
- * The norm rule needs numbers to average over: the ratio of two norms of n random errors scatters by 1/sqrt(n), so it
- * is applied to blocks with at least NORM_LEAST non-zero elements and ||r|| >= 2^-14 ||m||; elsewhere the elementwise
- * rule stands alone.
- * Elements that `shared` one factor have one error, and count as one.
- * NaN and infinities: where r is one of them y is the same, and the other two rules leave the element out. Where m has its
- * sign bit set y may be NaN, or, if r is a NaN or an infinity, either of them. */
+ *     in norm       ||y - r|| <= 1.5*||s - r|| + 0.25*u_out*||r|| + 0.5*u_f32*||m||   over the whole and every block
+ *                   of 4096 elements; for f64 without the last term
+ *     16-bit output mean of sign(r)*(y - r rounded)/ulp(r) within 6 standard errors of 0, plus the mean of
+ *                   4*u_mid*m/ulp: rounding has no bias
+ * The norm rule needs many numbers to average over: the ratio of two norms of n random errors scatters by 1/sqrt(n). It
+ * applies to blocks with at least NORM_LEAST non-zero elements and ||r|| >= 2^-14 ||m||. For other blocks, only the
+ * elementwise rule applies. Elements that share a factor have one common error and count as one element.
+ *
+ * NaN and infinities: where r is a NaN or an infinity, y must be the same, and the other two rules skip the element.
+ * Where m has its sign bit set, y may be a NaN. It may also be an infinity if r is a NaN or an infinity. */
 #ifndef COT_CHECK_COMPARE_H
 #define COT_CHECK_COMPARE_H
 
@@ -22,14 +24,14 @@
 enum { NORM_BLOCK = 4096, NORM_LEAST = 256, THRESHOLD_COUNT = 5 };
 
 typedef struct comparison {
-    int64_t elements, violations; /* of the elementwise rule */
+    int64_t elements, violations; /* violations: of the elementwise rule */
     double worst_ratio;           /* |y - r| / its tolerance, at worst_element */
     int64_t worst_element;
     double max_error, rms_error, max_ulp, rms_ulp; /* ulp: the spacing of the output's dtype at r */
     int64_t over[THRESHOLD_COUNT];                 /* elements off by more than thresholds[i] ulp */
-    double worst_norm_ratio;                       /* left over right side of the norm rule, over the blocks */
-    int64_t worst_block;                           /* first element of that block, -1 = the whole */
-    double bias, bias_bound;                       /* in ulp; bound 0 = not checked */
+    double worst_norm_ratio; /* left side over right side of the norm rule, the largest over the blocks */
+    int64_t worst_block;     /* first element of that block, -1 = the whole */
+    double bias, bias_bound; /* in ulp; bias_bound 0 = not checked */
     bool failed;
 } comparison;
 
@@ -38,25 +40,25 @@ extern const double thresholds[THRESHOLD_COUNT];
 /* u of a dtype: half the spacing at 1. */
 double unit_roundoff(cot_dtype dtype);
 
-/* y, r, m, s: `elements` row-major values each; of those, `shared` at a time share an error (1 = none does). Without s
- * (NULL) there is no norm rule. */
+/* y, r, m, s: `elements` row-major values each. Each group of `shared` elements has a common error (1 = no group).
+ * Without s (NULL), the norm rule does not apply. */
 comparison compare(const double *y, const double *r, const double *m, const double *s, int64_t elements, cot_dtype out,
                    cot_dtype intermediate, int64_t shared);
 
-/* An output's errors in the measures that people ask for besides the rule. */
+/* Error measures of an output that are printed in addition to the rule's. */
 typedef struct error_measures {
-    int64_t elements, above, below; /* by more than 1.0; by less than 0.1 */
+    int64_t elements, above, below; /* elements whose absolute error is above 1.0, or below 0.1 */
     double max, mean, rms_ulp, relative /* in norm */, largest /* |r| */;
 } error_measures;
 
-/* Of the elements with first <= number mod period < end: one stream of many, say. */
+/* Measures the elements with first <= index mod period < end, for example one stream of many. */
 error_measures measure_errors(const double *y, const double *r, int64_t elements, int64_t first, int64_t end,
                               int64_t period, cot_dtype dtype);
 
-/* One line: what the rule says of it. */
+/* Writes the rule's result in one line. */
 void comparison_line(const comparison *c, char *text, size_t size);
 
-/* The full report of one output: statistics, counts, the worst elements, and along each axis where the errors are. */
+/* Writes the full report of one output: statistics, counts, the worst element, and the errors along each axis. */
 void comparison_report(FILE *file, const char *name, const comparison *c, const double *y, const double *r,
                        const double *m, const cot_tensor *shape, cot_dtype intermediate);
 

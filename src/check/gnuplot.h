@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * gnuplot.h: a drawing through gnuplot. */
+ * gnuplot.h: writes a drawing with gnuplot. */
 #ifndef COT_CHECK_GNUPLOT_H
 #define COT_CHECK_GNUPLOT_H
 
 #include <stdio.h>
 
 typedef struct drawing {
-    FILE *gnuplot; /* commands go here */
+    FILE *gnuplot; /* a pipe for gnuplot's commands */
 } drawing;
 
-/* Begins an SVG of that size in pixels, in the file `path`. Both return NULL, or what failed. */
+/* drawing_begin begins an SVG of that size in pixels in the file `path`. Both functions return NULL, or a message if
+ * they fail. */
 const char *drawing_begin(drawing *d, const char *path, int width, int height);
 const char *drawing_end(drawing *d);
 

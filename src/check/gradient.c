@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gradient.c: finite differences. For a loss L = sum over outputs of <dOUT, OUT>, the direction that takes dOUT and
- * makes dIN must agree with (L(IN + h) - L(IN - h)) / 2h, element by element. Names tie the two: the gradient's field
- * "dx" belongs to the primal's field "x". */
+ * gradient.c: compares the oracle's gradients with finite differences. For a loss L = sum over outputs of <dOUT, OUT>,
+ * the direction that computes dIN from dOUT must agree with (L(IN + h) - L(IN - h)) / 2h, element by element. Names
+ * relate the two directions: the gradient's field "dx" belongs to the primal's field "x". */
 #include "bound_case.h"
 #include "check.h"
 
@@ -11,16 +11,17 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Fourth-order central differences: an error of h^4, about as small as the rounding of L over h. */
+/* Fourth-order central differences have an error of h^4. With this step it is about as small as the rounding error of L
+ * divided by h. */
 static const double step = 1e-3;
 
-typedef struct differences {
+typedef struct gradient_check {
     const cot_op_cases *cases;
     const cot_direction *primal;
     int primal_index;
     _Alignas(16) char args[COT_MAX_ARGS], magnitudes[COT_MAX_ARGS]; /* of the primal */
     double *weights[COT_MAX_FIELDS];                                /* dOUT of each output */
-} differences;
+} gradient_check;
 
 static int find_field(const cot_direction *direction, const char *prefix, const char *name)
 {
@@ -32,34 +33,35 @@ static int find_field(const cot_direction *direction, const char *prefix, const 
     return -1;
 }
 
-static double loss(differences *d)
+static double loss(gradient_check *d)
 {
     double sum = 0;
     d->cases->oracles[d->primal_index](d->args, d->magnitudes);
     for (int f = 0; f < d->primal->field_count; f++) {
         const cot_tensor *out = cot_field_tensor(&d->primal->fields[f], d->args);
         for (int64_t i = 0; d->weights[f] != NULL && i < cot_elements(out); i++)
-            if (!isinf(((double *)out->data)[i])) /* a constant: lse of a row that sees no key */
+            if (!isinf(((double *)out->data)[i])) /* a constant: lse of a row that attends to no key */
                 sum += d->weights[f][i] * ((double *)out->data)[i];
     }
     return sum;
 }
 
-static double derivative(differences *d, double *value)
+static double derivative(gradient_check *d, double *value)
 {
-    const double at = *value;
+    const double original = *value;
     double sums[4];
     static const double steps[4] = {-2, -1, 1, 2};
     for (int i = 0; i < 4; i++) {
-        *value = at + steps[i] * step;
+        *value = original + steps[i] * step;
         sums[i] = loss(d);
     }
-    *value = at;
+    *value = original;
     return (8 * (sums[2] - sums[1]) - (sums[3] - sums[0])) / (12 * step);
 }
 
-/* Gives the primal the gradient's inputs, and outputs shaped like the cotangents dOUT, where there are any. */
-static void bind_primal(differences *d, const reference *ref)
+/* Gives the primal direction the gradient's inputs, and outputs with the shapes of the gradients dOUT that are
+ * present. */
+static void bind_primal(gradient_check *d, const reference *ref)
 {
     const cot_direction *direction = case_direction(ref->cases, ref->c);
     memset(d->args, 0, sizeof d->args);
@@ -89,25 +91,25 @@ static void bind_primal(differences *d, const reference *ref)
         }
 }
 
-static double gradient_error(differences *d, const reference *ref, int gradient, int primal_field)
+static double gradient_error(gradient_check *d, const reference *ref, int gradient, int primal_field)
 {
     const cot_tensor *in = cot_field_tensor(&d->primal->fields[primal_field], d->args);
     double error = 0, norm = 0;
     for (int64_t i = 0; i < cot_elements(in); i++) {
-        const double begin = ref->values[gradient] != NULL ? ref->values[gradient][i] : 0; /* accumulate */
+        const double initial = ref->values[gradient] != NULL ? ref->values[gradient][i] : 0; /* accumulate */
         const double expected = derivative(d, (double *)in->data + i);
-        const double found = ref->expected[gradient][i] - begin;
-        error += (found - expected) * (found - expected);
+        const double actual = ref->expected[gradient][i] - initial;
+        error += (actual - expected) * (actual - expected);
         norm += expected * expected;
     }
-    /* Gradients of cases this small are of order 1; a norm far below is a gradient that is zero. */
+    /* The gradients of such small cases are of order 1. A much smaller norm is that of a zero gradient. */
     return sqrt(error) / fmax(sqrt(norm), 1e-2);
 }
 
 double check_gradient(const cot_op_cases *cases, const cot_case *c)
 {
     const cot_direction *direction = case_direction(cases, c);
-    differences d = {.cases = cases, .primal_index = cases->primal(c->direction)};
+    gradient_check d = {.cases = cases, .primal_index = cases->primal(c->direction)};
     d.primal = &cases->op->directions[d.primal_index];
     reference ref = reference_make(cases, c);
     reference_solve(&ref);

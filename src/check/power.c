@@ -11,12 +11,13 @@
 #include <string.h>
 #include <time.h>
 
-/* Energy is a counter that moves every 20 to 100 ms (H100, H200); it is read more often, to see when it moves. */
+/* The energy counter changes every 20 to 100 ms (H100, H200). It is read more often to find the times of the
+ * changes. */
 static const long reading_nanoseconds = 5000000;
 enum { MAX_READINGS = 1 << 14, NVML_CLOCK_SM = 1 };
 
 typedef struct reading {
-    double moment, joules, mhz;
+    double time, joules, mhz;
 } reading;
 
 struct power_watch {
@@ -30,12 +31,12 @@ struct power_watch {
     reading readings[MAX_READINGS];
 };
 
-/* ISO C has no conversion from an object pointer to a function pointer; POSIX promises that the bytes are the same. */
-static bool find(void *library, const char *name, void *function)
+/* ISO C does not convert an object pointer to a function pointer. POSIX guarantees that both have the same bytes. */
+static bool load_symbol(void *library, const char *name, void *function)
 {
-    void *found = dlsym(library, name);
-    memcpy(function, &found, sizeof found);
-    return found != NULL;
+    void *symbol = dlsym(library, name);
+    memcpy(function, &symbol, sizeof symbol);
+    return symbol != NULL;
 }
 
 static void *watch_device(void *memory)
@@ -60,16 +61,16 @@ static void close_library(power_watch *w)
 power_watch *power_watch_begin(const char *pci_bus_id)
 {
     power_watch *w = allocate(1, sizeof *w);
-    int (*start)(void) = NULL, (*find_device)(const char *, void **) = NULL;
+    int (*init)(void) = NULL, (*find_device)(const char *, void **) = NULL;
     w->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     if (w->library == NULL) {
         free(w);
         return NULL;
     }
-    if (!find(w->library, "nvmlInit_v2", &start) || !find(w->library, "nvmlShutdown", &w->shutdown) ||
-        !find(w->library, "nvmlDeviceGetHandleByPciBusId_v2", &find_device) ||
-        !find(w->library, "nvmlDeviceGetClockInfo", &w->clock) ||
-        !find(w->library, "nvmlDeviceGetTotalEnergyConsumption", &w->energy) || start() != 0) {
+    if (!load_symbol(w->library, "nvmlInit_v2", &init) || !load_symbol(w->library, "nvmlShutdown", &w->shutdown) ||
+        !load_symbol(w->library, "nvmlDeviceGetHandleByPciBusId_v2", &find_device) ||
+        !load_symbol(w->library, "nvmlDeviceGetClockInfo", &w->clock) ||
+        !load_symbol(w->library, "nvmlDeviceGetTotalEnergyConsumption", &w->energy) || init() != 0) {
         close_library(w);
         return NULL;
     }
@@ -81,37 +82,38 @@ power_watch *power_watch_begin(const char *pci_bus_id)
     return w;
 }
 
-/* Means over [from, to]. Of the energy, from one moment at which the counter moved to another. */
-static bool mean_use(const power_watch *w, double from, double to, power_use *use)
+/* Computes the averages over [from, to]. The average power is taken from the first change of the energy counter in this
+ * interval to the last. */
+static bool compute_average(const power_watch *w, double from, double to, power_average *average)
 {
     const reading *first = NULL, *last = NULL;
     double mhz = 0;
-    int clocks = 0;
+    int clock_count = 0;
     for (int i = 1; i < w->count; i++) {
         const reading *r = &w->readings[i];
-        if (r->moment < from || r->moment > to)
+        if (r->time < from || r->time > to)
             continue;
         mhz += r->mhz;
-        clocks++;
+        clock_count++;
         if (r->joules == w->readings[i - 1].joules)
             continue;
         first = first == NULL ? r : first;
         last = r;
     }
-    if (clocks == 0 || first == last)
+    if (clock_count == 0 || first == last)
         return false;
-    *use = (power_use){mhz / clocks, (last->joules - first->joules) / (last->moment - first->moment)};
+    *average = (power_average){mhz / clock_count, (last->joules - first->joules) / (last->time - first->time)};
     return true;
 }
 
-bool power_watch_end(power_watch *watch, double from, double to, power_use *use)
+bool power_watch_end(power_watch *watch, double from, double to, power_average *average)
 {
     if (watch == NULL)
         return false;
     atomic_store(&watch->ended, true);
     pthread_join(watch->thread, NULL);
-    const bool known = mean_use(watch, from, to, use);
+    const bool has_average = compute_average(watch, from, to, average);
     watch->shutdown();
     close_library(watch);
-    return known;
+    return has_average;
 }

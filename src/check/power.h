@@ -1,23 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
- * power.h: clock and energy of a GPU while it works, by NVML, which is opened at run time (libnvidia-ml.so.1 comes with the
- * driver). Declarations are ours: the program is built without NVML's header. */
+ * power.h: measures the clock and the energy of a GPU while it works. It uses NVML, which comes with the driver and is
+ * opened at run time (libnvidia-ml.so.1). The NVML declarations are our own: the program builds without NVML's header.
+ */
 #ifndef COT_CHECK_POWER_H
 #define COT_CHECK_POWER_H
 
 #include <stdbool.h>
 
-/* Watches one GPU from a thread of its own. */
+/* Reads one GPU's clock and energy counter in its own thread. */
 typedef struct power_watch power_watch;
 
-/* What a GPU did over a stretch of time: means. */
-typedef struct power_use {
+/* Averages over a time interval. */
+typedef struct power_average {
     double sm_mhz, watts;
-} power_use;
+} power_average;
 
-/* Starts to watch the GPU with this PCI bus identity ("0000:3b:00.0"). NULL: there is no NVML, or it does not know the GPU. */
+/* Starts to watch the GPU with this PCI bus identity ("0000:3b:00.0"). Returns NULL if there is no NVML, or if NVML
+ * does not find the GPU. */
 power_watch *power_watch_begin(const char *pci_bus_id);
 
-/* Ends the watch and frees it. Writes the means over [from, to], moments of now() (ceiling.h); false without enough readings. */
-bool power_watch_end(power_watch *watch, double from, double to, power_use *use);
+/* Ends the watch and frees it. Writes the averages over [from, to], two times from now() (ceiling.h). Returns false if
+ * there are too few readings. */
+bool power_watch_end(power_watch *watch, double from, double to, power_average *average);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * product_rate.c: matrix products out of the first-level cache, on the very micro-kernels of src/simd/matmul.h. Compiled
- * once per instruction set; the operands' type follows from it: f32, or with AMX bf16, f16 as two of them or f32 as three. */
+ * product_rate.c: matrix products with operands in the first-level cache, by the micro-kernels of src/simd/matmul.h.
+ * Compiled once per instruction set, which determines the operand type: f32, or with AMX bf16, f16 split into two bf16,
+ * or f32 split into three bf16. */
 #include "ceiling.h"
 #include "core/draw.h"
 #include "core/queue.h"
@@ -11,15 +12,15 @@ double V_NAME(product_flops)(const cot_queue *queue);
 
 enum { M = 64, N = 128, K = 128, REPEATS = 128 };
 
-/* Parts of numbers around 1, of either sign: a processor multiplies zeros faster (an Emerald Rapids' tiles by a sixth). All
- * are alike, since it is the products that are timed. */
+/* Random numbers of both signs with absolute values up to 2. Zeros would be too fast: an Emerald Rapids multiplies
+ * tiles of zeros 17 % faster. All parts are equal, because only the time of the products matters. */
 static void fill(mt *parts, int64_t count, uint64_t seed)
 {
-    for (int64_t at = 0; at < MT * MT; at += VW) {
+    for (int64_t offset = 0; offset < MT * MT; offset += VW) {
         float values[VW];
         for (int i = 0; i < VW; i++)
             values[i] = (float)(int32_t)cot_draw(&seed) * 0x1p-30f;
-        mt_store_a(parts + at / MT * MT, at % MT, v_load(values));
+        mt_store_a(parts + offset / MT * MT, offset % MT, v_load(values));
     }
     for (int64_t part = 1; part < count; part++)
         memcpy(parts + part * MT * MT, parts, MT * MT * sizeof(mt));
@@ -29,19 +30,19 @@ static void product_item(void *context, int64_t item)
 {
     _Alignas(64) mt a[M * K], b[K * N];
     _Alignas(64) float c[M * N];
-    mt_state host;
+    mt_state saved_state;
     (void)context;
     (void)item;
     fill(a, M * K / (MT * MT), 1);
     fill(b, K * N / (MT * MT), 2);
-    mt_begin(&host);
+    mt_begin(&saved_state);
     for (int repeat = 0; repeat < REPEATS; repeat++)
         mt_product(M, N, K, a, M, b, K, c, M, false, NULL);
-    mt_end(&host);
-    __asm__ volatile("" : : "r"(c) : "memory"); /* somebody reads it */
+    mt_end(&saved_state);
+    __asm__ volatile("" : : "r"(c) : "memory"); /* keeps the compiler from removing the products */
 }
 
-/* Multiplications and additions of one run over the queue's threads. */
+/* Runs the products on the queue's threads and returns the number of floating-point operations. */
 double V_NAME(product_flops)(const cot_queue *queue)
 {
     const int64_t items = 8 * cot_queue_threads(queue);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * profile_report.c: profile's rows as a table and as a drawing. */
+ * profile_report.c: prints profile's rows as a table and draws them. */
 #include "gnuplot.h"
 #include "profile.h"
 
@@ -25,20 +25,20 @@ static bool same_case(const json_t *a, const json_t *b)
     return a != NULL;
 }
 
-/* What takes the time, in the order of a call. */
+/* The phases of a call, in their order. */
 static const struct {
     const char *key, *name, *colour;
-} shares[] = {
+} phases[] = {
     {"allocation_ms", "allocation", "#cc6677"},
     {"to_device_ms", "copy to the device", "#88ccee"},
     {"kernels_ms", "kernels", "#117733"},
     {"to_host_ms", "copy to the host", "#ddcc77"},
 };
-enum { SHARES = sizeof shares / sizeof *shares, ALLOCATION = 0 };
+enum { PHASES = sizeof phases / sizeof *phases, ALLOCATION_PHASE = 0 };
 
 /* ---- files -------------------------------------------------------------------------------------------- */
 
-static bool has(const json_t *row, const char *const *texts, const char *const *numbers)
+static bool has_members(const json_t *row, const char *const *texts, const char *const *numbers)
 {
     for (; *texts != NULL; texts++)
         if (!json_is_string(json_object_get(row, *texts)))
@@ -71,16 +71,16 @@ json_t *profile_load(const char *path, const char **why)
     const json_t *row, *launch;
     size_t index, number;
     *why = rows == NULL ? "it cannot be read, or is no JSON" : "it holds no rows of `cotangent profile --json`";
-    bool right = json_array_size(rows) > 0;
+    bool valid = json_array_size(rows) > 0;
     json_array_foreach(rows, index, row)
     {
-        right = right && has(row, texts, numbers) && json_is_array(json_object_get(row, "launches"));
+        valid = valid && has_members(row, texts, numbers) && json_is_array(json_object_get(row, "launches"));
         json_array_foreach(json_object_get(row, "launches"), number, launch)
         {
-            right = right && has(launch, launch_texts, launch_numbers);
+            valid = valid && has_members(launch, launch_texts, launch_numbers);
         }
     }
-    if (right)
+    if (valid)
         return rows;
     json_decref(rows);
     return NULL;
@@ -88,7 +88,7 @@ json_t *profile_load(const char *path, const char **why)
 
 /* ---- table -------------------------------------------------------------------------------------------- */
 
-/* Of the way with the fewest calls. */
+/* Prints the launches of the mode with the fewest calls. */
 static void print_launches(const json_t *rows, size_t first)
 {
     size_t index;
@@ -115,12 +115,12 @@ static double rate(double bytes, double milliseconds)
 void profile_print(const json_t *rows)
 {
     size_t index;
-    const json_t *row, *before = NULL;
+    const json_t *row, *previous = NULL;
     json_array_foreach((json_t *)rows, index, row)
     {
-        if (before == NULL)
+        if (previous == NULL)
             printf("%s, commit %s, %s\n", text_of(row, "device"), text_of(row, "commit"), text_of(row, "date"));
-        if (!same_case(before, row)) {
+        if (!same_case(previous, row)) {
             printf("\n%s %s %s %s %s, %s: %s\n%.1f MB to the device, %.1f MB back; times in ms, medians\n",
                    text_of(row, "op"), text_of(row, "direction"), text_of(row, "dtype"), text_of(row, "layout"),
                    text_of(row, "shape"), text_of(row, "options"), text_of(row, "kernel"),
@@ -134,28 +134,29 @@ void profile_print(const json_t *rows)
                number_of(row, "allocation_ms"), number_of(row, "to_device_ms"),
                rate(number_of(row, "bytes_to_device"), number_of(row, "to_device_ms")), number_of(row, "kernels_ms"),
                number_of(row, "to_host_ms"), rate(number_of(row, "bytes_to_host"), number_of(row, "to_host_ms")));
-        before = row;
+        previous = row;
     }
 }
 
 /* ---- drawing ------------------------------------------------------------------------------------------ */
 
-/* The bar of a row, at height y: its shares end to end, or, where they overlap, side by side after the allocation. */
-static void write_bar(FILE *gnuplot, const json_t *row, int y, size_t share)
+/* Writes one phase of a row's bar, at height y. The phases lie end to end. If they overlap, those after the allocation
+ * lie side by side. */
+static void write_bar(FILE *gnuplot, const json_t *row, int y, size_t phase)
 {
     const bool overlapped = number_of(row, "streams") > 1;
     double begin = 0, low = y - 0.38, high = y + 0.38;
-    const double length = number_of(row, shares[share].key);
-    for (size_t i = 0; i < share && (!overlapped || i <= ALLOCATION); i++)
-        begin += number_of(row, shares[i].key);
-    if (overlapped && share != ALLOCATION) {
-        low = y - 0.38 + 0.76 * (double)(share - 1) / (SHARES - 1);
-        high = low + 0.76 / (SHARES - 1);
+    const double length = number_of(row, phases[phase].key);
+    for (size_t i = 0; i < phase && (!overlapped || i <= ALLOCATION_PHASE); i++)
+        begin += number_of(row, phases[i].key);
+    if (overlapped && phase != ALLOCATION_PHASE) {
+        low = y - 0.38 + 0.76 * (double)(phase - 1) / (PHASES - 1);
+        high = low + 0.76 / (PHASES - 1);
     }
     fprintf(gnuplot, "%g %g %g %g %g %g\n", begin + length / 2, (low + high) / 2, begin, begin + length, low, high);
 }
 
-/* The rows from `first` on that show the same case. */
+/* Returns the number of rows from `first` on that show the same case. */
 static size_t rows_of_case(const json_t *rows, size_t first)
 {
     size_t end = first + 1;
@@ -166,10 +167,10 @@ static size_t rows_of_case(const json_t *rows, size_t first)
 
 static void draw_case(FILE *gnuplot, const json_t *rows, size_t first, size_t count)
 {
-    for (size_t share = 0; share < SHARES; share++) {
-        fprintf(gnuplot, "$share%zu << END\n", share);
+    for (size_t phase = 0; phase < PHASES; phase++) {
+        fprintf(gnuplot, "$share%zu << END\n", phase);
         for (size_t i = 0; i < count; i++)
-            write_bar(gnuplot, json_array_get(rows, first + i), (int)i, share);
+            write_bar(gnuplot, json_array_get(rows, first + i), (int)i, phase);
         fprintf(gnuplot, "END\n");
     }
     double longest = 0;
@@ -193,10 +194,10 @@ static void draw_case(FILE *gnuplot, const json_t *rows, size_t first, size_t co
     fprintf(gnuplot,
             ")\nset yrange [%zu:-0.6]\nset xrange [0:%g]\nset xlabel 'ms, from host to host'\nset grid xtics\n"
             "set key outside right top\nset lmargin 32\nset style fill solid 0.9 noborder\nplot ",
-            count, 1.12 * longest); /* room for the figures */
-    for (size_t share = 0; share < SHARES; share++)
-        fprintf(gnuplot, "$share%zu using 1:2:3:4:5:6 with boxxyerror lc rgb '%s' title '%s', ", share,
-                shares[share].colour, shares[share].name);
+            count, 1.12 * longest); /* space for the numbers */
+    for (size_t phase = 0; phase < PHASES; phase++)
+        fprintf(gnuplot, "$share%zu using 1:2:3:4:5:6 with boxxyerror lc rgb '%s' title '%s', ", phase,
+                phases[phase].colour, phases[phase].name);
     fprintf(gnuplot, "$total using 1:2:(0.44) with yerrorbars pt 0 lw 2 lc rgb 'black' title 'total', "
                      "'' using 1:2:(sprintf('%%.4g', $1)) with labels left offset 0.6,0 notitle\n");
 }
@@ -204,13 +205,13 @@ static void draw_case(FILE *gnuplot, const json_t *rows, size_t first, size_t co
 const char *profile_plot(const json_t *rows, const char *path)
 {
     enum { WIDTH = 1100, FRAME = 130, BAR = 34 };
-    size_t panels = 0, most = 0;
+    size_t panels = 0, max_rows = 0;
     for (size_t first = 0; first < json_array_size(rows); first += rows_of_case(rows, first), panels++)
-        most = rows_of_case(rows, first) > most ? rows_of_case(rows, first) : most;
+        max_rows = rows_of_case(rows, first) > max_rows ? rows_of_case(rows, first) : max_rows;
     if (panels == 0)
         return "there are no rows to draw";
     drawing d;
-    const char *failed = drawing_begin(&d, path, WIDTH, (int)(panels * (FRAME + BAR * most)));
+    const char *failed = drawing_begin(&d, path, WIDTH, (int)(panels * (FRAME + BAR * max_rows)));
     if (failed != NULL)
         return failed;
     fprintf(d.gnuplot, "set multiplot layout %zu,1\n", panels);

@@ -14,7 +14,7 @@ void random_normal(uint64_t seed, double *values, int64_t count)
 {
     static const double two_pi = 6.283185307179586;
     uint64_t state = seed * 0x2545f4914f6cdd1du + 1;
-    for (int64_t i = 0; i < count; i += 2) { /* Box-Muller: two at a time */
+    for (int64_t i = 0; i < count; i += 2) { /* Box-Muller transform: two values at a time */
         const double radius = sqrt(-2 * log(uniform(&state))), angle = two_pi * uniform(&state);
         values[i] = radius * cos(angle);
         if (i + 1 < count)

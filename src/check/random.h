@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* count independent standard normal values that depend on the seed alone. */
+/* `count` independent standard normal values. The seed alone determines them. */
 void random_normal(uint64_t seed, double *values, int64_t count);
 
 #endif

@@ -9,13 +9,14 @@
 
 enum { MAX_SYMBOLS = 16 };
 
-/* A piece of the signature. */
+/* A part of the signature's text. */
 typedef struct slice {
     const char *text;
     int length;
 } slice;
 
-/* "dbias:weight[D]": dtype "weight", no like, dims "D". A part that is not there has length 0; dims may be empty. */
+/* "dbias:weight[D]": dtype is "weight", like is empty, dims is "D". A missing part has length 0. dims may also be empty
+ * if present. */
 typedef struct entry {
     slice dtype, like, dims;
 } entry;
@@ -31,37 +32,37 @@ typedef struct reader {
     const char *cursor;
     symbol symbols[MAX_SYMBOLS];
     int symbol_count;
-    const cot_tensor *open; /* the first input with a "...", whose axes before the named ones that stands for */
-    int open_axes;
+    const cot_tensor *ellipsis_input; /* the first input with "...", which represents its leading axes */
+    int ellipsis_axes;
 } reader;
 
-static const char ANY_AXES[] = "...,";
+static const char ELLIPSIS[] = "...,";
 
-/* The text up to one of the delimiters or the end. */
-static slice take(const char **cursor, const char *delimiters)
+/* Takes the text up to one of the delimiters or the end. */
+static slice take_until(const char **cursor, const char *delimiters)
 {
     const slice s = {*cursor, (int)strcspn(*cursor, delimiters)};
     *cursor += s.length;
     return s;
 }
 
-static bool is(slice s, const char *text)
+static bool slice_equals(slice s, const char *text)
 {
     return (int)strlen(text) == s.length && strncmp(s.text, text, (size_t)s.length) == 0;
 }
 
-/* The entry of the next field; false where the signature names another one. */
+/* Reads the entry of the next field. Returns false if the signature names another field. */
 static bool next_entry(reader *r, const char *name, entry *e)
 {
     *e = (entry){0};
-    if (!is(take(&r->cursor, ":=[ "), name))
+    if (!slice_equals(take_until(&r->cursor, ":=[ "), name))
         return false;
     if (*r->cursor == ':' && r->cursor++)
-        e->dtype = take(&r->cursor, "[= ");
+        e->dtype = take_until(&r->cursor, "[= ");
     if (*r->cursor == '=' && r->cursor++)
-        e->like = take(&r->cursor, " ");
+        e->like = take_until(&r->cursor, " ");
     if (*r->cursor == '[' && r->cursor++) {
-        e->dims = take(&r->cursor, "] ");
+        e->dims = take_until(&r->cursor, "] ");
         if (*r->cursor++ != ']')
             return false;
     }
@@ -73,12 +74,12 @@ static bool next_entry(reader *r, const char *name, entry *e)
 static const cot_tensor *field_tensor(const reader *r, slice name)
 {
     for (int f = 0; f < r->direction->field_count; f++)
-        if (is(name, r->direction->fields[f].name))
+        if (slice_equals(name, r->direction->fields[f].name))
             return cot_field_tensor(&r->direction->fields[f], r->args);
     return NULL;
 }
 
-/* "K-1": its symbol K and number -1. */
+/* Splits "K-1" into its symbol K and its number -1. */
 static slice split_term(slice term, int64_t *number)
 {
     const int length = (int)strcspn(term.text, "+-/,]");
@@ -86,18 +87,19 @@ static slice split_term(slice term, int64_t *number)
     return (slice){term.text, length};
 }
 
-/* Steps over a leading "..., "; the number of axes that are named after it. */
-static bool take_any_axes(slice dims, const char **cursor, int *named)
+/* Skips a leading "...," and returns whether there was one. *named_axes is the number of axes that are named after
+ * it. */
+static bool skip_ellipsis(slice dims, const char **cursor, int *named_axes)
 {
-    const size_t length = strlen(ANY_AXES);
+    const size_t length = strlen(ELLIPSIS);
     *cursor = dims.text;
-    *named = dims.length > 0;
+    *named_axes = dims.length > 0;
     for (int i = 0; i < dims.length; i++)
-        *named += dims.text[i] == ',';
-    if ((size_t)dims.length <= length || strncmp(dims.text, ANY_AXES, length) != 0)
+        *named_axes += dims.text[i] == ',';
+    if ((size_t)dims.length <= length || strncmp(dims.text, ELLIPSIS, length) != 0)
         return false;
     *cursor += length;
-    --*named;
+    --*named_axes;
     return true;
 }
 
@@ -110,21 +112,22 @@ static const symbol *find_symbol(const reader *r, slice name)
     return NULL;
 }
 
-/* The first input to use a symbol gives it its value; x may have fewer axes than the signature (update's [B,D]). */
-static void learn_symbols(reader *r, const entry *e, const cot_tensor *tensor)
+/* Each symbol gets its value from the first input that uses it. x may have fewer axes than the signature (update's
+ * [B,D]). */
+static void bind_symbols(reader *r, const entry *e, const cot_tensor *tensor)
 {
     const char *cursor;
-    int axis = 0, named;
-    if (take_any_axes(e->dims, &cursor, &named)) {
-        axis = tensor->rank > named ? tensor->rank - named : 0;
-        if (r->open == NULL) {
-            r->open = tensor;
-            r->open_axes = axis;
+    int axis = 0, named_axes;
+    if (skip_ellipsis(e->dims, &cursor, &named_axes)) {
+        axis = tensor->rank > named_axes ? tensor->rank - named_axes : 0;
+        if (r->ellipsis_input == NULL) {
+            r->ellipsis_input = tensor;
+            r->ellipsis_axes = axis;
         }
     }
     for (; axis < tensor->rank && cursor < e->dims.text + e->dims.length; axis++) {
         int64_t number;
-        const slice name = split_term(take(&cursor, ",]"), &number);
+        const slice name = split_term(take_until(&cursor, ",]"), &number);
         cursor++;
         if (memchr(name.text, '|', (size_t)name.length) != NULL || name.text[name.length] == '/' ||
             find_symbol(r, name) != NULL || r->symbol_count == MAX_SYMBOLS)
@@ -133,7 +136,7 @@ static void learn_symbols(reader *r, const entry *e, const cot_tensor *tensor)
     }
 }
 
-/* The value of "K-1", "N|B" or "4"; false where no symbol of it has one. */
+/* Computes "K-1", "N|B" or "4". Returns false if none of its symbols has a value. */
 static bool evaluate(const reader *r, slice term, int64_t *value)
 {
     int64_t number;
@@ -143,7 +146,7 @@ static bool evaluate(const reader *r, slice term, int64_t *value)
         return true;
     }
     for (const char *cursor = names.text; cursor < names.text + names.length; cursor++) {
-        const symbol *known = find_symbol(r, take(&cursor, "|+-/,]"));
+        const symbol *known = find_symbol(r, take_until(&cursor, "|+-/,]"));
         if (known != NULL) {
             *value = cot_add(known->value, number);
             if (names.text[names.length] == '/') {
@@ -162,7 +165,7 @@ static cot_dtype output_dtype(const reader *r, slice name)
     if (name.length == 0)
         return first->dtype;
     for (int dtype = COT_F32; dtype <= COT_U8; dtype++)
-        if (is(name, cot_dtype_name((cot_dtype)dtype)))
+        if (slice_equals(name, cot_dtype_name((cot_dtype)dtype)))
             return dtype == COT_F32 && first->dtype == COT_F64 ? COT_F64 : (cot_dtype)dtype;
     const cot_tensor *like = field_tensor(r, name);
     return like != NULL && cot_present(like) ? like->dtype : first->dtype;
@@ -183,18 +186,18 @@ static const char *shape_output(const reader *r, const char *name, const entry *
         return NULL;
     }
     int64_t shape[COT_MAX_RANK] = {0};
-    int rank = 0, named;
+    int rank = 0, named_axes;
     const char *cursor;
-    if (take_any_axes(e->dims, &cursor, &named)) {
-        if (r->open == NULL || r->open_axes + named > COT_MAX_RANK) {
+    if (skip_ellipsis(e->dims, &cursor, &named_axes)) {
+        if (r->ellipsis_input == NULL || r->ellipsis_axes + named_axes > COT_MAX_RANK) {
             snprintf(why, size, "%s has the axes of an input that is missing", name);
             return why;
         }
-        rank = r->open_axes;
-        memcpy(shape, r->open->shape, (size_t)rank * sizeof *shape);
+        rank = r->ellipsis_axes;
+        memcpy(shape, r->ellipsis_input->shape, (size_t)rank * sizeof *shape);
     }
     for (; rank < COT_MAX_RANK && cursor < e->dims.text + e->dims.length; rank++) {
-        const slice term = take(&cursor, ",]");
+        const slice term = take_until(&cursor, ",]");
         cursor++;
         if (!evaluate(r, term, &shape[rank])) {
             snprintf(why, size, "%s has a size %.*s, which no input gives", name, term.length, term.text);
@@ -205,7 +208,7 @@ static const char *shape_output(const reader *r, const char *name, const entry *
     return NULL;
 }
 
-const char *shape_outputs(const cot_direction *direction, void *args, uint32_t wanted, char *why, size_t size)
+const char *shape_outputs(const cot_direction *direction, void *args, uint32_t output_mask, char *why, size_t size)
 {
     reader r = {.direction = direction, .args = args, .cursor = direction->signature};
     entry entries[COT_MAX_FIELDS];
@@ -217,24 +220,24 @@ const char *shape_outputs(const cot_direction *direction, void *args, uint32_t w
         if (!next_entry(&r, direction->fields[f].name, &entries[f]))
             return why;
         if (cot_present(tensor) && direction->fields[f].role != COT_OUTPUT && entries[f].like.length == 0)
-            learn_symbols(&r, &entries[f], tensor);
+            bind_symbols(&r, &entries[f], tensor);
     }
     if (*r.cursor != '\0')
         return why;
     for (int f = 0; f < direction->field_count; f++) {
         cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
-        if (direction->fields[f].role == COT_OUTPUT && (wanted >> f & 1) != 0 && !cot_present(tensor) &&
+        if (direction->fields[f].role == COT_OUTPUT && (output_mask >> f & 1) != 0 && !cot_present(tensor) &&
             shape_output(&r, direction->fields[f].name, &entries[f], tensor, why, size) != NULL)
             return why;
     }
     return NULL;
 }
 
-/* Does the first of these axes stand for `batch`: "B" or, in "N|B,D", one of the names? */
+/* Returns whether the first of these axes is `batch`: either "B", or one of the alternatives as in "N|B,D". */
 static bool begins_with(slice dims, slice batch)
 {
     for (const char *cursor = dims.text; cursor < dims.text + dims.length; cursor++) {
-        const slice name = take(&cursor, "|,]");
+        const slice name = take_until(&cursor, "|,]");
         if (name.length == batch.length && strncmp(name.text, batch.text, (size_t)name.length) == 0)
             return true;
         if (*cursor != '|')
@@ -247,29 +250,29 @@ uint32_t batch_fields(const cot_direction *direction, const void *args, int64_t 
 {
     reader r = {.direction = direction, .args = (void *)args, .cursor = direction->signature};
     entry entries[COT_MAX_FIELDS];
-    uint32_t found = 0;
+    uint32_t mask = 0;
     slice batch = {0};
     *items = 0;
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], r.args);
         const char *cursor;
-        int named;
+        int named_axes;
         if (!next_entry(&r, direction->fields[f].name, &entries[f]))
             return 0;
         for (int like = 0; like < f && entries[f].like.length > 0; like++)
-            if (is(entries[f].like, direction->fields[like].name))
+            if (slice_equals(entries[f].like, direction->fields[like].name))
                 entries[f].dims = entries[like].dims;
-        const bool any = take_any_axes(entries[f].dims, &cursor, &named);
+        const bool has_ellipsis = skip_ellipsis(entries[f].dims, &cursor, &named_axes);
         if (f == 0) {
             batch = (slice){entries[0].dims.text, (int)strcspn(entries[0].dims.text, ",]")};
             *items = cot_present(tensor) && tensor->rank > 0 ? tensor->shape[0] : 0;
         }
-        /* "...": only where it stands for an axis */
+        /* "..." counts only if it represents an axis of this tensor */
         if (cot_present(tensor) && tensor->rank > 0 && tensor->shape[0] == *items &&
-            begins_with(entries[f].dims, batch) && (!any || tensor->rank > named))
-            found |= 1u << f;
+            begins_with(entries[f].dims, batch) && (!has_ellipsis || tensor->rank > named_axes))
+            mask |= 1u << f;
     }
-    return (found & 1) != 0 ? found : 0;
+    return (mask & 1) != 0 ? mask : 0;
 }
 
 int call_sizes(const cot_direction *direction, const void *args, call_size sizes[MAX_CALL_SIZES])
@@ -282,11 +285,11 @@ int call_sizes(const cot_direction *direction, const void *args, call_size sizes
         if (!next_entry(&r, direction->fields[f].name, &e))
             return 0;
         if (cot_present(tensor) && direction->fields[f].role != COT_OUTPUT && e.like.length == 0)
-            learn_symbols(&r, &e, tensor);
+            bind_symbols(&r, &e, tensor);
     }
-    for (int axis = 0; r.open != NULL && axis < r.open_axes; axis++, count++) {
+    for (int axis = 0; r.ellipsis_input != NULL && axis < r.ellipsis_axes; axis++, count++) {
         snprintf(sizes[count].name, sizeof sizes[count].name, "%d", axis);
-        sizes[count].value = r.open->shape[axis];
+        sizes[count].value = r.ellipsis_input->shape[axis];
     }
     for (int i = 0; i < r.symbol_count && count < MAX_CALL_SIZES; i++, count++) {
         snprintf(sizes[count].name, sizeof sizes[count].name, "%.*s", r.symbols[i].name.length, r.symbols[i].name.text);
@@ -295,20 +298,20 @@ int call_sizes(const cot_direction *direction, const void *args, call_size sizes
     return count;
 }
 
-/* What shape_output leaves to be: axes that are no symbol's keep their size. */
+/* Sets the sizes that the call's sizes determine. The other axes keep their sizes. */
 static void resize_tensor(const reader *r, const entry *e, cot_tensor *tensor, const call_size *sizes, int count)
 {
     const char *cursor;
-    int axis = 0, named;
-    if (take_any_axes(e->dims, &cursor, &named)) {
-        const int open = tensor->rank > named ? tensor->rank - named : 0;
-        for (; axis < open; axis++)
+    int axis = 0, named_axes;
+    if (skip_ellipsis(e->dims, &cursor, &named_axes)) {
+        const int ellipsis_axes = tensor->rank > named_axes ? tensor->rank - named_axes : 0;
+        for (; axis < ellipsis_axes; axis++)
             for (int i = 0; i < count; i++)
                 if (sizes[i].name[0] == '0' + axis)
                     tensor->shape[axis] = sizes[i].value;
     }
     for (; axis < tensor->rank && cursor < e->dims.text + e->dims.length; axis++) {
-        const slice term = take(&cursor, ",]");
+        const slice term = take_until(&cursor, ",]");
         cursor++;
         evaluate(r, term, &tensor->shape[axis]);
     }
@@ -325,7 +328,7 @@ void resize_call(const cot_direction *direction, void *args, const call_size *si
         if (!next_entry(&r, direction->fields[f].name, &entries[f]))
             return;
         for (int like = 0; like < f && entries[f].like.length > 0; like++)
-            if (is(entries[f].like, direction->fields[like].name))
+            if (slice_equals(entries[f].like, direction->fields[like].name))
                 entries[f].dims = entries[like].dims;
         if (!cot_present(tensor))
             continue;

@@ -39,7 +39,7 @@ int64_t element_position(const cot_tensor *view, int64_t number)
     return position;
 }
 
-/* The last axis: whoever goes through all elements divides once for each row. */
+/* The length of the last axis. Loops over all elements divide only once per row. */
 static int64_t row_elements(const cot_tensor *view)
 {
     return view->rank > 0 && view->shape[view->rank - 1] > 0 ? view->shape[view->rank - 1] : 1;
@@ -66,25 +66,25 @@ storage storage_make(const cot_tensor *like, int64_t offset, bool guarded)
     s.view.data = s.memory + front;
     if (!guarded)
         return s;
-    s.used = allocate(s.bytes, 1);
+    s.is_element = allocate(s.bytes, 1);
     const int64_t columns = row_elements(like), stride = row_stride(like);
     for (int64_t n = 0; n < cot_elements(like); n += columns)
-        for (int64_t c = 0, at = element_position(like, n); c < columns; c++, at += stride)
-            memset(s.used + front + (size_t)(at * size), 1, (size_t)size);
+        for (int64_t c = 0, position = element_position(like, n); c < columns; c++, position += stride)
+            memset(s.is_element + front + (size_t)(position * size), 1, (size_t)size);
     return s;
 }
 
 void storage_free(storage *s)
 {
     free(s->memory);
-    free(s->used);
-    s->memory = s->used = NULL;
+    free(s->is_element);
+    s->memory = s->is_element = NULL;
 }
 
-bool storage_overrun(const storage *s, int64_t *byte)
+bool storage_find_overrun(const storage *s, int64_t *byte)
 {
-    for (size_t i = 0; s->used != NULL && i < s->bytes; i++) {
-        if (!s->used[i] && (unsigned char)s->memory[i] != POISON) {
+    for (size_t i = 0; s->is_element != NULL && i < s->bytes; i++) {
+        if (!s->is_element[i] && (unsigned char)s->memory[i] != POISON) {
             *byte = (int64_t)i - ((char *)s->view.data - s->memory);
             return true;
         }
@@ -97,9 +97,9 @@ double *tensor_values(const cot_tensor *view)
     const int64_t elements = cot_elements(view), columns = row_elements(view), stride = row_stride(view);
     double *values = allocate((size_t)elements, sizeof *values);
     for (int64_t n = 0; n < elements; n += columns)
-        for (int64_t c = 0, at = element_position(view, n); c < columns; c++, at += stride)
-            values[n + c] =
-                view->dtype == COT_U8 ? ((const uint8_t *)view->data)[at] : cot_load_f64(view->data, view->dtype, at);
+        for (int64_t c = 0, position = element_position(view, n); c < columns; c++, position += stride)
+            values[n + c] = view->dtype == COT_U8 ? ((const uint8_t *)view->data)[position]
+                                                  : cot_load_f64(view->data, view->dtype, position);
     return values;
 }
 
@@ -107,8 +107,8 @@ void tensor_store(const cot_tensor *view, const double *values)
 {
     const int64_t elements = cot_elements(view), columns = row_elements(view), stride = row_stride(view);
     for (int64_t n = 0; n < elements; n += columns)
-        for (int64_t c = 0, at = element_position(view, n); c < columns; c++, at += stride)
-            cot_store_f64(view->data, view->dtype, at, values[n + c]);
+        for (int64_t c = 0, position = element_position(view, n); c < columns; c++, position += stride)
+            cot_store_f64(view->data, view->dtype, position, values[n + c]);
 }
 
 void tensor_store_integers(const cot_tensor *view, const int32_t *data)

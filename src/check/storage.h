@@ -1,34 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0
- * storage.h: the memory of one tensor under test: poisoned, with guard bytes around and between its elements. */
+ * storage.h: the memory of one tensor under test. It is filled with POISON and has guard bytes before, after and
+ * between the elements. */
 #ifndef COT_CHECK_STORAGE_H
 #define COT_CHECK_STORAGE_H
 
 #include "core/cases.h"
 
-/* The byte that memory is filled with before a kernel runs: NaN in all float dtypes. */
+/* Memory is filled with this byte before a kernel runs. The bytes 0xff are a NaN in every float dtype. */
 enum { POISON = 0xff };
 
 typedef struct storage {
-    cot_tensor view; /* into the memory below */
-    char *memory;    /* guard, elements with their gaps, guard */
-    size_t bytes;    /* of memory, guards included */
-    char *used;      /* for each byte: 1 = part of an element */
+    cot_tensor view;  /* points into the memory below */
+    char *memory;     /* a guard, the elements with their gaps, a guard */
+    size_t bytes;     /* bytes of `memory`, including the guards */
+    char *is_element; /* guarded storage: 1 for each byte that is part of an element */
 } storage;
 
-/* Memory for a tensor of `like`'s dtype, shape and strides that begins `offset` elements after an aligned address;
- * every byte 0xff, which is NaN in all float dtypes. `guarded` also records which bytes are nobody's. An absent
- * tensor gets no memory. */
+/* Allocates memory for a tensor with the dtype, shape and strides of `like`, filled with POISON. The tensor begins
+ * `offset` elements after an aligned address. `guarded` also records which bytes belong to elements. An absent tensor
+ * gets no memory. */
 storage storage_make(const cot_tensor *like, int64_t offset, bool guarded);
 void storage_free(storage *s);
 
-/* The first byte outside the elements that is no longer 0xff, relative to the tensor's first element; false if all
- * are. Only for guarded storage. */
-bool storage_overrun(const storage *s, int64_t *byte);
+/* Finds the first byte outside the elements that is no longer POISON, relative to the tensor's first element. Returns
+ * false if there is none. For guarded storage only. */
+bool storage_find_overrun(const storage *s, int64_t *byte);
 
-/* Position in elements, relative to data, of the element with this row-major number. */
+/* Position of the element with this row-major number, in elements relative to data. */
 int64_t element_position(const cot_tensor *view, int64_t number);
 
-/* Row-major copies of float or u8 tensors, and back (rounded; float only). The caller frees what tensor_values returns. */
+/* tensor_values returns a row-major copy of a float or u8 tensor, which the caller frees. tensor_store rounds row-major
+ * values to a float tensor. */
 double *tensor_values(const cot_tensor *view);
 void tensor_store(const cot_tensor *view, const double *values);
 

@@ -15,7 +15,7 @@ static int32_t *integer_values(const cot_tensor *view)
     return values;
 }
 
-/* The first row of a direction serves everything, on the CPU. */
+/* The first kernel of a direction runs on the CPU and supports every call. */
 static const cot_kernel *scalar_kernel(const cot_op *op, int direction)
 {
     const cot_kernel *kernel = op->kernels;
@@ -55,14 +55,14 @@ cot_status verification_begin(verification *v, const cot_op_cases *cases, int di
     const cot_direction *d = case_direction(cases, &v->c);
     for (int f = 0; f < d->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&d->fields[f], v->c.args);
-        if (!cot_present(tensor) || !field_begins_with_value(d, &d->fields[f], args))
+        if (!cot_present(tensor) || !field_has_initial_value(d, &d->fields[f], args))
             continue;
         if (tensor->dtype == COT_I32 || tensor->dtype == COT_U8)
             v->ref.integers[f] = integer_values(tensor);
         else
             v->ref.values[f] = tensor_values(tensor);
     }
-    const cot_status status = run_scalar(v); /* which checks index data, as the oracle does not */
+    const cot_status status = run_scalar(v); /* checks index data, which the oracle does not */
     if (status == COT_OK)
         reference_solve(&v->ref);
     return status;

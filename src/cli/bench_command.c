@@ -13,12 +13,12 @@ typedef struct bench_input {
     cot_case one;
 } bench_input;
 
-static volatile sig_atomic_t asked_to_stop;
+static volatile sig_atomic_t stop_requested;
 
-static void ask_to_stop(int signal_number)
+static void request_stop(int signal_number)
 {
     (void)signal_number;
-    asked_to_stop = 1;
+    stop_requested = 1;
 }
 
 static error_t parse(int key, char *argument, struct argp_state *state)
@@ -26,14 +26,14 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     bench_input *input = state->input;
     bench_options *options = &input->options;
     switch (key) {
-    case 'b': options->backend = find_backend(state, argument); return 0;
+    case 'b': options->backend = parse_backend(state, argument); return 0;
     case 'c': options->chosen_only = true; return 0;
     case 'j': input->json = argument; return 0;
     case 'k': options->kernel = argument; return 0;
-    case 'l': options->load_seconds = find_number(state, "--load", argument, 0, 3600); return 0;
+    case 'l': options->load_seconds = parse_number(state, "--load", argument, 0, 3600); return 0;
     case 'o': options->only = argument; return 0;
     case 'p': input->plot = argument; return 0;
-    case 't': options->threads = (int)find_number(state, "--threads", argument, 1, 4096); return 0;
+    case 't': options->threads = (int)parse_number(state, "--threads", argument, 1, 4096); return 0;
     case ARGP_KEY_ARGS: {
         char **words = state->argv + state->next;
         const int count = state->argc - state->next;
@@ -58,17 +58,17 @@ int command_bench(int argc, char **argv)
         {"json", 'j', "FILE", 0, "Write the rows as JSON", 0},
         {"kernel", 'k', "TEXT", 0, "Only kernels whose name contains TEXT, however slow", 0},
         {"load", 'l', "SECONDS", 0,
-         "GPU: load it so long with each chosen kernel that products bound, and time the second half (3); 0: in turns alone",
+         "GPU: run each chosen kernel that products bound for SECONDS, and time the second half (3); 0: no such load",
          0},
         {"only", 'o', "TEXT", 0, "Only cases whose description contains TEXT", 0},
-        {"plot", 'p', "FILE.svg", 0, "Draw the rows, through gnuplot", 0},
+        {"plot", 'p', "FILE.svg", 0, "Draw the rows with gnuplot", 0},
         {"threads", 't', "N", 0, "CPU threads (all)", 0},
         {0}};
     static const struct argp parser = {
         table,
         parse,
         "[OP [DIRECTION [WORD...]]]",
-        "Times every kernel on the cases of the benchmark, beside the machine's own ceilings.\v"
+        "Times every kernel on the cases of the benchmark, and compares it with the machine's ceilings.\v"
         "DIRECTION and WORDs describe a case of your own, as in\n"
         "  cotangent bench causal_conv1d backward B=2 D=64 T=4096 K=4 bf16 channel-last silu",
         0,
@@ -80,16 +80,17 @@ int command_bench(int argc, char **argv)
         return 2;
     if (!backend_works(input.options.backend))
         return 1;
-    /* Asked to end, it ends after the case in progress and writes what there is; asked again, at once. */
-    const struct sigaction gently = {.sa_handler = ask_to_stop, .sa_flags = (int)SA_RESETHAND};
-    sigaction(SIGINT, &gently, NULL);
-    sigaction(SIGTERM, &gently, NULL);
-    input.options.stop = &asked_to_stop;
+    /* The first signal ends the program after the current case and writes the rows so far. The second one ends it at
+     * once. */
+    const struct sigaction stop_action = {.sa_handler = request_stop, .sa_flags = (int)SA_RESETHAND};
+    sigaction(SIGINT, &stop_action, NULL);
+    sigaction(SIGTERM, &stop_action, NULL);
+    input.options.stop = &stop_requested;
     json_t *rows = bench_run(&input.options);
     bench_print(rows);
-    /* Without a row: a case that its op refuses, or a filter that leaves nothing. */
+    /* No row: the op refuses the case, or the filters match nothing. */
     int status = json_array_size(rows) > 0 ? 0 : 2;
-    if (asked_to_stop) {
+    if (stop_requested) {
         fprintf(stderr, "cotangent bench: interrupted; these are not all rows\n");
         status = 1;
     }

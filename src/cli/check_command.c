@@ -10,12 +10,12 @@ static error_t parse(int key, char *argument, struct argp_state *state)
 {
     check_options *options = state->input;
     switch (key) {
-    case 'b': options->backend = find_backend(state, argument); return 0;
-    case 'j': options->jobs = (int)find_number(state, "--jobs", argument, 1, 1024); return 0;
+    case 'b': options->backend = parse_backend(state, argument); return 0;
+    case 'j': options->jobs = (int)parse_number(state, "--jobs", argument, 1, 1024); return 0;
     case 'k': options->kernel = argument; return 0;
     case 'o': options->only = argument; return 0;
     case 'q': options->quick = true; return 0;
-    case 'n': options->repeat = (int)find_number(state, "--repeat", argument, 2, 1000000); return 0;
+    case 'n': options->repeat = (int)parse_number(state, "--repeat", argument, 2, 1000000); return 0;
     case 'r': options->report = true; return 0;
     case ARGP_KEY_ARG:
         if (options->op != NULL)
@@ -41,7 +41,7 @@ int command_check(int argc, char **argv)
         table,
         parse,
         "[OP]",
-        "Holds every kernel against its float64 oracle, and the oracle against finite differences.\v"
+        "Compares every kernel with its float64 oracle, and the oracle's gradients with finite differences.\v"
         "The last line is \"N passed, N failed, N skipped\". The exit status is 1 if any failed, and 2 if no kernel ran: "
         "the options match nothing, or this machine lacks the instruction set of all kernels that they name.",
         0,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Completion of `cotangent` in bash. What there is to complete, the program itself says: --help lists the commands and
-# their options, `cotangent ops` the ops and their directions.
+# Completion of `cotangent` in bash. The words come from the program itself: --help lists the commands and their options,
+# and `cotangent ops` lists the ops and their directions.
 _cotangent()
 {
     local program=${COMP_WORDS[0]} word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
@@ -14,7 +14,7 @@ _cotangent()
     elif [ "$previous" = "$command" ]; then
         words=$("$program" ops 2>/dev/null | grep -oE '^[a-z][a-z0-9_]*')
     elif [ "$COMP_CWORD" -eq 3 ]; then
-        words=$("$program" ops 2>/dev/null | awk -v op="$previous" '/^[a-z]/ { own = $1 == op } own && /^  [a-z]/ { print $1 }')
+        words=$("$program" ops 2>/dev/null | awk -v op="$previous" '/^[a-z]/ { found = $1 == op } found && /^  [a-z]/ { print $1 }')
     fi
     COMPREPLY=($(compgen -W "$words" -- "$word"))
 }

@@ -12,7 +12,7 @@ typedef struct demo_input {
     const char *json, *plot;
 } demo_input;
 
-static bool find_switch(const struct argp_state *state, const char *option, const char *text)
+static bool parse_switch(const struct argp_state *state, const char *option, const char *text)
 {
     if (strcmp(text, "on") != 0 && strcmp(text, "off") != 0)
         argp_error(state, "%s is '%s', expected on or off", option, text);
@@ -23,11 +23,11 @@ static error_t parse(int key, char *argument, struct argp_state *state)
 {
     demo_input *input = state->input;
     switch (key) {
-    case 'b': input->options.backend = find_backend(state, argument); return 0;
+    case 'b': input->options.backend = parse_backend(state, argument); return 0;
     case 'j': input->json = argument; return 0;
     case 'p': input->plot = argument; return 0;
     case 'q': input->options.quick = true; return 0;
-    case 'v': input->options.verify = find_switch(state, "--verify", argument); return 0;
+    case 'v': input->options.verify = parse_switch(state, "--verify", argument); return 0;
     case ARGP_KEY_ARG:
         if (state->arg_num > 0)
             argp_error(state, "unexpected argument '%s'", argument);
@@ -40,7 +40,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     }
 }
 
-/* The rows that bench_plot can draw. */
+/* Returns the rows that bench_plot can draw: those of kernels. */
 static json_t *measured_rows(const json_t *rows)
 {
     json_t *measured = json_array(), *row;
@@ -58,19 +58,19 @@ int command_demo(int argc, char **argv)
     static const struct argp_option table[] = {
         {"backend", 'b', "cpu|cuda", 0, "Run on this backend (cpu)", 0},
         {"json", 'j', "FILE", 0, "Write rows and figures as JSON", 0},
-        {"plot", 'p', "FILE.svg", 0, "Draw the rows, through gnuplot", 0},
-        {"quick", 'q', 0, 0, "Small sizes: whether it works, not how fast", 0},
-        {"verify", 'v', "on|off", 0, "Hold every output against the oracle (on)", 0},
+        {"plot", 'p', "FILE.svg", 0, "Draw the rows with gnuplot", 0},
+        {"quick", 'q', 0, 0, "Small sizes: test that it works, not how fast it is", 0},
+        {"verify", 'v', "on|off", 0, "Compare every output with the oracle (on)", 0},
         {0}};
     static const struct argp parser = {
         table,
         parse,
         "NUMBER",
         "Runs the job of one of the five documents that the project began with, on generated tensors, and prints its "
-        "figures beside the document's.\v"
+        "figures next to the document's figures.\v"
         "000: causal conv1d, backward\n001: attention, backward\n002: dropout and bias, backward\n"
         "003: causal conv1d, forward\n004: hyper-connections, backward\n"
-        "docs/seeds.md says more of each. For tensors of your own there is `cotangent run OP DIRECTION --verify`.",
+        "docs/seeds.md describes each. For your own tensors, use `cotangent run OP DIRECTION --verify`.",
         0,
         0,
         0};

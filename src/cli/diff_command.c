@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * diff_command.c: `cotangent diff A B`: tensors in files, compared by the error rule (check/compare.h).
+ * diff_command.c: `cotangent diff A B` compares tensors in files by the error rule (check/compare.h).
  *
- * The rule knows an oracle r, the magnitudes m of its sums and the scalar kernel's values s. Two files have none of
- * these, so:
- *   r   is B's value;
- *   m   is sqrt(N) * max(|r|, the root mean square of r's tensor), N = --terms, the number of terms that an element sums
- *       up: N terms of size t and random signs add up to sqrt(N)*t, their absolute values to N*t; and an element that
- *       came out small because its terms cancelled had terms like its neighbours';
- *   u   each side may be off by its own rounding and sums: the tolerance is
+ * The rule needs an oracle r, the magnitudes m of its sums and the scalar kernel's values s. Two files have none of
+ * these. They are replaced as follows:
+ *   r   B's value.
+ *   m   sqrt(N) * max(|r|, the root mean square of r's tensor). N = --terms is the number of terms that an element sums
+ *       up. N terms of size t with random signs add up to sqrt(N)*t, and their absolute values to N*t. An element that
+ *       is small because its terms cancelled had terms as large as its neighbours'.
+ *   u   Each side may have its own rounding and summation errors. The tolerance is
  *           u_A*|r| + 4*u_midA*m   +   u_B*|r| + 4*u_midB*m        u_mid: f64's unit for f64, else f32's
- *       so that against an f64 reference it is the rule itself, and two f32 or bf16 results may each err;
- *   s   is missing, and with it the norm rule; the report still gives the error's norm in ulp.
- * Integers must be equal. Equal infinities, and NaN in both, count as equal. */
+ *       For an f64 reference this is the rule itself, and of two f32 or bf16 results each may have errors.
+ *   s   Missing, so the norm rule does not apply. The report still prints the error's norm in ulp.
+ * Integers must be equal. Equal infinities, and NaN in both files, count as equal. */
 #include "check/compare.h"
 #include "check/storage.h"
 #include "commands.h"
@@ -24,7 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A guess, for convolutions and heads; and strict all the same: two f32 results may differ by 2^-18 of the rms. */
+/* An estimate for convolutions and attention heads. It is strict: two f32 results may differ by 2^-18 of the rms. */
 enum { DEFAULT_TERMS = 64 };
 
 typedef struct diff_input {
@@ -33,7 +33,7 @@ typedef struct diff_input {
 } diff_input;
 
 typedef struct diff_tally {
-    double growth; /* sqrt of the number of terms */
+    double sqrt_terms; /* square root of --terms */
     int64_t same, within, beyond;
 } diff_tally;
 
@@ -78,15 +78,15 @@ static double mid_unit(cot_dtype dtype)
     return unit_roundoff(dtype == COT_F64 ? COT_F64 : COT_F32);
 }
 
-/* The magnitude that makes the rule of the coarser dtype allow what both sides may be off. */
-static double magnitude(double r, double rms, double growth, cot_dtype coarse, cot_dtype fine)
+/* The magnitude with which the rule of the coarser dtype allows the errors of both sides. */
+static double magnitude(double r, double rms, double sqrt_terms, cot_dtype coarse, cot_dtype fine)
 {
-    const double m = growth * fmax(fabs(r), rms);
+    const double m = sqrt_terms * fmax(fabs(r), rms);
     const double sums = 4 * (mid_unit(coarse) + mid_unit(fine)) * m;
     return (sums + unit_roundoff(fine) * fabs(r)) / (4 * mid_unit(coarse));
 }
 
-static bool compare_floats(const char *name, const cot_tensor *a, const cot_tensor *b, double growth)
+static bool compare_floats(const char *name, const cot_tensor *a, const cot_tensor *b, double sqrt_terms)
 {
     const int64_t elements = cot_elements(a);
     const bool a_is_coarser = unit_roundoff(a->dtype) >= unit_roundoff(b->dtype);
@@ -99,7 +99,7 @@ static bool compare_floats(const char *name, const cot_tensor *a, const cot_tens
             y[i] = r[i] = 0;
             equal++;
         }
-        m[i] = magnitude(r[i], rms, growth, shape.dtype, (a_is_coarser ? b : a)->dtype);
+        m[i] = magnitude(r[i], rms, sqrt_terms, shape.dtype, (a_is_coarser ? b : a)->dtype);
     }
     const cot_dtype intermediate = shape.dtype == COT_F64 ? COT_F64 : COT_F32;
     const comparison c = compare(y, r, m, NULL, elements, shape.dtype, intermediate, 1);
@@ -114,56 +114,56 @@ static bool compare_floats(const char *name, const cot_tensor *a, const cot_tens
 
 static bool compare_integers(const char *name, const cot_tensor *a, const cot_tensor *b)
 {
-    int64_t different = 0, first = -1, values[2] = {0};
+    int64_t difference_count = 0, first = -1, values[2] = {0};
     for (int64_t n = 0; n < cot_elements(a); n++) {
-        int64_t pair[2];
+        int64_t elements[2];
         const cot_tensor *const sides[2] = {a, b};
         for (int i = 0; i < 2; i++) {
             const int64_t position = element_position(sides[i], n);
-            pair[i] = sides[i]->dtype == COT_I32 ? ((const int32_t *)sides[i]->data)[position]
-                                                 : ((const uint8_t *)sides[i]->data)[position];
+            elements[i] = sides[i]->dtype == COT_I32 ? ((const int32_t *)sides[i]->data)[position]
+                                                     : ((const uint8_t *)sides[i]->data)[position];
         }
-        if (pair[0] == pair[1])
+        if (elements[0] == elements[1])
             continue;
-        if (different++ == 0) {
+        if (difference_count++ == 0) {
             first = n;
-            memcpy(values, pair, sizeof values);
+            memcpy(values, elements, sizeof values);
         }
     }
     printf("    %s ", name);
     print_shape(a);
-    if (different == 0)
+    if (difference_count == 0)
         printf(": equal\n");
     else
         printf(": FAILED, %" PRId64 " of %" PRId64 " elements differ, first number %" PRId64 ": %" PRId64
                ", expected %" PRId64 "\n",
-               different, cot_elements(a), first, values[0], values[1]);
-    return different == 0;
+               difference_count, cot_elements(a), first, values[0], values[1]);
+    return difference_count == 0;
 }
 
 static void compare_tensors(const char *name, const cot_tensor *a, const cot_tensor *b, diff_tally *tally)
 {
-    const char *shown = name[0] != '\0' ? name : "tensor";
+    const char *label = name[0] != '\0' ? name : "tensor";
     if (!same_shape(a, b) || is_float(a) != is_float(b)) {
-        printf("    %s: FAILED, ", shown);
+        printf("    %s: FAILED, ", label);
         print_shape(a);
         printf(" against ");
         print_shape(b);
         putchar('\n');
         tally->beyond++;
     } else if (same_bits(a, b)) {
-        printf("    %s ", shown);
+        printf("    %s ", label);
         print_shape(a);
         printf(": the same bits\n");
         tally->same++;
-    } else if (is_float(a) ? compare_floats(shown, a, b, tally->growth) : compare_integers(shown, a, b)) {
+    } else if (is_float(a) ? compare_floats(label, a, b, tally->sqrt_terms) : compare_integers(label, a, b)) {
         tally->within++;
     } else {
         tally->beyond++;
     }
 }
 
-/* Names that one of the files has and the other has not; returns how many. */
+/* Prints the names that are in one file and not in the other. Returns their number. */
 static int64_t report_missing(const tensor_file *here, const tensor_file *there, const char *path)
 {
     int64_t missing = 0;
@@ -176,8 +176,8 @@ static int64_t report_missing(const tensor_file *here, const tensor_file *there,
     return missing;
 }
 
-/* Compares what both files have; without a tally, only gets the tensors, so that one that cannot be served is met before
- * the first line is printed. */
+/* Compares the tensors that both files have. Without a tally it only reads them, so that an unreadable tensor fails
+ * before the first line is printed. */
 static bool each_pair(tensor_file files[2], diff_tally *tally, io_error *error)
 {
     for (int i = 0; i < files[0].count; i++) {
@@ -207,7 +207,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     diff_input *input = state->input;
     char **paths = input->paths;
     switch (key) {
-    case 't': input->terms = find_number(state, "--terms", argument, 1, 1000000000); return 0;
+    case 't': input->terms = parse_number(state, "--terms", argument, 1, 1000000000); return 0;
     case ARGP_KEY_ARG:
         if (state->arg_num == 2)
             argp_error(state, "unexpected argument '%s'", argument);
@@ -241,7 +241,7 @@ int command_diff(int argc, char **argv)
     diff_input input = {.terms = DEFAULT_TERMS};
     parse_arguments(&parser, argc, argv, &input);
     tensor_file files[2] = {0};
-    diff_tally tally = {.growth = sqrt((double)input.terms)};
+    diff_tally tally = {.sqrt_terms = sqrt((double)input.terms)};
     io_error error;
     const bool good = tensor_file_open(&files[0], input.paths[0], &error) &&
                       tensor_file_open(&files[1], input.paths[1], &error) &&

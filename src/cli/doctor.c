@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * doctor.c: `cotangent doctor`: what works on this machine, and what to do about the rest. Every line begins with
- *   [ok] it works     [--] it is not there, and nothing needs it     [!!] it stands in the way: exit status 1 */
+ * doctor.c: `cotangent doctor` prints what works on this machine, and how to correct the rest. Every line begins with
+ *   [ok] it works     [--] it is missing, but nothing requires it     [!!] a problem: exit status 1 */
 #include "check/bench.h"
 #include "commands.h"
 #include "core/cpu_features.h"
@@ -18,9 +18,9 @@
 
 typedef enum finding { OK, ABSENT, WRONG } finding;
 
-static int wrong; /* findings */
+static int problem_count; /* number of findings WRONG */
 
-__attribute__((format(printf, 3, 4))) static void say(finding what, const char *about, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static void report(finding what, const char *about, const char *format, ...)
 {
     static const char *const marks[] = {"[ok]", "[--]", "[!!]"};
     va_list arguments;
@@ -29,10 +29,10 @@ __attribute__((format(printf, 3, 4))) static void say(finding what, const char *
     vprintf(format, arguments);
     putchar('\n');
     va_end(arguments);
-    wrong += what == WRONG;
+    problem_count += what == WRONG;
 }
 
-/* The first line of a file, without its newline; false if there is none. */
+/* Reads the first line of a file without its newline. Returns false if there is none. */
 static bool first_line(const char *path, char *line, size_t size)
 {
     FILE *file = fopen(path, "r");
@@ -50,34 +50,34 @@ static void examine_processor(void)
 {
     char device[256];
     device_name(device, sizeof device);
-    say(OK, "processor", "%s", device);
+    report(OK, "processor", "%s", device);
     const uint32_t isa = cot_cpu_features();
-    say(OK, "scalar", "plain C, for every layout and dtype");
+    report(OK, "scalar", "plain C, for every layout and dtype");
     for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AVX512; level <<= 1) {
         if (isa & level)
-            say(OK, cot_isa_name(level), "this processor and its operating system have it");
+            report(OK, cot_isa_name(level), "this processor and its operating system have it");
         else
-            say(ABSENT, cot_isa_name(level),
-                "lacking: slower kernels serve instead; a newer x86-64, or a virtual "
-                "machine that passes its host's through, has it");
+            report(ABSENT, cot_isa_name(level),
+                   "missing: calls use slower kernels; a newer x86-64, or a virtual "
+                   "machine that passes its host's through, has it");
     }
 }
 
-/* COT_KERNEL, for this op. */
+/* Examines COT_KERNEL for this op. */
 static void examine_forced_kernel(const cot_op *op, const cot_queue *queue)
 {
     size_t length = 0;
     const char *name = cot_queue_forced(queue, op->name, &length);
     for (int k = 0; name != NULL && k < op->kernel_count; k++) {
         if (strlen(op->kernels[k].name) == length && strncmp(op->kernels[k].name, name, length) == 0) {
-            say(ABSENT, "COT_KERNEL", "forces %s wherever it can run: unset it unless that is meant",
-                op->kernels[k].name);
+            report(ABSENT, "COT_KERNEL", "forces %s wherever it can run: unset it unless that is intended",
+                   op->kernels[k].name);
             return;
         }
     }
     if (name != NULL)
-        say(WRONG, "COT_KERNEL", "names %.*s, which is no kernel of %s: its calls fail until it is unset", (int)length,
-            name, op->name);
+        report(WRONG, "COT_KERNEL", "names %.*s, which is no kernel of %s: its calls fail until it is unset",
+               (int)length, name, op->name);
 }
 
 static void examine_kernels(const cot_queue *queue)
@@ -85,15 +85,15 @@ static void examine_kernels(const cot_queue *queue)
     const uint32_t isa = cot_cpu_features();
     for (int i = 0; i < cot_op_count; i++) {
         const cot_op *op = cot_ops[i];
-        int served = 0, here = 0;
+        int supported_count = 0, total = 0;
         for (int k = 0; k < op->kernel_count; k++) {
             if (op->kernels[k].backend != COT_BACKEND_CPU)
                 continue;
-            here++;
-            served += (op->kernels[k].isa & ~isa) == 0;
+            total++;
+            supported_count += (op->kernels[k].isa & ~isa) == 0;
         }
-        say(served > 0 ? OK : WRONG, op->name, "%d of %d CPU kernels run here%s", served, here,
-            served < here ? "; the others want an instruction set that is lacking" : "");
+        report(supported_count > 0 ? OK : WRONG, op->name, "%d of %d CPU kernels run here%s", supported_count, total,
+               supported_count < total ? "; the others require a missing instruction set" : "");
         if (queue != NULL)
             examine_forced_kernel(op, queue);
     }
@@ -104,28 +104,29 @@ static void examine_kernels(const cot_queue *queue)
 static void examine_threads(const cot_queue *queue)
 {
     char line[128];
-    cpu_set_t allowed;
+    cpu_set_t affinity;
     const int threads = cot_queue_threads(queue);
-    const int processors = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : threads;
+    const int processors = sched_getaffinity(0, sizeof affinity, &affinity) == 0 ? CPU_COUNT(&affinity) : threads;
     if (threads > processors)
-        say(WRONG, "threads", "%d on %d processors: they wait for each other; set OMP_NUM_THREADS=%d", threads,
-            processors, processors);
+        report(WRONG, "threads", "%d on %d processors: they wait for each other; set OMP_NUM_THREADS=%d", threads,
+               processors, processors);
     else if (threads < processors)
-        say(ABSENT, "threads", "%d of %d processors (OMP_NUM_THREADS=%s): unset it to use all", threads, processors,
-            getenv("OMP_NUM_THREADS") != NULL ? getenv("OMP_NUM_THREADS") : "");
+        report(ABSENT, "threads", "%d of %d processors (OMP_NUM_THREADS=%s): unset it to use all", threads, processors,
+               getenv("OMP_NUM_THREADS") != NULL ? getenv("OMP_NUM_THREADS") : "");
     else
-        say(OK, "threads", "%d, one a processor", threads);
+        report(OK, "threads", "%d, one a processor", threads);
     double quota, period;
     if (first_line("/sys/fs/cgroup/cpu.max", line, sizeof line) && sscanf(line, "%lf %lf", &quota, &period) == 2 &&
         quota < period * threads)
-        say(ABSENT, "quota", "this container may use %.2g processors at a time: OMP_NUM_THREADS=%d spares the waiting",
-            quota / period, quota < period ? 1 : (int)(quota / period));
+        report(ABSENT, "quota",
+               "this container may use %.2g processors at a time: set OMP_NUM_THREADS=%d so that threads do not wait",
+               quota / period, quota < period ? 1 : (int)(quota / period));
 }
 
 static void examine_memory(void)
 {
     static const double GIB = 1024.0 * 1024.0 * 1024.0;
-    enum { LITTLE = 1 }; /* GiB: building and testing want about as much */
+    enum { LOW_GIB = 1 }; /* in GiB: about the memory that building and testing need */
     char line[256];
     long long total = 0, available = 0;
     FILE *file = fopen("/proc/meminfo", "r");
@@ -140,8 +141,9 @@ static void examine_memory(void)
     if (first_line("/sys/fs/cgroup/memory.max", line, sizeof line) && sscanf(line, "%lld", &limit) == 1 &&
         (double)limit < free_bytes)
         free_bytes = (double)limit;
-    say(free_bytes < LITTLE * GIB ? ABSENT : OK, "memory", "%.1f GiB, %.1f GiB to be had%s", (double)total * 1024 / GIB,
-        free_bytes / GIB, free_bytes < LITTLE * GIB ? ": close other programs, or run smaller shapes" : "");
+    report(free_bytes < LOW_GIB * GIB ? ABSENT : OK, "memory", "%.1f GiB, %.1f GiB available%s",
+           (double)total * 1024 / GIB, free_bytes / GIB,
+           free_bytes < LOW_GIB * GIB ? ": close other programs, or run smaller shapes" : "");
 }
 
 static void examine_caches(void)
@@ -149,14 +151,14 @@ static void examine_caches(void)
     const long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE),
                l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
     if (l1 > 0)
-        say(OK, "caches", "L1d %ld KiB, L2 %ld KiB, L3 %ld KiB", l1 >> 10, l2 >> 10, l3 >> 10);
+        report(OK, "caches", "L1d %ld KiB, L2 %ld KiB, L3 %ld KiB", l1 >> 10, l2 >> 10, l3 >> 10);
     else
-        say(ABSENT, "caches", "the system does not tell their sizes; nothing depends on it");
+        report(ABSENT, "caches", "the system does not report their sizes; nothing requires them");
 }
 
 /* ---- programs and libraries --------------------------------------------------------------------------- */
 
-/* The path of a program, NULL if it is not in PATH. */
+/* Returns the path of a program, or NULL if it is not in PATH. */
 static const char *find_program(const char *name)
 {
     static char path[4096];
@@ -173,17 +175,17 @@ static const char *find_program(const char *name)
 
 static void examine_software(void)
 {
-    say(OK, "libraries", "libc %s, libgomp; jansson %s for this program's files", gnu_get_libc_version(),
-        jansson_version_str());
+    report(OK, "libraries", "libc %s, libgomp; jansson %s for this program's files", gnu_get_libc_version(),
+           jansson_version_str());
     if (find_program("gnuplot") != NULL)
-        say(OK, "gnuplot", "bench --plot and the example's loss curve draw with it");
+        report(OK, "gnuplot", "bench --plot and the example's loss curve draw with it");
     else
-        say(ABSENT, "gnuplot", "bench --plot and the example's loss curve want it: install gnuplot-nox");
+        report(ABSENT, "gnuplot", "bench --plot and the example's loss curve require it: install gnuplot-nox");
 }
 
 /* ---- the GPU ------------------------------------------------------------------------------------------ */
 
-/* The driver's calls, as cuda.h declares them. */
+/* Functions of the driver, declared as in cuda.h. */
 typedef struct driver {
     int (*init)(unsigned flags);
     int (*version)(int *version);
@@ -203,13 +205,13 @@ static bool load_driver(void *library, driver *d)
 }
 
 #if defined(COT_CUDA_VERSION)
-enum {
-    BUILT_BY = COT_CUDA_VERSION
-}; /* 1000 * major + 10 * minor of the toolkit; its code loads on drivers from there on */
+/* 1000 * major + 10 * minor of the toolkit. Older drivers cannot load its code. */
+enum { BUILD_CUDA_VERSION = COT_CUDA_VERSION };
 static const char other_gpus[] = COT_GPUS;
 
-/* " (R580)": the branch of NVIDIA's driver that a version of CUDA came with; "" for one that is not listed. */
-static const char *branch_of(int version)
+/* Returns the branch of NVIDIA's driver that came with a CUDA version, such as " (R580)", or "" if the version is not
+ * listed. */
+static const char *driver_branch(int version)
 {
     static const struct {
         int version;
@@ -224,15 +226,16 @@ static const char *branch_of(int version)
 
 static void examine_gpu_code(void)
 {
-    say(OK, "gpu code", "machine code for sm_90a%s%s, PTX of compute_80 for all GPUs from there on",
-        other_gpus[0] != '\0' ? " and sm_" : "", other_gpus);
-    say(OK, "gpu code", "built by CUDA %d.%d: it works from the driver of that version%s on", BUILT_BY / 1000,
-        BUILT_BY % 1000 / 10, branch_of(BUILT_BY));
+    report(OK, "gpu code",
+           "machine code for sm_90a%s%s, PTX of compute_80 for other GPUs from compute capability 8.0 on",
+           other_gpus[0] != '\0' ? " and sm_" : "", other_gpus);
+    report(OK, "gpu code", "built by CUDA %d.%d: requires a driver of that version%s or a newer one",
+           BUILD_CUDA_VERSION / 1000, BUILD_CUDA_VERSION % 1000 / 10, driver_branch(BUILD_CUDA_VERSION));
 }
 #else
-enum { BUILT_BY = 0 };
+enum { BUILD_CUDA_VERSION = 0 };
 
-static const char *branch_of(int version)
+static const char *driver_branch(int version)
 {
     (void)version;
     return "";
@@ -240,11 +243,11 @@ static const char *branch_of(int version)
 
 static void examine_gpu_code(void)
 {
-    say(ABSENT, "gpu code", "none in this build, which is for the CPU alone (no nvcc was found, or COT_CUDA=OFF)");
+    report(ABSENT, "gpu code", "none in this build, which is for the CPU alone (no nvcc was found, or COT_CUDA=OFF)");
 }
 #endif
 
-/* "R580.65.06, " of the loaded kernel module; "" where it does not tell. */
+/* Writes the version of the loaded kernel module, such as "R580.65.06, ", or "" if it is unknown. */
 static void find_module_version(char *text, size_t size)
 {
     char line[256], version[32];
@@ -264,26 +267,27 @@ static void examine_devices(const driver *d)
     int count = 0, version = 0, major = 0, minor = 0;
     const int status = d->init(0);
     if (status != 0 || d->version(&version) != 0 || d->count(&count) != 0) {
-        say(ABSENT, "gpu driver",
-            "libcuda.so.1 is there but cuInit fails with %d: no device, or the kernel module is not "
-            "loaded (nvidia-smi says more)",
-            status);
+        report(ABSENT, "gpu driver",
+               "libcuda.so.1 is there but cuInit fails with %d: no device, or the kernel module is not "
+               "loaded (nvidia-smi says more)",
+               status);
         return;
     }
     char module[48];
     find_module_version(module, sizeof module);
-    if (version < BUILT_BY)
-        say(WRONG, "gpu driver",
-            "%sCUDA %d.%d is too old for this build's GPU code: install the driver of CUDA %d.%d%s or a newer one",
-            module, version / 1000, version % 1000 / 10, BUILT_BY / 1000, BUILT_BY % 1000 / 10, branch_of(BUILT_BY));
+    if (version < BUILD_CUDA_VERSION)
+        report(WRONG, "gpu driver",
+               "%sCUDA %d.%d is too old for this build's GPU code: install the driver of CUDA %d.%d%s or a newer one",
+               module, version / 1000, version % 1000 / 10, BUILD_CUDA_VERSION / 1000, BUILD_CUDA_VERSION % 1000 / 10,
+               driver_branch(BUILD_CUDA_VERSION));
     else
-        say(OK, "gpu driver", "%sCUDA %d.%d, %d devices", module, version / 1000, version % 1000 / 10, count);
+        report(OK, "gpu driver", "%sCUDA %d.%d, %d devices", module, version / 1000, version % 1000 / 10, count);
     for (int i = 0; i < count; i++) {
         char name[128] = "?";
         d->name(name, sizeof name, i);
         d->attribute(&major, CAPABILITY_MAJOR, i);
         d->attribute(&minor, CAPABILITY_MINOR, i);
-        say(OK, "gpu", "%d: %s, compute capability %d.%d", i, name, major, minor);
+        report(OK, "gpu", "%d: %s, compute capability %d.%d", i, name, major, minor);
     }
 }
 
@@ -293,9 +297,9 @@ static void examine_gpu(void)
     examine_gpu_code();
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL)
-        say(ABSENT, "gpu driver", "no libcuda.so.1: with an NVIDIA GPU in this machine, install its driver");
+        report(ABSENT, "gpu driver", "no libcuda.so.1: with an NVIDIA GPU in this machine, install its driver");
     else if (!load_driver(library, &d))
-        say(ABSENT, "gpu driver", "libcuda.so.1 is no driver that this program knows: install a newer one");
+        report(ABSENT, "gpu driver", "libcuda.so.1 lacks functions that this program needs: install a newer driver");
     else
         examine_devices(&d);
     cot_queue_options options;
@@ -303,17 +307,17 @@ static void examine_gpu(void)
     options.backend = COT_BACKEND_CUDA;
     cot_queue *queue = NULL;
     if (cot_queue_create(&options, &queue) == COT_OK)
-        say(OK, "cuda queues", "available");
+        report(OK, "cuda queues", "available");
     else
-        say(ABSENT, "cuda queues", "%s: --backend cpu serves", cot_error_message());
+        report(ABSENT, "cuda queues", "%s: use --backend cpu", cot_error_message());
     cot_queue_destroy(queue);
     const char *nvcc = find_program("nvcc");
     if (nvcc == NULL && access("/usr/local/cuda/bin/nvcc", X_OK) == 0)
         nvcc = "/usr/local/cuda/bin/nvcc";
     if (nvcc != NULL)
-        say(OK, "nvcc", "%s: a build can have GPU kernels", nvcc);
+        report(OK, "nvcc", "%s: a build can have GPU kernels", nvcc);
     else
-        say(ABSENT, "nvcc", "lacking: a build here is for the CPU alone; the CUDA toolkit 12 has it");
+        report(ABSENT, "nvcc", "missing: a build here is for the CPU alone; install the CUDA toolkit 12");
 }
 
 /* ---- all of it ---------------------------------------------------------------------------------------- */
@@ -331,8 +335,8 @@ int command_doctor(int argc, char **argv)
         0,
         parse_nothing,
         "",
-        "What works on this machine, and what to do about the rest.\v"
-        "[ok] works, [--] is not there and nothing needs it, [!!] stands in the way: the exit status is 1 then.\n"
+        "What works on this machine, and how to correct the rest.\v"
+        "[ok] works, [--] is missing but not required, [!!] stands in the way: the exit status is 1.\n"
         "`cotangent check` proves the kernels themselves.",
         0,
         0,
@@ -341,7 +345,7 @@ int command_doctor(int argc, char **argv)
     printf("cotangent %s\n", cot_version());
     cot_queue *queue = NULL;
     if (cot_queue_create(NULL, &queue) != COT_OK)
-        say(WRONG, "cpu queues", "%s", cot_error_message());
+        report(WRONG, "cpu queues", "%s", cot_error_message());
     examine_processor();
     examine_kernels(queue);
     if (queue != NULL)
@@ -351,9 +355,9 @@ int command_doctor(int argc, char **argv)
     examine_software();
     examine_gpu();
     cot_queue_destroy(queue);
-    if (wrong == 0)
+    if (problem_count == 0)
         printf("nothing stands in the way\n");
     else
-        printf("%d things stand in the way\n", wrong);
-    return wrong > 0;
+        printf("%d things stand in the way\n", problem_count);
+    return problem_count > 0;
 }

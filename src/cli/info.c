@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * info.c: `cotangent info`, `cotangent ops` and `cotangent explain`: what is here, and what would be taken. */
+ * info.c: `cotangent info`, `cotangent ops` and `cotangent explain`: what this machine has, and which kernels calls
+ * take. */
 #include "check/bench.h"
 #include "check/bench_device.h"
 #include "check/check.h"
@@ -12,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A CPU queue as the user's environment would have it. */
+/* A CPU queue with the settings of the user's environment. */
 static cot_queue *default_queue(void)
 {
     cot_queue *queue = NULL;
@@ -24,8 +25,9 @@ static cot_queue *default_queue(void)
     return queue;
 }
 
-/* "available, NVIDIA H200", or why not; and what its kernels may use. */
-static const char *cuda_state(uint32_t *isa)
+/* Returns "available, NVIDIA H200", or why there is no CUDA queue. *isa: the instruction sets that its kernels may
+ * use. */
+static const char *describe_cuda(uint32_t *isa)
 {
     static char text[160] = "available, ";
     cot_queue *queue = NULL;
@@ -69,7 +71,7 @@ int command_info(int argc, char **argv)
     uint32_t cuda_isa;
     json_t *info = json_pack("{s:s, s:s, s:s, s:[s], s:i, s:{s:s, s:s}}", "version", cot_version(), "device", device,
                              "isa", cot_isa_name(isa), "isa_levels", "scalar", "threads", (int)cot_queue_threads(queue),
-                             "backends", "cpu", "available", "cuda", cuda_state(&cuda_isa));
+                             "backends", "cpu", "available", "cuda", describe_cuda(&cuda_isa));
     for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AMX; level <<= 1)
         if (isa & level)
             json_array_append_new(json_object_get(info, "isa_levels"), json_string(cot_isa_name(level)));
@@ -78,7 +80,7 @@ int command_info(int argc, char **argv)
         putchar('\n');
     } else {
         printf("cotangent %s\nprocessor  %s\nisa        %s\nthreads    %d\ncpu        available\ncuda       %s\n",
-               cot_version(), device, cot_isa_name(isa), (int)cot_queue_threads(queue), cuda_state(&cuda_isa));
+               cot_version(), device, cot_isa_name(isa), (int)cot_queue_threads(queue), describe_cuda(&cuda_isa));
     }
     json_decref(info);
     cot_queue_destroy(queue);
@@ -94,19 +96,19 @@ static error_t parse_nothing(int key, char *argument, struct argp_state *state)
     return ARGP_ERR_UNKNOWN;
 }
 
-/* The kernel that an ordinary call takes here: of the benchmark's first case in each layout. */
-typedef struct resolution {
+/* The kernel that is chosen on this machine for each layout, by the benchmark's first case in that layout. */
+typedef struct layout_kernels {
     const cot_op_cases *cases;
     const cot_queue *queue;
     int direction;
-    const cot_kernel *found[8];
+    const cot_kernel *kernels[8];
     const char *layouts[8];
     int count;
-} resolution;
+} layout_kernels;
 
-static bool resolve_case(void *context, const cot_case *c)
+static bool add_layout_kernel(void *context, const cot_case *c)
 {
-    resolution *r = context;
+    layout_kernels *r = context;
     if (!(c->uses & COT_CASE_BENCH) || c->direction != r->direction || r->count == 8)
         return true;
     for (int i = 0; i < r->count; i++)
@@ -120,12 +122,12 @@ static bool resolve_case(void *context, const cot_case *c)
         if (!choices[i].chosen)
             continue;
         r->layouts[r->count] = c->layout;
-        r->found[r->count++] = choices[i].kernel;
+        r->kernels[r->count++] = choices[i].kernel;
     }
     return true;
 }
 
-static void print_kernels(const cot_op *op, int direction, const resolution *r, uint32_t isa)
+static void print_kernels(const cot_op *op, int direction, const layout_kernels *r, uint32_t isa)
 {
     for (int k = 0; k < op->kernel_count; k++) {
         const cot_kernel *kernel = &op->kernels[k];
@@ -137,7 +139,7 @@ static void print_kernels(const cot_op *op, int direction, const resolution *r, 
                : kernel->backend == COT_BACKEND_CPU ? "not on this processor"
                                                     : "not on this device");
         for (int i = 0; i < r->count; i++)
-            if (r->found[i] == kernel)
+            if (r->kernels[i] == kernel)
                 printf("; taken for %s", r->layouts[i]);
         putchar('\n');
     }
@@ -150,12 +152,12 @@ int command_ops(int argc, char **argv)
     parse_arguments(&parser, argc, argv, NULL);
     cot_queue *queue = default_queue();
     uint32_t cuda_isa;
-    cuda_state(&cuda_isa);
+    describe_cuda(&cuda_isa);
     for (int i = 0; i < cot_op_count; i++) {
         printf("%s\n", cot_ops[i]->name);
         for (int d = 0; d < cot_ops[i]->direction_count; d++) {
-            resolution r = {.cases = find_cases(cot_ops[i]), .queue = queue, .direction = d};
-            r.cases->each(resolve_case, &r);
+            layout_kernels r = {.cases = find_cases(cot_ops[i]), .queue = queue, .direction = d};
+            r.cases->each(add_layout_kernel, &r);
             printf("  %s\n", cot_ops[i]->directions[d].name);
             print_kernels(cot_ops[i], d, &r, cot_cpu_features() | cuda_isa);
         }
@@ -192,8 +194,9 @@ static error_t parse_explain(int key, char *argument, struct argp_state *state)
     }
 }
 
-/* Of a refusal such as "it serves K up to 32": the case's own K, by its "B2 D64 T100 K40"; "" for any other. */
-static void print_size_beyond(const char *refusal, const char *shape, char *text, size_t size)
+/* For a refusal such as "it serves K up to 32", formats the case's own K from its shape "B2 D64 T100 K40". Formats ""
+ * for other refusals. */
+static void format_refused_size(const char *refusal, const char *shape, char *text, size_t size)
 {
     const char *symbol = strstr(refusal, "serves ");
     text[0] = '\0';
@@ -235,10 +238,10 @@ int command_explain(int argc, char **argv)
     }
     for (int i = 0; i < count && status == 0; i++) {
         printf("  %-46s ", choices[i].kernel->name);
-        char beyond[64] = "";
+        char refused_size[64] = "";
         if (choices[i].refusal != NULL) {
-            print_size_beyond(choices[i].refusal, input.c.shape, beyond, sizeof beyond);
-            printf("refused: %s%s\n", choices[i].refusal, beyond);
+            format_refused_size(choices[i].refusal, input.c.shape, refused_size, sizeof refused_size);
+            printf("refused: %s%s\n", choices[i].refusal, refused_size);
         } else {
             printf("%s: cost %.4g, workspace %zu bytes\n", choices[i].chosen ? "chosen  " : "admitted", choices[i].cost,
                    choices[i].workspace_bytes);

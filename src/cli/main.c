@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * main.c: the program: `cotangent COMMAND [OPTION...]`. */
+ * main.c: the program `cotangent COMMAND [OPTION...]`. */
 #include "commands.h"
 
 #include <errno.h>
@@ -15,14 +15,14 @@ static const struct {
 } commands[] = {
     {"info", command_info, "this machine, the backends and the version"},
     {"ops", command_ops, "the ops, their kernels, and which of them this machine can run"},
-    {"explain", command_explain, "which kernel a call would take, and why no other"},
-    {"check", command_check, "hold every kernel against its float64 oracle"},
-    {"bench", command_bench, "time every kernel beside the machine's own ceilings"},
+    {"explain", command_explain, "which kernel a call would take, and why not the others"},
+    {"check", command_check, "compare every kernel with its float64 oracle"},
+    {"bench", command_bench, "time every kernel, and compare it with the machine's ceilings"},
     {"profile", command_profile, "where the time of a call goes, from the host's memory to a GPU and back"},
-    {"demo", command_demo, "the jobs of the documents that the project began with, beside their figures"},
+    {"demo", command_demo, "run the jobs of the project's first documents, and compare the figures"},
     {"run", command_run, "run an op on tensors in files"},
     {"diff", command_diff, "compare tensors in files by the error rule"},
-    {"doctor", command_doctor, "what works on this machine, and what to do about the rest"},
+    {"doctor", command_doctor, "what works on this machine, and how to correct the rest"},
 };
 
 static void print_help(FILE *file)
@@ -42,7 +42,7 @@ static void *json_allocate(size_t bytes)
     return memory;
 }
 
-/* What was printed counts as an output. */
+/* Returns the exit status. A failure to write standard output is also a failure. */
 static int finish(int status)
 {
     if ((fflush(stdout) == 0 && !ferror(stdout)) || status != 0)
@@ -54,8 +54,8 @@ static int finish(int status)
 int main(int argc, char **argv)
 {
     json_set_alloc_funcs(json_allocate, free);
-    argp_err_exit_status = 2; /* of wrong usage, in all commands */
-    signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error like a full disk, not the end */
+    argp_err_exit_status = 2; /* the exit status of wrong usage, in all commands */
+    signal(SIGXFSZ, SIG_IGN); /* exceeding a file size limit becomes a write error, as on a full disk */
     if (argc < 2) {
         print_help(stderr);
         return 2;
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         if (strcmp(argv[1], commands[i].name) != 0)
             continue;
-        static char name[64]; /* argp keeps it */
+        static char name[64]; /* argp keeps the pointer */
         snprintf(name, sizeof name, "cotangent %s", commands[i].name);
         argv[1] = name;
         return finish(commands[i].run(argc - 1, argv + 1));

@@ -17,9 +17,9 @@ typedef struct profile_input {
     char **words;
 } profile_input;
 
-/* The bit of the first or the second word; ends the program through argp_error for any other. */
-static unsigned find_way(const struct argp_state *state, const char *option, const char *text, const char *one,
-                         const char *two)
+/* Returns 1 for the first word and 2 for the second. Ends the program through argp_error for other words. */
+static unsigned parse_mode(const struct argp_state *state, const char *option, const char *text, const char *one,
+                           const char *two)
 {
     if (strcmp(text, one) != 0 && strcmp(text, two) != 0)
         argp_error(state, "%s is '%s', expected %s or %s", option, text, one, two);
@@ -31,10 +31,10 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     profile_input *input = state->input;
     switch (key) {
     case 'F': input->from = argument; return 0;
-    case 'b': input->backend = find_backend(state, argument); return 0;
-    case 'm': input->options.memory = find_way(state, "--memory", argument, "fresh", "pool"); return 0;
-    case 's': input->options.streams = find_way(state, "--streams", argument, "1", "2"); return 0;
-    case 'f': input->options.batch = find_way(state, "--batch", argument, "fused", "loop"); return 0;
+    case 'b': input->backend = parse_backend(state, argument); return 0;
+    case 'm': input->options.memory = parse_mode(state, "--memory", argument, "fresh", "pool"); return 0;
+    case 's': input->options.streams = parse_mode(state, "--streams", argument, "1", "2"); return 0;
+    case 'f': input->options.batch = parse_mode(state, "--batch", argument, "fused", "loop"); return 0;
     case 'j': input->json = argument; return 0;
     case 'p': input->plot = argument; return 0;
     case ARGP_KEY_ARGS: {
@@ -43,7 +43,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         input->op = find_op(state, input->words[0]);
         if (input->word_count > 1)
             input->direction = find_direction(state, input->op, input->words[1]);
-        cot_case c; /* once, so that an unknown word ends the program here */
+        cot_case c; /* parsed here too, so that an unknown word ends the program early */
         if (input->word_count > 2)
             case_from_words(state, input->op, input->direction, input->word_count - 2, input->words + 2, &c);
         return 0;
@@ -56,7 +56,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     }
 }
 
-/* Returns the exit status. */
+/* Profiles the directions and returns the exit status. */
 static int profile_directions(const profile_input *input, json_t *rows)
 {
     int failed = 0;
@@ -84,7 +84,7 @@ int command_profile(int argc, char **argv)
         {"from", 'F', "FILE.json", 0, "Show the rows of an earlier --json instead of measuring", 0},
         {"json", 'j', "FILE", 0, "Write the rows as JSON", 0},
         {"memory", 'm', "fresh|pool", 0, "Allocate the device memory in every call, or once (both)", 0},
-        {"plot", 'p', "FILE.svg", 0, "Draw the rows, through gnuplot", 0},
+        {"plot", 'p', "FILE.svg", 0, "Draw the rows with gnuplot", 0},
         {"streams", 's', "1|2", 0, "Copies and kernels one after the other, or overlapped (both)", 0},
         {0}};
     static const struct argp parser = {
@@ -93,8 +93,8 @@ int command_profile(int argc, char **argv)
         "OP [DIRECTION [WORD...]]\n--from=FILE.json",
         "Where the time of a call on a GPU goes when its data lie in the host's memory: allocation, copies, kernels; and "
         "what registers, shared memory and occupancy each kernel has.\v"
-        "Page-locked host memory; the same call in every way that the options leave. With two streams a fused batch is "
-        "two calls, of a half each. DIRECTION (all) and WORDs describe the case, as in\n"
+        "The host memory is page-locked. The same call is measured in every mode that the options "
+        "allow. With two streams, a fused batch is two calls, of a half each. DIRECTION (all) and WORDs describe the case, as in\n"
         "  cotangent profile causal_conv1d forward B=8 D=4096 T=4096 K=4 bf16 silu bias",
         0,
         0,
@@ -114,10 +114,10 @@ int command_profile(int argc, char **argv)
         const char *why;
         errno = 0;
         rows = profile_load(input.from, &why);
-        const bool lacked_memory = errno == ENOMEM;
+        const bool out_of_memory_error = errno == ENOMEM;
         if (rows == NULL) {
-            fprintf(stderr, "cotangent: --from %s: %s\n", input.from, lacked_memory ? "out of memory" : why);
-            return lacked_memory ? 1 : 2;
+            fprintf(stderr, "cotangent: --from %s: %s\n", input.from, out_of_memory_error ? "out of memory" : why);
+            return out_of_memory_error ? 1 : 2;
         }
     } else {
         if (!backend_works(input.backend))

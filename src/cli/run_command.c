@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * run_command.c: `cotangent run`: one call of an op on tensors in files. What can be given is what the op's tables say:
- * each tensor of the argument struct is an option --NAME FILE, each other member one --NAME VALUE. */
+ * run_command.c: `cotangent run` makes one call of an op on tensors in files. The op's tables define the options: each
+ * tensor of the argument struct is an option --NAME FILE, and each other member is an option --NAME VALUE. */
 #include "check/signature.h"
 #include "check/verify.h"
 #include "commands.h"
@@ -21,36 +21,36 @@ enum { KEY_IN = KEY_COMMON, KEY_OUT, KEY_OUTPUTS, KEY_DTYPE, KEY_VERIFY, KEY_BAC
 
 typedef struct run_input {
     const cot_op *op;
-    int number; /* of the direction */
+    int number; /* number of the direction */
     const cot_direction *direction;
     _Alignas(16) char args[COT_MAX_ARGS];
-    const char *places[COT_MAX_FIELDS]; /* FILE of --NAME FILE */
-    cot_dtype dtypes[COT_MAX_FIELDS];   /* of --dtype, for outputs */
-    uint32_t wanted;                    /* outputs, by number of the field */
-    bool names_outputs;                 /* --outputs was given */
+    const char *input_paths[COT_MAX_FIELDS]; /* FILE of each tensor's --NAME FILE */
+    cot_dtype dtypes[COT_MAX_FIELDS];        /* dtypes that --dtype gives to outputs */
+    uint32_t output_mask;                    /* the outputs to compute; bit: number of the field */
+    bool has_outputs_option;                 /* whether --outputs was given */
     const char *in, *out, *kernel;
     bool verify;
     cot_backend backend;
     int threads;
-    tensor_file files[COT_MAX_FIELDS + 1]; /* the last one is --in's */
+    tensor_file files[COT_MAX_FIELDS + 1]; /* one for each field, and the last one for --in */
 } run_input;
 
 /* ---- the command line --------------------------------------------------------------------------------- */
 
-static const struct argp_option COMMON[] = {
+static const struct argp_option COMMON_OPTIONS[] = {
     {0, 0, 0, 0, "Files:", 4},
     {"in", KEY_IN, "FILE.safetensors", 0, "Inputs by their names", 0},
     {"out", KEY_OUT, "DIR|FILE.safetensors", 0, "Where the outputs go: DIR/NAME.npy each, or one file", 0},
-    {"outputs", KEY_OUTPUTS, "NAME,...", 0, "Compute these alone (all)", 0},
-    {"dtype", KEY_DTYPE, "NAME=DTYPE", 0, "Of an output, where the op leaves the choice; may be repeated", 0},
-    {"verify", KEY_VERIFY, 0, 0, "Hold the outputs against the oracle; if it fails, nothing is written", 0},
+    {"outputs", KEY_OUTPUTS, "NAME,...", 0, "Compute only these (all)", 0},
+    {"dtype", KEY_DTYPE, "NAME=DTYPE", 0, "An output's dtype, where the op allows a choice; may be repeated", 0},
+    {"verify", KEY_VERIFY, 0, 0, "Compare the outputs with the oracle; on a failure, nothing is written", 0},
     {0, 0, 0, 0, "Where it runs:", 5},
     {"backend", KEY_BACKEND, "cpu|cuda", 0, "(cpu)", 0},
-    {"kernel", KEY_KERNEL, "NAME", 0, "This kernel and no other", 0},
+    {"kernel", KEY_KERNEL, "NAME", 0, "Use only this kernel", 0},
     {"threads", KEY_THREADS, "N", 0, "CPU threads (all)", 0},
     {0}};
 
-#define OUTPUTS                                                                                                            \
+#define OUTPUTS_NOTE                                                                                                       \
     "\n\nAll outputs are written, or none. A file that is replaced keeps its permissions, and a symbolic link is written " \
     "through."
 
@@ -74,11 +74,11 @@ static int output_number(const struct argp_state *state, const run_input *input,
 
 static void parse_outputs(const struct argp_state *state, run_input *input, const char *names)
 {
-    input->wanted = 0;
-    input->names_outputs = true;
+    input->output_mask = 0;
+    input->has_outputs_option = true;
     for (const char *name = names;; name++) {
         const size_t length = strcspn(name, ",");
-        input->wanted |= 1u << output_number(state, input, "--outputs", name, length);
+        input->output_mask |= 1u << output_number(state, input, "--outputs", name, length);
         name += length;
         if (*name == '\0')
             return;
@@ -96,8 +96,8 @@ static void parse_dtype(const struct argp_state *state, run_input *input, const 
         argp_error(state, "--dtype is '%s', expected NAME=f32, f16, bf16, f64, i32 or u8", text);
 }
 
-/* The number of a word in "none silu", -1 if it is not there. */
-static int32_t word_number(const char *words, const char *text)
+/* Returns the index of `text` among words such as "none silu", or -1. */
+static int32_t find_word(const char *words, const char *text)
 {
     int32_t number = 0;
     for (const char *word = words; *word != '\0'; number++) {
@@ -116,7 +116,7 @@ static void parse_option_value(const struct argp_state *state, const cot_option 
     errno = 0;
     switch (option->kind) {
     case COT_OPTION_WORD: {
-        const int32_t number = word_number(option->words, text);
+        const int32_t number = find_word(option->words, text);
         if (number < 0)
             argp_error(state, "--%s is '%s', expected one of: %s", option->name, text, option->words);
         memcpy(member, &number, sizeof number);
@@ -128,30 +128,31 @@ static void parse_option_value(const struct argp_state *state, const cot_option 
     case COT_OPTION_F32: *(float *)member = strtof(text, &end); break;
     case COT_OPTION_F64: *(double *)member = strtod(text, &end); break;
     }
-    const bool is_wide = option->kind == COT_OPTION_I32 && strtol(text, NULL, 10) != *(int32_t *)member;
+    const bool is_out_of_range = option->kind == COT_OPTION_I32 && strtol(text, NULL, 10) != *(int32_t *)member;
     const bool is_negative = option->kind == COT_OPTION_U64 && strchr(text, '-') != NULL;
-    if (end == text || *end != '\0' || errno != 0 || is_wide || is_negative)
+    if (end == text || *end != '\0' || errno != 0 || is_out_of_range || is_negative)
         argp_error(state, "--%s is '%s', expected a %s", option->name, text,
                    option->kind >= COT_OPTION_F32 ? "number" : "whole number in its range");
 }
 
-/* The number of an input called `out`, -1 if the direction has none. */
+/* Returns the number of the input with the name `out`, or -1 if the direction has none. */
 static int input_called_out(const cot_direction *direction)
 {
     const int f = field_number(direction, "out", strlen("out"));
     return f >= 0 && direction->fields[f].role == COT_INPUT ? f : -1;
 }
 
-/* Outputs go to a folder or a FILE.safetensors. A FILE.npy or FILE.safetensors:NAME is the input called `out`, if there is one. */
-static void parse_out(run_input *input, const char *place)
+/* Outputs go to a folder or to a FILE.safetensors. If the direction has an input with the name `out`, a FILE.npy or
+ * FILE.safetensors:NAME is this input. */
+static void parse_out(run_input *input, const char *path)
 {
     const int f = input_called_out(input->direction);
-    const size_t length = strlen(place);
-    const bool is_npy = length >= 4 && strcmp(place + length - 4, ".npy") == 0;
-    if (f >= 0 && (is_npy || strstr(place, ".safetensors:") != NULL))
-        input->places[f] = place;
+    const size_t length = strlen(path);
+    const bool is_npy = length >= 4 && strcmp(path + length - 4, ".npy") == 0;
+    if (f >= 0 && (is_npy || strstr(path, ".safetensors:") != NULL))
+        input->input_paths[f] = path;
     else
-        input->out = place;
+        input->out = path;
 }
 
 static error_t parse(int key, char *argument, struct argp_state *state)
@@ -168,34 +169,34 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     case KEY_OUTPUTS: parse_outputs(state, input, argument); return 0;
     case KEY_DTYPE: parse_dtype(state, input, argument); return 0;
     case KEY_VERIFY: input->verify = true; return 0;
-    case KEY_BACKEND: input->backend = find_backend(state, argument); return 0;
+    case KEY_BACKEND: input->backend = parse_backend(state, argument); return 0;
     case KEY_KERNEL: input->kernel = argument; return 0;
-    case KEY_THREADS: input->threads = (int)find_number(state, "--threads", argument, 1, 4096); return 0;
+    case KEY_THREADS: input->threads = (int)parse_number(state, "--threads", argument, 1, 4096); return 0;
     case ARGP_KEY_ARG: argp_error(state, "unexpected argument '%s'", argument); return 0;
     case ARGP_KEY_END:
         if (input->out == NULL && !input->verify)
-            argp_error(state, "neither --out nor --verify: nothing would come of it");
+            argp_error(state, "neither --out nor --verify: expected at least one of them");
         return 0;
     default: break;
     }
     if (key >= KEY_OPTION && key < KEY_COMMON)
         parse_option_value(state, &input->direction->options[key - KEY_OPTION], argument, input->args);
     else if (key >= KEY_FIELD && key < KEY_OPTION)
-        input->places[key - KEY_FIELD] = argument;
+        input->input_paths[key - KEY_FIELD] = argument;
     else
         return ARGP_ERR_UNKNOWN;
     return 0;
 }
 
-/* A tensor's option is its name, but --tensor-out where that is one of run's own. */
+/* The option of a tensor is its name, or --tensor-NAME if COMMON_OPTIONS has an option of that name. */
 static const char *option_of_tensor(const char *name)
 {
-    static char other[64];
-    for (const struct argp_option *own = COMMON; own->name != NULL || own->doc != NULL; own++) {
-        if (own->name == NULL || strcmp(own->name, name) != 0)
+    static char prefixed[64];
+    for (const struct argp_option *option = COMMON_OPTIONS; option->name != NULL || option->doc != NULL; option++) {
+        if (option->name == NULL || strcmp(option->name, name) != 0)
             continue;
-        snprintf(other, sizeof other, "tensor-%s", name);
-        return other;
+        snprintf(prefixed, sizeof prefixed, "tensor-%s", name);
+        return prefixed;
     }
     return name;
 }
@@ -207,14 +208,14 @@ static cot_tensor *tensor_of(run_input *input, int f)
     return cot_field_tensor(&input->direction->fields[f], input->args);
 }
 
-/* Fields that every valid call has. */
+/* The fields that every valid call must have. */
 typedef struct requirement {
     const cot_direction *direction;
     int number;
     uint32_t fields; /* bit: number of the field */
 } requirement;
 
-/* A field is not required if this case does without it: it has none, or is valid after its removal. */
+/* Removes the fields that this case shows to be optional: the case does not have the field, or is valid without it. */
 static bool narrow_requirement(void *context, const cot_case *c)
 {
     requirement *r = context;
@@ -239,15 +240,15 @@ static uint32_t required_fields(const run_input *input)
     return r.fields;
 }
 
-static void print_word(const char *words, int32_t number, char *text, size_t size)
+static void format_word(const char *words, int32_t number, char *text, size_t size)
 {
     while (number-- > 0)
         words += strcspn(words, " ") + 1;
     snprintf(text, size, "%.*s", (int)strcspn(words, " "), words);
 }
 
-/* The value of an option in the initialised arguments. */
-static void print_default(const cot_option *option, const char *args, char *text, size_t size)
+/* Formats an option's value in the initialised arguments. */
+static void format_default(const cot_option *option, const char *args, char *text, size_t size)
 {
     int32_t i32;
     int64_t i64;
@@ -257,7 +258,7 @@ static void print_default(const cot_option *option, const char *args, char *text
     switch (option->kind) {
     case COT_OPTION_WORD:
         memcpy(&i32, member, sizeof i32);
-        print_word(option->words, i32, text, size);
+        format_word(option->words, i32, text, size);
         return;
     case COT_OPTION_I32: memcpy(&i32, member, sizeof i32), snprintf(text, size, "%" PRId32, i32); return;
     case COT_OPTION_I64:
@@ -267,8 +268,8 @@ static void print_default(const cot_option *option, const char *args, char *text
     }
 }
 
-/* "[B,D,T]" of the signature's "x[B,D,T]"; "" for a field whose shape follows from another one. */
-static void print_shape(const char *signature, const char *name, char *text, size_t size)
+/* Formats " [B,D,T]" from the signature's "x[B,D,T]". Writes "" if another field determines the shape. */
+static void format_shape(const char *signature, const char *name, char *text, size_t size)
 {
     const size_t length = strlen(name);
     text[0] = '\0';
@@ -284,7 +285,7 @@ static void describe_field(const cot_direction *direction, int f, bool is_requir
 {
     const cot_field *field = &direction->fields[f];
     char shape[64];
-    print_shape(direction->signature, field->name, shape, sizeof shape);
+    format_shape(direction->signature, field->name, shape, sizeof shape);
     if (field->accumulates)
         snprintf(text, size, "Old value, with --accumulate 1");
     else
@@ -293,8 +294,8 @@ static void describe_field(const cot_direction *direction, int f, bool is_requir
                  f == input_called_out(direction) ? "; --out FILE.npy gives it too" : "");
 }
 
-/* The table of one direction: its tensors, its other members, and what all have in common. */
-static void make_table(const run_input *input, struct argp_option table[MAX_OPTIONS])
+/* Makes the option table of a direction: its tensors, its other members and the common options. */
+static void make_option_table(const run_input *input, struct argp_option table[MAX_OPTIONS])
 {
     enum { REQUIRED = 1, OPTIONAL, OPTIONS };
     static char docs[MAX_OPTIONS][160];
@@ -318,7 +319,7 @@ static void make_table(const run_input *input, struct argp_option table[MAX_OPTI
         const cot_option *option = &direction->options[o];
         const char *meaning = option->words != NULL ? option->words : option->note;
         char value[64] = "";
-        print_default(option, input->args, value, sizeof value);
+        format_default(option, input->args, value, sizeof value);
         if (meaning == NULL)
             snprintf(docs[count], sizeof docs[count], "Default %s", value);
         else if (strstr(meaning, "default") != NULL)
@@ -332,7 +333,7 @@ static void make_table(const run_input *input, struct argp_option table[MAX_OPTI
                                             .group = OPTIONS};
         count++;
     }
-    memcpy(table + count, COMMON, sizeof COMMON);
+    memcpy(table + count, COMMON_OPTIONS, sizeof COMMON_OPTIONS);
 }
 
 /* ---- "cotangent run OP DIRECTION", before the rest can be understood ------------------------------------- */
@@ -358,57 +359,57 @@ static error_t parse_direction(int key, char *argument, struct argp_state *state
 
 static void parse_command_line(run_input *input, int argc, char **argv)
 {
-    static const struct argp first = {
-        COMMON,
+    static const struct argp first_parser = {
+        COMMON_OPTIONS,
         parse_direction,
         "OP DIRECTION --TENSOR FILE... [--OPTION VALUE...]",
         "Runs an op on tensors in files.\v"
         "TENSOR and OPTION are the members of the op's argument struct: `cotangent run OP DIRECTION --help` lists them. "
         "FILE is a .npy, or FILE.safetensors:NAME. As in\n"
-        "  cotangent run causal_conv1d forward --x x.npy --weight w.npy --activation silu --out ." OUTPUTS,
+        "  cotangent run causal_conv1d forward --x x.npy --weight w.npy --activation silu --out ." OUTPUTS_NOTE,
         0,
         0,
         0};
     int words = 1;
     while (words < argc && words < 3 && argv[words][0] != '-')
         words++;
-    const bool asks =
+    const bool help_requested =
         words < 3 && words < argc &&
         (strcmp(argv[words], "--help") == 0 || strcmp(argv[words], "-?") == 0 || strcmp(argv[words], "--usage") == 0);
-    parse_arguments(&first, asks ? words + 1 : words, argv, input);
+    parse_arguments(&first_parser, help_requested ? words + 1 : words, argv, input);
     static struct argp_option table[MAX_OPTIONS];
     static char name[128], doc[2048];
     if (input->direction->init != NULL)
         input->direction->init(input->args);
     else
         memcpy(input->args, &input->direction->args_size, sizeof input->direction->args_size);
-    make_table(input, table);
+    make_option_table(input, table);
     snprintf(name, sizeof name, "cotangent run %s %s", input->op->name, input->direction->name);
     snprintf(doc, sizeof doc, "One call of cot_%s on tensors in files.\vThe shapes: %s%s", input->direction->call,
-             input->direction->signature != NULL ? input->direction->signature : "", OUTPUTS);
-    const struct argp second = {table, parse, "", doc, 0, 0, 0};
+             input->direction->signature != NULL ? input->direction->signature : "", OUTPUTS_NOTE);
+    const struct argp second_parser = {table, parse, "", doc, 0, 0, 0};
     for (int f = 0; f < input->direction->field_count; f++)
         if (input->direction->fields[f].role != COT_INPUT)
-            input->wanted |= 1u << f;
+            input->output_mask |= 1u << f;
     argv[2] = name;
-    parse_arguments(&second, argc - 2, argv + 2, input);
+    parse_arguments(&second_parser, argc - 2, argv + 2, input);
 }
 
 /* ---- inputs ------------------------------------------------------------------------------------------- */
 
-static bool fail(io_error *error, const char *message)
+static bool set_error(io_error *error, const char *message)
 {
     *error = (io_error){.out_of_memory = false};
     snprintf(error->text, sizeof error->text, "%s", message);
     return false;
 }
 
-static bool begins_with_value(const run_input *input, int f)
+static bool has_initial_value(const run_input *input, int f)
 {
-    return field_begins_with_value(input->direction, &input->direction->fields[f], input->args);
+    return field_has_initial_value(input->direction, &input->direction->fields[f], input->args);
 }
 
-static bool is_a_field(const cot_op *op, const char *name)
+static bool is_field_of_op(const cot_op *op, const char *name)
 {
     for (int d = 0; d < op->direction_count; d++)
         if (field_number(&op->directions[d], name, strlen(name)) >= 0)
@@ -416,8 +417,9 @@ static bool is_a_field(const cot_op *op, const char *name)
     return false;
 }
 
-/* The tensors of --in that this direction reads and no option gives. Other tensors of the op may be there too, for its
- * other directions; a name that is none of them would be an input lost to a slip of the pen. */
+/* Loads the tensors of --in that this direction reads and that have no option of their own. Tensors for the op's other
+ * directions are ignored. A name that no direction has is an error, because a misspelled input would be ignored
+ * otherwise. */
 static bool load_named_inputs(run_input *input, io_error *error)
 {
     tensor_file *file = &input->files[COT_MAX_FIELDS];
@@ -426,29 +428,30 @@ static bool load_named_inputs(run_input *input, io_error *error)
     for (int i = 0; i < file->count; i++) {
         const char *name = tensor_file_name(file, i);
         const int f = field_number(input->direction, name, strlen(name));
-        if (!is_a_field(input->op, name))
+        if (!is_field_of_op(input->op, name))
             return io_fail(error, input->in, "has a tensor \"%.80s\", which is none of %s's", name, input->op->name);
-        if (f >= 0 && input->places[f] == NULL && begins_with_value(input, f) &&
+        if (f >= 0 && input->input_paths[f] == NULL && has_initial_value(input, f) &&
             !tensor_file_get(file, i, tensor_of(input, f), error))
             return false;
     }
     return true;
 }
 
-/* Without --outputs: the gradient of an input that is not there is none of the outputs. If no output has a shape, a required
- * input is missing, which the op reports. */
+/* Without --outputs: removes outputs whose shape is unknown, such as the gradient of a missing input. If no output has
+ * a shape, a required input is missing, and the op reports it. */
 static void drop_outputs_without_shape(run_input *input)
 {
     char why[256];
-    uint32_t shaped = 0;
+    uint32_t shaped_mask = 0;
     for (int f = 0; f < input->direction->field_count; f++) {
         _Alignas(16) char args[COT_MAX_ARGS];
         memcpy(args, input->args, sizeof args);
-        if ((input->wanted >> f & 1) != 0 && shape_outputs(input->direction, args, 1u << f, why, sizeof why) == NULL)
-            shaped |= 1u << f;
+        if ((input->output_mask >> f & 1) != 0 &&
+            shape_outputs(input->direction, args, 1u << f, why, sizeof why) == NULL)
+            shaped_mask |= 1u << f;
     }
-    if (shaped != 0)
-        input->wanted = shaped;
+    if (shaped_mask != 0)
+        input->output_mask = shaped_mask;
 }
 
 static bool load_inputs(run_input *input, io_error *error)
@@ -457,17 +460,17 @@ static bool load_inputs(run_input *input, io_error *error)
         return false;
     for (int f = 0; f < input->direction->field_count; f++) {
         const cot_field *field = &input->direction->fields[f];
-        if (input->places[f] != NULL && !begins_with_value(input, f))
-            return io_fail(error, input->places[f], "%s is written only, but with --accumulate 1", field->name);
-        if (input->places[f] != NULL &&
-            !tensor_file_open_one(&input->files[f], input->places[f], tensor_of(input, f), error))
+        if (input->input_paths[f] != NULL && !has_initial_value(input, f))
+            return io_fail(error, input->input_paths[f], "%s is written only, but with --accumulate 1", field->name);
+        if (input->input_paths[f] != NULL &&
+            !tensor_file_open_one(&input->files[f], input->input_paths[f], tensor_of(input, f), error))
             return false;
     }
-    if (!input->names_outputs)
+    if (!input->has_outputs_option)
         drop_outputs_without_shape(input);
     for (int f = 0; f < input->direction->field_count; f++) {
         const cot_field *field = &input->direction->fields[f];
-        if (field->role == COT_OUTPUT && begins_with_value(input, f) && (input->wanted >> f & 1) != 0 &&
+        if (field->role == COT_OUTPUT && has_initial_value(input, f) && (input->output_mask >> f & 1) != 0 &&
             !cot_present(tensor_of(input, f)))
             return io_fail(error, input->direction->call, "%s is added to: --%s gives its old value", field->name,
                            field->name);
@@ -475,19 +478,19 @@ static bool load_inputs(run_input *input, io_error *error)
     return true;
 }
 
-/* Shapes for the outputs, then what the op itself says to all of it; *kernel is what would run. */
+/* Gives the outputs their shapes, and checks the call by cot_op_explain. *kernel is the kernel that would run. */
 static cot_status prepare(run_input *input, const cot_queue *queue, const cot_kernel **kernel, io_error *error)
 {
     char why[256];
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
-    const bool is_shaped = shape_outputs(input->direction, input->args, input->wanted, why, sizeof why) == NULL;
+    const bool is_shaped = shape_outputs(input->direction, input->args, input->output_mask, why, sizeof why) == NULL;
     for (int f = 0; f < input->direction->field_count; f++)
         if (input->dtypes[f] != COT_DTYPE_NONE && cot_present(tensor_of(input, f)) && tensor_of(input, f)->data == NULL)
             tensor_of(input, f)->dtype = input->dtypes[f];
     const cot_status status = cot_op_explain(input->direction, queue, input->args, choices, &count);
-    if (status != COT_OK) { /* which also says what is missing where an output has no shape */
-        fail(error, cot_error_message());
+    if (status != COT_OK) { /* its message also names a missing input without which an output has no shape */
+        set_error(error, cot_error_message());
         return status;
     }
     if (!is_shaped) {
@@ -500,8 +503,8 @@ static cot_status prepare(run_input *input, const cot_queue *queue, const cot_ke
     return COT_OK;
 }
 
-/* Memory of the call's own: inputs are copied, since the call may run on another device or change them in place. */
-static void bind(run_input *input, bound_case *b)
+/* Allocates the call's memory and copies the inputs. The call may run on another device, or change in-out tensors. */
+static void copy_inputs(run_input *input, bound_case *b)
 {
     memcpy(b->args, input->args, sizeof b->args);
     for (int f = 0; f < input->direction->field_count; f++) {
@@ -511,35 +514,35 @@ static void bind(run_input *input, bound_case *b)
             continue;
         *cot_field_tensor(&input->direction->fields[f], b->args) = b->fields[f].view;
         const size_t bytes = (size_t)cot_elements(tensor) * cot_dtype_size(tensor->dtype);
-        if (begins_with_value(input, f) && bytes > 0) /* what comes from a file has no gaps, whatever its order */
+        if (has_initial_value(input, f) && bytes > 0) /* tensors of files have no gaps, in either order */
             memcpy(b->fields[f].view.data, tensor->data, bytes);
     }
 }
 
 /* ---- outputs ------------------------------------------------------------------------------------------ */
 
-/* Better before the work than after it. */
-static bool check_place(const run_input *input, io_error *error)
+/* Checks before the call that the outputs can be written. */
+static bool check_output_path(const run_input *input, io_error *error)
 {
-    struct stat there;
+    struct stat status;
     if (input->out == NULL)
         return true;
-    const bool exists = stat(input->out, &there) == 0;
+    const bool exists = stat(input->out, &status) == 0;
     if (is_safetensors_name(input->out)) {
-        if (exists && !S_ISREG(there.st_mode))
+        if (exists && !S_ISREG(status.st_mode))
             return io_fail(error, input->out, "is there and is no regular file");
-    } else if (exists && !S_ISDIR(there.st_mode)) {
+    } else if (exists && !S_ISDIR(status.st_mode)) {
         return io_fail(error, input->out, "is a file, expected a folder or a FILE.safetensors");
     }
     char folder[4096];
     snprintf(folder, sizeof folder, "%s", input->out);
-    const char *into = exists && S_ISDIR(there.st_mode) ? input->out : dirname(folder);
-    return access(into, W_OK | X_OK) == 0 || io_fail(error, input->out, "%s", strerror(errno));
+    const char *directory = exists && S_ISDIR(status.st_mode) ? input->out : dirname(folder);
+    return access(directory, W_OK | X_OK) == 0 || io_fail(error, input->out, "%s", strerror(errno));
 }
 
 static bool is_output(const run_input *input, const bound_case *b, int f)
 {
-    return input->direction->fields[f].role != COT_INPUT && (input->wanted >> f & 1) != 0 &&
+    return input->direction->fields[f].role != COT_INPUT && (input->output_mask >> f & 1) != 0 &&
            cot_present(&b->fields[f].view);
 }
 
@@ -563,7 +566,7 @@ static bool write_into_folder(const char *folder, const safetensors_item *items,
     return false;
 }
 
-/* The folder is made here, after all of the work, which can end the program. */
+/* Writes the outputs. The folder is created here, after all work that can end the program. */
 static bool write_outputs(const run_input *input, const bound_case *b, io_error *error)
 {
     safetensors_item items[COT_MAX_FIELDS];
@@ -601,7 +604,7 @@ static void print_result(const run_input *input, const bound_case *b, const cot_
 
 /* ---- the call ----------------------------------------------------------------------------------------- */
 
-static int complain(const io_error *error, int status)
+static int print_error(const io_error *error, int status)
 {
     fflush(stdout);
     fprintf(stderr, "cotangent: %s\n", error->text);
@@ -622,17 +625,17 @@ static int run_bound(const run_input *input, bound_case *b, cot_queue *queue, co
         print_result(input, b, kernel, queue);
         verified = !input->verify || verification_end(&v, b->args, kernel, stdout);
     } else {
-        fail(&error, cot_error_message());
+        set_error(&error, cot_error_message());
     }
     if (input->verify)
         verification_free(&v);
     if (status != COT_OK)
-        return complain(&error, exit_status(status));
+        return print_error(&error, exit_status(status));
     if (!verified) {
         io_fail(&error, input->direction->call, "beyond the error rule; nothing is written");
-        return complain(&error, 1);
+        return print_error(&error, 1);
     }
-    return input->out == NULL || write_outputs(input, b, &error) ? 0 : complain(&error, 1);
+    return input->out == NULL || write_outputs(input, b, &error) ? 0 : print_error(&error, 1);
 }
 
 static int run_on_queue(run_input *input, cot_queue *queue)
@@ -640,17 +643,17 @@ static int run_on_queue(run_input *input, cot_queue *queue)
     io_error error;
     const cot_kernel *kernel = NULL;
     if (!load_inputs(input, &error))
-        return complain(&error, error.out_of_memory ? 1 : 2);
+        return print_error(&error, error.out_of_memory ? 1 : 2);
     const cot_status prepared = prepare(input, queue, &kernel, &error);
     if (prepared != COT_OK)
-        return complain(&error, exit_status(prepared));
-    if (!check_place(input, &error))
-        return complain(&error, 2);
+        return print_error(&error, exit_status(prepared));
+    if (!check_output_path(input, &error))
+        return print_error(&error, 2);
     static bound_case b;
-    bind(input, &b);
-    const int status = run_bound(input, &b, queue, kernel);
+    copy_inputs(input, &b);
+    const int exit_code = run_bound(input, &b, queue, kernel);
     bound_case_free(&b, input->direction);
-    return status;
+    return exit_code;
 }
 
 int command_run(int argc, char **argv)
@@ -668,8 +671,8 @@ int command_run(int argc, char **argv)
     io_error error;
     const cot_status created = cot_queue_create(&options, &queue);
     if (created != COT_OK) {
-        fail(&error, cot_error_message());
-        return complain(&error, exit_status(created));
+        set_error(&error, cot_error_message());
+        return print_error(&error, exit_status(created));
     }
     const int status = run_on_queue(&input, queue);
     for (size_t i = 0; i < sizeof input.files / sizeof *input.files; i++)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shared.c: names and numbers from the command line, and the progress bar. */
+ * shared.c: parses names and numbers of the command line, writes the files of --json and --plot, and shows the progress
+ * bar. */
 #include "commands.h"
 #include "io/file.h"
 
@@ -26,25 +27,25 @@ int exit_status(cot_status status)
 
 const cot_op *find_op(const struct argp_state *state, const char *name)
 {
-    char known[512] = "";
+    char names[512] = "";
     for (int i = 0; i < cot_op_count; i++) {
         if (strcmp(cot_ops[i]->name, name) == 0)
             return cot_ops[i];
-        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", cot_ops[i]->name);
+        snprintf(names + strlen(names), sizeof names - strlen(names), " %s", cot_ops[i]->name);
     }
-    argp_error(state, "OP is '%s', expected one of:%s", name, known);
+    argp_error(state, "OP is '%s', expected one of:%s", name, names);
     return NULL;
 }
 
 int find_direction(const struct argp_state *state, const cot_op *op, const char *name)
 {
-    char known[512] = "";
+    char names[512] = "";
     for (int i = 0; i < op->direction_count; i++) {
         if (strcmp(op->directions[i].name, name) == 0)
             return i;
-        snprintf(known + strlen(known), sizeof known - strlen(known), " %s", op->directions[i].name);
+        snprintf(names + strlen(names), sizeof names - strlen(names), " %s", op->directions[i].name);
     }
-    argp_error(state, "DIRECTION is '%s', expected one of:%s", name, known);
+    argp_error(state, "DIRECTION is '%s', expected one of:%s", name, names);
     return -1;
 }
 
@@ -56,7 +57,7 @@ const cot_op_cases *find_cases(const cot_op *op)
     return NULL;
 }
 
-cot_backend find_backend(const struct argp_state *state, const char *name)
+cot_backend parse_backend(const struct argp_state *state, const char *name)
 {
     if (strcmp(name, "cuda") == 0)
         return COT_BACKEND_CUDA;
@@ -65,17 +66,17 @@ cot_backend find_backend(const struct argp_state *state, const char *name)
     return COT_BACKEND_CPU;
 }
 
-long find_number(const struct argp_state *state, const char *option, const char *text, long least, long most)
+long parse_number(const struct argp_state *state, const char *option, const char *text, long min, long max)
 {
     char *end;
     errno = 0;
     const long number = strtol(text, &end, 10);
-    if (end == text || *end != '\0' || errno != 0 || number < least || number > most)
-        argp_error(state, "%s is '%s', expected a whole number from %ld to %ld", option, text, least, most);
+    if (end == text || *end != '\0' || errno != 0 || number < min || number > max)
+        argp_error(state, "%s is '%s', expected a whole number from %ld to %ld", option, text, min, max);
     return number;
 }
 
-/* Is `word` a NAME=NUMBER of the op whose number is what makes it wrong? */
+/* Returns whether `word` is a NAME=NUMBER of the op and only its number is wrong. */
 static bool is_out_of_range(const cot_op_cases *cases, int direction, const char *word)
 {
     const char *equals = strchr(word, '=');
@@ -114,8 +115,8 @@ bool backend_works(cot_backend backend)
     return true;
 }
 
-/* Says on standard error what was wrong with an option's file. */
-static bool complain(const char *option, const io_error *error)
+/* Prints on standard error why an option's file failed, and returns false. */
+static bool print_file_error(const char *option, const io_error *error)
 {
     fprintf(stderr, "cotangent: %s %s\n", option, error->text);
     return false;
@@ -126,7 +127,7 @@ bool can_write(const char *option, const char *path)
     io_error error;
     if (path == NULL || io_can_write(path, &error))
         return true;
-    complain(option, &error);
+    print_file_error(option, &error);
     if (error.out_of_memory)
         exit(1);
     return false;
@@ -143,7 +144,7 @@ bool write_json(const json_t *rows, const char *path)
         io_abandon(&writer);
     }
     free(text);
-    return good || complain("--json", &error);
+    return good || print_file_error("--json", &error);
 }
 
 bool write_plot(const json_t *rows, const char *path, const char *(*draw)(const json_t *rows, const char *path))
@@ -151,16 +152,16 @@ bool write_plot(const json_t *rows, const char *path, const char *(*draw)(const 
     io_writer writer;
     io_error error;
     if (!io_open(&writer, path, &error))
-        return complain("--plot", &error);
+        return print_file_error("--plot", &error);
     const char *failed = draw(rows, writer.partial);
     const bool good = failed == NULL ? io_publish(&writer, 1, &error) : io_fail(&error, path, "%s", failed);
     io_abandon(&writer);
-    return good || complain("--plot", &error);
+    return good || print_file_error("--plot", &error);
 }
 
 void show_progress(void *context, double share, const char *what)
 {
-    enum { BAR = 30 };
+    enum { BAR_WIDTH = 30 };
     static int shown_percent = -1;
     (void)context;
     if (!isatty(STDERR_FILENO))
@@ -175,7 +176,8 @@ void show_progress(void *context, double share, const char *what)
         fprintf(stderr, "\r\033[K");
         return;
     }
-    const int done = (int)(BAR * share), room = window.ws_col > BAR + 12 ? window.ws_col - BAR - 10 : 0;
-    fprintf(stderr, "\r\033[K[%.*s%.*s] %3d %% %.*s", done, "##############################", BAR - done,
-            "------------------------------", percent, room, what);
+    const int done = (int)(BAR_WIDTH * share),
+              text_width = window.ws_col > BAR_WIDTH + 12 ? window.ws_col - BAR_WIDTH - 10 : 0;
+    fprintf(stderr, "\r\033[K[%.*s%.*s] %3d %% %.*s", done, "##############################", BAR_WIDTH - done,
+            "------------------------------", percent, text_width, what);
 }

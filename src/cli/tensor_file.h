@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * tensor_file.h: the tensors of a file by name, whichever of the two formats it has: one without a name in .npy, any
- * number in .safetensors (a file whose name ends so). */
+ * tensor_file.h: reads the tensors of a .npy or .safetensors file by name. A .npy holds one tensor without a name. A
+ * .safetensors file holds any number, and its name has that ending. */
 #ifndef COT_CLI_TENSOR_FILE_H
 #define COT_CLI_TENSOR_FILE_H
 
@@ -16,7 +16,7 @@ typedef struct tensor_file {
 
 bool is_safetensors_name(const char *path);
 
-/* On failure there is nothing to close. */
+/* On failure nothing needs to be closed. */
 bool tensor_file_open(tensor_file *file, const char *path, io_error *error);
 void tensor_file_close(tensor_file *file);
 
@@ -24,7 +24,7 @@ void tensor_file_close(tensor_file *file);
 const char *tensor_file_name(const tensor_file *file, int number);
 bool tensor_file_get(tensor_file *file, int number, cot_tensor *view, io_error *error);
 
-/* The one tensor that FILE.npy, or FILE.safetensors:NAME, stands for. */
+/* Opens the one tensor that FILE.npy or FILE.safetensors:NAME names. */
 bool tensor_file_open_one(tensor_file *file, const char *place, cot_tensor *view, io_error *error);
 
 #endif

@@ -14,7 +14,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "both formats are mapped and written as they lie in memory");
 
-enum { SHOWN_PATH = 240, BUFFER_SIZE = 1 << 16, OPEN_ATTEMPTS = 8 };
+enum { MAX_PRINTED_PATH = 240, BUFFER_SIZE = 1 << 16, OPEN_ATTEMPTS = 8 };
 
 /* ---- messages ----------------------------------------------------------------------------------------- */
 
@@ -29,8 +29,8 @@ bool io_fail(io_error *error, const char *path, const char *format, ...)
 {
     error->out_of_memory = false;
     const size_t length = strlen(path);
-    const int prefix = snprintf(error->text, sizeof error->text, "%s%s: ", length > SHOWN_PATH ? "..." : "",
-                                length > SHOWN_PATH ? path + length - SHOWN_PATH : path);
+    const int prefix = snprintf(error->text, sizeof error->text, "%s%s: ", length > MAX_PRINTED_PATH ? "..." : "",
+                                length > MAX_PRINTED_PATH ? path + length - MAX_PRINTED_PATH : path);
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(error->text + prefix, sizeof error->text - (size_t)prefix, format, arguments);
@@ -46,11 +46,12 @@ bool io_no_memory(io_error *error, const char *path, const char *what)
     return false;
 }
 
-/* For a call of the system that has just failed. */
+/* Fails with errno, which the last system call has set. */
 static bool fail_with_errno(io_error *error, const char *path, const char *what)
 {
-    const int cause = errno;
-    return cause == ENOMEM ? io_no_memory(error, path, what) : io_fail(error, path, "%s: %s", what, strerror(cause));
+    const int error_number = errno;
+    return error_number == ENOMEM ? io_no_memory(error, path, what)
+                                  : io_fail(error, path, "%s: %s", what, strerror(error_number));
 }
 
 /* ---- mapping ------------------------------------------------------------------------------------------ */
@@ -87,7 +88,8 @@ static bool map_descriptor(io_mapping *mapping, int fd, const char *path, io_err
 bool io_map(io_mapping *mapping, const char *path, io_error *error)
 {
     *mapping = (io_mapping){0};
-    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); /* a pipe must not block */
+    const int fd =
+        open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); /* O_NONBLOCK: opening a pipe must not wait */
     if (fd < 0)
         return io_fail(error, path, "%s", strerror(errno));
     const bool good = map_descriptor(mapping, fd, path, error);
@@ -124,32 +126,32 @@ bool io_array_bytes(const io_array *array, size_t *bytes)
     return true;
 }
 
-static uint64_t load_item(const unsigned char *from, size_t size, bool is_big_endian)
+static uint64_t load_item(const unsigned char *bytes, size_t size, bool is_big_endian)
 {
     uint64_t value = 0;
     for (size_t i = 0; i < size; i++)
-        value |= (uint64_t)from[is_big_endian ? size - 1 - i : i] << (8 * i);
+        value |= (uint64_t)bytes[is_big_endian ? size - 1 - i : i] << (8 * i);
     return value;
 }
 
-/* Element after element in the order of the file: the strides stay what they are. */
-static bool convert(const io_array *array, void *to, const char *path, const char *what, io_error *error)
+/* Converts the elements in the file's order, so the strides do not change. */
+static bool convert(const io_array *array, void *target, const char *path, const char *what, io_error *error)
 {
-    const unsigned char *from = array->stored.data;
+    const unsigned char *source = array->stored.data;
     const int64_t elements = count_elements(&array->stored);
     const size_t size = cot_dtype_size(array->stored.dtype);
     for (int64_t i = 0; i < elements; i++) {
-        const uint64_t value = load_item(from + (size_t)i * array->item_size, array->item_size, array->is_big_endian);
+        const uint64_t value = load_item(source + (size_t)i * array->item_size, array->item_size, array->is_big_endian);
         if (array->item_size > size && (int64_t)value != (int32_t)value)
             return io_fail(error, path, "%s holds the int64 %" PRId64 " (element %" PRId64 "), which no i32 can be",
                            what, (int64_t)value, i);
-        memcpy((char *)to + (size_t)i * size, &value, size); /* the low bytes come first */
+        memcpy((char *)target + (size_t)i * size, &value, size); /* little-endian: the low bytes come first */
     }
     return true;
 }
 
-bool io_serve(const io_array *array, const char *path, const char *what, cot_tensor *view, void **owned,
-              io_error *error)
+bool io_view_array(const io_array *array, const char *path, const char *what, cot_tensor *view, void **owned,
+                   io_error *error)
 {
     *view = array->stored;
     *owned = NULL;
@@ -175,45 +177,45 @@ static void close_writer(io_writer *writer)
         close(writer->fd);
     free(writer->path);
     free(writer->partial);
-    free(writer->previous);
+    free(writer->backup);
     *writer = (io_writer){.fd = -1};
 }
 
-static bool is_named(int fd, const char *name)
+static bool is_same_file(int fd, const char *name)
 {
-    struct stat held, named;
-    return fstat(fd, &held) == 0 && lstat(name, &named) == 0 && named.st_dev == held.st_dev &&
-           named.st_ino == held.st_ino;
+    struct stat open_file, path_file;
+    return fstat(fd, &open_file) == 0 && lstat(name, &path_file) == 0 && path_file.st_dev == open_file.st_dev &&
+           path_file.st_ino == open_file.st_ino;
 }
 
-/* A file system without locks gives them to everybody. */
-static bool lock(int fd)
+/* Tries to lock the file. Succeeds on file systems without locks. */
+static bool try_lock(int fd)
 {
     return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
-/* Removes the partial file of a process that was killed. A read-only one can be locked too, but not on NFS. */
+/* Removes the partial file of a process that was killed. A read-only file can be locked too, except on NFS. */
 static bool remove_leftover(const io_writer *writer, io_error *error)
 {
     const int flags = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
-    struct stat held;
+    struct stat leftover;
     int fd = open(writer->partial, O_RDWR | flags);
     if (fd < 0 && errno == EACCES)
         fd = open(writer->partial, O_RDONLY | flags);
     if (fd < 0)
         return errno == ENOENT || fail_with_errno(error, writer->partial, "is in the way");
     bool good = true;
-    if (fstat(fd, &held) == 0 && !S_ISREG(held.st_mode))
-        good = io_fail(error, writer->partial, "is in the way: it is %s", kind_of(held.st_mode));
-    else if (!lock(fd))
+    if (fstat(fd, &leftover) == 0 && !S_ISREG(leftover.st_mode))
+        good = io_fail(error, writer->partial, "is in the way: it is %s", kind_of(leftover.st_mode));
+    else if (!try_lock(fd))
         good = io_fail(error, writer->path, "another process is writing it");
-    else if (is_named(fd, writer->partial) && unlink(writer->partial) != 0)
+    else if (is_same_file(fd, writer->partial) && unlink(writer->partial) != 0)
         good = fail_with_errno(error, writer->partial, "is in the way");
     close(fd);
     return good;
 }
 
-/* Makes PATH.partial and locks it. Another process may have taken our file for a leftover before we locked it: then we try
+/* Creates PATH.partial and locks it. Another process can remove our file as a leftover before we lock it. Then we try
  * again. */
 static bool open_partial(io_writer *writer, io_error *error)
 {
@@ -227,7 +229,7 @@ static bool open_partial(io_writer *writer, io_error *error)
         }
         if (writer->fd < 0)
             return fail_with_errno(error, writer->path, "cannot be written");
-        if (lock(writer->fd) && is_named(writer->fd, writer->partial))
+        if (try_lock(writer->fd) && is_same_file(writer->fd, writer->partial))
             return true;
         close(writer->fd);
         writer->fd = -1;
@@ -235,11 +237,11 @@ static bool open_partial(io_writer *writer, io_error *error)
     return io_fail(error, writer->path, "other processes are writing it");
 }
 
-/* The file that is to be written: `path`, or where it is a symbolic link, the file that it names. */
-static char *find_target(const char *path, io_error *error)
+/* Returns the path of the file to write: `path`, or the file that a symbolic link at `path` names. */
+static char *resolve_link(const char *path, io_error *error)
 {
-    struct stat there;
-    const bool is_link = lstat(path, &there) == 0 && S_ISLNK(there.st_mode);
+    struct stat status;
+    const bool is_link = lstat(path, &status) == 0 && S_ISLNK(status.st_mode);
     char *target = is_link ? realpath(path, NULL) : strdup(path);
     if (target == NULL && is_link && errno == ENOENT)
         io_fail(error, path, "is a symbolic link to a file that is not there");
@@ -250,19 +252,19 @@ static char *find_target(const char *path, io_error *error)
 
 bool io_open(io_writer *writer, const char *path, io_error *error)
 {
-    struct stat there;
+    struct stat status;
     *writer = (io_writer){.fd = -1, .mode = -1};
     if (path[0] == '\0')
         return io_fail(error, "\"\"", "is no file name");
-    if (stat(path, &there) == 0) {
-        if (!S_ISREG(there.st_mode))
-            return io_fail(error, path, "is %s, expected a regular file or none", kind_of(there.st_mode));
-        writer->mode = (int)(there.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO));
+    if (stat(path, &status) == 0) {
+        if (!S_ISREG(status.st_mode))
+            return io_fail(error, path, "is %s, expected a regular file or none", kind_of(status.st_mode));
+        writer->mode = (int)(status.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO));
     }
-    writer->path = find_target(path, error);
+    writer->path = resolve_link(path, error);
     bool good = writer->path != NULL;
     if (good && (asprintf(&writer->partial, "%s.partial", writer->path) < 0 ||
-                 asprintf(&writer->previous, "%s.old", writer->partial) < 0))
+                 asprintf(&writer->backup, "%s.old", writer->partial) < 0))
         good = io_no_memory(error, path, "for its name");
     if (good && open_partial(writer, error))
         return true;
@@ -310,7 +312,7 @@ static bool is_row_major(const cot_tensor *tensor)
     return true;
 }
 
-/* Goes on to the next row, a run along the last axis, in row-major order: moves `position`, false after the last. */
+/* Moves `position` to the next row (a run along the last axis) in row-major order. Returns false after the last row. */
 static bool next_row(const cot_tensor *tensor, int64_t *index, int64_t *position)
 {
     for (int axis = tensor->rank - 2; axis >= 0; axis--) {
@@ -358,7 +360,7 @@ void io_abandon(io_writer *writer)
 
 /* ---- publishing --------------------------------------------------------------------------------------- */
 
-/* A file system without permissions refuses, and has none to keep. */
+/* Sets the permissions. Ignores failures: a file system without permissions has none to set. */
 static void set_mode(int fd, int mode)
 {
     if (mode >= 0)
@@ -371,17 +373,17 @@ static bool finish_file(const io_writer *writer, io_error *error)
     return fsync(writer->fd) == 0 || fail_with_errno(error, writer->path, "cannot be written");
 }
 
-/* A copy of the old file, for file systems without hard links. */
-static bool copy_old_file(io_writer *writer, io_error *error)
+/* Copies the old file to the backup path, for file systems without hard links. */
+static bool copy_to_backup(io_writer *writer, io_error *error)
 {
     io_mapping old;
     if (!io_map(&old, writer->path, error))
         return false;
-    io_writer copy = {.fd = open(writer->previous, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600),
-                      .path = writer->previous};
-    bool good = copy.fd >= 0 || fail_with_errno(error, writer->previous, "cannot be written");
+    io_writer copy = {.fd = open(writer->backup, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600),
+                      .path = writer->backup};
+    bool good = copy.fd >= 0 || fail_with_errno(error, writer->backup, "cannot be written");
     if (good) {
-        writer->is_kept = true;
+        writer->has_backup = true;
         set_mode(copy.fd, writer->mode);
         good = io_write(&copy, old.bytes, old.size, error);
         close(copy.fd);
@@ -390,35 +392,35 @@ static bool copy_old_file(io_writer *writer, io_error *error)
     return good;
 }
 
-/* Gives the old file, if there is one, a second name. */
-static bool keep_old_file(io_writer *writer, io_error *error)
+/* Gives the old file, if it exists, a second name. */
+static bool make_backup(io_writer *writer, io_error *error)
 {
-    unlink(writer->previous);
-    writer->is_kept = link(writer->path, writer->previous) == 0;
-    return writer->is_kept || errno == ENOENT || copy_old_file(writer, error);
+    unlink(writer->backup);
+    writer->has_backup = link(writer->path, writer->backup) == 0;
+    return writer->has_backup || errno == ENOENT || copy_to_backup(writer, error);
 }
 
-static bool put_in_place(io_writer *writer, io_error *error)
+static bool replace_file(io_writer *writer, io_error *error)
 {
-    if (!keep_old_file(writer, error))
+    if (!make_backup(writer, error))
         return false;
-    writer->is_placed = rename(writer->partial, writer->path) == 0;
-    return writer->is_placed || fail_with_errno(error, writer->path, "cannot be put in place");
+    writer->is_renamed = rename(writer->partial, writer->path) == 0;
+    return writer->is_renamed || fail_with_errno(error, writer->path, "cannot be put in place");
 }
 
-/* Where the old file cannot be put back, it stays under its second name, and the message says where. */
-static void take_back(io_writer *writer, io_error *error)
+/* Renames the old file back. If that fails, the old file stays under its second name, and the message says where. */
+static void restore_file(io_writer *writer, io_error *error)
 {
-    if (!writer->is_placed || (writer->is_kept ? rename(writer->previous, writer->path) : unlink(writer->path)) == 0)
+    if (!writer->is_renamed || (writer->has_backup ? rename(writer->backup, writer->path) : unlink(writer->path)) == 0)
         return;
     const size_t length = strlen(error->text);
     snprintf(error->text + length, sizeof error->text - length, "; %s is the new file%s%s", writer->path,
-             writer->is_kept ? ", the old one is " : "", writer->is_kept ? writer->previous : "");
+             writer->has_backup ? ", the old one is " : "", writer->has_backup ? writer->backup : "");
     keep_on_one_line(error);
-    writer->is_kept = false;
+    writer->has_backup = false;
 }
 
-/* A rename lasts once its folder is on the disk; some file systems cannot sync one, and say EINVAL. */
+/* A rename is permanent after its folder is synced. Some file systems cannot sync a folder and return EINVAL. */
 static bool sync_folder(const char *path, io_error *error)
 {
     char folder[4096];
@@ -427,10 +429,10 @@ static bool sync_folder(const char *path, io_error *error)
     snprintf(folder, sizeof folder, "%.*s", length, slash == NULL ? "." : path);
     const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const bool synced = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL);
-    const int cause = errno;
+    const int error_number = errno;
     if (fd >= 0)
         close(fd);
-    return synced || io_fail(error, path, "its folder cannot be synced: %s", strerror(cause));
+    return synced || io_fail(error, path, "its folder cannot be synced: %s", strerror(error_number));
 }
 
 bool io_publish(io_writer *writers, int count, io_error *error)
@@ -439,19 +441,19 @@ bool io_publish(io_writer *writers, int count, io_error *error)
     for (int i = 0; i < count && good; i++)
         good = finish_file(&writers[i], error);
     for (int i = 0; i < count && good; i++)
-        good = put_in_place(&writers[i], error);
+        good = replace_file(&writers[i], error);
     for (int i = 0; i < count && good; i++)
         good = sync_folder(writers[i].path, error);
     for (int i = count - 1; i >= 0 && !good; i--)
-        take_back(&writers[i], error);
+        restore_file(&writers[i], error);
     for (int i = 0; i < count; i++) {
         io_error ignored;
         if (!good) {
             unlink(writers[i].partial);
             sync_folder(writers[i].path, &ignored);
         }
-        if (writers[i].is_kept)
-            unlink(writers[i].previous);
+        if (writers[i].has_backup)
+            unlink(writers[i].backup);
         close_writer(&writers[i]);
     }
     return good;

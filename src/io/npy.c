@@ -9,13 +9,13 @@ enum { MAGIC_SIZE = 6, MAX_HEADER = 1 << 16, MAX_DESCR = 16, ALIGNMENT = 64 };
 
 static const unsigned char MAGIC[MAGIC_SIZE] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
 
-/* descr without its byte order, and what it is served as. */
+/* descr without its byte order, and the dtype of its view */
 static const struct {
     const char *descr;
     size_t item_size;
     cot_dtype dtype;
-} TYPES[] = {{"f4", 4, COT_F32}, {"f2", 2, COT_F16}, {"V2", 2, COT_BF16}, {"f8", 8, COT_F64},
-             {"i4", 4, COT_I32}, {"i8", 8, COT_I32}, {"u1", 1, COT_U8},   {"b1", 1, COT_U8}};
+} DTYPES[] = {{"f4", 4, COT_F32}, {"f2", 2, COT_F16}, {"V2", 2, COT_BF16}, {"f8", 8, COT_F64},
+              {"i4", 4, COT_I32}, {"i8", 8, COT_I32}, {"u1", 1, COT_U8},   {"b1", 1, COT_U8}};
 
 /* ---- the header: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), } --------------------------- */
 
@@ -33,8 +33,8 @@ static void skip_space(parser *p)
         p->cursor++;
 }
 
-/* Steps over this character if it comes next. */
-static bool accept(parser *p, char c)
+/* Skips this character if it is next. */
+static bool accept_char(parser *p, char c)
 {
     skip_space(p);
     if (p->cursor == p->end || *p->cursor != c)
@@ -43,33 +43,33 @@ static bool accept(parser *p, char c)
     return true;
 }
 
-/* The next character, for messages: nothing that would end or garble one. */
-static char shown(const parser *p)
+/* The next character for messages, or '?' if it is not printable. */
+static char printable_next(const parser *p)
 {
     return p->cursor<p->end && * p->cursor> ' ' && *p->cursor < 0x7f ? *p->cursor : '?';
 }
 
-static bool expect(parser *p, char c)
+static bool expect_char(parser *p, char c)
 {
-    if (accept(p, c))
+    if (accept_char(p, c))
         return true;
     if (p->cursor == p->end)
         return io_fail(p->error, p->path, "the header ends where '%c' was expected", c);
-    return io_fail(p->error, p->path, "the header has '%c' where '%c' was expected", shown(p), c);
+    return io_fail(p->error, p->path, "the header has '%c' where '%c' was expected", printable_next(p), c);
 }
 
-/* 'text' or "text". */
+/* Parses 'text' or "text". */
 static bool parse_string(parser *p, const char **text, int *length)
 {
     skip_space(p);
     const char quote = p->cursor < p->end ? *p->cursor : '\0';
     if (quote != '\'' && quote != '"')
-        return expect(p, '\'');
+        return expect_char(p, '\'');
     *text = ++p->cursor;
     while (p->cursor < p->end && *p->cursor != quote)
         p->cursor++;
     *length = (int)(p->cursor - *text);
-    return expect(p, quote);
+    return expect_char(p, quote);
 }
 
 static bool parse_descr(parser *p)
@@ -81,15 +81,15 @@ static bool parse_descr(parser *p)
         return io_fail(p->error, p->path, "holds records (a structured dtype), expected one number an element");
     if (!parse_string(p, &text, &length))
         return false;
-    for (size_t i = 0; length == 3 && i < sizeof TYPES / sizeof *TYPES; i++) {
-        const bool is_big = text[0] == '>';
-        if (strchr("<=|>", text[0]) == NULL || strncmp(text + 1, TYPES[i].descr, 2) != 0)
+    for (size_t i = 0; length == 3 && i < sizeof DTYPES / sizeof *DTYPES; i++) {
+        const bool is_big_endian = text[0] == '>';
+        if (strchr("<=|>", text[0]) == NULL || strncmp(text + 1, DTYPES[i].descr, 2) != 0)
             continue;
-        if (is_big && TYPES[i].dtype == COT_BF16)
-            break; /* void bytes have no order */
-        p->array.stored.dtype = TYPES[i].dtype;
-        p->array.item_size = TYPES[i].item_size;
-        p->array.is_big_endian = is_big;
+        if (is_big_endian && DTYPES[i].dtype == COT_BF16)
+            break; /* void bytes have no byte order */
+        p->array.stored.dtype = DTYPES[i].dtype;
+        p->array.item_size = DTYPES[i].item_size;
+        p->array.is_big_endian = is_big_endian;
         return true;
     }
     return io_fail(p->error, p->path, "has dtype '%.*s', expected one of f4 f8 f2 V2 (bf16) i4 i8 u1 b1",
@@ -120,25 +120,25 @@ static bool parse_size(parser *p, int64_t *size)
             return io_fail(p->error, p->path, "shape has a size beyond 2^63");
     if (p->cursor > first)
         return true;
-    return io_fail(p->error, p->path, "shape has '%c' where a size was expected", shown(p));
+    return io_fail(p->error, p->path, "shape has '%c' where a size was expected", printable_next(p));
 }
 
 static bool parse_shape(parser *p)
 {
     cot_tensor *stored = &p->array.stored;
     int64_t size;
-    if (!expect(p, '('))
+    if (!expect_char(p, '('))
         return false;
-    while (!accept(p, ')')) {
+    while (!accept_char(p, ')')) {
         if (!parse_size(p, &size))
             return false;
         if (stored->rank == COT_MAX_RANK)
             return io_fail(p->error, p->path, "has more than %d axes", COT_MAX_RANK);
         stored->shape[stored->rank++] = size;
-        if (accept(p, ','))
+        if (accept_char(p, ','))
             skip_space(p);
         else
-            return expect(p, ')');
+            return expect_char(p, ')');
     }
     return true;
 }
@@ -154,7 +154,7 @@ static bool parse_entry(parser *p)
                    {"shape", &p->has_shape, parse_shape}};
     const char *text;
     int length;
-    if (!parse_string(p, &text, &length) || !expect(p, ':'))
+    if (!parse_string(p, &text, &length) || !expect_char(p, ':'))
         return false;
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
         if ((int)strlen(entries[i].name) != length || strncmp(entries[i].name, text, (size_t)length) != 0)
@@ -170,20 +170,20 @@ static bool parse_entry(parser *p)
 
 static bool parse_header(parser *p)
 {
-    if (!expect(p, '{'))
+    if (!expect_char(p, '{'))
         return false;
-    while (!accept(p, '}')) {
+    while (!accept_char(p, '}')) {
         if (!parse_entry(p))
             return false;
-        if (!accept(p, ',')) {
-            if (!expect(p, '}'))
+        if (!accept_char(p, ',')) {
+            if (!expect_char(p, '}'))
                 return false;
             break;
         }
     }
     skip_space(p);
     if (p->cursor < p->end)
-        return io_fail(p->error, p->path, "the header goes on after its end with '%c'", shown(p));
+        return io_fail(p->error, p->path, "the header goes on after its end with '%c'", printable_next(p));
     if (!p->has_descr || !p->has_order || !p->has_shape)
         return io_fail(p->error, p->path, "the header has no %s",
                        !p->has_descr   ? "descr"
@@ -198,7 +198,7 @@ static void set_strides(parser *p)
     *stored = cot_tensor_contiguous(stored->data, stored->dtype, stored->rank, stored->shape);
     if (!p->is_fortran)
         return;
-    int64_t stride = 1; /* the product fits: io_array_bytes has seen it */
+    int64_t stride = 1; /* the product fits: io_array_bytes has checked it */
     for (int axis = 0; axis < stored->rank; axis++) {
         stored->stride[axis] = stride;
         stride *= stored->shape[axis] > 1 ? stored->shape[axis] : 1;
@@ -207,15 +207,15 @@ static void set_strides(parser *p)
 
 /* ---- the file ----------------------------------------------------------------------------------------- */
 
-/* Magic, version, length of the header; finds the header and leaves the rest of the file as the data. */
+/* Checks the magic bytes and the version. Finds the header, and where the data begins in the file. */
 static bool find_header(parser *p, const unsigned char *bytes, size_t size, size_t *data)
 {
     if (size < MAGIC_SIZE || memcmp(bytes, MAGIC, MAGIC_SIZE) != 0)
         return io_fail(p->error, p->path, "is no .npy file");
     const size_t length_size = size > MAGIC_SIZE && bytes[MAGIC_SIZE] == 1 ? 2 : 4,
-                 first = MAGIC_SIZE + 2 + length_size;
-    if (size < first)
-        return io_fail(p->error, p->path, "is cut off within the first %zu bytes", first);
+                 header_begin = MAGIC_SIZE + 2 + length_size;
+    if (size < header_begin)
+        return io_fail(p->error, p->path, "is cut off within the first %zu bytes", header_begin);
     const int major = bytes[MAGIC_SIZE], minor = bytes[MAGIC_SIZE + 1];
     if (major < 1 || major > 3 || minor != 0)
         return io_fail(p->error, p->path, "has version %d.%d, expected 1.0, 2.0 or 3.0", major, minor);
@@ -224,11 +224,11 @@ static bool find_header(parser *p, const unsigned char *bytes, size_t size, size
         length |= (size_t)bytes[MAGIC_SIZE + 2 + i] << (8 * i);
     if (length > MAX_HEADER)
         return io_fail(p->error, p->path, "has a header of %zu bytes, expected at most %d", length, MAX_HEADER);
-    if (length > size - first)
+    if (length > size - header_begin)
         return io_fail(p->error, p->path, "is cut off in its header of %zu bytes", length);
-    p->cursor = (const char *)bytes + first;
+    p->cursor = (const char *)bytes + header_begin;
     p->end = p->cursor + length;
-    *data = first + length;
+    *data = header_begin + length;
     return true;
 }
 
@@ -245,7 +245,7 @@ bool npy_parse(npy_file *file, const char *name, const void *bytes, size_t size,
         return io_fail(error, name, "has a shape of %zu bytes, but %zu bytes of data", needed, size - data);
     p.array.stored.data = (unsigned char *)bytes + data;
     set_strides(&p);
-    return io_serve(&p.array, name, "it", &file->tensor, &file->owned, error);
+    return io_view_array(&p.array, name, "it", &file->tensor, &file->owned, error);
 }
 
 bool npy_open(npy_file *file, const char *path, io_error *error)
@@ -282,7 +282,7 @@ static const char *descr_of(cot_dtype dtype)
     }
 }
 
-/* Version 1.0; spaces before the final newline bring the data to a multiple of 64 bytes. */
+/* Writes version 1.0. Spaces before the final newline align the data to 64 bytes. */
 static bool write_header(io_writer *writer, const cot_tensor *tensor, io_error *error)
 {
     char header[4 * ALIGNMENT] = "";

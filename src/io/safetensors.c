@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* jansson makes some 50 bytes of each byte of the most wasteful header, so this is also a bound on memory. */
-enum { LENGTH_SIZE = 8, MAX_HEADER = 16 << 20, MAX_NAMED = 80 };
+/* jansson uses up to about 50 bytes for each byte of a header, so this also bounds the memory. */
+enum { LENGTH_SIZE = 8, MAX_HEADER = 16 << 20, MAX_PRINTED_NAME = 80 };
 
 static const char METADATA[] = "__metadata__";
 
@@ -15,58 +15,59 @@ static const struct {
     const char *name;
     size_t item_size;
     cot_dtype dtype;
-} TYPES[] = {{"F32", 4, COT_F32}, {"F16", 2, COT_F16}, {"BF16", 2, COT_BF16}, {"F64", 8, COT_F64},
-             {"I32", 4, COT_I32}, {"I64", 8, COT_I32}, {"U8", 1, COT_U8},     {"BOOL", 1, COT_U8}};
+} DTYPES[] = {{"F32", 4, COT_F32}, {"F16", 2, COT_F16}, {"BF16", 2, COT_BF16}, {"F64", 8, COT_F64},
+              {"I32", 4, COT_I32}, {"I64", 8, COT_I32}, {"U8", 1, COT_U8},     {"BOOL", 1, COT_U8}};
 
 /* ---- jansson's memory --------------------------------------------------------------------------------- */
 
-/* jansson takes a lack of memory for bad JSON, or passes over it. */
-static _Thread_local bool json_lacked_memory;
-static json_malloc_t other_malloc;
-static json_free_t other_free;
+/* jansson reports an allocation failure as bad JSON, or ignores it. So its allocations are watched. */
+static _Thread_local bool json_out_of_memory;
+static json_malloc_t saved_malloc;
+static json_free_t saved_free;
 
 static void *json_allocate(size_t bytes)
 {
     void *memory = malloc(bytes);
-    json_lacked_memory = json_lacked_memory || memory == NULL;
+    json_out_of_memory = json_out_of_memory || memory == NULL;
     return memory;
 }
 
-/* Between the two, json_lacked_memory says whether jansson asked for memory in vain. */
+/* Between json_begin and json_end, json_out_of_memory records whether an allocation of jansson failed. */
 static void json_begin(void)
 {
-    json_lacked_memory = false;
-    json_get_alloc_funcs(&other_malloc, &other_free);
+    json_out_of_memory = false;
+    json_get_alloc_funcs(&saved_malloc, &saved_free);
     json_set_alloc_funcs(json_allocate, free);
 }
 
 static void json_end(void)
 {
-    json_set_alloc_funcs(other_malloc, other_free);
+    json_set_alloc_funcs(saved_malloc, saved_free);
 }
 
 /* ---- the header --------------------------------------------------------------------------------------- */
 
-/* A tensor's name in messages, however long it is. */
-#define NAMED "tensor \"%.*s\""
-#define NAME(name) MAX_NAMED, name
+/* A tensor's name in messages, cut to MAX_PRINTED_NAME bytes. */
+#define TENSOR_FORMAT "tensor \"%.*s\""
+#define TENSOR_NAME(name) MAX_PRINTED_NAME, name
 
 static bool read_shape(const char *path, safetensors_entry *entry, const json_t *shape, io_error *error)
 {
     cot_tensor *stored = &entry->array.stored;
     int64_t sizes[COT_MAX_RANK] = {0};
     if (!json_is_array(shape))
-        return io_fail(error, path, NAMED " has no shape", NAME(entry->name));
+        return io_fail(error, path, TENSOR_FORMAT " has no shape", TENSOR_NAME(entry->name));
     const size_t rank = json_array_size(shape);
     for (size_t axis = 0; axis < rank; axis++) {
         const json_t *size = json_array_get(shape, axis);
         if (!json_is_integer(size) || json_integer_value(size) < 0)
-            return io_fail(error, path, NAMED " has a shape that is not of whole numbers >= 0", NAME(entry->name));
+            return io_fail(error, path, TENSOR_FORMAT " has a shape that is not of whole numbers >= 0",
+                           TENSOR_NAME(entry->name));
         if (axis < COT_MAX_RANK)
             sizes[axis] = json_integer_value(size);
     }
     if (rank > COT_MAX_RANK) {
-        entry->unfit = "has too many axes";
+        entry->refusal = "has too many axes";
         return true;
     }
     *stored = cot_tensor_contiguous(NULL, stored->dtype, (int)rank, sizes);
@@ -78,28 +79,29 @@ static bool read_offsets(const char *path, safetensors_entry *entry, const json_
 {
     const json_t *begin = json_array_get(offsets, 0), *end = json_array_get(offsets, 1);
     if (json_array_size(offsets) != 2 || !json_is_integer(begin) || !json_is_integer(end))
-        return io_fail(error, path, NAMED " has no data_offsets of two whole numbers", NAME(entry->name));
+        return io_fail(error, path, TENSOR_FORMAT " has no data_offsets of two whole numbers",
+                       TENSOR_NAME(entry->name));
     const json_int_t first = json_integer_value(begin), last = json_integer_value(end);
     if (first < 0 || last < first || (uint64_t)last > data_size)
         return io_fail(error, path,
-                       NAMED " has data_offsets %" PRId64 " to %" PRId64 ", but there are %zu bytes of data",
-                       NAME(entry->name), (int64_t)first, (int64_t)last, data_size);
+                       TENSOR_FORMAT " has data_offsets %" PRId64 " to %" PRId64 ", but there are %zu bytes of data",
+                       TENSOR_NAME(entry->name), (int64_t)first, (int64_t)last, data_size);
     entry->begin = (size_t)first;
     entry->end = (size_t)last;
     return true;
 }
 
-/* What the shape says must be what the offsets say. */
+/* The bytes of the shape must be the bytes between the offsets. */
 static bool check_bytes(const char *path, safetensors_entry *entry, io_error *error)
 {
     size_t needed;
-    if (entry->unfit != NULL)
+    if (entry->refusal != NULL)
         return true;
     if (!io_array_bytes(&entry->array, &needed))
-        return io_fail(error, path, NAMED " has a shape of more than 2^56 bytes", NAME(entry->name));
+        return io_fail(error, path, TENSOR_FORMAT " has a shape of more than 2^56 bytes", TENSOR_NAME(entry->name));
     if (needed != entry->end - entry->begin)
-        return io_fail(error, path, NAMED " has a shape of %zu bytes, but data_offsets of %zu", NAME(entry->name),
-                       needed, entry->end - entry->begin);
+        return io_fail(error, path, TENSOR_FORMAT " has a shape of %zu bytes, but data_offsets of %zu",
+                       TENSOR_NAME(entry->name), needed, entry->end - entry->begin);
     return true;
 }
 
@@ -108,14 +110,14 @@ static bool read_entry(const char *path, safetensors_entry *entry, const json_t 
 {
     entry->dtype = json_string_value(json_object_get(value, "dtype"));
     if (entry->dtype == NULL)
-        return io_fail(error, path, NAMED " has no dtype", NAME(entry->name));
-    entry->unfit = "has a dtype that this program has not";
-    for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++) {
-        if (strcmp(TYPES[i].name, entry->dtype) != 0)
+        return io_fail(error, path, TENSOR_FORMAT " has no dtype", TENSOR_NAME(entry->name));
+    entry->refusal = "has a dtype that this program has not";
+    for (size_t i = 0; i < sizeof DTYPES / sizeof *DTYPES; i++) {
+        if (strcmp(DTYPES[i].name, entry->dtype) != 0)
             continue;
-        entry->array.stored.dtype = TYPES[i].dtype;
-        entry->array.item_size = TYPES[i].item_size;
-        entry->unfit = NULL;
+        entry->array.stored.dtype = DTYPES[i].dtype;
+        entry->array.item_size = DTYPES[i].item_size;
+        entry->refusal = NULL;
     }
     return read_shape(path, entry, json_object_get(value, "shape"), error) &&
            read_offsets(path, entry, json_object_get(value, "data_offsets"), data_size, error) &&
@@ -131,12 +133,12 @@ static bool check_metadata(const char *path, json_t *metadata, io_error *error)
     json_object_foreach(metadata, key, value)
     {
         if (!json_is_string(value))
-            return io_fail(error, path, "__metadata__ \"%.*s\" is no text", NAME(key));
+            return io_fail(error, path, "__metadata__ \"%.*s\" is no text", TENSOR_NAME(key));
     }
     return true;
 }
 
-static int by_place(const void *a, const void *b)
+static int compare_offsets(const void *a, const void *b)
 {
     const safetensors_entry *x = a, *y = b;
     if (x->begin != y->begin)
@@ -144,17 +146,17 @@ static int by_place(const void *a, const void *b)
     return x->end != y->end ? (x->end < y->end ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-/* One after the other, from the first byte to the last. */
-static bool check_places(const safetensors_file *file, size_t data_size, io_error *error)
+/* The tensors must follow each other without gaps, from the first byte to the last. */
+static bool check_offsets(const safetensors_file *file, size_t data_size, io_error *error)
 {
     size_t next = 0;
     for (int i = 0; i < file->count; i++) {
         const safetensors_entry *entry = &file->entries[i];
         if (entry->begin < next)
-            return io_fail(error, file->path, NAMED " overlaps the one before it", NAME(entry->name));
+            return io_fail(error, file->path, TENSOR_FORMAT " overlaps the one before it", TENSOR_NAME(entry->name));
         if (entry->begin > next)
-            return io_fail(error, file->path, "%zu bytes before " NAMED " belong to no tensor", entry->begin - next,
-                           NAME(entry->name));
+            return io_fail(error, file->path, "%zu bytes before " TENSOR_FORMAT " belong to no tensor",
+                           entry->begin - next, TENSOR_NAME(entry->name));
         next = entry->end;
     }
     return next == data_size || io_fail(error, file->path, "the last %zu bytes belong to no tensor", data_size - next);
@@ -171,7 +173,7 @@ static bool read_header(safetensors_file *file, const char *text, size_t length,
     json_begin();
     file->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &json_error);
     json_end();
-    if (json_lacked_memory)
+    if (json_out_of_memory)
         return io_no_memory(error, file->path, "for its header");
     if (file->header == NULL)
         return io_fail(error, file->path, "its header is no JSON that can be read: %s", json_error.text);
@@ -190,8 +192,8 @@ static bool read_header(safetensors_file *file, const char *text, size_t length,
             return false;
         entry->array.stored.data = (unsigned char *)data + entry->begin;
     }
-    qsort(file->entries, (size_t)file->count, sizeof *file->entries, by_place);
-    return check_places(file, data_size, error);
+    qsort(file->entries, (size_t)file->count, sizeof *file->entries, compare_offsets);
+    return check_offsets(file, data_size, error);
 }
 
 /* ---- the file ----------------------------------------------------------------------------------------- */
@@ -199,18 +201,18 @@ static bool read_header(safetensors_file *file, const char *text, size_t length,
 bool safetensors_parse(safetensors_file *file, const char *name, const void *bytes, size_t size, io_error *error)
 {
     *file = (safetensors_file){.path = strdup(name)};
-    const unsigned char *from = bytes;
+    const unsigned char *file_bytes = bytes;
     uint64_t length = 0;
     if (file->path == NULL)
         return io_no_memory(error, name, "for its name");
     bool good = size >= LENGTH_SIZE || io_fail(error, name, "is cut off within the first %d bytes", LENGTH_SIZE);
     for (int i = 0; good && i < LENGTH_SIZE; i++)
-        length |= (uint64_t)from[i] << (8 * i);
+        length |= (uint64_t)file_bytes[i] << (8 * i);
     if (good && length > MAX_HEADER)
         good = io_fail(error, name, "has a header of %" PRIu64 " bytes, expected at most %d", length, MAX_HEADER);
     if (good && length > size - LENGTH_SIZE)
         good = io_fail(error, name, "is cut off in its header of %" PRIu64 " bytes", length);
-    good = good && read_header(file, (const char *)from + LENGTH_SIZE, length, from + LENGTH_SIZE + length,
+    good = good && read_header(file, (const char *)file_bytes + LENGTH_SIZE, length, file_bytes + LENGTH_SIZE + length,
                                size - LENGTH_SIZE - length, error);
     if (!good)
         safetensors_close(file);
@@ -252,12 +254,12 @@ int safetensors_find(const safetensors_file *file, const char *name)
 bool safetensors_get(safetensors_file *file, int number, cot_tensor *view, io_error *error)
 {
     safetensors_entry *entry = &file->entries[number];
-    char what[MAX_NAMED + 16];
-    snprintf(what, sizeof what, NAMED, NAME(entry->name));
-    if (entry->unfit != NULL)
-        return io_fail(error, file->path, "%s (%.*s) %s", what, MAX_NAMED, entry->dtype, entry->unfit);
+    char what[MAX_PRINTED_NAME + 16];
+    snprintf(what, sizeof what, TENSOR_FORMAT, TENSOR_NAME(entry->name));
+    if (entry->refusal != NULL)
+        return io_fail(error, file->path, "%s (%.*s) %s", what, MAX_PRINTED_NAME, entry->dtype, entry->refusal);
     if (entry->view.dtype == COT_DTYPE_NONE &&
-        !io_serve(&entry->array, file->path, what, &entry->view, &entry->owned, error)) {
+        !io_view_array(&entry->array, file->path, what, &entry->view, &entry->owned, error)) {
         entry->view = (cot_tensor){0};
         return false;
     }
@@ -269,7 +271,7 @@ bool safetensors_get_named(safetensors_file *file, const char *name, cot_tensor 
 {
     const int number = safetensors_find(file, name);
     if (number < 0)
-        return io_fail(error, file->path, "has no " NAMED, NAME(name));
+        return io_fail(error, file->path, "has no " TENSOR_FORMAT, TENSOR_NAME(name));
     return safetensors_get(file, number, view, error);
 }
 
@@ -288,15 +290,15 @@ static size_t tensor_bytes(const cot_tensor *tensor)
     return bytes;
 }
 
-static const char *name_of(cot_dtype dtype)
+static const char *dtype_name(cot_dtype dtype)
 {
-    for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++)
-        if (TYPES[i].dtype == dtype)
-            return TYPES[i].name;
+    for (size_t i = 0; i < sizeof DTYPES / sizeof *DTYPES; i++)
+        if (DTYPES[i].dtype == dtype)
+            return DTYPES[i].name;
     return "?";
 }
 
-/* Calls visit for every item, those with the largest elements first. */
+/* Calls visit for every item, in order of falling element size. */
 static bool each_item(const safetensors_item *items, int count, bool (*visit)(void *, const safetensors_item *),
                       void *context)
 {
@@ -307,39 +309,39 @@ static bool each_item(const safetensors_item *items, int count, bool (*visit)(vo
     return true;
 }
 
-typedef struct header_maker {
+typedef struct header_builder {
     json_t *header;
     size_t end;
-} header_maker;
+} header_builder;
 
 static bool describe_item(void *context, const safetensors_item *item)
 {
-    header_maker *maker = context;
-    const size_t begin = maker->end;
-    if (strcmp(item->name, METADATA) == 0 || json_object_get(maker->header, item->name) != NULL)
+    header_builder *builder = context;
+    const size_t begin = builder->end;
+    if (strcmp(item->name, METADATA) == 0 || json_object_get(builder->header, item->name) != NULL)
         return false;
     json_t *shape = json_array();
     for (int axis = 0; axis < item->tensor.rank; axis++)
         json_array_append_new(shape, json_integer(item->tensor.shape[axis]));
-    maker->end += tensor_bytes(&item->tensor);
-    return json_object_set_new(maker->header, item->name,
-                               json_pack("{s:s, s:o, s:[I,I]}", "dtype", name_of(item->tensor.dtype), "shape", shape,
-                                         "data_offsets", (json_int_t)begin, (json_int_t)maker->end)) == 0;
+    builder->end += tensor_bytes(&item->tensor);
+    return json_object_set_new(builder->header, item->name,
+                               json_pack("{s:s, s:o, s:[I,I]}", "dtype", dtype_name(item->tensor.dtype), "shape", shape,
+                                         "data_offsets", (json_int_t)begin, (json_int_t)builder->end)) == 0;
 }
 
 static char *make_header(const safetensors_item *items, int count, const char *const *metadata)
 {
-    header_maker maker = {.header = json_object()};
-    bool good = maker.header != NULL;
+    header_builder builder = {.header = json_object()};
+    bool good = builder.header != NULL;
     if (good && metadata != NULL && metadata[0] != NULL) {
         json_t *texts = json_object();
         for (const char *const *pair = metadata; good && pair[0] != NULL; pair += 2)
             good = json_object_set_new(texts, pair[0], json_string(pair[1])) == 0;
-        good = json_object_set_new(maker.header, METADATA, texts) == 0 && good;
+        good = json_object_set_new(builder.header, METADATA, texts) == 0 && good;
     }
-    good = good && each_item(items, count, describe_item, &maker);
-    char *text = good ? json_dumps(maker.header, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
-    json_decref(maker.header);
+    good = good && each_item(items, count, describe_item, &builder);
+    char *text = good ? json_dumps(builder.header, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
+    json_decref(builder.header);
     return text;
 }
 
@@ -372,7 +374,7 @@ bool safetensors_prepare(io_writer *writer, const char *path, const safetensors_
     char *header = make_header(items, count, metadata);
     json_end();
     *writer = (io_writer){.fd = -1};
-    if (json_lacked_memory) {
+    if (json_out_of_memory) {
         free(header);
         return io_no_memory(error, path, "for its header");
     }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * product_rate.h: what the kernels that measure the GPU's rate of matrix products share with their launcher. */
+ * product_rate.h: declarations that the product-rate kernels and their launcher share. */
 #ifndef COT_CHECK_PRODUCT_RATE_H
 #define COT_CHECK_PRODUCT_RATE_H
 
-/* Each kernel repeats one product per block: C[M,N] += A[M,K] B[K,N]. The operands stay in shared memory or in registers. */
+/* Each kernel repeats one product per block: C[M,N] += A[M,K] B[K,N]. The operands stay in shared memory or in
+ * registers. */
 typedef struct product_rate_call {
     int repeats;
-    float *sum; /* NULL. Each kernel would store its sums there, which keeps the compiler from removing the products. */
+    float *sum; /* NULL. The conditional store to `sum` keeps the compiler from removing the products. */
 } product_rate_call;
 
 /* wgmma: two warpgroups of 64 rows each, operands in shared memory. The tiles begin at a multiple of 1024 bytes. */

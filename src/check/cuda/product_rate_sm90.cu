@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * product_rate_sm90.cu: the rate of Hopper's matrix products (wgmma) with both operands in shared memory. Nothing else runs
- * beside the products: no loads from memory, no arithmetic. It is the ceiling that `cotangent bench` prints. */
+ * product_rate_sm90.cu: the rate of Hopper's matrix products (wgmma) with both operands in shared memory. The kernels
+ * do nothing else: no loads from global memory, no other arithmetic. `cotangent bench` prints this rate as the ceiling.
+ */
 #include "../../cuda/device/wgmma.cuh"
 #include "product_rate.h"
 #include "random_operand.cuh"

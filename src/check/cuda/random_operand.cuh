@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * random_operand.cuh: operands for the rate of products. A GPU at its power limit multiplies zeros faster than numbers. */
+ * random_operand.cuh: random operands for the product-rate kernels. A GPU at its power limit multiplies zeros faster
+ * than other numbers. */
 #ifndef COT_CHECK_RANDOM_OPERAND_CUH
 #define COT_CHECK_RANDOM_OPERAND_CUH
 
 #include <stdint.h>
 
-/* A number of about unit variance and mean 0: the sum of three bytes of a hash of `index`. */
+/* A number with mean 0 and a variance of about 1: the sum of three bytes of a hash of `index`. */
 static __device__ __forceinline__ float random_operand(uint32_t index)
 {
     uint32_t hash = index * 0x9e3779b9u + blockIdx.x;
