@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ptx.cu: a small kernel for each of the instructions under src/cuda/device, which test_ptx.c runs and judges. A kernel is
- * called like what it tries. */
+ * ptx.cu: a small kernel for each of the instructions under src/cuda/device, which test_ptx.c runs and judges. A kernel
+ * is called like what it tries. */
 #include "ptx.h"
 
 #include "cuda/device/bulk.cuh"
@@ -24,8 +24,8 @@ static __device__ __forceinline__ void begin_barrier(uint64_t *barrier, uint32_t
 
 /* ---- barriers of shared memory ------------------------------------------------------------------------ */
 
-/* out[0]: whether the phase had completed before anyone arrived. out[1 + thread]: the sum that it sees of what each warp
- * wrote before it arrived; out[129 + thread]: the same a phase later. */
+/* out[0]: whether the phase had completed before anyone arrived. out[1 + thread]: the sum that it sees of what each
+ * warp wrote before it arrived; out[129 + thread]: the same a phase later. */
 KERNEL(mbarrier, 128)
 {
     __shared__ uint64_t barrier;
@@ -58,19 +58,19 @@ KERNEL(ring, 64)
     begin_barrier(&full[1], 1);
     begin_barrier(&empty[0], 64);
     begin_barrier(&empty[1], 64);
-    cot_ring<2> filling, reading;
+    cot_pipeline_state<2> filling, reading;
     int filled = 0;
     for (int piece = 0; piece < PTX_PIECES; piece++, reading.next()) {
         for (; threadIdx.x == 0 && filled < PTX_PIECES && filled < piece + 2; filled++, filling.next()) {
             if (filled >= 2)
-                cot_mbarrier_wait(&empty[filling.slot], filling.parity ^ 1);
-            cot_mbarrier_arrive_expect(&full[filling.slot], sizeof slots[0]);
-            cot_bulk_load(slots[filling.slot], (const uint32_t *)c.in + 64 * filled, sizeof slots[0],
-                          &full[filling.slot]);
+                cot_mbarrier_wait(&empty[filling.stage], filling.parity ^ 1);
+            cot_mbarrier_arrive_expect(&full[filling.stage], sizeof slots[0]);
+            cot_bulk_load(slots[filling.stage], (const uint32_t *)c.in + 64 * filled, sizeof slots[0],
+                          &full[filling.stage]);
         }
-        cot_mbarrier_wait(&full[reading.slot], reading.parity);
-        ((uint32_t *)c.out)[64 * piece + threadIdx.x] = slots[reading.slot][threadIdx.x];
-        cot_mbarrier_arrive(&empty[reading.slot]);
+        cot_mbarrier_wait(&full[reading.stage], reading.parity);
+        ((uint32_t *)c.out)[64 * piece + threadIdx.x] = slots[reading.stage][threadIdx.x];
+        cot_mbarrier_arrive(&empty[reading.stage]);
     }
 }
 
@@ -97,14 +97,14 @@ KERNEL(bulk_store, 128)
     uint32_t *out = (uint32_t *)c.out;
     tile[threadIdx.x] = ((const uint32_t *)c.in)[threadIdx.x];
     tile[threadIdx.x + 128] = ((const uint32_t *)c.in)[threadIdx.x + 128];
-    cot_proxy_fence();
+    cot_fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) {
         cot_bulk_store(out, tile, 512);
         cot_bulk_commit();
         cot_bulk_store(out + 128, tile + 128, 512);
         cot_bulk_commit();
-        cot_bulk_wait_but<1>();
+        cot_bulk_wait_group<1>();
         for (int i = 0; i < 128; i++)
             out[256 + i] = ((volatile uint32_t *)out)[i];
         cot_bulk_wait();
@@ -119,7 +119,7 @@ KERNEL(bulk_add_f32, 64)
     __shared__ __align__(16) float tile[64];
     for (int half = 0; half < 2; half++) {
         tile[threadIdx.x] = (float)(blockIdx.x + 1) * (half == 0 ? 1.0f : 100.0f);
-        cot_proxy_fence();
+        cot_fence_proxy_async();
         __syncthreads();
         if (threadIdx.x == 0) {
             cot_bulk_add_f32((float *)c.out, tile, sizeof tile);
@@ -139,7 +139,7 @@ KERNEL(fence_async_global, 128)
     out[threadIdx.x] = ((const uint32_t *)c.in)[threadIdx.x] + 1;
     begin_barrier(&full, 1);
     if (threadIdx.x == 0) {
-        cot_fence_async_global();
+        cot_fence_proxy_async_global();
         cot_mbarrier_arrive_expect(&full, sizeof tile);
         cot_bulk_load(tile, out, sizeof tile, &full);
     }
@@ -152,7 +152,7 @@ KERNEL(fence_async_global, 128)
 /* Lets the next kernel start, and only then, late, writes what that one reads. */
 KERNEL(launch_dependents, 32)
 {
-    cot_launch_dependents();
+    cot_griddepcontrol_launch_dependents();
     for (int i = 0; i < 5000; i++)
         __nanosleep(20);
     ((uint32_t *)c.out)[blockIdx.x * 32 + threadIdx.x] = 1000 + blockIdx.x * 32 + threadIdx.x;
@@ -160,7 +160,7 @@ KERNEL(launch_dependents, 32)
 
 KERNEL(wait_for_kernels_before, 32)
 {
-    cot_wait_for_kernels_before();
+    cot_griddepcontrol_wait();
     ((uint32_t *)c.out)[blockIdx.x * 32 + threadIdx.x] = ((const uint32_t *)c.in)[blockIdx.x * 32 + threadIdx.x] + 1;
 }
 
@@ -198,20 +198,20 @@ KERNEL(named_barrier, 128)
 
 KERNEL(elect, 128)
 {
-    ((uint32_t *)c.out)[threadIdx.x] = cot_elect();
+    ((uint32_t *)c.out)[threadIdx.x] = cot_elect_one();
 }
 
-/* The first warpgroup gives registers away, the second takes them and needs them: a sum of products of 128 numbers, all of
- * which it has loaded before. */
+/* The first warpgroup gives registers away, the second takes them and needs them: a sum of products of 128 numbers, all
+ * of which it has loaded before. */
 KERNEL(setmaxnreg, 256)
 {
     const float *in = (const float *)c.in;
     float *out = (float *)c.out;
     if (threadIdx.x < 128) {
-        cot_fewer_registers<40>();
+        cot_setmaxnreg_dec<40>();
         out[threadIdx.x] = in[threadIdx.x];
     } else {
-        cot_more_registers<232>();
+        cot_setmaxnreg_inc<232>();
         float held[128], sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 128; i++)
@@ -237,9 +237,8 @@ KERNEL(store_async, 32)
     cot_cluster_arrive();
     cot_cluster_wait();
     if (threadIdx.x == 0)
-        cot_store_async(cot_map_shared(cot_shared_address(given), next),
-                        cot_map_shared(cot_shared_address(&full), next), 10 * rank, 10 * rank + 1, 10 * rank + 2,
-                        10 * rank + 3);
+        cot_store_async(cot_mapa(cot_shared_address(given), next), cot_mapa(cot_shared_address(&full), next), 10 * rank,
+                        10 * rank + 1, 10 * rank + 2, 10 * rank + 3);
     cot_mbarrier_wait(&full, 0);
     if (threadIdx.x < 4)
         ((uint32_t *)c.out)[4 * blockIdx.x + threadIdx.x] = given[threadIdx.x];
@@ -262,16 +261,16 @@ KERNEL(bulk_copy_to_block, 64)
         if (turn > 0)
             cot_mbarrier_wait(&taken, 0); /* so that `own` has been read, too */
         own[threadIdx.x] = 1000 * turn + 100 * rank + threadIdx.x;
-        cot_proxy_fence();
+        cot_fence_proxy_async();
         __syncthreads();
         if (threadIdx.x == 0) {
             cot_mbarrier_arrive_expect(&full, sizeof given);
-            cot_bulk_copy_to_block(cot_map_shared(cot_shared_address(given), next), cot_shared_address(own), sizeof own,
-                                   cot_map_shared(cot_shared_address(&full), next));
+            cot_bulk_copy_to_block(cot_mapa(cot_shared_address(given), next), cot_shared_address(own), sizeof own,
+                                   cot_mapa(cot_shared_address(&full), next));
         }
         cot_mbarrier_wait(&full, turn);
         ((uint32_t *)c.out)[128 * blockIdx.x + 64 * turn + threadIdx.x] = given[threadIdx.x];
-        cot_mbarrier_arrive_at(cot_map_shared(cot_shared_address(&taken), last));
+        cot_mbarrier_arrive_remote(cot_mapa(cot_shared_address(&taken), last));
     }
     cot_cluster_arrive();
     cot_cluster_wait();
@@ -417,8 +416,8 @@ template <bool MN> static __device__ __forceinline__ uint64_t descriptor(const u
               : cot_wgmma_k_major(address) + step * COT_WGMMA_K_STEP;
 }
 
-/* in: A [64][K], in2: B [N][K]; out: [64][N] = A B^T, twice: once from a first product that overwrites and more that add,
- * once more from A in registers, N sums a row further on. */
+/* in: A [64][K], in2: B [N][K]; out: [64][N] = A B^T, twice: once from a first product that overwrites and more that
+ * add, once more from A in registers, N sums a row further on. */
 template <typename E, int N, bool A_MN, bool B_MN> static __device__ __forceinline__ void multiply(const ptx_call &c)
 {
     __shared__ __align__(1024) unsigned char a[64 * PTX_WGMMA_K * 2], b[N * PTX_WGMMA_K * 2];
@@ -429,7 +428,7 @@ template <typename E, int N, bool A_MN, bool B_MN> static __device__ __forceinli
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         d[i] = e[i] = 1e30f; /* which the first product does not add to */
-    cot_proxy_fence();
+    cot_fence_proxy_async();
     __syncthreads();
     uint32_t in_registers[PTX_WGMMA_K / 16][4];
 #pragma unroll

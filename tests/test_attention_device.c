@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_attention_device.c: what check does not ask of attention on a GPU. The primitives of blocks, run over key blocks
- * and put together, against one call; and index data at fault, which is clamped and reported. Without a GPU it is skipped
- * (status 77), which ctest counts as such. */
+ * and put together, against one call; and index data at fault, which is clamped and reported. Without a GPU it is
+ * skipped (status 77), which ctest counts as such. */
 #include "device.h"
 #include "support.h"
 
@@ -19,7 +19,8 @@ enum { TQ = 70, TK = 130, H = 4, HKV = 2, D = 64, DV = 32, PARTS = 3 };
 
 static cot_queue *gpu;
 
-/* ---- tensors on the device ---------------------------------------------------------------------------------------- */
+/* ---- tensors on the device
+ * ---------------------------------------------------------------------------------------- */
 
 static cot_tensor stored(cot_dtype dtype, int rank, const int64_t *shape, uint64_t *seed)
 {
@@ -31,7 +32,7 @@ static cot_tensor stored(cot_dtype dtype, int rank, const int64_t *shape, uint64
     for (int64_t i = 0; seed != NULL && i < count; i++)
         cot_store_f64(host, dtype, i, 2 * random_real(seed));
     assert_ok(cot_cuda_alloc(gpu, bytes, &t.data));
-    assert_ok(cot_cuda_to_device(gpu, t.data, host, bytes));
+    assert_ok(cot_cuda_copy_to_device(gpu, t.data, host, bytes));
     free(host);
     return t;
 }
@@ -44,7 +45,7 @@ static double *fetched(const cot_tensor *t)
     double *values = malloc((size_t)count * sizeof *values);
     assert_non_null(host);
     assert_non_null(values);
-    assert_ok(cot_cuda_to_host(gpu, host, t->data, bytes));
+    assert_ok(cot_cuda_copy_to_host(gpu, host, t->data, bytes));
     for (int64_t i = 0; i < count; i++)
         values[i] = cot_load_f64(host, t->dtype, i);
     free(host);
@@ -74,7 +75,8 @@ static cot_tensor rows_of(cot_tensor t, int64_t first, int64_t rows)
     return t;
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------------------------- */
+/* ---- blocks
+ * ------------------------------------------------------------------------------------------------------- */
 
 typedef struct results {
     cot_tensor out, lse, dq, dk, dv, dsink;
@@ -183,7 +185,8 @@ static void blocks_make_the_whole(void **state)
     }
 }
 
-/* ---- faults in index data ------------------------------------------------------------------------------------------- */
+/* ---- faults in index data
+ * ------------------------------------------------------------------------------------------- */
 
 static void faults_are_reported(void **state)
 {
@@ -199,7 +202,7 @@ static void faults_are_reported(void **state)
     for (size_t n = 0; n <= COUNT(packings); n++) {
         static const int32_t good[4] = {0, 130, 130, 330};
         const int32_t *packing = n < COUNT(packings) ? packings[n] : good;
-        assert_ok(cot_cuda_to_device(gpu, cu.data, packing, sizeof good));
+        assert_ok(cot_cuda_copy_to_device(gpu, cu.data, packing, sizeof good));
         cot_attention_forward_args f;
         COT_INIT(&f);
         f.q = f.k = f.v = q, f.out = out;

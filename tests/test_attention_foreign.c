@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_attention_foreign.c: on a GPU, what is not a sequence's own cannot show in its results, in either direction, not even
- * numbers that are none: rows beyond seqused, and other sequences of a packed call, which share tiles with its own. Without a
- * GPU it is skipped (status 77), which ctest counts as such. */
+ * test_attention_foreign.c: on a GPU, what is not a sequence's own cannot show in its results, in either direction, not
+ * even numbers that are none: rows beyond seqused, and other sequences of a packed call, which share tiles with its
+ * own. Without a GPU it is skipped (status 77), which ctest counts as such. */
 #include "device.h"
 #include "support.h"
 
@@ -28,7 +28,7 @@ static cot_tensor rows_of(bool packed, int64_t columns, double foreign, uint64_t
     for (int64_t i = 0; i < T * H * columns; i++)
         cot_store_f64(host, COT_BF16, i, i / (H * columns) < OWN ? 2 * random_real(&seed) : foreign);
     assert_ok(cot_cuda_alloc(gpu, (size_t)(T * H * columns) * sizeof *host, &t.data));
-    assert_ok(cot_cuda_to_device(gpu, t.data, host, (size_t)(T * H * columns) * sizeof *host));
+    assert_ok(cot_cuda_copy_to_device(gpu, t.data, host, (size_t)(T * H * columns) * sizeof *host));
     free(host);
     return t;
 }
@@ -37,7 +37,7 @@ static cot_tensor numbers(int64_t count, const int32_t *values)
 {
     cot_tensor t = cot_tensor_contiguous(NULL, COT_I32, 1, &count);
     assert_ok(cot_cuda_alloc(gpu, (size_t)count * sizeof *values, &t.data));
-    assert_ok(cot_cuda_to_device(gpu, t.data, values, (size_t)count * sizeof *values));
+    assert_ok(cot_cuda_copy_to_device(gpu, t.data, values, (size_t)count * sizeof *values));
     return t;
 }
 
@@ -45,7 +45,7 @@ static cot_tensor numbers(int64_t count, const int32_t *values)
 static uint16_t *keep_rows(uint16_t *to, const cot_tensor *t)
 {
     const int64_t count = OWN * H * t->shape[t->rank - 1];
-    assert_ok(cot_cuda_to_host(gpu, to, t->data, (size_t)count * sizeof *to));
+    assert_ok(cot_cuda_copy_to_host(gpu, to, t->data, (size_t)count * sizeof *to));
     return to + count;
 }
 

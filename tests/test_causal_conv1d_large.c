@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_causal_conv1d_large.c: more than 2^31 elements on a GPU. All rows of the batch hold the same, so each kernel must
- * write what it writes for one row alone, to the bit, into every row beyond 2^31 elements too; dweight and dbias are those
- * of one row as often as there are rows. Exit status 77, "skipped", without a GPU or where it has too little memory. */
+ * test_causal_conv1d_large.c: more than 2^31 elements on a GPU. All rows of the batch hold the same, so each kernel
+ * must write what it writes for one row alone, to the bit, into every row beyond 2^31 elements too; dweight and dbias
+ * are those of one row as often as there are rows. Exit status 77, "skipped", without a GPU or where it has too little
+ * memory. */
 #include "device.h"
 #include "rows_alike.h"
 
@@ -31,17 +32,17 @@ static void fill(char *tensor, uint64_t seed)
 {
     for (int i = 0; i < ROW; i++)
         expected[i] = cot_f32_to_bf16((float)random_real(&seed));
-    assert_ok(cot_cuda_to_device(queue, tensor, expected, 2 * (size_t)ROW));
+    assert_ok(cot_cuda_copy_to_device(queue, tensor, expected, 2 * (size_t)ROW));
     for (size_t rows = 1; rows < B; rows *= 2) {
         const size_t more = 2 * rows < B ? rows : B - rows;
-        assert_ok(cot_cuda_copy(queue, tensor + 2 * ROW * rows, tensor, 2 * ROW * more));
+        assert_ok(cot_cuda_copy_on_device_async(queue, tensor + 2 * ROW * rows, tensor, 2 * ROW * more));
     }
 }
 
 static void read_sums(float *sums)
 {
-    assert_ok(cot_cuda_to_host(queue, sums, inputs.dweight, sizeof(float) * D * K));
-    assert_ok(cot_cuda_to_host(queue, sums + D * K, inputs.dbias, sizeof(float) * D));
+    assert_ok(cot_cuda_copy_to_host(queue, sums, inputs.dweight, sizeof(float) * D * K));
+    assert_ok(cot_cuda_copy_to_host(queue, sums + D * K, inputs.dbias, sizeof(float) * D));
 }
 
 static void check_kernel(const char *name, bool backward, bool channel_last)
@@ -58,20 +59,20 @@ static void check_kernel(const char *name, bool backward, bool channel_last)
     assert_ok(cot_queue_create(&options, &on));
     memset(got, 0xff, 2 * (size_t)ROW);
     for (int i = 0; i < (int)COUNT(rows); i++)
-        assert_ok(cot_cuda_to_device(on, out + 2 * ROW * rows[i], got, 2 * (size_t)ROW));
+        assert_ok(cot_cuda_copy_to_device(on, out + 2 * ROW * rows[i], got, 2 * (size_t)ROW));
     const cot_status status = call_rows(on, &inputs, backward, 1, channel_last, one);
     if (status == COT_UNSUPPORTED) { /* of the other layout */
         cot_queue_destroy(on);
         return;
     }
     assert_ok(status);
-    assert_ok(cot_cuda_to_host(on, expected, one, 2 * (size_t)ROW));
+    assert_ok(cot_cuda_copy_to_host(on, expected, one, 2 * (size_t)ROW));
     if (backward)
         read_sums(sums[0]);
     assert_ok(call_rows(on, &inputs, backward, B, channel_last, out));
     assert_ok(cot_queue_check(on));
     for (int i = 0; i < (int)COUNT(rows); i++) {
-        assert_ok(cot_cuda_to_host(on, got, out + 2 * ROW * rows[i], 2 * (size_t)ROW));
+        assert_ok(cot_cuda_copy_to_host(on, got, out + 2 * ROW * rows[i], 2 * (size_t)ROW));
         if (memcmp(got, expected, 2 * (size_t)ROW) != 0)
             fail_msg("%s, %s: row %lld is not as row 0 alone", name, channel_last ? "channel-last" : "channel-first",
                      (long long)rows[i]);
@@ -124,8 +125,8 @@ int main(void)
     uint64_t seed = 3;
     for (int i = 0; i < D * K; i++)
         values[i] = (float)random_real(&seed);
-    assert_ok(cot_cuda_to_device(queue, inputs.weight, values, sizeof values));
-    assert_ok(cot_cuda_to_device(queue, inputs.bias, values, sizeof(float) * D));
+    assert_ok(cot_cuda_copy_to_device(queue, inputs.weight, values, sizeof values));
+    assert_ok(cot_cuda_copy_to_device(queue, inputs.bias, values, sizeof(float) * D));
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_beyond_2_31_elements)};
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     void *const memory[] = {out, one, inputs.x, inputs.dy, inputs.weight, inputs.bias, inputs.dweight, inputs.dbias};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_check_rules.c: what src/check/check.c refuses, on an op made for the purpose, whose second kernel can be given one
- * fault after the other. The op: y = x*x and z = x/2, and the gradient of y. */
+ * test_check_rules.c: what src/check/check.c refuses, on an op made for the purpose, whose second kernel can be given
+ * one fault after the other. The op: y = x*x and z = x/2, and the gradient of y. */
 #include "support.h"
 
 #include "check/bound_case.h"
@@ -231,7 +231,7 @@ static bool (*visit_unordered)(void *context, const cot_case *);
 static bool mark_unordered(void *context, const cot_case *c)
 {
     cot_case marked = *c;
-    marked.any_order[1] = c->direction == 0 && y_in_any_order;
+    marked.nondeterministic[1] = c->direction == 0 && y_in_any_order;
     return visit_unordered(context, &marked);
 }
 
@@ -253,7 +253,7 @@ static void forward_oracle(const void *args, void *magnitudes)
         const double x = load(&a->x, i);
         store(&a->y, i, fault == WRONG_ORACLE ? 1.01 * x * x : x * x);
         store(&of->y, i, x * x);
-        if (cot_present(&a->z)) {
+        if (cot_is_present(&a->z)) {
             store(&a->z, i, x / 2);
             store(&of->z, i, fabs(x / 2));
         }
@@ -282,8 +282,12 @@ static void primal_options(int direction, const void *args, void *primal_args)
     (void)direction, (void)args, (void)primal_args;
 }
 
-static const cot_op_cases toy_cases = {
-    .op = &toy, .each = each, .words_help = "", .oracles = oracles, .primal = primal, .primal_options = primal_options};
+static const cot_op_cases toy_cases = {.op = &toy,
+                                       .each = each,
+                                       .options_help = "",
+                                       .oracles = oracles,
+                                       .primal = primal,
+                                       .primal_options = primal_options};
 
 /* In place of src/ops/ops.c and src/ops/cases.c: check_run goes through these. */
 const cot_op *const cot_ops[] = {&toy};
@@ -390,8 +394,8 @@ static void refuses_each_fault(void **state)
     }
 }
 
-/* The number of failures is that of kernels and cases: the status of the program follows it. Each of the two quick forward
- * cases runs with a NaN and with an infinity in x too, with --quick with one of them. */
+/* The number of failures is that of kernels and cases: the status of the program follows it. Each of the two quick
+ * forward cases runs with a NaN and with an infinity in x too, with --quick with one of them. */
 static void counts_failures(void **state)
 {
     (void)state;

@@ -201,7 +201,7 @@ static void refuses_the_whole_by_its_norm(void **state)
     exact(2 * NORM_BLOCK);
     err(y, 0, 2 * NORM_BLOCK, 3);
     for (int i = 0; i < 2 * NORM_BLOCK; i++)
-        if (i % NORM_BLOCK >= NORM_LEAST - 56) /* 200 numbers in each block, 400 in all */
+        if (i % NORM_BLOCK >= NORM_MIN_ELEMENTS - 56) /* 200 numbers in each block, 400 in all */
             y[i] = r[i] = s[i] = m[i] = 0;
     comparison c = compare_f32(2 * NORM_BLOCK);
     assert_refused(&c, "error norm of the whole 4 times the bound");
@@ -251,9 +251,9 @@ static void knows_where_the_norm_says_nothing(void **state)
     err(y, 0, NORM_BLOCK, 3);
     comparison c = compare(y, r, m, NULL, NORM_BLOCK, COT_F32, COT_F32, 1);
     assert_passes(&c);
-    c = compare(y, r, m, s, NORM_BLOCK, COT_F32, COT_F32, NORM_BLOCK / NORM_LEAST);
+    c = compare(y, r, m, s, NORM_BLOCK, COT_F32, COT_F32, NORM_BLOCK / NORM_MIN_ELEMENTS);
     assert_refused(&c, "error norm");
-    c = compare(y, r, m, s, NORM_BLOCK, COT_F32, COT_F32, NORM_BLOCK / NORM_LEAST + 1);
+    c = compare(y, r, m, s, NORM_BLOCK, COT_F32, COT_F32, NORM_BLOCK / NORM_MIN_ELEMENTS + 1);
     assert_passes(&c);
     for (int pass = 0; pass < 2; pass++) { /* either side of ||r|| = 2^-14 ||m|| */
         const double lost = pass ? 0x1p14 * 1.01 : 0x1p14 / 1.01;
@@ -309,7 +309,7 @@ static void refuses_biased_rounding(void **state)
             m[i] = 0.2 * 2 * unit_roundoff(dtypes[d]) / (4 * u32);
         c = compare(y, r, m, NULL, NORM_BLOCK, dtypes[d], COT_F32, 1);
         assert_passes(&c);
-        c = compare(y, r, m, NULL, NORM_LEAST - 1, dtypes[d], COT_F32, 1); /* too few to average over */
+        c = compare(y, r, m, NULL, NORM_MIN_ELEMENTS - 1, dtypes[d], COT_F32, 1); /* too few to average over */
         assert_true(c.bias_bound == 0);
     }
     round_some(COT_BF16, 100, true);

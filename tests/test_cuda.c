@@ -208,7 +208,7 @@ static bool takes(const call *one, const char *name)
     const cot_direction *direction = case_direction(one->cases, &one->c);
     for (int f = 0; f < direction->field_count; f++)
         if (strcmp(direction->fields[f].name, name) == 0)
-            return cot_present(cot_field_tensor(&direction->fields[f], (void *)one->c.args));
+            return cot_is_present(cot_field_tensor(&direction->fields[f], (void *)one->c.args));
     return false;
 }
 

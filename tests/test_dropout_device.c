@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_dropout_device.c: a GPU draws the masks that the CPU draws, bit for bit: for every dtype, layout and way in which
- * its kernels reach memory, forward and backward, with seeds from memory, in place. Without a GPU it is skipped (status
- * 77), which ctest counts as such. */
+ * test_dropout_device.c: a GPU draws the masks that the CPU draws, bit for bit: for every dtype, layout and way in
+ * which its kernels reach memory, forward and backward, with seeds from memory, in place. Without a GPU it is skipped
+ * (status 77), which ctest counts as such. */
 #include "device.h"
 #include "support.h"
 
@@ -42,12 +42,12 @@ static twin make_twin(int64_t bytes, int value)
 
 static void send(const twin *t)
 {
-    assert_ok(cot_cuda_to_device(gpu, t->device, t->host, t->bytes));
+    assert_ok(cot_cuda_copy_to_device(gpu, t->device, t->host, t->bytes));
 }
 
 static void fetch(const twin *t)
 {
-    assert_ok(cot_cuda_to_host(gpu, t->host, t->device, t->bytes));
+    assert_ok(cot_cuda_copy_to_host(gpu, t->host, t->device, t->bytes));
 }
 
 static void free_twin(twin *t)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_mhc_accuracy.c: what is asked of hyper-connections besides the error rule of `cotangent check`, on the kernels
- * that dispatch takes: dx's error in units of bf16 and in the measures of its stream, the parameters' gradients in norm,
- * the projection beside plain float32 and TF32, and the sums of Sinkhorn's rows and columns.
+ * that dispatch takes: dx's error in units of bf16 and in the measures of its stream, the parameters' gradients in
+ * norm, the projection beside plain float32 and TF32, and the sums of Sinkhorn's rows and columns.
  *
  *   test_mhc_accuracy [--json FILE]                       FILE gets the figures, for tools/make_tables.py
  *   test_mhc_accuracy --backend cuda [--json FILE]        pre's on a GPU, and a thousand repeats of it bit by bit */
@@ -53,7 +53,7 @@ static void solve(solved *s, const cot_op_cases *cases, int direction, int count
     assert_null(cases->parse(direction, count, words, &s->c));
     s->direction = &cases->op->directions[direction];
     s->ref = reference_make(cases, &s->c);
-    reference_solve(&s->ref);
+    reference_run_oracle(&s->ref);
     bound_case_make(&s->bound, &s->ref, false);
     cot_queue *queue = queue_of_backend();
     assert_ok(bound_case_run(&s->bound, s->direction, queue));
@@ -120,8 +120,8 @@ static void add_row(const solved *s, const char *what, const error_measures *m)
     json_object_set_new(row, "rms_ulp", json_real(m->rms_ulp));
 }
 
-/* The shapes of the document that the op comes from, 128 tokens of 4 streams of 128, with its phi and with a scaled one;
- * and a larger one. */
+/* The shapes of the document that the op comes from, 128 tokens of 4 streams of 128, with its phi and with a scaled
+ * one; and a larger one. */
 static void gradients_in_bf16(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_ptx.c: the instructions under src/cuda/device, but for those of tensor maps, do what their functions' comments say,
- * by a small kernel of ptx.cu each. Numbers are small integers, so that products and sums are exact. Exit status 77, "skipped", without a GPU of compute
- * capability 9.0, whose instructions most of them are. */
+ * test_ptx.c: the instructions under src/cuda/device, but for those of tensor maps, do what their functions' comments
+ * say, by a small kernel of ptx.cu each. Numbers are small integers, so that products and sums are exact. Exit status
+ * 77, "skipped", without a GPU of compute capability 9.0, whose instructions most of them are. */
 #include "device.h"
 #include "ptx.h"
 #include "support.h"
@@ -82,14 +82,14 @@ static void launch(const char *name, unsigned blocks, unsigned threads, unsigned
 
 static void send(void)
 {
-    assert_ok(cot_cuda_to_device(queue, in.device, in.host, MAX_BYTES));
-    assert_ok(cot_cuda_to_device(queue, in2.device, in2.host, MAX_BYTES));
-    assert_ok(cot_cuda_to_device(queue, out.device, out.host, MAX_BYTES));
+    assert_ok(cot_cuda_copy_to_device(queue, in.device, in.host, MAX_BYTES));
+    assert_ok(cot_cuda_copy_to_device(queue, in2.device, in2.host, MAX_BYTES));
+    assert_ok(cot_cuda_copy_to_device(queue, out.device, out.host, MAX_BYTES));
 }
 
 static void fetch(void)
 {
-    assert_ok(cot_cuda_to_host(queue, out.host, out.device, MAX_BYTES));
+    assert_ok(cot_cuda_copy_to_host(queue, out.host, out.device, MAX_BYTES));
 }
 
 /* What nothing computes. */

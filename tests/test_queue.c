@@ -154,19 +154,19 @@ static void forced_kernels_are_parsed(void **state)
 
     size_t length = 0;
     cot_queue *queue = make_queue("conv=one,conv2=two,mhc=three", 1);
-    const char *name = cot_queue_forced(queue, "conv", &length);
+    const char *name = cot_queue_forced_kernel(queue, "conv", &length);
     assert_int_equal(length, 3);
     assert_memory_equal(name, "one", 3);
-    name = cot_queue_forced(queue, "conv2", &length);
+    name = cot_queue_forced_kernel(queue, "conv2", &length);
     assert_memory_equal(name, "two", 3);
-    name = cot_queue_forced(queue, "mhc", &length);
+    name = cot_queue_forced_kernel(queue, "mhc", &length);
     assert_int_equal(length, 5);
     assert_memory_equal(name, "three", 5);
-    assert_null(cot_queue_forced(queue, "con", &length));
-    assert_null(cot_queue_forced(queue, "conv22", &length));
+    assert_null(cot_queue_forced_kernel(queue, "con", &length));
+    assert_null(cot_queue_forced_kernel(queue, "conv22", &length));
     cot_queue_destroy(queue);
     queue = make_queue("", 1);
-    assert_null(cot_queue_forced(queue, "conv", &length));
+    assert_null(cot_queue_forced_kernel(queue, "conv", &length));
     cot_queue_destroy(queue);
 }
 
@@ -182,7 +182,7 @@ static void environment_forces_where_options_do_not(void **state)
     cot_queue_destroy(queue);
     queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 1);
     assert_ok(run_work(w, queue));
-    assert_memory_equal(cot_queue_forced(queue, "causal_conv1d", &length), "causal_conv1d_bwd_scalar", 24);
+    assert_memory_equal(cot_queue_forced_kernel(queue, "causal_conv1d", &length), "causal_conv1d_bwd_scalar", 24);
     cot_queue_destroy(queue);
     setenv("COT_KERNEL", "nonsense", 1);
     assert_fails(cot_queue_create(NULL, &queue), COT_INVALID_ARGUMENT,
@@ -245,7 +245,7 @@ static void a_reserved_pool_serves_the_call(void **state)
 
     /* The caller's own memory, and a pool that is not touched. */
     queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 2);
-    w->args.workspace = aligned_alloc(COT_ALIGNMENT, cot_align(bytes));
+    w->args.workspace = aligned_alloc(COT_ALIGNMENT, cot_align_up(bytes));
     w->args.workspace_bytes = bytes;
     memset(w->args.workspace, 0xff, bytes);
     assert_ok(run_work(w, queue));

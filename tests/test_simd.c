@@ -164,7 +164,7 @@ static void parts_touch_their_lanes_only(void **state)
             assert_int_equal(bf16[i], i < n ? cot_f32_to_bf16(3) : 0xffff);
             assert_int_equal(f16[i], i < n ? cot_f32_to_f16(3) : 0xffff);
         }
-        v_store(out, v_keep(vm_first(n), v_set1(3)));
+        v_store(out, v_maskz(vm_first(n), v_set1(3)));
         for (int i = 0; i < VW; i++)
             assert_same_float(i < n ? 3 : 0, out[i]);
         free(f32);
@@ -241,10 +241,10 @@ static void masks_compare_lanes(void **state)
         a[i] = i - 2;
         b[i] = i % 3 == 0 ? a[i] : 1000;
     }
-    v_store(out, v_keep(vm_and(vm_equal(vi_load(a), vi_load(b)), vm_not_negative(vi_load(a))), v_set1(NAN)));
+    v_store(out, v_maskz(vm_and(vm_equal(vi_load(a), vi_load(b)), vm_not_negative(vi_load(a))), v_set1(NAN)));
     for (int i = 0; i < VW; i++)
         assert_true(i % 3 == 0 && i >= 2 ? isnan(out[i]) : cot_f32_bits(out[i]) == 0);
-    v_store(out, v_keep(vm_equal(vi_load(a), vi_set1(1)), v_set1(5)));
+    v_store(out, v_maskz(vm_equal(vi_load(a), vi_set1(1)), v_set1(5)));
     for (int i = 0; i < VW; i++)
         assert_same_float(a[i] == 1 ? 5 : 0, out[i]);
 }
@@ -445,7 +445,8 @@ static void curves_have_their_limits(void **state)
     }
 }
 
-/* ---- signs, bits, Philox ------------------------------------------------------------------------------------------ */
+/* ---- signs, bits, Philox
+ * ------------------------------------------------------------------------------------------ */
 
 static void signs_and_bits_choose_lanes(void **state)
 {
@@ -460,7 +461,7 @@ static void signs_and_bits_choose_lanes(void **state)
         if (!isnan(a))
             assert_same_float(signbit(a) ? 1 : 2, out[VW - 1]);
         for (size_t j = 0; j < sizeof special / sizeof *special; j++) {
-            v_store(out, v_keep(vm_above(v_set1(a), v_set1(special[j])), v_set1(1)));
+            v_store(out, v_maskz(vm_above(v_set1(a), v_set1(special[j])), v_set1(1)));
             assert_same_float(!(a <= special[j]) ? 1 : 0, out[0]);
         }
     }
@@ -469,7 +470,7 @@ static void signs_and_bits_choose_lanes(void **state)
         bits[i] = (uint8_t)random_bits();
     for (int first = 0; first + VW <= 8 * 62; first += VW) {
         float out[VW];
-        v_store(out, v_keep(vm_bits(bits, first), v_set1(1)));
+        v_store(out, v_maskz(vm_bits(bits, first), v_set1(1)));
         for (int i = 0; i < VW; i++)
             assert_same_float(bits[(first + i) / 8] >> ((first + i) % 8) & 1 ? 1 : 0, out[i]);
     }
@@ -495,7 +496,8 @@ static void philox_draws_as_philox_h_does(void **state)
     }
 }
 
-/* ---- GELU --------------------------------------------------------------------------------------------------------- */
+/* ---- GELU
+ * --------------------------------------------------------------------------------------------------------- */
 
 /* A function with the absolute terms of its derivative: an error of z moves the value by so much. */
 typedef struct conditioned {

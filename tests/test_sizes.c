@@ -39,8 +39,8 @@ typedef struct visitor {
     int64_t refused, accepted, too_large;
 } visitor;
 
-/* What the table's entries say of a call that validate accepts, those of the other backend too; the largest workspace of
- * the kernel with this number, 0 if it refuses. */
+/* What the table's entries say of a call that validate accepts, those of the other backend too; the largest workspace
+ * of the kernel with this number, 0 if it refuses. */
 static void ask_kernels(const cot_direction *direction, const void *problem, size_t workspaces[COT_MAX_KERNELS])
 {
     for (int k = 0; k < direction->op->kernel_count; k++) {
@@ -66,7 +66,7 @@ static bool ask(visitor *v, const cot_direction *direction, const void *args, si
     if (status == COT_OK) {
         v->accepted++;
         ask_kernels(direction, problem, workspaces);
-        if (asked == COT_OK && bytes > COT_MOST_BYTES)
+        if (asked == COT_OK && bytes > COT_MAX_BYTES)
             fail_msg("%s: its workspace has %zu bytes", direction->call, bytes);
         if (asked != COT_OK)
             v->too_large++;
@@ -231,12 +231,12 @@ static void integers_do_not_overflow(void **state)
     assert_int_equal(COT_PRODUCT(2, 3, 5), 30);
     assert_int_equal(COT_PRODUCT((int64_t)1 << 40, (int64_t)1 << 40, 4), COT_HUGE);
     size_t at = 3;
-    assert_int_equal(cot_take(&at, 10, 4), 3);
+    assert_int_equal(cot_workspace_reserve(&at, 10, 4), 3);
     assert_int_equal(at, 3 + 64);
-    cot_take(&at, COT_HUGE, 8);
-    assert_true(at > COT_MOST_BYTES && at <= (size_t)COT_HUGE);
-    cot_take(&at, COT_HUGE, 8);
-    assert_true(at > COT_MOST_BYTES && at <= (size_t)COT_HUGE);
+    cot_workspace_reserve(&at, COT_HUGE, 8);
+    assert_true(at > COT_MAX_BYTES && at <= (size_t)COT_HUGE);
+    cot_workspace_reserve(&at, COT_HUGE, 8);
+    assert_true(at > COT_MAX_BYTES && at <= (size_t)COT_HUGE);
     assert_int_equal(cot_min(3, -4), -4);
     assert_int_equal(cot_max(3, -4), 3);
     assert_int_equal(cot_clamp(9, 0, 5), 5);

@@ -66,7 +66,7 @@ static bool reshape(void *context, const cot_case *c)
     memcpy(args, c->args, sizeof args);
     for (int f = 0; f < direction->field_count; f++) {
         cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
-        if (direction->fields[f].role == COT_OUTPUT && cot_present(tensor)) {
+        if (direction->fields[f].role == COT_OUTPUT && cot_is_present(tensor)) {
             memset(tensor, 0, sizeof *tensor);
             wanted |= 1u << f;
         }
@@ -79,7 +79,7 @@ static bool reshape(void *context, const cot_case *c)
         const cot_tensor *own = cot_field_tensor(&direction->fields[f], (void *)c->args);
         const bool same_shape =
             made->rank == own->rank && memcmp(made->shape, own->shape, (size_t)made->rank * sizeof *made->shape) == 0;
-        if (!same_shape || cot_present(made) != cot_present(own))
+        if (!same_shape || cot_is_present(made) != cot_is_present(own))
             fail_msg("%s: the signature gives %s another shape than this case: %s", direction->call,
                      direction->fields[f].name, text);
     }

@@ -51,9 +51,9 @@ def same_work(row):
 
 def from_peers_run(row, peer_rows):
     """A row of bench with our kernel's figures from the peers' process, where it was timed there."""
-    any_order = "any-order" in row["options"]
+    nondeterministic = "any-order" in row["options"]
     own = next((own for own in peer_rows if own.get("ours") and same_work(own) == same_work(row)
-                and ("any-order" in own["options"]) == any_order), None)
+                and ("any-order" in own["options"]) == nondeterministic), None)
     if own is None:
         return row
     cycles = {"cycles16": row["cycles16"] * own["ms"] * own["threads"] / (row["ms"] * row["threads"])} if row["threads"] else {}

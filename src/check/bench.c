@@ -162,7 +162,7 @@ double compulsory_bytes(const cot_direction *direction, const void *args)
     double bytes = 0;
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)args);
-        if (!cot_present(tensor))
+        if (!cot_is_present(tensor))
             continue;
         const double once = (double)cot_elements(tensor) * (double)cot_dtype_size(tensor->dtype);
         bytes += direction->fields[f].role == COT_INPUT_OUTPUT ? 2 * once : once;

@@ -24,7 +24,7 @@ void device_queue_close(device_queue *d)
 {
     cot_queue_destroy(d->queue);
     if (d->stream != NULL)
-        cot_cuda_stream_end(d->owner, d->stream);
+        cot_cuda_stream_destroy(d->owner, d->stream);
     cot_queue_destroy(d->owner);
 }
 
@@ -40,7 +40,7 @@ cot_status device_queue_open(device_queue *d, const char *kernels)
     if (status == COT_OK)
         status = cot_cuda_describe(d->owner, name, sizeof name, &d->cache_bytes);
     if (status == COT_OK)
-        status = cot_cuda_stream(d->owner, &d->stream);
+        status = cot_cuda_stream_create(d->owner, &d->stream);
     options.stream = d->stream;
     if (status == COT_OK)
         status = cot_queue_create(&options, &d->queue);
@@ -96,7 +96,7 @@ static cot_status enqueue_copy(void *context)
     cot_status status = COT_OK;
     for (int i = 0; status == COT_OK && i < r->calls; i++) {
         char *pair = r->memory + 2 * r->stride * (size_t)(i % r->images);
-        status = cot_cuda_copy(r->queue, pair + r->stride, pair, r->bytes);
+        status = cot_cuda_copy_on_device_async(r->queue, pair + r->stride, pair, r->bytes);
     }
     return status;
 }
@@ -113,10 +113,10 @@ static cot_status enqueue_products(void *context)
 /* Captures a graph of `calls` calls, which replaces the previous graph. */
 static cot_status capture(runner *r, int calls)
 {
-    cot_cuda_graph_end(r->queue, r->graph);
+    cot_cuda_graph_destroy(r->queue, r->graph);
     r->graph = NULL;
     r->calls = calls;
-    return cot_cuda_capture(r->queue, r->enqueue, r, &r->graph);
+    return cot_cuda_graph_capture(r->queue, r->enqueue, r, &r->graph);
 }
 
 /* Captures a graph of as many calls as take `seconds`. A shorter graph is a warm-up and measures the time of a call. */
@@ -125,7 +125,7 @@ static cot_status capture_seconds(runner *r, double seconds)
     double elapsed = 0;
     cot_status status = capture(r, r->images);
     for (int i = 0; status == COT_OK && i < 2; i++)
-        status = cot_cuda_replay(r->queue, r->graph, &elapsed);
+        status = cot_cuda_graph_replay(r->queue, r->graph, &elapsed);
     if (status != COT_OK)
         return status;
     const double seconds_per_call = elapsed / r->calls;
@@ -144,7 +144,7 @@ static cot_status run_interleaved(runner *runners, int count, int rounds)
         for (int i = 0; status == COT_OK && i < count; i++) {
             runner *r = &runners[(i + number) % count]; /* a new order in each round, so that the predecessors differ */
             double seconds = 0;
-            status = cot_cuda_replay(r->queue, r->graph, &seconds);
+            status = cot_cuda_graph_replay(r->queue, r->graph, &seconds);
             r->samples[r->count++] = seconds / r->calls;
         }
     return status;
@@ -162,10 +162,10 @@ static cot_status time_burst(runner *r, double *seconds)
     double samples[BURSTS];
     cot_status status = capture(r, 1);
     if (status == COT_OK)
-        status = cot_cuda_replay(r->queue, r->graph, &samples[0]);
+        status = cot_cuda_graph_replay(r->queue, r->graph, &samples[0]);
     for (int i = 0; status == COT_OK && i < BURSTS; i++) {
         sleep_seconds(idle_seconds);
-        status = cot_cuda_replay(r->queue, r->graph, &samples[i]);
+        status = cot_cuda_graph_replay(r->queue, r->graph, &samples[i]);
     }
     if (status == COT_OK)
         *seconds = median(samples, BURSTS);
@@ -180,7 +180,7 @@ static cot_status time_load(runner *r, double load_seconds, measurement *m)
     int count = 0;
     cot_status status = capture_seconds(r, load_graph_seconds);
     if (status == COT_OK)
-        status = cot_cuda_bus(r->queue, bus, sizeof bus);
+        status = cot_cuda_pci_bus_id(r->queue, bus, sizeof bus);
     power_watch *watch = status == COT_OK ? power_watch_begin(bus) : NULL;
     const double begin = now();
     while (status == COT_OK && now() - begin < load_seconds && count < MAX_LOAD_SAMPLES) {
@@ -189,7 +189,7 @@ static cot_status time_load(runner *r, double load_seconds, measurement *m)
             count = 0;
         }
         double elapsed = 0;
-        status = cot_cuda_replay(r->queue, r->graph, &elapsed);
+        status = cot_cuda_graph_replay(r->queue, r->graph, &elapsed);
         samples[count++] = elapsed / r->calls;
     }
     m->has_power = power_watch_end(watch, second_half, now(), &m->power);
@@ -314,7 +314,7 @@ cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const
     }
     for (int i = 0; i < copies + count + product_runners; i++)
         if (runners[i].queue != NULL)
-            cot_cuda_graph_end(runners[i].queue, runners[i].graph);
+            cot_cuda_graph_destroy(runners[i].queue, runners[i].graph);
     for (int i = 0; i < image_count; i++)
         device_image_free(&images[i], queues[0].queue);
     if (copies > 0)

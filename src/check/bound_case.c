@@ -18,7 +18,7 @@ bool case_is_within(const cot_direction *direction, const cot_case *c, int64_t m
 {
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
-        if (cot_present(tensor) && cot_elements(tensor) > max_elements)
+        if (cot_is_present(tensor) && cot_elements(tensor) > max_elements)
             return false;
     }
     return true;
@@ -88,7 +88,7 @@ reference reference_make(const cot_op_cases *cases, const cot_case *c)
     const cot_direction *direction = case_direction(cases, c);
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
-        if (!cot_present(tensor))
+        if (!cot_is_present(tensor))
             continue;
         const int64_t count = cot_elements(tensor);
         if (is_integer(tensor) && direction->fields[f].role == COT_INPUT) {
@@ -122,7 +122,7 @@ static cot_tensor row_major(const cot_tensor *like, cot_dtype dtype, void *data)
     return cot_tensor_contiguous(data, dtype, like->rank, like->shape);
 }
 
-void reference_solve(reference *ref)
+void reference_run_oracle(reference *ref)
 {
     const cot_direction *direction = case_direction(ref->cases, ref->c);
     _Alignas(16) char args[COT_MAX_ARGS], magnitudes[COT_MAX_ARGS];
@@ -131,7 +131,7 @@ void reference_solve(reference *ref)
     for (int f = 0; f < direction->field_count; f++) {
         const cot_field *field = &direction->fields[f];
         cot_tensor *tensor = cot_field_tensor(field, args);
-        if (!cot_present(tensor))
+        if (!cot_is_present(tensor))
             continue;
         const int64_t count = cot_elements(tensor);
         if (ref->integers[f] != NULL) {
@@ -167,7 +167,7 @@ void bound_case_make(bound_case *b, const reference *ref, bool guarded)
     for (int f = 0; f < direction->field_count; f++) {
         cot_tensor *tensor = cot_field_tensor(&direction->fields[f], b->args);
         b->fields[f] = storage_make(tensor, ref->c->offset[f], guarded);
-        if (!cot_present(tensor))
+        if (!cot_is_present(tensor))
             continue;
         *tensor = b->fields[f].view;
         if (ref->integers[f] != NULL)
@@ -202,7 +202,7 @@ void bound_case_make_repeating(bound_case *b, const cot_op_cases *cases, const c
         const cot_field *field = &direction->fields[f];
         cot_tensor *tensor = cot_field_tensor(field, b->args);
         b->fields[f] = storage_make(tensor, c->offset[f], false);
-        if (!cot_present(tensor))
+        if (!cot_is_present(tensor))
             continue;
         *tensor = b->fields[f].view;
         if (is_integer(tensor) && field->role == COT_INPUT) {
@@ -238,10 +238,10 @@ static cot_status run_on_host(bound_case *b, const cot_direction *direction, cot
     void *workspace = NULL;
     if (bytes > 0) {
         /* Exactly the bytes requested, so that the address sanitizer reports an access to the next byte. */
-        workspace = aligned_alloc(COT_ALIGNMENT, cot_align(bytes));
+        workspace = aligned_alloc(COT_ALIGNMENT, cot_align_up(bytes));
         if (workspace == NULL)
-            out_of_memory(cot_align(bytes));
-        memset(workspace, POISON, cot_align(bytes));
+            out_of_memory(cot_align_up(bytes));
+        memset(workspace, POISON, cot_align_up(bytes));
     }
     set_workspace(b->args, direction, workspace, bytes);
     const cot_status status = cot_op_run(direction, queue, b->args);
@@ -287,11 +287,11 @@ cot_status device_image_make(device_image *image, const bound_case *b, const cot
 cot_status device_image_write(const device_image *image, const bound_case *b, const cot_direction *direction,
                               cot_queue *queue)
 {
-    cot_status status = cot_cuda_fill(queue, image->memory, POISON, image->bytes);
+    cot_status status = cot_cuda_memset_async(queue, image->memory, POISON, image->bytes);
     for (int f = 0; status == COT_OK && f < direction->field_count; f++)
         if (b->fields[f].memory != NULL)
-            status =
-                cot_cuda_to_device(queue, image->memory + image->offsets[f], b->fields[f].memory, b->fields[f].bytes);
+            status = cot_cuda_copy_to_device(queue, image->memory + image->offsets[f], b->fields[f].memory,
+                                             b->fields[f].bytes);
     return status;
 }
 
@@ -300,8 +300,8 @@ cot_status device_image_read(const device_image *image, bound_case *b, const cot
     cot_status status = COT_OK;
     for (int f = 0; status == COT_OK && f < direction->field_count; f++)
         if (b->fields[f].memory != NULL)
-            status =
-                cot_cuda_to_host(queue, b->fields[f].memory, image->memory + image->offsets[f], b->fields[f].bytes);
+            status = cot_cuda_copy_to_host(queue, b->fields[f].memory, image->memory + image->offsets[f],
+                                           b->fields[f].bytes);
     return status;
 }
 
@@ -318,7 +318,7 @@ cot_status device_image_read_outputs(const device_image *image, bound_case *b, c
     if (end == 0)
         return COT_OK;
     char *host = allocate(end - first, 1);
-    const cot_status status = cot_cuda_to_host(queue, host, image->memory + first, end - first);
+    const cot_status status = cot_cuda_copy_to_host(queue, host, image->memory + first, end - first);
     for (int f = 0; status == COT_OK && f < direction->field_count; f++)
         if (b->fields[f].memory != NULL && direction->fields[f].role != COT_INPUT)
             memcpy(b->fields[f].memory, host + image->offsets[f] - first, b->fields[f].bytes);

@@ -21,9 +21,9 @@ const cot_direction *case_direction(const cot_op_cases *cases, const cot_case *c
 /* Returns whether every tensor of the case has at most `max_elements` elements. */
 bool case_is_within(const cot_direction *direction, const cot_case *c, int64_t most);
 
-/* Fills the inputs with random numbers. reference_solve runs the oracle on them. */
+/* Fills the inputs with random numbers. reference_run_oracle runs the oracle on them. */
 reference reference_make(const cot_op_cases *cases, const cot_case *c);
-void reference_solve(reference *ref);
+void reference_run_oracle(reference *ref);
 void reference_free(reference *ref);
 
 /* The case's arguments with their own memory: the inputs of a reference, and outputs filled with POISON. */

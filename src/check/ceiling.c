@@ -23,7 +23,7 @@ double now(void)
 
 copy_ceiling copy_ceiling_make(size_t footprint)
 {
-    copy_ceiling c = {.bytes = cot_align(footprint / 2)};
+    copy_ceiling c = {.bytes = cot_align_up(footprint / 2)};
     if (posix_memalign((void **)&c.from, 4096, c.bytes + 1) != 0 ||
         posix_memalign((void **)&c.to, 4096, c.bytes + 1) != 0)
         exit(1);
@@ -81,7 +81,7 @@ static void copy_in_items(const cot_queue *queue, const copy_ceiling *c, size_t 
 void copy_plain(const cot_queue *queue, const copy_ceiling *c)
 {
     const size_t thread_bytes = c->bytes / (size_t)cot_queue_threads(queue);
-    copy_in_items(queue, c, cot_align(thread_bytes > 0 ? thread_bytes : 1), copy_item);
+    copy_in_items(queue, c, cot_align_up(thread_bytes > 0 ? thread_bytes : 1), copy_item);
 }
 
 void copy_streaming(const cot_queue *queue, const copy_ceiling *c)

@@ -149,7 +149,7 @@ static bool same_bytes(const cot_case *c, const cot_direction *direction, const 
                        int run, char *why, size_t size)
 {
     for (int f = 0; f < direction->field_count; f++) {
-        if (c->any_order[f] || a->fields[f].memory == NULL ||
+        if (c->nondeterministic[f] || a->fields[f].memory == NULL ||
             memcmp(a->fields[f].memory, b->fields[f].memory, a->fields[f].bytes) == 0)
             continue;
         for (size_t i = 0; i < a->fields[f].bytes; i++) {
@@ -201,7 +201,7 @@ static bool repeats_agree_on_device(checker *k, const cot_kernel *kernel, const 
     for (int done = 0; same && status == COT_OK && done < repeats; done += batch) {
         const int count = repeats - done < batch ? repeats - done : batch;
         for (int i = 0; i < count && status == COT_OK; i++) {
-            status = cot_cuda_copy(queue, images[i].memory, initial_image.memory, initial_image.bytes);
+            status = cot_cuda_copy_on_device_async(queue, images[i].memory, initial_image.memory, initial_image.bytes);
             if (status == COT_OK)
                 status = cot_op_run(direction, queue, images[i].args);
         }
@@ -429,7 +429,7 @@ static void check_case(checker *k, const cot_case *c)
         k->options->progress(k->options->context, (double)k->next_case / (double)k->results->total, text);
     if (any_kernel_selected(k, c)) {
         reference ref = reference_make(k->cases, c);
-        reference_solve(&ref);
+        reference_run_oracle(&ref);
         check_case_kernels(k, &ref, text);
         reference_free(&ref);
     }
@@ -458,7 +458,7 @@ static void visit_with_specials(checker *k, const cot_case *c, void (*visit)(che
     for (int pass = 0; pass < 2; pass++) /* first counts the variants, then visits them */
         for (int f = 0, variant = 0; f < direction->field_count; f++) {
             const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
-            const int64_t count = cot_present(tensor) ? cot_elements(tensor) : 0;
+            const int64_t count = cot_is_present(tensor) ? cot_elements(tensor) : 0;
             if (count == 0 || tensor->dtype == COT_I32 || tensor->dtype == COT_U8 ||
                 !field_has_initial_value(direction, &direction->fields[f], c->args))
                 continue;

@@ -119,7 +119,7 @@ static bool norm_ratio(const double *y, const double *r, const double *m, const 
     const double bound = 1.5 * sqrt(scalar_error) + 0.25 * unit_roundoff(out) * sqrt(norm) +
                          (out == COT_F64 ? 0 : 0.5 * unit_roundoff(COT_F32) * sqrt(terms));
     *ratio = bound > 0 ? sqrt(error) / bound : 0;
-    return element_count / shared >= NORM_LEAST && unit_roundoff(COT_F32) * sqrt(terms) <= 0x1p-10 * sqrt(norm);
+    return element_count / shared >= NORM_MIN_ELEMENTS && unit_roundoff(COT_F32) * sqrt(terms) <= 0x1p-10 * sqrt(norm);
 }
 
 static void compare_norms(comparison *c, const double *y, const double *r, const double *m, const double *s,
@@ -162,7 +162,7 @@ static void compare_bias(comparison *c, const double *y, const double *r, const 
         common_error += 4 * unit_roundoff(intermediate) * fabs(m[i]) / spacing(r[i], out);
         element_count++;
     }
-    if (element_count < NORM_LEAST)
+    if (element_count < NORM_MIN_ELEMENTS)
         return;
     c->bias = sum / (double)element_count;
     c->bias_bound = 6 / sqrt(12.0 * (double)element_count) + common_error / (double)element_count;

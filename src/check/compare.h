@@ -9,8 +9,8 @@
  *     16-bit output mean of sign(r)*(y - r rounded)/ulp(r) within 6 standard errors of 0, plus the mean of
  *                   4*u_mid*m/ulp: rounding has no bias
  * The norm rule needs many numbers to average over: the ratio of two norms of n random errors scatters by 1/sqrt(n). It
- * applies to blocks with at least NORM_LEAST non-zero elements and ||r|| >= 2^-14 ||m||. For other blocks, only the
- * elementwise rule applies. Elements that share a factor have one common error and count as one element.
+ * applies to blocks with at least NORM_MIN_ELEMENTS non-zero elements and ||r|| >= 2^-14 ||m||. For other blocks, only
+ * the elementwise rule applies. Elements that share a factor have one common error and count as one element.
  *
  * NaN and infinities: where r is a NaN or an infinity, y must be the same, and the other two rules skip the element.
  * Where m has its sign bit set, y may be a NaN. It may also be an infinity if r is a NaN or an infinity. */
@@ -21,7 +21,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-enum { NORM_BLOCK = 4096, NORM_LEAST = 256, THRESHOLD_COUNT = 5 };
+enum { NORM_BLOCK = 4096, NORM_MIN_ELEMENTS = 256, THRESHOLD_COUNT = 5 };
 
 typedef struct comparison {
     int64_t elements, violations; /* violations: of the elementwise rule */

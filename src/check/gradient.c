@@ -72,7 +72,7 @@ static void bind_primal(gradient_check *d, const reference *ref)
         const int source = find_field(direction, output ? "d" : "", field->name);
         const cot_tensor *tensor =
             source < 0 ? NULL : cot_field_tensor(&direction->fields[source], (void *)ref->c->args);
-        if (tensor == NULL || !cot_present(tensor))
+        if (tensor == NULL || !cot_is_present(tensor))
             continue;
         const bool integers = ref->integers[source] != NULL;
         void *data = integers ? (void *)ref->integers[source] : ref->values[source];
@@ -112,7 +112,7 @@ double check_gradient(const cot_op_cases *cases, const cot_case *c)
     gradient_check d = {.cases = cases, .primal_index = cases->primal(c->direction)};
     d.primal = &cases->op->directions[d.primal_index];
     reference ref = reference_make(cases, c);
-    reference_solve(&ref);
+    reference_run_oracle(&ref);
     bind_primal(&d, &ref);
     double worst = 0;
     for (int f = 0; f < d.primal->field_count; f++) {

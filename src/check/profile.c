@@ -31,7 +31,7 @@ typedef struct breakdown {
 } breakdown;
 
 typedef struct launches {
-    cot_cuda_launch_facts facts[MAX_LAUNCHES];
+    cot_cuda_launch_info facts[MAX_LAUNCHES];
     int counts[MAX_LAUNCHES], count;
 } launches;
 
@@ -74,13 +74,13 @@ static cot_tensor *piece_tensor(const profile *p, int f, int number)
 
 static bool is_sent(const profile *p, int f)
 {
-    return cot_present(field_tensor(p, f)) &&
+    return cot_is_present(field_tensor(p, f)) &&
            field_has_initial_value(p->direction, &p->direction->fields[f], p->bound.args);
 }
 
 static bool is_fetched(const profile *p, int f)
 {
-    return cot_present(field_tensor(p, f)) && p->direction->fields[f].role != COT_INPUT;
+    return cot_is_present(field_tensor(p, f)) && p->direction->fields[f].role != COT_INPUT;
 }
 
 static bool is_shared(const profile *p, int f)
@@ -135,7 +135,7 @@ static cot_status allocate_device(profile *p)
     p->allocated_bytes = 0;
     for (int f = 0; status == COT_OK && f < p->direction->field_count; f++) {
         void *memory = NULL;
-        if (!cot_present(field_tensor(p, f)))
+        if (!cot_is_present(field_tensor(p, f)))
             continue;
         const size_t bytes = alignment_offset(p, f) + field_span(p, f);
         status = cot_cuda_alloc(p->queues[0].queue, bytes, &memory);
@@ -153,7 +153,7 @@ static cot_status allocate_device(profile *p)
 static cot_status allocate_host(profile *p)
 {
     for (int f = 0; f < p->direction->field_count; f++) {
-        if (!cot_present(field_tensor(p, f)))
+        if (!cot_is_present(field_tensor(p, f)))
             continue;
         int64_t low, high;
         cot_extent(field_tensor(p, f), &low, &high);
@@ -178,7 +178,7 @@ static const char *why_not_split(const profile *p)
     for (int f = 0; f < p->direction->field_count; f++) {
         const cot_field *field = &p->direction->fields[f];
         cot_tensor item = *field_tensor(p, f);
-        if (!cot_present(&item))
+        if (!cot_is_present(&item))
             continue;
         if (is_shared(p, f)) {
             if (field->role == COT_INPUT_OUTPUT || (field->role == COT_OUTPUT && !field->accumulates))
@@ -203,7 +203,7 @@ static void split_batch(profile *p)
         memcpy(p->pieces[n].args, p->bound.args, sizeof p->pieces[n].args);
         for (int f = 0; p->piece_count > 1 && f < p->direction->field_count; f++) {
             cot_tensor *tensor = piece_tensor(p, f, n);
-            if (!cot_present(tensor))
+            if (!cot_is_present(tensor))
                 continue;
             if (!is_shared(p, f)) {
                 tensor->data =
@@ -238,7 +238,7 @@ static cot_status call_piece(profile *p, int number, int stream)
         cot_tensor *tensor = cot_field_tensor(&p->direction->fields[f], args);
         size_t offset;
         int64_t low, high;
-        if (!cot_present(tensor))
+        if (!cot_is_present(tensor))
             continue;
         span(p, f, tensor, &offset);
         cot_extent(tensor, &low, &high);
@@ -263,8 +263,8 @@ static cot_status copy_fields(profile *p, int number, int stream, bool to_host, 
             continue;
         size_t offset;
         const size_t bytes = span(p, f, number < 0 ? field_tensor(p, f) : piece_tensor(p, f, number), &offset);
-        status = to_host ? cot_cuda_fetch(queue, p->host[f] + offset, p->device[f] + offset, bytes)
-                         : cot_cuda_send(queue, p->device[f] + offset, p->host[f] + offset, bytes);
+        status = to_host ? cot_cuda_copy_to_host_async(queue, p->host[f] + offset, p->device[f] + offset, bytes)
+                         : cot_cuda_copy_to_device_async(queue, p->device[f] + offset, p->host[f] + offset, bytes);
         *(to_host ? &p->bytes_to_host : &p->bytes_to_device) += (double)bytes;
     }
     return status;
@@ -278,14 +278,14 @@ static cot_status run_sequential(profile *p)
 {
     cot_queue *queue = p->queues[0].queue;
     void **events = p->pieces[0].events;
-    cot_status status = cot_cuda_record(queue, events[EVENT_BEGIN]);
+    cot_status status = cot_cuda_event_record(queue, events[EVENT_BEGIN]);
     THEN(copy_fields(p, -1, 0, false, true, true));
-    THEN(cot_cuda_record(queue, events[EVENT_SENT]));
+    THEN(cot_cuda_event_record(queue, events[EVENT_SENT]));
     for (int n = 0; n < p->piece_count; n++)
         THEN(call_piece(p, n, 0));
-    THEN(cot_cuda_record(queue, events[EVENT_KERNELS_END]));
+    THEN(cot_cuda_event_record(queue, events[EVENT_KERNELS_END]));
     THEN(copy_fields(p, -1, 0, true, true, true));
-    THEN(cot_cuda_record(queue, events[EVENT_FETCHED]));
+    THEN(cot_cuda_event_record(queue, events[EVENT_FETCHED]));
     THEN(cot_queue_check(queue));
     return status;
 }
@@ -299,17 +299,17 @@ static cot_status enqueue_overlapped_piece(profile *p, int n, bool serialize_ker
     void **events = p->pieces[n].events;
     cot_status status = COT_OK;
     if (n == 1)
-        THEN(cot_cuda_wait_for(queue, p->shared_sent));
-    THEN(cot_cuda_record(queue, events[EVENT_BEGIN]));
+        THEN(cot_cuda_stream_wait_event(queue, p->shared_sent));
+    THEN(cot_cuda_event_record(queue, events[EVENT_BEGIN]));
     THEN(copy_fields(p, n, stream, false, false, true));
-    THEN(cot_cuda_record(queue, events[EVENT_SENT]));
+    THEN(cot_cuda_event_record(queue, events[EVENT_SENT]));
     if (serialize_kernels && n > 0)
-        THEN(cot_cuda_wait_for(queue, p->pieces[n - 1].events[EVENT_KERNELS_END]));
-    THEN(cot_cuda_record(queue, events[EVENT_KERNELS_BEGIN]));
+        THEN(cot_cuda_stream_wait_event(queue, p->pieces[n - 1].events[EVENT_KERNELS_END]));
+    THEN(cot_cuda_event_record(queue, events[EVENT_KERNELS_BEGIN]));
     THEN(call_piece(p, n, stream));
-    THEN(cot_cuda_record(queue, events[EVENT_KERNELS_END]));
+    THEN(cot_cuda_event_record(queue, events[EVENT_KERNELS_END]));
     THEN(copy_fields(p, n, stream, true, false, true));
-    THEN(cot_cuda_record(queue, events[EVENT_FETCHED]));
+    THEN(cot_cuda_event_record(queue, events[EVENT_FETCHED]));
     return status;
 }
 
@@ -320,13 +320,13 @@ static cot_status run_overlapped(profile *p)
     bool serialize_kernels = false;
     for (int f = 0; f < p->direction->field_count; f++)
         serialize_kernels = serialize_kernels || (is_shared(p, f) && is_fetched(p, f));
-    cot_status status = cot_cuda_record(p->queues[0].queue, p->shared_begin);
+    cot_status status = cot_cuda_event_record(p->queues[0].queue, p->shared_begin);
     THEN(copy_fields(p, -1, 0, false, true, false));
-    THEN(cot_cuda_record(p->queues[0].queue, p->shared_sent));
+    THEN(cot_cuda_event_record(p->queues[0].queue, p->shared_sent));
     for (int n = 0; n < p->piece_count; n++)
         THEN(enqueue_overlapped_piece(p, n, serialize_kernels));
     THEN(copy_fields(p, -1, last % 2, true, true, false));
-    THEN(cot_cuda_record(last_queue, p->shared_fetched));
+    THEN(cot_cuda_event_record(last_queue, p->shared_fetched));
     THEN(cot_queue_check(p->queues[0].queue));
     THEN(cot_queue_check(p->queues[1].queue));
     return status;
@@ -335,7 +335,7 @@ static cot_status run_overlapped(profile *p)
 static cot_status add_elapsed(profile *p, void *begin, void *end, double *sum)
 {
     double seconds = 0;
-    const cot_status status = cot_cuda_elapsed(p->queues[0].queue, begin, end, &seconds);
+    const cot_status status = cot_cuda_event_elapsed(p->queues[0].queue, begin, end, &seconds);
     *sum += seconds;
     return status;
 }
@@ -385,7 +385,7 @@ static cot_status measure_call(profile *p, breakdown *b)
 
 /* ---- a mode ------------------------------------------------------------------------------------------- */
 
-static void record_launch(void *context, const cot_cuda_launch_facts *facts)
+static void record_launch(void *context, const cot_cuda_launch_info *facts)
 {
     launches *recorded = context;
     int i = 0;
@@ -399,10 +399,10 @@ static void record_launch(void *context, const cot_cuda_launch_facts *facts)
     recorded->counts[i]++;
 }
 
-static void set_launch_observer(profile *p, void (*observer)(void *, const cot_cuda_launch_facts *))
+static void set_launch_observer(profile *p, void (*observer)(void *, const cot_cuda_launch_info *))
 {
     for (int s = 0; s < 2; s++)
-        cot_cuda_observe(p->queues[s].queue, observer, &p->launches);
+        cot_cuda_observe_launches(p->queues[s].queue, observer, &p->launches);
 }
 
 static double median_of(const breakdown *samples, int count, size_t member)
@@ -417,7 +417,7 @@ static json_t *launches_as_json(const launches *recorded)
 {
     json_t *list = json_array();
     for (int i = 0; i < recorded->count; i++) {
-        const cot_cuda_launch_facts *l = &recorded->facts[i];
+        const cot_cuda_launch_info *l = &recorded->facts[i];
         const double blocks = (double)l->blocks[0] * l->blocks[1] * l->blocks[2];
         const double resident = (double)l->blocks_per_multiprocessor * l->multiprocessors;
         json_array_append_new(
@@ -479,21 +479,21 @@ static void destroy_events(profile *p)
 {
     for (int n = 0; n < p->piece_count; n++)
         for (int m = 0; m < EVENT_COUNT; m++)
-            cot_cuda_event_end(p->queues[0].queue, p->pieces[n].events[m]);
-    cot_cuda_event_end(p->queues[0].queue, p->shared_begin);
-    cot_cuda_event_end(p->queues[0].queue, p->shared_sent);
-    cot_cuda_event_end(p->queues[0].queue, p->shared_fetched);
+            cot_cuda_event_destroy(p->queues[0].queue, p->pieces[n].events[m]);
+    cot_cuda_event_destroy(p->queues[0].queue, p->shared_begin);
+    cot_cuda_event_destroy(p->queues[0].queue, p->shared_sent);
+    cot_cuda_event_destroy(p->queues[0].queue, p->shared_fetched);
     p->shared_begin = p->shared_sent = p->shared_fetched = NULL;
 }
 
 static cot_status create_events(profile *p)
 {
-    cot_status status = cot_cuda_event(p->queues[0].queue, &p->shared_begin);
-    THEN(cot_cuda_event(p->queues[0].queue, &p->shared_sent));
-    THEN(cot_cuda_event(p->queues[0].queue, &p->shared_fetched));
+    cot_status status = cot_cuda_event_create(p->queues[0].queue, &p->shared_begin);
+    THEN(cot_cuda_event_create(p->queues[0].queue, &p->shared_sent));
+    THEN(cot_cuda_event_create(p->queues[0].queue, &p->shared_fetched));
     for (int n = 0; n < p->piece_count; n++)
         for (int m = 0; m < EVENT_COUNT; m++)
-            THEN(cot_cuda_event(p->queues[0].queue, &p->pieces[n].events[m]));
+            THEN(cot_cuda_event_create(p->queues[0].queue, &p->pieces[n].events[m]));
     return status;
 }
 

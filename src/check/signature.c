@@ -168,7 +168,7 @@ static cot_dtype output_dtype(const reader *r, slice name)
         if (slice_equals(name, cot_dtype_name((cot_dtype)dtype)))
             return dtype == COT_F32 && first->dtype == COT_F64 ? COT_F64 : (cot_dtype)dtype;
     const cot_tensor *like = field_tensor(r, name);
-    return like != NULL && cot_present(like) ? like->dtype : first->dtype;
+    return like != NULL && cot_is_present(like) ? like->dtype : first->dtype;
 }
 
 static const char *shape_output(const reader *r, const char *name, const entry *e, cot_tensor *out, char *why,
@@ -176,7 +176,7 @@ static const char *shape_output(const reader *r, const char *name, const entry *
 {
     if (e->like.length > 0) {
         const cot_tensor *like = field_tensor(r, e->like);
-        if (like == NULL || !cot_present(like)) {
+        if (like == NULL || !cot_is_present(like)) {
             snprintf(why, size, "%s has the shape of %.*s, which is missing", name, e->like.length, e->like.text);
             return why;
         }
@@ -219,14 +219,14 @@ const char *shape_outputs(const cot_direction *direction, void *args, uint32_t o
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
         if (!next_entry(&r, direction->fields[f].name, &entries[f]))
             return why;
-        if (cot_present(tensor) && direction->fields[f].role != COT_OUTPUT && entries[f].like.length == 0)
+        if (cot_is_present(tensor) && direction->fields[f].role != COT_OUTPUT && entries[f].like.length == 0)
             bind_symbols(&r, &entries[f], tensor);
     }
     if (*r.cursor != '\0')
         return why;
     for (int f = 0; f < direction->field_count; f++) {
         cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
-        if (direction->fields[f].role == COT_OUTPUT && (output_mask >> f & 1) != 0 && !cot_present(tensor) &&
+        if (direction->fields[f].role == COT_OUTPUT && (output_mask >> f & 1) != 0 && !cot_is_present(tensor) &&
             shape_output(&r, direction->fields[f].name, &entries[f], tensor, why, size) != NULL)
             return why;
     }
@@ -265,10 +265,10 @@ uint32_t batch_fields(const cot_direction *direction, const void *args, int64_t 
         const bool has_ellipsis = skip_ellipsis(entries[f].dims, &cursor, &named_axes);
         if (f == 0) {
             batch = (slice){entries[0].dims.text, (int)strcspn(entries[0].dims.text, ",]")};
-            *items = cot_present(tensor) && tensor->rank > 0 ? tensor->shape[0] : 0;
+            *items = cot_is_present(tensor) && tensor->rank > 0 ? tensor->shape[0] : 0;
         }
         /* "..." counts only if it represents an axis of this tensor */
-        if (cot_present(tensor) && tensor->rank > 0 && tensor->shape[0] == *items &&
+        if (cot_is_present(tensor) && tensor->rank > 0 && tensor->shape[0] == *items &&
             begins_with(entries[f].dims, batch) && (!has_ellipsis || tensor->rank > named_axes))
             mask |= 1u << f;
     }
@@ -284,7 +284,7 @@ int call_sizes(const cot_direction *direction, const void *args, call_size sizes
         entry e;
         if (!next_entry(&r, direction->fields[f].name, &e))
             return 0;
-        if (cot_present(tensor) && direction->fields[f].role != COT_OUTPUT && e.like.length == 0)
+        if (cot_is_present(tensor) && direction->fields[f].role != COT_OUTPUT && e.like.length == 0)
             bind_symbols(&r, &e, tensor);
     }
     for (int axis = 0; r.ellipsis_input != NULL && axis < r.ellipsis_axes; axis++, count++) {
@@ -330,7 +330,7 @@ void resize_call(const cot_direction *direction, void *args, const call_size *si
         for (int like = 0; like < f && entries[f].like.length > 0; like++)
             if (slice_equals(entries[f].like, direction->fields[like].name))
                 entries[f].dims = entries[like].dims;
-        if (!cot_present(tensor))
+        if (!cot_is_present(tensor))
             continue;
         resize_tensor(&r, &entries[f], tensor, sizes, count);
         *tensor = cot_tensor_contiguous(NULL, tensor->dtype, tensor->rank, tensor->shape);

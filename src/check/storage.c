@@ -53,13 +53,13 @@ static int64_t row_stride(const cot_tensor *view)
 storage storage_make(const cot_tensor *like, int64_t offset, bool guarded)
 {
     storage s = {.view = *like};
-    if (!cot_present(like))
+    if (!cot_is_present(like))
         return s;
     const int64_t size = (int64_t)cot_dtype_size(like->dtype);
     int64_t low, high;
     cot_extent(like, &low, &high);
-    const size_t front = cot_align((size_t)-low) + (size_t)(offset * size) + GUARD;
-    s.bytes = cot_align(front + (size_t)high + GUARD);
+    const size_t front = cot_align_up((size_t)-low) + (size_t)(offset * size) + GUARD;
+    s.bytes = cot_align_up(front + (size_t)high + GUARD);
     if (posix_memalign((void **)&s.memory, COT_ALIGNMENT, s.bytes) != 0)
         out_of_memory(s.bytes);
     memset(s.memory, POISON, s.bytes);

@@ -39,7 +39,7 @@ static cot_status run_scalar(verification *v)
     if (status == COT_OK)
         status = cot_op_run(direction, queue, b.args);
     for (int f = 0; status == COT_OK && f < direction->field_count; f++)
-        if (direction->fields[f].role != COT_INPUT && cot_present(&b.fields[f].view))
+        if (direction->fields[f].role != COT_INPUT && cot_is_present(&b.fields[f].view))
             v->scalar[f] = tensor_values(&b.fields[f].view);
     cot_queue_destroy(queue);
     bound_case_free(&b, direction);
@@ -55,7 +55,7 @@ cot_status verification_begin(verification *v, const cot_op_cases *cases, int di
     const cot_direction *d = case_direction(cases, &v->c);
     for (int f = 0; f < d->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&d->fields[f], v->c.args);
-        if (!cot_present(tensor) || !field_has_initial_value(d, &d->fields[f], args))
+        if (!cot_is_present(tensor) || !field_has_initial_value(d, &d->fields[f], args))
             continue;
         if (tensor->dtype == COT_I32 || tensor->dtype == COT_U8)
             v->ref.integers[f] = integer_values(tensor);
@@ -64,7 +64,7 @@ cot_status verification_begin(verification *v, const cot_op_cases *cases, int di
     }
     const cot_status status = run_scalar(v); /* checks index data, which the oracle does not */
     if (status == COT_OK)
-        reference_solve(&v->ref);
+        reference_run_oracle(&v->ref);
     return status;
 }
 

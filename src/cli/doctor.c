@@ -67,7 +67,7 @@ static void examine_processor(void)
 static void examine_forced_kernel(const cot_op *op, const cot_queue *queue)
 {
     size_t length = 0;
-    const char *name = cot_queue_forced(queue, op->name, &length);
+    const char *name = cot_queue_forced_kernel(queue, op->name, &length);
     for (int k = 0; name != NULL && k < op->kernel_count; k++) {
         if (strlen(op->kernels[k].name) == length && strncmp(op->kernels[k].name, name, length) == 0) {
             report(ABSENT, "COT_KERNEL", "forces %s wherever it can run: unset it unless that is intended",

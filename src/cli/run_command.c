@@ -115,7 +115,7 @@ static void parse_option_value(const struct argp_state *state, const cot_option 
     void *member = args + option->offset;
     errno = 0;
     switch (option->kind) {
-    case COT_OPTION_WORD: {
+    case COT_OPTION_ENUM: {
         const int32_t number = find_word(option->words, text);
         if (number < 0)
             argp_error(state, "--%s is '%s', expected one of: %s", option->name, text, option->words);
@@ -225,7 +225,7 @@ static bool narrow_requirement(void *context, const cot_case *c)
             continue;
         memcpy(args, c->args, sizeof args);
         cot_tensor *tensor = cot_field_tensor(&r->direction->fields[f], args);
-        const bool was_present = cot_present(tensor);
+        const bool was_present = cot_is_present(tensor);
         *tensor = (cot_tensor){0};
         if (!was_present || r->direction->validate(r->direction->call, args, false, problem) == COT_OK)
             r->fields &= ~(1u << f);
@@ -256,7 +256,7 @@ static void format_default(const cot_option *option, const char *args, char *tex
     double f64;
     const void *member = args + option->offset;
     switch (option->kind) {
-    case COT_OPTION_WORD:
+    case COT_OPTION_ENUM:
         memcpy(&i32, member, sizeof i32);
         format_word(option->words, i32, text, size);
         return;
@@ -328,7 +328,7 @@ static void make_option_table(const run_input *input, struct argp_option table[M
             snprintf(docs[count], sizeof docs[count], "%s (default %s)", meaning, value);
         table[count] = (struct argp_option){.name = option->name,
                                             .key = KEY_OPTION + o,
-                                            .arg = option->kind == COT_OPTION_WORD ? "WORD" : "N",
+                                            .arg = option->kind == COT_OPTION_ENUM ? "WORD" : "N",
                                             .doc = docs[count],
                                             .group = OPTIONS};
         count++;
@@ -471,7 +471,7 @@ static bool load_inputs(run_input *input, io_error *error)
     for (int f = 0; f < input->direction->field_count; f++) {
         const cot_field *field = &input->direction->fields[f];
         if (field->role == COT_OUTPUT && has_initial_value(input, f) && (input->output_mask >> f & 1) != 0 &&
-            !cot_present(tensor_of(input, f)))
+            !cot_is_present(tensor_of(input, f)))
             return io_fail(error, input->direction->call, "%s is added to: --%s gives its old value", field->name,
                            field->name);
     }
@@ -486,7 +486,8 @@ static cot_status prepare(run_input *input, const cot_queue *queue, const cot_ke
     int count = 0;
     const bool is_shaped = shape_outputs(input->direction, input->args, input->output_mask, why, sizeof why) == NULL;
     for (int f = 0; f < input->direction->field_count; f++)
-        if (input->dtypes[f] != COT_DTYPE_NONE && cot_present(tensor_of(input, f)) && tensor_of(input, f)->data == NULL)
+        if (input->dtypes[f] != COT_DTYPE_NONE && cot_is_present(tensor_of(input, f)) &&
+            tensor_of(input, f)->data == NULL)
             tensor_of(input, f)->dtype = input->dtypes[f];
     const cot_status status = cot_op_explain(input->direction, queue, input->args, choices, &count);
     if (status != COT_OK) { /* its message also names a missing input without which an output has no shape */
@@ -510,7 +511,7 @@ static void copy_inputs(run_input *input, bound_case *b)
     for (int f = 0; f < input->direction->field_count; f++) {
         const cot_tensor *tensor = tensor_of(input, f);
         b->fields[f] = storage_make(tensor, 0, false);
-        if (!cot_present(tensor))
+        if (!cot_is_present(tensor))
             continue;
         *cot_field_tensor(&input->direction->fields[f], b->args) = b->fields[f].view;
         const size_t bytes = (size_t)cot_elements(tensor) * cot_dtype_size(tensor->dtype);
@@ -543,7 +544,7 @@ static bool check_output_path(const run_input *input, io_error *error)
 static bool is_output(const run_input *input, const bound_case *b, int f)
 {
     return input->direction->fields[f].role != COT_INPUT && (input->output_mask >> f & 1) != 0 &&
-           cot_present(&b->fields[f].view);
+           cot_is_present(&b->fields[f].view);
 }
 
 static bool write_into_folder(const char *folder, const safetensors_item *items, int count, io_error *error)

@@ -98,7 +98,7 @@ void case_from_words(const struct argp_state *state, const cot_op *op, int direc
                    (int)strcspn(unknown, "="), unknown, INT32_MAX);
     if (unknown != NULL)
         argp_error(state, "'%s' describes no case of %s; expected words like: %s", unknown, op->name,
-                   cases->words_help);
+                   cases->options_help);
 }
 
 bool backend_works(cot_backend backend)

@@ -32,7 +32,7 @@ typedef struct cot_case {
      * common error. For example, h[token] is the common factor of h[token] * x[token, :]. 0 = none. See compare.h. */
     int64_t shared[COT_MAX_FIELDS];
     /* For each output: the call does not fix the order of the sums, so that the last bits may differ between runs. */
-    bool any_order[COT_MAX_FIELDS];
+    bool nondeterministic[COT_MAX_FIELDS];
     uint64_t seed; /* of the random input data */
     /* A NaN or an infinity that replaces one element of a float input; 0 = none. */
     double special;
@@ -50,7 +50,7 @@ typedef struct cot_op_cases {
     void (*each)(bool (*visit)(void *context, const cot_case *), void *context);
     /* Fills the case that the words describe, such as "T=100" or "bf16". Returns the first unknown word, or NULL. */
     const char *(*parse)(int direction, int count, char *const words[], cot_case *c);
-    const char *words_help;
+    const char *options_help;
     /* Fills an i32 or u8 input, row-major. Float inputs are filled with normally distributed random numbers. */
     void (*fill)(const cot_case *c, const char *field, int32_t *data, int64_t elements);
     /* Adjusts the random float inputs where the op needs it: scales a parameter, or computes the values that an earlier

@@ -40,7 +40,7 @@ static bool name_is(const cot_kernel *kernel, const char *name, size_t length)
 static cot_status forced_kernel(const cot_direction *direction, const cot_queue *queue, const cot_kernel **forced)
 {
     size_t length = 0;
-    const char *name = cot_queue_forced(queue, direction->op->name, &length);
+    const char *name = cot_queue_forced_kernel(queue, direction->op->name, &length);
     *forced = NULL;
     if (name == NULL)
         return COT_OK;
@@ -88,8 +88,8 @@ static void find_workspace_bytes(const cot_queue *queue, const void *problem, co
     choice->workspace_bytes = kernel->workspace != NULL ? kernel->workspace(problem) : 0;
     if (kernel->scratch == NULL)
         return;
-    choice->scratch_bytes = cot_align(kernel->scratch(problem));
-    choice->workspace_bytes = cot_align(choice->workspace_bytes) + scratch_of_threads(queue, choice);
+    choice->scratch_bytes = cot_align_up(kernel->scratch(problem));
+    choice->workspace_bytes = cot_align_up(choice->workspace_bytes) + scratch_of_threads(queue, choice);
 }
 
 static const char too_large[] = "it needs more than 2^56 bytes of workspace for these sizes";
@@ -102,7 +102,7 @@ static cot_status fail_too_large(const cot_direction *direction, const char *arg
     int64_t max_elements = -1;
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *tensor = (const cot_tensor *)(args + direction->fields[f].offset);
-        if (!cot_present(tensor) || cot_product(tensor->shape, (size_t)tensor->rank) <= max_elements)
+        if (!cot_is_present(tensor) || cot_product(tensor->shape, (size_t)tensor->rank) <= max_elements)
             continue;
         max_elements = cot_product(tensor->shape, (size_t)tensor->rank);
         largest = &direction->fields[f];
@@ -136,7 +136,7 @@ static cot_status choose(const cot_direction *direction, const cot_queue *queue,
             choice->refusal = kernel->admit(problem);
         if (choice->refusal == NULL) {
             find_workspace_bytes(queue, problem, choice);
-            if (choice->workspace_bytes > COT_MOST_BYTES)
+            if (choice->workspace_bytes > COT_MAX_BYTES)
                 choice->refusal = too_large;
         }
         if (choice->refusal != NULL) {

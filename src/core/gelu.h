@@ -28,14 +28,14 @@
  * P and D minimise the maximum error on |z| <= 13.3. It is 2^-23.6 of the terms of the derivative plus 0.3 of the
  * effect of a rounding error of z. Beyond 13.3, q is 0 in f32. The coefficients are those of 1, |w|, |w|^2, ... */
 #define COT_GELU_SLOPE_UNIT 0x1.b2da4ep-1f /* sqrt(log2(e) / 2) */
-#define COT_GELU_SLOPE_DIVIDEND                                                            \
+#define COT_GELU_SLOPE_NUMERATOR                                                           \
     {                                                                                      \
         0x1.000000p-1f, -0x1.f3dcdap-3f, -0x1.348768p-1f, -0x1.57fe3ap-2f, -0x1.0fc5cap-4f \
     }
-#define COT_GELU_SLOPE_DIVISOR                                         \
+#define COT_GELU_SLOPE_DENOMINATOR                                     \
     {                                                                  \
         0x1.000000p+0f, 0x1.6406fep+0f, 0x1.6de082p-1f, 0x1.2156e2p-3f \
     }
-#define COT_GELU_SLOPE_TERMS 4 /* number of coefficients of the denominator D */
+#define COT_GELU_SLOPE_DENOMINATOR_TERMS 4 /* number of coefficients of the denominator D */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * integers.h: saturating arithmetic on sizes. Sizes are 0 or more. A result above COT_HUGE becomes COT_HUGE, so that no
- * sum, product or workspace size of a call overflows. The dispatcher refuses a workspace above COT_MOST_BYTES. */
+ * sum, product or workspace size of a call overflows. The dispatcher refuses a workspace above COT_MAX_BYTES. */
 #ifndef COT_CORE_INTEGERS_H
 #define COT_CORE_INTEGERS_H
 
@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #define COT_HUGE ((int64_t)1 << 62)
-#define COT_MOST_BYTES ((size_t)1 << 56) /* limit of a tensor or a workspace; larger than any address space */
+#define COT_MAX_BYTES ((size_t)1 << 56) /* limit of a tensor or a workspace; larger than any address space */
 
 /* Alignment of the pool, of every workspace and of the parts of a workspace, in bytes. */
 enum { COT_ALIGNMENT = 64 };
@@ -65,7 +65,7 @@ static inline int64_t cot_product(const int64_t *factors, size_t count)
 
 /* ---- workspaces, in bytes ------------------------------------------------------------------------------------ */
 
-static inline size_t cot_align(size_t bytes)
+static inline size_t cot_align_up(size_t bytes)
 {
     return (bytes + COT_ALIGNMENT - 1) / COT_ALIGNMENT * COT_ALIGNMENT;
 }
@@ -77,10 +77,10 @@ static inline size_t cot_bytes(int64_t count, size_t size)
 }
 
 /* Reserves `count` elements in a workspace. Returns their offset in bytes, and advances *offset to the next part. */
-static inline size_t cot_take(size_t *offset, int64_t count, size_t size)
+static inline size_t cot_workspace_reserve(size_t *offset, int64_t count, size_t size)
 {
     const size_t begin = *offset;
-    *offset = (size_t)cot_add((int64_t)begin, (int64_t)cot_align(cot_bytes(count, size)));
+    *offset = (size_t)cot_add((int64_t)begin, (int64_t)cot_align_up(cot_bytes(count, size)));
     return begin;
 }
 

@@ -20,8 +20,8 @@ typedef enum cot_layout {
 static const char *const cot_layout_names[] = {"channel-first", "channel-last", "first-slice", "last-slice", "strided"};
 
 /* A tensor of this layout with null data. *offset is the number of elements to skip before its first. */
-static inline cot_tensor cot_laid_out(cot_dtype dtype, cot_layout layout, int64_t B, int64_t D, int64_t T,
-                                      int64_t *offset)
+static inline cot_tensor cot_tensor_with_layout(cot_dtype dtype, cot_layout layout, int64_t B, int64_t D, int64_t T,
+                                                int64_t *offset)
 {
     cot_tensor t = cot_tensor_contiguous(NULL, dtype, 3, (const int64_t[]){B, D, T});
     const int64_t pitch = layout == COT_FIRST_SLICE  ? T + 5
@@ -40,7 +40,7 @@ static inline cot_tensor cot_laid_out(cot_dtype dtype, cot_layout layout, int64_
 }
 
 /* Parses the name of a layout, as the functions of words.h do. */
-static inline bool cot_word_layout(cot_layout *layout, const char *text)
+static inline bool cot_parse_layout(cot_layout *layout, const char *text)
 {
     for (int i = 0; i < COT_LAYOUT_COUNT; i++)
         if (strcmp(cot_layout_names[i], text) == 0)

@@ -48,7 +48,7 @@ typedef struct cot_field {
 } cot_field;
 
 typedef enum cot_option_kind {
-    COT_OPTION_WORD, /* an enum or int32_t with named values; the value is the index of its name in `words` */
+    COT_OPTION_ENUM, /* an enum or int32_t with named values; the value is the index of its name in `words` */
     COT_OPTION_I32,
     COT_OPTION_I64,
     COT_OPTION_U64,
@@ -61,7 +61,7 @@ typedef struct cot_option {
     const char *name;
     size_t offset;
     cot_option_kind kind;
-    const char *words; /* for COT_OPTION_WORD: the names of the values, for example "none silu" for 0 and 1 */
+    const char *words; /* for COT_OPTION_ENUM: the names of the values, for example "none silu" for 0 and 1 */
     /* For --help: the meaning of the values. It has the word "default" where the initial value stands for another
      * value. NULL where the name is enough. */
     const char *note;

@@ -23,7 +23,7 @@
 
 /* The upper 32 bits of a product. On a device it uses __umulhi: nvcc then computes both halves with one instruction.
  * For a 64-bit product nvcc emits one more instruction. */
-COT_HOST_DEVICE uint32_t cot_high_product(uint32_t a, uint32_t b)
+COT_HOST_DEVICE uint32_t cot_mulhi_u32(uint32_t a, uint32_t b)
 {
 #if defined(__CUDA_ARCH__)
     return __umulhi(a, b);
@@ -36,8 +36,8 @@ COT_HOST_DEVICE void cot_philox4x32_10(const uint32_t counter[4], const uint32_t
 {
     uint32_t a = counter[0], b = counter[1], c = counter[2], d = counter[3], k0 = key[0], k1 = key[1];
     for (int round = 0; round < COT_PHILOX_ROUNDS; round++) {
-        const uint32_t high0 = cot_high_product(COT_PHILOX_M0, a), low0 = COT_PHILOX_M0 * a;
-        const uint32_t high1 = cot_high_product(COT_PHILOX_M1, c), low1 = COT_PHILOX_M1 * c;
+        const uint32_t high0 = cot_mulhi_u32(COT_PHILOX_M0, a), low0 = COT_PHILOX_M0 * a;
+        const uint32_t high1 = cot_mulhi_u32(COT_PHILOX_M1, c), low1 = COT_PHILOX_M1 * c;
         a = high1 ^ b ^ k0;
         b = low1;
         c = high0 ^ d ^ k1;

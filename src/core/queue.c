@@ -131,18 +131,18 @@ cot_status cot_queue_pool(cot_queue *queue, size_t bytes, void **pool)
         return cot_device_pool(queue->device, bytes, pool);
     if (bytes > queue->pool_bytes) {
         void *grown = NULL;
-        if (bytes > SIZE_MAX - COT_ALIGNMENT || posix_memalign(&grown, COT_ALIGNMENT, cot_align(bytes)) != 0)
+        if (bytes > SIZE_MAX - COT_ALIGNMENT || posix_memalign(&grown, COT_ALIGNMENT, cot_align_up(bytes)) != 0)
             return cot_fail(COT_OUT_OF_MEMORY, "the queue's pool cannot grow from %zu to %zu bytes", queue->pool_bytes,
                             bytes);
         free(queue->pool);
         queue->pool = grown;
-        queue->pool_bytes = cot_align(bytes);
+        queue->pool_bytes = cot_align_up(bytes);
     }
     *pool = queue->pool;
     return COT_OK;
 }
 
-const char *cot_queue_forced(const cot_queue *queue, const char *op, size_t *length)
+const char *cot_queue_forced_kernel(const cot_queue *queue, const char *op, size_t *length)
 {
     const size_t op_length = strlen(op);
     for (const char *entry = queue->forced; entry != NULL && *entry != '\0';) {

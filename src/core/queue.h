@@ -32,7 +32,7 @@ void cot_parallel_scratch(const cot_queue *queue, int64_t items,
                           void (*body)(void *context, int64_t item, void *scratch), void *context);
 
 /* The name of the kernel forced for an op, or NULL. The name has *length characters and is not null-terminated. */
-const char *cot_queue_forced(const cot_queue *queue, const char *op, size_t *length);
+const char *cot_queue_forced_kernel(const cot_queue *queue, const char *op, size_t *length);
 
 /* Returns the pool, after growing it to at least `bytes` if needed. */
 cot_status cot_queue_pool(cot_queue *queue, size_t bytes, void **pool);

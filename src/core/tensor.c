@@ -9,7 +9,7 @@
 
 /* Sizes and offsets are kept below 2^56 bytes, so that the sums in this file cannot reach 2^63 and overflow. A size of
  * 0 counts as 1. The limit therefore holds for the products of the other sizes too. */
-#define LIMIT ((int64_t)COT_MOST_BYTES)
+#define LIMIT ((int64_t)COT_MAX_BYTES)
 
 size_t cot_dtype_size(cot_dtype dtype)
 {
@@ -151,7 +151,7 @@ cot_status cot_check_tensor(const char *call, const char *name, const cot_tensor
 
 cot_status cot_check_required(const char *call, const char *name, const cot_tensor *tensor)
 {
-    return cot_present(tensor) ? COT_OK : cot_fail(COT_INVALID_ARGUMENT, "%s: %s is required", call, name);
+    return cot_is_present(tensor) ? COT_OK : cot_fail(COT_INVALID_ARGUMENT, "%s: %s is required", call, name);
 }
 
 cot_status cot_check_size(const char *call, const char *name, const cot_tensor *tensor, int axis, const char *symbol,
@@ -165,7 +165,7 @@ cot_status cot_check_size(const char *call, const char *name, const cot_tensor *
 
 cot_status cot_check_data(const char *call, const char *name, const cot_tensor *tensor)
 {
-    if (!cot_present(tensor) || cot_elements(tensor) == 0)
+    if (!cot_is_present(tensor) || cot_elements(tensor) == 0)
         return COT_OK;
     if (tensor->data == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: %s has null data", call, name);
@@ -271,7 +271,7 @@ bool cot_same_view(const cot_tensor *a, const cot_tensor *b)
 cot_status cot_check_overlap(const char *call, const char *output_name, const cot_tensor *output, const char *name,
                              const cot_tensor *tensor)
 {
-    if (!cot_present(output) || !cot_present(tensor) || cot_elements(output) == 0 || cot_elements(tensor) == 0)
+    if (!cot_is_present(output) || !cot_is_present(tensor) || cot_elements(output) == 0 || cot_elements(tensor) == 0)
         return COT_OK;
     int64_t low_a, high_a, low_b, high_b;
     cot_extent(output, &low_a, &high_a);
@@ -294,7 +294,7 @@ cot_status cot_check_overlap(const char *call, const char *output_name, const co
 
 cot_status cot_check_output(const char *call, const char *name, const cot_tensor *tensor)
 {
-    if (!cot_present(tensor) || cot_elements(tensor) <= 1)
+    if (!cot_is_present(tensor) || cot_elements(tensor) <= 1)
         return COT_OK;
     /* Two different elements at one address differ first in some axis, by 1 .. size-1, and in any way in later axes. */
     const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);

@@ -11,7 +11,7 @@
 #define COT_DTYPE_BIT(dtype) (1u << (dtype))
 #define COT_FLOATS (COT_DTYPE_BIT(COT_F32) | COT_DTYPE_BIT(COT_F16) | COT_DTYPE_BIT(COT_BF16) | COT_DTYPE_BIT(COT_F64))
 
-static inline bool cot_present(const cot_tensor *tensor)
+static inline bool cot_is_present(const cot_tensor *tensor)
 {
     return tensor->dtype != COT_DTYPE_NONE;
 }

@@ -16,14 +16,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct cot_word {
+typedef struct cot_text_option {
     const char *name;
     size_t offset; /* of the member */
-} cot_word;
+} cot_text_option;
 
 /* For a text NAME=VALUE: returns the member of this name and sets *value to the text after "=". NULL if there is
  * none. */
-static inline void *cot_word_member(void *target, const cot_word *options, const char *text, const char **value)
+static inline void *cot_text_option_member(void *target, const cot_text_option *options, const char *text,
+                                           const char **value)
 {
     const char *equals = strchr(text, '=');
     const size_t length = equals != NULL ? (size_t)(equals - text) : 0;
@@ -36,11 +37,11 @@ static inline void *cot_word_member(void *target, const cot_word *options, const
 }
 
 /* NAME=VALUE for members of type int64_t; values are 0 to INT32_MAX. */
-static inline bool cot_word_size(void *target, const cot_word *options, const char *text)
+static inline bool cot_parse_size(void *target, const cot_text_option *options, const char *text)
 {
     const char *value;
     char *end;
-    int64_t *member = cot_word_member(target, options, text, &value);
+    int64_t *member = cot_text_option_member(target, options, text, &value);
     if (member == NULL)
         return false;
     const long long number = strtoll(value, &end, 10);
@@ -51,11 +52,11 @@ static inline bool cot_word_size(void *target, const cot_word *options, const ch
 }
 
 /* NAME=VALUE for members of type double. */
-static inline bool cot_word_real(void *target, const cot_word *options, const char *text)
+static inline bool cot_parse_real(void *target, const cot_text_option *options, const char *text)
 {
     const char *value;
     char *end;
-    double *member = cot_word_member(target, options, text, &value);
+    double *member = cot_text_option_member(target, options, text, &value);
     if (member == NULL)
         return false;
     *member = strtod(value, &end);
@@ -63,7 +64,7 @@ static inline bool cot_word_real(void *target, const cot_word *options, const ch
 }
 
 /* NAME for members of type bool: sets the member to true. */
-static inline bool cot_word_switch(void *target, const cot_word *options, const char *text)
+static inline bool cot_parse_flag(void *target, const cot_text_option *options, const char *text)
 {
     for (; options->name != NULL; options++)
         if (strcmp(options->name, text) == 0)
@@ -72,7 +73,7 @@ static inline bool cot_word_switch(void *target, const cot_word *options, const 
 }
 
 /* The name of a float dtype. */
-static inline bool cot_word_float_dtype(cot_dtype *dtype, const char *text)
+static inline bool cot_parse_float_dtype(cot_dtype *dtype, const char *text)
 {
     static const cot_dtype dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)

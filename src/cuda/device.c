@@ -48,7 +48,7 @@ static cot_status read_device(cot_device *d, uint32_t *isa)
     CUDA(d, create_call,
          cuDeviceGetAttribute(&d->multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->number));
     CUDA(d, create_call,
-         cuDeviceGetAttribute(&d->most_shared, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, d->number));
+         cuDeviceGetAttribute(&d->max_shared_bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, d->number));
     d->capability = 10 * major + minor;
     if (d->capability < 80) {
         char name[100] = "the device";
@@ -328,11 +328,11 @@ cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kerne
 
 static void report_launch(cot_device *d, const cot_cuda_kernel *kernel, CUkernel found, const cot_cuda_grid *grid)
 {
-    cot_cuda_launch_facts facts = {.name = kernel->name,
-                                   .blocks = {grid->blocks[0], grid->blocks[1], grid->blocks[2]},
-                                   .threads = grid->threads,
-                                   .dynamic_shared = (int)grid->shared_bytes,
-                                   .multiprocessors = d->multiprocessors};
+    cot_cuda_launch_info facts = {.name = kernel->name,
+                                  .blocks = {grid->blocks[0], grid->blocks[1], grid->blocks[2]},
+                                  .threads = grid->threads,
+                                  .dynamic_shared = (int)grid->shared_bytes,
+                                  .multiprocessors = d->multiprocessors};
     int max_threads = 0;
     d->driver.cuKernelGetAttribute(&facts.registers, CU_FUNC_ATTRIBUTE_NUM_REGS, found, d->number);
     d->driver.cuKernelGetAttribute(&facts.local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, found, d->number);

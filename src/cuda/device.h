@@ -30,7 +30,7 @@ struct cot_device {
     bool primary; /* the context is the device's primary context, which this queue has retained */
     CUstream stream;
     int multiprocessors, capability; /* 90: compute capability 9.0 */
-    int most_shared;                 /* the maximum of a block's shared memory in bytes */
+    int max_shared_bytes;            /* the maximum of a block's shared memory in bytes */
     const unsigned char *images[COT_CUDA_MAX_IMAGES];
     CUlibrary libraries[COT_CUDA_MAX_IMAGES]; /* libraries[i] is loaded from images[i] */
     int library_count;
@@ -41,8 +41,8 @@ struct cot_device {
     CUdeviceptr pools[COT_CUDA_MAX_POOLS]; /* the last one is in use */
     int pool_count;
     size_t pool_bytes;
-    CUdeviceptr fault;                                                    /* see cot_cuda_fault_word */
-    void (*on_launch)(void *context, const cot_cuda_launch_facts *facts); /* see cot_cuda_observe */
+    CUdeviceptr fault;                                                   /* see cot_cuda_fault_word */
+    void (*on_launch)(void *context, const cot_cuda_launch_info *facts); /* see cot_cuda_observe_launches */
     void *on_launch_context;
 };
 
@@ -54,7 +54,7 @@ cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kerne
 
 /* A launch configuration. `cluster` is the cluster size in blocks along x, 0 = no clusters. `dependent` requests
  * programmatic dependent launch. The kernel must then wait for the preceding kernels itself
- * (cot_wait_for_kernels_before) before it uses their results. Devices other than Hopper ignore `dependent`. */
+ * (cot_griddepcontrol_wait) before it uses their results. Devices other than Hopper ignore `dependent`. */
 typedef struct cot_cuda_grid {
     unsigned blocks[3], threads, shared_bytes, cluster;
     bool dependent;

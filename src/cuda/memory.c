@@ -59,7 +59,7 @@ void cot_cuda_free_host(cot_queue *queue, void *memory)
     cot_device_leave(d);
 }
 
-cot_status cot_cuda_send(cot_queue *queue, void *device, const void *host, size_t bytes)
+cot_status cot_cuda_copy_to_device_async(cot_queue *queue, void *device, const void *host, size_t bytes)
 {
     cot_device *d = queue->device;
     if (bytes == 0)
@@ -67,7 +67,7 @@ cot_status cot_cuda_send(cot_queue *queue, void *device, const void *host, size_
     IN_CONTEXT(d, "copying to the device", THEN(d->driver.cuMemcpyHtoDAsync(address(device), host, bytes, d->stream)));
 }
 
-cot_status cot_cuda_fetch(cot_queue *queue, void *host, const void *device, size_t bytes)
+cot_status cot_cuda_copy_to_host_async(cot_queue *queue, void *host, const void *device, size_t bytes)
 {
     cot_device *d = queue->device;
     if (bytes == 0)
@@ -76,7 +76,7 @@ cot_status cot_cuda_fetch(cot_queue *queue, void *host, const void *device, size
                THEN(d->driver.cuMemcpyDtoHAsync(host, address(device), bytes, d->stream)));
 }
 
-cot_status cot_cuda_to_device(cot_queue *queue, void *device, const void *host, size_t bytes)
+cot_status cot_cuda_copy_to_device(cot_queue *queue, void *device, const void *host, size_t bytes)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "copying to the device", {
@@ -86,7 +86,7 @@ cot_status cot_cuda_to_device(cot_queue *queue, void *device, const void *host, 
     });
 }
 
-cot_status cot_cuda_to_host(cot_queue *queue, void *host, const void *device, size_t bytes)
+cot_status cot_cuda_copy_to_host(cot_queue *queue, void *host, const void *device, size_t bytes)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "copying from the device", {
@@ -96,7 +96,7 @@ cot_status cot_cuda_to_host(cot_queue *queue, void *host, const void *device, si
     });
 }
 
-cot_status cot_cuda_fill(cot_queue *queue, void *memory, unsigned char byte, size_t bytes)
+cot_status cot_cuda_memset_async(cot_queue *queue, void *memory, unsigned char byte, size_t bytes)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "filling memory of the device", {
@@ -105,14 +105,14 @@ cot_status cot_cuda_fill(cot_queue *queue, void *memory, unsigned char byte, siz
     });
 }
 
-cot_status cot_cuda_copy(cot_queue *queue, void *to, const void *from, size_t bytes)
+cot_status cot_cuda_copy_on_device_async(cot_queue *queue, void *to, const void *from, size_t bytes)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "copying within the device",
                THEN(d->driver.cuMemcpyDtoDAsync(address(to), address(from), bytes, d->stream)));
 }
 
-cot_status cot_cuda_stream(cot_queue *queue, void **stream)
+cot_status cot_cuda_stream_create(cot_queue *queue, void **stream)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "creating a stream", {
@@ -122,7 +122,7 @@ cot_status cot_cuda_stream(cot_queue *queue, void **stream)
     });
 }
 
-void cot_cuda_stream_end(cot_queue *queue, void *stream)
+void cot_cuda_stream_destroy(cot_queue *queue, void *stream)
 {
     cot_device *d = queue->device;
     if (cot_device_enter(d) != COT_OK)
@@ -131,7 +131,7 @@ void cot_cuda_stream_end(cot_queue *queue, void *stream)
     cot_device_leave(d);
 }
 
-cot_status cot_cuda_event(cot_queue *queue, void **event)
+cot_status cot_cuda_event_create(cot_queue *queue, void **event)
 {
     cot_device *d = queue->device;
     CUevent created = NULL;
@@ -141,7 +141,7 @@ cot_status cot_cuda_event(cot_queue *queue, void **event)
     });
 }
 
-void cot_cuda_event_end(cot_queue *queue, void *event)
+void cot_cuda_event_destroy(cot_queue *queue, void *event)
 {
     cot_device *d = queue->device;
     if (event == NULL || cot_device_enter(d) != COT_OK)
@@ -150,19 +150,19 @@ void cot_cuda_event_end(cot_queue *queue, void *event)
     cot_device_leave(d);
 }
 
-cot_status cot_cuda_record(cot_queue *queue, void *event)
+cot_status cot_cuda_event_record(cot_queue *queue, void *event)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "recording an event", THEN(d->driver.cuEventRecord(event, d->stream)));
 }
 
-cot_status cot_cuda_wait_for(cot_queue *queue, void *event)
+cot_status cot_cuda_stream_wait_event(cot_queue *queue, void *event)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "waiting for an event", THEN(d->driver.cuStreamWaitEvent(d->stream, event, 0)));
 }
 
-cot_status cot_cuda_elapsed(cot_queue *queue, void *begin, void *end, double *seconds)
+cot_status cot_cuda_event_elapsed(cot_queue *queue, void *begin, void *end, double *seconds)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "reading events", {
@@ -174,7 +174,7 @@ cot_status cot_cuda_elapsed(cot_queue *queue, void *begin, void *end, double *se
     });
 }
 
-void cot_cuda_observe(cot_queue *queue, void (*on_launch)(void *, const cot_cuda_launch_facts *), void *context)
+void cot_cuda_observe_launches(cot_queue *queue, void (*on_launch)(void *, const cot_cuda_launch_info *), void *context)
 {
     queue->device->on_launch = on_launch;
     queue->device->on_launch_context = context;
@@ -185,7 +185,8 @@ struct cot_cuda_graph {
     CUevent begin, end;
 };
 
-cot_status cot_cuda_capture(cot_queue *queue, cot_status (*enqueue)(void *), void *context, cot_cuda_graph **graph)
+cot_status cot_cuda_graph_capture(cot_queue *queue, cot_status (*enqueue)(void *), void *context,
+                                  cot_cuda_graph **graph)
 {
     cot_device *d = queue->device;
     cot_status enqueued = COT_OK;
@@ -215,7 +216,7 @@ cot_status cot_cuda_capture(cot_queue *queue, cot_status (*enqueue)(void *), voi
     return result == CUDA_SUCCESS ? COT_OK : cot_cuda_fail(&d->driver, result, "capturing a graph");
 }
 
-cot_status cot_cuda_replay(cot_queue *queue, cot_cuda_graph *graph, double *seconds)
+cot_status cot_cuda_graph_replay(cot_queue *queue, cot_cuda_graph *graph, double *seconds)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "timing a graph", {
@@ -229,7 +230,7 @@ cot_status cot_cuda_replay(cot_queue *queue, cot_cuda_graph *graph, double *seco
     });
 }
 
-void cot_cuda_graph_end(cot_queue *queue, cot_cuda_graph *graph)
+void cot_cuda_graph_destroy(cot_queue *queue, cot_cuda_graph *graph)
 {
     cot_device *d = queue->device;
     if (graph == NULL)
@@ -246,7 +247,7 @@ void cot_cuda_graph_end(cot_queue *queue, cot_cuda_graph *graph)
     free(graph);
 }
 
-cot_status cot_cuda_bus(cot_queue *queue, char *pci_bus_id, size_t size)
+cot_status cot_cuda_pci_bus_id(cot_queue *queue, char *pci_bus_id, size_t size)
 {
     cot_device *d = queue->device;
     IN_CONTEXT(d, "asking for the device's place",

@@ -69,105 +69,106 @@ void cot_cuda_free_host(cot_queue *queue, void *memory)
     (void)queue, (void)memory;
 }
 
-cot_status cot_cuda_send(cot_queue *queue, void *device, const void *host, size_t bytes)
+cot_status cot_cuda_copy_to_device_async(cot_queue *queue, void *device, const void *host, size_t bytes)
 {
     (void)queue, (void)device, (void)host, (void)bytes;
     return COT_NO_DEVICE;
 }
 
-cot_status cot_cuda_fetch(cot_queue *queue, void *host, const void *device, size_t bytes)
+cot_status cot_cuda_copy_to_host_async(cot_queue *queue, void *host, const void *device, size_t bytes)
 {
     (void)queue, (void)host, (void)device, (void)bytes;
     return COT_NO_DEVICE;
 }
 
-cot_status cot_cuda_to_device(cot_queue *queue, void *device, const void *host, size_t bytes)
+cot_status cot_cuda_copy_to_device(cot_queue *queue, void *device, const void *host, size_t bytes)
 {
     (void)queue, (void)device, (void)host, (void)bytes;
     return COT_NO_DEVICE;
 }
 
-cot_status cot_cuda_to_host(cot_queue *queue, void *host, const void *device, size_t bytes)
+cot_status cot_cuda_copy_to_host(cot_queue *queue, void *host, const void *device, size_t bytes)
 {
     (void)queue, (void)host, (void)device, (void)bytes;
     return COT_NO_DEVICE;
 }
 
-cot_status cot_cuda_fill(cot_queue *queue, void *memory, unsigned char byte, size_t bytes)
+cot_status cot_cuda_memset_async(cot_queue *queue, void *memory, unsigned char byte, size_t bytes)
 {
     (void)queue, (void)memory, (void)byte, (void)bytes;
     return COT_NO_DEVICE;
 }
 
-cot_status cot_cuda_copy(cot_queue *queue, void *to, const void *from, size_t bytes)
+cot_status cot_cuda_copy_on_device_async(cot_queue *queue, void *to, const void *from, size_t bytes)
 {
     (void)queue, (void)to, (void)from, (void)bytes;
     return COT_NO_DEVICE;
 }
 
-cot_status cot_cuda_stream(cot_queue *queue, void **stream)
+cot_status cot_cuda_stream_create(cot_queue *queue, void **stream)
 {
     (void)queue, (void)stream;
     return COT_NO_DEVICE;
 }
 
-void cot_cuda_stream_end(cot_queue *queue, void *stream)
+void cot_cuda_stream_destroy(cot_queue *queue, void *stream)
 {
     (void)queue, (void)stream;
 }
 
-cot_status cot_cuda_event(cot_queue *queue, void **event)
+cot_status cot_cuda_event_create(cot_queue *queue, void **event)
 {
     (void)queue, (void)event;
     return COT_NO_DEVICE;
 }
 
-void cot_cuda_event_end(cot_queue *queue, void *event)
+void cot_cuda_event_destroy(cot_queue *queue, void *event)
 {
     (void)queue, (void)event;
 }
 
-cot_status cot_cuda_record(cot_queue *queue, void *event)
-{
-    (void)queue, (void)event;
-    return COT_NO_DEVICE;
-}
-
-cot_status cot_cuda_wait_for(cot_queue *queue, void *event)
+cot_status cot_cuda_event_record(cot_queue *queue, void *event)
 {
     (void)queue, (void)event;
     return COT_NO_DEVICE;
 }
 
-cot_status cot_cuda_elapsed(cot_queue *queue, void *begin, void *end, double *seconds)
+cot_status cot_cuda_stream_wait_event(cot_queue *queue, void *event)
+{
+    (void)queue, (void)event;
+    return COT_NO_DEVICE;
+}
+
+cot_status cot_cuda_event_elapsed(cot_queue *queue, void *begin, void *end, double *seconds)
 {
     (void)queue, (void)begin, (void)end, (void)seconds;
     return COT_NO_DEVICE;
 }
 
-void cot_cuda_observe(cot_queue *queue, void (*on_launch)(void *, const cot_cuda_launch_facts *), void *context)
+void cot_cuda_observe_launches(cot_queue *queue, void (*on_launch)(void *, const cot_cuda_launch_info *), void *context)
 {
     (void)queue, (void)on_launch, (void)context;
 }
 
-cot_status cot_cuda_capture(cot_queue *queue, cot_status (*enqueue)(void *), void *context, cot_cuda_graph **graph)
+cot_status cot_cuda_graph_capture(cot_queue *queue, cot_status (*enqueue)(void *), void *context,
+                                  cot_cuda_graph **graph)
 {
     (void)queue, (void)enqueue, (void)context, (void)graph;
     return COT_NO_DEVICE;
 }
 
-cot_status cot_cuda_replay(cot_queue *queue, cot_cuda_graph *graph, double *seconds)
+cot_status cot_cuda_graph_replay(cot_queue *queue, cot_cuda_graph *graph, double *seconds)
 {
     (void)queue, (void)graph, (void)seconds;
     return COT_NO_DEVICE;
 }
 
-void cot_cuda_graph_end(cot_queue *queue, cot_cuda_graph *graph)
+void cot_cuda_graph_destroy(cot_queue *queue, cot_cuda_graph *graph)
 {
     (void)queue, (void)graph;
 }
 
-cot_status cot_cuda_bus(cot_queue *queue, char *pci_bus_id, size_t size)
+cot_status cot_cuda_pci_bus_id(cot_queue *queue, char *pci_bus_id, size_t size)
 {
     (void)queue, (void)pci_bus_id, (void)size;
     return COT_NO_DEVICE;

@@ -9,11 +9,11 @@
  * `mt` is the element type of the operands A and B: float, or on AMX bf16 or a sum of bf16.
  * All matrices are stored in panels of MT columns, [columns/MT][rows][MT]. An MT x MT tile is therefore contiguous. (In
  * a row-major matrix of 128 float columns, a row takes 512 bytes, and a column of tiles would map to 1/8 of the L1
- * cache's sets.) The element in row r and column c, c a multiple of MT, has the offset mt_at(rows, r, c).
+ * cache's sets.) The element in row r and column c, c a multiple of MT, has the offset mt_offset(rows, r, c).
  *   A form  [k/MT][m][MT]
  *   B form  [n/MT][k][MT]     on AMX with pairs of rows interleaved, [n/MT][k/2][MT][2]; then r is even
  *   C       [n/MT][m][MT]     always float
- * In f32 the three forms are the same (MT_ONE_FORM): a C can be an operand of the next product without packing.
+ * In f32 the three forms are the same (MT_SAME_FORM): a C can be an operand of the next product without packing.
  * Sizes are multiples of MT (32). The caller pads with zeros, and whole MT x MT tiles are allocated, 64-byte aligned.
  *
  *   mt_begin(&state) mt_end(&state)            enclose every work item that calls mt_product. mt_end restores the tile
@@ -26,10 +26,10 @@
  *                                              from j on of one A with k columns and m + taps - 1 rows. B has k taps
  *                                              rows: tap j of panel p of A's columns is the rows from (p taps + j) MT
  *                                              on
- *   mt_product_whole(...)                  mt_product with the product of the two low terms, which mt_product
+ *   mt_product_all_terms(...)                  mt_product with the product of the two low terms, which mt_product
  *                                              leaves out where an element is a sum of two bf16
- *   mt_dot(sum, a, b, n)                       sum + (a[0] b[0] + .. + a[n-1] b[n-1]), lane by lane, n <= MT_CHAIN,
- *                                              with the same roundings as mt_product_whole
+ *   mt_dot(sum, a, b, n)                       sum + (a[0] b[0] + .. + a[n-1] b[n-1]), lane by lane, n <= MT_K_BLOCK,
+ *                                              with the same roundings as mt_product_all_terms
  *   mt_store_a(p, column, v)                   stores VW elements to columns column .. of the row p of an A-form panel
  *   mt_store_a2(p, v0, v1)                     stores columns 0 .. 2 VW-1 of that row; with VW = 16 this is the whole
  *                                              row
@@ -45,22 +45,22 @@
 
 enum { MT = 32 };
 
-V_INLINE int64_t mt_at(int64_t rows, int64_t row, int64_t column)
+V_INLINE int64_t mt_offset(int64_t rows, int64_t row, int64_t column)
 {
     return column * rows + row * MT;
 }
 
-/* Memory to prefetch into the L2 cache: [at, end). */
-typedef struct mt_ahead {
-    const char *at, *end;
-} mt_ahead;
+/* Memory to prefetch into the L2 cache: [next, end). */
+typedef struct mt_prefetch_range {
+    const char *next, *end;
+} mt_prefetch_range;
 
 /* Prefetches the next line of the range. */
-V_INLINE void mt_ask(mt_ahead *prefetch)
+V_INLINE void mt_prefetch_next(mt_prefetch_range *prefetch)
 {
-    if (prefetch != NULL && prefetch->at < prefetch->end) {
-        v_prefetch_far(prefetch->at);
-        prefetch->at += 64;
+    if (prefetch != NULL && prefetch->next < prefetch->end) {
+        v_prefetch_l2(prefetch->next);
+        prefetch->next += 64;
     }
 }
 
@@ -69,7 +69,7 @@ V_INLINE void mt_ask(mt_ahead *prefetch)
 #else
 
 typedef float mt;
-enum { MT_ONE_FORM = true };
+enum { MT_SAME_FORM = true };
 typedef struct mt_state {
     char unused;
 } mt_state;
@@ -102,14 +102,14 @@ V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
-    mt *p = b + mt_at(rows, k, n / MT * MT) + n % MT;
+    mt *p = b + mt_offset(rows, k, n / MT * MT) + n % MT;
     v_store(p, v0);
     v_store(p + MT, v1);
 }
 
 /* The number of steps along k that are summed before the sum is added to C: one panel of A. Summing all of d = 256 in
  * one chain gave larger errors than the plain loops of the scalar kernels. */
-enum { MT_CHAIN = 32 };
+enum { MT_K_BLOCK = 32 };
 
 V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 {
@@ -142,7 +142,7 @@ V_INLINE void mt_block(const float *restrict a, const float *restrict b, float *
     for (int i = 0; i < MT_BLOCK_ROWS; i++)
         s0[i] = s1[i] = v_zero();
     MT_UNROLL
-    for (int p = 0; p < MT_CHAIN; p++) {
+    for (int p = 0; p < MT_K_BLOCK; p++) {
         const vf b0 = v_load(b + p * MT), b1 = v_load(b + p * MT + VW);
         V_UNROLL
         for (int i = 0; i < MT_BLOCK_ROWS; i++) {
@@ -160,26 +160,27 @@ V_INLINE void mt_block(const float *restrict a, const float *restrict b, float *
 
 /* Loop order: a panel of B stays in the L1 cache while the rows of A pass. */
 V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
-                              int64_t b_rows, float *c, int64_t c_rows, bool add, mt_ahead *prefetch)
+                              int64_t b_rows, float *c, int64_t c_rows, bool add, mt_prefetch_range *prefetch)
 {
     for (int64_t j = 0; j < n; j += MT)
         for (int64_t strip = 0; strip < MT; strip += 2 * VW)
             for (int64_t i = 0; i < m; i += MT_BLOCK_ROWS)
-                for (int64_t p = 0; p < k; p += MT_CHAIN)
+                for (int64_t p = 0; p < k; p += MT_K_BLOCK)
                     for (int64_t tap = 0; tap < taps; tap++) {
-                        mt_ask(prefetch);
-                        mt_block(a + mt_at(a_rows, i + tap, p), b + mt_at(b_rows, p * taps + tap * MT, j) + strip,
-                                 c + mt_at(c_rows, i, j) + strip, add || p + tap > 0);
+                        mt_prefetch_next(prefetch);
+                        mt_block(a + mt_offset(a_rows, i + tap, p),
+                                 b + mt_offset(b_rows, p * taps + tap * MT, j) + strip,
+                                 c + mt_offset(c_rows, i, j) + strip, add || p + tap > 0);
                     }
 }
 
-#define mt_product_whole mt_product
+#define mt_product_all_terms mt_product
 
 #endif
 
 static inline __attribute__((unused)) void mt_product(int64_t m, int64_t n, int64_t k, const mt *a, int64_t a_rows,
                                                       const mt *b, int64_t b_rows, float *c, int64_t c_rows, bool add,
-                                                      mt_ahead *prefetch)
+                                                      mt_prefetch_range *prefetch)
 {
     mt_product_taps(m, n, k, 1, a, a_rows, b, b_rows, c, c_rows, add, prefetch);
 }

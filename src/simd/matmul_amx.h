@@ -14,7 +14,7 @@ typedef struct mt {
 #else
 typedef uint16_t mt;
 #endif
-enum { MT_ONE_FORM = false };
+enum { MT_SAME_FORM = false };
 
 /* The operand of LDTILECFG. mt_begin configures eight tiles of 16 rows of 64 bytes. */
 typedef struct mt_config {
@@ -76,7 +76,7 @@ V_INLINE __m512i mt_interleave(__m512i halves)
 
 /* The tile instruction sums the even and the odd ones of 32 products separately, then adds both sums to the
  * accumulator. */
-enum { MT_CHAIN = 32 };
+enum { MT_K_BLOCK = 32 };
 
 V_INLINE vf mt_dot_terms(vf sum, const vf *a, const vf *b, int64_t n)
 {
@@ -129,7 +129,7 @@ V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
-    uint16_t *to = (uint16_t *)(b + mt_at(rows, k, n / MT * MT)) + 2 * (n % MT);
+    uint16_t *to = (uint16_t *)(b + mt_offset(rows, k, n / MT * MT)) + 2 * (n % MT);
     for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_remainder(v0), v1 = mt_remainder(v1))
         _mm512_storeu_si512(to + 2 * term * MT,
                             mt_interleave((__m512i)_mm512_cvtne2ps_pbh(mt_round_term(v1), mt_round_term(v0))));
@@ -206,7 +206,7 @@ static const int mt_dot_term_order[][2] = {{1, 1}, {0, 1}, {0, 0}, {1, 0}};
 /* Sums in the same order as MT_K_STEP with `all_terms`, where b is the operand in A form. */
 V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 {
-    vf a_terms[COT_MATMUL_SPLIT][MT_CHAIN], b_terms[COT_MATMUL_SPLIT][MT_CHAIN];
+    vf a_terms[COT_MATMUL_SPLIT][MT_K_BLOCK], b_terms[COT_MATMUL_SPLIT][MT_K_BLOCK];
     for (int64_t i = 0; i < n; i++) {
         vf x = a[i], y = b[i];
         for (int term = 0; term < COT_MATMUL_SPLIT; term++, x = mt_remainder(x), y = mt_remainder(y)) {
@@ -238,7 +238,7 @@ V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
-    _mm512_storeu_si512(b + mt_at(rows, k, n / MT * MT) + 2 * (n % MT),
+    _mm512_storeu_si512(b + mt_offset(rows, k, n / MT * MT) + 2 * (n % MT),
                         mt_interleave((__m512i)_mm512_cvtne2ps_pbh(v1, v0)));
 }
 
@@ -270,8 +270,8 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 /* Computes a 32 x 32 tile of C in four tile registers. It calls overlap(context, 0) to overlap(context, 3) once in
  * every MT^3 multiplications, for work that overlaps the tile products, such as vector arithmetic or prefetches.
  * The asm barrier is needed because gcc's tile loads do not declare that they read memory. */
-V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c, bool add,
-                      bool all_terms, void (*overlap)(void *context, int step), void *context)
+V_INLINE void mt_product_tile(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c, bool add,
+                              bool all_terms, void (*overlap)(void *context, int step), void *context)
 {
     (void)all_terms;
     enum { A_ROW = MT * sizeof(mt), B_ROW = 2 * MT * sizeof(mt), C_ROW = MT * sizeof(float) };
@@ -289,7 +289,7 @@ V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, cons
     }
     for (int64_t p = 0; p < k; p += MT)
         for (int64_t tap = 0; tap < taps; tap++, b += MT * MT)
-            MT_K_STEP(a + mt_at(a_rows, tap, p), b, all_terms)
+            MT_K_STEP(a + mt_offset(a_rows, tap, p), b, all_terms)
     _tile_stored(0, c, C_ROW);
     _tile_stored(1, c + 16, C_ROW);
     _tile_stored(2, c + 16 * MT, C_ROW);
@@ -299,29 +299,30 @@ V_INLINE void mt_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, cons
 V_INLINE void mt_prefetch_step(void *prefetch, int step)
 {
     (void)step;
-    mt_ask(prefetch);
+    mt_prefetch_next(prefetch);
 }
 
 /* A step loads two tiles of A and two of B. The L1 cache just delivers them at the rate of the products. The L2 cache
  * does not: a panel of B should serve at least two tiles of A. */
 V_INLINE void mt_product_tiles(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
-                               int64_t b_rows, float *c, int64_t c_rows, bool add, bool all_terms, mt_ahead *prefetch)
+                               int64_t b_rows, float *c, int64_t c_rows, bool add, bool all_terms,
+                               mt_prefetch_range *prefetch)
 {
     for (int64_t j = 0; j < n; j += MT)
         for (int64_t i = 0; i < m; i += MT)
-            mt_part(k, taps, a + mt_at(a_rows, i, 0), a_rows, b + mt_at(b_rows, 0, j), c + mt_at(c_rows, i, j), add,
-                    all_terms, mt_prefetch_step, prefetch);
+            mt_product_tile(k, taps, a + mt_offset(a_rows, i, 0), a_rows, b + mt_offset(b_rows, 0, j),
+                            c + mt_offset(c_rows, i, j), add, all_terms, mt_prefetch_step, prefetch);
 }
 
 V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
-                              int64_t b_rows, float *c, int64_t c_rows, bool add, mt_ahead *prefetch)
+                              int64_t b_rows, float *c, int64_t c_rows, bool add, mt_prefetch_range *prefetch)
 {
     mt_product_tiles(m, n, k, taps, a, a_rows, b, b_rows, c, c_rows, add, false, prefetch);
 }
 
-static inline __attribute__((unused)) void mt_product_whole(int64_t m, int64_t n, int64_t k, const mt *a,
-                                                            int64_t a_rows, const mt *b, int64_t b_rows, float *c,
-                                                            int64_t c_rows, bool add, mt_ahead *prefetch)
+static inline __attribute__((unused)) void mt_product_all_terms(int64_t m, int64_t n, int64_t k, const mt *a,
+                                                                int64_t a_rows, const mt *b, int64_t b_rows, float *c,
+                                                                int64_t c_rows, bool add, mt_prefetch_range *prefetch)
 {
     mt_product_tiles(m, n, k, 1, a, a_rows, b, b_rows, c, c_rows, add, true, prefetch);
 }

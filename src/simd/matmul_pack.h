@@ -21,7 +21,7 @@ typedef struct mt_view {
     int64_t row_stride, column_stride;
 } mt_view;
 
-V_INLINE int64_t mt_size(cot_dtype dtype)
+V_INLINE int64_t mt_element_size(cot_dtype dtype)
 {
     return dtype == COT_F32 ? 4 : 2;
 }
@@ -31,7 +31,7 @@ V_INLINE void mt_load_rows(float *tile, const char *data, cot_dtype dtype, int64
 {
     for (int64_t r = 0; r < MT; r++)
         for (int64_t c = 0; c < MT; c += VW) {
-            const char *from = data + (r * pitch + c) * mt_size(dtype);
+            const char *from = data + (r * pitch + c) * mt_element_size(dtype);
             const int64_t rest = r < count ? length - c : 0;
             v_store(tile + r * MT + c, rest >= VW ? v_load_as(from, dtype)
                                        : rest > 0 ? v_load_n_as(from, dtype, (int)rest)
@@ -44,7 +44,7 @@ V_INLINE void mt_store_rows(char *data, cot_dtype dtype, int64_t pitch, const fl
 {
     for (int64_t r = 0; r < count; r++)
         for (int64_t c = 0; c < length; c += VW) {
-            char *to = data + (r * pitch + c) * mt_size(dtype);
+            char *to = data + (r * pitch + c) * mt_element_size(dtype);
             if (length - c >= VW)
                 v_store_as(to, dtype, v_load(tile + r * MT + c));
             else

@@ -17,10 +17,10 @@
  *   v_stream v_stream_bf16 v_stream_f16 v_stream2_bf16
  *                                       non-temporal stores. The address is a multiple of the number of bytes stored.
  *                                       The thread calls v_fence after its last one
- *   v_prefetch v_prefetch_far            prefetch one line into the L1 cache; into the L2 cache. Any address is allowed
+ *   v_prefetch v_prefetch_l2            prefetch one line into the L1 cache; into the L2 cache. Any address is allowed
  *   v_prefetch_write                    prefetch one line into the L1 cache for writing
- *   v_ask(p, bytes)          v_prefetch_far of all lines of [p, p + bytes)
- *   v_ask_page(p, bytes)           v_prefetch_far(p) if p lies in the first `bytes` bytes of a 4 KB page. Called
+ *   v_prefetch_range(p, bytes)          v_prefetch_l2 of all lines of [p, p + bytes)
+ *   v_prefetch_page(p, bytes)           v_prefetch_l2(p) if p lies in the first `bytes` bytes of a 4 KB page. Called
  *                                       for each piece of `bytes` of an output, it prefetches one line of each page.
  *                                       This loads the page's address translation before the non-temporal stores. A
  *                                       non-temporal store that waits for a translation blocks all later stores. Under
@@ -30,7 +30,7 @@
  *   v_gather(p, stride, n)              p[0], p[stride], ..., p[(n-1) stride] of f32
  *   v_sum                               sum of all lanes, in a fixed order
  *   v_sums4(a, b, c, d)                 lane 4i+k is the sum of lanes 4i .. 4i+3 of argument k, in v_sum's order
- *   vi_load vi_set1;  vm_equal vm_not_negative (of vi) vm_first(n) vm_and;  v_keep(m, a) = a where m, else +0
+ *   vi_load vi_set1;  vm_equal vm_not_negative (of vi) vm_first(n) vm_and;  v_maskz(m, a) = a where m, else +0
  *   v_exp_flush                         exp of arguments up to 88; results below 2^-126 become 0
  *   v_exp2_flush                        2^x; results below 2^-126 become 0. AVX-512 only
  *   v_exp v_sigmoid v_silu v_silu_slope (the derivative);  v_gelu_tanh, v_gelu_erf and their slopes are in gelu.h
@@ -135,16 +135,16 @@ V_INLINE void v_prefetch_write(const void *p)
     __builtin_prefetch(p, 1);
 }
 
-V_INLINE void v_ask(const char *p, int64_t bytes)
+V_INLINE void v_prefetch_range(const char *p, int64_t bytes)
 {
     for (int64_t line = 0; line < bytes; line += 64)
-        v_prefetch_far(p + line);
+        v_prefetch_l2(p + line);
 }
 
-V_INLINE void v_ask_page(const char *p, int64_t bytes)
+V_INLINE void v_prefetch_page(const char *p, int64_t bytes)
 {
     if ((uintptr_t)p % 4096 < (uintptr_t)bytes)
-        v_prefetch_far(p);
+        v_prefetch_l2(p);
 }
 
 /* ---- dtype as a parameter: no cost where it is a compile-time constant ---------------------------------------- */

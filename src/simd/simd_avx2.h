@@ -130,7 +130,7 @@ V_INLINE vm vm_and(vm a, vm b)
     return _mm256_and_si256(a, b);
 }
 
-V_INLINE vf v_keep(vm m, vf a)
+V_INLINE vf v_maskz(vm m, vf a)
 {
     return _mm256_and_ps(_mm256_castsi256_ps(m), a);
 }
@@ -172,7 +172,7 @@ V_INLINE void v_prefetch(const void *p)
     _mm_prefetch((const char *)p, _MM_HINT_T0);
 }
 
-V_INLINE void v_prefetch_far(const void *p)
+V_INLINE void v_prefetch_l2(const void *p)
 {
     _mm_prefetch((const char *)p, _MM_HINT_T1);
 }

@@ -120,7 +120,7 @@ V_INLINE vm vm_and(vm a, vm b)
     return (__mmask16)(a & b);
 }
 
-V_INLINE vf v_keep(vm m, vf a)
+V_INLINE vf v_maskz(vm m, vf a)
 {
     return _mm512_maskz_mov_ps(m, a);
 }
@@ -162,7 +162,7 @@ V_INLINE void v_prefetch(const void *p)
     _mm_prefetch((const char *)p, _MM_HINT_T0);
 }
 
-V_INLINE void v_prefetch_far(const void *p)
+V_INLINE void v_prefetch_l2(const void *p)
 {
     _mm_prefetch((const char *)p, _MM_HINT_T1);
 }

@@ -123,7 +123,7 @@ V_INLINE vm vm_and(vm a, vm b)
     return a & b;
 }
 
-V_INLINE vf v_keep(vm m, vf a)
+V_INLINE vf v_maskz(vm m, vf a)
 {
     return (vf)(m & (vi)a);
 }
@@ -156,7 +156,7 @@ V_INLINE void v_prefetch(const void *p)
     __builtin_prefetch(p);
 }
 
-V_INLINE void v_prefetch_far(const void *p)
+V_INLINE void v_prefetch_l2(const void *p)
 {
     __builtin_prefetch(p, 0, 2);
 }
@@ -288,7 +288,7 @@ V_INLINE vf v_exp(vf x)
 
 V_INLINE vf v_exp_flush(vf x)
 {
-    return v_keep((vm) ~(x < v_set1(V_EXP_MIN)), v_exp(v_max(v_set1(V_EXP_MIN), x)));
+    return v_maskz((vm) ~(x < v_set1(V_EXP_MIN)), v_exp(v_max(v_set1(V_EXP_MIN), x)));
 }
 
 /* 1 + exp(-z), *e = exp(-z) */

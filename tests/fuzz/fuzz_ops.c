@@ -101,7 +101,7 @@ static bool all_small(const cot_direction *direction, const void *args)
 {
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)args);
-        if (cot_present(tensor) && !small(tensor))
+        if (cot_is_present(tensor) && !small(tensor))
             return false;
     }
     return true;
@@ -369,7 +369,7 @@ static void bind(reader *r, const small_case *s, const cot_direction *direction,
     uint64_t random = take_bits(r);
     for (int f = 0; f < direction->field_count; f++) {
         cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
-        if (!cot_present(tensor))
+        if (!cot_is_present(tensor))
             continue;
         int64_t low;
         const size_t bytes = extent(tensor, &low);
@@ -405,7 +405,7 @@ static void allow_outputs(const cot_direction *direction, char *args, block bloc
         const cot_field *field = &direction->fields[f % direction->field_count];
         const cot_tensor *tensor = cot_field_tensor(field, args);
         const bool output = f < direction->field_count;
-        if (!cot_present(tensor) || (field->role != COT_INPUT) != output)
+        if (!cot_is_present(tensor) || (field->role != COT_INPUT) != output)
             continue;
         const size_t size = cot_dtype_size(tensor->dtype);
         for (int64_t n = 0; n < cot_elements(tensor); n++) {
@@ -434,7 +434,8 @@ static void require_untouched(const cot_direction *direction, const block blocks
                     blocks[f].bytes, direction->fields[f].name, when);
 }
 
-/* ---- the call ----------------------------------------------------------------------------------------------------- */
+/* ---- the call
+ * ----------------------------------------------------------------------------------------------------- */
 
 static void require_message(const cot_direction *direction, cot_status status)
 {
@@ -505,7 +506,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         /* Too large to be executed: only what is refused before any is looked at can be called. */
         for (int f = 0; f < direction->field_count; f++) {
             cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
-            if (cot_present(tensor))
+            if (cot_is_present(tensor))
                 tensor->data = forbidden + (1 << 19);
         }
         if (query != COT_OK)

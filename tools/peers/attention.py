@@ -91,10 +91,10 @@ class Case:
         if self.direction == "forward":
             return {"cotangent": self.forward}
 
-        def backward(any_order):
+        def backward(nondeterministic):
             dq, dk, dv = self.gradients()
             return self.ours.call("attention_backward", "dq dk dv", **self.inputs(), causal=self.causal,
-                                  allow_nondeterminism=any_order, lse=self.lse, out=self.out, dout=self.tensors["dout"],
+                                  allow_nondeterminism=nondeterministic, lse=self.lse, out=self.out, dout=self.tensors["dout"],
                                   dq=dq, dk=dk, dv=dv)
         return {"cotangent": backward(0), "cotangent+any-order": backward(1)}
 

@@ -14,7 +14,7 @@ template <typename E> static __device__ __forceinline__ void repeat_products(con
     E *a = (E *)(((uintptr_t)shared + 1023) / 1024 * 1024), *b = a + M * K;
     for (int i = threadIdx.x; i < (M + N) * K; i += WGMMA_RATE_THREADS)
         cot_from_f32(&a[i], random_operand(i));
-    cot_proxy_fence();
+    cot_fence_proxy_async();
     __syncthreads();
     const uint32_t a_address = cot_shared_address(a) + threadIdx.x / 128 * 64 * 128, b_address = cot_shared_address(b);
     float d[N / 2] = {};

@@ -161,7 +161,7 @@ static __device__ __forceinline__ float cot_gelu_erf_slope(float z)
  * instruction per element. */
 static __device__ __forceinline__ float cot_gelu_erf_slope_scaled(float w, float scale, const float *denominator_terms)
 {
-    constexpr float numerator_terms[] = COT_GELU_SLOPE_DIVIDEND;
+    constexpr float numerator_terms[] = COT_GELU_SLOPE_NUMERATOR;
     const float a = cot_min_nan(COT_GELU_ERF_LIMIT, fabsf(w));
     float numerator = numerator_terms[4], denominator = fmaf(denominator_terms[3], a, denominator_terms[2]);
 #pragma unroll

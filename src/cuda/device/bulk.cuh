@@ -8,7 +8,7 @@
 /* Orders the thread's later bulk accesses to global memory (the async proxy) after its earlier ordinary accesses. The
  * other direction needs no fence: a completed bulk access is visible to ordinary accesses once the thread has
  * waited. */
-static __device__ __forceinline__ void cot_fence_async_global(void)
+static __device__ __forceinline__ void cot_fence_proxy_async_global(void)
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
@@ -30,7 +30,7 @@ static __device__ __forceinline__ void cot_bulk_add_f32(float *to, const void *f
 }
 
 /* Waits until at most PENDING bulk groups of this thread are incomplete. */
-template <int PENDING> static __device__ __forceinline__ void cot_bulk_wait_but(void)
+template <int PENDING> static __device__ __forceinline__ void cot_bulk_wait_group(void)
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
@@ -38,7 +38,7 @@ template <int PENDING> static __device__ __forceinline__ void cot_bulk_wait_but(
 /* ---- synchronisation --------------------------------------------------------------------------------------- */
 
 /* True in one lane of a converged warp. */
-static __device__ __forceinline__ bool cot_elect(void)
+static __device__ __forceinline__ bool cot_elect_one(void)
 {
     uint32_t elected;
     asm volatile("{\n    .reg .pred p;\n    elect.sync _|p, 0xffffffff;\n    selp.u32 %0, 1, 0, p;\n}" : "=r"(elected));

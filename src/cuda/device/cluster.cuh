@@ -26,7 +26,7 @@ static __device__ __forceinline__ void cot_cluster_wait(void)
 }
 
 /* Maps `address`, in this block's shared memory, to the same location in the shared memory of block `rank`. */
-static __device__ __forceinline__ uint32_t cot_map_shared(uint32_t address, uint32_t rank)
+static __device__ __forceinline__ uint32_t cot_mapa(uint32_t address, uint32_t rank)
 {
     uint32_t mapped;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
@@ -52,20 +52,20 @@ static __device__ __forceinline__ void cot_bulk_copy_to_block(uint32_t to, uint3
         : "memory");
 }
 
-/* Arrives at another block's barrier, given by its address in the cluster (cot_map_shared). */
-static __device__ __forceinline__ void cot_mbarrier_arrive_at(uint32_t barrier)
+/* Arrives at another block's barrier, given by its address in the cluster (cot_mapa). */
+static __device__ __forceinline__ void cot_mbarrier_arrive_remote(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Raises (cot_more_registers) or lowers (cot_fewer_registers) the number of registers of each thread to COUNT. All
+/* Raises (cot_setmaxnreg_inc) or lowers (cot_setmaxnreg_dec) the number of registers of each thread to COUNT. All
  * warps of the warpgroup execute it. */
-template <int COUNT> static __device__ __forceinline__ void cot_more_registers(void)
+template <int COUNT> static __device__ __forceinline__ void cot_setmaxnreg_inc(void)
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-template <int COUNT> static __device__ __forceinline__ void cot_fewer_registers(void)
+template <int COUNT> static __device__ __forceinline__ void cot_setmaxnreg_dec(void)
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }

@@ -294,7 +294,7 @@ static __device__ __forceinline__ void cot_store_vector_if(bool wanted, E *to, c
 /* Loads from[0] .. from[count-1], at most V elements, one by one; the remaining elements are 0. For the tail of a row
  * and for unaligned data. */
 template <typename E, int V>
-static __device__ __forceinline__ cot_vector<E, V> cot_load_ragged(const E *from, int64_t count)
+static __device__ __forceinline__ cot_vector<E, V> cot_load_partial(const E *from, int64_t count)
 {
     float values[V];
     cot_vector<E, V> v;
@@ -306,7 +306,7 @@ static __device__ __forceinline__ cot_vector<E, V> cot_load_ragged(const E *from
 }
 
 template <typename E, int V>
-static __device__ __forceinline__ void cot_store_ragged(E *to, int64_t count, const float (&values)[V])
+static __device__ __forceinline__ void cot_store_partial(E *to, int64_t count, const float (&values)[V])
 {
 #pragma unroll
     for (int i = 0; i < V; i++)

@@ -67,7 +67,7 @@ static __device__ __forceinline__ void cot_mbarrier_wait(uint64_t *barrier, uint
 /* Copies BYTES (4, 8 or 16) from global to shared memory without a register. If `there` is false, it writes zeros and
  * does not read `from`. */
 template <int BYTES = 16>
-static __device__ __forceinline__ void cot_copy_async_or_zeros(bool there, uint32_t to, const void *from)
+static __device__ __forceinline__ void cot_cp_async_zfill(bool there, uint32_t to, const void *from)
 {
     if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
@@ -78,20 +78,20 @@ static __device__ __forceinline__ void cot_copy_async_or_zeros(bool there, uint3
                      : "memory");
 }
 
-static __device__ __forceinline__ void cot_copy_async_commit(void)
+static __device__ __forceinline__ void cot_cp_async_commit_group(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* Waits until at most the PENDING latest groups of this thread are incomplete. The copied data is visible to this
  * thread only. */
-template <int PENDING> static __device__ __forceinline__ void cot_copy_async_wait(void)
+template <int PENDING> static __device__ __forceinline__ void cot_cp_async_wait_group(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 /* Prefetches the line of this address into the L2 cache. */
-static __device__ __forceinline__ void cot_prefetch(const void *line)
+static __device__ __forceinline__ void cot_prefetch_l2(const void *line)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
 }
@@ -110,8 +110,8 @@ static __device__ __forceinline__ void cot_bulk_load(void *to, const void *from,
 
 /* TMA load: copies the box of the tensor map at these coordinates (innermost axis first) to shared memory. Elements
  * outside the tensor become zeros. `to` is a multiple of 128 bytes. The barrier counts all bytes of the box. */
-static __device__ __forceinline__ void cot_tensor_load_3d(void *to, const void *map, int x, int y, int z,
-                                                          uint64_t *barrier)
+static __device__ __forceinline__ void cot_tma_load_3d(void *to, const void *map, int x, int y, int z,
+                                                       uint64_t *barrier)
 {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
@@ -130,8 +130,8 @@ static __device__ __forceinline__ uint64_t cot_evict_first_policy(void)
 
 /* EVICT_FIRST: the data is not read again soon. */
 template <bool EVICT_FIRST = false>
-static __device__ __forceinline__ void cot_tensor_load_4d(void *to, const void *map, int x, int y, int z, int w,
-                                                          uint64_t *barrier)
+static __device__ __forceinline__ void cot_tma_load_4d(void *to, const void *map, int x, int y, int z, int w,
+                                                       uint64_t *barrier)
 {
     if constexpr (EVICT_FIRST)
         asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -150,8 +150,7 @@ static __device__ __forceinline__ void cot_tensor_load_4d(void *to, const void *
 /* TMA store: copies a box from shared memory to the tensor, as part of the thread's current bulk group. Elements
  * outside the tensor are not written. */
 template <bool EVICT_FIRST = false>
-static __device__ __forceinline__ void cot_tensor_store_4d(const void *map, int x, int y, int z, int w,
-                                                           const void *from)
+static __device__ __forceinline__ void cot_tma_store_4d(const void *map, int x, int y, int z, int w, const void *from)
 {
     if constexpr (EVICT_FIRST)
         asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3, "
@@ -166,7 +165,7 @@ static __device__ __forceinline__ void cot_tensor_store_4d(const void *map, int 
 }
 
 /* The same with three axes, evict-first. */
-static __device__ __forceinline__ void cot_tensor_store_3d(const void *map, int x, int y, int z, const void *from)
+static __device__ __forceinline__ void cot_tma_store_3d(const void *map, int x, int y, int z, const void *from)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], [%4], "
                  "%5;" ::"l"(map),
@@ -193,7 +192,7 @@ static __device__ __forceinline__ void cot_bulk_wait(void)
 
 /* Makes the thread's writes to shared memory visible to the async proxy (TMA, wgmma). Each writing thread executes it
  * before it arrives on the barrier that publishes the data. */
-static __device__ __forceinline__ void cot_proxy_fence(void)
+static __device__ __forceinline__ void cot_fence_proxy_async(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -203,8 +202,8 @@ static __device__ __forceinline__ void cot_proxy_fence(void)
 #ifndef COT_EVERY_GPU /* only in files with code for Hopper: *_sm90.cu and COT_HOPPER_PARTS of cmake/cuda.cmake */
 
 /* Allows the next kernel on the stream to start, if it was launched as dependent. That kernel waits for this kernel's
- * results itself, with cot_wait_for_kernels_before. */
-static __device__ __forceinline__ void cot_launch_dependents(void)
+ * results itself, with cot_griddepcontrol_wait. */
+static __device__ __forceinline__ void cot_griddepcontrol_launch_dependents(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -212,7 +211,7 @@ static __device__ __forceinline__ void cot_launch_dependents(void)
 }
 
 /* Waits until the preceding kernels on the stream have completed and their writes are visible. */
-static __device__ __forceinline__ void cot_wait_for_kernels_before(void)
+static __device__ __forceinline__ void cot_griddepcontrol_wait(void)
 {
 #if __CUDA_ARCH__ >= 900 /* on other devices the host never launches a kernel as dependent */
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -225,14 +224,14 @@ static __device__ __forceinline__ void cot_wait_for_kernels_before(void)
 
 /* The position of a producer or consumer in a circular pipeline of STAGES stages: the stage and the parity of its
  * phase. */
-template <int STAGES> struct cot_ring {
-    int slot = 0;
+template <int STAGES> struct cot_pipeline_state {
+    int stage = 0;
     uint32_t parity = 0;
 
     __device__ __forceinline__ void next()
     {
-        if (++slot == STAGES) {
-            slot = 0;
+        if (++stage == STAGES) {
+            stage = 0;
             parity ^= 1;
         }
     }

@@ -98,14 +98,14 @@ typedef struct axis {
 static cot_status check_axes(const char *call, const char *name, const cot_tensor *t, const axis *axes, int rank)
 {
     CHECK(cot_check_tensor(call, name, t, COT_FLOATS, rank, rank));
-    for (int i = 0; cot_present(t) && i < rank; i++)
+    for (int i = 0; cot_is_present(t) && i < rank; i++)
         CHECK(cot_check_size(call, name, t, i, axes[i].symbol, axes[i].source, axes[i].size));
     return COT_OK;
 }
 
 static cot_status check_dtype_of(const char *call, const char *name, const cot_tensor *t, cot_dtype q, bool or_f32)
 {
-    if (!cot_present(t) || t->dtype == q || (or_f32 && t->dtype == COT_F32 && q != COT_F64))
+    if (!cot_is_present(t) || t->dtype == q || (or_f32 && t->dtype == COT_F32 && q != COT_F64))
         return COT_OK;
     return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, expected q's %s%s", call, name, cot_dtype_name(t->dtype),
                     cot_dtype_name(q), or_f32 && q != COT_F32 && q != COT_F64 ? " or f32" : "");
@@ -115,7 +115,7 @@ static cot_status check_dtype_of(const char *call, const char *name, const cot_t
 static cot_status check_statistic(const char *call, const char *name, const cot_tensor *t, cot_dtype q)
 {
     const cot_dtype expected = q == COT_F64 ? COT_F64 : COT_F32;
-    if (!cot_present(t) || t->dtype == expected)
+    if (!cot_is_present(t) || t->dtype == expected)
         return COT_OK;
     return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, expected %s", call, name, cot_dtype_name(t->dtype),
                     cot_dtype_name(expected));
@@ -137,8 +137,8 @@ static cot_status check_qkv(const char *call, attention_problem *p)
     attention_sizes *z = &p->sizes;
     CHECK(cot_check_tensor(call, "cu_seqlens_q", &p->cu_seqlens_q, COT_DTYPE_BIT(COT_I32), 1, 1));
     CHECK(cot_check_tensor(call, "cu_seqlens_k", &p->cu_seqlens_k, COT_DTYPE_BIT(COT_I32), 1, 1));
-    z->packed = cot_present(&p->cu_seqlens_q);
-    if (z->packed != cot_present(&p->cu_seqlens_k))
+    z->packed = cot_is_present(&p->cu_seqlens_q);
+    if (z->packed != cot_is_present(&p->cu_seqlens_k))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: cu_seqlens_%s is given without cu_seqlens_%s, expected both or none",
                         call, z->packed ? "q" : "k", z->packed ? "k" : "q");
     const int rank = z->packed ? 3 : 4, rows = rank - 3;
@@ -193,10 +193,10 @@ static cot_status check_packing(const char *call, const options *o, attention_pr
             *lengths[i].T = lengths[i].given < *lengths[i].rows ? lengths[i].given : *lengths[i].rows;
     }
     CHECK(cot_check_tensor(call, "seqused_q", &p->seqused_q, COT_DTYPE_BIT(COT_I32), 1, 1));
-    if (cot_present(&p->seqused_q))
+    if (cot_is_present(&p->seqused_q))
         CHECK(cot_check_size(call, "seqused_q", &p->seqused_q, 0, "B", batch->source, z->B));
     CHECK(cot_check_tensor(call, "seqused_k", &p->seqused_k, COT_DTYPE_BIT(COT_I32), 1, 1));
-    if (cot_present(&p->seqused_k))
+    if (cot_is_present(&p->seqused_k))
         CHECK(cot_check_size(call, "seqused_k", &p->seqused_k, 0, "B", batch->source, z->B));
     z->q_begin = o->q_begin, z->q_length = o->q_length;
     z->k_begin = o->k_begin, z->k_length = o->k_length;
@@ -215,7 +215,7 @@ static cot_status check_bias(const char *call, const char *name, const cot_tenso
         {z->packed ? "max_seqlen_q" : "Tq", z->packed ? "the call" : "q", z->packed ? o->max_seqlen_q : z->Tq},
         {z->packed ? "max_seqlen_k" : "Tk", z->packed ? "the call" : "k", z->packed ? o->max_seqlen_k : z->Tk}};
     CHECK(cot_check_tensor(call, name, t, COT_FLOATS, 4, 4));
-    for (int i = 0; cot_present(t) && i < 4; i++)
+    for (int i = 0; cot_is_present(t) && i < 4; i++)
         if (t->shape[i] != 1)
             CHECK(cot_check_size(call, name, t, i, axes[i].symbol, axes[i].source, axes[i].size));
     return COT_OK;
@@ -224,7 +224,7 @@ static cot_status check_bias(const char *call, const char *name, const cot_tenso
 static cot_status check_memory_words(const char *call, const char *name, const cot_tensor *t)
 {
     CHECK(cot_check_tensor(call, name, t, COT_DTYPE_BIT(COT_I32), 1, 1));
-    if (cot_present(t) && t->shape[0] != 2)
+    if (cot_is_present(t) && t->shape[0] != 2)
         return cot_fail(COT_INVALID_SHAPE, "%s: %s has %" PRId64 " words, expected 2 (low, high)", call, name,
                         t->shape[0]);
     return COT_OK;
@@ -238,7 +238,7 @@ static cot_status check_optional_inputs(const char *call, const options *o, atte
     const axis heads[] = {{"H", "q", z->H}};
     CHECK(check_axes(call, "sink", &p->sink, heads, 1));
     CHECK(cot_check_tensor(call, "alibi_slopes", &p->alibi_slopes, COT_FLOATS, 1, 2));
-    if (cot_present(&p->alibi_slopes)) {
+    if (cot_is_present(&p->alibi_slopes)) {
         const int rank = p->alibi_slopes.rank;
         if (rank == 2)
             CHECK(cot_check_size(call, "alibi_slopes", &p->alibi_slopes, 0, "B", "q", z->B));
@@ -286,7 +286,7 @@ static cot_status check_f64(const cot_direction *direction, const void *args, co
 {
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *t = (const cot_tensor *)((const char *)args + direction->fields[f].offset);
-        if (cot_present(t) && t->dtype != COT_I32 && (t->dtype == COT_F64) != (q == COT_F64))
+        if (cot_is_present(t) && t->dtype != COT_I32 && (t->dtype == COT_F64) != (q == COT_F64))
             return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, %s has %s (f64 goes with f64 only)",
                             direction->call, direction->fields[f].name, cot_dtype_name(t->dtype),
                             direction->fields[0].name, cot_dtype_name(q));
@@ -345,8 +345,9 @@ static cot_status check_cu_seqlens(const char *call, const char *name, const cot
 static cot_status check_seqused(const char *call, const char *name, const cot_tensor *used, const cot_tensor *cu,
                                 int64_t B, int64_t length)
 {
-    for (int64_t b = 0; cot_present(used) && b < B; b++) {
-        const int64_t max_length = cot_present(cu) ? attention_load_i32(cu, b + 1) - attention_load_i32(cu, b) : length;
+    for (int64_t b = 0; cot_is_present(used) && b < B; b++) {
+        const int64_t max_length =
+            cot_is_present(cu) ? attention_load_i32(cu, b + 1) - attention_load_i32(cu, b) : length;
         const int64_t value = attention_load_i32(used, b);
         if (value < 0 || value > max_length)
             return cot_fail(COT_INVALID_DATA, "%s: seqused_%s[%" PRId64 "] is %" PRId64 ", expected 0 to %" PRId64,
@@ -370,7 +371,7 @@ static cot_status check_lengths(const char *call, const void *problem)
 /* [T,H,*] becomes [1,T,H,*] and [H,T] becomes [1,H,T], with a batch stride of 0. So kernels see one form. */
 static void add_batch_axis(cot_tensor *t)
 {
-    if (!cot_present(t))
+    if (!cot_is_present(t))
         return;
     memmove(t->shape + 1, t->shape, (size_t)t->rank * sizeof *t->shape);
     memmove(t->stride + 1, t->stride, (size_t)t->rank * sizeof *t->stride);
@@ -423,7 +424,7 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     memset(p, 0, sizeof *p);
     COPY_INPUTS(p, a);
     CHECK(check_inputs(call, &o, p));
-    if (cot_present(&p->sink) && (p->sizes.q_length != p->sizes.Tq || p->sizes.k_length != p->sizes.Tk))
+    if (cot_is_present(&p->sink) && (p->sizes.q_length != p->sizes.Tq || p->sizes.k_length != p->sizes.Tk))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: sink is given for a block, expected it in attention_merge", call);
     CHECK(check_f64(direction, args, p->sizes.dtype));
     if (with_data)
@@ -434,10 +435,10 @@ static cot_status validate_forward(const char *call, const void *args, bool with
 
 static cot_status check_delta(const char *call, const attention_problem *p)
 {
-    if (cot_present(&p->delta) && (cot_present(&p->out) || cot_present(&p->dlse)))
+    if (cot_is_present(&p->delta) && (cot_is_present(&p->out) || cot_is_present(&p->dlse)))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is given together with delta, which stands for it", call,
-                        cot_present(&p->out) ? "out" : "dlse");
-    return cot_present(&p->delta) ? COT_OK : cot_check_required(call, "out", &p->out);
+                        cot_is_present(&p->out) ? "out" : "dlse");
+    return cot_is_present(&p->delta) ? COT_OK : cot_check_required(call, "out", &p->out);
 }
 
 static cot_status validate_backward(const char *call, const void *args, bool with_data, void *problem)
@@ -471,10 +472,10 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(check_dtype_of(call, "dv", &p->dv, z->dtype, true));
     const axis heads[] = {{"H", "q", z->H}};
     CHECK(check_axes(call, "dsink", &p->dsink, heads, 1));
-    if (cot_present(&p->dsink))
+    if (cot_is_present(&p->dsink))
         CHECK(cot_check_required(call, "sink", &p->sink));
     CHECK(cot_check_tensor(call, "dbias", &p->dbias, COT_FLOATS, 4, 4));
-    if (cot_present(&p->dbias)) {
+    if (cot_is_present(&p->dbias)) {
         static const char *const symbols[] = {"B", "H", "Tq", "Tk"};
         CHECK(cot_check_required(call, "bias", &p->bias));
         for (int i = 0; i < 4; i++)

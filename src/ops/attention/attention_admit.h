@@ -48,7 +48,7 @@ static inline const char *attention_admit_rows(const attention_sizes *z, const c
     if (z->dtype == COT_F64)
         return "it sums in float32, the tensors are f64";
     for (int i = 0; i < 3; i++)
-        if (cot_present(tensors[i]) && tensors[i]->stride[3] != 1 && tensors[i]->shape[3] > 1)
+        if (cot_is_present(tensors[i]) && tensors[i]->stride[3] != 1 && tensors[i]->shape[3] > 1)
             return "the last axis of a tensor is not contiguous";
     return NULL;
 }
@@ -69,7 +69,7 @@ static inline const char *admit_merge_rows(const void *problem)
 static inline const char *admit_merge_bf16(const void *problem)
 {
     const attention_merge_problem *p = problem;
-    if (cot_present(&p->args.out) && p->args.out.dtype != COT_BF16)
+    if (cot_is_present(&p->args.out) && p->args.out.dtype != COT_BF16)
         return "it stores bf16";
     return admit_merge_rows(problem);
 }
@@ -126,7 +126,7 @@ static inline const char *attention_admit_tiled(const attention_problem *p)
     if (z->d > ATTENTION_MAX_D || z->dv > ATTENTION_MAX_D)
         return "it serves d and dv up to 256";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (cot_present(rows[i]) && rows[i]->stride[3] != 1 && rows[i]->shape[3] > 1)
+        if (cot_is_present(rows[i]) && rows[i]->stride[3] != 1 && rows[i]->shape[3] > 1)
             return "the last axis of a tensor is not contiguous";
     return NULL;
 }
@@ -140,9 +140,9 @@ static inline const char *admit_tiled(const void *problem)
 static inline const char *attention_admit_16_bits(const attention_problem *p, const char *rounds)
 {
     const cot_tensor *const outputs[] = {&p->out, &p->dq, &p->dk, &p->dv};
-    const bool backward = cot_present(&p->dout);
+    const bool backward = cot_is_present(&p->dout);
     for (size_t i = backward; i < sizeof outputs / sizeof *outputs; i++)
-        if (cot_present(outputs[i]) && outputs[i]->dtype == COT_F32)
+        if (cot_is_present(outputs[i]) && outputs[i]->dtype == COT_F32)
             return rounds;
     return attention_admit_tiled(p);
 }
@@ -177,13 +177,13 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
 {
     const attention_sizes *z = &p->sizes;
     softmax += (z->softcap > 0 ? 50 : 0) + (z->dropped > 0 ? 10 : 0) +
-               (cot_present(&p->bias) || cot_present(&p->alibi_slopes) ? 10 : 0);
+               (cot_is_present(&p->bias) || cot_is_present(&p->alibi_slopes) ? 10 : 0);
     const double sequences = (double)z->B + 1;
     const double rows_q = (double)z->H * ((double)z->rows_q + sequences * ATTENTION_STRIP);
     const double rows_k = (double)z->Hkv * ((double)z->rows_k + sequences * ATTENTION_BLOCK);
     const double pairs = rows_q * (double)cot_round_up(z->Tk, ATTENTION_STRIP);
     /* dbias computes two of the five products again, and it sums in double. */
-    if (cot_present(&p->dbias)) {
+    if (cot_is_present(&p->dbias)) {
         multiplications *= 1.4;
         softmax += 5;
     }
@@ -192,24 +192,25 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
 
 /* `size` is the bytes of an operand's element: a float, or one to three bf16. `keys` is the maximum keys of a forward
  * block. */
-#define COT_WORKSPACES(name, size, one_form, keys)                                                                   \
-    static inline size_t workspace_fwd_##name(const void *problem)                                                   \
-    {                                                                                                                \
-        return attention_fwd_layout_of(problem, size, keys).bytes;                                                   \
-    }                                                                                                                \
-    static inline size_t workspace_bwd_##name(const void *problem)                                                   \
-    {                                                                                                                \
-        return attention_bwd_layout_of(problem, size).bytes;                                                         \
-    }                                                                                                                \
-    static inline size_t scratch_fwd_##name(const void *problem)                                                     \
-    {                                                                                                                \
-        (void)problem;                                                                                               \
-        return ATTENTION_FWD_SCRATCH(size, one_form, keys);                                                          \
-    }                                                                                                                \
-    static inline size_t scratch_bwd_##name(const void *problem)                                                     \
-    {                                                                                                                \
-        const attention_problem *p = problem;                                                                        \
-        return ATTENTION_BWD_SCRATCH(size, one_form) + (cot_present(&p->dbias) ? ATTENTION_DBIAS_SCRATCH(size) : 0); \
+#define COT_WORKSPACES(name, size, one_form, keys)                              \
+    static inline size_t workspace_fwd_##name(const void *problem)              \
+    {                                                                           \
+        return attention_fwd_layout_of(problem, size, keys).bytes;              \
+    }                                                                           \
+    static inline size_t workspace_bwd_##name(const void *problem)              \
+    {                                                                           \
+        return attention_bwd_layout_of(problem, size).bytes;                    \
+    }                                                                           \
+    static inline size_t scratch_fwd_##name(const void *problem)                \
+    {                                                                           \
+        (void)problem;                                                          \
+        return ATTENTION_FWD_SCRATCH(size, one_form, keys);                     \
+    }                                                                           \
+    static inline size_t scratch_bwd_##name(const void *problem)                \
+    {                                                                           \
+        const attention_problem *p = problem;                                   \
+        return ATTENTION_BWD_SCRATCH(size, one_form) +                          \
+               (cot_is_present(&p->dbias) ? ATTENTION_DBIAS_SCRATCH(size) : 0); \
     }
 COT_WORKSPACES(tiled, 4, true, ATTENTION_BLOCK)
 COT_WORKSPACES(tiled_amx, 2, false, ATTENTION_FWD_AMX_KEYS(2))

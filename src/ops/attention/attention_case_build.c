@@ -202,7 +202,7 @@ static void backward_case(const attention_case_params *p, cot_case *c)
     a->dout = query_tensor(p, c, "dout", p->dtype, p->dv);
     if (!p->no_dq) {
         a->dq = query_tensor(p, c, "dq", output_dtype(p), p->d);
-        c->any_order[cot_field_index(&cot_attention_directions[p->direction], "dq")] = p->allow_nondeterminism;
+        c->nondeterministic[cot_field_index(&cot_attention_directions[p->direction], "dq")] = p->allow_nondeterminism;
     }
     if (!p->no_dkv) {
         a->dk = key_tensor(p, c, "dk", output_dtype(p), p->d);
@@ -306,37 +306,37 @@ void attention_case_build(const attention_case_params *p, cot_case *c)
 
 static bool set_word(attention_case_params *p, const char *word)
 {
-    static const cot_word sizes[] = {{"B", offsetof(attention_case_params, B)},
-                                     {"H", offsetof(attention_case_params, H)},
-                                     {"Hkv", offsetof(attention_case_params, Hkv)},
-                                     {"T", offsetof(attention_case_params, Tq)},
-                                     {"Tq", offsetof(attention_case_params, Tq)},
-                                     {"Tk", offsetof(attention_case_params, Tk)},
-                                     {"d", offsetof(attention_case_params, d)},
-                                     {"dv", offsetof(attention_case_params, dv)},
-                                     {"left", offsetof(attention_case_params, left)},
-                                     {"right", offsetof(attention_case_params, right)},
-                                     {0}};
-    static const cot_word reals[] = {{"softcap", offsetof(attention_case_params, softcap)},
-                                     {"scale", offsetof(attention_case_params, scale)},
-                                     {"dropout", offsetof(attention_case_params, dropout)},
-                                     {0}};
-    static const cot_word switches[] = {{"causal", offsetof(attention_case_params, causal)},
-                                        {"sink", offsetof(attention_case_params, sink)},
-                                        {"alibi", offsetof(attention_case_params, alibi)},
-                                        {"bias", offsetof(attention_case_params, bias)},
-                                        {"packed", offsetof(attention_case_params, packed)},
-                                        {"mixed", offsetof(attention_case_params, mixed)},
-                                        {"usedq", offsetof(attention_case_params, seqused_q)},
-                                        {"usedk", offsetof(attention_case_params, seqused_k)},
-                                        {"dlse", offsetof(attention_case_params, dlse)},
-                                        {"delta", offsetof(attention_case_params, delta)},
-                                        {"accumulate", offsetof(attention_case_params, accumulate)},
-                                        {"f32out", offsetof(attention_case_params, f32_out)},
-                                        {"any-order", offsetof(attention_case_params, allow_nondeterminism)},
-                                        {0}};
-    if (cot_word_size(p, sizes, word) || cot_word_real(p, reals, word) || cot_word_switch(p, switches, word) ||
-        cot_word_float_dtype(&p->dtype, word))
+    static const cot_text_option sizes[] = {{"B", offsetof(attention_case_params, B)},
+                                            {"H", offsetof(attention_case_params, H)},
+                                            {"Hkv", offsetof(attention_case_params, Hkv)},
+                                            {"T", offsetof(attention_case_params, Tq)},
+                                            {"Tq", offsetof(attention_case_params, Tq)},
+                                            {"Tk", offsetof(attention_case_params, Tk)},
+                                            {"d", offsetof(attention_case_params, d)},
+                                            {"dv", offsetof(attention_case_params, dv)},
+                                            {"left", offsetof(attention_case_params, left)},
+                                            {"right", offsetof(attention_case_params, right)},
+                                            {0}};
+    static const cot_text_option reals[] = {{"softcap", offsetof(attention_case_params, softcap)},
+                                            {"scale", offsetof(attention_case_params, scale)},
+                                            {"dropout", offsetof(attention_case_params, dropout)},
+                                            {0}};
+    static const cot_text_option switches[] = {{"causal", offsetof(attention_case_params, causal)},
+                                               {"sink", offsetof(attention_case_params, sink)},
+                                               {"alibi", offsetof(attention_case_params, alibi)},
+                                               {"bias", offsetof(attention_case_params, bias)},
+                                               {"packed", offsetof(attention_case_params, packed)},
+                                               {"mixed", offsetof(attention_case_params, mixed)},
+                                               {"usedq", offsetof(attention_case_params, seqused_q)},
+                                               {"usedk", offsetof(attention_case_params, seqused_k)},
+                                               {"dlse", offsetof(attention_case_params, dlse)},
+                                               {"delta", offsetof(attention_case_params, delta)},
+                                               {"accumulate", offsetof(attention_case_params, accumulate)},
+                                               {"f32out", offsetof(attention_case_params, f32_out)},
+                                               {"any-order", offsetof(attention_case_params, allow_nondeterminism)},
+                                               {0}};
+    if (cot_parse_size(p, sizes, word) || cot_parse_real(p, reals, word) || cot_parse_flag(p, switches, word) ||
+        cot_parse_float_dtype(&p->dtype, word))
         return true;
     for (int layout = 0; layout < LAYOUT_COUNT; layout++)
         if (strcmp(word, layout_names[layout]) == 0)

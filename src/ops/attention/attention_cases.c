@@ -606,7 +606,7 @@ static cot_tensor oracle_tensor(const cot_case *c, double *const values[COT_MAX_
 {
     const int field = cot_field_index(&cot_attention_directions[c->direction], name);
     const cot_tensor *t = cot_field_tensor(&cot_attention_directions[c->direction].fields[field], (void *)c->args);
-    if (!cot_present(t))
+    if (!cot_is_present(t))
         return (cot_tensor){0};
     const size_t count = (size_t)cot_elements(t);
     int32_t *integers = NULL;
@@ -670,7 +670,7 @@ static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         *tensors[i] = oracle_tensor(c, values, names[i]);
     m = f;
-    m.out.data = allocate(cot_present(&f.out) ? (size_t)cot_elements(&f.out) : 0, sizeof(double));
+    m.out.data = allocate(cot_is_present(&f.out) ? (size_t)cot_elements(&f.out) : 0, sizeof(double));
     m.lse.data = allocate((size_t)cot_elements(&f.lse), sizeof(double));
     cot_attention_oracles[COT_ATTENTION_FORWARD](&f, &m);
     free(m.out.data);
@@ -691,7 +691,7 @@ const cot_op_cases cot_attention_cases = {
     .op = &cot_attention_op,
     .each = each,
     .parse = attention_case_parse,
-    .words_help = attention_case_help,
+    .options_help = attention_case_help,
     .fill = fill,
     .prepare = prepare,
     .typical = typical,

@@ -19,7 +19,7 @@ typedef struct attention_dropout {
 /* An i32 [2] tensor (low, high) as one number; 0 if absent. */
 static inline uint64_t attention_load_u64(const cot_tensor *t)
 {
-    if (!cot_present(t))
+    if (!cot_is_present(t))
         return 0;
     return (uint64_t)(uint32_t)attention_load_i32(t, 0) | (uint64_t)(uint32_t)attention_load_i32(t, 1) << 32;
 }

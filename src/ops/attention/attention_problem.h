@@ -97,9 +97,9 @@ static inline attention_sequence attention_sequence_at(const attention_problem *
         used_q = s.q_rows = attention_load_i32(&p->cu_seqlens_q, b + 1) - s.q_row;
         used_k = s.k_rows = attention_load_i32(&p->cu_seqlens_k, b + 1) - s.k_row;
     }
-    if (cot_present(&p->seqused_q))
+    if (cot_is_present(&p->seqused_q))
         used_q = attention_load_i32(&p->seqused_q, b);
-    if (cot_present(&p->seqused_k))
+    if (cot_is_present(&p->seqused_k))
         used_k = attention_load_i32(&p->seqused_k, b);
     s.Tq = cot_clamp(used_q - z->q_begin, 0, s.q_rows);
     s.Tk = cot_clamp(used_k - z->k_begin, 0, s.k_rows);

@@ -52,7 +52,7 @@ typedef struct call {
 
 static bool all_float32(const cot_tensor *t)
 {
-    for (int64_t i = 0; cot_present(t) && i < cot_elements(t); i++)
+    for (int64_t i = 0; cot_is_present(t) && i < cot_elements(t); i++)
         if (!isnan(((double *)t->data)[i]) && (double)(float)((double *)t->data)[i] != ((double *)t->data)[i])
             return false;
     return true;
@@ -60,12 +60,12 @@ static bool all_float32(const cot_tensor *t)
 
 static bool is_finite(const cot_tensor *t)
 {
-    return !cot_present(t) || cot_all_finite(t->data, cot_elements(t));
+    return !cot_is_present(t) || cot_all_finite(t->data, cot_elements(t));
 }
 
 static call make_call(const cot_attention_forward_args *a)
 {
-    const bool packed = cot_present(&a->cu_seqlens_q);
+    const bool packed = cot_is_present(&a->cu_seqlens_q);
     const int64_t *q = a->q.shape + a->q.rank - 2, *k = a->k.shape + a->k.rank - 2, *v = a->v.shape + a->v.rank - 2;
     call c = {.a = *a, .H = q[0], .Hkv = k[0], .group = q[0] / k[0], .d = q[1], .dv = v[1], .packed = packed};
     c.B = packed ? a->cu_seqlens_q.shape[0] - 1 : a->q.shape[0];
@@ -103,9 +103,9 @@ static sequence make_sequence(const call *c, int64_t b)
     s.q_row = c->packed ? load_i32(&a->cu_seqlens_q, b) : b * rows_q;
     s.k_row = c->packed ? load_i32(&a->cu_seqlens_k, b) : b * rows_k;
     int64_t full_q = a->q_length > 0 ? a->q_length : rows_q, full_k = a->k_length > 0 ? a->k_length : rows_k;
-    if (cot_present(&a->seqused_q))
+    if (cot_is_present(&a->seqused_q))
         full_q = load_i32(&a->seqused_q, b);
-    if (cot_present(&a->seqused_k))
+    if (cot_is_present(&a->seqused_k))
         full_k = load_i32(&a->seqused_k, b);
     s.off = full_k - full_q;
     s.Tq = clamp_length(full_q - s.i0, rows_q);
@@ -192,7 +192,7 @@ static void philox(uint32_t x[4], uint32_t k0, uint32_t k1)
 
 static uint64_t load_u64(const cot_tensor *t)
 {
-    return cot_present(t) ? (uint32_t)load_i32(t, 0) + ((uint64_t)(uint32_t)load_i32(t, 1) << 32) : 0;
+    return cot_is_present(t) ? (uint32_t)load_i32(t, 0) + ((uint64_t)(uint32_t)load_i32(t, 1) << 32) : 0;
 }
 
 static double dropout_factor(const call *c, const sequence *s, int64_t h, int64_t i, int64_t j)
@@ -323,13 +323,13 @@ static score make_score(const call *c, const sequence *s, int64_t h, int64_t i, 
         x.magnitude = x.slope == 0 ? 0 : x.magnitude * x.slope; /* at tanh's limit no error passes */
         x.slope_magnitude = (double)(1 + t * t + 2 * fabsl(t) * x.magnitude / a->softcap);
     }
-    if (cot_present(&a->alibi_slopes)) {
+    if (cot_is_present(&a->alibi_slopes)) {
         const double alibi_slope = ((double *)a->alibi_slopes.data)[a->alibi_slopes.rank == 2 ? s->b * c->H + h : h];
         const double alibi = alibi_slope * (double)llabs(s->i0 + i + s->off - (s->j0 + j));
         x.s -= alibi;
         x.magnitude += fabs(alibi);
     }
-    if (cot_present(&a->bias)) {
+    if (cot_is_present(&a->bias)) {
         const double bias = ((double *)a->bias.data)[bias_index(&a->bias, s->b, h, i, j)];
         x.s += bias;
         x.magnitude += fabs(bias);
@@ -343,7 +343,7 @@ static score make_score(const call *c, const sequence *s, int64_t h, int64_t i, 
 static void forward_row(const call *c, const cot_attention_forward_args *m, const sequence *s, int64_t h, int64_t i)
 {
     const cot_attention_forward_args *a = &c->a;
-    const double sink = cot_present(&a->sink) ? ((double *)a->sink.data)[h] : -INFINITY;
+    const double sink = cot_is_present(&a->sink) ? ((double *)a->sink.data)[h] : -INFINITY;
     score *scores = allocate(s->Tk, sizeof *scores);
     double row_max = sink;
     bool has_key = false, may_be_nan = false; /* out may be NaN: 0 times a non-finite v */
@@ -358,7 +358,7 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
         has_key = true;
     }
     if (row_max == -INFINITY) {
-        if (cot_present(&a->out) && may_be_nan)
+        if (cot_is_present(&a->out) && may_be_nan)
             cot_allow_nan(rows_of(&m->out, s->q_row + i, h), c->dv);
         free(scores);
         return;
@@ -376,12 +376,12 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
     lse_magnitude = lse_magnitude / (double)sum + 1 + fabs((double)lse);
     if (!has_key && !isfinite(sink))
         lse_magnitude = -1; /* allows NaN, which a kernel may give for an infinite sink */
-    if (cot_present(&a->lse)) {
+    if (cot_is_present(&a->lse)) {
         ((double *)a->lse.data)[statistic_index(c, s, h, i)] = (double)lse;
         ((double *)m->lse.data)[statistic_index(c, s, h, i)] = lse_magnitude;
     }
     row_sums out = make_sums(c, c->dv);
-    for (int64_t j = 0; cot_present(&a->out) && j < s->Tk; j++) {
+    for (int64_t j = 0; cot_is_present(&a->out) && j < s->Tk; j++) {
         if (!visible(c, s, i, j))
             continue;
         const double keep = dropout_factor(c, s, h, i, j);
@@ -395,9 +395,9 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
         if (keep != 0)
             add_row(&out, P, magnitude, rows_of(&a->v, s->k_row + j, h / c->group));
     }
-    if (cot_present(&a->out))
+    if (cot_is_present(&a->out))
         store_row(&out, rows_of(&a->out, s->q_row + i, h), rows_of(&m->out, s->q_row + i, h));
-    if (cot_present(&a->out) && (may_be_nan || (!has_key && !isfinite(sink))))
+    if (cot_is_present(&a->out) && (may_be_nan || (!has_key && !isfinite(sink))))
         cot_allow_nan(rows_of(&m->out, s->q_row + i, h), c->dv);
     free_sums(&out);
     free(scores);
@@ -405,7 +405,7 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
 
 static void set_all(const cot_tensor *t, double value)
 {
-    for (int64_t i = 0; cot_present(t) && i < cot_elements(t); i++)
+    for (int64_t i = 0; cot_is_present(t) && i < cot_elements(t); i++)
         ((double *)t->data)[i] = value;
 }
 
@@ -473,12 +473,12 @@ static void compute_D(const backward_state *g, const sequence *s, int64_t h, int
     const int64_t index = statistic_index(&g->c, s, h, i);
     long double D = 0;
     double magnitude = 0;
-    if (cot_present(&a->delta)) {
+    if (cot_is_present(&a->delta)) {
         D = ((double *)a->delta.data)[index];
     } else {
         D = dot_product(&g->c, rows_of(&a->dout, s->q_row + i, h), rows_of(&a->out, s->q_row + i, h), g->c.dv,
                         &magnitude);
-        if (cot_present(&a->dlse)) {
+        if (cot_is_present(&a->dlse)) {
             D -= ((double *)a->dlse.data)[index];
             magnitude += fabs(((double *)a->dlse.data)[index]);
         }
@@ -529,15 +529,15 @@ static void query_row(const backward_state *g, const sequence *s, int64_t h, int
     const call *c = &g->c;
     const cot_attention_backward_args *a = g->a;
     row_sums dq = make_sums(c, c->d);
-    if (cot_present(&a->dq))
+    if (cot_is_present(&a->dq))
         load_row(&dq, rows_of(&a->dq, s->q_row + i, h));
     for (int64_t j = 0; j < s->Tk; j++) {
         pair x;
         if (!make_pair(g, s, h, i, j, &x))
             continue;
-        if (cot_present(&a->dq))
+        if (cot_is_present(&a->dq))
             add_row(&dq, c->scale * x.dZ, fabs(c->scale) * x.dZ_magnitude, rows_of(&a->k, s->k_row + j, h / c->group));
-        if (cot_present(&a->dbias)) {
+        if (cot_is_present(&a->dbias)) {
             const int64_t index = bias_index(&a->dbias, s->b, h, i, j);
             double *magnitude = (double *)g->m->dbias.data + index;
             const bool may_be_nan =
@@ -547,9 +547,9 @@ static void query_row(const backward_state *g, const sequence *s, int64_t h, int
             *magnitude = copysign(fabs(*magnitude) + x.dS_magnitude, may_be_nan ? -1 : 1);
         }
     }
-    if (cot_present(&a->dq))
+    if (cot_is_present(&a->dq))
         store_row(&dq, rows_of(&a->dq, s->q_row + i, h), rows_of(&g->m->dq, s->q_row + i, h));
-    if (cot_present(&a->dq) && query_may_get_nan(g, s, h, i))
+    if (cot_is_present(&a->dq) && query_may_get_nan(g, s, h, i))
         cot_allow_nan(rows_of(&g->m->dq, s->q_row + i, h), c->d);
     free_sums(&dq);
 }
@@ -560,9 +560,9 @@ static void key_row(const backward_state *g, const sequence *s, int64_t hkv, int
     const call *c = &g->c;
     const cot_attention_backward_args *a = g->a;
     row_sums dk = make_sums(c, c->d), dv = make_sums(c, c->dv);
-    if (cot_present(&a->dk))
+    if (cot_is_present(&a->dk))
         load_row(&dk, rows_of(&a->dk, s->k_row + j, hkv));
-    if (cot_present(&a->dv))
+    if (cot_is_present(&a->dv))
         load_row(&dv, rows_of(&a->dv, s->k_row + j, hkv));
     for (int64_t h = hkv * c->group; h < (hkv + 1) * c->group; h++)
         for (int64_t i = 0; i < s->Tq; i++) {
@@ -573,14 +573,14 @@ static void key_row(const backward_state *g, const sequence *s, int64_t hkv, int
             if (x.keep != 0)
                 add_row(&dv, x.P * x.keep, x.P_magnitude * x.keep, rows_of(&a->dout, s->q_row + i, h));
         }
-    if (cot_present(&a->dk))
+    if (cot_is_present(&a->dk))
         store_row(&dk, rows_of(&a->dk, s->k_row + j, hkv), rows_of(&g->m->dk, s->k_row + j, hkv));
-    if (cot_present(&a->dv))
+    if (cot_is_present(&a->dv))
         store_row(&dv, rows_of(&a->dv, s->k_row + j, hkv), rows_of(&g->m->dv, s->k_row + j, hkv));
     if (key_may_get_nan(g, s, hkv, j)) {
-        if (cot_present(&a->dk))
+        if (cot_is_present(&a->dk))
             cot_allow_nan(rows_of(&g->m->dk, s->k_row + j, hkv), c->d);
-        if (cot_present(&a->dv))
+        if (cot_is_present(&a->dv))
             cot_allow_nan(rows_of(&g->m->dv, s->k_row + j, hkv), c->dv);
     }
     free_sums(&dk);
@@ -613,16 +613,16 @@ static void differentiate_sequence(backward_state *g, const sequence *s)
     g->D_magnitude = allocate(c->H * s->Tq, sizeof *g->D_magnitude);
     for (int64_t n = 0; n < c->H * s->Tq; n++) {
         compute_D(g, s, n / s->Tq, n % s->Tq);
-        if (cot_present(&g->a->dsink))
+        if (cot_is_present(&g->a->dsink))
             add_to_dsink(g, s, n / s->Tq, n % s->Tq);
     }
     /* An element of dbias may sum over heads and queries, so dbias is not parallel. */
-    if (cot_present(&g->a->dq) || cot_present(&g->a->dbias)) {
-#pragma omp parallel for schedule(dynamic, 8) if (parallel && !cot_present(&g->a->dbias))
+    if (cot_is_present(&g->a->dq) || cot_is_present(&g->a->dbias)) {
+#pragma omp parallel for schedule(dynamic, 8) if (parallel && !cot_is_present(&g->a->dbias))
         for (int64_t n = 0; n < c->H * s->Tq; n++)
             query_row(g, s, n / s->Tq, n % s->Tq);
     }
-    if (cot_present(&g->a->dk) || cot_present(&g->a->dv)) {
+    if (cot_is_present(&g->a->dk) || cot_is_present(&g->a->dv)) {
 #pragma omp parallel for schedule(dynamic, 8) if (parallel)
         for (int64_t n = 0; n < c->Hkv * s->Tk; n++)
             key_row(g, s, n / s->Tk, n % s->Tk);
@@ -634,7 +634,7 @@ static void differentiate_sequence(backward_state *g, const sequence *s)
 /* Sets an output to its old values if it accumulates, else to zero, and sets the magnitudes. */
 static void initialize_output(const cot_tensor *out, const cot_tensor *magnitude, bool accumulate)
 {
-    for (int64_t i = 0; cot_present(out) && i < cot_elements(out); i++) {
+    for (int64_t i = 0; cot_is_present(out) && i < cot_elements(out); i++) {
         double *y = (double *)out->data + i;
         *y = accumulate ? *y : 0;
         ((double *)magnitude->data)[i] = fabs(*y);
@@ -644,7 +644,7 @@ static void initialize_output(const cot_tensor *out, const cot_tensor *magnitude
 /* Long double sums of an output, which start with its values. */
 static long double *load_sums(const cot_tensor *out)
 {
-    if (!cot_present(out))
+    if (!cot_is_present(out))
         return NULL;
     long double *sums = allocate(cot_elements(out), sizeof *sums);
     for (int64_t i = 0; i < cot_elements(out); i++)
@@ -654,7 +654,7 @@ static long double *load_sums(const cot_tensor *out)
 
 static void store_sums(const cot_tensor *out, long double *sums)
 {
-    for (int64_t i = 0; cot_present(out) && i < cot_elements(out); i++)
+    for (int64_t i = 0; cot_is_present(out) && i < cot_elements(out); i++)
         ((double *)out->data)[i] = (double)sums[i];
     free(sums);
 }
@@ -733,7 +733,7 @@ static void delta(const void *args, void *magnitudes)
     for (int64_t n = 0; n < all_rows(&a->out) * H; n++) {
         const int64_t index = statistic_offset(&a->out, n / H, n % H);
         const double *out = rows_of(&a->out, n / H, n % H), *dout = rows_of(&a->dout, n / H, n % H);
-        const double dlse = cot_present(&a->dlse) ? ((double *)a->dlse.data)[index] : 0;
+        const double dlse = cot_is_present(&a->dlse) ? ((double *)a->dlse.data)[index] : 0;
         long double D = -(long double)dlse;
         double magnitude = fabs(dlse);
         for (int64_t c = 0; c < dv; c++) {
@@ -752,18 +752,18 @@ static void merge(const void *args, void *magnitudes)
     for (int64_t n = 0; n < all_rows(&a->out_a) * H; n++) {
         const int64_t r = n / H, h = n % H, index = statistic_offset(&a->out_a, r, h);
         const double x = ((double *)a->lse_a.data)[index], y = ((double *)a->lse_b.data)[index];
-        const double sink = cot_present(&a->sink) ? ((double *)a->sink.data)[h] : -INFINITY;
+        const double sink = cot_is_present(&a->sink) ? ((double *)a->sink.data)[h] : -INFINITY;
         const double max_lse = max_or_nan(max_or_nan(x, y), sink);
         const bool empty = max_lse == -INFINITY;
         const long double lse = empty ? -INFINITY
                                       : max_lse + logl(expl((long double)x - max_lse) + expl((long double)y - max_lse) +
                                                        expl((long double)sink - max_lse));
         const double magnitude = empty ? 0 : 1 + fabs((double)lse) + fabs(max_lse);
-        if (cot_present(&a->lse)) {
+        if (cot_is_present(&a->lse)) {
             ((double *)a->lse.data)[index] = (double)lse;
             ((double *)m->lse.data)[index] = magnitude;
         }
-        for (int64_t c = 0; cot_present(&a->out) && c < dv; c++) {
+        for (int64_t c = 0; cot_is_present(&a->out) && c < dv; c++) {
             const double u = rows_of(&a->out_a, r, h)[c], v = rows_of(&a->out_b, r, h)[c];
             const long double weight_a = empty ? 0 : expl(x - lse), weight_b = empty ? 0 : expl(y - lse);
             const double magnitude_a = x == -INFINITY ? 0 : (double)weight_a * (1 + fabs(x) + magnitude);

@@ -28,14 +28,14 @@ static cot_status check_x_and_weight(const char *call, const cot_tensor *x, int 
     if (sizes->K < 1)
         return cot_fail(COT_INVALID_SHAPE, "%s: weight has K=%" PRId64 ", expected 1 or more", call, sizes->K);
     CHECK(cot_check_tensor(call, "bias", bias, COT_FLOATS, 1, 1));
-    return cot_present(bias) ? cot_check_size(call, "bias", bias, 0, "D", "x", sizes->D) : COT_OK;
+    return cot_is_present(bias) ? cot_check_size(call, "bias", bias, 0, "D", "x", sizes->D) : COT_OK;
 }
 
 /* Checks a tensor that has the shape and dtype of x: y, dy, dx. */
 static cot_status check_like_x(const char *call, const char *name, const cot_tensor *tensor, const cot_tensor *x)
 {
     static const char *const symbols[] = {"B", "D", "T"};
-    if (!cot_present(tensor))
+    if (!cot_is_present(tensor))
         return COT_OK;
     CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, x->rank, x->rank));
     for (int axis = 0; axis < x->rank; axis++)
@@ -49,7 +49,7 @@ static cot_status check_like_x(const char *call, const char *name, const cot_ten
 static cot_status check_state(const char *call, const char *name, const cot_tensor *tensor, const conv1d_sizes *sizes,
                               bool packed)
 {
-    if (!cot_present(tensor))
+    if (!cot_is_present(tensor))
         return COT_OK;
     CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3));
     CHECK(cot_check_size(call, name, tensor, 0, packed ? "N" : "B", packed ? "cu_seqlens" : "x", sizes->state_count));
@@ -63,13 +63,13 @@ static cot_status check_packing(const char *call, const cot_tensor *seq_idx, con
     CHECK(cot_check_tensor(call, "seq_idx", seq_idx, COT_DTYPE_BIT(COT_I32), 2, 2));
     CHECK(cot_check_tensor(call, "cu_seqlens", cu_seqlens, COT_DTYPE_BIT(COT_I32), 1, 1));
     sizes->state_count = sizes->B;
-    if (cot_present(seq_idx) && cot_present(cu_seqlens))
+    if (cot_is_present(seq_idx) && cot_is_present(cu_seqlens))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: seq_idx and cu_seqlens are both given, expected at most one", call);
-    if (cot_present(seq_idx)) {
+    if (cot_is_present(seq_idx)) {
         CHECK(cot_check_size(call, "seq_idx", seq_idx, 0, "B", "x", sizes->B));
         CHECK(cot_check_size(call, "seq_idx", seq_idx, 1, "T", "x", sizes->T));
     }
-    if (cot_present(cu_seqlens)) {
+    if (cot_is_present(cu_seqlens)) {
         if (sizes->B != 1)
             return cot_fail(COT_INVALID_SHAPE, "%s: x has B=%" PRId64 ", expected 1 with cu_seqlens", call, sizes->B);
         if (cu_seqlens->shape[0] < 1)
@@ -81,7 +81,7 @@ static cot_status check_packing(const char *call, const cot_tensor *seq_idx, con
 
 static cot_status check_cu_seqlens(const char *call, const cot_tensor *cu_seqlens, int64_t T)
 {
-    if (!cot_present(cu_seqlens))
+    if (!cot_is_present(cu_seqlens))
         return COT_OK;
     if (conv1d_index(cu_seqlens, 0) != 0)
         return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens[0] is %" PRId64 ", expected 0", call,
@@ -117,9 +117,9 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     CHECK(cot_check_silu(call, a->activation));
     CHECK(check_x_and_weight(call, &a->x, 3, &a->weight, &a->bias, &p->sizes));
     CHECK(check_packing(call, &a->seq_idx, &a->cu_seqlens, &p->sizes));
-    CHECK(check_state(call, "initial_state", &a->initial_state, &p->sizes, cot_present(&a->cu_seqlens)));
+    CHECK(check_state(call, "initial_state", &a->initial_state, &p->sizes, cot_is_present(&a->cu_seqlens)));
     CHECK(check_like_x(call, "y", &a->y, &a->x));
-    CHECK(check_state(call, "final_state", &a->final_state, &p->sizes, cot_present(&a->cu_seqlens)));
+    CHECK(check_state(call, "final_state", &a->final_state, &p->sizes, cot_is_present(&a->cu_seqlens)));
     CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
     return with_data ? cot_check_memory(call, tensors, COUNT(tensors)) : COT_OK;
 }
@@ -129,7 +129,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     conv1d_backward_problem *p = problem;
     p->args = *(const cot_causal_conv1d_backward_args *)args;
     const cot_causal_conv1d_backward_args *a = &p->args;
-    const bool packed = cot_present(&a->cu_seqlens);
+    const bool packed = cot_is_present(&a->cu_seqlens);
     const cot_named_tensor tensors[] = {
         {"x", &a->x, false},
         {"weight", &a->weight, false},
@@ -155,12 +155,12 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(check_state(call, "dfinal_state", &a->dfinal_state, &p->sizes, packed));
     CHECK(check_like_x(call, "dx", &a->dx, &a->x));
     CHECK(cot_check_tensor(call, "dweight", &a->dweight, COT_FLOATS, 2, 2));
-    if (cot_present(&a->dweight)) {
+    if (cot_is_present(&a->dweight)) {
         CHECK(cot_check_size(call, "dweight", &a->dweight, 0, "D", "weight", p->sizes.D));
         CHECK(cot_check_size(call, "dweight", &a->dweight, 1, "K", "weight", p->sizes.K));
     }
     CHECK(cot_check_tensor(call, "dbias", &a->dbias, COT_FLOATS, 1, 1));
-    if (cot_present(&a->dbias))
+    if (cot_is_present(&a->dbias))
         CHECK(cot_check_size(call, "dbias", &a->dbias, 0, "D", "x", p->sizes.D));
     CHECK(check_state(call, "dinitial_state", &a->dinitial_state, &p->sizes, packed));
     CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
@@ -232,13 +232,13 @@ static cot_status validate_update(const char *call, const void *args, bool with_
         return cot_fail(COT_INVALID_SHAPE, "%s: conv_state has S=%" PRId64 ", expected K-1=%" PRId64 " or more", call,
                         p->S, p->sizes.K - 1);
     CHECK(cot_check_tensor(call, "cache_seqlens", &a->cache_seqlens, COT_DTYPE_BIT(COT_I32), 1, 1));
-    if (cot_present(&a->cache_seqlens)) {
+    if (cot_is_present(&a->cache_seqlens)) {
         CHECK(cot_check_size(call, "cache_seqlens", &a->cache_seqlens, 0, "B", "x", p->sizes.B));
         if (p->S == 0 && p->sizes.K == 1)
             a->cache_seqlens = (cot_tensor){0}; /* a ring without columns holds nothing */
     }
     CHECK(cot_check_tensor(call, "conv_state_indices", &a->conv_state_indices, COT_DTYPE_BIT(COT_I32), 1, 1));
-    if (cot_present(&a->conv_state_indices))
+    if (cot_is_present(&a->conv_state_indices))
         CHECK(cot_check_size(call, "conv_state_indices", &a->conv_state_indices, 0, "B", "x", p->sizes.B));
     else if (p->sizes.state_count < p->sizes.B)
         return cot_fail(COT_INVALID_SHAPE,
@@ -274,9 +274,9 @@ static cot_status check_backward_data(const char *call, const void *problem)
 static cot_status check_update_data(const char *call, const void *problem)
 {
     const conv1d_update_problem *p = problem;
-    if (cot_present(&p->args.cache_seqlens))
+    if (cot_is_present(&p->args.cache_seqlens))
         CHECK(check_cache_seqlens(call, &p->args.cache_seqlens, p->sizes.B));
-    if (cot_present(&p->args.conv_state_indices))
+    if (cot_is_present(&p->args.conv_state_indices))
         CHECK(check_state_indices(call, &p->args.conv_state_indices, p->sizes.B, p->sizes.state_count));
     return COT_OK;
 }
@@ -340,7 +340,7 @@ static const cot_field update_fields[] = {
 };
 
 #define ACTIVATION(direction) \
-    {"activation", offsetof(cot_causal_conv1d_##direction##_args, activation), COT_OPTION_WORD, "none silu", NULL}
+    {"activation", offsetof(cot_causal_conv1d_##direction##_args, activation), COT_OPTION_ENUM, "none silu", NULL}
 
 static const cot_option forward_options[] = {ACTIVATION(forward)};
 static const cot_option update_options[] = {ACTIVATION(update)};

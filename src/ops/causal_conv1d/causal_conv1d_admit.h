@@ -67,7 +67,7 @@ enum {
 /* How often the work restarts inside a row: at every sequence of cu_seqlens, if there are states. */
 static inline double conv1d_restarts(const conv1d_sizes *sizes, const cot_tensor *cu_seqlens, bool states)
 {
-    return cot_present(cu_seqlens) && states ? (double)sizes->state_count : 0;
+    return cot_is_present(cu_seqlens) && states ? (double)sizes->state_count : 0;
 }
 
 static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, double gather_cycles, double restarts)
@@ -95,7 +95,7 @@ static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, dou
 /* Cycles per element to load from or store to a tensor, for a kernel whose vectors run along this axis. */
 static inline double conv1d_gather_cycles(const cot_tensor *tensor, int axis)
 {
-    if (!cot_present(tensor) || tensor->stride[axis] == 1 || tensor->shape[axis] == 1)
+    if (!cot_is_present(tensor) || tensor->stride[axis] == 1 || tensor->shape[axis] == 1)
         return 0;
     const int64_t stride = tensor->stride[axis];
     return stride < 16 && stride > -16 ? CONV1D_STRIDED_CYCLES : CONV1D_LINE_CYCLES;
@@ -106,7 +106,7 @@ static inline double cost_forward(const void *problem, int lanes, int axis)
     const conv1d_forward_problem *p = problem;
     const cot_causal_conv1d_forward_args *a = &p->args;
     const double gather_cycles = conv1d_gather_cycles(&a->x, axis) + conv1d_gather_cycles(&a->y, axis);
-    const double restarts = conv1d_restarts(&p->sizes, &a->cu_seqlens, cot_present(&a->initial_state));
+    const double restarts = conv1d_restarts(&p->sizes, &a->cu_seqlens, cot_is_present(&a->initial_state));
     return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather_cycles, restarts)
                      : cost_channel_last(&p->sizes, lanes, gather_cycles, restarts, 0);
 }
@@ -118,7 +118,7 @@ static inline double cost_backward(const void *problem, int lanes, int axis)
     const double gather_cycles =
         conv1d_gather_cycles(&a->x, axis) + conv1d_gather_cycles(&a->dy, axis) + conv1d_gather_cycles(&a->dx, axis);
     const bool states =
-        cot_present(&a->initial_state) || cot_present(&a->dfinal_state) || cot_present(&a->dinitial_state);
+        cot_is_present(&a->initial_state) || cot_is_present(&a->dfinal_state) || cot_is_present(&a->dinitial_state);
     const double restarts = conv1d_restarts(&p->sizes, &a->cu_seqlens, states);
     return axis == 2 ? cost_channel_first(&p->sizes, lanes, gather_cycles, restarts)
                      : cost_channel_last(&p->sizes, lanes, gather_cycles, restarts, p->sizes.K - 1);
@@ -170,7 +170,7 @@ static inline size_t scratch_bwd_channel_last(const void *problem)
 static inline const char *admit_im2col(const void *problem)
 {
     const conv1d_forward_problem *p = problem;
-    if (cot_present(&p->args.seq_idx) || cot_present(&p->args.cu_seqlens))
+    if (cot_is_present(&p->args.seq_idx) || cot_is_present(&p->args.cu_seqlens))
         return "it has no packed sequences";
     if (p->sizes.D > CONV1D_IM2COL_MAX_D)
         return "it multiplies D by D: it serves D up to 1024";
@@ -184,7 +184,7 @@ static inline const char *admit_im2col_amx(const void *problem)
 {
     const conv1d_forward_problem *p = problem;
     const cot_causal_conv1d_forward_args *a = &p->args;
-    const bool state = cot_present(&a->initial_state) && a->initial_state.dtype != COT_BF16;
+    const bool state = cot_is_present(&a->initial_state) && a->initial_state.dtype != COT_BF16;
     if (p->sizes.dtype != COT_BF16 || a->weight.dtype != COT_BF16 || state)
         return "it serves x, weight and initial_state of bf16";
     return admit_im2col(problem);

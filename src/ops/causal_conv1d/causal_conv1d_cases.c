@@ -41,7 +41,8 @@ static cot_tensor state_tensor(const case_shape *s, int64_t rows, int64_t column
 {
     int64_t ignored;
     const bool last = s->layout == COT_CHANNEL_LAST || s->layout == COT_LAST_SLICE;
-    return cot_laid_out(s->state_dtype, last ? COT_CHANNEL_LAST : COT_CHANNEL_FIRST, rows, s->D, columns, &ignored);
+    return cot_tensor_with_layout(s->state_dtype, last ? COT_CHANNEL_LAST : COT_CHANNEL_FIRST, rows, s->D, columns,
+                                  &ignored);
 }
 
 static cot_tensor vector(cot_dtype dtype, int64_t size)
@@ -56,8 +57,8 @@ static cot_tensor matrix(cot_dtype dtype, int64_t rows, int64_t columns)
 
 static cot_tensor like_x(const case_shape *s, const char *name, cot_layout layout, cot_case *c)
 {
-    return cot_laid_out(s->dtype, layout, s->B, s->D, s->T,
-                        &c->offset[cot_field_index(&cot_causal_conv1d_directions[s->direction], name)]);
+    return cot_tensor_with_layout(s->dtype, layout, s->B, s->D, s->T,
+                                  &c->offset[cot_field_index(&cot_causal_conv1d_directions[s->direction], name)]);
 }
 
 static int64_t state_rows(const case_shape *s)
@@ -441,24 +442,24 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
 
 static bool set_word(case_shape *s, const char *word)
 {
-    static const cot_word sizes[] = {{"B", offsetof(case_shape, B)},
-                                     {"D", offsetof(case_shape, D)},
-                                     {"T", offsetof(case_shape, T)},
-                                     {"K", offsetof(case_shape, K)},
-                                     {"S", offsetof(case_shape, S)},
-                                     {"N", offsetof(case_shape, N)},
-                                     {0}};
-    static const cot_word switches[] = {{"silu", offsetof(case_shape, silu)},
-                                        {"bias", offsetof(case_shape, bias)},
-                                        {"initial", offsetof(case_shape, initial_state)},
-                                        {"final", offsetof(case_shape, final_state)},
-                                        {"accumulate", offsetof(case_shape, accumulate)},
-                                        {"ring", offsetof(case_shape, ring)},
-                                        {"indices", offsetof(case_shape, indices)},
-                                        {0}};
-    if (cot_word_size(s, sizes, word) || cot_word_switch(s, switches, word) || cot_word_float_dtype(&s->dtype, word))
+    static const cot_text_option sizes[] = {{"B", offsetof(case_shape, B)},
+                                            {"D", offsetof(case_shape, D)},
+                                            {"T", offsetof(case_shape, T)},
+                                            {"K", offsetof(case_shape, K)},
+                                            {"S", offsetof(case_shape, S)},
+                                            {"N", offsetof(case_shape, N)},
+                                            {0}};
+    static const cot_text_option switches[] = {{"silu", offsetof(case_shape, silu)},
+                                               {"bias", offsetof(case_shape, bias)},
+                                               {"initial", offsetof(case_shape, initial_state)},
+                                               {"final", offsetof(case_shape, final_state)},
+                                               {"accumulate", offsetof(case_shape, accumulate)},
+                                               {"ring", offsetof(case_shape, ring)},
+                                               {"indices", offsetof(case_shape, indices)},
+                                               {0}};
+    if (cot_parse_size(s, sizes, word) || cot_parse_flag(s, switches, word) || cot_parse_float_dtype(&s->dtype, word))
         return true;
-    if (cot_word_layout(&s->layout, word))
+    if (cot_parse_layout(&s->layout, word))
         return s->dlayout = s->layout, true;
     if (strcmp(word, "seq_idx") == 0)
         return s->packing = SEQ_IDX, true;
@@ -467,7 +468,7 @@ static bool set_word(case_shape *s, const char *word)
     return false;
 }
 
-static const char *const words_help =
+static const char *const options_help =
     "B=2 D=1024 T=2048 K=4 (N=sequences or state rows, S=state columns), f32 f16 bf16 f64, channel-first channel-last "
     "first-slice last-slice strided, silu bias initial final seq_idx cu_seqlens accumulate ring indices";
 
@@ -570,7 +571,7 @@ const cot_op_cases cot_causal_conv1d_cases = {
     .op = &cot_causal_conv1d_op,
     .each = each,
     .parse = parse,
-    .words_help = words_help,
+    .options_help = options_help,
     .fill = fill,
     .oracles = cot_causal_conv1d_oracles,
     .primal = primal,

@@ -60,20 +60,20 @@ typedef struct conv1d_span {
 /* The number of spans of a problem. */
 static inline int64_t conv1d_span_count(const conv1d_sizes *sizes, const cot_tensor *cu_seqlens)
 {
-    return cot_present(cu_seqlens) ? sizes->state_count + 1 : sizes->B;
+    return cot_is_present(cu_seqlens) ? sizes->state_count + 1 : sizes->B;
 }
 
 static inline conv1d_span conv1d_span_at(const conv1d_sizes *sizes, const cot_tensor *seq_idx,
                                          const cot_tensor *cu_seqlens, int64_t span_index)
 {
     conv1d_span span = {.b = span_index, .first = 0, .end = sizes->T, .state = span_index};
-    if (cot_present(cu_seqlens)) {
+    if (cot_is_present(cu_seqlens)) {
         const bool padding = span_index == sizes->state_count;
         span.b = 0;
         span.first = conv1d_index(cu_seqlens, span_index);
         span.end = padding ? sizes->T : conv1d_index(cu_seqlens, span_index + 1);
         span.state = padding ? -1 : span_index;
-    } else if (cot_present(seq_idx) && sizes->T > 0) {
+    } else if (cot_is_present(seq_idx) && sizes->T > 0) {
         span.seq_idx = (const int32_t *)seq_idx->data + span_index * seq_idx->stride[0];
         span.seq_idx_stride = seq_idx->stride[1];
     }

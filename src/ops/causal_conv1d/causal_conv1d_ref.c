@@ -76,12 +76,12 @@ typedef struct layout {
 
 static int64_t sequence_count(const layout *l)
 {
-    return cot_present(l->cu_seqlens) ? l->cu_seqlens->shape[0] - 1 : l->B;
+    return cot_is_present(l->cu_seqlens) ? l->cu_seqlens->shape[0] - 1 : l->B;
 }
 
 static sequence sequence_at(const layout *l, int64_t index)
 {
-    if (!cot_present(l->cu_seqlens))
+    if (!cot_is_present(l->cu_seqlens))
         return (sequence){index, 0, l->T, index};
     const int32_t *starts = l->cu_seqlens->data;
     return (sequence){0, starts[index], starts[index + 1] - starts[index], index};
@@ -90,14 +90,14 @@ static sequence sequence_at(const layout *l, int64_t index)
 static void load_channel(channel *c, const layout *l, const sequence *s, const cot_tensor *x, const cot_tensor *state,
                          int64_t d)
 {
-    const int32_t *ids = cot_present(l->seq_idx) && s->length > 0 ? (int32_t *)l->seq_idx->data + s->b * l->T : NULL;
-    c->has_state = cot_present(state);
+    const int32_t *ids = cot_is_present(l->seq_idx) && s->length > 0 ? (int32_t *)l->seq_idx->data + s->b * l->T : NULL;
+    c->has_state = cot_is_present(state);
     for (int64_t i = 0; i < c->columns; i++) {
         const int64_t t = i - (c->K - 1);
         if (t >= 0)
             c->xe[i] = row_at(x, s->b, d)[s->first + t];
         else
-            c->xe[i] = cot_present(state) ? row_at(state, s->state, d)[i] : 0;
+            c->xe[i] = cot_is_present(state) ? row_at(state, s->state, d)[i] : 0;
         c->sequence_id[i] = ids != NULL ? ids[t >= 0 ? t : 0] : 0;
     }
 }
@@ -166,7 +166,7 @@ static void activate(const channel *c, cot_activation activation, int64_t t, dou
 /* Allows NaN in row i of a magnitude [.., D, count]. Does nothing if the tensor is absent. */
 static void allow_nan(const cot_tensor *magnitude, int64_t i, int64_t count)
 {
-    if (cot_present(magnitude))
+    if (cot_is_present(magnitude))
         cot_allow_nan(values(magnitude) + i * count, count);
 }
 
@@ -195,15 +195,15 @@ static void forward(const void *args, void *magnitudes)
     const cot_causal_conv1d_forward_args *a = args;
     const cot_causal_conv1d_forward_args *m = magnitudes;
     const layout l = {a->x.shape[0], a->x.shape[1], a->x.shape[2], a->weight.shape[1], &a->seq_idx, &a->cu_seqlens};
-    for (int64_t i = 0; cot_present(&a->y) && i < cot_elements(&a->y); i++)
+    for (int64_t i = 0; cot_is_present(&a->y) && i < cot_elements(&a->y); i++)
         values(&a->y)[i] = values(&m->y)[i] = 0; /* for padding; tokens are written below */
     for (int64_t n = 0; n < sequence_count(&l) * l.D; n++) {
         const sequence s = sequence_at(&l, n / l.D);
         const int64_t d = n % l.D;
         channel c = make_channel(l.K, s.length);
         load_channel(&c, &l, &s, &a->x, &a->initial_state, d);
-        compute_z(&c, values(&a->weight) + d * l.K, cot_present(&a->bias) ? values(&a->bias)[d] : 0);
-        for (int64_t t = 0; cot_present(&a->y) && t < c.length; t++) {
+        compute_z(&c, values(&a->weight) + d * l.K, cot_is_present(&a->bias) ? values(&a->bias)[d] : 0);
+        for (int64_t t = 0; cot_is_present(&a->y) && t < c.length; t++) {
             if (is_padding(&c, t))
                 continue;
             double *magnitude = row_at(&m->y, s.b, d) + s.first + t;
@@ -212,7 +212,7 @@ static void forward(const void *args, void *magnitudes)
                                t - 1)) /* in a tap beyond the width K */
                 *magnitude = copysign(*magnitude, -1);
         }
-        for (int64_t i = 0; cot_present(&a->final_state) && i < l.K - 1; i++) {
+        for (int64_t i = 0; cot_is_present(&a->final_state) && i < l.K - 1; i++) {
             const double value = is_final(&c, c.length + i) ? c.xe[c.length + i] : 0;
             row_at(&a->final_state, s.state, d)[i] = value;
             row_at(&m->final_state, s.state, d)[i] = fabs(value);
@@ -277,7 +277,7 @@ static void add_sum(const channel *c, int64_t k, double *sum, double *magnitude)
 
 static void clear_output(const cot_tensor *out, const cot_tensor *magnitude, bool accumulate)
 {
-    for (int64_t i = 0; cot_present(out) && i < cot_elements(out); i++) {
+    for (int64_t i = 0; cot_is_present(out) && i < cot_elements(out); i++) {
         if (!accumulate)
             values(out)[i] = 0;
         values(magnitude)[i] = fabs(values(out)[i]);
@@ -300,9 +300,9 @@ static void backward(const void *args, void *magnitudes)
         const double *weight = values(&a->weight) + d * l.K;
         channel c = make_channel(l.K, s.length);
         load_channel(&c, &l, &s, &a->x, &a->initial_state, d);
-        compute_z(&c, weight, cot_present(&a->bias) ? values(&a->bias)[d] : 0);
+        compute_z(&c, weight, cot_is_present(&a->bias) ? values(&a->bias)[d] : 0);
         compute_g(&c, a->activation, row_at(&a->dy, s.b, d) + s.first);
-        const double *dfinal = cot_present(&a->dfinal_state) ? row_at(&a->dfinal_state, s.state, d) : NULL;
+        const double *dfinal = cot_is_present(&a->dfinal_state) ? row_at(&a->dfinal_state, s.state, d) : NULL;
         nonfinite[d] = nonfinite[d] || !cot_all_finite(c.xe, c.columns) || !cot_all_finite(c.g, c.length) ||
                        !cot_all_finite(c.z, c.length);
         for (int64_t i = 0; i < c.columns; i++) {
@@ -311,17 +311,17 @@ static void backward(const void *args, void *magnitudes)
             const int64_t t = i - (l.K - 1);
             if (nonfinite_near(&c, i, i - max_tap_distance(&c), i + max_tap_distance(&c)))
                 magnitude = copysign(magnitude, -1);
-            if (t >= 0 && cot_present(&a->dx)) {
+            if (t >= 0 && cot_is_present(&a->dx)) {
                 row_at(&a->dx, s.b, d)[s.first + t] = gradient;
                 row_at(&m->dx, s.b, d)[s.first + t] = magnitude;
-            } else if (t < 0 && cot_present(&a->dinitial_state)) {
+            } else if (t < 0 && cot_is_present(&a->dinitial_state)) {
                 row_at(&a->dinitial_state, s.state, d)[i] = gradient;
                 row_at(&m->dinitial_state, s.state, d)[i] = magnitude;
             }
         }
-        for (int64_t k = 0; cot_present(&a->dweight) && k < l.K; k++)
+        for (int64_t k = 0; cot_is_present(&a->dweight) && k < l.K; k++)
             add_sum(&c, k, values(&a->dweight) + d * l.K + k, values(&m->dweight) + d * l.K + k);
-        if (cot_present(&a->dbias))
+        if (cot_is_present(&a->dbias))
             add_sum(&c, -1, values(&a->dbias) + d, values(&m->dbias) + d);
         free_channel(&c);
     }
@@ -346,7 +346,7 @@ static void update_channel(const cot_causal_conv1d_update_args *a, const cot_cau
                            int64_t row, int64_t d)
 {
     const int64_t T = a->x.rank == 3 ? a->x.shape[2] : 1, K = a->weight.shape[1], S = a->conv_state.shape[2];
-    const bool ring = cot_present(&a->cache_seqlens) && S > 0;
+    const bool ring = cot_is_present(&a->cache_seqlens) && S > 0;
     const int64_t start = ring ? ((int32_t *)a->cache_seqlens.data)[b] : S;
     const double *x = values(&a->x) + (b * a->x.shape[1] + d) * T;
     double *state = row_at(&a->conv_state, row, d);
@@ -358,7 +358,7 @@ static void update_channel(const cot_causal_conv1d_update_args *a, const cot_cau
     }
     for (int64_t t = 0; t < T; t++)
         c.xe[K - 1 + t] = x[t];
-    compute_z(&c, values(&a->weight) + d * K, cot_present(&a->bias) ? values(&a->bias)[d] : 0);
+    compute_z(&c, values(&a->weight) + d * K, cot_is_present(&a->bias) ? values(&a->bias)[d] : 0);
     for (int64_t t = 0; t < T; t++) {
         const int64_t i = (b * a->x.shape[1] + d) * T + t;
         activate(&c, a->activation, t, values(&a->y) + i, values(&m->y) + i);
@@ -379,7 +379,7 @@ static void update(const void *args, void *magnitudes)
     for (int64_t i = 0; i < cot_elements(&a->y); i++)
         values(&a->y)[i] = values(&m->y)[i] = 0;
     for (int64_t b = 0; b < a->x.shape[0]; b++) {
-        const int64_t row = cot_present(&a->conv_state_indices) ? ((int32_t *)a->conv_state_indices.data)[b] : b;
+        const int64_t row = cot_is_present(&a->conv_state_indices) ? ((int32_t *)a->conv_state_indices.data)[b] : b;
         for (int64_t d = 0; row >= 0 && d < a->x.shape[1]; d++)
             update_channel(a, m, b, row, d);
     }

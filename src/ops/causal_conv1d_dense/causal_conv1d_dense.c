@@ -24,14 +24,14 @@ static cot_status check_x_and_weight(const char *call, const cot_tensor *x, cons
     if (z->K < 1)
         return cot_fail(COT_INVALID_SHAPE, "%s: weight has K=%" PRId64 ", expected 1 or more", call, z->K);
     CHECK(cot_check_tensor(call, "bias", bias, COT_FLOATS, 1, 1));
-    return cot_present(bias) ? cot_check_size(call, "bias", bias, 0, "Dout", "weight", z->Dout) : COT_OK;
+    return cot_is_present(bias) ? cot_check_size(call, "bias", bias, 0, "Dout", "weight", z->Dout) : COT_OK;
 }
 
 /* x, dx, y or dy: [B,channels,T] of x's dtype. */
 static cot_status check_tokens(const char *call, const char *name, const cot_tensor *tensor, const char *symbol,
                                const char *source, int64_t channels, const conv1d_dense_sizes *z)
 {
-    if (!cot_present(tensor))
+    if (!cot_is_present(tensor))
         return cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3);
     CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3));
     CHECK(cot_check_size(call, name, tensor, 0, "B", "x", z->B));
@@ -46,7 +46,7 @@ static cot_status check_tokens(const char *call, const char *name, const cot_ten
 static cot_status check_state(const char *call, const char *name, const cot_tensor *tensor, const conv1d_dense_sizes *z)
 {
     CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3));
-    if (!cot_present(tensor))
+    if (!cot_is_present(tensor))
         return COT_OK;
     CHECK(cot_check_size(call, name, tensor, 0, "B", "x", z->B));
     CHECK(cot_check_size(call, name, tensor, 1, "Din", "x", z->Din));
@@ -98,13 +98,13 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(check_state(call, "dfinal_state", &a->dfinal_state, z));
     CHECK(check_tokens(call, "dx", &a->dx, "Din", "x", z->Din, z));
     CHECK(cot_check_tensor(call, "dweight", &a->dweight, COT_FLOATS, 3, 3));
-    if (cot_present(&a->dweight)) {
+    if (cot_is_present(&a->dweight)) {
         CHECK(cot_check_size(call, "dweight", &a->dweight, 0, "Dout", "weight", z->Dout));
         CHECK(cot_check_size(call, "dweight", &a->dweight, 1, "Din", "weight", z->Din));
         CHECK(cot_check_size(call, "dweight", &a->dweight, 2, "K", "weight", z->K));
     }
     CHECK(cot_check_tensor(call, "dbias", &a->dbias, COT_FLOATS, 1, 1));
-    if (cot_present(&a->dbias))
+    if (cot_is_present(&a->dbias))
         CHECK(cot_check_size(call, "dbias", &a->dbias, 0, "Dout", "weight", z->Dout));
     CHECK(check_state(call, "dinitial_state", &a->dinitial_state, z));
     CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
@@ -156,7 +156,7 @@ static const cot_field backward_fields[] = {
 };
 
 #define ACTIVATION(direction) \
-    {"activation", offsetof(cot_causal_conv1d_dense_##direction##_args, activation), COT_OPTION_WORD, "none silu", NULL}
+    {"activation", offsetof(cot_causal_conv1d_dense_##direction##_args, activation), COT_OPTION_ENUM, "none silu", NULL}
 
 static const cot_option forward_options[] = {ACTIVATION(forward)};
 static const cot_option backward_options[] = {

@@ -84,7 +84,7 @@ static inline const char *conv1d_dense_admit_inputs(const conv1d_dense_sizes *z,
 {
     if (z->dtype != dtype || weight->dtype != dtype)
         return dtype == COT_BF16 ? "it serves x and weight of bf16" : "it serves x and weight of f16";
-    if (cot_present(initial_state) && initial_state->dtype != dtype)
+    if (cot_is_present(initial_state) && initial_state->dtype != dtype)
         return dtype == COT_BF16 ? "it serves an initial_state of bf16" : "it serves an initial_state of f16";
     return NULL;
 }
@@ -94,7 +94,7 @@ static inline bool conv1d_dense_gradients_are(const conv1d_dense_backward_proble
 {
     const cot_tensor *const outputs[] = {&p->args.dweight, &p->args.dinitial_state};
     for (int i = 0; i < 2; i++)
-        if (cot_present(outputs[i]) && outputs[i]->dtype != dtype)
+        if (cot_is_present(outputs[i]) && outputs[i]->dtype != dtype)
             return false;
     return true;
 }
@@ -165,7 +165,7 @@ COT_COSTS(amx_split3, 50, 8)
 
 static inline size_t conv1d_dense_workspace_fwd(const conv1d_dense_forward_problem *p, size_t size, bool one_form)
 {
-    const conv1d_dense_wants want = {.z = cot_present(&p->args.y)};
+    const conv1d_dense_wants want = {.z = cot_is_present(&p->args.y)};
     return conv1d_dense_layout_of(&p->sizes, want, size, one_form).bytes;
 }
 

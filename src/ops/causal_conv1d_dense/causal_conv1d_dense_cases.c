@@ -3,7 +3,8 @@
  * causal_conv1d_dense_cases.c: the shapes, layouts and options that check, bench and the gradient check run.
  *
  * A case begins as a `plan`: sizes and choices by name. Three families of plans: every combination of features at small
- * sizes; sizes around the edges of parts, blocks and chunks, with empty ones among them; the shapes of the benchmark. */
+ * sizes; sizes around the edges of parts, blocks and chunks, with empty ones among them; the shapes of the
+ * benchmark. */
 #include "causal_conv1d_dense_problem.h"
 #include "causal_conv1d_dense_ref.h"
 
@@ -37,13 +38,14 @@ static cot_tensor state_tensor(const plan *p)
 {
     int64_t ignored;
     const bool last = p->layout == COT_CHANNEL_LAST || p->layout == COT_LAST_SLICE;
-    return cot_laid_out(p->state_dtype, last ? COT_CHANNEL_LAST : COT_CHANNEL_FIRST, p->B, p->Din, p->K - 1, &ignored);
+    return cot_tensor_with_layout(p->state_dtype, last ? COT_CHANNEL_LAST : COT_CHANNEL_FIRST, p->B, p->Din, p->K - 1,
+                                  &ignored);
 }
 
 static cot_tensor tokens(const plan *p, const char *name, cot_layout layout, int64_t channels, cot_case *c)
 {
-    return cot_laid_out(p->dtype, layout, p->B, channels, p->T,
-                        &c->offset[cot_field_index(&cot_causal_conv1d_dense_directions[p->direction], name)]);
+    return cot_tensor_with_layout(p->dtype, layout, p->B, channels, p->T,
+                                  &c->offset[cot_field_index(&cot_causal_conv1d_dense_directions[p->direction], name)]);
 }
 
 static cot_tensor weights(const plan *p, cot_dtype dtype)
@@ -203,7 +205,8 @@ static void sweep_features(cot_case_visitor *v, int direction)
     }
 }
 
-/* Channels around whole parts and blocks of them, time around parts, blocks and chunks, every width, and nothing at all. */
+/* Channels around whole parts and blocks of them, time around parts, blocks and chunks, every width, and nothing at
+ * all. */
 static void sweep_sizes(cot_case_visitor *v, int direction)
 {
     static const int64_t channels[] = {1, 8, 31, 32, 33, 64, 65, 72, 127, 128, 129, 257};
@@ -322,24 +325,24 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
 
 static bool set_word(plan *p, const char *word)
 {
-    static const cot_word sizes[] = {{"B", offsetof(plan, B)},       {"Din", offsetof(plan, Din)},
-                                     {"Dout", offsetof(plan, Dout)}, {"T", offsetof(plan, T)},
-                                     {"K", offsetof(plan, K)},       {0}};
-    static const cot_word switches[] = {{"silu", offsetof(plan, silu)},
-                                        {"bias", offsetof(plan, bias)},
-                                        {"initial", offsetof(plan, initial_state)},
-                                        {"final", offsetof(plan, final_state)},
-                                        {"taps-first", offsetof(plan, taps_first)},
-                                        {"accumulate", offsetof(plan, accumulate)},
-                                        {0}};
-    if (cot_word_size(p, sizes, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
+    static const cot_text_option sizes[] = {{"B", offsetof(plan, B)},       {"Din", offsetof(plan, Din)},
+                                            {"Dout", offsetof(plan, Dout)}, {"T", offsetof(plan, T)},
+                                            {"K", offsetof(plan, K)},       {0}};
+    static const cot_text_option switches[] = {{"silu", offsetof(plan, silu)},
+                                               {"bias", offsetof(plan, bias)},
+                                               {"initial", offsetof(plan, initial_state)},
+                                               {"final", offsetof(plan, final_state)},
+                                               {"taps-first", offsetof(plan, taps_first)},
+                                               {"accumulate", offsetof(plan, accumulate)},
+                                               {0}};
+    if (cot_parse_size(p, sizes, word) || cot_parse_flag(p, switches, word) || cot_parse_float_dtype(&p->dtype, word))
         return true;
-    if (cot_word_layout(&p->layout, word))
+    if (cot_parse_layout(&p->layout, word))
         return p->dlayout = p->layout, true;
     return false;
 }
 
-static const char *const words_help =
+static const char *const options_help =
     "B=1 Din=512 Dout=512 T=2048 K=4, f32 f16 bf16 f64 (weights and states too), channel-first channel-last first-slice "
     "last-slice strided, silu bias initial final taps-first accumulate";
 
@@ -371,7 +374,8 @@ static void fill(const cot_case *c, const char *field, int32_t *data, int64_t el
     (void)c, (void)field, (void)data, (void)elements; /* the op has no index data */
 }
 
-/* Weights of variance 1/(K Din), as layers begin with: sums of a thousand terms would be far out on SiLU's straight arms. */
+/* Weights of variance 1/(K Din), as layers begin with: sums of a thousand terms would be far out on SiLU's straight
+ * arms. */
 static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
 {
     const cot_direction *direction = &cot_causal_conv1d_dense_directions[c->direction];
@@ -400,7 +404,7 @@ const cot_op_cases cot_causal_conv1d_dense_cases = {
     .op = &cot_causal_conv1d_dense_op,
     .each = each,
     .parse = parse,
-    .words_help = words_help,
+    .options_help = options_help,
     .fill = fill,
     .prepare = prepare,
     .oracles = cot_causal_conv1d_dense_oracles,

@@ -37,12 +37,12 @@ static inline const cot_tensor *conv1d_dense_row(const conv1d_dense_sizes *z, co
 {
     const int64_t history = z->K - 1;
     *column = r < history ? r : r - history;
-    return r >= history ? x : cot_present(state) ? state : NULL;
+    return r >= history ? x : cot_is_present(state) ? state : NULL;
 }
 
 /* ---- passes -------------------------------------------------------------------------------------------- *
- * Jobs that do not wait for each other are one pass: threads that are through with one begin the next, and small calls wait for
- * each other less often. */
+ * Jobs that do not wait for each other are one pass: threads that are through with one begin the next, and small calls
+ * wait for each other less often. */
 typedef struct conv1d_dense_job {
     int64_t items;
     void (*body)(void *context, int64_t item);

@@ -3,10 +3,10 @@
  * causal_conv1d_dense_ref.c: the oracle: the formulas of cotangent/causal_conv1d_dense.h in double, as plain loops over
  * what contributes to what. All tensors come as f64, row-major. Sums are long double where the compiler has one.
  *
- * Magnitudes: M(z) = |bias| + sum |weight * xe| + n/64 sqrt(sum (weight * xe)^2) for n terms: a tensor core cuts the sum
- * each time it adds 16 terms to it, and so errs n/16 times to one side, by float32's u of the running sum on the average;
- * the error rule takes 4 u of a magnitude. (Of 2112 terms in float16 one result in 52800 was beyond the bound without,
- * by 1.39 times.) What a unit of error in z does to silu(z) = z*s and to its derivative
+ * Magnitudes: M(z) = |bias| + sum |weight * xe| + n/64 sqrt(sum (weight * xe)^2) for n terms: a tensor core cuts the
+ * sum each time it adds 16 terms to it, and so errs n/16 times to one side, by float32's u of the running sum on the
+ * average; the error rule takes 4 u of a magnitude. (Of 2112 terms in float16 one result in 52800 was beyond the bound
+ * without, by 1.39 times.) What a unit of error in z does to silu(z) = z*s and to its derivative
  * is bounded by the absolute values of the terms of their derivatives, with s = sigma(z):
  *     M(y) = M(z) * s * (1 + |z| * (1 - s))
  *     M(g) = |dy| * (s * (1 + |z| * (1 - s)) + M(z) * s * (1 - s) * (2 + |z|)) */
@@ -46,12 +46,12 @@ static double input_at(const inputs *in, int64_t b, int64_t i, int64_t t)
 {
     if (t >= 0)
         return *at(in->x, b, i, t);
-    return cot_present(in->initial_state) ? *at(in->initial_state, b, i, t + in->K - 1) : 0;
+    return cot_is_present(in->initial_state) ? *at(in->initial_state, b, i, t + in->K - 1) : 0;
 }
 
 static long double z_at(const inputs *in, int64_t b, int64_t o, int64_t t, double *magnitude)
 {
-    long double z = cot_present(in->bias) ? values(in->bias)[o] : 0, squares = 0;
+    long double z = cot_is_present(in->bias) ? values(in->bias)[o] : 0, squares = 0;
     *magnitude = fabsl(z);
     for (int64_t k = 0; k < in->K; k++)
         for (int64_t i = 0; i < in->Din; i++) {
@@ -72,24 +72,25 @@ static long double sigmoid(long double z)
 /* Kernels limit z to about -87, where silu and its derivative are this close to their limits. */
 #define LEAST_SILU 0x1p-97
 
-/* ---- NaN and infinities follow the formulas, with silu's limits. Kernels may multiply by a 0 in place of a term that the
- * formulas leave out at a sequence's ends, and 0 times NaN is NaN; so they may in z * sigma(z) at infinity; operands of several
- * bf16 make NaN of an infinity. So magnitudes allow NaN (by their sign bit) there. -------------------------------------------------------------------- */
+/* ---- NaN and infinities follow the formulas, with silu's limits. Kernels may multiply by a 0 in place of a term that
+ * the formulas leave out at a sequence's ends, and 0 times NaN is NaN; so they may in z * sigma(z) at infinity;
+ * operands of several bf16 make NaN of an infinity. So magnitudes allow NaN (by their sign bit) there.
+ * -------------------------------------------------------------------- */
 
 static bool is_finite(const cot_tensor *t)
 {
-    return !cot_present(t) || cot_all_finite(values(t), cot_elements(t));
+    return !cot_is_present(t) || cot_all_finite(values(t), cot_elements(t));
 }
 
 static void allow_nan(const cot_tensor *magnitude)
 {
-    if (cot_present(magnitude))
+    if (cot_is_present(magnitude))
         cot_allow_nan(values(magnitude), cot_elements(magnitude));
 }
 
 static void allow_nan_for_infinities(const cot_tensor *result, const cot_tensor *magnitude)
 {
-    for (int64_t i = 0; cot_present(magnitude) && i < cot_elements(magnitude); i++)
+    for (int64_t i = 0; cot_is_present(magnitude) && i < cot_elements(magnitude); i++)
         if (isinf(values(result)[i]))
             values(magnitude)[i] = -1;
 }
@@ -100,7 +101,7 @@ static void forward(const void *args, void *magnitudes)
     const cot_causal_conv1d_dense_forward_args *m = magnitudes;
     const inputs in = inputs_of(&a->x, &a->weight, &a->bias, &a->initial_state);
     for (int64_t b = 0; b < in.B; b++) {
-        for (int64_t o = 0; cot_present(&a->y) && o < in.Dout; o++)
+        for (int64_t o = 0; cot_is_present(&a->y) && o < in.Dout; o++)
             for (int64_t t = 0; t < in.T; t++) {
                 double magnitude;
                 const double z = (double)z_at(&in, b, o, t, &magnitude);
@@ -113,7 +114,7 @@ static void forward(const void *args, void *magnitudes)
                     *at(&m->y, b, o, t) = -LEAST_SILU;
                 }
             }
-        for (int64_t i = 0; cot_present(&a->final_state) && i < in.Din; i++)
+        for (int64_t i = 0; cot_is_present(&a->final_state) && i < in.Din; i++)
             for (int64_t s = 0; s < in.K - 1; s++) {
                 const double value = input_at(&in, b, i, in.T - (in.K - 1) + s);
                 *at(&a->final_state, b, i, s) = value;
@@ -167,7 +168,7 @@ static sum input_gradient(const inputs *in, const double *g, const cot_tensor *d
             total.value += (long double)weight * g[n];
             total.bound += fabs(weight) * g[count + n];
         }
-    if (cot_present(dfinal_state) && s >= 0) {
+    if (cot_is_present(dfinal_state) && s >= 0) {
         total.value += *at(dfinal_state, b, i, s);
         total.bound += fabs(*at(dfinal_state, b, i, s));
     }
@@ -204,18 +205,18 @@ static void backward(const void *args, void *magnitudes)
     double *g = gradients_of_z(&in, a->activation, &a->dy);
     for (int64_t b = 0; b < in.B; b++)
         for (int64_t i = 0; i < in.Din; i++) {
-            for (int64_t t = 0; cot_present(&a->dx) && t < in.T; t++)
+            for (int64_t t = 0; cot_is_present(&a->dx) && t < in.T; t++)
                 write(at(&a->dx, b, i, t), at(&m->dx, b, i, t), false,
                       input_gradient(&in, g, &a->dfinal_state, b, i, t));
-            for (int64_t s = 0; cot_present(&a->dinitial_state) && s < in.K - 1; s++)
+            for (int64_t s = 0; cot_is_present(&a->dinitial_state) && s < in.K - 1; s++)
                 write(at(&a->dinitial_state, b, i, s), at(&m->dinitial_state, b, i, s), false,
                       input_gradient(&in, g, &a->dfinal_state, b, i, s - (in.K - 1)));
         }
     for (int64_t o = 0; o < in.Dout; o++) {
-        for (int64_t i = 0; cot_present(&a->dweight) && i < in.Din; i++)
+        for (int64_t i = 0; cot_is_present(&a->dweight) && i < in.Din; i++)
             for (int64_t k = 0; k < in.K; k++)
                 write(at(&a->dweight, o, i, k), at(&m->dweight, o, i, k), a->accumulate, token_sum(&in, g, o, i, k));
-        if (cot_present(&a->dbias))
+        if (cot_is_present(&a->dbias))
             write(values(&a->dbias) + o, values(&m->dbias) + o, a->accumulate, token_sum(&in, g, o, -1, 0));
     }
     free(g);

@@ -49,7 +49,7 @@ static cot_status check_first(const char *call, const char *name, const cot_tens
 static cot_status check_rows(const char *call, const char *name, const cot_tensor *tensor, unsigned dtypes,
                              const char *first_name, const cot_tensor *first, const char *symbol, int64_t last)
 {
-    if (!cot_present(tensor))
+    if (!cot_is_present(tensor))
         return cot_check_tensor(call, name, tensor, dtypes, first->rank, first->rank);
     CHECK(cot_check_tensor(call, name, tensor, dtypes, first->rank, first->rank));
     for (int axis = 0; axis < first->rank - 1; axis++)
@@ -64,7 +64,7 @@ static cot_status check_like(const char *call, const char *name, const cot_tenso
                              const cot_tensor *first)
 {
     CHECK(check_rows(call, name, tensor, COT_FLOATS, first_name, first, "D", first->shape[first->rank - 1]));
-    if (cot_present(tensor) && tensor->dtype != first->dtype)
+    if (cot_is_present(tensor) && tensor->dtype != first->dtype)
         return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, %s has %s", call, name, cot_dtype_name(tensor->dtype),
                         first_name, cot_dtype_name(first->dtype));
     return COT_OK;
@@ -74,7 +74,7 @@ static cot_status check_parameter(const char *call, const char *name, const cot_
                                   const dropout_sizes *sizes)
 {
     CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 1, 1));
-    if (!cot_present(tensor))
+    if (!cot_is_present(tensor))
         return COT_OK;
     CHECK(cot_check_size(call, name, tensor, 0, "D", first_name, sizes->D));
     if ((tensor->dtype == COT_F64) != (sizes->dtype == COT_F64))
@@ -86,7 +86,7 @@ static cot_status check_parameter(const char *call, const char *name, const cot_
 static cot_status check_word64(const char *call, const char *name, const cot_tensor *tensor)
 {
     CHECK(cot_check_tensor(call, name, tensor, COT_DTYPE_BIT(COT_I32), 1, 1));
-    if (cot_present(tensor) && tensor->shape[0] != 2)
+    if (cot_is_present(tensor) && tensor->shape[0] != 2)
         return cot_fail(COT_INVALID_SHAPE, "%s: %s has size %" PRId64 ", expected 2 (low word, high word)", call, name,
                         tensor->shape[0]);
     return COT_OK;
@@ -116,17 +116,17 @@ static cot_status find_mask(const char *call, double p, double scale, const cot_
     if (!(scale >= 0 && scale <= FLT_MAX))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: scale is %g, expected 0 (it follows from p) or a positive number",
                         call, scale);
-    if (cot_present(mask) && cot_present(mask_bits))
+    if (cot_is_present(mask) && cot_is_present(mask_bits))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: mask and mask_bits are both given, expected at most one", call);
     const uint32_t threshold = cot_dropout_threshold(p);
-    const bool given = cot_present(mask) || cot_present(mask_bits);
+    const bool given = cot_is_present(mask) || cot_is_present(mask_bits);
     found->threshold = threshold;
-    found->given = cot_present(mask) ? *mask : *mask_bits;
-    found->source = cot_present(mask)        ? DROPOUT_BYTES
-                    : cot_present(mask_bits) ? DROPOUT_BITS
-                    : threshold == 0         ? DROPOUT_KEEP_ALL
-                    : threshold < 65536      ? DROPOUT_DRAWN
-                                             : DROPOUT_DROP_ALL;
+    found->given = cot_is_present(mask) ? *mask : *mask_bits;
+    found->source = cot_is_present(mask)        ? DROPOUT_BYTES
+                    : cot_is_present(mask_bits) ? DROPOUT_BITS
+                    : threshold == 0            ? DROPOUT_KEEP_ALL
+                    : threshold < 65536         ? DROPOUT_DRAWN
+                                                : DROPOUT_DROP_ALL;
     found->scale = scale > 0 ? scale : !given ? drawn_scale(p) : p < 1 ? 1 / (1 - p) : 0;
     return COT_OK;
 }
@@ -154,13 +154,13 @@ static cot_status check_memory(const char *call, const named *tensors, int count
 /* Do axes `axis` and `axis`+1 of this tensor make one axis of regular stride? */
 static bool mergeable(const cot_tensor *tensor, int axis)
 {
-    return !cot_present(tensor) || tensor->shape[axis + 1] == 1 || tensor->shape[axis] == 1 ||
+    return !cot_is_present(tensor) || tensor->shape[axis + 1] == 1 || tensor->shape[axis] == 1 ||
            tensor->stride[axis] == tensor->shape[axis + 1] * tensor->stride[axis + 1];
 }
 
 static void merge(cot_tensor *tensor, int axis)
 {
-    if (!cot_present(tensor))
+    if (!cot_is_present(tensor))
         return;
     if (tensor->shape[axis + 1] == 1)
         tensor->stride[axis + 1] = tensor->stride[axis];
@@ -246,7 +246,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     if (a->accumulate != 0 && a->accumulate != 1)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: accumulate is %d, expected 0 or 1", call, (int)a->accumulate);
     CHECK(check_first(call, "dy", &a->dy, &p->sizes));
-    if (a->activation != COT_ACTIVATION_NONE && !cot_present(&a->x))
+    if (a->activation != COT_ACTIVATION_NONE && !cot_is_present(&a->x))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: x is required with an activation", call);
     CHECK(check_like(call, "x", &a->x, "dy", &a->dy));
     CHECK(check_parameter(call, "bias", &a->bias, "dy", &p->sizes));
@@ -318,7 +318,7 @@ static const cot_field backward_fields[] = {
 
 #define OPTION(direction, name, kind, words, note) {#name, offsetof(cot_dropout_##direction##_args, name), kind, words, note}
 #define SHARED_OPTIONS(direction) \
-    OPTION(direction, activation, COT_OPTION_WORD, "none silu relu gelu_tanh gelu_erf", NULL), \
+    OPTION(direction, activation, COT_OPTION_ENUM, "none silu relu gelu_tanh gelu_erf", NULL), \
     OPTION(direction, p, COT_OPTION_F64, NULL, "probability of dropping"), \
     OPTION(direction, scale, COT_OPTION_F64, NULL, "factor of what is kept; default 1/(1-p)"), \
     OPTION(direction, seed, COT_OPTION_U64, NULL, NULL), \

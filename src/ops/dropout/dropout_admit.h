@@ -45,7 +45,7 @@ enum {
 
 static inline double dropout_gather_cycles(const cot_tensor *tensor)
 {
-    const bool gathered = cot_present(tensor) && tensor->stride[tensor->rank - 1] != 1;
+    const bool gathered = cot_is_present(tensor) && tensor->stride[tensor->rank - 1] != 1;
     return gathered && tensor->shape[tensor->rank - 1] > 1 ? DROPOUT_GATHER_CYCLES : 0;
 }
 
@@ -77,7 +77,7 @@ static inline double cost_bwd_rows(const void *problem, int lanes)
 static inline size_t workspace_bwd_rows(const void *problem)
 {
     const dropout_backward_problem *p = problem;
-    return cot_present(&p->args.dbias) ? dropout_partial_bytes(&p->sizes) : 0;
+    return cot_is_present(&p->args.dbias) ? dropout_partial_bytes(&p->sizes) : 0;
 }
 
 /* The costs by instruction set, as shares. A lane of plain C costs what a vector does where the compiler finds none. */

@@ -92,8 +92,8 @@ static cot_tensor tensor(const plan *p, const char *name, cot_dtype dtype, int64
                     &c->offset[cot_field_index(&cot_dropout_directions[p->direction], name)]);
 }
 
-/* What may not have repeated elements takes another layout than BROADCAST: outputs; and the first input, because errors of
- * rounding that repeat have no average, which check's rules rest on. */
+/* What may not have repeated elements takes another layout than BROADCAST: outputs; and the first input, because errors
+ * of rounding that repeat have no average, which check's rules rest on. */
 static layout_kind distinct(layout_kind layout)
 {
     return layout == BROADCAST ? CONTIGUOUS : layout;
@@ -359,16 +359,16 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
 
 static bool set_word(plan *p, const char *word)
 {
-    static const cot_word sizes[] = {{"R", offsetof(plan, R)}, {"D", offsetof(plan, D)}, {0}};
-    static const cot_word reals[] = {{"p", offsetof(plan, p)}, {0}};
-    static const cot_word switches[] = {{"bias", offsetof(plan, bias)},
-                                        {"residual", offsetof(plan, residual)},
-                                        {"mask_out", offsetof(plan, mask_out)},
-                                        {"mask_bits_out", offsetof(plan, mask_bits_out)},
-                                        {"accumulate", offsetof(plan, accumulate)},
-                                        {0}};
+    static const cot_text_option sizes[] = {{"R", offsetof(plan, R)}, {"D", offsetof(plan, D)}, {0}};
+    static const cot_text_option reals[] = {{"p", offsetof(plan, p)}, {0}};
+    static const cot_text_option switches[] = {{"bias", offsetof(plan, bias)},
+                                               {"residual", offsetof(plan, residual)},
+                                               {"mask_out", offsetof(plan, mask_out)},
+                                               {"mask_bits_out", offsetof(plan, mask_bits_out)},
+                                               {"accumulate", offsetof(plan, accumulate)},
+                                               {0}};
     const char *value;
-    int64_t *size = cot_word_member(p, sizes, word, &value);
+    int64_t *size = cot_text_option_member(p, sizes, word, &value);
     if (size != NULL) { /* R=1e6 too */
         char *end;
         const double number = strtod(value, &end);
@@ -376,7 +376,7 @@ static bool set_word(plan *p, const char *word)
             return false;
         return *size = (int64_t)number, true;
     }
-    if (cot_word_real(p, reals, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
+    if (cot_parse_real(p, reals, word) || cot_parse_flag(p, switches, word) || cot_parse_float_dtype(&p->dtype, word))
         return true;
     for (int layout = 0; layout < LAYOUT_COUNT; layout++)
         if (strcmp(word, layout_names[layout]) == 0)
@@ -390,7 +390,7 @@ static bool set_word(plan *p, const char *word)
     return false;
 }
 
-static const char *const words_help =
+static const char *const options_help =
     "R=8192 D=1024 p=0.1, f32 f16 bf16 f64, contiguous slice swapped transposed strided broadcast, none silu relu "
     "gelu_tanh gelu_erf, drawn memory mask mask_bits, bias residual mask_out mask_bits_out accumulate";
 
@@ -445,7 +445,7 @@ const cot_op_cases cot_dropout_cases = {
     .op = &cot_dropout_op,
     .each = each,
     .parse = parse,
-    .words_help = words_help,
+    .options_help = options_help,
     .fill = fill,
     .oracles = cot_dropout_oracles,
     .primal = primal,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * dropout_problem.h: what the kernels of this op are given: checked arguments, their sizes by name, the mask's source. */
+ * dropout_problem.h: what the kernels of this op are given: checked arguments, their sizes by name, the mask's
+ * source. */
 #ifndef COT_DROPOUT_PROBLEM_H
 #define COT_DROPOUT_PROBLEM_H
 
@@ -68,7 +69,7 @@ static inline int64_t dropout_row(const cot_tensor *tensor, int64_t r)
 /* Both words of seed_memory or offset_memory; 0 if it is absent. */
 static inline uint64_t dropout_word64(const cot_tensor *words)
 {
-    if (!cot_present(words))
+    if (!cot_is_present(words))
         return 0;
     const uint32_t *word = words->data;
     return word[0] | (uint64_t)word[words->stride[0]] << 32;

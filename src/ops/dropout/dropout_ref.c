@@ -10,9 +10,9 @@
  *     M(dx) = c * m * |dy| * (|act'|(z) + M(z) * |act''|(z))
  * where |f| means: with every term of f replaced by its absolute value.
  *
- * NaN and infinities follow the formulas, with an activation's limits at infinity. A factor c of 0 gives 0. ReLU selects:
- * its dx is 0 where z <= 0, whatever dy holds, and dy where z is NaN. SiLU at infinity may be NaN, as z * sigma(z) is: its
- * magnitudes say so by their sign bit. */
+ * NaN and infinities follow the formulas, with an activation's limits at infinity. A factor c of 0 gives 0. ReLU
+ * selects: its dx is 0 where z <= 0, whatever dy holds, and dy where z is NaN. SiLU at infinity may be NaN, as z *
+ * sigma(z) is: its magnitudes say so by their sign bit. */
 #include "dropout_ref.h"
 
 #include "dropout_problem.h"
@@ -33,8 +33,8 @@ typedef struct curve {
     wide value, slope, slope_terms, bend_terms;
 } curve;
 
-/* Kernels limit z, to -87 for SiLU and to -10 and -15 for GELU's two forms, where an activation and its derivative, at most
- * 230 * 2^-126, are this close to their limits. */
+/* Kernels limit z, to -87 for SiLU and to -10 and -15 for GELU's two forms, where an activation and its derivative, at
+ * most 230 * 2^-126, are this close to their limits. */
 static const wide least_value = 0x1p-94L;
 
 /* The error of z, in roundoffs, times what a unit of it does; 0 at a limit, whatever z. */
@@ -100,7 +100,7 @@ static uint64_t draw(uint64_t seed, uint64_t offset, int64_t r, int64_t d, int64
 static uint64_t word64(const cot_tensor *words)
 {
     const int32_t *word = words->data;
-    return cot_present(words) ? (uint32_t)word[0] | (uint64_t)(uint32_t)word[1] << 32 : 0;
+    return cot_is_present(words) ? (uint32_t)word[0] | (uint64_t)(uint32_t)word[1] << 32 : 0;
 }
 
 /* The arguments that say what m and c are, of either direction. */
@@ -115,7 +115,7 @@ typedef struct source {
 static source find_source(int64_t D, double p, double scale, const cot_tensor *mask, const cot_tensor *mask_bits)
 {
     source s = {.D = D, .p = p, .scale = scale, .mask = mask, .mask_bits = mask_bits};
-    const bool given = cot_present(mask) || cot_present(mask_bits);
+    const bool given = cot_is_present(mask) || cot_is_present(mask_bits);
     const wide dropped = given ? (wide)p : roundl(65536 * (wide)p) / 65536;
     if (scale == 0)
         s.scale = dropped < 1 ? 1 / (1 - dropped) : 0;
@@ -124,9 +124,9 @@ static source find_source(int64_t D, double p, double scale, const cot_tensor *m
 
 static bool kept(const source *s, int64_t r, int64_t d)
 {
-    if (cot_present(s->mask))
+    if (cot_is_present(s->mask))
         return ((int32_t *)s->mask->data)[r * s->D + d] & 1;
-    if (cot_present(s->mask_bits))
+    if (cot_is_present(s->mask_bits))
         return ((int32_t *)s->mask_bits->data)[r * ((s->D + 7) / 8) + d / 8] >> d % 8 & 1;
     return (double)draw(s->seed, s->offset, r, d, s->D) >= round(65536 * s->p);
 }
@@ -135,7 +135,7 @@ static bool kept(const source *s, int64_t r, int64_t d)
 
 static wide bias_at(const cot_tensor *bias, int64_t d)
 {
-    return cot_present(bias) ? values(bias)[d] : 0;
+    return cot_is_present(bias) ? values(bias)[d] : 0;
 }
 
 static void forward(const void *args, void *magnitudes)
@@ -146,26 +146,26 @@ static void forward(const void *args, void *magnitudes)
     source s = find_source(D, a->p, a->scale, &a->mask, &a->mask_bits);
     s.seed = a->seed + word64(&a->seed_memory);
     s.offset = a->offset + word64(&a->offset_memory);
-    for (int64_t i = 0; cot_present(&a->mask_bits_out) && i < cot_elements(&a->mask_bits_out); i++)
+    for (int64_t i = 0; cot_is_present(&a->mask_bits_out) && i < cot_elements(&a->mask_bits_out); i++)
         values(&a->mask_bits_out)[i] = values(&m->mask_bits_out)[i] = 0;
     for (int64_t i = 0; i < elements; i++) {
         const int64_t r = i / D, d = i % D;
         const bool keep = kept(&s, r, d), counts = keep && s.scale != 0;
         const wide x = values(&a->x)[i], b = bias_at(&a->bias, d);
-        const wide residual = cot_present(&a->residual) ? values(&a->residual)[i] : 0;
+        const wide residual = cot_is_present(&a->residual) ? values(&a->residual)[i] : 0;
         const curve c = curve_at(a->activation, x + b);
-        if (cot_present(&a->y)) {
+        if (cot_is_present(&a->y)) {
             values(&a->y)[i] = (double)((counts ? s.scale * c.value : 0) + residual);
             values(&m->y)[i] =
                 (double)((counts ? s.scale * passed_on(fabsl(x) + fabsl(b), c.slope_terms) : 0) + fabsl(residual));
             if (isinf(x + b) && a->activation == COT_ACTIVATION_SILU)
                 values(&m->y)[i] = copysign(values(&m->y)[i], -1);
         }
-        if (cot_present(&a->mask_out)) {
+        if (cot_is_present(&a->mask_out)) {
             values(&a->mask_out)[i] = keep;
             values(&m->mask_out)[i] = 0;
         }
-        if (cot_present(&a->mask_bits_out))
+        if (cot_is_present(&a->mask_bits_out))
             values(&a->mask_bits_out)[r * G + d / 8] += keep << d % 8;
     }
 }
@@ -195,7 +195,7 @@ static void backward(const void *args, void *magnitudes)
             }
             const wide dx = counts ? factor * values(&a->dy)[i] : 0;
             const wide magnitude = counts ? terms * fabsl(values(&a->dy)[i]) : 0;
-            if (cot_present(&a->dx)) {
+            if (cot_is_present(&a->dx)) {
                 values(&a->dx)[i] = (double)dx;
                 values(&m->dx)[i] = infinite ? copysign((double)magnitude, -1) : (double)magnitude;
             }
@@ -203,7 +203,7 @@ static void backward(const void *args, void *magnitudes)
             sum += dx;
             sum_magnitude += magnitude;
         }
-        if (!cot_present(&a->dbias))
+        if (!cot_is_present(&a->dbias))
             continue;
         const double before = a->accumulate ? values(&a->dbias)[d] : 0;
         values(&a->dbias)[d] = (double)(sum + before);

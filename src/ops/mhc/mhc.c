@@ -101,7 +101,7 @@ static cot_status check_tensors(const char *call, const tensor_spec *tensors, in
         const tensor_spec *t = &tensors[i];
         if (t->required)
             CHECK(cot_check_required(call, t->name, t->tensor));
-        if (!cot_present(t->tensor))
+        if (!cot_is_present(t->tensor))
             continue;
         const int rank = (int)strlen(t->shape);
         CHECK(cot_check_tensor(call, t->name, t->tensor, COT_FLOATS, rank, rank));
@@ -155,8 +155,8 @@ static cot_status validate_pre_forward(const char *call, const void *args, bool 
         OUTPUT(h_res, "BTnn"),         OUTPUT(A, "BTnn"),          OUTPUT(inv_rms, "BT"),   OUTPUT(h_mix, "BTM"),
     };
     CHECK(check_eps(call, "norm_eps", a->norm_eps));
-    CHECK(
-        check_pre_options(call, a->hc_eps, a->post_scale, cot_present(&a->A), a->sinkhorn_eps, a->sinkhorn_iterations));
+    CHECK(check_pre_options(call, a->hc_eps, a->post_scale, cot_is_present(&a->A), a->sinkhorn_eps,
+                            a->sinkhorn_iterations));
     CHECK(check_x(call, &a->x, &p->sizes));
     return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data);
 }
@@ -166,7 +166,7 @@ static cot_status validate_pre_backward(const char *call, const void *args, bool
     mhc_pre_backward_problem *p = problem;
     p->args = *(const cot_mhc_pre_backward_args *)args;
     const cot_mhc_pre_backward_args *a = &p->args;
-    const bool fused = cot_present(&a->dA);
+    const bool fused = cot_is_present(&a->dA);
     const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true), INPUT(phi, "MK", true),
         INPUT(alpha, "3", true),       INPUT(bias, "M", fused),

@@ -63,7 +63,7 @@ static inline int64_t mhc_scalar_sinkhorn_bwd_elements(int64_t n, int32_t iterat
 /* Iterations of the Sinkhorn fused into pre's backward; 0 = not fused. */
 static inline int32_t mhc_pre_iterations(const cot_mhc_pre_backward_args *a)
 {
-    return cot_present(&a->dA) ? a->sinkhorn_iterations : 0;
+    return cot_is_present(&a->dA) ? a->sinkhorn_iterations : 0;
 }
 
 static inline size_t workspace_sinkhorn_fwd_scalar(const void *problem)
@@ -110,7 +110,7 @@ static inline const char *admit_rows(const void *problem, const cot_tensor *cons
 {
     for (int i = 0; i < count; i++) {
         const int last = tensors[i]->rank - 1;
-        if (cot_present(tensors[i]) && tensors[i]->stride[last] != 1 && tensors[i]->shape[last] != 1)
+        if (cot_is_present(tensors[i]) && tensors[i]->stride[last] != 1 && tensors[i]->shape[last] != 1)
             return "d is not contiguous";
     }
     return admit_simd(problem);

@@ -505,21 +505,21 @@ static void visit_cases(int op, bool (*visit)(void *, const cot_case *), void *c
 
 static bool set_option(case_shape *p, const char *word)
 {
-    static const cot_word sizes[] = {{"B", offsetof(case_shape, B)},          {"T", offsetof(case_shape, T)},
-                                     {"n", offsetof(case_shape, n)},          {"D", offsetof(case_shape, D)},
-                                     {"R", offsetof(case_shape, iterations)}, {0}};
-    static const cot_word pre[] = {
+    static const cot_text_option sizes[] = {{"B", offsetof(case_shape, B)},          {"T", offsetof(case_shape, T)},
+                                            {"n", offsetof(case_shape, n)},          {"D", offsetof(case_shape, D)},
+                                            {"R", offsetof(case_shape, iterations)}, {0}};
+    static const cot_text_option pre[] = {
         {"gamma", offsetof(case_shape, gamma)},           {"phi~1", offsetof(case_shape, wide_phi)},
         {"sinkhorn", offsetof(case_shape, fused)},        {"eps", offsetof(case_shape, large_eps)},
         {"dh_res", offsetof(case_shape, dh_res)},         {"dx_post", offsetof(case_shape, dx_post)},
         {"accumulate", offsetof(case_shape, accumulate)}, {0}};
-    static const cot_word sinkhorn[] = {{"wide", offsetof(case_shape, wide_logits)},
-                                        {"peaks", offsetof(case_shape, peaks)},
-                                        {"eps", offsetof(case_shape, large_eps)},
-                                        {0}};
-    static const cot_word post[] = {{"A[out,in]", offsetof(case_shape, out_in)}, {0}};
-    const cot_word *switches = p->op == PRE ? pre : p->op == SINKHORN ? sinkhorn : post;
-    if (cot_word_size(p, sizes, word) || cot_word_switch(p, switches, word) || cot_word_float_dtype(&p->dtype, word))
+    static const cot_text_option sinkhorn[] = {{"wide", offsetof(case_shape, wide_logits)},
+                                               {"peaks", offsetof(case_shape, peaks)},
+                                               {"eps", offsetof(case_shape, large_eps)},
+                                               {0}};
+    static const cot_text_option post[] = {{"A[out,in]", offsetof(case_shape, out_in)}, {0}};
+    const cot_text_option *switches = p->op == PRE ? pre : p->op == SINKHORN ? sinkhorn : post;
+    if (cot_parse_size(p, sizes, word) || cot_parse_flag(p, switches, word) || cot_parse_float_dtype(&p->dtype, word))
         return true;
     for (int layout = 0; layout < LAYOUT_COUNT; layout++)
         if (strcmp(word, layout_names[layout]) == 0)
@@ -660,7 +660,7 @@ static void post_options(int direction, const void *args, void *primal_args)
         .op = &cot_mhc_##stem##_op,                                                               \
         .each = each_##stem,                                                                      \
         .parse = parse_##stem,                                                                    \
-        .words_help = "B=1 T=2048 n=4 " help " f64, token-major stream-major slice strided",      \
+        .options_help = "B=1 T=2048 n=4 " help " f64, token-major stream-major slice strided",    \
         .prepare = prepare_,                                                                      \
         .oracles = cot_mhc_##stem##_oracles,                                                      \
         .primal = primal,                                                                         \

@@ -43,7 +43,7 @@ static double *values(const cot_tensor *tensor)
 /* Row `token`, of `count` elements, of a tensor [B,T,...]; NULL if the tensor is absent. */
 static double *row(const cot_tensor *tensor, int64_t token, int64_t count)
 {
-    return cot_present(tensor) ? values(tensor) + token * count : NULL;
+    return cot_is_present(tensor) ? values(tensor) + token * count : NULL;
 }
 
 static void store(double *out, double *magnitudes, int64_t i, real value, real magnitude)
@@ -67,7 +67,7 @@ static void add(double *out, double *magnitudes, int64_t i, real value, real mag
 
 static void init_gradient(const cot_tensor *out, const cot_tensor *magnitudes, bool accumulate)
 {
-    for (int64_t i = 0; cot_present(out) && i < cot_elements(out); i++) {
+    for (int64_t i = 0; cot_is_present(out) && i < cot_elements(out); i++) {
         if (!accumulate)
             values(out)[i] = 0;
         values(magnitudes)[i] = fabs(values(out)[i]);
@@ -281,9 +281,9 @@ static void pre_forward(const void *args, void *magnitudes)
     const cot_mhc_pre_forward_args *a = args, *m = magnitudes;
     const int64_t n = a->x.shape[2], D = a->x.shape[3], K = n * D, M = n * (n + 2);
     const int64_t tokens = a->x.shape[0] * a->x.shape[1];
-    const double *gamma = cot_present(&a->gamma) ? values(&a->gamma) : NULL;
+    const double *gamma = cot_is_present(&a->gamma) ? values(&a->gamma) : NULL;
     real *z = allocate(2 * M, sizeof(real)), *z_magnitude = z + M;
-    sinkhorn s = make_sinkhorn(n, cot_present(&a->A) ? a->sinkhorn_iterations : 1);
+    sinkhorn s = make_sinkhorn(n, cot_is_present(&a->A) ? a->sinkhorn_iterations : 1);
     for (int64_t t = 0; t < tokens; t++) {
         const double *x = row(&a->x, t, K);
         real squares = 0;
@@ -312,11 +312,11 @@ static void pre_forward(const void *args, void *magnitudes)
             else
                 store(row(&a->h_res, t, n * n), row(&m->h_res, t, n * n), j - 2 * n, z[j], z_magnitude[j]);
         }
-        if (cot_present(&a->A)) {
+        if (cot_is_present(&a->A)) {
             run_sinkhorn(&s, z + 2 * n, z_magnitude + 2 * n, a->sinkhorn_eps);
             store_sinkhorn(&s, row(&a->A, t, n * n), row(&m->A, t, n * n));
         }
-        for (int64_t d = 0; cot_present(&a->h_in) && d < D; d++) {
+        for (int64_t d = 0; cot_is_present(&a->h_in) && d < D; d++) {
             real sum = 0, magnitude = 0;
             for (int64_t i = 0; i < n; i++) {
                 const real sigma = sigmoid(z[i]);
@@ -353,10 +353,10 @@ static void pre_dz(const cot_mhc_pre_backward_args *a, sinkhorn *s, int64_t t, r
     }
     real *dL = dz + 2 * n, *dL_magnitude = magnitude + 2 * n;
     for (int64_t ij = 0; ij < n * n; ij++) {
-        dL[ij] = cot_present(&a->dh_res) ? row(&a->dh_res, t, n * n)[ij] : 0;
+        dL[ij] = cot_is_present(&a->dh_res) ? row(&a->dh_res, t, n * n)[ij] : 0;
         dL_magnitude[ij] = fabsl(dL[ij]);
     }
-    if (!cot_present(&a->dA))
+    if (!cot_is_present(&a->dA))
         return;
     real *logits = allocate(2 * n * n, sizeof(real)), *logit_magnitude = logits + n * n;
     for (int64_t ij = 0; ij < n * n; ij++) {
@@ -375,7 +375,7 @@ static void pre_backward(const void *args, void *magnitudes)
     const cot_mhc_pre_backward_args *a = args, *m = magnitudes;
     const int64_t n = a->x.shape[2], D = a->x.shape[3], K = n * D, M = n * (n + 2);
     const int64_t tokens = a->x.shape[0] * a->x.shape[1];
-    const double *gamma = cot_present(&a->gamma) ? values(&a->gamma) : NULL, *phi = values(&a->phi);
+    const double *gamma = cot_is_present(&a->gamma) ? values(&a->gamma) : NULL, *phi = values(&a->phi);
     init_gradient(&a->dphi, &m->dphi, a->accumulate);
     init_gradient(&a->dalpha, &m->dalpha, a->accumulate);
     init_gradient(&a->dbias, &m->dbias, a->accumulate);
@@ -386,7 +386,7 @@ static void pre_backward(const void *args, void *magnitudes)
          dalpha_magnitude[3] = {0};
     real *Q = allocate(M * K, sizeof(real)), *dx = allocate(K, sizeof(real));
     double *Q_magnitude = allocate(M * K, sizeof(double)), *dx_magnitude = allocate(K, sizeof(double));
-    sinkhorn s = make_sinkhorn(n, cot_present(&a->dA) ? a->sinkhorn_iterations : 1);
+    sinkhorn s = make_sinkhorn(n, cot_is_present(&a->dA) ? a->sinkhorn_iterations : 1);
     for (int64_t t = 0; t < tokens; t++) {
         const double *x = row(&a->x, t, K), *h_mix = row(&a->h_mix, t, M);
         const real inv_rms = *row(&a->inv_rms, t, 1);
@@ -417,10 +417,10 @@ static void pre_backward(const void *args, void *magnitudes)
                 Q_magnitude[jk] += magnitude * fabs(x[k]);
             }
         }
-        for (int64_t k = 0; cot_present(&a->dx) && k < K; k++) {
+        for (int64_t k = 0; cot_is_present(&a->dx) && k < K; k++) {
             const int64_t i = k / D, d = k % D;
             const real direct = (real)row(&a->h_pre, t, n)[i] * row(&a->dh_in, t, D)[d];
-            const real post = cot_present(&a->dx_post) ? row(&a->dx_post, t, K)[k] : 0,
+            const real post = cot_is_present(&a->dx_post) ? row(&a->dx_post, t, K)[k] : 0,
                        g = gamma != NULL ? gamma[k] : 1;
             store(row(&a->dx, t, K), row(&m->dx, t, K), k, g * dx[k] - dinv * scale * x[k] + direct + post,
                   fabsl(g) * dx_magnitude[k] + dinv_magnitude * scale * fabs(x[k]) + fabsl(direct) + fabsl(post));

@@ -21,7 +21,7 @@ typedef struct dbias_buffers {
 } dbias_buffers;
 
 _Static_assert(sizeof(dbias_buffers) <=
-                   ATTENTION_BWD_SCRATCH(sizeof(mt), MT_ONE_FORM) + ATTENTION_DBIAS_SCRATCH(sizeof(mt)),
+                   ATTENTION_BWD_SCRATCH(sizeof(mt), MT_SAME_FORM) + ATTENTION_DBIAS_SCRATCH(sizeof(mt)),
                "the buffers must fit the scratch slice");
 
 /* Adds dS^T of SCORE_ROWS keys from first_key on, at a block of queries, to sums[SCORE_ROWS][BLOCK]. */
@@ -37,13 +37,13 @@ static void add_strip(const context *c, const score_context *a, const key_strip 
     if (n == 0)
         return;
     const int64_t q_slot = (attention_first_slot(&queries, a->s.b) + q_block) * p->sizes.H + a->h;
-    const int64_t tile_offset = mt_at(SCORE_ROWS, 0, strips.first);
+    const int64_t tile_offset = mt_offset(SCORE_ROWS, 0, strips.first);
     const query_forms q = query_forms_at(c, q_slot);
     const float *lse = c->lse + q_slot * BLOCK, *D = c->D + q_slot * BLOCK;
-    mt_product_whole(SCORE_ROWS, n, d, keys->k, SCORE_ROWS, q.q_t + mt_at(d, 0, strips.first), d, x->s + tile_offset,
-                     SCORE_ROWS, false, NULL);
-    mt_product_whole(SCORE_ROWS, n, dv, keys->v, SCORE_ROWS, q.dout_t + mt_at(dv, 0, strips.first), dv,
-                     x->dp + tile_offset, SCORE_ROWS, false, NULL);
+    mt_product_all_terms(SCORE_ROWS, n, d, keys->k, SCORE_ROWS, q.q_t + mt_offset(d, 0, strips.first), d,
+                         x->s + tile_offset, SCORE_ROWS, false, NULL);
+    mt_product_all_terms(SCORE_ROWS, n, dv, keys->v, SCORE_ROWS, q.dout_t + mt_offset(dv, 0, strips.first), dv,
+                         x->dp + tile_offset, SCORE_ROWS, false, NULL);
     const score_tile tile = {first_query, first_key, true, SCORE_ROWS, strips};
     const strip_options o = {
         .exp_scale = v_set1(scores_exp_scale(p)), .masked = true, .dropout = a->dropout.dropped > 0};

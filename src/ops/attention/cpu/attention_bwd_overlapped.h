@@ -43,9 +43,9 @@ typedef struct score_queue {
     int64_t next, count;
     score_part current;
     int64_t rows_left;
-    vf exp_scale, prob[2], ds[2];    /* prob: of one key; ds: dS^T of the even key of a pair */
-    bool step_has_rows;              /* there was a row left when this k-step began */
-    mt_ahead *prefetch, *prefetch_2; /* ranges to prefetch meanwhile, one after the other */
+    vf exp_scale, prob[2], ds[2];             /* prob: of one key; ds: dS^T of the even key of a pair */
+    bool step_has_rows;                       /* there was a row left when this k-step began */
+    mt_prefetch_range *prefetch, *prefetch_2; /* ranges to prefetch meanwhile, one after the other */
 } score_queue;
 
 V_INLINE void compute_prob_row(score_queue *queue)
@@ -95,12 +95,12 @@ V_INLINE void start_next_part(score_queue *queue)
     queue->count--;
 }
 
-/* Callback of mt_part, which calls it four times a k-step with `step` 0 to 3. */
+/* Callback of mt_product_tile, which calls it four times a k-step with `step` 0 to 3. */
 V_INLINE void overlap_step(void *argument, int step)
 {
     score_queue *queue = argument;
     for (size_t line = 0; line < COT_MATMUL_SPLIT; line++)
-        mt_ask(queue->prefetch->at < queue->prefetch->end ? queue->prefetch : queue->prefetch_2);
+        mt_prefetch_next(queue->prefetch->next < queue->prefetch->end ? queue->prefetch : queue->prefetch_2);
     if (step == 0) {
         if (queue->rows_left == 0 && queue->count > 0)
             start_next_part(queue);
@@ -126,12 +126,12 @@ V_INLINE void drain_scores(score_queue *queue, int64_t max_waiting)
 V_INLINE void run_pending(pending_products *pending, score_queue *queue)
 {
     const pending_part *part = &pending->parts[pending->done++];
-    mt_part(part->n, 1, part->a, part->a_rows, part->b, part->c, part->accumulate, false, overlap_step, queue);
+    mt_product_tile(part->n, 1, part->a, part->a_rows, part->b, part->c, part->accumulate, false, overlap_step, queue);
 }
 
 static void finish_pending(pending_products *pending)
 {
-    mt_ahead no_prefetch = {NULL, NULL};
+    mt_prefetch_range no_prefetch = {NULL, NULL};
     score_queue queue = {.prefetch = &no_prefetch, .prefetch_2 = &no_prefetch};
     while (pending->done < pending->count)
         run_pending(pending, &queue);
@@ -178,10 +178,10 @@ static void queue_products(const context *c, const block_pair *b, const strip_bu
             const int64_t column = n < dv ? n : n - dv;
             if (span.first < span.end)
                 pending->parts[pending->count++] =
-                    (pending_part){.a = rows + mt_at(SCORE_ROWS, r, span.first),
+                    (pending_part){.a = rows + mt_offset(SCORE_ROWS, r, span.first),
                                    .a_rows = SCORE_ROWS,
-                                   .b = columns + mt_at(BLOCK, span.first, column),
-                                   .c = c_panel + mt_at(BLOCK, first_row + r, column),
+                                   .b = columns + mt_offset(BLOCK, span.first, column),
+                                   .c = c_panel + mt_offset(BLOCK, first_row + r, column),
                                    .n = span.end - span.first,
                                    .accumulate = b->dkv_initialized[(first_row + r) / STRIP]};
         }
@@ -189,12 +189,13 @@ static void queue_products(const context *c, const block_pair *b, const strip_bu
         for (int64_t i = 0; i < BLOCK; i += STRIP) {
             const attention_span span = visible->keys[i / STRIP];
             for (int64_t row = row_pair; span.first < span.end && row < row_pair + 2 * STRIP && row < d; row += STRIP)
-                pending->parts[pending->count++] = (pending_part){.a = b->kt + mt_at(d, row, first_row + span.first),
-                                                                  .a_rows = d,
-                                                                  .b = ds_b + mt_at(SCORE_ROWS, span.first, i),
-                                                                  .c = b->dq + mt_at(d, row, i),
-                                                                  .n = span.end - span.first,
-                                                                  .accumulate = b->dq_initialized[i / STRIP]};
+                pending->parts[pending->count++] =
+                    (pending_part){.a = b->kt + mt_offset(d, row, first_row + span.first),
+                                   .a_rows = d,
+                                   .b = ds_b + mt_offset(SCORE_ROWS, span.first, i),
+                                   .c = b->dq + mt_offset(d, row, i),
+                                   .n = span.end - span.first,
+                                   .accumulate = b->dq_initialized[i / STRIP]};
         }
     for (int64_t r = 0; r < SCORE_ROWS / STRIP; r++)
         b->dkv_initialized[first_row / STRIP + r] |= visible->queries[r].first < visible->queries[r].end;
@@ -239,14 +240,14 @@ static void differentiate_overlapped(const context *c, const score_context *a, c
         if (queue.count + (queue.rows_left > 0) + n > RING_SIZE)
             drain_scores(&queue, RING_SIZE - n);
         for (int64_t r = keys.first; r < keys.end; r += STRIP)
-            mt_part(d, 1, b->k + mt_at(BLOCK, first_row + r, 0), BLOCK, b->q.q_t + mt_at(d, 0, i),
-                    s[(slot + (r - keys.first) / STRIP) % RING_SIZE], false, false, overlap_step, &queue);
+            mt_product_tile(d, 1, b->k + mt_offset(BLOCK, first_row + r, 0), BLOCK, b->q.q_t + mt_offset(d, 0, i),
+                            s[(slot + (r - keys.first) / STRIP) % RING_SIZE], false, false, overlap_step, &queue);
         for (int64_t r = keys.first; r < keys.end; r += STRIP, slot = (slot + 1) % RING_SIZE) {
-            mt_part(dv, 1, b->v + mt_at(BLOCK, first_row + r, 0), BLOCK, b->q.dout_t + mt_at(dv, 0, i), dp[slot], false,
-                    true, overlap_step, &queue);
+            mt_product_tile(dv, 1, b->v + mt_offset(BLOCK, first_row + r, 0), BLOCK, b->q.dout_t + mt_offset(dv, 0, i),
+                            dp[slot], false, true, overlap_step, &queue);
             if (!all_visible(a, first_key + r, STRIP, b->first_query, queries))
                 apply_mask(a, s[slot], first_key + r, b->first_query + i);
-            const int64_t offset = buffer_offset + mt_at(SCORE_ROWS, r, i);
+            const int64_t offset = buffer_offset + mt_offset(SCORE_ROWS, r, i);
             ring[slot] = (score_part){s[slot],          dp[slot],       b->lse + i,      b->D + i,
                                       x->prob + offset, x->ds + offset, x->ds_b + offset};
             queue.count++;

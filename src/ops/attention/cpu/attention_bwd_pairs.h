@@ -48,9 +48,9 @@ static void sum_dout_out(float *D, const float *dout, const float *out, int64_t 
 {
     for (int64_t r = 0; r < STRIP; r += VW) {
         vf sum = v_zero();
-        for (int64_t c = 0; c < columns; c += MT_CHAIN) {
-            vf a[MT_CHAIN], b[MT_CHAIN];
-            const int64_t n = columns - c < MT_CHAIN ? columns - c : MT_CHAIN;
+        for (int64_t c = 0; c < columns; c += MT_K_BLOCK) {
+            vf a[MT_K_BLOCK], b[MT_K_BLOCK];
+            const int64_t n = columns - c < MT_K_BLOCK ? columns - c : MT_K_BLOCK;
             for (int64_t step = 0; step < n; step += VW) {
                 for (int64_t i = 0; i < VW; i++) {
                     a[step + i] = v_load(dout + (r + i) * columns + c + step);
@@ -86,9 +86,9 @@ static void pack_statistics(const attention_problem *p, const attention_block *b
         }
         if (lse[i] == INFINITY)
             D[i] = 0;
-        else if (cot_present(&p->delta))
+        else if (cot_is_present(&p->delta))
             D[i] = ((const float *)p->delta.data)[attention_lse_offset(&p->delta, block->s.b, h, row)];
-        else if (cot_present(&p->dlse))
+        else if (cot_is_present(&p->dlse))
             D[i] -= ((const float *)p->dlse.data)[attention_lse_offset(&p->dlse, block->s.b, h, row)];
     }
 }
@@ -110,7 +110,7 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
         load_rows(staging, c->w.dv, &p->dout, block.s.b, row, h, rows, p->sizes.dv);
         pack_transposed(to.dout_t, true, r, staging, c->w.dv);
         pack_b(to.dout, BLOCK, r, staging, c->w.dv);
-        if (!cot_present(&p->delta)) {
+        if (!cot_is_present(&p->delta)) {
             load_rows(out, c->w.dv, &p->out, block.s.b, row, h, rows, p->sizes.dv);
             sum_dout_out(c->D + first_row + r, staging, out, c->w.dv);
         }
@@ -126,14 +126,14 @@ typedef struct strip_buffers {
     _Alignas(64) float s[SCORE_ROWS * BLOCK], dp[BLOCK * BLOCK];
     /* With one form P^T and dS^T overwrite s and dp. Otherwise attention_bwd_overlapped.h uses these arrays as two
      * buffers, alternately; differentiate_blocks uses the first half of prob and ds, and all of ds_b. */
-    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : 2 * SCORE_ROWS * BLOCK], ds[MT_ONE_FORM ? 1 : 2 * SCORE_ROWS * BLOCK];
-    _Alignas(64) mt ds_b[MT_ONE_FORM ? 1 : 2 * SCORE_ROWS * BLOCK];
+    _Alignas(64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK], ds[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK];
+    _Alignas(64) mt ds_b[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK];
     int64_t buffer;
     _Alignas(64) float softcap_slopes[SCORE_ROWS * BLOCK], dropout_factors[SCORE_ROWS * BLOCK];
     _Alignas(64) float staging[2][STRIP * ATTENTION_MAX_D]; /* rows before packing */
 } strip_buffers;
 
-_Static_assert(sizeof(strip_buffers) <= ATTENTION_BWD_SCRATCH(sizeof(mt), MT_ONE_FORM),
+_Static_assert(sizeof(strip_buffers) <= ATTENTION_BWD_SCRATCH(sizeof(mt), MT_SAME_FORM),
                "the buffers must fit the scratch slice");
 
 /* Pointers to the operands: P^T and dS^T of a strip, and dS^T of the block in B form. */
@@ -144,8 +144,8 @@ typedef struct strip_operands {
 
 V_INLINE strip_operands strip_operands_at(strip_buffers *x, int64_t first_row)
 {
-    if (MT_ONE_FORM)
-        return (strip_operands){(mt *)x->s, (mt *)x->dp + mt_at(BLOCK, first_row, 0), (mt *)x->dp, BLOCK};
+    if (MT_SAME_FORM)
+        return (strip_operands){(mt *)x->s, (mt *)x->dp + mt_offset(BLOCK, first_row, 0), (mt *)x->dp, BLOCK};
     return (strip_operands){x->prob, x->ds, x->ds_b, SCORE_ROWS};
 }
 
@@ -196,7 +196,7 @@ V_INLINE void differentiate_strip(const score_context *a, strip_buffers *x, int6
                                          dp, &prob[n][m], &ds[n][m]);
                 }
                 mt_store_a2(to.prob + panel_offset(SCORE_ROWS, r + n, i), prob[n][0], prob[n][1]);
-                if (!MT_ONE_FORM)
+                if (!MT_SAME_FORM)
                     mt_store_a2(to.ds + panel_offset(SCORE_ROWS, r + n, i), ds[n][0], ds[n][1]);
             }
             mt_store_b(to.ds_b, BLOCK, first_row + r, i, ds[0][0], ds[1][0]);
@@ -225,7 +225,7 @@ typedef struct block_pair {
     float *dk, *dv;
     /* Whether the accumulators hold a value, for each strip of dq and of dk and dv. */
     bool *dq_initialized, *dkv_initialized;
-    mt_ahead *forms_prefetch, *dq_prefetch; /* the next block of queries */
+    mt_prefetch_range *forms_prefetch, *dq_prefetch; /* the next block of queries */
 } block_pair;
 
 /* Differentiates `rows` keys from row first_row of the block on, at the queries `strips` of their block. */
@@ -234,12 +234,12 @@ static void differentiate_keys(const context *c, const score_context *a, const b
 {
     const attention_problem *p = c->p;
     const int64_t d = c->w.d, dv = c->w.dv, j = b->first_key + first_row, n = strips.end - strips.first;
-    const int64_t row_offset = mt_at(BLOCK, first_row, 0);
+    const int64_t row_offset = mt_offset(BLOCK, first_row, 0);
     const strip_operands operands = strip_operands_at(x, first_row);
-    mt_product(rows, n, d, b->k + row_offset, BLOCK, b->q.q_t + mt_at(d, 0, strips.first), d,
-               x->s + mt_at(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, b->forms_prefetch);
-    mt_product_whole(rows, n, dv, b->v + row_offset, BLOCK, b->q.dout_t + mt_at(dv, 0, strips.first), dv,
-                     x->dp + row_offset + mt_at(BLOCK, 0, strips.first), BLOCK, false, b->forms_prefetch);
+    mt_product(rows, n, d, b->k + row_offset, BLOCK, b->q.q_t + mt_offset(d, 0, strips.first), d,
+               x->s + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, b->forms_prefetch);
+    mt_product_all_terms(rows, n, dv, b->v + row_offset, BLOCK, b->q.dout_t + mt_offset(dv, 0, strips.first), dv,
+                         x->dp + row_offset + mt_offset(BLOCK, 0, strips.first), BLOCK, false, b->forms_prefetch);
     strip_options o = {.exp_scale = v_set1(scores_exp_scale(p)), .masked = true};
     if (a->modified) {
         const score_tile tile = {b->first_query, j, true, rows, strips};
@@ -255,11 +255,11 @@ static void differentiate_keys(const context *c, const score_context *a, const b
     } else {
         differentiate_strip(a, x, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
     }
-    mt_product(rows, dv, n, operands.prob + mt_at(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
-               b->q.dout + mt_at(BLOCK, strips.first, 0), BLOCK, b->dv + row_offset, BLOCK,
+    mt_product(rows, dv, n, operands.prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
+               b->q.dout + mt_offset(BLOCK, strips.first, 0), BLOCK, b->dv + row_offset, BLOCK,
                b->dkv_initialized[first_row / STRIP], b->forms_prefetch);
-    mt_product(rows, d, n, operands.ds + mt_at(operands.ds_rows, 0, strips.first), operands.ds_rows,
-               b->q.q + mt_at(BLOCK, strips.first, 0), BLOCK, b->dk + row_offset, BLOCK,
+    mt_product(rows, d, n, operands.ds + mt_offset(operands.ds_rows, 0, strips.first), operands.ds_rows,
+               b->q.q + mt_offset(BLOCK, strips.first, 0), BLOCK, b->dk + row_offset, BLOCK,
                b->dkv_initialized[first_row / STRIP], b->forms_prefetch);
     for (int64_t r = first_row; r < first_row + rows; r += STRIP)
         b->dkv_initialized[r / STRIP] = true;
@@ -298,8 +298,9 @@ static void differentiate_blocks(const context *c, const score_context *a, const
         const int64_t n = keys[i].end - keys[i].first;
         if (n <= 0)
             continue;
-        mt_product(d, STRIP, n, b->kt + mt_at(d, 0, keys[i].first), d, ds + mt_at(BLOCK, keys[i].first, i * STRIP),
-                   BLOCK, b->dq + mt_at(d, 0, i * STRIP), d, b->dq_initialized[i], b->dq_prefetch);
+        mt_product(d, STRIP, n, b->kt + mt_offset(d, 0, keys[i].first), d,
+                   ds + mt_offset(BLOCK, keys[i].first, i * STRIP), BLOCK, b->dq + mt_offset(d, 0, i * STRIP), d,
+                   b->dq_initialized[i], b->dq_prefetch);
         b->dq_initialized[i] = true;
     }
 }

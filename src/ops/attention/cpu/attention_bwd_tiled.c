@@ -26,7 +26,7 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *, const void *, void *);
 
 /* Key blocks that stay in the L2 cache, with their dk and dv, while the queries stream by. AMX reads more other
  * operands: with four blocks a backward took 2.5 % to 17 % longer, most at d = 256. */
-enum { L2_KEY_BLOCKS = MT_ONE_FORM ? ATTENTION_L2_KEY_BLOCKS : ATTENTION_L2_KEY_BLOCKS / 2 };
+enum { L2_KEY_BLOCKS = MT_SAME_FORM ? ATTENTION_L2_KEY_BLOCKS : ATTENTION_L2_KEY_BLOCKS / 2 };
 
 /* ---- one item ------------------------------------------------------------------------------------------------- */
 
@@ -49,20 +49,20 @@ static void store_dk_dv(const context *c, const attention_sequence *s, int64_t h
         if (initialized[strip])
             continue;
         for (int64_t n = 0; n < c->w.d; n += MT)
-            memset(dk + mt_at(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
+            memset(dk + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
         for (int64_t n = 0; n < c->w.dv; n += MT)
-            memset(dv + mt_at(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
+            memset(dv + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
     }
     /* Keys beyond Tk: their weights are 0, but 0 times a NaN or an infinity of dout or q is NaN. */
     for (int64_t r = cot_clamp(s->Tk - block * BLOCK, 0, rows); r < rows; r++) {
         for (int64_t n = 0; n < c->w.d; n += MT)
-            memset(dk + mt_at(BLOCK, r, n), 0, MT * sizeof(float));
+            memset(dk + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
         for (int64_t n = 0; n < c->w.dv; n += MT)
-            memset(dv + mt_at(BLOCK, r, n), 0, MT * sizeof(float));
+            memset(dv + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
     }
-    if (cot_present(&p->dk))
+    if (cot_is_present(&p->dk))
         store_rows(&p->dk, s->b, row, hkv, rows, p->sizes.d, dk, BLOCK, NULL, (float)p->sizes.scale, p->accumulate);
-    if (cot_present(&p->dv))
+    if (cot_is_present(&p->dv))
         store_rows(&p->dv, s->b, row, hkv, rows, p->sizes.dv, dv, BLOCK, NULL, 1, p->accumulate);
 }
 
@@ -89,12 +89,12 @@ static void differentiate_queries(const context *c, item_keys *g, const score_co
     const int64_t q_row = ((attention_first_slot(&queries, g->s.b) + q_block) * p->sizes.H + a->h) * BLOCK;
     const attention_span visible = visible_key_blocks(p, &g->s, q_block);
     float *dq = c->dq + (g->chunk * c->w.q_slots * p->sizes.H * BLOCK + q_row) * c->w.d;
-    mt_ahead forms_prefetch = {NULL, NULL}, dq_prefetch = {NULL, NULL};
+    mt_prefetch_range forms_prefetch = {NULL, NULL}, dq_prefetch = {NULL, NULL};
     if (!last) {
-        forms_prefetch.at = (const char *)query_forms_at(c, q_row / BLOCK + p->sizes.H).q_t;
-        forms_prefetch.end = forms_prefetch.at + c->w.query_block_elements * (int64_t)sizeof(mt);
-        dq_prefetch.at = (const char *)(dq + p->sizes.H * BLOCK * c->w.d);
-        dq_prefetch.end = dq_prefetch.at + BLOCK * c->w.d * (int64_t)sizeof(float);
+        forms_prefetch.next = (const char *)query_forms_at(c, q_row / BLOCK + p->sizes.H).q_t;
+        forms_prefetch.end = forms_prefetch.next + c->w.query_block_elements * (int64_t)sizeof(mt);
+        dq_prefetch.next = (const char *)(dq + p->sizes.H * BLOCK * c->w.d);
+        dq_prefetch.end = dq_prefetch.next + BLOCK * c->w.d * (int64_t)sizeof(float);
     }
     const attention_span blocks = {g->first > visible.first ? g->first : visible.first,
                                    g->end < visible.end ? g->end : visible.end};
@@ -133,7 +133,7 @@ static void differentiate_queries(const context *c, item_keys *g, const score_co
     }
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
         if (!dq_initialized[i])
-            memset(dq + mt_at(c->w.d, 0, i * STRIP), 0, (size_t)c->w.d * STRIP * sizeof *dq);
+            memset(dq + mt_offset(c->w.d, 0, i * STRIP), 0, (size_t)c->w.d * STRIP * sizeof *dq);
 }
 
 static void differentiate_item(void *memory, int64_t item, void *scratch)
@@ -215,7 +215,7 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
         /* Queries beyond Tq, for the same reason as in store_dk_dv. */
         for (int64_t i = cot_clamp(block.used - r, 0, STRIP); i < STRIP; i++)
             for (int64_t n = 0; n < d; n += MT)
-                memset(rows + mt_at(STRIP, i, n), 0, MT * sizeof(float));
+                memset(rows + mt_offset(STRIP, i, n), 0, MT * sizeof(float));
         store_rows(&p->dq, block.s.b, block.s.q_row + block.first + r, h, cot_clamp(block.rows - r, 0, STRIP),
                    p->sizes.d, rows, STRIP, NULL, (float)p->sizes.scale, p->accumulate);
     }
@@ -253,11 +253,11 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
     c.dq = (float *)(base + w.dq), c.dk = (float *)(base + w.dk);
     cot_parallel_scratch(queue, w.q_slots * z->H, pack_queries_item, &c);
     cot_parallel_scratch(queue, attention_sequence_count(c.p) * z->Hkv * w.chunks, differentiate_item, &c);
-    if (cot_present(&c.p->dq))
+    if (cot_is_present(&c.p->dq))
         cot_parallel_scratch(queue, w.q_slots * z->H, store_dq_item, &c);
-    if (cot_present(&c.p->dsink))
+    if (cot_is_present(&c.p->dsink))
         cot_parallel(queue, z->H, dsink_item, &c);
-    if (cot_present(&c.p->dbias)) {
+    if (cot_is_present(&c.p->dbias)) {
         const int64_t *shape = c.p->dbias.shape;
         cot_parallel_scratch(queue,
                              shape[0] * shape[1] * cot_ceil_div(shape[2], BLOCK) * cot_ceil_div(shape[3], SCORE_ROWS),

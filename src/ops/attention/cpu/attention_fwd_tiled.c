@@ -18,11 +18,11 @@
 cot_status V_NAME(attention_fwd_tiled)(cot_queue *, const void *, void *);
 
 enum {
-    KEYS = MT_ONE_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_AMX_KEYS(sizeof(mt)), /* maximum keys of a block */
+    KEYS = MT_SAME_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_AMX_KEYS(sizeof(mt)), /* maximum keys of a block */
     ROWS = ATTENTION_FWD_ROWS,
     ELEMENTS = ATTENTION_FWD_ELEMENTS,
     /* Scores are scaled and rounded before the maximum: then exp's argument is exactly 0 at the largest score. */
-    SCALE_BEFORE_MAX = MT_ONE_FORM,
+    SCALE_BEFORE_MAX = MT_SAME_FORM,
 };
 
 typedef struct context {
@@ -107,7 +107,7 @@ typedef struct item_state {
     _Alignas(64) float out[ELEMENTS];
     _Alignas(64) float row_max[ROWS], row_sum[ROWS];
     _Alignas(64) float s[SCORE_ROWS * BLOCK];
-    _Alignas(64) mt prob[MT_ONE_FORM ? 1 : 2 * SCORE_ROWS * KEYS]; /* double-buffered; with one form P overwrites s */
+    _Alignas(64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * KEYS]; /* double-buffered; with one form P overwrites s */
     int64_t prob_index;
     _Alignas(64) float dropout_factors[SCORE_ROWS * BLOCK];
     bool out_initialized[ROWS / STRIP]; /* the strip's out holds a value, or its first product is pending */
@@ -116,12 +116,12 @@ typedef struct item_state {
     _Alignas(64) float staging[STRIP * ATTENTION_MAX_D]; /* queries before packing */
 } item_state;
 
-_Static_assert(sizeof(item_state) <= ATTENTION_FWD_SCRATCH(sizeof(mt), MT_ONE_FORM, KEYS),
+_Static_assert(sizeof(item_state) <= ATTENTION_FWD_SCRATCH(sizeof(mt), MT_SAME_FORM, KEYS),
                "the state must fit the scratch slice");
 
 V_INLINE mt *prob_buffer(item_state *x)
 {
-    return MT_ONE_FORM ? (mt *)x->s : x->prob + x->prob_index * SCORE_ROWS * KEYS;
+    return MT_SAME_FORM ? (mt *)x->s : x->prob + x->prob_index * SCORE_ROWS * KEYS;
 }
 
 /* Lane i of the result is the maximum (sum) of the lanes of v[i]. */
@@ -236,9 +236,9 @@ static void attend_strip(const context *c, const score_context *a, item_state *x
 {
     const int64_t i = first_query + first_row, n = strips.end - strips.first;
     const float exp_scale = scores_exp_scale(c->p);
-    mt_product_whole(rows, n, c->w.d, x->q + mt_at(c->w.rows, first_row, 0), c->w.rows,
-                     b->kt + mt_at(c->w.d, 0, strips.first), c->w.d, x->s + mt_at(SCORE_ROWS, 0, strips.first),
-                     SCORE_ROWS, false, NULL);
+    mt_product_all_terms(rows, n, c->w.d, x->q + mt_offset(c->w.rows, first_row, 0), c->w.rows,
+                         b->kt + mt_offset(c->w.d, 0, strips.first), c->w.d,
+                         x->s + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, NULL);
     if (a->modified) {
         const score_tile tile = {i, b->first, false, rows, strips};
         modify_scores(a, &tile, x->s, NULL);
@@ -252,9 +252,9 @@ static void attend_strip(const context *c, const score_context *a, item_state *x
     else
         softmax_strip(x, &c->w, first_row, rows, strips, exp_scale, false);
     const mt *prob = prob_buffer(x);
-    mt_product(rows, c->w.dv, n, prob + mt_at(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
-               b->v + mt_at(c->w.keys, strips.first, 0), c->w.keys, x->out + mt_at(c->w.rows, first_row, 0), c->w.rows,
-               x->out_initialized[first_row / STRIP], NULL);
+    mt_product(rows, c->w.dv, n, prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
+               b->v + mt_offset(c->w.keys, strips.first, 0), c->w.keys, x->out + mt_offset(c->w.rows, first_row, 0),
+               c->w.rows, x->out_initialized[first_row / STRIP], NULL);
     for (int64_t r = first_row; r < first_row + rows; r += STRIP)
         x->out_initialized[r / STRIP] = true;
 }
@@ -330,8 +330,8 @@ V_INLINE bool ensure_current_part(softmax_queue *queue)
     return true;
 }
 
-/* Callbacks of mt_part, which calls them four times a k-step with `step` 0 to 3: one row of P a call, or two where a
- * part has too few k-steps. */
+/* Callbacks of mt_product_tile, which calls them four times a k-step with `step` 0 to 3: one row of P a call, or two
+ * where a part has too few k-steps. */
 V_INLINE void softmax_step(void *argument, int step)
 {
     softmax_queue *queue = argument;
@@ -386,8 +386,9 @@ V_INLINE void accumulate_part(const context *c, pending_product *pending, void (
                               softmax_queue *queue)
 {
     const int64_t j = pending->done / PARTS_DOWN * STRIP, i = pending->done % PARTS_DOWN * STRIP;
-    mt_part(pending->keys, 1, pending->prob + mt_at(SCORE_ROWS, i, 0), SCORE_ROWS, pending->v + mt_at(c->w.keys, 0, j),
-            pending->out + mt_at(c->w.rows, i, j), pending->accumulate, false, step, queue);
+    mt_product_tile(pending->keys, 1, pending->prob + mt_offset(SCORE_ROWS, i, 0), SCORE_ROWS,
+                    pending->v + mt_offset(c->w.keys, 0, j), pending->out + mt_offset(c->w.rows, i, j),
+                    pending->accumulate, false, step, queue);
     pending->done++;
 }
 
@@ -413,22 +414,22 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
         return true;
     const bool visible = all_visible(a, i0, SCORE_ROWS, b->first, strips);
     const int64_t n = strips.end - strips.first, parts = n / STRIP * PARTS_DOWN;
-    mt *prob = prob_buffer(x) + mt_at(SCORE_ROWS, 0, strips.first);
+    mt *prob = prob_buffer(x) + mt_offset(SCORE_ROWS, 0, strips.first);
     pending_product *pending = &x->pending;
     softmax_part ring[RING_SIZE];
     const float exp_scale = scores_exp_scale(c->p);
     softmax_queue queue = {.ring = ring, .exp_scale = v_set1(exp_scale)};
     for (int64_t part = 0, slot = 0, due = 0; part < parts; part++, slot = (slot + 1) % RING_SIZE) {
         const int64_t j = part / PARTS_DOWN * STRIP, i = part % PARTS_DOWN * STRIP;
-        mt_part(c->w.d, 1, x->q + mt_at(c->w.rows, first_row + i, 0), c->w.rows,
-                b->kt + mt_at(c->w.d, 0, strips.first + j), s[slot], false, true, step, &queue);
+        mt_product_tile(c->w.d, 1, x->q + mt_offset(c->w.rows, first_row + i, 0), c->w.rows,
+                        b->kt + mt_offset(c->w.d, 0, strips.first + j), s[slot], false, true, step, &queue);
         const attention_span keys = {strips.first + j, strips.first + j + STRIP};
         if (!visible && !all_visible(a, i0 + i, STRIP, b->first, keys))
             apply_mask(a, s[slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
         if (!x->row_max_set[(first_row + i) / STRIP])
             x->row_max_set[(first_row + i) / STRIP] = set_row_max(s[slot], exp_scale, x->row_max + first_row + i);
         ring[slot] =
-            (softmax_part){s[slot], x->row_max + first_row + i, prob + mt_at(SCORE_ROWS, i, j), sums + i / 4 * VW};
+            (softmax_part){s[slot], x->row_max + first_row + i, prob + mt_offset(SCORE_ROWS, i, j), sums + i / 4 * VW};
         queue.count++;
         /* Spreads the pending parts evenly over the parts of this tile. */
         for (due += pending->parts; due >= parts; due -= parts)
@@ -452,8 +453,8 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
     for (int64_t r = 0; r < SCORE_ROWS; r++)
         x->row_sum[first_row + r] += block_sum[r];
     *pending = (pending_product){.prob = prob,
-                                 .v = b->v + mt_at(c->w.keys, strips.first, 0),
-                                 .out = x->out + mt_at(c->w.rows, first_row, 0),
+                                 .v = b->v + mt_offset(c->w.keys, strips.first, 0),
+                                 .out = x->out + mt_offset(c->w.rows, first_row, 0),
                                  .keys = n,
                                  .parts = c->w.dv / STRIP * PARTS_DOWN,
                                  .accumulate = x->out_initialized[first_row / STRIP]};
@@ -477,7 +478,7 @@ static void attend_narrow_block(const context *c, const score_context *a, item_s
     if (strips.first == strips.end)
         return;
     const bool visible = all_visible(a, i, SCORE_ROWS, b->first, strips);
-    if (!MT_ONE_FORM ||
+    if (!MT_SAME_FORM ||
         (visible && x->out_initialized[first_row / STRIP] == x->out_initialized[first_row / STRIP + 1])) {
         attend_strip(c, a, x, first_query, first_row, SCORE_ROWS, b, strips, visible);
         return;
@@ -502,7 +503,8 @@ static void attend_block(const context *c, const score_context *a, item_state *x
             continue;
 #endif
         for (int64_t key = 0; key < c->w.keys; key += BLOCK) {
-            const key_block narrow = {b->first + key, b->kt + mt_at(c->w.d, 0, key), b->v + mt_at(c->w.keys, key, 0)};
+            const key_block narrow = {b->first + key, b->kt + mt_offset(c->w.d, 0, key),
+                                      b->v + mt_offset(c->w.keys, key, 0)};
             attend_narrow_block(c, a, x, first_query, first_row, &narrow);
         }
     }
@@ -518,13 +520,13 @@ static void finish_rows(const context *c, item_state *x, const attention_block *
         const bool max_is_sink =
             x->row_max[r] == sink * EXP_SCALE; /* then lse is exactly the sink if no key is visible */
         lse[r] = has_sum ? (max_is_sink ? sink : x->row_max[r] / EXP_SCALE) + logf(x->row_sum[r]) : -INFINITY;
-        if (cot_present(&p->lse))
+        if (cot_is_present(&p->lse))
             ((float *)p->lse.data)[attention_lse_offset(&p->lse, rows->s.b, h, rows->s.q_row + rows->first + r)] =
                 lse[r];
         for (int64_t n = 0; (!x->out_initialized[r / STRIP] || !has_sum) && n < c->w.dv; n += MT)
-            memset(x->out + mt_at(c->w.rows, r, n), 0, MT * sizeof(float));
+            memset(x->out + mt_offset(c->w.rows, r, n), 0, MT * sizeof(float));
     }
-    if (cot_present(&p->out))
+    if (cot_is_present(&p->out))
         store_rows(&p->out, rows->s.b, rows->s.q_row + rows->first, h, rows->rows, p->sizes.dv, x->out, c->w.rows,
                    inverse, 0, false);
 }
@@ -534,7 +536,7 @@ static void attend_rows(const context *c, const attention_block *rows, int64_t h
 {
     const attention_problem *p = c->p;
     const score_context a = make_score_context(p, &rows->s, h);
-    const float sink = cot_present(&p->sink) && rows->s.b < p->sizes.B
+    const float sink = cot_is_present(&p->sink) && rows->s.b < p->sizes.B
                            ? (float)cot_load_f64(p->sink.data, p->sink.dtype, h * p->sink.stride[0])
                            : -INFINITY;
     mt_state host_tiles;
@@ -615,7 +617,7 @@ cot_status V_NAME(attention_fwd_tiled)(cot_queue *queue, const void *problem, vo
     c.w = attention_fwd_layout_of(z, sizeof(mt), KEYS);
     c.kt = (mt *)((char *)workspace + c.w.kt);
     c.v = (mt *)((char *)workspace + c.w.v);
-    const bool equal_lengths = !z->packed && !cot_present(&c.p->seqused_k) && !cot_present(&c.p->seqused_q);
+    const bool equal_lengths = !z->packed && !cot_is_present(&c.p->seqused_k) && !cot_is_present(&c.p->seqused_q);
     const int64_t groups = z->B * z->Hkv, threads = cot_queue_threads(queue);
     const int64_t rounds = groups / threads;
     if (equal_lengths && rounds >= 2) {

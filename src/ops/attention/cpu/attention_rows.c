@@ -72,7 +72,7 @@ V_INLINE void delta_rows_as(const attention_delta_problem *p, row_range s, cot_d
         for (int64_t h = 0; h < p->sizes.H; h++) {
             float D = dot_as(element_pointer(&a->dout, dout, attention_row_offset(&a->dout, s.b, i, h)), dout,
                              element_pointer(&a->out, out, attention_row_offset(&a->out, s.b, i, h)), out, p->sizes.dv);
-            if (cot_present(&a->dlse))
+            if (cot_is_present(&a->dlse))
                 D -= load_statistic(&a->dlse, s.b, h, i);
             ((float *)a->delta.data)[attention_lse_offset(&a->delta, s.b, h, i)] = D;
         }
@@ -111,7 +111,7 @@ typedef struct weights {
 static void compute_weights(weights *w, const cot_attention_merge_args *a, const row_range *s, int64_t h)
 {
     const float sink =
-        cot_present(&a->sink) ? (float)cot_load_f64(a->sink.data, a->sink.dtype, h * a->sink.stride[0]) : -INFINITY;
+        cot_is_present(&a->sink) ? (float)cot_load_f64(a->sink.data, a->sink.dtype, h * a->sink.stride[0]) : -INFINITY;
     for (int64_t r = 0; r < ROWS; r++) {
         w->a[r] = r < s->count ? load_statistic(&a->lse_a, s->b, h, s->i + r) : 0;
         w->b[r] = r < s->count ? load_statistic(&a->lse_b, s->b, h, s->i + r) : 0;
@@ -128,7 +128,7 @@ static void compute_weights(weights *w, const cot_attention_merge_args *a, const
         v_store(w->b + r, v_div(ey, divisor));
         v_store(w->sum + r, sum);
         v_store(max_lses, max_lse);
-        for (int64_t n = 0; cot_present(&a->lse) && n < VW; n++)
+        for (int64_t n = 0; cot_is_present(&a->lse) && n < VW; n++)
             w->lse[r + n] = w->sum[r + n] == 0 ? -INFINITY : max_lses[n] + logf(w->sum[r + n]);
     }
 }
@@ -174,7 +174,7 @@ static void merge_item(void *memory, int64_t item)
     for (int64_t h = 0; h < p->sizes.H; h++) {
         weights w;
         compute_weights(&w, a, &s, h);
-        for (int64_t r = 0; cot_present(out) && r < s.count; r++) {
+        for (int64_t r = 0; cot_is_present(out) && r < s.count; r++) {
             void *row = (void *)element_pointer(out, out->dtype, attention_row_offset(out, s.b, s.i + r, h));
             if (w.sum[r] == 0) /* out_a and out_b may hold anything */
                 memset(row, 0, (size_t)p->sizes.dv * cot_dtype_size(out->dtype));
@@ -183,7 +183,7 @@ static void merge_item(void *memory, int64_t item)
                           x->dtype, element_pointer(y, y->dtype, attention_row_offset(y, s.b, s.i + r, h)), y->dtype,
                           p->sizes.dv, v_set1(w.a[r]), v_set1(w.b[r]));
         }
-        for (int64_t r = 0; cot_present(&a->lse) && r < s.count; r++)
+        for (int64_t r = 0; cot_is_present(&a->lse) && r < s.count; r++)
             ((float *)a->lse.data)[attention_lse_offset(&a->lse, s.b, h, s.i + r)] = w.lse[r];
     }
 }

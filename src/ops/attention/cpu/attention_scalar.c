@@ -113,7 +113,7 @@ typedef struct head {
 static head head_at(const attention_problem *p, int64_t b, int64_t h)
 {
     head a = {.p = p, .s = attention_sequence_at(p, b), .h = h, .hkv = h / (p->sizes.H / p->sizes.Hkv)};
-    if (cot_present(&p->alibi_slopes) && b < p->sizes.B)
+    if (cot_is_present(&p->alibi_slopes) && b < p->sizes.B)
         a.alibi_slope = load(&p->alibi_slopes, attention_slope_offset(&p->alibi_slopes, b, h));
     a.dropout = attention_dropout_of(p, &a.s, h);
     return a;
@@ -133,9 +133,9 @@ static real score(const head *a, int64_t i, int64_t j, real *softcap_slope)
         *softcap_slope = 1 - t * t;
     }
     const int64_t distance = i + a->s.diagonal - j;
-    if (cot_present(&p->alibi_slopes))
+    if (cot_is_present(&p->alibi_slopes))
         s -= a->alibi_slope * (real)(distance < 0 ? -distance : distance);
-    if (cot_present(&p->bias))
+    if (cot_is_present(&p->bias))
         s += load(&p->bias, attention_bias_offset(&p->bias, a->s.b, a->h, i, j));
     return s;
 }
@@ -144,10 +144,10 @@ static real score(const head *a, int64_t i, int64_t j, real *softcap_slope)
 
 static void store_row(const attention_problem *p, const head *a, int64_t row, const real *out, real divisor, real lse)
 {
-    const int64_t offset = cot_present(&p->out) ? attention_row_offset(&p->out, a->s.b, row, a->h) : 0;
-    for (int64_t c = 0; cot_present(&p->out) && c < p->sizes.dv; c++)
+    const int64_t offset = cot_is_present(&p->out) ? attention_row_offset(&p->out, a->s.b, row, a->h) : 0;
+    for (int64_t c = 0; cot_is_present(&p->out) && c < p->sizes.dv; c++)
         cot_store_f64(p->out.data, p->out.dtype, offset + c * p->out.stride[3], divisor == 0 ? 0 : out[c] / divisor);
-    if (cot_present(&p->lse))
+    if (cot_is_present(&p->lse))
         cot_store_f64(p->lse.data, p->lse.dtype, attention_lse_offset(&p->lse, a->s.b, a->h, row), lse);
 }
 
@@ -155,7 +155,7 @@ static void forward_row(const head *a, int64_t i, real *scores, real *out)
 {
     const attention_problem *p = a->p;
     const attention_span keys = attention_visible_keys(&p->sizes, &a->s, i);
-    const bool has_sink = cot_present(&p->sink);
+    const bool has_sink = cot_is_present(&p->sink);
     const real sink = has_sink ? load(&p->sink, a->h * p->sink.stride[0]) : -INFINITY;
     real row_max = sink, ignored;
     for (int64_t j = keys.first; j < keys.end; j++) {
@@ -209,11 +209,11 @@ static real delta_of(const head *a, int64_t i)
 {
     const attention_problem *p = a->p;
     const int64_t row = a->s.q_row + i;
-    if (cot_present(&p->delta))
+    if (cot_is_present(&p->delta))
         return load(&p->delta, attention_lse_offset(&p->delta, a->s.b, a->h, row));
     real D = dot(&p->dout, attention_row_offset(&p->dout, a->s.b, row, a->h), &p->out,
                  attention_row_offset(&p->out, a->s.b, row, a->h), p->sizes.dv);
-    if (cot_present(&p->dlse))
+    if (cot_is_present(&p->dlse))
         D -= load(&p->dlse, attention_lse_offset(&p->dlse, a->s.b, a->h, row));
     return D;
 }
@@ -257,15 +257,15 @@ static void backward_row(const head *a, int64_t i, real *dq, real *dk, real *dv)
         add_row(dk + j * d, x.dZ, &p->q, q_offset, d);
         add_row(dv + j * p->sizes.dv, x.P, &p->dout, dout_offset, p->sizes.dv);
     }
-    const int64_t offset = cot_present(&p->dq) ? attention_row_offset(&p->dq, a->s.b, row, a->h) : 0;
-    for (int64_t c = 0; cot_present(&p->dq) && c < d; c++)
+    const int64_t offset = cot_is_present(&p->dq) ? attention_row_offset(&p->dq, a->s.b, row, a->h) : 0;
+    for (int64_t c = 0; cot_is_present(&p->dq) && c < d; c++)
         store(&p->dq, offset + c * p->dq.stride[3], p->accumulate, scale * dq[c]);
 }
 
 /* Stores all rows of one head of dk or dv from their sums. */
 static void store_sums(const cot_tensor *t, const head *a, const real *sums, int64_t size, real factor)
 {
-    for (int64_t j = 0; cot_present(t) && j < a->s.k_rows; j++) {
+    for (int64_t j = 0; cot_is_present(t) && j < a->s.k_rows; j++) {
         const int64_t offset = attention_row_offset(t, a->s.b, a->s.k_row + j, a->hkv);
         for (int64_t c = 0; c < size; c++)
             store(t, offset + c * t->stride[3], a->p->accumulate, factor * sums[j * size + c]);
@@ -289,7 +289,7 @@ static void backward_item(void *memory, int64_t item)
         const head a = head_at(p, b, h);
         for (int64_t i = 0; i < s.Tq; i++)
             backward_row(&a, i, dq, dk, dv);
-        for (int64_t i = s.Tq; cot_present(&p->dq) && i < s.q_rows; i++)
+        for (int64_t i = s.Tq; cot_is_present(&p->dq) && i < s.q_rows; i++)
             for (int64_t n = 0; n < z->d; n++)
                 store(&p->dq, attention_row_offset(&p->dq, b, s.q_row + i, h) + n * p->dq.stride[3], p->accumulate, 0);
     }
@@ -354,11 +354,11 @@ cot_status NAME(attention_bwd_scalar)(cot_queue *queue, const void *problem, voi
 {
     context c = {problem, workspace};
     const attention_problem *p = problem;
-    if (cot_present(&p->dq) || cot_present(&p->dk) || cot_present(&p->dv))
+    if (cot_is_present(&p->dq) || cot_is_present(&p->dk) || cot_is_present(&p->dv))
         cot_parallel(queue, attention_sequence_count(p) * p->sizes.Hkv, backward_item, &c);
-    if (cot_present(&p->dsink))
+    if (cot_is_present(&p->dsink))
         cot_parallel(queue, p->sizes.H, dsink_item, (void *)problem);
-    if (cot_present(&p->dbias))
+    if (cot_is_present(&p->dbias))
         cot_parallel(queue, cot_elements(&p->dbias), dbias_item, (void *)problem);
     return COT_OK;
 }
@@ -373,7 +373,7 @@ static void delta_item(void *memory, int64_t item)
     for (int64_t i = 0; i < p->sizes.Tq; i++) {
         real D = dot(&a->dout, attention_row_offset(&a->dout, b, i, h), &a->out, attention_row_offset(&a->out, b, i, h),
                      p->sizes.dv);
-        if (cot_present(&a->dlse))
+        if (cot_is_present(&a->dlse))
             D -= load(&a->dlse, attention_lse_offset(&a->dlse, b, h, i));
         store(&a->delta, attention_lse_offset(&a->delta, b, h, i), false, D);
     }
@@ -392,7 +392,7 @@ static void merge_item(void *memory, int64_t item)
     const attention_merge_problem *p = memory;
     const cot_attention_merge_args *a = &p->args;
     const int64_t b = item / p->sizes.H, h = item % p->sizes.H;
-    const real sink = cot_present(&a->sink) ? load(&a->sink, h * a->sink.stride[0]) : -INFINITY;
+    const real sink = cot_is_present(&a->sink) ? load(&a->sink, h * a->sink.stride[0]) : -INFINITY;
     for (int64_t i = 0; i < p->sizes.Tq; i++) {
         const real lse_a = load(&a->lse_a, attention_lse_offset(&a->lse_a, b, h, i));
         const real lse_b = load(&a->lse_b, attention_lse_offset(&a->lse_b, b, h, i));
@@ -401,13 +401,13 @@ static void merge_item(void *memory, int64_t item)
         const bool empty = max_lse == -INFINITY;
         const real weight_a = empty ? 0 : EXP(lse_a - max_lse), weight_b = empty ? 0 : EXP(lse_b - max_lse);
         const real sum = empty ? 1 : weight_a + weight_b + EXP(sink - max_lse);
-        for (int64_t c = 0; cot_present(&a->out) && c < p->sizes.dv; c++) {
+        for (int64_t c = 0; cot_is_present(&a->out) && c < p->sizes.dv; c++) {
             const real x = load(&a->out_a, attention_row_offset(&a->out_a, b, i, h) + c * a->out_a.stride[3]);
             const real y = load(&a->out_b, attention_row_offset(&a->out_b, b, i, h) + c * a->out_b.stride[3]);
             store(&a->out, attention_row_offset(&a->out, b, i, h) + c * a->out.stride[3], false,
                   empty ? 0 : (weight_a * x + weight_b * y) / sum);
         }
-        if (cot_present(&a->lse))
+        if (cot_is_present(&a->lse))
             store(&a->lse, attention_lse_offset(&a->lse, b, h, i), false, empty ? -INFINITY : max_lse + LOG(sum));
     }
 }

@@ -17,8 +17,8 @@ typedef struct score_context {
 
 static inline bool scores_are_modified(const attention_problem *p)
 {
-    return p->sizes.scale < 0 || p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_present(&p->alibi_slopes) ||
-           cot_present(&p->bias);
+    return p->sizes.scale < 0 || p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_is_present(&p->alibi_slopes) ||
+           cot_is_present(&p->bias);
 }
 
 /* The `scale` argument of exp_scores. Unmodified scores are raw products, so it includes the softmax scale; modified
@@ -31,7 +31,7 @@ static inline float scores_exp_scale(const attention_problem *p)
 static inline score_context make_score_context(const attention_problem *p, const attention_sequence *s, int64_t h)
 {
     score_context a = {.p = p, .s = *s, .h = h, .modified = scores_are_modified(p)};
-    if (cot_present(&p->alibi_slopes) && s->b < p->sizes.B)
+    if (cot_is_present(&p->alibi_slopes) && s->b < p->sizes.B)
         a.alibi_slope = (float)cot_load_f64(p->alibi_slopes.data, p->alibi_slopes.dtype,
                                             attention_slope_offset(&p->alibi_slopes, s->b, h));
     a.dropout = attention_dropout_of(p, s, h);
@@ -102,7 +102,7 @@ static void modify_scores(const score_context *a, const score_tile *t, float *s,
     const vf scale = v_set1((float)p->sizes.scale), cap = v_set1((float)p->sizes.softcap),
              alibi_slope = v_set1(a->alibi_slope);
     const vf inverse = v_set1(1 / (float)p->sizes.softcap);
-    const bool has_softcap = p->sizes.softcap > 0, has_bias = cot_present(&p->bias);
+    const bool has_softcap = p->sizes.softcap > 0, has_bias = cot_is_present(&p->bias);
     const int axis = t->keys_in_rows ? 2 : 3; /* the bias axis along the tile's columns */
     const int64_t stride = has_bias && p->bias.shape[axis] > 1 ? p->bias.stride[axis] : 0;
     const int64_t bias_rows = t->keys_in_rows ? a->s.Tk - t->j : a->s.Tq - t->i; /* rows of the tile within bias */

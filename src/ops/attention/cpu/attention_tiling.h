@@ -125,8 +125,8 @@ static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes
     w.rows = z->d > ATTENTION_MAX_D / 2 || z->dv > ATTENTION_MAX_D / 2 ? ATTENTION_FWD_ROWS / 2 : ATTENTION_FWD_ROWS;
     w.q_slots = attention_slot_count(z, false, w.rows);
     w.k_slots = attention_slot_count(z, true, w.keys);
-    w.kt = cot_take(&w.bytes, COT_PRODUCT(w.k_slots, z->Hkv, w.keys, w.d), size);
-    w.v = cot_take(&w.bytes, COT_PRODUCT(w.k_slots, z->Hkv, w.keys, w.dv), size);
+    w.kt = cot_workspace_reserve(&w.bytes, COT_PRODUCT(w.k_slots, z->Hkv, w.keys, w.d), size);
+    w.v = cot_workspace_reserve(&w.bytes, COT_PRODUCT(w.k_slots, z->Hkv, w.keys, w.dv), size);
     return w;
 }
 
@@ -161,12 +161,13 @@ static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes
                   items = COT_PRODUCT(z->B + z->packed, z->Hkv, w.chunks);
     w.query_block_elements = COT_PRODUCT(2, ATTENTION_BLOCK, w.d + w.dv);
     w.key_block_elements = COT_PRODUCT(ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, cot_add(w.d, w.d + w.dv));
-    w.queries = cot_take(&w.bytes, COT_PRODUCT(w.q_slots, z->H, w.query_block_elements), size);
-    w.lse = cot_take(&w.bytes, q_rows, sizeof(float));
-    w.D = cot_take(&w.bytes, q_rows, sizeof(float));
-    w.dq = cot_take(&w.bytes, COT_PRODUCT(w.chunks, q_rows, w.d), sizeof(float));
-    w.k = cot_take(&w.bytes, cot_mul(items, w.key_block_elements), size);
-    w.dk = cot_take(&w.bytes, COT_PRODUCT(items, ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, w.d + w.dv), sizeof(float));
+    w.queries = cot_workspace_reserve(&w.bytes, COT_PRODUCT(w.q_slots, z->H, w.query_block_elements), size);
+    w.lse = cot_workspace_reserve(&w.bytes, q_rows, sizeof(float));
+    w.D = cot_workspace_reserve(&w.bytes, q_rows, sizeof(float));
+    w.dq = cot_workspace_reserve(&w.bytes, COT_PRODUCT(w.chunks, q_rows, w.d), sizeof(float));
+    w.k = cot_workspace_reserve(&w.bytes, cot_mul(items, w.key_block_elements), size);
+    w.dk = cot_workspace_reserve(&w.bytes, COT_PRODUCT(items, ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, w.d + w.dv),
+                                 sizeof(float));
     return w;
 }
 

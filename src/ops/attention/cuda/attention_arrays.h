@@ -10,7 +10,7 @@
 
 static inline attention_array attention_array_of(const cot_tensor *tensor)
 {
-    attention_array a = {.data = cot_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
+    attention_array a = {.data = cot_is_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
     for (int axis = 0; axis < tensor->rank && axis < 3; axis++)
         a.stride[axis] = tensor->stride[axis];
     return a;
@@ -36,7 +36,8 @@ static inline cot_status attention_encode_row_map(cot_queue *queue, CUtensorMap 
 /* Whether rows are 16-bit elements that begin at multiples of 16 bytes. */
 static inline bool attention_is_vectorizable(const cot_tensor *t)
 {
-    return cot_present(t) && cot_dtype_size(t->dtype) == 2 && (uintptr_t)t->data % 16 == 0 && attention_tma_aligned(t);
+    return cot_is_present(t) && cot_dtype_size(t->dtype) == 2 && (uintptr_t)t->data % 16 == 0 &&
+           attention_tma_aligned(t);
 }
 
 static inline cot_status attention_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cot_cuda_grid grid,

@@ -67,22 +67,22 @@ static __device__ void load_k_and_q(const attention_bwd_mapped &m, const attenti
     const attention_bwd_call &c = m.call;
     cot_mbarrier_arrive_expect(&s.k_full, 6 * TILE);
     for (int slice = 0; slice < 4; slice++)
-        cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.first_key + BLOCK_KEYS * rank, w.kv_head, w.b, &s.k_full);
+        cot_tma_load_4d(s.k[slice], &m.k, slice * 64, w.first_key + BLOCK_KEYS * rank, w.kv_head, w.b, &s.k_full);
     for (int slice = 0; slice < 2; slice++)
-        cot_tensor_load_4d(s.peer_k[slice], &m.k, (2 * rank + slice) * 64, w.first_key + BLOCK_KEYS * (rank ^ 1),
-                           w.kv_head, w.b, &s.k_full);
-    cot_wait_for_kernels_before();
-    cot_fence_async_global();
-    cot_ring<2> q;
+        cot_tma_load_4d(s.peer_k[slice], &m.k, (2 * rank + slice) * 64, w.first_key + BLOCK_KEYS * (rank ^ 1),
+                        w.kv_head, w.b, &s.k_full);
+    cot_griddepcontrol_wait();
+    cot_fence_proxy_async_global();
+    cot_pipeline_state<2> q;
     for (int h = 0; h < w.heads; h++) {
         const int row = (int)statistics_row_of<false>(c, w, h);
         for (int tile = w.end - 1; tile >= w.begin; tile--, q.next()) {
-            cot_mbarrier_wait(&s.q_empty[q.slot], q.parity ^ 1);
-            cot_mbarrier_arrive_expect(&s.q_full[q.slot], 4 * TILE + QUERIES * sizeof(float));
+            cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
+            cot_mbarrier_arrive_expect(&s.q_full[q.stage], 4 * TILE + QUERIES * sizeof(float));
             for (int slice = 0; slice < 4; slice++)
-                cot_tensor_load_4d(s.q[q.slot][slice], &m.q, slice * 64, tile * QUERIES, w.first_head + h, w.b,
-                                   &s.q_full[q.slot]);
-            cot_tensor_load_4d(s.lse_log2[q.slot], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.slot]);
+                cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, tile * QUERIES, w.first_head + h, w.b,
+                                &s.q_full[q.stage]);
+            cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.stage]);
         }
     }
 }
@@ -93,24 +93,24 @@ static __device__ void load_v_and_dout(const attention_bwd_mapped &m, const atte
     const attention_bwd_call &c = m.call;
     cot_mbarrier_arrive_expect(&s.v_full, 4 * TILE);
     for (int slice = 0; slice < 4; slice++)
-        cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.first_key + BLOCK_KEYS * rank, w.kv_head, w.b, &s.v_full);
-    cot_wait_for_kernels_before();
-    cot_fence_async_global();
-    cot_ring<CHUNKS> chunk;
+        cot_tma_load_4d(s.v[slice], &m.v, slice * 64, w.first_key + BLOCK_KEYS * rank, w.kv_head, w.b, &s.v_full);
+    cot_griddepcontrol_wait();
+    cot_fence_proxy_async_global();
+    cot_pipeline_state<CHUNKS> chunk;
     uint32_t delta_stage = 0;
     for (int h = 0; h < w.heads; h++) {
         const int row =
             (int)(c.B * c.H * c.tiles + statistics_row_of<false>(c, w, h)); /* delta follows all rows of lse_log2 */
         for (int tile = w.end - 1; tile >= w.begin; tile--, delta_stage ^= 1) {
             for (int half = 0; half < 2; half++, chunk.next()) {
-                uint64_t *full = &s.dout_full[chunk.slot];
-                cot_mbarrier_wait(&s.dout_empty[chunk.slot], chunk.parity ^ 1);
+                uint64_t *full = &s.dout_full[chunk.stage];
+                cot_mbarrier_wait(&s.dout_empty[chunk.stage], chunk.parity ^ 1);
                 cot_mbarrier_arrive_expect(full, half == 0 ? CHUNK_BYTES + QUERIES * sizeof(float) : CHUNK_BYTES);
                 for (int slice = 0; slice < 2; slice++)
-                    cot_tensor_load_4d(s.dout[chunk.slot][slice], &m.dout, (2 * half + slice) * 64, tile * QUERIES,
-                                       w.first_head + h, w.b, full);
+                    cot_tma_load_4d(s.dout[chunk.stage][slice], &m.dout, (2 * half + slice) * 64, tile * QUERIES,
+                                    w.first_head + h, w.b, full);
                 if (half == 0)
-                    cot_tensor_load_4d(s.delta[delta_stage], &m.statistics, 0, row + tile, 0, 0, full);
+                    cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0, row + tile, 0, 0, full);
             }
         }
     }
@@ -123,8 +123,8 @@ static __device__ void write_dq(const attention_bwd_call &c, const attention_wor
     shared_storage_d256 &s = shared();
     const uint32_t blocks_before = w.first_key / KEYS;
     uint32_t parity = 0;
-    cot_wait_for_kernels_before(); /* for the kernel that clears dq_accum */
-    cot_fence_async_global();
+    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
+    cot_fence_proxy_async_global();
     for (int h = 0; h < w.heads; h++) {
         for (int tile = w.end - 1; tile >= w.begin; tile--, parity ^= 1) {
             const int64_t slice_index = (statistics_row_of<false>(c, w, h) + tile) * 4 + 2 * rank + slice;
@@ -153,10 +153,10 @@ template <typename E> static __device__ void compute_dq(const attention_work &w,
 {
     shared_storage_d256 &s = shared();
     const int lane = threadIdx.x % WARP;
-    const uint32_t remote_peer_ds = cot_map_shared(cot_shared_address(s.peer_ds), rank ^ 1);
-    const uint32_t remote_peer_ds_full = cot_map_shared(cot_shared_address(&s.peer_ds_full), rank ^ 1);
-    const uint32_t remote_sent_ds_empty = cot_map_shared(cot_shared_address(&s.sent_ds_empty), rank ^ 1);
-    const uint32_t remote_ds_empty = cot_map_shared(cot_shared_address(&s.ds_empty), rank ^ 1);
+    const uint32_t remote_peer_ds = cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1);
+    const uint32_t remote_peer_ds_full = cot_mapa(cot_shared_address(&s.peer_ds_full), rank ^ 1);
+    const uint32_t remote_sent_ds_empty = cot_mapa(cot_shared_address(&s.sent_ds_empty), rank ^ 1);
+    const uint32_t remote_ds_empty = cot_mapa(cot_shared_address(&s.ds_empty), rank ^ 1);
     float acc[32];
     uint32_t parity = 0;
     cot_mbarrier_wait(&s.k_full, 0);
@@ -174,7 +174,7 @@ template <typename E> static __device__ void compute_dq(const attention_work &w,
             if (slice == 0) {
                 cot_mbarrier_wait(&s.peer_ds_full, parity);
                 if (threadIdx.x % WARPGROUP == 0)
-                    cot_mbarrier_arrive_at(remote_ds_empty);
+                    cot_mbarrier_arrive_remote(remote_ds_empty);
                 __syncwarp();
             }
             issue_dq<E>(acc, s.peer_ds, s.peer_k[slice], true);
@@ -182,7 +182,7 @@ template <typename E> static __device__ void compute_dq(const attention_work &w,
             cot_wgmma_wait<0>();
             if (slice == 1 && lane == 0) {
                 cot_mbarrier_arrive(&s.ds_empty);
-                cot_mbarrier_arrive_at(remote_sent_ds_empty);
+                cot_mbarrier_arrive_remote(remote_sent_ds_empty);
             }
             stage_dq_slice(s.dq, acc, &s.dq_full[slice]);
         }
@@ -235,20 +235,21 @@ static __device__ __forceinline__ uint32_t low_bits_address(void)
 /* Issues dV += P^T dO for the block's keys, half of the columns at a time. */
 template <typename E>
 static __device__ __forceinline__ void issue_dv(float (&dv)[2][64], const uint32_t (&packed)[16],
-                                                cot_ring<CHUNKS> chunk)
+                                                cot_pipeline_state<CHUNKS> chunk)
 {
     shared_storage_d256 &s = shared();
 #pragma unroll
     for (int half = 0; half < 2; half++, chunk.next()) {
-        cot_mbarrier_wait(&s.dout_full[chunk.slot], chunk.parity);
-        issue_gemm_rs<E>(dv[half], packed, s.dout[chunk.slot][0]);
+        cot_mbarrier_wait(&s.dout_full[chunk.stage], chunk.parity);
+        issue_gemm_rs<E>(dv[half], packed, s.dout[chunk.stage][0]);
     }
 }
 
 /* One step of warpgroup 1. FIRST: there is no P of a previous step. chunk: the previous step's chunk of dO. */
 template <typename E, bool FIRST>
 static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, uint32_t n, int tile, int key,
-                                               cot_ring<CHUNKS> &chunk, float (&dv)[2][64], uint32_t (&packed)[16])
+                                               cot_pipeline_state<CHUNKS> &chunk, float (&dv)[2][64],
+                                               uint32_t (&packed)[16])
 {
     shared_storage_d256 &s = shared();
     const int lane = threadIdx.x % WARP;
@@ -263,11 +264,11 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, uint
     if (!FIRST) {
         cot_wgmma_wait<2>();
         if (lane == 0)
-            cot_mbarrier_arrive(&s.dout_empty[chunk.slot]);
+            cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
         chunk.next();
         cot_wgmma_wait<1>();
         if (lane == 0)
-            cot_mbarrier_arrive(&s.dout_empty[chunk.slot]);
+            cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
         chunk.next();
     }
     cot_wgmma_wait<0>();
@@ -309,7 +310,7 @@ template <typename E> static __device__ void compute_dv(const attention_bwd_call
     shared_storage_d256 &s = shared();
     float dv[2][64];
     uint32_t packed[16]; /* P^T */
-    cot_ring<CHUNKS> chunk;
+    cot_pipeline_state<CHUNKS> chunk;
 #pragma unroll
     for (int i = 0; i < 64; i++)
         dv[0][i] = dv[1][i] = 0.0f;
@@ -331,16 +332,16 @@ template <typename E> static __device__ void compute_dv(const attention_bwd_call
 
 /* Issues dP^T of a tile: V from shared memory, dO in two chunks. */
 template <typename E>
-static __device__ __forceinline__ void issue_dp(float (&d)[32], cot_ring<CHUNKS> chunk, uint32_t n)
+static __device__ __forceinline__ void issue_dp(float (&d)[32], cot_pipeline_state<CHUNKS> chunk, uint32_t n)
 {
     shared_storage_d256 &s = shared();
-    cot_ring<CHUNKS> second = chunk;
+    cot_pipeline_state<CHUNKS> second = chunk;
     second.next();
-    cot_mbarrier_wait(&s.dout_full[chunk.slot], chunk.parity);
-    cot_mbarrier_wait(&s.dout_full[second.slot], second.parity);
+    cot_mbarrier_wait(&s.dout_full[chunk.stage], chunk.parity);
+    cot_mbarrier_wait(&s.dout_full[second.stage], second.parity);
     const uint64_t v_desc = cot_wgmma_k_major(cot_shared_address(s.v[0] + (n >> 31))); /* n >> 31: as for K */
-    const uint64_t first_desc = cot_wgmma_k_major(cot_shared_address(s.dout[chunk.slot][0]));
-    const uint64_t second_desc = cot_wgmma_k_major(cot_shared_address(s.dout[second.slot][0]));
+    const uint64_t first_desc = cot_wgmma_k_major(cot_shared_address(s.dout[chunk.stage][0]));
+    const uint64_t second_desc = cot_wgmma_k_major(cot_shared_address(s.dout[second.stage][0]));
     cot_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 16; k++) {
@@ -353,7 +354,7 @@ static __device__ __forceinline__ void issue_dp(float (&d)[32], cot_ring<CHUNKS>
 
 /* One step of warpgroup 2. FIRST: there is no dS of a previous step. */
 template <typename E, bool FIRST>
-static __device__ __forceinline__ void dk_step(uint32_t n, cot_ring<CHUNKS> &chunk, float (&dk)[2][64],
+static __device__ __forceinline__ void dk_step(uint32_t n, cot_pipeline_state<CHUNKS> &chunk, float (&dk)[2][64],
                                                uint32_t (&packed)[16])
 {
     shared_storage_d256 &s = shared();
@@ -381,7 +382,7 @@ static __device__ __forceinline__ void dk_step(uint32_t n, cot_ring<CHUNKS> &chu
     __syncwarp();
     for (int half = 0; half < 2; half++, chunk.next())
         if (lane == 0)
-            cot_mbarrier_arrive(&s.dout_empty[chunk.slot]);
+            cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
     cot_mbarrier_wait(&s.p_full, n & 1);
     __syncwarp();
     const uint32_t low_bits = cot_is_f16<E> ? cot_ldmatrix_x1(low_bits_address()) : 0;
@@ -399,7 +400,7 @@ static __device__ __forceinline__ void dk_step(uint32_t n, cot_ring<CHUNKS> &chu
 #pragma unroll
     for (int k = 0; k < 4; k++)
         cot_stmatrix_x4_trans(fragment_address(s.ds) + k * 16 * 128, packed + 4 * k);
-    cot_proxy_fence();
+    cot_fence_proxy_async();
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full);
@@ -410,7 +411,7 @@ template <typename E> static __device__ void compute_dk(const attention_bwd_call
     shared_storage_d256 &s = shared();
     float dk[2][64];
     uint32_t packed[16]; /* dS^T */
-    cot_ring<CHUNKS> chunk;
+    cot_pipeline_state<CHUNKS> chunk;
 #pragma unroll
     for (int i = 0; i < 64; i++)
         dk[0][i] = dk[1][i] = 0.0f;
@@ -456,16 +457,16 @@ template <typename E> static __device__ __forceinline__ void backward(const atte
     const int key = w.first_key + BLOCK_KEYS * rank + threadIdx.x % WARPGROUP / WARP * 16 +
                     threadIdx.x % WARP / 4; /* of even accumulator pairs */
     if (group == 0) {
-        cot_fewer_registers<DQ_REGISTERS>();
+        cot_setmaxnreg_dec<DQ_REGISTERS>();
         compute_dq<E>(w, rank);
     } else if (group == 1) {
-        cot_more_registers<CONSUMER_REGISTERS>();
+        cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
         compute_dv<E>(c, w, key);
     } else if (group == 2) {
-        cot_more_registers<CONSUMER_REGISTERS>();
+        cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
         compute_dk<E>(c, w, key);
     } else {
-        cot_fewer_registers<PRODUCER_REGISTERS>();
+        cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         const int role = threadIdx.x % WARPGROUP / WARP;
         if (threadIdx.x % WARP == 0) {
             if (role == 0)

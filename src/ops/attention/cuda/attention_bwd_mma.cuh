@@ -156,8 +156,8 @@ DEVICE void backward_kv(const attention_mma_call &c)
             const bool in_range = i0 + (int)threadIdx.x < s.Tq;
             const int64_t number = in_range ? statistic_row(c, s, h) + i0 + threadIdx.x : 0;
             const uint32_t to = cot_shared_address(statistics + stage * (8 * COLUMNS) + 4 * threadIdx.x);
-            cot_copy_async_or_zeros<4>(in_range, to, c.row_lse + number);
-            cot_copy_async_or_zeros<4>(in_range, to + 4 * COLUMNS, c.row_delta + number);
+            cot_cp_async_zfill<4>(in_range, to, c.row_lse + number);
+            cot_cp_async_zfill<4>(in_range, to + 4 * COLUMNS, c.row_delta + number);
         }
     };
     int h = (int)hkv * group, i0 = first, stage = 0;

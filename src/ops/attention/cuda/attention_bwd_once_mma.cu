@@ -128,8 +128,8 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
             const bool in_range = i0 + (int)threadIdx.x < s.Tq;
             const int64_t number = in_range ? statistic_row(c, s, h) + i0 + threadIdx.x : 0;
             const uint32_t to = cot_shared_address(statistics + stage * (8 * QUERIES) + 4 * threadIdx.x);
-            cot_copy_async_or_zeros<4>(in_range, to, c.row_lse + number);
-            cot_copy_async_or_zeros<4>(in_range, to + 4 * QUERIES, c.row_delta + number);
+            cot_cp_async_zfill<4>(in_range, to, c.row_lse + number);
+            cot_cp_async_zfill<4>(in_range, to + 4 * QUERIES, c.row_delta + number);
         }
     };
     /* Adds dQ = dS K to memory, from half `stage` of the dS tile if UNSPLIT, else from all of it (stage 0). */

@@ -61,7 +61,7 @@ template <typename E> static __device__ __forceinline__ float dot(const cot_word
 template <int D, bool ALL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
 {
     constexpr int ROW = D / 8, ROWS = LANES * WARPS / ROW, PARTS = ATTENTION_QUERIES / ROWS;
-    cot_launch_dependents();
+    cot_griddepcontrol_launch_dependents();
     const unsigned heads = (unsigned)c.H, tile_part = blockIdx.x / heads; /* the parts of a tile are c.H blocks apart */
     attention_tile t;
     if (!tile_of<ALL>(c, tile_part / PARTS * heads + blockIdx.x % heads, t))
@@ -118,7 +118,7 @@ template <typename E, int D, bool ALL> static __device__ __forceinline__ void fi
 {
     constexpr unsigned SLICES = D / 64, PARTS = ATTENTION_QUERIES / 16;
     __shared__ __align__(16) uint32_t staging[WARPS][16][36];
-    cot_wait_for_kernels_before();
+    cot_griddepcontrol_wait();
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     const unsigned warp_index = blockIdx.x * WARPS + warp, part = warp_index % PARTS,
                    slice = warp_index / PARTS % SLICES;

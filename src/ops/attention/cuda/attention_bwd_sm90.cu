@@ -76,33 +76,33 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D> &s,
         return;
     cot_mbarrier_arrive_expect(&s.kv_full, 4 * SLICES * TILE);
     for (int slice = 0; slice < SLICES; slice++) {
-        cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
-        cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
+        cot_tma_load_4d(s.k[slice], &m.k, slice * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
+        cot_tma_load_4d(s.v[slice], &m.v, slice * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
     }
     /* Waits for the call's earlier kernels, which write lse_log2 and delta. K and V are inputs: they were complete
      * before those kernels began. */
-    cot_wait_for_kernels_before();
-    cot_fence_async_global();
+    cot_griddepcontrol_wait();
+    cot_fence_proxy_async_global();
     const int delta_row = (int)(c.B * c.H * c.tiles); /* delta follows all rows of lse_log2 */
-    cot_ring<ATTENTION_Q_STAGES> q;
-    cot_ring<ATTENTION_DOUT_STAGES> dout;
+    cot_pipeline_state<ATTENTION_Q_STAGES> q;
+    cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
     for (int h = 0; h < w.heads; h++) {
         const int head = w.first_head + h;
         const int row = (int)statistics_row_of<false>(c, w, h);
         for (int tile = w.end - 1; tile >= w.begin; tile--, q.next(), dout.next()) {
             const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
-            cot_mbarrier_wait(&s.q_empty[q.slot], q.parity ^ 1);
-            cot_mbarrier_arrive_expect(&s.q_full[q.slot], bytes);
+            cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
+            cot_mbarrier_arrive_expect(&s.q_full[q.stage], bytes);
             for (int slice = 0; slice < SLICES; slice++)
-                cot_tensor_load_4d(s.q[q.slot][slice], &m.q, slice * 64, tile * QUERIES, head, w.b, &s.q_full[q.slot]);
-            cot_tensor_load_4d(s.lse_log2[q.slot], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.slot]);
-            cot_mbarrier_wait(&s.dout_empty[dout.slot], dout.parity ^ 1);
-            cot_mbarrier_arrive_expect(&s.dout_full[dout.slot], bytes);
+                cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, tile * QUERIES, head, w.b, &s.q_full[q.stage]);
+            cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.stage]);
+            cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
+            cot_mbarrier_arrive_expect(&s.dout_full[dout.stage], bytes);
             for (int slice = 0; slice < SLICES; slice++)
-                cot_tensor_load_4d(s.dout[dout.slot][slice], &m.dout, slice * 64, tile * QUERIES, head, w.b,
-                                   &s.dout_full[dout.slot]);
-            cot_tensor_load_4d(s.delta[dout.slot], &m.statistics, 0, delta_row + row + tile, 0, 0,
-                               &s.dout_full[dout.slot]);
+                cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, tile * QUERIES, head, w.b,
+                                &s.dout_full[dout.stage]);
+            cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, delta_row + row + tile, 0, 0,
+                            &s.dout_full[dout.stage]);
         }
     }
 }
@@ -136,16 +136,16 @@ static __device__ void load_all(const attention_bwd_mapped &m, shared_storage<D>
     if (threadIdx.x == 0) {
         cot_mbarrier_arrive_expect(kv_full, 4 * SLICES * TILE);
         for (int slice = 0; slice < SLICES; slice++) {
-            cot_tensor_load_4d(s.k[slice], &m.k, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, kv_full);
-            cot_tensor_load_4d(s.v[slice], &m.v, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, kv_full);
+            cot_tma_load_4d(s.k[slice], &m.k, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, kv_full);
+            cot_tma_load_4d(s.v[slice], &m.v, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, kv_full);
         }
     }
     if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
         wait_and_clear<2 * TILE, 2 * SLICES>(&s.uncleared_full, uncleared_full, (unsigned char(*)[2 * TILE]) s.k,
                                              w.used_k - w.first_key, &s.kv_full);
     const int delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
-    cot_ring<ATTENTION_Q_STAGES> q;
-    cot_ring<ATTENTION_DOUT_STAGES> dout;
+    cot_pipeline_state<ATTENTION_Q_STAGES> q;
+    cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
     for (int h = 0; h < w.heads; h++) {
         const int head = w.first_head + h;
         const int row = (int)statistics_row_of<true>(c, w, h);
@@ -153,27 +153,27 @@ static __device__ void load_all(const attention_bwd_mapped &m, shared_storage<D>
             const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
             const bool clean = tile < first_unclean_tile;
             const int query = w.q_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
-            uint64_t *q_barrier = clean ? &s.q_full[q.slot] : &s.uncleared_full;
-            uint64_t *dout_barrier = clean ? &s.dout_full[dout.slot] : &s.uncleared_full;
-            cot_mbarrier_wait(&s.q_empty[q.slot], q.parity ^ 1);
+            uint64_t *q_barrier = clean ? &s.q_full[q.stage] : &s.uncleared_full;
+            uint64_t *dout_barrier = clean ? &s.dout_full[dout.stage] : &s.uncleared_full;
+            cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
             if (threadIdx.x == 0) {
                 cot_mbarrier_arrive_expect(q_barrier, bytes);
                 for (int slice = 0; slice < SLICES; slice++)
-                    cot_tensor_load_4d(s.q[q.slot][slice], &m.q, slice * 64, query, head, w.b, q_barrier);
-                cot_tensor_load_4d(s.lse_log2[q.slot], &m.statistics, 0, row + tile, 0, 0, q_barrier);
+                    cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, query, head, w.b, q_barrier);
+                cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, q_barrier);
             }
             if (!clean)
-                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_full, s.q[q.slot], used, &s.q_full[q.slot]);
-            cot_mbarrier_wait(&s.dout_empty[dout.slot], dout.parity ^ 1);
+                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_full, s.q[q.stage], used, &s.q_full[q.stage]);
+            cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
             if (threadIdx.x == 0) {
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
                 for (int slice = 0; slice < SLICES; slice++)
-                    cot_tensor_load_4d(s.dout[dout.slot][slice], &m.dout, slice * 64, query, head, w.b, dout_barrier);
-                cot_tensor_load_4d(s.delta[dout.slot], &m.statistics, 0, delta_row + row + tile, 0, 0, dout_barrier);
+                    cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, query, head, w.b, dout_barrier);
+                cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, delta_row + row + tile, 0, 0, dout_barrier);
             }
             if (!clean)
-                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_full, s.dout[dout.slot], used,
-                                             &s.dout_full[dout.slot]);
+                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_full, s.dout[dout.stage], used,
+                                             &s.dout_full[dout.stage]);
         }
     }
 }
@@ -185,8 +185,8 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_storage<D> &
 {
     constexpr int SLICES = D / 64;
     const int tiles = w.end - w.begin, steps = step_count(w);
-    cot_wait_for_kernels_before(); /* for the kernel that clears dq_accum */
-    cot_fence_async_global();
+    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
+    cot_fence_proxy_async_global();
     uint32_t parity = 0;
     for (int n = stage; n < steps * SLICES; n += ATTENTION_DQ_STAGES, parity ^= 1) {
         const int slice = n % SLICES, step = n / SLICES, tile = w.end - 1 - step % tiles;
@@ -221,8 +221,8 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D>
 {
     constexpr int SLICES = D / 64;
     const int lane = threadIdx.x % WARP;
-    cot_ring<ATTENTION_DS_STAGES> ds;
-    cot_ring<ATTENTION_DQ_STAGES> dq;
+    cot_pipeline_state<ATTENTION_DS_STAGES> ds;
+    cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
     float acc[32];
     const int steps = step_count(w);
     if (steps > 0)
@@ -232,13 +232,13 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D>
         const bool has_lower = !ALL || !fully_masked(w, tile, w.first_key);
         const bool has_upper = !ALL || !fully_masked(w, tile, w.first_key + 64);
         tile = next_tile(w, tile);
-        cot_mbarrier_wait(&s.ds_full[ds.slot], ds.parity);
+        cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int slice = 0; slice < SLICES; slice++, dq.next()) {
-            uint64_t *empty = &s.dq_empty[dq.slot];
+            uint64_t *empty = &s.dq_empty[dq.stage];
             if (has_lower && has_upper) {
-                compute_dq_slice<E, D>(s, acc, ds.slot, slice, 0, 1, empty, dq.parity ^ 1);
+                compute_dq_slice<E, D>(s, acc, ds.stage, slice, 0, 1, empty, dq.parity ^ 1);
             } else if (has_lower || has_upper) {
-                compute_dq_slice<E, D>(s, acc, ds.slot, slice, has_upper, has_upper, empty, dq.parity ^ 1);
+                compute_dq_slice<E, D>(s, acc, ds.stage, slice, has_upper, has_upper, empty, dq.parity ^ 1);
             } else {
                 cot_mbarrier_wait(empty, dq.parity ^ 1);
 #pragma unroll
@@ -246,8 +246,8 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D>
                     acc[i] = 0.0f;
             }
             if (slice == SLICES - 1 && lane == 0)
-                cot_mbarrier_arrive(&s.ds_empty[ds.slot]);
-            stage_dq_slice(s.dq[dq.slot], acc, &s.dq_full[dq.slot]);
+                cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
+            stage_dq_slice(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
         }
     }
 }
@@ -556,7 +556,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
             words[i] = pack_pair_volatile<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
         cot_stmatrix_x4_trans(ds_address + k * 16 * 128, words);
     }
-    cot_proxy_fence();
+    cot_fence_proxy_async();
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds]);
@@ -644,8 +644,8 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     if (!ALL) {
         w = work_of(c, blockIdx.x);
     } else {
-        cot_wait_for_kernels_before(); /* for the kernel that writes seqlens */
-        cot_fence_async_global();      /* orders the TMA loads below after it */
+        cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
+        cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
         if (!work_of_all(c, blockIdx.x, w))
             return;
     }
@@ -665,7 +665,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     __syncthreads();
     const int group = threadIdx.x / WARPGROUP;
     if (group == 0) {
-        cot_fewer_registers<PRODUCER_REGISTERS>();
+        cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (ALL && threadIdx.x < WARP)
             load_all<D>(m, s, w);
         else if (!ALL && threadIdx.x == 0)
@@ -677,10 +677,10 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
                 write_dq<D, ALL, false>(c, s, w, threadIdx.x / WARP - 1);
         }
     } else if (group == 1) {
-        cot_fewer_registers<DQ_REGISTERS>();
+        cot_setmaxnreg_dec<DQ_REGISTERS>();
         compute_dq<E, D, ALL>(c, s, w);
     } else {
-        cot_more_registers<CONSUMER_REGISTERS>();
+        cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume<E, D, ALL, SOFTCAP>(c, s, w);
     }
 }

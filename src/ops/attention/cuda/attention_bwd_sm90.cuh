@@ -201,7 +201,7 @@ static __device__ __forceinline__ void stage_dq_slice(float *dq, const float (&a
 #pragma unroll
     for (int group = 0; group < 8; group++)
         staged[group * WARP] = make_float4(acc[4 * group], acc[4 * group + 1], acc[4 * group + 2], acc[4 * group + 3]);
-    cot_proxy_fence();
+    cot_fence_proxy_async();
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(full);
@@ -217,7 +217,7 @@ static __device__ __forceinline__ void add_dq_slice(const attention_bwd_call &c,
     if (DETERMINISTIC) {
         while (cot_load_acquire(c.dq_semaphore + slice) != blocks_before)
             ;
-        cot_fence_async_global();
+        cot_fence_proxy_async_global();
     }
     cot_mbarrier_wait(full, parity);
     cot_bulk_add_f32(c.dq_accum + slice * ATTENTION_DQ_SLICE, dq, ATTENTION_DQ_SLICE * sizeof(float));

@@ -77,7 +77,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
     const int64_t queries = 64 * k->consumers, tiles = cot_ceil_div(z->Tq, queries);
     const int64_t sequences = attention_sequence_count(p);
     const int64_t total_tiles = (z->packed ? z->rows_q / queries + sequences : tiles * sequences) * z->H;
-    if (z->rows_q == 0 || total_tiles == 0 || (!cot_present(&p->out) && !cot_present(&p->lse)))
+    if (z->rows_q == 0 || total_tiles == 0 || (!cot_is_present(&p->out) && !cot_is_present(&p->lse)))
         return COT_OK;
     const int64_t blocks = total_tiles < queue->device->multiprocessors ? total_tiles : queue->device->multiprocessors;
     attention_fwd_mapped mapped = {.call = {

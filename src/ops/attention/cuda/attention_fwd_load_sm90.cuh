@@ -171,7 +171,7 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
 template <class F> struct forward_producer {
     const attention_fwd_mapped &m;
     shared_storage<F> &s;
-    cot_ring<F::STAGES> k, v;
+    cot_pipeline_state<F::STAGES> k, v;
     uint32_t uncleared_parity;
 
     __device__ __forceinline__ bool is_leader() const
@@ -181,12 +181,12 @@ template <class F> struct forward_producer {
 
     __device__ __forceinline__ void load_k(const attention_tile &t, int tile)
     {
-        cot_mbarrier_wait(&s.k_empty[k.slot], k.parity ^ 1);
+        cot_mbarrier_wait(&s.k_empty[k.stage], k.parity ^ 1);
         if (is_leader()) {
-            cot_mbarrier_arrive_expect(&s.k_full[k.slot], F::K_BYTES);
+            cot_mbarrier_arrive_expect(&s.k_full[k.stage], F::K_BYTES);
             for (int slice = 0; slice < F::SLICES; slice++)
-                cot_tensor_load_4d(s.k[k.slot][slice], &m.k, slice * 64, t.k_row + tile * F::KEYS, t.kv_head, t.b,
-                                   &s.k_full[k.slot]);
+                cot_tma_load_4d(s.k[k.stage][slice], &m.k, slice * 64, t.k_row + tile * F::KEYS, t.kv_head, t.b,
+                                &s.k_full[k.stage]);
         }
         k.next();
     }
@@ -194,18 +194,18 @@ template <class F> struct forward_producer {
     __device__ __forceinline__ void load_v(const attention_tile &t, int tile)
     {
         const bool clean = t.tail_clean || tile < t.end - 1;
-        uint64_t *full = &s.v_full[v.slot], *barrier = clean ? full : &s.v_uncleared_full;
-        cot_mbarrier_wait(&s.v_empty[v.slot], v.parity ^ 1);
+        uint64_t *full = &s.v_full[v.stage], *barrier = clean ? full : &s.v_uncleared_full;
+        cot_mbarrier_wait(&s.v_empty[v.stage], v.parity ^ 1);
         if (is_leader()) {
             cot_mbarrier_arrive_expect(barrier, F::V_BYTES);
             for (int slice = 0; slice < F::V_SLICES; slice++)
-                cot_tensor_load_4d(s.v[v.slot][slice], &m.v, slice * 64, t.k_row + tile * F::KEYS, t.kv_head, t.b,
-                                   barrier);
+                cot_tma_load_4d(s.v[v.stage][slice], &m.v, slice * 64, t.k_row + tile * F::KEYS, t.kv_head, t.b,
+                                barrier);
         }
         if (!clean) {
             cot_mbarrier_wait(barrier, uncleared_parity);
             uncleared_parity ^= 1;
-            attention_clear_rows<F::KEYS * ROW_BYTES, F::V_SLICES>(s.v[v.slot], t.Tk - tile * F::KEYS);
+            attention_clear_rows<F::KEYS * ROW_BYTES, F::V_SLICES>(s.v[v.stage], t.Tk - tile * F::KEYS);
             if (is_leader())
                 cot_mbarrier_arrive(full);
         }
@@ -222,7 +222,7 @@ template <class F> struct forward_producer {
             if (t.end > t.begin) {
                 cot_mbarrier_arrive_expect(full, F::Q_BYTES);
                 for (int slice = 0; slice < F::SLICES; slice++)
-                    cot_tensor_load_4d(s.q[n % F::Q_STAGES][slice], &m.q, slice * 64, t.q_row, t.head, t.b, full);
+                    cot_tma_load_4d(s.q[n % F::Q_STAGES][slice], &m.q, slice * 64, t.q_row, t.head, t.b, full);
             } else {
                 cot_mbarrier_arrive(full);
             }
@@ -236,7 +236,7 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
     forward_producer<F> producer = {m, s, {}, {}, 0};
     uint32_t total = (uint32_t)(c.scheduler.sequences * c.tiles * c.H);
     if (c.scheduler.seqlens != nullptr) {
-        cot_wait_for_kernels_before();
+        cot_griddepcontrol_wait();
         total = (uint32_t)c.scheduler.seqlens[c.scheduler.sequences].first_tile * (uint32_t)c.H;
     }
     uint32_t tile_number = blockIdx.x;
@@ -256,7 +256,7 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
             tile_number = total; /* each block has one tile */
         } else {
             if (n == 0)
-                cot_wait_for_kernels_before(); /* for the kernel that sets tile_counter */
+                cot_griddepcontrol_wait(); /* for the kernel that sets tile_counter */
             if (producer.is_leader())
                 tile_number = atomicAdd(c.scheduler.tile_counter, 1);
         }

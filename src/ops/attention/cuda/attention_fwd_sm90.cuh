@@ -81,7 +81,7 @@ static __device__ __forceinline__ void issue_output(float (&acc)[F::DV / 2], con
 /* A consumer's position in the rings of K and V. */
 template <class F> struct forward_consumer {
     shared_storage<F> &s;
-    cot_ring<F::STAGES> k, v;
+    cot_pipeline_state<F::STAGES> k, v;
 
     __device__ __forceinline__ void release(uint64_t *barrier) const
     {
@@ -92,13 +92,13 @@ template <class F> struct forward_consumer {
 
     __device__ __forceinline__ void release_k()
     {
-        release(&s.k_empty[k.slot]);
+        release(&s.k_empty[k.stage]);
         k.next();
     }
 
     __device__ __forceinline__ void release_v()
     {
-        release(&s.v_empty[v.slot]);
+        release(&s.v_empty[v.stage]);
         v.next();
     }
 
@@ -106,9 +106,9 @@ template <class F> struct forward_consumer {
     __device__ __forceinline__ void skip_tiles(int tiles)
     {
         for (; tiles > 0; tiles--) {
-            cot_mbarrier_wait(&s.k_full[k.slot], k.parity);
+            cot_mbarrier_wait(&s.k_full[k.stage], k.parity);
             release_k();
-            cot_mbarrier_wait(&s.v_full[v.slot], v.parity);
+            cot_mbarrier_wait(&s.v_full[v.stage], v.parity);
             release_v();
         }
     }
@@ -301,10 +301,10 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
         bool try_fast = !F::ALL || c.cap.short_max_square > 0.0f;
         consumer.skip_tiles(t.end - end);
         if (end > begin) {
-            cot_mbarrier_wait(&s.k_full[consumer.k.slot], consumer.k.parity);
+            cot_mbarrier_wait(&s.k_full[consumer.k.stage], consumer.k.parity);
             if (half_first_step) {
                 float half_scores[32];
-                issue_scores<F>(half_scores, q, s.k[consumer.k.slot][0]);
+                issue_scores<F>(half_scores, q, s.k[consumer.k.stage][0]);
                 cot_wgmma_wait<0>();
                 softmax_step<F, true>(c, t, (end - 1) * F::KEYS, row, true, half_scores, state, factor);
                 pack<F>(p, half_scores);
@@ -313,7 +313,7 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
                     p[i] = 0;
                 consumer.release_k();
             } else {
-                issue_scores<F>(scores, q, s.k[consumer.k.slot][0]);
+                issue_scores<F>(scores, q, s.k[consumer.k.stage][0]);
                 cot_wgmma_wait<0>();
                 consumer.release_k();
                 softmax_step<F, true>(c, t, (end - 1) * F::KEYS, row,
@@ -325,17 +325,17 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
             /* One step: S of a key tile, and O with P of the previous step, which has 16 p_chunks keys. */
             const auto attend_step = [&](auto p_chunks, int tile) __attribute__((always_inline))
             {
-                cot_mbarrier_wait(&s.k_full[consumer.k.slot], consumer.k.parity);
-                issue_scores<F>(scores, q, s.k[consumer.k.slot][0]);
-                cot_mbarrier_wait(&s.v_full[consumer.v.slot], consumer.v.parity);
-                issue_output<F, 0, decltype(p_chunks)::value>(acc, p, s.v[consumer.v.slot][0], tile < end - 2);
+                cot_mbarrier_wait(&s.k_full[consumer.k.stage], consumer.k.parity);
+                issue_scores<F>(scores, q, s.k[consumer.k.stage][0]);
+                cot_mbarrier_wait(&s.v_full[consumer.v.stage], consumer.v.parity);
+                issue_output<F, 0, decltype(p_chunks)::value>(acc, p, s.v[consumer.v.stage][0], tile < end - 2);
                 cot_wgmma_wait<1>();
                 const bool unmasked = tile < unmasked_end && tile >= unmasked_begin;
                 bool rescale = false;
                 const bool fast = unmasked && try_fast;
                 if (!fast || !softmax_step_fast<F>(c, scores, state, try_fast)) {
                     if (fast)
-                        recompute_scores<F>(scores, q, s.k[consumer.k.slot][0]);
+                        recompute_scores<F>(scores, q, s.k[consumer.k.stage][0]);
                     rescale = softmax_step<F, false>(c, t, tile * F::KEYS, row, !unmasked, scores, state, factor);
                 }
                 consumer.release_k();
@@ -354,10 +354,10 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
                 attend_step(int_constant<F::KEYS / 16>{}, tile);
             if (half_last_step) {
                 float half_scores[32];
-                cot_mbarrier_wait(&s.k_full[consumer.k.slot], consumer.k.parity);
-                issue_scores<F>(half_scores, q, s.k[consumer.k.slot][0] + 64 * ROW_BYTES);
-                cot_mbarrier_wait(&s.v_full[consumer.v.slot], consumer.v.parity);
-                issue_output<F>(acc, p, s.v[consumer.v.slot][0], begin < end - 2);
+                cot_mbarrier_wait(&s.k_full[consumer.k.stage], consumer.k.parity);
+                issue_scores<F>(half_scores, q, s.k[consumer.k.stage][0] + 64 * ROW_BYTES);
+                cot_mbarrier_wait(&s.v_full[consumer.v.stage], consumer.v.parity);
+                issue_output<F>(acc, p, s.v[consumer.v.stage][0], begin < end - 2);
                 cot_wgmma_wait<1>();
                 consumer.release_k();
                 consumer.release(&s.q_empty[n % F::Q_STAGES]);
@@ -368,11 +368,11 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
                 if (rescale)
                     rescale_output<F>(acc, factor);
                 pack<F>(p + F::KEYS / 4 - 16, half_scores);
-                cot_mbarrier_wait(&s.v_full[consumer.v.slot], consumer.v.parity);
-                issue_output<F, F::KEYS / 16 - 4>(acc, p, s.v[consumer.v.slot][0], true);
+                cot_mbarrier_wait(&s.v_full[consumer.v.stage], consumer.v.parity);
+                issue_output<F, F::KEYS / 16 - 4>(acc, p, s.v[consumer.v.stage][0], true);
             } else {
-                cot_mbarrier_wait(&s.v_full[consumer.v.slot], consumer.v.parity);
-                issue_output<F>(acc, p, s.v[consumer.v.slot][0], end - 1 > begin);
+                cot_mbarrier_wait(&s.v_full[consumer.v.stage], consumer.v.parity);
+                issue_output<F>(acc, p, s.v[consumer.v.stage][0], end - 1 > begin);
             }
             cot_wgmma_wait<0>();
             consumer.release_v();
@@ -409,11 +409,11 @@ template <class F> static __device__ __forceinline__ void forward(const attentio
     /* The shuffle shows the compiler that `group` is uniform. */
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0) - 1;
     if (group < 0) {
-        cot_fewer_registers<F::PRODUCER_REGISTERS>();
+        cot_setmaxnreg_dec<F::PRODUCER_REGISTERS>();
         if (threadIdx.x < WARP)
             load<F>(m, s);
     } else {
-        cot_more_registers<F::CONSUMER_REGISTERS>();
+        cot_setmaxnreg_inc<F::CONSUMER_REGISTERS>();
         consume<F>(m.call, s, group);
     }
 }

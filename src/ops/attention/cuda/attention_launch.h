@@ -13,7 +13,7 @@
  * workspace's size may leave data null, which passes.) */
 static inline bool attention_tma_aligned(const cot_tensor *tensor)
 {
-    if (!cot_present(tensor) || cot_elements(tensor) == 0)
+    if (!cot_is_present(tensor) || cot_elements(tensor) == 0)
         return true;
     if ((uintptr_t)tensor->data % 16 != 0)
         return false;
@@ -26,7 +26,7 @@ static inline bool attention_tma_aligned(const cot_tensor *tensor)
 
 static inline bool attention_rows_contiguous(const cot_tensor *tensor)
 {
-    return !cot_present(tensor) || tensor->stride[3] == 1;
+    return !cot_is_present(tensor) || tensor->stride[3] == 1;
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------- */
@@ -49,9 +49,9 @@ static inline const char *attention_fwd_sm90_refusal(const attention_problem *p)
     const attention_sizes *z = &p->sizes;
     if (z->d > 256 || z->dv > 256)
         return "it serves d and dv up to 256";
-    if (z->dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias))
+    if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it serves no dropout, ALiBi or bias";
-    if (cot_present(&p->out) && p->out.dtype != z->dtype)
+    if (cot_is_present(&p->out) && p->out.dtype != z->dtype)
         return "it rounds P to 16 bits, out is f32";
     if (!attention_factors_normal(z))
         return "scale or softcap is too large or too small for float32 products";
@@ -86,7 +86,7 @@ static inline double cost_fwd_sm90(const void *problem)
 /* Whether sequences differ in length, so that attention_place_sm90.cu must write seqlens. */
 static inline bool attention_is_varlen(const attention_problem *p)
 {
-    return p->sizes.packed || cot_present(&p->seqused_q) || cot_present(&p->seqused_k);
+    return p->sizes.packed || cot_is_present(&p->seqused_q) || cot_is_present(&p->seqused_k);
 }
 
 /* The tile counter, and seqlens. */
@@ -94,7 +94,7 @@ static inline size_t workspace_fwd_sm90(const void *problem)
 {
     const attention_problem *p = problem;
     const int64_t sequences = attention_is_varlen(p) ? attention_sequence_count(p) + 1 : 0;
-    return COT_ALIGNMENT + cot_align(cot_bytes(sequences, sizeof(attention_seqlen_info)));
+    return COT_ALIGNMENT + cot_align_up(cot_bytes(sequences, sizeof(attention_seqlen_info)));
 }
 
 /* ---- backward ------------------------------------------------------------------------------------------ */
@@ -141,13 +141,13 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
         return "it serves d and dv up to 256";
     if (attention_bwd_columns(z) == 256 && attention_bwd_needs_all(p))
         return "beyond 128 it serves d = dv = 256, full and causal, alone";
-    if (z->dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias))
+    if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it serves no dropout, ALiBi or bias";
     if (!attention_factors_normal(z))
         return "scale or softcap is too large or too small for float32 products";
     const cot_tensor *const outputs[] = {&p->dq, &p->dk, &p->dv};
     for (int i = 0; i < 3; i++)
-        if (cot_present(outputs[i]) && outputs[i]->dtype != z->dtype)
+        if (cot_is_present(outputs[i]) && outputs[i]->dtype != z->dtype)
             return "it rounds P and dS to 16 bits, an output is f32";
     if (z->B > 65535 || z->Hkv > 65535 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4)
         return "a grid has no room for B, Hkv, Tq or Tk";
@@ -192,11 +192,11 @@ static inline attention_sm90_workspace attention_sm90_workspace_of(const attenti
     const int64_t slices = cot_mul(tiles, attention_bwd_columns(&p->sizes) / 64);
     const int64_t sequences = attention_bwd_needs_all(p) ? attention_sequence_count(p) + 1 : 0;
     attention_sm90_workspace layout = {0};
-    layout.lse_log2 = cot_take(&layout.bytes, rows, sizeof(float));
-    layout.row_delta = cot_take(&layout.bytes, rows, sizeof(float));
-    layout.dq_accum = cot_take(&layout.bytes, cot_mul(slices, ATTENTION_DQ_SLICE), sizeof(float));
-    layout.dq_semaphore = cot_take(&layout.bytes, slices, sizeof(uint32_t));
-    layout.seqlens = cot_take(&layout.bytes, sequences, sizeof(attention_seqlen_info));
+    layout.lse_log2 = cot_workspace_reserve(&layout.bytes, rows, sizeof(float));
+    layout.row_delta = cot_workspace_reserve(&layout.bytes, rows, sizeof(float));
+    layout.dq_accum = cot_workspace_reserve(&layout.bytes, cot_mul(slices, ATTENTION_DQ_SLICE), sizeof(float));
+    layout.dq_semaphore = cot_workspace_reserve(&layout.bytes, slices, sizeof(uint32_t));
+    layout.seqlens = cot_workspace_reserve(&layout.bytes, sequences, sizeof(attention_seqlen_info));
     return layout;
 }
 

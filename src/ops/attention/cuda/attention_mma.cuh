@@ -243,8 +243,8 @@ DEVICE void load_tile(char *tile, const attention_view &t, int64_t offset, int r
 #pragma unroll
             for (int u0 = 0; u0 < UNITS; u0 += 8) {
                 const bool in_range = row_in_range && 8 * (u + u0) < size;
-                cot_copy_async_or_zeros(in_range, unit + r0 * (2 * D) + u0 * 16,
-                                        in_range ? from + 8 * u0 : (const uint16_t *)t.data);
+                cot_cp_async_zfill(in_range, unit + r0 * (2 * D) + u0 * 16,
+                                   in_range ? from + 8 * u0 : (const uint16_t *)t.data);
             }
             from += step;
         }

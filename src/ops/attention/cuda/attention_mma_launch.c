@@ -123,7 +123,7 @@ static bool is_vectorizable(const cot_tensor *t)
 static attention_view view(const cot_tensor *t)
 {
     attention_view v = {.dtype = (int32_t)t->dtype};
-    if (!cot_present(t))
+    if (!cot_is_present(t))
         return v;
     v.data = t->data;
     v.vectorized = is_vectorizable(t);
@@ -310,9 +310,9 @@ static cot_status backward_16(cot_queue *queue, const attention_problem *p, void
     if (attention_supports_one_pass(p) && (attention_is_one_pass(p) || dkv == NULL || dkv->dk > 64)) {
         const tiled_kernel *one_pass = smallest_kernel(&k->one_pass, p),
                            *one_pass_1_stage = smallest_kernel(&k->one_pass_1_stage, p);
-        if (one_pass->kernel.shared_bytes <= queue->device->most_shared)
+        if (one_pass->kernel.shared_bytes <= queue->device->max_shared_bytes)
             dkv = one_pass, stages = 2;
-        else if (one_pass_1_stage->kernel.shared_bytes <= queue->device->most_shared)
+        else if (one_pass_1_stage->kernel.shared_bytes <= queue->device->max_shared_bytes)
             dkv = one_pass_1_stage, stages = 1;
     }
     return backward(queue, p, workspace, smallest_kernel(&k->dq, p), dkv, smallest_kernel(&k->dk, p),

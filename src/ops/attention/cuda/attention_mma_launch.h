@@ -10,7 +10,7 @@
 /* Softcap, ALiBi, bias or dropout need kernels with more registers for the scores. */
 static inline bool attention_has_score_mods(const attention_problem *p)
 {
-    return p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_present(&p->alibi_slopes) || cot_present(&p->bias);
+    return p->sizes.softcap > 0 || p->sizes.dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias);
 }
 
 /* Requirements of every portable kernel. The smallest tile of any kernel has 16 rows. */
@@ -27,7 +27,7 @@ static inline const char *attention_portable_refusal(const attention_problem *p)
     const int64_t tiles = cot_max(cot_ceil_div(cot_max(z->Tq, z->Tk), 16), 1);
     if ((double)tiles * (double)z->H * (double)(z->B + z->packed) > INT32_MAX)
         return "a grid has no room for B, H, Tq or Tk";
-    if (cot_present(&p->dbias) && (double)cot_elements(&p->dbias) > INT32_MAX)
+    if (cot_is_present(&p->dbias) && (double)cot_elements(&p->dbias) > INT32_MAX)
         return "a grid has no room for dbias";
     return NULL;
 }
@@ -35,11 +35,11 @@ static inline const char *attention_portable_refusal(const attention_problem *p)
 static inline const char *attention_mma_refusal(const attention_problem *p, cot_dtype dtype)
 {
     const cot_tensor *const outputs[] = {&p->out, &p->dq, &p->dk, &p->dv};
-    const bool backward = cot_present(&p->dout);
+    const bool backward = cot_is_present(&p->dout);
     if (p->sizes.dtype != dtype)
         return dtype == COT_BF16 ? "it serves bf16" : "it serves f16";
     for (int i = backward; i < 4; i++)
-        if (cot_present(outputs[i]) && outputs[i]->dtype != dtype)
+        if (cot_is_present(outputs[i]) && outputs[i]->dtype != dtype)
             return "it rounds P and dS to 16 bits, an output is f32";
     return attention_portable_refusal(p);
 }
@@ -83,7 +83,7 @@ static inline double cost_f32_sm80(const void *problem)
 /* Bytes of one row statistic, lse or D. */
 static inline size_t attention_statistic_bytes(const attention_sizes *z)
 {
-    return cot_align(cot_bytes(cot_mul(z->H, z->rows_q), sizeof(float)));
+    return cot_align_up(cot_bytes(cot_mul(z->H, z->rows_q), sizeof(float)));
 }
 
 static inline size_t workspace_bwd_f32(const void *problem)
@@ -102,8 +102,8 @@ static inline bool attention_supports_one_pass(const attention_problem *p)
 /* Whether that pass also computes dq, in any order of blocks. */
 static inline bool attention_is_one_pass(const attention_problem *p)
 {
-    return p->allow_nondeterminism && attention_supports_one_pass(p) && cot_present(&p->dq) &&
-           (cot_present(&p->dk) || cot_present(&p->dv));
+    return p->allow_nondeterminism && attention_supports_one_pass(p) && cot_is_present(&p->dq) &&
+           (cot_is_present(&p->dk) || cot_is_present(&p->dv));
 }
 
 /* Rows of dq_accum for one head. */

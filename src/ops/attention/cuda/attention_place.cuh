@@ -34,7 +34,7 @@ static __device__ __forceinline__ void attention_clear_rows(unsigned char (*slic
     for (int slice = 0; slice < SLICES; slice++)
         for (int at = row * 128 + threadIdx.x % 32 * 16; at < BYTES; at += 32 * 16)
             *(uint4 *)(slices[slice] + at) = make_uint4(0, 0, 0, 0);
-    cot_proxy_fence();
+    cot_fence_proxy_async();
     __syncwarp();
 }
 

@@ -83,7 +83,7 @@ static __device__ int32_t inclusive_scan(int32_t value, int32_t *sums, int32_t *
 extern "C" __global__ void __launch_bounds__(THREADS) attention_place(const __grid_constant__ attention_scheduler c)
 {
     __shared__ int32_t sums[THREADS];
-    cot_launch_dependents();
+    cot_griddepcontrol_launch_dependents();
     if (threadIdx.x == 0 && c.tile_counter != nullptr)
         *c.tile_counter = (uint32_t)c.grid_blocks;
     if (c.seqlens == nullptr)

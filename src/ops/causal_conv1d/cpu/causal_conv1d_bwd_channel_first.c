@@ -49,7 +49,7 @@ static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, i
             conv1d_close_tap_block(k, &z, &total);
             x[k] = v_load_n(row->x + i + k, n);
             if (row->ids != NULL)
-                x[k] = v_keep(conv1d_valid_lanes(row->ids, i, k, K - 1), x[k]);
+                x[k] = v_maskz(conv1d_valid_lanes(row->ids, i, k, K - 1), x[k]);
             z = v_fma(v_set1(row->weight[k]), x[k], z);
         }
         z = conv1d_tap_sum(K, z, total);
@@ -59,13 +59,13 @@ static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, i
         vm valid = vm_first(n);
         if (row->ids != NULL)
             valid = vm_and(valid, vm_not_negative(vi_load(row->ids + i + K - 1)));
-        g = v_keep(valid, g);
+        g = v_maskz(valid, g);
         v_store(row->g + i, g);
         if (counted == 0)
             continue;
-        g = v_keep(vm_first(counted), g);
+        g = v_maskz(vm_first(counted), g);
         for (int64_t k = 0; k < K; k++)
-            row->sums[k] = v_fma(g, v_keep(vm_first(counted), x[k]), row->sums[k]);
+            row->sums[k] = v_fma(g, v_maskz(vm_first(counted), x[k]), row->sums[k]);
         row->sums[K] = v_add(row->sums[K], g);
     }
 }
@@ -429,7 +429,7 @@ static float final_term(const backward_piece *s, int64_t d, int64_t p)
 {
     const cot_tensor *dfinal_state = &s->c->problem->args.dfinal_state;
     const int64_t K = s->c->problem->sizes.K, column = p - s->piece->last + K - 1;
-    if (!cot_present(dfinal_state) || s->piece->state < 0 || column < 0 ||
+    if (!cot_is_present(dfinal_state) || s->piece->state < 0 || column < 0 ||
         !conv1d_piece_same_sequence(s->piece, K, p, s->piece->last - 1))
         return 0;
     return conv1d_load(dfinal_state, s->piece->state, d, column);
@@ -596,9 +596,9 @@ static void backward_row(backward_piece *s, int64_t d, bool last_channel, const 
     compute_g(s, d, last_channel, weight, sums);
     for (int64_t k = 0; k <= K; k++)
         totals[k] += v_sum(sums[k]);
-    if (cot_present(&a->dx))
+    if (cot_is_present(&a->dx))
         compute_dx(s, d, weight);
-    if (cot_present(&a->dinitial_state) && s->piece->state >= 0 && s->piece->begin == s->piece->first)
+    if (cot_is_present(&a->dinitial_state) && s->piece->state >= 0 && s->piece->begin == s->piece->first)
         compute_dinitial_state(s, d, weight);
 }
 
@@ -607,10 +607,10 @@ static void zero_gradients(const backward_context *c, const conv1d_piece *piece,
     static const float zeros[CONV1D_PIECE_TOKENS];
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
     for (int64_t d = d_begin; d < d_end; d++) {
-        for (int64_t t = piece->begin; cot_present(&a->dx) && t < piece->end; t += CONV1D_PIECE_TOKENS)
+        for (int64_t t = piece->begin; cot_is_present(&a->dx) && t < piece->end; t += CONV1D_PIECE_TOKENS)
             conv1d_scatter(conv1d_element(&a->dx, piece->b, d, t), a->dx.dtype, a->dx.stride[2], zeros,
                            cot_clamp(piece->end - t, 0, CONV1D_PIECE_TOKENS));
-        if (cot_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
+        if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
             for (int64_t i = 0; i < c->problem->sizes.K - 1; i++)
                 conv1d_store(&a->dinitial_state, piece->state, d, i, 0);
     }
@@ -626,7 +626,7 @@ static void backward_block(const backward_context *c, const conv1d_piece *piece,
     s->halo_end = conv1d_halo_end(piece, K) - piece->begin;
     s->dfinal_begin = n;
     s->fuse = c->fuse && piece->ids == NULL;
-    if (cot_present(&c->problem->args.dfinal_state) && piece->state >= 0)
+    if (cot_is_present(&c->problem->args.dfinal_state) && piece->state >= 0)
         s->dfinal_begin = cot_clamp(piece->last - (K - 1) - piece->begin, 0, n);
     if (piece->ids != NULL) {
         conv1d_mark_mixed(s->mixed, piece->ids, n, K);
@@ -696,14 +696,14 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
     const conv1d_backward_problem *p = problem;
     const cot_causal_conv1d_backward_args *a = &p->args;
     const bool states =
-        cot_present(&a->initial_state) || cot_present(&a->dfinal_state) || cot_present(&a->dinitial_state);
-    const bool packed = cot_present(&a->seq_idx) || cot_present(&a->cu_seqlens);
+        cot_is_present(&a->initial_state) || cot_is_present(&a->dfinal_state) || cot_is_present(&a->dinitial_state);
+    const bool packed = cot_is_present(&a->seq_idx) || cot_is_present(&a->cu_seqlens);
     backward_context context = {
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
         .tiling = conv1d_tile_channel_first(&p->sizes),
         .direct_x = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
-        .fuse = p->sizes.K >= FUSED_MIN_K && p->sizes.K <= FUSED_MAX_K && cot_present(&a->dx) &&
+        .fuse = p->sizes.K >= FUSED_MIN_K && p->sizes.K <= FUSED_MAX_K && cot_is_present(&a->dx) &&
                 conv1d_contiguous_time(&a->dx) && conv1d_contiguous_time(&a->dy),
         .stream = conv1d_should_stream(&p->sizes, 3),
         .partials = workspace,
@@ -711,7 +711,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
     context.max_piece_tokens = context.packing.split_at_sequences || !packed ? CONV1D_MAX_PART : CONV1D_PIECE_TOKENS;
     context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
-    if (cot_present(&a->dinitial_state) && p->sizes.K > 1)
+    if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
     cot_parallel_scratch(queue, items, backward_item, &context);
     conv1d_reduce(queue, p, workspace, context.tiling.groups * context.tiling.parts);

@@ -384,8 +384,8 @@ static bool discards_dx(const backward_block *s, const conv1d_piece *piece, int6
 {
     const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
     if (i >= s->c->problem->sizes.K - 1)
-        return !cot_present(&a->dx);
-    return !cot_present(&a->dinitial_state) || piece->state < 0 || piece->begin != piece->first;
+        return !cot_is_present(&a->dx);
+    return !cot_is_present(&a->dinitial_state) || piece->state < 0 || piece->begin != piece->first;
 }
 
 /* Adds the dfinal_state terms to the rows that steps [i, i+n) left in the buffer, and stores the rows to dx or
@@ -398,7 +398,7 @@ static void store_rows(backward_block *s, const conv1d_piece *piece, int64_t i, 
         const int64_t p = piece->begin + i + r - (K - 1), column = p - piece->last + K - 1;
         const bool token = p >= piece->begin;
         float *row = s->dx + r * s->ld;
-        if (cot_present(&a->dfinal_state) && piece->state >= 0 && column >= 0 &&
+        if (cot_is_present(&a->dfinal_state) && piece->state >= 0 && column >= 0 &&
             conv1d_piece_same_sequence(piece, K, p, piece->last - 1))
             for (int64_t c = 0; c < s->channels; c++)
                 row[c] += conv1d_load(&a->dfinal_state, piece->state, s->d + c, column);
@@ -464,9 +464,9 @@ static void zero_gradients(backward_block *s, const conv1d_piece *piece)
 {
     const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
     memset(s->dx, 0, (size_t)s->ld * sizeof *s->dx);
-    for (int64_t t = piece->begin; cot_present(&a->dx) && t < piece->end; t++)
+    for (int64_t t = piece->begin; cot_is_present(&a->dx) && t < piece->end; t++)
         conv1d_scatter_tile(s->dx, s->ld, &a->dx, piece->b, s->d, s->channels, t, 1);
-    if (cot_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
+    if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
         for (int64_t i = 0; i < s->c->problem->sizes.K - 1; i++)
             conv1d_scatter_tile(s->dx, s->ld, &a->dinitial_state, piece->state, s->d, s->channels, i, 1);
 }
@@ -494,11 +494,11 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
     conv1d_pack_history(s->column_state, column_row_count(K), &a->x, &a->initial_state, piece, K, s->d, s->channels);
     conv1d_pack_zeros(s->column_state, column_row_count(K), g_row(K), K - 1, s->channels);
     backward_steps steps = {.n = piece->end - piece->begin};
-    const bool outputs = cot_present(&a->dx) || cot_present(&a->dinitial_state);
+    const bool outputs = cot_is_present(&a->dx) || cot_is_present(&a->dinitial_state);
     steps.count = steps.n + (outputs ? K - 1 : 0);
     steps.halo_end = conv1d_halo_end(piece, K) - piece->begin;
     steps.dfinal_begin = steps.n;
-    if (cot_present(&a->dfinal_state) && piece->state >= 0)
+    if (cot_is_present(&a->dfinal_state) && piece->state >= 0)
         steps.dfinal_begin = cot_clamp(piece->last - (K - 1) - piece->begin, 0, steps.n);
     for (int64_t i = 0; i < steps.count;) {
         bool single_sequence;
@@ -553,7 +553,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
     const conv1d_backward_problem *p = problem;
     const cot_causal_conv1d_backward_args *a = &p->args;
     const bool states =
-        cot_present(&a->initial_state) || cot_present(&a->dfinal_state) || cot_present(&a->dinitial_state);
+        cot_is_present(&a->initial_state) || cot_is_present(&a->dfinal_state) || cot_is_present(&a->dinitial_state);
     backward_context context = {
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
@@ -561,11 +561,11 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
         .direct_inputs = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->dy),
         .partials = workspace,
     };
-    context.direct = context.direct_inputs && cot_present(&a->dx) && conv1d_contiguous_channels(&a->dx);
+    context.direct = context.direct_inputs && cot_is_present(&a->dx) && conv1d_contiguous_channels(&a->dx);
     context.stream = context.direct && conv1d_streamable_rows(&a->dx) && conv1d_should_stream(&p->sizes, 3);
     context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
-    if (cot_present(&a->dinitial_state) && p->sizes.K > 1)
+    if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
     cot_parallel_scratch(queue, items, backward_item, &context);
     conv1d_reduce(queue, p, workspace, context.tiling.groups * context.tiling.parts);

@@ -130,21 +130,21 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
     const cot_causal_conv1d_forward_args *a = &p->args;
     forward_context context = {
         .problem = p,
-        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_present(&a->initial_state)),
+        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_is_present(&a->initial_state)),
         .tiling = conv1d_tile_channel_first(&p->sizes),
         .direct_x = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
         .direct_y = conv1d_contiguous_time(&a->y),
         .stream = conv1d_should_stream(&p->sizes, 2),
     };
     /* If the loop reads and writes the tensors in place, no buffer limits the length of a piece. */
-    const bool packed = cot_present(&a->seq_idx) || cot_present(&a->cu_seqlens);
+    const bool packed = cot_is_present(&a->seq_idx) || cot_is_present(&a->cu_seqlens);
     const bool direct = context.direct_x && context.direct_y;
     context.max_piece_tokens =
         direct && (context.packing.split_at_sequences || !packed) ? CONV1D_MAX_PART : CONV1D_PIECE_TOKENS;
-    if (cot_present(&a->y))
+    if (cot_is_present(&a->y))
         context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
-    if (cot_present(&a->final_state) && p->sizes.K > 1)
+    if (cot_is_present(&a->final_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
     cot_parallel_scratch(queue, items, forward_item, &context);
     return COT_OK;

@@ -137,15 +137,16 @@ cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *
     const bool direct = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->y);
     forward_context context = {
         .problem = p,
-        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_present(&a->initial_state)),
+        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_is_present(&a->initial_state)),
         .tiling = conv1d_tile_channel_last(&p->sizes),
         .direct = direct,
-        .stream = direct && cot_present(&a->y) && conv1d_streamable_rows(&a->y) && conv1d_should_stream(&p->sizes, 2),
+        .stream =
+            direct && cot_is_present(&a->y) && conv1d_streamable_rows(&a->y) && conv1d_should_stream(&p->sizes, 2),
     };
-    if (cot_present(&a->y))
+    if (cot_is_present(&a->y))
         context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
-    if (cot_present(&a->final_state) && p->sizes.K > 1)
+    if (cot_is_present(&a->final_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
     cot_parallel_scratch(queue, items, forward_item, &context);
     return COT_OK;

@@ -35,9 +35,9 @@ static double input_at(const conv1d_forward_problem *p, int64_t b, int64_t d, in
 {
     const cot_tensor *from = t >= 0 ? &p->args.x : &p->args.initial_state;
     const int64_t column = t >= 0 ? t : t + p->sizes.K - 1;
-    return !cot_present(from) ? 0
-                              : cot_load_f64(from->data, from->dtype,
-                                             b * from->stride[0] + d * from->stride[1] + column * from->stride[2]);
+    return !cot_is_present(from) ? 0
+                                 : cot_load_f64(from->data, from->dtype,
+                                                b * from->stride[0] + d * from->stride[1] + column * from->stride[2]);
 }
 
 /* Loads TILE rows of xe from token t on, TILE channels from d on. t may be negative. */
@@ -48,7 +48,8 @@ static void load_input_tile(float *tile, const conv1d_forward_problem *p, int64_
     const int64_t first = t + before, rows = first < p->sizes.T ? cot_min(p->sizes.T - first, TILE - before) : 0;
     mt_view view = {NULL, x->dtype, x->stride[2], x->stride[1]};
     if (rows > 0)
-        view.data = (char *)x->data + (b * x->stride[0] + d * x->stride[1] + first * x->stride[2]) * mt_size(x->dtype);
+        view.data =
+            (char *)x->data + (b * x->stride[0] + d * x->stride[1] + first * x->stride[2]) * mt_element_size(x->dtype);
     mt_load_tile(tile, &view, rows, rows > 0 ? channels : 0);
     memmove(tile + before * TILE, tile, sizeof(float) * (size_t)((TILE - before) * TILE));
     for (int64_t r = 0; r < before; r++)
@@ -66,7 +67,7 @@ static void columns_item(void *arg, int64_t index)
     for (int64_t k = 0; k < z->K; k++)
         for (int64_t d = 0; d < c->l.D; d += TILE) {
             load_input_tile(tile, c->p, b, t - (z->K - 1) + k, d);
-            mt_pack_a(c->columns + b * c->l.T * c->l.D * z->K + mt_at(c->l.T, t, k * c->l.D + d), tile);
+            mt_pack_a(c->columns + b * c->l.T * c->l.D * z->K + mt_offset(c->l.T, t, k * c->l.D + d), tile);
         }
 }
 
@@ -107,19 +108,19 @@ static void product_item(void *arg, int64_t index, void *scratch)
     mt_begin(&matmul_state);
     for (int64_t p = 0; p < terms; p += TERM_BLOCK) /* a panel of the expanded weights stays in the first-level cache */
         mt_product(rows, columns, cot_min(TERM_BLOCK, terms - p),
-                   c->columns + b * c->l.T * terms + mt_at(c->l.T, t0, p), c->l.T, c->expanded + mt_at(terms, p, n0),
-                   terms, product, ROWS, p > 0, NULL);
+                   c->columns + b * c->l.T * terms + mt_offset(c->l.T, t0, p), c->l.T,
+                   c->expanded + mt_offset(terms, p, n0), terms, product, ROWS, p > 0, NULL);
     mt_end(&matmul_state);
     for (int64_t n = n0; n < n0 + columns; n += TILE) {
         for (int64_t i = 0; i < TILE; i++)
-            bias[i] = cot_present(&a->bias) && n + i < z->D
+            bias[i] = cot_is_present(&a->bias) && n + i < z->D
                           ? (float)cot_load_f64(a->bias.data, a->bias.dtype, (n + i) * a->bias.stride[0])
                           : 0;
         for (int64_t t = t0; t < t0 + rows && t < z->T; t += TILE) {
-            float *tile = product + mt_at(ROWS, t - t0, n - n0);
+            float *tile = product + mt_offset(ROWS, t - t0, n - n0);
             mt_activate_tile(tile, bias, silu, a->y.dtype);
             const mt_view to = {(char *)a->y.data + (b * a->y.stride[0] + n * a->y.stride[1] + t * a->y.stride[2]) *
-                                                        mt_size(a->y.dtype),
+                                                        mt_element_size(a->y.dtype),
                                 a->y.dtype, a->y.stride[2], a->y.stride[1]};
             mt_store_tile(&to, tile, cot_min(z->T - t, TILE), cot_min(z->D - n, TILE));
         }
@@ -144,12 +145,12 @@ cot_status V_NAME(causal_conv1d_fwd_im2col)(cot_queue *queue, const void *proble
     c.l = conv1d_im2col_layout_of(z, sizeof(mt));
     c.columns = (mt *)((char *)workspace + c.l.columns);
     c.expanded = (mt *)((char *)workspace + c.l.expanded);
-    if (cot_present(&c.p->args.y) && cot_elements(&c.p->args.y) > 0) {
+    if (cot_is_present(&c.p->args.y) && cot_elements(&c.p->args.y) > 0) {
         cot_parallel(queue, z->B * (c.l.T / TILE), columns_item, &c);
         cot_parallel(queue, c.l.D / TILE, expand_item, &c);
         cot_parallel_scratch(queue, z->B * cot_ceil_div(c.l.T, ROWS) * cot_ceil_div(c.l.D, COLUMNS), product_item, &c);
     }
-    if (cot_present(&c.p->args.final_state) && z->D > 0)
+    if (cot_is_present(&c.p->args.final_state) && z->D > 0)
         cot_parallel(queue, z->B * (z->K - 1), final_state_item, &c);
     return COT_OK;
 }

@@ -22,8 +22,8 @@ typedef struct conv1d_im2col_layout {
 static inline conv1d_im2col_layout conv1d_im2col_layout_of(const conv1d_sizes *z, size_t element_size)
 {
     conv1d_im2col_layout l = {.D = cot_round_up(z->D, CONV1D_IM2COL_TILE), .T = cot_round_up(z->T, CONV1D_IM2COL_TILE)};
-    l.columns = cot_take(&l.bytes, COT_PRODUCT(z->B, l.T, l.D, z->K), element_size);
-    l.expanded = cot_take(&l.bytes, COT_PRODUCT(l.D, z->K, l.D), element_size);
+    l.columns = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.T, l.D, z->K), element_size);
+    l.expanded = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.D, z->K, l.D), element_size);
     return l;
 }
 

@@ -26,7 +26,7 @@ static inline conv1d_packing conv1d_packing_of(const conv1d_sizes *sizes, const 
 {
     conv1d_packing packing = {sizes, seq_idx, cu_seqlens, false};
     packing.split_at_sequences =
-        cot_present(cu_seqlens) && (states || sizes->T / CONV1D_LONG_SEQUENCE >= sizes->state_count);
+        cot_is_present(cu_seqlens) && (states || sizes->T / CONV1D_LONG_SEQUENCE >= sizes->state_count);
     return packing;
 }
 
@@ -69,7 +69,7 @@ static inline void conv1d_begin_pieces(conv1d_piece_iterator *it, const conv1d_p
     it->stop = stop;
     it->max_tokens = max_tokens;
     it->sequence = 0;
-    if (cot_present(packing->cu_seqlens) && begin < stop) {
+    if (cot_is_present(packing->cu_seqlens) && begin < stop) {
         const int64_t K = packing->sizes->K;
         it->sequence = conv1d_find_sequence(packing, begin < K - 1 ? 0 : begin - (K - 1));
     }
@@ -80,7 +80,7 @@ static inline void conv1d_begin_pieces(conv1d_piece_iterator *it, const conv1d_p
 static inline bool conv1d_load_ids(conv1d_piece_iterator *it, int64_t low, int64_t high, int32_t *ids)
 {
     const conv1d_packing *packing = it->packing;
-    if (cot_present(packing->seq_idx)) {
+    if (cot_is_present(packing->seq_idx)) {
         const int32_t *row = (const int32_t *)packing->seq_idx->data + it->b * packing->seq_idx->stride[0];
         const int64_t stride = packing->seq_idx->stride[1];
         for (int64_t t = low; t < high; t++)
@@ -144,8 +144,8 @@ static inline bool conv1d_next_piece(conv1d_piece_iterator *it, conv1d_piece *pi
         if (!padding)
             piece->last = conv1d_index(packing->cu_seqlens, it->sequence + 1);
         piece->end = piece->end < piece->last ? piece->end : piece->last;
-    } else if (cot_present(packing->seq_idx) || cot_present(packing->cu_seqlens)) {
-        if (cot_present(packing->cu_seqlens))
+    } else if (cot_is_present(packing->seq_idx) || cot_is_present(packing->cu_seqlens)) {
+        if (cot_is_present(packing->cu_seqlens))
             piece->state = -1;
         conv1d_label_tokens(it, piece);
     }

@@ -33,7 +33,7 @@ static inline void conv1d_reduce_block(const conv1d_reduction *c, int64_t k, int
     const int64_t K = c->problem->sizes.K, D = c->problem->sizes.D;
     const int64_t n = begin + CONV1D_REDUCE_BLOCK < D ? CONV1D_REDUCE_BLOCK : D - begin;
     const cot_tensor *out = k < K ? &a->dweight : &a->dbias;
-    if (!cot_present(out))
+    if (!cot_is_present(out))
         return;
     double sums[CONV1D_REDUCE_BLOCK] = {0};
     for (int64_t part = 0; part < c->parts; part++) {
@@ -58,7 +58,7 @@ static void conv1d_reduce_item(void *context, int64_t item)
 static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem *problem, const float *partials,
                                  int64_t parts)
 {
-    if (!cot_present(&problem->args.dweight) && !cot_present(&problem->args.dbias))
+    if (!cot_is_present(&problem->args.dweight) && !cot_is_present(&problem->args.dbias))
         return;
     const int64_t D = problem->sizes.D, rows = (problem->sizes.K + 1) * cot_ceil_div(D, CONV1D_REDUCE_BLOCK);
     const bool serial = (double)parts * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_SERIAL_TERMS;
@@ -82,7 +82,7 @@ static inline void conv1d_empty_dinitial_state(const conv1d_backward_problem *pr
     for (int64_t d = begin; d < end; d++)
         for (int64_t i = 0; i < sizes->K - 1; i++)
             conv1d_store(&a->dinitial_state, index, d, i,
-                         cot_present(&a->dfinal_state) ? conv1d_load(&a->dfinal_state, index, d, i) : 0);
+                         cot_is_present(&a->dfinal_state) ? conv1d_load(&a->dfinal_state, index, d, i) : 0);
 }
 
 #endif

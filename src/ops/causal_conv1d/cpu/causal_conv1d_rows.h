@@ -43,7 +43,7 @@ static inline conv1d_prefetch_base conv1d_prefetch_next_row(const void *row, con
 V_INLINE void conv1d_prefetch(const conv1d_prefetch_base *prefetch, int64_t offset)
 {
     v_prefetch((const void *)(prefetch->l1 + (uintptr_t)offset));
-    v_prefetch_far((const void *)(prefetch->l2 + (uintptr_t)offset));
+    v_prefetch_l2((const void *)(prefetch->l2 + (uintptr_t)offset));
 }
 
 /* y[i] = act(bias + sum_k weight[k] * x[i+k]), i < n */
@@ -82,14 +82,14 @@ static void conv1d_convolve_edge(const conv1d_row *row, int64_t begin, int64_t e
             conv1d_close_tap_block(k, &z, &total);
             vf x = v_load_n(row->x + i + k, lanes);
             if (row->ids != NULL)
-                x = v_keep(conv1d_valid_lanes(row->ids, i, k, row->output_offset), x);
+                x = v_maskz(conv1d_valid_lanes(row->ids, i, k, row->output_offset), x);
             z = v_fma(v_set1(row->weight[k]), x, z);
         }
         z = conv1d_tap_sum(row->K, z, total);
         if (row->silu)
             z = v_silu_as(row->dtype, z);
         if (row->ids != NULL)
-            z = v_keep(vm_not_negative(vi_load(row->ids + i + row->output_offset)), z);
+            z = v_maskz(vm_not_negative(vi_load(row->ids + i + row->output_offset)), z);
         v_store_n_as(conv1d_y_element(row, i), row->dtype, z, lanes);
     }
 }
@@ -204,7 +204,7 @@ static inline void conv1d_stage_weights(float *rows, const cot_tensor *weight, c
     for (int64_t d = d_begin; d < d_end; d++, rows += K + 1) {
         for (int64_t k = 0; k < K; k++)
             rows[k] = (float)cot_load_f64(weight->data, weight->dtype, d * weight->stride[0] + k * weight->stride[1]);
-        rows[K] = cot_present(bias) ? (float)cot_load_f64(bias->data, bias->dtype, d * bias->stride[0]) : 0;
+        rows[K] = cot_is_present(bias) ? (float)cot_load_f64(bias->data, bias->dtype, d * bias->stride[0]) : 0;
     }
 }
 
@@ -224,7 +224,7 @@ static inline void conv1d_stage_inputs(const conv1d_piece *piece, const cot_tens
 {
     int64_t p = piece->begin - (K - 1);
     for (; p < piece->first; p++)
-        *to++ = cot_present(initial_state) && piece->state >= 0
+        *to++ = cot_is_present(initial_state) && piece->state >= 0
                     ? conv1d_load(initial_state, piece->state, d, p - piece->first + K - 1)
                     : 0;
     conv1d_gather(to, conv1d_element(x, piece->b, d, p), x->dtype, x->stride[2], end - p);

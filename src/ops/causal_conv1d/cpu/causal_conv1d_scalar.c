@@ -42,7 +42,7 @@ static inline real load2(const cot_tensor *t, int64_t i, int64_t j)
 
 static inline real load1_or_zero(const cot_tensor *t, int64_t i)
 {
-    return cot_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : 0;
+    return cot_is_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : 0;
 }
 
 /* sigma(z), and sigma(-z) = 1 - sigma(z). A subtraction would keep only 10 bits of it for z = 10. The argument of exp
@@ -68,7 +68,7 @@ static inline real input_at(const conv1d_sizes *sizes, const conv1d_span *span, 
 {
     if (p >= span->first)
         return load3(x, span->b, d, p);
-    return cot_present(initial_state) ? load3(initial_state, span->state, d, p - span->first + sizes->K - 1) : 0;
+    return cot_is_present(initial_state) ? load3(initial_state, span->state, d, p - span->first + sizes->K - 1) : 0;
 }
 
 /* Long sums are summed in blocks, so that the rounding error grows with the number of blocks, not of terms. Without
@@ -101,7 +101,7 @@ static void forward_item(void *context, int64_t index)
     const int64_t d = index % sizes->D;
     const conv1d_span span = conv1d_span_at(sizes, &a->seq_idx, &a->cu_seqlens, index / sizes->D);
     const real bias = load1_or_zero(&a->bias, d);
-    for (int64_t t = span.first; cot_present(&a->y) && t < span.end; t++) {
+    for (int64_t t = span.first; cot_is_present(&a->y) && t < span.end; t++) {
         if (conv1d_sequence_of(&span, t) < 0) {
             store3(&a->y, span.b, d, t, 0);
             continue;
@@ -109,7 +109,7 @@ static void forward_item(void *context, int64_t index)
         const real z = convolve(sizes, &span, &a->x, &a->initial_state, &a->weight, bias, d, t);
         store3(&a->y, span.b, d, t, activate(a->activation, z));
     }
-    for (int64_t i = 0; cot_present(&a->final_state) && span.state >= 0 && i < sizes->K - 1; i++) {
+    for (int64_t i = 0; cot_is_present(&a->final_state) && span.state >= 0 && i < sizes->K - 1; i++) {
         const int64_t p = span.end - (sizes->K - 1) + i;
         const bool counts = conv1d_same_sequence(&span, p, span.end - 1);
         store3(&a->final_state, span.state, d, i, counts ? input_at(sizes, &span, &a->x, &a->initial_state, d, p) : 0);
@@ -181,7 +181,7 @@ static void backward_span(const conv1d_backward_problem *problem, const conv1d_s
             if (++sums->terms == TOKEN_BLOCK)
                 close_block(sums);
         }
-        if (token ? !cot_present(&a->dx) : !cot_present(&a->dinitial_state) || span->state < 0)
+        if (token ? !cot_is_present(&a->dx) : !cot_is_present(&a->dinitial_state) || span->state < 0)
             continue;
         real gradient = 0, block = 0;
         for (int64_t j = token ? 0 : span->first - p; j < K && p + j < span->end; j++) {
@@ -194,7 +194,7 @@ static void backward_span(const conv1d_backward_problem *problem, const conv1d_s
         }
         gradient += block;
         const int64_t column = p - span->end + K - 1;
-        if (cot_present(&a->dfinal_state) && span->state >= 0 && column >= 0 &&
+        if (cot_is_present(&a->dfinal_state) && span->state >= 0 && column >= 0 &&
             conv1d_same_sequence(span, p, span->end - 1))
             gradient += load3(&a->dfinal_state, span->state, d, column);
         if (token)
@@ -226,9 +226,9 @@ static void backward_item(void *context, int64_t d)
         backward_span(c->problem, &span, d, ring, &sums);
         close_block(&sums);
     }
-    for (int64_t k = 0; cot_present(&a->dweight) && k < K; k++)
+    for (int64_t k = 0; cot_is_present(&a->dweight) && k < K; k++)
         store_gradient(&a->dweight, d * a->dweight.stride[0] + k * a->dweight.stride[1], a->accumulate, sums.total[k]);
-    if (cot_present(&a->dbias))
+    if (cot_is_present(&a->dbias))
         store_gradient(&a->dbias, d * a->dbias.stride[0], a->accumulate, sums.total[K]);
 }
 
@@ -247,13 +247,13 @@ static void update_item(void *context, int64_t index)
     const cot_causal_conv1d_update_args *a = &problem->args;
     const int64_t K = problem->sizes.K, T = problem->sizes.T, S = problem->S;
     const int64_t b = index / problem->sizes.D, d = index % problem->sizes.D;
-    const int64_t row = cot_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, b) : b;
+    const int64_t row = cot_is_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, b) : b;
     if (row < 0) {
         for (int64_t t = 0; t < T; t++)
             store3(&a->y, b, d, t, 0);
         return;
     }
-    const bool is_ring = cot_present(&a->cache_seqlens);
+    const bool is_ring = cot_is_present(&a->cache_seqlens);
     const int64_t start = is_ring ? conv1d_index(&a->cache_seqlens, b) % S : S; /* the column of x[0] */
     const real bias = load1_or_zero(&a->bias, d);
     for (int64_t t = 0; t < T; t++) {

@@ -172,7 +172,7 @@ static inline void conv1d_store_final_state(const conv1d_sizes *sizes, const cot
             if (conv1d_same_sequence(&span, p, span.end - 1)) {
                 if (p >= span.first)
                     value = conv1d_load(&a->x, span.b, d, p);
-                else if (cot_present(&a->initial_state))
+                else if (cot_is_present(&a->initial_state))
                     value = conv1d_load(&a->initial_state, span.state, d, p - span.first + columns);
             }
             conv1d_store(&a->final_state, span.state, d, i, value);

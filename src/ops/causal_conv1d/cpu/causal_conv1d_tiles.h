@@ -114,7 +114,7 @@ static inline void conv1d_pack_weights(float *column_state, int64_t row_count, c
         conv1d_pack_column(column_state, row_count, k,
                            first + k * weight->stride[1] * (int64_t)cot_dtype_size(weight->dtype), weight->dtype,
                            weight->stride[0], n);
-    if (cot_present(bias))
+    if (cot_is_present(bias))
         conv1d_pack_column(column_state, row_count, K,
                            (const char *)bias->data + d * bias->stride[0] * (int64_t)cot_dtype_size(bias->dtype),
                            bias->dtype, bias->stride[0], n);
@@ -132,7 +132,7 @@ static inline void conv1d_pack_history(float *column_state, int64_t row_count, c
         if (p >= piece->first)
             conv1d_pack_column(column_state, row_count, row, conv1d_element(x, piece->b, d, p), x->dtype, x->stride[1],
                                n);
-        else if (cot_present(initial_state) && piece->state >= 0)
+        else if (cot_is_present(initial_state) && piece->state >= 0)
             conv1d_pack_column(column_state, row_count, row, conv1d_element(initial_state, piece->state, d, column),
                                initial_state->dtype, initial_state->stride[1], n);
         else
@@ -164,7 +164,7 @@ static inline bool conv1d_streamable_rows(const cot_tensor *tensor)
  * prefetchers do not follow accesses that jump from row to row. */
 V_INLINE void conv1d_prefetch_columns(const char *row, int64_t stride, int64_t bytes)
 {
-    v_ask(row + CONV1D_TILE_TOKENS * stride, bytes);
+    v_prefetch_range(row + CONV1D_TILE_TOKENS * stride, bytes);
     for (int64_t offset = 0; offset < bytes; offset += 64)
         v_prefetch(row + CONV1D_COLUMN_DISTANCE + offset);
 }

@@ -51,7 +51,7 @@ static void shift_state(const update_block *s)
 {
     const cot_tensor *state = &s->problem->args.conv_state;
     const int64_t T = s->problem->sizes.T;
-    if (cot_present(&s->problem->args.cache_seqlens) || T >= s->problem->S)
+    if (cot_is_present(&s->problem->args.cache_seqlens) || T >= s->problem->S)
         return;
     char *first = conv1d_element(state, s->row, s->d, 0);
     if (state->dtype == COT_F32)
@@ -67,7 +67,7 @@ static void store_token(const update_block *s, int64_t t, const float *row)
     const int64_t S = s->problem->S, T = s->problem->sizes.T;
     if (t < T - S)
         return;
-    const int64_t column = cot_present(&s->problem->args.cache_seqlens) ? (s->start + t) % S : S - T + t;
+    const int64_t column = cot_is_present(&s->problem->args.cache_seqlens) ? (s->start + t) % S : S - T + t;
     conv1d_scatter(conv1d_element(state, s->row, s->d, column), state->dtype, state->stride[1], row, s->channels);
 }
 
@@ -117,7 +117,7 @@ static void update_item(void *context, int64_t index, void *scratch)
     s->d = index % c->blocks * c->block;
     s->channels = cot_clamp(c->block, 0, sizes->D - s->d);
     s->ld = cot_round_up(s->channels, VW);
-    s->row = cot_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, s->b) : s->b;
+    s->row = cot_is_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, s->b) : s->b;
     if (s->row < 0) {
         memset(s->y, 0, (size_t)s->ld * sizeof *s->y);
         for (int64_t t = 0; t < sizes->T; t++)
@@ -125,7 +125,7 @@ static void update_item(void *context, int64_t index, void *scratch)
         return;
     }
     const int64_t S = c->problem->S;
-    s->start = cot_present(&a->cache_seqlens) ? conv1d_index(&a->cache_seqlens, s->b) % S : S;
+    s->start = cot_is_present(&a->cache_seqlens) ? conv1d_index(&a->cache_seqlens, s->b) % S : S;
     conv1d_pack_weights(s->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, s->d, s->channels);
     pack_state_inputs(s);
     shift_state(s);

@@ -72,7 +72,7 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
     const int end = begin + tokens;
     const int64_t b = blockIdx.z, d = blockIdx.y;
     E *tile_x = (E *)conv1d_tile + LINE - begin, *tile_dy = tile_x + DISTANCE; /* [t] is token t */
-    cot_launch_dependents();
+    cot_griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         const E *x = (const E *)c.x.data + b * c.x.stride[0] + d * c.x.stride[1];
         const E *dy = (const E *)c.dy.data + b * c.dy.stride[0] + d * c.dy.stride[1];

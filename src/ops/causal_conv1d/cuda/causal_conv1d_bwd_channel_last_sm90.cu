@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_bwd_channel_last_sm90.cu: channels are contiguous. Block (x, y, z) takes a tile of 64 channels of row
- * b = z, of x and of dy, 2 to a lane; its warps one part of the tile's tokens after the other. dx lags 3 tokens; for the
- * last ones of its part a warp takes g of the 3 tokens after it from the next warp, and the last warp computes them again.
- * Beyond T the tile has zeros, and so g. Sums of dweight and dbias: lane by lane, over warps; then causal_conv1d_reduce
- * over blocks. */
+ * b = z, of x and of dy, 2 to a lane; its warps one part of the tile's tokens after the other. dx lags 3 tokens; for
+ * the last ones of its part a warp takes g of the 3 tokens after it from the next warp, and the last warp computes them
+ * again. Beyond T the tile has zeros, and so g. Sums of dweight and dbias: lane by lane, over warps; then
+ * causal_conv1d_reduce over blocks. */
 #include "causal_conv1d_last.cuh"
 #include "causal_conv1d_maps.h"
 #include "causal_conv1d_sm90.cuh"
@@ -30,7 +30,8 @@ static __device__ __forceinline__ void give_dx(const conv1d_call &c, const colum
 }
 
 /* W tokens of a part from its i-th on. FIRST: the part's first, whose dx but the last is not yet due; AFTER: the tokens
- * after the part. No branch, and no load that has to follow a token's store, so that the tokens' arithmetic overlaps. */
+ * after the part. No branch, and no load that has to follow a token's store, so that the tokens' arithmetic
+ * overlaps. */
 template <typename E, bool SILU, bool FIRST, bool AFTER>
 static __device__ __forceinline__ void take_tokens(const conv1d_call &c, const column<V, W> &col, part<E> &p)
 {
@@ -143,16 +144,16 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
     const conv1d_call &c = m.call;
     const int rows = (int)c.part_length, tile_rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * rows;
     const int b = (int)blockIdx.z, tile_begin = (int)blockIdx.y * CONV1D_SM90_WARPS * rows;
-    cot_wait_for_kernels_before();
-    cot_launch_dependents();
+    cot_griddepcontrol_wait();
+    cot_griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         const int first = (int)blockIdx.x * CHANNELS, before = tile_begin - CONV1D_SM90_HALO;
         const uint32_t bytes = (uint32_t)(tile_rows * CHANNELS) * (uint32_t)sizeof(E);
         cot_mbarrier_init(&full, 1);
         cot_mbarrier_init_fence();
         cot_mbarrier_arrive_expect(&full, 2 * bytes);
-        cot_tensor_load_3d(conv1d_tile, &m.x, first, before, b, &full);
-        cot_tensor_load_3d(conv1d_tile + bytes, &m.dy, first, before, b, &full);
+        cot_tma_load_3d(conv1d_tile, &m.x, first, before, b, &full);
+        cot_tma_load_3d(conv1d_tile + bytes, &m.dy, first, before, b, &full);
     }
     const int lane = threadIdx.x % CONV1D_LANES, warp = threadIdx.x / CONV1D_LANES;
     const int64_t d = (int64_t)blockIdx.x * CHANNELS + lane * V;
@@ -182,11 +183,11 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
 #pragma unroll
         for (int v = 0; v < V; v++)
             all[warp][k][lane * V + v] = p.sums[k][v];
-    cot_proxy_fence();
+    cot_fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0 && c.dx.data != nullptr) {
-        cot_tensor_store_3d(&m.dx, (int)blockIdx.x * CHANNELS, tile_begin, b,
-                            conv1d_tile + (tile_rows + CONV1D_SM90_HALO) * CHANNELS * (int)sizeof(E));
+        cot_tma_store_3d(&m.dx, (int)blockIdx.x * CHANNELS, tile_begin, b,
+                         conv1d_tile + (tile_rows + CONV1D_SM90_HALO) * CHANNELS * (int)sizeof(E));
         cot_bulk_commit();
     }
     /* Four channels a thread: D is a multiple of 8. */

@@ -33,7 +33,7 @@ static __device__ __forceinline__ cot_vector<E, V> load_elements(const E *from, 
 {
     if (PLAIN || (aligned && count >= V))
         return cot_load_vector<E, V>(from);
-    return cot_load_ragged<E, V>(from, count);
+    return cot_load_partial<E, V>(from, count);
 }
 
 template <typename E, int V, bool PLAIN>
@@ -42,7 +42,7 @@ static __device__ __forceinline__ void store_elements(E *to, int64_t count, bool
     if (PLAIN || (aligned && count >= V))
         cot_store_vector<E, V>(to, values);
     else
-        cot_store_ragged<E, V>(to, count, values);
+        cot_store_partial<E, V>(to, count, values);
 }
 
 /* weight[d][.] as the last K of W taps, and bias[d]. */
@@ -101,7 +101,8 @@ static __device__ __forceinline__ token_ids<N, PLAIN> load_ids(const conv1d_call
     return ids;
 }
 
-/* `value` if tokens i and j are of one sequence, else 0. For inputs, not weights: an input of another sequence may be NaN. */
+/* `value` if tokens i and j are of one sequence, else 0. For inputs, not weights: an input of another sequence may be
+ * NaN. */
 template <int N, bool PLAIN>
 static __device__ __forceinline__ float if_same(const token_ids<N, PLAIN> &ids, int i, int j, float value)
 {

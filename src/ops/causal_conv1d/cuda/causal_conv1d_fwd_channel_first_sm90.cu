@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_fwd_channel_first_sm90.cu: time is contiguous. Block (x, y, z) takes tile x of row [b = z][d = y]; a lane
- * reads its V tokens and the 4 before from shared memory. */
+ * causal_conv1d_fwd_channel_first_sm90.cu: time is contiguous. Block (x, y, z) takes tile x of row [b = z][d = y]; a
+ * lane reads its V tokens and the 4 before from shared memory. */
 #include "causal_conv1d_first.cuh"
 #include "causal_conv1d_sm90.cuh"
 
@@ -14,7 +14,7 @@ template <typename E> static __device__ __forceinline__ void forward(const conv1
     const int T = (int)c.T, begin = (int)blockIdx.x * tokens;
     const int64_t b = blockIdx.z, d = blockIdx.y;
     E *tile = (E *)conv1d_tile + LINE - begin; /* tile[t] is token t */
-    cot_launch_dependents();
+    cot_griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         const E *x = (const E *)c.x.data + b * c.x.stride[0] + d * c.x.stride[1];
         const int low = begin > 0 ? begin - PAD : 0, high = begin + tokens < T ? begin + tokens : T;
@@ -22,12 +22,12 @@ template <typename E> static __device__ __forceinline__ void forward(const conv1
         cot_mbarrier_init(&full, 1);
         cot_mbarrier_init_fence();
         cot_mbarrier_arrive_expect(&full, bytes);
-        cot_wait_for_kernels_before();
+        cot_griddepcontrol_wait();
         cot_bulk_load(tile + low, x + low, bytes, &full);
     }
     E *y = (E *)c.y.data + b * c.y.stride[0] + d * c.y.stride[1];
     float w[W];
-    cot_wait_for_kernels_before();
+    cot_griddepcontrol_wait();
     const float bias = load_taps<W>(c, d, w);
     __syncthreads();
     cot_mbarrier_wait(&full, 0);

@@ -13,13 +13,13 @@ template <typename E> static __device__ __forceinline__ void forward(const conv1
     __shared__ uint64_t full;
     const conv1d_call &c = m.call;
     const int T = (int)c.T, b = (int)blockIdx.z, tile_begin = (int)blockIdx.y * CONV1D_SM90_WARPS * ROWS;
-    cot_launch_dependents();
+    cot_griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         cot_mbarrier_init(&full, 1);
         cot_mbarrier_init_fence();
         cot_mbarrier_arrive_expect(&full, TILE_ROWS * CHANNELS * (uint32_t)sizeof(E));
-        cot_wait_for_kernels_before();
-        cot_tensor_load_3d(conv1d_tile, &m.x, (int)blockIdx.x * CHANNELS, tile_begin - CONV1D_SM90_HALO, b, &full);
+        cot_griddepcontrol_wait();
+        cot_tma_load_3d(conv1d_tile, &m.x, (int)blockIdx.x * CHANNELS, tile_begin - CONV1D_SM90_HALO, b, &full);
     }
     const int lane = threadIdx.x % CONV1D_LANES, warp = threadIdx.x / CONV1D_LANES;
     const int64_t d = (int64_t)blockIdx.x * CHANNELS + lane * V;
@@ -28,7 +28,7 @@ template <typename E> static __device__ __forceinline__ void forward(const conv1
     const E *tile = (const E *)conv1d_tile + (CONV1D_SM90_HALO + warp * ROWS) * CHANNELS + lane * V;
     column<V, W> col;
     float inputs[W][V];
-    cot_wait_for_kernels_before();
+    cot_griddepcontrol_wait();
     load_column(c, b, d < c.D ? d : 0, col);
     __syncthreads();
     cot_mbarrier_wait(&full, 0);

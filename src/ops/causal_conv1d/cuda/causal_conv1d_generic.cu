@@ -300,8 +300,8 @@ KERNEL causal_conv1d_dweight_generic(const __grid_constant__ conv1d_call c)
 }
 
 /* Sums the partial sums of the fast kernels, which may still be running when this one starts. Block (x, k) takes sum k
- * of 32 channels: each warp every so many shares, then the warps' sums in their order. W: the width the partial sums were
- * compiled for; taps beyond K are zeros in front. */
+ * of 32 channels: each warp every so many shares, then the warps' sums in their order. W: the width the partial sums
+ * were compiled for; taps beyond K are zeros in front. */
 template <int W> static __device__ __forceinline__ void reduce(const conv1d_call &c)
 {
     constexpr int BATCH = 8;
@@ -312,16 +312,17 @@ template <int W> static __device__ __forceinline__ void reduce(const conv1d_call
     const int64_t column = k < W ? k - (W - c.K) : 0;
     if (column < 0 || !given(out))
         return;
-    /* All addresses first, and with them the parameters: a prefetch is what the compiler does not move behind the wait. */
+    /* All addresses first, and with them the parameters: a prefetch is what the compiler does not move behind the
+     * wait. */
     const float *from = c.partial + (warp * (W + 1) + k) * c.D + d;
     const int64_t step = CONV1D_WARPS * (W + 1) * c.D, to = d * out.stride[0] + column * out.stride[1];
     const int count = d < c.D ? ((int)c.partial_count - warp + CONV1D_WARPS - 1) / CONV1D_WARPS : 0;
     if (count > 0)
-        cot_prefetch(from);
+        cot_prefetch_l2(from);
     if (warp == 0 && d < c.D)
-        cot_prefetch((const char *)out.data + to * (out.dtype == COT_F32 ? 4 : 2));
-    cot_wait_for_kernels_before();
-    cot_launch_dependents(); /* not earlier: their blocks would take the place of the first kernel's last ones */
+        cot_prefetch_l2((const char *)out.data + to * (out.dtype == COT_F32 ? 4 : 2));
+    cot_griddepcontrol_wait();
+    cot_griddepcontrol_launch_dependents(); /* not earlier: their blocks would take the place of the first kernel's last ones */
     float sum = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < count; i += BATCH) {

@@ -85,7 +85,7 @@ GENERIC(update_generic);
 /* An array of up to three axes; `row_axes` of them lead to rows of contiguous elements, whose alignment counts. */
 static conv1d_array array(const cot_tensor *tensor, int contiguous_axis)
 {
-    conv1d_array a = {.data = cot_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
+    conv1d_array a = {.data = cot_is_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
     const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);
     a.aligned = (uintptr_t)tensor->data % 16 == 0;
     for (int axis = 0; axis < tensor->rank && axis < 3; axis++) {
@@ -180,7 +180,7 @@ static const cot_cuda_kernel *choose_instance(const instances *all, const conv1d
 /* Gives the fast kernels seq_idx for cu_seqlens, in the workspace. Returns what is left of that. */
 static cot_status expand_cu_seqlens(cot_queue *queue, conv1d_call *c, const cot_tensor *cu_seqlens, void **workspace)
 {
-    if (!cot_present(cu_seqlens))
+    if (!cot_is_present(cu_seqlens))
         return COT_OK;
     c->seq_idx = (conv1d_array){.data = *workspace, .stride = {0, 1}, .dtype = COT_I32};
     *workspace = (char *)*workspace + conv1d_cuda_id_bytes(&(conv1d_sizes){.T = c->T}, cu_seqlens);
@@ -213,8 +213,8 @@ static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const conv1d_call
                                (const int64_t[]){row, batch}, (const int[]){channels, rows, 1});
 }
 
-/* The kernel for Hopper of a direction and layout, on a call that it admits. Launched as dependent on the kernel before, but
- * for the backward with contiguous time. */
+/* The kernel for Hopper of a direction and layout, on a call that it admits. Launched as dependent on the kernel
+ * before, but for the backward with contiguous time. */
 static cot_status launch_sm90(cot_queue *queue, const cot_cuda_kernel *kernel, const conv1d_cuda_plan *plan, int axis,
                               int rows, int channels, const conv1d_call *c)
 {

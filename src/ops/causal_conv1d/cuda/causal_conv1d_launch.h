@@ -34,8 +34,8 @@ static inline conv1d_cuda_plan conv1d_cuda_first(const conv1d_sizes *s, int64_t 
     return plan;
 }
 
-/* Contiguous channels: x over groups of them, y along the tokens, z over the batch. Forward, a block's warps take groups
- * beside each other; backward, the same group, one part of the tokens after the other. */
+/* Contiguous channels: x over groups of them, y along the tokens, z over the batch. Forward, a block's warps take
+ * groups beside each other; backward, the same group, one part of the tokens after the other. */
 static inline conv1d_cuda_plan conv1d_cuda_fwd_last(const conv1d_sizes *s, int64_t W)
 {
     const int64_t groups = cot_ceil_div(s->D, CONV1D_LANES * (W == 4 && s->dtype != COT_F32 ? 8 : 4));
@@ -108,7 +108,7 @@ static inline const char *admit_cuda_generic(const void *problem)
 
 static inline bool conv1d_cuda_runs_along(const cot_tensor *tensor, int axis)
 {
-    return !cot_present(tensor) || tensor->stride[axis] == 1 || tensor->shape[axis] == 1;
+    return !cot_is_present(tensor) || tensor->stride[axis] == 1 || tensor->shape[axis] == 1;
 }
 
 static inline const char *conv1d_cuda_refuse(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
@@ -130,15 +130,15 @@ static inline const char *conv1d_cuda_refuse_forward(const void *problem, int ax
 {
     const conv1d_forward_problem *p = problem;
     return conv1d_cuda_refuse(&p->sizes, (const cot_tensor *const[]){&p->args.x, &p->args.y}, 2, axis,
-                              cot_present(&p->args.cu_seqlens) && cot_present(&p->args.initial_state));
+                              cot_is_present(&p->args.cu_seqlens) && cot_is_present(&p->args.initial_state));
 }
 
 static inline const char *conv1d_cuda_refuse_backward(const void *problem, int axis)
 {
     const conv1d_backward_problem *p = problem;
     return conv1d_cuda_refuse(&p->sizes, (const cot_tensor *const[]){&p->args.x, &p->args.dy, &p->args.dx}, 3, axis,
-                              cot_present(&p->args.cu_seqlens) &&
-                                  (cot_present(&p->args.initial_state) || cot_present(&p->args.dfinal_state)));
+                              cot_is_present(&p->args.cu_seqlens) &&
+                                  (cot_is_present(&p->args.initial_state) || cot_is_present(&p->args.dfinal_state)));
 }
 
 static inline const char *admit_cuda_fwd_first(const void *problem)
@@ -177,7 +177,7 @@ static inline const char *conv1d_sm90_refuse(const conv1d_sizes *sizes, const co
         return "a grid has no room for B, D or T";
     for (int i = 0; i < count; i++)
         for (int other = 0; other < 3; other++)
-            if (cot_present(tensors[i]) && other != axis && tensors[i]->shape[other] > 1 &&
+            if (cot_is_present(tensors[i]) && other != axis && tensors[i]->shape[other] > 1 &&
                 (tensors[i]->stride[other] < 0 ||
                  tensors[i]->stride[other] * (int64_t)cot_dtype_size(sizes->dtype) % 16 != 0))
                 return "strides of x, y, dy or dx are no multiples of 16 bytes";
@@ -188,7 +188,7 @@ static inline const char *conv1d_sm90_refuse_forward(const void *problem, int ax
 {
     const conv1d_forward_problem *p = problem;
     const cot_tensor *const tensors[] = {&p->args.x, &p->args.y};
-    const bool packed = cot_present(&p->args.cu_seqlens) || cot_present(&p->args.seq_idx);
+    const bool packed = cot_is_present(&p->args.cu_seqlens) || cot_is_present(&p->args.seq_idx);
     const char *refusal = conv1d_cuda_refuse_forward(problem, axis);
     return refusal != NULL ? refusal : conv1d_sm90_refuse(&p->sizes, tensors, 2, axis, packed);
 }
@@ -197,9 +197,9 @@ static inline const char *conv1d_sm90_refuse_backward(const void *problem, int a
 {
     const conv1d_backward_problem *p = problem;
     const cot_tensor *const tensors[] = {&p->args.x, &p->args.dy, &p->args.dx};
-    const bool packed = cot_present(&p->args.cu_seqlens) || cot_present(&p->args.seq_idx);
+    const bool packed = cot_is_present(&p->args.cu_seqlens) || cot_is_present(&p->args.seq_idx);
     const char *refusal = conv1d_cuda_refuse_backward(problem, axis);
-    if (refusal == NULL && cot_present(&p->args.dfinal_state))
+    if (refusal == NULL && cot_is_present(&p->args.dfinal_state))
         refusal = "it serves no dfinal_state";
     return refusal != NULL ? refusal : conv1d_sm90_refuse(&p->sizes, tensors, 3, axis, packed);
 }
@@ -268,7 +268,7 @@ static inline const char *admit_cuda_im2col(const void *problem)
     const conv1d_forward_problem *p = problem;
     if (p->sizes.dtype != COT_BF16 && p->sizes.dtype != COT_F16)
         return "tensor cores would round x: it serves bf16 and f16";
-    if (cot_present(&p->args.seq_idx) || cot_present(&p->args.cu_seqlens))
+    if (cot_is_present(&p->args.seq_idx) || cot_is_present(&p->args.cu_seqlens))
         return "it serves no packed sequences";
     if (p->sizes.K > CONV1D_CUDA_MAX_K)
         return "it serves K up to 8";
@@ -286,13 +286,13 @@ static inline double cost_cuda_im2col(const void *problem)
 /* The general kernels are compiled for the greatest width alone, so the partial sums are sized for it. */
 static inline size_t conv1d_cuda_partial_bytes(const conv1d_sizes *s, int64_t shares)
 {
-    return shares > 1 ? cot_align(cot_bytes(COT_PRODUCT(shares, CONV1D_CUDA_MAX_K + 1, s->D), sizeof(float))) : 0;
+    return shares > 1 ? cot_align_up(cot_bytes(COT_PRODUCT(shares, CONV1D_CUDA_MAX_K + 1, s->D), sizeof(float))) : 0;
 }
 
 /* seq_idx made from cu_seqlens. */
 static inline size_t conv1d_cuda_id_bytes(const conv1d_sizes *s, const cot_tensor *cu_seqlens)
 {
-    return cot_present(cu_seqlens) ? cot_align(cot_bytes(s->T, sizeof(int32_t))) : 0;
+    return cot_is_present(cu_seqlens) ? cot_align_up(cot_bytes(s->T, sizeof(int32_t))) : 0;
 }
 
 static inline size_t workspace_cuda_fwd(const void *problem)

@@ -2,14 +2,14 @@
  *
  * causal_conv1d_dense_bwd_tiled.c: the gradients, on the products of simd/matmul.h, in four passes:
  *
- *     g       = dy, with SiLU dy * silu'(z + bias), z as in the forward; packed as G = [K-1 zeros, g, zeros] and as g^T.
- *               dbias: sums over PART tokens
+ *     g       = dy, with SiLU dy * silu'(z + bias), z as in the forward; packed as G = [K-1 zeros, g, zeros] and as
+ *               g^T. dbias: sums over PART tokens
  *     dxe     = G_0 W_{K-1}^T + .. + G_{K-1} W_0^T, G_j the rows from j on: row r of it is the gradient of row r of xe
  *     dweight = g^T xe_k for every tap k, the tokens in parts that are summed apart
  *     sums of the parts, in their order
  *
- * AMX's operands come in interleaved pairs of rows, so that a product begins at an even row: xe is packed for even and for odd
- * taps apart. g is rounded to an operand's type. */
+ * AMX's operands come in interleaved pairs of rows, so that a product begins at an even row: xe is packed for even and
+ * for odd taps apart. g is rounded to an operand's type. */
 #include "causal_conv1d_dense_products.h"
 
 cot_status V_NAME(causal_conv1d_dense_bwd_tiled)(cot_queue *, const void *, void *);
@@ -64,16 +64,16 @@ static void gradient_item(void *memory, int64_t item, void *scratch)
             const int64_t rows = cot_min(z->T > t ? z->T - t : 0, PART);
             const mt_view dy = tokens_view(&c->p->args.dy, k.b, t, n);
             mt_load_tile(tile, &dy, rows, z->Dout - n);
-            gradient_tile(tile, c->want.z ? x->product + mt_at(ROWS, t - k.t, n - k.n) : NULL, bias, rows);
+            gradient_tile(tile, c->want.z ? x->product + mt_offset(ROWS, t - k.t, n - k.n) : NULL, bias, rows);
             if (c->want.dbias)
                 sum_rows(c->dbias + (k.b * (o->l.T / PART) + t / PART) * o->l.Dout + n, tile);
             if (c->want.dx) {
                 mt_pack_a(packed, tile);
-                memcpy(c->g + k.b * o->l.g_rows * o->l.Dout + mt_at(o->l.g_rows, z->K - 1 + t, n), packed,
+                memcpy(c->g + k.b * o->l.g_rows * o->l.Dout + mt_offset(o->l.g_rows, z->K - 1 + t, n), packed,
                        sizeof packed);
             }
             if (c->want.dweight)
-                mt_pack_a_transposed(c->gt + k.b * o->l.T * o->l.o_rows + mt_at(o->l.o_rows, n, t), tile);
+                mt_pack_a_transposed(c->gt + k.b * o->l.T * o->l.o_rows + mt_offset(o->l.o_rows, n, t), tile);
         }
     }
 }
@@ -98,7 +98,7 @@ static void store_inputs(const context *c, const cot_tensor *to, int64_t b, int6
     const conv1d_dense_sizes *z = c->o.z;
     const cot_tensor *last = &c->p->args.dfinal_state;
     const int64_t columns = cot_min(z->Din - n, PART);
-    for (int64_t i = r < z->T ? z->T - r : 0; cot_present(last) && i < rows; i++)
+    for (int64_t i = r < z->T ? z->T - r : 0; cot_is_present(last) && i < rows; i++)
         for (int64_t j = 0; j < columns; j++)
             tile[i * PART + j] +=
                 (float)cot_load_f64(last->data, last->dtype,
@@ -111,7 +111,7 @@ static void multiply_dx(const context *c, int64_t b, int64_t r, int64_t n, int64
                         product_buffers *x)
 {
     const conv1d_dense_layout *l = &c->o.l;
-    multiply(rows, columns, l->Dout, c->o.z->K, c->g + b * l->g_rows * l->Dout + mt_at(l->g_rows, r, 0), l->g_rows,
+    multiply(rows, columns, l->Dout, c->o.z->K, c->g + b * l->g_rows * l->Dout + mt_offset(l->g_rows, r, 0), l->g_rows,
              c->o.wt + n * l->Dout * c->o.z->K, x);
 }
 
@@ -125,7 +125,7 @@ static void dx_item(void *memory, int64_t item, void *scratch)
     for (int64_t n = 0; n < k.columns; n += PART)
         for (int64_t t = k.t; t < k.t + k.rows && t < z->T; t += PART)
             store_inputs(c, &c->p->args.dx, k.b, z->K - 1 + t, t, k.n + n, cot_min(z->T - t, PART),
-                         x->product + mt_at(ROWS, t - k.t, n));
+                         x->product + mt_offset(ROWS, t - k.t, n));
 }
 
 /* Item: PART columns of a state's gradient, of PART channels. */
@@ -178,16 +178,16 @@ static void dweight_item(void *memory, int64_t item)
     const int64_t part = item / across / down / K, per_sequence = cot_round_up(l->T, CONV1D_TOKENS) / CONV1D_TOKENS;
     const int64_t rows = cot_min(l->Dout - m, ROWS), columns = cot_min(l->Din - n, COLUMNS);
     const int64_t first = part * l->chunks / l->parts, end = (part + 1) * l->chunks / l->parts;
-    const mt *inputs = MT_ONE_FORM ? o->x : k % 2 == 0 ? o->x_even : o->x_odd;
-    float *sum = c->dweight + (part * K + k) * l->o_rows * l->Din + mt_at(l->o_rows, m, n);
+    const mt *inputs = MT_SAME_FORM ? o->x : k % 2 == 0 ? o->x_even : o->x_odd;
+    float *sum = c->dweight + (part * K + k) * l->o_rows * l->Din + mt_offset(l->o_rows, m, n);
     mt_state host;
     mt_begin(&host);
     for (int64_t chunk = first; chunk < end; chunk++) {
         const int64_t b = chunk / per_sequence, t = chunk % per_sequence * CONV1D_TOKENS;
         mt_product(rows, columns, cot_min(l->T - t, CONV1D_TOKENS),
-                   c->gt + b * l->T * l->o_rows + mt_at(l->o_rows, m, t), l->o_rows,
-                   inputs + b * l->x_rows * l->Din + mt_at(l->x_rows, t + (MT_ONE_FORM ? k : k - k % 2), n), l->x_rows,
-                   sum, l->o_rows, chunk > first, NULL);
+                   c->gt + b * l->T * l->o_rows + mt_offset(l->o_rows, m, t), l->o_rows,
+                   inputs + b * l->x_rows * l->Din + mt_offset(l->x_rows, t + (MT_SAME_FORM ? k : k - k % 2), n),
+                   l->x_rows, sum, l->o_rows, chunk > first, NULL);
     }
     mt_end(&host);
 }
@@ -200,7 +200,7 @@ static void dweight_sum_item(void *memory, int64_t item)
     const conv1d_dense_sizes *z = c->o.z;
     const cot_tensor *to = &c->p->args.dweight;
     const int64_t n = item % (l->Din / PART) * PART, m = item / (l->Din / PART);
-    const int64_t columns = cot_min(z->Din - n, PART), size = mt_size(to->dtype);
+    const int64_t columns = cot_min(z->Din - n, PART), size = mt_element_size(to->dtype);
     const bool run = to->stride[2] == 1 && to->stride[1] == z->K && z->K <= TAPS;
     char *at = (char *)to->data + (m * to->stride[0] + n * to->stride[1]) * size;
     _Alignas(64) float out[PART * TAPS], sums[PART];
@@ -208,8 +208,8 @@ static void dweight_sum_item(void *memory, int64_t item)
         for (int64_t i = 0; i < PART; i += VW) {
             vf total = v_zero();
             for (int64_t part = 0; l->parts > 0 && part < l->parts; part++)
-                total = v_add(total,
-                              v_load(c->dweight + (part * z->K + k) * l->o_rows * l->Din + mt_at(l->o_rows, m, n) + i));
+                total = v_add(total, v_load(c->dweight + (part * z->K + k) * l->o_rows * l->Din +
+                                            mt_offset(l->o_rows, m, n) + i));
             v_store(sums + i, total);
         }
         for (int64_t i = 0; run && i < PART; i++)
@@ -258,7 +258,7 @@ static void run(cot_queue *queue, context *c)
     const conv1d_dense_layout *l = &c->o.l;
     const cot_causal_conv1d_dense_backward_args *a = &c->p->args;
     const int64_t across = l->Din / PART, states = cot_round_up(z->K - 1, PART) / PART;
-    const bool dweight = c->want.dweight && z->Din > 0, pairs = dweight && !MT_ONE_FORM;
+    const bool dweight = c->want.dweight && z->Din > 0, pairs = dweight && !MT_SAME_FORM;
     const conv1d_dense_job pack[] = {{pack_inputs_items(&c->o), pack_inputs_item, NULL},
                                      {pack_weights_items(&c->o), NULL, pack_weights_item},
                                      {c->want.dx ? z->B * (l->Dout / PART) : 0, border_item, NULL}};
@@ -266,9 +266,9 @@ static void run(cot_queue *queue, context *c)
         {block_count(&c->o, l->Dout), NULL, gradient_item},
         {pairs ? z->B * across * (cot_round_up(l->x_rows, PART) / PART) : 0, pair_inputs_item, NULL}};
     const conv1d_dense_job products[] = {
-        {cot_present(&a->dx) && z->Din > 0 ? block_count(&c->o, l->Din) : 0, NULL, dx_item},
+        {cot_is_present(&a->dx) && z->Din > 0 ? block_count(&c->o, l->Din) : 0, NULL, dx_item},
         {dweight ? l->parts * z->K * dweight_down(c) * dweight_across(c) : 0, dweight_item, NULL},
-        {cot_present(&a->dinitial_state) && z->Din > 0 ? z->B * states * across : 0, NULL, dstate_item}};
+        {cot_is_present(&a->dinitial_state) && z->Din > 0 ? z->B * states * across : 0, NULL, dstate_item}};
     const conv1d_dense_job sums[] = {{dweight ? z->Dout * across : 0, dweight_sum_item, NULL},
                                      {c->want.dbias ? l->Dout / PART : 0, dbias_item, NULL}};
     conv1d_dense_run(queue, c, pack, 3);
@@ -284,7 +284,7 @@ cot_status V_NAME(causal_conv1d_dense_bwd_tiled)(cot_queue *queue, const void *p
     char *memory = workspace;
     c.want = conv1d_dense_wants_of(c.p);
     c.o = (operands){.z = &c.p->sizes,
-                     .l = conv1d_dense_layout_of(&c.p->sizes, c.want, sizeof(mt), MT_ONE_FORM),
+                     .l = conv1d_dense_layout_of(&c.p->sizes, c.want, sizeof(mt), MT_SAME_FORM),
                      .inputs = &a->x,
                      .initial_state = &a->initial_state,
                      .weight = &a->weight,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_dense_fwd_tiled.c: y = act(z + bias), z [T][Dout] as K products of xe's rows from k on with W_k, on the
- * products of simd/matmul.h. xe and the weights are packed once; an item is ROWS tokens by COLUMNS output channels, whose z
- * stays in its thread's slice of scratch until bias and SiLU have been applied. */
+ * products of simd/matmul.h. xe and the weights are packed once; an item is ROWS tokens by COLUMNS output channels,
+ * whose z stays in its thread's slice of scratch until bias and SiLU have been applied. */
 #include "causal_conv1d_dense_products.h"
 
 cot_status V_NAME(causal_conv1d_dense_fwd_tiled)(cot_queue *, const void *, void *);
@@ -26,7 +26,7 @@ static void forward_item(void *memory, int64_t item, void *scratch)
     for (int64_t n = 0; n < k.columns; n += PART) {
         load_bias(bias, o, k.n + n);
         for (int64_t r = 0; r < k.rows && k.t + r < o->z->T; r += PART) {
-            float *tile = z + mt_at(ROWS, r, n);
+            float *tile = z + mt_offset(ROWS, r, n);
             mt_activate_tile(tile, bias, silu, a->y.dtype);
             const mt_view to = tokens_view(&a->y, k.b, k.t + r, k.n + n);
             mt_store_tile(&to, tile, cot_min(o->z->T - k.t - r, PART), cot_min(o->z->Dout - k.n - n, PART));
@@ -55,15 +55,15 @@ cot_status V_NAME(causal_conv1d_dense_fwd_tiled)(cot_queue *queue, const void *p
 {
     context c = {.p = problem};
     const cot_causal_conv1d_dense_forward_args *a = &c.p->args;
-    const conv1d_dense_wants want = {.z = cot_present(&a->y)};
+    const conv1d_dense_wants want = {.z = cot_is_present(&a->y)};
     c.o = (operands){.z = &c.p->sizes,
-                     .l = conv1d_dense_layout_of(&c.p->sizes, want, sizeof(mt), MT_ONE_FORM),
+                     .l = conv1d_dense_layout_of(&c.p->sizes, want, sizeof(mt), MT_SAME_FORM),
                      .inputs = &a->x,
                      .initial_state = &a->initial_state,
                      .weight = &a->weight,
                      .bias = &a->bias};
-    const bool y = cot_present(&a->y) && cot_elements(&a->y) > 0;
-    const bool state = cot_present(&a->final_state) && c.p->sizes.Din > 0;
+    const bool y = cot_is_present(&a->y) && cot_elements(&a->y) > 0;
+    const bool state = cot_is_present(&a->final_state) && c.p->sizes.Din > 0;
     c.o.x = y ? (mt *)((char *)workspace + c.o.l.x) : NULL;
     c.o.w = y ? (mt *)((char *)workspace + c.o.l.w) : NULL;
     const conv1d_dense_job pack[] = {{pack_inputs_items(&c.o), pack_inputs_item, NULL},

@@ -15,10 +15,10 @@ enum { PART = CONV1D_PART, ROWS = CONV1D_ROWS, COLUMNS = CONV1D_COLUMNS, CELLS =
 _Static_assert((int)PART == (int)MT, "parts are what products take");
 
 enum {
-    FLOAT32 = MT_ONE_FORM || sizeof(mt) == 6, /* operands keep all of it */
-    TERMS = MT_ONE_FORM ? CONV1D_TERMS
-            : FLOAT32   ? CONV1D_SPLIT3_TERMS
-                        : CONV1D_AMX_TERMS,
+    FLOAT32 = MT_SAME_FORM || sizeof(mt) == 6, /* operands keep all of it */
+    TERMS = MT_SAME_FORM ? CONV1D_TERMS
+            : FLOAT32    ? CONV1D_SPLIT3_TERMS
+                         : CONV1D_AMX_TERMS,
 };
 
 /* An item's buffers, in its thread's slice of scratch. */
@@ -40,8 +40,8 @@ typedef struct operands {
 
 /* ---- xe ------------------------------------------------------------------------------------------------- */
 
-/* Item: PART rows of the state, or of tokens, of a sequence. Rows past the last token are zeros, PART of them at least, because whole parts
- * are read. */
+/* Item: PART rows of the state, or of tokens, of a sequence. Rows past the last token are zeros, PART of them at least,
+ * because whole parts are read. */
 static int64_t input_strips(const operands *o)
 {
     return cot_round_up(o->z->K - 1, PART) / PART + o->l.T / PART + 1;
@@ -57,18 +57,18 @@ static void pack_inputs_item(void *memory, int64_t item)
     const cot_tensor *from = state ? o->initial_state : o->inputs;
     const int64_t first = state ? strip * PART : (strip - before) * PART; /* column of `from` */
     const int64_t left = (state ? history : z->T) - first, row = state ? first : history + first;
-    const int64_t rows = cot_present(from) && left > 0 ? cot_min(left, PART) : 0;
+    const int64_t rows = cot_is_present(from) && left > 0 ? cot_min(left, PART) : 0;
     const int64_t kept = state ? cot_min(left, PART) : PART; /* the tokens' first rows follow the state's last */
     for (int64_t i = 0; i < o->l.Din; i += PART) {
         _Alignas(64) float tile[CELLS];
         _Alignas(64) mt packed[CELLS];
         mt_view view = {NULL, from->dtype, from->stride[2], from->stride[1]};
         if (rows > 0)
-            view.data = (char *)from->data +
-                        (b * from->stride[0] + i * from->stride[1] + first * from->stride[2]) * mt_size(from->dtype);
+            view.data = (char *)from->data + (b * from->stride[0] + i * from->stride[1] + first * from->stride[2]) *
+                                                 mt_element_size(from->dtype);
         mt_load_tile(tile, &view, rows, rows > 0 ? z->Din - i : 0);
         mt_pack_a(packed, tile);
-        memcpy(o->x + b * o->l.x_rows * o->l.Din + mt_at(o->l.x_rows, row, i), packed,
+        memcpy(o->x + b * o->l.x_rows * o->l.Din + mt_offset(o->l.x_rows, row, i), packed,
                (size_t)(kept * PART) * sizeof(mt));
     }
 }
@@ -92,10 +92,10 @@ static void load_weights(float *to, const operands *o, int64_t o0, int64_t i0, i
     for (int64_t r = 0; r < rows; r++, to += PART * taps) {
         const int64_t at = (o0 + r) * w->stride[0] + i0 * w->stride[1] + k0 * w->stride[2];
         if (run) {
-            const char *from = (const char *)w->data + at * mt_size(w->dtype);
+            const char *from = (const char *)w->data + at * mt_element_size(w->dtype);
             for (int64_t c = 0; c < columns * taps; c += VW) {
                 const int n = (int)cot_min(columns * taps - c, VW);
-                v_store_n(to + c, v_load_n_as(from + c * mt_size(w->dtype), w->dtype, n), n);
+                v_store_n(to + c, v_load_n_as(from + c * mt_element_size(w->dtype), w->dtype, n), n);
             }
             continue;
         }
@@ -140,10 +140,10 @@ static int64_t pack_weights_items(const operands *o)
 
 /* ---- products ------------------------------------------------------------------------------------------- */
 
-/* x->product [rows][columns], in panels of ROWS rows, = the sum over the taps of A's shifted rows times B: A of `k` columns in
- * panels of a_rows rows, B in panels of k*taps rows. TERMS at a time, of A's columns or of the taps. In float32 these stretches
- * are summed apart and then added: in one run, the sums of 40 taps were off by half more than the scalar kernel's. (16 bits'
- * outputs are rounded more coarsely than that.) */
+/* x->product [rows][columns], in panels of ROWS rows, = the sum over the taps of A's shifted rows times B: A of `k`
+ * columns in panels of a_rows rows, B in panels of k*taps rows. TERMS at a time, of A's columns or of the taps. In
+ * float32 these stretches are summed apart and then added: in one run, the sums of 40 taps were off by half more than
+ * the scalar kernel's. (16 bits' outputs are rounded more coarsely than that.) */
 static inline __attribute__((unused)) void multiply(int64_t rows, int64_t columns, int64_t k, int64_t taps, const mt *a,
                                                     int64_t a_rows, const mt *b, product_buffers *x)
 {
@@ -157,13 +157,13 @@ static inline __attribute__((unused)) void multiply(int64_t rows, int64_t column
     for (int64_t p = 0; p < k; p += step)
         for (int64_t tap = 0; tap < taps; tap += parts) {
             const bool apart = FLOAT32 && p + tap > 0;
-            mt_product_taps(rows, columns, cot_min(step, k - p), cot_min(parts, taps - tap), a + mt_at(a_rows, tap, p),
-                            a_rows, b + (p * taps + tap * PART) * MT, k * taps, apart ? stretch : c, ROWS,
-                            !FLOAT32 && p + tap > 0, NULL);
+            mt_product_taps(rows, columns, cot_min(step, k - p), cot_min(parts, taps - tap),
+                            a + mt_offset(a_rows, tap, p), a_rows, b + (p * taps + tap * PART) * MT, k * taps,
+                            apart ? stretch : c, ROWS, !FLOAT32 && p + tap > 0, NULL);
             for (int64_t n = 0; apart && n < columns; n += PART)
                 for (int64_t i = 0; i < rows * PART; i += VW) {
-                    float *sum = c + mt_at(ROWS, 0, n) + i;
-                    v_store(sum, v_add(v_load(sum), v_load(stretch + mt_at(ROWS, 0, n) + i)));
+                    float *sum = c + mt_offset(ROWS, 0, n) + i;
+                    v_store(sum, v_add(v_load(sum), v_load(stretch + mt_offset(ROWS, 0, n) + i)));
                 }
         }
     mt_end(&host);
@@ -195,7 +195,7 @@ static inline block block_at(const operands *o, int64_t channels, int64_t item)
 static inline __attribute__((unused)) void multiply_z(const operands *o, const block *k, product_buffers *x)
 {
     const int64_t rows = o->l.x_rows, terms = o->l.Din * o->z->K;
-    multiply(k->rows, k->columns, o->l.Din, o->z->K, o->x + k->b * rows * o->l.Din + mt_at(rows, k->t, 0), rows,
+    multiply(k->rows, k->columns, o->l.Din, o->z->K, o->x + k->b * rows * o->l.Din + mt_offset(rows, k->t, 0), rows,
              o->w + k->n * terms, x);
 }
 
@@ -203,7 +203,7 @@ static inline __attribute__((unused)) void multiply_z(const operands *o, const b
 static inline __attribute__((unused)) void load_bias(float *to, const operands *o, int64_t n)
 {
     for (int64_t c = 0; c < PART; c++)
-        to[c] = cot_present(o->bias) && n + c < o->z->Dout
+        to[c] = cot_is_present(o->bias) && n + c < o->z->Dout
                     ? (float)cot_load_f64(o->bias->data, o->bias->dtype, (n + c) * o->bias->stride[0])
                     : 0;
 }
@@ -212,7 +212,7 @@ static inline __attribute__((unused)) void load_bias(float *to, const operands *
 static inline __attribute__((unused)) mt_view tokens_view(const cot_tensor *tensor, int64_t b, int64_t t, int64_t n)
 {
     return (mt_view){(char *)tensor->data + (b * tensor->stride[0] + n * tensor->stride[1] + t * tensor->stride[2]) *
-                                                mt_size(tensor->dtype),
+                                                mt_element_size(tensor->dtype),
                      tensor->dtype, tensor->stride[2], tensor->stride[1]};
 }
 

@@ -4,8 +4,9 @@
  * dtypes and states. The measure of the other kernels' accuracy and speed.
  *
  * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64).
- * xe is laid out as [B][K-1+T][Din] and the weights as [Dout][K][Din]: then what an output sees, K rows of xe, is one run of
- * K*Din numbers, and its sum one loop. A row of im2col's matrix, without the matrix: rows K*Din long that begin Din apart. */
+ * xe is laid out as [B][K-1+T][Din] and the weights as [Dout][K][Din]: then what an output sees, K rows of xe, is one
+ * run of K*Din numbers, and its sum one loop. A row of im2col's matrix, without the matrix: rows K*Din long that begin
+ * Din apart. */
 #include "core/float16.h"
 #include "ops/causal_conv1d_dense/causal_conv1d_dense_problem.h"
 #include "ops/causal_conv1d_dense/cpu/causal_conv1d_dense_scalar.h"
@@ -37,7 +38,7 @@ static inline void store3(const cot_tensor *t, int64_t i, int64_t j, int64_t k, 
 
 static inline real load1_or_zero(const cot_tensor *t, int64_t i)
 {
-    return cot_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : 0;
+    return cot_is_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : 0;
 }
 
 /* sigma(z), and sigma(-z) = 1 - sigma(z) without the subtraction, which for z = 10 would leave 10 bits. exp never
@@ -144,7 +145,8 @@ cot_status NAME(causal_conv1d_dense_fwd_scalar)(cot_queue *queue, const void *pr
     const conv1d_dense_forward_problem *p = problem;
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
     context c = {&p->sizes, &a->x, &a->weight, &a->bias, &a->initial_state, p, NULL, NULL, NULL, NULL};
-    const bool y = cot_present(&a->y) && p->sizes.Dout > 0, state = cot_present(&a->final_state) && p->sizes.Din > 0;
+    const bool y = cot_is_present(&a->y) && p->sizes.Dout > 0,
+               state = cot_is_present(&a->final_state) && p->sizes.Din > 0;
     const conv1d_dense_job jobs[] = {{y ? p->sizes.B * p->sizes.T : 0, forward_item, NULL},
                                      {state ? p->sizes.B * (p->sizes.K - 1) : 0, final_state_item, NULL}};
     lay_out(queue, &c, workspace);
@@ -180,14 +182,14 @@ static void input_item(void *memory, int64_t item)
     const int64_t rows = z->K - 1 + z->T, b = item / rows, r = item % rows;
     int64_t column;
     const cot_tensor *to = conv1d_dense_row(z, &a->dx, &a->dinitial_state, r, &column);
-    if (to == NULL || !cot_present(to))
+    if (to == NULL || !cot_is_present(to))
         return;
     for (int64_t i = 0; i < z->Din; i++) {
         real gradient = 0;
         for (int64_t k = 0; k < z->K; k++)
             if (r - k >= 0 && r - k < z->T)
                 gradient += dot(c->g + (b * z->T + r - k) * z->Dout, 1, c->w + k * z->Din + i, z->K * z->Din, z->Dout);
-        if (cot_present(&a->dfinal_state) && r >= z->T)
+        if (cot_is_present(&a->dfinal_state) && r >= z->T)
             gradient += load3(&a->dfinal_state, b, i, r - z->T);
         store3(to, b, i, column, gradient);
     }
@@ -207,7 +209,7 @@ static void parameter_item(void *memory, int64_t o)
     const conv1d_dense_sizes *z = c->z;
     const cot_causal_conv1d_dense_backward_args *a = &c->backward->args;
     static const real one = 1;
-    for (int64_t i = 0; cot_present(&a->dweight) && i < z->Din; i++)
+    for (int64_t i = 0; cot_is_present(&a->dweight) && i < z->Din; i++)
         for (int64_t k = 0; k < z->K; k++) {
             real sum = 0;
             for (int64_t b = 0; b < z->B; b++)
@@ -216,7 +218,7 @@ static void parameter_item(void *memory, int64_t o)
             const int64_t *stride = a->dweight.stride;
             store_gradient(&a->dweight, o * stride[0] + i * stride[1] + k * stride[2], a->accumulate, sum);
         }
-    if (cot_present(&a->dbias))
+    if (cot_is_present(&a->dbias))
         store_gradient(&a->dbias, o * a->dbias.stride[0], a->accumulate, dot(c->g + o, z->Dout, &one, 0, z->B * z->T));
 }
 
@@ -225,7 +227,7 @@ cot_status NAME(causal_conv1d_dense_bwd_scalar)(cot_queue *queue, const void *pr
     const conv1d_dense_backward_problem *p = problem;
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     context c = {&p->sizes, &a->x, &a->weight, &a->bias, &a->initial_state, NULL, p, NULL, NULL, NULL};
-    const bool inputs = (cot_present(&a->dx) || cot_present(&a->dinitial_state)) && p->sizes.Din > 0;
+    const bool inputs = (cot_is_present(&a->dx) || cot_is_present(&a->dinitial_state)) && p->sizes.Din > 0;
     const conv1d_dense_job jobs[] = {{inputs ? p->sizes.B * (p->sizes.K - 1 + p->sizes.T) : 0, input_item, NULL},
                                      {p->sizes.Dout, parameter_item, NULL}};
     lay_out(queue, &c, workspace);

@@ -13,9 +13,9 @@ static inline conv1d_dense_scalar_layout conv1d_dense_scalar_layout_of(const con
                                                                        size_t size)
 {
     conv1d_dense_scalar_layout l = {0};
-    l.xe = cot_take(&l.bytes, COT_PRODUCT(z->B, z->K - 1 + z->T, z->Din), size);
-    l.w = cot_take(&l.bytes, COT_PRODUCT(z->Dout, z->K, z->Din), size);
-    l.g = backward ? cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, z->Dout), size) : 0;
+    l.xe = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, z->K - 1 + z->T, z->Din), size);
+    l.w = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->Dout, z->K, z->Din), size);
+    l.g = backward ? cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, z->T, z->Dout), size) : 0;
     return l;
 }
 

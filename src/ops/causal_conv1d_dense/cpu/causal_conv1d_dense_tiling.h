@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_dense_tiling.h: where the tiled kernels' blocks and items begin and end, by the shape alone, and how their
- * workspace is laid out. For kernels and front.
+ * causal_conv1d_dense_tiling.h: where the tiled kernels' blocks and items begin and end, by the shape alone, and how
+ * their workspace is laid out. For kernels and front.
  *
- * Operands are in the forms of simd/matmul.h, their sizes rounded up to whole parts of 32 with zeros. A panel's rows are
- * a number that spreads the panels over a cache's sets: of 4096 rows, a column of parts would lie in a few of them. */
+ * Operands are in the forms of simd/matmul.h, their sizes rounded up to whole parts of 32 with zeros. A panel's rows
+ * are a number that spreads the panels over a cache's sets: of 4096 rows, a column of parts would lie in a few of
+ * them. */
 #ifndef COT_CAUSAL_CONV1D_DENSE_TILING_H
 #define COT_CAUSAL_CONV1D_DENSE_TILING_H
 
@@ -49,8 +50,8 @@ static inline conv1d_dense_wants conv1d_dense_wants_of(const conv1d_dense_backwa
 {
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     return (conv1d_dense_wants){a->activation == COT_ACTIVATION_SILU,
-                                cot_present(&a->dx) || (cot_present(&a->dinitial_state) && p->sizes.K > 1),
-                                cot_present(&a->dweight), cot_present(&a->dbias)};
+                                cot_is_present(&a->dx) || (cot_is_present(&a->dinitial_state) && p->sizes.K > 1),
+                                cot_is_present(&a->dweight), cot_is_present(&a->dbias)};
 }
 
 /* `size` is that of an operand's element; `one_form`: A and B forms are the same. */
@@ -70,23 +71,23 @@ static inline conv1d_dense_layout conv1d_dense_layout_of(const conv1d_dense_size
     l.parts = items > 0 && items < CONV1D_ITEMS ? (int64_t)(CONV1D_ITEMS / items) : 1;
     l.parts = cot_min(l.parts, cot_min(l.chunks, CONV1D_MAX_PARTS));
     if (want.z || want.dweight)
-        l.x = cot_take(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din), size);
+        l.x = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din), size);
     if (want.dweight && !one_form) {
-        l.x_even = cot_take(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din), size);
-        l.x_odd = cot_take(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din, z->K > 1), size);
+        l.x_even = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din), size);
+        l.x_odd = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din, z->K > 1), size);
     }
     if (want.z)
-        l.w = cot_take(&l.bytes, COT_PRODUCT(l.Dout, l.Din, z->K), size);
+        l.w = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.Dout, l.Din, z->K), size);
     if (want.dx) {
-        l.wt = cot_take(&l.bytes, COT_PRODUCT(l.Dout, l.Din, z->K), size);
-        l.g = cot_take(&l.bytes, COT_PRODUCT(z->B, l.g_rows, l.Dout), size);
+        l.wt = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.Dout, l.Din, z->K), size);
+        l.g = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.g_rows, l.Dout), size);
     }
     if (want.dweight) {
-        l.gt = cot_take(&l.bytes, COT_PRODUCT(z->B, l.T, l.o_rows), size);
-        l.dweight = cot_take(&l.bytes, COT_PRODUCT(l.parts, z->K, l.o_rows, l.Din), sizeof(float));
+        l.gt = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.T, l.o_rows), size);
+        l.dweight = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.parts, z->K, l.o_rows, l.Din), sizeof(float));
     }
     if (gradient)
-        l.dbias = cot_take(&l.bytes, COT_PRODUCT(z->B, l.T / CONV1D_PART, l.Dout), sizeof(float));
+        l.dbias = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.T / CONV1D_PART, l.Dout), sizeof(float));
     return l;
 }
 

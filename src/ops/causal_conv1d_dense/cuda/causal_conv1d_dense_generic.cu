@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_dense_generic.cu: the products of dense causal convolution on any device from compute capability 8.0, for
- * any strides and with states, 32 of the inner axis at a time:
+ * causal_conv1d_dense_generic.cu: the products of dense causal convolution on any device from compute capability 8.0,
+ * for any strides and with states, 32 of the inner axis at a time:
  *
  *   product    rows            columns   inner axis                 A                 B
  *   FORWARD    tokens          Dout      input channel, tap         xe [t + k][i]     w [o][i][k]
@@ -9,9 +9,10 @@
  *   INPUT      rows r of xe    Din       output channel, tap        g [r - k][o]      w [o][i][k]
  *   WEIGHT     Dout, a tap     Din       tokens of all sequences    g [t][o]          xe [t + k][i]
  *
- * In float32 a block has 64 x 64 and brings its operands element by element; each step's 32 terms are summed apart and then
- * added. With x and weight of one 16-bit dtype a block has 128 x 128 on tensor cores, its operands come by cp.async from rows that
- * were gathered before (xe, g, and weights tap by tap), and a step stays within a tap, or within a sequence. */
+ * In float32 a block has 64 x 64 and brings its operands element by element; each step's 32 terms are summed apart and
+ * then added. With x and weight of one 16-bit dtype a block has 128 x 128 on tensor cores, its operands come by
+ * cp.async from rows that were gathered before (xe, g, and weights tap by tap), and a step stays within a tap, or
+ * within a sequence. */
 #include "causal_conv1d_dense_cuda.h"
 
 #include "../../../cuda/device/activation.cuh"
@@ -185,8 +186,9 @@ template <product P> static __device__ __forceinline__ void multiply_f32(const c
 
 /* ---- on tensor cores -------------------------------------------------------------------------------------- */
 
-/* An operand's tile in shared memory, 512 units of 16 bytes: its rows (of the product) with 32 terms each, or, ALONG, 32 terms
- * with 128 rows each, as it lies in memory. Units are permuted so that the eight that ldmatrix reads at once are in different banks. */
+/* An operand's tile in shared memory, 512 units of 16 bytes: its rows (of the product) with 32 terms each, or, ALONG,
+ * 32 terms with 128 rows each, as it lies in memory. Units are permuted so that the eight that ldmatrix reads at once
+ * are in different banks. */
 template <bool ALONG> static __device__ __forceinline__ int unit_at(int row, int unit)
 {
     return ALONG ? row * 16 + (unit ^ (row & 7)) : row * 4 + (unit ^ (row >> 1 & 3));
@@ -241,16 +243,15 @@ static __device__ __forceinline__ void ask_for(const conv1d_dense_call &c, const
             int64_t column, end;
             const uint16_t *from = left_row<P>(c, p, step, e / LEFT, column, end);
             column += e % LEFT * 8;
-            cot_copy_async_or_zeros(column < end, cot_shared_address(&to.a[unit_at<left_along<P>>(e / LEFT, e % LEFT)]),
-                                    column < end ? from + column : (const uint16_t *)c.packed);
+            cot_cp_async_zfill(column < end, cot_shared_address(&to.a[unit_at<left_along<P>>(e / LEFT, e % LEFT)]),
+                               column < end ? from + column : (const uint16_t *)c.packed);
             from = right_row<P>(c, p, step, e / RIGHT, column, end);
             column += e % RIGHT * 8;
-            cot_copy_async_or_zeros(column < end,
-                                    cot_shared_address(&to.b[unit_at<right_along<P>>(e / RIGHT, e % RIGHT)]),
-                                    column < end ? from + column : (const uint16_t *)c.packed);
+            cot_cp_async_zfill(column < end, cot_shared_address(&to.b[unit_at<right_along<P>>(e / RIGHT, e % RIGHT)]),
+                               column < end ? from + column : (const uint16_t *)c.packed);
         }
     }
-    cot_copy_async_commit();
+    cot_cp_async_commit_group();
 }
 
 /* Eight warps of 64 x 32. */
@@ -266,7 +267,7 @@ template <typename E, product P> static __device__ __forceinline__ void multiply
         ask_for<P>(c, p, p.first + i, stages[i]);
     int stage = 0;
     for (int64_t step = p.first; step < p.end; step++) {
-        cot_copy_async_wait<STAGES - 2>();
+        cot_cp_async_wait_group<STAGES - 2>();
         __syncthreads(); /* everybody's units are there, and everybody is done with the step before */
         ask_for<P>(c, p, step + STAGES - 1, stages[stage == 0 ? STAGES - 1 : stage - 1]);
         const tiles &t = stages[stage];
@@ -309,7 +310,7 @@ template <typename E, product P> static __device__ __forceinline__ void multiply
                 }
         }
     }
-    cot_copy_async_wait<0>();
+    cot_cp_async_wait_group<0>();
 #pragma unroll
     for (int m = 0; m < 4; m++)
 #pragma unroll

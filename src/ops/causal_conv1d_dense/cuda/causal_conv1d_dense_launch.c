@@ -41,14 +41,14 @@ static const cot_cuda_kernel dbias = {cot_image_causal_conv1d_dense_rows, "causa
 
 static conv1d_dense_array array(const cot_tensor *tensor)
 {
-    conv1d_dense_array a = {.data = cot_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
+    conv1d_dense_array a = {.data = cot_is_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
     for (int axis = 0; axis < tensor->rank && axis < 3; axis++)
         a.stride[axis] = tensor->stride[axis];
     return a;
 }
 
-/* Boxes of 64 by 64 of [planes][rows][columns], strides in elements. The driver wants sizes and strides even where nothing
- * is read. */
+/* Boxes of 64 by 64 of [planes][rows][columns], strides in elements. The driver wants sizes and strides even where
+ * nothing is read. */
 static cot_status map(cot_queue *queue, CUtensorMap *to, cot_dtype dtype, void *data, int64_t columns, int64_t rows,
                       int64_t row, int64_t planes, int64_t plane)
 {
@@ -89,7 +89,7 @@ static cot_status launch_product(cot_queue *queue, const cot_cuda_kernel *kernel
 
 static bool in_vectors(const cot_tensor *t)
 {
-    return cot_present(t) && conv1d_dense_steps(t);
+    return cot_is_present(t) && conv1d_dense_steps(t);
 }
 
 static conv1d_dense_call call_of(const conv1d_dense_sizes *z, const conv1d_dense_cuda_parts *parts, void *workspace,
@@ -154,7 +154,7 @@ cot_status causal_conv1d_dense_fwd_sm90(cot_queue *queue, const void *problem, v
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
     const conv1d_dense_sizes *z = &p->sizes;
     const conv1d_dense_cuda_parts parts = conv1d_dense_cuda_parts_of(z, false, &a->x, NULL);
-    if (!cot_present(&a->y) || cot_elements(&a->y) == 0)
+    if (!cot_is_present(&a->y) || cot_elements(&a->y) == 0)
         return COT_OK;
     conv1d_dense_mapped m = {.call = call_of(z, &parts, workspace, a->activation, &a->weight, &a->bias)};
     conv1d_dense_array x;
@@ -189,13 +189,13 @@ static cot_status backward(cot_queue *queue, const void *problem, void *workspac
     conv1d_dense_call *c = &m.call;
     conv1d_dense_array x = {0};
     c->accumulate = a->accumulate;
-    if (silu || cot_present(&a->dweight))
+    if (silu || cot_is_present(&a->dweight))
         CHECK(tokens_of(queue, z, &a->x, z->Din, (char *)workspace + parts.x, c, &x));
     CHECK(tokens_of(queue, z, &a->dy, z->Dout, (char *)workspace + parts.dy, c, &c->dy));
     c->g = c->dy;
     c->dweight = array(&a->dweight);
     c->dbias = array(&a->dbias);
-    if (silu || cot_present(&a->dx))
+    if (silu || cot_is_present(&a->dx))
         CHECK(pack_weights(queue, c));
     if (silu) {
         c->g = (conv1d_dense_array){c->gradients, {z->T * z->Dout, 1, z->Dout}, (int32_t)z->dtype};
@@ -203,20 +203,20 @@ static cot_status backward(cot_queue *queue, const void *problem, void *workspac
         CHECK(map_weights(queue, &m.b, z->dtype, c));
         CHECK(launch_product(queue, &kernels->gradient, z->T, z->Dout, z->B, &m));
     }
-    if (cot_present(&a->dx)) {
+    if (cot_is_present(&a->dx)) {
         c->out = array(&a->dx);
         c->out_in_vectors = in_vectors(&a->dx);
         CHECK(map_tokens(queue, &m.a, z->dtype, &c->g, z->Dout, c));
         CHECK(map_weights(queue, &m.b, z->dtype, c));
         CHECK(launch_product(queue, &kernels->input, z->T, z->Din, z->B, &m));
     }
-    if (cot_present(&a->dweight)) {
+    if (cot_is_present(&a->dweight)) {
         CHECK(map_tokens(queue, &m.a, z->dtype, &c->g, z->Dout, c));
         CHECK(map_tokens(queue, &m.b, z->dtype, &x, z->Din, c));
         CHECK(launch_product(queue, &kernels->weight, z->Dout, z->Din, z->K * c->parts, &m));
         CHECK(launch_rows(queue, &finish, cot_ceil_div(z->Dout * z->Din, THREADS), 1, c));
     }
-    return cot_present(&a->dbias) ? find_dbias(queue, kernels, c) : COT_OK;
+    return cot_is_present(&a->dbias) ? find_dbias(queue, kernels, c) : COT_OK;
 }
 
 cot_status causal_conv1d_dense_bwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
@@ -285,11 +285,11 @@ static cot_status forward_generic(cot_queue *queue, const void *problem, void *w
     c.initial_state = array(&a->initial_state);
     c.out = array(&a->y);
     c.final_state = array(&a->final_state);
-    if (cot_present(&a->y)) {
+    if (cot_is_present(&a->y)) {
         CHECK(gather_inputs(queue, kernels, &c));
         CHECK(launch_generic(queue, kernels, &kernels->forward, z->T, z->Dout, z->B, &c));
     }
-    return cot_present(&a->final_state) && states > 0
+    return cot_is_present(&a->final_state) && states > 0
                ? launch_rows(queue, &final_state, cot_ceil_div(states, THREADS), 1, &c)
                : COT_OK;
 }
@@ -321,13 +321,13 @@ static cot_status backward_generic(cot_queue *queue, const void *problem, void *
     c.dinitial_state = array(&a->dinitial_state);
     c.dweight = array(&a->dweight);
     c.dbias = array(&a->dbias);
-    if (cot_present(&a->dx) || cot_present(&a->dinitial_state))
+    if (cot_is_present(&a->dx) || cot_is_present(&a->dinitial_state))
         CHECK(launch_generic(queue, kernels, &kernels->input, z->K - 1 + z->T, z->Din, z->B, &c));
-    if (cot_present(&a->dweight) && z->Dout * z->Din > 0) {
+    if (cot_is_present(&a->dweight) && z->Dout * z->Din > 0) {
         CHECK(launch_generic(queue, kernels, &kernels->weight, z->Dout, z->Din, z->K * c.parts, &c));
         CHECK(launch_rows(queue, &finish, cot_ceil_div(z->Dout * z->Din, THREADS), 1, &c));
     }
-    return cot_present(&a->dbias) && z->Dout > 0 ? launch_rows(queue, &dbias_generic, z->Dout, 1, &c) : COT_OK;
+    return cot_is_present(&a->dbias) && z->Dout > 0 ? launch_rows(queue, &dbias_generic, z->Dout, 1, &c) : COT_OK;
 }
 
 cot_status causal_conv1d_dense_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_dense_launch.h: which problems the CUDA kernels take, at what cost, with how much workspace. For the front
- * and for causal_conv1d_dense_launch.c. */
+ * causal_conv1d_dense_launch.h: which problems the CUDA kernels take, at what cost, with how much workspace. For the
+ * front and for causal_conv1d_dense_launch.c. */
 #ifndef COT_CAUSAL_CONV1D_DENSE_LAUNCH_H
 #define COT_CAUSAL_CONV1D_DENSE_LAUNCH_H
 
 #include "../causal_conv1d_dense_problem.h"
 #include "causal_conv1d_dense_cuda.h"
 
-/* Has the tensor contiguous channels, and strides in multiples of 16 bytes? The copy engine steps over such tokens; others
- * are gathered in the workspace first. */
+/* Has the tensor contiguous channels, and strides in multiples of 16 bytes? The copy engine steps over such tokens;
+ * others are gathered in the workspace first. */
 static inline bool conv1d_dense_strides_step(const cot_tensor *tensor)
 {
     if (cot_elements(tensor) == 0)
@@ -70,7 +70,7 @@ static inline const char *admit_fwd_sm90(const void *problem)
 {
     const conv1d_dense_forward_problem *p = problem;
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
-    if (cot_present(&a->initial_state) || cot_present(&a->final_state))
+    if (cot_is_present(&a->initial_state) || cot_is_present(&a->final_state))
         return "it has no states";
     return conv1d_dense_refuse_sm90(&p->sizes, &a->x, &a->weight);
 }
@@ -79,11 +79,11 @@ static inline const char *conv1d_dense_refuse_bwd_sm90(const conv1d_dense_backwa
 {
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     const bool silu = a->activation == COT_ACTIVATION_SILU;
-    if (cot_present(&a->initial_state) || cot_present(&a->dfinal_state) || cot_present(&a->dinitial_state))
+    if (cot_is_present(&a->initial_state) || cot_is_present(&a->dfinal_state) || cot_is_present(&a->dinitial_state))
         return "it has no states";
-    if (cot_present(&a->dweight) && a->dweight.dtype != p->sizes.dtype)
+    if (cot_is_present(&a->dweight) && a->dweight.dtype != p->sizes.dtype)
         return "it sums on tensor cores, which is less than float32: it serves dweight of x's dtype";
-    if (silu && cot_present(&a->dbias) && a->dbias.dtype != p->sizes.dtype)
+    if (silu && cot_is_present(&a->dbias) && a->dbias.dtype != p->sizes.dtype)
         return "it rounds g to 16 bits, dbias is not of x's dtype";
     if (conv1d_dense_misaligned(&a->dy))
         return "dy does not begin at a multiple of 16 bytes";
@@ -125,7 +125,7 @@ static inline const char *conv1d_dense_refuse_mma(const conv1d_dense_sizes *z, c
                                                   const cot_tensor *state)
 {
     if ((z->dtype != COT_BF16 && z->dtype != COT_F16) || weight->dtype != z->dtype ||
-        (cot_present(state) && state->dtype != z->dtype))
+        (cot_is_present(state) && state->dtype != z->dtype))
         return "it serves x, weight and initial_state of one 16-bit dtype";
     const int64_t most = INT32_MAX / 8;
     if (z->B > 65535 || z->T > most || z->K > most || z->Din > most || z->Dout > most ||
@@ -145,10 +145,10 @@ static inline const char *conv1d_dense_refuse_bwd_mma(const conv1d_dense_backwar
 {
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     const cot_dtype dtype = p->sizes.dtype;
-    if ((cot_present(&a->dweight) && a->dweight.dtype != dtype) ||
-        (cot_present(&a->dinitial_state) && a->dinitial_state.dtype != dtype))
+    if ((cot_is_present(&a->dweight) && a->dweight.dtype != dtype) ||
+        (cot_is_present(&a->dinitial_state) && a->dinitial_state.dtype != dtype))
         return "it sums on tensor cores, which is less than float32: it serves gradients of x's dtype";
-    if (a->activation == COT_ACTIVATION_SILU && cot_present(&a->dbias) && a->dbias.dtype != dtype)
+    if (a->activation == COT_ACTIVATION_SILU && cot_is_present(&a->dbias) && a->dbias.dtype != dtype)
         return "it rounds g to 16 bits, dbias is not of x's dtype";
     return conv1d_dense_refuse_mma(&p->sizes, &a->weight, &a->initial_state);
 }
@@ -202,13 +202,13 @@ static inline conv1d_dense_cuda_parts conv1d_dense_cuda_parts_of(const conv1d_de
     l.parts = l.parts > MOST ? MOST : l.parts;
     l.parts = l.parts > steps / LEAST ? steps / LEAST : l.parts;
     l.parts = l.parts < 1 ? 1 : l.parts;
-    l.packed = cot_take(&l.bytes, COT_PRODUCT(z->K, z->Dout, z->Din), 2);
-    l.x = cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, conv1d_dense_strides_step(x) ? 0 : z->Din), 2);
+    l.packed = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->K, z->Dout, z->Din), 2);
+    l.x = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, z->T, conv1d_dense_strides_step(x) ? 0 : z->Din), 2);
     if (dy != NULL) {
-        l.dy = cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, conv1d_dense_strides_step(dy) ? 0 : z->Dout), 2);
-        l.gradients = cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, silu ? z->Dout : 0), 2);
-        l.dweight = cot_take(&l.bytes, COT_PRODUCT(l.parts, z->K, z->Dout, z->Din), sizeof(float));
-        l.dbias = cot_take(&l.bytes, COT_PRODUCT(z->B, l.chunks, z->Dout), sizeof(float));
+        l.dy = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, z->T, conv1d_dense_strides_step(dy) ? 0 : z->Dout), 2);
+        l.gradients = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, z->T, silu ? z->Dout : 0), 2);
+        l.dweight = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.parts, z->K, z->Dout, z->Din), sizeof(float));
+        l.dbias = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.chunks, z->Dout), sizeof(float));
     }
     return l;
 }
@@ -225,8 +225,8 @@ static inline conv1d_dense_cuda_parts conv1d_dense_generic_parts_of(const conv1d
     l.parts = l.parts > MOST ? MOST : l.parts;
     l.parts = (double)l.parts > steps ? (int64_t)steps : l.parts;
     l.parts = l.parts < 1 ? 1 : l.parts;
-    l.gradients = cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, silu ? z->Dout : 0), size);
-    l.dweight = cot_take(&l.bytes, COT_PRODUCT(l.parts, z->K, z->Dout, z->Din), sizeof(float));
+    l.gradients = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, z->T, silu ? z->Dout : 0), size);
+    l.dweight = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.parts, z->K, z->Dout, z->Din), sizeof(float));
     return l;
 }
 
@@ -236,10 +236,10 @@ static inline conv1d_dense_cuda_parts conv1d_dense_mma_parts_of(const conv1d_den
     conv1d_dense_cuda_parts l = {0};
     if (backward)
         l = conv1d_dense_generic_parts_of(z, silu, 2, CONV1D_DENSE_TILE);
-    l.packed = cot_take(&l.bytes, COT_PRODUCT(z->K, z->Dout, conv1d_dense_pitch(z->Din)), 2);
-    l.x = cot_take(&l.bytes, COT_PRODUCT(z->B, z->K - 1 + z->T, conv1d_dense_pitch(z->Din)), 2);
+    l.packed = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->K, z->Dout, conv1d_dense_pitch(z->Din)), 2);
+    l.x = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, z->K - 1 + z->T, conv1d_dense_pitch(z->Din)), 2);
     if (backward)
-        l.dy = cot_take(&l.bytes, COT_PRODUCT(z->B, z->T, conv1d_dense_pitch(z->Dout)), 2);
+        l.dy = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, z->T, conv1d_dense_pitch(z->Dout)), 2);
     return l;
 }
 

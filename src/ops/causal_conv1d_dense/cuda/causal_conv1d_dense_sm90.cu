@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_dense_sm90.cu: the products of dense causal convolution on Hopper. The shift of a tap is a coordinate of the
- * copy engine's box, which brings zeros for what lies before the first token and after the last: no columns, no padding.
+ * causal_conv1d_dense_sm90.cu: the products of dense causal convolution on Hopper. The shift of a tap is a coordinate
+ * of the copy engine's box, which brings zeros for what lies before the first token and after the last: no columns, no
+ * padding.
  *
  *   product    rows          columns   sums over                A's boxes                    B's boxes
  *   FORWARD    tokens        Dout      channels of x, taps      x [t + k - (K-1)][i]         w [k][o][i], K-major
  *   GRADIENT   the same; g = dy silu'(z) in place of y
  *   INPUT      tokens        Din       channels of g, taps      g [t + j][o]                 w [K-1-j][o][i], MN-major
- *   WEIGHT     Dout, a tap   Din       tokens of all sequences  g [t][o], MN-major           x [t + k - (K-1)][i], MN-major
+ *   WEIGHT     Dout, a tap   Din       tokens of all sequences  g [t][o], MN-major           x [t + k - (K-1)][i],
+ *                                                                                            MN-major
  *
  *   group 0     producer: a thread loads a step's two tiles of A and four of B, 64 x 64 each, by TMA
  *   groups 1, 2 consumers: 64 rows by 256 columns each, in registers
@@ -16,8 +18,8 @@
  *   full       1 (six tiles)          a step is there       consumers
  *   empty      8: a consumer's warp   nobody reads it       the loader
  *
- * A consumer keeps one step's products under way while it waits for the next one's operands. WEIGHT's tokens are cut into
- * parts by the shape alone; their sums go to memory, and another kernel adds them in their order. */
+ * A consumer keeps one step's products under way while it waits for the next one's operands. WEIGHT's tokens are cut
+ * into parts by the shape alone; their sums go to memory, and another kernel adds them in their order. */
 #include "causal_conv1d_dense_maps.h"
 
 #include "../../../cuda/device/activation.cuh"
@@ -88,33 +90,33 @@ static __device__ __forceinline__ void load(const conv1d_dense_mapped &m, shared
 {
     const conv1d_dense_call &c = m.call;
     const int K = (int)c.K, chunks = (int)((c.T + DEPTH - 1) / DEPTH);
-    cot_ring<STAGES> ring;
-    cot_fence_async_global(); /* what kernels before wrote */
+    cot_pipeline_state<STAGES> ring;
+    cot_fence_proxy_async_global(); /* what kernels before wrote */
     for (int step = 0; step < p.steps; step++, ring.next()) {
-        stage &to = s.stages[ring.slot];
-        uint64_t *full = &s.full[ring.slot];
-        cot_mbarrier_wait(&s.empty[ring.slot], ring.parity ^ 1);
+        stage &to = s.stages[ring.stage];
+        uint64_t *full = &s.full[ring.stage];
+        cot_mbarrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
         cot_mbarrier_arrive_expect(full, sizeof(stage));
         if (P == WEIGHT) {
             const int at = p.first + step, b = at / chunks, t = at % chunks * DEPTH;
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                cot_tensor_load_3d(to.a[i], &m.a, p.row + 64 * i, t, b, full);
+                cot_tma_load_3d(to.a[i], &m.a, p.row + 64 * i, t, b, full);
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                cot_tensor_load_3d(to.b[i], &m.b, p.column + 64 * i, t + p.k - (K - 1), b, full);
+                cot_tma_load_3d(to.b[i], &m.b, p.column + 64 * i, t + p.k - (K - 1), b, full);
         } else {
             /* The taps of a channel follow each other: what they read of A is nearly the same. */
             const int tap = step % K, channel = step / K * DEPTH, shift = P == INPUT ? tap : tap - (K - 1);
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                cot_tensor_load_3d(to.a[i], &m.a, channel, p.row + 64 * i + shift, p.b, full);
+                cot_tma_load_3d(to.a[i], &m.a, channel, p.row + 64 * i + shift, p.b, full);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 if (P == INPUT)
-                    cot_tensor_load_3d(to.b[i], &m.b, p.column + 64 * i, channel, K - 1 - tap, full);
+                    cot_tma_load_3d(to.b[i], &m.b, p.column + 64 * i, channel, K - 1 - tap, full);
                 else
-                    cot_tensor_load_3d(to.b[i], &m.b, channel, p.column + 64 * i, tap, full);
+                    cot_tma_load_3d(to.b[i], &m.b, channel, p.column + 64 * i, tap, full);
             }
         }
     }
@@ -248,16 +250,16 @@ static __device__ __forceinline__ void consume(const conv1d_dense_call &c, share
 #pragma unroll
     for (int i = 0; i < 64; i++)
         left[i] = right[i] = 0.0f;
-    cot_ring<STAGES> ring;
+    cot_pipeline_state<STAGES> ring;
     int before = 0;
     for (int step = 0; step < p.steps; step++) {
-        cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
-        add_step<E, P>(left, right, s.stages[ring.slot], half);
+        cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
+        add_step<E, P>(left, right, s.stages[ring.stage], half);
         cot_wgmma_wait<1>();
         __syncwarp();
         if (step > 0 && threadIdx.x % WARP == 0)
             cot_mbarrier_arrive(&s.empty[before]);
-        before = ring.slot;
+        before = ring.stage;
         ring.next();
     }
     cot_wgmma_wait<0>();
@@ -289,11 +291,11 @@ template <typename E, product P> static __device__ __forceinline__ void multiply
                         : 0.0f;
     __syncthreads();
     if (threadIdx.x < GROUP) {
-        cot_fewer_registers<PRODUCER_REGISTERS>();
+        cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             load<P>(m, s, p);
     } else {
-        cot_more_registers<CONSUMER_REGISTERS>();
+        cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume<E, P>(c, s, p);
     }
 }

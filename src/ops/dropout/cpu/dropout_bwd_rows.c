@@ -39,10 +39,10 @@ V_INLINE vf backward_vector(vf g, vf z, vf scale, vm keep, cot_activation activa
 {
     g = v_mul(g, scale);
     if (activation == COT_ACTIVATION_RELU)
-        g = v_keep(vm_above(z, v_zero()), g);
+        g = v_maskz(vm_above(z, v_zero()), g);
     else if (activation != COT_ACTIVATION_NONE)
         g = v_mul(g, slope(z, activation));
-    return v_keep(keep, g);
+    return v_maskz(keep, g);
 }
 
 /* dx of columns [i, i+lanes); the sums take it too. whole: lanes is VW. */
@@ -130,25 +130,25 @@ static void run_row(const backward_context *c, backward_row *row, int64_t r, int
     const cot_dropout_backward_args *a = &c->problem->args;
     if (c->direct) {
         row->dy = dropout_at(&a->dy, r, d);
-        row->x = cot_present(&a->x) ? dropout_at(&a->x, r, d) : NULL;
+        row->x = cot_is_present(&a->x) ? dropout_at(&a->x, r, d) : NULL;
         row->dx = dropout_at(&a->dx, r, d);
         const int64_t next = dropout_next_row(&c->problem->sizes, r);
         row->next_dy = dropout_at(&a->dy, next, d);
-        row->next_x = cot_present(&a->x) ? dropout_at(&a->x, next, d) : NULL;
+        row->next_x = cot_is_present(&a->x) ? dropout_at(&a->x, next, d) : NULL;
         row->next_dx = dropout_at(&a->dx, next, d);
         rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
         return;
     }
     float staged[3][DROPOUT_MAX_COLUMNS];
     dropout_gather(staged[DY], &a->dy, r, d, row->n);
-    if (cot_present(&a->x))
+    if (cot_is_present(&a->x))
         dropout_gather(staged[X], &a->x, r, d, row->n);
     row->dy = row->next_dy = (const char *)staged[DY];
     row->x = row->next_x = (const char *)staged[X];
     row->dx = (char *)staged[DX];
     row->next_dx = row->dx;
     rows[a->activation][0](row);
-    if (cot_present(&a->dx))
+    if (cot_is_present(&a->dx))
         dropout_scatter(&a->dx, r, d, staged[DX], row->n);
 }
 
@@ -223,14 +223,14 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *queue, const void *problem, void 
         .drawer = dropout_make_drawer(&p->mask, &p->sizes),
         .tiling = dropout_tile(&p->sizes),
         .rows_at_once = dropout_rows_at_once(&p->sizes),
-        .direct = dropout_contiguous(&a->dy) && dropout_contiguous(&a->x) && cot_present(&a->dx) &&
+        .direct = dropout_contiguous(&a->dy) && dropout_contiguous(&a->x) && cot_is_present(&a->dx) &&
                   dropout_contiguous(&a->dx),
-        .partials = cot_present(&a->dbias) ? workspace : NULL,
+        .partials = cot_is_present(&a->dbias) ? workspace : NULL,
     };
     context.stream = context.direct && a->dx.data != a->dy.data && a->dx.data != a->x.data &&
-                     dropout_streams(&a->dx, &p->sizes, cot_present(&a->x) ? 3 : 2);
+                     dropout_streams(&a->dx, &p->sizes, cot_is_present(&a->x) ? 3 : 2);
     cot_parallel(queue, context.tiling.parts * context.tiling.blocks, backward_item, &context);
-    if (cot_present(&a->dbias))
+    if (cot_is_present(&a->dbias))
         cot_parallel(queue, cot_ceil_div(p->sizes.D, REDUCE_COLUMNS), reduce_item, &context);
     return COT_OK;
 }

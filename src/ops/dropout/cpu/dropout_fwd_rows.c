@@ -36,7 +36,7 @@ V_INLINE vf activate(vf z, cot_activation activation)
 /* The mask comes after the activation, so that a dropped inf or NaN is 0. */
 V_INLINE vf forward_vector(vf x, vf bias, vm keep, cot_activation activation)
 {
-    return v_keep(keep, activate(v_add(x, bias), activation));
+    return v_maskz(keep, activate(v_add(x, bias), activation));
 }
 
 /* y of columns [i, i+lanes); whole: lanes is VW. */
@@ -114,10 +114,10 @@ typedef struct forward_context {
 
 static void export_mask(const cot_dropout_forward_args *a, const uint8_t *bits, int64_t r, int64_t d, int64_t n)
 {
-    if (cot_present(&a->mask_out))
+    if (cot_is_present(&a->mask_out))
         dropout_unpack_row((uint8_t *)dropout_at(&a->mask_out, r, d), a->mask_out.stride[a->mask_out.rank - 1], bits,
                            n);
-    for (int64_t g = 0; cot_present(&a->mask_bits_out) && 8 * g < n; g++) {
+    for (int64_t g = 0; cot_is_present(&a->mask_bits_out) && 8 * g < n; g++) {
         const int used = n - 8 * g < 8 ? (int)(n - 8 * g) : 8;
         *(uint8_t *)dropout_at(&a->mask_bits_out, r, d / 8 + g) = (uint8_t)(bits[g] & ((1 << used) - 1));
     }
@@ -129,21 +129,21 @@ static void run_row(const forward_context *c, forward_row *row, int64_t r, int64
     const cot_dropout_forward_args *a = &c->problem->args;
     if (c->direct) {
         row->x = dropout_at(&a->x, r, d);
-        row->residual = cot_present(&a->residual) ? dropout_at(&a->residual, r, d) : NULL;
+        row->residual = cot_is_present(&a->residual) ? dropout_at(&a->residual, r, d) : NULL;
         row->y = dropout_at(&a->y, r, d);
         const int64_t next = dropout_next_row(&c->problem->sizes, r);
         row->next_x = dropout_at(&a->x, next, d);
-        row->next_residual = cot_present(&a->residual) ? dropout_at(&a->residual, next, d) : NULL;
+        row->next_residual = cot_is_present(&a->residual) ? dropout_at(&a->residual, next, d) : NULL;
         row->next_y = dropout_at(&a->y, next, d);
         rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
         return;
     }
     float staged[3][DROPOUT_MAX_COLUMNS];
     dropout_gather(staged[X], &a->x, r, d, row->n);
-    if (cot_present(&a->residual))
+    if (cot_is_present(&a->residual))
         dropout_gather(staged[RESIDUAL], &a->residual, r, d, row->n);
     row->x = row->next_x = (const char *)staged[X];
-    row->residual = row->next_residual = cot_present(&a->residual) ? (const char *)staged[RESIDUAL] : NULL;
+    row->residual = row->next_residual = cot_is_present(&a->residual) ? (const char *)staged[RESIDUAL] : NULL;
     row->y = (char *)staged[Y];
     row->next_y = row->y;
     rows[a->activation][0](row);
@@ -160,7 +160,7 @@ static void forward_item(void *context, int64_t number)
     uint8_t bits[DROPOUT_BITS_KEPT + DROPOUT_SLACK];
     _Alignas(64) float bias[DROPOUT_MAX_COLUMNS];
     forward_row row = {.n = item.d_end - d, .bias = bias, .scale = (float)c->problem->mask.scale, .stream = c->stream};
-    const bool drawn = c->drawer.mask->source == DROPOUT_DRAWN && c->rows_at_once == 1 && cot_present(&a->y);
+    const bool drawn = c->drawer.mask->source == DROPOUT_DRAWN && c->rows_at_once == 1 && cot_is_present(&a->y);
     dropout_stage_bias(bias, &a->bias, d, row.n);
     for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_at_once) {
         const int64_t count = cot_clamp(c->rows_at_once, 1, item.r_end - r);
@@ -175,7 +175,7 @@ static void forward_item(void *context, int64_t number)
             export_mask(a, row.bits, r + k, d, row.n);
             if (row.scale == 0) /* nothing gets through, not even 0 * inf */
                 memset(row.bits, 0, (size_t)(row.n + 7) / 8);
-            if (!drawn && cot_present(&a->y))
+            if (!drawn && cot_is_present(&a->y))
                 run_row(c, &row, r + k, d);
         }
     }
@@ -197,8 +197,9 @@ cot_status V_NAME(dropout_fwd_rows)(cot_queue *queue, const void *problem, void 
         .rows_at_once = dropout_rows_at_once(&p->sizes),
         .direct = dropout_contiguous(&a->x) && dropout_contiguous(&a->residual) && dropout_contiguous(&a->y),
     };
-    context.stream = context.direct && cot_present(&a->y) && a->y.data != a->x.data && a->y.data != a->residual.data &&
-                     dropout_streams(&a->y, &p->sizes, cot_present(&a->residual) ? 3 : 2);
+    context.stream = context.direct && cot_is_present(&a->y) && a->y.data != a->x.data &&
+                     a->y.data != a->residual.data &&
+                     dropout_streams(&a->y, &p->sizes, cot_is_present(&a->residual) ? 3 : 2);
     cot_parallel(queue, context.tiling.parts * context.tiling.blocks, forward_item, &context);
     return COT_OK;
 }

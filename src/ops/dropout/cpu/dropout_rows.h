@@ -2,8 +2,8 @@
  * dropout_rows.h: what the vector kernels of both directions share: the mask of an item's rows as bits, whatever its
  * source, and rows of any dtype and stride to and from f32.
  *
- * Bit j of byte g of a row of bits is column 8g+j of the item. Given masks are made into bits row by row. A drawn one is
- * drawn by the inner loops themselves, just before they need it: drawing a whole row first left the memory idle
+ * Bit j of byte g of a row of bits is column 8g+j of the item. Given masks are made into bits row by row. A drawn one
+ * is drawn by the inner loops themselves, just before they need it: drawing a whole row first left the memory idle
  * meanwhile, and both times added up. Only where rows are short, the draws of many are taken at once. */
 #ifndef COT_DROPOUT_ROWS_H
 #define COT_DROPOUT_ROWS_H
@@ -105,8 +105,8 @@ static inline void dropout_keep_bits(uint8_t *bits, const dropout_drawer *drawer
     }
     for (int64_t k = 0; k < rows; k++) {
         uint8_t *row = bits + k * groups;
-        const int64_t stride = cot_present(given) ? given->stride[given->rank - 1] : 0;
-        const uint8_t *from = cot_present(given) ? (const uint8_t *)given->data + dropout_row(given, r + k) : NULL;
+        const int64_t stride = cot_is_present(given) ? given->stride[given->rank - 1] : 0;
+        const uint8_t *from = cot_is_present(given) ? (const uint8_t *)given->data + dropout_row(given, r + k) : NULL;
         if (mask->source == DROPOUT_BYTES)
             dropout_pack_row(row, from + d * stride, stride, n);
         else if (mask->source == DROPOUT_BITS && stride == 1)
@@ -129,7 +129,7 @@ V_INLINE char *dropout_at(const cot_tensor *tensor, int64_t r, int64_t d)
 
 static inline bool dropout_contiguous(const cot_tensor *tensor)
 {
-    return !cot_present(tensor) || tensor->stride[tensor->rank - 1] == 1 || tensor->shape[tensor->rank - 1] == 1;
+    return !cot_is_present(tensor) || tensor->stride[tensor->rank - 1] == 1 || tensor->shape[tensor->rank - 1] == 1;
 }
 
 static inline void dropout_gather(float *to, const cot_tensor *tensor, int64_t r, int64_t d, int64_t n)
@@ -158,7 +158,7 @@ V_INLINE void dropout_widen(float *to, const char *from, cot_dtype dtype, int64_
 /* bias[d .. d+n) in f32; without one, what added changes nothing, not even the sign of 0. */
 static inline void dropout_stage_bias(float *to, const cot_tensor *bias, int64_t d, int64_t n)
 {
-    if (cot_present(bias) && bias->stride[0] == 1) {
+    if (cot_is_present(bias) && bias->stride[0] == 1) {
         const char *from = (const char *)bias->data + d * dropout_size(bias->dtype);
         switch (bias->dtype) {
         case COT_F32: dropout_widen(to, from, COT_F32, n); return;
@@ -167,7 +167,7 @@ static inline void dropout_stage_bias(float *to, const cot_tensor *bias, int64_t
         }
     }
     for (int64_t i = 0; i < n; i++)
-        to[i] = cot_present(bias) ? (float)cot_load_f64(bias->data, bias->dtype, (d + i) * bias->stride[0]) : -0.0f;
+        to[i] = cot_is_present(bias) ? (float)cot_load_f64(bias->data, bias->dtype, (d + i) * bias->stride[0]) : -0.0f;
 }
 
 /* Are the rows of an output whole cache lines, and is the call beyond the caches? */
@@ -190,17 +190,17 @@ static inline int64_t dropout_next_row(const dropout_sizes *sizes, int64_t r)
     return cot_clamp(r + ahead, r, sizes->R - 1);
 }
 
-/* Asks for its columns [i, i+DROPOUT_DRAW): the draws fill the window in which a processor would otherwise find its loads
- * early. Into the second-level cache, which has twice as many lines on their way as the first (a Zen 4: its f32 forward went
- * from six tenths of the copy to eight and a half, where the first level had been asked). */
+/* Asks for its columns [i, i+DROPOUT_DRAW): the draws fill the window in which a processor would otherwise find its
+ * loads early. Into the second-level cache, which has twice as many lines on their way as the first (a Zen 4: its f32
+ * forward went from six tenths of the copy to eight and a half, where the first level had been asked). */
 V_INLINE void dropout_ask(const char *next, int64_t i, cot_dtype dtype)
 {
-    v_ask(next + i * dropout_size(dtype), DROPOUT_DRAW * dropout_size(dtype));
+    v_prefetch_range(next + i * dropout_size(dtype), DROPOUT_DRAW * dropout_size(dtype));
 }
 
 V_INLINE void dropout_ask_page(const char *next, int64_t i, cot_dtype dtype)
 {
-    v_ask_page(next + i * dropout_size(dtype), DROPOUT_DRAW * dropout_size(dtype));
+    v_prefetch_page(next + i * dropout_size(dtype), DROPOUT_DRAW * dropout_size(dtype));
 }
 
 /* ---- instances: a loop for every activation in every dtype -------------------------------------------------- */

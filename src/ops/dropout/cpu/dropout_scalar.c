@@ -41,7 +41,7 @@ static inline void store2(const cot_tensor *t, int64_t row, int64_t d, real valu
 /* Without a bias, what added changes nothing, not even the sign of 0. */
 static inline real load_bias(const cot_tensor *t, int64_t i)
 {
-    return cot_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : (real)-0.0;
+    return cot_is_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : (real)-0.0;
 }
 
 static inline int64_t least(int64_t a, int64_t b)
@@ -149,10 +149,10 @@ typedef struct forward_context {
 static void export_mask(const cot_dropout_forward_args *a, int64_t r, int64_t g, int64_t n, uint32_t keep)
 {
     const cot_tensor *bytes = &a->mask_out, *bits = &a->mask_bits_out;
-    for (int64_t j = 0; cot_present(bytes) && j < n; j++)
+    for (int64_t j = 0; cot_is_present(bytes) && j < n; j++)
         ((uint8_t *)bytes->data)[dropout_row(bytes, r) + (GROUP * g + j) * bytes->stride[bytes->rank - 1]] =
             keep >> j & 1;
-    if (cot_present(bits))
+    if (cot_is_present(bits))
         ((uint8_t *)bits->data)[dropout_row(bits, r) + g * bits->stride[bits->rank - 1]] = (uint8_t)keep;
 }
 
@@ -163,18 +163,18 @@ static void forward_item(void *context, int64_t r)
     const dropout_sizes *sizes = &c->problem->sizes;
     const real scale = (real)c->problem->mask.scale;
     const int64_t x = dropout_row(&a->x, r);
-    const int64_t y = cot_present(&a->y) ? dropout_row(&a->y, r) : 0;
-    const int64_t residual = cot_present(&a->residual) ? dropout_row(&a->residual, r) : 0;
+    const int64_t y = cot_is_present(&a->y) ? dropout_row(&a->y, r) : 0;
+    const int64_t residual = cot_is_present(&a->residual) ? dropout_row(&a->residual, r) : 0;
     for (int64_t g = 0; g < sizes->groups; g++) {
         const int64_t first = GROUP * g, n = least(GROUP, sizes->D - first);
         const uint32_t keep = keep_bits(&c->reader, sizes, r, g, n);
         export_mask(a, r, g, n, keep);
-        for (int64_t j = 0; cot_present(&a->y) && j < n; j++) {
+        for (int64_t j = 0; cot_is_present(&a->y) && j < n; j++) {
             const int64_t d = first + j;
             real value = 0;
             if ((keep >> j & 1) && scale != 0)
                 value = scale * activate(a->activation, load2(&a->x, x, d) + load_bias(&a->bias, d));
-            if (cot_present(&a->residual))
+            if (cot_is_present(&a->residual))
                 value += load2(&a->residual, residual, d);
             store2(&a->y, y, d, value);
         }
@@ -218,8 +218,8 @@ static void backward_item(void *context, int64_t item)
     real block[STRIP] = {0}, total[STRIP] = {0};
     for (int64_t r = 0; r < sizes->R; r++) {
         const int64_t dy = dropout_row(&a->dy, r);
-        const int64_t dx = cot_present(&a->dx) ? dropout_row(&a->dx, r) : 0;
-        const int64_t x = cot_present(&a->x) ? dropout_row(&a->x, r) : 0;
+        const int64_t dx = cot_is_present(&a->dx) ? dropout_row(&a->dx, r) : 0;
+        const int64_t x = cot_is_present(&a->x) ? dropout_row(&a->x, r) : 0;
         for (int64_t first = begin; first < end; first += GROUP) {
             const int64_t n = least(GROUP, end - first);
             const uint32_t keep = keep_bits(&c->reader, sizes, r, first / GROUP, n);
@@ -231,7 +231,7 @@ static void backward_item(void *context, int64_t item)
                     if (a->activation != COT_ACTIVATION_RELU || !(z <= 0)) /* ReLU selects, whatever dy holds */
                         value = scale * load2(&a->dy, dy, d) * slope(a->activation, z);
                 }
-                if (cot_present(&a->dx))
+                if (cot_is_present(&a->dx))
                     store2(&a->dx, dx, d, value);
                 block[d - begin] += value;
             }
@@ -241,7 +241,7 @@ static void backward_item(void *context, int64_t item)
             block[i] = 0;
         }
     }
-    for (int64_t d = begin; cot_present(&a->dbias) && d < end; d++)
+    for (int64_t d = begin; cot_is_present(&a->dbias) && d < end; d++)
         store_gradient(&a->dbias, d * a->dbias.stride[0], a->accumulate, total[d - begin]);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dropout_bwd_rows.cu: dx = c * m * dy * act'(x + bias), and dbias[d] = sum_r dx[r,d] in the same pass. A thread sums the
- * dx of its rows before they are rounded, its block the sums of its threads, and dropout_bwd_reduce those of the blocks,
- * each in a fixed order. */
+ * dropout_bwd_rows.cu: dx = c * m * dy * act'(x + bias), and dbias[d] = sum_r dx[r,d] in the same pass. A thread sums
+ * the dx of its rows before they are rounded, its block the sums of its threads, and dropout_bwd_reduce those of the
+ * blocks, each in a fixed order. */
 #include "dropout_tile.cuh"
 
 template <int ACCESS> constexpr int lanes = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_LANES : DROPOUT_BWD_LANES;
@@ -20,7 +20,8 @@ template <typename E, int ACTIVATION> static __device__ __forceinline__ float sl
     }
 }
 
-/* GELU's erf form with 16-bit results: the slope comes with the scale, of z in a unit of its own, and so does the bias. */
+/* GELU's erf form with 16-bit results: the slope comes with the scale, of z in a unit of its own, and so does the
+ * bias. */
 template <typename E, int ACTIVATION>
 constexpr bool scaled_slope = sizeof(E) == 2 && ACTIVATION == COT_ACTIVATION_GELU_ERF;
 
@@ -153,7 +154,7 @@ template <typename E, int ACCESS, bool ACTIVE> static __device__ __forceinline__
     constexpr int BATCH = batch<E, ACCESS, ACTIVE>;
     const place p = find_place<E, ACCESS, lanes<ACCESS>>(c, c.dy, DROPOUT_BWD_ROWS);
     float bias[COT_DROPOUT_GROUP], sums[COT_DROPOUT_GROUP] = {0};
-    cot_launch_dependents();
+    cot_griddepcontrol_launch_dependents();
     begin_bias<E, ACCESS, ACTIVE>(c, p, bias);
     const draws from = find_draws(c);
     walks w = {begin_walk<ACCESS, lanes<ACCESS>>(p, c.dy, sizeof(E)),
@@ -180,8 +181,8 @@ template <typename E, int ACCESS, bool ACTIVE> static __device__ __forceinline__
 }
 
 /* ---- SHIFTED rows ------------------------------------------------------------------------------------- *
- * come through shared memory: while a thread works on a batch, the next one is on its way, and with it a mask of bytes that
- * lies in step. A thread reads there what it asked for itself, and nothing else. */
+ * come through shared memory: while a thread works on a batch, the next one is on its way, and with it a mask of bytes
+ * that lies in step. A thread reads there what it asked for itself, and nothing else. */
 
 /* A value of this lane, which the compiler cannot compute again: it would, where registers are short. */
 template <typename T> static __device__ __forceinline__ T kept(T value)
@@ -226,18 +227,18 @@ static __device__ __forceinline__ void ask_for(const dropout_call &c, reader &r,
 #pragma unroll
         for (int h = 0; h < ahead::CHUNKS; h++) {
             const bool there = (uint32_t)(step + i - r.begin[h]) < (uint32_t)r.count[h];
-            cot_copy_async_or_zeros(there, r.chunk + at + ahead::chunk_at(0, i, h), r.dy + ACROSS * h * 16);
+            cot_cp_async_zfill(there, r.chunk + at + ahead::chunk_at(0, i, h), r.dy + ACROSS * h * 16);
             if (ACTIVE)
-                cot_copy_async_or_zeros(there, r.chunk + at + ahead::chunk_at(1, i, h), r.x + ACROSS * h * 16);
+                cot_cp_async_zfill(there, r.chunk + at + ahead::chunk_at(1, i, h), r.x + ACROSS * h * 16);
             if (c.given_in_step)
-                cot_copy_async_or_zeros<ahead::N>(there, r.given + at + ahead::given_at(i, h),
-                                                  r.bytes + ACROSS * h * ahead::N);
+                cot_cp_async_zfill<ahead::N>(there, r.given + at + ahead::given_at(i, h),
+                                             r.bytes + ACROSS * h * ahead::N);
         }
         r.dy += c.dy_apart;
         r.x += c.x_apart;
         r.bytes += c.given_apart;
     }
-    cot_copy_async_commit();
+    cot_cp_async_commit_group();
 }
 
 /* The keep bits of the thread's own elements in a batch of rows, from the bits of groups. `groups`: those of the lane's
@@ -311,8 +312,8 @@ template <typename T> static __device__ __forceinline__ void copy_elements(void 
         ((T *)to)[j] = from[j];
 }
 
-/* Brings what ask_for left out of a batch: ends of rows beyond which a tensor may end. (Before a row its tensor begins at
- * a multiple of 16 bytes at the latest, as all memory does.) */
+/* Brings what ask_for left out of a batch: ends of rows beyond which a tensor may end. (Before a row its tensor begins
+ * at a multiple of 16 bytes at the latest, as all memory does.) */
 template <typename E, bool ACTIVE>
 static __device__ __forceinline__ void copy_ends(const dropout_call &c, const place &p, const reader &r, int step,
                                                  batch_ahead<E, ACTIVE> &ahead)
@@ -349,7 +350,7 @@ template <typename E, bool ACTIVE> static __device__ __forceinline__ void backwa
     } memory;
     place p = find_place<E, SHIFTED, LANES>(c, c.dy, DROPOUT_BWD_SHIFTED_ROWS);
     float bias[COT_DROPOUT_GROUP], sums[COT_DROPOUT_GROUP] = {0};
-    cot_launch_dependents();
+    cot_griddepcontrol_launch_dependents();
     begin_bias<E, SHIFTED, ACTIVE>(c, p, bias);
     const draws from = find_draws(c);
     const uint32_t shared = cot_shared_address(&memory);
@@ -379,7 +380,7 @@ template <typename E, bool ACTIVE> static __device__ __forceinline__ void backwa
 #pragma unroll 1
     for (int step = 0; step < DROPOUT_BWD_SHIFTED_ROWS; step += BATCH) {
         ask_for<E, ACTIVE>(c, r, step + BATCH, (uint32_t)sizeof(ahead) - at);
-        cot_copy_async_wait<1>();
+        cot_cp_async_wait_group<1>();
         if (ends)
             copy_ends(c, p, r, step, memory.batches[at != 0]);
         elements<E> dy[BATCH], x[BATCH];
@@ -402,7 +403,7 @@ template <typename E, bool ACTIVE> static __device__ __forceinline__ void backwa
     }
     if (c.partial == nullptr)
         return;
-    cot_copy_async_wait<0>();
+    cot_cp_async_wait_group<0>();
     __syncthreads();
     sum_block<E, SHIFTED>(c, p, sums, memory.sums);
 }
@@ -435,7 +436,7 @@ extern "C" __global__ void __launch_bounds__(DROPOUT_THREADS) dropout_bwd_reduce
     const int64_t edge = d % width - width + COT_DROPOUT_GROUP; /* 1 and more: also column `edge` of the next tile */
     const bool two = c.shifted && edge > 0 && tile + 1 < c.tiles;
     float sum = 0.0f;
-    cot_wait_for_kernels_before();
+    cot_griddepcontrol_wait();
     if (d < c.D) {
 #pragma unroll 16
         for (int64_t part = warp; part < c.parts; part += WARPS) {

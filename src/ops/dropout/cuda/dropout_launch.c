@@ -36,7 +36,7 @@ static const cot_cuda_kernel reduce = {cot_image_dropout_bwd_rows, "dropout_bwd_
 
 static dropout_array array(const cot_tensor *tensor)
 {
-    dropout_array a = {.data = cot_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
+    dropout_array a = {.data = cot_is_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
     for (int axis = 0; axis < tensor->rank - 1; axis++)
         a.stride[axis] = tensor->stride[axis];
     if (tensor->rank > 0)
@@ -116,8 +116,8 @@ static dropout_call call_of(const dropout_sizes *sizes, const dropout_mask *mask
                       .offset_memory = words(&mask->offset_memory),
                       .given = array(&mask->given),
                       .bias = array(bias)};
-    static const float divisor[COT_GELU_SLOPE_TERMS] = COT_GELU_SLOPE_DIVISOR;
-    for (int k = 0; k < COT_GELU_SLOPE_TERMS; k++)
+    static const float divisor[COT_GELU_SLOPE_DENOMINATOR_TERMS] = COT_GELU_SLOPE_DENOMINATOR;
+    for (int k = 0; k < COT_GELU_SLOPE_DENOMINATOR_TERMS; k++)
         c.slope_divisor[k] = divisor[k] / c.scale;
     for (int axis = 0; axis < first->rank - 1; axis++)
         c.shape[axis] = first->shape[axis];

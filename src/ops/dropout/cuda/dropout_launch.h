@@ -7,8 +7,8 @@
 #include "../dropout_problem.h"
 #include "dropout_cuda.h"
 
-/* Tiles of columns and of rows. None of it is asked of the device, so that the workspace's size and the order of the sums
- * depend on the arguments alone. */
+/* Tiles of columns and of rows. None of it is asked of the device, so that the workspace's size and the order of the
+ * sums depend on the arguments alone. */
 typedef struct dropout_cuda_plan {
     int64_t tiles, parts;
 } dropout_cuda_plan;
@@ -44,8 +44,8 @@ static inline double cost_cuda(const void *problem)
     return 1000.0 + (double)sizes->R * (double)sizes->D;
 }
 
-/* Whether tiles are shifted depends on the data's alignment, which a call has and a question for its workspace has not: so
- * the greater of the two. */
+/* Whether tiles are shifted depends on the data's alignment, which a call has and a question for its workspace has not:
+ * so the greater of the two. */
 static inline size_t workspace_cuda_bwd(const void *problem)
 {
     const dropout_backward_problem *p = problem;
@@ -53,7 +53,7 @@ static inline size_t workspace_cuda_bwd(const void *problem)
                             shifted = dropout_cuda_backward(&p->sizes, true);
     const int64_t lanes = cot_max(COT_PRODUCT(plain.parts, plain.tiles, DROPOUT_BWD_LANES),
                                   COT_PRODUCT(shifted.parts, shifted.tiles, DROPOUT_BWD_SHIFTED_LANES));
-    return cot_present(&p->args.dbias) ? cot_bytes(cot_mul(lanes, COT_DROPOUT_GROUP), sizeof(float)) : 0;
+    return cot_is_present(&p->args.dbias) ? cot_bytes(cot_mul(lanes, COT_DROPOUT_GROUP), sizeof(float)) : 0;
 }
 
 #endif

@@ -26,7 +26,7 @@ static void mhc_pack_item(void *context, int64_t chunk)
         const float *gamma = (const float *)p->gamma->data;
         for (int64_t d = 0; d < columns; d++)
             out[d] = phi[d * phi_stride];
-        if (cot_present(p->gamma))
+        if (cot_is_present(p->gamma))
             for (int64_t d = 0; d < columns; d++)
                 out[d] *= gamma[i * p->gamma->stride[0] + (begin + d) * gamma_stride];
         for (int64_t d = columns; d < cot_round_up(columns, 4 * VW) && d < p->chunks.width; d++)

@@ -57,7 +57,7 @@ V_INLINE void forward_token(post_token *s, int n, cot_dtype dtype)
     for (int64_t d = 0; d < s->D; d += VW) {
         if (d * mhc_element_size(dtype) % 64 == 0)
             for (int i = 0; i <= n; i++)
-                v_prefetch_far(s->next_x[i] + d * mhc_element_size(dtype));
+                v_prefetch_l2(s->next_x[i] + d * mhc_element_size(dtype));
         forward_vector(s, d, n, dtype);
     }
 }
@@ -76,9 +76,9 @@ V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int
     for (int64_t d = begin; d < end; d += VW) {
         const int64_t remaining = s->D - d;
         if (d * size % 64 == 0) {
-            v_prefetch_far(s->next_x[i] + d * size);
+            v_prefetch_l2(s->next_x[i] + d * size);
             if (i < n)
-                v_prefetch_far(s->next_dy[i] + d * size);
+                v_prefetch_l2(s->next_dy[i] + d * size);
         }
         const vf x = mhc_load_partial(s->x[i] + d * size, dtype, remaining);
         vf dx = v_zero();
@@ -178,10 +178,10 @@ cot_status V_NAME(mhc_post_fwd_rows)(cot_queue *queue, const void *problem, void
 static void store_sums(const post_token *s, const cot_mhc_post_backward_args *a, int64_t token, int64_t n)
 {
     for (int64_t o = 0; o < n; o++) {
-        for (int64_t i = 0; cot_present(&a->dA) && i < n; i++)
+        for (int64_t i = 0; cot_is_present(&a->dA) && i < n; i++)
             ((float *)a->dA.data)[mhc_token_offset(&a->dA, token) + mhc_coefficient_offset(&a->dA, i * n + o)] =
                 v_sum(s->dA[i][o]);
-        if (cot_present(&a->dh_post))
+        if (cot_is_present(&a->dh_post))
             ((float *)a->dh_post.data)[mhc_token_offset(&a->dh_post, token) + o * a->dh_post.stride[2]] =
                 v_sum(s->dA[n][o]);
     }
@@ -205,11 +205,11 @@ static void backward_item(void *context, int64_t item)
             s.dy[i] = mhc_row(&a->dy, t, i, 0);
             s.next_x[i] = mhc_row(&a->x, next, i, 0);
             s.next_dy[i] = mhc_row(&a->dy, next, i, 0);
-            s.dx[i] = cot_present(&a->dx) ? mhc_row(&a->dx, t, i, 0) : NULL;
+            s.dx[i] = cot_is_present(&a->dx) ? mhc_row(&a->dx, t, i, 0) : NULL;
         }
         s.x[n] = mhc_row(&a->f, t, 0, 0);
         s.next_x[n] = mhc_row(&a->f, next, 0, 0);
-        s.dx[n] = cot_present(&a->df) ? mhc_row(&a->df, t, 0, 0) : NULL;
+        s.dx[n] = cot_is_present(&a->df) ? mhc_row(&a->df, t, 0, 0) : NULL;
         c->run(&s);
         store_sums(&s, a, t, n);
     }

@@ -162,7 +162,7 @@ static void load_coefficients(backward_block *s)
     mhc_load_tile(s->h_post[0], MHC_BWD_TOKENS, &a->h_post, s->token, s->count, n);
     mhc_load_tile(s->dh_post[0], MHC_BWD_TOKENS, &a->dh_post, s->token, s->count, n);
     mhc_load_tile(s->dh_res[0], MHC_BWD_TOKENS, &a->dh_res, s->token, s->count, n * n);
-    if (!cot_present(&a->dA))
+    if (!cot_is_present(&a->dA))
         return;
     mhc_load_tile(s->dA[0], MHC_BWD_TOKENS, &a->dA, s->token, s->count, n * n);
     for (int64_t t = 0; t < s->count; t += VW)
@@ -287,7 +287,7 @@ static void accumulate_Q_chunk(const backward_block *s, const column_chunk *chun
             mhc_convert_row(                                                                                         \
                 s->x[t], s->x_rows[t] + (chunk->i * p->args.x.stride[2] + chunk->d) * mhc_element_size(COT_##dtype), \
                 COT_##dtype, cot_clamp(p->sizes.D - chunk->d, 0, MHC_BWD_CHUNK));                                    \
-        for (int64_t k = 0; cot_present(&p->args.dx) && k < chunk->columns; k += VECTORS * VW)                       \
+        for (int64_t k = 0; cot_is_present(&p->args.dx) && k < chunk->columns; k += VECTORS * VW)                    \
             for (int64_t t = 0; t < s->count; t += TILE)                                                             \
                 dx_tile(s, chunk, t, k, COT_##dtype);                                                                \
     }
@@ -330,13 +330,13 @@ static void backward_part(void *context, int64_t part, void *scratch)
         for (int64_t t = 0; t < s->count; t++) {
             s->x_rows[t] = mhc_row(&p->args.x, s->token + t, 0, 0);
             s->dh_in[t] = mhc_row(&p->args.dh_in, s->token + t, 0, 0);
-            s->dx_post[t] = cot_present(&p->args.dx_post) ? mhc_row(&p->args.dx_post, s->token + t, 0, 0) : NULL;
-            s->dx[t] = cot_present(&p->args.dx) ? mhc_row(&p->args.dx, s->token + t, 0, 0) : NULL;
+            s->dx_post[t] = cot_is_present(&p->args.dx_post) ? mhc_row(&p->args.dx_post, s->token + t, 0, 0) : NULL;
+            s->dx[t] = cot_is_present(&p->args.dx) ? mhc_row(&p->args.dx, s->token + t, 0, 0) : NULL;
         }
         load_coefficients(s);
         dots[p->args.x.dtype - COT_F32](s);
         compute_coefficients(s);
-        if (cot_present(&p->args.dx) || c->need_Q)
+        if (cot_is_present(&p->args.dx) || c->need_Q)
             backward_chunks(s);
         s->first = false;
     }
@@ -373,16 +373,16 @@ static void reduce_chunk(const backward_context *c, int64_t number)
         for (int64_t k = 0; k < columns; k++) {
             const int64_t column = i * p->sizes.D + d + k;
             const double gamma =
-                cot_present(&a->gamma)
+                cot_is_present(&a->gamma)
                     ? (double)((const float *)a->gamma.data)[i * a->gamma.stride[0] + (d + k) * a->gamma.stride[1]]
                     : 1;
             dgamma[k] += (double)((const float *)a->phi.data)[j * a->phi.stride[0] + column * a->phi.stride[1]] * Q[k];
-            if (cot_present(&a->dphi))
+            if (cot_is_present(&a->dphi))
                 store_gradient(&a->dphi, j * a->dphi.stride[0] + column * a->dphi.stride[1], a->accumulate,
                                gamma * Q[k]);
         }
     }
-    for (int64_t k = 0; cot_present(&a->dgamma) && k < columns; k++)
+    for (int64_t k = 0; cot_is_present(&a->dgamma) && k < columns; k++)
         store_gradient(&a->dgamma, i * a->dgamma.stride[0] + (d + k) * a->dgamma.stride[1], a->accumulate, dgamma[k]);
 }
 
@@ -402,7 +402,7 @@ static void reduce_item(void *context, int64_t item)
         double sum = 0;
         for (int64_t part = 0; part < c->parts.count; part++)
             sum += ((const double *)(c->workspace + c->layout.sums + (size_t)part * c->layout.sums_part))[j];
-        if (cot_present(out))
+        if (cot_is_present(out))
             store_gradient(out, (j < M ? j : j - M) * out->stride[0], a->accumulate, sum);
     }
 }
@@ -415,13 +415,13 @@ cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *queue, const void *problem, void
         .problem = p,
         .chunks = mhc_split_columns(&p->sizes, MHC_BWD_CHUNK),
         .parts = mhc_pre_bwd_parts(p->sizes.tokens),
-        .layout = mhc_layout_pre_bwd(&p->sizes, cot_present(&a->dA) ? a->sinkhorn_iterations : 0),
+        .layout = mhc_layout_pre_bwd(&p->sizes, cot_is_present(&a->dA) ? a->sinkhorn_iterations : 0),
         .workspace = workspace,
         .stream_stores = mhc_should_stream(&a->dx, &p->sizes),
-        .need_Q = cot_present(&a->dphi) || cot_present(&a->dgamma),
+        .need_Q = cot_is_present(&a->dphi) || cot_is_present(&a->dgamma),
     };
     mhc_packing packing = {&p->sizes, &a->phi, &a->gamma, context.chunks, workspace};
-    if (p->sizes.tokens > 0 && cot_present(&a->dx))
+    if (p->sizes.tokens > 0 && cot_is_present(&a->dx))
         cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
     cot_parallel_scratch(queue, context.parts.count, backward_part, &context);
     cot_parallel(queue, context.chunks.count + 1, reduce_item, &context);

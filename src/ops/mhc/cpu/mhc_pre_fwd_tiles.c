@@ -116,7 +116,7 @@ V_INLINE void prefetch_rows(const char *const *rows, int64_t offset, int64_t lin
 {
     for (int a = 0; a < TILE; a++)
         for (int64_t line = 0; line < lines; line++)
-            v_prefetch_far((const void *)((uintptr_t)rows[a] + (uintptr_t)(offset + line * LINE)));
+            v_prefetch_l2((const void *)((uintptr_t)rows[a] + (uintptr_t)(offset + line * LINE)));
 }
 
 static void project_chunk(forward_block *s, int64_t chunk)
@@ -299,9 +299,9 @@ static void forward_tokens(forward_block *s)
     mhc_store_tile(s->z[0], MHC_TOKENS, &a->h_pre, s->token, s->count, n);
     mhc_store_tile(s->z[n], MHC_TOKENS, &a->h_post, s->token, s->count, n);
     mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->h_res, s->token, s->count, n * n);
-    if (cot_present(&a->h_in))
+    if (cot_is_present(&a->h_in))
         h_in_functions[a->x.dtype - COT_F32](s);
-    for (int64_t t = 0; cot_present(&a->A) && t < s->count; t += VW)
+    for (int64_t t = 0; cot_is_present(&a->A) && t < s->count; t += VW)
         sinkhorn(s, t);
     mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->A, s->token, s->count, n * n);
 }

@@ -52,7 +52,7 @@ enum { MHC_STREAM_BYTES = 8 << 20 };
 
 static inline bool mhc_should_stream(const cot_tensor *out, const mhc_sizes *sizes)
 {
-    if (!cot_present(out) || (uintptr_t)out->data % COT_ALIGNMENT != 0)
+    if (!cot_is_present(out) || (uintptr_t)out->data % COT_ALIGNMENT != 0)
         return false;
     const int64_t size = (int64_t)cot_dtype_size(out->dtype);
     bool whole_lines = sizes->D * size % COT_ALIGNMENT == 0;
@@ -76,7 +76,7 @@ static inline int64_t mhc_coefficient_offset(const cot_tensor *tensor, int64_t e
  * elements of x. */
 static inline void mhc_coefficient_offsets(int64_t offsets[MHC_MAX_M], const cot_tensor *tensor, int64_t elements)
 {
-    for (int64_t e = 0; cot_present(tensor) && e < elements; e++)
+    for (int64_t e = 0; cot_is_present(tensor) && e < elements; e++)
         offsets[e] = mhc_coefficient_offset(tensor, e);
 }
 
@@ -88,7 +88,7 @@ static inline void mhc_load_tile(float *tile, int64_t ld, const cot_tensor *tens
     int64_t offsets[MHC_MAX_M];
     memset(tile, 0, (size_t)(ld * elements) * sizeof *tile);
     mhc_coefficient_offsets(offsets, tensor, elements);
-    for (int64_t t = 0; cot_present(tensor) && t < count; t++) {
+    for (int64_t t = 0; cot_is_present(tensor) && t < count; t++) {
         const float *row = (const float *)tensor->data + mhc_token_offset(tensor, token + t);
         for (int64_t e = 0; e < elements; e++)
             tile[e * ld + t] = row[offsets[e]];
@@ -100,7 +100,7 @@ static inline void mhc_store_tile(const float *tile, int64_t ld, const cot_tenso
 {
     int64_t offsets[MHC_MAX_M];
     mhc_coefficient_offsets(offsets, tensor, elements);
-    for (int64_t t = 0; cot_present(tensor) && t < count; t++) {
+    for (int64_t t = 0; cot_is_present(tensor) && t < count; t++) {
         float *row = (float *)tensor->data + mhc_token_offset(tensor, token + t);
         for (int64_t e = 0; e < elements; e++)
             row[offsets[e]] = tile[e * ld + t];

@@ -57,25 +57,25 @@ static inline real load2(const cot_tensor *t, int64_t token, int64_t i, int64_t 
 /* A store to an absent tensor does nothing. */
 static inline void store0(const cot_tensor *t, int64_t token, real value)
 {
-    if (cot_present(t))
+    if (cot_is_present(t))
         cot_store_f64(t->data, t->dtype, mhc_token_offset(t, token), value);
 }
 
 static inline void store1(const cot_tensor *t, int64_t token, int64_t i, real value)
 {
-    if (cot_present(t))
+    if (cot_is_present(t))
         cot_store_f64(t->data, t->dtype, mhc_token_offset(t, token) + i * t->stride[2], value);
 }
 
 static inline void store2(const cot_tensor *t, int64_t token, int64_t i, int64_t j, real value)
 {
-    if (cot_present(t))
+    if (cot_is_present(t))
         cot_store_f64(t->data, t->dtype, mhc_token_offset(t, token) + i * t->stride[2] + j * t->stride[3], value);
 }
 
 static inline void store_gradient(const cot_tensor *t, int64_t offset, bool accumulate, real value)
 {
-    if (cot_present(t))
+    if (cot_is_present(t))
         cot_store_f64(t->data, t->dtype, offset, accumulate ? load(t, offset) + value : value);
 }
 
@@ -87,7 +87,7 @@ static inline real load_phi(const cot_tensor *phi, int64_t j, int64_t k)
 
 static inline real load_gamma(const cot_tensor *gamma, int64_t i, int64_t d)
 {
-    return cot_present(gamma) ? load(gamma, i * gamma->stride[0] + d * gamma->stride[1]) : 1;
+    return cot_is_present(gamma) ? load(gamma, i * gamma->stride[0] + d * gamma->stride[1]) : 1;
 }
 
 /* The argument of exp is never positive, so exp cannot overflow. */
@@ -328,13 +328,13 @@ static void pre_forward_item(void *c, int64_t index)
     real *h_pre = part.scratch + sinkhorn;
     for (int64_t t = part.begin; t < part.end; t++) {
         pre_forward_token(p, t, part.scratch, h_pre);
-        for (int64_t d = 0; cot_present(&a->h_in) && d < D; d++) {
+        for (int64_t d = 0; cot_is_present(&a->h_in) && d < D; d++) {
             blocked_sum sum = {0};
             for (int64_t i = 0; i < n; i++)
                 add(&sum, h_pre[i] * load2(&a->x, t, i, d));
             store1(&a->h_in, t, d, finish(&sum));
         }
-        if (cot_present(&a->A))
+        if (cot_is_present(&a->A))
             sinkhorn_forward(&a->A, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, part.scratch);
     }
 }
@@ -370,8 +370,8 @@ static void pre_dz(const mhc_pre_backward_problem *p, int64_t t, real *dz, real 
     }
     real *dL = dz + 2 * n;
     for (int64_t ij = 0; ij < n * n; ij++)
-        dL[ij] = cot_present(&a->dh_res) ? load2(&a->dh_res, t, ij / n, ij % n) : 0;
-    if (!cot_present(&a->dA))
+        dL[ij] = cot_is_present(&a->dh_res) ? load2(&a->dh_res, t, ij / n, ij % n) : 0;
+    if (!cot_is_present(&a->dA))
         return;
     const real alpha = load(&a->alpha, 2 * a->alpha.stride[0]), inv_rms = load0(&a->inv_rms, t);
     for (int64_t ij = 0; ij < n * n; ij++)
@@ -396,7 +396,7 @@ static void pre_backward_token(const mhc_pre_backward_problem *p, int64_t t, rea
         dh_mix[j] = du * inv_rms;
     }
     const real c = -finish(&dinv) * inv_rms * inv_rms * inv_rms / (real)(n * D);
-    for (int64_t i = 0; cot_present(&a->dx) && i < n; i++) {
+    for (int64_t i = 0; cot_is_present(&a->dx) && i < n; i++) {
         const real h_pre = load1(&a->h_pre, t, i);
         for (int64_t d = 0; d < D; d++) {
             blocked_sum sum = {0};
@@ -404,7 +404,7 @@ static void pre_backward_token(const mhc_pre_backward_problem *p, int64_t t, rea
                 add(&sum, dh_mix[j] * load_phi(&a->phi, j, i * D + d));
             real dx =
                 load_gamma(&a->gamma, i, d) * finish(&sum) + c * load2(&a->x, t, i, d) + h_pre * load1(&a->dh_in, t, d);
-            if (cot_present(&a->dx_post))
+            if (cot_is_present(&a->dx_post))
                 dx += load2(&a->dx_post, t, i, d);
             store2(&a->dx, t, i, d, dx);
         }
@@ -486,7 +486,8 @@ cot_status NAME(mhc_pre_bwd_scalar)(cot_queue *queue, const void *problem, void 
     const cot_mhc_pre_backward_args *a = &p->args;
     context c = {problem, workspace};
     cot_parallel(queue, mhc_scalar_parts(&p->sizes), pre_backward_item, &c);
-    if (cot_present(&a->dphi) || cot_present(&a->dgamma) || cot_present(&a->dbias) || cot_present(&a->dalpha))
+    if (cot_is_present(&a->dphi) || cot_is_present(&a->dgamma) || cot_is_present(&a->dbias) ||
+        cot_is_present(&a->dalpha))
         cot_parallel(queue, p->sizes.n * cot_ceil_div(p->sizes.D, COLUMNS) + 1, parameter_item, &c);
     return COT_OK;
 }

@@ -90,14 +90,14 @@ static inline mhc_pre_bwd_layout mhc_layout_pre_bwd(const mhc_sizes *sizes, int3
 {
     const mhc_chunks chunks = mhc_split_columns(sizes, MHC_BWD_CHUNK);
     const int64_t parts = mhc_pre_bwd_parts(sizes->tokens).count;
-    mhc_pre_bwd_layout l = {.Q_part = cot_align(cot_bytes(mhc_weight_elements(sizes, &chunks), sizeof(float))),
-                            .sums_part = cot_align(cot_bytes(sizes->M + 3, sizeof(double))),
+    mhc_pre_bwd_layout l = {.Q_part = cot_align_up(cot_bytes(mhc_weight_elements(sizes, &chunks), sizeof(float))),
+                            .sums_part = cot_align_up(cot_bytes(sizes->M + 3, sizeof(double))),
                             .history_part =
-                                cot_align(cot_bytes(mhc_history_floats(sizes->n, iterations), sizeof(float)))};
-    l.weights = cot_take(&l.bytes, 1, l.Q_part); /* W has the size of one Q */
-    l.Q = cot_take(&l.bytes, parts, l.Q_part);
-    l.sums = cot_take(&l.bytes, parts, l.sums_part);
-    l.history = cot_take(&l.bytes, parts, l.history_part);
+                                cot_align_up(cot_bytes(mhc_history_floats(sizes->n, iterations), sizeof(float)))};
+    l.weights = cot_workspace_reserve(&l.bytes, 1, l.Q_part); /* W has the size of one Q */
+    l.Q = cot_workspace_reserve(&l.bytes, parts, l.Q_part);
+    l.sums = cot_workspace_reserve(&l.bytes, parts, l.sums_part);
+    l.history = cot_workspace_reserve(&l.bytes, parts, l.history_part);
     return l;
 }
 

@@ -427,7 +427,7 @@ KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
     __shared__ double sums[GROUPS][COLUMNS];
     const int M = c.n * c.n + 2 * c.n, column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS;
     const int64_t K = c.n * c.D, k = (int64_t)blockIdx.x * COLUMNS + column;
-    cot_wait_for_kernels_before();
+    cot_griddepcontrol_wait();
     if (blockIdx.x == gridDim.x - 1) {
         sum_token_parts(c);
         return;

@@ -104,7 +104,7 @@ static const cot_cuda_kernel pre_bwd_cluster_post = {cot_image_mhc_pre_bwd_clust
 
 static mhc_array make_array(const cot_tensor *tensor)
 {
-    mhc_array a = {.data = cot_present(tensor) ? tensor->data : NULL};
+    mhc_array a = {.data = cot_is_present(tensor) ? tensor->data : NULL};
     for (int axis = 0; axis < tensor->rank && axis < 4; axis++)
         a.stride[axis] = tensor->stride[axis];
     return a;
@@ -229,7 +229,7 @@ static cot_status make_tile_map(cot_queue *queue, CUtensorMap *map, const mhc_si
 
 static bool is_aligned(const cot_tensor *tensor, uintptr_t multiple)
 {
-    return !cot_present(tensor) || (uintptr_t)tensor->data % multiple == 0;
+    return !cot_is_present(tensor) || (uintptr_t)tensor->data % multiple == 0;
 }
 
 static int64_t cluster_count(const mhc_call *c, int tile)
@@ -275,7 +275,7 @@ static cot_status launch_finish(cot_queue *queue, mhc_call *c, const mhc_sizes *
 static bool rows_vectorized(const void *problem, const cot_tensor *const tensors[], int count)
 {
     for (int i = 0; i < count; i++)
-        if (cot_present(tensors[i]) && (uintptr_t)tensors[i]->data % 16 != 0)
+        if (cot_is_present(tensors[i]) && (uintptr_t)tensors[i]->data % 16 != 0)
             return false;
     return mhc_cuda_admit_rows(problem, tensors, count) == NULL;
 }
@@ -438,7 +438,7 @@ _Static_assert((int)MHC_SM90_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS, "those of the 
 static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const mhc_pre_backward_problem *p)
 {
     const cot_mhc_pre_backward_args *a = &p->args;
-    const bool dx = cot_present(&a->dx), post = dx && cot_present(&a->dx_post);
+    const bool dx = cot_is_present(&a->dx), post = dx && cot_is_present(&a->dx_post);
     const tile_box all_streams = {MHC_SM90_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
                    one_stream = {MHC_SM90_CHUNKS, MHC_SM90_TILE, 1};
     cot_status status = make_tile_map(queue, &mapped->x, &p->sizes, &a->x, all_streams);

@@ -36,11 +36,11 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
 {
     const int64_t tiles = s->n == MHC_SM90_N ? cot_ceil_div(s->tokens, MHC_SM90_TILE) : 0;
     mhc_cuda_layout l = {0};
-    l.dz = cot_take(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
-    l.dh_mix = cot_take(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
-    l.factor = cot_take(&l.bytes, s->tokens, sizeof(float));
-    l.records = cot_take(&l.bytes, cot_mul(tiles, MHC_SM90_TILE), sizeof(mhc_token_record));
-    l.counters = cot_take(&l.bytes, MHC_SM90_RECORD_COUNTS + tiles, sizeof(uint32_t));
+    l.dz = cot_workspace_reserve(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
+    l.dh_mix = cot_workspace_reserve(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
+    l.factor = cot_workspace_reserve(&l.bytes, s->tokens, sizeof(float));
+    l.records = cot_workspace_reserve(&l.bytes, cot_mul(tiles, MHC_SM90_TILE), sizeof(mhc_token_record));
+    l.counters = cot_workspace_reserve(&l.bytes, MHC_SM90_RECORD_COUNTS + tiles, sizeof(uint32_t));
     l.part_length = cot_round_up(cot_ceil_div(s->tokens, MHC_CUDA_MAX_PARTS), MHC_CUDA_RUN);
     l.parts = s->tokens > 0 ? cot_ceil_div(s->tokens, l.part_length) : 0;
     l.token_parts = cot_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
@@ -48,9 +48,9 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     const int64_t clusters = cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_CLUSTERS);
     const int64_t split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : 0;
     const int64_t max_parts = cot_max(split_parts, cot_max(clusters, l.parts));
-    l.history = cot_take(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
-    l.token_sums = cot_take(&l.bytes, COT_PRODUCT(MHC_CUDA_TOKEN_PARTS, s->M, 2), sizeof(double));
-    l.partial = cot_take(&l.bytes, COT_PRODUCT(max_parts, s->M, s->n, s->D), sizeof(float));
+    l.history = cot_workspace_reserve(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
+    l.token_sums = cot_workspace_reserve(&l.bytes, COT_PRODUCT(MHC_CUDA_TOKEN_PARTS, s->M, 2), sizeof(double));
+    l.partial = cot_workspace_reserve(&l.bytes, COT_PRODUCT(max_parts, s->M, s->n, s->D), sizeof(float));
     return l;
 }
 
@@ -77,7 +77,7 @@ static inline const char *mhc_cuda_admit_rows(const void *problem, const cot_ten
         return "D is no multiple of 8 below 2^30";
     for (int i = 0; i < count; i++) {
         const int last = tensors[i]->rank - 1;
-        if (!cot_present(tensors[i]))
+        if (!cot_is_present(tensors[i]))
             continue;
         if (tensors[i]->stride[last] != 1)
             return "d is not contiguous";
@@ -113,7 +113,7 @@ static inline const char *admit_cuda_post_bwd(const void *problem)
 /* Whether all tokens of a tensor [B,T,...] have one positive stride from the first to the last. */
 static inline bool mhc_cuda_uniform_token_stride(const cot_tensor *t)
 {
-    if (!cot_present(t) || t->shape[0] * t->shape[1] <= 1)
+    if (!cot_is_present(t) || t->shape[0] * t->shape[1] <= 1)
         return true;
     const int64_t stride = t->shape[1] > 1 ? t->stride[1] : t->stride[0];
     return stride > 0 && (t->shape[0] <= 1 || t->shape[1] <= 1 || t->stride[0] == t->shape[1] * t->stride[1]);
@@ -123,7 +123,7 @@ static inline bool mhc_cuda_uniform_token_stride(const cot_tensor *t)
  * pointer. */
 static inline bool mhc_cuda_has_float2_rows(const cot_tensor *t)
 {
-    return !cot_present(t) || (t->stride[1] == 1 && t->stride[0] % 2 == 0);
+    return !cot_is_present(t) || (t->stride[1] == 1 && t->stride[0] % 2 == 0);
 }
 
 /* Admission of the Hopper kernels. tensors: [B,T,4,D] or [B,T,D]. */
@@ -140,7 +140,7 @@ static inline const char *mhc_sm90_admit(const void *problem, const cot_tensor *
     for (int i = 0; i < count; i++) {
         if (!mhc_cuda_uniform_token_stride(tensors[i]))
             return "tokens do not lie at one stride";
-        if (cot_present(tensors[i]) && tensors[i]->rank == 4 && tensors[i]->stride[2] <= 0)
+        if (cot_is_present(tensors[i]) && tensors[i]->rank == 4 && tensors[i]->stride[2] <= 0)
             return "streams do not lie in their order";
     }
     return mhc_cuda_admit_rows(problem, tensors, count);
@@ -212,13 +212,14 @@ static inline double cost_cuda_fast(const void *problem)
 static inline size_t workspace_cuda_pre_fwd(const void *problem)
 {
     const mhc_pre_forward_problem *p = problem;
-    return cot_present(&p->args.A) ? cot_bytes(COT_PRODUCT(p->sizes.tokens, p->sizes.n, p->sizes.n), sizeof(float)) : 0;
+    return cot_is_present(&p->args.A) ? cot_bytes(COT_PRODUCT(p->sizes.tokens, p->sizes.n, p->sizes.n), sizeof(float))
+                                      : 0;
 }
 
 /* Offset of the slices' sums, which follow the logits. */
 static inline size_t mhc_cuda_sums_offset(const void *problem)
 {
-    return cot_align(workspace_cuda_pre_fwd(problem));
+    return cot_align_up(workspace_cuda_pre_fwd(problem));
 }
 
 static inline size_t workspace_sm90_pre_fwd_split(const void *problem)

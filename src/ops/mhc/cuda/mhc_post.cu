@@ -168,11 +168,11 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
     const thread_coefficients<N> loaded = load_coefficients<N>(c);
     const int first = (int)threadIdx.x * V;
     if (first < D) { /* prefetch only: registers for the loads are free only after the coefficients have arrived */
-        cot_prefetch(f + first);
+        cot_prefetch_l2(f + first);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            cot_prefetch(x + i * c.x.stride[2] + first);
-            cot_prefetch(dy + i * c.dy.stride[2] + first);
+            cot_prefetch_l2(x + i * c.x.stride[2] + first);
+            cot_prefetch_l2(dy + i * c.dy.stride[2] + first);
         }
     }
     store_coefficients(loaded, s);

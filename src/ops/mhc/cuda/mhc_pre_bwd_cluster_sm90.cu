@@ -48,7 +48,7 @@ static_assert(sizeof(shared_memory<true>) <= MHC_SM90_SHARED_BYTES, "a block's s
 extern __shared__ __align__(1024) unsigned char memory[];
 
 #define FOR_EACH_TILE(tile, ring, count) \
-    cot_ring<s.STAGES> ring;             \
+    cot_pipeline_state<s.STAGES> ring;   \
     for (int tile = (int)(blockIdx.x / MHC_SM90_CLUSTER); tile < (count); tile += MHC_SM90_CLUSTERS, ring.next())
 
 /* ---- MMA warps ---------------------------------------------------------------------------------------- */
@@ -100,7 +100,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, second_terms);
     float Q[GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
-    cot_ring<s.STAGES> next_ring;
+    cot_pipeline_state<s.STAGES> next_ring;
     uint32_t parity = 0, post_parity = 0;
     int next_tile = (int)(blockIdx.x / MHC_SM90_CLUSTER);
     FOR_EACH_TILE(tile, ring, tiles)
@@ -108,14 +108,14 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
         /* dh_pre is computed one tile ahead: of two tiles in the first iteration, then of one. */
         for (; next_tile < tiles && next_tile <= tile + MHC_SM90_CLUSTERS;
              next_tile += MHC_SM90_CLUSTERS, next_ring.next()) {
-            cot_mbarrier_wait(&s.full[next_ring.slot], next_ring.parity);
-            const uint32_t stage_offset = (uint32_t)(next_ring.slot * STAGE_BYTES);
+            cot_mbarrier_wait(&s.full[next_ring.stage], next_ring.parity);
+            const uint32_t stage_offset = (uint32_t)(next_ring.stage * STAGE_BYTES);
             compute_dh_pre(s, units.by_column + stage_offset, units.by_token + stage_offset + X_BYTES, warp, parity);
             parity ^= 1;
         }
-        cot_mbarrier_wait(&s.records_full[ring.slot], ring.parity);
+        cot_mbarrier_wait(&s.records_full[ring.stage], ring.parity);
         if (threadIdx.x == 0)
-            cot_mbarrier_arrive_expect(&s.records_full[ring.slot], sizeof s.records[0]);
+            cot_mbarrier_arrive_expect(&s.records_full[ring.stage], sizeof s.records[0]);
         multiply_tile<__nv_bfloat16, ADD_POST>(c, s, units, ring, warp, post_parity, second_terms, Q);
         post_parity ^= 1;
     }
@@ -141,10 +141,9 @@ template <bool ADD_POST> static __device__ __forceinline__ void reduce(shared_me
                 const float4 other = *(const float4 *)s.partial[warp][token];
                 sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
             }
-            cot_store_async(cot_map_shared(cot_shared_address(s.gathered[ring.slot][rank]), token),
-                            cot_map_shared(cot_shared_address(&s.gathered_full[ring.slot]), token),
-                            __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
-                            __float_as_uint(sum.w));
+            cot_store_async(cot_mapa(cot_shared_address(s.gathered[ring.stage][rank]), token),
+                            cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), token), __float_as_uint(sum.x),
+                            __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w));
         }
         arrive_all_lanes(&s.partial_empty);
         parity ^= 1;
@@ -165,8 +164,7 @@ static __device__ __forceinline__ void send_units(shared_memory<ADD_POST> &s, in
         const uint32_t block = item / COUNT, index = item % COUNT;
         const uint32_t unit = AFTER_DH_PRE ? index * 3 + index / 3 : index * 3 / 2 + 1 - index / 6;
         const uint4 words = ((const uint4 *)&s.owned_record)[unit];
-        cot_store_async(cot_map_shared(to + unit * 16, block), cot_map_shared(barrier, block), words.x, words.y,
-                        words.z, words.w);
+        cot_store_async(cot_mapa(to + unit * 16, block), cot_mapa(barrier, block), words.x, words.y, words.z, words.w);
     }
     __syncwarp();
 }
@@ -192,7 +190,7 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
     const int lane = threadIdx.x % 32;
     const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
     double dbias = 0, dalpha = 0;
-    cot_wait_for_kernels_before(); /* waits for mhc_pre_dz, if it was launched */
+    cot_griddepcontrol_wait(); /* waits for mhc_pre_dz, if it was launched */
     const token_element value = input_element(c, lane);
     token_inputs next = load_inputs(c, value, (uint32_t)(blockIdx.x / MHC_SM90_CLUSTER * TILE + rank));
     cot_cluster_wait();
@@ -207,18 +205,18 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
             set_terms(s, lane, alpha * dz * in.inv_rms);
         if (lane < N)
             s.owned_record.h_pre[lane] = in.value;
-        send_units<false>(s, ring.slot, rank);
+        send_units<false>(s, ring.stage, rank);
         const float post_res_sum = sum_over_warp(alpha * dz * in.h_mix);
         const float scale = -in.inv_rms * in.inv_rms * in.inv_rms / (float)(N * c.D);
         /* From here on each lane holds coefficient lane % N of h_pre. */
         const float sigma = __shfl_sync(0xffffffffu, in.value, lane % N) - c.hc_eps, slope = sigma * (1.0f - sigma);
         const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
         const float h_mix_pre = __shfl_sync(0xffffffffu, in.h_mix, lane % N);
-        cot_mbarrier_wait(&s.gathered_full[ring.slot], ring.parity);
+        cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
         if (lane == 0)
-            cot_mbarrier_arrive_expect(&s.gathered_full[ring.slot], sizeof s.gathered[0]);
-        float dh_pre = s.gathered[ring.slot][lane / 4][lane % 4] + s.gathered[ring.slot][lane / 4 + 8][lane % 4];
+            cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
+        float dh_pre = s.gathered[ring.stage][lane / 4][lane % 4] + s.gathered[ring.stage][lane / 4 + 8][lane % 4];
 #pragma unroll
         for (int width = 16; width >= 4; width /= 2)
             dh_pre += __shfl_xor_sync(0xffffffffu, dh_pre, width);
@@ -230,7 +228,7 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
             set_terms(s, lane, du * in.inv_rms);
         if (lane == 0)
             s.owned_record.factor = (sum + post_res_sum) * scale;
-        send_units<true>(s, ring.slot, rank);
+        send_units<true>(s, ring.stage, rank);
         if (lane < N)
             dz = dz_pre;
         dbias += (double)dz;
@@ -248,8 +246,8 @@ static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, share
                                                  int tile, int rank)
 {
     cot_mbarrier_arrive_expect(&s.full[stage], STAGE_BYTES);
-    cot_tensor_load_4d(s.stages[stage], &p.x, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[stage]);
-    cot_tensor_load_4d(s.stages[stage] + X_BYTES, &p.dh_in, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[stage]);
+    cot_tma_load_4d(s.stages[stage], &p.x, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[stage]);
+    cot_tma_load_4d(s.stages[stage] + X_BYTES, &p.dh_in, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[stage]);
 }
 
 template <bool ADD_POST>
@@ -263,14 +261,14 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
             load_tile(p, s, stage, first + stage * MHC_SM90_CLUSTERS, rank);
         FOR_EACH_TILE(tile, ring, tiles)
         {
-            cot_mbarrier_wait(&s.dx_full[ring.slot], ring.parity);
+            cot_mbarrier_wait(&s.dx_full[ring.stage], ring.parity);
             if (present(p.call.dx)) {
-                cot_tensor_store_4d(&p.dx, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, s.stages[ring.slot]);
+                cot_tma_store_4d(&p.dx, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, s.stages[ring.stage]);
                 cot_bulk_commit();
                 cot_bulk_wait_read();
             }
             if (tile + s.STAGES * MHC_SM90_CLUSTERS < tiles)
-                load_tile(p, s, ring.slot, tile + s.STAGES * MHC_SM90_CLUSTERS, rank);
+                load_tile(p, s, ring.stage, tile + s.STAGES * MHC_SM90_CLUSTERS, rank);
         }
         cot_bulk_wait();
     }
@@ -289,8 +287,7 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
             for (int i = 0; i < N; i++) {
                 cot_mbarrier_wait(&s.post_empty[i], parity);
                 cot_mbarrier_arrive_expect(&s.post_full[i], STREAM_BYTES);
-                cot_tensor_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, rank * MHC_SM90_CHUNKS, i,
-                                   &s.post_full[i]);
+                cot_tma_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, rank * MHC_SM90_CHUNKS, i, &s.post_full[i]);
             }
             parity ^= 1;
         }
@@ -324,10 +321,10 @@ template <bool ADD_POST> static __device__ __forceinline__ void backward(const m
     __syncthreads();
     cot_cluster_arrive(); /* the matching wait precedes the first store to another block */
     if (warp < MMA_WARPS) {
-        cot_more_registers<ADD_POST ? 224 : 216>();
+        cot_setmaxnreg_inc<ADD_POST ? 224 : 216>();
         multiply<ADD_POST>(c, s, rank, tiles);
     } else {
-        cot_fewer_registers<ADD_POST ? 56 : 72>();
+        cot_setmaxnreg_dec<ADD_POST ? 56 : 72>();
         if (warp == MMA_WARPS)
             reduce(s, rank, tiles);
         else if (warp == MMA_WARPS + 1)

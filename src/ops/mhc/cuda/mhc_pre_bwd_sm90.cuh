@@ -161,11 +161,12 @@ static __device__ __forceinline__ void accumulate_Q(uint32_t x, uint32_t records
 /* Computes dx and stores it over x in shared memory. */
 template <typename E, bool ADD_POST, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_in, uint32_t dx_post,
-                                                  const cot_ring<S::STAGES> &ring, int warp, uint32_t post_parity,
+                                                  const cot_pipeline_state<S::STAGES> &ring, int warp,
+                                                  uint32_t post_parity,
                                                   const uint32_t (&second_terms)[REGISTER_GROUPS][6])
 {
     const int lane = threadIdx.x % 32, g = lane / 4;
-    const token_record *records = s.records[ring.slot];
+    const token_record *records = s.records[ring.stage];
     const float factor[2] = {records[g].factor, records[g + 8].factor};
     /* First and second terms of dh_mix: A[0] and A[1] hold octets 0 and 1 of each term, octet2 holds octet 2 of
      * both. */
@@ -178,7 +179,7 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
     cot_ldmatrix_x4(dh_in_words[1], unit_address(dh_in, 1));
     /* This wait never blocks. Without it the compiler loads ahead into more registers than there are. */
     if (!ADD_POST)
-        cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
+        cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
         uint32_t phi[6], second[6], x_words[4], post_words[4];
@@ -327,20 +328,21 @@ template <typename S> static __device__ __forceinline__ lane_units find_lane_uni
 /* Adds the tile to Q, computes its dx if dx is an output, and signals that the MMA warps have finished the stage. */
 template <typename E, bool ADD_POST, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void multiply_tile(const mhc_call &c, S &s, const lane_units &units,
-                                                     const cot_ring<S::STAGES> &ring, int warp, uint32_t post_parity,
+                                                     const cot_pipeline_state<S::STAGES> &ring, int warp,
+                                                     uint32_t post_parity,
                                                      const uint32_t (&second_terms)[REGISTER_GROUPS][6],
                                                      float (&Q)[GROUPS][OCTETS][4])
 {
-    const uint32_t stage_offset = (uint32_t)(ring.slot * STAGE_BYTES);
-    accumulate_Q<E>(units.by_column + stage_offset, cot_shared_address(s.records[ring.slot]), Q);
+    const uint32_t stage_offset = (uint32_t)(ring.stage * STAGE_BYTES);
+    accumulate_Q<E>(units.by_column + stage_offset, cot_shared_address(s.records[ring.stage]), Q);
     if (present(c.dx)) {
         compute_dx<E, ADD_POST>(s, units.by_token + stage_offset, units.by_token + stage_offset + X_BYTES,
                                 units.by_token + units.dx_post, ring, warp, post_parity, second_terms);
-        cot_proxy_fence();
+        cot_fence_proxy_async();
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0)
-        cot_mbarrier_arrive(&s.dx_full[ring.slot]);
+        cot_mbarrier_arrive(&s.dx_full[ring.stage]);
 }
 
 #endif

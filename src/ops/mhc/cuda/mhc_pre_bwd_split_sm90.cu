@@ -101,7 +101,7 @@ template <bool ONE_PASS> static __device__ __forceinline__ int parts_of(const mh
 }
 
 #define FOR_EACH_TILE(tile, ring, c, count) \
-    cot_ring<s.STAGES> ring;                \
+    cot_pipeline_state<s.STAGES> ring;      \
     for (int tile = part_of<ONE_PASS>(c); tile < (count); tile += parts_of<ONE_PASS>(c), ring.next())
 
 template <bool ONE_PASS> static __device__ __forceinline__ int64_t first_column(const mhc_call &c)
@@ -121,7 +121,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     uint32_t post_parity = 0;
     FOR_EACH_TILE(tile, ring, c, tiles)
     {
-        cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
+        cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
         multiply_tile<E, ADD_POST>(c, s, units, ring, warp, post_parity, second_terms, Q);
         post_parity ^= 1;
     }
@@ -135,7 +135,7 @@ static __device__ __forceinline__ void wait_for_records(const mhc_call &c, int t
 {
     while (cot_load_acquire(c.counters + MHC_SM90_RECORD_COUNTS + tile) != TILE)
         __nanosleep(32);
-    cot_fence_async_global();
+    cot_fence_proxy_async_global();
 }
 
 /* With ONE_PASS x and dh_in were read shortly before, and no block will read them again. */
@@ -151,8 +151,8 @@ static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, share
         wait_for_records(p.call, tile);
     }
     cot_mbarrier_arrive_expect(&s.full[stage], STAGE_BYTES + sizeof s.records[0]);
-    cot_tensor_load_4d<ONE_PASS>(s.stages[stage], &p.x, 0, tile * TILE, chunk, 0, &s.full[stage]);
-    cot_tensor_load_4d<ONE_PASS>(s.stages[stage] + X_BYTES, &p.dh_in, 0, tile * TILE, chunk, 0, &s.full[stage]);
+    cot_tma_load_4d<ONE_PASS>(s.stages[stage], &p.x, 0, tile * TILE, chunk, 0, &s.full[stage]);
+    cot_tma_load_4d<ONE_PASS>(s.stages[stage] + X_BYTES, &p.dh_in, 0, tile * TILE, chunk, 0, &s.full[stage]);
     cot_bulk_load(s.records[stage], p.call.records + (int64_t)tile * TILE, sizeof s.records[0], &s.full[stage]);
 }
 
@@ -163,20 +163,20 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
     const int first = part_of<ONE_PASS>(p.call), step = parts_of<ONE_PASS>(p.call);
     if (threadIdx.x % 32 == 0) {
         /* Waits for the kernel that writes the records or the counters. The code before it reads only inputs. */
-        cot_wait_for_kernels_before();
+        cot_griddepcontrol_wait();
         for (int stage = 0; stage < s.STAGES && first + stage * step < tiles; stage++)
             load_tile<ONE_PASS>(p, s, stage, first + stage * step);
         FOR_EACH_TILE(tile, ring, p.call, tiles)
         {
-            cot_mbarrier_wait(&s.dx_full[ring.slot], ring.parity);
+            cot_mbarrier_wait(&s.dx_full[ring.stage], ring.parity);
             if (present(p.call.dx)) {
-                cot_tensor_store_4d<ONE_PASS>(&p.dx, 0, tile * TILE, slice_of<ONE_PASS>(p.call) * MHC_SM90_CHUNKS, 0,
-                                              s.stages[ring.slot]);
+                cot_tma_store_4d<ONE_PASS>(&p.dx, 0, tile * TILE, slice_of<ONE_PASS>(p.call) * MHC_SM90_CHUNKS, 0,
+                                           s.stages[ring.stage]);
                 cot_bulk_commit();
                 cot_bulk_wait_read();
             }
             if (tile + s.STAGES * step < tiles)
-                load_tile<ONE_PASS>(p, s, ring.slot, tile + s.STAGES * step);
+                load_tile<ONE_PASS>(p, s, ring.stage, tile + s.STAGES * step);
         }
         if (ONE_PASS)
             *(volatile int *)&s.producer_tile = tiles;
@@ -197,8 +197,8 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
             for (int i = 0; i < N; i++) {
                 cot_mbarrier_wait(&s.post_empty[i], parity);
                 cot_mbarrier_arrive_expect(&s.post_full[i], STREAM_BYTES);
-                cot_tensor_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, (int)blockIdx.x * MHC_SM90_CHUNKS, i,
-                                   &s.post_full[i]);
+                cot_tma_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, (int)blockIdx.x * MHC_SM90_CHUNKS, i,
+                                &s.post_full[i]);
             }
             parity ^= 1;
         }
@@ -238,7 +238,7 @@ static __device__ __forceinline__ void accumulate_dh_pre(const mhc_call &c, uint
     int entry = 0;
     for (int d = thread * 8 - DEPTH * TEAM * 8; d < D; d += TEAM * 8) {
         if (d >= 0) {
-            cot_copy_async_wait<DEPTH - 1>();
+            cot_cp_async_wait_group<DEPTH - 1>();
             const uint4 b = units[entry][0][thread];
 #pragma unroll
             for (int i = 0; i < N; i++) {
@@ -248,13 +248,13 @@ static __device__ __forceinline__ void accumulate_dh_pre(const mhc_call &c, uint
         }
         const int next_d = d + DEPTH * TEAM * 8;
         if (next_d < D) {
-            cot_copy_async_or_zeros<>(true, cot_shared_address(&units[entry][0][thread]), dh_in + next_d);
+            cot_cp_async_zfill<>(true, cot_shared_address(&units[entry][0][thread]), dh_in + next_d);
 #pragma unroll
             for (int i = 0; i < N; i++)
-                cot_copy_async_or_zeros<>(true, cot_shared_address(&units[entry][1 + i][thread]),
-                                          x + i * c.x.stride[2] + next_d);
+                cot_cp_async_zfill<>(true, cot_shared_address(&units[entry][1 + i][thread]),
+                                     x + i * c.x.stride[2] + next_d);
         }
-        cot_copy_async_commit();
+        cot_cp_async_commit_group();
         entry = entry + 1 < DEPTH ? entry + 1 : 0;
     }
 }
@@ -305,7 +305,7 @@ static __device__ __forceinline__ void make_records(const mhc_call &c, team_memo
     const bool leader = warp == 0 && lane == 0;
     const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
     const token_element value = input_element(c, lane);
-    cot_wait_for_kernels_before();
+    cot_griddepcontrol_wait();
     if (leader)
         s.next_token[0] = (int)atomicAdd(c.counters + MHC_SM90_NEXT_TOKEN, 1u);
     sync_team(team);
@@ -408,10 +408,10 @@ static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
     }
     __syncthreads();
     if (warp < MMA_WARPS) {
-        cot_more_registers<216>();
+        cot_setmaxnreg_inc<216>();
         multiply<E, ADD_POST, ONE_PASS>(c, s, tiles);
     } else {
-        cot_fewer_registers<72>();
+        cot_setmaxnreg_dec<72>();
         if (warp == MMA_WARPS)
             produce<ONE_PASS>(p, s, tiles);
         else if constexpr (ONE_PASS) {

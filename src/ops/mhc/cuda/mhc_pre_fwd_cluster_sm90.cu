@@ -98,8 +98,8 @@ template <typename Traits> struct shared_memory {
 };
 extern __shared__ __align__(1024) unsigned char memory[];
 
-#define FOR_EACH_TILE(tile, ring, schedule) \
-    cot_ring<Traits::STAGES> ring;          \
+#define FOR_EACH_TILE(tile, ring, schedule)  \
+    cot_pipeline_state<Traits::STAGES> ring; \
     for (int tile = (schedule).first; tile < (schedule).tiles; tile += (schedule).step, ring.next())
 
 /* phi gamma in half a step: the lane's two columns, and the lane's row of each octet. */
@@ -265,11 +265,11 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     }
     FOR_EACH_TILE(tile, ring, schedule)
     {
-        const uint32_t stage_offset = (uint32_t)(ring.slot * Traits::STAGE_BYTES),
+        const uint32_t stage_offset = (uint32_t)(ring.stage * Traits::STAGE_BYTES),
                        first_row = row_address[0] + stage_offset;
         const uint32_t row_base[2] = {first_row,
                                       Traits::PAIRS % 2 == 0 ? first_row ^ 64 : row_address[1] + stage_offset};
-        cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
+        cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
 #pragma unroll
         for (int t = 0; t < TILE / 8; t++) {
             float sums[PAIRS][4] = {0}, tail_sums[4] = {0}, run[4] = {0};
@@ -304,7 +304,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
             if (SPLIT && t == TILE / 8 - 1) {
                 __syncwarp();
                 if (lane == 0)
-                    cot_mbarrier_arrive(&s.empty[ring.slot]);
+                    cot_mbarrier_arrive(&s.empty[ring.stage]);
             }
             /* Load the scales before the sums are stored: otherwise the compiler places the loads between the
              * stores. */
@@ -355,18 +355,18 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, shared_me
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, schedule)
     {
-        cot_mbarrier_wait(&s.full[ring.slot], ring.parity);
-        cot_mbarrier_wait(&s.h_pre_full[ring.slot], ring.parity);
+        cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
+        cot_mbarrier_wait(&s.h_pre_full[ring.stage], ring.parity);
         if (thread == 0)
-            cot_mbarrier_arrive_expect(&s.h_pre_full[ring.slot], sizeof s.h_pre[0]);
+            cot_mbarrier_arrive_expect(&s.h_pre_full[ring.stage], sizeof s.h_pre[0]);
         const bool active = present(c.h_in) && tile * Traits::TILE + t < (int)c.tokens;
-        const unsigned char *x = s.x[ring.slot] + x_offset;
+        const unsigned char *x = s.x[ring.stage] + x_offset;
 #pragma unroll
         for (int pass = 0; pass < (Traits::CHUNKS * UNITS + 127) / 128; pass++) {
             const int chunk = pass * (128 / UNITS);
             if (!active || chunk >= chunks)
                 break;
-            const float4 h = *(const float4 *)s.h_pre[ring.slot][t];
+            const float4 h = *(const float4 *)s.h_pre[ring.stage][t];
             const float h_pre[N] = {h.x, h.y, h.z, h.w};
             float sum[8] = {0};
 #pragma unroll
@@ -385,7 +385,7 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, shared_me
         to += (int64_t)schedule.step * Traits::TILE * stride;
         __syncwarp();
         if (threadIdx.x % 32 == 0)
-            cot_mbarrier_arrive(&s.empty[ring.slot]);
+            cot_mbarrier_arrive(&s.empty[ring.stage]);
     }
 }
 
@@ -418,13 +418,13 @@ static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<T
                 sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
             }
             const int64_t global_token = (int64_t)tile * Traits::TILE + token;
-            const int owner = owner_of<Traits>(ring.slot, token);
+            const int owner = owner_of<Traits>(ring.stage, token);
             if (!SPLIT)
                 cot_store_async(
-                    cot_map_shared(cot_shared_address(
-                                       &s.gathered[ring.slot * Traits::TILE / MHC_SM90_CLUSTER][schedule.rank][part]),
-                                   owner),
-                    cot_map_shared(cot_shared_address(&s.gathered_full[ring.slot]), owner), __float_as_uint(sum.x),
+                    cot_mapa(cot_shared_address(
+                                 &s.gathered[ring.stage * Traits::TILE / MHC_SM90_CLUSTER][schedule.rank][part]),
+                             owner),
+                    cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), owner), __float_as_uint(sum.x),
                     __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w));
             else if (global_token < c.tokens)
                 *(float4 *)(c.sums + (global_token * c.slices + schedule.rank) * SUMS + part) = sum;
@@ -478,20 +478,20 @@ static __device__ __forceinline__ void finalize_token(const mhc_call &c, shared_
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, schedule)
     {
-        const int tile_token = (schedule.rank - ring.slot * Traits::TILE) & (MHC_SM90_CLUSTER - 1);
+        const int tile_token = (schedule.rank - ring.stage * Traits::TILE) & (MHC_SM90_CLUSTER - 1);
         if (tile_token >= Traits::TILE)
             continue;
         const uint32_t token = (uint32_t)(tile * Traits::TILE + tile_token), b = token / (uint32_t)c.T,
                        t = token - b * (uint32_t)c.T;
-        cot_mbarrier_wait(&s.gathered_full[ring.slot], ring.parity);
+        cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
         if (lane == 0)
-            cot_mbarrier_arrive_expect(&s.gathered_full[ring.slot], sizeof s.gathered[0]);
+            cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
         float parts[4] = {0};
         if (lane < SUMS)
 #pragma unroll
             for (int block = 0; block < MHC_SM90_CLUSTER; block++)
-                parts[block % 4] += s.gathered[ring.slot * Traits::TILE / MHC_SM90_CLUSTER][block][lane];
+                parts[block % 4] += s.gathered[ring.stage * Traits::TILE / MHC_SM90_CLUSTER][block][lane];
         const float sum = (parts[0] + parts[1]) + (parts[2] + parts[3]);
         const float squares = __shfl_sync(0xffffffffu, sum, M);
         const float inv_rms = rsqrt_newton(__fdividef(squares, (float)(N * c.D)) + c.norm_eps);
@@ -503,9 +503,9 @@ static __device__ __forceinline__ void finalize_token(const mhc_call &c, shared_
         for (int i = 0; i < N; i++)
             h_pre[i] = __float_as_uint(__shfl_sync(0xffffffffu, value, i));
         if (lane < MHC_SM90_CLUSTER)
-            cot_store_async(cot_map_shared(cot_shared_address(s.h_pre[ring.slot][tile_token]), lane),
-                            cot_map_shared(cot_shared_address(&s.h_pre_full[ring.slot]), lane), h_pre[0], h_pre[1],
-                            h_pre[2], h_pre[3]);
+            cot_store_async(cot_mapa(cot_shared_address(s.h_pre[ring.stage][tile_token]), lane),
+                            cot_mapa(cot_shared_address(&s.h_pre_full[ring.stage]), lane), h_pre[0], h_pre[1], h_pre[2],
+                            h_pre[3]);
         if (token >= c.tokens)
             continue;
         if (to_sum.data != nullptr)
@@ -524,10 +524,10 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
     if (threadIdx.x % 32 == 0) {
         FOR_EACH_TILE(tile, ring, schedule)
         {
-            cot_mbarrier_wait(&s.empty[ring.slot], ring.parity ^ 1);
-            cot_mbarrier_arrive_expect(&s.full[ring.slot], Traits::STAGE_BYTES);
-            cot_tensor_load_4d(s.x[ring.slot], &p.x, 0, tile * Traits::TILE, schedule.rank * Traits::CHUNKS, 0,
-                               &s.full[ring.slot]);
+            cot_mbarrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+            cot_mbarrier_arrive_expect(&s.full[ring.stage], Traits::STAGE_BYTES);
+            cot_tma_load_4d(s.x[ring.stage], &p.x, 0, tile * Traits::TILE, schedule.rank * Traits::CHUNKS, 0,
+                            &s.full[ring.stage]);
         }
     }
     __syncwarp();
@@ -559,10 +559,10 @@ template <typename Traits, bool SPLIT> static __device__ __forceinline__ void fo
     if (!SPLIT)
         cot_cluster_arrive(); /* the matching wait precedes the first store to another block */
     if (warp < MMA_WARPS) {
-        cot_more_registers<SPLIT ? 224 : Traits::WIDE ? 216 : 208>();
+        cot_setmaxnreg_inc<SPLIT ? 224 : Traits::WIDE ? 216 : 208>();
         multiply<Traits, SPLIT>(c, s, schedule);
     } else {
-        cot_fewer_registers<SPLIT ? 56 : Traits::WIDE ? 40 : 48>();
+        cot_setmaxnreg_dec<SPLIT ? 56 : Traits::WIDE ? 40 : 48>();
         if (warp < MMA_WARPS + 2)
             reduce<Traits, SPLIT>(c, s, schedule);
         else if (warp == MMA_WARPS + 2)

@@ -64,7 +64,7 @@ template <int N> static __device__ __forceinline__ void backward(const mhc_call 
 template <int N> static __device__ __forceinline__ void pre_dz(const mhc_call &c)
 {
     constexpr int M = N * N + 2 * N;
-    cot_launch_dependents();
+    cot_griddepcontrol_launch_dependents();
     const int64_t token = thread_token();
     if (token >= c.tokens)
         return;
