@@ -11,7 +11,7 @@
 #   make fuzz      run each fuzzer for TIME=60 seconds
 #   make faults    [NAME=text] plant faults in a copy of the tree, one at a time, and see that a test catches each
 #                  (tests/faults); NAME: only those whose name contains text
-#   make tables    write the READMEs' tables and draw the rooflines from bench/results
+#   make tables    write the benchmark pages (docs/benchmarks) and other tables from bench/results, and draw their pictures
 #   make docs      the reference of the public headers in build/docs/html, the pages as HTML in build/docs/guide
 #   make build     the library, the program, the examples, the tests
 #   make install   PREFIX=/usr/local, DESTDIR=, GPUS="80;86;89" (machine code for more than Hopper; without, drivers make
@@ -73,7 +73,7 @@ faults: setup
 
 tables: setup
 	@tools/make_tables.py
-	@tools/make_roofline.py
+	@tools/make_charts.py
 
 TIME = 60
 fuzz: asan

@@ -13,8 +13,8 @@
 #   demo       the jobs of docs/seeds.md (cotangent demo): DIR/DATE-DEVICE-demo_NUMBER.json; not with --op
 #   peers      what a Python on this machine offers for the same shapes (tools/peers/OP.py): DIR/DATE-DEVICE-OP-peers.json
 #
-# Without --stage all of them, without --op every op with a CUDA kernel. DIR is bench/results, whose figures then go into
-# the READMEs (tools/make_tables.py, tools/make_roofline.py). PROGRAM may have been built elsewhere. A step ends after eight
+# Without --stage all of them, without --op every op with a CUDA kernel. DIR is bench/results, from which
+# docs/benchmarks is then written (tools/make_tables.py, tools/make_charts.py). PROGRAM may have been built elsewhere. A step ends after eight
 # minutes, and what was not run has not passed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -115,7 +115,7 @@ for number in 000 001 002 003 004; do
 done
 if [ "$out" = bench/results ] && { wants bench || wants demo || wants peers; }; then
     step 'tables' tools/make_tables.py
-    step 'rooflines' tools/make_roofline.py
+    step 'charts' tools/make_charts.py
 fi
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
 [ $((passed + failed)) -gt 0 ] || echo "gpu.sh: nothing was run"

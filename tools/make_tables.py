@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Writes the tables of the READMEs from bench/results/*.json, so that no figure is typed.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the benchmark pages and the tables of other pages from bench/results/*.json, so that nobody types a figure.
 
-A file holds the rows of `cotangent bench --json`; a README holds, for an op, the lines
+    tools/make_tables.py [--check] [--results DIR]
+    tools/make_tables.py --print NAME [--results DIR]
 
-    <!-- table: OP -->
+docs/benchmarks/*.md are written as a whole: the newest record of each device and op, and the peers' newest record beside it
+(*-peers.json). README.md, docs/seeds.md and examples/train_lm/README.md get their tables between the lines
+
+    <!-- table: NAME -->
     <!-- end -->
 
-and gets between them the rows of the kernels that dispatch takes, from the newest file with rows of that op for each
-device; beside them the times of the peers for the same cases, from the newest file whose name ends in -peers.json.
-Where our kernel was timed in the peers' process (rows with "ours"), its figures are from there.
-`make_tables.py --check` changes nothing and fails if a README is not what it would write; `make_tables.py --print OP` prints
-OP's table, from DIR with --results DIR.
+--check changes nothing and fails if a file is stale. --print prints a page (an op's name) or a table. tools/make_charts.py
+draws the pictures of the pages.
 """
 import argparse
 import json
@@ -57,28 +59,7 @@ def from_peers_run(row, peer_rows):
     if own is None:
         return row
     cycles = {"cycles16": row["cycles16"] * own["ms"] * own["threads"] / (row["ms"] * row["threads"])} if row["threads"] else {}
-    return row | {key: own[key] for key in ("options", "ms", "bytes", "gbps", "ratio", "tflops") if key in own} | cycles
-
-
-def accuracy(device, source, rows):
-    """Of test_mhc_accuracy's rows."""
-    lines = [f"{device}, {rows[0]['date']} (`bench/results/{source}`):"]
-    for shape in dict.fromkeys(row["shape"] for row in rows):
-        lines += [
-            "", f"{shape}:", "",
-            "| output | elements | largest | max error | mean error | > 1.0 | < 0.1 | rms error, units of the dtype "
-            "| rms error, relative |", "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
-        ]
-        for row in rows:
-            if row["shape"] != shape:
-                continue
-            if "max" in row:
-                lines.append(f"| {row['output']} | {row['elements']} | {row['largest']:.3g} | {row['max']:.2g} "
-                             f"| {row['mean']:.2g} | {row['above']} | {row['below']} | {row['rms_ulp']:.3g} "
-                             f"| {row['relative']:.2g} |")
-            else:
-                lines.append(f"| {row['output']} | {row['elements']} | | | | | | | {row['relative']:.2g} |")
-    return lines + [""]
+    return row | {key: own[key] for key in ("options", "ms", "bytes", "gbps", "ceiling", "ratio", "tflops") if key in own} | cycles
 
 
 def attention_rate(row):
@@ -94,87 +75,6 @@ def is_entry(row):
     B, H, Hkv, Tq, Tk, d, dv = map(int, sizes)
     return (row["dtype"] == "bf16" and row["options"] in ("full", "causal", "full+any-order", "causal+any-order")
             and H == Hkv and Tq == Tk and d == dv and B * Tq == 16384 and H * d == 2048)
-
-
-def attention_features(rows):
-    """A line for each row beyond the paper's setting, at its own rate: operations of visible pairs alone."""
-    if not rows:
-        return []
-    return ["", "| direction | dtype | shape | options | ms | TFLOP/s of visible pairs |", "|---|---|---|---|--:|--:|"] + [
-        f"| {row['direction']} | {row['dtype']} | {row['shape']} | {row['options']} | {row['ms']:.4f} | {row['tflops']:.0f} |"
-        for row in rows
-    ]
-
-
-def attention_entries(rows, peer_rows):
-    """A line for each head size, mask and kernel, a column for each length; of ours also the ratios to each peer. Then, apart,
-    those of all entries of a direction."""
-    def place(row):
-        fields = re.fullmatch(r"B\d+ H\d+/\d+ T(\d+)/\d+ d(\d+)/\d+", row["shape"])
-        return (row["direction"], int(fields[2]), "causal" if "causal" in row["options"] else "full"), int(fields[1])
-
-    def grid(rows):
-        cells = {}
-        for row in rows:
-            group, T = place(row)
-            cells.setdefault(group, {})[T] = attention_rate(row)
-        return cells
-
-    def ordered(row):
-        return row["direction"] == "backward" and "any-order" not in row["options"]
-
-    ours = {"": grid(row for row in rows if row["direction"] != "backward"),
-            "in order": grid(row for row in rows if ordered(row)),
-            "in any order": grid(row for row in rows if "any-order" in row["options"])}
-    theirs = {kernel: grid(row for row in peer_rows if row["kernel"] == kernel)
-              for kernel in dict.fromkeys(row["kernel"] for row in peer_rows)}
-    lengths = sorted({place(row)[1] for row in rows})
-    lines = ["| direction | d | mask | kernel | " + " | ".join(f"T = {T}" for T in lengths)
-             + " | geometric mean | T >= 2048 |", "|---|--:|---|---|" + "--:|" * (len(lengths) + 2)]
-
-    def line(group, kernel, cells, digits):
-        def mean(least):
-            values = [value for T, value in cells.items() if T >= least]
-            return f"{math.exp(sum(map(math.log, values)) / len(values)):.{digits}f}" if values else ""
-        return (f"| {group[0]} | {group[1]} | {group[2]} | {kernel} | "
-                + " | ".join(f"{cells[T]:.{digits}f}" if T in cells else "" for T in lengths)
-                + f" | {mean(0)} | {mean(2048)} |")
-
-    ratios = {}
-    for group in dict.fromkeys(place(row)[0] for row in rows):
-        for name, cells in ours.items():
-            if group in cells:
-                lines.append(line(group, f"cotangent, {name}" if name else "cotangent", cells[group], 0))
-        for kernel, cells in theirs.items():
-            if group in cells:
-                lines.append(line(group, kernel, cells[group], 0))
-        for kernel, cells in theirs.items():
-            for name, own in ours.items():
-                both = {T: own[group][T] / cells[group][T] for T in own.get(group, {}) if T in cells.get(group, {})}
-                if both:
-                    lines.append(line(group, f"{name or 'cotangent'} / {kernel}", both, 2))
-                    ratios.setdefault((group[0], name or "cotangent", kernel), []).extend(both.values())
-    summary = ["", "| direction | ratio | entries | geometric mean | least |", "|---|---|--:|--:|--:|"] if ratios else []
-    for (direction, name, kernel), values in ratios.items():
-        summary.append(f"| {direction} | {name} / {kernel} | {len(values)} "
-                       f"| {math.exp(sum(map(math.log, values)) / len(values)):.2f} | {min(values):.2f} |")
-    return lines, summary
-
-
-def attention_tables(rows, peer_rows):
-    """What dispatch takes, entry by entry; of the portable kernels, which it leaves to other devices, the ratios alone."""
-    beside = [row for row in peer_rows if row.get("ours")]  # our kernels in the peers' process, in turns with them
-    peer_rows = [row for row in peer_rows if not row.get("ours")]
-    lines, summary = attention_entries([row for row in beside or rows if is_entry(row) and row["chosen"]], peer_rows)
-    lines += summary + ["", "TFLOP/s, of 4 B H Tq Tk d forward and 2.5 times as many backward, half of them under a causal mask; "
-                        "all kernels of a call counted. 16k tokens, H d = 2048."
-                        + (" In turns in one process; from 4k tokens on under load, the second half of seconds of it each "
-                           "(tools/peers/attention.py)." if beside else "")]
-    portable = [row for row in rows if is_entry(row) and row["kernel"].endswith("_mma")]
-    _, summary = attention_entries(portable, peer_rows)
-    if summary:
-        lines += ["", f"The portable kernels alone (commit {portable[0]['commit']}):", *summary]
-    return lines + attention_features([row for row in rows if not is_entry(row) and row["chosen"]])
 
 
 def rows_with(directory, key):
@@ -283,156 +183,506 @@ def trained(directory):
     return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
 
 
-def profiled(op, directory):
-    """What Nsight Compute saw of an op's kernels, from the newest file of each device."""
+# ---- the benchmark pages: tables
+
+
+def short_name(kernel):
+    """A peer's name without versions: "torch 2.11.0 compile, taps" is "torch.compile taps"."""
+    name = re.sub(r" through .*| v?\d[\w.+]*", "", kernel)
+    return re.sub(r"^torch compiled?\b", "torch.compile", name).replace(",", "")
+
+
+def library_of(row):
+    """Whose figures a row has, as the pages and pictures call it."""
+    ours = row.get("ours") or "commit" in row
+    return "cotangent" + (", any order" if "any-order" in row["options"] else "") if ours else short_name(row["kernel"])
+
+
+def figure(value):
+    """Four digits, of which at most four behind the point."""
+    return f"{value:.{min(4, max(0, 3 - math.floor(math.log10(value))))}f}" if value > 0 else "0"
+
+
+def markdown(columns, rows):
+    """A table of rows; columns: (title, function from a row to a cell). Columns without content are left out."""
+    cells = [[cell(row) for _, cell in columns] for row in rows]
+    kept = [index for index in range(len(columns)) if any(line[index] for line in cells)]
+    marks = ["--:" if all(re.fullmatch(r"[-+\d.e]*( %)?", line[index]) for line in cells) else "---" for index in kept]
+    return ["| " + " | ".join(columns[index][0] for index in kept) + " |", "|" + "|".join(marks) + "|",
+            *("| " + " | ".join(line[index] for index in kept) + " |" for line in cells), ""]
+
+
+def column(title, key, form):
+    return title, lambda row: format(row[key], form) if key in row else ""
+
+
+def case_columns(rows):
+    """What tells the cases apart: a layout that all have is not printed."""
+    keys = ["dtype", "layout", "shape", "options"]
+    if len({row["layout"] for row in rows}) == 1:
+        keys.remove("layout")
+    return [(key, lambda row, key=key: row[key].removesuffix("+any-order")) for key in keys]
+
+
+MS = ("ms", lambda row: figure(row["ms"]))
+LOAD_COLUMNS = [("burst ms", lambda row: figure(row["burst_ms"]) if "burst_ms" in row else ""), column("SM MHz", "sm_mhz", ".0f"),
+                column("W", "watts", ".0f"), column("pJ/FLOP", "pj_per_flop", ".2f")]
+PRODUCT_BOUND = {"attention": ("forward", "backward"), "causal_conv1d_dense": ("forward", "backward")}
+
+
+def product_bound(row):
+    return row["direction"] in PRODUCT_BOUND.get(row["op"], ())
+
+
+def case_table(rows):
+    """Cases of a direction: against matrix products where products bound the op, against the copy elsewhere."""
+    columns = case_columns(rows)
+    products = [("TFLOP/s", lambda row: figure(row["tflops"])), column("of products", "product_ratio", ".2f")]
+    if product_bound(rows[0]):
+        order = [("sums", lambda row: "any order" if "any-order" in row["options"] else "")]
+        return markdown(columns + order + [MS] + products + LOAD_COLUMNS, rows)
+    unit, scale = ("TB/s", 1e-3) if rows[0]["backend"] == "cuda" else ("GB/s", 1)
+    columns += [("MB", lambda row: f"{1e-6 * row['bytes']:.1f}"), MS,
+                (unit, lambda row: f"{scale * row['gbps']:.{2 if scale < 1 else 1}f}"), column("of copy", "ratio", ".2f")]
+    if rows[0]["op"] == "mhc_pre" and any("product_ratio" in row for row in rows):
+        columns += products
+    if rows[0]["backend"] == "cpu":
+        columns.append(column("cycles / 16", "cycles16", ".1f"))
+    return markdown(columns, rows)
+
+
+def beside_peers(rows, peer_rows):
+    """The cases that peers were timed on: [(peer's row, our row, {library: ms})]. Our rows are those of the peers' process, and
+    those of `cotangent bench` only where that process had none."""
+    cases, own = {}, {}
+    for row in [row for row in peer_rows if row.get("ours")] or [row for row in rows if row["chosen"]]:
+        own.setdefault(same_work(row), row)
+    for row in peer_rows:
+        if not row.get("ours") and same_work(row) in own:
+            case = cases.setdefault(same_work(row), (row, own[same_work(row)], {}))
+            case[2][library_of(row)] = row["ms"]
+    return list(cases.values())
+
+
+def peers_table(cases):
+    """Milliseconds of each library, and how many times as fast as the fastest peer ours is."""
+    names = list(dict.fromkeys(name for _, _, times in cases for name in times))
+    columns = [(key, lambda case, key=key: case[0][key]) for key in ("direction", "dtype", "layout", "shape", "options")]
+    if len({case[0]["layout"] for case in cases}) == 1:
+        del columns[2]
+    columns += [("cotangent, ms", lambda case: figure(case[1]["ms"]))]
+    columns += [(f"{name}, ms", lambda case, name=name: figure(case[2][name]) if name in case[2] else "") for name in names]
+    columns += [("fastest peer / cotangent", lambda case: f"{min(case[2].values()) / case[1]['ms']:.2f}")]
+    return markdown(columns, cases)
+
+
+def geometric_mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+# ---- attention on a GPU: the setting of the FlashAttention papers
+
+
+def attention_place(row):
+    """(direction, d, mask), T."""
+    fields = re.fullmatch(r"B\d+ H\d+/\d+ T(\d+)/\d+ d(\d+)/\d+", row["shape"])
+    return (row["direction"], int(fields[2]), "causal" if "causal" in row["options"] else "full"), int(fields[1])
+
+
+def attention_entries(rows, peer_rows):
+    """Rows of that setting, ours of the peers' process where there are some."""
+    beside = [row for row in peer_rows if row.get("ours")]
+    return [row for row in beside or rows if is_entry(row) and row["chosen"]] + [row for row in peer_rows if not row.get("ours")]
+
+
+def attention_cells(entries):
+    """{(direction, d, mask): {library: {T: TFLOP/s}}}, ours first."""
+    cells = {}
+    for row in sorted(entries, key=lambda row: not library_of(row).startswith("cotangent")):
+        group, T = attention_place(row)
+        cells.setdefault(group, {}).setdefault(library_of(row), {})[T] = attention_rate(row)
+    return cells
+
+
+def product_rates(rows):
+    """{T: the median rate of matrix products alone}, of bf16 rows that have one."""
+    rates = {}
+    for row in rows:
+        if "product_ceiling" in row and is_entry(row):
+            rates.setdefault(attention_place(row)[1], []).append(row["product_ceiling"])
+    return {T: sorted(values)[len(values) // 2] for T, values in sorted(rates.items())}
+
+
+def attention_ratios(cells):
+    """[((direction, d, mask), our library, the peer, {T: ratio})]."""
+    return [(group, own, peer, {T: of[own][T] / of[peer][T] for T in of[own] if T in of[peer]})
+            for group, of in cells.items() for peer in of for own in of
+            if own.startswith("cotangent") and not peer.startswith("cotangent")]
+
+
+def mean_rows(device, ratios):
+    """Of all cases of a direction: [(device, direction, library / peer, the ratios)]."""
+    collected = {}
+    for (direction, _, _), own, peer, values in ratios:
+        collected.setdefault((device, direction, f"{own} / {peer}"), []).extend(values.values())
+    return [(*key, values) for key, values in collected.items()]
+
+
+def means_table(means):
+    return markdown([("device", lambda mean: mean[0]), ("direction", lambda mean: mean[1]), ("ratio", lambda mean: mean[2]),
+                     ("cases", lambda mean: str(len(mean[3]))), ("geometric mean", lambda mean: f"{geometric_mean(mean[3]):.2f}"),
+                     ("least", lambda mean: f"{min(mean[3]):.2f}")], means)
+
+
+def attention_gpu(rows, peer_rows):
+    """The sections of a GPU: the papers' setting by direction, then options and shapes beyond it."""
+    entries = attention_entries(rows, peer_rows)
+    cells, products = attention_cells(entries), product_rates(entries) or product_rates(rows)
+    lengths = sorted({T for libraries in cells.values() for times in libraries.values() for T in times})
     lines = []
-    for device, (source, rows) in newest_with(directory, "ncu", lambda row: row["case"].startswith(op + " ")).items():
-        lines += [f"{device}, commit {rows[0]['commit']}, {rows[0]['date']} (`bench/results/{source}`):", "",
-                  "| case | kernel | us | cycles | busiest pipe | instruction issue | first-level cache and shared memory "
-                  "| second-level cache | its hits | memory | registers | warps |", "|---|---|" + "--:|" * 10]
-        lines += [f"| {row['case']} | {row['ncu']} | {row['us']:.1f} | {row['cycles']:.0f} | {row['busiest_pipe']:.0f} % "
-                  f"| {row['issue_slots']:.0f} % | {row['l1']:.0f} % | {row['l2']:.0f} % | {row['l2_hits']:.0f} % "
-                  f"| {row['dram']:.0f} % | {row['registers']:.0f} | {row['warps']:.1f} |" for row in rows]
-        lines += [""]
-    return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
+    for direction in ("forward", "backward"):
+        groups = {group: libraries for group, libraries in cells.items() if group[0] == direction}
+        if not groups:
+            continue
+        lines += [f"### {direction.capitalize()}, TFLOP/s", ""]
+        rates = [(str(d), mask, name, values) for (_, d, mask), libraries in groups.items() for name, values in libraries.items()]
+        rates += [("", "", "matrix products alone", products)] if products else []
+        names = [("d", lambda line: line[0]), ("mask", lambda line: line[1]), ("library", lambda line: line[2])]
+        lines += markdown(names + [(f"T = {T}", lambda line, T=T: f"{line[3][T]:.0f}" if T in line[3] else "")
+                                   for T in lengths], rates)
+        ratios = [(str(group[1]), group[2], f"{own} / {peer}", values)
+                  for group, own, peer, values in attention_ratios(groups) if values]
+        if ratios:
+            means = [(title, lambda line, least=least: f"{geometric_mean(values):.2f}"
+                      if (values := [value for T, value in line[3].items() if T >= least]) else "")
+                     for title, least in (("geometric mean", 0), ("T >= 2048", 2048))]
+            names[2] = "ratio", lambda line: line[2]
+            lines += markdown(names + [(f"T = {T}", lambda line, T=T: f"{line[3][T]:.2f}" if T in line[3] else "")
+                                       for T in lengths] + means, ratios)
+        loaded = [row for row in entries if row["direction"] == direction and "burst_ms" in row]
+        if loaded:
+            order = sorted(loaded, key=lambda row: (*attention_place(row)[0], attention_place(row)[1], library_of(row)))
+            lines += ["<details><summary>Under load: sustained and burst time, clock, power, energy</summary>", ""]
+            lines += markdown([("d", lambda row: str(attention_place(row)[0][1])), ("mask", lambda row: attention_place(row)[0][2]),
+                               ("T", lambda row: str(attention_place(row)[1])), ("library", library_of), MS,
+                               ("TFLOP/s", lambda row: f"{attention_rate(row):.0f}"),
+                               column("of products", "product_ratio", ".2f")] + LOAD_COLUMNS, order)
+            lines += ["</details>", ""]
+    others = [row for row in rows if not is_entry(row) and row["chosen"]]
+    if others:
+        lines += ["### Other shapes and options", "", "TFLOP/s of the pairs that the masks leave.", ""]
+        for direction in dict.fromkeys(row["direction"] for row in others):
+            lines += [f"{direction.capitalize()}:", "", *case_table([row for row in others if row["direction"] == direction])]
+    portable = [row for row in rows if is_entry(row) and row["kernel"].endswith("_mma")]
+    peers_only = [row for row in peer_rows if not row.get("ours")]
+    if portable and peers_only:
+        lines += ["### Portable kernels", "", f"The kernels for other GPUs, run on this one (commit {portable[0]['commit']}):", ""]
+        lines += means_table(mean_rows("", attention_ratios(attention_cells(portable + peers_only))))
+    return lines
 
 
-# A case of each op for the front page, on a GPU and on a CPU: dtype, shape, and words of the options.
+def profiled(op, device, directory):
+    """What Nsight Compute read of an op's kernels."""
+    source, rows = newest_with(directory, "ncu", lambda row: row["case"].startswith(op + " ")).get(device, ("", []))
+    if not rows:
+        return []
+
+    def share(title, key):
+        return title, lambda row: f"{row[key]:.0f} %"
+    return ["### Nsight Compute", "", f"{record_link(source)}, commit {rows[0]['commit']}. Utilisation of each unit:", "",
+            *markdown([("case", lambda row: row["case"].removeprefix(op + " ")), ("kernel", lambda row: row["ncu"]),
+                       ("us", lambda row: f"{row['us']:.1f}"), share("busiest pipe", "busiest_pipe"),
+                       share("issue slots", "issue_slots"), share("L1 and shared memory", "l1"), share("L2", "l2"),
+                       share("L2 hits", "l2_hits"), share("DRAM", "dram"), column("registers", "registers", ".0f"),
+                       column("warps", "warps", ".1f")], rows)]
+
+
+# ---- the benchmark pages: text
+
+
+GENERATED = "<!-- Generated by tools/make_tables.py from bench/results: change the tool, then run `make tables`. -->"
+MEMORY_BOUND = """Memory traffic bounds this op. *MB* are compulsory bytes: each input is read once, each output is written once. *TB/s* or *GB/s* is
+that number over the time. *Of copy* is that rate over the rate of the best copy of the same number of bytes in the same run.
+The line in a picture is this copy."""
+CYCLES = " *Cycles / 16* are core cycles of all threads for 16 elements of x."
+PRODUCTS = """*Of products* is the rate over the rate of matrix products alone,
+measured in the same run and under the same load."""
+PAGES = {
+    "attention": ("attention", ["attention"], """## How to read
+
+TFLOP/s count 4 B H T² d operations forward and 2.5 times as many backward, half of them under a causal mask, as the
+FlashAttention papers do. All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and bf16,
+except under "Other shapes and options".
+
+Times for T >= 4096 are sustained: the second half of three seconds of load. Shorter cases run in rounds of 8 ms. *Burst* is one
+call after idleness. """ + PRODUCTS + """
+
+*cotangent* adds the parts of dQ in a fixed order: the same bits on every run. *cotangent, any order* sets
+`allow_nondeterminism`. FlashAttention-4 adds in any order unless it says deterministic. A ratio above 1 means that cotangent is
+faster. On CPUs, operations are those of visible pairs."""),
+    "causal_conv1d": ("causal_conv1d", ["causal_conv1d"], MEMORY_BOUND + CYCLES + """
+
+Peers are `F.conv1d` of PyTorch, eager and through `torch.compile`, and *taps*: K shifted products that `torch.compile` fuses. Their
+weights have the dtype of x."""),
+    "causal_conv1d_dense": ("causal_conv1d_dense", ["causal_conv1d_dense"],
+                            """Matrix products bound this op. A GPU's times are sustained where *burst ms* is given: the second half of three
+seconds of load. *Burst* is one call after idleness. """ + PRODUCTS + " The line in a picture is this rate."),
+    "dropout": ("dropout", ["dropout"], MEMORY_BOUND + CYCLES + """
+
+*drawn* draws the mask from the seed, *mask* reads or writes a mask of one byte for each element, *mask_bits* of one bit. Peers are the same
+formula in PyTorch, eager and through `torch.compile`."""),
+    "mhc": ("mhc_pre, mhc_sinkhorn, mhc_post", ["mhc_pre", "mhc_sinkhorn", "mhc_post"],
+            MEMORY_BOUND.replace("this op", "mhc_pre and mhc_post") + CYCLES + """
+
+mhc_pre multiplies x by phi. With many streams and small D, this product bounds it instead: """ + PRODUCTS.replace("*Of", "*of", 1) + """
+
+mhc_sinkhorn works on small matrices. Its chain of divisions bounds it."""),
+}
+README = """A record is the JSON of `cotangent bench OP --json` on one device. `make tables` writes these pages from the newest record of each
+device and op, and draws the pictures.
+
+## How a time is measured
+
+- All kernels of a case run interleaved with a copy of the same number of bytes, and where matrix products bound the op, with
+  products alone. A time is the median of the rounds. Inputs rotate through more memory than the caches hold.
+- On a GPU, a round of a kernel is 8 ms of calls in a CUDA graph. A kernel that products bound then runs for three seconds alone. Its
+  *ms* are the second half of these seconds (sustained), because a GPU lowers its clock under load. *Burst* is one call after idleness.
+- Peers run the same cases through [tools/peers](../../tools/peers) on the same device. Where our kernels ran in the same process,
+  the comparison takes both times from there.
+
+## Columns
+
+| column | meaning |
+|---|---|
+| MB | compulsory bytes: each input read once, each output written once |
+| ms | time of one call, with all its kernels |
+| TB/s, GB/s | compulsory bytes over the time |
+| of copy | that rate over the best copy of the same number of bytes in the same run; above 1: faster than the copy |
+| TFLOP/s | arithmetic of the formula over the time; the attention page says how it counts |
+| of products | that rate over matrix products alone, in the same run and under the same load |
+| cycles / 16 | core cycles, summed over the threads, for 16 elements of x |
+| burst ms | time of one call after idleness |
+| SM MHz, W, pJ/FLOP | clock, power and energy for each operation, during the sustained time |
+
+Case names are those of the headers: B batch, T length, D channels, H heads (of queries / of keys), d head dimension, K taps, n streams, R rows.
+
+## How to reproduce
+
+    cotangent bench attention --json bench/results/DATE-DEVICE-attention.json
+    tools/peers/attention.py --device cuda --json bench/results/DATE-DEVICE-attention-peers.json
+    make tables
+
+`make gpu` does this for every op on a machine with a GPU, after check and compute-sanitizer.
+
+## Records
+"""
+
+
+def record_link(source):
+    return f"[{source}](../../bench/results/{source})"
+
+
+def devices(results):
+    """GPUs, the newest name first, then CPUs."""
+    names = sorted({device for _, device in results})
+    return [name for name in reversed(names) if "NVIDIA" in name] + [name for name in names if "NVIDIA" not in name]
+
+
+def picture(page, device, results):
+    """The name of a page's picture for a device, or None: tools/make_charts.py draws those."""
+    for op in PAGES[page][1]:
+        if (op, device) in results and op != "mhc_sinkhorn":
+            short = pathlib.Path(results[op, device][0]).stem.split("-", 3)[3].removesuffix("-" + op)
+            return f"{short}-{page}.svg"
+    return None
+
+
+def op_section(op, device, results, peers, directory, level):
+    source, rows = results[op, device]
+    peer_source, peer_rows = peers.get((op, device), ("", []))
+    peer_rows = [row for row in peer_rows if row["direction"]]
+    chosen = [row for row in rows if row["chosen"]]
+    cpu = rows[0]["backend"] == "cpu"
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in chosen))
+    host = f", {rows[0]['threads']} threads at {rows[0]['clock_ghz']:.2f} GHz" if cpu else ""
+    names = ", ".join(dict.fromkeys(row["kernel"] for row in peer_rows if not row.get("ours")))
+    lines = [f"Commit {commits}, {rows[0]['date']}{host}: {record_link(source)}."
+             + (f" Peers, {peer_rows[0]['date']}: {record_link(peer_source)} ({names})." if peer_rows else ""), ""]
+    if op == "attention" and not cpu:
+        return lines + attention_gpu(rows, peer_rows) + profiled(op, device, directory)
+    for direction in dict.fromkeys(row["direction"] for row in chosen):
+        lines += [f"{level} {direction.capitalize()}", "", *case_table([row for row in chosen if row["direction"] == direction])]
+    cases = beside_peers(rows, peer_rows)
+    if cases:
+        together = any(row.get("ours") for row in peer_rows)
+        lines += [f"{level} Beside peers", "", "Interleaved in one process." if together else "Peers ran in a process of their own.", "",
+                  *peers_table(cases)]
+    return lines + profiled(op, device, directory)
+
+
+def accuracy(results):
+    """Of test_mhc_accuracy's rows."""
+    lines = ["## Accuracy", "", "Errors against the float64 oracle, by `test_mhc_accuracy --json`. *Largest* is the largest magnitude of the output. "
+             "*ulp* is the rms error in units in the last place of the output's dtype. *Relative* is the error norm over the norm. The "
+             "last rows compare the projection with one running float32 sum and with TF32.", ""]
+    for device in devices(results):
+        if ("mhc_accuracy", device) not in results:
+            continue
+        source, rows = results["mhc_accuracy", device]
+        lines += [f"### Accuracy on {device}", "", f"{rows[0]['date']}: {record_link(source)}.", ""]
+        for shape in dict.fromkeys(row["shape"] for row in rows):
+            lines += [f"{shape}:", "", *markdown([
+                ("output", lambda row: row["output"]), column("elements", "elements", ""), column("largest", "largest", ".3g"),
+                column("max error", "max", ".2g"), column("mean error", "mean", ".2g"), column("errors > 1", "above", ""),
+                column("errors < 0.1", "below", ""), column("ulp", "rms_ulp", ".3g"), column("relative", "relative", ".2g")
+            ], [row for row in rows if row["shape"] == shape])]
+    return lines
+
+
+def attention_means(results, peers):
+    """The ratios of all devices that peers were timed on."""
+    means = []
+    for device in devices(results):
+        rows, peer_rows = (found.get(("attention", device), ("", []))[1] for found in (results, peers))
+        if rows and peer_rows and rows[0]["backend"] == "cuda":
+            means += mean_rows(device, attention_ratios(attention_cells(attention_entries(rows, peer_rows))))
+        elif rows and peer_rows:
+            collected = {}
+            for row, own, times in beside_peers(rows, peer_rows):
+                for name, ms in times.items():
+                    collected.setdefault((device, row["direction"], f"cotangent / {name}"), []).append(ms / own["ms"])
+            means += [(*key, values) for key, values in collected.items()]
+    return ["## Geometric means", "", *means_table(means)] if means else []
+
+
+def page(name, results, peers, directory):
+    title, ops, text = PAGES[name]
+    folder = "mhc" if name == "mhc" else name
+    lines = [GENERATED, "", f"# Benchmarks: {title}", "", f"[The op](../../src/ops/{folder}/README.md) · "
+             "[how it is measured](README.md)", "", text, ""]
+    if name == "attention":
+        lines += attention_means(results, peers)
+    for device in devices(results):
+        found = [op for op in ops if (op, device) in results]
+        if not found:
+            continue
+        lines += [f"## {device}", ""]
+        svg = picture(name, device, results)
+        lines += [f"![{title} on {device}]({svg})", ""] if svg else []
+        for op in found:
+            lines += [f"### {op}", ""] if len(ops) > 1 else []
+            lines += op_section(op, device, results, peers, directory, "####" if len(ops) > 1 else "###")
+    return "\n".join(lines + (accuracy(results) if name == "mhc" else [])).rstrip("\n") + "\n"
+
+
+def index(results, peers):
+    """docs/benchmarks/README.md."""
+    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy"]
+    pages = {op: name for name, (_, listed, _) in PAGES.items() for op in listed} | {"mhc_accuracy": "mhc"}
+
+    def cell(op, device):
+        links = [f"[{text}](../../bench/results/{found[op, device][0]})" for found, text in
+                 ((results, (results.get((op, device), ("", [{"date": ""}]))[1][0]["date"])), (peers, "peers")) if (op, device) in found]
+        return ", ".join(links)
+    columns = [("op", lambda op: f"[{op}]({pages[op]}.md)")]
+    columns += [(device, lambda op, device=device: cell(op, device)) for device in devices(results)]
+    lines = [GENERATED, "", "# Benchmarks", "", "Pages: " + " · ".join(f"[{title}]({name}.md)" for name, (title, _, _) in PAGES.items())
+             + ".", "", README, *markdown(columns, [op for op in ops if any(key[0] == op for key in results)])]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+# ---- the README's table
+
+
+# A case of each op on the newest H200 record: words of the case for the reader, dtype, layout, shape, and words of the options.
 FRONT = {
-    "causal_conv1d": (("bf16", "B8 D4096 T4096 K4", "silu"), ("f32", "B8 D2048 T8192 K4", "silu")),
-    "causal_conv1d_dense": (("bf16", "B4 Din2048 Dout2048 T4096 K4", "silu"), ("f32", "B2 Din512 Dout512 T2048 K4", "silu")),
-    "dropout": (("bf16", "R32768 D4096", "none+bias p=0.1 drawn"), ("f32", "R32768 D4096", "none+bias p=0.1 drawn")),
-    "mhc_pre": (("bf16", "B1 T8192 n4 D4096", "phi~1/nD"), ("f32", "B1 T16384 n4 D1024", "phi~1/nD")),
-    "mhc_post": (("bf16", "B1 T8192 n4 D4096", ""), ("f32", "B1 T16384 n4 D1024", "")),
-    "attention": (("bf16", "B2 H16/16 T8192/8192 d128/128", "causal"), ("bf16", "B1 H8/8 T2048/2048 d128/128", "causal")),
+    "attention": ("d=128 causal T=8192", "bf16", "bthd", "B2 H16/16 T8192/8192 d128/128", "causal"),
+    "causal_conv1d": ("8x4096x4096 SiLU", "bf16", "channel-first", "B8 D4096 T4096 K4", "silu"),
+    "causal_conv1d_dense": ("2048 to 2048 channels", "bf16", "channel-last", "B4 Din2048 Dout2048 T4096 K4", "silu"),
+    "dropout": ("32768x4096, bias", "bf16", "contiguous", "R32768 D4096", "none+bias p=0.1 drawn"),
+    "mhc_pre": ("n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", "phi~1/nD"),
+    "mhc_sinkhorn": ("n=4 T=8192 f32", "f32", "token-major", "B1 T8192 n4", ""),
+    "mhc_post": ("n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", ""),
 }
 
 
+def front_cell(op, direction, any_order, rows, peer_rows):
+    """What a case reaches, and how many times as fast as the fastest peer it is."""
+    _, dtype, layout, shape, words = FRONT[op]
+
+    def wanted(row):
+        options = row["options"].replace("+residual", "").removesuffix("+any-order")
+        return (row["chosen"] and (row["direction"], row["dtype"], row["layout"], row["shape"]) == (direction, dtype, layout, shape)
+                and (options == words if op == "attention" else words in options) and ("any-order" in row["options"]) == any_order)
+    row = next((from_peers_run(row, peer_rows) for row in rows if wanted(row)), None)
+    if row is None:
+        return ""
+    if op in PRODUCT_BOUND:
+        reached = f"{attention_rate(row) if op == 'attention' else row['tflops']:.0f} TFLOP/s"
+    else:
+        reached = f"{1e3 * row['ms']:.0f} us" if op == "mhc_sinkhorn" else f"{row['ratio']:.2f} of copy"
+    same = [peer for peer in peer_rows if not peer.get("ours") and same_work(peer) == same_work(row)]
+    best = [min(same, key=lambda peer: peer["ms"])] if same else []
+    if op == "attention" and direction == "backward" and not any_order:  # a deterministic peer is the equal of our default
+        best += [peer for peer in same if "deterministic" in peer["kernel"] and peer not in best]
+    ratios = [(peer["ms"] / row["ms"], short_name(peer["kernel"])) for peer in best]
+    return ", ".join([reached, *(f"{ratio:.{1 if ratio > 1.5 else 2}f}x {name}" for ratio, name in ratios)])
+
+
 def front(results, peers):
-    """What each op reaches on each device, beside the best of the peers that were timed there."""
-    lines = []
-    for device in sorted({device for _, device in results}, key=lambda name: ("NVIDIA" not in name, name)):
-        rows = []
-        for op, cases in FRONT.items():
-            source, all_rows = results.get((op, device), ("", []))
-            if not all_rows:
-                continue
-            dtype, shape, words = cases[all_rows[0]["backend"] == "cpu"]
-            seen = set()
-            for row in all_rows:
-                key = row["direction"], row["layout"], "any-order" in row["options"]
-                plain = row["options"].replace("+residual", "").removesuffix("+any-order")
-                if (row["chosen"] and (row["dtype"], row["shape"]) == (dtype, shape) and key not in seen
-                        and (plain == words if op == "attention" else words in plain)):
-                    seen.add(key)
-                    rows.append(row)
-        if not rows:
-            continue
-        lines += [f"{device}:", "", "| op | direction | case | ms | reaches | beside the best peer |", "|---|---|---|--:|--:|---|"]
-        for row in rows:
-            peer_rows = peers.get((row["op"], device), ("", []))[1]
-            row.update(from_peers_run(row, peer_rows))
-            theirs = [peer for peer in peer_rows if not peer.get("ours") and same_work(peer) == same_work(row)]
-            best = min(theirs, key=lambda peer: peer["ms"], default=None)
-            products = row["op"] in ("attention", "causal_conv1d_dense")
-            lines.append(f"| {row['op']} | {row['direction']} | {row['dtype']} {row['layout']} {row['shape']}, {row['options']} "
-                         f"| {row['ms']:.3f} | " + (f"{row['tflops']:.3g} TFLOP/s" if products else f"{row['ratio']:.2f} of copy")
-                         + (f" | {best['ms'] / row['ms']:.2f} times as fast as {best['kernel']} |" if best else " | |"))
-        lines += [""]
-    return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
+    """One line an op, of the newest H200."""
+    device = next((device for device in devices(results) if "H200" in device), None)
+    lines, dates = ["| op | forward | backward |", "|---|---|---|"], set()
+    for op, (case, *_) in FRONT.items():
+        rows, peer_rows = (found.get((op, device), ("", []))[1] for found in (results, peers))
+        for any_order in (False, True) if op == "attention" else (False,):
+            cells = [front_cell(op, direction, any_order, rows, peer_rows) for direction in ("forward", "backward")]
+            if any(cells):
+                lines.append(f"| {op} {'any order' if any_order else case} | {cells[0]} | {cells[1]} |")
+                dates.add(max(row["date"] for row in rows + peer_rows))
+    if not dates:
+        return "Nothing measured yet.\n"
+    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, bf16, {max(dates)}; *of copy*: share of the memory copy rate:", "",
+                      *lines, ""]) + "\n"
 
 
-def table(op, results, peers, directory):
-    if op == "front":
+def table(name, results, peers, directory):
+    """A page or a table by its name."""
+    if name == "front":
         return front(results, peers)
-    if op.endswith("_ncu"):
-        return profiled(op.removesuffix("_ncu"), directory)
-    if op == "train_lm":
+    if name == "train_lm":
         return trained(directory)
-    if op in SEEDS or op == "shared_memory":
-        return seed_table(op, results, directory)
-    lines = []
-    for (name, device), (source, rows) in sorted(results.items()):
-        if name != op:
-            continue
-        if op == "mhc_accuracy":
-            lines += accuracy(device, source, rows)
-            continue
-        all_rows, rows = rows, [row for row in rows if row["chosen"]]
-        first = rows[0]
-        cuda = first["backend"] == "cuda"
-        if cuda and op == "attention":
-            peer_source, peer_rows = peers.get((name, device), ("", []))
-            commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
-            lines += [f"{device}, commit {commits}, {first['date']} (`bench/results/{source}`"
-                      + (f", peers `bench/results/{peer_source}`" if peer_rows else "") + "):", "",
-                      *attention_tables(all_rows, peer_rows), ""]
-            continue
-        host = "" if cuda else f"{first['threads']} threads, clock {first['clock_ghz']:.2f} GHz, "
-        # Where matrix products are what there is to do, a row has their rate beside its own.
-        products = any("product_ceiling" in row for row in rows)
-        peer_source, peer_rows = peers.get((name, device), ("", []))
-        rows = [from_peers_run(row, peer_rows) for row in rows]
-        interleaved = any(row.get("ours") for row in peer_rows)
-        theirs = {(row["kernel"], same_work(row)): row["ms"] for row in peer_rows if not row.get("ours")}
-        kernels = [kernel for kernel in dict.fromkeys(kernel for kernel, _ in theirs)
-                   if any((kernel, same_work(row)) in theirs for row in rows)]
-        lines += [
-            f"{device}, {host}commit {first['commit']}, {first['date']} (`bench/results/{source}`):",
-            "",
-            "| direction | dtype | layout | shape | options | MB | ms | GB/s | of copy |" + ("" if cuda else " cycles / 16 |")
-            + (" TFLOP/s | of products |" if products else "") + "".join(f" {kernel}, ms |" for kernel in kernels),
-            "|---|---|---|---|---|--:|--:|--:|--:|" + ("" if cuda else "--:|") + ("--:|--:|" if products else "")
-            + "--:|" * len(kernels),
-        ]
-        for row in rows:
-            lines.append(
-                f"| {row['direction']} | {row['dtype']} | {row['layout']} | {row['shape']} | {row['options']} "
-                f"| {row['bytes'] / 1e6:.1f} | {row['ms']:.{4 if cuda else 3}f} | {row['gbps']:.1f} "
-                f"| {row['ratio']:.2f} |" + ("" if cuda else f" {row['cycles16']:.1f} |")
-                + (f" {row['tflops']:.3f} | {row['product_ratio']:.2f} |" if "product_ratio" in row
-                   else " | |" if products else "")
-                + "".join(f" {theirs[key]:.{4 if cuda else 3}f} |" if (key := (kernel, same_work(row))) in theirs else " |"
-                          for kernel in kernels))
-        lines += [
-            "",
-            "MB are compulsory bytes: each input read once, each output written once. \"Of copy\": GB/s over the best "
-            "copy of as many bytes in the same run. \"Cycles / 16\": core cycles, summed over the threads, for 16 "
-            "elements of x."
-            + (" \"Of products\": over matrix products of the same dtype from the first-level cache in the same run."
-               if products else "")
-            + (f" The last columns: peers on the same device and cases (`bench/results/{peer_source}`)"
-               + ("." if op == "attention" or op.startswith("mhc") else ", with weights of x's dtype.")
-               + (" Where there are peers, all kernels of a row ran interleaved in one process (tools/peers/protocol.py)."
-                  if interleaved else "") if kernels else ""),
-            "",
-        ]
-    return "\n".join(lines) + "\n" if lines else "Nothing measured yet.\n"
+    if name in SEEDS or name == "shared_memory":
+        return seed_table(name, results, directory)
+    for page_name, (_, ops, _) in PAGES.items():
+        if name == page_name or name in ops:
+            return page(page_name, results, peers, directory)
+    sys.exit(f"make_tables.py: there is no table or page '{name}'")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing, and fail if a README is stale")
-    parser.add_argument("--print", metavar="OP", help="print the table of OP")
+    parser.add_argument("--check", action="store_true", help="change nothing, and fail if a file is stale")
+    parser.add_argument("--print", metavar="NAME", help="print a page or a table")
     parser.add_argument("--results", metavar="DIR", type=pathlib.Path, default=ROOT / "bench/results")
     options = parser.parse_args()
-    check = options.check
     results, peers = newest_results(options.results)
     if options.print:
         print(table(options.print, results, peers, options.results))
         return
-    stale = []
-    for path in [ROOT / "README.md", ROOT / "docs/seeds.md", ROOT / "examples/train_lm/README.md",
-                 *sorted(ROOT.glob("src/ops/*/README.md"))]:
-        old = path.read_text()
-        new = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], old)
-        if new != old:
-            stale.append(str(path.relative_to(ROOT)))
-            if not check:
-                path.write_text(new)
-    if check and stale:
-        sys.exit("not generated by tools/make_tables.py: " + ", ".join(stale))
-    print("tables:", ", ".join(stale) if stale else "up to date")
+    pages = ROOT / "docs/benchmarks"
+    texts = {pages / f"{name}.md": page(name, results, peers, options.results) for name in PAGES}
+    texts[pages / "README.md"] = index(results, peers)
+    for path in (ROOT / "README.md", ROOT / "docs/seeds.md", ROOT / "examples/train_lm/README.md"):
+        texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
+    names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+    if options.check and stale:
+        sys.exit("not generated by tools/make_tables.py: " + names)
+    for path in stale:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(texts[path])
+    print("tables:", names or "up to date")
 
 
 if __name__ == "__main__":
