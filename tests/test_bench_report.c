@@ -78,11 +78,34 @@ static void bound_by_memory(void **state)
          WORDS("cycles", "77.7", "threads", "GHz", "FLOP"));
 }
 
+/* The drawing shows the share of the rate that bounds the case. */
+static void drawn_share(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/test_bench_report_XXXXXX", text[32768] = "";
+    const int file = mkstemp(path);
+    json_t *rows = json_loads(
+        ROW("cuda", "attention", "1e6", "1e9", ", \"product_ceiling\": 0.5, \"product_ratio\": 0.71"), 0, NULL);
+    assert_true(file >= 0);
+    close(file);
+    assert_null(bench_plot(rows, path));
+    FILE *drawing = fopen(path, "r");
+    assert_non_null(drawing);
+    text[fread(text, 1, sizeof text - 1, drawing)] = '\0';
+    fclose(drawing);
+    remove(path);
+    json_decref(rows);
+    assert_non_null(strstr(text, "(products)"));
+    assert_non_null(strstr(text, ">0.71<"));
+    assert_null(strstr(text, ">0.04<"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bound_by_products),
         cmocka_unit_test(bound_by_memory),
+        cmocka_unit_test(drawn_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
