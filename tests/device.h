@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * device.h: how a test of a GPU begins. */
+ * device.h: opens the queue of a GPU test. */
 #ifndef COT_TESTS_DEVICE_H
 #define COT_TESTS_DEVICE_H
 
 #include <cotangent/core.h>
 #include <stdio.h>
 
-enum { SKIPPED = 77 }; /* what ctest takes for that */
+enum { SKIPPED = 77 }; /* exit status of a skipped test, for ctest */
 
-/* A CUDA queue, for the caller to destroy: 0. Where there is none, says why: SKIPPED for want of a device, else 1. */
+/* Creates a CUDA queue, which the caller destroys. Returns 0, SKIPPED if there is no device, or 1 on another error.
+ * Prints the reason of a failure. */
 static inline int open_device_queue(cot_queue **queue)
 {
     cot_queue_options options;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * emulated_tiles.h: AMX's tile instructions in AVX-512, for the kernels built on src/simd/matmul_amx.h where there is no
- * AMX; included before them on the compiler's command line. All eight tiles are 16 rows of 64 bytes, as matmul_amx.h has
- * them. */
+ * emulated_tiles.h: AMX's tile instructions emulated with AVX-512, for processors without AMX. The compiler's command
+ * line includes this file before the kernels that use src/simd/matmul_amx.h. All eight tiles have 16 rows of 64 bytes,
+ * as in matmul_amx.h. */
 #ifndef COT_EMULATED_TILES_H
 #define COT_EMULATED_TILES_H
 
@@ -17,7 +17,7 @@
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #define _tile_loadconfig(config) ((void)(config))
-#define _tile_storeconfig(config) memset(config, 0, 64) /* the host's: nothing in use */
+#define _tile_storeconfig(config) memset(config, 0, 64) /* no tile is configured */
 #define _tile_release() ((void)0)
 #define _tile_zero(tile) memset(emulated_tiles[tile], 0, sizeof emulated_tiles[tile])
 #define _tile_loadd(tile, base, stride) emulated_load(tile, base, stride)
@@ -38,7 +38,8 @@ static inline void emulated_store(int tile, void *base, long stride)
         memcpy((char *)base + row * stride, emulated_tiles[tile][row], 64);
 }
 
-/* Two sums of 16 terms, of the first and of the second numbers of pairs, then one addition of both, and one of that. */
+/* C += A B. Sums the 16 products of the pairs' first elements and those of the second elements separately. Then adds
+ * both sums, and the result to C. */
 static inline void emulated_product(int c, int a, int b)
 {
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);

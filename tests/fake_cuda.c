@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fake_cuda.c: a libcuda.so.1 without a GPU, for tests of what the library says of drivers and devices, and of the
- * program's commands around kernels. Device memory is the host's, copies are copies, launches do nothing. The
- * environment's FAKE_CUDA says what is wrong with it: old, no_device, no_start, empty, sm70, sm80, no_memory, flaky (the 12th large
- * copy back brings other bytes). What
- * FAKE_CUDA_COUNT names is a file that gets the number of allocations. Its functions are weak: tests/emulator is this
- * driver with some of its own. */
+ * fake_cuda.c: a libcuda.so.1 without a GPU. It serves tests of the library's messages about drivers and devices, and
+ * of the program's commands around kernels. Device memory is host memory, copies are performed, launches do nothing.
+ *
+ *   FAKE_CUDA=FAULT       the fault of the driver: old, no_device, no_start, empty, sm70, sm80, no_memory, or flaky
+ *                         (the 12th large copy to the host delivers wrong bytes)
+ *   FAKE_CUDA_COUNT=FILE  the file that receives the number of allocations
+ *
+ * All functions are weak: tests/emulator replaces some of them. */
 #include <cuda.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,9 +15,10 @@
 #include <string.h>
 #include <time.h>
 
-enum { LARGE = 64, FLAKY_COPY = 12, PLENTY = 1 << 20 }; /* bytes of one allocation, from which on no_memory has none */
+/* no_memory: allocations of at least NO_MEMORY_BYTES fail. */
+enum { LARGE_COPY_BYTES = 64, FLAKY_COPY = 12, NO_MEMORY_BYTES = 1 << 20 };
 
-static int capturing, handle, allocations, large_copies; /* whatever is opened has handle's address */
+static int capturing, handle, allocations, large_copies; /* every handle is the address of `handle` */
 
 __attribute__((destructor)) static void write_count(void)
 {
@@ -27,7 +30,7 @@ __attribute__((destructor)) static void write_count(void)
     fclose(file);
 }
 
-static int is(const char *fault)
+static int fake_is(const char *fault)
 {
     const char *wanted = getenv("FAKE_CUDA");
     return wanted != NULL && strcmp(wanted, fault) == 0;
@@ -40,14 +43,16 @@ static int is(const char *fault)
         body;                        \
         return CUDA_SUCCESS;         \
     }
-#define ANY (void *)&handle
+#define ANY_HANDLE (void *)&handle
 
 /* ---- driver and device -------------------------------------------------------------------------------- */
 
 WEAK cuInit(unsigned int flags)
 {
     (void)flags;
-    return is("no_device") ? CUDA_ERROR_NO_DEVICE : is("no_start") ? CUDA_ERROR_SYSTEM_DRIVER_MISMATCH : CUDA_SUCCESS;
+    return fake_is("no_device")  ? CUDA_ERROR_NO_DEVICE
+           : fake_is("no_start") ? CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+                                 : CUDA_SUCCESS;
 }
 
 WEAK cuGetErrorName(CUresult error, const char **text)
@@ -62,44 +67,46 @@ WEAK cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice dev
 {
     (void)device;
     switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = is("sm70") ? 7 : is("sm80") ? 8 : 9; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = fake_is("sm70") ? 7 : fake_is("sm80") ? 8 : 9; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = is("sm80") ? 163 * 1024 : 227 * 1024; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+        *value = fake_is("sm80") ? 163 * 1024 : 227 * 1024;
+        break;
     default: *value = 1 << 16; break;
     }
     return CUDA_SUCCESS;
 }
 
 /* clang-format off */
-FAKE(cuDriverGetVersion, (int *version), *version = is("old") ? 11080 : 13000)
+FAKE(cuDriverGetVersion, (int *version), *version = fake_is("old") ? 11080 : 13000)
 FAKE(cuGetErrorString, (CUresult error, const char **text), (void)error; *text = "as the test asked")
-FAKE(cuDeviceGetCount, (int *count), *count = !is("empty"))
+FAKE(cuDeviceGetCount, (int *count), *count = !fake_is("empty"))
 FAKE(cuDeviceGet, (CUdevice *device, int number), *device = number)
 FAKE(cuDeviceGetName, (char *name, int size, CUdevice device), (void)device; strncpy(name, "Fake GPU", (size_t)size))
 FAKE(cuDeviceGetPCIBusId, (char *text, int size, CUdevice device), (void)device; strncpy(text, "0000:00:00.0", (size_t)size))
 FAKE(cuDeviceTotalMem, (size_t *bytes, CUdevice device), (void)device; *bytes = (size_t)1 << 30)
-FAKE(cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device), (void)device; *context = ANY)
+FAKE(cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device), (void)device; *context = ANY_HANDLE)
 FAKE(cuDevicePrimaryCtxRelease, (CUdevice device), (void)device)
 FAKE(cuCtxPushCurrent, (CUcontext context), (void)context)
-FAKE(cuCtxPopCurrent, (CUcontext *context), *context = ANY)
+FAKE(cuCtxPopCurrent, (CUcontext *context), *context = ANY_HANDLE)
 FAKE(cuCtxGetDevice, (CUdevice *device), *device = 0)
 
 /* ---- streams, graphs, events -------------------------------------------------------------------------- */
 
 FAKE(cuStreamGetCtx, (CUstream stream, CUcontext *context),
-     *context = (uintptr_t)stream == 16 ? (CUcontext)stream : ANY)
+     *context = (uintptr_t)stream == 16 ? (CUcontext)stream : ANY_HANDLE)
 FAKE(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status),
      (void)stream; *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE)
 FAKE(cuStreamSynchronize, (CUstream stream), (void)stream)
-FAKE(cuStreamCreate, (CUstream *stream, unsigned flags), (void)flags; *stream = ANY)
+FAKE(cuStreamCreate, (CUstream *stream, unsigned flags), (void)flags; *stream = ANY_HANDLE)
 FAKE(cuStreamDestroy, (CUstream stream), (void)stream)
 FAKE(cuStreamBeginCapture, (CUstream stream, CUstreamCaptureMode mode), (void)stream; (void)mode; capturing = 1)
-FAKE(cuStreamEndCapture, (CUstream stream, CUgraph *graph), (void)stream; *graph = ANY; capturing = 0)
+FAKE(cuStreamEndCapture, (CUstream stream, CUgraph *graph), (void)stream; *graph = ANY_HANDLE; capturing = 0)
 FAKE(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), (void)stream; (void)event; (void)flags)
-FAKE(cuGraphInstantiateWithFlags, (CUgraphExec *made, CUgraph graph, unsigned long long flags),
-     (void)graph; (void)flags; *made = ANY)
+FAKE(cuGraphInstantiateWithFlags, (CUgraphExec *created, CUgraph graph, unsigned long long flags),
+     (void)graph; (void)flags; *created = ANY_HANDLE)
 FAKE(cuGraphLaunch, (CUgraphExec graph, CUstream stream), (void)graph; (void)stream)
 FAKE(cuGraphExecDestroy, (CUgraphExec graph), (void)graph)
 FAKE(cuGraphDestroy, (CUgraph graph), (void)graph)
@@ -120,12 +127,12 @@ WEAK cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
 
 WEAK cuMemAlloc(CUdeviceptr *memory, size_t bytes)
 {
-    if (is("no_memory") && bytes >= PLENTY)
+    if (fake_is("no_memory") && bytes >= NO_MEMORY_BYTES)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    void *made = NULL;
+    void *created = NULL;
     allocations++;
-    const int failed = posix_memalign(&made, 256, bytes);
-    *memory = (CUdeviceptr)made;
+    const int failed = posix_memalign(&created, 256, bytes);
+    *memory = (CUdeviceptr)created;
     return failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
@@ -133,7 +140,7 @@ WEAK cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream
 {
     (void)stream;
     memcpy(to, (void *)from, bytes);
-    if (bytes > LARGE && ++large_copies == FLAKY_COPY && is("flaky"))
+    if (bytes > LARGE_COPY_BYTES && ++large_copies == FLAKY_COPY && fake_is("flaky"))
         memset(to, 1, bytes);
     return CUDA_SUCCESS;
 }
@@ -154,11 +161,11 @@ FAKE(cuMemsetD8Async, (CUdeviceptr to, unsigned char byte, size_t bytes, CUstrea
 
 FAKE(cuLibraryLoadData, (CUlibrary *library, const void *code, CUjit_option *a, void **b, unsigned c,
                          CUlibraryOption *d, void **e, unsigned f),
-     (void)code; (void)a; (void)b; (void)c; (void)d; (void)e; (void)f; *library = ANY)
+     (void)code; (void)a; (void)b; (void)c; (void)d; (void)e; (void)f; *library = ANY_HANDLE)
 FAKE(cuLibraryUnload, (CUlibrary library), (void)library)
 FAKE(cuLibraryGetKernel, (CUkernel *kernel, CUlibrary library, const char *name),
-     (void)library; (void)name; *kernel = ANY)
-FAKE(cuKernelGetFunction, (CUfunction *function, CUkernel kernel), (void)kernel; *function = ANY)
+     (void)library; (void)name; *kernel = ANY_HANDLE)
+FAKE(cuKernelGetFunction, (CUfunction *function, CUkernel kernel), (void)kernel; *function = ANY_HANDLE)
 FAKE(cuKernelSetAttribute, (CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device),
      (void)attribute; (void)value; (void)kernel; (void)device)
 FAKE(cuKernelGetAttribute, (int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device),

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * io_folder.h: what the tests of src/io share: a folder of their own for the files that they write, empty after each, and
- * files in memory. */
+ * io_folder.h: common parts of the tests of src/io: a temporary folder, emptied after each test, and memory images. */
 #ifndef COT_TESTS_IO_FOLDER_H
 #define COT_TESTS_IO_FOLDER_H
 
@@ -22,7 +21,7 @@ static inline int make_folder(void **state)
     return mkdtemp(folder) == NULL;
 }
 
-/* The names in the folder but "." and "..", and a line of them. */
+/* Counts the names in the folder that do not begin with ".". Writes them to `names`, separated by spaces. */
 static inline int list_folder(char *names, size_t size)
 {
     DIR *directory = opendir(folder);
@@ -76,20 +75,21 @@ static inline size_t read_bytes(const char *path, void *bytes, size_t size)
 {
     FILE *file = fopen(path, "rb");
     assert_non_null(file);
-    const size_t got = fread(bytes, 1, size, file);
+    const size_t bytes_read = fread(bytes, 1, size, file);
     fclose(file);
-    return got;
+    return bytes_read;
 }
 
 #define IN_FOLDER(test) cmocka_unit_test_teardown(test, empty_folder)
 
-/* A file in memory of its own, so that the sanitizer sees a read behind its end. */
+/* A file in a separate allocation, so that the sanitizer detects a read beyond its end. */
 typedef struct image {
     unsigned char *bytes;
     size_t size;
 } image;
 
-/* A header with its length before it, in `width` bytes from byte `at` on, and the data. Who calls fills in what is before `at`. */
+/* Builds a file image: the length of the header in `width` bytes at offset `at`, then the header and the data. The
+ * caller writes the bytes before `at`. */
 static inline image image_of(size_t at, size_t width, const char *header, const void *data, size_t size)
 {
     const size_t length = strlen(header), begin = at + width;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ptx.cu: a small kernel for each of the instructions under src/cuda/device, which test_ptx.c runs and judges. A kernel
- * is called like what it tries. */
+ * ptx.cu: one small kernel for each wrapper of an instruction under src/cuda/device. test_ptx.c runs and checks them. A
+ * kernel is named after the wrapper or the mechanism that it tests. */
 #include "ptx.h"
 
 #include "cuda/device/bulk.cuh"
@@ -24,8 +24,8 @@ static __device__ __forceinline__ void begin_barrier(uint64_t *barrier, uint32_t
 
 /* ---- barriers of shared memory ------------------------------------------------------------------------ */
 
-/* out[0]: whether the phase had completed before anyone arrived. out[1 + thread]: the sum that it sees of what each
- * warp wrote before it arrived; out[129 + thread]: the same a phase later. */
+/* out[0]: whether the phase had completed before the first arrival. out[1 + thread]: the sum of the values that the
+ * warps wrote before they arrived, as the thread reads them. out[129 + thread]: the same one phase later. */
 KERNEL(mbarrier, 128)
 {
     __shared__ uint64_t barrier;
@@ -38,7 +38,7 @@ KERNEL(mbarrier, 128)
     __syncthreads();
     for (int phase = 0; phase < 2; phase++) {
         if (threadIdx.x % 32 == 0) {
-            for (int i = 0; i < 100 * warp; i++) /* the later warps come late */
+            for (int i = 0; i < 100 * warp; i++) /* warps with larger numbers arrive later */
                 __nanosleep(20);
             written[phase][warp] = 10 * phase + warp + 1;
             cot_mbarrier_arrive(&barrier);
@@ -49,28 +49,28 @@ KERNEL(mbarrier, 128)
     }
 }
 
-/* Pieces of memory go through two slots; a slot is filled again when all threads have read it. */
+/* Pieces of memory pass through a pipeline of two stages. A stage is refilled when all threads have read it. */
 KERNEL(ring, 64)
 {
     __shared__ uint64_t full[2], empty[2];
-    __shared__ __align__(128) uint32_t slots[2][64];
+    __shared__ __align__(128) uint32_t stages[2][64];
     begin_barrier(&full[0], 1);
     begin_barrier(&full[1], 1);
     begin_barrier(&empty[0], 64);
     begin_barrier(&empty[1], 64);
-    cot_pipeline_state<2> filling, reading;
-    int filled = 0;
-    for (int piece = 0; piece < PTX_PIECES; piece++, reading.next()) {
-        for (; threadIdx.x == 0 && filled < PTX_PIECES && filled < piece + 2; filled++, filling.next()) {
-            if (filled >= 2)
-                cot_mbarrier_wait(&empty[filling.stage], filling.parity ^ 1);
-            cot_mbarrier_arrive_expect(&full[filling.stage], sizeof slots[0]);
-            cot_bulk_load(slots[filling.stage], (const uint32_t *)c.in + 64 * filled, sizeof slots[0],
-                          &full[filling.stage]);
+    cot_pipeline_state<2> producer, consumer;
+    int loaded = 0;
+    for (int piece = 0; piece < PTX_PIECES; piece++, consumer.next()) {
+        for (; threadIdx.x == 0 && loaded < PTX_PIECES && loaded < piece + 2; loaded++, producer.next()) {
+            if (loaded >= 2)
+                cot_mbarrier_wait(&empty[producer.stage], producer.parity ^ 1);
+            cot_mbarrier_arrive_expect(&full[producer.stage], sizeof stages[0]);
+            cot_bulk_load(stages[producer.stage], (const uint32_t *)c.in + 64 * loaded, sizeof stages[0],
+                          &full[producer.stage]);
         }
-        cot_mbarrier_wait(&full[reading.stage], reading.parity);
-        ((uint32_t *)c.out)[64 * piece + threadIdx.x] = slots[reading.stage][threadIdx.x];
-        cot_mbarrier_arrive(&empty[reading.stage]);
+        cot_mbarrier_wait(&full[consumer.stage], consumer.parity);
+        ((uint32_t *)c.out)[64 * piece + threadIdx.x] = stages[consumer.stage][threadIdx.x];
+        cot_mbarrier_arrive(&empty[consumer.stage]);
     }
 }
 
@@ -90,7 +90,7 @@ KERNEL(bulk_load, 128)
     ((uint32_t *)c.out)[threadIdx.x] = tile[threadIdx.x];
 }
 
-/* Two groups; what the first wrote is read back while the second may be under way, to out[256 + i]. */
+/* Stores two groups. Copies the data of the first group to out[256 + i] while the second group may still be pending. */
 KERNEL(bulk_store, 128)
 {
     __shared__ __align__(16) uint32_t tile[256];
@@ -113,7 +113,8 @@ KERNEL(bulk_store, 128)
     }
 }
 
-/* Every block adds its number and one. Shared memory is written again as soon as it has been read. */
+/* Every block adds its number plus one, then 100 times as much. Shared memory is rewritten as soon as the copy has
+ * read it. */
 KERNEL(bulk_add_f32, 64)
 {
     __shared__ __align__(16) float tile[64];
@@ -130,7 +131,7 @@ KERNEL(bulk_add_f32, 64)
     }
 }
 
-/* What threads stored in global memory, the copy engine brings back: out[128 + i] is in[i] + 1. */
+/* Threads store to global memory, and a bulk copy reads it: out[128 + i] is in[i] + 1. */
 KERNEL(fence_async_global, 128)
 {
     __shared__ uint64_t full;
@@ -147,9 +148,9 @@ KERNEL(fence_async_global, 128)
     out[128 + threadIdx.x] = tile[threadIdx.x];
 }
 
-/* ---- kernels, blocks and warps that take turns -------------------------------------------------------- */
+/* ---- synchronisation of kernels, blocks and warps ----------------------------------------------------- */
 
-/* Lets the next kernel start, and only then, late, writes what that one reads. */
+/* Allows the next kernel to start, waits, and then writes the data that the next kernel reads. */
 KERNEL(launch_dependents, 32)
 {
     cot_griddepcontrol_launch_dependents();
@@ -158,13 +159,13 @@ KERNEL(launch_dependents, 32)
     ((uint32_t *)c.out)[blockIdx.x * 32 + threadIdx.x] = 1000 + blockIdx.x * 32 + threadIdx.x;
 }
 
-KERNEL(wait_for_kernels_before, 32)
+KERNEL(griddepcontrol_wait, 32)
 {
     cot_griddepcontrol_wait();
     ((uint32_t *)c.out)[blockIdx.x * 32 + threadIdx.x] = ((const uint32_t *)c.in)[blockIdx.x * 32 + threadIdx.x] + 1;
 }
 
-/* Block i reads what block i-1 wrote, and writes 3 times that and 1. in2: the counter. */
+/* Block i reads the value v of block i-1 and writes 3 v + 1. in2: the counter. */
 KERNEL(counters, 32)
 {
     uint32_t *counter = (uint32_t *)(uintptr_t)c.in2, *out = (uint32_t *)c.out;
@@ -175,19 +176,19 @@ KERNEL(counters, 32)
     }
 }
 
-/* Warps 0 and 1 pass a number to and fro by barrier 1, warps 2 and 3 by barrier 2, but half as often. */
+/* Warps 0 and 1 exchange numbers 8 times with barrier 1. Warps 2 and 3 do so 4 times with barrier 2. */
 KERNEL(named_barrier, 128)
 {
-    __shared__ volatile uint32_t passed[2][64];
+    __shared__ volatile uint32_t exchanged[2][64];
     const int pair = threadIdx.x / 64, thread = threadIdx.x % 64, rounds = pair == 0 ? 8 : 4;
     uint32_t value = threadIdx.x;
     for (int i = 0; i < rounds; i++) {
-        passed[pair][thread] = value;
+        exchanged[pair][thread] = value;
         if (pair == 0)
             cot_named_barrier<1>(64);
         else
             cot_named_barrier<2>(64);
-        value = passed[pair][(thread + 33) % 64] + 1;
+        value = exchanged[pair][(thread + 33) % 64] + 1;
         if (pair == 0)
             cot_named_barrier<1>(64);
         else
@@ -201,8 +202,8 @@ KERNEL(elect, 128)
     ((uint32_t *)c.out)[threadIdx.x] = cot_elect_one();
 }
 
-/* The first warpgroup gives registers away, the second takes them and needs them: a sum of products of 128 numbers, all
- * of which it has loaded before. */
+/* The first warpgroup releases registers. The second warpgroup acquires and needs them: it loads 128 numbers before
+ * it sums their products. */
 KERNEL(setmaxnreg, 256)
 {
     const float *in = (const float *)c.in;
@@ -212,65 +213,65 @@ KERNEL(setmaxnreg, 256)
         out[threadIdx.x] = in[threadIdx.x];
     } else {
         cot_setmaxnreg_inc<232>();
-        float held[128], sum = 0.0f;
+        float loaded_values[128], sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 128; i++)
-            held[i] = ((const volatile float *)in)[(threadIdx.x + i) % 128];
+            loaded_values[i] = ((const volatile float *)in)[(threadIdx.x + i) % 128];
 #pragma unroll
         for (int i = 0; i < 128; i++)
-            sum += held[i] * held[127 - i];
+            sum += loaded_values[i] * loaded_values[127 - i];
         out[threadIdx.x] = sum;
     }
 }
 
 /* ---- clusters ----------------------------------------------------------------------------------------- */
 
-/* Each block writes sixteen bytes to the next one, which finds them at its barrier; out: 4 words of each block. */
+/* Each block writes 16 bytes to the next block, which waits for them at its own barrier. out: 4 words per block. */
 KERNEL(store_async, 32)
 {
     __shared__ uint64_t full;
-    __shared__ __align__(16) uint32_t given[4];
+    __shared__ __align__(16) uint32_t received[4];
     const uint32_t rank = cot_cluster_rank(), next = (rank + 1) % PTX_CLUSTER;
     begin_barrier(&full, 1);
     if (threadIdx.x == 0)
-        cot_mbarrier_arrive_expect(&full, sizeof given);
+        cot_mbarrier_arrive_expect(&full, sizeof received);
     cot_cluster_arrive();
     cot_cluster_wait();
     if (threadIdx.x == 0)
-        cot_store_async(cot_mapa(cot_shared_address(given), next), cot_mapa(cot_shared_address(&full), next), 10 * rank,
-                        10 * rank + 1, 10 * rank + 2, 10 * rank + 3);
+        cot_store_async(cot_mapa(cot_shared_address(received), next), cot_mapa(cot_shared_address(&full), next),
+                        10 * rank, 10 * rank + 1, 10 * rank + 2, 10 * rank + 3);
     cot_mbarrier_wait(&full, 0);
     if (threadIdx.x < 4)
-        ((uint32_t *)c.out)[4 * blockIdx.x + threadIdx.x] = given[threadIdx.x];
-    cot_cluster_arrive(); /* nobody leaves while another may write to it */
+        ((uint32_t *)c.out)[4 * blockIdx.x + threadIdx.x] = received[threadIdx.x];
+    cot_cluster_arrive(); /* no block exits while another block may write to it */
     cot_cluster_wait();
 }
 
-/* Each block copies 64 words to the next one, twice; not again before that one has said that it has read them. */
+/* Each block copies 64 words to the next block, twice. The second copy waits until that block has read the first. */
 KERNEL(bulk_copy_to_block, 64)
 {
-    __shared__ uint64_t full, taken;
-    __shared__ __align__(16) uint32_t given[64], own[64];
+    __shared__ uint64_t full, consumed;
+    __shared__ __align__(16) uint32_t received[64], sent[64];
     const uint32_t rank = cot_cluster_rank(), next = (rank + 1) % PTX_CLUSTER,
-                   last = (rank + PTX_CLUSTER - 1) % PTX_CLUSTER;
+                   previous = (rank + PTX_CLUSTER - 1) % PTX_CLUSTER;
     begin_barrier(&full, 1);
-    begin_barrier(&taken, 64);
+    begin_barrier(&consumed, 64);
     cot_cluster_arrive();
     cot_cluster_wait();
-    for (uint32_t turn = 0; turn < 2; turn++) {
-        if (turn > 0)
-            cot_mbarrier_wait(&taken, 0); /* so that `own` has been read, too */
-        own[threadIdx.x] = 1000 * turn + 100 * rank + threadIdx.x;
+    for (uint32_t round = 0; round < 2; round++) {
+        if (round > 0)
+            cot_mbarrier_wait(&consumed, 0); /* also implies that the copy has read `sent` */
+        sent[threadIdx.x] = 1000 * round + 100 * rank + threadIdx.x;
         cot_fence_proxy_async();
         __syncthreads();
         if (threadIdx.x == 0) {
-            cot_mbarrier_arrive_expect(&full, sizeof given);
-            cot_bulk_copy_to_block(cot_mapa(cot_shared_address(given), next), cot_shared_address(own), sizeof own,
+            cot_mbarrier_arrive_expect(&full, sizeof received);
+            cot_bulk_copy_to_block(cot_mapa(cot_shared_address(received), next), cot_shared_address(sent), sizeof sent,
                                    cot_mapa(cot_shared_address(&full), next));
         }
-        cot_mbarrier_wait(&full, turn);
-        ((uint32_t *)c.out)[128 * blockIdx.x + 64 * turn + threadIdx.x] = given[threadIdx.x];
-        cot_mbarrier_arrive_remote(cot_mapa(cot_shared_address(&taken), last));
+        cot_mbarrier_wait(&full, round);
+        ((uint32_t *)c.out)[128 * blockIdx.x + 64 * round + threadIdx.x] = received[threadIdx.x];
+        cot_mbarrier_arrive_remote(cot_mapa(cot_shared_address(&consumed), previous));
     }
     cot_cluster_arrive();
     cot_cluster_wait();
@@ -278,14 +279,14 @@ KERNEL(bulk_copy_to_block, 64)
 
 /* ---- products and fragments of a warp ----------------------------------------------------------------- */
 
-/* in: A [16][16], in2: B [16][8], both row-major 16-bit; out: C [16][8] f32, added to 1. */
+/* mma kernels: in: A [16][16], in2: B [16][8], both row-major, 16-bit; out: 1 + A B [16][8], f32. */
 static __device__ __forceinline__ uint32_t pair_at(const void *matrix, int first, int second)
 {
     const uint16_t *m = (const uint16_t *)matrix;
     return m[first] | (uint32_t)m[second] << 16;
 }
 
-static __device__ __forceinline__ void give_c(const ptx_call &c, const float (&sums)[4])
+static __device__ __forceinline__ void store_c(const ptx_call &c, const float (&sums)[4])
 {
     const int g = threadIdx.x / 4, q = threadIdx.x % 4;
     float *out = (float *)c.out;
@@ -303,20 +304,20 @@ static __device__ __forceinline__ void give_c(const ptx_call &c, const float (&s
         cot_##name(sums, pair_at(c.in, row, row + 1), pair_at(c.in, row + 128, row + 129),                         \
                    pair_at(c.in, row + 8, row + 9), pair_at(c.in, row + 136, row + 137), pair_at(c.in2, b, b + 8), \
                    pair_at(c.in2, b + 64, b + 72));                                                                \
-        give_c(c, sums);                                                                                           \
+        store_c(c, sums);                                                                                          \
     }
 /* clang-format off */
 MMA_KERNEL(mma_bf16)
 MMA_KERNEL(mma_f16)
 /* clang-format on */
 
-/* Of A the first eight columns, of B the first eight rows. */
+/* Uses the first eight columns of A and the first eight rows of B. */
 KERNEL(mma_f16_k8, 32)
 {
     const int g = threadIdx.x / 4, q = threadIdx.x % 4, row = 16 * g + 2 * q, b = 16 * q + g;
     float sums[4] = {1, 1, 1, 1};
     cot_mma_f16_k8(sums, pair_at(c.in, row, row + 1), pair_at(c.in, row + 128, row + 129), pair_at(c.in2, b, b + 8));
-    give_c(c, sums);
+    store_c(c, sums);
 }
 
 /* in: four matrices [8][8] of 16-bit elements; out[4 * lane + i]: a lane's register of matrix i. */
@@ -363,7 +364,7 @@ KERNEL(stmatrix_x4_trans, 32)
         ((uint32_t *)c.out)[32 * i + threadIdx.x] = matrices[i][threadIdx.x];
 }
 
-/* in: 64 floats, two a thread; out: their terms as pairs. */
+/* in: 64 floats, two per thread; out: their terms as pairs. */
 KERNEL(split_bf16, 32)
 {
     uint32_t terms[PTX_TERMS];
@@ -373,8 +374,8 @@ KERNEL(split_bf16, 32)
         ((uint32_t *)c.out)[32 * t + threadIdx.x] = terms[t];
 }
 
-/* in: 64 floats; out: them, having been a pair of E. */
-template <typename E> static __device__ __forceinline__ void there_and_back(const ptx_call &c)
+/* in: 64 floats; out: the same after conversion to pairs of E and back. */
+template <typename E> static __device__ __forceinline__ void pack_and_unpack(const ptx_call &c)
 {
     const float *in = (const float *)c.in + 2 * threadIdx.x;
     ((float2 *)c.out)[threadIdx.x] = cot_unpack_pair<E>(cot_pack_pair<E>(in[0], in[1]));
@@ -382,25 +383,25 @@ template <typename E> static __device__ __forceinline__ void there_and_back(cons
 
 KERNEL(pack_pair_bf16, 32)
 {
-    there_and_back<__nv_bfloat16>(c);
+    pack_and_unpack<__nv_bfloat16>(c);
 }
 
 KERNEL(pack_pair_f16, 32)
 {
-    there_and_back<__half>(c);
+    pack_and_unpack<__half>(c);
 }
 
 /* ---- products of a warpgroup -------------------------------------------------------------------------- */
 
-/* The byte where element [r][column] of a tile [rows][64] with 128-byte swizzle lies. */
+/* The byte offset of element [r][column] in a tile [rows][64] of 16-bit elements with 128-byte swizzle. */
 static __device__ __forceinline__ int swizzled(int r, int column)
 {
     return r * 128 + (column / 8 ^ r % 8) * 16 + column % 8 * 2;
 }
 
-/* A matrix [outer][PTX_WGMMA_K] of 16-bit elements from memory to shared memory: K-major as one tile of `outer` rows,
- * MN-major as outer / 64 tiles of PTX_WGMMA_K rows. */
-template <bool MN> static __device__ __forceinline__ void place(unsigned char *to, const void *from, int outer)
+/* Copies a matrix [outer][PTX_WGMMA_K] of 16-bit elements to shared memory. K-major: one tile of `outer` rows.
+ * MN-major: outer / 64 tiles of PTX_WGMMA_K rows. */
+template <bool MN> static __device__ __forceinline__ void load_tile(unsigned char *to, const void *from, int outer)
 {
     for (int i = threadIdx.x; i < outer * PTX_WGMMA_K; i += 128) {
         const int o = i / PTX_WGMMA_K, k = i % PTX_WGMMA_K;
@@ -416,36 +417,36 @@ template <bool MN> static __device__ __forceinline__ uint64_t descriptor(const u
               : cot_wgmma_k_major(address) + step * COT_WGMMA_K_STEP;
 }
 
-/* in: A [64][K], in2: B [N][K]; out: [64][N] = A B^T, twice: once from a first product that overwrites and more that
- * add, once more from A in registers, N sums a row further on. */
+/* in: A [64][K], in2: B [N][K]; out: [64][2 N], A B^T twice. The left half loads A from shared memory, the right
+ * half holds A in registers. In both, the first wgmma overwrites the accumulators and the others accumulate. */
 template <typename E, int N, bool A_MN, bool B_MN> static __device__ __forceinline__ void multiply(const ptx_call &c)
 {
     __shared__ __align__(1024) unsigned char a[64 * PTX_WGMMA_K * 2], b[N * PTX_WGMMA_K * 2];
-    float d[N / 2], e[N / 2];
+    float from_shared[N / 2], from_registers[N / 2];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    place<A_MN>(a, c.in, 64);
-    place<B_MN>(b, c.in2, N);
+    load_tile<A_MN>(a, c.in, 64);
+    load_tile<B_MN>(b, c.in2, N);
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        d[i] = e[i] = 1e30f; /* which the first product does not add to */
+        from_shared[i] = from_registers[i] = 1e30f; /* the first wgmma must overwrite this */
     cot_fence_proxy_async();
     __syncthreads();
-    uint32_t in_registers[PTX_WGMMA_K / 16][4];
+    uint32_t a_fragments[PTX_WGMMA_K / 16][4];
 #pragma unroll
     for (int k = 0; k < PTX_WGMMA_K / 16; k++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int row = 16 * warp + lane / 4 + 8 * (i % 2), column = 16 * k + 8 * (i / 2) + 2 * (lane % 4);
-            in_registers[k][i] = pair_at(c.in, row * PTX_WGMMA_K + column, row * PTX_WGMMA_K + column + 1);
+            a_fragments[k][i] = pair_at(c.in, row * PTX_WGMMA_K + column, row * PTX_WGMMA_K + column + 1);
         }
     cot_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < PTX_WGMMA_K / 16; k++)
-        cot_wgmma<E, A_MN, B_MN>(d, descriptor<A_MN>(a, k), descriptor<B_MN>(b, k), k > 0);
+        cot_wgmma<E, A_MN, B_MN>(from_shared, descriptor<A_MN>(a, k), descriptor<B_MN>(b, k), k > 0);
     cot_wgmma_commit();
 #pragma unroll
     for (int k = 0; k < PTX_WGMMA_K / 16; k++)
-        cot_wgmma<E, B_MN>(e, in_registers[k], descriptor<B_MN>(b, k), k > 0);
+        cot_wgmma<E, B_MN>(from_registers, a_fragments[k], descriptor<B_MN>(b, k), k > 0);
     cot_wgmma_commit();
     cot_wgmma_wait<0>();
 #pragma unroll

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refusals.h: what the tests of the ops' fronts share: a call is refused with a status and exactly this message, its
- * workspace query alike, and no output is touched. A test defines, for these macros:
+ * refusals.h: macros for the tests of the ops' argument checks. A refused call returns a status and an exact message
+ * and writes no output; its workspace query returns the same. A test defines, for these macros:
  *
- *   fixture                               valid arguments of every call, their memory, `queue`, and the outputs' in `out`
- *   fresh(fixture, kernels)               begins one by BEGIN; kernels as in cot_queue_options; returns it
+ *   fixture                               a type: valid arguments of each call, their memory, `queue`, outputs `out`
+ *   fresh(fixture, kernels)               initialises a fixture by BEGIN and returns it; kernels: of cot_queue_options
  *   call(fixture, direction)              makes the call
- *   ask_workspace(fixture, direction, bytes) */
+ *   query_workspace(fixture, direction, bytes) */
 #ifndef COT_TESTS_REFUSALS_H
 #define COT_TESTS_REFUSALS_H
 
@@ -34,23 +34,23 @@ static inline void assert_untouched_at(const void *outputs, size_t bytes, const 
         }
 }
 
-/* A fault in the arguments' shape is found by the workspace query too; a fault in what the pointers lead to cannot
- * be, since a caller may ask before there is memory. */
-enum { SHAPES, DATA };
+/* The workspace query also finds a fault in the shapes. It cannot find a fault in the data, because a caller may
+ * query before it allocates memory. */
+enum { SHAPE_FAULT, DATA_FAULT };
 
-/* These arguments are refused; ends the fixture. */
-#define REFUSED(f, direction, kind, status, message)                                            \
-    do {                                                                                        \
-        size_t asked = 12345;                                                                   \
-        assert_fails(call(f, direction), status, message);                                      \
-        assert_fails(ask_workspace(f, direction, &asked), (kind) == SHAPES ? (status) : COT_OK, \
-                     (kind) == SHAPES ? (message) : NULL);                                      \
-        assert_true((kind) != SHAPES || asked == 12345);                                        \
-        assert_untouched_at(&(f)->out, sizeof(f)->out, __FILE__, __LINE__);                     \
-        cot_queue_destroy((f)->queue);                                                          \
+/* Asserts that these arguments are refused. Ends the fixture. */
+#define REFUSED(f, direction, kind, status, message)                                                             \
+    do {                                                                                                         \
+        size_t workspace_bytes = 12345;                                                                          \
+        assert_fails(call(f, direction), status, message);                                                       \
+        assert_fails(query_workspace(f, direction, &workspace_bytes), (kind) == SHAPE_FAULT ? (status) : COT_OK, \
+                     (kind) == SHAPE_FAULT ? (message) : NULL);                                                  \
+        assert_true((kind) != SHAPE_FAULT || workspace_bytes == 12345);                                          \
+        assert_untouched_at(&(f)->out, sizeof(f)->out, __FILE__, __LINE__);                                      \
+        cot_queue_destroy((f)->queue);                                                                           \
     } while (0)
 
-/* Fresh arguments with these changes, made to *f, are refused. */
+/* Asserts that fresh arguments, with these changes to *f, are refused. */
 #define REFUSE(direction, kind, status, message, ...) \
     do {                                              \
         fixture space, *f = fresh(&space, NULL);      \
@@ -58,15 +58,15 @@ enum { SHAPES, DATA };
         REFUSED(f, direction, kind, status, message); \
     } while (0)
 
-/* They are served, and the workspace query agrees. */
-#define ACCEPT(direction, ...)                          \
-    do {                                                \
-        fixture space, *f = fresh(&space, NULL);        \
-        size_t asked = 12345;                           \
-        __VA_ARGS__;                                    \
-        assert_ok(call(f, direction));                  \
-        assert_ok(ask_workspace(f, direction, &asked)); \
-        cot_queue_destroy(f->queue);                    \
+/* Asserts that the call and the workspace query accept them. */
+#define ACCEPT(direction, ...)                                      \
+    do {                                                            \
+        fixture space, *f = fresh(&space, NULL);                    \
+        size_t workspace_bytes = 12345;                             \
+        __VA_ARGS__;                                                \
+        assert_ok(call(f, direction));                              \
+        assert_ok(query_workspace(f, direction, &workspace_bytes)); \
+        cot_queue_destroy(f->queue);                                \
     } while (0)
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * support.h: what the unit tests share: cmocka with its prerequisites, random numbers that are the same everywhere,
- * assertions on a status together with its message, and queues. */
+ * support.h: common parts of the unit tests: cmocka and its prerequisites, reproducible random numbers, assertions on a
+ * status and its message, and queues. */
 #ifndef COT_TESTS_SUPPORT_H
 #define COT_TESTS_SUPPORT_H
 
@@ -53,7 +53,7 @@ static inline void assert_status_at(cot_status status, cot_status expected, cons
 
 /* ---- queues ------------------------------------------------------------------------------------------- */
 
-/* On the CPU; `kernels` as in cot_queue_options, 0 threads: all. */
+/* Creates a CPU queue. `kernels` is that of cot_queue_options; 0 threads means all threads. */
 static inline cot_queue *make_queue(const char *kernels, int threads)
 {
     cot_queue *queue = NULL;

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_attention.c: what check does not ask of attention. The primitives of blocks, run over some key blocks and put
- * together, against one call; and the field's own rule for every kernel: an output may be off from float64 by twice as
- * much, at its worst element, as the same formulas done naively in the tested dtype, each step rounded. */
+ * test_attention.c: properties of attention that `cotangent check` does not test.
+ *
+ * - Attention computed by key blocks and merged equals one call.
+ * - Every kernel meets the error rule of FlashAttention's tests: the maximum error of an output, compared with float64,
+ *   is at most twice that of an unfused computation in the tested dtype, with every step rounded.
+ * - The workspace grows linearly. The AMX tiles of the caller are restored. */
 #include "support.h"
 
 #include "core/cpu_features.h"
@@ -18,7 +21,7 @@
 #include <immintrin.h>
 #endif
 
-/* One problem of sequences of one length, its inputs as they are after rounding, in f64. */
+/* One problem with sequences of equal length. The inputs are f64 values, rounded to the tested dtype. */
 typedef struct fixture {
     int64_t B, H, Hkv, Tq, Tk, d, dv;
     bool causal;
@@ -27,21 +30,21 @@ typedef struct fixture {
     double *q, *k, *v, *dout;
 } fixture;
 
-/* Outputs, in f64 whatever they were computed in. */
+/* Outputs converted to f64. */
 typedef struct results {
     double *out, *lse, *dq, *dk, *dv;
 } results;
 
-static double *numbers(int64_t count)
+static double *allocate_zeros(int64_t count)
 {
     double *memory = calloc((size_t)count + 1, sizeof *memory);
     assert_non_null(memory);
     return memory;
 }
 
-static double *normals(uint64_t *seed, int64_t count, cot_dtype dtype)
+static double *random_normals(uint64_t *seed, int64_t count, cot_dtype dtype)
 {
-    double *x = numbers(count);
+    double *x = allocate_zeros(count);
     for (int64_t i = 0; i < count; i++) {
         double cell;
         for (int n = 0; n < 6; n++)
@@ -72,19 +75,19 @@ static int64_t v_count(const fixture *f)
     return f->B * f->Tk * f->Hkv * f->dv;
 }
 
-static void draw(fixture *f, cot_dtype dtype)
+static void fill_random(fixture *f, cot_dtype dtype)
 {
     uint64_t seed = (uint64_t)(f->Tq * 1000 + f->Tk);
-    f->q = normals(&seed, q_count(f), dtype);
-    f->k = normals(&seed, k_count(f), dtype);
-    f->v = normals(&seed, v_count(f), dtype);
-    f->dout = normals(&seed, out_count(f), dtype);
+    f->q = random_normals(&seed, q_count(f), dtype);
+    f->k = random_normals(&seed, k_count(f), dtype);
+    f->v = random_normals(&seed, v_count(f), dtype);
+    f->dout = random_normals(&seed, out_count(f), dtype);
 }
 
 static results make_results(const fixture *f)
 {
-    return (results){numbers(out_count(f)), numbers(f->B * f->H * f->Tq), numbers(q_count(f)), numbers(k_count(f)),
-                     numbers(v_count(f))};
+    return (results){allocate_zeros(out_count(f)), allocate_zeros(f->B * f->H * f->Tq), allocate_zeros(q_count(f)),
+                     allocate_zeros(k_count(f)), allocate_zeros(v_count(f))};
 }
 
 static void free_results(results *r)
@@ -97,8 +100,8 @@ static void free_fixture(fixture *f)
     free(f->q), free(f->k), free(f->v), free(f->dout);
 }
 
-/* A tensor of its own with these values (NULL = zeros). */
-static cot_tensor stored(cot_dtype dtype, const double *values, int rank, const int64_t *shape)
+/* Allocates a tensor with these values (NULL = zeros). */
+static cot_tensor tensor_from_values(cot_dtype dtype, const double *values, int rank, const int64_t *shape)
 {
     int64_t count = 1;
     for (int i = 0; i < rank; i++)
@@ -110,7 +113,7 @@ static cot_tensor stored(cot_dtype dtype, const double *values, int rank, const 
     return cot_tensor_contiguous(data, dtype, rank, shape);
 }
 
-static void read_back(const cot_tensor *t, double *values)
+static void tensor_to_values(const cot_tensor *t, double *values)
 {
     int64_t count = 1;
     for (int i = 0; i < t->rank; i++)
@@ -119,7 +122,7 @@ static void read_back(const cot_tensor *t, double *values)
         values[i] = cot_load_f64(t->data, t->dtype, i);
 }
 
-static void release(cot_tensor *const tensors[], int count)
+static void free_tensors(cot_tensor *const tensors[], int count)
 {
     for (int i = 0; i < count; i++)
         free(tensors[i]->data);
@@ -135,8 +138,8 @@ static void release(cot_tensor *const tensors[], int count)
         (args)->softcap = (f)->softcap;                       \
     } while (0)
 
-/* Both directions in one call each, with the kernels of two queues; false where one refuses. The backward is given what
- * the forward made. */
+/* Runs the forward and then the backward, each with its own queue. The backward uses the outputs of the forward.
+ * Returns false if a queue does not support the problem. */
 static bool run(const fixture *f, cot_dtype dtype, cot_queue *forward_queue, cot_queue *backward_queue, results *r)
 {
     const cot_dtype statistic = dtype == COT_F64 ? COT_F64 : COT_F32;
@@ -146,71 +149,71 @@ static bool run(const fixture *f, cot_dtype dtype, cot_queue *forward_queue, cot
     cot_attention_backward_args b;
     SET_OPTIONS(&a, f);
     SET_OPTIONS(&b, f);
-    a.q = b.q = stored(dtype, f->q, 4, q);
-    a.k = b.k = stored(dtype, f->k, 4, k);
-    a.v = b.v = stored(dtype, f->v, 4, v);
-    a.out = b.out = stored(dtype, NULL, 4, o);
-    a.lse = b.lse = stored(statistic, NULL, 3, SHAPE(f->B, f->H, f->Tq));
-    b.dout = stored(dtype, f->dout, 4, o);
-    b.dq = stored(dtype, NULL, 4, q);
-    b.dk = stored(dtype, NULL, 4, k);
-    b.dv = stored(dtype, NULL, 4, v);
+    a.q = b.q = tensor_from_values(dtype, f->q, 4, q);
+    a.k = b.k = tensor_from_values(dtype, f->k, 4, k);
+    a.v = b.v = tensor_from_values(dtype, f->v, 4, v);
+    a.out = b.out = tensor_from_values(dtype, NULL, 4, o);
+    a.lse = b.lse = tensor_from_values(statistic, NULL, 3, SHAPE(f->B, f->H, f->Tq));
+    b.dout = tensor_from_values(dtype, f->dout, 4, o);
+    b.dq = tensor_from_values(dtype, NULL, 4, q);
+    b.dk = tensor_from_values(dtype, NULL, 4, k);
+    b.dv = tensor_from_values(dtype, NULL, 4, v);
     const cot_status forward = cot_attention_forward(forward_queue, &a);
     const cot_status backward = forward == COT_OK ? cot_attention_backward(backward_queue, &b) : forward;
     assert_true(backward == COT_OK || backward == COT_UNSUPPORTED);
-    read_back(&a.out, r->out), read_back(&a.lse, r->lse);
-    read_back(&b.dq, r->dq), read_back(&b.dk, r->dk), read_back(&b.dv, r->dv);
-    release((cot_tensor *[]){&a.q, &a.k, &a.v, &a.out, &a.lse, &b.dout, &b.dq, &b.dk, &b.dv}, 9);
+    tensor_to_values(&a.out, r->out), tensor_to_values(&a.lse, r->lse);
+    tensor_to_values(&b.dq, r->dq), tensor_to_values(&b.dk, r->dk), tensor_to_values(&b.dv, r->dv);
+    free_tensors((cot_tensor *[]){&a.q, &a.k, &a.v, &a.out, &a.lse, &b.dout, &b.dq, &b.dk, &b.dv}, 9);
     return backward == COT_OK;
 }
 
-/* ---- the field's rule ----------------------------------------------------------------------------------- */
+/* ---- error rule ----------------------------------------------------------------------------------- */
 
-static double rounded(double x, cot_dtype dtype)
+static double round_to(double x, cot_dtype dtype)
 {
     double cell;
     cot_store_f64(&cell, dtype, 0, x);
     return cot_load_f64(&cell, dtype, 0);
 }
 
-static bool seen(const fixture *f, int64_t i, int64_t j)
+static bool is_visible(const fixture *f, int64_t i, int64_t j)
 {
     const int64_t at = i + f->Tk - f->Tq;
     return !(f->causal && j > at) && !(f->left >= 0 && j < at - f->left);
 }
 
-/* The formulas as a framework runs them without a fused kernel: S, P, dP and dS are tensors of the dtype. */
-static void naive(const fixture *f, cot_dtype dtype, results *r)
+/* Computes the formulas as a framework without a fused kernel does: S, P, dP and dS are rounded to the dtype. */
+static void run_unfused(const fixture *f, cot_dtype dtype, results *r)
 {
     const int64_t group = f->H / f->Hkv;
     const double scale = 1 / sqrt((double)f->d);
-    double *S = numbers(f->Tk), *P = numbers(f->Tk);
+    double *S = allocate_zeros(f->Tk), *P = allocate_zeros(f->Tk);
     for (int64_t n = 0; n < f->B * f->Tq * f->H; n++) {
         const int64_t h = n % f->H, i = n / f->H % f->Tq, b = n / f->H / f->Tq;
         const double *q = f->q + n * f->d, *dout = f->dout + n * f->dv;
-        double most = -INFINITY, sum = 0, D = 0;
+        double max = -INFINITY, sum = 0, D = 0;
         for (int64_t j = 0; j < f->Tk; j++) {
             const double *k = f->k + ((b * f->Tk + j) * f->Hkv + h / group) * f->d;
             double dot = 0;
             for (int64_t c = 0; c < f->d; c++)
                 dot += q[c] * k[c];
-            S[j] = rounded(scale * rounded(dot, dtype), dtype);
+            S[j] = round_to(scale * round_to(dot, dtype), dtype);
             if (f->softcap > 0)
-                S[j] = rounded(f->softcap * tanh(S[j] / f->softcap), dtype);
-            S[j] = seen(f, i, j) ? S[j] : -INFINITY;
-            most = fmax(most, S[j]);
+                S[j] = round_to(f->softcap * tanh(S[j] / f->softcap), dtype);
+            S[j] = is_visible(f, i, j) ? S[j] : -INFINITY;
+            max = fmax(max, S[j]);
         }
-        for (int64_t j = 0; most > -INFINITY && j < f->Tk; j++)
-            sum += exp(S[j] - most);
+        for (int64_t j = 0; max > -INFINITY && j < f->Tk; j++)
+            sum += exp(S[j] - max);
         for (int64_t j = 0; j < f->Tk; j++)
-            P[j] = sum > 0 ? rounded(exp(S[j] - most) / sum, dtype) : 0;
+            P[j] = sum > 0 ? round_to(exp(S[j] - max) / sum, dtype) : 0;
         for (int64_t c = 0; c < f->dv; c++) {
             double out = 0;
             for (int64_t j = 0; j < f->Tk; j++)
                 out += P[j] * f->v[((b * f->Tk + j) * f->Hkv + h / group) * f->dv + c];
-            r->out[n * f->dv + c] = rounded(out, dtype);
+            r->out[n * f->dv + c] = round_to(out, dtype);
         }
-        for (int64_t j = 0; j < f->Tk; j++) { /* dP, then the softmax's own backward */
+        for (int64_t j = 0; j < f->Tk; j++) { /* dP, then the backward of the softmax */
             const double *v = f->v + ((b * f->Tk + j) * f->Hkv + h / group) * f->dv;
             double dP = 0;
             for (int64_t c = 0; c < f->dv; c++) {
@@ -218,13 +221,13 @@ static void naive(const fixture *f, cot_dtype dtype, results *r)
                 r->dv[((b * f->Tk + j) * f->Hkv + h / group) * f->dv + c] += P[j] * dout[c];
             }
             const double t = f->softcap > 0 && S[j] > -INFINITY ? S[j] / f->softcap : 0;
-            S[j] = rounded(dP, dtype);
+            S[j] = round_to(dP, dtype);
             D += P[j] * S[j];
-            P[j] = P[j] * (1 - t * t); /* what multiplies (dP - D) */
+            P[j] = P[j] * (1 - t * t); /* factor of (dP - D): P times the softcap derivative */
         }
         for (int64_t j = 0; j < f->Tk; j++) {
             const int64_t at = ((b * f->Tk + j) * f->Hkv + h / group) * f->d;
-            const double dS = rounded(P[j] * (S[j] - D), dtype);
+            const double dS = round_to(P[j] * (S[j] - D), dtype);
             for (int64_t c = 0; c < f->d; c++) {
                 r->dq[n * f->d + c] += scale * dS * f->k[at + c];
                 r->dk[at + c] += scale * dS * q[c];
@@ -232,30 +235,30 @@ static void naive(const fixture *f, cot_dtype dtype, results *r)
         }
     }
     for (int64_t i = 0; i < q_count(f); i++)
-        r->dq[i] = rounded(r->dq[i], dtype);
+        r->dq[i] = round_to(r->dq[i], dtype);
     for (int64_t i = 0; i < k_count(f); i++)
-        r->dk[i] = rounded(r->dk[i], dtype);
+        r->dk[i] = round_to(r->dk[i], dtype);
     for (int64_t i = 0; i < v_count(f); i++)
-        r->dv[i] = rounded(r->dv[i], dtype);
+        r->dv[i] = round_to(r->dv[i], dtype);
     free(S);
     free(P);
 }
 
-static double worst(const double *x, const double *reference, int64_t count)
+static double max_error(const double *x, const double *reference, int64_t count)
 {
-    double most = 0;
+    double largest = 0;
     for (int64_t i = 0; i < count; i++) {
         const double error = fabs(x[i] - reference[i]);
-        most = !(error <= most) ? error : most; /* NaN is the worst of all */
+        largest = !(error <= largest) ? error : largest; /* NaN counts as the largest error */
     }
-    return most;
+    return largest;
 }
 
-static void hold(const char *kernel, const char *name, const fixture *f, cot_dtype dtype, const double *x,
-                 const double *reference, const double *peer, int64_t count)
+static void check_output(const char *kernel, const char *name, const fixture *f, cot_dtype dtype, const double *x,
+                         const double *reference, const double *peer, int64_t count)
 {
     const double tiny = 1e-5, factor = f->softcap > 0 ? 3 : 2;
-    const double error = worst(x, reference, count), allowed = factor * worst(peer, reference, count) + tiny;
+    const double error = max_error(x, reference, count), allowed = factor * max_error(peer, reference, count) + tiny;
     if (error <= allowed)
         return;
     print_error("%s: %s off by %g, allowed %g (%s, B%d H%d/%d T%d/%d d%d)\n", kernel, name, error, allowed,
@@ -263,12 +266,12 @@ static void hold(const char *kernel, const char *name, const fixture *f, cot_dty
     fail();
 }
 
-/* Every forward row with the scalar backward, and the reverse. */
-static int hold_kernels(const fixture *f, cot_dtype dtype, const results *reference, const results *peer)
+/* Checks every forward kernel with the scalar backward and every backward kernel with the scalar forward. */
+static int check_kernels(const fixture *f, cot_dtype dtype, const results *reference, const results *peer)
 {
-    int held = 0;
-    cot_queue *plain = make_queue("attention=attention_fwd_scalar", 0),
-              *plain_backward = make_queue("attention=attention_bwd_scalar", 0);
+    int checked = 0;
+    cot_queue *scalar_forward = make_queue("attention=attention_fwd_scalar", 0),
+              *scalar_backward = make_queue("attention=attention_bwd_scalar", 0);
     for (int n = 0; n < cot_attention_op.kernel_count; n++) {
         const cot_kernel *kernel = &cot_attention_op.kernels[n];
         const bool forward = kernel->direction == COT_ATTENTION_FORWARD;
@@ -278,41 +281,41 @@ static int hold_kernels(const fixture *f, cot_dtype dtype, const results *refere
         snprintf(forced, sizeof forced, "attention=%s", kernel->name);
         cot_queue *queue = make_queue(forced, 0);
         results r = make_results(f);
-        if (run(f, dtype, forward ? queue : plain, forward ? plain_backward : queue, &r)) {
-            held++;
-            hold(kernel->name, "out", f, dtype, r.out, reference->out, peer->out, out_count(f));
-            hold(kernel->name, "dq", f, dtype, r.dq, reference->dq, peer->dq, q_count(f));
-            hold(kernel->name, "dk", f, dtype, r.dk, reference->dk, peer->dk, k_count(f));
-            hold(kernel->name, "dv", f, dtype, r.dv, reference->dv, peer->dv, v_count(f));
+        if (run(f, dtype, forward ? queue : scalar_forward, forward ? scalar_backward : queue, &r)) {
+            checked++;
+            check_output(kernel->name, "out", f, dtype, r.out, reference->out, peer->out, out_count(f));
+            check_output(kernel->name, "dq", f, dtype, r.dq, reference->dq, peer->dq, q_count(f));
+            check_output(kernel->name, "dk", f, dtype, r.dk, reference->dk, peer->dk, k_count(f));
+            check_output(kernel->name, "dv", f, dtype, r.dv, reference->dv, peer->dv, v_count(f));
         }
         free_results(&r);
         cot_queue_destroy(queue);
     }
-    cot_queue_destroy(plain);
-    cot_queue_destroy(plain_backward);
-    return held;
+    cot_queue_destroy(scalar_forward);
+    cot_queue_destroy(scalar_backward);
+    return checked;
 }
 
-static void keeps_the_rule_of_the_field(void **state)
+static void errors_are_within_twice_the_unfused_ones(void **state)
 {
     (void)state;
     static const int64_t lengths[][2] = {{1, 1}, {64, 128}, {239, 1}, {799, 3}, {113, 128}, {128, 217}};
     static const int64_t sizes[] = {64, 96, 128, 192, 256};
     for (size_t n = 0; n < COUNT(lengths); n++) {
-        for (int turn = 0; turn < 2; turn++) {
-            const cot_dtype dtype = turn ? COT_BF16 : COT_F16;
+        for (int dtype_index = 0; dtype_index < 2; dtype_index++) {
+            const cot_dtype dtype = dtype_index ? COT_BF16 : COT_F16;
             fixture f = {.B = 1, .H = 6, .Hkv = n % 3 == 0 ? 6 : n % 3 == 1 ? 2 : 1, .left = -1};
             f.Tq = lengths[n][0], f.Tk = lengths[n][1];
-            f.d = f.dv = sizes[(n + (size_t)turn) % COUNT(sizes)];
+            f.d = f.dv = sizes[(n + (size_t)dtype_index) % COUNT(sizes)];
             f.H = f.Tq * f.Tk > 20000 ? 2 : 6, f.Hkv = f.H < f.Hkv ? 1 : f.Hkv;
             f.causal = n % 2, f.left = n % 4 == 2 ? 30 : -1, f.softcap = n % 5 == 4 ? 15 : 0;
-            draw(&f, dtype);
+            fill_random(&f, dtype);
             results reference = make_results(&f), peer = make_results(&f);
             cot_queue *exact = make_queue("", 0);
             assert_true(run(&f, COT_F64, exact, exact, &reference));
             cot_queue_destroy(exact);
-            naive(&f, dtype, &peer);
-            assert_true(hold_kernels(&f, dtype, &reference, &peer) >= 2);
+            run_unfused(&f, dtype, &peer);
+            assert_true(check_kernels(&f, dtype, &reference, &peer) >= 2);
             free_results(&reference);
             free_results(&peer);
             free_fixture(&f);
@@ -331,30 +334,31 @@ static double distance(const double *x, const double *r, int64_t count)
     return sqrt(sum);
 }
 
-/* The norm rule, one call being the scalar kernel's part. */
-static void agree(const char *name, int parts, const double *x, const double *one, const double *reference,
-                  int64_t count)
+/* Checks the norm of the error. The bound is 1.5 times the error norm of a single call, plus a quarter of 2^-24
+ * times the norm of the reference. */
+static void check_norm(const char *name, int block_count, const double *x, const double *single_call,
+                       const double *reference, int64_t count)
 {
     const double zero = 0, error = distance(x, reference, count);
     double norm = 0;
     for (int64_t i = 0; i < count; i++)
         norm += isinf(reference[i]) ? zero : reference[i] * reference[i];
-    const double bound = 1.5 * distance(one, reference, count) + 0.25 * 0x1p-24 * sqrt(norm);
+    const double bound = 1.5 * distance(single_call, reference, count) + 0.25 * 0x1p-24 * sqrt(norm);
     if (!(error <= bound)) {
-        print_error("%s of %d blocks: off by %g, allowed %g\n", name, parts, error, bound);
+        print_error("%s of %d blocks: off by %g, allowed %g\n", name, block_count, error, bound);
         fail();
     }
 }
 
-/* Keys [first, first + rows) of a [1,Tk,Hkv,d] tensor. */
-static cot_tensor rows_of(cot_tensor t, int64_t first, int64_t rows)
+/* A view of keys [first, first + rows) of a [1,Tk,Hkv,d] tensor. */
+static cot_tensor slice_keys(cot_tensor t, int64_t first, int64_t rows)
 {
     t.data = (char *)t.data + (size_t)(first * t.stride[1]) * cot_dtype_size(t.dtype);
     t.shape[1] = rows;
     return t;
 }
 
-static void run_blocks(const fixture *f, int parts, cot_dtype dtype, const double *sink, results *r)
+static void run_blocks(const fixture *f, int block_count, cot_dtype dtype, const double *sink, results *r)
 {
     const int64_t *q = SHAPE(1, f->Tq, f->H, f->d), *k = SHAPE(1, f->Tk, f->Hkv, f->d);
     const int64_t *v = SHAPE(1, f->Tk, f->Hkv, f->dv), *o = SHAPE(1, f->Tq, f->H, f->dv), *s = SHAPE(1, f->H, f->Tq);
@@ -362,90 +366,91 @@ static void run_blocks(const fixture *f, int parts, cot_dtype dtype, const doubl
     cot_attention_forward_args a;
     SET_OPTIONS(&a, f);
     a.k_length = f->Tk;
-    a.q = stored(dtype, f->q, 4, q);
-    cot_tensor K = stored(dtype, f->k, 4, k), V = stored(dtype, f->v, 4, v), dout = stored(dtype, f->dout, 4, o);
-    cot_tensor sinks = stored(dtype, sink, 1, SHAPE(f->H));
+    a.q = tensor_from_values(dtype, f->q, 4, q);
+    cot_tensor all_k = tensor_from_values(dtype, f->k, 4, k), all_v = tensor_from_values(dtype, f->v, 4, v),
+               dout = tensor_from_values(dtype, f->dout, 4, o);
+    cot_tensor sinks = tensor_from_values(dtype, sink, 1, SHAPE(f->H));
     cot_attention_merge_args m;
     COT_INIT(&m);
-    m.out_a = m.out = stored(dtype, NULL, 4, o);
-    m.lse_a = m.lse = stored(dtype, NULL, 3, s);
-    m.out_b = stored(dtype, NULL, 4, o);
-    m.lse_b = stored(dtype, NULL, 3, s);
-    for (int part = 0; part < parts; part++) {
-        a.k_begin = part * f->Tk / parts;
-        const int64_t rows = (part + 1) * f->Tk / parts - a.k_begin;
-        a.k = rows_of(K, a.k_begin, rows);
-        a.v = rows_of(V, a.k_begin, rows);
-        a.out = part == 0 ? m.out : m.out_b;
-        a.lse = part == 0 ? m.lse : m.lse_b;
+    m.out_a = m.out = tensor_from_values(dtype, NULL, 4, o);
+    m.lse_a = m.lse = tensor_from_values(dtype, NULL, 3, s);
+    m.out_b = tensor_from_values(dtype, NULL, 4, o);
+    m.lse_b = tensor_from_values(dtype, NULL, 3, s);
+    for (int block = 0; block < block_count; block++) {
+        a.k_begin = block * f->Tk / block_count;
+        const int64_t rows = (block + 1) * f->Tk / block_count - a.k_begin;
+        a.k = slice_keys(all_k, a.k_begin, rows);
+        a.v = slice_keys(all_v, a.k_begin, rows);
+        a.out = block == 0 ? m.out : m.out_b;
+        a.lse = block == 0 ? m.lse : m.lse_b;
         assert_ok(cot_attention_forward(queue, &a));
-        m.sink = sink != NULL && part == parts - 1 ? sinks : (cot_tensor){0};
-        if (part > 0)
+        m.sink = sink != NULL && block == block_count - 1 ? sinks : (cot_tensor){0};
+        if (block > 0)
             assert_ok(cot_attention_merge(queue, &m));
     }
     cot_attention_delta_args D;
     COT_INIT(&D);
     D.out = m.out;
     D.dout = dout;
-    D.delta = stored(dtype, NULL, 3, s);
+    D.delta = tensor_from_values(dtype, NULL, 3, s);
     assert_ok(cot_attention_delta(queue, &D));
     cot_attention_backward_args b;
     SET_OPTIONS(&b, f);
     b.k_length = f->Tk;
     b.accumulate = 1;
     b.q = a.q, b.dout = dout, b.lse = m.lse, b.delta = D.delta;
-    b.dq = stored(dtype, NULL, 4, q);
-    cot_tensor dk = stored(dtype, NULL, 4, k), dv = stored(dtype, NULL, 4, v);
-    for (int part = 0; part < parts; part++) {
-        b.k_begin = part * f->Tk / parts;
-        const int64_t rows = (part + 1) * f->Tk / parts - b.k_begin;
-        b.k = rows_of(K, b.k_begin, rows), b.v = rows_of(V, b.k_begin, rows);
-        b.dk = rows_of(dk, b.k_begin, rows), b.dv = rows_of(dv, b.k_begin, rows);
+    b.dq = tensor_from_values(dtype, NULL, 4, q);
+    cot_tensor dk = tensor_from_values(dtype, NULL, 4, k), dv = tensor_from_values(dtype, NULL, 4, v);
+    for (int block = 0; block < block_count; block++) {
+        b.k_begin = block * f->Tk / block_count;
+        const int64_t rows = (block + 1) * f->Tk / block_count - b.k_begin;
+        b.k = slice_keys(all_k, b.k_begin, rows), b.v = slice_keys(all_v, b.k_begin, rows);
+        b.dk = slice_keys(dk, b.k_begin, rows), b.dv = slice_keys(dv, b.k_begin, rows);
         assert_ok(cot_attention_backward(queue, &b));
     }
-    read_back(&m.out, r->out), read_back(&m.lse, r->lse);
-    read_back(&b.dq, r->dq), read_back(&dk, r->dk), read_back(&dv, r->dv);
-    release(
-        (cot_tensor *[]){&a.q, &K, &V, &dout, &sinks, &m.out, &m.lse, &m.out_b, &m.lse_b, &D.delta, &b.dq, &dk, &dv},
-        13);
+    tensor_to_values(&m.out, r->out), tensor_to_values(&m.lse, r->lse);
+    tensor_to_values(&b.dq, r->dq), tensor_to_values(&dk, r->dk), tensor_to_values(&dv, r->dv);
+    free_tensors((cot_tensor *[]){&a.q, &all_k, &all_v, &dout, &sinks, &m.out, &m.lse, &m.out_b, &m.lse_b, &D.delta,
+                                  &b.dq, &dk, &dv},
+                 13);
     cot_queue_destroy(queue);
 }
 
-static void blocks_make_the_whole(void **state)
+static void blocks_equal_one_call(void **state)
 {
     (void)state;
     static const int counts[] = {2, 3, 7};
     for (int causal = 0; causal < 3; causal++) {
         fixture f = {.B = 1, .H = 4, .Hkv = 2, .Tq = 150, .Tk = 211, .d = 64, .dv = 40, .left = causal == 2 ? 70 : -1};
         f.causal = causal > 0;
-        draw(&f, COT_F32);
-        results reference = make_results(&f), one = make_results(&f);
+        fill_random(&f, COT_F32);
+        results reference = make_results(&f), single_call = make_results(&f);
         cot_queue *queue = make_queue("", 0);
         assert_true(run(&f, COT_F64, queue, queue, &reference));
-        assert_true(run(&f, COT_F32, queue, queue, &one));
+        assert_true(run(&f, COT_F32, queue, queue, &single_call));
         cot_queue_destroy(queue);
         for (size_t n = 0; n < COUNT(counts); n++) {
             results r = make_results(&f);
             run_blocks(&f, counts[n], COT_F32, NULL, &r);
-            agree("out", counts[n], r.out, one.out, reference.out, out_count(&f));
-            agree("lse", counts[n], r.lse, one.lse, reference.lse, f.H * f.Tq);
-            agree("dq", counts[n], r.dq, one.dq, reference.dq, q_count(&f));
-            agree("dk", counts[n], r.dk, one.dk, reference.dk, k_count(&f));
-            agree("dv", counts[n], r.dv, one.dv, reference.dv, v_count(&f));
+            check_norm("out", counts[n], r.out, single_call.out, reference.out, out_count(&f));
+            check_norm("lse", counts[n], r.lse, single_call.lse, reference.lse, f.H * f.Tq);
+            check_norm("dq", counts[n], r.dq, single_call.dq, reference.dq, q_count(&f));
+            check_norm("dk", counts[n], r.dk, single_call.dk, reference.dk, k_count(&f));
+            check_norm("dv", counts[n], r.dv, single_call.dv, reference.dv, v_count(&f));
             free_results(&r);
         }
         free_results(&reference);
-        free_results(&one);
+        free_results(&single_call);
         free_fixture(&f);
     }
 }
 
-/* In f64, where the scalar kernel runs: blocks and a sink given to the last merge are the forward with a sink. */
+/* Blocks whose last merge gets the sink equal one forward with the sink. In f64, which the scalar kernel computes. */
 static void a_sink_is_merged_once(void **state)
 {
     (void)state;
     fixture f = {.B = 1, .H = 2, .Hkv = 1, .Tq = 9, .Tk = 14, .d = 5, .dv = 3, .left = -1, .causal = true};
-    draw(&f, COT_F64);
+    fill_random(&f, COT_F64);
     const double sink[2] = {0.5, -1};
     results blocks = make_results(&f), whole = make_results(&f);
     run_blocks(&f, 3, COT_F64, sink, &blocks);
@@ -460,14 +465,14 @@ static void a_sink_is_merged_once(void **state)
     cot_queue *queue = make_queue("", 0);
     assert_ok(cot_attention_forward(queue, &a));
     cot_queue_destroy(queue);
-    assert_true(worst(blocks.out, whole.out, out_count(&f)) < 1e-14);
-    assert_true(worst(blocks.lse, whole.lse, f.H * f.Tq) < 1e-14);
+    assert_true(max_error(blocks.out, whole.out, out_count(&f)) < 1e-14);
+    assert_true(max_error(blocks.lse, whole.lse, f.H * f.Tq) < 1e-14);
     free_results(&blocks);
     free_results(&whole);
     free_fixture(&f);
 }
 
-/* Workspace grows with the length, not with its square. */
+/* The workspace grows linearly with the length. */
 static void workspace_is_linear(void **state)
 {
     (void)state;
@@ -496,23 +501,23 @@ static void workspace_is_linear(void **state)
     cot_queue_destroy(queue);
 }
 
-/* ---- AMX's tiles: the host's stay as they were, and a forked child may use them ---------------------------------- */
+/* ---- AMX tiles: the caller's state is restored, and a forked child may use tiles ------------------------------- */
 
 #if defined(__x86_64__)
 
 #define WITH_TILES __attribute__((target("amx-tile")))
 
-/* A state that a host could be in: a tile of 3 rows of 20 bytes. */
+/* A tile state that a caller may have: one tile of 3 rows of 20 bytes. */
 typedef struct host_tiles {
     _Alignas(64) uint8_t config[64];
     _Alignas(64) uint8_t rows[16][64];
 } host_tiles;
 
-static host_tiles some_tiles(void)
+static host_tiles example_tiles(void)
 {
     host_tiles host = {.config = {1}};
-    host.config[16 + 2 * 5] = 20; /* bytes a row of tile 5 */
-    host.config[48 + 5] = 3;      /* its rows */
+    host.config[16 + 2 * 5] = 20; /* bytes per row of tile 5 */
+    host.config[48 + 5] = 3;      /* rows of tile 5 */
     for (int row = 0; row < 3; row++)
         for (int byte = 0; byte < 20; byte++)
             host.rows[row][byte] = (uint8_t)(7 * row + byte + 1);
@@ -539,14 +544,14 @@ WITH_TILES static void release_tiles(void)
     _tile_release();
 }
 
-/* One forward and backward in bf16; the bits of out, dq, dk and dv. */
+/* Bits of the outputs of one forward and backward in bf16. */
 enum { AMX_T = 200, AMX_H = 2, AMX_D = 64, AMX_SIZE = AMX_T * AMX_H * AMX_D };
 typedef struct amx_results {
     uint16_t out[AMX_SIZE], dq[AMX_SIZE], dk[AMX_SIZE], dv[AMX_SIZE];
     float lse[AMX_H * AMX_T];
 } amx_results;
 
-static void run_on_tiles(amx_results *r, int threads)
+static void run_amx(amx_results *r, int threads)
 {
     static uint16_t q[AMX_SIZE], k[AMX_SIZE], v[AMX_SIZE], dout[AMX_SIZE];
     uint16_t *const inputs[] = {q, k, v, dout};
@@ -576,19 +581,19 @@ static void run_on_tiles(amx_results *r, int threads)
     cot_queue_destroy(queue);
 }
 
-static void tiles_are_given_back(void **state)
+static void tiles_are_restored(void **state)
 {
     (void)state;
     if (!(cot_cpu_features() & COT_ISA_AMX))
         skip();
     static amx_results one, three;
-    const host_tiles before = some_tiles();
+    const host_tiles before = example_tiles();
     load_tiles(&before);
-    run_on_tiles(&one, 1);
+    run_amx(&one, 1);
     const host_tiles after = store_tiles(true);
     assert_memory_equal(&before, &after, sizeof before);
     release_tiles();
-    run_on_tiles(&three, 3);
+    run_amx(&three, 3);
     const host_tiles none = store_tiles(false), released = {{0}, {{0}}};
     assert_memory_equal(&none, &released, sizeof none);
     assert_memory_equal(&one, &three, sizeof one);
@@ -600,11 +605,11 @@ static void a_forked_child_has_tiles(void **state)
     if (!(cot_cpu_features() & COT_ISA_AMX))
         skip();
     static amx_results parent, child;
-    run_on_tiles(&parent, 2);
+    run_amx(&parent, 2);
     const pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        run_on_tiles(&child, 2);
+        run_amx(&child, 2);
         _exit(memcmp(&parent, &child, sizeof parent) == 0 ? 0 : 1);
     }
     int status = 0;
@@ -619,11 +624,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #if defined(__x86_64__)
-        cmocka_unit_test(tiles_are_given_back),
+        cmocka_unit_test(tiles_are_restored),
         cmocka_unit_test(a_forked_child_has_tiles),
 #endif
-        cmocka_unit_test(keeps_the_rule_of_the_field),
-        cmocka_unit_test(blocks_make_the_whole),
+        cmocka_unit_test(errors_are_within_twice_the_unfused_ones),
+        cmocka_unit_test(blocks_equal_one_call),
         cmocka_unit_test(a_sink_is_merged_once),
         cmocka_unit_test(workspace_is_linear),
     };

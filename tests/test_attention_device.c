@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_attention_device.c: what check does not ask of attention on a GPU. The primitives of blocks, run over key blocks
- * and put together, against one call; and index data at fault, which is clamped and reported. Without a GPU it is
- * skipped (status 77), which ctest counts as such. */
+ * test_attention_device.c: properties of attention on a GPU that `cotangent check` does not test. Attention computed by
+ * key blocks and merged equals one call. Invalid index data is clamped and reported. Exit status 77, "skipped",
+ * without a GPU. */
 #include "device.h"
 #include "support.h"
 
@@ -19,8 +19,7 @@ enum { TQ = 70, TK = 130, H = 4, HKV = 2, D = 64, DV = 32, PARTS = 3 };
 
 static cot_queue *gpu;
 
-/* ---- tensors on the device
- * ---------------------------------------------------------------------------------------- */
+/* ---- tensors on the device ------------------------------------------------------------------------------------- */
 
 static cot_tensor stored(cot_dtype dtype, int rank, const int64_t *shape, uint64_t *seed)
 {
@@ -52,8 +51,8 @@ static double *fetched(const cot_tensor *t)
     return values;
 }
 
-/* Off by no more than `allowed` of the largest. */
-static void agree(const char *name, const cot_tensor *a, const cot_tensor *b, double allowed)
+/* Asserts that the maximum difference is at most `allowed` times the largest value. */
+static void assert_close(const char *name, const cot_tensor *a, const cot_tensor *b, double allowed)
 {
     double *x = fetched(a), *y = fetched(b), most = 0, error = 0;
     for (int64_t i = 0; i < cot_elements(a); i++) {
@@ -75,8 +74,7 @@ static cot_tensor rows_of(cot_tensor t, int64_t first, int64_t rows)
     return t;
 }
 
-/* ---- blocks
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------------------------- */
 
 typedef struct results {
     cot_tensor out, lse, dq, dk, dv, dsink;
@@ -158,7 +156,7 @@ static void run_blocks(const inputs *in, bool causal, results *r)
     free_results(&part);
 }
 
-static void blocks_make_the_whole(void **state)
+static void blocks_equal_one_call(void **state)
 {
     (void)state;
     static const cot_dtype dtypes[] = {COT_F32, COT_BF16, COT_F16};
@@ -173,20 +171,19 @@ static void blocks_make_the_whole(void **state)
         results whole = make_results(dtype), blocks = make_results(dtype);
         run_whole(&in, n / 3, &whole);
         run_blocks(&in, n / 3, &blocks);
-        agree("out", &blocks.out, &whole.out, allowed[n % 3]);
-        agree("lse", &blocks.lse, &whole.lse, 1e-5);
-        agree("dq", &blocks.dq, &whole.dq, allowed[n % 3]);
-        agree("dk", &blocks.dk, &whole.dk, allowed[n % 3]);
-        agree("dv", &blocks.dv, &whole.dv, allowed[n % 3]);
-        agree("dsink", &blocks.dsink, &whole.dsink, allowed[n % 3]);
+        assert_close("out", &blocks.out, &whole.out, allowed[n % 3]);
+        assert_close("lse", &blocks.lse, &whole.lse, 1e-5);
+        assert_close("dq", &blocks.dq, &whole.dq, allowed[n % 3]);
+        assert_close("dk", &blocks.dk, &whole.dk, allowed[n % 3]);
+        assert_close("dv", &blocks.dv, &whole.dv, allowed[n % 3]);
+        assert_close("dsink", &blocks.dsink, &whole.dsink, allowed[n % 3]);
         free_results(&whole);
         free_results(&blocks);
         release((cot_tensor *[]){&in.q, &in.k, &in.v, &in.dout, &in.sink}, 5);
     }
 }
 
-/* ---- faults in index data
- * ------------------------------------------------------------------------------------------- */
+/* ---- faults in index data --------------------------------------------------------------------------------------- */
 
 static void faults_are_reported(void **state)
 {
@@ -228,7 +225,7 @@ int main(void)
     if (status != 0)
         return status;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_make_the_whole),
+        cmocka_unit_test(blocks_equal_one_call),
         cmocka_unit_test(faults_are_reported),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_attention_errors.c: every way in which the front of attention refuses a call: the status, the whole message, and
- * that no output was touched. And the odd calls that it must not refuse. */
+ * test_attention_errors.c: every reason for which attention refuses a call. Checks the status, the exact message, and
+ * that no output was written. Also tests unusual calls that are valid. */
 #include "refusals.h"
 
 #include <cotangent/attention.h>
@@ -63,7 +63,7 @@ static fixture *fresh(fixture *f, const char *kernels)
     return f;
 }
 
-/* Packed: 6 of 7 rows of queries, 10 of 10 of keys. */
+/* Packs the arguments: 6 of 7 rows of queries, 10 of 10 rows of keys. */
 static void pack(fixture *f)
 {
     f->f.q = VIEW(f->q, COT_F32, 7, H, DH);
@@ -84,7 +84,7 @@ static cot_status call(fixture *f, int direction)
                                    : cot_attention_merge(f->queue, &f->m);
 }
 
-static cot_status ask_workspace(fixture *f, int direction, size_t *bytes)
+static cot_status query_workspace(fixture *f, int direction, size_t *bytes)
 {
     return direction == FORWARD    ? cot_attention_forward_workspace(f->queue, &f->f, bytes)
            : direction == BACKWARD ? cot_attention_backward_workspace(f->queue, &f->b, bytes)
@@ -95,34 +95,38 @@ static cot_status ask_workspace(fixture *f, int direction, size_t *bytes)
 static void options(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: causal is 2, expected 0 or 1", f->f.causal = 2);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: window is -1, expected 0 or 1", f->f.window = -1);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: window_left is 3, expected 0 without window",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: causal is 2, expected 0 or 1",
+           f->f.causal = 2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: window is -1, expected 0 or 1",
+           f->f.window = -1);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: window_left is 3, expected 0 without window",
            f->f.window_left = 3);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: window_right is -2, expected -1 (all) or more",
-           f->f.window = 1, f->f.window_right = -2);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: window_right is 4, expected 0 or -1 with causal",
-           f->f.causal = f->f.window = 1, f->f.window_right = 4);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: scale is inf, expected a finite number",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
+           "attention_forward: window_right is -2, expected -1 (all) or more", f->f.window = 1, f->f.window_right = -2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
+           "attention_forward: window_right is 4, expected 0 or -1 with causal", f->f.causal = f->f.window = 1,
+           f->f.window_right = 4);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: scale is inf, expected a finite number",
            f->f.scale = INFINITY);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "attention_backward: softcap is -1, expected 0 (none) or a positive number", f->b.softcap = -1);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: dropout_p is 1.5, expected 0 to 1",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: dropout_p is 1.5, expected 0 to 1",
            f->f.dropout_p = 1.5);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: dropout_p is nan, expected 0 to 1",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: dropout_p is nan, expected 0 to 1",
            f->f.dropout_p = (double)NAN);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_backward: accumulate is 3, expected 0 or 1",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_backward: accumulate is 3, expected 0 or 1",
            f->b.accumulate = 3);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_backward: allow_nondeterminism is 2, expected 0 or 1",
-           f->b.allow_nondeterminism = 2);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: max_seqlen_q is 3, expected 0 without cu_seqlens",
-           f->f.max_seqlen_q = 3);
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
+           "attention_backward: allow_nondeterminism is 2, expected 0 or 1", f->b.allow_nondeterminism = 2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
+           "attention_forward: max_seqlen_q is 3, expected 0 without cu_seqlens", f->f.max_seqlen_q = 3);
     ACCEPT(FORWARD, f->f.causal = f->f.window = 1, f->f.window_left = -1, f->f.window_right = -1);
     ACCEPT(FORWARD, f->f.window = 1, f->f.window_left = INT64_MAX, f->f.window_right = INT64_MAX);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE,
            "attention_forward: dropout_seed_memory has 3 words, expected 2 (low, high)",
            f->f.dropout_seed_memory = VIEW(f->cu_q, COT_I32, 3));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "attention_forward: dropout_offset_memory has dtype f32, expected i32",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
+           "attention_forward: dropout_offset_memory has dtype f32, expected i32",
            f->f.dropout_offset_memory = VIEW(f->small, COT_F32, 2));
     ACCEPT(FORWARD, f->f.dropout_p = 1);
     ACCEPT(FORWARD, f->f.dropout_p = 0.5, f->f.dropout_seed_memory = VIEW(f->cu_q, COT_I32, 2));
@@ -131,15 +135,15 @@ static void options(void **state)
 static void blocks(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE,
            "attention_forward: k_begin is 4, and 5 rows from there do not lie in k_length 8", f->f.k_begin = 4,
            f->f.k_length = 8);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE,
            "attention_forward: q_begin is -1, and 3 rows from there do not lie in q_length 8", f->f.q_begin = -1,
            f->f.q_length = 8);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: k_length is 20, expected 0 with cu_seqlens",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: k_length is 20, expected 0 with cu_seqlens",
            pack(f), f->f.k_length = 20);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "attention_forward: sink is given for a block, expected it in attention_merge", f->f.k_length = 20,
            f->f.sink = f->b.sink);
     ACCEPT(FORWARD, f->f.k_begin = 15, f->f.k_length = 20);
@@ -149,134 +153,150 @@ static void blocks(void **state)
 static void shapes(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: q is required", f->f.q = (cot_tensor){0});
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: k is required", f->f.k = (cot_tensor){0});
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: v is required", f->f.v = (cot_tensor){0});
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: q has rank 3, expected 4",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: q is required", f->f.q = (cot_tensor){0});
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: k is required", f->f.k = (cot_tensor){0});
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: v is required", f->f.v = (cot_tensor){0});
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: q has rank 3, expected 4",
            f->f.q = VIEW(f->q, COT_F32, TQ, H, DH));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: k has B=1, q has B=2", f->f.k.shape[0] = 1);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: v has B=1, q has B=2", f->f.v.shape[0] = 1);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: k has d=7, q has d=8", f->f.k.shape[3] = 7);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: v has Tk=4, k has Tk=5", f->f.v.shape[1] = 4);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: v has Hkv=1, k has Hkv=2", f->f.v.shape[2] = 1);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: q has H=4, expected a multiple of k's Hkv=3",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: k has B=1, q has B=2", f->f.k.shape[0] = 1);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: v has B=1, q has B=2", f->f.v.shape[0] = 1);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: k has d=7, q has d=8", f->f.k.shape[3] = 7);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: v has Tk=4, k has Tk=5", f->f.v.shape[1] = 4);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: v has Hkv=1, k has Hkv=2", f->f.v.shape[2] = 1);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: q has H=4, expected a multiple of k's Hkv=3",
            f->f.k = VIEW(f->k, COT_F32, B, TK, 3, DH), f->f.v = VIEW(f->v, COT_F32, B, TK, 3, DV));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: q has H=4, expected a multiple of k's Hkv=0",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: q has H=4, expected a multiple of k's Hkv=0",
            f->f.k.shape[2] = f->f.v.shape[2] = 0);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: q has d=0, expected 1 or more",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: q has d=0, expected 1 or more",
            f->f.q.shape[3] = f->f.k.shape[3] = 0);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: v has dv=0, expected 1 or more",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: v has dv=0, expected 1 or more",
            f->f.v.shape[3] = 0);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: out has dv=5, v has dv=6", f->f.out.shape[3] = 5);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: lse has Tq=2, q has Tq=3", f->f.lse.shape[2] = 2);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: sink has H=3, q has H=4",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: out has dv=5, v has dv=6",
+           f->f.out.shape[3] = 5);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: lse has Tq=2, q has Tq=3",
+           f->f.lse.shape[2] = 2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: sink has H=3, q has H=4",
            f->f.sink = VIEW(f->small, COT_F32, 3));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: alibi_slopes has B=3, q has B=2",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: alibi_slopes has B=3, q has B=2",
            f->f.alibi_slopes = VIEW(f->small, COT_F32, 3, H));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: alibi_slopes has H=5, q has H=4",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: alibi_slopes has H=5, q has H=4",
            f->f.alibi_slopes = VIEW(f->small, COT_F32, 5));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: bias has Tk=4, k has Tk=5",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: bias has Tk=4, k has Tk=5",
            f->f.bias = VIEW(f->bias, COT_F32, 1, H, 1, 4));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: seqused_k has B=3, q has B=2",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: seqused_k has B=3, q has B=2",
            f->f.seqused_k = VIEW(f->cu_k, COT_I32, 3));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: seqused_q has B=3, q has B=2",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: seqused_q has B=3, q has B=2",
            f->f.seqused_q = VIEW(f->cu_k, COT_I32, 3));
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_backward: lse is required", f->b.lse = (cot_tensor){0});
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_backward: out is required", f->b.out = (cot_tensor){0});
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_backward: dout is required", f->b.dout = (cot_tensor){0});
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_backward: lse is required",
+           f->b.lse = (cot_tensor){0});
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_backward: out is required",
+           f->b.out = (cot_tensor){0});
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_backward: dout is required",
+           f->b.dout = (cot_tensor){0});
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "attention_backward: out is given together with delta, which stands for it", f->b.delta = f->b.lse);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "attention_backward: dlse is given together with delta, which stands for it", f->b.delta = f->b.lse,
            f->b.dlse = f->b.lse, f->b.out = (cot_tensor){0});
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_backward: sink is required", f->b.sink = (cot_tensor){0});
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_backward: bias is required", f->b.bias = (cot_tensor){0});
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "attention_backward: dbias has B=2, bias has B=1",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_backward: sink is required",
+           f->b.sink = (cot_tensor){0});
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_backward: bias is required",
+           f->b.bias = (cot_tensor){0});
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_backward: dbias has B=2, bias has B=1",
            f->b.dbias = VIEW(f->out.dbias, COT_F32, B, H, TQ, TK));
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "attention_backward: dq has d=6, q has d=8", f->b.dq.shape[3] = 6);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "attention_backward: dk has Hkv=4, k has Hkv=2", f->b.dk.shape[2] = 4);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "attention_backward: dv has Tk=3, k has Tk=5", f->b.dv.shape[1] = 3);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "attention_backward: dsink has H=5, q has H=4",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_backward: dq has d=6, q has d=8", f->b.dq.shape[3] = 6);
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_backward: dk has Hkv=4, k has Hkv=2",
+           f->b.dk.shape[2] = 4);
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_backward: dv has Tk=3, k has Tk=5",
+           f->b.dv.shape[1] = 3);
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_backward: dsink has H=5, q has H=4",
            f->b.dsink = VIEW(f->out.dsink, COT_F32, 5));
-    REFUSE(DELTA, SHAPES, COT_INVALID_ARGUMENT, "attention_delta: delta is required", f->d.delta = (cot_tensor){0});
-    REFUSE(DELTA, SHAPES, COT_INVALID_ARGUMENT, "attention_delta: dout is required", f->d.dout = (cot_tensor){0});
-    REFUSE(DELTA, SHAPES, COT_INVALID_SHAPE, "attention_delta: dout has dv=5, out has dv=6", f->d.dout.shape[3] = 5);
-    REFUSE(DELTA, SHAPES, COT_INVALID_SHAPE, "attention_delta: delta has H=2, out has H=4", f->d.delta.shape[1] = 2);
-    REFUSE(MERGE, SHAPES, COT_INVALID_ARGUMENT, "attention_merge: out_b is required", f->m.out_b = (cot_tensor){0});
-    REFUSE(MERGE, SHAPES, COT_INVALID_ARGUMENT, "attention_merge: lse_a is required", f->m.lse_a = (cot_tensor){0});
-    REFUSE(MERGE, SHAPES, COT_INVALID_ARGUMENT, "attention_merge: lse_b is required", f->m.lse_b = (cot_tensor){0});
-    REFUSE(MERGE, SHAPES, COT_INVALID_SHAPE, "attention_merge: out has Tq=2, out_a has Tq=3", f->m.out.shape[1] = 2);
-    REFUSE(MERGE, SHAPES, COT_INVALID_SHAPE, "attention_merge: sink has H=1, out_a has H=4",
+    REFUSE(DELTA, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_delta: delta is required",
+           f->d.delta = (cot_tensor){0});
+    REFUSE(DELTA, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_delta: dout is required", f->d.dout = (cot_tensor){0});
+    REFUSE(DELTA, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_delta: dout has dv=5, out has dv=6",
+           f->d.dout.shape[3] = 5);
+    REFUSE(DELTA, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_delta: delta has H=2, out has H=4",
+           f->d.delta.shape[1] = 2);
+    REFUSE(MERGE, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_merge: out_b is required",
+           f->m.out_b = (cot_tensor){0});
+    REFUSE(MERGE, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_merge: lse_a is required",
+           f->m.lse_a = (cot_tensor){0});
+    REFUSE(MERGE, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_merge: lse_b is required",
+           f->m.lse_b = (cot_tensor){0});
+    REFUSE(MERGE, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_merge: out has Tq=2, out_a has Tq=3",
+           f->m.out.shape[1] = 2);
+    REFUSE(MERGE, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_merge: sink has H=1, out_a has H=4",
            f->m.sink = VIEW(f->small, COT_F32, 1));
 }
 
 static void dtypes_and_memory(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "attention_forward: k has dtype bf16, expected q's f32",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "attention_forward: k has dtype bf16, expected q's f32",
            f->f.k.dtype = COT_BF16);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "attention_forward: v has dtype f16, expected q's f32",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "attention_forward: v has dtype f16, expected q's f32",
            f->f.v.dtype = COT_F16);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "attention_forward: out has dtype f16, expected q's f32",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "attention_forward: out has dtype f16, expected q's f32",
            f->f.out.dtype = COT_F16);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "attention_forward: out has dtype f16, expected q's bf16 or f32",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "attention_forward: out has dtype f16, expected q's bf16 or f32",
            f->f.q.dtype = f->f.k.dtype = f->f.v.dtype = COT_BF16, f->f.out.dtype = COT_F16);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "attention_forward: lse has dtype bf16, expected f32",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "attention_forward: lse has dtype bf16, expected f32",
            f->f.lse.dtype = COT_BF16);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
            "attention_forward: sink has dtype f64, q has f32 (f64 goes with f64 only)",
            f->f.sink = VIEW(f->out.dq, COT_F64, H));
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_DTYPE, "attention_backward: dout has dtype bf16, expected q's f32",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "attention_backward: dout has dtype bf16, expected q's f32",
            f->b.dout.dtype = COT_BF16);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_DTYPE, "attention_backward: dq has dtype bf16, expected q's f32",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "attention_backward: dq has dtype bf16, expected q's f32",
            f->b.dq.dtype = COT_BF16);
-    REFUSE(FORWARD, DATA, COT_INVALID_LAYOUT, "attention_forward: out overlaps q", f->f.out.data = f->q);
-    REFUSE(FORWARD, DATA, COT_INVALID_ARGUMENT, "attention_forward: v has null data", f->f.v.data = NULL);
-    REFUSE(MERGE, DATA, COT_INVALID_LAYOUT, "attention_merge: out overlaps out_a", f->m.out_a = f->m.out,
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "attention_forward: out overlaps q", f->f.out.data = f->q);
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "attention_forward: v has null data", f->f.v.data = NULL);
+    REFUSE(MERGE, DATA_FAULT, COT_INVALID_LAYOUT, "attention_merge: out overlaps out_a", f->m.out_a = f->m.out,
            f->m.out_a.data = (char *)f->m.out.data + 4);
-    REFUSE(MERGE, DATA, COT_INVALID_LAYOUT, "attention_merge: out overlaps out_b", f->m.out_b = f->m.out);
+    REFUSE(MERGE, DATA_FAULT, COT_INVALID_LAYOUT, "attention_merge: out overlaps out_b", f->m.out_b = f->m.out);
     ACCEPT(MERGE, f->m.out_a = f->m.out, f->m.lse_a = f->m.lse);
 }
 
 static void packing(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "attention_forward: cu_seqlens_q is given without cu_seqlens_k, expected both or none", pack(f),
            f->f.cu_seqlens_k = (cot_tensor){0});
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "attention_forward: cu_seqlens_k is given without cu_seqlens_q, expected both or none", pack(f),
            f->f.cu_seqlens_q = (cot_tensor){0});
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: cu_seqlens_k has B+1=2, cu_seqlens_q has B+1=3",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: cu_seqlens_k has B+1=2, cu_seqlens_q has B+1=3",
            pack(f), f->f.cu_seqlens_k.shape[0] = 2);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: cu_seqlens_q has 0 entries, expected B+1", pack(f),
-           f->f.cu_seqlens_q.shape[0] = f->f.cu_seqlens_k.shape[0] = 0);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "attention_forward: q has rank 4, expected 3", pack(f),
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: cu_seqlens_q has 0 entries, expected B+1",
+           pack(f), f->f.cu_seqlens_q.shape[0] = f->f.cu_seqlens_k.shape[0] = 0);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: q has rank 4, expected 3", pack(f),
            f->f.q = VIEW(f->q, COT_F32, B, TQ, H, DH));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "attention_forward: max_seqlen_k is -1, expected 0 or more", pack(f),
-           f->f.max_seqlen_k = -1);
-    REFUSE(FORWARD, DATA, COT_INVALID_DATA, "attention_forward: cu_seqlens_q[0] is 1, expected 0", pack(f),
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: max_seqlen_k is -1, expected 0 or more",
+           pack(f), f->f.max_seqlen_k = -1);
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_DATA, "attention_forward: cu_seqlens_q[0] is 1, expected 0", pack(f),
            f->cu_q[0] = 1);
-    REFUSE(FORWARD, DATA, COT_INVALID_DATA, "attention_forward: cu_seqlens_k[2] is 4, less than 5 before it", pack(f),
-           f->cu_k[2] = 4);
-    REFUSE(FORWARD, DATA, COT_INVALID_DATA, "attention_forward: cu_seqlens_q ends at 8, q has total_q=7", pack(f),
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_DATA, "attention_forward: cu_seqlens_k[2] is 4, less than 5 before it",
+           pack(f), f->cu_k[2] = 4);
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_DATA, "attention_forward: cu_seqlens_q ends at 8, q has total_q=7", pack(f),
            f->cu_q[1] = 4, f->cu_q[2] = 8);
-    REFUSE(FORWARD, DATA, COT_INVALID_DATA,
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_DATA,
            "attention_forward: cu_seqlens_k gives sequence 1 5 rows, max_seqlen_k is 4", pack(f), f->cu_k[1] = 4,
            f->cu_k[2] = 9, f->f.max_seqlen_k = 4);
-    REFUSE(FORWARD, DATA, COT_INVALID_DATA, "attention_forward: seqused_q[0] is 2, expected 0 to 1", pack(f),
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_DATA, "attention_forward: seqused_q[0] is 2, expected 0 to 1", pack(f),
            f->f.seqused_q = VIEW(f->used, COT_I32, B));
-    REFUSE(FORWARD, DATA, COT_INVALID_DATA, "attention_forward: seqused_k[1] is 6, expected 0 to 5", f->used[1] = 6,
-           f->f.seqused_k = VIEW(f->used, COT_I32, B));
-    REFUSE(FORWARD, DATA, COT_INVALID_DATA, "attention_forward: seqused_k[1] is -1, expected 0 to 5", f->used[1] = -1,
-           f->f.seqused_k = VIEW(f->used, COT_I32, B));
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_DATA, "attention_forward: seqused_k[1] is 6, expected 0 to 5",
+           f->used[1] = 6, f->f.seqused_k = VIEW(f->used, COT_I32, B));
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_DATA, "attention_forward: seqused_k[1] is -1, expected 0 to 5",
+           f->used[1] = -1, f->f.seqused_k = VIEW(f->used, COT_I32, B));
     ACCEPT(FORWARD, pack(f));
-    ACCEPT(FORWARD, pack(f), f->f.max_seqlen_k = INT64_MAX / 4); /* no more than there are rows */
+    ACCEPT(FORWARD, pack(f), f->f.max_seqlen_k = INT64_MAX / 4); /* larger than the number of rows */
     ACCEPT(FORWARD, f->f.seqused_k = f->f.seqused_q = VIEW(f->used, COT_I32, B));
 }
 
-/* Nothing to do is no error. */
-static void empty(void **state)
+/* An empty call is valid. */
+static void empty_calls(void **state)
 {
     (void)state;
     ACCEPT(FORWARD, f->f.q.shape[0] = f->f.k.shape[0] = f->f.v.shape[0] = f->f.out.shape[0] = f->f.lse.shape[0] = 0);
@@ -284,7 +304,7 @@ static void empty(void **state)
     ACCEPT(FORWARD, f->f.out = f->f.lse = (cot_tensor){0});
     ACCEPT(BACKWARD, f->b.dq = f->b.dk = f->b.dv = f->b.dsink = f->b.dbias = (cot_tensor){0});
     fixture space, *f = fresh(&space, NULL);
-    f->f.k.shape[1] = f->f.v.shape[1] = 0; /* no keys: every query gets nothing */
+    f->f.k.shape[1] = f->f.v.shape[1] = 0; /* no keys: the output of every query is 0 */
     assert_ok(call(f, FORWARD));
     for (int i = 0; i < B * TQ * H * DV; i++)
         assert_true(((float *)f->out.o)[i] == 0);
@@ -310,7 +330,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options), cmocka_unit_test(blocks),
         cmocka_unit_test(shapes),  cmocka_unit_test(dtypes_and_memory),
-        cmocka_unit_test(packing), cmocka_unit_test(empty),
+        cmocka_unit_test(packing), cmocka_unit_test(empty_calls),
         cmocka_unit_test(forced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

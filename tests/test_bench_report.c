@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_bench_report.c: the columns of bench's table: what bounds a case says them, and a GPU has none of a CPU's. */
+ * test_bench_report.c: tests the columns of bench's table. They depend on what bounds a case, and on the device. */
 #include "support.h"
 
 #include "check/bench.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What bench_print prints of one row. */
+/* Writes the output of bench_print for one row to `text`. */
 static void print(const char *json, char *text, size_t size)
 {
     FILE *file = tmpfile();
@@ -38,7 +38,7 @@ static void print(const char *json, char *text, size_t size)
     "\"workspace_bytes\": 2048, \"chosen\": true, \"device\": \"Toy\", \"clock_ghz\": 2.5, \"commit\": \"c\", \"date\": \"d\"" more    \
     "}]"
 
-static void hold(const char *json, const char *const *expected, const char *const *absent)
+static void check_line(const char *json, const char *const *expected, const char *const *absent)
 {
     char text[4096];
     print(json, text, sizeof text);
@@ -55,27 +55,27 @@ static void hold(const char *json, const char *const *expected, const char *cons
 static void bound_by_products(void **state)
 {
     (void)state;
-    hold(
+    check_line(
         ROW("cpu", "attention", "1e6", "1e9", ", \"product_ceiling\": 0.5, \"product_ratio\": 0.5"),
         WORDS("1.0 GFLOP, products 0.500 TFLOP/s", "TFLOP/s", "of products", "0.250", "50.0%", "2 threads", "2.50 GHz"),
         WORDS("GB/s", "of copy", "3.8%", "cycles"));
-    hold(ROW("cuda", "attention", "1e6", "1e9", ""), WORDS("1.0 GFLOP", "TFLOP/s", "0.250", "chosen"),
-         WORDS("of products", "GB/s", "of copy", "threads", "GHz", "cycles"));
-    hold(ROW("cuda", "attention", "1e6", "1e9", ", \"product_ceiling\": 0.5, \"product_ratio\": 0.5"),
-         WORDS("products 0.500 TFLOP/s", "of products", "50.0%"), WORDS("GB/s", "threads", "GHz", "cycles"));
+    check_line(ROW("cuda", "attention", "1e6", "1e9", ""), WORDS("1.0 GFLOP", "TFLOP/s", "0.250", "chosen"),
+               WORDS("of products", "GB/s", "of copy", "threads", "GHz", "cycles"));
+    check_line(ROW("cuda", "attention", "1e6", "1e9", ", \"product_ceiling\": 0.5, \"product_ratio\": 0.5"),
+               WORDS("products 0.500 TFLOP/s", "of products", "50.0%"), WORDS("GB/s", "threads", "GHz", "cycles"));
 }
 
 static void bound_by_memory(void **state)
 {
     (void)state;
-    hold(ROW("cpu", "dropout", "1e8", "1e8", ""),
-         WORDS("100.0 MB, copy 1000.0 GB/s", "of copy", "3.8%", "cycles/16", "77.7", "2 threads"),
-         WORDS("FLOP", "products"));
+    check_line(ROW("cpu", "dropout", "1e8", "1e8", ""),
+               WORDS("100.0 MB, copy 1000.0 GB/s", "of copy", "3.8%", "cycles/16", "77.7", "2 threads"),
+               WORDS("FLOP", "products"));
     /* A ceiling of products is there, but it does not bound the case: mhc_pre. */
-    hold(ROW("cpu", "mhc_pre", "1e8", "2e9", ", \"product_ceiling\": 50, \"product_ratio\": 0.005"),
-         WORDS("GB/s", "of copy"), WORDS("FLOP", "products"));
-    hold(ROW("cuda", "mhc_pre", "1e8", "3e9", ""), WORDS("of copy", "workspace KB", "2.0"),
-         WORDS("cycles", "77.7", "threads", "GHz", "FLOP"));
+    check_line(ROW("cpu", "mhc_pre", "1e8", "2e9", ", \"product_ceiling\": 50, \"product_ratio\": 0.005"),
+               WORDS("GB/s", "of copy"), WORDS("FLOP", "products"));
+    check_line(ROW("cuda", "mhc_pre", "1e8", "3e9", ""), WORDS("of copy", "workspace KB", "2.0"),
+               WORDS("cycles", "77.7", "threads", "GHz", "FLOP"));
 }
 
 /* The drawing shows the share of the rate that bounds the case. */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_causal_conv1d_large.c: more than 2^31 elements on a GPU. All rows of the batch hold the same, so each kernel
- * must write what it writes for one row alone, to the bit, into every row beyond 2^31 elements too; dweight and dbias
- * are those of one row as often as there are rows. Exit status 77, "skipped", without a GPU or where it has too little
- * memory. */
+ * test_causal_conv1d_large.c: tensors of more than 2^31 elements on a GPU. All rows of the batch are equal. Each kernel
+ * must write the same bits into every row as it writes for a batch of one row. dweight and dbias are those of one row,
+ * times the number of rows. Exit status 77, "skipped", without a GPU or with too little GPU memory. */
 #include "device.h"
 #include "rows_alike.h"
 
@@ -15,9 +14,9 @@
 
 enum { B = 1040, D = 512, T = 4096, K = 4, ROW = D * T }; /* 2.18e9 elements */
 
-static cot_queue *queue; /* which owns the memory */
-static char *out, *one;
-static rows_alike inputs = {.D = D, .T = T, .K = K, .dtype = COT_BF16};
+static cot_queue *queue; /* owns the memory */
+static char *out, *single;
+static equal_rows inputs = {.D = D, .T = T, .K = K, .dtype = COT_BF16};
 static uint16_t *expected, *got;
 
 static void *device_memory(size_t bytes)
@@ -27,7 +26,7 @@ static void *device_memory(size_t bytes)
     return memory;
 }
 
-/* Every row of the batch a copy of the first. */
+/* Fills the first row and copies it to every other row of the batch. */
 static void fill(char *tensor, uint64_t seed)
 {
     for (int i = 0; i < ROW; i++)
@@ -47,7 +46,7 @@ static void read_sums(float *sums)
 
 static void check_kernel(const char *name, bool backward, bool channel_last)
 {
-    static const int64_t rows[] = {0, 1, B / 2, 1023, 1024, 1025, B - 1}; /* element 2^31 begins row 1024 */
+    static const int64_t rows[] = {0, 1, B / 2, 1023, 1024, 1025, B - 1}; /* row 1024 begins at element 2^31 */
     static float sums[2][D * (K + 1)];
     char forced[160];
     cot_queue_options options;
@@ -60,13 +59,13 @@ static void check_kernel(const char *name, bool backward, bool channel_last)
     memset(got, 0xff, 2 * (size_t)ROW);
     for (int i = 0; i < (int)COUNT(rows); i++)
         assert_ok(cot_cuda_copy_to_device(on, out + 2 * ROW * rows[i], got, 2 * (size_t)ROW));
-    const cot_status status = call_rows(on, &inputs, backward, 1, channel_last, one);
-    if (status == COT_UNSUPPORTED) { /* of the other layout */
+    const cot_status status = call_rows(on, &inputs, backward, 1, channel_last, single);
+    if (status == COT_UNSUPPORTED) { /* a kernel of the other layout */
         cot_queue_destroy(on);
         return;
     }
     assert_ok(status);
-    assert_ok(cot_cuda_copy_to_host(on, expected, one, 2 * (size_t)ROW));
+    assert_ok(cot_cuda_copy_to_host(on, expected, single, 2 * (size_t)ROW));
     if (backward)
         read_sums(sums[0]);
     assert_ok(call_rows(on, &inputs, backward, B, channel_last, out));
@@ -103,7 +102,7 @@ int main(void)
     if (none != 0)
         return none;
     const size_t bytes = 2 * (size_t)B * ROW,
-                 needed = 3 * bytes + 2 * bytes + ((size_t)1 << 30); /* the generic's g too */
+                 needed = 3 * bytes + 2 * bytes + ((size_t)1 << 30); /* also the buffer g of the generic kernel */
     size_t available = 0, all = 0;
     assert_ok(cot_device_enter(queue->device));
     queue->device->driver.cuMemGetInfo(&available, &all);
@@ -115,7 +114,7 @@ int main(void)
     }
     expected = malloc(2 * (size_t)ROW);
     got = malloc(2 * (size_t)ROW);
-    out = device_memory(bytes), one = device_memory(2 * ROW);
+    out = device_memory(bytes), single = device_memory(2 * ROW);
     inputs.x = device_memory(bytes), inputs.dy = device_memory(bytes);
     inputs.weight = device_memory(sizeof(float) * D * K), inputs.bias = device_memory(sizeof(float) * D);
     inputs.dweight = device_memory(sizeof(float) * D * K), inputs.dbias = device_memory(sizeof(float) * D);
@@ -129,7 +128,7 @@ int main(void)
     assert_ok(cot_cuda_copy_to_device(queue, inputs.bias, values, sizeof(float) * D));
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_beyond_2_31_elements)};
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    void *const memory[] = {out, one, inputs.x, inputs.dy, inputs.weight, inputs.bias, inputs.dweight, inputs.dbias};
+    void *const memory[] = {out, single, inputs.x, inputs.dy, inputs.weight, inputs.bias, inputs.dweight, inputs.dbias};
     for (int i = 0; i < (int)COUNT(memory); i++)
         cot_cuda_free(queue, memory[i]);
     free(expected), free(got);

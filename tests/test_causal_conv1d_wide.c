@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_causal_conv1d_wide.c: tensors beyond the caches on the CPU, for which channel-last kernels take wide rows
- * (CONV1D_WIDE_BYTES). All rows of the batch hold the same, so each kernel must write what it writes for one row alone, which lies
- * below that size, to the bit; dweight and dbias are those of one row as often as there are rows. */
+ * test_causal_conv1d_wide.c: tensors larger than the caches on the CPU. For these, channel-last kernels use wide rows
+ * (CONV1D_WIDE_BYTES). All rows of the batch are equal. Each kernel must write the same bits as for a batch of one row,
+ * which is below that size. dweight and dbias are those of one row, times the number of rows. */
 #include "rows_alike.h"
 
 #include "core/op.h"
@@ -13,7 +13,7 @@
 enum { B = 8, D = 2064, T = 1111, K = 4, ROW = D * T };
 
 static float *out, *one, weight[D * K], dweight[2][D * K], dbias[2][D];
-static rows_alike inputs = {.D = D, .T = T, .K = K, .dtype = COT_F32, .weight = weight, .bias = weight};
+static equal_rows inputs = {.D = D, .T = T, .K = K, .dtype = COT_F32, .weight = weight, .bias = weight};
 
 static void fill(float *tensor, uint64_t seed)
 {
@@ -30,7 +30,7 @@ static cot_status call(cot_queue *queue, bool backward, int64_t rows, float *to,
     return call_rows(queue, &inputs, backward, rows, true, to);
 }
 
-/* Returns whether the kernel takes such a call. */
+/* Returns whether the kernel supports the call. */
 static bool check_kernel(const char *name, bool backward)
 {
     char forced[160];
@@ -56,21 +56,21 @@ static bool check_kernel(const char *name, bool backward)
 static void wide_rows_are_as_narrow_ones(void **state)
 {
     (void)state;
-    int taken = 0;
+    int supported = 0;
     for (int o = 0; o < cot_op_count; o++)
         for (int k = 0; strcmp(cot_ops[o]->name, "causal_conv1d") == 0 && k < cot_ops[o]->kernel_count; k++) {
             const cot_kernel *kernel = &cot_ops[o]->kernels[k];
             if (kernel->backend == COT_BACKEND_CPU && strstr(kernel->name, "_channel_last_") != NULL)
-                taken += check_kernel(kernel->name, strstr(kernel->name, "_bwd_") != NULL);
+                supported += check_kernel(kernel->name, strstr(kernel->name, "_bwd_") != NULL);
         }
-    assert_true(taken >= 2); /* forward and backward in plain C are always there */
+    assert_true(supported >= 2); /* forward and backward in plain C are always available */
 }
 
 int main(void)
 {
     _Static_assert(sizeof(float) * ROW < CONV1D_WIDE_BYTES && sizeof(float) * B * ROW >= CONV1D_WIDE_BYTES,
                    "one row is narrow, all are wide");
-    const size_t bytes = sizeof(float) * B * ROW, line = 64; /* aligned, so that results may go past the caches */
+    const size_t bytes = sizeof(float) * B * ROW, line = 64; /* aligned, so that kernels may use non-temporal stores */
     inputs.x = aligned_alloc(line, bytes), inputs.dy = aligned_alloc(line, bytes);
     out = aligned_alloc(line, bytes), one = aligned_alloc(line, sizeof(float) * ROW);
     fill(inputs.x, 1);

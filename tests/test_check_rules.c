@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_check_rules.c: what src/check/check.c refuses, on an op made for the purpose, whose second kernel can be given
- * one fault after the other. The op: y = x*x and z = x/2, and the gradient of y. */
+ * test_check_rules.c: tests which faults src/check/check.c detects. The test defines an op whose second kernel can have
+ * one fault at a time. The op computes y = x*x and z = x/2, and the gradient of y. */
 #include "support.h"
 
 #include "check/bound_case.h"
@@ -26,28 +26,28 @@ typedef struct toy_args {
 
 typedef enum toy_fault {
     NONE,
-    /* of the second kernel */
+    /* faults of the second kernel */
     WRONG_ELEMENT,
     WRONG_SECOND_OUTPUT,
     UNWRITTEN_ELEMENT,
-    WORKSPACE_NOT_SET, /* takes a fresh workspace for zeros */
-    NOISE,             /* beyond the norm rule, within the tolerance of each element */
-    TRUNCATION,        /* of 16-bit outputs */
-    BYTE_AFTER,        /* writes beside its output */
+    WORKSPACE_NOT_SET, /* assumes that the workspace is zero */
+    NOISE,             /* exceeds the norm rule, but not the tolerance of any element */
+    TRUNCATION,        /* truncates 16-bit outputs */
+    BYTE_AFTER,        /* writes one byte after its output */
     BYTE_BEFORE,
     GAP, /* writes between the elements of an output */
     INPUT_WRITTEN,
-    THREADS_SHOW, /* other bits on one thread */
-    THIRD_RUN,    /* other bits from the third run on */
-    REFUSAL,      /* fails with a status */
-    /* of both kernels, or of the oracle */
+    THREADS_CHANGE_BITS, /* different bits with one thread */
+    THIRD_RUN,           /* different bits from the third run on */
+    REFUSAL,             /* fails with a status */
+    /* faults of both kernels, or of the oracle */
     WRONG_EVERYWHERE,
     WRONG_ORACLE,
-    WRONG_GRADIENT, /* of the oracle and of its kernel alike */
+    WRONG_GRADIENT, /* the oracle and the kernel have the same fault */
 } toy_fault;
 
 static toy_fault fault;
-static int runs; /* of the second kernel */
+static int runs; /* runs of the second kernel */
 
 static double square(double x)
 {
@@ -64,8 +64,8 @@ static double load(const cot_tensor *t, int64_t i)
     return cot_load_f64(t->data, t->dtype, i * t->stride[0]);
 }
 
-/* One unit in the last place nearer to zero. */
-static void lower(const cot_tensor *t, int64_t i)
+/* Moves an element by one unit in the last place towards zero. */
+static void round_toward_zero_by_one_ulp(const cot_tensor *t, int64_t i)
 {
     char *at = (char *)t->data + i * t->stride[0] * (int64_t)cot_dtype_size(t->dtype);
     uint16_t bits;
@@ -104,12 +104,12 @@ static cot_status forward_faulty(cot_queue *queue, const void *problem, void *wo
         for (int64_t i = 0; i <= last; i++)
             store(&a->y, i, load(&a->y, i) * (i % 2 ? 1 + 3 * 0x1p-24 : 1 - 3 * 0x1p-24));
         break;
-    case TRUNCATION: /* what was rounded up, where the number below is within the tolerance of an element, too */
+    case TRUNCATION: /* truncates a rounded-up element if the truncated value is within the tolerance */
         for (int64_t i = 0; i <= last; i++) {
             const double exact = load(&a->x, i) * load(&a->x, i), above = load(&a->y, i);
             if (above <= exact)
                 continue;
-            lower(&a->y, i);
+            round_toward_zero_by_one_ulp(&a->y, i);
             if (exact - load(&a->y, i) > 0.99 * 0x1p-8 * exact)
                 store(&a->y, i, above);
         }
@@ -121,13 +121,13 @@ static cot_status forward_faulty(cot_queue *queue, const void *problem, void *wo
             y[(4 * stride + 1) * size] = 0;
         break;
     case INPUT_WRITTEN: store(&a->x, 2, 0.5); break;
-    case THREADS_SHOW:
+    case THREADS_CHANGE_BITS:
         if (cot_queue_threads(queue) == 1)
-            lower(&a->y, 1);
+            round_toward_zero_by_one_ulp(&a->y, 1);
         break;
     case THIRD_RUN:
         if (runs > 2)
-            lower(&a->y, 1);
+            round_toward_zero_by_one_ulp(&a->y, 1);
         break;
     default: break;
     }
@@ -195,11 +195,11 @@ static const cot_field backward_fields[] = {FIELD("dy", dy, COT_INPUT), FIELD("x
 static const cot_direction directions[] = {DIRECTION("forward", forward_fields),
                                            DIRECTION("backward", backward_fields)};
 
-enum { NO_PROCESSOR_HAS = 1 << 10 }; /* no bit of an instruction set */
+enum { UNKNOWN_INSTRUCTION_SET = 1 << 10 }; /* a bit without an instruction set */
 static const cot_kernel kernels[] = {
     {"toy_fwd_plain", 0, COT_BACKEND_CPU, 0, COT_F32, admit, cost, forward_plain, NULL, NULL},
     {"toy_fwd_faulty", 0, COT_BACKEND_CPU, 0, COT_F32, admit, cost, forward_faulty, workspace_bytes, NULL},
-    {"toy_fwd_missing", 0, COT_BACKEND_CPU, NO_PROCESSOR_HAS, COT_F32, admit, cost, forward_plain, NULL, NULL},
+    {"toy_fwd_missing", 0, COT_BACKEND_CPU, UNKNOWN_INSTRUCTION_SET, COT_F32, admit, cost, forward_plain, NULL, NULL},
     {"toy_fwd_idle", 0, COT_BACKEND_CPU, 0, COT_F32, admit_none, cost, forward_plain, NULL, NULL},
     {"toy_bwd_plain", 1, COT_BACKEND_CPU, 0, COT_F32, admit, cost, backward_plain, NULL, NULL},
 };
@@ -289,7 +289,7 @@ static const cot_op_cases toy_cases = {.op = &toy,
                                        .primal = primal,
                                        .primal_options = primal_options};
 
-/* In place of src/ops/ops.c and src/ops/cases.c: check_run goes through these. */
+/* Replaces src/ops/ops.c and src/ops/cases.c: check_run iterates over these. */
 const cot_op *const cot_ops[] = {&toy};
 const int cot_op_count = 1;
 const cot_op_cases *const cot_all_cases[] = {&toy_cases};
@@ -298,7 +298,7 @@ const cot_op_cases *const cot_all_cases[] = {&toy_cases};
 
 static char printed[20000];
 
-/* check_run, with what it prints, on either stream, in `printed`. */
+/* Runs check_run. `printed` receives its output to stdout and stderr. */
 static int64_t check(const check_options *options, toy_fault planted)
 {
     FILE *file = tmpfile();
@@ -328,12 +328,12 @@ static void assert_printed(const char *text)
         fail_msg("expected '%s' in:\n%s", text, printed);
 }
 
-static const check_options all = {.repeat = 2, .jobs = 1};
+static const check_options default_options = {.repeat = 2, .jobs = 1};
 
-static void passes_what_is_right(void **state)
+static void passes_correct_kernels(void **state)
 {
     (void)state;
-    check_options o = all;
+    check_options o = default_options;
     for (o.jobs = 1; o.jobs <= 3; o.jobs++) {
         assert_int_equal(check(&o, NONE), 0);
         assert_null(strstr(printed, "FAILED"));
@@ -344,13 +344,13 @@ static void passes_what_is_right(void **state)
     assert_int_equal(check(&o, NONE), 0);
 }
 
-/* Each fault, and what check says of it; on one thread and with --report too. */
+/* Plants each fault and checks the message; also with one thread and with --report. */
 static void refuses_each_fault(void **state)
 {
     (void)state;
     static const struct {
         toy_fault fault;
-        const char *kernel, *only, *says;
+        const char *kernel, *only, *message;
         int repeat;
     } faults[] = {
         {WRONG_ELEMENT, "toy_fwd_faulty", "f32 packed", "y: 1 of 5000 elements beyond the tolerance", 2},
@@ -363,7 +363,7 @@ static void refuses_each_fault(void **state)
         {BYTE_BEFORE, "toy_fwd_faulty", "f32 packed", "y: byte -1 outside the tensor's elements was written", 2},
         {GAP, "toy_fwd_faulty", "strided", "y: byte 36 outside the tensor's elements was written", 2},
         {INPUT_WRITTEN, "toy_fwd_faulty", "strided", "x: an input was written", 2},
-        {THREADS_SHOW, "toy_fwd_faulty", "strided", "y: other bits in run 2 ", 2},
+        {THREADS_CHANGE_BITS, "toy_fwd_faulty", "strided", "y: other bits in run 2 ", 2},
         {THIRD_RUN, "toy_fwd_faulty", "strided", "y: other bits in run 3 ", 3},
         {REFUSAL, "toy_fwd_faulty", "strided", "toy: not today", 2},
         {WRONG_EVERYWHERE, "toy_fwd_plain", "f32 packed", "y: 5000 of 5000 elements beyond the tolerance", 2},
@@ -372,14 +372,14 @@ static void refuses_each_fault(void **state)
     };
     for (size_t i = 0; i < COUNT(faults); i++) {
         char line[300];
-        check_options o = all;
+        check_options o = default_options;
         o.only = faults[i].only;
         o.repeat = faults[i].repeat;
         assert_int_equal(check(&o, NONE), 0);
         assert_true(check(&o, faults[i].fault) > 0);
         snprintf(line, sizeof line, "FAILED %s, ", faults[i].kernel);
         assert_printed(line);
-        assert_printed(faults[i].says);
+        assert_printed(faults[i].message);
         o.report = true;
         assert_true(check(&o, faults[i].fault) > 0);
         if (faults[i].fault == WRONG_GRADIENT)
@@ -388,18 +388,18 @@ static void refuses_each_fault(void **state)
         assert_true(check(&o, faults[i].fault) > 0);
         assert_printed(line);
         if (faults[i].fault < WRONG_EVERYWHERE) {
-            o.kernel = "toy_fwd_plain"; /* which has no fault */
+            o.kernel = "toy_fwd_plain"; /* the kernel without a fault */
             assert_int_equal(check(&o, faults[i].fault), 0);
         }
     }
 }
 
-/* The number of failures is that of kernels and cases: the status of the program follows it. Each of the two quick
- * forward cases runs with a NaN and with an infinity in x too, with --quick with one of them. */
+/* A failure is counted per kernel and case; it sets the exit status of the program. Each of the two quick forward
+ * cases also runs with a NaN and with an infinity in x, and with one of them under --quick. */
 static void counts_failures(void **state)
 {
     (void)state;
-    check_options o = all;
+    check_options o = default_options;
     assert_int_equal(check(&o, REFUSAL), 3 + 2 * 2);
     assert_printed("toy_fwd_faulty                                        0 passed    7 failed");
     o.jobs = 2;
@@ -410,25 +410,25 @@ static void counts_failures(void **state)
     assert_int_equal(check(&o, REFUSAL), 1 + 1);
 }
 
-/* Sums whose order a call leaves open may have other bits in every run, and nothing else may. */
+/* Only a call whose order of summation is not fixed may return different bits in every run. */
 static void allows_other_bits_where_the_order_is_open(void **state)
 {
     (void)state;
-    check_options o = all;
+    check_options o = default_options;
     o.only = "strided";
     y_in_any_order = true;
-    assert_int_equal(check(&o, THREADS_SHOW), 0);
+    assert_int_equal(check(&o, THREADS_CHANGE_BITS), 0);
     assert_true(check(&o, WRONG_ELEMENT) > 0);
     y_in_any_order = false;
-    assert_int_equal(check(&o, THREADS_SHOW), 3); /* the case, with a NaN, with an infinity */
+    assert_int_equal(check(&o, THREADS_CHANGE_BITS), 3); /* the case itself, with a NaN, and with an infinity */
 }
 
-/* A check that ran no kernel is no success. */
+/* A check that ran no kernel fails. */
 static void refuses_to_check_nothing(void **state)
 {
     (void)state;
     static const struct {
-        const char *kernel, *only, *says;
+        const char *kernel, *only, *message;
     } cases[] = {
         {NULL, "zzz", "no case's description contains 'zzz'"},
         {"zzz", NULL, "no kernel's name contains 'zzz'"},
@@ -438,15 +438,15 @@ static void refuses_to_check_nothing(void **state)
         {"toy_fwd_missing", NULL, "this machine lacks the instruction set of every kernel in question"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        check_options o = all;
+        check_options o = default_options;
         o.kernel = cases[i].kernel;
         o.only = cases[i].only;
         assert_int_equal(check(&o, NONE), CHECKED_NOTHING);
         assert_printed("cotangent check: nothing was checked: ");
-        assert_printed(cases[i].says);
+        assert_printed(cases[i].message);
     }
-    check_options o = all;
-    o.kernel = "toy_fwd"; /* some of which run */
+    check_options o = default_options;
+    o.kernel = "toy_fwd"; /* some of these kernels run */
     assert_int_equal(check(&o, NONE), 0);
     assert_printed(" skipped\n");
     o.backend = COT_BACKEND_CUDA;
@@ -457,7 +457,7 @@ static void refuses_to_check_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(passes_what_is_right),     cmocka_unit_test(refuses_each_fault),
+        cmocka_unit_test(passes_correct_kernels),   cmocka_unit_test(refuses_each_fault),
         cmocka_unit_test(counts_failures),          cmocka_unit_test(allows_other_bits_where_the_order_is_open),
         cmocka_unit_test(refuses_to_check_nothing),
     };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_cpu_features.c: what we read from cpuid against what the kernel tells in /proc/cpuinfo. */
+ * test_cpu_features.c: compares the features from cpuid with those that the kernel lists in /proc/cpuinfo. */
 #include "support.h"
 
 #include "core/cpu_features.h"
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The words of the first "flags" line, with a space around each; NULL where there is none (no x86, no /proc). */
+/* The words of the first "flags" line, each between spaces. NULL without such a line (not x86, no /proc). */
 static char *kernel_flags(void)
 {
     FILE *file = fopen("/proc/cpuinfo", "r");
@@ -45,7 +45,7 @@ static void agrees_with_the_kernel(void **state)
     const uint32_t isa = cot_cpu_features();
     assert_int_equal((isa & COT_ISA_AVX2) != 0, all_in(flags, avx2));
     assert_int_equal((isa & COT_ISA_AVX512) != 0, all_in(flags, avx2) && all_in(flags, avx512));
-    /* The kernel shows the tiles where it may lend them; whether it does is asked of it. */
+    /* The kernel lists AMX where it may grant it. Whether it grants it, cot_cpu_features asks the kernel. */
     static const char *const amx[] = {" amx_tile ", " amx_bf16 ", " avx512_bf16 ", NULL};
     assert_true(!(isa & COT_ISA_AMX) || ((isa & COT_ISA_AVX512) && all_in(flags, amx)));
     free(flags);

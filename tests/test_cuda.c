@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_cuda.c: what a CUDA queue promises besides right results, which `cotangent check --backend cuda` holds: threads,
- * graphs, borrowed streams, queues that end in any order. Of every op and direction with a CUDA kernel, on the quick
- * cases. Exit status 77, "skipped", without a GPU. */
+ * test_cuda.c: tests of a CUDA queue: threads, graphs, borrowed streams, and the order in which queues end. Uses the
+ * quick cases of every op and direction with a CUDA kernel. `cotangent check --backend cuda` tests the results. Exit
+ * status 77, "skipped", without a GPU. */
 #include "device.h"
 #include "support.h"
 
@@ -27,7 +27,7 @@ typedef struct calls {
     int count;
 } calls;
 
-/* Every quick case that the device serves. */
+/* Adds a quick case if the device supports it. */
 static bool add_call(void *context, const cot_case *c)
 {
     calls *all = context;
@@ -60,7 +60,7 @@ static calls find_calls(void)
     return all;
 }
 
-/* The call's memory on the host, its inputs drawn from `seed`. */
+/* Allocates the call's host memory and fills its inputs from `seed`. */
 static void bind(const call *one, uint64_t seed, bound_case *b)
 {
     cot_case c = one->c;
@@ -94,7 +94,7 @@ typedef struct worker {
     char message[300];
 } worker;
 
-static void *run_all(void *context)
+static void *run_all_calls(void *context)
 {
     worker *w = context;
     device_queue d;
@@ -109,7 +109,7 @@ static void *run_all(void *context)
     return NULL;
 }
 
-static worker new_worker(const calls *all, uint64_t seed)
+static worker worker_init(const calls *all, uint64_t seed)
 {
     return (worker){.all = all, .results = allocate((size_t)all->count, sizeof(bound_case)), .seed = seed};
 }
@@ -121,7 +121,7 @@ static void assert_worked(const worker *w)
     assert_int_equal(w->status, COT_OK);
 }
 
-static void end_worker(worker *w)
+static void worker_end(worker *w)
 {
     for (int i = 0; i < w->all->count; i++)
         bound_case_free(&w->results[i], case_direction(w->all->list[i].cases, &w->all->list[i].c));
@@ -132,15 +132,15 @@ static void two_threads_work_at_once(void **state)
 {
     (void)state;
     const calls all = find_calls();
-    worker alone[2] = {new_worker(&all, 3), new_worker(&all, 4)},
-           together[2] = {new_worker(&all, 3), new_worker(&all, 4)};
+    worker alone[2] = {worker_init(&all, 3), worker_init(&all, 4)},
+           together[2] = {worker_init(&all, 3), worker_init(&all, 4)};
     pthread_t threads[2];
     for (int i = 0; i < 2; i++) {
-        run_all(&alone[i]);
+        run_all_calls(&alone[i]);
         assert_worked(&alone[i]);
     }
     for (int i = 0; i < 2; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, run_all, &together[i]), 0);
+        assert_int_equal(pthread_create(&threads[i], NULL, run_all_calls, &together[i]), 0);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
         assert_worked(&together[i]);
@@ -153,15 +153,15 @@ static void two_threads_work_at_once(void **state)
                 fail_msg("thread %d gave other bits beside another thread", i);
             }
     for (int i = 0; i < 2; i++) {
-        end_worker(&alone[i]);
-        end_worker(&together[i]);
+        worker_end(&alone[i]);
+        worker_end(&together[i]);
     }
     free(all.list);
 }
 
 /* ---- graphs ------------------------------------------------------------------------------------------- */
 
-/* Captures the call on one set of data, replays it on another, and holds the result against a call on that. */
+/* Captures the call on one set of data and replays it on another. Compares the result with a call on the second set. */
 static void capture_and_replay(const call *one, device_queue *d)
 {
     const cot_direction *direction = case_direction(one->cases, &one->c);
@@ -177,7 +177,7 @@ static void capture_and_replay(const call *one, device_queue *d)
     assert_ok(bound_case_run(&expected, direction, d->queue));
     assert_ok(cot_op_workspace(direction, d->queue, first.args, &workspace_bytes));
     assert_ok(device_image_make(&image, &first, direction, d->queue, workspace_bytes));
-    assert_ok(cot_op_run(direction, d->queue, image.args)); /* what a first call loads is loaded */
+    assert_ok(cot_op_run(direction, d->queue, image.args)); /* loads modules before the capture */
     assert_ok(cot_queue_check(d->queue));
     assert_int_equal(driver->cuStreamBeginCapture(d->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
     assert_ok(cot_op_run(direction, d->queue, image.args));
@@ -203,7 +203,7 @@ static void capture_and_replay(const call *one, device_queue *d)
     bound_case_free(&expected, direction);
 }
 
-static bool takes(const call *one, const char *name)
+static bool takes_input(const call *one, const char *name)
 {
     const cot_direction *direction = case_direction(one->cases, &one->c);
     for (int f = 0; f < direction->field_count; f++)
@@ -212,7 +212,7 @@ static bool takes(const call *one, const char *name)
     return false;
 }
 
-/* The data changed are all inputs, index data and dropout's seed_memory and offset_memory among them. */
+/* The changed data are all inputs, including index data and dropout's seed_memory and offset_memory. */
 static void captured_calls_replay_on_changed_data(void **state)
 {
     (void)state;
@@ -222,8 +222,8 @@ static void captured_calls_replay_on_changed_data(void **state)
     assert_ok(device_queue_open(&d, ""));
     for (int i = 0; i < all.count; i++) {
         capture_and_replay(&all.list[i], &d);
-        with_seeds += takes(&all.list[i], "seed_memory");
-        with_sequences += takes(&all.list[i], "cu_seqlens");
+        with_seeds += takes_input(&all.list[i], "seed_memory");
+        with_sequences += takes_input(&all.list[i], "cu_seqlens");
     }
     assert_true(with_seeds > 0 && with_sequences > 0);
     device_queue_close(&d);
@@ -232,7 +232,7 @@ static void captured_calls_replay_on_changed_data(void **state)
 
 /* ---- streams and lifetimes ---------------------------------------------------------------------------- */
 
-/* The call, with the bits that it has on a queue of its own. */
+/* Asserts that the call returns the same bits as on a separate queue. */
 static void assert_serves(cot_queue *queue, const call *one, const bound_case *expected)
 {
     bound_case b;
@@ -242,7 +242,7 @@ static void assert_serves(cot_queue *queue, const call *one, const bound_case *e
     bound_case_free(&b, case_direction(one->cases, &one->c));
 }
 
-/* The thread has no current context before and none after, whatever is done on a queue. */
+/* The thread has no current context before or after any call on a queue. */
 static void a_borrowed_stream_serves_and_stays(void **state)
 {
     (void)state;
@@ -259,7 +259,7 @@ static void a_borrowed_stream_serves_and_stays(void **state)
     assert_serves(d.queue, one, &expected);
     assert_int_equal(driver->cuCtxGetDevice(&device), CUDA_ERROR_INVALID_CONTEXT);
     cot_queue_destroy(d.queue);
-    /* It is the caller's: it still serves, and so does another queue on it. */
+    /* The stream belongs to the caller: it remains usable, also by another queue. */
     assert_int_equal(driver->cuStreamSynchronize(d.stream), CUDA_SUCCESS);
     cot_queue_options options;
     COT_INIT(&options);
@@ -286,7 +286,7 @@ static void queues_end_in_any_order(void **state)
         cot_queue_options options;
         COT_INIT(&options);
         options.backend = COT_BACKEND_CUDA;
-        for (int i = 0; i < 3; i++) { /* all on the default stream of the same context */
+        for (int i = 0; i < 3; i++) { /* all queues use the default stream of the same context */
             assert_ok(cot_queue_create(&options, &queues[i]));
             assert_ok(cot_queue_reserve(queues[i], 1 << 20));
         }

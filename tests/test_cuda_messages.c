@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_cuda_messages.c: what the library says of drivers and devices that do not serve, of memory that is not there, of
- * captures, and of faults that kernels report. Runs on the driver of fake_cuda.c, which LD_LIBRARY_PATH must lead to;
- * with the argument no_driver, on a libcuda.so.1 that is none. */
+ * test_cuda_messages.c: tests the messages about unsupported drivers and devices, missing memory, captures, and faults
+ * that kernels report. LD_LIBRARY_PATH must select the driver of fake_cuda.c. With the argument no_driver, it must
+ * select a libcuda.so.1 that is not a library. */
 #include "support.h"
 
 #include "cuda/device.h"
@@ -55,8 +55,8 @@ static void names_a_device_that_does_not_serve(void **state)
     assert_null(queue);
 }
 
-/* Of an op, from the table: rows for Hopper alone are refused on an older device. */
-static void refuses_rows_of_other_architectures(void **state)
+/* The kernels of an op that need Hopper are refused on an older device. */
+static void refuses_kernels_of_other_architectures(void **state)
 {
     (void)state;
     cot_queue *queue = NULL;
@@ -85,7 +85,7 @@ static void names_missing_memory(void **state)
     assert_fails(
         cot_queue_reserve(queue, 2 << 20), COT_OUT_OF_MEMORY,
         "the queue's pool cannot grow from 1000 to 2097152 bytes: CUDA_ERROR_OUT_OF_MEMORY: as the test asked");
-    assert_ok(cot_queue_reserve(queue, 2000)); /* lives on */
+    assert_ok(cot_queue_reserve(queue, 2000)); /* the queue remains usable */
     cot_queue_destroy(queue);
 }
 
@@ -138,7 +138,7 @@ static void puts_faults_of_kernels_into_words(void **state)
         snprintf(message, sizeof message, "cot_queue_check: a kernel met index data at fault: %s", words[kind]);
         *cot_cuda_fault_word(queue) = (unsigned long long)kind << 32 | 7;
         assert_fails(cot_queue_check(queue), COT_INVALID_DATA, message);
-        assert_ok(cot_queue_check(queue)); /* said once */
+        assert_ok(cot_queue_check(queue)); /* reported once */
     }
     *cot_cuda_fault_word(queue) = (unsigned long long)999 << 32;
     assert_fails(cot_queue_check(queue), COT_DEVICE_ERROR, "cot_queue_check: a kernel reported fault 999");
@@ -151,7 +151,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_a_driver_that_does_not_serve),
         cmocka_unit_test(names_a_device_that_does_not_serve),
-        cmocka_unit_test(refuses_rows_of_other_architectures),
+        cmocka_unit_test(refuses_kernels_of_other_architectures),
         cmocka_unit_test(names_missing_memory),
         cmocka_unit_test(moves_between_the_streams_of_a_context),
         cmocka_unit_test(neither_allocates_nor_waits_while_capturing),

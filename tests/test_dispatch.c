@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_dispatch.c: the road of a call, with an op made for the purpose: copying the arguments, the choice of a
+ * test_dispatch.c: tests the dispatch of a call with an op of its own: the copy of the arguments, the choice of a
  * kernel, the workspace. */
 #include "support.h"
 
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- an op with kernels that only tell who ran -------------------------------------------------------- */
+/* ---- an op whose kernels only record their call------------------------------------------------------- */
 
 typedef struct toy_args {
     size_t struct_size;
@@ -20,13 +20,13 @@ typedef struct toy_args {
     size_t workspace_bytes;
 } toy_args;
 
-/* What happened in the last call. */
+/* Records the last call. */
 static struct {
     const char *kernel;
     void *workspace;
     toy_args args;
     bool with_data;
-} ran;
+} last_call;
 
 static const char *admit_any(const void *problem)
 {
@@ -52,7 +52,7 @@ static double cost_fast(const void *problem)
 
 static double cost_setup(const void *problem)
 {
-    return 60 + ((const toy_args *)problem)->size; /* between the two, or beyond both */
+    return 60 + ((const toy_args *)problem)->size; /* between the costs of the two other kernels, or above both */
 }
 
 static size_t workspace_of_size(const void *problem)
@@ -64,9 +64,9 @@ static size_t workspace_of_size(const void *problem)
     static cot_status name(cot_queue *queue, const void *problem, void *workspace) \
     {                                                                              \
         (void)queue;                                                               \
-        ran.kernel = #name;                                                        \
-        ran.workspace = workspace;                                                 \
-        ran.args = *(const toy_args *)problem;                                     \
+        last_call.kernel = #name;                                                  \
+        last_call.workspace = workspace;                                           \
+        last_call.args = *(const toy_args *)problem;                               \
         return COT_OK;                                                             \
     }
 RUN(toy_slow)
@@ -81,7 +81,7 @@ RUN(toy_back)
 static cot_status validate_toy(const char *call, const void *args, bool with_data, void *problem)
 {
     const toy_args *a = args;
-    ran.with_data = with_data;
+    last_call.with_data = with_data;
     if (a->size < 0)
         return cot_fail(COT_INVALID_SHAPE, "%s: size is %d, expected 0 or more", call, (int)a->size);
     *(toy_args *)problem = *a;
@@ -138,7 +138,7 @@ static const cot_direction *const forward = &directions[0], *const backward = &d
 static cot_queue *new_queue(const char *kernels_)
 {
     cot_queue *queue = make_queue(kernels_, 0);
-    memset(&ran, 0, sizeof ran);
+    memset(&last_call, 0, sizeof last_call);
     return queue;
 }
 
@@ -162,7 +162,7 @@ static void queue_and_args_are_required(void **state)
     assert_fails(cot_op_workspace(forward, queue, &args, NULL), COT_INVALID_ARGUMENT,
                  "toy_forward_workspace: bytes is null");
     assert_int_equal(bytes, 77);
-    assert_null(ran.kernel);
+    assert_null(last_call.kernel);
     cot_queue_destroy(queue);
 }
 
@@ -180,25 +180,25 @@ static void older_and_newer_structs_are_understood(void **state)
         assert_fails(cot_op_run(forward, queue, &args), COT_INVALID_ARGUMENT, message);
     }
 
-    /* Older: the caller's struct ends after `size`; what follows it in memory is not ours to read. */
+    /* An older struct ends after `size`. The memory after it must not be read. */
     toy_args older = of_size(3);
     older.struct_size = offsetof(toy_args, refuse_all);
     older.refuse_all = 1;
     older.workspace = &older;
     assert_ok(cot_op_run(forward, queue, &older));
-    assert_string_equal(ran.kernel, "toy_setup");
-    assert_int_equal(ran.args.size, 3);
-    assert_int_equal(ran.args.refuse_all, 0);
-    assert_null(ran.args.workspace);
+    assert_string_equal(last_call.kernel, "toy_setup");
+    assert_int_equal(last_call.args.size, 3);
+    assert_int_equal(last_call.args.refuse_all, 0);
+    assert_null(last_call.args.workspace);
 
-    /* Newer: more members than we know, which is fine as long as they are zero. */
+    /* A newer struct has unknown members. They are accepted if they are zero. */
     struct {
         toy_args known;
         char unknown[COT_MAX_ARGS - sizeof(toy_args)];
     } newer = {.known = of_size(4)};
     newer.known.struct_size = sizeof newer;
     assert_ok(cot_op_run(forward, queue, &newer));
-    assert_int_equal(ran.args.size, 4);
+    assert_int_equal(last_call.args.size, 4);
     newer.unknown[5] = 1;
     snprintf(message, sizeof message,
              "toy_forward: struct_size is %zu and byte %zu is set, but this library knows only %zu bytes", sizeof newer,
@@ -214,12 +214,12 @@ static void the_front_decides(void **state)
     size_t bytes = 77;
     toy_args args = of_size(-1);
     assert_fails(cot_op_run(forward, queue, &args), COT_INVALID_SHAPE, "toy_forward: size is -1, expected 0 or more");
-    assert_true(ran.with_data);
+    assert_true(last_call.with_data);
     assert_fails(cot_op_workspace(forward, queue, &args, &bytes), COT_INVALID_SHAPE,
                  "toy_forward: size is -1, expected 0 or more");
-    assert_false(ran.with_data);
+    assert_false(last_call.with_data);
     assert_int_equal(bytes, 77);
-    assert_null(ran.kernel);
+    assert_null(last_call.kernel);
     cot_queue_destroy(queue);
 }
 
@@ -230,13 +230,13 @@ static void the_cheapest_kernel_that_admits_is_taken(void **state)
     (void)state;
     cot_queue *queue = new_queue("");
     toy_args args = of_size(0);
-    assert_ok(cot_op_run(forward, queue, &args)); /* 100, refused, 60, refused */
-    assert_string_equal(ran.kernel, "toy_setup");
-    args.size = 10; /* 100, 10, 70, 10: of two alike the first */
+    assert_ok(cot_op_run(forward, queue, &args)); /* costs: 100, refused, 60, refused */
+    assert_string_equal(last_call.kernel, "toy_setup");
+    args.size = 10; /* costs: 100, 10, 70, 10; the first of two equal kernels wins */
     assert_ok(cot_op_run(forward, queue, &args));
-    assert_string_equal(ran.kernel, "toy_large");
+    assert_string_equal(last_call.kernel, "toy_large");
     assert_ok(cot_op_run(backward, queue, &args));
-    assert_string_equal(ran.kernel, "toy_back");
+    assert_string_equal(last_call.kernel, "toy_back");
     cot_queue_destroy(queue);
 }
 
@@ -246,10 +246,10 @@ static void no_kernel_is_an_error(void **state)
     cot_queue *queue = new_queue("");
     toy_args args = of_size(0);
     args.refuse_all = 1;
-    ran.kernel = NULL;
+    last_call.kernel = NULL;
     assert_fails(cot_op_run(forward, queue, &args), COT_UNSUPPORTED,
                  "toy_forward: no kernel of this backend serves these arguments");
-    assert_null(ran.kernel);
+    assert_null(last_call.kernel);
     cot_queue_destroy(queue);
 }
 
@@ -299,9 +299,9 @@ static void a_forced_kernel_is_taken_or_says_why_not(void **state)
     toy_args args = of_size(20);
     cot_queue *queue = new_queue("other=x,toy=toy_slow");
     assert_ok(cot_op_run(forward, queue, &args));
-    assert_string_equal(ran.kernel, "toy_slow");
-    assert_ok(cot_op_run(backward, queue, &args)); /* the name speaks for its own direction only */
-    assert_string_equal(ran.kernel, "toy_back");
+    assert_string_equal(last_call.kernel, "toy_slow");
+    assert_ok(cot_op_run(backward, queue, &args)); /* a forced name applies to its direction only */
+    assert_string_equal(last_call.kernel, "toy_back");
     cot_queue_destroy(queue);
 
     static const struct {
@@ -325,7 +325,7 @@ static void a_forced_kernel_is_taken_or_says_why_not(void **state)
         assert_fails(cot_op_run(forward, queue, &args), cases[i].status, cases[i].message);
         assert_fails(cot_op_workspace(forward, queue, &args, &bytes), cases[i].status, cases[i].message);
         assert_int_equal(bytes, 77);
-        assert_null(ran.kernel);
+        assert_null(last_call.kernel);
         cot_queue_destroy(queue);
     }
 }
@@ -354,21 +354,21 @@ static void the_callers_workspace_is_checked_and_used(void **state)
     args.workspace_bytes = 200;
     snprintf(message, sizeof message, "toy_forward: workspace is at %p, expected a multiple of 64", args.workspace);
     assert_fails(cot_op_run(forward, queue, &args), COT_INVALID_LAYOUT, message);
-    assert_null(ran.kernel);
+    assert_null(last_call.kernel);
     args.workspace = memory;
     args.workspace_bytes = 100;
     assert_ok(cot_op_run(forward, queue, &args));
-    assert_ptr_equal(ran.workspace, memory);
+    assert_ptr_equal(last_call.workspace, memory);
     assert_null(queue->pool);
 
-    /* Without one the pool serves; a kernel that needs none gets none. */
+    /* Without the caller's workspace, the pool is used. A kernel that needs none gets none. */
     args = of_size(100);
     assert_ok(cot_op_run(forward, queue, &args));
-    assert_non_null(ran.workspace);
-    assert_ptr_equal(ran.workspace, queue->pool);
+    assert_non_null(last_call.workspace);
+    assert_ptr_equal(last_call.workspace, queue->pool);
     args = of_size(5);
     assert_ok(cot_op_run(forward, queue, &args));
-    assert_null(ran.workspace);
+    assert_null(last_call.workspace);
     cot_queue_destroy(queue);
 }
 

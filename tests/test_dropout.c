@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_dropout.c: what check does not ask of dropout: that masks are those that the header defines, on every kernel, for
- * every dtype, layout and number of threads; that they are random; that p = 0 and p = 1 are exact, the mean is right, and
- * the pairs of arguments that may be one memory may. */
+ * test_dropout.c: properties of dropout that `cotangent check` does not test.
+ *
+ * - Every kernel draws the masks that the header defines, for every dtype, layout and number of threads.
+ * - The masks pass tests of randomness. The mean of y is that of x.
+ * - p = 0 and p = 1 are exact.
+ * - Arguments that may share memory give the same results. */
 #include "support.h"
 
 #include "core/cpu_features.h"
@@ -16,7 +19,7 @@
 
 static const cot_dtype dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
 
-/* The kernels of a direction that this machine runs for a dtype. */
+/* Names of the kernels of a direction that this machine can run for a dtype. Returns their number. */
 static int kernels_for(const char *direction, cot_dtype dtype, char names[5][64])
 {
     static const struct {
@@ -34,7 +37,7 @@ static int kernels_for(const char *direction, cot_dtype dtype, char names[5][64]
     return count;
 }
 
-static void *zeroed(int64_t bytes)
+static void *allocate_zeros(int64_t bytes)
 {
     void *memory = calloc((size_t)bytes + 1, 1);
     assert_non_null(memory);
@@ -46,8 +49,8 @@ static cot_tensor matrix(void *data, cot_dtype dtype, int64_t R, int64_t D)
     return cot_tensor_contiguous(data, dtype, 2, (int64_t[]){R, D});
 }
 
-/* The keep bit of an element by the header's rule. */
-static bool kept(uint64_t seed, uint64_t offset, int64_t r, int64_t d, int64_t D, double p)
+/* The keep bit of an element, by the rule of the header. */
+static bool is_kept(uint64_t seed, uint64_t offset, int64_t r, int64_t d, int64_t D, double p)
 {
     const uint64_t i = (uint64_t)(r * ((D + 7) / 8) + d / 8);
     return cot_dropout_keep(seed, offset, i, cot_dropout_threshold(p)) >> (d % 8) & 1;
@@ -63,12 +66,12 @@ static cot_dropout_forward_args forward_args(double p, uint64_t seed, uint64_t o
     return args;
 }
 
-/* The mask of a call with the automatic choice of a kernel, as bytes. */
-static uint8_t *mask_of(int64_t R, int64_t D, double p, uint64_t seed, uint64_t offset)
+/* The mask of a call, as bytes. The queue chooses the kernel. */
+static uint8_t *mask_bytes(int64_t R, int64_t D, double p, uint64_t seed, uint64_t offset)
 {
     cot_queue *queue = make_queue(NULL, 2);
-    uint8_t *mask = zeroed(R * D);
-    float *x = zeroed(R * D * 4);
+    uint8_t *mask = allocate_zeros(R * D);
+    float *x = allocate_zeros(R * D * 4);
     cot_dropout_forward_args args = forward_args(p, seed, offset);
     args.x = matrix(x, COT_F32, R, D);
     args.mask_out = matrix(mask, COT_U8, R, D);
@@ -82,7 +85,8 @@ static uint8_t *mask_of(int64_t R, int64_t D, double p, uint64_t seed, uint64_t 
 
 enum { MAX_BYTES_OF_FLOAT = 8 };
 
-/* x and y in rows `pitch` apart, columns `step` apart, against the rule; y too, from x = 1: it shows the mask. */
+/* Compares the exported masks with the rule. x and y have row stride `pitch` and column stride `step`. x is 1, so
+ * that y is nonzero where the element is kept. */
 static void check_mask(const char *kernel, int threads, cot_dtype dtype, int64_t R, int64_t D, int64_t pitch,
                        int64_t step)
 {
@@ -90,8 +94,9 @@ static void check_mask(const char *kernel, int threads, cot_dtype dtype, int64_t
     const double p = 0.3;
     const int64_t G = (D + 7) / 8;
     cot_queue *queue = make_queue(kernel, threads);
-    void *x = zeroed((R * pitch + 1) * MAX_BYTES_OF_FLOAT), *y = zeroed((R * pitch + 1) * MAX_BYTES_OF_FLOAT);
-    uint8_t *bytes = zeroed(R * D), *bits = zeroed(R * G);
+    void *x = allocate_zeros((R * pitch + 1) * MAX_BYTES_OF_FLOAT),
+         *y = allocate_zeros((R * pitch + 1) * MAX_BYTES_OF_FLOAT);
+    uint8_t *bytes = allocate_zeros(R * D), *bits = allocate_zeros(R * G);
     for (int64_t i = 0; i < R * pitch; i++)
         cot_store_f64(x, dtype, i, 1);
     cot_dropout_forward_args args = forward_args(p, seed, offset);
@@ -105,7 +110,7 @@ static void check_mask(const char *kernel, int threads, cot_dtype dtype, int64_t
     assert_ok(cot_dropout_forward(queue, &args));
     for (int64_t r = 0; r < R; r++)
         for (int64_t d = 0; d < D; d++) {
-            const bool expected = kept(seed, offset, r, d, D, p);
+            const bool expected = is_kept(seed, offset, r, d, D, p);
             if (bytes[r * D + d] != expected || (bits[r * G + d / 8] >> (d % 8) & 1) != expected ||
                 (cot_load_f64(y, dtype, r * pitch + d * step) != 0) != expected)
                 fail_msg("%s, %d threads, %s, R %d D %d: wrong mask at %d, %d", kernel, threads, cot_dtype_name(dtype),
@@ -117,7 +122,7 @@ static void check_mask(const char *kernel, int threads, cot_dtype dtype, int64_t
     cot_queue_destroy(queue);
 }
 
-static const int64_t columns[] = {1, 3, 7, 8, 130, 1023, 1024, 4096, 4097};
+static const int64_t column_counts[] = {1, 3, 7, 8, 130, 1023, 1024, 4096, 4097};
 
 static void masks_follow_the_rule(void **state)
 {
@@ -126,8 +131,8 @@ static void masks_follow_the_rule(void **state)
     for (size_t t = 0; t < COUNT(dtypes); t++) {
         const int count = kernels_for("fwd", dtypes[t], names);
         for (int k = 0; k < count; k++)
-            for (size_t c = 0; c < COUNT(columns); c++) {
-                const int64_t D = columns[c], R = D > 1000 ? 6 : 67;
+            for (size_t c = 0; c < COUNT(column_counts); c++) {
+                const int64_t D = column_counts[c], R = D > 1000 ? 6 : 67;
                 check_mask(names[k], 1 + (int)c % 3, dtypes[t], R, D, D, 1);
                 check_mask(names[k], 2, dtypes[t], R, D, D + 3, 1);
                 check_mask(names[k], 3, dtypes[t], R, D, 2 * D, 2);
@@ -135,7 +140,7 @@ static void masks_follow_the_rule(void **state)
     }
 }
 
-/* The backward of dy = 1 without an activation is c where the forward kept, and 0 elsewhere. */
+/* The backward of dy = 1 without an activation is c where the forward kept the element, and 0 elsewhere. */
 static void backward_draws_the_same_mask(void **state)
 {
     (void)state;
@@ -144,10 +149,10 @@ static void backward_draws_the_same_mask(void **state)
     for (size_t t = 0; t < COUNT(dtypes); t++) {
         const int count = kernels_for("bwd", dtypes[t], names);
         for (int k = 0; k < count; k++)
-            for (size_t c = 0; c < COUNT(columns); c++) {
-                const int64_t D = columns[c], R = D > 1000 ? 5 : 70;
+            for (size_t c = 0; c < COUNT(column_counts); c++) {
+                const int64_t D = column_counts[c], R = D > 1000 ? 5 : 70;
                 cot_queue *queue = make_queue(names[k], 1 + (int)c % 3);
-                void *dy = zeroed(R * D * MAX_BYTES_OF_FLOAT), *dx = zeroed(R * D * MAX_BYTES_OF_FLOAT);
+                void *dy = allocate_zeros(R * D * MAX_BYTES_OF_FLOAT), *dx = allocate_zeros(R * D * MAX_BYTES_OF_FLOAT);
                 for (int64_t i = 0; i < R * D; i++)
                     cot_store_f64(dy, dtypes[t], i, 1);
                 cot_dropout_backward_args args;
@@ -158,7 +163,7 @@ static void backward_draws_the_same_mask(void **state)
                 args.dy = matrix(dy, dtypes[t], R, D);
                 args.dx = matrix(dx, dtypes[t], R, D);
                 assert_ok(cot_dropout_backward(queue, &args));
-                uint8_t *mask = mask_of(R, D, p, 5, 6);
+                uint8_t *mask = mask_bytes(R, D, p, 5, 6);
                 for (int64_t i = 0; i < R * D; i++)
                     assert_int_equal(cot_load_f64(dx, dtypes[t], i) != 0, mask[i]);
                 free(dy), free(dx), free(mask);
@@ -185,25 +190,25 @@ static void memory_adds_to_seed_and_offset(void **state)
     args.seed_memory.stride[0] = 2;
     args.offset_memory = cot_tensor_contiguous(offset_memory, COT_I32, 1, (int64_t[]){2});
     assert_ok(cot_dropout_forward(queue, &args));
-    uint8_t *expected = mask_of(R, D, 0.5, seed_words + UINT64_C(0x100000000), offset_words + 3);
+    uint8_t *expected = mask_bytes(R, D, 0.5, seed_words + UINT64_C(0x100000000), offset_words + 3);
     assert_memory_equal(mask, expected, R * D);
     free(expected);
     cot_queue_destroy(queue);
 }
 
-/* Rows are counted over the leading axes in row-major order, whatever the strides. */
+/* The leading axes are numbered as rows in row-major order, for any strides. */
 static void leading_axes_are_rows(void **state)
 {
     (void)state;
     enum { A = 3, B = 4, C = 5, D = 21, R = A * B * C };
     float x[R * D] = {0};
     uint8_t mask[R * D], bits[R * 3];
-    uint8_t *expected = mask_of(R, D, 0.5, 1, 2);
+    uint8_t *expected = mask_bytes(R, D, 0.5, 1, 2);
     cot_queue *queue = make_queue(NULL, 2);
     cot_dropout_forward_args args = forward_args(0.5, 1, 2);
     const int64_t shape[] = {A, B, C, D};
     args.x = cot_tensor_contiguous(x, COT_F32, 4, shape);
-    args.x.stride[0] = D, args.x.stride[1] = A * C * D, args.x.stride[2] = A * D; /* lies as [B,C,A,D] */
+    args.x.stride[0] = D, args.x.stride[1] = A * C * D, args.x.stride[2] = A * D; /* memory order [B,C,A,D] */
     args.mask_out = cot_tensor_contiguous(mask, COT_U8, 4, shape);
     args.mask_bits_out = cot_tensor_contiguous(bits, COT_U8, 4, (int64_t[]){A, B, C, 3});
     assert_ok(cot_dropout_forward(queue, &args));
@@ -216,7 +221,7 @@ static void leading_axes_are_rows(void **state)
 
 /* ---- randomness --------------------------------------------------------------------------------------- */
 
-/* |hits - n q| within what a binomial exceeds once in a thousand. */
+/* Asserts that |hits - n q| is within the bound that a binomial exceeds with probability 0.001. */
 static void assert_binomial(int64_t hits, double n, double q)
 {
     const double deviation = fabs((double)hits - n * q) / sqrt(n * q * (1 - q));
@@ -232,7 +237,7 @@ static void keep_rates_are_binomial(void **state)
     static const double probabilities[] = {0.01, 0.1, 0.5, 0.9};
     for (size_t i = 0; i < COUNT(probabilities); i++) {
         const double q = 1 / cot_dropout_scale(probabilities[i]);
-        uint8_t *mask = mask_of(R, D, probabilities[i], 2024, i);
+        uint8_t *mask = mask_bytes(R, D, probabilities[i], 2024, i);
         int64_t all = 0, per_column[8] = {0}, even_rows = 0;
         double n_per_column[8] = {0};
         for (int64_t r = 0; r < R; r++)
@@ -250,8 +255,8 @@ static void keep_rates_are_binomial(void **state)
     }
 }
 
-/* How often two masks agree to keep: independent masks do with probability q^2. Shifted against each other, a mask
- * meets itself. */
+/* Counts the elements that both masks keep. For independent masks the probability is q^2. A mask is also compared
+ * with a shifted copy of itself. */
 static void assert_uncorrelated(const uint8_t *a, const uint8_t *b, int64_t n, double q)
 {
     int64_t both = 0;
@@ -267,14 +272,14 @@ static void masks_are_uncorrelated(void **state)
     static const int64_t shifts[] = {1, 2, 3, 4, 7, 8, 9, 16, 64, 128, 129, D, D + 1, 2 * D};
     for (int half = 0; half < 2; half++) {
         const double p = half ? 0.5 : 0.2, q = 1 / cot_dropout_scale(p);
-        uint8_t *mask = mask_of(R, D, p, 7, 100);
+        uint8_t *mask = mask_bytes(R, D, p, 7, 100);
         for (size_t i = 0; i < COUNT(shifts); i++)
             assert_uncorrelated(mask, mask + shifts[i], N - shifts[i], q);
         static const uint64_t others[][2] = {
             {7, 101}, {7, 102}, {7, 0}, {7, 100 + (UINT64_C(1) << 32)}, {8, 100}, {7 + (UINT64_C(1) << 32), 100},
             {100, 7}};
         for (size_t i = 0; i < COUNT(others); i++) {
-            uint8_t *other = mask_of(R, D, p, others[i][0], others[i][1]);
+            uint8_t *other = mask_bytes(R, D, p, others[i][0], others[i][1]);
             assert_uncorrelated(mask, other, N, q);
             free(other);
         }
@@ -282,11 +287,11 @@ static void masks_are_uncorrelated(void **state)
     }
 }
 
-/* The mean of y over many masks against x, in standard errors. */
+/* The difference between the mean of y over many masks and x, in standard errors. */
 static double mean_error(double p, double c, uint64_t masks)
 {
     enum { D = 1024, R = 1024 };
-    float *x = zeroed(R * D * 4), *y = zeroed(R * D * 4);
+    float *x = allocate_zeros(R * D * 4), *y = allocate_zeros(R * D * 4);
     double sum = 0, variance = 0;
     cot_queue *queue = make_queue(NULL, 2);
     for (int64_t i = 0; i < R * D; i++)
@@ -307,8 +312,8 @@ static double mean_error(double p, double c, uint64_t masks)
     return fabs(sum) / sqrt(variance);
 }
 
-/* c belongs to the threshold, not to p. At p = 1.4/65536 (P = 1) the difference is 40 % of what is dropped, and the
- * usual 1/(1-p) shows. */
+/* c is computed from the threshold P, not from p. At p = 1.4/65536 (P = 1) the difference is 40 % of the drop rate,
+ * which is enough to detect the usual 1/(1-p). */
 static void the_mean_is_the_undropped_value(void **state)
 {
     (void)state;
@@ -336,8 +341,8 @@ static void the_ends_are_exact(void **state)
         const size_t size = cot_dtype_size(dtypes[t]);
         for (int k = 0; k < count; k++) {
             cot_queue *queue = make_queue(names[k], 2);
-            void *x = zeroed(N * MAX_BYTES_OF_FLOAT), *y = zeroed(N * MAX_BYTES_OF_FLOAT);
-            void *residual = zeroed(N * MAX_BYTES_OF_FLOAT);
+            void *x = allocate_zeros(N * MAX_BYTES_OF_FLOAT), *y = allocate_zeros(N * MAX_BYTES_OF_FLOAT);
+            void *residual = allocate_zeros(N * MAX_BYTES_OF_FLOAT);
             uint8_t mask[N];
             memset(mask, 1, N);
             for (int i = 0; i < N; i++) {
@@ -350,11 +355,11 @@ static void the_ends_are_exact(void **state)
             assert_ok(cot_dropout_forward(queue, &args));
             assert_memory_equal(x, y, N * size);
 
-            for (int i = 0; i < N; i++) /* dropping leaves nothing, not even of these */
+            for (int i = 0; i < N; i++) /* a dropped inf or NaN becomes 0 */
                 cot_store_f64(x, dtypes[t], i, i % 3 == 0 ? INFINITY : i % 3 == 1 ? NAN : -INFINITY);
             args.p = 1;
-            for (int given = 0; given < 2; given++) {
-                if (given)
+            for (int mask_given = 0; mask_given < 2; mask_given++) {
+                if (mask_given)
                     args.mask = matrix(mask, COT_U8, R, D);
                 args.residual = matrix(residual, dtypes[t], R, D);
                 assert_ok(cot_dropout_forward(queue, &args));
@@ -364,7 +369,7 @@ static void the_ends_are_exact(void **state)
                 for (int i = 0; i < N; i++)
                     assert_true(cot_load_f64(y, dtypes[t], i) == 0);
             }
-            args.p = 0.5; /* and so does dropping here and there */
+            args.p = 0.5; /* also where only some elements are dropped */
             args.mask = (cot_tensor){0};
             args.mask_out = matrix(mask, COT_U8, R, D);
             assert_ok(cot_dropout_forward(queue, &args));
@@ -385,7 +390,7 @@ static void the_backward_ends_are_exact(void **state)
         const int count = kernels_for("bwd", dtypes[t], names);
         for (int k = 0; k < 2 * count; k++) {
             cot_queue *queue = make_queue(names[k / 2], 2);
-            void *dy = zeroed(N * MAX_BYTES_OF_FLOAT), *dx = zeroed(N * MAX_BYTES_OF_FLOAT);
+            void *dy = allocate_zeros(N * MAX_BYTES_OF_FLOAT), *dx = allocate_zeros(N * MAX_BYTES_OF_FLOAT);
             double dbias[D];
             uint8_t mask[N];
             memset(mask, 1, N);
@@ -411,7 +416,7 @@ static void the_backward_ends_are_exact(void **state)
     }
 }
 
-/* ---- an exported mask, fed back ------------------------------------------------------------------------ */
+/* ---- an exported mask as input ------------------------------------------------------------------------- */
 
 static void exported_masks_give_the_same(void **state)
 {
@@ -446,7 +451,7 @@ static void exported_masks_give_the_same(void **state)
 
 /* ---- derivatives --------------------------------------------------------------------------------------- */
 
-/* dx of the f64 kernel against central differences of its own y, from deep in one tail to deep in the other. */
+/* Compares dx of the f64 kernel with central differences of its y, over both tails of the activation. */
 static void derivatives_agree_with_differences(void **state)
 {
     (void)state;
@@ -454,10 +459,10 @@ static void derivatives_agree_with_differences(void **state)
     const double h = 1e-3;
     static const cot_activation activations[] = {COT_ACTIVATION_SILU, COT_ACTIVATION_GELU_TANH, COT_ACTIVATION_GELU_ERF,
                                                  COT_ACTIVATION_RELU};
-    double *x = zeroed(N * 8), *dy = zeroed(N * 8), *dx = zeroed(N * 8), *y[4];
+    double *x = allocate_zeros(N * 8), *dy = allocate_zeros(N * 8), *dx = allocate_zeros(N * 8), *y[4];
     cot_queue *queue = make_queue(NULL, 1);
     for (int i = 0; i < 4; i++)
-        y[i] = zeroed(N * 8);
+        y[i] = allocate_zeros(N * 8);
     for (size_t k = 0; k < COUNT(activations); k++) {
         cot_dropout_forward_args f = forward_args(0, 0, 0);
         cot_dropout_backward_args b;
@@ -490,7 +495,7 @@ static void derivatives_agree_with_differences(void **state)
     cot_queue_destroy(queue);
 }
 
-/* ---- memory that may be shared -------------------------------------------------------------------------- */
+/* ---- arguments that share memory------------------------------------------------------------------------ */
 
 static void outputs_may_be_their_inputs(void **state)
 {
@@ -499,7 +504,8 @@ static void outputs_may_be_their_inputs(void **state)
     char names[5][64];
     for (size_t t = 0; t < COUNT(dtypes); t++) {
         const int64_t bytes = N * (int64_t)cot_dtype_size(dtypes[t]);
-        void *x = zeroed(bytes), *residual = zeroed(bytes), *y = zeroed(bytes), *shared = zeroed(bytes);
+        void *x = allocate_zeros(bytes), *residual = allocate_zeros(bytes), *y = allocate_zeros(bytes),
+             *shared = allocate_zeros(bytes);
         uint64_t seed = 9;
         for (int i = 0; i < N; i++) {
             cot_store_f64(x, dtypes[t], i, random_real(&seed));

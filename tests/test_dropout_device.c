@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_dropout_device.c: a GPU draws the masks that the CPU draws, bit for bit: for every dtype, layout and way in
- * which its kernels reach memory, forward and backward, with seeds from memory, in place. Without a GPU it is skipped
- * (status 77), which ctest counts as such. */
+ * test_dropout_device.c: a GPU draws the same masks as the CPU, bit for bit. Tests every dtype, layout and kind of
+ * memory access, forward and backward, seeds in memory, and in-place calls. Exit status 77, "skipped", without a
+ * GPU. */
 #include "device.h"
 #include "support.h"
 
@@ -23,16 +23,16 @@ static const double p = 0.3;
 
 /* ---- memory ------------------------------------------------------------------------------------------- */
 
-/* The same bytes on both sides. */
-typedef struct twin {
+/* A buffer with the same bytes on host and device. */
+typedef struct mirrored {
     char *host;
     void *device;
     size_t bytes;
-} twin;
+} mirrored;
 
-static twin make_twin(int64_t bytes, int value)
+static mirrored mirrored_alloc(int64_t bytes, int value)
 {
-    twin t = {.bytes = (size_t)bytes};
+    mirrored t = {.bytes = (size_t)bytes};
     t.host = malloc(t.bytes);
     assert_non_null(t.host);
     memset(t.host, value, t.bytes);
@@ -40,53 +40,53 @@ static twin make_twin(int64_t bytes, int value)
     return t;
 }
 
-static void send(const twin *t)
+static void copy_to_device(const mirrored *t)
 {
     assert_ok(cot_cuda_copy_to_device(gpu, t->device, t->host, t->bytes));
 }
 
-static void fetch(const twin *t)
+static void copy_to_host(const mirrored *t)
 {
     assert_ok(cot_cuda_copy_to_host(gpu, t->host, t->device, t->bytes));
 }
 
-static void free_twin(twin *t)
+static void mirrored_free(mirrored *t)
 {
     free(t->host);
     cot_cuda_free(gpu, t->device);
 }
 
-/* How [R,D] elements lie: `skipped` elements, then rows `pitch` apart with columns `step` apart. */
+/* The layout of [R,D] elements: the offset of the first element, the row stride `pitch`, the column stride `step`. */
 typedef struct layout {
-    int64_t R, D, pitch, step, skipped;
+    int64_t R, D, pitch, step, first_element;
 } layout;
 
 static int64_t span(const layout *l)
 {
-    return l->skipped + (l->R - 1) * l->pitch + (l->D - 1) * l->step + 1;
+    return l->first_element + (l->R - 1) * l->pitch + (l->D - 1) * l->step + 1;
 }
 
 static cot_tensor view(const layout *l, void *memory, cot_dtype dtype)
 {
-    cot_tensor t = cot_tensor_contiguous((char *)memory + (size_t)l->skipped * cot_dtype_size(dtype), dtype, 2,
+    cot_tensor t = cot_tensor_contiguous((char *)memory + (size_t)l->first_element * cot_dtype_size(dtype), dtype, 2,
                                          (int64_t[]){l->R, l->D});
     t.stride[0] = l->pitch;
     t.stride[1] = l->step;
     return t;
 }
 
-static twin make_ones(const layout *l, cot_dtype dtype)
+static mirrored make_ones(const layout *l, cot_dtype dtype)
 {
-    twin t = make_twin(span(l) * (int64_t)cot_dtype_size(dtype), 0);
+    mirrored t = mirrored_alloc(span(l) * (int64_t)cot_dtype_size(dtype), 0);
     for (int64_t i = 0; i < span(l); i++)
         cot_store_f64(t.host, dtype, i, 1);
-    send(&t);
+    copy_to_device(&t);
     return t;
 }
 
-static bool is_zero(const layout *l, const twin *t, cot_dtype dtype, int64_t r, int64_t d)
+static bool is_zero(const layout *l, const mirrored *t, cot_dtype dtype, int64_t r, int64_t d)
 {
-    return cot_load_f64(t->host, dtype, l->skipped + r * l->pitch + d * l->step) == 0;
+    return cot_load_f64(t->host, dtype, l->first_element + r * l->pitch + d * l->step) == 0;
 }
 
 /* ---- masks -------------------------------------------------------------------------------------------- */
@@ -101,7 +101,7 @@ static cot_dropout_forward_args forward_args(void)
     return args;
 }
 
-/* The CPU's mask, as bytes and as bits. */
+/* Draws the mask on the CPU, as bytes and as bits. */
 static void draw_on_cpu(int64_t R, int64_t D, uint8_t *bytes, uint8_t *bits)
 {
     float *x = calloc((size_t)(R * D), sizeof *x);
@@ -116,18 +116,18 @@ static void draw_on_cpu(int64_t R, int64_t D, uint8_t *bytes, uint8_t *bits)
 static void fail_at(const char *what, cot_dtype dtype, const layout *l, int64_t r, int64_t d)
 {
     fail_msg("%s %s R %d D %d pitch %d step %d skipped %d: wrong at %d, %d", what, cot_dtype_name(dtype), (int)l->R,
-             (int)l->D, (int)l->pitch, (int)l->step, (int)l->skipped, (int)r, (int)d);
+             (int)l->D, (int)l->pitch, (int)l->step, (int)l->first_element, (int)r, (int)d);
 }
 
-/* y from x = 1 is 0 just where the element was dropped; the exported masks are the CPU's; the backward drops the same
- * dy = 1, in place or not. */
+/* y of x = 1 is 0 exactly where the element was dropped. The exported masks are those of the CPU. The backward drops
+ * the same elements of dy = 1, in place or not. */
 static void check_layout(const layout *l, cot_dtype dtype, bool in_place)
 {
     const int64_t R = l->R, D = l->D, G = (D + 7) / 8;
     uint8_t *bytes = malloc((size_t)(R * D)), *bits = malloc((size_t)(R * G));
     draw_on_cpu(R, D, bytes, bits);
-    twin x = make_ones(l, dtype), dy = make_ones(l, dtype), y = make_ones(l, dtype), dx = make_ones(l, dtype);
-    twin out = make_twin(R * D, 0xee), bits_out = make_twin(R * G, 0xee);
+    mirrored x = make_ones(l, dtype), dy = make_ones(l, dtype), y = make_ones(l, dtype), dx = make_ones(l, dtype);
+    mirrored out = mirrored_alloc(R * D, 0xee), bits_out = mirrored_alloc(R * G, 0xee);
     cot_dropout_forward_args f = forward_args();
     f.x = view(l, x.device, dtype);
     f.y = view(l, in_place ? x.device : y.device, dtype);
@@ -142,8 +142,8 @@ static void check_layout(const layout *l, cot_dtype dtype, bool in_place)
     b.dy = view(l, dy.device, dtype);
     b.dx = view(l, in_place ? dy.device : dx.device, dtype);
     assert_ok(cot_dropout_backward(gpu, &b));
-    const twin *y_twin = in_place ? &x : &y, *dx_twin = in_place ? &dy : &dx;
-    fetch(y_twin), fetch(dx_twin), fetch(&out), fetch(&bits_out);
+    const mirrored *y_twin = in_place ? &x : &y, *dx_twin = in_place ? &dy : &dx;
+    copy_to_host(y_twin), copy_to_host(dx_twin), copy_to_host(&out), copy_to_host(&bits_out);
     if (memcmp(out.host, bytes, (size_t)(R * D)) != 0)
         fail_at("mask_out", dtype, l, -1, -1);
     if (memcmp(bits_out.host, bits, (size_t)(R * G)) != 0)
@@ -156,7 +156,8 @@ static void check_layout(const layout *l, cot_dtype dtype, bool in_place)
                 fail_at("dx", dtype, l, r, d);
         }
     free(bytes), free(bits);
-    free_twin(&x), free_twin(&dy), free_twin(&y), free_twin(&dx), free_twin(&out), free_twin(&bits_out);
+    mirrored_free(&x), mirrored_free(&dy), mirrored_free(&y), mirrored_free(&dx), mirrored_free(&out),
+        mirrored_free(&bits_out);
 }
 
 static void masks_are_the_cpus(void **state)
@@ -167,9 +168,9 @@ static void masks_are_the_cpus(void **state)
             const int64_t D = columns[c], R = D > 1000 ? 37 : 300;
             const layout layouts[] = {
                 {R, D, D, 1, 0},             /* contiguous */
-                {R, D, D, 1, 1},             /* not at a multiple of 16 bytes */
-                {R, D, D + 3, 1, 5},         /* rows cut out of longer ones */
-                {R, D, D + 8 - D % 8, 1, 0}, /* whole vectors at the beginning of rows, not at their end */
+                {R, D, D, 1, 1},             /* not aligned to 16 bytes */
+                {R, D, D + 3, 1, 5},         /* rows of a wider matrix */
+                {R, D, D + 8 - D % 8, 1, 0}, /* aligned rows whose last vector is partial */
                 {R, D, 2 * D + 1, 2, 0},     /* every second column */
                 {R, D, 1, R, 0},             /* transposed */
             };
@@ -178,7 +179,7 @@ static void masks_are_the_cpus(void **state)
         }
 }
 
-/* More rows than a tile has, and a last tile that is not full. */
+/* More rows than a tile has, and a partial last tile. */
 static void rows_beyond_a_tile(void **state)
 {
     (void)state;
@@ -194,12 +195,12 @@ static void memory_adds_to_seed_and_offset(void **state)
     const uint64_t seed_words = UINT64_C(0xffffffff00000005), offset_words = UINT64_C(0x80000001ffffffff);
     uint8_t bytes[R * D], bits[R * 13];
     draw_on_cpu(R, D, bytes, bits);
-    twin words = make_twin(24, 0), x = make_twin(R * D * 4, 0), out = make_twin(R * D, 0);
+    mirrored words = mirrored_alloc(24, 0), x = mirrored_alloc(R * D * 4, 0), out = mirrored_alloc(R * D, 0);
     const uint32_t contents[6] = {(uint32_t)seed_words,           77,
                                   (uint32_t)(seed_words >> 32),   (uint32_t)offset_words,
                                   (uint32_t)(offset_words >> 32), 0};
     memcpy(words.host, contents, sizeof contents);
-    send(&words);
+    copy_to_device(&words);
     cot_dropout_forward_args args = forward_args();
     args.seed -= seed_words;
     args.offset -= offset_words;
@@ -209,9 +210,9 @@ static void memory_adds_to_seed_and_offset(void **state)
     args.seed_memory.stride[0] = 2;
     args.offset_memory = cot_tensor_contiguous((char *)words.device + 12, COT_I32, 1, (int64_t[]){2});
     assert_ok(cot_dropout_forward(gpu, &args));
-    fetch(&out);
+    copy_to_host(&out);
     assert_memory_equal(out.host, bytes, R * D);
-    free_twin(&words), free_twin(&x), free_twin(&out);
+    mirrored_free(&words), mirrored_free(&x), mirrored_free(&out);
 }
 
 int main(void)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_dropout_errors.c: every way in which the front of dropout refuses a call: the status, the whole message, and
- * that no output was touched. And the odd calls that it must not refuse. */
+ * test_dropout_errors.c: every reason for which dropout refuses a call. Checks the status, the exact message, and
+ * that no output was written. Also tests unusual calls that are valid. */
 #include "refusals.h"
 
 #include <cotangent/dropout.h>
@@ -11,7 +11,7 @@
 enum { A = 2, R = 3, D = 10, G = 2 };
 enum { FORWARD, BACKWARD };
 
-/* Valid arguments of both calls, f32, rank 3, with every optional tensor but the given masks, and their memory. */
+/* Valid arguments of both calls, f32, rank 3, with every optional tensor except input masks, and their memory. */
 typedef struct fixture {
     cot_queue *queue;
     cot_dropout_forward_args f;
@@ -22,7 +22,7 @@ typedef struct fixture {
     struct {
         double y[A * R * D], bias[D];
         uint8_t mask[A * R * D], bits[A * R * G];
-    } out; /* room for f64 */
+    } out; /* large enough for f64 */
 } fixture;
 
 static fixture *fresh(fixture *f, const char *kernels)
@@ -59,7 +59,7 @@ static cot_status call(fixture *f, int direction)
     return direction == FORWARD ? cot_dropout_forward(f->queue, &f->f) : cot_dropout_backward(f->queue, &f->b);
 }
 
-static cot_status ask_workspace(fixture *f, int direction, size_t *bytes)
+static cot_status query_workspace(fixture *f, int direction, size_t *bytes)
 {
     return direction == FORWARD ? cot_dropout_forward_workspace(f->queue, &f->f, bytes)
                                 : cot_dropout_backward_workspace(f->queue, &f->b, bytes);
@@ -82,11 +82,11 @@ static void queue_args_and_struct_size(void **state)
         assert_fails(call(&f, direction), COT_INVALID_ARGUMENT, message);
         f.queue = queue;
         snprintf(message, sizeof message, "%s_workspace: bytes is null", calls[direction]);
-        assert_fails(ask_workspace(&f, direction, NULL), COT_INVALID_ARGUMENT, message);
+        assert_fails(query_workspace(&f, direction, NULL), COT_INVALID_ARGUMENT, message);
         f.f.struct_size = f.b.struct_size = 0;
         snprintf(message, sizeof message, "%s: struct_size is 0, expected %zu (use COT_INIT)", calls[direction],
                  sizes[direction]);
-        REFUSED(&f, direction, SHAPES, COT_INVALID_ARGUMENT, message);
+        REFUSED(&f, direction, SHAPE_FAULT, COT_INVALID_ARGUMENT, message);
     }
     fresh(&f, NULL);
     assert_fails(cot_dropout_forward(f.queue, NULL), COT_INVALID_ARGUMENT, "dropout_forward: args is null");
@@ -97,25 +97,25 @@ static void queue_args_and_struct_size(void **state)
 static void options(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "dropout_forward: p is -0.5, expected 0 to 1", f->f.p = -0.5);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "dropout_forward: p is 1.5, expected 0 to 1", f->f.p = 1.5);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "dropout_forward: p is nan, expected 0 to 1", f->f.p = NAN);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "dropout_forward: p is inf, expected 0 to 1", f->f.p = INFINITY);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "dropout_backward: p is 2, expected 0 to 1", f->b.p = 2);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: p is -0.5, expected 0 to 1", f->f.p = -0.5);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: p is 1.5, expected 0 to 1", f->f.p = 1.5);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: p is nan, expected 0 to 1", f->f.p = NAN);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: p is inf, expected 0 to 1", f->f.p = INFINITY);
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "dropout_backward: p is 2, expected 0 to 1", f->b.p = 2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "dropout_forward: scale is -1, expected 0 (it follows from p) or a positive number", f->f.scale = -1);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "dropout_forward: scale is nan, expected 0 (it follows from p) or a positive number", f->f.scale = NAN);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "dropout_backward: scale is inf, expected 0 (it follows from p) or a positive number",
            f->b.scale = INFINITY);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "dropout_forward: activation is 5, expected 0 (none), 1 (SiLU), 2 (ReLU), 3 (GELU, tanh) or 4 (GELU, erf)",
            f->f.activation = (cot_activation)5);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "dropout_backward: activation is -1, expected 0 (none), 1 (SiLU), 2 (ReLU), 3 (GELU, tanh) or 4 (GELU, erf)",
            f->b.activation = (cot_activation)-1);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "dropout_backward: accumulate is 2, expected 0 or 1",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "dropout_backward: accumulate is 2, expected 0 or 1",
            f->b.accumulate = 2);
     ACCEPT(FORWARD, f->f.p = 0);
     ACCEPT(FORWARD, f->f.p = 1);
@@ -127,9 +127,9 @@ static void required_tensors(void **state)
 {
     (void)state;
     const cot_tensor absent = {0};
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT, "dropout_forward: x is required", f->f.x = absent);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "dropout_backward: dy is required", f->b.dy = absent);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "dropout_backward: x is required with an activation",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: x is required", f->f.x = absent);
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "dropout_backward: dy is required", f->b.dy = absent);
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "dropout_backward: x is required with an activation",
            f->b.x = absent);
     ACCEPT(BACKWARD, f->b.x = absent, f->b.activation = COT_ACTIVATION_NONE);
     ACCEPT(BACKWARD, f->b.dx = absent);
@@ -138,7 +138,7 @@ static void required_tensors(void **state)
     ACCEPT(FORWARD, f->f.y = absent);
     ACCEPT(FORWARD, f->f.y = absent, f->f.mask_out = absent, f->f.mask_bits_out = absent);
     ACCEPT(FORWARD, f->f.bias = absent, f->f.residual = absent, f->f.seed_memory = absent, f->f.offset_memory = absent);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
            "dropout_forward: bias has data or a rank but no dtype (an absent tensor is all zero)",
            f->f.bias.dtype = COT_DTYPE_NONE);
 }
@@ -148,46 +148,48 @@ static void required_tensors(void **state)
 static void shapes(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: x has rank 0, expected 1 to 6", f->f.x.rank = 0);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: x has size -1 on axis 1, expected 0 or more",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: x has rank 0, expected 1 to 6", f->f.x.rank = 0);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: x has size -1 on axis 1, expected 0 or more",
            f->f.x.shape[1] = -1);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: bias has rank 2, expected 1", f->f.bias.rank = 2);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: bias has D=9, x has D=10", f->f.bias.shape[0] = 9);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: residual has rank 2, expected 3",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: bias has rank 2, expected 1", f->f.bias.rank = 2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: bias has D=9, x has D=10",
+           f->f.bias.shape[0] = 9);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: residual has rank 2, expected 3",
            f->f.residual.rank = 2);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: residual has size 4 on axis 1, x has 3",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: residual has size 4 on axis 1, x has 3",
            f->f.residual.shape[1] = 4);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: residual has D=5, x has D=10",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: residual has D=5, x has D=10",
            f->f.residual.shape[2] = 5);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: y has size 1 on axis 0, x has 2", f->f.y.shape[0] = 1);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: mask has D=2, x has D=10",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: y has size 1 on axis 0, x has 2",
+           f->f.y.shape[0] = 1);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask has D=2, x has D=10",
            f->f.mask = VIEW(f->bits, COT_U8, A, R, G));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: mask has rank 2, expected 3",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask has rank 2, expected 3",
            f->f.mask = VIEW(f->mask, COT_U8, A * R, D));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: mask_bits has ceil(D/8)=10, x has ceil(D/8)=2",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask_bits has ceil(D/8)=10, x has ceil(D/8)=2",
            f->f.mask_bits = VIEW(f->mask, COT_U8, A, R, D));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: mask_bits has size 3 on axis 0, x has 2",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask_bits has size 3 on axis 0, x has 2",
            f->f.mask_bits = VIEW(f->bits, COT_U8, 3, 2, G));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: mask_out has D=9, x has D=10",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask_out has D=9, x has D=10",
            f->f.mask_out.shape[2] = 9);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: mask_bits_out has ceil(D/8)=1, x has ceil(D/8)=2",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask_bits_out has ceil(D/8)=1, x has ceil(D/8)=2",
            f->f.mask_bits_out.shape[2] = 1);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE,
            "dropout_forward: seed_memory has size 3, expected 2 (low word, high word)", f->f.seed_memory.shape[0] = 3);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE, "dropout_forward: offset_memory has rank 2, expected 1",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: offset_memory has rank 2, expected 1",
            f->f.offset_memory = VIEW(f->words, COT_I32, 1, 2));
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "dropout_backward: x has D=9, dy has D=10", f->b.x.shape[2] = 9);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "dropout_backward: x has D=9, dy has D=10", f->b.x.shape[2] = 9,
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_backward: x has D=9, dy has D=10", f->b.x.shape[2] = 9);
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_backward: x has D=9, dy has D=10", f->b.x.shape[2] = 9,
            f->b.activation = COT_ACTIVATION_NONE);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "dropout_backward: bias has D=11, dy has D=10",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_backward: bias has D=11, dy has D=10",
            f->b.bias.shape[0] = 11);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "dropout_backward: dx has size 4 on axis 1, dy has 3",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_backward: dx has size 4 on axis 1, dy has 3",
            f->b.dx.shape[1] = 4);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "dropout_backward: dbias has D=3, dy has D=10",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_backward: dbias has D=3, dy has D=10",
            f->b.dbias.shape[0] = 3);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_SHAPE, "dropout_backward: mask_bits has ceil(D/8)=1, dy has ceil(D/8)=2",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_backward: mask_bits has ceil(D/8)=1, dy has ceil(D/8)=2",
            f->b.mask_bits = VIEW(f->bits, COT_U8, A, R, 1));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_SHAPE,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE,
            "dropout_forward: x has more than 2^56 bytes (size 1152921504606846976 on axis 0)",
            f->f.x.shape[0] = INT64_C(1) << 60);
 }
@@ -195,19 +197,19 @@ static void shapes(void **state)
 static void masks(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "dropout_forward: mask and mask_bits are both given, expected at most one",
            f->f.mask = VIEW(f->mask, COT_U8, A, R, D), f->f.mask_bits = VIEW(f->bits, COT_U8, A, R, G));
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "dropout_backward: mask and mask_bits are both given, expected at most one",
            f->b.mask = VIEW(f->mask, COT_U8, A, R, D), f->b.mask_bits = VIEW(f->bits, COT_U8, A, R, G));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "dropout_forward: mask has dtype f32, expected u8",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_forward: mask has dtype f32, expected u8",
            f->f.mask = VIEW(f->x, COT_F32, A, R, D));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "dropout_forward: mask_bits has dtype i32, expected u8",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_forward: mask_bits has dtype i32, expected u8",
            f->f.mask_bits = VIEW(f->x, COT_I32, A, R, G));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "dropout_forward: mask_out has dtype f32, expected u8",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_forward: mask_out has dtype f32, expected u8",
            f->f.mask_out = VIEW(f->out.y, COT_F32, A, R, D));
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "dropout_forward: seed_memory has dtype u8, expected i32",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_forward: seed_memory has dtype u8, expected i32",
            f->f.seed_memory.dtype = COT_U8);
     ACCEPT(FORWARD, f->f.mask = VIEW(f->mask, COT_U8, A, R, D));
     ACCEPT(BACKWARD, f->b.mask_bits = VIEW(f->bits, COT_U8, A, R, G));
@@ -217,20 +219,21 @@ static void masks(void **state)
 static void dtypes(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "dropout_forward: x has dtype i32, expected f32 or f16 or bf16 or f64",
-           f->f.x.dtype = COT_I32);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "dropout_forward: x has the unknown dtype 99",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
+           "dropout_forward: x has dtype i32, expected f32 or f16 or bf16 or f64", f->f.x.dtype = COT_I32);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_forward: x has the unknown dtype 99",
            f->f.x.dtype = (cot_dtype)99);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "dropout_forward: y has dtype bf16, x has f32", f->f.y.dtype = COT_BF16);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE, "dropout_forward: residual has dtype f16, x has f32",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_forward: y has dtype bf16, x has f32",
+           f->f.y.dtype = COT_BF16);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_forward: residual has dtype f16, x has f32",
            f->f.residual.dtype = COT_F16);
-    REFUSE(FORWARD, SHAPES, COT_INVALID_DTYPE,
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
            "dropout_forward: bias has dtype f64, x has f32 (f64 goes with f64 only)", f->f.bias.dtype = COT_F64);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_DTYPE, "dropout_backward: x has dtype bf16, dy has f32",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_backward: x has dtype bf16, dy has f32",
            f->b.x.dtype = COT_BF16);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_DTYPE, "dropout_backward: dx has dtype bf16, dy has f32",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_backward: dx has dtype bf16, dy has f32",
            f->b.dx.dtype = COT_BF16);
-    REFUSE(BACKWARD, SHAPES, COT_INVALID_DTYPE,
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
            "dropout_backward: dbias has dtype f64, dy has f32 (f64 goes with f64 only)", f->b.dbias.dtype = COT_F64);
     ACCEPT(BACKWARD, f->b.dbias.dtype = COT_BF16, f->b.bias.dtype = COT_F16);
 }
@@ -240,31 +243,33 @@ static void dtypes(void **state)
 static void memory(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, DATA, COT_INVALID_ARGUMENT, "dropout_forward: x has null data", f->f.x.data = NULL);
-    REFUSE(FORWARD, DATA, COT_INVALID_ARGUMENT, "dropout_forward: mask_bits_out has null data",
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: x has null data", f->f.x.data = NULL);
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: mask_bits_out has null data",
            f->f.mask_bits_out.data = NULL);
-    REFUSE(FORWARD, DATA, COT_INVALID_ARGUMENT, "dropout_forward: seed_memory has null data",
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: seed_memory has null data",
            f->f.seed_memory.data = NULL);
-    REFUSE(BACKWARD, DATA, COT_INVALID_ARGUMENT, "dropout_backward: dbias has null data", f->b.dbias.data = NULL);
-    REFUSE(FORWARD, DATA, COT_INVALID_LAYOUT,
+    REFUSE(BACKWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "dropout_backward: dbias has null data", f->b.dbias.data = NULL);
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT,
            "dropout_forward: y is an output but its strides give two elements one address (axis 1, stride 0)",
            f->f.y.stride[1] = 0);
-    REFUSE(FORWARD, DATA, COT_INVALID_LAYOUT, "dropout_forward: y overlaps x", f->f.y.data = f->x + 1,
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_forward: y overlaps x", f->f.y.data = f->x + 1,
            f->f.x.shape[1] = f->f.y.shape[1] = f->f.residual.shape[1] = 1,
            f->f.mask_out.shape[1] = f->f.mask_bits_out.shape[1] = 1);
-    REFUSE(FORWARD, DATA, COT_INVALID_LAYOUT, "dropout_forward: y overlaps bias", f->f.bias.data = f->out.y);
-    REFUSE(FORWARD, DATA, COT_INVALID_LAYOUT, "dropout_forward: y overlaps mask_out", f->f.mask_out.data = f->out.y);
-    REFUSE(FORWARD, DATA, COT_INVALID_LAYOUT, "dropout_forward: mask_out overlaps mask", f->f.mask = f->f.mask_out);
-    REFUSE(FORWARD, DATA, COT_INVALID_LAYOUT, "dropout_forward: y overlaps seed_memory",
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_forward: y overlaps bias", f->f.bias.data = f->out.y);
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_forward: y overlaps mask_out",
+           f->f.mask_out.data = f->out.y);
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_forward: mask_out overlaps mask",
+           f->f.mask = f->f.mask_out);
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_forward: y overlaps seed_memory",
            f->f.seed_memory.data = f->out.y);
-    REFUSE(BACKWARD, DATA, COT_INVALID_LAYOUT, "dropout_backward: dx overlaps dbias", f->b.dbias.data = f->out.y);
-    REFUSE(BACKWARD, DATA, COT_INVALID_LAYOUT, "dropout_backward: dbias overlaps bias", f->b.bias = f->b.dbias);
-    /* The pairs that may be one memory, and one of them laid out otherwise. */
+    REFUSE(BACKWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_backward: dx overlaps dbias", f->b.dbias.data = f->out.y);
+    REFUSE(BACKWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_backward: dbias overlaps bias", f->b.bias = f->b.dbias);
+    /* The pairs of arguments that may share memory, and one such pair with different strides. */
     ACCEPT(FORWARD, f->f.x = f->f.y);
     ACCEPT(FORWARD, f->f.residual = f->f.y);
     ACCEPT(BACKWARD, f->b.dy = f->b.dx);
     ACCEPT(BACKWARD, f->b.x = f->b.dx);
-    REFUSE(FORWARD, DATA, COT_INVALID_LAYOUT, "dropout_forward: y overlaps x", f->f.x = f->f.y,
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_forward: y overlaps x", f->f.x = f->f.y,
            f->f.x.shape[0] = f->f.x.shape[1] = 2, f->f.y.shape[1] = 2, f->f.residual.shape[1] = 2,
            f->f.mask_out.shape[1] = 2, f->f.mask_bits_out.shape[1] = 2, f->f.x.stride[1] = 2 * D, f->f.x.stride[0] = D);
 }
@@ -277,7 +282,7 @@ static void misaligned_data(void **state)
     f->f.x.data = (char *)f->x + 2;
     snprintf(message, sizeof message, "dropout_forward: x has data at %p, expected a multiple of 4 (one f32 element)",
              f->f.x.data);
-    REFUSED(f, FORWARD, DATA, COT_INVALID_LAYOUT, message);
+    REFUSED(f, FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, message);
 }
 
 static void workspace(void **state)
@@ -287,7 +292,7 @@ static void workspace(void **state)
     size_t bytes = 0;
     char message[200];
     fixture space, *f = fresh(&space, NULL);
-    assert_ok(ask_workspace(f, BACKWARD, &bytes));
+    assert_ok(query_workspace(f, BACKWARD, &bytes));
     assert_in_range(bytes, 1, sizeof own);
     f->b.workspace = own;
     f->b.workspace_bytes = bytes;
@@ -297,26 +302,26 @@ static void workspace(void **state)
     f->b.workspace = own;
     f->b.workspace_bytes = bytes - 1;
     snprintf(message, sizeof message, "dropout_backward: workspace has %zu bytes, %zu are needed", bytes - 1, bytes);
-    REFUSED(f, BACKWARD, DATA, COT_WORKSPACE_TOO_SMALL, message);
+    REFUSED(f, BACKWARD, DATA_FAULT, COT_WORKSPACE_TOO_SMALL, message);
 }
 
 static void kernels(void **state)
 {
     (void)state;
     fixture space, *f = fresh(&space, "dropout=dropout_fwd_scalar_f64");
-    REFUSED(f, FORWARD, SHAPES, COT_UNSUPPORTED,
+    REFUSED(f, FORWARD, SHAPE_FAULT, COT_UNSUPPORTED,
             "dropout_forward: the forced kernel dropout_fwd_scalar_f64 refuses: it serves f64 only");
     f = fresh(&space, "dropout=nothing");
-    REFUSED(f, BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSED(f, BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
             "dropout_backward: the forced kernel \"nothing\" is none of dropout's");
 }
 
-/* ---- what is odd but legal --------------------------------------------------------------------------------- */
+/* ---- unusual valid calls ----------------------------------------------------------------------------------- */
 
 static void no_rows(void **state)
 {
     (void)state;
-    fixture space, *f = fresh(&space, NULL); /* no rows: dbias is a sum of nothing */
+    fixture space, *f = fresh(&space, NULL); /* no rows: dbias is an empty sum */
     f->b.dy.shape[1] = f->b.x.shape[1] = f->b.dx.shape[1] = 0;
     f->b.dy.data = f->b.x.data = f->b.dx.data = NULL;
     assert_ok(call(f, BACKWARD));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_errors.c: docs/guide/errors.md holds what it says. Each status has a section and no other has one; each message there
- * comes out of the library when it is provoked, and nothing that is provoked here is missing there. */
+ * * test_errors.c: checks docs/guide/errors.md. The page has a section for each status and no others. The library
+ * produces each message of the page, and the page has each message that this test produces. */
 #include "support.h"
 
 #include <cotangent/cotangent.h>
@@ -17,9 +17,9 @@ typedef struct section {
 } section;
 
 typedef struct message {
-    const section *of;
+    const section *section;
     char text[512];
-    bool provoked;
+    bool produced;
 } message;
 
 static section sections[MAX_STATUS];
@@ -39,7 +39,7 @@ static int read_page(void **state)
             snprintf(sections[section_count++].name, sizeof sections->name, "%.60s", line + 3);
         } else if (strncmp(line, "    ", 4) == 0 && section_count > 0 && message_count < MAX_MESSAGES) {
             sections[section_count - 1].messages++;
-            messages[message_count].of = &sections[section_count - 1];
+            messages[message_count].section = &sections[section_count - 1];
             snprintf(messages[message_count++].text, sizeof messages->text, "%s", line + 4);
         }
     }
@@ -47,14 +47,14 @@ static int read_page(void **state)
     return 0;
 }
 
-/* The call has failed with this status, and the page has its message in that status's section. */
-static void documented(cot_status expected, cot_status status)
+/* Asserts that the call failed with this status and that the page has the message in the section of the status. */
+static void assert_documented(cot_status expected, cot_status status)
 {
     assert_fails(status, expected, NULL);
     for (size_t i = 0; i < message_count; i++) {
         if (strcmp(messages[i].text, cot_error_message()) == 0 &&
-            strcmp(messages[i].of->name, cot_status_name(status)) == 0) {
-            messages[i].provoked = true;
+            strcmp(messages[i].section->name, cot_status_name(status)) == 0) {
+            messages[i].produced = true;
             return;
         }
     }
@@ -72,7 +72,7 @@ static void every_status_has_a_section(void **state)
     assert_int_equal(section_count, status);
 }
 
-/* ---- provoking ----------------------------------------------------------------------------------------------- */
+/* ---- faulty calls -------------------------------------------------------------------------------------------- */
 
 static float x[B * D * T], weight[D * K], y[B * D * T];
 static const int64_t shape[] = {B, D, T}, weight_shape[] = {D, K};
@@ -95,12 +95,12 @@ static cot_status forward_with(const char *kernels, const cot_causal_conv1d_forw
     return status;
 }
 
-/* A legal call with one thing wrong. */
-#define WRONG(status, change)                       \
-    do {                                            \
-        cot_causal_conv1d_forward_args a = legal(); \
-        change;                                     \
-        documented(status, forward_with("", &a));   \
+/* A valid call with one fault. */
+#define WRONG(status, change)                            \
+    do {                                                 \
+        cot_causal_conv1d_forward_args a = legal();      \
+        change;                                          \
+        assert_documented(status, forward_with("", &a)); \
     } while (0)
 
 static void refused_arguments(void **state)
@@ -131,7 +131,7 @@ static void no_kernel(void **state)
 {
     (void)state;
     const cot_causal_conv1d_forward_args a = legal();
-    documented(COT_UNSUPPORTED, forward_with("causal_conv1d=causal_conv1d_fwd_scalar_f64", &a));
+    assert_documented(COT_UNSUPPORTED, forward_with("causal_conv1d=causal_conv1d_fwd_scalar_f64", &a));
 }
 
 static void memory(void **state)
@@ -148,19 +148,19 @@ static void memory(void **state)
     a.dweight = cot_tensor_contiguous(dweight, COT_F32, 2, weight_shape);
     a.workspace = workspace;
     a.workspace_bytes = sizeof workspace;
-    documented(COT_WORKSPACE_TOO_SMALL, cot_causal_conv1d_backward(queue, &a));
-    documented(COT_OUT_OF_MEMORY, cot_queue_reserve(queue, SIZE_MAX / 2));
+    assert_documented(COT_WORKSPACE_TOO_SMALL, cot_causal_conv1d_backward(queue, &a));
+    assert_documented(COT_OUT_OF_MEMORY, cot_queue_reserve(queue, SIZE_MAX / 2));
     cot_queue_destroy(queue);
 }
 
-/* Last: the other way round. COT_WOULD_ALLOCATE, COT_NO_DEVICE and COT_DEVICE_ERROR depend on the machine and have no
- * message on the page. */
+/* Runs last: checks that every message of the page was produced. COT_WOULD_ALLOCATE, COT_NO_DEVICE and
+ * COT_DEVICE_ERROR depend on the machine and have no message on the page. */
 static void every_message_was_provoked(void **state)
 {
     (void)state;
     assert_true(message_count > 0);
     for (size_t i = 0; i < message_count; i++)
-        if (!messages[i].provoked)
+        if (!messages[i].produced)
             fail_msg("docs/guide/errors.md: nothing gives the message: %s", messages[i].text);
     for (size_t s = COT_INVALID_ARGUMENT; s < section_count; s++)
         if (sections[s].messages == 0 && s != COT_WOULD_ALLOCATE && s != COT_NO_DEVICE && s != COT_DEVICE_ERROR)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_float16.c: the conversions of single elements, against arithmetic in double that rounds by nearbyint and
- * knows nothing of bits. */
+ * test_float16.c: compares the conversions of single elements with arithmetic in double that rounds by nearbyint. */
 #include "support.h"
 
 #include "core/float16.h"
@@ -8,7 +7,7 @@
 #include <math.h>
 
 typedef struct format {
-    int mantissa_bits, least_exponent, greatest_exponent; /* of normal numbers: 2^least .. 2^greatest */
+    int mantissa_bits, min_exponent, max_exponent; /* normal numbers: 2^min .. 2^max */
     uint16_t (*round)(float);
     float (*widen)(uint16_t);
     cot_dtype dtype;
@@ -17,12 +16,12 @@ typedef struct format {
 static const format f16 = {10, -14, 15, cot_f32_to_f16, cot_f16_to_f32, COT_F16};
 static const format bf16 = {7, -126, 127, cot_f32_to_bf16, cot_bf16_to_f32, COT_BF16};
 
-/* The value of a pattern: sign, exponent and mantissa read off as the format defines them. */
+/* The value of a bit pattern, from its sign, exponent and mantissa as the format defines them. */
 static double value_of(const format *f, uint16_t pattern)
 {
     const int mantissa = pattern & ((1 << f->mantissa_bits) - 1);
-    const int exponent = (pattern & 0x7fff) >> f->mantissa_bits, bias = f->greatest_exponent;
-    double magnitude = ldexp(mantissa, f->least_exponent - f->mantissa_bits);
+    const int exponent = (pattern & 0x7fff) >> f->mantissa_bits, bias = f->max_exponent;
+    double magnitude = ldexp(mantissa, f->min_exponent - f->mantissa_bits);
     if (exponent == 2 * bias + 1)
         magnitude = mantissa == 0 ? (double)INFINITY : (double)NAN;
     else if (exponent > 0)
@@ -30,15 +29,15 @@ static double value_of(const format *f, uint16_t pattern)
     return pattern & 0x8000 ? -magnitude : magnitude;
 }
 
-/* To nearest, ties to even: scale so that the format's unit at this magnitude is 1, round, scale back. */
+/* Rounds to nearest, ties to even. Scales the value so that one unit of the format is 1, rounds and scales back. */
 static double nearest(const format *f, double value)
 {
     if (value == 0 || !isfinite(value))
         return value;
     int exponent = ilogb(value);
-    exponent = exponent > f->least_exponent ? exponent : f->least_exponent;
+    exponent = exponent > f->min_exponent ? exponent : f->min_exponent;
     const double rounded = ldexp(nearbyint(ldexp(value, f->mantissa_bits - exponent)), exponent - f->mantissa_bits);
-    return fabs(rounded) >= ldexp(1, f->greatest_exponent + 1) ? copysign(INFINITY, value) : rounded;
+    return fabs(rounded) >= ldexp(1, f->max_exponent + 1) ? copysign(INFINITY, value) : rounded;
 }
 
 static bool same(double a, double b)
@@ -52,7 +51,7 @@ static void check_patterns(const format *f)
         const float wide = f->widen((uint16_t)pattern);
         assert_true(same(wide, value_of(f, (uint16_t)pattern)));
         const uint16_t back = f->round(wide);
-        if (isnan(wide)) { /* stays a NaN of its sign */
+        if (isnan(wide)) { /* stays a NaN with the same sign */
             assert_true(isnan(f->widen(back)));
             assert_int_equal(back & 0x8000, pattern & 0x8000);
         } else {
@@ -79,7 +78,7 @@ static void check_rounding(const format *f, uint32_t bits)
     }
 }
 
-/* Every upper half of an f32, which is every exponent and sign, with lower halves around each format's ties. */
+/* All upper 16 bits of an f32, with lower bits around the ties of each format. */
 static void rounds_to_nearest_even(void **state)
 {
     (void)state;
@@ -112,7 +111,7 @@ static void nan_with_a_low_payload_stays_nan(void **state)
 static void elements_of_every_dtype(void **state)
 {
     (void)state;
-    const double value = 1.0 + 0x1p-30; /* f64 alone can hold it */
+    const double value = 1.0 + 0x1p-30; /* representable only in f64 */
     const struct {
         cot_dtype dtype;
         double expected;

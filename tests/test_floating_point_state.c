@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_floating_point_state.c: the floating-point state of the calling thread does not reach a call, and a call leaves it
- * as it was. Every kernel that this processor can run computes small cases of its op in every rounding mode, with and
- * without flushing of subnormal numbers, with trapping exceptions. The cases come from the ops' tables. */
+ * * test_floating_point_state.c: the floating-point state of the calling thread does not affect a call, and a call
+ * does not change it. Every kernel that this processor can run computes small cases of its op in every rounding
+ * mode, with and without flushing of subnormal numbers, with trapping exceptions. The cases come from the ops'
+ * tables. */
 #include "support.h"
 
 #include "check/bound_case.h"
@@ -31,7 +32,7 @@ enum { FLUSHES = 1 };
 #endif
 enum { STATES = 4 * FLUSHES };
 
-/* Every second state traps. All have one sticky flag set, which a call must neither clear nor join. */
+/* Every second state traps exceptions. All states have one sticky flag set. A call must not clear it or set others. */
 static void enter_state(int state)
 {
     fesetround(roundings[state % 4]);
@@ -55,7 +56,7 @@ typedef struct float_state {
 static float_state current_state(void)
 {
     float_state now;
-    memset(&now, 0, sizeof now); /* compared as bytes */
+    memset(&now, 0, sizeof now); /* padding, because states are compared as bytes */
     now.rounding = fegetround();
     now.raised = fetestexcept(FE_ALL_EXCEPT);
 #if defined(__GLIBC__)
@@ -87,8 +88,9 @@ typedef struct visitor {
     int64_t calls, wrong_bits, wrong_states;
 } visitor;
 
-/* 1/sqrt(d), 1/(1-p), ... are exact for powers of two, and say nothing about the state that they were computed in. */
-static bool uneven(const cot_direction *direction, const cot_case *c)
+/* Whether the case has several elements and a last axis whose size is no power of two. For powers of two, constants
+ * such as 1/sqrt(d) and 1/(1-p) are exact in every floating-point state. */
+static bool has_inexact_constants(const cot_direction *direction, const cot_case *c)
 {
     const cot_tensor *first = cot_field_tensor(&direction->fields[0], (void *)c->args);
     const int64_t last = first->rank > 0 ? first->shape[first->rank - 1] : 0;
@@ -147,7 +149,8 @@ static bool visit(void *context, const cot_case *c)
     const cot_direction *direction = case_direction(v->cases, c);
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
-    if (!(c->uses & COT_CASE_CHECK) || !case_is_within(direction, c, MOST_ELEMENTS) || !uneven(direction, c))
+    if (!(c->uses & COT_CASE_CHECK) || !case_is_within(direction, c, MOST_ELEMENTS) ||
+        !has_inexact_constants(direction, c))
         return true;
     assert_ok(cot_op_explain(direction, v->explaining, c->args, choices, &count));
     bool made = false;
@@ -186,7 +189,7 @@ static void calls_do_not_see_the_callers_state(void **test_state)
     }
 }
 
-/* Wherever a call ends: without a queue, without arguments, with arguments that are refused. */
+/* A failed call also restores the state: without a queue, without arguments, with refused arguments. */
 static void refusals_restore_the_state(void **test_state)
 {
     (void)test_state;
@@ -227,7 +230,7 @@ static void the_scale_of_dropout_is_one_number(void **test_state)
         const double expected = cot_dropout_scale(percent / 100.0);
         for (int state = 0; state < STATES; state++) {
             fenv_t usual;
-            const volatile double p = percent / 100.0; /* computed here, not in the other state */
+            const volatile double p = percent / 100.0; /* computed before the state changes */
             fegetenv(&usual);
             enter_state(state);
             const float_state before = current_state();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_io.c: files on their way in and out (src/io/file.h), of either kind: names that are none, what is in the way, and
- * that a file is written whole or not at all. */
+ * * test_io.c: tests the reading and writing of files of both formats (src/io/file.h): invalid names, obstacles, and
+ * that a file is written completely or not at all. */
 #include "io_folder.h"
 
 #include "io/npy.h"
@@ -78,7 +78,7 @@ static void what_cannot_be_written_is_refused(void **state)
     assert_non_null(strstr(error.text, "a.npy.partial: is in the way: it is a pipe"));
 }
 
-/* A partial file that somebody was killed over is written over; one that lives is left alone. */
+/* The partial file of a killed process is overwritten. That of a running process is kept. */
 static void partial_files_of_others(void **state)
 {
     (void)state;
@@ -105,12 +105,12 @@ static void partial_files_of_others(void **state)
     assert_int_equal(read_bytes(in_folder("b.npy.partial"), text, sizeof text), 5);
 }
 
-/* Runs out of room after `room` bytes, as on a full disk. */
-static bool write_with_room(rlim_t room, bool (*write)(io_error *), io_error *error)
+/* Calls `write` with a limit on the file size, as on a full disk. */
+static bool write_with_limit(rlim_t limit, bool (*write)(io_error *), io_error *error)
 {
     struct rlimit before, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
-    small = (struct rlimit){room, before.rlim_max};
+    small = (struct rlimit){limit, before.rlim_max};
     void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
     const bool good = write(error);
@@ -149,7 +149,7 @@ static void a_full_disk_leaves_the_old_file(void **state)
             io_error error;
             char names[256], text[16];
             write_bytes(in_folder("a"), "the old one", 11);
-            assert_false(write_with_room(rooms[r], writers[w], &error));
+            assert_false(write_with_limit(rooms[r], writers[w], &error));
             assert_non_null(strstr(error.text, "/a: cannot be written: File too large"));
             assert_int_equal(read_bytes(in_folder("a"), text, sizeof text), 11);
             assert_memory_equal(text, "the old one", 11);
@@ -158,13 +158,14 @@ static void a_full_disk_leaves_the_old_file(void **state)
         }
         io_error error;
         char text[16];
-        assert_true(write_with_room(500000, writers[w], &error));
+        assert_true(write_with_limit(500000, writers[w], &error));
         assert_int_equal(read_bytes(in_folder("a"), text, sizeof text), sizeof text);
         assert_memory_not_equal(text, "the old one", 11);
     }
 }
 
-/* ---- several files at once ----------------------------------------------------------------------------------------- */
+/* ---- several files at once
+ * ----------------------------------------------------------------------------------------- */
 
 static void prepare_three(io_writer writers[3])
 {
@@ -186,7 +187,7 @@ static void several_files_are_published_together(void **state)
     write_bytes(in_folder("b"), "old", 3);
     prepare_three(writers);
     assert_int_equal(read_bytes(in_folder("b"), text, sizeof text), 3);
-    assert_int_equal(list_folder(names, sizeof names), 4); /* three partial ones and the old b */
+    assert_int_equal(list_folder(names, sizeof names), 4); /* three partial files and the old b */
     assert_true(io_publish(writers, 3, &error));
     assert_int_equal(list_folder(names, sizeof names), 3);
     assert_true(npy_open(&file, in_folder("b"), &error));
@@ -200,7 +201,7 @@ static void or_none_of_them(void **state)
     io_writer writers[3];
     io_error error;
     char names[256], text[16];
-    write_bytes(in_folder("b"), "old", 3); /* a is new, b replaced, c cannot be put in place */
+    write_bytes(in_folder("b"), "old", 3); /* a is new, b is replaced, c fails */
     prepare_three(writers);
     assert_int_equal(unlink(in_folder("c.partial")), 0);
     assert_false(io_publish(writers, 3, &error));
@@ -219,12 +220,12 @@ static void abandoned_files_are_gone(void **state)
     prepare_three(writers);
     for (int i = 0; i < 3; i++) {
         io_abandon(&writers[i]);
-        io_abandon(&writers[i]); /* harmless */
+        io_abandon(&writers[i]); /* has no effect */
     }
     assert_int_equal(list_folder(names, sizeof names), 0);
 }
 
-/* A file that is mapped stays readable while it is replaced. */
+/* A mapped file remains readable after it is replaced. */
 static void replacing_a_mapped_file(void **state)
 {
     (void)state;

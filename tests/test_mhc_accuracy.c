@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_mhc_accuracy.c: what is asked of hyper-connections besides the error rule of `cotangent check`, on the kernels
- * that dispatch takes: dx's error in units of bf16 and in the measures of its stream, the parameters' gradients in
- * norm, the projection beside plain float32 and TF32, and the sums of Sinkhorn's rows and columns.
+ * test_mhc_accuracy.c: measures the accuracy of hyper-connections beyond the error rule of `cotangent check`, on the
+ * kernels that dispatch chooses: the error of dx in units of bf16 and per stream, the norm error of the parameters'
+ * gradients, the projection compared with float32 and TF32, and the row and column sums of Sinkhorn.
  *
- *   test_mhc_accuracy [--json FILE]                       FILE gets the figures, for tools/make_tables.py
- *   test_mhc_accuracy --backend cuda [--json FILE]        pre's on a GPU, and a thousand repeats of it bit by bit */
+ *   test_mhc_accuracy [--json FILE]                       writes the figures to FILE, for tools/make_tables.py
+ *   test_mhc_accuracy --backend cuda [--json FILE]        mhc_pre on a GPU; 1000 repeats must give the same bits */
 #include "support.h"
 
 #include "check/bench.h"
@@ -25,7 +25,7 @@
 
 extern const cot_op_cases cot_mhc_pre_cases, cot_mhc_sinkhorn_cases;
 
-static json_t *rows; /* NULL = not wanted */
+static json_t *json_rows; /* NULL: no JSON output */
 static cot_backend backend = COT_BACKEND_CPU;
 
 static cot_queue *queue_of_backend(void)
@@ -38,19 +38,19 @@ static cot_queue *queue_of_backend(void)
     return queue;
 }
 
-/* ---- one case, solved by the oracle and by the library -------------------------------------------------- */
+/* ---- one case, computed by the oracle and by the library------------------------------------------------ */
 
-typedef struct solved {
+typedef struct solved_case {
     cot_case c;
     reference ref;
     bound_case bound;
     const cot_direction *direction;
-} solved;
+} solved_case;
 
-static void solve(solved *s, const cot_op_cases *cases, int direction, int count, char *const words[])
+static void solve(solved_case *s, const cot_op_cases *cases, int direction, int count, char *const options[])
 {
     memset(s, 0, sizeof *s);
-    assert_null(cases->parse(direction, count, words, &s->c));
+    assert_null(cases->parse(direction, count, options, &s->c));
     s->direction = &cases->op->directions[direction];
     s->ref = reference_make(cases, &s->c);
     reference_run_oracle(&s->ref);
@@ -60,13 +60,13 @@ static void solve(solved *s, const cot_op_cases *cases, int direction, int count
     cot_queue_destroy(queue);
 }
 
-static void finish(solved *s)
+static void finish(solved_case *s)
 {
     bound_case_free(&s->bound, s->direction);
     reference_free(&s->ref);
 }
 
-static int field_of(const solved *s, const char *name)
+static int field_of(const solved_case *s, const char *name)
 {
     for (int f = 0; f < s->direction->field_count; f++)
         if (strcmp(s->direction->fields[f].name, name) == 0)
@@ -77,8 +77,8 @@ static int field_of(const solved *s, const char *name)
 
 /* ---- measures ------------------------------------------------------------------------------------------- */
 
-/* Of elements with `first` <= index mod `period` < `end`: one stream of dx, say. */
-static error_measures measure(const solved *s, const char *name, int64_t first, int64_t end, int64_t period)
+/* Measures the elements with `first` <= index mod `period` < `end`, for example one stream of dx. */
+static error_measures measure(const solved_case *s, const char *name, int64_t first, int64_t end, int64_t period)
 {
     const int f = field_of(s, name);
     const cot_tensor *view = &s->bound.fields[f].view;
@@ -88,10 +88,10 @@ static error_measures measure(const solved *s, const char *name, int64_t first, 
     return m;
 }
 
-/* A row with the relative error alone; the rest of it is the caller's to add. */
-static json_t *add_relative(const solved *s, const char *what, int64_t elements, double relative)
+/* Adds a row with the relative error only. The caller adds the other fields. */
+static json_t *add_relative(const solved_case *s, const char *what, int64_t elements, double relative)
 {
-    if (rows == NULL)
+    if (json_rows == NULL)
         return NULL;
     char device[256], date[16], shape[192];
     const time_t seconds = time(NULL);
@@ -103,11 +103,11 @@ static json_t *add_relative(const solved *s, const char *what, int64_t elements,
     snprintf(shape, sizeof shape, "%s %s", s->c.shape, s->c.options);
     json_t *row = json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:f}", "op", "mhc_accuracy", "device", device, "date", date,
                             "shape", shape, "output", what, "elements", (json_int_t)elements, "relative", relative);
-    json_array_append_new(rows, row);
+    json_array_append_new(json_rows, row);
     return row;
 }
 
-static void add_row(const solved *s, const char *what, const error_measures *m)
+static void add_row(const solved_case *s, const char *what, const error_measures *m)
 {
     json_t *row = add_relative(s, what, m->elements, m->relative);
     if (row == NULL)
@@ -120,8 +120,8 @@ static void add_row(const solved *s, const char *what, const error_measures *m)
     json_object_set_new(row, "rms_ulp", json_real(m->rms_ulp));
 }
 
-/* The shapes of the document that the op comes from, 128 tokens of 4 streams of 128, with its phi and with a scaled
- * one; and a larger one. */
+/* The shapes of the document that the op comes from: 128 tokens of 4 streams of 128, with its phi and with a scaled
+ * phi. Also a larger shape. */
 static void gradients_in_bf16(void **state)
 {
     (void)state;
@@ -131,7 +131,7 @@ static void gradients_in_bf16(void **state)
         {"T=128", "n=4", "D=1280", "bf16", "gamma", "sinkhorn", "dx_post", NULL},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        solved s;
+        solved_case s;
         int count = 0;
         while (cases[i][count] != NULL)
             count++;
@@ -158,7 +158,7 @@ static void gradients_in_bf16(void **state)
 
 /* ---- the projection ------------------------------------------------------------------------------------- */
 
-/* phi as TF32 takes it: 10 bits of mantissa, to nearest. x in bf16 is exact there. */
+/* Rounds phi to TF32: 10 bits of mantissa, to nearest. x in bf16 is exact in TF32. */
 static double to_tf32(double value)
 {
     const uint32_t bits = cot_f32_bits((float)value);
@@ -170,7 +170,7 @@ static void project(int64_t D)
     char columns[32];
     snprintf(columns, sizeof columns, "D=%lld", (long long)D);
     char *const words[] = {"T=64", "n=4", columns, "bf16"};
-    solved s;
+    solved_case s;
     solve(&s, &cot_mhc_pre_cases, 0, COUNT(words), words);
     const error_measures kernel = measure(&s, "h_mix", 0, 1, 1);
     const int f = field_of(&s, "h_mix");
@@ -198,7 +198,8 @@ static void project(int64_t D)
     finish(&s);
 }
 
-/* Where all terms of phi are alike, and where Hopper's kernel keeps the third ones as bytes. */
+/* Shapes where all terms of phi have the same format, and shapes where Hopper's kernel stores the third terms as
+ * bytes. */
 static void projection(void **state)
 {
     (void)state;
@@ -208,11 +209,11 @@ static void projection(void **state)
 
 /* ---- repeats -------------------------------------------------------------------------------------------- */
 
-static void repeat_both(char *D_word, int repeats)
+static void repeat_both(char *D_option, int repeats)
 {
-    char *const words[] = {"T=250", "n=4", D_word, "bf16", "gamma", "sinkhorn", "dh_res"};
+    char *const words[] = {"T=250", "n=4", D_option, "bf16", "gamma", "sinkhorn", "dh_res"};
     for (int direction = 0; direction < 2; direction++) {
-        solved s;
+        solved_case s;
         bound_case again;
         solve(&s, &cot_mhc_pre_cases, direction, COUNT(words), words);
         bound_case_make(&again, &s.ref, false);
@@ -229,7 +230,7 @@ static void repeat_both(char *D_word, int repeats)
     }
 }
 
-/* The same bits a thousand times: of a GPU's kernels, whose blocks wait for each other; of wide rows fewer times. */
+/* GPU kernels whose blocks wait for each other give the same bits in 1000 runs; fewer runs for wide rows. */
 static void repeats(void **state)
 {
     (void)state;
@@ -242,8 +243,8 @@ static void repeats(void **state)
 
 enum { SINKHORN_TOKENS = 4096, MAX_N = 8 };
 
-/* How many tokens have a row or a column whose sum is off from 1 by more than 1e-3; -1 if anything is not finite. */
-static int64_t unbalanced(int64_t n, double scale, int32_t iterations)
+/* Counts the tokens with a row or column sum that differs from 1 by more than 1e-3. -1: a value is not finite. */
+static int64_t count_unbalanced(int64_t n, double scale, int32_t iterations)
 {
     static double normal[SINKHORN_TOKENS * MAX_N * MAX_N];
     static float logits[SINKHORN_TOKENS * MAX_N * MAX_N], A[SINKHORN_TOKENS * MAX_N * MAX_N];
@@ -282,12 +283,12 @@ static int64_t unbalanced(int64_t n, double scale, int32_t iterations)
 static void sinkhorn_sums(void **state)
 {
     (void)state;
-    assert_int_equal(unbalanced(4, 1, 20), 0);
+    assert_int_equal(count_unbalanced(4, 1, 20), 0);
     for (int64_t n = 1; n <= MAX_N; n++) {
-        /* Of 2 or 3 streams one token in hundreds converges more slowly, in exact arithmetic too. */
-        assert_in_range(unbalanced(n, 1, 20), 0, SINKHORN_TOKENS / 100);
-        assert_true(unbalanced(n, 80, 20) >= 0);
-        assert_true(n == 1 || unbalanced(n, 1, 1) > SINKHORN_TOKENS / 2); /* one iteration is not enough for any */
+        /* With 2 or 3 streams, one token in hundreds converges more slowly, also in exact arithmetic. */
+        assert_in_range(count_unbalanced(n, 1, 20), 0, SINKHORN_TOKENS / 100);
+        assert_true(count_unbalanced(n, 80, 20) >= 0);
+        assert_true(n == 1 || count_unbalanced(n, 1, 1) > SINKHORN_TOKENS / 2); /* one iteration is not enough */
     }
 }
 
@@ -305,7 +306,7 @@ int main(int argc, char **argv)
         }
     }
     if (json != NULL)
-        rows = json_array();
+        json_rows = json_array();
     const struct CMUnitTest on_host[] = {
         cmocka_unit_test(gradients_in_bf16),
         cmocka_unit_test(projection),
@@ -319,10 +320,10 @@ int main(int argc, char **argv)
     int failed = backend == COT_BACKEND_CUDA ? cmocka_run_group_tests(on_device, NULL, NULL)
                                              : cmocka_run_group_tests(on_host, NULL, NULL);
     if (json != NULL &&
-        json_dump_file(rows, json, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(4)) != 0) {
+        json_dump_file(json_rows, json, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(4)) != 0) {
         fprintf(stderr, "test_mhc_accuracy: %s: cannot be written\n", json);
         failed++;
     }
-    json_decref(rows);
+    json_decref(json_rows);
     return failed;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_mhc_errors.c: the ways in which the front of mhc_pre, mhc_sinkhorn and mhc_post refuses a call: the status, the
- * whole message, and that no output was touched. And the odd calls that it must not refuse. */
+ * test_mhc_errors.c: the reasons for which mhc_pre, mhc_sinkhorn and mhc_post refuse a call. Checks the status, the
+ * exact message, and that no output was written. Also tests unusual calls that are valid. */
 #include "refusals.h"
 
 #include <cotangent/mhc.h>
@@ -20,7 +20,7 @@ typedef struct fixture {
     cot_mhc_post_forward_args of;
     cot_mhc_post_backward_args ob;
     float in[TOKENS * N * D + M * N * D];
-    double out[9][TOKENS * N * D + M * N * D]; /* room for f64 */
+    double out[9][TOKENS * N * D + M * N * D]; /* large enough for f64 */
 } fixture;
 
 #define F32(data, ...) VIEW(data, COT_F32, __VA_ARGS__)
@@ -84,7 +84,7 @@ static cot_status call(fixture *f, int which)
     }
 }
 
-static cot_status ask_workspace(fixture *f, int which, size_t *bytes)
+static cot_status query_workspace(fixture *f, int which, size_t *bytes)
 {
     switch (which) {
     case PRE_FORWARD: return cot_mhc_pre_forward_workspace(f->queue, &f->pf, bytes);
@@ -99,8 +99,8 @@ static cot_status ask_workspace(fixture *f, int which, size_t *bytes)
 static void structs(void **state)
 {
     (void)state;
-    static fixture own;
-    fixture *g = fresh(&own, NULL);
+    static fixture no_tokens;
+    fixture *g = fresh(&no_tokens, NULL);
     assert_fails(cot_mhc_pre_forward(g->queue, NULL), COT_INVALID_ARGUMENT, "mhc_pre_forward: args is null");
     assert_fails(cot_mhc_post_backward(NULL, &g->ob), COT_INVALID_ARGUMENT, "mhc_post_backward: queue is null");
     assert_fails(cot_mhc_sinkhorn_forward_workspace(g->queue, &g->sf, NULL), COT_INVALID_ARGUMENT,
@@ -109,7 +109,7 @@ static void structs(void **state)
     char message[160];
     snprintf(message, sizeof message, "mhc_post_forward: struct_size is 0, expected %zu (use COT_INIT)",
              sizeof(cot_mhc_post_forward_args));
-    REFUSE(POST_FORWARD, SHAPES, COT_INVALID_ARGUMENT, message, f->of.struct_size = 0);
+    REFUSE(POST_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, message, f->of.struct_size = 0);
     for (int which = PRE_FORWARD; which <= POST_BACKWARD; which++)
         ACCEPT(which, );
 }
@@ -117,25 +117,25 @@ static void structs(void **state)
 static void options(void **state)
 {
     (void)state;
-    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_forward: norm_eps is -1, expected 0 or more",
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_pre_forward: norm_eps is -1, expected 0 or more",
            f->pf.norm_eps = -1);
-    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_forward: hc_eps is inf, expected 0 or more",
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_pre_forward: hc_eps is inf, expected 0 or more",
            f->pf.hc_eps = (double)INFINITY);
-    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_forward: post_scale is 0, expected more than 0",
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_pre_forward: post_scale is 0, expected more than 0",
            f->pf.post_scale = 0);
-    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_backward: sinkhorn_eps is -2, expected 0 or more",
+    REFUSE(PRE_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_pre_backward: sinkhorn_eps is -2, expected 0 or more",
            f->pb.sinkhorn_eps = -2);
-    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_backward: sinkhorn_iterations is 0, expected 1 to 4096",
-           f->pb.sinkhorn_iterations = 0);
-    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_backward: accumulate is 2, expected 0 or 1",
+    REFUSE(PRE_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
+           "mhc_pre_backward: sinkhorn_iterations is 0, expected 1 to 4096", f->pb.sinkhorn_iterations = 0);
+    REFUSE(PRE_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_pre_backward: accumulate is 2, expected 0 or 1",
            f->pb.accumulate = 2);
-    REFUSE(SINKHORN_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_sinkhorn_forward: eps is -0.5, expected 0 or more",
+    REFUSE(SINKHORN_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_sinkhorn_forward: eps is -0.5, expected 0 or more",
            f->sf.eps = -0.5);
-    REFUSE(SINKHORN_BACKWARD, SHAPES, COT_INVALID_ARGUMENT,
+    REFUSE(SINKHORN_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "mhc_sinkhorn_backward: iterations is 4097, expected 1 to 4096", f->sb.iterations = 4097);
-    REFUSE(POST_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_post_forward: A_is_out_in is 3, expected 0 or 1",
+    REFUSE(POST_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_post_forward: A_is_out_in is 3, expected 0 or 1",
            f->of.A_is_out_in = 3);
-    /* Sinkhorn's options do not matter where there is no A. */
+    /* Without A, the options of Sinkhorn are ignored. */
     ACCEPT(PRE_FORWARD, f->pf.A = (cot_tensor){0}, f->pf.sinkhorn_iterations = 0, f->pf.sinkhorn_eps = -1);
     ACCEPT(PRE_FORWARD, f->pf.norm_eps = 0, f->pf.hc_eps = 0, f->pf.sinkhorn_eps = 0, f->in[0] = 1);
 }
@@ -143,43 +143,47 @@ static void options(void **state)
 static void tensors(void **state)
 {
     (void)state;
-    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_forward: x is required", f->pf.x = (cot_tensor){0});
-    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_forward: phi is required", f->pf.phi = (cot_tensor){0});
-    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_backward: bias is required",
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_pre_forward: x is required", f->pf.x = (cot_tensor){0});
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_pre_forward: phi is required",
+           f->pf.phi = (cot_tensor){0});
+    REFUSE(PRE_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_pre_backward: bias is required",
            f->pb.bias = (cot_tensor){0}); /* for dA */
-    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_pre_backward: dh_in is required",
+    REFUSE(PRE_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_pre_backward: dh_in is required",
            f->pb.dh_in = (cot_tensor){0});
-    REFUSE(SINKHORN_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_sinkhorn_forward: A is required",
+    REFUSE(SINKHORN_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_sinkhorn_forward: A is required",
            f->sf.A = (cot_tensor){0});
-    REFUSE(POST_FORWARD, SHAPES, COT_INVALID_ARGUMENT, "mhc_post_forward: y is required", f->of.y = (cot_tensor){0});
-    REFUSE(POST_BACKWARD, SHAPES, COT_INVALID_SHAPE, "mhc_post_backward: x has D=0, expected 1 or more",
+    REFUSE(POST_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_post_forward: y is required",
+           f->of.y = (cot_tensor){0});
+    REFUSE(POST_BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_post_backward: x has D=0, expected 1 or more",
            f->ob.x.shape[3] = 0);
-    REFUSE(SINKHORN_FORWARD, SHAPES, COT_INVALID_SHAPE, "mhc_sinkhorn_forward: h_res has n=0, expected 1 or more",
+    REFUSE(SINKHORN_FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_sinkhorn_forward: h_res has n=0, expected 1 or more",
            f->sf.h_res.shape[2] = 0);
-    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_SHAPE, "mhc_pre_forward: x has rank 3, expected 4", f->pf.x.rank = 3);
-    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_SHAPE, "mhc_pre_forward: phi has M=n*n+2n=7, x has M=n*n+2n=8",
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_pre_forward: x has rank 3, expected 4", f->pf.x.rank = 3);
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_pre_forward: phi has M=n*n+2n=7, x has M=n*n+2n=8",
            f->pf.phi.shape[0] = 7);
-    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_SHAPE, "mhc_pre_forward: phi has n*D=9, x has n*D=10",
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_pre_forward: phi has n*D=9, x has n*D=10",
            f->pf.phi.shape[1] = 9);
-    REFUSE(PRE_BACKWARD, SHAPES, COT_INVALID_SHAPE, "mhc_pre_backward: dalpha has 3=2, x has 3=3",
+    REFUSE(PRE_BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_pre_backward: dalpha has 3=2, x has 3=3",
            f->pb.dalpha.shape[0] = 2);
-    REFUSE(POST_BACKWARD, SHAPES, COT_INVALID_SHAPE, "mhc_post_backward: dy has T=2, x has T=3", f->ob.dy.shape[1] = 2);
-    REFUSE(SINKHORN_BACKWARD, SHAPES, COT_INVALID_SHAPE, "mhc_sinkhorn_backward: dA has n=3, h_res has n=2",
+    REFUSE(POST_BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_post_backward: dy has T=2, x has T=3",
+           f->ob.dy.shape[1] = 2);
+    REFUSE(SINKHORN_BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_sinkhorn_backward: dA has n=3, h_res has n=2",
            f->sb.dA.shape[3] = 3);
-    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_DTYPE, "mhc_pre_forward: h_in has dtype f32, expected bf16 (x has bf16)",
-           f->pf.x.dtype = COT_BF16);
-    REFUSE(PRE_FORWARD, SHAPES, COT_INVALID_DTYPE, "mhc_pre_forward: phi has dtype bf16, expected f32 (x has f32)",
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
+           "mhc_pre_forward: h_in has dtype f32, expected bf16 (x has bf16)", f->pf.x.dtype = COT_BF16);
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "mhc_pre_forward: phi has dtype bf16, expected f32 (x has f32)",
            f->pf.phi.dtype = COT_BF16);
-    REFUSE(POST_FORWARD, SHAPES, COT_INVALID_DTYPE, "mhc_post_forward: A has dtype f64, expected f32 (x has f32)",
+    REFUSE(POST_FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "mhc_post_forward: A has dtype f64, expected f32 (x has f32)",
            f->of.A.dtype = COT_F64);
-    REFUSE(SINKHORN_FORWARD, SHAPES, COT_INVALID_DTYPE,
+    REFUSE(SINKHORN_FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
            "mhc_sinkhorn_forward: h_res has dtype bf16, expected f32 or f64", f->sf.h_res.dtype = COT_BF16);
-    REFUSE(POST_FORWARD, DATA, COT_INVALID_ARGUMENT, "mhc_post_forward: f has null data", f->of.f.data = NULL);
-    REFUSE(POST_FORWARD, DATA, COT_INVALID_LAYOUT, "mhc_post_forward: y overlaps x", f->of.y = f->of.x);
-    REFUSE(PRE_BACKWARD, DATA, COT_INVALID_LAYOUT, "mhc_pre_backward: dx overlaps dphi", f->pb.dphi.data = f->out[0]);
+    REFUSE(POST_FORWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "mhc_post_forward: f has null data", f->of.f.data = NULL);
+    REFUSE(POST_FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "mhc_post_forward: y overlaps x", f->of.y = f->of.x);
+    REFUSE(PRE_BACKWARD, DATA_FAULT, COT_INVALID_LAYOUT, "mhc_pre_backward: dx overlaps dphi",
+           f->pb.dphi.data = f->out[0]);
 }
 
-/* Every output alone, none at all, no token. */
+/* Each output alone, no output, no token. */
 static void absent_and_empty(void **state)
 {
     (void)state;
@@ -189,9 +193,9 @@ static void absent_and_empty(void **state)
     ACCEPT(PRE_BACKWARD, f->pb.dx = f->pb.dphi = f->pb.dalpha = f->pb.dbias = f->pb.dgamma = none);
     ACCEPT(PRE_BACKWARD, f->pb.dh_res = f->pb.dA = f->pb.dx_post = f->pb.bias = f->pb.gamma = none);
     ACCEPT(POST_BACKWARD, f->ob.dx = f->ob.df = f->ob.dh_post = f->ob.dA = none);
-    /* Without tokens the parameters' gradients are zero, and nothing else is touched. */
-    static fixture own;
-    fixture *g = fresh(&own, NULL);
+    /* Without tokens, the parameters' gradients are zero. No other output is written. */
+    static fixture no_tokens;
+    fixture *g = fresh(&no_tokens, NULL);
     float *const dphi = g->pb.dphi.data, *const dalpha = g->pb.dalpha.data, *const dbias = g->pb.dbias.data;
     float *const dgamma = g->pb.dgamma.data;
     cot_tensor *const with_tokens[] = {&g->pb.x,      &g->pb.inv_rms, &g->pb.h_mix,   &g->pb.h_pre,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_npy.c: the reader and the writer of .npy files: what is served, what is refused and how. tests/test_run.py holds
- * the same reader against files that NumPy wrote. */
+ * test_npy.c: tests the reader and the writer of .npy files, on valid and invalid files. tests/test_run.py tests the
+ * same reader with files that NumPy wrote. */
 #include "io_folder.h"
 
 #include "io/npy.h"
@@ -182,7 +182,8 @@ static void npy_refuses_files_that_are_none(void **state)
     npy_refuses(i, "f: is cut off in its header of 65335 bytes");
 }
 
-/* Cut anywhere: refused. Any byte changed to anything: refused or served, within its memory. */
+/* A file that is cut at any byte is refused. A file with any byte changed is refused or read, without an access
+ * outside of its memory. */
 static void npy_survives_every_cut_and_change(void **state)
 {
     (void)state;
@@ -237,7 +238,7 @@ static void npy_writes_what_it_reads(void **state)
             assert_int_equal(file.tensor.rank, rank);
             assert_memory_equal(file.tensor.shape, tensor.shape, sizeof tensor.shape);
             assert_memory_equal(file.tensor.data, data, (size_t)elements * size);
-            assert_null(file.owned); /* the file's own bytes */
+            assert_null(file.owned); /* a view of the file's bytes */
             assert_int_equal((uintptr_t)file.tensor.data % 64, 0);
             npy_close(&file);
             assert_true(npy_write(in_folder("a.npy"), &reversed, &error) &&
@@ -258,7 +259,7 @@ static void npy_writes_what_it_reads(void **state)
     assert_string_equal(names, "a.npy");
 }
 
-/* Rows whose strides leave gaps, and more elements than the writer's buffer holds. */
+/* Rows with gaps between them, and more elements than the writer's buffer holds. */
 static void npy_gathers_large_strided_tensors(void **state)
 {
     (void)state;

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_oracle.c: a second opinion on causal_conv1d in float64, written from the formulas as linear algebra: nothing is a
- * convolution here. For one channel of one batch row (or packed sequence) let xe be the column of its K-1 states and T
- * inputs. Then
+ * * test_oracle.c: an independent float64 implementation of causal_conv1d as linear algebra, without convolutions. For
+ * one channel of one batch row (or packed sequence), let xe be the column of its K-1 states and T inputs. Then
  *
  *     z = A xe + bias          A [T, K-1+T] holds weight[k] at (t, t+k) where position t+k counts for token t
  *     F = P xe                 P [K-1, K-1+T] picks the last K-1 columns that belong to the last token's sequence
  *
- * and with g = dL/dz the gradients are what matrices say:  dxe = A' g + P' dF,  dweight[k] = g' (dA/dweight[k]) xe,
- * dbias = g' 1. The library's f64 kernels must agree to 1e-12 of the sum of absolute terms. */
+ * and with g = dL/dz the gradients are:  dxe = A' g + P' dF,  dweight[k] = g' (dA/dweight[k]) xe,  dbias = g' 1.
+ * The library's f64 kernels must agree up to 1e-12 times the sum of the absolute terms. */
 #include "support.h"
 
 #include <cotangent/causal_conv1d.h>
@@ -27,10 +26,10 @@ typedef struct problem {
     int32_t seq_idx[MAX_B][MAX_T], cu_seqlens[MAX_N + 1];
 } problem;
 
-/* ---- dense tensors with a place for the library's view of them ---------------------------------------- */
+/* ---- arrays with a strided view for the library ------------------------------------------------------- */
 
-/* Values with room for strides: element (i,j,k) of [n0,n1,n2], in a random order of the axes, perhaps reversed, perhaps
- * with gaps. What lies in the gaps must stay. */
+/* An array with random strides. The view is element (i,j,k) of [n0,n1,n2], with a random order of the axes,
+ * optionally reversed and with gaps. The gaps must not change. */
 enum { MAX_ELEMENTS = 4096 };
 
 typedef struct array {
@@ -82,8 +81,8 @@ static void fill(array *a, uint64_t *seed)
                 *at(a, i, j, k) = 2 * random_real(seed);
 }
 
-/* Every place of the array that is not an element still holds `gap`. */
-static bool gaps_are_untouched(array *a)
+/* Whether every array entry that is not an element still holds `gap`. */
+static bool gaps_are_unchanged(array *a)
 {
     static bool element[MAX_ELEMENTS];
     const int64_t *shape = a->view.shape;
@@ -104,7 +103,7 @@ static bool close_to(double value, double expected, double magnitude)
     return fabs(value - expected) <= 1e-12 * (1 + magnitude);
 }
 
-/* ---- one row's matrices ------------------------------------------------------------------------------- */
+/* ---- matrices of one row ------------------------------------------------------------------------------ */
 
 static double sigma(double z)
 {
@@ -122,40 +121,40 @@ static double silu_slope(double z)
     return s * (1 + z * (1 - s));
 }
 
-/* One stretch of tokens that share states: a batch row, or a sequence of cu_seqlens. */
-typedef struct stretch {
+/* A segment of tokens that share states: a batch row, or a sequence of cu_seqlens. */
+typedef struct segment {
     int b, first, length, state;
-    int32_t owner[MAX_P]; /* of each position of xe: its sequence; negative = nobody's */
-    int32_t last;         /* the sequence of the last token; that of the states where there is no token */
-} stretch;
+    int32_t sequence[MAX_P]; /* the sequence of each position of xe; negative: padding */
+    int32_t last;            /* the sequence of the last token, or of the states if there is no token */
+} segment;
 
-static stretch stretch_of(const problem *p, int n)
+static segment segment_of(const problem *p, int n)
 {
-    stretch s = {.b = n, .first = 0, .length = p->T, .state = n};
+    segment s = {.b = n, .first = 0, .length = p->T, .state = n};
     if (p->packing == CU_SEQLENS) {
         s.b = 0;
         s.first = p->cu_seqlens[n];
         s.length = p->cu_seqlens[n + 1] - p->cu_seqlens[n];
     }
     for (int t = 0; t < s.length; t++)
-        s.owner[p->K - 1 + t] = p->packing == SEQ_IDX ? p->seq_idx[s.b][t] : 0;
+        s.sequence[p->K - 1 + t] = p->packing == SEQ_IDX ? p->seq_idx[s.b][t] : 0;
     for (int i = 0; i < p->K - 1; i++)
-        s.owner[i] = s.length > 0 ? s.owner[p->K - 1] : 0;
-    s.last = p->K - 1 + s.length > 0 ? s.owner[p->K - 1 + s.length - 1] : -1;
+        s.sequence[i] = s.length > 0 ? s.sequence[p->K - 1] : 0;
+    s.last = p->K - 1 + s.length > 0 ? s.sequence[p->K - 1 + s.length - 1] : -1;
     return s;
 }
 
-/* dA/dweight[k] at (t, q): 1 where column q of xe meets weight[k] for token t and counts for it. */
-static double tap(const problem *p, const stretch *s, int t, int q, int k)
+/* dA/dweight[k] at (t, q): 1 where token t multiplies column q of xe by weight[k] and both are of the same sequence. */
+static double tap(const problem *p, const segment *s, int t, int q, int k)
 {
-    const int32_t mine = s->owner[p->K - 1 + t];
-    return q == t + k && mine >= 0 && s->owner[q] == mine;
+    const int32_t own_sequence = s->sequence[p->K - 1 + t];
+    return q == t + k && own_sequence >= 0 && s->sequence[q] == own_sequence;
 }
 
-static double pick(const problem *p, const stretch *s, int i, int q)
+static double pick(const problem *p, const segment *s, int i, int q)
 {
     (void)p;
-    return q == s->length + i && s->last >= 0 && s->owner[q] == s->last;
+    return q == s->length + i && s->last >= 0 && s->sequence[q] == s->last;
 }
 
 /* ---- forward and backward ----------------------------------------------------------------------------- */
@@ -164,15 +163,15 @@ typedef struct tensors {
     array x, weight, bias, state, dy, dfinal, y, final, dx, dweight, dbias, dstate;
 } tensors;
 
-/* The expected values, and for each the sum of the absolute values that it is a sum of. */
+/* The expected values, and for each the sum of the absolute terms. */
 typedef struct expected {
     double y[MAX_B][MAX_D][MAX_T], final[MAX_N][MAX_D][MAX_K], dx[MAX_B][MAX_D][MAX_T], dstate[MAX_N][MAX_D][MAX_K];
     double dweight[MAX_D][MAX_K], dbias[MAX_D], dweight_terms[MAX_D][MAX_K], dbias_terms[MAX_D];
 } expected;
 
-static void expect_stretch(const problem *p, tensors *v, int n, int d, bool with_dfinal, expected *e)
+static void expect_segment(const problem *p, tensors *v, int n, int d, bool with_dfinal, expected *e)
 {
-    const stretch s = stretch_of(p, n);
+    const segment s = segment_of(p, n);
     const int width = p->K - 1 + s.length;
     double xe[MAX_P], A[MAX_T][MAX_P], g[MAX_T];
     for (int q = 0; q < width; q++)
@@ -186,7 +185,7 @@ static void expect_stretch(const problem *p, tensors *v, int n, int d, bool with
                 A[t][q] += *at(&v->weight, d, k, 0) * tap(p, &s, t, q, k);
         }
     for (int t = 0; t < s.length; t++) {
-        const bool padding = s.owner[p->K - 1 + t] < 0;
+        const bool padding = s.sequence[p->K - 1 + t] < 0;
         double z = p->bias ? *at(&v->bias, d, 0, 0) : 0;
         for (int q = 0; q < width; q++)
             z += A[t][q] * xe[q];
@@ -234,7 +233,7 @@ static problem random_problem(uint64_t *seed)
             p.cu_seqlens[n] = p.cu_seqlens[n - 1] + (int32_t)random_int(seed, 0, left < 12 ? left : 12);
         }
     }
-    /* Runs of ids that may return, some of them padding. */
+    /* Runs of sequence ids. An id may occur in several runs. Some runs are padding. */
     for (int b = 0; p.packing == SEQ_IDX && b < p.B; b++)
         for (int t = 0, id = (int)random_int(seed, -1, 2); t < p.T; t++) {
             if (random_int(seed, 0, 4) == 0)
@@ -269,11 +268,11 @@ static void describe(const problem *p, const char *what, int i, int j, int k, do
     fail();
 }
 
-#define COMPARE(p, v, name, i, j, k, wanted, magnitude)                     \
-    do {                                                                    \
-        const double value_ = *at(&(v)->name, i, j, k), wanted_ = (wanted); \
-        if (!close_to(value_, wanted_, magnitude))                          \
-            describe(p, #name, i, j, k, value_, wanted_);                   \
+#define COMPARE(p, v, name, i, j, k, wanted, magnitude)                        \
+    do {                                                                       \
+        const double actual_ = *at(&(v)->name, i, j, k), expected_ = (wanted); \
+        if (!close_to(actual_, expected_, magnitude))                          \
+            describe(p, #name, i, j, k, actual_, expected_);                   \
     } while (0)
 
 static void forward_and_backward(void **state)
@@ -292,7 +291,7 @@ static void forward_and_backward(void **state)
         memset(&e, 0, sizeof e);
         for (int d = 0; d < p.D; d++)
             for (int n = 0; n < p.N; n++)
-                expect_stretch(&p, &v, n, d, dfinal, &e);
+                expect_segment(&p, &v, n, d, dfinal, &e);
         for (int d = 0; accumulate && d < p.D; d++) {
             e.dbias[d] += *at(&v.dbias, d, 0, 0);
             for (int k = 0; k < p.K; k++)
@@ -343,18 +342,18 @@ static void forward_and_backward(void **state)
             g.dinitial_state = v.dstate.view;
         assert_ok(cot_causal_conv1d_backward(queues[round % 2], &g));
 
-        const double some = 2.0 * 2 * MAX_K; /* above the absolute terms of any element below */
+        const double nonzero_total = 2.0 * 2 * MAX_K; /* an upper bound of the absolute terms of any element below */
         for (int b = 0; b < p.B; b++)
             for (int d = 0; d < p.D; d++)
                 for (int t = 0; t < p.T; t++) {
-                    COMPARE(&p, &v, y, b, d, t, wanted & 1 ? e.y[b][d][t] : gap, some);
-                    COMPARE(&p, &v, dx, b, d, t, wanted & 4 ? e.dx[b][d][t] : gap, some);
+                    COMPARE(&p, &v, y, b, d, t, wanted & 1 ? e.y[b][d][t] : gap, nonzero_total);
+                    COMPARE(&p, &v, dx, b, d, t, wanted & 4 ? e.dx[b][d][t] : gap, nonzero_total);
                 }
         for (int n = 0; n < p.N; n++)
             for (int d = 0; d < p.D; d++)
                 for (int i = 0; i < p.K - 1; i++) {
                     COMPARE(&p, &v, final, n, d, i, wanted & 2 ? e.final[n][d][i] : gap, 0);
-                    COMPARE(&p, &v, dstate, n, d, i, wanted & 32 ? e.dstate[n][d][i] : gap, some);
+                    COMPARE(&p, &v, dstate, n, d, i, wanted & 32 ? e.dstate[n][d][i] : gap, nonzero_total);
                 }
         for (int d = 0; d < p.D; d++) {
             if (wanted & 16)
@@ -364,7 +363,7 @@ static void forward_and_backward(void **state)
         }
         array *const outputs[] = {&v.y, &v.final, &v.dx, &v.dweight, &v.dbias, &v.dstate};
         for (size_t i = 0; i < COUNT(outputs); i++)
-            assert_true(gaps_are_untouched(outputs[i]));
+            assert_true(gaps_are_unchanged(outputs[i]));
     }
     cot_queue_destroy(queues[0]);
     cot_queue_destroy(queues[1]);
@@ -377,8 +376,8 @@ static int modulo(int64_t a, int b)
     return (int)((a % b + b) % b);
 }
 
-/* The input of a position, seen from row b's first new token at position `start`: a new one, or what the state holds. A
- * plain state is the latest S inputs, oldest first; a ring keeps position q in column q mod S. */
+/* The input at position q. The first new token of row b has position `start`; earlier inputs are in the state. A
+ * plain state holds the latest S inputs, oldest first. A ring holds position q in column q mod S. */
 static double input_of(array *x, array *before, bool ring, int b, int d, int row, int S, int64_t start, int64_t q)
 {
     if (q >= start)
@@ -404,7 +403,7 @@ static void update(void **state)
         int32_t starts[MAX_B], rows[MAX_B];
         for (int b = 0; b < B; b++) {
             starts[b] = (int32_t)random_int(&seed, 0, random_int(&seed, 0, 1) ? 20 : INT32_MAX);
-            rows[b] = indexed ? (int32_t)((b + round) % (N > 0 ? N : 1)) : b; /* different, as B <= N */
+            rows[b] = indexed ? (int32_t)((b + round) % (N > 0 ? N : 1)) : b; /* distinct, because B <= N */
             if (indexed && random_int(&seed, 0, 3) == 0)
                 rows[b] = (int32_t)random_int(&seed, INT32_MIN, -1);
         }
@@ -451,7 +450,7 @@ static void update(void **state)
                     if (!close_to(value, wanted, 4 * MAX_K))
                         describe(&p, ring ? "y (ring)" : "y (update)", b, d, t, value, wanted);
                 }
-                /* Afterwards the state holds the S positions before the next token. */
+                /* After the call, the state holds the S positions before the next token. */
                 for (int i = 0; row >= 0 && i < S; i++) {
                     const int64_t q = start + T - S + i;
                     const int column = ring ? modulo(q, S) : i;
@@ -466,8 +465,8 @@ static void update(void **state)
                 for (int i = 0; i < S; i++)
                     if (!is_written[n][d][i])
                         assert_true(*at(&conv_state, n, d, i) == *at(&before, n, d, i));
-        assert_true(gaps_are_untouched(&y));
-        assert_true(gaps_are_untouched(&conv_state));
+        assert_true(gaps_are_unchanged(&y));
+        assert_true(gaps_are_unchanged(&conv_state));
     }
     cot_queue_destroy(queue);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_philox.c: core/philox.h against the known answers of Philox's authors and against their own library, and the
- * draws of dropout against the rule in cotangent/dropout.h. */
+ * test_philox.c: compares core/philox.h with the known answers of Philox's authors and with their library. Compares the
+ * draws of dropout with the rule in cotangent/dropout.h. */
 #include "support.h"
 
 #include "core/philox.h"
@@ -51,7 +51,7 @@ static void agrees_with_random123(void **state)
     }
 }
 
-/* The rule of the header, from Random123's words. */
+/* The rule of the header, computed from the words of Random123. */
 static void groups_take_halves_in_order(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_ptx.c: the instructions under src/cuda/device, but for those of tensor maps, do what their functions' comments
- * say, by a small kernel of ptx.cu each. Numbers are small integers, so that products and sums are exact. Exit status
- * 77, "skipped", without a GPU of compute capability 9.0, whose instructions most of them are. */
+ * test_ptx.c: tests the instruction wrappers under src/cuda/device, except those of tensor maps. Each test runs a small
+ * kernel of ptx.cu. Numbers are small integers, so that products and sums are exact. Exit status 77, "skipped",
+ * without a GPU of compute capability 9.0, which most of the instructions need. */
 #include "device.h"
 #include "ptx.h"
 #include "support.h"
@@ -20,28 +20,28 @@ extern const unsigned char ptx_image[]; /* ptx.cu, compiled */
 static cot_queue *queue;
 static CUlibrary library;
 
-/* Memory that host and device share the contents of: inputs go there before a launch, all comes back after it. */
-typedef struct twin {
+/* A buffer on host and device. Inputs are copied to the device before a launch and outputs to the host after it. */
+typedef struct mirrored {
     void *host, *device;
-} twin;
+} mirrored;
 
-static twin in, in2, out;
+static mirrored in, in2, out;
 
-static twin make_twin(void)
+static mirrored mirrored_alloc(void)
 {
-    twin t = {.host = malloc(MAX_BYTES)};
+    mirrored t = {.host = malloc(MAX_BYTES)};
     assert_non_null(t.host);
     assert_ok(cot_cuda_alloc(queue, MAX_BYTES, &t.device));
     return t;
 }
 
-static void free_twin(twin *t)
+static void mirrored_free(mirrored *t)
 {
     free(t->host);
     cot_cuda_free(queue, t->device);
 }
 
-static ptx_call call_of(void)
+static ptx_call default_call(void)
 {
     return (ptx_call){.in = in.device, .in2 = in2.device, .out = out.device};
 }
@@ -80,29 +80,29 @@ static void launch(const char *name, unsigned blocks, unsigned threads, unsigned
     assert_driver(result, name);
 }
 
-static void send(void)
+static void copy_to_device(void)
 {
     assert_ok(cot_cuda_copy_to_device(queue, in.device, in.host, MAX_BYTES));
     assert_ok(cot_cuda_copy_to_device(queue, in2.device, in2.host, MAX_BYTES));
     assert_ok(cot_cuda_copy_to_device(queue, out.device, out.host, MAX_BYTES));
 }
 
-static void fetch(void)
+static void copy_to_host(void)
 {
     assert_ok(cot_cuda_copy_to_host(queue, out.host, out.device, MAX_BYTES));
 }
 
-/* What nothing computes. */
-static void spoil_out(void)
+/* A value that no kernel computes. */
+static void fill_out_with_garbage(void)
 {
     memset(out.host, 0xcd, MAX_BYTES);
 }
 
-/* in holds 0, 1, 2, ..., unless a test wrote something else there. */
+/* Fills `in` with 0, 1, 2, ... A test may overwrite it. */
 static int begin(void **state)
 {
     (void)state;
-    spoil_out();
+    fill_out_with_garbage();
     for (int i = 0; i < MAX_BYTES / 4; i++)
         ((uint32_t *)in.host)[i] = (uint32_t)i;
     memset(in2.host, 0, MAX_BYTES);
@@ -111,15 +111,15 @@ static int begin(void **state)
 
 static const uint32_t *run(const char *name, unsigned blocks, unsigned threads, const ptx_call *call)
 {
-    send();
+    copy_to_device();
     launch(name, blocks, threads, 0, false, call);
-    fetch();
+    copy_to_host();
     return out.host;
 }
 
-static const uint32_t *run_plainly(const char *name, unsigned blocks, unsigned threads)
+static const uint32_t *run_default(const char *name, unsigned blocks, unsigned threads)
 {
-    const ptx_call call = call_of();
+    const ptx_call call = default_call();
     return run(name, blocks, threads, &call);
 }
 
@@ -134,7 +134,7 @@ static void assert_words(const uint32_t *words, int count, uint32_t first)
 static void a_phase_completes_when_all_have_arrived(void **state)
 {
     (void)state;
-    const uint32_t *got = run_plainly("mbarrier", 1, 128);
+    const uint32_t *got = run_default("mbarrier", 1, 128);
     assert_int_equal(got[0], 0);
     for (int i = 0; i < 128; i++) {
         assert_int_equal(got[1 + i], 1 + 2 + 3 + 4);
@@ -145,19 +145,19 @@ static void a_phase_completes_when_all_have_arrived(void **state)
 static void pieces_go_through_a_ring(void **state)
 {
     (void)state;
-    assert_words(run_plainly("ring", 1, 64), 64 * PTX_PIECES, 0);
+    assert_words(run_default("ring", 1, 64), 64 * PTX_PIECES, 0);
 }
 
 static void runs_of_bytes_are_loaded(void **state)
 {
     (void)state;
-    assert_words(run_plainly("bulk_load", 1, 128), 128, 0);
+    assert_words(run_default("bulk_load", 1, 128), 128, 0);
 }
 
 static void runs_of_bytes_are_stored_in_groups(void **state)
 {
     (void)state;
-    const uint32_t *got = run_plainly("bulk_store", 1, 128);
+    const uint32_t *got = run_default("bulk_store", 1, 128);
     assert_words(got, 256, 0);
     assert_words(got + 256, 256, 0);
 }
@@ -167,7 +167,7 @@ static void runs_of_floats_are_added(void **state)
     (void)state;
     for (int i = 0; i < 64; i++)
         ((float *)out.host)[i] = (float)i;
-    const float *got = (const float *)run_plainly("bulk_add_f32", PTX_BLOCKS, 64);
+    const float *got = (const float *)run_default("bulk_add_f32", PTX_BLOCKS, 64);
     for (int i = 0; i < 64; i++)
         assert_true(got[i] == (float)(i + 101 * PTX_BLOCKS * (PTX_BLOCKS + 1) / 2));
 }
@@ -175,27 +175,27 @@ static void runs_of_floats_are_added(void **state)
 static void the_copy_engine_sees_what_threads_stored(void **state)
 {
     (void)state;
-    assert_words(run_plainly("fence_async_global", 1, 128) + 128, 128, 1);
+    assert_words(run_default("fence_async_global", 1, 128) + 128, 128, 1);
 }
 
-/* ---- turns -------------------------------------------------------------------------------------------- */
+/* ---- synchronisation ------------------------------------------------------------------------------------- */
 
 static void a_dependent_kernel_waits_for_what_it_reads(void **state)
 {
     (void)state;
-    ptx_call first = call_of(), second = call_of();
+    ptx_call first = default_call(), second = default_call();
     first.out = in.device;
-    send();
+    copy_to_device();
     launch("launch_dependents", PTX_BLOCKS, 32, 0, false, &first);
-    launch("wait_for_kernels_before", PTX_BLOCKS, 32, 0, true, &second);
-    fetch();
+    launch("griddepcontrol_wait", PTX_BLOCKS, 32, 0, true, &second);
+    copy_to_host();
     assert_words(out.host, 32 * PTX_BLOCKS, 1001);
 }
 
 static void blocks_take_turns_by_a_counter(void **state)
 {
     (void)state;
-    const uint32_t *got = run_plainly("counters", PTX_BLOCKS, 32);
+    const uint32_t *got = run_default("counters", PTX_BLOCKS, 32);
     uint32_t expected = 1;
     for (int i = 0; i < PTX_BLOCKS; i++, expected = 3 * expected + 1)
         assert_int_equal(got[i], expected);
@@ -204,7 +204,7 @@ static void blocks_take_turns_by_a_counter(void **state)
 static void named_barriers_are_apart(void **state)
 {
     (void)state;
-    const uint32_t *got = run_plainly("named_barrier", 1, 128);
+    const uint32_t *got = run_default("named_barrier", 1, 128);
     for (int i = 0; i < 128; i++) {
         const int pair = i / 64, rounds = pair == 0 ? 8 : 4;
         assert_int_equal(got[i], 64 * pair + (i % 64 + 33 * rounds) % 64 + rounds);
@@ -214,7 +214,7 @@ static void named_barriers_are_apart(void **state)
 static void one_lane_of_a_warp_is_elected(void **state)
 {
     (void)state;
-    const uint32_t *got = run_plainly("elect", 1, 128);
+    const uint32_t *got = run_default("elect", 1, 128);
     for (int warp = 0; warp < 4; warp++) {
         uint32_t elected = 0;
         for (int lane = 0; lane < 32; lane++)
@@ -228,12 +228,12 @@ static void registers_move_between_warpgroups(void **state)
     (void)state;
     for (int i = 0; i < 128; i++)
         ((float *)in.host)[i] = (float)(i % 11);
-    const float *given = in.host, *got = (const float *)run_plainly("setmaxnreg", 1, 256);
+    const float *input = in.host, *got = (const float *)run_default("setmaxnreg", 1, 256);
     for (int thread = 0; thread < 128; thread++) {
         float sum = 0;
         for (int i = 0; i < 128; i++)
-            sum += given[(thread + i) % 128] * given[(thread + 127 - i) % 128];
-        assert_true(got[thread] == given[thread]);
+            sum += input[(thread + i) % 128] * input[(thread + 127 - i) % 128];
+        assert_true(got[thread] == input[thread]);
         assert_true(got[128 + thread] == sum);
     }
 }
@@ -241,10 +241,10 @@ static void registers_move_between_warpgroups(void **state)
 static void blocks_of_a_cluster_write_to_each_other(void **state)
 {
     (void)state;
-    const ptx_call call = call_of();
-    send();
+    const ptx_call call = default_call();
+    copy_to_device();
     launch("store_async", 2 * PTX_CLUSTER, 32, PTX_CLUSTER, false, &call);
-    fetch();
+    copy_to_host();
     for (int block = 0; block < 2 * PTX_CLUSTER; block++)
         assert_words((const uint32_t *)out.host + 4 * block, 4,
                      10 * (uint32_t)((block + PTX_CLUSTER - 1) % PTX_CLUSTER));
@@ -253,19 +253,19 @@ static void blocks_of_a_cluster_write_to_each_other(void **state)
 static void blocks_of_a_cluster_copy_to_each_other(void **state)
 {
     (void)state;
-    const ptx_call call = call_of();
-    send();
+    const ptx_call call = default_call();
+    copy_to_device();
     launch("bulk_copy_to_block", 2 * PTX_CLUSTER, 64, PTX_CLUSTER, false, &call);
-    fetch();
+    copy_to_host();
     for (int block = 0; block < 2 * PTX_CLUSTER; block++)
-        for (int turn = 0; turn < 2; turn++)
-            assert_words((const uint32_t *)out.host + 128 * block + 64 * turn, 64,
-                         (uint32_t)(1000 * turn + 100 * ((block + PTX_CLUSTER - 1) % PTX_CLUSTER)));
+        for (int round = 0; round < 2; round++)
+            assert_words((const uint32_t *)out.host + 128 * block + 64 * round, 64,
+                         (uint32_t)(1000 * round + 100 * ((block + PTX_CLUSTER - 1) % PTX_CLUSTER)));
 }
 
 /* ---- fragments and products --------------------------------------------------------------------------- */
 
-static void fill(twin *matrix, cot_dtype dtype, int elements, uint64_t seed)
+static void fill(mirrored *matrix, cot_dtype dtype, int elements, uint64_t seed)
 {
     for (int i = 0; i < elements; i++) {
         const float value = (float)random_int(&seed, -4, 4);
@@ -273,7 +273,7 @@ static void fill(twin *matrix, cot_dtype dtype, int elements, uint64_t seed)
     }
 }
 
-static float value_at(const twin *matrix, cot_dtype dtype, int i)
+static float value_at(const mirrored *matrix, cot_dtype dtype, int i)
 {
     const uint16_t bits = ((const uint16_t *)matrix->host)[i];
     return dtype == COT_F16 ? cot_f16_to_f32(bits) : cot_bf16_to_f32(bits);
@@ -281,10 +281,10 @@ static float value_at(const twin *matrix, cot_dtype dtype, int i)
 
 static void check_mma(const char *kernel, cot_dtype dtype, int inner)
 {
-    spoil_out();
+    fill_out_with_garbage();
     fill(&in, dtype, 16 * 16, 1);
     fill(&in2, dtype, 16 * 8, 2);
-    const float *got = (const float *)run_plainly(kernel, 1, 32);
+    const float *got = (const float *)run_default(kernel, 1, 32);
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 8; j++) {
             float sum = 1;
@@ -302,7 +302,7 @@ static void a_warp_multiplies_matrices(void **state)
     check_mma("mma_f16_k8", COT_F16, 8);
 }
 
-/* Element (row, column) of matrix i, of 16 bits. */
+/* Element (row, column) of matrix i, 16 bits. */
 static uint16_t element(const void *matrices, int i, int row, int column)
 {
     return ((const uint16_t *)matrices)[64 * i + 8 * row + column];
@@ -312,10 +312,10 @@ static void matrices_are_loaded_into_fragments(void **state)
 {
     (void)state;
     for (int transposed = 0; transposed < 2; transposed++) {
-        spoil_out();
+        fill_out_with_garbage();
         for (int i = 0; i < 4 * 64; i++)
             ((uint16_t *)in.host)[i] = (uint16_t)(i + 1);
-        const uint32_t *got = run_plainly(transposed ? "ldmatrix_x4_trans" : "ldmatrix_x4", 1, 32);
+        const uint32_t *got = run_default(transposed ? "ldmatrix_x4_trans" : "ldmatrix_x4", 1, 32);
         for (int lane = 0; lane < 32; lane++)
             for (int i = 0; i < 4; i++) {
                 const int g = lane / 4, q = lane % 4;
@@ -335,7 +335,7 @@ static void fragments_are_stored_transposed(void **state)
             const uint32_t low = (uint32_t)(64 * i + 8 * (lane / 4) + 2 * (lane % 4));
             ((uint32_t *)in.host)[4 * lane + i] = low | (low + 1) << 16;
         }
-    const uint32_t *got = run_plainly("stmatrix_x4_trans", 1, 32);
+    const uint32_t *got = run_default("stmatrix_x4_trans", 1, 32);
     for (int i = 0; i < 4; i++)
         for (int row = 0; row < 8; row++)
             for (int column = 0; column < 8; column++)
@@ -348,13 +348,13 @@ static void terms_add_up_to_what_was_split(void **state)
     uint64_t seed = 5;
     for (int i = 0; i < 64; i++)
         ((float *)in.host)[i] = (float)random_real(&seed);
-    const float *given = in.host;
-    const uint32_t *got = run_plainly("split_bf16", 1, 32);
+    const float *input = in.host;
+    const uint32_t *got = run_default("split_bf16", 1, 32);
     for (int i = 0; i < 64; i++) {
         float sum = 0;
         for (int t = 0; t < PTX_TERMS; t++) {
             sum += cot_bf16_to_f32((uint16_t)(got[32 * t + i / 2] >> (16 * (i % 2))));
-            assert_true(fabsf(given[i] - sum) <= ldexpf(fabsf(given[i]), -8 - 9 * t));
+            assert_true(fabsf(input[i] - sum) <= ldexpf(fabsf(input[i]), -8 - 9 * t));
         }
     }
 }
@@ -364,23 +364,23 @@ static void pairs_are_rounded_once(void **state)
     (void)state;
     for (int f16 = 0; f16 < 2; f16++) {
         uint64_t seed = 6;
-        spoil_out();
+        fill_out_with_garbage();
         for (int i = 0; i < 64; i++)
             ((float *)in.host)[i] = (float)random_real(&seed);
-        const float *given = in.host,
-                    *got = (const float *)run_plainly(f16 ? "pack_pair_f16" : "pack_pair_bf16", 1, 32);
+        const float *input = in.host,
+                    *got = (const float *)run_default(f16 ? "pack_pair_f16" : "pack_pair_bf16", 1, 32);
         for (int i = 0; i < 64; i++)
             assert_true(got[i] ==
-                        (f16 ? cot_f16_to_f32(cot_f32_to_f16(given[i])) : cot_bf16_to_f32(cot_f32_to_bf16(given[i]))));
+                        (f16 ? cot_f16_to_f32(cot_f32_to_f16(input[i])) : cot_bf16_to_f32(cot_f32_to_bf16(input[i]))));
     }
 }
 
 static void check_wgmma(const char *kernel, cot_dtype dtype, int N)
 {
-    spoil_out();
+    fill_out_with_garbage();
     fill(&in, dtype, PTX_WGMMA_M * PTX_WGMMA_K, 3);
     fill(&in2, dtype, N * PTX_WGMMA_K, 4);
-    const float *got = (const float *)run_plainly(kernel, 1, 128);
+    const float *got = (const float *)run_default(kernel, 1, 128);
     for (int i = 0; i < PTX_WGMMA_M; i++)
         for (int j = 0; j < N; j++) {
             float sum = 0;
@@ -443,11 +443,11 @@ int main(void)
     };
     assert_driver(queue->device->driver.cuLibraryLoadData(&library, ptx_image, NULL, NULL, 0, NULL, NULL, 0),
                   "loading ptx.cu");
-    in = make_twin();
-    in2 = make_twin();
-    out = make_twin();
+    in = mirrored_alloc();
+    in2 = mirrored_alloc();
+    out = mirrored_alloc();
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    free_twin(&in), free_twin(&in2), free_twin(&out);
+    mirrored_free(&in), mirrored_free(&in2), mirrored_free(&out);
     queue->device->driver.cuLibraryUnload(library);
     cot_queue_destroy(queue);
     return failed;

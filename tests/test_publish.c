@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_publish.c: what io_publish promises (src/io/file.h) when the file system fails, when it lacks hard links, locks and
- * the exchange of names, and when the process dies. The linker puts the functions below in the place of the C library's
- * (--wrap): they note each call, fail or die at the chosen one. */
+ * * test_publish.c: tests the guarantees of io_publish (src/io/file.h): when the file system fails, when it lacks hard
+ * links, locks and the exchange of names, and when the process ends. The linker replaces functions of the C library by
+ * those below (--wrap). They record each call, and the chosen call fails or ends the process. */
 #include "io_folder.h"
 
 #include "io/npy.h"
@@ -14,15 +14,15 @@
 
 /* ---- the file system ------------------------------------------------------------------------------------------ */
 
-enum { FILES = 3, FOR_EVER = 1 << 20 };
+enum { FILES = 3, ALL_LATER = 1 << 20 };
 
 typedef enum operation { NONE, RENAME, LINK, UNLINK, FSYNC, ANY } operation;
 
 static struct {
     bool is_on;
-    operation failing; /* the kind of calls that fail */
-    int first, last;   /* of them, those of these numbers */
-    int dies;          /* the number of the call, of any kind, before which the process ends */
+    operation failing; /* kind of the calls that fail */
+    int first, last;   /* range of their numbers within that kind */
+    int exit_before;   /* the process ends before the call of this number, counted over all kinds */
     bool has_links, has_locks;
     int calls[ANY + 1];
     char trace[4096];
@@ -34,15 +34,15 @@ static const char *base_name(const char *path)
     return slash != NULL ? slash + 1 : path;
 }
 
-/* Notes the call; true if it is to fail. */
-static bool meet(operation kind, const char *what, const char *name, const char *other)
+/* Records a call. Returns whether it fails. */
+static bool record_call(operation kind, const char *what, const char *name, const char *other)
 {
     if (!disk.is_on)
         return false;
     const size_t length = strlen(disk.trace);
     snprintf(disk.trace + length, sizeof disk.trace - length, "%s %s%s%s\n", what, name, other[0] != '\0' ? " " : "",
              other);
-    if (disk.calls[ANY]++ == disk.dies)
+    if (disk.calls[ANY]++ == disk.exit_before)
         _exit(0);
     const int number = disk.calls[kind]++;
     errno = EIO;
@@ -63,10 +63,10 @@ int __wrap_flock(int fd, int what);
 
 int __wrap_rename(const char *from, const char *to)
 {
-    return meet(RENAME, "rename", base_name(from), base_name(to)) ? -1 : __real_rename(from, to);
+    return record_call(RENAME, "rename", base_name(from), base_name(to)) ? -1 : __real_rename(from, to);
 }
 
-/* As NFS has it. */
+/* Without RENAME_EXCHANGE, as on NFS. */
 int __wrap_renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags)
 {
     (void)from_folder, (void)to_folder;
@@ -76,7 +76,7 @@ int __wrap_renameat2(int from_folder, const char *from, int to_folder, const cha
 
 int __wrap_link(const char *from, const char *to)
 {
-    if (meet(LINK, "link", base_name(from), base_name(to)))
+    if (record_call(LINK, "link", base_name(from), base_name(to)))
         return -1;
     errno = EPERM;
     return disk.is_on && !disk.has_links && access(from, F_OK) == 0 ? -1 : __real_link(from, to);
@@ -84,7 +84,7 @@ int __wrap_link(const char *from, const char *to)
 
 int __wrap_unlink(const char *path)
 {
-    return meet(UNLINK, "unlink", base_name(path), "") ? -1 : __real_unlink(path);
+    return record_call(UNLINK, "unlink", base_name(path), "") ? -1 : __real_unlink(path);
 }
 
 int __wrap_fsync(int fd)
@@ -93,7 +93,8 @@ int __wrap_fsync(int fd)
     snprintf(link_name, sizeof link_name, "/proc/self/fd/%d", fd);
     if (readlink(link_name, path, sizeof path - 1) < 0)
         fail_msg("fsync of no file");
-    return meet(FSYNC, "fsync", strcmp(path, folder) == 0 ? "FOLDER" : base_name(path), "") ? -1 : __real_fsync(fd);
+    return record_call(FSYNC, "fsync", strcmp(path, folder) == 0 ? "FOLDER" : base_name(path), "") ? -1
+                                                                                                   : __real_fsync(fd);
 }
 
 int __wrap_flock(int fd, int what)
@@ -107,7 +108,7 @@ static void disk_begin(bool has_links)
     memset(&disk, 0, sizeof disk);
     disk.is_on = disk.has_locks = true;
     disk.has_links = has_links;
-    disk.dies = -1;
+    disk.exit_before = -1;
 }
 
 static void disk_end(void)
@@ -121,12 +122,12 @@ static const char *const NAMES[FILES] = {"a", "b", "c"};
 static const float NEW[2] = {3, 4};
 static const char OLD[] = "the old one";
 
-/* Old files where `there` has their bits, with permissions of their own. */
-static void make_old_files(unsigned there)
+/* Creates the old files whose bits are set in `existing`, with special permissions. */
+static void make_old_files(unsigned existing)
 {
     empty_folder(NULL);
     for (int i = 0; i < FILES; i++) {
-        if ((there >> i & 1) == 0)
+        if ((existing >> i & 1) == 0)
             continue;
         write_bytes(in_folder(NAMES[i]), OLD, sizeof OLD - 1);
         assert_int_equal(chmod(in_folder(NAMES[i]), 0604), 0);
@@ -159,17 +160,17 @@ static content content_of(const char *name)
     return size == 128 + sizeof NEW && memcmp(bytes + 128, NEW, sizeof NEW) == 0 ? WHOLE_NEW : BROKEN;
 }
 
-/* Nothing but what was there before, as it was. */
-static void assert_as_before(unsigned there)
+/* Asserts that only the old files exist, unchanged. */
+static void assert_as_before(unsigned existing)
 {
     char names[256];
     int count = 0;
     for (int i = 0; i < FILES; i++) {
         struct stat information;
-        const bool was = there >> i & 1;
-        assert_int_equal(content_of(NAMES[i]), was ? WHOLE_OLD : NOTHING);
-        count += was;
-        if (was) {
+        const bool existed = existing >> i & 1;
+        assert_int_equal(content_of(NAMES[i]), existed ? WHOLE_OLD : NOTHING);
+        count += existed;
+        if (existed) {
             assert_int_equal(stat(in_folder(NAMES[i]), &information), 0);
             assert_int_equal(information.st_mode & 07777, 0604);
         }
@@ -177,14 +178,14 @@ static void assert_as_before(unsigned there)
     assert_int_equal(list_folder(names, sizeof names), count);
 }
 
-static void assert_all_new(unsigned there)
+static void assert_all_new(unsigned existing)
 {
     char names[256];
     for (int i = 0; i < FILES; i++) {
         struct stat information;
         assert_int_equal(content_of(NAMES[i]), WHOLE_NEW);
         assert_int_equal(stat(in_folder(NAMES[i]), &information), 0);
-        if (there >> i & 1)
+        if (existing >> i & 1)
             assert_int_equal(information.st_mode & 07777, 0604);
     }
     assert_int_equal(list_folder(names, sizeof names), FILES);
@@ -192,31 +193,32 @@ static void assert_all_new(unsigned there)
 
 /* ---- failures --------------------------------------------------------------------------------------------------- */
 
-/* Every call of every kind fails once, whichever files were there before, with and without hard links: all or none. */
+/* Every call of every kind fails once, for every set of existing files, with and without hard links. Either all
+ * files or no files are replaced. */
 static void one_call_fails(void **state)
 {
     (void)state;
     int failures = 0;
     for (int has_links = 0; has_links < 2; has_links++)
-        for (unsigned there = 0; there < 1u << FILES; there++)
+        for (unsigned existing = 0; existing < 1u << FILES; existing++)
             for (operation kind = RENAME; kind <= FSYNC; kind++) {
                 bool reached = true;
                 for (int n = 0; reached; n++) {
                     io_error error;
-                    make_old_files(there);
+                    make_old_files(existing);
                     disk_begin(has_links);
                     disk.failing = kind;
                     disk.first = disk.last = n;
                     const bool good = publish_three(&error);
                     disk_end();
                     reached = disk.calls[kind] > n;
-                    if (good && reached && kind == UNLINK) /* a second name that stays does no harm */
+                    if (good && reached && kind == UNLINK) /* an extra hard link may remain */
                         for (int i = 0; i < FILES; i++)
                             assert_int_equal(content_of(NAMES[i]), WHOLE_NEW);
                     else if (good)
-                        assert_all_new(there);
+                        assert_all_new(existing);
                     else
-                        assert_as_before(there);
+                        assert_as_before(existing);
                     assert_true(good || reached);
                     if (reached && (kind == RENAME || kind == FSYNC))
                         assert_false(good);
@@ -226,8 +228,8 @@ static void one_call_fails(void **state)
     assert_true(failures >= 2 * 8 * (3 + 6)); /* three renames, six fsyncs */
 }
 
-/* From one rename on, none works any more: not even the old files can be put back. Each stays whole, and the message says
- * where. */
+/* From one rename on, all renames fail, so that the old files cannot be restored. Each old file is kept, and the
+ * message names it. */
 static void renames_stop_working(void **state)
 {
     (void)state;
@@ -238,7 +240,7 @@ static void renames_stop_working(void **state)
             disk_begin(has_links);
             disk.failing = RENAME;
             disk.first = n;
-            disk.last = FOR_EVER;
+            disk.last = ALL_LATER;
             assert_false(publish_three(&error));
             disk_end();
             for (int i = 0; i < FILES; i++) {
@@ -249,25 +251,25 @@ static void renames_stop_working(void **state)
                 assert_int_equal(content_of(kept), i < n ? WHOLE_OLD : NOTHING);
                 assert_int_equal(strstr(error.text, text) != NULL, i < n);
             }
-            assert_true(publish_three(&error)); /* what was left behind is in nobody's way */
+            assert_true(publish_three(&error)); /* leftover files do not disturb the next call */
             assert_all_new(7);
         }
 }
 
-/* The process ends before each of its calls in turn. */
+/* The process ends before call 0, 1, 2, ... */
 static void the_process_dies(void **state)
 {
     (void)state;
     for (int has_links = 0; has_links < 2; has_links++)
-        for (unsigned there = 0; there < 1u << FILES; there++)
+        for (unsigned existing = 0; existing < 1u << FILES; existing++)
             for (int n = 0, ended = 0; !ended; n++) {
                 io_error error;
                 int status, new_files = 0;
-                make_old_files(there);
+                make_old_files(existing);
                 const pid_t child = fork();
                 if (child == 0) {
                     disk_begin(has_links);
-                    disk.dies = n;
+                    disk.exit_before = n;
                     _exit(publish_three(&error) ? 1 : 2);
                 }
                 assert_int_equal(waitpid(child, &status, 0), child);
@@ -275,17 +277,17 @@ static void the_process_dies(void **state)
                 assert_in_range(ended, 0, 1);
                 for (int i = 0; i < FILES; i++) {
                     const content now = content_of(NAMES[i]);
-                    assert_true(now == WHOLE_NEW || now == (there >> i & 1 ? WHOLE_OLD : NOTHING));
-                    assert_true(now != WHOLE_NEW || new_files == i); /* in their order */
+                    assert_true(now == WHOLE_NEW || now == (existing >> i & 1 ? WHOLE_OLD : NOTHING));
+                    assert_true(now != WHOLE_NEW || new_files == i); /* files are replaced in order */
                     new_files += now == WHOLE_NEW;
                 }
                 assert_true(!ended || new_files == FILES);
                 assert_true(publish_three(&error));
-                assert_all_new(there);
+                assert_all_new(existing);
             }
 }
 
-/* ---- what reaches the disk, and when ----------------------------------------------------------------------- */
+/* ---- fsync ------------------------------------------------------------------------------------------------- */
 
 static void files_are_synced_before_and_folders_after(void **state)
 {
@@ -313,7 +315,7 @@ static void files_are_synced_before_and_folders_after(void **state)
                                     "unlink b.partial.old\n");
 }
 
-/* What is taken back reaches the disk too. */
+/* The folders are also synced after a rollback. */
 static void folders_are_synced_after_a_failure(void **state)
 {
     (void)state;
@@ -325,9 +327,9 @@ static void folders_are_synced_after_a_failure(void **state)
     assert_false(publish_three(&error));
     disk_end();
     assert_non_null(strstr(error.text, "/b: cannot be put in place: Input/output error"));
-    const char *back = strstr(disk.trace, "rename a.partial.old a\n");
-    assert_non_null(back);
-    assert_non_null(strstr(back, "fsync FOLDER\n"));
+    const char *restored = strstr(disk.trace, "rename a.partial.old a\n");
+    assert_non_null(restored);
+    assert_non_null(strstr(restored, "fsync FOLDER\n"));
 }
 
 static void a_single_file(void **state)
@@ -365,12 +367,12 @@ static void permissions_are_kept(void **state)
         assert_int_equal(mode_of("a.npy"), S_IFREG | modes[i]);
         assert_int_equal(__real_unlink(in_folder("a.npy")), 0);
     }
-    assert_true(npy_write(in_folder("b.npy"), &t, &error)); /* a new one is as the umask has it */
+    assert_true(npy_write(in_folder("b.npy"), &t, &error)); /* a new file has the permissions of the umask */
     assert_int_equal(mode_of("b.npy"), S_IFREG | 0640);
     umask(before);
 }
 
-/* A private file is private while it is written, and what a killed process left of it is in nobody's way. */
+/* A private file is private while it is written. The partial file of a killed process does not disturb. */
 static void partial_files_are_private_too(void **state)
 {
     (void)state;
@@ -408,7 +410,7 @@ static void symbolic_links_are_written_through(void **state)
     assert_int_equal(list_folder(names, sizeof names), 3);
 }
 
-/* Two names of one file: the second finds the first at work. */
+/* Two names of one file: the second writer detects the first. */
 static void a_link_and_its_file_at_once(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_queue.c: options, the pool, forced kernels; and what a queue promises about threads, forks and the
- * floating-point state. Work for it: the backward of causal_conv1d, which has workspace, sums and exponentials. */
+ * test_queue.c: tests of a queue: options, the pool, forced kernels, threads, forks and the floating-point state. The
+ * queue runs the backward of causal_conv1d, which uses workspace, sums and exponentials. */
 #include "support.h"
 
 #include "core/queue.h"
@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* ---- some work ---------------------------------------------------------------------------------------- */
+/* ---- the call ----------------------------------------------------------------------------------------- */
 
 enum { B = 3, D = 37, T = 65, K = 4 };
 
@@ -92,7 +92,7 @@ static void create_refuses(cot_queue_options options, cot_status status, const c
     assert_null(queue);
 }
 
-/* With a device a CUDA queue works like any other; without one it says what is missing. */
+/* With a device, a CUDA queue works like any other. Without a device, the message names the missing part. */
 static void cuda_queue_or_a_reason(void **state)
 {
     (void)state;
@@ -223,7 +223,7 @@ static void pool_grows_and_never_shrinks(void **state)
                  "the queue's pool cannot grow from 1024 to 18446744073709551615 bytes");
     assert_fails(cot_queue_reserve(queue, SIZE_MAX / 2), COT_OUT_OF_MEMORY,
                  "the queue's pool cannot grow from 1024 to 9223372036854775807 bytes");
-    assert_ptr_equal(queue->pool, pool); /* and what it had is still there */
+    assert_ptr_equal(queue->pool, pool); /* the pool is unchanged */
     memset(queue->pool, 1, queue->pool_bytes);
     cot_queue_destroy(queue);
 }
@@ -238,12 +238,12 @@ static void a_reserved_pool_serves_the_call(void **state)
     assert_true(bytes > 0);
     assert_ok(cot_queue_reserve(queue, bytes));
     const void *pool = queue->pool;
-    memset(queue->pool, 0xff, queue->pool_bytes); /* kernels may not count on zeros */
+    memset(queue->pool, 0xff, queue->pool_bytes); /* kernels must not assume zeros */
     assert_ok(run_work(w, queue));
     assert_ptr_equal(queue->pool, pool);
     cot_queue_destroy(queue);
 
-    /* The caller's own memory, and a pool that is not touched. */
+    /* With the caller's workspace, the pool is unused. */
     queue = make_queue("causal_conv1d=causal_conv1d_bwd_scalar", 2);
     w->args.workspace = aligned_alloc(COT_ALIGNMENT, cot_align_up(bytes));
     w->args.workspace_bytes = bytes;
@@ -256,7 +256,7 @@ static void a_reserved_pool_serves_the_call(void **state)
     w->args.workspace_bytes = 0;
     free(w->args.workspace);
     w->args.workspace = NULL;
-    assert_ok(run_work(w, queue)); /* the pool grows on a first call without one */
+    assert_ok(run_work(w, queue)); /* the first call without a workspace grows the pool */
     assert_in_range(queue->pool_bytes, bytes, bytes + COT_ALIGNMENT);
     assert_memory_equal(&w->results, &with_workspace, sizeof with_workspace);
     cot_queue_destroy(queue);
@@ -342,10 +342,10 @@ static void queues_of_two_threads_are_independent(void **state)
 
 /* ---- fork --------------------------------------------------------------------------------------------- */
 
-/* What the child does: no assertions, an exit code. */
+/* Runs in the child. It returns an exit code instead of asserting. */
 static int child(work *w, cot_queue *inherited, const struct work_results *expected)
 {
-    alarm(60); /* a runtime that waits for threads which no longer exist would hang */
+    alarm(60); /* ends a runtime that waits for threads of the parent */
     if (cot_queue_threads(inherited) != 1)
         return 2;
     if (run_work(w, inherited) != COT_OK || memcmp(&w->results, expected, sizeof *expected) != 0)
@@ -376,7 +376,7 @@ static void a_forked_child_works_serially(void **state)
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
-    assert_int_equal(cot_queue_threads(queue), 2); /* the parent goes on as before */
+    assert_int_equal(cot_queue_threads(queue), 2); /* the parent is unaffected */
     assert_ok(run_work(w, queue));
     assert_memory_equal(&w->results, &expected, sizeof expected);
     cot_queue_destroy(queue);
@@ -398,7 +398,7 @@ static void the_hosts_floating_point_state_is_kept_and_ignored(void **state)
     for (size_t s = 0; s < COUNT(scales); s++) {
         work *w = new_work(5, scales[s]);
         const struct work_results expected = serial_results(w);
-        if (scales[s] < 1e-30f) { /* the case is what it claims to be: subnormal results that are not zero */
+        if (scales[s] < 1e-30f) { /* the case has subnormal results that are not zero */
             int subnormal = 0;
             for (int i = 0; i < B * D * T; i++)
                 subnormal += expected.dx[i] != 0 && expected.dx[i] < 1.1e-38f && expected.dx[i] > -1.1e-38f;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_safetensors.c: the reader and the writer of .safetensors files: what is served, what is refused and how. */
+ * test_safetensors.c: tests the reader and the writer of .safetensors files, on valid and invalid files. */
 #include "io_folder.h"
 
 #include "io/safetensors.h"
@@ -85,7 +85,7 @@ static void safetensors_refuses_files_that_are_none(void **state)
     i = safetensors_image("{}", NULL, 0);
     i.bytes[7] = 255;
     safetensors_refuses(i, "f: has a header of 18374686479671623682 bytes, expected at most 16777216");
-    /* As deep as a header may be long. */
+    /* Nesting as deep as the length limit of a header allows. */
     enum { DEPTH = 1 << 20 };
     char *deep = malloc(5 + DEPTH + 1);
     memcpy(deep, "{\"a\":", 5);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_seeds.c: what docs/seeds.md says of the five documents: their formulas as they are printed, beside the library and
- * beside central differences. */
+ * test_seeds.c: checks the claims of docs/seeds.md about the five documents. Compares their formulas, as printed, with
+ * the library and with central differences. */
 #include "support.h"
 
 #include "core/float16.h"
@@ -23,13 +23,13 @@ static void fill(double *values, int64_t count, uint64_t seed)
 
 static double worst(const double *a, const double *b, int64_t count)
 {
-    double most = 0;
+    double largest = 0;
     for (int64_t i = 0; i < count; i++)
-        most = fmax(most, fabs(a[i] - b[i]));
-    return most;
+        largest = fmax(largest, fabs(a[i] - b[i]));
+    return largest;
 }
 
-/* The gradient of loss by each of x's elements, by central differences. */
+/* The gradient of `loss` with respect to each element of x, by central differences. */
 static void differences(double (*loss)(const void *context), const void *context, double *x, int64_t count, double *dx)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -48,7 +48,7 @@ enum { K = 4, T = 12 };
 
 typedef struct convolution {
     double x[T], w[K], bias, dout[T];
-    bool as_in_its_code; /* else as in its prose */
+    bool order_of_code; /* order of the weights: that of the document's code, or that of its text */
     bool silu;
 } convolution;
 
@@ -57,12 +57,12 @@ static double sigmoid(double z)
     return 1 / (1 + exp(-z));
 }
 
-/* Section 1.1: y[t] = bias + sum_k w[k] x[t-k]; section 6.2: w[k] meets x[t - (K-1-k)]. */
-static double before_activation(const convolution *c, int t)
+/* Section 1.1: y[t] = bias + sum_k w[k] x[t-k]. Section 6.2: w[k] multiplies x[t - (K-1-k)]. */
+static double pre_activation(const convolution *c, int t)
 {
     double z = c->bias;
     for (int k = 0; k < K; k++) {
-        const int from = c->as_in_its_code ? t - (K - 1 - k) : t - k;
+        const int from = c->order_of_code ? t - (K - 1 - k) : t - k;
         z += from >= 0 ? c->w[k] * c->x[from] : 0;
     }
     return z;
@@ -73,27 +73,27 @@ static double conv_loss(const void *context)
     const convolution *c = context;
     double loss = 0;
     for (int t = 0; t < T; t++) {
-        const double z = before_activation(c, t);
+        const double z = pre_activation(c, t);
         loss += c->dout[t] * (c->silu ? z * sigmoid(z) : z);
     }
     return loss;
 }
 
-static convolution make_convolution(bool silu, bool as_in_its_code)
+static convolution make_convolution(bool silu, bool order_of_code)
 {
-    convolution c = {.bias = 0.3, .silu = silu, .as_in_its_code = as_in_its_code};
+    convolution c = {.bias = 0.3, .silu = silu, .order_of_code = order_of_code};
     fill(c.x, T, 1);
     fill(c.w, K, 2);
     fill(c.dout, T, 3);
     return c;
 }
 
-/* Its prose and its code put the weights in opposite orders; the library's is the code's. */
+/* The document's text and code order the weights in opposite directions. The library uses the order of the code. */
 static void weight_order(void **state)
 {
     (void)state;
-    for (int as_in_its_code = 0; as_in_its_code < 2; as_in_its_code++) {
-        convolution c = make_convolution(false, as_in_its_code);
+    for (int order_of_code = 0; order_of_code < 2; order_of_code++) {
+        convolution c = make_convolution(false, order_of_code);
         double y[T], expected[T];
         cot_queue *queue = make_queue(NULL, 0);
         cot_causal_conv1d_forward_args args;
@@ -105,12 +105,12 @@ static void weight_order(void **state)
         assert_ok(cot_causal_conv1d_forward(queue, &args));
         cot_queue_destroy(queue);
         for (int t = 0; t < T; t++)
-            expected[t] = before_activation(&c, t);
-        assert_true(as_in_its_code ? worst(y, expected, T) <= exact : worst(y, expected, T) > 0.1);
+            expected[t] = pre_activation(&c, t);
+        assert_true(order_of_code ? worst(y, expected, T) <= exact : worst(y, expected, T) > 0.1);
     }
 }
 
-/* Section 1.2's three gradients, with g in the place of dout. */
+/* The three gradients of section 1.2, with g in place of dout. */
 static void printed_gradients(const convolution *c, const double *g, double *dx, double *dw, double *db)
 {
     *db = 0;
@@ -125,7 +125,8 @@ static void printed_gradients(const convolution *c, const double *g, double *dx,
     }
 }
 
-/* They are right of its own forward without SiLU, and with it only if dout is multiplied by SiLU's derivative first. */
+/* The printed gradients are right for the document's forward without SiLU. With SiLU they are right only if dout is
+ * first multiplied by the derivative of SiLU. */
 static void gradients_need_silu(void **state)
 {
     (void)state;
@@ -134,7 +135,7 @@ static void gradients_need_silu(void **state)
             convolution c = make_convolution(silu, false);
             double g[T], dx[T], dw[K], db, true_dx[T], true_dw[K], true_db;
             for (int t = 0; t < T; t++) {
-                const double z = before_activation(&c, t), s = sigmoid(z);
+                const double z = pre_activation(&c, t), s = sigmoid(z);
                 g[t] = c.dout[t] * (silu && with_factor ? s * (1 + z * (1 - s)) : 1);
             }
             printed_gradients(&c, g, dx, dw, &db);
@@ -146,7 +147,7 @@ static void gradients_need_silu(void **state)
         }
 }
 
-/* Section 1.3 has one sigma for both: of SiLU itself the formula is no derivative, of the logistic function it is. */
+/* Section 1.3 uses sigma for two functions. The formula is the derivative of the logistic function, not of SiLU. */
 static void two_sigmas(void **state)
 {
     (void)state;
@@ -173,15 +174,15 @@ static void arithmetic_of_000(void **state)
 {
     (void)state;
     const double chunk = 512, bytes = 3 * chunk * 4;
-    assert_true(fabs(2 * K * chunk / bytes - 0.67) < 0.005);       /* section 10.2: two a tap, which is dx alone */
-    assert_true(fabs((4 * K + 1) * chunk / bytes - 1.42) < 0.005); /* section 10.1's own count: dx, dW, db */
+    assert_true(fabs(2 * K * chunk / bytes - 0.67) < 0.005);               /* section 10.2: two per tap, for dx alone */
+    assert_true(fabs((4 * K + 1) * chunk / bytes - 1.42) < 0.005);         /* the count of section 10.1: dx, dW, db */
     assert_true(fabs(2.3 * 0.67 - 4) > 2 && fabs(4 / 2.3 - 1.74) < 0.005); /* section 10.3: 2.3 TB/s and 4 TFLOP/s */
-    assert_true(65536 / 6144 * 2 == 20); /* section 8.6 takes 8 KB for 5.2's 6144 bytes */
+    assert_true(65536 / 6144 * 2 == 20); /* section 8.6 uses 8 KB instead of the 6144 bytes of 5.2 */
 }
 
 /* ---- 001: attention, backward ---------------------------------------------------------------------------- */
 
-/* Sections 4.3, 4.5 and 5.3: dQ = dS K, added up in float and converted; the factor softmax_scale comes in dK alone. */
+/* Sections 4.3, 4.5 and 5.3: dQ = dS K, accumulated in float and converted. Only dK has the factor softmax_scale. */
 static void dq_needs_the_scale(void **state)
 {
     (void)state;
@@ -238,13 +239,13 @@ static void dq_needs_the_scale(void **state)
 
 enum { COLUMNS = 8, THREADS = 128, WARP = 32 };
 
-/* What the printed kernel does, phase by phase between its barriers. */
+/* An emulation of the printed kernel, one phase at a time between its barriers. */
 typedef struct printed_kernel {
     int64_t rows, width;
     const float *out_grad;
     const uint8_t *mask;
     float ratio, *in_grad, *bias_grad; /* [rows,width]; [width] */
-    int64_t stores, outside;           /* of bias sums; elements beyond their row */
+    int64_t stores, out_of_row;        /* stores of bias sums; accesses beyond the end of a row */
 } printed_kernel;
 
 static void run_block(printed_kernel *k, int64_t block)
@@ -257,7 +258,7 @@ static void run_block(printed_kernel *k, int64_t block)
             float sum = 0;
             for (int64_t r = y; r < k->rows; r += THREADS) {
                 if (column >= k->width) {
-                    k->outside++;
+                    k->out_of_row++;
                     continue;
                 }
                 const int64_t i = r * k->width + column;
@@ -277,7 +278,7 @@ static void run_block(printed_kernel *k, int64_t block)
         sums[x] = lanes[0];
     }
     for (int y = 0; y < THREADS; y++)
-        for (int x = 0; x < COLUMNS; x++) /* if (threadIdx.x < 8): of a block 8 wide, every thread */
+        for (int x = 0; x < COLUMNS; x++) /* if (threadIdx.x < 8): true for every thread of a block of width 8 */
             if (x < 8) {
                 k->stores++;
                 if (block * COLUMNS + x < k->width)
@@ -287,7 +288,7 @@ static void run_block(printed_kernel *k, int64_t block)
 
 static void run_kernel(printed_kernel *k)
 {
-    k->stores = k->outside = 0;
+    k->stores = k->out_of_row = 0;
     for (int64_t block = 0; block < (k->width - 1) / COLUMNS + 1; block++)
         run_block(k, block);
 }
@@ -320,17 +321,19 @@ static void kernel_of_002(void **state)
         assert_true(fabsf(dx[i] - in_grad[i]) <= 1e-6f * fabsf(dx[i]));
     for (int i = 0; i < WIDTH; i++)
         assert_true(fabsf(dbias[i] - bias_grad[i]) <= 1e-5f * ROWS);
-    /* The text says that 8 threads of a block store, a comment 128; a width that 8 does not divide has no check. */
+    /* The text says that 8 threads of a block store, a comment says 128. A width that is no multiple of 8 is not
+     * checked. */
     assert_int_equal(k.stores, WIDTH / COLUMNS * COLUMNS * THREADS);
-    assert_int_equal(k.outside, 0);
+    assert_int_equal(k.out_of_row, 0);
     k.width = WIDTH - 3;
     run_kernel(&k);
-    assert_int_equal(k.outside, 3 * ROWS);
+    assert_int_equal(k.out_of_row, 3 * ROWS);
 }
 
 /* ---- 003: causal conv1d, forward ------------------------------------------------------------------------- */
 
-/* 256 inputs, padded by K-1 in front, have 256 outputs: not the 3 of its "ho=3, ci=256, hi=256". */
+/* 256 inputs with K-1 values of padding before them have 256 outputs, not the 3 of the printed "ho=3, ci=256,
+ * hi=256". */
 static void length_of_003(void **state)
 {
     (void)state;
@@ -348,14 +351,14 @@ static void length_of_003(void **state)
     assert_int_equal(IN + PAD - (K - 1), IN);
 }
 
-/* Padding, im2col and the product with the weights spread over a matrix give the library's result; of the products one in
- * C is with a weight, and the others with zeros. */
+/* Padding, im2col and the product with the expanded weight matrix give the library's result. Of C products, one uses
+ * a weight and the others use zeros. */
 static void im2col_of_003(void **state)
 {
     (void)state;
     enum { C = 6, IN = 20 };
     double x[C * IN], w[C * K], y[C * IN], product[C * IN];
-    int64_t products = 0, with_weights = 0;
+    int64_t products = 0, products_with_weights = 0;
     fill(x, C * IN, 1);
     fill(w, C * K, 2);
     for (int t = 0; t < IN; t++)
@@ -366,7 +369,7 @@ static void im2col_of_003(void **state)
                 const double a = from >= 0 ? x[c_in * IN + from] : 0, b = c_in == c_out ? w[c_in * K + k] : 0;
                 sum += a * b;
                 products++;
-                with_weights += c_in == c_out;
+                products_with_weights += c_in == c_out;
             }
             product[c_out * IN + t] = sum;
         }
@@ -379,7 +382,7 @@ static void im2col_of_003(void **state)
     assert_ok(cot_causal_conv1d_forward(queue, &args));
     cot_queue_destroy(queue);
     assert_true(worst(y, product, C * IN) <= exact);
-    assert_int_equal(products, C * with_weights);
+    assert_int_equal(products, C * products_with_weights);
 }
 
 #if defined(__has_feature)
@@ -391,40 +394,40 @@ static void im2col_of_003(void **state)
 #define OVERRUN_MESSAGE "free(): invalid next size (normal)"
 #endif
 
-/* Two blocks side by side, as large ones are, of which the first is written past its end; then freed, as at the end of a
- * program. */
+/* Writes beyond the end of the first of two adjacent heap blocks. Then frees it, as at the end of a program. */
 static void overrun(void)
 {
     enum { SIZE = 60000, PAST = 24 };
     char *block = malloc(SIZE), *next = malloc(SIZE);
     for (int i = 0; i < SIZE + PAST; i++)
-        ((volatile char *)block)[i] = 1; /* else the compiler leaves out what nobody reads */
+        ((volatile char *)block)[i] = 1; /* volatile: the compiler would remove stores that nothing reads */
     free(block);
     free(next);
 }
 
-/* Its message at exit is what the C library prints of a block whose neighbour was written over, earlier and by the program
- * itself; no order of destructors leads to it. */
+/* The document's message at exit is printed by the C library for a heap block whose neighbour was overrun earlier by
+ * the program. No order of destructors causes it. */
 static void exit_of_003(void **state)
 {
     (void)state;
-    int ends[2], status = 0;
+    int error_pipe[2], status = 0;
     char text[4096] = "";
     size_t length = 0;
-    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(pipe(error_pipe), 0);
     fflush(NULL);
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
         signal(SIGABRT, SIG_DFL);
-        dup2(ends[1], STDERR_FILENO);
+        dup2(error_pipe[1], STDERR_FILENO);
         overrun();
         _exit(0);
     }
-    close(ends[1]);
-    for (ssize_t got; length < sizeof text - 1 && (got = read(ends[0], text + length, sizeof text - 1 - length)) > 0;)
-        length += (size_t)got;
-    close(ends[0]);
+    close(error_pipe[1]);
+    for (ssize_t bytes_read;
+         length < sizeof text - 1 && (bytes_read = read(error_pipe[0], text + length, sizeof text - 1 - length)) > 0;)
+        length += (size_t)bytes_read;
+    close(error_pipe[0]);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(!WIFEXITED(status) || WEXITSTATUS(status) != 0);
     if (strstr(text, OVERRUN_MESSAGE) == NULL)
@@ -477,7 +480,7 @@ static double connection_loss(const void *context)
     return loss;
 }
 
-/* The document's dx, term by term, from what a forward with or without gamma saved. */
+/* The document's dx, term by term, from the values that a forward with or without gamma saved. */
 static void printed_dx(const connection *c, double *dx)
 {
     double dz[M], dinv = 0;
@@ -502,8 +505,8 @@ static void printed_dx(const connection *c, double *dx)
     }
 }
 
-/* It gives a backward only. That is the gradient of a forward that multiplies x by gamma before the projection, and not of
- * one that leaves gamma out. */
+/* The document has a backward only. It is the gradient of a forward that multiplies x by gamma before the
+ * projection, not of a forward without gamma. */
 static void forward_of_004(void **state)
 {
     (void)state;
@@ -527,15 +530,16 @@ static double in_bf16(double value)
     return cot_load_f64(&cell, COT_BF16, 0);
 }
 
-/* 0.25 is the distance of neighbours between 32 and 64, 0.125 that between 16 and 32: the format has no precision of 0.125
- * at large, and an error below 1e-2 is out of its reach there. */
+/* The spacing of bf16 numbers is 0.25 between 32 and 64, and 0.125 between 16 and 32. There an error below 1e-2 is
+ * out of reach. */
 static void error_of_004(void **state)
 {
     (void)state;
     assert_true(in_bf16(45.25) == 45.25 && in_bf16(45.25 + 0.12) == 45.25 && in_bf16(45.25 + 0.13) == 45.5);
     assert_true(in_bf16(20.0 + 0.06) == 20 && in_bf16(20.0 + 0.07) == 20.125);
     assert_true(in_bf16(0.7 + 0.01) != in_bf16(0.7));
-    /* Stream 0, a quarter of the elements, is said to have no error; and a fifth of all to be off by less than 0.1. */
+    /* The document claims no error for stream 0 (25 % of the elements), and an error below 0.1 for 20 % of all
+     * elements. */
     assert_true(65536 / 4 > 0.20 * 65536);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The verbs of src/simd against core/float16.h and libm. Compiled once per instruction set. */
+ * test_simd.c: tests the functions of src/simd against core/float16.h and libm. Compiled once per instruction set. */
 #include "core/cpu_features.h"
 #include "core/draw.h"
 #include "simd/gelu.h"
@@ -27,9 +27,9 @@ static void *on_64_bytes(size_t bytes)
     return p;
 }
 
-/* ---- 2-byte floats -------------------------------------------------------------------------------------------- */
+/* ---- 2-byte floats ----------------------------------------------------------------------------------------------- */
 
-/* NaN compares as NaN: the processor quiets a signalling one. */
+/* Any NaN equals any NaN, because the processor quiets signalling NaNs. */
 static void assert_same_float(float expected, float actual)
 {
     if (isnan(expected))
@@ -76,14 +76,14 @@ static void check_rounding(const float *values)
     free(f16);
 }
 
-/* Two vectors at a time: the values, and behind them the same with their signs changed. */
+/* Stores two vectors at once: the values, and after them the negated values. */
 static void check_rounding_of_two(const float *values)
 {
     uint16_t *bf16 = on_64_bytes(64), *f16 = on_64_bytes(64);
     float *f32 = on_64_bytes(128);
     const vf a = v_load(values), b = v_sub(v_zero(), a);
-    float behind[VW];
-    v_store(behind, b);
+    float negated[VW];
+    v_store(negated, b);
     for (int streamed = 0; streamed < 2; streamed++) {
         if (streamed) {
             v_stream2_as(bf16, COT_BF16, a, b);
@@ -96,7 +96,7 @@ static void check_rounding_of_two(const float *values)
             v_store2_as(f32, COT_F32, a, b);
         }
         for (int i = 0; i < 2 * VW; i++) {
-            const float value = i < VW ? values[i] : behind[i - VW];
+            const float value = i < VW ? values[i] : negated[i - VW];
             assert_int_equal(bf16[i], cot_f32_to_bf16(value));
             assert_int_equal(f16[i], cot_f32_to_f16(value));
             assert_same_float(value, f32[i]);
@@ -117,7 +117,7 @@ static void rounds_as_float16_h_does(void **state)
         check_rounding(values);
         check_rounding_of_two(values);
     }
-    /* Every tie and its neighbours: the upper half of the bits with the lower half at and around one half. */
+    /* Every tie and its neighbours: all upper 16 bits with lower 16 bits at and around 0x8000. */
     static const uint32_t low[] = {0,      1,      0x7fff, 0x8000, 0x8001, 0xffff,
                                    0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001};
     for (uint32_t high = 0; high < 65536; high += VW)
@@ -129,13 +129,13 @@ static void rounds_as_float16_h_does(void **state)
         }
 }
 
-/* ---- partial vectors -------------------------------------------------------------------------------------------- */
+/* ---- partial vectors --------------------------------------------------------------------------------------------- */
 
 static void parts_touch_their_lanes_only(void **state)
 {
     (void)state;
     for (int n = 0; n <= VW; n++) {
-        /* Loads end where the memory ends: a sanitizer or a guard page would see one lane too many. */
+        /* The loads end at the end of the allocation, so that a sanitizer detects a lane too many. */
         float *f32 = malloc((size_t)n * 4 + 1);
         uint16_t *half = malloc((size_t)n * 2 + 1);
         float loaded[VW], from_bf16[VW], from_f16[VW];
@@ -172,7 +172,7 @@ static void parts_touch_their_lanes_only(void **state)
     }
 }
 
-/* ---- arithmetic ------------------------------------------------------------------------------------------------- */
+/* ---- arithmetic -------------------------------------------------------------------------------------------------- */
 
 static void lanes_add_up(void **state)
 {
@@ -249,14 +249,14 @@ static void masks_compare_lanes(void **state)
         assert_same_float(a[i] == 1 ? 5 : 0, out[i]);
 }
 
-/* ---- exp and its kin --------------------------------------------------------------------------------------------- */
+/* ---- exp, sigmoid and SiLU --------------------------------------------------------------------------------------- */
 
 typedef struct curve {
     const char *name;
     vf (*vector)(vf);
     double (*exact)(double);
     float low, high;
-    double most_ulp;
+    double max_ulp;
 } curve;
 
 static vf vector_exp(vf z)
@@ -274,7 +274,7 @@ static vf vector_silu(vf z)
     return v_silu(z);
 }
 
-/* 128 units of f32 are 2^-16 of the power of two below: what the error rule leaves a bf16 beyond a tie. */
+/* Tolerance: 128 ulp of f32, which is 2^-16 of the power of two below. The error rule allows that beyond a bf16 tie. */
 static vf vector_silu_for_bf16(vf z)
 {
     return v_silu_as(COT_BF16, z);
@@ -308,8 +308,8 @@ static double ulp_of(double value)
     return ldexp(1, (exponent < -125 ? -125 : exponent) - 24);
 }
 
-/* The slope's two terms cancel near z = -1.28: its error is held against s, the larger of them. */
-static double scale_of(const curve *c, double z)
+/* The two terms of the slope cancel near z = -1.28. Therefore its error is relative to s, the larger term. */
+static double error_scale(const curve *c, double z)
 {
     return c->exact == exact_silu_slope ? fmax(exact_sigmoid(z), fabs(c->exact(z))) : c->exact(z);
 }
@@ -318,24 +318,24 @@ static void sweep(const curve *c)
 {
     enum { STEPS = 4000000 };
     double worst = 0, squares = 0;
-    float worst_at = 0;
+    float worst_z = 0;
     for (int step = 0; step < STEPS; step += VW) {
         float z[VW], out[VW];
         for (int i = 0; i < VW; i++)
             z[i] = c->low + (c->high - c->low) * (float)(step + i) / STEPS;
         v_store(out, c->vector(v_load(z)));
         for (int i = 0; i < VW; i++) {
-            const double error = fabs((double)out[i] - c->exact((double)z[i])) / ulp_of(scale_of(c, (double)z[i]));
+            const double error = fabs((double)out[i] - c->exact((double)z[i])) / ulp_of(error_scale(c, (double)z[i]));
             squares += error * error;
             if (!(error <= worst)) {
                 worst = error;
-                worst_at = z[i];
+                worst_z = z[i];
             }
         }
     }
     printf("%-12s on [%g, %g]: at most %.2f ulp (at %g), rms %.3f\n", c->name, (double)c->low, (double)c->high, worst,
-           (double)worst_at, sqrt(squares / STEPS));
-    assert_true(worst <= c->most_ulp);
+           (double)worst_z, sqrt(squares / STEPS));
+    assert_true(worst <= c->max_ulp);
 }
 
 static void curves_are_accurate(void **state)
@@ -361,14 +361,14 @@ static void curves_are_accurate(void **state)
 static void powers_of_2_are_accurate(void **state)
 {
     (void)state;
-    double most = 0;
+    double max_power = 0;
     for (float x = -126; x < 13; x += 1.0f / 512 + 1.0f / 8192) {
         float y[VW];
         v_store(y, v_exp2_flush(v_set1(x)));
-        most = fmax(most, fabs(y[0] / exp2(x) - 1));
+        max_power = fmax(max_power, fabs(y[0] / exp2(x) - 1));
     }
-    if (most > 6.2e-7)
-        fail_msg("off by %g", most);
+    if (max_power > 6.2e-7)
+        fail_msg("off by %g", max_power);
     const float exact[][2] = {{0, 1}, {-1, 0.5f}, {3, 8}, {-126.5f, 0}, {-1e30f, 0}, {-INFINITY, 0}};
     for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
         float y[VW];
@@ -378,22 +378,22 @@ static void powers_of_2_are_accurate(void **state)
 }
 #endif
 
-/* Of several vectors in turns: the bits of one. */
-static void several_vectors_are_as_one(void **state)
+/* The functions of several vectors return the same bits as the functions of one vector. */
+static void several_vectors_equal_one(void **state)
 {
     (void)state;
-    enum { MOST = 4 };
+    enum { MAX_VECTORS = 4 };
     for (int step = 0; step < 20000; step++) {
-        vf slopes[MOST], silus[MOST];
-        float z[MOST][VW], out[VW], one[VW];
-        for (int v = 0; v < MOST; v++) {
+        vf slopes[MAX_VECTORS], silus[MAX_VECTORS];
+        float z[MAX_VECTORS][VW], out[VW], one[VW];
+        for (int v = 0; v < MAX_VECTORS; v++) {
             for (int i = 0; i < VW; i++)
                 z[v][i] = -100 + 0.0025f * (float)(step + 20000 * v + i);
             slopes[v] = silus[v] = v_load(z[v]);
         }
-        v_silu_slopes(slopes, MOST);
-        v_silus_as(COT_F32, silus, MOST);
-        for (int v = 0; v < MOST; v++) {
+        v_silu_slopes(slopes, MAX_VECTORS);
+        v_silus_as(COT_F32, silus, MAX_VECTORS);
+        for (int v = 0; v < MAX_VECTORS; v++) {
             v_store(out, slopes[v]);
             v_store(one, v_silu_slope(v_load(z[v])));
             assert_memory_equal(out, one, sizeof out);
@@ -445,8 +445,7 @@ static void curves_have_their_limits(void **state)
     }
 }
 
-/* ---- signs, bits, Philox
- * ------------------------------------------------------------------------------------------ */
+/* ---- signs, bits, Philox ----------------------------------------------------------------------------------------- */
 
 static void signs_and_bits_choose_lanes(void **state)
 {
@@ -483,8 +482,7 @@ static void philox_draws_as_philox_h_does(void **state)
         const uint64_t seed = (uint64_t)random_bits() << 32 | random_bits();
         const uint64_t offset = (uint64_t)random_bits() << 32 | random_bits();
         uint64_t i = (uint64_t)random_bits() << 32 | random_bits();
-        if (round % 4 ==
-            0) /* where the low word of the counter overflows inside the vector, and where the high one does */
+        if (round % 4 == 0) /* the low or the high word of the counter overflows inside the vector */
             i = (round % 8 == 0 ? UINT64_C(0x1ffffffff) : UINT64_MAX) - (uint64_t)(round % V_PHILOX_GROUPS);
         const uint32_t threshold = round % 3 == 0 ? 1 : round % 3 == 1 ? 65535 : 1 + random_bits() % 65535;
         const v_philox p = v_philox_make(seed, offset, threshold);
@@ -496,10 +494,9 @@ static void philox_draws_as_philox_h_does(void **state)
     }
 }
 
-/* ---- GELU
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- GELU -------------------------------------------------------------------------------------------------------- */
 
-/* A function with the absolute terms of its derivative: an error of z moves the value by so much. */
+/* A value and the sum of the absolute terms of its derivative, which bounds the effect of an error of z. */
 typedef struct conditioned {
     double value, terms;
 } conditioned;
@@ -523,7 +520,7 @@ static conditioned exact_gelu_tanh(double z, bool slope)
     return (conditioned){z * s, fabs(z) * terms};
 }
 
-/* check's elementwise rule for these functions, with a quarter to spare. */
+/* The elementwise error rule of `cotangent check` for these functions, with a margin of 25 %. */
 static void sweep_gelu(const char *name, vf (*vector)(vf), conditioned (*exact)(double, bool), bool slope, float limit)
 {
     enum { STEPS = 1000000 };
@@ -629,7 +626,7 @@ int main(void)
 #if defined(COT_SIMD_AVX512)
         cmocka_unit_test(powers_of_2_are_accurate),
 #endif
-        cmocka_unit_test(several_vectors_are_as_one),
+        cmocka_unit_test(several_vectors_equal_one),
         cmocka_unit_test(curves_have_their_limits),
         cmocka_unit_test(signs_and_bits_choose_lanes),
         cmocka_unit_test(philox_draws_as_philox_h_does),

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_sizes.c: extreme sizes. Every size of every op's calls takes powers of two up to 2^62, alone and in pairs, while
- * the others are 1 or what a case has. A front either refuses them with a message or every kernel that admits them
- * computes a cost and a workspace without overflow, which UndefinedBehaviorSanitizer watches; products of size_t, which
- * wrap without it, would let the workspace shrink while a size grows. Nothing runs: no memory would hold it. */
+ * test_sizes.c: extreme sizes. Every size of every op's calls takes powers of two up to 2^62, alone and in pairs. The
+ * other sizes are 1 or those of a case.
+ *
+ * An op either refuses the sizes with a message, or every kernel that admits them computes a cost and a workspace
+ * without overflow. UndefinedBehaviorSanitizer detects signed overflow. A size_t product that wraps would let the
+ * workspace shrink while a size grows, which the test detects. No call is executed, because the tensors do not fit
+ * into memory. */
 #include "support.h"
 
 #include "check/check.h"
@@ -28,20 +31,20 @@ static const int64_t extremes[] = {0,
                                    ((int64_t)1 << 56) - 1,
                                    (int64_t)1 << 62,
                                    INT64_MAX};
-/* For pairs. */
-static const int64_t few[] = {
+/* Fewer values, for pairs of sizes. */
+static const int64_t extremes_for_pairs[] = {
     0, (int64_t)1 << 20, (int64_t)1 << 28, (int64_t)1 << 44, (int64_t)1 << 52, (int64_t)1 << 62};
 
 typedef struct visitor {
     const cot_op_cases *cases;
     cot_queue *queue;
-    int seen[8]; /* cases of each direction */
+    int visited[8]; /* visited cases of each direction */
     int64_t refused, accepted, too_large;
 } visitor;
 
-/* What the table's entries say of a call that validate accepts, those of the other backend too; the largest workspace
- * of the kernel with this number, 0 if it refuses. */
-static void ask_kernels(const cot_direction *direction, const void *problem, size_t workspaces[COT_MAX_KERNELS])
+/* Queries every kernel of both backends for a call that validate accepts. workspaces[k] becomes the workspace of
+ * kernel k, or 0 if the kernel does not admit the call. */
+static void query_kernels(const cot_direction *direction, const void *problem, size_t workspaces[COT_MAX_KERNELS])
 {
     for (int k = 0; k < direction->op->kernel_count; k++) {
         const cot_kernel *kernel = &direction->op->kernels[k];
@@ -55,31 +58,32 @@ static void ask_kernels(const cot_direction *direction, const void *problem, siz
     }
 }
 
-static bool ask(visitor *v, const cot_direction *direction, const void *args, size_t workspaces[COT_MAX_KERNELS])
+static bool query_workspace(visitor *v, const cot_direction *direction, const void *args,
+                            size_t workspaces[COT_MAX_KERNELS])
 {
     _Alignas(16) char copy[COT_MAX_ARGS], problem[COT_MAX_PROBLEM];
     memcpy(copy, args, sizeof copy);
     memset(workspaces, 0, COT_MAX_KERNELS * sizeof *workspaces);
     const cot_status status = direction->validate(direction->call, copy, false, problem);
     size_t bytes = 0;
-    const cot_status asked = cot_op_workspace(direction, v->queue, args, &bytes);
+    const cot_status query_status = cot_op_workspace(direction, v->queue, args, &bytes);
     if (status == COT_OK) {
         v->accepted++;
-        ask_kernels(direction, problem, workspaces);
-        if (asked == COT_OK && bytes > COT_MAX_BYTES)
+        query_kernels(direction, problem, workspaces);
+        if (query_status == COT_OK && bytes > COT_MAX_BYTES)
             fail_msg("%s: its workspace has %zu bytes", direction->call, bytes);
-        if (asked != COT_OK)
+        if (query_status != COT_OK)
             v->too_large++;
     } else {
         v->refused++;
-        assert_int_equal(asked, status);
+        assert_int_equal(query_status, status);
     }
-    if (asked != COT_OK && strncmp(cot_error_message(), direction->call, strlen(direction->call)) != 0)
+    if (query_status != COT_OK && strncmp(cot_error_message(), direction->call, strlen(direction->call)) != 0)
         fail_msg("a message does not begin with %s: %s", direction->call, cot_error_message());
     return status == COT_OK;
 }
 
-/* mhc's symbols M and n*D are functions of n and D; attention's B is the axis that "..." stands for. */
+/* mhc's symbols M and n*D are functions of n and D. attention's B is the axis of "...". */
 static void derive(call_size *sizes, int count)
 {
     const call_size *n = NULL, *D = NULL, *first = NULL;
@@ -98,8 +102,8 @@ static void derive(call_size *sizes, int count)
     }
 }
 
-static bool ask_sizes(visitor *v, const cot_direction *direction, const cot_case *c, const call_size *sizes, int count,
-                      size_t workspaces[COT_MAX_KERNELS])
+static bool query_sizes(visitor *v, const cot_direction *direction, const cot_case *c, const call_size *sizes,
+                        int count, size_t workspaces[COT_MAX_KERNELS])
 {
     _Alignas(16) char args[COT_MAX_ARGS];
     call_size derived[MAX_CALL_SIZES];
@@ -107,17 +111,18 @@ static bool ask_sizes(visitor *v, const cot_direction *direction, const cot_case
     memcpy(derived, sizes, sizeof derived);
     derive(derived, count);
     resize_call(direction, args, derived, count, true);
-    return ask(v, direction, args, workspaces);
+    return query_workspace(v, direction, args, workspaces);
 }
 
-/* One size grows. A few kernels have fewer parts, and so less workspace, where there are more of something else. */
+/* One size grows. The workspace may shrink to 1/16 of the largest before it, because a few kernels use fewer parts
+ * for a larger size. */
 static void grow(visitor *v, const cot_direction *direction, const cot_case *c, call_size *sizes, int count, int i)
 {
-    const int64_t own = sizes[i].value;
+    const int64_t original = sizes[i].value;
     size_t before[COT_MAX_KERNELS] = {0}, now[COT_MAX_KERNELS];
     for (size_t e = 0; e < COUNT(extremes); e++) {
         sizes[i].value = extremes[e];
-        if (!ask_sizes(v, direction, c, sizes, count, now))
+        if (!query_sizes(v, direction, c, sizes, count, now))
             continue;
         for (int k = 0; k < direction->op->kernel_count; k++) {
             if (now[k] != 0 && now[k] < before[k] / 16)
@@ -126,26 +131,26 @@ static void grow(visitor *v, const cot_direction *direction, const cot_case *c, 
             before[k] = now[k] > before[k] ? now[k] : before[k];
         }
     }
-    sizes[i].value = own;
+    sizes[i].value = original;
 }
 
 static void pair(visitor *v, const cot_direction *direction, const cot_case *c, call_size *sizes, int count, int i,
                  int j)
 {
-    const int64_t own_i = sizes[i].value, own_j = sizes[j].value;
+    const int64_t original_i = sizes[i].value, original_j = sizes[j].value;
     size_t workspaces[COT_MAX_KERNELS];
-    for (size_t a = 0; a < COUNT(few); a++)
-        for (size_t b = 0; b < COUNT(few); b++) {
-            sizes[i].value = few[a];
-            sizes[j].value = few[b];
-            ask_sizes(v, direction, c, sizes, count, workspaces);
+    for (size_t a = 0; a < COUNT(extremes_for_pairs); a++)
+        for (size_t b = 0; b < COUNT(extremes_for_pairs); b++) {
+            sizes[i].value = extremes_for_pairs[a];
+            sizes[j].value = extremes_for_pairs[b];
+            query_sizes(v, direction, c, sizes, count, workspaces);
         }
-    sizes[i].value = own_i;
-    sizes[j].value = own_j;
+    sizes[i].value = original_i;
+    sizes[j].value = original_j;
 }
 
-/* Options that are numbers: how far something reaches, how often something is repeated. */
-static void stretch_options(visitor *v, const cot_direction *direction, const cot_case *c)
+/* Numeric options: extents such as windows, and numbers of repetitions. */
+static void grow_options(visitor *v, const cot_direction *direction, const cot_case *c)
 {
     size_t workspaces[COT_MAX_KERNELS];
     for (int o = 0; o < direction->option_count; o++) {
@@ -157,41 +162,41 @@ static void stretch_options(visitor *v, const cot_direction *direction, const co
             const int32_t narrow = (int32_t)cot_min(extremes[e], INT32_MAX);
             memcpy(args, c->args, sizeof args);
             memcpy(args + direction->options[o].offset, wide ? (const void *)&extremes[e] : &narrow, wide ? 8 : 4);
-            ask(v, direction, args, workspaces);
+            query_workspace(v, direction, args, workspaces);
         }
     }
 }
 
-/* The most iterations that mhc takes: its workspace grows with them. */
-static void iterate_often(const cot_direction *direction, cot_case *c)
+/* The maximum number of iterations of mhc. Its workspace grows with them. */
+static void use_max_iterations(const cot_direction *direction, cot_case *c)
 {
-    const int32_t most = 4096;
+    const int32_t max_iterations = 4096;
     for (int o = 0; o < direction->option_count; o++)
         if (strstr(direction->options[o].name, "iterations") != NULL)
-            memcpy(c->args + direction->options[o].offset, &most, sizeof most);
+            memcpy(c->args + direction->options[o].offset, &max_iterations, sizeof max_iterations);
 }
 
 static bool visit(void *context, const cot_case *c)
 {
-    enum { CASES = 60 }; /* of a direction */
+    enum { CASES = 60 }; /* cases per direction */
     visitor *v = context;
     const cot_direction *direction = &v->cases->op->directions[c->direction];
-    if (!(c->uses & COT_CASE_QUICK) || v->seen[c->direction]++ >= CASES)
+    if (!(c->uses & COT_CASE_QUICK) || v->visited[c->direction]++ >= CASES)
         return true;
-    stretch_options(v, direction, c);
+    grow_options(v, direction, c);
     for (int ones = 0; ones < 2; ones++) {
         call_size sizes[MAX_CALL_SIZES];
-        cot_case own = *c;
+        cot_case original = *c;
         const int count = call_sizes(direction, c->args, sizes);
         assert_true(count > 0);
         if (ones)
-            iterate_often(direction, &own);
+            use_max_iterations(direction, &original);
         for (int i = 0; ones && i < count; i++)
             sizes[i].value = 1;
         for (int i = 0; i < count; i++) {
-            grow(v, direction, &own, sizes, count, i);
+            grow(v, direction, &original, sizes, count, i);
             for (int j = 0; j < i; j++)
-                pair(v, direction, &own, sizes, count, i, j);
+                pair(v, direction, &original, sizes, count, i, j);
         }
     }
     return true;

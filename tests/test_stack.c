@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_stack.c: calls fit in small stacks. musl gives a thread 128 KB. Every kernel that this processor can run may take
- * 64 KB, from the public call on, whatever the case. Kernels that it cannot run have the compiler's limit on frames
- * (CMakeLists.txt). The cases come from the ops' tables. */
+ * * test_stack.c: calls fit into small stacks. musl gives a thread 128 KB. Every kernel that this processor can run
+ * may use at most 64 KB in every case, counted from the public call. For other kernels, the compiler limits the
+ * frame size (CMakeLists.txt). The cases come from the ops' tables. */
 #include "support.h"
 
 #include "check/bound_case.h"
@@ -17,17 +17,17 @@
 #include <sys/mman.h>
 
 enum {
-    ALLOWED = 64 << 10,
-    SMALL = 128 << 10, /* musl's */
-    PAINTED = 1 << 20, /* where depth is measured: a kernel that goes too deep is named, and does not end the test */
+    MAX_DEPTH_BYTES = 64 << 10,
+    MUSL_STACK_BYTES = 128 << 10, /* default of musl */
+    PAINTED_BYTES = 1 << 20,      /* stack for measurements, large enough for a kernel that exceeds the limit */
     PAINT = 0xa5,
-    MOST_ELEMENTS = 20000
+    MAX_ELEMENTS = 20000
 };
 
 typedef struct call {
     const cot_direction *direction;
     cot_queue *queue;
-    bound_case *b; /* NULL: an empty thread */
+    bound_case *b; /* NULL: the thread makes no call */
     cot_status status;
     char message[256];
 } call;
@@ -38,11 +38,11 @@ static void *run_call(void *memory)
     if (c->b == NULL)
         return NULL;
     c->status = bound_case_run(c->b, c->direction, c->queue);
-    cot_error_copy(c->message, sizeof c->message); /* the message is this thread's */
+    cot_error_copy(c->message, sizeof c->message); /* the message is thread-local */
     return NULL;
 }
 
-/* Runs the call in a thread with this stack; returns how many of its bytes were written. */
+/* Runs the call in a thread with this stack. Returns the number of stack bytes that were used. */
 static int64_t run_on_stack(char *stack, size_t bytes, call *c)
 {
     pthread_attr_t attributes;
@@ -61,7 +61,7 @@ static int64_t run_on_stack(char *stack, size_t bytes, call *c)
     return (int64_t)(bytes - untouched);
 }
 
-/* With a page below that nobody may touch. */
+/* Allocates a stack with an inaccessible guard page below it. */
 static char *make_stack(size_t bytes)
 {
     enum { GUARD = 4096 };
@@ -73,12 +73,12 @@ static char *make_stack(size_t bytes)
 
 typedef struct visitor {
     const cot_op_cases *cases;
-    cot_queue *explaining;
+    cot_queue *explain_queue;
     unsigned uses;
     int threads;
     char *stack;
     size_t stack_bytes;
-    int64_t thread_itself, calls; /* what an empty thread writes */
+    int64_t empty_thread_depth, calls; /* depth of a thread without a call; number of calls */
     int64_t deepest[COT_MAX_KERNELS];
     char deepest_case[COT_MAX_KERNELS][256];
 } visitor;
@@ -91,7 +91,7 @@ static void run_kernel(visitor *v, const reference *ref, const cot_kernel *kerne
     bound_case b;
     bound_case_make(&b, ref, false);
     call c = {.direction = case_direction(ref->cases, ref->c), .queue = queue, .b = &b};
-    const int64_t depth = run_on_stack(v->stack, v->stack_bytes, &c) - v->thread_itself;
+    const int64_t depth = run_on_stack(v->stack, v->stack_bytes, &c) - v->empty_thread_depth;
     if (c.status != COT_OK)
         fail_msg("%s, %s: %s", kernel->name, text, c.message);
     const int64_t k = kernel - v->cases->op->kernels;
@@ -111,9 +111,9 @@ static bool visit(void *context, const cot_case *c)
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
     char text[256];
-    if (!(c->uses & v->uses) || !case_is_within(direction, c, MOST_ELEMENTS))
+    if (!(c->uses & v->uses) || !case_is_within(direction, c, MAX_ELEMENTS))
         return true;
-    assert_ok(cot_op_explain(direction, v->explaining, c->args, choices, &count));
+    assert_ok(cot_op_explain(direction, v->explain_queue, c->args, choices, &count));
     describe_case(v->cases, c, text, sizeof text);
     reference ref = reference_make(v->cases, c);
     for (int i = 0; i < count; i++)
@@ -126,54 +126,55 @@ static bool visit(void *context, const cot_case *c)
 static void no_kernel_goes_deeper_than_64_KB(void **state)
 {
     (void)state;
-    char *stack = make_stack(PAINTED);
+    char *stack = make_stack(PAINTED_BYTES);
     call empty = {.b = NULL};
     int64_t too_deep = 0;
     for (int op = 0; op < cot_op_count; op++) {
         visitor v = {.cases = cot_all_cases[op],
-                     .explaining = make_queue("", 1),
+                     .explain_queue = make_queue("", 1),
                      .uses = COT_CASE_CHECK,
-                     .threads = 1, /* all of the call in the painted stack */
+                     .threads = 1, /* one thread: the whole call uses the painted stack */
                      .stack = stack,
-                     .stack_bytes = PAINTED,
-                     .thread_itself = run_on_stack(stack, PAINTED, &empty)};
+                     .stack_bytes = PAINTED_BYTES,
+                     .empty_thread_depth = run_on_stack(stack, PAINTED_BYTES, &empty)};
         v.cases->each(visit, &v);
         assert_true(v.calls > 0);
         for (int k = 0; k < v.cases->op->kernel_count; k++) {
             const cot_kernel *kernel = &v.cases->op->kernels[k];
             if ((kernel->isa & ~cot_cpu_features()) == 0)
                 assert_true(v.deepest[k] > 0);
-            if (v.deepest[k] > ALLOWED) {
+            if (v.deepest[k] > MAX_DEPTH_BYTES) {
                 too_deep++;
                 print_error("%s goes %" PRId64 " KB deep: %s\n", kernel->name, v.deepest[k] >> 10, v.deepest_case[k]);
             }
             if (getenv("COT_TEST_VERBOSE") != NULL)
                 print_message("%-48s %6" PRId64 " bytes, %s\n", kernel->name, v.deepest[k], v.deepest_case[k]);
         }
-        cot_queue_destroy(v.explaining);
+        cot_queue_destroy(v.explain_queue);
     }
     if (too_deep > 0)
-        fail_msg("%" PRId64 " kernels go deeper than %d KB", too_deep, ALLOWED >> 10);
+        fail_msg("%" PRId64 " kernels go deeper than %d KB", too_deep, MAX_DEPTH_BYTES >> 10);
 }
 
-/* The caller's stack and those of OpenMP's threads, of which OMP_STACKSIZE=128k must be set before the program starts. */
+/* Tests the caller's stack and those of OpenMP's threads. For the latter, OMP_STACKSIZE=128k must be set before the
+ * program starts. */
 static void calls_run_in_stacks_of_128_KB(void **state)
 {
     (void)state;
     const char *size = getenv("OMP_STACKSIZE");
     if (size == NULL || strcmp(size, "128k") != 0)
         fail_msg("OMP_STACKSIZE is %s, expected 128k", size != NULL ? size : "not set");
-    char *stack = make_stack(SMALL);
+    char *stack = make_stack(MUSL_STACK_BYTES);
     for (int op = 0; op < cot_op_count; op++) {
         visitor v = {.cases = cot_all_cases[op],
-                     .explaining = make_queue("", 1),
+                     .explain_queue = make_queue("", 1),
                      .uses = COT_CASE_QUICK,
                      .threads = 3,
                      .stack = stack,
-                     .stack_bytes = SMALL};
+                     .stack_bytes = MUSL_STACK_BYTES};
         v.cases->each(visit, &v);
         assert_true(v.calls > 0);
-        cot_queue_destroy(v.explaining);
+        cot_queue_destroy(v.explain_queue);
     }
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_status.c: names of statuses, and the message: whose it is, how long it lives, how it is copied. */
+ * test_status.c: tests the names of statuses, and the error message: its thread, its lifetime, its copies. */
 #include "support.h"
 
 #include "core/status.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_tables.c: every op's tables describe its argument structs: what `cotangent run` builds from fields, options and
- * signature is what the op's own cases say. A later op is tested as soon as it is in the list. */
+ * test_tables.c: checks that every op's tables describe its argument structs. `cotangent run` builds arguments from
+ * fields, options and signature; they must equal those of the op's cases. Every op of the list is tested. */
 #include "support.h"
 
 #include "check/check.h"
@@ -23,7 +23,7 @@ static size_t option_size(const cot_option *option)
     return wide ? 8 : 4;
 }
 
-/* Fields, options and the size: nothing else of the struct may matter. */
+/* Rebuilds the arguments from fields, options and struct_size, and asserts that the rest of the struct is unused. */
 static bool rebuild(void *context, const cot_case *c)
 {
     visitor *v = context;
@@ -55,7 +55,7 @@ static void options_and_fields_are_the_whole_struct(void **state)
     }
 }
 
-/* Without its outputs, a case gets them back from the signature. */
+/* Removes the outputs of a case and derives them from the signature again. */
 static bool reshape(void *context, const cot_case *c)
 {
     visitor *v = context;
@@ -97,7 +97,7 @@ static void signatures_shape_the_outputs(void **state)
     }
 }
 
-/* ---- the signature's own language, on a made-up op ------------------------------------------------------ */
+/* ---- the signature language, on an op of this test ------------------------------------------------------ */
 
 typedef struct toy_args {
     size_t struct_size;
@@ -139,7 +139,7 @@ static void terms_and_dtypes(void **state)
     args.x.stride[0] = 1, args.x.stride[1] = 3;
     assert_null(toy("x[M,N] w[K+2] a=x b:f32[K-1,2,Z|N] c:w[M]", &args, why));
     assert_memory_equal(args.a.shape, ((int64_t[]){3, 5}), 2 * sizeof(int64_t));
-    assert_memory_equal(args.a.stride, ((int64_t[]){1, 3}), 2 * sizeof(int64_t)); /* the layout too */
+    assert_memory_equal(args.a.stride, ((int64_t[]){1, 3}), 2 * sizeof(int64_t)); /* also the layout */
     assert_int_equal(args.a.dtype, COT_BF16);
     assert_int_equal(args.b.rank, 3);
     assert_memory_equal(args.b.shape, ((int64_t[]){4, 2, 5}), 3 * sizeof(int64_t));

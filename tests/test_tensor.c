@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_tensor.c: views, the checks of single tensors with their messages, and the overlap search against plain
- * enumeration of every byte. */
+ * test_tensor.c: tests views, the checks of single tensors with their messages, and the overlap search, which is
+ * compared with an enumeration of every byte. */
 #include "support.h"
 
 #include "core/tensor.h"
@@ -90,7 +90,7 @@ static void extent_spans_negative_strides(void **state)
     assert_int_equal(high, 0);
 }
 
-/* ---- one tensor by itself ----------------------------------------------------------------------------- */
+/* ---- checks of one tensor ----------------------------------------------------------------------------- */
 
 static void check_tensor_names_the_fault(void **state)
 {
@@ -146,11 +146,11 @@ static void check_tensor_refuses_impossible_sizes(void **state)
     t = strided(NULL, COT_F64, 1, SHAPE((int64_t)1 << 53), SHAPE(1));
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 1, 1), COT_INVALID_SHAPE,
                  "call: x has more than 2^56 bytes (size 9007199254740992 on axis 0)");
-    /* Few elements of storage, but a broadcast of too many. */
+    /* Small storage, but a broadcast to too many elements. */
     t = strided(NULL, COT_F32, 2, SHAPE((int64_t)1 << 27, (int64_t)1 << 27), SHAPE(0, 0));
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2), COT_INVALID_SHAPE,
                  "call: x has more than 2^56 bytes (size 134217728 on axis 1)");
-    /* Even where another axis is empty: products of the other sizes must stay defined. */
+    /* Also if another axis is empty: products of the other sizes must not overflow. */
     t = strided(NULL, COT_F32, 3, SHAPE(0, INT64_MAX, INT64_MAX), SHAPE(0, 0, 0));
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 3, 3), COT_INVALID_SHAPE,
                  "call: x has more than 2^56 bytes (size 9223372036854775807 on axis 1)");
@@ -172,12 +172,12 @@ static void check_tensor_refuses_impossible_strides(void **state)
     for (size_t i = 0; i < COUNT(cases); i++) {
         cot_tensor t = strided(NULL, COT_F32, 2, SHAPE(3, 4), SHAPE(cases[i].stride, 1));
         assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2), COT_INVALID_SHAPE, cases[i].message);
-        t.shape[0] = 1; /* one element: its stride leads nowhere */
+        t.shape[0] = 1; /* one element: its stride is ignored */
         assert_ok(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2));
         t.shape[0] = 0;
         assert_ok(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2));
     }
-    /* Two axes that are legal alone and too much together. */
+    /* Two axes that are valid alone and too large together. */
     const int64_t half = ((int64_t)1 << 53) - 2;
     const cot_tensor t = strided(NULL, COT_F32, 2, SHAPE(2, 3), SHAPE(half, half));
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 2, 2), COT_INVALID_SHAPE,
@@ -224,7 +224,7 @@ static bool repeats(const cot_tensor *t)
 static void interleaved_slices_do_not_overlap(void **state)
 {
     (void)state;
-    /* Three tensors side by side in the channels of one [B,T,3*D] array, as [B,D,T] views of memory that is never read. */
+    /* Three [B,D,T] views of adjacent channels of one [B,T,3*D] array. The memory is never read. */
     static float base[2048];
     const int64_t B = 8, D = 1024, T = 4096;
     const int64_t shape[] = {B, D, T}, stride[] = {T * 3 * D, 1, 3 * D};
@@ -236,7 +236,7 @@ static void interleaved_slices_do_not_overlap(void **state)
     assert_true(overlaps(&first, &first));
     assert_false(repeats(&first));
 
-    /* Even and odd elements; and the halves of elements of another size. */
+    /* Even and odd elements. Also halves of elements of another size. */
     const cot_tensor even = strided(base, COT_F32, 1, SHAPE(1000), SHAPE(2));
     const cot_tensor odd = strided(base + 1, COT_F32, 1, SHAPE(1000), SHAPE(2));
     assert_false(overlaps(&even, &odd));
@@ -267,8 +267,8 @@ static void broadcast_is_no_output(void **state)
     assert_ok(cot_check_overlap("call", "y", &t, "x", &t));
 }
 
-/* The strides of an axis of one element are never used, whatever they are; and the search stays defined at the
- * largest reach that the checks let through. (The sanitized build sees an overflow.) */
+/* The stride of an axis of one element is never used. The search must not overflow at the largest extent that the
+ * checks accept. (The build with sanitizers detects an overflow.) */
 static void extreme_strides_do_not_overflow(void **state)
 {
     (void)state;
@@ -290,14 +290,14 @@ static void extreme_strides_do_not_overflow(void **state)
             assert_ok(cot_check_tensor("call", "y", &a, COT_FLOATS, 2, 2));
             assert_ok(cot_check_tensor("call", "x", &b, COT_FLOATS, 2, 2));
             assert_ok(cot_check_output("call", "y", &a));
-            /* a ends at 8 + (reach - 8) where both rise; elsewhere they only pass each other. */
+            /* If both strides are positive, a ends at 8 + (reach - 8), inside b. Otherwise the views do not overlap. */
             assert_true(overlaps(&a, &b) == (sign_a > 0 && sign_b > 0));
             assert_true(overlaps(&b, &a) == (sign_a > 0 && sign_b > 0));
         }
     }
 }
 
-/* Six axes of nearly equal strides: too many candidates. The search gives up quickly, and gives up by refusing. */
+/* Six axes of nearly equal strides have too many candidates. The search stops early and reports an overlap. */
 static void hopeless_searches_are_refused(void **state)
 {
     (void)state;
@@ -311,8 +311,8 @@ static void hopeless_searches_are_refused(void **state)
 /* Random views into `arena` start near its middle and reach at most 504 bytes either way. */
 static _Alignas(8) char arena[4096];
 
-/* Visits every byte of every element of t: says whether one was set in `marked`, and with `set` sets it. */
-static bool meets(const cot_tensor *t, char marked[sizeof arena], bool set)
+/* Visits every byte of every element of t. Returns whether one was set in `marked`. Sets them if `set`. */
+static bool visit_bytes(const cot_tensor *t, char marked[sizeof arena], bool set)
 {
     const int64_t size = (int64_t)cot_dtype_size(t->dtype), elements = cot_elements(t);
     bool met = false;
@@ -354,14 +354,14 @@ static void search_agrees_with_enumeration(void **state)
     for (int round = 0; round < ROUNDS; round++) {
         const cot_tensor a = random_view(&seed), b = random_view(&seed);
         memset(marked, 0, sizeof marked);
-        const bool repeated = meets(&a, marked, true), overlap = meets(&b, marked, false);
+        const bool repeated = visit_bytes(&a, marked, true), overlap = visit_bytes(&b, marked, false);
         assert_int_equal(repeats(&a), repeated);
         assert_int_equal(overlaps(&a, &b), overlap);
         assert_int_equal(overlaps(&b, &a), overlap);
         overlapping += overlap;
         repeating += repeated;
     }
-    /* Both answers were asked for often enough. */
+    /* Both answers occurred often enough. */
     assert_in_range(overlapping, ROUNDS / 10, ROUNDS * 9 / 10);
     assert_in_range(repeating, ROUNDS / 10, ROUNDS * 9 / 10);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_train_lm.c: the trainer of examples/train_lm, compiled in double. Every layer's backward, and the whole model's,
- * against central differences of its own forward; decoding against the forward; the same bits for any thread count. */
+ * test_train_lm.c: tests the trainer of examples/train_lm, compiled in double. Compares the backward of each layer and
+ * of the model with central differences of the forward. Compares decoding with the forward. Checks that the result has
+ * the same bits for every thread count. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,12 +25,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* A central difference with this step is good to about 1e-10 of the loss, whose size is about 1. */
+/* The error of a central difference with this step is about 1e-10, for a loss of about 1. */
 static const double DIFFERENCE_STEP = 1e-5, RELATIVE_TOLERANCE = 1e-6, ABSOLUTE_TOLERANCE = 1e-9;
 
 /* ---- helpers ------------------------------------------------------------------------------------------ */
 
-static real *noise(int64_t count, uint64_t name)
+static real *random_values(int64_t count, uint64_t name)
 {
     real *values = real_allocate(count);
     assert_non_null(values);
@@ -54,7 +55,7 @@ static double dot(const real *a, const real *b, int64_t count)
     return sum;
 }
 
-/* Holds a gradient against central differences of loss(context), which reads `values`. */
+/* Compares a gradient with central differences of loss(context), which reads `values`. */
 static void check_gradient(const char *name, double (*loss)(void *), void *context, real *values, const real *gradient,
                            int64_t count)
 {
@@ -104,24 +105,24 @@ static void test_linear(void **state)
 {
     (void)state;
     linear_case c = {.shape = {.rows = 7, .in = 5, .out = 11}};
-    c.x = noise(7 * 5, 1);
-    c.w = noise(11 * 5, 2);
-    c.dy = noise(7 * 11, 3);
+    c.x = random_values(7 * 5, 1);
+    c.w = random_values(11 * 5, 2);
+    c.dy = random_values(7 * 11, 3);
     c.y = real_allocate(7 * 11);
-    real *dx = noise(7 * 5, 4), *dw = noise(11 * 5, 5); /* to be overwritten */
+    real *dx = random_values(7 * 5, 4), *dw = random_values(11 * 5, 5); /* to be overwritten */
     linear_backward(c.shape, c.x, c.w, c.dy, dx, dw);
     check_gradient("linear dx", linear_loss, &c, c.x, dx, 7 * 5);
     check_gradient("linear dw", linear_loss, &c, c.w, dw, 11 * 5);
     free(c.x), free(c.w), free(c.y), free(c.dy), free(dx), free(dw);
 }
 
-/* Sizes beyond one tile, and not a multiple of one, against plain loops; also that MATRIX_ADD adds. */
+/* Sizes larger than one tile and no multiple of it, compared with plain loops. MATRIX_ADD accumulates. */
 static void test_linear_tiles(void **state)
 {
     (void)state;
     const linear_shape shape = {.rows = 517, .in = 13, .out = 1031};
-    real *x = noise(shape.rows * shape.in, 1), *w = noise(shape.out * shape.in, 2);
-    real *y = noise(shape.rows * shape.out, 3), *before = noise(shape.rows * shape.out, 3);
+    real *x = random_values(shape.rows * shape.in, 1), *w = random_values(shape.out * shape.in, 2);
+    real *y = random_values(shape.rows * shape.out, 3), *before = random_values(shape.rows * shape.out, 3);
     linear_forward(shape, x, w, y, MATRIX_ADD);
     for (int64_t r = 0; r < shape.rows; r++)
         for (int64_t o = 0; o < shape.out; o++) {
@@ -149,19 +150,19 @@ static double norm_loss(void *context)
 static void test_rmsnorm(void **state)
 {
     (void)state;
-    norm_case c = {.rows = 131, .width = 9}; /* more rows than a block of partial sums, and a ragged last one */
+    norm_case c = {.rows = 131, .width = 9}; /* more rows than one block of partial sums; the last block is partial */
     const int64_t count = c.rows * c.width;
-    c.x = noise(count, 1);
-    c.gain = noise(c.width, 2);
-    c.dy = noise(count, 3);
+    c.x = random_values(count, 1);
+    c.gain = random_values(c.width, 2);
+    c.dy = random_values(count, 3);
     c.y = real_allocate(count);
     c.inv_rms = real_allocate(c.rows);
-    real *dx = noise(count, 4), *before = noise(count, 4), *dgain = noise(c.width, 5);
-    real *partial = noise(rmsnorm_partial_count(c.rows, c.width), 6);
+    real *dx = random_values(count, 4), *before = random_values(count, 4), *dgain = random_values(c.width, 5);
+    real *partial = random_values(rmsnorm_partial_count(c.rows, c.width), 6);
     norm_loss(&c);
     rmsnorm_backward(c.rows, c.width, c.x, c.gain, c.inv_rms, c.dy, partial, dx, dgain);
     for (int64_t i = 0; i < count; i++)
-        dx[i] -= before[i]; /* dx is added to */
+        dx[i] -= before[i]; /* dx is accumulated */
     check_gradient("rmsnorm dx", norm_loss, &c, c.x, dx, count);
     check_gradient("rmsnorm dgain", norm_loss, &c, c.gain, dgain, c.width);
     free(c.x), free(c.gain), free(c.y), free(c.inv_rms), free(c.dy);
@@ -188,11 +189,11 @@ static void test_embedding(void **state)
     (void)state;
     enum { VOCABULARY = 13 };
     embedding_case c = {.rows = 40, .width = 6};
-    fill_bytes(c.bytes, c.rows, VOCABULARY - 1, 1); /* the last byte never occurs: its gradient is 0 */
-    c.table = noise(VOCABULARY * c.width, 2);
-    c.dy = noise(c.rows * c.width, 3);
+    fill_bytes(c.bytes, c.rows, VOCABULARY - 1, 1); /* the last byte value never occurs: its gradient is 0 */
+    c.table = random_values(VOCABULARY * c.width, 2);
+    c.dy = random_values(c.rows * c.width, 3);
     c.y = real_allocate(c.rows * c.width);
-    real *dtable = noise(VOCABULARY * c.width, 4);
+    real *dtable = random_values(VOCABULARY * c.width, 4);
     int64_t order[40];
     embedding_backward(c.rows, c.width, VOCABULARY, c.bytes, c.dy, order, dtable);
     check_gradient("embedding", embedding_loss, &c, c.table, dtable, VOCABULARY * c.width);
@@ -217,11 +218,11 @@ static void test_gate(void **state)
 {
     (void)state;
     gate_case c = {.rows = 5, .inner = 7};
-    c.c = noise(5 * 7, 1);
-    c.mixed = noise(5 * 14, 2);
-    c.dy = noise(5 * 7, 3);
+    c.c = random_values(5 * 7, 1);
+    c.mixed = random_values(5 * 14, 2);
+    c.dy = random_values(5 * 7, 3);
     c.y = real_allocate(5 * 7);
-    real *dc = noise(5 * 7, 3), *dmixed = real_allocate(5 * 14);
+    real *dc = random_values(5 * 7, 3), *dmixed = real_allocate(5 * 14);
     gate_backward(c.rows, c.inner, c.c, c.mixed, dc, dmixed);
     check_gradient("gate dc", gate_loss, &c, c.c, dc, 5 * 7);
     check_gradient("gate dmixed", gate_loss, &c, c.mixed, dmixed, 5 * 14); /* its first half stays 0 */
@@ -230,17 +231,17 @@ static void test_gate(void **state)
 
 /* ---- rotary positions --------------------------------------------------------------------------------- */
 
-/* Backward undoes forward, and a product of two heads depends on how far apart their tokens are, not on where; channels
- * beyond the heads, and the last one of an odd size, stay. */
+/* The backward inverts the forward. The dot product of two heads depends on the distance of their tokens, not on
+ * their positions. Channels after the heads and the last channel of an odd size do not change. */
 static void test_rope(void **state)
 {
     (void)state;
-    enum { ROWS = 6, PLACES = 3, HEADS_TURNED = 2, SIZE = 5, ROW = HEADS_TURNED * SIZE + 2 };
-    real *x = noise(ROWS * ROW, 1), *before = noise(ROWS * ROW, 1);
-    rope(ROWS, PLACES, 7, HEADS_TURNED, SIZE, ROW, ROPE_FORWARD, x);
+    enum { ROWS = 6, PLACES = 3, ROTATED_HEADS = 2, SIZE = 5, ROW = ROTATED_HEADS * SIZE + 2 };
+    real *x = random_values(ROWS * ROW, 1), *before = random_values(ROWS * ROW, 1);
+    rope(ROWS, PLACES, 7, ROTATED_HEADS, SIZE, ROW, ROPE_FORWARD, x);
     for (int64_t i = 0; i < ROWS * ROW; i++)
-        assert_true((x[i] == before[i]) == (i % ROW >= HEADS_TURNED * SIZE || i % ROW % SIZE == SIZE - 1));
-    rope(ROWS, PLACES, 7, HEADS_TURNED, SIZE, ROW, ROPE_BACKWARD, x);
+        assert_true((x[i] == before[i]) == (i % ROW >= ROTATED_HEADS * SIZE || i % ROW % SIZE == SIZE - 1));
+    rope(ROWS, PLACES, 7, ROTATED_HEADS, SIZE, ROW, ROPE_BACKWARD, x);
     for (int64_t i = 0; i < ROWS * ROW; i++)
         assert_true(fabs(x[i] - before[i]) <= 1e-14);
     double products[2];
@@ -277,9 +278,9 @@ static void test_cross_entropy(void **state)
     ce_case c;
     double row_loss[CE_ROWS];
     fill_bytes(c.targets, CE_ROWS, CE_CLASSES, 1);
-    c.logits = noise(CE_ROWS * CE_CLASSES, 2);
+    c.logits = random_values(CE_ROWS * CE_CLASSES, 2);
     for (int i = 0; i < CE_CLASSES; i++)
-        c.logits[i] = 1000 + 3 * c.logits[i]; /* a row that overflows unless its largest is taken off */
+        c.logits[i] = 1000 + 3 * c.logits[i]; /* exp overflows unless the row's maximum is subtracted */
     real *gradient = real_allocate(CE_ROWS * CE_CLASSES);
     memcpy(gradient, c.logits, CE_ROWS * CE_CLASSES * sizeof(real));
     const double loss = cross_entropy(CE_ROWS, CE_CLASSES, c.targets, gradient, row_loss, true);
@@ -301,7 +302,7 @@ typedef struct model_case {
     uint8_t inputs[BATCH * TIME], targets[BATCH * TIME];
 } model_case;
 
-/* A model none of whose parameters is at a value where a gradient vanishes. */
+/* Creates a model with random parameters, so that no gradient vanishes. */
 static void model_case_create(model_case *c, model_config config)
 {
     assert_true(model_create(&c->model, config, 3));
@@ -321,7 +322,7 @@ static void model_case_destroy(model_case *c)
 }
 
 typedef struct block_case {
-    model_case *whole;
+    model_case *full;
     block_sizes sizes;
     real *next, *dnext;
 } block_case;
@@ -329,7 +330,7 @@ typedef struct block_case {
 static double block_loss(void *context)
 {
     const block_case *c = context;
-    model_case *m = c->whole;
+    model_case *m = c->full;
     assert_int_equal(
         conv_block_forward(&m->model.blocks[0], c->sizes, m->queue, BATCH, TIME, &m->pass.blocks[0], c->next), COT_OK);
     return dot(c->next, c->dnext, BATCH * TIME * c->sizes.width);
@@ -341,12 +342,12 @@ static void check_block(double dropout)
     model_case_create(&m, SMALL);
     m.pass.blocks[0].drop = (block_dropout){.p = dropout, .seed = 1, .offset = 2};
     const int64_t count = BATCH * TIME * SMALL.width;
-    block_case c = {.whole = &m, .sizes = {.width = SMALL.width, .inner = SMALL.inner, .kernel = SMALL.kernel}};
+    block_case c = {.full = &m, .sizes = {.width = SMALL.width, .inner = SMALL.inner, .kernel = SMALL.kernel}};
     c.next = real_allocate(count);
-    c.dnext = noise(count, 8);
+    c.dnext = random_values(count, 8);
     free(m.pass.blocks[0].x);
-    m.pass.blocks[0].x = noise(count, 9);
-    real *dx = noise(count, 8);
+    m.pass.blocks[0].x = random_values(count, 9);
+    real *dx = random_values(count, 8);
     block_loss(&c);
     const conv_block *block = &m.model.blocks[0];
     assert_int_equal(conv_block_backward(block, c.sizes, m.queue, BATCH, TIME, &m.pass.blocks[0], &m.pass.scratch, dx),
@@ -367,7 +368,7 @@ static void test_conv_block(void **state)
     check_block(0.4);
 }
 
-static double whole_loss(void *context)
+static double full_loss(void *context)
 {
     model_case *c = context;
     assert_int_equal(model_forward(&c->model, &c->pass, c->queue, BATCH, TIME, c->inputs), COT_OK);
@@ -379,16 +380,16 @@ static void check_model(model_config config, double dropout)
     model_case c;
     model_case_create(&c, config);
     c.pass.dropout = (model_dropout){.p = dropout, .seed = 1, .step = 3};
-    const double loss = whole_loss(&c);
+    const double loss = full_loss(&c);
     double trained_loss;
     for (int64_t i = 0; i < c.model.parameters.elements; i++)
-        c.model.parameters.gradients[i] = NAN; /* every one has to be written */
+        c.model.parameters.gradients[i] = NAN; /* the backward must write every gradient */
     assert_int_equal(model_backward(&c.model, &c.pass, c.queue, BATCH, TIME, c.inputs, c.targets, &trained_loss),
                      COT_OK);
     assert_true(fabs(loss - trained_loss) <= 1e-14);
     for (int i = 0; i < c.model.parameters.count; i++) {
         parameter *p = &c.model.parameters.items[i];
-        check_gradient(p->name, whole_loss, &c, p->value, p->gradient, p->count);
+        check_gradient(p->name, full_loss, &c, p->value, p->gradient, p->count);
     }
     model_case_destroy(&c);
 }
@@ -404,40 +405,40 @@ static void test_model_attention(void **state)
 {
     (void)state;
     model_config config = SMALL;
-    config.attention = 2; /* after a convolution */
+    config.attention = 2; /* the second block is attention, after a convolution */
     check_model(config, 0.3);
     config.inner = 12; /* four heads */
     check_model(config, 0);
-    config.streams = 2; /* all of it: convolution, attention in groups, dropout, streams */
+    config.streams = 2; /* convolution, grouped attention, dropout and streams together */
     check_model(config, 0.3);
     config.attention = 1;
     check_model(config, 0);
-    config.attention = 3; /* of two blocks: none */
+    config.attention = 3; /* none of the two blocks is attention */
     check_model(config, 0);
 }
 
-/* Every step and every block draws a mask of its own, and the same one again for the same step. */
+/* Every step and every block draws a different mask. The same step draws the same mask again. */
 static void test_dropout(void **state)
 {
     (void)state;
     model_case c;
     model_case_create(&c, SMALL);
-    const double plain = whole_loss(&c);
+    const double without_dropout = full_loss(&c);
     double losses[4];
     for (int i = 0; i < 4; i++) {
         c.pass.dropout = (model_dropout){.p = 0.5, .seed = 1, .step = (uint64_t)i % 3};
-        losses[i] = whole_loss(&c);
-        assert_true(losses[i] != plain);
+        losses[i] = full_loss(&c);
+        assert_true(losses[i] != without_dropout);
         assert_true(c.pass.blocks[0].drop.offset != c.pass.blocks[1].drop.offset);
     }
     assert_true(losses[0] != losses[1] && losses[1] != losses[2]);
     assert_true(losses[0] == losses[3]);
     c.pass.dropout = (model_dropout){0};
-    assert_true(whole_loss(&c) == plain);
+    assert_true(full_loss(&c) == without_dropout);
     model_case_destroy(&c);
 }
 
-/* Hyper-connections: between them, every gradient of the library's mhc ops. */
+/* Models with hyper-connections. Together they use every gradient of the library's mhc ops. */
 static void test_model_streams(void **state)
 {
     (void)state;
@@ -452,7 +453,7 @@ static void test_model_streams(void **state)
     check_model(config, 0);
 }
 
-/* The dense convolution after the embedding: alone, with streams, of width 1, and wider than the text. */
+/* The dense convolution after the embedding: alone, with streams, of width 1, and wider than the sequence. */
 static void test_model_stem(void **state)
 {
     (void)state;
@@ -468,7 +469,7 @@ static void test_model_stem(void **state)
     check_model(config, 0);
 }
 
-/* A convolution of width 1 has no state and looks at no other token; one wider than the text sees zeros before it. */
+/* A convolution of width 1 has no state and reads no other token. One wider than the sequence reads zeros before it. */
 static void test_model_kernels(void **state)
 {
     (void)state;
@@ -521,26 +522,26 @@ static void test_decoding(void **state)
     check_decoding(config);
 }
 
-/* Attention forgets what lies beyond its reach, and decoding goes on. */
+/* Decoding continues beyond the attention window, and older tokens have no effect. */
 static void test_long_decoding(void **state)
 {
     (void)state;
     model_config config = SMALL;
     model_case c;
-    model_decoder all, latest;
+    model_decoder all, last_reach;
     config.attention = 1;
     config.layers = 1;
     config.context = 5;
     model_case_create(&c, config);
-    assert_true(model_decoder_create(&all, &c.model) && model_decoder_create(&latest, &c.model));
+    assert_true(model_decoder_create(&all, &c.model) && model_decoder_create(&last_reach, &c.model));
     for (int64_t t = 0; t < TIME; t++)
         assert_int_equal(model_decoder_step(&c.model, &all, c.queue, c.inputs[t]), COT_OK);
     for (int64_t t = TIME - config.context; t < TIME; t++)
-        assert_int_equal(model_decoder_step(&c.model, &latest, c.queue, c.inputs[t]), COT_OK);
+        assert_int_equal(model_decoder_step(&c.model, &last_reach, c.queue, c.inputs[t]), COT_OK);
     for (int64_t v = 0; v < config.vocabulary; v++)
-        assert_true(fabs(all.pass.logits[v] - latest.pass.logits[v]) <= 1e-12);
+        assert_true(fabs(all.pass.logits[v] - last_reach.pass.logits[v]) <= 1e-12);
     model_decoder_destroy(&all);
-    model_decoder_destroy(&latest);
+    model_decoder_destroy(&last_reach);
     model_case_destroy(&c);
 }
 
@@ -593,7 +594,7 @@ static uint64_t hash_after_training(int threads, int64_t attention, int64_t stre
         adamw_step(&m.parameters, &adamw, gradient_norm(&m.parameters, partial), 1e-2, step);
     }
     const uint64_t hash = parameter_table_hash(&m.parameters);
-    assert_true(loss < 5.5); /* it learns: a uniform guess is log 256 = 5.545 */
+    assert_true(loss < 5.5); /* the model learns: a uniform guess has the loss log 256 = 5.545 */
     free(partial);
     model_pass_destroy(&pass);
     model_destroy(&m);
@@ -616,7 +617,7 @@ static void test_threads(void **state)
     omp_set_num_threads(before);
 }
 
-/* Several gradients, because a sum in another order often rounds to the same bits. */
+/* Several gradients, because sums in different orders often round to the same bits. */
 static void test_gradient_norm_threads(void **state)
 {
     (void)state;
@@ -628,7 +629,7 @@ static void test_gradient_norm_threads(void **state)
     assert_true(parameter_table_allocate(&table));
     double *partial = calloc((size_t)gradient_norm_partials(&table), sizeof *partial);
     for (uint64_t name = 0; name < GRADIENTS; name++) {
-        real *gradient = noise(COUNT, name);
+        real *gradient = random_values(COUNT, name);
         memcpy(p->gradient, gradient, COUNT * sizeof(real));
         free(gradient);
         omp_set_num_threads(1);
@@ -644,7 +645,7 @@ static void test_gradient_norm_threads(void **state)
     parameter_table_destroy(&table);
 }
 
-/* Two steps of AdamW on one number, against the formulas written out. */
+/* Compares two steps of AdamW with the formulas. */
 static void test_adamw(void **state)
 {
     (void)state;
@@ -655,7 +656,7 @@ static void test_adamw(void **state)
     parameter *decays = parameter_add(&table, "matrix", 1, 1, true);
     parameter *other = parameter_add(&table, "gain", 1, 0, false);
     assert_true(parameter_table_allocate(&table));
-    double value = 2, plain = 3, m1 = 0, m2 = 0, n1 = 0, n2 = 0;
+    double value = 2, without_decay = 3, m1 = 0, m2 = 0, n1 = 0, n2 = 0;
     decays->value[0] = 2;
     other->value[0] = 3;
     for (int step = 1; step <= 2; step++) {
@@ -670,9 +671,9 @@ static void test_adamw(void **state)
         n2 = 0.99 * n2 + 0.01 * 0.64;
         const double first = 1 - pow(0.9, step), second = 1 - pow(0.99, step);
         value -= 0.1 * (m1 / first / (sqrt(m2 / second) + 1e-3) + 0.5 * value);
-        plain -= 0.1 * (n1 / first / (sqrt(n2 / second) + 1e-3));
+        without_decay -= 0.1 * (n1 / first / (sqrt(n2 / second) + 1e-3));
         assert_true(fabs(decays->value[0] - value) <= 1e-12);
-        assert_true(fabs(other->value[0] - plain) <= 1e-12);
+        assert_true(fabs(other->value[0] - without_decay) <= 1e-12);
     }
     parameter_table_destroy(&table);
 }
@@ -701,7 +702,7 @@ static void test_bigram(void **state)
             sum += exp(bigram.log_probability[last][next]);
         assert_true(fabs(sum - 1) <= 1e-12);
     }
-    /* a is followed by b twice, by c and d once each; b occurs 2 times among 11. */
+    /* a is followed by b twice and by c and d once each. b occurs 2 times among 11. */
     const double expected = (2 + 3 * (3.0 / 267)) / (4 + 3);
     const uint8_t a = 'a', b = 'b';
     assert_true(fabs(bigram_loss(&bigram, &a, &b, 1) + log(expected)) <= 1e-12);
@@ -732,7 +733,7 @@ static void test_sampler(void **state)
         for (int64_t i = 0; i < WINDOWS; i++)
             identities += s.order[i] == i;
     }
-    assert_in_range(identities, 1, 60); /* a shuffle leaves one window in its place on average */
+    assert_in_range(identities, 1, 60); /* a random permutation has one fixed point on average */
     sampler_destroy(&s);
 }
 
@@ -766,7 +767,7 @@ static void test_corpus(void **state)
     assert_non_null(strstr(c.error, "empty"));
     assert_false(corpus_add_file(&c, "/nowhere/at all"));
     const int64_t files = c.files;
-    assert_true(corpus_add_default(&c, folder)); /* passes over the empty file */
+    assert_true(corpus_add_default(&c, folder)); /* skips the empty file */
     assert_true(c.files > files);
     corpus_destroy(&c);
     unlink(path);
@@ -790,7 +791,7 @@ static void test_csv(void **state)
     fclose(file);
     assert_string_equal(text, "step,train,validation,bigram\n1,5.5,,2.5\n2,5.25,5.125,2.5\n");
     unlink(path);
-    assert_int_equal(rmdir(folder), 0); /* nothing else was left */
+    assert_int_equal(rmdir(folder), 0); /* no other file was left */
     assert_false(plot_write_csv(&curve, folder, &error));
     assert_non_null(strstr(error.text, "/loss.csv: cannot be written: No such file or directory"));
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * arithmetic.c: instructions that a lane does for itself in registers. Each is a loop over the lanes in C, which the
- * compiler makes vectors of; -ffp-contract=off, or it would make fmas too. Approximate instructions give the nearest
- * float. */
+ * arithmetic.c: arithmetic of registers without communication between lanes.
+ *
+ * Each instruction is a C loop over the lanes, which the compiler vectorises. -ffp-contract=off keeps the compiler from
+ * fusing products and sums. Approximate instructions return the nearest float. */
 #include "emulator.h"
 
 #include <math.h>
@@ -55,14 +56,14 @@ float emu_from_f16(uint32_t half)
     return (float)x;
 }
 
-/* ---- what C has no word for -------------------------------------------------------------------------------- */
+/* ---- helpers ----------------------------------------------------------------------------------------------- */
 
 static inline float flush(float x)
 {
     return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x;
 }
 
-/* fma rounded towards minus infinity: the product is exact in double, what the sum lost is found. */
+/* fma rounded towards minus infinity. The product is exact in double; `lost` is the rounding error of the sum. */
 static inline float fma_down(float a, float b, float c)
 {
     const double product = (double)a * b, sum = product + c, part = sum - product;
@@ -83,24 +84,25 @@ static inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector)
     return out;
 }
 
-static inline uint64_t insert(uint64_t from, uint64_t into, uint32_t at, uint32_t length, int bits)
+static inline uint64_t insert(uint64_t from, uint64_t into, uint32_t offset, uint32_t length, int bits)
 {
-    at &= 255, length &= 255;
-    if (at >= (uint32_t)bits || length == 0)
+    offset &= 255, length &= 255;
+    if (offset >= (uint32_t)bits || length == 0)
         return into;
-    const uint64_t mask = (length >= 64 ? ~0ull : ((uint64_t)1 << length) - 1) << at;
-    return (into & ~mask) | (from << at & mask);
+    const uint64_t mask = (length >= 64 ? ~0ull : ((uint64_t)1 << length) - 1) << offset;
+    return (into & ~mask) | (from << offset & mask);
 }
 
-static inline uint32_t extract(uint32_t from, uint32_t at, uint32_t length, bool is_signed)
+static inline uint32_t extract(uint32_t from, uint32_t offset, uint32_t length, bool is_signed)
 {
-    at &= 255, length &= 255;
-    const uint32_t sign = is_signed && length > 0 ? from >> (at + length - 1 < 31 ? at + length - 1 : 31) & 1 : 0;
-    uint32_t field = at > 31 ? 0 : from >> at;
-    if (at < 32 && length < 32 - at)
+    offset &= 255, length &= 255;
+    const uint32_t sign =
+        is_signed && length > 0 ? from >> (offset + length - 1 < 31 ? offset + length - 1 : 31) & 1 : 0;
+    uint32_t field = offset > 31 ? 0 : from >> offset;
+    if (offset < 32 && length < 32 - offset)
         field = length == 0 ? 0 : (field & ((1u << length) - 1)) | (sign ? ~0u << length : 0);
-    else if (sign && at > 0)
-        field |= at > 31 ? ~0u : ~0u << (32 - at);
+    else if (sign && offset > 0)
+        field |= offset > 31 ? ~0u : ~0u << (32 - offset);
     return field;
 }
 
@@ -122,8 +124,8 @@ static inline float max_f32(float x, float y)
     return x != x ? y : y != y ? x : x > y || (x == y && signbit(y)) ? x : y;
 }
 
-/* Packed halves, each through float: a product of two is exact there, and a sum or an fma is rounded twice, which shows
- * only where float and half round the same way at once. */
+/* Evaluates the expression on both halves of packed 16-bit floats, in float. A product of two halves is exact in float.
+ * A sum or an fma is rounded twice, which changes the result only in rare cases of double rounding. */
 #define PAIR(to, from, expression)                                                                            \
     ({                                                                                                        \
         uint32_t out_ = 0;                                                                                    \
@@ -139,8 +141,8 @@ static inline float max_f32(float x, float y)
 #define PAIR_BF16(expression) PAIR(emu_bf16, emu_from_bf16, expression)
 
 /* ---- the instructions -------------------------------------------------------------------------------------
- * OP(opcode with _ for its dots, letters of the operands, types of the result and of up to three operands x y z, expression). A type may be
- * narrower than its register: it is cut to it on the way in, and out. */
+ * OP(opcode with _ instead of dots, letters of the operands, type of the result, types of x, y and z, expression).
+ * If a type is narrower than its register, operands and result are truncated to it. */
 
 #define W32 uint32_t
 #define S32 int32_t
@@ -320,7 +322,7 @@ static inline float max_f32(float x, float y)
     OP(neg_bf16x2, Ww, W32, W32, W32, W32, x ^ 0x80008000u)                                         \
     OP(ex2_approx_ftz_bf16x2, Ww, W32, W32, W32, W32, PAIR_BF16(exp2f(p)))
 
-/* A float to an integer: rounded, and the nearest there is. NaN is 0. */
+/* Rounds a float to an integer, clamped to the range of the type. NaN becomes 0. */
 #define TO_INTEGER(round, low, high, type) \
     (x != x ? 0 : round(x) <= low ? (type)low : round(x) >= high ? (type)high : (type)round(x))
 #define CONVERSIONS(OP)                                                                                 \
@@ -362,7 +364,7 @@ static inline float max_f32(float x, float y)
     OP(cvt_f64_f32, Lw, double, float, W32, W32, x)                                                     \
     OP(cvt_rn_f32_f64, Wl, float, double, W32, W32, (float)x)
 
-/* Comparisons: x relation y gives a bit. */
+/* Comparisons of x and y; each lane's result is one bit. */
 #define COMPARE(OP, letters, suffix, type)      \
     OP(setp_eq_##suffix, letters, type, x == y) \
     OP(setp_ne_##suffix, letters, type, x != y) \
@@ -404,7 +406,7 @@ static inline float max_f32(float x, float y)
     OP(selp_s64, Lllp, uint64_t) OP(selp_f64, Lllp, uint64_t)
 /* clang-format on */
 
-/* x and y are words of a bit a lane; the carry too. */
+/* x and y are predicates: one word with one bit per lane. */
 #define BIT_OPS(OP)          \
     OP(and_pred, Ppp, x &y)  \
     OP(or_pred, Ppp, x | y)  \
@@ -414,93 +416,94 @@ static inline float max_f32(float x, float y)
 
 /* ---- the handlers ----------------------------------------------------------------------------------------- */
 
-/* Operands that are missing are the first: nobody reads them. A register takes two words where its letter says so. */
-#define PLACE(letters, n) ((n) < (int)sizeof #letters - 1 ? (n) : 0)
-#define WORDS(letters, n) ((#letters[PLACE(letters, n)] | 32) == 'l' ? 2 : 1)
-#define ROW(letters, n) emu_row(w, i->o[PLACE(letters, n)])
-#define READ(type, name, letters, n) const type name = *(const type *)(r##name + WORDS(letters, n) * l)
+/* A missing operand is replaced by operand 0, which the expression does not read. The letters l and L are registers
+ * of two words per lane. */
+#define OPERAND_INDEX(letters, n) ((n) < (int)sizeof #letters - 1 ? (n) : 0)
+#define REGISTER_WORDS(letters, n) ((#letters[OPERAND_INDEX(letters, n)] | 32) == 'l' ? 2 : 1)
+#define OPERAND(letters, n) emu_register(w, i->o[OPERAND_INDEX(letters, n)])
+#define READ(type, name, letters, n) const type name = *(const type *)(r##name + REGISTER_WORDS(letters, n) * l)
 
-#define LANEWISE(name, letters, result, tx, ty, tz, expression)                             \
-    static step run_##name(emu_warp *w, const emu_ins *i, uint32_t m)                       \
-    {                                                                                       \
-        uint32_t *d = ROW(letters, 0);                                                      \
-        const uint32_t *rx = ROW(letters, 1), *ry = ROW(letters, 2), *rz = ROW(letters, 3); \
-        if (m == ~0u) {                                                                     \
-            _Pragma("GCC ivdep") for (int l = 0; l < LANES; l++)                            \
-            {                                                                               \
-                READ(tx, x, letters, 1);                                                    \
-                READ(ty, y, letters, 2);                                                    \
-                READ(tz, z, letters, 3);                                                    \
-                (void)y, (void)z;                                                           \
-                *(result *)(d + WORDS(letters, 0) * l) = expression;                        \
-            }                                                                               \
-        } else                                                                              \
-            EACH_LANE(l, m)                                                                 \
-            {                                                                               \
-                READ(tx, x, letters, 1);                                                    \
-                READ(ty, y, letters, 2);                                                    \
-                READ(tz, z, letters, 3);                                                    \
-                (void)y, (void)z;                                                           \
-                *(result *)(d + WORDS(letters, 0) * l) = expression;                        \
-            }                                                                               \
-        return NEXT;                                                                        \
+#define DEFINE_LANEWISE(name, letters, result, tx, ty, tz, expression)                                  \
+    static step run_##name(emu_warp *w, const emu_ins *i, uint32_t m)                                   \
+    {                                                                                                   \
+        uint32_t *d = OPERAND(letters, 0);                                                              \
+        const uint32_t *rx = OPERAND(letters, 1), *ry = OPERAND(letters, 2), *rz = OPERAND(letters, 3); \
+        if (m == ~0u) {                                                                                 \
+            _Pragma("GCC ivdep") for (int l = 0; l < LANES; l++)                                        \
+            {                                                                                           \
+                READ(tx, x, letters, 1);                                                                \
+                READ(ty, y, letters, 2);                                                                \
+                READ(tz, z, letters, 3);                                                                \
+                (void)y, (void)z;                                                                       \
+                *(result *)(d + REGISTER_WORDS(letters, 0) * l) = expression;                           \
+            }                                                                                           \
+        } else                                                                                          \
+            EACH_LANE(l, m)                                                                             \
+            {                                                                                           \
+                READ(tx, x, letters, 1);                                                                \
+                READ(ty, y, letters, 2);                                                                \
+                READ(tz, z, letters, 3);                                                                \
+                (void)y, (void)z;                                                                       \
+                *(result *)(d + REGISTER_WORDS(letters, 0) * l) = expression;                           \
+            }                                                                                           \
+        return NEXT;                                                                                    \
     }
-#define COMPARING(name, letters, type, expression)                    \
-    static step run_##name(emu_warp *w, const emu_ins *i, uint32_t m) \
-    {                                                                 \
-        uint32_t *d = ROW(letters, 0), bits = 0;                      \
-        const uint32_t *rx = ROW(letters, 1), *ry = ROW(letters, 2);  \
-        for (int l = 0; l < LANES; l++) {                             \
-            READ(type, x, letters, 1);                                \
-            READ(type, y, letters, 2);                                \
-            bits |= (uint32_t)(expression) << l;                      \
-        }                                                             \
-        *d = (*d & ~m) | (bits & m);                                  \
-        return NEXT;                                                  \
+#define DEFINE_COMPARISON(name, letters, type, expression)                   \
+    static step run_##name(emu_warp *w, const emu_ins *i, uint32_t m)        \
+    {                                                                        \
+        uint32_t *d = OPERAND(letters, 0), bits = 0;                         \
+        const uint32_t *rx = OPERAND(letters, 1), *ry = OPERAND(letters, 2); \
+        for (int l = 0; l < LANES; l++) {                                    \
+            READ(type, x, letters, 1);                                       \
+            READ(type, y, letters, 2);                                       \
+            bits |= (uint32_t)(expression) << l;                             \
+        }                                                                    \
+        *d = (*d & ~m) | (bits & m);                                         \
+        return NEXT;                                                         \
     }
-#define SELECTING(name, letters, type)                                                               \
+#define DEFINE_SELECTION(name, letters, type)                                                        \
     static step run_##name(emu_warp *w, const emu_ins *i, uint32_t m)                                \
     {                                                                                                \
-        type *d = ROW(letters, 0);                                                                   \
-        const type *x = ROW(letters, 1), *y = ROW(letters, 2);                                       \
-        const uint32_t bits = *(const uint32_t *)ROW(letters, 3);                                    \
+        type *d = OPERAND(letters, 0);                                                               \
+        const type *x = OPERAND(letters, 1), *y = OPERAND(letters, 2);                               \
+        const uint32_t bits = *(const uint32_t *)OPERAND(letters, 3);                                \
         if (m == ~0u) {                                                                              \
             _Pragma("GCC ivdep") for (int l = 0; l < LANES; l++) d[l] = bits >> l & 1 ? x[l] : y[l]; \
         } else                                                                                       \
             EACH_LANE(l, m) d[l] = bits >> l & 1 ? x[l] : y[l];                                      \
         return NEXT;                                                                                 \
     }
-#define BITWISE(name, letters, expression)                                                             \
-    static step run_##name(emu_warp *w, const emu_ins *i, uint32_t m)                                  \
-    {                                                                                                  \
-        uint32_t *d = ROW(letters, 0);                                                                 \
-        const uint32_t x = *(const uint32_t *)ROW(letters, 1), y = *(const uint32_t *)ROW(letters, 2); \
-        (void)y;                                                                                       \
-        *d = (*d & ~m) | ((expression)&m);                                                             \
-        return NEXT;                                                                                   \
+#define DEFINE_BITWISE(name, letters, expression)                                                              \
+    static step run_##name(emu_warp *w, const emu_ins *i, uint32_t m)                                          \
+    {                                                                                                          \
+        uint32_t *d = OPERAND(letters, 0);                                                                     \
+        const uint32_t x = *(const uint32_t *)OPERAND(letters, 1), y = *(const uint32_t *)OPERAND(letters, 2); \
+        (void)y;                                                                                               \
+        *d = (*d & ~m) | ((expression)&m);                                                                     \
+        return NEXT;                                                                                           \
     }
 /* clang-format off */
-INTEGER_OPS(LANEWISE)
-FLOAT_OPS(LANEWISE)
-CONVERSIONS(LANEWISE)
-COMPARISONS(COMPARING)
-SELECTIONS(SELECTING)
-BIT_OPS(BITWISE)
+INTEGER_OPS(DEFINE_LANEWISE)
+FLOAT_OPS(DEFINE_LANEWISE)
+CONVERSIONS(DEFINE_LANEWISE)
+COMPARISONS(DEFINE_COMPARISON)
+SELECTIONS(DEFINE_SELECTION)
+BIT_OPS(DEFINE_BITWISE)
 /* clang-format on */
 
 static step run_bfi_b32(emu_warp *w, const emu_ins *i, uint32_t m)
 {
     uint32_t *o[5];
     for (int n = 0; n < 5; n++)
-        o[n] = emu_row(w, i->o[n]);
+        o[n] = emu_register(w, i->o[n]);
     EACH_LANE(l, m) o[0][l] = (uint32_t)insert(o[1][l], o[2][l], o[3][l], o[4][l], 32);
     return NEXT;
 }
 
 static step run_bfi_b64(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    uint64_t *d = emu_row(w, i->o[0]), *from = emu_row(w, i->o[1]), *into = emu_row(w, i->o[2]);
-    const uint32_t *at = emu_row(w, i->o[3]), *length = emu_row(w, i->o[4]);
+    uint64_t *d = emu_register(w, i->o[0]), *from = emu_register(w, i->o[1]), *into = emu_register(w, i->o[2]);
+    const uint32_t *at = emu_register(w, i->o[3]), *length = emu_register(w, i->o[4]);
     EACH_LANE(l, m) d[l] = insert(from[l], into[l], at[l], length[l], 64);
     return NEXT;
 }
@@ -509,7 +512,7 @@ static step run_lop3_b32(emu_warp *w, const emu_ins *i, uint32_t m)
 {
     uint32_t *o[5];
     for (int n = 0; n < 5; n++)
-        o[n] = emu_row(w, i->o[n]);
+        o[n] = emu_register(w, i->o[n]);
     EACH_LANE(l, m)
     {
         const uint32_t a = o[1][l], b = o[2][l], c = o[3][l];
@@ -522,10 +525,10 @@ static step run_lop3_b32(emu_warp *w, const emu_ins *i, uint32_t m)
     return NEXT;
 }
 
-/* Sums of more than 32 bits: add.cc, then addc. */
+/* add.cc and addc, for sums of more than 32 bits. i->variant: 1 reads the carry, 2 writes it. */
 static step run_add_carry(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    uint32_t *d = emu_row(w, i->o[0]), *x = emu_row(w, i->o[1]), *y = emu_row(w, i->o[2]);
+    uint32_t *d = emu_register(w, i->o[0]), *x = emu_register(w, i->o[1]), *y = emu_register(w, i->o[2]);
     EACH_LANE(l, m)
     {
         const uint64_t sum = (uint64_t)x[l] + y[l] + (i->variant & 1 ? w->carry >> l & 1 : 0);
@@ -536,11 +539,11 @@ static step run_add_carry(emu_warp *w, const emu_ins *i, uint32_t m)
     return NEXT;
 }
 
-/* cvt.u64.u32 and cvt.s64.s32: the source may be the low half of a wide register. */
+/* cvt.u64.u32 and cvt.s64.s32. The source may be the low half of a 64-bit register. */
 static step run_widen(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    uint64_t *d = emu_row(w, i->o[0]);
-    const uint32_t *x = emu_row(w, i->o[1]);
+    uint64_t *d = emu_register(w, i->o[0]);
+    const uint32_t *x = emu_register(w, i->o[1]);
     EACH_LANE(l, m)
     {
         const uint32_t word = x[i->wide_data ? 2 * l : l];
@@ -549,7 +552,7 @@ static step run_widen(emu_warp *w, const emu_ins *i, uint32_t m)
     return NEXT;
 }
 
-/* The low parts come first. */
+/* The first part is the lowest. */
 static step run_pack(emu_warp *w, const emu_ins *i, uint32_t m)
 {
     const int parts = i->count - 1, bits = i->size * 8 / parts;
@@ -557,11 +560,12 @@ static step run_pack(emu_warp *w, const emu_ins *i, uint32_t m)
     {
         uint64_t whole = 0;
         for (int n = 0; n < parts; n++)
-            whole |= ((uint64_t)((uint32_t *)emu_row(w, i->o[1 + n]))[l] & (((uint64_t)1 << bits) - 1)) << bits * n;
+            whole |= ((uint64_t)((uint32_t *)emu_register(w, i->o[1 + n]))[l] & (((uint64_t)1 << bits) - 1))
+                     << bits * n;
         if (i->size == 8)
-            ((uint64_t *)emu_row(w, i->o[0]))[l] = whole;
+            ((uint64_t *)emu_register(w, i->o[0]))[l] = whole;
         else
-            ((uint32_t *)emu_row(w, i->o[0]))[l] = (uint32_t)whole;
+            ((uint32_t *)emu_register(w, i->o[0]))[l] = (uint32_t)whole;
     }
     return NEXT;
 }
@@ -573,7 +577,7 @@ static step run_unpack(emu_warp *w, const emu_ins *i, uint32_t m)
     {
         const uint64_t whole = emu_scalar(w, i->o[parts], i->size == 8, l);
         for (int n = 0; n < parts; n++)
-            ((uint32_t *)emu_row(w, i->o[n]))[l] = (uint32_t)(whole >> bits * n & (((uint64_t)1 << bits) - 1));
+            ((uint32_t *)emu_register(w, i->o[n]))[l] = (uint32_t)(whole >> bits * n & (((uint64_t)1 << bits) - 1));
     }
     return NEXT;
 }

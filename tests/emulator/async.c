@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * async.c: barriers in shared memory, and what moves data beside the threads: cp.async, bulk copies, tensor maps. A copy
- * lands when it is issued; with a seed, as late as its waiter allows: a wait that is missing then shows. */
+ * async.c: mbarriers and asynchronous copies: cp.async, bulk copies and tensor maps.
+ *
+ * Without a seed, a copy completes when it is issued. With a seed, a copy completes as late as its waiter allows, so
+ * that a missing wait becomes visible. */
 #include "emulator.h"
 
 #include <stdio.h>
@@ -12,13 +14,13 @@ typedef enum emu_step step;
 
 /* ---- barriers ------------------------------------------------------------------------------------------------ */
 
-/* In the eight bytes of shared memory; what shared memory holds at first is none. */
+/* The eight bytes of an mbarrier in shared memory. The initial contents of shared memory are no valid mbarrier. */
 typedef struct mbarrier {
     uint64_t expected : 20, pending : 20;
-    int64_t bytes : 21; /* expected and not here yet */
+    int64_t bytes : 21; /* expected and not yet complete */
     uint64_t phase : 1, valid : 2;
 } mbarrier;
-enum { VALID = 2, MOST = (1 << 20) - 1 };
+enum { VALID = 2, MAX_COUNT = (1 << 20) - 1 };
 
 static mbarrier *barrier_at(emu_warp *w, const emu_ins *i, int lane, uint64_t address)
 {
@@ -29,21 +31,22 @@ static mbarrier *barrier_at(emu_warp *w, const emu_ins *i, int lane, uint64_t ad
     return b;
 }
 
-/* `arrivals` fewer to come and `bytes` more to expect (fewer, if negative). */
-static void count(emu_warp *w, const emu_ins *i, int lane, mbarrier *b, int64_t arrivals, int64_t bytes)
+/* Subtracts `arrivals` from the pending count and adds `bytes` to the pending bytes. The phase ends when both are
+ * zero. */
+static void update_barrier(emu_warp *w, const emu_ins *i, int lane, mbarrier *b, int64_t arrivals, int64_t bytes)
 {
     const int64_t left = (int64_t)b->bytes + bytes;
     if (arrivals > (int64_t)b->pending)
         emu_fault(w, i, 1u << lane, "more arrivals than the %d the barrier was initialised for", (int)b->expected);
-    if (left > MOST || left < -MOST)
+    if (left > MAX_COUNT || left < -MAX_COUNT)
         emu_fault(w, i, 1u << lane, "the barrier is to expect %lld bytes", (long long)left);
-    b->pending -= (uint64_t)arrivals & MOST;
+    b->pending -= (uint64_t)arrivals & MAX_COUNT;
     b->bytes = left;
     if (b->pending == 0 && b->bytes == 0) {
         b->pending = b->expected;
         b->phase ^= 1;
     }
-    emu_events++;
+    emu_progress++;
 }
 
 static step run_init(emu_warp *w, const emu_ins *i, uint32_t m)
@@ -53,12 +56,12 @@ static step run_init(emu_warp *w, const emu_ins *i, uint32_t m)
     EACH_LANE(l, m)
     {
         const uint64_t arrivals = emu_scalar(w, i->o[1], false, l);
-        if (arrivals < 1 || arrivals > MOST)
+        if (arrivals < 1 || arrivals > MAX_COUNT)
             emu_fault(w, i, 1u << l, "a barrier for %llu arrivals", (unsigned long long)arrivals);
         mbarrier *b = (mbarrier *)emu_shared(w, i, 1u << l, at[l], 8, 8);
-        *b = (mbarrier){.expected = arrivals & MOST, .pending = arrivals & MOST, .valid = VALID};
+        *b = (mbarrier){.expected = arrivals & MAX_COUNT, .pending = arrivals & MAX_COUNT, .valid = VALID};
     }
-    emu_events++;
+    emu_progress++;
     return NEXT;
 }
 
@@ -82,14 +85,14 @@ static step run_arrive(emu_warp *w, const emu_ins *i, uint32_t m)
     {
         mbarrier *b = barrier_at(w, i, l, at[l]);
         const int64_t number = i->count > address + 1 ? (int64_t)emu_scalar(w, i->o[address + 1], false, l) : 1;
-        if (address == 1 && i->wide_data) /* the state is the phase that is still to end */
-            ((uint64_t *)emu_row(w, i->o[0]))[l] = b->phase;
+        if (address == 1 && i->wide_data) /* the state token is the parity of the current phase */
+            ((uint64_t *)emu_register(w, i->o[0]))[l] = b->phase;
         if (i->variant == ARRIVE)
-            count(w, i, l, b, number, 0);
+            update_barrier(w, i, l, b, number, 0);
         else {
-            if (i->variant != COMPLETE) /* bytes first: the phase must not end between the two */
+            if (i->variant != COMPLETE) /* bytes first: the phase must not end before them */
                 b->bytes = b->bytes + number;
-            count(w, i, l, b, i->variant == ARRIVE_EXPECT, i->variant == COMPLETE ? -number : 0);
+            update_barrier(w, i, l, b, i->variant == ARRIVE_EXPECT, i->variant == COMPLETE ? -number : 0);
         }
     }
     return NEXT;
@@ -98,22 +101,22 @@ static step run_arrive(emu_warp *w, const emu_ins *i, uint32_t m)
 /* ---- copies --------------------------------------------------------------------------------------------------- */
 
 enum { COPY, ADD_F32, ADD_F16, ADD_BF16, TENSOR_LOAD, TENSOR_STORE, TENSOR_ADD, ARRIVAL };
-enum { CP_ASYNC, BULK, BY_BARRIER };
+enum { CP_ASYNC, BULK, MBARRIER };
 
 typedef struct copy {
     emu_warp *w;
     const emu_ins *i;
-    int lane, kind, owner;
-    uint32_t group; /* of the thread, where a group is waited for */
+    int lane, kind, mechanism;
+    uint32_t group; /* the thread's commit group; unused for MBARRIER */
     uint8_t *to, *from;
-    uint32_t bytes, zeros;
+    uint32_t bytes, zero_bytes;
     mbarrier *barrier;
     const emu_map *map;
     int32_t at[5];
 } copy;
 
 static copy *copies;
-static int copy_count, copy_room;
+static int copy_count, copy_capacity;
 
 static void add_elements(const copy *c, int kind, uint8_t *to, const uint8_t *from, uint32_t bytes)
 {
@@ -133,7 +136,8 @@ static uint64_t swizzled(uint64_t at, uint32_t swizzle)
     return swizzle == 0 ? at : at ^ (at >> 7 & (swizzle / 16 - 1)) << 4;
 }
 
-/* A box, dense in shared memory but for the swizzle, unit by unit of sixteen bytes; outside of the tensor zeros. */
+/* Copies a box in units of 16 bytes. The box is dense in shared memory, apart from the swizzle. A load fills
+ * elements outside of the tensor with zeros. */
 static void move_box(const copy *c)
 {
     const emu_map *map = c->map;
@@ -158,114 +162,117 @@ static void move_box(const copy *c)
             emu_global(c->w, c->i, 1u << c->lane, map->base + (uint64_t)(offset + begin),
                        map->base + (uint64_t)(offset + end), "a row of a tensor map's box");
         for (int64_t unit = 0; unit < row_bytes; unit += 16) {
-            uint8_t *s = (uint8_t *)swizzled((uint64_t)(shared + (uint64_t)r * row_bytes + unit), map->swizzle);
-            uint8_t *g = (uint8_t *)(map->base + (uint64_t)(offset + unit));
+            uint8_t *smem = (uint8_t *)swizzled((uint64_t)(shared + (uint64_t)r * row_bytes + unit), map->swizzle);
+            uint8_t *gmem = (uint8_t *)(map->base + (uint64_t)(offset + unit));
             const int64_t bytes = row_bytes - unit < 16 ? row_bytes - unit : 16;
             const int64_t from = begin > unit ? begin - unit : 0, to = (end < unit + bytes ? end - unit : bytes);
             if (load && (from > 0 || to < bytes))
-                memset(s, 0, (size_t)bytes);
+                memset(smem, 0, (size_t)bytes);
             if (from >= to)
                 continue;
             if (load)
-                memcpy(s + from, g + from, (size_t)(to - from));
+                memcpy(smem + from, gmem + from, (size_t)(to - from));
             else if (c->kind == TENSOR_STORE)
-                memcpy(g + from, s + from, (size_t)(to - from));
+                memcpy(gmem + from, smem + from, (size_t)(to - from));
             else
-                add_elements(c, map->element == 4 ? ADD_F32 : ADD_BF16, g + from, s + from, (uint32_t)(to - from));
+                add_elements(c, map->element == 4 ? ADD_F32 : ADD_BF16, gmem + from, smem + from,
+                             (uint32_t)(to - from));
         }
     }
 }
 
-static void land(const copy *c)
+static void complete_copy(const copy *c)
 {
     switch (c->kind) {
-    case ARRIVAL: count(c->w, c->i, c->lane, c->barrier, 1, 0); return;
+    case ARRIVAL: update_barrier(c->w, c->i, c->lane, c->barrier, 1, 0); return;
     case COPY:
         memcpy(c->to, c->from, c->bytes);
-        memset(c->to + c->bytes, 0, c->zeros);
+        memset(c->to + c->bytes, 0, c->zero_bytes);
         break;
     case TENSOR_LOAD:
     case TENSOR_STORE:
     case TENSOR_ADD: move_box(c); break;
     default: add_elements(c, c->kind, c->to, c->from, c->bytes);
     }
-    emu_events++;
+    emu_progress++;
     if (c->barrier != NULL)
-        count(c->w, c->i, c->lane, c->barrier, 0, -(int64_t)c->bytes);
+        update_barrier(c->w, c->i, c->lane, c->barrier, 0, -(int64_t)c->bytes);
 }
 
 static void issue(copy c)
 {
-    if (c.owner != BY_BARRIER)
-        c.group = c.w->groups[c.owner][c.lane];
+    if (c.mechanism != MBARRIER)
+        c.group = c.w->groups[c.mechanism][c.lane];
     if (emu_seed == 0) {
-        land(&c);
+        complete_copy(&c);
         return;
     }
-    if (copy_count == copy_room) {
-        copy_room = 2 * copy_room + 64;
-        copies = realloc(copies, (size_t)copy_room * sizeof *copies);
+    if (copy_count == copy_capacity) {
+        copy_capacity = 2 * copy_capacity + 64;
+        copies = realloc(copies, (size_t)copy_capacity * sizeof *copies);
     }
     copies[copy_count++] = c;
-    emu_events++;
+    emu_progress++;
 }
 
-static void land_number(int n)
+static void complete_number(int n)
 {
     const copy c = copies[n];
     memmove(copies + n, copies + n + 1, (size_t)(--copy_count - n) * sizeof *copies);
-    land(&c);
+    complete_copy(&c);
 }
 
-/* A waiter looks at a barrier: one copy that it counts lands, if there is one. */
-static void land_for(const mbarrier *b)
+/* Completes one pending copy of the barrier that a thread polls, if there is one. An ARRIVAL first completes the
+ * thread's earlier cp.async copies. */
+static void complete_one_for(const mbarrier *b)
 {
     for (int n = 0; n < copy_count; n++)
         if (copies[n].barrier == b) {
             if (copies[n].kind == ARRIVAL)
                 for (int k = 0; k < n; k++)
-                    if (copies[k].owner == CP_ASYNC && copies[k].w == copies[n].w && copies[k].lane == copies[n].lane)
-                        land_number(k--), n--;
-            land_number(n);
+                    if (copies[k].mechanism == CP_ASYNC && copies[k].w == copies[n].w &&
+                        copies[k].lane == copies[n].lane)
+                        complete_number(k--), n--;
+            complete_number(n);
             return;
         }
 }
 
-/* The thread's groups but the last `but`, in order. */
-static void land_groups(emu_warp *w, int lane, int owner, uint32_t but, bool all)
+/* Completes the thread's commit groups in order, except the last `allowed`. */
+static void complete_groups(emu_warp *w, int lane, int mechanism, uint32_t allowed, bool all)
 {
-    const uint32_t end = w->groups[owner][lane] - but;
+    const uint32_t end = w->groups[mechanism][lane] - allowed;
     for (int n = 0; n < copy_count; n++)
-        if (copies[n].w == w && copies[n].lane == lane && copies[n].owner == owner && copies[n].kind != ARRIVAL &&
-            (all || (int32_t)(copies[n].group - end) < 0))
-            land_number(n--);
+        if (copies[n].w == w && copies[n].lane == lane && copies[n].mechanism == mechanism &&
+            copies[n].kind != ARRIVAL && (all || (int32_t)(copies[n].group - end) < 0))
+            complete_number(n--);
 }
 
-bool emu_async_land(void)
+bool emu_async_complete(void)
 {
-    const bool some = copy_count > 0;
+    const bool any_pending = copy_count > 0;
     while (copy_count > 0)
-        land_number(0);
-    return some;
+        complete_number(0);
+    return any_pending;
 }
 
-void emu_async_begin(void)
+void emu_async_reset(void)
 {
     copy_count = 0;
 }
 
-/* try_wait p, [a], parity or state: has the phase of that parity ended? */
+/* try_wait p, [a], parity or state: p says whether the phase of that parity has ended. */
 static step run_wait(emu_warp *w, const emu_ins *i, uint32_t m)
 {
     uint64_t at[LANES];
-    uint32_t done = 0, *p = emu_row(w, i->o[0]);
+    uint32_t done = 0, *p = emu_register(w, i->o[0]);
     emu_addresses(w, i, m, 1, 0, at);
     EACH_LANE(l, m)
     {
         const mbarrier *b = barrier_at(w, i, l, at[l]);
         const uint64_t parity = emu_scalar(w, i->o[2], i->variant, l) & 1;
         if (b->phase == parity && copy_count > 0)
-            land_for(b);
+            complete_one_for(b);
         done |= (uint32_t)(b->phase != parity) << l;
     }
     *p = (*p & ~m) | done;
@@ -283,11 +290,11 @@ static step run_wait_group(emu_warp *w, const emu_ins *i, uint32_t m)
 {
     if (copy_count > 0)
         EACH_LANE(l, m)
-    land_groups(w, l, i->variant, i->count > 0 ? (uint32_t)emu_scalar(w, i->o[0], false, l) : 0, i->count == 0);
+    complete_groups(w, l, i->variant, i->count > 0 ? (uint32_t)emu_scalar(w, i->o[0], false, l) : 0, i->count == 0);
     return NEXT;
 }
 
-/* cp.async [to], [from], size {, bytes that are read} */
+/* cp.async [to], [from], size {, bytes to read} */
 static step run_cp_async(emu_warp *w, const emu_ins *i, uint32_t m)
 {
     uint64_t to[LANES], from[LANES];
@@ -299,7 +306,8 @@ static step run_cp_async(emu_warp *w, const emu_ins *i, uint32_t m)
         const uint32_t bytes = i->count > 3 ? (uint32_t)emu_scalar(w, i->o[3], false, l) : size;
         if (bytes > size || from[l] % size != 0)
             emu_fault(w, i, 1u << l, "%u of %u bytes from %#llx", bytes, size, (unsigned long long)from[l]);
-        copy c = {.w = w, .i = i, .lane = l, .kind = COPY, .owner = CP_ASYNC, .bytes = bytes, .zeros = size - bytes};
+        copy c = {
+            .w = w, .i = i, .lane = l, .kind = COPY, .mechanism = CP_ASYNC, .bytes = bytes, .zero_bytes = size - bytes};
         c.to = emu_shared(w, i, 1u << l, to[l] & 0xffffffff, size, size);
         c.from = bytes > 0 ? emu_global(w, i, 1u << l, from[l], from[l] + bytes, "cp.async") : c.to;
         issue(c);
@@ -316,18 +324,18 @@ static step run_cp_arrive(emu_warp *w, const emu_ins *i, uint32_t m)
         mbarrier *b = barrier_at(w, i, l, at[l]);
         if (!i->variant)
             b->pending++;
-        issue((copy){.w = w, .i = i, .lane = l, .kind = ARRIVAL, .owner = CP_ASYNC, .barrier = b});
+        issue((copy){.w = w, .i = i, .lane = l, .kind = ARRIVAL, .mechanism = CP_ASYNC, .barrier = b});
     }
     return NEXT;
 }
 
-/* The address in block `rank` of the cluster of what lies at `at` in this one. */
+/* Maps the shared address `at` of this block to the same offset in block `rank` of the cluster. */
 static uint64_t in_block(uint64_t at, int rank)
 {
     return (at & 0xffffff) | (uint64_t)(rank + 1) << 24;
 }
 
-/* One copy for each block of the mask, or the one that is addressed. */
+/* Issues one copy per block of the mask `blocks`, or one copy to the addressed block if the mask is 0. */
 static void issue_to(copy c, uint64_t to, uint64_t barrier, uint32_t bytes, uint32_t blocks, unsigned align)
 {
     emu_warp *w = c.w;
@@ -343,7 +351,7 @@ static void issue_to(copy c, uint64_t to, uint64_t barrier, uint32_t bytes, uint
 
 enum { TO_SHARED, SHARED_TO_SHARED, TO_GLOBAL };
 
-/* cp.async.bulk [to], [from], bytes {, [barrier]} {, blocks}; i->vector: what is done; i->size: multicast */
+/* cp.async.bulk [to], [from], bytes {, [barrier]} {, blocks}. i->vector: kind of the copy. i->size: multicast */
 static step run_bulk(emu_warp *w, const emu_ins *i, uint32_t m)
 {
     uint64_t to[LANES], from[LANES], barrier[LANES];
@@ -361,7 +369,7 @@ static step run_bulk(emu_warp *w, const emu_ins *i, uint32_t m)
                   .i = i,
                   .lane = l,
                   .kind = i->vector,
-                  .owner = i->variant == TO_GLOBAL ? BULK : BY_BARRIER,
+                  .mechanism = i->variant == TO_GLOBAL ? BULK : MBARRIER,
                   .bytes = bytes};
         c.from = i->variant == TO_SHARED ? emu_global(w, i, 1u << l, from[l], from[l] + bytes, "a bulk copy")
                                          : emu_shared(w, i, 1u << l, from[l], bytes, 16);
@@ -391,7 +399,7 @@ static step run_tensor(emu_warp *w, const emu_ins *i, uint32_t m)
         if (t->magic != MAP_MAGIC || (int)t->rank != rank || map[l] % 64 != 0)
             emu_fault(w, i, 1u << l, "no tensor map of %d axes lies at %#llx", rank, (unsigned long long)map[l]);
         uint32_t bytes = t->element;
-        copy c = {.w = w, .i = i, .lane = l, .kind = i->vector, .owner = load ? BY_BARRIER : BULK, .map = t};
+        copy c = {.w = w, .i = i, .lane = l, .kind = i->vector, .mechanism = load ? MBARRIER : BULK, .map = t};
         for (int a = 0; a < rank; a++) {
             c.at[a] = (int32_t)emu_scalar(w, i->o[map_at + 1 + a], false, l);
             bytes *= t->box[a];
@@ -421,14 +429,14 @@ static step run_store_async(emu_warp *w, const emu_ins *i, uint32_t m)
             const uint64_t value = emu_scalar(w, i->o[1 + v], i->size == 8, l);
             memcpy(at + v * i->size, &value, i->size);
         }
-        count(w, i, l, barrier_at(w, i, l, barrier[l]), 0, -(int64_t)bytes);
+        update_barrier(w, i, l, barrier_at(w, i, l, barrier[l]), 0, -(int64_t)bytes);
     }
     return NEXT;
 }
 
 static step run_mapa(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    uint32_t *d = emu_row(w, i->o[0]), *at = emu_row(w, i->o[1]), *rank = emu_row(w, i->o[2]);
+    uint32_t *d = emu_register(w, i->o[0]), *at = emu_register(w, i->o[1]), *rank = emu_register(w, i->o[2]);
     EACH_LANE(l, m)
     {
         if (rank[l] >= (uint32_t)w->block->cluster->count)
@@ -446,7 +454,7 @@ static step run_nothing(emu_warp *w, const emu_ins *i, uint32_t m)
 
 /* ---- the opcodes ------------------------------------------------------------------------------------------------- */
 
-static const char *as(emu_ins *i, emu_handler *run, int variant, const char *letters)
+static const char *set_handler(emu_ins *i, emu_handler *run, int variant, const char *letters)
 {
     i->run = run, i->variant = (uint8_t)variant;
     return letters;
@@ -456,17 +464,17 @@ static const char *find_barrier(const char *o, emu_ins *i)
 {
     const char *op = o + 9;
     if (strncmp(op, "init.", 5) == 0)
-        return as(i, run_init, 0, "Aw");
+        return set_handler(i, run_init, 0, "Aw");
     if (strncmp(op, "inval.", 6) == 0)
-        return as(i, run_invalidate, 0, "A");
+        return set_handler(i, run_invalidate, 0, "A");
     if (strncmp(op, "arrive.", 7) == 0 && !emu_has(o, ".noComplete"))
-        return as(i, run_arrive, emu_has(o, ".expect_tx") ? ARRIVE_EXPECT : ARRIVE, "XA?w");
+        return set_handler(i, run_arrive, emu_has(o, ".expect_tx") ? ARRIVE_EXPECT : ARRIVE, "XA?w");
     if (strncmp(op, "expect_tx.", 10) == 0)
-        return as(i, run_arrive, EXPECT, "Aw");
+        return set_handler(i, run_arrive, EXPECT, "Aw");
     if (strncmp(op, "complete_tx.", 12) == 0)
-        return as(i, run_arrive, COMPLETE, "Aw");
+        return set_handler(i, run_arrive, COMPLETE, "Aw");
     if (strncmp(op, "try_wait.", 9) == 0 || strncmp(op, "test_wait.", 10) == 0)
-        return emu_has(o, ".parity") ? as(i, run_wait, 0, "PAw?w") : as(i, run_wait, 1, "PAl?w");
+        return emu_has(o, ".parity") ? set_handler(i, run_wait, 0, "PAw?w") : set_handler(i, run_wait, 1, "PAl?w");
     return NULL;
 }
 
@@ -487,24 +495,24 @@ static const char *find_bulk(const char *o, emu_ins *i, bool reduce)
         return NULL;
     i->size = multicast;
     if (strstr(o, ".prefetch") != NULL)
-        return as(i, run_nothing, 0, tensor ? (hint ? "Tl" : "T") : hint ? "Awl" : "Aw");
+        return set_handler(i, run_nothing, 0, tensor ? (hint ? "Tl" : "T") : hint ? "Awl" : "Aw");
     if (tensor != NULL) {
         if (strstr(o, ".im2col") || strstr(o, ".tile::"))
             return NULL;
         i->vector = (uint8_t)(to_global ? (reduce ? TENSOR_ADD : TENSOR_STORE) : TENSOR_LOAD);
-        return as(i, run_tensor, tensor[8] - '0',
-                  to_global   ? (hint ? "TAl" : "TA")
-                  : multicast ? (hint ? "ATAwl" : "ATAw")
-                  : hint      ? "ATAl"
-                              : "ATA");
+        return set_handler(i, run_tensor, tensor[8] - '0',
+                           to_global   ? (hint ? "TAl" : "TA")
+                           : multicast ? (hint ? "ATAwl" : "ATAw")
+                           : hint      ? "ATAl"
+                                       : "ATA");
     }
     i->vector = (uint8_t)kind;
     if (to_global)
-        return as(i, run_bulk, TO_GLOBAL, hint ? "AAwl" : "AAw");
-    return as(i, run_bulk, strstr(o, ".shared::cluster.shared::cta") ? SHARED_TO_SHARED : TO_SHARED,
-              multicast ? (hint ? "AAwAwl" : "AAwAw")
-              : hint    ? "AAwAl"
-                        : "AAwA");
+        return set_handler(i, run_bulk, TO_GLOBAL, hint ? "AAwl" : "AAw");
+    return set_handler(i, run_bulk, strstr(o, ".shared::cluster.shared::cta") ? SHARED_TO_SHARED : TO_SHARED,
+                       multicast ? (hint ? "AAwAwl" : "AAwAw")
+                       : hint    ? "AAwAl"
+                                 : "AAwA");
 }
 
 const char *emu_find_async(const char *o, emu_ins *i)
@@ -512,11 +520,11 @@ const char *emu_find_async(const char *o, emu_ins *i)
     if (strncmp(o, "mbarrier.", 9) == 0)
         return find_barrier(o, i);
     if (strncmp(o, "mapa.shared::cluster.u32", 24) == 0)
-        return as(i, run_mapa, 0, "Www");
+        return set_handler(i, run_mapa, 0, "Www");
     if (strncmp(o, "st.async.", 9) == 0) {
         i->size = emu_has(o, ".b64") ? 8 : 4;
         i->vector = emu_has(o, ".v4") ? 4 : emu_has(o, ".v2") ? 2 : 1;
-        return as(i, run_store_async, 0, "AxA");
+        return set_handler(i, run_store_async, 0, "AxA");
     }
     if (strncmp(o, "cp.reduce.async.bulk.", 21) == 0)
         return find_bulk(o, i, true);
@@ -525,16 +533,16 @@ const char *emu_find_async(const char *o, emu_ins *i)
     const bool bulk = strncmp(o + 9, "bulk.", 5) == 0;
     const char *op = o + (bulk ? 14 : 9);
     if (strcmp(op, "commit_group") == 0)
-        return as(i, run_commit, bulk ? BULK : CP_ASYNC, "");
+        return set_handler(i, run_commit, bulk ? BULK : CP_ASYNC, "");
     if (strcmp(op, "wait_group") == 0 || strcmp(op, "wait_group.read") == 0)
-        return as(i, run_wait_group, bulk ? BULK : CP_ASYNC, "w");
+        return set_handler(i, run_wait_group, bulk ? BULK : CP_ASYNC, "w");
     if (strcmp(op, "wait_all") == 0)
-        return as(i, run_wait_group, CP_ASYNC, "");
+        return set_handler(i, run_wait_group, CP_ASYNC, "");
     if (bulk)
         return find_bulk(o, i, false);
     if (strncmp(op, "mbarrier.arrive.", 16) == 0)
-        return as(i, run_cp_arrive, emu_has(o, ".noinc"), "A");
+        return set_handler(i, run_cp_arrive, emu_has(o, ".noinc"), "A");
     if (strncmp(op, "ca.shared", 9) == 0 || strncmp(op, "cg.shared", 9) == 0)
-        return as(i, run_cp_async, 0, emu_has(o, ".L2::cache_hint") ? NULL : "AAw?w");
+        return set_handler(i, run_cp_async, 0, emu_has(o, ".L2::cache_hint") ? NULL : "AAw?w");
     return NULL;
 }

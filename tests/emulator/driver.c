@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * driver.c: the driver of tests/fake_cuda.c, with memory that knows its borders and launches that run. The environment:
+ * driver.c: the CUDA driver of the emulator. It extends tests/fake_cuda.c by bounds-checked memory and by launches that
+ * execute kernels. Environment variables:
  *
- *   FAKE_CUDA=sm80     no Hopper: portable rows, from the PTX for 8.0
- *   EMU_CODE=FOLDER    where the build keeps STEM.fatbin and STEM.ptx, if not where it was built
- *   EMU_VERBOSE=1      a line a launch
- *   EMU_SEED=N         another schedule, and copies that land late
- *   EMU_TRACE=x,y,z,t  every instruction of thread t of block (x, y, z), with its registers */
+ *   FAKE_CUDA=sm80     a device before Hopper: portable kernels, from the PTX for compute capability 8.0
+ *   EMU_CODE=FOLDER    the folder that holds STEM.fatbin and STEM.ptx; default: the build's folder
+ *   EMU_VERBOSE=1      prints a line per launch
+ *   EMU_SEED=N         another schedule, and copies that complete late
+ *   EMU_TRACE=x,y,z,t  prints every instruction of thread t of block (x, y, z), with its registers */
 #include "emulator.h"
 
 #include <cuda.h>
@@ -16,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SHARED = 227 * 1024, PLAIN_SHARED = 48 * 1024, MAX_LIBRARIES = 256, MAX_GRAPH = 256 };
+enum { MAX_SHARED = 227 * 1024, DEFAULT_SHARED = 48 * 1024, MAX_LIBRARIES = 256, MAX_GRAPH = 256 };
 
 typedef struct library {
     char stem[300], path[2000];
@@ -41,29 +42,29 @@ static library *kernel_library[4096];
 static int kernel_count;
 static graph *captured;
 
-/* One launch at a time, whatever threads call: held to the end of the function that says LOCKED. */
+/* Serialises the driver calls of all threads. LOCK_TO_END_OF_SCOPE holds the mutex until the function returns. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-static int take(void)
+static int lock_mutex(void)
 {
     return pthread_mutex_lock(&mutex);
 }
 
-static void leave(const int *taken)
+static void unlock_mutex(const int *locked)
 {
-    (void)taken;
+    (void)locked;
     pthread_mutex_unlock(&mutex);
 }
 
-#define LOCKED __attribute__((cleanup(leave))) const int taken_ = take()
+#define LOCK_TO_END_OF_SCOPE __attribute__((cleanup(unlock_mutex))) const int locked_ = lock_mutex()
 
-static bool is(const char *what)
+static bool fake_is(const char *what)
 {
     const char *wanted = getenv("FAKE_CUDA");
     return wanted != NULL && strcmp(wanted, what) == 0;
 }
 
-static CUresult say(CUresult result)
+static CUresult report(CUresult result)
 {
     fprintf(stderr, "emulator: %s\n", emu_message);
     return result;
@@ -96,7 +97,7 @@ CUresult CUDAAPI cuDeviceGetName(char *name, int size, CUdevice device)
 
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr *memory, size_t bytes)
 {
-    LOCKED;
+    LOCK_TO_END_OF_SCOPE;
     void *made = NULL;
     if (bytes == 0 || posix_memalign(&made, 256, bytes) != 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -108,7 +109,7 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr *memory, size_t bytes)
 
 CUresult CUDAAPI cuMemFree(CUdeviceptr memory)
 {
-    LOCKED;
+    LOCK_TO_END_OF_SCOPE;
     if (emu_remove_memory(memory))
         free((void *)memory);
     return CUDA_SUCCESS;
@@ -137,8 +138,8 @@ static const char *code_folder(void)
     return folder != NULL ? folder : EMU_DEFAULT_CODE;
 }
 
-/* The file of the build that this image was embedded from: the same bytes. */
-static bool find_stem(const void *image, char *stem, size_t room)
+/* Finds the build's file with the same bytes as the embedded image. */
+static bool find_stem(const void *image, char *stem, size_t capacity)
 {
     DIR *folder = opendir(code_folder());
     bool found = false;
@@ -146,14 +147,14 @@ static bool find_stem(const void *image, char *stem, size_t room)
         const size_t length = strlen(entry->d_name);
         char path[2000];
         size_t bytes;
-        if (length < 7 || strcmp(entry->d_name + length - 7, ".fatbin") != 0 || length >= room)
+        if (length < 7 || strcmp(entry->d_name + length - 7, ".fatbin") != 0 || length >= capacity)
             continue;
         snprintf(path, sizeof path, "%s/%s", code_folder(), entry->d_name);
         char *file = read_file(path, &bytes);
         const uint16_t header = ((const uint16_t *)image)[3];
         const uint64_t body = ((const uint64_t *)image)[1];
         if (file != NULL && bytes >= header + body && memcmp(file, image, header + body) == 0) {
-            snprintf(stem, room, "%.*s", (int)length - 7, entry->d_name);
+            snprintf(stem, capacity, "%.*s", (int)length - 7, entry->d_name);
             found = true;
         }
         free(file);
@@ -166,29 +167,29 @@ static bool find_stem(const void *image, char *stem, size_t room)
 CUresult CUDAAPI cuLibraryLoadData(CUlibrary *made, const void *code, CUjit_option *a, void **b, unsigned c,
                                    CUlibraryOption *d, void **e, unsigned f)
 {
-    LOCKED;
+    LOCK_TO_END_OF_SCOPE;
     (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
-    static const void *known[MAX_LIBRARIES];
+    static const void *images[MAX_LIBRARIES];
     int n = 0;
-    while (n < library_count && known[n] != code)
+    while (n < library_count && images[n] != code)
         n++;
     if (n == library_count) {
         library *l = &libraries[n];
         if (n == MAX_LIBRARIES || !find_stem(code, l->stem, sizeof l->stem)) {
             snprintf(emu_message, sizeof emu_message,
                      "an image is none of the files %s/*.fatbin: is the build complete?", code_folder());
-            return say(CUDA_ERROR_INVALID_IMAGE);
+            return report(CUDA_ERROR_INVALID_IMAGE);
         }
-        known[library_count++] = code;
+        images[library_count++] = code;
     }
     library *l = &libraries[n];
     size_t bytes;
-    snprintf(l->path, sizeof l->path, "%s/%s.compute_%s.ptx", code_folder(), l->stem, is("sm80") ? "80" : "90a");
+    snprintf(l->path, sizeof l->path, "%s/%s.compute_%s.ptx", code_folder(), l->stem, fake_is("sm80") ? "80" : "90a");
     FILE *file = fopen(l->path, "rb");
     const char *end = strrchr(l->stem, '_');
     if (file != NULL)
         fclose(file);
-    else if (is("sm80") && end != NULL && strcmp(end, "_sm90") == 0)
+    else if (fake_is("sm80") && end != NULL && strcmp(end, "_sm90") == 0)
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
     else
         snprintf(l->path, sizeof l->path, "%s/%s.ptx", code_folder(), l->stem);
@@ -196,7 +197,7 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary *made, const void *code, CUjit_opti
         l->text = read_file(l->path, &bytes);
     if (l->text == NULL) {
         snprintf(emu_message, sizeof emu_message, "%s is not there", l->path);
-        return say(CUDA_ERROR_INVALID_IMAGE);
+        return report(CUDA_ERROR_INVALID_IMAGE);
     }
     *made = (CUlibrary)l;
     return CUDA_SUCCESS;
@@ -204,7 +205,7 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary *made, const void *code, CUjit_opti
 
 CUresult CUDAAPI cuLibraryGetKernel(CUkernel *kernel, CUlibrary from, const char *name)
 {
-    LOCKED;
+    LOCK_TO_END_OF_SCOPE;
     library *l = (library *)from;
     for (int k = 0; k < kernel_count; k++)
         if (kernel_library[k] == l && strcmp(kernels[k]->name, name) == 0) {
@@ -214,13 +215,13 @@ CUresult CUDAAPI cuLibraryGetKernel(CUkernel *kernel, CUlibrary from, const char
     emu_kernel *parsed = emu_parse(l->path, l->text, name);
     if (parsed == NULL) {
         if (emu_message[0] != 0)
-            return say(CUDA_ERROR_INVALID_PTX);
+            return report(CUDA_ERROR_INVALID_PTX);
         snprintf(emu_message, sizeof emu_message, "%s has no kernel %s", l->path, name);
-        return say(CUDA_ERROR_NOT_FOUND);
+        return report(CUDA_ERROR_NOT_FOUND);
     }
     kernel_library[kernel_count] = l;
     kernels[kernel_count++] = parsed;
-    parsed->most_dynamic_shared = PLAIN_SHARED - (parsed->shared_bytes - SHARED_BEGIN);
+    parsed->max_dynamic_shared = DEFAULT_SHARED - (parsed->shared_bytes - SHARED_BEGIN);
     *kernel = (CUkernel)parsed;
     return CUDA_SUCCESS;
 }
@@ -237,12 +238,12 @@ CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value,
     emu_kernel *k = (emu_kernel *)kernel;
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
         return CUDA_SUCCESS;
-    if (value + k->shared_bytes - SHARED_BEGIN > MOST_SHARED) {
+    if (value + k->shared_bytes - SHARED_BEGIN > MAX_SHARED) {
         snprintf(emu_message, sizeof emu_message, "%s: %d bytes of shared memory, at most %d", k->name,
-                 value + k->shared_bytes - SHARED_BEGIN, MOST_SHARED);
-        return say(CUDA_ERROR_INVALID_VALUE);
+                 value + k->shared_bytes - SHARED_BEGIN, MAX_SHARED);
+        return report(CUDA_ERROR_INVALID_VALUE);
     }
-    k->most_dynamic_shared = value;
+    k->max_dynamic_shared = value;
     return CUDA_SUCCESS;
 }
 
@@ -250,7 +251,7 @@ CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value,
 
 CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
-    LOCKED;
+    LOCK_TO_END_OF_SCOPE;
     (void)extra;
     const emu_kernel *k = (const emu_kernel *)function;
     emu_grid g = {.blocks = {config->gridDimX, config->gridDimY, config->gridDimZ},
@@ -263,18 +264,18 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction funct
     const uint64_t threads = (uint64_t)g.threads[0] * g.threads[1] * g.threads[2];
     if (g.blocks[0] == 0 || g.blocks[1] == 0 || g.blocks[2] == 0 || g.blocks[1] > 65535 || g.blocks[2] > 65535 ||
         threads == 0 || threads > 1024 || g.cluster == 0 || g.cluster > MAX_CLUSTER || g.blocks[0] % g.cluster != 0 ||
-        g.dynamic_shared > (unsigned)k->most_dynamic_shared) {
+        g.dynamic_shared > (unsigned)k->max_dynamic_shared) {
         snprintf(
             emu_message, sizeof emu_message,
             "%s cannot be launched: %u x %u x %u blocks of %llu threads in clusters of %u, %u bytes of shared memory of %d",
             k->name, g.blocks[0], g.blocks[1], g.blocks[2], (unsigned long long)threads, g.cluster, g.dynamic_shared,
-            k->most_dynamic_shared);
-        return say(CUDA_ERROR_INVALID_VALUE);
+            k->max_dynamic_shared);
+        return report(CUDA_ERROR_INVALID_VALUE);
     }
     uint8_t *block = calloc(1, (size_t)k->param_bytes + 1);
     for (int p = 0; p < k->param_count; p++)
-        memcpy(block + k->param_at[p], parameters[p],
-               (size_t)((p + 1 < k->param_count ? k->param_at[p + 1] : k->param_bytes) - k->param_at[p]));
+        memcpy(block + k->param_offset[p], parameters[p],
+               (size_t)((p + 1 < k->param_count ? k->param_offset[p + 1] : k->param_bytes) - k->param_offset[p]));
     if (captured != NULL) {
         if (captured->count == MAX_GRAPH)
             return CUDA_ERROR_OUT_OF_MEMORY;
@@ -283,10 +284,10 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction funct
     }
     const bool done = emu_launch(k, &g, block);
     free(block);
-    return done ? CUDA_SUCCESS : say(CUDA_ERROR_LAUNCH_FAILED);
+    return done ? CUDA_SUCCESS : report(CUDA_ERROR_LAUNCH_FAILED);
 }
 
-/* A captured stream keeps its launches; copies and the like happen when they are captured. */
+/* A capture records launches only. Copies and fills are executed while they are captured. */
 CUresult CUDAAPI cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode)
 {
     (void)stream, (void)mode;
@@ -318,12 +319,12 @@ CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph from, un
 
 CUresult CUDAAPI cuGraphLaunch(CUgraphExec graph_, CUstream stream)
 {
-    LOCKED;
+    LOCK_TO_END_OF_SCOPE;
     (void)stream;
     const graph *g = (const graph *)graph_;
     for (int l = 0; l < g->count; l++)
         if (!emu_launch(g->launches[l].kernel, &g->launches[l].grid, g->launches[l].parameters))
-            return say(CUDA_ERROR_LAUNCH_FAILED);
+            return report(CUDA_ERROR_LAUNCH_FAILED);
     return CUDA_SUCCESS;
 }
 
@@ -344,23 +345,23 @@ CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType ty
                         type == CU_TENSOR_MAP_DATA_TYPE_UINT32
                     ? 4
                     : 8;
-    bool right = rank >= 1 && rank <= 5 && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE &&
+    bool valid = rank >= 1 && rank <= 5 && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE &&
                  swizzle <= CU_TENSOR_MAP_SWIZZLE_128B && fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE && m.base % 16 == 0;
-    for (uint32_t a = 0; right && a < rank; a++) {
+    for (uint32_t a = 0; valid && a < rank; a++) {
         m.size[a] = sizes[a];
         m.stride[a] = a == 0 ? m.element : strides[a - 1];
         m.box[a] = (uint16_t)box[a];
-        right = sizes[a] >= 1 && sizes[a] <= (uint64_t)1 << 32 && box[a] >= 1 && box[a] <= 256 && steps[a] == 1 &&
+        valid = sizes[a] >= 1 && sizes[a] <= (uint64_t)1 << 32 && box[a] >= 1 && box[a] <= 256 && steps[a] == 1 &&
                 (a == 0 || (m.stride[a] % 16 == 0 && m.stride[a] < (uint64_t)1 << 40));
     }
-    if (right) {
+    if (valid) {
         m.swizzle = swizzle_bytes[swizzle];
-        right = m.box[0] * m.element % 16 == 0 && (m.swizzle == 0 || m.box[0] * m.element <= m.swizzle);
+        valid = m.box[0] * m.element % 16 == 0 && (m.swizzle == 0 || m.box[0] * m.element <= m.swizzle);
     }
-    if (!right) {
+    if (!valid) {
         snprintf(emu_message, sizeof emu_message,
                  "a tensor map that the driver would refuse, or the emulator does not serve");
-        return say(CUDA_ERROR_INVALID_VALUE);
+        return report(CUDA_ERROR_INVALID_VALUE);
     }
     _Static_assert(sizeof m <= sizeof *map, "a map fits");
     memset(map, 0, sizeof *map);

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * emulator.h: runs kernels on the CPU, from the PTX that nvcc made of them. A test tool: it is exact about what an
- * instruction means and reports what a GPU would not, and it knows no caches, no timing and no weak memory order.
+ * emulator.h: runs kernels on the CPU, from the PTX that nvcc generated for them.
  *
- * A warp executes an instruction for its 32 lanes at once. A register is a row of 32 words (64 bits: of 32 double words),
- * a predicate one word, a bit a lane; a constant is a row too. An operand is the row's place in the warp's registers,
- * or, where negative, the complement of its place among the kernel's constants. Lanes that have parted ways are a split
- * each, with a place of its own; splits that meet are one again. */
+ * The emulator is a test tool. It executes each instruction exactly and reports errors that a GPU does not report.
+ * It models no caches, no timing and no weak memory order.
+ *
+ * A warp executes an instruction for its 32 lanes at once. A 32-bit register is an array of 32 words, one per lane. A
+ * 64-bit register is an array of 32 double words. A predicate is one word with one bit per lane. A constant is stored
+ * like a register. An operand is the offset of the register in the warp's register file, in words. A negative operand
+ * is the complement of an offset into the kernel's constants.
+ *
+ * After a divergent branch, each group of lanes is a split with its own program counter. Splits that reach the same
+ * instruction are merged. */
 #ifndef EMULATOR_H
 #define EMULATOR_H
 
@@ -16,7 +21,12 @@
 
 enum { LANES = 32, MAX_WARPS = 32, MAX_CLUSTER = 16, BARRIERS = 16, SHARED_BEGIN = 1024, MAX_OPERANDS = 160 };
 
-/* What a handler says: go on; look at the splits again; not now: the same again later; done, but let others run. */
+/* The result of a handler:
+ *   NEXT    the split continues with the next instruction
+ *   JUMP    the splits changed: choose the split that runs next
+ *   PARK    the instruction waits for other lanes of the warp: it is executed again after the splits have changed
+ *   RETRY   the instruction waits for other warps: it is executed again later
+ *   YIELD   the instruction is done, but other splits and warps run first */
 enum emu_step { NEXT, JUMP, PARK, RETRY, YIELD };
 
 enum emu_space { GENERIC, GLOBAL, SHARED, LOCAL, PARAM };
@@ -27,16 +37,16 @@ typedef enum emu_step emu_handler(emu_warp *warp, const emu_ins *ins, uint32_t m
 
 struct emu_ins {
     emu_handler *run;
-    int32_t *o;        /* operands in the order of the text, vectors and addresses laid flat */
+    int32_t *o;        /* operands in the order of the text; vectors and addresses are flattened */
     int64_t offset[3]; /* of the addresses */
     int32_t guard;     /* predicate, -1: none */
     int32_t target;    /* of a branch */
-    int32_t order;     /* splits run lowest first; rises along every way that is not a loop's */
+    int32_t order;     /* the split with the lowest order runs first; it rises along every edge except back edges */
     int32_t line;
     const char *text;
     uint16_t count;                       /* operands */
-    uint8_t space, size, vector, variant; /* of memory: bytes of an element, elements; variant: by handler */
-    bool unless, wide[3], wide_data, is_signed, poll, leader;
+    uint8_t space, size, vector, variant; /* bytes per element; elements; variant: defined by the handler */
+    bool negated, wide[3], wide_data, is_signed, poll, leader;
 };
 
 typedef struct emu_kernel {
@@ -44,15 +54,15 @@ typedef struct emu_kernel {
     emu_ins *code;
     int count;
     uint32_t *constants;
-    int words; /* of a warp's registers */
+    int register_words; /* size of a warp's register file */
     int shared_bytes, local_bytes, param_bytes;
-    int param_count, param_at[64];
+    int param_count, param_offset[64];
     int special_count;
     struct emu_special {
-        int id, place;
+        int id, reg;
         int64_t offset;
     } specials[64];
-    int most_dynamic_shared;
+    int max_dynamic_shared;
 } emu_kernel;
 
 enum emu_special_id {
@@ -86,7 +96,7 @@ enum emu_special_id {
 typedef struct emu_split {
     uint32_t mask;
     int pc;
-    bool tired, parked;
+    bool yielded, parked;
 } emu_split;
 
 enum emu_state { READY, AT_BARRIER, AT_CLUSTER, EXITED };
@@ -102,9 +112,9 @@ struct emu_warp {
     int split_count, current;
     emu_split splits[LANES];
     enum emu_state state;
-    int barrier;                                     /* where it waits */
-    bool passed;                                     /* the barrier at which it stands has been left: go on */
-    uint32_t cluster_phase, carry, groups[2][LANES]; /* committed: of cp.async, of bulk copies */
+    int barrier;                                     /* the barrier that the warp waits at */
+    bool passed;                                     /* the barrier was completed: the repeated bar.sync continues */
+    uint32_t cluster_phase, carry, groups[2][LANES]; /* committed groups: of cp.async, of bulk copies */
     uint8_t *local;
 };
 
@@ -121,7 +131,7 @@ struct emu_block {
     emu_warp warps[MAX_WARPS];
     emu_cluster *cluster;
     struct {
-        int arrived, wanted;
+        int arrived, expected;
     } barrier[BARRIERS];
     bool ended;
 };
@@ -132,24 +142,26 @@ typedef struct emu_grid {
 
 /* ---- parse.c ------------------------------------------------------------------------------------------- */
 
-/* The kernel of that name in the PTX text; NULL: there is none, or (with a message) it holds what is not known here. */
+/* Returns the kernel of that name in the PTX text. Returns NULL if the text has no such kernel, or (with a message)
+ * if the kernel contains something that the emulator does not support. */
 emu_kernel *emu_parse(const char *file, const char *text, const char *name);
-/* What an opcode of a family is: sets the handler and its variant and returns how its operands are laid out, a letter
- * each (parse.c); NULL: unknown. */
+/* Looks up an opcode of one family. Sets the handler and its variant. Returns the operand layout, one letter per
+ * operand (see parse.c), or NULL if the opcode is unknown. */
 const char *emu_find_arithmetic(const char *opcode, emu_ins *ins);
 const char *emu_find_memory(const char *opcode, emu_ins *ins);
 const char *emu_find_control(const char *opcode, emu_ins *ins);
 const char *emu_find_matrix(const char *opcode, emu_ins *ins);
 const char *emu_find_async(const char *opcode, emu_ins *ins);
-bool emu_has(const char *opcode, const char *modifier); /* ".x" as a whole part */
+bool emu_has(const char *opcode, const char *modifier); /* whether the opcode has the modifier ".x" as a whole part */
 
 /* ---- rows.c --------------------------------------------------------------------------------------------- */
 
 enum emu_class { WORD, DOUBLE, PREDICATE };
 enum { USED = 1, WRITTEN = 2 };
 
-/* The operands of all instructions, a guard before its instruction's, while they are still numbers of registers; below 0:
- * constants. An instruction's `o` is an index until they are final. */
+/* The operands of all instructions before register allocation. The guard of an instruction precedes its operands. An
+ * operand is the number of a virtual register; a negative operand is a constant. Until allocation is done, the `o` of
+ * an instruction is an index into the pool. */
 typedef struct emu_operands {
     int32_t *pool;
     const uint8_t *roles;   /* of each operand */
@@ -157,33 +169,35 @@ typedef struct emu_operands {
     int count, registers;
 } emu_operands;
 
-/* Puts rows in the place of the registers, and the instructions' order by which splits meet. */
-void emu_give_rows(emu_kernel *k, emu_operands *all);
-enum emu_step emu_exit(emu_warp *w, const emu_ins *i, uint32_t mask); /* parse.c: the instruction that ends a thread */
+/* Replaces the register numbers by offsets into the register file. Sets the order of the instructions, by which splits
+ * reconverge. */
+void emu_allocate_registers(emu_kernel *k, emu_operands *all);
+enum emu_step emu_exit(emu_warp *w, const emu_ins *i, uint32_t mask); /* parse.c: ends a thread */
 
 /* ---- execute.c ------------------------------------------------------------------------------------------ */
 
 bool emu_launch(const emu_kernel *kernel, const emu_grid *grid, const void *parameters);
-/* Ends the launch: the message names the instruction, and a thread of the mask. */
+/* Ends the launch. The message names the instruction and one thread of the mask. */
 __attribute__((noreturn, format(printf, 4, 5))) void emu_fault(emu_warp *w, const emu_ins *i, uint32_t mask,
                                                                const char *format, ...);
 extern char emu_message[1024]; /* of the last fault */
-extern long emu_events;        /* whatever a waiting thread may wait for counts one up */
-extern uint64_t emu_seed;      /* not 0: the schedule varies by it, and copies land late */
+extern long emu_progress;      /* incremented by every event that can end the wait of a thread */
+extern uint64_t emu_seed;      /* not 0: seeds a random schedule and completes copies late */
 uint32_t emu_random(void);
-enum emu_step emu_need(emu_warp *w, const emu_ins *i, uint32_t mask, uint32_t needed); /* NEXT or PARK */
+/* Returns NEXT if the current split holds all needed lanes, else PARK. */
+enum emu_step emu_converge(emu_warp *w, const emu_ins *i, uint32_t mask, uint32_t needed);
 
 /* ---- memory.c ------------------------------------------------------------------------------------------- */
 
 void emu_add_memory(uint64_t at, size_t bytes);
 bool emu_remove_memory(uint64_t at);
-uint8_t *emu_global(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t lo, uint64_t hi, const char *what);
+uint8_t *emu_global(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t begin, uint64_t end, const char *what);
 uint8_t *emu_shared(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t at, uint64_t bytes, unsigned align);
 void emu_addresses(emu_warp *w, const emu_ins *i, uint32_t m, int operand, int which, uint64_t *at);
 
 /* ---- async.c -------------------------------------------------------------------------------------------- */
 
-/* A tensor map in our own words; fits cuda.h's 128 bytes. */
+/* The emulator's encoding of a tensor map. It fits into the 128 bytes of a CUtensorMap. */
 typedef struct emu_map {
     uint32_t magic, rank, element, swizzle; /* swizzle: 0, 32, 64, 128 bytes */
     uint64_t base, size[5], stride[5];      /* in bytes, of the first axis too */
@@ -191,22 +205,22 @@ typedef struct emu_map {
 } emu_map;
 enum { MAP_MAGIC = 0x70616d65 };
 
-void emu_async_begin(void);
-bool emu_async_land(void); /* what is still under way lands; false: there was nothing */
+void emu_async_reset(void);
+bool emu_async_complete(void); /* completes all pending copies; false: no copy was pending */
 
-uint32_t emu_bf16(float x); /* arithmetic.c: 16-bit floats to and from float, to nearest even */
+uint32_t emu_bf16(float x); /* arithmetic.c: conversions between float and 16-bit floats, rounded to nearest even */
 uint32_t emu_f16(float x);
 float emu_from_bf16(uint32_t half);
 float emu_from_f16(uint32_t half);
 
-static inline void *emu_row(emu_warp *w, int32_t operand)
+static inline void *emu_register(emu_warp *w, int32_t operand)
 {
     return (void *)(operand >= 0 ? w->regs + operand : (uint32_t *)w->constants + ~operand);
 }
 
 static inline uint64_t emu_scalar(emu_warp *w, int32_t operand, bool wide, int lane)
 {
-    return wide ? ((uint64_t *)emu_row(w, operand))[lane] : ((uint32_t *)emu_row(w, operand))[lane];
+    return wide ? ((uint64_t *)emu_register(w, operand))[lane] : ((uint32_t *)emu_register(w, operand))[lane];
 }
 
 #define EACH_LANE(l, mask)          \

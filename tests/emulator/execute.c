@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * execute.c: warps, blocks and clusters taking turns, and the instructions by which they meet.
+ * execute.c: the schedule of warps, blocks and clusters, and the instructions that exchange data or synchronise.
  *
- * Blocks begin in the order of their numbers: the next cluster when all that have begun wait, so that blocks may wait for
- * those before them. Warps run until they wait, or look at what others write. With a seed (EMU_SEED), the warps that may
- * run are chosen at random, for short turns, several clusters at once. */
+ * Clusters start in the order of their numbers. The next cluster starts when all started clusters wait, so that a
+ * block may wait for blocks with smaller numbers. A warp runs until it waits or polls memory that others write. With a
+ * seed (EMU_SEED), several clusters run at once, and randomly chosen warps run for a small number of jumps. */
 #include "emulator.h"
 
 #include <stdarg.h>
@@ -16,13 +16,13 @@
 typedef enum emu_step step;
 
 char emu_message[1024];
-long emu_events;
+long emu_progress;
 uint64_t emu_seed;
-static jmp_buf ended;
-static long executed;
+static jmp_buf launch_end;
+static long instruction_count;
 static int trace_thread = -1;
 static unsigned trace_block[3];
-enum { MAX_RESIDENT = 528, IDLE_PASSES = 20000, LONG_TURN = 1 << 20 };
+enum { MAX_RESIDENT = 528, MAX_IDLE_ROUNDS = 20000, MAX_JUMPS = 1 << 20 };
 
 uint32_t emu_random(void)
 {
@@ -48,10 +48,10 @@ void emu_fault(emu_warp *w, const emu_ins *i, uint32_t mask, const char *format,
     snprintf(emu_message, sizeof emu_message, "%s, block (%u, %u, %u), thread %d: %s; line %d of the PTX: %.*s",
              w->kernel->name, w->block->id[0], w->block->id[1], w->block->id[2],
              32 * w->number + (mask != 0 ? __builtin_ctz(mask) : 0), what, i->line, statement_length(i), i->text);
-    longjmp(ended, 1);
+    longjmp(launch_end, 1);
 }
 
-step emu_need(emu_warp *w, const emu_ins *i, uint32_t mask, uint32_t needed)
+step emu_converge(emu_warp *w, const emu_ins *i, uint32_t mask, uint32_t needed)
 {
     needed &= w->alive;
     if ((needed & ~w->splits[w->current].mask) != 0)
@@ -61,14 +61,15 @@ step emu_need(emu_warp *w, const emu_ins *i, uint32_t mask, uint32_t needed)
     return NEXT;
 }
 
-/* ---- between lanes ----------------------------------------------------------------------------------------- */
+/* ---- exchange between lanes ------------------------------------------------------------------------------------ */
 
 enum { UP, DOWN, BUTTERFLY, INDEX };
 
-/* The lanes named by the mask operand, which every lane that executes this must be among. */
-static step members(emu_warp *w, const emu_ins *i, uint32_t m, int operand)
+/* Waits until the lanes of the member-mask operand have converged. Every lane that executes the instruction must be
+ * in its own mask. */
+static step converge_members(emu_warp *w, const emu_ins *i, uint32_t m, int operand)
 {
-    const uint32_t *mask = emu_row(w, i->o[operand]);
+    const uint32_t *mask = emu_register(w, i->o[operand]);
     uint32_t needed = 0;
     EACH_LANE(l, m)
     {
@@ -76,29 +77,29 @@ static step members(emu_warp *w, const emu_ins *i, uint32_t m, int operand)
         if (!(mask[l] >> l & 1))
             emu_fault(w, i, 1u << l, "the mask of lanes, %#x, lacks this one", mask[l]);
     }
-    return emu_need(w, i, m, needed);
+    return emu_converge(w, i, m, needed);
 }
 
 static step run_shuffle(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    const step s = members(w, i, m, 5);
+    const step s = converge_members(w, i, m, 5);
     if (s != NEXT)
         return s;
-    uint32_t *d = emu_row(w, i->o[0]), *p = emu_row(w, i->o[1]), in[LANES], ok = 0;
-    const uint32_t *b = emu_row(w, i->o[3]), *c = emu_row(w, i->o[4]);
-    memcpy(in, emu_row(w, i->o[2]), sizeof in);
+    uint32_t *d = emu_register(w, i->o[0]), *p = emu_register(w, i->o[1]), in[LANES], ok = 0;
+    const uint32_t *b = emu_register(w, i->o[3]), *c = emu_register(w, i->o[4]);
+    memcpy(in, emu_register(w, i->o[2]), sizeof in);
     EACH_LANE(l, m)
     {
         const int by = b[l] & 31, clamp = c[l] & 31, segment = c[l] >> 8 & 31;
-        const int most = (l & segment) | (clamp & ~segment), least = l & segment;
+        const int upper = (l & segment) | (clamp & ~segment), lower = l & segment;
         int from = i->variant == UP          ? l - by
                    : i->variant == DOWN      ? l + by
                    : i->variant == BUTTERFLY ? l ^ by
-                                             : (least | (by & ~segment));
-        const bool inside = i->variant == UP ? from >= most : from <= most;
+                                             : (lower | (by & ~segment));
+        const bool inside = i->variant == UP ? from >= upper : from <= upper;
         from = inside ? from : l;
         ok |= (uint32_t)inside << l;
-        d[l] = m >> from & 1 ? in[from] : 0xffffffff; /* of a lane that takes no part comes anything: a NaN */
+        d[l] = m >> from & 1 ? in[from] : 0xffffffff; /* undefined for an inactive source: a NaN */
     }
     *p = (*p & ~m) | (ok & m);
     return NEXT;
@@ -108,12 +109,12 @@ enum { ALL, ANY, UNIFORM, BALLOT };
 
 static step run_vote(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    const step s = members(w, i, m, 2);
+    const step s = converge_members(w, i, m, 2);
     if (s != NEXT)
         return s;
-    const uint32_t yes = *(uint32_t *)emu_row(w, i->o[1]) & m;
+    const uint32_t yes = *(uint32_t *)emu_register(w, i->o[1]) & m;
     const bool answer = i->variant == ALL ? yes == m : i->variant == ANY ? yes != 0 : yes == 0 || yes == m;
-    uint32_t *d = emu_row(w, i->o[0]);
+    uint32_t *d = emu_register(w, i->o[0]);
     if (i->variant != BALLOT)
         *d = (*d & ~m) | (answer ? m : 0);
     for (int l = 0; l < LANES && i->variant == BALLOT; l++)
@@ -123,11 +124,11 @@ static step run_vote(emu_warp *w, const emu_ins *i, uint32_t m)
 
 static step run_match_any(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    const step s = members(w, i, m, 2);
+    const step s = converge_members(w, i, m, 2);
     if (s != NEXT)
         return s;
-    uint32_t *d = emu_row(w, i->o[0]), in[LANES];
-    memcpy(in, emu_row(w, i->o[1]), sizeof in);
+    uint32_t *d = emu_register(w, i->o[0]), in[LANES];
+    memcpy(in, emu_register(w, i->o[1]), sizeof in);
     EACH_LANE(l, m)
     {
         d[l] = 0;
@@ -136,24 +137,24 @@ static step run_match_any(emu_warp *w, const emu_ins *i, uint32_t m)
     return NEXT;
 }
 
-enum { SUM, LEAST, MOST, LEAST_SIGNED, MOST_SIGNED, CONJUNCTION, DISJUNCTION, PARITY };
+enum { SUM, MIN_U32, MAX_U32, MIN_S32, MAX_S32, AND, OR, XOR };
 
 static step run_redux(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    const step s = members(w, i, m, 2);
+    const step s = converge_members(w, i, m, 2);
     if (s != NEXT)
         return s;
-    uint32_t *d = emu_row(w, i->o[0]), *x = emu_row(w, i->o[1]), all = x[__builtin_ctz(m)];
+    uint32_t *d = emu_register(w, i->o[0]), *x = emu_register(w, i->o[1]), all = x[__builtin_ctz(m)];
     EACH_LANE(l, m & (m - 1)) switch (i->variant)
     {
     case SUM: all += x[l]; break;
-    case LEAST: all = x[l] < all ? x[l] : all; break;
-    case MOST: all = x[l] > all ? x[l] : all; break;
-    case LEAST_SIGNED: all = (int32_t)x[l] < (int32_t)all ? x[l] : all; break;
-    case MOST_SIGNED: all = (int32_t)x[l] > (int32_t)all ? x[l] : all; break;
-    case CONJUNCTION: all &= x[l]; break;
-    case DISJUNCTION: all |= x[l]; break;
-    case PARITY: all ^= x[l]; break;
+    case MIN_U32: all = x[l] < all ? x[l] : all; break;
+    case MAX_U32: all = x[l] > all ? x[l] : all; break;
+    case MIN_S32: all = (int32_t)x[l] < (int32_t)all ? x[l] : all; break;
+    case MAX_S32: all = (int32_t)x[l] > (int32_t)all ? x[l] : all; break;
+    case AND: all &= x[l]; break;
+    case OR: all |= x[l]; break;
+    case XOR: all ^= x[l]; break;
     }
     EACH_LANE(l, m) d[l] = all;
     return NEXT;
@@ -161,28 +162,28 @@ static step run_redux(emu_warp *w, const emu_ins *i, uint32_t m)
 
 static step run_elect(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    const step s = members(w, i, m, 2);
+    const step s = converge_members(w, i, m, 2);
     if (s != NEXT)
         return s;
-    uint32_t *d = emu_row(w, i->o[0]), *p = emu_row(w, i->o[1]);
+    uint32_t *d = emu_register(w, i->o[0]), *p = emu_register(w, i->o[1]);
     EACH_LANE(l, m) d[l] = (uint32_t)__builtin_ctz(m);
     *p = (*p & ~m) | (m & -m);
     return NEXT;
 }
 
-static step run_active(emu_warp *w, const emu_ins *i, uint32_t m)
+static step run_activemask(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    uint32_t *d = emu_row(w, i->o[0]);
+    uint32_t *d = emu_register(w, i->o[0]);
     EACH_LANE(l, m) d[l] = m;
     return NEXT;
 }
 
 static step run_warp_sync(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    return members(w, i, m, 0);
+    return converge_members(w, i, m, 0);
 }
 
-/* ---- between warps and blocks ------------------------------------------------------------------------------- */
+/* ---- barriers of blocks and clusters -------------------------------------------------------------------------- */
 
 static int warps_alive(const emu_block *b)
 {
@@ -192,11 +193,12 @@ static int warps_alive(const emu_block *b)
     return count;
 }
 
-/* Lets everyone at a barrier go on when all have come; those of a barrier without a count are the living. */
+/* Releases the warps at a barrier when all threads have arrived. A barrier without a count expects all warps that
+ * have not exited. */
 static bool release_barrier(emu_block *b, int number)
 {
-    const int wanted = b->barrier[number].wanted > 0 ? b->barrier[number].wanted : warps_alive(b) * LANES;
-    if (b->barrier[number].arrived < wanted)
+    const int expected = b->barrier[number].expected > 0 ? b->barrier[number].expected : warps_alive(b) * LANES;
+    if (b->barrier[number].arrived < expected)
         return false;
     b->barrier[number].arrived = 0;
     for (int n = 0; n < b->warp_count; n++) {
@@ -207,10 +209,10 @@ static bool release_barrier(emu_block *b, int number)
     return true;
 }
 
-/* bar.sync a {, b} and bar.arrive a, b; variant: arrive */
+/* bar.sync a {, b} and bar.arrive a, b. i->variant: arrive */
 static step run_barrier(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    const step s = emu_need(w, i, m, ~0u);
+    const step s = emu_converge(w, i, m, ~0u);
     if (s != NEXT)
         return s;
     if (w->passed) {
@@ -219,15 +221,15 @@ static step run_barrier(emu_warp *w, const emu_ins *i, uint32_t m)
     }
     const int lane = __builtin_ctz(m);
     const uint32_t number = i->count > 0 ? (uint32_t)emu_scalar(w, i->o[0], false, lane) : 0;
-    const int wanted = i->count > 1 ? (int)emu_scalar(w, i->o[1], false, lane) : 0;
-    if (number >= BARRIERS || wanted % LANES != 0 || wanted > w->block->warp_count * LANES)
-        emu_fault(w, i, m, "barrier %u for %d threads of %d", number, wanted, w->block->threads);
-    if (w->block->barrier[number].arrived > 0 && w->block->barrier[number].wanted != wanted)
-        emu_fault(w, i, m, "barrier %u is for %d threads here, and for %d where others wait", number, wanted,
-                  w->block->barrier[number].wanted);
-    w->block->barrier[number].wanted = wanted;
+    const int expected = i->count > 1 ? (int)emu_scalar(w, i->o[1], false, lane) : 0;
+    if (number >= BARRIERS || expected % LANES != 0 || expected > w->block->warp_count * LANES)
+        emu_fault(w, i, m, "barrier %u for %d threads of %d", number, expected, w->block->threads);
+    if (w->block->barrier[number].arrived > 0 && w->block->barrier[number].expected != expected)
+        emu_fault(w, i, m, "barrier %u is for %d threads here, and for %d where others wait", number, expected,
+                  w->block->barrier[number].expected);
+    w->block->barrier[number].expected = expected;
     w->block->barrier[number].arrived += LANES;
-    emu_events++;
+    emu_progress++;
     w->state = i->variant ? READY : AT_BARRIER;
     w->barrier = (int)number;
     if (!release_barrier(w->block, (int)number))
@@ -238,10 +240,10 @@ static step run_barrier(emu_warp *w, const emu_ins *i, uint32_t m)
 
 static void release_cluster(emu_cluster *c)
 {
-    int wanted = 0;
+    int expected = 0;
     for (int n = 0; n < c->count; n++)
-        wanted += warps_alive(c->blocks[n]);
-    if (c->arrived < wanted)
+        expected += warps_alive(c->blocks[n]);
+    if (c->arrived < expected)
         return;
     c->arrived = 0;
     c->phase++;
@@ -253,19 +255,19 @@ static void release_cluster(emu_cluster *c)
 
 static step run_cluster_arrive(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    const step s = emu_need(w, i, m, ~0u);
+    const step s = emu_converge(w, i, m, ~0u);
     if (s != NEXT)
         return s;
     w->cluster_phase = w->block->cluster->phase;
     w->block->cluster->arrived++;
-    emu_events++;
+    emu_progress++;
     release_cluster(w->block->cluster);
     return NEXT;
 }
 
 static step run_cluster_wait(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    const step s = emu_need(w, i, m, ~0u);
+    const step s = emu_converge(w, i, m, ~0u);
     if (s != NEXT)
         return s;
     if (w->block->cluster->phase != w->cluster_phase)
@@ -304,15 +306,15 @@ const char *emu_find_control(const char *o, emu_ins *i)
         {"match.any.sync.b32", run_match_any, "Www", 0},
         {"redux.sync.add.s32", run_redux, "Www", SUM},
         {"redux.sync.add.u32", run_redux, "Www", SUM},
-        {"redux.sync.min.u32", run_redux, "Www", LEAST},
-        {"redux.sync.max.u32", run_redux, "Www", MOST},
-        {"redux.sync.min.s32", run_redux, "Www", LEAST_SIGNED},
-        {"redux.sync.max.s32", run_redux, "Www", MOST_SIGNED},
-        {"redux.sync.and.b32", run_redux, "Www", CONJUNCTION},
-        {"redux.sync.or.b32", run_redux, "Www", DISJUNCTION},
-        {"redux.sync.xor.b32", run_redux, "Www", PARITY},
+        {"redux.sync.min.u32", run_redux, "Www", MIN_U32},
+        {"redux.sync.max.u32", run_redux, "Www", MAX_U32},
+        {"redux.sync.min.s32", run_redux, "Www", MIN_S32},
+        {"redux.sync.max.s32", run_redux, "Www", MAX_S32},
+        {"redux.sync.and.b32", run_redux, "Www", AND},
+        {"redux.sync.or.b32", run_redux, "Www", OR},
+        {"redux.sync.xor.b32", run_redux, "Www", XOR},
         {"elect.sync", run_elect, "Dw", 0},
-        {"activemask.b32", run_active, "W", 0},
+        {"activemask.b32", run_activemask, "W", 0},
         {"bar.warp.sync", run_warp_sync, "w", 0},
         {"bar.sync", run_barrier, "?ww", 0},
         {"bar.cta.sync", run_barrier, "?ww", 0},
@@ -350,13 +352,13 @@ const char *emu_find_control(const char *o, emu_ins *i)
     return NULL;
 }
 
-/* ---- a warp's turn -------------------------------------------------------------------------------------------- */
+/* ---- warps -------------------------------------------------------------------------------------------- */
 
 static void warp_exits(emu_warp *w)
 {
     emu_block *b = w->block;
     w->state = EXITED;
-    emu_events++;
+    emu_progress++;
     b->ended = warps_alive(b) == 0;
     for (int n = 0; n < BARRIERS; n++)
         if (b->barrier[n].arrived > 0)
@@ -365,15 +367,16 @@ static void warp_exits(emu_warp *w)
         release_cluster(b->cluster);
 }
 
-/* Splits at the same place become one. The first in order that can go on is the current one; false: none can. */
-static bool choose(emu_warp *w)
+/* Merges splits at the same instruction. Selects the runnable split with the lowest order as the current one.
+ * Returns false if no split can run now. */
+static bool choose_split(emu_warp *w)
 {
     bool moved = false;
     for (int a = 0; a < w->split_count; a++) {
         for (int b = a + 1; b < w->split_count; b++)
             if (w->splits[a].pc == w->splits[b].pc && w->splits[b].mask != 0) {
                 w->splits[a].mask |= w->splits[b].mask;
-                w->splits[a].tired &= w->splits[b].tired;
+                w->splits[a].yielded &= w->splits[b].yielded;
                 w->splits[b].mask = 0;
                 moved = true;
             }
@@ -386,29 +389,29 @@ static bool choose(emu_warp *w)
         warp_exits(w);
         return false;
     }
-    int best = -1, least = -1;
+    int best = -1, unparked = -1;
     for (int s = 0; s < w->split_count; s++) {
         emu_split *at = &w->splits[s];
         at->parked &= !moved;
         if (at->parked)
             continue;
         const int order = w->kernel->code[at->pc].order;
-        if (!at->tired && (best < 0 || order < w->kernel->code[w->splits[best].pc].order))
+        if (!at->yielded && (best < 0 || order < w->kernel->code[w->splits[best].pc].order))
             best = s;
-        least = s;
+        unparked = s;
     }
     if (best >= 0) {
         w->current = best;
         return true;
     }
-    if (least < 0) {
+    if (unparked < 0) {
         w->current = 0;
         const emu_ins *i = &w->kernel->code[w->splits[0].pc], *j = &w->kernel->code[w->splits[w->split_count - 1].pc];
         emu_fault(w, i, w->splits[0].mask, "lanes %#x wait here for others, lanes %#x at line %d, %.*s",
                   w->splits[0].mask, w->splits[w->split_count - 1].mask, j->line, statement_length(j), j->text);
     }
     for (int s = 0; s < w->split_count; s++)
-        w->splits[s].tired = false;
+        w->splits[s].yielded = false;
     return false;
 }
 
@@ -417,33 +420,33 @@ static void trace(emu_warp *w, const emu_ins *i, uint32_t m)
     const int l = trace_thread % LANES;
     fprintf(stderr, "%6d %c %.*s ;", i->line, m >> l & 1 ? ' ' : '-', statement_length(i), i->text);
     for (int o = 0; o < i->count && o < 12; o++)
-        fprintf(stderr, " %x", ((uint32_t *)emu_row(w, i->o[o]))[l]);
+        fprintf(stderr, " %x", ((uint32_t *)emu_register(w, i->o[o]))[l]);
     fputc('\n', stderr);
 }
 
-static void turn(emu_warp *w, long jumps)
+static void run_warp(emu_warp *w, long jumps)
 {
-    if (!choose(w) && (w->state == EXITED || !choose(w)))
+    if (!choose_split(w) && (w->state == EXITED || !choose_split(w)))
         return;
     const emu_ins *code = w->kernel->code;
     const bool traced = trace_thread / LANES == w->number && trace_thread >= 0 &&
                         memcmp(trace_block, w->block->id, sizeof trace_block) == 0;
-    bool fresh = true;
+    bool just_chosen = true;
     for (;;) {
         emu_split *s = &w->splits[w->current];
         const emu_ins *i = &code[s->pc];
-        if (i->leader && w->split_count > 1 && !fresh) {
-            if (!choose(w))
+        if (i->leader && w->split_count > 1 && !just_chosen) {
+            if (!choose_split(w))
                 return;
-            fresh = true;
+            just_chosen = true;
             continue;
         }
-        fresh = false;
+        just_chosen = false;
         uint32_t m = s->mask;
         if (i->guard >= 0)
-            m &= i->unless ? ~w->regs[i->guard] : w->regs[i->guard];
+            m &= i->negated ? ~w->regs[i->guard] : w->regs[i->guard];
         s->pc++;
-        executed++;
+        instruction_count++;
         if (m == 0)
             continue;
         const step next = i->run(w, i, m);
@@ -455,21 +458,21 @@ static void turn(emu_warp *w, long jumps)
         if (next == PARK || next == RETRY)
             s->pc--;
         s->parked = next == PARK;
-        s->tired = next == RETRY || next == YIELD;
+        s->yielded = next == RETRY || next == YIELD;
         if (w->state != READY)
             return;
         if (next == JUMP && w->split_count == 1 && s->mask != 0) {
             if (jumps-- <= 0) {
-                emu_events++; /* it does not wait: it was stopped */
+                emu_progress++; /* the warp was stopped but does not wait */
                 return;
             }
             continue;
         }
-        if (!choose(w))
+        if (!choose_split(w))
             return;
-        fresh = true;
+        just_chosen = true;
         if (jumps-- <= 0) {
-            emu_events++;
+            emu_progress++;
             return;
         }
     }
@@ -513,7 +516,7 @@ static void begin_warp(const emu_kernel *k, const emu_grid *g, emu_warp *w, cons
     w->alive = threads >= LANES ? ~0u : (1u << threads) - 1;
     w->kernel = k;
     w->constants = k->constants;
-    w->regs = aligned_alloc(256, (size_t)(k->words + 64) * 4);
+    w->regs = aligned_alloc(256, (size_t)(k->register_words + 64) * 4);
     w->local = malloc((size_t)k->local_bytes * LANES + 1);
     memset(w->local, 0xff, (size_t)k->local_bytes * LANES);
     w->split_count = 1;
@@ -522,9 +525,9 @@ static void begin_warp(const emu_kernel *k, const emu_grid *g, emu_warp *w, cons
         const struct emu_special *at = &k->specials[s];
         for (int l = 0; l < LANES; l++)
             if (at->id == PARAM_ADDRESS)
-                ((uint64_t *)(w->regs + at->place))[l] = (uint64_t)(parameters + at->offset);
+                ((uint64_t *)(w->regs + at->reg))[l] = (uint64_t)(parameters + at->offset);
             else
-                w->regs[at->place + l] = special_value(g, w, at->id, l);
+                w->regs[at->reg + l] = special_value(g, w, at->id, l);
     }
 }
 
@@ -572,8 +575,8 @@ static bool cluster_ended(const emu_cluster *c)
     return true;
 }
 
-/* Everyone waits, and nobody can let anybody go on: says where they stand. */
-static void deadlock(emu_cluster **clusters, int count)
+/* Ends the launch because every thread waits. Reports where each warp waits. */
+static void report_deadlock(emu_cluster **clusters, int count)
 {
     int shown = 0;
     size_t at = (size_t)snprintf(emu_message, sizeof emu_message,
@@ -596,10 +599,10 @@ static void deadlock(emu_cluster **clusters, int count)
                     at += (size_t)snprintf(emu_message + at, sizeof emu_message - at, " block %u warp %d at line %d;",
                                            w->block->id[0], n, i->line);
             }
-    longjmp(ended, 1);
+    longjmp(launch_end, 1);
 }
 
-static void pass(emu_cluster *c)
+static void run_round(emu_cluster *c)
 {
     for (int r = 0; r < c->count; r++) {
         emu_block *b = c->blocks[r];
@@ -607,7 +610,7 @@ static void pass(emu_cluster *c)
         for (int n = 0; n < b->warp_count; n++) {
             emu_warp *w = &b->warps[(n + first) % b->warp_count];
             if (w->state == READY && (emu_seed == 0 || emu_random() % 4 != 0))
-                turn(w, emu_seed != 0 ? 8 + emu_random() % 32 : LONG_TURN);
+                run_warp(w, emu_seed != 0 ? 8 + emu_random() % 32 : MAX_JUMPS);
         }
     }
 }
@@ -616,51 +619,51 @@ bool emu_launch(const emu_kernel *k, const emu_grid *g, const void *parameters)
 {
     static emu_cluster *clusters[MAX_RESIDENT];
     static int count;
-    const uint64_t all = (uint64_t)g->blocks[0] * g->blocks[1] * g->blocks[2] / g->cluster;
-    uint64_t begun = 0;
+    const uint64_t cluster_count = (uint64_t)g->blocks[0] * g->blocks[1] * g->blocks[2] / g->cluster;
+    uint64_t started = 0;
     const clock_t start = clock();
     const char *traced = getenv("EMU_TRACE"), *seed = getenv("EMU_SEED");
     trace_thread = -1;
     if (traced != NULL)
         sscanf(traced, "%u,%u,%u,%d", &trace_block[0], &trace_block[1], &trace_block[2], &trace_thread);
     emu_seed = seed != NULL ? strtoull(seed, NULL, 0) : 0;
-    uint8_t *block = aligned_alloc(128, (size_t)(k->param_bytes + 127) / 128 * 128 + 128);
-    memcpy(block, parameters, (size_t)k->param_bytes);
-    emu_add_memory((uint64_t)block, (size_t)k->param_bytes);
-    executed = 0, count = 0, emu_message[0] = 0;
-    emu_async_begin();
-    const bool failed = setjmp(ended) != 0;
+    uint8_t *parameter_block = aligned_alloc(128, (size_t)(k->param_bytes + 127) / 128 * 128 + 128);
+    memcpy(parameter_block, parameters, (size_t)k->param_bytes);
+    emu_add_memory((uint64_t)parameter_block, (size_t)k->param_bytes);
+    instruction_count = 0, count = 0, emu_message[0] = 0;
+    emu_async_reset();
+    const bool failed = setjmp(launch_end) != 0;
     if (!failed)
         for (int idle = 0;;) {
-            const int wanted = emu_seed != 0 ? 4 : 1;
-            while (count < wanted && begun < all)
-                clusters[count++] = begin_cluster(k, g, begun++, block);
+            const int resident = emu_seed != 0 ? 4 : 1;
+            while (count < resident && started < cluster_count)
+                clusters[count++] = begin_cluster(k, g, started++, parameter_block);
             if (count == 0)
                 break;
-            const long before = emu_events;
+            const long before = emu_progress;
             for (int c = 0; c < count; c++) {
-                pass(clusters[c]);
+                run_round(clusters[c]);
                 if (cluster_ended(clusters[c])) {
-                    emu_async_land();
+                    emu_async_complete();
                     end_cluster(clusters[c]);
                     clusters[c] = clusters[--count];
                     clusters[count] = NULL;
                     c--;
                 }
             }
-            idle = emu_events != before || emu_async_land() ? 0 : idle + 1;
-            if (idle > 3 && begun < all && (uint64_t)count * g->cluster < MAX_RESIDENT / 4)
-                clusters[count++] = begin_cluster(k, g, begun++, block), idle = 0;
-            if (idle > IDLE_PASSES)
-                deadlock(clusters, count);
+            idle = emu_progress != before || emu_async_complete() ? 0 : idle + 1;
+            if (idle > 3 && started < cluster_count && (uint64_t)count * g->cluster < MAX_RESIDENT / 4)
+                clusters[count++] = begin_cluster(k, g, started++, parameter_block), idle = 0;
+            if (idle > MAX_IDLE_ROUNDS)
+                report_deadlock(clusters, count);
         }
     for (int c = 0; c < count; c++)
         end_cluster(clusters[c]);
-    emu_remove_memory((uint64_t)block);
-    free(block);
+    emu_remove_memory((uint64_t)parameter_block);
+    free(parameter_block);
     if (getenv("EMU_VERBOSE") != NULL)
         fprintf(stderr, "emulator: %s, %ux%ux%u blocks of %u in clusters of %u: %ld instructions of warps in %.3f s\n",
-                k->name, g->blocks[0], g->blocks[1], g->blocks[2], g->threads[0], g->cluster, executed,
+                k->name, g->blocks[0], g->blocks[1], g->blocks[2], g->threads[0], g->cluster, instruction_count,
                 (double)(clock() - start) / CLOCKS_PER_SEC);
     return !failed;
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * matrix.c: the tensor cores. Products of 16-bit floats are exact in float; their sums are taken in the order of k, an
- * fma each, where a GPU adds them at once and cuts: the last bits differ. wgmma is done when it is issued. */
+ * matrix.c: mma and wgmma.
+ *
+ * Products of 16-bit floats are exact in float. The emulator accumulates them in the order of k, with one fma each. A
+ * GPU adds several products at once and truncates, so the last bits differ. A wgmma completes when it is issued. */
 #include "emulator.h"
 
 #include <math.h>
@@ -11,7 +13,7 @@
 typedef enum emu_step step;
 enum { BF16, F16 };
 
-static float element(int type, uint32_t half)
+static float to_float(int type, uint32_t half)
 {
     return type == F16 ? emu_from_f16(half & 0xffff) : emu_from_bf16(half & 0xffff);
 }
@@ -29,55 +31,55 @@ static void multiply(float *c, const float *a, const float *b, int k, int n)
         }
 }
 
-/* Registers a[0..] of A [16][k], as src/cuda/device/mma.cuh has them. */
-static void read_a(emu_warp *w, const int32_t *o, int type, int k, float *a)
+/* Loads A [16][k] from the registers o[0..]. src/cuda/device/mma.cuh defines the fragment layout. */
+static void load_a(emu_warp *w, const int32_t *o, int type, int k, float *a)
 {
     for (int r = 0; r < k / 4; r++) {
-        const uint32_t *row = emu_row(w, o[r]);
+        const uint32_t *row = emu_register(w, o[r]);
         for (int l = 0; l < LANES; l++)
             for (int h = 0; h < 2; h++)
-                a[(l / 4 + 8 * (r & 1)) * k + 2 * (l % 4) + 8 * (r >> 1) + h] = element(type, row[l] >> 16 * h);
+                a[(l / 4 + 8 * (r & 1)) * k + 2 * (l % 4) + 8 * (r >> 1) + h] = to_float(type, row[l] >> 16 * h);
     }
 }
 
-/* Accumulators [16][n]: register 4 j + e of a lane is row g + 8 (e / 2), column 8 j + 2 q + e % 2. */
-static void read_c(emu_warp *w, const int32_t *o, int n, float *c)
+/* Accumulators [16][n]: register 4 j + e of lane 4 g + q is row g + 8 (e / 2), column 8 j + 2 q + e % 2. */
+static void load_c(emu_warp *w, const int32_t *o, int n, float *c)
 {
     for (int r = 0; r < n / 2; r++) {
-        const float *row = emu_row(w, o[r]);
+        const float *row = emu_register(w, o[r]);
         for (int l = 0; l < LANES; l++)
             c[(l / 4 + 8 * (r >> 1 & 1)) * n + 8 * (r / 4) + 2 * (l % 4) + (r & 1)] = row[l];
     }
 }
 
-static void write_c(emu_warp *w, const int32_t *o, int n, const float *c)
+static void store_c(emu_warp *w, const int32_t *o, int n, const float *c)
 {
     for (int r = 0; r < n / 2; r++) {
-        float *row = emu_row(w, o[r]);
+        float *row = emu_register(w, o[r]);
         for (int l = 0; l < LANES; l++)
             row[l] = c[(l / 4 + 8 * (r >> 1 & 1)) * n + 8 * (r / 4) + 2 * (l % 4) + (r & 1)];
     }
 }
 
-/* mma d, a, b, c; size: k; variant: type */
+/* mma d, a, b, c. i->size: k. i->variant: type */
 static step run_mma(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    const step s = emu_need(w, i, m, ~0u);
+    const step s = emu_converge(w, i, m, ~0u);
     if (s != NEXT)
         return s;
     const int k = i->size;
     const int32_t *oa = i->o + 4, *ob = oa + k / 4, *oc = ob + k / 8;
     float a[16 * 16], b[16 * 8], c[16 * 8];
-    read_a(w, oa, i->variant, k, a);
+    load_a(w, oa, i->variant, k, a);
     for (int r = 0; r < k / 8; r++) {
-        const uint32_t *row = emu_row(w, ob[r]);
+        const uint32_t *row = emu_register(w, ob[r]);
         for (int l = 0; l < LANES; l++)
             for (int h = 0; h < 2; h++)
-                b[(2 * (l % 4) + 8 * r + h) * 8 + l / 4] = element(i->variant, row[l] >> 16 * h);
+                b[(2 * (l % 4) + 8 * r + h) * 8 + l / 4] = to_float(i->variant, row[l] >> 16 * h);
     }
-    read_c(w, oc, 8, c);
+    load_c(w, oc, 8, c);
     multiply(c, a, b, k, 8);
-    write_c(w, i->o, 8, c);
+    store_c(w, i->o, 8, c);
     return NEXT;
 }
 
@@ -87,7 +89,7 @@ typedef struct descriptor {
     uint32_t start, leading, stride, swizzle; /* bytes */
 } descriptor;
 
-static descriptor describe(emu_warp *w, const emu_ins *i, uint64_t bits)
+static descriptor decode_descriptor(emu_warp *w, const emu_ins *i, uint64_t bits)
 {
     static const uint32_t swizzles[] = {0, 128, 64, 32};
     if (bits >> 49 & 7)
@@ -96,12 +98,13 @@ static descriptor describe(emu_warp *w, const emu_ins *i, uint64_t bits)
                         (uint32_t)(bits >> 32 & 0x3fff) << 4, swizzles[bits >> 62]};
 }
 
-/* Rows `first` to first + count of the outer axis, 16 of the inner one, to out[16][count]; 16 bytes at a time. */
-static void read_tile(emu_warp *w, const emu_ins *i, uint64_t bits, int type, bool mn_major, int first, int count,
+/* Loads `count` rows of the outer axis from `first` on and 16 elements of the inner axis into out[16][count], 16
+ * bytes at a time. */
+static void load_tile(emu_warp *w, const emu_ins *i, uint64_t bits, int type, bool mn_major, int first, int count,
                       float *out)
 {
-    const descriptor d = describe(w, i, bits);
-    const int width = d.swizzle == 0 ? 16 : (int)d.swizzle; /* bytes of a row of the pattern */
+    const descriptor d = decode_descriptor(w, i, bits);
+    const int width = d.swizzle == 0 ? 16 : (int)d.swizzle; /* bytes per row of the swizzle pattern */
     for (int u = 0; u < 2 * count; u++) {
         const int outer = mn_major ? first + u % (count / 8) * 8 : first + u / 2;
         const int inner = mn_major ? u / (count / 8) : u % 2 * 8;
@@ -119,15 +122,16 @@ static void read_tile(emu_warp *w, const emu_ins *i, uint64_t bits, int type, bo
         const uint16_t *unit = (const uint16_t *)emu_shared(w, i, 1, at, 16, 16);
         for (int e = 0; e < 8; e++) {
             const int n = outer - first + (mn_major ? e : 0), k = inner + (mn_major ? 0 : e);
-            out[k * count + n] = element(type, unit[e]);
+            out[k * count + n] = to_float(type, unit[e]);
         }
     }
 }
 
-/* wgmma d, a, b, p, scale a, scale b {, a is MN-major} {, b is}: this warp's 16 rows of the 64. size: n / 8 */
+/* wgmma d, a, b, p, scale a, scale b {, a is MN-major} {, b is MN-major}: computes this warp's 16 rows of the 64.
+ * i->size: n / 8 */
 static step run_wgmma(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    const step s = emu_need(w, i, m, ~0u);
+    const step s = emu_converge(w, i, m, ~0u);
     if (s != NEXT)
         return s;
     const int n = 8 * i->size;
@@ -138,25 +142,25 @@ static step run_wgmma(emu_warp *w, const emu_ins *i, uint32_t m)
     if (emu_scalar(w, rest[2], false, 0) != 1 || emu_scalar(w, rest[3], false, 0) != 1)
         emu_fault(w, i, m, "wgmma that negates, which the emulator does not serve");
     if (i->wide_data) {
-        read_tile(w, i, emu_scalar(w, *a, true, 0), i->variant, a_mn, 16 * (w->number % 4), 16, y);
+        load_tile(w, i, emu_scalar(w, *a, true, 0), i->variant, a_mn, 16 * (w->number % 4), 16, y);
         for (int r = 0; r < 16; r++)
             for (int k = 0; k < 16; k++)
                 x[16 * r + k] = y[16 * k + r];
     } else
-        read_a(w, a, i->variant, 16, x);
-    read_tile(w, i, emu_scalar(w, rest[0], true, 0), i->variant, b_mn, 0, n, b);
-    if (*(const uint32_t *)emu_row(w, rest[1]) & 1)
-        read_c(w, i->o, n, c);
+        load_a(w, a, i->variant, 16, x);
+    load_tile(w, i, emu_scalar(w, rest[0], true, 0), i->variant, b_mn, 0, n, b);
+    if (*(const uint32_t *)emu_register(w, rest[1]) & 1)
+        load_c(w, i->o, n, c);
     else
         memset(c, 0, sizeof *c * 16 * (size_t)n);
     multiply(c, x, b, 16, n);
-    write_c(w, i->o, n, c);
+    store_c(w, i->o, n, c);
     return NEXT;
 }
 
-static step run_group(emu_warp *w, const emu_ins *i, uint32_t m)
+static step run_wgmma_sync(emu_warp *w, const emu_ins *i, uint32_t m)
 {
-    return emu_need(w, i, m, ~0u);
+    return emu_converge(w, i, m, ~0u);
 }
 
 const char *emu_find_matrix(const char *o, emu_ins *i)
@@ -177,7 +181,7 @@ const char *emu_find_matrix(const char *o, emu_ins *i)
         i->size = (uint8_t)(strtol(o + 33, &end, 10) / 8);
         return strcmp(end, "k16.f32.bf16.bf16") == 0 || strcmp(end, "k16.f32.f16.f16") == 0 ? "Bxlpww?ww" : NULL;
     }
-    i->run = run_group;
+    i->run = run_wgmma_sync;
     if (strcmp(o, "wgmma.fence.sync.aligned") == 0 || strcmp(o, "wgmma.commit_group.sync.aligned") == 0)
         return "";
     if (strcmp(o, "wgmma.wait_group.sync.aligned") == 0)

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * memory.c: what reads and writes memory at once: loads, stores, atomics, ldmatrix and stmatrix. Every access is held
- * against the device's allocations, or the block's shared memory, and against its alignment. An address of global
- * memory is the host's; of shared memory an offset, above it the number of the cluster's block plus one, 0: one's own. */
+ * memory.c: the synchronous memory instructions: loads, stores, atomics, ldmatrix and stmatrix.
+ *
+ * Every access is checked against the device's allocations, or the block's shared memory, and for alignment. A global
+ * address is an address of the host. A shared address holds an offset in bits 0 to 23. Bits 24 and above hold 0 for the
+ * executing block, or 1 + the rank of a block of the cluster. */
 #include "emulator.h"
 
 #include <math.h>
@@ -19,13 +21,13 @@ typedef struct range {
 } range;
 
 static range *ranges;
-static int range_count, range_room, range_hit;
+static int range_count, range_capacity, last_range;
 
 void emu_add_memory(uint64_t at, size_t bytes)
 {
-    if (range_count == range_room) {
-        range_room = 2 * range_room + 64;
-        ranges = realloc(ranges, (size_t)range_room * sizeof *ranges);
+    if (range_count == range_capacity) {
+        range_capacity = 2 * range_capacity + 64;
+        ranges = realloc(ranges, (size_t)range_capacity * sizeof *ranges);
     }
     ranges[range_count++] = (range){at, at + bytes};
 }
@@ -35,30 +37,30 @@ bool emu_remove_memory(uint64_t at)
     for (int r = 0; r < range_count; r++)
         if (ranges[r].begin == at) {
             ranges[r] = ranges[--range_count];
-            range_hit = 0;
+            last_range = 0;
             return true;
         }
     return false;
 }
 
-uint8_t *emu_global(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t lo, uint64_t hi, const char *what)
+uint8_t *emu_global(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t begin, uint64_t end, const char *what)
 {
-    if (range_hit < range_count && lo >= ranges[range_hit].begin && hi <= ranges[range_hit].end)
-        return (uint8_t *)lo;
+    if (last_range < range_count && begin >= ranges[last_range].begin && end <= ranges[last_range].end)
+        return (uint8_t *)begin;
     for (int r = 0; r < range_count; r++)
-        if (lo >= ranges[r].begin && hi <= ranges[r].end) {
-            range_hit = r;
-            return (uint8_t *)lo;
+        if (begin >= ranges[r].begin && end <= ranges[r].end) {
+            last_range = r;
+            return (uint8_t *)begin;
         }
     int nearest = 0;
     for (int r = 1; r < range_count; r++) {
-        const uint64_t a = lo - ranges[r].begin, b = lo - ranges[nearest].begin;
+        const uint64_t a = begin - ranges[r].begin, b = begin - ranges[nearest].begin;
         nearest = (int64_t)a >= 0 && ((int64_t)b < 0 || a < b) ? r : nearest;
     }
-    if (range_count == 0 || lo < ranges[nearest].begin)
-        emu_fault(w, i, mask, "%s at %#llx, which is no memory of the device", what, (unsigned long long)lo);
-    emu_fault(w, i, mask, "%s of %llu bytes at %llu of an allocation of %llu", what, (unsigned long long)(hi - lo),
-              (unsigned long long)(lo - ranges[nearest].begin),
+    if (range_count == 0 || begin < ranges[nearest].begin)
+        emu_fault(w, i, mask, "%s at %#llx, which is no memory of the device", what, (unsigned long long)begin);
+    emu_fault(w, i, mask, "%s of %llu bytes at %llu of an allocation of %llu", what, (unsigned long long)(end - begin),
+              (unsigned long long)(begin - ranges[nearest].begin),
               (unsigned long long)(ranges[nearest].end - ranges[nearest].begin));
 }
 
@@ -85,14 +87,14 @@ uint8_t *emu_shared(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t at, u
 
 void emu_addresses(emu_warp *w, const emu_ins *i, uint32_t m, int operand, int which, uint64_t *at)
 {
-    const void *row = emu_row(w, i->o[operand]);
+    const void *row = emu_register(w, i->o[operand]);
     const uint64_t *wide = row;
     const uint32_t *narrow = row;
     EACH_LANE(l, m)
     at[l] = i->wide[which] ? wide[l] + (uint64_t)i->offset[which] : (uint32_t)(narrow[l] + (uint32_t)i->offset[which]);
 }
 
-/* Where each lane's bytes lie on the host. */
+/* Computes the host address of each lane's access and checks the access. */
 static void resolve(emu_warp *w, const emu_ins *i, uint32_t m, int operand, unsigned bytes, const char *what,
                     uint8_t **at)
 {
@@ -129,9 +131,9 @@ static void resolve(emu_warp *w, const emu_ins *i, uint32_t m, int operand, unsi
         bits |= address[l];
         at[l] = (uint8_t *)address[l];
     }
-    for (int r = range_hit, tried = 0; tried <= range_count && bits % bytes == 0; r = tried++)
+    for (int r = last_range, tried = 0; tried <= range_count && bits % bytes == 0; r = tried++)
         if (r < range_count && low >= ranges[r].begin && high + bytes <= ranges[r].end) {
-            range_hit = r;
+            last_range = r;
             return;
         }
     EACH_LANE(l, m)
@@ -144,10 +146,10 @@ static void resolve(emu_warp *w, const emu_ins *i, uint32_t m, int operand, unsi
 
 /* ---- loads and stores ---------------------------------------------------------------------------------------- */
 
-#define MOVE(type, register_type, get)                  \
-    for (int v = 0; v < i->vector; v++) {               \
-        register_type *d = emu_row(w, i->o[first + v]); \
-        EACH_LANE(l, m) get;                            \
+#define MOVE(type, register_type, get)                       \
+    for (int v = 0; v < i->vector; v++) {                    \
+        register_type *d = emu_register(w, i->o[first + v]); \
+        EACH_LANE(l, m) get;                                 \
     }
 #define LOAD(type, register_type) MOVE(type, register_type, d[l] = (register_type)((const type *)at[l])[v])
 #define STORE(type, register_type) MOVE(type, register_type, ((type *)at[l])[v] = (type)d[l])
@@ -192,7 +194,7 @@ static step run_store(emu_warp *w, const emu_ins *i, uint32_t m)
         case 2: STORE(uint16_t, uint32_t) break;
         default: STORE(uint32_t, uint32_t)
         }
-    emu_events++;
+    emu_progress++;
     return NEXT;
 }
 
@@ -279,20 +281,20 @@ static step run_atomic(emu_warp *w, const emu_ins *i, uint32_t m)
         if (address == 0)
             continue;
         if (wide)
-            ((uint64_t *)emu_row(w, i->o[0]))[l] = old;
+            ((uint64_t *)emu_register(w, i->o[0]))[l] = old;
         else
-            ((uint32_t *)emu_row(w, i->o[0]))[l] = (uint32_t)old;
+            ((uint32_t *)emu_register(w, i->o[0]))[l] = (uint32_t)old;
     }
-    emu_events++;
-    return address == 1 ? YIELD : NEXT; /* it may be a lock that somebody else holds */
+    emu_progress++;
+    return address == 1 ? YIELD : NEXT; /* the loop may spin on a lock that another warp holds */
 }
 
 /* ---- matrices of 8 x 8 16-bit elements ---------------------------------------------------------------------- */
 
-/* Lane l has elements 2 (l%4) and 2 (l%4) + 1 of row l/4, transposed of column l/4; variant: transposed. */
+/* Lane l holds elements 2 (l%4) and 2 (l%4) + 1 of row l/4, or of column l/4 if transposed. i->variant: transposed. */
 static step run_matrix(emu_warp *w, const emu_ins *i, uint32_t m, bool store)
 {
-    const step s = emu_need(w, i, m, ~0u);
+    const step s = emu_converge(w, i, m, ~0u);
     if (s != NEXT)
         return s;
     uint64_t address[LANES];
@@ -301,7 +303,7 @@ static step run_matrix(emu_warp *w, const emu_ins *i, uint32_t m, bool store)
     for (int l = 0; l < 8 * i->vector; l++)
         row[l] = emu_shared(w, i, 1u << l, address[l] & 0xffffffff, 16, 16);
     for (int v = 0; v < i->vector; v++) {
-        uint32_t *r = emu_row(w, i->o[store ? 1 + v : v]);
+        uint32_t *r = emu_register(w, i->o[store ? 1 + v : v]);
         for (int l = 0; l < LANES; l++)
             for (int h = 0; h < 2; h++) {
                 const int across = 2 * (l % 4) + h, down = l / 4;
@@ -313,7 +315,7 @@ static step run_matrix(emu_warp *w, const emu_ins *i, uint32_t m, bool store)
                     r[l] = h == 0 ? *element : r[l] | (uint32_t)*element << 16;
             }
     }
-    emu_events += store;
+    emu_progress += store;
     return NEXT;
 }
 

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * parse.c: the text of a kernel made ready to run. The operands of an opcode are laid out by letters:
+ * parse.c: translates the PTX text of a kernel into emu_ins. Letters describe the operands of an opcode:
  *
- *   w l p x   a 32-bit, 64-bit, predicate register that is read, or any;  capital: written;  B M: both, 32 and 64 bits
- *   D         a register and, after a bar or not, a predicate, both written
- *   A         an address in brackets: its register;  T: [map, {coordinates}]: the map's register and the coordinates
- *   b         a label;  ?: what follows may be missing
+ *   w l p x   a register that is read: 32-bit, 64-bit, predicate, any class
+ *   W L P X   the same, written
+ *   B M       a register that is read and written: 32-bit, 64-bit
+ *   D         a register and optionally "|" and a predicate, both written
+ *   A         an address in brackets; the operand is its register
+ *   T         [map, {coordinates}]; the operands are the map's register and the coordinates
+ *   b         a label
+ *   ?         the letters after it are optional
  *
  * Braces hold several operands of the same letter. */
 #include "emulator.h"
@@ -18,7 +22,7 @@
 
 enum { MAX_NAMES = 4096 };
 
-typedef struct name { /* a family of registers, %r<N>; one register; or a symbol: an address */
+typedef struct name { /* a family of registers %r<N>, a single register, or a symbol with an address */
     const char *text;
     int length, count, first;
     enum emu_class class;
@@ -26,41 +30,41 @@ typedef struct name { /* a family of registers, %r<N>; one register; or a symbol
     int64_t value;
 } name;
 
-typedef struct jump {
+typedef struct label_position {
     int ins;
     const char *label;
     int length;
-} jump;
+} label_position;
 
 typedef struct parser {
     const char *file, *kernel, *begin, *statement;
     jmp_buf failed;
     emu_kernel *k;
-    int code_room, line;
-    const char *line_at;
+    int code_capacity, line;
+    const char *line_position;
     name names[MAX_NAMES];
-    int name_count, register_count, register_room;
+    int name_count, register_count, register_capacity;
     uint8_t *classes;
     int32_t *pool; /* operands of all instructions */
     uint8_t *roles;
-    int pool_count, pool_room, constant_words, constant_room, sinks[3];
-    jump *jumps, *labels;
-    int jump_count, label_count, room_jumps, room_labels;
+    int pool_count, pool_capacity, constant_words, constant_capacity, discarded[3];
+    label_position *label_uses, *labels;
+    int label_use_count, label_count, label_use_capacity, label_capacity;
     int shared_end, local_end;
 } parser;
 
-#define GROW(array, count, room)                                          \
-    do {                                                                  \
-        if ((count) >= (room)) {                                          \
-            (room) = 2 * (room) + 256;                                    \
-            (array) = realloc((array), (size_t)(room) * sizeof *(array)); \
-        }                                                                 \
+#define GROW(array, count, capacity)                                          \
+    do {                                                                      \
+        if ((count) >= (capacity)) {                                          \
+            (capacity) = 2 * (capacity) + 256;                                \
+            (array) = realloc((array), (size_t)(capacity) * sizeof *(array)); \
+        }                                                                     \
     } while (0)
 
 static int line_of(parser *p, const char *at)
 {
-    for (; p->line_at < at; p->line_at++)
-        p->line += *p->line_at == '\n';
+    for (; p->line_position < at; p->line_position++)
+        p->line += *p->line_position == '\n';
     return p->line;
 }
 
@@ -99,8 +103,8 @@ static name *add_name(parser *p, const char *text, int length)
 
 static int new_registers(parser *p, enum emu_class class, int count)
 {
-    while (p->register_count + count > p->register_room)
-        GROW(p->classes, p->register_room, p->register_room);
+    while (p->register_count + count > p->register_capacity)
+        GROW(p->classes, p->register_capacity, p->register_capacity);
     memset(p->classes + p->register_count, class, (size_t)count);
     p->register_count += count;
     return p->register_count - count;
@@ -139,7 +143,7 @@ static void declare_registers(parser *p, const char *at, const char *end)
     }
 }
 
-/* .shared .align 8 .b8 name[96];  returns the name with its size, and where its text goes on. */
+/* Parses a declaration such as ".shared .align 8 .b8 name[96];". Returns the name, its size and its alignment. */
 static name *declare_memory(parser *p, const char *at, int64_t *size, int *align)
 {
     *align = 1;
@@ -168,7 +172,7 @@ static name *declare_memory(parser *p, const char *at, int64_t *size, int *align
     return n;
 }
 
-static int64_t place(int *end, int64_t size, int align)
+static int64_t reserve(int *end, int64_t size, int align)
 {
     const int at = (*end + align - 1) / align * align;
     *end = at + (int)size;
@@ -197,9 +201,9 @@ static name *find_name(parser *p, const char *text, int length, int *number)
 
 static void add_operand(parser *p, emu_ins *i, int32_t operand, int role)
 {
-    if (p->pool_count == p->pool_room) {
-        GROW(p->pool, p->pool_count, p->pool_room);
-        p->roles = realloc(p->roles, (size_t)p->pool_room);
+    if (p->pool_count == p->pool_capacity) {
+        GROW(p->pool, p->pool_count, p->pool_capacity);
+        p->roles = realloc(p->roles, (size_t)p->pool_capacity);
     }
     p->pool[p->pool_count] = operand;
     p->roles[p->pool_count++] = (uint8_t)role;
@@ -207,14 +211,14 @@ static void add_operand(parser *p, emu_ins *i, int32_t operand, int role)
         fail(p, "too many operands");
 }
 
-static int32_t constant(parser *p, enum emu_class class, uint64_t value)
+static int32_t add_constant(parser *p, enum emu_class class, uint64_t value)
 {
     const int words = class == DOUBLE ? 2 : 1;
     for (int at = p->constant_words - LANES; at >= 0 && at > p->constant_words - 16 * LANES; at -= LANES)
         if (class == WORD && p->k->constants[at] == (uint32_t)value && p->k->constants[at + 1] == (uint32_t)value)
             return ~at;
-    while (p->constant_words + words * LANES > p->constant_room)
-        GROW(p->k->constants, p->constant_room, p->constant_room);
+    while (p->constant_words + words * LANES > p->constant_capacity)
+        GROW(p->k->constants, p->constant_capacity, p->constant_capacity);
     const int at = p->constant_words;
     for (int l = 0; l < LANES; l++) {
         p->k->constants[at + words * l] = (uint32_t)value;
@@ -227,17 +231,17 @@ static int32_t constant(parser *p, enum emu_class class, uint64_t value)
     return ~at;
 }
 
-static int32_t special(parser *p, int id, int64_t offset, enum emu_class class)
+static int32_t add_special(parser *p, int id, int64_t offset, enum emu_class class)
 {
     for (int s = 0; s < p->k->special_count; s++)
         if (p->k->specials[s].id == id && p->k->specials[s].offset == offset &&
-            p->classes[p->k->specials[s].place] == class)
-            return p->k->specials[s].place;
+            p->classes[p->k->specials[s].reg] == class)
+            return p->k->specials[s].reg;
     if (p->k->special_count == 64)
         fail(p, "too many special registers");
-    const int place = new_registers(p, class, 1);
-    p->k->specials[p->k->special_count++] = (struct emu_special){id, place, offset};
-    return place;
+    const int reg = new_registers(p, class, 1);
+    p->k->specials[p->k->special_count++] = (struct emu_special){id, reg, offset};
+    return reg;
 }
 
 static const char *const special_names[SPECIALS] = {"%tid.x",
@@ -266,21 +270,21 @@ static const char *const special_names[SPECIALS] = {"%tid.x",
 
 static const char *const class_words[] = {"a 32-bit", "a 64-bit", "a predicate"};
 
-/* One operand at `at`; returns what follows it. */
-static const char *operand(parser *p, emu_ins *i, const char *at, char letter)
+/* Parses one operand at `at`. Returns the position after it. */
+static const char *parse_operand(parser *p, emu_ins *i, const char *at, char letter)
 {
     static const char written[] = "WLPX", both[] = "BM";
     const int role = strchr(both, letter) != NULL ? USED | WRITTEN : strchr(written, letter) != NULL ? WRITTEN : USED;
     const int kind = tolower(letter);
-    const bool any = kind == 'x' || kind == 'a' || kind == 't';
+    const bool any_class = kind == 'x' || kind == 'a' || kind == 't';
     enum emu_class class = kind == 'l' || kind == 'm' ? DOUBLE : kind == 'p' ? PREDICATE : WORD;
-    if (any && i->wide_data)
+    if (any_class && i->wide_data)
         class = DOUBLE;
     at = skip(at);
     if (*at == '_' && !is_name((unsigned char)at[1])) {
-        if (p->sinks[class] < 0)
-            p->sinks[class] = new_registers(p, class, 1);
-        add_operand(p, i, p->sinks[class], role);
+        if (p->discarded[class] < 0)
+            p->discarded[class] = new_registers(p, class, 1);
+        add_operand(p, i, p->discarded[class], role);
         return at + 1;
     }
     char *end;
@@ -302,7 +306,7 @@ static const char *operand(parser *p, emu_ins *i, const char *at, char letter)
             } else if (*end == 'U')
                 end++;
         }
-        add_operand(p, i, constant(p, class, value), USED);
+        add_operand(p, i, add_constant(p, class, value), USED);
         return end;
     }
     int length = 0;
@@ -310,7 +314,7 @@ static const char *operand(parser *p, emu_ins *i, const char *at, char letter)
         length++;
     for (int s = 0; s < SPECIALS; s++)
         if ((int)strlen(special_names[s]) == length && memcmp(at, special_names[s], (size_t)length) == 0) {
-            add_operand(p, i, special(p, s, 0, class), USED);
+            add_operand(p, i, add_special(p, s, 0, class), USED);
             return at + length;
         }
     int number;
@@ -318,16 +322,16 @@ static const char *operand(parser *p, emu_ins *i, const char *at, char letter)
     if (n == NULL)
         fail(p, "an operand that is not known");
     if (n->kind == PARAMETER)
-        add_operand(p, i, special(p, PARAM_ADDRESS, n->value, DOUBLE), USED);
+        add_operand(p, i, add_special(p, PARAM_ADDRESS, n->value, DOUBLE), USED);
     else if (n->kind == ADDRESS)
-        add_operand(p, i, constant(p, class, (uint64_t)n->value), USED);
+        add_operand(p, i, add_constant(p, class, (uint64_t)n->value), USED);
     else {
-        if (!any && n->class != class) {
+        if (!any_class && n->class != class) {
             char words[80];
             snprintf(words, sizeof words, "operand %d should be %s register", i->count + 1, class_words[class]);
             fail(p, words);
         }
-        if (any)
+        if (any_class)
             class = n->class;
         add_operand(p, i, n->first + number, role);
     }
@@ -336,28 +340,28 @@ static const char *operand(parser *p, emu_ins *i, const char *at, char letter)
     return at + length;
 }
 
-static const char *operands(parser *p, emu_ins *i, const char *at, char letter)
+static const char *parse_operand_list(parser *p, emu_ins *i, const char *at, char letter)
 {
     at = skip(at);
     if (*at != '{')
-        return operand(p, i, at, letter);
+        return parse_operand(p, i, at, letter);
     do
-        at = skip(operand(p, i, at + 1, letter));
+        at = skip(parse_operand(p, i, at + 1, letter));
     while (*at == ',');
     if (*at != '}')
         fail(p, "a vector without an end");
     return at + 1;
 }
 
-static const char *address(parser *p, emu_ins *i, const char *at, int which, bool tensor)
+static const char *parse_address(parser *p, emu_ins *i, const char *at, int which, bool tensor)
 {
     at = skip(at);
     if (*at != '[')
         fail(p, "no address where one is expected");
     const int first = p->pool_count;
     const bool data_wide = i->wide_data;
-    i->wide_data = true; /* so that constants are */
-    at = skip(operand(p, i, at + 1, 'a'));
+    i->wide_data = true; /* a constant address gets 64 bits */
+    at = skip(parse_operand(p, i, at + 1, 'a'));
     i->wide_data = data_wide;
     const int32_t base = p->pool[first];
     i->wide[which] = base < 0 || p->classes[base] == DOUBLE;
@@ -366,13 +370,13 @@ static const char *address(parser *p, emu_ins *i, const char *at, int which, boo
         at = skip(at);
     }
     if (tensor && *at == ',')
-        at = skip(operands(p, i, at + 1, 'w'));
+        at = skip(parse_operand_list(p, i, at + 1, 'w'));
     if (*at != ']')
         fail(p, "an address without an end");
     return at + 1;
 }
 
-static void parse_operands(parser *p, emu_ins *i, const char *at, const char *letters)
+static void parse_all_operands(parser *p, emu_ins *i, const char *at, const char *letters)
 {
     bool first = true, optional = false;
     int addresses = 0;
@@ -391,20 +395,20 @@ static void parse_operands(parser *p, emu_ins *i, const char *at, const char *le
         }
         first = false;
         if (*letters == 'A' || *letters == 'T') {
-            at = address(p, i, at, addresses < 2 ? addresses : 2, *letters == 'T');
+            at = parse_address(p, i, at, addresses < 2 ? addresses : 2, *letters == 'T');
             addresses++;
         } else if (*letters == 'b') {
             int length = 0;
             while (is_name((unsigned char)at[length]))
                 length++;
-            GROW(p->jumps, p->jump_count, p->room_jumps);
-            p->jumps[p->jump_count++] = (jump){p->k->count - 1, at, length};
+            GROW(p->label_uses, p->label_use_count, p->label_use_capacity);
+            p->label_uses[p->label_use_count++] = (label_position){p->k->count - 1, at, length};
             at += length;
         } else if (*letters == 'D') {
-            at = skip(operand(p, i, at, 'W'));
-            at = *at == '|' ? operand(p, i, at + 1, 'P') : (operand(p, i, "_", 'P'), at);
+            at = skip(parse_operand(p, i, at, 'W'));
+            at = *at == '|' ? parse_operand(p, i, at + 1, 'P') : (parse_operand(p, i, "_", 'P'), at);
         } else
-            at = operands(p, i, at, *letters);
+            at = parse_operand_list(p, i, at, *letters);
     }
     if (*skip(at) != ';')
         fail(p, "more operands than expected");
@@ -416,7 +420,7 @@ static enum emu_step run_branch(emu_warp *w, const emu_ins *i, uint32_t mask)
 {
     emu_split *s = &w->splits[w->current];
     const uint32_t others = s->mask & ~mask;
-    if (others != 0) /* pc has moved on already */
+    if (others != 0) /* run_warp has already incremented pc */
         w->splits[w->split_count++] = (emu_split){.mask = others, .pc = s->pc};
     s->mask = mask;
     s->pc = i->target;
@@ -428,19 +432,19 @@ enum emu_step emu_exit(emu_warp *w, const emu_ins *i, uint32_t mask)
     (void)i;
     w->alive &= ~mask;
     w->splits[w->current].mask &= ~mask;
-    emu_events++;
+    emu_progress++;
     return JUMP;
 }
 
-static void instruction(parser *p, const char *at)
+static void parse_instruction(parser *p, const char *at)
 {
-    GROW(p->k->code, p->k->count, p->code_room);
+    GROW(p->k->code, p->k->count, p->code_capacity);
     emu_ins *i = &p->k->code[p->k->count++];
     *i = (emu_ins){.guard = -1, .target = -1, .line = line_of(p, at), .text = at};
     const int first = p->pool_count;
     if (*at == '@') {
-        i->unless = at[1] == '!';
-        at = skip(operand(p, i, at + 1 + i->unless, 'p'));
+        i->negated = at[1] == '!';
+        at = skip(parse_operand(p, i, at + 1 + i->negated, 'p'));
         i->guard = p->pool[first];
     }
     char opcode[128];
@@ -450,7 +454,7 @@ static void instruction(parser *p, const char *at)
     memcpy(opcode, at, (size_t)length);
     opcode[length] = 0;
     at = skip(at + length);
-    if (strncmp(opcode, "mov.b", 5) == 0) { /* of parts to a whole, or of a whole to parts: opcodes of their own */
+    if (strncmp(opcode, "mov.b", 5) == 0) { /* a mov with braces packs or unpacks: the table has extra opcodes for it */
         const bool unpack = *at == '{', pack = *skip(strchr(at, ',') + 1) == '{';
         if (unpack || pack)
             snprintf(opcode, sizeof opcode, "%s.b%d", unpack ? "unpack" : "pack", opcode[5] == '6' ? 64 : 32);
@@ -471,12 +475,12 @@ static void instruction(parser *p, const char *at)
     if (letters == NULL)
         fail(p, "the emulator does not know this instruction");
     const int guards = i->count;
-    parse_operands(p, i, at, letters);
-    i->count = (uint16_t)(i->count - guards); /* the guard stays in the pool, before them */
+    parse_all_operands(p, i, at, letters);
+    i->count = (uint16_t)(i->count - guards); /* the guard stays in the pool, before the operands */
     i->o = (int32_t *)(intptr_t)(first + guards);
 }
 
-static void statements(parser *p, const char *at)
+static void parse_statements(parser *p, const char *at)
 {
     int scopes[64], depth = 0;
     for (;;) {
@@ -499,8 +503,8 @@ static void statements(parser *p, const char *at)
         while (is_name((unsigned char)at[length]))
             length++;
         if (length > 0 && at[length] == ':' && at[length + 1] != ':') {
-            GROW(p->labels, p->label_count, p->room_labels);
-            p->labels[p->label_count++] = (jump){p->k->count, at, length};
+            GROW(p->labels, p->label_count, p->label_capacity);
+            p->labels[p->label_count++] = (label_position){p->k->count, at, length};
             at += length + 1;
             continue;
         }
@@ -515,12 +519,12 @@ static void statements(parser *p, const char *at)
             declare_registers(p, at, end);
         else if (strncmp(at, ".shared", 7) == 0) {
             name *n = declare_memory(p, at + 7, &size, &align);
-            n->value = place(&p->shared_end, size, align);
+            n->value = reserve(&p->shared_end, size, align);
         } else if (strncmp(at, ".local", 6) == 0) {
             name *n = declare_memory(p, at + 6, &size, &align);
-            n->value = place(&p->local_end, size, align);
+            n->value = reserve(&p->local_end, size, align);
         } else if (*at != '.')
-            instruction(p, at);
+            parse_instruction(p, at);
         else if (strncmp(at, ".pragma", 7) != 0)
             fail(p, "the emulator does not know this directive");
         at = end + 1;
@@ -529,8 +533,8 @@ static void statements(parser *p, const char *at)
 
 static void link_code(parser *p)
 {
-    for (int j = 0; j < p->jump_count; j++) {
-        const jump *from = &p->jumps[j];
+    for (int j = 0; j < p->label_use_count; j++) {
+        const label_position *from = &p->label_uses[j];
         int to = -1;
         for (int l = 0; l < p->label_count && to < 0; l++)
             if (p->labels[l].length == from->length &&
@@ -542,15 +546,16 @@ static void link_code(parser *p)
         p->k->code[from->ins].target = to;
     }
     emu_operands all = {p->pool, p->roles, p->classes, p->pool_count, p->register_count};
-    emu_give_rows(p->k, &all);
+    emu_allocate_registers(p->k, &all);
     for (int n = 0; n < p->k->count; n++)
         p->k->code[n].o = p->pool + (intptr_t)p->k->code[n].o;
 }
 
 /* ---- a kernel ------------------------------------------------------------------------------------------- */
 
-/* What the module declares outside of kernels and this one uses; a value below zero: the dynamic one, not placed yet. */
-static void module_names(parser *p, const char *text, const char *body, const char *end)
+/* Declares the module's shared memory that this kernel uses. The dynamic shared memory gets a negative value (minus
+ * its alignment) until it has an address. */
+static void declare_module_memory(parser *p, const char *text, const char *body, const char *end)
 {
     for (const char *at = text; (at = strstr(at, ".shared ")) != NULL; at += 8) {
         const bool outside = at > text && at[-1] == '\n',
@@ -563,11 +568,11 @@ static void module_names(parser *p, const char *text, const char *body, const ch
         if (memmem(body, (size_t)(end - body), n->text, (size_t)n->length) == NULL)
             p->name_count--;
         else
-            n->value = dynamic ? -align : place(&p->shared_end, size, align);
+            n->value = dynamic ? -align : reserve(&p->shared_end, size, align);
     }
 }
 
-static void parameters(parser *p, const char *at)
+static void parse_parameters(parser *p, const char *at)
 {
     int end = 0;
     for (at = skip(at); *at != ')'; at = skip(at)) {
@@ -576,63 +581,63 @@ static void parameters(parser *p, const char *at)
         p->statement = at;
         name *n = declare_memory(p, at + 6, &size, &align);
         n->kind = PARAMETER;
-        n->value = place(&end, size, align);
+        n->value = reserve(&end, size, align);
         if (p->k->param_count == 64)
             fail(p, "too many parameters");
-        p->k->param_at[p->k->param_count++] = (int)n->value;
+        p->k->param_offset[p->k->param_count++] = (int)n->value;
         at = n->text + n->length + strcspn(n->text + n->length, ",)");
         at += *at == ',';
     }
     p->k->param_bytes = end;
 }
 
-static void release(parser *p)
+static void free_parser(parser *p)
 {
-    free(p->classes), free(p->roles), free(p->jumps), free(p->labels), free(p);
+    free(p->classes), free(p->roles), free(p->label_uses), free(p->labels), free(p);
 }
 
-emu_kernel *emu_parse(const char *file, const char *text, const char *wanted)
+emu_kernel *emu_parse(const char *file, const char *text, const char *kernel_name)
 {
-    const size_t length = strlen(wanted);
+    const size_t length = strlen(kernel_name);
     const char *at = text;
-    while ((at = strstr(at, ".entry ")) != NULL && (memcmp(at + 7, wanted, length) != 0 || at[7 + length] != '('))
+    while ((at = strstr(at, ".entry ")) != NULL && (memcmp(at + 7, kernel_name, length) != 0 || at[7 + length] != '('))
         at++;
     emu_message[0] = 0;
     if (at == NULL)
         return NULL;
     parser *p = calloc(1, sizeof *p);
-    p->file = file, p->kernel = wanted, p->begin = p->line_at = p->statement = text, p->line = 1;
-    p->sinks[0] = p->sinks[1] = p->sinks[2] = -1;
+    p->file = file, p->kernel = kernel_name, p->begin = p->line_position = p->statement = text, p->line = 1;
+    p->discarded[0] = p->discarded[1] = p->discarded[2] = -1;
     p->k = calloc(1, sizeof *p->k);
-    p->k->name = strdup(wanted);
+    p->k->name = strdup(kernel_name);
     p->shared_end = SHARED_BEGIN;
     if (setjmp(p->failed) != 0) {
-        release(p);
+        free_parser(p);
         return NULL;
     }
     const char *body = strchr(at, '{'), *next = strstr(body, ".entry "),
                *end = next != NULL ? next : body + strlen(body);
-    module_names(p, text, body, end);
-    const int outside = p->name_count, begin = p->shared_end;
-    parameters(p, at + 8 + length);
-    /* The kernel's own shared memory comes before the dynamic one. */
+    declare_module_memory(p, text, body, end);
+    const int module_names = p->name_count, begin = p->shared_end;
+    parse_parameters(p, at + 8 + length);
+    /* The kernel's static shared memory precedes the dynamic shared memory. */
     for (const char *s = body; (s = strstr(s, "\t.shared ")) != NULL && s < end; s++) {
         int64_t size;
         int align;
         declare_memory(p, s + 8, &size, &align);
-        place(&p->shared_end, size, align);
+        reserve(&p->shared_end, size, align);
         p->name_count--;
     }
     int dynamic = p->shared_end;
-    for (int n = 0; n < outside; n++)
+    for (int n = 0; n < module_names; n++)
         if (p->names[n].value < 0)
-            p->names[n].value = place(&dynamic, 0, (int)-p->names[n].value);
+            p->names[n].value = reserve(&dynamic, 0, (int)-p->names[n].value);
     p->k->shared_bytes = dynamic;
     p->shared_end = begin;
-    statements(p, body);
+    parse_statements(p, body);
     p->k->local_bytes = p->local_end;
     link_code(p);
     emu_kernel *k = p->k;
-    release(p);
+    free_parser(p);
     return k;
 }

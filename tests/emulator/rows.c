@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.c: registers are given rows by their lifetimes, as a compiler would, because a kernel names thousands of them; and
- * blocks their order, by which the splits of a warp meet again. */
+ * rows.c: register allocation and the order of the basic blocks.
+ *
+ * A PTX kernel names thousands of virtual registers. Registers whose lifetimes do not overlap share a slot of the
+ * warp's register file. The order of the blocks decides where the splits of a warp reconverge. */
 #include "emulator.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct flow {
-    int count, *first, *last, (*next)[2], *depth, *rank, ranked, *visited;
-    uint64_t *in, *need, *kill; /* bits of registers: live at the beginning, used before written, written */
-    size_t words;
+    int count, *first, *last, (*next)[2], *depth, *postorder, order_count, *visited;
+    uint64_t *live_in, *use, *def; /* register sets of a block: live at its begin, read before written, written */
+    size_t set_words;
 } flow;
 
 static void find_blocks(emu_kernel *k, flow *f)
@@ -31,7 +33,7 @@ static void find_blocks(emu_kernel *k, flow *f)
     const size_t count = (size_t)f->count;
     f->first = calloc(count, sizeof *f->first), f->last = calloc(count, sizeof *f->last);
     f->next = calloc(count, sizeof *f->next), f->depth = calloc(count, sizeof *f->depth);
-    f->rank = calloc(count, sizeof *f->rank), f->visited = calloc(count, sizeof *f->visited);
+    f->postorder = calloc(count, sizeof *f->postorder), f->visited = calloc(count, sizeof *f->visited);
     for (int n = k->count - 1; n >= 0; n--)
         f->first[block_of[n]] = n;
     for (int n = 0; n < k->count; n++)
@@ -45,26 +47,26 @@ static void find_blocks(emu_kernel *k, flow *f)
     free(block_of);
 }
 
-/* Marks the blocks from which `tail` is reached without passing `head`: a loop's. */
-static void mark_loop(flow *f, const int *from, const int *before, int head, int tail)
+/* Increments the loop depth of the blocks of one loop: those that reach `tail` without passing `head`. */
+static void mark_loop(flow *f, const int *from, const int *predecessors, int head, int tail)
 {
     int *stack = malloc((size_t)f->count * sizeof *stack), count = 0;
-    char *seen = calloc((size_t)f->count, 1);
-    seen[head] = 1;
+    char *reached = calloc((size_t)f->count, 1);
+    reached[head] = 1;
     f->depth[head]++;
-    if (!seen[tail])
-        stack[count++] = tail, seen[tail] = 1;
+    if (!reached[tail])
+        stack[count++] = tail, reached[tail] = 1;
     while (count > 0) {
         const int b = stack[--count];
         f->depth[b]++;
         for (int e = from[b]; e < from[b + 1]; e++)
-            if (!seen[before[e]])
-                stack[count++] = before[e], seen[before[e]] = 1;
+            if (!reached[predecessors[e]])
+                stack[count++] = predecessors[e], reached[predecessors[e]] = 1;
     }
-    free(stack), free(seen);
+    free(stack), free(reached);
 }
 
-static void find_loops(flow *f, const int *from, const int *before, int b)
+static void find_loops(flow *f, const int *from, const int *predecessors, int b)
 {
     f->visited[b] = 1;
     for (int e = 0; e < 2; e++) {
@@ -72,15 +74,16 @@ static void find_loops(flow *f, const int *from, const int *before, int b)
         if (next < 0)
             continue;
         if (f->visited[next] == 1)
-            mark_loop(f, from, before, next, b);
+            mark_loop(f, from, predecessors, next, b);
         else if (f->visited[next] == 0)
-            find_loops(f, from, before, next);
+            find_loops(f, from, predecessors, next);
     }
     f->visited[b] = 2;
 }
 
-/* Blocks in reverse postorder, what leaves a loop after the loop: so the splits of a warp meet again. */
-static void rank(flow *f, int b)
+/* Visits the blocks in postorder; the reverse is the order of execution. The successor with the smaller loop depth
+ * is visited first, so that the exit of a loop comes after the loop and the splits of a warp reconverge there. */
+static void visit_postorder(flow *f, int b)
 {
     f->visited[b] = 3;
     const int *n = f->next[b];
@@ -88,14 +91,15 @@ static void rank(flow *f, int b)
     for (int e = 0; e < 2; e++) {
         const int next = n[swap ? 1 - e : e];
         if (next >= 0 && f->visited[next] != 3)
-            rank(f, next);
+            visit_postorder(f, next);
     }
-    f->rank[f->ranked++] = b;
+    f->postorder[f->order_count++] = b;
 }
 
 static void order_blocks(emu_kernel *k, flow *f)
 {
-    int *from = calloc((size_t)f->count + 2, sizeof *from), *before = calloc(2 * (size_t)f->count, sizeof *before);
+    int *from = calloc((size_t)f->count + 2, sizeof *from),
+        *predecessors = calloc(2 * (size_t)f->count, sizeof *predecessors);
     for (int b = 0; b < f->count; b++)
         for (int e = 0; e < 2; e++)
             if (f->next[b][e] >= 0)
@@ -105,21 +109,21 @@ static void order_blocks(emu_kernel *k, flow *f)
     for (int b = 0; b < f->count; b++)
         for (int e = 0; e < 2; e++)
             if (f->next[b][e] >= 0)
-                before[from[f->next[b][e] + 1]++] = b;
-    find_loops(f, from, before, 0);
-    rank(f, 0);
+                predecessors[from[f->next[b][e] + 1]++] = b;
+    find_loops(f, from, predecessors, 0);
+    visit_postorder(f, 0);
     int order = 0;
-    for (int r = f->ranked - 1; r >= 0; r--)
-        for (int n = f->first[f->rank[r]]; n <= f->last[f->rank[r]]; n++)
+    for (int r = f->order_count - 1; r >= 0; r--)
+        for (int n = f->first[f->postorder[r]]; n <= f->last[f->postorder[r]]; n++)
             k->code[n].order = order++;
-    free(from), free(before);
+    free(from), free(predecessors);
 }
 
 #define BIT(set, r) ((set)[(r) / 64] >> ((r) % 64) & 1)
 #define SET(set, r) ((set)[(r) / 64] |= (uint64_t)1 << ((r) % 64))
 #define DROP(set, r) ((set)[(r) / 64] &= ~((uint64_t)1 << ((r) % 64)))
 
-/* The operands of an instruction in the pool, its guard included. */
+/* The range of an instruction's operands in the pool, including its guard. */
 static void operand_range(const emu_kernel *k, int n, int *begin, int *end)
 {
     const emu_ins *i = &k->code[n];
@@ -127,69 +131,70 @@ static void operand_range(const emu_kernel *k, int n, int *begin, int *end)
     *end = (int)(intptr_t)i->o + i->count;
 }
 
-static void find_live(const emu_kernel *k, const emu_operands *all, flow *f)
+static void find_liveness(const emu_kernel *k, const emu_operands *all, flow *f)
 {
-    f->words = (size_t)all->registers / 64 + 1;
-    const size_t bits = f->words * (size_t)f->count;
-    f->in = calloc(bits, 8), f->need = calloc(bits, 8), f->kill = calloc(bits, 8);
+    f->set_words = (size_t)all->registers / 64 + 1;
+    const size_t bits = f->set_words * (size_t)f->count;
+    f->live_in = calloc(bits, 8), f->use = calloc(bits, 8), f->def = calloc(bits, 8);
     for (int b = 0; b < f->count; b++) {
-        uint64_t *need = f->need + (size_t)b * f->words, *kill = f->kill + (size_t)b * f->words;
+        uint64_t *use = f->use + (size_t)b * f->set_words, *def = f->def + (size_t)b * f->set_words;
         for (int n = f->first[b]; n <= f->last[b]; n++) {
             int begin, end;
             operand_range(k, n, &begin, &end);
             for (int o = begin; o < end; o++)
-                if (all->pool[o] >= 0 && all->roles[o] & USED && !BIT(kill, all->pool[o]))
-                    SET(need, all->pool[o]);
+                if (all->pool[o] >= 0 && all->roles[o] & USED && !BIT(def, all->pool[o]))
+                    SET(use, all->pool[o]);
             for (int o = begin; o < end; o++)
                 if (all->pool[o] >= 0 && all->roles[o] & WRITTEN && k->code[n].guard < 0)
-                    SET(kill, all->pool[o]);
-                else if (all->pool[o] >= 0 && !BIT(kill, all->pool[o]))
-                    SET(need, all->pool[o]); /* where the guard says no, the old value stays */
+                    SET(def, all->pool[o]);
+                else if (all->pool[o] >= 0 && !BIT(def, all->pool[o]))
+                    SET(use, all->pool[o]); /* lanes whose guard is false keep the old value */
         }
     }
     for (bool changed = true; changed;) {
         changed = false;
-        for (int r = 0; r < f->ranked; r++) {
-            const int b = f->rank[r];
-            for (size_t v = 0; v < f->words; v++) {
+        for (int r = 0; r < f->order_count; r++) {
+            const int b = f->postorder[r];
+            for (size_t v = 0; v < f->set_words; v++) {
                 uint64_t out = 0;
                 for (int e = 0; e < 2; e++)
                     if (f->next[b][e] >= 0)
-                        out |= f->in[(size_t)f->next[b][e] * f->words + v];
-                const size_t at = (size_t)b * f->words + v;
-                const uint64_t in = f->need[at] | (out & ~f->kill[at]);
-                changed |= in != f->in[at];
-                f->in[at] = in;
+                        out |= f->live_in[(size_t)f->next[b][e] * f->set_words + v];
+                const size_t at = (size_t)b * f->set_words + v;
+                const uint64_t updated = f->use[at] | (out & ~f->def[at]);
+                changed |= updated != f->live_in[at];
+                f->live_in[at] = updated;
             }
         }
     }
 }
 
-typedef struct span {
+typedef struct lifetime {
     int begin, end, reg;
-} span;
+} lifetime;
 
 static int by_begin(const void *a, const void *b)
 {
-    return ((const span *)a)->begin - ((const span *)b)->begin;
+    return ((const lifetime *)a)->begin - ((const lifetime *)b)->begin;
 }
 
 static int by_end(const void *a, const void *b)
 {
-    return ((const span *)a)->end - ((const span *)b)->end;
+    return ((const lifetime *)a)->end - ((const lifetime *)b)->end;
 }
 
-/* Each register a row from its first to its last place in the text; rows are used again. */
-static void give_rows(emu_kernel *k, emu_operands *all, const flow *f)
+/* Gives each register a slot of the register file. The lifetime of a register is one range of the text. A slot is
+ * reused after the lifetime of its register has ended. */
+static void assign_slots(emu_kernel *k, emu_operands *all, const flow *f)
 {
     static const int sizes[] = {LANES, 2 * LANES, 2};
     const int count = all->registers;
-    span *spans = malloc((size_t)count * sizeof *spans), *ends = malloc((size_t)count * sizeof *ends);
+    lifetime *lifetimes = malloc((size_t)count * sizeof *lifetimes), *ends = malloc((size_t)count * sizeof *ends);
     for (int r = 0; r < count; r++)
-        spans[r] = (span){k->count, -1, r};
-#define REACH(r, n)                                    \
+        lifetimes[r] = (lifetime){k->count, -1, r};
+#define EXTEND(r, n)                                   \
     do {                                               \
-        span *s_ = &spans[r];                          \
+        lifetime *s_ = &lifetimes[r];                  \
         s_->begin = (n) < s_->begin ? (n) : s_->begin; \
         s_->end = (n) > s_->end ? (n) : s_->end;       \
     } while (0)
@@ -198,64 +203,65 @@ static void give_rows(emu_kernel *k, emu_operands *all, const flow *f)
         operand_range(k, n, &begin, &end);
         for (int o = begin; o < end; o++)
             if (all->pool[o] >= 0)
-                REACH(all->pool[o], n);
+                EXTEND(all->pool[o], n);
     }
     for (int b = 0; b < f->count; b++)
-        for (size_t v = 0; v < f->words; v++)
-            for (uint64_t bits = f->in [(size_t)b * f->words + v]; bits != 0; bits &= bits - 1)
-                REACH((int)v * 64 + __builtin_ctzll(bits), f->first[b]);
-    /* Live at the beginning of what follows a block is live to the block's end. */
+        for (size_t v = 0; v < f->set_words; v++)
+            for (uint64_t bits = f->live_in[(size_t)b * f->set_words + v]; bits != 0; bits &= bits - 1)
+                EXTEND((int)v * 64 + __builtin_ctzll(bits), f->first[b]);
+    /* A register that is live at the begin of a successor is live at the end of the block. */
     for (int b = 0; b < f->count; b++)
         for (int e = 0; e < 2; e++)
             if (f->next[b][e] >= 0)
-                for (size_t v = 0; v < f->words; v++)
-                    for (uint64_t bits = f->in [(size_t)f->next[b][e] * f->words + v]; bits != 0; bits &= bits - 1)
-                        REACH((int)v * 64 + __builtin_ctzll(bits), f->last[b]);
+                for (size_t v = 0; v < f->set_words; v++)
+                    for (uint64_t bits = f->live_in[(size_t)f->next[b][e] * f->set_words + v]; bits != 0;
+                         bits &= bits - 1)
+                        EXTEND((int)v * 64 + __builtin_ctzll(bits), f->last[b]);
     for (int s = 0; s < k->special_count; s++)
-        spans[k->specials[s].place] = (span){-1, k->count, k->specials[s].place};
-    memcpy(ends, spans, (size_t)count * sizeof *ends);
-    qsort(spans, (size_t)count, sizeof *spans, by_begin);
+        lifetimes[k->specials[s].reg] = (lifetime){-1, k->count, k->specials[s].reg};
+    memcpy(ends, lifetimes, (size_t)count * sizeof *ends);
+    qsort(lifetimes, (size_t)count, sizeof *lifetimes, by_begin);
     qsort(ends, (size_t)count, sizeof *ends, by_end);
-    int *rows = malloc((size_t)count * sizeof *rows), *spare[3], spares[3] = {0}, done = 0;
+    int *slots = malloc((size_t)count * sizeof *slots), *free_slots[3], free_count[3] = {0}, done = 0;
     for (int c = 0; c < 3; c++)
-        spare[c] = malloc((size_t)count * sizeof *spare[c]);
+        free_slots[c] = malloc((size_t)count * sizeof *free_slots[c]);
     for (int s = 0; s < count; s++) {
-        if (spans[s].end < spans[s].begin)
+        if (lifetimes[s].end < lifetimes[s].begin)
             continue;
-        for (; done < count && ends[done].end < spans[s].begin; done++)
+        for (; done < count && ends[done].end < lifetimes[s].begin; done++)
             if (ends[done].end >= ends[done].begin) {
                 const int class = all->classes[ends[done].reg];
-                spare[class][spares[class]++] = rows[ends[done].reg];
+                free_slots[class][free_count[class]++] = slots[ends[done].reg];
             }
-        const int r = spans[s].reg, class = all->classes[r];
-        if (spares[class] > 0)
-            rows[r] = spare[class][--spares[class]];
+        const int r = lifetimes[s].reg, class = all->classes[r];
+        if (free_count[class] > 0)
+            slots[r] = free_slots[class][--free_count[class]];
         else {
-            rows[r] = k->words;
-            k->words += sizes[class];
+            slots[r] = k->register_words;
+            k->register_words += sizes[class];
         }
     }
-    k->words = (k->words + 63) / 64 * 64;
+    k->register_words = (k->register_words + 63) / 64 * 64;
     for (int o = 0; o < all->count; o++)
         if (all->pool[o] >= 0)
-            all->pool[o] = rows[all->pool[o]];
+            all->pool[o] = slots[all->pool[o]];
     for (int n = 0; n < k->count; n++)
         if (k->code[n].guard >= 0)
-            k->code[n].guard = rows[k->code[n].guard];
+            k->code[n].guard = slots[k->code[n].guard];
     for (int s = 0; s < k->special_count; s++)
-        k->specials[s].place = rows[k->specials[s].place];
+        k->specials[s].reg = slots[k->specials[s].reg];
     for (int c = 0; c < 3; c++)
-        free(spare[c]);
-    free(rows), free(spans), free(ends);
+        free(free_slots[c]);
+    free(slots), free(lifetimes), free(ends);
 }
 
-void emu_give_rows(emu_kernel *k, emu_operands *all)
+void emu_allocate_registers(emu_kernel *k, emu_operands *all)
 {
     flow f = {0};
     find_blocks(k, &f);
     order_blocks(k, &f);
-    find_live(k, all, &f);
-    give_rows(k, all, &f);
-    free(f.first), free(f.last), free(f.next), free(f.depth), free(f.rank), free(f.visited);
-    free(f.in), free(f.need), free(f.kill);
+    find_liveness(k, all, &f);
+    assign_slots(k, all, &f);
+    free(f.first), free(f.last), free(f.next), free(f.depth), free(f.postorder), free(f.visited);
+    free(f.live_in), free(f.use), free(f.def);
 }
