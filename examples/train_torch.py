@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A byte-level language model whose layers use every op of the library: causal convolution and attention in turn, each
-followed by dropout and set between residual streams by a hyper-connection. Trains on real text with cotangent's ops or
-with plain PyTorch's, on the CPU or a GPU, alone or on several:
+"""Trains a byte-level language model with cotangent's ops or PyTorch's, on the CPU, on one GPU or on several.
 
-    train_torch.py                                 # trains, and shows what was learned
-    train_torch.py --compare curve.svg             # both kinds of ops, three seeds each: losses, speed, and a drawing
-    torchrun --nproc-per-node 2 train_torch.py     # the same batches shared out: gloo on CPUs, NCCL on GPUs
+Each layer has a causal convolution or attention, then dropout, and a hyper-connection to the residual streams. Usage:
 
-Text: --text FILES, by default the licences of /usr/share/common-licenses and the documents and sources of this tree. The
-last tenth of each file is held out.
+    train_torch.py                                 # trains a model and prints a sample
+    train_torch.py --compare curve.svg             # both kinds of ops, three seeds each: losses, speed, a picture
+    torchrun --nproc-per-node 2 train_torch.py     # batches divided among processes: gloo on CPUs, NCCL on GPUs
+
+Text: --text FILES, by default the licences of /usr/share/common-licenses and the documents and sources of this tree.
+The last 10 % of each file are held out.
 """
 import argparse
 import json
@@ -27,11 +27,11 @@ from torch import nn
 
 import cotangent
 
-# ---- the ops, twice --------------------------------------------------------------------------------------------
+# ---- the ops: PyTorch's and cotangent's ----------------------------------------------------------------------------
 
 
 class Plain:
-    """What the library's ops are, in PyTorch's own."""
+    """The library's ops, computed by PyTorch."""
 
     @staticmethod
     def convolution(x, weight, bias):
@@ -88,7 +88,7 @@ class Cotangent:
 
 
 def ops_for(name, device):
-    """Where no kernel of the device serves attention yet, plain attention stands in, and that is said."""
+    """The class of ops. If no kernel of the device supports attention, it has PyTorch's attention, and says so."""
     if name == "torch":
         return Plain
     try:
@@ -104,7 +104,7 @@ def ops_for(name, device):
 
 
 class Convolution(nn.Module):
-    """Gated: silu(conv(u)) * g, with [u|g] from one product."""
+    """A gated convolution: silu(conv(u)) * g, with [u|g] from one product."""
 
     def __init__(self, ops, D, K=4):
         super().__init__()
@@ -114,7 +114,7 @@ class Convolution(nn.Module):
         self.bias = nn.Parameter(torch.zeros(2 * D))
 
     def forward(self, x):
-        u, g = self.into(x).transpose(1, 2).chunk(2, 1)  # channel-last, as it lies
+        u, g = self.into(x).transpose(1, 2).chunk(2, 1)  # channel-last views, no copy
         return self.out((self.ops.convolution(u, self.weight, self.bias) * g).transpose(1, 2))
 
 
@@ -186,7 +186,7 @@ def read_text(files):
 
 
 def windows(text, count, length, generator):
-    """count windows of length+1 bytes at random places."""
+    """`count` windows of length+1 bytes at random positions."""
     starts = torch.randint(0, len(text) - length - 1, (count, 1), generator=generator)
     return text[starts + torch.arange(length + 1)]
 
@@ -215,11 +215,11 @@ def cross_entropy(model, batch, device, dtype):
 
 
 def train(options, ops_name, seed, training, held_out, device):
-    """Trains one model; returns [(step, training loss, validation loss)] and tokens a second. The batches depend on seed
-    and step alone; each process takes its share of every batch."""
+    """Trains one model. Returns [(step, training loss, validation loss)], tokens per second, and the model. The batches
+    depend on seed and step alone; each process computes its share of every batch."""
     torch.manual_seed(seed)
     model = Model(ops_for(ops_name, device), options.width, options.layers, options.streams, options.dropout).to(device)
-    torch.manual_seed(1000 * seed + rank)  # dropout's masks
+    torch.manual_seed(1000 * seed + rank)  # for dropout's masks
     trained = model
     if ranks > 1:
         trained = nn.parallel.DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
@@ -244,7 +244,7 @@ def train(options, ops_name, seed, training, held_out, device):
         schedule.step()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        if step > 3:  # the first ones load code and fill pools
+        if step > 3:  # the first steps load code and allocate memory
             seconds += time.perf_counter() - start
             tokens += options.batch * options.context
         if step % options.every == 0 or step == options.steps:
@@ -258,7 +258,7 @@ def train(options, ops_name, seed, training, held_out, device):
 
 
 def sample(model, device, length=300):
-    """What the model writes after a newline, one byte after the other."""
+    """Generates text after a newline, one byte at a time."""
     text = torch.full((1, 1), 10, device=device)
     model.eval()
     with torch.no_grad():
@@ -292,21 +292,21 @@ def compare(options, training, held_out, device):
     say("validation loss: mean over three seeds, and PyTorch's spread (largest - smallest)")
     for i, (step, _, _) in enumerate(curves["torch", 0]):
         plain, ours = ([curves[name, seed][i][2] for seed in range(3)] for name in ("torch", "cotangent"))
-        spread, apart = max(plain) - min(plain), abs(sum(ours) - sum(plain)) / 3
-        worst = max(worst, apart / spread)
-        say(f"  step {step:5d}  torch {sum(plain) / 3:.4f}  cotangent {sum(ours) / 3:.4f}  apart {apart:.4f}  spread {spread:.4f}")
-    for name, found in speeds.items():
-        say(f"{name:9s} {sorted(found)[1]:10.0f} tokens/s (median of three runs)")
+        spread, difference = max(plain) - min(plain), abs(sum(ours) - sum(plain)) / 3
+        worst = max(worst, difference / spread)
+        say(f"  step {step:5d}  torch {sum(plain) / 3:.4f}  cotangent {sum(ours) / 3:.4f}  apart {difference:.4f}  spread {spread:.4f}")
+    for name, rates in speeds.items():
+        say(f"{name:9s} {sorted(rates)[1]:10.0f} tokens/s (median of three runs)")
     say(f"the means are apart by at most {worst:.2f} of the spread: {'within' if worst <= 1 else 'NOT within'} it")
     if rank == 0 and options.compare != "-":
         blocks, plots = [], []
         for (name, seed), curve in sorted(curves.items(), reverse=True):
             blocks.append(f"$d{len(blocks)} << EOD\n" + "\n".join(f"{s} {v}" for s, _, v in curve) + "\nEOD\n")
-            style = "lw 5 lc rgb '#f4b183'" if name == "torch" else "lw 1.5 lc rgb '#1b4f9c'"  # the one under the other
+            style = "lw 5 lc rgb '#f4b183'" if name == "torch" else "lw 1.5 lc rgb '#1b4f9c'"  # drawn first, so below
             title = f"title '{'plain PyTorch ops' if name == 'torch' else 'cotangent'}'" if seed == 0 else "notitle"
             plots.append(f"$d{len(blocks) - 1} with lines {style} {title}")
-        what = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        title = f"train_torch.py on {what}, {options.dtype}, torch {torch.__version__}: three seeds each"
+        device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        title = f"train_torch.py on {device_name}, {options.dtype}, torch {torch.__version__}: three seeds each"
         script = "".join(blocks) + GNUPLOT.format(out=options.compare, title=title, plots=", \\\n     ".join(plots))
         Path(options.compare + ".gnuplot").write_text(script)
         try:
@@ -363,7 +363,7 @@ def main():
 
 if __name__ == "__main__":
     status = main()
-    if ranks > 1:  # gloo's threads can outlive their group, and abort an interpreter that ends under them
+    if ranks > 1:  # threads of gloo can outlive their group and abort the interpreter at exit
         sys.stdout.flush()
         os._exit(status)
     sys.exit(status)

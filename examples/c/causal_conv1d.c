@@ -7,7 +7,7 @@ int main(void)
     enum { B = 1, D = 2, T = 4, K = 3 }; /* batch, channels, time, width */
     float x[B][D][T] = {{{1, 2, 3, 4}, {1, 0, 0, 0}}}, weight[D][K] = {{1, 1, 1}, {4, 2, 1}}, y[B][D][T];
 
-    cot_queue *queue = NULL; /* where work runs: all cores of the CPU */
+    cot_queue *queue = NULL; /* runs the work, here on all cores of the CPU */
     cot_causal_conv1d_forward_args args;
     COT_INIT(&args);
     args.x = cot_tensor_contiguous(x, COT_F32, 3, (int64_t[]){B, D, T});

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
- * decode.c: a decoder. The prompts, packed one after the other without padding, go through the forward, which leaves the
- * state of each; then every sequence goes on one token at a time through the update, which keeps the states up to date.
- * At the end the whole of each sequence through the forward at once must have given the same, but for the rounding of
- * another kernel. */
+ * decode.c: decodes several sequences. First the forward processes all prompts, packed without padding, and writes the
+ * state of each sequence. Then the update adds one token per call to every sequence and updates the states. At the end
+ * the forward processes each whole sequence at once. Its results must be equal apart from rounding: another kernel may
+ * run. */
 #include <cotangent/cotangent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { N = 3, D = 4, K = 4, PROMPT = 8, STEPS = 5 }; /* sequences, channels, width; prompt tokens in all; new tokens */
+enum { N = 3, D = 4, K = 4, PROMPT = 8, STEPS = 5 }; /* sequences, channels, width; total prompt tokens; new tokens */
 
-static const int32_t cu_seqlens[N + 1] = {0, 3, 3, PROMPT}; /* lengths 3, 0 and 5: an empty prompt is a prompt */
+static const int32_t cu_seqlens[N + 1] = {0, 3, 3, PROMPT}; /* lengths 3, 0 and 5: empty prompts are allowed */
 static float weight[D][K];
 
-static void require(cot_status status)
+static void check_status(cot_status status)
 {
     if (status == COT_OK)
         return;
@@ -26,8 +26,8 @@ static cot_tensor view(const void *data, cot_dtype dtype, int rank, int64_t a, i
     return cot_tensor_contiguous((void *)data, dtype, rank, (int64_t[]){a, b, c});
 }
 
-/* What the model puts in at position t of a sequence. */
-static float input(int sequence, int channel, int t)
+/* The input at position t of a sequence. */
+static float model_input(int sequence, int channel, int t)
 {
     return (float)((17 * sequence + 5 * channel + 11 * t) % 13 - 6) / 8;
 }
@@ -39,16 +39,16 @@ int main(void)
     cot_queue *queue = NULL;
     cot_queue_options options;
     COT_INIT(&options);
-    options.threads = 1; /* there is too little to do for more; the bits are the same */
-    require(cot_queue_create(&options, &queue));
+    options.threads = 1; /* the work is too small for more threads; the bits do not depend on it */
+    check_status(cot_queue_create(&options, &queue));
     for (int i = 0; i < D * K; i++)
         (&weight[0][0])[i] = (float)(i % 7 - 3) / 4;
 
-    /* the prompts: one row of PROMPT tokens, told apart by cu_seqlens */
+    /* the prompts: one row of PROMPT tokens, divided by cu_seqlens */
     for (int n = 0; n < N; n++)
         for (int t = cu_seqlens[n]; t < cu_seqlens[n + 1]; t++)
             for (int d = 0; d < D; d++)
-                prompt[d][t] = input(n, d, t - cu_seqlens[n]);
+                prompt[d][t] = model_input(n, d, t - cu_seqlens[n]);
     cot_causal_conv1d_forward_args forward;
     COT_INIT(&forward);
     forward.activation = COT_ACTIVATION_SILU;
@@ -57,9 +57,9 @@ int main(void)
     forward.cu_seqlens = view(cu_seqlens, COT_I32, 1, N + 1, 0, 0);
     forward.y = view(prompt_y, COT_F32, 3, 1, D, PROMPT);
     forward.final_state = view(state, COT_F32, 3, N, D, K - 1);
-    require(cot_causal_conv1d_forward(queue, &forward));
+    check_status(cot_causal_conv1d_forward(queue, &forward));
 
-    /* the new tokens: all sequences take a step together */
+    /* the new tokens: one update for all sequences per step */
     cot_causal_conv1d_update_args update;
     COT_INIT(&update);
     update.activation = COT_ACTIVATION_SILU;
@@ -70,26 +70,26 @@ int main(void)
     for (int step = 0; step < STEPS; step++) {
         for (int n = 0; n < N; n++)
             for (int d = 0; d < D; d++)
-                token[n][d] = input(n, d, cu_seqlens[n + 1] - cu_seqlens[n] + step);
-        require(cot_causal_conv1d_update(queue, &update));
+                token[n][d] = model_input(n, d, cu_seqlens[n + 1] - cu_seqlens[n] + step);
+        check_status(cot_causal_conv1d_update(queue, &update));
         for (int n = 0; n < N; n++)
             for (int d = 0; d < D; d++)
                 decoded[n][d][cu_seqlens[n + 1] - cu_seqlens[n] + step] = token_y[n][d];
     }
 
-    /* the same at once */
+    /* the whole sequences at once */
     float largest = 0;
     for (int n = 0; n < N; n++) {
         const int length = cu_seqlens[n + 1] - cu_seqlens[n], T = length + STEPS;
         for (int d = 0; d < D; d++)
             for (int t = 0; t < T; t++)
-                (&whole[0][0])[d * T + t] = input(n, d, t);
+                (&whole[0][0])[d * T + t] = model_input(n, d, t);
         COT_INIT(&forward);
         forward.activation = COT_ACTIVATION_SILU;
         forward.x = view(whole, COT_F32, 3, 1, D, T);
         forward.weight = view(weight, COT_F32, 2, D, K, 0);
         forward.y = view(whole_y, COT_F32, 3, 1, D, T);
-        require(cot_causal_conv1d_forward(queue, &forward));
+        check_status(cot_causal_conv1d_forward(queue, &forward));
         for (int d = 0; d < D; d++)
             for (int t = 0; t < T; t++)
                 largest = fmaxf(largest, fabsf((&whole_y[0][0])[d * T + t] -

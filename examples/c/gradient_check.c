@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * gradient_check.c: forward and backward of a causal convolution with SiLU, and every gradient against central
- * differences of the forward. In f64, which the CPU serves for exactly this. */
+ * gradient_check.c: compares every gradient of a causal convolution with SiLU with central differences of the forward.
+ * In f64, which the CPU kernels support for this purpose. */
 #include <cotangent/cotangent.h>
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@ static double x[B][D][T], weight[D][K], bias[D], dy[B][D][T];
 static double dx[B][D][T], dweight[D][K], dbias[D];
 static cot_queue *queue;
 
-static void require(cot_status status)
+static void check_status(cot_status status)
 {
     if (status == COT_OK)
         return;
@@ -25,7 +25,7 @@ static cot_tensor view(void *data, int rank, int64_t a, int64_t b, int64_t c)
     return cot_tensor_contiguous(data, COT_F64, rank, (int64_t[]){a, b, c});
 }
 
-/* sum(y * dy): its gradient is what the backward computes from dy. */
+/* sum(y * dy). The backward computes the gradient of this sum from dy. */
 static double loss(void)
 {
     static double y[B][D][T];
@@ -36,15 +36,15 @@ static double loss(void)
     args.weight = view(weight, 2, D, K, 0);
     args.bias = view(bias, 1, D, 0, 0);
     args.y = view(y, 3, B, D, T);
-    require(cot_causal_conv1d_forward(queue, &args));
+    check_status(cot_causal_conv1d_forward(queue, &args));
     double sum = 0;
     for (int i = 0; i < B * D * T; i++)
         sum += (&y[0][0][0])[i] * (&dy[0][0][0])[i];
     return sum;
 }
 
-/* The largest error of a gradient, against differences of the loss in each of its values. */
-static double check(const char *name, double *values, const double *gradient, int count)
+/* Compares a gradient with central differences of the loss for each value. Returns the largest error. */
+static double check_gradient(const char *name, double *values, const double *gradient, int count)
 {
     const double step = 1e-5;
     double largest = 0;
@@ -71,8 +71,8 @@ int main(void)
 {
     cot_queue_options options;
     COT_INIT(&options);
-    options.threads = 1; /* there is too little to do for more; the bits are the same */
-    require(cot_queue_create(&options, &queue));
+    options.threads = 1; /* the work is too small for more threads; the bits do not depend on it */
+    check_status(cot_queue_create(&options, &queue));
     fill(&x[0][0][0], B * D * T, 1);
     fill(&weight[0][0], D * K, 2);
     fill(bias, D, 3);
@@ -85,14 +85,14 @@ int main(void)
     args.weight = view(weight, 2, D, K, 0);
     args.bias = view(bias, 1, D, 0, 0);
     args.dy = view(dy, 3, B, D, T);
-    args.dx = view(dx, 3, B, D, T); /* a gradient that is not wanted is left out */
+    args.dx = view(dx, 3, B, D, T); /* a gradient that is not needed can be left out */
     args.dweight = view(dweight, 2, D, K, 0);
     args.dbias = view(dbias, 1, D, 0, 0);
-    require(cot_causal_conv1d_backward(queue, &args));
+    check_status(cot_causal_conv1d_backward(queue, &args));
 
-    double largest = check("dx", &x[0][0][0], &dx[0][0][0], B * D * T);
-    largest = fmax(largest, check("dweight", &weight[0][0], &dweight[0][0], D * K));
-    largest = fmax(largest, check("dbias", bias, dbias, D));
+    double largest = check_gradient("dx", &x[0][0][0], &dx[0][0][0], B * D * T);
+    largest = fmax(largest, check_gradient("dweight", &weight[0][0], &dweight[0][0], D * K));
+    largest = fmax(largest, check_gradient("dbias", bias, dbias, D));
     cot_queue_destroy(queue);
     return largest < 1e-8 ? 0 : 1;
 }

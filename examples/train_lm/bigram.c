@@ -4,34 +4,34 @@
 #include <math.h>
 #include <string.h>
 
-static void fit_row(const int64_t *pairs, const double *single, double *log_probability)
+static void fit_row(const int64_t *pairs, const double *unigram, double *log_probability)
 {
-    int64_t total = 0, different = 0;
+    int64_t total = 0, distinct = 0;
     for (int b = 0; b < BYTE_VALUES; b++) {
         total += pairs[b];
-        different += pairs[b] > 0;
+        distinct += pairs[b] > 0;
     }
     for (int b = 0; b < BYTE_VALUES; b++) {
-        const double smoothed = (double)pairs[b] + (double)different * single[b];
-        log_probability[b] = log(total > 0 ? smoothed / (double)(total + different) : single[b]);
+        const double smoothed = (double)pairs[b] + (double)distinct * unigram[b];
+        log_probability[b] = log(total > 0 ? smoothed / (double)(total + distinct) : unigram[b]);
     }
 }
 
 void bigram_fit(bigram_model *model, const uint8_t *text, int64_t count)
 {
-    int64_t pairs[BYTE_VALUES][BYTE_VALUES], times[BYTE_VALUES];
+    int64_t pairs[BYTE_VALUES][BYTE_VALUES], counts[BYTE_VALUES];
     memset(pairs, 0, sizeof pairs);
-    memset(times, 0, sizeof times);
+    memset(counts, 0, sizeof counts);
     for (int64_t i = 0; i < count; i++) {
-        times[text[i]]++;
+        counts[text[i]]++;
         if (i > 0)
             pairs[text[i - 1]][text[i]]++;
     }
-    double single[BYTE_VALUES];
+    double unigram[BYTE_VALUES];
     for (int b = 0; b < BYTE_VALUES; b++)
-        single[b] = (double)(times[b] + 1) / (double)(count + BYTE_VALUES);
+        unigram[b] = (double)(counts[b] + 1) / (double)(count + BYTE_VALUES);
     for (int a = 0; a < BYTE_VALUES; a++)
-        fit_row(pairs[a], single, model->log_probability[a]);
+        fit_row(pairs[a], unigram, model->log_probability[a]);
 }
 
 double bigram_loss(const bigram_model *model, const uint8_t *inputs, const uint8_t *targets, int64_t count)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bigram.h: the model to beat: the next byte from the last one alone, by counting. With n(a,b) the times that b follows
- * a, n(a) their sum over b and t(a) the number of different bytes that follow a (Witten and Bell's smoothing):
+ * bigram.h: the baseline: a bigram model, which predicts the next byte from the last one alone. n(a,b) is the number of
+ * times that b follows a, n(a) is its sum over b, t(a) is the number of distinct bytes that follow a. With Witten and
+ * Bell's smoothing:
  *
  *     p(b|a) = (n(a,b) + t(a) p(b)) / (n(a) + t(a)),   p(b) = (n(b) + 1) / (sum n + 256)
  *
- * and p(b|a) = p(b) where a never occurred. */
+ * and p(b|a) = p(b) where a does not occur. */
 #ifndef TRAIN_LM_BIGRAM_H
 #define TRAIN_LM_BIGRAM_H
 

@@ -14,9 +14,9 @@ static const char FORMAT[] = "train_lm checkpoint 1";
 static const char *const PART_NAMES[PARTS] = {"", ".moment1", ".moment2"};
 static const char *const CURVE_NAMES[CURVES] = {"curve.train", "curve.validation"};
 
-/* ---- which run it is ---------------------------------------------------------------------------------- */
+/* ---- identity of a run -------------------------------------------------------------------------------- */
 
-/* Threads, outputs and the sample are not among them: the losses do not depend on those. */
+/* The options that the losses depend on. Threads, outputs and the sample are not in the list. */
 static const struct {
     const char *name;
     size_t offset;
@@ -65,33 +65,33 @@ static bool check_identity(const safetensors_file *file, const char *path, const
                            io_error *error)
 {
     for (const char *const *pair = identity->pairs; pair[0] != NULL; pair += 2) {
-        const char *there = safetensors_metadata(file, pair[0]);
-        if (there != NULL && strcmp(there, pair[1]) == 0)
+        const char *stored = safetensors_metadata(file, pair[0]);
+        if (stored != NULL && strcmp(stored, pair[1]) == 0)
             continue;
-        if (pair == identity->pairs || there == NULL)
+        if (pair == identity->pairs || stored == NULL)
             return io_fail(error, path, "is no checkpoint of this program");
         if (pair[0][0] != '-')
             return io_fail(error, path, "was trained on another text");
-        return io_fail(error, path, "was trained with %s %.40s, not %s", pair[0], there, pair[1]);
+        return io_fail(error, path, "was trained with %s %.40s, not %s", pair[0], stored, pair[1]);
     }
     return true;
 }
 
-/* ---- its tensors -------------------------------------------------------------------------------------- */
+/* ---- tensors ------------------------------------------------------------------------------------------ */
 
-static real *part_of(const parameter *p, int part)
+static real *part_data(const parameter *p, int part)
 {
     return part == 0 ? p->value : part == 1 ? p->moment1 : p->moment2;
 }
 
-static cot_tensor view_of(const parameter *p, int part)
+static cot_tensor part_tensor(const parameter *p, int part)
 {
-    return cot_tensor_contiguous(part_of(p, part), REAL_DTYPE, p->rank, p->shape);
+    return cot_tensor_contiguous(part_data(p, part), REAL_DTYPE, p->rank, p->shape);
 }
 
-static double *curve_value(const loss_curve *curve, int64_t step, int which)
+static double *curve_value(const loss_curve *curve, int64_t step, int index)
 {
-    return which == 0 ? &curve->points[step].train : &curve->points[step].validation;
+    return index == 0 ? &curve->points[step].train : &curve->points[step].validation;
 }
 
 bool checkpoint_write(const char *path, const run_identity *identity, const parameter_table *table,
@@ -107,14 +107,14 @@ bool checkpoint_write(const char *path, const run_identity *identity, const para
     for (int i = 0; good && i < PARTS * table->count; i++) {
         const parameter *p = &table->items[i / PARTS];
         snprintf(names[i], NAME_SIZE, "%s%s", p->name, PART_NAMES[i % PARTS]);
-        items[i] = (safetensors_item){names[i], view_of(p, i % PARTS)};
+        items[i] = (safetensors_item){names[i], part_tensor(p, i % PARTS)};
     }
-    for (int which = 0; good && which < CURVES; which++) {
-        double *column = losses + which * curve->count;
+    for (int index = 0; good && index < CURVES; index++) {
+        double *column = losses + index * curve->count;
         for (int64_t step = 0; step < curve->count; step++)
-            column[step] = *curve_value(curve, step, which);
-        items[PARTS * table->count + which] =
-            (safetensors_item){CURVE_NAMES[which], cot_tensor_contiguous(column, COT_F64, 1, &curve->count)};
+            column[step] = *curve_value(curve, step, index);
+        items[PARTS * table->count + index] =
+            (safetensors_item){CURVE_NAMES[index], cot_tensor_contiguous(column, COT_F64, 1, &curve->count)};
     }
     good = good && safetensors_write(path, items, count, identity->pairs, error);
     free(items);
@@ -123,32 +123,32 @@ bool checkpoint_write(const char *path, const run_identity *identity, const para
     return good;
 }
 
-/* A view of what must be there, with this dtype and shape. */
-static bool get(safetensors_file *file, const char *path, const char *name, const cot_tensor *like, cot_tensor *view,
-                io_error *error)
+/* Returns a view of a required tensor, and checks that it has the dtype and shape of `expected`. */
+static bool get_tensor(safetensors_file *file, const char *path, const char *name, const cot_tensor *expected,
+                       cot_tensor *view, io_error *error)
 {
     if (!safetensors_get_named(file, name, view, error))
         return false;
-    if (view->dtype == like->dtype && view->rank == like->rank &&
-        memcmp(view->shape, like->shape, (size_t)like->rank * sizeof *like->shape) == 0)
+    if (view->dtype == expected->dtype && view->rank == expected->rank &&
+        memcmp(view->shape, expected->shape, (size_t)expected->rank * sizeof *expected->shape) == 0)
         return true;
     return io_fail(error, path, "tensor \"%s\" has another dtype or shape than the model's", name);
 }
 
-/* Looks at every tensor, and with `fill` takes its values. */
+/* Checks all tensors of parameters and moments, and with `fill` copies their values. */
 static bool read_parameters(safetensors_file *file, const char *path, const parameter_table *table, bool fill,
                             io_error *error)
 {
     for (int i = 0; i < PARTS * table->count; i++) {
         const parameter *p = &table->items[i / PARTS];
         char name[NAME_SIZE];
-        const cot_tensor like = view_of(p, i % PARTS);
+        const cot_tensor expected = part_tensor(p, i % PARTS);
         cot_tensor view;
         snprintf(name, sizeof name, "%s%s", p->name, PART_NAMES[i % PARTS]);
-        if (!get(file, path, name, &like, &view, error))
+        if (!get_tensor(file, path, name, &expected, &view, error))
             return false;
         if (fill)
-            memcpy(part_of(p, i % PARTS), view.data, (size_t)p->count * sizeof(real));
+            memcpy(part_data(p, i % PARTS), view.data, (size_t)p->count * sizeof(real));
     }
     return true;
 }
@@ -158,17 +158,17 @@ static bool read_curve(safetensors_file *file, const char *path, int64_t steps, 
     cot_tensor views[CURVES];
     if (!safetensors_get_named(file, CURVE_NAMES[0], &views[0], error))
         return false;
-    const cot_tensor like = cot_tensor_contiguous(NULL, COT_F64, 1, &views[0].shape[0]);
-    for (int which = 0; which < CURVES; which++)
-        if (!get(file, path, CURVE_NAMES[which], &like, &views[which], error))
+    const cot_tensor expected = cot_tensor_contiguous(NULL, COT_F64, 1, &views[0].shape[0]);
+    for (int index = 0; index < CURVES; index++)
+        if (!get_tensor(file, path, CURVE_NAMES[index], &expected, &views[index], error))
             return false;
-    if (like.shape[0] > steps)
+    if (expected.shape[0] > steps)
         return io_fail(error, path, "has more steps than --steps");
-    curve->count = like.shape[0];
+    curve->count = expected.shape[0];
     for (int64_t step = 0; step < curve->count; step++) {
         curve->points[step].step = step + 1;
-        for (int which = 0; which < CURVES; which++)
-            *curve_value(curve, step, which) = ((const double *)views[which].data)[step];
+        for (int index = 0; index < CURVES; index++)
+            *curve_value(curve, step, index) = ((const double *)views[index].data)[step];
     }
     return true;
 }

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { HELD_OUT_PART = 10, MAX_FOLDER_DEPTH = 16, MAX_PATH_LENGTH = 4096, FIRST_CAPACITY = 1 << 16 };
+enum { HELD_OUT_DIVISOR = 10, MAX_FOLDER_DEPTH = 16, MAX_PATH_LENGTH = 4096, FIRST_CAPACITY = 1 << 16 };
 
 static const char LICENCE_TEXTS[] = "/usr/share/common-licenses";
 
@@ -26,18 +26,18 @@ __attribute__((format(printf, 2, 3))) static bool fail(corpus *c, const char *fo
     return false;
 }
 
-/* For a call of the system that has just failed. */
+/* For a system call that has just failed. */
 static bool fail_with_errno(corpus *c, const char *path)
 {
     c->out_of_memory = errno == ENOMEM;
     return fail(c, "%s: %s", path, strerror(errno));
 }
 
-/* Makes room for `more` bytes beyond the string's end; false if there is no memory. */
-static bool reserve(byte_string *s, int64_t more)
+/* Makes sure that `extra` bytes can be appended. False if there is no memory. */
+static bool reserve(byte_string *s, int64_t extra)
 {
     int64_t capacity = s->capacity > 0 ? s->capacity : FIRST_CAPACITY;
-    while (capacity - s->count < more)
+    while (capacity - s->count < extra)
         capacity *= 2;
     if (capacity == s->capacity)
         return true;
@@ -49,7 +49,7 @@ static bool reserve(byte_string *s, int64_t more)
     return true;
 }
 
-/* Appends all of a stream; false with errno set if that fails. */
+/* Appends the rest of a stream. False with errno set on failure. */
 static bool read_all(FILE *file, byte_string *s)
 {
     while (reserve(s, FIRST_CAPACITY)) {
@@ -87,7 +87,7 @@ bool corpus_add_file(corpus *c, const char *path)
     const int64_t count = c->training.count - begin;
     if (count == 0)
         return fail(c, "%s: the file is empty", path);
-    if (!move_tail(&c->training, c->training.count - count / HELD_OUT_PART, &c->validation))
+    if (!move_tail(&c->training, c->training.count - count / HELD_OUT_DIVISOR, &c->validation))
         return fail_with_errno(c, path);
     c->files++;
     return true;
@@ -114,7 +114,7 @@ static bool is_source_name(const char *name)
     return false;
 }
 
-/* The order of the bytes, whatever the locale. */
+/* Sorts by bytes, independent of the locale. */
 static int by_name(const struct dirent **a, const struct dirent **b)
 {
     return strcmp((*a)->d_name, (*b)->d_name);
@@ -122,7 +122,7 @@ static int by_name(const struct dirent **a, const struct dirent **b)
 
 static bool add_folder(corpus *c, const char *folder, bool every_name, int depth);
 
-/* Adds one entry of a folder; what is not text of interest is passed over. */
+/* Adds one entry of a folder. Entries that are not source text are skipped. */
 static bool add_entry(corpus *c, const char *folder, const char *name, bool every_name, int depth)
 {
     char path[MAX_PATH_LENGTH];
@@ -138,7 +138,7 @@ static bool add_entry(corpus *c, const char *folder, const char *name, bool ever
     return corpus_add_file(c, path);
 }
 
-/* A folder that is not there adds nothing. */
+/* A folder that does not exist adds nothing. */
 static bool add_folder(corpus *c, const char *folder, bool every_name, int depth)
 {
     struct dirent **entries;
@@ -170,7 +170,7 @@ int64_t sampler_bytes_needed(int64_t batch, int64_t context)
 
 bool sampler_create(sampler *s, const byte_string *text, int64_t context, uint64_t seed)
 {
-    /* An offset of up to context-1 and the last target have to fit behind the last window. */
+    /* An offset of up to context-1 and the last target must fit behind the last window. */
     *s = (sampler){.bytes = text->bytes,
                    .count = text->count,
                    .context = context,

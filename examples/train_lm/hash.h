@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hash.h: FNV-1a, 64 bits: to tell texts, names and parameters apart, not to protect them. */
+ * hash.h: FNV-1a, 64 bits, to identify texts, names and parameters. It is not cryptographic. */
 #ifndef TRAIN_LM_HASH_H
 #define TRAIN_LM_HASH_H
 
@@ -9,7 +9,7 @@
 
 static const uint64_t HASH_START = 14695981039346656037ULL;
 
-/* Goes on from `hash`, which is HASH_START for the first bytes. */
+/* Continues the hash `hash`, which is HASH_START for the first bytes. */
 static inline uint64_t hash_bytes(uint64_t hash, const void *data, size_t size)
 {
     const uint8_t *bytes = data;

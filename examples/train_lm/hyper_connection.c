@@ -6,14 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int64_t coefficients(hyper_sizes sizes)
+static int64_t coefficient_count(hyper_sizes sizes)
 {
     return sizes.streams * (sizes.streams + 2);
 }
 
 /* ---- parameters and memory ---------------------------------------------------------------------------- */
 
-static parameter *add(parameter_table *table, int64_t index, const char *part, int64_t rows, int64_t columns)
+static parameter *add_parameter(parameter_table *table, int64_t index, const char *part, int64_t rows, int64_t columns)
 {
     char name[PARAMETER_NAME_SIZE];
     snprintf(name, sizeof name, "blocks.%lld.mhc.%s", (long long)index, part);
@@ -22,22 +22,22 @@ static parameter *add(parameter_table *table, int64_t index, const char *part, i
 
 void hyper_register(hyper_connection *hyper, parameter_table *table, hyper_sizes sizes, int64_t index)
 {
-    hyper->phi = add(table, index, "phi", coefficients(sizes), sizes.streams * sizes.width);
-    hyper->alpha = add(table, index, "alpha", 3, 0);
-    hyper->bias = add(table, index, "bias", coefficients(sizes), 0);
-    hyper->gamma = add(table, index, "gamma", sizes.streams, sizes.width);
+    hyper->phi = add_parameter(table, index, "phi", coefficient_count(sizes), sizes.streams * sizes.width);
+    hyper->alpha = add_parameter(table, index, "alpha", 3, 0);
+    hyper->bias = add_parameter(table, index, "bias", coefficient_count(sizes), 0);
+    hyper->gamma = add_parameter(table, index, "gamma", sizes.streams, sizes.width);
 }
 
 void hyper_initialise(hyper_connection *hyper, hyper_sizes sizes, uint64_t seed)
 {
-    static const double off_diagonal = -8; /* of A's logits */
+    static const double off_diagonal = -8; /* value of A's logits */
     const int64_t n = sizes.streams;
     parameter_randomise(hyper->phi, seed, 1 / sqrt((double)(n * sizes.width)));
     parameter_fill(hyper->alpha, (real)0.01);
     parameter_fill(hyper->gamma, 1);
-    for (int64_t j = 0; j < coefficients(sizes); j++) {
+    for (int64_t j = 0; j < coefficient_count(sizes); j++) {
         const int64_t ij = j - 2 * n;
-        /* sigmoid(-log(n-1)) = 1/n; of a single stream, sigmoid(8) is about 1. */
+        /* sigmoid(-log(n-1)) = 1/n. For one stream, sigmoid(8) is about 1. */
         const double pre = n > 1 ? -log((double)(n - 1)) : -off_diagonal;
         hyper->bias->value[j] = (real)(j < n ? pre : ij < 0 || ij / n == ij % n ? 0 : off_diagonal);
     }
@@ -52,7 +52,7 @@ bool hyper_saved_allocate(hyper_saved *saved, hyper_sizes sizes, int64_t rows)
         .h_post = real_allocate(rows * sizes.streams),
         .A = real_allocate(rows * sizes.streams * sizes.streams),
         .inv_rms = real_allocate(rows),
-        .h_mix = real_allocate(rows * coefficients(sizes)),
+        .h_mix = real_allocate(rows * coefficient_count(sizes)),
     };
     return saved->x != NULL && saved->f != NULL && saved->h_pre != NULL && saved->h_post != NULL && saved->A != NULL &&
            saved->inv_rms != NULL && saved->h_mix != NULL;
@@ -88,7 +88,7 @@ void hyper_scratch_free(hyper_scratch *scratch)
     *scratch = (hyper_scratch){0};
 }
 
-/* Bytes of a number of arrays [rows,width]. */
+/* The size of `arrays` arrays [rows,width], in bytes. */
 static double bytes_of(hyper_sizes sizes, int64_t rows, int64_t arrays)
 {
     return (double)(rows * sizes.width * arrays) * sizeof(real);
@@ -113,34 +113,34 @@ void hyper_collect(hyper_sizes sizes, int64_t rows, const real *streams, real *x
                 x[r * sizes.width + c] += streams[(r * sizes.streams + i) * sizes.width + c];
 }
 
-/* ---- the ops: all rows are one sequence, since no token sees another ------------------------------------ */
+/* ---- the ops: all rows are one sequence, because tokens are independent --------------------------------- */
 
-static cot_tensor of_streams(hyper_sizes sizes, int64_t rows, real *data)
+static cot_tensor streams_tensor(hyper_sizes sizes, int64_t rows, real *data)
 {
     return cot_tensor_contiguous(data, REAL_DTYPE, 4, (int64_t[]){1, rows, sizes.streams, sizes.width});
 }
 
-static cot_tensor of_layer(hyper_sizes sizes, int64_t rows, real *data)
+static cot_tensor layer_tensor(hyper_sizes sizes, int64_t rows, real *data)
 {
     return cot_tensor_contiguous(data, REAL_DTYPE, 3, (int64_t[]){1, rows, sizes.width});
 }
 
-static cot_tensor vector(int64_t rows, int64_t size, real *data)
+static cot_tensor vector_tensor(int64_t rows, int64_t size, real *data)
 {
     return cot_tensor_contiguous(data, REAL_DTYPE, 3, (int64_t[]){1, rows, size});
 }
 
-static cot_tensor matrix(hyper_sizes sizes, int64_t rows, real *data)
+static cot_tensor matrix_tensor(hyper_sizes sizes, int64_t rows, real *data)
 {
     return cot_tensor_contiguous(data, REAL_DTYPE, 4, (int64_t[]){1, rows, sizes.streams, sizes.streams});
 }
 
-static cot_tensor number(int64_t rows, real *data)
+static cot_tensor scalar_tensor(int64_t rows, real *data)
 {
     return cot_tensor_contiguous(data, REAL_DTYPE, 2, (int64_t[]){1, rows});
 }
 
-static cot_tensor whole(real *data, const parameter *p)
+static cot_tensor parameter_tensor(real *data, const parameter *p)
 {
     return cot_tensor_contiguous(data, REAL_DTYPE, p->rank, p->shape);
 }
@@ -150,17 +150,17 @@ cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, cot_queue
 {
     cot_mhc_pre_forward_args args;
     COT_MHC_PRE_FORWARD_INIT(&args);
-    args.x = of_streams(sizes, rows, saved->x);
-    args.phi = whole(hyper->phi->value, hyper->phi);
-    args.alpha = whole(hyper->alpha->value, hyper->alpha);
-    args.bias = whole(hyper->bias->value, hyper->bias);
-    args.gamma = whole(hyper->gamma->value, hyper->gamma);
-    args.h_in = of_layer(sizes, rows, h_in);
-    args.h_pre = vector(rows, sizes.streams, saved->h_pre);
-    args.h_post = vector(rows, sizes.streams, saved->h_post);
-    args.A = matrix(sizes, rows, saved->A);
-    args.inv_rms = number(rows, saved->inv_rms);
-    args.h_mix = vector(rows, coefficients(sizes), saved->h_mix);
+    args.x = streams_tensor(sizes, rows, saved->x);
+    args.phi = parameter_tensor(hyper->phi->value, hyper->phi);
+    args.alpha = parameter_tensor(hyper->alpha->value, hyper->alpha);
+    args.bias = parameter_tensor(hyper->bias->value, hyper->bias);
+    args.gamma = parameter_tensor(hyper->gamma->value, hyper->gamma);
+    args.h_in = layer_tensor(sizes, rows, h_in);
+    args.h_pre = vector_tensor(rows, sizes.streams, saved->h_pre);
+    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
+    args.A = matrix_tensor(sizes, rows, saved->A);
+    args.inv_rms = scalar_tensor(rows, saved->inv_rms);
+    args.h_mix = vector_tensor(rows, coefficient_count(sizes), saved->h_mix);
     return TIMED(OP_MHC_PRE_FORWARD, bytes_of(sizes, rows, sizes.streams + 1), cot_mhc_pre_forward(queue, &args));
 }
 
@@ -168,11 +168,11 @@ cot_status hyper_post(hyper_sizes sizes, cot_queue *queue, int64_t rows, hyper_s
 {
     cot_mhc_post_forward_args args;
     COT_INIT(&args);
-    args.x = of_streams(sizes, rows, saved->x);
-    args.f = of_layer(sizes, rows, saved->f);
-    args.h_post = vector(rows, sizes.streams, saved->h_post);
-    args.A = matrix(sizes, rows, saved->A);
-    args.y = of_streams(sizes, rows, next);
+    args.x = streams_tensor(sizes, rows, saved->x);
+    args.f = layer_tensor(sizes, rows, saved->f);
+    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
+    args.A = matrix_tensor(sizes, rows, saved->A);
+    args.y = streams_tensor(sizes, rows, next);
     return TIMED(OP_MHC_POST_FORWARD, bytes_of(sizes, rows, 2 * sizes.streams + 1), cot_mhc_post_forward(queue, &args));
 }
 
@@ -181,15 +181,15 @@ cot_status hyper_post_backward(hyper_sizes sizes, cot_queue *queue, int64_t rows
 {
     cot_mhc_post_backward_args args;
     COT_INIT(&args);
-    args.x = of_streams(sizes, rows, saved->x);
-    args.f = of_layer(sizes, rows, saved->f);
-    args.h_post = vector(rows, sizes.streams, saved->h_post);
-    args.A = matrix(sizes, rows, saved->A);
-    args.dy = of_streams(sizes, rows, dnext);
-    args.dx = of_streams(sizes, rows, scratch->dx_post);
-    args.df = of_layer(sizes, rows, df);
-    args.dh_post = vector(rows, sizes.streams, scratch->dh_post);
-    args.dA = matrix(sizes, rows, scratch->dA);
+    args.x = streams_tensor(sizes, rows, saved->x);
+    args.f = layer_tensor(sizes, rows, saved->f);
+    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
+    args.A = matrix_tensor(sizes, rows, saved->A);
+    args.dy = streams_tensor(sizes, rows, dnext);
+    args.dx = streams_tensor(sizes, rows, scratch->dx_post);
+    args.df = layer_tensor(sizes, rows, df);
+    args.dh_post = vector_tensor(rows, sizes.streams, scratch->dh_post);
+    args.dA = matrix_tensor(sizes, rows, scratch->dA);
     return TIMED(OP_MHC_POST_BACKWARD, bytes_of(sizes, rows, 3 * sizes.streams + 2),
                  cot_mhc_post_backward(queue, &args));
 }
@@ -199,23 +199,23 @@ cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, 
 {
     cot_mhc_pre_backward_args args;
     COT_MHC_PRE_BACKWARD_INIT(&args);
-    args.x = of_streams(sizes, rows, saved->x);
-    args.phi = whole(hyper->phi->value, hyper->phi);
-    args.alpha = whole(hyper->alpha->value, hyper->alpha);
-    args.bias = whole(hyper->bias->value, hyper->bias);
-    args.gamma = whole(hyper->gamma->value, hyper->gamma);
-    args.inv_rms = number(rows, saved->inv_rms);
-    args.h_mix = vector(rows, coefficients(sizes), saved->h_mix);
-    args.h_pre = vector(rows, sizes.streams, saved->h_pre);
-    args.h_post = vector(rows, sizes.streams, saved->h_post);
-    args.dh_in = of_layer(sizes, rows, dh_in);
-    args.dh_post = vector(rows, sizes.streams, scratch->dh_post);
-    args.dA = matrix(sizes, rows, scratch->dA);
-    args.dx_post = of_streams(sizes, rows, scratch->dx_post);
-    args.dx = of_streams(sizes, rows, dx);
-    args.dphi = whole(hyper->phi->gradient, hyper->phi);
-    args.dalpha = whole(hyper->alpha->gradient, hyper->alpha);
-    args.dbias = whole(hyper->bias->gradient, hyper->bias);
-    args.dgamma = whole(hyper->gamma->gradient, hyper->gamma);
+    args.x = streams_tensor(sizes, rows, saved->x);
+    args.phi = parameter_tensor(hyper->phi->value, hyper->phi);
+    args.alpha = parameter_tensor(hyper->alpha->value, hyper->alpha);
+    args.bias = parameter_tensor(hyper->bias->value, hyper->bias);
+    args.gamma = parameter_tensor(hyper->gamma->value, hyper->gamma);
+    args.inv_rms = scalar_tensor(rows, saved->inv_rms);
+    args.h_mix = vector_tensor(rows, coefficient_count(sizes), saved->h_mix);
+    args.h_pre = vector_tensor(rows, sizes.streams, saved->h_pre);
+    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
+    args.dh_in = layer_tensor(sizes, rows, dh_in);
+    args.dh_post = vector_tensor(rows, sizes.streams, scratch->dh_post);
+    args.dA = matrix_tensor(sizes, rows, scratch->dA);
+    args.dx_post = streams_tensor(sizes, rows, scratch->dx_post);
+    args.dx = streams_tensor(sizes, rows, dx);
+    args.dphi = parameter_tensor(hyper->phi->gradient, hyper->phi);
+    args.dalpha = parameter_tensor(hyper->alpha->gradient, hyper->alpha);
+    args.dbias = parameter_tensor(hyper->bias->gradient, hyper->bias);
+    args.dgamma = parameter_tensor(hyper->gamma->gradient, hyper->gamma);
     return TIMED(OP_MHC_PRE_BACKWARD, bytes_of(sizes, rows, 3 * sizes.streams + 1), cot_mhc_pre_backward(queue, &args));
 }

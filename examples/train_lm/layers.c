@@ -3,7 +3,7 @@
 
 static const real NORM_EPS = (real)1e-6;
 
-/* Rows whose contributions to dgain are summed together before the partial sums are. */
+/* dgain is summed over blocks of ROW_BLOCK rows first, then over the blocks. */
 enum { ROW_BLOCK = 64, MAX_VOCABULARY = 256 };
 
 /* ---- embedding ---------------------------------------------------------------------------------------- */
@@ -15,7 +15,7 @@ void embedding_forward(int64_t rows, int64_t width, const uint8_t *bytes, const 
         memcpy(y + r * width, table + bytes[r] * width, (size_t)width * sizeof(real));
 }
 
-/* order: the rows sorted by byte, in their own order within a byte; start[v]: where byte v's rows begin. */
+/* order: the rows sorted by byte; rows of the same byte keep their order. start[v]: the first row of byte v in it. */
 static void sort_rows_by_byte(int64_t rows, int64_t vocabulary, const uint8_t *bytes, int64_t *order, int64_t *start)
 {
     int64_t next[MAX_VOCABULARY] = {0};
@@ -112,12 +112,12 @@ void rmsnorm_backward(int64_t rows, int64_t width, const real *x, const real *ga
 
 /* ---- rotary positions --------------------------------------------------------------------------------- */
 
-static void rope_row(double place, int64_t heads, int64_t size, double direction, real *x)
+static void rope_row(double position, int64_t heads, int64_t size, double direction, real *x)
 {
-    const int64_t half = size / 2; /* of an odd size the last channel stays */
-    const double slower = pow(10000, -2.0 / (double)size);
-    double angle = direction * place;
-    for (int64_t j = 0; j < half; j++, angle *= slower) {
+    const int64_t half = size / 2; /* with an odd size the last channel does not change */
+    const double frequency_ratio = pow(10000, -2.0 / (double)size);
+    double angle = direction * position;
+    for (int64_t j = 0; j < half; j++, angle *= frequency_ratio) {
         const real c = (real)cos(angle), s = (real)sin(angle);
         for (real *head = x + j; head < x + heads * size; head += size) {
             const real a = head[0], b = head[half];
@@ -164,13 +164,13 @@ void gate_backward(int64_t rows, int64_t inner, const real *c, const real *mixed
 
 static double cross_entropy_row(int64_t classes, int target, real *logits, real scale, bool gradient)
 {
-    real largest = logits[0];
+    real max_logit = logits[0];
     for (int64_t v = 1; v < classes; v++)
-        largest = logits[v] > largest ? logits[v] : largest;
-    const double shifted_target = (double)(logits[target] - largest);
+        max_logit = logits[v] > max_logit ? logits[v] : max_logit;
+    const double shifted_target = (double)(logits[target] - max_logit);
     double sum = 0;
     for (int64_t v = 0; v < classes; v++) {
-        const real e = real_exp(logits[v] - largest);
+        const real e = real_exp(logits[v] - max_logit);
         sum += (double)e;
         if (gradient)
             logits[v] = e;

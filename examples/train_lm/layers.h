@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * layers.h: the layers between the matrix products, each with its backward. Arrays are row-major; a row is a token.
- * Gradients are set (=) unless a comment says +=. Sums over rows are taken in an order that the shape alone fixes. */
+ * Gradients are set (=) unless a comment has +=. The order of sums over rows depends on the shape alone. */
 #ifndef TRAIN_LM_LAYERS_H
 #define TRAIN_LM_LAYERS_H
 
@@ -12,7 +12,7 @@
 /* y[r] = table[bytes[r]];  y [rows,width], table [vocabulary,width]. */
 void embedding_forward(int64_t rows, int64_t width, const uint8_t *bytes, const real *table, real *y);
 
-/* dtable[v] = sum of dy[r] over the rows with bytes[r] == v. order: room for `rows` indices. */
+/* dtable[v] = sum of dy[r] over the rows with bytes[r] == v. order: scratch memory for `rows` indices. */
 void embedding_backward(int64_t rows, int64_t width, int64_t vocabulary, const uint8_t *bytes, const real *dy,
                         int64_t *order, real *dtable);
 
@@ -20,27 +20,27 @@ void embedding_backward(int64_t rows, int64_t width, int64_t vocabulary, const u
 void rmsnorm_forward(int64_t rows, int64_t width, const real *x, const real *gain, real *y, real *inv_rms);
 
 /* dx += inv_rms * (dy*gain - x * inv_rms^2 * mean_c(dy*gain*x));  dgain = sum_r dy * x * inv_rms.
- * partial: rmsnorm_partial_count(rows, width) elements. */
+ * partial: scratch memory for rmsnorm_partial_count(rows, width) elements. */
 void rmsnorm_backward(int64_t rows, int64_t width, const real *x, const real *gain, const real *inv_rms, const real *dy,
                       real *partial, real *dx, real *dgain);
 int64_t rmsnorm_partial_count(int64_t rows, int64_t width);
 
 typedef enum rope_direction { ROPE_FORWARD = 1, ROPE_BACKWARD = -1 } rope_direction;
 
-/* Rotary positions, in place, on the first heads*size elements of rows of row_length: of each head, the channels j and
- * j + size/2 are a point that turns by p * 10000^(-2j/size), p = first + r % time the token's place. Backward turns a
- * gradient the other way. */
+/* Rotary position embedding (RoPE), in place, on the first heads*size elements of rows of length row_length. In each
+ * head, the channels j and j + size/2 are a point, which is rotated by p * 10000^(-2j/size). p = first + r % time is
+ * the token's position. Backward rotates a gradient in the opposite direction. */
 void rope(int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size, int64_t row_length,
           rope_direction direction, real *x);
 
-/* y = c * gate;  c and y [rows,inner], gate the second half of the rows of mixed [rows,2*inner]. */
+/* y = c * gate;  c and y [rows,inner]. gate is the second half of each row of mixed [rows,2*inner]. */
 void gate_forward(int64_t rows, int64_t inner, const real *c, const real *mixed, real *y);
 
-/* Second half of dmixed = dy * c;  dy becomes dc = dy * gate, in place. */
+/* The second half of each row of dmixed = dy * c. dy becomes dc = dy * gate, in place. */
 void gate_backward(int64_t rows, int64_t inner, const real *c, const real *mixed, real *dy, real *dmixed);
 
-/* Mean over rows of -log softmax(logits)[target]. row_loss: room for `rows` values. With `gradient`, logits become
- * dlogits = (softmax - onehot(target)) / rows, in place. */
+/* The mean over rows of -log softmax(logits)[target]. row_loss: scratch memory for `rows` values. With `gradient`,
+ * logits become dlogits = (softmax - onehot(target)) / rows, in place. */
 double cross_entropy(int64_t rows, int64_t classes, const uint8_t *targets, real *logits, double *row_loss,
                      bool gradient);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * train_lm: trains a byte-level language model on text files, on the public interface of the library alone. */
+ * train_lm: trains a byte-level language model on text files. It uses only the public interface of the library. */
 #include "matrix.h"
 #include "op_times.h"
 #include "options.h"
@@ -99,7 +99,7 @@ static void print_results(const training *t)
     printf("hash of the parameters: %016llx\n", (unsigned long long)parameter_table_hash(&t->model.parameters));
 }
 
-/* Bytes that are not ASCII text are shown as '?': a sample need not be valid in any encoding. */
+/* Prints bytes that are not ASCII text as '?', because a sample may be invalid in any encoding. */
 static void print_text(const uint8_t *bytes, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -124,8 +124,9 @@ static int print_sample(const training *t, const options *o, cot_queue *queue)
         print_text(bytes, o->sample);
     }
     free(bytes);
-    const char *why = cot_error_message(); /* none where the library was not to blame */
-    return status == COT_OK ? EXIT_SUCCESS : fail(EXIT_FAILURE, "sampling: %s", why[0] != '\0' ? why : "out of memory");
+    const char *reason = cot_error_message(); /* empty if the library did not fail */
+    return status == COT_OK ? EXIT_SUCCESS
+                            : fail(EXIT_FAILURE, "sampling: %s", reason[0] != '\0' ? reason : "out of memory");
 }
 
 static int write_curve(const training *t, const options *o)
@@ -153,8 +154,8 @@ static int report(const training *t, const options *o, cot_queue *queue)
     return status;
 }
 
-/* Says why a training ended early; the exit status. */
-static int explain(const training *t, train_result result)
+/* Prints why a run ended early. Returns the exit status. */
+static int report_failure(const training *t, train_result result)
 {
     switch (result) {
     case TRAIN_DONE: break;
@@ -175,27 +176,26 @@ static int train_and_report(const corpus *text, const options *o, cot_queue *que
 {
     training t;
     print_start(text, o, queue);
-    int status = explain(&t, train(&t, text, o, queue));
+    int status = report_failure(&t, train(&t, text, o, queue));
     if (status == EXIT_SUCCESS)
         status = report(&t, o, queue);
     training_destroy(&t);
     return status;
 }
 
-/* One of several runs: trains, and draws its curve into a folder of its own. */
-static int train_one_of(const corpus *text, const options *o, cot_queue *queue, const char *folder,
-                        finished_run *result)
+/* Trains one of several runs, and writes its curve to its own folder. */
+static int train_one(const corpus *text, const options *o, cot_queue *queue, const char *folder, finished_run *result)
 {
     training t;
-    options own = *o;
-    own.out = folder;
-    print_start(text, &own, queue);
-    int status = explain(&t, train(&t, text, &own, queue));
+    options run_options = *o;
+    run_options.out = folder;
+    print_start(text, &run_options, queue);
+    int status = report_failure(&t, train(&t, text, &run_options, queue));
     if (status == EXIT_SUCCESS)
         status = make_folder(folder);
     if (status == EXIT_SUCCESS) {
         print_results(&t);
-        status = write_curve(&t, &own);
+        status = write_curve(&t, &run_options);
         *result = (finished_run){.arch = result->arch,
                                  .seed = o->seed,
                                  .parameters = count_parameters(&t),
@@ -227,7 +227,7 @@ static int train_several(const corpus *text, const options *o, cot_queue *queue)
             (int)sizeof folder)
             status = fail(EXIT_BAD_INPUT, "--out %s: the name is too long", o->out);
         else
-            status = train_one_of(text, &run, queue, folder, &runs[i]);
+            status = train_one(text, &run, queue, folder, &runs[i]);
     }
     if (status == EXIT_SUCCESS) {
         runs_print(runs, count, o);
@@ -267,7 +267,7 @@ int main(int argc, char **argv)
     options o;
     corpus text = {0};
     options_parse(&o, argc, argv);
-    signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error like a full disk, not the end */
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit then is a write error, like a full disk */
     int status = run(&o, &text);
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == EXIT_SUCCESS)
         status = fail(EXIT_FAILURE, "standard output: %s", strerror(errno));

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "matrix.h"
 
-/* Tiles are large enough that packing the operands costs little beside the product, and small enough that there are
- * several for every core. */
+/* Tiles are large, so that packing the operands is cheap compared with the product, but small enough for several tiles
+ * per core. */
 enum { TILE_ROWS = 128, TILE_COLUMNS = 512 };
 
-/* c [m,n] = op(a) op(b) + beta*c, every matrix row-major with its own leading dimension. */
+/* c [m,n] = op(a) op(b) + beta*c. All matrices are row-major, each with its own leading dimension. */
 typedef struct product {
     int64_t m, n, k;
     const real *a, *b;
@@ -20,7 +20,7 @@ void matrix_use_one_thread_per_call(void)
     openblas_set_num_threads(1);
 }
 
-static int64_t smaller(int64_t a, int64_t b)
+static int64_t min_i64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
@@ -29,12 +29,12 @@ static void multiply_tile(const product *p, int64_t row, int64_t column)
 {
     const real *a = p->a + (p->op_a == CblasNoTrans ? row * p->lda : row);
     const real *b = p->b + (p->op_b == CblasNoTrans ? column : column * p->ldb);
-    const int64_t m = smaller(TILE_ROWS, p->m - row), n = smaller(TILE_COLUMNS, p->n - column);
+    const int64_t m = min_i64(TILE_ROWS, p->m - row), n = min_i64(TILE_COLUMNS, p->n - column);
     real_gemm(CblasRowMajor, p->op_a, p->op_b, (blasint)m, (blasint)n, (blasint)p->k, 1, a, (blasint)p->lda, b,
               (blasint)p->ldb, p->store == MATRIX_ADD ? 1 : 0, p->c + row * p->ldc + column, (blasint)p->ldc);
 }
 
-/* Shares a product's tiles among the threads of one parallel region, and does not wait for the last. */
+/* Divides a product's tiles among the threads of a parallel region, without a barrier at the end. */
 static void multiply(const product *p)
 {
 #pragma omp for collapse(2) schedule(dynamic) nowait
@@ -61,7 +61,7 @@ void linear_forward(linear_shape shape, const real *x, const real *w, real *y, m
     multiply(&forward);
 }
 
-/* One parallel region for both: the many tiles of dx keep the threads busy that found no tile of dw. */
+/* One parallel region for both products: threads without a tile of dw continue with the many tiles of dx. */
 void linear_backward(linear_shape shape, const real *x, const real *w, const real *dy, real *dx, real *dw)
 {
     const product weight = {.m = shape.out,

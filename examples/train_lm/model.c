@@ -6,10 +6,10 @@
 
 #include <stdlib.h>
 
-enum { OUTER_PARAMETERS = 3 + STEM_PARAMETERS }; /* embedding, last gain, head */
+enum { OUTER_PARAMETERS = 3 + STEM_PARAMETERS }; /* embedding, final gain, head */
 
-/* Block i. */
-static block_sizes sizes_of(const model *m, int64_t i)
+/* The sizes of block i. */
+static block_sizes block_sizes_of(const model *m, int64_t i)
 {
     return (block_sizes){.width = m->config.width,
                          .inner = m->config.inner,
@@ -18,14 +18,14 @@ static block_sizes sizes_of(const model *m, int64_t i)
                          .attention = m->config.attention > 0 && (i + 1) % m->config.attention == 0};
 }
 
-/* The block that wants the most memory: one with attention, if there is one. */
+/* The sizes of the block that needs the most memory: a block with attention, if there is one. */
 static block_sizes largest_sizes(const model *m)
 {
-    return sizes_of(m,
-                    m->config.attention > 0 && m->config.attention <= m->config.layers ? m->config.attention - 1 : 0);
+    return block_sizes_of(
+        m, m->config.attention > 0 && m->config.attention <= m->config.layers ? m->config.attention - 1 : 0);
 }
 
-static hyper_sizes streams_of(const model *m)
+static hyper_sizes hyper_sizes_of(const model *m)
 {
     return (hyper_sizes){.streams = m->config.streams, .width = m->config.width};
 }
@@ -35,7 +35,7 @@ static linear_shape head_shape(const model *m, int64_t rows)
     return (linear_shape){.rows = rows, .in = m->config.width, .out = m->config.vocabulary};
 }
 
-/* ---- life --------------------------------------------------------------------------------------------- */
+/* ---- creation ----------------------------------------------------------------------------------------- */
 
 static void initialise(model *m, uint64_t seed)
 {
@@ -43,9 +43,9 @@ static void initialise(model *m, uint64_t seed)
     if (m->config.dense > 0)
         stem_initialise(&m->stem, seed);
     for (int64_t i = 0; i < m->config.layers; i++)
-        conv_block_initialise(&m->blocks[i], sizes_of(m, i), m->config.layers, seed);
+        conv_block_initialise(&m->blocks[i], block_sizes_of(m, i), m->config.layers, seed);
     for (int64_t i = 0; m->hypers != NULL && i < m->config.layers; i++)
-        hyper_initialise(&m->hypers[i], streams_of(m), seed);
+        hyper_initialise(&m->hypers[i], hyper_sizes_of(m), seed);
     parameter_fill(m->gain, 1);
     parameter_fill(m->head, 0); /* the first prediction is uniform */
 }
@@ -56,17 +56,17 @@ bool model_create(model *m, model_config config, uint64_t seed)
     parameter_table *table = &m->parameters;
     if (config.streams > 0)
         m->hypers = calloc((size_t)config.layers, sizeof *m->hypers);
-    const int each = CONV_BLOCK_PARAMETERS + (config.streams > 0 ? HYPER_CONNECTION_PARAMETERS : 0);
+    const int parameters_per_block = CONV_BLOCK_PARAMETERS + (config.streams > 0 ? HYPER_CONNECTION_PARAMETERS : 0);
     if (m->blocks == NULL || (config.streams > 0 && m->hypers == NULL) ||
-        !parameter_table_create(table, (int)config.layers * each + OUTER_PARAMETERS))
+        !parameter_table_create(table, (int)config.layers * parameters_per_block + OUTER_PARAMETERS))
         return false;
     m->embedding = parameter_add(table, "embedding.weight", config.vocabulary, config.width, false);
     if (config.dense > 0)
         stem_register(&m->stem, table, config.width, config.dense);
     for (int64_t i = 0; i < config.layers; i++)
-        conv_block_register(&m->blocks[i], table, sizes_of(m, i), i);
+        conv_block_register(&m->blocks[i], table, block_sizes_of(m, i), i);
     for (int64_t i = 0; m->hypers != NULL && i < config.layers; i++)
-        hyper_register(&m->hypers[i], table, streams_of(m), i);
+        hyper_register(&m->hypers[i], table, hyper_sizes_of(m), i);
     m->gain = parameter_add(table, "norm.gain", config.width, 0, false);
     m->head = parameter_add(table, "head.weight", config.vocabulary, config.width, true);
     if (!parameter_table_allocate(table))
@@ -83,24 +83,24 @@ void model_destroy(model *m)
     *m = (model){0};
 }
 
-/* The streams of a forward. */
-static bool create_streams(model_pass *pass, const model *m)
+/* Allocates the streams of a forward. */
+static bool allocate_streams(model_pass *pass, const model *m)
 {
     pass->hypers = calloc((size_t)m->config.layers, sizeof *pass->hypers);
     pass->streams = real_allocate(pass->rows * m->config.streams * m->config.width);
     bool complete = pass->hypers != NULL && pass->streams != NULL;
     for (int64_t i = 0; complete && i < pass->layers; i++)
-        complete = hyper_saved_allocate(&pass->hypers[i], streams_of(m), pass->rows);
+        complete = hyper_saved_allocate(&pass->hypers[i], hyper_sizes_of(m), pass->rows);
     return complete;
 }
 
-static bool create_backward_part(model_pass *pass, const model *m)
+static bool allocate_backward(model_pass *pass, const model *m)
 {
     pass->dx = real_allocate(pass->rows * m->config.width);
     pass->order = calloc((size_t)pass->rows, sizeof *pass->order);
     if (m->hypers != NULL) {
         pass->dstreams = real_allocate(pass->rows * m->config.streams * m->config.width);
-        if (pass->dstreams == NULL || !hyper_scratch_allocate(&pass->hyper_scratch, streams_of(m), pass->rows))
+        if (pass->dstreams == NULL || !hyper_scratch_allocate(&pass->hyper_scratch, hyper_sizes_of(m), pass->rows))
             return false;
     }
     return conv_block_scratch_allocate(&pass->scratch, largest_sizes(m), pass->rows) && pass->dx != NULL &&
@@ -123,10 +123,10 @@ bool model_pass_create(model_pass *pass, const model *m, int64_t rows, bool back
     bool complete = pass->blocks != NULL && (m->config.dense == 0 || pass->embedded != NULL) && pass->x != NULL &&
                     pass->inv_rms != NULL && pass->normed != NULL && pass->logits != NULL && pass->row_loss != NULL;
     for (int64_t i = 0; complete && i < pass->layers; i++)
-        complete = conv_block_saved_allocate(&pass->blocks[i], sizes_of(m, i), rows);
+        complete = conv_block_saved_allocate(&pass->blocks[i], block_sizes_of(m, i), rows);
     if (complete && m->hypers != NULL)
-        complete = create_streams(pass, m);
-    return complete && (!backward || create_backward_part(pass, m));
+        complete = allocate_streams(pass, m);
+    return complete && (!backward || allocate_backward(pass, m));
 }
 
 void model_pass_destroy(model_pass *pass)
@@ -154,23 +154,23 @@ void model_pass_destroy(model_pass *pass)
 
 /* ---- forward and backward ----------------------------------------------------------------------------- */
 
-/* Where block i finds its input: the last block's output is the pass's own. */
-static real *input_of(const model *m, model_pass *pass, int64_t i)
+/* The input of block i. With i == layers: the output of the last block. */
+static real *block_input(const model *m, model_pass *pass, int64_t i)
 {
     return i < m->config.layers ? pass->blocks[i].x : pass->x;
 }
 
-static real *streams_before(const model *m, model_pass *pass, int64_t i)
+static real *block_streams(const model *m, model_pass *pass, int64_t i)
 {
     return i < m->config.layers ? pass->hypers[i].x : pass->streams;
 }
 
-/* A batch, or with a decoder one new token. */
+/* Computes the input of block 0 for a batch, or with a decoder for one new token. */
 static cot_status embed(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
                         const uint8_t *inputs, const model_decoder *decoder)
 {
     const int64_t rows = batch * time;
-    real *x = m->hypers != NULL ? pass->x : input_of(m, pass, 0);
+    real *x = m->hypers != NULL ? pass->x : block_input(m, pass, 0);
     cot_status status = COT_OK;
     embedding_forward(rows, m->config.width, inputs, m->embedding->value, m->config.dense > 0 ? pass->embedded : x);
     if (m->config.dense > 0 && decoder == NULL)
@@ -178,31 +178,31 @@ static cot_status embed(const model *m, model_pass *pass, cot_queue *queue, int6
     else if (m->config.dense > 0)
         status = stem_step(&m->stem, queue, decoder->stem_state, pass->embedded, x);
     if (m->hypers != NULL)
-        hyper_spread(streams_of(m), rows, x, streams_before(m, pass, 0));
+        hyper_spread(hyper_sizes_of(m), rows, x, block_streams(m, pass, 0));
     return status;
 }
 
-/* Block i over all of a batch, or with a decoder over one new token. */
+/* Runs block i on a batch, or with a decoder on one new token. */
 static cot_status run_block(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time, int64_t i,
                             const model_decoder *decoder)
 {
     const int64_t rows = batch * time;
     hyper_saved *hyper = m->hypers != NULL ? &pass->hypers[i] : NULL;
-    real *next = hyper != NULL ? hyper->f : input_of(m, pass, i + 1);
+    real *next = hyper != NULL ? hyper->f : block_input(m, pass, i + 1);
     cot_status status = COT_OK;
     if (hyper != NULL)
-        status = hyper_pre(&m->hypers[i], streams_of(m), queue, rows, hyper, pass->blocks[i].x);
+        status = hyper_pre(&m->hypers[i], hyper_sizes_of(m), queue, rows, hyper, pass->blocks[i].x);
     if (status == COT_OK && decoder == NULL)
-        status = conv_block_forward(&m->blocks[i], sizes_of(m, i), queue, batch, time, &pass->blocks[i], next);
+        status = conv_block_forward(&m->blocks[i], block_sizes_of(m, i), queue, batch, time, &pass->blocks[i], next);
     else if (status == COT_OK)
-        status = conv_block_step(&m->blocks[i], sizes_of(m, i), queue, m->config.context, decoder->tokens,
+        status = conv_block_step(&m->blocks[i], block_sizes_of(m, i), queue, m->config.context, decoder->tokens,
                                  decoder->states + i * decoder->state_size, &pass->blocks[i], next);
     if (hyper != NULL && status == COT_OK)
-        status = hyper_post(streams_of(m), queue, rows, hyper, streams_before(m, pass, i + 1));
+        status = hyper_post(hyper_sizes_of(m), queue, rows, hyper, block_streams(m, pass, i + 1));
     return status;
 }
 
-static block_dropout drop_of(const model *m, const model_pass *pass, int64_t i)
+static block_dropout block_dropout_of(const model *m, const model_pass *pass, int64_t i)
 {
     const model_dropout *d = &pass->dropout;
     return (block_dropout){d->p, d->seed, d->step * (uint64_t)m->config.layers + (uint64_t)i};
@@ -211,7 +211,7 @@ static block_dropout drop_of(const model *m, const model_pass *pass, int64_t i)
 static void predict(const model *m, model_pass *pass, int64_t rows)
 {
     if (m->hypers != NULL)
-        hyper_collect(streams_of(m), rows, pass->streams, pass->x);
+        hyper_collect(hyper_sizes_of(m), rows, pass->streams, pass->x);
     rmsnorm_forward(rows, m->config.width, pass->x, m->gain->value, pass->normed, pass->inv_rms);
     linear_forward(head_shape(m, rows), pass->normed, m->head->value, pass->logits, MATRIX_SET);
 }
@@ -221,7 +221,7 @@ cot_status model_forward(const model *m, model_pass *pass, cot_queue *queue, int
 {
     cot_status status = embed(m, pass, queue, batch, time, inputs, NULL);
     for (int64_t i = 0; i < m->config.layers && status == COT_OK; i++) {
-        pass->blocks[i].drop = drop_of(m, pass, i);
+        pass->blocks[i].drop = block_dropout_of(m, pass, i);
         status = run_block(m, pass, queue, batch, time, i, NULL);
     }
     if (status != COT_OK)
@@ -235,7 +235,8 @@ double model_loss(const model *m, model_pass *pass, int64_t rows, const uint8_t 
     return cross_entropy(rows, m->config.vocabulary, targets, pass->logits, pass->row_loss, false);
 }
 
-/* pass->dx, or with hyper-connections pass->dstreams, becomes the gradient of the block's input. */
+/* Replaces the gradient of the block's output by that of its input: in pass->dx, or with hyper-connections in
+ * pass->dstreams. */
 static cot_status run_block_backward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
                                      int64_t i)
 {
@@ -243,13 +244,14 @@ static cot_status run_block_backward(const model *m, model_pass *pass, cot_queue
     const hyper_saved *hyper = m->hypers != NULL ? &pass->hypers[i] : NULL;
     cot_status status = COT_OK;
     if (hyper != NULL)
-        status = hyper_post_backward(streams_of(m), queue, rows, hyper, &pass->hyper_scratch, pass->dstreams, pass->dx);
+        status =
+            hyper_post_backward(hyper_sizes_of(m), queue, rows, hyper, &pass->hyper_scratch, pass->dstreams, pass->dx);
     if (status == COT_OK)
-        status = conv_block_backward(&m->blocks[i], sizes_of(m, i), queue, batch, time, &pass->blocks[i],
+        status = conv_block_backward(&m->blocks[i], block_sizes_of(m, i), queue, batch, time, &pass->blocks[i],
                                      &pass->scratch, pass->dx);
     if (hyper != NULL && status == COT_OK)
-        status = hyper_pre_backward(&m->hypers[i], streams_of(m), queue, rows, hyper, &pass->hyper_scratch, pass->dx,
-                                    pass->dstreams);
+        status = hyper_pre_backward(&m->hypers[i], hyper_sizes_of(m), queue, rows, hyper, &pass->hyper_scratch,
+                                    pass->dx, pass->dstreams);
     return status;
 }
 
@@ -264,12 +266,12 @@ cot_status model_backward(const model *m, model_pass *pass, cot_queue *queue, in
     rmsnorm_backward(rows, width, pass->x, m->gain->value, pass->inv_rms, dnormed, pass->scratch.partial, pass->dx,
                      m->gain->gradient);
     if (m->hypers != NULL)
-        hyper_spread(streams_of(m), rows, pass->dx, pass->dstreams);
+        hyper_spread(hyper_sizes_of(m), rows, pass->dx, pass->dstreams);
     cot_status status = COT_OK;
     for (int64_t i = m->config.layers - 1; i >= 0 && status == COT_OK; i--)
         status = run_block_backward(m, pass, queue, batch, time, i);
     if (status == COT_OK && m->hypers != NULL)
-        hyper_collect(streams_of(m), rows, pass->dstreams, pass->dx);
+        hyper_collect(hyper_sizes_of(m), rows, pass->dstreams, pass->dx);
     if (status == COT_OK && m->config.dense > 0)
         status = stem_backward(&m->stem, queue, batch, time, pass->embedded, pass->dx, dnormed);
     if (status != COT_OK)
@@ -284,7 +286,7 @@ bool model_decoder_create(model_decoder *decoder, const model *m)
 {
     *decoder = (model_decoder){0};
     for (int64_t i = 0; i < m->config.layers; i++) {
-        const int64_t size = conv_block_state_size(sizes_of(m, i), m->config.context);
+        const int64_t size = conv_block_state_size(block_sizes_of(m, i), m->config.context);
         decoder->state_size = size > decoder->state_size ? size : decoder->state_size;
     }
     decoder->states = real_allocate(m->config.layers * decoder->state_size);

@@ -28,19 +28,19 @@ static struct {
     double seconds, work;
 } times[TIMED_OPS];
 
-static double began;
-static bool counts;
+static double begin_seconds;
+static bool counting;
 
 void op_times_begin(void)
 {
-    began = progress_now();
+    begin_seconds = progress_now();
 }
 
 cot_status op_times_end(timed_op op, double work, cot_status status)
 {
-    if (!counts)
+    if (!counting)
         return status;
-    times[op].seconds += progress_now() - began;
+    times[op].seconds += progress_now() - begin_seconds;
     times[op].work += work;
     times[op].calls++;
     return status;
@@ -48,13 +48,13 @@ cot_status op_times_end(timed_op op, double work, cot_status status)
 
 void op_times_start(void)
 {
-    counts = true;
+    counting = true;
     memset(times, 0, sizeof times);
 }
 
 void op_times_stop(void)
 {
-    counts = false;
+    counting = false;
 }
 
 void op_times_print(void)

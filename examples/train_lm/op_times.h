@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * op_times.h: how often each op of the library was called, and how fast it was. Calls of one thread; queues of the CPU, whose
- * calls return when the work is done. */
+ * op_times.h: counts and times the calls of each op of the library. For calls from one thread, and for CPU queues,
+ * whose calls return after the work is done. */
 #ifndef TRAIN_LM_OP_TIMES_H
 #define TRAIN_LM_OP_TIMES_H
 
@@ -25,18 +25,18 @@ typedef enum timed_op {
     TIMED_OPS
 } timed_op;
 
-/* The status of `call`, a call of the library, whose time is counted. `work`: its floating-point operations for attention and
- * dense convolutions, for the others the bytes that it must read and write. */
+/* Times `call`, a call of the library, and returns its status. `work`: floating-point operations for attention and
+ * dense convolutions, otherwise the bytes that the call must read and write. */
 #define TIMED(op, work, call) (op_times_begin(), op_times_end(op, work, call))
 
 void op_times_begin(void);
 cot_status op_times_end(timed_op op, double work, cot_status status);
 
-/* Forgets all calls, and counts from here on; until the stop. */
+/* Sets all counts to 0 and starts counting. op_times_stop stops counting. */
 void op_times_start(void);
 void op_times_stop(void);
 
-/* A table of the ops that were called. */
+/* Prints a table of the ops that were called. */
 void op_times_print(void);
 
 #endif

@@ -5,7 +5,7 @@ enum { NORM_CHUNK = 4096 };
 
 static const double PI = 3.14159265358979323846, FINAL_RATE = 0.1;
 
-/* What one step multiplies by, in the element type. */
+/* The factors of one step, in the element type. */
 typedef struct adamw_factors {
     real scale, beta1, beta2, rate, correction2, eps, decay;
 } adamw_factors;
@@ -34,7 +34,7 @@ double gradient_norm(const parameter_table *table, double *partial)
     return sqrt(sum);
 }
 
-/* For the threads of one parallel region, which need not wait for each other between parameters. */
+/* Runs on the threads of a parallel region, without a barrier between parameters. */
 static void update(parameter *p, const adamw_factors *f)
 {
     const real decay = p->decays ? f->decay : 0;

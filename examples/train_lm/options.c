@@ -91,11 +91,11 @@ static const struct argp_option OPTIONS[] = {
     {0, 0, 0, 0, 0, 0},
 };
 
-/* Options whose value is a whole number, and those with a real one: where they go and what they may be. */
+/* Options with an integer value, and options with a real value: the member of `options` and the range. */
 static const struct integer_option {
     int key;
     size_t offset;
-    int64_t least, most;
+    int64_t min, max;
 } INTEGERS[] = {
     {KEY_STEPS, offsetof(options, steps), 1, 100000000},    {KEY_BATCH, offsetof(options, batch), 1, 65536},
     {KEY_CONTEXT, offsetof(options, context), 1, 1 << 20},  {KEY_WIDTH, offsetof(options, width), 1, 16384},
@@ -110,7 +110,7 @@ static const struct integer_option {
 static const struct real_option {
     int key;
     size_t offset;
-    double least, most;
+    double min, max;
 } REALS[] = {
     {KEY_RATE, offsetof(options, rate), 0, 10},
     {KEY_DECAY, offsetof(options, weight_decay), 0, 100},
@@ -132,9 +132,9 @@ static void parse_integer(const struct integer_option *option, const char *text,
     char *end;
     errno = 0;
     const long long value = strtoll(text, &end, 10);
-    if (end == text || *end != '\0' || errno != 0 || value < option->least || value > option->most) {
+    if (end == text || *end != '\0' || errno != 0 || value < option->min || value > option->max) {
         fprintf(stderr, "train_lm: --%s is \"%s\", expected a whole number from %lld to %lld\n", name_of(option->key),
-                text, (long long)option->least, (long long)option->most);
+                text, (long long)option->min, (long long)option->max);
         exit(EXIT_BAD_INPUT);
     }
     *(int64_t *)((char *)o + option->offset) = value;
@@ -144,9 +144,9 @@ static void parse_real(const struct real_option *option, const char *text, optio
 {
     char *end;
     const double value = strtod(text, &end);
-    if (end == text || *end != '\0' || !(value >= option->least && value <= option->most)) {
+    if (end == text || *end != '\0' || !(value >= option->min && value <= option->max)) {
         fprintf(stderr, "train_lm: --%s is \"%s\", expected a number from %g to %g\n", name_of(option->key), text,
-                option->least, option->most);
+                option->min, option->max);
         exit(EXIT_BAD_INPUT);
     }
     *(double *)((char *)o + option->offset) = value;
@@ -161,7 +161,7 @@ static const char *parse_text(int key, const char *text)
     return text;
 }
 
-/* True if the key is an option with a number. */
+/* True if the key is an option with a numeric value. */
 static bool parse_number(int key, const char *text, options *o)
 {
     for (size_t i = 0; i < sizeof INTEGERS / sizeof INTEGERS[0]; i++)
@@ -173,7 +173,7 @@ static bool parse_number(int key, const char *text, options *o)
     return false;
 }
 
-/* "hybrid,conv" or "all", as bits. */
+/* Parses "hybrid,conv" or "all" to bits. */
 static unsigned parse_archs(const char *text)
 {
     unsigned archs = 0;
@@ -228,8 +228,8 @@ static void refuse(const char *why)
     exit(EXIT_BAD_INPUT);
 }
 
-/* What the options say together. */
-static void check_together(const options *o)
+/* Checks combinations of options. */
+static void check_combinations(const options *o)
 {
     if (o->checkpoint == NULL && o->resume)
         refuse("--resume needs --checkpoint");
@@ -253,14 +253,14 @@ int options_run_count(const options *o)
 
 const architecture *options_run(const options *o, int i, options *run)
 {
-    static const architecture own = {"as given", 0, 0, 0};
-    const architecture *arch = &own;
+    static const architecture as_given = {"as given", 0, 0, 0};
+    const architecture *arch = &as_given;
     *run = *o;
     run->seed = o->seed + i % o->seeds;
     if (o->archs == 0)
         return arch;
-    int64_t left = i / o->seeds;
-    for (arch = architectures; (o->archs >> (arch - architectures) & 1) == 0 || left-- > 0;)
+    int64_t runs_left = i / o->seeds;
+    for (arch = architectures; (o->archs >> (arch - architectures) & 1) == 0 || runs_left-- > 0;)
         arch++;
     run->attention = arch->attention;
     run->streams = arch->streams;
@@ -275,7 +275,7 @@ void options_parse(options *o, int argc, char **argv)
                    .width = 128,
                    .layers = 10,
                    .kernel = 4,
-                   .streams = -1, /* not given, like attention, dense and steps */
+                   .streams = -1, /* -1: not given; so for attention and dense */
                    .attention = -1,
                    .dense = -1,
                    .seed = 1,
@@ -291,11 +291,12 @@ void options_parse(options *o, int argc, char **argv)
                    .prompt = "The "};
     o->texts = calloc((size_t)argc, sizeof *o->texts);
     argp_err_exit_status = EXIT_BAD_INPUT;
-    if (o->texts == NULL || argp_parse(&PARSER, argc, argv, 0, NULL, o) != 0) { /* argp too lacked memory */
+    if (o->texts == NULL ||
+        argp_parse(&PARSER, argc, argv, 0, NULL, o) != 0) { /* argp_parse fails only without memory */
         fputs("train_lm: out of memory\n", stderr);
         exit(EXIT_FAILURE);
     }
-    check_together(o);
+    check_combinations(o);
     if (o->archs == 0 && o->attention < 0 && o->streams < 0 && o->dense < 0)
         o->archs = 1u << (ARCHITECTURES - 1); /* full */
     o->attention = o->attention < 0 ? 0 : o->attention;

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What --arch names: what --attention, --mhc and --dense would say. */
+/* An architecture of --arch: the values of --attention, --mhc and --dense. */
 typedef struct architecture {
     const char *name;
     int64_t attention, streams, dense;
@@ -20,11 +20,11 @@ typedef struct options {
     int64_t steps, batch, context, width, inner, layers, kernel, streams, attention, dense, threads, sample;
     int64_t seed;
     double rate, weight_decay, clip, dropout, temperature;
-    unsigned archs; /* bit i: architectures[i]; 0: what streams, attention and dense say */
-    int64_t seeds;  /* runs of each, from `seed` on */
+    unsigned archs; /* bit i: architectures[i]; 0: streams, attention and dense define the model */
+    int64_t seeds;  /* number of runs per architecture, with seeds from `seed` on */
     const char *out, *source_dir, *prompt;
-    const char *json;       /* NULL = none is written */
-    const char *checkpoint; /* NULL = none is written */
+    const char *json;       /* NULL: not written */
+    const char *checkpoint; /* NULL: not written */
     int64_t every;
     bool resume, quiet;
     const char **texts; /* [text_count], pointers into argv */
@@ -34,12 +34,12 @@ typedef struct options {
 /* Exit status of a refused command line or unusable input. */
 enum { EXIT_BAD_INPUT = 2 };
 
-/* Fills `o` from the command line. Ends the process: after --help, and with EXIT_BAD_INPUT and one line that names the
- * argument if one is wrong. */
+/* Fills `o` from the command line. Ends the process after --help. If an argument is wrong, it prints one line that
+ * names the argument and ends the process with EXIT_BAD_INPUT. */
 void options_parse(options *o, int argc, char **argv);
 void options_destroy(options *o);
 
-/* Runs that the options ask for; run number i of them gives its own streams, attention, dense and seed. */
+/* The number of runs. options_run sets the options of run i: its streams, attention, dense and seed. */
 int options_run_count(const options *o);
 const architecture *options_run(const options *o, int i, options *run);
 

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Every parameter starts on a 64-byte boundary of its block, in float and in double. */
+/* Each parameter begins at a multiple of 64 bytes, in float and in double. */
 enum { ELEMENT_ALIGNMENT = 16 };
 
 static int64_t aligned_count(const parameter *p)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * parameters.h: one table of everything that is learned. Layers hold pointers to its rows; the optimiser, and whatever
- * else walks all parameters, walks the table. */
+ * parameters.h: the table of all parameters. Layers hold pointers to its entries. The optimiser and other code for all
+ * parameters iterate over the table. */
 #ifndef TRAIN_LM_PARAMETERS_H
 #define TRAIN_LM_PARAMETERS_H
 
@@ -16,12 +16,12 @@ typedef struct parameter {
     int rank;
     int64_t shape[PARAMETER_MAX_RANK];
     int64_t count; /* product of the shape */
-    bool decays;   /* weight decay applies: to matrices, not to gains and biases */
+    bool decays;   /* weight decay applies: true for matrices, false for gains and biases */
     real *value, *gradient, *moment1, *moment2;
 } parameter;
 
-/* The values of all parameters lie in one block, and so do the gradients and the two moments: `elements` each, the
- * gaps that alignment leaves between parameters always zero. */
+/* The values of all parameters are one array of `elements` elements, and so are the gradients and each of the two
+ * moments. The alignment gaps between parameters are always zero. */
 typedef struct parameter_table {
     parameter *items;
     int count, capacity;
@@ -29,22 +29,22 @@ typedef struct parameter_table {
     real *values, *gradients, *moments1, *moments2;
 } parameter_table;
 
-/* Makes an empty table with room for `capacity` rows; false if there is no memory. */
+/* Creates an empty table for up to `capacity` entries. False if there is no memory. */
 bool parameter_table_create(parameter_table *table, int capacity);
 void parameter_table_destroy(parameter_table *table);
 
-/* Registers a parameter of shape [rows] (columns == 0) or [rows,columns]; it has no memory until
- * parameter_table_allocate. The pointer stays valid as long as the table. */
+/* Adds a parameter of shape [rows] (columns == 0) or [rows,columns]. parameter_table_allocate gives it memory. The
+ * pointer is valid as long as the table. */
 parameter *parameter_add(parameter_table *table, const char *name, int64_t rows, int64_t columns, bool decays);
 
-/* Gives every registered parameter its zeroed memory; false if there is none. */
+/* Allocates zeroed memory for all parameters. False if there is none. */
 bool parameter_table_allocate(parameter_table *table);
 
-/* Fills a parameter with uniform noise of the given standard deviation, a function of the seed and the name alone. */
+/* Fills a parameter with uniform noise of the given standard deviation. It depends on the seed and the name alone. */
 void parameter_randomise(parameter *p, uint64_t seed, double deviation);
 void parameter_fill(parameter *p, real value);
 
-/* A hash of the bytes of all values: two runs that agree here agree in every bit. */
+/* A hash of the bytes of all values. Two runs with the same hash have the same bits. */
 uint64_t parameter_table_hash(const parameter_table *table);
 
 #endif

@@ -16,7 +16,7 @@ enum { MAX_PATH_LENGTH = 4096 };
 
 extern char **environ;
 
-/* gnuplot runs in the output folder, so that no file name needs quoting. */
+/* gnuplot runs in the output folder, so that no path has to be quoted. */
 static const char SCRIPT[] = "set terminal svg size 900,540 font 'sans,14' background rgb 'white'\n"
                              "set datafile separator ','\n"
                              "set title 'Byte-level language model: loss'\n"
@@ -31,7 +31,7 @@ static const char SCRIPT[] = "set terminal svg size 900,540 font 'sans,14' backg
                              "     'loss.csv' using 1:3 every ::1 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d62728' "
                              "title 'validation'\n";
 
-static bool join(char *path, const char *folder, const char *name, io_error *error)
+static bool join_path(char *path, const char *folder, const char *name, io_error *error)
 {
     return snprintf(path, MAX_PATH_LENGTH, "%s/%s", folder, name) < MAX_PATH_LENGTH ||
            io_fail(error, folder, "the name is too long");
@@ -56,25 +56,25 @@ bool plot_write_csv(const loss_curve *curve, const char *folder, io_error *error
 {
     char path[MAX_PATH_LENGTH];
     io_writer writer;
-    if (!join(path, folder, "loss.csv", error) || !io_open(&writer, path, error))
+    if (!join_path(path, folder, "loss.csv", error) || !io_open(&writer, path, error))
         return false;
     const bool good = write_points(&writer, curve, error) && io_publish(&writer, 1, error);
     io_abandon(&writer);
     return good;
 }
 
-/* Starts gnuplot in `folder`, which writes to `to` and reads its script from the returned pipe; -1 with errno set if it cannot
- * start. */
+/* Starts gnuplot in `folder`. It writes to the descriptor `to` and reads its script from the returned pipe. Returns -1
+ * and sets errno if gnuplot cannot start. */
 static int start_gnuplot(const char *folder, int to, pid_t *child)
 {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0)
+    int pipe_ends[2];
+    if (pipe2(pipe_ends, O_CLOEXEC) != 0)
         return -1;
     posix_spawn_file_actions_t actions;
     char *arguments[] = {"gnuplot", NULL};
     int error = posix_spawn_file_actions_init(&actions);
     if (error == 0) {
-        error = posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO);
+        error = posix_spawn_file_actions_adddup2(&actions, pipe_ends[0], STDIN_FILENO);
         if (error == 0)
             error = posix_spawn_file_actions_adddup2(&actions, to, STDOUT_FILENO);
         if (error == 0)
@@ -83,15 +83,15 @@ static int start_gnuplot(const char *folder, int to, pid_t *child)
             error = posix_spawnp(child, arguments[0], &actions, NULL, arguments, environ);
         posix_spawn_file_actions_destroy(&actions);
     }
-    close(ends[0]);
+    close(pipe_ends[0]);
     if (error == 0)
-        return ends[1];
-    close(ends[1]);
+        return pipe_ends[1];
+    close(pipe_ends[1]);
     errno = error;
     return -1;
 }
 
-/* Hands the script over and waits; a gnuplot that dies early must not take this process with it. */
+/* Sends the script and waits for gnuplot. SIGPIPE is ignored, because gnuplot may exit before it reads the script. */
 static bool run_script(int pipe_end, pid_t child)
 {
     const struct sigaction ignore = {.sa_handler = SIG_IGN};
@@ -107,7 +107,7 @@ static bool run_script(int pipe_end, pid_t child)
     return sent && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-static plot_result draw(io_writer *writer, const char *folder, io_error *error)
+static plot_result draw_svg(io_writer *writer, const char *folder, io_error *error)
 {
     pid_t child;
     const int pipe_end = start_gnuplot(folder, writer->fd, &child);
@@ -126,9 +126,9 @@ plot_result plot_write_svg(const char *folder, io_error *error)
 {
     char path[MAX_PATH_LENGTH];
     io_writer writer;
-    if (!join(path, folder, "loss.svg", error) || !io_open(&writer, path, error))
+    if (!join_path(path, folder, "loss.svg", error) || !io_open(&writer, path, error))
         return PLOT_FAILED;
-    const plot_result result = draw(&writer, folder, error);
+    const plot_result result = draw_svg(&writer, folder, error);
     io_abandon(&writer);
     return result;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plot.h: the loss curve, as loss.csv and, through gnuplot, as loss.svg. Both are written as src/io/file.h has
- * it: whole or not at all. */
+ * plot.h: writes the loss curve as loss.csv, and with gnuplot as loss.svg. A file is written as a whole or not at all
+ * (src/io/file.h). */
 #ifndef TRAIN_LM_PLOT_H
 #define TRAIN_LM_PLOT_H
 
@@ -22,10 +22,10 @@ typedef struct loss_curve {
 
 typedef enum plot_result { PLOT_DONE, PLOT_NO_GNUPLOT, PLOT_FAILED } plot_result;
 
-/* folder/loss.csv: step,train,validation,bigram. */
+/* Writes folder/loss.csv: step,train,validation,bigram. */
 bool plot_write_csv(const loss_curve *curve, const char *folder, io_error *error);
 
-/* folder/loss.svg from folder/loss.csv. */
+/* Draws folder/loss.svg from folder/loss.csv. */
 plot_result plot_write_svg(const char *folder, io_error *error);
 
 #endif

@@ -7,7 +7,7 @@
 
 enum { BAR_CELLS = 30, PLAIN_LINES = 10 };
 
-static const double REDRAW_SECONDS = 0.1, LOSS_MEMORY = 0.95;
+static const double REDRAW_SECONDS = 0.1, LOSS_DECAY = 0.95;
 static const char CLEAR_LINE[] = "\r\033[K";
 
 double progress_now(void)
@@ -37,24 +37,24 @@ static void draw_bar(progress *p, int64_t step)
     if (now - p->drawn < REDRAW_SECONDS && step < p->steps)
         return;
     p->drawn = now;
-    const int full = (int)(step * BAR_CELLS / p->steps);
-    const double left = (now - p->start) / (double)(step - p->resumed_at) * (double)(p->steps - step);
+    const int filled = (int)(step * BAR_CELLS / p->steps);
+    const double seconds_left = (now - p->start) / (double)(step - p->resumed_at) * (double)(p->steps - step);
     printf("%s[", CLEAR_LINE);
     for (int i = 0; i < BAR_CELLS; i++)
-        putchar(i < full ? '#' : '.');
+        putchar(i < filled ? '#' : '.');
     printf("] %lld/%lld  loss %.4f  %.0f tokens/s  %.0f s left", (long long)step, (long long)p->steps, p->loss,
-           tokens_per_second(p, step), left);
+           tokens_per_second(p, step), seconds_left);
     fflush(stdout);
 }
 
-static void average(progress *p, int64_t step, double loss)
+static void average_loss(progress *p, int64_t step, double loss)
 {
-    p->loss = step == 1 ? loss : LOSS_MEMORY * p->loss + (1 - LOSS_MEMORY) * loss;
+    p->loss = step == 1 ? loss : LOSS_DECAY * p->loss + (1 - LOSS_DECAY) * loss;
 }
 
 void progress_recall(progress *p, int64_t step, double loss)
 {
-    average(p, step, loss);
+    average_loss(p, step, loss);
     p->resumed_at = step;
 }
 
@@ -66,7 +66,7 @@ void progress_resumed(const progress *p)
 
 void progress_step(progress *p, int64_t step, double loss)
 {
-    average(p, step, loss);
+    average_loss(p, step, loss);
     if (p->quiet)
         return;
     if (p->terminal) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * progress.h: where the training stands: a bar that redraws itself on a terminal, a plain line every so often
- * elsewhere. */
+ * progress.h: shows the progress of training: on a terminal a bar that is redrawn, otherwise a line from time to
+ * time. */
 #ifndef TRAIN_LM_PROGRESS_H
 #define TRAIN_LM_PROGRESS_H
 
@@ -11,24 +11,24 @@
 typedef struct progress {
     bool quiet, terminal;
     int64_t steps, tokens_per_step;
-    int64_t resumed_at;  /* steps that were done before this process began */
+    int64_t resumed_at;  /* steps that were done before the resume */
     double start, drawn; /* seconds */
-    double loss;         /* of the latest steps, averaged */
+    double loss;         /* moving average over the last steps */
 } progress;
 
-/* Seconds of a clock that only goes forward. */
+/* The seconds of a monotonic clock. */
 double progress_now(void);
 
 void progress_start(progress *p, int64_t steps, int64_t tokens_per_step, bool quiet);
 
-/* For each step that was done before, in order, with its training loss; then tells where the run goes on. */
+/* Call progress_recall for each step before the resume, in order, then progress_resumed, which prints the step. */
 void progress_recall(progress *p, int64_t step, double loss);
 void progress_resumed(const progress *p);
 
-/* After step `step` (the first is 1) with its training loss. */
+/* Call after each step, with its training loss. Steps count from 1. */
 void progress_step(progress *p, int64_t step, double loss);
 
-/* After a validation. */
+/* Call after a validation. */
 void progress_validation(const progress *p, int64_t step, double train, double validation);
 
 /* Clears the bar. */

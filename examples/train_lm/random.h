@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * random.h: splitmix64, a small generator with the same numbers on every machine. A stream is named by the seed and a
- * number of the caller's, so that what one part draws never shifts what another gets. */
+ * random.h: splitmix64, a small generator with the same numbers on every machine. The seed and a number from the caller
+ * select a stream, so that the draws of one part of the program do not change those of another. */
 #ifndef TRAIN_LM_RANDOM_H
 #define TRAIN_LM_RANDOM_H
 
@@ -33,7 +33,7 @@ static inline double random_unit(random_stream *stream)
     return (double)(random_next(stream) >> 11) * 0x1p-53;
 }
 
-/* Uniform on 0 .. n-1; the bias of the remainder is below n / 2^64. */
+/* Uniform on 0 .. n-1. The remainder's bias is below n / 2^64. */
 static inline int64_t random_below(random_stream *stream, int64_t n)
 {
     return (int64_t)(random_next(stream) % (uint64_t)n);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * real.h: the element type of every parameter, activation and gradient. The program computes in float; the tests compile
- * the same sources with TRAIN_LM_DOUBLE, so that finite differences have digits to compare with. */
+ * real.h: the element type of all parameters, activations and gradients. The program computes in float. The tests
+ * compile the same sources in double with TRAIN_LM_DOUBLE, because finite differences need the precision. */
 #ifndef TRAIN_LM_REAL_H
 #define TRAIN_LM_REAL_H
 
@@ -23,7 +23,7 @@ typedef float real;
 #define real_sqrt sqrtf
 #endif
 
-/* A zeroed, 64-byte aligned array of `count` elements, or NULL; free() ends it. */
+/* Returns a zeroed, 64-byte aligned array of `count` elements, or NULL. Release it with free(). */
 real *real_allocate(int64_t count);
 
 #endif

@@ -35,7 +35,8 @@ void runs_print(const finished_run *runs, int count, const options *o)
            (long long)runs[0].validation_bytes, (long long)(o->steps * o->batch * o->context));
 }
 
-/* "Intel(R) Xeon(R) Processor, 2 cores", without what JSON would want escaped. False if there is no memory. */
+/* For example "Intel(R) Xeon(R) Processor, 2 cores", without characters that JSON escapes. False if there is no
+ * memory. */
 static bool device_name(char *text, size_t size)
 {
     char line[256], name[200] = "unknown processor";

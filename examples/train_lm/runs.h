@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * runs.h: several runs on the same text with the same budget, side by side. */
+ * runs.h: reports on several runs with the same text, steps and batches. */
 #ifndef TRAIN_LM_RUNS_H
 #define TRAIN_LM_RUNS_H
 
@@ -14,11 +14,11 @@ typedef struct finished_run {
     int64_t validation_bytes;
 } finished_run;
 
-/* A line an architecture: parameters, tokens a second, the validation loss of every seed and their mean. The runs come
- * architecture by architecture, each with the same number of seeds. */
+/* Prints one line per architecture: parameters, tokens per second, the validation loss of each seed and the mean.
+ * `runs` is ordered by architecture, then by seed. All architectures have the same number of seeds. */
 void runs_print(const finished_run *runs, int count, const options *o);
 
-/* The runs as JSON, for tools/make_tables.py, written as src/io/file.h has it. */
+/* Writes the runs as JSON for tools/make_tables.py, as a whole or not at all (src/io/file.h). */
 bool runs_write_json(const finished_run *runs, int count, const options *o, int threads, io_error *error);
 
 #endif

@@ -3,9 +3,9 @@
 
 #include "random.h"
 
-enum { SAMPLE_STREAM = 0x53414d50 }; /* names the draws of the sample among those of the seed */
+enum { SAMPLE_STREAM = 0x53414d50 }; /* selects the random stream of the sample */
 
-static int likeliest(const real *logits, int64_t count)
+static int argmax(const real *logits, int64_t count)
 {
     int best = 0;
     for (int64_t v = 1; v < count; v++)
@@ -16,19 +16,19 @@ static int likeliest(const real *logits, int64_t count)
 
 int sample_pick(const real *logits, int64_t count, double temperature, double u)
 {
-    const int best = likeliest(logits, count);
+    const int best = argmax(logits, count);
     if (temperature <= 0)
         return best;
     double sum = 0;
     for (int64_t v = 0; v < count; v++)
         sum += exp((double)(logits[v] - logits[best]) / temperature);
-    double rest = u * sum;
+    double remaining = u * sum;
     for (int64_t v = 0; v < count; v++) {
-        rest -= exp((double)(logits[v] - logits[best]) / temperature);
-        if (rest < 0)
+        remaining -= exp((double)(logits[v] - logits[best]) / temperature);
+        if (remaining < 0)
             return (int)v;
     }
-    return best; /* only rounding leads here */
+    return best; /* reached only through rounding */
 }
 
 static cot_status generate(const model *m, model_decoder *decoder, cot_queue *queue, const sample_options *options,

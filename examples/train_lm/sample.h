@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sample.h: text from the model, byte after byte. */
+ * sample.h: generates text from the model, one byte at a time. */
 #ifndef TRAIN_LM_SAMPLE_H
 #define TRAIN_LM_SAMPLE_H
 
@@ -9,14 +9,14 @@
 typedef struct sample_options {
     const char *prompt; /* at least one byte */
     int64_t count;      /* bytes to generate */
-    double temperature; /* 0: always the likeliest byte */
+    double temperature; /* 0: always the most likely byte */
     uint64_t seed;
 } sample_options;
 
-/* The next byte by softmax(logits / temperature) and a draw u in [0,1). */
+/* The next byte, drawn from softmax(logits / temperature) with a uniform u in [0,1). */
 int sample_pick(const real *logits, int64_t count, double temperature, double u);
 
-/* Feeds the prompt, then writes options->count bytes to `out`. COT_OUT_OF_MEMORY if there is none. */
+/* Feeds the prompt, then writes options->count bytes to `out`. COT_OUT_OF_MEMORY if there is no memory. */
 cot_status sample_generate(const model *m, cot_queue *queue, const sample_options *options, uint8_t *out);
 
 #endif

@@ -17,7 +17,7 @@ void stem_initialise(stem *s, uint64_t seed)
     parameter_fill(s->bias, 0);
 }
 
-/* An array [batch,time,width] as the library's [B,D,T]. */
+/* An array [batch,time,width] as a tensor [B,D,T] of the library. */
 static cot_tensor channels_last(const stem *s, real *data, int64_t batch, int64_t time)
 {
     return (cot_tensor){.data = data,
@@ -27,25 +27,25 @@ static cot_tensor channels_last(const stem *s, real *data, int64_t batch, int64_
                         .stride = {time * s->width, 1, s->width}};
 }
 
-static cot_tensor weight_of(const stem *s, real *data)
+static cot_tensor weight_tensor(const stem *s, real *data)
 {
     return cot_tensor_contiguous(data, REAL_DTYPE, 3, (int64_t[]){s->width, s->width, s->kernel});
 }
 
-static cot_tensor bias_of(const stem *s, real *data)
+static cot_tensor bias_tensor(const stem *s, real *data)
 {
     return cot_tensor_contiguous(data, REAL_DTYPE, 1, &s->width);
 }
 
-static cot_tensor state_of(const stem *s, real *data)
+static cot_tensor state_tensor(const stem *s, real *data)
 {
     return cot_tensor_contiguous(data, REAL_DTYPE, 3, (int64_t[]){1, s->width, s->kernel - 1});
 }
 
-static void add_to(int64_t count, const real *from, real *to)
+static void add_to(int64_t count, const real *addend, real *sum)
 {
     for (int64_t i = 0; i < count; i++)
-        to[i] += from[i];
+        sum[i] += addend[i];
 }
 
 static double flops(const stem *s, int64_t rows)
@@ -59,8 +59,8 @@ static cot_causal_conv1d_dense_forward_args forward_args(const stem *s, int64_t 
     COT_INIT(&args);
     args.activation = COT_ACTIVATION_SILU;
     args.x = channels_last(s, e, batch, time);
-    args.weight = weight_of(s, s->weight->value);
-    args.bias = bias_of(s, s->bias->value);
+    args.weight = weight_tensor(s, s->weight->value);
+    args.bias = bias_tensor(s, s->bias->value);
     args.y = channels_last(s, x, batch, time);
     return args;
 }
@@ -80,12 +80,12 @@ cot_status stem_backward(const stem *s, cot_queue *queue, int64_t batch, int64_t
     COT_INIT(&args);
     args.activation = COT_ACTIVATION_SILU;
     args.x = channels_last(s, e, batch, time);
-    args.weight = weight_of(s, s->weight->value);
-    args.bias = bias_of(s, s->bias->value);
+    args.weight = weight_tensor(s, s->weight->value);
+    args.bias = bias_tensor(s, s->bias->value);
     args.dy = channels_last(s, dx, batch, time);
     args.dx = channels_last(s, scratch, batch, time);
-    args.dweight = weight_of(s, s->weight->gradient);
-    args.dbias = bias_of(s, s->bias->gradient);
+    args.dweight = weight_tensor(s, s->weight->gradient);
+    args.dbias = bias_tensor(s, s->bias->gradient);
     const cot_status status =
         TIMED(OP_CONV1D_DENSE_BACKWARD, 3 * flops(s, batch * time), cot_causal_conv1d_dense_backward(queue, &args));
     if (status == COT_OK)
@@ -93,7 +93,7 @@ cot_status stem_backward(const stem *s, cot_queue *queue, int64_t batch, int64_t
     return status;
 }
 
-/* The state and the one that takes its place: an output may not overlap an input. */
+/* Memory for the old and the new state: an output may not overlap an input. */
 int64_t stem_state_size(const stem *s)
 {
     return s->weight != NULL ? 2 * s->width * (s->kernel - 1) : 0;
@@ -103,8 +103,8 @@ cot_status stem_step(const stem *s, cot_queue *queue, real *state, real *e, real
 {
     const int64_t half = s->width * (s->kernel - 1);
     cot_causal_conv1d_dense_forward_args args = forward_args(s, 1, 1, e, x);
-    args.initial_state = state_of(s, state);
-    args.final_state = state_of(s, state + half);
+    args.initial_state = state_tensor(s, state);
+    args.final_state = state_tensor(s, state + half);
     const cot_status status = cot_causal_conv1d_dense_forward(queue, &args);
     memcpy(state, state + half, (size_t)half * sizeof(real));
     add_to(s->width, e, x);

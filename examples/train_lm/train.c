@@ -11,19 +11,19 @@
 #include <unistd.h>
 
 enum {
-    VALIDATIONS = 16,        /* during the run, at equal distances */
-    VALIDATION_WINDOWS = 64, /* at most, spread evenly over the held-out text */
-    WARMUP_PART = 20,        /* one in so many steps */
-    LAST_PART = 20           /* the final training loss averages one in so many steps */
+    VALIDATIONS = 16,        /* per run, at equal distances */
+    VALIDATION_WINDOWS = 64, /* at most, evenly distributed over the held-out text */
+    WARMUP_DIVISOR = 20,     /* the warm-up takes 1/20 of the steps */
+    LAST_DIVISOR = 20        /* the final training loss is a mean over the last 1/20 of the steps */
 };
 
-/* The held-out windows, the same at every validation: [windows,context] inputs and targets. */
+/* The held-out windows, the same for every validation: inputs and targets [windows,context]. */
 typedef struct held_out {
     int64_t windows;
     uint8_t *inputs, *targets;
 } held_out;
 
-/* What a run works with besides its result. */
+/* The state of a run, apart from its result. */
 typedef struct run_state {
     const options *o;
     cot_queue *queue;
@@ -53,7 +53,7 @@ static bool held_out_create(held_out *h, const byte_string *text, int64_t contex
     return true;
 }
 
-static bool create(training *t, run_state *run, const corpus *text)
+static bool create_run(training *t, run_state *run, const corpus *text)
 {
     const options *o = run->o;
     const model_config config = {.vocabulary = BYTE_VALUES,
@@ -78,7 +78,7 @@ static bool create(training *t, run_state *run, const corpus *text)
     return run->partial != NULL;
 }
 
-static void destroy(run_state *run)
+static void destroy_run(run_state *run)
 {
     sampler_destroy(&run->sampler);
     free(run->held_out.inputs);
@@ -91,7 +91,7 @@ static void destroy(run_state *run)
 
 static void fit_bigram(training *t, const run_state *run, const corpus *text)
 {
-    static bigram_model bigram; /* half a megabyte: too much for a stack */
+    static bigram_model bigram; /* 0.5 MB: too large for a stack */
     bigram_fit(&bigram, text->training.bytes, text->training.count);
     t->validation_bytes = run->held_out.windows * run->o->context;
     t->curve.bigram = bigram_loss(&bigram, run->held_out.inputs, run->held_out.targets, t->validation_bytes);
@@ -116,7 +116,7 @@ static cot_status validate(const training *t, run_state *run, double *loss)
     return COT_OK;
 }
 
-/* Step number `step`, the first being 1. */
+/* Runs one step. Steps count from 1. */
 static cot_status train_step(training *t, run_state *run, int64_t step, double *loss)
 {
     const options *o = run->o;
@@ -132,18 +132,18 @@ static cot_status train_step(training *t, run_state *run, int64_t step, double *
     if (status != COT_OK)
         return status;
     const double norm = gradient_norm(&t->model.parameters, run->partial);
-    adamw_step(&t->model.parameters, &adamw, norm, learning_rate(o->rate, step, o->steps / WARMUP_PART, o->steps),
+    adamw_step(&t->model.parameters, &adamw, norm, learning_rate(o->rate, step, o->steps / WARMUP_DIVISOR, o->steps),
                step);
     run->training_seconds += progress_now() - start;
     return COT_OK;
 }
 
-static bool is_validated(int64_t step, int64_t steps)
+static bool is_validation_step(int64_t step, int64_t steps)
 {
     return step == 1 || step * VALIDATIONS / steps != (step - 1) * VALIDATIONS / steps;
 }
 
-/* Goes on from the checkpoint if that is wanted and there is one. */
+/* Resumes from the checkpoint if --resume is given and the file exists. */
 static train_result resume(training *t, run_state *run)
 {
     const options *o = run->o;
@@ -167,7 +167,7 @@ static train_result resume(training *t, run_state *run)
     return TRAIN_DONE;
 }
 
-static bool is_checkpointed(const options *o, int64_t step)
+static bool is_checkpoint_step(const options *o, int64_t step)
 {
     return o->checkpoint != NULL && (step % o->every == 0 || step == o->steps);
 }
@@ -183,22 +183,22 @@ static train_result run_steps(training *t, run_state *run)
         if (!isfinite(point->train))
             return TRAIN_DIVERGED;
         progress_step(&run->progress, step, point->train);
-        if (is_validated(step, steps)) {
+        if (is_validation_step(step, steps)) {
             if (validate(t, run, &point->validation) != COT_OK)
                 return TRAIN_LIBRARY_ERROR;
             progress_validation(&run->progress, step, run->progress.loss, point->validation);
             t->validation = point->validation;
         }
-        if (is_checkpointed(run->o, step) &&
+        if (is_checkpoint_step(run->o, step) &&
             !checkpoint_write(run->o->checkpoint, &run->identity, &t->model.parameters, &t->curve, &t->error))
             return TRAIN_NO_CHECKPOINT;
     }
     return isfinite(t->validation) ? TRAIN_DONE : TRAIN_DIVERGED;
 }
 
-static double last_training_loss(const loss_curve *curve)
+static double final_training_loss(const loss_curve *curve)
 {
-    const int64_t count = curve->count / LAST_PART + 1;
+    const int64_t count = curve->count / LAST_DIVISOR + 1;
     double sum = 0;
     for (int64_t i = curve->count - count; i < curve->count; i++)
         sum += curve->points[i].train;
@@ -210,7 +210,7 @@ train_result train(training *t, const corpus *text, const options *o, cot_queue 
     run_state run = {.o = o, .queue = queue};
     *t = (training){0};
     train_result result = TRAIN_OUT_OF_MEMORY;
-    if (create(t, &run, text)) {
+    if (create_run(t, &run, text)) {
         fit_bigram(t, &run, text);
         progress_start(&run.progress, o->steps, o->batch * o->context, o->quiet);
         run_identity_make(&run.identity, o, text);
@@ -223,10 +223,10 @@ train_result train(training *t, const corpus *text, const options *o, cot_queue 
     }
     if (result == TRAIN_DONE) {
         const int64_t tokens = (t->curve.count - run.progress.resumed_at) * o->batch * o->context;
-        t->train = last_training_loss(&t->curve);
+        t->train = final_training_loss(&t->curve);
         t->tokens_per_second = tokens > 0 ? (double)tokens / run.training_seconds : 0;
     }
-    destroy(&run);
+    destroy_run(&run);
     return result;
 }
 

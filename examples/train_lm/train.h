@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * train.h: the training run, from a corpus to a trained model and its loss curve. */
+ * train.h: a training run, from a corpus to a trained model and its loss curve. */
 #ifndef TRAIN_LM_TRAIN_H
 #define TRAIN_LM_TRAIN_H
 
@@ -16,20 +16,20 @@ typedef enum train_result {
     TRAIN_OUT_OF_MEMORY,
     TRAIN_LIBRARY_ERROR,
     TRAIN_DIVERGED,
-    TRAIN_BAD_CHECKPOINT, /* it cannot be gone on from, or there is one already */
-    TRAIN_NO_CHECKPOINT   /* it could not be written; the one before is whole */
+    TRAIN_BAD_CHECKPOINT, /* the checkpoint cannot be resumed, or exists already without --resume */
+    TRAIN_NO_CHECKPOINT   /* the checkpoint could not be written; the previous one is intact */
 } train_result;
 
 typedef struct training {
     model model;
     loss_curve curve;
-    double train, validation; /* at the end; train averaged over the last steps */
-    int64_t validation_bytes; /* that the validation loss and the bigram's are means over */
-    double tokens_per_second; /* of training alone, without the validations; 0 if no step was left to do */
-    io_error error;           /* of the last two results */
+    double train, validation; /* final losses; train is a mean over the last steps */
+    int64_t validation_bytes; /* the validation loss and the bigram's loss are means over these bytes */
+    double tokens_per_second; /* without the validations; 0 if no step was left */
+    io_error error;           /* for the last two values of train_result */
 } training;
 
-/* Trains a new model, or goes on with the one of a checkpoint. Destroy in every case. */
+/* Trains a new model, or resumes from a checkpoint. Call training_destroy in every case. */
 train_result train(training *t, const corpus *text, const options *o, cot_queue *queue);
 void training_destroy(training *t);
 

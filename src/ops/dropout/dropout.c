@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dropout.c: the front: what the arguments must be, the table of kernels, the public calls. */
+ * dropout.c: the checks of the arguments, the table of kernels, the public calls. */
 #include "dropout_problem.h"
 
 #include "core/cpu_features.h"
@@ -12,15 +12,15 @@
 #include <inttypes.h>
 #include <math.h>
 
-/* ---- what the two calls check alike ------------------------------------------------------------------- */
+/* ---- checks of both calls ----------------------------------------------------------------------------- */
 
-/* A tensor of one call, for the checks that concern all of them. `like_x`: elementwise, so that outputs may be the
- * same view as such an input. */
-typedef struct named {
+/* A tensor of a call, for the checks that all tensors share. elementwise: an output of this kind may be the same view
+ * as an input of this kind. */
+typedef struct call_tensor {
     const char *name;
     cot_tensor *tensor;
-    bool output, like_x;
-} named;
+    bool output, elementwise;
+} call_tensor;
 
 static cot_status check_activation(const char *call, cot_activation activation)
 {
@@ -31,7 +31,7 @@ static cot_status check_activation(const char *call, cot_activation activation)
                     call, (int)activation);
 }
 
-/* `first`, called `name`, gives R and D: x in the forward, dy in the backward. */
+/* Checks the tensor that defines R and D: x in the forward, dy in the backward. */
 static cot_status check_first(const char *call, const char *name, const cot_tensor *first, dropout_sizes *sizes)
 {
     CHECK(cot_check_required(call, name, first));
@@ -45,7 +45,7 @@ static cot_status check_first(const char *call, const char *name, const cot_tens
     return COT_OK;
 }
 
-/* The leading axes are those of `first`, the last one is `last` (called `symbol`). */
+/* Checks that the leading axes are those of `first`, and that the last one has size `last`, named `symbol`. */
 static cot_status check_rows(const char *call, const char *name, const cot_tensor *tensor, unsigned dtypes,
                              const char *first_name, const cot_tensor *first, const char *symbol, int64_t last)
 {
@@ -59,7 +59,7 @@ static cot_status check_rows(const char *call, const char *name, const cot_tenso
     return cot_check_size(call, name, tensor, first->rank - 1, symbol, first_name, last);
 }
 
-/* A tensor of the first one's shape and dtype. */
+/* Checks that a tensor has the shape and dtype of `first`. */
 static cot_status check_like(const char *call, const char *name, const cot_tensor *tensor, const char *first_name,
                              const cot_tensor *first)
 {
@@ -92,7 +92,7 @@ static cot_status check_word64(const char *call, const char *name, const cot_ten
     return COT_OK;
 }
 
-/* A mask in either form, given or wanted. */
+/* Checks a mask, input or output, of bytes or bits. */
 static cot_status check_mask(const char *call, const char *name, const cot_tensor *tensor, bool bits,
                              const char *first_name, const cot_tensor *first, const dropout_sizes *sizes)
 {
@@ -100,16 +100,16 @@ static cot_status check_mask(const char *call, const char *name, const cot_tenso
                       bits ? sizes->groups : sizes->D);
 }
 
-/* The c of a mask that is drawn with a p of [0, 1]. */
+/* The factor c of a mask that is drawn with p in [0, 1]. */
 static double drawn_scale(double p)
 {
     const uint32_t threshold = cot_dropout_threshold(p);
     return threshold < 65536 ? 65536.0 / (65536 - threshold) : 0;
 }
 
-/* Where m and c come from. */
-static cot_status find_mask(const char *call, double p, double scale, const cot_tensor *mask,
-                            const cot_tensor *mask_bits, dropout_mask *found)
+/* Sets the sources of m and c. */
+static cot_status set_mask(const char *call, double p, double scale, const cot_tensor *mask,
+                           const cot_tensor *mask_bits, dropout_mask *result)
 {
     if (!(p >= 0 && p <= 1))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: p is %g, expected 0 to 1", call, p);
@@ -120,19 +120,19 @@ static cot_status find_mask(const char *call, double p, double scale, const cot_
         return cot_fail(COT_INVALID_ARGUMENT, "%s: mask and mask_bits are both given, expected at most one", call);
     const uint32_t threshold = cot_dropout_threshold(p);
     const bool given = cot_is_present(mask) || cot_is_present(mask_bits);
-    found->threshold = threshold;
-    found->given = cot_is_present(mask) ? *mask : *mask_bits;
-    found->source = cot_is_present(mask)        ? DROPOUT_BYTES
-                    : cot_is_present(mask_bits) ? DROPOUT_BITS
-                    : threshold == 0            ? DROPOUT_KEEP_ALL
-                    : threshold < 65536         ? DROPOUT_DRAWN
-                                                : DROPOUT_DROP_ALL;
-    found->scale = scale > 0 ? scale : !given ? drawn_scale(p) : p < 1 ? 1 / (1 - p) : 0;
+    result->threshold = threshold;
+    result->given = cot_is_present(mask) ? *mask : *mask_bits;
+    result->source = cot_is_present(mask)        ? DROPOUT_BYTES
+                     : cot_is_present(mask_bits) ? DROPOUT_BITS
+                     : threshold == 0            ? DROPOUT_KEEP_ALL
+                     : threshold < 65536         ? DROPOUT_DRAWN
+                                                 : DROPOUT_DROP_ALL;
+    result->scale = scale > 0 ? scale : !given ? drawn_scale(p) : p < 1 ? 1 / (1 - p) : 0;
     return COT_OK;
 }
 
-/* Data pointers, and outputs that would be written over something that is read later. */
-static cot_status check_memory(const char *call, const named *tensors, int count)
+/* Checks data pointers, and that no output overlaps a tensor that is read later. */
+static cot_status check_memory(const char *call, const call_tensor *tensors, int count)
 {
     for (int i = 0; i < count; i++) {
         CHECK(cot_check_data(call, tensors[i].name, tensors[i].tensor));
@@ -141,7 +141,7 @@ static cot_status check_memory(const char *call, const named *tensors, int count
     }
     for (int i = 0; i < count; i++)
         for (int j = 0; tensors[i].output && j < count; j++) {
-            if (j == i || (tensors[i].like_x && tensors[j].like_x && !tensors[j].output &&
+            if (j == i || (tensors[i].elementwise && tensors[j].elementwise && !tensors[j].output &&
                            cot_same_view(tensors[i].tensor, tensors[j].tensor)))
                 continue;
             CHECK(cot_check_overlap(call, tensors[i].name, tensors[i].tensor, tensors[j].name, tensors[j].tensor));
@@ -151,14 +151,14 @@ static cot_status check_memory(const char *call, const named *tensors, int count
 
 /* ---- merging of leading axes -------------------------------------------------------------------------- */
 
-/* Do axes `axis` and `axis`+1 of this tensor make one axis of regular stride? */
+/* Whether axes `axis` and `axis`+1 of this tensor can be one axis with one stride. */
 static bool mergeable(const cot_tensor *tensor, int axis)
 {
     return !cot_is_present(tensor) || tensor->shape[axis + 1] == 1 || tensor->shape[axis] == 1 ||
            tensor->stride[axis] == tensor->shape[axis + 1] * tensor->stride[axis + 1];
 }
 
-static void merge(cot_tensor *tensor, int axis)
+static void merge_axis(cot_tensor *tensor, int axis)
 {
     if (!cot_is_present(tensor))
         return;
@@ -172,15 +172,15 @@ static void merge(cot_tensor *tensor, int axis)
     tensor->rank--;
 }
 
-/* Brings tensors that have rows to the lowest common rank, 2 wherever all rows lie at regular distances. */
-static void merge_rows(cot_tensor *const *tensors, int count, int rank)
+/* Merges the leading axes of all tensors as far as possible: to rank 2 if all rows are at regular distances. */
+static void merge_leading_axes(cot_tensor *const *tensors, int count, int rank)
 {
     for (int axis = rank - 3; axis >= 0; axis--) {
         bool all = true;
         for (int i = 0; i < count; i++)
             all = all && mergeable(tensors[i], axis);
         for (int i = 0; all && i < count; i++)
-            merge(tensors[i], axis);
+            merge_axis(tensors[i], axis);
     }
 }
 
@@ -191,7 +191,7 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     dropout_forward_problem *p = problem;
     p->args = *(const cot_dropout_forward_args *)args;
     cot_dropout_forward_args *a = &p->args;
-    const named tensors[] = {
+    const call_tensor tensors[] = {
         {"x", &a->x, false, true},
         {"bias", &a->bias, false, false},
         {"residual", &a->residual, false, true},
@@ -214,11 +214,11 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     CHECK(check_like(call, "y", &a->y, "x", &a->x));
     CHECK(check_mask(call, "mask_out", &a->mask_out, false, "x", &a->x, &p->sizes));
     CHECK(check_mask(call, "mask_bits_out", &a->mask_bits_out, true, "x", &a->x, &p->sizes));
-    CHECK(find_mask(call, a->p, a->scale, &a->mask, &a->mask_bits, &p->mask));
+    CHECK(set_mask(call, a->p, a->scale, &a->mask, &a->mask_bits, &p->mask));
     if (with_data)
         CHECK(check_memory(call, tensors, COUNT(tensors)));
     cot_tensor *const rows[] = {&a->x, &a->residual, &a->y, &a->mask_out, &a->mask_bits_out, &p->mask.given};
-    merge_rows(rows, COUNT(rows), a->x.rank);
+    merge_leading_axes(rows, COUNT(rows), a->x.rank);
     p->mask.seed = a->seed;
     p->mask.offset = a->offset;
     p->mask.seed_memory = a->seed_memory;
@@ -231,7 +231,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     dropout_backward_problem *p = problem;
     p->args = *(const cot_dropout_backward_args *)args;
     cot_dropout_backward_args *a = &p->args;
-    const named tensors[] = {
+    const call_tensor tensors[] = {
         {"dy", &a->dy, false, true},
         {"x", &a->x, false, true},
         {"bias", &a->bias, false, false},
@@ -256,13 +256,13 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(check_word64(call, "offset_memory", &a->offset_memory));
     CHECK(check_like(call, "dx", &a->dx, "dy", &a->dy));
     CHECK(check_parameter(call, "dbias", &a->dbias, "dy", &p->sizes));
-    CHECK(find_mask(call, a->p, a->scale, &a->mask, &a->mask_bits, &p->mask));
+    CHECK(set_mask(call, a->p, a->scale, &a->mask, &a->mask_bits, &p->mask));
     if (with_data)
         CHECK(check_memory(call, tensors, COUNT(tensors)));
     if (a->activation == COT_ACTIVATION_NONE)
         a->x = a->bias = (cot_tensor){0};
     cot_tensor *const rows[] = {&a->dy, &a->x, &a->dx, &p->mask.given};
-    merge_rows(rows, COUNT(rows), a->dy.rank);
+    merge_leading_axes(rows, COUNT(rows), a->dy.rank);
     p->mask.seed = a->seed;
     p->mask.offset = a->offset;
     p->mask.seed_memory = a->seed_memory;
@@ -287,7 +287,7 @@ static const cot_kernel kernels[] = {
 #undef COT_KERNEL
 };
 
-/* Tables, one row a line. */
+/* Tables, one entry per line. */
 /* clang-format off */
 #define FIELD(direction, name, role) {#name, offsetof(cot_dropout_##direction##_args, name), role, false}
 
@@ -378,7 +378,7 @@ double cot_dropout_scale(double p)
 {
     fenv_t host;
     cot_enter_default_float_state(&host);
-    /* volatile: the compiler may move arithmetic, but no volatile access, across the calls. */
+    /* volatile: the compiler may move arithmetic across the calls, but not volatile accesses. */
     const volatile double given = p;
     const volatile double scale = given >= 0 && given <= 1 ? drawn_scale(given) : NAN;
     cot_restore_float_state(&host);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * dropout_admit.h: which problems each kernel takes, at what cost, with how much workspace. For the front.
- * Costs are core cycles, roughly; only their order matters. */
+ * dropout_admit.h: which problems each kernel supports, its estimated cost, its workspace. For dropout.c.
+ * Costs are rough estimates in core cycles; only their order matters. */
 #ifndef COT_DROPOUT_ADMIT_H
 #define COT_DROPOUT_ADMIT_H
 
@@ -24,7 +24,7 @@ static inline double cost_scalar(const void *problem)
     return 60.0 * (double)sizes->R * (double)sizes->D;
 }
 
-/* The vector kernels stage what is not contiguous, so they admit any layout. */
+/* The vector kernels copy rows that are not contiguous to buffers, so they support any layout. */
 static inline const char *admit_simd(const void *problem)
 {
     return admit_scalar(problem);
@@ -37,8 +37,8 @@ static inline const char *admit_bf16(const void *problem)
 }
 
 enum {
-    DROPOUT_VECTOR_CYCLES = 30, /* 16 elements, a drawn mask */
-    DROPOUT_GATHER_CYCLES = 4,  /* an element that is not contiguous, one way */
+    DROPOUT_VECTOR_CYCLES = 30, /* one vector with a drawn mask */
+    DROPOUT_GATHER_CYCLES = 4,  /* load or store of one element that is not contiguous */
     DROPOUT_ROW_CYCLES = 40,
     DROPOUT_ITEM_CYCLES = 1000
 };
@@ -51,9 +51,9 @@ static inline double dropout_gather_cycles(const cot_tensor *tensor)
 
 static inline double cost_rows(const dropout_sizes *sizes, int lanes, double gather)
 {
-    const dropout_tiling tiling = dropout_tile(sizes);
-    const double rows = (double)sizes->R * (double)tiling.blocks;
-    return DROPOUT_ITEM_CYCLES * (double)tiling.parts * (double)tiling.blocks + DROPOUT_ROW_CYCLES * rows +
+    const dropout_tiling tiling = dropout_tiling_of(sizes);
+    const double rows = (double)sizes->R * (double)tiling.column_tiles;
+    return DROPOUT_ITEM_CYCLES * (double)tiling.row_tiles * (double)tiling.column_tiles + DROPOUT_ROW_CYCLES * rows +
            DROPOUT_VECTOR_CYCLES * (double)sizes->R * (double)cot_ceil_div(sizes->D, lanes) +
            gather * (double)sizes->R * (double)sizes->D;
 }
@@ -77,18 +77,19 @@ static inline double cost_bwd_rows(const void *problem, int lanes)
 static inline size_t workspace_bwd_rows(const void *problem)
 {
     const dropout_backward_problem *p = problem;
-    return cot_is_present(&p->args.dbias) ? dropout_partial_bytes(&p->sizes) : 0;
+    return cot_is_present(&p->args.dbias) ? dropout_partial_sums_bytes(&p->sizes) : 0;
 }
 
-/* The costs by instruction set, as shares. A lane of plain C costs what a vector does where the compiler finds none. */
-#define COT_COSTS(isa, lanes, share)                              \
+/* The cost functions per instruction set, with a factor. In plain C one element costs as much as a vector does
+ * elsewhere. */
+#define COT_COSTS(isa, lanes, factor)                             \
     static inline double cost_fwd_rows_##isa(const void *problem) \
     {                                                             \
-        return share * cost_fwd_rows(problem, lanes);             \
+        return factor * cost_fwd_rows(problem, lanes);            \
     }                                                             \
     static inline double cost_bwd_rows_##isa(const void *problem) \
     {                                                             \
-        return share * cost_bwd_rows(problem, lanes);             \
+        return factor * cost_bwd_rows(problem, lanes);            \
     }
 COT_COSTS(scalar, 1, 1)
 COT_COSTS(avx2, 8, 1)

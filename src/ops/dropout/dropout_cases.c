@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dropout_cases.c: the shapes, layouts and options that check, bench and the gradient check run.
+ * dropout_cases.c: the shapes, layouts and options of the cases that check, bench and the gradient check run.
  *
- * A case begins as a `plan`: sizes and choices by name. Families: every number of columns around the kernels' tile
- * edges; rows around theirs; every combination of features at small sizes; and the shapes of the benchmark. */
+ * A case is built from a `case_shape`: its sizes and options by name. There are four families: numbers of columns
+ * around the edges of the kernels' tiles, numbers of rows around them, every combination of features at small sizes,
+ * and the shapes of the benchmark. */
 #include "dropout_problem.h"
 #include "dropout_ref.h"
 
@@ -14,15 +15,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- plans -------------------------------------------------------------------------------------------- */
+/* ---- shapes ------------------------------------------------------------------------------------------- */
 
 typedef enum layout_kind {
     CONTIGUOUS,
-    SLICE,      /* rows cut out of longer ones, from an odd element on */
-    SWAPPED,    /* rank 3, the leading axes in the other order: rows at irregular distances */
-    TRANSPOSED, /* columns of D elements */
+    SLICE,      /* parts of longer rows, from an odd element on */
+    SWAPPED,    /* rank 3 with swapped leading axes: rows at irregular distances */
+    TRANSPOSED, /* the elements of a row are R apart */
     STRIDED,    /* every second column of every third row */
-    BROADCAST,  /* one row for all, of inputs other than the first */
+    BROADCAST,  /* all rows are the same memory, for inputs other than the first */
     LAYOUT_COUNT
 } layout_kind;
 
@@ -36,31 +37,32 @@ static const char *const activation_names[] = {"none", "silu", "relu", "gelu_tan
 
 enum { ACTIVATION_COUNT = 5 };
 
-typedef struct plan {
+typedef struct case_shape {
     int direction;
     unsigned uses;
     int64_t R, D;
-    layout_kind layout, other_layout; /* of x, or dy; of residual, y, mask, dx */
+    layout_kind layout, other_layout; /* of x or dy; of residual, y, mask and dx */
     cot_dtype dtype, bias_dtype;
     cot_activation activation;
     mask_kind mask;
     double p, scale;
     bool bias, residual, mask_out, mask_bits_out, accumulate;
-    bool no_output, no_dbias; /* leave y or dx out; dbias */
-    bool given_anyway;        /* x and bias even where the backward does not need them */
+    bool no_output, no_dbias; /* leave out y or dx; leave out dbias */
+    bool always_pass_x;       /* backward: pass x and bias without an activation too */
     uint64_t seed;
-} plan;
+} case_shape;
 
 /* ---- tensors ------------------------------------------------------------------------------------------ */
 
-/* The leading axis of a rank-3 tensor of R rows. */
+/* The size of the leading axis of a rank-3 tensor with R rows. */
 static int64_t outer_rows(int64_t R)
 {
     return R % 3 == 0 ? 3 : R % 2 == 0 ? 2 : 1;
 }
 
-/* [R,columns], or with `cube` [outer,R/outer,columns]: all tensors of a call have one rank. */
-static cot_tensor laid_out(cot_dtype dtype, layout_kind layout, bool cube, int64_t R, int64_t columns, int64_t *offset)
+/* A tensor [R,columns], or with rank3 [outer,R/outer,columns]. All tensors of a call have the same rank. */
+static cot_tensor make_tensor(cot_dtype dtype, layout_kind layout, bool rank3, int64_t R, int64_t columns,
+                              int64_t *offset)
 {
     const int64_t outer = outer_rows(R), inner = outer > 0 ? R / outer : 0;
     cot_tensor t = cot_tensor_contiguous(NULL, dtype, 2, (const int64_t[]){R, columns});
@@ -74,7 +76,7 @@ static cot_tensor laid_out(cot_dtype dtype, layout_kind layout, bool cube, int64
     } else if (layout == BROADCAST) {
         t.stride[0] = 0;
     }
-    if (!cube)
+    if (!rank3)
         return t;
     t.rank = 3;
     t.shape[0] = outer, t.shape[1] = inner, t.shape[2] = columns;
@@ -84,17 +86,17 @@ static cot_tensor laid_out(cot_dtype dtype, layout_kind layout, bool cube, int64
     return t;
 }
 
-static cot_tensor tensor(const plan *p, const char *name, cot_dtype dtype, int64_t columns, layout_kind layout,
-                         cot_case *c)
+static cot_tensor case_tensor(const case_shape *p, const char *name, cot_dtype dtype, int64_t columns,
+                              layout_kind layout, cot_case *c)
 {
-    const bool cube = p->layout == SWAPPED || p->other_layout == SWAPPED;
-    return laid_out(dtype, layout, cube, p->R, columns,
-                    &c->offset[cot_field_index(&cot_dropout_directions[p->direction], name)]);
+    const bool rank3 = p->layout == SWAPPED || p->other_layout == SWAPPED;
+    return make_tensor(dtype, layout, rank3, p->R, columns,
+                       &c->offset[cot_field_index(&cot_dropout_directions[p->direction], name)]);
 }
 
-/* What may not have repeated elements takes another layout than BROADCAST: outputs; and the first input, because errors
- * of rounding that repeat have no average, which check's rules rest on. */
-static layout_kind distinct(layout_kind layout)
+/* Replaces BROADCAST for tensors that may not have repeated elements. These are the outputs, and the first input:
+ * repeated rounding errors do not average out, as the error rule of check assumes. */
+static layout_kind no_broadcast(layout_kind layout)
 {
     return layout == BROADCAST ? CONTIGUOUS : layout;
 }
@@ -104,7 +106,7 @@ static cot_tensor vector(cot_dtype dtype, int64_t size)
     return cot_tensor_contiguous(NULL, dtype, 1, &size);
 }
 
-static void forward_case(const plan *p, cot_case *c)
+static void forward_case(const case_shape *p, cot_case *c)
 {
     cot_dropout_forward_args *a = (cot_dropout_forward_args *)c->args;
     const int64_t groups = (p->D + 7) / 8;
@@ -114,30 +116,30 @@ static void forward_case(const plan *p, cot_case *c)
     a->scale = p->scale;
     a->seed = p->seed * 0x9e3779b97f4a7c15u;
     a->offset = p->seed;
-    a->x = tensor(p, "x", p->dtype, p->D, distinct(p->layout), c);
+    a->x = case_tensor(p, "x", p->dtype, p->D, no_broadcast(p->layout), c);
     if (p->bias)
         a->bias = vector(p->bias_dtype, p->D);
     if (p->residual)
-        a->residual = tensor(p, "residual", p->dtype, p->D, p->other_layout, c);
+        a->residual = case_tensor(p, "residual", p->dtype, p->D, p->other_layout, c);
     if (p->mask == BYTES)
-        a->mask = tensor(p, "mask", COT_U8, p->D, p->other_layout, c);
+        a->mask = case_tensor(p, "mask", COT_U8, p->D, p->other_layout, c);
     if (p->mask == BITS)
-        a->mask_bits = tensor(p, "mask_bits", COT_U8, groups, p->other_layout, c);
+        a->mask_bits = case_tensor(p, "mask_bits", COT_U8, groups, p->other_layout, c);
     if (p->mask == FROM_MEMORY)
         a->seed_memory = a->offset_memory = vector(COT_I32, 2);
     if (!p->no_output)
-        a->y = tensor(p, "y", p->dtype, p->D, distinct(p->other_layout), c);
+        a->y = case_tensor(p, "y", p->dtype, p->D, no_broadcast(p->other_layout), c);
     if (p->mask_out)
-        a->mask_out = tensor(p, "mask_out", COT_U8, p->D, distinct(p->layout), c);
+        a->mask_out = case_tensor(p, "mask_out", COT_U8, p->D, no_broadcast(p->layout), c);
     if (p->mask_bits_out)
-        a->mask_bits_out = tensor(p, "mask_bits_out", COT_U8, groups, distinct(p->layout), c);
+        a->mask_bits_out = case_tensor(p, "mask_bits_out", COT_U8, groups, no_broadcast(p->layout), c);
     c->flops = 4.0 * (double)p->R * (double)p->D;
 }
 
-static void backward_case(const plan *p, cot_case *c)
+static void backward_case(const case_shape *p, cot_case *c)
 {
     cot_dropout_backward_args *a = (cot_dropout_backward_args *)c->args;
-    const bool with_x = p->activation != COT_ACTIVATION_NONE || p->given_anyway;
+    const bool with_x = p->activation != COT_ACTIVATION_NONE || p->always_pass_x;
     COT_INIT(a);
     a->activation = p->activation;
     a->accumulate = p->accumulate;
@@ -145,25 +147,25 @@ static void backward_case(const plan *p, cot_case *c)
     a->scale = p->scale;
     a->seed = p->seed * 0x9e3779b97f4a7c15u;
     a->offset = p->seed;
-    a->dy = tensor(p, "dy", p->dtype, p->D, distinct(p->layout), c);
+    a->dy = case_tensor(p, "dy", p->dtype, p->D, no_broadcast(p->layout), c);
     if (with_x)
-        a->x = tensor(p, "x", p->dtype, p->D, p->other_layout, c);
+        a->x = case_tensor(p, "x", p->dtype, p->D, p->other_layout, c);
     if (with_x && p->bias)
         a->bias = vector(p->bias_dtype, p->D);
     if (p->mask == BYTES)
-        a->mask = tensor(p, "mask", COT_U8, p->D, p->other_layout, c);
+        a->mask = case_tensor(p, "mask", COT_U8, p->D, p->other_layout, c);
     if (p->mask == BITS)
-        a->mask_bits = tensor(p, "mask_bits", COT_U8, (p->D + 7) / 8, p->other_layout, c);
+        a->mask_bits = case_tensor(p, "mask_bits", COT_U8, (p->D + 7) / 8, p->other_layout, c);
     if (p->mask == FROM_MEMORY)
         a->seed_memory = a->offset_memory = vector(COT_I32, 2);
     if (!p->no_output)
-        a->dx = tensor(p, "dx", p->dtype, p->D, distinct(p->other_layout), c);
-    if (p->bias && !p->no_dbias) /* f32 as a trainer keeps it, or the parameter's dtype as autograd wants it */
+        a->dx = case_tensor(p, "dx", p->dtype, p->D, no_broadcast(p->other_layout), c);
+    if (p->bias && !p->no_dbias) /* f32 as in a trainer, or the parameter's dtype as in autograd */
         a->dbias = vector(p->dtype == COT_F64 || p->seed % 2 ? p->bias_dtype : COT_F32, p->D);
     c->flops = 3.0 * (double)p->R * (double)p->D;
 }
 
-static void describe(const plan *p, cot_case *c)
+static void describe(const case_shape *p, cot_case *c)
 {
     c->layout = layout_names[p->layout];
     snprintf(c->shape, sizeof c->shape, "R%lld D%lld", (long long)p->R, (long long)p->D);
@@ -177,15 +179,15 @@ static void describe(const plan *p, cot_case *c)
 
 /* ---- families ----------------------------------------------------------------------------------------- */
 
-static void build(const plan *p, cot_case *c)
+static void build(const case_shape *p, cot_case *c)
 {
-    static void (*const builders[])(const plan *, cot_case *) = {forward_case, backward_case};
+    static void (*const builders[])(const case_shape *, cot_case *) = {forward_case, backward_case};
     *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = p->seed};
     builders[p->direction](p, c);
     describe(p, c);
 }
 
-static void emit(cot_case_visitor *v, const plan *p)
+static void emit(cot_case_visitor *v, const case_shape *p)
 {
     cot_case c;
     build(p, &c);
@@ -196,14 +198,14 @@ static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
 
 static const double probabilities[] = {0.1, 0.5, 0.25, 0.9, 0.01, 0, 1, 1e-6, 0.99};
 
-static void draw_features(plan *p, uint64_t *state)
+static void draw_features(case_shape *p, uint64_t *state)
 {
     p->bias_dtype = p->dtype == COT_F64 ? COT_F64 : float_dtypes[cot_draw_below(state, 3)];
     p->activation = (cot_activation)cot_draw_below(state, ACTIVATION_COUNT);
     p->mask = (mask_kind)cot_draw_below(state, MASK_COUNT);
     p->p = probabilities[cot_draw_below(state, sizeof probabilities / sizeof *probabilities)];
     if (p->p == 1e-6 && (p->mask == BYTES || p->mask == BITS))
-        p->p = 0.2; /* c = 1.000001 would move every tie of a 16-bit sum the same way */
+        p->p = 0.2; /* c = 1.000001 would move every tie of a 16-bit sum in the same direction */
     p->scale = cot_draw_below(state, 5) == 0 ? 1.25 : 0;
     p->bias = cot_draw_bool(state);
     p->residual = cot_draw_bool(state);
@@ -212,23 +214,24 @@ static void draw_features(plan *p, uint64_t *state)
     p->accumulate = cot_draw_bool(state);
     p->no_output = cot_draw_below(state, 12) == 0;
     p->no_dbias = cot_draw_below(state, 8) == 0;
-    p->given_anyway = cot_draw_below(state, 4) == 0;
+    p->always_pass_x = cot_draw_below(state, 4) == 0;
 }
 
-/* Columns around every power of two, and other odd sizes. */
+/* Numbers of columns around every power of two, and some others. */
 static void sweep_columns(cot_case_visitor *v, int direction)
 {
-    static const int64_t more[] = {3, 5, 6, 7, 9, 10, 13, 24, 100, 136, 700, 1000, 1100, 3000, 5000};
+    static const int64_t extra_columns[] = {3, 5, 6, 7, 9, 10, 13, 24, 100, 136, 700, 1000, 1100, 3000, 5000};
     uint64_t state = 1 + (uint64_t)direction;
     int64_t columns[80];
     int count = 0;
     for (int64_t power = 1; power <= 4096; power *= 2)
         for (int64_t D = power - 1; D <= power + 1; D++)
             columns[count++] = D;
-    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
-        columns[count++] = more[i];
+    for (size_t i = 0; i < sizeof extra_columns / sizeof *extra_columns; i++)
+        columns[count++] = extra_columns[i];
     for (int number = 0; number < 9 * count; number++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .D = columns[number / 9], .seed = cot_draw(&state)};
+        case_shape p = {
+            .direction = direction, .uses = COT_CASE_CHECK, .D = columns[number / 9], .seed = cot_draw(&state)};
         p.R = 1 + cot_draw_below(&state, p.D > 600 ? 12 : 70);
         p.layout = (layout_kind)(number % LAYOUT_COUNT);
         p.other_layout = cot_draw_below(&state, 3) == 0 ? (layout_kind)cot_draw_below(&state, LAYOUT_COUNT) : p.layout;
@@ -240,13 +243,13 @@ static void sweep_columns(cot_case_visitor *v, int direction)
     }
 }
 
-/* Many rows: where items begin and end, and what a long sum does to dbias. */
+/* Many rows, for the edges of tiles and for long sums of dbias. */
 static void sweep_rows(cot_case_visitor *v, int direction)
 {
     static const int64_t rows[] = {0, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 500, 1023, 2049, 5000};
     uint64_t state = 11 + (uint64_t)direction;
     for (size_t i = 0; i < 6 * sizeof rows / sizeof *rows; i++) {
-        plan p = {.direction = direction, .uses = COT_CASE_CHECK, .R = rows[i / 6], .seed = cot_draw(&state)};
+        case_shape p = {.direction = direction, .uses = COT_CASE_CHECK, .R = rows[i / 6], .seed = cot_draw(&state)};
         p.D = 1 + cot_draw_below(&state, p.R > 600 ? 80 : 300);
         p.layout = p.other_layout = (layout_kind)(i % LAYOUT_COUNT);
         p.dtype = float_dtypes[i % 3];
@@ -257,21 +260,21 @@ static void sweep_rows(cot_case_visitor *v, int direction)
     }
 }
 
-/* Every combination of activation, mask source, bias and residual, in every dtype, at sizes that finite differences
- * can afford. A ReLU whose z is within 0.002 of 0 would have no difference quotient: the seed is such that none is. */
+/* Every combination of activation, mask source, bias and residual in every dtype, at sizes small enough for finite
+ * differences. A ReLU with |z| < 0.002 would have no valid difference quotient: with this seed there is none. */
 static void sweep_features(cot_case_visitor *v, int direction)
 {
     uint64_t state = 21 + (uint64_t)direction;
     int number = 0;
-    for (int bits = 0; bits < 4; bits++)
+    for (int flags = 0; flags < 4; flags++)
         for (int activation = 0; activation < ACTIVATION_COUNT; activation++)
             for (int mask = 0; mask < MASK_COUNT; mask++)
                 for (int dtype = 0; dtype < 4; dtype++, number++) {
-                    plan p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
+                    case_shape p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
                     p.dtype = float_dtypes[dtype];
                     p.layout = p.other_layout = (layout_kind)(number % LAYOUT_COUNT);
                     draw_features(&p, &state);
-                    p.bias = bits & 1, p.residual = bits >> 1;
+                    p.bias = flags & 1, p.residual = flags >> 1;
                     p.activation = (cot_activation)activation;
                     p.mask = (mask_kind)mask;
                     p.R = 1 + cot_draw_below(&state, 20);
@@ -282,7 +285,7 @@ static void sweep_features(cot_case_visitor *v, int direction)
                         p.R = 1 + p.R % 5;
                         p.D = 1 + p.D % 11;
                         p.p = probabilities[number % 4];
-                        p.given_anyway = p.bias = true;
+                        p.always_pass_x = p.bias = true;
                         p.no_output = p.no_dbias = false;
                         p.uses |= COT_CASE_GRADIENT;
                     }
@@ -301,7 +304,7 @@ static void bench_shapes(cot_case_visitor *v, int direction)
         cot_activation activation;
         mask_kind mask;
     } shapes[] = {
-        /* far beyond the caches: memory decides */
+        /* much larger than the caches: memory-bound */
         {CPU | GPU, 32768, 4096, COT_F32, COT_ACTIVATION_NONE, DRAWN},
         {CPU | GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
         {GPU, 32768, 4096, COT_F16, COT_ACTIVATION_NONE, DRAWN},
@@ -322,12 +325,12 @@ static void bench_shapes(cot_case_visitor *v, int direction)
         {CPU, 8192, 1024, COT_BF16, COT_ACTIVATION_NONE, BITS},
         {CPU, 8192, 1024, COT_BF16, COT_ACTIVATION_GELU_TANH, DRAWN},
         {CPU, 8192, 1024, COT_F16, COT_ACTIVATION_NONE, DRAWN},
-        /* in the second-level cache of a CPU: arithmetic decides */
+        /* in the L2 cache of a CPU: compute-bound */
         {CPU, 256, 1024, COT_F32, COT_ACTIVATION_NONE, DRAWN},
         {CPU, 256, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        plan p = {.direction = direction,
+        case_shape p = {.direction = direction,
                   .uses = shapes[i].uses,
                   .R = shapes[i].R,
                   .D = shapes[i].D,
@@ -344,7 +347,7 @@ static void bench_shapes(cot_case_visitor *v, int direction)
 }
 /* clang-format on */
 
-static void each(bool (*visit)(void *, const cot_case *), void *context)
+static void visit_cases(bool (*visit)(void *, const cot_case *), void *context)
 {
     cot_case_visitor v = {visit, context, false};
     for (int direction = COT_DROPOUT_FORWARD; direction <= COT_DROPOUT_BACKWARD; direction++) {
@@ -355,37 +358,37 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
     }
 }
 
-/* ---- a case from words -------------------------------------------------------------------------------- */
+/* ---- a case from the command line --------------------------------------------------------------------- */
 
-static bool set_word(plan *p, const char *word)
+static bool set_option(case_shape *p, const char *text)
 {
-    static const cot_text_option sizes[] = {{"R", offsetof(plan, R)}, {"D", offsetof(plan, D)}, {0}};
-    static const cot_text_option reals[] = {{"p", offsetof(plan, p)}, {0}};
-    static const cot_text_option switches[] = {{"bias", offsetof(plan, bias)},
-                                               {"residual", offsetof(plan, residual)},
-                                               {"mask_out", offsetof(plan, mask_out)},
-                                               {"mask_bits_out", offsetof(plan, mask_bits_out)},
-                                               {"accumulate", offsetof(plan, accumulate)},
+    static const cot_text_option sizes[] = {{"R", offsetof(case_shape, R)}, {"D", offsetof(case_shape, D)}, {0}};
+    static const cot_text_option reals[] = {{"p", offsetof(case_shape, p)}, {0}};
+    static const cot_text_option switches[] = {{"bias", offsetof(case_shape, bias)},
+                                               {"residual", offsetof(case_shape, residual)},
+                                               {"mask_out", offsetof(case_shape, mask_out)},
+                                               {"mask_bits_out", offsetof(case_shape, mask_bits_out)},
+                                               {"accumulate", offsetof(case_shape, accumulate)},
                                                {0}};
     const char *value;
-    int64_t *size = cot_text_option_member(p, sizes, word, &value);
-    if (size != NULL) { /* R=1e6 too */
+    int64_t *size = cot_text_option_member(p, sizes, text, &value);
+    if (size != NULL) { /* accepts R=1e6 too */
         char *end;
         const double number = strtod(value, &end);
         if (end == value || *end != '\0' || !(number >= 0 && number <= INT32_MAX && number == (double)(int64_t)number))
             return false;
         return *size = (int64_t)number, true;
     }
-    if (cot_parse_real(p, reals, word) || cot_parse_flag(p, switches, word) || cot_parse_float_dtype(&p->dtype, word))
+    if (cot_parse_real(p, reals, text) || cot_parse_flag(p, switches, text) || cot_parse_float_dtype(&p->dtype, text))
         return true;
     for (int layout = 0; layout < LAYOUT_COUNT; layout++)
-        if (strcmp(word, layout_names[layout]) == 0)
+        if (strcmp(text, layout_names[layout]) == 0)
             return p->layout = p->other_layout = (layout_kind)layout, true;
     for (int mask = 0; mask < MASK_COUNT; mask++)
-        if (strcmp(word, mask_names[mask]) == 0)
+        if (strcmp(text, mask_names[mask]) == 0)
             return p->mask = (mask_kind)mask, true;
     for (int activation = 0; activation < ACTIVATION_COUNT; activation++)
-        if (strcmp(word, activation_names[activation]) == 0)
+        if (strcmp(text, activation_names[activation]) == 0)
             return p->activation = (cot_activation)activation, true;
     return false;
 }
@@ -394,18 +397,18 @@ static const char *const options_help =
     "R=8192 D=1024 p=0.1, f32 f16 bf16 f64, contiguous slice swapped transposed strided broadcast, none silu relu "
     "gelu_tanh gelu_erf, drawn memory mask mask_bits, bias residual mask_out mask_bits_out accumulate";
 
-static const char *parse(int direction, int count, char *const words[], cot_case *c)
+static const char *parse(int direction, int count, char *const options[], cot_case *c)
 {
-    plan p = {.direction = direction,
-              .uses = COT_CASE_CHECK | COT_CASE_BENCH | COT_CASE_BENCH_CUDA,
-              .R = 8192,
-              .D = 1024,
-              .p = 0.1,
-              .dtype = COT_F32,
-              .seed = 48};
+    case_shape p = {.direction = direction,
+                    .uses = COT_CASE_CHECK | COT_CASE_BENCH | COT_CASE_BENCH_CUDA,
+                    .R = 8192,
+                    .D = 1024,
+                    .p = 0.1,
+                    .dtype = COT_F32,
+                    .seed = 48};
     for (int i = 0; i < count; i++)
-        if (!set_word(&p, words[i]))
-            return words[i];
+        if (!set_option(&p, options[i]))
+            return options[i];
     p.bias_dtype = p.dtype == COT_F64 ? COT_F64 : COT_F32;
     build(&p, c);
     return NULL;
@@ -413,7 +416,8 @@ static const char *parse(int direction, int count, char *const words[], cot_case
 
 /* ---- integer data --------------------------------------------------------------------------------------- */
 
-/* Masks with every bit random, those that do not count too; words that carry into each other. */
+/* Masks: all 8 bits of a byte are random, including those that have no effect. Seeds and offsets: random words, whose
+ * sums carry from the low to the high word. */
 static void fill(const cot_case *c, const char *field, int32_t *data, int64_t elements)
 {
     uint64_t state = c->seed;
@@ -443,7 +447,7 @@ static void primal_options(int direction, const void *args, void *primal_args)
 
 const cot_op_cases cot_dropout_cases = {
     .op = &cot_dropout_op,
-    .each = each,
+    .each = visit_cases,
     .parse = parse,
     .options_help = options_help,
     .fill = fill,

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * dropout_problem.h: what the kernels of this op are given: checked arguments, their sizes by name, the mask's
- * source. */
+ * dropout_problem.h: the input of this op's kernels: checked arguments, sizes by name, the source of the mask. */
 #ifndef COT_DROPOUT_PROBLEM_H
 #define COT_DROPOUT_PROBLEM_H
 
@@ -11,7 +10,7 @@
 
 #include <cotangent/dropout.h>
 
-/* The order of the op's directions. */
+/* The directions, in the order of cot_dropout_directions. */
 enum { COT_DROPOUT_FORWARD, COT_DROPOUT_BACKWARD };
 
 extern const cot_op cot_dropout_op;
@@ -19,8 +18,8 @@ extern const cot_direction cot_dropout_directions[];
 
 typedef struct dropout_sizes {
     int64_t R, D;
-    int64_t groups;  /* ceil(D/8): the bytes of a row of mask_bits */
-    cot_dtype dtype; /* x's, and so y's, residual's, dy's, dx's */
+    int64_t groups;  /* ceil(D/8), the number of bytes in a row of mask_bits */
+    cot_dtype dtype; /* of x, y, residual, dy and dx */
 } dropout_sizes;
 
 typedef enum dropout_source {
@@ -31,32 +30,32 @@ typedef enum dropout_source {
     DROPOUT_BITS
 } dropout_source;
 
-/* m and c. With scale 0 nothing reaches the output, whatever m is. */
+/* The mask m, and the factor c as `scale`. With scale 0 every element is dropped, for any m. */
 typedef struct dropout_mask {
     dropout_source source;
-    uint32_t threshold; /* of DRAWN, 1 .. 65535 */
+    uint32_t threshold; /* for DRAWN, 1 to 65535 */
     double scale;
-    uint64_t seed, offset;                 /* without what lies in memory */
-    cot_tensor given;                      /* BYTES or BITS */
-    cot_tensor seed_memory, offset_memory; /* DRAWN */
+    uint64_t seed, offset;                 /* seed_memory and offset_memory are added to them */
+    cot_tensor given;                      /* for BYTES and BITS */
+    cot_tensor seed_memory, offset_memory; /* for DRAWN; may be absent */
 } dropout_mask;
 
-/* Leading axes that every tensor walks alike are merged: what is contiguous comes as [R,D], [R,groups]. */
+/* Leading axes are merged where all tensors allow it: contiguous tensors become [R,D] or [R,groups]. */
 typedef struct dropout_forward_problem {
-    dropout_sizes sizes; /* first in both problems */
+    dropout_sizes sizes; /* the first member of both problems */
     dropout_mask mask;
     cot_dropout_forward_args args;
 } dropout_forward_problem;
 
-/* x and bias are absent where the activation does not need them. */
+/* x and bias are absent if there is no activation. */
 typedef struct dropout_backward_problem {
     dropout_sizes sizes;
     dropout_mask mask;
     cot_dropout_backward_args args;
 } dropout_backward_problem;
 
-/* Where row r of a tensor begins, in elements. */
-static inline int64_t dropout_row(const cot_tensor *tensor, int64_t r)
+/* The offset of row r of a tensor, in elements. */
+static inline int64_t dropout_row_offset(const cot_tensor *tensor, int64_t r)
 {
     int64_t position = 0;
     for (int axis = tensor->rank - 2; axis > 0; axis--) {
@@ -66,8 +65,8 @@ static inline int64_t dropout_row(const cot_tensor *tensor, int64_t r)
     return tensor->rank > 1 ? position + r * tensor->stride[0] : position;
 }
 
-/* Both words of seed_memory or offset_memory; 0 if it is absent. */
-static inline uint64_t dropout_word64(const cot_tensor *words)
+/* The value of seed_memory or offset_memory, two 32-bit words; 0 if absent. */
+static inline uint64_t dropout_load_u64(const cot_tensor *words)
 {
     if (!cot_is_present(words))
         return 0;
@@ -77,12 +76,12 @@ static inline uint64_t dropout_word64(const cot_tensor *words)
 
 static inline uint64_t dropout_seed(const dropout_mask *mask)
 {
-    return mask->seed + dropout_word64(&mask->seed_memory);
+    return mask->seed + dropout_load_u64(&mask->seed_memory);
 }
 
 static inline uint64_t dropout_offset(const dropout_mask *mask)
 {
-    return mask->offset + dropout_word64(&mask->offset_memory);
+    return mask->offset + dropout_load_u64(&mask->offset_memory);
 }
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * dropout_ref.h: the oracle's directions, see cases.h. */
+ * dropout_ref.h: the oracles, one for each direction; see cases.h. */
 #ifndef COT_DROPOUT_REF_H
 #define COT_DROPOUT_REF_H
 

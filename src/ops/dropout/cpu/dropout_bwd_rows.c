@@ -2,29 +2,29 @@
  *
  * dropout_bwd_rows.c: dx = c * m * dy * act'(x + bias), and dbias[d] = sum_r dx[r,d] in the same pass.
  *
- * Items as in the forward. The dx of DROPOUT_ROW_BLOCK rows are summed in one buffer of the first-level cache, the
- * blocks of an item in another, and the items, from the workspace, in double: the order follows from the shape, and
- * rounding grows with the number of blocks, not of rows. */
+ * Items are tiles as in the forward. dbias has three levels of sums: DROPOUT_ROW_BLOCK rows of dx (`block`), the blocks
+ * of a tile (`total`, both in the L1 cache), and the tiles, summed in double from the workspace. The order depends on
+ * the shape alone, and rounding errors grow with the number of blocks instead of rows. */
 #include "dropout_rows.h"
 
 cot_status V_NAME(dropout_bwd_rows)(cot_queue *, const void *, void *);
 
-/* One row of an item. */
+/* One row of a tile. */
 typedef struct backward_row {
     int64_t n;
-    const char *dy, *x;                     /* x only with an activation */
-    const char *next_dy, *next_x, *next_dx; /* of a row further on: to be asked for */
+    const char *dy, *x;                                 /* x: only with an activation */
+    const char *prefetch_dy, *prefetch_x, *prefetch_dx; /* the row to prefetch */
     char *dx;
     const float *bias;
     uint8_t *bits;
-    const v_philox *philox; /* NULL: the bits are there; else they are drawn, from group `group` on */
+    const v_philox *philox; /* NULL: `bits` is complete; else the row is drawn, beginning with group `group` */
     uint64_t group;
     float *sums; /* += dx */
     float scale;
-    bool stream; /* dx goes past the caches */
+    bool stream; /* stores of dx bypass the caches */
 } backward_row;
 
-V_INLINE vf slope(vf z, cot_activation activation)
+V_INLINE vf activation_slope(vf z, cot_activation activation)
 {
     switch (activation) {
     case COT_ACTIVATION_SILU: return v_silu_slope(z);
@@ -34,22 +34,22 @@ V_INLINE vf slope(vf z, cot_activation activation)
     }
 }
 
-/* The mask comes last, so that a dropped element is 0 whatever dy and x hold. */
+/* The mask is applied last, so that a dropped element is 0 for any dy and x. */
 V_INLINE vf backward_vector(vf g, vf z, vf scale, vm keep, cot_activation activation)
 {
     g = v_mul(g, scale);
     if (activation == COT_ACTIVATION_RELU)
         g = v_maskz(vm_above(z, v_zero()), g);
     else if (activation != COT_ACTIVATION_NONE)
-        g = v_mul(g, slope(z, activation));
+        g = v_mul(g, activation_slope(z, activation));
     return v_maskz(keep, g);
 }
 
-/* dx of columns [i, i+lanes); the sums take it too. whole: lanes is VW. */
+/* dx of columns [i, i+lanes), which is also added to the sums. whole: lanes == VW. */
 V_INLINE vf backward_lanes(const backward_row *row, int64_t i, int lanes, bool whole, cot_activation activation,
                            cot_dtype dtype)
 {
-    const int64_t at = i * dropout_size(dtype);
+    const int64_t at = i * dropout_element_size(dtype);
     const vf dy = whole ? v_load_as(row->dy + at, dtype) : v_load_n_as(row->dy + at, dtype, lanes);
     vf z = v_zero();
     if (activation != COT_ACTIVATION_NONE && whole)
@@ -65,10 +65,10 @@ V_INLINE vf backward_lanes(const backward_row *row, int64_t i, int lanes, bool w
 }
 
 /* Columns [i, end) */
-V_INLINE void backward_stretch(const backward_row *row, int64_t i, int64_t end, cot_activation activation,
+V_INLINE void backward_columns(const backward_row *row, int64_t i, int64_t end, cot_activation activation,
                                cot_dtype dtype, bool stream)
 {
-    const int64_t size = dropout_size(dtype);
+    const int64_t size = dropout_element_size(dtype);
     for (; i + 2 * VW <= end; i += 2 * VW) {
         const vf a = backward_lanes(row, i, VW, true, activation, dtype);
         const vf b = backward_lanes(row, i + VW, VW, true, activation, dtype);
@@ -83,33 +83,34 @@ V_INLINE void backward_stretch(const backward_row *row, int64_t i, int64_t end, 
     }
 }
 
-V_INLINE void backward_body(const backward_row *shared, cot_activation activation, cot_dtype dtype, bool stream)
+V_INLINE void backward_row_body(const backward_row *original, cot_activation activation, cot_dtype dtype, bool stream)
 {
-    const backward_row own = *shared, *row = &own; /* one that no store can change stays in registers */
-    for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW) {
+    const backward_row copy = *original, *row = &copy; /* no store can change a local copy, so it stays in registers */
+    for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW_COLUMNS) {
         if (row->philox != NULL)
             dropout_draw_ahead(row->bits, row->philox, row->group, i, row->n);
-        dropout_ask(row->next_dy, i, dtype);
+        dropout_prefetch_columns(row->prefetch_dy, i, dtype);
         if (activation != COT_ACTIVATION_NONE)
-            dropout_ask(row->next_x, i, dtype);
-        dropout_ask_page(row->next_dx, i, dtype);
-        backward_stretch(row, i, i + DROPOUT_DRAW < row->n ? i + DROPOUT_DRAW : row->n, activation, dtype, stream);
+            dropout_prefetch_columns(row->prefetch_x, i, dtype);
+        dropout_prefetch_page(row->prefetch_dx, i, dtype);
+        backward_columns(row, i, i + DROPOUT_DRAW_COLUMNS < row->n ? i + DROPOUT_DRAW_COLUMNS : row->n, activation,
+                         dtype, stream);
     }
 }
 
-#define ROW(activation, dtype)                                                   \
-    static void row_##activation##_##dtype(const backward_row *row)              \
-    {                                                                            \
-        if (row->stream)                                                         \
-            backward_body(row, COT_ACTIVATION_##activation, COT_##dtype, true);  \
-        else                                                                     \
-            backward_body(row, COT_ACTIVATION_##activation, COT_##dtype, false); \
+#define ROW(activation, dtype)                                                       \
+    static void row_##activation##_##dtype(const backward_row *row)                  \
+    {                                                                                \
+        if (row->stream)                                                             \
+            backward_row_body(row, COT_ACTIVATION_##activation, COT_##dtype, true);  \
+        else                                                                         \
+            backward_row_body(row, COT_ACTIVATION_##activation, COT_##dtype, false); \
     }
 DROPOUT_EACH_INSTANCE(ROW)
 
 #define ROWS(activation) \
     [COT_ACTIVATION_##activation] = {row_##activation##_F32, row_##activation##_F16, row_##activation##_BF16}
-static void (*const rows[5][3])(const backward_row *) = {
+static void (*const row_functions[5][3])(const backward_row *) = {
     ROWS(NONE), ROWS(SILU), ROWS(RELU), ROWS(GELU_TANH), ROWS(GELU_ERF),
 };
 
@@ -117,11 +118,11 @@ static void (*const rows[5][3])(const backward_row *) = {
 
 typedef struct backward_context {
     const dropout_backward_problem *problem;
-    dropout_drawer drawer;
+    dropout_mask_reader reader;
     dropout_tiling tiling;
-    int64_t rows_at_once;
+    int64_t rows_per_batch;
     bool direct, stream;
-    float *partials; /* [parts][D], NULL: dbias is not wanted */
+    float *partial_sums; /* [row_tiles][D]; NULL: no dbias */
 } backward_context;
 
 static void run_row(const backward_context *c, backward_row *row, int64_t r, int64_t d)
@@ -129,25 +130,25 @@ static void run_row(const backward_context *c, backward_row *row, int64_t r, int
     enum { DY, X, DX };
     const cot_dropout_backward_args *a = &c->problem->args;
     if (c->direct) {
-        row->dy = dropout_at(&a->dy, r, d);
-        row->x = cot_is_present(&a->x) ? dropout_at(&a->x, r, d) : NULL;
-        row->dx = dropout_at(&a->dx, r, d);
-        const int64_t next = dropout_next_row(&c->problem->sizes, r);
-        row->next_dy = dropout_at(&a->dy, next, d);
-        row->next_x = cot_is_present(&a->x) ? dropout_at(&a->x, next, d) : NULL;
-        row->next_dx = dropout_at(&a->dx, next, d);
-        rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
+        row->dy = dropout_address(&a->dy, r, d);
+        row->x = cot_is_present(&a->x) ? dropout_address(&a->x, r, d) : NULL;
+        row->dx = dropout_address(&a->dx, r, d);
+        const int64_t next = dropout_prefetch_row(&c->problem->sizes, r);
+        row->prefetch_dy = dropout_address(&a->dy, next, d);
+        row->prefetch_x = cot_is_present(&a->x) ? dropout_address(&a->x, next, d) : NULL;
+        row->prefetch_dx = dropout_address(&a->dx, next, d);
+        row_functions[a->activation][c->problem->sizes.dtype - COT_F32](row);
         return;
     }
     float staged[3][DROPOUT_MAX_COLUMNS];
     dropout_gather(staged[DY], &a->dy, r, d, row->n);
     if (cot_is_present(&a->x))
         dropout_gather(staged[X], &a->x, r, d, row->n);
-    row->dy = row->next_dy = (const char *)staged[DY];
-    row->x = row->next_x = (const char *)staged[X];
+    row->dy = row->prefetch_dy = (const char *)staged[DY];
+    row->x = row->prefetch_x = (const char *)staged[X];
     row->dx = (char *)staged[DX];
-    row->next_dx = row->dx;
-    rows[a->activation][0](row);
+    row->prefetch_dx = row->dx;
+    row_functions[a->activation][0](row);
     if (cot_is_present(&a->dx))
         dropout_scatter(&a->dx, r, d, staged[DX], row->n);
 }
@@ -159,21 +160,21 @@ static void backward_item(void *context, int64_t number)
     const dropout_sizes *sizes = &c->problem->sizes;
     const dropout_item item = dropout_item_at(&c->tiling, sizes, number);
     const int64_t d = item.d_begin;
-    uint8_t bits[DROPOUT_BITS_KEPT + DROPOUT_SLACK];
+    uint8_t bits[DROPOUT_BITS_BYTES + DROPOUT_BITS_PADDING];
     _Alignas(64) float bias[DROPOUT_MAX_COLUMNS], block[DROPOUT_MAX_COLUMNS] = {0}, total[DROPOUT_MAX_COLUMNS] = {0};
     backward_row row = {
         .n = item.d_end - d, .bias = bias, .sums = block, .scale = (float)c->problem->mask.scale, .stream = c->stream};
-    const bool drawn = c->drawer.mask->source == DROPOUT_DRAWN && c->rows_at_once == 1;
+    const bool drawn = c->reader.mask->source == DROPOUT_DRAWN && c->rows_per_batch == 1;
     dropout_stage_bias(bias, &a->bias, d, row.n);
-    for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_at_once) {
-        const int64_t count = cot_clamp(c->rows_at_once, 1, item.r_end - r);
+    for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_per_batch) {
+        const int64_t count = cot_clamp(c->rows_per_batch, 1, item.r_end - r);
         if (!drawn)
-            dropout_keep_bits(bits, &c->drawer, r, count, d, row.n);
-        if (row.scale == 0) /* nothing gets through, not even 0 * inf */
+            dropout_keep_bits(bits, &c->reader, r, count, d, row.n);
+        if (row.scale == 0) /* drops every element: 0 * inf would be NaN */
             memset(bits, 0, sizeof bits);
         for (int64_t k = 0; k < count; k++) {
             row.bits = bits + k * sizes->groups;
-            row.philox = drawn ? &c->drawer.philox : NULL;
+            row.philox = drawn ? &c->reader.philox : NULL;
             row.group = (uint64_t)(r * sizes->groups + d / 8);
             run_row(c, &row, r + k, d);
             const int64_t end = r + k + 1;
@@ -185,8 +186,8 @@ static void backward_item(void *context, int64_t number)
             }
         }
     }
-    if (c->partials != NULL)
-        memcpy(c->partials + item.part * sizes->D + d, total, (size_t)row.n * sizeof *total);
+    if (c->partial_sums != NULL)
+        memcpy(c->partial_sums + item.row_tile * sizes->D + d, total, (size_t)row.n * sizeof *total);
     if (c->stream)
         v_fence();
 }
@@ -202,9 +203,9 @@ static void reduce_item(void *context, int64_t number)
     const int64_t D = c->problem->sizes.D, begin = number * REDUCE_COLUMNS;
     const int64_t n = cot_clamp(REDUCE_COLUMNS, 1, D - begin);
     double sums[REDUCE_COLUMNS] = {0};
-    for (int64_t part = 0; part < c->tiling.parts; part++)
+    for (int64_t tile = 0; tile < c->tiling.row_tiles; tile++)
         for (int64_t i = 0; i < n; i++)
-            sums[i] += (double)c->partials[part * D + begin + i];
+            sums[i] += (double)c->partial_sums[tile * D + begin + i];
     for (int64_t i = 0; i < n; i++) {
         const int64_t index = (begin + i) * out->stride[0];
         const double before = c->problem->args.accumulate ? cot_load_f64(out->data, out->dtype, index) : 0;
@@ -220,16 +221,16 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *queue, const void *problem, void 
         return COT_OK;
     backward_context context = {
         .problem = p,
-        .drawer = dropout_make_drawer(&p->mask, &p->sizes),
-        .tiling = dropout_tile(&p->sizes),
-        .rows_at_once = dropout_rows_at_once(&p->sizes),
-        .direct = dropout_contiguous(&a->dy) && dropout_contiguous(&a->x) && cot_is_present(&a->dx) &&
-                  dropout_contiguous(&a->dx),
-        .partials = cot_is_present(&a->dbias) ? workspace : NULL,
+        .reader = dropout_make_mask_reader(&p->mask, &p->sizes),
+        .tiling = dropout_tiling_of(&p->sizes),
+        .rows_per_batch = dropout_rows_per_batch(&p->sizes),
+        .direct = dropout_is_contiguous(&a->dy) && dropout_is_contiguous(&a->x) && cot_is_present(&a->dx) &&
+                  dropout_is_contiguous(&a->dx),
+        .partial_sums = cot_is_present(&a->dbias) ? workspace : NULL,
     };
     context.stream = context.direct && a->dx.data != a->dy.data && a->dx.data != a->x.data &&
-                     dropout_streams(&a->dx, &p->sizes, cot_is_present(&a->x) ? 3 : 2);
-    cot_parallel(queue, context.tiling.parts * context.tiling.blocks, backward_item, &context);
+                     dropout_bypasses_caches(&a->dx, &p->sizes, cot_is_present(&a->x) ? 3 : 2);
+    cot_parallel(queue, context.tiling.row_tiles * context.tiling.column_tiles, backward_item, &context);
     if (cot_is_present(&a->dbias))
         cot_parallel(queue, cot_ceil_div(p->sizes.D, REDUCE_COLUMNS), reduce_item, &context);
     return COT_OK;

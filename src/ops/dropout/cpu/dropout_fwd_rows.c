@@ -2,24 +2,24 @@
  *
  * dropout_fwd_rows.c: y = c * m * act(x + bias) + residual, and m as bytes or bits, in one pass.
  *
- * One item is `rows` x `columns` (dropout_tiling.h). Its rows go straight from and to the tensors, or by way of f32
- * buffers where one is not contiguous. */
+ * One item is a tile (dropout_tiling.h). The loops access contiguous rows in the tensors directly, and other rows
+ * through f32 buffers. */
 #include "dropout_rows.h"
 
 cot_status V_NAME(dropout_fwd_rows)(cot_queue *, const void *, void *);
 
-/* One row of an item. */
+/* One row of a tile. */
 typedef struct forward_row {
     int64_t n;
-    const char *x, *residual;                    /* residual NULL: none */
-    const char *next_x, *next_residual, *next_y; /* of a row further on: to be asked for */
+    const char *x, *residual;                                /* residual NULL: there is none */
+    const char *prefetch_x, *prefetch_residual, *prefetch_y; /* the row to prefetch */
     char *y;
     const float *bias;
     uint8_t *bits;
-    const v_philox *philox; /* NULL: the bits are there; else they are drawn, from group `group` on */
+    const v_philox *philox; /* NULL: `bits` is complete; else the row is drawn, beginning with group `group` */
     uint64_t group;
     float scale;
-    bool stream; /* y goes past the caches */
+    bool stream; /* stores of y bypass the caches */
 } forward_row;
 
 V_INLINE vf activate(vf z, cot_activation activation)
@@ -33,17 +33,17 @@ V_INLINE vf activate(vf z, cot_activation activation)
     }
 }
 
-/* The mask comes after the activation, so that a dropped inf or NaN is 0. */
+/* The mask is applied after the activation, so that a dropped inf or NaN becomes 0. */
 V_INLINE vf forward_vector(vf x, vf bias, vm keep, cot_activation activation)
 {
     return v_maskz(keep, activate(v_add(x, bias), activation));
 }
 
-/* y of columns [i, i+lanes); whole: lanes is VW. */
+/* y of columns [i, i+lanes). whole: lanes == VW. */
 V_INLINE vf forward_lanes(const forward_row *row, int64_t i, int lanes, bool whole, cot_activation activation,
                           cot_dtype dtype)
 {
-    const int64_t at = i * dropout_size(dtype);
+    const int64_t at = i * dropout_element_size(dtype);
     const vf x = whole ? v_load_as(row->x + at, dtype) : v_load_n_as(row->x + at, dtype, lanes);
     const vf bias = whole ? v_load(row->bias + i) : v_load_n(row->bias + i, lanes);
     const vf y = forward_vector(x, bias, vm_bits(row->bits, i), activation), scale = v_set1(row->scale);
@@ -54,10 +54,10 @@ V_INLINE vf forward_lanes(const forward_row *row, int64_t i, int lanes, bool who
 }
 
 /* Columns [i, end) */
-V_INLINE void forward_stretch(const forward_row *row, int64_t i, int64_t end, cot_activation activation,
+V_INLINE void forward_columns(const forward_row *row, int64_t i, int64_t end, cot_activation activation,
                               cot_dtype dtype, bool stream)
 {
-    const int64_t size = dropout_size(dtype);
+    const int64_t size = dropout_element_size(dtype);
     for (; i + 2 * VW <= end; i += 2 * VW) {
         const vf a = forward_lanes(row, i, VW, true, activation, dtype);
         const vf b = forward_lanes(row, i + VW, VW, true, activation, dtype);
@@ -72,33 +72,34 @@ V_INLINE void forward_stretch(const forward_row *row, int64_t i, int64_t end, co
     }
 }
 
-V_INLINE void forward_body(const forward_row *shared, cot_activation activation, cot_dtype dtype, bool stream)
+V_INLINE void forward_row_body(const forward_row *original, cot_activation activation, cot_dtype dtype, bool stream)
 {
-    const forward_row own = *shared, *row = &own; /* one that no store can change stays in registers */
-    for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW) {
+    const forward_row copy = *original, *row = &copy; /* no store can change a local copy, so it stays in registers */
+    for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW_COLUMNS) {
         if (row->philox != NULL)
             dropout_draw_ahead(row->bits, row->philox, row->group, i, row->n);
-        dropout_ask(row->next_x, i, dtype);
+        dropout_prefetch_columns(row->prefetch_x, i, dtype);
         if (row->residual != NULL)
-            dropout_ask(row->next_residual, i, dtype);
-        dropout_ask_page(row->next_y, i, dtype);
-        forward_stretch(row, i, i + DROPOUT_DRAW < row->n ? i + DROPOUT_DRAW : row->n, activation, dtype, stream);
+            dropout_prefetch_columns(row->prefetch_residual, i, dtype);
+        dropout_prefetch_page(row->prefetch_y, i, dtype);
+        forward_columns(row, i, i + DROPOUT_DRAW_COLUMNS < row->n ? i + DROPOUT_DRAW_COLUMNS : row->n, activation,
+                        dtype, stream);
     }
 }
 
-#define ROW(activation, dtype)                                                  \
-    static void row_##activation##_##dtype(const forward_row *row)              \
-    {                                                                           \
-        if (row->stream)                                                        \
-            forward_body(row, COT_ACTIVATION_##activation, COT_##dtype, true);  \
-        else                                                                    \
-            forward_body(row, COT_ACTIVATION_##activation, COT_##dtype, false); \
+#define ROW(activation, dtype)                                                      \
+    static void row_##activation##_##dtype(const forward_row *row)                  \
+    {                                                                               \
+        if (row->stream)                                                            \
+            forward_row_body(row, COT_ACTIVATION_##activation, COT_##dtype, true);  \
+        else                                                                        \
+            forward_row_body(row, COT_ACTIVATION_##activation, COT_##dtype, false); \
     }
 DROPOUT_EACH_INSTANCE(ROW)
 
 #define ROWS(activation) \
     [COT_ACTIVATION_##activation] = {row_##activation##_F32, row_##activation##_F16, row_##activation##_BF16}
-static void (*const rows[5][3])(const forward_row *) = {
+static void (*const row_functions[5][3])(const forward_row *) = {
     ROWS(NONE), ROWS(SILU), ROWS(RELU), ROWS(GELU_TANH), ROWS(GELU_ERF),
 };
 
@@ -106,20 +107,20 @@ static void (*const rows[5][3])(const forward_row *) = {
 
 typedef struct forward_context {
     const dropout_forward_problem *problem;
-    dropout_drawer drawer;
+    dropout_mask_reader reader;
     dropout_tiling tiling;
-    int64_t rows_at_once;
+    int64_t rows_per_batch;
     bool direct, stream;
 } forward_context;
 
-static void export_mask(const cot_dropout_forward_args *a, const uint8_t *bits, int64_t r, int64_t d, int64_t n)
+static void store_mask(const cot_dropout_forward_args *a, const uint8_t *bits, int64_t r, int64_t d, int64_t n)
 {
     if (cot_is_present(&a->mask_out))
-        dropout_unpack_row((uint8_t *)dropout_at(&a->mask_out, r, d), a->mask_out.stride[a->mask_out.rank - 1], bits,
-                           n);
+        dropout_unpack_bits((uint8_t *)dropout_address(&a->mask_out, r, d), a->mask_out.stride[a->mask_out.rank - 1],
+                            bits, n);
     for (int64_t g = 0; cot_is_present(&a->mask_bits_out) && 8 * g < n; g++) {
         const int used = n - 8 * g < 8 ? (int)(n - 8 * g) : 8;
-        *(uint8_t *)dropout_at(&a->mask_bits_out, r, d / 8 + g) = (uint8_t)(bits[g] & ((1 << used) - 1));
+        *(uint8_t *)dropout_address(&a->mask_bits_out, r, d / 8 + g) = (uint8_t)(bits[g] & ((1 << used) - 1));
     }
 }
 
@@ -128,25 +129,25 @@ static void run_row(const forward_context *c, forward_row *row, int64_t r, int64
     enum { X, RESIDUAL, Y };
     const cot_dropout_forward_args *a = &c->problem->args;
     if (c->direct) {
-        row->x = dropout_at(&a->x, r, d);
-        row->residual = cot_is_present(&a->residual) ? dropout_at(&a->residual, r, d) : NULL;
-        row->y = dropout_at(&a->y, r, d);
-        const int64_t next = dropout_next_row(&c->problem->sizes, r);
-        row->next_x = dropout_at(&a->x, next, d);
-        row->next_residual = cot_is_present(&a->residual) ? dropout_at(&a->residual, next, d) : NULL;
-        row->next_y = dropout_at(&a->y, next, d);
-        rows[a->activation][c->problem->sizes.dtype - COT_F32](row);
+        row->x = dropout_address(&a->x, r, d);
+        row->residual = cot_is_present(&a->residual) ? dropout_address(&a->residual, r, d) : NULL;
+        row->y = dropout_address(&a->y, r, d);
+        const int64_t next = dropout_prefetch_row(&c->problem->sizes, r);
+        row->prefetch_x = dropout_address(&a->x, next, d);
+        row->prefetch_residual = cot_is_present(&a->residual) ? dropout_address(&a->residual, next, d) : NULL;
+        row->prefetch_y = dropout_address(&a->y, next, d);
+        row_functions[a->activation][c->problem->sizes.dtype - COT_F32](row);
         return;
     }
     float staged[3][DROPOUT_MAX_COLUMNS];
     dropout_gather(staged[X], &a->x, r, d, row->n);
     if (cot_is_present(&a->residual))
         dropout_gather(staged[RESIDUAL], &a->residual, r, d, row->n);
-    row->x = row->next_x = (const char *)staged[X];
-    row->residual = row->next_residual = cot_is_present(&a->residual) ? (const char *)staged[RESIDUAL] : NULL;
+    row->x = row->prefetch_x = (const char *)staged[X];
+    row->residual = row->prefetch_residual = cot_is_present(&a->residual) ? (const char *)staged[RESIDUAL] : NULL;
     row->y = (char *)staged[Y];
-    row->next_y = row->y;
-    rows[a->activation][0](row);
+    row->prefetch_y = row->y;
+    row_functions[a->activation][0](row);
     dropout_scatter(&a->y, r, d, staged[Y], row->n);
 }
 
@@ -157,23 +158,23 @@ static void forward_item(void *context, int64_t number)
     const dropout_sizes *sizes = &c->problem->sizes;
     const dropout_item item = dropout_item_at(&c->tiling, sizes, number);
     const int64_t d = item.d_begin;
-    uint8_t bits[DROPOUT_BITS_KEPT + DROPOUT_SLACK];
+    uint8_t bits[DROPOUT_BITS_BYTES + DROPOUT_BITS_PADDING];
     _Alignas(64) float bias[DROPOUT_MAX_COLUMNS];
     forward_row row = {.n = item.d_end - d, .bias = bias, .scale = (float)c->problem->mask.scale, .stream = c->stream};
-    const bool drawn = c->drawer.mask->source == DROPOUT_DRAWN && c->rows_at_once == 1 && cot_is_present(&a->y);
+    const bool drawn = c->reader.mask->source == DROPOUT_DRAWN && c->rows_per_batch == 1 && cot_is_present(&a->y);
     dropout_stage_bias(bias, &a->bias, d, row.n);
-    for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_at_once) {
-        const int64_t count = cot_clamp(c->rows_at_once, 1, item.r_end - r);
+    for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_per_batch) {
+        const int64_t count = cot_clamp(c->rows_per_batch, 1, item.r_end - r);
         if (!drawn)
-            dropout_keep_bits(bits, &c->drawer, r, count, d, row.n);
+            dropout_keep_bits(bits, &c->reader, r, count, d, row.n);
         for (int64_t k = 0; k < count; k++) {
             row.bits = bits + k * sizes->groups;
-            row.philox = drawn ? &c->drawer.philox : NULL;
+            row.philox = drawn ? &c->reader.philox : NULL;
             row.group = (uint64_t)(r * sizes->groups + d / 8);
             if (drawn)
                 run_row(c, &row, r, d);
-            export_mask(a, row.bits, r + k, d, row.n);
-            if (row.scale == 0) /* nothing gets through, not even 0 * inf */
+            store_mask(a, row.bits, r + k, d, row.n);
+            if (row.scale == 0) /* drops every element: 0 * inf would be NaN */
                 memset(row.bits, 0, (size_t)(row.n + 7) / 8);
             if (!drawn && cot_is_present(&a->y))
                 run_row(c, &row, r + k, d);
@@ -192,14 +193,14 @@ cot_status V_NAME(dropout_fwd_rows)(cot_queue *queue, const void *problem, void 
         return COT_OK;
     forward_context context = {
         .problem = p,
-        .drawer = dropout_make_drawer(&p->mask, &p->sizes),
-        .tiling = dropout_tile(&p->sizes),
-        .rows_at_once = dropout_rows_at_once(&p->sizes),
-        .direct = dropout_contiguous(&a->x) && dropout_contiguous(&a->residual) && dropout_contiguous(&a->y),
+        .reader = dropout_make_mask_reader(&p->mask, &p->sizes),
+        .tiling = dropout_tiling_of(&p->sizes),
+        .rows_per_batch = dropout_rows_per_batch(&p->sizes),
+        .direct = dropout_is_contiguous(&a->x) && dropout_is_contiguous(&a->residual) && dropout_is_contiguous(&a->y),
     };
     context.stream = context.direct && cot_is_present(&a->y) && a->y.data != a->x.data &&
                      a->y.data != a->residual.data &&
-                     dropout_streams(&a->y, &p->sizes, cot_is_present(&a->residual) ? 3 : 2);
-    cot_parallel(queue, context.tiling.parts * context.tiling.blocks, forward_item, &context);
+                     dropout_bypasses_caches(&a->y, &p->sizes, cot_is_present(&a->residual) ? 3 : 2);
+    cot_parallel(queue, context.tiling.row_tiles * context.tiling.column_tiles, forward_item, &context);
     return COT_OK;
 }

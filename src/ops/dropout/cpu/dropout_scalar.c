@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * dropout_scalar.c: the formulas of cotangent/dropout.h as plain loops, for any strides, dtypes and source of the
- * mask. The measure of the other kernels' accuracy and speed.
+ * mask. It is the baseline for the accuracy and speed of the other kernels.
  *
- * Compiled twice: with float arithmetic (f32, f16, bf16), and with COT_SCALAR_F64 and double (f64).
- * One item of the forward is a row; one of the backward is a strip of columns of all rows, so that dbias is summed in
- * one fixed order. Both go by groups of 8 columns, for which the mask is one byte. */
+ * The file is compiled twice: with float arithmetic (f32, f16, bf16), and with COT_SCALAR_F64 and double (f64).
+ * An item of the forward is a row. An item of the backward is a strip of columns of all rows, so that dbias is summed
+ * in a fixed order. Both loop over groups of 8 columns, whose mask is one byte. */
 #include "core/float16.h"
 #include "ops/dropout/dropout_problem.h"
 
@@ -28,31 +28,31 @@ cot_status NAME(dropout_bwd_scalar)(cot_queue *, const void *, void *);
 
 enum { GROUP = COT_DROPOUT_GROUP };
 
-static inline real load2(const cot_tensor *t, int64_t row, int64_t d)
+static inline real load_element(const cot_tensor *t, int64_t row, int64_t d)
 {
     return (real)cot_load_f64(t->data, t->dtype, row + d * t->stride[t->rank - 1]);
 }
 
-static inline void store2(const cot_tensor *t, int64_t row, int64_t d, real value)
+static inline void store_element(const cot_tensor *t, int64_t row, int64_t d, real value)
 {
     cot_store_f64(t->data, t->dtype, row + d * t->stride[t->rank - 1], value);
 }
 
-/* Without a bias, what added changes nothing, not even the sign of 0. */
+/* Without a bias the value is -0, so that adding it keeps the sign of a zero. */
 static inline real load_bias(const cot_tensor *t, int64_t i)
 {
     return cot_is_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : (real)-0.0;
 }
 
-static inline int64_t least(int64_t a, int64_t b)
+static inline int64_t min_i64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
 /* ---- activations -------------------------------------------------------------------------------------- */
 
-/* sigma(z), and sigma(-z) = 1 - sigma(z) without the subtraction, which for z = 10 would leave 10 bits. exp never
- * sees a positive argument, so nothing overflows. */
+/* sigma(z), and *complement = sigma(-z) = 1 - sigma(z). The subtraction would leave 10 correct bits at z = 10. The
+ * argument of exp is never positive, so nothing overflows. */
 static inline real sigmoid(real z, real *complement)
 {
     const real e = EXP(-(z < 0 ? -z : z)), larger = 1 / (1 + e);
@@ -78,7 +78,7 @@ static real activate(cot_activation activation, real z)
 {
     real complement;
     if (z == -INFINITY && activation != COT_ACTIVATION_NONE)
-        return 0; /* the limit, as in the vector kernels; z * sigma(z) would be NaN */
+        return 0; /* the limit, as in the vector kernels, where z * sigma(z) would be NaN */
     switch (activation) {
     case COT_ACTIVATION_RELU: return z > 0 ? z : z * 0; /* NaN stays NaN */
     case COT_ACTIVATION_SILU: return z * sigmoid(z, &complement);
@@ -88,7 +88,7 @@ static real activate(cot_activation activation, real z)
     }
 }
 
-static real slope(cot_activation activation, real z)
+static real activation_slope(cot_activation activation, real z)
 {
     real complement, s;
     if (isinf(z) && activation != COT_ACTIVATION_NONE)
@@ -97,7 +97,7 @@ static real slope(cot_activation activation, real z)
     case COT_ACTIVATION_RELU: return z <= 0 ? 0 : 1;
     case COT_ACTIVATION_SILU: s = sigmoid(z, &complement); return s * (1 + z * complement);
     case COT_ACTIVATION_GELU_TANH:
-        z = z > 100 ? 100 : z < -100 ? -100 : z; /* beyond, the complement is 0 and its factor may be infinite */
+        z = z > 100 ? 100 : z < -100 ? -100 : z; /* beyond, the complement is 0, and its factor may be infinite */
         s = sigmoid(z * (GELU_LINEAR + GELU_CUBIC * z * z), &complement);
         return s * (1 + z * complement * (GELU_LINEAR + 3 * GELU_CUBIC * z * z));
     case COT_ACTIVATION_GELU_ERF: return normal_distribution(z) + z * normal_density(z);
@@ -117,7 +117,7 @@ static mask_reader make_reader(const dropout_mask *mask)
     return (mask_reader){mask, dropout_seed(mask), dropout_offset(mask)};
 }
 
-/* The keep bits of group g of row r, n <= 8 columns; bits beyond n are 0. */
+/* The keep bits of group g of row r, which has n <= 8 columns. Bits beyond n are 0. */
 static uint32_t keep_bits(const mask_reader *reader, const dropout_sizes *sizes, int64_t r, int64_t g, int64_t n)
 {
     const dropout_mask *mask = reader->mask;
@@ -132,9 +132,9 @@ static uint32_t keep_bits(const mask_reader *reader, const dropout_sizes *sizes,
         break;
     case DROPOUT_BYTES:
         for (int64_t j = 0; j < n; j++)
-            keep |= (bytes[dropout_row(given, r) + (GROUP * g + j) * given->stride[given->rank - 1]] & 1u) << j;
+            keep |= (bytes[dropout_row_offset(given, r) + (GROUP * g + j) * given->stride[given->rank - 1]] & 1u) << j;
         break;
-    case DROPOUT_BITS: keep = bytes[dropout_row(given, r) + g * given->stride[given->rank - 1]]; break;
+    case DROPOUT_BITS: keep = bytes[dropout_row_offset(given, r) + g * given->stride[given->rank - 1]]; break;
     }
     return keep & ((1u << n) - 1);
 }
@@ -146,14 +146,14 @@ typedef struct forward_context {
     mask_reader reader;
 } forward_context;
 
-static void export_mask(const cot_dropout_forward_args *a, int64_t r, int64_t g, int64_t n, uint32_t keep)
+static void store_mask(const cot_dropout_forward_args *a, int64_t r, int64_t g, int64_t n, uint32_t keep)
 {
     const cot_tensor *bytes = &a->mask_out, *bits = &a->mask_bits_out;
     for (int64_t j = 0; cot_is_present(bytes) && j < n; j++)
-        ((uint8_t *)bytes->data)[dropout_row(bytes, r) + (GROUP * g + j) * bytes->stride[bytes->rank - 1]] =
+        ((uint8_t *)bytes->data)[dropout_row_offset(bytes, r) + (GROUP * g + j) * bytes->stride[bytes->rank - 1]] =
             keep >> j & 1;
     if (cot_is_present(bits))
-        ((uint8_t *)bits->data)[dropout_row(bits, r) + g * bits->stride[bits->rank - 1]] = (uint8_t)keep;
+        ((uint8_t *)bits->data)[dropout_row_offset(bits, r) + g * bits->stride[bits->rank - 1]] = (uint8_t)keep;
 }
 
 static void forward_item(void *context, int64_t r)
@@ -162,21 +162,21 @@ static void forward_item(void *context, int64_t r)
     const cot_dropout_forward_args *a = &c->problem->args;
     const dropout_sizes *sizes = &c->problem->sizes;
     const real scale = (real)c->problem->mask.scale;
-    const int64_t x = dropout_row(&a->x, r);
-    const int64_t y = cot_is_present(&a->y) ? dropout_row(&a->y, r) : 0;
-    const int64_t residual = cot_is_present(&a->residual) ? dropout_row(&a->residual, r) : 0;
+    const int64_t x = dropout_row_offset(&a->x, r);
+    const int64_t y = cot_is_present(&a->y) ? dropout_row_offset(&a->y, r) : 0;
+    const int64_t residual = cot_is_present(&a->residual) ? dropout_row_offset(&a->residual, r) : 0;
     for (int64_t g = 0; g < sizes->groups; g++) {
-        const int64_t first = GROUP * g, n = least(GROUP, sizes->D - first);
+        const int64_t first = GROUP * g, n = min_i64(GROUP, sizes->D - first);
         const uint32_t keep = keep_bits(&c->reader, sizes, r, g, n);
-        export_mask(a, r, g, n, keep);
+        store_mask(a, r, g, n, keep);
         for (int64_t j = 0; cot_is_present(&a->y) && j < n; j++) {
             const int64_t d = first + j;
             real value = 0;
             if ((keep >> j & 1) && scale != 0)
-                value = scale * activate(a->activation, load2(&a->x, x, d) + load_bias(&a->bias, d));
+                value = scale * activate(a->activation, load_element(&a->x, x, d) + load_bias(&a->bias, d));
             if (cot_is_present(&a->residual))
-                value += load2(&a->residual, residual, d);
-            store2(&a->y, y, d, value);
+                value += load_element(&a->residual, residual, d);
+            store_element(&a->y, y, d, value);
         }
     }
 }
@@ -193,7 +193,7 @@ cot_status NAME(dropout_fwd_scalar)(cot_queue *queue, const void *problem, void 
 
 /* ---- backward ----------------------------------------------------------------------------------------- */
 
-/* Sums pass through blocks, so that rounding grows with the number of blocks, not of rows. */
+/* dbias is summed in blocks of rows, so that rounding errors grow with the number of blocks instead of rows. */
 enum { STRIP = 64, ROW_BLOCK = 16 };
 
 typedef struct backward_context {
@@ -214,25 +214,25 @@ static void backward_item(void *context, int64_t item)
     const cot_dropout_backward_args *a = &c->problem->args;
     const dropout_sizes *sizes = &c->problem->sizes;
     const real scale = (real)c->problem->mask.scale;
-    const int64_t begin = item * STRIP, end = least(begin + STRIP, sizes->D);
+    const int64_t begin = item * STRIP, end = min_i64(begin + STRIP, sizes->D);
     real block[STRIP] = {0}, total[STRIP] = {0};
     for (int64_t r = 0; r < sizes->R; r++) {
-        const int64_t dy = dropout_row(&a->dy, r);
-        const int64_t dx = cot_is_present(&a->dx) ? dropout_row(&a->dx, r) : 0;
-        const int64_t x = cot_is_present(&a->x) ? dropout_row(&a->x, r) : 0;
+        const int64_t dy = dropout_row_offset(&a->dy, r);
+        const int64_t dx = cot_is_present(&a->dx) ? dropout_row_offset(&a->dx, r) : 0;
+        const int64_t x = cot_is_present(&a->x) ? dropout_row_offset(&a->x, r) : 0;
         for (int64_t first = begin; first < end; first += GROUP) {
-            const int64_t n = least(GROUP, end - first);
+            const int64_t n = min_i64(GROUP, end - first);
             const uint32_t keep = keep_bits(&c->reader, sizes, r, first / GROUP, n);
             for (int64_t d = first; d < first + n; d++) {
                 real value = 0;
                 if ((keep >> (d - first) & 1) && scale != 0) {
                     const real z =
-                        a->activation != COT_ACTIVATION_NONE ? load2(&a->x, x, d) + load_bias(&a->bias, d) : 1;
-                    if (a->activation != COT_ACTIVATION_RELU || !(z <= 0)) /* ReLU selects, whatever dy holds */
-                        value = scale * load2(&a->dy, dy, d) * slope(a->activation, z);
+                        a->activation != COT_ACTIVATION_NONE ? load_element(&a->x, x, d) + load_bias(&a->bias, d) : 1;
+                    if (a->activation != COT_ACTIVATION_RELU || !(z <= 0)) /* ReLU gives 0 for any dy */
+                        value = scale * load_element(&a->dy, dy, d) * activation_slope(a->activation, z);
                 }
                 if (cot_is_present(&a->dx))
-                    store2(&a->dx, dx, d, value);
+                    store_element(&a->dx, dx, d, value);
                 block[d - begin] += value;
             }
         }

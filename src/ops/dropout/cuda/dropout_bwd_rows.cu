@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * dropout_bwd_rows.cu: dx = c * m * dy * act'(x + bias), and dbias[d] = sum_r dx[r,d] in the same pass. A thread sums
- * the dx of its rows before they are rounded, its block the sums of its threads, and dropout_bwd_reduce those of the
- * blocks, each in a fixed order. */
+ * the dx of its rows before rounding, a block sums over its threads, and dropout_bwd_reduce sums over the blocks. Each
+ * sum has a fixed order. */
 #include "dropout_tile.cuh"
 
-template <int ACCESS> constexpr int lanes = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_LANES : DROPOUT_BWD_LANES;
-template <int ACCESS> constexpr int rows_apart = DROPOUT_THREADS / lanes<ACCESS>; /* of a thread */
-template <int ACCESS> constexpr int columns = COT_DROPOUT_GROUP *lanes<ACCESS>;   /* of a tile */
-static_assert(columns<SHIFTED> <= DROPOUT_THREADS, "a thread sums a column");
+template <int ACCESS> constexpr int row_lanes = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_LANES : DROPOUT_BWD_LANES;
+template <int ACCESS> constexpr int row_step = DROPOUT_THREADS / row_lanes<ACCESS>; /* between two rows of a thread */
+template <int ACCESS>
+constexpr int tile_columns = COT_DROPOUT_GROUP *row_lanes<ACCESS>; /* including the idle group of a SHIFTED tile */
+static_assert(tile_columns<SHIFTED> <= DROPOUT_THREADS, "a thread sums a column");
 
-template <typename E, int ACTIVATION> static __device__ __forceinline__ float slope(float z)
+template <typename E, int ACTIVATION> static __device__ __forceinline__ float activation_slope(float z)
 {
     constexpr bool PRECISE = sizeof(E) == 4;
     switch (ACTIVATION) {
@@ -20,20 +21,20 @@ template <typename E, int ACTIVATION> static __device__ __forceinline__ float sl
     }
 }
 
-/* GELU's erf form with 16-bit results: the slope comes with the scale, of z in a unit of its own, and so does the
- * bias. */
+/* GELU's erf form with 16-bit results: cot_gelu_erf_slope_scaled includes the scale and takes COT_GELU_SLOPE_UNIT * z,
+ * so the bias is multiplied by this unit too. */
 template <typename E, int ACTIVATION>
 constexpr bool scaled_slope = sizeof(E) == 2 && ACTIVATION == COT_ACTIVATION_GELU_ERF;
 
-/* The rows that a thread has in registers at once. */
-template <typename E, int ACCESS, bool ACTIVE> constexpr int batch = (ACTIVE ? 4 : 8) / (int)sizeof(E);
+/* The rows that a thread holds in registers at once. */
+template <typename E, int ACCESS, bool ACTIVE> constexpr int batch_rows = (ACTIVE ? 4 : 8) / (int)sizeof(E);
 
-/* Turns a batch of dy into dx, adds it to the sums, and writes what it can write as a whole. */
+/* Replaces a batch of dy by dx, adds dx to the column sums, and stores the chunks that lie within the row. */
 template <int ACCESS, int ACTIVATION, typename E, int BATCH>
-static __device__ __forceinline__ void finish(const dropout_call &c, const place &p, const walk &dx, int first,
-                                              elements<E> (&dy)[BATCH], const elements<E> (&x)[BATCH],
-                                              const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH],
-                                              float (&sums)[COT_DROPOUT_GROUP])
+static __device__ __forceinline__ void compute_dx(const dropout_call &c, const thread_tile &t, const row_cursor &dx,
+                                                  int first, fragment<E> (&dy)[BATCH], const fragment<E> (&x)[BATCH],
+                                                  const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH],
+                                                  float (&column_sums)[COT_DROPOUT_GROUP])
 {
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
@@ -44,82 +45,84 @@ static __device__ __forceinline__ void finish(const dropout_call &c, const place
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++) {
             if (scaled_slope<E, ACTIVATION>)
-                g[j] *= cot_gelu_erf_slope_scaled(fmaf(z[j], COT_GELU_SLOPE_UNIT, bias[j]), c.scale, c.slope_divisor);
+                g[j] *=
+                    cot_gelu_erf_slope_scaled(fmaf(z[j], COT_GELU_SLOPE_UNIT, bias[j]), c.scale, c.slope_denominator);
             else
                 g[j] *= c.scale;
             bool kept = keep[i] >> j & 1u;
             if (ACTIVATION == COT_ACTIVATION_RELU)
                 kept = kept && !(z[j] + bias[j] <= 0.0f);
             else if (ACTIVATION != COT_ACTIVATION_NONE && !scaled_slope<E, ACTIVATION>)
-                g[j] *= slope<E, ACTIVATION>(z[j] + bias[j]);
+                g[j] *= activation_slope<E, ACTIVATION>(z[j] + bias[j]);
             g[j] = kept ? g[j] : 0.0f;
         }
         pack(dy[i], g);
-        if (ACCESS == SHIFTED || c.dx.data != nullptr) /* SHIFTED: nothing is whole then */
-            store<E, ACCESS, lanes<ACCESS>>(p, dx, first, i, dy[i]);
+        if (ACCESS == SHIFTED || c.dx.data != nullptr) /* SHIFTED without dx: whole_rows is 0 */
+            store_whole_chunks<E, ACCESS, row_lanes<ACCESS>>(t, dx, first, i, dy[i]);
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++)
-            sums[j] += g[j];
+            column_sums[j] += g[j];
     }
 }
 
-/* The sums of the block, by columns from the first of lane 0's group on. */
-template <int ACCESS> using block_sums = float4[rows_apart<ACCESS>][columns<ACCESS> / 4];
+/* The block's sums, one row per row_lane. Columns count from the first one of lane 0's group. */
+template <int ACCESS> using block_sums = float4[row_step<ACCESS>][tile_columns<ACCESS> / 4];
 
 template <typename E, int ACCESS>
-static __device__ __forceinline__ void sum_block(const dropout_call &c, const place &p,
-                                                 const float (&sums)[COT_DROPOUT_GROUP], block_sums<ACCESS> &all)
+static __device__ __forceinline__ void sum_block(const dropout_call &c, const thread_tile &t,
+                                                 const float (&column_sums)[COT_DROPOUT_GROUP],
+                                                 block_sums<ACCESS> &block)
 {
     constexpr int N = chunk_size<E>;
-    if (ACCESS == SHIFTED) { /* rows of different shifts leave different columns out */
-        for (int i = threadIdx.x; i < rows_apart<ACCESS> * columns<ACCESS> / 4; i += DROPOUT_THREADS)
-            all[0][i] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (ACCESS == SHIFTED) { /* rows with different shifts leave different columns unset */
+        for (int i = threadIdx.x; i < row_step<ACCESS> * tile_columns<ACCESS> / 4; i += DROPOUT_THREADS)
+            block[0][i] = {0.0f, 0.0f, 0.0f, 0.0f};
         __syncthreads();
     }
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int first = p.relative + lanes<ACCESS> * N * h;
+        const int first = t.column_in_tile + row_lanes<ACCESS> * N * h;
         if (ACCESS == SHIFTED) {
 #pragma unroll
             for (int j = 0; j < N; j++)
-                if (has_chunk(p, h))
-                    ((float *)all[p.beside])[first + j] = sums[N * h + j];
+                if (has_chunk(t, h))
+                    ((float *)block[t.row_lane])[first + j] = column_sums[N * h + j];
         } else {
 #pragma unroll
             for (int j = 0; j < N; j += 4)
-                all[p.beside][(first + j) / 4] = {sums[N * h + j], sums[N * h + j + 1], sums[N * h + j + 2],
-                                                  sums[N * h + j + 3]};
+                block[t.row_lane][(first + j) / 4] = {column_sums[N * h + j], column_sums[N * h + j + 1],
+                                                      column_sums[N * h + j + 2], column_sums[N * h + j + 3]};
         }
     }
     __syncthreads();
-    float *out = c.partial + (p.tile_row * c.tiles + blockIdx.x) * columns<ACCESS>;
-    if (threadIdx.x < columns<ACCESS>) {
+    float *out = c.partial_sums + (t.row_tile * c.column_tiles + blockIdx.x) * tile_columns<ACCESS>;
+    if (threadIdx.x < tile_columns<ACCESS>) {
         float sum = 0.0f;
 #pragma unroll
-        for (int beside = 0; beside < rows_apart<ACCESS>; beside++)
-            sum += ((const float *)all[beside])[threadIdx.x];
+        for (int row_lane = 0; row_lane < row_step<ACCESS>; row_lane++)
+            sum += ((const float *)block[row_lane])[threadIdx.x];
         out[threadIdx.x] = sum;
     }
 }
 
-struct walks {
-    walk dy, x, dx;
+struct row_cursors {
+    row_cursor dy, x, dx;
 
-    __device__ __forceinline__ void step(int rows)
+    __device__ __forceinline__ void advance(int rows)
     {
-        dy.at += rows * dy.apart;
-        x.at += rows * x.apart;
-        dx.at += rows * dx.apart;
+        dy.data += rows * dy.row_step;
+        x.data += rows * x.row_step;
+        dx.data += rows * dx.row_step;
     }
 };
 
-/* The bias that `finish` wants. */
+/* Loads the bias in the form that compute_dx expects. */
 template <typename E, int ACCESS, bool ACTIVE>
-static __device__ __forceinline__ void begin_bias(const dropout_call &c, const place &p,
-                                                  float (&bias)[COT_DROPOUT_GROUP])
+static __device__ __forceinline__ void prepare_bias(const dropout_call &c, const thread_tile &t,
+                                                    float (&bias)[COT_DROPOUT_GROUP])
 {
     if (ACTIVE)
-        load_bias<E, ACCESS, lanes<ACCESS>>(c, p, bias);
+        load_bias<E, ACCESS, row_lanes<ACCESS>>(c, t, bias);
     if (scaled_slope<E, COT_ACTIVATION_GELU_ERF> && c.activation == COT_ACTIVATION_GELU_ERF) {
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++)
@@ -127,184 +130,191 @@ static __device__ __forceinline__ void begin_bias(const dropout_call &c, const p
     }
 }
 
-/* `finish` for the activation of the call. */
+/* compute_dx for the activation of the call, and the stores of the remaining chunks. */
 template <int ACCESS, bool ACTIVE, typename E, int BATCH>
-static __device__ __forceinline__ void finish_any(const dropout_call &c, const place &p, const walk &dx, int first,
-                                                  elements<E> (&dy)[BATCH], const elements<E> (&x)[BATCH],
-                                                  const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH],
-                                                  float (&sums)[COT_DROPOUT_GROUP])
+static __device__ __forceinline__ void dispatch_activation(const dropout_call &c, const thread_tile &t,
+                                                           const row_cursor &dx, int first, fragment<E> (&dy)[BATCH],
+                                                           const fragment<E> (&x)[BATCH],
+                                                           const float (&bias)[COT_DROPOUT_GROUP],
+                                                           const uint32_t (&keep)[BATCH],
+                                                           float (&column_sums)[COT_DROPOUT_GROUP])
 {
     if (!ACTIVE)
-        finish<ACCESS, COT_ACTIVATION_NONE>(c, p, dx, first, dy, x, bias, keep, sums);
+        compute_dx<ACCESS, COT_ACTIVATION_NONE>(c, t, dx, first, dy, x, bias, keep, column_sums);
     else if (c.activation == COT_ACTIVATION_SILU)
-        finish<ACCESS, COT_ACTIVATION_SILU>(c, p, dx, first, dy, x, bias, keep, sums);
+        compute_dx<ACCESS, COT_ACTIVATION_SILU>(c, t, dx, first, dy, x, bias, keep, column_sums);
     else if (c.activation == COT_ACTIVATION_RELU)
-        finish<ACCESS, COT_ACTIVATION_RELU>(c, p, dx, first, dy, x, bias, keep, sums);
+        compute_dx<ACCESS, COT_ACTIVATION_RELU>(c, t, dx, first, dy, x, bias, keep, column_sums);
     else if (c.activation == COT_ACTIVATION_GELU_TANH)
-        finish<ACCESS, COT_ACTIVATION_GELU_TANH>(c, p, dx, first, dy, x, bias, keep, sums);
+        compute_dx<ACCESS, COT_ACTIVATION_GELU_TANH>(c, t, dx, first, dy, x, bias, keep, column_sums);
     else
-        finish<ACCESS, COT_ACTIVATION_GELU_ERF>(c, p, dx, first, dy, x, bias, keep, sums);
+        compute_dx<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, dx, first, dy, x, bias, keep, column_sums);
     if (c.dx.data != nullptr)
-        store_parts<E, ACCESS, lanes<ACCESS>>(c, p, c.dx, dx, first, dy);
+        store_partial_chunks<E, ACCESS, row_lanes<ACCESS>>(c, t, c.dx, dx, first, dy);
 }
 
-/* PLAIN and STRIDED rows. */
+/* The backward for PLAIN and STRIDED rows. */
 template <typename E, int ACCESS, bool ACTIVE> static __device__ __forceinline__ void backward(const dropout_call &c)
 {
-    constexpr int BATCH = batch<E, ACCESS, ACTIVE>;
-    const place p = find_place<E, ACCESS, lanes<ACCESS>>(c, c.dy, DROPOUT_BWD_ROWS);
-    float bias[COT_DROPOUT_GROUP], sums[COT_DROPOUT_GROUP] = {0};
+    constexpr int BATCH = batch_rows<E, ACCESS, ACTIVE>;
+    const thread_tile t = make_thread_tile<E, ACCESS, row_lanes<ACCESS>>(c, c.dy, DROPOUT_BWD_THREAD_ROWS);
+    float bias[COT_DROPOUT_GROUP], column_sums[COT_DROPOUT_GROUP] = {0};
     cot_griddepcontrol_launch_dependents();
-    begin_bias<E, ACCESS, ACTIVE>(c, p, bias);
-    const draws from = find_draws(c);
-    walks w = {begin_walk<ACCESS, lanes<ACCESS>>(p, c.dy, sizeof(E)),
-               begin_walk<ACCESS, lanes<ACCESS>>(p, c.x, sizeof(E)),
-               begin_walk<ACCESS, lanes<ACCESS>>(p, c.dx, sizeof(E))};
+    prepare_bias<E, ACCESS, ACTIVE>(c, t, bias);
+    const philox_state philox = load_philox(c);
+    row_cursors cursors = {make_cursor<ACCESS, row_lanes<ACCESS>>(t, c.dy, sizeof(E)),
+                           make_cursor<ACCESS, row_lanes<ACCESS>>(t, c.x, sizeof(E)),
+                           make_cursor<ACCESS, row_lanes<ACCESS>>(t, c.dx, sizeof(E))};
 #pragma unroll 1
-    for (int i = 0; i < DROPOUT_BWD_ROWS; i += BATCH, w.step(BATCH)) {
-        const int first = i * rows_apart<ACCESS>;
-        elements<E> dy[BATCH], x[BATCH];
+    for (int i = 0; i < DROPOUT_BWD_THREAD_ROWS; i += BATCH, cursors.advance(BATCH)) {
+        const int first = i * row_step<ACCESS>;
+        fragment<E> dy[BATCH], x[BATCH];
         uint32_t keep[BATCH];
-        load<E, ACCESS, lanes<ACCESS>>(c, p, c.dy, w.dy, first, true, dy);
+        load_rows<E, ACCESS, row_lanes<ACCESS>>(c, t, c.dy, cursors.dy, first, true, dy);
         if (ACTIVE)
-            load<E, ACCESS, lanes<ACCESS>>(c, p, c.x, w.x, first, true, x);
-        find_keep<ACCESS, lanes<ACCESS>, false>(c, p, from, first, keep);
+            load_rows<E, ACCESS, row_lanes<ACCESS>>(c, t, c.x, cursors.x, first, true, x);
+        group_keep_bits<ACCESS, row_lanes<ACCESS>, false>(c, t, philox, first, keep);
 #pragma unroll
         for (int row = 0; row < BATCH; row++)
-            keep[row] = keep_of_elements<E, ACCESS, lanes<ACCESS>>(c, p, first, row, keep[row]);
-        finish_any<ACCESS, ACTIVE>(c, p, w.dx, first, dy, x, bias, keep, sums);
+            keep[row] = element_keep_bits<E, ACCESS, row_lanes<ACCESS>>(c, t, first, row, keep[row]);
+        dispatch_activation<ACCESS, ACTIVE>(c, t, cursors.dx, first, dy, x, bias, keep, column_sums);
     }
-    if (c.partial != nullptr) {
-        __shared__ block_sums<ACCESS> all;
-        sum_block<E, ACCESS>(c, p, sums, all);
+    if (c.partial_sums != nullptr) {
+        __shared__ block_sums<ACCESS> block;
+        sum_block<E, ACCESS>(c, t, column_sums, block);
     }
 }
 
 /* ---- SHIFTED rows ------------------------------------------------------------------------------------- *
- * come through shared memory: while a thread works on a batch, the next one is on its way, and with it a mask of bytes
- * that lies in step. A thread reads there what it asked for itself, and nothing else. */
+ * SHIFTED rows are loaded through shared memory in two stages: while a thread computes on a batch, cp.async copies the
+ * next one, and its mask bytes if they are aligned (given_aligned). A thread reads only what it copied itself. */
 
-/* A value of this lane, which the compiler cannot compute again: it would, where registers are short. */
-template <typename T> static __device__ __forceinline__ T kept(T value)
+/* Returns `value` in a form that the compiler cannot recompute. Under register pressure it would recompute the
+ * value. */
+template <typename T> static __device__ __forceinline__ T opaque(T value)
 {
     return __shfl_sync(0xffffffffu, value, threadIdx.x % 32);
 }
 
-/* A batch in shared memory: chunks of dy and x, then the bytes of a mask that belong to them. */
-template <typename E, bool ACTIVE> struct batch_ahead {
-    static constexpr int BATCH = batch<E, SHIFTED, ACTIVE>, CHUNKS = chunk_count<E>, N = chunk_size<E>,
+/* A batch in shared memory: chunks of dy and x, then their mask bytes. */
+template <typename E, bool ACTIVE> struct staged_batch {
+    static constexpr int BATCH = batch_rows<E, SHIFTED, ACTIVE>, CHUNKS = chunk_count<E>, N = chunk_size<E>,
                          TENSORS = ACTIVE ? 2 : 1;
     uint4 chunk[TENSORS][BATCH][CHUNKS][DROPOUT_THREADS];
     unsigned char given[BATCH][CHUNKS][DROPOUT_THREADS][N];
 
-    /* Where in it, from the thread's first chunk, and from the thread's first bytes of a mask on. */
-    static __device__ __forceinline__ uint32_t chunk_at(int tensor, int i, int h)
+    /* Offsets in bytes from the thread's first chunk, and from the thread's first mask bytes. */
+    static __device__ __forceinline__ uint32_t chunk_offset(int tensor, int i, int h)
     {
         return ((tensor * BATCH + i) * CHUNKS + h) * DROPOUT_THREADS * 16;
     }
-    static __device__ __forceinline__ uint32_t given_at(int i, int h)
+    static __device__ __forceinline__ uint32_t given_offset(int i, int h)
     {
         return (i * CHUNKS + h) * DROPOUT_THREADS * N;
     }
 };
 
-/* Where a thread reads: chunk h as a whole in `count` of its rows from the begin-th on. */
-struct reader {
-    int begin[2], count[2];
-    uint32_t chunk, given;      /* its own in the first batch of shared memory */
-    const char *dy, *x, *bytes; /* of the next row to ask for, the mask's too */
+/* The state of a thread's copies. Chunk h is copied as a whole in row_count of the thread's rows from first_row on. */
+struct prefetch_state {
+    int first_row[2], row_count[2];
+    uint32_t chunk, given;      /* shared memory addresses of the thread's chunks and mask bytes in the first stage */
+    const char *dy, *x, *bytes; /* the thread's elements and mask bytes in the next row to copy */
 };
 
-/* Asks for a batch from the step-th row on: `at` bytes from the first one in shared memory. What is not there comes as
- * zeros. */
+/* Starts the copies of the batch that begins at the thread's row `step`, to `stage_offset` bytes behind the first
+ * stage. Chunks that are not copied as a whole become zeros. */
 template <typename E, bool ACTIVE>
-static __device__ __forceinline__ void ask_for(const dropout_call &c, reader &r, int step, uint32_t at)
+static __device__ __forceinline__ void prefetch_batch(const dropout_call &c, prefetch_state &r, int step,
+                                                      uint32_t stage_offset)
 {
-    typedef batch_ahead<E, ACTIVE> ahead;
-    constexpr int ACROSS = lanes<SHIFTED>;
+    typedef staged_batch<E, ACTIVE> staged;
+    constexpr int LANES = row_lanes<SHIFTED>;
 #pragma unroll
-    for (int i = 0; i < ahead::BATCH; i++) {
+    for (int i = 0; i < staged::BATCH; i++) {
 #pragma unroll
-        for (int h = 0; h < ahead::CHUNKS; h++) {
-            const bool there = (uint32_t)(step + i - r.begin[h]) < (uint32_t)r.count[h];
-            cot_cp_async_zfill(there, r.chunk + at + ahead::chunk_at(0, i, h), r.dy + ACROSS * h * 16);
+        for (int h = 0; h < staged::CHUNKS; h++) {
+            const bool valid = (uint32_t)(step + i - r.first_row[h]) < (uint32_t)r.row_count[h];
+            cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(0, i, h), r.dy + LANES * h * 16);
             if (ACTIVE)
-                cot_cp_async_zfill(there, r.chunk + at + ahead::chunk_at(1, i, h), r.x + ACROSS * h * 16);
-            if (c.given_in_step)
-                cot_cp_async_zfill<ahead::N>(there, r.given + at + ahead::given_at(i, h),
-                                             r.bytes + ACROSS * h * ahead::N);
+                cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(1, i, h), r.x + LANES * h * 16);
+            if (c.given_aligned)
+                cot_cp_async_zfill<staged::N>(valid, r.given + stage_offset + staged::given_offset(i, h),
+                                              r.bytes + LANES * h * staged::N);
         }
-        r.dy += c.dy_apart;
-        r.x += c.x_apart;
-        r.bytes += c.given_apart;
+        r.dy += c.dy_row_step;
+        r.x += c.x_row_step;
+        r.bytes += c.given_row_step;
     }
     cot_cp_async_commit_group();
 }
 
-/* The keep bits of the thread's own elements in a batch of rows, from the bits of groups. `groups`: those of the lane's
- * group, a byte a row. */
+/* The keep bits of the thread's elements in a batch of rows, from those of the groups. `groups`: the keep bits of the
+ * lane's group, one byte per row. */
 template <typename E, int BATCH>
-static __device__ __forceinline__ void keep_of_groups(int relative, uint32_t groups, uint32_t (&keep)[BATCH])
+static __device__ __forceinline__ void element_keep_from_groups(int column_in_tile, uint32_t groups,
+                                                                uint32_t (&keep)[BATCH])
 {
-    constexpr int N = chunk_size<E>, LANES = lanes<SHIFTED>;
+    constexpr int N = chunk_size<E>, LANES = row_lanes<SHIFTED>;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int group = (relative + LANES * N * h) >> 3;
+        const int group = (column_in_tile + LANES * N * h) >> 3;
         const uint32_t one = __shfl_sync(0xffffffffu, groups, group, LANES),
                        other = __shfl_sync(0xffffffffu, groups, group + 1, LANES);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            const uint32_t two = __byte_perm(one, other, (4 + i) << 4 | i) >> (relative & 7);
+            const uint32_t two = __byte_perm(one, other, (4 + i) << 4 | i) >> (column_in_tile & 7);
             if (chunk_count<E> == 1)
-                keep[i] = two; /* and more above */
+                keep[i] = two; /* the bits above the low 8 are not used */
             else
                 keep[i] = h == 0 ? two & 15u : (keep[i] & 15u) | (two & 15u) << 4;
         }
     }
 }
 
-/* The same, from bytes of a mask beside the thread's chunks. */
+/* The keep bits of the thread's elements, from mask bytes in shared memory. */
 template <typename E, bool ACTIVE, int BATCH>
-static __device__ __forceinline__ void keep_of_given(uint32_t given, uint32_t (&keep)[BATCH])
+static __device__ __forceinline__ void element_keep_from_bytes(uint32_t given, uint32_t (&keep)[BATCH])
 {
-    typedef batch_ahead<E, ACTIVE> ahead;
+    typedef staged_batch<E, ACTIVE> staged;
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
         cot_words<2> bytes;
-        if (ahead::CHUNKS == 1) {
-            bytes = cot_load_shared<2>(given + ahead::given_at(i, 0));
+        if (staged::CHUNKS == 1) {
+            bytes = cot_load_shared<2>(given + staged::given_offset(i, 0));
         } else {
-            bytes.word[0] = cot_load_shared<1>(given + ahead::given_at(i, 0)).word[0];
-            bytes.word[1] = cot_load_shared<1>(given + ahead::given_at(i, 1)).word[0];
+            bytes.word[0] = cot_load_shared<1>(given + staged::given_offset(i, 0)).word[0];
+            bytes.word[1] = cot_load_shared<1>(given + staged::given_offset(i, 1)).word[0];
         }
-        keep[i] = keep_of_bytes({bytes.word[0], bytes.word[1]});
+        keep[i] = bytes_to_bits({bytes.word[0], bytes.word[1]});
     }
 }
 
-/* The same of a batch from the step-th row on, whatever the source. `group`: the number of the lane's in that row. */
+/* The keep bits of the thread's elements in the batch that begins at its row `step`, for any source of the mask.
+ * `group`: the number of the lane's group in that row. */
 template <typename E, bool ACTIVE, int BATCH>
-static __device__ __forceinline__ void find_own_keep(const dropout_call &c, const place &p, const draws &from,
-                                                     uint64_t group, int step, uint32_t given, uint32_t (&keep)[BATCH])
+static __device__ __forceinline__ void shifted_element_keep(const dropout_call &c, const thread_tile &t,
+                                                            const philox_state &philox, uint64_t group, int step,
+                                                            uint32_t given, uint32_t (&keep)[BATCH])
 {
-    if (c.given_in_step) {
-        keep_of_given<E, ACTIVE>(given, keep);
+    if (c.given_aligned) {
+        element_keep_from_bytes<E, ACTIVE>(given, keep);
         return;
     }
     uint32_t groups = 0;
     if (c.source == SOURCE_DRAWN) {
 #pragma unroll
         for (int i = BATCH - 1; i >= 0; i--)
-            groups = draw_keep(from, group + (uint64_t)(i * c.groups_apart), c.threshold, groups);
+            groups = draw_keep_bits(philox, group + (uint64_t)(i * c.group_row_step), c.threshold, groups);
     } else {
-        find_keep<SHIFTED, lanes<SHIFTED>, false>(c, p, from, step * rows_apart<SHIFTED>, keep);
+        group_keep_bits<SHIFTED, row_lanes<SHIFTED>, false>(c, t, philox, step * row_step<SHIFTED>, keep);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             groups |= keep[i] << (8 * i);
     }
-    keep_of_groups<E>(p.relative, groups, keep);
+    element_keep_from_groups<E>(t.column_in_tile, groups, keep);
 }
 
-/* Elements `begin` to `end` of a chunk, from memory to its place in shared memory. */
+/* Copies the elements [begin, end) of a chunk from global to shared memory. */
 template <typename T> static __device__ __forceinline__ void copy_elements(void *to, const T *from, int begin, int end)
 {
 #pragma unroll 1
@@ -312,103 +322,105 @@ template <typename T> static __device__ __forceinline__ void copy_elements(void 
         ((T *)to)[j] = from[j];
 }
 
-/* Brings what ask_for left out of a batch: ends of rows beyond which a tensor may end. (Before a row its tensor begins
- * at a multiple of 16 bytes at the latest, as all memory does.) */
+/* Copies by elements the chunks that prefetch_batch leaves out: those that extend beyond the end of the tensor's first
+ * or last row, where the tensor's memory may end. (Reads before the start of a row stay in its aligned 16 bytes, which
+ * belong to the allocation, because allocations begin at multiples of 16 bytes.) */
 template <typename E, bool ACTIVE>
-static __device__ __forceinline__ void copy_ends(const dropout_call &c, const place &p, const reader &r, int step,
-                                                 batch_ahead<E, ACTIVE> &ahead)
+static __device__ __forceinline__ void copy_row_ends(const dropout_call &c, const thread_tile &t,
+                                                     const prefetch_state &r, int step, staged_batch<E, ACTIVE> &staged)
 {
-    typedef typename bits_of<E>::type bits;
-    constexpr int N = chunk_size<E>, APART = rows_apart<SHIFTED>;
+    typedef typename bit_type<E>::type bits;
+    constexpr int N = chunk_size<E>, ROW_STEP = row_step<SHIFTED>;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++)
 #pragma unroll 1
-        for (int i = 0; i < ahead.BATCH; i++) {
-            if ((step + i) * APART >= p.chunk_left[h] || (uint32_t)(step + i - r.begin[h]) < (uint32_t)r.count[h])
+        for (int i = 0; i < staged.BATCH; i++) {
+            if ((step + i) * ROW_STEP >= t.chunk_rows[h] ||
+                (uint32_t)(step + i - r.first_row[h]) < (uint32_t)r.row_count[h])
                 continue;
-            const int64_t row = p.row + (step + i) * APART, column = p.column + lanes<SHIFTED> * N * h;
-            const int begin = first_of_row(column), end = end_of_row<N>(c, column);
-            copy_elements<bits>(&ahead.chunk[0][i][h][threadIdx.x],
+            const int64_t row = t.row + (step + i) * ROW_STEP, column = t.column + row_lanes<SHIFTED> * N * h;
+            const int begin = valid_begin(column), end = valid_end<N>(c, column);
+            copy_elements<bits>(&staged.chunk[0][i][h][threadIdx.x],
                                 (const bits *)c.dy.data + row * c.dy.stride[0] + column, begin, end);
             if (ACTIVE)
-                copy_elements<bits>(&ahead.chunk[ahead.TENSORS - 1][i][h][threadIdx.x],
+                copy_elements<bits>(&staged.chunk[staged.TENSORS - 1][i][h][threadIdx.x],
                                     (const bits *)c.x.data + row * c.x.stride[0] + column, begin, end);
-            if (c.given_in_step)
-                copy_elements<uint8_t>(ahead.given[i][h][threadIdx.x],
+            if (c.given_aligned)
+                copy_elements<uint8_t>(staged.given[i][h][threadIdx.x],
                                        (const uint8_t *)c.given.data + row * c.given.stride[0] + column, begin, end);
         }
 }
 
 template <typename E, bool ACTIVE> static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
 {
-    typedef batch_ahead<E, ACTIVE> ahead;
-    constexpr int BATCH = ahead::BATCH, N = ahead::N, LANES = lanes<SHIFTED>, APART = rows_apart<SHIFTED>;
+    typedef staged_batch<E, ACTIVE> staged;
+    constexpr int BATCH = staged::BATCH, N = staged::N, LANES = row_lanes<SHIFTED>, ROW_STEP = row_step<SHIFTED>;
     static_assert(LANES == 32, "the lanes of a warp are in one row");
     __shared__ union {
-        ahead batches[2];
-        block_sums<SHIFTED> sums;
+        staged batches[2];
+        block_sums<SHIFTED> column_sums;
     } memory;
-    place p = find_place<E, SHIFTED, LANES>(c, c.dy, DROPOUT_BWD_SHIFTED_ROWS);
-    float bias[COT_DROPOUT_GROUP], sums[COT_DROPOUT_GROUP] = {0};
+    thread_tile t = make_thread_tile<E, SHIFTED, LANES>(c, c.dy, DROPOUT_BWD_SHIFTED_THREAD_ROWS);
+    float bias[COT_DROPOUT_GROUP], column_sums[COT_DROPOUT_GROUP] = {0};
     cot_griddepcontrol_launch_dependents();
-    begin_bias<E, SHIFTED, ACTIVE>(c, p, bias);
-    const draws from = find_draws(c);
+    prepare_bias<E, SHIFTED, ACTIVE>(c, t, bias);
+    const philox_state philox = load_philox(c);
     const uint32_t shared = cot_shared_address(&memory);
-    reader r;
-    r.chunk = kept<uint32_t>(shared + 16 * threadIdx.x);
-    r.given = kept<uint32_t>(shared + sizeof memory.batches[0].chunk + N * threadIdx.x);
-    r.dy = begin_walk<SHIFTED, LANES>(p, c.dy, sizeof(E)).at;
-    r.x = begin_walk<SHIFTED, LANES>(p, c.x, sizeof(E)).at;
-    r.bytes = begin_walk<SHIFTED, LANES>(p, c.given, 1).at;
-    int ends = 0; /* has the thread any for copy_ends? */
-    p.relative = kept<int>(p.relative);
+    prefetch_state r;
+    r.chunk = opaque<uint32_t>(shared + 16 * threadIdx.x);
+    r.given = opaque<uint32_t>(shared + sizeof memory.batches[0].chunk + N * threadIdx.x);
+    r.dy = make_cursor<SHIFTED, LANES>(t, c.dy, sizeof(E)).data;
+    r.x = make_cursor<SHIFTED, LANES>(t, c.x, sizeof(E)).data;
+    r.bytes = make_cursor<SHIFTED, LANES>(t, c.given, 1).data;
+    int has_row_ends = 0; /* the thread has chunks for copy_row_ends */
+    t.column_in_tile = opaque<int>(t.column_in_tile);
 #pragma unroll
-    for (int h = 0; h < ahead::CHUNKS; h++) {
-        const int rows = (p.chunk_left[h] + APART - 1) / APART;
-        const bool end = rows > 0 && p.column + LANES * N * h + N > c.D;
-        const bool first = end && p.row == 0, last = end && p.row + (rows - 1) * APART == c.R - 1;
-        r.begin[h] = kept<int>(first);
-        r.count[h] = kept<int>(rows > first + last ? rows - first - last : 0);
-        ends |= kept<int>(first || last);
-        p.chunk_left[h] = kept<int>(p.chunk_left[h]);
-        p.whole_left[h] = kept<int>(c.dx.data == nullptr ? 0 : p.whole_left[h]);
+    for (int h = 0; h < staged::CHUNKS; h++) {
+        const int rows = (t.chunk_rows[h] + ROW_STEP - 1) / ROW_STEP;
+        const bool end = rows > 0 && t.column + LANES * N * h + N > c.D;
+        const bool first = end && t.row == 0, last = end && t.row + (rows - 1) * ROW_STEP == c.R - 1;
+        r.first_row[h] = opaque<int>(first);
+        r.row_count[h] = opaque<int>(rows > first + last ? rows - first - last : 0);
+        has_row_ends |= opaque<int>(first || last);
+        t.chunk_rows[h] = opaque<int>(t.chunk_rows[h]);
+        t.whole_rows[h] = opaque<int>(c.dx.data == nullptr ? 0 : t.whole_rows[h]);
     }
-    walk dx = {begin_walk<SHIFTED, LANES>(p, c.dx, sizeof(E)).at, c.dx_apart};
-    uint64_t group = (uint64_t)(p.row * c.groups + p.group);
-    uint32_t at = 0;
-    ask_for<E, ACTIVE>(c, r, 0, at);
+    row_cursor dx = {make_cursor<SHIFTED, LANES>(t, c.dx, sizeof(E)).data, c.dx_row_step};
+    uint64_t group = (uint64_t)(t.row * c.groups + t.group);
+    uint32_t stage_offset = 0;
+    prefetch_batch<E, ACTIVE>(c, r, 0, stage_offset);
 #pragma unroll 1
-    for (int step = 0; step < DROPOUT_BWD_SHIFTED_ROWS; step += BATCH) {
-        ask_for<E, ACTIVE>(c, r, step + BATCH, (uint32_t)sizeof(ahead) - at);
+    for (int step = 0; step < DROPOUT_BWD_SHIFTED_THREAD_ROWS; step += BATCH) {
+        prefetch_batch<E, ACTIVE>(c, r, step + BATCH, (uint32_t)sizeof(staged) - stage_offset);
         cot_cp_async_wait_group<1>();
-        if (ends)
-            copy_ends(c, p, r, step, memory.batches[at != 0]);
-        elements<E> dy[BATCH], x[BATCH];
+        if (has_row_ends)
+            copy_row_ends(c, t, r, step, memory.batches[stage_offset != 0]);
+        fragment<E> dy[BATCH], x[BATCH];
         uint32_t keep[BATCH];
-        find_own_keep<E, ACTIVE>(c, p, from, group, step, r.given + at, keep);
+        shifted_element_keep<E, ACTIVE>(c, t, philox, group, step, r.given + stage_offset, keep);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
 #pragma unroll
-            for (int h = 0; h < ahead::CHUNKS; h++) {
-                dy[i].chunk[h].raw = cot_load_shared<4>(r.chunk + at + ahead::chunk_at(0, i, h));
-                if (ACTIVE) { /* elsewhere zeros are enough, here the slope may be no number */
-                    x[i].chunk[h].raw = cot_load_shared<4>(r.chunk + at + ahead::chunk_at(1, i, h));
-                    keep[i] = (step + i) * APART < p.left ? keep[i] : 0u;
+            for (int h = 0; h < staged::CHUNKS; h++) {
+                dy[i].chunk[h].raw = cot_load_shared<4>(r.chunk + stage_offset + staged::chunk_offset(0, i, h));
+                if (ACTIVE) { /* without an activation zeros suffice; here the slope may be NaN */
+                    x[i].chunk[h].raw = cot_load_shared<4>(r.chunk + stage_offset + staged::chunk_offset(1, i, h));
+                    keep[i] = (step + i) * ROW_STEP < t.rows_left ? keep[i] : 0u;
                 }
             }
-        finish_any<SHIFTED, ACTIVE>(c, p, dx, step * APART, dy, x, bias, keep, sums);
-        dx.at += BATCH * c.dx_apart;
-        group += (uint64_t)(BATCH * c.groups_apart);
-        at = (uint32_t)sizeof(ahead) - at;
+        dispatch_activation<SHIFTED, ACTIVE>(c, t, dx, step * ROW_STEP, dy, x, bias, keep, column_sums);
+        dx.data += BATCH * c.dx_row_step;
+        group += (uint64_t)(BATCH * c.group_row_step);
+        stage_offset = (uint32_t)sizeof(staged) - stage_offset;
     }
-    if (c.partial == nullptr)
+    if (c.partial_sums == nullptr)
         return;
     cot_cp_async_wait_group<0>();
     __syncthreads();
-    sum_block<E, SHIFTED>(c, p, sums, memory.sums);
+    sum_block<E, SHIFTED>(c, t, column_sums, memory.column_sums);
 }
 
-/* The kernels, those with an activation apart: x takes registers too. */
+/* Calls with an activation have kernels of their own, because x takes registers. */
 /* clang-format off */
 #define KERNELS(dtype, E) \
     DROPOUT_KERNEL(dropout_bwd_rows_##dtype, 4, (backward<E, PLAIN, false>)) \
@@ -422,35 +434,39 @@ KERNELS(f16, __half)
 KERNELS(f32, float)
 /* clang-format on */
 
-/* dbias from the blocks' sums. A block has 32 columns; its warps take every 8th part, and their sums are added in the
- * warps' order. A column of a SHIFTED tile's edge has sums in two tiles. */
+/* Reduces the partial sums to dbias. A block has 32 columns. Each of its 8 warps sums every 8th row tile, and the
+ * warps' sums are added in the order of the warps. SHIFTED tiles overlap by one group, so some columns have sums in two
+ * tiles. */
 extern "C" __global__ void __launch_bounds__(DROPOUT_THREADS) dropout_bwd_reduce(const __grid_constant__ dropout_call c)
 {
     constexpr int WARPS = DROPOUT_THREADS / 32;
-    __shared__ float all[WARPS][32];
+    __shared__ float warp_sums[WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t d = (int64_t)blockIdx.x * 32 + lane, span = c.shifted ? columns<SHIFTED> : columns<PLAIN>;
-    const int64_t width = c.shifted ? span - COT_DROPOUT_GROUP : span;
-    const int64_t tile = d / width, stride = c.tiles * span;
-    const int64_t own = tile * span + d % width + (c.shifted ? COT_DROPOUT_GROUP : 0);
-    const int64_t edge = d % width - width + COT_DROPOUT_GROUP; /* 1 and more: also column `edge` of the next tile */
-    const bool two = c.shifted && edge > 0 && tile + 1 < c.tiles;
+    const int64_t d = (int64_t)blockIdx.x * 32 + lane,
+                  stored_columns = c.shifted ? tile_columns<SHIFTED> : tile_columns<PLAIN>;
+    const int64_t new_columns = c.shifted ? stored_columns - COT_DROPOUT_GROUP : stored_columns;
+    const int64_t tile = d / new_columns, stride = c.column_tiles * stored_columns;
+    const int64_t index = tile * stored_columns + d % new_columns + (c.shifted ? COT_DROPOUT_GROUP : 0);
+    const int64_t edge =
+        d % new_columns - new_columns + COT_DROPOUT_GROUP; /* if > 0: also column `edge` of the next tile */
+    const bool in_two_tiles = c.shifted && edge > 0 && tile + 1 < c.column_tiles;
     float sum = 0.0f;
     cot_griddepcontrol_wait();
     if (d < c.D) {
 #pragma unroll 16
-        for (int64_t part = warp; part < c.parts; part += WARPS) {
-            sum += c.partial[part * stride + own];
-            if (two)
-                sum += c.partial[part * stride + (tile + 1) * span + edge];
+        for (int64_t part = warp; part < c.row_tiles; part += WARPS) {
+            sum += c.partial_sums[part * stride + index];
+            if (in_two_tiles)
+                sum += c.partial_sums[part * stride + (tile + 1) * stored_columns + edge];
         }
     }
-    all[warp][lane] = sum;
+    warp_sums[warp][lane] = sum;
     __syncthreads();
     if (warp != 0 || d >= c.D)
         return;
     for (int i = 1; i < WARPS; i++)
-        sum += all[i][lane];
-    const int64_t at = d * c.dbias.step;
-    cot_store(c.dbias.data, c.dbias.dtype, at, sum + (c.accumulate ? cot_load(c.dbias.data, c.dbias.dtype, at) : 0.0f));
+        sum += warp_sums[i][lane];
+    const int64_t offset = d * c.dbias.column_stride;
+    cot_store(c.dbias.data, c.dbias.dtype, offset,
+              sum + (c.accumulate ? cot_load(c.dbias.data, c.dbias.dtype, offset) : 0.0f));
 }

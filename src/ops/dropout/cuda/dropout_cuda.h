@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * dropout_cuda.h: what the host hands to the CUDA kernels of this op, by value. For C and CUDA. */
+ * dropout_cuda.h: the parameters that the host passes by value to the CUDA kernels of this op. For C and CUDA. */
 #ifndef COT_DROPOUT_CUDA_H
 #define COT_DROPOUT_CUDA_H
 
@@ -7,51 +7,51 @@
 
 #include <stdint.h>
 
-/* How the work is divided. A block takes a tile of 8 * LANES columns; LANES threads take a row of it together, 8
- * columns each, and a thread takes so many ROWS, as many apart as the block has rows beside each other. That number is
- * a multiple of 8, so that all rows of a thread begin at the same distance from a multiple of 16 bytes, whatever D is.
- * Blocks are short and follow each other through memory in its own order. */
+/* How the work is divided. A tile has 8 * LANES columns, and LANES threads of a block share a row, 8 columns each. A
+ * thread has THREAD_ROWS rows. The distance between two rows of a thread is DROPOUT_THREADS / LANES rows. This distance
+ * is a multiple of 8, so all rows of a thread have the same distance from a multiple of 16 bytes, for every D. A block
+ * has few rows, and the blocks run through memory in the order of addresses. */
 enum {
     DROPOUT_THREADS = 256,
     DROPOUT_FWD_LANES = 32,
-    DROPOUT_FWD_ROWS = 4,
+    DROPOUT_FWD_THREAD_ROWS = 4,
     DROPOUT_BWD_LANES = 16,
-    DROPOUT_BWD_ROWS = 16,          /* 256 rows a block: its sums of dbias are 0.8 % of bf16's bytes */
-    DROPOUT_BWD_SHIFTED_LANES = 32, /* a group of a tile is idle: of 32, not of 16 */
-    DROPOUT_BWD_SHIFTED_ROWS = 16,
+    DROPOUT_BWD_THREAD_ROWS = 16,   /* 256 rows in a block: its partial sums of dbias are 0.8 % of the bytes of bf16 */
+    DROPOUT_BWD_SHIFTED_LANES = 32, /* one group of a tile is idle: 1 of 32 instead of 1 of 16 */
+    DROPOUT_BWD_SHIFTED_THREAD_ROWS = 16,
     DROPOUT_MAX_AXES = 5
 };
 
-/* A tensor on the device; null = absent. Strides in elements. */
+/* A tensor on the device. data null: absent. Strides are in elements. */
 typedef struct dropout_array {
     void *data;
-    int64_t stride[DROPOUT_MAX_AXES]; /* of the leading axes */
-    int64_t step;                     /* of the last one */
+    int64_t stride[DROPOUT_MAX_AXES]; /* strides of the leading axes */
+    int64_t column_stride;            /* stride of the last axis */
     int32_t dtype;
 } dropout_array;
 
-/* One struct for all kernels of the op, each reading its part of it. Names are those of the argument structs. */
+/* One struct for all kernels of the op. Each kernel reads only some members. Names are those of the argument
+ * structs. */
 typedef struct dropout_call {
     int64_t R, D, groups;
-    int64_t shape[DROPOUT_MAX_AXES]; /* of the leading axes */
-    int32_t axes;                    /* how many they are; 1 but for the strided kernels */
+    int64_t shape[DROPOUT_MAX_AXES]; /* sizes of the leading axes */
+    int32_t axes;                    /* number of leading axes; the kernels other than the strided ones require 1 */
     int32_t activation, accumulate;
-    int32_t source; /* of the mask: dropout_source */
+    int32_t source; /* of the mask: a dropout_source */
     uint32_t threshold;
     float scale;
-    float slope_divisor[COT_GELU_SLOPE_DENOMINATOR_TERMS]; /* COT_GELU_SLOPE_DENOMINATOR over the scale */
-    uint64_t seed, offset;                                 /* without what lies in memory */
-    dropout_array seed_memory, offset_memory, given;       /* given: mask or mask_bits */
+    float slope_denominator[COT_GELU_SLOPE_DENOMINATOR_TERMS]; /* COT_GELU_SLOPE_DENOMINATOR divided by the scale */
+    uint64_t seed, offset;                                     /* seed_memory and offset_memory are added to them */
+    dropout_array seed_memory, offset_memory, given;           /* given: mask or mask_bits */
     dropout_array x, bias, residual, y, mask_out, mask_bits_out;
     dropout_array dy, dx, dbias;
-    float *partial; /* [parts][tiles][8 * lanes] sums of dx, null: dbias is not wanted */
-    int64_t parts, tiles;
-    int32_t apart;   /* rows begin at least 16 bytes apart in all tensors of elements */
-    int32_t shifted; /* which columns a tile has: see dropout_tile.cuh */
-    /* The backward of SHIFTED rows: from a thread's row to its next, in groups and in bytes, and whether a mask of
-     * bytes is aligned where the elements are. */
-    int64_t groups_apart, dy_apart, x_apart, dx_apart, given_apart;
-    int32_t given_in_step;
+    float *partial_sums; /* [row_tiles][column_tiles][8 * lanes] sums of dx; null: no dbias */
+    int64_t row_tiles, column_tiles;
+    int32_t pitch_at_least_16; /* in all tensors of x's dtype, rows begin at least 16 bytes apart */
+    int32_t shifted;           /* the tiles are SHIFTED: see dropout_tile.cuh */
+    /* For the backward with SHIFTED rows: the distance from a thread's row to its next row, in groups and in bytes. */
+    int64_t group_row_step, dy_row_step, x_row_step, dx_row_step, given_row_step;
+    int32_t given_aligned; /* the N mask bytes of a chunk of N elements begin at a multiple of N bytes */
 } dropout_call;
 
 #endif

@@ -1,35 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dropout_fwd_rows.cu: y = c * m * act(x + bias) + residual, and the mask where it is wanted. A thread loads all its rows
- * before it uses one, and draws their masks while they come. */
+ * dropout_fwd_rows.cu: y = c * m * act(x + bias) + residual, and optionally the mask. A thread issues the loads of a
+ * batch of rows before it uses the first one, and draws their masks during the loads. */
 #include "dropout_tile.cuh"
 
-constexpr int LANES = DROPOUT_FWD_LANES, APART = DROPOUT_THREADS / LANES;
+constexpr int LANES = DROPOUT_FWD_LANES, ROW_STEP = DROPOUT_THREADS / LANES;
 
-/* The rows that a thread has in registers at once. */
-template <typename E> constexpr int batch = sizeof(E) == 4 ? 2 : 4;
+/* The rows that a thread holds in registers at once. */
+template <typename E> constexpr int batch_rows = sizeof(E) == 4 ? 2 : 4;
 
 template <int ACCESS>
-static __device__ __forceinline__ void export_mask(const dropout_call &c, const place &p, int first, int i,
-                                                   uint32_t keep)
+static __device__ __forceinline__ void store_mask(const dropout_call &c, const thread_tile &t, int first, int i,
+                                                  uint32_t keep)
 {
-    const int columns = ACCESS == SHIFTED && p.lane == 0 ? 0 : group_columns(c, p);
+    const int columns = ACCESS == SHIFTED && t.lane == 0 ? 0 : group_columns(c, t);
     if (columns == 0)
         return;
     keep &= (1u << columns) - 1;
     if (c.mask_bits_out.data != nullptr)
-        mask_row_of<ACCESS, LANES>(c, p, c.mask_bits_out, first, i)[p.group * c.mask_bits_out.step] = (uint8_t)keep;
+        mask_row_pointer<ACCESS, LANES>(c, t, c.mask_bits_out, first, i)[t.group * c.mask_bits_out.column_stride] =
+            (uint8_t)keep;
     if (c.mask_out.data == nullptr)
         return;
-    uint8_t *to =
-        mask_row_of<ACCESS, LANES>(c, p, c.mask_out, first, i) + (int64_t)COT_DROPOUT_GROUP * p.group * c.mask_out.step;
+    uint8_t *to = mask_row_pointer<ACCESS, LANES>(c, t, c.mask_out, first, i) +
+                  (int64_t)COT_DROPOUT_GROUP * t.group * c.mask_out.column_stride;
     const cot_words<2> bytes = {(keep & 15u) * 0x00204081u & 0x01010101u, (keep >> 4) * 0x00204081u & 0x01010101u};
     if (ACCESS == PLAIN) {
         cot_store_words<2>(to, bytes);
     } else {
 #pragma unroll 1
         for (int j = 0; j < columns; j++)
-            to[j * c.mask_out.step] = (uint8_t)(keep >> j & 1u);
+            to[j * c.mask_out.column_stride] = (uint8_t)(keep >> j & 1u);
     }
 }
 
@@ -45,87 +46,94 @@ template <typename E, int ACTIVATION> static __device__ __forceinline__ float ac
     }
 }
 
-/* Turns a batch of x into y, and writes what it can write as a whole. */
+/* Replaces a batch of x by y, and stores the chunks that lie within the row. */
 template <int ACCESS, int ACTIVATION, typename E, int BATCH>
-static __device__ __forceinline__ void finish(const dropout_call &c, const place &p, const walk &y, int first,
-                                              elements<E> (&x)[BATCH], const elements<E> (&residual)[BATCH],
-                                              const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH])
+static __device__ __forceinline__ void compute_y(const dropout_call &c, const thread_tile &t, const row_cursor &y,
+                                                 int first, fragment<E> (&x)[BATCH],
+                                                 const fragment<E> (&residual)[BATCH],
+                                                 const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH])
 {
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
-        float values[COT_DROPOUT_GROUP], added[COT_DROPOUT_GROUP];
+        float values[COT_DROPOUT_GROUP], residual_values[COT_DROPOUT_GROUP];
         unpack(x[i], values);
         if (c.residual.data != nullptr) {
-            unpack(residual[i], added);
+            unpack(residual[i], residual_values);
         } else {
 #pragma unroll
             for (int j = 0; j < COT_DROPOUT_GROUP; j++)
-                added[j] = -0.0f;
+                residual_values[j] = -0.0f;
         }
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++) {
             const float value = activate<E, ACTIVATION>(values[j] + bias[j]);
-            values[j] = fmaf(keep[i] >> j & 1u ? value : 0.0f, c.scale, added[j]);
+            values[j] = fmaf(keep[i] >> j & 1u ? value : 0.0f, c.scale, residual_values[j]);
         }
         pack(x[i], values);
-        store<E, ACCESS, LANES>(p, y, first, i, x[i]);
+        store_whole_chunks<E, ACCESS, LANES>(t, y, first, i, x[i]);
     }
 }
 
-struct walks {
-    walk x, residual, y;
+struct row_cursors {
+    row_cursor x, residual, y;
 };
 
 template <typename E, int ACCESS>
-static __device__ __forceinline__ void take_batch(const dropout_call &c, const place &p, const draws &from,
-                                                  const walks &w, int first, const float (&bias)[COT_DROPOUT_GROUP])
+static __device__ __forceinline__ void process_batch(const dropout_call &c, const thread_tile &t,
+                                                     const philox_state &philox, const row_cursors &cursors, int first,
+                                                     const float (&bias)[COT_DROPOUT_GROUP])
 {
-    constexpr int BATCH = batch<E>;
-    elements<E> x[BATCH], residual[BATCH];
+    constexpr int BATCH = batch_rows<E>;
+    fragment<E> x[BATCH], residual[BATCH];
     uint32_t keep[BATCH];
-    load<E, ACCESS, LANES>(c, p, c.x, w.x, first, c.y.data != nullptr, x);
-    load<E, ACCESS, LANES>(c, p, c.residual, w.residual, first, c.residual.data != nullptr, residual);
-    find_keep<ACCESS, LANES, true>(c, p, from, first, keep);
+    load_rows<E, ACCESS, LANES>(c, t, c.x, cursors.x, first, c.y.data != nullptr, x);
+    load_rows<E, ACCESS, LANES>(c, t, c.residual, cursors.residual, first, c.residual.data != nullptr, residual);
+    group_keep_bits<ACCESS, LANES, true>(c, t, philox, first, keep);
     if (c.mask_out.data != nullptr || c.mask_bits_out.data != nullptr) {
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            if (first + i * APART < p.left)
-                export_mask<ACCESS>(c, p, first, i, keep[i]);
+            if (first + i * ROW_STEP < t.rows_left)
+                store_mask<ACCESS>(c, t, first, i, keep[i]);
     }
     if (c.y.data == nullptr)
         return;
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
-        keep[i] = keep_of_elements<E, ACCESS, LANES>(c, p, first, i, keep[i]);
+        keep[i] = element_keep_bits<E, ACCESS, LANES>(c, t, first, i, keep[i]);
     switch (c.activation) {
-    case COT_ACTIVATION_SILU: finish<ACCESS, COT_ACTIVATION_SILU>(c, p, w.y, first, x, residual, bias, keep); break;
-    case COT_ACTIVATION_RELU: finish<ACCESS, COT_ACTIVATION_RELU>(c, p, w.y, first, x, residual, bias, keep); break;
+    case COT_ACTIVATION_SILU:
+        compute_y<ACCESS, COT_ACTIVATION_SILU>(c, t, cursors.y, first, x, residual, bias, keep);
+        break;
+    case COT_ACTIVATION_RELU:
+        compute_y<ACCESS, COT_ACTIVATION_RELU>(c, t, cursors.y, first, x, residual, bias, keep);
+        break;
     case COT_ACTIVATION_GELU_TANH:
-        finish<ACCESS, COT_ACTIVATION_GELU_TANH>(c, p, w.y, first, x, residual, bias, keep);
+        compute_y<ACCESS, COT_ACTIVATION_GELU_TANH>(c, t, cursors.y, first, x, residual, bias, keep);
         break;
     case COT_ACTIVATION_GELU_ERF:
-        finish<ACCESS, COT_ACTIVATION_GELU_ERF>(c, p, w.y, first, x, residual, bias, keep);
+        compute_y<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, cursors.y, first, x, residual, bias, keep);
         break;
-    default: finish<ACCESS, COT_ACTIVATION_NONE>(c, p, w.y, first, x, residual, bias, keep);
+    default: compute_y<ACCESS, COT_ACTIVATION_NONE>(c, t, cursors.y, first, x, residual, bias, keep);
     }
-    store_parts<E, ACCESS, LANES>(c, p, c.y, w.y, first, x);
+    store_partial_chunks<E, ACCESS, LANES>(c, t, c.y, cursors.y, first, x);
 }
 
 template <typename E, int ACCESS> static __device__ __forceinline__ void forward(const dropout_call &c)
 {
-    constexpr int BATCH = batch<E>;
-    const place p = find_place<E, ACCESS, LANES>(c, c.x, DROPOUT_FWD_ROWS);
+    constexpr int BATCH = batch_rows<E>;
+    const thread_tile t = make_thread_tile<E, ACCESS, LANES>(c, c.x, DROPOUT_FWD_THREAD_ROWS);
     float bias[COT_DROPOUT_GROUP];
-    load_bias<E, ACCESS, LANES>(c, p, bias);
-    const draws from = find_draws(c);
-    walks w = {begin_walk<ACCESS, LANES>(p, c.x, sizeof(E)), begin_walk<ACCESS, LANES>(p, c.residual, sizeof(E)),
-               begin_walk<ACCESS, LANES>(p, c.y, sizeof(E))};
+    load_bias<E, ACCESS, LANES>(c, t, bias);
+    const philox_state philox = load_philox(c);
+    row_cursors cursors = {make_cursor<ACCESS, LANES>(t, c.x, sizeof(E)),
+                           make_cursor<ACCESS, LANES>(t, c.residual, sizeof(E)),
+                           make_cursor<ACCESS, LANES>(t, c.y, sizeof(E))};
 #pragma unroll 1
-    for (int i = 0; i < DROPOUT_FWD_ROWS; i += BATCH) {
-        take_batch<E, ACCESS>(c, p, from, w, i * APART, bias);
-        w.x.at += BATCH * w.x.apart;
-        w.residual.at += BATCH * w.residual.apart;
-        w.y.at += BATCH * w.y.apart;
+    for (int i = 0; i < DROPOUT_FWD_THREAD_ROWS; i += BATCH) {
+        process_batch<E, ACCESS>(c, t, philox, cursors, i * ROW_STEP, bias);
+        cursors.x.data += BATCH * cursors.x.row_step;
+        cursors.residual.data += BATCH * cursors.residual.row_step;
+        cursors.y.data += BATCH * cursors.y.row_step;
     }
 }
 
