@@ -452,8 +452,8 @@ template <typename E, int N, bool A_MN, bool B_MN> static __device__ __forceinli
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-        ((float *)c.out)[row * 2 * N + column] = d[i];
-        ((float *)c.out)[row * 2 * N + N + column] = e[i];
+        ((float *)c.out)[row * 2 * N + column] = from_shared[i];
+        ((float *)c.out)[row * 2 * N + N + column] = from_registers[i];
     }
 }
 
