@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * program.c: a caller in the common subset of C99, C11 and C++17, compiled as each of them and linked with the shared or
- * the static library: the declarations are C in C++ too, and COT_INIT works in all. */
+ * program.c: a caller in the common subset of C99, C11 and C++17. It is compiled as each of them and linked with the
+ * shared or the static library. The declarations have C linkage in C++, and COT_INIT works in all three languages. */
 #include <cotangent/cotangent.h>
 #include <stdio.h>
 

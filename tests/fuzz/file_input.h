@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * file_input.h: what the fuzzers of the two file formats share. An input is a file's bytes as they are; or, after a first
- * byte of 'H', a header that ends with a zero byte and the data behind it, around which the harness puts what else the
- * format wants: so that a changed header does not fail by its length alone. */
+ * file_input.h: common parts of the fuzzers of the two file formats. An input is the bytes of a file. If its first
+ * byte is 'H', the input is a header with a terminating zero byte, followed by data. The harness then adds the other
+ * parts of the format, so that a changed header is not refused for its length alone. */
 #ifndef COT_TESTS_FUZZ_FILE_INPUT_H
 #define COT_TESTS_FUZZ_FILE_INPUT_H
 
@@ -19,18 +19,18 @@
         }                                           \
     } while (0)
 
-/* A file's bytes: the last of them ends its block of memory, where AddressSanitizer sees a step further. */
+/* The bytes of a file. They end at the end of their allocation, so that AddressSanitizer detects a read beyond. */
 typedef struct file_input {
     unsigned char *memory, *bytes;
     size_t size;
 } file_input;
 
-/* front: what stands before the header, `front_size` bytes, of which the last `length_size` take its length. */
+/* front: the `front_size` bytes before the header. Their last `length_size` bytes receive the length of the header. */
 static inline file_input make_file(const uint8_t *data, size_t size, const void *front, size_t front_size,
                                    size_t length_size)
 {
     file_input file;
-    const size_t shift = size % 8; /* other alignments too */
+    const size_t shift = size % 8; /* varies the alignment */
     const bool as_is = size == 0 || data[0] != 'H';
     const uint8_t *zero = as_is ? NULL : memchr(data, 0, size);
     const size_t header = as_is ? 0 : (zero != NULL ? (size_t)(zero - data) : size) - 1;
@@ -51,7 +51,7 @@ static inline file_input make_file(const uint8_t *data, size_t size, const void 
     return file;
 }
 
-/* A refusal is one line that begins with the file's name. */
+/* Requires that a refusal is one line that begins with the file's name. */
 static inline void require_refusal(const io_error *error, const char *name)
 {
     REQUIRE(strncmp(error->text, name, strlen(name)) == 0 && strlen(error->text) > strlen(name) + 2,
@@ -60,7 +60,7 @@ static inline void require_refusal(const io_error *error, const char *name)
         REQUIRE((unsigned char)*c >= ' ' && *c != 0x7f, "the message has the byte %d", *c);
 }
 
-/* Reads every element that the view says there is. */
+/* Reads every element of the view. */
 static inline void read_view(const cot_tensor *view, size_t file_size)
 {
     const size_t size = cot_dtype_size(view->dtype);

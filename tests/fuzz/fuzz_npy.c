@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * fuzz_npy.c: the reader of .npy under a fuzzer: a file is refused in one line, or every element of its view can be read.
+ * fuzz_npy.c: fuzzes the reader of .npy. A file is refused with one line, or every element of its view can be read.
  */
 /* -max_len=512: tools/fuzz.sh reads it */
 #include "file_input.h"

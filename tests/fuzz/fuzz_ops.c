@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * fuzz_ops.c: the fronts and the kernels of all ops under a fuzzer. An input picks one of the ops' own cases and spoils
- * it: dtypes, ranks, sizes, strides, memory, index data, options, struct_size, workspace. Whatever the front then says,
- *   - it says so without a crash or a sanitizer's report, and a refusal begins with the name of the call;
- *   - a call that it accepts is executed, and writes the elements of its outputs and nothing else;
- *   - a call that it refuses writes nothing at all;
- *   - the workspace query accepts what the call accepts, and the call needs no byte more.
- * Everything comes from the ops' tables: a new op is covered by its rows. Its argument struct may hold no pointer but
+ * fuzz_ops.c: fuzzes the argument checks and the kernels of all ops. An input selects a case of an op and mutates it:
+ * dtypes, ranks, sizes, strides, memory, index data, options, struct_size, workspace. The fuzzer requires that
+ *   - no call crashes or causes a sanitizer's report, and a refusal begins with the name of the call;
+ *   - an accepted call is executed and writes only the elements of its outputs;
+ *   - a refused call writes nothing;
+ *   - the workspace query accepts every call that is accepted, and the call needs no larger workspace.
+ * The ops' tables define the cases, so that a new op is covered. Its argument struct must not hold pointers other than
  * those of its tensors and its workspace. */
 /* -max_len=256: tools/fuzz.sh reads it */
 #include "core/cases.h"
@@ -17,32 +17,33 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* What an executed call may have, so that it stays fast: elements of a tensor (sizes of 0 counted as 1), and bytes from
- * its first to its last. Longer calls are only validated. */
+/* Limits of an executed call, so that it is fast: elements of a tensor (a size of 0 counts as 1), and bytes between
+ * its first and last element. Larger calls are only validated. */
 enum { MAX_ELEMENTS = 2048, MAX_BYTES = 1 << 16, MAX_OFFSET = 16 };
 
-/* ---- the input: a row of decisions ------------------------------------------------------------------------- */
+/* ---- the input: a list of decisions ------------------------------------------------------------------------ */
 
-/* Where the input ends, pseudo-random bytes go on that depend on it: a short input is a whole call too. */
+/* After its end, the input continues with pseudo-random bytes that depend on it. So a short input is a complete
+ * call. */
 typedef struct reader {
     const uint8_t *next, *end;
-    uint64_t more;
+    uint64_t random;
 } reader;
 
 static reader read_from(const uint8_t *data, size_t size)
 {
     reader r = {data, data + size, 0xcbf29ce484222325u};
     for (size_t i = 0; i < size; i++)
-        r.more = (r.more ^ data[i]) * 0x100000001b3u;
+        r.random = (r.random ^ data[i]) * 0x100000001b3u;
     return r;
 }
 
 static uint8_t take_byte(reader *r)
 {
-    return r->next < r->end ? *r->next++ : (uint8_t)(cot_draw(&r->more) >> 56);
+    return r->next < r->end ? *r->next++ : (uint8_t)(cot_draw(&r->random) >> 56);
 }
 
-static uint32_t take(reader *r, uint32_t bound)
+static uint32_t take_number(reader *r, uint32_t bound)
 {
     uint32_t value = 0;
     for (uint32_t reach = 1; reach < bound && reach < 1u << 24; reach <<= 8)
@@ -67,20 +68,20 @@ static uint64_t take_bits(reader *r)
         }                                              \
     } while (0)
 
-/* ---- the cases: those of every op that are small enough to run in no time ------------------------------------- */
+/* ---- the cases: the small cases of every op ------------------------------------------------------------------- */
 
 typedef struct small_case {
     const cot_op_cases *cases;
     cot_case c;
 } small_case;
 
-static small_case *all;
-static uint32_t all_count;
-static const cot_op_cases *collecting;
+static small_case *small_cases;
+static uint32_t small_case_count;
+static const cot_op_cases *current_cases;
 static cot_queue *queues[2]; /* 1 and 3 threads */
-static char *forbidden;      /* memory that nobody may touch */
+static char *inaccessible;   /* memory without any access right */
 
-static bool small(const cot_tensor *tensor)
+static bool is_small(const cot_tensor *tensor)
 {
     int64_t elements = 1, reach = 0;
     if (tensor->rank < 0 || tensor->rank > COT_MAX_RANK || cot_dtype_size(tensor->dtype) == 0)
@@ -97,11 +98,11 @@ static bool small(const cot_tensor *tensor)
     return reach * (int64_t)cot_dtype_size(tensor->dtype) <= MAX_BYTES;
 }
 
-static bool all_small(const cot_direction *direction, const void *args)
+static bool all_are_small(const cot_direction *direction, const void *args)
 {
     for (int f = 0; f < direction->field_count; f++) {
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)args);
-        if (cot_is_present(tensor) && !small(tensor))
+        if (cot_is_present(tensor) && !is_small(tensor))
             return false;
     }
     return true;
@@ -109,14 +110,14 @@ static bool all_small(const cot_direction *direction, const void *args)
 
 static bool collect(void *context, const cot_case *c)
 {
-    uint32_t *room = context;
-    if (!all_small(&collecting->op->directions[c->direction], c->args))
+    uint32_t *capacity = context;
+    if (!all_are_small(&current_cases->op->directions[c->direction], c->args))
         return true;
-    if (all_count == *room) {
-        *room += *room / 2 + 1024;
-        all = realloc(all, *room * sizeof *all);
+    if (small_case_count == *capacity) {
+        *capacity += *capacity / 2 + 1024;
+        small_cases = realloc(small_cases, *capacity * sizeof *small_cases);
     }
-    all[all_count++] = (small_case){collecting, *c};
+    small_cases[small_case_count++] = (small_case){current_cases, *c};
     return true;
 }
 
@@ -125,34 +126,34 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc;
     (void)argv;
-    uint32_t room = 0;
+    uint32_t capacity = 0;
     for (int op = 0; op < cot_op_count; op++) {
-        collecting = cot_all_cases[op];
-        collecting->each(collect, &room);
+        current_cases = cot_all_cases[op];
+        current_cases->each(collect, &capacity);
     }
     for (int q = 0; q < 2; q++) {
         cot_queue_options options;
         COT_INIT(&options);
         options.threads = q == 0 ? 1 : 3;
-        options.kernels = ""; /* not the environment's */
+        options.kernels = ""; /* ignores the environment variable */
         REQUIRE(cot_queue_create(&options, &queues[q]) == COT_OK, "%s", cot_error_message());
     }
-    forbidden = mmap(NULL, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(forbidden != MAP_FAILED, "no memory");
+    inaccessible = mmap(NULL, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(inaccessible != MAP_FAILED, "no memory");
     for (int op = 0; op < cot_op_count; op++) {
         for (int d = 0; d < cot_ops[op]->direction_count; d++) {
             uint32_t count = 0;
-            for (uint32_t i = 0; i < all_count; i++)
-                count += all[i].cases == cot_all_cases[op] && all[i].c.direction == d;
+            for (uint32_t i = 0; i < small_case_count; i++)
+                count += small_cases[i].cases == cot_all_cases[op] && small_cases[i].c.direction == d;
             REQUIRE(count > 0, "%s has no case that is small enough", cot_ops[op]->directions[d].call);
         }
     }
     return 0;
 }
 
-/* ---- spoiling the arguments ------------------------------------------------------------------------------------ */
+/* ---- mutation of the arguments--------------------------------------------------------------------------------- */
 
-static int64_t odd_size(reader *r)
+static int64_t extreme_size(reader *r)
 {
     static const int64_t sizes[] = {0,
                                     1,
@@ -183,11 +184,11 @@ static int64_t odd_size(reader *r)
                                     (int64_t)1 << 55,
                                     INT64_MAX,
                                     INT64_MIN};
-    const uint32_t choice = take(r, 256);
+    const uint32_t choice = take_number(r, 256);
     return choice < sizeof sizes / sizeof *sizes ? sizes[choice] : choice < 250 ? choice % 40 : (int64_t)take_bits(r);
 }
 
-/* Row-major strides in some order of the axes, with `gap` elements between one and the next. */
+/* Sets row-major strides for an order of the axes, with gaps of `gap` elements. */
 static void lay_out(cot_tensor *tensor, uint32_t order, int64_t gap)
 {
     int64_t stride = gap;
@@ -199,21 +200,21 @@ static void lay_out(cot_tensor *tensor, uint32_t order, int64_t gap)
     }
 }
 
-static void spoil_strides(reader *r, cot_tensor *tensor)
+static void mutate_strides(reader *r, cot_tensor *tensor)
 {
-    const int axis = (int)take(r, COT_MAX_RANK);
-    switch (take(r, 6)) {
+    const int axis = (int)take_number(r, COT_MAX_RANK);
+    switch (take_number(r, 6)) {
     case 0: tensor->stride[axis] = 0; break;
-    case 1: tensor->stride[axis] = odd_size(r); break;
-    case 2: tensor->stride[axis] = (int64_t)(0 - (uint64_t)tensor->stride[axis]); break; /* backwards */
+    case 1: tensor->stride[axis] = extreme_size(r); break;
+    case 2: tensor->stride[axis] = (int64_t)(0 - (uint64_t)tensor->stride[axis]); break; /* reversed */
     case 3: tensor->stride[axis] = tensor->stride[(axis + 1) % COT_MAX_RANK]; break;
     default:
         if (tensor->rank > 0 && tensor->rank <= COT_MAX_RANK)
-            lay_out(tensor, take(r, COT_MAX_RANK), 1 + take(r, 3));
+            lay_out(tensor, take_number(r, COT_MAX_RANK), 1 + take_number(r, 3));
     }
 }
 
-/* One size becomes another one wherever it stands, so that the tensors go on fitting each other. */
+/* Replaces a size in all tensors, so that the tensors still match each other. */
 static void resize_all(const cot_direction *direction, void *args, int64_t from, int64_t to, uint32_t order)
 {
     for (int f = 0; f < direction->field_count; f++) {
@@ -228,7 +229,7 @@ static void resize_all(const cot_direction *direction, void *args, int64_t from,
     }
 }
 
-/* The members that are no tensors: every four bytes outside of the tensors, the workspace and struct_size. */
+/* Offsets of the members that are no tensors: every 4 bytes outside of tensors, workspace and struct_size. */
 static uint32_t option_slots(const cot_direction *direction, size_t slots[COT_MAX_ARGS / 4])
 {
     uint32_t count = 0;
@@ -245,48 +246,50 @@ static uint32_t option_slots(const cot_direction *direction, size_t slots[COT_MA
     return count;
 }
 
-static void spoil_option(reader *r, const cot_direction *direction, char *args)
+static void mutate_option(reader *r, const cot_direction *direction, char *args)
 {
     static const uint32_t values[] = {0,           1,           2,           3,           0xffffffffu,
                                       0x7fffffffu, 0x80000000u, 0x3f000000u, 0x3f800000u, 0x7f800000u,
                                       0x7fc00000u, 0xbf800000u, 0x3dcccccdu};
-    const uint32_t choice = take(r, 32);
+    const uint32_t choice = take_number(r, 32);
     const uint32_t value = choice < sizeof values / sizeof *values ? values[choice] : (uint32_t)take_bits(r);
     size_t slots[COT_MAX_ARGS / 4];
     const uint32_t count = option_slots(direction, slots);
     if (count > 0)
-        memcpy(args + slots[take(r, count)], &value, sizeof value);
+        memcpy(args + slots[take_number(r, count)], &value, sizeof value);
 }
 
-/* May an option make the call long, as a number of iterations can? One that was small in the case and is large now. */
-static bool long_option(const cot_direction *direction, const char *own, const char *args)
+/* Whether an option, such as a number of iterations, may make the call slow: it was small in the case and is large
+ * now. */
+static bool is_long_option(const cot_direction *direction, const char *original, const char *args)
 {
     enum { FEW = 64, COUNT = 1 << 16 };
     size_t slots[COT_MAX_ARGS / 4];
     const uint32_t count = option_slots(direction, slots);
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t before, now;
-        memcpy(&before, own + slots[i], sizeof before);
-        memcpy(&now, args + slots[i], sizeof now);
-        if (now != before && now > FEW && before <= COUNT)
+        uint32_t initial, changed_value;
+        memcpy(&initial, original + slots[i], sizeof initial);
+        memcpy(&changed_value, args + slots[i], sizeof changed_value);
+        if (changed_value != initial && changed_value > FEW && initial <= COUNT)
             return true;
     }
     return false;
 }
 
-static void spoil(reader *r, const cot_direction *direction, char *args)
+static void mutate(reader *r, const cot_direction *direction, char *args)
 {
-    cot_tensor *tensor = cot_field_tensor(&direction->fields[take(r, (uint32_t)direction->field_count)], args);
-    const cot_tensor *other = cot_field_tensor(&direction->fields[take(r, (uint32_t)direction->field_count)], args);
-    const int axis = (int)take(r, COT_MAX_RANK);
-    switch (take(r, 12)) {
-    case 0: tensor->dtype = (cot_dtype)take(r, 9); break;
-    case 1: tensor->rank = (int32_t)take(r, COT_MAX_RANK + 3) - 1; break;
-    case 2: tensor->shape[axis] = odd_size(r); break;
+    cot_tensor *tensor = cot_field_tensor(&direction->fields[take_number(r, (uint32_t)direction->field_count)], args);
+    const cot_tensor *other =
+        cot_field_tensor(&direction->fields[take_number(r, (uint32_t)direction->field_count)], args);
+    const int axis = (int)take_number(r, COT_MAX_RANK);
+    switch (take_number(r, 12)) {
+    case 0: tensor->dtype = (cot_dtype)take_number(r, 9); break;
+    case 1: tensor->rank = (int32_t)take_number(r, COT_MAX_RANK + 3) - 1; break;
+    case 2: tensor->shape[axis] = extreme_size(r); break;
     case 3: memset(tensor, 0, sizeof *tensor); break;
-    case 4: *tensor = *other; break; /* makes an absent one present */
-    case 5: {                        /* the dtype of all floats that have this one's */
-        const cot_dtype from = tensor->dtype, to = (cot_dtype)(1 + take(r, 4));
+    case 4: *tensor = *other; break; /* may add an absent tensor */
+    case 5: {                        /* changes the dtype of all tensors with this dtype */
+        const cot_dtype from = tensor->dtype, to = (cot_dtype)(1 + take_number(r, 4));
         for (int f = 0; f < direction->field_count; f++) {
             cot_tensor *t = cot_field_tensor(&direction->fields[f], args);
             t->dtype = t->dtype == from ? to : t->dtype;
@@ -294,19 +297,20 @@ static void spoil(reader *r, const cot_direction *direction, char *args)
         break;
     }
     case 6:
-    case 7: resize_all(direction, args, tensor->shape[axis], odd_size(r), take(r, COT_MAX_RANK)); break;
+    case 7: resize_all(direction, args, tensor->shape[axis], extreme_size(r), take_number(r, COT_MAX_RANK)); break;
     case 8:
-    case 9: spoil_option(r, direction, args); break;
-    default: spoil_strides(r, tensor);
+    case 9: mutate_option(r, direction, args); break;
+    default: mutate_strides(r, tensor);
     }
 }
 
 /* ---- memory ---------------------------------------------------------------------------------------------------- *
- * Every tensor gets the bytes from its first to its last element and not one more, so that AddressSanitizer sees a step
- * to either side; except that it may begin some elements into its block, or lie within another one's block. */
+ * Every tensor gets exactly the bytes from its first to its last element, so that AddressSanitizer detects an access
+ * outside of them. Exceptions: it may start at an offset into its block, or lie within the block of another tensor. */
 
 typedef struct block {
-    char *memory, *before, *writable; /* the bytes, as they were, and which of them an accepted call may write */
+    char *memory, *initial,
+        *writable; /* the bytes, their initial values, and marks of those that an accepted call may write */
     size_t bytes;
 } block;
 
@@ -327,18 +331,19 @@ static int64_t position(const cot_tensor *tensor, int64_t number)
     return at;
 }
 
-/* Index data: what the op's case would have, if it fits; small numbers, ascending or in any order; or any at all. */
+/* Fills index data: as in the op's case, if the size matches; small numbers, ascending or in any order; or any
+ * numbers. */
 static void fill_index(reader *r, const small_case *s, const cot_field *field, const cot_tensor *tensor,
                        uint64_t *random)
 {
     const int64_t elements = cot_elements(tensor);
     int32_t *data = calloc((size_t)elements + 1, sizeof *data), next = 0;
-    const cot_tensor *own = cot_field_tensor(field, (void *)s->c.args);
-    const uint32_t kind = take(r, 8);
-    if (kind < 5 && elements > 0 && own->dtype == COT_I32 && cot_elements(own) == elements) {
+    const cot_tensor *original = cot_field_tensor(field, (void *)s->c.args);
+    const uint32_t kind = take_number(r, 8);
+    if (kind < 5 && elements > 0 && original->dtype == COT_I32 && cot_elements(original) == elements) {
         s->cases->fill(&s->c, field->name, data, elements);
-        for (uint32_t change = kind; change > 2; change--) /* with an entry or two that are wrong */
-            data[take(r, (uint32_t)elements)] = (int32_t)odd_size(r);
+        for (uint32_t change = kind; change > 2; change--) /* with up to two wrong entries */
+            data[take_number(r, (uint32_t)elements)] = (int32_t)extreme_size(r);
     } else {
         for (int64_t i = 0; i < elements; i++) {
             const uint64_t bits = cot_draw(random);
@@ -351,12 +356,12 @@ static void fill_index(reader *r, const small_case *s, const cot_field *field, c
     free(data);
 }
 
-/* Any bits: infinities, NaN and subnormals too; or values near 1, of which sums can be made. */
-static void fill_bytes(char *memory, size_t bytes, bool tame, uint64_t *random)
+/* Fills with any bits, including infinities, NaN and subnormals; or with values near 1, whose sums are finite. */
+static void fill_bytes(char *memory, size_t bytes, bool bounded, uint64_t *random)
 {
     for (size_t at = 0; at < bytes; at += 8) {
         uint64_t bits = cot_draw(random);
-        if (tame)
+        if (bounded)
             bits = (bits & 0x8fff8fff8fff8fffu) | 0x3000300030003000u;
         memcpy(memory + at, &bits, bytes - at < 8 ? bytes - at : 8);
     }
@@ -365,7 +370,7 @@ static void fill_bytes(char *memory, size_t bytes, bool tame, uint64_t *random)
 static void bind(reader *r, const small_case *s, const cot_direction *direction, char *args,
                  block blocks[COT_MAX_FIELDS])
 {
-    const uint32_t wish = take(r, 256);
+    const uint32_t variant = take_number(r, 256);
     uint64_t random = take_bits(r);
     for (int f = 0; f < direction->field_count; f++) {
         cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
@@ -373,32 +378,33 @@ static void bind(reader *r, const small_case *s, const cot_direction *direction,
             continue;
         int64_t low;
         const size_t bytes = extent(tensor, &low);
-        const int owner = wish % 8 == 1 && f > 0 ? (int)take(r, (uint32_t)f) : f;
-        if (owner != f && blocks[owner].bytes >= bytes && bytes > 0) { /* within another one's memory */
-            tensor->data = blocks[owner].memory + take(r, (uint32_t)(blocks[owner].bytes - bytes) + 1) - low;
+        const int owner = variant % 8 == 1 && f > 0 ? (int)take_number(r, (uint32_t)f) : f;
+        if (owner != f && blocks[owner].bytes >= bytes && bytes > 0) { /* within the memory of another tensor */
+            tensor->data = blocks[owner].memory + take_number(r, (uint32_t)(blocks[owner].bytes - bytes) + 1) - low;
         } else {
-            const size_t offset = wish & 16 ? cot_dtype_size(tensor->dtype) * take(r, MAX_OFFSET) : wish % 8 == 2;
+            const size_t offset =
+                variant & 16 ? cot_dtype_size(tensor->dtype) * take_number(r, MAX_OFFSET) : variant % 8 == 2;
             block *b = &blocks[f];
             b->bytes = bytes + offset;
             b->memory = malloc(b->bytes);
-            fill_bytes(b->memory, b->bytes, (wish & 32) != 0, &random);
-            tensor->data = bytes > 0 || wish & 64 ? b->memory + offset - low : NULL;
+            fill_bytes(b->memory, b->bytes, (variant & 32) != 0, &random);
+            tensor->data = bytes > 0 || variant & 64 ? b->memory + offset - low : NULL;
         }
-        if (wish % 8 == 3 && take(r, 4) == 0)
+        if (variant % 8 == 3 && take_number(r, 4) == 0)
             tensor->data = NULL;
         else if (tensor->dtype == COT_I32 && bytes > 0 && (uintptr_t)tensor->data % sizeof(int32_t) == 0)
             fill_index(r, s, &direction->fields[f], tensor, &random);
     }
     for (int f = 0; f < direction->field_count; f++) {
-        blocks[f].before = malloc(blocks[f].bytes);
+        blocks[f].initial = malloc(blocks[f].bytes);
         blocks[f].writable = calloc(blocks[f].bytes + 1, 1);
         if (blocks[f].bytes > 0)
-            memcpy(blocks[f].before, blocks[f].memory, blocks[f].bytes);
+            memcpy(blocks[f].initial, blocks[f].memory, blocks[f].bytes);
     }
 }
 
-/* Marks what the outputs may write. No element of an output lies on another one's, or on an input's unless the two are
- * one and the same view, which a header may allow. */
+/* Marks the bytes that the outputs may write. Requires that no two outputs overlap. An output may overlap an input
+ * only if both are the same view, which a header may allow. */
 static void allow_outputs(const cot_direction *direction, char *args, block blocks[COT_MAX_FIELDS])
 {
     for (int f = 0; f < 2 * direction->field_count; f++) { /* the outputs, then the inputs */
@@ -425,17 +431,16 @@ static void allow_outputs(const cot_direction *direction, char *args, block bloc
     }
 }
 
-static void require_untouched(const cot_direction *direction, const block blocks[COT_MAX_FIELDS], const char *when)
+static void require_unchanged(const cot_direction *direction, const block blocks[COT_MAX_FIELDS], const char *when)
 {
     for (int f = 0; f < direction->field_count; f++)
         for (size_t i = 0; i < blocks[f].bytes; i++)
-            REQUIRE(blocks[f].writable[i] || blocks[f].memory[i] == blocks[f].before[i],
+            REQUIRE(blocks[f].writable[i] || blocks[f].memory[i] == blocks[f].initial[i],
                     "%s: byte %zu of %zu of %s's memory was written by a call that %s", direction->call, i,
                     blocks[f].bytes, direction->fields[f].name, when);
 }
 
-/* ---- the call
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- the call --------------------------------------------------------------------------------------------------- */
 
 static void require_message(const cot_direction *direction, cot_status status)
 {
@@ -445,7 +450,7 @@ static void require_message(const cot_direction *direction, cot_status status)
     REQUIRE(strcmp(cot_status_name(status), "COT_?") != 0, "%s: status %d", direction->call, (int)status);
 }
 
-/* The arguments where the sanitizer sees a byte that is read beyond struct_size. */
+/* Runs a call with a copy of the arguments, so that the sanitizer detects a read beyond struct_size. */
 static cot_status run(const cot_direction *direction, cot_queue *queue, const char *args)
 {
     size_t size;
@@ -460,17 +465,17 @@ static cot_status run(const cot_direction *direction, cot_queue *queue, const ch
     return status;
 }
 
-/* Any row that admits the call, not only the cheapest: its name is forced. */
-static void force_row(reader *r, const cot_direction *direction, cot_queue *queue, const char *args, char text[256])
+/* Forces a random kernel that admits the call, not only the cheapest one. */
+static void force_kernel(reader *r, const cot_direction *direction, cot_queue *queue, const char *args, char text[256])
 {
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
     queue->forced = NULL;
-    const uint32_t wish = take(r, 64);
-    if (wish == 0 || cot_op_explain(direction, queue, args, choices, &count) != COT_OK)
+    const uint32_t variant = take_number(r, 64);
+    if (variant == 0 || cot_op_explain(direction, queue, args, choices, &count) != COT_OK)
         return;
-    const cot_choice *choice = &choices[wish % (uint32_t)count];
-    if (choice->refusal != NULL && wish < 48)
+    const cot_choice *choice = &choices[variant % (uint32_t)count];
+    if (choice->refusal != NULL && variant < 48)
         return;
     snprintf(text, 256, "%s=%s", direction->op->name, choice->kernel->name);
     queue->forced = text;
@@ -480,34 +485,34 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     reader r = read_from(data, size);
-    const small_case *s = &all[take(&r, all_count)];
+    const small_case *s = &small_cases[take_number(&r, small_case_count)];
     const cot_direction *direction = &s->cases->op->directions[s->c.direction];
     _Alignas(16) char args[COT_MAX_ARGS];
     memcpy(args, s->c.args, sizeof args);
-    for (uint32_t n = take(&r, 6); n > 0; n--)
-        spoil(&r, direction, args);
+    for (uint32_t n = take_number(&r, 6); n > 0; n--)
+        mutate(&r, direction, args);
     size_t struct_size = direction->args_size;
-    if (take(&r, 16) == 1)
-        struct_size = take(&r, 4) == 0 ? (size_t)take_bits(&r) : struct_size - 64 + take(&r, 256);
-    const bool cut = struct_size < direction->args_size; /* what is cut off is absent */
+    if (take_number(&r, 16) == 1)
+        struct_size = take_number(&r, 4) == 0 ? (size_t)take_bits(&r) : struct_size - 64 + take_number(&r, 256);
+    const bool cut = struct_size < direction->args_size; /* members beyond struct_size are absent */
     if (cut && struct_size > sizeof struct_size)
         memset(args + struct_size, 0, direction->args_size - struct_size);
     memcpy(args, &struct_size, sizeof struct_size);
 
-    cot_queue *queue = queues[take(&r, 8) == 1];
+    cot_queue *queue = queues[take_number(&r, 8) == 1];
     char forced[256];
-    force_row(&r, direction, queue, args, forced);
+    force_kernel(&r, direction, queue, args, forced);
     size_t needed = 0;
     const cot_status query = cot_op_workspace(direction, queue, args, &needed);
     if (query != COT_OK)
         require_message(direction, query);
 
-    if (!all_small(direction, args) || long_option(direction, s->c.args, args)) {
-        /* Too large to be executed: only what is refused before any is looked at can be called. */
+    if (!all_are_small(direction, args) || is_long_option(direction, s->c.args, args)) {
+        /* Too large to be executed: the call is made only if it is refused before its data is read. */
         for (int f = 0; f < direction->field_count; f++) {
             cot_tensor *tensor = cot_field_tensor(&direction->fields[f], args);
             if (cot_is_present(tensor))
-                tensor->data = forbidden + (1 << 19);
+                tensor->data = inaccessible + (1 << 19);
         }
         if (query != COT_OK)
             REQUIRE(run(direction, queue, args) != COT_OK, "%s: refused by the query alone", direction->call);
@@ -518,29 +523,29 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     block blocks[COT_MAX_FIELDS] = {{0}};
     bind(&r, s, direction, args, blocks);
     void *workspace = NULL;
-    const uint32_t wish = take(&r, 8);
-    size_t given = wish == 0 || cut || query != COT_OK ? 0 : needed - (wish == 1 && needed > 0);
-    if (given > 0 && posix_memalign(&workspace, COT_ALIGNMENT, given) != 0)
+    const uint32_t variant = take_number(&r, 8);
+    size_t workspace_bytes = variant == 0 || cut || query != COT_OK ? 0 : needed - (variant == 1 && needed > 0);
+    if (workspace_bytes > 0 && posix_memalign(&workspace, COT_ALIGNMENT, workspace_bytes) != 0)
         abort();
     if (workspace != NULL)
-        memset(workspace, 0xff, given);
+        memset(workspace, 0xff, workspace_bytes);
     memcpy(args + direction->workspace_offset, &workspace, sizeof workspace);
-    memcpy(args + direction->workspace_bytes_offset, &given, sizeof given);
+    memcpy(args + direction->workspace_bytes_offset, &workspace_bytes, sizeof workspace_bytes);
 
     const cot_status status = run(direction, queue, args);
     REQUIRE(status != COT_OK || query == COT_OK, "%s: accepted, though the query refused", direction->call);
-    REQUIRE(status != COT_OK || workspace == NULL || given >= needed,
+    REQUIRE(status != COT_OK || workspace == NULL || workspace_bytes >= needed,
             "%s: ran in less workspace than the query asked for", direction->call);
-    REQUIRE(status != COT_WORKSPACE_TOO_SMALL || given < needed,
-            "%s: %zu bytes of workspace are too few, the query said %zu", direction->call, given, needed);
+    REQUIRE(status != COT_WORKSPACE_TOO_SMALL || workspace_bytes < needed,
+            "%s: %zu bytes of workspace are too few, the query said %zu", direction->call, workspace_bytes, needed);
     if (status == COT_OK)
         allow_outputs(direction, args, blocks);
-    require_untouched(direction, blocks, status == COT_OK ? "has no output there" : "was refused");
+    require_unchanged(direction, blocks, status == COT_OK ? "has no output there" : "was refused");
 
     free(workspace);
     for (int f = 0; f < direction->field_count; f++) {
         free(blocks[f].memory);
-        free(blocks[f].before);
+        free(blocks[f].initial);
         free(blocks[f].writable);
     }
     queue->forced = NULL;

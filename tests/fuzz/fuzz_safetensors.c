@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * fuzz_safetensors.c: the reader of .safetensors under a fuzzer: a file is refused in one line, or each of its tensors is;
- * or every element of a tensor's view can be read. */
+ * fuzz_safetensors.c: fuzzes the reader of .safetensors. A file or a tensor is refused with one line, or every
+ * element of the tensor's view can be read. */
 /* -max_len=1024: tools/fuzz.sh reads it */
 #include "file_input.h"
 #include "io/safetensors.h"
@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (safetensors_parse(&file, name, input.bytes, input.size, &error)) {
         for (int i = 0; i < file.count; i++) {
             REQUIRE(safetensors_find(&file, file.entries[i].name) == i, "tensor %d is not found by its name", i);
-            for (int again = 0; again < 2; again++) { /* the second is served from what the first has left */
+            for (int again = 0; again < 2; again++) { /* the second read uses the state that the first one left */
                 if (safetensors_get(&file, i, &view, &error))
                     read_view(&view, input.size);
                 else
