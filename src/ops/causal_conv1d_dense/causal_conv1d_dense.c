@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_dense.c: the front: what the arguments must be, the table of kernels, the public calls. */
+ * causal_conv1d_dense.c: argument checks, the kernel table and the public functions of causal_conv1d_dense. */
 #include "causal_conv1d_dense_problem.h"
 
 #include "core/cpu_features.h"
@@ -9,48 +9,49 @@
 
 #include <inttypes.h>
 
-/* ---- what the two calls check alike -------------------------------------------------------------------- */
+/* ---- checks that the two calls share ------------------------------------------------------------------- */
 
-/* x gives B, Din, T; weight gives Dout, K. */
+/* Sets B, Din, T from x, and Dout, K from weight. */
 static cot_status check_x_and_weight(const char *call, const cot_tensor *x, const cot_tensor *weight,
-                                     const cot_tensor *bias, conv1d_dense_sizes *z)
+                                     const cot_tensor *bias, conv1d_dense_sizes *sizes)
 {
     CHECK(cot_check_required(call, "x", x));
     CHECK(cot_check_tensor(call, "x", x, COT_FLOATS, 3, 3));
     CHECK(cot_check_required(call, "weight", weight));
     CHECK(cot_check_tensor(call, "weight", weight, COT_FLOATS, 3, 3));
-    *z = (conv1d_dense_sizes){x->shape[0], x->shape[1], weight->shape[0], x->shape[2], weight->shape[2], x->dtype};
-    CHECK(cot_check_size(call, "weight", weight, 1, "Din", "x", z->Din));
-    if (z->K < 1)
-        return cot_fail(COT_INVALID_SHAPE, "%s: weight has K=%" PRId64 ", expected 1 or more", call, z->K);
+    *sizes = (conv1d_dense_sizes){x->shape[0], x->shape[1], weight->shape[0], x->shape[2], weight->shape[2], x->dtype};
+    CHECK(cot_check_size(call, "weight", weight, 1, "Din", "x", sizes->Din));
+    if (sizes->K < 1)
+        return cot_fail(COT_INVALID_SHAPE, "%s: weight has K=%" PRId64 ", expected 1 or more", call, sizes->K);
     CHECK(cot_check_tensor(call, "bias", bias, COT_FLOATS, 1, 1));
-    return cot_is_present(bias) ? cot_check_size(call, "bias", bias, 0, "Dout", "weight", z->Dout) : COT_OK;
+    return cot_is_present(bias) ? cot_check_size(call, "bias", bias, 0, "Dout", "weight", sizes->Dout) : COT_OK;
 }
 
-/* x, dx, y or dy: [B,channels,T] of x's dtype. */
+/* Checks x, dx, y or dy: [B,channels,T] of x's dtype. */
 static cot_status check_tokens(const char *call, const char *name, const cot_tensor *tensor, const char *symbol,
-                               const char *source, int64_t channels, const conv1d_dense_sizes *z)
+                               const char *source, int64_t channels, const conv1d_dense_sizes *sizes)
 {
     if (!cot_is_present(tensor))
         return cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3);
     CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3));
-    CHECK(cot_check_size(call, name, tensor, 0, "B", "x", z->B));
+    CHECK(cot_check_size(call, name, tensor, 0, "B", "x", sizes->B));
     CHECK(cot_check_size(call, name, tensor, 1, symbol, source, channels));
-    CHECK(cot_check_size(call, name, tensor, 2, "T", "x", z->T));
-    if (tensor->dtype != z->dtype)
+    CHECK(cot_check_size(call, name, tensor, 2, "T", "x", sizes->T));
+    if (tensor->dtype != sizes->dtype)
         return cot_fail(COT_INVALID_DTYPE, "%s: %s has dtype %s, x has %s", call, name, cot_dtype_name(tensor->dtype),
-                        cot_dtype_name(z->dtype));
+                        cot_dtype_name(sizes->dtype));
     return COT_OK;
 }
 
-static cot_status check_state(const char *call, const char *name, const cot_tensor *tensor, const conv1d_dense_sizes *z)
+static cot_status check_state(const char *call, const char *name, const cot_tensor *tensor,
+                              const conv1d_dense_sizes *sizes)
 {
     CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3));
     if (!cot_is_present(tensor))
         return COT_OK;
-    CHECK(cot_check_size(call, name, tensor, 0, "B", "x", z->B));
-    CHECK(cot_check_size(call, name, tensor, 1, "Din", "x", z->Din));
-    return cot_check_size(call, name, tensor, 2, "K-1", "weight", z->K - 1);
+    CHECK(cot_check_size(call, name, tensor, 0, "B", "x", sizes->B));
+    CHECK(cot_check_size(call, name, tensor, 1, "Din", "x", sizes->Din));
+    return cot_check_size(call, name, tensor, 2, "K-1", "weight", sizes->K - 1);
 }
 
 /* ---- the two calls -------------------------------------------------------------------------------------- */
@@ -60,7 +61,7 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     conv1d_dense_forward_problem *p = problem;
     p->args = *(const cot_causal_conv1d_dense_forward_args *)args;
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
-    const conv1d_dense_sizes *z = &p->sizes;
+    const conv1d_dense_sizes *sizes = &p->sizes;
     const cot_named_tensor tensors[] = {
         {"x", &a->x, false},       {"weight", &a->weight, false},
         {"bias", &a->bias, false}, {"initial_state", &a->initial_state, false},
@@ -68,9 +69,9 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     };
     CHECK(cot_check_silu(call, a->activation));
     CHECK(check_x_and_weight(call, &a->x, &a->weight, &a->bias, &p->sizes));
-    CHECK(check_state(call, "initial_state", &a->initial_state, z));
-    CHECK(check_tokens(call, "y", &a->y, "Dout", "weight", z->Dout, z));
-    CHECK(check_state(call, "final_state", &a->final_state, z));
+    CHECK(check_state(call, "initial_state", &a->initial_state, sizes));
+    CHECK(check_tokens(call, "y", &a->y, "Dout", "weight", sizes->Dout, sizes));
+    CHECK(check_state(call, "final_state", &a->final_state, sizes));
     CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
     return with_data ? cot_check_memory(call, tensors, COUNT(tensors)) : COT_OK;
 }
@@ -80,7 +81,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     conv1d_dense_backward_problem *p = problem;
     p->args = *(const cot_causal_conv1d_dense_backward_args *)args;
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
-    const conv1d_dense_sizes *z = &p->sizes;
+    const conv1d_dense_sizes *sizes = &p->sizes;
     const cot_named_tensor tensors[] = {
         {"x", &a->x, false},        {"weight", &a->weight, false},
         {"bias", &a->bias, false},  {"initial_state", &a->initial_state, false},
@@ -92,21 +93,21 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     if (a->accumulate != 0 && a->accumulate != 1)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: accumulate is %d, expected 0 or 1", call, (int)a->accumulate);
     CHECK(check_x_and_weight(call, &a->x, &a->weight, &a->bias, &p->sizes));
-    CHECK(check_state(call, "initial_state", &a->initial_state, z));
+    CHECK(check_state(call, "initial_state", &a->initial_state, sizes));
     CHECK(cot_check_required(call, "dy", &a->dy));
-    CHECK(check_tokens(call, "dy", &a->dy, "Dout", "weight", z->Dout, z));
-    CHECK(check_state(call, "dfinal_state", &a->dfinal_state, z));
-    CHECK(check_tokens(call, "dx", &a->dx, "Din", "x", z->Din, z));
+    CHECK(check_tokens(call, "dy", &a->dy, "Dout", "weight", sizes->Dout, sizes));
+    CHECK(check_state(call, "dfinal_state", &a->dfinal_state, sizes));
+    CHECK(check_tokens(call, "dx", &a->dx, "Din", "x", sizes->Din, sizes));
     CHECK(cot_check_tensor(call, "dweight", &a->dweight, COT_FLOATS, 3, 3));
     if (cot_is_present(&a->dweight)) {
-        CHECK(cot_check_size(call, "dweight", &a->dweight, 0, "Dout", "weight", z->Dout));
-        CHECK(cot_check_size(call, "dweight", &a->dweight, 1, "Din", "weight", z->Din));
-        CHECK(cot_check_size(call, "dweight", &a->dweight, 2, "K", "weight", z->K));
+        CHECK(cot_check_size(call, "dweight", &a->dweight, 0, "Dout", "weight", sizes->Dout));
+        CHECK(cot_check_size(call, "dweight", &a->dweight, 1, "Din", "weight", sizes->Din));
+        CHECK(cot_check_size(call, "dweight", &a->dweight, 2, "K", "weight", sizes->K));
     }
     CHECK(cot_check_tensor(call, "dbias", &a->dbias, COT_FLOATS, 1, 1));
     if (cot_is_present(&a->dbias))
-        CHECK(cot_check_size(call, "dbias", &a->dbias, 0, "Dout", "weight", z->Dout));
-    CHECK(check_state(call, "dinitial_state", &a->dinitial_state, z));
+        CHECK(cot_check_size(call, "dbias", &a->dbias, 0, "Dout", "weight", sizes->Dout));
+    CHECK(check_state(call, "dinitial_state", &a->dinitial_state, sizes));
     CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
     return with_data ? cot_check_memory(call, tensors, COUNT(tensors)) : COT_OK;
 }
@@ -128,7 +129,7 @@ static const cot_kernel kernels[] = {
 #undef COT_KERNEL
 };
 
-/* Tables, one row a line. */
+/* Tables: one entry per line. */
 /* clang-format off */
 #define FIELD(direction, name, role) {#name, offsetof(cot_causal_conv1d_dense_##direction##_args, name), role, false}
 #define PARAMETER_GRADIENT(name) {#name, offsetof(cot_causal_conv1d_dense_backward_args, name), COT_OUTPUT, true}

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_dense_problem.h: what the kernels of this op are given: checked arguments and their sizes by name. */
+ * causal_conv1d_dense_problem.h: the problem structs that the kernels of this op get: checked arguments, and their
+ * sizes by name. */
 #ifndef COT_CAUSAL_CONV1D_DENSE_PROBLEM_H
 #define COT_CAUSAL_CONV1D_DENSE_PROBLEM_H
 
@@ -15,10 +16,10 @@ enum { COT_CAUSAL_CONV1D_DENSE_FORWARD, COT_CAUSAL_CONV1D_DENSE_BACKWARD };
 extern const cot_op cot_causal_conv1d_dense_op;
 extern const cot_direction cot_causal_conv1d_dense_directions[];
 
-/* As in the header. */
+/* The sizes of cotangent/causal_conv1d_dense.h. */
 typedef struct conv1d_dense_sizes {
     int64_t B, Din, Dout, T, K;
-    cot_dtype dtype; /* x's */
+    cot_dtype dtype; /* of x */
 } conv1d_dense_sizes;
 
 typedef struct conv1d_dense_forward_problem {
@@ -31,22 +32,23 @@ typedef struct conv1d_dense_backward_problem {
     cot_causal_conv1d_dense_backward_args args;
 } conv1d_dense_backward_problem;
 
-/* xe of channel i at row r of K-1+T: a column of the state, or a token. */
-static inline const cot_tensor *conv1d_dense_row(const conv1d_dense_sizes *z, const cot_tensor *x,
-                                                 const cot_tensor *state, int64_t r, int64_t *column)
+/* The tensor that holds row r of xe (of K-1+T rows), and its column there: a column of the state, or a token. NULL: the
+ * row is zero. */
+static inline const cot_tensor *conv1d_dense_row_tensor(const conv1d_dense_sizes *sizes, const cot_tensor *x,
+                                                        const cot_tensor *state, int64_t r, int64_t *column)
 {
-    const int64_t history = z->K - 1;
-    *column = r < history ? r : r - history;
-    return r >= history ? x : cot_is_present(state) ? state : NULL;
+    const int64_t state_columns = sizes->K - 1;
+    *column = r < state_columns ? r : r - state_columns;
+    return r >= state_columns ? x : cot_is_present(state) ? state : NULL;
 }
 
 /* ---- passes -------------------------------------------------------------------------------------------- *
- * Jobs that do not wait for each other are one pass: threads that are through with one begin the next, and small calls
- * wait for each other less often. */
+ * A pass runs several independent jobs as one parallel loop. A thread that finishes the items of one job continues with
+ * the next job, so there are fewer waits, which helps small calls. */
 typedef struct conv1d_dense_job {
     int64_t items;
     void (*body)(void *context, int64_t item);
-    void (*body_with_scratch)(void *context, int64_t item, void *scratch); /* where body is NULL */
+    void (*body_with_scratch)(void *context, int64_t item, void *scratch); /* used if body is NULL */
 } conv1d_dense_job;
 
 typedef struct conv1d_dense_pass {
@@ -54,7 +56,7 @@ typedef struct conv1d_dense_pass {
     const conv1d_dense_job *jobs;
 } conv1d_dense_pass;
 
-static inline void conv1d_dense_item(void *context, int64_t item, void *scratch)
+static inline void conv1d_dense_run_item(void *context, int64_t item, void *scratch)
 {
     const conv1d_dense_pass *pass = context;
     const conv1d_dense_job *job = pass->jobs;
@@ -66,13 +68,13 @@ static inline void conv1d_dense_item(void *context, int64_t item, void *scratch)
         job->body_with_scratch(pass->context, item, scratch);
 }
 
-static inline void conv1d_dense_run(cot_queue *queue, void *context, const conv1d_dense_job *jobs, int count)
+static inline void conv1d_dense_run_jobs(cot_queue *queue, void *context, const conv1d_dense_job *jobs, int count)
 {
     conv1d_dense_pass pass = {context, jobs};
     int64_t items = 0;
     for (int i = 0; i < count; i++)
         items += jobs[i].items;
-    cot_parallel_scratch(queue, items, conv1d_dense_item, &pass);
+    cot_parallel_scratch(queue, items, conv1d_dense_run_item, &pass);
 }
 
 #endif

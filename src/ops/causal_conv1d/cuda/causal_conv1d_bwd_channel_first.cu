@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_bwd_channel_first.cu: time is contiguous. Blocks (x, y, z) take a piece of row [b = z][d = y], a warp
- * CONV1D_BWD_CHUNKS chunks of it, all loaded before the first is used.
- *   g   needs the W-1 inputs before: from the lane to the left, for lane 0 from lane 31 of the chunk before
- *   dx  needs the W-1 g after: from the lane to the right, for lane 31 from lane 0 of the chunk after, for the warp's
- *       last chunk through shared memory, and for the block's last chunk they are computed again
- * Sums of dweight and dbias: lane by lane, over lanes, over warps; then causal_conv1d_reduce over blocks. */
+ * causal_conv1d_bwd_channel_first.cu: backward, time is contiguous. Block (x, y, z) processes piece x of row
+ * [b = z][d = y]. A warp loads its CONV1D_BWD_CHUNKS chunks before it uses the first.
+ *   g   needs the W-1 previous inputs: from the previous lane, for lane 0 from lane 31 of the previous chunk
+ *   dx  needs the W-1 next values of g: from the next lane, for lane 31 from lane 0 of the next chunk
+ *       after the warp's last chunk: from the next warp through shared memory
+ *       after the block's last chunk: recomputed
+ * The sums of dweight and dbias are accumulated per lane, then reduced over lanes and over warps.
+ * causal_conv1d_reduce reduces them over blocks. */
 #include "causal_conv1d_first.cuh"
 
-template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void backward(const conv1d_call &c)
+template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void backward(const conv1d_call &c)
 {
-    constexpr int V = first_vector<E, W>, CHUNK = CONV1D_LANES * V, CHUNKS = CONV1D_BWD_CHUNKS;
-    __shared__ float heads[CONV1D_WARPS + 1][W - 1]; /* the first g of each warp, and of the next block */
-    __shared__ float all[CONV1D_WARPS][W + 1];
+    constexpr int V = vector_elements<E, W>, CHUNK = CONV1D_LANES * V, CHUNKS = CONV1D_BWD_CHUNKS;
+    __shared__ float first_g[CONV1D_WARPS + 1][W - 1]; /* of each warp; the last entry: of the next block */
+    __shared__ float warp_sums[CONV1D_WARPS][W + 1];
     const int T = (int)c.T, lane = threadIdx.x % CONV1D_LANES;
     const int warp = threadIdx.x / CONV1D_LANES, warps = blockDim.x / CONV1D_LANES;
     const int begin = (int)(blockIdx.x * warps + warp) * CHUNKS * CHUNK;
@@ -27,37 +29,37 @@ template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void 
 #pragma unroll
             for (int u = 0; u < CHUNKS; u++) {
                 if (t + u * CHUNK < T) {
-                    raw_x[u] = load_elements<E, V, PLAIN>(x + t + u * CHUNK, T - t - u * CHUNK, c.x.aligned);
-                    raw_dy[u] = load_elements<E, V, PLAIN>(dy + t + u * CHUNK, T - t - u * CHUNK, c.dy.aligned);
+                    raw_x[u] = load_elements<E, V, SPECIALIZED>(x + t + u * CHUNK, T - t - u * CHUNK, c.x.aligned);
+                    raw_dy[u] = load_elements<E, V, SPECIALIZED>(dy + t + u * CHUNK, T - t - u * CHUNK, c.dy.aligned);
                 }
             }
-            float w[W], before[W - 1], g[CHUNKS][V], sums[W + 1] = {0};
+            float w[W], previous[W - 1], g[CHUNKS][V], sums[W + 1] = {0};
             if (begin < T)
-                load_before<E, W, PLAIN>(c, b, d, x, begin, before);
+                load_previous<E, W, SPECIALIZED>(c, b, d, x, begin, previous);
             const float bias = load_taps<W>(c, d, w);
             if (warp == warps - 1 && lane < W - 1)
-                heads[warps][lane] =
-                    block_end < T ? lone_gradient<E, W, PLAIN>(c, b, d, block_end + lane, w, bias, dy) : 0.0f;
+                first_g[warps][lane] =
+                    block_end < T ? recompute_g<E, W, SPECIALIZED>(c, b, d, block_end + lane, w, bias, dy) : 0.0f;
 #pragma unroll
             for (int u = 0; u < CHUNKS; u++) {
-                float own[V], inputs[W - 1 + V];
-                cot_unpack(raw_x[u], own);
+                float values[V], inputs[W - 1 + V];
+                cot_unpack(raw_x[u], values);
                 cot_unpack(raw_dy[u], g[u]);
-                reach_back<V, W>(own, before, inputs);
+                shift_in_previous<V, W>(values, previous, inputs);
                 if (t + u * CHUNK < T)
-                    take_gradient<E, V, W, PLAIN>(c, b, t + u * CHUNK, c.silu, w, bias, inputs, g[u], sums);
+                    compute_g_and_sums<E, V, W, SPECIALIZED>(c, b, t + u * CHUNK, c.silu, w, bias, inputs, g[u], sums);
             }
             if (lane == 0) {
 #pragma unroll
                 for (int j = 0; j < W - 1; j++)
-                    heads[warp][j] = g[0][j];
+                    first_g[warp][j] = g[0][j];
             }
-            sum_over_lanes<W + 1>(sums, all[warp]);
+            reduce_over_lanes<W + 1>(sums, warp_sums[warp]);
             __syncthreads();
             if (threadIdx.x <= W) {
                 float sum = 0.0f;
                 for (int i = 0; i < warps; i++)
-                    sum += all[i][threadIdx.x];
+                    sum += warp_sums[i][threadIdx.x];
                 store_sum<W>(c, b * gridDim.x + blockIdx.x, d, threadIdx.x, sum);
             }
             if (c.dx.data != nullptr) {
@@ -66,18 +68,18 @@ template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void 
                     float after[W - 1], out[V];
 #pragma unroll
                     for (int j = 0; j < W - 1; j++) {
-                        const float next = u + 1 < CHUNKS ? g[u + 1 < CHUNKS ? u + 1 : u][j] : heads[warp + 1][j];
+                        const float next = u + 1 < CHUNKS ? g[u + 1 < CHUNKS ? u + 1 : u][j] : first_g[warp + 1][j];
                         after[j] = __shfl_sync(CONV1D_ALL_LANES, lane == 0 ? next : g[u][j], lane + 1);
                     }
                     if (t + u * CHUNK >= T)
                         continue;
-                    give_gradient<E, V, W, PLAIN>(c, b, d, t + u * CHUNK, c.dfinal_state.data != nullptr, w, g[u],
-                                                  after, out);
-                    store_elements<E, V, PLAIN>(dx + t + u * CHUNK, T - t - u * CHUNK, c.dx.aligned, out);
+                    compute_dx<E, V, W, SPECIALIZED>(c, b, d, t + u * CHUNK, c.dfinal_state.data != nullptr, w, g[u],
+                                                     after, out);
+                    store_elements<E, V, SPECIALIZED>(dx + t + u * CHUNK, T - t - u * CHUNK, c.dx.aligned, out);
                 }
             }
             if (gridDim.y < c.D || gridDim.z < c.B)
-                __syncthreads(); /* before the next row's heads and sums */
+                __syncthreads(); /* before the next row overwrites first_g and warp_sums */
         }
     }
 }

@@ -1,53 +1,56 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_cuda.h: what the host hands to the CUDA kernels of this op, by value. For C and CUDA. */
+ * causal_conv1d_cuda.h: the kernel parameters of this op, which the host passes by value. For C and CUDA. */
 #ifndef COT_CAUSAL_CONV1D_CUDA_H
 #define COT_CAUSAL_CONV1D_CUDA_H
 
 #include <stdint.h>
 
-/* How the fast kernels divide the work. They are short: a warp takes little, and blocks follow each other through memory
- * in its own order, which an H200 moves a tenth faster than long runs of its own for each warp (see the README). */
+/* How the fast kernels divide the work. Each warp processes few tokens, and consecutive blocks access consecutive
+ * memory. On an H200 this is 10 % faster than one long run of tokens for each warp (see
+ * docs/experiments/causal_conv1d.md). */
 enum {
     CONV1D_LANES = 32,
-    CONV1D_WARPS = 8,      /* of a block, at most */
-    CONV1D_FWD_CHUNKS = 4, /* contiguous time: chunks of 32 V tokens that a warp takes */
+    CONV1D_WARPS = 8,      /* maximum of a block */
+    CONV1D_FWD_CHUNKS = 4, /* contiguous time: chunks per warp, of 32 V tokens each */
     CONV1D_BWD_CHUNKS = 4,
-    CONV1D_FWD_ROWS = 32, /* contiguous channels: tokens that a warp takes */
-    CONV1D_BWD_ROWS = 32,
+    CONV1D_FWD_WARP_TOKENS = 32, /* contiguous channels: tokens per warp */
+    CONV1D_BWD_WARP_TOKENS = 32,
     CONV1D_BWD_WARPS = 4,
-    /* On Hopper a block has its tile brought to shared memory at once. */
+    /* On Hopper the copy engine loads the whole tile of a block into shared memory. */
     CONV1D_SM90_WARPS = 4,
-    CONV1D_SM90_FWD_CHUNKS = 2, /* of a warp, contiguous time */
+    CONV1D_SM90_FWD_CHUNKS = 2, /* contiguous time: chunks per warp */
     CONV1D_SM90_BWD_CHUNKS = 4,
-    CONV1D_SM90_FWD_ROWS = 8,  /* of a warp, contiguous channels */
-    CONV1D_SM90_BWD_ROWS = 32, /* and half of that where blocks are few: see conv1d_sm90_bwd_last */
-    CONV1D_SM90_FWD_V = 4,     /* channels of a lane */
-    CONV1D_SM90_BWD_V = 2,     /* 64 registers instead of 120: twice the warps, which 4 channels a lane were short of */
-    CONV1D_SM90_FWD_CHANNELS = CONV1D_LANES * CONV1D_SM90_FWD_V, /* of a tile */
+    CONV1D_SM90_FWD_WARP_TOKENS = 8,  /* contiguous channels: tokens per warp */
+    CONV1D_SM90_BWD_WARP_TOKENS = 32, /* halved for small grids: see conv1d_sm90_bwd_channel_last_config */
+    CONV1D_SM90_FWD_V = 4,            /* channels per lane */
+    CONV1D_SM90_BWD_V = 2,            /* 64 registers; 4 channels per lane need 120, which halves the warps that fit */
+    CONV1D_SM90_FWD_CHANNELS = CONV1D_LANES * CONV1D_SM90_FWD_V, /* channels per tile */
     CONV1D_SM90_BWD_CHANNELS = CONV1D_LANES * CONV1D_SM90_BWD_V,
-    CONV1D_SM90_HALO = 4, /* tokens before a tile, and after it in the backward */
-    /* im2col and its product on tensor cores: a block's tile, 8 channels of it to a warp. */
+    CONV1D_SM90_HALO = 4, /* tokens before a tile; in the backward also after it */
+    /* im2col and its product on tensor cores: the tile of a block. Each warp processes 8 of its channels. */
     CONV1D_IM2COL_TOKENS = 128,
     CONV1D_IM2COL_CHANNELS = 64,
     CONV1D_IM2COL_THREADS = CONV1D_IM2COL_CHANNELS / 8 * CONV1D_LANES
 };
 
-/* Bytes of a tile of contiguous time, with a line of 128 bytes before and after it: only the 16 next to the tile are used,
- * but the copy engine is a twentieth slower where the two addresses differ modulo a line. */
-#define CONV1D_SM90_FIRST_BYTES(warps, chunks) ((warps) * (chunks)*CONV1D_LANES * 16 + 256)
+/* Bytes of a tile with contiguous time, plus 128 bytes before and after it. Only the 16 bytes next to the tile are
+ * used. The full 128 bytes keep the shared and the global address equal modulo 128: otherwise the copy is 5 %
+ * slower. */
+#define CONV1D_SM90_CHANNEL_FIRST_BYTES(warps, chunks) ((warps) * (chunks)*CONV1D_LANES * 16 + 256)
 
-/* A tensor on the device; null = absent. Strides in elements. */
+/* A tensor on the device. data is null if the tensor is absent. Strides are in elements. */
 typedef struct conv1d_array {
     void *data;
-    int64_t stride[3]; /* of x's kin b, d, t; of states row, d, column; of weight d, k; of vectors their own */
+    int64_t stride[3]; /* x, y, dy, dx: b, d, t; states: row, d, column; weight: d, k */
     int32_t dtype;
-    int32_t aligned; /* rows of contiguous elements begin at multiples of 16 bytes, and so does data */
+    int32_t aligned; /* data and every row of contiguous elements begin at multiples of 16 bytes */
 } conv1d_array;
 
-/* One struct for all kernels of the op, each reading its part of it. Names are those of the argument structs. */
+/* The parameters of all kernels of the op. Each kernel reads some members. The names are those of the argument
+ * structs. */
 typedef struct conv1d_call {
     int64_t B, D, T, K;
-    int64_t N; /* sequences of cu_seqlens, rows of conv_state */
+    int64_t N; /* number of sequences in cu_seqlens, or rows of conv_state */
     int64_t S; /* columns of conv_state */
     int32_t silu, accumulate;
     conv1d_array x, weight, bias, initial_state, final_state, y;
@@ -55,12 +58,12 @@ typedef struct conv1d_call {
     conv1d_array conv_state;
     conv1d_array seq_idx, cu_seqlens, cache_seqlens, conv_state_indices; /* int32 */
     unsigned long long *fault;
-    /* The fast kernels. */
-    int32_t weight_packed; /* K = 4, and the four taps of a channel lie together and aligned */
-    int64_t part_length;   /* contiguous channels: tokens that a warp takes */
-    float *partial;        /* [partial_count][K+1][D] sums of dweight and dbias, K being the width compiled for */
-    int64_t partial_count; /* 1: the kernel writes dweight and dbias itself */
-    float *g;              /* the generic backward: [B][D][T] */
+    /* For the fast kernels. */
+    int32_t weight_packed; /* K = 4, and the 4 taps of a channel are contiguous and aligned */
+    int64_t warp_tokens;   /* contiguous channels: tokens per warp */
+    float *partial; /* [partial_count][W+1][D] partial sums of dweight and dbias, W: the width of the kernel instance */
+    int64_t partial_count; /* 1: the kernel itself writes dweight and dbias */
+    float *g;              /* for the generic backward: dL/dz, [B][D][T] */
 } conv1d_call;
 
 #endif

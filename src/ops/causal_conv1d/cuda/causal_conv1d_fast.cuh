@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_fast.cuh: what the fast kernels share: parameters widened to W taps, ids of packed tokens. */
+ * causal_conv1d_fast.cuh: common parts of the fast kernels: weights padded to W taps, sequence ids of packed tokens. */
 #ifndef COT_CAUSAL_CONV1D_FAST_CUH
 #define COT_CAUSAL_CONV1D_FAST_CUH
 
@@ -10,9 +10,9 @@
 
 #define CONV1D_ALL_LANES 0xffffffffu
 
-/* The kernels of a file: body<element, width, PLAIN>. PLAIN kernels are for K up to 4, whole aligned vectors and no
- * packing, which keeps their registers few; the general ones ask at run time. `blocks`: that many of the PLAIN ones are
- * to fit on a multiprocessor. */
+/* The kernels of a file: body<element, width, SPECIALIZED>. Specialized kernels support K up to 4, whole aligned
+ * vectors and no packing, so they need few registers. General kernels test these conditions at run time. `blocks`:
+ * specialized blocks that must fit on a multiprocessor. */
 #define CONV1D_INSTANCES(stem, body, blocks)                               \
     CONV1D_INSTANCE(stem##_bf16, body, blocks, __nv_bfloat16, 4, true)     \
     CONV1D_INSTANCE(stem##_bf16_general, body, 1, __nv_bfloat16, 8, false) \
@@ -20,35 +20,35 @@
     CONV1D_INSTANCE(stem##_f16_general, body, 1, __half, 8, false)         \
     CONV1D_INSTANCE(stem##_f32, body, blocks, float, 4, true)              \
     CONV1D_INSTANCE(stem##_f32_general, body, 1, float, 8, false)
-#define CONV1D_INSTANCE(name, body, blocks, element, width, plain)                   \
+#define CONV1D_INSTANCE(name, body, blocks, element, width, specialized)             \
     extern "C" __global__ void __launch_bounds__(CONV1D_WARPS *CONV1D_LANES, blocks) \
         name(const __grid_constant__ conv1d_call c)                                  \
     {                                                                                \
-        body<element, width, plain>(c);                                              \
+        body<element, width, specialized>(c);                                        \
     }
 
-/* V elements, of which `count` are there (all or none in a PLAIN kernel, which asks for none it does not need). */
-template <typename E, int V, bool PLAIN>
+/* Loads V elements, of which the first `count` exist. Specialized kernels call this only if all V exist. */
+template <typename E, int V, bool SPECIALIZED>
 static __device__ __forceinline__ cot_vector<E, V> load_elements(const E *from, int64_t count, bool aligned)
 {
-    if (PLAIN || (aligned && count >= V))
+    if (SPECIALIZED || (aligned && count >= V))
         return cot_load_vector<E, V>(from);
     return cot_load_partial<E, V>(from, count);
 }
 
-template <typename E, int V, bool PLAIN>
+template <typename E, int V, bool SPECIALIZED>
 static __device__ __forceinline__ void store_elements(E *to, int64_t count, bool aligned, const float (&values)[V])
 {
-    if (PLAIN || (aligned && count >= V))
+    if (SPECIALIZED || (aligned && count >= V))
         cot_store_vector<E, V>(to, values);
     else
         cot_store_partial<E, V>(to, count, values);
 }
 
-/* weight[d][.] as the last K of W taps, and bias[d]. */
+/* Loads weight[d][.] as the last K of W taps, with zeros before them. Returns bias[d]. */
 template <int W> static __device__ __forceinline__ float load_taps(const conv1d_call &c, int64_t d, float (&w)[W])
 {
-    if (W == 4 && c.weight_packed) { /* four taps at once */
+    if (W == 4 && c.weight_packed) { /* one load for the 4 taps */
         if (c.weight.dtype == COT_F32) {
             const float4 v = ((const float4 *)c.weight.data)[d];
             w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
@@ -66,15 +66,15 @@ template <int W> static __device__ __forceinline__ float load_taps(const conv1d_
     }
 #pragma unroll
     for (int k = 0; k < W; k++) {
-        const int64_t own = k - (W - c.K);
-        w[k] = own >= 0 ? cot_load(c.weight.data, c.weight.dtype, d * c.weight.stride[0] + own * c.weight.stride[1])
+        const int64_t tap = k - (W - c.K);
+        w[k] = tap >= 0 ? cot_load(c.weight.data, c.weight.dtype, d * c.weight.stride[0] + tap * c.weight.stride[1])
                         : 0.0f;
     }
     return c.bias.data != nullptr ? cot_load(c.bias.data, c.bias.dtype, d * c.bias.stride[0]) : 0.0f;
 }
 
-/* The id of token t of row b, 0 without packing; columns of the initial state have the first token's, what lies beyond
- * T is padding. */
+/* The sequence id of token t of row b: 0 without packing, -1 (padding) from T on. Columns of the initial state (t < 0)
+ * have the id of the first token. */
 static __device__ __forceinline__ int32_t token_id(const conv1d_call &c, int64_t b, int64_t t)
 {
     if (t >= c.T)
@@ -84,16 +84,17 @@ static __device__ __forceinline__ int32_t token_id(const conv1d_call &c, int64_t
     return ((const int32_t *)c.seq_idx.data)[b * c.seq_idx.stride[0] + (t < 0 ? 0 : t) * c.seq_idx.stride[1]];
 }
 
-/* The ids of N neighbouring tokens, for the comparison of two of them; nothing at all in PLAIN kernels. */
-template <int N, bool PLAIN> struct token_ids {
-    int32_t id[PLAIN ? 1 : N];
+/* The sequence ids of N consecutive tokens. Unused in specialized kernels. */
+template <int N, bool SPECIALIZED> struct token_ids {
+    int32_t id[SPECIALIZED ? 1 : N];
 };
 
-template <int N, bool PLAIN>
-static __device__ __forceinline__ token_ids<N, PLAIN> load_ids(const conv1d_call &c, int64_t b, int64_t first)
+template <int N, bool SPECIALIZED>
+static __device__ __forceinline__ token_ids<N, SPECIALIZED> load_token_ids(const conv1d_call &c, int64_t b,
+                                                                           int64_t first)
 {
-    token_ids<N, PLAIN> ids = {};
-    if constexpr (!PLAIN) {
+    token_ids<N, SPECIALIZED> ids = {};
+    if constexpr (!SPECIALIZED) {
 #pragma unroll
         for (int i = 0; i < N; i++)
             ids.id[i] = token_id(c, b, first + i);
@@ -101,30 +102,31 @@ static __device__ __forceinline__ token_ids<N, PLAIN> load_ids(const conv1d_call
     return ids;
 }
 
-/* `value` if tokens i and j are of one sequence, else 0. For inputs, not weights: an input of another sequence may be
- * NaN. */
-template <int N, bool PLAIN>
-static __device__ __forceinline__ float if_same(const token_ids<N, PLAIN> &ids, int i, int j, float value)
+/* `value` if tokens i and j are in the same sequence, else 0. Mask inputs, not weights: an input of another sequence
+ * may be NaN. */
+template <int N, bool SPECIALIZED>
+static __device__ __forceinline__ float mask_other_sequence(const token_ids<N, SPECIALIZED> &ids, int i, int j,
+                                                            float value)
 {
-    if constexpr (PLAIN)
+    if constexpr (SPECIALIZED)
         return value;
     else
         return i == j || ids.id[i] == ids.id[j] ? value : 0.0f;
 }
 
 /* `value`, or 0 if token i is padding. */
-template <int N, bool PLAIN>
-static __device__ __forceinline__ float if_token(const token_ids<N, PLAIN> &ids, int i, float value)
+template <int N, bool SPECIALIZED>
+static __device__ __forceinline__ float mask_padding(const token_ids<N, SPECIALIZED> &ids, int i, float value)
 {
-    if constexpr (PLAIN)
+    if constexpr (SPECIALIZED)
         return value;
     else
         return ids.id[i] < 0 ? 0.0f : value;
 }
 
-/* The input of channel d at position t < T, before 0 the initial state's. */
+/* The input of channel d at position t < T. For t < 0 it comes from the initial state. */
 template <typename E>
-static __device__ __forceinline__ float input_at(const conv1d_call &c, int64_t b, int64_t d, int64_t t)
+static __device__ __forceinline__ float load_input(const conv1d_call &c, int64_t b, int64_t d, int64_t t)
 {
     if (t >= 0)
         return cot_to_f32(((const E *)c.x.data)[b * c.x.stride[0] + d * c.x.stride[1] + t * c.x.stride[2]]);
@@ -135,36 +137,37 @@ static __device__ __forceinline__ float input_at(const conv1d_call &c, int64_t b
                     b * state.stride[0] + d * state.stride[1] + (c.K - 1 + t) * state.stride[2]);
 }
 
-/* What dfinal_state adds to dx[b][d][t]. */
-static __device__ __forceinline__ float final_gradient(const conv1d_call &c, int64_t b, int64_t d, int64_t t)
+/* The term of dx[b][d][t] that comes from dfinal_state. */
+static __device__ __forceinline__ float load_dfinal_state(const conv1d_call &c, int64_t b, int64_t d, int64_t t)
 {
     const conv1d_array &state = c.dfinal_state;
     const int64_t column = t - c.T + c.K - 1;
     if (state.data == nullptr || column < 0 || t >= c.T)
         return 0.0f;
     if (c.seq_idx.data != nullptr) {
-        const int32_t last = token_id(c, b, c.T - 1);
-        if (last < 0 || token_id(c, b, t) != last)
+        const int32_t last_id = token_id(c, b, c.T - 1);
+        if (last_id < 0 || token_id(c, b, t) != last_id)
             return 0.0f;
     }
     return cot_load(state.data, state.dtype, b * state.stride[0] + d * state.stride[1] + column * state.stride[2]);
 }
 
-/* The block's sum k of channel d (k < W: of tap k of W, k = W: of dbias): the result itself if the channel has but one
- * block, else for causal_conv1d_reduce. */
+/* Stores the block's sum k of channel d: tap k of W for k < W, dbias for k = W. With one block per channel this is the
+ * result. Else it is a partial sum for causal_conv1d_reduce. */
 template <int W>
-static __device__ __forceinline__ void store_sum(const conv1d_call &c, int64_t share, int64_t d, int k, float sum)
+static __device__ __forceinline__ void store_sum(const conv1d_call &c, int64_t partial_index, int64_t d, int k,
+                                                 float sum)
 {
     if (c.partial_count != 1) {
-        c.partial[(share * (W + 1) + k) * c.D + d] = sum;
+        c.partial[(partial_index * (W + 1) + k) * c.D + d] = sum;
         return;
     }
     const conv1d_array &out = k < W ? c.dweight : c.dbias;
-    const int64_t own = k < W ? k - (W - c.K) : 0;
-    if (out.data == nullptr || own < 0)
+    const int64_t tap = k < W ? k - (W - c.K) : 0;
+    if (out.data == nullptr || tap < 0)
         return;
-    const int64_t at = d * out.stride[0] + own * out.stride[1];
-    cot_store(out.data, out.dtype, at, sum + (c.accumulate ? cot_load(out.data, out.dtype, at) : 0.0f));
+    const int64_t offset = d * out.stride[0] + tap * out.stride[1];
+    cot_store(out.data, out.dtype, offset, sum + (c.accumulate ? cot_load(out.data, out.dtype, offset) : 0.0f));
 }
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_fwd_channel_first.cu: time is contiguous. Blocks (x, y, z) take a piece of row [b = z][d = y], a warp
- * CONV1D_FWD_CHUNKS chunks of it, all loaded before the first is used. */
+ * causal_conv1d_fwd_channel_first.cu: forward, time is contiguous. Block (x, y, z) processes piece x of row
+ * [b = z][d = y]. A warp loads its CONV1D_FWD_CHUNKS chunks before it uses the first. */
 #include "causal_conv1d_first.cuh"
 
-template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void forward(const conv1d_call &c)
+template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void forward(const conv1d_call &c)
 {
-    constexpr int V = first_vector<E, W>, CHUNK = CONV1D_LANES * V, CHUNKS = CONV1D_FWD_CHUNKS;
+    constexpr int V = vector_elements<E, W>, CHUNK = CONV1D_LANES * V, CHUNKS = CONV1D_FWD_CHUNKS;
     const int T = (int)c.T, warp = (int)(blockIdx.x * (blockDim.x / CONV1D_LANES) + threadIdx.x / CONV1D_LANES);
     const int begin = warp * CHUNKS * CHUNK;
     if (begin >= T)
@@ -20,19 +20,19 @@ template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void 
 #pragma unroll
             for (int u = 0; u < CHUNKS; u++)
                 if (t + u * CHUNK < T)
-                    raw[u] = load_elements<E, V, PLAIN>(x + t + u * CHUNK, T - t - u * CHUNK, c.x.aligned);
-            float w[W], before[W - 1];
-            load_before<E, W, PLAIN>(c, b, d, x, begin, before);
+                    raw[u] = load_elements<E, V, SPECIALIZED>(x + t + u * CHUNK, T - t - u * CHUNK, c.x.aligned);
+            float w[W], previous[W - 1];
+            load_previous<E, W, SPECIALIZED>(c, b, d, x, begin, previous);
             const float bias = load_taps<W>(c, d, w);
 #pragma unroll
             for (int u = 0; u < CHUNKS; u++, t += CHUNK) {
-                float own[V], inputs[W - 1 + V], out[V];
-                cot_unpack(raw[u], own);
-                reach_back<V, W>(own, before, inputs);
+                float values[V], inputs[W - 1 + V], out[V];
+                cot_unpack(raw[u], values);
+                shift_in_previous<V, W>(values, previous, inputs);
                 if (t >= T)
                     continue;
-                convolve<E, V, W, PLAIN>(c, b, t, w, bias, inputs, out);
-                store_elements<E, V, PLAIN>(y + t, T - t, c.y.aligned, out);
+                convolve<E, V, W, SPECIALIZED>(c, b, t, w, bias, inputs, out);
+                store_elements<E, V, SPECIALIZED>(y + t, T - t, c.y.aligned, out);
             }
         }
     }

@@ -1,40 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_fwd_channel_last.cu: channels are contiguous. Blocks (x, y, z) take piece y of the tokens of row b = z;
- * their warps beside each other groups of 32 V channels beside each other, loaded AHEAD tokens in advance, raw. */
+ * causal_conv1d_fwd_channel_last.cu: forward, channels are contiguous. Block (x, y, z) processes piece y of the
+ * tokens of row b = z. Adjacent warps process adjacent groups of 32 V channels. A warp loads x PREFETCH_TOKENS
+ * tokens in advance and keeps it unconverted. */
 #include "causal_conv1d_last.cuh"
 
-template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void forward(const conv1d_call &c)
+template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void forward(const conv1d_call &c)
 {
-    constexpr int V = 4 * 4 / sizeof(E) > 4 && W == 4 ? 8 : 4, AHEAD = W;
-    const int T = (int)c.T, length = (int)c.part_length;
+    constexpr int V = 4 * 4 / sizeof(E) > 4 && W == 4 ? 8 : 4, PREFETCH_TOKENS = W;
+    const int T = (int)c.T, warp_tokens = (int)c.warp_tokens;
     const int64_t d = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V, stride = c.x.stride[2];
-    const int begin = (int)blockIdx.y * length, end = begin + length < T ? begin + length : T;
+    const int begin = (int)blockIdx.y * warp_tokens, end = begin + warp_tokens < T ? begin + warp_tokens : T;
     if (d >= c.D)
         return;
     for (int64_t b = blockIdx.z; b < c.B; b += gridDim.z) {
         const E *x = (const E *)c.x.data + b * c.x.stride[0] + begin * stride + d;
         E *y = (E *)c.y.data + b * c.y.stride[0] + begin * c.y.stride[2] + d;
-        cot_vector<E, V> ahead[AHEAD];
+        cot_vector<E, V> prefetched[PREFETCH_TOKENS];
 #pragma unroll
-        for (int u = 0; u < AHEAD; u++, x += stride)
+        for (int u = 0; u < PREFETCH_TOKENS; u++, x += stride)
             if (begin + u < end)
-                ahead[u] = load_elements<E, V, PLAIN>(x, c.D - d, c.x.aligned);
-        column<V, W> col;
+                prefetched[u] = load_elements<E, V, SPECIALIZED>(x, c.D - d, c.x.aligned);
+        lane_channels<V, W> channels;
         float inputs[W][V];
-        load_column(c, b, d, col);
-        begin_column<E, V, W, PLAIN>(c, col, begin, inputs);
+        load_lane_channels(c, b, d, channels);
+        load_previous_inputs<E, V, W, SPECIALIZED>(c, channels, begin, inputs);
         for (int t = begin; t < end;) {
 #pragma unroll
-            for (int u = 0; u < AHEAD; u++, t++, x += stride, y += c.y.stride[2]) {
+            for (int u = 0; u < PREFETCH_TOKENS; u++, t++, x += stride, y += c.y.stride[2]) {
                 if (t >= end)
                     break;
                 float out[V];
-                cot_unpack(ahead[u], inputs[u]);
-                if (t + AHEAD < end)
-                    ahead[u] = load_elements<E, V, PLAIN>(x, c.D - d, c.x.aligned);
-                convolve<E, V, W, PLAIN>(c, col, t, u, inputs, out);
-                store_elements<E, V, PLAIN>(y, c.D - d, c.y.aligned, out);
+                cot_unpack(prefetched[u], inputs[u]);
+                if (t + PREFETCH_TOKENS < end)
+                    prefetched[u] = load_elements<E, V, SPECIALIZED>(x, c.D - d, c.x.aligned);
+                convolve<E, V, W, SPECIALIZED>(c, channels, t, u, inputs, out);
+                store_elements<E, V, SPECIALIZED>(y, c.D - d, c.y.aligned, out);
             }
         }
     }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_generic.cu: every feature, any width, any strides: a thread an element, dtypes at run time. The fast
- * kernels leave to these what is rare or small: states, update, index data.
+ * causal_conv1d_generic.cu: kernels for every feature, width and stride: one thread per element, dtypes selected at
+ * run time. Problems of the fast kernels use some of these too, for rare or small work: states and index data.
  *
- * The backward has three steps, since dx and dweight both need g of other tokens: g into the workspace, then dx, then
- * the sums of dweight and dbias, each by one block in a fixed order. */
+ * The backward has three kernels, because dx and dweight both need g of other tokens. The first stores g in the
+ * workspace, the second computes dx, the third reduces dweight and dbias. One block computes one sum, in a fixed
+ * order. */
 #include "causal_conv1d_cuda.h"
 
 #include "../../../cuda/device/activation.cuh"
@@ -16,7 +17,7 @@
 
 /* ---- access ------------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ bool given(const conv1d_array &a)
+static __device__ __forceinline__ bool is_present(const conv1d_array &a)
 {
     return a.data != nullptr;
 }
@@ -37,37 +38,37 @@ static __device__ __forceinline__ int64_t load_index(const conv1d_array &a, int6
 }
 
 /* ---- sequences ---------------------------------------------------------------------------------------- *
- * The sequence that token t of row b belongs to: positions [first, end), a row of the states (-1 = padding: no token
- * counts), and, with seq_idx, an id. Entries of cu_seqlens beyond [0,T] are clamped, so that no fault in them leads out
- * of a tensor. */
+ * The sequence of a token of row b: its positions [first, end), its row of the states (-1: padding, where no token
+ * contributes), and with seq_idx an id. Entries of cu_seqlens outside [0, T] are clamped, so that a wrong entry
+ * causes no access outside of a tensor. */
 struct sequence {
     int64_t b, first, end, state;
     int32_t id;
 };
 
-static __device__ int64_t boundary(const conv1d_call &c, int64_t n)
+static __device__ int64_t clamped_boundary(const conv1d_call &c, int64_t n)
 {
-    const int64_t at = load_index(c.cu_seqlens, n, 0);
-    return at < 0 ? 0 : at > c.T ? c.T : at;
+    const int64_t entry = load_index(c.cu_seqlens, n, 0);
+    return entry < 0 ? 0 : entry > c.T ? c.T : entry;
 }
 
 static __device__ sequence sequence_of(const conv1d_call &c, int64_t b, int64_t t)
 {
     sequence s = {b, 0, c.T, b, 0};
-    if (given(c.seq_idx)) {
+    if (is_present(c.seq_idx)) {
         s.id = (int32_t)load_index(c.seq_idx, b, t);
-    } else if (given(c.cu_seqlens)) {
-        int64_t low = -1, high = c.N; /* the last n with boundary(n) <= t */
+    } else if (is_present(c.cu_seqlens)) {
+        int64_t low = -1, high = c.N; /* search the last n with clamped_boundary(n) <= t */
         while (high - low > 1) {
             const int64_t middle = low + (high - low) / 2;
-            if (boundary(c, middle) <= t)
+            if (clamped_boundary(c, middle) <= t)
                 low = middle;
             else
                 high = middle;
         }
         s.state = low;
-        s.first = low < 0 ? 0 : boundary(c, low);
-        s.end = low < 0 ? c.T : boundary(c, low + 1);
+        s.first = low < 0 ? 0 : clamped_boundary(c, low);
+        s.end = low < 0 ? c.T : clamped_boundary(c, low + 1);
         if (low < 0 || t >= s.end)
             s.state = s.id = -1;
     }
@@ -78,57 +79,58 @@ static __device__ sequence sequence_of(const conv1d_call &c, int64_t b, int64_t 
 static __device__ sequence sequence_of_state(const conv1d_call &c, int64_t row)
 {
     sequence s = {row, 0, c.T, row, 0};
-    if (given(c.cu_seqlens)) {
+    if (is_present(c.cu_seqlens)) {
         s.b = 0;
-        s.first = boundary(c, row);
-        s.end = boundary(c, row + 1);
+        s.first = clamped_boundary(c, row);
+        s.end = clamped_boundary(c, row + 1);
         s.end = s.end < s.first ? s.first : s.end;
     }
     return s;
 }
 
-/* The id of position p of s; columns of the initial state have the first token's. */
+/* The sequence id of position p of s. Columns of the initial state have the id of the first token. */
 static __device__ int32_t id_at(const conv1d_call &c, const sequence &s, int64_t p)
 {
-    return given(c.seq_idx) && s.end > s.first ? (int32_t)load_index(c.seq_idx, s.b, p < s.first ? s.first : p) : s.id;
+    return is_present(c.seq_idx) && s.end > s.first ? (int32_t)load_index(c.seq_idx, s.b, p < s.first ? s.first : p)
+                                                    : s.id;
 }
 
-/* Does position p count for token t, both within s? */
-static __device__ bool counts(const conv1d_call &c, const sequence &s, int64_t p, int64_t t)
+/* Does position p contribute to token t? Both are in s. */
+static __device__ bool contributes(const conv1d_call &c, const sequence &s, int64_t p, int64_t t)
 {
     const int32_t id = id_at(c, s, t);
     return id >= 0 && (p == t || id_at(c, s, p) == id);
 }
 
-/* The input at position p of s, the columns of the initial state lying before its first token. */
-static __device__ float input_at(const conv1d_call &c, const sequence &s, int64_t d, int64_t p)
+/* The input at position p of s. Positions before its first token are the columns of the initial state. */
+static __device__ float load_input(const conv1d_call &c, const sequence &s, int64_t d, int64_t p)
 {
     if (p >= s.first)
         return load3(c.x, s.b, d, p);
-    return given(c.initial_state) ? load3(c.initial_state, s.state, d, c.K - 1 + p - s.first) : 0.0f;
+    return is_present(c.initial_state) ? load3(c.initial_state, s.state, d, c.K - 1 + p - s.first) : 0.0f;
 }
 
-/* Sums over taps go through partial sums of so many: over a hundred taps one float32 sum would stray. */
-enum { TAPS = 16 };
+/* Taps per partial sum: a single float32 sum over more than 100 taps would lose accuracy. */
+enum { TAP_BLOCK = 16 };
 
-/* z at a token that is no padding. */
+/* z of a token that is not padding. */
 static __device__ float preactivation(const conv1d_call &c, const sequence &s, int64_t d, int64_t t)
 {
-    float z = given(c.bias) ? load3(c.bias, d, 0, 0) : 0.0f;
-    for (int64_t begin = 0; begin < c.K; begin += TAPS) {
-        float part = 0.0f;
-        for (int64_t k = begin; k < c.K && k < begin + TAPS; k++) {
+    float z = is_present(c.bias) ? load3(c.bias, d, 0, 0) : 0.0f;
+    for (int64_t begin = 0; begin < c.K; begin += TAP_BLOCK) {
+        float block_sum = 0.0f;
+        for (int64_t k = begin; k < c.K && k < begin + TAP_BLOCK; k++) {
             const int64_t p = t - (c.K - 1) + k;
-            if (counts(c, s, p, t))
-                part = fmaf(load3(c.weight, d, k, 0), input_at(c, s, d, p), part);
+            if (contributes(c, s, p, t))
+                block_sum = fmaf(load3(c.weight, d, k, 0), load_input(c, s, d, p), block_sum);
         }
-        z += part;
+        z += block_sum;
     }
     return z;
 }
 
-/* The gradient with respect to z; 0 at padding. */
-static __device__ float gradient(const conv1d_call &c, const sequence &s, int64_t d, int64_t t)
+/* g, the gradient with respect to z. It is 0 for padding. */
+static __device__ float preactivation_gradient(const conv1d_call &c, const sequence &s, int64_t d, int64_t t)
 {
     if (id_at(c, s, t) < 0)
         return 0.0f;
@@ -136,23 +138,24 @@ static __device__ float gradient(const conv1d_call &c, const sequence &s, int64_
     return c.silu ? cot_silu_gradient<true>(dy, preactivation(c, s, d, t)) : dy;
 }
 
-/* ---- numbering the elements --------------------------------------------------------------------------- *
- * A thread takes every so many elements of [rows][D][columns], neighbours along whichever axis x has contiguous. */
+/* ---- element numbers ---------------------------------------------------------------------------------- *
+ * A grid-stride loop over the elements of [rows][D][columns]. Adjacent threads have adjacent elements of the axis along
+ * which x is contiguous. */
 struct element {
     int64_t row, d, column;
 };
 
-static __device__ element element_at(int64_t number, int64_t D, int64_t columns, bool channels_inside)
+static __device__ element element_at(int64_t element_number, int64_t D, int64_t columns, bool channels_innermost)
 {
     element e;
-    if (channels_inside) {
-        e.d = number % D;
-        e.column = number / D % columns;
+    if (channels_innermost) {
+        e.d = element_number % D;
+        e.column = element_number / D % columns;
     } else {
-        e.column = number % columns;
-        e.d = number / columns % D;
+        e.column = element_number % columns;
+        e.d = element_number / columns % D;
     }
-    e.row = number / columns / D;
+    e.row = element_number / columns / D;
     return e;
 }
 
@@ -163,11 +166,11 @@ static __device__ element element_at(int64_t number, int64_t D, int64_t columns,
 
 /* ---- kernels ------------------------------------------------------------------------------------------ */
 
-/* Reports entry n of cu_seqlens if it is out of order or range. */
+/* Reports entry n of cu_seqlens if it is out of order or out of range. */
 static __device__ void check_boundary(const conv1d_call &c, int64_t n)
 {
-    const int64_t at = load_index(c.cu_seqlens, n, 0), before = n > 0 ? load_index(c.cu_seqlens, n - 1, 0) : 0;
-    if (n == 0 ? at != 0 : at < before || at > c.T)
+    const int64_t entry = load_index(c.cu_seqlens, n, 0), before = n > 0 ? load_index(c.cu_seqlens, n - 1, 0) : 0;
+    if (n == 0 ? entry != 0 : entry < before || entry > c.T)
         cot_report_fault(c.fault, COT_FAULT_CU_SEQLENS, n);
 }
 
@@ -177,7 +180,7 @@ KERNEL causal_conv1d_check_seqlens(const __grid_constant__ conv1d_call c)
         check_boundary(c, n);
 }
 
-/* seq_idx from cu_seqlens, for the fast kernels; reports faults too. */
+/* Computes seq_idx from cu_seqlens for the fast kernels, and reports wrong entries. */
 KERNEL causal_conv1d_expand_seqlens(const __grid_constant__ conv1d_call c)
 {
     const int64_t stride = (int64_t)gridDim.x * blockDim.x;
@@ -211,15 +214,16 @@ KERNEL causal_conv1d_final_state(const __grid_constant__ conv1d_call c)
     {
         const sequence s = sequence_of_state(c, e.row);
         const int64_t p = s.end - (c.K - 1) + e.column;
-        const bool kept = s.end == s.first || counts(c, s, p, s.end - 1);
-        store3(c.final_state, e.row, e.d, e.column, kept ? input_at(c, s, e.d, p) : 0.0f);
+        const bool kept = s.end == s.first || contributes(c, s, p, s.end - 1);
+        store3(c.final_state, e.row, e.d, e.column, kept ? load_input(c, s, e.d, p) : 0.0f);
     }
 }
 
 KERNEL causal_conv1d_gradient_generic(const __grid_constant__ conv1d_call c)
 {
     FOR_EACH_ELEMENT(e, c, c.B, c.T)
-    c.g[(e.row * c.D + e.d) * c.T + e.column] = gradient(c, sequence_of(c, e.row, e.column), e.d, e.column);
+    c.g[(e.row * c.D + e.d) * c.T + e.column] =
+        preactivation_gradient(c, sequence_of(c, e.row, e.column), e.d, e.column);
 }
 
 KERNEL causal_conv1d_dx_generic(const __grid_constant__ conv1d_call c)
@@ -231,22 +235,23 @@ KERNEL causal_conv1d_dx_generic(const __grid_constant__ conv1d_call c)
         const float *g = c.g + (e.row * c.D + e.d) * c.T;
         float dx = 0.0f;
         if (s.id >= 0) {
-            for (int64_t begin = 0; begin < c.K; begin += TAPS) {
-                float part = 0.0f;
-                for (int64_t j = begin; j < c.K && j < begin + TAPS && t + j < s.end; j++)
-                    if (counts(c, s, t, t + j))
-                        part = fmaf(load3(c.weight, e.d, c.K - 1 - j, 0), g[t + j], part);
-                dx += part;
+            for (int64_t begin = 0; begin < c.K; begin += TAP_BLOCK) {
+                float block_sum = 0.0f;
+                for (int64_t j = begin; j < c.K && j < begin + TAP_BLOCK && t + j < s.end; j++)
+                    if (contributes(c, s, t, t + j))
+                        block_sum = fmaf(load3(c.weight, e.d, c.K - 1 - j, 0), g[t + j], block_sum);
+                dx += block_sum;
             }
             const int64_t column = t - s.end + c.K - 1;
-            if (given(c.dfinal_state) && column >= 0 && counts(c, s, t, s.end - 1))
+            if (is_present(c.dfinal_state) && column >= 0 && contributes(c, s, t, s.end - 1))
                 dx += load3(c.dfinal_state, s.state, e.d, column);
         }
         store3(c.dx, e.row, e.d, t, dx);
     }
 }
 
-/* Computes g again, for the few tokens that see the state: so it serves the fast kernels too. */
+/* Recomputes g, for the few tokens that the initial state contributes to. So the fast kernels can use this kernel
+ * too. */
 KERNEL causal_conv1d_dinitial_state(const __grid_constant__ conv1d_call c)
 {
     FOR_EACH_ELEMENT(e, c, c.N, c.K - 1)
@@ -254,26 +259,27 @@ KERNEL causal_conv1d_dinitial_state(const __grid_constant__ conv1d_call c)
         const sequence s = sequence_of_state(c, e.row);
         const int64_t i = e.column, length = s.end - s.first, p = s.first - (c.K - 1) + i;
         float sum = 0.0f;
-        for (int64_t begin = 0; begin <= i; begin += TAPS) {
-            float part = 0.0f;
-            for (int64_t j = begin; j <= i && j < begin + TAPS && j < length; j++)
-                if (counts(c, s, p, s.first + j))
-                    part = fmaf(load3(c.weight, e.d, i - j, 0), gradient(c, s, e.d, s.first + j), part);
-            sum += part;
+        for (int64_t begin = 0; begin <= i; begin += TAP_BLOCK) {
+            float block_sum = 0.0f;
+            for (int64_t j = begin; j <= i && j < begin + TAP_BLOCK && j < length; j++)
+                if (contributes(c, s, p, s.first + j))
+                    block_sum =
+                        fmaf(load3(c.weight, e.d, i - j, 0), preactivation_gradient(c, s, e.d, s.first + j), block_sum);
+            sum += block_sum;
         }
-        if (given(c.dfinal_state) && i >= length && (length == 0 || counts(c, s, p, s.end - 1)))
+        if (is_present(c.dfinal_state) && i >= length && (length == 0 || contributes(c, s, p, s.end - 1)))
             sum += load3(c.dfinal_state, e.row, e.d, i - length);
         store3(c.dinitial_state, e.row, e.d, i, sum);
     }
 }
 
-/* Block (d, k) sums dweight[d][k]; k = K: dbias[d]. */
+/* Block d + k D computes dweight[d][k]. For k = K it computes dbias[d]. */
 KERNEL causal_conv1d_dweight_generic(const __grid_constant__ conv1d_call c)
 {
     __shared__ float sums[256];
     const int64_t d = blockIdx.x % c.D, k = blockIdx.x / c.D;
     const conv1d_array &out = k < c.K ? c.dweight : c.dbias;
-    if (!given(out))
+    if (!is_present(out))
         return;
     float sum = 0.0f;
     for (int64_t n = threadIdx.x; n < c.B * c.T; n += 256) {
@@ -283,8 +289,8 @@ KERNEL causal_conv1d_dweight_generic(const __grid_constant__ conv1d_call c)
             sum += g;
         } else {
             const sequence s = sequence_of(c, b, t);
-            if (s.id >= 0 && counts(c, s, p, t))
-                sum = fmaf(g, input_at(c, s, d, p), sum);
+            if (s.id >= 0 && contributes(c, s, p, t))
+                sum = fmaf(g, load_input(c, s, d, p), sum);
         }
     }
     sums[threadIdx.x] = sum;
@@ -299,48 +305,49 @@ KERNEL causal_conv1d_dweight_generic(const __grid_constant__ conv1d_call c)
     store3(out, d, column, 0, sums[0] + (c.accumulate ? load3(out, d, column, 0) : 0.0f));
 }
 
-/* Sums the partial sums of the fast kernels, which may still be running when this one starts. Block (x, k) takes sum k
- * of 32 channels: each warp every so many shares, then the warps' sums in their order. W: the width the partial sums
- * were compiled for; taps beyond K are zeros in front. */
+/* Reduces the partial sums of the fast kernels, which may still run when this kernel starts. Block (x, k) reduces sum k
+ * of 32 channels. Each warp sums every CONV1D_WARPS-th partial sum, then warp 0 sums the results of the warps in order.
+ * W: the width of the kernel that wrote the partial sums. With K < W, the first W-K taps are zeros. */
 template <int W> static __device__ __forceinline__ void reduce(const conv1d_call &c)
 {
     constexpr int BATCH = 8;
-    __shared__ float all[CONV1D_WARPS][CONV1D_LANES];
+    __shared__ float warp_sums[CONV1D_WARPS][CONV1D_LANES];
     const int lane = threadIdx.x % CONV1D_LANES, warp = threadIdx.x / CONV1D_LANES, k = (int)blockIdx.y;
     const int64_t d = (int64_t)blockIdx.x * CONV1D_LANES + lane;
     const conv1d_array &out = k < W ? c.dweight : c.dbias;
     const int64_t column = k < W ? k - (W - c.K) : 0;
-    if (column < 0 || !given(out))
+    if (column < 0 || !is_present(out))
         return;
-    /* All addresses first, and with them the parameters: a prefetch is what the compiler does not move behind the
-     * wait. */
-    const float *from = c.partial + (warp * (W + 1) + k) * c.D + d;
+    /* Computes all addresses, and so loads all parameters, before the wait. The prefetches enforce this: the compiler
+     * does not move a prefetch behind the wait. */
+    const float *source = c.partial + (warp * (W + 1) + k) * c.D + d;
     const int64_t step = CONV1D_WARPS * (W + 1) * c.D, to = d * out.stride[0] + column * out.stride[1];
     const int count = d < c.D ? ((int)c.partial_count - warp + CONV1D_WARPS - 1) / CONV1D_WARPS : 0;
     if (count > 0)
-        cot_prefetch_l2(from);
+        cot_prefetch_l2(source);
     if (warp == 0 && d < c.D)
         cot_prefetch_l2((const char *)out.data + to * (out.dtype == COT_F32 ? 4 : 2));
     cot_griddepcontrol_wait();
-    cot_griddepcontrol_launch_dependents(); /* not earlier: their blocks would take the place of the first kernel's last ones */
+    /* After the wait: earlier, the blocks of the dependents would displace the last blocks of the first kernel. */
+    cot_griddepcontrol_launch_dependents();
     float sum = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < count; i += BATCH) {
-        float parts[BATCH];
+        float partials[BATCH];
 #pragma unroll
-        for (int j = 0; j < BATCH; j++, from += step)
-            parts[j] = i + j < count ? *from : 0.0f;
+        for (int j = 0; j < BATCH; j++, source += step)
+            partials[j] = i + j < count ? *source : 0.0f;
 #pragma unroll
         for (int j = 0; j < BATCH; j++)
-            sum += parts[j];
+            sum += partials[j];
     }
-    all[warp][lane] = sum;
+    warp_sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || d >= c.D)
         return;
 #pragma unroll
     for (int i = 1; i < CONV1D_WARPS; i++)
-        sum += all[i][lane];
+        sum += warp_sums[i][lane];
     store3(out, d, column, 0, sum + (c.accumulate ? load3(out, d, column, 0) : 0.0f));
 }
 
@@ -352,14 +359,14 @@ template <int W> static __device__ __forceinline__ void reduce(const conv1d_call
 REDUCE(4)
 REDUCE(8)
 
-/* A thread a channel of a row: its tokens in order, then the state in place. */
+/* A thread processes one channel of a row: its tokens in order, then the state in place. */
 KERNEL causal_conv1d_update_generic(const __grid_constant__ conv1d_call c)
 {
-    for (int64_t number = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; number < c.B * c.D;
-         number += (int64_t)gridDim.x * blockDim.x) {
-        const int64_t b = number / c.D, d = number % c.D;
-        int64_t row = given(c.conv_state_indices) ? load_index(c.conv_state_indices, b, 0) : b;
-        int64_t position = given(c.cache_seqlens) ? load_index(c.cache_seqlens, b, 0) : 0;
+    for (int64_t element_number = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; element_number < c.B * c.D;
+         element_number += (int64_t)gridDim.x * blockDim.x) {
+        const int64_t b = element_number / c.D, d = element_number % c.D;
+        int64_t row = is_present(c.conv_state_indices) ? load_index(c.conv_state_indices, b, 0) : b;
+        int64_t position = is_present(c.cache_seqlens) ? load_index(c.cache_seqlens, b, 0) : 0;
         if (row >= c.N) {
             cot_report_fault(c.fault, COT_FAULT_STATE_INDEX, b);
             row = -1;
@@ -368,9 +375,9 @@ KERNEL causal_conv1d_update_generic(const __grid_constant__ conv1d_call c)
             cot_report_fault(c.fault, COT_FAULT_CACHE_SEQLENS, b);
             position = 0;
         }
-        const bool ring = given(c.cache_seqlens);
+        const bool ring = is_present(c.cache_seqlens);
         for (int64_t t = 0; t < c.T; t++) {
-            float z = given(c.bias) ? load3(c.bias, d, 0, 0) : 0.0f;
+            float z = is_present(c.bias) ? load3(c.bias, d, 0, 0) : 0.0f;
             for (int64_t k = 0; row >= 0 && k < c.K; k++) {
                 const int64_t p = t - (c.K - 1) + k;
                 float input;
@@ -391,9 +398,9 @@ KERNEL causal_conv1d_update_generic(const __grid_constant__ conv1d_call c)
                 store3(c.conv_state, row, d, (position + t) % c.S, load3(c.x, b, d, t));
         } else {
             for (int64_t column = 0; column < c.S; column++) {
-                const int64_t from = column + c.T;
+                const int64_t source = column + c.T;
                 store3(c.conv_state, row, d, column,
-                       from < c.S ? load3(c.conv_state, row, d, from) : load3(c.x, b, d, from - c.S));
+                       source < c.S ? load3(c.conv_state, row, d, source) : load3(c.x, b, d, source - c.S));
             }
         }
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_launch.c: the CUDA rows on the host: which kernels a call enqueues, with what grids. */
+ * causal_conv1d_launch.c: host side of the CUDA kernels: which kernels a call launches, and with what grids. */
 #include "causal_conv1d_launch.h"
 
 #include "causal_conv1d_maps.h"
@@ -13,7 +13,7 @@
 
 enum { THREADS = CONV1D_LANES * CONV1D_WARPS, GENERIC_BLOCKS = 132 * 16 };
 
-/* `return` on the first launch that fails. */
+/* Returns from the caller on the first launch that fails. */
 #define LAUNCH(queue, kernel, blocks_, call)                                                     \
     do {                                                                                         \
         const cot_cuda_grid grid_ = {.blocks = {(unsigned)(blocks_), 1, 1}, .threads = THREADS}; \
@@ -24,11 +24,11 @@ enum { THREADS = CONV1D_LANES * CONV1D_WARPS, GENERIC_BLOCKS = 132 * 16 };
 
 /* ---- the kernels -------------------------------------------------------------------------------------- */
 
-/* The instances of a file by dtype, f32, f16 and bf16 being 1, 2 and 3 in cot_dtype. Those for any device: plain, for
- * whole aligned vectors, K up to 4 and no packing; general, of width 8. */
-typedef struct instances {
-    cot_cuda_kernel plain[3], general[3];
-} instances;
+/* The kernel instances of a file, indexed by dtype: f32, f16 and bf16 are 1, 2 and 3 in cot_dtype. The sm80 kernels
+ * have specialized instances (whole aligned vectors, K up to 4, no packing) and general instances, of width 8. */
+typedef struct kernel_instances {
+    cot_cuda_kernel specialized[3], general[3];
+} kernel_instances;
 
 /* clang-format off */
 #define IMAGE(stem) extern const unsigned char cot_image_##stem[];
@@ -37,25 +37,30 @@ typedef struct instances {
      {cot_image_##stem, #stem "_bf16" suffix, shared16}}
 #define INSTANCES(name) \
     IMAGE(causal_conv1d_##name) \
-    static const instances name = {KERNELS(causal_conv1d_##name, "", 0, 0), KERNELS(causal_conv1d_##name, "_general", 0, 0)};
-/* shared: bytes of a tile of 16-bit elements, which has twice the tokens of one of float32 if time is contiguous */
-#define SM90_FIRST(name, shared) \
+    static const kernel_instances name = {KERNELS(causal_conv1d_##name, "", 0, 0), \
+                                          KERNELS(causal_conv1d_##name, "_general", 0, 0)};
+/* shared: bytes of a tile of 16-bit elements. With contiguous time, a tile of f32 has half of the tokens and equal
+ * bytes. With contiguous channels, it has as many tokens and twice the bytes. */
+#define SM90_CHANNEL_FIRST(name, shared) \
     IMAGE(causal_conv1d_##name) \
     static const cot_cuda_kernel name[3] = KERNELS(causal_conv1d_##name, "", shared, shared);
-#define SM90_LAST(name, shared) \
+#define SM90_CHANNEL_LAST(name, shared) \
     IMAGE(causal_conv1d_##name) \
     static const cot_cuda_kernel name[3] = KERNELS(causal_conv1d_##name, "", shared, 2 * (shared));
-#define FIRST_TILE(chunks) CONV1D_SM90_FIRST_BYTES(CONV1D_SM90_WARPS, chunks)
-#define LAST_TILE(rows, halos, channels) ((CONV1D_SM90_WARPS * (rows) + (halos) * CONV1D_SM90_HALO) * (channels) * 2)
+#define CHANNEL_FIRST_TILE_BYTES(chunks) CONV1D_SM90_CHANNEL_FIRST_BYTES(CONV1D_SM90_WARPS, chunks)
+#define CHANNEL_LAST_TILE_BYTES(rows, halos, channels) \
+    ((CONV1D_SM90_WARPS * (rows) + (halos) * CONV1D_SM90_HALO) * (channels) * 2)
 
 INSTANCES(fwd_channel_first)
 INSTANCES(fwd_channel_last)
 INSTANCES(bwd_channel_first)
 INSTANCES(bwd_channel_last)
-SM90_FIRST(fwd_channel_first_sm90, FIRST_TILE(CONV1D_SM90_FWD_CHUNKS))
-SM90_FIRST(bwd_channel_first_sm90, 2 * FIRST_TILE(CONV1D_SM90_BWD_CHUNKS))
-SM90_LAST(fwd_channel_last_sm90, LAST_TILE(CONV1D_SM90_FWD_ROWS, 1, CONV1D_SM90_FWD_CHANNELS))
-SM90_LAST(bwd_channel_last_sm90, 2 * LAST_TILE(CONV1D_SM90_BWD_ROWS, 2, CONV1D_SM90_BWD_CHANNELS))
+SM90_CHANNEL_FIRST(fwd_channel_first_sm90, CHANNEL_FIRST_TILE_BYTES(CONV1D_SM90_FWD_CHUNKS))
+SM90_CHANNEL_FIRST(bwd_channel_first_sm90, 2 * CHANNEL_FIRST_TILE_BYTES(CONV1D_SM90_BWD_CHUNKS))
+SM90_CHANNEL_LAST(fwd_channel_last_sm90,
+                  CHANNEL_LAST_TILE_BYTES(CONV1D_SM90_FWD_WARP_TOKENS, 1, CONV1D_SM90_FWD_CHANNELS))
+SM90_CHANNEL_LAST(bwd_channel_last_sm90,
+                  2 * CHANNEL_LAST_TILE_BYTES(CONV1D_SM90_BWD_WARP_TOKENS, 2, CONV1D_SM90_BWD_CHANNELS))
 IMAGE(causal_conv1d_generic)
 IMAGE(causal_conv1d_fwd_im2col)
 /* clang-format on */
@@ -82,8 +87,9 @@ GENERIC(update_generic);
 
 /* ---- arguments ---------------------------------------------------------------------------------------- */
 
-/* An array of up to three axes; `row_axes` of them lead to rows of contiguous elements, whose alignment counts. */
-static conv1d_array array(const cot_tensor *tensor, int contiguous_axis)
+/* Converts a tensor of up to 3 axes. Elements along `contiguous_axis` are contiguous, so its stride does not decide the
+ * alignment. */
+static conv1d_array make_array(const cot_tensor *tensor, int contiguous_axis)
 {
     conv1d_array a = {.data = cot_is_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
     const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);
@@ -96,19 +102,19 @@ static conv1d_array array(const cot_tensor *tensor, int contiguous_axis)
     return a;
 }
 
-/* K = 4, and each channel's taps can be loaded at once. */
-static bool taps_lie_together(const cot_tensor *weight)
+/* K = 4, and one vector load can load the 4 taps of a channel. */
+static bool taps_are_packed(const cot_tensor *weight)
 {
     return weight->shape[1] == 4 && weight->stride[1] == 1 && (weight->stride[0] == 4 || weight->shape[0] == 1) &&
            (uintptr_t)weight->data % (4 * cot_dtype_size(weight->dtype)) == 0;
 }
 
-static conv1d_array index_array(const cot_tensor *tensor)
+static conv1d_array make_index_array(const cot_tensor *tensor)
 {
-    return array(tensor, 0);
+    return make_array(tensor, 0);
 }
 
-static conv1d_call call_of_sizes(const cot_queue *queue, const conv1d_sizes *s, cot_activation activation)
+static conv1d_call init_call(const cot_queue *queue, const conv1d_sizes *s, cot_activation activation)
 {
     return (conv1d_call){.B = s->B,
                          .D = s->D,
@@ -120,40 +126,40 @@ static conv1d_call call_of_sizes(const cot_queue *queue, const conv1d_sizes *s, 
                          .partial_count = 1};
 }
 
-static conv1d_call forward_call(const cot_queue *queue, const conv1d_forward_problem *p, int axis)
+static conv1d_call make_forward_call(const cot_queue *queue, const conv1d_forward_problem *p, int axis)
 {
     const cot_causal_conv1d_forward_args *a = &p->args;
-    conv1d_call c = call_of_sizes(queue, &p->sizes, a->activation);
-    c.x = array(&a->x, axis);
-    c.y = array(&a->y, axis);
-    c.weight = array(&a->weight, 1);
-    c.weight_packed = taps_lie_together(&a->weight);
-    c.bias = array(&a->bias, 0);
-    c.initial_state = array(&a->initial_state, 2);
-    c.final_state = array(&a->final_state, 2);
-    c.seq_idx = index_array(&a->seq_idx);
-    c.cu_seqlens = index_array(&a->cu_seqlens);
+    conv1d_call c = init_call(queue, &p->sizes, a->activation);
+    c.x = make_array(&a->x, axis);
+    c.y = make_array(&a->y, axis);
+    c.weight = make_array(&a->weight, 1);
+    c.weight_packed = taps_are_packed(&a->weight);
+    c.bias = make_array(&a->bias, 0);
+    c.initial_state = make_array(&a->initial_state, 2);
+    c.final_state = make_array(&a->final_state, 2);
+    c.seq_idx = make_index_array(&a->seq_idx);
+    c.cu_seqlens = make_index_array(&a->cu_seqlens);
     return c;
 }
 
-static conv1d_call backward_call(const cot_queue *queue, const conv1d_backward_problem *p, int axis)
+static conv1d_call make_backward_call(const cot_queue *queue, const conv1d_backward_problem *p, int axis)
 {
     const cot_causal_conv1d_backward_args *a = &p->args;
-    conv1d_call c = call_of_sizes(queue, &p->sizes, a->activation);
+    conv1d_call c = init_call(queue, &p->sizes, a->activation);
     c.accumulate = a->accumulate;
-    c.x = array(&a->x, axis);
-    c.dy = array(&a->dy, axis);
-    c.dx = array(&a->dx, axis);
-    c.weight = array(&a->weight, 1);
-    c.weight_packed = taps_lie_together(&a->weight);
-    c.bias = array(&a->bias, 0);
-    c.dweight = array(&a->dweight, 1);
-    c.dbias = array(&a->dbias, 0);
-    c.initial_state = array(&a->initial_state, 2);
-    c.dinitial_state = array(&a->dinitial_state, 2);
-    c.dfinal_state = array(&a->dfinal_state, 2);
-    c.seq_idx = index_array(&a->seq_idx);
-    c.cu_seqlens = index_array(&a->cu_seqlens);
+    c.x = make_array(&a->x, axis);
+    c.dy = make_array(&a->dy, axis);
+    c.dx = make_array(&a->dx, axis);
+    c.weight = make_array(&a->weight, 1);
+    c.weight_packed = taps_are_packed(&a->weight);
+    c.bias = make_array(&a->bias, 0);
+    c.dweight = make_array(&a->dweight, 1);
+    c.dbias = make_array(&a->dbias, 0);
+    c.initial_state = make_array(&a->initial_state, 2);
+    c.dinitial_state = make_array(&a->dinitial_state, 2);
+    c.dfinal_state = make_array(&a->dfinal_state, 2);
+    c.seq_idx = make_index_array(&a->seq_idx);
+    c.cu_seqlens = make_index_array(&a->cu_seqlens);
     return c;
 }
 
@@ -168,78 +174,78 @@ static bool all_aligned(const conv1d_call *c)
            (c->dx.data == NULL || c->dx.aligned);
 }
 
-/* The instance for a call, whose contiguous axis has `extent` elements, and its width. */
-static const cot_cuda_kernel *choose_instance(const instances *all, const conv1d_call *c, cot_dtype dtype,
+/* Selects the kernel instance for a call, and its width. extent: elements of the contiguous axis. */
+static const cot_cuda_kernel *choose_instance(const kernel_instances *instances, const conv1d_call *c, cot_dtype dtype,
                                               int64_t extent, int64_t *W)
 {
-    const bool plain = all_aligned(c) && c->K <= 4 && extent % 8 == 0 && c->seq_idx.data == NULL;
-    *W = plain ? 4 : CONV1D_CUDA_MAX_K;
-    return plain ? &all->plain[dtype - COT_F32] : &all->general[dtype - COT_F32];
+    const bool specialized = all_aligned(c) && c->K <= 4 && extent % 8 == 0 && c->seq_idx.data == NULL;
+    *W = specialized ? 4 : CONV1D_CUDA_MAX_K;
+    return specialized ? &instances->specialized[dtype - COT_F32] : &instances->general[dtype - COT_F32];
 }
 
-/* Gives the fast kernels seq_idx for cu_seqlens, in the workspace. Returns what is left of that. */
+/* Computes seq_idx from cu_seqlens for the fast kernels, at the start of *workspace, and moves *workspace behind it. */
 static cot_status expand_cu_seqlens(cot_queue *queue, conv1d_call *c, const cot_tensor *cu_seqlens, void **workspace)
 {
     if (!cot_is_present(cu_seqlens))
         return COT_OK;
     c->seq_idx = (conv1d_array){.data = *workspace, .stride = {0, 1}, .dtype = COT_I32};
-    *workspace = (char *)*workspace + conv1d_cuda_id_bytes(&(conv1d_sizes){.T = c->T}, cu_seqlens);
-    const int64_t longer = c->T > c->N ? c->T : c->N + 1;
-    LAUNCH(queue, &expand_seqlens, generic_blocks(longer), c);
+    *workspace = (char *)*workspace + conv1d_cuda_seq_idx_bytes(&(conv1d_sizes){.T = c->T}, cu_seqlens);
+    const int64_t count = c->T > c->N ? c->T : c->N + 1;
+    LAUNCH(queue, &expand_seqlens, generic_blocks(count), c);
     return COT_OK;
 }
 
-static cot_status launch_plan(cot_queue *queue, const cot_cuda_kernel *kernel, const conv1d_cuda_plan *plan,
-                              bool dependent, const void *call)
+static cot_status launch_with_config(cot_queue *queue, const cot_cuda_kernel *kernel,
+                                     const conv1d_launch_config *config, bool dependent, const void *call)
 {
-    if (plan->x * plan->y * plan->z == 0)
+    if (config->x * config->y * config->z == 0)
         return COT_OK;
-    const cot_cuda_grid grid = {.blocks = {(unsigned)plan->x, (unsigned)plan->y, (unsigned)plan->z},
-                                .threads = (unsigned)plan->warps * CONV1D_LANES,
+    const cot_cuda_grid grid = {.blocks = {(unsigned)config->x, (unsigned)config->y, (unsigned)config->z},
+                                .threads = (unsigned)config->warps * CONV1D_LANES,
                                 .shared_bytes =
-                                    (unsigned)(plan->shared_bytes > 0 ? plan->shared_bytes : kernel->shared_bytes),
+                                    (unsigned)(config->shared_bytes > 0 ? config->shared_bytes : kernel->shared_bytes),
                                 .dependent = dependent};
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
-/* A tile of x, or of dy, for contiguous channels. */
+/* The tensor map of x, dy or dx, with contiguous channels. rows, channels: the box. */
 static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const conv1d_call *c, const conv1d_array *a, int rows,
                            int channels)
 {
     const int64_t size = (int64_t)cot_dtype_size((cot_dtype)a->dtype);
-    /* The driver wants strides, even where an axis of one element is never stepped along. */
+    /* The driver requires valid strides even for an axis of one element. */
     const int64_t row = c->T > 1 ? a->stride[2] * size : 16, batch = c->B > 1 ? a->stride[0] * size : 16;
     return cot_cuda_tensor_map(queue, map, (cot_dtype)a->dtype, 3, a->data, (const int64_t[]){c->D, c->T, c->B},
                                (const int64_t[]){row, batch}, (const int[]){channels, rows, 1});
 }
 
-/* The kernel for Hopper of a direction and layout, on a call that it admits. Launched as dependent on the kernel
- * before, but for the backward with contiguous time. */
-static cot_status launch_sm90(cot_queue *queue, const cot_cuda_kernel *kernel, const conv1d_cuda_plan *plan, int axis,
-                              int rows, int channels, const conv1d_call *c)
+/* Launches the Hopper kernel of a direction and layout for a call that it admits. The launch is dependent on the
+ * previous kernel, except for the backward with contiguous time. */
+static cot_status launch_sm90(cot_queue *queue, const cot_cuda_kernel *kernel, const conv1d_launch_config *config,
+                              int axis, int rows, int channels, const conv1d_call *c)
 {
     if (axis == 2)
-        return launch_plan(queue, kernel, plan, c->dy.data == NULL, c);
+        return launch_with_config(queue, kernel, config, c->dy.data == NULL, c);
     conv1d_mapped_call mapped = {.call = *c};
-    if (plan->x * plan->y * plan->z == 0)
+    if (config->x * config->y * config->z == 0)
         return COT_OK;
     cot_status status = map_tile(queue, &mapped.x, c, &c->x, rows, channels);
     if (status == COT_OK && c->dy.data != NULL)
         status = map_tile(queue, &mapped.dy, c, &c->dy, rows, channels);
     if (status == COT_OK && c->dx.data != NULL)
         status = map_tile(queue, &mapped.dx, c, &c->dx, rows - 2 * CONV1D_SM90_HALO, channels);
-    return status == COT_OK ? launch_plan(queue, kernel, plan, true, &mapped) : status;
+    return status == COT_OK ? launch_with_config(queue, kernel, config, true, &mapped) : status;
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
-/* From raw inputs alone, so any forward can leave it to this. */
+/* It needs the inputs only, so every forward kernel can use it. */
 static cot_status write_final_state(cot_queue *queue, const conv1d_forward_problem *p, conv1d_call *c)
 {
     const int64_t elements = c->N * c->D * (c->K - 1);
     if (c->final_state.data == NULL || elements == 0)
         return COT_OK;
-    c->seq_idx = index_array(&p->args.seq_idx);
+    c->seq_idx = make_index_array(&p->args.seq_idx);
     LAUNCH(queue, &final_state, generic_blocks(elements), c);
     return COT_OK;
 }
@@ -248,7 +254,7 @@ cot_status causal_conv1d_fwd_generic_sm80(cot_queue *queue, const void *problem,
 {
     (void)workspace;
     const conv1d_forward_problem *p = problem;
-    conv1d_call c = forward_call(queue, p, 2);
+    conv1d_call c = make_forward_call(queue, p, 2);
     if (c.cu_seqlens.data != NULL)
         LAUNCH(queue, &check_seqlens, generic_blocks(c.N + 1), &c);
     if (c.y.data != NULL && c.B * c.D * c.T > 0)
@@ -256,20 +262,21 @@ cot_status causal_conv1d_fwd_generic_sm80(cot_queue *queue, const void *problem,
     return write_final_state(queue, p, &c);
 }
 
-static cot_status forward(cot_queue *queue, const conv1d_forward_problem *p, void *workspace, const instances *all,
-                          int axis)
+static cot_status forward(cot_queue *queue, const conv1d_forward_problem *p, void *workspace,
+                          const kernel_instances *instances, int axis)
 {
-    conv1d_call c = forward_call(queue, p, axis);
+    conv1d_call c = make_forward_call(queue, p, axis);
     const cot_status status = expand_cu_seqlens(queue, &c, &p->args.cu_seqlens, &workspace);
     if (status != COT_OK)
         return status;
     if (c.y.data != NULL && c.B * c.D * c.T > 0) {
         int64_t W;
-        const cot_cuda_kernel *kernel = choose_instance(all, &c, p->sizes.dtype, axis == 2 ? c.T : c.D, &W);
-        const conv1d_cuda_plan plan =
-            axis == 2 ? conv1d_cuda_first(&p->sizes, W, CONV1D_FWD_CHUNKS) : conv1d_cuda_fwd_last(&p->sizes, W);
-        c.part_length = plan.part_length;
-        const cot_status launched = launch_plan(queue, kernel, &plan, false, &c);
+        const cot_cuda_kernel *kernel = choose_instance(instances, &c, p->sizes.dtype, axis == 2 ? c.T : c.D, &W);
+        const conv1d_launch_config config = axis == 2
+                                                ? conv1d_cuda_channel_first_config(&p->sizes, W, CONV1D_FWD_CHUNKS)
+                                                : conv1d_cuda_fwd_channel_last_config(&p->sizes, W);
+        c.warp_tokens = config.warp_tokens;
+        const cot_status launched = launch_with_config(queue, kernel, &config, false, &c);
         if (launched != COT_OK)
             return launched;
     }
@@ -289,14 +296,14 @@ cot_status causal_conv1d_fwd_channel_last_sm80(cot_queue *queue, const void *pro
 static cot_status forward_sm90(cot_queue *queue, const conv1d_forward_problem *p, const cot_cuda_kernel *kernels,
                                int axis)
 {
-    conv1d_call c = forward_call(queue, p, axis);
-    const conv1d_cuda_plan plan = axis == 2
-                                      ? conv1d_sm90_first(&p->sizes, CONV1D_SM90_FWD_CHUNKS, 1)
-                                      : conv1d_sm90_last(&p->sizes, CONV1D_SM90_FWD_ROWS, CONV1D_SM90_FWD_CHANNELS);
+    conv1d_call c = make_forward_call(queue, p, axis);
+    const conv1d_launch_config config =
+        axis == 2 ? conv1d_sm90_channel_first_config(&p->sizes, CONV1D_SM90_FWD_CHUNKS, 1)
+                  : conv1d_sm90_channel_last_config(&p->sizes, CONV1D_SM90_FWD_WARP_TOKENS, CONV1D_SM90_FWD_CHANNELS);
     if (c.y.data != NULL) {
-        const int rows = CONV1D_SM90_HALO + CONV1D_SM90_WARPS * CONV1D_SM90_FWD_ROWS;
+        const int rows = CONV1D_SM90_HALO + CONV1D_SM90_WARPS * CONV1D_SM90_FWD_WARP_TOKENS;
         const cot_status launched =
-            launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &plan, axis, rows, CONV1D_SM90_FWD_CHANNELS, &c);
+            launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &config, axis, rows, CONV1D_SM90_FWD_CHANNELS, &c);
         if (launched != COT_OK)
             return launched;
     }
@@ -305,14 +312,14 @@ static cot_status forward_sm90(cot_queue *queue, const conv1d_forward_problem *p
 
 cot_status causal_conv1d_fwd_channel_first_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    const conv1d_call c = forward_call(queue, problem, 2);
+    const conv1d_call c = make_forward_call(queue, problem, 2);
     return all_aligned(&c) ? forward_sm90(queue, problem, fwd_channel_first_sm90, 2)
                            : causal_conv1d_fwd_channel_first_sm80(queue, problem, workspace);
 }
 
 cot_status causal_conv1d_fwd_channel_last_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    const conv1d_call c = forward_call(queue, problem, 1);
+    const conv1d_call c = make_forward_call(queue, problem, 1);
     return all_aligned(&c) ? forward_sm90(queue, problem, fwd_channel_last_sm90, 1)
                            : causal_conv1d_fwd_channel_last_sm80(queue, problem, workspace);
 }
@@ -321,9 +328,9 @@ cot_status causal_conv1d_fwd_im2col_sm80(cot_queue *queue, const void *problem, 
 {
     (void)workspace;
     const conv1d_forward_problem *p = problem;
-    conv1d_call c = forward_call(queue, p, 2);
-    c.x = array(&p->args.x, c.x.stride[1] == 1 ? 1 : 2);
-    c.y = array(&p->args.y, c.y.stride[1] == 1 ? 1 : 2);
+    conv1d_call c = make_forward_call(queue, p, 2);
+    c.x = make_array(&p->args.x, c.x.stride[1] == 1 ? 1 : 2);
+    c.y = make_array(&p->args.y, c.y.stride[1] == 1 ? 1 : 2);
     const double blocks = conv1d_cuda_im2col_blocks(&p->sizes);
     if (c.y.data != NULL && blocks > 0) {
         const cot_cuda_grid grid = {.blocks = {(unsigned)blocks, 1, 1}, .threads = CONV1D_IM2COL_THREADS};
@@ -342,7 +349,7 @@ static cot_status write_dinitial_state(cot_queue *queue, const conv1d_backward_p
     const int64_t elements = c->N * c->D * (c->K - 1);
     if (c->dinitial_state.data == NULL || elements == 0)
         return COT_OK;
-    c->seq_idx = index_array(&p->args.seq_idx);
+    c->seq_idx = make_index_array(&p->args.seq_idx);
     LAUNCH(queue, &dinitial_state, generic_blocks(elements), c);
     return COT_OK;
 }
@@ -350,7 +357,7 @@ static cot_status write_dinitial_state(cot_queue *queue, const conv1d_backward_p
 cot_status causal_conv1d_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     const conv1d_backward_problem *p = problem;
-    conv1d_call c = backward_call(queue, p, 2);
+    conv1d_call c = make_backward_call(queue, p, 2);
     const int64_t elements = c.B * c.D * c.T;
     c.g = workspace;
     if (c.cu_seqlens.data != NULL)
@@ -364,7 +371,7 @@ cot_status causal_conv1d_bwd_generic_sm80(cot_queue *queue, const void *problem,
     return write_dinitial_state(queue, p, &c);
 }
 
-static cot_status sum_partials(cot_queue *queue, conv1d_call *c, int64_t W)
+static cot_status reduce_partials(cot_queue *queue, conv1d_call *c, int64_t W)
 {
     if (c->partial_count == 1 || (c->dweight.data == NULL && c->dbias.data == NULL))
         return COT_OK;
@@ -374,25 +381,26 @@ static cot_status sum_partials(cot_queue *queue, conv1d_call *c, int64_t W)
     return cot_cuda_launch(queue, W == 4 ? &reduce_k4 : &reduce_k8, &grid, c);
 }
 
-static cot_status backward(cot_queue *queue, const conv1d_backward_problem *p, void *workspace, const instances *all,
-                           int axis)
+static cot_status backward(cot_queue *queue, const conv1d_backward_problem *p, void *workspace,
+                           const kernel_instances *instances, int axis)
 {
-    conv1d_call c = backward_call(queue, p, axis);
+    conv1d_call c = make_backward_call(queue, p, axis);
     const cot_status status = expand_cu_seqlens(queue, &c, &p->args.cu_seqlens, &workspace);
     if (status != COT_OK)
         return status;
     if (c.D > 0) {
         int64_t W;
-        const cot_cuda_kernel *kernel = choose_instance(all, &c, p->sizes.dtype, axis == 2 ? c.T : c.D, &W);
-        const conv1d_cuda_plan plan =
-            axis == 2 ? conv1d_cuda_first(&p->sizes, W, CONV1D_BWD_CHUNKS) : conv1d_cuda_bwd_last(&p->sizes, W);
+        const cot_cuda_kernel *kernel = choose_instance(instances, &c, p->sizes.dtype, axis == 2 ? c.T : c.D, &W);
+        const conv1d_launch_config config = axis == 2
+                                                ? conv1d_cuda_channel_first_config(&p->sizes, W, CONV1D_BWD_CHUNKS)
+                                                : conv1d_cuda_bwd_channel_last_config(&p->sizes, W);
         c.partial = workspace;
-        c.partial_count = plan.shares;
-        c.part_length = plan.part_length;
-        const cot_status launched = launch_plan(queue, kernel, &plan, false, &c);
+        c.partial_count = config.partial_count;
+        c.warp_tokens = config.warp_tokens;
+        const cot_status launched = launch_with_config(queue, kernel, &config, false, &c);
         if (launched != COT_OK)
             return launched;
-        const cot_status summed = sum_partials(queue, &c, W);
+        const cot_status summed = reduce_partials(queue, &c, W);
         if (summed != COT_OK)
             return summed;
     }
@@ -412,30 +420,31 @@ cot_status causal_conv1d_bwd_channel_last_sm80(cot_queue *queue, const void *pro
 static cot_status backward_sm90(cot_queue *queue, const conv1d_backward_problem *p, void *workspace,
                                 const cot_cuda_kernel *kernels, int axis)
 {
-    conv1d_call c = backward_call(queue, p, axis);
-    const conv1d_cuda_plan plan =
-        axis == 2 ? conv1d_sm90_first(&p->sizes, CONV1D_SM90_BWD_CHUNKS, 2) : conv1d_sm90_bwd_last(&p->sizes);
-    const int rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * (int)plan.part_length;
-    c.part_length = plan.part_length;
+    conv1d_call c = make_backward_call(queue, p, axis);
+    const conv1d_launch_config config = axis == 2
+                                            ? conv1d_sm90_channel_first_config(&p->sizes, CONV1D_SM90_BWD_CHUNKS, 2)
+                                            : conv1d_sm90_bwd_channel_last_config(&p->sizes);
+    const int rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * (int)config.warp_tokens;
+    c.warp_tokens = config.warp_tokens;
     c.partial = workspace;
-    c.partial_count = plan.shares;
+    c.partial_count = config.partial_count;
     cot_status status =
-        launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &plan, axis, rows, CONV1D_SM90_BWD_CHANNELS, &c);
+        launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &config, axis, rows, CONV1D_SM90_BWD_CHANNELS, &c);
     if (status == COT_OK && c.D > 0)
-        status = sum_partials(queue, &c, 4);
+        status = reduce_partials(queue, &c, 4);
     return status == COT_OK ? write_dinitial_state(queue, p, &c) : status;
 }
 
 cot_status causal_conv1d_bwd_channel_first_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    const conv1d_call c = backward_call(queue, problem, 2);
+    const conv1d_call c = make_backward_call(queue, problem, 2);
     return all_aligned(&c) ? backward_sm90(queue, problem, workspace, bwd_channel_first_sm90, 2)
                            : causal_conv1d_bwd_channel_first_sm80(queue, problem, workspace);
 }
 
 cot_status causal_conv1d_bwd_channel_last_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    const conv1d_call c = backward_call(queue, problem, 1);
+    const conv1d_call c = make_backward_call(queue, problem, 1);
     return all_aligned(&c) ? backward_sm90(queue, problem, workspace, bwd_channel_last_sm90, 1)
                            : causal_conv1d_bwd_channel_last_sm80(queue, problem, workspace);
 }
@@ -447,16 +456,16 @@ cot_status causal_conv1d_update_generic_sm80(cot_queue *queue, const void *probl
     (void)workspace;
     const conv1d_update_problem *p = problem;
     const cot_causal_conv1d_update_args *a = &p->args;
-    conv1d_call c = call_of_sizes(queue, &p->sizes, a->activation);
+    conv1d_call c = init_call(queue, &p->sizes, a->activation);
     c.S = p->S;
-    c.x = array(&a->x, 2);
-    c.y = array(&a->y, 2);
-    c.weight = array(&a->weight, 1);
-    c.weight_packed = taps_lie_together(&a->weight);
-    c.bias = array(&a->bias, 0);
-    c.conv_state = array(&a->conv_state, 2);
-    c.cache_seqlens = index_array(&a->cache_seqlens);
-    c.conv_state_indices = index_array(&a->conv_state_indices);
+    c.x = make_array(&a->x, 2);
+    c.y = make_array(&a->y, 2);
+    c.weight = make_array(&a->weight, 1);
+    c.weight_packed = taps_are_packed(&a->weight);
+    c.bias = make_array(&a->bias, 0);
+    c.conv_state = make_array(&a->conv_state, 2);
+    c.cache_seqlens = make_index_array(&a->cache_seqlens);
+    c.conv_state_indices = make_index_array(&a->conv_state_indices);
     if (c.B * c.D > 0)
         LAUNCH(queue, &update_generic, generic_blocks(c.B * c.D), &c);
     return COT_OK;

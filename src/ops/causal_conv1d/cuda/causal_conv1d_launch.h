@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_launch.h: how the CUDA kernels divide the work, and which problems they take. For the front and for
- * causal_conv1d_launch.c. */
+ * causal_conv1d_launch.h: launch configurations of the CUDA kernels, and which problems they support. For the kernel
+ * table and for causal_conv1d_launch.c. */
 #ifndef COT_CAUSAL_CONV1D_LAUNCH_H
 #define COT_CAUSAL_CONV1D_LAUNCH_H
 
@@ -9,96 +9,100 @@
 
 enum { CONV1D_CUDA_MAX_K = 8 /* of the fast kernels */ };
 
-/* The grid's y and z go no further; the kernels take every so many rows then. */
+/* Maximum of gridDim.y and gridDim.z. The sm80 kernels have grid-stride loops over more channels and batch rows. */
 enum { CONV1D_CUDA_MAX_YZ = 65535 };
 
-/* Blocks in x, y and z, and the tokens that a warp takes. None of it is asked of the device, so that the workspace's
- * size and the order of the sums depend on the arguments alone. */
-typedef struct conv1d_cuda_plan {
-    int64_t x, y, z, warps, part_length;
-    int64_t shared_bytes; /* 0: what the kernel asks for */
-    int64_t shares;       /* sums of dweight and dbias that the blocks leave to be added up */
-} conv1d_cuda_plan;
+/* Blocks in x, y and z, warps per block, and tokens per warp. They do not depend on the device, so that the size of the
+ * workspace and the order of the sums depend on the arguments alone. */
+typedef struct conv1d_launch_config {
+    int64_t x, y, z, warps, warp_tokens;
+    int64_t shared_bytes;  /* 0: the default of the kernel */
+    int64_t partial_count; /* partial sums of dweight and dbias per channel */
+} conv1d_launch_config;
 
-/* Contiguous time: x along a row, y over channels, z over the batch. */
-static inline conv1d_cuda_plan conv1d_cuda_first(const conv1d_sizes *s, int64_t W, int64_t chunks)
+/* Contiguous time: x over the tokens of a row, y over channels, z over the batch. */
+static inline conv1d_launch_config conv1d_cuda_channel_first_config(const conv1d_sizes *s, int64_t W, int64_t chunks)
 {
     const int64_t tokens = chunks * CONV1D_LANES * (W == 4 && s->dtype == COT_F32 ? 4 : 8); /* of a warp */
-    conv1d_cuda_plan plan = {.part_length = tokens};
-    plan.warps = cot_min(cot_ceil_div(s->T, tokens), CONV1D_WARPS);
-    plan.warps = plan.warps > 0 ? plan.warps : 1;
-    plan.x = cot_ceil_div(s->T, plan.warps * tokens);
-    plan.y = cot_min(s->D, CONV1D_CUDA_MAX_YZ);
-    plan.z = cot_min(s->B, CONV1D_CUDA_MAX_YZ);
-    plan.shares = cot_mul(s->B, plan.x);
-    return plan;
+    conv1d_launch_config config = {.warp_tokens = tokens};
+    config.warps = cot_min(cot_ceil_div(s->T, tokens), CONV1D_WARPS);
+    config.warps = config.warps > 0 ? config.warps : 1;
+    config.x = cot_ceil_div(s->T, config.warps * tokens);
+    config.y = cot_min(s->D, CONV1D_CUDA_MAX_YZ);
+    config.z = cot_min(s->B, CONV1D_CUDA_MAX_YZ);
+    config.partial_count = cot_mul(s->B, config.x);
+    return config;
 }
 
-/* Contiguous channels: x over groups of them, y along the tokens, z over the batch. Forward, a block's warps take
- * groups beside each other; backward, the same group, one part of the tokens after the other. */
-static inline conv1d_cuda_plan conv1d_cuda_fwd_last(const conv1d_sizes *s, int64_t W)
+/* Contiguous channels: x over channel groups, y over tokens, z over the batch. In the forward, the warps of a block
+ * process adjacent channel groups. In the backward, they process consecutive tokens of the same group. */
+static inline conv1d_launch_config conv1d_cuda_fwd_channel_last_config(const conv1d_sizes *s, int64_t W)
 {
     const int64_t groups = cot_ceil_div(s->D, CONV1D_LANES * (W == 4 && s->dtype != COT_F32 ? 8 : 4));
-    conv1d_cuda_plan plan = {.warps = cot_min(groups, CONV1D_WARPS), .part_length = CONV1D_FWD_ROWS};
-    while (cot_ceil_div(s->T, plan.part_length) > CONV1D_CUDA_MAX_YZ)
-        plan.part_length *= 2;
-    plan.x = cot_ceil_div(groups, plan.warps > 0 ? plan.warps : 1);
-    plan.y = cot_ceil_div(s->T, plan.part_length);
-    plan.z = cot_min(s->B, CONV1D_CUDA_MAX_YZ);
-    return plan;
+    conv1d_launch_config config = {.warps = cot_min(groups, CONV1D_WARPS), .warp_tokens = CONV1D_FWD_WARP_TOKENS};
+    while (cot_ceil_div(s->T, config.warp_tokens) > CONV1D_CUDA_MAX_YZ)
+        config.warp_tokens *= 2;
+    config.x = cot_ceil_div(groups, config.warps > 0 ? config.warps : 1);
+    config.y = cot_ceil_div(s->T, config.warp_tokens);
+    config.z = cot_min(s->B, CONV1D_CUDA_MAX_YZ);
+    return config;
 }
 
-static inline conv1d_cuda_plan conv1d_cuda_bwd_last(const conv1d_sizes *s, int64_t W)
+static inline conv1d_launch_config conv1d_cuda_bwd_channel_last_config(const conv1d_sizes *s, int64_t W)
 {
-    conv1d_cuda_plan plan = {.part_length = CONV1D_BWD_ROWS};
-    while (cot_ceil_div(s->T, CONV1D_BWD_WARPS * plan.part_length) > CONV1D_CUDA_MAX_YZ)
-        plan.part_length *= 2;
-    plan.warps = cot_min(cot_ceil_div(s->T, plan.part_length), CONV1D_BWD_WARPS);
-    plan.warps = plan.warps > 0 ? plan.warps : 1;
-    plan.x = cot_ceil_div(s->D, CONV1D_LANES * (W == 4 ? 4 : 2));
-    plan.y = cot_ceil_div(s->T, plan.warps * plan.part_length);
-    plan.z = cot_min(s->B, CONV1D_CUDA_MAX_YZ);
-    plan.shares = cot_mul(s->B, plan.y);
-    return plan;
+    conv1d_launch_config config = {.warp_tokens = CONV1D_BWD_WARP_TOKENS};
+    while (cot_ceil_div(s->T, CONV1D_BWD_WARPS * config.warp_tokens) > CONV1D_CUDA_MAX_YZ)
+        config.warp_tokens *= 2;
+    config.warps = cot_min(cot_ceil_div(s->T, config.warp_tokens), CONV1D_BWD_WARPS);
+    config.warps = config.warps > 0 ? config.warps : 1;
+    config.x = cot_ceil_div(s->D, CONV1D_LANES * (W == 4 ? 4 : 2));
+    config.y = cot_ceil_div(s->T, config.warps * config.warp_tokens);
+    config.z = cot_min(s->B, CONV1D_CUDA_MAX_YZ);
+    config.partial_count = cot_mul(s->B, config.y);
+    return config;
 }
 
-/* On Hopper: a block a tile. Contiguous time: of no more warps than a row has work for, of `tiles` tensors. */
-static inline conv1d_cuda_plan conv1d_sm90_first(const conv1d_sizes *s, int64_t chunks, int64_t tiles)
+/* On Hopper a block processes one tile, of each of `tiles` tensors. Contiguous time: a block has no more warps than
+ * a row has work for. */
+static inline conv1d_launch_config conv1d_sm90_channel_first_config(const conv1d_sizes *s, int64_t chunks,
+                                                                    int64_t tiles)
 {
     const int64_t tokens = chunks * CONV1D_LANES * (s->dtype == COT_F32 ? 4 : 8); /* of a warp */
-    conv1d_cuda_plan plan = {.y = s->D, .z = s->B};
-    plan.warps = cot_min(cot_ceil_div(s->T, tokens), CONV1D_SM90_WARPS);
-    plan.warps = plan.warps > 0 ? plan.warps : 1;
-    plan.x = cot_ceil_div(s->T, plan.warps * tokens);
-    plan.shares = cot_mul(s->B, plan.x);
-    plan.shared_bytes = tiles * CONV1D_SM90_FIRST_BYTES(tiles > 1 ? CONV1D_SM90_WARPS : plan.warps, chunks);
-    return plan;
+    conv1d_launch_config config = {.y = s->D, .z = s->B};
+    config.warps = cot_min(cot_ceil_div(s->T, tokens), CONV1D_SM90_WARPS);
+    config.warps = config.warps > 0 ? config.warps : 1;
+    config.x = cot_ceil_div(s->T, config.warps * tokens);
+    config.partial_count = cot_mul(s->B, config.x);
+    config.shared_bytes = tiles * CONV1D_SM90_CHANNEL_FIRST_BYTES(tiles > 1 ? CONV1D_SM90_WARPS : config.warps, chunks);
+    return config;
 }
 
-static inline conv1d_cuda_plan conv1d_sm90_last(const conv1d_sizes *s, int64_t rows, int64_t channels)
+static inline conv1d_launch_config conv1d_sm90_channel_last_config(const conv1d_sizes *s, int64_t rows,
+                                                                   int64_t channels)
 {
     const int64_t tiles = cot_ceil_div(s->T, CONV1D_SM90_WARPS * rows);
-    return (conv1d_cuda_plan){.x = cot_ceil_div(s->D, channels),
-                              .y = tiles,
-                              .z = s->B,
-                              .warps = CONV1D_SM90_WARPS,
-                              .part_length = rows,
-                              .shares = cot_mul(s->B, tiles)};
+    return (conv1d_launch_config){.x = cot_ceil_div(s->D, channels),
+                                  .y = tiles,
+                                  .z = s->B,
+                                  .warps = CONV1D_SM90_WARPS,
+                                  .warp_tokens = rows,
+                                  .partial_count = cot_mul(s->B, tiles)};
 }
 
-/* Few blocks would take turns unevenly: twice as many of half as many tokens then. */
-static inline conv1d_cuda_plan conv1d_sm90_bwd_last(const conv1d_sizes *s)
+/* A small grid balances its waves of blocks badly. Below MIN_BLOCKS a block has half of the tokens, so the grid
+ * doubles. */
+static inline conv1d_launch_config conv1d_sm90_bwd_channel_last_config(const conv1d_sizes *s)
 {
-    enum { CHANNELS = CONV1D_SM90_BWD_CHANNELS, MANY = 4096 };
-    conv1d_cuda_plan plan = conv1d_sm90_last(s, CONV1D_SM90_BWD_ROWS, CHANNELS);
-    if (COT_PRODUCT(plan.x, plan.y, plan.z) < MANY)
-        plan = conv1d_sm90_last(s, CONV1D_SM90_BWD_ROWS / 2, CHANNELS);
-    plan.shared_bytes = 2 * (CONV1D_SM90_WARPS * plan.part_length + 2 * CONV1D_SM90_HALO) * CHANNELS *
-                        (int64_t)cot_dtype_size(s->dtype);
-    return plan;
+    enum { CHANNELS = CONV1D_SM90_BWD_CHANNELS, MIN_BLOCKS = 4096 };
+    conv1d_launch_config config = conv1d_sm90_channel_last_config(s, CONV1D_SM90_BWD_WARP_TOKENS, CHANNELS);
+    if (COT_PRODUCT(config.x, config.y, config.z) < MIN_BLOCKS)
+        config = conv1d_sm90_channel_last_config(s, CONV1D_SM90_BWD_WARP_TOKENS / 2, CHANNELS);
+    config.shared_bytes = 2 * (CONV1D_SM90_WARPS * config.warp_tokens + 2 * CONV1D_SM90_HALO) * CHANNELS *
+                          (int64_t)cot_dtype_size(s->dtype);
+    return config;
 }
 
-/* ---- rows --------------------------------------------------------------------------------------------- */
+/* ---- entries of the kernel table ----------------------------------------------------------------------- */
 
 static inline const char *admit_cuda_generic(const void *problem)
 {
@@ -106,13 +110,13 @@ static inline const char *admit_cuda_generic(const void *problem)
     return sizes->dtype == COT_F64 ? "it sums in float32, x is f64" : NULL;
 }
 
-static inline bool conv1d_cuda_runs_along(const cot_tensor *tensor, int axis)
+static inline bool conv1d_cuda_contiguous_along(const cot_tensor *tensor, int axis)
 {
     return !cot_is_present(tensor) || tensor->stride[axis] == 1 || tensor->shape[axis] == 1;
 }
 
-static inline const char *conv1d_cuda_refuse(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
-                                             int axis, bool packed_states)
+static inline const char *conv1d_cuda_admit(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
+                                            int axis, bool packed_states)
 {
     if (sizes->dtype == COT_F64)
         return "it sums in float32, x is f64";
@@ -121,50 +125,50 @@ static inline const char *conv1d_cuda_refuse(const conv1d_sizes *sizes, const co
     if (sizes->T > INT32_MAX / 2)
         return "it counts tokens of a row in 32 bits";
     for (int i = 0; i < count; i++)
-        if (!conv1d_cuda_runs_along(tensors[i], axis))
+        if (!conv1d_cuda_contiguous_along(tensors[i], axis))
             return axis == 2 ? "x, y, dy and dx need time contiguous" : "x, y, dy and dx need channels contiguous";
     return packed_states ? "it serves cu_seqlens without initial_state and dfinal_state" : NULL;
 }
 
-static inline const char *conv1d_cuda_refuse_forward(const void *problem, int axis)
+static inline const char *conv1d_cuda_admit_forward(const void *problem, int axis)
 {
     const conv1d_forward_problem *p = problem;
-    return conv1d_cuda_refuse(&p->sizes, (const cot_tensor *const[]){&p->args.x, &p->args.y}, 2, axis,
-                              cot_is_present(&p->args.cu_seqlens) && cot_is_present(&p->args.initial_state));
+    return conv1d_cuda_admit(&p->sizes, (const cot_tensor *const[]){&p->args.x, &p->args.y}, 2, axis,
+                             cot_is_present(&p->args.cu_seqlens) && cot_is_present(&p->args.initial_state));
 }
 
-static inline const char *conv1d_cuda_refuse_backward(const void *problem, int axis)
+static inline const char *conv1d_cuda_admit_backward(const void *problem, int axis)
 {
     const conv1d_backward_problem *p = problem;
-    return conv1d_cuda_refuse(&p->sizes, (const cot_tensor *const[]){&p->args.x, &p->args.dy, &p->args.dx}, 3, axis,
-                              cot_is_present(&p->args.cu_seqlens) &&
-                                  (cot_is_present(&p->args.initial_state) || cot_is_present(&p->args.dfinal_state)));
+    return conv1d_cuda_admit(&p->sizes, (const cot_tensor *const[]){&p->args.x, &p->args.dy, &p->args.dx}, 3, axis,
+                             cot_is_present(&p->args.cu_seqlens) &&
+                                 (cot_is_present(&p->args.initial_state) || cot_is_present(&p->args.dfinal_state)));
 }
 
 static inline const char *admit_cuda_fwd_first(const void *problem)
 {
-    return conv1d_cuda_refuse_forward(problem, 2);
+    return conv1d_cuda_admit_forward(problem, 2);
 }
 
 static inline const char *admit_cuda_fwd_last(const void *problem)
 {
-    return conv1d_cuda_refuse_forward(problem, 1);
+    return conv1d_cuda_admit_forward(problem, 1);
 }
 
 static inline const char *admit_cuda_bwd_first(const void *problem)
 {
-    return conv1d_cuda_refuse_backward(problem, 2);
+    return conv1d_cuda_admit_backward(problem, 2);
 }
 
 static inline const char *admit_cuda_bwd_last(const void *problem)
 {
-    return conv1d_cuda_refuse_backward(problem, 1);
+    return conv1d_cuda_admit_backward(problem, 1);
 }
 
-/* The copy engine moves multiples of 16 bytes. Whether the data begins at one, a row learns only when it runs: then it
- * leaves a call that does not to the kernels for any device. */
-static inline const char *conv1d_sm90_refuse(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
-                                             int axis, bool packed)
+/* The copy engine needs sizes and strides that are multiples of 16 bytes. Whether the data is aligned to 16 bytes is
+ * known only at the launch: if it is not, the sm90 kernel falls back to the sm80 kernel. */
+static inline const char *conv1d_sm90_admit(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
+                                            int axis, bool packed)
 {
     if (sizes->K > 4)
         return "it serves K up to 4";
@@ -173,7 +177,7 @@ static inline const char *conv1d_sm90_refuse(const conv1d_sizes *sizes, const co
     if ((axis == 2 ? sizes->T : sizes->D) % 8 != 0)
         return axis == 2 ? "T is no multiple of 8" : "D is no multiple of 8";
     if (sizes->B > CONV1D_CUDA_MAX_YZ ||
-        (axis == 2 ? sizes->D : sizes->T / (CONV1D_SM90_WARPS * CONV1D_SM90_FWD_ROWS)) >= CONV1D_CUDA_MAX_YZ)
+        (axis == 2 ? sizes->D : sizes->T / (CONV1D_SM90_WARPS * CONV1D_SM90_FWD_WARP_TOKENS)) >= CONV1D_CUDA_MAX_YZ)
         return "a grid has no room for B, D or T";
     for (int i = 0; i < count; i++)
         for (int other = 0; other < 3; other++)
@@ -184,44 +188,44 @@ static inline const char *conv1d_sm90_refuse(const conv1d_sizes *sizes, const co
     return NULL;
 }
 
-static inline const char *conv1d_sm90_refuse_forward(const void *problem, int axis)
+static inline const char *conv1d_sm90_admit_forward(const void *problem, int axis)
 {
     const conv1d_forward_problem *p = problem;
     const cot_tensor *const tensors[] = {&p->args.x, &p->args.y};
     const bool packed = cot_is_present(&p->args.cu_seqlens) || cot_is_present(&p->args.seq_idx);
-    const char *refusal = conv1d_cuda_refuse_forward(problem, axis);
-    return refusal != NULL ? refusal : conv1d_sm90_refuse(&p->sizes, tensors, 2, axis, packed);
+    const char *reason = conv1d_cuda_admit_forward(problem, axis);
+    return reason != NULL ? reason : conv1d_sm90_admit(&p->sizes, tensors, 2, axis, packed);
 }
 
-static inline const char *conv1d_sm90_refuse_backward(const void *problem, int axis)
+static inline const char *conv1d_sm90_admit_backward(const void *problem, int axis)
 {
     const conv1d_backward_problem *p = problem;
     const cot_tensor *const tensors[] = {&p->args.x, &p->args.dy, &p->args.dx};
     const bool packed = cot_is_present(&p->args.cu_seqlens) || cot_is_present(&p->args.seq_idx);
-    const char *refusal = conv1d_cuda_refuse_backward(problem, axis);
-    if (refusal == NULL && cot_is_present(&p->args.dfinal_state))
-        refusal = "it serves no dfinal_state";
-    return refusal != NULL ? refusal : conv1d_sm90_refuse(&p->sizes, tensors, 3, axis, packed);
+    const char *reason = conv1d_cuda_admit_backward(problem, axis);
+    if (reason == NULL && cot_is_present(&p->args.dfinal_state))
+        reason = "it serves no dfinal_state";
+    return reason != NULL ? reason : conv1d_sm90_admit(&p->sizes, tensors, 3, axis, packed);
 }
 
 static inline const char *admit_sm90_fwd_first(const void *problem)
 {
-    return conv1d_sm90_refuse_forward(problem, 2);
+    return conv1d_sm90_admit_forward(problem, 2);
 }
 
 static inline const char *admit_sm90_fwd_last(const void *problem)
 {
-    return conv1d_sm90_refuse_forward(problem, 1);
+    return conv1d_sm90_admit_forward(problem, 1);
 }
 
 static inline const char *admit_sm90_bwd_first(const void *problem)
 {
-    return conv1d_sm90_refuse_backward(problem, 2);
+    return conv1d_sm90_admit_backward(problem, 2);
 }
 
 static inline const char *admit_sm90_bwd_last(const void *problem)
 {
-    return conv1d_sm90_refuse_backward(problem, 1);
+    return conv1d_sm90_admit_backward(problem, 1);
 }
 
 static inline double cost_cuda_first(const void *problem);
@@ -237,7 +241,7 @@ static inline double cost_sm90_last(const void *problem)
     return 0.8 * cost_cuda_last(problem);
 }
 
-/* Elements moved, those that a vector is too wide for included. */
+/* Elements loaded and stored, including those of partial vectors at the end of a row. */
 static inline double cost_cuda_first(const void *problem)
 {
     const conv1d_sizes *s = problem;
@@ -256,7 +260,7 @@ static inline double cost_cuda_generic(const void *problem)
     return 1000.0 + 300.0 * (double)s->K * (double)s->B * (double)s->D * (double)s->T;
 }
 
-/* Blocks of im2col and its product. */
+/* Blocks of the im2col kernel. */
 static inline double conv1d_cuda_im2col_blocks(const conv1d_sizes *s)
 {
     return (double)s->B * (double)cot_ceil_div(s->D, CONV1D_IM2COL_CHANNELS) *
@@ -277,20 +281,23 @@ static inline const char *admit_cuda_im2col(const void *problem)
     return NULL;
 }
 
-/* More than that of the generic kernel, which serves all that this one does: it is there to be compared with. */
+/* Always higher than the cost of the generic kernel, which supports everything that im2col does: im2col is for
+ * comparison only. */
 static inline double cost_cuda_im2col(const void *problem)
 {
     return 1e6 + cost_cuda_generic(problem);
 }
 
-/* The general kernels are compiled for the greatest width alone, so the partial sums are sized for it. */
-static inline size_t conv1d_cuda_partial_bytes(const conv1d_sizes *s, int64_t shares)
+/* Bytes of the partial sums. They are sized for the general kernels, which are compiled for the maximal width only. */
+static inline size_t conv1d_cuda_partial_bytes(const conv1d_sizes *s, int64_t partial_count)
 {
-    return shares > 1 ? cot_align_up(cot_bytes(COT_PRODUCT(shares, CONV1D_CUDA_MAX_K + 1, s->D), sizeof(float))) : 0;
+    return partial_count > 1
+               ? cot_align_up(cot_bytes(COT_PRODUCT(partial_count, CONV1D_CUDA_MAX_K + 1, s->D), sizeof(float)))
+               : 0;
 }
 
-/* seq_idx made from cu_seqlens. */
-static inline size_t conv1d_cuda_id_bytes(const conv1d_sizes *s, const cot_tensor *cu_seqlens)
+/* Bytes of seq_idx, which is computed from cu_seqlens. */
+static inline size_t conv1d_cuda_seq_idx_bytes(const conv1d_sizes *s, const cot_tensor *cu_seqlens)
 {
     return cot_is_present(cu_seqlens) ? cot_align_up(cot_bytes(s->T, sizeof(int32_t))) : 0;
 }
@@ -298,42 +305,47 @@ static inline size_t conv1d_cuda_id_bytes(const conv1d_sizes *s, const cot_tenso
 static inline size_t workspace_cuda_fwd(const void *problem)
 {
     const conv1d_forward_problem *p = problem;
-    return conv1d_cuda_id_bytes(&p->sizes, &p->args.cu_seqlens);
+    return conv1d_cuda_seq_idx_bytes(&p->sizes, &p->args.cu_seqlens);
 }
 
-static inline size_t conv1d_cuda_bwd_bytes(const conv1d_backward_problem *p, const conv1d_cuda_plan *narrow,
-                                           const conv1d_cuda_plan *wide)
+static inline size_t conv1d_cuda_bwd_workspace(const conv1d_backward_problem *p, const conv1d_launch_config *width4,
+                                               const conv1d_launch_config *width8)
 {
-    const int64_t shares = narrow->shares > wide->shares ? narrow->shares : wide->shares;
-    return conv1d_cuda_id_bytes(&p->sizes, &p->args.cu_seqlens) + conv1d_cuda_partial_bytes(&p->sizes, shares);
+    const int64_t partial_count =
+        width4->partial_count > width8->partial_count ? width4->partial_count : width8->partial_count;
+    return conv1d_cuda_seq_idx_bytes(&p->sizes, &p->args.cu_seqlens) +
+           conv1d_cuda_partial_bytes(&p->sizes, partial_count);
 }
 
 static inline size_t workspace_cuda_bwd_first(const void *problem)
 {
-    const conv1d_cuda_plan narrow = conv1d_cuda_first(problem, 4, CONV1D_BWD_CHUNKS);
-    const conv1d_cuda_plan wide = conv1d_cuda_first(problem, 8, CONV1D_BWD_CHUNKS);
-    return conv1d_cuda_bwd_bytes(problem, &narrow, &wide);
+    const conv1d_launch_config width4 = conv1d_cuda_channel_first_config(problem, 4, CONV1D_BWD_CHUNKS);
+    const conv1d_launch_config width8 = conv1d_cuda_channel_first_config(problem, 8, CONV1D_BWD_CHUNKS);
+    return conv1d_cuda_bwd_workspace(problem, &width4, &width8);
 }
 
 static inline size_t workspace_cuda_bwd_last(const void *problem)
 {
-    const conv1d_cuda_plan narrow = conv1d_cuda_bwd_last(problem, 4), wide = conv1d_cuda_bwd_last(problem, 8);
-    return conv1d_cuda_bwd_bytes(problem, &narrow, &wide);
+    const conv1d_launch_config width4 = conv1d_cuda_bwd_channel_last_config(problem, 4),
+                               width8 = conv1d_cuda_bwd_channel_last_config(problem, 8);
+    return conv1d_cuda_bwd_workspace(problem, &width4, &width8);
 }
 
-/* Enough for the kernels for any device too. */
+/* The sm90 kernels may fall back to the sm80 kernels, so the workspace is sufficient for both. */
 static inline size_t workspace_sm90_bwd_first(const void *problem)
 {
-    const conv1d_cuda_plan plan = conv1d_sm90_first(problem, CONV1D_SM90_BWD_CHUNKS, 2);
-    const size_t own = conv1d_cuda_bwd_bytes(problem, &plan, &plan), any = workspace_cuda_bwd_first(problem);
-    return own > any ? own : any;
+    const conv1d_launch_config config = conv1d_sm90_channel_first_config(problem, CONV1D_SM90_BWD_CHUNKS, 2);
+    const size_t sm90_bytes = conv1d_cuda_bwd_workspace(problem, &config, &config),
+                 sm80_bytes = workspace_cuda_bwd_first(problem);
+    return sm90_bytes > sm80_bytes ? sm90_bytes : sm80_bytes;
 }
 
 static inline size_t workspace_sm90_bwd_last(const void *problem)
 {
-    const conv1d_cuda_plan plan = conv1d_sm90_bwd_last(problem);
-    const size_t own = conv1d_cuda_bwd_bytes(problem, &plan, &plan), any = workspace_cuda_bwd_last(problem);
-    return own > any ? own : any;
+    const conv1d_launch_config config = conv1d_sm90_bwd_channel_last_config(problem);
+    const size_t sm90_bytes = conv1d_cuda_bwd_workspace(problem, &config, &config),
+                 sm80_bytes = workspace_cuda_bwd_last(problem);
+    return sm90_bytes > sm80_bytes ? sm90_bytes : sm80_bytes;
 }
 
 static inline size_t workspace_cuda_bwd_generic(const void *problem)

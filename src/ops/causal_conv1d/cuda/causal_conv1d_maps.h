@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_maps.h: what the kernels for Hopper and contiguous channels are handed: a call with tensor maps of
- * [B][T][D]. For C and CUDA. */
+ * causal_conv1d_maps.h: the parameters of the Hopper kernels for contiguous channels, with tensor maps of [B][T][D].
+ * For C and CUDA. */
 #ifndef COT_CAUSAL_CONV1D_MAPS_H
 #define COT_CAUSAL_CONV1D_MAPS_H
 

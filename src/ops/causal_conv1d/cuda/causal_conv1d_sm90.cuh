@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_sm90.cuh: what the kernels for Hopper share: K up to 4, whole aligned vectors, no packing. A block takes
- * one tile, which the copy engine brings to shared memory, neighbours included, while the block loads its parameters.
- * Blocks are short: see CONV1D_WARPS.
+ * causal_conv1d_sm90.cuh: common parts of the Hopper kernels: K up to 4, whole aligned vectors, no packing. A block
+ * processes one tile. The copy engine loads the tile and its halo into shared memory while the block loads weight and
+ * bias. Blocks have little work: see the comment above CONV1D_WARPS.
  *
  *   barrier   arrivals          phase ends when          who waits
- *   full      thread 0's one    the tile has its bytes   every thread, once */
+ *   full      1, by thread 0    the tile has arrived     every thread, once */
 #ifndef COT_CAUSAL_CONV1D_SM90_CUH
 #define COT_CAUSAL_CONV1D_SM90_CUH
 

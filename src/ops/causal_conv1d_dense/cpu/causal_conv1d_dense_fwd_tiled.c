@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_dense_fwd_tiled.c: y = act(z + bias), z [T][Dout] as K products of xe's rows from k on with W_k, on the
- * products of simd/matmul.h. xe and the weights are packed once; an item is ROWS tokens by COLUMNS output channels,
- * whose z stays in its thread's slice of scratch until bias and SiLU have been applied. */
+ * causal_conv1d_dense_fwd_tiled.c: the forward y = act(z + bias), on the products of simd/matmul.h. z [T][Dout] is
+ * the sum of K products, of the rows of xe from k on with W_k. xe and the weights are packed once. An item computes
+ * BLOCK_ROWS tokens by BLOCK_COLUMNS output channels. Its z stays in the thread's scratch memory until bias and SiLU
+ * are applied. */
 #include "causal_conv1d_dense_products.h"
 
 cot_status V_NAME(causal_conv1d_dense_fwd_tiled)(cot_queue *, const void *, void *);
@@ -17,19 +18,19 @@ static void forward_item(void *memory, int64_t item, void *scratch)
     const context *c = memory;
     const operands *o = &c->o;
     const cot_causal_conv1d_dense_forward_args *a = &c->p->args;
-    const block k = block_at(o, o->l.Dout, item);
+    const output_block blk = block_at(o, o->l.Dout, item);
     const bool silu = a->activation == COT_ACTIVATION_SILU;
-    product_buffers *const x = scratch;
-    float *const z = x->product;
-    _Alignas(64) float bias[PART];
-    multiply_z(o, &k, x);
-    for (int64_t n = 0; n < k.columns; n += PART) {
-        load_bias(bias, o, k.n + n);
-        for (int64_t r = 0; r < k.rows && k.t + r < o->z->T; r += PART) {
-            float *tile = z + mt_offset(ROWS, r, n);
+    product_buffers *const buffers = scratch;
+    float *const z = buffers->product;
+    _Alignas(64) float bias[TILE];
+    multiply_z(o, &blk, buffers);
+    for (int64_t n = 0; n < blk.columns; n += TILE) {
+        load_bias(bias, o, blk.n + n);
+        for (int64_t r = 0; r < blk.rows && blk.t + r < o->sizes->T; r += TILE) {
+            float *tile = z + mt_offset(BLOCK_ROWS, r, n);
             mt_activate_tile(tile, bias, silu, a->y.dtype);
-            const mt_view to = tokens_view(&a->y, k.b, k.t + r, k.n + n);
-            mt_store_tile(&to, tile, cot_min(o->z->T - k.t - r, PART), cot_min(o->z->Dout - k.n - n, PART));
+            const mt_view to = tokens_view(&a->y, blk.b, blk.t + r, blk.n + n);
+            mt_store_tile(&to, tile, cot_min(o->sizes->T - blk.t - r, TILE), cot_min(o->sizes->Dout - blk.n - n, TILE));
         }
     }
 }
@@ -38,26 +39,26 @@ static void forward_item(void *memory, int64_t item, void *scratch)
 static void final_state_item(void *memory, int64_t item)
 {
     const context *c = memory;
-    const conv1d_dense_sizes *z = c->o.z;
+    const conv1d_dense_sizes *sizes = c->o.sizes;
     const cot_tensor *to = &c->p->args.final_state;
-    const int64_t b = item / (z->K - 1), s = item % (z->K - 1);
+    const int64_t b = item / (sizes->K - 1), s = item % (sizes->K - 1);
     int64_t column;
-    const cot_tensor *from = conv1d_dense_row(z, c->o.inputs, c->o.initial_state, z->T + s, &column);
-    for (int64_t i = 0; i < z->Din; i++)
+    const cot_tensor *source = conv1d_dense_row_tensor(sizes, c->o.inputs, c->o.initial_state, sizes->T + s, &column);
+    for (int64_t i = 0; i < sizes->Din; i++)
         cot_store_f64(to->data, to->dtype, b * to->stride[0] + i * to->stride[1] + s * to->stride[2],
-                      from == NULL
+                      source == NULL
                           ? 0
-                          : cot_load_f64(from->data, from->dtype,
-                                         b * from->stride[0] + i * from->stride[1] + column * from->stride[2]));
+                          : cot_load_f64(source->data, source->dtype,
+                                         b * source->stride[0] + i * source->stride[1] + column * source->stride[2]));
 }
 
 cot_status V_NAME(causal_conv1d_dense_fwd_tiled)(cot_queue *queue, const void *problem, void *workspace)
 {
     context c = {.p = problem};
     const cot_causal_conv1d_dense_forward_args *a = &c.p->args;
-    const conv1d_dense_wants want = {.z = cot_is_present(&a->y)};
-    c.o = (operands){.z = &c.p->sizes,
-                     .l = conv1d_dense_layout_of(&c.p->sizes, want, sizeof(mt), MT_SAME_FORM),
+    const conv1d_dense_needs needs = {.z = cot_is_present(&a->y)};
+    c.o = (operands){.sizes = &c.p->sizes,
+                     .l = conv1d_dense_layout_of(&c.p->sizes, needs, sizeof(mt), MT_SAME_FORM),
                      .inputs = &a->x,
                      .initial_state = &a->initial_state,
                      .weight = &a->weight,
@@ -66,10 +67,10 @@ cot_status V_NAME(causal_conv1d_dense_fwd_tiled)(cot_queue *queue, const void *p
     const bool state = cot_is_present(&a->final_state) && c.p->sizes.Din > 0;
     c.o.x = y ? (mt *)((char *)workspace + c.o.l.x) : NULL;
     c.o.w = y ? (mt *)((char *)workspace + c.o.l.w) : NULL;
-    const conv1d_dense_job pack[] = {{pack_inputs_items(&c.o), pack_inputs_item, NULL},
-                                     {pack_weights_items(&c.o), NULL, pack_weights_item},
+    const conv1d_dense_job pack[] = {{pack_inputs_item_count(&c.o), pack_inputs_item, NULL},
+                                     {pack_weights_item_count(&c.o), NULL, pack_weights_item},
                                      {state ? c.p->sizes.B * (c.p->sizes.K - 1) : 0, final_state_item, NULL}};
-    conv1d_dense_run(queue, &c, pack, 3);
+    conv1d_dense_run_jobs(queue, &c, pack, 3);
     if (y)
         cot_parallel_scratch(queue, block_count(&c.o, c.o.l.Dout), forward_item, &c);
     return COT_OK;

@@ -1,214 +1,229 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_dense_products.h: what the tiled kernels share: the operands, and z.
+ * causal_conv1d_dense_products.h: common parts of the tiled kernels: packing of the operands, and the product for z.
  *
- *     z = xe_0 W_0 + .. + xe_{K-1} W_{K-1},   xe_k the rows from k on of xe [K-1+T][Din], W_k [Din][Dout]
+ *     z = xe_0 W_0 + .. + xe_{K-1} W_{K-1},   xe_k: rows k, k+1, .. of xe [K-1+T][Din]; W_k [Din][Dout]
  *
- * im2col would write xe_0 .. xe_{K-1} beside each other; here they are the same memory, read from row k on. */
+ * im2col would store xe_0 .. xe_{K-1} side by side. Here all are the same memory, loaded from row k on. */
 #ifndef COT_CAUSAL_CONV1D_DENSE_PRODUCTS_H
 #define COT_CAUSAL_CONV1D_DENSE_PRODUCTS_H
 
 #include "causal_conv1d_dense_tiling.h"
 #include "simd/matmul_pack.h"
 
-enum { PART = CONV1D_PART, ROWS = CONV1D_ROWS, COLUMNS = CONV1D_COLUMNS, CELLS = PART * PART };
-_Static_assert((int)PART == (int)MT, "parts are what products take");
+enum {
+    TILE = CONV1D_TILE,
+    BLOCK_ROWS = CONV1D_BLOCK_ROWS,
+    BLOCK_COLUMNS = CONV1D_BLOCK_COLUMNS,
+    TILE_ELEMENTS = TILE * TILE
+};
+_Static_assert((int)TILE == (int)MT, "parts are what products take");
 
 enum {
-    FLOAT32 = MT_SAME_FORM || sizeof(mt) == 6, /* operands keep all of it */
-    TERMS = MT_SAME_FORM ? CONV1D_TERMS
-            : FLOAT32    ? CONV1D_SPLIT3_TERMS
-                         : CONV1D_AMX_TERMS,
+    FLOAT32 = MT_SAME_FORM || sizeof(mt) == 6, /* operands keep the full precision of float32 */
+    SUM_TERMS = MT_SAME_FORM ? CONV1D_SUM_TERMS
+                : FLOAT32    ? CONV1D_SPLIT3_SUM_TERMS
+                             : CONV1D_AMX_SUM_TERMS,
 };
 
-/* An item's buffers, in its thread's slice of scratch. */
+/* The buffers of an item, in the scratch memory of its thread. */
 typedef struct product_buffers {
-    _Alignas(64) float product[ROWS * COLUMNS];
-    _Alignas(64) float stretch[FLOAT32 ? ROWS * COLUMNS : 1]; /* of a sum, before it is added */
+    _Alignas(64) float product[BLOCK_ROWS * BLOCK_COLUMNS];
+    _Alignas(64) float partial[FLOAT32 ? BLOCK_ROWS * BLOCK_COLUMNS
+                                       : 1]; /* sum of one block of terms, before it is added to product */
 } product_buffers;
 
 _Static_assert(sizeof(product_buffers) <= CONV1D_DENSE_SCRATCH(FLOAT32), "they lie in a slice");
 
 typedef struct operands {
-    const conv1d_dense_sizes *z;
+    const conv1d_dense_sizes *sizes;
     conv1d_dense_layout l;
     const cot_tensor *inputs, *initial_state, *weight, *bias;
     mt *x;              /* [B] A form of xe */
-    mt *x_even, *x_odd; /* [B] B form of xe, from row 0 and from row 1 on: a part begins at an even row */
-    mt *w, *wt;         /* B form of the W_k, and of their transposes in the other order */
+    mt *x_even, *x_odd; /* [B] B form of xe from row 0 and from row 1 on: a tile begins at an even row */
+    mt *w, *wt;         /* B form of W_0 .. W_{K-1}, and of W_{K-1}^T .. W_0^T */
 } operands;
 
 /* ---- xe ------------------------------------------------------------------------------------------------- */
 
-/* Item: PART rows of the state, or of tokens, of a sequence. Rows past the last token are zeros, PART of them at least,
- * because whole parts are read. */
-static int64_t input_strips(const operands *o)
+/* Strips of TILE rows per sequence, one item each: of the state, of the tokens, and one of zeros. At least TILE rows
+ * of zeros follow the last token, because whole tiles are loaded. */
+static int64_t input_strip_count(const operands *o)
 {
-    return cot_round_up(o->z->K - 1, PART) / PART + o->l.T / PART + 1;
+    return cot_round_up(o->sizes->K - 1, TILE) / TILE + o->l.T / TILE + 1;
 }
 
 static void pack_inputs_item(void *memory, int64_t item)
 {
     const operands *o = memory;
-    const conv1d_dense_sizes *z = o->z;
-    const int64_t history = z->K - 1, b = item / input_strips(o), strip = item % input_strips(o);
-    const int64_t before = cot_round_up(history, PART) / PART;
-    const bool state = strip < before;
-    const cot_tensor *from = state ? o->initial_state : o->inputs;
-    const int64_t first = state ? strip * PART : (strip - before) * PART; /* column of `from` */
-    const int64_t left = (state ? history : z->T) - first, row = state ? first : history + first;
-    const int64_t rows = cot_is_present(from) && left > 0 ? cot_min(left, PART) : 0;
-    const int64_t kept = state ? cot_min(left, PART) : PART; /* the tokens' first rows follow the state's last */
-    for (int64_t i = 0; i < o->l.Din; i += PART) {
-        _Alignas(64) float tile[CELLS];
-        _Alignas(64) mt packed[CELLS];
-        mt_view view = {NULL, from->dtype, from->stride[2], from->stride[1]};
+    const conv1d_dense_sizes *sizes = o->sizes;
+    const int64_t state_columns = sizes->K - 1, b = item / input_strip_count(o), strip = item % input_strip_count(o);
+    const int64_t state_strips = cot_round_up(state_columns, TILE) / TILE;
+    const bool state = strip < state_strips;
+    const cot_tensor *source = state ? o->initial_state : o->inputs;
+    const int64_t first = state ? strip * TILE : (strip - state_strips) * TILE; /* column of `source` */
+    const int64_t remaining = (state ? state_columns : sizes->T) - first, row = state ? first : state_columns + first;
+    const int64_t rows = cot_is_present(source) && remaining > 0 ? cot_min(remaining, TILE) : 0;
+    const int64_t copied_rows =
+        state ? cot_min(remaining, TILE) : TILE; /* the first token's row follows the last of the state */
+    for (int64_t i = 0; i < o->l.Din; i += TILE) {
+        _Alignas(64) float tile[TILE_ELEMENTS];
+        _Alignas(64) mt packed[TILE_ELEMENTS];
+        mt_view view = {NULL, source->dtype, source->stride[2], source->stride[1]};
         if (rows > 0)
-            view.data = (char *)from->data + (b * from->stride[0] + i * from->stride[1] + first * from->stride[2]) *
-                                                 mt_element_size(from->dtype);
-        mt_load_tile(tile, &view, rows, rows > 0 ? z->Din - i : 0);
+            view.data =
+                (char *)source->data + (b * source->stride[0] + i * source->stride[1] + first * source->stride[2]) *
+                                           mt_element_size(source->dtype);
+        mt_load_tile(tile, &view, rows, rows > 0 ? sizes->Din - i : 0);
         mt_pack_a(packed, tile);
         memcpy(o->x + b * o->l.x_rows * o->l.Din + mt_offset(o->l.x_rows, row, i), packed,
-               (size_t)(kept * PART) * sizeof(mt));
+               (size_t)(copied_rows * TILE) * sizeof(mt));
     }
 }
 
-static int64_t pack_inputs_items(const operands *o)
+static int64_t pack_inputs_item_count(const operands *o)
 {
-    return o->x != NULL && o->l.Din > 0 ? o->z->B * input_strips(o) : 0;
+    return o->x != NULL && o->l.Din > 0 ? o->sizes->B * input_strip_count(o) : 0;
 }
 
 /* ---- weights -------------------------------------------------------------------------------------------- */
 
-enum { TAPS = 8 }; /* that are brought in at a time */
+enum { TAPS_PER_LOAD = 8 }; /* taps that load_weights loads at a time */
 
-/* W[o0 + r, i0 + c, k0 + k] at [r][c*taps + k], zeros beyond the tensor. */
+/* Loads W[o0 + r, i0 + c, k0 + k] to [r][c*taps + k], with zeros outside of the tensor. */
 static void load_weights(float *to, const operands *o, int64_t o0, int64_t i0, int64_t k0, int64_t taps)
 {
     const cot_tensor *w = o->weight;
-    const int64_t rows = cot_min(o->z->Dout - o0, PART), columns = cot_min(o->z->Din - i0, PART);
-    const bool run = w->stride[2] == 1 && w->stride[1] == o->z->K && taps == o->z->K;
-    memset(to, 0, sizeof(float) * PART * PART * (size_t)taps);
-    for (int64_t r = 0; r < rows; r++, to += PART * taps) {
-        const int64_t at = (o0 + r) * w->stride[0] + i0 * w->stride[1] + k0 * w->stride[2];
-        if (run) {
-            const char *from = (const char *)w->data + at * mt_element_size(w->dtype);
+    const int64_t rows = cot_min(o->sizes->Dout - o0, TILE), columns = cot_min(o->sizes->Din - i0, TILE);
+    const bool contiguous = w->stride[2] == 1 && w->stride[1] == o->sizes->K && taps == o->sizes->K;
+    memset(to, 0, sizeof(float) * TILE * TILE * (size_t)taps);
+    for (int64_t r = 0; r < rows; r++, to += TILE * taps) {
+        const int64_t offset = (o0 + r) * w->stride[0] + i0 * w->stride[1] + k0 * w->stride[2];
+        if (contiguous) {
+            const char *source = (const char *)w->data + offset * mt_element_size(w->dtype);
             for (int64_t c = 0; c < columns * taps; c += VW) {
                 const int n = (int)cot_min(columns * taps - c, VW);
-                v_store_n(to + c, v_load_n_as(from + c * mt_element_size(w->dtype), w->dtype, n), n);
+                v_store_n(to + c, v_load_n_as(source + c * mt_element_size(w->dtype), w->dtype, n), n);
             }
             continue;
         }
         for (int64_t c = 0; c < columns; c++)
             for (int64_t k = 0; k < taps; k++)
-                to[c * taps + k] = (float)cot_load_f64(w->data, w->dtype, at + c * w->stride[1] + k * w->stride[2]);
+                to[c * taps + k] = (float)cot_load_f64(w->data, w->dtype, offset + c * w->stride[1] + k * w->stride[2]);
     }
 }
 
-/* A part's two rows of vectors from `columns` columns of `loaded`: a[r][..] = loaded[r*row + c*column]. */
-static void pack_weight_part(mt *b, const float *loaded, int64_t row, int64_t column)
+/* Packs a tile in B form: element (r, c) is taps_in[r*row + c*column]. */
+static void pack_weight_tile(mt *b, const float *taps_in, int64_t row, int64_t column)
 {
-    for (int64_t r = 0; r < PART; r += 2)
-        for (int64_t c = 0; c < PART; c += VW) {
-            const float *from = loaded + r * row + c * column;
-            mt_store_b(b, PART, r, c, v_gather(from, column, VW), v_gather(from + row, column, VW));
+    for (int64_t r = 0; r < TILE; r += 2)
+        for (int64_t c = 0; c < TILE; c += VW) {
+            const float *source = taps_in + r * row + c * column;
+            mt_store_b(b, TILE, r, c, v_gather(source, column, VW), v_gather(source + row, column, VW));
         }
 }
 
-/* Item: PART x PART channels, all taps. */
+/* Item: TILE x TILE channels, all taps. */
 static void pack_weights_item(void *memory, int64_t item, void *scratch)
 {
     const operands *o = memory;
-    const int64_t K = o->z->K, in = o->l.Din / PART, out = o->l.Dout / PART, i = item % in, n = item / in;
-    float *const loaded = scratch; /* [PART][PART][TAPS] */
-    for (int64_t k0 = 0; k0 < K; k0 += TAPS) {
-        const int64_t taps = cot_min(K - k0, TAPS);
-        load_weights(loaded, o, n * PART, i * PART, k0, taps);
+    const int64_t K = o->sizes->K, in = o->l.Din / TILE, out = o->l.Dout / TILE, i = item % in, n = item / in;
+    float *const taps_in = scratch; /* [TILE][TILE][TAPS_PER_LOAD] */
+    for (int64_t k0 = 0; k0 < K; k0 += TAPS_PER_LOAD) {
+        const int64_t taps = cot_min(K - k0, TAPS_PER_LOAD);
+        load_weights(taps_in, o, n * TILE, i * TILE, k0, taps);
         for (int64_t k = 0; k < taps; k++) {
             if (o->w != NULL)
-                pack_weight_part(o->w + ((n * in + i) * K + k0 + k) * CELLS, loaded + k, taps, PART * taps);
+                pack_weight_tile(o->w + ((n * in + i) * K + k0 + k) * TILE_ELEMENTS, taps_in + k, taps, TILE * taps);
             if (o->wt != NULL)
-                pack_weight_part(o->wt + ((i * out + n) * K + K - 1 - k0 - k) * CELLS, loaded + k, PART * taps, taps);
+                pack_weight_tile(o->wt + ((i * out + n) * K + K - 1 - k0 - k) * TILE_ELEMENTS, taps_in + k, TILE * taps,
+                                 taps);
         }
     }
 }
 
-static int64_t pack_weights_items(const operands *o)
+static int64_t pack_weights_item_count(const operands *o)
 {
-    return o->w != NULL || o->wt != NULL ? (o->l.Din / PART) * (o->l.Dout / PART) : 0;
+    return o->w != NULL || o->wt != NULL ? (o->l.Din / TILE) * (o->l.Dout / TILE) : 0;
 }
 
 /* ---- products ------------------------------------------------------------------------------------------- */
 
-/* x->product [rows][columns], in panels of ROWS rows, = the sum over the taps of A's shifted rows times B: A of `k`
- * columns in panels of a_rows rows, B in panels of k*taps rows. TERMS at a time, of A's columns or of the taps. In
- * float32 these stretches are summed apart and then added: in one run, the sums of 40 taps were off by half more than
- * the scalar kernel's. (16 bits' outputs are rounded more coarsely than that.) */
+/* Computes buffers->product [rows][columns], in panels of BLOCK_ROWS rows: the sum over the taps of A's rows,
+ * shifted by the tap, times B. A has k columns in panels of a_rows rows, B has panels of k*taps rows. SUM_TERMS
+ * terms are summed at a time, over columns of A and taps. With float32 operands, each such block is summed
+ * separately and then added. As one sum, the errors with 40 taps were 50 % larger than those of the scalar kernel.
+ * For 16-bit outputs this does not matter, because their rounding is coarser. */
 static inline __attribute__((unused)) void multiply(int64_t rows, int64_t columns, int64_t k, int64_t taps, const mt *a,
-                                                    int64_t a_rows, const mt *b, product_buffers *x)
+                                                    int64_t a_rows, const mt *b, product_buffers *buffers)
 {
-    const int64_t parts = TERMS / PART; /* of A's columns and taps at a time */
-    const int64_t step = taps < parts ? parts / taps * PART : PART;
-    float *const c = x->product, *const stretch = x->stretch;
-    mt_state host;
+    const int64_t tiles_per_sum = SUM_TERMS / TILE; /* tiles of A's columns, times taps, at a time */
+    const int64_t channel_step = taps < tiles_per_sum ? tiles_per_sum / taps * TILE : TILE;
+    float *const c = buffers->product, *const partial = buffers->partial;
+    mt_state saved;
     if (k == 0)
-        memset(c, 0, sizeof(float) * ROWS * COLUMNS);
-    mt_begin(&host);
-    for (int64_t p = 0; p < k; p += step)
-        for (int64_t tap = 0; tap < taps; tap += parts) {
-            const bool apart = FLOAT32 && p + tap > 0;
-            mt_product_taps(rows, columns, cot_min(step, k - p), cot_min(parts, taps - tap),
-                            a + mt_offset(a_rows, tap, p), a_rows, b + (p * taps + tap * PART) * MT, k * taps,
-                            apart ? stretch : c, ROWS, !FLOAT32 && p + tap > 0, NULL);
-            for (int64_t n = 0; apart && n < columns; n += PART)
-                for (int64_t i = 0; i < rows * PART; i += VW) {
-                    float *sum = c + mt_offset(ROWS, 0, n) + i;
-                    v_store(sum, v_add(v_load(sum), v_load(stretch + mt_offset(ROWS, 0, n) + i)));
+        memset(c, 0, sizeof(float) * BLOCK_ROWS * BLOCK_COLUMNS);
+    mt_begin(&saved);
+    for (int64_t p = 0; p < k; p += channel_step)
+        for (int64_t tap = 0; tap < taps; tap += tiles_per_sum) {
+            const bool separate = FLOAT32 && p + tap > 0;
+            mt_product_taps(rows, columns, cot_min(channel_step, k - p), cot_min(tiles_per_sum, taps - tap),
+                            a + mt_offset(a_rows, tap, p), a_rows, b + (p * taps + tap * TILE) * MT, k * taps,
+                            separate ? partial : c, BLOCK_ROWS, !FLOAT32 && p + tap > 0, NULL);
+            for (int64_t n = 0; separate && n < columns; n += TILE)
+                for (int64_t i = 0; i < rows * TILE; i += VW) {
+                    float *sum = c + mt_offset(BLOCK_ROWS, 0, n) + i;
+                    v_store(sum, v_add(v_load(sum), v_load(partial + mt_offset(BLOCK_ROWS, 0, n) + i)));
                 }
         }
-    mt_end(&host);
+    mt_end(&saved);
 }
 
 /* ---- blocks of tokens by channels ------------------------------------------------------------------------ */
 
-/* Rows [t, t+rows) by columns [n, n+columns), whole parts, of sequence b. */
-typedef struct block {
+/* Rows [t, t+rows) by columns [n, n+columns) of sequence b, in whole tiles. */
+typedef struct output_block {
     int64_t b, t, n, rows, columns;
-} block;
+} output_block;
 
 static inline int64_t block_count(const operands *o, int64_t channels)
 {
-    return o->z->B * (cot_round_up(o->l.T, ROWS) / ROWS) * (cot_round_up(channels, COLUMNS) / COLUMNS);
+    return o->sizes->B * (cot_round_up(o->l.T, BLOCK_ROWS) / BLOCK_ROWS) *
+           (cot_round_up(channels, BLOCK_COLUMNS) / BLOCK_COLUMNS);
 }
 
-/* The blocks of channels of one block of rows follow one another. */
-static inline block block_at(const operands *o, int64_t channels, int64_t item)
+/* Consecutive items have the same rows and consecutive blocks of channels. */
+static inline output_block block_at(const operands *o, int64_t channels, int64_t item)
 {
-    const int64_t across = cot_round_up(channels, COLUMNS) / COLUMNS, down = cot_round_up(o->l.T, ROWS) / ROWS;
-    block k = {.b = item / across / down, .t = item / across % down * ROWS, .n = item % across * COLUMNS};
-    k.rows = cot_min(o->l.T - k.t, ROWS);
-    k.columns = cot_min(channels - k.n, COLUMNS);
-    return k;
+    const int64_t column_blocks = cot_round_up(channels, BLOCK_COLUMNS) / BLOCK_COLUMNS,
+                  row_blocks = cot_round_up(o->l.T, BLOCK_ROWS) / BLOCK_ROWS;
+    output_block blk = {.b = item / column_blocks / row_blocks,
+                        .t = item / column_blocks % row_blocks * BLOCK_ROWS,
+                        .n = item % column_blocks * BLOCK_COLUMNS};
+    blk.rows = cot_min(o->l.T - blk.t, BLOCK_ROWS);
+    blk.columns = cot_min(channels - blk.n, BLOCK_COLUMNS);
+    return blk;
 }
 
-/* z without bias, of tokens and output channels. */
-static inline __attribute__((unused)) void multiply_z(const operands *o, const block *k, product_buffers *x)
+/* Computes z without bias, for a block of tokens and output channels. */
+static inline __attribute__((unused)) void multiply_z(const operands *o, const output_block *blk,
+                                                      product_buffers *buffers)
 {
-    const int64_t rows = o->l.x_rows, terms = o->l.Din * o->z->K;
-    multiply(k->rows, k->columns, o->l.Din, o->z->K, o->x + k->b * rows * o->l.Din + mt_offset(rows, k->t, 0), rows,
-             o->w + k->n * terms, x);
+    const int64_t rows = o->l.x_rows, terms = o->l.Din * o->sizes->K;
+    multiply(blk->rows, blk->columns, o->l.Din, o->sizes->K,
+             o->x + blk->b * rows * o->l.Din + mt_offset(rows, blk->t, 0), rows, o->w + blk->n * terms, buffers);
 }
 
-/* bias [n, n+PART) as float32, zeros beyond it. */
+/* Loads bias [n, n+TILE) as float32, with zeros outside of the tensor. */
 static inline __attribute__((unused)) void load_bias(float *to, const operands *o, int64_t n)
 {
-    for (int64_t c = 0; c < PART; c++)
-        to[c] = cot_is_present(o->bias) && n + c < o->z->Dout
+    for (int64_t c = 0; c < TILE; c++)
+        to[c] = cot_is_present(o->bias) && n + c < o->sizes->Dout
                     ? (float)cot_load_f64(o->bias->data, o->bias->dtype, (n + c) * o->bias->stride[0])
                     : 0;
 }
 
-/* The part of a [B,channels,T] tensor from token t and channel n on. */
+/* The view of a [B,channels,T] tensor from token t and channel n on. */
 static inline __attribute__((unused)) mt_view tokens_view(const cot_tensor *tensor, int64_t b, int64_t t, int64_t n)
 {
     return (mt_view){(char *)tensor->data + (b * tensor->stride[0] + n * tensor->stride[1] + t * tensor->stride[2]) *

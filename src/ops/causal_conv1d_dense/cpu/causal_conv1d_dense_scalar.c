@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_dense_scalar.c: the formulas of cotangent/causal_conv1d_dense.h as plain loops, for any width, strides,
- * dtypes and states. The measure of the other kernels' accuracy and speed.
+ * dtypes and states. The reference for the accuracy and speed of the other kernels.
  *
  * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64).
- * xe is laid out as [B][K-1+T][Din] and the weights as [Dout][K][Din]: then what an output sees, K rows of xe, is one
- * run of K*Din numbers, and its sum one loop. A row of im2col's matrix, without the matrix: rows K*Din long that begin
- * Din apart. */
+ * xe is copied as [B][K-1+T][Din] and weight as [Dout][K][Din]. So the inputs of an output, K rows of xe, are K*Din
+ * consecutive numbers, and one loop sums them. They are a row of the im2col matrix, which is not stored: its rows have
+ * K*Din elements and begin Din apart. */
 #include "core/float16.h"
 #include "ops/causal_conv1d_dense/causal_conv1d_dense_problem.h"
 #include "ops/causal_conv1d_dense/cpu/causal_conv1d_dense_scalar.h"
@@ -41,8 +41,8 @@ static inline real load1_or_zero(const cot_tensor *t, int64_t i)
     return cot_is_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : 0;
 }
 
-/* sigma(z), and sigma(-z) = 1 - sigma(z) without the subtraction, which for z = 10 would leave 10 bits. exp never
- * sees a positive argument, so nothing overflows. */
+/* Returns sigma(z). Sets sigma(-z) = 1 - sigma(z) without the subtraction, which would keep only 10 bits for z = 10.
+ * The argument of exp is never positive, so nothing overflows. */
 static inline real sigmoid(real z, real *complement)
 {
     const real e = EXP(-(z < 0 ? -z : z)), larger = 1 / (1 + e);
@@ -50,7 +50,8 @@ static inline real sigmoid(real z, real *complement)
     return z < 0 ? e * larger : larger;
 }
 
-/* Long sums pass through blocks, so that rounding grows with the number of blocks, not of terms. */
+/* Terms of a sum per block. Blocks are summed separately, so the rounding error of long sums grows with the number of
+ * blocks, not of terms. */
 enum { BLOCK = 16 };
 
 static real dot(const real *a, int64_t a_step, const real *b, int64_t b_step, int64_t n)
@@ -66,9 +67,9 @@ static real dot(const real *a, int64_t a_step, const real *b, int64_t b_step, in
     return total;
 }
 
-/* What both directions lay out. */
+/* The inputs of both directions and their copies in the workspace. */
 typedef struct context {
-    const conv1d_dense_sizes *z;
+    const conv1d_dense_sizes *sizes;
     const cot_tensor *x, *weight, *bias, *initial_state;
     const conv1d_dense_forward_problem *forward;
     const conv1d_dense_backward_problem *backward;
@@ -77,41 +78,42 @@ typedef struct context {
     real *g;  /* [B][T][Dout] */
 } context;
 
-static void lay_out_inputs(void *memory, int64_t item)
+static void copy_inputs_item(void *memory, int64_t item)
 {
     const context *c = memory;
-    const conv1d_dense_sizes *z = c->z;
-    const int64_t rows = z->K - 1 + z->T, b = item / rows;
+    const conv1d_dense_sizes *sizes = c->sizes;
+    const int64_t rows = sizes->K - 1 + sizes->T, b = item / rows;
     int64_t column;
-    const cot_tensor *from = conv1d_dense_row(z, c->x, c->initial_state, item % rows, &column);
-    for (int64_t i = 0; i < z->Din; i++)
-        c->xe[item * z->Din + i] = from != NULL ? load3(from, b, i, column) : 0;
+    const cot_tensor *source = conv1d_dense_row_tensor(sizes, c->x, c->initial_state, item % rows, &column);
+    for (int64_t i = 0; i < sizes->Din; i++)
+        c->xe[item * sizes->Din + i] = source != NULL ? load3(source, b, i, column) : 0;
 }
 
-static void lay_out_weights(void *memory, int64_t o)
+static void copy_weights_item(void *memory, int64_t o)
 {
     const context *c = memory;
-    for (int64_t k = 0; k < c->z->K; k++)
-        for (int64_t i = 0; i < c->z->Din; i++)
-            c->w[(o * c->z->K + k) * c->z->Din + i] = load3(c->weight, o, i, k);
+    for (int64_t k = 0; k < c->sizes->K; k++)
+        for (int64_t i = 0; i < c->sizes->Din; i++)
+            c->w[(o * c->sizes->K + k) * c->sizes->Din + i] = load3(c->weight, o, i, k);
 }
 
-static void lay_out(cot_queue *queue, context *c, void *workspace)
+static void prepare(cot_queue *queue, context *c, void *workspace)
 {
-    const bool some = c->z->Din > 0;
-    const conv1d_dense_job jobs[] = {{some ? c->z->B * (c->z->K - 1 + c->z->T) : 0, lay_out_inputs, NULL},
-                                     {some ? c->z->Dout : 0, lay_out_weights, NULL}};
-    const conv1d_dense_scalar_layout l = conv1d_dense_scalar_layout_of(c->z, c->backward != NULL, sizeof(real));
+    const bool has_inputs = c->sizes->Din > 0;
+    const conv1d_dense_job jobs[] = {
+        {has_inputs ? c->sizes->B * (c->sizes->K - 1 + c->sizes->T) : 0, copy_inputs_item, NULL},
+        {has_inputs ? c->sizes->Dout : 0, copy_weights_item, NULL}};
+    const conv1d_dense_scalar_layout l = conv1d_dense_scalar_layout_of(c->sizes, c->backward != NULL, sizeof(real));
     c->xe = (real *)((char *)workspace + l.xe);
     c->w = (real *)((char *)workspace + l.w);
     c->g = (real *)((char *)workspace + l.g);
-    conv1d_dense_run(queue, c, jobs, 2);
+    conv1d_dense_run_jobs(queue, c, jobs, 2);
 }
 
-static real z_at(const context *c, int64_t b, int64_t o, int64_t t)
+static real compute_z(const context *c, int64_t b, int64_t o, int64_t t)
 {
-    const int64_t terms = c->z->K * c->z->Din;
-    const real *window = c->xe + (b * (c->z->K - 1 + c->z->T) + t) * c->z->Din;
+    const int64_t terms = c->sizes->K * c->sizes->Din;
+    const real *window = c->xe + (b * (c->sizes->K - 1 + c->sizes->T) + t) * c->sizes->Din;
     return load1_or_zero(c->bias, o) + dot(c->w + o * terms, 1, window, 1, terms);
 }
 
@@ -121,10 +123,10 @@ static void forward_item(void *memory, int64_t item)
 {
     const context *c = memory;
     const cot_causal_conv1d_dense_forward_args *a = &c->forward->args;
-    const int64_t b = item / c->z->T, t = item % c->z->T;
-    for (int64_t o = 0; o < c->z->Dout; o++) {
+    const int64_t b = item / c->sizes->T, t = item % c->sizes->T;
+    for (int64_t o = 0; o < c->sizes->Dout; o++) {
         real complement;
-        const real z = z_at(c, b, o, t);
+        const real z = compute_z(c, b, o, t);
         store3(&a->y, b, o, t,
                a->activation != COT_ACTIVATION_SILU ? z
                : z == -INFINITY                     ? 0
@@ -135,9 +137,10 @@ static void forward_item(void *memory, int64_t item)
 static void final_state_item(void *memory, int64_t item)
 {
     const context *c = memory;
-    const int64_t columns = c->z->K - 1, b = item / columns, s = item % columns;
-    for (int64_t i = 0; i < c->z->Din; i++)
-        store3(&c->forward->args.final_state, b, i, s, c->xe[(b * (columns + c->z->T) + c->z->T + s) * c->z->Din + i]);
+    const int64_t columns = c->sizes->K - 1, b = item / columns, s = item % columns;
+    for (int64_t i = 0; i < c->sizes->Din; i++)
+        store3(&c->forward->args.final_state, b, i, s,
+               c->xe[(b * (columns + c->sizes->T) + c->sizes->T + s) * c->sizes->Din + i]);
 }
 
 cot_status NAME(causal_conv1d_dense_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
@@ -145,52 +148,53 @@ cot_status NAME(causal_conv1d_dense_fwd_scalar)(cot_queue *queue, const void *pr
     const conv1d_dense_forward_problem *p = problem;
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
     context c = {&p->sizes, &a->x, &a->weight, &a->bias, &a->initial_state, p, NULL, NULL, NULL, NULL};
-    const bool y = cot_is_present(&a->y) && p->sizes.Dout > 0,
-               state = cot_is_present(&a->final_state) && p->sizes.Din > 0;
-    const conv1d_dense_job jobs[] = {{y ? p->sizes.B * p->sizes.T : 0, forward_item, NULL},
-                                     {state ? p->sizes.B * (p->sizes.K - 1) : 0, final_state_item, NULL}};
-    lay_out(queue, &c, workspace);
-    conv1d_dense_run(queue, &c, jobs, 2);
+    const bool needs_y = cot_is_present(&a->y) && p->sizes.Dout > 0,
+               needs_state = cot_is_present(&a->final_state) && p->sizes.Din > 0;
+    const conv1d_dense_job jobs[] = {{needs_y ? p->sizes.B * p->sizes.T : 0, forward_item, NULL},
+                                     {needs_state ? p->sizes.B * (p->sizes.K - 1) : 0, final_state_item, NULL}};
+    prepare(queue, &c, workspace);
+    conv1d_dense_run_jobs(queue, &c, jobs, 2);
     return COT_OK;
 }
 
 /* ---- backward ------------------------------------------------------------------------------------------- */
 
-/* dL/dz of all output channels of a token. */
-static void gradient_item(void *memory, int64_t item)
+/* Item: g = dL/dz of all output channels of a token. */
+static void g_item(void *memory, int64_t item)
 {
     const context *c = memory;
     const cot_causal_conv1d_dense_backward_args *a = &c->backward->args;
-    const int64_t b = item / c->z->T, t = item % c->z->T;
-    for (int64_t o = 0; o < c->z->Dout; o++) {
+    const int64_t b = item / c->sizes->T, t = item % c->sizes->T;
+    for (int64_t o = 0; o < c->sizes->Dout; o++) {
         real g = load3(&a->dy, b, o, t);
         if (a->activation == COT_ACTIVATION_SILU) {
             real complement;
-            const real z = z_at(c, b, o, t), s = sigmoid(z, &complement);
+            const real z = compute_z(c, b, o, t), s = sigmoid(z, &complement);
             g *= isinf(z) ? s : s * (1 + z * complement);
         }
-        c->g[item * c->z->Dout + o] = g;
+        c->g[item * c->sizes->Dout + o] = g;
     }
 }
 
-/* The gradients of row r of xe, a column of the state or a token: through tap k from token r-k. */
-static void input_item(void *memory, int64_t item)
+/* Item: the gradients of row r of xe, a column of the state or a token. Row r contributes to token r-k by tap k. */
+static void dxe_item(void *memory, int64_t item)
 {
     const context *c = memory;
-    const conv1d_dense_sizes *z = c->z;
+    const conv1d_dense_sizes *sizes = c->sizes;
     const cot_causal_conv1d_dense_backward_args *a = &c->backward->args;
-    const int64_t rows = z->K - 1 + z->T, b = item / rows, r = item % rows;
+    const int64_t rows = sizes->K - 1 + sizes->T, b = item / rows, r = item % rows;
     int64_t column;
-    const cot_tensor *to = conv1d_dense_row(z, &a->dx, &a->dinitial_state, r, &column);
+    const cot_tensor *to = conv1d_dense_row_tensor(sizes, &a->dx, &a->dinitial_state, r, &column);
     if (to == NULL || !cot_is_present(to))
         return;
-    for (int64_t i = 0; i < z->Din; i++) {
+    for (int64_t i = 0; i < sizes->Din; i++) {
         real gradient = 0;
-        for (int64_t k = 0; k < z->K; k++)
-            if (r - k >= 0 && r - k < z->T)
-                gradient += dot(c->g + (b * z->T + r - k) * z->Dout, 1, c->w + k * z->Din + i, z->K * z->Din, z->Dout);
-        if (cot_is_present(&a->dfinal_state) && r >= z->T)
-            gradient += load3(&a->dfinal_state, b, i, r - z->T);
+        for (int64_t k = 0; k < sizes->K; k++)
+            if (r - k >= 0 && r - k < sizes->T)
+                gradient += dot(c->g + (b * sizes->T + r - k) * sizes->Dout, 1, c->w + k * sizes->Din + i,
+                                sizes->K * sizes->Din, sizes->Dout);
+        if (cot_is_present(&a->dfinal_state) && r >= sizes->T)
+            gradient += load3(&a->dfinal_state, b, i, r - sizes->T);
         store3(to, b, i, column, gradient);
     }
 }
@@ -202,24 +206,25 @@ static void store_gradient(const cot_tensor *out, int64_t index, bool accumulate
     cot_store_f64(out->data, out->dtype, index, value);
 }
 
-/* dweight and dbias of one output channel: sums over the tokens of a sequence, and over the sequences. */
+/* Item: dweight and dbias of one output channel, summed over the tokens of each sequence, then over the sequences. */
 static void parameter_item(void *memory, int64_t o)
 {
     const context *c = memory;
-    const conv1d_dense_sizes *z = c->z;
+    const conv1d_dense_sizes *sizes = c->sizes;
     const cot_causal_conv1d_dense_backward_args *a = &c->backward->args;
     static const real one = 1;
-    for (int64_t i = 0; cot_is_present(&a->dweight) && i < z->Din; i++)
-        for (int64_t k = 0; k < z->K; k++) {
+    for (int64_t i = 0; cot_is_present(&a->dweight) && i < sizes->Din; i++)
+        for (int64_t k = 0; k < sizes->K; k++) {
             real sum = 0;
-            for (int64_t b = 0; b < z->B; b++)
-                sum += dot(c->g + b * z->T * z->Dout + o, z->Dout, c->xe + (b * (z->K - 1 + z->T) + k) * z->Din + i,
-                           z->Din, z->T);
+            for (int64_t b = 0; b < sizes->B; b++)
+                sum += dot(c->g + b * sizes->T * sizes->Dout + o, sizes->Dout,
+                           c->xe + (b * (sizes->K - 1 + sizes->T) + k) * sizes->Din + i, sizes->Din, sizes->T);
             const int64_t *stride = a->dweight.stride;
             store_gradient(&a->dweight, o * stride[0] + i * stride[1] + k * stride[2], a->accumulate, sum);
         }
     if (cot_is_present(&a->dbias))
-        store_gradient(&a->dbias, o * a->dbias.stride[0], a->accumulate, dot(c->g + o, z->Dout, &one, 0, z->B * z->T));
+        store_gradient(&a->dbias, o * a->dbias.stride[0], a->accumulate,
+                       dot(c->g + o, sizes->Dout, &one, 0, sizes->B * sizes->T));
 }
 
 cot_status NAME(causal_conv1d_dense_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
@@ -227,12 +232,12 @@ cot_status NAME(causal_conv1d_dense_bwd_scalar)(cot_queue *queue, const void *pr
     const conv1d_dense_backward_problem *p = problem;
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     context c = {&p->sizes, &a->x, &a->weight, &a->bias, &a->initial_state, NULL, p, NULL, NULL, NULL};
-    const bool inputs = (cot_is_present(&a->dx) || cot_is_present(&a->dinitial_state)) && p->sizes.Din > 0;
-    const conv1d_dense_job jobs[] = {{inputs ? p->sizes.B * (p->sizes.K - 1 + p->sizes.T) : 0, input_item, NULL},
+    const bool needs_dxe = (cot_is_present(&a->dx) || cot_is_present(&a->dinitial_state)) && p->sizes.Din > 0;
+    const conv1d_dense_job jobs[] = {{needs_dxe ? p->sizes.B * (p->sizes.K - 1 + p->sizes.T) : 0, dxe_item, NULL},
                                      {p->sizes.Dout, parameter_item, NULL}};
-    lay_out(queue, &c, workspace);
+    prepare(queue, &c, workspace);
     if (p->sizes.Dout > 0)
-        cot_parallel(queue, p->sizes.B * p->sizes.T, gradient_item, &c);
-    conv1d_dense_run(queue, &c, jobs, 2);
+        cot_parallel(queue, p->sizes.B * p->sizes.T, g_item, &c);
+    conv1d_dense_run_jobs(queue, &c, jobs, 2);
     return COT_OK;
 }

@@ -1,93 +1,94 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_dense_tiling.h: where the tiled kernels' blocks and items begin and end, by the shape alone, and how
- * their workspace is laid out. For kernels and front.
+ * causal_conv1d_dense_tiling.h: blocks, items and workspace layout of the tiled kernels. They depend on the shape
+ * alone. For the kernels and the kernel table.
  *
- * Operands are in the forms of simd/matmul.h, their sizes rounded up to whole parts of 32 with zeros. A panel's rows
- * are a number that spreads the panels over a cache's sets: of 4096 rows, a column of parts would lie in a few of
- * them. */
+ * Operands have the forms of simd/matmul.h. Their sizes are rounded up to whole 32 x 32 tiles, and padded with
+ * zeros. The number of rows of a panel is chosen so that a row of tiles is spread over the sets of the cache. With
+ * 4096 rows, all these tiles would be in a few sets. */
 #ifndef COT_CAUSAL_CONV1D_DENSE_TILING_H
 #define COT_CAUSAL_CONV1D_DENSE_TILING_H
 
 #include "ops/causal_conv1d_dense/causal_conv1d_dense_problem.h"
 
 enum {
-    CONV1D_PART = 32,          /* MT of simd/matmul.h */
-    CONV1D_ROWS = 256,         /* of an item's C */
-    CONV1D_COLUMNS = 128,      /* of an item's C */
-    CONV1D_TERMS = 256,        /* of a sum at a time: a panel of B stays in the first-level cache */
-    CONV1D_AMX_TERMS = 2048,   /* where C's way through memory counts more */
-    CONV1D_SPLIT3_TERMS = 512, /* between that and rounding: in one run long sums would round too often */
-    CONV1D_TOKENS = 512,       /* that an item of dweight sums before the next ones */
-    CONV1D_ITEMS = 64,         /* the sums over the tokens are cut into parts where there are fewer items */
-    CONV1D_MAX_PARTS = 8
+    CONV1D_TILE = 32,              /* MT of simd/matmul.h */
+    CONV1D_BLOCK_ROWS = 256,       /* of an item's C */
+    CONV1D_BLOCK_COLUMNS = 128,    /* of an item's C */
+    CONV1D_SUM_TERMS = 256,        /* of a sum at a time: a panel of B stays in the first-level cache */
+    CONV1D_AMX_SUM_TERMS = 2048,   /* with AMX, loads and stores of C cost more */
+    CONV1D_SPLIT3_SUM_TERMS = 512, /* a compromise between that and rounding: longer sums round too often */
+    CONV1D_CHUNK_TOKENS = 512,     /* a chunk: tokens of one product of dweight */
+    CONV1D_MIN_ITEMS = 64,         /* with fewer items of dweight, the sums over the tokens are split */
+    CONV1D_MAX_SPLITS = 8
 };
 
-/* The rows of a panel of at least `rows`: even, as interleaved pairs want it, and 34 beyond a multiple of 64. */
-static inline int64_t conv1d_dense_panel(int64_t rows)
+/* Rounds the rows of a panel up to 34 more than a multiple of 64. This is even, as interleaved pairs of rows need. */
+static inline int64_t conv1d_dense_panel_rows(int64_t rows)
 {
     return cot_round_up(rows < 34 ? 0 : rows - 34, 64) + 34;
 }
 
-/* Bytes of an item's product_buffers. `apart`: stretches of a sum are products of their own. */
-#define CONV1D_DENSE_SCRATCH(apart) (4 * CONV1D_ROWS * CONV1D_COLUMNS * ((apart) ? 2 : 1) + 64)
+/* Bytes of an item's product_buffers. separate_sums: blocks of SUM_TERMS terms are summed separately and then added. */
+#define CONV1D_DENSE_SCRATCH(separate_sums) \
+    (4 * CONV1D_BLOCK_ROWS * CONV1D_BLOCK_COLUMNS * ((separate_sums) ? 2 : 1) + 64)
 
-/* Elements unless said otherwise; a 0 where a kernel needs no such operand. */
+/* Sizes in elements, offsets in bytes. An operand that a kernel does not need has offset 0. */
 typedef struct conv1d_dense_layout {
-    int64_t Din, Dout, T;                  /* rounded up to whole parts, T to one at least */
-    int64_t x_rows, g_rows, o_rows;        /* of the panels of x, g, and of g^T */
-    int64_t parts;                         /* of the sums over the tokens */
-    int64_t chunks;                        /* of CONV1D_TOKENS tokens, over all sequences */
-    size_t x, x_even, x_odd, w, wt, g, gt; /* where they begin, in bytes */
+    int64_t Din, Dout, T;                  /* rounded up to whole tiles; T to at least one */
+    int64_t x_rows, g_rows, gt_rows;       /* rows of the panels of x, g and g^T */
+    int64_t splits;                        /* of the sums over the tokens, as in split-K */
+    int64_t chunks;                        /* of CONV1D_CHUNK_TOKENS tokens, over all sequences */
+    size_t x, x_even, x_odd, w, wt, g, gt; /* offsets */
     size_t dbias, dweight, bytes;
 } conv1d_dense_layout;
 
-/* What a direction needs of it. */
-typedef struct conv1d_dense_wants {
-    bool z, dx, dweight, dbias; /* z: the forward's product */
-} conv1d_dense_wants;
+/* The results that a call needs. */
+typedef struct conv1d_dense_needs {
+    bool z, dx, dweight, dbias; /* z: the product of the forward */
+} conv1d_dense_needs;
 
-static inline conv1d_dense_wants conv1d_dense_wants_of(const conv1d_dense_backward_problem *p)
+static inline conv1d_dense_needs conv1d_dense_backward_needs(const conv1d_dense_backward_problem *p)
 {
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
-    return (conv1d_dense_wants){a->activation == COT_ACTIVATION_SILU,
+    return (conv1d_dense_needs){a->activation == COT_ACTIVATION_SILU,
                                 cot_is_present(&a->dx) || (cot_is_present(&a->dinitial_state) && p->sizes.K > 1),
                                 cot_is_present(&a->dweight), cot_is_present(&a->dbias)};
 }
 
-/* `size` is that of an operand's element; `one_form`: A and B forms are the same. */
-static inline conv1d_dense_layout conv1d_dense_layout_of(const conv1d_dense_sizes *z, conv1d_dense_wants want,
-                                                         size_t size, bool one_form)
+/* element_size: bytes of an element of an operand. same_form: A and B forms are the same. */
+static inline conv1d_dense_layout conv1d_dense_layout_of(const conv1d_dense_sizes *sizes, conv1d_dense_needs needs,
+                                                         size_t element_size, bool same_form)
 {
-    conv1d_dense_layout l = {.Din = cot_round_up(z->Din, CONV1D_PART),
-                             .Dout = cot_round_up(z->Dout, CONV1D_PART),
-                             .T = cot_round_up(z->T > 0 ? z->T : 1, CONV1D_PART)};
-    const bool gradient = want.dx || want.dweight || want.dbias;
-    l.x_rows = conv1d_dense_panel(l.T + z->K - 1 + CONV1D_PART);
-    l.g_rows = conv1d_dense_panel(l.T + 2 * (z->K - 1) + CONV1D_PART);
-    l.o_rows = conv1d_dense_panel(l.Dout);
-    l.chunks = cot_mul(z->B, cot_ceil_div(l.T, CONV1D_TOKENS));
-    const double items = (double)z->K * (double)cot_round_up(l.Dout, CONV1D_ROWS) *
-                         (double)cot_round_up(l.Din, CONV1D_COLUMNS) / (CONV1D_ROWS * CONV1D_COLUMNS);
-    l.parts = items > 0 && items < CONV1D_ITEMS ? (int64_t)(CONV1D_ITEMS / items) : 1;
-    l.parts = cot_min(l.parts, cot_min(l.chunks, CONV1D_MAX_PARTS));
-    if (want.z || want.dweight)
-        l.x = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din), size);
-    if (want.dweight && !one_form) {
-        l.x_even = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din), size);
-        l.x_odd = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.x_rows, l.Din, z->K > 1), size);
+    conv1d_dense_layout l = {.Din = cot_round_up(sizes->Din, CONV1D_TILE),
+                             .Dout = cot_round_up(sizes->Dout, CONV1D_TILE),
+                             .T = cot_round_up(sizes->T > 0 ? sizes->T : 1, CONV1D_TILE)};
+    const bool gradient = needs.dx || needs.dweight || needs.dbias;
+    l.x_rows = conv1d_dense_panel_rows(l.T + sizes->K - 1 + CONV1D_TILE);
+    l.g_rows = conv1d_dense_panel_rows(l.T + 2 * (sizes->K - 1) + CONV1D_TILE);
+    l.gt_rows = conv1d_dense_panel_rows(l.Dout);
+    l.chunks = cot_mul(sizes->B, cot_ceil_div(l.T, CONV1D_CHUNK_TOKENS));
+    const double items = (double)sizes->K * (double)cot_round_up(l.Dout, CONV1D_BLOCK_ROWS) *
+                         (double)cot_round_up(l.Din, CONV1D_BLOCK_COLUMNS) / (CONV1D_BLOCK_ROWS * CONV1D_BLOCK_COLUMNS);
+    l.splits = items > 0 && items < CONV1D_MIN_ITEMS ? (int64_t)(CONV1D_MIN_ITEMS / items) : 1;
+    l.splits = cot_min(l.splits, cot_min(l.chunks, CONV1D_MAX_SPLITS));
+    if (needs.z || needs.dweight)
+        l.x = cot_workspace_reserve(&l.bytes, COT_PRODUCT(sizes->B, l.x_rows, l.Din), element_size);
+    if (needs.dweight && !same_form) {
+        l.x_even = cot_workspace_reserve(&l.bytes, COT_PRODUCT(sizes->B, l.x_rows, l.Din), element_size);
+        l.x_odd = cot_workspace_reserve(&l.bytes, COT_PRODUCT(sizes->B, l.x_rows, l.Din, sizes->K > 1), element_size);
     }
-    if (want.z)
-        l.w = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.Dout, l.Din, z->K), size);
-    if (want.dx) {
-        l.wt = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.Dout, l.Din, z->K), size);
-        l.g = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.g_rows, l.Dout), size);
+    if (needs.z)
+        l.w = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.Dout, l.Din, sizes->K), element_size);
+    if (needs.dx) {
+        l.wt = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.Dout, l.Din, sizes->K), element_size);
+        l.g = cot_workspace_reserve(&l.bytes, COT_PRODUCT(sizes->B, l.g_rows, l.Dout), element_size);
     }
-    if (want.dweight) {
-        l.gt = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.T, l.o_rows), size);
-        l.dweight = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.parts, z->K, l.o_rows, l.Din), sizeof(float));
+    if (needs.dweight) {
+        l.gt = cot_workspace_reserve(&l.bytes, COT_PRODUCT(sizes->B, l.T, l.gt_rows), element_size);
+        l.dweight = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.splits, sizes->K, l.gt_rows, l.Din), sizeof(float));
     }
     if (gradient)
-        l.dbias = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.T / CONV1D_PART, l.Dout), sizeof(float));
+        l.dbias = cot_workspace_reserve(&l.bytes, COT_PRODUCT(sizes->B, l.T / CONV1D_TILE, l.Dout), sizeof(float));
     return l;
 }
 

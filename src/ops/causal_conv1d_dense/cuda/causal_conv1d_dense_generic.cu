@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_dense_generic.cu: the products of dense causal convolution on any device from compute capability 8.0,
- * for any strides and with states, 32 of the inner axis at a time:
+ * causal_conv1d_dense_generic.cu: the products of dense causal convolution for compute capability 8.0 and later, any
+ * strides, and states. A step processes 32 of the inner axis:
  *
  *   product    rows            columns   inner axis                 A                 B
  *   FORWARD    tokens          Dout      input channel, tap         xe [t + k][i]     w [o][i][k]
- *              the same for g = dy silu'(z) in place of y, if there is no y
- *   INPUT      rows r of xe    Din       output channel, tap        g [r - k][o]      w [o][i][k]
- *   WEIGHT     Dout, a tap     Din       tokens of all sequences    g [t][o]          xe [t + k][i]
+ *              without y, it computes g = dy silu'(z) instead of y
+ *   DX         rows r of xe    Din       output channel, tap        g [r - k][o]      w [o][i][k]
+ *   DWEIGHT    Dout, one tap   Din       tokens of all sequences    g [t][o]          xe [t + k][i]
  *
- * In float32 a block has 64 x 64 and brings its operands element by element; each step's 32 terms are summed apart and
- * then added. With x and weight of one 16-bit dtype a block has 128 x 128 on tensor cores, its operands come by
- * cp.async from rows that were gathered before (xe, g, and weights tap by tap), and a step stays within a tap, or
- * within a sequence. */
+ * The float32 kernels compute 64 x 64 per block and load their operands element by element. The 32 terms of a step
+ * are summed separately and then added. If x and weight have the same 16-bit dtype, the tensor-core kernels compute
+ * 128 x 128 per block. They load their operands by cp.async from rows that other kernels have gathered: xe, g, and
+ * the weights by tap. A step stays within one tap, and for DWEIGHT within one sequence. */
 #include "causal_conv1d_dense_cuda.h"
 
 #include "../../../cuda/device/activation.cuh"
@@ -20,114 +20,118 @@
 #include "../../../cuda/device/mma.cuh"
 #include "../../../cuda/device/ptx.cuh"
 
-enum { STEP = CONV1D_DENSE_STEP, THREADS = 128, TILE_THREADS = 256, WARP = 32, SUM_THREADS = 256 };
-enum product { FORWARD, INPUT, WEIGHT };
+enum { BLOCK_K = CONV1D_DENSE_SM80_BLOCK_K, F32_THREADS = 128, MMA_THREADS = 256, WARP = 32, SUM_THREADS = 256 };
+enum product { FORWARD, DX, DWEIGHT };
 
-static __device__ __forceinline__ float at(const conv1d_dense_array &a, int64_t b, int64_t channel, int64_t t)
+static __device__ __forceinline__ float load_at(const conv1d_dense_array &a, int64_t b, int64_t channel, int64_t t)
 {
     return cot_load(a.data, a.dtype, b * a.stride[0] + channel * a.stride[1] + t * a.stride[2]);
 }
 
-/* Row r of xe: a column of the state, a token, or zeros. */
-static __device__ __forceinline__ float input_at(const conv1d_dense_call &c, int64_t b, int64_t i, int64_t r)
+/* Loads row r of xe: a column of the state, a token, or 0. */
+static __device__ __forceinline__ float load_xe(const conv1d_dense_call &c, int64_t b, int64_t i, int64_t r)
 {
     const int64_t t = r - (c.K - 1);
     if (t >= c.T || i >= c.Din)
         return 0.0f;
     if (t >= 0)
-        return at(c.x, b, i, t);
-    return c.initial_state.data != nullptr ? at(c.initial_state, b, i, r) : 0.0f;
+        return load_at(c.x, b, i, t);
+    return c.initial_state.data != nullptr ? load_at(c.initial_state, b, i, r) : 0.0f;
 }
 
-static __device__ __forceinline__ float gradient_at(const conv1d_dense_call &c, int64_t b, int64_t o, int64_t t)
+static __device__ __forceinline__ float load_g(const conv1d_dense_call &c, int64_t b, int64_t o, int64_t t)
 {
-    return t >= 0 && t < c.T && o < c.Dout ? at(c.g, b, o, t) : 0.0f;
+    return t >= 0 && t < c.T && o < c.Dout ? load_at(c.g, b, o, t) : 0.0f;
 }
 
-static __device__ __forceinline__ float weight_at(const conv1d_dense_call &c, int64_t o, int64_t i, int64_t k)
+static __device__ __forceinline__ float load_weight(const conv1d_dense_call &c, int64_t o, int64_t i, int64_t k)
 {
-    return o < c.Dout && i < c.Din ? at(c.weight, o, i, k) : 0.0f;
+    return o < c.Dout && i < c.Din ? load_at(c.weight, o, i, k) : 0.0f;
 }
 
-/* What a block computes. */
-struct place {
-    int64_t b, k, part, row, column, first, end; /* [first, end): of the inner axis; on tensor cores steps of it */
+/* What a block computes. b: sequence; k and split: for DWEIGHT. */
+struct work_tile {
+    int64_t b, k, split, row, column, first, end; /* [first, end): range of the inner axis, on tensor cores in steps */
 };
 
-static __device__ __forceinline__ int64_t steps_of(int64_t size)
+static __device__ __forceinline__ int64_t k_block_count(int64_t size)
 {
-    return (size + STEP - 1) / STEP;
+    return (size + BLOCK_K - 1) / BLOCK_K;
 }
 
-template <product P, int SIDE> static __device__ __forceinline__ place place_of(const conv1d_dense_call &c)
+template <product P, int BLOCK> static __device__ __forceinline__ work_tile get_work_tile(const conv1d_dense_call &c)
 {
-    constexpr bool TILES = SIDE == CONV1D_DENSE_TILE;
+    constexpr bool IS_MMA = BLOCK == CONV1D_DENSE_MMA_BLOCK;
     const int64_t columns = P == FORWARD ? c.Dout : c.Din;
-    const int64_t rows = P == WEIGHT ? c.Dout : P == INPUT ? c.K - 1 + c.T : c.T;
-    const int64_t across = (columns + SIDE - 1) / SIDE, down = (rows + SIDE - 1) / SIDE;
-    const int64_t rest = blockIdx.x / across / down;
-    place p = {};
-    p.column = blockIdx.x % across * SIDE;
-    p.row = blockIdx.x / across % down * SIDE;
-    if (P == WEIGHT) {
-        const int64_t steps = TILES ? c.B * steps_of(c.T) : steps_of(c.B * c.T), unit = TILES ? 1 : STEP;
+    const int64_t rows = P == DWEIGHT ? c.Dout : P == DX ? c.K - 1 + c.T : c.T;
+    const int64_t column_blocks = (columns + BLOCK - 1) / BLOCK, row_blocks = (rows + BLOCK - 1) / BLOCK;
+    const int64_t rest = blockIdx.x / column_blocks / row_blocks;
+    work_tile p = {};
+    p.column = blockIdx.x % column_blocks * BLOCK;
+    p.row = blockIdx.x / column_blocks % row_blocks * BLOCK;
+    if (P == DWEIGHT) {
+        const int64_t steps = IS_MMA ? c.B * k_block_count(c.T) : k_block_count(c.B * c.T),
+                      step_size = IS_MMA ? 1 : BLOCK_K;
         p.k = rest % c.K;
-        p.part = rest / c.K;
-        p.first = p.part * steps / c.parts * unit;
-        p.end = min((p.part + 1) * steps / c.parts * unit, TILES ? steps : c.B * c.T);
+        p.split = rest / c.K;
+        p.first = p.split * steps / c.splits * step_size;
+        p.end = min((p.split + 1) * steps / c.splits * step_size, IS_MMA ? steps : c.B * c.T);
     } else {
-        const int64_t channels = P == INPUT ? c.Dout : c.Din;
+        const int64_t channels = P == DX ? c.Dout : c.Din;
         p.b = rest;
-        p.end = c.K * (TILES ? steps_of(channels) : channels);
+        p.end = c.K * (IS_MMA ? k_block_count(channels) : channels);
     }
     return p;
 }
 
 template <product P>
-static __device__ __forceinline__ float left(const conv1d_dense_call &c, const place &p, int64_t row, int64_t n)
+static __device__ __forceinline__ float load_a(const conv1d_dense_call &c, const work_tile &p, int64_t row, int64_t n)
 {
     if (n >= p.end)
         return 0.0f;
-    if (P == WEIGHT)
-        return gradient_at(c, n / c.T, row, n % c.T);
-    if (P == INPUT)
-        return gradient_at(c, p.b, n / c.K, row - n % c.K);
-    return input_at(c, p.b, n / c.K, row + n % c.K);
+    if (P == DWEIGHT)
+        return load_g(c, n / c.T, row, n % c.T);
+    if (P == DX)
+        return load_g(c, p.b, n / c.K, row - n % c.K);
+    return load_xe(c, p.b, n / c.K, row + n % c.K);
 }
 
 template <product P>
-static __device__ __forceinline__ float right(const conv1d_dense_call &c, const place &p, int64_t column, int64_t n)
+static __device__ __forceinline__ float load_b(const conv1d_dense_call &c, const work_tile &p, int64_t column,
+                                               int64_t n)
 {
     if (n >= p.end)
         return 0.0f;
-    if (P == WEIGHT)
-        return input_at(c, n / c.T, column, n % c.T + p.k);
-    if (P == INPUT)
-        return weight_at(c, n / c.K, column, n % c.K);
-    return weight_at(c, column, n / c.K, n % c.K);
+    if (P == DWEIGHT)
+        return load_xe(c, n / c.T, column, n % c.T + p.k);
+    if (P == DX)
+        return load_weight(c, n / c.K, column, n % c.K);
+    return load_weight(c, column, n / c.K, n % c.K);
 }
 
-/* One element of the result. */
+/* Stores one element of the result. */
 template <product P>
-static __device__ __forceinline__ void finish(const conv1d_dense_call &c, const place &p, int64_t row, int64_t column,
-                                              float sum)
+static __device__ __forceinline__ void store_result(const conv1d_dense_call &c, const work_tile &p, int64_t row,
+                                                    int64_t column, float sum)
 {
-    if (P == WEIGHT) {
+    if (P == DWEIGHT) {
         if (row < c.Dout && column < c.Din)
-            c.dweight_parts[((p.part * c.K + p.k) * c.Dout + row) * c.Din + column] = sum;
+            c.dweight_partials[((p.split * c.K + p.k) * c.Dout + row) * c.Din + column] = sum;
         return;
     }
-    if (P == INPUT) {
+    if (P == DX) {
         if (row >= c.K - 1 + c.T || column >= c.Din)
             return;
         const bool token = row >= c.K - 1;
-        const conv1d_dense_array &to = token ? c.out : c.dinitial_state;
-        if (to.data == nullptr)
+        const conv1d_dense_array &target = token ? c.out : c.dinitial_state;
+        if (target.data == nullptr)
             return;
         if (c.dfinal_state.data != nullptr && row >= c.T)
-            sum += at(c.dfinal_state, p.b, column, row - c.T);
-        cot_store(to.data, to.dtype,
-                  p.b * to.stride[0] + column * to.stride[1] + (token ? row - (c.K - 1) : row) * to.stride[2], sum);
+            sum += load_at(c.dfinal_state, p.b, column, row - c.T);
+        cot_store(target.data, target.dtype,
+                  p.b * target.stride[0] + column * target.stride[1] +
+                      (token ? row - (c.K - 1) : row) * target.stride[2],
+                  sum);
         return;
     }
     if (row >= c.T || column >= c.Dout)
@@ -135,178 +139,190 @@ static __device__ __forceinline__ void finish(const conv1d_dense_call &c, const 
     float z = sum;
     if (c.bias.data != nullptr)
         z += cot_load(c.bias.data, c.bias.dtype, column * c.bias.stride[0]);
-    const bool gradient = c.out.data == nullptr;
-    const conv1d_dense_array &to = gradient ? c.g : c.out;
-    const float value = gradient ? cot_silu_gradient<true>(at(c.dy, p.b, column, row), z)
+    const bool is_g = c.out.data == nullptr;
+    const conv1d_dense_array &target = is_g ? c.g : c.out;
+    const float value = is_g     ? cot_silu_gradient<true>(load_at(c.dy, p.b, column, row), z)
                         : c.silu ? cot_silu<true>(z)
                                  : z;
-    cot_store(to.data, to.dtype, p.b * to.stride[0] + column * to.stride[1] + row * to.stride[2], value);
+    cot_store(target.data, target.dtype, p.b * target.stride[0] + column * target.stride[1] + row * target.stride[2],
+              value);
 }
 
-/* ---- in float32 ------------------------------------------------------------------------------------------- */
+/* ---- float32 ---------------------------------------------------------------------------------------------- */
 
 template <product P> static __device__ __forceinline__ void multiply_f32(const conv1d_dense_call &c)
 {
-    enum { SIDE = CONV1D_DENSE_SIDE, PITCH = STEP + 1, HEIGHT = 8, WIDTH = 4 };
-    __shared__ float a[SIDE * PITCH], b[SIDE * PITCH];
-    const place p = place_of<P, SIDE>(c);
+    enum { BLOCK = CONV1D_DENSE_F32_BLOCK, SHARED_PITCH = BLOCK_K + 1, HEIGHT = 8, WIDTH = 4 };
+    __shared__ float a[BLOCK * SHARED_PITCH], b[BLOCK * SHARED_PITCH];
+    const work_tile p = get_work_tile<P, BLOCK>(c);
     const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16 * HEIGHT;
     float sums[HEIGHT][WIDTH] = {};
-    for (int64_t n = p.first; n < p.end; n += STEP) {
-        for (int e = (int)threadIdx.x; e < SIDE * STEP; e += THREADS) {
-            /* Neighbouring lanes have neighbouring channels where tokens are summed, else neighbouring terms. */
-            const int row = P == WEIGHT ? e % SIDE : e / STEP, term = P == WEIGHT ? e / SIDE : e % STEP;
-            a[row * PITCH + term] = left<P>(c, p, p.row + row, n + term);
-            b[row * PITCH + term] = right<P>(c, p, p.column + row, n + term);
+    for (int64_t n = p.first; n < p.end; n += BLOCK_K) {
+        for (int e = (int)threadIdx.x; e < BLOCK * BLOCK_K; e += F32_THREADS) {
+            /* Adjacent lanes load adjacent channels for DWEIGHT, else adjacent terms. */
+            const int row = P == DWEIGHT ? e % BLOCK : e / BLOCK_K, term = P == DWEIGHT ? e / BLOCK : e % BLOCK_K;
+            a[row * SHARED_PITCH + term] = load_a<P>(c, p, p.row + row, n + term);
+            b[row * SHARED_PITCH + term] = load_b<P>(c, p, p.column + row, n + term);
         }
         __syncthreads();
-        float run[HEIGHT][WIDTH] = {};
+        float partial[HEIGHT][WIDTH] = {};
 #pragma unroll 4
-        for (int term = 0; term < STEP; term++)
+        for (int term = 0; term < BLOCK_K; term++)
 #pragma unroll
             for (int j = 0; j < WIDTH; j++) {
-                const float own = b[(x + 16 * j) * PITCH + term];
+                const float b_value = b[(x + 16 * j) * SHARED_PITCH + term];
 #pragma unroll
                 for (int i = 0; i < HEIGHT; i++)
-                    run[i][j] = fmaf(a[(y + i) * PITCH + term], own, run[i][j]);
+                    partial[i][j] = fmaf(a[(y + i) * SHARED_PITCH + term], b_value, partial[i][j]);
             }
 #pragma unroll
         for (int i = 0; i < HEIGHT; i++)
 #pragma unroll
             for (int j = 0; j < WIDTH; j++)
-                sums[i][j] += run[i][j];
+                sums[i][j] += partial[i][j];
         __syncthreads();
     }
 #pragma unroll
     for (int i = 0; i < HEIGHT; i++)
 #pragma unroll
         for (int j = 0; j < WIDTH; j++)
-            finish<P>(c, p, p.row + y + i, p.column + x + 16 * j, sums[i][j]);
+            store_result<P>(c, p, p.row + y + i, p.column + x + 16 * j, sums[i][j]);
 }
 
-/* ---- on tensor cores -------------------------------------------------------------------------------------- */
+/* ---- tensor cores ----------------------------------------------------------------------------------------- */
 
-/* An operand's tile in shared memory, 512 units of 16 bytes: its rows (of the product) with 32 terms each, or, ALONG,
- * 32 terms with 128 rows each, as it lies in memory. Units are permuted so that the eight that ldmatrix reads at once
- * are in different banks. */
-template <bool ALONG> static __device__ __forceinline__ int unit_at(int row, int unit)
+/* An operand's tile in shared memory has 512 units of 16 bytes. It is K-major (128 rows of the product with 32 terms
+ * each) or MN_MAJOR (32 terms with 128 rows each), as the operand is in global memory. Units are swizzled so that
+ * the 8 units that ldmatrix loads at once are in different banks. */
+template <bool MN_MAJOR> static __device__ __forceinline__ int swizzled_unit(int row, int unit)
 {
-    return ALONG ? row * 16 + (unit ^ (row & 7)) : row * 4 + (unit ^ (row >> 1 & 3));
+    return MN_MAJOR ? row * 16 + (unit ^ (row & 7)) : row * 4 + (unit ^ (row >> 1 & 3));
 }
 
-template <product P> constexpr bool left_along = P == WEIGHT;
-template <product P> constexpr bool right_along = P != FORWARD;
+template <product P> constexpr bool a_mn_major = P == DWEIGHT;
+template <product P> constexpr bool b_mn_major = P != FORWARD;
 
-/* Where a step's part of an operand lies: of row `r` of its tile elements from `column` on, or nothing. */
+/* The address of row r of an operand's tile for a step, to load from `column` on. Elements from `end` on are zeros:
+ * end is 0 if the whole row is outside of the tensor. */
 template <product P>
-static __device__ __forceinline__ const uint16_t *left_row(const conv1d_dense_call &c, const place &p, int64_t step,
-                                                           int r, int64_t &column, int64_t &end)
+static __device__ __forceinline__ const uint16_t *a_row(const conv1d_dense_call &c, const work_tile &p, int64_t step,
+                                                        int r, int64_t &column, int64_t &end)
 {
-    const int64_t per = steps_of(P == FORWARD ? c.Din : P == INPUT ? c.Dout : c.T), n = step % per * STEP;
+    const int64_t steps_per_group = k_block_count(P == FORWARD ? c.Din
+                                                  : P == DX    ? c.Dout
+                                                               : c.T),
+                  n = step % steps_per_group * BLOCK_K;
     if (P == FORWARD) {
         const int64_t t = p.row + r;
         column = n, end = t < c.T ? c.pitch_in : 0;
-        return (const uint16_t *)c.rows + (p.b * (c.K - 1 + c.T) + t + step / per) * c.pitch_in;
+        return (const uint16_t *)c.xe + (p.b * (c.K - 1 + c.T) + t + step / steps_per_group) * c.pitch_in;
     }
-    const int64_t t = P == INPUT ? p.row + r - step / per : n + r, b = P == INPUT ? p.b : step / per;
-    column = P == INPUT ? n : p.row;
+    const int64_t t = P == DX ? p.row + r - step / steps_per_group : n + r, b = P == DX ? p.b : step / steps_per_group;
+    column = P == DX ? n : p.row;
     end = t >= 0 && t < c.T ? c.pitch_out : 0;
-    return (const uint16_t *)c.g_rows + (b * c.T + t) * c.pitch_out;
+    return (const uint16_t *)c.g_tokens + (b * c.T + t) * c.pitch_out;
 }
 
 template <product P>
-static __device__ __forceinline__ const uint16_t *right_row(const conv1d_dense_call &c, const place &p, int64_t step,
-                                                            int r, int64_t &column, int64_t &end)
+static __device__ __forceinline__ const uint16_t *b_row(const conv1d_dense_call &c, const work_tile &p, int64_t step,
+                                                        int r, int64_t &column, int64_t &end)
 {
-    const int64_t per = steps_of(P == FORWARD ? c.Din : P == INPUT ? c.Dout : c.T), n = step % per * STEP;
-    if (P == WEIGHT) {
+    const int64_t steps_per_group = k_block_count(P == FORWARD ? c.Din
+                                                  : P == DX    ? c.Dout
+                                                               : c.T),
+                  n = step % steps_per_group * BLOCK_K;
+    if (P == DWEIGHT) {
         column = p.column, end = n + r < c.T ? c.pitch_in : 0;
-        return (const uint16_t *)c.rows + (step / per * (c.K - 1 + c.T) + n + r + p.k) * c.pitch_in;
+        return (const uint16_t *)c.xe + (step / steps_per_group * (c.K - 1 + c.T) + n + r + p.k) * c.pitch_in;
     }
     const int64_t o = P == FORWARD ? p.column + r : n + r;
     column = P == FORWARD ? n : p.column;
     end = o < c.Dout ? c.pitch_in : 0;
-    return (const uint16_t *)c.packed + (step / per * c.Dout + o) * c.pitch_in;
+    return (const uint16_t *)c.packed_weight + (step / steps_per_group * c.Dout + o) * c.pitch_in;
 }
 
-struct tiles {
-    uint4 a[CONV1D_DENSE_TILE * STEP / 8], b[CONV1D_DENSE_TILE * STEP / 8];
+struct stage_tiles {
+    uint4 a[CONV1D_DENSE_MMA_BLOCK * BLOCK_K / 8], b[CONV1D_DENSE_MMA_BLOCK * BLOCK_K / 8];
 };
 
 template <product P>
-static __device__ __forceinline__ void ask_for(const conv1d_dense_call &c, const place &p, int64_t step, tiles &to)
+static __device__ __forceinline__ void load_stage(const conv1d_dense_call &c, const work_tile &p, int64_t step,
+                                                  stage_tiles &target)
 {
     if (step < p.end) {
 #pragma unroll
-        for (int e = (int)threadIdx.x; e < CONV1D_DENSE_TILE * STEP / 8; e += TILE_THREADS) {
-            constexpr int LEFT = left_along<P> ? 16 : 4, RIGHT = right_along<P> ? 16 : 4; /* units of a row */
+        for (int e = (int)threadIdx.x; e < CONV1D_DENSE_MMA_BLOCK * BLOCK_K / 8; e += MMA_THREADS) {
+            constexpr int A_UNITS = a_mn_major<P> ? 16 : 4, B_UNITS = b_mn_major<P> ? 16 : 4; /* units per row */
             int64_t column, end;
-            const uint16_t *from = left_row<P>(c, p, step, e / LEFT, column, end);
-            column += e % LEFT * 8;
-            cot_cp_async_zfill(column < end, cot_shared_address(&to.a[unit_at<left_along<P>>(e / LEFT, e % LEFT)]),
-                               column < end ? from + column : (const uint16_t *)c.packed);
-            from = right_row<P>(c, p, step, e / RIGHT, column, end);
-            column += e % RIGHT * 8;
-            cot_cp_async_zfill(column < end, cot_shared_address(&to.b[unit_at<right_along<P>>(e / RIGHT, e % RIGHT)]),
-                               column < end ? from + column : (const uint16_t *)c.packed);
+            const uint16_t *source = a_row<P>(c, p, step, e / A_UNITS, column, end);
+            column += e % A_UNITS * 8;
+            cot_cp_async_zfill(column < end,
+                               cot_shared_address(&target.a[swizzled_unit<a_mn_major<P>>(e / A_UNITS, e % A_UNITS)]),
+                               column < end ? source + column : (const uint16_t *)c.packed_weight);
+            source = b_row<P>(c, p, step, e / B_UNITS, column, end);
+            column += e % B_UNITS * 8;
+            cot_cp_async_zfill(column < end,
+                               cot_shared_address(&target.b[swizzled_unit<b_mn_major<P>>(e / B_UNITS, e % B_UNITS)]),
+                               column < end ? source + column : (const uint16_t *)c.packed_weight);
         }
     }
     cot_cp_async_commit_group();
 }
 
-/* Eight warps of 64 x 32. */
+/* 8 warps compute 64 x 32 each. */
 template <typename E, product P> static __device__ __forceinline__ void multiply_mma(const conv1d_dense_call &c)
 {
     enum { STAGES = 3 };
-    __shared__ tiles stages[STAGES];
-    const place p = place_of<P, CONV1D_DENSE_TILE>(c);
+    __shared__ stage_tiles stages[STAGES];
+    const work_tile p = get_work_tile<P, CONV1D_DENSE_MMA_BLOCK>(c);
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, y = warp % 2 * 64, x = warp / 2 * 32;
     float sums[4][4][4] = {};
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++)
-        ask_for<P>(c, p, p.first + i, stages[i]);
+        load_stage<P>(c, p, p.first + i, stages[i]);
     int stage = 0;
     for (int64_t step = p.first; step < p.end; step++) {
         cot_cp_async_wait_group<STAGES - 2>();
-        __syncthreads(); /* everybody's units are there, and everybody is done with the step before */
-        ask_for<P>(c, p, step + STAGES - 1, stages[stage == 0 ? STAGES - 1 : stage - 1]);
-        const tiles &t = stages[stage];
+        __syncthreads(); /* all units of this step have arrived, and all warps have finished the previous step */
+        load_stage<P>(c, p, step + STAGES - 1, stages[stage == 0 ? STAGES - 1 : stage - 1]);
+        const stage_tiles &t = stages[stage];
         stage = stage == STAGES - 1 ? 0 : stage + 1;
 #pragma unroll
-        for (int k = 0; k < STEP; k += 16) {
-            uint32_t left_[4][4], right_[2][4];
+        for (int k = 0; k < BLOCK_K; k += 16) {
+            uint32_t a[4][4], b[2][4];
 #pragma unroll
             for (int m = 0; m < 4; m++) {
-                if constexpr (left_along<P>)
+                if constexpr (a_mn_major<P>)
                     cot_ldmatrix_x4_trans(
-                        left_[m], cot_shared_address(
-                                      &t.a[unit_at<true>(k + lane / 16 * 8 + lane % 8, y / 8 + 2 * m + lane / 8 % 2)]));
+                        a[m],
+                        cot_shared_address(
+                            &t.a[swizzled_unit<true>(k + lane / 16 * 8 + lane % 8, y / 8 + 2 * m + lane / 8 % 2)]));
                 else
-                    cot_ldmatrix_x4(
-                        left_[m], cot_shared_address(&t.a[unit_at<false>(y + 16 * m + lane % 16, k / 8 + lane / 16)]));
+                    cot_ldmatrix_x4(a[m], cot_shared_address(
+                                              &t.a[swizzled_unit<false>(y + 16 * m + lane % 16, k / 8 + lane / 16)]));
             }
 #pragma unroll
-            for (int j = 0; j < 2; j++) { /* two blocks of 8 columns */
-                if constexpr (right_along<P>)
+            for (int j = 0; j < 2; j++) { /* 2 blocks of 8 columns each */
+                if constexpr (b_mn_major<P>)
                     cot_ldmatrix_x4_trans(
-                        right_[j],
+                        b[j],
                         cot_shared_address(
-                            &t.b[unit_at<true>(k + lane / 8 % 2 * 8 + lane % 8, x / 8 + 2 * j + lane / 16)]));
+                            &t.b[swizzled_unit<true>(k + lane / 8 % 2 * 8 + lane % 8, x / 8 + 2 * j + lane / 16)]));
                 else
                     cot_ldmatrix_x4(
-                        right_[j],
+                        b[j],
                         cot_shared_address(
-                            &t.b[unit_at<false>(x + 16 * j + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2)]));
+                            &t.b[swizzled_unit<false>(x + 16 * j + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2)]));
             }
 #pragma unroll
             for (int m = 0; m < 4; m++)
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const uint32_t low = right_[j / 2][j % 2 * 2], high = right_[j / 2][j % 2 * 2 + 1];
+                    const uint32_t low = b[j / 2][j % 2 * 2], high = b[j / 2][j % 2 * 2 + 1];
                     if constexpr (cot_is_f16<E>)
-                        cot_mma_f16(sums[m][j], left_[m][0], left_[m][1], left_[m][2], left_[m][3], low, high);
+                        cot_mma_f16(sums[m][j], a[m][0], a[m][1], a[m][2], a[m][3], low, high);
                     else
-                        cot_mma_bf16(sums[m][j], left_[m][0], left_[m][1], left_[m][2], left_[m][3], low, high);
+                        cot_mma_bf16(sums[m][j], a[m][0], a[m][1], a[m][2], a[m][3], low, high);
                 }
         }
     }
@@ -317,18 +333,18 @@ template <typename E, product P> static __device__ __forceinline__ void multiply
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                finish<P>(c, p, p.row + y + 16 * m + lane / 4 + 8 * (i / 2),
-                          p.column + x + 8 * j + 2 * (lane % 4) + i % 2, sums[m][j][i]);
+                store_result<P>(c, p, p.row + y + 16 * m + lane / 4 + 8 * (i / 2),
+                                p.column + x + 8 * j + 2 * (lane % 4) + i % 2, sums[m][j][i]);
 }
 
 #define F32(stem, product)                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS)                             \
+    extern "C" __global__ void __launch_bounds__(F32_THREADS)                         \
         causal_conv1d_dense_##stem##_f32(const __grid_constant__ conv1d_dense_call c) \
     {                                                                                 \
         multiply_f32<product>(c);                                                     \
     }
 #define MMA(stem, product, name, element)                                                    \
-    extern "C" __global__ void __launch_bounds__(TILE_THREADS)                               \
+    extern "C" __global__ void __launch_bounds__(MMA_THREADS)                                \
         causal_conv1d_dense_##stem##_mma_##name(const __grid_constant__ conv1d_dense_call c) \
     {                                                                                        \
         multiply_mma<element, product>(c);                                                   \
@@ -338,18 +354,19 @@ template <typename E, product P> static __device__ __forceinline__ void multiply
     MMA(stem, product, bf16, __nv_bfloat16) \
     MMA(stem, product, f16, __half)
 PRODUCT(fwd, FORWARD)
-PRODUCT(dx, INPUT)
-PRODUCT(dweight, WEIGHT)
+PRODUCT(dx, DX)
+PRODUCT(dweight, DWEIGHT)
 
-/* dbias of an output channel: a block, each thread every 256th token, and the threads' sums by halves. */
+/* A block computes dbias of one output channel. Each thread sums every 256th token, then a tree reduces the sums of the
+ * threads. */
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     causal_conv1d_dense_dbias_generic(const __grid_constant__ conv1d_dense_call c)
 {
     __shared__ float sums[SUM_THREADS];
-    float own = 0.0f;
+    float sum = 0.0f;
     for (int64_t n = threadIdx.x; n < c.B * c.T; n += SUM_THREADS)
-        own += at(c.g, n / c.T, blockIdx.x, n % c.T);
-    sums[threadIdx.x] = own;
+        sum += load_at(c.g, n / c.T, blockIdx.x, n % c.T);
+    sums[threadIdx.x] = sum;
     for (int half = SUM_THREADS / 2; half > 0; half /= 2) {
         __syncthreads();
         if ((int)threadIdx.x < half)
@@ -357,12 +374,12 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     }
     if (threadIdx.x != 0)
         return;
-    const int64_t to = blockIdx.x * c.dbias.stride[0];
-    const float before = c.accumulate ? cot_load(c.dbias.data, c.dbias.dtype, to) : 0.0f;
-    cot_store(c.dbias.data, c.dbias.dtype, to, before + sums[0]);
+    const int64_t target = blockIdx.x * c.dbias.stride[0];
+    const float old = c.accumulate ? cot_load(c.dbias.data, c.dbias.dtype, target) : 0.0f;
+    cot_store(c.dbias.data, c.dbias.dtype, target, old + sums[0]);
 }
 
-/* The last K-1 rows of xe. */
+/* The final state: the last K-1 rows of xe. */
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     causal_conv1d_dense_final_state(const __grid_constant__ conv1d_dense_call c)
 {
@@ -370,6 +387,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     if (n >= c.B * c.Din * columns)
         return;
     const int64_t s = n % columns, i = n / columns % c.Din, b = n / columns / c.Din;
-    const conv1d_dense_array &to = c.final_state;
-    cot_store(to.data, to.dtype, b * to.stride[0] + i * to.stride[1] + s * to.stride[2], input_at(c, b, i, c.T + s));
+    const conv1d_dense_array &target = c.final_state;
+    cot_store(target.data, target.dtype, b * target.stride[0] + i * target.stride[1] + s * target.stride[2],
+              load_xe(c, b, i, c.T + s));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_dense_launch.c: the CUDA rows on the host: which kernels a call enqueues, with what grids. */
+ * causal_conv1d_dense_launch.c: host side of the CUDA kernels: which kernels a call launches, and with what grids. */
 #include "causal_conv1d_dense_launch.h"
 
 #include "causal_conv1d_dense_maps.h"
@@ -17,15 +17,15 @@ extern const unsigned char cot_image_causal_conv1d_dense_rows[], cot_image_causa
 
 enum { THREADS = 256, BOX = 64 };
 
-#define SHARED_BYTES (CONV1D_DENSE_STAGES * 6 * 8192 + CONV1D_DENSE_COLUMNS * 4 + 2 * CONV1D_DENSE_STAGES * 8)
+#define SHARED_BYTES (CONV1D_DENSE_STAGES * 6 * 8192 + CONV1D_DENSE_BLOCK_N * 4 + 2 * CONV1D_DENSE_STAGES * 8)
 #define PRODUCT(stem, name)                                                                           \
     {                                                                                                 \
         cot_image_causal_conv1d_dense_sm90, "causal_conv1d_dense_" #stem "_sm90_" #name, SHARED_BYTES \
     }
 
-/* The kernels of a dtype. */
+/* The Hopper kernels of a dtype. */
 typedef struct dtype_kernels {
-    cot_cuda_kernel forward, gradient, input, weight, sum;
+    cot_cuda_kernel forward, g, dx, dweight, dbias_sum;
 } dtype_kernels;
 
 #define KERNELS(name)                                                                    \
@@ -39,7 +39,7 @@ static const cot_cuda_kernel gather = {cot_image_causal_conv1d_dense_rows, "caus
 static const cot_cuda_kernel finish = {cot_image_causal_conv1d_dense_rows, "causal_conv1d_dense_finish", 0};
 static const cot_cuda_kernel dbias = {cot_image_causal_conv1d_dense_rows, "causal_conv1d_dense_dbias", 0};
 
-static conv1d_dense_array array(const cot_tensor *tensor)
+static conv1d_dense_array make_array(const cot_tensor *tensor)
 {
     conv1d_dense_array a = {.data = cot_is_present(tensor) ? tensor->data : NULL, .dtype = tensor->dtype};
     for (int axis = 0; axis < tensor->rank && axis < 3; axis++)
@@ -47,176 +47,178 @@ static conv1d_dense_array array(const cot_tensor *tensor)
     return a;
 }
 
-/* Boxes of 64 by 64 of [planes][rows][columns], strides in elements. The driver wants sizes and strides even where
- * nothing is read. */
-static cot_status map(cot_queue *queue, CUtensorMap *to, cot_dtype dtype, void *data, int64_t columns, int64_t rows,
-                      int64_t row, int64_t planes, int64_t plane)
+/* Makes a tensor map with boxes of 64 x 64 of [planes][rows][columns]. Strides are in elements. The driver requires
+ * valid sizes and strides even if nothing is loaded. */
+static cot_status make_tensor_map(cot_queue *queue, CUtensorMap *to, cot_dtype dtype, void *data, int64_t columns,
+                                  int64_t rows, int64_t row_stride, int64_t planes, int64_t plane_stride)
 {
     const int64_t sizes[3] = {columns, rows > 0 ? rows : 1, planes > 0 ? planes : 1};
-    const int64_t strides[2] = {rows > 1 ? 2 * row : 16, planes > 1 ? 2 * plane : 16};
+    const int64_t strides[2] = {rows > 1 ? 2 * row_stride : 16, planes > 1 ? 2 * plane_stride : 16};
     return cot_cuda_swizzled_map(queue, to, dtype, 3, data, sizes, strides, (const int[]){BOX, BOX, 1});
 }
 
-/* Of a [B,channels,T] tensor with contiguous channels. */
+/* The tensor map of a [B,channels,T] tensor with contiguous channels. */
 static cot_status map_tokens(cot_queue *queue, CUtensorMap *to, cot_dtype dtype, const conv1d_dense_array *a,
                              int64_t channels, const conv1d_dense_call *c)
 {
-    return map(queue, to, dtype, c->B * c->T > 0 ? a->data : c->packed, channels, c->B * c->T > 0 ? c->T : 0,
-               a->stride[2], c->B * c->T > 0 ? c->B : 0, a->stride[0]);
+    return make_tensor_map(queue, to, dtype, c->B * c->T > 0 ? a->data : c->packed_weight, channels,
+                           c->B * c->T > 0 ? c->T : 0, a->stride[2], c->B * c->T > 0 ? c->B : 0, a->stride[0]);
 }
 
 static cot_status map_weights(cot_queue *queue, CUtensorMap *to, cot_dtype dtype, const conv1d_dense_call *c)
 {
-    return map(queue, to, dtype, c->packed, c->Din, c->Dout, c->Din, c->K, c->Dout * c->Din);
+    return make_tensor_map(queue, to, dtype, c->packed_weight, c->Din, c->Dout, c->Din, c->K, c->Dout * c->Din);
 }
 
-static cot_status launch_rows(cot_queue *queue, const cot_cuda_kernel *kernel, int64_t x, int64_t y,
-                              const conv1d_dense_call *c)
+static cot_status launch_helper(cot_queue *queue, const cot_cuda_kernel *kernel, int64_t x, int64_t y,
+                                const conv1d_dense_call *c)
 {
     const cot_cuda_grid grid = {.blocks = {(unsigned)x, (unsigned)y, 1}, .threads = THREADS};
     return cot_cuda_launch(queue, kernel, &grid, c);
 }
 
-/* A product of rows by columns, `times` of them; nothing where there is none. */
+/* Launches `batch` products of rows by columns. An empty grid is skipped. */
 static cot_status launch_product(cot_queue *queue, const cot_cuda_kernel *kernel, int64_t rows, int64_t columns,
-                                 int64_t times, const conv1d_dense_mapped *m)
+                                 int64_t batch, const conv1d_dense_mapped_call *m)
 {
-    const int64_t blocks = cot_ceil_div(rows, CONV1D_DENSE_ROWS) * cot_ceil_div(columns, CONV1D_DENSE_COLUMNS) * times;
+    const int64_t blocks =
+        cot_ceil_div(rows, CONV1D_DENSE_BLOCK_M) * cot_ceil_div(columns, CONV1D_DENSE_BLOCK_N) * batch;
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)blocks, 1, 1}, .threads = CONV1D_DENSE_GROUPS * 128, .shared_bytes = SHARED_BYTES};
+        .blocks = {(unsigned)blocks, 1, 1}, .threads = CONV1D_DENSE_WARPGROUPS * 128, .shared_bytes = SHARED_BYTES};
     return blocks > 0 ? cot_cuda_launch(queue, kernel, &grid, m) : COT_OK;
 }
 
-static bool in_vectors(const cot_tensor *t)
+static bool is_vectorized(const cot_tensor *t)
 {
-    return cot_is_present(t) && conv1d_dense_steps(t);
+    return cot_is_present(t) && conv1d_dense_has_tma_layout(t);
 }
 
-static conv1d_dense_call call_of(const conv1d_dense_sizes *z, const conv1d_dense_cuda_parts *parts, void *workspace,
-                                 cot_activation activation, const cot_tensor *weight, const cot_tensor *bias)
+static conv1d_dense_call make_call(const conv1d_dense_sizes *sizes, const conv1d_dense_cuda_layout *layout,
+                                   void *workspace, cot_activation activation, const cot_tensor *weight,
+                                   const cot_tensor *bias)
 {
     char *memory = workspace;
-    return (conv1d_dense_call){.B = z->B,
-                               .Din = z->Din,
-                               .Dout = z->Dout,
-                               .T = z->T,
-                               .K = z->K,
+    return (conv1d_dense_call){.B = sizes->B,
+                               .Din = sizes->Din,
+                               .Dout = sizes->Dout,
+                               .T = sizes->T,
+                               .K = sizes->K,
                                .silu = activation == COT_ACTIVATION_SILU,
-                               .parts = (int32_t)parts->parts,
-                               .chunks = (int32_t)parts->chunks,
-                               .weight = array(weight),
-                               .bias = array(bias),
-                               .pitch_in = conv1d_dense_pitch(z->Din),
-                               .pitch_out = conv1d_dense_pitch(z->Dout),
-                               .packed = memory + parts->packed,
-                               .rows = memory + parts->x,
-                               .g_rows = memory + parts->dy,
-                               .gradients = memory + parts->gradients,
-                               .dweight_parts = (float *)(memory + parts->dweight),
-                               .dbias_parts = (float *)(memory + parts->dbias)};
+                               .splits = (int32_t)layout->splits,
+                               .dbias_chunks = (int32_t)layout->chunks,
+                               .weight = make_array(weight),
+                               .bias = make_array(bias),
+                               .pitch_in = conv1d_dense_pitch(sizes->Din),
+                               .pitch_out = conv1d_dense_pitch(sizes->Dout),
+                               .packed_weight = memory + layout->packed_weight,
+                               .xe = memory + layout->x,
+                               .g_tokens = memory + layout->dy,
+                               .g_workspace = memory + layout->g,
+                               .dweight_partials = (float *)(memory + layout->dweight),
+                               .dbias_partials = (float *)(memory + layout->dbias)};
 }
 
 static cot_status pack_weights(cot_queue *queue, const conv1d_dense_call *c)
 {
     const int64_t blocks = cot_ceil_div(c->Dout * c->pitch_in, THREADS);
-    return blocks > 0 ? launch_rows(queue, &pack, blocks, 1, c) : COT_OK;
+    return blocks > 0 ? launch_helper(queue, &pack, blocks, 1, c) : COT_OK;
 }
 
-/* `tokens` rows of a tensor's channels, for each b, at `room`; those of the next b begin `plane` rows later. */
-static cot_status gather_rows(cot_queue *queue, const conv1d_dense_array *from, int64_t channels, int64_t tokens,
-                              int64_t plane, void *room, conv1d_dense_call *c)
+/* Gathers `tokens` rows of a tensor for each b to `target`. The rows of consecutive b are plane_stride rows apart. */
+static cot_status gather_rows(cot_queue *queue, const conv1d_dense_array *source, int64_t channels, int64_t tokens,
+                              int64_t plane_stride, void *target, conv1d_dense_call *c)
 {
-    c->from = *from;
+    c->gather_source = *source;
     c->channels = channels;
     c->tokens = tokens;
     c->pitch = conv1d_dense_pitch(channels);
-    c->plane = plane * c->pitch;
-    c->gathered = room;
+    c->plane = plane_stride * c->pitch;
+    c->gather_target = target;
     const int64_t blocks = conv1d_dense_gather_blocks(tokens, c->pitch);
-    return blocks * c->B > 0 ? launch_rows(queue, &gather, blocks, c->B, c) : COT_OK;
+    return blocks * c->B > 0 ? launch_helper(queue, &gather, blocks, c->B, c) : COT_OK;
 }
 
-/* x or dy as the copy engine can step over it: itself, or gathered at `room`. */
-static cot_status tokens_of(cot_queue *queue, const conv1d_dense_sizes *z, const cot_tensor *tensor, int64_t channels,
-                            void *room, conv1d_dense_call *c, conv1d_dense_array *tokens)
+/* Sets *tokens to x or dy in a layout that TMA can load: the tensor itself, or a copy gathered to `target`. */
+static cot_status make_tma_tokens(cot_queue *queue, const conv1d_dense_sizes *sizes, const cot_tensor *tensor,
+                                  int64_t channels, void *target, conv1d_dense_call *c, conv1d_dense_array *tokens)
 {
-    const conv1d_dense_array own = array(tensor);
-    *tokens = own;
-    if (conv1d_dense_strides_step(tensor))
+    const conv1d_dense_array original = make_array(tensor);
+    *tokens = original;
+    if (conv1d_dense_has_tma_strides(tensor))
         return COT_OK;
-    *tokens = (conv1d_dense_array){room, {z->T * channels, 1, channels}, (int32_t)z->dtype};
-    return gather_rows(queue, &own, channels, z->T, z->T, room, c);
+    *tokens = (conv1d_dense_array){target, {sizes->T * channels, 1, channels}, (int32_t)sizes->dtype};
+    return gather_rows(queue, &original, channels, sizes->T, sizes->T, target, c);
 }
 
 cot_status causal_conv1d_dense_fwd_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const conv1d_dense_forward_problem *p = problem;
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
-    const conv1d_dense_sizes *z = &p->sizes;
-    const conv1d_dense_cuda_parts parts = conv1d_dense_cuda_parts_of(z, false, &a->x, NULL);
+    const conv1d_dense_sizes *sizes = &p->sizes;
+    const conv1d_dense_cuda_layout layout = conv1d_dense_sm90_layout(sizes, false, &a->x, NULL);
     if (!cot_is_present(&a->y) || cot_elements(&a->y) == 0)
         return COT_OK;
-    conv1d_dense_mapped m = {.call = call_of(z, &parts, workspace, a->activation, &a->weight, &a->bias)};
+    conv1d_dense_mapped_call m = {.call = make_call(sizes, &layout, workspace, a->activation, &a->weight, &a->bias)};
     conv1d_dense_array x;
-    CHECK(tokens_of(queue, z, &a->x, z->Din, (char *)workspace + parts.x, &m.call, &x));
-    m.call.out = array(&a->y);
-    m.call.out_in_vectors = in_vectors(&a->y);
+    CHECK(make_tma_tokens(queue, sizes, &a->x, sizes->Din, (char *)workspace + layout.x, &m.call, &x));
+    m.call.out = make_array(&a->y);
+    m.call.out_vectorized = is_vectorized(&a->y);
     CHECK(pack_weights(queue, &m.call));
-    CHECK(map_tokens(queue, &m.a, z->dtype, &x, z->Din, &m.call));
-    CHECK(map_weights(queue, &m.b, z->dtype, &m.call));
-    return launch_product(queue, z->dtype == COT_F16 ? &f16_kernels.forward : &bf16_kernels.forward, z->T, z->Dout,
-                          z->B, &m);
+    CHECK(map_tokens(queue, &m.a, sizes->dtype, &x, sizes->Din, &m.call));
+    CHECK(map_weights(queue, &m.b, sizes->dtype, &m.call));
+    return launch_product(queue, sizes->dtype == COT_F16 ? &f16_kernels.forward : &bf16_kernels.forward, sizes->T,
+                          sizes->Dout, sizes->B, &m);
 }
 
 /* ---- backward ------------------------------------------------------------------------------------------------- */
 
-static cot_status find_dbias(cot_queue *queue, const dtype_kernels *kernels, const conv1d_dense_call *c)
+static cot_status compute_dbias(cot_queue *queue, const dtype_kernels *kernels, const conv1d_dense_call *c)
 {
-    const int64_t across = cot_ceil_div(c->Dout, THREADS);
-    if (c->B * c->chunks > 0)
-        CHECK(launch_rows(queue, &kernels->sum, c->B * c->chunks, across, c));
-    return launch_rows(queue, &dbias, cot_ceil_div(4 * c->Dout, THREADS), 1, c);
+    const int64_t channel_blocks = cot_ceil_div(c->Dout, THREADS);
+    if (c->B * c->dbias_chunks > 0)
+        CHECK(launch_helper(queue, &kernels->dbias_sum, c->B * c->dbias_chunks, channel_blocks, c));
+    return launch_helper(queue, &dbias, cot_ceil_div(4 * c->Dout, THREADS), 1, c);
 }
 
 static cot_status backward(cot_queue *queue, const void *problem, void *workspace, const dtype_kernels *kernels)
 {
     const conv1d_dense_backward_problem *p = problem;
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
-    const conv1d_dense_sizes *z = &p->sizes;
+    const conv1d_dense_sizes *sizes = &p->sizes;
     const bool silu = a->activation == COT_ACTIVATION_SILU;
-    const conv1d_dense_cuda_parts parts = conv1d_dense_cuda_parts_of(z, silu, &a->x, &a->dy);
-    conv1d_dense_mapped m = {.call = call_of(z, &parts, workspace, a->activation, &a->weight, &a->bias)};
+    const conv1d_dense_cuda_layout layout = conv1d_dense_sm90_layout(sizes, silu, &a->x, &a->dy);
+    conv1d_dense_mapped_call m = {.call = make_call(sizes, &layout, workspace, a->activation, &a->weight, &a->bias)};
     conv1d_dense_call *c = &m.call;
     conv1d_dense_array x = {0};
     c->accumulate = a->accumulate;
     if (silu || cot_is_present(&a->dweight))
-        CHECK(tokens_of(queue, z, &a->x, z->Din, (char *)workspace + parts.x, c, &x));
-    CHECK(tokens_of(queue, z, &a->dy, z->Dout, (char *)workspace + parts.dy, c, &c->dy));
+        CHECK(make_tma_tokens(queue, sizes, &a->x, sizes->Din, (char *)workspace + layout.x, c, &x));
+    CHECK(make_tma_tokens(queue, sizes, &a->dy, sizes->Dout, (char *)workspace + layout.dy, c, &c->dy));
     c->g = c->dy;
-    c->dweight = array(&a->dweight);
-    c->dbias = array(&a->dbias);
+    c->dweight = make_array(&a->dweight);
+    c->dbias = make_array(&a->dbias);
     if (silu || cot_is_present(&a->dx))
         CHECK(pack_weights(queue, c));
     if (silu) {
-        c->g = (conv1d_dense_array){c->gradients, {z->T * z->Dout, 1, z->Dout}, (int32_t)z->dtype};
-        CHECK(map_tokens(queue, &m.a, z->dtype, &x, z->Din, c));
-        CHECK(map_weights(queue, &m.b, z->dtype, c));
-        CHECK(launch_product(queue, &kernels->gradient, z->T, z->Dout, z->B, &m));
+        c->g = (conv1d_dense_array){c->g_workspace, {sizes->T * sizes->Dout, 1, sizes->Dout}, (int32_t)sizes->dtype};
+        CHECK(map_tokens(queue, &m.a, sizes->dtype, &x, sizes->Din, c));
+        CHECK(map_weights(queue, &m.b, sizes->dtype, c));
+        CHECK(launch_product(queue, &kernels->g, sizes->T, sizes->Dout, sizes->B, &m));
     }
     if (cot_is_present(&a->dx)) {
-        c->out = array(&a->dx);
-        c->out_in_vectors = in_vectors(&a->dx);
-        CHECK(map_tokens(queue, &m.a, z->dtype, &c->g, z->Dout, c));
-        CHECK(map_weights(queue, &m.b, z->dtype, c));
-        CHECK(launch_product(queue, &kernels->input, z->T, z->Din, z->B, &m));
+        c->out = make_array(&a->dx);
+        c->out_vectorized = is_vectorized(&a->dx);
+        CHECK(map_tokens(queue, &m.a, sizes->dtype, &c->g, sizes->Dout, c));
+        CHECK(map_weights(queue, &m.b, sizes->dtype, c));
+        CHECK(launch_product(queue, &kernels->dx, sizes->T, sizes->Din, sizes->B, &m));
     }
     if (cot_is_present(&a->dweight)) {
-        CHECK(map_tokens(queue, &m.a, z->dtype, &c->g, z->Dout, c));
-        CHECK(map_tokens(queue, &m.b, z->dtype, &x, z->Din, c));
-        CHECK(launch_product(queue, &kernels->weight, z->Dout, z->Din, z->K * c->parts, &m));
-        CHECK(launch_rows(queue, &finish, cot_ceil_div(z->Dout * z->Din, THREADS), 1, c));
+        CHECK(map_tokens(queue, &m.a, sizes->dtype, &c->g, sizes->Dout, c));
+        CHECK(map_tokens(queue, &m.b, sizes->dtype, &x, sizes->Din, c));
+        CHECK(launch_product(queue, &kernels->dweight, sizes->Dout, sizes->Din, sizes->K * c->splits, &m));
+        CHECK(launch_helper(queue, &finish, cot_ceil_div(sizes->Dout * sizes->Din, THREADS), 1, c));
     }
-    return cot_is_present(&a->dbias) ? find_dbias(queue, kernels, c) : COT_OK;
+    return cot_is_present(&a->dbias) ? compute_dbias(queue, kernels, c) : COT_OK;
 }
 
 cot_status causal_conv1d_dense_bwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
@@ -231,12 +233,13 @@ cot_status causal_conv1d_dense_bwd_f16_sm90(cot_queue *queue, const void *proble
 
 /* ---- any device -------------------------------------------------------------------------------------------------- */
 
-/* The kernels that multiply in one way; g is of this dtype, a block's part of a product has this side. */
-typedef struct generic_kernels {
-    cot_cuda_kernel forward, input, weight;
-    cot_dtype g;
-    int side, threads;
-} generic_kernels;
+/* The sm80 kernels of one kind of products. g_dtype: of g in the workspace. block: side of the square of a product
+ * that a thread block computes. */
+typedef struct portable_kernels {
+    cot_cuda_kernel forward, dx, dweight;
+    cot_dtype g_dtype;
+    int block, threads;
+} portable_kernels;
 
 #define GENERIC(stem, name)                                                              \
     {                                                                                    \
@@ -246,112 +249,113 @@ typedef struct generic_kernels {
     {                                                                                       \
         GENERIC(fwd, name), GENERIC(dx, name), GENERIC(dweight, name), dtype, side, threads \
     }
-static const generic_kernels in_f32 = GENERIC_KERNELS(f32, COT_F32, CONV1D_DENSE_SIDE, 128),
-                             in_bf16 = GENERIC_KERNELS(mma_bf16, COT_BF16, CONV1D_DENSE_TILE, 256),
-                             in_f16 = GENERIC_KERNELS(mma_f16, COT_F16, CONV1D_DENSE_TILE, 256);
+static const portable_kernels kernels_f32 = GENERIC_KERNELS(f32, COT_F32, CONV1D_DENSE_F32_BLOCK, 128),
+                              kernels_bf16 = GENERIC_KERNELS(mma_bf16, COT_BF16, CONV1D_DENSE_MMA_BLOCK, 256),
+                              kernels_f16 = GENERIC_KERNELS(mma_f16, COT_F16, CONV1D_DENSE_MMA_BLOCK, 256);
 static const cot_cuda_kernel dbias_generic = GENERIC(dbias, generic), final_state = GENERIC(final, state);
 
-static cot_status launch_generic(cot_queue *queue, const generic_kernels *kernels, const cot_cuda_kernel *kernel,
-                                 int64_t rows, int64_t columns, int64_t times, const conv1d_dense_call *c)
+static cot_status launch_generic(cot_queue *queue, const portable_kernels *kernels, const cot_cuda_kernel *kernel,
+                                 int64_t rows, int64_t columns, int64_t batch, const conv1d_dense_call *c)
 {
-    const int64_t blocks = cot_ceil_div(rows, kernels->side) * cot_ceil_div(columns, kernels->side) * times;
+    const int64_t blocks = cot_ceil_div(rows, kernels->block) * cot_ceil_div(columns, kernels->block) * batch;
     const cot_cuda_grid grid = {.blocks = {(unsigned)blocks, 1, 1}, .threads = (unsigned)kernels->threads};
     return blocks > 0 ? cot_cuda_launch(queue, kernel, &grid, c) : COT_OK;
 }
 
-/* What the tensor cores' kernels read: xe, which begins with the state or zeros, and the weights tap by tap. */
-static cot_status gather_inputs(cot_queue *queue, const generic_kernels *kernels, conv1d_dense_call *c)
+/* For the tensor-core kernels: gathers xe, which begins with the state or zeros, and packs the weights by tap. */
+static cot_status gather_inputs(cot_queue *queue, const portable_kernels *kernels, conv1d_dense_call *c)
 {
-    if (kernels->side != CONV1D_DENSE_TILE)
+    if (kernels->block != CONV1D_DENSE_MMA_BLOCK)
         return COT_OK;
-    const int64_t before = c->K - 1, rows = before + c->T;
+    const int64_t state_rows = c->K - 1, rows = state_rows + c->T;
     CHECK(pack_weights(queue, c));
-    CHECK(gather_rows(queue, &c->initial_state, c->Din, before, rows, c->rows, c));
-    return gather_rows(queue, &c->x, c->Din, c->T, rows, (uint16_t *)c->rows + before * c->pitch_in, c);
+    CHECK(gather_rows(queue, &c->initial_state, c->Din, state_rows, rows, c->xe, c));
+    return gather_rows(queue, &c->x, c->Din, c->T, rows, (uint16_t *)c->xe + state_rows * c->pitch_in, c);
 }
 
 static cot_status forward_generic(cot_queue *queue, const void *problem, void *workspace,
-                                  const generic_kernels *kernels)
+                                  const portable_kernels *kernels)
 {
     const conv1d_dense_forward_problem *p = problem;
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
-    const conv1d_dense_sizes *z = &p->sizes;
-    const bool tiles = kernels->side == CONV1D_DENSE_TILE;
-    const conv1d_dense_cuda_parts parts =
-        tiles ? conv1d_dense_mma_parts_of(z, false, false) : (conv1d_dense_cuda_parts){0};
-    const int64_t states = z->B * z->Din * (z->K - 1);
-    conv1d_dense_call c = call_of(z, &parts, workspace, a->activation, &a->weight, &a->bias);
-    c.x = array(&a->x);
-    c.initial_state = array(&a->initial_state);
-    c.out = array(&a->y);
-    c.final_state = array(&a->final_state);
+    const conv1d_dense_sizes *sizes = &p->sizes;
+    const bool tiles = kernels->block == CONV1D_DENSE_MMA_BLOCK;
+    const conv1d_dense_cuda_layout layout =
+        tiles ? conv1d_dense_mma_layout(sizes, false, false) : (conv1d_dense_cuda_layout){0};
+    const int64_t state_elements = sizes->B * sizes->Din * (sizes->K - 1);
+    conv1d_dense_call c = make_call(sizes, &layout, workspace, a->activation, &a->weight, &a->bias);
+    c.x = make_array(&a->x);
+    c.initial_state = make_array(&a->initial_state);
+    c.out = make_array(&a->y);
+    c.final_state = make_array(&a->final_state);
     if (cot_is_present(&a->y)) {
         CHECK(gather_inputs(queue, kernels, &c));
-        CHECK(launch_generic(queue, kernels, &kernels->forward, z->T, z->Dout, z->B, &c));
+        CHECK(launch_generic(queue, kernels, &kernels->forward, sizes->T, sizes->Dout, sizes->B, &c));
     }
-    return cot_is_present(&a->final_state) && states > 0
-               ? launch_rows(queue, &final_state, cot_ceil_div(states, THREADS), 1, &c)
+    return cot_is_present(&a->final_state) && state_elements > 0
+               ? launch_helper(queue, &final_state, cot_ceil_div(state_elements, THREADS), 1, &c)
                : COT_OK;
 }
 
 static cot_status backward_generic(cot_queue *queue, const void *problem, void *workspace,
-                                   const generic_kernels *kernels)
+                                   const portable_kernels *kernels)
 {
     const conv1d_dense_backward_problem *p = problem;
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
-    const conv1d_dense_sizes *z = &p->sizes;
-    const bool silu = a->activation == COT_ACTIVATION_SILU, tiles = kernels->side == CONV1D_DENSE_TILE;
-    const conv1d_dense_cuda_parts parts =
-        tiles ? conv1d_dense_mma_parts_of(z, silu, true)
-              : conv1d_dense_generic_parts_of(z, silu, cot_dtype_size(kernels->g), kernels->side);
-    conv1d_dense_call c = call_of(z, &parts, workspace, a->activation, &a->weight, &a->bias);
+    const conv1d_dense_sizes *sizes = &p->sizes;
+    const bool silu = a->activation == COT_ACTIVATION_SILU, tiles = kernels->block == CONV1D_DENSE_MMA_BLOCK;
+    const conv1d_dense_cuda_layout layout =
+        tiles ? conv1d_dense_mma_layout(sizes, silu, true)
+              : conv1d_dense_generic_layout(sizes, silu, cot_dtype_size(kernels->g_dtype), kernels->block);
+    conv1d_dense_call c = make_call(sizes, &layout, workspace, a->activation, &a->weight, &a->bias);
     c.accumulate = a->accumulate;
-    c.x = array(&a->x);
-    c.initial_state = array(&a->initial_state);
-    c.dy = c.g = array(&a->dy);
+    c.x = make_array(&a->x);
+    c.initial_state = make_array(&a->initial_state);
+    c.dy = c.g = make_array(&a->dy);
     CHECK(gather_inputs(queue, kernels, &c));
     if (silu) {
-        c.g = (conv1d_dense_array){c.gradients, {z->T * z->Dout, 1, z->Dout}, (int32_t)kernels->g};
-        CHECK(launch_generic(queue, kernels, &kernels->forward, z->T, z->Dout, z->B, &c));
+        c.g = (conv1d_dense_array){c.g_workspace, {sizes->T * sizes->Dout, 1, sizes->Dout}, (int32_t)kernels->g_dtype};
+        CHECK(launch_generic(queue, kernels, &kernels->forward, sizes->T, sizes->Dout, sizes->B, &c));
     }
     if (tiles)
-        CHECK(gather_rows(queue, &c.g, z->Dout, z->T, z->T, c.g_rows, &c));
-    c.out = array(&a->dx);
-    c.dfinal_state = array(&a->dfinal_state);
-    c.dinitial_state = array(&a->dinitial_state);
-    c.dweight = array(&a->dweight);
-    c.dbias = array(&a->dbias);
+        CHECK(gather_rows(queue, &c.g, sizes->Dout, sizes->T, sizes->T, c.g_tokens, &c));
+    c.out = make_array(&a->dx);
+    c.dfinal_state = make_array(&a->dfinal_state);
+    c.dinitial_state = make_array(&a->dinitial_state);
+    c.dweight = make_array(&a->dweight);
+    c.dbias = make_array(&a->dbias);
     if (cot_is_present(&a->dx) || cot_is_present(&a->dinitial_state))
-        CHECK(launch_generic(queue, kernels, &kernels->input, z->K - 1 + z->T, z->Din, z->B, &c));
-    if (cot_is_present(&a->dweight) && z->Dout * z->Din > 0) {
-        CHECK(launch_generic(queue, kernels, &kernels->weight, z->Dout, z->Din, z->K * c.parts, &c));
-        CHECK(launch_rows(queue, &finish, cot_ceil_div(z->Dout * z->Din, THREADS), 1, &c));
+        CHECK(launch_generic(queue, kernels, &kernels->dx, sizes->K - 1 + sizes->T, sizes->Din, sizes->B, &c));
+    if (cot_is_present(&a->dweight) && sizes->Dout * sizes->Din > 0) {
+        CHECK(launch_generic(queue, kernels, &kernels->dweight, sizes->Dout, sizes->Din, sizes->K * c.splits, &c));
+        CHECK(launch_helper(queue, &finish, cot_ceil_div(sizes->Dout * sizes->Din, THREADS), 1, &c));
     }
-    return cot_is_present(&a->dbias) && z->Dout > 0 ? launch_rows(queue, &dbias_generic, z->Dout, 1, &c) : COT_OK;
+    return cot_is_present(&a->dbias) && sizes->Dout > 0 ? launch_helper(queue, &dbias_generic, sizes->Dout, 1, &c)
+                                                        : COT_OK;
 }
 
 cot_status causal_conv1d_dense_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return forward_generic(queue, problem, workspace, &in_f32);
+    return forward_generic(queue, problem, workspace, &kernels_f32);
 }
 
 cot_status causal_conv1d_dense_fwd_mma_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    const conv1d_dense_sizes *z = problem;
-    return forward_generic(queue, problem, workspace, z->dtype == COT_F16 ? &in_f16 : &in_bf16);
+    const conv1d_dense_sizes *sizes = problem;
+    return forward_generic(queue, problem, workspace, sizes->dtype == COT_F16 ? &kernels_f16 : &kernels_bf16);
 }
 
 cot_status causal_conv1d_dense_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward_generic(queue, problem, workspace, &in_f32);
+    return backward_generic(queue, problem, workspace, &kernels_f32);
 }
 
 cot_status causal_conv1d_dense_bwd_mma_bf16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward_generic(queue, problem, workspace, &in_bf16);
+    return backward_generic(queue, problem, workspace, &kernels_bf16);
 }
 
 cot_status causal_conv1d_dense_bwd_mma_f16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward_generic(queue, problem, workspace, &in_f16);
+    return backward_generic(queue, problem, workspace, &kernels_f16);
 }

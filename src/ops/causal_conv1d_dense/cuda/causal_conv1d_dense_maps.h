@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_dense_maps.h: a call with the tensor maps of a product's operands, boxes of 64 by 64 elements. For C and
- * CUDA. */
+ * causal_conv1d_dense_maps.h: the kernel parameters with the tensor maps of the operands of a product. Boxes are 64
+ * x 64 elements. For C and CUDA. */
 #ifndef COT_CAUSAL_CONV1D_DENSE_MAPS_H
 #define COT_CAUSAL_CONV1D_DENSE_MAPS_H
 
@@ -8,9 +8,9 @@
 
 #include <cuda.h>
 
-typedef struct conv1d_dense_mapped {
+typedef struct conv1d_dense_mapped_call {
     CUtensorMap a, b;
     conv1d_dense_call call;
-} conv1d_dense_mapped;
+} conv1d_dense_mapped_call;
 
 #endif
