@@ -1,24 +1,25 @@
-# The front door. Every target installs what is missing (tools/packages.txt) and builds first; all of it lands in build/.
+# The main commands. Every target first installs missing packages (tools/packages.txt) and builds. Output is in build/.
 #
-#   make run       train the example language model on real text, and draw its loss curve; ARCH=all: one architecture after
-#                  the other and a table at the end (or ARCH=conv,hybrid; SEEDS=3)
-#   make test      every test, in the normal build and again under AddressSanitizer and UndefinedBehaviorSanitizer
-#   make bench     measure every op beside the machine's own ceilings
-#   make gpu       [OP=op] [STAGE=check|sanitize|bench|demo|peers]: all that is to be done on a machine with a GPU (tools/gpu.sh)
-#   make emulate   [OP=op] check the device kernels without a GPU, on the CPU (tests/emulator); some minutes
-#   make format    lay out the C files by .clang-format
-#   make lint      layout, direction of the includes, exported symbols, device code, binary interface
+#   make run       train the example language model, and draw its loss curve; ARCH=all (or ARCH=conv,hybrid; SEEDS=3):
+#                  train several architectures, and print a table at the end
+#   make test      run all tests, in the normal build and with AddressSanitizer and UndefinedBehaviorSanitizer
+#   make bench     measure every op, and the machine's limits
+#   make gpu       [OP=op] [STAGE=check|sanitize|bench|demo|peers] run all checks and benchmarks for a GPU
+#   make emulate   [OP=op] check the device kernels on the CPU, without a GPU (tests/emulator); takes some minutes
+#   make format    format the C files with .clang-format
+#   make lint      check format, direction of includes, exported symbols, device code, binary interface
 #   make fuzz      run each fuzzer for TIME=60 seconds
-#   make faults    [NAME=text] plant faults in a copy of the tree, one at a time, and see that a test catches each
-#                  (tests/faults); NAME: only those whose name contains text
-#   make tables    write the benchmark pages (docs/benchmarks) and other tables from bench/results, and draw their pictures
-#   make docs      the reference of the public headers in build/docs/html, the pages as HTML in build/docs/guide
-#   make build     the library, the program, the examples, the tests
-#   make install   PREFIX=/usr/local, DESTDIR=, GPUS="80;86;89" (machine code for more than Hopper; without, drivers make
-#                  theirs at the first call) : libraries, headers, program, man pages, CMake and pkg-config files;
-#                  installs no package and touches nothing outside PREFIX (`make setup` first on a fresh machine)
-#   make uninstall what the last `make install` put there
-#   make deb       Debian packages, in build/release/deb
+#   make faults    [NAME=text] plant faults in a copy of the tree, one at a time, and check that a test finds each
+#                  (tests/faults); NAME: only faults whose name contains text
+#   make tables    write the benchmark pages (docs/benchmarks), other tables and the charts from bench/results
+#   make docs      write the reference of the public headers to build/docs/html, and the pages to build/docs/guide
+#   make build     build the library, the program, the examples and the tests
+#   make install   [PREFIX=/usr/local] [DESTDIR=] [GPUS="80;86;89"] install libraries, headers, program, man pages,
+#                  CMake and pkg-config files. GPUS: machine code for GPUs other than Hopper; without it the driver
+#                  compiles at the first call. Installs no package and changes nothing outside PREFIX (on a new machine
+#                  run `make setup` first)
+#   make uninstall remove the files of the last `make install`
+#   make deb       build Debian packages, in build/release/deb
 #   make clean     remove build/
 
 BUILD = build
@@ -29,7 +30,7 @@ BUILD = build
 setup:
 	@tools/setup.sh
 
-# ninja runs cmake again by itself when a CMakeLists.txt has changed.
+# ninja runs cmake again if a CMakeLists.txt has changed.
 build: setup
 	@test -f $(BUILD)/build.ninja || cmake --log-level=NOTICE -G Ninja -S . -B $(BUILD)
 	@cmake --build $(BUILD)
@@ -38,7 +39,7 @@ asan: setup
 	@test -f $(BUILD)/asan/build.ninja || CC=clang CXX=clang++ cmake --log-level=NOTICE -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON -DCOT_CUDA=OFF
 	@cmake --build $(BUILD)/asan
 
-# In a fresh clone the trainer's part alone, without device code: minutes of compiling less.
+# In a fresh clone, build only the trainer without device code. This saves minutes of compilation.
 TRAINER = $(if $(wildcard $(BUILD)/build.ninja),$(BUILD),$(BUILD)/trainer)
 run: setup
 	@test -f $(TRAINER)/build.ninja || cmake --log-level=NOTICE -G Ninja -S . -B $(TRAINER) -DCMAKE_BUILD_TYPE=Release \
@@ -83,7 +84,7 @@ docs: setup
 	@tools/make_docs.sh $(BUILD)/docs
 	@tools/make_guide.py $(BUILD)/docs/guide
 
-# What is installed has no tests, and no debug information.
+# The installed build has no tests and no debug information.
 PREFIX = /usr/local
 RELEASE = $(BUILD)/release
 release:

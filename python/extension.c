@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * extension.c: cotangent._C, the library as Python sees it: one binary for every Python from 3.9 (the limited API) and,
- * because it asks tensors only what any Python code can ask them, for every torch.
+ * extension.c: the module cotangent._C, which calls the library from Python. One binary works with every Python from
+ * 3.9 on (limited API). It works with every torch, because it reads tensors only through their Python attributes and
+ * methods.
  *
- *   plan(call, fields) -> plan           call: an argument struct's name without cot_ and _args; fields: its members,
- *                                        in the order in which run_* will be given them, None for what to pass over
- *   run_cpu(plan, threads, *values)      a value is a tensor, a number, or None for what is absent
+ *   plan(call, fields) -> plan           call: the name of an argument struct without cot_ and _args; fields: its
+ *                                        members in the order of the values of run_*, None for a value to skip
+ *   run_cpu(plan, threads, *values)      a value is a tensor, a number, or None for an absent one
  *   run_cuda(plan, device, stream, workspace, *values)      workspace(device, bytes) allocates it
  *   check_cuda(device)                   cot_queue_check
- *   time_call(plan, device, repeats, *values) -> seconds that the C call takes of the calling thread; device -1: the CPU
+ *   time_call(plan, device, repeats, *values) -> seconds of the calling thread per C call; device -1: the CPU
  *   calls() -> {call: (member, ...)}     dropout_scale(p)     version
  *
- * A status becomes an exception with the library's own message. */
+ * An error status becomes an exception with the library's message. */
 #define Py_LIMITED_API 0x03090000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -20,7 +21,7 @@
 #include <pthread.h>
 #include <time.h>
 
-/* ---- what the headers declare: calls.inc is written by make_calls.py ----------------------------------------- */
+/* ---- the argument structs of the headers: make_calls.py writes calls.inc --------------------------------------- */
 
 typedef enum field_kind { TENSOR, DOUBLE, INT32, INT64, UINT64 } field_kind;
 
@@ -43,11 +44,11 @@ typedef struct call {
 
 enum { CALLS = sizeof calls / sizeof *calls, MAX_DEVICES = 64 };
 
-/* A call and the order in which its values come. */
+/* A call and the order of its values. */
 typedef struct plan {
     const call *call;
     Py_ssize_t count;
-    const field *fields[]; /* NULL: passed over */
+    const field *fields[]; /* NULL: the value is skipped */
 } plan;
 
 static const char plan_name[] = "cotangent.plan";
@@ -75,7 +76,7 @@ static PyObject *raise_status(cot_status status)
 
 static PyObject *name_dtype, *name_shape, *name_stride, *name_data_ptr, *name_get_device;
 
-/* torch's dtypes, which are singletons, beside ours. */
+/* torch's dtypes, which are singletons, and the library's. */
 static struct {
     const char *name;
     cot_dtype dtype;
@@ -96,7 +97,7 @@ static int find_dtypes(void)
     return dtypes[0].object != NULL ? 0 : -1;
 }
 
-/* Names the argument in place of the exception that reading its value has raised: a wrong type, or too large a number. */
+/* Replaces the exception of a failed read, a wrong type or a too large number, by one that names the argument. */
 static int refuse_value(const char *call_name, const char *name, PyObject *value, const char *expected)
 {
     const int too_large = PyErr_ExceptionMatches(PyExc_OverflowError);
@@ -116,23 +117,23 @@ static int refuse_value(const char *call_name, const char *name, PyObject *value
 
 static int read_dtype(const char *call_name, const char *name, PyObject *value, cot_dtype *dtype)
 {
-    PyObject *given = PyObject_GetAttr(value, name_dtype);
-    if (given == NULL)
+    PyObject *dtype_object = PyObject_GetAttr(value, name_dtype);
+    if (dtype_object == NULL)
         return refuse_value(call_name, name, value, "a Tensor");
     *dtype = COT_DTYPE_NONE;
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes && *dtype == COT_DTYPE_NONE; i++)
-        if (dtypes[i].object == given)
+        if (dtypes[i].object == dtype_object)
             *dtype = dtypes[i].dtype;
     if (*dtype == COT_DTYPE_NONE)
         PyErr_Format(PyExc_TypeError,
                      "%s: %s has dtype %S, expected float32, float16, bfloat16, float64 or, for index "
                      "data and masks, int32, uint8 or bool",
-                     call_name, name, given);
-    Py_DECREF(given);
+                     call_name, name, dtype_object);
+    Py_DECREF(dtype_object);
     return *dtype != COT_DTYPE_NONE ? 0 : -1;
 }
 
-/* For a tensor without strides or memory: a sparse one, one of another library's layout. */
+/* For a tensor without strides or memory, for example a sparse tensor. */
 static int refuse_layout(const char *call_name, const char *name)
 {
     PyErr_Clear();
@@ -140,7 +141,7 @@ static int refuse_layout(const char *call_name, const char *name)
     return -1;
 }
 
-/* The sizes or strides of a tensor: a tuple of ints. */
+/* Reads the sizes or strides of a tensor from a tuple of ints. */
 static int read_sizes(PyObject *tuple, int64_t *sizes, int32_t *rank)
 {
     if (tuple == NULL)
@@ -153,7 +154,7 @@ static int read_sizes(PyObject *tuple, int64_t *sizes, int32_t *rank)
     return PyErr_Occurred() == NULL ? 0 : -1;
 }
 
-/* device -1: the caller's dispatch has seen to it that all tensors are the CPU's. */
+/* device -1: torch's dispatch has already made sure that all tensors are on the CPU. */
 static int read_tensor(const char *call_name, const char *name, PyObject *value, int device, cot_tensor *tensor)
 {
     if (read_dtype(call_name, name, value, &tensor->dtype) != 0 ||
@@ -167,18 +168,18 @@ static int read_tensor(const char *call_name, const char *name, PyObject *value,
     if (read_sizes(PyObject_CallMethodObjArgs(value, name_stride, NULL), tensor->stride, &tensor->rank) != 0)
         return refuse_layout(call_name, name);
     if (device >= 0) {
-        PyObject *where = PyObject_CallMethodObjArgs(value, name_get_device, NULL);
-        if (where == NULL)
+        PyObject *device_object = PyObject_CallMethodObjArgs(value, name_get_device, NULL);
+        if (device_object == NULL)
             return -1;
-        const long found = PyLong_AsLong(where); /* -1: the CPU */
-        Py_DECREF(where);
-        if (found != device) {
-            if (found < 0)
+        const long tensor_device = PyLong_AsLong(device_object); /* -1: the CPU */
+        Py_DECREF(device_object);
+        if (tensor_device != device) {
+            if (tensor_device < 0)
                 PyErr_Format(PyExc_ValueError, "%s: %s is on the CPU, expected cuda:%d as the other tensors", call_name,
                              name, device);
             else
                 PyErr_Format(PyExc_ValueError, "%s: %s is on cuda:%ld, expected cuda:%d as the other tensors",
-                             call_name, name, found, device);
+                             call_name, name, tensor_device, device);
             return -1;
         }
     }
@@ -197,12 +198,14 @@ static int read_value(const char *call_name, const field *f, PyObject *value, in
     case TENSOR: return read_tensor(call_name, f->name, value, device, member);
     case DOUBLE: *(double *)member = PyFloat_AsDouble(value); break;
     case INT64: *(int64_t *)member = PyLong_AsLongLong(value); break;
-    case UINT64: *(uint64_t *)member = PyLong_AsUnsignedLongLongMask(value); break; /* a schema's int is signed */
+    case UINT64:
+        *(uint64_t *)member = PyLong_AsUnsignedLongLongMask(value);
+        break; /* an int of a torch schema is signed */
     case INT32: {
-        const long long wide = PyLong_AsLongLong(value);
-        if (wide != (int32_t)wide && PyErr_Occurred() == NULL)
-            PyErr_Format(PyExc_ValueError, "%s: %s is %lld, out of the range of 32 bits", call_name, f->name, wide);
-        *(int32_t *)member = (int32_t)wide;
+        const long long value64 = PyLong_AsLongLong(value);
+        if (value64 != (int32_t)value64 && PyErr_Occurred() == NULL)
+            PyErr_Format(PyExc_ValueError, "%s: %s is %lld, out of the range of 32 bits", call_name, f->name, value64);
+        *(int32_t *)member = (int32_t)value64;
         break;
     }
     }
@@ -211,7 +214,7 @@ static int read_value(const char *call_name, const field *f, PyObject *value, in
     return refuse_value(call_name, f->name, value, f->kind == DOUBLE ? "a number" : "an integer");
 }
 
-/* Reads a plan and, from values[first] on, what it wants into args. NULL after an exception. */
+/* Reads a plan, then sets args from values[first] on. NULL after an exception. */
 static const plan *read_values(PyObject *values, Py_ssize_t first, int device, any_args *args)
 {
     const plan *p = PyCapsule_GetPointer(PyTuple_GetItem(values, 0), plan_name);
@@ -222,11 +225,11 @@ static const plan *read_values(PyObject *values, Py_ssize_t first, int device, a
                             PyTuple_Size(values) - first, p->count),
                NULL;
     memset(args, 0, p->call->size);
-    memcpy(args, &p->call->size, sizeof p->call->size); /* struct_size */
+    memcpy(args, &p->call->size, sizeof p->call->size); /* sets struct_size */
     for (Py_ssize_t i = 0; i < p->count; i++) {
         PyObject *value = PyTuple_GetItem(values, first + i);
         const field *f = p->fields[i];
-        if (f == NULL || (value == Py_None && f->kind == TENSOR)) /* not the library's; absent */
+        if (f == NULL || (value == Py_None && f->kind == TENSOR)) /* skipped; absent */
             continue;
         if (read_value(p->call->name, f, value, device, (char *)args) != 0)
             return NULL;
@@ -236,7 +239,8 @@ static const plan *read_values(PyObject *values, Py_ssize_t first, int device, a
 
 /* ---- on the CPU ----------------------------------------------------------------------------------------- */
 
-/* One queue a thread, with its pool, which spares a workspace from being mapped and unmapped at every call. */
+/* Each thread has its own queue. The queue keeps its memory pool, so that workspaces are not mapped and unmapped per
+ * call. */
 typedef struct thread_queue {
     int32_t threads;
     cot_queue *queue;
@@ -244,7 +248,7 @@ typedef struct thread_queue {
 
 static pthread_key_t thread_queues;
 
-static void end_thread_queue(void *memory)
+static void destroy_thread_queue(void *memory)
 {
     cot_queue_destroy(((thread_queue *)memory)->queue);
     free(memory);
@@ -252,27 +256,28 @@ static void end_thread_queue(void *memory)
 
 static cot_queue *cpu_queue(int32_t threads)
 {
-    thread_queue *mine = pthread_getspecific(thread_queues);
-    if (mine == NULL) {
-        if ((mine = calloc(1, sizeof *mine)) == NULL || pthread_setspecific(thread_queues, mine) != 0) {
-            free(mine);
+    thread_queue *queue_of_thread = pthread_getspecific(thread_queues);
+    if (queue_of_thread == NULL) {
+        if ((queue_of_thread = calloc(1, sizeof *queue_of_thread)) == NULL ||
+            pthread_setspecific(thread_queues, queue_of_thread) != 0) {
+            free(queue_of_thread);
             PyErr_NoMemory();
             return NULL;
         }
     }
-    if (mine->queue == NULL || mine->threads != threads) {
+    if (queue_of_thread->queue == NULL || queue_of_thread->threads != threads) {
         cot_queue_options options;
         COT_INIT(&options);
         options.threads = threads;
-        cot_queue_destroy(mine->queue);
-        const cot_status status = cot_queue_create(&options, &mine->queue);
+        cot_queue_destroy(queue_of_thread->queue);
+        const cot_status status = cot_queue_create(&options, &queue_of_thread->queue);
         if (status != COT_OK) {
             raise_status(status);
             return NULL;
         }
-        mine->threads = threads;
+        queue_of_thread->threads = threads;
     }
-    return mine->queue;
+    return queue_of_thread->queue;
 }
 
 static PyObject *run_cpu(PyObject *self, PyObject *values)
@@ -294,7 +299,8 @@ static PyObject *run_cpu(PyObject *self, PyObject *values)
 
 /* ---- on a GPU -------------------------------------------------------------------------------------------- */
 
-/* One queue a device, moved to the caller's stream; the interpreter's lock, held throughout, makes it one thread's. */
+/* One queue per device, which each call sets to the caller's stream. The interpreter lock, held during the whole call,
+ * makes sure that only one thread uses a queue. */
 static cot_queue *cuda_queues[MAX_DEVICES];
 
 static cot_queue *cuda_queue(long device)
@@ -349,7 +355,7 @@ static PyObject *run_cuda(PyObject *self, PyObject *values)
     }
     if (status == COT_OK)
         status = p->call->run(queue, &args);
-    Py_XDECREF(workspace); /* the stream's own next allocation may have it: that comes after this work */
+    Py_XDECREF(workspace); /* the stream's next allocation may reuse it: its work runs after this work */
     if (status != COT_OK)
         return raise_status(status);
     Py_RETURN_NONE;
@@ -368,7 +374,8 @@ static PyObject *check_cuda(PyObject *self, PyObject *device)
     Py_RETURN_NONE;
 }
 
-/* What of a Python call is the library's own: it does not read the values, allocates nothing and keeps one stream. */
+/* Times the library's part of a Python call. It does not include reading values, allocating a workspace and setting the
+ * stream. */
 static PyObject *time_call(PyObject *self, PyObject *values)
 {
     (void)self;
@@ -399,22 +406,22 @@ static PyObject *time_call(PyObject *self, PyObject *values)
 
 /* ---- plans ---------------------------------------------------------------------------------------------- */
 
-static void end_plan(PyObject *capsule)
+static void destroy_plan(PyObject *capsule)
 {
     free(PyCapsule_GetPointer(capsule, plan_name));
 }
 
-static int find_field(const call *c, PyObject *name, const field **found)
+static int find_field(const call *c, PyObject *name, const field **result)
 {
-    *found = NULL;
+    *result = NULL;
     if (name == Py_None)
         return 0;
     for (int i = 0; i < c->field_count; i++)
         if (PyUnicode_CompareWithASCIIString(name, c->fields[i].name) == 0)
-            *found = &c->fields[i];
-    if (*found == NULL)
+            *result = &c->fields[i];
+    if (*result == NULL)
         PyErr_Format(PyExc_ValueError, "%s has no argument %R", c->name, name);
-    return *found != NULL ? 0 : -1;
+    return *result != NULL ? 0 : -1;
 }
 
 static PyObject *make_plan(PyObject *self, PyObject *args)
@@ -437,11 +444,11 @@ static PyObject *make_plan(PyObject *self, PyObject *args)
     p->call = c;
     p->count = count;
     PyObject *capsule = NULL;
-    int good = 0;
-    for (Py_ssize_t i = 0; i < count && good == 0; i++)
-        good = find_field(c, PyTuple_GetItem(fields, i), &p->fields[i]);
-    if (good == 0)
-        capsule = PyCapsule_New(p, plan_name, end_plan);
+    int status = 0;
+    for (Py_ssize_t i = 0; i < count && status == 0; i++)
+        status = find_field(c, PyTuple_GetItem(fields, i), &p->fields[i]);
+    if (status == 0)
+        capsule = PyCapsule_New(p, plan_name, destroy_plan);
     if (capsule == NULL)
         free(p);
     return capsule;
@@ -450,16 +457,16 @@ static PyObject *make_plan(PyObject *self, PyObject *args)
 static PyObject *list_calls(PyObject *self, PyObject *nothing)
 {
     (void)self, (void)nothing;
-    PyObject *all = PyDict_New();
-    for (int i = 0; all != NULL && i < CALLS; i++) {
+    PyObject *dictionary = PyDict_New();
+    for (int i = 0; dictionary != NULL && i < CALLS; i++) {
         PyObject *names = PyTuple_New(calls[i].field_count);
         for (int k = 0; names != NULL && k < calls[i].field_count; k++)
             PyTuple_SetItem(names, k, PyUnicode_FromString(calls[i].fields[k].name));
-        if (names == NULL || PyDict_SetItemString(all, calls[i].name, names) != 0)
-            Py_CLEAR(all);
+        if (names == NULL || PyDict_SetItemString(dictionary, calls[i].name, names) != 0)
+            Py_CLEAR(dictionary);
         Py_XDECREF(names);
     }
-    return all;
+    return dictionary;
 }
 
 static PyObject *dropout_scale(PyObject *self, PyObject *p)
@@ -494,10 +501,10 @@ PyMODINIT_FUNC PyInit__C(void)
     name_get_device = PyUnicode_InternFromString("get_device");
     if (PyErr_Occurred() != NULL)
         return NULL;
-    if (pthread_key_create(&thread_queues, end_thread_queue) != 0)
+    if (pthread_key_create(&thread_queues, destroy_thread_queue) != 0)
         return PyErr_Format(PyExc_ImportError, "cotangent: no key for a thread's queue is left");
-    PyObject *made = PyModule_Create(&module);
-    if (made != NULL && PyModule_AddStringConstant(made, "version", cot_version()) != 0)
-        Py_CLEAR(made);
-    return made;
+    PyObject *module_object = PyModule_Create(&module);
+    if (module_object != NULL && PyModule_AddStringConstant(module_object, "version", cot_version()) != 0)
+        Py_CLEAR(module_object);
+    return module_object;
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes calls.inc: for every argument struct of the public headers, its members by name and its functions.
+"""Writes calls.inc: for every argument struct of the public headers, the names of its members and its functions.
 
-The headers are the one place that says what a call takes; the extension reads Python's arguments by these tables.
+The extension uses these tables to read Python's arguments, so only the headers define the arguments of a call.
 
     make_calls.py OUTPUT HEADER...
 """

@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Compares the binary interface of a build with that of the last release (abidiff): what a program was compiled against
-# must go on working. The last release is the newest tag v* that this clone has, and its interface the file
-# abi/cotangent.abi of that tag; a clone without tags, or a project before its first release, has the file as it is.
-# Functions may be added, and argument structs may grow at their end (they carry struct_size); all else fails.
+# Compares the binary interface of a build with that of the last release (abidiff), so that programs built against the
+# release keep working. The last release is the newest tag v* of this clone; its interface is abi/cotangent.abi of that
+# tag. Without tags the working tree's abi/cotangent.abi is used. Functions may be added, and argument structs may grow
+# at their end (they have struct_size). Any other change fails.
 #
 #   tools/check_abi.sh BUILD             compare; BUILD has libcotangent.so with debug information
-#   tools/check_abi.sh --record BUILD    write abi/cotangent.abi: part of making a release, or of a break that the
-#                                        CHANGELOG announces
+#   tools/check_abi.sh --record BUILD    write abi/cotangent.abi, for a release or for a break that the CHANGELOG
+#                                        announces
 set -eu
 cd "$(dirname "$0")/.."
 if [ "$1" = --record ]; then

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Reads what ptxas said of the device code of a build: fails on spills that tools/spills.txt does not list, on serialised
-# wgmma and on an ignored setmaxnreg. Nothing to do in a build without CUDA, which it says.
+# Reads ptxas's reports on the device code of a build. Fails on spills that tools/spills.txt does not list, on
+# serialised wgmma and on an ignored setmaxnreg. In a build without CUDA it prints that there is no device code.
 #
 #   tools/check_device_code.sh BUILD
 set -u

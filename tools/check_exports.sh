@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Checks which symbols a build of the library gives to the programs that link it:
+# Checks the symbols that a build of the library exports to programs:
 #   - the shared library exports exactly the functions that the public headers declare COT_API, all named cot_*,
 #     and src/cotangent.map lists exactly those;
-#   - it needs no library but libc, libm and the OpenMP of its compiler, and was not linked with -ffast-math;
-#   - the static library, which cannot hide anything, defines global names only under the prefixes cot_ and OP_,
-#     OP being the name of an op (a folder of src/ops).
+#   - the shared library needs only libc, libm and the compiler's OpenMP, and was not linked with -ffast-math;
+#   - the static library, which cannot hide symbols, defines only global names with the prefixes cot_ and OP_. OP is the
+#     name of an op (a folder of src/ops).
 #
 #   tools/check_exports.sh BUILD [ROOT]
 set -eu
@@ -28,8 +28,8 @@ compare()
     for name in $(comm -13 "$2" "$4"); do complain "$name is in $3 but not in $1"; done
 }
 
-# "COT_API const char *cot_version(void);" -> cot_version; a declaration may take several lines. Comments and the
-# macro's own definition go first.
+# "COT_API const char *cot_version(void);" -> cot_version. A declaration may have several lines. Comments and the
+# definition of the macro are removed first.
 cat "$root"/include/cotangent/*.h | sed -e '/^#/d' | tr '\n' ' ' | sed -e 's:/\*[^*]*\**\([^/*][^*]*\*\**\)*/: :g' |
     tr ';' '\n' | sed -n 's/.*COT_API[^(]*[ *]\([A-Za-z_0-9]*\)(.*/\1/p' | sort -u >"$work/declared"
 tr '\n' ' ' <"$root/src/cotangent.map" | sed -e 's/.*global://' -e 's/local:.*//' | tr -d ' ' | tr ';' '\n' |

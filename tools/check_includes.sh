@@ -1,19 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Checks that includes run one way:
+# Checks the direction of includes. A part may include the parts to the left of its arrow:
 #
 #   include/cotangent <- src/core <- src/simd, src/cuda <- src/ops/OP <- src/ops <- src/check <- src/cli
-#   src/io (sees include/ only)                                                  <- src/check, src/cli
-#   examples/X, python (see include/ and src/io only); tests may see everything
+#   src/io (may include only include/)                                           <- src/check, src/cli
+#   examples/X, python (may include only include/ and src/io); tests may include everything
 #
-# and that an op includes no other op. Prints every line that breaks this, as FILE:LINE.
+# An op may not include another op. Prints every line that breaks a rule as FILE:LINE.
 #
 #   tools/check_includes.sh [ROOT]
 set -eu
 cd "${1:-$(dirname "$0")/..}"
 find include src examples python tests -type f \( -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \
     -o -name '*.def' \) 2>/dev/null | LC_ALL=C sort | awk '
-# The part of the house that a file belongs to: "core", "op causal_conv1d", "example train_lm"...
+# The part of the tree that a file belongs to: "core", "op causal_conv1d", "example train_lm"...
 function part_of(path,    p)
 {
     split(path, p, "/")
@@ -28,14 +28,14 @@ function part_of(path,    p)
     return p[2]
 }
 
-# May a file of `part` include one of `other`?
+# Whether a file of `part` may include a file of `other`.
 function allowed(part, other)
 {
     if (part == other || part == "tests" || other == "include")
         return 1
     if (part ~ /^example / || part == "python")
         return other == "io"
-    return index(" " sees[part ~ /^op / ? "op" : part] " ", " " (other ~ /^op / ? "op" : other) " ") > 0 &&
+    return index(" " may_include[part ~ /^op / ? "op" : part] " ", " " (other ~ /^op / ? "op" : other) " ") > 0 &&
            !(part ~ /^op / && other ~ /^op /)
 }
 
@@ -62,7 +62,7 @@ function complain(what)
     faults++
 }
 
-# The file of this tree that an include names, "" for one of the system.
+# The file of this tree that an include names, or "" for a system header.
 function find_target(name,    i, candidate)
 {
     for (i = 1; i <= 4; i++) {
@@ -73,7 +73,7 @@ function find_target(name,    i, candidate)
     return ""
 }
 
-# Does the CMakeLists.txt beside the file make a header of that name?
+# Whether the CMakeLists.txt in the folder of the file generates a header of this name.
 function generated(name,    list, text, found)
 {
     list = directory "/CMakeLists.txt"
@@ -86,13 +86,13 @@ function generated(name,    list, text, found)
 }
 
 BEGIN {
-    sees["core"] = ""
-    sees["simd"] = sees["cuda"] = "core"
-    sees["io"] = ""
-    sees["op"] = "core simd cuda"
-    sees["ops"] = "core op"
-    sees["check"] = "core simd cuda op ops io"
-    sees["cli"] = "core simd cuda op ops io check"
+    may_include["core"] = ""
+    may_include["simd"] = may_include["cuda"] = "core"
+    may_include["io"] = ""
+    may_include["op"] = "core simd cuda"
+    may_include["ops"] = "core op"
+    may_include["check"] = "core simd cuda op ops io"
+    may_include["cli"] = "core simd cuda op ops io check"
 }
 
 { files[++count] = $0; known[$0] = 1 }

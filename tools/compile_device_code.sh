@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs nvcc and keeps what it says in a file, which is shown only when it fails, and beside it the PTX, which
-# tests/emulator runs.
+# Runs nvcc and writes its output to LOG, which is printed only on failure. Keeps the PTX next to LOG, for
+# tests/emulator.
 #
 #   tools/compile_device_code.sh LOG COMMAND...
 set -u

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs each of the fuzzers of tests/fuzz, which the sanitized build contains, for some seconds, two at a time, from the
-# corpus in the repository and what earlier runs found. What makes one fail is left in BUILD/fuzz/findings; to see it
-# again: BUILD/fuzz_NAME FILE.
+# Runs the fuzzers of tests/fuzz, which are part of the sanitized build, for SECONDS each, two at a time. They start
+# from the repository's corpus and the findings of earlier runs. Inputs that make a fuzzer fail are in
+# BUILD/fuzz/findings. To repeat one: BUILD/fuzz_NAME FILE.
 #
 #   tools/fuzz.sh BUILD SECONDS [NAME...]        without names: all
-#   tools/fuzz.sh BUILD --merge [NAME...]        adds to the repository's corpus what covers more, and drops what covers nothing
+#   tools/fuzz.sh BUILD --merge [NAME...]        adds inputs with new coverage to the corpus, removes others
 set -u
 cd "$(dirname "$0")/.."
 build=${1:?usage: fuzz.sh BUILD SECONDS [NAME...]}
 seconds=${2:?usage: fuzz.sh BUILD SECONDS [NAME...]}
 work=$build/fuzz
 shift 2
-[ "$seconds" = --merge ] || [ "$seconds" -gt 0 ] 2>/dev/null || # to libFuzzer, 0 seconds mean no limit
+[ "$seconds" = --merge ] || [ "$seconds" -gt 0 ] 2>/dev/null || # for libFuzzer 0 seconds mean no limit
     { echo "fuzz.sh: SECONDS is '$seconds', expected a whole number from 1" >&2; exit 2; }
 known=$(sed -n 's/^cot_fuzzer(\([a-z_]*\).*/\1/p' tests/fuzz/CMakeLists.txt)
 [ $# -gt 0 ] || set -- $known
@@ -42,8 +42,8 @@ fuzz()
     fi
 }
 
-# Files that cover the edges which the old corpus and the runs covered, and of those a hundred: the names are hashes, so
-# the choice is one by chance. The rest is found again in a minute.
+# Selects inputs that cover all edges that the old corpus and the runs cover, and keeps at most 100 of them. The first
+# 100 names are a random choice, because names are hashes. A fuzzer finds the others again within a minute.
 merge()
 {
     local name=$1 kept=$work/merged/$1

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# All that is to be done on a machine with a GPU; needs the program and no compiler. Fails without a GPU.
+# Runs all checks and benchmarks that need a GPU. Needs the program, but no compiler. Fails without a GPU.
 #
 #   tools/gpu.sh [--program PROGRAM] [--op OP] [--stage STAGE] [--out DIR]
 #
-#   check      every CUDA kernel against its oracle, the quick cases 1000 times with the same bits, and, of those that lie
-#              beside the program, test_cuda (threads, graphs, streams), test_ptx (the instructions), test_attention_device
-#              (blocks, faults), test_attention_foreign (rows of others), test_dropout_device (masks) and
-#              test_causal_conv1d_large (2^31 elements)
+#   check      every CUDA kernel against its oracle; the quick cases 1000 times with the same bits; and the tests that
+#              are in the program's folder: test_cuda (threads, graphs, streams), test_ptx (instructions),
+#              test_attention_device (blocks, faults), test_attention_foreign (rows outside a sequence),
+#              test_dropout_device (masks) and test_causal_conv1d_large (2^31 elements)
 #   sanitize   the quick cases under compute-sanitizer: memcheck, racecheck, synccheck
-#   bench      every CUDA kernel beside the copy: DIR/DATE-DEVICE-OP.json
+#   bench      the times of every CUDA kernel and of a copy: DIR/DATE-DEVICE-OP.json
 #   demo       the jobs of docs/seeds.md (cotangent demo): DIR/DATE-DEVICE-demo_NUMBER.json; not with --op
-#   peers      what a Python on this machine offers for the same shapes (tools/peers/OP.py): DIR/DATE-DEVICE-OP-peers.json
+#   peers      the times of this machine's Python libraries for the same shapes (tools/peers/OP.py):
+#              DIR/DATE-DEVICE-OP-peers.json
 #
-# Without --stage all of them, without --op every op with a CUDA kernel. DIR is bench/results, from which
-# docs/benchmarks is then written (tools/make_tables.py, tools/make_charts.py). PROGRAM may have been built elsewhere. A step ends after eight
-# minutes, and what was not run has not passed.
+# Without --stage all stages run, without --op every op with a CUDA kernel. DIR is by default bench/results. Then
+# tools/make_tables.py and tools/make_charts.py write docs/benchmarks from it. PROGRAM may have been built on another
+# machine. A step fails after 8 minutes. A run without any step fails too.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 program=build/cotangent only= stages='check sanitize bench demo peers' out=bench/results
@@ -55,7 +56,7 @@ passed=0
 failed=0
 
 child=
-trap 'kill $child 2>/dev/null; exit 130' INT TERM # timeout's group hears of neither
+trap 'kill $child 2>/dev/null; exit 130' INT TERM # timeout's process group receives neither signal
 
 # step NAME COMMAND...
 step()
@@ -74,46 +75,46 @@ step()
     fi
 }
 
-wants()
+has_stage()
 {
     case " $stages " in *" $1 "*) true ;; *) false ;; esac
 }
 
 echo "$device: $stages of" $ops
 for op in $ops; do
-    if wants check; then
+    if has_stage check; then
         step "$op: check" "$program" check "$op" --backend cuda
         step "$op: 1000 repeats" "$program" check "$op" --backend cuda --quick --repeat 1000
     fi
-    if wants sanitize; then
+    if has_stage sanitize; then
         for tool in memcheck racecheck synccheck; do
             step "$op: $tool" compute-sanitizer --tool $tool --error-exitcode 1 "$program" check "$op" --backend cuda --quick
         done
     fi
-    if wants bench; then
+    if has_stage bench; then
         step "$op: bench" "$program" bench "$op" --backend cuda --json "$out/$date-$short-$op.json"
     fi
-    if wants peers && [ ! -f "tools/peers/$op.py" ]; then
+    if has_stage peers && [ ! -f "tools/peers/$op.py" ]; then
         echo "$op: no peers to run: there is no tools/peers/$op.py"
-    elif wants peers; then
+    elif has_stage peers; then
         step "$op: peers" python3 "tools/peers/$op.py" --device cuda --json "$out/$date-$short-$op-peers.json"
     fi
-    if wants bench || wants peers; then
+    if has_stage bench || has_stage peers; then
         step "$op: table" tools/make_tables.py --print "$op" --results "$out"
     fi
 done
 for name in test_cuda test_ptx test_attention_device test_attention_foreign test_dropout_device \
     test_causal_conv1d_large; do
-    if wants check && [ -x "$(dirname "$program")/$name" ]; then
+    if has_stage check && [ -x "$(dirname "$program")/$name" ]; then
         step "$name" "$(dirname "$program")/$name"
     fi
 done
 for number in 000 001 002 003 004; do
-    if wants demo && [ -z "$only" ]; then
+    if has_stage demo && [ -z "$only" ]; then
         step "demo $number" "$program" demo $number --backend cuda --json "$out/$date-$short-demo_$number.json"
     fi
 done
-if [ "$out" = bench/results ] && { wants bench || wants demo || wants peers; }; then
+if [ "$out" = bench/results ] && { has_stage bench || has_stage demo || has_stage peers; }; then
     step 'tables' tools/make_tables.py
     step 'charts' tools/make_charts.py
 fi

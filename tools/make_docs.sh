@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Writes the reference of the public headers, as HTML and as man pages, through doxygen. Anything public without a
-# comment is an error, and so is an exported function that is missing from what was written. --lenient lets what has no
-# comment pass, by its declaration alone: an install need not fail for that.
+# Writes the reference of the public headers as HTML and man pages, with doxygen. A public declaration without a comment
+# is an error, and so is an exported function that is missing in the output. --lenient allows declarations without
+# comments, because an install must not fail for that.
 #
 #   tools/make_docs.sh [--lenient] DIRECTORY
 set -eu

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Writes the man pages: section 1 from the program's own --help (help2man), a page a command; section 3 from the
-# comments of the public headers (doxygen), a page a header and a struct, and a link for every function. Nothing is
-# said twice, so nothing can be out of date.
+# Writes the man pages. Section 1 comes from the program's --help (help2man), one page per command. Section 3 comes from
+# the comments of the public headers (doxygen), one page per header and struct, and one link per function. The pages
+# contain no other text, so they cannot be out of date.
 #
 #   tools/make_man.sh PROGRAM DIRECTORY
 set -eu
@@ -13,7 +13,7 @@ rm -rf "$out/man1" "$out/man3" "$out/doxygen"
 mkdir -p "$out/man1" "$out/doxygen"
 version=$("$program" --version)
 
-# page NAME "COMMAND LINE" "what it is" [SEE_ALSO]
+# page NAME "COMMAND LINE" "DESCRIPTION" [SEE_ALSO]
 page()
 {
     printf '[see also]\n%s\n' "$4" >"$out/include"
@@ -24,7 +24,7 @@ page()
 }
 
 PATH=$(dirname "$program"):$PATH
-export ARGP_HELP_FMT=rmargin=1000 # whole lines: troff breaks them itself
+export ARGP_HELP_FMT=rmargin=1000 # no line breaks: troff breaks lines
 commands=$(cotangent --help | sed -n 's/^  \([a-z][a-z]*\)  *[^ ].*/\1/p')
 see=
 for command in $commands; do
@@ -37,9 +37,9 @@ page cotangent cotangent 'the kernels that train sequence models, forward and ba
 tools/make_docs.sh --lenient "$out/doxygen" >&2
 mv "$out/doxygen/man/man3" "$out/man3"
 rm -r "$out/doxygen"
-# doxygen forgets that to troff a line which begins with a quote is a request.
+# For troff a line that begins with a quote is a request. doxygen does not escape such lines.
 sed -i "s/^'\([^\\\\]\)/\\\\\&'\1/" "$out"/man3/*
-for page in "$out"/man3/*.h.3; do # core.h(3) is too short a name for everybody's manual
+for page in "$out"/man3/*.h.3; do # core.h(3) is too general a name for the system's manual
     header=$(basename "$page" .h.3)
     [ "$header" = cotangent ] || mv "$page" "$out/man3/cotangent_$header.h.3"
     for function in $(sed -n 's/^COT_API.*[ *]\(cot_[a-z0-9_]*\)(.*/\1/p' "include/cotangent/$header.h"); do

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Shows that the tests can fail: plants one fault at a time in a copy of the tree, rebuilds what it touches, and expects
-# the fault's command to fail. The faults are data, tests/faults/*.faults; tests/faults/README.md describes an entry.
+# Shows that the tests can fail: plants one fault at a time in a copy of the tree, rebuilds the affected files, and
+# expects the fault's command to fail. The faults are in tests/faults/*.faults; tests/faults/README.md describes an
+# entry.
 #
 #   tools/plant_faults.sh [--work DIR] [--cuda BUILD] [--python BUILD] [NAME]
 #   tools/plant_faults.sh [--work DIR] --sample N [--seed S]
 #
 #   NAME      only faults whose name contains this text
-#   --sample  N faults at random, of those that need neither CUDA nor Python and rebuild little; prints the seed
-#   --work    where the copy is built (build/faults)
+#   --sample  N random faults among those that need neither CUDA nor Python and rebuild little; prints the seed
+#   --work    the folder of the copy (build/faults)
 #   --cuda    a build with CUDA, for faults of CUDA kernels, which run on tests/emulator (build)
 #   --python  a build with the extension and with the Python of tests/python/run.sh in venv/ (build)
 #
-# First every command runs without a fault, and has to pass. A fault that changes no line, does not build, or passes its
-# command is a failure of this script. A selection without faults is one as well. Faults of an instruction set that this
-# processor lacks are skipped; so are, without a NAME, those of CUDA and of Python where there is no such build.
+# First every command runs without a fault, and must pass. This script fails if a fault changes no line, does not build,
+# or passes its command, and if no fault is selected. Faults of an instruction set that this processor lacks are
+# skipped. Without NAME, faults of CUDA and Python are skipped too if there is no such build.
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD work=build/faults cuda=build python=build sample= seed= only=
@@ -65,7 +66,7 @@ read_faults()
     done
 }
 
-# Why the fault cannot be planted here; nothing if it can.
+# Prints why the fault cannot be tested here; prints nothing if it can.
 obstacle()
 {
     local number=$1
@@ -78,7 +79,7 @@ obstacle()
     fi
 }
 
-# In a sample: neither CUDA nor Python, and nothing that compiles most of the library again.
+# Whether --sample may choose the fault: not with CUDA or Python, and not if most of the library is compiled again.
 can_be_sampled()
 {
     [[ ${fails[$1]} != *@(emulate|pytest|tiles)\ * && ${file[$1]} != src/@(core|simd)/* ]] && [ -z "$(obstacle "$1")" ]
@@ -101,11 +102,11 @@ choose_faults()
 }
 
 # ---- the copy of the tree --------------------------------------------------------------------------------------------
-# The files as they are in the working tree. Those that are the same keep their time, so that a second call builds little.
+# Copies the files of the working tree. Equal files keep their modification time, so that a second call builds little.
 copy_tree()
 {
     local path
-    if [ -d "$clean" ]; then # the last call was cut off
+    if [ -d "$clean" ]; then # the last call was interrupted
         rm -rf "$tree" || exit 1
         mv "$clean" "$tree"
     fi
@@ -118,7 +119,7 @@ copy_tree()
     done <"$work/files"
     (cd "$tree" && find . -path ./build -prune -o -type f -print | sed 's:^\./::' | LC_ALL=C sort |
         LC_ALL=C comm -23 - "$work/files" | xargs -r -d '\n' rm)
-    [ -f "$build/build.ninja" ] || # built for these commands alone: quickly
+    [ -f "$build/build.ninja" ] || # a build for these commands only, quick to compile
         cmake --log-level=WARNING -G Ninja -S "$tree" -B "$build" -DCOT_INSTALL=OFF -DCOT_PYTHON=OFF -DCOT_CUDA=OFF \
             "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -DCOT_FEW_INSTANCES" >"$log" 2>&1 || { tail -5 "$log"; exit 1; }
 }
@@ -130,30 +131,30 @@ compile()
     cmake --build "$build" --parallel "$(nproc)" --target "$1" >"$log" 2>&1 || { grep -m 5 -E 'error|undefined' "$log"; return $NOT_BUILT; }
 }
 
-# ---- the commands of `fails`: each builds what it needs; status 1 says that a test failed -----------------------------
+# ---- the commands of `fails`: each builds its program; status 1: a test failed ---------------------------------------
 
-# check OP...: `cotangent check`. Status 2 of it, and of the others, says that nothing ran.
+# check OP...: `cotangent check`. Status 2 of this and the other commands: nothing ran.
 check()
 {
     compile cotangent_program || return
     timeout 300 "$build/cotangent" check "$@" --report
 }
 
-# tiles OP...: the same, with AMX's instructions emulated.
+# tiles OP...: `cotangent check` with emulated AMX instructions.
 tiles()
 {
     compile cotangent_emulated_tiles || return
     timeout 300 "$build/cotangent_emulated_tiles" check "$@" --report
 }
 
-# unit NAME...: tests/test_NAME.c; with arguments
+# unit NAME...: tests/test_NAME.c with arguments
 unit()
 {
     compile "test_$1" || return
     (cd "$tree" && timeout 300 "$build/test_$1" "${@:2}") || return 1
 }
 
-# script FILE...: tests/FILE, with the program
+# script FILE...: tests/FILE with the program and arguments
 script()
 {
     compile cotangent_program || return
@@ -170,8 +171,8 @@ trainer()
     (cd "$tree" && timeout 300 /usr/bin/python3 tests/test_resume.py "$build/train_lm") || return 1
 }
 
-# emulate STEM OP...: `cotangent check OP --backend cuda` on tests/emulator, with the PTX of STEM.cu compiled from the copy.
-# The program and the other kernels are those of the build with CUDA.
+# emulate STEM OP...: `cotangent check OP --backend cuda` on tests/emulator. The PTX of STEM.cu is compiled from the
+# copy. The program and the other kernels come from the build with CUDA.
 emulate()
 {
     local stem=$1 source code=$work/code architecture
@@ -194,7 +195,7 @@ emulate()
     EMU_CODE=$code LD_LIBRARY_PATH=$cuda/tests/emulator timeout 300 "$cuda/cotangent" check "$@" --backend cuda --report
 }
 
-# pytest FILE...: tests/python/FILE, with the modules of the copy beside the extension of the build with Python
+# pytest FILE...: tests/python/FILE, with the Python modules of the copy and the extension of the build with Python
 pytest()
 {
     rm -rf "$work/package"
@@ -204,20 +205,20 @@ pytest()
         -p no:cacheprovider "$@") || return $(($? == 1 ? 1 : 2))
 }
 
-# run FAULT: its command; what it prints goes to $work/output
+# run FAULT: runs its command and writes the output to $work/output
 run()
 {
     eval "${fails[$1]}" >"$work/output" 2>&1 </dev/null
 }
 
-# What a fault showed, in a few lines.
+# Prints the main lines of the output.
 show()
 {
     grep -m 1 -E '^FAILED|^E  |Error|error:|ERROR|\[  FAILED|expected|Assert' "$work/output" | cut -c 1-200
     grep -m 2 'indices beyond the tolerance' "$work/output"
 }
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
+# ---- all selected faults ---------------------------------------------------------------------------------------------
 passed=0 failed=0 skipped=0 planted=
 complain()
 {

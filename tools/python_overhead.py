@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a forward call from Python costs on top of the C call, and where: each layer by itself, in microseconds of the
-calling thread, the best of several rounds. The shapes are so small that the kernels do not count.
+"""Measures the overhead of a forward call from Python over the C call, for each layer.
+
+Times are in microseconds of the calling thread, the best of several rounds. The shapes are so small that the time of the
+kernels is negligible.
 
     python_overhead.py [--device cuda]
 """
@@ -41,7 +43,7 @@ def main():
     plan = _C.plan("causal_conv1d_forward", ("x", "weight", "bias", "activation", "y"))
     values = (x, weight, bias, 1, y)
     op = torch.ops.cotangent.causal_conv1d_forward.default
-    rest = (None, None, None, 1, False)
+    other_arguments = (None, None, None, 1, False)
     if device.type == "cuda":
         number = x.get_device()
         stream = torch._C._cuda_getCurrentRawStream
@@ -57,24 +59,24 @@ def main():
     def call():
         cotangent.causal_conv1d(x, weight, bias, "silu")
 
-    in_c = min(_C.time_call(plan, number, repeats, *values) for _ in range(7)) * 1e6
+    c_call = min(_C.time_call(plan, number, repeats, *values) for _ in range(7)) * 1e6
     reading = best(run, repeats)
     allocating = best(lambda: torch.empty_like(x), repeats)
     with torch.no_grad():
-        below = best(lambda: op(x, weight, bias, *rest), repeats)
-        whole = best(call, repeats)
+        through_dispatcher = best(lambda: op(x, weight, bias, *other_arguments), repeats)
+        public_function = best(call, repeats)
     weight.requires_grad_()
     recording = best(call, repeats)
     print(f"causal_conv1d forward on {device}, torch {torch.__version__}; microseconds a call")
     for name, value in (
-        ("the C call", in_c),
-        ("reading the tensors", reading - in_c),
+        ("the C call", c_call),
+        ("reading the tensors", reading - c_call),
         ("allocating y", allocating),
-        ("the public function", whole - reading - allocating),
-        ("autograd's record", recording - whole),
-        ("overhead without gradients", whole - in_c),
-        ("overhead with gradients", recording - in_c),
-        ("overhead through torch's dispatcher", below - in_c),
+        ("the public function", public_function - reading - allocating),
+        ("autograd's record", recording - public_function),
+        ("overhead without gradients", public_function - c_call),
+        ("overhead with gradients", recording - c_call),
+        ("overhead through torch's dispatcher", through_dispatcher - c_call),
     ):
         print(f"  {name:42s} {value:7.2f}")
 

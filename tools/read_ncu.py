@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Turns Nsight Compute's page of details into rows for tools/make_tables.py.
+"""Converts the details page of Nsight Compute to records for tools/make_tables.py.
 
     ncu --clock-control none --set full -k regex:OP -o REPORT PROGRAM bench OP DIRECTION WORD... --backend cuda --chosen
     ncu --import REPORT.ncu-rep --page details |
         tools/read_ncu.py --device NAME --commit COMMIT --case 'OP DIRECTION WORD...' > bench/results/DATE-DEVICE-OP-ncu.json
 
-The driver must let ncu read the hardware's counters. One row a kernel, in the order of their launches.
+The driver must allow ncu to read hardware counters. There is one record per kernel, in the order of launches.
 """
 import argparse
 import datetime
@@ -14,7 +14,7 @@ import json
 import re
 import sys
 
-# Of the page's metrics: (section, name) and what it is called in a row. Times and cycles become numbers in us and cycles.
+# (section, metric) on the page: its name in a record. Times are converted to us, cycles are numbers.
 METRICS = {("GPU Speed Of Light Throughput", "Duration"): "us",
            ("GPU Speed Of Light Throughput", "Elapsed Cycles"): "cycles",
            ("Compute Workload Analysis", "SM Busy"): "busiest_pipe",

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs the tests of one or more build directories and says at the end, for all of them, what passed and what failed.
-# Each leaves its results in BUILD/tests.xml (JUnit). A run in which no test passed fails, one that skipped all of them too.
+# Runs the tests of one or more build directories, and prints at the end the number of passed, failed and skipped tests.
+# The results of each are in BUILD/tests.xml (JUnit). A run in which no test passed fails, also if all were skipped.
 #
 #   tools/run_tests.sh BUILD...
 set -u
@@ -14,7 +14,7 @@ for build in "$@"; do
     ctest --test-dir "$build" --output-on-failure --no-tests=error --output-junit tests.xml -j "$(nproc)" || faults=1
 done
 
-# The sum of one attribute of the <testsuite> over the builds.
+# The sum of the attribute $attribute of <testsuite> over the builds.
 total()
 {
     for build in "$@"; do
@@ -28,7 +28,7 @@ attribute=skipped; skipped=$(total "$@")
 for build in "$@"; do
     sed -n 's/.*<testcase name="\([^"]*\)".*status="fail".*/FAILED: \1/p' "$build/tests.xml" | sed "s:\$: ($build):"
 done
-# A test that was not run, and the last line that it printed.
+# Prints the tests that were not run, with the last line of their output.
 for build in "$@"; do
     awk -v build="$build" '
         /<testcase / { match($0, /name="[^"]*"/); name = substr($0, RSTART + 6, RLENGTH - 7); skipped = 0; last = "" }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Installs the packages of tools/packages.txt that this machine lacks, and says nothing when there are none.
-# Uses apt-get, as root or through sudo; elsewhere it names what is needed and lets the build find out.
+# Installs the packages of tools/packages.txt that this machine lacks. Prints nothing if it lacks none.
+# Uses apt-get, as root or through sudo. On other systems it prints the list of packages and exits with status 0.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 wanted=$(sed -e 's/#.*//' "$here/packages.txt")
@@ -11,7 +11,7 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     exit 0
 fi
 
-# dpkg-query fails when it does not know one of the names: what counts is what it lists as installed.
+# dpkg-query fails if it does not know one of the names. So the check reads the list of installed packages.
 installed=$(dpkg-query -W -f='${Package} ${db:Status-Abbrev}\n' $wanted 2>/dev/null | sed -n 's/ ii *$//p' || true)
 missing=
 for package in $wanted; do

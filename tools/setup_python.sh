@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Makes a virtual environment with the packages of tools/requirements.txt, and says nothing when it is there already.
+# Creates a virtual environment with the packages of tools/requirements.txt. Prints nothing if it exists already.
 #
 #   tools/setup_python.sh FOLDER
 set -eu
@@ -10,4 +10,4 @@ folder=$1
 echo "setup: installing $(sed -e '/^#/d' "$here/requirements.txt" | tr '\n' ' ')in $folder"
 python3 -m venv "$folder"
 "$folder/bin/pip" --quiet --disable-pip-version-check install -r "$here/requirements.txt"
-cp "$here/requirements.txt" "$folder/requirements.txt" # last: its presence says that all of it is there
+cp "$here/requirements.txt" "$folder/requirements.txt" # last, so that the file marks a complete environment

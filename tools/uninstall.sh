@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Removes what `make install` put in place, by the list that it left, and the directories that this leaves empty and that
-# bear the library's name.
+# Removes the files that `make install` has installed, by the list that it wrote. Also removes directories named
+# cotangent that are empty then.
 #
 #   tools/uninstall.sh MANIFEST [DESTDIR]
 set -eu

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes the header that tells bench which commit was built: write_commit.sh SOURCE_DIR HEADER. "+" marks a tree with
-# uncommitted changes. Leaves an unchanged header alone, so that nothing is rebuilt.
+# Writes a header with the commit of the build, for bench: write_commit.sh SOURCE_DIR HEADER. "+" marks a tree with
+# uncommitted changes. An unchanged header is not written again, so that nothing is rebuilt.
 commit=$(git -C "$1" rev-parse --short=10 HEAD 2>/dev/null) || commit=unknown
 [ -z "$(git -C "$1" status --porcelain --untracked-files=no 2>/dev/null)" ] || commit="$commit+"
 printf '#define COT_COMMIT "%s"\n' "$commit" >"$2.new"

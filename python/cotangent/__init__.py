@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cotangent: the kernels that train sequence models, forward and backward, as ops of PyTorch.
+"""Cotangent: kernels for training sequence models, forward and backward, as PyTorch ops.
 
-docs/python.md is the manual."""
+docs/guide/python.md is the manual."""
 from typing import Any
 
 try:
-    import torch as _torch  # first, so that the library shares its OpenMP: two pools of threads get in each other's way
+    import torch as _torch  # first, so that the library uses torch's OpenMP: two thread pools slow each other down
 
     if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 4):
         raise ImportError(f"torch is {_torch.__version__}, expected 2.4 or later")
@@ -17,7 +17,7 @@ try:
     from .ops.dropout import dropout, dropout_scale
     from .ops.mhc import mhc_post, mhc_pre, mhc_sinkhorn
     from .ops.queue import check
-except ImportError as error:  # said at the first use, so that python -m cotangent.doctor can start and explain it
+except ImportError as error:  # raised at the first use, so that python -m cotangent.doctor can start and explain it
     _missing = error
 
     def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m cotangent.doctor: what works here, and what to do about the rest. Every line begins with
-  [ok] it works     [--] it is not there, and nothing needs it     [!!] it stands in the way: exit status 1"""
+"""python -m cotangent.doctor: reports what works on this machine, and how to fix problems. Every line begins with
+  [ok] it works     [--] it is absent and not needed     [!!] a problem: exit status 1"""
 from __future__ import annotations
 
 import os
@@ -22,7 +22,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _calls(device: str) -> "dict[str, Callable[[], Any]]":
-    """One forward and backward of everything, on little tensors."""
+    """Functions that run one forward and backward of each op on small tensors."""
     import torch
 
     import cotangent
@@ -58,7 +58,7 @@ def _try_calls(device: str) -> None:
             call()
         except NotImplementedError as error:
             _say("--", f"{name}, {device}", f"{_first_line(error)}: on the CPU it works")
-        except Exception as error:  # whatever it is, it belongs into the report
+        except Exception as error:  # the report includes every exception
             _say("!!", f"{name}, {device}", _first_line(error))
         else:
             _say("ok", f"{name}, {device}", "forward and backward")
@@ -75,7 +75,7 @@ def main() -> int:
     import cotangent
 
     try:
-        cotangent.dropout_scale(0.5)  # asks the library
+        cotangent.dropout_scale(0.5)  # calls the library
     except ImportError as error:
         _say("!!", "cotangent", f"{_first_line(error)}; where libgomp.so.1 is missing, install libgomp1")
         return 1

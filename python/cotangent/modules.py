@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions as layers with parameters."""
+"""Modules with parameters for the functions."""
 from __future__ import annotations
 
 import math
@@ -18,8 +18,9 @@ from .ops.mhc import mhc_post, mhc_pre
 class CausalConv1d(nn.Module):
     """cotangent.causal_conv1d with its weight [channels, width] and bias [channels].
 
-    channel_last=True takes and gives [B,T,D], without a copy. Parameters start as those of torch.nn.Conv1d with
-    groups=channels, and can be loaded from one: a weight [D,1,K] in a state_dict is taken as [D,K]."""
+    With channel_last=True input and output are [B,T,D], without a copy. Parameters are initialised as those of
+    torch.nn.Conv1d with groups=channels. A state_dict of such a module can be loaded: a weight [D,1,K] is read as
+    [D,K]."""
 
     def __init__(
         self,
@@ -52,8 +53,8 @@ class CausalConv1d(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def forward(self, x: Tensor, **options: Any) -> Any:
-        """x [B,D,T], or [B,T,D] with channel_last; options: causal_conv1d's initial_state, seq_idx, cu_seqlens,
-        return_final_state."""
+        """x [B,D,T], or [B,T,D] with channel_last. options: initial_state, seq_idx, cu_seqlens and return_final_state
+        of causal_conv1d."""
         if self.channel_last:
             need_tensors("CausalConv1d", x=x)
             if x.dim() != 3:
@@ -65,8 +66,8 @@ class CausalConv1d(nn.Module):
         return (result[0].transpose(1, 2), *result[1:]) if isinstance(result, tuple) else result.transpose(1, 2)
 
     def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> Tensor:
-        """One token of decoding: x [B,D]; conv_state [N,D,S >= width-1], brought up to date. options:
-        causal_conv1d_update's cache_seqlens, conv_state_indices."""
+        """Decodes one token: x [B,D]; conv_state [N,D,S >= width-1] is updated. options: cache_seqlens and
+        conv_state_indices of causal_conv1d_update."""
         return causal_conv1d_update(x, conv_state, self.weight, self.bias, self.activation, **options)
 
     def extra_repr(self) -> str:
@@ -74,8 +75,8 @@ class CausalConv1d(nn.Module):
 
 
 class BiasDropoutResidual(nn.Module):
-    """residual + dropout(act(x + bias)), in one pass: what stands behind the last product of a layer, whose own bias
-    is left out. Nothing is dropped in eval mode."""
+    """residual + dropout(act(x + bias)) in one pass. Use it after the last linear product of a layer, and leave out the
+    bias of that product. In eval mode nothing is dropped."""
 
     def __init__(
         self,
@@ -102,12 +103,12 @@ class BiasDropoutResidual(nn.Module):
 
 
 class HyperConnection(nn.Module):
-    """A layer between n residual streams: x -> post(x, layer(pre(x))), x [B,T,n,D].
+    """Connects a layer to n residual streams: x -> post(x, layer(pre(x))), x [B,T,n,D].
 
-    layer is any module from [B,T,D] to [B,T,D]; further arguments of forward go to it, and if it returns a tuple the
-    rest of that is returned too. The n streams start as copies of the input: `expand`; `reduce` sums them at the end.
-    Parameters (float32): phi [n*n+2n, n*D], alpha [3], bias [n*n+2n], gamma [n,D]. They start so that every stream goes
-    into the layer with weight 1/n and its result to every stream with weight 1, and the streams keep to themselves."""
+    layer is any module from [B,T,D] to [B,T,D]. forward passes further arguments to it. If it returns a tuple, forward
+    returns the rest of the tuple too. `expand` makes the n streams as copies of the input; `reduce` sums them at the
+    end. Parameters (float32): phi [n*n+2n, n*D], alpha [3], bias [n*n+2n], gamma [n,D]. Initially every stream goes
+    into the layer with weight 1/n, the result goes to every stream with weight 1, and the streams do not mix."""
 
     def __init__(
         self, layer: nn.Module, dim: int, streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None
@@ -134,7 +135,7 @@ class HyperConnection(nn.Module):
 
     @staticmethod
     def expand(x: Tensor, streams: int) -> Tensor:
-        """[B,T,D] -> [B,T,n,D]: the input in every stream."""
+        """[B,T,D] -> [B,T,n,D]: a copy of the input in every stream."""
         return x.unsqueeze(2).repeat(1, 1, streams, 1)
 
     @staticmethod
@@ -158,8 +159,8 @@ class HyperConnection(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention with its projections: x [B,T,D] -> [B,T,D].
 
-    heads query heads and kv_heads (None: as many) key-value heads of head_dim (None: D / heads); sink=True learns a
-    logit a head beside the keys'. options go to cotangent.attention: window, softcap, scale, ..."""
+    It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). sink=True
+    learns an additional logit for each head. causal, window, softcap and dropout_p are those of cotangent.attention."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that models already call, served by this package: causal_conv1d, flash_attn (version 2), flash_attn_interface
-(version 3), and PyTorch's scaled_dot_product_attention.
+"""Functions with the names and signatures of other packages: causal_conv1d, flash_attn (version 2),
+flash_attn_interface (version 3), and PyTorch's scaled_dot_product_attention.
 
-install() makes `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface` find them, for models and
-libraries that look for those packages; call it before those are imported."""
+After install(), `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface` find this package. It is
+for models and libraries that import those packages. Call it before they do."""
 from __future__ import annotations
 
 import importlib.metadata
@@ -12,12 +12,12 @@ import sys
 import types
 from typing import Any, Optional, Sequence
 
-from .. import attention as _attention  # noqa: F401  (says why, where the package cannot be used)
+from .. import attention as _attention  # noqa: F401  (raises an error that explains why the package cannot be used)
 from . import bert_padding, causal_conv1d, flash_attn, flash_attn_interface, sdpa
 
 __all__ = ["bert_padding", "causal_conv1d", "flash_attn", "flash_attn_interface", "install", "sdpa", "uninstall"]
 
-# What is imported under which name, and the version of the package whose signatures those are.
+# The module for each name, and the versions of the packages that have these signatures.
 _MODULES = {
     "causal_conv1d": causal_conv1d,
     "causal_conv1d.causal_conv1d_interface": causal_conv1d,
@@ -33,7 +33,7 @@ _replaced: "dict[str, Optional[types.ModuleType]]" = {}
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """For those who ask importlib.metadata whether a package is there, and which version."""
+    """For code that asks importlib.metadata whether a package is installed, and for its version."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -60,8 +60,9 @@ _finder = _Finder()
 
 
 def install() -> None:
-    """From now on `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface`, and what they contain,
-    are this package's, also where the real ones are installed. Modules that have already imported those keep them."""
+    """From now on `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface` import the modules of
+    this package, even if the real packages are installed. Modules that have already imported the real ones keep
+    them."""
     if _replaced:
         return
     for name, source in _MODULES.items():
@@ -79,7 +80,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes install() back."""
+    """Reverts install()."""
     for name, module in _replaced.items():
         sys.modules.pop(name, None)
         if module is not None:

@@ -10,21 +10,23 @@ from ..ops._options import need_tensors
 
 
 def refuse(function: str, **arguments: Any) -> None:
-    """NotImplementedError for the first argument that is set: part of the signature, but no kernel serves it."""
+    """Raises NotImplementedError for the first argument that is set. These arguments are in the signature, but no
+    kernel supports them."""
     for name, value in arguments.items():
         if value is not None and value is not False and not (isinstance(value, (int, float)) and value == 0):
             raise NotImplementedError(f"{function}: {name} is not served by cotangent")
 
 
 def renamed(function: str, error: Exception, **names: str) -> Exception:
-    """The error with the argument names of `function` in place of those of the op that it calls: {the op's: its own}."""
+    """The error with the argument names of `function` instead of those of the op. names: {the op's name: its own
+    name}."""
     text = re.sub(r"^\w+: ", "", str(error))
     text = re.sub(rf"\b({'|'.join(names)})\b", lambda found: names[found[0]], text)
     return type(error)(f"{function}: {text}")
 
 
 def same_device(function: str, **tensors: Any) -> None:
-    """ValueError for the first tensor that is not on the device of the very first."""
+    """Raises ValueError for the first tensor whose device is not that of the first tensor in `tensors`."""
     first, *others = tensors
     for name in others:
         if tensors[name] is not None and tensors[name].device != tensors[first].device:
@@ -32,7 +34,7 @@ def same_device(function: str, **tensors: Any) -> None:
 
 
 def unpack(function: str, name: str, packed: Any, axis: int, count: int) -> "Tuple[Tensor, ...]":
-    """The tensors [...,H,d] that lie along an axis of one."""
+    """The tensors [...,H,d] along an axis of a packed tensor."""
     need_tensors(function, **{name: packed})
     if not packed.is_floating_point():
         raise TypeError(f"{function}: {name} has dtype {packed.dtype}, expected a floating-point dtype")

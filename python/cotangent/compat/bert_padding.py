@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between padded and packed batches, as flash_attn.bert_padding names it. Plain PyTorch; unpad_input waits for the
-device, which has to tell how many tokens there are."""
+"""Conversion between padded and packed batches, with the names of flash_attn.bert_padding. In plain PyTorch.
+unpad_input synchronises with the device, because it needs the number of tokens."""
 from __future__ import annotations
 
 from typing import Optional, Tuple
@@ -13,20 +13,20 @@ __all__ = ["index_first_axis", "index_put_first_axis", "pad_input", "unpad_input
 
 
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
-    """Rows of x."""
+    """The rows `indices` of x."""
     return x[indices]
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """first_axis_dim rows: values where indices say, zeros elsewhere."""
+    """A tensor with first_axis_dim rows: values at the rows `indices`, zeros elsewhere."""
     return values.new_zeros((first_axis_dim, *values.shape[1:])).index_copy(0, indices, values)
 
 
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Optional[Tensor] = None
 ) -> "Tuple[Tensor, Tensor, Tensor, int, Tensor]":
-    """[B,T,...] and a mask [B,T] -> (tokens [total,...], their indices in B*T, cu_seqlens int32 [B+1], the longest
-    sequence, tokens of each sequence int32 [B] without those of unused_mask)."""
+    """Packs [B,T,...] by a mask [B,T]. Returns (tokens [total,...], their indices in B*T, cu_seqlens int32 [B+1], the
+    longest length, the number of tokens of each sequence without those of unused_mask int32 [B])."""
     taken = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = taken.sum(-1, dtype=torch.int32)
     indices = taken.flatten().nonzero().flatten()
@@ -36,5 +36,5 @@ def unpad_input(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """The way back: [total,...] -> [B,T,...], zeros where there was no token."""
+    """The inverse of unpad_input: [total,...] -> [B,T,...], with zeros where there is no token."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))

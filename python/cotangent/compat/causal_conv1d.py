@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the package causal_conv1d: their signatures and semantics, with any width, layout and dtype."""
+"""The functions of the package causal_conv1d, with its signatures and semantics, for any width, layout and dtype."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -24,9 +24,9 @@ def causal_conv1d_fn(
     final_states_out: Optional[Tensor] = None,
     activation: Optional[str] = None,
 ) -> Any:
-    """x [B,D,T], weight [D,K], bias [D], seq_idx [B,T], initial_states [B,D,K-1]; out like x, and with
-    return_final_states (out, final_states). final_states_out, if it is given, is changed in place as torch changes
-    tensors: it holds the states and has their gradient. See cotangent.causal_conv1d."""
+    """x [B,D,T], weight [D,K], bias [D], seq_idx [B,T], initial_states [B,D,K-1]. Returns out like x, or with
+    return_final_states (out, final_states). A given final_states_out is overwritten in place by a torch op: it is the
+    returned tensor and has the gradient. See cotangent.causal_conv1d."""
     try:
         result = causal_conv1d(
             x, weight, bias, activation, initial_state=initial_states, seq_idx=seq_idx, return_final_state=return_final_states
@@ -55,15 +55,16 @@ def causal_conv1d_update(
     cache_seqlens: Optional[Tensor] = None,
     conv_state_indices: Optional[Tensor] = None,
 ) -> Tensor:
-    """x [B,D] or [B,D,T]; conv_state [N,D,S >= K-1] in place; out like x. See cotangent.causal_conv1d_update."""
+    """x [B,D] or [B,D,T]; conv_state [N,D,S >= K-1], updated in place. Returns out like x. See
+    cotangent.causal_conv1d_update."""
     return _update(
         x, conv_state, weight, bias, activation, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices
     )
 
 
 def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
-    """The last state_len inputs of each packed sequence: x [total,D], cu_seqlens [N+1] -> [N,D,state_len], zeros before
-    a sequence's start. No gradient, and no synchronisation."""
+    """The last state_len inputs of each packed sequence: x [total,D], cu_seqlens [N+1] -> [N,D,state_len], with zeros
+    before the start of a sequence. No gradient, no synchronisation."""
     need_tensors("causal_conv1d_varlen_states", x=x, cu_seqlens=cu_seqlens)
     if x.dim() != 2 or cu_seqlens.dim() != 1 or x.device != cu_seqlens.device:
         raise ValueError(

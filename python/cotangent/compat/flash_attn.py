@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the package flash_attn, version 2: their signatures and semantics, with any head size.
+"""The functions of the package flash_attn, version 2, with its signatures and semantics, for any head size.
 
 Shapes: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]; packed qkv [B,T,3,H,d], kv [B,Tk,2,Hkv,d]; varlen without B. With
-return_attn_probs the result is (out, softmax_lse, None): probabilities are never stored. Dropout follows the library's
-rule, so that masks are others than flash_attn's. `deterministic` is what cotangent always is; it is accepted."""
+return_attn_probs the result is (out, softmax_lse, None): probabilities are never stored. Dropout masks follow the
+library's rule, so they differ from those of flash_attn. `deterministic` is accepted and has no effect: results are
+always deterministic."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple, Union
@@ -29,19 +30,20 @@ Window = Tuple[int, int]
 
 
 def options(softmax_scale: Optional[float], causal: bool, window_size: Window, softcap: float) -> "dict[str, Any]":
-    """Of cotangent.attention, from those of flash_attn."""
+    """The options of cotangent.attention for these options of flash_attn."""
     left, right = pair("flash_attn", "window_size", window_size)
     window = None if (left, right) == (-1, -1) else (left, 0 if causal else right)
     return dict(causal=causal, window=window, scale=softmax_scale, softcap=softcap)
 
 
 def length(value: Any) -> Any:
-    """A length that may be a tensor of one element; what is no number goes on, to be refused by name."""
+    """Converts a length that may be a tensor of one element. Other values are returned unchanged, and the op refuses
+    them."""
     return int(value) if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def run(function: str, attend: Any, *tensors: Any, **arguments: Any) -> Any:
-    """attend(*tensors, **arguments), its errors with flash_attn's names of arguments."""
+    """Calls attend(*tensors, **arguments). Errors have flash_attn's names of the arguments."""
     try:
         return attend(*tensors, **arguments)
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -114,7 +116,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """qkv [B,T,3,H,d], taken as it is, without a copy."""
+    """qkv [B,T,3,H,d], used without a copy."""
     q, k, v = unpack("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
@@ -212,8 +214,9 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """Decoding: k and v [B,Tn,Hkv,d], if given, are written into the caches [B,Tk,Hkv,d] at cache_seqlens, in place; q
-    then sees cache_seqlens (+ Tn) keys. Rotary embeddings, paged caches, paddings and row indices are not served."""
+    """Decoding. If k and v [B,Tn,Hkv,d] are given, they are written in place to the caches [B,Tk,Hkv,d] at
+    cache_seqlens. q then sees cache_seqlens (+ Tn) keys. Rotary embeddings, paged caches, left padding and batch
+    indices are not supported."""
     refuse("flash_attn_with_kvcache", rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
            cache_leftpad=cache_leftpad, block_table=block_table)  # fmt: skip
     need_tensors("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache)

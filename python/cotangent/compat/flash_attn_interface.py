@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of flash_attn_interface, that is FlashAttention 3: their signatures and semantics. With
-return_attn_probs the result is (out, softmax_lse). num_splits, pack_gqa, sm_margin tune its kernels: they are accepted
-and mean nothing here; what changes results and no kernel serves (qv, descales, attention_chunk) is refused."""
+"""The functions of flash_attn_interface (FlashAttention 3), with its signatures and semantics. With return_attn_probs
+the result is (out, softmax_lse). num_splits, pack_gqa and sm_margin tune FlashAttention's kernels; here they are
+accepted and have no effect. Arguments that change results and that no kernel supports (qv, descales, attention_chunk)
+are refused."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's scaled_dot_product_attention, by cotangent's attention."""
+"""PyTorch's scaled_dot_product_attention, computed by cotangent's attention."""
 from __future__ import annotations
 
 from typing import Optional
@@ -24,10 +24,11 @@ def scaled_dot_product_attention(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As torch.nn.functional.scaled_dot_product_attention: query [...,H,L,E], key [...,Hkv,S,E], value [...,Hkv,S,Ev];
-    attn_mask broadcasts to [...,H,L,S], True (or a number that is added) where a key counts; numbers at or below -65504
-    mask as False does; is_causal lets query i see the keys up to i, counted from the upper left corner. The result has
-    query's axes. A query that sees no key gets 0."""
+    """As torch.nn.functional.scaled_dot_product_attention: query [...,H,L,E], key [...,Hkv,S,E], value [...,Hkv,S,Ev].
+
+    attn_mask broadcasts to [...,H,L,S]. It is bool, True where a key is visible, or a number that is added. Numbers at
+    or below -65504 mask the key, as False does. With is_causal, query i sees the keys 0 to i (upper left corner). The
+    result has the axes of query. A query that sees no key gets 0."""
     if flag("scaled_dot_product_attention", "is_causal", is_causal) and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention: attn_mask and is_causal are both given, expected at most one")
     need_tensors("scaled_dot_product_attention", query=query, key=key, value=value)
@@ -38,7 +39,7 @@ def scaled_dot_product_attention(
             )
     leading = query.shape[:-3] if query.dim() > 3 else query.shape[:1]
 
-    def by_heads(x: Tensor) -> Tensor:  # to [B,T,H,d], without a copy where the leading axes allow it
+    def by_heads(x: Tensor) -> Tensor:  # to [B,T,H,d], without a copy if the leading axes allow it
         x = x if query.dim() > 3 else x.unsqueeze(-3)
         return x.reshape(-1, *x.shape[-3:]).transpose(1, 2)
 
@@ -47,7 +48,7 @@ def scaled_dot_product_attention(
         raise ValueError(f"scaled_dot_product_attention: key has {k.shape[2]} heads, query {q.shape[2]} (enable_gqa)")
     L, S = q.shape[1], key.shape[-2]
     causal, window = False, None
-    if is_causal and S > L:  # no query sees the keys beyond
+    if is_causal and S > L:  # no query sees the keys from L on
         k, v, causal = k[:, :L], v[:, :L], True
     elif is_causal:  # the library's diagonal ends in the lower right corner
         causal, window = L == S, (-1, L - S) if L > S else None

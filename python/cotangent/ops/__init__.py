@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file an op: its schemas, what they allocate, and the functions that users call."""
+"""One file per op: its schemas, the allocation of results, and the public functions."""

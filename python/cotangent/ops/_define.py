@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an op of the library becomes an op of torch: from two schemas whose names are those of the C argument structs.
+"""Registers an op of the library as an op of torch. Its schemas have the names of the C argument structs.
 
     forward = define("NAME_forward(Tensor x, ...) -> (Tensor y, ...)", outputs, backward)
 
-registers torch.ops.cotangent.NAME_forward with kernels for the CPU and CUDA, a fake kernel, autograd and autocast, and
-returns a function that calls it: or its kernel straight away where nothing of torch's stands between.
+registers torch.ops.cotangent.NAME_forward with kernels for the CPU and CUDA, a fake kernel, autograd and autocast. It
+returns a function that calls the op, or directly the op's kernel if no part of torch has to intercept the call.
 
-- An argument or result goes to the member of `cot_NAME_forward_args` that has its name; those that begin with `_` are
-  Python's own. A result that is None was not wanted: to the library it is an absent output.
-- `outputs(*arguments)` allocates the results. That is all that a fake kernel does; a real one then calls the library.
-- A backward's arguments are found by name: an input or result of the forward is saved for it; `dy` is the gradient
-  of the result `y`, zeros where none came unless it is optional; `_wanted` says for each of its results `dx` whether
-  the gradient of the input `x` is wanted. Results of the forward whose gradient it does not take have none.
+- An argument or result sets the member of `cot_NAME_forward_args` with the same name. Names that begin with `_` exist
+  only in Python. A result that is None is an absent output for the library.
+- `outputs(*arguments)` allocates the results. A fake kernel does nothing else. A real kernel then calls the library.
+- The arguments of a backward are matched by name. An input or result of the forward is saved for it. `dy` is the
+  gradient of the result `y`: if there is none, it is None where optional, else zeros. `_wanted` has one bool for each
+  result `dx` of the backward: whether the gradient of the input `x` is needed. Results of the forward whose gradient is
+  no argument of the backward are not differentiable.
 """
 from __future__ import annotations
 
@@ -33,8 +34,9 @@ _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | tor
 
 
 _transforms_active = torch._C._are_functorch_transforms_active
-# What torch may have put between an op's call and its kernel: each says so by a number or a truth.
-_between: "tuple[Callable[[], Any], ...]" = (
+# The parts of torch that may intercept a call before its kernel. Each function returns a nonzero number or True if
+# active.
+_interceptors: "tuple[Callable[[], Any], ...]" = (
     torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack,
     torch._C._is_any_autocast_enabled,
@@ -51,13 +53,13 @@ def _workspace(device: int, size: int) -> Tensor:
 def _kernels(
     plan: Any, outputs: Callable[..., Any], result_count: int, prepare: "Optional[Callable[..., tuple[Any, ...]]]"
 ) -> "tuple[Callable[..., Any], Callable[..., Any]]":
-    """The kernels for the CPU and for CUDA of an op whose results `outputs` allocates."""
-    current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # not in a torch without CUDA
+    """The CPU kernel and the CUDA kernel of an op whose results `outputs` allocates."""
+    current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # absent in a torch without CUDA
 
     def allocate(arguments: Any) -> Any:
         try:
             return outputs(*arguments)
-        except (AttributeError, IndexError, TypeError, ValueError):  # a tensor or an axis is missing: the library says which
+        except (AttributeError, IndexError, TypeError, ValueError):  # a tensor or an axis is missing: the library names it
             return (None,) * result_count
 
     def cpu(*arguments: Any) -> Any:
@@ -79,17 +81,19 @@ def _kernels(
 
 
 def _fake(name: str, names: Sequence[str], outputs: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel without data: also what the dispatcher chooses where a tensor of the device meta is among the others."""
+    """The fake kernel. The dispatcher also chooses it if one of the tensors is on the device meta."""
 
     def fake(*arguments: Any) -> Any:
         first: "Optional[tuple[str, torch.device]]" = None
-        for its_name, value in zip(names, arguments):
+        for tensor_name, value in zip(names, arguments):
             if not isinstance(value, Tensor):
                 continue
             if first is None:
-                first = its_name, value.device
+                first = tensor_name, value.device
             elif value.device != first[1]:
-                raise ValueError(f"{name}: {its_name} is on {value.device}, {first[0]} is on {first[1]}: expected one device")
+                raise ValueError(
+                    f"{name}: {tensor_name} is on {value.device}, {first[0]} is on {first[1]}: expected one device"
+                )
         try:
             return outputs(*arguments)
         except (IndexError, ValueError) as error:  # an axis is missing
@@ -99,14 +103,15 @@ def _fake(name: str, names: Sequence[str], outputs: Callable[..., Any]) -> Calla
     return fake
 
 
-def _at_hand(
+def _make_direct_kernel(
     cpu: Callable[..., Any], cuda: Callable[..., Any], tensors: Sequence[int]
 ) -> Callable[[Sequence[Any]], Any]:
-    """at_hand(arguments): the kernel that the dispatcher would come to, if it would do nothing else on its way; None if it
-    might. The dispatcher's two ways through Python are most of what a call costs (tools/python_overhead.py)."""
+    """Returns direct_kernel(arguments), which returns the kernel that the dispatcher would call, or None if the
+    dispatcher may have to do more. Two passes of the dispatcher through Python are most of a call's cost
+    (tools/python_overhead.py)."""
 
-    def at_hand(arguments: Sequence[Any]) -> Any:
-        for active in _between:
+    def direct_kernel(arguments: Sequence[Any]) -> Any:
+        for active in _interceptors:
             if active():
                 return None
         if forward_ad._current_level >= 0:
@@ -116,19 +121,19 @@ def _at_hand(
             value = arguments[i]
             kind = type(value)
             if kind is Tensor or kind is torch.nn.Parameter:
-                its = cuda if value.is_cuda else cpu
-                if kernel is not its and kernel is not None or not (value.is_cuda or value.is_cpu) or value.is_neg():
+                expected = cuda if value.is_cuda else cpu
+                if kernel is not expected and kernel is not None or not (value.is_cuda or value.is_cpu) or value.is_neg():
                     return None
-                kernel = its
+                kernel = expected
             elif value is not None:
                 return None
         return kernel
 
-    return at_hand
+    return direct_kernel
 
 
 def _check_types(op: Any, arguments: Sequence[Any]) -> None:
-    """TypeError for an argument whose type the schema of the op does not allow."""
+    """Raises TypeError for an argument whose type the op's schema does not allow."""
     for argument, value in zip(op._schema.arguments, arguments):
         kind = str(argument.type)
         if value is None and "Optional" in kind:
@@ -151,62 +156,66 @@ def _as_tuple(results: Any) -> "tuple[Any, ...]":
 
 
 def gradients_like(inputs: "Sequence[Optional[Tensor]]", wanted: Sequence[bool]) -> "tuple[Optional[Tensor], ...]":
-    """Room for the gradients of those inputs that are there and whose gradient is wanted."""
+    """Allocates the gradients of the inputs that exist and whose gradient is wanted."""
     return tuple(torch.empty_like(x) if want and x is not None else None for x, want in zip(inputs, wanted))
 
 
 class _Autograd:
-    """What autograd needs to know of a pair of ops, read off their schemas."""
+    """The relations between a forward op and its backward op for autograd, derived from their schemas."""
 
     def __init__(
         self,
         forward: Any,
-        at_hand: Callable[..., Any],
+        direct_kernel: Callable[..., Any],
         backward: Any,
-        straight: "dict[str, str]",
-        forgets: "Optional[Callable[..., Sequence[str]]]",
+        passthrough: "dict[str, str]",
+        unsaved: "Optional[Callable[..., Sequence[str]]]",
     ) -> None:
-        self.forward, self.at_hand, self.backward, self.forgets = forward, at_hand, backward, forgets
+        self.forward, self.direct_kernel, self.backward, self.unsaved = forward, direct_kernel, backward, unsaved
         self.inputs = inputs = [argument.name for argument in forward._schema.arguments]
         results = [result.name for result in forward._schema.returns]
         gradients = [result.name for result in backward.op._schema.returns]
         self.wanted = [inputs.index(name[1:]) for name in gradients]
-        # Positions of what is kept for the backward, and where it finds each of its arguments: (list, position in it).
+        # Positions of the values that are saved for the backward, and the source of each of its arguments: (list,
+        # position).
         self.saved: "list[int]" = []
         self.saved_results: "list[int]" = []
         self.plain: "list[int]" = []
-        self.taken: "list[int]" = []  # results whose gradient is an argument
+        self.differentiable: "list[int]" = []  # results whose gradient is an argument
         self.sources: "list[tuple[str, int]]" = []
         for argument in backward.op._schema.arguments:
             name = argument.name if "_" + argument.name not in inputs else "_" + argument.name
             kind = str(argument.type)
             if name == "_wanted":
-                self._find("wanted", [], 0)
+                self._add_source("wanted", [], 0)
             elif name in inputs:
                 is_tensor = "Tensor" in kind
-                self._find(*(("saved", self.saved) if is_tensor else ("plain", self.plain)), inputs.index(name))
+                self._add_source(*(("saved", self.saved) if is_tensor else ("plain", self.plain)), inputs.index(name))
             elif name in results:
-                self._find("result", self.saved_results, results.index(name))
+                self._add_source("result", self.saved_results, results.index(name))
             else:
-                self._find("optional" if "Optional" in kind else "filled", self.taken, results.index(name[1:]))
-        self.no_gradient = [i for i in range(len(results)) if i not in self.taken]
-        # Where the gradient of each input comes from: a result of the backward, or straight a gradient that came in.
+                self._add_source(
+                    "optional" if "Optional" in kind else "filled", self.differentiable, results.index(name[1:])
+                )
+        self.no_gradient = [i for i in range(len(results)) if i not in self.differentiable]
+        # The source of each input's gradient: a result of the backward, or (passthrough) the gradient of a forward's
+        # result.
         self.to_inputs = [gradients.index("d" + name) if "d" + name in gradients else None for name in inputs]
-        self.straight = [(inputs.index(name), results.index(result)) for name, result in straight.items()]
+        self.passthrough = [(inputs.index(name), results.index(result)) for name, result in passthrough.items()]
 
-    def _find(self, where: str, kept: "list[int]", position: int) -> None:
-        self.sources.append((where, len(kept)))
-        kept.append(position)
+    def _add_source(self, where: str, positions: "list[int]", position: int) -> None:
+        self.sources.append((where, len(positions)))
+        positions.append(position)
 
 
-def _laid_out(
+def _match_layout(
     gradient: Optional[Tensor], shape: Any, stride: Any, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """A gradient as its result is laid out, where that matters: its fastest axis has to be the result's too, or the
-    kernels for any layout would serve (a sum's gradient has strides of 0, a transposed layer's the other order)."""
+    """Copies a gradient to the layout of its result if their contiguous axes differ. Otherwise the slower kernels for
+    any layout would run: the gradient of a sum has strides of 0, that of a transposed layer the other order of axes."""
     if gradient is None:
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
-    if not gradient._is_zerotensor() and all(  # such a one has no memory
+    if not gradient._is_zerotensor() and all(  # a zero tensor has no memory
         given == 1 or wanted != 1 or size <= 1 for given, wanted, size in zip(gradient.stride(), stride, shape)
     ):
         return gradient
@@ -214,8 +223,9 @@ def _laid_out(
 
 
 def _redispatch(op: Any, arguments: Sequence[Any]) -> Any:
-    """The op without autograd; inside a function transform without that of this level. torch.autograd.Function turns the
-    modes off in its forward, and the levels below need them: else their gradients were zeros."""
+    """Calls the op without autograd; inside a function transform, without autograd of this level. The levels below need
+    the grad modes, which torch.autograd.Function disables in its forward: without them their gradients would be
+    zeros."""
     if not _transforms_active():
         with _below_autograd():
             return op(*arguments)
@@ -223,60 +233,64 @@ def _redispatch(op: Any, arguments: Sequence[Any]) -> Any:
         return op(*arguments)
 
 
-def _differentiable(about: _Autograd) -> Any:
+def _differentiable(spec: _Autograd) -> Any:
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            kernel = about.at_hand(arguments)
+            kernel = spec.direct_kernel(arguments)
             if kernel is not None:
                 results = kernel(*arguments)
             else:
-                results = _redispatch(about.forward, arguments)
-            many = _as_tuple(results)
-            saved = [arguments[i] for i in about.saved]
-            if about.forgets is not None:
-                forgotten = about.forgets(*arguments)
-                saved = [None if about.inputs[i] in forgotten else arguments[i] for i in about.saved]
-            ctx.save_for_backward(*saved, *[many[i] for i in about.saved_results])
-            ctx.plain = [arguments[i] for i in about.plain]
-            ctx.like = [(r.shape, r.stride(), r.dtype, r.device) if r is not None else None
-                        for r in [many[i] for i in about.taken]]  # fmt: skip
+                results = _redispatch(spec.forward, arguments)
+            outputs_tuple = _as_tuple(results)
+            saved = [arguments[i] for i in spec.saved]
+            if spec.unsaved is not None:
+                skipped = spec.unsaved(*arguments)
+                saved = [None if spec.inputs[i] in skipped else arguments[i] for i in spec.saved]
+            ctx.save_for_backward(*saved, *[outputs_tuple[i] for i in spec.saved_results])
+            ctx.plain = [arguments[i] for i in spec.plain]
+            ctx.layouts = [(r.shape, r.stride(), r.dtype, r.device) if r is not None else None
+                           for r in [outputs_tuple[i] for i in spec.differentiable]]  # fmt: skip
             ctx.set_materialize_grads(False)
-            if about.no_gradient:
-                ctx.mark_non_differentiable(*[many[i] for i in about.no_gradient if many[i] is not None])
+            if spec.no_gradient:
+                ctx.mark_non_differentiable(
+                    *[outputs_tuple[i] for i in spec.no_gradient if outputs_tuple[i] is not None]
+                )
             return results
 
         @staticmethod
         def backward(ctx: Any, *gradients: Optional[Tensor]) -> Any:
-            needed = ctx.needs_input_grad
+            needs_gradient = ctx.needs_input_grad
             saved = ctx.saved_tensors
-            kept = {
+            available = {
                 "saved": saved,
-                "result": saved[len(about.saved) :],
+                "result": saved[len(spec.saved) :],
                 "plain": ctx.plain,
-                "wanted": [[needed[i] for i in about.wanted]],
+                "wanted": [[needs_gradient[i] for i in spec.wanted]],
             }
             arguments: "list[Any]" = []
-            for where, position in about.sources:
-                if where in kept:
-                    arguments.append(kept[where][position])
+            for where, position in spec.sources:
+                if where in available:
+                    arguments.append(available[where][position])
                     continue
-                gradient = gradients[about.taken[position]]
+                gradient = gradients[spec.differentiable[position]]
                 if gradient is not None or where == "filled":
-                    gradient = _laid_out(gradient, *ctx.like[position])
+                    gradient = _match_layout(gradient, *ctx.layouts[position])
                 arguments.append(gradient)
             try:
-                results = _as_tuple(about.backward(*arguments))
+                results = _as_tuple(spec.backward(*arguments))
             except TypeError:
-                # torch.autograd.grad(is_grads_batched=True) has a vmap of its own. Its tensors have no memory that a kernel
-                # could be given; the dispatcher calls the op for each sample.
+                # torch.autograd.grad(is_grads_batched=True) has its own vmap. Its tensors have no memory for a kernel,
+                # so the dispatcher calls the op for each sample.
                 if not torch._C._dispatch_tls_is_dispatch_key_included("VmapMode"):
                     raise
-                results = _as_tuple(about.backward.op(*arguments))
-            found = [None if i is None or not needed[k] else results[i] for k, i in enumerate(about.to_inputs)]
-            for into, result in about.straight:
-                found[into] = gradients[result] if needed[into] else None
-            return tuple(found)
+                results = _as_tuple(spec.backward.op(*arguments))
+            computed = [
+                None if i is None or not needs_gradient[k] else results[i] for k, i in enumerate(spec.to_inputs)
+            ]
+            for target, result in spec.passthrough:
+                computed[target] = gradients[result] if needs_gradient[target] else None
+            return tuple(computed)
 
     return Function
 
@@ -295,16 +309,17 @@ def _refuse_gradient(op: Any, why: str) -> Any:
 
 
 def _with_autograd(
-    op: Any, function: Any, at_hand: Callable[..., Any], tensors: Sequence[int], jvp: Optional[Callable[..., Any]]
+    op: Any, function: Any, direct_kernel: Callable[..., Any], tensors: Sequence[int], jvp: Optional[Callable[..., Any]]
 ) -> "tuple[Callable[..., Any], Callable[..., Any]]":
-    """The op's kernel for autograd, and what its users call: both record the call only where a gradient is needed."""
-    # Function.apply itself, in Python, looks for functorch's wrappers, which the dispatcher has taken off already: a
-    # quarter of what recording a call costs.
+    """The op's kernel for autograd, and the function that users call. Both record the call only if a gradient is
+    needed."""
+    # Function.apply checks in Python for functorch's wrappers, which the dispatcher has removed already. The check is
+    # 25 % of the cost of recording a call.
     apply = super(torch.autograd.Function, function).apply
     is_compiling = torch.compiler.is_compiling
     op_name, names = op._schema.name, [argument.name for argument in op._schema.arguments]
 
-    def needed(arguments: Sequence[Any]) -> bool:
+    def needs_gradient(arguments: Sequence[Any]) -> bool:
         if torch.is_grad_enabled():
             for i in tensors:
                 if arguments[i] is not None and arguments[i].requires_grad:
@@ -312,7 +327,7 @@ def _with_autograd(
         return False
 
     def forward_mode(run: Any, arguments: Sequence[Any]) -> Any:
-        """What run(*arguments) returns, with its tangents; None where no argument has a tangent."""
+        """The result of run(*arguments) with its tangents, or None if no argument has a tangent."""
         duals = {i: forward_ad.unpack_dual(arguments[i], level=0) for i in tensors if arguments[i] is not None}
         if all(dual.tangent is None for dual in duals.values()):
             return None
@@ -331,10 +346,10 @@ def _with_autograd(
             results = forward_mode(autograd, arguments)
             if results is not None:
                 return results
-        if needed(arguments):
+        if needs_gradient(arguments):
             if not _transforms_active():
                 return apply(*arguments)
-            with enable_single_level_autograd_function():  # the dispatcher calls this kernel once a level
+            with enable_single_level_autograd_function():  # the dispatcher calls this kernel once per level
                 return apply(*arguments)
         with _below_autograd():
             return op(*arguments)
@@ -343,21 +358,21 @@ def _with_autograd(
         if is_compiling():
             results = forward_mode(op, arguments) if forward_ad._current_level >= 0 else None
             return op(*arguments) if results is None else results
-        kernel = at_hand(arguments)
+        kernel = direct_kernel(arguments)
         if kernel is None:
             _check_types(op, arguments)
             return op(*arguments)
-        return apply(*arguments) if needed(arguments) else kernel(*arguments)
+        return apply(*arguments) if needs_gradient(arguments) else kernel(*arguments)
 
     return autograd, call
 
 
 def _in_vmap(op: Any, batched: Sequence[str], folds: Callable[..., bool]) -> Callable[..., Any]:
-    """The op under vmap. The mapped axis is folded into the batch where every mapped argument and every result has a
-    batch axis; elsewhere (a gradient of a weight for each sample) the op runs once for each index."""
+    """The rule of the op for vmap. If every mapped argument and every result has a batch axis, the mapped axis is
+    folded into it. Otherwise, for example for a weight's gradient per sample, the op runs once for each index."""
     names = [argument.name for argument in op._schema.arguments]
     results = [result.name for result in op._schema.returns]
-    changed = [i for i, argument in enumerate(op._schema.arguments) if argument.is_write]
+    written = [i for i, argument in enumerate(op._schema.arguments) if argument.is_write]
 
     def foldable(mapped: Sequence[int], arguments: Sequence[Any]) -> bool:
         if not all(names[i] in batched for i in mapped) or not folds(*arguments):
@@ -369,24 +384,24 @@ def _in_vmap(op: Any, batched: Sequence[str], folds: Callable[..., bool]) -> Cal
         count, mapped = info.batch_size, [i for i, axis in enumerate(in_dims) if isinstance(axis, int)]
         if count == 0:
             raise ValueError(f"{op._schema.name}: vmap over an axis of size 0 is not supported")
-        for i in changed:
+        for i in written:
             if i not in mapped:
                 raise ValueError(f"{op._schema.name}: {names[i]} is changed in place, expected it mapped by vmap too")
-        first = [value.movedim(in_dims[i], 0) if i in mapped else value for i, value in enumerate(arguments)]
-        if foldable(mapped, first) and all(first[i].dim() > 1 for i in mapped):
-            for i, value in enumerate(first):
+        moved = [value.movedim(in_dims[i], 0) if i in mapped else value for i, value in enumerate(arguments)]
+        if foldable(mapped, moved) and all(moved[i].dim() > 1 for i in mapped):
+            for i, value in enumerate(moved):
                 if names[i] in batched and value is not None:
-                    first[i] = (value if i in mapped else value.expand(count, *value.shape)).flatten(0, 1)
-            found = _as_tuple(op(*first))
-            many = [None if y is None else y.unflatten(0, (count, y.shape[0] // count)) for y in found]
+                    moved[i] = (value if i in mapped else value.expand(count, *value.shape)).flatten(0, 1)
+            folded = _as_tuple(op(*moved))
+            stacked = [None if y is None else y.unflatten(0, (count, y.shape[0] // count)) for y in folded]
         else:
             calls = [
-                _as_tuple(op(*[value[n] if i in mapped else value for i, value in enumerate(first)]))
+                _as_tuple(op(*[value[n] if i in mapped else value for i, value in enumerate(moved)]))
                 for n in range(count)
             ]
-            many = [None if ys[0] is None else torch.stack(ys) for ys in zip(*calls)]
-        axes = tuple(None if y is None else 0 for y in many)
-        return (tuple(many), axes) if len(many) > 1 else (many[0], axes[0])
+            stacked = [None if ys[0] is None else torch.stack(ys) for ys in zip(*calls)]
+        axes = tuple(None if y is None else 0 for y in stacked)
+        return (tuple(stacked), axes) if len(stacked) > 1 else (stacked[0], axes[0])
 
     return rule
 
@@ -414,21 +429,26 @@ def define(
     backward: Any = None,
     *,
     autocast: Sequence[str] = (),
-    straight: "Optional[dict[str, str]]" = None,
-    forgets: Optional[Callable[..., Sequence[str]]] = None,
+    passthrough: "Optional[dict[str, str]]" = None,
+    unsaved: Optional[Callable[..., Sequence[str]]] = None,
     no_gradient: str = "has no gradient of its own: gradients of gradients are not supported",
     jvp: Optional[Callable[..., Any]] = None,
     batched: Sequence[str] = (),
     folds: Callable[..., bool] = lambda *arguments: True,
     prepare: "Optional[Callable[..., tuple[Any, ...]]]" = None,
 ) -> Any:
-    """Registers an op and returns a function that calls it, with the op as its `op`. `schema`, `outputs`, `backward`: above.
-    `autocast`: the arguments that autocast casts to its dtype. `straight`: {input: result} whose gradients are one.
-    `forgets(*arguments)`: the inputs that this call's backward does without. `no_gradient`: what is said where an op
-    without backward is differentiated. `jvp({input: its tangent or None}, *arguments)`: the tangents of the results; an
-    op without it refuses forward mode. `batched`: the arguments and results whose first axis is the batch;
-    `folds(*arguments)`: whether vmap may fold its axis into that. `prepare(*arguments)`: what the library is given in
-    place of the arguments."""
+    """Registers an op and returns a function that calls it. The function's attribute `op` is the op.
+
+    schema, outputs, backward   see above
+    autocast                    the arguments that autocast casts to its dtype
+    passthrough                 {input: result}: the gradient of the input is the gradient of the result
+    unsaved(*arguments)         the inputs that the backward of this call does not need
+    no_gradient                 the error message if an op without backward is differentiated
+    jvp({input: its tangent or None}, *arguments)
+                                the tangents of the results; without it the op refuses forward mode
+    batched                     the arguments and results whose first axis is the batch
+    folds(*arguments)           whether vmap may fold its axis into the batch
+    prepare(*arguments)         the values that the library gets instead of the arguments"""
     name = schema[: schema.index("(")]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.cotangent, name).default
@@ -440,14 +460,14 @@ def define(
     _library.impl(name, cpu, "CPU")
     _library.impl(name, cuda, "CUDA")
     torch.library.register_fake(f"cotangent::{name}", _fake(name, names, outputs), lib=_library)
-    at_hand = _at_hand(cpu, cuda, tensors)
+    direct_kernel = _make_direct_kernel(cpu, cuda, tensors)
     if backward is not None:
-        function = _differentiable(_Autograd(op, at_hand, backward, straight or {}, forgets))
+        function = _differentiable(_Autograd(op, direct_kernel, backward, passthrough or {}, unsaved))
     else:
         function = _refuse_gradient(op, no_gradient)
-    autograd, call = _with_autograd(op, function, at_hand, tensors, jvp)
+    autograd, call = _with_autograd(op, function, direct_kernel, tensors, jvp)
     _library.impl(name, autograd, "Autograd")
-    if hasattr(torch.library, "register_vmap"):  # since 2.5; before, torch's own loop serves what changes nothing in place
+    if hasattr(torch.library, "register_vmap"):  # since 2.5; older versions loop over ops that change nothing in place
         torch.library.register_vmap(f"cotangent::{name}", _in_vmap(op, batched, folds), lib=_library)
     if autocast:
         _library.impl(name, _autocast(op, autocast, "cpu"), "AutocastCPU")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several functions take alike."""
+"""Checks and conversions of arguments that several functions share."""
 from __future__ import annotations
 
 from typing import Any, Optional, Sequence
@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 def wrong_type(call: str, name: str, value: Any, expected: str) -> TypeError:
-    """The exception for an argument of a wrong type."""
+    """The exception for an argument with a wrong type."""
     found = "None" if value is None else f"a {type(value).__name__}"
     return TypeError(f"{call}: {name} is {found}, expected {expected}")
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether torch takes the value for a tensor: torch.fx traces with objects that only behave like one."""
+    """Whether torch accepts the value as a tensor. torch.fx traces with objects that only behave like tensors."""
     return isinstance(value, Tensor) or hasattr(type(value), "__torch_function__")
 
 
 def need_tensors(call: str, **values: Any) -> None:
-    """TypeError for the first value that is not a dense tensor."""
+    """Raises TypeError for the first value that is not a dense tensor."""
     for name, value in values.items():
         if not is_tensor(value):
             raise wrong_type(call, name, value, "a Tensor")
@@ -30,23 +30,23 @@ def need_tensors(call: str, **values: Any) -> None:
 
 
 def flag(call: str, name: str, value: Any) -> bool:
-    """An argument that is True or False."""
+    """Checks an argument that is True or False."""
     if value is not True and value is not False:
-        if value is None or not hasattr(type(value), "__bool__"):  # a string and a list have none
+        if value is None or not hasattr(type(value), "__bool__"):  # strings and lists have no __bool__
             raise wrong_type(call, name, value, "True or False")
         value = bool(value)
     return value
 
 
 def number(call: str, name: str, value: Any) -> Any:
-    """An argument that is compared before the library sees it."""
+    """Checks that an argument is a number, for arguments that Python compares before the library checks them."""
     if not hasattr(type(value), "__float__"):
         raise wrong_type(call, name, value, "a number")
     return value
 
 
 def pair(call: str, name: str, value: Any) -> Any:
-    """An argument of two numbers."""
+    """Checks an argument that is a pair of numbers."""
     try:
         first, second = value
     except (TypeError, ValueError):
@@ -55,7 +55,7 @@ def pair(call: str, name: str, value: Any) -> Any:
 
 
 def cast(call: str, name: str, value: Any, dtype: torch.dtype) -> Tensor:
-    """A tensor of real numbers in another dtype."""
+    """Casts a tensor of real numbers to `dtype`."""
     if isinstance(value, Tensor) and value.dtype == dtype and not dtype.is_complex:
         return value
     need_tensors(call, **{name: value})
@@ -70,7 +70,7 @@ _OTHER_NAMES = {"swish": "silu"}
 
 
 def activation_number(name: Optional[str], served: Sequence[str] = tuple(_ACTIVATIONS)) -> int:
-    """The library's number of an activation; ValueError for a name that is not among those served."""
+    """The library's number of an activation. Raises ValueError for a name that is not in `served`."""
     if name is None:
         return 0
     if not isinstance(name, str):
@@ -82,8 +82,8 @@ def activation_number(name: Optional[str], served: Sequence[str] = tuple(_ACTIVA
 
 
 def random_seed(device: torch.device) -> Tensor:
-    """A seed for the library's own generator from PyTorch's, in the device's memory: nothing waits for it, and a
-    captured graph draws another at each replay."""
+    """A seed for the library's generator, drawn from PyTorch's generator in device memory. There is no synchronisation,
+    and a captured graph draws a new seed at each replay."""
     return torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=device)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""softmax(Q K^T) V. include/cotangent/attention.h is the manual; the formulas there are these functions'."""
+"""softmax(Q K^T) V. include/cotangent/attention.h is the manual and has the formulas."""
 from __future__ import annotations
 
 import math
@@ -24,24 +24,25 @@ _OPTIONS = (
 def _folds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, sink: Any, slopes: Any, bias: Any,
            seed_memory: Any, offset_memory: Any, causal: Any, window: Any, left: Any, right: Any, scale: Any,
            softcap: Any, dropout_p: float, *others: Any) -> bool:  # fmt: skip
-    """Masks of dropout count rows from the batch's start, and slopes and bias may have a batch axis of their own."""
+    """Whether vmap may fold its axis into the batch. Not with dropout, whose masks number the rows of the batch, and
+    not with slopes or a bias, which may have their own batch axis."""
     return cu_q is None and cu_k is None and slopes is None and bias is None and dropout_p == 0
 
 
-# At or below the lowest number of float16 a bias means that a key is masked. Padding masks hold the lowest number of their
-# dtype, or one such as -1e9. A row of such keys alone would have a wrong gradient: lse in float32 has no bits left for the
-# scores beside so large a number, and exp(s - lse) is 1 for each key.
+# A bias at or below the lowest number of float16 masks the key. Padding masks contain the lowest number of their dtype,
+# or a number such as -1e9. If all keys of a row had such a bias, the gradient would be wrong: float32's lse has no bits
+# left for the scores next to such a large number, and exp(s - lse) would be 1 for each key.
 MASKED = -65504.0
 _BIAS = 9  # its position in both schemas
 
 
 def _with_masks(wanted: bool, *arguments: Any) -> "tuple[Any, ...]":
-    """The arguments with -inf where the bias means a mask. It runs below autograd: the gradient of the bias as it was
-    given is that of the result, which is 0 there."""
+    """The arguments with -inf where the bias masks a key. It runs below autograd: the gradient of the given bias is
+    that of the changed bias, which is 0 there."""
     bias = arguments[_BIAS]
     if bias is None or not bias.is_floating_point() or bias.layout is not torch.strided:
         return arguments
-    if not wanted:  # an axis that is expanded is read once; its gradient has that axis
+    if not wanted:  # reads an expanded axis only once; not with a gradient, which has the full axis
         for axis, stride in enumerate(bias.stride()):
             bias = bias.narrow(axis, 0, 1) if stride == 0 and bias.shape[axis] > 1 else bias
     bias = torch.nn.functional.threshold(bias, MASKED, -math.inf)
@@ -123,7 +124,7 @@ def attention(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """out = softmax(scale * q k^T, masked) v, by tiles: no [Tq,Tk] matrix is stored.
+    """out = softmax(scale * q k^T, masked) v, computed in tiles: no [Tq,Tk] matrix is stored.
 
     q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,dv]; H a multiple of Hkv (query head h reads h // (H/Hkv));
                    any strides, best with the last axis contiguous
@@ -131,17 +132,17 @@ def attention(
                    i + off - left <= j <= i + off + right; window = (left, right), -1 = all; causal: right = 0
     scale          None = 1/sqrt(d), not 0;    softcap  c = softcap * tanh(c/softcap), 0 = none
     dropout_p      of the probabilities; seed, offset, seed_memory, offset_memory as in cotangent.dropout
-    seqused_q/k    int32 [B]: only so many rows of each sequence count
-    sink           [H]: a logit beside the keys', without a value; has a gradient
+    seqused_q/k    int32 [B]: the number of rows in use of each sequence
+    sink           [H]: an additional logit of each head, without a value; has a gradient
     alibi_slopes   [H] or [B,H]: slope * |i + off - j| is subtracted
-    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added; has a gradient. At or below -65504, the lowest number of
-                   float16, it is a mask: the key counts as with -inf
-    deterministic  False allows sums in any order in the backward, where that is faster
+    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added; has a gradient. A bias at or below -65504, the lowest
+                   number of float16, masks the key as -inf does
+    deterministic  False: the backward may sum in any order if that is faster
 
-    Returns out [B,Tq,H,dv] in q's dtype; with return_lse (out, lse): lse [B,H,Tq] float32, natural logarithms. Both have
-    gradients. A query that sees no key has out = 0 and lse = -inf (or the sink). Dtypes: float32, float16, bfloat16,
-    float64 on the CPU; under autocast q, k, v are cast. Differentiable once, in q, k, v, sink and bias.
-    Raises ValueError, TypeError or NotImplementedError with the name of the argument at fault."""
+    Returns out [B,Tq,H,dv] in the dtype of q. With return_lse it returns (out, lse): lse [B,H,Tq] float32, natural
+    logarithms. Both have gradients. A query that sees no key has out = 0 and lse = -inf (or the sink). Dtypes: float32,
+    float16, bfloat16, on the CPU also float64. Autocast casts q, k and v. Differentiable once, in q, k, v, sink and
+    bias. Raises ValueError, TypeError or NotImplementedError, which name the wrong argument."""
     return _run(
         q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
         offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
@@ -174,9 +175,10 @@ def attention_varlen(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """attention of packed sequences: sequence b is rows cu_seqlens_q[b] .. cu_seqlens_q[b+1] of q [total_q,H,d], and
-    likewise of k [total_k,Hkv,d] and v [total_k,Hkv,dv]; int32 [B+1], they start at 0 and never descend; max_seqlen_q
-    and max_seqlen_k are at least the longest one's lengths. lse is [H,total_q]. All else as in attention."""
+    """attention for packed sequences. Sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b+1] - 1 of q
+    [total_q,H,d], and likewise with cu_seqlens_k of k [total_k,Hkv,d] and v [total_k,Hkv,dv]. cu_seqlens_q and
+    cu_seqlens_k are int32 [B+1], start at 0 and never descend. max_seqlen_q and max_seqlen_k are at least the longest
+    lengths. lse is [H,total_q]. The other arguments are those of attention."""
     return _run(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale, softcap, dropout_p,
         seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic,

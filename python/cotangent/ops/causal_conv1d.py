@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Depthwise causal convolution along time: forward with autograd, and decoding. include/cotangent/causal_conv1d.h is
-the manual; the formulas there are these functions'."""
+the manual and has the formulas."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -13,7 +13,7 @@ from ._options import activation_number, flag, silu_slope
 
 
 def _one_batch(x: Any, weight: Any, bias: Any, initial_state: Any, seq_idx: Any, cu_seqlens: Any, *others: Any) -> bool:
-    return cu_seqlens is None  # packed sequences have a batch of 1
+    return cu_seqlens is None  # packed sequences have batch 1
 
 
 def _gradients(
@@ -93,22 +93,23 @@ def causal_conv1d(
     cu_seqlens: Optional[Tensor] = None,
     return_final_state: bool = False,
 ) -> Any:
-    """y[t] = act(bias + sum_k weight[k] * xe[t+k]) with xe = [initial_state, x] along time, zeros without a state.
+    """y[t] = act(bias + sum_k weight[k] * xe[t+k]), where xe = [initial_state, x] along time; without a state zeros.
 
-    x              [B,D,T], any strides: a channel-last [B,T,D] array is `x.transpose(1, 2)`, and y comes laid out so too
-    weight         [D,K], any K >= 1; weight[:, K-1] meets x[t], weight[:, 0] the oldest input
+    x              [B,D,T], any strides. For a channel-last [B,T,D] array pass `x.transpose(1, 2)`; y has the same
+                   layout
+    weight         [D,K], any K >= 1; weight[:, K-1] multiplies x[t], weight[:, 0] the oldest input
     bias           [D]
     activation     None, "silu" or "swish" (the same)
     initial_state  [B,D,K-1], the inputs before x; with cu_seqlens [N,D,K-1]
-    seq_idx        int32 [B,T]: only tokens of the same number see each other; a negative one is padding (y = 0)
+    seq_idx        int32 [B,T]: only tokens with the same number see each other; a negative number is padding (y = 0)
     cu_seqlens     int32 [N+1], for B = 1: sequence n is t in [cu_seqlens[n], cu_seqlens[n+1])
 
-    Returns y (shape, dtype and layout of x); with return_final_state (y, final_state): the last K-1 columns of xe,
-    raw inputs, in initial_state's dtype or x's. Dtypes: float32, float16 and bfloat16, chosen for x, weight, bias and
-    states independently; float64 for all of them on the CPU. Under autocast x is cast. Differentiable once, in x,
-    weight, bias and initial_state, through y and final_state.
+    Returns y with the shape, dtype and layout of x. With return_final_state it returns (y, final_state): the last K-1
+    columns of xe, before the convolution, in the dtype of initial_state or else of x. Dtypes: float32, float16 and
+    bfloat16, independently for x, weight, bias and states; on the CPU also float64 for all of them. Autocast casts x.
+    Differentiable once, in x, weight, bias and initial_state, through y and final_state.
 
-    Raises ValueError, TypeError or NotImplementedError with the name of the argument at fault."""
+    Raises ValueError, TypeError or NotImplementedError, which name the wrong argument."""
     return_final_state = flag("causal_conv1d", "return_final_state", return_final_state)
     y, final_state = _forward(
         x, weight, bias, initial_state, seq_idx, cu_seqlens, activation_number(activation, ("silu",)),
@@ -127,14 +128,14 @@ def causal_conv1d_update(
     cache_seqlens: Optional[Tensor] = None,
     conv_state_indices: Optional[Tensor] = None,
 ) -> Tensor:
-    """One or more steps of decoding: y for the new tokens x, and conv_state brought up to date in place.
+    """One or more steps of decoding: returns y for the new tokens x, and updates conv_state in place.
 
     x                   [B,D] or [B,D,T]
-    conv_state          [N,D,S] with S >= K-1: the latest S inputs, oldest first; with cache_seqlens a ring, in which
-                        the input of position p lies in column p mod S
+    conv_state          [N,D,S] with S >= K-1: the last S inputs, oldest first; with cache_seqlens a ring buffer: the
+                        input of position p is in column p mod S
     weight, bias        [D,K], [D]
     cache_seqlens       int32 [B]: row b's new tokens are positions cache_seqlens[b] + t
-    conv_state_indices  int32 [B]: the row of conv_state of each x; a negative one skips (y = 0); no row twice
+    conv_state_indices  int32 [B]: the row of conv_state for each x; a negative index skips (y = 0); rows are unique
 
     Returns y like x. Not differentiable. Dtypes and errors as in causal_conv1d."""
     return _update(

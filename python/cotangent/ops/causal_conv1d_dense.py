@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense causal convolution along time: forward with autograd. include/cotangent/causal_conv1d_dense.h is the manual;
-the formulas there are this function's."""
+"""Dense causal convolution along time: forward with autograd. include/cotangent/causal_conv1d_dense.h is the manual and
+has the formulas."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -78,22 +78,23 @@ def causal_conv1d_dense(
     initial_state: Optional[Tensor] = None,
     return_final_state: bool = False,
 ) -> Any:
-    """y[o,t] = act(bias[o] + sum_{i,k} weight[o,i,k] * xe[i,t+k]) with xe = [initial_state, x] along time, zeros without
-    a state: torch.nn.functional.conv1d on an input with K-1 zeros in front.
+    """y[o,t] = act(bias[o] + sum_{i,k} weight[o,i,k] * xe[i,t+k]), where xe = [initial_state, x] along time. Without a
+    state this is torch.nn.functional.conv1d on x with K-1 zeros in front.
 
-    x              [B,Din,T], any strides: a channel-last [B,T,Din] array is `x.transpose(1, 2)`, the faster layout, and y
-                   comes laid out so too
-    weight         [Dout,Din,K], any K >= 1; weight[:, :, K-1] meets x[t], weight[:, :, 0] the oldest input
+    x              [B,Din,T], any strides. For a channel-last [B,T,Din] array, the faster layout, pass
+                   `x.transpose(1, 2)`; y has the same layout
+    weight         [Dout,Din,K], any K >= 1; weight[:, :, K-1] multiplies x[t], weight[:, :, 0] the oldest input
     bias           [Dout]
     activation     None, "silu" or "swish" (the same)
     initial_state  [B,Din,K-1], the inputs before x
 
-    Returns y [B,Dout,T] in x's dtype; with return_final_state (y, final_state): the last K-1 columns of xe, raw inputs, in
-    initial_state's dtype or x's. Dtypes: float32, float16 and bfloat16, chosen for x, weight, bias and states
-    independently; float64 for all of them on the CPU. Products of 16 bits want x and weight of one dtype; under autocast
-    both are cast. Differentiable once, in x, weight, bias and initial_state, through y and final_state.
+    Returns y [B,Dout,T] in the dtype of x. With return_final_state it returns (y, final_state): the last K-1 columns of
+    xe, before the convolution, in the dtype of initial_state or else of x. Dtypes: float32, float16 and bfloat16,
+    independently for x, weight, bias and states; on the CPU also float64 for all of them. 16-bit products need the same
+    dtype for x and weight. Autocast casts both. Differentiable once, in x, weight, bias and initial_state, through y
+    and final_state.
 
-    Raises ValueError, TypeError or NotImplementedError with the name of the argument at fault."""
+    Raises ValueError, TypeError or NotImplementedError, which name the wrong argument."""
     return_final_state = flag("causal_conv1d_dense", "return_final_state", return_final_state)
     y, final_state = _forward(
         x, weight, bias, initial_state, activation_number(activation, ("silu",)), return_final_state

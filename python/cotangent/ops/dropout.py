@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout fused with bias, activation and residual. include/cotangent/dropout.h is the manual; the formulas and the rule
-by which masks are drawn are there."""
+"""Dropout fused with bias, activation and residual. include/cotangent/dropout.h is the manual. It has the formulas and
+the rule of drawing masks."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -45,12 +45,12 @@ def _jvp(
     if dx is not None or dbias is not None:
         dz = torch.zeros_like(x) if dx is None else dx
         dz = dz if dbias is None else dz + dbias.to(x.dtype)
-        # Element by element, the Jacobian is its own transpose.
-        through = _backward(
+        # The op is elementwise, so its Jacobian is diagonal and equal to its transpose.
+        dy_x = _backward(
             dz, x if activation else None, bias if activation else None, mask, mask_bits, seed_memory, offset_memory,
             activation, p, scale, seed, offset, [True, False],
         )[0]  # fmt: skip
-        dy = through if dy is None else dy + through
+        dy = dy_x if dy is None else dy + dy_x
     return dy, None, None
 
 
@@ -60,16 +60,16 @@ _forward = define(
     "-> (Tensor y, Tensor mask_out, Tensor mask_bits_out)",
     _outputs,
     _backward,
-    straight={"residual": "y"},
+    passthrough={"residual": "y"},
     jvp=_jvp,
-    forgets=lambda x, bias, residual, mask, bits, seed, offset, activation, *others: () if activation else ("x",),
+    unsaved=lambda x, bias, residual, mask, bits, seed, offset, activation, *others: () if activation else ("x",),
 )
 
 _EXPORTS = {None: 0, "bytes": 1, "bits": 2}
 
 
 def dropout_scale(p: float) -> float:
-    """What kept elements are multiplied with under a drawn mask: 65536 / (65536 - round(65536 p)), 0 for p = 1."""
+    """The factor of kept elements with a drawn mask: 65536 / (65536 - round(65536 p)), 0 for p = 1."""
     if not 0 <= number("dropout_scale", "p", p) <= 1:
         raise ValueError(f"dropout_scale: p is {p}, expected 0 to 1")
     return _C.dropout_scale(p)
@@ -92,23 +92,24 @@ def dropout(
     offset_memory: Optional[Tensor] = None,
     return_mask: Optional[str] = None,
 ) -> Any:
-    """y = scale * m * act(x + bias) + residual, m the mask of kept elements: dropped with probability p.
+    """y = scale * m * act(x + bias) + residual. m is the mask of kept elements; p is the probability of dropping.
 
-    x, residual    [..., D], any strides, 1 to 6 axes; of two dtypes: both become the wider one, as PyTorch adds
+    x, residual    [..., D], any strides, 1 to 6 axes; if their dtypes differ, both are cast as in PyTorch's addition
     bias           [D]
     activation     None, "relu", "silu", "gelu" (erf) or "gelu_tanh", before the mask
-    training       False: y = act(x + bias) + residual; p, mask, mask_bits and scale do not count
-    mask           uint8 or bool like x: kept where bit 0 is set;    mask_bits: uint8 [..., ceil(D/8)], bit d%8 of byte
-                   d/8. Without either, m is drawn by the library's rule (Philox) from seed and offset and stored
-                   nowhere: the backward draws it again.
+    training       False: y = act(x + bias) + residual; p, mask, mask_bits and scale are ignored
+    mask           uint8 or bool like x: kept where bit 0 is set
+    mask_bits      uint8 [..., ceil(D/8)]: kept where bit d%8 of byte d/8 is set. Without mask and mask_bits, m is drawn
+                   by the library's rule (Philox) from seed and offset. It is not stored: the backward draws it again.
     scale          None: 1/(1-p) with a given mask, dropout_scale(p) with a drawn one; 0: y = residual, or 0
-    seed, offset   of a drawn mask. Without a seed (and seed_memory) one is drawn from PyTorch's generator of x's device,
-                   so that torch.manual_seed rules it and each replay of a CUDA graph has another mask.
+    seed, offset   of a drawn mask. Without seed and seed_memory, a seed is drawn from PyTorch's generator of x's
+                   device. It follows torch.manual_seed, and each replay of a CUDA graph draws another mask.
     seed_memory, offset_memory     int32 [2] (low word, high word), added to seed and offset when the work runs
     return_mask    "bytes" or "bits": the result is (y, m)
 
-    A dropped element is exactly 0 before the residual. Differentiable once, in x, bias and residual. Dtypes: float32,
-    float16, bfloat16; float64 on the CPU. Raises ValueError, TypeError with the name of the argument at fault."""
+    A dropped element is exactly 0 before the residual is added. Differentiable once, in x, bias and residual. Dtypes:
+    float32, float16, bfloat16; on the CPU also float64. Raises ValueError or TypeError, which name the wrong
+    argument."""
     need_tensors("dropout", x=x)
     if return_mask not in tuple(_EXPORTS):
         raise ValueError(f"return_mask is {return_mask!r}, expected None, 'bytes' or 'bits'")
@@ -118,7 +119,7 @@ def dropout(
             wide = torch.promote_types(x.dtype, residual.dtype)
             x, residual = x.to(wide), cast("dropout", "residual", residual, wide)
     training = flag("dropout", "training", training)
-    if scale == 0 and training:  # to the library, a scale of 0 is none given; with p = 1 it multiplies with 0
+    if scale == 0 and training:  # for the library a scale of 0 means not given; with p = 1 the factor is 0
         with torch.no_grad():
             _, kept = dropout(
                 x, p, mask=mask, mask_bits=mask_bits, seed=seed, offset=offset, seed_memory=seed_memory,

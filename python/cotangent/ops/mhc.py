@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifold-constrained hyper-connections: pre, Sinkhorn, post. include/cotangent/mhc.h is the manual; the formulas there
-are these functions'."""
+"""Manifold-constrained hyper-connections: pre, Sinkhorn, post. include/cotangent/mhc.h is the manual and has the
+formulas."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -75,16 +75,16 @@ def mhc_pre(
     hc_eps: float = 1e-6,
     post_scale: float = 2.0,
 ) -> "tuple[Tensor, Tensor, Tensor]":
-    """Mixes the n residual streams of each token into a layer's input, and computes the layer's coefficients from them.
+    """Mixes the n residual streams of each token to a layer's input, and computes the layer's coefficients.
 
     x       [B,T,n,D], the streams, any strides; on a GPU n <= 8
     phi     [M, n*D], M = n*n + 2n, rows in the order pre (n), post (n), res (n*n)
     alpha   [3], of pre, post, res;    bias [M];    gamma [n,D], None = ones
-            phi, alpha, bias, gamma are float32 (float64 beside a float64 x); other dtypes are cast
+            phi, alpha, bias, gamma are float32 (float64 if x is float64); other dtypes are cast
 
-    Returns (h_in, h_post, A): h_in [B,T,D] in x's dtype, h_post [B,T,n], and A [B,T,n,n], nearly doubly stochastic;
-    with sinkhorn=False the logits h_res of A in its place, for mhc_sinkhorn. Coefficients are float32.
-    Differentiable once, in all of them. Raises ValueError, TypeError with the name of the argument at fault."""
+    Returns (h_in, h_post, A): h_in [B,T,D] in the dtype of x, h_post [B,T,n], and A [B,T,n,n], nearly doubly
+    stochastic. With sinkhorn=False it returns the logits h_res instead of A, for mhc_sinkhorn. Coefficients are
+    float32. Differentiable once, in all inputs. Raises ValueError or TypeError, which name the wrong argument."""
     if not isinstance(x, Tensor):
         need_tensors("mhc_pre", x=x)
     dtype = _coefficients_dtype(x)
@@ -114,9 +114,9 @@ _sinkhorn_forward = define(
 
 
 def mhc_sinkhorn(h_res: Tensor, iterations: int = 20, eps: float = 1e-6) -> Tensor:
-    """A [B,T,n,n] from the logits h_res: softmax over rows, then columns and rows are normalised in turn.
+    """A [B,T,n,n] from the logits h_res: softmax over rows, then columns and rows are normalised alternately.
 
-    float32 (float64 on the CPU). Differentiable once, exactly, through all iterations."""
+    float32, on the CPU also float64. Differentiable once, exactly, through all iterations."""
     return _sinkhorn_forward(h_res, eps, iterations)
 
 
@@ -155,9 +155,9 @@ _post_forward = define(
 def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bool = False) -> Tensor:
     """The new streams: y[o] = h_post[o] * f + sum_i A[i,o] * x[i].
 
-    x [B,T,n,D], the streams that pre had; f [B,T,D], the layer's output, cast to x's dtype; h_post [B,T,n] and
-    A [B,T,n,n] from mhc_pre, float32 (A_is_out_in: A is stored [out,in]). Returns y like x. Differentiable once, in all
-    of them. Raises ValueError, TypeError with the name of the argument at fault."""
+    x [B,T,n,D]: the streams, as in mhc_pre. f [B,T,D]: the layer's output, cast to the dtype of x. h_post [B,T,n] and
+    A [B,T,n,n]: from mhc_pre, float32 (A_is_out_in: A is stored [out,in]). Returns y like x. Differentiable once, in
+    all inputs. Raises ValueError or TypeError, which name the wrong argument."""
     if not isinstance(x, Tensor):
         need_tensors("mhc_post", x=x)
     return _post_forward(x, cast("mhc_post", "f", f, x.dtype), h_post, A, A_is_out_in)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device has to say after a call."""
+"""Faults that kernels on a GPU report after a call."""
 from __future__ import annotations
 
 from typing import Union
@@ -10,10 +10,10 @@ from .. import _C
 
 
 def check(device: "Union[torch.device, str, None]" = None) -> None:
-    """Waits for what a GPU was given to do, and raises ValueError with the first fault that a kernel has met in index
-    data (cu_seqlens out of order, a state index out of range) since the last check: the host does not look at index
-    data on a GPU, so that kernels clamp or skip what is wrong in it. device: the current one unless given; on the CPU
-    index data is looked at before a call, and there is nothing to check."""
+    """Waits for a GPU, and raises ValueError with the first fault that a kernel has found in index data since the last
+    check, for example descending cu_seqlens or a state index out of range. The host does not read index data on a GPU;
+    kernels clamp or skip wrong values. device: by default the current one. On the CPU index data is checked before each
+    call, so there is nothing to do."""
     where = torch.device("cuda" if device is None else device)
     if where.type != "cuda":
         return
