@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The program's commands from a user's side: what they print, and what they say of wrong usage (exit status 2).
+# Tests the program's commands as a user calls them: their output, and their messages for wrong usage (exit status 2).
 #
 #   tests/test_cli.sh PROGRAM
 set -u
@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-# expect STATUS TEXT ARGUMENT...: the exit status, and a text on standard output or error.
+# expect STATUS TEXT ARGUMENT...: requires the exit status, and the text on standard output or error.
 expect()
 {
     status=$1 text=$2
@@ -31,7 +31,7 @@ expect 0 'causal_conv1d_bwd_scalar' ops
 expect 0 'chosen' explain causal_conv1d backward B=2 D=64 T=100 K=3 bf16 channel-last silu initial final
 expect 0 'refused: it serves f64 only' explain causal_conv1d update f16 S=9 ring indices
 expect 0 'chosen' explain dropout backward R=100 D=33 p=0.5 bf16 slice gelu_erf bias mask_bits
-# A size out of range: which limit, and which value.
+# For a size out of range, the message names the limit and the value.
 expect 0 'it serves K up to 32, here K is 100' explain causal_conv1d forward K=100
 expect 0 'it serves d and dv up to 256, here d is 512/512' explain attention forward d=512
 expect 0 'it serves n up to 8, here n is 12' explain mhc_sinkhorn forward n=12 T=8
@@ -55,11 +55,11 @@ for key in op direction kernel backend dtype layout shape options threads ms byt
     footprint workspace_bytes chosen device date commit; do
     grep -q "\"$key\":" "$work/rows.json" || { echo "FAILED: bench --json has no $key"; failed=$((failed + 1)); }
 done
-# Output that nobody gets is a failure.
+# Output that cannot be written is an error.
 "$program" ops >/dev/full 2>"$work/full.err" && { echo "FAILED: ops to a full device: exit status 0"; failed=$((failed + 1)); }
 grep -q '^cotangent: standard output: ' "$work/full.err" ||
     { echo "FAILED: ops to a full device says nothing"; failed=$((failed + 1)); }
-# A file that is replaced keeps its permissions, and a symbolic link to it stays.
+# A replaced file keeps its permissions, and a symbolic link to it remains.
 echo old > "$work/linked.json"
 chmod 604 "$work/linked.json"
 ln -s linked.json "$work/link.json"
@@ -93,7 +93,7 @@ fi
 
 expect 0 '--tensor-out=FILE' run attention backward --help
 
-# An op's tensors and options must not be called what `run` calls its own.
+# The names of an op's tensors and options must differ from the options of `run`.
 "$program" ops | awk '/^[a-z]/ { op = $1 } /^  [a-z]/ { print op, $1 }' >"$work/directions"
 while read -r op direction; do
     twice=$("$program" run "$op" "$direction" --help | grep -oE '^ +(-., )?--[a-z_0-9-]+' | sort | uniq -d)
@@ -101,7 +101,7 @@ while read -r op direction; do
 done <"$work/directions"
 [ -s "$work/directions" ] || { echo "FAILED: cotangent ops lists no direction"; failed=$((failed + 1)); }
 
-# A check, or a measurement, of nothing fails, and says what matched nothing.
+# A check or a measurement without cases fails, and the message names the pattern that matched nothing.
 expect 2 "no case's description contains 'zzz'" check causal_conv1d --only zzz
 expect 2 "no case's description contains 'zzz'" check dropout --quick --only zzz --kernel scalar
 expect 2 "no kernel's name contains 'zzz'" check --quick --kernel zzz
@@ -120,7 +120,7 @@ expect 2 "OP is 'nope'" check nope
 expect 2 "unrecognized option '--bogus'" check --bogus
 expect 2 "--repeat is '1'" check --repeat 1
 expect 2 "--backend is 'tpu'" check --backend tpu
-# Interrupted, bench ends after the case in progress, says so, and writes the rows that it has.
+# When it is interrupted, bench finishes the current case, reports the interruption and writes the finished rows.
 "$program" bench causal_conv1d --chosen --only "D1024 T2048" --json "$work/cut.json" > /dev/null 2> "$work/cut.err" &
 cut=$!
 sleep 1

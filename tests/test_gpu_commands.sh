@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# `cotangent profile`, `check --repeat` and tools/gpu.sh around the kernels: on the driver of fake_cuda.c, and without one.
+# Tests `cotangent profile`, `check --repeat` and tools/gpu.sh with the driver of fake_cuda.c and without a driver.
 #
 #   tests/test_gpu_commands.sh PROGRAM FAKE_DIRECTORY NO_DRIVER_DIRECTORY
 set -u
@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-# expect STATUS TEXT COMMAND...: the exit status, and a text on standard output or error.
+# expect STATUS TEXT COMMAND...: requires the exit status, and the text on standard output or error.
 expect()
 {
     status=$1 text=$2
@@ -45,7 +45,7 @@ expect 2 'of which backend cpu makes none' profile causal_conv1d --backend cpu
 expect 2 'cannot be written' profile causal_conv1d --json "$work/missing/rows.json"
 expect 1 'no CUDA driver' without_driver "$program" profile causal_conv1d forward
 
-# ---- doctor: the GPU code of this build, the driver that it needs, and the one that is there
+# ---- doctor: the GPU code of this build, the required driver version, and the installed driver
 doctor()
 {
     FAKE_CUDA=$1 LD_LIBRARY_PATH=$fake "$program" doctor
@@ -58,7 +58,7 @@ if doctor '' | grep -q 'built by CUDA 1[23]\.0'; then
     expect 0 '[ok] gpu driver    CUDA 13.0, 1 devices' doctor ''
 fi
 
-# ---- every way of a call
+# ---- profile in every mode
 case='forward B=4 D=8 T=64 K=4 silu bias'
 expect 0 'causal_conv1d forward f32' profile causal_conv1d $case --json "$work/rows.json"
 for key in op direction kernel dtype layout shape options memory streams batch pieces total_ms allocation_ms to_device_ms \
@@ -66,7 +66,7 @@ for key in op direction kernel dtype layout shape options memory streams batch p
     local_bytes static_shared dynamic_shared blocks_per_multiprocessor occupancy waves; do
     grep -q "\"$key\":" "$work/rows.json" || { echo "FAILED: profile --json has no $key"; failed=$((failed + 1)); }
 done
-# memory x streams x batch, with as many pieces as each has; x, weight and bias go, y comes back
+# One row for each combination of memory, streams and batch. x, weight and bias are copied to the device, y to the host.
 python3 - "$work/rows.json" <<'END' || failed=$((failed + 1))
 import json, sys
 rows = json.load(open(sys.argv[1]))
@@ -85,8 +85,8 @@ expect 2 'holds no rows' profile --from "$work/broken.json"
 expect 2 'cannot be read' profile --from "$work/missing.json"
 grep -q '</svg>' "$work/rows.svg" || { echo "FAILED: profile --plot draws nothing"; failed=$((failed + 1)); }
 expect 0 'causal_conv1d backward' profile causal_conv1d backward B=3 D=8 T=64 --memory pool --streams 2 --batch loop
-# the pool's memory is allocated once, fresh memory in every call, of which there are as many as time allows: of a small case all;
-# the library dlopens the driver anew for every queue
+# Pool memory is allocated once, fresh memory in every call. A small case makes all calls within its time limit. Every
+# queue opens the driver again by dlopen.
 for memory in fresh pool; do
     FAKE_CUDA_COUNT=$work/$memory profile causal_conv1d forward B=3 D=8 T=64 --streams 1 --batch fused --memory $memory >"$work/out"
 done
@@ -97,14 +97,14 @@ expect 2 'in none of the requested modes' profile causal_conv1d forward B=1 D=8 
 expect 0 'all items write one output, which cannot accumulate' profile causal_conv1d update B=4 D=8 N=4
 expect 0 'causal_conv1d update' profile causal_conv1d --memory pool --streams 1 --batch fused
 
-# ---- repeats are made, and compared; one job, because the driver counts the copies of all of them
+# ---- repeats run and are compared; one job, because the driver counts the copies of all jobs together
 flaky()
 {
     FAKE_CUDA=flaky LD_LIBRARY_PATH=$fake "$program" check causal_conv1d --backend cuda --quick --jobs 1 --only 'update bf16' "$@"
 }
-expect 1 'other bits in run 4' flaky --repeat 6 # which reads five large fields in each of two runs, then all outputs of a run at once
+expect 1 'other bits in run 4' flaky --repeat 6 # five large copies in each of 2 runs, then one per run
 
-# ---- tools/gpu.sh says what it cannot do, and does not say that anything passed
+# ---- tools/gpu.sh reports what it cannot do, and reports no success
 expect 1 'no GPU' without_driver tools/gpu.sh --program "$program" --stage check
 expect 2 "STAGE is 'zzz'" tools/gpu.sh --program "$program" --stage zzz
 expect 2 'cannot be run' tools/gpu.sh --program "$work/missing"

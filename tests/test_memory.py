@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The programs without memory: the N-th allocation fails, for every N until a run has fewer than N allocations. Then all
-allocations from the N-th on fail. Such a run must end with one line on stderr and exit status 1, and with every output file
-as it was before. It may also end well, with the outputs of an undisturbed run, where the C library can do without the memory.
+"""Runs the programs with failing allocations. The N-th allocation fails, for every N until a run has fewer than N.
+Then all allocations from the N-th on fail. Such a run must end with one line on stderr, exit status 1, and unchanged
+output files. It may also succeed with the outputs of an undisturbed run, if the C library does not need the memory.
 
-All allocations since main began fail in turn (tests/fail_allocations.c): the program's own, and those of libc, libgomp and
-jansson. Of libgomp's, the line is its own. These allocations are left out:
+Every allocation since main began fails once (tests/fail_allocations.c): those of the program, libc, libgomp and
+jansson. For libgomp, the line on stderr is that of libgomp. These allocations never fail:
 
     before main         the dynamic loader and the constructors of libraries
-    OpenBLAS's          its kernels for small matrices use what malloc returns without a look at it
-    libgomp's           in train_lm alone, where each parallel region makes some: `run` has shown how they end
+    OpenBLAS            its kernels for small matrices do not check the result of malloc
+    libgomp             in train_lm only, where each parallel region allocates; `run` covers these failures
 
     tests/test_memory.py FAIL_ALLOCATIONS.so PROGRAM [TRAIN_LM]
 """
@@ -28,15 +28,15 @@ import numpy as np
 LIBRARY, PROGRAM = (os.path.realpath(path) for path in sys.argv[1:3])
 TRAIN_LM = os.path.realpath(sys.argv[3]) if sys.argv[3:] not in ([], ['']) else None
 LICENSE = os.path.realpath('LICENSE')
-SECONDS = 10  # of one run: a run that hangs is a failure
-SHOWN = 8     # failures of one command that are printed
+SECONDS = 10  # limit for one run: a run that hangs is a failure
+SHOWN = 8     # maximum number of failures that are printed per command
 ENVIRONMENT = {'PATH': '/nonexistent', 'HOME': '/', 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
 QKV = [f'--{name}={name}.npy' for name in 'qkv']
 passed = failed = 0
 
 
 def content_of(folder):
-    """Every path below the folder with its bytes; None for a folder."""
+    """A dictionary of every path below the folder and its bytes; None for a folder."""
     tree = {}
     for where, folders, files in os.walk(folder):
         for name in folders:
@@ -59,7 +59,7 @@ def restore(folder, tree):
 
 
 def run(command, number=None, excepted='libopenblas'):
-    """One run in the folder `work`; the call that failed, or None."""
+    """Runs the command in the folder `work`. Also returns the call that failed, or None."""
     environment = dict(ENVIRONMENT)
     if number is not None:
         environment.update(LD_PRELOAD=LIBRARY, FAIL_ALLOCATION=number, FAIL_ALLOCATION_LOG='../log',
@@ -79,8 +79,8 @@ def run(command, number=None, excepted='libopenblas'):
 
 
 def what_is_wrong(result, tree, before, after, expected, steady, in_turn):
-    """Why this run with a failed allocation is no good; None if it is. A program that writes its files in turn may have written
-    the first ones, each of them whole."""
+    """The reason why a run with a failed allocation is wrong, or None. A program that writes its files one by one may
+    have written the first files completely."""
     tree, after = ({path: steady(content) for path, content in files.items()} for files in (tree, after))
     if result.returncode == 0:
         if result.stderr != '':
@@ -90,7 +90,7 @@ def what_is_wrong(result, tree, before, after, expected, steady, in_turn):
         return None if tree == after else 'exit status 0, but other files than those of an undisturbed run'
     if result.returncode != 1:
         return f'exit status {result.returncode}, expected 1'
-    if len(result.stderr.strip('\n').splitlines()) != 1:  # libgomp begins its own with an empty one
+    if len(result.stderr.strip('\n').splitlines()) != 1:  # libgomp prints an empty line first
         return 'no single line on stderr'
     if not any(words in result.stderr for words in ('memory', 'Memory', 'pool cannot grow')):
         return 'the line on stderr does not speak of memory'
@@ -102,7 +102,7 @@ def what_is_wrong(result, tree, before, after, expected, steady, in_turn):
 
 
 def fail_each(name, whole, later, expected, after, steady, excepted, in_turn):
-    """Every allocation of one command fails, with `later` all after it too."""
+    """Makes every allocation of one command fail in turn; with `later`, also all allocations after it."""
     global passed, failed
     begin = time.monotonic()
     number, served, wrong = 0, 0, 0
@@ -186,17 +186,17 @@ def test_program():
 
 def test_train_lm():
     def without_rate(content):
-        """The figures that differ from run to run: tokens a second, as a word before its unit, in JSON, and in the table of
-        runs; the times and rates of the ops."""
+        """Removes the figures that differ between runs: tokens per second (before their unit, in JSON, and in the
+        table of runs), and the times and rates of the ops."""
         rates = (rb'\d+ tokens/s|"tokens_per_second": [^,]*|(?<=as given   )  +\d+ +\d+|(?m:^full  +\d+ +\d+)'
                  rb'|(?: +[\d.]+){3} (?=GB/s|GFLOP/s)')
         return re.sub(rates, b'', content) if content is not None else None
 
     small = ['--steps', 2, '--batch', 1, '--context', 8, '--width', 4, '--layers', 1, '--quiet', '--out', 'old']
-    own = {'program': TRAIN_LM, 'steady': without_rate, 'excepted': 'libopenblas libgomp', 'in_turn': True}
-    command('train_lm', 'text', *small, '--attention', 1, '--mhc', 2, '--sample', 2, '--checkpoint', 'run.safetensors', **own)
-    command('train_lm of its own text', *small, '--source-dir', '.', '--sample', 0, **own)
-    command('train_lm of several', 'text', *small, '--sample', 0, '--seeds', 2, '--json', 'old/runs.json', **own)
+    trainer = {'program': TRAIN_LM, 'steady': without_rate, 'excepted': 'libopenblas libgomp', 'in_turn': True}
+    command('train_lm', 'text', *small, '--attention', 1, '--mhc', 2, '--sample', 2, '--checkpoint', 'run.safetensors', **trainer)
+    command('train_lm of its own text', *small, '--source-dir', '.', '--sample', 0, **trainer)
+    command('train_lm of several', 'text', *small, '--sample', 0, '--seeds', 2, '--json', 'old/runs.json', **trainer)
 
 
 def main():

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""train_lm's checkpoints: a training that is killed (kill -9) at a random moment and goes on ends with the same bits as
-one that never stopped; and a checkpoint that is damaged, of another run, or cannot be written gives one line.
+"""Tests train_lm's checkpoints. A training that is killed (kill -9) at a random time and resumed ends with the same
+bits as an undisturbed training. A checkpoint that is damaged, of another run, or cannot be written is reported in one
+line.
 
     tests/test_resume.py PROGRAM
 """
@@ -19,15 +20,15 @@ import limited
 
 PROGRAM = os.path.realpath(sys.argv[1])
 TEXT = os.path.realpath('LICENSE')
-KILLS = 5  # of each architecture
+KILLS = 5  # per architecture
 ARCHITECTURES = ([], ['--arch', 'conv'], ['--attention', '1'], ['--attention', '2'], ['--attention', '2', '--mhc', '2'])
 STEPS = 60
 RUN = [PROGRAM, TEXT, '--steps', str(STEPS), '--batch', '2', '--context', '64', '--width', '16', '--layers', '2',
        '--dropout', '0.1', '--sample', '0', '--quiet', '--out', 'out', '--checkpoint', 'run.safetensors']
-# Without a PATH there is no gnuplot, which would take longer than the training; and idle threads must not spin.
+# Without PATH, gnuplot is not found, which would take longer than the training. Idle threads must not spin.
 ENVIRONMENT = {**os.environ, 'PATH': '/nonexistent', 'OMP_WAIT_POLICY': 'passive'}
-# Sanitized, undisturbed runs look for leaks. Of the many resumed ones one would now and then end in a fault of LeakSanitizer's
-# own tracer ("Tracer caught signal 11").
+# In the build with sanitizers, only undisturbed runs detect leaks. Of the many resumed runs, one would sometimes end
+# with a fault of LeakSanitizer's tracer ("Tracer caught signal 11").
 RESUMED = {**ENVIRONMENT, 'ASAN_OPTIONS': os.environ.get('ASAN_OPTIONS', '') + ':detect_leaks=0'}
 passed = failed = 0
 
@@ -52,7 +53,7 @@ def content(path):
 
 
 def end_of(result):
-    """What a run ended with: the losses as printed, the curve, and every bit of parameters, moments and losses."""
+    """The results of a run: the printed losses, the curve, and all bits of parameters, moments and losses."""
     printed = [line for line in result.stdout.splitlines() if 'loss' in line or 'hash' in line]
     return printed, content('out/loss.csv'), content('run.safetensors')
 
@@ -63,7 +64,7 @@ def clear():
 
 
 def kill_at_random(draw, seconds, architecture):
-    """Starts a run and kills it within the time that a whole one takes; True if it was still at work."""
+    """Starts a run and kills it within the time of a complete run. True if it was still running."""
     process = subprocess.Popen([*RUN, *architecture, '--resume', '--every', str(draw.choice((1, 2, 7))), '--threads',
                                 str(draw.choice((1, 2)))], stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     time.sleep(draw.uniform(0, seconds))
@@ -75,7 +76,7 @@ def test_kills(draw, architecture):
     """Returns how many of the killed runs had a checkpoint."""
     clear()
     start = time.monotonic()
-    undisturbed = run('--every', 7, architecture=architecture)  # the quickest of those below
+    undisturbed = run('--every', 7, architecture=architecture)  # the fastest of the variants below
     seconds = time.monotonic() - start
     check(undisturbed.returncode == 0, f'undisturbed: {undisturbed.stderr}')
     expected = end_of(undisturbed)
@@ -84,7 +85,7 @@ def test_kills(draw, architecture):
         clear()
         attempts += 1
         if not kill_at_random(draw, seconds, architecture):
-            seconds *= 0.8  # the machine has less to do than when the whole run was timed
+            seconds *= 0.8  # the machine is less busy than when the complete run was timed
             continue
         killed += 1
         has_checkpoint = os.path.exists('run.safetensors')
@@ -97,7 +98,7 @@ def test_kills(draw, architecture):
     check(killed == KILLS, f'only {killed} of {attempts} runs were still at work when they were killed')
     if architecture != ARCHITECTURES[-1]:
         return resumed
-    # One run that is killed again and again.
+    # One run that is killed repeatedly.
     clear()
     kills = 0
     for _ in range(5):
@@ -119,7 +120,7 @@ def test_all_kills():
 
 
 def test_several():
-    """--arch and --seeds: a table at the end, of the same runs as one by one."""
+    """--arch and --seeds print a table at the end. Its runs equal single runs."""
     clear()
     small = [PROGRAM, TEXT, '--steps', '4', '--batch', '1', '--context', '32', '--width', '8', '--layers', '5', '--quiet',
              '--sample', '0', '--out', 'out']
@@ -140,7 +141,7 @@ def test_several():
     check([(row['trained'], row['seed']) for row in rows] ==
           [('conv', 1), ('conv', 2), ('hybrid-mhc', 1), ('hybrid-mhc', 2)], f'runs.json: {rows}')
     check(not os.path.exists('out/conv-1/loss.csv.partial'), 'a partial file')
-    os.chmod('runs.json', 0o604)  # a file that is replaced keeps its permissions, and a symbolic link to it stays
+    os.chmod('runs.json', 0o604)  # a replaced file keeps its permissions, and a symbolic link to it remains
     os.symlink('runs.json', 'link.json')
     replaced = train('--arch', 'conv', '--seeds', '2', '--json', 'link.json')
     check(replaced.returncode == 0 and os.path.islink('link.json') and os.stat('runs.json').st_mode & 0o777 == 0o604,
@@ -164,7 +165,7 @@ def test_several():
 
 
 def test_default():
-    """Without --arch every op is at work, and a table at the end says so."""
+    """Without --arch every op is used, and a table at the end lists them."""
     clear()
     small = [PROGRAM, TEXT, '--steps', '6', '--batch', '1', '--context', '32', '--width', '8', '--layers', '5', '--sample', '9',
              '--out', 'out']
@@ -220,7 +221,7 @@ def test_refusals():
     os.remove('run.safetensors')
     refused('missing/c: cannot be written: No such file or directory', '--checkpoint', 'missing/c')
     refused('out: is a directory, expected a regular file', '--checkpoint', 'out', '--resume')
-    # A full disk in the middle: the run ends, and goes on where the last whole checkpoint was.
+    # A full disk during the training: the run ends, and resumes from the last complete checkpoint.
     refused('run.safetensors: cannot be written: File too large', '--every', 7, status=1, limit=50000)
     check(not os.path.exists('run.safetensors'), 'a full disk: a checkpoint')
     for arguments in (['--resume'], ['--every', '3']):

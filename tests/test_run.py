@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`cotangent run` and `cotangent diff` on files that NumPy wrote, against the formulas in NumPy, in float64 and wider; and on files
-that are wrong in every way, which must give one line, exit status 2 and nothing else.
+"""Tests `cotangent run` and `cotangent diff` on files that NumPy wrote. Compares the results with formulas in NumPy, in
+float64 or wider. Invalid files must give one line on stderr, exit status 2 and no output file.
 
     tests/test_run.py PROGRAM
 """
@@ -34,13 +34,13 @@ def check(good, what):
 # ---- files -----------------------------------------------------------------------------------------------------
 
 def to_bf16(values):
-    """The bits of bf16, rounded to nearest, ties to even, in an array of NumPy's '<V2'."""
+    """Rounds to bf16, to nearest, ties to even. Returns the bits as an array of NumPy's '<V2'."""
     bits = np.asarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view('V2')
 
 
 def values_of(array):
-    """Any array that run reads or writes, wide enough to judge float64 by."""
+    """The values of an array of `run`, in a type wide enough to check float64."""
     if array.dtype == np.dtype('V2'):
         return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.longdouble)
     return array.astype(np.longdouble)
@@ -56,7 +56,7 @@ def save(path, array, descr=None):
     if descr is None:
         np.save(path, array)
         return
-    with open(path, 'wb') as file:  # a descriptor that NumPy itself would not write
+    with open(path, 'wb') as file:  # a descriptor that NumPy does not write
         np.lib.format.write_array_header_1_0(
             file, {'descr': descr, 'fortran_order': False, 'shape': array.shape})
         file.write(np.ascontiguousarray(array).tobytes())
@@ -98,8 +98,8 @@ def program(*arguments, limit=None, env=None):
     return limited.run([PROGRAM, *map(str, arguments)], {**os.environ, **(env or {})}, limit)
 
 
-def served(*arguments, **options):
-    """Runs it; the outputs of --out by name."""
+def run_ok(*arguments, **options):
+    """Runs the program successfully. Returns the outputs of --out by name."""
     result = program(*arguments, **options)
     check(result.returncode == 0 and result.stderr == '',
           f'{arguments}: exit status {result.returncode}\n{result.stdout}{result.stderr}')
@@ -115,7 +115,7 @@ def listing(folder):
 
 
 def refused(text, *arguments, status=2, folder='.', **options):
-    """One line, that status, and a folder that is as it was."""
+    """Requires one line on stderr, that exit status, and an unchanged folder."""
     before = listing(folder)
     result = program(*arguments, **options)
     good = (result.returncode == status and result.stderr.startswith('cotangent: ') and result.stderr.count('\n') == 1
@@ -125,14 +125,14 @@ def refused(text, *arguments, status=2, folder='.', **options):
     check(listing(folder) == before, f'{arguments}: left something behind: {listing(folder)}')
 
 
-# ---- the formulas, each with its magnitudes ------------------------------------------------------------
+# ---- the formulas and their magnitudes -----------------------------------------------------------------
 
 def sigmoid(z):
     return 1 / (1 + np.exp(-z))
 
 
 def silu(z, zm, on):
-    """Value, derivative, and what a unit of error in z does to both."""
+    """Value, derivative, and the effect of a unit of error in z on both."""
     if not on:
         return z, np.ones_like(z), zm, np.ones_like(z)
     s = sigmoid(z)
@@ -186,7 +186,7 @@ def dtype_name(array):
     return {'<f8': 'f64', '<f4': 'f32', '<f2': 'f16', '|V2': 'bf16'}[array.dtype.str]
 
 
-def hold(what, got, expected):
+def check_values(what, got, expected):
     """The elementwise error rule: |y - r| <= u_out*|r| + 4*u_mid*m."""
     check(set(got) == set(expected), f'{what}: outputs {sorted(got)}, expected {sorted(expected)}')
     for name in set(got) & set(expected):
@@ -205,7 +205,7 @@ random = np.random.default_rng(11)
 
 
 def problem(B, D, T, K, dtype, wdtype):
-    """Inputs, rounded to what the files hold."""
+    """Inputs, rounded to the dtypes of the files."""
     shapes = {'x': (B, D, T), 'weight': (D, K), 'bias': (D,), 'initial_state': (B, D, K - 1), 'dy': (B, D, T),
               'dfinal_state': (B, D, K - 1), 'dweight': (D, K), 'dbias': (D,)}
     return {name: cast(random.standard_normal(shape), dtype if name in ('x', 'dy') else wdtype)
@@ -216,7 +216,7 @@ FORWARD = ('x', 'weight', 'bias', 'initial_state')
 BACKWARD = FORWARD + ('dy', 'dfinal_state')
 
 
-def given(arrays, names):
+def select(arrays, names):
     return {name: values_of(arrays[name]) for name in names}
 
 
@@ -241,10 +241,10 @@ def test_dtypes_and_orders():
                     save(f'{name}.npy', *change(array))
                 activation = ['--activation', 'silu' if on else 'none']
                 what = f'{dtype}/{wdtype} {variant} {activation[1]}'
-                served('run', 'causal_conv1d', 'forward', *options(FORWARD), *activation, '--out', 'out')
-                hold(what + ' forward', outputs('out'), forward(*given(arrays, FORWARD).values(), on))
-                served('run', 'causal_conv1d', 'backward', *options(BACKWARD), *activation, '--out', 'out2')
-                hold(what + ' backward', outputs('out2'), backward(*given(arrays, BACKWARD).values(), on))
+                run_ok('run', 'causal_conv1d', 'forward', *options(FORWARD), *activation, '--out', 'out')
+                check_values(what + ' forward', outputs('out'), forward(*select(arrays, FORWARD).values(), on))
+                run_ok('run', 'causal_conv1d', 'backward', *options(BACKWARD), *activation, '--out', 'out2')
+                check_values(what + ' backward', outputs('out2'), backward(*select(arrays, BACKWARD).values(), on))
 
 
 def test_accumulate():
@@ -252,17 +252,17 @@ def test_accumulate():
     for name, array in arrays.items():
         save(f'{name}.npy', array)
     arguments = ['run', 'causal_conv1d', 'backward', *options(BACKWARD), '--accumulate', '1']
-    served(*arguments, '--dweight', 'dweight.npy', '--dbias', 'dbias.npy', '--verify', '--out', 'out3')
+    run_ok(*arguments, '--dweight', 'dweight.npy', '--dbias', 'dbias.npy', '--verify', '--out', 'out3')
     old = [values_of(arrays[name]) for name in ('dweight', 'dbias')]
-    hold('accumulate', outputs('out3'), backward(*given(arrays, BACKWARD).values(), False, old))
+    check_values('accumulate', outputs('out3'), backward(*select(arrays, BACKWARD).values(), False, old))
     refused('dweight is added to: --dweight gives its old value', *arguments, '--out', 'new')
-    served(*arguments, '--outputs', 'dx', '--out', 'out4')
+    run_ok(*arguments, '--outputs', 'dx', '--out', 'out4')
     check(sorted(outputs('out4')) == ['dx'], 'accumulate: --outputs dx')
     refused('dweight is written only', *arguments[:-1], '0', '--dweight', 'dweight.npy', '--out', 'new')
 
 
 def test_packed():
-    """cu_seqlens as NumPy makes it: int64."""
+    """cu_seqlens in NumPy's default dtype, int64."""
     arrays = problem(1, 3, 20, 3, 'f32', 'f32')
     starts = np.array([0, 7, 7, 18])
     state = cast(random.standard_normal((3, 3, 2)), 'f32')
@@ -270,16 +270,16 @@ def test_packed():
         save(f'{name}.npy', arrays[name])
     save('initial_state.npy', state)
     save('starts.npy', starts)
-    served('run', 'causal_conv1d', 'forward', *options(FORWARD), '--cu_seqlens', 'starts.npy', '--out', 'out5',
+    run_ok('run', 'causal_conv1d', 'forward', *options(FORWARD), '--cu_seqlens', 'starts.npy', '--out', 'out5',
            '--verify')
     y, ym = np.zeros((1, 3, 20)), np.zeros((1, 3, 20))
-    final, x, weight, bias = np.zeros((3, 3, 2)), *given(arrays, ('x', 'weight', 'bias')).values()
+    final, x, weight, bias = np.zeros((3, 3, 2)), *select(arrays, ('x', 'weight', 'bias')).values()
     for n in range(3):
         span = slice(starts[n], starts[n + 1])
         part = forward(x[:, :, span], weight, bias, values_of(state)[n:n + 1], False)
         y[:, :, span], ym[:, :, span] = part['y']
         final[n] = part['final_state'][0][0]
-    hold('cu_seqlens', outputs('out5'), {'y': (y, ym), 'final_state': (final, abs(final))})
+    check_values('cu_seqlens', outputs('out5'), {'y': (y, ym), 'final_state': (final, abs(final))})
     save('starts.npy', np.array([0, 7, 2**31]))
     refused('holds the int64 2147483648 (element 2), which no i32 can be', 'run', 'causal_conv1d', 'forward',
             *options(('x', 'weight')), '--cu_seqlens', 'starts.npy', '--out', 'new')
@@ -294,14 +294,14 @@ def test_update():
     x, weight = cast(random.standard_normal((2, 5)), 'f32'), cast(random.standard_normal((5, 4)), 'f32')
     state = cast(random.standard_normal((3, 5, 6)), 'f32')
     save('x.npy', x), save('weight.npy', weight), save('conv_state.npy', state), save('rows.npy', np.array([2, 0]))
-    served('run', 'causal_conv1d', 'update', *options(('x', 'weight', 'conv_state')), '--conv_state_indices',
+    run_ok('run', 'causal_conv1d', 'update', *options(('x', 'weight', 'conv_state')), '--conv_state_indices',
            'rows.npy', '--out', 'out6', '--verify')
     after, y, ym = values_of(state), np.zeros((2, 5)), np.zeros((2, 5))
     for b, row in enumerate((2, 0)):
         after[row] = np.concatenate([after[row][:, 1:], values_of(x)[b][:, None]], axis=1)
         y[b] = (values_of(weight) * after[row][:, -4:]).sum(1)
         ym[b] = abs(values_of(weight) * after[row][:, -4:]).sum(1)
-    hold('update', outputs('out6'), {'y': (y, ym), 'conv_state': (after, abs(after))})
+    check_values('update', outputs('out6'), {'y': (y, ym), 'conv_state': (after, abs(after))})
     check((np.load('conv_state.npy') == state).all(), 'update: the input file was written')
 
 
@@ -317,7 +317,7 @@ def philox(counter, key):
 
 
 def drawn_mask(R, D, p, seed, offset):
-    """By the header's rule: 16 bits an element, 8 columns a call."""
+    """Draws a mask by the header's rule: 16 bits per element, 8 columns per Philox call."""
     i = (np.arange(R, dtype=np.uint64)[:, None] * np.uint64((D + 7) // 8)
          + (np.arange(D, dtype=np.uint64) // np.uint64(8))[None, :])
     low = np.uint64(0xffffffff)
@@ -330,31 +330,31 @@ def drawn_mask(R, D, p, seed, offset):
 
 
 def test_dropout_masks():
-    """Drawn, written, and given back in either form: the same mask each time."""
+    """The mask is the same when it is drawn, written as bytes or bits, and read again."""
     R, D, p, seed, offset = 13, 27, 0.3, 0xfedcba9876543210, 5 << 32 | 7
     c = 65536 / (65536 - 19661)
     arrays = {name: cast(random.standard_normal(shape), 'f32') for name, shape in
               {'x': (R, D), 'residual': (R, D), 'dy': (R, D), 'bias': (D,)}.items()}
     for name, array in arrays.items():
         save(f'{name}.npy', array)
-    x, residual, dy, bias = given(arrays, ('x', 'residual', 'dy', 'bias')).values()
+    x, residual, dy, bias = select(arrays, ('x', 'residual', 'dy', 'bias')).values()
     m = drawn_mask(R, D, p, seed, offset)
     drawing = ['--p', p, '--seed', seed, '--offset', offset]
-    served('run', 'dropout', 'forward', *options(('x', 'bias', 'residual')), *drawing, '--verify', '--out', 'drawn')
+    run_ok('run', 'dropout', 'forward', *options(('x', 'bias', 'residual')), *drawing, '--verify', '--out', 'drawn')
     out = outputs('drawn')
     check((out.pop('mask_out') == m).all(), 'dropout: mask_out')
     check((out.pop('mask_bits_out') == np.packbits(m, axis=1, bitorder='little')).all(), 'dropout: mask_bits_out')
-    hold('dropout forward', out, {'y': (c * m * (x + bias) + residual, c * (abs(x) + abs(bias)) + abs(residual))})
+    check_values('dropout forward', out, {'y': (c * m * (x + bias) + residual, c * (abs(x) + abs(bias)) + abs(residual))})
     dx = c * m * dy
     expected = {'dx': (dx, c * abs(dy)), 'dbias': (dx.sum(0), c * abs(dy).sum(0))}
-    served('run', 'dropout', 'backward', '--dy', 'dy.npy', *drawing, '--verify', '--out', 'drawn.safetensors')
-    hold('dropout backward', load_safetensors('drawn.safetensors'), expected)
+    run_ok('run', 'dropout', 'backward', '--dy', 'dy.npy', *drawing, '--verify', '--out', 'drawn.safetensors')
+    check_values('dropout backward', load_safetensors('drawn.safetensors'), expected)
     for form in ('mask', 'mask_bits'):
         giving = ['--p', p, '--scale', repr(c), f'--{form}', f'drawn/{form}_out.npy']
-        served('run', 'dropout', 'forward', *options(('x', 'bias', 'residual')), *giving, '--out', form)
+        run_ok('run', 'dropout', 'forward', *options(('x', 'bias', 'residual')), *giving, '--out', form)
         check((outputs(form)['y'] == np.load('drawn/y.npy')).all(), f'dropout: y with --{form}')
         check((outputs(form)['mask_out'] == m).all(), f'dropout: mask_out with --{form}')
-        served('run', 'dropout', 'backward', '--dy', 'dy.npy', *giving, '--verify', '--out', f'{form}.safetensors')
+        run_ok('run', 'dropout', 'backward', '--dy', 'dy.npy', *giving, '--verify', '--out', f'{form}.safetensors')
         check(content_of(f'{form}.safetensors') == content_of('drawn.safetensors'), f'dropout: backward with --{form}')
     save('wide.npy', np.ones((R, D + 1), np.uint8))
     save('floats.npy', np.ones((R, D), np.float32))
@@ -373,24 +373,24 @@ def test_empty_and_scalar():
         arrays = problem(B, D, T, 4, 'f32', 'f32')
         for name, array in arrays.items():
             save(f'{name}.npy', array)
-        served('run', 'causal_conv1d', 'forward', *options(FORWARD), '--verify', '--out', 'out7')
-        hold(f'empty {B, D, T}', outputs('out7'), forward(*given(arrays, FORWARD).values(), False))
+        run_ok('run', 'causal_conv1d', 'forward', *options(FORWARD), '--verify', '--out', 'out7')
+        check_values(f'empty {B, D, T}', outputs('out7'), forward(*select(arrays, FORWARD).values(), False))
     save('x.npy', np.float32(3))
     refused('x has rank 0', 'run', 'causal_conv1d', 'forward', *options(('x', 'weight')), '--out', 'new')
 
 
 def test_safetensors():
     arrays = problem(2, 5, 37, 4, 'bf16', 'f32')
-    save_safetensors('in.safetensors', arrays)  # dy and dfinal_state are there too, for the backward
-    expected = forward(*given(arrays, FORWARD).values(), False)
-    served('run', 'causal_conv1d', 'forward', '--in', 'in.safetensors', '--out', 'y.safetensors')
-    hold('--in', load_safetensors('y.safetensors'), expected)
+    save_safetensors('in.safetensors', arrays)  # also holds dy and dfinal_state, for the backward
+    expected = forward(*select(arrays, FORWARD).values(), False)
+    run_ok('run', 'causal_conv1d', 'forward', '--in', 'in.safetensors', '--out', 'y.safetensors')
+    check_values('--in', load_safetensors('y.safetensors'), expected)
     for name in ('x', 'weight'):
         save(f'{name}.npy', arrays[name])
     save_safetensors('model.safetensors', {'layers.0.bias': arrays['bias']})
-    served('run', 'causal_conv1d', 'forward', '--in', 'in.safetensors', '--x', 'x.npy', '--bias',
+    run_ok('run', 'causal_conv1d', 'forward', '--in', 'in.safetensors', '--x', 'x.npy', '--bias',
            'model.safetensors:layers.0.bias', '--out', 'z.safetensors')
-    hold('--in and others', load_safetensors('z.safetensors'), expected)
+    check_values('--in and others', load_safetensors('z.safetensors'), expected)
     run = ['run', 'causal_conv1d', 'forward']
     refused('has no tensor "other"', *run, '--x', 'in.safetensors:other', '--out', 'new')
     refused('holds tensors by name, expected in.safetensors:NAME', *run, '--x', 'in.safetensors', '--out', 'new')
@@ -403,27 +403,27 @@ def test_choices():
     for name, array in arrays.items():
         save(f'{name}.npy', array)
     run = ['run', 'causal_conv1d', 'backward', *options(BACKWARD), '--activation', 'silu']
-    result = served(*run, '--outputs', 'dweight,dx', '--dtype', 'dweight=f32', '--kernel', 'causal_conv1d_bwd_scalar',
+    result = run_ok(*run, '--outputs', 'dweight,dx', '--dtype', 'dweight=f32', '--kernel', 'causal_conv1d_bwd_scalar',
                     '--out', 'out8')
-    got, expected = outputs('out8'), backward(*given(arrays, BACKWARD).values(), True)
-    hold('--outputs', got, {name: expected[name] for name in ('dweight', 'dx')})
+    got, expected = outputs('out8'), backward(*select(arrays, BACKWARD).values(), True)
+    check_values('--outputs', got, {name: expected[name] for name in ('dweight', 'dx')})
     check(got['dweight'].dtype == np.float32 and got['dx'].dtype == np.dtype('V2'), '--dtype dweight=f32')
     check('by causal_conv1d_bwd_scalar' in result.stdout, '--kernel')
     for threads in (1, 2, 3):
-        result = served(*run, '--threads', threads, '--out', f'threads{threads}')
+        result = run_ok(*run, '--threads', threads, '--out', f'threads{threads}')
         check(f'on {threads} threads' in result.stdout, '--threads')
     for threads in (2, 3):
         for name in ('dx', 'dweight', 'dbias', 'dinitial_state'):
             with open(f'threads1/{name}.npy', 'rb') as a, open(f'threads{threads}/{name}.npy', 'rb') as b:
                 check(a.read() == b.read(), f'{name} on {threads} threads has other bits')
-    result = served(*run, '--verify')
+    result = run_ok(*run, '--verify')
     check(result.stdout.count('elements: passed') == 4 and 'of the tolerance' in result.stdout, '--verify reports')
     arrays['dy'] = arrays['dy'].copy()
-    arrays['dy'].view(np.uint16)[1, 2, 3] = 0x7fc0  # NaN: the oracle has it in the same elements
+    arrays['dy'].view(np.uint16)[1, 2, 3] = 0x7fc0  # NaN: the oracle has NaN in the same elements
     save('dy.npy', arrays['dy'])
-    check(served(*run, '--verify').stdout.count('elements: passed') == 4, '--verify of a NaN')
+    check(run_ok(*run, '--verify').stdout.count('elements: passed') == 4, '--verify of a NaN')
     x = cast(np.ones((2, 5, 7)), 'f32')
-    x[0, 0, 0] = np.nan  # this kernel spreads it to the other channels, as its README says
+    x[0, 0, 0] = np.nan  # this kernel spreads NaN to other channels, see its README
     save('nan.npy', x)
     save('ones.npy', cast(np.ones((5, 4)), 'f32'))
     before = listing('.')
@@ -450,14 +450,15 @@ def size_of(term):
 
 
 def required_inputs(op, direction):
-    """Name and shape of what --help calls required."""
+    """Names and shapes of the inputs that --help lists as required."""
     text = program('run', op, direction, '--help', env={'ARGP_HELP_FMT': 'rmargin=200'}).stdout
     found = re.findall(r'--(?:tensor-)?(\w+)=FILE\s+Required input \[(.*?)\]', text)
     return {name: [size_of(term) for term in shape.split(',')] for name, shape in found}
 
 
 def test_required_inputs():
-    """What --help calls required is enough for a call, with the documented defaults, and nothing of it can be left out."""
+    """The inputs that --help lists as required suffice for a call with the documented defaults. Each of them is
+    necessary."""
     directions = {(op, direction) for op in ('causal_conv1d', 'causal_conv1d_dense', 'attention', 'dropout', 'mhc_pre',
                                              'mhc_sinkhorn', 'mhc_post') for direction in ('forward', 'backward')}
     directions |= {('causal_conv1d', 'update'), ('attention', 'delta'), ('attention', 'merge')}
@@ -467,22 +468,22 @@ def test_required_inputs():
         for name, shape in required.items():
             save(f'{name}.npy', cast(random.standard_normal(shape), 'f32'))
         enough = dict(required)
-        if (op, direction) == ('attention', 'backward'):  # or delta: neither alone is required
+        if (op, direction) == ('attention', 'backward'):  # needs out or delta; neither alone is required
             enough['out'] = enough['dout']
             save('out.npy', cast(random.standard_normal(enough['out']), 'f32'))
-        served('run', op, direction, *options(enough), '--out', f'{op}_{direction}', '--verify')
+        run_ok('run', op, direction, *options(enough), '--out', f'{op}_{direction}', '--verify')
         for name in required:
             refused(f'{name} is required', 'run', op, direction, *options(set(enough) - {name}), '--out', 'new')
 
 
 def test_defaults():
-    """The defaults are those of the init macros, and --help shows them."""
+    """The defaults equal those of the init macros, and --help prints them."""
     for name, shape in required_inputs('mhc_pre', 'forward').items():
         save(f'{name}.npy', cast(random.standard_normal(shape), 'f32'))
     run = ['run', 'mhc_pre', 'forward', *options(required_inputs('mhc_pre', 'forward'))]
     explicit = {'norm_eps': '1e-6', 'hc_eps': '1e-6', 'post_scale': '2', 'sinkhorn_eps': '1e-6', 'sinkhorn_iterations': '20'}
-    served(*run, '--out', 'given.safetensors', *[word for name, value in explicit.items() for word in (f'--{name}', value)])
-    served(*run, '--out', 'default.safetensors')
+    run_ok(*run, '--out', 'given.safetensors', *[word for name, value in explicit.items() for word in (f'--{name}', value)])
+    run_ok(*run, '--out', 'default.safetensors')
     check(content_of('default.safetensors') == content_of('given.safetensors'), 'mhc_pre: other defaults')
     for op, direction, text in (('mhc_pre', 'forward', '--sinkhorn_iterations=N +Default 20'),
                                 ('mhc_pre', 'backward', '--post_scale=N +Default 2'),
@@ -495,18 +496,18 @@ def test_defaults():
 
 
 def test_input_called_out():
-    """--out is where the outputs go; a FILE.npy or FILE.safetensors:NAME there is attention's input `out`."""
+    """--out names the outputs. FILE.npy or FILE.safetensors:NAME as --out is attention's input `out`."""
     shapes = required_inputs('attention', 'backward')
     for name, shape in shapes.items():
         save(f'{name}.npy', cast(random.standard_normal(shape), 'f32'))
     save('o.npy', np.load('dout.npy'))
     save_safetensors('saved.safetensors', {'o': np.load('dout.npy')})
-    served('run', 'attention', 'forward', *options(('q', 'k', 'v')), '--out', 'forward')
+    run_ok('run', 'attention', 'forward', *options(('q', 'k', 'v')), '--out', 'forward')
     check(sorted(outputs('forward')) == ['lse', 'out'], 'attention forward')
     run = ['run', 'attention', 'backward', *options(shapes)]
-    served(*run, '--tensor-out', 'o.npy', '--out', 'old.safetensors')
-    served(*run, '--out', 'o.npy', '--out', 'new.safetensors')
-    served(*run, '--out', 'newer.safetensors', '--out', 'saved.safetensors:o')
+    run_ok(*run, '--tensor-out', 'o.npy', '--out', 'old.safetensors')
+    run_ok(*run, '--out', 'o.npy', '--out', 'new.safetensors')
+    run_ok(*run, '--out', 'newer.safetensors', '--out', 'saved.safetensors:o')
     for name in ('new', 'newer'):
         check(content_of(f'{name}.safetensors') == content_of('old.safetensors'), f'--out of attention backward: {name}')
     result = program(*run, '--out', 'o.npy')
@@ -520,18 +521,18 @@ def test_wrong_files():
     save('x.npy', x), save('weight.npy', weight)
     run = ['run', 'causal_conv1d', 'forward', '--weight', 'weight.npy', '--out', 'new']
     with open('x.npy', 'rb') as file:
-        whole = file.read()
+        content = file.read()
     os.mkfifo('pipe')
     files = {
-        'cut.npy': (whole[:-1], 'has a shape of 280 bytes, but 279 bytes of data'),
-        'head.npy': (whole[:50], 'is cut off in its header'),
-        'long.npy': (whole + b'x', 'but 281 bytes of data'),
+        'cut.npy': (content[:-1], 'has a shape of 280 bytes, but 279 bytes of data'),
+        'head.npy': (content[:50], 'is cut off in its header'),
+        'long.npy': (content + b'x', 'but 281 bytes of data'),
         'none.npy': (b'', 'is no .npy file'),
         'text.npy': (b'hello\n', 'is no .npy file'),
-        'lie.npy': (whole.replace(b'(2, 5, 7)', b'(2,5,999)'), 'but 280 bytes of data'),
-        'wrap.npy': (whole.replace(b"(2, 5, 7), }             ", b"(4294967296, 4294967296),}"), 'more than 2^56 bytes'),
-        'object.npy': (whole.replace(b"'<f4'", b"'|O' "), "has dtype '|O'"),
-        'huge.npy': (whole[:6] + b'\2\0' + struct.pack('<I', 2**31) + whole[12:], 'has a header of 2147483648 bytes'),
+        'lie.npy': (content.replace(b'(2, 5, 7)', b'(2,5,999)'), 'but 280 bytes of data'),
+        'wrap.npy': (content.replace(b"(2, 5, 7), }             ", b"(4294967296, 4294967296),}"), 'more than 2^56 bytes'),
+        'object.npy': (content.replace(b"'<f4'", b"'|O' "), "has dtype '|O'"),
+        'huge.npy': (content[:6] + b'\2\0' + struct.pack('<I', 2**31) + content[12:], 'has a header of 2147483648 bytes'),
         'noise.npy': (random.bytes(300), 'is no .npy file'),
     }
     for name, (content, text) in files.items():
@@ -605,7 +606,7 @@ def test_wrong_usage():
     refused('the forced kernel "zzz" is none of causal_conv1d\'s', *good, '--kernel', 'zzz', '--out', 'new')
     refused('the forced kernel', *good, '--kernel', 'causal_conv1d_fwd_scalar_f64', '--out', 'new')
     refused('has the entry "bad"', *good, '--out', 'new', env={'COT_KERNEL': 'bad'})
-    for text, arguments in {  # the parser's own complaints end with a second line, where to find help
+    for text, arguments in {  # errors of the parser have a second line that refers to --help
             "--activation is 'gelu', expected one of: none silu": [*good, '--activation', 'gelu', '--out', 'new'],
             "--outputs names 'z', which is no output": [*good, '--outputs', 'y,z', '--out', 'new'],
             "--outputs names 'x', which is no output": [*good, '--outputs', 'x', '--out', 'new'],
@@ -637,13 +638,13 @@ def test_wrong_usage():
 
 
 def test_full_disk():
-    """Either all old files or all new ones: y alone fits below the limit, final_state does not."""
+    """Either all old files or all new files remain. y fits below the limit, final_state does not."""
     save('x.npy', cast(np.ones((2, 5, 1)), 'f32')), save('weight.npy', cast(np.ones((5, 401)), 'f32'))
     run = ['run', 'causal_conv1d', 'forward', *options(('x', 'weight'))]
-    served(*run, '--out', 'old')
-    served(*run, '--out', 'old.safetensors')
+    run_ok(*run, '--out', 'old')
+    run_ok(*run, '--out', 'old.safetensors')
     save('x.npy', cast(np.full((2, 5, 1), 7), 'f32'))
-    # clang's OpenMP runtime, of the sanitized build, does not even start where its own kilobyte of shared memory may not be.
+    # clang's OpenMP runtime, used by the build with sanitizers, does not start if its 1 KB of shared memory is refused.
     limits = [limit for limit in (0, 100, 5000) if program('info', limit=limit).returncode == 0]
     check(5000 in limits, 'the program starts where files end at 5000 bytes')
     for limit in limits:
@@ -654,7 +655,7 @@ def test_full_disk():
                   in result.stderr, f'a full disk, --out {out}: {result.returncode} {result.stderr}')
             check(listing(folder) == before, f'a full disk, --out {out}: {listing(folder)}')
     check((outputs('old')['final_state'][:, :, -1] == 1).all(), 'a full disk: the old file')
-    served(*run, '--out', 'old')
+    run_ok(*run, '--out', 'old')
     check((outputs('old')['final_state'][:, :, -1] == 7).all(), 'room again: the new file')
 
 
@@ -674,8 +675,8 @@ def test_diff():
         agrees(0, '1 within the rule', 'y.npy', 'r.npy')
         agrees(0, '1 within the rule', 'r.npy', 'y.npy')
         agrees(0, 'the same bits', 'y.npy', 'y.npy')
-        # One element off by three of its own spacings: beyond the rule for 16 bits. In f32 the sums may have made that,
-        # of 64 terms up to 33 units and of one up to 5.
+        # An error of 3 units in one element exceeds the rule for 16 bits. In f32 it may come from the sums: the rule
+        # allows 33 units for 64 terms and 5 units for one term.
         wrong = values_of(rounded)
         at = np.unravel_index(abs(wrong).argmax(), wrong.shape)
         wrong[at] *= 1 + (3 if dtype != 'f32' else 8) * 2 * coarse
@@ -687,7 +688,7 @@ def test_diff():
             save('w.npy', cast(wrong, dtype))
         agrees(1, '1 beyond it', 'w.npy', 'r.npy')
         agrees(1, f'worst at [{at[0]},{at[1]}]', 'w.npy', 'r.npy')
-    # Two results of the same dtype may each be off by half a unit: neighbours pass, two units apart do not.
+    # Two results of the same dtype may each have an error of half a unit. A difference of 1 unit passes, 3 units fail.
     y = to_bf16(exact)
     near, far = y.view(np.uint16).copy(), y.view(np.uint16).copy()
     near[3, 4] += 1
@@ -711,12 +712,12 @@ def test_diff():
     agrees(0, 'the same bits', 'f.npy', 'r.npy')
     save('e.npy', np.zeros((0, 3)))
     agrees(0, 'the same bits', 'e.npy', 'e.npy')
-    # Two kernels of one op, in f32: sums of 4096 terms, in different orders.
+    # Two kernels of one op in f32, with sums of 4096 terms in different orders.
     arrays = problem(2, 8, 2048, 4, 'f32', 'f32')
     for name, array in arrays.items():
         save(f'{name}.npy', array)
     for kernel in ('scalar', 'channel_first_scalar'):
-        served('run', 'causal_conv1d', 'backward', *options(BACKWARD), '--activation', 'silu', '--kernel',
+        run_ok('run', 'causal_conv1d', 'backward', *options(BACKWARD), '--activation', 'silu', '--kernel',
                f'causal_conv1d_bwd_{kernel}', '--out', f'{kernel}.safetensors')
     agrees(0, ' 0 beyond it', 'channel_first_scalar.safetensors', 'scalar.safetensors', '--terms', 4096)
     check(content_of('channel_first_scalar.safetensors') != content_of('scalar.safetensors'), 'two kernels, same bits')

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Shows that the checks of tools/ can fail: plants a fault in a copy of the tree, and expects each to be named.
+# Shows that the checks of tools/ can fail. Plants faults in a copy of the tree and requires that each one is reported.
 #
 #   tests/test_tools.sh BUILD [CC]      BUILD has libcotangent.so and libcotangent.a
 set -eu
@@ -13,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 passed=0
 failed=0
 
-# A copy of what the checks read.
+# A copy of the files that the checks read.
 fresh()
 {
     rm -rf "$work/tree"
@@ -21,7 +21,7 @@ fresh()
     cp -R include src examples .clang-format "$work/tree"
 }
 
-# expect pass|fail TEXT COMMAND...: its exit status, and a text that it must print.
+# expect pass|fail TEXT COMMAND...: requires the exit status, and that the command prints the text.
 expect()
 {
     wanted=$1 text=$2
@@ -36,7 +36,7 @@ expect()
     fi
 }
 
-# plant FILE LINE: prepends a line to a file of the copy, creating it if need be.
+# plant FILE LINE: prepends a line to a file of the copy. Creates the file if necessary.
 plant()
 {
     mkdir -p "$(dirname "$work/tree/$1")"
@@ -74,7 +74,7 @@ wrong_include examples/c/causal_conv1d.c '#include "../../src/core/status.h"'
 wrong_include src/core/tensor.c '#include "no_such_file.h"'
 wrong_include src/core/tensor.c '#include A_MACRO'
 
-# ---- exported symbols, in a tree whose library is a handful of functions
+# ---- exported symbols, in a tree whose library has a few functions
 expect pass 'all in order' "$tools/check_exports.sh" "$build"
 library()
 {
@@ -118,10 +118,10 @@ if [ "$(uname -m)" = x86_64 ]; then
     expect fail 'linked with -ffast-math' check_library
 fi
 
-# ---- the binary interface: growth is allowed, a break is not, and a release tag cannot be recorded over
+# ---- the binary interface: additions are allowed, breaks are not, and the record of a release tag cannot be replaced
 abi_library()
 {
-    printf '%s\n' "$1" >"$work/tree/include/cotangent/x.h" # only what headers declare is recorded
+    printf '%s\n' "$1" >"$work/tree/include/cotangent/x.h" # only declarations of headers are recorded
     printf '%s\n' '#include <cotangent/x.h>' 'int cot_one(const cot_x_args *a) { return (int)a->struct_size; }' \
         "${2-int cot_two(int a) { return a; \}}" >"$work/library/library.c"
     "$cc" -g -fPIC -shared -I "$work/tree/include" "$work/library/library.c" -o "$work/library/libcotangent.so"
@@ -183,7 +183,7 @@ expect pass '0 complaints' page docs/guide/c.md "$(printf '```c\\nint other;\\n`
 sed -i 's/args.weight/args.weights/' "$pages/docs/guide/c.md"
 expect fail 'no ```c block equals examples/c/causal_conv1d.c' "$tools/check_pages.py" "$pages"
 
-# ---- the build's messages reach the user of make, and docs/guide/python.md builds without GPU code by an option that there is
+# ---- make prints the build's messages, and the option in docs/guide/python.md that disables GPU code exists
 grep -q 'COT_CUDA=OFF' docs/guide/python.md && grep -q '^option(COT_CUDA ' CMakeLists.txt ||
     { echo "FAILED: docs/guide/python.md names no build for the CPU alone"; failed=$((failed + 1)); }
 first_build()
@@ -192,7 +192,7 @@ first_build()
 }
 expect pass 1 first_build
 
-# ---- packages: what is missing is installed, and nothing else is done where nothing is
+# ---- packages: missing packages are installed; nothing is done if none is missing
 mkdir "$work/bin"
 cat >"$work/bin/dpkg-query" <<'END'
 #!/bin/sh
@@ -221,7 +221,7 @@ sed -i -e 's/-\*|cmake/-*/' -e '/ninja-build/d' "$work/bin/dpkg-query"
 expect pass 'exit 0' with_stubs
 [ "$(wc -l <"$work/output")" -eq 1 ] || { echo "FAILED: setup.sh is not quiet"; failed=$((failed + 1)); }
 
-# ---- tests that are not run are named at the end, with the reason
+# ---- skipped tests are listed at the end, with the reason
 mkdir "$work/ctest"
 cat >"$work/ctest/CTestTestfile.cmake" <<'END'
 add_test(good sh -c "echo fine")
@@ -232,7 +232,7 @@ expect pass "NOT RUN: later ($work/ctest): no <network> here" "$tools/run_tests.
 expect pass '1 passed, 0 failed, 1 skipped' "$tools/run_tests.sh" "$work/ctest"
 if grep -q 'NOT RUN: good' "$work/output"; then echo "FAILED: run_tests.sh calls a test that ran not run"; failed=$((failed + 1)); fi
 
-# ---- without a network the Python tests are not run, and fail in CI alone
+# ---- without a network the Python tests are skipped; in CI they fail
 mkdir "$work/venv_build"
 without_network()
 {
@@ -252,7 +252,7 @@ if command -v clang-format >/dev/null; then
     expect fail 'examples/c/causal_conv1d.c:1' "$work/tree/tools/format.sh" --check examples/c/causal_conv1d.c
 fi
 
-# ---- planted faults: a selection of nothing fails, and so does one that nobody can make out
+# ---- planted faults and fuzzers: an empty selection fails, and so do wrong arguments
 expect fail "no fault's name contains 'zzz'" "$tools/plant_faults.sh" --work "$work/faults" zzz
 expect fail "--sample is '0'" "$tools/plant_faults.sh" --work "$work/faults" --sample 0
 expect fail 'usage: ' "$tools/plant_faults.sh" --bogus

@@ -1,4 +1,4 @@
-# The same program six times: C99, C11, C++17; against the shared and the static library.
+# Builds the same program six times: in C99, C11 and C++17, with the shared and the static library.
 foreach(standard 99 11 17)
   foreach(library cotangent static)
     set(name program_${standard}_${library})

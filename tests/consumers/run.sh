@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What a user of the installed library does: installs into a clean prefix and builds programs against it by find_package,
-# by pkg-config (shared and static) and by FetchContent, in C99, C11 and C++17, with gcc and clang, in an environment that
-# knows nothing of this tree. Then the papers, the Debian packages and the way back.
+# Tests the installed library as a user installs it. Installs into a clean prefix and builds programs with find_package,
+# pkg-config (shared and static) and FetchContent, in C99, C11 and C++17, with gcc and clang. The environment does not
+# refer to this tree. Then tests the manual pages, the completion, and the Debian packages, including their removal.
 #
 #   tests/consumers/run.sh [WORK_DIR]     (default: a directory that is removed at the end)
 set -u
@@ -21,13 +21,13 @@ mkdir "$work/home"
 passed=0
 failed=0
 
-# clean COMMAND...: in a shell that was only just opened.
+# clean COMMAND...: runs the command in a new environment.
 clean()
 {
     env -i PATH=/usr/bin:/bin HOME="$work/home" TERM=dumb "$@"
 }
 
-# expect NAME COMMAND...: it succeeds; its output is shown where it does not.
+# expect NAME COMMAND...: requires success. Prints the output of the command on failure.
 expect()
 {
     local name=$1
@@ -41,7 +41,7 @@ expect()
     fi
 }
 
-# refuse NAME COMMAND...: it fails.
+# refuse NAME COMMAND...: requires that the command fails.
 refuse()
 {
     local name=$1
@@ -54,7 +54,7 @@ refuse()
     fi
 }
 
-# run_all NAME PROGRAM...: each runs, against the libraries that its own run path leads to.
+# run_all NAME PROGRAM...: requires that each program runs with the libraries of its run path.
 run_all()
 {
     local name=$1 program
@@ -84,7 +84,7 @@ done
 refuse 'the source or build directory is named in an installed file' grep -rlF "$root/" "$prefix"
 expect 'the program runs from its prefix' clean "$prefix/bin/cotangent" info
 
-# DESTDIR: the same files below it, and nothing in the prefix itself.
+# With DESTDIR, the same files are below it, and the prefix stays empty.
 staged=$work/staged
 expect 'staged install' make --no-print-directory install PREFIX="$work/final" DESTDIR="$staged"
 files "$staged$work/final" >"$work/staged_files"
@@ -104,7 +104,7 @@ for compiler in gcc clang; do
     expect "find_package, $compiler: build" clean cmake --build "$build"
     run_all "find_package, $compiler" "$build"/program_{99,11,17}_{cotangent,static}
 
-    # Not optimised, and without device code, which the installed build has: twice the library in full took minutes.
+    # Without optimisation and device code, to save minutes. The installed build has both.
     build=$work/fetch_content_$compiler
     expect "FetchContent, $compiler" clean cmake -G Ninja -S tests/consumers/fetch_content -B "$build" \
         -DCMAKE_C_COMPILER=$c -DCMAKE_CXX_COMPILER=$cxx -DCOT_SOURCE="$root" -DCMAKE_BUILD_TYPE=Debug -DCOT_CUDA=OFF
@@ -142,12 +142,12 @@ sed 's/(cotangent 0.1/(cotangent 1.0/' tests/consumers/find_package/CMakeLists.t
 refuse 'find_package of another major version' clean cmake -G Ninja -S "$work/newer/find_package" -B "$work/newer/build" \
     -DCMAKE_PREFIX_PATH="$prefix"
 
-# ---- papers -----------------------------------------------------------------------------------------------------
-# shows SECTION NAME: the page is there, speaks of it, and troff has nothing to complain of.
+# ---- manual pages -----------------------------------------------------------------------------------------------
+# shows SECTION NAME: requires that the manual page exists, contains the name, and causes no troff warning.
 shows()
 {
     clean env MANPATH="$prefix/share/man" man --warnings=w "$1" "$2" >"$work/page" 2>"$work/warnings" &&
-        ! grep . "$work/warnings" && tr -s ' ' <"$work/page" | grep -qF -- "$(echo "$2" | tr - ' ')" # man justifies
+        ! grep . "$work/warnings" && tr -s ' ' <"$work/page" | grep -qF -- "$(echo "$2" | tr - ' ')" # man pads lines
 }
 for command in $("$prefix/bin/cotangent" --help | sed -n 's/^  \([a-z][a-z]*\)  *[^ ].*/\1/p'); do
     expect "the man page of $command" shows 1 "cotangent-$command"
@@ -156,7 +156,7 @@ for function in $(tr ' ;' '\n\n' <src/cotangent.map | grep '^cot_') cot_queue_op
     expect "the man page of $function" shows 3 "$function"
 done
 
-# complete WORD...: what the completion offers for the last word.
+# complete WORD...: prints the completions of the last word.
 complete()
 {
     clean PATH="$prefix/bin:/usr/bin:/bin" bash -c '. "$1"; shift; COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)); _cotangent
@@ -168,14 +168,14 @@ expect 'completion of an op' test "$(complete cotangent check drop)" = dropout
 expect 'completion of a direction' test "$(complete cotangent explain causal_conv1d up)" = update
 refuse 'completion of what does not exist' test -n "$(complete cotangent zzz)"
 
-# ---- Debian packages, into a root of their own with this machine's list of what is installed --------------------------
+# ---- Debian packages, in a separate root with this machine's list of installed packages ------------------------------
 expect 'make deb' make --no-print-directory deb
 debian=$work/debian
 mkdir -p "$debian/var/lib/dpkg/updates" "$debian/var/lib/dpkg/info"
 cp /var/lib/dpkg/status "$debian/var/lib/dpkg/status"
 as_root=
 [ "$(id -u)" -eq 0 ] || as_root='unshare --user --map-root-user'
-# The scripts of a package run in its root, where there is no shell: only what they would trigger (ldconfig) is left out.
+# The scripts of a package would run in its root, which has no shell. Only their trigger (ldconfig) is left out.
 expect 'dpkg -i' $as_root env PATH=/usr/sbin:/sbin:/usr/bin:/bin dpkg --root="$debian" --force-script-chrootless \
     --log="$work/dpkg.log" -i build/release/deb/*.deb
 expect 'the packaged program runs' clean "$debian/usr/bin/cotangent" info

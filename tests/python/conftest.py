@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on the CPU, or with --device cuda on a GPU; a GPU has no float64 kernels, so gradcheck stays on the CPU."""
+"""The fixture `device`: the CPU, or a GPU with --device cuda. gradcheck runs on the CPU, because a GPU has no float64
+kernels."""
 import pytest
 import torch
 

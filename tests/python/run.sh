@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs the tests of the Python package against the extension of a build folder. Where PyTorch cannot be installed, as
-# without a network, they are not run: exit status 77, or 1 with CI=true.
+# Runs the tests of the Python package with the extension of a build folder. If PyTorch cannot be installed (for example
+# without a network), the tests are skipped: exit status 77, or 1 with CI=true.
 #
 #   tests/python/run.sh BUILD [PYTEST'S OPTIONS...]
 set -eu

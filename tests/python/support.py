@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing an op with its formula in plain PyTorch: both run, the formula in float64, and results and gradients agree
-within a few units of the dtype, of the formula's own size."""
+"""Compares an op with its formula in plain PyTorch. The formula runs in float64. Results and gradients must agree
+within a few units of the dtype, relative to the size of the formula's result."""
 import torch
 
 UNITS = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 def close(found, expected, about, dtype, units):
-    """In norm: the error rule itself, element by element, is `cotangent check`'s business."""
+    """Compares the norms. `cotangent check` tests the elementwise error rule."""
     assert found.shape == expected.shape, f"{about}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
     found, wanted = found.detach().double(), expected.detach().double()
     error, size = (found - wanted).norm().item(), wanted.norm().item()
@@ -15,8 +15,9 @@ def close(found, expected, about, dtype, units):
 
 
 def compare(op, formula, tensors, dtype=None, units=4.0):
-    """op(*tensors) against formula(*the same in float64), and their gradients for random ones of the results. dtype:
-    the coarsest involved, if it is not the tensors' own; units: how many of its roundings an error may be."""
+    """Compares op(*tensors) with formula(*the tensors in float64), and their gradients for random gradients of the
+    results. dtype: the coarsest dtype, if it is not that of the tensors. units: the allowed error in roundings of that
+    dtype."""
     dtype = dtype or next(t.dtype for t in tensors if t is not None and t.is_floating_point())
     ours = [t if t is None or not t.is_floating_point() else t.detach().requires_grad_() for t in tensors]
     theirs = [t if t is None or not t.is_floating_point() else t.detach().double().requires_grad_() for t in tensors]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every argument of every public function, of every wrong type, rank, dtype and device: the message names it."""
+"""Passes a wrong type, rank, dtype or device for every argument of every public function. The message must name it."""
 import inspect
 import re
 
@@ -15,7 +15,7 @@ from cotangent.ops import _define
 
 
 def functions(device):
-    """Public functions with all their arguments: (function, arguments, those that may be None)."""
+    """Public functions with all their arguments: (function, arguments, optional arguments)."""
 
     def f(*shape):
         return randn(device, *shape)
@@ -89,7 +89,7 @@ def functions(device):
 
 
 class Other:
-    """No type that any argument has."""
+    """A type that no argument has."""
 
 
 WRONG_TENSORS = {
@@ -106,7 +106,7 @@ WRONG_TENSORS = {
     "sparse": lambda t: t.to_sparse(),
     "int64": lambda t: t.long(),
 }
-# A padding mask or a batch of states may have fewer axes, a residual and a parameter of mhc may be of integers.
+# Valid calls: a padding mask or a batch of states with fewer axes, a residual or a parameter of mhc of integers.
 ALLOWED = {
     ("x", "an axis more"), ("x", "two axes more"), ("phi", "int64"), ("alpha", "int64"), ("bias", "int64"),
     ("gamma", "int64"), ("f", "int64"), ("residual", "int64"), ("attn_mask", "no axes"), ("cache_seqlens", "int64"),
@@ -117,7 +117,7 @@ ALLOWED = {
 
 
 def refusal(function, arguments, name, value):
-    """What is said of the value in the argument's place; None where it is served."""
+    """The message of a call with the value as that argument; None if the call succeeds."""
     given = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
     given[name] = value
     try:
@@ -131,7 +131,8 @@ def refusal(function, arguments, name, value):
 
 
 def is_named(names, said):
-    """Whether one of the names is in the message; attention's op has window_left of window, dropout_seed of seed."""
+    """Whether one of the names is in the message. attention's op has window_left for window and dropout_seed for
+    seed."""
     own = "|".join(names)
     return re.search(rf"\b(dropout_)?({own})(_left|_right)?\b", said) is not None and "not a refusal" not in said
 
@@ -146,10 +147,10 @@ def test_wrong_tensors_are_refused_by_name(device):
             tensors = [n for n, v in arguments.items() if isinstance(v, torch.Tensor)]
             for what, spoil in WRONG_TENSORS.items():
                 if what == "on meta" and len(tensors) == 1:
-                    continue  # that is no mixture
+                    continue  # all dtypes are equal
                 said = refusal(function, arguments, name, spoil(good))
                 where = f"{function.__module__}.{function.__name__}({name}={what})"
-                # Where a rank is wrong, another tensor's may be: whichever is named, the message says both ranks.
+                # With a wrong rank, the message may name another tensor. It contains both ranks in either case.
                 if said is not None and not is_named(tensors if "axes" in what or "axis" in what else [name], said):
                     faults.append(f"{where}: {said}")
                 elif said is None and (name, what) not in ALLOWED and good.dtype != torch.int64:
@@ -177,7 +178,7 @@ def test_wrong_numbers_are_refused_by_name(device):
                 wrong += [float("nan"), -1.0] if type(good) is float and name not in ("scale", "softmax_scale") else []
             for value in wrong:
                 if value == 2**70 and name in ("seed", "offset"):
-                    continue  # they count modulo 2^64
+                    continue  # they are taken modulo 2^64
                 said = refusal(function, arguments, name, value)
                 where = f"{function.__module__}.{function.__name__}({name}={value!r})"
                 if said is None or not is_named([name], said):
@@ -199,7 +200,7 @@ def test_meta_beside_another_device(device):
 
 
 def test_tensors_of_two_devices_without_a_gpu():
-    """As fake tensors, which any machine has of any device."""
+    """Uses fake tensors, which need no device."""
     with FakeTensorMode():
         for one, other in (("cpu", "cuda"), ("cuda", "cpu")):
             x, weight = torch.empty(2, 6, 9, device=one), torch.empty(6, 4, device=other)
@@ -208,7 +209,7 @@ def test_tensors_of_two_devices_without_a_gpu():
 
 
 def test_the_gpus_kernel_runs_on_the_device_of_a_gpus_tensor(monkeypatch):
-    """x on the CPU beside a weight on a GPU: the dispatcher calls the kernel for CUDA, whose errors name x."""
+    """x on the CPU and a weight on a GPU: the dispatcher calls the CUDA kernel, whose error names x."""
     found = []
 
     class Library:
@@ -235,7 +236,7 @@ def test_integers_of_64_bits_are_refused_as_indices(device):
 
 
 def test_scale_0_of_attention_is_refused(device):
-    """To the library a scale of 0 is none: it would be 1/sqrt(d)."""
+    """The library treats a scale of 0 as unset and would use 1/sqrt(d)."""
     if not has_attention(device):
         pytest.skip("no kernel of this device serves attention yet")
     q = randn(device, 1, 3, 2, 8)

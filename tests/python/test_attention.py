@@ -10,7 +10,7 @@ from cotangent import attention, attention_varlen, dropout
 
 @pytest.fixture(autouse=True)
 def kernels_exist(device):
-    """Asks the library, so that these tests run on a GPU from the day its kernels are there."""
+    """Asks the library, so that these tests run on a GPU as soon as the library has kernels for it."""
     q = torch.zeros(1, 1, 1, 8, device=device)
     try:
         attention(q, q, q)
@@ -20,7 +20,8 @@ def kernels_exist(device):
 
 def formula(q, k, v, sink=None, bias=None, slopes=None, causal=False, window=None, scale=None, softcap=0.0, keep=None,
             lengths=None):  # fmt: skip
-    """keep: the mask over its keep probability, [B,H,Tq,Tk]; lengths: (queries, keys) of each sequence that count."""
+    """keep: the dropout mask divided by the keep probability, [B,H,Tq,Tk]. lengths: valid (queries, keys) per
+    sequence."""
     B, Tq, H, d = q.shape
     Tk, group = k.shape[1], H // k.shape[2]
     k, v = (t.repeat_interleave(group, 2) for t in (k, v))
@@ -98,7 +99,8 @@ def test_sink_bias_and_slopes(device):
         )  # fmt: skip
 
 
-# A row that a mask of numbers hides whole: in float32 lse would be the mask's number, and exp(s - lse) 1 for each key.
+# A row that a mask of finite numbers masks completely. Without a special case, lse in float32 would be the number of
+# the mask, and exp(s - lse) would be 1 for each key.
 @pytest.mark.parametrize("number", ["lowest", -3e38, -1e9, -1e6, -65504.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [False, True])
@@ -107,13 +109,13 @@ def test_low_numbers_of_the_bias_are_masks(device, dtype, number, causal):
     q, k, v = inputs(device, dtype)
     bias = torch.randn(2, 1, 13, 19, device=device, dtype=dtype)
     masked = torch.zeros(2, 1, 13, 19, device=device, dtype=torch.bool)
-    masked[:, :, 4] = masked[1, :, 7] = masked[0, :, :, 15:] = True  # two rows whole: out and gradients are 0
+    masked[:, :, 4] = masked[1, :, 7] = masked[0, :, :, 15:] = True  # two fully masked rows: out and gradients are 0
     with_number = bias.masked_fill(masked, number)
     rows = masked.all(3)
 
     def op(q, k, v, bias):
         out, lse = attention(q, k, v, bias=bias, causal=causal, return_lse=True)
-        return out, lse.masked_fill(rows, 0)  # -inf there, below
+        return out, lse.masked_fill(rows, 0)  # lse of fully masked rows is -inf; tested below
 
     def plain(q, k, v, bias):
         out, lse = formula(q, k, v, bias=bias.masked_fill(masked & ~rows[..., None], -math.inf), causal=causal)
@@ -149,7 +151,7 @@ def test_a_mask_expanded_over_heads_is_read_once(device):
 def test_dropout(device):
     q, k, v = inputs(device)
     B, Tq, H, Tk, p = 2, 13, 4, 19, 0.25
-    # The rule of the header: attention's draws are those of dropout on rows h * B*Tq + b*Tq + i.
+    # The header's rule: attention draws the same masks as dropout on rows h * B*Tq + b*Tq + i.
     _, drawn = dropout(torch.ones(H * B * Tq, Tk, device=device), p, seed=3, offset=5, return_mask="bytes")
     keep = drawn.reshape(H, B, Tq, Tk).transpose(0, 1) / (1 - p)
     compare(lambda q, k, v: attention(q, k, v, dropout_p=p, seed=3, offset=5, return_lse=True),

@@ -8,7 +8,7 @@ from cotangent import causal_conv1d, causal_conv1d_update
 
 
 def formula(x, weight, bias=None, activation=None, initial_state=None, number=None):
-    """Tap by tap; number [B,T+K-1]: the sequence of each column of the padded input, -1 for none."""
+    """Computes tap by tap. number [B,T+K-1]: the sequence of each column of the padded input; -1: none."""
     B, D, T = x.shape
     K = weight.shape[1]
     state = x.new_zeros(B, D, K - 1) if initial_state is None else initial_state

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 def formula(x, weight, bias=None, activation=None, initial_state=None):
-    """Tap by tap, as products of matrices."""
+    """Computes tap by tap, with matrix products."""
     B, Din, T = x.shape
     K = weight.shape[2]
     state = x.new_zeros(B, Din, K - 1) if initial_state is None else initial_state

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of other packages: against plain formulas, since those packages have no CPU kernels."""
+"""Functions under the names of other packages, compared with plain formulas: those packages have no CPU kernels."""
 import importlib.metadata
 import importlib.util
 import inspect
@@ -52,9 +52,10 @@ def test_causal_conv1d(device):
 
 
 def test_final_states_have_their_gradient(device):
-    """Also where final_states_out is given: returned, or looked at as it was filled, alone or as a part of a cache."""
+    """Final states have a gradient, also with final_states_out: as a result or as the filled tensor, which may be a
+    part of a cache."""
     x, weight, state = (torch.randn(s, device=device) for s in ((2, 8, 11), (8, 4), (2, 8, 3)))
-    for T in (11, 2):  # with 2 inputs, a part of the initial states remains
+    for T in (11, 2):  # with 2 inputs, the final states keep a part of the initial states
         by_y, by_state = torch.randn(2, 8, T, device=device), torch.randn(2, 8, 3, device=device)
 
         def gradients(convolution):
@@ -158,11 +159,11 @@ def test_what_no_kernel_serves_is_named(device):
 @pytest.mark.parametrize("L, S", [(5, 5), (7, 4), (4, 7)])
 def test_sdpa(device, with_attention, L, S):
     q, k, v = (torch.randn(2, 4, T, 8, device=device) for T in (L, S, S))
-    seen = torch.rand(L, S, device=device) < 0.7
-    seen[:, 0] = True
+    keep = torch.rand(L, S, device=device) < 0.7
+    keep[:, 0] = True
     numbers = torch.randn(2, 1, L, S, device=device)
-    for options in (dict(), dict(is_causal=True), dict(attn_mask=seen), dict(attn_mask=numbers), dict(scale=0.3),
-                    dict(attn_mask=seen[None].expand(4, L, S))):  # fmt: skip
+    for options in (dict(), dict(is_causal=True), dict(attn_mask=keep), dict(attn_mask=numbers), dict(scale=0.3),
+                    dict(attn_mask=keep[None].expand(4, L, S))):  # fmt: skip
         torch.testing.assert_close(scaled_dot_product_attention(q, k, v, **options),
                                    F.scaled_dot_product_attention(q, k, v, **options), **close)  # fmt: skip
     shared = [t[:, :2].repeat_interleave(2, 1) for t in (k, v)]
@@ -170,7 +171,7 @@ def test_sdpa(device, with_attention, L, S):
                                F.scaled_dot_product_attention(q, *shared), **close)  # fmt: skip
     for shape in ((4,), (2, 3, 4)):
         q, k, v = (torch.randn(*shape, T, 8, device=device) for T in (L, S, S))
-        for options in (dict(is_causal=True), dict(attn_mask=seen)):
+        for options in (dict(is_causal=True), dict(attn_mask=keep)):
             torch.testing.assert_close(scaled_dot_product_attention(q, k, v, **options),
                                        F.scaled_dot_product_attention(q, k, v, **options), **close)  # fmt: skip
 
@@ -194,12 +195,12 @@ def test_sdpa_of_a_query_that_sees_nothing(device, with_attention):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_sdpa_with_a_padding_mask_of_numbers(device, with_attention, dtype):
-    """As models make it: the lowest number of the dtype, expanded over the heads. Sequence 0 has no token at all."""
+    """A mask as models build it: the lowest number of the dtype, expanded over the heads. Sequence 0 has no token."""
     q, k, v = (torch.randn(2, 4, 5, 8, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-    seen = torch.tensor([[False] * 5, [True, True, True, False, False]], device=device)[:, None, None, :].expand(2, 4, 5, 5)
-    numbers = torch.zeros(2, 1, 1, 5, device=device, dtype=dtype).masked_fill(~seen[:, :1, :1], torch.finfo(dtype).min)
+    keep = torch.tensor([[False] * 5, [True, True, True, False, False]], device=device)[:, None, None, :].expand(2, 4, 5, 5)
+    numbers = torch.zeros(2, 1, 1, 5, device=device, dtype=dtype).masked_fill(~keep[:, :1, :1], torch.finfo(dtype).min)
     results = []
-    for mask in (numbers.expand(2, 4, 5, 5), seen):
+    for mask in (numbers.expand(2, 4, 5, 5), keep):
         y = scaled_dot_product_attention(q, k, v, mask)
         results.append((y, *torch.autograd.grad(y.float().square().sum(), (q, k, v))))
     for a, b in zip(*results):
@@ -208,7 +209,7 @@ def test_sdpa_with_a_padding_mask_of_numbers(device, with_attention, dtype):
 
 
 def test_without_torch():
-    """In an interpreter of its own, in which torch cannot be imported."""
+    """Runs a separate interpreter in which torch cannot be imported."""
     code = "import sys; sys.modules['torch'] = None; import cotangent.compat"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
@@ -217,7 +218,7 @@ def test_without_torch():
 
 
 def test_install():
-    assert importlib.util.find_spec("flash_attn") is None  # else the real one is here
+    assert importlib.util.find_spec("flash_attn") is None  # the real package is not installed
     compat.install()
     try:
         import causal_conv1d
@@ -234,7 +235,7 @@ def test_install():
         assert importlib.metadata.version("flash-attn") == flash_attn.__version__
         assert importlib.metadata.version("causal_conv1d") == causal_conv1d.__version__
         assert "dropout_p" in inspect.signature(flash_attn.flash_attn_func).parameters
-        compat.install()  # twice does no harm
+        compat.install()  # a second call has no effect
     finally:
         compat.uninstall()
     assert importlib.util.find_spec("flash_attn") is None

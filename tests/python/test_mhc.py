@@ -98,7 +98,8 @@ def test_parameters_of_other_dtypes_are_cast(device):
 
 @pytest.mark.parametrize("of_x, of_f", [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)])
 def test_post_casts_f(device, of_x, of_f):
-    """A layer under autocast gives another dtype than the streams have; its gradient has that dtype."""
+    """A layer under autocast returns another dtype than that of the streams. Its gradient has the dtype of the
+    layer."""
     x, f, h_post, A = post_inputs(device)
     x, f = x.to(of_x), f.to(of_f).requires_grad_()
     y = mhc_post(x, f, h_post, A)

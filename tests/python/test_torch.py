@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ops promise torch, all alike: opcheck, compile, autocast, one derivative, streams, graphs, threads."""
+"""Properties of all ops in PyTorch: opcheck, compile, autocast, a single derivative, streams, graphs, threads."""
 import re
 import threading
 from pathlib import Path
@@ -20,7 +20,7 @@ def randn(device, *shape):
 
 
 def calls(device):
-    """Each op, with inputs for it: (name, arguments)."""
+    """Each op with inputs: (name, arguments)."""
 
     def f(*shape):
         return randn(device, *shape)
@@ -186,7 +186,7 @@ def test_compiles_without_graph_breaks(device):
     compiled.train()
     torch.manual_seed(3)
     first, second = compiled(x), compiled(x)
-    assert not torch.equal(first, second)  # a seed of its own at every call
+    assert not torch.equal(first, second)  # every call draws a new seed
 
 
 def test_exports(device):
@@ -217,8 +217,9 @@ def test_autocast(device, dtype):
         assert all(torch.isfinite(t).all() for t in run(block, x))
 
 
-def test_who_stands_between_a_call_and_its_kernel_is_heard(device):
-    """A call goes straight to its kernel, but not past modes, the profiler, subclasses and lazy signs."""
+def test_direct_calls_respect_modes_profiler_and_subclasses(device):
+    """A call goes directly to its kernel, except under modes, the profiler, subclasses and lazy conjugation or
+    negation."""
     x, weight = randn(device, 2, 6, 9), randn(device, 6, 4)
 
     class Listener(TorchDispatchMode):
@@ -259,7 +260,7 @@ def test_gradients_of_gradients_are_refused(device):
 
 
 class Strides(TorchDispatchMode):
-    """Notes how the gradients lie that causal_conv1d's backward is given."""
+    """Records the strides of the gradients that the backward of causal_conv1d receives."""
 
     def __init__(self):
         super().__init__()
@@ -272,7 +273,8 @@ class Strides(TorchDispatchMode):
 
 
 def test_gradients_are_laid_out_like_results(device):
-    """A sum's gradient has strides of 0, a transpose's the other order: in those the kernels for any layout would run."""
+    """The gradient of a sum has strides of 0, that of a transpose another order. Without a copy, the slow kernels for
+    any layout would run."""
     x, weight = randn(device, 2, 6, 9).requires_grad_(), randn(device, 6, 4)
     ones = torch.ones(2, 6, 9, device=device)
     wanted = torch.autograd.grad(causal_conv1d(x, weight), x, ones)[0]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/train_torch.py on the CPU, little: it learns, plain PyTorch learns the same, and two processes what one does."""
+"""Runs examples/train_torch.py on the CPU with a small model. The loss falls, plain PyTorch gives the same losses, and
+two processes give the same losses as one."""
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ LITTLE = ["--device", "cpu", "--width", "32", "--layers", "3", "--context", "64"
 
 def curve(into, *options, launcher=()):
     command = [sys.executable, *launcher, str(EXAMPLE), *LITTLE, "--json", str(into), *options]
-    one_thread = dict(os.environ, OMP_NUM_THREADS="1")  # so little a model gains nothing by more, and CI runs others beside
+    one_thread = dict(os.environ, OMP_NUM_THREADS="1")  # a small model gains nothing from more
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=one_thread)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(into.read_text())
@@ -27,7 +28,7 @@ def same(one, other):
 
 
 def test_learns_alike_with_either_ops_and_on_two_processes(on_cpu, tmp_path):
-    text = tmp_path / "text"  # of few different bytes: 30 steps see that, on every machine
+    text = tmp_path / "text"  # few distinct bytes, so that 30 steps lower the loss on every machine
     text.write_text("".join(f"{n} and {n + 1} make {2 * n + 1}\n" for n in range(6000)))
     options = ["--steps", "30", "--every", "10", "--rate", "0.01", "--text", str(text)]
     ours = curve(tmp_path / "ours.json", *options)

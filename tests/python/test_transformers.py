@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Mamba of Hugging Face's, whose convolution is looked for in the package causal_conv1d when the model is imported:
-the same loss, gradients and generated tokens with compat.install() as without."""
+"""A Mamba model of Hugging Face, which looks for its convolution in the package causal_conv1d when it is imported.
+Loss, gradients and generated tokens must be the same with and without compat.install()."""
 import importlib
 import os
 import sys
@@ -15,8 +15,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
 
-class Seen(TorchDispatchMode):
-    """Notes which of cotangent's ops run."""
+class OpRecorder(TorchDispatchMode):
+    """Records which of cotangent's ops run."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Seen(TorchDispatchMode):
 
 
 def run(device, dtype):
-    """Loss, gradients and greedy tokens of a little model with the weights of one seed, from a fresh import."""
+    """Loss, gradients and greedy tokens of a small model with seeded weights, after a fresh import."""
     for name in [n for n in sys.modules if n.startswith("transformers.models.mamba.")]:
         del sys.modules[name]
     modeling = importlib.import_module("transformers.models.mamba.modeling_mamba")
@@ -41,14 +41,14 @@ def run(device, dtype):
     )  # fmt: skip
     model = modeling.MambaForCausalLM(config).to(device, dtype).train()
     tokens = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(1)).to(device)
-    seen = Seen()
-    with seen:
+    recorder = OpRecorder()
+    with recorder:
         loss = model(tokens, labels=tokens).loss
         loss.backward()
     gradients = {name: p.grad.double().cpu() for name, p in model.named_parameters()}
-    with seen, torch.no_grad():
+    with recorder, torch.no_grad():
         generated = model.eval().generate(tokens[:, :5], max_new_tokens=6, min_new_tokens=6, do_sample=False)
-    return loss.detach().double().cpu(), gradients, generated.cpu(), seen.names
+    return loss.detach().double().cpu(), gradients, generated.cpu(), recorder.names
 
 
 def test_mamba(device):
@@ -63,9 +63,10 @@ def test_mamba(device):
     assert {"causal_conv1d_forward", "causal_conv1d_backward", "causal_conv1d_update"} <= ours[3]
     unit = 2.0**-24
     assert abs(ours[0] - exact[0]) <= 1.5 * abs(plain[0] - exact[0]) + 0.25 * unit * exact[0]
-    # The error rule in norm, with plain PyTorch in the scalar kernel's place, over all gradients together, each in units
-    # of its own size: the errors within one come through the layers behind it and are not independent, so that a ratio
-    # of two norms of one tensor scatters by more than the rule's half. A fault would show by orders of magnitude.
+    # The norm rule over all gradients together, each relative to its norm, with plain PyTorch instead of the scalar
+    # kernel. The errors within one gradient are not independent, because they pass through later layers. Therefore the
+    # ratio of two norms of one tensor scatters by more than the factor 1.5 of the rule. A fault exceeds it by orders of
+    # magnitude.
     found, theirs = ([(side[1][name] - r).norm() / r.norm() for name, r in exact[1].items()] for side in (ours, plain))
     assert torch.stack(found).norm() <= 1.5 * torch.stack(theirs).norm() + 0.25 * unit * len(found) ** 0.5
     for name, error, plain_error in zip(exact[1], found, theirs):

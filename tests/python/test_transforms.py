@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.func: forward mode, grad, vmap and what they make of each other."""
+"""torch.func: forward mode, grad, vmap and their combinations."""
 import warnings
 
 import pytest
@@ -65,7 +65,7 @@ def linear_cases(device):
 
 
 def other_cases(device):
-    """Functions without one: (name, function, inputs)."""
+    """Functions without a forward-mode derivative: (name, function, inputs)."""
 
     def f(*shape):
         return randn(device, *shape)
@@ -135,7 +135,7 @@ def test_forward_mode_through_every_door(device):
 
 
 def test_numerical_derivatives(on_cpu, device):
-    """By finite differences in float64; tangents and gradients also as vmap makes them."""
+    """Compares with finite differences in float64. Tangents and gradients are also computed by vmap."""
     for name, op, _, inputs in linear_cases(device):
         wide = [t.double().requires_grad_() for t in inputs]
         assert torch.autograd.gradcheck(
@@ -225,7 +225,7 @@ def test_second_derivatives_are_refused_inside_transforms(device):
 
 
 def mapped_inputs(inputs, chosen, count=3):
-    """The inputs, those chosen with an axis of `count` samples somewhere, and in_dims."""
+    """The inputs and in_dims. The chosen inputs get an axis of `count` samples at some position."""
     dims = tuple((i % 2 if t.dim() else 0) if i in chosen else None for i, t in enumerate(inputs))
     many = [
         torch.stack([torch.randn_like(t) for _ in range(count)], d) if d is not None else t for t, d in zip(inputs, dims)
@@ -267,7 +267,7 @@ def test_gradients_of_each_sample(device):
 
 
 def calls_of(names, function):
-    """How often the ops of these names run in function()."""
+    """Counts the calls of the ops with these names in function()."""
     found = []
 
     class Count(TorchDispatchMode):
@@ -292,7 +292,7 @@ def test_vmap_folds_into_the_batch(device):
     if has_attention(device):
         q = randn(device, 7, 2, 5, 4, 8)
         assert calls_of(["cotangent::attention_forward"], lambda: vmap(lambda q: attention(q, q, q))(q)) == 1
-        dropped = vmap(lambda q: attention(q, q, q, dropout_p=0.5, seed=1))(q)  # each sample has the mask of a call alone
+        dropped = vmap(lambda q: attention(q, q, q, dropout_p=0.5, seed=1))(q)  # each sample has the mask of a single call
         torch.testing.assert_close(dropped[3], attention(q[3], q[3], q[3], dropout_p=0.5, seed=1))
 
 
@@ -328,7 +328,7 @@ def test_vmap_over_nothing_is_refused(device):
 
 
 def test_modules(device):
-    """Per-sample gradients as users compute them: functional_call, vmap, grad."""
+    """Per-sample gradients computed by functional_call, vmap and grad."""
     module = torch.nn.Sequential(
         cotangent.CausalConv1d(8, activation="silu", channel_last=True, device=device),
         cotangent.BiasDropoutResidual(8, activation="gelu", device=device),
@@ -352,12 +352,12 @@ def test_modules(device):
 
 
 def test_batched_gradients_of_autograd(device):
-    """torch.autograd.grad(is_grads_batched=True), jacobian(vectorize=True): autograd's own vmap."""
+    """torch.autograd.grad(is_grads_batched=True) and jacobian(vectorize=True) use the vmap of autograd."""
     x, weight = randn(device, 2, 6, 9).requires_grad_(), randn(device, 6, 4).requires_grad_()
     y = causal_conv1d(x, weight, None, "silu")
     many = randn(device, 3, 2, 6, 9)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is slow
+        warnings.simplefilter("ignore")  # the warning that it is slow
         found = torch.autograd.grad(y, (x, weight), many, is_grads_batched=True, retain_graph=True)
     for n in range(3):
         for a, b in zip(found, torch.autograd.grad(y, (x, weight), many[n], retain_graph=True)):

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds the wheel as `pip install .` does, and loads what is in it with every Python from 3.9 that is found: without torch
-# the doctor says that it is missing, and the extension itself answers. Before a release: it compiles the library anew.
+# Builds the wheel as `pip install .` does, and loads it with every installed Python from 3.9 on. Without torch, the
+# doctor reports that torch is missing, and the extension itself can be loaded. It compiles the library again. Run it
+# before a release.
 #
 #   tests/python/wheel.sh BUILD [PIP'S OPTIONS...]      leaves the wheel in BUILD/dist
 #   tests/python/wheel.sh build -v -C cmake.define.COT_CUDA=OFF
