@@ -54,13 +54,13 @@ static double *fetched(const cot_tensor *t)
 /* Asserts that the maximum difference is at most `allowed` times the largest value. */
 static void assert_close(const char *name, const cot_tensor *a, const cot_tensor *b, double allowed)
 {
-    double *x = fetched(a), *y = fetched(b), most = 0, error = 0;
+    double *x = fetched(a), *y = fetched(b), largest = 0, error = 0;
     for (int64_t i = 0; i < cot_elements(a); i++) {
-        most = fmax(most, fabs(y[i]));
+        largest = fmax(largest, fabs(y[i]));
         error = !(fabs(x[i] - y[i]) <= error) ? fabs(x[i] - y[i]) : error;
     }
-    if (!(error <= allowed * most)) {
-        print_error("%s: off by %g of %g, allowed %g of it\n", name, error, most, allowed);
+    if (!(error <= allowed * largest)) {
+        print_error("%s: off by %g of %g, allowed %g of it\n", name, error, largest, allowed);
         fail();
     }
     free(x);

@@ -144,7 +144,7 @@ static void refuses_a_nan(void **state)
     assert_true(c.failed && c.worst_norm_ratio == INFINITY);
 }
 
-static void holds_infinities_to_their_sign(void **state)
+static void compares_the_sign_of_infinities(void **state)
 {
     (void)state;
     const double expected[] = {INFINITY, -INFINITY, INFINITY, INFINITY, 1, 1, -INFINITY};
@@ -195,7 +195,7 @@ static void refuses_a_block_by_its_norm(void **state)
     assert_int_equal(c.worst_block, 5 * NORM_BLOCK);
 }
 
-static void refuses_the_whole_by_its_norm(void **state)
+static void refuses_all_elements_by_their_norm(void **state)
 {
     (void)state;
     fill_exact(2 * NORM_BLOCK);
@@ -324,10 +324,10 @@ int main(void)
         cmocka_unit_test(allows_the_rounding_of_the_output_and_of_the_sum),
         cmocka_unit_test(counts_errors_in_units),
         cmocka_unit_test(refuses_a_nan),
-        cmocka_unit_test(holds_infinities_to_their_sign),
+        cmocka_unit_test(compares_the_sign_of_infinities),
         cmocka_unit_test(leaves_right_infinities_out_of_the_averages),
         cmocka_unit_test(refuses_a_block_by_its_norm),
-        cmocka_unit_test(refuses_the_whole_by_its_norm),
+        cmocka_unit_test(refuses_all_elements_by_their_norm),
         cmocka_unit_test(bounds_the_norm),
         cmocka_unit_test(norm_rule_does_not_always_apply),
         cmocka_unit_test(refuses_biased_rounding),

@@ -243,7 +243,7 @@ static void assert_serves(cot_queue *queue, const call *one, const bound_case *e
 }
 
 /* The thread has no current context before or after any call on a queue. */
-static void a_borrowed_stream_serves_and_stays(void **state)
+static void a_borrowed_stream_is_used_and_kept(void **state)
 {
     (void)state;
     calls all = find_calls();
@@ -312,7 +312,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_threads_work_at_once),
         cmocka_unit_test(captured_calls_replay_on_changed_data),
-        cmocka_unit_test(a_borrowed_stream_serves_and_stays),
+        cmocka_unit_test(a_borrowed_stream_is_used_and_kept),
         cmocka_unit_test(queues_end_in_any_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

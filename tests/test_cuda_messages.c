@@ -37,14 +37,14 @@ static void names_a_missing_driver(void **state)
     assert_memory_equal(cot_error_message(), expected, sizeof expected - 1);
 }
 
-static void names_a_driver_that_does_not_serve(void **state)
+static void names_an_unsupported_driver(void **state)
 {
     (void)state;
     assert_refused("old", "cot_queue_create: the CUDA driver is too old: it serves CUDA 11.8, 12.0 or later is needed");
     assert_refused("no_start", "cot_queue_create: the CUDA driver does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
 }
 
-static void names_a_device_that_does_not_serve(void **state)
+static void names_an_unsupported_device(void **state)
 {
     (void)state;
     assert_refused("no_device", "cot_queue_create: the CUDA driver finds no device");
@@ -123,7 +123,7 @@ static void moves_between_the_streams_of_a_context(void **state)
     cot_queue_destroy(queue);
 }
 
-static void puts_faults_of_kernels_into_words(void **state)
+static void reports_faults_of_kernels(void **state)
 {
     (void)state;
     static const char *const words[] = {
@@ -149,13 +149,13 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest no_driver[] = {cmocka_unit_test(names_a_missing_driver)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_a_driver_that_does_not_serve),
-        cmocka_unit_test(names_a_device_that_does_not_serve),
+        cmocka_unit_test(names_an_unsupported_driver),
+        cmocka_unit_test(names_an_unsupported_device),
         cmocka_unit_test(refuses_kernels_of_other_architectures),
         cmocka_unit_test(names_missing_memory),
         cmocka_unit_test(moves_between_the_streams_of_a_context),
         cmocka_unit_test(neither_allocates_nor_waits_while_capturing),
-        cmocka_unit_test(puts_faults_of_kernels_into_words),
+        cmocka_unit_test(reports_faults_of_kernels),
     };
     if (argc == 2 && strcmp(argv[1], "no_driver") == 0)
         return cmocka_run_group_tests(no_driver, NULL, NULL);

@@ -288,18 +288,18 @@ static void misaligned_data(void **state)
 static void workspace(void **state)
 {
     (void)state;
-    _Alignas(64) char own[4096];
+    _Alignas(64) char workspace[4096];
     size_t bytes = 0;
     char message[200];
     fixture space, *f = fresh(&space, NULL);
     assert_ok(query_workspace(f, BACKWARD, &bytes));
-    assert_in_range(bytes, 1, sizeof own);
-    f->b.workspace = own;
+    assert_in_range(bytes, 1, sizeof workspace);
+    f->b.workspace = workspace;
     f->b.workspace_bytes = bytes;
     assert_ok(call(f, BACKWARD));
     cot_queue_destroy(f->queue);
     f = fresh(&space, NULL);
-    f->b.workspace = own;
+    f->b.workspace = workspace;
     f->b.workspace_bytes = bytes - 1;
     snprintf(message, sizeof message, "dropout_backward: workspace has %zu bytes, %zu are needed", bytes - 1, bytes);
     REFUSED(f, BACKWARD, DATA_FAULT, COT_WORKSPACE_TOO_SMALL, message);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * * test_errors.c: checks docs/guide/errors.md. The page has a section for each status and no others. The library
+ * test_errors.c: checks docs/guide/errors.md. The page has a section for each status and no others. The library
  * produces each message of the page, and the page has each message that this test produces. */
 #include "support.h"
 

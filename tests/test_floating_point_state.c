@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * * test_floating_point_state.c: the floating-point state of the calling thread does not affect a call, and a call
+ * test_floating_point_state.c: the floating-point state of the calling thread does not affect a call, and a call
  * does not change it. Every kernel that this processor can run computes small cases of its op in every rounding
  * mode, with and without flushing of subnormal numbers, with trapping exceptions. The cases come from the ops'
  * tables. */
@@ -83,8 +83,8 @@ enum { CASES_PER_KERNEL = 3, MOST_ELEMENTS = 20000, SHOWN = 20 };
 
 typedef struct visitor {
     const cot_op_cases *cases;
-    cot_queue *explaining;
-    int seen[COT_MAX_KERNELS];
+    cot_queue *explain_queue;
+    int case_count[COT_MAX_KERNELS];
     int64_t calls, wrong_bits, wrong_states;
 } visitor;
 
@@ -152,20 +152,20 @@ static bool visit(void *context, const cot_case *c)
     if (!(c->uses & COT_CASE_CHECK) || !case_is_within(direction, c, MOST_ELEMENTS) ||
         !has_inexact_constants(direction, c))
         return true;
-    assert_ok(cot_op_explain(direction, v->explaining, c->args, choices, &count));
+    assert_ok(cot_op_explain(direction, v->explain_queue, c->args, choices, &count));
     bool made = false;
     reference ref;
     char text[256];
     for (int i = 0; i < count; i++) {
-        int *seen = &v->seen[choices[i].kernel - v->cases->op->kernels];
-        if (choices[i].refusal != NULL || *seen >= CASES_PER_KERNEL)
+        int *case_count = &v->case_count[choices[i].kernel - v->cases->op->kernels];
+        if (choices[i].refusal != NULL || *case_count >= CASES_PER_KERNEL)
             continue;
         if (!made) {
             ref = reference_make(v->cases, c);
             describe_case(v->cases, c, text, sizeof text);
             made = true;
         }
-        ++*seen;
+        ++*case_count;
         run_in_states(v, &ref, choices[i].kernel, text);
     }
     if (made)
@@ -177,15 +177,15 @@ static void calls_do_not_see_the_callers_state(void **test_state)
 {
     (void)test_state;
     for (int op = 0; op < cot_op_count; op++) {
-        visitor v = {.cases = cot_all_cases[op], .explaining = make_queue("", 1)};
+        visitor v = {.cases = cot_all_cases[op], .explain_queue = make_queue("", 1)};
         v.cases->each(visit, &v);
         for (int k = 0; k < v.cases->op->kernel_count; k++)
             if ((v.cases->op->kernels[k].isa & ~cot_cpu_features()) == 0)
-                assert_true(v.seen[k] > 0);
+                assert_true(v.case_count[k] > 0);
         if (v.wrong_bits + v.wrong_states > 0)
             fail_msg("%s: %" PRId64 " of %" PRId64 " calls gave other bits, %" PRId64 " changed the state",
                      v.cases->op->name, v.wrong_bits, v.calls, v.wrong_states);
-        cot_queue_destroy(v.explaining);
+        cot_queue_destroy(v.explain_queue);
     }
 }
 

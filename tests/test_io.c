@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * * test_io.c: tests the reading and writing of files of both formats (src/io/file.h): invalid names, obstacles, and
+ * test_io.c: tests the reading and writing of files of both formats (src/io/file.h): invalid names, obstacles, and
  * that a file is written completely or not at all. */
 #include "io_folder.h"
 
@@ -12,7 +12,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-static void what_is_no_file_is_refused(void **state)
+static void non_files_are_refused(void **state)
 {
     (void)state;
     npy_file file;
@@ -58,7 +58,7 @@ static cot_tensor two_floats(void)
     return cot_tensor_contiguous((void *)NEW, COT_F32, 1, SHAPE(2));
 }
 
-static void what_cannot_be_written_is_refused(void **state)
+static void unwritable_paths_are_refused(void **state)
 {
     (void)state;
     const cot_tensor t = two_floats();
@@ -195,7 +195,7 @@ static void several_files_are_published_together(void **state)
     npy_close(&file);
 }
 
-static void or_none_of_them(void **state)
+static void a_failure_publishes_no_file(void **state)
 {
     (void)state;
     io_writer writers[3];
@@ -242,14 +242,10 @@ static void replacing_a_mapped_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        IN_FOLDER(what_is_no_file_is_refused),
-        cmocka_unit_test(names_in_messages_are_one_line),
-        IN_FOLDER(what_cannot_be_written_is_refused),
-        IN_FOLDER(partial_files_of_others),
-        IN_FOLDER(a_full_disk_leaves_the_old_file),
-        IN_FOLDER(several_files_are_published_together),
-        IN_FOLDER(or_none_of_them),
-        IN_FOLDER(abandoned_files_are_gone),
+        IN_FOLDER(non_files_are_refused),           cmocka_unit_test(names_in_messages_are_one_line),
+        IN_FOLDER(unwritable_paths_are_refused),    IN_FOLDER(partial_files_of_others),
+        IN_FOLDER(a_full_disk_leaves_the_old_file), IN_FOLDER(several_files_are_published_together),
+        IN_FOLDER(a_failure_publishes_no_file),     IN_FOLDER(abandoned_files_are_gone),
         IN_FOLDER(replacing_a_mapped_file),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -27,7 +27,7 @@ static void npy_refuses(image i, const char *message)
 
 #define HEADER(descr, order, shape) "{'descr': " descr ", 'fortran_order': " order ", 'shape': " shape ", }"
 
-static void npy_serves_every_dtype(void **state)
+static void npy_reads_every_dtype(void **state)
 {
     (void)state;
     static const struct {
@@ -69,7 +69,7 @@ static void npy_serves_every_dtype(void **state)
     }
 }
 
-static void npy_serves_shapes_versions_and_spellings(void **state)
+static void npy_reads_shapes_versions_and_spellings(void **state)
 {
     (void)state;
     static const struct {
@@ -281,8 +281,8 @@ static void npy_gathers_large_strided_tensors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(npy_serves_every_dtype),
-        cmocka_unit_test(npy_serves_shapes_versions_and_spellings),
+        cmocka_unit_test(npy_reads_every_dtype),
+        cmocka_unit_test(npy_reads_shapes_versions_and_spellings),
         cmocka_unit_test(npy_refuses_by_name),
         cmocka_unit_test(npy_refuses_files_that_are_none),
         cmocka_unit_test(npy_survives_every_cut_and_change),

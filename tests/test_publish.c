@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * * test_publish.c: tests the guarantees of io_publish (src/io/file.h): when the file system fails, when it lacks hard
+ * test_publish.c: tests the guarantees of io_publish (src/io/file.h): when the file system fails, when it lacks hard
  * links, locks and the exchange of names, and when the process ends. The linker replaces functions of the C library by
  * those below (--wrap). They record each call, and the chosen call fails or ends the process. */
 #include "io_folder.h"
@@ -244,11 +244,11 @@ static void renames_stop_working(void **state)
             assert_false(publish_three(&error));
             disk_end();
             for (int i = 0; i < FILES; i++) {
-                char kept[64], text[128];
-                snprintf(kept, sizeof kept, "%s.partial.old", NAMES[i]);
+                char backup[64], text[128];
+                snprintf(backup, sizeof backup, "%s.partial.old", NAMES[i]);
                 snprintf(text, sizeof text, "/%s is the new file, the old one is ", NAMES[i]);
                 assert_int_equal(content_of(NAMES[i]), i < n ? WHOLE_NEW : WHOLE_OLD);
-                assert_int_equal(content_of(kept), i < n ? WHOLE_OLD : NOTHING);
+                assert_int_equal(content_of(backup), i < n ? WHOLE_OLD : NOTHING);
                 assert_int_equal(strstr(error.text, text) != NULL, i < n);
             }
             assert_true(publish_three(&error)); /* leftover files do not disturb the next call */

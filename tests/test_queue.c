@@ -228,7 +228,7 @@ static void pool_grows_and_never_shrinks(void **state)
     cot_queue_destroy(queue);
 }
 
-static void a_reserved_pool_serves_the_call(void **state)
+static void a_reserved_pool_suffices(void **state)
 {
     (void)state;
     work *w = new_work(2, 1);
@@ -434,7 +434,7 @@ int main(void)
         cmocka_unit_test(environment_forces_where_options_do_not),
         cmocka_unit_test(cpu_queue_has_no_stream),
         cmocka_unit_test(pool_grows_and_never_shrinks),
-        cmocka_unit_test(a_reserved_pool_serves_the_call),
+        cmocka_unit_test(a_reserved_pool_suffices),
         cmocka_unit_test(every_item_runs_once),
         cmocka_unit_test(results_do_not_depend_on_the_threads),
         cmocka_unit_test(queues_of_two_threads_are_independent),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * * test_stack.c: calls fit into small stacks. musl gives a thread 128 KB. Every kernel that this processor can run
+ * test_stack.c: calls fit into small stacks. musl gives a thread 128 KB. Every kernel that this processor can run
  * may use at most 64 KB in every case, counted from the public call. For other kernels, the compiler limits the
  * frame size (CMakeLists.txt). The cases come from the ops' tables. */
 #include "support.h"

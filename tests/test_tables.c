@@ -75,11 +75,12 @@ static bool reshape(void *context, const cot_case *c)
     if (shape_outputs(direction, args, wanted, why, sizeof why) != NULL)
         fail_msg("%s: %s (%s)", direction->call, why, text);
     for (int f = 0; f < direction->field_count; f++) {
-        const cot_tensor *made = cot_field_tensor(&direction->fields[f], args);
-        const cot_tensor *own = cot_field_tensor(&direction->fields[f], (void *)c->args);
+        const cot_tensor *derived = cot_field_tensor(&direction->fields[f], args);
+        const cot_tensor *expected = cot_field_tensor(&direction->fields[f], (void *)c->args);
         const bool same_shape =
-            made->rank == own->rank && memcmp(made->shape, own->shape, (size_t)made->rank * sizeof *made->shape) == 0;
-        if (!same_shape || cot_is_present(made) != cot_is_present(own))
+            derived->rank == expected->rank &&
+            memcmp(derived->shape, expected->shape, (size_t)derived->rank * sizeof *derived->shape) == 0;
+        if (!same_shape || cot_is_present(derived) != cot_is_present(expected))
             fail_msg("%s: the signature gives %s another shape than this case: %s", direction->call,
                      direction->fields[f].name, text);
     }
