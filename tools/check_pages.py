@@ -63,11 +63,16 @@ def long_sentences(path):
                 yield f"{len(words)} words: {sentence}"
 
 
-def main():
-    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
+def pages_of(root):
+    """The Markdown pages that git tracks or would track."""
     listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
                             check=True, capture_output=True, text=True).stdout
-    pages = [root / name for name in sorted(set(listed.split("\0"))) if name and (root / name).exists()]
+    return [root / name for name in sorted(set(listed.split("\0"))) if name and (root / name).exists()]
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
+    pages = pages_of(root)
     complaints = []
     for path in pages:
         name = path.relative_to(root)

@@ -14,6 +14,8 @@ import shutil
 import subprocess
 import sys
 
+from check_pages import pages_of
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAVIGATION = [
     ("Cotangent", "README.md"),
@@ -28,12 +30,6 @@ NAVIGATION = [
     ("Development", [("Architecture", "docs/architecture.md"), ("Adding an op", "docs/adding_an_op.md"),
                      ("Contributing", "CONTRIBUTING.md"), ("Changes", "CHANGELOG.md")]),
 ]
-
-
-def pages():
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, check=True,
-                            capture_output=True, text=True).stdout
-    return sorted(name for name in set(listed.split("\0")) if name and (ROOT / name).exists())
 
 
 def stage(directory, names):
@@ -73,7 +69,7 @@ def main():
     site = pathlib.Path(sys.argv[1]).resolve()
     source = site.with_name(site.name + ".pages")
     shutil.rmtree(source, ignore_errors=True)
-    names = pages()
+    names = [str(page.relative_to(ROOT)) for page in pages_of(ROOT)]
     stage(source, names)
     config = source.with_suffix(".yml")
     config.write_text(json.dumps({"site_name": "Cotangent", "docs_dir": str(source), "site_dir": str(site), "theme": "readthedocs",

@@ -187,13 +187,6 @@ static void add_row(const bench *b, const cot_case *c, const measurement *m, dou
         "footprint", bytes, "workspace_bytes", (json_int_t)m->choice->workspace_bytes, "chosen", m->choice->chosen,
         "device", b->device, "clock_ghz", 1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version",
         cot_version());
-    if (c->flops > PRODUCTS_BOUND * bytes && m->choice->kernel->backend == COT_BACKEND_CPU && !b->options->brief) {
-        cot_queue *queue = make_queue(b, m->choice->kernel);
-        const double products = measure_products(queue, first->dtype);
-        cot_queue_destroy(queue);
-        json_object_set_new(row, "product_ceiling", json_real(1e-12 * products));
-        json_object_set_new(row, "product_ratio", json_real(c->flops / seconds / products));
-    }
     if (m->product_rate > 0) {
         json_object_set_new(row, "product_ceiling", json_real(1e-12 * m->product_rate));
         json_object_set_new(row, "product_ratio", json_real(c->flops / seconds / m->product_rate));
@@ -258,10 +251,14 @@ static void bench_on_host(bench *b, const cot_case *c, const cot_choice *choices
     const double plain = median(run.runners[0].samples, run.runners[0].count);
     const double streaming = median(run.runners[1].samples, run.runners[1].count);
     const double ceiling = 2 * (double)run.copy.bytes / (plain < streaming ? plain : streaming);
+    const bool measure_product_rate = case_is_product_bound(c, direction) && !b->options->brief;
+    const cot_dtype dtype = cot_field_tensor(&direction->fields[0], (void *)c->args)->dtype;
     for (int i = 2; i < run.count; i++) {
         runner *r = &run.runners[i];
-        const measurement m = {
-            .choice = r->choice, .threads = (int)cot_queue_threads(r->queue), .seconds = median(r->samples, r->count)};
+        const measurement m = {.choice = r->choice,
+                               .threads = (int)cot_queue_threads(r->queue),
+                               .seconds = median(r->samples, r->count),
+                               .product_rate = measure_product_rate ? measure_products(r->queue, dtype) : 0};
         add_row(b, c, &m, ceiling);
         cot_queue_destroy(r->queue);
     }

@@ -259,7 +259,7 @@ static cot_status make_product_runner(device_queue *d, cot_dtype dtype, runner *
     return status == COT_OK ? enqueue_products(r) : status;
 }
 
-static bool is_product_bound(const cot_case *c, const cot_direction *direction)
+bool case_is_product_bound(const cot_case *c, const cot_direction *direction)
 {
     return c->flops > PRODUCTS_BOUND * compulsory_bytes(direction, c->args);
 }
@@ -272,7 +272,7 @@ cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const
     device_queue *queues = allocate(COT_MAX_KERNELS + 1, sizeof *queues);
     runner *runners = allocate(COT_MAX_KERNELS + 3, sizeof *runners);
     const cot_dtype dtype = cot_field_tensor(&direction->fields[0], (void *)c->args)->dtype;
-    const int product_runners = is_product_bound(c, direction) && !brief;
+    const int product_runners = case_is_product_bound(c, direction) && !brief;
     device_image *images = allocate(MAX_IMAGES, sizeof *images);
     size_t workspace_bytes = 0;
     int copies = 0, image_count = 0;

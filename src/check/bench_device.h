@@ -27,7 +27,7 @@ typedef struct measurement {
     double seconds;
     double interleaved_seconds; /* GPU: interleaved with the other kernels and the copies */
     double burst_seconds;       /* GPU, if products bound the case: one call after idle time; else 0 */
-    double product_rate;        /* GPU, if products bound the case: FLOP/s of products alone; else 0 */
+    double product_rate;        /* if products bound the case: FLOP/s of products alone; else 0 */
     bool has_power;             /* whether `power` is valid: the GPU's averages under load */
     power_average power;
 } measurement;
@@ -52,5 +52,8 @@ double median(double *samples, int count);
 
 /* The bytes of a call that reads each input once and writes each output once. */
 double compulsory_bytes(const cot_direction *direction, const void *args);
+
+/* More operations per compulsory byte than PRODUCTS_BOUND. */
+bool case_is_product_bound(const cot_case *c, const cot_direction *direction);
 
 #endif

@@ -10,34 +10,28 @@
     extern "C" __global__ void __launch_bounds__(threads) \
         product_rate_##name(const __grid_constant__ product_rate_call c)
 
-template <bool F16> static __device__ __forceinline__ uint32_t random_pair(uint32_t index)
+template <typename E> static __device__ __forceinline__ uint32_t random_pair(uint32_t index)
 {
-    const float low = random_operand(2 * index), high = random_operand(2 * index + 1);
-    if (F16) {
-        const __half2 pair = __floats2half2_rn(low, high);
-        return *(const uint32_t *)&pair;
-    }
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(const uint32_t *)&pair;
+    return cot_pack_pair<E>(random_operand(2 * index), random_operand(2 * index + 1));
 }
 
-template <bool F16> static __device__ __forceinline__ void repeat_products(const product_rate_call &c)
+template <typename E> static __device__ __forceinline__ void repeat_products(const product_rate_call &c)
 {
     constexpr int ROWS = MMA_RATE_M / 16, COLUMNS = MMA_RATE_N / 8;
     uint32_t a[ROWS][4], b[COLUMNS][2];
     float d[ROWS][COLUMNS][4] = {};
 #pragma unroll
     for (int i = 0; i < ROWS * 4; i++)
-        a[i / 4][i % 4] = random_pair<F16>(i * MMA_RATE_THREADS + threadIdx.x);
+        a[i / 4][i % 4] = random_pair<E>(i * MMA_RATE_THREADS + threadIdx.x);
 #pragma unroll
     for (int i = 0; i < COLUMNS * 2; i++)
-        b[i / 2][i % 2] = random_pair<F16>((ROWS * 4 + i) * MMA_RATE_THREADS + threadIdx.x);
+        b[i / 2][i % 2] = random_pair<E>((ROWS * 4 + i) * MMA_RATE_THREADS + threadIdx.x);
     for (int repeat = 0; repeat < c.repeats; repeat++)
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++)
-                if (F16)
+                if constexpr (cot_is_f16<E>)
                     cot_mma_f16(d[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j][0], b[j][1]);
                 else
                     cot_mma_bf16(d[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j][0], b[j][1]);
@@ -49,12 +43,12 @@ template <bool F16> static __device__ __forceinline__ void repeat_products(const
 
 KERNEL(mma_bf16, MMA_RATE_THREADS)
 {
-    repeat_products<false>(c);
+    repeat_products<__nv_bfloat16>(c);
 }
 
 KERNEL(mma_f16, MMA_RATE_THREADS)
 {
-    repeat_products<true>(c);
+    repeat_products<__half>(c);
 }
 
 KERNEL(fma_f32, FMA_RATE_THREADS)
