@@ -64,7 +64,7 @@ def navigation(names):
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: make_guide.py DIRECTORY")
     site = pathlib.Path(sys.argv[1]).resolve()
     source = site.with_name(site.name + ".pages")
