@@ -31,6 +31,9 @@ NAVIGATION = [
                      ("Contributing", "CONTRIBUTING.md"), ("Changes", "CHANGELOG.md")]),
 ]
 
+# The theme leaves no space between a table and the text below it.
+TABLES_CSS = ".rst-content table { margin-bottom: 24px } .rst-content td, .rst-content th { padding: 4px 8px }\n"
+
 
 def stage(directory, names):
     """Copies the pages, and the files that they link to."""
@@ -71,8 +74,10 @@ def main():
     shutil.rmtree(source, ignore_errors=True)
     names = [str(page.relative_to(ROOT)) for page in pages_of(ROOT)]
     stage(source, names)
+    (source / "tables.css").write_text(TABLES_CSS)
     config = source.with_suffix(".yml")
     config.write_text(json.dumps({"site_name": "Cotangent", "docs_dir": str(source), "site_dir": str(site), "theme": "readthedocs",
+                                  "extra_css": ["tables.css"],
                                   "use_directory_urls": False, "nav": navigation(names), "plugins": []}))
     subprocess.run(["mkdocs", "build", "--quiet", "--clean", "--config-file", str(config)], check=True)
     print(f"make_guide: {site}/index.html")
