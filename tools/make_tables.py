@@ -638,11 +638,11 @@ def front(results, peers):
         for any_order in (False, True) if op == "attention" else (False,):
             cells = [front_cell(op, direction, any_order, rows, peer_rows) for direction in ("forward", "backward")]
             if any(cells):
-                lines.append(f"| {op} {'any order' if any_order else case} | {cells[0]} | {cells[1]} |")
+                lines.append(f"| {op} {case}{', dq summed in any order' if any_order else ''} | {cells[0]} | {cells[1]} |")
                 dates.add(max(row["date"] for row in rows + peer_rows))
     if not dates:
         return "Nothing measured yet.\n"
-    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, bf16, {max(dates)}; *of copy*: share of the memory copy rate:", "",
+    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, bf16, {max(dates)}; *of copy*: share of the memory copy rate; *taps*: K shifted products:", "",
                       *lines, ""]) + "\n"
 
 

@@ -131,8 +131,12 @@ static void parse_option_value(const struct argp_state *state, const cot_option 
     const bool is_out_of_range = option->kind == COT_OPTION_I32 && strtol(text, NULL, 10) != *(int32_t *)member;
     const bool is_negative = option->kind == COT_OPTION_U64 && strchr(text, '-') != NULL;
     if (end == text || *end != '\0' || errno != 0 || is_out_of_range || is_negative)
-        argp_error(state, "--%s is '%s', expected a %s", option->name, text,
-                   option->kind >= COT_OPTION_F32 ? "number" : "whole number in its range");
+        argp_error(state, "--%s is '%s', expected %s, as in --%s=1", option->name, text,
+                   option->kind >= COT_OPTION_F32   ? "a number"
+                   : option->kind == COT_OPTION_I32 ? "an integer of 32 bits"
+                   : option->kind == COT_OPTION_U64 ? "a whole number of 64 bits"
+                                                    : "an integer of 64 bits",
+                   option->name);
 }
 
 /* Returns the number of the input with the name `out`, or -1 if the direction has none. */
