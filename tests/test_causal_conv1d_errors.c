@@ -562,8 +562,9 @@ static void forced_kernels(void **state)
     f.b.x = VIEW(f.out.y, COT_F64, B, D, T);
     f.b.weight = VIEW(f.out.weight, COT_F64, D, K);
     f.b.dy = f.b.x;
-    REFUSED(&f, BACKWARD, SHAPE_FAULT, COT_UNSUPPORTED,
-            "causal_conv1d_backward: the forced kernel causal_conv1d_bwd_scalar refuses: it sums in float32, x is f64");
+    REFUSED(
+        &f, BACKWARD, SHAPE_FAULT, COT_UNSUPPORTED,
+        "causal_conv1d_backward: the forced kernel causal_conv1d_bwd_scalar refuses: it computes in float32, the tensors are f64");
 }
 
 static void workspaces(void **state)

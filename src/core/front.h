@@ -15,8 +15,6 @@
             return status_;                      \
     } while (0)
 
-#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
-
 /* A tensor argument with its name, for checks over all tensors of a call. */
 typedef struct cot_named_tensor {
     const char *name;

@@ -30,13 +30,6 @@ typedef struct cot_kernel {
 /* The backend of a kernel, from its instruction set. */
 #define COT_ISA_BACKEND(isa) ((isa) >= COT_ISA_SM80 ? COT_BACKEND_CUDA : COT_BACKEND_CPU)
 
-/* An entry of a kernel table. `.scratch = FUNCTION` may follow the workspace. */
-#define COT_KERNEL_ENTRY(name_, direction_, isa_, intermediate_, admit_, cost_, ...)                          \
-    {                                                                                                         \
-        .name = #name_, .direction = direction_, .backend = COT_ISA_BACKEND(isa_), .isa = isa_,               \
-        .intermediate = intermediate_, .admit = admit_, .cost = cost_, .run = name_, .workspace = __VA_ARGS__ \
-    }
-
 typedef enum cot_role { COT_INPUT, COT_OUTPUT, COT_INPUT_OUTPUT } cot_role;
 
 /* One tensor of an argument struct. */

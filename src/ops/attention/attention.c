@@ -5,6 +5,7 @@
 
 #include "core/cpu_features.h"
 #include "core/front.h"
+#include "core/op_tables.h"
 #include "core/status.h"
 
 #include <inttypes.h>
@@ -569,8 +570,7 @@ static cot_status validate_merge(const char *call, const void *args, bool with_d
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...) \
-    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#define COT_KERNEL COT_DECLARE_KERNEL
 #include "attention_kernels.def"
 #undef COT_KERNEL
 
@@ -579,101 +579,95 @@ static cot_status validate_merge(const char *call, const void *args, bool with_d
 #include "cuda/attention_mma_launch.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...) \
-    COT_KERNEL_ENTRY(name, COT_ATTENTION_##direction, COT_ISA_##isa, COT_##intermediate, admit, cost, __VA_ARGS__),
+#define COT_KERNEL(direction, ...) COT_KERNEL_ENTRY(COT_ATTENTION_##direction, __VA_ARGS__),
 #include "attention_kernels.def"
 #undef COT_KERNEL
 };
 
 /* Tables, one entry per line. */
 /* clang-format off */
-#define INPUT(direction, name) {#name, offsetof(cot_attention_##direction##_args, name), COT_INPUT, false}
-#define OUTPUT(direction, name) {#name, offsetof(cot_attention_##direction##_args, name), COT_OUTPUT, false}
-#define GRADIENT(name) {#name, offsetof(cot_attention_backward_args, name), COT_OUTPUT, true}
 
 static const cot_field forward_fields[] = {
-    INPUT(forward, q),
-    INPUT(forward, k),
-    INPUT(forward, v),
-    INPUT(forward, cu_seqlens_q),
-    INPUT(forward, cu_seqlens_k),
-    INPUT(forward, seqused_q),
-    INPUT(forward, seqused_k),
-    INPUT(forward, sink),
-    INPUT(forward, alibi_slopes),
-    INPUT(forward, bias),
-    INPUT(forward, dropout_seed_memory),
-    INPUT(forward, dropout_offset_memory),
-    OUTPUT(forward, out),
-    OUTPUT(forward, lse),
+    COT_FIELD(attention_forward, q, COT_INPUT),
+    COT_FIELD(attention_forward, k, COT_INPUT),
+    COT_FIELD(attention_forward, v, COT_INPUT),
+    COT_FIELD(attention_forward, cu_seqlens_q, COT_INPUT),
+    COT_FIELD(attention_forward, cu_seqlens_k, COT_INPUT),
+    COT_FIELD(attention_forward, seqused_q, COT_INPUT),
+    COT_FIELD(attention_forward, seqused_k, COT_INPUT),
+    COT_FIELD(attention_forward, sink, COT_INPUT),
+    COT_FIELD(attention_forward, alibi_slopes, COT_INPUT),
+    COT_FIELD(attention_forward, bias, COT_INPUT),
+    COT_FIELD(attention_forward, dropout_seed_memory, COT_INPUT),
+    COT_FIELD(attention_forward, dropout_offset_memory, COT_INPUT),
+    COT_FIELD(attention_forward, out, COT_OUTPUT),
+    COT_FIELD(attention_forward, lse, COT_OUTPUT),
 };
 
 static const cot_field backward_fields[] = {
-    INPUT(backward, q),
-    INPUT(backward, k),
-    INPUT(backward, v),
-    INPUT(backward, cu_seqlens_q),
-    INPUT(backward, cu_seqlens_k),
-    INPUT(backward, seqused_q),
-    INPUT(backward, seqused_k),
-    INPUT(backward, sink),
-    INPUT(backward, alibi_slopes),
-    INPUT(backward, bias),
-    INPUT(backward, dropout_seed_memory),
-    INPUT(backward, dropout_offset_memory),
-    INPUT(backward, lse),
-    INPUT(backward, out),
-    INPUT(backward, dout),
-    INPUT(backward, dlse),
-    INPUT(backward, delta),
-    GRADIENT(dq),
-    GRADIENT(dk),
-    GRADIENT(dv),
-    GRADIENT(dsink),
-    GRADIENT(dbias),
+    COT_FIELD(attention_backward, q, COT_INPUT),
+    COT_FIELD(attention_backward, k, COT_INPUT),
+    COT_FIELD(attention_backward, v, COT_INPUT),
+    COT_FIELD(attention_backward, cu_seqlens_q, COT_INPUT),
+    COT_FIELD(attention_backward, cu_seqlens_k, COT_INPUT),
+    COT_FIELD(attention_backward, seqused_q, COT_INPUT),
+    COT_FIELD(attention_backward, seqused_k, COT_INPUT),
+    COT_FIELD(attention_backward, sink, COT_INPUT),
+    COT_FIELD(attention_backward, alibi_slopes, COT_INPUT),
+    COT_FIELD(attention_backward, bias, COT_INPUT),
+    COT_FIELD(attention_backward, dropout_seed_memory, COT_INPUT),
+    COT_FIELD(attention_backward, dropout_offset_memory, COT_INPUT),
+    COT_FIELD(attention_backward, lse, COT_INPUT),
+    COT_FIELD(attention_backward, out, COT_INPUT),
+    COT_FIELD(attention_backward, dout, COT_INPUT),
+    COT_FIELD(attention_backward, dlse, COT_INPUT),
+    COT_FIELD(attention_backward, delta, COT_INPUT),
+    COT_GRADIENT(attention_backward, dq),
+    COT_GRADIENT(attention_backward, dk),
+    COT_GRADIENT(attention_backward, dv),
+    COT_GRADIENT(attention_backward, dsink),
+    COT_GRADIENT(attention_backward, dbias),
 };
 
 static const cot_field delta_fields[] = {
-    INPUT(delta, out),
-    INPUT(delta, dout),
-    INPUT(delta, dlse),
-    OUTPUT(delta, delta),
+    COT_FIELD(attention_delta, out, COT_INPUT),
+    COT_FIELD(attention_delta, dout, COT_INPUT),
+    COT_FIELD(attention_delta, dlse, COT_INPUT),
+    COT_FIELD(attention_delta, delta, COT_OUTPUT),
 };
 
 static const cot_field merge_fields[] = {
-    INPUT(merge, out_a),
-    INPUT(merge, out_b),
-    INPUT(merge, lse_a),
-    INPUT(merge, lse_b),
-    INPUT(merge, sink),
-    OUTPUT(merge, out),
-    OUTPUT(merge, lse),
+    COT_FIELD(attention_merge, out_a, COT_INPUT),
+    COT_FIELD(attention_merge, out_b, COT_INPUT),
+    COT_FIELD(attention_merge, lse_a, COT_INPUT),
+    COT_FIELD(attention_merge, lse_b, COT_INPUT),
+    COT_FIELD(attention_merge, sink, COT_INPUT),
+    COT_FIELD(attention_merge, out, COT_OUTPUT),
+    COT_FIELD(attention_merge, lse, COT_OUTPUT),
 };
 
-#define OPTION(direction, name, kind, note) \
-    {#name, offsetof(cot_attention_##direction##_args, name), COT_OPTION_##kind, NULL, note}
-#define SHARED_OPTIONS(direction) \
-    OPTION(direction, causal, I32, "1: no key after the query"), \
-    OPTION(direction, window, I32, "1: window_left and window_right count"), \
-    OPTION(direction, window_left, I64, "keys before the query; -1: all"), \
-    OPTION(direction, window_right, I64, "keys after the query; -1: all"), \
-    OPTION(direction, scale, F64, "default 1/sqrt(d)"), \
-    OPTION(direction, softcap, F64, "default none"), \
-    OPTION(direction, dropout_p, F64, "probability of dropping"), \
-    OPTION(direction, dropout_seed, U64, NULL), \
-    OPTION(direction, dropout_offset, U64, NULL), \
-    OPTION(direction, max_seqlen_q, I64, "the longest sequence of cu_seqlens_q, which requires it"), \
-    OPTION(direction, max_seqlen_k, I64, "the longest sequence of cu_seqlens_k, which requires it"), \
-    OPTION(direction, q_begin, I64, "of a block of queries: its first row in the sequence"), \
-    OPTION(direction, q_length, I64, "of a block of queries: rows of the sequence; by default q is no block"), \
-    OPTION(direction, k_begin, I64, "of a block of keys: its first row in the sequence"), \
-    OPTION(direction, k_length, I64, "of a block of keys: rows of the sequence; by default k is no block")
+#define SHARED_OPTIONS(call) \
+    COT_CALL_OPTION(call, causal, I32, NULL, "1: no key after the query"), \
+    COT_CALL_OPTION(call, window, I32, NULL, "1: window_left and window_right count"), \
+    COT_CALL_OPTION(call, window_left, I64, NULL, "keys before the query; -1: all"), \
+    COT_CALL_OPTION(call, window_right, I64, NULL, "keys after the query; -1: all"), \
+    COT_CALL_OPTION(call, scale, F64, NULL, "default 1/sqrt(d)"), \
+    COT_CALL_OPTION(call, softcap, F64, NULL, "default none"), \
+    COT_CALL_OPTION(call, dropout_p, F64, NULL, "probability of dropping"), \
+    COT_CALL_OPTION(call, dropout_seed, U64, NULL, NULL), \
+    COT_CALL_OPTION(call, dropout_offset, U64, NULL, NULL), \
+    COT_CALL_OPTION(call, max_seqlen_q, I64, NULL, "the longest sequence of cu_seqlens_q, which requires it"), \
+    COT_CALL_OPTION(call, max_seqlen_k, I64, NULL, "the longest sequence of cu_seqlens_k, which requires it"), \
+    COT_CALL_OPTION(call, q_begin, I64, NULL, "of a block of queries: its first row in the sequence"), \
+    COT_CALL_OPTION(call, q_length, I64, NULL, "of a block of queries: rows of the sequence; by default q is no block"), \
+    COT_CALL_OPTION(call, k_begin, I64, NULL, "of a block of keys: its first row in the sequence"), \
+    COT_CALL_OPTION(call, k_length, I64, NULL, "of a block of keys: rows of the sequence; by default k is no block")
 
-static const cot_option forward_options[] = {SHARED_OPTIONS(forward)};
+static const cot_option forward_options[] = {SHARED_OPTIONS(attention_forward)};
 static const cot_option backward_options[] = {
-    SHARED_OPTIONS(backward),
-    OPTION(backward, accumulate, I32, "1: gradients are added to old values"),
-    OPTION(backward, allow_nondeterminism, I32, "1: a faster order of sums, other last bits every run"),
+    SHARED_OPTIONS(attention_backward),
+    COT_CALL_OPTION(attention_backward, accumulate, I32, NULL, "1: gradients are added to old values"),
+    COT_CALL_OPTION(attention_backward, allow_nondeterminism, I32, NULL, "1: a faster order of sums, other last bits every run"),
 };
 
 /* Packed tensors have no batch axis. */
@@ -687,59 +681,60 @@ static const char delta_signature[] = "out[...,Tq,H,dv] dout[...,Tq,H,dv] dlse[.
 static const char merge_signature[] =
     "out_a[...,Tq,H,dv] out_b[...,Tq,H,dv] lse_a[...,H,Tq] lse_b[...,H,Tq] sink[H] out=out_a lse=lse_a";
 
-#define DIRECTION(direction, problem, accumulate_at, index_data, options_, option_count_)                  \
-    {                                                                                          \
-        .name = #direction,                                                                    \
-        .call = "attention_" #direction,                                                       \
-        .op = &cot_attention_op,                                                               \
-        .args_size = sizeof(cot_attention_##direction##_args),                                 \
-        .problem_size = sizeof(problem),                                                       \
-        .workspace_offset = offsetof(cot_attention_##direction##_args, workspace),             \
-        .workspace_bytes_offset = offsetof(cot_attention_##direction##_args, workspace_bytes), \
-        .accumulate_offset = accumulate_at,                                                    \
-        .options = options_,                                                                   \
-        .option_count = option_count_,                                                         \
-        .signature = direction##_signature,                                                    \
-        .fields = direction##_fields,                                                          \
-        .field_count = COUNT(direction##_fields),                                              \
-        .check_index_data = index_data,                                                        \
-        .validate = validate_##direction,                                                      \
-    }
 /* clang-format on */
 
 const cot_direction cot_attention_directions[] = {
-    DIRECTION(forward, attention_problem, 0, check_lengths, forward_options, COUNT(forward_options)),
-    DIRECTION(backward, attention_problem, offsetof(cot_attention_backward_args, accumulate), check_lengths,
-              backward_options, COUNT(backward_options)),
-    DIRECTION(delta, attention_delta_problem, 0, NULL, NULL, 0),
-    DIRECTION(merge, attention_merge_problem, 0, NULL, NULL, 0),
+    COT_DIRECTION(attention, forward, forward, .problem_size = sizeof(attention_problem), COT_OPTIONS(forward_options),
+                  .check_index_data = check_lengths),
+    COT_DIRECTION(attention, backward, backward, .problem_size = sizeof(attention_problem),
+                  COT_OPTIONS(backward_options), COT_ACCUMULATE(attention_backward), .check_index_data = check_lengths),
+    COT_DIRECTION(attention, delta, delta, .problem_size = sizeof(attention_delta_problem)),
+    COT_DIRECTION(attention, merge, merge, .problem_size = sizeof(attention_merge_problem)),
 };
 
-const cot_op cot_attention_op = {
-    .name = "attention",
-    .directions = cot_attention_directions,
-    .direction_count = COUNT(cot_attention_directions),
-    .kernels = kernels,
-    .kernel_count = COUNT(kernels),
-};
+const cot_op cot_attention_op = COT_OP(attention, kernels);
 
 _Static_assert(sizeof(cot_attention_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
 _Static_assert(sizeof(attention_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
 
 /* ---- the public calls --------------------------------------------------------------------------------- */
 
-#define PUBLIC_CALL(direction, index)                                                                                \
-    cot_status cot_attention_##direction(cot_queue *queue, const cot_attention_##direction##_args *args)             \
-    {                                                                                                                \
-        return cot_op_run(&cot_attention_directions[index], queue, args);                                            \
-    }                                                                                                                \
-    cot_status cot_attention_##direction##_workspace(cot_queue *queue, const cot_attention_##direction##_args *args, \
-                                                     size_t *bytes)                                                  \
-    {                                                                                                                \
-        return cot_op_workspace(&cot_attention_directions[index], queue, args, bytes);                               \
-    }
+cot_status cot_attention_forward(cot_queue *queue, const cot_attention_forward_args *args)
+{
+    return cot_op_run(&cot_attention_directions[COT_ATTENTION_FORWARD], queue, args);
+}
 
-PUBLIC_CALL(forward, COT_ATTENTION_FORWARD)
-PUBLIC_CALL(backward, COT_ATTENTION_BACKWARD)
-PUBLIC_CALL(delta, COT_ATTENTION_DELTA)
-PUBLIC_CALL(merge, COT_ATTENTION_MERGE)
+cot_status cot_attention_forward_workspace(cot_queue *queue, const cot_attention_forward_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_attention_directions[COT_ATTENTION_FORWARD], queue, args, bytes);
+}
+
+cot_status cot_attention_backward(cot_queue *queue, const cot_attention_backward_args *args)
+{
+    return cot_op_run(&cot_attention_directions[COT_ATTENTION_BACKWARD], queue, args);
+}
+
+cot_status cot_attention_backward_workspace(cot_queue *queue, const cot_attention_backward_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_attention_directions[COT_ATTENTION_BACKWARD], queue, args, bytes);
+}
+
+cot_status cot_attention_delta(cot_queue *queue, const cot_attention_delta_args *args)
+{
+    return cot_op_run(&cot_attention_directions[COT_ATTENTION_DELTA], queue, args);
+}
+
+cot_status cot_attention_delta_workspace(cot_queue *queue, const cot_attention_delta_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_attention_directions[COT_ATTENTION_DELTA], queue, args, bytes);
+}
+
+cot_status cot_attention_merge(cot_queue *queue, const cot_attention_merge_args *args)
+{
+    return cot_op_run(&cot_attention_directions[COT_ATTENTION_MERGE], queue, args);
+}
+
+cot_status cot_attention_merge_workspace(cot_queue *queue, const cot_attention_merge_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_attention_directions[COT_ATTENTION_MERGE], queue, args, bytes);
+}

@@ -6,17 +6,9 @@
 
 #include "cpu/attention_tiling.h"
 
-static inline const char *admit_scalar(const void *problem)
-{
-    const attention_sizes *sizes = problem;
-    return sizes->dtype == COT_F64 ? "it sums in float32, the tensors are f64" : NULL;
-}
+#include "core/op_tables.h"
 
-static inline const char *admit_scalar_f64(const void *problem)
-{
-    const attention_sizes *sizes = problem;
-    return sizes->dtype == COT_F64 ? NULL : "it serves f64 only";
-}
+COT_ADMIT_SCALAR(attention_sizes)
 
 /* Pairs of a query and a key, as if all were visible. The visible share is the same for every kernel. */
 static inline double attention_pairs(const attention_sizes *z)
@@ -46,7 +38,7 @@ static inline double cost_rows_scalar(const void *problem)
 static inline const char *attention_admit_rows(const attention_sizes *z, const cot_tensor *const tensors[3])
 {
     if (z->dtype == COT_F64)
-        return "it sums in float32, the tensors are f64";
+        return "it computes in float32, the tensors are f64";
     for (int i = 0; i < 3; i++)
         if (cot_is_present(tensors[i]) && tensors[i]->stride[3] != 1 && tensors[i]->shape[3] > 1)
             return "the last axis of a tensor is not contiguous";
@@ -122,7 +114,7 @@ static inline const char *attention_admit_tiled(const attention_problem *p)
     const attention_sizes *z = &p->sizes;
     const cot_tensor *const rows[] = {&p->q, &p->k, &p->v, &p->out, &p->dout, &p->dq, &p->dk, &p->dv};
     if (z->dtype == COT_F64)
-        return "it sums in float32, the tensors are f64";
+        return "it computes in float32, the tensors are f64";
     if (z->d > ATTENTION_MAX_D || z->dv > ATTENTION_MAX_D)
         return "it serves d and dv up to 256";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

@@ -5,6 +5,7 @@
 
 #include "core/cpu_features.h"
 #include "core/front.h"
+#include "core/op_tables.h"
 #include "core/status.h"
 
 #include <inttypes.h>
@@ -283,8 +284,7 @@ static cot_status check_update_data(const char *call, const void *problem)
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
-    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#define COT_KERNEL COT_DECLARE_KERNEL
 #include "causal_conv1d_kernels.def"
 #undef COT_KERNEL
 
@@ -292,62 +292,55 @@ static cot_status check_update_data(const char *call, const void *problem)
 #include "cuda/causal_conv1d_launch.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
-    COT_KERNEL_ENTRY(name, COT_CAUSAL_CONV1D_##direction, COT_ISA_##isa, COT_F32, admit, cost, __VA_ARGS__),
+#define COT_KERNEL(direction, ...) COT_KERNEL_ENTRY(COT_CAUSAL_CONV1D_##direction, __VA_ARGS__),
 #include "causal_conv1d_kernels.def"
 #undef COT_KERNEL
 };
 
 /* Tables, one entry per line. */
 /* clang-format off */
-#define FIELD(direction, name, role) {#name, offsetof(cot_causal_conv1d_##direction##_args, name), role, false}
-#define PARAMETER_GRADIENT(name) {#name, offsetof(cot_causal_conv1d_backward_args, name), COT_OUTPUT, true}
 
 static const cot_field forward_fields[] = {
-    FIELD(forward, x, COT_INPUT),
-    FIELD(forward, weight, COT_INPUT),
-    FIELD(forward, bias, COT_INPUT),
-    FIELD(forward, initial_state, COT_INPUT),
-    FIELD(forward, seq_idx, COT_INPUT),
-    FIELD(forward, cu_seqlens, COT_INPUT),
-    FIELD(forward, y, COT_OUTPUT),
-    FIELD(forward, final_state, COT_OUTPUT),
+    COT_FIELD(causal_conv1d_forward, x, COT_INPUT),
+    COT_FIELD(causal_conv1d_forward, weight, COT_INPUT),
+    COT_FIELD(causal_conv1d_forward, bias, COT_INPUT),
+    COT_FIELD(causal_conv1d_forward, initial_state, COT_INPUT),
+    COT_FIELD(causal_conv1d_forward, seq_idx, COT_INPUT),
+    COT_FIELD(causal_conv1d_forward, cu_seqlens, COT_INPUT),
+    COT_FIELD(causal_conv1d_forward, y, COT_OUTPUT),
+    COT_FIELD(causal_conv1d_forward, final_state, COT_OUTPUT),
 };
 
 static const cot_field backward_fields[] = {
-    FIELD(backward, x, COT_INPUT),
-    FIELD(backward, weight, COT_INPUT),
-    FIELD(backward, bias, COT_INPUT),
-    FIELD(backward, initial_state, COT_INPUT),
-    FIELD(backward, seq_idx, COT_INPUT),
-    FIELD(backward, cu_seqlens, COT_INPUT),
-    FIELD(backward, dy, COT_INPUT),
-    FIELD(backward, dfinal_state, COT_INPUT),
-    FIELD(backward, dx, COT_OUTPUT),
-    PARAMETER_GRADIENT(dweight),
-    PARAMETER_GRADIENT(dbias),
-    FIELD(backward, dinitial_state, COT_OUTPUT),
+    COT_FIELD(causal_conv1d_backward, x, COT_INPUT),
+    COT_FIELD(causal_conv1d_backward, weight, COT_INPUT),
+    COT_FIELD(causal_conv1d_backward, bias, COT_INPUT),
+    COT_FIELD(causal_conv1d_backward, initial_state, COT_INPUT),
+    COT_FIELD(causal_conv1d_backward, seq_idx, COT_INPUT),
+    COT_FIELD(causal_conv1d_backward, cu_seqlens, COT_INPUT),
+    COT_FIELD(causal_conv1d_backward, dy, COT_INPUT),
+    COT_FIELD(causal_conv1d_backward, dfinal_state, COT_INPUT),
+    COT_FIELD(causal_conv1d_backward, dx, COT_OUTPUT),
+    COT_GRADIENT(causal_conv1d_backward, dweight),
+    COT_GRADIENT(causal_conv1d_backward, dbias),
+    COT_FIELD(causal_conv1d_backward, dinitial_state, COT_OUTPUT),
 };
 
 static const cot_field update_fields[] = {
-    FIELD(update, x, COT_INPUT),
-    FIELD(update, weight, COT_INPUT),
-    FIELD(update, bias, COT_INPUT),
-    FIELD(update, conv_state, COT_INPUT_OUTPUT),
-    FIELD(update, cache_seqlens, COT_INPUT),
-    FIELD(update, conv_state_indices, COT_INPUT),
-    FIELD(update, y, COT_OUTPUT),
+    COT_FIELD(causal_conv1d_update, x, COT_INPUT),
+    COT_FIELD(causal_conv1d_update, weight, COT_INPUT),
+    COT_FIELD(causal_conv1d_update, bias, COT_INPUT),
+    COT_FIELD(causal_conv1d_update, conv_state, COT_INPUT_OUTPUT),
+    COT_FIELD(causal_conv1d_update, cache_seqlens, COT_INPUT),
+    COT_FIELD(causal_conv1d_update, conv_state_indices, COT_INPUT),
+    COT_FIELD(causal_conv1d_update, y, COT_OUTPUT),
 };
 
-#define ACTIVATION(direction) \
-    {"activation", offsetof(cot_causal_conv1d_##direction##_args, activation), COT_OPTION_ENUM, "none silu", NULL}
-
-static const cot_option forward_options[] = {ACTIVATION(forward)};
-static const cot_option update_options[] = {ACTIVATION(update)};
+static const cot_option forward_options[] = {COT_CALL_OPTION(causal_conv1d_forward, activation, ENUM, "none silu", NULL)};
+static const cot_option update_options[] = {COT_CALL_OPTION(causal_conv1d_update, activation, ENUM, "none silu", NULL)};
 static const cot_option backward_options[] = {
-    ACTIVATION(backward),
-    {"accumulate", offsetof(cot_causal_conv1d_backward_args, accumulate), COT_OPTION_I32, NULL,
-     "1: dweight and dbias are added to old values"},
+    COT_CALL_OPTION(causal_conv1d_backward, activation, ENUM, "none silu", NULL),
+    COT_CALL_OPTION(causal_conv1d_backward, accumulate, I32, NULL, "1: dweight and dbias are added to old values"),
 };
 
 static const char forward_signature[] =
@@ -358,39 +351,19 @@ static const char backward_signature[] =
 static const char update_signature[] =
     "x[B,D,T] weight[D,K] bias[D] conv_state[N,D,S] cache_seqlens[B] conv_state_indices[B] y=x";
 
-#define DIRECTION(direction, accumulate_at)                                                                       \
-    {                                                                                              \
-        .name = #direction,                                                                        \
-        .call = "causal_conv1d_" #direction,                                                       \
-        .op = &cot_causal_conv1d_op,                                                               \
-        .args_size = sizeof(cot_causal_conv1d_##direction##_args),                                 \
-        .problem_size = sizeof(conv1d_##direction##_problem),                                      \
-        .workspace_offset = offsetof(cot_causal_conv1d_##direction##_args, workspace),             \
-        .workspace_bytes_offset = offsetof(cot_causal_conv1d_##direction##_args, workspace_bytes), \
-        .accumulate_offset = accumulate_at,                                      \
-        .fields = direction##_fields,                                                              \
-        .field_count = COUNT(direction##_fields),                                                  \
-        .options = direction##_options,                                                            \
-        .option_count = COUNT(direction##_options),                                                \
-        .signature = direction##_signature,                                                        \
-        .validate = validate_##direction,                                                          \
-        .check_index_data = check_##direction##_data,                                              \
-    }
 /* clang-format on */
 
 const cot_direction cot_causal_conv1d_directions[] = {
-    DIRECTION(forward, 0),
-    DIRECTION(backward, offsetof(cot_causal_conv1d_backward_args, accumulate)),
-    DIRECTION(update, 0),
+    COT_DIRECTION(causal_conv1d, forward, forward, .problem_size = sizeof(conv1d_forward_problem),
+                  COT_OPTIONS(forward_options), .check_index_data = check_forward_data),
+    COT_DIRECTION(causal_conv1d, backward, backward, .problem_size = sizeof(conv1d_backward_problem),
+                  COT_OPTIONS(backward_options), COT_ACCUMULATE(causal_conv1d_backward),
+                  .check_index_data = check_backward_data),
+    COT_DIRECTION(causal_conv1d, update, update, .problem_size = sizeof(conv1d_update_problem),
+                  COT_OPTIONS(update_options), .check_index_data = check_update_data),
 };
 
-const cot_op cot_causal_conv1d_op = {
-    .name = "causal_conv1d",
-    .directions = cot_causal_conv1d_directions,
-    .direction_count = COUNT(cot_causal_conv1d_directions),
-    .kernels = kernels,
-    .kernel_count = COUNT(kernels),
-};
+const cot_op cot_causal_conv1d_op = COT_OP(causal_conv1d, kernels);
 
 _Static_assert(sizeof(cot_causal_conv1d_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
 _Static_assert(sizeof(conv1d_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");

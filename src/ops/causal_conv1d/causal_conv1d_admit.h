@@ -7,17 +7,9 @@
 #include "cpu/causal_conv1d_im2col.h"
 #include "cpu/causal_conv1d_tiling.h"
 
-static inline const char *admit_scalar(const void *problem)
-{
-    const conv1d_sizes *sizes = problem;
-    return sizes->dtype == COT_F64 ? "it sums in float32, x is f64" : NULL;
-}
+#include "core/op_tables.h"
 
-static inline const char *admit_scalar_f64(const void *problem)
-{
-    const conv1d_sizes *sizes = problem;
-    return sizes->dtype == COT_F64 ? NULL : "it serves f64 only";
-}
+COT_ADMIT_SCALAR(conv1d_sizes)
 
 static inline double cost_scalar(const void *problem)
 {
@@ -40,7 +32,7 @@ static inline const char *admit_simd(const void *problem)
 {
     const conv1d_sizes *sizes = problem;
     if (sizes->dtype == COT_F64)
-        return "it sums in float32, x is f64";
+        return "it computes in float32, the tensors are f64";
     return sizes->K > CONV1D_MAX_K ? "it serves K up to 32" : NULL;
 }
 

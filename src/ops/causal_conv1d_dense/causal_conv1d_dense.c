@@ -5,6 +5,7 @@
 
 #include "core/cpu_features.h"
 #include "core/front.h"
+#include "core/op_tables.h"
 #include "core/status.h"
 
 #include <inttypes.h>
@@ -114,56 +115,47 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 
 /* ---- tables --------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...) \
-    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#define COT_KERNEL COT_DECLARE_KERNEL
 #include "causal_conv1d_dense_kernels.def"
 #undef COT_KERNEL
 
 #include "causal_conv1d_dense_admit.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...)                                        \
-    COT_KERNEL_ENTRY(name, COT_CAUSAL_CONV1D_DENSE_##direction, COT_ISA_##isa, COT_##intermediate, admit, cost, \
-                     __VA_ARGS__),
+#define COT_KERNEL(direction, ...) COT_KERNEL_ENTRY(COT_CAUSAL_CONV1D_DENSE_##direction, __VA_ARGS__),
 #include "causal_conv1d_dense_kernels.def"
 #undef COT_KERNEL
 };
 
 /* Tables: one entry per line. */
 /* clang-format off */
-#define FIELD(direction, name, role) {#name, offsetof(cot_causal_conv1d_dense_##direction##_args, name), role, false}
-#define PARAMETER_GRADIENT(name) {#name, offsetof(cot_causal_conv1d_dense_backward_args, name), COT_OUTPUT, true}
 
 static const cot_field forward_fields[] = {
-    FIELD(forward, x, COT_INPUT),
-    FIELD(forward, weight, COT_INPUT),
-    FIELD(forward, bias, COT_INPUT),
-    FIELD(forward, initial_state, COT_INPUT),
-    FIELD(forward, y, COT_OUTPUT),
-    FIELD(forward, final_state, COT_OUTPUT),
+    COT_FIELD(causal_conv1d_dense_forward, x, COT_INPUT),
+    COT_FIELD(causal_conv1d_dense_forward, weight, COT_INPUT),
+    COT_FIELD(causal_conv1d_dense_forward, bias, COT_INPUT),
+    COT_FIELD(causal_conv1d_dense_forward, initial_state, COT_INPUT),
+    COT_FIELD(causal_conv1d_dense_forward, y, COT_OUTPUT),
+    COT_FIELD(causal_conv1d_dense_forward, final_state, COT_OUTPUT),
 };
 
 static const cot_field backward_fields[] = {
-    FIELD(backward, x, COT_INPUT),
-    FIELD(backward, weight, COT_INPUT),
-    FIELD(backward, bias, COT_INPUT),
-    FIELD(backward, initial_state, COT_INPUT),
-    FIELD(backward, dy, COT_INPUT),
-    FIELD(backward, dfinal_state, COT_INPUT),
-    FIELD(backward, dx, COT_OUTPUT),
-    PARAMETER_GRADIENT(dweight),
-    PARAMETER_GRADIENT(dbias),
-    FIELD(backward, dinitial_state, COT_OUTPUT),
+    COT_FIELD(causal_conv1d_dense_backward, x, COT_INPUT),
+    COT_FIELD(causal_conv1d_dense_backward, weight, COT_INPUT),
+    COT_FIELD(causal_conv1d_dense_backward, bias, COT_INPUT),
+    COT_FIELD(causal_conv1d_dense_backward, initial_state, COT_INPUT),
+    COT_FIELD(causal_conv1d_dense_backward, dy, COT_INPUT),
+    COT_FIELD(causal_conv1d_dense_backward, dfinal_state, COT_INPUT),
+    COT_FIELD(causal_conv1d_dense_backward, dx, COT_OUTPUT),
+    COT_GRADIENT(causal_conv1d_dense_backward, dweight),
+    COT_GRADIENT(causal_conv1d_dense_backward, dbias),
+    COT_FIELD(causal_conv1d_dense_backward, dinitial_state, COT_OUTPUT),
 };
 
-#define ACTIVATION(direction) \
-    {"activation", offsetof(cot_causal_conv1d_dense_##direction##_args, activation), COT_OPTION_ENUM, "none silu", NULL}
-
-static const cot_option forward_options[] = {ACTIVATION(forward)};
+static const cot_option forward_options[] = {COT_CALL_OPTION(causal_conv1d_dense_forward, activation, ENUM, "none silu", NULL)};
 static const cot_option backward_options[] = {
-    ACTIVATION(backward),
-    {"accumulate", offsetof(cot_causal_conv1d_dense_backward_args, accumulate), COT_OPTION_I32, NULL,
-     "1: dweight and dbias are added to old values"},
+    COT_CALL_OPTION(causal_conv1d_dense_backward, activation, ENUM, "none silu", NULL),
+    COT_CALL_OPTION(causal_conv1d_dense_backward, accumulate, I32, NULL, "1: dweight and dbias are added to old values"),
 };
 
 static const char forward_signature[] =
@@ -172,37 +164,16 @@ static const char backward_signature[] =
     "x[B,Din,T] weight[Dout,Din,K] bias[Dout] initial_state[B,Din,K-1] dy[B,Dout,T] dfinal_state[B,Din,K-1] dx=x "
     "dweight=weight dbias:weight[Dout] dinitial_state[B,Din,K-1]";
 
-#define DIRECTION(direction, accumulate_at)                                                              \
-    {                                                                                                    \
-        .name = #direction,                                                                              \
-        .call = "causal_conv1d_dense_" #direction,                                                       \
-        .op = &cot_causal_conv1d_dense_op,                                                               \
-        .args_size = sizeof(cot_causal_conv1d_dense_##direction##_args),                                 \
-        .problem_size = sizeof(conv1d_dense_##direction##_problem),                                      \
-        .workspace_offset = offsetof(cot_causal_conv1d_dense_##direction##_args, workspace),             \
-        .workspace_bytes_offset = offsetof(cot_causal_conv1d_dense_##direction##_args, workspace_bytes), \
-        .accumulate_offset = accumulate_at,                                                              \
-        .fields = direction##_fields,                                                                    \
-        .field_count = COUNT(direction##_fields),                                                        \
-        .options = direction##_options,                                                                  \
-        .option_count = COUNT(direction##_options),                                                      \
-        .signature = direction##_signature,                                                              \
-        .validate = validate_##direction,                                                                \
-    }
 /* clang-format on */
 
 const cot_direction cot_causal_conv1d_dense_directions[] = {
-    DIRECTION(forward, 0),
-    DIRECTION(backward, offsetof(cot_causal_conv1d_dense_backward_args, accumulate)),
+    COT_DIRECTION(causal_conv1d_dense, forward, forward, .problem_size = sizeof(conv1d_dense_forward_problem),
+                  COT_OPTIONS(forward_options)),
+    COT_DIRECTION(causal_conv1d_dense, backward, backward, .problem_size = sizeof(conv1d_dense_backward_problem),
+                  COT_OPTIONS(backward_options), COT_ACCUMULATE(causal_conv1d_dense_backward)),
 };
 
-const cot_op cot_causal_conv1d_dense_op = {
-    .name = "causal_conv1d_dense",
-    .directions = cot_causal_conv1d_dense_directions,
-    .direction_count = COUNT(cot_causal_conv1d_dense_directions),
-    .kernels = kernels,
-    .kernel_count = COUNT(kernels),
-};
+const cot_op cot_causal_conv1d_dense_op = COT_OP(causal_conv1d_dense, kernels);
 
 _Static_assert(sizeof(cot_causal_conv1d_dense_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
 _Static_assert(sizeof(conv1d_dense_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");

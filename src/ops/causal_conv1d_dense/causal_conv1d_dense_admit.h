@@ -8,6 +8,8 @@
 #include "cpu/causal_conv1d_dense_tiling.h"
 #include "cuda/causal_conv1d_dense_launch.h"
 
+#include "core/op_tables.h"
+
 /* Number of products of Din x Dout x K multiplications per token: z, dx and dweight. */
 static inline int conv1d_dense_backward_products(const conv1d_dense_backward_problem *p)
 {
@@ -22,17 +24,7 @@ static inline double conv1d_dense_multiplications(const conv1d_dense_sizes *size
 
 /* ---- scalar kernels --------------------------------------------------------------------------------------- */
 
-static inline const char *admit_scalar(const void *problem)
-{
-    const conv1d_dense_sizes *sizes = problem;
-    return sizes->dtype == COT_F64 ? "it sums in float32, x is f64" : NULL;
-}
-
-static inline const char *admit_scalar_f64(const void *problem)
-{
-    const conv1d_dense_sizes *sizes = problem;
-    return sizes->dtype == COT_F64 ? NULL : "it serves f64 only";
-}
+COT_ADMIT_SCALAR(conv1d_dense_sizes)
 
 static inline double conv1d_dense_cost_scalar(const conv1d_dense_sizes *sizes, int products)
 {

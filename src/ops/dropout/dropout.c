@@ -6,6 +6,7 @@
 #include "core/cpu_features.h"
 #include "core/float_state.h"
 #include "core/front.h"
+#include "core/op_tables.h"
 #include "core/status.h"
 
 #include <float.h>
@@ -272,8 +273,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
-    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#define COT_KERNEL COT_DECLARE_KERNEL
 #include "dropout_kernels.def"
 #undef COT_KERNEL
 
@@ -281,53 +281,50 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 #include "dropout_admit.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
-    COT_KERNEL_ENTRY(name, COT_DROPOUT_##direction, COT_ISA_##isa, COT_F32, admit, cost, __VA_ARGS__),
+#define COT_KERNEL(direction, ...) COT_KERNEL_ENTRY(COT_DROPOUT_##direction, __VA_ARGS__),
 #include "dropout_kernels.def"
 #undef COT_KERNEL
 };
 
 /* Tables, one entry per line. */
 /* clang-format off */
-#define FIELD(direction, name, role) {#name, offsetof(cot_dropout_##direction##_args, name), role, false}
 
 static const cot_field forward_fields[] = {
-    FIELD(forward, x, COT_INPUT),
-    FIELD(forward, bias, COT_INPUT),
-    FIELD(forward, residual, COT_INPUT),
-    FIELD(forward, mask, COT_INPUT),
-    FIELD(forward, mask_bits, COT_INPUT),
-    FIELD(forward, seed_memory, COT_INPUT),
-    FIELD(forward, offset_memory, COT_INPUT),
-    FIELD(forward, y, COT_OUTPUT),
-    FIELD(forward, mask_out, COT_OUTPUT),
-    FIELD(forward, mask_bits_out, COT_OUTPUT),
+    COT_FIELD(dropout_forward, x, COT_INPUT),
+    COT_FIELD(dropout_forward, bias, COT_INPUT),
+    COT_FIELD(dropout_forward, residual, COT_INPUT),
+    COT_FIELD(dropout_forward, mask, COT_INPUT),
+    COT_FIELD(dropout_forward, mask_bits, COT_INPUT),
+    COT_FIELD(dropout_forward, seed_memory, COT_INPUT),
+    COT_FIELD(dropout_forward, offset_memory, COT_INPUT),
+    COT_FIELD(dropout_forward, y, COT_OUTPUT),
+    COT_FIELD(dropout_forward, mask_out, COT_OUTPUT),
+    COT_FIELD(dropout_forward, mask_bits_out, COT_OUTPUT),
 };
 
 static const cot_field backward_fields[] = {
-    FIELD(backward, dy, COT_INPUT),
-    FIELD(backward, x, COT_INPUT),
-    FIELD(backward, bias, COT_INPUT),
-    FIELD(backward, mask, COT_INPUT),
-    FIELD(backward, mask_bits, COT_INPUT),
-    FIELD(backward, seed_memory, COT_INPUT),
-    FIELD(backward, offset_memory, COT_INPUT),
-    FIELD(backward, dx, COT_OUTPUT),
-    {"dbias", offsetof(cot_dropout_backward_args, dbias), COT_OUTPUT, true},
+    COT_FIELD(dropout_backward, dy, COT_INPUT),
+    COT_FIELD(dropout_backward, x, COT_INPUT),
+    COT_FIELD(dropout_backward, bias, COT_INPUT),
+    COT_FIELD(dropout_backward, mask, COT_INPUT),
+    COT_FIELD(dropout_backward, mask_bits, COT_INPUT),
+    COT_FIELD(dropout_backward, seed_memory, COT_INPUT),
+    COT_FIELD(dropout_backward, offset_memory, COT_INPUT),
+    COT_FIELD(dropout_backward, dx, COT_OUTPUT),
+    COT_GRADIENT(dropout_backward, dbias),
 };
 
-#define OPTION(direction, name, kind, words, note) {#name, offsetof(cot_dropout_##direction##_args, name), kind, words, note}
-#define SHARED_OPTIONS(direction) \
-    OPTION(direction, activation, COT_OPTION_ENUM, "none silu relu gelu_tanh gelu_erf", NULL), \
-    OPTION(direction, p, COT_OPTION_F64, NULL, "probability of dropping"), \
-    OPTION(direction, scale, COT_OPTION_F64, NULL, "factor of what is kept; default 1/(1-p)"), \
-    OPTION(direction, seed, COT_OPTION_U64, NULL, NULL), \
-    OPTION(direction, offset, COT_OPTION_U64, NULL, NULL)
+#define SHARED_OPTIONS(call) \
+    COT_CALL_OPTION(call, activation, ENUM, "none silu relu gelu_tanh gelu_erf", NULL), \
+    COT_CALL_OPTION(call, p, F64, NULL, "probability of dropping"), \
+    COT_CALL_OPTION(call, scale, F64, NULL, "factor of what is kept; default 1/(1-p)"), \
+    COT_CALL_OPTION(call, seed, U64, NULL, NULL), \
+    COT_CALL_OPTION(call, offset, U64, NULL, NULL)
 
-static const cot_option forward_options[] = {SHARED_OPTIONS(forward)};
+static const cot_option forward_options[] = {SHARED_OPTIONS(dropout_forward)};
 static const cot_option backward_options[] = {
-    SHARED_OPTIONS(backward),
-    OPTION(backward, accumulate, COT_OPTION_I32, NULL, "1: dbias is added to its old value"),
+    SHARED_OPTIONS(dropout_backward),
+    COT_CALL_OPTION(dropout_backward, accumulate, I32, NULL, "1: dbias is added to its old value"),
 };
 
 static const char forward_signature[] =
@@ -336,37 +333,16 @@ static const char forward_signature[] =
 static const char backward_signature[] =
     "dy[...,D] x[...,D] bias[D] mask[...,D] mask_bits[...,D/8] seed_memory[2] offset_memory[2] dx=dy dbias:f32[D]";
 
-#define DIRECTION(direction, accumulate_at)                                                  \
-    {                                                                                        \
-        .name = #direction,                                                                  \
-        .call = "dropout_" #direction,                                                       \
-        .op = &cot_dropout_op,                                                               \
-        .args_size = sizeof(cot_dropout_##direction##_args),                                 \
-        .problem_size = sizeof(dropout_##direction##_problem),                               \
-        .workspace_offset = offsetof(cot_dropout_##direction##_args, workspace),             \
-        .workspace_bytes_offset = offsetof(cot_dropout_##direction##_args, workspace_bytes), \
-        .accumulate_offset = accumulate_at,                                                  \
-        .fields = direction##_fields,                                                        \
-        .field_count = COUNT(direction##_fields),                                            \
-        .options = direction##_options,                                                      \
-        .option_count = COUNT(direction##_options),                                          \
-        .signature = direction##_signature,                                                  \
-        .validate = validate_##direction,                                                    \
-    }
 /* clang-format on */
 
 const cot_direction cot_dropout_directions[] = {
-    DIRECTION(forward, 0),
-    DIRECTION(backward, offsetof(cot_dropout_backward_args, accumulate)),
+    COT_DIRECTION(dropout, forward, forward, .problem_size = sizeof(dropout_forward_problem),
+                  COT_OPTIONS(forward_options)),
+    COT_DIRECTION(dropout, backward, backward, .problem_size = sizeof(dropout_backward_problem),
+                  COT_OPTIONS(backward_options), COT_ACCUMULATE(dropout_backward)),
 };
 
-const cot_op cot_dropout_op = {
-    .name = "dropout",
-    .directions = cot_dropout_directions,
-    .direction_count = COUNT(cot_dropout_directions),
-    .kernels = kernels,
-    .kernel_count = COUNT(kernels),
-};
+const cot_op cot_dropout_op = COT_OP(dropout, kernels);
 
 _Static_assert(sizeof(cot_dropout_forward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
 _Static_assert(sizeof(dropout_forward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");

@@ -6,17 +6,9 @@
 
 #include "cpu/dropout_tiling.h"
 
-static inline const char *admit_scalar(const void *problem)
-{
-    const dropout_sizes *sizes = problem;
-    return sizes->dtype == COT_F64 ? "it computes in float32, x is f64" : NULL;
-}
+#include "core/op_tables.h"
 
-static inline const char *admit_scalar_f64(const void *problem)
-{
-    const dropout_sizes *sizes = problem;
-    return sizes->dtype == COT_F64 ? NULL : "it serves f64 only";
-}
+COT_ADMIT_SCALAR(dropout_sizes)
 
 static inline double cost_scalar(const void *problem)
 {

@@ -5,6 +5,7 @@
 
 #include "core/cpu_features.h"
 #include "core/front.h"
+#include "core/op_tables.h"
 #include "core/status.h"
 
 #include <inttypes.h>
@@ -269,9 +270,10 @@ static cot_status validate_post_backward(const char *call, const void *args, boo
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL(op, direction, name, isa, admit, cost, ...) \
-    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
-#include "mhc_kernels.def"
+#define COT_KERNEL COT_DECLARE_KERNEL
+#include "mhc_pre_kernels.def"
+#include "mhc_sinkhorn_kernels.def"
+#include "mhc_post_kernels.def"
 #undef COT_KERNEL
 
 #include "mhc_admit.h"
@@ -279,138 +281,116 @@ static cot_status validate_post_backward(const char *call, const void *args, boo
 #include "cuda/mhc_launch.h"
 #endif
 
-/* The table entries of one op: the entries of the other ops expand to nothing. */
-#define COT_KERNEL(op, ...) ENTRY_##op(COT_F32, __VA_ARGS__)
-#define ENTRY(intermediate, direction, name, isa, admit, cost, ...) \
-    COT_KERNEL_ENTRY(name, COT_MHC_##direction, COT_ISA_##isa, intermediate, admit, cost, __VA_ARGS__),
-
-#define ENTRY_PRE(...) ENTRY(__VA_ARGS__)
-#define ENTRY_SINKHORN(...)
-#define ENTRY_POST(...)
-#define COT_KERNEL_F16(op, ...) ENTRY_##op(COT_F16, __VA_ARGS__)
+#define COT_KERNEL(direction, ...) COT_KERNEL_ENTRY(COT_MHC_##direction, __VA_ARGS__),
 static const cot_kernel pre_kernels[] = {
-#include "mhc_kernels.def"
+#include "mhc_pre_kernels.def"
 };
-#undef ENTRY_PRE
-#undef ENTRY_SINKHORN
-
-#define ENTRY_PRE(...)
-#define ENTRY_SINKHORN(...) ENTRY(__VA_ARGS__)
 static const cot_kernel sinkhorn_kernels[] = {
-#include "mhc_kernels.def"
+#include "mhc_sinkhorn_kernels.def"
 };
-#undef ENTRY_SINKHORN
-#undef ENTRY_POST
-
-#define ENTRY_SINKHORN(...)
-#define ENTRY_POST(...) ENTRY(__VA_ARGS__)
 static const cot_kernel post_kernels[] = {
-#include "mhc_kernels.def"
+#include "mhc_post_kernels.def"
 };
+#undef COT_KERNEL
 
 /* Tables, one entry on a line. */
 /* clang-format off */
-#define FIELD(call, name, role) {#name, offsetof(cot_mhc_##call##_args, name), role, false}
-#define PARAMETER_GRADIENT(name) {#name, offsetof(cot_mhc_pre_backward_args, name), COT_OUTPUT, true}
-
 static const cot_field pre_forward_fields[] = {
-    FIELD(pre_forward, x, COT_INPUT),
-    FIELD(pre_forward, phi, COT_INPUT),
-    FIELD(pre_forward, alpha, COT_INPUT),
-    FIELD(pre_forward, bias, COT_INPUT),
-    FIELD(pre_forward, gamma, COT_INPUT),
-    FIELD(pre_forward, h_in, COT_OUTPUT),
-    FIELD(pre_forward, h_pre, COT_OUTPUT),
-    FIELD(pre_forward, h_post, COT_OUTPUT),
-    FIELD(pre_forward, h_res, COT_OUTPUT),
-    FIELD(pre_forward, A, COT_OUTPUT),
-    FIELD(pre_forward, inv_rms, COT_OUTPUT),
-    FIELD(pre_forward, h_mix, COT_OUTPUT),
+    COT_FIELD(mhc_pre_forward, x, COT_INPUT),
+    COT_FIELD(mhc_pre_forward, phi, COT_INPUT),
+    COT_FIELD(mhc_pre_forward, alpha, COT_INPUT),
+    COT_FIELD(mhc_pre_forward, bias, COT_INPUT),
+    COT_FIELD(mhc_pre_forward, gamma, COT_INPUT),
+    COT_FIELD(mhc_pre_forward, h_in, COT_OUTPUT),
+    COT_FIELD(mhc_pre_forward, h_pre, COT_OUTPUT),
+    COT_FIELD(mhc_pre_forward, h_post, COT_OUTPUT),
+    COT_FIELD(mhc_pre_forward, h_res, COT_OUTPUT),
+    COT_FIELD(mhc_pre_forward, A, COT_OUTPUT),
+    COT_FIELD(mhc_pre_forward, inv_rms, COT_OUTPUT),
+    COT_FIELD(mhc_pre_forward, h_mix, COT_OUTPUT),
 };
 
 static const cot_field pre_backward_fields[] = {
-    FIELD(pre_backward, x, COT_INPUT),
-    FIELD(pre_backward, phi, COT_INPUT),
-    FIELD(pre_backward, alpha, COT_INPUT),
-    FIELD(pre_backward, bias, COT_INPUT),
-    FIELD(pre_backward, gamma, COT_INPUT),
-    FIELD(pre_backward, inv_rms, COT_INPUT),
-    FIELD(pre_backward, h_mix, COT_INPUT),
-    FIELD(pre_backward, h_pre, COT_INPUT),
-    FIELD(pre_backward, h_post, COT_INPUT),
-    FIELD(pre_backward, dh_in, COT_INPUT),
-    FIELD(pre_backward, dh_post, COT_INPUT),
-    FIELD(pre_backward, dh_res, COT_INPUT),
-    FIELD(pre_backward, dA, COT_INPUT),
-    FIELD(pre_backward, dx_post, COT_INPUT),
-    FIELD(pre_backward, dx, COT_OUTPUT),
-    PARAMETER_GRADIENT(dphi),
-    PARAMETER_GRADIENT(dalpha),
-    PARAMETER_GRADIENT(dbias),
-    PARAMETER_GRADIENT(dgamma),
+    COT_FIELD(mhc_pre_backward, x, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, phi, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, alpha, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, bias, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, gamma, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, inv_rms, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, h_mix, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, h_pre, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, h_post, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, dh_in, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, dh_post, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, dh_res, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, dA, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, dx_post, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, dx, COT_OUTPUT),
+    COT_GRADIENT(mhc_pre_backward, dphi),
+    COT_GRADIENT(mhc_pre_backward, dalpha),
+    COT_GRADIENT(mhc_pre_backward, dbias),
+    COT_GRADIENT(mhc_pre_backward, dgamma),
 };
 
 static const cot_field sinkhorn_forward_fields[] = {
-    FIELD(sinkhorn_forward, h_res, COT_INPUT),
-    FIELD(sinkhorn_forward, A, COT_OUTPUT),
+    COT_FIELD(mhc_sinkhorn_forward, h_res, COT_INPUT),
+    COT_FIELD(mhc_sinkhorn_forward, A, COT_OUTPUT),
 };
 
 static const cot_field sinkhorn_backward_fields[] = {
-    FIELD(sinkhorn_backward, h_res, COT_INPUT),
-    FIELD(sinkhorn_backward, dA, COT_INPUT),
-    FIELD(sinkhorn_backward, dh_res, COT_OUTPUT),
+    COT_FIELD(mhc_sinkhorn_backward, h_res, COT_INPUT),
+    COT_FIELD(mhc_sinkhorn_backward, dA, COT_INPUT),
+    COT_FIELD(mhc_sinkhorn_backward, dh_res, COT_OUTPUT),
 };
 
 static const cot_field post_forward_fields[] = {
-    FIELD(post_forward, x, COT_INPUT),
-    FIELD(post_forward, f, COT_INPUT),
-    FIELD(post_forward, h_post, COT_INPUT),
-    FIELD(post_forward, A, COT_INPUT),
-    FIELD(post_forward, y, COT_OUTPUT),
+    COT_FIELD(mhc_post_forward, x, COT_INPUT),
+    COT_FIELD(mhc_post_forward, f, COT_INPUT),
+    COT_FIELD(mhc_post_forward, h_post, COT_INPUT),
+    COT_FIELD(mhc_post_forward, A, COT_INPUT),
+    COT_FIELD(mhc_post_forward, y, COT_OUTPUT),
 };
 
 static const cot_field post_backward_fields[] = {
-    FIELD(post_backward, x, COT_INPUT),
-    FIELD(post_backward, f, COT_INPUT),
-    FIELD(post_backward, h_post, COT_INPUT),
-    FIELD(post_backward, A, COT_INPUT),
-    FIELD(post_backward, dy, COT_INPUT),
-    FIELD(post_backward, dx, COT_OUTPUT),
-    FIELD(post_backward, df, COT_OUTPUT),
-    FIELD(post_backward, dh_post, COT_OUTPUT),
-    FIELD(post_backward, dA, COT_OUTPUT),
+    COT_FIELD(mhc_post_backward, x, COT_INPUT),
+    COT_FIELD(mhc_post_backward, f, COT_INPUT),
+    COT_FIELD(mhc_post_backward, h_post, COT_INPUT),
+    COT_FIELD(mhc_post_backward, A, COT_INPUT),
+    COT_FIELD(mhc_post_backward, dy, COT_INPUT),
+    COT_FIELD(mhc_post_backward, dx, COT_OUTPUT),
+    COT_FIELD(mhc_post_backward, df, COT_OUTPUT),
+    COT_FIELD(mhc_post_backward, dh_post, COT_OUTPUT),
+    COT_FIELD(mhc_post_backward, dA, COT_OUTPUT),
 };
 
-#define OPTION(call, name, kind, note) {#name, offsetof(cot_mhc_##call##_args, name), kind, NULL, note}
-
 static const cot_option pre_forward_options[] = {
-    OPTION(pre_forward, norm_eps, COT_OPTION_F64, NULL),
-    OPTION(pre_forward, hc_eps, COT_OPTION_F64, NULL),
-    OPTION(pre_forward, post_scale, COT_OPTION_F64, NULL),
-    OPTION(pre_forward, sinkhorn_eps, COT_OPTION_F64, NULL),
-    OPTION(pre_forward, sinkhorn_iterations, COT_OPTION_I32, NULL),
+    COT_CALL_OPTION(mhc_pre_forward, norm_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_pre_forward, hc_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_pre_forward, post_scale, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_pre_forward, sinkhorn_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_pre_forward, sinkhorn_iterations, I32, NULL, NULL),
 };
 
 static const cot_option pre_backward_options[] = {
-    OPTION(pre_backward, hc_eps, COT_OPTION_F64, NULL),
-    OPTION(pre_backward, post_scale, COT_OPTION_F64, NULL),
-    OPTION(pre_backward, sinkhorn_eps, COT_OPTION_F64, NULL),
-    OPTION(pre_backward, sinkhorn_iterations, COT_OPTION_I32, NULL),
-    OPTION(pre_backward, accumulate, COT_OPTION_I32, "1: gradients of parameters are added to old values"),
+    COT_CALL_OPTION(mhc_pre_backward, hc_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_pre_backward, post_scale, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_pre_backward, sinkhorn_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_pre_backward, sinkhorn_iterations, I32, NULL, NULL),
+    COT_CALL_OPTION(mhc_pre_backward, accumulate, I32, NULL, "1: gradients of parameters are added to old values"),
 };
 
 static const cot_option sinkhorn_forward_options[] = {
-    OPTION(sinkhorn_forward, eps, COT_OPTION_F64, NULL),
-    OPTION(sinkhorn_forward, iterations, COT_OPTION_I32, NULL),
+    COT_CALL_OPTION(mhc_sinkhorn_forward, eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_sinkhorn_forward, iterations, I32, NULL, NULL),
 };
 
 static const cot_option sinkhorn_backward_options[] = {
-    OPTION(sinkhorn_backward, eps, COT_OPTION_F64, NULL),
-    OPTION(sinkhorn_backward, iterations, COT_OPTION_I32, NULL),
+    COT_CALL_OPTION(mhc_sinkhorn_backward, eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_sinkhorn_backward, iterations, I32, NULL, NULL),
 };
 
-static const cot_option post_forward_options[] = {OPTION(post_forward, A_is_out_in, COT_OPTION_I32, "1: the axes of A are [out,in]")};
-static const cot_option post_backward_options[] = {OPTION(post_backward, A_is_out_in, COT_OPTION_I32, "1: the axes of A are [out,in]")};
+static const cot_option post_forward_options[] = {COT_CALL_OPTION(mhc_post_forward, A_is_out_in, I32, NULL, "1: the axes of A are [out,in]")};
+static const cot_option post_backward_options[] = {COT_CALL_OPTION(mhc_post_backward, A_is_out_in, I32, NULL, "1: the axes of A are [out,in]")};
 
 static const char pre_forward_signature[] =
     "x[B,T,n,D] phi[M,n*D] alpha[3] bias[M] gamma[n,D] h_in[B,T,D] h_pre:f32[B,T,n] h_post:f32[B,T,n] "
@@ -445,71 +425,94 @@ static void init_sinkhorn_backward(void *args)
     COT_MHC_SINKHORN_INIT((cot_mhc_sinkhorn_backward_args *)args);
 }
 
-#define DIRECTION(stem, direction, init_, accumulate_offset_)                                               \
-    {                                                                                           \
-        .name = #direction,                                                                     \
-        .call = "mhc_" #stem "_" #direction,                                                    \
-        .op = &cot_mhc_##stem##_op,                                                             \
-        .args_size = sizeof(cot_mhc_##stem##_##direction##_args),                               \
-        .problem_size = sizeof(mhc_##stem##_##direction##_problem),                             \
-        .workspace_offset = offsetof(cot_mhc_##stem##_##direction##_args, workspace),           \
-        .workspace_bytes_offset = offsetof(cot_mhc_##stem##_##direction##_args, workspace_bytes), \
-        .accumulate_offset = accumulate_offset_,                                                     \
-        .init = init_,                                                                          \
-        .fields = stem##_##direction##_fields,                                                  \
-        .field_count = COUNT(stem##_##direction##_fields),                                      \
-        .options = stem##_##direction##_options,                                                \
-        .option_count = COUNT(stem##_##direction##_options),                                    \
-        .signature = stem##_##direction##_signature,                                            \
-        .validate = validate_##stem##_##direction,                                              \
-    }
-
-#define OP(stem)                                            \
-    {                                                       \
-        .name = "mhc_" #stem,                               \
-        .directions = cot_mhc_##stem##_directions,          \
-        .direction_count = COUNT(cot_mhc_##stem##_directions), \
-        .kernels = stem##_kernels,                          \
-        .kernel_count = COUNT(stem##_kernels),              \
-    }
 /* clang-format on */
 
 const cot_direction cot_mhc_pre_directions[] = {
-    DIRECTION(pre, forward, init_pre_forward, 0),
-    DIRECTION(pre, backward, init_pre_backward, offsetof(cot_mhc_pre_backward_args, accumulate)),
+    COT_DIRECTION(mhc_pre, forward, pre_forward, .problem_size = sizeof(mhc_pre_forward_problem),
+                  COT_OPTIONS(pre_forward_options), .init = init_pre_forward),
+    COT_DIRECTION(mhc_pre, backward, pre_backward, .problem_size = sizeof(mhc_pre_backward_problem),
+                  COT_OPTIONS(pre_backward_options), COT_ACCUMULATE(mhc_pre_backward), .init = init_pre_backward),
 };
 const cot_direction cot_mhc_sinkhorn_directions[] = {
-    DIRECTION(sinkhorn, forward, init_sinkhorn_forward, 0),
-    DIRECTION(sinkhorn, backward, init_sinkhorn_backward, 0),
+    COT_DIRECTION(mhc_sinkhorn, forward, sinkhorn_forward, .problem_size = sizeof(mhc_sinkhorn_forward_problem),
+                  COT_OPTIONS(sinkhorn_forward_options), .init = init_sinkhorn_forward),
+    COT_DIRECTION(mhc_sinkhorn, backward, sinkhorn_backward, .problem_size = sizeof(mhc_sinkhorn_backward_problem),
+                  COT_OPTIONS(sinkhorn_backward_options), .init = init_sinkhorn_backward),
 };
 const cot_direction cot_mhc_post_directions[] = {
-    DIRECTION(post, forward, NULL, 0),
-    DIRECTION(post, backward, NULL, 0),
+    COT_DIRECTION(mhc_post, forward, post_forward, .problem_size = sizeof(mhc_post_forward_problem),
+                  COT_OPTIONS(post_forward_options)),
+    COT_DIRECTION(mhc_post, backward, post_backward, .problem_size = sizeof(mhc_post_backward_problem),
+                  COT_OPTIONS(post_backward_options)),
 };
 
-const cot_op cot_mhc_pre_op = OP(pre);
-const cot_op cot_mhc_sinkhorn_op = OP(sinkhorn);
-const cot_op cot_mhc_post_op = OP(post);
+const cot_op cot_mhc_pre_op = COT_OP(mhc_pre, pre_kernels);
+const cot_op cot_mhc_sinkhorn_op = COT_OP(mhc_sinkhorn, sinkhorn_kernels);
+const cot_op cot_mhc_post_op = COT_OP(mhc_post, post_kernels);
 
 _Static_assert(sizeof(cot_mhc_pre_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
 _Static_assert(sizeof(mhc_pre_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
 
 /* ---- the public calls --------------------------------------------------------------------------------- */
 
-#define CALL(stem, direction, index)                                                                           \
-    cot_status cot_mhc_##stem##_##direction(cot_queue *queue, const cot_mhc_##stem##_##direction##_args *args) \
-    {                                                                                                          \
-        return cot_op_run(&cot_mhc_##stem##_directions[index], queue, args);                                   \
-    }                                                                                                          \
-    cot_status cot_mhc_##stem##_##direction##_workspace(                                                       \
-        cot_queue *queue, const cot_mhc_##stem##_##direction##_args *args, size_t *bytes)                      \
-    {                                                                                                          \
-        return cot_op_workspace(&cot_mhc_##stem##_directions[index], queue, args, bytes);                      \
-    }
+cot_status cot_mhc_pre_forward(cot_queue *queue, const cot_mhc_pre_forward_args *args)
+{
+    return cot_op_run(&cot_mhc_pre_directions[COT_MHC_FORWARD], queue, args);
+}
 
-CALL(pre, forward, COT_MHC_FORWARD)
-CALL(pre, backward, COT_MHC_BACKWARD)
-CALL(sinkhorn, forward, COT_MHC_FORWARD)
-CALL(sinkhorn, backward, COT_MHC_BACKWARD)
-CALL(post, forward, COT_MHC_FORWARD)
-CALL(post, backward, COT_MHC_BACKWARD)
+cot_status cot_mhc_pre_forward_workspace(cot_queue *queue, const cot_mhc_pre_forward_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_mhc_pre_directions[COT_MHC_FORWARD], queue, args, bytes);
+}
+
+cot_status cot_mhc_pre_backward(cot_queue *queue, const cot_mhc_pre_backward_args *args)
+{
+    return cot_op_run(&cot_mhc_pre_directions[COT_MHC_BACKWARD], queue, args);
+}
+
+cot_status cot_mhc_pre_backward_workspace(cot_queue *queue, const cot_mhc_pre_backward_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_mhc_pre_directions[COT_MHC_BACKWARD], queue, args, bytes);
+}
+
+cot_status cot_mhc_sinkhorn_forward(cot_queue *queue, const cot_mhc_sinkhorn_forward_args *args)
+{
+    return cot_op_run(&cot_mhc_sinkhorn_directions[COT_MHC_FORWARD], queue, args);
+}
+
+cot_status cot_mhc_sinkhorn_forward_workspace(cot_queue *queue, const cot_mhc_sinkhorn_forward_args *args,
+                                              size_t *bytes)
+{
+    return cot_op_workspace(&cot_mhc_sinkhorn_directions[COT_MHC_FORWARD], queue, args, bytes);
+}
+
+cot_status cot_mhc_sinkhorn_backward(cot_queue *queue, const cot_mhc_sinkhorn_backward_args *args)
+{
+    return cot_op_run(&cot_mhc_sinkhorn_directions[COT_MHC_BACKWARD], queue, args);
+}
+
+cot_status cot_mhc_sinkhorn_backward_workspace(cot_queue *queue, const cot_mhc_sinkhorn_backward_args *args,
+                                               size_t *bytes)
+{
+    return cot_op_workspace(&cot_mhc_sinkhorn_directions[COT_MHC_BACKWARD], queue, args, bytes);
+}
+
+cot_status cot_mhc_post_forward(cot_queue *queue, const cot_mhc_post_forward_args *args)
+{
+    return cot_op_run(&cot_mhc_post_directions[COT_MHC_FORWARD], queue, args);
+}
+
+cot_status cot_mhc_post_forward_workspace(cot_queue *queue, const cot_mhc_post_forward_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_mhc_post_directions[COT_MHC_FORWARD], queue, args, bytes);
+}
+
+cot_status cot_mhc_post_backward(cot_queue *queue, const cot_mhc_post_backward_args *args)
+{
+    return cot_op_run(&cot_mhc_post_directions[COT_MHC_BACKWARD], queue, args);
+}
+
+cot_status cot_mhc_post_backward_workspace(cot_queue *queue, const cot_mhc_post_backward_args *args, size_t *bytes)
+{
+    return cot_op_workspace(&cot_mhc_post_directions[COT_MHC_BACKWARD], queue, args, bytes);
+}

@@ -6,6 +6,8 @@
 
 #include "cpu/mhc_tiling.h"
 
+#include "core/op_tables.h"
+
 /* Number of elements of x. */
 static inline double mhc_elements(const mhc_sizes *sizes)
 {
@@ -21,15 +23,7 @@ static inline int64_t mhc_scalar_parts(const mhc_sizes *sizes)
     return cot_clamp(sizes->tokens, 1, MHC_SCALAR_PARTS);
 }
 
-static inline const char *admit_scalar(const void *problem)
-{
-    return ((const mhc_sizes *)problem)->dtype == COT_F64 ? "it sums in float32, x is f64" : NULL;
-}
-
-static inline const char *admit_scalar_f64(const void *problem)
-{
-    return ((const mhc_sizes *)problem)->dtype == COT_F64 ? NULL : "it serves f64 only";
-}
+COT_ADMIT_SCALAR(mhc_sizes)
 
 static inline double cost_pre_scalar(const void *problem)
 {
@@ -101,7 +95,7 @@ static inline const char *admit_simd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     if (sizes->dtype == COT_F64)
-        return "it sums in float32, x is f64";
+        return "it computes in float32, the tensors are f64";
     return sizes->n > MHC_MAX_N ? "it serves n up to 8" : NULL;
 }
 

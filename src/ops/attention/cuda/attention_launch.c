@@ -6,8 +6,9 @@
 #include "attention_arrays.h"
 #include "attention_maps.h"
 
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...) \
-    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#include "core/op_tables.h"
+
+#define COT_KERNEL COT_DECLARE_KERNEL
 #include "../attention_kernels.def"
 #undef COT_KERNEL
 

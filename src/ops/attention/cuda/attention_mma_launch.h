@@ -57,14 +57,14 @@ static inline const char *admit_f16_mma(const void *problem)
 static inline const char *admit_f32_sm80(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype == COT_F64 ? "it sums in float32, the tensors are f64" : attention_portable_refusal(p);
+    return p->sizes.dtype == COT_F64 ? "it computes in float32, the tensors are f64" : attention_portable_refusal(p);
 }
 
 static inline const char *admit_rows_sm80(const void *problem)
 {
     const attention_sizes *z = problem;
     if (z->dtype == COT_F64)
-        return "it sums in float32, the tensors are f64";
+        return "it computes in float32, the tensors are f64";
     return (double)z->B * (double)z->H * (double)z->Tq > INT32_MAX ? "a grid has no room for B, H and Tq" : NULL;
 }
 

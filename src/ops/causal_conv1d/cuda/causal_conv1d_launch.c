@@ -6,8 +6,9 @@
 #include "causal_conv1d_maps.h"
 #include "cuda/device.h"
 
-#define COT_KERNEL(direction, name, isa, admit, cost, ...) \
-    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#include "core/op_tables.h"
+
+#define COT_KERNEL COT_DECLARE_KERNEL
 #include "../causal_conv1d_kernels.def"
 #undef COT_KERNEL
 

@@ -107,7 +107,7 @@ static inline conv1d_launch_config conv1d_sm90_bwd_channel_last_config(const con
 static inline const char *admit_cuda_generic(const void *problem)
 {
     const conv1d_sizes *sizes = problem;
-    return sizes->dtype == COT_F64 ? "it sums in float32, x is f64" : NULL;
+    return sizes->dtype == COT_F64 ? "it computes in float32, the tensors are f64" : NULL;
 }
 
 static inline bool conv1d_cuda_contiguous_along(const cot_tensor *tensor, int axis)
@@ -119,7 +119,7 @@ static inline const char *conv1d_cuda_admit(const conv1d_sizes *sizes, const cot
                                             int axis, bool packed_states)
 {
     if (sizes->dtype == COT_F64)
-        return "it sums in float32, x is f64";
+        return "it computes in float32, the tensors are f64";
     if (sizes->K > CONV1D_CUDA_MAX_K)
         return "it serves K up to 8";
     if (sizes->T > INT32_MAX / 2)

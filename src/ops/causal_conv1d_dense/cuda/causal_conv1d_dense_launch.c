@@ -5,10 +5,10 @@
 
 #include "causal_conv1d_dense_maps.h"
 #include "core/front.h"
+#include "core/op_tables.h"
 #include "cuda/device.h"
 
-#define COT_KERNEL(direction, name, isa, intermediate, admit, cost, ...) \
-    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
+#define COT_KERNEL COT_DECLARE_KERNEL
 #include "../causal_conv1d_dense_kernels.def"
 #undef COT_KERNEL
 

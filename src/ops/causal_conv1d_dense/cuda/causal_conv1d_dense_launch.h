@@ -110,7 +110,7 @@ static inline const char *conv1d_dense_admit_generic(const conv1d_dense_sizes *s
                  out = (double)sizes->Dout / block + 1;
     const double rows = ((double)sizes->T + (double)sizes->K) / block + 1, max = INT32_MAX / 2;
     if (sizes->dtype == COT_F64)
-        return "it sums in float32, x is f64";
+        return "it computes in float32, the tensors are f64";
     if (rows * (double)sizes->B * (in > out ? in : out) > max || 16 * in * out * (double)sizes->K > max ||
         (double)sizes->B * (double)sizes->Din * (double)sizes->K > max)
         return "a grid has no room for so many blocks";

@@ -34,7 +34,7 @@ static inline const char *admit_cuda(const void *problem)
     const int64_t max_groups = INT32_MAX / 2;                       /* the kernels count groups in 32 bits */
     const int64_t max_row_tiles = (int64_t)UINT16_MAX * UINT16_MAX; /* axes y and z of a grid */
     if (sizes->dtype == COT_F64)
-        return "it sums in float32, x is f64";
+        return "it computes in float32, the tensors are f64";
     return sizes->groups > max_groups || sizes->R / 8 > max_row_tiles ? "R or D is beyond what its grid can number"
                                                                       : NULL;
 }

@@ -6,9 +6,12 @@
 
 #include "cuda/device.h"
 
-#define COT_KERNEL(op, direction, name, isa, admit, cost, ...) \
-    cot_status name(cot_queue *queue, const void *problem, void *workspace_);
-#include "../mhc_kernels.def"
+#include "core/op_tables.h"
+
+#define COT_KERNEL COT_DECLARE_KERNEL
+#include "../mhc_pre_kernels.def"
+#include "../mhc_sinkhorn_kernels.def"
+#include "../mhc_post_kernels.def"
 #undef COT_KERNEL
 
 /* Returns from the caller on the first launch that fails. A grid without blocks is skipped. */

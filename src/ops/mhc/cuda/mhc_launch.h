@@ -60,7 +60,7 @@ static inline const char *admit_cuda(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     if (sizes->dtype == COT_F64)
-        return "it sums in float32, x is f64";
+        return "it computes in float32, the tensors are f64";
     if (sizes->tokens > INT32_MAX / 2)
         return "it counts tokens in 32 bits";
     return sizes->n > MHC_CUDA_MAX_N ? "it serves n up to 8" : NULL;
