@@ -3,8 +3,9 @@
  * cotangent/core.h: the types and functions that all ops share: status and messages, tensor views, queues.
  *
  * Conventions of the whole interface
- *   - Every call returns a cot_status. COT_OK is 0. After any other status, nothing was written, and
- *     cot_error_message() on the same thread names the argument, its value and the expected value.
+ *   - Every call returns a cot_status. COT_OK is 0. After any other status, cot_error_message() on the same thread
+ *     names the argument, its value and the expected value. A call that fails its checks has written nothing. After
+ *     COT_DEVICE_ERROR, or an error of cot_queue_check, the contents of the outputs are undefined.
  *   - The library never prints, exits, aborts or installs handlers. It keeps no mutable global state.
  *   - A cot_tensor is a view. The caller owns the memory and keeps it alive during the call (on a GPU: until the
  *     stream has completed the call).
@@ -12,8 +13,8 @@
  *   - Gradients are overwritten (=). A struct with the member `accumulate` can add (+=) to the gradients that the
  *     comment of this member names: all gradients in attention, the parameter gradients in the other ops.
  *   - An optional tensor is absent if its struct is all zero (dtype COT_DTYPE_NONE). An absent output is not computed.
- *   - Results have the same bits in every run, on the CPU also for any number of threads. The only exception is
- *     attention's backward with allow_nondeterminism.
+ *   - Results have the same bits in every run: on the CPU for any number of threads, on a GPU for tensors at the same
+ *     alignment (address modulo 16 bytes). The only exception is attention's backward with allow_nondeterminism.
  */
 #ifndef COTANGENT_CORE_H
 #define COTANGENT_CORE_H
@@ -42,7 +43,7 @@ COT_API const char *cot_version(void);
 
 /* ---- status ------------------------------------------------------------------------------------------- */
 
-/* The result of a call. docs/errors.md has an example of each. */
+/* The result of a call. docs/guide/errors.md describes them, with examples. */
 typedef enum cot_status {
     COT_OK = 0,                  /* success */
     COT_INVALID_ARGUMENT = 1,    /* a null pointer, an option or flag out of its range, conflicting arguments */

@@ -5,7 +5,7 @@ docs/guide/python.md is the manual."""
 from typing import Any
 
 try:
-    import torch as _torch  # first, so that the library uses torch's OpenMP: two thread pools slow each other down
+    import torch as _torch  # first, so that cotangent shares torch's OpenMP runtime
 
     if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 4):
         raise ImportError(f"torch is {_torch.__version__}, expected 2.4 or later")

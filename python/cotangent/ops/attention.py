@@ -37,12 +37,13 @@ _BIAS = 9  # its position in both schemas
 
 
 def _with_masks(wanted: bool, *arguments: Any) -> "tuple[Any, ...]":
-    """The arguments with -inf where the bias masks a key. It runs below autograd: the gradient of the given bias is
-    that of the changed bias, which is 0 there."""
+    """The arguments with -inf where the bias masks a key. Runs below autograd, so the gradient of the changed bias is
+    returned for the given bias. It is 0 where a key is masked."""
     bias = arguments[_BIAS]
     if bias is None or not bias.is_floating_point() or bias.layout is not torch.strided:
         return arguments
-    if not wanted:  # reads an expanded axis only once; not with a gradient, which has the full axis
+    # If no gradient is needed, expanded axes are dropped, so that each element is read once. A gradient has full axes.
+    if not wanted:
         for axis, stride in enumerate(bias.stride()):
             bias = bias.narrow(axis, 0, 1) if stride == 0 and bias.shape[axis] > 1 else bias
     bias = torch.nn.functional.threshold(bias, MASKED, -math.inf)
@@ -128,9 +129,11 @@ def attention(
 
     q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,dv]; H a multiple of Hkv (query head h reads h // (H/Hkv));
                    any strides, best with the last axis contiguous
-    causal, window the diagonal ends in the lower right corner: with off = Tk - Tq, key j is visible to query i if
-                   i + off - left <= j <= i + off + right; window = (left, right), -1 = all; causal: right = 0
-    scale          None = 1/sqrt(d), not 0;    softcap  c = softcap * tanh(c/softcap), 0 = none
+    causal, window aligned to the lower right corner: the last query sees the last key. With off = Tk - Tq, query i sees
+                   key j if i + off - left <= j <= i + off + right. window = (left, right); -1 = no limit on that side;
+                   causal=True means right = 0
+    scale          None = 1/sqrt(d), not 0
+    softcap        scores s = scale * q k^T become softcap * tanh(s / softcap); 0 = none
     dropout_p      of the probabilities; seed, offset, seed_memory, offset_memory as in cotangent.dropout
     seqused_q/k    int32 [B]: the number of rows in use of each sequence
     sink           [H]: an additional logit of each head, without a value; has a gradient
@@ -140,9 +143,9 @@ def attention(
     deterministic  False: the backward may sum in any order if that is faster
 
     Returns out [B,Tq,H,dv] in the dtype of q. With return_lse it returns (out, lse): lse [B,H,Tq] float32, natural
-    logarithms. Both have gradients. A query that sees no key has out = 0 and lse = -inf (or the sink). Dtypes: float32,
-    float16, bfloat16, on the CPU also float64. Autocast casts q, k and v. Differentiable once, in q, k, v, sink and
-    bias. Raises ValueError, TypeError or NotImplementedError, which name the wrong argument."""
+    logarithms. Both have gradients. A query that sees no key has out = 0 and lse = -inf, or lse = sink if there is a
+    sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. Autocast casts q, k and v. Differentiable once,
+    in q, k, v, sink and bias. Raises ValueError, TypeError or NotImplementedError, which name the wrong argument."""
     return _run(
         q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
         offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,

@@ -93,7 +93,7 @@ def causal_conv1d(
     cu_seqlens: Optional[Tensor] = None,
     return_final_state: bool = False,
 ) -> Any:
-    """y[t] = act(bias + sum_k weight[k] * xe[t+k]), where xe = [initial_state, x] along time; without a state zeros.
+    """y[t] = act(bias + sum_k weight[k] * xe[t+k]). xe is x with K-1 columns in front: initial_state, or zeros.
 
     x              [B,D,T], any strides. For a channel-last [B,T,D] array pass `x.transpose(1, 2)`; y has the same
                    layout
@@ -129,6 +129,8 @@ def causal_conv1d_update(
     conv_state_indices: Optional[Tensor] = None,
 ) -> Tensor:
     """One or more steps of decoding: returns y for the new tokens x, and updates conv_state in place.
+
+    y[t] = act(bias + sum_k weight[k] * xe[t+k]). xe is x with K-1 columns in front: the inputs before x, of conv_state.
 
     x                   [B,D] or [B,D,T]
     conv_state          [N,D,S] with S >= K-1: the last S inputs, oldest first; with cache_seqlens a ring buffer: the

@@ -81,10 +81,20 @@ def mhc_pre(
     phi     [M, n*D], M = n*n + 2n, rows in the order pre (n), post (n), res (n*n)
     alpha   [3], of pre, post, res;    bias [M];    gamma [n,D], None = ones
             phi, alpha, bias, gamma are float32 (float64 if x is float64); other dtypes are cast
+    norm_eps, hc_eps, post_scale            as in the formulas
+    sinkhorn_iterations, sinkhorn_eps       iterations and eps of mhc_sinkhorn
+
+    For each token, with flat index k = i*D + d:
+
+        inv_rms = 1 / sqrt(mean_k x[k]^2 + norm_eps)
+        z       = alpha * (phi (gamma * x)) * inv_rms + bias         alpha of pre, post or res
+        h_pre   = sigmoid(z_pre) + hc_eps;    h_post = post_scale * sigmoid(z_post);    h_res = z_res as [n,n]
+        h_in[d] = sum_i h_pre[i] * x[i,d];    A = mhc_sinkhorn(h_res)
 
     Returns (h_in, h_post, A): h_in [B,T,D] in the dtype of x, h_post [B,T,n], and A [B,T,n,n], nearly doubly
     stochastic. With sinkhorn=False it returns the logits h_res instead of A, for mhc_sinkhorn. Coefficients are
-    float32. Differentiable once, in all inputs. Raises ValueError or TypeError, which name the wrong argument."""
+    float32 (float64 if x is float64). Differentiable once, in all inputs. Raises ValueError or TypeError, which name
+    the wrong argument, or NotImplementedError (on a GPU: float64, n > 8)."""
     if not isinstance(x, Tensor):
         need_tensors("mhc_pre", x=x)
     dtype = _coefficients_dtype(x)
@@ -114,9 +124,13 @@ _sinkhorn_forward = define(
 
 
 def mhc_sinkhorn(h_res: Tensor, iterations: int = 20, eps: float = 1e-6) -> Tensor:
-    """A [B,T,n,n] from the logits h_res: softmax over rows, then columns and rows are normalised alternately.
+    """A [B,T,n,n] from the logits h_res [B,T,n,n]: softmax over rows, then columns and rows are normalised alternately.
 
-    float32, on the CPU also float64. Differentiable once, exactly, through all iterations."""
+        A = softmax over rows of h_res, + eps;  A /= colsum + eps
+        then iterations-1 times:  A /= rowsum + eps;  A /= colsum + eps
+
+    iterations is 1 to 4096. float32, on the CPU also float64. Differentiable once, exactly, through all iterations.
+    Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8)."""
     return _sinkhorn_forward(h_res, eps, iterations)
 
 
@@ -157,7 +171,8 @@ def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bo
 
     x [B,T,n,D]: the streams, as in mhc_pre. f [B,T,D]: the layer's output, cast to the dtype of x. h_post [B,T,n] and
     A [B,T,n,n]: from mhc_pre, float32 (A_is_out_in: A is stored [out,in]). Returns y like x. Differentiable once, in
-    all inputs. Raises ValueError or TypeError, which name the wrong argument."""
+    all inputs. Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU:
+    float64, n > 8)."""
     if not isinstance(x, Tensor):
         need_tensors("mhc_post", x=x)
     return _post_forward(x, cast("mhc_post", "f", f, x.dtype), h_post, A, A_is_out_in)
