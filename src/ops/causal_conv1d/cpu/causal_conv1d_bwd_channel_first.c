@@ -1,19 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_bwd_channel_first.c: the backward for tensors with contiguous time:
- *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
- *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k-K+1]      db = sum_t g[t]
+ * causal_conv1d_bwd_channel_first.c: the backward for tensors with contiguous time. xe = [initial state, x] along time,
+ * with zeros if there is no state:
+ *     z[t]  = b + sum_k w[k] * xe[t+k]                g[t]  = dy[t] * act'(z[t])
+ *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k]          db = sum_t g[t]
  *
- * Items and pieces are those of the forward. A row of a piece passes through the first-level cache in three steps:
+ * As in the forward, an item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h). Its
+ * tokens are divided into pieces (causal_conv1d_pieces.h). A row is one channel of a piece. It passes through the
+ * first-level cache in three steps:
  *     1. x, converted to f32 where it is not
- *     2. g, of K-1 more tokens than the piece has, so that pieces are independent
+ *     2. g, of the tokens of the piece and of its halo: the up to K-1 later tokens whose g its dx needs
  *     3. dx, the forward convolution of g with the reversed weights
- * For K = 2..4, a row of one sequence takes one fused loop, except for its ends. The fused loop keeps g in registers.
- * For tensors larger than the caches, it matters how often reads and writes alternate: every 64 bytes reaches a copy's
- * speed, every 8 KB reaches 75 % of it.
+ * For K = 2..4, one fused loop processes a row of one sequence, except for the row's ends. It keeps g in registers.
+ * With AVX2 it keeps g in a buffer of 1 KB.
+ * For tensors larger than the caches, the time depends on how often reads and writes alternate. Alternating every 64
+ * bytes runs at the speed of a copy, alternating every 8 KB at 75 % of it.
  *
- * dw and db are summed in lanes. The sums over the pieces of an item go to the workspace; causal_conv1d_reduce.h
- * reduces them over the items. */
+ * dw and db are summed in three levels: `sums` per lane over a row, `totals` per channel over the pieces of an item,
+ * `partials` (the totals of all items) in the workspace. causal_conv1d_reduce.h adds the partials.
+ *
+ * src/simd/simd.h defines V_NAME (one function per instruction set), the types vf, vi and vm (VW lanes of floats, of
+ * integers, and a mask) and the v_ functions. `stream` means non-temporal stores. */
 #include "causal_conv1d_reduce.h"
 #include "causal_conv1d_rows.h"
 
@@ -30,26 +37,27 @@ typedef struct gradient_row {
     float *g;
     vf *sums; /* K of dw and one of db */
     conv1d_prefetch_base prefetch_x, prefetch_dy;
-    const int32_t *ids;
+    const int32_t *seq_ids;
     /* the members below are for the fused loop only */
     char *dx;      /* has the dtype of dy */
     float *g_tail; /* receives g of the last two vectors */
     bool stream;
 } gradient_row;
 
-/* Computes g of tokens [begin, end). Tokens before `owned` are added to the sums. */
-static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, int64_t owned)
+/* Computes g of tokens [begin, end). Adds the tokens before halo_begin to the sums. Later tokens are halo: the next
+ * piece adds them to its sums. */
+static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, int64_t halo_begin)
 {
     const int64_t K = row->K, size = conv1d_element_size(row->dtype);
     for (int64_t i = begin; i < end; i += VW) {
         const int n = (int)(end - i < VW ? end - i : VW);
-        const int counted = (int)cot_clamp(owned - i, 0, VW);
+        const int counted = (int)cot_clamp(halo_begin - i, 0, VW);
         vf x[CONV1D_MAX_K], z = v_set1(row->weight[K]), total = v_zero();
         for (int64_t k = 0; k < K; k++) {
             conv1d_close_tap_block(k, &z, &total);
             x[k] = v_load_n(row->x + i + k, n);
-            if (row->ids != NULL)
-                x[k] = v_maskz(conv1d_valid_lanes(row->ids, i, k, K - 1), x[k]);
+            if (row->seq_ids != NULL)
+                x[k] = v_maskz(conv1d_valid_lanes(row->seq_ids, i, k, K - 1), x[k]);
             z = v_fma(v_set1(row->weight[k]), x[k], z);
         }
         z = conv1d_tap_sum(K, z, total);
@@ -57,8 +65,8 @@ static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, i
         if (row->silu)
             g = v_mul(g, v_silu_slope(z));
         vm valid = vm_first(n);
-        if (row->ids != NULL)
-            valid = vm_and(valid, vm_not_negative(vi_load(row->ids + i + K - 1)));
+        if (row->seq_ids != NULL)
+            valid = vm_and(valid, vm_not_negative(vi_load(row->seq_ids + i + K - 1)));
         g = v_maskz(valid, g);
         v_store(row->g + i, g);
         if (counted == 0)
@@ -70,8 +78,8 @@ static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, i
     }
 }
 
-/* A lane sums this many terms of dw and db in one run. The rounding error grows with the number of runs, not of
- * terms. */
+/* A lane sums this many terms of dw and db in one run, and then adds the run to its sum of the row. A term is then
+ * rounded about SUM_TERMS + (number of runs) times, instead of once for each later term of the row. */
 enum { SUM_TERMS = 32 };
 
 /* Requires (end - begin) % VW == 0. */
@@ -131,10 +139,16 @@ static void (*const gradient_table[CONV1D_INSTANCES][3])(const gradient_row *, i
                                                          int64_t) = CONV1D_TABLE(GRADIENT_ENTRY);
 
 /* ---- g, dw, db and dx of one row ---------------------------------------------------------------------------- *
- * Step j of the loop computes z of vector j+1, then g of vector j, then dx of vector j-2 and the sum terms of its
- * inputs. dx[t] and dw[k] both need g[t+i], i < K, with dw computed as sum_t x[t] * g[t+K-1-k]. Each step uses results
- * of earlier steps only; else the dependency chain would exceed the processor's out-of-order window. Holding g[t+i] in
- * registers takes fewer of them than holding the taps of x. */
+ * Step j of the loop computes z of vector j+1, then dx of vector j-2 and the sum terms of its inputs, then g of vector
+ * j. dx[t] and dw[k] both need g[t+i], i < K, with dw computed as sum_t x[t] * g[t+K-1-k]. Each step uses results of
+ * earlier steps only; else the dependency chain would exceed the processor's out-of-order window. Holding g[t+i] in
+ * registers takes fewer of them than holding the taps of x.
+ *
+ * The registers when step j begins. Tap k of a vector is xe[t+k] for its tokens t; tap K-1 is x[t].
+ *     tap0            tap 0 of vector j+1. The step loads tap0_next, tap 0 of vector j+2
+ *     z               z of vector j
+ *     x0, x1, x2      x of vectors j, j-1, j-2
+ *     g, g_prev       g of vectors j-1, j-2 */
 
 /* Prefetch distances in bytes, in addition to CONV1D_L1_DISTANCE, into the first-level cache. Of total distances from 1
  * to 4 KB these were best (0.85 of a copy's speed). Equal distances were slower, and so was a second-level prefetch in
@@ -163,27 +177,26 @@ V_INLINE vf fused_finish(const vf *w, vf *sums, vf x, vf g, vf g_next, int64_t K
     return dx;
 }
 
-/* Returns z of a vector of tokens. `older` begins with the oldest input of the first token; `newer` is the next vector
- * of inputs. Sets *x to the inputs at the tokens' own positions. */
-V_INLINE vf fused_convolve(const vf *w, vf bias, vf older, vf newer, int64_t K, vf *x)
+/* Returns z of a vector of tokens. tap0 and tap0_next are tap 0 of this vector and of the next one. Sets *x to tap K-1,
+ * which is x of these tokens. */
+V_INLINE vf fused_convolve(const vf *w, vf bias, vf tap0, vf tap0_next, int64_t K, vf *x)
 {
-    vf z = v_fma(w[0], older, bias);
-    *x = v_align(older, newer, 1);
+    vf z = v_fma(w[0], tap0, bias);
+    *x = v_align(tap0, tap0_next, 1);
     z = v_fma(w[1], *x, z);
     if (K > 2) {
-        *x = v_align(older, newer, 2);
+        *x = v_align(tap0, tap0_next, 2);
         z = v_fma(w[2], *x, z);
     }
     if (K > 3) {
-        *x = v_align(older, newer, 3);
+        *x = v_align(tap0, tap0_next, 3);
         z = v_fma(w[3], *x, z);
     }
     return z;
 }
 
-/* Tokens [begin, end). Requires (end - begin) % (2 * VW) == 0 and at least two vectors. Computes all of their sums, and
- * dx of all but the last two vectors. Stores g of the first vector to row->g and g of the last two vectors to
- * row->g_tail. */
+/* Tokens [begin, end). Requires a positive multiple of 2 * VW tokens. Computes all of their sums, and dx of all but the
+ * last two vectors. Stores g of the first vector to row->g and g of the last two vectors to row->g_tail. */
 V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
 {
     const int64_t size = conv1d_element_size(dtype);
@@ -199,14 +212,14 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
     for (int64_t k = 0; k < K; k++)
         w[k] = v_set1(row->weight[k]);
     const vf bias = v_set1(row->weight[K]);
-    vf g = v_zero(), g_prev = v_zero(); /* of vectors j-1, j-2 */
+    vf g = v_zero(), g_prev = v_zero();
     const vf x_before = v_load_n(x + begin, (int)(K - 1));
-    vf x2 = v_zero(), x1, x0; /* of vectors j-2, j-1, j */
+    vf x2 = v_zero(), x1, x0; /* x1 of the first step: the K-1 inputs before `begin`, in the last lanes */
     x1 = K == 2   ? v_align(v_zero(), x_before, 1)
          : K == 3 ? v_align(v_zero(), x_before, 2)
                   : v_align(v_zero(), x_before, 3);
-    vf oldest = v_load(x + begin + VW);
-    vf z = fused_convolve(w, bias, v_load(x + begin), oldest, K, &x0);
+    vf tap0 = v_load(x + begin + VW);
+    vf z = fused_convolve(w, bias, v_load(x + begin), tap0, K, &x0);
     for (int64_t i = begin; i < end;) {
         const int64_t stop = end - i < SUM_TERMS * VW ? end : i + SUM_TERMS * VW;
         for (int64_t k = 0; k <= K; k++)
@@ -219,16 +232,16 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
             }
             V_UNROLL
             for (int v = 0; v < 2; v++) {
-                const vf newest = v_load(from + (v + 2) * VW);
+                const vf tap0_next = v_load(from + (v + 2) * VW);
                 vf x_next;
-                const vf z_next = fused_convolve(w, bias, oldest, newest, K, &x_next);
+                const vf z_next = fused_convolve(w, bias, tap0, tap0_next, K, &x_next);
                 dx_out[v] = fused_finish(w, sums, x2, g_prev, g, K);
                 g_prev = g;
                 g = v_load_as(dy + (i + v * VW) * size, dtype);
                 if (silu)
                     g = v_mul(g, v_silu_slope(z));
                 z = z_next;
-                oldest = newest;
+                tap0 = tap0_next;
                 x2 = x1;
                 x1 = x0;
                 x0 = x_next;
@@ -250,12 +263,12 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
     v_store(row->g_tail + VW, g);
 }
 
-/* The same where the registers are too few. On AVX2, fused_body had 124 instructions for two vectors, with spills, and
- * the out-of-order window held only four vectors. Here a run of SUM_TERMS vectors passes through the first-level cache:
- * first g, then dx and the sums from unaligned loads of g[t+i]. Reads and writes alternate every KB. */
+/* blocked_body computes the same where the registers are too few. On AVX2, fused_body had 124 instructions for two
+ * vectors, with spills, and the out-of-order window held only four vectors. blocked_body processes SUM_TERMS vectors
+ * (256 tokens) at a time. First it stores their g to a buffer in the first-level cache. Then it computes dx and the
+ * sums from unaligned loads of g[t+i]. Reads and writes therefore alternate every 256 elements. */
 enum { FEW_REGISTERS = VW == 8 };
 
-/* Computes g of two vectors. */
 V_INLINE void blocked_gradients(float *g, const float *x, const char *dy, const vf *w, vf bias, int64_t K,
                                 cot_dtype dtype, bool silu)
 {
@@ -371,19 +384,19 @@ static void (*const fused_table[FUSED_MAX_K + 1][3])(const gradient_row *, int64
 };
 /* clang-format on */
 
-static void gradient_unfused(const gradient_row *row, const uint8_t *mixed, int64_t owned, int64_t halo_end)
+static void gradient_unfused(const gradient_row *row, const uint8_t *mixed, int64_t halo_begin, int64_t halo_end)
 {
-    for (int64_t i = 0; i < owned;) {
-        const int64_t end = i + conv1d_uniform_length(mixed, i, owned);
+    for (int64_t i = 0; i < halo_begin;) {
+        const int64_t end = i + conv1d_uniform_length(mixed, i, halo_begin);
         const int64_t last = mixed != NULL && mixed[i / CONV1D_MIXED_BLOCK] ? i : i + (end - i) / VW * VW;
         if (last > i)
             gradient_table[conv1d_instance_index(row->K)][row->dtype - COT_F32](row, i, last);
         if (end > last)
-            gradient_edge(row, last, end, owned);
+            gradient_edge(row, last, end, halo_begin);
         i = end;
     }
-    if (halo_end > owned)
-        gradient_edge(row, owned, halo_end, owned);
+    if (halo_end > halo_begin)
+        gradient_edge(row, halo_begin, halo_end, halo_begin);
 }
 
 /* ---- pieces ------------------------------------------------------------------------------------------------- */
@@ -416,15 +429,17 @@ typedef struct backward_piece {
         outputs[CONV1D_PIECE_TOKENS];
 } backward_piece;
 
-/* The buffers of an item, in the thread's slice of scratch. */
+/* The buffers of an item, in the scratch memory of its thread. */
 typedef struct backward_buffers {
     backward_piece piece;
     float weights[CONV1D_STAGED_WEIGHTS], totals[CONV1D_STAGED_WEIGHTS];
 } backward_buffers;
 
-_Static_assert(sizeof(backward_buffers) <= CONV1D_BWD_CHANNEL_FIRST_SCRATCH, "they lie in a slice");
+_Static_assert(sizeof(backward_buffers) <= CONV1D_BWD_CHANNEL_FIRST_SCRATCH,
+               "backward_buffers exceed the scratch of an item");
 
-/* The dfinal_state term of position p of the span; 0 if it has none. */
+/* The dfinal_state term of dx at token p, 0 if it has none. A token before piece->first is a column of the initial
+ * state. The term then belongs to dinitial_state. */
 static float final_term(const backward_piece *s, int64_t d, int64_t p)
 {
     const cot_tensor *dfinal_state = &s->c->problem->args.dfinal_state;
@@ -465,8 +480,8 @@ static void compute_dx(backward_piece *s, int64_t d, const float *weight)
                       .dtype = direct ? dx->dtype : COT_F32,
                       .stream = direct && s->c->stream,
                       .prefetch = conv1d_prefetch_next_row(s->g, NULL)};
-    if (piece->ids != NULL) {
-        row.ids = piece->ids + K - 1;
+    if (piece->seq_ids != NULL) {
+        row.seq_ids = piece->seq_ids + K - 1;
         row.mixed = s->mixed_dx;
     }
     if (direct) { /* a row with `mixed` is not fused: fused_end is 0 */
@@ -479,7 +494,7 @@ static void compute_dx(backward_piece *s, int64_t d, const float *weight)
     if (direct && s->dfinal_begin < n) {
         row.n = n - s->dfinal_begin;
         row.x = s->g_from_fused_end + (s->dfinal_begin - s->fused_end);
-        row.ids += row.ids != NULL ? s->dfinal_begin : 0;
+        row.seq_ids += row.seq_ids != NULL ? s->dfinal_begin : 0;
         row.y = s->outputs;
         row.dtype = COT_F32;
         row.stream = false;
@@ -510,17 +525,17 @@ static void compute_dinitial_state(const backward_piece *s, int64_t d, const flo
     }
 }
 
-/* Computes g of tokens [0, halo_end) of a row that begins at token row_begin of the piece. Tokens before `owned` are
- * added to the sums. The fused loop also computes dx of most tokens. It can run only if the row reaches the end of the
- * piece. */
-static void gradient_dispatch(backward_piece *s, int64_t d, gradient_row *row, int64_t row_begin, int64_t owned,
+/* Computes g of tokens [0, halo_end) of a row that begins at token row_begin of the piece, and adds the tokens before
+ * halo_begin to the sums. The fused loop also computes dx of all but its last two vectors. It can run only if the row
+ * reaches the end of the piece. With two vectors it would write no dx, so it runs from four vectors on. */
+static void gradient_dispatch(backward_piece *s, int64_t d, gradient_row *row, int64_t row_begin, int64_t halo_begin,
                               int64_t halo_end)
 {
     const cot_tensor *dx = &s->c->problem->args.dx;
-    const int64_t fused_tokens = owned / (2 * VW) * (2 * VW);
-    const bool reaches_end = row_begin + owned == s->piece->end - s->piece->begin;
+    const int64_t fused_tokens = halo_begin / (2 * VW) * (2 * VW);
+    const bool reaches_end = row_begin + halo_begin == s->piece->end - s->piece->begin;
     if (!s->fuse || !reaches_end || fused_tokens < 4 * VW) {
-        gradient_unfused(row, s->piece->ids != NULL ? s->mixed + row_begin / CONV1D_MIXED_BLOCK : NULL, owned,
+        gradient_unfused(row, s->piece->seq_ids != NULL ? s->mixed + row_begin / CONV1D_MIXED_BLOCK : NULL, halo_begin,
                          halo_end);
         return;
     }
@@ -533,7 +548,7 @@ static void gradient_dispatch(backward_piece *s, int64_t d, gradient_row *row, i
     rest.dy += fused_tokens * conv1d_element_size(row->dtype);
     rest.g = s->g_tail + 2 * VW;
     if (fused_tokens < halo_end)
-        gradient_edge(&rest, 0, halo_end - fused_tokens, owned - fused_tokens);
+        gradient_edge(&rest, 0, halo_end - fused_tokens, halo_begin - fused_tokens);
     s->fused_begin = row_begin;
     s->fused_end = row_begin + fused_tokens - 2 * VW;
 }
@@ -567,7 +582,7 @@ static void compute_g(backward_piece *s, int64_t d, bool last_channel, const flo
         conv1d_stage_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + head_halo, s->inputs);
         row.x = s->inputs;
         row.g = s->g;
-        row.ids = piece->ids;
+        row.seq_ids = piece->seq_ids;
         row.prefetch_x = conv1d_prefetch_next_row(s->inputs, next_x);
         gradient_dispatch(s, d, &row, 0, head, head_halo);
     }
@@ -577,7 +592,7 @@ static void compute_g(backward_piece *s, int64_t d, bool last_channel, const flo
         row.prefetch_dy.l1 += (uintptr_t)(head * size);
         row.prefetch_dy.l2 += (uintptr_t)(head * size);
         row.g = s->g + head;
-        row.ids = piece->ids != NULL ? piece->ids + head : NULL;
+        row.seq_ids = piece->seq_ids != NULL ? piece->seq_ids + head : NULL;
         row.prefetch_x = conv1d_prefetch_same_row(row.x);
         gradient_dispatch(s, d, &row, head, n - head, s->halo_end - head);
     }
@@ -625,19 +640,20 @@ static void backward_block(const backward_context *c, const conv1d_piece *piece,
     s->piece = piece;
     s->halo_end = conv1d_halo_end(piece, K) - piece->begin;
     s->dfinal_begin = n;
-    s->fuse = c->fuse && piece->ids == NULL;
+    s->fuse = c->fuse && piece->seq_ids == NULL;
     if (cot_is_present(&c->problem->args.dfinal_state) && piece->state >= 0)
         s->dfinal_begin = cot_clamp(piece->last - (K - 1) - piece->begin, 0, n);
-    if (piece->ids != NULL) {
-        conv1d_mark_mixed(s->mixed, piece->ids, n, K);
-        conv1d_mark_mixed(s->mixed_dx, piece->ids + K - 1, n, K);
+    if (piece->seq_ids != NULL) {
+        conv1d_mark_mixed(s->mixed, piece->seq_ids, n, K);
+        conv1d_mark_mixed(s->mixed_dx, piece->seq_ids + K - 1, n, K);
     }
     for (int64_t d = d_begin; d < d_end; d++)
         backward_row(s, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
 }
 
 /* Long pieces are processed channel by channel, so that memory is read as one stream. They are split into parts that
- * fit in the buffers, unless the fused loop stores next to nothing there. */
+ * fit in the row buffers. If the fused loop runs and reads x in place, the buffers hold only the ends of a row. It then
+ * takes the whole piece. */
 static void backward_split_piece(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
                                  backward_buffers *buffers)
 {
@@ -646,7 +662,7 @@ static void backward_split_piece(const backward_context *c, const conv1d_piece *
         zero_gradients(c, piece, d_begin, d_end);
         return;
     }
-    if (piece->end - piece->begin <= CONV1D_PIECE_TOKENS || (c->fuse && c->direct_x && piece->ids == NULL)) {
+    if (piece->end - piece->begin <= CONV1D_PIECE_TOKENS || (c->fuse && c->direct_x && piece->seq_ids == NULL)) {
         backward_block(c, piece, d_begin, d_end, buffers->weights, buffers->totals, &buffers->piece);
         return;
     }

@@ -2,7 +2,7 @@
  *
  * causal_conv1d_bwd_channel_last.c: the backward for tensors with contiguous channels, or with few tokens:
  *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
- *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k-K+1]      db = sum_t g[t]
+ *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k]          db = sum_t g[t]
  *
  * Items and tiles are those of the forward. One loop down the tokens computes everything. At step i it holds the last K
  * inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. So a piece takes K-1 steps
@@ -25,7 +25,7 @@ typedef struct backward_columns {
     float *column_state;       /* see column_row_count */
     int64_t sums;              /* first row of the sums that the tile adds to, see sums_row */
     bool silu, stream;
-    const int32_t *ids;
+    const int32_t *seq_ids;
 } backward_columns;
 
 /* Rows of the state carried along a channel column (conv1d_pack_column): K weights and the bias; K-1 of x before row 0;
@@ -81,30 +81,30 @@ static void tile_gradients_edge(const backward_columns *s, int64_t channel)
         for (int64_t k = 0; k <= K; k++)
             sums[k] = v_zero();
         for (int64_t i = 0; i < s->n; i++) {
-            const int32_t *ids = s->ids != NULL ? s->ids + i : NULL;
+            const int32_t *seq_ids = s->seq_ids != NULL ? s->seq_ids + i : NULL;
             inputs[K - 1] = g[K - 1] = v_zero();
             if (s->x != NULL) {
                 inputs[K - 1] = v_load_n_as(s->x + i * s->x_stride + c * size, s->dtype, lanes);
-                if (ids == NULL || ids[K - 1] >= 0)
+                if (seq_ids == NULL || seq_ids[K - 1] >= 0)
                     g[K - 1] = v_load_n_as(s->dy + i * s->dy_stride + c * size, s->dtype, lanes);
                 vf z = v_load(rows.weight + K * VW), total = v_zero();
                 for (int64_t k = 0; s->silu && k < K; k++) {
                     conv1d_close_tap_block(k, &z, &total);
-                    if (ids == NULL || ids[k] == ids[K - 1])
+                    if (seq_ids == NULL || seq_ids[k] == seq_ids[K - 1])
                         z = v_fma(v_load(rows.weight + k * VW), inputs[k], z);
                 }
                 z = conv1d_tap_sum(K, z, total);
-                if (s->silu && (ids == NULL || ids[K - 1] >= 0))
+                if (s->silu && (seq_ids == NULL || seq_ids[K - 1] >= 0))
                     g[K - 1] = v_mul(g[K - 1], v_silu_slope(z));
                 for (int64_t k = 0; k < K; k++)
-                    if (ids == NULL || (ids[k] == ids[K - 1] && ids[k] >= 0))
+                    if (seq_ids == NULL || (seq_ids[k] == seq_ids[K - 1] && seq_ids[k] >= 0))
                         sums[k] = v_fma(g[K - 1], inputs[k], sums[k]);
                 sums[K] = v_add(sums[K], g[K - 1]);
             }
             vf dx = v_zero(), total = v_zero();
             for (int64_t j = 0; j < K; j++) {
                 conv1d_close_tap_block(j, &dx, &total);
-                if (ids == NULL || (ids[j] == ids[0] && ids[0] >= 0))
+                if (seq_ids == NULL || (seq_ids[j] == seq_ids[0] && seq_ids[0] >= 0))
                     dx = v_fma(v_load(rows.weight + (K - 1 - j) * VW), g[j], dx);
             }
             dx = conv1d_tap_sum(K, dx, total);
@@ -430,7 +430,7 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
                                 .sums = sums_row(K, i < steps->n),
                                 .silu = a->activation == COT_ACTIVATION_SILU,
                                 .stream = direct && c->stream,
-                                .ids = single_sequence ? NULL : piece->ids + i};
+                                .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
     if (i < steps->halo_end && c->direct_inputs) {
         columns.x = conv1d_element(&a->x, piece->b, s->d, token);
         columns.dy = conv1d_element(&a->dy, piece->b, s->d, token);
@@ -505,7 +505,7 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
         const bool direct = c->direct && i >= K - 1 && i < steps.dfinal_begin + K - 1;
         const int64_t end =
             next_change(&steps, K, i, direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(s->channels));
-        const int64_t n = conv1d_single_sequence_run(piece->ids, i, end, K, &single_sequence);
+        const int64_t n = conv1d_single_sequence_run(piece->seq_ids, i, end, K, &single_sequence);
         backward_tile(s, piece, &steps, i, n, single_sequence);
         i += n;
     }

@@ -21,7 +21,7 @@ typedef struct conv1d_columns {
     cot_dtype x_dtype, y_dtype;
     float *column_state; /* 2K rows: weights, bias, K-1 inputs before row 0 (updated); see conv1d_pack_column */
     bool silu, stream;
-    const int32_t *ids; /* NULL, or input i+k contributes to token i only if ids[i+k] == ids[i+K-1] >= 0 */
+    const int32_t *seq_ids; /* NULL, or input i+k contributes to token i only if seq_ids[i+k] == seq_ids[i+K-1] >= 0 */
 } conv1d_columns;
 
 static void conv1d_convolve_tile_edge(const conv1d_columns *s, int64_t channel)
@@ -38,13 +38,13 @@ static void conv1d_convolve_tile_edge(const conv1d_columns *s, int64_t channel)
             vf z = v_load(weight + K * VW), total = v_zero();
             for (int64_t k = 0; k < K; k++) {
                 conv1d_close_tap_block(k, &z, &total);
-                if (s->ids == NULL || s->ids[i + k] == s->ids[i + K - 1])
+                if (s->seq_ids == NULL || s->seq_ids[i + k] == s->seq_ids[i + K - 1])
                     z = v_fma(v_load(weight + k * VW), inputs[k], z);
             }
             z = conv1d_tap_sum(K, z, total);
             if (s->silu)
                 z = v_silu_as(s->y_dtype, z);
-            if (s->ids != NULL && s->ids[i + K - 1] < 0)
+            if (s->seq_ids != NULL && s->seq_ids[i + K - 1] < 0)
                 z = v_zero();
             v_store_n_as(s->y + i * s->y_stride + c * y_size, s->y_dtype, z, lanes);
             for (int64_t k = 0; k < K - 1; k++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_fwd_channel_first.c: y[t] = act(bias + sum_k w[k] * xe[t+k-K+1]), for tensors with contiguous time.
+ * causal_conv1d_fwd_channel_first.c: y[t] = act(bias + sum_k w[k] * xe[t+k]), for tensors with contiguous time.
  *
  * An item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h). Its tokens are divided
  * into pieces (causal_conv1d_pieces.h). Each row of a piece is convolved with consecutive tokens in the lanes
@@ -59,7 +59,7 @@ static void forward_row(piece_rows *s, int64_t d, const float *weight, bool last
         const int64_t head = row.n;
         row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + head - (K - 1);
         row.y = conv1d_y_element(&row, head);
-        row.ids = row.ids != NULL ? row.ids + head : NULL;
+        row.seq_ids = row.seq_ids != NULL ? row.seq_ids + head : NULL;
         row.mixed = row.mixed != NULL ? s->mixed + (head > 0) : NULL;
         row.n = n - head;
         row.prefetch = conv1d_prefetch_same_row(row.x);
@@ -83,9 +83,9 @@ static void forward_piece(const forward_context *c, const conv1d_piece *piece, i
                          .dtype = s.direct_y ? a->y.dtype : COT_F32,
                          .silu = a->activation == COT_ACTIVATION_SILU,
                          .stream = s.direct_y && c->stream};
-    if (piece->ids != NULL) {
-        conv1d_mark_mixed(s.mixed, piece->ids, piece->end - piece->begin, K);
-        s.row.ids = piece->ids;
+    if (piece->seq_ids != NULL) {
+        conv1d_mark_mixed(s.mixed, piece->seq_ids, piece->end - piece->begin, K);
+        s.row.seq_ids = piece->seq_ids;
         s.row.output_offset = K - 1;
         s.row.mixed = s.mixed;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_fwd_channel_last.c: y[t] = act(bias + sum_k w[k] * xe[t+k-K+1]), for tensors with contiguous channels,
+ * causal_conv1d_fwd_channel_last.c: y[t] = act(bias + sum_k w[k] * xe[t+k]), for tensors with contiguous channels,
  * or with few tokens.
  *
  * An item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h). Tiles of tokens are
@@ -60,7 +60,7 @@ static void forward_tile(forward_block *s, const conv1d_piece *piece, int64_t i,
                               .y_dtype = COT_F32,
                               .column_state = s->column_state,
                               .silu = a->activation == COT_ACTIVATION_SILU,
-                              .ids = single_sequence ? NULL : piece->ids + i};
+                              .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
     if (c->direct) {
         columns.x = conv1d_element(&a->x, piece->b, s->d, token);
         columns.y = conv1d_element(&a->y, piece->b, s->d, token);
@@ -95,7 +95,7 @@ static void forward_piece(forward_block *s, const conv1d_piece *piece)
     for (int64_t i = 0; i < n;) {
         bool single_sequence;
         const int64_t end = i + max_tokens < n ? i + max_tokens : n;
-        const int64_t count = conv1d_single_sequence_run(piece->ids, i, end, K, &single_sequence);
+        const int64_t count = conv1d_single_sequence_run(piece->seq_ids, i, end, K, &single_sequence);
         forward_tile(s, piece, i, count, single_sequence);
         i += count;
     }

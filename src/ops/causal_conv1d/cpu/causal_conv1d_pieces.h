@@ -2,8 +2,8 @@
  * causal_conv1d_pieces.h: divides the tokens of an item into pieces, and says which tokens contribute to which.
  *
  * A piece is a range of tokens of one batch row that a kernel handles at once. Tokens outside of [first, last) never
- * contribute to tokens of the piece. Either all tokens of [first, last) near the piece are of one sequence (ids is
- * NULL: the fast path), or ids holds the sequence of each token.
+ * contribute to tokens of the piece. Either all tokens of [first, last) near the piece are of one sequence (seq_ids is
+ * NULL: the fast path), or seq_ids holds the sequence of each token.
  *
  * With cu_seqlens, pieces end at the ends of sequences in two cases: if there are states, because the states of a
  * sequence must border on a piece; and if sequences are long on average. */
@@ -33,9 +33,10 @@ static inline conv1d_packing conv1d_packing_of(const conv1d_sizes *sizes, const 
 typedef struct conv1d_piece {
     int64_t b, begin, end;
     int64_t first, last;
-    int64_t state;      /* row of the state tensors; -1: the piece has no states */
-    bool padding;       /* every token is padding */
-    const int32_t *ids; /* ids[i] is the sequence of token begin-K+1+i, i <= end-begin+2K-3; negative = padding */
+    int64_t state; /* row of the state tensors; -1: the piece has no states */
+    bool padding;  /* every token is padding */
+    /* seq_ids[i] is the sequence of token begin-K+1+i, i <= end-begin+2K-3; negative = padding */
+    const int32_t *seq_ids;
 } conv1d_piece;
 
 /* Iterates over the pieces of tokens [position, stop) of batch row b. */
@@ -43,7 +44,7 @@ typedef struct conv1d_piece_iterator {
     const conv1d_packing *packing;
     int64_t b, position, stop, max_tokens;
     int64_t sequence; /* the sequence of cu_seqlens at `position` */
-    int32_t ids[CONV1D_PIECE_TOKENS + 2 * CONV1D_MAX_K + 64];
+    int32_t seq_ids[CONV1D_PIECE_TOKENS + 2 * CONV1D_MAX_K + 64];
 } conv1d_piece_iterator;
 
 /* The sequence of cu_seqlens that holds token t. N = the padding after the last sequence. */
@@ -75,16 +76,16 @@ static inline void conv1d_begin_pieces(conv1d_piece_iterator *it, const conv1d_p
     }
 }
 
-/* Writes the sequence ids of tokens [low, high) to ids[0..]. Returns true if all of them are one sequence and not
+/* Writes the sequence ids of tokens [low, high) to seq_ids[0..]. Returns true if all of them are one sequence and not
  * padding. */
-static inline bool conv1d_load_ids(conv1d_piece_iterator *it, int64_t low, int64_t high, int32_t *ids)
+static inline bool conv1d_load_ids(conv1d_piece_iterator *it, int64_t low, int64_t high, int32_t *seq_ids)
 {
     const conv1d_packing *packing = it->packing;
     if (cot_is_present(packing->seq_idx)) {
         const int32_t *row = (const int32_t *)packing->seq_idx->data + it->b * packing->seq_idx->stride[0];
         const int64_t stride = packing->seq_idx->stride[1];
         for (int64_t t = low; t < high; t++)
-            ids[t - low] = row[t * stride];
+            seq_ids[t - low] = row[t * stride];
     } else {
         const int64_t N = packing->sizes->state_count;
         int64_t sequence = conv1d_find_sequence(packing, low);
@@ -93,13 +94,13 @@ static inline bool conv1d_load_ids(conv1d_piece_iterator *it, int64_t low, int64
                 sequence++;
             int64_t end = sequence < N ? conv1d_index(packing->cu_seqlens, sequence + 1) : high;
             for (end = end < high ? end : high; t < end; t++)
-                ids[t - low] = sequence < N ? (int32_t)sequence : -1;
+                seq_ids[t - low] = sequence < N ? (int32_t)sequence : -1;
         }
     }
     int32_t different = 0;
     for (int64_t i = 0; i < high - low; i++)
-        different |= ids[i] ^ ids[0];
-    return different == 0 && ids[0] >= 0;
+        different |= seq_ids[i] ^ seq_ids[0];
+    return different == 0 && seq_ids[0] >= 0;
 }
 
 static inline void conv1d_label_tokens(conv1d_piece_iterator *it, conv1d_piece *piece)
@@ -107,17 +108,17 @@ static inline void conv1d_label_tokens(conv1d_piece_iterator *it, conv1d_piece *
     const int64_t K = it->packing->sizes->K;
     const int64_t begin = piece->begin - (K - 1), end = piece->end + (K - 1);
     const int64_t low = begin > piece->first ? begin : piece->first, high = end < piece->last ? end : piece->last;
-    int32_t *ids = it->ids + (low - begin);
-    if (conv1d_load_ids(it, low, high, ids))
+    int32_t *seq_ids = it->seq_ids + (low - begin);
+    if (conv1d_load_ids(it, low, high, seq_ids))
         return;
     for (int64_t i = 0; i < low - begin; i++) /* state columns belong to the first token's sequence */
-        it->ids[i] = ids[0];
+        it->seq_ids[i] = seq_ids[0];
     for (int64_t i = high - begin; i < end - begin; i++)
-        it->ids[i] = -1;
-    piece->ids = it->ids;
+        it->seq_ids[i] = -1;
+    piece->seq_ids = it->seq_ids;
     piece->padding = true;
     for (int64_t i = 0; i < piece->end - piece->begin && piece->padding; i++)
-        piece->padding = it->ids[K - 1 + i] < 0;
+        piece->padding = it->seq_ids[K - 1 + i] < 0;
 }
 
 /* Sets *piece to the next piece. Returns false if none is left. */
@@ -158,10 +159,10 @@ static inline bool conv1d_piece_same_sequence(const conv1d_piece *piece, int64_t
 {
     if (piece->padding)
         return false;
-    if (piece->ids == NULL)
+    if (piece->seq_ids == NULL)
         return true;
-    const int32_t *ids = piece->ids + (K - 1) - piece->begin;
-    return ids[t] >= 0 && ids[p] == ids[t];
+    const int32_t *seq_ids = piece->seq_ids + (K - 1) - piece->begin;
+    return seq_ids[t] >= 0 && seq_ids[p] == seq_ids[t];
 }
 
 /* End of the tokens whose z the backward needs for the piece: up to K-1 tokens after the piece. */

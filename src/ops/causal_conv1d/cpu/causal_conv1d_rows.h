@@ -55,9 +55,10 @@ typedef struct conv1d_row {
     cot_dtype dtype; /* of y */
     bool silu, stream;
     conv1d_prefetch_base prefetch; /* addresses to prefetch */
-    const int32_t *ids; /* NULL, or input i+k contributes to output i only if ids[i+k] == ids[i+output_offset] >= 0 */
+    /* NULL, or input i+k contributes to output i only if seq_ids[i+k] == seq_ids[i+output_offset] >= 0 */
+    const int32_t *seq_ids;
     int64_t output_offset;
-    const uint8_t *mixed; /* with ids: sequences meet in outputs [i*MIXED_BLOCK, (i+1)*MIXED_BLOCK) */
+    const uint8_t *mixed; /* with seq_ids: sequences meet in outputs [i*MIXED_BLOCK, (i+1)*MIXED_BLOCK) */
 } conv1d_row;
 
 enum { CONV1D_MIXED_BLOCK = 64 };
@@ -67,10 +68,10 @@ V_INLINE char *conv1d_y_element(const conv1d_row *row, int64_t i)
     return (char *)row->y + i * conv1d_element_size(row->dtype);
 }
 
-V_INLINE vm conv1d_valid_lanes(const int32_t *ids, int64_t i, int64_t tap, int64_t output_offset)
+V_INLINE vm conv1d_valid_lanes(const int32_t *seq_ids, int64_t i, int64_t tap, int64_t output_offset)
 {
-    const vi output_ids = vi_load(ids + i + output_offset);
-    return vm_and(vm_equal(vi_load(ids + i + tap), output_ids), vm_not_negative(output_ids));
+    const vi output_ids = vi_load(seq_ids + i + output_offset);
+    return vm_and(vm_equal(vi_load(seq_ids + i + tap), output_ids), vm_not_negative(output_ids));
 }
 
 static void conv1d_convolve_edge(const conv1d_row *row, int64_t begin, int64_t end)
@@ -81,15 +82,15 @@ static void conv1d_convolve_edge(const conv1d_row *row, int64_t begin, int64_t e
         for (int64_t k = 0; k < row->K; k++) {
             conv1d_close_tap_block(k, &z, &total);
             vf x = v_load_n(row->x + i + k, lanes);
-            if (row->ids != NULL)
-                x = v_maskz(conv1d_valid_lanes(row->ids, i, k, row->output_offset), x);
+            if (row->seq_ids != NULL)
+                x = v_maskz(conv1d_valid_lanes(row->seq_ids, i, k, row->output_offset), x);
             z = v_fma(v_set1(row->weight[k]), x, z);
         }
         z = conv1d_tap_sum(row->K, z, total);
         if (row->silu)
             z = v_silu_as(row->dtype, z);
-        if (row->ids != NULL)
-            z = v_maskz(vm_not_negative(vi_load(row->ids + i + row->output_offset)), z);
+        if (row->seq_ids != NULL)
+            z = v_maskz(vm_not_negative(vi_load(row->seq_ids + i + row->output_offset)), z);
         v_store_n_as(conv1d_y_element(row, i), row->dtype, z, lanes);
     }
 }
@@ -231,14 +232,14 @@ static inline void conv1d_stage_inputs(const conv1d_piece *piece, const cot_tens
 }
 
 /* Marks the blocks of outputs [0, n) whose inputs are of several sequences, or padding. */
-static inline void conv1d_mark_mixed(uint8_t *mixed, const int32_t *ids, int64_t n, int64_t K)
+static inline void conv1d_mark_mixed(uint8_t *mixed, const int32_t *seq_ids, int64_t n, int64_t K)
 {
     for (int64_t i = 0; i < n; i += CONV1D_MIXED_BLOCK) {
         const int64_t end = (i + CONV1D_MIXED_BLOCK < n ? i + CONV1D_MIXED_BLOCK : n) + K - 1;
         int32_t different = 0;
         for (int64_t j = i; j < end; j++)
-            different |= ids[j] ^ ids[i];
-        mixed[i / CONV1D_MIXED_BLOCK] = different != 0 || ids[i] < 0;
+            different |= seq_ids[j] ^ seq_ids[i];
+        mixed[i / CONV1D_MIXED_BLOCK] = different != 0 || seq_ids[i] < 0;
     }
 }
 

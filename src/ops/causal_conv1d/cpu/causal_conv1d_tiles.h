@@ -28,24 +28,24 @@ V_INLINE int64_t conv1d_ld(int64_t channels)
 }
 
 /* Are token i and the K-1 inputs before it of one sequence, and not padding? */
-V_INLINE bool conv1d_single_sequence(const int32_t *ids, int64_t i, int64_t K)
+V_INLINE bool conv1d_single_sequence(const int32_t *seq_ids, int64_t i, int64_t K)
 {
-    bool single_sequence = ids[i] >= 0;
+    bool single_sequence = seq_ids[i] >= 0;
     for (int64_t k = 1; k < K; k++)
-        single_sequence = single_sequence && ids[i + k] == ids[i];
+        single_sequence = single_sequence && seq_ids[i + k] == seq_ids[i];
     return single_sequence;
 }
 
 /* The number of tokens of [i, end) until conv1d_single_sequence changes its value. Writes the value to
  * *single_sequence. */
-static inline int64_t conv1d_single_sequence_run(const int32_t *ids, int64_t i, int64_t end, int64_t K,
+static inline int64_t conv1d_single_sequence_run(const int32_t *seq_ids, int64_t i, int64_t end, int64_t K,
                                                  bool *single_sequence)
 {
-    *single_sequence = ids == NULL || conv1d_single_sequence(ids, i, K);
-    if (ids == NULL)
+    *single_sequence = seq_ids == NULL || conv1d_single_sequence(seq_ids, i, K);
+    if (seq_ids == NULL)
         return end - i;
     int64_t stop = i + 1;
-    while (stop < end && conv1d_single_sequence(ids, stop, K) == *single_sequence)
+    while (stop < end && conv1d_single_sequence(seq_ids, stop, K) == *single_sequence)
         stop++;
     return stop - i;
 }

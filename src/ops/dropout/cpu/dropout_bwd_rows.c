@@ -17,11 +17,11 @@ typedef struct backward_row {
     char *dx;
     const float *bias;
     uint8_t *bits;
-    const v_philox *philox; /* NULL: `bits` is complete; else the row is drawn, beginning with group `group` */
+    const v_philox *philox; /* NULL: `bits` is complete; else the bits are generated, beginning with group `group` */
     uint64_t group;
     float *sums; /* += dx */
     float scale;
-    bool stream; /* stores of dx bypass the caches */
+    bool nontemporal; /* stores of dx bypass the caches */
 } backward_row;
 
 V_INLINE vf activation_slope(vf z, cot_activation activation)
@@ -64,15 +64,14 @@ V_INLINE vf backward_lanes(const backward_row *row, int64_t i, int lanes, bool w
     return dx;
 }
 
-/* Columns [i, end) */
 V_INLINE void backward_columns(const backward_row *row, int64_t i, int64_t end, cot_activation activation,
-                               cot_dtype dtype, bool stream)
+                               cot_dtype dtype, bool nontemporal)
 {
     const int64_t size = dropout_element_size(dtype);
     for (; i + 2 * VW <= end; i += 2 * VW) {
         const vf a = backward_lanes(row, i, VW, true, activation, dtype);
         const vf b = backward_lanes(row, i + VW, VW, true, activation, dtype);
-        if (stream)
+        if (nontemporal)
             v_stream2_as(row->dx + i * size, dtype, a, b);
         else
             v_store2_as(row->dx + i * size, dtype, a, b);
@@ -83,7 +82,8 @@ V_INLINE void backward_columns(const backward_row *row, int64_t i, int64_t end, 
     }
 }
 
-V_INLINE void backward_row_body(const backward_row *original, cot_activation activation, cot_dtype dtype, bool stream)
+V_INLINE void backward_row_body(const backward_row *original, cot_activation activation, cot_dtype dtype,
+                                bool nontemporal)
 {
     const backward_row copy = *original, *row = &copy; /* no store can change a local copy, so it stays in registers */
     for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW_COLUMNS) {
@@ -94,14 +94,14 @@ V_INLINE void backward_row_body(const backward_row *original, cot_activation act
             dropout_prefetch_columns(row->prefetch_x, i, dtype);
         dropout_prefetch_page(row->prefetch_dx, i, dtype);
         backward_columns(row, i, i + DROPOUT_DRAW_COLUMNS < row->n ? i + DROPOUT_DRAW_COLUMNS : row->n, activation,
-                         dtype, stream);
+                         dtype, nontemporal);
     }
 }
 
 #define ROW(activation, dtype)                                                       \
     static void row_##activation##_##dtype(const backward_row *row)                  \
     {                                                                                \
-        if (row->stream)                                                             \
+        if (row->nontemporal)                                                        \
             backward_row_body(row, COT_ACTIVATION_##activation, COT_##dtype, true);  \
         else                                                                         \
             backward_row_body(row, COT_ACTIVATION_##activation, COT_##dtype, false); \
@@ -121,8 +121,8 @@ typedef struct backward_context {
     dropout_mask_reader reader;
     dropout_tiling tiling;
     int64_t rows_per_batch;
-    bool direct, stream;
-    float *partial_sums; /* [row_tiles][D]; NULL: no dbias */
+    bool direct, nontemporal; /* direct: rows are contiguous, so they need no staging buffers */
+    float *partial_sums;      /* [row_tiles][D]; NULL: no dbias */
 } backward_context;
 
 static void run_row(const backward_context *c, backward_row *row, int64_t r, int64_t d)
@@ -162,19 +162,22 @@ static void backward_item(void *context, int64_t number)
     const int64_t d = item.d_begin;
     uint8_t bits[DROPOUT_BITS_BYTES + DROPOUT_BITS_PADDING];
     _Alignas(64) float bias[DROPOUT_MAX_COLUMNS], block[DROPOUT_MAX_COLUMNS] = {0}, total[DROPOUT_MAX_COLUMNS] = {0};
-    backward_row row = {
-        .n = item.d_end - d, .bias = bias, .sums = block, .scale = (float)c->problem->mask.scale, .stream = c->stream};
-    const bool drawn = c->reader.mask->source == DROPOUT_DRAWN && c->rows_per_batch == 1;
+    backward_row row = {.n = item.d_end - d,
+                        .bias = bias,
+                        .sums = block,
+                        .scale = (float)c->problem->mask.scale,
+                        .nontemporal = c->nontemporal};
+    const bool draw_in_loop = c->reader.mask->source == DROPOUT_DRAWN && c->rows_per_batch == 1;
     dropout_stage_bias(bias, &a->bias, d, row.n);
     for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_per_batch) {
         const int64_t count = cot_clamp(c->rows_per_batch, 1, item.r_end - r);
-        if (!drawn)
+        if (!draw_in_loop)
             dropout_keep_bits(bits, &c->reader, r, count, d, row.n);
         if (row.scale == 0) /* drops every element: 0 * inf would be NaN */
             memset(bits, 0, sizeof bits);
         for (int64_t k = 0; k < count; k++) {
             row.bits = bits + k * sizes->groups;
-            row.philox = drawn ? &c->reader.philox : NULL;
+            row.philox = draw_in_loop ? &c->reader.philox : NULL;
             row.group = (uint64_t)(r * sizes->groups + d / 8);
             run_row(c, &row, r + k, d);
             const int64_t end = r + k + 1;
@@ -188,7 +191,7 @@ static void backward_item(void *context, int64_t number)
     }
     if (c->partial_sums != NULL)
         memcpy(c->partial_sums + item.row_tile * sizes->D + d, total, (size_t)row.n * sizeof *total);
-    if (c->stream)
+    if (c->nontemporal)
         v_fence();
 }
 
@@ -228,8 +231,8 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *queue, const void *problem, void 
                   dropout_is_contiguous(&a->dx),
         .partial_sums = cot_is_present(&a->dbias) ? workspace : NULL,
     };
-    context.stream = context.direct && a->dx.data != a->dy.data && a->dx.data != a->x.data &&
-                     dropout_bypasses_caches(&a->dx, &p->sizes, cot_is_present(&a->x) ? 3 : 2);
+    context.nontemporal = context.direct && a->dx.data != a->dy.data && a->dx.data != a->x.data &&
+                          dropout_bypasses_caches(&a->dx, &p->sizes, cot_is_present(&a->x) ? 3 : 2);
     cot_parallel(queue, context.tiling.row_tiles * context.tiling.column_tiles, backward_item, &context);
     if (cot_is_present(&a->dbias))
         cot_parallel(queue, cot_ceil_div(p->sizes.D, REDUCE_COLUMNS), reduce_item, &context);

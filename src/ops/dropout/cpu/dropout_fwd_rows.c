@@ -16,10 +16,10 @@ typedef struct forward_row {
     char *y;
     const float *bias;
     uint8_t *bits;
-    const v_philox *philox; /* NULL: `bits` is complete; else the row is drawn, beginning with group `group` */
+    const v_philox *philox; /* NULL: `bits` is complete; else the bits are generated, beginning with group `group` */
     uint64_t group;
     float scale;
-    bool stream; /* stores of y bypass the caches */
+    bool nontemporal; /* stores of y bypass the caches */
 } forward_row;
 
 V_INLINE vf activate(vf z, cot_activation activation)
@@ -53,15 +53,14 @@ V_INLINE vf forward_lanes(const forward_row *row, int64_t i, int lanes, bool who
                  whole ? v_load_as(row->residual + at, dtype) : v_load_n_as(row->residual + at, dtype, lanes));
 }
 
-/* Columns [i, end) */
 V_INLINE void forward_columns(const forward_row *row, int64_t i, int64_t end, cot_activation activation,
-                              cot_dtype dtype, bool stream)
+                              cot_dtype dtype, bool nontemporal)
 {
     const int64_t size = dropout_element_size(dtype);
     for (; i + 2 * VW <= end; i += 2 * VW) {
         const vf a = forward_lanes(row, i, VW, true, activation, dtype);
         const vf b = forward_lanes(row, i + VW, VW, true, activation, dtype);
-        if (stream)
+        if (nontemporal)
             v_stream2_as(row->y + i * size, dtype, a, b);
         else
             v_store2_as(row->y + i * size, dtype, a, b);
@@ -72,7 +71,8 @@ V_INLINE void forward_columns(const forward_row *row, int64_t i, int64_t end, co
     }
 }
 
-V_INLINE void forward_row_body(const forward_row *original, cot_activation activation, cot_dtype dtype, bool stream)
+V_INLINE void forward_row_body(const forward_row *original, cot_activation activation, cot_dtype dtype,
+                               bool nontemporal)
 {
     const forward_row copy = *original, *row = &copy; /* no store can change a local copy, so it stays in registers */
     for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW_COLUMNS) {
@@ -83,14 +83,14 @@ V_INLINE void forward_row_body(const forward_row *original, cot_activation activ
             dropout_prefetch_columns(row->prefetch_residual, i, dtype);
         dropout_prefetch_page(row->prefetch_y, i, dtype);
         forward_columns(row, i, i + DROPOUT_DRAW_COLUMNS < row->n ? i + DROPOUT_DRAW_COLUMNS : row->n, activation,
-                        dtype, stream);
+                        dtype, nontemporal);
     }
 }
 
 #define ROW(activation, dtype)                                                      \
     static void row_##activation##_##dtype(const forward_row *row)                  \
     {                                                                               \
-        if (row->stream)                                                            \
+        if (row->nontemporal)                                                       \
             forward_row_body(row, COT_ACTIVATION_##activation, COT_##dtype, true);  \
         else                                                                        \
             forward_row_body(row, COT_ACTIVATION_##activation, COT_##dtype, false); \
@@ -110,7 +110,7 @@ typedef struct forward_context {
     dropout_mask_reader reader;
     dropout_tiling tiling;
     int64_t rows_per_batch;
-    bool direct, stream;
+    bool direct, nontemporal; /* direct: rows are contiguous, so they need no staging buffers */
 } forward_context;
 
 static void store_mask(const cot_dropout_forward_args *a, const uint8_t *bits, int64_t r, int64_t d, int64_t n)
@@ -160,27 +160,31 @@ static void forward_item(void *context, int64_t number)
     const int64_t d = item.d_begin;
     uint8_t bits[DROPOUT_BITS_BYTES + DROPOUT_BITS_PADDING];
     _Alignas(64) float bias[DROPOUT_MAX_COLUMNS];
-    forward_row row = {.n = item.d_end - d, .bias = bias, .scale = (float)c->problem->mask.scale, .stream = c->stream};
-    const bool drawn = c->reader.mask->source == DROPOUT_DRAWN && c->rows_per_batch == 1 && cot_is_present(&a->y);
+    forward_row row = {
+        .n = item.d_end - d, .bias = bias, .scale = (float)c->problem->mask.scale, .nontemporal = c->nontemporal};
+    const bool draw_in_loop =
+        c->reader.mask->source == DROPOUT_DRAWN && c->rows_per_batch == 1 && cot_is_present(&a->y);
     dropout_stage_bias(bias, &a->bias, d, row.n);
     for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_per_batch) {
         const int64_t count = cot_clamp(c->rows_per_batch, 1, item.r_end - r);
-        if (!drawn)
+        if (!draw_in_loop)
             dropout_keep_bits(bits, &c->reader, r, count, d, row.n);
         for (int64_t k = 0; k < count; k++) {
             row.bits = bits + k * sizes->groups;
-            row.philox = drawn ? &c->reader.philox : NULL;
+            row.philox = draw_in_loop ? &c->reader.philox : NULL;
             row.group = (uint64_t)(r * sizes->groups + d / 8);
-            if (drawn)
+            /* A mask that is generated in the row loop is complete only after run_row. Any other mask is stored first,
+             * because a scale of 0 clears its bits. */
+            if (draw_in_loop)
                 run_row(c, &row, r, d);
             store_mask(a, row.bits, r + k, d, row.n);
             if (row.scale == 0) /* drops every element: 0 * inf would be NaN */
                 memset(row.bits, 0, (size_t)(row.n + 7) / 8);
-            if (!drawn && cot_is_present(&a->y))
+            if (!draw_in_loop && cot_is_present(&a->y))
                 run_row(c, &row, r + k, d);
         }
     }
-    if (c->stream)
+    if (c->nontemporal)
         v_fence();
 }
 
@@ -198,9 +202,9 @@ cot_status V_NAME(dropout_fwd_rows)(cot_queue *queue, const void *problem, void 
         .rows_per_batch = dropout_rows_per_batch(&p->sizes),
         .direct = dropout_is_contiguous(&a->x) && dropout_is_contiguous(&a->residual) && dropout_is_contiguous(&a->y),
     };
-    context.stream = context.direct && cot_is_present(&a->y) && a->y.data != a->x.data &&
-                     a->y.data != a->residual.data &&
-                     dropout_bypasses_caches(&a->y, &p->sizes, cot_is_present(&a->residual) ? 3 : 2);
+    context.nontemporal = context.direct && cot_is_present(&a->y) && a->y.data != a->x.data &&
+                          a->y.data != a->residual.data &&
+                          dropout_bypasses_caches(&a->y, &p->sizes, cot_is_present(&a->residual) ? 3 : 2);
     cot_parallel(queue, context.tiling.row_tiles * context.tiling.column_tiles, forward_item, &context);
     return COT_OK;
 }

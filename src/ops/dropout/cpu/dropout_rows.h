@@ -2,9 +2,10 @@
  * dropout_rows.h: the parts that the vector kernels of both directions share: the mask of a tile's rows as bits, for
  * any source, and the conversion of rows of any dtype and stride to and from f32.
  *
- * Bit j of byte g in a row of bits is column 8g+j of the tile. Given masks are converted to bits row by row. A drawn
- * mask is drawn in the inner loops, just before its use: when a whole row was drawn first, memory was idle meanwhile,
- * and the two times added up. Only for short rows, the masks of many rows are drawn at once. */
+ * Bit j of byte g in a row of bits is column 8g+j of the tile. Given masks are converted to bits row by row. A
+ * DROPOUT_DRAWN mask is generated in the row loops, just before its use. Generating the mask of a whole row first left
+ * the memory idle, so both durations added up. Short rows are the exception: the masks of many rows are generated
+ * together. */
 #ifndef COT_DROPOUT_ROWS_H
 #define COT_DROPOUT_ROWS_H
 
@@ -15,7 +16,7 @@ enum {
     DROPOUT_BITS_BYTES = DROPOUT_MAX_COLUMNS / COT_DROPOUT_GROUP, /* size of the bit buffer */
     DROPOUT_BITS_PADDING = 64,                                    /* bytes behind it that vector functions may access */
     DROPOUT_DRAW_COLUMNS = COT_DROPOUT_GROUP * V_PHILOX_GROUPS,   /* columns of one call of v_philox_keep */
-    DROPOUT_STREAM_BYTES = 8 << 20 /* calls that move more bytes store their output past the caches */
+    DROPOUT_NONTEMPORAL_BYTES = 8 << 20 /* calls that move at least as many bytes may bypass the caches */
 };
 
 V_INLINE int64_t dropout_element_size(cot_dtype dtype)
@@ -63,7 +64,7 @@ static inline int64_t dropout_rows_per_batch(const dropout_sizes *sizes)
     return sizes->D <= DROPOUT_MAX_COLUMNS / 2 ? DROPOUT_BITS_BYTES / sizes->groups : 1;
 }
 
-/* Packs bit 0 of each of n bytes into bits, and unpacks it. A multiplication converts 8 bytes at once. */
+/* Packs bit 0 of each of n bytes into bits. A multiplication packs 8 bytes at once. */
 static inline void dropout_pack_bits(uint8_t *bits, const uint8_t *bytes, int64_t stride, int64_t n)
 {
     const int64_t whole_groups = stride == 1 ? n / 8 : 0;
@@ -79,6 +80,7 @@ static inline void dropout_pack_bits(uint8_t *bits, const uint8_t *bytes, int64_
     }
 }
 
+/* Unpacks n bits into bytes of 0 or 1. A multiplication unpacks 8 bits at once. */
 static inline void dropout_unpack_bits(uint8_t *bytes, int64_t stride, const uint8_t *bits, int64_t n)
 {
     const int64_t whole_groups = stride == 1 ? n / 8 : 0;
@@ -172,14 +174,15 @@ static inline void dropout_stage_bias(float *to, const cot_tensor *bias, int64_t
         to[i] = cot_is_present(bias) ? (float)cot_load_f64(bias->data, bias->dtype, (d + i) * bias->stride[0]) : -0.0f;
 }
 
-/* Whether stores of `out` bypass the caches: its rows begin at cache lines, and the call moves DROPOUT_STREAM_BYTES. */
+/* Whether stores of `out` bypass the caches: its rows begin at cache lines, and the call moves at least
+ * DROPOUT_NONTEMPORAL_BYTES. */
 static inline bool dropout_bypasses_caches(const cot_tensor *out, const dropout_sizes *sizes, int tensors)
 {
     const int64_t size = (int64_t)cot_dtype_size(out->dtype);
     bool lines = (uintptr_t)out->data % 64 == 0;
     for (int axis = 0; axis < out->rank - 1; axis++)
         lines = lines && out->stride[axis] * size % 64 == 0;
-    return lines && (double)tensors * (double)sizes->R * (double)sizes->D * (double)size >= DROPOUT_STREAM_BYTES;
+    return lines && (double)tensors * (double)sizes->R * (double)sizes->D * (double)size >= DROPOUT_NONTEMPORAL_BYTES;
 }
 
 /* The row to prefetch during the computation of row r: DROPOUT_PREFETCH_ROWS rows later, more if rows are short. */

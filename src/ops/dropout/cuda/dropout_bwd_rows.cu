@@ -27,13 +27,15 @@ template <typename E, int ACTIVATION>
 constexpr bool scaled_slope = sizeof(E) == 2 && ACTIVATION == COT_ACTIVATION_GELU_ERF;
 
 /* The rows that a thread holds in registers at once. */
-template <typename E, int ACCESS, bool ACTIVE> constexpr int batch_rows = (ACTIVE ? 4 : 8) / (int)sizeof(E);
+template <typename E, int ACCESS, bool HAS_ACTIVATION>
+constexpr int batch_rows = (HAS_ACTIVATION ? 4 : 8) / (int)sizeof(E);
 
 /* Replaces a batch of dy by dx, adds dx to the column sums, and stores the chunks that lie within the row. */
 template <int ACCESS, int ACTIVATION, typename E, int BATCH>
 static __device__ __forceinline__ void compute_dx(const dropout_call &c, const thread_tile &t, const row_cursor &dx,
-                                                  int first, fragment<E> (&dy)[BATCH], const fragment<E> (&x)[BATCH],
-                                                  const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH],
+                                                  int first_row, fragment<E> (&dy)[BATCH],
+                                                  const fragment<E> (&x)[BATCH], const float (&bias)[COT_DROPOUT_GROUP],
+                                                  const uint32_t (&keep)[BATCH],
                                                   float (&column_sums)[COT_DROPOUT_GROUP])
 {
 #pragma unroll
@@ -58,7 +60,7 @@ static __device__ __forceinline__ void compute_dx(const dropout_call &c, const t
         }
         pack(dy[i], g);
         if (ACCESS == SHIFTED || c.dx.data != nullptr) /* SHIFTED without dx: whole_rows is 0 */
-            store_whole_chunks<E, ACCESS, row_lanes<ACCESS>>(t, dx, first, i, dy[i]);
+            store_whole_chunks<E, ACCESS, row_lanes<ACCESS>>(t, dx, first_row, i, dy[i]);
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++)
             column_sums[j] += g[j];
@@ -81,17 +83,17 @@ static __device__ __forceinline__ void sum_block(const dropout_call &c, const th
     }
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int first = t.column_in_tile + row_lanes<ACCESS> * N * h;
+        const int first_column = t.column_in_tile + row_lanes<ACCESS> * N * h;
         if (ACCESS == SHIFTED) {
 #pragma unroll
             for (int j = 0; j < N; j++)
                 if (has_chunk(t, h))
-                    ((float *)block[t.row_lane])[first + j] = column_sums[N * h + j];
+                    ((float *)block[t.row_lane])[first_column + j] = column_sums[N * h + j];
         } else {
 #pragma unroll
             for (int j = 0; j < N; j += 4)
-                block[t.row_lane][(first + j) / 4] = {column_sums[N * h + j], column_sums[N * h + j + 1],
-                                                      column_sums[N * h + j + 2], column_sums[N * h + j + 3]};
+                block[t.row_lane][(first_column + j) / 4] = {column_sums[N * h + j], column_sums[N * h + j + 1],
+                                                             column_sums[N * h + j + 2], column_sums[N * h + j + 3]};
         }
     }
     __syncthreads();
@@ -117,11 +119,11 @@ struct row_cursors {
 };
 
 /* Loads the bias in the form that compute_dx expects. */
-template <typename E, int ACCESS, bool ACTIVE>
+template <typename E, int ACCESS, bool HAS_ACTIVATION>
 static __device__ __forceinline__ void prepare_bias(const dropout_call &c, const thread_tile &t,
                                                     float (&bias)[COT_DROPOUT_GROUP])
 {
-    if (ACTIVE)
+    if (HAS_ACTIVATION)
         load_bias<E, ACCESS, row_lanes<ACCESS>>(c, t, bias);
     if (scaled_slope<E, COT_ACTIVATION_GELU_ERF> && c.activation == COT_ACTIVATION_GELU_ERF) {
 #pragma unroll
@@ -131,53 +133,54 @@ static __device__ __forceinline__ void prepare_bias(const dropout_call &c, const
 }
 
 /* compute_dx for the activation of the call, and the stores of the remaining chunks. */
-template <int ACCESS, bool ACTIVE, typename E, int BATCH>
+template <int ACCESS, bool HAS_ACTIVATION, typename E, int BATCH>
 static __device__ __forceinline__ void dispatch_activation(const dropout_call &c, const thread_tile &t,
-                                                           const row_cursor &dx, int first, fragment<E> (&dy)[BATCH],
-                                                           const fragment<E> (&x)[BATCH],
+                                                           const row_cursor &dx, int first_row,
+                                                           fragment<E> (&dy)[BATCH], const fragment<E> (&x)[BATCH],
                                                            const float (&bias)[COT_DROPOUT_GROUP],
                                                            const uint32_t (&keep)[BATCH],
                                                            float (&column_sums)[COT_DROPOUT_GROUP])
 {
-    if (!ACTIVE)
-        compute_dx<ACCESS, COT_ACTIVATION_NONE>(c, t, dx, first, dy, x, bias, keep, column_sums);
+    if (!HAS_ACTIVATION)
+        compute_dx<ACCESS, COT_ACTIVATION_NONE>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
     else if (c.activation == COT_ACTIVATION_SILU)
-        compute_dx<ACCESS, COT_ACTIVATION_SILU>(c, t, dx, first, dy, x, bias, keep, column_sums);
+        compute_dx<ACCESS, COT_ACTIVATION_SILU>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
     else if (c.activation == COT_ACTIVATION_RELU)
-        compute_dx<ACCESS, COT_ACTIVATION_RELU>(c, t, dx, first, dy, x, bias, keep, column_sums);
+        compute_dx<ACCESS, COT_ACTIVATION_RELU>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
     else if (c.activation == COT_ACTIVATION_GELU_TANH)
-        compute_dx<ACCESS, COT_ACTIVATION_GELU_TANH>(c, t, dx, first, dy, x, bias, keep, column_sums);
+        compute_dx<ACCESS, COT_ACTIVATION_GELU_TANH>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
     else
-        compute_dx<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, dx, first, dy, x, bias, keep, column_sums);
+        compute_dx<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
     if (c.dx.data != nullptr)
-        store_partial_chunks<E, ACCESS, row_lanes<ACCESS>>(c, t, c.dx, dx, first, dy);
+        store_partial_chunks<E, ACCESS, row_lanes<ACCESS>>(c, t, c.dx, dx, first_row, dy);
 }
 
 /* The backward for PLAIN and STRIDED rows. */
-template <typename E, int ACCESS, bool ACTIVE> static __device__ __forceinline__ void backward(const dropout_call &c)
+template <typename E, int ACCESS, bool HAS_ACTIVATION>
+static __device__ __forceinline__ void backward(const dropout_call &c)
 {
-    constexpr int BATCH = batch_rows<E, ACCESS, ACTIVE>;
+    constexpr int BATCH = batch_rows<E, ACCESS, HAS_ACTIVATION>;
     const thread_tile t = make_thread_tile<E, ACCESS, row_lanes<ACCESS>>(c, c.dy, DROPOUT_BWD_THREAD_ROWS);
     float bias[COT_DROPOUT_GROUP], column_sums[COT_DROPOUT_GROUP] = {0};
     cot_griddepcontrol_launch_dependents();
-    prepare_bias<E, ACCESS, ACTIVE>(c, t, bias);
+    prepare_bias<E, ACCESS, HAS_ACTIVATION>(c, t, bias);
     const philox_state philox = load_philox(c);
     row_cursors cursors = {make_cursor<ACCESS, row_lanes<ACCESS>>(t, c.dy, sizeof(E)),
                            make_cursor<ACCESS, row_lanes<ACCESS>>(t, c.x, sizeof(E)),
                            make_cursor<ACCESS, row_lanes<ACCESS>>(t, c.dx, sizeof(E))};
 #pragma unroll 1
     for (int i = 0; i < DROPOUT_BWD_THREAD_ROWS; i += BATCH, cursors.advance(BATCH)) {
-        const int first = i * row_step<ACCESS>;
+        const int first_row = i * row_step<ACCESS>;
         fragment<E> dy[BATCH], x[BATCH];
         uint32_t keep[BATCH];
-        load_rows<E, ACCESS, row_lanes<ACCESS>>(c, t, c.dy, cursors.dy, first, true, dy);
-        if (ACTIVE)
-            load_rows<E, ACCESS, row_lanes<ACCESS>>(c, t, c.x, cursors.x, first, true, x);
-        group_keep_bits<ACCESS, row_lanes<ACCESS>, false>(c, t, philox, first, keep);
+        load_rows<E, ACCESS, row_lanes<ACCESS>>(c, t, c.dy, cursors.dy, first_row, true, dy);
+        if (HAS_ACTIVATION)
+            load_rows<E, ACCESS, row_lanes<ACCESS>>(c, t, c.x, cursors.x, first_row, true, x);
+        group_keep_bits<ACCESS, row_lanes<ACCESS>, false>(c, t, philox, first_row, keep);
 #pragma unroll
         for (int row = 0; row < BATCH; row++)
-            keep[row] = element_keep_bits<E, ACCESS, row_lanes<ACCESS>>(c, t, first, row, keep[row]);
-        dispatch_activation<ACCESS, ACTIVE>(c, t, cursors.dx, first, dy, x, bias, keep, column_sums);
+            keep[row] = element_keep_bits<E, ACCESS, row_lanes<ACCESS>>(c, t, first_row, row, keep[row]);
+        dispatch_activation<ACCESS, HAS_ACTIVATION>(c, t, cursors.dx, first_row, dy, x, bias, keep, column_sums);
     }
     if (c.partial_sums != nullptr) {
         __shared__ block_sums<ACCESS> block;
@@ -189,17 +192,17 @@ template <typename E, int ACCESS, bool ACTIVE> static __device__ __forceinline__
  * SHIFTED rows are loaded through shared memory in two stages: while a thread computes on a batch, cp.async copies the
  * next one, and its mask bytes if they are aligned (given_aligned). A thread reads only what it copied itself. */
 
-/* Returns `value` in a form that the compiler cannot recompute. Under register pressure it would recompute the
- * value. */
+/* Hides from the compiler how `value` was computed. The compiler then keeps `value` in a register. Otherwise it would
+ * compute `value` again when registers are scarce. */
 template <typename T> static __device__ __forceinline__ T opaque(T value)
 {
     return __shfl_sync(0xffffffffu, value, threadIdx.x % 32);
 }
 
 /* A batch in shared memory: chunks of dy and x, then their mask bytes. */
-template <typename E, bool ACTIVE> struct staged_batch {
-    static constexpr int BATCH = batch_rows<E, SHIFTED, ACTIVE>, CHUNKS = chunk_count<E>, N = chunk_size<E>,
-                         TENSORS = ACTIVE ? 2 : 1;
+template <typename E, bool HAS_ACTIVATION> struct staged_batch {
+    static constexpr int BATCH = batch_rows<E, SHIFTED, HAS_ACTIVATION>, CHUNKS = chunk_count<E>, N = chunk_size<E>,
+                         TENSORS = HAS_ACTIVATION ? 2 : 1;
     uint4 chunk[TENSORS][BATCH][CHUNKS][DROPOUT_THREADS];
     unsigned char given[BATCH][CHUNKS][DROPOUT_THREADS][N];
 
@@ -214,28 +217,29 @@ template <typename E, bool ACTIVE> struct staged_batch {
     }
 };
 
-/* The state of a thread's copies. Chunk h is copied as a whole in row_count of the thread's rows from first_row on. */
+/* The state of a thread's copies. Chunk h is copied as a whole in row_count of the thread's rows, from
+ * first_thread_row on. */
 struct prefetch_state {
-    int first_row[2], row_count[2];
+    int first_thread_row[2], row_count[2];
     uint32_t chunk, given;      /* shared memory addresses of the thread's chunks and mask bytes in the first stage */
     const char *dy, *x, *bytes; /* the thread's elements and mask bytes in the next row to copy */
 };
 
-/* Starts the copies of the batch that begins at the thread's row `step`, to `stage_offset` bytes behind the first
+/* Starts the copies of the batch that begins at the thread's row `thread_row`, to `stage_offset` bytes behind the first
  * stage. Chunks that are not copied as a whole become zeros. */
-template <typename E, bool ACTIVE>
-static __device__ __forceinline__ void prefetch_batch(const dropout_call &c, prefetch_state &r, int step,
+template <typename E, bool HAS_ACTIVATION>
+static __device__ __forceinline__ void prefetch_batch(const dropout_call &c, prefetch_state &r, int thread_row,
                                                       uint32_t stage_offset)
 {
-    typedef staged_batch<E, ACTIVE> staged;
+    typedef staged_batch<E, HAS_ACTIVATION> staged;
     constexpr int LANES = row_lanes<SHIFTED>;
 #pragma unroll
     for (int i = 0; i < staged::BATCH; i++) {
 #pragma unroll
         for (int h = 0; h < staged::CHUNKS; h++) {
-            const bool valid = (uint32_t)(step + i - r.first_row[h]) < (uint32_t)r.row_count[h];
+            const bool valid = (uint32_t)(thread_row + i - r.first_thread_row[h]) < (uint32_t)r.row_count[h];
             cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(0, i, h), r.dy + LANES * h * 16);
-            if (ACTIVE)
+            if (HAS_ACTIVATION)
                 cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(1, i, h), r.x + LANES * h * 16);
             if (c.given_aligned)
                 cot_cp_async_zfill<staged::N>(valid, r.given + stage_offset + staged::given_offset(i, h),
@@ -258,24 +262,25 @@ static __device__ __forceinline__ void element_keep_from_groups(int column_in_ti
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
         const int group = (column_in_tile + LANES * N * h) >> 3;
-        const uint32_t one = __shfl_sync(0xffffffffu, groups, group, LANES),
-                       other = __shfl_sync(0xffffffffu, groups, group + 1, LANES);
+        const uint32_t group_bits = __shfl_sync(0xffffffffu, groups, group, LANES),
+                       next_group_bits = __shfl_sync(0xffffffffu, groups, group + 1, LANES);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            const uint32_t two = __byte_perm(one, other, (4 + i) << 4 | i) >> (column_in_tile & 7);
+            const uint32_t two_groups =
+                __byte_perm(group_bits, next_group_bits, (4 + i) << 4 | i) >> (column_in_tile & 7);
             if (chunk_count<E> == 1)
-                keep[i] = two; /* the bits above the low 8 are not used */
+                keep[i] = two_groups; /* the bits above the low 8 are not used */
             else
-                keep[i] = h == 0 ? two & 15u : (keep[i] & 15u) | (two & 15u) << 4;
+                keep[i] = h == 0 ? two_groups & 15u : (keep[i] & 15u) | (two_groups & 15u) << 4;
         }
     }
 }
 
 /* The keep bits of the thread's elements, from mask bytes in shared memory. */
-template <typename E, bool ACTIVE, int BATCH>
+template <typename E, bool HAS_ACTIVATION, int BATCH>
 static __device__ __forceinline__ void element_keep_from_bytes(uint32_t given, uint32_t (&keep)[BATCH])
 {
-    typedef staged_batch<E, ACTIVE> staged;
+    typedef staged_batch<E, HAS_ACTIVATION> staged;
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
         cot_words<2> bytes;
@@ -289,15 +294,15 @@ static __device__ __forceinline__ void element_keep_from_bytes(uint32_t given, u
     }
 }
 
-/* The keep bits of the thread's elements in the batch that begins at its row `step`, for any source of the mask.
- * `group`: the number of the lane's group in that row. */
-template <typename E, bool ACTIVE, int BATCH>
+/* The keep bits of the thread's elements in the batch that begins at the thread's row `thread_row`, for any source of
+ * the mask. `group`: the number of the lane's group in that row. */
+template <typename E, bool HAS_ACTIVATION, int BATCH>
 static __device__ __forceinline__ void shifted_element_keep(const dropout_call &c, const thread_tile &t,
-                                                            const philox_state &philox, uint64_t group, int step,
+                                                            const philox_state &philox, uint64_t group, int thread_row,
                                                             uint32_t given, uint32_t (&keep)[BATCH])
 {
     if (c.given_aligned) {
-        element_keep_from_bytes<E, ACTIVE>(given, keep);
+        element_keep_from_bytes<E, HAS_ACTIVATION>(given, keep);
         return;
     }
     uint32_t groups = 0;
@@ -306,7 +311,7 @@ static __device__ __forceinline__ void shifted_element_keep(const dropout_call &
         for (int i = BATCH - 1; i >= 0; i--)
             groups = draw_keep_bits(philox, group + (uint64_t)(i * c.group_row_step), c.threshold, groups);
     } else {
-        group_keep_bits<SHIFTED, row_lanes<SHIFTED>, false>(c, t, philox, step * row_step<SHIFTED>, keep);
+        group_keep_bits<SHIFTED, row_lanes<SHIFTED>, false>(c, t, philox, thread_row * row_step<SHIFTED>, keep);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             groups |= keep[i] << (8 * i);
@@ -322,12 +327,14 @@ template <typename T> static __device__ __forceinline__ void copy_elements(void 
         ((T *)to)[j] = from[j];
 }
 
-/* Copies by elements the chunks that prefetch_batch leaves out: those that extend beyond the end of the tensor's first
- * or last row, where the tensor's memory may end. (Reads before the start of a row stay in its aligned 16 bytes, which
- * belong to the allocation, because allocations begin at multiples of 16 bytes.) */
-template <typename E, bool ACTIVE>
+/* Copies by elements the chunks that prefetch_batch leaves out. These chunks extend beyond the end of the tensor's last
+ * row, or of its first row, which is the last one in memory if the row stride is negative. The tensor's memory may end
+ * there. (Reads before the start of a row stay in its aligned 16 bytes. These belong to the allocation, because
+ * allocations begin at multiples of 16 bytes.) */
+template <typename E, bool HAS_ACTIVATION>
 static __device__ __forceinline__ void copy_row_ends(const dropout_call &c, const thread_tile &t,
-                                                     const prefetch_state &r, int step, staged_batch<E, ACTIVE> &staged)
+                                                     const prefetch_state &r, int thread_row,
+                                                     staged_batch<E, HAS_ACTIVATION> &staged)
 {
     typedef typename bit_type<E>::type bits;
     constexpr int N = chunk_size<E>, ROW_STEP = row_step<SHIFTED>;
@@ -335,14 +342,14 @@ static __device__ __forceinline__ void copy_row_ends(const dropout_call &c, cons
     for (int h = 0; h < chunk_count<E>; h++)
 #pragma unroll 1
         for (int i = 0; i < staged.BATCH; i++) {
-            if ((step + i) * ROW_STEP >= t.chunk_rows[h] ||
-                (uint32_t)(step + i - r.first_row[h]) < (uint32_t)r.row_count[h])
+            if ((thread_row + i) * ROW_STEP >= t.chunk_rows[h] ||
+                (uint32_t)(thread_row + i - r.first_thread_row[h]) < (uint32_t)r.row_count[h])
                 continue;
-            const int64_t row = t.row + (step + i) * ROW_STEP, column = t.column + row_lanes<SHIFTED> * N * h;
+            const int64_t row = t.row + (thread_row + i) * ROW_STEP, column = t.column + row_lanes<SHIFTED> * N * h;
             const int begin = valid_begin(column), end = valid_end<N>(c, column);
             copy_elements<bits>(&staged.chunk[0][i][h][threadIdx.x],
                                 (const bits *)c.dy.data + row * c.dy.stride[0] + column, begin, end);
-            if (ACTIVE)
+            if (HAS_ACTIVATION)
                 copy_elements<bits>(&staged.chunk[staged.TENSORS - 1][i][h][threadIdx.x],
                                     (const bits *)c.x.data + row * c.x.stride[0] + column, begin, end);
             if (c.given_aligned)
@@ -351,9 +358,10 @@ static __device__ __forceinline__ void copy_row_ends(const dropout_call &c, cons
         }
 }
 
-template <typename E, bool ACTIVE> static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
+template <typename E, bool HAS_ACTIVATION>
+static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
 {
-    typedef staged_batch<E, ACTIVE> staged;
+    typedef staged_batch<E, HAS_ACTIVATION> staged;
     constexpr int BATCH = staged::BATCH, N = staged::N, LANES = row_lanes<SHIFTED>, ROW_STEP = row_step<SHIFTED>;
     static_assert(LANES == 32, "the lanes of a warp are in one row");
     __shared__ union {
@@ -363,7 +371,7 @@ template <typename E, bool ACTIVE> static __device__ __forceinline__ void backwa
     thread_tile t = make_thread_tile<E, SHIFTED, LANES>(c, c.dy, DROPOUT_BWD_SHIFTED_THREAD_ROWS);
     float bias[COT_DROPOUT_GROUP], column_sums[COT_DROPOUT_GROUP] = {0};
     cot_griddepcontrol_launch_dependents();
-    prepare_bias<E, SHIFTED, ACTIVE>(c, t, bias);
+    prepare_bias<E, SHIFTED, HAS_ACTIVATION>(c, t, bias);
     const philox_state philox = load_philox(c);
     const uint32_t shared = cot_shared_address(&memory);
     prefetch_state r;
@@ -377,38 +385,39 @@ template <typename E, bool ACTIVE> static __device__ __forceinline__ void backwa
 #pragma unroll
     for (int h = 0; h < staged::CHUNKS; h++) {
         const int rows = (t.chunk_rows[h] + ROW_STEP - 1) / ROW_STEP;
-        const bool end = rows > 0 && t.column + LANES * N * h + N > c.D;
-        const bool first = end && t.row == 0, last = end && t.row + (rows - 1) * ROW_STEP == c.R - 1;
-        r.first_row[h] = opaque<int>(first);
-        r.row_count[h] = opaque<int>(rows > first + last ? rows - first - last : 0);
-        has_row_ends |= opaque<int>(first || last);
+        const bool at_row_end = rows > 0 && t.column + LANES * N * h + N > c.D;
+        const bool in_first_row = at_row_end && t.row == 0,
+                   in_last_row = at_row_end && t.row + (rows - 1) * ROW_STEP == c.R - 1;
+        r.first_thread_row[h] = opaque<int>(in_first_row);
+        r.row_count[h] = opaque<int>(rows > in_first_row + in_last_row ? rows - in_first_row - in_last_row : 0);
+        has_row_ends |= opaque<int>(in_first_row || in_last_row);
         t.chunk_rows[h] = opaque<int>(t.chunk_rows[h]);
         t.whole_rows[h] = opaque<int>(c.dx.data == nullptr ? 0 : t.whole_rows[h]);
     }
     row_cursor dx = {make_cursor<SHIFTED, LANES>(t, c.dx, sizeof(E)).data, c.dx_row_step};
     uint64_t group = (uint64_t)(t.row * c.groups + t.group);
     uint32_t stage_offset = 0;
-    prefetch_batch<E, ACTIVE>(c, r, 0, stage_offset);
+    prefetch_batch<E, HAS_ACTIVATION>(c, r, 0, stage_offset);
 #pragma unroll 1
-    for (int step = 0; step < DROPOUT_BWD_SHIFTED_THREAD_ROWS; step += BATCH) {
-        prefetch_batch<E, ACTIVE>(c, r, step + BATCH, (uint32_t)sizeof(staged) - stage_offset);
+    for (int thread_row = 0; thread_row < DROPOUT_BWD_SHIFTED_THREAD_ROWS; thread_row += BATCH) {
+        prefetch_batch<E, HAS_ACTIVATION>(c, r, thread_row + BATCH, (uint32_t)sizeof(staged) - stage_offset);
         cot_cp_async_wait_group<1>();
         if (has_row_ends)
-            copy_row_ends(c, t, r, step, memory.batches[stage_offset != 0]);
+            copy_row_ends(c, t, r, thread_row, memory.batches[stage_offset != 0]);
         fragment<E> dy[BATCH], x[BATCH];
         uint32_t keep[BATCH];
-        shifted_element_keep<E, ACTIVE>(c, t, philox, group, step, r.given + stage_offset, keep);
+        shifted_element_keep<E, HAS_ACTIVATION>(c, t, philox, group, thread_row, r.given + stage_offset, keep);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
 #pragma unroll
             for (int h = 0; h < staged::CHUNKS; h++) {
                 dy[i].chunk[h].raw = cot_load_shared<4>(r.chunk + stage_offset + staged::chunk_offset(0, i, h));
-                if (ACTIVE) { /* without an activation zeros suffice; here the slope may be NaN */
+                if (HAS_ACTIVATION) { /* without an activation zeros suffice; here the slope may be NaN */
                     x[i].chunk[h].raw = cot_load_shared<4>(r.chunk + stage_offset + staged::chunk_offset(1, i, h));
-                    keep[i] = (step + i) * ROW_STEP < t.rows_left ? keep[i] : 0u;
+                    keep[i] = (thread_row + i) * ROW_STEP < t.rows_left ? keep[i] : 0u;
                 }
             }
-        dispatch_activation<SHIFTED, ACTIVE>(c, t, dx, step * ROW_STEP, dy, x, bias, keep, column_sums);
+        dispatch_activation<SHIFTED, HAS_ACTIVATION>(c, t, dx, thread_row * ROW_STEP, dy, x, bias, keep, column_sums);
         dx.data += BATCH * c.dx_row_step;
         group += (uint64_t)(BATCH * c.group_row_step);
         stage_offset = (uint32_t)sizeof(staged) - stage_offset;

@@ -28,10 +28,10 @@ enum dropout_access { PLAIN, SHIFTED, STRIDED };
 enum { SOURCE_KEEP_ALL, SOURCE_DRAWN, SOURCE_DROP_ALL, SOURCE_BYTES, SOURCE_BITS };
 
 /* Defines a kernel: body<element, access, ...>. `blocks`: the number of resident blocks per multiprocessor on Hopper.
- * Other devices have no such bound, because they would spill with so few registers. */
+ * It limits the registers of a thread. Other devices have no such limit, because the kernels would spill there. */
 /* clang-format off */
 #ifdef COT_EVERY_GPU
-#error "Hopper's part has to be compiled for it: COT_HOPPER_PARTS of cmake/cuda.cmake"
+#error "compile this file for sm_90a: add it to COT_HOPPER_PARTS of cmake/cuda.cmake"
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define DROPOUT_BLOCKS(blocks) blocks
 #else
@@ -116,7 +116,6 @@ static __device__ __forceinline__ thread_tile make_thread_tile(const dropout_cal
     return t;
 }
 
-/* Whether the thread has chunk h. */
 static __device__ __forceinline__ bool has_chunk(const thread_tile &t, int h)
 {
     return t.chunk_rows[h] > 0;
@@ -136,13 +135,13 @@ static __device__ __forceinline__ row_cursor make_cursor(const thread_tile &t, c
 }
 
 /* The address of row i of a batch: of the thread's first element in it, or for STRIDED of the row's first element. The
- * batch begins `first` rows after the thread's first row. */
+ * batch begins `first_row` rows after the thread's first row. */
 template <int ACCESS, int LANES>
 static __device__ __forceinline__ char *row_pointer(const dropout_call &c, const thread_tile &t, const dropout_array &a,
-                                                    const row_cursor &cursor, int size, int first, int i)
+                                                    const row_cursor &cursor, int size, int first_row, int i)
 {
     if (ACCESS == STRIDED)
-        return (char *)a.data + row_offset(c, a, t.row + first + i * (DROPOUT_THREADS / LANES)) * size;
+        return (char *)a.data + row_offset(c, a, t.row + first_row + i * (DROPOUT_THREADS / LANES)) * size;
     return cursor.data + i * cursor.row_step;
 }
 
@@ -150,9 +149,9 @@ static __device__ __forceinline__ char *row_pointer(const dropout_call &c, const
  * registers. */
 template <int ACCESS, int LANES>
 static __device__ __forceinline__ uint8_t *mask_row_pointer(const dropout_call &c, const thread_tile &t,
-                                                            const dropout_array &a, int first, int i)
+                                                            const dropout_array &a, int first_row, int i)
 {
-    const int64_t row = t.row + first + i * (DROPOUT_THREADS / LANES);
+    const int64_t row = t.row + first_row + i * (DROPOUT_THREADS / LANES);
     return (uint8_t *)a.data + (ACCESS == STRIDED ? row_offset(c, a, row) : row * a.stride[0]);
 }
 
@@ -185,7 +184,7 @@ template <> struct bit_type<float> {
  * are. */
 template <typename E, int ACCESS, int LANES, int BATCH>
 static __device__ __forceinline__ void load_rows(const dropout_call &c, const thread_tile &t, const dropout_array &a,
-                                                 const row_cursor &cursor, int first, bool needed,
+                                                 const row_cursor &cursor, int first_row, bool needed,
                                                  fragment<E> (&to)[BATCH])
 {
     typedef typename bit_type<E>::type bits;
@@ -196,7 +195,7 @@ static __device__ __forceinline__ void load_rows(const dropout_call &c, const th
         for (int h = 0; h < chunk_count<E>; h++)
             if (ACCESS != STRIDED)
                 to[i].chunk[h].raw =
-                    cot_load_words_if<4>(needed && t.vector_load[h] && first + i * ROW_STEP < t.chunk_rows[h],
+                    cot_load_words_if<4>(needed && t.vector_load[h] && first_row + i * ROW_STEP < t.chunk_rows[h],
                                          (const E *)(cursor.data + i * cursor.row_step) + LANES * N * h);
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
@@ -206,12 +205,12 @@ static __device__ __forceinline__ void load_rows(const dropout_call &c, const th
         const int begin = valid_begin(column), end = valid_end<N>(c, column);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            const bits *from = (const bits *)row_pointer<ACCESS, LANES>(c, t, a, cursor, sizeof(E), first, i);
+            const bits *from = (const bits *)row_pointer<ACCESS, LANES>(c, t, a, cursor, sizeof(E), first_row, i);
             cot_words<4> &raw = to[i].chunk[h].raw;
             raw = {0, 0, 0, 0};
 #pragma unroll
             for (int j = 0; j < N; j++)
-                if (first + i * ROW_STEP < t.rows_left && j >= begin && j < end)
+                if (first_row + i * ROW_STEP < t.rows_left && j >= begin && j < end)
                     raw.word[j * 4 / N] |=
                         (uint32_t)from[ACCESS == STRIDED ? (column + j) * a.column_stride : LANES * N * h + j]
                         << (j % (N / 4) * 16);
@@ -221,21 +220,21 @@ static __device__ __forceinline__ void load_rows(const dropout_call &c, const th
 
 /* Stores the chunks of row i that lie within the row, as vectors. */
 template <typename E, int ACCESS, int LANES>
-static __device__ __forceinline__ void store_whole_chunks(const thread_tile &t, const row_cursor &cursor, int first,
+static __device__ __forceinline__ void store_whole_chunks(const thread_tile &t, const row_cursor &cursor, int first_row,
                                                           int i, const fragment<E> &from)
 {
     constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / LANES;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++)
-        if (ACCESS != STRIDED && first + i * ROW_STEP < t.whole_rows[h])
+        if (ACCESS != STRIDED && first_row + i * ROW_STEP < t.whole_rows[h])
             cot_store_words<4>((E *)(cursor.data + i * cursor.row_step) + LANES * N * h, from.chunk[h].raw);
 }
 
 /* Stores the other chunks of a batch, element by element. */
 template <typename E, int ACCESS, int LANES, int BATCH>
 static __device__ __forceinline__ void store_partial_chunks(const dropout_call &c, const thread_tile &t,
-                                                            const dropout_array &a, const row_cursor &cursor, int first,
-                                                            const fragment<E> (&from)[BATCH])
+                                                            const dropout_array &a, const row_cursor &cursor,
+                                                            int first_row, const fragment<E> (&from)[BATCH])
 {
     typedef typename bit_type<E>::type bits;
     constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / LANES;
@@ -247,8 +246,8 @@ static __device__ __forceinline__ void store_partial_chunks(const dropout_call &
         const uint32_t valid = (1u << valid_end<N>(c, column)) - (1u << valid_begin(column)); /* one bit per element */
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            bits *to = (bits *)row_pointer<ACCESS, LANES>(c, t, a, cursor, sizeof(E), first, i);
-            const uint32_t row_valid = first + i * ROW_STEP < t.rows_left ? valid : 0u;
+            bits *to = (bits *)row_pointer<ACCESS, LANES>(c, t, a, cursor, sizeof(E), first_row, i);
+            const uint32_t row_valid = first_row + i * ROW_STEP < t.rows_left ? valid : 0u;
 #pragma unroll
             for (int j = 0; j < N; j++)
                 if (row_valid >> j & 1u)
@@ -358,8 +357,10 @@ static __device__ __forceinline__ philox_state load_philox(const dropout_call &c
 /* The number of columns of the lane's group that lie in the row, 0 to 8. */
 static __device__ __forceinline__ int group_columns(const dropout_call &c, const thread_tile &t)
 {
-    const int64_t rows_left = c.D - (int64_t)COT_DROPOUT_GROUP * t.group;
-    return t.group < 0 || rows_left <= 0 ? 0 : rows_left < COT_DROPOUT_GROUP ? (int)rows_left : COT_DROPOUT_GROUP;
+    const int64_t columns_left = c.D - (int64_t)COT_DROPOUT_GROUP * t.group;
+    return t.group < 0 || columns_left <= 0   ? 0
+           : columns_left < COT_DROPOUT_GROUP ? (int)columns_left
+                                              : COT_DROPOUT_GROUP;
 }
 
 /* In a SHIFTED row of mask bytes, 3 aligned words hold the 8 bytes of the lane's group. Whether all 3 lie in the
@@ -371,11 +372,12 @@ static __device__ __forceinline__ bool group_is_interior(const dropout_call &c, 
 
 /* Loads the given mask of the lane's group in one row: 8 bytes, or the bits in the first byte. */
 template <int ACCESS, int LANES>
-static __device__ __forceinline__ uint2 load_mask_group(const dropout_call &c, const thread_tile &t, int first, int i)
+static __device__ __forceinline__ uint2 load_mask_group(const dropout_call &c, const thread_tile &t, int first_row,
+                                                        int i)
 {
     uint2 raw = {0, 0};
     const int columns = group_columns(c, t);
-    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given, first, i);
+    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given, first_row, i);
     if (c.source == SOURCE_BITS) {
         if (columns > 0)
             raw.x = from[ACCESS == PLAIN ? t.group : t.group * c.given.column_stride];
@@ -402,12 +404,12 @@ static __device__ __forceinline__ uint32_t bytes_to_bits(uint2 bytes)
 /* Loads the keep bits of the lane's group in a batch of SHIFTED rows from mask bytes. The loads of all rows are issued
  * before the first use. In all these rows the group has the same distance from a multiple of 4 bytes. */
 template <int LANES, int BATCH>
-static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, const thread_tile &t, int first,
+static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, const thread_tile &t, int first_row,
                                                          uint32_t (&keep)[BATCH])
 {
     constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
     const bool inside = group_is_interior(c, t);
-    const uint8_t *from = mask_row_pointer<SHIFTED, LANES>(c, t, c.given, first, 0) +
+    const uint8_t *from = mask_row_pointer<SHIFTED, LANES>(c, t, c.given, first_row, 0) +
                           (int64_t)COT_DROPOUT_GROUP * t.group * c.given.column_stride;
     const int misalignment = (int)((uintptr_t)from % 4);
     uint32_t words[BATCH][3];
@@ -416,7 +418,7 @@ static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, 
     for (int i = 0; i < BATCH; i++, from += ROW_STEP * c.given.stride[0])
 #pragma unroll
         for (int j = 0; j < 3; j++)
-            words[i][j] = cot_load_words_if<1>(inside && first + i * ROW_STEP < t.rows_left, from + 4 * j).word[0];
+            words[i][j] = cot_load_words_if<1>(inside && first_row + i * ROW_STEP < t.rows_left, from + 4 * j).word[0];
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
         keep[i] = bytes_to_bits({__funnelshift_r(words[i][0], words[i][1], 8 * misalignment),
@@ -425,31 +427,31 @@ static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, 
         return;
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
-        if (first + i * ROW_STEP < t.rows_left)
-            keep[i] = bytes_to_bits(load_mask_group<SHIFTED, LANES>(c, t, first, i));
+        if (first_row + i * ROW_STEP < t.rows_left)
+            keep[i] = bytes_to_bits(load_mask_group<SHIFTED, LANES>(c, t, first_row, i));
 }
 
 /* The same for mask bytes of PLAIN rows, and for mask bits of any rows. There is no branch between the loads of the
  * rows. */
 template <int ACCESS, int LANES, int BATCH>
-static __device__ __forceinline__ void load_keep_plain(const dropout_call &c, const thread_tile &t, int first,
+static __device__ __forceinline__ void load_keep_plain(const dropout_call &c, const thread_tile &t, int first_row,
                                                        uint32_t (&keep)[BATCH])
 {
     constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
     const bool has_columns = group_columns(c, t) > 0;
-    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given, first, 0);
+    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given, first_row, 0);
     const int64_t pitch = ROW_STEP * c.given.stride[0];
     if (c.source == SOURCE_BITS) {
         from += t.group * c.given.column_stride;
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            keep[i] = has_columns && first + i * ROW_STEP < t.rows_left ? from[i * pitch] : 0u;
+            keep[i] = has_columns && first_row + i * ROW_STEP < t.rows_left ? from[i * pitch] : 0u;
     } else {
         cot_words<2> bytes[BATCH];
         from += (int64_t)COT_DROPOUT_GROUP * t.group;
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            bytes[i] = cot_load_words_if<2>(has_columns && first + i * ROW_STEP < t.rows_left, from + i * pitch);
+            bytes[i] = cot_load_words_if<2>(has_columns && first_row + i * ROW_STEP < t.rows_left, from + i * pitch);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = bytes_to_bits({bytes[i].word[0], bytes[i].word[1]});
@@ -480,11 +482,12 @@ static __device__ __forceinline__ uint32_t draw_keep_bits(const philox_state &ph
  * suffice to load the mask bytes of all PLAIN rows before the first use. */
 template <int ACCESS, int LANES, bool LOAD_BATCH, int BATCH>
 static __device__ __forceinline__ void group_keep_bits(const dropout_call &c, const thread_tile &t,
-                                                       const philox_state &philox, int first, uint32_t (&keep)[BATCH])
+                                                       const philox_state &philox, int first_row,
+                                                       uint32_t (&keep)[BATCH])
 {
     constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
     if (c.source == SOURCE_DRAWN) {
-        const uint64_t group = (uint64_t)((t.row + first) * c.groups + t.group);
+        const uint64_t group = (uint64_t)((t.row + first_row) * c.groups + t.group);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = draw_keep_bits(philox, group + (uint64_t)(i * (ROW_STEP * c.groups)), c.threshold);
@@ -493,15 +496,15 @@ static __device__ __forceinline__ void group_keep_bits(const dropout_call &c, co
         for (int i = 0; i < BATCH; i++)
             keep[i] = c.source == SOURCE_KEEP_ALL ? 0xffu : 0u;
     } else if ((LOAD_BATCH && ACCESS == PLAIN) || (ACCESS == SHIFTED && c.source == SOURCE_BITS)) {
-        load_keep_plain<ACCESS, LANES>(c, t, first, keep);
+        load_keep_plain<ACCESS, LANES>(c, t, first_row, keep);
     } else if (ACCESS == SHIFTED) {
-        load_keep_shifted<LANES>(c, t, first, keep);
+        load_keep_shifted<LANES>(c, t, first_row, keep);
     } else {
         uint2 raw[BATCH];
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            if (first + i * ROW_STEP < t.rows_left)
-                raw[i] = load_mask_group<ACCESS, LANES>(c, t, first, i);
+            if (first_row + i * ROW_STEP < t.rows_left)
+                raw[i] = load_mask_group<ACCESS, LANES>(c, t, first_row, i);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = c.source == SOURCE_BITS ? raw[i].x : bytes_to_bits(raw[i]);
@@ -511,21 +514,21 @@ static __device__ __forceinline__ void group_keep_bits(const dropout_call &c, co
 /* The keep bits of the thread's elements in row i of a batch, from the keep bits `keep` that each lane of the row has
  * for its group. 0 if the row does not exist or the scale is 0. */
 template <typename E, int ACCESS, int LANES>
-static __device__ __forceinline__ uint32_t element_keep_bits(const dropout_call &c, const thread_tile &t, int first,
+static __device__ __forceinline__ uint32_t element_keep_bits(const dropout_call &c, const thread_tile &t, int first_row,
                                                              int i, uint32_t keep)
 {
     constexpr int N = chunk_size<E>;
-    keep = c.scale != 0.0f && first + i * (DROPOUT_THREADS / LANES) < t.rows_left ? keep : 0u;
+    keep = c.scale != 0.0f && first_row + i * (DROPOUT_THREADS / LANES) < t.rows_left ? keep : 0u;
     if (ACCESS != SHIFTED && chunk_count<E> == 1)
         return keep;
     uint32_t bits = 0;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
         const int column_in_tile = t.column_in_tile + LANES * N * h, group = column_in_tile >> 3;
-        uint32_t two = __shfl_sync(0xffffffffu, keep, group, LANES);
+        uint32_t two_groups = __shfl_sync(0xffffffffu, keep, group, LANES);
         if (ACCESS == SHIFTED)
-            two |= __shfl_sync(0xffffffffu, keep, group + 1, LANES) << 8;
-        bits |= (two >> (column_in_tile & 7) & ((1u << N) - 1)) << (N * h);
+            two_groups |= __shfl_sync(0xffffffffu, keep, group + 1, LANES) << 8;
+        bits |= (two_groups >> (column_in_tile & 7) & ((1u << N) - 1)) << (N * h);
     }
     return bits;
 }
