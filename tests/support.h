@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "core/draw.h"
+#include "cases/draw.h"
 
 #include <cotangent/core.h>
 #include <stdbool.h>

@@ -3,7 +3,7 @@
  * test_bench_report.c: tests the columns of bench's table. They depend on what bounds a case, and on the device. */
 #include "support.h"
 
-#include "check/bench.h"
+#include "bench/bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>

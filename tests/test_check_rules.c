@@ -289,7 +289,7 @@ static const cot_op_cases toy_cases = {.op = &toy,
                                        .primal = primal,
                                        .primal_options = primal_options};
 
-/* Replaces src/ops/ops.c and src/ops/cases.c: check_run iterates over these. */
+/* Replaces src/ops/ops.c and src/cases/cases.c: check_run iterates over these. */
 const cot_op *const cot_ops[] = {&toy};
 const int cot_op_count = 1;
 const cot_op_cases *const cot_all_cases[] = {&toy_cases};

@@ -5,7 +5,7 @@
 #include "device.h"
 #include "support.h"
 
-#include "check/bench_device.h"
+#include "bench/bench_device.h"
 #include "core/tensor.h"
 #include "cuda/device.h"
 

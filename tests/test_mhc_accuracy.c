@@ -7,10 +7,10 @@
  *   test_mhc_accuracy --backend cuda [--json FILE]        mhc_pre on a GPU; 1000 repeats must give the same bits */
 #include "support.h"
 
-#include "check/bench.h"
-#include "check/bench_device.h"
+#include "bench/bench.h"
+#include "bench/bench_device.h"
 #include "check/bound_case.h"
-#include "check/ceiling.h"
+#include "bench/ceiling.h"
 #include "check/check.h"
 #include "check/compare.h"
 #include "check/random.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_simd.c: tests the functions of src/simd against core/float16.h and libm. Compiled once per instruction set. */
 #include "core/cpu_features.h"
-#include "core/draw.h"
+#include "cases/draw.h"
 #include "simd/gelu.h"
 #include "simd/silu.h"
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Checks the direction of includes. A part may include the parts to the left of its arrow:
 #
-#   include/cotangent <- src/core <- src/simd, src/cuda <- src/ops/OP <- src/ops <- src/check <- src/cli
-#   src/io (may include only include/)                                           <- src/check, src/cli
+#   include/cotangent <- src/core <- src/simd, src/cuda <- src/ops/OP <- src/ops                   the library
+#   src/core <- src/cases; src/ops/OP, src/cases <- src/ops/OP/check <- src/check <- src/bench <- src/cli
+#   src/io (may include only include/)                                  <- src/check, src/bench, src/cli
 #   examples/X, python (may include only include/ and src/io); tests may include everything
 #
 # An op may not include another op. Prints every line that breaks a rule as FILE:LINE.
@@ -24,8 +25,14 @@ function part_of(path,    p)
     if (p[1] != "src")
         return p[1]
     if (p[2] == "ops")
-        return p[4] != "" ? "op " p[3] : "ops"
+        return p[4] == "" ? "ops" : p[4] == "check" ? "opcheck " p[3] : "op " p[3]
     return p[2]
+}
+
+# "op causal_conv1d" -> "op"
+function kind(part)
+{
+    return part ~ /^op / ? "op" : part ~ /^opcheck / ? "opcheck" : part
 }
 
 # Whether a file of `part` may include a file of `other`.
@@ -35,8 +42,10 @@ function allowed(part, other)
         return 1
     if (part ~ /^example / || part == "python")
         return other == "io"
-    return index(" " may_include[part ~ /^op / ? "op" : part] " ", " " (other ~ /^op / ? "op" : other) " ") > 0 &&
-           !(part ~ /^op / && other ~ /^op /)
+    # Of the ops, an op may include itself alone, and its check itself and the op.
+    if (part ~ /^op/ && part != "ops" && other ~ /^op/)
+        return part == "opcheck " substr(other, 4)
+    return index(" " may_include[kind(part)] " ", " " kind(other) " ") > 0
 }
 
 # "a/b/../c" -> "a/c"
@@ -91,8 +100,11 @@ BEGIN {
     may_include["io"] = ""
     may_include["op"] = "core simd cuda"
     may_include["ops"] = "core op"
-    may_include["check"] = "core simd cuda op ops io"
-    may_include["cli"] = "core simd cuda op ops io check"
+    may_include["cases"] = "core"
+    may_include["opcheck"] = "core simd cases"
+    may_include["check"] = "core simd cuda op ops io cases opcheck"
+    may_include["bench"] = may_include["check"] " check"
+    may_include["cli"] = may_include["bench"] " bench"
 }
 
 { files[++count] = $0; known[$0] = 1 }

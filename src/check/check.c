@@ -4,7 +4,7 @@
 #include "bound_case.h"
 #include "compare.h"
 #include "core/cpu_features.h"
-#include "core/draw.h"
+#include "cases/draw.h"
 #include "core/queue.h"
 #include "core/tensor.h"
 #include "cuda/memory.h"

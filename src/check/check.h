@@ -3,7 +3,7 @@
 #ifndef COT_CHECK_CHECK_H
 #define COT_CHECK_CHECK_H
 
-#include "core/cases.h"
+#include "cases/cases.h"
 
 typedef struct check_options {
     const char *op;     /* NULL = all */

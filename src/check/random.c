@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "random.h"
 
-#include "core/draw.h"
+#include "cases/draw.h"
 
 #include <math.h>
 

@@ -3,7 +3,7 @@
 #ifndef COT_CHECK_SIGNATURE_H
 #define COT_CHECK_SIGNATURE_H
 
-#include "core/cases.h"
+#include "cases/cases.h"
 
 /* Gives outputs their dtype, shape and strides, derived from the inputs in args. Only the outputs whose bit (1 << field
  * number) is set in output_mask; their data stays null. An output that is like another field also gets its strides. The

@@ -4,7 +4,7 @@
 #ifndef COT_CHECK_STORAGE_H
 #define COT_CHECK_STORAGE_H
 
-#include "core/cases.h"
+#include "cases/cases.h"
 
 /* Memory is filled with this byte before a kernel runs. The bytes 0xff are a NaN in every float dtype. */
 enum { POISON = 0xff };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * bench_command.c: `cotangent bench`. */
-#include "check/bench.h"
+#include "bench/bench.h"
 #include "commands.h"
 
 #include <stdio.h>

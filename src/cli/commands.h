@@ -4,7 +4,7 @@
 #ifndef COT_CLI_COMMANDS_H
 #define COT_CLI_COMMANDS_H
 
-#include "core/cases.h"
+#include "cases/cases.h"
 
 #include <argp.h>
 #include <jansson.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * demo_command.c: `cotangent demo`. */
-#include "check/bench.h"
-#include "check/demo.h"
+#include "bench/bench.h"
+#include "bench/demo.h"
 #include "commands.h"
 
 #include <stdio.h>

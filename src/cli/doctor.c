@@ -2,7 +2,7 @@
  *
  * doctor.c: `cotangent doctor` prints what works on this machine, and how to correct the rest. Every line begins with
  *   [ok] it works     [--] it is missing, but nothing requires it     [!!] a problem: exit status 1 */
-#include "check/bench.h"
+#include "bench/bench.h"
 #include "commands.h"
 #include "core/cpu_features.h"
 #include "core/queue.h"

@@ -2,8 +2,8 @@
  *
  * info.c: `cotangent info`, `cotangent ops` and `cotangent explain`: what this machine has, and which kernels calls
  * take. */
-#include "check/bench.h"
-#include "check/bench_device.h"
+#include "bench/bench.h"
+#include "bench/bench_device.h"
 #include "check/check.h"
 #include "commands.h"
 #include "core/cpu_features.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * profile_command.c: `cotangent profile`. */
-#include "check/profile.h"
+#include "bench/profile.h"
 #include "commands.h"
 
 #include <errno.h>

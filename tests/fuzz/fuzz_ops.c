@@ -8,8 +8,8 @@
  * The ops' tables define the cases, so that a new op is covered. Its argument struct must not hold pointers other than
  * those of its tensors and its workspace. */
 /* -max_len=256: tools/fuzz.sh reads it */
-#include "core/cases.h"
-#include "core/draw.h"
+#include "cases/cases.h"
+#include "cases/draw.h"
 #include "core/queue.h"
 #include "core/tensor.h"
 

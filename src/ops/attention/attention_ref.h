@@ -1,8 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0
- * attention_ref.h: the float64 oracle of each direction; see core/cases.h. */
-#ifndef COT_ATTENTION_REF_H
-#define COT_ATTENTION_REF_H
-
-extern void (*const cot_attention_oracles[])(const void *args, void *magnitudes);
-
-#endif

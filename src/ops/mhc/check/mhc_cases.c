@@ -1,0 +1,673 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mhc_cases.c: the shapes, layouts and options of the cases that check, bench and the gradient check run, for the three
+ * ops. A case is built from a `case_shape`: its sizes and choices by name. */
+#include "../mhc_problem.h"
+#include "mhc_ref.h"
+
+#include "cases/cases.h"
+#include "cases/draw.h"
+#include "cases/case_words.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- shapes ------------------------------------------------------------------------------------------ */
+
+enum { PRE, SINKHORN, POST };
+
+typedef enum layout_kind {
+    TOKEN_MAJOR,  /* [B,T,n,D] */
+    STREAM_MAJOR, /* [B,n,T,D] */
+    SLICE,        /* a slice of the columns of wider rows, from an odd element on */
+    STRIDED,      /* every second column, and the other axes in reverse order */
+    LAYOUT_COUNT
+} layout_kind;
+
+static const char *const layout_names[] = {"token-major", "stream-major", "slice", "strided"};
+
+typedef struct case_shape {
+    int op, direction;
+    unsigned uses;
+    int64_t B, T, n, D;
+    layout_kind layout;
+    cot_dtype dtype;
+    int64_t iterations;
+    bool gamma, wide_phi;                         /* phi ~ N(0,1) instead of N(0, 1/(n*D)) */
+    bool fused, dh_res, dx_post, accumulate;      /* pre */
+    bool no_data_gradient, no_parameter_gradient; /* leave out dx or df; leave out the other gradients */
+    bool only_saved;                              /* pre's forward: only the outputs that the backward needs */
+    bool wide_logits, no_eps, out_in;             /* sinkhorn, post */
+    /* Every eps is 0.25; one logit of each row is 200 above the others. */
+    bool large_eps, peaks;
+    uint64_t seed;
+} case_shape;
+
+static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
+
+static const cot_direction *direction_of(const case_shape *p)
+{
+    static const cot_direction *const directions[] = {cot_mhc_pre_directions, cot_mhc_sinkhorn_directions,
+                                                      cot_mhc_post_directions};
+    return &directions[p->op][p->direction];
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------------ */
+
+/* Sets field `name` [B,T,rest...] in the shape's layout. */
+static void set_token_tensor(const case_shape *p, cot_case *c, const char *name, cot_dtype dtype, int rest,
+                             int64_t size2, int64_t size3)
+{
+    const int field = cot_field_index(direction_of(p), name), rank = 2 + rest, last = rank - 1;
+    const int64_t shape[] = {p->B, p->T, size2, size3};
+    cot_tensor t = cot_tensor_contiguous(NULL, dtype, rank, shape);
+    int64_t pitch = shape[last];
+    switch (p->layout) {
+    case STREAM_MAJOR:
+        if (rest == 2)
+            t.stride[2] = p->T * size3, t.stride[1] = size3;
+        break;
+    case SLICE:
+        pitch = 2 * shape[last] + 3;
+        for (int axis = last - 1; axis >= 0; axis--) {
+            t.stride[axis] = pitch;
+            pitch *= shape[axis];
+        }
+        c->offset[field] = 1;
+        break;
+    case STRIDED:
+        pitch = 1;
+        for (int axis = 0; axis < last; axis++) {
+            t.stride[axis] = pitch;
+            pitch *= shape[axis] > 0 ? shape[axis] : 1;
+        }
+        t.stride[last] = 2 * pitch;
+        break;
+    default: break;
+    }
+    *cot_field_tensor(&direction_of(p)->fields[field], c->args) = t;
+}
+
+static cot_dtype coefficient_dtype(const case_shape *p)
+{
+    return p->dtype == COT_F64 ? COT_F64 : COT_F32;
+}
+
+static void set_stream_tensor(const case_shape *p, cot_case *c, const char *name) /* [B,T,n,D] */
+{
+    set_token_tensor(p, c, name, p->dtype, 2, p->n, p->D);
+}
+
+static void set_layer_tensor(const case_shape *p, cot_case *c, const char *name) /* [B,T,D] */
+{
+    set_token_tensor(p, c, name, p->dtype, 1, p->D, 0);
+}
+
+static void set_coefficients(const case_shape *p, cot_case *c, const char *name, int64_t count)
+{
+    set_token_tensor(p, c, name, coefficient_dtype(p), 1, count, 0);
+}
+
+static void set_matrix(const case_shape *p, cot_case *c, const char *name)
+{
+    set_token_tensor(p, c, name, coefficient_dtype(p), 2, p->n, p->n);
+}
+
+/* Sets a parameter: row-major, or with other strides in the strided layout. */
+static void set_parameter(const case_shape *p, cot_case *c, const char *name, int64_t rows, int64_t columns)
+{
+    const bool strided = p->layout == STRIDED;
+    const int64_t shape[] = {rows, columns};
+    cot_tensor t = columns > 0 ? cot_tensor_contiguous(NULL, coefficient_dtype(p), 2, shape)
+                               : cot_tensor_contiguous(NULL, coefficient_dtype(p), 1, shape);
+    if (strided && columns > 0)
+        t.stride[0] = 1, t.stride[1] = rows + 1;
+    else if (strided)
+        t.stride[0] = 3;
+    *cot_field_tensor(&direction_of(p)->fields[cot_field_index(direction_of(p), name)], c->args) = t;
+}
+
+static void set_parameters(const case_shape *p, cot_case *c, const char *prefix, bool bias, bool gamma)
+{
+    const int64_t M = p->n * (p->n + 2);
+    char name[16];
+    snprintf(name, sizeof name, "%sphi", prefix);
+    set_parameter(p, c, name, M, p->n * p->D);
+    snprintf(name, sizeof name, "%salpha", prefix);
+    set_parameter(p, c, name, 3, 0);
+    snprintf(name, sizeof name, "%sbias", prefix);
+    if (bias)
+        set_parameter(p, c, name, M, 0);
+    snprintf(name, sizeof name, "%sgamma", prefix);
+    if (gamma)
+        set_parameter(p, c, name, p->n, p->D);
+}
+
+/* With a wide phi most sigmoids are 0 or 1, and few elements carry most of the error. */
+static int64_t error_concentration(const case_shape *p)
+{
+    return p->wide_phi ? 16 : 1;
+}
+
+static void pre_forward_case(const case_shape *p, cot_case *c)
+{
+    cot_mhc_pre_forward_args *a = (cot_mhc_pre_forward_args *)c->args;
+    COT_MHC_PRE_FORWARD_INIT(a);
+    a->sinkhorn_iterations = (int32_t)p->iterations;
+    if (p->large_eps)
+        a->norm_eps = a->hc_eps = a->sinkhorn_eps = 0.25;
+    set_stream_tensor(p, c, "x");
+    set_parameters(p, c, "", true, p->gamma);
+    set_coefficients(p, c, "h_pre", p->n);
+    set_coefficients(p, c, "h_post", p->n);
+    set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
+    set_token_tensor(p, c, "inv_rms", coefficient_dtype(p), 0, 0, 0);
+    c->shared[cot_field_index(direction_of(p), "h_pre")] = c->shared[cot_field_index(direction_of(p), "h_post")] =
+        error_concentration(p);
+    if (p->fused)
+        set_matrix(p, c, "A");
+    c->shared[cot_field_index(direction_of(p), "A")] = p->n * p->n; /* all elements share the u and v of their token */
+    if (!p->only_saved) {
+        set_layer_tensor(p, c, "h_in");
+        c->shared[cot_field_index(direction_of(p), "h_in")] =
+            cot_ceil_div(p->D, p->n) * error_concentration(p); /* a token has n factors */
+        set_matrix(p, c, "h_res");
+    }
+}
+
+static void pre_backward_case(const case_shape *p, cot_case *c)
+{
+    cot_mhc_pre_backward_args *a = (cot_mhc_pre_backward_args *)c->args;
+    COT_MHC_PRE_BACKWARD_INIT(a);
+    a->sinkhorn_iterations = (int32_t)p->iterations;
+    a->accumulate = p->accumulate;
+    if (p->large_eps)
+        a->hc_eps = a->sinkhorn_eps = 0.25;
+    set_stream_tensor(p, c, "x");
+    set_parameters(p, c, "", true, p->gamma);
+    set_token_tensor(p, c, "inv_rms", coefficient_dtype(p), 0, 0, 0);
+    set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
+    set_coefficients(p, c, "h_pre", p->n);
+    set_coefficients(p, c, "h_post", p->n);
+    set_layer_tensor(p, c, "dh_in");
+    set_coefficients(p, c, "dh_post", p->n);
+    if (p->dh_res)
+        set_matrix(p, c, "dh_res");
+    if (p->fused)
+        set_matrix(p, c, "dA");
+    if (p->dx_post)
+        set_stream_tensor(p, c, "dx_post");
+    if (!p->no_data_gradient)
+        set_stream_tensor(p, c, "dx");
+    /* A token has M factors. The elements of dx take most of their error from one sum. */
+    const int64_t factors = p->B * p->T * p->n * (p->n + 2), K = p->n * p->D * error_concentration(p);
+    c->shared[cot_field_index(direction_of(p), "dx")] = K;
+    c->shared[cot_field_index(direction_of(p), "dphi")] =
+        factors > 0 ? cot_ceil_div(p->n * (p->n + 2) * K, factors) : 1;
+    c->shared[cot_field_index(direction_of(p), "dgamma")] = factors > 0 ? cot_ceil_div(K, factors) : 1;
+    if (!p->no_parameter_gradient)
+        set_parameters(p, c, "d", true, p->gamma || !(p->uses & COT_CASE_GRADIENT));
+}
+
+static void sinkhorn_forward_case(const case_shape *p, cot_case *c)
+{
+    cot_mhc_sinkhorn_forward_args *a = (cot_mhc_sinkhorn_forward_args *)c->args;
+    COT_MHC_SINKHORN_INIT(a);
+    a->iterations = (int32_t)p->iterations;
+    a->eps = p->no_eps ? 0 : p->large_eps ? 0.25 : a->eps;
+    set_matrix(p, c, "h_res");
+    set_matrix(p, c, "A");
+}
+
+static void sinkhorn_backward_case(const case_shape *p, cot_case *c)
+{
+    cot_mhc_sinkhorn_backward_args *a = (cot_mhc_sinkhorn_backward_args *)c->args;
+    COT_MHC_SINKHORN_INIT(a);
+    a->iterations = (int32_t)p->iterations;
+    a->eps = p->no_eps ? 0 : p->large_eps ? 0.25 : a->eps;
+    set_matrix(p, c, "h_res");
+    set_matrix(p, c, "dA");
+    set_matrix(p, c, "dh_res");
+    /* All elements share the u and v of their token. */
+    c->shared[cot_field_index(direction_of(p), "dh_res")] = p->n * p->n;
+}
+
+static void post_forward_case(const case_shape *p, cot_case *c)
+{
+    cot_mhc_post_forward_args *a = (cot_mhc_post_forward_args *)c->args;
+    COT_INIT(a);
+    a->A_is_out_in = p->out_in;
+    set_stream_tensor(p, c, "x");
+    set_layer_tensor(p, c, "f");
+    set_coefficients(p, c, "h_post", p->n);
+    set_matrix(p, c, "A");
+    set_stream_tensor(p, c, "y");
+}
+
+static void post_backward_case(const case_shape *p, cot_case *c)
+{
+    cot_mhc_post_backward_args *a = (cot_mhc_post_backward_args *)c->args;
+    COT_INIT(a);
+    a->A_is_out_in = p->out_in;
+    set_stream_tensor(p, c, "x");
+    set_layer_tensor(p, c, "f");
+    set_coefficients(p, c, "h_post", p->n);
+    set_matrix(p, c, "A");
+    set_stream_tensor(p, c, "dy");
+    if (!p->no_data_gradient) {
+        set_stream_tensor(p, c, "dx");
+        set_layer_tensor(p, c, "df");
+    }
+    if (!p->no_parameter_gradient) {
+        set_coefficients(p, c, "dh_post", p->n);
+        set_matrix(p, c, "dA");
+    }
+}
+
+/* Describes the options. The prepare functions read some of these texts again. */
+static void describe(const case_shape *p, cot_case *c)
+{
+    const double x = (double)p->B * (double)p->T * (double)p->n * (double)p->D, n = (double)p->n;
+    const bool backward = p->direction == COT_MHC_BACKWARD;
+    c->layout = layout_names[p->layout];
+    snprintf(c->shape, sizeof c->shape, "B%lld T%lld n%lld", (long long)p->B, (long long)p->T, (long long)p->n);
+    if (p->op != SINKHORN)
+        snprintf(c->shape + strlen(c->shape), sizeof c->shape - strlen(c->shape), " D%lld", (long long)p->D);
+    if (p->op == PRE) {
+        snprintf(c->options, sizeof c->options, "%s%s%s%s%s%s%s%s%s%s", p->wide_phi ? "phi~1" : "phi~1/nD",
+                 p->gamma ? "+gamma" : "", p->fused ? "+sinkhorn" : "", p->large_eps ? "+eps" : "",
+                 backward && p->dh_res ? "+dh_res" : "", backward && p->dx_post ? "+dx_post" : "",
+                 p->accumulate ? "+accumulate" : "", p->no_data_gradient ? "-dx" : "",
+                 p->no_parameter_gradient ? "-dphi" : "", p->only_saved ? "-h_in" : "");
+        c->flops = (backward ? 4 : 2) * n * (n + 2) * x;
+    } else if (p->op == SINKHORN) {
+        snprintf(c->options, sizeof c->options, "R=%lld%s%s%s", (long long)p->iterations, p->wide_logits ? "+wide" : "",
+                 p->peaks ? "+peaks" : "",
+                 p->no_eps      ? "-eps"
+                 : p->large_eps ? "+eps"
+                                : "");
+        c->flops = (backward ? 12 : 4) * (double)p->iterations * n * n * (double)p->B * (double)p->T;
+    } else {
+        snprintf(c->options, sizeof c->options, "%s%s%s", p->out_in ? "A[out,in]" : "A[in,out]",
+                 p->no_data_gradient ? "-dx" : "", p->no_parameter_gradient ? "-dA" : "");
+        c->flops = (backward ? 4 : 2) * (n + 1) * x;
+    }
+}
+
+/* ---- case families ----------------------------------------------------------------------------------- */
+
+static void build(const case_shape *p, cot_case *c)
+{
+    static void (*const builders[3][2])(const case_shape *, cot_case *) = {
+        {pre_forward_case, pre_backward_case},
+        {sinkhorn_forward_case, sinkhorn_backward_case},
+        {post_forward_case, post_backward_case},
+    };
+    *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = p->seed};
+    builders[p->op][p->direction](p, c);
+    describe(p, c);
+}
+
+static void emit(cot_case_visitor *v, const case_shape *p)
+{
+    cot_case c;
+    build(p, &c);
+    cot_visit_case(v, &c);
+}
+
+static void draw_features(case_shape *p, uint64_t *state)
+{
+    p->gamma = cot_draw_bool(state);
+    p->wide_phi = cot_draw_below(state, 3) == 0;
+    p->fused = cot_draw_bool(state);
+    p->dh_res = cot_draw_bool(state);
+    p->dx_post = cot_draw_bool(state);
+    p->accumulate = p->direction == COT_MHC_BACKWARD && cot_draw_bool(state);
+    p->no_data_gradient = p->direction == COT_MHC_BACKWARD && cot_draw_below(state, 10) == 0;
+    p->no_parameter_gradient = p->direction == COT_MHC_BACKWARD && cot_draw_below(state, 10) == 0;
+    p->only_saved = p->direction == COT_MHC_FORWARD && cot_draw_below(state, 10) == 0;
+    p->iterations = cot_draw_below(state, 4) == 0 ? 1 + cot_draw_below(state, 5) : 20;
+    p->wide_logits = cot_draw_below(state, 3) == 0;
+    p->no_eps = !p->wide_logits && cot_draw_below(state, 4) == 0;
+    p->out_in = cot_draw_bool(state);
+}
+
+/* Every n and D, with token counts around the kernels' tiles. The oracle's work, about n*n*n*D*tokens, bounds the
+ * sizes. */
+static void sweep_sizes(cot_case_visitor *v, int op, int direction)
+{
+    static const int64_t streams[] = {1, 2, 3, 4, 5, 6, 7, 8, 11}, widths[] = {1, 8, 64, 129, 513, 1280, 4096, 7168};
+    static const int64_t tokens[] = {0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 130, 300, 1025};
+    uint64_t state = 1 + (uint64_t)(op * 2 + direction);
+    int64_t index = 0;
+    for (size_t s = 0; s < sizeof streams / sizeof *streams; s++)
+        for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+            for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+                case_shape p = {
+                    .op = op, .direction = direction, .uses = COT_CASE_CHECK, .n = streams[s], .D = widths[w]};
+                const double n = (double)p.n, x = (double)tokens[i] * n * (double)p.D;
+                const double work = op == PRE    ? x * (n * n + 2 * n)
+                                    : op == POST ? 10 * x * (n + 1)
+                                                 : 5000 * x / (double)p.D;
+                if ((op == SINKHORN && p.D != 1) || work > 3e6 ||
+                    (work > 1e5 && cot_draw_below(&state, work > 5e5 ? 12 : 3) != 0))
+                    continue;
+                p.B = tokens[i] % 2 == 0 ? 2 : tokens[i] % 3 == 0 ? 3 : 1;
+                p.T = tokens[i] / p.B;
+                p.layout = index % 4 == 3 ? (layout_kind)cot_draw_below(&state, LAYOUT_COUNT) : TOKEN_MAJOR;
+                p.dtype = float_dtypes[op == SINKHORN                    ? 3 * (cot_draw_below(&state, 5) == 0)
+                                       : cot_draw_below(&state, 10) == 0 ? 3
+                                                                         : index % 3];
+                p.seed = cot_draw(&state);
+                draw_features(&p, &state);
+                if (work < 2e5 && index % 6 == 0)
+                    p.uses |= COT_CASE_QUICK;
+                index++;
+                emit(v, &p);
+            }
+}
+
+/* Shapes of real models: few tokens for a large D, many tokens for a small D. */
+static void large_shapes(cot_case_visitor *v, int op, int direction)
+{
+    static const int64_t shapes[][3] = {/* n, D, tokens */
+                                        {4, 1280, 65}, {4, 4096, 17}, {4, 7168, 5}, {8, 4096, 2},  {2, 7168, 33},
+                                        {3, 1280, 64}, {1, 4096, 65}, {4, 8, 8192}, {2, 64, 8192}, {8, 8, 2048}};
+    uint64_t state = 101 + (uint64_t)(op * 2 + direction);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        case_shape p = {.op = op, .direction = direction, .uses = COT_CASE_CHECK, .n = shapes[i][0], .D = shapes[i][1]};
+        p.B = 1;
+        p.T = shapes[i][2];
+        p.dtype = float_dtypes[op == SINKHORN ? 0 : (i + 2) % 3];
+        p.seed = cot_draw(&state);
+        draw_features(&p, &state);
+        p.no_data_gradient = p.no_parameter_gradient = p.only_saved = false;
+        emit(v, &p);
+    }
+}
+
+/* Four streams in 16 bits, with enough tokens for the GPU kernels' rings to wrap around. */
+static void many_tiles(cot_case_visitor *v, int op, int direction)
+{
+    static const struct {
+        int64_t D, tokens;
+        cot_dtype dtype;
+    } shapes[] = {
+        {4096, 1, COT_BF16},  {4096, 40, COT_BF16}, {4096, 129, COT_BF16},  {512, 800, COT_BF16}, {1280, 130, COT_BF16},
+        {64, 900, COT_BF16},  {7168, 1, COT_F16},   {7168, 2, COT_BF16},    {7168, 65, COT_BF16}, {4096, 63, COT_F16},
+        {1280, 130, COT_F16}, {64, 900, COT_F16},   {17408, 120, COT_BF16}, {7168, 64, COT_F16},
+    };
+    uint64_t state = 301 + (uint64_t)(op * 2 + direction);
+    for (size_t i = 0; op != SINKHORN && i < sizeof shapes / sizeof *shapes; i++) {
+        case_shape p = {.op = op, .direction = direction, .uses = COT_CASE_CHECK, .dtype = shapes[i].dtype, .n = 4};
+        p.B = 1 + (int64_t)(i & 1 & (shapes[i].tokens % 2 == 0));
+        p.D = shapes[i].D;
+        p.T = shapes[i].tokens / p.B;
+        p.seed = cot_draw(&state);
+        draw_features(&p, &state);
+        p.no_data_gradient = p.no_parameter_gradient = p.only_saved = false;
+        emit(v, &p);
+    }
+}
+
+/* Sizes that finite differences can afford, with every combination of the options that a gradient depends on. */
+static void gradients(cot_case_visitor *v, int op)
+{
+    uint64_t state = 201 + (uint64_t)op;
+    for (int bits = 0; bits < 16; bits++) {
+        case_shape p = {
+            .op = op, .direction = COT_MHC_BACKWARD, .dtype = COT_F64, .B = 1 + bits % 2, .seed = cot_draw(&state)};
+        p.uses = COT_CASE_CHECK | COT_CASE_QUICK | COT_CASE_GRADIENT;
+        p.n = 1 + cot_draw_below(&state, 4);
+        p.D = 1 + cot_draw_below(&state, 5);
+        p.T = 1 + cot_draw_below(&state, 2);
+        p.layout = (layout_kind)(bits % LAYOUT_COUNT);
+        p.gamma = bits & 1, p.fused = bits >> 1 & 1, p.dh_res = bits >> 2 & 1, p.wide_phi = bits >> 3 & 1;
+        p.iterations = bits & 4 ? 20 : 1 + bits % 3;
+        p.no_eps = bits & 1, p.out_in = bits & 2;
+        emit(v, &p);
+    }
+}
+
+/* Cases for faults that the other cases do not show. An eps of 1e-6 is so small that a missing eps goes unnoticed. A
+ * maximum may skip a column whose logits are not larger than the others. Rows of up to 4096 columns are summed in one
+ * run. */
+static void rare_faults(cot_case_visitor *v, int op, int direction)
+{
+    static const int64_t streams[] = {1, 2, 3, 4, 5, 6, 7, 8, 11};
+    uint64_t state = 401 + (uint64_t)(op * 2 + direction);
+    for (size_t s = 0; s < sizeof streams / sizeof *streams; s++) {
+        case_shape p = {.op = op, .direction = direction, .B = 1, .T = 3, .n = streams[s], .D = 64, .iterations = 3};
+        p.uses = COT_CASE_CHECK | COT_CASE_QUICK;
+        p.seed = cot_draw(&state);
+        p.dtype = op == SINKHORN ? COT_F32 : float_dtypes[s % 3];
+        p.large_eps = p.fused = true;
+        if (op == POST) {
+            p.large_eps = false, p.T = 1, p.D = 8448;
+            if (p.n % 3 != 2)
+                continue;
+        }
+        emit(v, &p);
+        p.large_eps = false, p.peaks = true, p.T = 2 * p.n; /* a peak in every column of every row */
+        if (op == SINKHORN)
+            emit(v, &p);
+    }
+}
+
+static void bench_shapes(cot_case_visitor *v, int op, int direction)
+{
+    enum { CPU = COT_CASE_BENCH, GPU = COT_CASE_BENCH_CUDA };
+    static const struct {
+        int64_t tokens, n, D;
+        cot_dtype dtype;
+        unsigned uses;
+    } shapes[] = {
+        {16384, 4, 1024, COT_F32, CPU}, {16384, 4, 1024, COT_BF16, CPU}, /* larger than the caches */
+        {2048, 4, 4096, COT_BF16, CPU}, {512, 4, 1024, COT_F32, CPU},    {512, 4, 1024, COT_BF16, CPU},
+        {2048, 2, 1024, COT_BF16, CPU}, {1024, 8, 1024, COT_BF16, CPU},  {8192, 4, 4096, COT_BF16, GPU},
+        {8192, 4, 7168, COT_BF16, GPU}, {8192, 4, 1280, COT_BF16, GPU},  {40, 4, 4096, COT_BF16, GPU},
+        {8192, 2, 4096, COT_BF16, GPU}, {4096, 8, 4096, COT_BF16, GPU},  {8192, 4, 4096, COT_F16, GPU},
+        {8192, 4, 4096, COT_F32, GPU},
+    };
+    const size_t first_of_gpu = 7;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        case_shape p = {.op = op, .direction = direction, .uses = shapes[i].uses, .B = 1, .T = shapes[i].tokens};
+        p.n = shapes[i].n, p.D = shapes[i].D, p.dtype = shapes[i].dtype;
+        p.iterations = 20;
+        p.seed = 41;
+        if (op == SINKHORN && (p.uses == CPU ? p.dtype != COT_F32 && p.n == 4 : p.D != 4096 || p.dtype != COT_BF16))
+            continue;
+        p.dtype = op == SINKHORN ? COT_F32 : p.dtype;
+        p.dh_res = true;
+        emit(v, &p);
+        if (op != PRE || (i != 0 && i != first_of_gpu))
+            continue;
+        p.dh_res = false, p.fused = p.dx_post = true; /* the fused layer: Sinkhorn and dx_post in the same call */
+        emit(v, &p);
+    }
+}
+
+static void visit_cases(int op, bool (*visit)(void *, const cot_case *), void *context)
+{
+    cot_case_visitor v = {visit, context, false};
+    gradients(&v, op);
+    for (int direction = COT_MHC_FORWARD; direction <= COT_MHC_BACKWARD; direction++) {
+        sweep_sizes(&v, op, direction);
+        large_shapes(&v, op, direction);
+        many_tiles(&v, op, direction);
+        rare_faults(&v, op, direction);
+        bench_shapes(&v, op, direction);
+    }
+}
+
+/* ---- a case from options ----------------------------------------------------------------------------- */
+
+static bool set_option(case_shape *p, const char *word)
+{
+    static const cot_text_option sizes[] = {{"B", offsetof(case_shape, B)},          {"T", offsetof(case_shape, T)},
+                                            {"n", offsetof(case_shape, n)},          {"D", offsetof(case_shape, D)},
+                                            {"R", offsetof(case_shape, iterations)}, {0}};
+    static const cot_text_option pre[] = {
+        {"gamma", offsetof(case_shape, gamma)},           {"phi~1", offsetof(case_shape, wide_phi)},
+        {"sinkhorn", offsetof(case_shape, fused)},        {"eps", offsetof(case_shape, large_eps)},
+        {"dh_res", offsetof(case_shape, dh_res)},         {"dx_post", offsetof(case_shape, dx_post)},
+        {"accumulate", offsetof(case_shape, accumulate)}, {0}};
+    static const cot_text_option sinkhorn[] = {{"wide", offsetof(case_shape, wide_logits)},
+                                               {"peaks", offsetof(case_shape, peaks)},
+                                               {"eps", offsetof(case_shape, large_eps)},
+                                               {0}};
+    static const cot_text_option post[] = {{"A[out,in]", offsetof(case_shape, out_in)}, {0}};
+    const cot_text_option *switches = p->op == PRE ? pre : p->op == SINKHORN ? sinkhorn : post;
+    if (cot_parse_size(p, sizes, word) || cot_parse_flag(p, switches, word) || cot_parse_float_dtype(&p->dtype, word))
+        return true;
+    for (int layout = 0; layout < LAYOUT_COUNT; layout++)
+        if (strcmp(word, layout_names[layout]) == 0)
+            return p->layout = (layout_kind)layout, true;
+    return false;
+}
+
+static const char *parse(int op, int direction, int count, char *const options[], cot_case *c)
+{
+    case_shape p = {.op = op,
+                    .direction = direction,
+                    .uses = COT_CASE_CHECK | COT_CASE_BENCH | COT_CASE_BENCH_CUDA,
+                    .B = 1,
+                    .T = 2048,
+                    .n = 4,
+                    .D = 1024,
+                    .iterations = 20,
+                    .dtype = COT_F32,
+                    .seed = 47};
+    for (int i = 0; i < count; i++)
+        if (!set_option(&p, options[i]))
+            return options[i];
+    build(&p, c);
+    return NULL;
+}
+
+/* ---- inputs ------------------------------------------------------------------------------------------- */
+
+static void scale_values(double *data, int64_t count, double factor)
+{
+    for (int64_t i = 0; data != NULL && i < count; i++)
+        data[i] *= factor;
+}
+
+static int find_field(const cot_direction *direction, const char *name)
+{
+    for (int field = 0; field < direction->field_count; field++)
+        if (strcmp(direction->fields[field].name, name) == 0)
+            return field;
+    return -1;
+}
+
+/* Computes by the oracle the tensors that the forward saves for the backward. */
+static void prepare_saved(const cot_case *c, double *const values[])
+{
+    const cot_direction *forward = &cot_mhc_pre_directions[COT_MHC_FORWARD];
+    const cot_direction *backward = &cot_mhc_pre_directions[COT_MHC_BACKWARD];
+    cot_mhc_pre_forward_args args, magnitudes;
+    COT_MHC_PRE_FORWARD_INIT(&args);
+    double *sizes[COT_MAX_FIELDS] = {0};
+    for (int f = 0; f < forward->field_count; f++) {
+        const int source = find_field(backward, forward->fields[f].name);
+        if (source < 0 || values[source] == NULL)
+            continue;
+        const cot_tensor *shape_source = cot_field_tensor(&backward->fields[source], (void *)c->args);
+        *cot_field_tensor(&forward->fields[f], &args) =
+            cot_tensor_contiguous(values[source], COT_F64, shape_source->rank, shape_source->shape);
+        if (forward->fields[f].role == COT_OUTPUT)
+            sizes[f] = allocate((size_t)cot_elements(shape_source), sizeof(double));
+    }
+    magnitudes = args;
+    for (int f = 0; f < forward->field_count; f++)
+        if (sizes[f] != NULL)
+            cot_field_tensor(&forward->fields[f], &magnitudes)->data = sizes[f];
+    cot_mhc_pre_oracles[COT_MHC_FORWARD](&args, &magnitudes);
+    for (int f = 0; f < forward->field_count; f++)
+        free(sizes[f]);
+}
+
+static void prepare_pre(const cot_case *c, double *const values[])
+{
+    const cot_direction *direction = &cot_mhc_pre_directions[c->direction];
+    const int phi = find_field(direction, "phi");
+    const cot_tensor *tensor = cot_field_tensor(&direction->fields[phi], (void *)c->args);
+    if (strstr(c->options, "phi~1/nD") != NULL)
+        scale_values(values[phi], cot_elements(tensor), 1 / sqrt((double)tensor->shape[1]));
+    /* Timing does not depend on these values, and the oracle takes seconds for them at the benchmark's sizes. */
+    if (c->direction == COT_MHC_BACKWARD && (c->uses & COT_CASE_CHECK))
+        prepare_saved(c, values);
+}
+
+static void prepare_sinkhorn(const cot_case *c, double *const values[])
+{
+    const cot_tensor *logits = cot_field_tensor(&cot_mhc_sinkhorn_directions[c->direction].fields[0], (void *)c->args);
+    if (strstr(c->options, "wide") != NULL) /* beyond 80 in both directions */
+        scale_values(values[0], cot_elements(logits), 25);
+    const int64_t n = logits->shape[2];
+    for (int64_t row = 0; strstr(c->options, "peaks") != NULL && row < cot_elements(logits) / n; row++)
+        values[0][row * n + (row / n + row) % n] += 200;
+}
+
+/* ---- gradients ---------------------------------------------------------------------------------------- */
+
+static int primal(int direction)
+{
+    return direction == COT_MHC_BACKWARD ? COT_MHC_FORWARD : -1;
+}
+
+static void pre_options(int direction, const void *args, void *primal_args)
+{
+    (void)direction;
+    const cot_mhc_pre_backward_args *b = args;
+    cot_mhc_pre_forward_args *f = primal_args;
+    COT_MHC_PRE_FORWARD_INIT(f);
+    f->hc_eps = b->hc_eps;
+    f->post_scale = b->post_scale;
+    f->sinkhorn_eps = b->sinkhorn_eps;
+    f->sinkhorn_iterations = b->sinkhorn_iterations;
+}
+
+static void sinkhorn_options(int direction, const void *args, void *primal_args)
+{
+    (void)direction;
+    const cot_mhc_sinkhorn_backward_args *b = args;
+    cot_mhc_sinkhorn_forward_args *f = primal_args;
+    f->eps = b->eps;
+    f->iterations = b->iterations;
+}
+
+static void post_options(int direction, const void *args, void *primal_args)
+{
+    (void)direction;
+    ((cot_mhc_post_forward_args *)primal_args)->A_is_out_in = ((const cot_mhc_post_backward_args *)args)->A_is_out_in;
+}
+
+/* ---- one table for each op --------------------------------------------------------------------------- */
+
+#define CASES(stem, STEM, help, prepare_)                                                         \
+    static void each_##stem(bool (*visit)(void *, const cot_case *), void *context)               \
+    {                                                                                             \
+        visit_cases(STEM, visit, context);                                                        \
+    }                                                                                             \
+    static const char *parse_##stem(int direction, int count, char *const options[], cot_case *c) \
+    {                                                                                             \
+        return parse(STEM, direction, count, options, c);                                         \
+    }                                                                                             \
+    const cot_op_cases cot_mhc_##stem##_cases = {                                                 \
+        .op = &cot_mhc_##stem##_op,                                                               \
+        .each = each_##stem,                                                                      \
+        .parse = parse_##stem,                                                                    \
+        .options_help = "B=1 T=2048 n=4 " help " f64, token-major stream-major slice strided",    \
+        .prepare = prepare_,                                                                      \
+        .oracles = cot_mhc_##stem##_oracles,                                                      \
+        .primal = primal,                                                                         \
+        .primal_options = stem##_options,                                                         \
+    };
+
+CASES(pre, PRE, "D=1024 R=20 (iterations), gamma phi~1 sinkhorn eps dh_res dx_post accumulate, f32 f16 bf16",
+      prepare_pre)
+CASES(sinkhorn, SINKHORN, "R=20 (iterations), wide peaks eps, f32", prepare_sinkhorn)
+CASES(post, POST, "D=1024 A[out,in], f32 f16 bf16", NULL)
