@@ -76,7 +76,7 @@ static __device__ void load_k_and_q(const attention_bwd_mapped &m, const attenti
     cot_pipeline_state<2> q;
     for (int h = 0; h < w.heads; h++) {
         const int row = (int)statistics_row_of<false>(c, w, h);
-        for (int tile = w.end - 1; tile >= w.begin; tile--, q.next()) {
+        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, q.next()) {
             cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.q_full[q.stage], 4 * TILE + QUERIES * sizeof(float));
             for (int slice = 0; slice < 4; slice++)
@@ -101,7 +101,7 @@ static __device__ void load_v_and_dout(const attention_bwd_mapped &m, const atte
     for (int h = 0; h < w.heads; h++) {
         const int row =
             (int)(c.B * c.H * c.tiles + statistics_row_of<false>(c, w, h)); /* delta follows all rows of lse_log2 */
-        for (int tile = w.end - 1; tile >= w.begin; tile--, delta_stage ^= 1) {
+        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, delta_stage ^= 1) {
             for (int half = 0; half < 2; half++, chunk.next()) {
                 uint64_t *full = &s.dout_full[chunk.stage];
                 cot_mbarrier_wait(&s.dout_empty[chunk.stage], chunk.parity ^ 1);
@@ -126,7 +126,7 @@ static __device__ void write_dq(const attention_bwd_call &c, const attention_wor
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
     cot_fence_proxy_async_global();
     for (int h = 0; h < w.heads; h++) {
-        for (int tile = w.end - 1; tile >= w.begin; tile--, parity ^= 1) {
+        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, parity ^= 1) {
             const int64_t slice_index = (statistics_row_of<false>(c, w, h) + tile) * 4 + 2 * rank + slice;
             add_dq_slice<DETERMINISTIC>(c, blocks_before, slice_index, s.dq, &s.dq_full[slice], parity, &s.dq_empty);
         }
@@ -160,7 +160,7 @@ template <typename E> static __device__ void compute_dq(const attention_work &w,
     float acc[32];
     uint32_t parity = 0;
     cot_mbarrier_wait(&s.k_full, 0);
-    for (int step = w.heads * (w.end - w.begin); step > 0; step--, parity ^= 1) {
+    for (int step = w.heads * (w.tile_end - w.tile_begin); step > 0; step--, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full, parity);
         if (threadIdx.x % WARPGROUP == 0) {
             cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE);
@@ -314,13 +314,13 @@ template <typename E> static __device__ void compute_dv(const attention_bwd_call
 #pragma unroll
     for (int i = 0; i < 64; i++)
         dv[0][i] = dv[1][i] = 0.0f;
-    const uint32_t steps = (uint32_t)(w.heads * (w.end - w.begin));
+    const uint32_t steps = (uint32_t)(w.heads * (w.tile_end - w.tile_begin));
     cot_mbarrier_wait(&s.k_full, 0);
     if (steps > 0) {
-        int tile = w.end - 1;
+        int tile = w.tile_end - 1;
         dv_step<E, true>(c, 0, tile, key, chunk, dv, packed);
         for (uint32_t n = 1; n < steps; n++) {
-            tile = tile > w.begin ? tile - 1 : w.end - 1; /* of the next head */
+            tile = tile > w.tile_begin ? tile - 1 : w.tile_end - 1; /* of the next head */
             dv_step<E, false>(c, n, tile, key, chunk, dv, packed);
         }
         issue_dv<E>(dv, packed, chunk);
@@ -415,7 +415,7 @@ template <typename E> static __device__ void compute_dk(const attention_bwd_call
 #pragma unroll
     for (int i = 0; i < 64; i++)
         dk[0][i] = dk[1][i] = 0.0f;
-    const uint32_t steps = (uint32_t)(w.heads * (w.end - w.begin));
+    const uint32_t steps = (uint32_t)(w.heads * (w.tile_end - w.tile_begin));
     cot_mbarrier_wait(&s.v_full, 0);
     if (steps > 0) {
         cot_mbarrier_wait(&s.q_full[0], 0); /* dK reads Q: p_full does not make Q visible to this warpgroup */

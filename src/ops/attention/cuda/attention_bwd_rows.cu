@@ -19,12 +19,12 @@ struct attention_tile {
 
 /* Finds tile number tile_index. The head is the fastest index, because the heads of a row are adjacent in memory.
  * Returns false if there are fewer tiles. */
-template <bool ALL>
+template <bool GENERAL>
 static __device__ __forceinline__ bool tile_of(const attention_bwd_call &c, unsigned tile_index, attention_tile &t)
 {
     const unsigned sequence_tile = tile_index / (unsigned)c.H;
     t.h = tile_index % (unsigned)c.H;
-    if (!ALL) {
+    if (!GENERAL) {
         t.b = sequence_tile / (unsigned)c.tiles;
         t.tile = sequence_tile % (unsigned)c.tiles;
         t.index = (t.b * c.H + t.h) * c.tiles + t.tile;
@@ -58,13 +58,13 @@ template <typename E> static __device__ __forceinline__ float dot(const cot_word
 }
 
 /* Writes lse_log2 and D = rowsum(dout * out) - dlse, and clears dq_accum and dq_semaphore. D / 8 lanes a query. */
-template <int D, bool ALL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
+template <int D, bool GENERAL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
 {
     constexpr int ROW = D / 8, ROWS = LANES * WARPS / ROW, PARTS = ATTENTION_QUERIES / ROWS;
     cot_griddepcontrol_launch_dependents();
     const unsigned heads = (unsigned)c.H, tile_part = blockIdx.x / heads; /* the parts of a tile are c.H blocks apart */
     attention_tile t;
-    if (!tile_of<ALL>(c, tile_part / PARTS * heads + blockIdx.x % heads, t))
+    if (!tile_of<GENERAL>(c, tile_part / PARTS * heads + blockIdx.x % heads, t))
         return;
     const int lane = threadIdx.x % ROW, part = (int)(tile_part % PARTS);
     const int64_t i = t.tile * ATTENTION_QUERIES + part * ROWS + threadIdx.x / ROW, row = t.q_row + i;
@@ -76,7 +76,7 @@ template <int D, bool ALL> static __device__ __forceinline__ void prepare(const 
         if (c.delta.data != nullptr) {
             delta = cot_load(c.delta.data, c.delta.dtype,
                              t.b * c.delta.stride[0] + t.h * c.delta.stride[1] + row * c.delta.stride[2]);
-        } else if (!ALL || 8 * lane < c.dv) {
+        } else if (!GENERAL || 8 * lane < c.dv) {
             const int64_t out = t.b * c.out.stride[0] + row * c.out.stride[1] + t.h * c.out.stride[2] + 8 * lane;
             const int64_t dout = t.b * c.dout.stride[0] + row * c.dout.stride[1] + t.h * c.dout.stride[2] + 8 * lane;
             if (c.out_vectorized) {
@@ -84,7 +84,7 @@ template <int D, bool ALL> static __device__ __forceinline__ void prepare(const 
                 const cot_words<4> b = cot_load_words<4>((const uint16_t *)c.dout.data + dout);
                 delta = c.out.dtype == COT_F16 ? dot<__half>(a, b) : dot<__nv_bfloat16>(a, b);
             } else {
-                for (int x = 0; x < 8 && (!ALL || 8 * lane + x < c.dv); x++)
+                for (int x = 0; x < 8 && (!GENERAL || 8 * lane + x < c.dv); x++)
                     delta = fmaf(cot_load(c.out.data, c.out.dtype, out + x),
                                  cot_load(c.dout.data, c.dout.dtype, dout + x), delta);
             }
@@ -114,7 +114,7 @@ template <int D, bool ALL> static __device__ __forceinline__ void prepare(const 
 /* dq from dq_accum, which is in the order of wgmma accumulators: 16 queries of 64 columns are 4 KB. A float4 holds two
  * adjacent columns of row r and two of row r + 8. A warp transposes the 4 KB to rows through shared memory. Rows of 144
  * bytes there avoid bank conflicts, both for stores in the accumulators' order and for loads of 16 bytes a lane. */
-template <typename E, int D, bool ALL> static __device__ __forceinline__ void finish(const attention_bwd_call &c)
+template <typename E, int D, bool GENERAL> static __device__ __forceinline__ void finish(const attention_bwd_call &c)
 {
     constexpr unsigned SLICES = D / 64, PARTS = ATTENTION_QUERIES / 16;
     __shared__ __align__(16) uint32_t staging[WARPS][16][36];
@@ -123,10 +123,10 @@ template <typename E, int D, bool ALL> static __device__ __forceinline__ void fi
     const unsigned warp_index = blockIdx.x * WARPS + warp, part = warp_index % PARTS,
                    slice = warp_index / PARTS % SLICES;
     attention_tile t;
-    if (!tile_of<ALL>(c, warp_index / PARTS / SLICES, t))
+    if (!tile_of<GENERAL>(c, warp_index / PARTS / SLICES, t))
         return;
     const int64_t first_row = t.tile * ATTENTION_QUERIES + part * 16;
-    const int columns = ALL ? (int)c.d - (int)slice * 64 : 64; /* columns of this slice that exist */
+    const int columns = GENERAL ? (int)c.d - (int)slice * 64 : 64; /* columns of this slice that exist */
     if (first_row >= t.rows || columns <= 0)
         return;
     const float4 *accum = (const float4 *)(c.dq_accum + (t.index * SLICES + slice) * ATTENTION_DQ_SLICE);
@@ -148,8 +148,8 @@ template <typename E, int D, bool ALL> static __device__ __forceinline__ void fi
         for (int row = lane / 8; row < 16; row += 4)
             if (first_row + row < t.rows && lane % 8 * 8 < columns)
                 *(uint4 *)((E *)c.grad_q.data + offset + (first_row + row) * c.grad_q.stride[1] + lane % 8 * 8) =
-                    !ALL || first_row + row < t.used ? *(const uint4 *)&staging[warp][row][lane % 8 * 4]
-                                                     : make_uint4(0, 0, 0, 0);
+                    !GENERAL || first_row + row < t.used ? *(const uint4 *)&staging[warp][row][lane % 8 * 4]
+                                                         : make_uint4(0, 0, 0, 0);
         return;
     }
 #pragma unroll
@@ -162,7 +162,7 @@ template <typename E, int D, bool ALL> static __device__ __forceinline__ void fi
         const int64_t element = offset + row * c.grad_q.stride[1] + column;
         const float old = c.accumulate ? cot_load(c.grad_q.data, c.grad_q.dtype, element) : 0.0f;
         cot_store(c.grad_q.data, c.grad_q.dtype, element,
-                  !ALL || row < t.used ? fmaf(c.scale, group_acc[i % 4], old) : old);
+                  !GENERAL || row < t.used ? fmaf(c.scale, group_acc[i % 4], old) : old);
     }
 }
 
@@ -212,15 +212,15 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
 PREPARE(d64, 64, false)
 PREPARE(d128, 128, false)
 PREPARE(d256, 256, false)
-PREPARE(d64_all, 64, true)
-PREPARE(d128_all, 128, true)
+PREPARE(d64_general, 64, true)
+PREPARE(d128_general, 128, true)
 FINISH(bf16_d64, __nv_bfloat16, 64, false)
 FINISH(bf16_d128, __nv_bfloat16, 128, false)
 FINISH(bf16_d256, __nv_bfloat16, 256, false)
 FINISH(f16_d64, __half, 64, false)
 FINISH(f16_d128, __half, 128, false)
 FINISH(f16_d256, __half, 256, false)
-FINISH(bf16_d64_all, __nv_bfloat16, 64, true)
-FINISH(bf16_d128_all, __nv_bfloat16, 128, true)
-FINISH(f16_d64_all, __half, 64, true)
-FINISH(f16_d128_all, __half, 128, true)
+FINISH(bf16_d64_general, __nv_bfloat16, 64, true)
+FINISH(bf16_d128_general, __nv_bfloat16, 128, true)
+FINISH(f16_d64_general, __half, 64, true)
+FINISH(f16_d128_general, __half, 128, true)

@@ -12,39 +12,44 @@
  *   warpgroups 2, 3   consumers: 64 keys each. P^T and dS^T are register operands of dV and dK. dS reaches dQ through
  *                     shared memory.
  *
- *   barrier       arrivals (bytes)          phase ends when              who waits
- *   kv full       1 (K and V)               K and V are loaded           consumers, dQ: once
- *   q full        1 (Q, lse_log2)           a tile of Q is loaded        consumers
- *   q empty       8: one a consumer warp    dK no longer reads it        producer
- *   dout full     1 (dO, D)                 a tile of dO is loaded       consumers
- *   dout empty    8: one a consumer warp    dV no longer reads it        producer
- *   ds full       8: one a consumer warp    both halves of dS are there  dQ
- *   ds empty      4: one a warp of dQ       dQ no longer reads it        consumers
- *   dq full       4: one a warp of dQ       a slice of dQ is staged      the stage's dq_writer
- *   dq empty      1                         the slice has been read      dQ
+ *   barrier         arrivals (bytes)        phase ends when                       who waits
+ *   kv full         1 (K and V)             K and V are loaded                    consumers, dQ: once
+ *   q full          1 (Q, lse_log2)         a tile of Q is loaded                 consumers
+ *   q empty         8: one a consumer warp  dK no longer reads it                 producer
+ *   dout full       1 (dO, D)               a tile of dO is loaded                consumers
+ *   dout empty      8: one a consumer warp  dV no longer reads it                 producer
+ *   ds full         8: one a consumer warp  both halves of dS are stored          dQ
+ *   ds empty        4: one a warp of dQ     dQ no longer reads it                 consumers
+ *   dq full         4: one a warp of dQ     a slice of dQ is staged               the stage's dq_writer
+ *   dq empty        1                       the slice has been read               dQ
+ *   uncleared full  1 (the tile)            a tile that needs clearing is loaded  producer
  *
  * A consumer's step j. No wgmma is in flight at its start and at its end:
  *   issue S_j and dK += dS_(j-1) Q_(j-1) | wait S: P | wait dK: release Q_(j-1), pack P
  *   issue dP_j and dV += P_j dO_j        | wait dP: dS, store it for dQ | wait dV: release dO_j, pack dS
- * Values in shared memory that are needed after a wait are loaded before it. The ..._all kernels skip a tile for a
- * consumer if no query of the tile attends to the consumer's keys (at the ends of a window and at a diagonal). dQ then
- * uses the other consumer's half of dS only.
+ * Values in shared memory that are needed after a wait are loaded before it.
  *
  * Deterministic mode: the blocks add to a slice of dQ in ascending order of their keys. A semaphore for each slice
- * counts the blocks that have added. Blocks with earlier keys were launched earlier, so the wait always ends.
+ * counts the blocks that have added. A block waits only for blocks of lower blockIdx.x. This wait relies on thread
+ * blocks starting in the order of blockIdx.x. CUDA does not guarantee this order, but every tested GPU keeps it.
  *
- * Each kernel has three versions. ..._all takes d and dv smaller than its tiles (TMA fills up with zeros), sequences of
- * different lengths, and windows. ..._softcap takes softcap as well. A tile may contain rows of other sequences. They
- * must not count, and 0 times their values need not be 0. The producer warp therefore loads such tiles on a barrier of
- * its own and clears those rows before it arrives on the full barrier:
+ * Each kernel has three versions:
  *
- *   uncleared full   1 (the tile)           a tile that needs clearing is loaded   producer */
+ *   plain      full and causal masks, d = dv = 64 or 128
+ *   _general   also windows, sequences of different lengths, and smaller d and dv: TMA fills the other columns with 0
+ *   _softcap   also softcap
+ *
+ * GENERAL is set in the last two. In these, a consumer skips a tile if no query of the tile attends to the consumer's
+ * keys (at the ends of a window and at a diagonal). dQ then uses the other consumer's half of dS only. A tile may
+ * contain rows of other sequences. Their products must be 0. Masking P to 0 is not enough, because 0 * NaN = NaN. The
+ * producer warp therefore loads such a tile on the barrier `uncleared full`, clears those rows, and then arrives on the
+ * tile's full barrier. */
 #include "attention_bwd_sm90.cuh"
 
 #include "../../../cuda/device/mma.cuh"
 
-/* Registers of a thread. The launch allots 512 for a thread of each warpgroup (4 x 128). setmaxnreg redistributes them:
- * 32 + 64 + 2 * 208. */
+/* Registers of a thread. At launch each thread has 128: 4 x 128 = 512 for one thread of each warpgroup. setmaxnreg
+ * changes this to 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 
 template <int D> struct shared_storage {
@@ -64,7 +69,7 @@ template <int D> struct shared_storage {
 
 static __device__ __forceinline__ int step_count(const attention_work &w)
 {
-    return w.heads * (w.end - w.begin);
+    return w.heads * (w.tile_end - w.tile_begin);
 }
 
 template <int D>
@@ -89,7 +94,7 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D> &s,
     for (int h = 0; h < w.heads; h++) {
         const int head = w.first_head + h;
         const int row = (int)statistics_row_of<false>(c, w, h);
-        for (int tile = w.end - 1; tile >= w.begin; tile--, q.next(), dout.next()) {
+        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, q.next(), dout.next()) {
             const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
             cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.q_full[q.stage], bytes);
@@ -107,8 +112,7 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D> &s,
     }
 }
 
-/* Waits until the tile is loaded, clears its rows from `row` on, which belong to other sequences, and arrives on
- * `full`. */
+/* Clears the rows of other sequences, from `row` on, in a tile that TMA loads. */
 template <int BYTES, int SLICES>
 static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
                                                       unsigned char (*slices)[BYTES], int row, uint64_t *full)
@@ -120,18 +124,18 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
         cot_mbarrier_arrive(full);
 }
 
-/* `load` for the ..._all kernels. A whole warp runs it, because it clears rows of other sequences. */
+/* Executed by a whole warp, because it clears rows of other sequences. */
 template <int D>
-static __device__ void load_all(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w)
+static __device__ void load_general(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w)
 {
     constexpr int SLICES = D / 64;
     const attention_bwd_call &c = m.call;
     if (step_count(w) == 0)
         return;
-    uint32_t uncleared_full = 0;
+    uint32_t uncleared_parity = 0;
     /* TMA fills rows after the tensor's last row with zeros. */
     const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_row + w.used_k == c.scheduler.Tk;
-    const int first_unclean_tile = w.q_row + w.used_q == c.scheduler.Tq ? w.end : w.used_q / QUERIES;
+    const int first_unclean_tile = w.q_row + w.used_q == c.scheduler.Tq ? w.tile_end : w.used_q / QUERIES;
     uint64_t *kv_full = keys_are_clean ? &s.kv_full : &s.uncleared_full;
     if (threadIdx.x == 0) {
         cot_mbarrier_arrive_expect(kv_full, 4 * SLICES * TILE);
@@ -141,7 +145,7 @@ static __device__ void load_all(const attention_bwd_mapped &m, shared_storage<D>
         }
     }
     if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
-        wait_and_clear<2 * TILE, 2 * SLICES>(&s.uncleared_full, uncleared_full, (unsigned char(*)[2 * TILE]) s.k,
+        wait_and_clear<2 * TILE, 2 * SLICES>(&s.uncleared_full, uncleared_parity, (unsigned char(*)[2 * TILE]) s.k,
                                              w.used_k - w.first_key, &s.kv_full);
     const int delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
     cot_pipeline_state<ATTENTION_Q_STAGES> q;
@@ -149,7 +153,7 @@ static __device__ void load_all(const attention_bwd_mapped &m, shared_storage<D>
     for (int h = 0; h < w.heads; h++) {
         const int head = w.first_head + h;
         const int row = (int)statistics_row_of<true>(c, w, h);
-        for (int tile = w.end - 1; tile >= w.begin; tile--, q.next(), dout.next()) {
+        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, q.next(), dout.next()) {
             const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
             const bool clean = tile < first_unclean_tile;
             const int query = w.q_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
@@ -163,7 +167,8 @@ static __device__ void load_all(const attention_bwd_mapped &m, shared_storage<D>
                 cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, q_barrier);
             }
             if (!clean)
-                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_full, s.q[q.stage], used, &s.q_full[q.stage]);
+                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_parity, s.q[q.stage], used,
+                                             &s.q_full[q.stage]);
             cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
             if (threadIdx.x == 0) {
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
@@ -172,7 +177,7 @@ static __device__ void load_all(const attention_bwd_mapped &m, shared_storage<D>
                 cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, delta_row + row + tile, 0, 0, dout_barrier);
             }
             if (!clean)
-                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_full, s.dout[dout.stage], used,
+                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_parity, s.dout[dout.stage], used,
                                              &s.dout_full[dout.stage]);
         }
     }
@@ -180,18 +185,18 @@ static __device__ void load_all(const attention_bwd_mapped &m, shared_storage<D>
 
 /* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: to report a slice, a
  * writer waits until the sums are in memory, which takes about one step. */
-template <int D, bool ALL, bool DETERMINISTIC>
+template <int D, bool GENERAL, bool DETERMINISTIC>
 static __device__ void write_dq(const attention_bwd_call &c, shared_storage<D> &s, const attention_work &w, int stage)
 {
     constexpr int SLICES = D / 64;
-    const int tiles = w.end - w.begin, steps = step_count(w);
+    const int tiles = w.tile_end - w.tile_begin, steps = step_count(w);
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
     cot_fence_proxy_async_global();
     uint32_t parity = 0;
     for (int n = stage; n < steps * SLICES; n += ATTENTION_DQ_STAGES, parity ^= 1) {
-        const int slice = n % SLICES, step = n / SLICES, tile = w.end - 1 - step % tiles;
-        const int64_t slice_index = (statistics_row_of<ALL>(c, w, step / tiles) + tile) * SLICES + slice;
-        add_dq_slice<DETERMINISTIC>(c, blocks_before_of<ALL>(w, tile), slice_index, s.dq[stage], &s.dq_full[stage],
+        const int slice = n % SLICES, step = n / SLICES, tile = w.tile_end - 1 - step % tiles;
+        const int64_t slice_index = (statistics_row_of<GENERAL>(c, w, step / tiles) + tile) * SLICES + slice;
+        add_dq_slice<DETERMINISTIC>(c, blocks_before_of<GENERAL>(w, tile), slice_index, s.dq[stage], &s.dq_full[stage],
                                     parity, &s.dq_empty[stage]);
     }
     cot_bulk_wait();
@@ -216,7 +221,7 @@ static __device__ __forceinline__ void compute_dq_slice(shared_storage<D> &s, fl
     cot_wgmma_wait<0>();
 }
 
-template <typename E, int D, bool ALL>
+template <typename E, int D, bool GENERAL>
 static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D> &s, const attention_work &w)
 {
     constexpr int SLICES = D / 64;
@@ -227,10 +232,10 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D>
     const int steps = step_count(w);
     if (steps > 0)
         cot_mbarrier_wait(&s.kv_full, 0);
-    int tile = w.end - 1;
+    int tile = w.tile_end - 1;
     for (int step = 0; step < steps; step++, ds.next()) {
-        const bool has_lower = !ALL || !fully_masked(w, tile, w.first_key);
-        const bool has_upper = !ALL || !fully_masked(w, tile, w.first_key + 64);
+        const bool has_lower = !GENERAL || !fully_masked(w, tile, w.first_key);
+        const bool has_upper = !GENERAL || !fully_masked(w, tile, w.first_key + 64);
         tile = next_tile(w, tile);
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int slice = 0; slice < SLICES; slice++, dq.next()) {
@@ -252,16 +257,25 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D>
     }
 }
 
-/* Scales in f16. P is scaled by 2^ATTENTION_P_SCALE_LOG2, because lse_log2 is smaller by that exponent. dS uses twice
- * that scale, because dP and D are scaled by ATTENTION_DP_SCALE. Without a scale, probabilities below 2^-14 would lose
- * bits, and those of a million keys all bits. P can reach 255 before it overflows, if lse is not the forward's.
- * dv_scale removes the scale of P from dV. */
+/* Scales in f16. lse_log2 is smaller by ATTENTION_P_SCALE_LOG2 = 8, so P is 2^8 times as large. Without a scale, f16
+ * loses bits of P below 2^-14, the average P at 16384 keys, and all bits below 2^-25. P stays finite up to 255. Apart
+ * from rounding, P exceeds 1 only if the caller's lse is not that of the forward. dv_scale removes the scale from dV.
+ *
+ * The P that multiplies dP - D is doubled again: its scale is 2^9. dP and D are multiplied by ATTENTION_DP_SCALE =
+ * 2^-9. dS therefore has no scale. */
 template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_SCALE_LOG2) : 1.0f;
 
-/* P for dS. dV uses P rounded to 16 bits. dS uses 8 bits more: two roundings together would exceed the error rule where
- * a query attends to few keys. IN_F32: there are enough registers to keep P in float32. Otherwise low_bytes[i] has the
- * next 8 bits of the mantissas of elements 4i to 4i+3, one byte each. `restore` adds them as signed numbers. (An exact
- * tie that was rounded down comes out one unit too small.) */
+/* P for dS. dV uses P rounded to 16 bits. dS uses P with 8 more bits. From the rounded P, dS would be rounded twice.
+ * Where a query attends to few keys, its error would then exceed the bound in docs/guide/reproducibility.md.
+ *   IN_F32       there are enough registers to keep P in float32
+ *   otherwise    low_bytes[i] has the next 8 bits of the mantissas of elements 4i to 4i + 3, one byte each
+ * A P that was rounded up has a byte of at least 128. As a signed number, the byte is then the negative difference of P
+ * from its rounded value. `restore` adds the signed byte. An example in bf16:
+ *   P = 1/3                        0x3eaaaaab
+ *   rounded to bf16, and the byte  0x3eab, 0xaa = -86
+ *   restored                       0x3eab0000 - 86 * 2^8 = 0x3eaaaa00
+ * A tie has the byte 128, whether it was rounded up or down. If it was rounded down, the restored P is one unit of the
+ * 16-bit format too small. */
 template <typename E, bool IN_F32> struct saved_p {
     float f32[32];
     uint32_t low_bytes[8];
@@ -278,14 +292,14 @@ template <typename E, bool IN_F32> struct saved_p {
                 if (IN_F32)
                     f32[i + j] = cot_is_f16<E> ? 2.0f * p[i + j] : p[i + j];
             }
-            if (!IN_F32)
+            if (!IN_F32) /* 0x0051: byte 1 of both arguments. 0x5410: the lower halves of both arguments. */
                 low_bytes[i / 4] =
                     __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
         }
     }
 
-    /* Element i: its byte is sign-extended and added at the second byte. opaque_zero is 0, which the compiler does not
-     * know. It keeps the compiler from unpacking before registers are free. */
+    /* Element i. opaque_zero is 0, but the compiler cannot prove it. This keeps the compiler from unpacking before
+     * registers are free. */
     __device__ __forceinline__ float restore(const uint32_t (&packed)[16], int i, uint32_t opaque_zero) const
     {
         constexpr int SHIFT = cot_is_f16<E> ? 3 : 0, TWICE = cot_is_f16<E> ? 1 << 23 << SHIFT : 0;
@@ -293,18 +307,21 @@ template <typename E, bool IN_F32> struct saved_p {
             return f32[i];
         const float2 pair = cot_unpack_pair<E>(packed[i / 2] + opaque_zero);
         const uint32_t sign = 8 | i % 4;
-        int delta_bits; /* not __byte_perm, which has no sign extension */
+        /* The selector moves byte i % 4 to byte 1, its sign to bytes 2 and 3, and 0 to byte 0. __byte_perm has no sign
+         * extension. */
+        int delta_bits;
         asm("prmt.b32 %0, %1, 0, %2;"
             : "=r"(delta_bits)
             : "r"(low_bytes[i / 4]), "r"(sign << 12 | sign << 8 | (i % 4) << 4 | 4));
-        /* Doubles P by adding 1 to its exponent. A P that f16 rounded to 0 becomes 2^-126. Without that, 0 plus a
-         * negative byte would be NaN. (The order of the additions matters: with another one ptxas ran out of
-         * registers.) */
+        /* TWICE adds 1 to the exponent of P, which doubles P.
+         * A P that f16 rounded to 0 becomes about 2^-126. Without TWICE, 0 plus a negative byte would be NaN.
+         * Order of additions: with another order, ptxas 13.0 ran out of registers. */
         return __int_as_float(__float_as_int(i % 2 == 0 ? pair.x : pair.y) + (delta_bits + TWICE >> SHIFT));
     }
 
-    /* With softcap: element i of P times the slope. Its upper two bytes are in the eight values of `upper`, its third
-     * byte is in low_bytes. The fourth byte does not matter. */
+    /* With softcap: element i of P times the slope. `upper` has bits 31 to 16, low_bytes bits 15 to 8. Bits 7 to 0 do
+     * not matter: they get a copy of bits 15 to 8. The selector 0x1000 takes the lower half of `upper` for an even
+     * element, 0x3200 the upper half for an odd one. */
     __device__ __forceinline__ float p_times_slope(const uint32_t (&upper)[4], int i) const
     {
         if (IN_F32)
@@ -325,7 +342,7 @@ static __device__ __forceinline__ int thread_key(const attention_work &w)
 }
 
 /* With softcap, dS needs P times the slope 1 - tanh^2. With IN_F32, `saved` holds that product in float32. Otherwise
- * low_bytes holds its third bytes, and the upper two bytes wait in shared memory, in the place of dS. */
+ * low_bytes holds its bits 15 to 8, and bits 31 to 16 are stored in the buffer of dS in shared memory. */
 enum { SHORT_SERIES, SERIES, EXACT }; /* the method depends on the size of the scores: see attention_bwd_softcap */
 
 template <typename E, bool IN_F32, int METHOD>
@@ -374,9 +391,9 @@ static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c,
                 bits[i] = __float_as_uint(p_times_slope[i]);
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                upper[i] = __byte_perm(bits[2 * i], bits[2 * i + 1], 0x7632);
+                upper[i] = __byte_perm(bits[2 * i], bits[2 * i + 1], 0x7632); /* the upper halves of both */
 #pragma unroll
-            for (int i = 0; i < 2; i++)
+            for (int i = 0; i < 2; i++) /* selectors as in saved_p::save */
                 saved.low_bytes[2 * k + i] = __byte_perm(__byte_perm(bits[4 * i], bits[4 * i + 1], 0x0051),
                                                          __byte_perm(bits[4 * i + 2], bits[4 * i + 3], 0x0051), 0x5410);
             cot_stmatrix_x4_trans(ds_address + k * 16 * 128, upper);
@@ -403,11 +420,11 @@ static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c,
         bits = max(max(bits, __float_as_int(square_sums[0])), __float_as_int(square_sums[1]));
     }
     const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN: then both comparisons below fail */
-    if (__all_sync(0xffffffffu, max_square_sum <= c.cap.max_square[0] && !needs_mask_all(w, tile, key_begin))) {
+    if (__all_sync(0xffffffffu, max_square_sum <= c.cap.max_square[0] && !needs_mask_general(w, tile, key_begin))) {
         softcap_to_p<E, IN_F32, SHORT_SERIES>(c, w, tile, 0, lse_log2, pair0, pair1, ds_address, scores, saved);
         return;
     }
-    cot_wgmma_wait<0>(); /* for dK, which frees the registers of dS */
+    cot_wgmma_wait<0>(); /* dK must have read dS: the code below needs the registers of dS */
     const int key = thread_key(w);
     if (__all_sync(0xffffffffu, max_square_sum <= c.cap.max_square[1]))
         softcap_to_p<E, IN_F32, SERIES>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
@@ -429,9 +446,10 @@ template <typename E> static __device__ __forceinline__ uint32_t pack_pair_volat
 
 /* Whether this consumer skips a tile because all of its scores are masked. The warp vote shows ptxas that the result is
  * uniform. Without windows at most one tile of a block could be skipped, which does not pay for a test of each tile. */
-template <bool ALL> static __device__ __forceinline__ bool is_skipped(const attention_work &w, int tile, int key_begin)
+template <bool GENERAL>
+static __device__ __forceinline__ bool is_skipped(const attention_work &w, int tile, int key_begin)
 {
-    return ALL && __all_sync(0xffffffffu, fully_masked(w, tile, key_begin));
+    return GENERAL && __all_sync(0xffffffffu, fully_masked(w, tile, key_begin));
 }
 
 /* A load that stays before the next wait for wgmma. Shared memory is busy with the operands of wgmma, so a load takes
@@ -448,20 +466,19 @@ static __device__ __forceinline__ float2 load_pair_early(const float *from)
 
 /* One step of a consumer, as in the file header. Returns whether to skip the next tile.
  *   FIRST        there is no dS of a previous step
- *   n            number of the step
  *   previous_q   stage of Q of the previous step
- *   tile         query tile
  *   half         which of the two consumers this is */
-template <typename E, int D, bool ALL, bool SOFTCAP, bool FIRST>
+template <typename E, int D, bool GENERAL, bool SOFTCAP, bool FIRST>
 static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_storage<D> &s,
                                                      const attention_work &w, uint32_t n, uint32_t &previous_q,
                                                      int tile, int &half, int lane_column, uint32_t ds_fragments,
                                                      float (&dk)[D / 2], float (&dv)[D / 2], uint32_t (&packed)[16])
 {
-    constexpr bool SPILL = SOFTCAP && D > 64;
+    /* Whether the upper bytes of P times the slope are in the buffer of dS until dS replaces them. */
+    constexpr bool P_SLOPE_IN_SHARED = SOFTCAP && D > 64;
     /* Pairs of lse_log2 and of D that are loaded before the waits. Registers limit them. */
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && D > 64) ? 2 : 4,
-                  DELTA_PRELOADS = SPILL ? 2 : LSE_PRELOADS;
+                  DELTA_PRELOADS = P_SLOPE_IN_SHARED ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * half;
     const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
     float scores[32];
@@ -469,7 +486,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     issue_gemm_ss<E, D>(scores, s.k[0][half], 2 * TILE, s.q[q][0]);
     if (!FIRST)
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
-    if (SPILL)
+    if (P_SLOPE_IN_SHARED)
         cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
     float2 lse_log2[8];
 #pragma unroll
@@ -482,10 +499,10 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         softcap_to_p(c, w, tile, key_begin, s.lse_log2[q] + lane_column, lse_log2[0], lse_log2[1], ds_address, scores,
                      saved);
     } else {
-        if (ALL ? needs_mask_all(w, tile, key_begin) : needs_mask(c, tile, key_begin)) {
-            if (ALL)
-                apply_mask_all(w, tile, thread_key(w), __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000),
-                               scores);
+        if (GENERAL ? needs_mask_general(w, tile, key_begin) : needs_mask(c, tile, key_begin)) {
+            if (GENERAL)
+                apply_mask_general(w, tile, thread_key(w),
+                                   __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
             else
                 apply_mask(c, tile, thread_key(w), scores);
         }
@@ -514,7 +531,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     issue_gemm_rs<E>(dv, packed, s.dout[dout][0]);
     float2 delta[8];
     uint32_t upper[2][4];
-    if (SPILL) {
+    if (P_SLOPE_IN_SHARED) {
         __syncwarp();
         cot_ldmatrix_x4_trans(upper[0], ds_address);
     }
@@ -531,9 +548,9 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
             scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_DP_SCALE, -row_delta) : scores[i] - row_delta;
         }
     };
-    /* Without SPILL all groups are loaded here, above the stores: the compiler does not move loads above stores. With
-     * SPILL there are not enough registers. */
-    if (!SPILL) {
+    /* Without P_SLOPE_IN_SHARED all groups are loaded here, above the stores: the compiler does not move loads above
+     * stores. With P_SLOPE_IN_SHARED there are not enough registers. */
+    if (!P_SLOPE_IN_SHARED) {
 #pragma unroll
         for (int group = 0; group < 8; group++)
             subtract_delta(group);
@@ -542,7 +559,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     const uint32_t opaque_zero = cot_is_f16<E> && D == 128 && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        if (SPILL) {
+        if (P_SLOPE_IN_SHARED) {
             if (k < 3)
                 cot_ldmatrix_x4_trans(upper[(k + 1) % 2], ds_address + (k + 1) * 16 * 128);
             subtract_delta(2 * k), subtract_delta(2 * k + 1);
@@ -561,7 +578,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds]);
     half = __shfl_sync(0xffffffffu, half, 0); /* see `consume` */
-    const bool skip = is_skipped<ALL>(w, next_tile(w, tile), key_begin);
+    const bool skip = is_skipped<GENERAL>(w, next_tile(w, tile), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
@@ -589,15 +606,15 @@ template <int D> static __device__ __forceinline__ void skip_step(shared_storage
     }
 }
 
-template <typename E, int D, bool ALL, bool SOFTCAP>
+template <typename E, int D, bool GENERAL, bool SOFTCAP>
 static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_storage<D> &s,
                                                const attention_work &w)
 {
     float dk[D / 2], dv[D / 2];
     uint32_t packed[16]; /* P^T, then dS^T */
-    /* Uniform in a warp. The shuffle shows this to ptxas, which then computes descriptors on the uniform datapath. Each
-     * step shuffles it again: if ptxas knew that it does not change, it would keep all values derived from it, and
-     * there are not enough registers. */
+    /* Uniform in a warp. The shuffle shows this to ptxas 13.0, which then computes descriptors on the uniform datapath.
+     * Each step shuffles `half` again. Otherwise ptxas keeps all values derived from it, and there are not enough
+     * registers. */
     int half = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP - 2, 0);
     uint32_t ds_fragments = fragment_address(s.ds[0][half]);
     int lane_column = 2 * (threadIdx.x % 4);
@@ -608,45 +625,45 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
     const uint32_t steps = (uint32_t)step_count(w);
     if (steps > 0)
         cot_mbarrier_wait(&s.kv_full, 0);
-    int tile = w.end - 1;
+    int tile = w.tile_end - 1;
     uint32_t n = 0, previous_q = 0; /* previous_q: the stage of Q whose dS has not yet been added to dK */
-    for (; n < steps && is_skipped<ALL>(w, tile, w.first_key + 64 * half); n++) {
+    for (; n < steps && is_skipped<GENERAL>(w, tile, w.first_key + 64 * half); n++) {
         skip_step<D>(s, n);
         tile = next_tile(w, tile);
     }
     if (n < steps) {
-        bool skip = consumer_step<E, D, ALL, SOFTCAP, true>(c, s, w, n, previous_q, tile, half, lane_column,
-                                                            ds_fragments, dk, dv, packed);
+        bool skip = consumer_step<E, D, GENERAL, SOFTCAP, true>(c, s, w, n, previous_q, tile, half, lane_column,
+                                                                ds_fragments, dk, dv, packed);
         for (n++; n < steps; n++) {
             tile = next_tile(w, tile);
             if (skip) {
                 skip_step<D>(s, n);
-                skip = is_skipped<ALL>(w, next_tile(w, tile), w.first_key + 64 * half);
+                skip = is_skipped<GENERAL>(w, next_tile(w, tile), w.first_key + 64 * half);
             } else {
-                skip = consumer_step<E, D, ALL, SOFTCAP, false>(c, s, w, n, previous_q, tile, half, lane_column,
-                                                                ds_fragments, dk, dv, packed);
+                skip = consumer_step<E, D, GENERAL, SOFTCAP, false>(c, s, w, n, previous_q, tile, half, lane_column,
+                                                                    ds_fragments, dk, dv, packed);
             }
         }
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
         cot_wgmma_wait<0>();
     }
     const int key = thread_key(w);
-    store_rows<E, ALL>(c, c.grad_v, c.dv_vectorized, w, key, 0, (int)c.dv, dv_scale<E>, dv);
-    store_rows<E, ALL>(c, c.grad_k, c.dk_vectorized, w, key, 0, (int)c.d, c.scale, dk);
+    store_rows<E, GENERAL>(c, c.grad_v, c.dv_vectorized, w, key, 0, (int)c.dv, dv_scale<E>, dv);
+    store_rows<E, GENERAL>(c, c.grad_k, c.dk_vectorized, w, key, 0, (int)c.d, c.scale, dk);
 }
 
-template <typename E, int D, bool ALL, bool SOFTCAP>
+template <typename E, int D, bool GENERAL, bool SOFTCAP>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     shared_storage<D> &s = *(shared_storage<D> *)attention_memory;
     const attention_bwd_call &c = m.call;
     attention_work w;
-    if (!ALL) {
+    if (!GENERAL) {
         w = work_of(c, blockIdx.x);
     } else {
         cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
         cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
-        if (!work_of_all(c, blockIdx.x, w))
+        if (!work_of_general(c, blockIdx.x, w))
             return;
     }
     if (threadIdx.x == 0) {
@@ -666,37 +683,37 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     const int group = threadIdx.x / WARPGROUP;
     if (group == 0) {
         cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (ALL && threadIdx.x < WARP)
-            load_all<D>(m, s, w);
-        else if (!ALL && threadIdx.x == 0)
+        if (GENERAL && threadIdx.x < WARP)
+            load_general<D>(m, s, w);
+        else if (!GENERAL && threadIdx.x == 0)
             load<D>(m, s, w);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_DQ_STAGES * WARP) {
             if (c.deterministic)
-                write_dq<D, ALL, true>(c, s, w, threadIdx.x / WARP - 1);
+                write_dq<D, GENERAL, true>(c, s, w, threadIdx.x / WARP - 1);
             else
-                write_dq<D, ALL, false>(c, s, w, threadIdx.x / WARP - 1);
+                write_dq<D, GENERAL, false>(c, s, w, threadIdx.x / WARP - 1);
         }
     } else if (group == 1) {
         cot_setmaxnreg_dec<DQ_REGISTERS>();
-        compute_dq<E, D, ALL>(c, s, w);
+        compute_dq<E, D, GENERAL>(c, s, w);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<E, D, ALL, SOFTCAP>(c, s, w);
+        consume<E, D, GENERAL, SOFTCAP>(c, s, w);
     }
 }
 
-#define INSTANCE(name, element, d, all, cap)                                         \
+#define INSTANCE(name, element, d, general, cap)                                     \
     extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
         attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m)    \
     {                                                                                \
-        backward<element, d, all, cap>(m);                                           \
+        backward<element, d, general, cap>(m);                                       \
     }
-#define INSTANCES(dtype, element)                          \
-    INSTANCE(dtype##_d64, element, 64, false, false)       \
-    INSTANCE(dtype##_d128, element, 128, false, false)     \
-    INSTANCE(dtype##_d64_all, element, 64, true, false)    \
-    INSTANCE(dtype##_d128_all, element, 128, true, false)  \
-    INSTANCE(dtype##_d64_softcap, element, 64, true, true) \
+#define INSTANCES(dtype, element)                             \
+    INSTANCE(dtype##_d64, element, 64, false, false)          \
+    INSTANCE(dtype##_d128, element, 128, false, false)        \
+    INSTANCE(dtype##_d64_general, element, 64, true, false)   \
+    INSTANCE(dtype##_d128_general, element, 128, true, false) \
+    INSTANCE(dtype##_d64_softcap, element, 64, true, true)    \
     INSTANCE(dtype##_d128_softcap, element, 128, true, true)
 INSTANCES(bf16, __nv_bfloat16)
 INSTANCES(f16, __half)

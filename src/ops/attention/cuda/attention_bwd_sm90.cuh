@@ -19,11 +19,11 @@ enum { QUERIES = ATTENTION_QUERIES, KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
-/* The work of a block: query heads first_head .. first_head + heads - 1 and, for each head, the query tiles end - 1
- * down to begin. */
+/* The work of a block: query heads first_head .. first_head + heads - 1 and, for each head, the query tiles
+ * tile_end - 1 down to tile_begin. */
 struct attention_work {
-    int b, kv_head, first_head, heads, first_key, begin, end;
-    /* Only in the ..._all kernels: the block's sequence, as rows of the tensors' views. */
+    int b, kv_head, first_head, heads, first_key, tile_begin, tile_end;
+    /* Only if GENERAL: the block's sequence, as rows of the tensors' views. */
     int q_row, used_q, k_row, k_rows, used_k;
     int window_first, window_last;      /* query i attends to keys window_first + i .. window_last + i */
     int statistics_row, tiles_per_head; /* first row of lse_log2 for this sequence, rows of one head */
@@ -46,15 +46,15 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     w.first_head = w.kv_head * w.heads;
     w.first_key = (int)(index / section_heads) * KEYS;
     const int64_t first_query = w.first_key - c.diagonal;
-    w.end = (int)c.tiles;
-    w.begin = c.causal && first_query > 0 ? (int)(first_query / QUERIES) : 0;
-    w.begin = w.begin < w.end ? w.begin : w.end;
+    w.tile_end = (int)c.tiles;
+    w.tile_begin = c.causal && first_query > 0 ? (int)(first_query / QUERIES) : 0;
+    w.tile_begin = w.tile_begin < w.tile_end ? w.tile_begin : w.tile_end;
     return w;
 }
 
-/* `work_of` for the ..._all kernels: sequences of different lengths, and windows. Blocks are numbered sequence by
- * sequence. Returns false if the grid has more blocks than there is work. */
-static __device__ __forceinline__ bool work_of_all(const attention_bwd_call &c, unsigned block, attention_work &w)
+/* For sequences of different lengths, and for windows. Blocks are numbered sequence by sequence, and inside a sequence
+ * as in work_of. Returns false if the grid has more blocks than there is work. */
+static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned block, attention_work &w)
 {
     enum { FAR = 1 << 30 }; /* beyond any key: rows are less than half of FAR */
     const attention_seqlen_info *seqlens = c.scheduler.seqlens;
@@ -85,31 +85,31 @@ static __device__ __forceinline__ bool work_of_all(const attention_bwd_call &c, 
     /* From the first query that attends to the block's first key to the last query that attends to its last key. */
     const int first_query = max(w.first_key - w.window_last, 0);
     const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.window_first, w.used_q - 1);
-    w.begin = first_query / QUERIES;
-    w.end = w.first_key < w.used_k && last_query >= first_query ? last_query / QUERIES + 1 : w.begin;
+    w.tile_begin = first_query / QUERIES;
+    w.tile_end = w.first_key < w.used_k && last_query >= first_query ? last_query / QUERIES + 1 : w.tile_begin;
     return true;
 }
 
 /* The query tile after `tile`: the previous one, or the last tile of the next head. */
 static __device__ __forceinline__ int next_tile(const attention_work &w, int tile)
 {
-    return tile > w.begin ? tile - 1 : w.end - 1;
+    return tile > w.tile_begin ? tile - 1 : w.tile_end - 1;
 }
 
 /* The row of lse_log2 that holds tile 0 of query head h of the group. Slices of dQ use the same index. */
-template <bool ALL>
+template <bool GENERAL>
 static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_call &c, const attention_work &w, int h)
 {
-    if (ALL)
+    if (GENERAL)
         return w.statistics_row + (int64_t)(w.first_head + h) * w.tiles_per_head;
     return ((int64_t)w.b * c.H + w.first_head + h) * c.tiles;
 }
 
 /* The number of blocks with earlier keys that add to this query tile of dQ. */
-template <bool ALL> static __device__ __forceinline__ uint32_t blocks_before_of(const attention_work &w, int tile)
+template <bool GENERAL> static __device__ __forceinline__ uint32_t blocks_before_of(const attention_work &w, int tile)
 {
     const int key_blocks_before = w.first_key / KEYS;
-    return (uint32_t)(ALL ? key_blocks_before - max(tile * QUERIES + w.window_first, 0) / KEYS : key_blocks_before);
+    return (uint32_t)(GENERAL ? key_blocks_before - max(tile * QUERIES + w.window_first, 0) / KEYS : key_blocks_before);
 }
 
 /* Issues d = A B over D columns, for S^T and dP^T. A and B are tiles of 64 rows by 64 columns in shared memory. The
@@ -160,8 +160,7 @@ static __device__ __forceinline__ void apply_mask(const attention_bwd_call &c, i
     }
 }
 
-/* `needs_mask` for the ..._all kernels. */
-static __device__ __forceinline__ bool needs_mask_all(const attention_work &w, int tile, int key_begin)
+static __device__ __forceinline__ bool needs_mask_general(const attention_work &w, int tile, int key_begin)
 {
     const int window_first = tile * QUERIES + w.window_first,
               window_last = tile * QUERIES + w.window_last; /* of the tile's first query */
@@ -169,15 +168,14 @@ static __device__ __forceinline__ bool needs_mask_all(const attention_work &w, i
     return key_last > window_last || key_begin < window_first + QUERIES - 1 || key_last >= w.used_k;
 }
 
-/* Whether this thread's score i is masked. */
 static __device__ __forceinline__ bool is_masked(const attention_work &w, int tile, int key, int i)
 {
     const int query = tile * QUERIES + 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, score_key = key + 8 * (i / 2 % 2);
     return score_key > query + w.window_last || score_key < query + w.window_first || score_key >= w.used_k;
 }
 
-static __device__ __forceinline__ void apply_mask_all(const attention_work &w, int tile, int key, float masked_score,
-                                                      float (&scores)[32])
+static __device__ __forceinline__ void apply_mask_general(const attention_work &w, int tile, int key,
+                                                          float masked_score, float (&scores)[32])
 {
 #pragma unroll
     for (int i = 0; i < 32; i++)
@@ -239,18 +237,18 @@ static __device__ __forceinline__ uint32_t fragment_address(const unsigned char 
     return cot_shared_address(tile) + row * 128 + (unit ^ lane % 8) * 16;
 }
 
-/* Stores rows of dK or dV: 2 N columns from `column` on. ALL: only the columns below `columns` exist, and keys past
+/* Stores rows of dK or dV: 2 N columns from `column` on. GENERAL: only the columns below `columns` exist, and keys past
  * used_k get 0, even where their accumulators hold 0 times NaN. */
-template <typename E, bool ALL, int N>
+template <typename E, bool GENERAL, int N>
 static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out,
                                                   bool vectorized, const attention_work &w, int key, int column,
                                                   int columns, float scale, const float (&acc)[N])
 {
     if (out.data == nullptr)
         return;
-    const int rows = ALL ? w.k_rows : (int)c.Tk;
+    const int rows = GENERAL ? w.k_rows : (int)c.Tk;
     const int64_t offset =
-        w.b * out.stride[0] + (ALL ? w.k_row : 0) * out.stride[1] + w.kv_head * out.stride[2] + column;
+        w.b * out.stride[0] + (GENERAL ? w.k_row : 0) * out.stride[1] + w.kv_head * out.stride[2] + column;
     if (vectorized) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -265,8 +263,9 @@ static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, c
                     words[i] = cot_pack_pair<E>(scale * acc[e], scale * acc[e + 1]);
                 }
                 const uint4 packed = cot_quad_transpose(words[0], words[1], words[2], words[3]);
-                if (key + 8 * half < rows && (!ALL || 8 * group + lane_column < columns))
-                    *(uint4 *)(row + 8 * group) = !ALL || key + 8 * half < w.used_k ? packed : make_uint4(0, 0, 0, 0);
+                if (key + 8 * half < rows && (!GENERAL || 8 * group + lane_column < columns))
+                    *(uint4 *)(row + 8 * group) =
+                        !GENERAL || key + 8 * half < w.used_k ? packed : make_uint4(0, 0, 0, 0);
             }
         }
         return;
@@ -274,11 +273,11 @@ static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, c
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int row = key + 8 * (i / 2 % 2), column_i = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2;
-        if (row >= rows || (ALL && column_i >= columns))
+        if (row >= rows || (GENERAL && column_i >= columns))
             continue;
         const int64_t element = offset + row * out.stride[1] + column_i;
         const float old = c.accumulate ? cot_load(out.data, out.dtype, element) : 0.0f;
-        cot_store(out.data, out.dtype, element, !ALL || row < w.used_k ? fmaf(scale, acc[i], old) : old);
+        cot_store(out.data, out.dtype, element, !GENERAL || row < w.used_k ? fmaf(scale, acc[i], old) : old);
     }
 }
 

@@ -37,8 +37,8 @@ typedef struct attention_array {
 #define ATTENTION_FWD_SMALL(DO) DO(d64, 64, 64, 128, 3, 2, 4) DO(d96, 96, 96, 128, 2, 1, 2) DO(d128, 128, 128, 128, 2, 1, 2)
 #define ATTENTION_FWD_LARGE(DO) DO(d192_v128, 192, 128, 128, 2, 1, 2) DO(d192, 192, 192, 112, 2, 1, 2) DO(d256, 256, 256, 80, 2, 1, 2)
 /* Kernels for softcap and negative scales. Their code would slow the others down. */
-#define ATTENTION_FWD_SMALL_ALL(DO) DO(d64_all, 64, 64, 128, 3, 2, 4) DO(d128_all, 128, 128, 128, 2, 1, 2)
-#define ATTENTION_FWD_LARGE_ALL(DO) DO(d256_all, 256, 256, 80, 2, 1, 2)
+#define ATTENTION_FWD_SMALL_GENERAL(DO) DO(d64_general, 64, 64, 128, 3, 2, 4) DO(d128_general, 128, 128, 128, 2, 1, 2)
+#define ATTENTION_FWD_LARGE_GENERAL(DO) DO(d256_general, 256, 256, 80, 2, 1, 2)
 /* clang-format on */
 
 /* Bytes of shared memory: Q, O (see STAGE_O), K and V in slices of 64 columns, tile descriptions, barriers. */
@@ -103,7 +103,7 @@ typedef struct attention_bwd_softcap {
 } attention_bwd_softcap;
 
 typedef struct attention_bwd_call {
-    /* If seqlens is set (..._all kernels), members below that differ by sequence are not valid. */
+    /* If seqlens is set (..._general and ..._softcap kernels), members below that differ by sequence are not valid. */
     attention_scheduler scheduler;
     int64_t B, H, Hkv, Tq, Tk, d, dv;
     int64_t tiles;       /* of ATTENTION_QUERIES queries */

@@ -24,10 +24,10 @@ struct forward_traits {
         CONSUMERS = CONSUMERS_,
         Q_STAGES = Q_STAGES_,
         STAGES = STAGES_,
-        ALL = ALL_,          /* softcap and negative scales too */
+        GENERAL = ALL_,      /* softcap and negative scales too */
         STAGE_O = D_ <= 128, /* O goes through shared memory, where it becomes whole rows: there is space for it */
         /* The first and the last step may take half of a key tile. */
-        HALF_TILES = KEYS == 128 && CONSUMERS == 2 && !ALL,
+        HALF_TILES = KEYS == 128 && CONSUMERS == 2 && !GENERAL,
         /* P may reach 2^MAX_P_LOG2: scores may exceed row_max by this exponent. */
         MAX_P_LOG2 = cot_is_f16<E_> ? 15 : 20,
         QUERIES = 64 * CONSUMERS,

@@ -12,8 +12,8 @@
 #define PLAIN(name, dk, dv, slabs, columns, stages)                  \
     KERNEL(bf16, __nv_bfloat16, name, dk, dv, slabs, columns, false) \
     KERNEL(f16, __half, name, dk, dv, slabs, columns, false)
-#define ALL(name, dk, dv, slabs, columns, stages)                   \
+#define GENERAL(name, dk, dv, slabs, columns, stages)               \
     KERNEL(bf16, __nv_bfloat16, name, dk, dv, slabs, columns, true) \
     KERNEL(f16, __half, name, dk, dv, slabs, columns, true)
 ATTENTION_FWD_TILES(PLAIN)
-ATTENTION_FWD_TILES_ALL(ALL)
+ATTENTION_FWD_TILES_GENERAL(GENERAL)

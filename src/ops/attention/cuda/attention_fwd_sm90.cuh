@@ -298,7 +298,7 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
         const bool half_first_step = F::HALF_TILES && range.half_first_step,
                    half_last_step = F::HALF_TILES && range.half_last_step;
         /* Becomes false when scores exceed the range of softcap's short series: the next tile's probably do, too. */
-        bool try_fast = !F::ALL || c.cap.short_max_square > 0.0f;
+        bool try_fast = !F::GENERAL || c.cap.short_max_square > 0.0f;
         consumer.skip_tiles(t.end - end);
         if (end > begin) {
             cot_mbarrier_wait(&s.k_full[consumer.k.stage], consumer.k.parity);
@@ -426,9 +426,9 @@ template <class F> static __device__ __forceinline__ void forward(const attentio
     }
 #define INSTANCE_BF16(name, d, dv, keys, consumers, q_stages, stages) \
     INSTANCE(__nv_bfloat16, false, bf16_##name, d, dv, keys, consumers, q_stages, stages)
-#define INSTANCE_BF16_ALL(name, d, dv, keys, consumers, q_stages, stages) \
+#define INSTANCE_BF16_GENERAL(name, d, dv, keys, consumers, q_stages, stages) \
     INSTANCE(__nv_bfloat16, true, bf16_##name, d, dv, keys, consumers, q_stages, stages)
-#define INSTANCE_F16_ALL(name, d, dv, keys, consumers, q_stages, stages) \
+#define INSTANCE_F16_GENERAL(name, d, dv, keys, consumers, q_stages, stages) \
     INSTANCE(__half, true, f16_##name, d, dv, keys, consumers, q_stages, stages)
 #define INSTANCE_F16(name, d, dv, keys, consumers, q_stages, stages) \
     INSTANCE(__half, false, f16_##name, d, dv, keys, consumers, q_stages, stages)

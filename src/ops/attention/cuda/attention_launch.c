@@ -37,15 +37,15 @@ typedef struct backward_kernels {
             {image, "attention_bwd_sm90_" #dtype "_" #main_size, shared_bytes},          \
             {cot_image_attention_bwd_rows, "attention_bwd_finish_" #dtype "_" #size, 0}, \
     }
-#define KERNELS_OF(dtype)                                                                          \
-    {                                                                                              \
-        KERNELS(dtype, d64, d64, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),                   \
-            KERNELS(dtype, d128, d128, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),             \
-            KERNELS(dtype, d256, d256, cot_image_attention_bwd_d256_sm90, SHARED_BYTES_D256),      \
-            KERNELS(dtype, d64_all, d64_all, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),       \
-            KERNELS(dtype, d128_all, d128_all, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),     \
-            KERNELS(dtype, d64_all, d64_softcap, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),   \
-            KERNELS(dtype, d128_all, d128_softcap, cot_image_attention_bwd_sm90, SHARED_BYTES(2)), \
+#define KERNELS_OF(dtype)                                                                              \
+    {                                                                                                  \
+        KERNELS(dtype, d64, d64, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),                       \
+            KERNELS(dtype, d128, d128, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),                 \
+            KERNELS(dtype, d256, d256, cot_image_attention_bwd_d256_sm90, SHARED_BYTES_D256),          \
+            KERNELS(dtype, d64_general, d64_general, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),   \
+            KERNELS(dtype, d128_general, d128_general, cot_image_attention_bwd_sm90, SHARED_BYTES(2)), \
+            KERNELS(dtype, d64_general, d64_softcap, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),   \
+            KERNELS(dtype, d128_general, d128_softcap, cot_image_attention_bwd_sm90, SHARED_BYTES(2)), \
     }
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows, "attention_bwd_dsink", 0};
@@ -99,10 +99,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                            const backward_kernels *kernels_by_size)
 {
     const attention_sizes *z = &p->sizes;
-    const bool all = attention_bwd_needs_all(p);
+    const bool general = attention_bwd_needs_general(p);
     const int64_t columns = attention_bwd_columns(z);
     const backward_kernels *kernels =
-        kernels_by_size + (columns == 128) + 2 * (columns == 256) + 3 * all + 2 * (z->softcap > 0);
+        kernels_by_size + (columns == 128) + 2 * (columns == 256) + 3 * general + 2 * (z->softcap > 0);
     const unsigned cluster_blocks = columns == 256 ? 2 : 1; /* blocks that share ATTENTION_KEYS keys */
     const attention_sm90_workspace layout = attention_sm90_workspace_of(p);
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
@@ -154,10 +154,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     scheduler->max_tiles = (int32_t)attention_bwd_tiles(p);
     scheduler->tile_queries = ATTENTION_QUERIES;
     scheduler->block_keys = ATTENTION_KEYS;
-    scheduler->seqlens = all ? (attention_seqlen_info *)((char *)workspace + layout.seqlens) : NULL;
+    scheduler->seqlens = general ? (attention_seqlen_info *)((char *)workspace + layout.seqlens) : NULL;
     const attention_bwd_call *c = &mapped.call;
     const int64_t tiles = z->H * attention_bwd_tiles(p), slices = tiles * columns / 64;
-    cot_status status = all ? attention_launch_scheduler(queue, scheduler) : COT_OK;
+    cot_status status = general ? attention_launch_scheduler(queue, scheduler) : COT_OK;
     if (status == COT_OK && tiles > 0)
         status = attention_launch(
             queue, &kernels->prepare,

@@ -117,9 +117,9 @@ static inline int64_t attention_bwd_blocks(const attention_problem *p)
     return cot_mul(z->B, cot_ceil_div(z->Tk, ATTENTION_KEYS));
 }
 
-/* Whether the call needs the ..._all kernels: sequences of different lengths, windows, softcap, or d and dv that differ
- * or are smaller than a tile. */
-static inline bool attention_bwd_needs_all(const attention_problem *p)
+/* Whether the call needs the ..._general or ..._softcap kernels: sequences of different lengths, windows, softcap, or d
+ * and dv that differ or are smaller than a tile. */
+static inline bool attention_bwd_needs_general(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     const int64_t unbounded = z->q_length + z->k_length;
@@ -139,7 +139,7 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
     const attention_sizes *z = &p->sizes;
     if (z->d > 256 || z->dv > 256)
         return "it serves d and dv up to 256";
-    if (attention_bwd_columns(z) == 256 && attention_bwd_needs_all(p))
+    if (attention_bwd_columns(z) == 256 && attention_bwd_needs_general(p))
         return "beyond 128 it serves d = dv = 256, full and causal, alone";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it serves no dropout, ALiBi or bias";
@@ -151,8 +151,8 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
             return "it rounds P and dS to 16 bits, an output is f32";
     if (z->B > 65535 || z->Hkv > 65535 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4)
         return "a grid has no room for B, Hkv, Tq or Tk";
-    if (attention_bwd_needs_all(p) && (z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
-                                       (double)attention_bwd_tiles(p) * (double)z->H > INT32_MAX / 64))
+    if (attention_bwd_needs_general(p) && (z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
+                                           (double)attention_bwd_tiles(p) * (double)z->H > INT32_MAX / 64))
         return "it counts rows and tiles in 32 bits";
     if (!attention_tma_aligned(&p->q) || !attention_tma_aligned(&p->k) || !attention_tma_aligned(&p->v) ||
         !attention_tma_aligned(&p->dout))
@@ -190,7 +190,7 @@ static inline attention_sm90_workspace attention_sm90_workspace_of(const attenti
 {
     const int64_t tiles = cot_mul(p->sizes.H, attention_bwd_tiles(p)), rows = cot_mul(tiles, ATTENTION_QUERIES);
     const int64_t slices = cot_mul(tiles, attention_bwd_columns(&p->sizes) / 64);
-    const int64_t sequences = attention_bwd_needs_all(p) ? attention_sequence_count(p) + 1 : 0;
+    const int64_t sequences = attention_bwd_needs_general(p) ? attention_sequence_count(p) + 1 : 0;
     attention_sm90_workspace layout = {0};
     layout.lse_log2 = cot_workspace_reserve(&layout.bytes, rows, sizeof(float));
     layout.row_delta = cot_workspace_reserve(&layout.bytes, rows, sizeof(float));

@@ -620,17 +620,17 @@ template <typename E> DEVICE float exp_scaled(float x, float scale, float m)
 }
 
 /* The scale of scores in exp_scaled. Scores with modifiers are already scaled. */
-template <typename E, bool ALL> DEVICE float exp_scale_of(const attention_mma_call &c)
+template <typename E, bool GENERAL> DEVICE float exp_scale_of(const attention_mma_call &c)
 {
-    return is_f32<E> || ALL ? 1.0f : c.score_scale;
+    return is_f32<E> || GENERAL ? 1.0f : c.score_scale;
 }
 
 /* Turns products into scores: modifiers or, without them, the sign of the scale. Then the mask. */
-template <typename E, bool ALL, bool KEYS_IN_ROWS, bool WITH_SLOPES, int M, int N>
+template <typename E, bool GENERAL, bool KEYS_IN_ROWS, bool WITH_SLOPES, int M, int N>
 DEVICE void finish_scores(const attention_mma_call &c, const sequence &s, const score_mods &mods, const score_tile &t,
                           bool visible, float (&x)[M][N][4], float (&cap_slopes)[M][N][4])
 {
-    if constexpr (ALL) {
+    if constexpr (GENERAL) {
         modify_scores<E, KEYS_IN_ROWS, WITH_SLOPES>(c, s, mods, t, x, cap_slopes);
     } else if (c.negative_scale) {
 #pragma unroll

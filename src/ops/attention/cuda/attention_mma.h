@@ -10,23 +10,23 @@
 enum { ATTENTION_MMA_WARPS = 4, ATTENTION_F32_WARPS = 2, ATTENTION_ROW_LANES = 8, ATTENTION_ROW_THREADS = 256 };
 
 /* Tiles of each kernel: DO(name, columns of q and k, columns of v, slabs of 16 rows a warp, rows of the tile that the
- * block loops over, stages of that tile). Smaller sizes are filled up with zeros. The ..._ALL kernels also have
+ * block loops over, stages of that tile). Smaller sizes are filled up with zeros. The ..._GENERAL kernels also have
  * softcap, ALiBi, bias and dropout. */
 /* clang-format off */
 #define ATTENTION_FWD_TILES(DO) \
     DO(d64, 64, 64, 2, 64, 1) DO(d128, 128, 128, 2, 48, 1) DO(d192_v128, 192, 128, 2, 48, 1) DO(d256, 256, 256, 1, 64, 1)
-#define ATTENTION_FWD_TILES_ALL(DO) DO(d128_all, 128, 128, 1, 64, 1) DO(d256_all, 256, 256, 1, 32, 1)
+#define ATTENTION_FWD_TILES_GENERAL(DO) DO(d128_general, 128, 128, 1, 64, 1) DO(d256_general, 256, 256, 1, 32, 1)
 #define ATTENTION_DQ_TILES(DO) \
     DO(d64, 64, 64, 2, 64, 2) DO(d128, 128, 128, 2, 32, 2) DO(d192_v128, 192, 128, 1, 32, 2) DO(d256, 256, 256, 1, 32, 1)
-#define ATTENTION_DQ_TILES_ALL(DO) DO(d256_all, 256, 256, 1, 32, 1)
+#define ATTENTION_DQ_TILES_GENERAL(DO) DO(d256_general, 256, 256, 1, 32, 1)
 /* dk and dv in one kernel, or in two kernels if the registers cannot hold both accumulators. d128 and d256 are for
  * devices with too little shared memory for ATTENTION_ONE_PASS_TILES. */
 #define ATTENTION_DKV_TILES(DO) \
     DO(d64, 64, 64, 2, 32, 2) DO(d128, 128, 128, 1, 48, 2) DO(d192_v128, 192, 128, 1, 32, 2)
 #define ATTENTION_DK_TILES(DO) DO(d256, 256, 256, 1, 32, 1)
-#define ATTENTION_DK_TILES_ALL(DO) DO(d256_all, 256, 256, 1, 32, 1)
+#define ATTENTION_DK_TILES_GENERAL(DO) DO(d256_general, 256, 256, 1, 32, 1)
 #define ATTENTION_DV_TILES(DO) DO(d256, 256, 256, 1, 32, 2)
-#define ATTENTION_DV_TILES_ALL(DO) DO(d256_all, 256, 256, 1, 32, 2)
+#define ATTENTION_DV_TILES_GENERAL(DO) DO(d256_general, 256, 256, 1, 32, 2)
 /* dq, dk and dv in one pass: DO(name, columns, keys of a block, queries of a tile, warps) */
 #define ATTENTION_ONE_PASS_TILES(DO) DO(d64, 64, 128, 32, 4) DO(d128, 128, 128, 64, 8) DO(d256, 256, 64, 64, 8)
 /* clang-format on */

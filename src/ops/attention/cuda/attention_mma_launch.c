@@ -75,11 +75,11 @@ typedef struct dtype_kernels {
 } dtype_kernels;
 
 #define KERNELS(dtype) { \
-    .fwd = {{ATTENTION_FWD_TILES(FWD_##dtype)}, {ATTENTION_FWD_TILES_ALL(FWD_##dtype)}}, \
-    .dq = {{ATTENTION_DQ_TILES(DQ_##dtype)}, {ATTENTION_DQ_TILES_ALL(DQ_##dtype)}}, \
+    .fwd = {{ATTENTION_FWD_TILES(FWD_##dtype)}, {ATTENTION_FWD_TILES_GENERAL(FWD_##dtype)}}, \
+    .dq = {{ATTENTION_DQ_TILES(DQ_##dtype)}, {ATTENTION_DQ_TILES_GENERAL(DQ_##dtype)}}, \
     .dkv = {{ATTENTION_DKV_TILES(DKV_##dtype)}, {{0}}}, \
-    .dk = {{ATTENTION_DK_TILES(DK_##dtype)}, {ATTENTION_DK_TILES_ALL(DK_##dtype)}}, \
-    .dv = {{ATTENTION_DV_TILES(DV_##dtype)}, {ATTENTION_DV_TILES_ALL(DV_##dtype)}}, \
+    .dk = {{ATTENTION_DK_TILES(DK_##dtype)}, {ATTENTION_DK_TILES_GENERAL(DK_##dtype)}}, \
+    .dv = {{ATTENTION_DV_TILES(DV_##dtype)}, {ATTENTION_DV_TILES_GENERAL(DV_##dtype)}}, \
     .one_pass = {{ATTENTION_ONE_PASS_TILES(ONE_PASS_##dtype)}, {{0}}}, \
     .one_pass_1_stage = {{ATTENTION_ONE_PASS_TILES(ONE_PASS_1_STAGE_##dtype)}, {{0}}}}
 static const dtype_kernels kernels_bf16 = KERNELS(BF16), kernels_f16 = KERNELS(F16);
