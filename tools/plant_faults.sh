@@ -147,28 +147,28 @@ tiles()
     timeout 300 "$build/cotangent_emulated_tiles" check "$@" --report
 }
 
-# unit NAME...: tests/test_NAME.c with arguments
+# unit NAME...: the program test_NAME with arguments
 unit()
 {
     compile "test_$1" || return
     (cd "$tree" && timeout 300 "$build/test_$1" "${@:2}") || return 1
 }
 
-# script FILE...: tests/FILE with the program and arguments
+# script FILE...: tests/tools/FILE with the program and arguments
 script()
 {
     compile cotangent_program || return
     case $1 in
-    *.py) (cd "$tree" && timeout 300 /usr/bin/python3 "tests/$1" "$build/cotangent" "${@:2}") || return 1 ;;
-    *) (cd "$tree" && timeout 300 "tests/$1" "$build/cotangent" "${@:2}") || return 1 ;;
+    *.py) (cd "$tree" && timeout 300 /usr/bin/python3 "tests/tools/$1" "$build/cotangent" "${@:2}") || return 1 ;;
+    *) (cd "$tree" && timeout 300 "tests/tools/$1" "$build/cotangent" "${@:2}") || return 1 ;;
     esac
 }
 
-# trainer: tests/test_resume.py with train_lm
+# trainer: tests/tools/test_resume.py with train_lm
 trainer()
 {
     compile train_lm || return
-    (cd "$tree" && timeout 300 /usr/bin/python3 tests/test_resume.py "$build/train_lm") || return 1
+    (cd "$tree" && timeout 300 /usr/bin/python3 tests/tools/test_resume.py "$build/train_lm") || return 1
 }
 
 # emulate STEM OP...: `cotangent check OP --backend cuda` on tests/emulator. The PTX of STEM.cu is compiled from the

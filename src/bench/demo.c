@@ -428,7 +428,8 @@ static const job jobs_004[] = {
     {"phi scaled", "mhc_pre", "backward", "bf16 T=128 n=4 D=128 gamma dh_res", NULL},
 };
 enum { DOCUMENT_JOB };
-/* dx within rounding, the parameters' gradients within f32 sums. The bounds are those of tests/test_mhc_accuracy.c. */
+/* dx within rounding, the parameters' gradients within f32 sums. The bounds are those of
+ * tests/unit/test_mhc_accuracy.c. */
 static const double max_ulp = 0.35, max_relative = 1e-4;
 
 static void add_dx_figures(demo_state *s, const char *what, const error_measures *m, const char *const documents[4])

@@ -6,8 +6,8 @@
 #include <cotangent/core.h>
 #include <cuda.h>
 
-/* All driver functions that the library uses. The macros of cuda.h expand them to versioned names. tests/fake_cuda.c
- * implements each of them. */
+/* All driver functions that the library uses. The macros of cuda.h expand them to versioned names.
+ * tests/device/fake_cuda.c implements each of them. */
 /* clang-format off */
 #define COT_CUDA_FUNCTIONS(X) \
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * driver.c: the CUDA driver of the emulator. It extends tests/fake_cuda.c by bounds-checked memory and by launches that
- * execute kernels. Environment variables:
+ * driver.c: the CUDA driver of the emulator. It extends tests/device/fake_cuda.c by bounds-checked memory and by launches
+ * that execute kernels. Environment variables:
  *
  *   FAKE_CUDA=sm80     a device before Hopper: portable kernels, from the PTX for compute capability 8.0
  *   EMU_CODE=FOLDER    the folder that holds STEM.fatbin and STEM.ptx; default: the build's folder

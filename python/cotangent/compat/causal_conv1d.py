@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..ops.causal_conv1d import causal_conv1d, causal_conv1d_update as _update
 from ..ops._options import need_tensors
-from ._refuse import renamed
+from ._arguments import renamed
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..ops.attention import attention, attention_varlen
 from ..ops._options import flag, need_tensors, pair
-from ._refuse import refuse, renamed, same_device, unpack
+from ._arguments import refuse, renamed, same_device, unpack
 
 __all__ = [
     "flash_attn_func",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..ops.attention import attention, attention_varlen
 from ..ops._options import need_tensors
-from ._refuse import refuse, unpack
+from ._arguments import refuse, unpack
 from .flash_attn import length, options, run
 
 __all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func"]

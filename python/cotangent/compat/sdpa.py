@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..ops._options import flag, need_tensors
 from ..ops.attention import attention
-from ._refuse import renamed
+from ._arguments import renamed
 
 __all__ = ["scaled_dot_product_attention"]
 

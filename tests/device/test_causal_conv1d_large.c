@@ -2,8 +2,8 @@
  * test_causal_conv1d_large.c: tensors of more than 2^31 elements on a GPU. All rows of the batch are equal. Each kernel
  * must write the same bits into every row as it writes for a batch of one row. dweight and dbias are those of one row,
  * times the number of rows. Exit status 77, "skipped", without a GPU or with too little GPU memory. */
-#include "device.h"
-#include "rows_alike.h"
+#include "device_queue.h"
+#include "equal_rows.h"
 
 #include "core/float16.h"
 #include "core/op.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_npy.c: tests the reader and the writer of .npy files, on valid and invalid files. tests/test_run.py tests the
- * same reader with files that NumPy wrote. */
+ * test_npy.c: tests the reader and the writer of .npy files, on valid and invalid files. tests/tools/test_run.py tests
+ * the same reader with files that NumPy wrote. */
 #include "io_folder.h"
 
 #include "io/npy.h"

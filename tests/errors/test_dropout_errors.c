@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_dropout_errors.c: every reason for which dropout refuses a call. Checks the status, the exact message, and
  * that no output was written. Also tests unusual calls that are valid. */
-#include "refusals.h"
+#include "argument_checks.h"
 
 #include <cotangent/dropout.h>
 #include <math.h>

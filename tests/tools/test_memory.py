@@ -4,14 +4,14 @@
 Then all allocations from the N-th on fail. Such a run must end with one line on stderr, exit status 1, and unchanged
 output files. It may also succeed with the outputs of an undisturbed run, if the C library does not need the memory.
 
-Every allocation since main began fails once (tests/fail_allocations.c): those of the program, libc, libgomp and
+Every allocation since main began fails once (tests/tools/fail_allocations.c): those of the program, libc, libgomp and
 jansson. For libgomp, the line on stderr is that of libgomp. These allocations never fail:
 
     before main         the dynamic loader and the constructors of libraries
     OpenBLAS            its kernels for small matrices do not check the result of malloc
     libgomp             in train_lm only, where each parallel region allocates; `run` covers these failures
 
-    tests/test_memory.py FAIL_ALLOCATIONS.so PROGRAM [TRAIN_LM]
+    tests/tools/test_memory.py FAIL_ALLOCATIONS.so PROGRAM [TRAIN_LM]
 """
 import json
 import os

@@ -2,7 +2,7 @@
  * test_ptx.c: tests the instruction wrappers under src/cuda/device, except those of tensor maps. Each test runs a small
  * kernel of ptx.cu. Numbers are small integers, so that products and sums are exact. Exit status 77, "skipped",
  * without a GPU of compute capability 9.0, which most of the instructions need. */
-#include "device.h"
+#include "device_queue.h"
 #include "ptx.h"
 #include "support.h"
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests the program's commands as a user calls them: their output, and their messages for wrong usage (exit status 2).
 #
-#   tests/test_cli.sh PROGRAM
+#   tests/tools/test_cli.sh PROGRAM
 set -u
 program=$1
 work=$(mktemp -d)

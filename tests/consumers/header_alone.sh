@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiles one public header by itself, with every warning an error.
 #
-#   tests/header_alone.sh COMPILER STANDARD INCLUDE_DIRECTORY HEADER
-#   example: tests/header_alone.sh cc c99 include cotangent/core.h
+#   tests/consumers/header_alone.sh COMPILER STANDARD INCLUDE_DIRECTORY HEADER
+#   example: tests/consumers/header_alone.sh cc c99 include cotangent/core.h
 set -eu
 case $2 in
 c++*) language=c++ only= ;;

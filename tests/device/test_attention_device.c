@@ -3,7 +3,7 @@
  * test_attention_device.c: properties of attention on a GPU that `cotangent check` does not test. Attention computed by
  * key blocks and merged equals one call. Invalid index data is clamped and reported. Exit status 77, "skipped",
  * without a GPU. */
-#include "device.h"
+#include "device_queue.h"
 #include "support.h"
 
 #include "core/float16.h"

@@ -3,7 +3,7 @@
  * test_attention_foreign.c: on a GPU, rows that do not belong to a sequence have no effect on its results, forward and
  * backward, not even as NaN: rows beyond seqused, and rows of other sequences of a packed call in the same tiles. Exit
  * status 77, "skipped", without a GPU. */
-#include "device.h"
+#include "device_queue.h"
 #include "support.h"
 
 #include "core/float16.h"

@@ -10,15 +10,15 @@
 
 #include <cmocka.h>
 
-#include "../examples/train_lm/bigram.h"
-#include "../examples/train_lm/data.h"
-#include "../examples/train_lm/layers.h"
-#include "../examples/train_lm/matrix.h"
-#include "../examples/train_lm/model.h"
-#include "../examples/train_lm/optimizer.h"
-#include "../examples/train_lm/plot.h"
-#include "../examples/train_lm/random.h"
-#include "../examples/train_lm/sample.h"
+#include "../../examples/train_lm/bigram.h"
+#include "../../examples/train_lm/data.h"
+#include "../../examples/train_lm/layers.h"
+#include "../../examples/train_lm/matrix.h"
+#include "../../examples/train_lm/model.h"
+#include "../../examples/train_lm/optimizer.h"
+#include "../../examples/train_lm/plot.h"
+#include "../../examples/train_lm/random.h"
+#include "../../examples/train_lm/sample.h"
 
 #include <omp.h>
 #include <stdio.h>

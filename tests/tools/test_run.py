@@ -3,7 +3,7 @@
 """Tests `cotangent run` and `cotangent diff` on files that NumPy wrote. Compares the results with formulas in NumPy, in
 float64 or wider. Invalid files must give one line on stderr, exit status 2 and no output file.
 
-    tests/test_run.py PROGRAM
+    tests/tools/test_run.py PROGRAM
 """
 import json
 import os

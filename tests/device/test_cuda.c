@@ -2,7 +2,7 @@
  * test_cuda.c: tests of a CUDA queue: threads, graphs, borrowed streams, and the order in which queues end. Uses the
  * quick cases of every op and direction with a CUDA kernel. `cotangent check --backend cuda` tests the results. Exit
  * status 77, "skipped", without a GPU. */
-#include "device.h"
+#include "device_queue.h"
 #include "support.h"
 
 #include "bench/bench_device.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_causal_conv1d_dense_errors.c: every reason for which causal_conv1d_dense refuses a call. Checks the status, the
  * exact message, and that no output was written. Also tests unusual calls that are valid. */
-#include "refusals.h"
+#include "argument_checks.h"
 
 #include <cotangent/causal_conv1d_dense.h>
 

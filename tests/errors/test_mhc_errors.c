@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_mhc_errors.c: the reasons for which mhc_pre, mhc_sinkhorn and mhc_post refuse a call. Checks the status, the
  * exact message, and that no output was written. Also tests unusual calls that are valid. */
-#include "refusals.h"
+#include "argument_checks.h"
 
 #include <cotangent/mhc.h>
 #include <math.h>

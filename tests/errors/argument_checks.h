@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refusals.h: macros for the tests of the ops' argument checks. A refused call returns a status and an exact message
- * and writes no output; its workspace query returns the same. A test defines, for these macros:
+ * argument_checks.h: macros for the tests of the ops' argument checks. A refused call returns a status and an exact
+ * message and writes no output; its workspace query returns the same. A test defines, for these macros:
  *
  *   fixture                               a type: valid arguments of each call, their memory, `queue`, outputs `out`
  *   fresh(fixture, kernels)               initialises a fixture by BEGIN and returns it; kernels: of cot_queue_options
  *   call(fixture, direction)              makes the call
  *   query_workspace(fixture, direction, bytes) */
-#ifndef COT_TESTS_REFUSALS_H
-#define COT_TESTS_REFUSALS_H
+#ifndef COT_TESTS_ARGUMENT_CHECKS_H
+#define COT_TESTS_ARGUMENT_CHECKS_H
 
 #include "support.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * device.h: opens the queue of a GPU test. */
-#ifndef COT_TESTS_DEVICE_H
-#define COT_TESTS_DEVICE_H
+ * device_queue.h: opens the queue of a GPU test. */
+#ifndef COT_TESTS_DEVICE_QUEUE_H
+#define COT_TESTS_DEVICE_QUEUE_H
 
 #include <cotangent/core.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * rows_alike.h: calls of causal_conv1d on a batch of equal rows. The results of many rows are known from those of one
+ * equal_rows.h: calls of causal_conv1d on a batch of equal rows. The results of many rows are known from those of one
  * row: y and dx are the same bit for bit, dweight and dbias are multiplied by the number of rows. */
-#ifndef COT_TESTS_ROWS_ALIKE_H
-#define COT_TESTS_ROWS_ALIKE_H
+#ifndef COT_TESTS_EQUAL_ROWS_H
+#define COT_TESTS_EQUAL_ROWS_H
 
 #include "support.h"
 

@@ -4,7 +4,7 @@
 bits as an undisturbed training. A checkpoint that is damaged, of another run, or cannot be written is reported in one
 line.
 
-    tests/test_resume.py PROGRAM
+    tests/tools/test_resume.py PROGRAM
 """
 import json
 import os

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests `cotangent profile`, `check --repeat` and tools/gpu.sh with the driver of fake_cuda.c and without a driver.
 #
-#   tests/test_gpu_commands.sh PROGRAM FAKE_DIRECTORY NO_DRIVER_DIRECTORY
+#   tests/tools/test_gpu_commands.sh PROGRAM FAKE_DIRECTORY NO_DRIVER_DIRECTORY
 set -u
 program=$1 fake=$2 none=$3
 work=$(mktemp -d)

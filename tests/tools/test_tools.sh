@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Shows that the checks of tools/ can fail. Plants faults in a copy of the tree and requires that each one is reported.
 #
-#   tests/test_tools.sh BUILD [CC]      BUILD has libcotangent.so and libcotangent.a
+#   tests/tools/test_tools.sh BUILD [CC]      BUILD has libcotangent.so and libcotangent.a
 set -eu
 build=$(cd "${1:?usage: test_tools.sh BUILD}" && pwd)
 cc=${2:-cc}
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 tools=$PWD/tools
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -269,7 +269,7 @@ mkdir "$work/headers"
 header_alone()
 {
     printf '%s\n' "$2" >"$work/headers/planted.h"
-    tests/header_alone.sh "$cc" "$1" "$work/headers" planted.h && echo compiled
+    tests/consumers/header_alone.sh "$cc" "$1" "$work/headers" planted.h && echo compiled
 }
 expect pass compiled header_alone c99 'int cot_one(void);'
 expect fail 'size_t' header_alone c11 'size_t cot_one(void);'

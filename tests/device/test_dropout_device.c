@@ -3,7 +3,7 @@
  * test_dropout_device.c: a GPU draws the same masks as the CPU, bit for bit. Tests every dtype, layout and kind of
  * memory access, forward and backward, seeds in memory, and in-place calls. Exit status 77, "skipped", without a
  * GPU. */
-#include "device.h"
+#include "device_queue.h"
 #include "support.h"
 
 #include "core/float16.h"

@@ -2,7 +2,7 @@
  * test_causal_conv1d_wide.c: tensors larger than the caches on the CPU. For these, channel-last kernels use wide rows
  * (CONV1D_WIDE_BYTES). All rows of the batch are equal. Each kernel must write the same bits as for a batch of one row,
  * which is below that size. dweight and dbias are those of one row, times the number of rows. */
-#include "rows_alike.h"
+#include "equal_rows.h"
 
 #include "core/op.h"
 #include "ops/causal_conv1d/cpu/causal_conv1d_tiling.h"
