@@ -7,7 +7,8 @@ install(TARGETS cotangent EXPORT cotangent-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
 install(TARGETS cotangent_static EXPORT cotangent-targets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
-install(DIRECTORY include/cotangent DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+install(DIRECTORY include/cotangent ${PROJECT_BINARY_DIR}/include/cotangent
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 
 # ---- find_package(cotangent): cotangent::cotangent and cotangent::static -----------------------------------------
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cotangent)

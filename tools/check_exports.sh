@@ -1,17 +1,29 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Checks the symbols that a build of the library exports to programs:
-#   - the shared library exports exactly the functions that the public headers declare COT_API, all named cot_*,
-#     and src/cotangent.map lists exactly those;
+#   - the shared library exports exactly the functions that the public headers declare COT_API, all named cot_*;
 #   - the shared library needs only libc, libm and the compiler's OpenMP, and was not linked with -ffast-math;
 #   - the static library, which cannot hide symbols, defines only global names with the prefixes cot_ and OP_. OP is the
 #     name of an op (a folder of src/ops).
 #
 #   tools/check_exports.sh BUILD [ROOT]
+#   tools/check_exports.sh --list [ROOT]    prints the functions that the public headers declare COT_API
 set -eu
 build=${1:?usage: check_exports.sh BUILD [ROOT]}
 root=${2:-$(dirname "$0")/..}
 export LC_ALL=C
+
+# "COT_API const char *cot_version(void);" -> cot_version. A declaration may have several lines. Comments and the
+# definition of the macro are removed first.
+declared()
+{
+    cat "$root"/include/cotangent/*.h | sed -e '/^#/d' | tr '\n' ' ' | sed -e 's:/\*[^*]*\**\([^/*][^*]*\*\**\)*/: :g' |
+        tr ';' '\n' | sed -n 's/.*COT_API[^(]*[ *]\([A-Za-z_0-9]*\)(.*/\1/p' | sort -u
+}
+if [ "$build" = --list ]; then
+    declared
+    exit 0
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 faults=0
@@ -28,19 +40,13 @@ compare()
     for name in $(comm -13 "$2" "$4"); do complain "$name is in $3 but not in $1"; done
 }
 
-# "COT_API const char *cot_version(void);" -> cot_version. A declaration may have several lines. Comments and the
-# definition of the macro are removed first.
-cat "$root"/include/cotangent/*.h | sed -e '/^#/d' | tr '\n' ' ' | sed -e 's:/\*[^*]*\**\([^/*][^*]*\*\**\)*/: :g' |
-    tr ';' '\n' | sed -n 's/.*COT_API[^(]*[ *]\([A-Za-z_0-9]*\)(.*/\1/p' | sort -u >"$work/declared"
-tr '\n' ' ' <"$root/src/cotangent.map" | sed -e 's/.*global://' -e 's/local:.*//' | tr -d ' ' | tr ';' '\n' |
-    sed -e '/^$/d' | sort -u >"$work/map"
+declared >"$work/declared"
 nm -D --defined-only "$build/libcotangent.so" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' |
     sort -u >"$work/exported"
 nm -g --defined-only "$build/libcotangent.a" | awk 'NF == 3 { print $3 }' | sort -u >"$work/static"
 
 [ -s "$work/declared" ] || complain "no COT_API function found in $root/include/cotangent"
 compare "the shared library" "$work/exported" "the headers" "$work/declared"
-compare "src/cotangent.map" "$work/map" "the headers" "$work/declared"
 for name in $(grep -v '^cot_' "$work/exported" || true); do
     complain "$name is exported by the shared library, expected cot_*"
 done

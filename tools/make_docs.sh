@@ -17,7 +17,7 @@ rm -rf "$out"
 mkdir -p "$out"
 (cat docs/api/Doxyfile && printf '%s\n' $settings "OUTPUT_DIRECTORY=$out") | doxygen -
 missing=0
-for function in $(tr ' ;' '\n\n' <src/cotangent.map | grep '^cot_'); do
+for function in $(tools/check_exports.sh --list); do
     if ! grep -qF "\\fB$function\\fP (" "$out"/man/man3/*.h.3; then
         echo "make_docs: $function is exported but not documented"
         missing=1

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * ops.c: the list of all ops of the library. */
+ * ops.c: the array of all ops of the library, from ops.def. */
 #include "core/op.h"
-#include "ops/attention/attention_problem.h"
-#include "ops/causal_conv1d/causal_conv1d_problem.h"
-#include "ops/causal_conv1d_dense/causal_conv1d_dense_problem.h"
-#include "ops/dropout/dropout_problem.h"
-#include "ops/mhc/mhc_problem.h"
+
+#define COT_OP_ENTRY(op) extern const cot_op cot_##op##_op;
+#include "ops.def"
+#undef COT_OP_ENTRY
 
 const cot_op *const cot_ops[] = {
-    &cot_attention_op, &cot_causal_conv1d_op, &cot_causal_conv1d_dense_op, &cot_mhc_pre_op, &cot_mhc_sinkhorn_op,
-    &cot_mhc_post_op,  &cot_dropout_op,
+#define COT_OP_ENTRY(op) &cot_##op##_op,
+#include "ops.def"
+#undef COT_OP_ENTRY
 };
 const int cot_op_count = (int)(sizeof cot_ops / sizeof *cot_ops);

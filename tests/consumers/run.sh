@@ -152,7 +152,7 @@ shows()
 for command in $("$prefix/bin/cotangent" --help | sed -n 's/^  \([a-z][a-z]*\)  *[^ ].*/\1/p'); do
     expect "the man page of $command" shows 1 "cotangent-$command"
 done
-for function in $(tr ' ;' '\n\n' <src/cotangent.map | grep '^cot_') cot_queue_options cot_tensor; do
+for function in $(tools/check_exports.sh --list) cot_queue_options cot_tensor; do
     expect "the man page of $function" shows 3 "$function"
 done
 
