@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from typing import Any, Callable
 
 _wrong = 0
 
@@ -21,41 +20,18 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _calls(device: str) -> "dict[str, Callable[[], Any]]":
-    """Functions that run one forward and backward of each op on small tensors."""
+def _try_ops(device: str) -> None:
+    """Runs the forward and the backward of each op's example."""
     import torch
 
-    import cotangent
-
-    def gradients(y: torch.Tensor) -> None:
-        y.sum().backward()
+    from cotangent import ops
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, requires_grad=True)
 
-    def hyper_connections() -> None:
-        x = randn(1, 3, 4, 16)
-        h, h_post, A = cotangent.mhc_pre(x, randn(24, 64), randn(3), randn(24))
-        gradients(cotangent.mhc_post(x, h, h_post, A))
-
-    def update() -> None:
-        with torch.no_grad():
-            cotangent.causal_conv1d_update(randn(1, 8), randn(1, 8, 3).detach(), randn(8, 4))
-
-    return {
-        "causal_conv1d": lambda: gradients(cotangent.causal_conv1d(randn(1, 8, 9), randn(8, 4), randn(8), "silu")),
-        "causal_conv1d_dense": lambda: gradients(cotangent.causal_conv1d_dense(randn(1, 8, 9), randn(6, 8, 4), randn(6))),
-        "update": update,
-        "dropout": lambda: gradients(cotangent.dropout(randn(4, 8), 0.5, bias=randn(8), activation="gelu")),
-        "mhc": hyper_connections,
-        "attention": lambda: gradients(cotangent.attention(*(randn(1, 4, 2, 16) for _ in range(3)), causal=True)),
-    }
-
-
-def _try_calls(device: str) -> None:
-    for name, call in _calls(device).items():
+    for name, module in ops.modules.items():
         try:
-            call()
+            module._example(randn).sum().backward()
         except NotImplementedError as error:
             _say("--", f"{name}, {device}", f"{_first_line(error)}: on the CPU it works")
         except Exception as error:  # the report includes every exception
@@ -83,7 +59,7 @@ def main() -> int:
     _say("ok", "threads", f"{torch.get_num_threads()} on the CPU: torch.set_num_threads changes that")
     if os.environ.get("COT_KERNEL"):
         _say("--", "COT_KERNEL", f"forces {os.environ['COT_KERNEL']}: unset it unless that is meant")
-    _try_calls("cpu")
+    _try_ops("cpu")
     if not torch.cuda.is_available():
         _say("--", "cuda", "torch sees no GPU" if torch.version.cuda else "this torch is built without CUDA")
         return 1 if _wrong else 0
@@ -94,7 +70,7 @@ def main() -> int:
             _say("!!", f"cuda:{number}", _first_line(error))
             continue
         _say("ok", f"cuda:{number}", torch.cuda.get_device_name(number))
-        _try_calls(f"cuda:{number}")
+        _try_ops(f"cuda:{number}")
     return 1 if _wrong else 0
 
 

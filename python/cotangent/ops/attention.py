@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -187,3 +187,7 @@ def attention_varlen(
         seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic,
         return_lse,
     )  # fmt: skip
+
+
+def _example(randn: "Callable[..., Tensor]") -> Tensor:
+    return attention(randn(1, 4, 2, 16), randn(1, 4, 2, 16), randn(1, 4, 2, 16), causal=True)

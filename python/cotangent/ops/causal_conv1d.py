@@ -3,7 +3,7 @@
 the manual and has the formulas."""
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -143,3 +143,9 @@ def causal_conv1d_update(
     return _update(
         x, conv_state, weight, bias, cache_seqlens, conv_state_indices, activation_number(activation, ("silu",))
     )
+
+
+def _example(randn: "Callable[..., Tensor]") -> Tensor:
+    with torch.no_grad():
+        causal_conv1d_update(randn(1, 8), randn(1, 8, 3).detach(), randn(8, 4))
+    return causal_conv1d(randn(1, 8, 9), randn(8, 4), randn(8), "silu")

@@ -3,7 +3,7 @@
 has the formulas."""
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -100,3 +100,7 @@ def causal_conv1d_dense(
         x, weight, bias, initial_state, activation_number(activation, ("silu",)), return_final_state
     )
     return (y, final_state) if return_final_state else y
+
+
+def _example(randn: "Callable[..., Tensor]") -> Tensor:
+    return causal_conv1d_dense(randn(1, 8, 9), randn(6, 8, 4), randn(6))

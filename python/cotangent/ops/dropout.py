@@ -3,7 +3,7 @@
 the rule of drawing masks."""
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -139,3 +139,7 @@ def dropout(
         seed or 0, offset, _EXPORTS[return_mask],
     )  # fmt: skip
     return y if return_mask is None else (y, mask_out if return_mask == "bytes" else bits_out)
+
+
+def _example(randn: "Callable[..., Tensor]") -> Tensor:
+    return dropout(randn(4, 8), 0.5, bias=randn(8), activation="gelu")

@@ -3,7 +3,7 @@
 formulas."""
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -176,3 +176,9 @@ def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bo
     if not isinstance(x, Tensor):
         need_tensors("mhc_post", x=x)
     return _post_forward(x, cast("mhc_post", "f", f, x.dtype), h_post, A, A_is_out_in)
+
+
+def _example(randn: "Callable[..., Tensor]") -> Tensor:
+    x = randn(1, 3, 4, 16)
+    h, h_post, A = mhc_pre(x, randn(24, 64), randn(3), randn(24))
+    return mhc_post(x, h, h_post, A)
