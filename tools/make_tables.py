@@ -22,6 +22,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+OPS = re.findall(r"^COT_OP_ENTRY\((\w+)\)", (ROOT / "src/ops/ops.def").read_text(), flags=re.M)
 MARKERS = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -407,6 +408,7 @@ The line in a picture is this copy."""
 CYCLES = " *Cycles / 16* are core cycles of all threads for 16 elements of x."
 PRODUCTS = """*Of products* is the rate over the rate of matrix products alone,
 measured in the same run and under the same load."""
+# Pages: title, ops, text. An op that is on none of these pages gets a page with the text for a memory-bound op.
 PAGES = {
     "attention": ("attention", ["attention"], """## How to read
 
@@ -440,6 +442,7 @@ mhc_pre multiplies x by phi. With many streams or small D, it is compute-bound. 
 
 mhc_sinkhorn works on small matrices. Its time is the latency of a chain of divisions."""),
 }
+PAGES |= {op: (op, [op], MEMORY_BOUND + CYCLES) for op in OPS if not any(op in ops for _, ops, _ in PAGES.values())}
 README = """A record is the JSON of `cotangent bench OP --json` on one device. `make tables` writes these pages from the newest record of each
 device and op, and draws the pictures.
 
@@ -571,8 +574,7 @@ def attention_means(results, peers):
 
 def page(name, results, peers, directory):
     title, ops, text = PAGES[name]
-    folder = "mhc" if name == "mhc" else name
-    lines = [GENERATED, "", f"# Benchmarks: {title}", "", f"[The op](../../src/ops/{folder}/README.md) · "
+    lines = [GENERATED, "", f"# Benchmarks: {title}", "", f"[The op](../../src/ops/{name}/README.md) · "
              "[how it is measured](README.md)", "", text, ""]
     if name == "attention":
         lines += attention_means(results, peers)
@@ -589,6 +591,11 @@ def page(name, results, peers, directory):
     return "\n".join(lines + (accuracy(results) if name == "mhc" else [])).rstrip("\n") + "\n"
 
 
+def measured(results):
+    """The names of the pages whose ops have records."""
+    return [name for name, (_, ops, _) in PAGES.items() if any(op in ops for op, _ in results)]
+
+
 def index(results, peers):
     """docs/benchmarks/README.md."""
     ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy"]
@@ -600,7 +607,7 @@ def index(results, peers):
         return ", ".join(links)
     columns = [("op", lambda op: f"[{op}]({pages[op]}.md)")]
     columns += [(device, lambda op, device=device: cell(op, device)) for device in devices(results)]
-    lines = [GENERATED, "", "# Benchmarks", "", "Pages: " + " · ".join(f"[{title}]({name}.md)" for name, (title, _, _) in PAGES.items())
+    lines = [GENERATED, "", "# Benchmarks", "", "Pages: " + " · ".join(f"[{PAGES[name][0]}]({name}.md)" for name in measured(results))
              + ".", "", README, *markdown(columns, [op for op in ops if any(key[0] == op for key in results)])]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -698,7 +705,7 @@ def main():
         print(table(options.print, results, peers, options.results))
         return
     pages = ROOT / "docs/benchmarks"
-    texts = {pages / f"{name}.md": page(name, results, peers, options.results) for name in PAGES}
+    texts = {pages / f"{name}.md": page(name, results, peers, options.results) for name in measured(results)}
     texts[pages / "README.md"] = index(results, peers)
     for path in (ROOT / "README.md", ROOT / "docs/seeds.md", ROOT / "examples/train_lm/README.md"):
         texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())
