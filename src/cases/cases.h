@@ -51,7 +51,8 @@ typedef struct cot_op_cases {
     /* Fills the case that the words describe, such as "T=100" or "bf16". Returns the first unknown word, or NULL. */
     const char *(*parse)(int direction, int count, char *const words[], cot_case *c);
     const char *options_help;
-    /* Fills an i32 or u8 input, row-major. Float inputs are filled with normally distributed random numbers. */
+    /* Fills an i32 or u8 input, row-major. NULL if the op has none. Float inputs are filled with normally distributed
+     * random numbers. */
     void (*fill)(const cot_case *c, const char *field, int32_t *data, int64_t elements);
     /* Adjusts the random float inputs where the op needs it: scales a parameter, or computes the values that an earlier
      * call would have saved. `values` has the elements of each field as f64, row-major, or NULL. The values are rounded

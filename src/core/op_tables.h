@@ -77,6 +77,17 @@
         .kernels = kernels_,                                 \
         .kernel_count = COUNT(kernels_),                     \
     }
+
+/* The two public functions of a call, cot_OP_DIRECTION and cot_OP_DIRECTION_workspace. index: in cot_OP_directions. */
+#define COT_PUBLIC_CALL(op, direction, index)                                                                                 \
+    cot_status cot_##op##_##direction(cot_queue *queue, const cot_##op##_##direction##_args *args)                            \
+    {                                                                                                                         \
+        return cot_op_run(&cot_##op##_directions[index], queue, args);                                                        \
+    }                                                                                                                         \
+    cot_status cot_##op##_##direction##_workspace(cot_queue *queue, const cot_##op##_##direction##_args *args, size_t *bytes) \
+    {                                                                                                                         \
+        return cot_op_workspace(&cot_##op##_directions[index], queue, args, bytes);                                           \
+    }
 /* clang-format on */
 
 #endif

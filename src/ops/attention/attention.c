@@ -699,42 +699,7 @@ _Static_assert(sizeof(attention_problem) <= COT_MAX_PROBLEM, "dispatch holds the
 
 /* ---- the public calls --------------------------------------------------------------------------------- */
 
-cot_status cot_attention_forward(cot_queue *queue, const cot_attention_forward_args *args)
-{
-    return cot_op_run(&cot_attention_directions[COT_ATTENTION_FORWARD], queue, args);
-}
-
-cot_status cot_attention_forward_workspace(cot_queue *queue, const cot_attention_forward_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_attention_directions[COT_ATTENTION_FORWARD], queue, args, bytes);
-}
-
-cot_status cot_attention_backward(cot_queue *queue, const cot_attention_backward_args *args)
-{
-    return cot_op_run(&cot_attention_directions[COT_ATTENTION_BACKWARD], queue, args);
-}
-
-cot_status cot_attention_backward_workspace(cot_queue *queue, const cot_attention_backward_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_attention_directions[COT_ATTENTION_BACKWARD], queue, args, bytes);
-}
-
-cot_status cot_attention_delta(cot_queue *queue, const cot_attention_delta_args *args)
-{
-    return cot_op_run(&cot_attention_directions[COT_ATTENTION_DELTA], queue, args);
-}
-
-cot_status cot_attention_delta_workspace(cot_queue *queue, const cot_attention_delta_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_attention_directions[COT_ATTENTION_DELTA], queue, args, bytes);
-}
-
-cot_status cot_attention_merge(cot_queue *queue, const cot_attention_merge_args *args)
-{
-    return cot_op_run(&cot_attention_directions[COT_ATTENTION_MERGE], queue, args);
-}
-
-cot_status cot_attention_merge_workspace(cot_queue *queue, const cot_attention_merge_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_attention_directions[COT_ATTENTION_MERGE], queue, args, bytes);
-}
+COT_PUBLIC_CALL(attention, forward, COT_ATTENTION_FORWARD)
+COT_PUBLIC_CALL(attention, backward, COT_ATTENTION_BACKWARD)
+COT_PUBLIC_CALL(attention, delta, COT_ATTENTION_DELTA)
+COT_PUBLIC_CALL(attention, merge, COT_ATTENTION_MERGE)

@@ -370,35 +370,6 @@ _Static_assert(sizeof(conv1d_backward_problem) <= COT_MAX_PROBLEM, "dispatch hol
 
 /* ---- the public calls --------------------------------------------------------------------------------- */
 
-cot_status cot_causal_conv1d_forward(cot_queue *queue, const cot_causal_conv1d_forward_args *args)
-{
-    return cot_op_run(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_FORWARD], queue, args);
-}
-
-cot_status cot_causal_conv1d_forward_workspace(cot_queue *queue, const cot_causal_conv1d_forward_args *args,
-                                               size_t *bytes)
-{
-    return cot_op_workspace(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_FORWARD], queue, args, bytes);
-}
-
-cot_status cot_causal_conv1d_backward(cot_queue *queue, const cot_causal_conv1d_backward_args *args)
-{
-    return cot_op_run(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_BACKWARD], queue, args);
-}
-
-cot_status cot_causal_conv1d_backward_workspace(cot_queue *queue, const cot_causal_conv1d_backward_args *args,
-                                                size_t *bytes)
-{
-    return cot_op_workspace(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_BACKWARD], queue, args, bytes);
-}
-
-cot_status cot_causal_conv1d_update(cot_queue *queue, const cot_causal_conv1d_update_args *args)
-{
-    return cot_op_run(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_UPDATE], queue, args);
-}
-
-cot_status cot_causal_conv1d_update_workspace(cot_queue *queue, const cot_causal_conv1d_update_args *args,
-                                              size_t *bytes)
-{
-    return cot_op_workspace(&cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_UPDATE], queue, args, bytes);
-}
+COT_PUBLIC_CALL(causal_conv1d, forward, COT_CAUSAL_CONV1D_FORWARD)
+COT_PUBLIC_CALL(causal_conv1d, backward, COT_CAUSAL_CONV1D_BACKWARD)
+COT_PUBLIC_CALL(causal_conv1d, update, COT_CAUSAL_CONV1D_UPDATE)

@@ -180,24 +180,5 @@ _Static_assert(sizeof(conv1d_dense_backward_problem) <= COT_MAX_PROBLEM, "dispat
 
 /* ---- the public calls ----------------------------------------------------------------------------------- */
 
-cot_status cot_causal_conv1d_dense_forward(cot_queue *queue, const cot_causal_conv1d_dense_forward_args *args)
-{
-    return cot_op_run(&cot_causal_conv1d_dense_directions[COT_CAUSAL_CONV1D_DENSE_FORWARD], queue, args);
-}
-
-cot_status cot_causal_conv1d_dense_forward_workspace(cot_queue *queue, const cot_causal_conv1d_dense_forward_args *args,
-                                                     size_t *bytes)
-{
-    return cot_op_workspace(&cot_causal_conv1d_dense_directions[COT_CAUSAL_CONV1D_DENSE_FORWARD], queue, args, bytes);
-}
-
-cot_status cot_causal_conv1d_dense_backward(cot_queue *queue, const cot_causal_conv1d_dense_backward_args *args)
-{
-    return cot_op_run(&cot_causal_conv1d_dense_directions[COT_CAUSAL_CONV1D_DENSE_BACKWARD], queue, args);
-}
-
-cot_status cot_causal_conv1d_dense_backward_workspace(cot_queue *queue,
-                                                      const cot_causal_conv1d_dense_backward_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_causal_conv1d_dense_directions[COT_CAUSAL_CONV1D_DENSE_BACKWARD], queue, args, bytes);
-}
+COT_PUBLIC_CALL(causal_conv1d_dense, forward, COT_CAUSAL_CONV1D_DENSE_FORWARD)
+COT_PUBLIC_CALL(causal_conv1d_dense, backward, COT_CAUSAL_CONV1D_DENSE_BACKWARD)

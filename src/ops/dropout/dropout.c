@@ -361,22 +361,5 @@ double cot_dropout_scale(double p)
     return scale;
 }
 
-cot_status cot_dropout_forward(cot_queue *queue, const cot_dropout_forward_args *args)
-{
-    return cot_op_run(&cot_dropout_directions[COT_DROPOUT_FORWARD], queue, args);
-}
-
-cot_status cot_dropout_forward_workspace(cot_queue *queue, const cot_dropout_forward_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_dropout_directions[COT_DROPOUT_FORWARD], queue, args, bytes);
-}
-
-cot_status cot_dropout_backward(cot_queue *queue, const cot_dropout_backward_args *args)
-{
-    return cot_op_run(&cot_dropout_directions[COT_DROPOUT_BACKWARD], queue, args);
-}
-
-cot_status cot_dropout_backward_workspace(cot_queue *queue, const cot_dropout_backward_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_dropout_directions[COT_DROPOUT_BACKWARD], queue, args, bytes);
-}
+COT_PUBLIC_CALL(dropout, forward, COT_DROPOUT_FORWARD)
+COT_PUBLIC_CALL(dropout, backward, COT_DROPOUT_BACKWARD)

@@ -455,64 +455,9 @@ _Static_assert(sizeof(mhc_pre_backward_problem) <= COT_MAX_PROBLEM, "dispatch ho
 
 /* ---- the public calls --------------------------------------------------------------------------------- */
 
-cot_status cot_mhc_pre_forward(cot_queue *queue, const cot_mhc_pre_forward_args *args)
-{
-    return cot_op_run(&cot_mhc_pre_directions[COT_MHC_FORWARD], queue, args);
-}
-
-cot_status cot_mhc_pre_forward_workspace(cot_queue *queue, const cot_mhc_pre_forward_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_mhc_pre_directions[COT_MHC_FORWARD], queue, args, bytes);
-}
-
-cot_status cot_mhc_pre_backward(cot_queue *queue, const cot_mhc_pre_backward_args *args)
-{
-    return cot_op_run(&cot_mhc_pre_directions[COT_MHC_BACKWARD], queue, args);
-}
-
-cot_status cot_mhc_pre_backward_workspace(cot_queue *queue, const cot_mhc_pre_backward_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_mhc_pre_directions[COT_MHC_BACKWARD], queue, args, bytes);
-}
-
-cot_status cot_mhc_sinkhorn_forward(cot_queue *queue, const cot_mhc_sinkhorn_forward_args *args)
-{
-    return cot_op_run(&cot_mhc_sinkhorn_directions[COT_MHC_FORWARD], queue, args);
-}
-
-cot_status cot_mhc_sinkhorn_forward_workspace(cot_queue *queue, const cot_mhc_sinkhorn_forward_args *args,
-                                              size_t *bytes)
-{
-    return cot_op_workspace(&cot_mhc_sinkhorn_directions[COT_MHC_FORWARD], queue, args, bytes);
-}
-
-cot_status cot_mhc_sinkhorn_backward(cot_queue *queue, const cot_mhc_sinkhorn_backward_args *args)
-{
-    return cot_op_run(&cot_mhc_sinkhorn_directions[COT_MHC_BACKWARD], queue, args);
-}
-
-cot_status cot_mhc_sinkhorn_backward_workspace(cot_queue *queue, const cot_mhc_sinkhorn_backward_args *args,
-                                               size_t *bytes)
-{
-    return cot_op_workspace(&cot_mhc_sinkhorn_directions[COT_MHC_BACKWARD], queue, args, bytes);
-}
-
-cot_status cot_mhc_post_forward(cot_queue *queue, const cot_mhc_post_forward_args *args)
-{
-    return cot_op_run(&cot_mhc_post_directions[COT_MHC_FORWARD], queue, args);
-}
-
-cot_status cot_mhc_post_forward_workspace(cot_queue *queue, const cot_mhc_post_forward_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_mhc_post_directions[COT_MHC_FORWARD], queue, args, bytes);
-}
-
-cot_status cot_mhc_post_backward(cot_queue *queue, const cot_mhc_post_backward_args *args)
-{
-    return cot_op_run(&cot_mhc_post_directions[COT_MHC_BACKWARD], queue, args);
-}
-
-cot_status cot_mhc_post_backward_workspace(cot_queue *queue, const cot_mhc_post_backward_args *args, size_t *bytes)
-{
-    return cot_op_workspace(&cot_mhc_post_directions[COT_MHC_BACKWARD], queue, args, bytes);
-}
+COT_PUBLIC_CALL(mhc_pre, forward, COT_MHC_FORWARD)
+COT_PUBLIC_CALL(mhc_pre, backward, COT_MHC_BACKWARD)
+COT_PUBLIC_CALL(mhc_sinkhorn, forward, COT_MHC_FORWARD)
+COT_PUBLIC_CALL(mhc_sinkhorn, backward, COT_MHC_BACKWARD)
+COT_PUBLIC_CALL(mhc_post, forward, COT_MHC_FORWARD)
+COT_PUBLIC_CALL(mhc_post, backward, COT_MHC_BACKWARD)

@@ -370,11 +370,6 @@ static const char *parse(int direction, int count, char *const words[], cot_case
 
 /* ---- data ------------------------------------------------------------------------------------------------ */
 
-static void fill(const cot_case *c, const char *field, int32_t *data, int64_t elements)
-{
-    (void)c, (void)field, (void)data, (void)elements; /* the op has no index data */
-}
-
 /* Scales weights to variance 1/(K Din), as layers are initialised. Else sums of 1000 terms would be so large that
  * SiLU is nearly linear. */
 static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
@@ -406,7 +401,6 @@ const cot_op_cases cot_causal_conv1d_dense_cases = {
     .each = each,
     .parse = parse,
     .options_help = options_help,
-    .fill = fill,
     .prepare = prepare,
     .oracles = cot_causal_conv1d_dense_oracles,
     .primal = primal,
