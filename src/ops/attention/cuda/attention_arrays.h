@@ -47,7 +47,7 @@ static inline cot_status attention_launch(cot_queue *queue, const cot_cuda_kerne
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
-/* Arguments of attention_place_sm90.cu, without the sizes of tiles and the output pointers. */
+/* Arguments of attention_scheduler_sm90.cu, without the sizes of tiles and the output pointers. */
 static inline attention_scheduler attention_scheduler_of(cot_queue *queue, const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
@@ -74,8 +74,8 @@ static inline attention_scheduler attention_scheduler_of(cot_queue *queue, const
 
 static inline cot_status attention_launch_scheduler(cot_queue *queue, const attention_scheduler *scheduler)
 {
-    extern const unsigned char cot_image_attention_place_sm90[];
-    static const cot_cuda_kernel kernel = {cot_image_attention_place_sm90, "attention_place", 0};
+    extern const unsigned char cot_image_attention_scheduler_sm90[];
+    static const cot_cuda_kernel kernel = {cot_image_attention_scheduler_sm90, "attention_schedule", 0};
     return attention_launch(queue, &kernel, (cot_cuda_grid){.blocks = {1, 1, 1}, .threads = 256}, scheduler);
 }
 

@@ -18,7 +18,7 @@
 
 /* ---- dq ------------------------------------------------------------------------------------------------------ */
 
-template <typename E, int DK, int DV, int M, int COLUMNS, int STAGES, int WARPS, bool GENERAL>
+template <typename E, int DK, int DV, int M, int COLUMNS, int STAGES, int WARPS, bool SCORE_MODS>
 DEVICE void backward_q(const attention_mma_call &c)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, N = COLUMNS / 8;
@@ -38,8 +38,8 @@ DEVICE void backward_q(const attention_mma_call &c)
         return;
     const span keys = key_span(c, s, i0, i0 + ROWS);
     const int row = lane_row<M>(), first = keys.first / COLUMNS * COLUMNS;
-    const score_mods mods = GENERAL ? score_mods_of(c, s, h) : score_mods{};
-    const float scale = exp_scale_of<E, GENERAL>(c);
+    const score_mods mods = SCORE_MODS ? score_mods_of(c, s, h) : score_mods{};
+    const float scale = exp_scale_of<E, SCORE_MODS>(c);
     float acc[M][DK / 8][4], lse[M][2], delta[M][2];
     clear_accumulators(acc);
 #pragma unroll
@@ -71,20 +71,20 @@ DEVICE void backward_q(const attention_mma_call &c)
     for (int j0 = first; j0 < keys.end; j0 += COLUMNS) {
         const score_tile t = {i0, j0};
         const char *const k_tile = k_tiles + stage * k_bytes, *const v_tile = v_tiles + stage * v_bytes;
-        float x[M][N][4], dp[M][N][4], cap_slopes[GENERAL ? M : 1][GENERAL ? N : 1][4];
+        float x[M][N][4], dp[M][N][4], cap_slopes[SCORE_MODS ? M : 1][SCORE_MODS ? N : 1][4];
         wait_for_copies();
         __syncthreads();
         if (STAGES == 2 && j0 + COLUMNS < keys.end)
             load(j0 + COLUMNS, stage ^ 1);
         warp_gemm_abt<E, DK>(x, q_tile, k_tile, (int)c.d, c.pitch);
-        if constexpr (GENERAL)
-            finish_scores<E, GENERAL, false, true>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x,
-                                                   cap_slopes);
+        if constexpr (SCORE_MODS)
+            finish_scores<E, SCORE_MODS, false, true>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x,
+                                                      cap_slopes);
         else
-            finish_scores<E, GENERAL, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, x);
+            finish_scores<E, SCORE_MODS, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, x);
         warp_gemm_abt<E, DV>(dp, dout_tile, v_tile, (int)c.dv, c.pitch);
         uint32_t keep_bits[M];
-        if (GENERAL && c.dropped > 0)
+        if (SCORE_MODS && c.dropped > 0)
             dropout_mask<false, M, N>(c, mods, t, keep_bits);
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -93,10 +93,10 @@ DEVICE void backward_q(const attention_mma_call &c)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     float y = dp[m][n][e];
-                    if (GENERAL && c.dropped > 0)
+                    if (SCORE_MODS && c.dropped > 0)
                         y = keep_bits[m] >> (4 * n + e) & 1 ? c.keep_scale * y : 0.0f;
                     x[m][n][e] = exp_scaled<E>(x[m][n][e], scale, lse[m][e / 2]) * (y - delta[m][e / 2]);
-                    if constexpr (GENERAL)
+                    if constexpr (SCORE_MODS)
                         x[m][n][e] *= cap_slopes[m][n][e];
                 }
         warp_gemm_rs<E, DK>(acc, x, k_tile, (int)c.d, c.pitch);
@@ -117,7 +117,8 @@ DEVICE void backward_q(const attention_mma_call &c)
 
 /* ---- dk and dv ------------------------------------------------------------------------------------------------- */
 
-template <typename E, int DK, int DV, int M, int COLUMNS, int STAGES, int WARPS, bool GENERAL, bool WITH_K, bool WITH_V>
+template <typename E, int DK, int DV, int M, int COLUMNS, int STAGES, int WARPS, bool SCORE_MODS, bool WITH_K,
+          bool WITH_V>
 DEVICE void backward_kv(const attention_mma_call &c)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, N = COLUMNS / 8;
@@ -125,7 +126,7 @@ DEVICE void backward_kv(const attention_mma_call &c)
     char *const k_tile = memory, *const v_tile = k_tile + tile_bytes<E, DK>(ROWS, c.pitch),
                 *const q_tiles = v_tile + (WITH_K ? tile_bytes<E, DV>(ROWS, c.pitch) : 0),
                 *const dout_tiles = q_tiles + STAGES * q_bytes,
-                *const statistics = dout_tiles + STAGES * dout_bytes; /* for each stage: lse and D of each column */
+                *const statistics = dout_tiles + STAGES * dout_bytes; /* for each stage: lse and delta of each column */
     const block_coord coord = block_coord_of(c, c.Hkv);
     const sequence s = sequence_at(c, coord.b);
     const int64_t hkv = coord.head;
@@ -143,7 +144,7 @@ DEVICE void backward_kv(const attention_mma_call &c)
     const span queries = query_span(c, s, j0, j0 + ROWS);
     const int first = queries.first / COLUMNS * COLUMNS;
     const int steps = first < queries.end ? (queries.end - first + COLUMNS - 1) / COLUMNS : 0;
-    const float scale = exp_scale_of<E, GENERAL>(c);
+    const float scale = exp_scale_of<E, SCORE_MODS>(c);
     float acc_dk[WITH_K ? M : 1][WITH_K ? DK / 8 : 1][4], acc_dv[WITH_V ? M : 1][WITH_V ? DV / 8 : 1][4];
     clear_accumulators(acc_dk);
     clear_accumulators(acc_dv);
@@ -169,13 +170,13 @@ DEVICE void backward_kv(const attention_mma_call &c)
                                             c.pitch);
         load(h, i0, 0);
     }
-    score_mods mods = GENERAL && steps > 0 ? score_mods_of(c, s, h) : score_mods{};
+    score_mods mods = SCORE_MODS && steps > 0 ? score_mods_of(c, s, h) : score_mods{};
 #pragma unroll 1
     for (int step = 0; step < steps * group; step++) {
         const score_tile t = {i0, j0};
         const char *const q_tile = q_tiles + stage * q_bytes, *const dout_tile = dout_tiles + stage * dout_bytes;
         const float *const lse = (const float *)(statistics + stage * (8 * COLUMNS)), *const delta = lse + COLUMNS;
-        float x[M][N][4], cap_slopes[GENERAL && WITH_K ? M : 1][GENERAL && WITH_K ? N : 1][4];
+        float x[M][N][4], cap_slopes[SCORE_MODS && WITH_K ? M : 1][SCORE_MODS && WITH_K ? N : 1][4];
         wait_for_copies();
         __syncthreads();
         const bool head_ends = i0 + COLUMNS >= queries.end; /* the next tile belongs to the next head */
@@ -183,13 +184,13 @@ DEVICE void backward_kv(const attention_mma_call &c)
         if (STAGES == 2 && step + 1 < steps * group)
             load(next_h, next_i0, stage ^ 1);
         warp_gemm_abt<E, DK>(x, k_tile, q_tile, (int)c.d, c.pitch);
-        if constexpr (GENERAL && WITH_K)
-            finish_scores<E, GENERAL, true, true>(c, s, mods, t, all_visible<true>(c, s, t, COLUMNS, ROWS), x,
-                                                  cap_slopes);
+        if constexpr (SCORE_MODS && WITH_K)
+            finish_scores<E, SCORE_MODS, true, true>(c, s, mods, t, all_visible<true>(c, s, t, COLUMNS, ROWS), x,
+                                                     cap_slopes);
         else
-            finish_scores<E, GENERAL, true, false>(c, s, mods, t, all_visible<true>(c, s, t, COLUMNS, ROWS), x, x);
+            finish_scores<E, SCORE_MODS, true, false>(c, s, mods, t, all_visible<true>(c, s, t, COLUMNS, ROWS), x, x);
         uint32_t keep_bits[M];
-        if (GENERAL && c.dropped > 0)
+        if (SCORE_MODS && c.dropped > 0)
             dropout_mask<true, M, N>(c, mods, t, keep_bits);
 #pragma unroll
         for (int n = 0; n < N; n++) {
@@ -211,17 +212,17 @@ DEVICE void backward_kv(const attention_mma_call &c)
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         float y = dp[m][n][e];
-                        if (GENERAL && c.dropped > 0)
+                        if (SCORE_MODS && c.dropped > 0)
                             y = keep_bits[m] >> (4 * n + e) & 1 ? c.keep_scale * y : 0.0f;
                         dp[m][n][e] = x[m][n][e] * (y - (e % 2 ? of_column.y : of_column.x));
-                        if constexpr (GENERAL)
+                        if constexpr (SCORE_MODS)
                             dp[m][n][e] *= cap_slopes[m][n][e];
                     }
             }
             warp_gemm_rs<E, DK>(acc_dk, dp, q_tile, (int)c.d, c.pitch);
         }
         if constexpr (WITH_V) {
-            if (GENERAL && c.dropped > 0) {
+            if (SCORE_MODS && c.dropped > 0) {
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
@@ -239,7 +240,7 @@ DEVICE void backward_kv(const attention_mma_call &c)
             __syncthreads();
             load(next_h, next_i0, 0);
         }
-        if (GENERAL && head_ends && step + 1 < steps * group)
+        if (SCORE_MODS && head_ends && step + 1 < steps * group)
             mods = score_mods_of(c, s, next_h);
         h = next_h;
         i0 = next_i0;
@@ -256,7 +257,7 @@ DEVICE void backward_kv(const attention_mma_call &c)
     if constexpr (WITH_V) {
 #pragma unroll
         for (int m = 0; m < M; m++)
-            factor[m][0] = factor[m][1] = GENERAL && c.dropped > 0 ? c.keep_scale : 1.0f;
+            factor[m][0] = factor[m][1] = SCORE_MODS && c.dropped > 0 ? c.keep_scale : 1.0f;
         if (is_present(c.grad_v))
             store_rows<E, WITH_K ? DV : DK>(c.grad_v, row_offset(c.grad_v, s.b, s.k_row + j0, hkv), c.accumulate,
                                             s.Tk - j0, s.k_rows - j0, (int)c.dv, acc_dv, factor,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_rows.cu: row kernels of the backward for Hopper, before and after its main kernel. */
-#include "attention_place.cuh"
+#include "attention_scheduler.cuh"
 
 #include "../../../cuda/device/element.cuh"
 #include "../../../cuda/device/ptx.cuh"
@@ -57,10 +57,11 @@ template <typename E> static __device__ __forceinline__ float dot(const cot_word
     return sum;
 }
 
-/* Writes lse_log2 and D = rowsum(dout * out) - dlse, and clears dq_accum and dq_semaphore. D / 8 lanes a query. */
-template <int D, bool GENERAL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
+/* Writes lse_log2 and row_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore. HEAD_DIM /
+ * 8 lanes process one query. */
+template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
 {
-    constexpr int ROW = D / 8, ROWS = LANES * WARPS / ROW, PARTS = ATTENTION_QUERIES / ROWS;
+    constexpr int ROW = HEAD_DIM / 8, ROWS = LANES * WARPS / ROW, PARTS = ATTENTION_QUERIES / ROWS;
     cot_griddepcontrol_launch_dependents();
     const unsigned heads = (unsigned)c.H, tile_part = blockIdx.x / heads; /* the parts of a tile are c.H blocks apart */
     attention_tile t;
@@ -68,9 +69,9 @@ template <int D, bool GENERAL> static __device__ __forceinline__ void prepare(co
         return;
     const int lane = threadIdx.x % ROW, part = (int)(tile_part % PARTS);
     const int64_t i = t.tile * ATTENTION_QUERIES + part * ROWS + threadIdx.x / ROW, row = t.q_row + i;
-    const int64_t statistics_row = t.index * ATTENTION_QUERIES + part * ROWS + threadIdx.x / ROW;
-    if (part == 0 && threadIdx.x < D / 64)
-        c.dq_semaphore[t.index * (D / 64) + threadIdx.x] = 0;
+    const int64_t statistics_index = t.index * ATTENTION_QUERIES + part * ROWS + threadIdx.x / ROW;
+    if (part == 0 && threadIdx.x < HEAD_DIM / 64)
+        c.dq_semaphore[t.index * (HEAD_DIM / 64) + threadIdx.x] = 0;
     float delta = 0.0f, lse_log2 = __int_as_float(0x7f800000);
     if (i < t.used) {
         if (c.delta.data != nullptr) {
@@ -94,7 +95,7 @@ template <int D, bool GENERAL> static __device__ __forceinline__ void prepare(co
         if (lse != -lse_log2) /* -inf: the query attends to no key */
             lse_log2 = fmaf(1.4426950408889634f, lse, -c.p_scale_log2);
     }
-    float4 *accum = (float4 *)(c.dq_accum + (statistics_row - threadIdx.x / ROW) * D) + threadIdx.x;
+    float4 *accum = (float4 *)(c.dq_accum + (statistics_index - threadIdx.x / ROW) * HEAD_DIM) + threadIdx.x;
     __stcs(accum, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
     __stcs(accum + LANES * WARPS, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
     if (c.delta.data == nullptr) {
@@ -106,17 +107,18 @@ template <int D, bool GENERAL> static __device__ __forceinline__ void prepare(co
                               t.b * c.dlse.stride[0] + t.h * c.dlse.stride[1] + row * c.dlse.stride[2]);
     }
     if (lane == 0) {
-        c.row_delta[statistics_row] = c.dp_scale * delta;
-        c.lse_log2[statistics_row] = lse_log2;
+        c.row_delta[statistics_index] = c.dp_scale * delta;
+        c.lse_log2[statistics_index] = lse_log2;
     }
 }
 
 /* dq from dq_accum, which is in the order of wgmma accumulators: 16 queries of 64 columns are 4 KB. A float4 holds two
  * adjacent columns of row r and two of row r + 8. A warp transposes the 4 KB to rows through shared memory. Rows of 144
- * bytes there avoid bank conflicts, both for stores in the accumulators' order and for loads of 16 bytes a lane. */
-template <typename E, int D, bool GENERAL> static __device__ __forceinline__ void finish(const attention_bwd_call &c)
+ * bytes there avoid bank conflicts, both for stores in the accumulators' order and for loads of 16 bytes per lane. */
+template <typename E, int HEAD_DIM, bool GENERAL>
+static __device__ __forceinline__ void finish(const attention_bwd_call &c)
 {
-    constexpr unsigned SLICES = D / 64, PARTS = ATTENTION_QUERIES / 16;
+    constexpr unsigned SLICES = HEAD_DIM / 64, PARTS = ATTENTION_QUERIES / 16;
     __shared__ __align__(16) uint32_t staging[WARPS][16][36];
     cot_griddepcontrol_wait();
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
@@ -166,8 +168,8 @@ template <typename E, int D, bool GENERAL> static __device__ __forceinline__ voi
     }
 }
 
-/* dsink[h] = -sum over queries of exp(sink[h] - lse) D, in double. A block takes a head, a thread every 256th row of a
- * sequence. Rows that do not count have lse_log2 = inf. */
+/* dsink[h] = -sum over queries of exp(sink[h] - lse) delta, in double. A block takes a head, a thread every 256th row
+ * of a sequence. Rows beyond seqused have lse_log2 = inf. */
 KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
 {
     __shared__ double sums[LANES * WARPS];
@@ -183,7 +185,7 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
         const int64_t tiles_before = seqlens != nullptr ? seqlens[b].first_tile * c.H : b * c.H * c.tiles;
         const int64_t begin = (tiles_before + h * tiles) * ATTENTION_QUERIES;
         for (int64_t i = begin + threadIdx.x; i < begin + tiles * ATTENTION_QUERIES; i += LANES * WARPS)
-            if (c.lse_log2[i] != __int_as_float(0x7f800000)) /* else the row has no gradient, whatever its D is */
+            if (c.lse_log2[i] != __int_as_float(0x7f800000)) /* else the row has no gradient, whatever its delta is */
                 sum -= (double)(exp2f(sink2 - c.lse_log2[i]) * c.row_delta[i]);
     }
     sums[threadIdx.x] = sum;
@@ -199,15 +201,15 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
     cot_store(c.dsink.data, c.dsink.dtype, to, (float)(before + sums[0] / c.dp_scale));
 }
 
-#define PREPARE(name, d, all)                                                         \
+#define PREPARE(name, d, general)                                                     \
     KERNEL attention_bwd_prepare_##name(const __grid_constant__ attention_bwd_call c) \
     {                                                                                 \
-        prepare<d, all>(c);                                                           \
+        prepare<d, general>(c);                                                       \
     }
-#define FINISH(name, element, d, all)                                                \
+#define FINISH(name, element, d, general)                                            \
     KERNEL attention_bwd_finish_##name(const __grid_constant__ attention_bwd_call c) \
     {                                                                                \
-        finish<element, d, all>(c);                                                  \
+        finish<element, d, general>(c);                                              \
     }
 PREPARE(d64, 64, false)
 PREPARE(d128, 128, false)

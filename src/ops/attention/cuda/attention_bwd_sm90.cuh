@@ -5,7 +5,7 @@
 #define COT_ATTENTION_BWD_SM90_CUH
 
 #include "attention_maps.h"
-#include "attention_place.cuh"
+#include "attention_scheduler.cuh"
 #include "attention_softcap.cuh"
 
 #include "../../../cuda/device/activation.cuh"
@@ -112,17 +112,17 @@ template <bool GENERAL> static __device__ __forceinline__ uint32_t blocks_before
     return (uint32_t)(GENERAL ? key_blocks_before - max(tile * QUERIES + w.window_first, 0) / KEYS : key_blocks_before);
 }
 
-/* Issues d = A B over D columns, for S^T and dP^T. A and B are tiles of 64 rows by 64 columns in shared memory. The
- * tiles of A lie a_stride bytes apart. */
-template <typename E, int D>
-static __device__ __forceinline__ void issue_gemm_ss(float (&d)[32], const unsigned char *a, uint32_t a_stride,
+/* Issues acc = A B over HEAD_DIM columns, for S^T and dP^T. A and B are tiles of 64 rows by 64 columns in shared
+ * memory. The tiles of A lie a_stride bytes apart. */
+template <typename E, int HEAD_DIM>
+static __device__ __forceinline__ void issue_gemm_ss(float (&acc)[32], const unsigned char *a, uint32_t a_stride,
                                                      const unsigned char *b)
 {
     const uint64_t a_desc = cot_wgmma_k_major(cot_shared_address(a)), b_desc = cot_wgmma_k_major(cot_shared_address(b));
     cot_wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < D / 16; k++)
-        cot_wgmma<E, false, false>(d, a_desc + k / 4 * (a_stride >> 4) + k % 4 * COT_WGMMA_K_STEP,
+    for (int k = 0; k < HEAD_DIM / 16; k++)
+        cot_wgmma<E, false, false>(acc, a_desc + k / 4 * (a_stride >> 4) + k % 4 * COT_WGMMA_K_STEP,
                                    b_desc + k / 4 * (TILE >> 4) + k % 4 * COT_WGMMA_K_STEP, k > 0);
     cot_wgmma_commit();
 }
@@ -139,7 +139,7 @@ static __device__ __forceinline__ void issue_gemm_rs(float (&acc)[N], const uint
     cot_wgmma_commit();
 }
 
-/* Whether the mask cuts the tile of these queries and the 64 keys from key_begin on. */
+/* Whether any score of query tile `tile` and keys [key_begin, key_begin + 64) is masked. */
 static __device__ __forceinline__ bool needs_mask(const attention_bwd_call &c, int tile, int key_begin)
 {
     const int diagonal = tile * QUERIES + (int)c.diagonal; /* the last key that the tile's first query attends to */
@@ -183,7 +183,7 @@ static __device__ __forceinline__ void apply_mask_general(const attention_work &
             scores[i] = masked_score;
 }
 
-/* Whether no query of the tile attends to any of the 64 keys from key_begin on. */
+/* Whether no query of the tile attends to any of the keys [key_begin, key_begin + 64). */
 static __device__ __forceinline__ bool fully_masked(const attention_work &w, int tile, int key_begin)
 {
     const int query = tile * QUERIES;
@@ -237,8 +237,8 @@ static __device__ __forceinline__ uint32_t fragment_address(const unsigned char 
     return cot_shared_address(tile) + row * 128 + (unit ^ lane % 8) * 16;
 }
 
-/* Stores rows of dK or dV: 2 N columns from `column` on. GENERAL: only the columns below `columns` exist, and keys past
- * used_k get 0, even where their accumulators hold 0 times NaN. */
+/* Stores rows of dK or dV, columns [column, column + 2 N). GENERAL: only the columns below `columns` exist, and keys
+ * past used_k get 0, even where their accumulators hold 0 times NaN. */
 template <typename E, bool GENERAL, int N>
 static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out,
                                                   bool vectorized, const attention_work &w, int key, int column,

@@ -2,7 +2,8 @@
  *
  * attention_f32.cu: float32 instances of attention_fwd_mma.cuh and attention_bwd_mma.cuh, on FMAs. They support tensors
  * of any float dtype, which are converted to float32 when loaded, every option, and float32 results of 16-bit inputs.
- * The dbias kernel here also serves 16-bit problems: a float32 dbias would show the rounding of 16-bit products. */
+ * The dbias kernel here is also used for 16-bit problems: a float32 dbias would show the rounding of 16-bit
+ * products. */
 #include "attention_bwd_mma.cuh"
 #include "attention_fwd_mma.cuh"
 

@@ -36,10 +36,10 @@ typedef struct forward_kernel {
 #define F16_LARGE(name, d, dv, keys, consumers, q_stages, stages) \
     KERNEL(f16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, consumers, q_stages, stages)
 static const forward_kernel bf16_kernels[] = {ATTENTION_FWD_SMALL(BF16_SMALL) ATTENTION_FWD_LARGE(BF16_LARGE)};
-static const forward_kernel bf16_kernels_general[] = {ATTENTION_FWD_SMALL_GENERAL(BF16_SMALL)
+static const forward_kernel bf16_softcap_kernels[] = {ATTENTION_FWD_SMALL_GENERAL(BF16_SMALL)
                                                           ATTENTION_FWD_LARGE_GENERAL(BF16_LARGE)};
 static const forward_kernel f16_kernels[] = {ATTENTION_FWD_SMALL(F16_SMALL) ATTENTION_FWD_LARGE(F16_LARGE)};
-static const forward_kernel f16_kernels_general[] = {ATTENTION_FWD_SMALL_GENERAL(F16_SMALL)
+static const forward_kernel f16_softcap_kernels[] = {ATTENTION_FWD_SMALL_GENERAL(F16_SMALL)
                                                          ATTENTION_FWD_LARGE_GENERAL(F16_LARGE)};
 
 static int64_t max_i64(int64_t a, int64_t b)
@@ -70,10 +70,10 @@ static void set_scales(attention_fwd_call *c, const attention_sizes *z)
 }
 
 static cot_status forward(cot_queue *queue, const attention_problem *p, void *workspace, const forward_kernel *plain,
-                          const forward_kernel *with_general)
+                          const forward_kernel *with_softcap)
 {
     const attention_sizes *z = &p->sizes;
-    const forward_kernel *k = z->softcap > 0 || z->scale < 0 ? with_general : plain;
+    const forward_kernel *k = z->softcap > 0 || z->scale < 0 ? with_softcap : plain;
     while (z->d > k->d || z->dv > k->dv)
         k++;
     const int64_t queries = 64 * k->consumers, tiles = cot_ceil_div(z->Tq, queries);
@@ -125,10 +125,10 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
 
 cot_status attention_fwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return forward(queue, problem, workspace, bf16_kernels, bf16_kernels_general);
+    return forward(queue, problem, workspace, bf16_kernels, bf16_softcap_kernels);
 }
 
 cot_status attention_fwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return forward(queue, problem, workspace, f16_kernels, f16_kernels_general);
+    return forward(queue, problem, workspace, f16_kernels, f16_softcap_kernels);
 }

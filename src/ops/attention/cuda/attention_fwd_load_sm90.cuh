@@ -6,7 +6,7 @@
 #define COT_ATTENTION_FWD_LOAD_SM90_CUH
 
 #include "attention_maps.h"
-#include "attention_place.cuh"
+#include "attention_scheduler.cuh"
 
 #include "../../../cuda/device/element.cuh"
 #include "../../../cuda/device/ptx.cuh"
@@ -14,7 +14,7 @@
 enum { WARPGROUP = 128, WARP = 32, ROW_BYTES = 128 /* bytes of 64 columns */ };
 
 /* Compile-time parameters of a kernel: see ATTENTION_FWD_SMALL. */
-template <typename E_, int D_, int DV_, int KEYS_, int CONSUMERS_, int Q_STAGES_, int STAGES_, bool ALL_>
+template <typename E_, int D_, int DV_, int KEYS_, int CONSUMERS_, int Q_STAGES_, int STAGES_, bool MODIFY_SCORES_>
 struct forward_traits {
     typedef E_ E;
     enum {
@@ -24,10 +24,10 @@ struct forward_traits {
         CONSUMERS = CONSUMERS_,
         Q_STAGES = Q_STAGES_,
         STAGES = STAGES_,
-        GENERAL = ALL_,      /* softcap and negative scales too */
+        MODIFY_SCORES = MODIFY_SCORES_, /* softcap and negative scales too */
         STAGE_O = D_ <= 128, /* O goes through shared memory, where it becomes whole rows: there is space for it */
         /* The first and the last step may take half of a key tile. */
-        HALF_TILES = KEYS == 128 && CONSUMERS == 2 && !GENERAL,
+        HALF_TILES = KEYS == 128 && CONSUMERS == 2 && !MODIFY_SCORES,
         /* P may reach 2^MAX_P_LOG2: scores may exceed row_max by this exponent. */
         MAX_P_LOG2 = cot_is_f16<E_> ? 15 : 20,
         QUERIES = 64 * CONSUMERS,
@@ -54,10 +54,10 @@ struct attention_key_range {
 
 /* A query tile. Rows and keys count from the first of the sequence. */
 struct attention_tile {
-    int b, head, kv_head; /* b: of the tensors' views */
-    int q_row;            /* in the view of q, out and lse */
-    int rows, used; /* rows to be written; those of them that count (seqused). rows < 0: there are no more tiles */
-    int k_row, Tk;  /* first key in the view, number of keys */
+    int b, head, kv_head;              /* b: of the tensors' views */
+    int q_row;                         /* in the view of q, out and lse */
+    int rows, used;                    /* rows to be written; rows below seqused. rows < 0: there are no more tiles */
+    int k_row, Tk;                     /* first key in the view, number of keys */
     int window_first, window_last;     /* row i attends to keys window_first + i .. window_last + i */
     int begin, end;                    /* key tiles */
     int tail_clean;                    /* 0: rows of the last key tile beyond Tk belong to another sequence */

@@ -12,9 +12,9 @@
 
 /* Turns scores into P with a running row_max (in the base of the exponent). Rescales acc and row_sum, which is this
  * lane's part of the sum. */
-template <typename E, int M, int N, int D>
+template <typename E, int M, int N, int N_OUT>
 DEVICE void softmax_step(float (&x)[M][N][4], float scale, float (&row_max)[M][2], float (&row_sum)[M][2],
-                         float (&acc)[M][D][4])
+                         float (&acc)[M][N_OUT][4])
 {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -33,7 +33,7 @@ DEVICE void softmax_step(float (&x)[M][N][4], float scale, float (&row_max)[M][2
                 new_max == -INFINITE ? 0.0f : new_max; /* no key yet: keeps the differences from being NaN */
             const float rescale = exp_scaled<E>(old_max, 1.0f, base);
 #pragma unroll
-            for (int n = 0; n < D; n++)
+            for (int n = 0; n < N_OUT; n++)
                 acc[m][n][2 * half] *= rescale, acc[m][n][2 * half + 1] *= rescale;
             row_max[m][half] = new_max;
             float tile_sum = 0.0f;
@@ -49,7 +49,7 @@ DEVICE void softmax_step(float (&x)[M][N][4], float scale, float (&row_max)[M][2
         }
 }
 
-template <typename E, int DK, int DV, int M, int COLUMNS, int WARPS, bool GENERAL>
+template <typename E, int DK, int DV, int M, int COLUMNS, int WARPS, bool SCORE_MODS>
 DEVICE void forward(const attention_mma_call &c)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, N = COLUMNS / 8;
@@ -71,8 +71,8 @@ DEVICE void forward(const attention_mma_call &c)
         return;
     const span keys = key_span(c, s, i0, i0 + ROWS);
     const int first = keys.first / COLUMNS * COLUMNS;
-    const score_mods mods = GENERAL ? score_mods_of(c, s, h) : score_mods{};
-    const float scale = exp_scale_of<E, GENERAL>(c);
+    const score_mods mods = SCORE_MODS ? score_mods_of(c, s, h) : score_mods{};
+    const float scale = exp_scale_of<E, SCORE_MODS>(c);
     float acc[M][DV / 8][4], row_max[M][2], row_sum[M][2];
     clear_accumulators(acc);
 #pragma unroll
@@ -98,9 +98,9 @@ DEVICE void forward(const attention_mma_call &c)
         if (j0 + COLUMNS < keys.end)
             load_tile<E, COLUMNS, DK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + j0 + COLUMNS, hkv),
                                                s.Tk - j0 - COLUMNS, (int)c.d, c.pitch);
-        finish_scores<E, GENERAL, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, x);
+        finish_scores<E, SCORE_MODS, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, x);
         softmax_step<E>(x, scale, row_max, row_sum, acc);
-        if constexpr (GENERAL) {
+        if constexpr (SCORE_MODS) {
             if (c.dropped > 0) {
                 uint32_t keep_bits[M];
                 dropout_mask<false, M, N>(c, mods, t, keep_bits);
@@ -132,7 +132,8 @@ DEVICE void forward(const attention_mma_call &c)
                         base = max_with_sink == -INFINITE ? 0.0f : max_with_sink;
             const float rescale = exp_scaled<E>(row_max[m][half], 1.0f, base);
             total = fmaf(total, rescale, exp_scaled<E>(base_scale * sink, 1.0f, base));
-            factor[m][half] = total == 0.0f ? 0.0f : rescale * (GENERAL && c.dropped > 0 ? c.keep_scale : 1.0f) / total;
+            factor[m][half] =
+                total == 0.0f ? 0.0f : rescale * (SCORE_MODS && c.dropped > 0 ? c.keep_scale : 1.0f) / total;
             const int i = i0 + row + 16 * m + 8 * half;
             if (reload_lane() % 4 == 0 && i < s.q_rows && is_present(c.lse)) {
                 float lse = base_scale * sink == base

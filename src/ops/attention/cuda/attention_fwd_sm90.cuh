@@ -11,11 +11,11 @@
  *
  *   barrier           arrivals (bytes)           phase ends when                          who waits
  *   q full            1 (Q)                      a tile is described, its Q is loaded     consumers
- *   q empty           4 a consumer warpgroup     no product reads Q any more              producer
+ *   q empty           4 per consumer warpgroup   no product reads Q any more              producer
  *   k full            1 (K)                      a tile of K is loaded                    consumers
- *   k empty           4 a consumer warpgroup     S no longer reads it                     producer
+ *   k empty           4 per consumer warpgroup   S no longer reads it                     producer
  *   v full            1 (V)                      a tile of V is loaded, and clean         consumers
- *   v empty           4 a consumer warpgroup     O no longer reads it                     producer
+ *   v empty           4 per consumer warpgroup   O no longer reads it                     producer
  *   v uncleared full  1 (V)                      a tile that needs clearing is loaded     producer, clears it
  *
  * A consumer's step j. O of the previous step is in flight at its start:
@@ -298,7 +298,7 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
         const bool half_first_step = F::HALF_TILES && range.half_first_step,
                    half_last_step = F::HALF_TILES && range.half_last_step;
         /* Becomes false when scores exceed the range of softcap's short series: the next tile's probably do, too. */
-        bool try_fast = !F::GENERAL || c.cap.short_max_square > 0.0f;
+        bool try_fast = !F::MODIFY_SCORES || c.cap.short_max_square > 0.0f;
         consumer.skip_tiles(t.end - end);
         if (end > begin) {
             cot_mbarrier_wait(&s.k_full[consumer.k.stage], consumer.k.parity);
@@ -418,17 +418,17 @@ template <class F> static __device__ __forceinline__ void forward(const attentio
     }
 }
 
-#define INSTANCE(element, all, name, d, dv, keys, consumers, q_stages, stages)              \
-    extern "C" __global__ void __launch_bounds__((consumers + 1) * WARPGROUP, 1)            \
-        attention_fwd_sm90_##name(const __grid_constant__ attention_fwd_mapped m)           \
-    {                                                                                       \
-        forward<forward_traits<element, d, dv, keys, consumers, q_stages, stages, all>>(m); \
+#define INSTANCE(element, modify_scores, name, d, dv, keys, consumers, q_stages, stages)              \
+    extern "C" __global__ void __launch_bounds__((consumers + 1) * WARPGROUP, 1)                      \
+        attention_fwd_sm90_##name(const __grid_constant__ attention_fwd_mapped m)                     \
+    {                                                                                                 \
+        forward<forward_traits<element, d, dv, keys, consumers, q_stages, stages, modify_scores>>(m); \
     }
 #define INSTANCE_BF16(name, d, dv, keys, consumers, q_stages, stages) \
     INSTANCE(__nv_bfloat16, false, bf16_##name, d, dv, keys, consumers, q_stages, stages)
-#define INSTANCE_BF16_GENERAL(name, d, dv, keys, consumers, q_stages, stages) \
+#define INSTANCE_BF16_SOFTCAP(name, d, dv, keys, consumers, q_stages, stages) \
     INSTANCE(__nv_bfloat16, true, bf16_##name, d, dv, keys, consumers, q_stages, stages)
-#define INSTANCE_F16_GENERAL(name, d, dv, keys, consumers, q_stages, stages) \
+#define INSTANCE_F16_SOFTCAP(name, d, dv, keys, consumers, q_stages, stages) \
     INSTANCE(__half, true, f16_##name, d, dv, keys, consumers, q_stages, stages)
 #define INSTANCE_F16(name, d, dv, keys, consumers, q_stages, stages) \
     INSTANCE(__half, false, f16_##name, d, dv, keys, consumers, q_stages, stages)

@@ -9,7 +9,7 @@
  *
  * 16-bit tiles are stored row by row. Unit u (16 bytes) of row r is at u ^ (r % 8), so that ldmatrix reads eight rows
  * from different banks. Float32 (attention_f32.cu) has the same fragments and computes with FMAs, so that one source
- * serves both. Its tiles are rows of `pitch` floats. Its sizes and dtypes are known only at run time. */
+ * is compiled for both. Its tiles are rows of `pitch` floats. Its sizes and dtypes are known only at run time. */
 #ifndef COT_ATTENTION_MMA_CUH
 #define COT_ATTENTION_MMA_CUH
 
@@ -50,7 +50,8 @@ DEVICE int64_t clamp(int64_t value, int64_t low, int64_t high)
 
 /* ---- sequences ------------------------------------------------------------------------------------------- */
 
-/* As attention_sequence in attention_problem.h: rows q_row .. q_row + q_rows - 1, of which the first Tq count. */
+/* As attention_sequence in attention_problem.h: rows q_row .. q_row + q_rows - 1. Rows from Tq on are beyond
+ * seqused. */
 struct sequence {
     int b, q_row, k_row, q_rows, k_rows, Tq, Tk, diagonal;
 };
@@ -84,8 +85,8 @@ DEVICE int used_length(const attention_mma_call &c, const attention_view &t, int
     return (int)clamp(value, 0, full);
 }
 
-/* Sequence number B of a packed batch stands for the rows after the last sequence. None of its queries and keys
- * count. */
+/* Sequence number B of a packed batch stands for the rows after the last sequence. All of its queries and keys
+ * are beyond seqused. */
 DEVICE sequence sequence_at(const attention_mma_call &c, int b)
 {
     sequence s = {b, 0, 0, (int)c.Tq, (int)c.Tk, 0, 0, 0};
@@ -197,15 +198,15 @@ template <int M> DEVICE int lane_row(void)
 
 extern __shared__ __align__(128) char memory[]; /* the tiles of a kernel, one after the other */
 
-template <typename E, int D> DEVICE int tile_bytes(int rows, int pitch)
+template <typename E, int HEAD_DIM> DEVICE int tile_bytes(int rows, int pitch)
 {
-    return is_f32<E> ? rows * pitch * 4 : rows * D * 2;
+    return is_f32<E> ? rows * pitch * 4 : rows * HEAD_DIM * 2;
 }
 
 /* Address of unit u of row r in a 16-bit tile. */
-template <int D> DEVICE uint32_t unit_address(uint32_t tile, int r, int u)
+template <int HEAD_DIM> DEVICE uint32_t unit_address(uint32_t tile, int r, int u)
 {
-    return tile + r * (2 * D) + ((u ^ (r & 7)) << 4);
+    return tile + r * (2 * HEAD_DIM) + ((u ^ (r & 7)) << 4);
 }
 
 /* Waits for this thread's asynchronous copies. A barrier must follow for the other threads' copies. */
@@ -214,8 +215,8 @@ DEVICE void wait_for_copies(void)
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Loads rows [0, rows) of `size` columns from element `offset` on. The rest of the tile becomes zeros. */
-template <typename E, int ROWS, int D, int THREADS>
+/* Loads rows [0, rows) of `size` columns. `offset` is the first element. The rest of the tile becomes zeros. */
+template <typename E, int ROWS, int HEAD_DIM, int THREADS>
 DEVICE void load_tile(char *tile, const attention_view &t, int64_t offset, int rows, int size, int pitch)
 {
     if constexpr (is_f32<E>) {
@@ -229,21 +230,21 @@ DEVICE void load_tile(char *tile, const attention_view &t, int64_t offset, int r
         }
         return;
     }
-    constexpr int UNITS = D / 8, STEP = THREADS / 8;
+    constexpr int UNITS = HEAD_DIM / 8, STEP = THREADS / 8;
     const uint32_t to = cot_shared_address(tile);
-    if (t.vectorized) { /* eight lanes a row, 128 bytes at a time: differences between steps are constants */
+    if (t.vectorized) { /* eight lanes per row, 128 bytes at a time: differences between steps are constants */
         static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "whole steps, which leave the swizzle as it is");
         const int thread = reload_thread(), r = thread / 8, u = thread % 8;
         const uint16_t *from = (const uint16_t *)t.data + offset + r * t.stride[1] + 8 * u;
         const int64_t step = STEP * t.stride[1];
-        const uint32_t unit = unit_address<D>(to, r, u);
+        const uint32_t unit = unit_address<HEAD_DIM>(to, r, u);
 #pragma unroll
         for (int r0 = 0; r0 < ROWS; r0 += STEP) {
             const bool row_in_range = r + r0 < rows;
 #pragma unroll
             for (int u0 = 0; u0 < UNITS; u0 += 8) {
                 const bool in_range = row_in_range && 8 * (u + u0) < size;
-                cot_cp_async_zfill(in_range, unit + r0 * (2 * D) + u0 * 16,
+                cot_cp_async_zfill(in_range, unit + r0 * (2 * HEAD_DIM) + u0 * 16,
                                    in_range ? from + 8 * u0 : (const uint16_t *)t.data);
             }
             from += step;
@@ -251,12 +252,12 @@ DEVICE void load_tile(char *tile, const attention_view &t, int64_t offset, int r
         return;
     }
 #pragma unroll 1
-    for (int n = threadIdx.x; n < ROWS * D; n += THREADS) { /* rare case: few registers matter more than speed */
-        const int r = n / D, x = n % D;
+    for (int n = threadIdx.x; n < ROWS * HEAD_DIM; n += THREADS) { /* rare case: few registers matter more than speed */
+        const int r = n / HEAD_DIM, x = n % HEAD_DIM;
         uint16_t element = 0;
         if (r < rows && x < size)
             element = ((const uint16_t *)t.data)[offset + r * t.stride[1] + x * t.stride[3]];
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(unit_address<D>(to, r, x / 8) + 2 * (x % 8)), "h"(element)
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(unit_address<HEAD_DIM>(to, r, x / 8) + 2 * (x % 8)), "h"(element)
                      : "memory");
     }
 }
@@ -283,7 +284,7 @@ template <int M, int N> DEVICE void clear_accumulators(float (&c)[M][N][4])
 }
 
 /* c = A B^T over `size` columns. A: the warp's rows of tile a; B: rows of tile b, one for each column of c. */
-template <typename E, int D, int M, int N>
+template <typename E, int HEAD_DIM, int M, int N>
 DEVICE void warp_gemm_abt(float (&c)[M][N][4], const char *a, const char *b, int size, int pitch,
                           int a_row = warp_row<M>())
 {
@@ -310,21 +311,23 @@ DEVICE void warp_gemm_abt(float (&c)[M][N][4], const char *a, const char *b, int
         }
     } else {
         const uint32_t x = cot_shared_address(a), y = cot_shared_address(b);
-        const uint32_t a_address = x + (a_row + lane % 16) * (2 * D),
-                       b_address = y + (lane % 8 + lane / 16 * 8) * (2 * D);
+        const uint32_t a_address = x + (a_row + lane % 16) * (2 * HEAD_DIM),
+                       b_address = y + (lane % 8 + lane / 16 * 8) * (2 * HEAD_DIM);
         const uint32_t a_unit_offset = (lane / 16 ^ lane % 8) * 16, b_unit_offset = (lane / 8 % 2 ^ lane % 8) * 16;
-#pragma unroll(D > 192 && N > 2 ? 1 : D / 64)
-        for (int chunk = 0; chunk < D / 64; chunk++)
+#pragma unroll(HEAD_DIM > 192 && N > 2 ? 1 : HEAD_DIM / 64)
+        for (int chunk = 0; chunk < HEAD_DIM / 64; chunk++)
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 uint32_t a_fragment[M][4];
 #pragma unroll
                 for (int m = 0; m < M; m++)
-                    cot_ldmatrix_x4(a_fragment[m], a_address + chunk * 128 + m * (32 * D) + (a_unit_offset ^ 32 * k));
+                    cot_ldmatrix_x4(a_fragment[m],
+                                    a_address + chunk * 128 + m * (32 * HEAD_DIM) + (a_unit_offset ^ 32 * k));
 #pragma unroll
                 for (int n = 0; n < N; n += 2) {
                     uint32_t b_fragment[4];
-                    cot_ldmatrix_x4(b_fragment, b_address + chunk * 128 + n * (16 * D) + (b_unit_offset ^ 32 * k));
+                    cot_ldmatrix_x4(b_fragment,
+                                    b_address + chunk * 128 + n * (16 * HEAD_DIM) + (b_unit_offset ^ 32 * k));
 #pragma unroll
                     for (int m = 0; m < M; m++) {
                         mma<E>(c[m][n], a_fragment[m], b_fragment[0], b_fragment[1]);
@@ -336,10 +339,10 @@ DEVICE void warp_gemm_abt(float (&c)[M][N][4], const char *a, const char *b, int
 }
 
 /* c += P B. P: accumulators p; B: rows of tile b, one for each column of p. */
-template <typename E, int D, int M, int K, int N>
+template <typename E, int HEAD_DIM, int M, int K, int N>
 DEVICE void warp_gemm_rs(float (&c)[M][N][4], const float (&p)[M][K][4], const char *b, int size, int pitch)
 {
-    static_assert(N == D / 8, "all columns of the tile");
+    static_assert(N == HEAD_DIM / 8, "all columns of the tile");
     const int lane = reload_lane();
     if constexpr (is_f32<E>) {
         const float *y = (const float *)b + 2 * (lane % 4);
@@ -362,7 +365,7 @@ DEVICE void warp_gemm_rs(float (&c)[M][N][4], const float (&p)[M][K][4], const c
                 }
             }
     } else {
-        const uint32_t b_address = cot_shared_address(b) + lane % 16 * (2 * D),
+        const uint32_t b_address = cot_shared_address(b) + lane % 16 * (2 * HEAD_DIM),
                        b_unit_offset = (lane / 16 ^ lane % 8) * 16;
 #pragma unroll
         for (int k = 0; k < K; k += 2) {
@@ -376,7 +379,7 @@ DEVICE void warp_gemm_rs(float (&c)[M][N][4], const float (&p)[M][K][4], const c
             for (int n = 0; n < N; n += 2) {
                 uint32_t b_fragment[4];
                 cot_ldmatrix_x4_trans(b_fragment,
-                                      b_address + k * (16 * D) + n / 8 * 128 + (b_unit_offset ^ n % 8 * 16));
+                                      b_address + k * (16 * HEAD_DIM) + n / 8 * 128 + (b_unit_offset ^ n % 8 * 16));
 #pragma unroll
                 for (int m = 0; m < M; m++) {
                     mma<E>(c[m][n], a_fragment[m], b_fragment[0], b_fragment[1]);
@@ -620,17 +623,17 @@ template <typename E> DEVICE float exp_scaled(float x, float scale, float m)
 }
 
 /* The scale of scores in exp_scaled. Scores with modifiers are already scaled. */
-template <typename E, bool GENERAL> DEVICE float exp_scale_of(const attention_mma_call &c)
+template <typename E, bool SCORE_MODS> DEVICE float exp_scale_of(const attention_mma_call &c)
 {
-    return is_f32<E> || GENERAL ? 1.0f : c.score_scale;
+    return is_f32<E> || SCORE_MODS ? 1.0f : c.score_scale;
 }
 
 /* Turns products into scores: modifiers or, without them, the sign of the scale. Then the mask. */
-template <typename E, bool GENERAL, bool KEYS_IN_ROWS, bool WITH_SLOPES, int M, int N>
+template <typename E, bool SCORE_MODS, bool KEYS_IN_ROWS, bool WITH_SLOPES, int M, int N>
 DEVICE void finish_scores(const attention_mma_call &c, const sequence &s, const score_mods &mods, const score_tile &t,
                           bool visible, float (&x)[M][N][4], float (&cap_slopes)[M][N][4])
 {
-    if constexpr (GENERAL) {
+    if constexpr (SCORE_MODS) {
         modify_scores<E, KEYS_IN_ROWS, WITH_SLOPES>(c, s, mods, t, x, cap_slopes);
     } else if (c.negative_scale) {
 #pragma unroll
@@ -647,10 +650,11 @@ DEVICE void finish_scores(const attention_mma_call &c, const sequence &s, const 
 
 /* ---- results ----------------------------------------------------------------------------------------------- */
 
-/* Stores `size` columns of the warp's rows from `row` on: rows below used_rows are multiplied by factor, later rows
- * below `rows` become 0. The warp has 8 N columns from first_column on. offset: the element of row 0. `tile` is shared
- * memory that collects vectors of 16 bytes. Only this warp reads the part that it writes. */
-template <typename E, int D, int M, int N>
+/* Stores the warp's 16 M rows, which begin at `row`, and columns [first_column, first_column + 8 N), of which those
+ * below `size` exist. Rows below used_rows are multiplied by factor, later rows below `rows` become 0. offset: the
+ * element of row 0. `tile` is shared memory that collects vectors of 16 bytes. Only this warp reads the part that it
+ * writes. */
+template <typename E, int HEAD_DIM, int M, int N>
 DEVICE void store_rows(const attention_view &to, int64_t offset, bool accumulate, int used_rows, int rows, int size,
                        const float (&x)[M][N][4], const float (&factor)[M][2], char *tile, int row = warp_row<M>(),
                        int first_column = 0)
@@ -670,8 +674,8 @@ DEVICE void store_rows(const attention_view &to, int64_t offset, bool accumulate
                     for (int n = 0; n < N; n++) {
                         const uint32_t pair = cot_pack_pair<E>(factor[m][half] * x[m][n][2 * half],
                                                                factor[m][half] * x[m][n][2 * half + 1]);
-                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(unit_address<D>(base, r, first_column / 8 + n) +
-                                                                     4 * (lane % 4)),
+                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(
+                                         unit_address<HEAD_DIM>(base, r, first_column / 8 + n) + 4 * (lane % 4)),
                                      "r"(in_range ? pair : 0)
                                      : "memory");
                     }
@@ -686,7 +690,7 @@ DEVICE void store_rows(const attention_view &to, int64_t offset, bool accumulate
                 uint32_t word[4];
                 asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                              : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                             : "r"(unit_address<D>(base, r, u))
+                             : "r"(unit_address<HEAD_DIM>(base, r, u))
                              : "memory");
                 *(uint4 *)((uint16_t *)to.data + offset + r * to.stride[1] + 8 * u) =
                     make_uint4(word[0], word[1], word[2], word[3]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_mma.h: arguments that the host passes to the portable kernels of this op (attention_fwd_mma.cu,
- * attention_bwd_mma.cu, attention_bwd_once_mma.cu, attention_f32.cu, attention_rows.cu), by value, and their tiles. For
- * C and CUDA. */
+ * attention_bwd_mma.cu, attention_bwd_one_pass_mma.cu, attention_f32.cu, attention_rows.cu), by value, and their tiles.
+ * For C and CUDA. */
 #ifndef COT_ATTENTION_MMA_H
 #define COT_ATTENTION_MMA_H
 
@@ -9,24 +9,24 @@
 
 enum { ATTENTION_MMA_WARPS = 4, ATTENTION_F32_WARPS = 2, ATTENTION_ROW_LANES = 8, ATTENTION_ROW_THREADS = 256 };
 
-/* Tiles of each kernel: DO(name, columns of q and k, columns of v, slabs of 16 rows a warp, rows of the tile that the
- * block loops over, stages of that tile). Smaller sizes are filled up with zeros. The ..._GENERAL kernels also have
+/* Tiles of each kernel: DO(name, columns of q and k, columns of v, slabs of 16 rows per warp, rows of the tile that the
+ * block loops over, stages of that tile). Smaller sizes are filled up with zeros. The ..._score_mods kernels also have
  * softcap, ALiBi, bias and dropout. */
 /* clang-format off */
 #define ATTENTION_FWD_TILES(DO) \
     DO(d64, 64, 64, 2, 64, 1) DO(d128, 128, 128, 2, 48, 1) DO(d192_v128, 192, 128, 2, 48, 1) DO(d256, 256, 256, 1, 64, 1)
-#define ATTENTION_FWD_TILES_GENERAL(DO) DO(d128_general, 128, 128, 1, 64, 1) DO(d256_general, 256, 256, 1, 32, 1)
+#define ATTENTION_FWD_TILES_SCORE_MODS(DO) DO(d128_score_mods, 128, 128, 1, 64, 1) DO(d256_score_mods, 256, 256, 1, 32, 1)
 #define ATTENTION_DQ_TILES(DO) \
     DO(d64, 64, 64, 2, 64, 2) DO(d128, 128, 128, 2, 32, 2) DO(d192_v128, 192, 128, 1, 32, 2) DO(d256, 256, 256, 1, 32, 1)
-#define ATTENTION_DQ_TILES_GENERAL(DO) DO(d256_general, 256, 256, 1, 32, 1)
+#define ATTENTION_DQ_TILES_SCORE_MODS(DO) DO(d256_score_mods, 256, 256, 1, 32, 1)
 /* dk and dv in one kernel, or in two kernels if the registers cannot hold both accumulators. d128 and d256 are for
  * devices with too little shared memory for ATTENTION_ONE_PASS_TILES. */
 #define ATTENTION_DKV_TILES(DO) \
     DO(d64, 64, 64, 2, 32, 2) DO(d128, 128, 128, 1, 48, 2) DO(d192_v128, 192, 128, 1, 32, 2)
 #define ATTENTION_DK_TILES(DO) DO(d256, 256, 256, 1, 32, 1)
-#define ATTENTION_DK_TILES_GENERAL(DO) DO(d256_general, 256, 256, 1, 32, 1)
+#define ATTENTION_DK_TILES_SCORE_MODS(DO) DO(d256_score_mods, 256, 256, 1, 32, 1)
 #define ATTENTION_DV_TILES(DO) DO(d256, 256, 256, 1, 32, 2)
-#define ATTENTION_DV_TILES_GENERAL(DO) DO(d256_general, 256, 256, 1, 32, 2)
+#define ATTENTION_DV_TILES_SCORE_MODS(DO) DO(d256_score_mods, 256, 256, 1, 32, 2)
 /* dq, dk and dv in one pass: DO(name, columns, keys of a block, queries of a tile, warps) */
 #define ATTENTION_ONE_PASS_TILES(DO) DO(d64, 64, 128, 32, 4) DO(d128, 128, 128, 64, 8) DO(d256, 256, 64, 64, 8)
 /* clang-format on */
@@ -37,7 +37,7 @@ enum { ATTENTION_FAR = 1 << 30 };
  * of lane l is number 32 e + l. A sequence begins at a multiple of ATTENTION_ACCUM_ROWS rows. */
 enum { ATTENTION_ACCUM_ROWS = 64, ATTENTION_WORK_BYTES = 32 };
 
-/* Tiles of the float32 kernels: 16 rows a warp, by 16 columns. */
+/* Tiles of the float32 kernels: 16 rows per warp, by 16 columns. */
 enum { ATTENTION_F32_ROWS = 16 * ATTENTION_F32_WARPS, ATTENTION_F32_COLUMNS = 16, ATTENTION_F32_MAX_D = 256 };
 
 /* A tensor on the device. data is null if it is absent. Strides are in elements, in this order:

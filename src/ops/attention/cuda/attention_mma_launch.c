@@ -14,7 +14,7 @@
 #undef COT_KERNEL
 
 extern const unsigned char cot_image_attention_fwd_mma[], cot_image_attention_bwd_mma[],
-    cot_image_attention_bwd_once_mma[], cot_image_attention_f32[], cot_image_attention_rows[];
+    cot_image_attention_bwd_one_pass_mma[], cot_image_attention_f32[], cot_image_attention_rows[];
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
@@ -56,7 +56,7 @@ typedef struct tiled_kernel {
 #define DV_F16(...) DV(f16, __VA_ARGS__)
 
 #define ONE_PASS(dtype, stages, name, d, keys, queries, warps) \
-    {d, d, keys, warps, {cot_image_attention_bwd_once_mma, "attention_once_mma_" #dtype "_" #name, \
+    {d, d, keys, warps, {cot_image_attention_bwd_one_pass_mma, "attention_one_pass_mma_" #dtype "_" #name, \
                          ONE_PASS_BYTES(d, keys, queries, warps, stages)}},
 #define ONE_PASS_BF16(...) ONE_PASS(bf16, 2, __VA_ARGS__)
 #define ONE_PASS_F16(...) ONE_PASS(f16, 2, __VA_ARGS__)
@@ -65,7 +65,7 @@ typedef struct tiled_kernel {
 
 /* By size, the smallest first. */
 typedef struct kernel_family {
-    tiled_kernel plain[5], all[3];
+    tiled_kernel plain[5], score_mods[3];
 } kernel_family;
 
 /* dkv: dk and dv in one kernel, if its registers can hold both accumulators; else dk and dv. one_pass: dq, dk and dv,
@@ -75,11 +75,11 @@ typedef struct dtype_kernels {
 } dtype_kernels;
 
 #define KERNELS(dtype) { \
-    .fwd = {{ATTENTION_FWD_TILES(FWD_##dtype)}, {ATTENTION_FWD_TILES_GENERAL(FWD_##dtype)}}, \
-    .dq = {{ATTENTION_DQ_TILES(DQ_##dtype)}, {ATTENTION_DQ_TILES_GENERAL(DQ_##dtype)}}, \
+    .fwd = {{ATTENTION_FWD_TILES(FWD_##dtype)}, {ATTENTION_FWD_TILES_SCORE_MODS(FWD_##dtype)}}, \
+    .dq = {{ATTENTION_DQ_TILES(DQ_##dtype)}, {ATTENTION_DQ_TILES_SCORE_MODS(DQ_##dtype)}}, \
     .dkv = {{ATTENTION_DKV_TILES(DKV_##dtype)}, {{0}}}, \
-    .dk = {{ATTENTION_DK_TILES(DK_##dtype)}, {ATTENTION_DK_TILES_GENERAL(DK_##dtype)}}, \
-    .dv = {{ATTENTION_DV_TILES(DV_##dtype)}, {ATTENTION_DV_TILES_GENERAL(DV_##dtype)}}, \
+    .dk = {{ATTENTION_DK_TILES(DK_##dtype)}, {ATTENTION_DK_TILES_SCORE_MODS(DK_##dtype)}}, \
+    .dv = {{ATTENTION_DV_TILES(DV_##dtype)}, {ATTENTION_DV_TILES_SCORE_MODS(DV_##dtype)}}, \
     .one_pass = {{ATTENTION_ONE_PASS_TILES(ONE_PASS_##dtype)}, {{0}}}, \
     .one_pass_1_stage = {{ATTENTION_ONE_PASS_TILES(ONE_PASS_1_STAGE_##dtype)}, {{0}}}}
 static const dtype_kernels kernels_bf16 = KERNELS(BF16), kernels_f16 = KERNELS(F16);
@@ -102,7 +102,7 @@ static const cot_cuda_kernel prepare_rows = {cot_image_attention_rows, "attentio
 /* The smallest kernel that supports the sizes, or NULL. */
 static const tiled_kernel *smallest_kernel(const kernel_family *f, const attention_problem *p)
 {
-    const tiled_kernel *t = attention_has_score_mods(p) ? f->all : f->plain;
+    const tiled_kernel *t = attention_has_score_mods(p) ? f->score_mods : f->plain;
     while (t->rows > 0 && (t->dk < p->sizes.d || t->dv < p->sizes.dv))
         t++;
     return t->rows > 0 ? t : NULL;
@@ -264,7 +264,7 @@ static cot_status launch_dbias(cot_queue *queue, const attention_mma_call *c)
     return grid.blocks[0] > 0 ? cot_cuda_launch(queue, &dbias_f32.kernel, &grid, c) : COT_OK;
 }
 
-/* Launches a kernel with eight lanes a row. */
+/* Launches a kernel with eight lanes per row. */
 static cot_status launch_row_kernel(cot_queue *queue, const cot_cuda_kernel *kernel, const attention_mma_call *c)
 {
     if (c->rows_q == 0)
@@ -273,8 +273,8 @@ static cot_status launch_row_kernel(cot_queue *queue, const cot_cuda_kernel *ker
                         ATTENTION_ROW_THREADS, 0);
 }
 
-/* Launches the kernels of a backward. stages > 0: dkv is a kernel of attention_bwd_once_mma.cu, which may compute dq,
- * too. dkv == NULL: dk and dv have a kernel each. */
+/* Launches the kernels of a backward. stages > 0: dkv is a kernel of attention_bwd_one_pass_mma.cu, which may compute
+ * dq, too. dkv == NULL: dk and dv have a kernel each. */
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled_kernel *dq,
                            const tiled_kernel *dkv, const tiled_kernel *dk, const tiled_kernel *dv, int stages)
 {
@@ -355,7 +355,7 @@ cot_status attention_bwd_f32_sm80(cot_queue *queue, const void *problem, void *w
     return backward(queue, problem, workspace, &dq_f32, NULL, &dk_f32, &dv_f32, 0);
 }
 
-/* Launches delta or merge: eight lanes a row. */
+/* Launches delta or merge: eight lanes per row. */
 static cot_status launch_delta_or_merge(cot_queue *queue, const cot_cuda_kernel *kernel, int64_t rows, const void *call)
 {
     const int64_t rows_of_block = ATTENTION_ROW_THREADS / ATTENTION_ROW_LANES;

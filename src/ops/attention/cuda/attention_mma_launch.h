@@ -91,8 +91,8 @@ static inline size_t workspace_bwd_f32(const void *problem)
     return 2 * attention_statistic_bytes(problem);
 }
 
-/* Whether attention_bwd_once_mma.cu supports the problem, if the device has enough shared memory. For d up to 192 with
- * dv up to 128 other kernels fill up fewer columns with zeros. */
+/* Whether attention_bwd_one_pass_mma.cu supports the problem, if the device has enough shared memory. For d up to 192
+ * with dv up to 128 other kernels fill up fewer columns with zeros. */
 static inline bool attention_supports_one_pass(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;

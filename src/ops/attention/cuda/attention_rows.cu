@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_rows.cu: row kernels with eight lanes a row: lse and D before the portable backward's products, dq and
+ * attention_rows.cu: row kernels with eight lanes per row: lse and D before the portable backward's products, dq and
  * dsink after them, and delta and merge. */
 #include "attention_mma.cuh"
 
@@ -142,7 +142,7 @@ KERNEL(dq_rows, attention_mma_call)
 
 /* ---- dsink ------------------------------------------------------------------------------------------------------- */
 
-/* A block takes a head, a thread every THREADSth row. */
+/* A block takes a head, each thread every THREADSth row. */
 KERNEL(dsink, attention_mma_call)
 {
     __shared__ double partial_sums[THREADS];

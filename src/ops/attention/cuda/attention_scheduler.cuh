@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_place.cuh: for kernels whose sequences differ in length: finds the sequence of a tile or a block, and
+ * attention_scheduler.cuh: for kernels whose sequences differ in length: finds the sequence of a tile or a block, and
  * clears rows of other sequences from a tile. */
-#ifndef COT_ATTENTION_PLACE_CUH
-#define COT_ATTENTION_PLACE_CUH
+#ifndef COT_ATTENTION_SCHEDULER_CUH
+#define COT_ATTENTION_SCHEDULER_CUH
 
 #include "attention_cuda.h"
 
@@ -25,9 +25,9 @@ static __device__ __forceinline__ int attention_sequence_at(const attention_sche
     return low;
 }
 
-/* Executed by a warp. Clears the rows from `row` on in the SLICES slices of an operand. A slice has BYTES bytes and 64
- * columns. The rows belong to other sequences, and 0 times their values need not be 0. The proxy fence makes the zeros
- * visible to wgmma. */
+/* Executed by a warp. Clears row `row` and all later rows in the SLICES slices of an operand. A slice has BYTES bytes
+ * and 64 columns. The rows belong to other sequences, and 0 times their values need not be 0. The proxy fence makes the
+ * zeros visible to wgmma. */
 template <int BYTES, int SLICES>
 static __device__ __forceinline__ void attention_clear_rows(unsigned char (*slices)[BYTES], int row)
 {

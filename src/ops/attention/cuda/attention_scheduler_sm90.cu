@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_place_sm90.cu: the kernel before the Hopper kernels. It sets the tile counter and, if sequences differ in
- * length, writes where each sequence begins and ends (read by attention_place.cuh). */
+ * attention_scheduler_sm90.cu: the kernel before the Hopper kernels. It sets the tile counter and, if sequences differ
+ * in length, writes where each sequence begins and ends (read by attention_scheduler.cuh). */
 #include "attention_cuda.h"
 
 #include "../../../cuda/device/fault.cuh"
@@ -28,7 +28,7 @@ static __device__ void rows_of(const attention_scheduler &c, const attention_arr
     end = to < first ? first : to > rows ? rows : to;
 }
 
-/* The number of sequence b's `rows` rows that count (seqused). */
+/* The number of sequence b's `rows` rows that are below seqused. */
 static __device__ int64_t used_of(const attention_scheduler &c, const attention_array &used, int b, int64_t rows)
 {
     if (used.data == nullptr)
@@ -80,7 +80,7 @@ static __device__ int32_t inclusive_scan(int32_t value, int32_t *sums, int32_t *
 }
 
 /* One block, which processes THREADS sequences at a time. */
-extern "C" __global__ void __launch_bounds__(THREADS) attention_place(const __grid_constant__ attention_scheduler c)
+extern "C" __global__ void __launch_bounds__(THREADS) attention_schedule(const __grid_constant__ attention_scheduler c)
 {
     __shared__ int32_t sums[THREADS];
     cot_griddepcontrol_launch_dependents();

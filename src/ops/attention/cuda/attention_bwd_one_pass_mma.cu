@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_once_mma.cu: dq, dk and dv in one pass, for compute capability 8.0 and later. It needs five products.
- * Blocks add to dq in any order.
+ * attention_bwd_one_pass_mma.cu: dq, dk and dv in one pass, for compute capability 8.0 and later. It needs five
+ * products. Blocks add to dq in any order.
  *
  * A block takes keys of a key-value head and loops over the group's heads and their queries:
  *
@@ -15,7 +15,7 @@
 /* Columns of a tile of P or dS in shared memory: a row is a key, with 64 queries. */
 enum { SCORE_COLUMNS = 64 };
 
-/* Stores the warp's scores from row `row` and unit `unit` (8 queries) on. */
+/* Stores the warp's scores. They begin at row `row` and unit `unit` (8 queries) of the tile. */
 template <typename E, int M, int N>
 DEVICE void store_scores(uint32_t tile, int row, int unit, const float (&x)[M][N][4])
 {
@@ -34,16 +34,16 @@ DEVICE void store_scores(uint32_t tile, int row, int unit, const float (&x)[M][N
     }
 }
 
-/* c += A B over K rows of tile b, from column `column` on. A is the rows of a tile of scores from `row` on or, if
- * TRANSPOSED, its columns. */
-template <typename E, int D, int K, bool TRANSPOSED, int M, int N>
+/* c += A B over K rows of tile b. B begins at column `column`. A is 16 M rows of a tile of scores, which begin at
+ * `row`. If TRANSPOSED, A is 16 M of its columns. */
+template <typename E, int HEAD_DIM, int K, bool TRANSPOSED, int M, int N>
 DEVICE void warp_gemm_ss(float (&c)[M][N][4], uint32_t a, int row, const char *b, int column)
 {
     const int lane = reload_lane();
     const int a_row = TRANSPOSED ? lane % 8 + lane / 16 * 8 : row + lane % 16;
     const int a_unit = TRANSPOSED ? lane / 8 % 2 + row / 8 : lane / 16;
     const uint32_t x = a + a_row * (2 * SCORE_COLUMNS), a_unit_offset = (a_unit ^ lane % 8) * 16;
-    const uint32_t y = cot_shared_address(b) + lane % 16 * (2 * D) + column / 64 * 128;
+    const uint32_t y = cot_shared_address(b) + lane % 16 * (2 * HEAD_DIM) + column / 64 * 128;
     const uint32_t b_unit_offset = (column % 64 / 8 + lane / 16 ^ lane % 8) * 16;
 #pragma unroll
     for (int k = 0; k < K / 16; k++) {
@@ -58,7 +58,7 @@ DEVICE void warp_gemm_ss(float (&c)[M][N][4], uint32_t a, int row, const char *b
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t b_fragment[4];
-            cot_ldmatrix_x4_trans(b_fragment, y + k * (32 * D) + n / 8 * 128 + (b_unit_offset ^ n % 8 * 16));
+            cot_ldmatrix_x4_trans(b_fragment, y + k * (32 * HEAD_DIM) + n / 8 * 128 + (b_unit_offset ^ n % 8 * 16));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 mma<E>(c[m][n], a_fragment[m], b_fragment[0], b_fragment[1]);
@@ -71,21 +71,23 @@ DEVICE void warp_gemm_ss(float (&c)[M][N][4], uint32_t a, int row, const char *b
 /* KEYS: keys of a block; QUERIES: queries of a tile. UNSPLIT: one warp has all queries of its keys. It keeps P and dS
  * in registers for dV and dK. dQ is then computed one step late, from the other half of the dS tile, so that a step
  * needs one barrier. */
-template <typename E, int D, int KEYS, int QUERIES, int WARPS>
+template <typename E, int HEAD_DIM, int KEYS, int QUERIES, int WARPS>
 DEVICE void backward_one_pass(const attention_mma_call &c)
 {
     constexpr int THREADS = 32 * WARPS, QUERY_SPLITS = 32 * WARPS / KEYS, COLUMNS = QUERIES / QUERY_SPLITS,
                   N = COLUMNS / 8;
     constexpr bool UNSPLIT = QUERY_SPLITS == 1;
-    constexpr int WARP_COLUMNS = D / QUERY_SPLITS, Q_ROWS = QUERIES / 2,
-                  Q_COLUMNS = 2 * D / WARPS; /* of a warp: columns of dK and dV; rows and columns of dQ */
+    constexpr int WARP_COLUMNS = HEAD_DIM / QUERY_SPLITS, Q_ROWS = QUERIES / 2,
+                  Q_COLUMNS = 2 * HEAD_DIM / WARPS; /* of a warp: columns of dK and dV; rows and columns of dQ */
     static_assert(WARP_COLUMNS == 64 && QUERIES == (UNSPLIT ? 32 : 64), "as tiles are divided");
-    constexpr int k_bytes = 2 * KEYS * D, q_bytes = 2 * QUERIES * D, score_bytes = 2 * KEYS * SCORE_COLUMNS;
+    constexpr int k_bytes = 2 * KEYS * HEAD_DIM, q_bytes = 2 * QUERIES * HEAD_DIM,
+                  score_bytes = 2 * KEYS * SCORE_COLUMNS;
     const int stages = UNSPLIT ? 2 : c.stages;
     char *const k_tile = memory, *const v_tile = k_tile + k_bytes, *const q_tiles = v_tile + k_bytes,
                 *const dout_tiles = q_tiles + stages * q_bytes, *const ds_tile = dout_tiles + stages * q_bytes,
                 *const p_tile = ds_tile + score_bytes,
-                *const statistics = p_tile + (UNSPLIT ? 0 : score_bytes); /* for each stage: lse and D of each query */
+                *const statistics =
+                    p_tile + (UNSPLIT ? 0 : score_bytes); /* for each stage: lse and delta of each query */
     const block_coord coord = block_coord_of(c, c.Hkv);
     const sequence s = sequence_at(c, coord.b);
     const int64_t hkv = coord.head;
@@ -120,10 +122,10 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         return sequence{stored->b, stored->q_row, 0, 0, 0, stored->Tq, stored->Tk, stored->diagonal};
     };
     const auto load = [&](const sequence &s, int h, int i0, int stage) {
-        load_tile<E, QUERIES, D, THREADS>(q_tiles + stage * q_bytes, c.q, row_offset(c.q, s.b, s.q_row + i0, h),
-                                          s.Tq - i0, (int)c.d, 0);
-        load_tile<E, QUERIES, D, THREADS>(dout_tiles + stage * q_bytes, c.dout,
-                                          row_offset(c.dout, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.dv, 0);
+        load_tile<E, QUERIES, HEAD_DIM, THREADS>(q_tiles + stage * q_bytes, c.q, row_offset(c.q, s.b, s.q_row + i0, h),
+                                                 s.Tq - i0, (int)c.d, 0);
+        load_tile<E, QUERIES, HEAD_DIM, THREADS>(dout_tiles + stage * q_bytes, c.dout,
+                                                 row_offset(c.dout, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.dv, 0);
         if (threadIdx.x < QUERIES) {
             const bool in_range = i0 + (int)threadIdx.x < s.Tq;
             const int64_t number = in_range ? statistic_row(c, s, h) + i0 + threadIdx.x : 0;
@@ -139,8 +141,8 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         const int row = warp / (WARPS / 2) * Q_ROWS, column = warp % (WARPS / 2) * Q_COLUMNS;
         float dq[Q_ROWS / 16][Q_COLUMNS / 8][4];
         clear_accumulators(dq);
-        warp_gemm_ss<E, D, KEYS, true>(dq, cot_shared_address(ds_tile), stage * QUERIES + row, k_tile, column);
-        float *const to = c.dq_accum + (first_accum_row(c, s, h) + i0 + row) * D + column * 16 + reload_lane();
+        warp_gemm_ss<E, HEAD_DIM, KEYS, true>(dq, cot_shared_address(ds_tile), stage * QUERIES + row, k_tile, column);
+        float *const to = c.dq_accum + (first_accum_row(c, s, h) + i0 + row) * HEAD_DIM + column * 16 + reload_lane();
 #pragma unroll
         for (int m = 0; m < Q_ROWS / 16; m++)
             if (i0 + row + 16 * m < s.Tq)
@@ -148,7 +150,7 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
                 for (int n = 0; n < Q_COLUMNS / 8; n++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + m * (16 * D) + n * 128 + e * 32),
+                        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + m * (16 * HEAD_DIM) + n * 128 + e * 32),
                                      "f"(dq[m][n][e])
                                      : "memory");
     };
@@ -160,8 +162,10 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
     };
     int h = (int)hkv * group, i0 = first, stage = 0;
     if (steps > 0) {
-        load_tile<E, KEYS, D, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.d, 0);
-        load_tile<E, KEYS, D, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.dv, 0);
+        load_tile<E, KEYS, HEAD_DIM, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.d,
+                                              0);
+        load_tile<E, KEYS, HEAD_DIM, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0,
+                                              (int)c.dv, 0);
         load(s, h, i0, 0);
     }
 #pragma unroll 1
@@ -178,7 +182,8 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
             load(stored_sequence(), next_h, next_i0, stage ^ 1);
         if (UNSPLIT && step > 0 && c.dq_accum != nullptr)
             add_previous_dq(h, i0, stage ^ 1);
-        warp_gemm_abt<E, D>(x, k_tile, q_tile + query_split() * (COLUMNS * 2 * D), (int)c.d, 0, warp_key());
+        warp_gemm_abt<E, HEAD_DIM>(x, k_tile, q_tile + query_split() * (COLUMNS * 2 * HEAD_DIM), (int)c.d, 0,
+                                   warp_key());
         const sequence s = stored_sequence();
         const score_tile t = {i0 + query_split() * COLUMNS, j0 + warp_key()};
         /* apply_mask adds warp_row<2>() to rows */
@@ -195,7 +200,8 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         }
         if (!UNSPLIT)
             store_scores<E>(cot_shared_address(p_tile), warp_key(), query_split() * N, x);
-        warp_gemm_abt<E, D>(dp, v_tile, dout_tile + query_split() * (COLUMNS * 2 * D), (int)c.dv, 0, warp_key());
+        warp_gemm_abt<E, HEAD_DIM>(dp, v_tile, dout_tile + query_split() * (COLUMNS * 2 * HEAD_DIM), (int)c.dv, 0,
+                                   warp_key());
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const float2 of_column = *(const float2 *)(delta + 8 * n + 2 * (reload_lane() % 4));
@@ -207,13 +213,13 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         }
         store_scores<E>(cot_shared_address(ds_tile), warp_key(), (UNSPLIT ? stage : query_split()) * N, dp);
         if constexpr (UNSPLIT) {
-            warp_gemm_rs<E, D>(acc_dv, x, dout_tile, (int)c.dv, 0);
-            warp_gemm_rs<E, D>(acc_dk, dp, q_tile, (int)c.d, 0);
+            warp_gemm_rs<E, HEAD_DIM>(acc_dv, x, dout_tile, (int)c.dv, 0);
+            warp_gemm_rs<E, HEAD_DIM>(acc_dk, dp, q_tile, (int)c.d, 0);
         } else {
             const uint32_t p = cot_shared_address(p_tile), ds = cot_shared_address(ds_tile);
             __syncthreads();
-            warp_gemm_ss<E, D, QUERIES, false>(acc_dv, p, warp_key(), dout_tile, query_split() * WARP_COLUMNS);
-            warp_gemm_ss<E, D, QUERIES, false>(acc_dk, ds, warp_key(), q_tile, query_split() * WARP_COLUMNS);
+            warp_gemm_ss<E, HEAD_DIM, QUERIES, false>(acc_dv, p, warp_key(), dout_tile, query_split() * WARP_COLUMNS);
+            warp_gemm_ss<E, HEAD_DIM, QUERIES, false>(acc_dk, ds, warp_key(), q_tile, query_split() * WARP_COLUMNS);
             if (stages == 1) {
                 __syncthreads();
                 if (step + 1 < steps * group)
@@ -233,19 +239,21 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
     }
     float factor[2][2] = {{c.scale, c.scale}, {c.scale, c.scale}};
     if (is_present(c.grad_k))
-        store_rows<E, D>(c.grad_k, row_offset(c.grad_k, s.b, s.k_row + j0, hkv), c.accumulate, s.Tk - j0, s.k_rows - j0,
-                         (int)c.d, acc_dk, factor, k_tile, warp_key(), query_split() * WARP_COLUMNS);
+        store_rows<E, HEAD_DIM>(c.grad_k, row_offset(c.grad_k, s.b, s.k_row + j0, hkv), c.accumulate, s.Tk - j0,
+                                s.k_rows - j0, (int)c.d, acc_dk, factor, k_tile, warp_key(),
+                                query_split() * WARP_COLUMNS);
     factor[0][0] = factor[0][1] = factor[1][0] = factor[1][1] = 1.0f;
     if (is_present(c.grad_v))
-        store_rows<E, D>(c.grad_v, row_offset(c.grad_v, s.b, s.k_row + j0, hkv), c.accumulate, s.Tk - j0, s.k_rows - j0,
-                         (int)c.dv, acc_dv, factor, v_tile, warp_key(), query_split() * WARP_COLUMNS);
+        store_rows<E, HEAD_DIM>(c.grad_v, row_offset(c.grad_v, s.b, s.k_row + j0, hkv), c.accumulate, s.Tk - j0,
+                                s.k_rows - j0, (int)c.dv, acc_dv, factor, v_tile, warp_key(),
+                                query_split() * WARP_COLUMNS);
 }
 
-#define ONE_PASS(dtype, element, name, d, keys, queries, warps)                           \
-    extern "C" __global__ void __launch_bounds__(32 * (warps))                            \
-        attention_once_mma_##dtype##_##name(const __grid_constant__ attention_mma_call c) \
-    {                                                                                     \
-        backward_one_pass<element, d, keys, queries, warps>(c);                           \
+#define ONE_PASS(dtype, element, name, d, keys, queries, warps)                               \
+    extern "C" __global__ void __launch_bounds__(32 * (warps))                                \
+        attention_one_pass_mma_##dtype##_##name(const __grid_constant__ attention_mma_call c) \
+    {                                                                                         \
+        backward_one_pass<element, d, keys, queries, warps>(c);                               \
     }
 #define BOTH(...) ONE_PASS(bf16, __nv_bfloat16, __VA_ARGS__) ONE_PASS(f16, __half, __VA_ARGS__)
 
