@@ -6,7 +6,8 @@
  * (-DCOT_SIMD_AVX512 -DCOT_MATMUL_AMX). With -DCOT_MATMUL_SPLIT=2 or =3 as well, an element is a sum of two or three
  * bf16.
  *
- * `mt` is the element type of the operands A and B: float, or on AMX bf16 or a sum of bf16.
+ * `mt` is the element type of the operands A and B: float, or on AMX bf16 or a sum of bf16. MT (32) is the width of a
+ * panel. Functions have the prefix mt_.
  * All matrices are stored in panels of MT columns, [columns/MT][rows][MT]. An MT x MT tile is therefore contiguous. (In
  * a row-major matrix of 128 float columns, a row takes 512 bytes, and a column of tiles would map to 1/8 of the L1
  * cache's sets.) The element in row r and column c, c a multiple of MT, has the offset mt_offset(rows, r, c).

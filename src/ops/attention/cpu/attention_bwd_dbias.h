@@ -24,39 +24,40 @@ _Static_assert(sizeof(dbias_buffers) <=
                    ATTENTION_BWD_SCRATCH(sizeof(mt), MT_SAME_FORM) + ATTENTION_DBIAS_SCRATCH(sizeof(mt)),
                "the buffers must fit the scratch slice");
 
-/* Adds dS^T of SCORE_ROWS keys from first_key on, at a block of queries, to sums[SCORE_ROWS][BLOCK]. */
-static void add_strip(const context *c, const score_context *a, const key_strip *keys, strip_buffers *x, double *sums,
-                      int64_t first_key, int64_t q_block)
+/* Adds dS^T of keys [first_key, first_key + SCORE_ROWS) and a block of queries to sums[SCORE_ROWS][BLOCK]. */
+static void add_strip(const context *c, const score_context *a, const key_strip *keys, strip_buffers *buffers,
+                      double *sums, int64_t first_key, int64_t q_block)
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK};
-    const int64_t d = c->w.d, dv = c->w.dv, first_query = q_block * BLOCK;
+    const int64_t d = c->layout.d, dv = c->layout.dv, first_query = q_block * BLOCK;
     const attention_span strips = attention_round_to_strips(
-        attention_visible_queries_of_rows(&p->sizes, &a->s, first_key, first_key + SCORE_ROWS), first_query, BLOCK);
+        attention_visible_queries_of_rows(&p->sizes, &a->sequence, first_key, first_key + SCORE_ROWS), first_query,
+        BLOCK);
     const int64_t n = strips.end - strips.first;
     if (n == 0)
         return;
-    const int64_t q_slot = (attention_first_slot(&queries, a->s.b) + q_block) * p->sizes.H + a->h;
+    const int64_t q_slot = (attention_first_slot(&queries, a->sequence.b) + q_block) * p->sizes.H + a->h;
     const int64_t tile_offset = mt_offset(SCORE_ROWS, 0, strips.first);
     const query_forms q = query_forms_at(c, q_slot);
     const float *lse = c->lse + q_slot * BLOCK, *D = c->D + q_slot * BLOCK;
     mt_product_all_terms(SCORE_ROWS, n, d, keys->k, SCORE_ROWS, q.q_t + mt_offset(d, 0, strips.first), d,
-                         x->s + tile_offset, SCORE_ROWS, false, NULL);
+                         buffers->scores + tile_offset, SCORE_ROWS, false, NULL);
     mt_product_all_terms(SCORE_ROWS, n, dv, keys->v, SCORE_ROWS, q.dout_t + mt_offset(dv, 0, strips.first), dv,
-                         x->dp + tile_offset, SCORE_ROWS, false, NULL);
+                         buffers->dp + tile_offset, SCORE_ROWS, false, NULL);
     const score_tile tile = {first_query, first_key, true, SCORE_ROWS, strips};
     const strip_options o = {
         .exp_scale = v_set1(scores_exp_scale(p)), .masked = true, .dropout = a->dropout.dropped > 0};
-    modify_scores(a, &tile, x->s, NULL);
+    modify_scores(a, &tile, buffers->scores, NULL);
     if (o.dropout)
-        fill_dropout_factors(a, &tile, x->dropout_factors);
+        fill_dropout_factors(a, &tile, buffers->dropout_factors);
     for (int64_t r = 0; r < SCORE_ROWS; r++)
         for (int64_t i = strips.first; i < strips.end; i += VW) {
             const int64_t offset = panel_offset(SCORE_ROWS, r, i);
             float values[VW];
             vf prob, ds;
-            differentiate_scores(a, x, offset, first_key + r, first_query + i, o, v_load(lse + i), v_load(D + i),
-                                 v_load(x->dp + offset), &prob, &ds);
+            differentiate_scores(a, buffers, offset, first_key + r, first_query + i, o, v_load(lse + i), v_load(D + i),
+                                 v_load(buffers->dp + offset), &prob, &ds);
             v_store(values, ds);
             for (int64_t lane = 0; lane < VW; lane++)
                 sums[r * BLOCK + i + lane] += (double)values[lane];
@@ -91,17 +92,17 @@ static void dbias_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
-    const attention_sizes *z = &p->sizes;
+    const attention_sizes *sizes = &p->sizes;
     const int64_t *shape = p->dbias.shape;
     const int64_t q_tiles = cot_ceil_div(shape[2], BLOCK), k_tiles = cot_ceil_div(shape[3], SCORE_ROWS);
     const int64_t q_tile = item / k_tiles % q_tiles, k_tile = item % k_tiles;
     const int64_t origin[4] = {item / k_tiles / q_tiles / shape[1], item / k_tiles / q_tiles % shape[1], q_tile * BLOCK,
                                k_tile * SCORE_ROWS};
-    const attention_span batch = tile_span(shape[0], origin[0], z->B, 1),
-                         heads = tile_span(shape[1], origin[1], z->H, 1);
-    dbias_buffers *const x = scratch;
+    const attention_span batch = tile_span(shape[0], origin[0], sizes->B, 1),
+                         heads = tile_span(shape[1], origin[1], sizes->H, 1);
+    dbias_buffers *const buffers = scratch;
     mt_state host_tiles;
-    memset(x->sums, 0, sizeof x->sums);
+    memset(buffers->sums, 0, sizeof buffers->sums);
     mt_begin(&host_tiles);
     for (int64_t b = batch.first; b < batch.end; b++) {
         const attention_sequence s = attention_sequence_at(p, b);
@@ -110,15 +111,15 @@ static void dbias_item(void *memory, int64_t item, void *scratch)
         for (int64_t h = heads.first; h < heads.end; h++) {
             const score_context a = make_score_context(p, &s, h);
             for (int64_t strip = strips.first; strip < strips.end; strip++) {
-                pack_keys(c, &s, h / (z->H / z->Hkv), strip * SCORE_ROWS, SCORE_ROWS, x->keys.k, NULL, x->keys.v,
-                          x->strip.staging[0]);
+                pack_keys(c, &s, h / (sizes->H / sizes->Hkv), strip * SCORE_ROWS, SCORE_ROWS, buffers->keys.k, NULL,
+                          buffers->keys.v, buffers->strip.staging[0]);
                 for (int64_t q_block = blocks.first; q_block < blocks.end; q_block++)
-                    add_strip(c, &a, &x->keys, &x->strip, x->sums, strip * SCORE_ROWS, q_block);
+                    add_strip(c, &a, &buffers->keys, &buffers->strip, buffers->sums, strip * SCORE_ROWS, q_block);
             }
         }
     }
     mt_end(&host_tiles);
-    store_tile(&p->dbias, origin, x->sums, p->accumulate);
+    store_tile(&p->dbias, origin, buffers->sums, p->accumulate);
 }
 
 #endif

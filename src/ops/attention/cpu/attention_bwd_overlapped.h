@@ -37,7 +37,7 @@ typedef struct score_part {
 } score_part;
 
 /* The waiting parts in a ring. `current` is the oldest part, of which rows_left rows remain. The other `count` parts
- * follow from `next` on. */
+ * follow: the first of them is ring[next]. */
 typedef struct score_queue {
     const score_part *ring;
     int64_t next, count;
@@ -95,7 +95,7 @@ V_INLINE void start_next_part(score_queue *queue)
     queue->count--;
 }
 
-/* Callback of mt_product_tile, which calls it four times a k-step with `step` 0 to 3. */
+/* Callback of mt_product_part, which calls it four times per k-step, with `step` = 0 to 3. */
 V_INLINE void overlap_step(void *argument, int step)
 {
     score_queue *queue = argument;
@@ -126,7 +126,7 @@ V_INLINE void drain_scores(score_queue *queue, int64_t max_waiting)
 V_INLINE void run_pending(pending_products *pending, score_queue *queue)
 {
     const pending_part *part = &pending->parts[pending->done++];
-    mt_product_tile(part->n, 1, part->a, part->a_rows, part->b, part->c, part->accumulate, false, overlap_step, queue);
+    mt_product_part(part->n, 1, part->a, part->a_rows, part->b, part->c, part->accumulate, false, overlap_step, queue);
 }
 
 static void finish_pending(pending_products *pending)
@@ -153,7 +153,7 @@ static visible_strips visible_strips_of(const context *c, const score_context *a
         visible.keys[i] = (attention_span){SCORE_ROWS, 0};
     for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
         const attention_span rows =
-            attention_visible_queries_of_rows(&c->p->sizes, &a->s, first_key + r, first_key + r + STRIP);
+            attention_visible_queries_of_rows(&c->p->sizes, &a->sequence, first_key + r, first_key + r + STRIP);
         const attention_span strips = visible.queries[r / STRIP] = attention_round_to_strips(rows, first_query, BLOCK);
         for (int64_t i = strips.first / STRIP; i < strips.end / STRIP; i++, visible.parts++) {
             visible.keys[i].first = visible.keys[i].first < r ? visible.keys[i].first : r;
@@ -163,13 +163,14 @@ static visible_strips visible_strips_of(const context *c, const score_context *a
     return visible;
 }
 
-/* Queues the products of the keys from row first_row of their block on. dv and dk go column panel by column panel,
- * since the strips of keys share a panel of B. dq^T goes by two rows of parts. */
-static void queue_products(const context *c, const block_pair *b, const strip_buffers *x, const visible_strips *visible,
-                           int64_t first_row, pending_products *pending)
+/* Queues the products of rows [first_row, first_row + SCORE_ROWS) of the block of keys. dv and dk go column panel by
+ * column panel, since the strips of keys share a panel of B. dq^T goes by two rows of parts. */
+static void queue_products(const context *c, const block_pair *b, const strip_buffers *buffers,
+                           const visible_strips *visible, int64_t first_row, pending_products *pending)
 {
-    const int64_t d = c->w.d, dv = c->w.dv, buffer_offset = x->buffer * SCORE_ROWS * BLOCK;
-    const mt *prob = x->prob + buffer_offset, *ds = x->ds + buffer_offset, *ds_b = x->ds_b + buffer_offset;
+    const int64_t d = c->layout.d, dv = c->layout.dv, buffer_offset = buffers->buffer * SCORE_ROWS * BLOCK;
+    const mt *prob = buffers->prob + buffer_offset, *ds = buffers->ds + buffer_offset,
+             *ds_b = buffers->ds_b + buffer_offset;
     for (int64_t n = 0; n < dv + d; n += STRIP)
         for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
             const attention_span span = visible->queries[r / STRIP];
@@ -203,7 +204,7 @@ static void queue_products(const context *c, const block_pair *b, const strip_bu
         b->dq_initialized[i] |= visible->keys[i].first < visible->keys[i].end;
 }
 
-/* Sets masked scores to -inf in s[STRIP][STRIP], keys from first_key on and queries from first_query on. */
+/* Sets masked scores to -inf in s[STRIP][STRIP]. Row 0 is key first_key, column 0 is query first_query. */
 static void apply_mask(const score_context *a, float *s, int64_t first_key, int64_t first_query)
 {
     for (int64_t r = 0; r < STRIP; r++) {
@@ -214,51 +215,52 @@ static void apply_mask(const score_context *a, float *s, int64_t first_key, int6
     }
 }
 
-/* Computes P^T and dS^T of SCORE_ROWS keys from row first_row of the block on, at the block of queries, while it runs
- * the pending products. The products of these keys become pending. */
-static void differentiate_overlapped(const context *c, const score_context *a, const block_pair *b, strip_buffers *x,
-                                     pending_products *pending, int64_t first_row)
+/* Computes P^T and dS^T of rows [first_row, first_row + SCORE_ROWS) of the block of keys for the block of queries,
+ * while it runs the pending products. The products of these keys become pending. */
+static void differentiate_overlapped(const context *c, const score_context *a, const block_pair *b,
+                                     strip_buffers *buffers, pending_products *pending, int64_t first_row)
 {
     /* Parts of S^T and dP^T lie in the buffers that differentiate_blocks uses for whole tiles. */
-    float(*const s)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) x->s;
-    float(*const dp)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) x->dp;
-    const int64_t d = c->w.d, dv = c->w.dv, first_key = b->first_key + first_row;
+    float(*const s)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->scores;
+    float(*const dp)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->dp;
+    const int64_t d = c->layout.d, dv = c->layout.dv, first_key = b->first_key + first_row;
     const visible_strips visible = visible_strips_of(c, a, first_key, b->first_query);
     if (visible.parts == 0)
         return;
-    x->buffer = 1 - x->buffer;
-    const int64_t buffer_offset = x->buffer * SCORE_ROWS * BLOCK;
+    buffers->buffer = 1 - buffers->buffer;
+    const int64_t buffer_offset = buffers->buffer * SCORE_ROWS * BLOCK;
     score_part ring[RING_SIZE];
     score_queue queue = {.ring = ring,
                          .exp_scale = v_set1(scores_exp_scale(c->p)),
                          .prefetch = b->forms_prefetch,
                          .prefetch_2 = b->dq_prefetch};
-    int64_t slot = 0, due = 0;
+    int64_t ring_slot = 0, due = 0;
     for (int64_t i = 0; i < BLOCK; i += STRIP) {
         const attention_span keys = visible.keys[i / STRIP], queries = {i, i + STRIP};
         const int64_t n = keys.end > keys.first ? (keys.end - keys.first) / STRIP : 0;
         if (queue.count + (queue.rows_left > 0) + n > RING_SIZE)
             drain_scores(&queue, RING_SIZE - n);
         for (int64_t r = keys.first; r < keys.end; r += STRIP)
-            mt_product_tile(d, 1, b->k + mt_offset(BLOCK, first_row + r, 0), BLOCK, b->q.q_t + mt_offset(d, 0, i),
-                            s[(slot + (r - keys.first) / STRIP) % RING_SIZE], false, false, overlap_step, &queue);
-        for (int64_t r = keys.first; r < keys.end; r += STRIP, slot = (slot + 1) % RING_SIZE) {
-            mt_product_tile(dv, 1, b->v + mt_offset(BLOCK, first_row + r, 0), BLOCK, b->q.dout_t + mt_offset(dv, 0, i),
-                            dp[slot], false, true, overlap_step, &queue);
+            mt_product_part(d, 1, b->k + mt_offset(BLOCK, first_row + r, 0), BLOCK, b->q.q_t + mt_offset(d, 0, i),
+                            s[(ring_slot + (r - keys.first) / STRIP) % RING_SIZE], false, false, overlap_step, &queue);
+        for (int64_t r = keys.first; r < keys.end; r += STRIP, ring_slot = (ring_slot + 1) % RING_SIZE) {
+            mt_product_part(dv, 1, b->v + mt_offset(BLOCK, first_row + r, 0), BLOCK, b->q.dout_t + mt_offset(dv, 0, i),
+                            dp[ring_slot], false, true, overlap_step, &queue);
             if (!all_visible(a, first_key + r, STRIP, b->first_query, queries))
-                apply_mask(a, s[slot], first_key + r, b->first_query + i);
+                apply_mask(a, s[ring_slot], first_key + r, b->first_query + i);
             const int64_t offset = buffer_offset + mt_offset(SCORE_ROWS, r, i);
-            ring[slot] = (score_part){s[slot],          dp[slot],       b->lse + i,      b->D + i,
-                                      x->prob + offset, x->ds + offset, x->ds_b + offset};
+            ring[ring_slot] =
+                (score_part){s[ring_slot],         dp[ring_slot],         b->lse + i, b->D + i, buffers->prob + offset,
+                             buffers->ds + offset, buffers->ds_b + offset};
             queue.count++;
         }
-        /* Spreads the pending parts evenly over the parts of this tile. */
+        /* Spreads the pending parts evenly over the parts of this score tile. */
         for (due += n * pending->count; due >= visible.parts; due -= visible.parts)
             run_pending(pending, &queue);
     }
     drain_scores(&queue, 0);
     pending->count = pending->done = 0;
-    queue_products(c, b, x, &visible, first_row, pending);
+    queue_products(c, b, buffers, &visible, first_row, pending);
 }
 
 #endif

@@ -8,7 +8,7 @@
 
 typedef struct context {
     const attention_problem *p;
-    attention_bwd_layout w;
+    attention_bwd_layout layout;
     mt *queries, *keys;
     float *lse, *D, *dq, *dk; /* lse: times the scale of exp_scores */
 } context;
@@ -20,25 +20,25 @@ typedef struct query_forms {
 
 static query_forms query_forms_at(const context *c, int64_t index)
 {
-    mt *q_t = c->queries + index * c->w.query_block_elements, *dout_t = q_t + 2 * BLOCK * c->w.d;
-    return (query_forms){q_t, q_t + BLOCK * c->w.d, dout_t, dout_t + BLOCK * c->w.dv};
+    mt *q_t = c->queries + index * c->layout.query_block_elements, *dout_t = q_t + 2 * BLOCK * c->layout.d;
+    return (query_forms){q_t, q_t + BLOCK * c->layout.d, dout_t, dout_t + BLOCK * c->layout.dv};
 }
 
 /* ---- packing -------------------------------------------------------------------------------------------- */
 
-/* Packs `rows` keys from key j on: k and v, and k^T unless NULL. `staging` holds a strip of rows. */
+/* Packs keys [j, j + rows): k and v, and k^T unless NULL. `staging` holds a strip of rows. */
 static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv, int64_t j, int64_t rows, mt *k,
                       mt *kt, mt *v, float *staging)
 {
     const attention_problem *p = c->p;
     for (int64_t r = 0; r < rows; r += STRIP) {
         const int64_t used = cot_clamp(s->Tk - j - r, 0, STRIP), row = s->k_row + j + r;
-        load_rows(staging, c->w.d, &p->k, s->b, row, hkv, used, p->sizes.d);
-        pack_a(k, rows, r, staging, c->w.d);
+        load_rows(staging, c->layout.d, &p->k, s->b, row, hkv, used, p->sizes.d);
+        pack_a(k, rows, r, staging, c->layout.d);
         if (kt != NULL)
-            pack_transposed(kt, false, r, staging, c->w.d);
-        load_rows(staging, c->w.dv, &p->v, s->b, row, hkv, used, p->sizes.dv);
-        pack_a(v, rows, r, staging, c->w.dv);
+            pack_transposed(kt, false, r, staging, c->layout.d);
+        load_rows(staging, c->layout.dv, &p->v, s->b, row, hkv, used, p->sizes.dv);
+        pack_a(v, rows, r, staging, c->layout.dv);
     }
 }
 
@@ -78,18 +78,19 @@ static void pack_statistics(const attention_problem *p, const attention_block *b
 {
     const double exp_scale = lse_exp_scale(p);
     for (int64_t i = 0; i < STRIP; i++) {
-        const int64_t row = block->s.q_row + block->first + r + i;
+        const int64_t row = block->sequence.q_row + block->first + r + i;
         lse[i] = INFINITY;
         if (r + i < block->used) {
-            const float input_lse = ((const float *)p->lse.data)[attention_lse_offset(&p->lse, block->s.b, h, row)];
+            const float input_lse =
+                ((const float *)p->lse.data)[attention_lse_offset(&p->lse, block->sequence.b, h, row)];
             lse[i] = input_lse == -INFINITY ? INFINITY : (float)(input_lse * exp_scale);
         }
         if (lse[i] == INFINITY)
             D[i] = 0;
         else if (cot_is_present(&p->delta))
-            D[i] = ((const float *)p->delta.data)[attention_lse_offset(&p->delta, block->s.b, h, row)];
+            D[i] = ((const float *)p->delta.data)[attention_lse_offset(&p->delta, block->sequence.b, h, row)];
         else if (cot_is_present(&p->dlse))
-            D[i] -= ((const float *)p->dlse.data)[attention_lse_offset(&p->dlse, block->s.b, h, row)];
+            D[i] -= ((const float *)p->dlse.data)[attention_lse_offset(&p->dlse, block->sequence.b, h, row)];
     }
 }
 
@@ -103,16 +104,16 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
     const query_forms to = query_forms_at(c, item);
     float *const staging = scratch, *const out = staging + STRIP * ATTENTION_MAX_D;
     for (int64_t r = 0; block.rows > 0 && r < BLOCK; r += STRIP) {
-        const int64_t rows = cot_clamp(block.used - r, 0, STRIP), row = block.s.q_row + block.first + r;
-        load_rows(staging, c->w.d, &p->q, block.s.b, row, h, rows, p->sizes.d);
-        pack_transposed(to.q_t, true, r, staging, c->w.d);
-        pack_b(to.q, BLOCK, r, staging, c->w.d);
-        load_rows(staging, c->w.dv, &p->dout, block.s.b, row, h, rows, p->sizes.dv);
-        pack_transposed(to.dout_t, true, r, staging, c->w.dv);
-        pack_b(to.dout, BLOCK, r, staging, c->w.dv);
+        const int64_t rows = cot_clamp(block.used - r, 0, STRIP), row = block.sequence.q_row + block.first + r;
+        load_rows(staging, c->layout.d, &p->q, block.sequence.b, row, h, rows, p->sizes.d);
+        pack_transposed(to.q_t, true, r, staging, c->layout.d);
+        pack_b(to.q, BLOCK, r, staging, c->layout.d);
+        load_rows(staging, c->layout.dv, &p->dout, block.sequence.b, row, h, rows, p->sizes.dv);
+        pack_transposed(to.dout_t, true, r, staging, c->layout.dv);
+        pack_b(to.dout, BLOCK, r, staging, c->layout.dv);
         if (!cot_is_present(&p->delta)) {
-            load_rows(out, c->w.dv, &p->out, block.s.b, row, h, rows, p->sizes.dv);
-            sum_dout_out(c->D + first_row + r, staging, out, c->w.dv);
+            load_rows(out, c->layout.dv, &p->out, block.sequence.b, row, h, rows, p->sizes.dv);
+            sum_dout_out(c->D + first_row + r, staging, out, c->layout.dv);
         }
         pack_statistics(p, &block, h, r, c->lse + first_row + r, c->D + first_row + r);
     }
@@ -123,8 +124,8 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
 /* Tiles [SCORE_ROWS][BLOCK] of a strip of keys and a block of queries: S^T and dP^T become P^T and dS^T. dp holds the
  * whole block of keys, since the product for dq reads it at once. With AMX the products read dS^T in both forms. */
 typedef struct strip_buffers {
-    _Alignas(64) float s[SCORE_ROWS * BLOCK], dp[BLOCK * BLOCK];
-    /* With one form P^T and dS^T overwrite s and dp. Otherwise attention_bwd_overlapped.h uses these arrays as two
+    _Alignas(64) float scores[SCORE_ROWS * BLOCK], dp[BLOCK * BLOCK];
+    /* With one form P^T and dS^T overwrite scores and dp. Otherwise attention_bwd_overlapped.h uses these arrays as two
      * buffers, alternately; differentiate_blocks uses the first half of prob and ds, and all of ds_b. */
     _Alignas(64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK], ds[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK];
     _Alignas(64) mt ds_b[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK];
@@ -142,11 +143,12 @@ typedef struct strip_operands {
     int64_t ds_rows;
 } strip_operands;
 
-V_INLINE strip_operands strip_operands_at(strip_buffers *x, int64_t first_row)
+V_INLINE strip_operands strip_operands_at(strip_buffers *buffers, int64_t first_row)
 {
     if (MT_SAME_FORM)
-        return (strip_operands){(mt *)x->s, (mt *)x->dp + mt_offset(BLOCK, first_row, 0), (mt *)x->dp, BLOCK};
-    return (strip_operands){x->prob, x->ds, x->ds_b, SCORE_ROWS};
+        return (strip_operands){(mt *)buffers->scores, (mt *)buffers->dp + mt_offset(BLOCK, first_row, 0),
+                                (mt *)buffers->dp, BLOCK};
+    return (strip_operands){buffers->prob, buffers->ds, buffers->ds_b, SCORE_ROWS};
 }
 
 /* Constants of a strip. For unmodified scores the bools are compile-time constants after inlining, so that unused
@@ -156,19 +158,19 @@ typedef struct strip_options {
     bool masked, softcap, dropout;
 } strip_options;
 
-/* P^T (times the dropout factor) and dZ^T of key j and VW queries from i on. `offset` is the position of s in its
- * tile. */
-V_INLINE void differentiate_scores(const score_context *a, const strip_buffers *x, int64_t offset, int64_t j, int64_t i,
-                                   strip_options o, vf lse, vf D, vf dp, vf *prob, vf *ds)
+/* P^T (times the dropout factor) and dZ^T of key j and queries [i, i + VW). `offset` is the position of the score in
+ * its tile. */
+V_INLINE void differentiate_scores(const score_context *a, const strip_buffers *buffers, int64_t offset, int64_t j,
+                                   int64_t i, strip_options o, vf lse, vf D, vf dp, vf *prob, vf *ds)
 {
-    *prob = exp_scores(v_load(x->s + offset), o.exp_scale, lse);
+    *prob = exp_scores(v_load(buffers->scores + offset), o.exp_scale, lse);
     if (o.dropout)
-        dp = v_mul(dp, v_load(x->dropout_factors + offset));
+        dp = v_mul(dp, v_load(buffers->dropout_factors + offset));
     *ds = v_mul(*prob, v_sub(dp, D));
     if (o.dropout)
-        *prob = v_mul(*prob, v_load(x->dropout_factors + offset));
+        *prob = v_mul(*prob, v_load(buffers->dropout_factors + offset));
     if (o.softcap)
-        *ds = v_mul(*ds, v_load(x->softcap_slopes + offset));
+        *ds = v_mul(*ds, v_load(buffers->softcap_slopes + offset));
     if (o.masked) {
         const attention_span queries = visible_queries(a, j);
         *prob = select_span(queries.first - i, queries.end - i, *prob, v_zero());
@@ -176,13 +178,13 @@ V_INLINE void differentiate_scores(const score_context *a, const strip_buffers *
     }
 }
 
-/* Computes P^T and dS^T of `rows` keys from first_key on, which is row first_row of the block. The queries are
- * first_query + strips; lse and D begin at first_query. The stores take two keys and 2 VW queries at a time. */
-V_INLINE void differentiate_strip(const score_context *a, strip_buffers *x, int64_t first_row, int64_t rows,
+/* Computes P^T and dS^T of keys [first_key, first_key + rows), which begin at row first_row of the block. The queries
+ * are first_query + strips; lse and D begin at first_query. The stores take two keys and 2 VW queries at a time. */
+V_INLINE void differentiate_strip(const score_context *a, strip_buffers *buffers, int64_t first_row, int64_t rows,
                                   int64_t first_key, int64_t first_query, attention_span strips, const float *lse,
                                   const float *D, strip_options o)
 {
-    const strip_operands to = strip_operands_at(x, first_row);
+    const strip_operands to = strip_operands_at(buffers, first_row);
     for (int64_t i = strips.first; i < strips.end; i += 2 * VW) {
         for (int64_t r = 0; r < rows; r += 2) {
             vf prob[2][2], ds[2][2];
@@ -190,8 +192,8 @@ V_INLINE void differentiate_strip(const score_context *a, strip_buffers *x, int6
             for (int64_t n = 0; n < 2; n++) {
                 V_UNROLL
                 for (int64_t m = 0; m < 2; m++) {
-                    const vf dp = v_load(x->dp + panel_offset(BLOCK, first_row + r + n, i) + m * VW);
-                    differentiate_scores(a, x, panel_offset(SCORE_ROWS, r + n, i) + m * VW, first_key + r + n,
+                    const vf dp = v_load(buffers->dp + panel_offset(BLOCK, first_row + r + n, i) + m * VW);
+                    differentiate_scores(a, buffers, panel_offset(SCORE_ROWS, r + n, i) + m * VW, first_key + r + n,
                                          first_query + i + m * VW, o, v_load(lse + i + m * VW), v_load(D + i + m * VW),
                                          dp, &prob[n][m], &ds[n][m]);
                 }
@@ -228,32 +230,32 @@ typedef struct block_pair {
     mt_prefetch_range *forms_prefetch, *dq_prefetch; /* the next block of queries */
 } block_pair;
 
-/* Differentiates `rows` keys from row first_row of the block on, at the queries `strips` of their block. */
-static void differentiate_keys(const context *c, const score_context *a, const block_pair *b, strip_buffers *x,
+/* Differentiates rows [first_row, first_row + rows) of the block of keys with the queries `strips` of their block. */
+static void differentiate_keys(const context *c, const score_context *a, const block_pair *b, strip_buffers *buffers,
                                int64_t first_row, int64_t rows, attention_span strips, bool visible)
 {
     const attention_problem *p = c->p;
-    const int64_t d = c->w.d, dv = c->w.dv, j = b->first_key + first_row, n = strips.end - strips.first;
+    const int64_t d = c->layout.d, dv = c->layout.dv, j = b->first_key + first_row, n = strips.end - strips.first;
     const int64_t row_offset = mt_offset(BLOCK, first_row, 0);
-    const strip_operands operands = strip_operands_at(x, first_row);
+    const strip_operands operands = strip_operands_at(buffers, first_row);
     mt_product(rows, n, d, b->k + row_offset, BLOCK, b->q.q_t + mt_offset(d, 0, strips.first), d,
-               x->s + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, b->forms_prefetch);
+               buffers->scores + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, b->forms_prefetch);
     mt_product_all_terms(rows, n, dv, b->v + row_offset, BLOCK, b->q.dout_t + mt_offset(dv, 0, strips.first), dv,
-                         x->dp + row_offset + mt_offset(BLOCK, 0, strips.first), BLOCK, false, b->forms_prefetch);
+                         buffers->dp + row_offset + mt_offset(BLOCK, 0, strips.first), BLOCK, false, b->forms_prefetch);
     strip_options o = {.exp_scale = v_set1(scores_exp_scale(p)), .masked = true};
     if (a->modified) {
         const score_tile tile = {b->first_query, j, true, rows, strips};
-        modify_scores(a, &tile, x->s, x->softcap_slopes);
+        modify_scores(a, &tile, buffers->scores, buffers->softcap_slopes);
         if (a->dropout.dropped > 0)
-            fill_dropout_factors(a, &tile, x->dropout_factors);
+            fill_dropout_factors(a, &tile, buffers->dropout_factors);
         o.softcap = p->sizes.softcap > 0;
         o.dropout = a->dropout.dropped > 0;
-        differentiate_strip(a, x, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
+        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
     } else if (visible) {
         o.masked = false;
-        differentiate_strip(a, x, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
+        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
     } else {
-        differentiate_strip(a, x, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
+        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
     }
     mt_product(rows, dv, n, operands.prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
                b->q.dout + mt_offset(BLOCK, strips.first, 0), BLOCK, b->dv + row_offset, BLOCK,
@@ -267,10 +269,10 @@ static void differentiate_keys(const context *c, const score_context *a, const b
 
 /* Differentiates SCORE_ROWS keys at a time, or STRIP keys where a mask edge crosses the tile: fewer masked scores are
  * computed. */
-static void differentiate_blocks(const context *c, const score_context *a, const block_pair *b, strip_buffers *x)
+static void differentiate_blocks(const context *c, const score_context *a, const block_pair *b, strip_buffers *buffers)
 {
-    const attention_sizes *z = &c->p->sizes;
-    const int64_t d = c->w.d;
+    const attention_sizes *sizes = &c->p->sizes;
+    const int64_t d = c->layout.d;
     attention_span keys[BLOCK / STRIP]; /* for each strip of queries: the rows of keys that contributed to it */
     for (int64_t n = 0; n < BLOCK / STRIP; n++)
         keys[n] = (attention_span){BLOCK, 0};
@@ -278,8 +280,8 @@ static void differentiate_blocks(const context *c, const score_context *a, const
         const int64_t j = b->first_key + first_row;
         attention_span strips;
         for (rows = first_row % SCORE_ROWS == 0 ? SCORE_ROWS : STRIP;; rows = STRIP) {
-            strips = attention_round_to_strips(attention_visible_queries_of_rows(z, &a->s, j, j + rows), b->first_query,
-                                               BLOCK);
+            strips = attention_round_to_strips(attention_visible_queries_of_rows(sizes, &a->sequence, j, j + rows),
+                                               b->first_query, BLOCK);
             if (rows == STRIP || strips.first == strips.end ||
                 (b->dkv_initialized[first_row / STRIP] == b->dkv_initialized[first_row / STRIP + 1] &&
                  all_visible(a, j, rows, b->first_query, strips)))
@@ -287,13 +289,13 @@ static void differentiate_blocks(const context *c, const score_context *a, const
         }
         if (strips.first == strips.end)
             continue;
-        differentiate_keys(c, a, b, x, first_row, rows, strips, all_visible(a, j, rows, b->first_query, strips));
+        differentiate_keys(c, a, b, buffers, first_row, rows, strips, all_visible(a, j, rows, b->first_query, strips));
         for (int64_t i = strips.first / STRIP; i < strips.end / STRIP; i++) {
             keys[i].first = keys[i].first < first_row ? keys[i].first : first_row;
             keys[i].end = first_row + rows;
         }
     }
-    const mt *ds = strip_operands_at(x, 0).ds_b;
+    const mt *ds = strip_operands_at(buffers, 0).ds_b;
     for (int64_t i = 0; i < BLOCK / STRIP; i++) {
         const int64_t n = keys[i].end - keys[i].first;
         if (n <= 0)

@@ -48,16 +48,16 @@ static void store_dk_dv(const context *c, const attention_sequence *s, int64_t h
     for (int64_t strip = 0; strip < BLOCK / STRIP; strip++) {
         if (initialized[strip])
             continue;
-        for (int64_t n = 0; n < c->w.d; n += MT)
+        for (int64_t n = 0; n < c->layout.d; n += MT)
             memset(dk + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
-        for (int64_t n = 0; n < c->w.dv; n += MT)
+        for (int64_t n = 0; n < c->layout.dv; n += MT)
             memset(dv + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
     }
     /* Keys beyond Tk: their weights are 0, but 0 times a NaN or an infinity of dout or q is NaN. */
     for (int64_t r = cot_clamp(s->Tk - block * BLOCK, 0, rows); r < rows; r++) {
-        for (int64_t n = 0; n < c->w.d; n += MT)
+        for (int64_t n = 0; n < c->layout.d; n += MT)
             memset(dk + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
-        for (int64_t n = 0; n < c->w.dv; n += MT)
+        for (int64_t n = 0; n < c->layout.dv; n += MT)
             memset(dv + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
     }
     if (cot_is_present(&p->dk))
@@ -68,7 +68,7 @@ static void store_dk_dv(const context *c, const attention_sequence *s, int64_t h
 
 /* The keys of one step of an item: up to L2_KEY_BLOCKS key blocks [first, end) of one sequence and key-value head. */
 typedef struct item_keys {
-    attention_sequence s;
+    attention_sequence sequence;
     int64_t chunk, hkv, first, end;
     attention_span blocks; /* all blocks of the chunk */
     mt *k, *kt, *v;        /* each L2_KEY_BLOCKS blocks, as dk and dv */
@@ -82,19 +82,19 @@ typedef struct item_keys {
 /* Differentiates a block of queries at all these key blocks: its operands and its dq are loaded once for all of
  * them. */
 static void differentiate_queries(const context *c, item_keys *g, const score_context *a, int64_t q_block, bool last,
-                                  strip_buffers *x)
+                                  strip_buffers *buffers)
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK};
-    const int64_t q_row = ((attention_first_slot(&queries, g->s.b) + q_block) * p->sizes.H + a->h) * BLOCK;
-    const attention_span visible = visible_key_blocks(p, &g->s, q_block);
-    float *dq = c->dq + (g->chunk * c->w.q_slots * p->sizes.H * BLOCK + q_row) * c->w.d;
+    const int64_t q_row = ((attention_first_slot(&queries, g->sequence.b) + q_block) * p->sizes.H + a->h) * BLOCK;
+    const attention_span visible = visible_key_blocks(p, &g->sequence, q_block);
+    float *dq = c->dq + (g->chunk * c->layout.q_slots * p->sizes.H * BLOCK + q_row) * c->layout.d;
     mt_prefetch_range forms_prefetch = {NULL, NULL}, dq_prefetch = {NULL, NULL};
     if (!last) {
         forms_prefetch.next = (const char *)query_forms_at(c, q_row / BLOCK + p->sizes.H).q_t;
-        forms_prefetch.end = forms_prefetch.next + c->w.query_block_elements * (int64_t)sizeof(mt);
-        dq_prefetch.next = (const char *)(dq + p->sizes.H * BLOCK * c->w.d);
-        dq_prefetch.end = dq_prefetch.next + BLOCK * c->w.d * (int64_t)sizeof(float);
+        forms_prefetch.end = forms_prefetch.next + c->layout.query_block_elements * (int64_t)sizeof(mt);
+        dq_prefetch.next = (const char *)(dq + p->sizes.H * BLOCK * c->layout.d);
+        dq_prefetch.end = dq_prefetch.next + BLOCK * c->layout.d * (int64_t)sizeof(float);
     }
     const attention_span blocks = {g->first > visible.first ? g->first : visible.first,
                                    g->end < visible.end ? g->end : visible.end};
@@ -109,14 +109,14 @@ static void differentiate_queries(const context *c, item_keys *g, const score_co
             .first_key = block * BLOCK,
             .first_query = q_block * BLOCK,
             .q = query_forms_at(c, q_row / BLOCK),
-            .k = g->k + k_row * c->w.d,
-            .kt = g->kt + k_row * c->w.d,
-            .v = g->v + k_row * c->w.dv,
+            .k = g->k + k_row * c->layout.d,
+            .kt = g->kt + k_row * c->layout.d,
+            .v = g->v + k_row * c->layout.dv,
             .lse = c->lse + q_row,
             .D = c->D + q_row,
             .dq = dq,
-            .dk = g->dk + k_row * c->w.d,
-            .dv = g->dv + k_row * c->w.dv,
+            .dk = g->dk + k_row * c->layout.d,
+            .dv = g->dv + k_row * c->layout.dv,
             .dq_initialized = dq_initialized,
             .dkv_initialized = g->dkv_initialized[block - g->first],
             .forms_prefetch = &forms_prefetch,
@@ -125,54 +125,57 @@ static void differentiate_queries(const context *c, item_keys *g, const score_co
 #if defined(COT_MATMUL_SPLIT)
         if (!a->modified) {
             for (int64_t first_row = 0; first_row < BLOCK; first_row += SCORE_ROWS)
-                differentiate_overlapped(c, a, &pair, x, &g->pending, first_row);
+                differentiate_overlapped(c, a, &pair, buffers, &g->pending, first_row);
             continue;
         }
 #endif
-        differentiate_blocks(c, a, &pair, x);
+        differentiate_blocks(c, a, &pair, buffers);
     }
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
         if (!dq_initialized[i])
-            memset(dq + mt_offset(c->w.d, 0, i * STRIP), 0, (size_t)c->w.d * STRIP * sizeof *dq);
+            memset(dq + mt_offset(c->layout.d, 0, i * STRIP), 0, (size_t)c->layout.d * STRIP * sizeof *dq);
 }
 
 static void differentiate_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
-    const attention_sizes *z = &p->sizes;
-    const int64_t group = z->H / z->Hkv, b = item / c->w.chunks / z->Hkv;
-    item_keys g = {.s = attention_sequence_at(p, b), .chunk = item % c->w.chunks, .hkv = item / c->w.chunks % z->Hkv};
-    g.blocks = attention_chunk_blocks(g.chunk, c->w.chunks, cot_ceil_div(g.s.k_rows, BLOCK));
-    g.k = c->keys + item * c->w.key_block_elements;
-    g.kt = g.k + L2_KEY_BLOCKS * BLOCK * c->w.d;
-    g.v = g.kt + L2_KEY_BLOCKS * BLOCK * c->w.d;
-    g.dk = c->dk + item * L2_KEY_BLOCKS * BLOCK * (c->w.d + c->w.dv);
-    g.dv = g.dk + L2_KEY_BLOCKS * BLOCK * c->w.d;
-    strip_buffers *const x = scratch;
+    const attention_sizes *sizes = &p->sizes;
+    const int64_t group = sizes->H / sizes->Hkv, b = item / c->layout.chunks / sizes->Hkv;
+    item_keys g = {.sequence = attention_sequence_at(p, b),
+                   .chunk = item % c->layout.chunks,
+                   .hkv = item / c->layout.chunks % sizes->Hkv};
+    g.blocks = attention_chunk_blocks(g.chunk, c->layout.chunks, cot_ceil_div(g.sequence.k_rows, BLOCK));
+    g.k = c->keys + item * c->layout.key_block_elements;
+    g.kt = g.k + L2_KEY_BLOCKS * BLOCK * c->layout.d;
+    g.v = g.kt + L2_KEY_BLOCKS * BLOCK * c->layout.d;
+    g.dk = c->dk + item * L2_KEY_BLOCKS * BLOCK * (c->layout.d + c->layout.dv);
+    g.dv = g.dk + L2_KEY_BLOCKS * BLOCK * c->layout.d;
+    strip_buffers *const buffers = scratch;
     mt_state host_tiles;
-    x->buffer = 0;
+    buffers->buffer = 0;
     mt_begin(&host_tiles);
     for (g.first = g.blocks.first; g.first < g.blocks.end; g.first = g.end) {
         g.end = g.first + L2_KEY_BLOCKS < g.blocks.end ? g.first + L2_KEY_BLOCKS : g.blocks.end;
         memset(g.dkv_initialized, 0, sizeof g.dkv_initialized);
         for (int64_t block = g.first; block < g.end; block++) {
             const int64_t row = (block - g.first) * BLOCK;
-            pack_keys(c, &g.s, g.hkv, block * BLOCK, BLOCK, g.k + row * c->w.d, g.kt + row * c->w.d,
-                      g.v + row * c->w.dv, x->staging[0]);
+            pack_keys(c, &g.sequence, g.hkv, block * BLOCK, BLOCK, g.k + row * c->layout.d, g.kt + row * c->layout.d,
+                      g.v + row * c->layout.dv, buffers->staging[0]);
         }
-        const attention_span rows = attention_visible_queries_of_rows(z, &g.s, g.first * BLOCK, g.end * BLOCK);
+        const attention_span rows =
+            attention_visible_queries_of_rows(sizes, &g.sequence, g.first * BLOCK, g.end * BLOCK);
         for (int64_t h = g.hkv * group; h < (g.hkv + 1) * group; h++) {
-            const score_context a = make_score_context(p, &g.s, h);
+            const score_context a = make_score_context(p, &g.sequence, h);
             for (int64_t q_block = rows.first / BLOCK; q_block * BLOCK < rows.end; q_block++)
-                differentiate_queries(c, &g, &a, q_block, (q_block + 1) * BLOCK >= rows.end, x);
+                differentiate_queries(c, &g, &a, q_block, (q_block + 1) * BLOCK >= rows.end, buffers);
         }
 #if defined(COT_MATMUL_SPLIT)
         finish_pending(&g.pending);
 #endif
         for (int64_t block = g.first; block < g.end; block++)
-            store_dk_dv(c, &g.s, g.hkv, block, g.dk + (block - g.first) * BLOCK * c->w.d,
-                        g.dv + (block - g.first) * BLOCK * c->w.dv, g.dkv_initialized[block - g.first]);
+            store_dk_dv(c, &g.sequence, g.hkv, block, g.dk + (block - g.first) * BLOCK * c->layout.d,
+                        g.dv + (block - g.first) * BLOCK * c->layout.dv, g.dkv_initialized[block - g.first]);
     }
     mt_end(&host_tiles);
 }
@@ -184,21 +187,21 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
     const context *c = memory;
     const attention_problem *p = c->p;
     const attention_axis axis = {p, false, BLOCK};
-    const int64_t h = item % p->sizes.H, d = c->w.d;
+    const int64_t h = item % p->sizes.H, d = c->layout.d;
     const attention_block block = attention_block_at(&axis, item / p->sizes.H);
     if (block.rows == 0)
         return;
-    const attention_span visible = visible_key_blocks(p, &block.s, block.first / BLOCK);
-    const int64_t blocks = cot_ceil_div(block.s.k_rows, BLOCK);
+    const attention_span visible = visible_key_blocks(p, &block.sequence, block.first / BLOCK);
+    const int64_t blocks = cot_ceil_div(block.sequence.k_rows, BLOCK);
     float *const rows = scratch; /* [STRIP][d] */
     for (int64_t r = 0; r < block.rows; r += STRIP) {
         memset(rows, 0, (size_t)(STRIP * d) * sizeof *rows);
-        for (int64_t chunk = 0; chunk < c->w.chunks; chunk++) {
-            const attention_span chunk_blocks = attention_chunk_blocks(chunk, c->w.chunks, blocks);
+        for (int64_t chunk = 0; chunk < c->layout.chunks; chunk++) {
+            const attention_span chunk_blocks = attention_chunk_blocks(chunk, c->layout.chunks, blocks);
             if (chunk_blocks.first >= visible.end || chunk_blocks.end <= visible.first ||
                 chunk_blocks.first == chunk_blocks.end)
                 continue;
-            const float *dq = c->dq + (chunk * c->w.q_slots * p->sizes.H + item) * BLOCK * d;
+            const float *dq = c->dq + (chunk * c->layout.q_slots * p->sizes.H + item) * BLOCK * d;
             for (int64_t n = 0; n < d; n += VW) {
                 for (int64_t i = 0; i < STRIP; i += VW) {
                     vf v[VW];
@@ -216,8 +219,9 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
         for (int64_t i = cot_clamp(block.used - r, 0, STRIP); i < STRIP; i++)
             for (int64_t n = 0; n < d; n += MT)
                 memset(rows + mt_offset(STRIP, i, n), 0, MT * sizeof(float));
-        store_rows(&p->dq, block.s.b, block.s.q_row + block.first + r, h, cot_clamp(block.rows - r, 0, STRIP),
-                   p->sizes.d, rows, STRIP, NULL, (float)p->sizes.scale, p->accumulate);
+        store_rows(&p->dq, block.sequence.b, block.sequence.q_row + block.first + r, h,
+                   cot_clamp(block.rows - r, 0, STRIP), p->sizes.d, rows, STRIP, NULL, (float)p->sizes.scale,
+                   p->accumulate);
     }
 }
 
@@ -232,7 +236,7 @@ static void dsink_item(void *memory, int64_t h)
     const int64_t offset = h * p->dsink.stride[0];
     double sum = p->accumulate ? cot_load_f64(p->dsink.data, p->dsink.dtype, offset) : 0;
     const attention_axis axis = {p, false, BLOCK};
-    for (int64_t slot = 0; slot < c->w.q_slots; slot++) {
+    for (int64_t slot = 0; slot < c->layout.q_slots; slot++) {
         const attention_block block = attention_block_at(&axis, slot);
         const int64_t row = (slot * p->sizes.H + h) * BLOCK;
         for (int64_t i = 0; i < block.used; i++)
@@ -244,19 +248,19 @@ static void dsink_item(void *memory, int64_t h)
 cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, void *workspace)
 {
     context c = {.p = problem};
-    const attention_sizes *z = &c.p->sizes;
-    const attention_bwd_layout w = c.w = attention_bwd_layout_of(z, sizeof(mt));
+    const attention_sizes *sizes = &c.p->sizes;
+    const attention_bwd_layout layout = c.layout = attention_bwd_layout_of(sizes, sizeof(mt));
     char *base = workspace;
-    c.queries = (mt *)(base + w.queries);
-    c.keys = (mt *)(base + w.k);
-    c.lse = (float *)(base + w.lse), c.D = (float *)(base + w.D);
-    c.dq = (float *)(base + w.dq), c.dk = (float *)(base + w.dk);
-    cot_parallel_scratch(queue, w.q_slots * z->H, pack_queries_item, &c);
-    cot_parallel_scratch(queue, attention_sequence_count(c.p) * z->Hkv * w.chunks, differentiate_item, &c);
+    c.queries = (mt *)(base + layout.queries);
+    c.keys = (mt *)(base + layout.k);
+    c.lse = (float *)(base + layout.lse), c.D = (float *)(base + layout.D);
+    c.dq = (float *)(base + layout.dq), c.dk = (float *)(base + layout.dk);
+    cot_parallel_scratch(queue, layout.q_slots * sizes->H, pack_queries_item, &c);
+    cot_parallel_scratch(queue, attention_sequence_count(c.p) * sizes->Hkv * layout.chunks, differentiate_item, &c);
     if (cot_is_present(&c.p->dq))
-        cot_parallel_scratch(queue, w.q_slots * z->H, store_dq_item, &c);
+        cot_parallel_scratch(queue, layout.q_slots * sizes->H, store_dq_item, &c);
     if (cot_is_present(&c.p->dsink))
-        cot_parallel(queue, z->H, dsink_item, &c);
+        cot_parallel(queue, sizes->H, dsink_item, &c);
     if (cot_is_present(&c.p->dbias)) {
         const int64_t *shape = c.p->dbias.shape;
         cot_parallel_scratch(queue,

@@ -10,7 +10,12 @@
  * The keys of a sequence and key-value head are packed once for all query heads that read them: K^T [d][KEYS] and V
  * [KEYS][dv] of every block, both in B form. Then an item is a block of queries of one head. Its state is in its
  * thread's slice of scratch. Key blocks outside the mask of all of a tile's queries are skipped, and so are strips of
- * keys within a block. */
+ * keys within a block. docs/kernels/attention_cpu.md has a table of these sizes (tile, part, strip, block, panel).
+ *
+ * The file is compiled once per instruction set. simd/simd.h defines V_NAME (appends the name of the instruction set),
+ * V_INLINE, vf (a vector of VW floats) and the functions v_*. simd/matmul.h defines mt (the type of an operand's
+ * element), MT (the width of a panel), the A and B forms of operands, and the functions mt_*. MT_SAME_FORM: both forms
+ * are panels of float, as the results. */
 #include "attention_scores.h"
 
 #include <stdatomic.h>
@@ -27,7 +32,7 @@ enum {
 
 typedef struct context {
     const attention_problem *p;
-    attention_fwd_layout w;
+    attention_fwd_layout layout;
     mt *kt, *v;
     int64_t private_groups;      /* the first groups: one thread processes each of them alone */
     _Atomic int64_t *next_group; /* the next private group */
@@ -45,15 +50,16 @@ typedef struct packed_keys {
 /* `index` and `stride` count blocks of one head. */
 static packed_keys packed_keys_at(const context *c, int64_t index, int64_t stride)
 {
-    return (packed_keys){c->kt + index * c->w.keys * c->w.d, c->v + index * c->w.keys * c->w.dv, stride * c->w.keys};
+    return (packed_keys){c->kt + index * c->layout.keys * c->layout.d, c->v + index * c->layout.keys * c->layout.dv,
+                         stride * c->layout.keys};
 }
 
 /* Every block of every head has its own place; the heads of a block are adjacent. */
 static packed_keys packed_keys_of(const context *c, int64_t b, int64_t hkv)
 {
-    const attention_axis axis = {c->p, true, c->w.keys};
-    const int64_t heads = c->p->sizes.Hkv;
-    return packed_keys_at(c, attention_first_slot(&axis, b) * heads + hkv, heads);
+    const attention_axis axis = {c->p, true, c->layout.keys};
+    const int64_t kv_heads = c->p->sizes.Hkv;
+    return packed_keys_at(c, attention_first_slot(&axis, b) * kv_heads + hkv, kv_heads);
 }
 
 /* `staging` holds a strip of rows. */
@@ -61,13 +67,13 @@ static void pack_block(const context *c, const attention_block *block, int64_t h
                        float *staging)
 {
     const attention_problem *p = c->p;
-    const int64_t row_offset = block->first / c->w.keys * keys->block_stride;
+    const int64_t row_offset = block->first / c->layout.keys * keys->block_stride;
     for (int64_t r = 0; r < block->used; r += STRIP) {
-        const int64_t rows = cot_clamp(block->used - r, 0, STRIP), row = block->s.k_row + block->first + r;
-        load_rows(staging, c->w.d, &p->k, block->s.b, row, hkv, rows, p->sizes.d);
-        pack_transposed(keys->kt + row_offset * c->w.d, true, r, staging, c->w.d);
-        load_rows(staging, c->w.dv, &p->v, block->s.b, row, hkv, rows, p->sizes.dv);
-        pack_b(keys->v + row_offset * c->w.dv, c->w.keys, r, staging, c->w.dv);
+        const int64_t rows = cot_clamp(block->used - r, 0, STRIP), row = block->sequence.k_row + block->first + r;
+        load_rows(staging, c->layout.d, &p->k, block->sequence.b, row, hkv, rows, p->sizes.d);
+        pack_transposed(keys->kt + row_offset * c->layout.d, true, r, staging, c->layout.d);
+        load_rows(staging, c->layout.dv, &p->v, block->sequence.b, row, hkv, rows, p->sizes.dv);
+        pack_b(keys->v + row_offset * c->layout.dv, c->layout.keys, r, staging, c->layout.dv);
     }
 }
 
@@ -81,18 +87,18 @@ static bool is_private(const context *c, int64_t b, int64_t hkv)
 static void pack_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
-    const attention_axis axis = {c->p, true, c->w.keys};
+    const attention_axis axis = {c->p, true, c->layout.keys};
     const int64_t hkv = item % c->p->sizes.Hkv;
     const attention_block block = attention_block_at(&axis, item / c->p->sizes.Hkv);
-    if (block.rows == 0 || is_private(c, block.s.b, hkv))
+    if (block.rows == 0 || is_private(c, block.sequence.b, hkv))
         return;
-    const packed_keys keys = packed_keys_of(c, block.s.b, hkv);
+    const packed_keys keys = packed_keys_of(c, block.sequence.b, hkv);
     pack_block(c, &block, hkv, &keys, scratch);
 }
 
 /* ---- softmax --------------------------------------------------------------------------------------------- */
 
-/* P V of a tile, not yet accumulated in out. It has `parts` parts of 32 x 32. */
+/* P V of a score tile, not yet accumulated in out. It has `parts` parts of 32 x 32. */
 typedef struct pending_product {
     const mt *prob, *v;
     float *out;
@@ -106,8 +112,9 @@ typedef struct item_state {
     _Alignas(64) mt q[ELEMENTS];
     _Alignas(64) float out[ELEMENTS];
     _Alignas(64) float row_max[ROWS], row_sum[ROWS];
-    _Alignas(64) float s[SCORE_ROWS * BLOCK];
-    _Alignas(64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * KEYS]; /* double-buffered; with one form P overwrites s */
+    _Alignas(64) float scores[SCORE_ROWS * BLOCK];
+    _Alignas(
+        64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * KEYS]; /* double-buffered; with one form P overwrites scores */
     int64_t prob_index;
     _Alignas(64) float dropout_factors[SCORE_ROWS * BLOCK];
     bool out_initialized[ROWS / STRIP]; /* the strip's out holds a value, or its first product is pending */
@@ -119,9 +126,9 @@ typedef struct item_state {
 _Static_assert(sizeof(item_state) <= ATTENTION_FWD_SCRATCH(sizeof(mt), MT_SAME_FORM, KEYS),
                "the state must fit the scratch slice");
 
-V_INLINE mt *prob_buffer(item_state *x)
+V_INLINE mt *prob_buffer(item_state *state)
 {
-    return MT_SAME_FORM ? (mt *)x->s : x->prob + x->prob_index * SCORE_ROWS * KEYS;
+    return MT_SAME_FORM ? (mt *)state->scores : state->prob + state->prob_index * SCORE_ROWS * KEYS;
 }
 
 /* Lane i of the result is the maximum (sum) of the lanes of v[i]. */
@@ -142,8 +149,8 @@ V_INLINE vf sum_per_vector(vf v[VW])
     return v[0];
 }
 
-/* Sets masked scores to -inf in `rows` rows from query first_query on. Column 0 of s[s_rows][] is key first_key. The
- * mask has its own pass because few blocks cross a mask edge. */
+/* Sets masked scores of queries [first_query, first_query + rows) to -inf. Column 0 of s[s_rows][] is key first_key.
+ * The mask has its own pass because few blocks cross a mask edge. */
 static void apply_mask(const score_context *a, float *s, int64_t s_rows, int64_t first_query, int64_t rows,
                        int64_t first_key, attention_span strips)
 {
@@ -157,19 +164,20 @@ static void apply_mask(const score_context *a, float *s, int64_t s_rows, int64_t
     }
 }
 
-/* Softmax of `rows` queries from row first_row on at the keys `strips` of a block. x->s times exp_scale becomes P.
- * row_max and row_sum are updated, and out is rescaled to the new maximum. */
-V_INLINE void softmax_strip(item_state *x, const attention_fwd_layout *w, int64_t first_row, int64_t rows,
+/* Softmax of the item's rows [first_row, first_row + rows) over the keys `strips` of a block. Scores become
+ * P = base^(score * exp_scale - row_max), see exp_scores. row_max and row_sum are updated, and out is rescaled to the
+ * new maximum. */
+V_INLINE void softmax_strip(item_state *state, const attention_fwd_layout *layout, int64_t first_row, int64_t rows,
                             attention_span strips, float exp_scale, bool dropout)
 {
-    float *row_max = x->row_max + first_row, *row_sum = x->row_sum + first_row;
-    mt *prob = prob_buffer(x);
+    float *row_max = state->row_max + first_row, *row_sum = state->row_sum + first_row;
+    mt *prob = prob_buffer(state);
     for (int64_t r = 0; r < rows; r += VW) {
         vf v[VW];
         for (int64_t i = 0; i < VW; i++) {
             vf even = v_set1(-INFINITY), odd = v_set1(-INFINITY);
             for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
-                float *s = x->s + panel_offset(SCORE_ROWS, r + i, c);
+                float *s = state->scores + panel_offset(SCORE_ROWS, r + i, c);
                 vf y = v_load(s), z = v_load(s + VW);
                 if (SCALE_BEFORE_MAX) {
                     y = v_mul(y, v_set1(exp_scale));
@@ -194,18 +202,20 @@ V_INLINE void softmax_strip(item_state *x, const attention_fwd_layout *w, int64_
             vf even = v_zero(), odd = v_zero();
             for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
                 const int64_t offset = panel_offset(SCORE_ROWS, r + i, c);
-                vf e = exp_scores(v_load(x->s + offset), u, m), f = exp_scores(v_load(x->s + offset + VW), u, m);
+                vf e = exp_scores(v_load(state->scores + offset), u, m),
+                   f = exp_scores(v_load(state->scores + offset + VW), u, m);
                 even = v_add(even, e);
                 odd = v_add(odd, f);
                 if (dropout) {
-                    e = v_mul(e, v_load(x->dropout_factors + offset));
-                    f = v_mul(f, v_load(x->dropout_factors + offset + VW));
+                    e = v_mul(e, v_load(state->dropout_factors + offset));
+                    f = v_mul(f, v_load(state->dropout_factors + offset + VW));
                 }
                 mt_store_a2(prob + offset, e, f);
             }
             v[i] = v_add(even, odd);
-            for (int64_t c = 0; x->out_initialized[first_row / STRIP] && rescales[i] != 1 && c < w->dv; c += VW) {
-                float *out = x->out + panel_offset(w->rows, first_row + r + i, c);
+            for (int64_t c = 0; state->out_initialized[first_row / STRIP] && rescales[i] != 1 && c < layout->dv;
+                 c += VW) {
+                float *out = state->out + panel_offset(layout->rows, first_row + r + i, c);
                 v_store(out, v_mul(v_load(out), v_set1(rescales[i])));
             }
         }
@@ -230,47 +240,48 @@ typedef struct key_block {
     const mt *kt, *v;
 } key_block;
 
-/* Attends `rows` queries from row first_row of the item on to the keys `strips` of a block. */
-static void attend_strip(const context *c, const score_context *a, item_state *x, int64_t first_query,
+/* Attends the item's rows [first_row, first_row + rows) to the keys `strips` of a block. */
+static void attend_strip(const context *c, const score_context *a, item_state *state, int64_t first_query,
                          int64_t first_row, int64_t rows, const key_block *b, attention_span strips, bool visible)
 {
     const int64_t i = first_query + first_row, n = strips.end - strips.first;
     const float exp_scale = scores_exp_scale(c->p);
-    mt_product_all_terms(rows, n, c->w.d, x->q + mt_offset(c->w.rows, first_row, 0), c->w.rows,
-                         b->kt + mt_offset(c->w.d, 0, strips.first), c->w.d,
-                         x->s + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, NULL);
+    mt_product_all_terms(rows, n, c->layout.d, state->q + mt_offset(c->layout.rows, first_row, 0), c->layout.rows,
+                         b->kt + mt_offset(c->layout.d, 0, strips.first), c->layout.d,
+                         state->scores + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, NULL);
     if (a->modified) {
         const score_tile tile = {i, b->first, false, rows, strips};
-        modify_scores(a, &tile, x->s, NULL);
+        modify_scores(a, &tile, state->scores, NULL);
         if (a->dropout.dropped > 0)
-            fill_dropout_factors(a, &tile, x->dropout_factors);
+            fill_dropout_factors(a, &tile, state->dropout_factors);
     }
     if (!visible)
-        apply_mask(a, x->s, SCORE_ROWS, i, rows, b->first, strips);
+        apply_mask(a, state->scores, SCORE_ROWS, i, rows, b->first, strips);
     if (a->dropout.dropped > 0)
-        softmax_strip(x, &c->w, first_row, rows, strips, exp_scale, true);
+        softmax_strip(state, &c->layout, first_row, rows, strips, exp_scale, true);
     else
-        softmax_strip(x, &c->w, first_row, rows, strips, exp_scale, false);
-    const mt *prob = prob_buffer(x);
-    mt_product(rows, c->w.dv, n, prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
-               b->v + mt_offset(c->w.keys, strips.first, 0), c->w.keys, x->out + mt_offset(c->w.rows, first_row, 0),
-               c->w.rows, x->out_initialized[first_row / STRIP], NULL);
+        softmax_strip(state, &c->layout, first_row, rows, strips, exp_scale, false);
+    const mt *prob = prob_buffer(state);
+    mt_product(rows, c->layout.dv, n, prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
+               b->v + mt_offset(c->layout.keys, strips.first, 0), c->layout.keys,
+               state->out + mt_offset(c->layout.rows, first_row, 0), c->layout.rows,
+               state->out_initialized[first_row / STRIP], NULL);
     for (int64_t r = first_row; r < first_row + rows; r += STRIP)
-        x->out_initialized[r / STRIP] = true;
+        state->out_initialized[r / STRIP] = true;
 }
 
 #if defined(COT_MATMUL_AMX)
 
 /* ---- overlap of exponentials with products -------------------------------------------------------------------- *
  * A row keeps its first maximum as row_max: the largest of its scores in the first part with a visible key. If P grows
- * too large relative to it (MAX_BLOCK_SUM), attend_narrow_block does the block again with running maxima. So S is read
- * once and out is never rescaled. P of a part of S (32 queries x 32 keys) is computed a row at a time: one row after
- * each tile product of the next parts of S and of the previous tile's P V. A core of 2023 computes about one row of P
- * during one tile product. */
+ * too large relative to it (MAX_BLOCK_SUM), attend_running_max does the block again with running maxima. So S is read
+ * once and out is never rescaled. P of a part of S (32 queries x 32 keys) is computed row by row, in the callbacks of
+ * mt_product_part. The products are the next parts of S and P V of the previous score tile. A core of 2023 computes
+ * about one row of P during one AMX tile product. */
 #define MAX_BLOCK_SUM 4096.0f /* limit of a row's sum of P over a block */
 
 enum {
-    PARTS_DOWN = SCORE_ROWS / STRIP, /* parts in a column of a tile of S */
+    PARTS_DOWN = SCORE_ROWS / STRIP, /* parts in a column of a score tile */
     RING_SIZE = 4, /* parts of S that wait for their exponentials, plus the part that the product writes */
 };
 
@@ -282,7 +293,7 @@ typedef struct softmax_part {
 } softmax_part;
 
 /* The waiting parts in a ring. `current` is the oldest part, of which rows_left rows remain. The other `count` parts
- * follow from `next` on. */
+ * follow: the first of them is ring[next]. */
 typedef struct softmax_queue {
     const softmax_part *ring;
     int64_t next, count;
@@ -330,8 +341,8 @@ V_INLINE bool ensure_current_part(softmax_queue *queue)
     return true;
 }
 
-/* Callbacks of mt_product_tile, which calls them four times a k-step with `step` 0 to 3: one row of P a call, or two
- * where a part has too few k-steps. */
+/* Callbacks of mt_product_part. It calls them four times per k-step, with `step` = 0 to 3. softmax_step computes one
+ * row of P per call. softmax_step_two_rows computes two, for small d + dv, where there are too few calls. */
 V_INLINE void softmax_step(void *argument, int step)
 {
     softmax_queue *queue = argument;
@@ -386,8 +397,8 @@ V_INLINE void accumulate_part(const context *c, pending_product *pending, void (
                               softmax_queue *queue)
 {
     const int64_t j = pending->done / PARTS_DOWN * STRIP, i = pending->done % PARTS_DOWN * STRIP;
-    mt_product_tile(pending->keys, 1, pending->prob + mt_offset(SCORE_ROWS, i, 0), SCORE_ROWS,
-                    pending->v + mt_offset(c->w.keys, 0, j), pending->out + mt_offset(c->w.rows, i, j),
+    mt_product_part(pending->keys, 1, pending->prob + mt_offset(SCORE_ROWS, i, 0), SCORE_ROWS,
+                    pending->v + mt_offset(c->layout.keys, 0, j), pending->out + mt_offset(c->layout.rows, i, j),
                     pending->accumulate, false, step, queue);
     pending->done++;
 }
@@ -399,39 +410,40 @@ static void finish_pending(const context *c, pending_product *pending)
         accumulate_part(c, pending, softmax_step, &empty_queue);
 }
 
-/* Computes P of SCORE_ROWS queries from row first_row of the item on at the visible keys of a block. Their P V
- * becomes the pending product. The steps of this tile's S and of the previous pending product compute the
- * exponentials; a call of `step` computes one or two rows. Returns false if P was too large: then the pending product
+/* Computes P of the item's rows [first_row, first_row + SCORE_ROWS) for the visible keys of a block. Their P V becomes
+ * the pending product. The steps of this score tile's S and of the previous pending product compute the exponentials.
+ * A call of `step` computes one or two rows. Returns false if P was too large: then the pending product
  * is done and only row_max has changed. */
-V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_state *x, int64_t first_query,
+V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_state *state, int64_t first_query,
                                 int64_t first_row, const key_block *b, void (*step)(void *, int))
 {
     _Alignas(64) float s[RING_SIZE][STRIP * STRIP], sums[SCORE_ROWS / 4 * VW] = {0};
     const int64_t i0 = first_query + first_row;
     const attention_span strips = attention_round_to_strips(
-        attention_visible_keys_of_rows(&c->p->sizes, &a->s, i0, i0 + SCORE_ROWS), b->first, c->w.keys);
+        attention_visible_keys_of_rows(&c->p->sizes, &a->sequence, i0, i0 + SCORE_ROWS), b->first, c->layout.keys);
     if (strips.first == strips.end)
         return true;
     const bool visible = all_visible(a, i0, SCORE_ROWS, b->first, strips);
     const int64_t n = strips.end - strips.first, parts = n / STRIP * PARTS_DOWN;
-    mt *prob = prob_buffer(x) + mt_offset(SCORE_ROWS, 0, strips.first);
-    pending_product *pending = &x->pending;
+    mt *prob = prob_buffer(state) + mt_offset(SCORE_ROWS, 0, strips.first);
+    pending_product *pending = &state->pending;
     softmax_part ring[RING_SIZE];
     const float exp_scale = scores_exp_scale(c->p);
     softmax_queue queue = {.ring = ring, .exp_scale = v_set1(exp_scale)};
-    for (int64_t part = 0, slot = 0, due = 0; part < parts; part++, slot = (slot + 1) % RING_SIZE) {
+    for (int64_t part = 0, ring_slot = 0, due = 0; part < parts; part++, ring_slot = (ring_slot + 1) % RING_SIZE) {
         const int64_t j = part / PARTS_DOWN * STRIP, i = part % PARTS_DOWN * STRIP;
-        mt_product_tile(c->w.d, 1, x->q + mt_offset(c->w.rows, first_row + i, 0), c->w.rows,
-                        b->kt + mt_offset(c->w.d, 0, strips.first + j), s[slot], false, true, step, &queue);
+        mt_product_part(c->layout.d, 1, state->q + mt_offset(c->layout.rows, first_row + i, 0), c->layout.rows,
+                        b->kt + mt_offset(c->layout.d, 0, strips.first + j), s[ring_slot], false, true, step, &queue);
         const attention_span keys = {strips.first + j, strips.first + j + STRIP};
         if (!visible && !all_visible(a, i0 + i, STRIP, b->first, keys))
-            apply_mask(a, s[slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
-        if (!x->row_max_set[(first_row + i) / STRIP])
-            x->row_max_set[(first_row + i) / STRIP] = set_row_max(s[slot], exp_scale, x->row_max + first_row + i);
-        ring[slot] =
-            (softmax_part){s[slot], x->row_max + first_row + i, prob + mt_offset(SCORE_ROWS, i, j), sums + i / 4 * VW};
+            apply_mask(a, s[ring_slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
+        if (!state->row_max_set[(first_row + i) / STRIP])
+            state->row_max_set[(first_row + i) / STRIP] =
+                set_row_max(s[ring_slot], exp_scale, state->row_max + first_row + i);
+        ring[ring_slot] = (softmax_part){s[ring_slot], state->row_max + first_row + i,
+                                         prob + mt_offset(SCORE_ROWS, i, j), sums + i / 4 * VW};
         queue.count++;
-        /* Spreads the pending parts evenly over the parts of this tile. */
+        /* Spreads the pending parts evenly over the parts of this score tile. */
         for (due += pending->parts; due >= parts; due -= parts)
             accumulate_part(c, pending, step, &queue);
         if (queue.count == RING_SIZE - 1)
@@ -451,135 +463,136 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
     if (too_large)
         return false;
     for (int64_t r = 0; r < SCORE_ROWS; r++)
-        x->row_sum[first_row + r] += block_sum[r];
+        state->row_sum[first_row + r] += block_sum[r];
     *pending = (pending_product){.prob = prob,
-                                 .v = b->v + mt_offset(c->w.keys, strips.first, 0),
-                                 .out = x->out + mt_offset(c->w.rows, first_row, 0),
+                                 .v = b->v + mt_offset(c->layout.keys, strips.first, 0),
+                                 .out = state->out + mt_offset(c->layout.rows, first_row, 0),
                                  .keys = n,
-                                 .parts = c->w.dv / STRIP * PARTS_DOWN,
-                                 .accumulate = x->out_initialized[first_row / STRIP]};
-    x->out_initialized[first_row / STRIP] = x->out_initialized[first_row / STRIP + 1] = true;
-    x->prob_index = 1 - x->prob_index;
+                                 .parts = c->layout.dv / STRIP * PARTS_DOWN,
+                                 .accumulate = state->out_initialized[first_row / STRIP]};
+    state->out_initialized[first_row / STRIP] = state->out_initialized[first_row / STRIP + 1] = true;
+    state->prob_index = 1 - state->prob_index;
     return true;
 }
 
 #endif
 
-/* Attends SCORE_ROWS queries to a block of at most BLOCK keys. In float32 it works on STRIP queries at a time where a
- * mask edge crosses the tile: fewer masked scores are computed. With AMX the shorter products cost more than that
- * saves. */
-static void attend_narrow_block(const context *c, const score_context *a, item_state *x, int64_t first_query,
-                                int64_t first_row, const key_block *b)
+/* Attends SCORE_ROWS queries to a block of at most BLOCK keys, with running maxima and separate passes. In float32 it
+ * works on STRIP queries at a time where a mask edge crosses the tile: fewer masked scores are computed. With AMX the
+ * shorter products cost more than that saves. */
+static void attend_running_max(const context *c, const score_context *a, item_state *state, int64_t first_query,
+                               int64_t first_row, const key_block *b)
 {
-    const attention_sizes *z = &c->p->sizes;
+    const attention_sizes *sizes = &c->p->sizes;
     const int64_t i = first_query + first_row;
-    const attention_span strips =
-        attention_round_to_strips(attention_visible_keys_of_rows(z, &a->s, i, i + SCORE_ROWS), b->first, BLOCK);
+    const attention_span strips = attention_round_to_strips(
+        attention_visible_keys_of_rows(sizes, &a->sequence, i, i + SCORE_ROWS), b->first, BLOCK);
     if (strips.first == strips.end)
         return;
     const bool visible = all_visible(a, i, SCORE_ROWS, b->first, strips);
     if (!MT_SAME_FORM ||
-        (visible && x->out_initialized[first_row / STRIP] == x->out_initialized[first_row / STRIP + 1])) {
-        attend_strip(c, a, x, first_query, first_row, SCORE_ROWS, b, strips, visible);
+        (visible && state->out_initialized[first_row / STRIP] == state->out_initialized[first_row / STRIP + 1])) {
+        attend_strip(c, a, state, first_query, first_row, SCORE_ROWS, b, strips, visible);
         return;
     }
     for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
-        const attention_span visible_strips =
-            attention_round_to_strips(attention_visible_keys_of_rows(z, &a->s, i + r, i + r + STRIP), b->first, BLOCK);
+        const attention_span visible_strips = attention_round_to_strips(
+            attention_visible_keys_of_rows(sizes, &a->sequence, i + r, i + r + STRIP), b->first, BLOCK);
         if (visible_strips.first < visible_strips.end)
-            attend_strip(c, a, x, first_query, first_row + r, STRIP, b, visible_strips,
+            attend_strip(c, a, state, first_query, first_row + r, STRIP, b, visible_strips,
                          all_visible(a, i + r, STRIP, b->first, visible_strips));
     }
 }
 
-static void attend_block(const context *c, const score_context *a, item_state *x, int64_t first_query,
+static void attend_block(const context *c, const score_context *a, item_state *state, int64_t first_query,
                          const key_block *b)
 {
-    for (int64_t first_row = 0; first_row < c->w.rows; first_row += SCORE_ROWS) {
+    for (int64_t first_row = 0; first_row < c->layout.rows; first_row += SCORE_ROWS) {
 #if defined(COT_MATMUL_AMX)
-        if (!a->modified &&
-            (c->w.d + c->w.dv >= 8 * MT ? attend_overlapped(c, a, x, first_query, first_row, b, softmax_step)
-                                        : attend_overlapped(c, a, x, first_query, first_row, b, softmax_step_two_rows)))
+        if (!a->modified && (c->layout.d + c->layout.dv >= 8 * MT
+                                 ? attend_overlapped(c, a, state, first_query, first_row, b, softmax_step)
+                                 : attend_overlapped(c, a, state, first_query, first_row, b, softmax_step_two_rows)))
             continue;
 #endif
-        for (int64_t key = 0; key < c->w.keys; key += BLOCK) {
-            const key_block narrow = {b->first + key, b->kt + mt_offset(c->w.d, 0, key),
-                                      b->v + mt_offset(c->w.keys, key, 0)};
-            attend_narrow_block(c, a, x, first_query, first_row, &narrow);
+        for (int64_t key = 0; key < c->layout.keys; key += BLOCK) {
+            const key_block narrow = {b->first + key, b->kt + mt_offset(c->layout.d, 0, key),
+                                      b->v + mt_offset(c->layout.keys, key, 0)};
+            attend_running_max(c, a, state, first_query, first_row, &narrow);
         }
     }
 }
 
-static void finish_rows(const context *c, item_state *x, const attention_block *rows, int64_t h, float sink)
+static void finish_block(const context *c, item_state *state, const attention_block *queries, int64_t h, float sink)
 {
     const attention_problem *p = c->p;
     float inverse[ROWS], lse[ROWS];
-    for (int64_t r = 0; r < rows->rows; r++) {
-        const bool has_sum = r < rows->used && x->row_sum[r] != 0; /* true if the sum is NaN */
-        inverse[r] = has_sum ? 1 / x->row_sum[r] : 0;
+    for (int64_t r = 0; r < queries->rows; r++) {
+        const bool has_sum = r < queries->used && state->row_sum[r] != 0; /* true if the sum is NaN */
+        inverse[r] = has_sum ? 1 / state->row_sum[r] : 0;
         const bool max_is_sink =
-            x->row_max[r] == sink * EXP_SCALE; /* then lse is exactly the sink if no key is visible */
-        lse[r] = has_sum ? (max_is_sink ? sink : x->row_max[r] / EXP_SCALE) + logf(x->row_sum[r]) : -INFINITY;
+            state->row_max[r] == sink * EXP_SCALE; /* then lse is exactly the sink if no key is visible */
+        lse[r] = has_sum ? (max_is_sink ? sink : state->row_max[r] / EXP_SCALE) + logf(state->row_sum[r]) : -INFINITY;
         if (cot_is_present(&p->lse))
-            ((float *)p->lse.data)[attention_lse_offset(&p->lse, rows->s.b, h, rows->s.q_row + rows->first + r)] =
-                lse[r];
-        for (int64_t n = 0; (!x->out_initialized[r / STRIP] || !has_sum) && n < c->w.dv; n += MT)
-            memset(x->out + mt_offset(c->w.rows, r, n), 0, MT * sizeof(float));
+            ((float *)p->lse.data)[attention_lse_offset(&p->lse, queries->sequence.b, h,
+                                                        queries->sequence.q_row + queries->first + r)] = lse[r];
+        for (int64_t n = 0; (!state->out_initialized[r / STRIP] || !has_sum) && n < c->layout.dv; n += MT)
+            memset(state->out + mt_offset(c->layout.rows, r, n), 0, MT * sizeof(float));
     }
     if (cot_is_present(&p->out))
-        store_rows(&p->out, rows->s.b, rows->s.q_row + rows->first, h, rows->rows, p->sizes.dv, x->out, c->w.rows,
-                   inverse, 0, false);
+        store_rows(&p->out, queries->sequence.b, queries->sequence.q_row + queries->first, h, queries->rows,
+                   p->sizes.dv, state->out, c->layout.rows, inverse, 0, false);
 }
 
-static void attend_rows(const context *c, const attention_block *rows, int64_t h, const packed_keys *packed,
-                        item_state *x)
+static void attend_query_block(const context *c, const attention_block *queries, int64_t h, const packed_keys *packed,
+                               item_state *state)
 {
     const attention_problem *p = c->p;
-    const score_context a = make_score_context(p, &rows->s, h);
-    const float sink = cot_is_present(&p->sink) && rows->s.b < p->sizes.B
+    const score_context a = make_score_context(p, &queries->sequence, h);
+    const float sink = cot_is_present(&p->sink) && queries->sequence.b < p->sizes.B
                            ? (float)cot_load_f64(p->sink.data, p->sink.dtype, h * p->sink.stride[0])
                            : -INFINITY;
     mt_state host_tiles;
-    memset(x->out_initialized, 0, sizeof x->out_initialized);
-    memset(x->row_max_set, 0, sizeof x->row_max_set);
-    x->pending = (pending_product){.parts = 0};
-    x->prob_index = 0;
+    memset(state->out_initialized, 0, sizeof state->out_initialized);
+    memset(state->row_max_set, 0, sizeof state->row_max_set);
+    state->pending = (pending_product){.parts = 0};
+    state->prob_index = 0;
     for (int64_t r = 0; r < ROWS; r++) {
-        x->row_max[r] = sink != -INFINITY ? sink * EXP_SCALE : -FLT_MAX;
+        state->row_max[r] = sink != -INFINITY ? sink * EXP_SCALE : -FLT_MAX;
         /* exp(sink - row_max): 1, or NaN for an infinite sink. */
-        x->row_sum[r] = sink != -INFINITY ? 1 + (sink - sink) : 0;
+        state->row_sum[r] = sink != -INFINITY ? 1 + (sink - sink) : 0;
     }
-    for (int64_t r = 0; r < c->w.rows; r += STRIP) {
-        load_rows(x->staging, c->w.d, &p->q, rows->s.b, rows->s.q_row + rows->first + r, h,
-                  cot_clamp(rows->used - r, 0, STRIP), p->sizes.d);
-        pack_a(x->q, c->w.rows, r, x->staging, c->w.d);
+    for (int64_t r = 0; r < c->layout.rows; r += STRIP) {
+        load_rows(state->staging, c->layout.d, &p->q, queries->sequence.b, queries->sequence.q_row + queries->first + r,
+                  h, cot_clamp(queries->used - r, 0, STRIP), p->sizes.d);
+        pack_a(state->q, c->layout.rows, r, state->staging, c->layout.d);
     }
     const attention_span keys =
-        attention_visible_keys_of_rows(&p->sizes, &rows->s, rows->first, rows->first + c->w.rows);
+        attention_visible_keys_of_rows(&p->sizes, &queries->sequence, queries->first, queries->first + c->layout.rows);
     mt_begin(&host_tiles);
-    for (int64_t block = keys.first / c->w.keys; block * c->w.keys < keys.end; block++) {
+    for (int64_t block = keys.first / c->layout.keys; block * c->layout.keys < keys.end; block++) {
         const int64_t row_offset = block * packed->block_stride;
-        const key_block b = {block * c->w.keys, packed->kt + row_offset * c->w.d, packed->v + row_offset * c->w.dv};
-        attend_block(c, &a, x, rows->first, &b);
+        const key_block b = {block * c->layout.keys, packed->kt + row_offset * c->layout.d,
+                             packed->v + row_offset * c->layout.dv};
+        attend_block(c, &a, state, queries->first, &b);
     }
 #if defined(COT_MATMUL_AMX)
-    finish_pending(c, &x->pending);
+    finish_pending(c, &state->pending);
 #endif
     mt_end(&host_tiles);
-    finish_rows(c, x, rows, h, sink);
+    finish_block(c, state, queries, h, sink);
 }
 
 static void attend_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
-    const attention_axis axis = {c->p, false, c->w.rows};
-    const int64_t h = item / c->w.q_slots, hkv = h / (c->p->sizes.H / c->p->sizes.Hkv);
+    const attention_axis axis = {c->p, false, c->layout.rows};
+    const int64_t h = item / c->layout.q_slots, hkv = h / (c->p->sizes.H / c->p->sizes.Hkv);
     /* Under a causal mask the last queries see the most keys. They go first: no thread ends with a long item. */
-    const attention_block rows = attention_block_at(&axis, c->w.q_slots - 1 - item % c->w.q_slots);
-    if (rows.rows == 0 || is_private(c, rows.s.b, hkv))
+    const attention_block queries = attention_block_at(&axis, c->layout.q_slots - 1 - item % c->layout.q_slots);
+    if (queries.rows == 0 || is_private(c, queries.sequence.b, hkv))
         return;
-    const packed_keys keys = packed_keys_of(c, rows.s.b, hkv);
-    attend_rows(c, &rows, h, &keys, scratch);
+    const packed_keys keys = packed_keys_of(c, queries.sequence.b, hkv);
+    attend_query_block(c, &queries, h, &keys, scratch);
 }
 
 /* Processes private groups one after the other. They are packed at the same place, so that the operands stay in the
@@ -587,44 +600,46 @@ static void attend_item(void *memory, int64_t item, void *scratch)
 static void attend_private_groups(void *memory, int64_t thread, void *scratch)
 {
     const context *c = memory;
-    const attention_sizes *z = &c->p->sizes;
-    const attention_axis axis_k = {c->p, true, c->w.keys}, axis_q = {c->p, false, c->w.rows};
-    const int64_t heads = z->H / z->Hkv, blocks = c->w.k_slots / z->B, items = c->w.q_slots / z->B;
+    const attention_sizes *sizes = &c->p->sizes;
+    const attention_axis axis_k = {c->p, true, c->layout.keys}, axis_q = {c->p, false, c->layout.rows};
+    const int64_t group_heads = sizes->H / sizes->Hkv, blocks = c->layout.k_slots / sizes->B,
+                  items = c->layout.q_slots / sizes->B;
     const packed_keys keys = packed_keys_at(c, thread * blocks, 1);
     for (int64_t group; (group = atomic_fetch_add(c->next_group, 1)) < c->private_groups;) {
-        const int64_t b = group / z->Hkv, hkv = group % z->Hkv;
+        const int64_t b = group / sizes->Hkv, hkv = group % sizes->Hkv;
         for (int64_t i = b * blocks; i < (b + 1) * blocks; i++) {
             const attention_block block = attention_block_at(&axis_k, i);
             pack_block(c, &block, hkv, &keys, scratch);
         }
-        for (int64_t h = hkv * heads; h < (hkv + 1) * heads; h++)
+        for (int64_t h = hkv * group_heads; h < (hkv + 1) * group_heads; h++)
             for (int64_t i = b * items; i < (b + 1) * items; i++) {
-                const attention_block rows = attention_block_at(&axis_q, i);
-                attend_rows(c, &rows, h, &keys, scratch);
+                const attention_block queries = attention_block_at(&axis_q, i);
+                attend_query_block(c, &queries, h, &keys, scratch);
             }
     }
 }
 
-/* If there are at least two groups of equal length a thread, each thread processes whole groups alone
- * (attend_private_groups). The remaining groups are packed first, and then all threads share their items. With fewer
- * than four groups a thread one round more is shared, so that no thread waits long for the last group. Sequences of
- * different lengths are always shared: one of them may be as long as all others together. */
+/* If all sequences have the same length and there are at least two groups per thread, each thread processes whole
+ * groups alone (attend_private_groups). All threads share the remaining groups: they are packed first, then their items
+ * are distributed. With two or three groups per thread, one more group per thread is shared. Otherwise threads would
+ * wait long for the last group. Sequences of different lengths are always shared: one of them may be as long as all
+ * others together. */
 cot_status V_NAME(attention_fwd_tiled)(cot_queue *queue, const void *problem, void *workspace)
 {
     _Atomic int64_t next_group = 0;
     context c = {.p = problem, .next_group = &next_group};
-    const attention_sizes *z = &c.p->sizes;
-    c.w = attention_fwd_layout_of(z, sizeof(mt), KEYS);
-    c.kt = (mt *)((char *)workspace + c.w.kt);
-    c.v = (mt *)((char *)workspace + c.w.v);
-    const bool equal_lengths = !z->packed && !cot_is_present(&c.p->seqused_k) && !cot_is_present(&c.p->seqused_q);
-    const int64_t groups = z->B * z->Hkv, threads = cot_queue_threads(queue);
+    const attention_sizes *sizes = &c.p->sizes;
+    c.layout = attention_fwd_layout_of(sizes, sizeof(mt), KEYS);
+    c.kt = (mt *)((char *)workspace + c.layout.kt);
+    c.v = (mt *)((char *)workspace + c.layout.v);
+    const bool equal_lengths = !sizes->packed && !cot_is_present(&c.p->seqused_k) && !cot_is_present(&c.p->seqused_q);
+    const int64_t groups = sizes->B * sizes->Hkv, threads = cot_queue_threads(queue);
     const int64_t rounds = groups / threads;
     if (equal_lengths && rounds >= 2) {
         c.private_groups = (rounds < 4 ? rounds - 1 : rounds) * threads;
         cot_parallel_scratch(queue, threads, attend_private_groups, &c);
     }
-    cot_parallel_scratch(queue, c.w.k_slots * z->Hkv, pack_item, &c);
-    cot_parallel_scratch(queue, c.w.q_slots * z->H, attend_item, &c);
+    cot_parallel_scratch(queue, c.layout.k_slots * sizes->Hkv, pack_item, &c);
+    cot_parallel_scratch(queue, c.layout.q_slots * sizes->H, attend_item, &c);
     return COT_OK;
 }

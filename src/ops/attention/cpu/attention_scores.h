@@ -8,7 +8,7 @@
 
 typedef struct score_context {
     const attention_problem *p;
-    attention_sequence s;
+    attention_sequence sequence;
     int64_t h;
     bool modified;     /* there is a modifier or dropout: not only a positive scale and a mask */
     float alibi_slope; /* 0: none */
@@ -30,7 +30,7 @@ static inline float scores_exp_scale(const attention_problem *p)
 
 static inline score_context make_score_context(const attention_problem *p, const attention_sequence *s, int64_t h)
 {
-    score_context a = {.p = p, .s = *s, .h = h, .modified = scores_are_modified(p)};
+    score_context a = {.p = p, .sequence = *s, .h = h, .modified = scores_are_modified(p)};
     if (cot_is_present(&p->alibi_slopes) && s->b < p->sizes.B)
         a.alibi_slope = (float)cot_load_f64(p->alibi_slopes.data, p->alibi_slopes.dtype,
                                             attention_slope_offset(&p->alibi_slopes, s->b, h));
@@ -41,13 +41,13 @@ static inline score_context make_score_context(const attention_problem *p, const
 /* The keys visible to query i; empty for a row beyond the last query. */
 V_INLINE attention_span visible_keys(const score_context *a, int64_t i)
 {
-    return i < a->s.Tq ? attention_visible_keys(&a->p->sizes, &a->s, i) : (attention_span){0, 0};
+    return i < a->sequence.Tq ? attention_visible_keys(&a->p->sizes, &a->sequence, i) : (attention_span){0, 0};
 }
 
 /* The queries that see key j; empty for a row beyond the last key. */
 V_INLINE attention_span visible_queries(const score_context *a, int64_t j)
 {
-    return j < a->s.Tk ? attention_visible_queries(&a->p->sizes, &a->s, j) : (attention_span){0, 0};
+    return j < a->sequence.Tk ? attention_visible_queries(&a->p->sizes, &a->sequence, j) : (attention_span){0, 0};
 }
 
 /* ---- modifiers and dropout ----------------------------------------------------------------------------- */
@@ -105,8 +105,9 @@ static void modify_scores(const score_context *a, const score_tile *t, float *s,
     const bool has_softcap = p->sizes.softcap > 0, has_bias = cot_is_present(&p->bias);
     const int axis = t->keys_in_rows ? 2 : 3; /* the bias axis along the tile's columns */
     const int64_t stride = has_bias && p->bias.shape[axis] > 1 ? p->bias.stride[axis] : 0;
-    const int64_t bias_rows = t->keys_in_rows ? a->s.Tk - t->j : a->s.Tq - t->i; /* rows of the tile within bias */
-    const int64_t bias_columns = t->keys_in_rows ? a->s.Tq - t->i : a->s.Tk - t->j;
+    const int64_t bias_rows =
+        t->keys_in_rows ? a->sequence.Tk - t->j : a->sequence.Tq - t->i; /* rows of the tile within bias */
+    const int64_t bias_columns = t->keys_in_rows ? a->sequence.Tq - t->i : a->sequence.Tk - t->j;
     for (int64_t r = 0; r < t->rows; r++) {
         for (int64_t c = t->columns.first; c < t->columns.end; c += VW) {
             const int64_t i = t->i + (t->keys_in_rows ? c : r), j = t->j + (t->keys_in_rows ? r : c);
@@ -119,19 +120,19 @@ static void modify_scores(const score_context *a, const score_tile *t, float *s,
                     v_store(softcap_slopes + offset, v_fnma(x, x, v_set1(1)));
             }
             if (a->alibi_slope != 0) {
-                const vf distance =
-                    v_fma(v_load(lanes), v_set1(t->keys_in_rows ? 1 : -1), v_set1((float)(i + a->s.diagonal - j)));
+                const vf distance = v_fma(v_load(lanes), v_set1(t->keys_in_rows ? 1 : -1),
+                                          v_set1((float)(i + a->sequence.diagonal - j)));
                 y = v_fnma(alibi_slope, v_abs(distance), y);
             }
             if (has_bias && r < bias_rows && c < bias_columns)
-                y = v_add(y, load_bias(&p->bias, attention_bias_offset(&p->bias, a->s.b, a->h, i, j), stride,
+                y = v_add(y, load_bias(&p->bias, attention_bias_offset(&p->bias, a->sequence.b, a->h, i, j), stride,
                                        bias_columns - c));
             v_store(s + offset, y);
         }
     }
 }
 
-/* The keep bits of query i for 8 * `groups` keys, one byte per group of 8, from the group of key j on. */
+/* The keep bits of query i for 8 * `groups` keys, one byte per group of 8 keys. The first group contains key j. */
 static void draw_keep_bits(const score_context *a, const v_philox *philox, int64_t i, int64_t j, int64_t groups,
                            uint8_t *bits)
 {

@@ -39,7 +39,7 @@ V_INLINE void load_rows_as(float *x, int64_t ld, const cot_tensor *t, cot_dtype 
     }
 }
 
-/* Loads STRIP rows of head h from row `row` on into x[STRIP][ld] as float32. Elements outside `rows` and `columns`
+/* Loads rows [row, row + STRIP) of head h into x[STRIP][ld] as float32. Elements outside `rows` and `columns`
  * become zero. The last axis of t is contiguous. */
 static void load_rows(float *x, int64_t ld, const cot_tensor *t, int64_t b, int64_t row, int64_t h, int64_t rows,
                       int64_t columns)
@@ -128,9 +128,9 @@ V_INLINE void pack_transposed(mt *operand, bool b_form, int64_t row, const float
 }
 
 /* ---- exponentials ----------------------------------------------------------------------------------------- *
- * exp_scores returns base^(s * scale - shift). The base is e, or 2 where P is rounded to 16 bits anyway. Base 2 saves
- * the argument's reduction by ln(2), a constant in two parts. EXP_SCALE is log2(e) for base 2, else 1: a score times
- * EXP_SCALE gives the natural exponential. Row maxima and lse are kept multiplied by EXP_SCALE. */
+ * exp_scores returns base^(s * scale - shift). The base is e, or 2 where P is rounded to 16 bits anyway. Base 2 is
+ * cheaper: its range reduction needs no multiplication by ln(2), which has two parts. EXP_SCALE is log2(e) for base 2
+ * and 1 for base e, so base^(score * EXP_SCALE) = exp(score). Row maxima and lse are kept multiplied by EXP_SCALE. */
 
 #if defined(COT_MATMUL_AMX) && !(defined(COT_MATMUL_SPLIT) && COT_MATMUL_SPLIT == 3)
 #define EXP_SCALE V_LOG2E

@@ -34,11 +34,11 @@ typedef struct attention_axis {
     int64_t block_size;
 } attention_axis;
 
-static inline int64_t attention_slot_count(const attention_sizes *z, bool along_keys, int64_t block_size)
+static inline int64_t attention_slot_count(const attention_sizes *sizes, bool along_keys, int64_t block_size)
 {
-    const int64_t rows = along_keys ? z->rows_k : z->rows_q;
-    return z->packed ? rows / block_size + z->B + 1
-                     : cot_mul(z->B, cot_ceil_div(along_keys ? z->Tk : z->Tq, block_size));
+    const int64_t rows = along_keys ? sizes->rows_k : sizes->rows_q;
+    return sizes->packed ? rows / block_size + sizes->B + 1
+                         : cot_mul(sizes->B, cot_ceil_div(along_keys ? sizes->Tk : sizes->Tq, block_size));
 }
 
 /* The slot of sequence b's first block. The slots of different sequences do not overlap. */
@@ -49,10 +49,10 @@ static inline int64_t attention_first_slot(const attention_axis *x, int64_t b)
     return attention_load_i32(x->along_keys ? &x->p->cu_seqlens_k : &x->p->cu_seqlens_q, b) / x->block_size + b;
 }
 
-/* A block: rows first .. first+rows of sequence s; the first `used` of them are below Tq or Tk. rows is 0 in a spare
+/* A block: rows first .. first+rows of `sequence`; the first `used` of them are below Tq or Tk. rows is 0 in a spare
  * slot. */
 typedef struct attention_block {
-    attention_sequence s;
+    attention_sequence sequence;
     int64_t slot, first, rows, used;
 } attention_block;
 
@@ -69,31 +69,34 @@ static inline attention_block attention_block_at(const attention_axis *x, int64_
         else
             high = middle - 1;
     }
-    attention_block block = {.s = attention_sequence_at(x->p, low), .slot = slot};
+    attention_block block = {.sequence = attention_sequence_at(x->p, low), .slot = slot};
     block.first = (slot - attention_first_slot(x, low)) * x->block_size;
-    block.rows = cot_clamp((x->along_keys ? block.s.k_rows : block.s.q_rows) - block.first, 0, x->block_size);
-    block.used = cot_clamp((x->along_keys ? block.s.Tk : block.s.Tq) - block.first, 0, block.rows);
+    block.rows =
+        cot_clamp((x->along_keys ? block.sequence.k_rows : block.sequence.q_rows) - block.first, 0, x->block_size);
+    block.used = cot_clamp((x->along_keys ? block.sequence.Tk : block.sequence.Tq) - block.first, 0, block.rows);
     return block;
 }
 
 /* ---- visible keys or queries of a range of rows: both ends of the visible span rise with the row ------- */
 
-static inline attention_span attention_visible_keys_of_rows(const attention_sizes *z, const attention_sequence *s,
+static inline attention_span attention_visible_keys_of_rows(const attention_sizes *sizes, const attention_sequence *s,
                                                             int64_t first, int64_t end)
 {
     end = end < s->Tq ? end : s->Tq;
     if (first >= end)
         return (attention_span){0, 0};
-    return (attention_span){attention_visible_keys(z, s, first).first, attention_visible_keys(z, s, end - 1).end};
+    return (attention_span){attention_visible_keys(sizes, s, first).first,
+                            attention_visible_keys(sizes, s, end - 1).end};
 }
 
-static inline attention_span attention_visible_queries_of_rows(const attention_sizes *z, const attention_sequence *s,
-                                                               int64_t first, int64_t end)
+static inline attention_span attention_visible_queries_of_rows(const attention_sizes *sizes,
+                                                               const attention_sequence *s, int64_t first, int64_t end)
 {
     end = end < s->Tk ? end : s->Tk;
     if (first >= end)
         return (attention_span){0, 0};
-    return (attention_span){attention_visible_queries(z, s, first).first, attention_visible_queries(z, s, end - 1).end};
+    return (attention_span){attention_visible_queries(sizes, s, first).first,
+                            attention_visible_queries(sizes, s, end - 1).end};
 }
 
 /* `span` relative to `first`, clamped to [0, size), its ends rounded outwards to multiples of ATTENTION_STRIP. */
@@ -117,17 +120,20 @@ typedef struct attention_fwd_layout {
     size_t kt, v, bytes;
 } attention_fwd_layout;
 
-static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes *z, size_t size, int64_t keys)
+static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes *sizes, size_t size, int64_t keys)
 {
-    attention_fwd_layout w = {.d = cot_round_up(z->d, ATTENTION_STRIP),
-                              .dv = cot_round_up(z->dv, ATTENTION_STRIP),
-                              .keys = cot_round_up(cot_clamp(z->Tk, 1, keys), ATTENTION_STRIP)};
-    w.rows = z->d > ATTENTION_MAX_D / 2 || z->dv > ATTENTION_MAX_D / 2 ? ATTENTION_FWD_ROWS / 2 : ATTENTION_FWD_ROWS;
-    w.q_slots = attention_slot_count(z, false, w.rows);
-    w.k_slots = attention_slot_count(z, true, w.keys);
-    w.kt = cot_workspace_reserve(&w.bytes, COT_PRODUCT(w.k_slots, z->Hkv, w.keys, w.d), size);
-    w.v = cot_workspace_reserve(&w.bytes, COT_PRODUCT(w.k_slots, z->Hkv, w.keys, w.dv), size);
-    return w;
+    attention_fwd_layout layout = {.d = cot_round_up(sizes->d, ATTENTION_STRIP),
+                                   .dv = cot_round_up(sizes->dv, ATTENTION_STRIP),
+                                   .keys = cot_round_up(cot_clamp(sizes->Tk, 1, keys), ATTENTION_STRIP)};
+    layout.rows =
+        sizes->d > ATTENTION_MAX_D / 2 || sizes->dv > ATTENTION_MAX_D / 2 ? ATTENTION_FWD_ROWS / 2 : ATTENTION_FWD_ROWS;
+    layout.q_slots = attention_slot_count(sizes, false, layout.rows);
+    layout.k_slots = attention_slot_count(sizes, true, layout.keys);
+    layout.kt =
+        cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.k_slots, sizes->Hkv, layout.keys, layout.d), size);
+    layout.v =
+        cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.k_slots, sizes->Hkv, layout.keys, layout.dv), size);
+    return layout;
 }
 
 /* Backward. An item is one chunk of the key blocks of one sequence and key-value head. The chunks of a sequence
@@ -144,31 +150,34 @@ typedef struct attention_bwd_layout {
     size_t queries, lse, D, dq, k, dk, bytes;
 } attention_bwd_layout;
 
-static inline int64_t attention_chunk_count(const attention_sizes *z)
+static inline int64_t attention_chunk_count(const attention_sizes *sizes)
 {
-    const int64_t heads = cot_max(cot_mul(z->B, z->Hkv), 1), blocks = cot_ceil_div(z->Tk, ATTENTION_BLOCK);
+    const int64_t heads = cot_max(cot_mul(sizes->B, sizes->Hkv), 1), blocks = cot_ceil_div(sizes->Tk, ATTENTION_BLOCK);
     const int64_t max_chunks = blocks < ATTENTION_MAX_CHUNKS ? blocks : ATTENTION_MAX_CHUNKS;
     return cot_clamp(cot_ceil_div(ATTENTION_MIN_ITEMS, heads), 1, max_chunks > 1 ? max_chunks : 1);
 }
 
-static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes *z, size_t size)
+static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes *sizes, size_t size)
 {
-    attention_bwd_layout w = {.d = cot_round_up(z->d, ATTENTION_STRIP),
-                              .dv = cot_round_up(z->dv, ATTENTION_STRIP),
-                              .q_slots = attention_slot_count(z, false, ATTENTION_BLOCK),
-                              .chunks = attention_chunk_count(z)};
-    const int64_t q_rows = COT_PRODUCT(w.q_slots, z->H, ATTENTION_BLOCK),
-                  items = COT_PRODUCT(z->B + z->packed, z->Hkv, w.chunks);
-    w.query_block_elements = COT_PRODUCT(2, ATTENTION_BLOCK, w.d + w.dv);
-    w.key_block_elements = COT_PRODUCT(ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, cot_add(w.d, w.d + w.dv));
-    w.queries = cot_workspace_reserve(&w.bytes, COT_PRODUCT(w.q_slots, z->H, w.query_block_elements), size);
-    w.lse = cot_workspace_reserve(&w.bytes, q_rows, sizeof(float));
-    w.D = cot_workspace_reserve(&w.bytes, q_rows, sizeof(float));
-    w.dq = cot_workspace_reserve(&w.bytes, COT_PRODUCT(w.chunks, q_rows, w.d), sizeof(float));
-    w.k = cot_workspace_reserve(&w.bytes, cot_mul(items, w.key_block_elements), size);
-    w.dk = cot_workspace_reserve(&w.bytes, COT_PRODUCT(items, ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, w.d + w.dv),
-                                 sizeof(float));
-    return w;
+    attention_bwd_layout layout = {.d = cot_round_up(sizes->d, ATTENTION_STRIP),
+                                   .dv = cot_round_up(sizes->dv, ATTENTION_STRIP),
+                                   .q_slots = attention_slot_count(sizes, false, ATTENTION_BLOCK),
+                                   .chunks = attention_chunk_count(sizes)};
+    const int64_t q_rows = COT_PRODUCT(layout.q_slots, sizes->H, ATTENTION_BLOCK),
+                  items = COT_PRODUCT(sizes->B + sizes->packed, sizes->Hkv, layout.chunks);
+    layout.query_block_elements = COT_PRODUCT(2, ATTENTION_BLOCK, layout.d + layout.dv);
+    layout.key_block_elements =
+        COT_PRODUCT(ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, cot_add(layout.d, layout.d + layout.dv));
+    layout.queries =
+        cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.q_slots, sizes->H, layout.query_block_elements), size);
+    layout.lse = cot_workspace_reserve(&layout.bytes, q_rows, sizeof(float));
+    layout.D = cot_workspace_reserve(&layout.bytes, q_rows, sizeof(float));
+    layout.dq = cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.chunks, q_rows, layout.d), sizeof(float));
+    layout.k = cot_workspace_reserve(&layout.bytes, cot_mul(items, layout.key_block_elements), size);
+    layout.dk = cot_workspace_reserve(
+        &layout.bytes, COT_PRODUCT(items, ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, layout.d + layout.dv),
+        sizeof(float));
+    return layout;
 }
 
 /* ---- scratch: bytes of an item's buffers in its thread's slice ---------------------------------------------- *
