@@ -6,11 +6,12 @@
  * query head h reads key-value head h / (H/Hkv)), d the size of a query and of a key, dv the size of a value. For query
  * i and key j of one sequence and head, with off = (number of its keys) - (number of its queries):
  *
- *     c = scale * sum_c q[i,c] * k[j,c];    with softcap: c = softcap * tanh(c / softcap)
- *     s = c - alibi_slopes[h] * |i + off - j| + bias[i,j]
+ *     x = scale * sum_c q[i,c] * k[j,c];    with softcap: y = softcap * tanh(x / softcap), else y = x
+ *     s = y - alibi_slopes[h] * |i + off - j| + bias[i,j]
  *     s = -inf unless j is visible:  i + off - window_left <= j <= i + off + window_right;  causal: j <= i + off
  *     lse[i] = log(sum_j exp(s[j]) + exp(sink[h]))              natural logarithm; without sink that term is absent
  *     P[j] = exp(s[j] - lse[i]);    out[i] = sum_j P[j] * m[i,j] / keep * v[j]
+ *     m / keep: dropout, see below; without dropout 1
  *
  * A row whose largest score is far from 0 loses precision. lse is a float32, and P has a relative error of up to
  * |lse| 2^-24. A bias that is used as a mask should be -inf. With a bias of -1e9 for each visible key of a row, the
@@ -52,11 +53,11 @@
  *
  * NaN and infinities follow the formulas. A NaN in q[i], or in a visible k[j], makes lse[i] and out[i] NaN. A NaN in a
  * visible v[j,c] makes out[i,c] NaN. A score of +inf makes lse[i] and out[i] NaN (inf - inf). In the backward such a
- * row makes its dq, and the dk and dv of every key that it sees, NaN. Rows beyond the sequence, or beyond seqused, have
- * no effect. Keys outside the mask have no effect on lse. Fast kernels multiply tiles of up to 256 queries and 256
- * keys, in which a pair outside the mask has the weight 0. If such a tile contains a visible pair, a NaN or an infinity
- * of v (forward), or of q, k, v, dout, lse or delta (backward), may make out, dq, dk and dv of other rows of that tile
- * NaN (0 * NaN). It affects no other rows.
+ * row makes its dq, and the dk and dv of every key that is visible to it, NaN. Rows beyond the sequence, or beyond
+ * seqused, have no effect. Keys outside the mask have no effect on lse. Fast kernels multiply tiles of up to 256
+ * queries and 256 keys, in which a pair outside the mask has the weight 0. If such a tile contains a visible pair, a
+ * NaN or an infinity of v (forward), or of q, k, v, dout, lse or delta (backward), may make out, dq, dk and dv of other
+ * rows of that tile NaN (0 * NaN). It affects no other rows.
  *
  * Outputs may not overlap each other or any input, except where cot_attention_merge_args allows it.
  *
@@ -118,7 +119,7 @@ COT_API cot_status cot_attention_forward(cot_queue *queue, const cot_attention_f
 COT_API cot_status cot_attention_forward_workspace(cot_queue *queue, const cot_attention_forward_args *args,
                                                    size_t *bytes);
 
-/* The arguments of cot_attention_backward. Without dropout m = 1 and keep = 1; t = tanh(c / softcap), 0 without
+/* The arguments of cot_attention_backward. Without dropout m = 1 and keep = 1; t = tanh(x / softcap), 0 without
  * softcap:
  *
  *     D[i] = sum_c dout[i,c] * out[i,c] - dlse[i]              or D = delta, if delta is given
