@@ -19,10 +19,11 @@ from check_pages import pages_of
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAVIGATION = [
     ("Cotangent", "README.md"),
+    ("All pages", "docs/README.md"),
     ("Guide", [("Getting started", "docs/guide/getting_started.md"), ("C", "docs/guide/c.md"),
                ("PyTorch", "docs/guide/python.md"), ("Command line", "docs/guide/command_line.md"),
-               ("Installing", "docs/guide/install.md"), ("Reproducibility", "docs/guide/reproducibility.md"),
-               ("Errors", "docs/guide/errors.md")]),
+               ("Many GPUs", "docs/guide/many_gpus.md"), ("Installing", "docs/guide/install.md"),
+               ("Reproducibility", "docs/guide/reproducibility.md"), ("Errors", "docs/guide/errors.md")]),
     ("Benchmarks", "docs/benchmarks"),
     ("Ops", "src/ops"),
     ("Kernels", "docs/kernels"),

@@ -423,6 +423,9 @@ call after idleness. """ + PRODUCTS + """
 `allow_nondeterminism`. FlashAttention-4 adds in any order unless it says deterministic. A ratio above 1 means that cotangent is
 faster. On CPUs, operations are those of visible pairs.
 
+FlashAttention-3 was not measured: its package was not installed on these machines. `tools/peers/attention.py` also times it if
+`flash_attn_interface` can be imported.
+
 *Delta* computes the sum of dout * out of each row. *Merge* combines the results of two blocks of keys."""),
     "causal_conv1d": ("causal_conv1d", ["causal_conv1d"], MEMORY_BOUND + CYCLES + """
 
@@ -448,9 +451,9 @@ device and op, and draws the pictures.
 
 ## How a time is measured
 
-- The kernels of a case and a memory copy of the same number of bytes run in turns. For compute-bound ops, a plain matrix product
+- The kernels of a case alternate with a memory copy of the same number of bytes. For compute-bound ops, a plain matrix product
   takes part too. A time is the median of the rounds. Inputs rotate through more memory than the caches hold.
-- On a GPU, a round of a kernel is as many calls as take 8 ms, captured in one CUDA graph. A compute-bound kernel then runs for
+- On a GPU, a kernel runs for 8 ms in each round: the calls are captured in one CUDA graph. A compute-bound kernel then runs for
   three seconds alone. Its *ms* are the second half of these seconds (sustained), because a GPU lowers its clock under load. *Burst* is one call after idleness.
 - Peers run the same cases through [tools/peers](../../tools/peers) on the same device. If the peer's process also
   ran our kernels, both times of a ratio are from that process. Otherwise they are from two processes.
@@ -676,8 +679,8 @@ def front(results, peers):
                 dates.add(max(row["date"] for row in rows + peer_rows))
     if not dates:
         return "Nothing measured yet.\n"
-    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, bf16 unless named, {max(dates)}. *Of copy*: share of the memory copy rate. *Taps*: K shifted "
-                      "products. Ratios to peers, and our times beside them, are from the peers' process.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
+    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, bf16 unless named, {max(dates)}. *0.98 of copy*: 98 % of a memory copy's bandwidth. "
+                      "*Taps*: the convolution as K shifted multiply-adds. Both libraries of a ratio ran in one process.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
 
 
 def table(name, results, peers, directory):
