@@ -8,14 +8,15 @@
  *
  * `mt` is the element type of the operands A and B: float, or on AMX bf16 or a sum of bf16. MT (32) is the width of a
  * panel. Functions have the prefix mt_.
- * All matrices are stored in panels of MT columns, [columns/MT][rows][MT]. An MT x MT tile is therefore contiguous. (In
- * a row-major matrix of 128 float columns, a row takes 512 bytes, and a column of tiles would map to 1/8 of the L1
- * cache's sets.) The element in row r and column c, c a multiple of MT, has the offset mt_offset(rows, r, c).
+ * All matrices are stored in panels of MT columns, [columns/MT][rows][MT]. A part of MT x MT elements is therefore
+ * contiguous. (In a row-major matrix of 128 float columns, a row takes 512 bytes, and a column of parts would map to
+ * 1/8 of the L1 cache's sets.) The element in row r and column c, c a multiple of MT, has the offset mt_offset(rows, r,
+ * c).
  *   A form  [k/MT][m][MT]
  *   B form  [n/MT][k][MT]     on AMX with pairs of rows interleaved, [n/MT][k/2][MT][2]; then r is even
  *   C       [n/MT][m][MT]     always float
  * In f32 the three forms are the same (MT_SAME_FORM): a C can be an operand of the next product without packing.
- * Sizes are multiples of MT (32). The caller pads with zeros, and whole MT x MT tiles are allocated, 64-byte aligned.
+ * Sizes are multiples of MT (32). The caller pads with zeros, and whole parts are allocated, 64-byte aligned.
  *
  *   mt_begin(&state) mt_end(&state)            enclose every work item that calls mt_product. mt_end restores the tile
  *                                              registers of the host program

@@ -302,8 +302,8 @@ V_INLINE void mt_prefetch_step(void *prefetch, int step)
     mt_prefetch_next(prefetch);
 }
 
-/* A step loads two tiles of A and two of B. The L1 cache just delivers them at the rate of the products. The L2 cache
- * does not: a panel of B should serve at least two tiles of A. */
+/* A step loads two AMX tiles of A and two of B. The L1 cache just delivers them at the rate of the products. The L2
+ * cache does not: a panel of B should be used for at least two strips of MT rows of A. */
 V_INLINE void mt_product_parts(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
                                int64_t b_rows, float *c, int64_t c_rows, bool add, bool all_terms,
                                mt_prefetch_range *prefetch)

@@ -220,7 +220,7 @@ static void apply_mask(const score_context *a, float *s, int64_t first_key, int6
 static void differentiate_overlapped(const context *c, const score_context *a, const block_pair *b,
                                      strip_buffers *buffers, pending_products *pending, int64_t first_row)
 {
-    /* Parts of S^T and dP^T lie in the buffers that differentiate_blocks uses for whole tiles. */
+    /* Parts of S^T and dP^T lie in the buffers that differentiate_blocks uses for whole score tiles. */
     float(*const s)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->scores;
     float(*const dp)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->dp;
     const int64_t d = c->layout.d, dv = c->layout.dv, first_key = b->first_key + first_row;

@@ -159,7 +159,7 @@ typedef struct strip_options {
 } strip_options;
 
 /* P^T (times the dropout factor) and dZ^T of key j and queries [i, i + VW). `offset` is the position of the score in
- * its tile. */
+ * its score tile. */
 V_INLINE void differentiate_scores(const score_context *a, const strip_buffers *buffers, int64_t offset, int64_t j,
                                    int64_t i, strip_options o, vf lse, vf D, vf dp, vf *prob, vf *ds)
 {
@@ -267,8 +267,8 @@ static void differentiate_keys(const context *c, const score_context *a, const b
         b->dkv_initialized[r / STRIP] = true;
 }
 
-/* Differentiates SCORE_ROWS keys at a time, or STRIP keys where a mask edge crosses the tile: fewer masked scores are
- * computed. */
+/* Differentiates SCORE_ROWS keys at a time, or STRIP keys where a mask edge crosses the score tile: fewer masked scores
+ * are computed. */
 static void differentiate_blocks(const context *c, const score_context *a, const block_pair *b, strip_buffers *buffers)
 {
     const attention_sizes *sizes = &c->p->sizes;

@@ -478,8 +478,8 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
 #endif
 
 /* Attends SCORE_ROWS queries to a block of at most BLOCK keys, with running maxima and separate passes. In float32 it
- * works on STRIP queries at a time where a mask edge crosses the tile: fewer masked scores are computed. With AMX the
- * shorter products cost more than that saves. */
+ * works on STRIP queries at a time where a mask edge crosses the score tile: fewer masked scores are computed. With AMX
+ * the shorter products cost more than that saves. */
 static void attend_running_max(const context *c, const score_context *a, item_state *state, int64_t first_query,
                                int64_t first_row, const key_block *b)
 {
