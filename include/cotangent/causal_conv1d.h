@@ -10,8 +10,9 @@
  *     final_state = the last K-1 columns of xe         raw inputs, not outputs
  *
  * Layout: every tensor may have any strides. [B,D,T] is the order of the indices. A channel-last [B,T,D] array is
- * passed as a view with shape {B,D,T} and strides {T*D, 1, D}. Fast kernels need time to be contiguous in all of x, y,
- * dy and dx, or channels to be contiguous in all of them. Other layouts use the scalar kernel.
+ * passed as a view with shape {B,D,T} and strides {T*D, 1, D}. A call is fast if time is contiguous in all of x, y, dy
+ * and dx, or if channels are contiguous in all of them. Other layouts are supported too, but more slowly: CPU kernels
+ * copy elements one by one, a GPU runs the generic kernel.
  *
  * Dtypes: x, weight, bias and each state may each be f32, f16 or bf16. Sums are float32, and every output is rounded
  * once. y, dy and dx have x's dtype. f64 (CPU): all tensors are f64, and so are the sums.

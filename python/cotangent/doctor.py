@@ -13,7 +13,7 @@ _wrong = 0
 def _say(mark: str, about: str, text: str) -> None:
     global _wrong
     _wrong += mark == "!!"
-    print(f"[{mark}] {about:15s} {text}")
+    print(f"[{mark}] {about:25s} {text}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -75,8 +75,8 @@ class CausalConv1d(nn.Module):
 
 
 class BiasDropoutResidual(nn.Module):
-    """residual + dropout(act(x + bias)) in one pass. Use it after the last linear product of a layer, and leave out the
-    bias of that product. In eval mode nothing is dropped."""
+    """residual + dropout(act(x + bias)) in one pass. Use it after the last nn.Linear of a layer. Create that nn.Linear
+    with bias=False. In eval mode nothing is dropped."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class HyperConnection(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with its projections: x [B,T,D] -> [B,T,D].
+    """Self-attention (causal by default) with its projections: x [B,T,D] -> [B,T,D].
 
     It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). sink=True
     learns an additional logit for each head. causal, window, softcap and dropout_p are those of cotangent.attention."""

@@ -2,8 +2,8 @@
 """Functions with the names and signatures of other packages: causal_conv1d, flash_attn (version 2),
 flash_attn_interface (version 3), and PyTorch's scaled_dot_product_attention.
 
-After install(), `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface` find this package. It is
-for models and libraries that import those packages. Call it before they do."""
+For models that import those packages. After install(), `import causal_conv1d`, `import flash_attn` and
+`import flash_attn_interface` find this package. Call install() before you import the model."""
 from __future__ import annotations
 
 import importlib.metadata

@@ -4,7 +4,7 @@
 Shapes: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]; packed qkv [B,T,3,H,d], kv [B,Tk,2,Hkv,d]; varlen without B. With
 return_attn_probs the result is (out, softmax_lse, None): probabilities are never stored. Dropout masks follow the
 library's rule, so they differ from those of flash_attn. `deterministic` is accepted and has no effect: results are
-always deterministic."""
+always deterministic. cotangent.attention(..., deterministic=False) has a faster backward."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple, Union

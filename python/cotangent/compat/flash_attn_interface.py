@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of flash_attn_interface (FlashAttention 3), with its signatures and semantics. With return_attn_probs
-the result is (out, softmax_lse). num_splits, pack_gqa and sm_margin tune FlashAttention's kernels; here they are
-accepted and have no effect. Arguments that change results and that no kernel supports (qv, descales, attention_chunk)
-are refused."""
+the result is (out, softmax_lse). num_splits, pack_gqa, sm_margin and deterministic are accepted and have no effect:
+results are always deterministic. Arguments that change results and that no kernel supports (qv, descales,
+attention_chunk) raise NotImplementedError."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple

@@ -10,9 +10,9 @@ returns a function that calls the op, or directly the op's kernel if no part of 
   only in Python. A result that is None is an absent output for the library.
 - `outputs(*arguments)` allocates the results. A fake kernel does nothing else. A real kernel then calls the library.
 - The arguments of a backward are matched by name. An input or result of the forward is saved for it. `dy` is the
-  gradient of the result `y`: if there is none, it is None where optional, else zeros. `_wanted` has one bool for each
-  result `dx` of the backward: whether the gradient of the input `x` is needed. Results of the forward whose gradient is
-  no argument of the backward are not differentiable.
+  gradient of the result `y`. If autograd has no gradient for `y`, `dy` is None if the schema says Tensor?, else zeros.
+  A result `y` is differentiable only if the backward has an argument `dy`. `_wanted` has one bool for each result `dx`
+  of the backward: whether the gradient of the input `x` is needed.
 """
 from __future__ import annotations
 

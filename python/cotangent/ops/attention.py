@@ -140,12 +140,14 @@ def attention(
     alibi_slopes   [H] or [B,H]: slope * |i + off - j| is subtracted
     bias           [B or 1, H or 1, Tq or 1, Tk or 1], added; has a gradient. A bias at or below -65504, the lowest
                    number of float16, masks the key as -inf does
-    deterministic  False: the backward may sum in any order if that is faster
+    deterministic  True: the same bits on every run. False: a faster backward on a GPU, whose last bits differ between
+                   runs
 
     Returns out [B,Tq,H,dv] in the dtype of q. With return_lse it returns (out, lse): lse [B,H,Tq] float32, natural
     logarithms. Both have gradients. A query that sees no key has out = 0 and lse = -inf, or lse = sink if there is a
-    sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. Autocast casts q, k and v. Differentiable once,
-    in q, k, v, sink and bias. Raises ValueError, TypeError or NotImplementedError, which name the wrong argument."""
+    sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. On a GPU d and dv are at most 256. Autocast casts
+    q, k and v. Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError, which name the wrong
+    argument, or NotImplementedError (on a GPU: float64, d or dv above 256)."""
     return _run(
         q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
         offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
@@ -180,8 +182,8 @@ def attention_varlen(
 ) -> Any:
     """attention for packed sequences. Sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b+1] - 1 of q
     [total_q,H,d], and likewise with cu_seqlens_k of k [total_k,Hkv,d] and v [total_k,Hkv,dv]. cu_seqlens_q and
-    cu_seqlens_k are int32 [B+1], start at 0 and never descend. max_seqlen_q and max_seqlen_k are at least the longest
-    lengths. lse is [H,total_q]. The other arguments are those of attention."""
+    cu_seqlens_k are int32 [B+1], start at 0 and never descend. max_seqlen_q and max_seqlen_k are at least the length of
+    the longest sequence. lse is [H,total_q]. The other arguments are those of attention."""
     return _run(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale, softcap, dropout_p,
         seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic,

@@ -87,7 +87,8 @@ def mhc_pre(
     For each token, with flat index k = i*D + d:
 
         inv_rms = 1 / sqrt(mean_k x[k]^2 + norm_eps)
-        z       = alpha * (phi (gamma * x)) * inv_rms + bias         alpha of pre, post or res
+        z       = alpha[group] * (phi @ (gamma * x).flatten()) * inv_rms + bias
+                  group is pre, post or res, by the row of phi
         h_pre   = sigmoid(z_pre) + hc_eps;    h_post = post_scale * sigmoid(z_post);    h_res = z_res as [n,n]
         h_in[d] = sum_i h_pre[i] * x[i,d];    A = mhc_sinkhorn(h_res)
 
@@ -124,10 +125,10 @@ _sinkhorn_forward = define(
 
 
 def mhc_sinkhorn(h_res: Tensor, iterations: int = 20, eps: float = 1e-6) -> Tensor:
-    """A [B,T,n,n] from the logits h_res [B,T,n,n]: softmax over rows, then columns and rows are normalised alternately.
+    """A [B,T,n,n] from the logits h_res [B,T,n,n]: softmax of the rows, then alternating normalisation.
 
-        A = softmax over rows of h_res, + eps;  A /= colsum + eps
-        then iterations-1 times:  A /= rowsum + eps;  A /= colsum + eps
+        A = softmax(h_res, dim=-1) + eps;  A /= A.sum(-2, keepdim=True) + eps
+        then iterations-1 times:  A /= A.sum(-1, keepdim=True) + eps;  A /= A.sum(-2, keepdim=True) + eps
 
     iterations is 1 to 4096. float32, on the CPU also float64. Differentiable once, exactly, through all iterations.
     Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8)."""
