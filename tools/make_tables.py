@@ -100,7 +100,7 @@ SEEDS = {"seed_000": ("causal_conv1d", "backward"), "seed_001": ("attention", "b
 
 
 def seed_figures(number, directory):
-    """A document's figures beside those of `cotangent demo` on each device, from the newest file of each."""
+    """A document's figures and those of `cotangent demo` on each device, from the newest file of each."""
     newest = {device: (source, {row["figure"]: row for row in rows})
               for device, (source, rows) in newest_with(directory, "figure", lambda row: row["demo"] == number).items()}
     if not newest:
@@ -131,7 +131,7 @@ def seed_bench(op, direction, results):
 
 
 def seed_shares(op, direction, directory):
-    """Where the time goes from the host's memory and back, beside the document's 70 % copies, 20 % allocation, 10 % kernels."""
+    """Where the time goes from the host's memory and back. The document has 70 % copies, 20 % allocation, 10 % kernels."""
     parts = ("allocation_ms", "to_device_ms", "kernels_ms", "to_host_ms")
     rows = [row for _, row in rows_with(directory, "memory")
             if (row["op"], row["direction"], row["streams"]) == (op, direction, 1)]
@@ -217,12 +217,17 @@ def column(title, key, form):
     return title, lambda row: format(row[key], form) if key in row else ""
 
 
+def case_words(text):
+    """A shape or options as the pages print them. Delta and merge have no keys and no head dimension of keys."""
+    return re.sub(r"T(\d+)/1 d1/(\d+)", r"T\1 dv\2", text).removesuffix("+any-order")
+
+
 def case_columns(rows):
     """What tells the cases apart: a layout that all have is not printed."""
     keys = ["dtype", "layout", "shape", "options"]
     if len({row["layout"] for row in rows}) == 1:
         keys.remove("layout")
-    return [(key, lambda row, key=key: row[key].removesuffix("+any-order")) for key in keys]
+    return [(key, lambda row, key=key: case_words(row[key])) for key in keys]
 
 
 MS = ("ms", lambda row: figure(row["ms"]))
@@ -342,7 +347,8 @@ def attention_gpu(rows, peer_rows):
     lengths = sorted({T for libraries in cells.values() for times in libraries.values() for T in times})
     lines = []
     for direction in ("forward", "backward"):
-        groups = {group: libraries for group, libraries in cells.items() if group[0] == direction}
+        groups = {group: cells[group] for group in sorted(cells, key=lambda group: (group[1], group[2] == "causal"))
+                  if group[0] == direction}
         if not groups:
             continue
         lines += [f"### {direction.capitalize()}, TFLOP/s", ""]
@@ -371,9 +377,13 @@ def attention_gpu(rows, peer_rows):
             lines += ["</details>", ""]
     others = [row for row in rows if not is_entry(row) and row["chosen"]]
     if others:
-        lines += ["### Other shapes and options", "", "TFLOP/s of the pairs that the masks leave.", ""]
+        lines += ["### Other shapes and options", "", "TFLOP/s count only the query-key pairs inside the mask.", ""]
         for direction in dict.fromkeys(row["direction"] for row in others):
-            lines += [f"{direction.capitalize()}:", "", *case_table([row for row in others if row["direction"] == direction])]
+            rows_of = [row for row in others if row["direction"] == direction]
+            lines += [f"{direction.capitalize()}:", ""]
+            if all("any-order" in row["options"] for row in rows_of):
+                lines += ["These times use `allow_nondeterminism`. The default was not measured for these shapes.", ""]
+            lines += case_table(rows_of)
     portable = [row for row in rows if is_entry(row) and row["kernel"].endswith("_mma")]
     peers_only = [row for row in peer_rows if not row.get("ours")]
     if portable and peers_only:
@@ -421,7 +431,7 @@ call after idleness. """ + PRODUCTS + """
 
 *cotangent* adds the parts of dQ in a fixed order: the same bits on every run. *cotangent, any order* sets
 `allow_nondeterminism`. FlashAttention-4 adds in any order unless it says deterministic. A ratio above 1 means that cotangent is
-faster. On CPUs, operations are those of visible pairs.
+faster. On CPUs, TFLOP/s count only the query-key pairs inside the mask.
 
 FlashAttention-3 was not measured: its package was not installed on these machines. `tools/peers/attention.py` also times it if
 `flash_attn_interface` can be imported.
@@ -430,7 +440,8 @@ FlashAttention-3 was not measured: its package was not installed on these machin
     "causal_conv1d": ("causal_conv1d", ["causal_conv1d"], MEMORY_BOUND + CYCLES + """
 
 Peers are `F.conv1d` of PyTorch, eager and through `torch.compile`, and *taps*: K shifted products that `torch.compile` fuses. Their
-weights have the dtype of x. *Update* is a decoding step."""),
+weights have the dtype of x. The CUDA package causal_conv1d was not installed on these machines, so it is not compared.
+[tools/peers/causal_conv1d.py](../../tools/peers/causal_conv1d.py) times it where it is installed. *Update* is a decoding step."""),
     "causal_conv1d_dense": ("causal_conv1d_dense", ["causal_conv1d_dense"],
                             """This op is compute-bound. A GPU's times are sustained where *burst ms* is given: the second half of three
 seconds of load. *Burst* is one call after idleness. """ + PRODUCTS + " The line in a picture is this rate."),
@@ -453,10 +464,11 @@ device and op, and draws the pictures.
 
 - The kernels of a case alternate with a memory copy of the same number of bytes. For compute-bound ops, a plain matrix product
   takes part too. A time is the median of the rounds. Inputs rotate through more memory than the caches hold.
-- On a GPU, a kernel runs for 8 ms in each round: the calls are captured in one CUDA graph. A compute-bound kernel then runs for
-  three seconds alone. Its *ms* are the second half of these seconds (sustained), because a GPU lowers its clock under load. *Burst* is one call after idleness.
-- Peers run the same cases through [tools/peers](../../tools/peers) on the same device. If the peer's process also
-  ran our kernels, both times of a ratio are from that process. Otherwise they are from two processes.
+- On a GPU, one round repeats a kernel for about 8 ms in one CUDA graph. A compute-bound kernel then runs alone for three seconds,
+  because a GPU lowers its clock under load. *ms* is the time of one call in the second half of this period (sustained). *Burst* is
+  one call after idleness.
+- A peer is another library that runs the same case, through [tools/peers](../../tools/peers) on the same device. If the peer's process
+  also ran our kernels, both times of a ratio are from that process. Otherwise they are from two processes.
 
 ## Columns
 
@@ -477,8 +489,25 @@ device and op, and draws the pictures.
 Case names are those of the headers: B batch, T length (of queries / of keys), D channels, H heads (of queries / of keys), d head
 dimension (of keys / of values), K filter width, n streams, R rows (mhc_sinkhorn: iterations).
 
-Options: *w=* dtype of the weight; *none* no activation; *phi~1/nD* phi has variance 1/(n D). A *+* after a commit means: with
-uncommitted changes.
+A *+* after a commit means: with uncommitted changes.
+
+| option | meaning |
+|---|---|
+| w=DTYPE | dtype of the weight |
+| silu, gelu_tanh, gelu_erf, none | activation |
+| bias, residual, gamma | the call has this optional input |
+| full, causal | attention without a mask, or with a causal mask |
+| windowL,R | a query attends to L keys before it and R keys after it |
+| softcapC, sink | softcap C; an additional logit of each head |
+| packed | cu_seqlens is given: the B sequences are packed, all of length T |
+| packed+mixed | the same, with lengths of T/2 and 3T/2 in turns |
+| p=P | dropout probability |
+| drawn, mask, mask_bits | the mask is generated from the seed; or it is in memory, with one byte or one bit for each element |
+| phi~1/nD, phi~1 | variance of the elements of phi |
+| sinkhorn | mhc_pre computes A too |
+| dh_res, dx_post | the backward has this optional input |
+| A[in,out], A[out,in] | layout of A in mhc_post |
+| R=N | iterations of mhc_sinkhorn |
 
 ## How to reproduce
 
@@ -535,8 +564,8 @@ def op_section(op, device, results, peers, directory, level):
     cases = beside_peers(rows, peer_rows)
     if cases:
         together = any(row.get("ours") for row in peer_rows)
-        lines += [f"{level} Beside peers", "", "Interleaved in one process." if together else "Peers ran in a process of their own.", "",
-                  *peers_table(cases)]
+        lines += [f"{level} Comparison with other libraries", "",
+                  "Interleaved in one process." if together else "Peers ran in a process of their own.", "", *peers_table(cases)]
     return lines + profiled(op, device, directory)
 
 
