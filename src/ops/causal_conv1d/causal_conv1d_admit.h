@@ -64,7 +64,7 @@ static inline double conv1d_restarts(const conv1d_sizes *sizes, const cot_tensor
 
 static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, double gather_cycles, double restarts)
 {
-    const conv1d_tiling tiling = conv1d_tile_channel_first(sizes);
+    const conv1d_tiling tiling = conv1d_tiling_channel_first(sizes);
     const double rows = (double)sizes->B * (double)sizes->D;
     const double pieces = rows * (double)cot_ceil_div(sizes->T, CONV1D_PIECE_TOKENS) + restarts * (double)sizes->D;
     const double vectors = rows * (double)cot_ceil_div(sizes->T, lanes);
@@ -76,12 +76,12 @@ static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, do
 static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, double gather_cycles, double restarts,
                                        int64_t extra_steps)
 {
-    const conv1d_tiling tiling = conv1d_tile_channel_last(sizes);
-    const double rows = (double)sizes->B * (double)sizes->T;
-    const double steps = rows + ((double)sizes->B * (double)tiling.parts + restarts) * (double)extra_steps;
+    const conv1d_tiling tiling = conv1d_tiling_channel_last(sizes);
+    const double tokens = (double)sizes->B * (double)sizes->T;
+    const double steps = tokens + ((double)sizes->B * (double)tiling.parts + restarts) * (double)extra_steps;
     return CONV1D_ITEM_CYCLES * (double)conv1d_item_count(&tiling) +
            steps * (double)cot_ceil_div(sizes->D, lanes) * conv1d_vector_cycles(sizes) +
-           rows * (double)sizes->D * gather_cycles;
+           tokens * (double)sizes->D * gather_cycles;
 }
 
 /* Cycles per element to load from or store to a tensor, for a kernel whose vectors run along this axis. */
@@ -123,13 +123,13 @@ static inline double cost_update(const void *problem, int lanes)
 
 static inline size_t workspace_bwd_channel_first(const void *problem)
 {
-    const conv1d_tiling tiling = conv1d_tile_channel_first(problem);
+    const conv1d_tiling tiling = conv1d_tiling_channel_first(problem);
     return conv1d_partial_bytes(&tiling, problem);
 }
 
 static inline size_t workspace_bwd_channel_last(const void *problem)
 {
-    const conv1d_tiling tiling = conv1d_tile_channel_last(problem);
+    const conv1d_tiling tiling = conv1d_tiling_channel_last(problem);
     return conv1d_partial_bytes(&tiling, problem);
 }
 

@@ -34,8 +34,8 @@ typedef struct conv1d_backward_problem {
 } conv1d_backward_problem;
 
 typedef struct conv1d_update_problem {
-    conv1d_sizes sizes;                 /* state_count: rows of conv_state */
-    int64_t S;                          /* columns of conv_state */
+    conv1d_sizes sizes;                 /* state_count: states of conv_state */
+    int64_t S;                          /* positions of a state */
     cot_causal_conv1d_update_args args; /* x and y as [B,D,T] */
 } conv1d_update_problem;
 
@@ -47,13 +47,14 @@ static inline int64_t conv1d_index(const cot_tensor *tensor, int64_t i)
 
 /* ---- sequences ---------------------------------------------------------------------------------------- *
  * Both kinds of packing answer one question: which tokens contribute to which outputs? A `conv1d_span` holds the tokens
- * [first, end) of one batch row. No token outside of the span contributes to a token inside. Within the span,
- * conv1d_same_sequence says whether position p contributes to position t. Positions first-K+1 .. first-1 are columns 0
- * .. K-2 of the initial state. */
+ * [first, end) of one batch element. No token outside of the span contributes to a token inside. Within the span,
+ * conv1d_same_sequence says whether position p contributes to position t. Positions first-K+1 .. first-1 are those of
+ * the initial state. */
 typedef struct conv1d_span {
     int64_t b, first, end;
-    int64_t state; /* row of the state tensors; -1: padding after the last sequence, where no token contributes */
-    const int32_t *seq_idx; /* of batch row b; NULL if absent */
+    int64_t
+        state; /* first index into the state tensors; -1: padding after the last sequence, where no token contributes */
+    const int32_t *seq_idx; /* of batch element b; NULL if absent */
     int64_t seq_idx_stride;
 } conv1d_span;
 
@@ -80,8 +81,8 @@ static inline conv1d_span conv1d_span_at(const conv1d_sizes *sizes, const cot_te
     return span;
 }
 
-/* The sequence of position t of the span; negative for padding. Columns of the initial state (t < first) belong to the
- * sequence of the first token. */
+/* The sequence of position t of the span; negative for padding. Positions of the initial state (t < first) belong to
+ * the sequence of the first token. */
 static inline int32_t conv1d_sequence_of(const conv1d_span *span, int64_t t)
 {
     if (span->seq_idx == NULL || span->first == span->end)
@@ -89,7 +90,7 @@ static inline int32_t conv1d_sequence_of(const conv1d_span *span, int64_t t)
     return span->seq_idx[(t < span->first ? span->first : t) * span->seq_idx_stride];
 }
 
-/* Does position p (a token, or a column of the initial state) contribute to position t? */
+/* Does position p (a token, or in the initial state) contribute to position t? */
 static inline bool conv1d_same_sequence(const conv1d_span *span, int64_t p, int64_t t)
 {
     const int32_t sequence = conv1d_sequence_of(span, t);

@@ -5,7 +5,7 @@
  *     z[t]  = b + sum_k w[k] * xe[t+k]                g[t]  = dy[t] * act'(z[t])
  *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k]          db = sum_t g[t]
  *
- * As in the forward, an item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h). Its
+ * As in the forward, an item is `group` batch elements x `part` tokens x `block` channels (causal_conv1d_tiling.h). Its
  * tokens are divided into pieces (causal_conv1d_pieces.h). A row is one channel of a piece. It passes through the
  * first-level cache in three steps:
  *     1. x, converted to f32 where it is not
@@ -78,8 +78,8 @@ static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, i
     }
 }
 
-/* A lane sums this many terms of dw and db in one run, and then adds the run to its sum of the row. A term is then
- * rounded about SUM_TERMS + (number of runs) times, instead of once for each later term of the row. */
+/* A lane sums this many terms of dw and db in one partial sum, and then adds it to its sum of the row. A term is then
+ * rounded about SUM_TERMS + (number of partial sums) times, instead of once for each later term of the row. */
 enum { SUM_TERMS = 32 };
 
 /* Requires (end - begin) % VW == 0. */
@@ -414,8 +414,8 @@ typedef struct backward_context {
 enum { MAX_TOKENS_WITH_HALO = CONV1D_PIECE_TOKENS + CONV1D_MAX_K };
 
 /* The state that the rows of a piece share, and their buffers. */
-typedef struct backward_piece {
-    const backward_context *c;
+typedef struct piece_rows {
+    const backward_context *context;
     const conv1d_piece *piece;
     int64_t halo_end;     /* tokens, from the beginning of the piece */
     int64_t dfinal_begin; /* dx of tokens from here on has a term of dfinal_state */
@@ -427,27 +427,27 @@ typedef struct backward_piece {
     float inputs[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + VW];
     float staged_dy[MAX_TOKENS_WITH_HALO], g[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + 2 * VW],
         outputs[CONV1D_PIECE_TOKENS];
-} backward_piece;
+} piece_rows;
 
 /* The buffers of an item, in the scratch memory of its thread. */
 typedef struct backward_buffers {
-    backward_piece piece;
+    piece_rows rows;
     float weights[CONV1D_STAGED_WEIGHTS], totals[CONV1D_STAGED_WEIGHTS];
 } backward_buffers;
 
 _Static_assert(sizeof(backward_buffers) <= CONV1D_BWD_CHANNEL_FIRST_SCRATCH,
                "backward_buffers exceed the scratch of an item");
 
-/* The dfinal_state term of dx at token p, 0 if it has none. A token before piece->first is a column of the initial
- * state. The term then belongs to dinitial_state. */
-static float final_term(const backward_piece *s, int64_t d, int64_t p)
+/* The dfinal_state term of dx at `position`, 0 if it has none. A position before piece->first is in the initial state.
+ * The term then belongs to dinitial_state. */
+static float final_term(const piece_rows *rows, int64_t d, int64_t position)
 {
-    const cot_tensor *dfinal_state = &s->c->problem->args.dfinal_state;
-    const int64_t K = s->c->problem->sizes.K, column = p - s->piece->last + K - 1;
-    if (!cot_is_present(dfinal_state) || s->piece->state < 0 || column < 0 ||
-        !conv1d_piece_same_sequence(s->piece, K, p, s->piece->last - 1))
+    const cot_tensor *dfinal_state = &rows->context->problem->args.dfinal_state;
+    const int64_t K = rows->context->problem->sizes.K, state_position = position - rows->piece->last + K - 1;
+    if (!cot_is_present(dfinal_state) || rows->piece->state < 0 || state_position < 0 ||
+        !conv1d_piece_same_sequence(rows->piece, K, position, rows->piece->last - 1))
         return 0;
-    return conv1d_load(dfinal_state, s->piece->state, d, column);
+    return conv1d_load(dfinal_state, rows->piece->state, d, state_position);
 }
 
 /* Computes dx of tokens [begin, end) from their g, and stores it directly to the tensor. */
@@ -462,11 +462,11 @@ static void convolve_direct(const conv1d_row *piece_row, const float *g, int64_t
     conv1d_convolve(&row);
 }
 
-static void compute_dx(backward_piece *s, int64_t d, const float *weight)
+static void compute_dx(piece_rows *rows, int64_t d, const float *weight)
 {
-    const cot_tensor *dx = &s->c->problem->args.dx;
-    const conv1d_piece *piece = s->piece;
-    const int64_t K = s->c->problem->sizes.K, n = piece->end - piece->begin;
+    const cot_tensor *dx = &rows->context->problem->args.dx;
+    const conv1d_piece *piece = rows->piece;
+    const int64_t K = rows->context->problem->sizes.K, n = piece->end - piece->begin;
     float reversed[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k < K; k++)
         reversed[k] = weight[K - 1 - k];
@@ -474,91 +474,91 @@ static void compute_dx(backward_piece *s, int64_t d, const float *weight)
     const bool direct = conv1d_contiguous_time(dx);
     conv1d_row row = {.n = n,
                       .K = K,
-                      .x = s->g,
+                      .x = rows->g,
                       .weight = reversed,
-                      .y = direct ? (void *)conv1d_element(dx, piece->b, d, piece->begin) : s->outputs,
+                      .y = direct ? (void *)conv1d_element(dx, piece->b, d, piece->begin) : rows->outputs,
                       .dtype = direct ? dx->dtype : COT_F32,
-                      .stream = direct && s->c->stream,
-                      .prefetch = conv1d_prefetch_next_row(s->g, NULL)};
+                      .stream = direct && rows->context->stream,
+                      .prefetch = conv1d_prefetch_next_row(rows->g, NULL)};
     if (piece->seq_ids != NULL) {
         row.seq_ids = piece->seq_ids + K - 1;
-        row.mixed = s->mixed_dx;
+        row.mixed = rows->mixed_dx;
     }
     if (direct) { /* a row with `mixed` is not fused: fused_end is 0 */
-        convolve_direct(&row, s->g, 0, s->fused_begin);
-        convolve_direct(&row, s->g_from_fused_end, s->fused_end, s->dfinal_begin);
+        convolve_direct(&row, rows->g, 0, rows->fused_begin);
+        convolve_direct(&row, rows->g_from_fused_end, rows->fused_end, rows->dfinal_begin);
     } else if (n > 0) {
         conv1d_convolve(&row);
     }
-    const int64_t done = direct ? s->dfinal_begin : 0;
-    if (direct && s->dfinal_begin < n) {
-        row.n = n - s->dfinal_begin;
-        row.x = s->g_from_fused_end + (s->dfinal_begin - s->fused_end);
-        row.seq_ids += row.seq_ids != NULL ? s->dfinal_begin : 0;
-        row.y = s->outputs;
+    const int64_t done = direct ? rows->dfinal_begin : 0;
+    if (direct && rows->dfinal_begin < n) {
+        row.n = n - rows->dfinal_begin;
+        row.x = rows->g_from_fused_end + (rows->dfinal_begin - rows->fused_end);
+        row.seq_ids += row.seq_ids != NULL ? rows->dfinal_begin : 0;
+        row.y = rows->outputs;
         row.dtype = COT_F32;
         row.stream = false;
         row.mixed = NULL;
         conv1d_convolve_edge(&row, 0, row.n);
     }
-    for (int64_t i = s->dfinal_begin; i < n; i++)
-        s->outputs[i - done] += final_term(s, d, piece->begin + i);
+    for (int64_t i = rows->dfinal_begin; i < n; i++)
+        rows->outputs[i - done] += final_term(rows, d, piece->begin + i);
     if (done < n)
-        conv1d_scatter(conv1d_element(dx, piece->b, d, piece->begin + done), dx->dtype, dx->stride[2], s->outputs,
+        conv1d_scatter(conv1d_element(dx, piece->b, d, piece->begin + done), dx->dtype, dx->stride[2], rows->outputs,
                        n - done);
 }
 
-static void compute_dinitial_state(const backward_piece *s, int64_t d, const float *weight)
+static void compute_dinitial_state(const piece_rows *rows, int64_t d, const float *weight)
 {
-    const conv1d_piece *piece = s->piece;
-    const int64_t K = s->c->problem->sizes.K;
+    const conv1d_piece *piece = rows->piece;
+    const int64_t K = rows->context->problem->sizes.K;
     for (int64_t i = 0; i < K - 1; i++) {
-        const int64_t p = piece->first - (K - 1) + i;
-        float gradient_of_column = 0;
+        const int64_t position = piece->first - (K - 1) + i;
+        float gradient = 0;
         for (int64_t k = 0; k <= i; k++) {
             const int64_t token = i - k;
-            if (token < s->halo_end && conv1d_piece_same_sequence(piece, K, p, piece->begin + token))
-                gradient_of_column += weight[k] * s->g[token];
+            if (token < rows->halo_end && conv1d_piece_same_sequence(piece, K, position, piece->begin + token))
+                gradient += weight[k] * rows->g[token];
         }
-        gradient_of_column += final_term(s, d, p);
-        conv1d_store(&s->c->problem->args.dinitial_state, piece->state, d, i, gradient_of_column);
+        gradient += final_term(rows, d, position);
+        conv1d_store(&rows->context->problem->args.dinitial_state, piece->state, d, i, gradient);
     }
 }
 
 /* Computes g of tokens [0, halo_end) of a row that begins at token row_begin of the piece, and adds the tokens before
  * halo_begin to the sums. The fused loop also computes dx of all but its last two vectors. It can run only if the row
  * reaches the end of the piece. With two vectors it would write no dx, so it runs from four vectors on. */
-static void gradient_dispatch(backward_piece *s, int64_t d, gradient_row *row, int64_t row_begin, int64_t halo_begin,
+static void gradient_dispatch(piece_rows *rows, int64_t d, gradient_row *row, int64_t row_begin, int64_t halo_begin,
                               int64_t halo_end)
 {
-    const cot_tensor *dx = &s->c->problem->args.dx;
+    const cot_tensor *dx = &rows->context->problem->args.dx;
     const int64_t fused_tokens = halo_begin / (2 * VW) * (2 * VW);
-    const bool reaches_end = row_begin + halo_begin == s->piece->end - s->piece->begin;
-    if (!s->fuse || !reaches_end || fused_tokens < 4 * VW) {
-        gradient_unfused(row, s->piece->seq_ids != NULL ? s->mixed + row_begin / CONV1D_MIXED_BLOCK : NULL, halo_begin,
-                         halo_end);
+    const bool reaches_end = row_begin + halo_begin == rows->piece->end - rows->piece->begin;
+    if (!rows->fuse || !reaches_end || fused_tokens < 4 * VW) {
+        gradient_unfused(row, rows->piece->seq_ids != NULL ? rows->mixed + row_begin / CONV1D_MIXED_BLOCK : NULL,
+                         halo_begin, halo_end);
         return;
     }
-    row->dx = conv1d_element(dx, s->piece->b, d, s->piece->begin + row_begin);
-    row->stream = s->c->stream && (uintptr_t)row->dx % 64 == 0;
-    row->g_tail = s->g_from_fused_end = s->g_tail;
+    row->dx = conv1d_element(dx, rows->piece->b, d, rows->piece->begin + row_begin);
+    row->stream = rows->context->stream && (uintptr_t)row->dx % 64 == 0;
+    row->g_tail = rows->g_from_fused_end = rows->g_tail;
     fused_table[row->K][row->dtype - COT_F32](row, 0, fused_tokens);
     gradient_row rest = *row;
     rest.x += fused_tokens;
     rest.dy += fused_tokens * conv1d_element_size(row->dtype);
-    rest.g = s->g_tail + 2 * VW;
+    rest.g = rows->g_tail + 2 * VW;
     if (fused_tokens < halo_end)
         gradient_edge(&rest, 0, halo_end - fused_tokens, halo_begin - fused_tokens);
-    s->fused_begin = row_begin;
-    s->fused_end = row_begin + fused_tokens - 2 * VW;
+    rows->fused_begin = row_begin;
+    rows->fused_end = row_begin + fused_tokens - 2 * VW;
 }
 
 /* Computes g of the tokens of a piece, and of the halo tokens that its dx needs, and adds to the sums. */
-static void compute_g(backward_piece *s, int64_t d, bool last_channel, const float *weight, vf *sums)
+static void compute_g(piece_rows *rows, int64_t d, bool last_channel, const float *weight, vf *sums)
 {
-    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
-    const conv1d_piece *piece = s->piece;
-    const int64_t K = s->c->problem->sizes.K, n = piece->end - piece->begin;
+    const cot_causal_conv1d_backward_args *a = &rows->context->problem->args;
+    const conv1d_piece *piece = rows->piece;
+    const int64_t K = rows->context->problem->sizes.K, n = piece->end - piece->begin;
     const char *next_x = last_channel ? NULL : conv1d_element(&a->x, piece->b, d + 1, piece->begin);
     const char *next_dy = last_channel ? NULL : conv1d_element(&a->dy, piece->b, d + 1, piece->begin);
     const char *dy = conv1d_element(&a->dy, piece->b, d, piece->begin);
@@ -570,100 +570,101 @@ static void compute_g(backward_piece *s, int64_t d, bool last_channel, const flo
                         .prefetch_dy = conv1d_prefetch_same_row(dy),
                         .sums = sums};
     if (!conv1d_contiguous_time(&a->dy)) {
-        conv1d_gather(s->staged_dy, dy, a->dy.dtype, a->dy.stride[2], s->halo_end);
-        row.dy = (const char *)s->staged_dy;
+        conv1d_gather(rows->staged_dy, dy, a->dy.dtype, a->dy.stride[2], rows->halo_end);
+        row.dy = (const char *)rows->staged_dy;
         row.dtype = COT_F32;
         row.prefetch_dy = conv1d_prefetch_next_row(row.dy, next_dy);
     }
-    const int64_t head = s->c->direct_x ? conv1d_head_length(piece, K) : n;
-    const int64_t head_halo = head < n ? head : s->halo_end; /* a head that is the whole piece includes the halo */
+    const int64_t head = rows->context->direct_x ? conv1d_head_length(piece, K) : n;
+    const int64_t head_halo = head < n ? head : rows->halo_end; /* a head that is the whole piece includes the halo */
     const int64_t size = conv1d_element_size(row.dtype);
     if (head > 0) {
-        conv1d_stage_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + head_halo, s->inputs);
-        row.x = s->inputs;
-        row.g = s->g;
+        conv1d_stage_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + head_halo, rows->inputs);
+        row.x = rows->inputs;
+        row.g = rows->g;
         row.seq_ids = piece->seq_ids;
-        row.prefetch_x = conv1d_prefetch_next_row(s->inputs, next_x);
-        gradient_dispatch(s, d, &row, 0, head, head_halo);
+        row.prefetch_x = conv1d_prefetch_next_row(rows->inputs, next_x);
+        gradient_dispatch(rows, d, &row, 0, head, head_halo);
     }
     if (head < n) {
         row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + head - (K - 1);
         row.dy += head * size;
         row.prefetch_dy.l1 += (uintptr_t)(head * size);
         row.prefetch_dy.l2 += (uintptr_t)(head * size);
-        row.g = s->g + head;
+        row.g = rows->g + head;
         row.seq_ids = piece->seq_ids != NULL ? piece->seq_ids + head : NULL;
         row.prefetch_x = conv1d_prefetch_same_row(row.x);
-        gradient_dispatch(s, d, &row, head, n - head, s->halo_end - head);
+        gradient_dispatch(rows, d, &row, head, n - head, rows->halo_end - head);
     }
-    memset(s->g_from_fused_end + (s->halo_end - s->fused_end), 0, (size_t)(K - 1 + VW) * sizeof *s->g);
+    memset(rows->g_from_fused_end + (rows->halo_end - rows->fused_end), 0, (size_t)(K - 1 + VW) * sizeof *rows->g);
 }
 
-static void backward_row(backward_piece *s, int64_t d, bool last_channel, const float *weight, float *totals)
+static void backward_row(piece_rows *rows, int64_t d, bool last_channel, const float *weight, float *totals)
 {
-    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
-    const int64_t K = s->c->problem->sizes.K;
+    const cot_causal_conv1d_backward_args *a = &rows->context->problem->args;
+    const int64_t K = rows->context->problem->sizes.K;
     vf sums[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k <= K; k++)
         sums[k] = v_zero();
-    s->fused_begin = s->fused_end = 0;
-    s->g_from_fused_end = s->g;
-    compute_g(s, d, last_channel, weight, sums);
+    rows->fused_begin = rows->fused_end = 0;
+    rows->g_from_fused_end = rows->g;
+    compute_g(rows, d, last_channel, weight, sums);
     for (int64_t k = 0; k <= K; k++)
         totals[k] += v_sum(sums[k]);
     if (cot_is_present(&a->dx))
-        compute_dx(s, d, weight);
-    if (cot_is_present(&a->dinitial_state) && s->piece->state >= 0 && s->piece->begin == s->piece->first)
-        compute_dinitial_state(s, d, weight);
+        compute_dx(rows, d, weight);
+    if (cot_is_present(&a->dinitial_state) && rows->piece->state >= 0 && rows->piece->begin == rows->piece->first)
+        compute_dinitial_state(rows, d, weight);
 }
 
-static void zero_gradients(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end)
+static void zero_gradients(const backward_context *context, const conv1d_piece *piece, int64_t d_begin, int64_t d_end)
 {
     static const float zeros[CONV1D_PIECE_TOKENS];
-    const cot_causal_conv1d_backward_args *a = &c->problem->args;
+    const cot_causal_conv1d_backward_args *a = &context->problem->args;
     for (int64_t d = d_begin; d < d_end; d++) {
         for (int64_t t = piece->begin; cot_is_present(&a->dx) && t < piece->end; t += CONV1D_PIECE_TOKENS)
             conv1d_scatter(conv1d_element(&a->dx, piece->b, d, t), a->dx.dtype, a->dx.stride[2], zeros,
                            cot_clamp(piece->end - t, 0, CONV1D_PIECE_TOKENS));
         if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
-            for (int64_t i = 0; i < c->problem->sizes.K - 1; i++)
+            for (int64_t i = 0; i < context->problem->sizes.K - 1; i++)
                 conv1d_store(&a->dinitial_state, piece->state, d, i, 0);
     }
 }
 
 /* Channels [d_begin, d_end) of a piece. */
-static void backward_block(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
-                           const float *weights, float *totals, backward_piece *s)
+static void backward_block(const backward_context *context, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
+                           const float *weights, float *totals, piece_rows *rows)
 {
-    const int64_t K = c->problem->sizes.K, n = piece->end - piece->begin;
-    s->c = c;
-    s->piece = piece;
-    s->halo_end = conv1d_halo_end(piece, K) - piece->begin;
-    s->dfinal_begin = n;
-    s->fuse = c->fuse && piece->seq_ids == NULL;
-    if (cot_is_present(&c->problem->args.dfinal_state) && piece->state >= 0)
-        s->dfinal_begin = cot_clamp(piece->last - (K - 1) - piece->begin, 0, n);
+    const int64_t K = context->problem->sizes.K, n = piece->end - piece->begin;
+    rows->context = context;
+    rows->piece = piece;
+    rows->halo_end = conv1d_halo_end(piece, K) - piece->begin;
+    rows->dfinal_begin = n;
+    rows->fuse = context->fuse && piece->seq_ids == NULL;
+    if (cot_is_present(&context->problem->args.dfinal_state) && piece->state >= 0)
+        rows->dfinal_begin = cot_clamp(piece->last - (K - 1) - piece->begin, 0, n);
     if (piece->seq_ids != NULL) {
-        conv1d_mark_mixed(s->mixed, piece->seq_ids, n, K);
-        conv1d_mark_mixed(s->mixed_dx, piece->seq_ids + K - 1, n, K);
+        conv1d_mark_mixed(rows->mixed, piece->seq_ids, n, K);
+        conv1d_mark_mixed(rows->mixed_dx, piece->seq_ids + K - 1, n, K);
     }
     for (int64_t d = d_begin; d < d_end; d++)
-        backward_row(s, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
+        backward_row(rows, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
 }
 
 /* Long pieces are processed channel by channel, so that memory is read as one stream. They are split into parts that
- * fit in the row buffers. If the fused loop runs and reads x in place, the buffers hold only the ends of a row. It then
- * takes the whole piece. */
-static void backward_split_piece(const backward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
-                                 backward_buffers *buffers)
+ * fit in the buffers of a row. If the fused loop runs and reads x in place, the buffers hold only the ends of a row. It
+ * then takes the whole piece. */
+static void backward_split_piece(const backward_context *context, const conv1d_piece *piece, int64_t d_begin,
+                                 int64_t d_end, backward_buffers *buffers)
 {
-    const int64_t K = c->problem->sizes.K;
+    const int64_t K = context->problem->sizes.K;
     if (piece->padding) {
-        zero_gradients(c, piece, d_begin, d_end);
+        zero_gradients(context, piece, d_begin, d_end);
         return;
     }
-    if (piece->end - piece->begin <= CONV1D_PIECE_TOKENS || (c->fuse && c->direct_x && piece->seq_ids == NULL)) {
-        backward_block(c, piece, d_begin, d_end, buffers->weights, buffers->totals, &buffers->piece);
+    if (piece->end - piece->begin <= CONV1D_PIECE_TOKENS ||
+        (context->fuse && context->direct_x && piece->seq_ids == NULL)) {
+        backward_block(context, piece, d_begin, d_end, buffers->weights, buffers->totals, &buffers->rows);
         return;
     }
     for (int64_t d = d_begin; d < d_end; d++)
@@ -671,23 +672,24 @@ static void backward_split_piece(const backward_context *c, const conv1d_piece *
             conv1d_piece part = *piece;
             part.begin = t;
             part.end = cot_clamp(t + CONV1D_PIECE_TOKENS, 0, piece->end);
-            backward_block(c, &part, d, d + 1, buffers->weights + (d - d_begin) * (K + 1),
-                           buffers->totals + (d - d_begin) * (K + 1), &buffers->piece);
+            backward_block(context, &part, d, d + 1, buffers->weights + (d - d_begin) * (K + 1),
+                           buffers->totals + (d - d_begin) * (K + 1), &buffers->rows);
         }
 }
 
-static void backward_item(void *context, int64_t index, void *scratch)
+static void backward_item(void *argument, int64_t index, void *scratch)
 {
-    const backward_context *c = context;
-    const cot_causal_conv1d_backward_args *a = &c->problem->args;
-    const conv1d_sizes *sizes = &c->problem->sizes;
+    const backward_context *context = argument;
+    const cot_causal_conv1d_backward_args *a = &context->problem->args;
+    const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
-    if (index >= c->items) {
+    if (index >= context->items) {
         const int64_t blocks = conv1d_state_blocks(sizes);
-        conv1d_empty_dinitial_state(c->problem, (index - c->items) / blocks, (index - c->items) % blocks);
+        conv1d_empty_dinitial_state(context->problem, (index - context->items) / blocks,
+                                    (index - context->items) % blocks);
         return;
     }
-    const conv1d_item item = conv1d_item_channel_first(&c->tiling, sizes, index);
+    const conv1d_item item = conv1d_item_channel_first(&context->tiling, sizes, index);
     const int64_t d_begin = item.d_begin, d_end = item.d_end;
     backward_buffers *const buffers = scratch;
     conv1d_stage_weights(buffers->weights, &a->weight, &a->bias, K, d_begin, d_end);
@@ -695,15 +697,15 @@ static void backward_item(void *context, int64_t index, void *scratch)
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &c->packing, b, item.t_begin, item.t_end, c->max_piece_tokens);
+        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, context->max_piece_tokens);
         while (conv1d_next_piece(&pieces, &piece))
-            backward_split_piece(c, &piece, d_begin, d_end, buffers);
+            backward_split_piece(context, &piece, d_begin, d_end, buffers);
     }
-    float *partials = c->partials + item.partial_row * (K + 1) * sizes->D;
+    float *partials = context->partials + item.partial_index * (K + 1) * sizes->D;
     for (int64_t d = d_begin; d < d_end; d++)
         for (int64_t k = 0; k <= K; k++)
             partials[k * sizes->D + d] = buffers->totals[(d - d_begin) * (K + 1) + k];
-    if (c->stream)
+    if (context->stream)
         v_fence();
 }
 
@@ -717,7 +719,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
     backward_context context = {
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
-        .tiling = conv1d_tile_channel_first(&p->sizes),
+        .tiling = conv1d_tiling_channel_first(&p->sizes),
         .direct_x = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
         .fuse = p->sizes.K >= FUSED_MIN_K && p->sizes.K <= FUSED_MAX_K && cot_is_present(&a->dx) &&
                 conv1d_contiguous_time(&a->dx) && conv1d_contiguous_time(&a->dy),

@@ -6,8 +6,8 @@
  *
  * Items and tiles are those of the forward. One loop down the tokens computes everything. At step i it holds the last K
  * inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. So a piece takes K-1 steps
- * more than it has tokens. The rows that complete before its first token belong to dinitial_state or to the previous
- * piece.
+ * more than it has tokens. The dx that the first K-1 steps complete belong to dinitial_state or to the
+ * previous piece.
  *
  * The sums of a tile are added to those of the item, in its column state. causal_conv1d_reduce.h reduces the sums of
  * the items, which are in the workspace. */
@@ -19,82 +19,84 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *, const void *, voi
 typedef struct backward_columns {
     int64_t n, K, channels;
     const char *x, *dy; /* NULL: these steps have no token, g = 0 */
-    char *dx;           /* row i is dx of token i-K+1 */
+    char *dx;           /* step i writes dx of token i-K+1 */
     int64_t x_stride, dy_stride, dx_stride;
     cot_dtype dtype, dx_dtype; /* of x and dy; of dx */
-    float *column_state;       /* see column_row_count */
-    int64_t sums;              /* first row of the sums that the tile adds to, see sums_row */
+    float *column_state;       /* see column_vector_count */
+    int64_t sums;              /* first vector of the sums that the tile adds to, see sums_vector */
     bool silu, stream;
     const int32_t *seq_ids;
 } backward_columns;
 
-/* Rows of the state carried along a channel column (conv1d_pack_column): K weights and the bias; K-1 of x before row 0;
+/* Vectors of the state of a column (conv1d_pack_column): K weights and the bias; K-1 of x before step 0;
  * K-1 of g; K+1 sums of the piece's tokens; K+1 sums of its halo tokens, which are discarded. */
-V_INLINE int64_t column_row_count(int64_t K)
+V_INLINE int64_t column_vector_count(int64_t K)
 {
     return 5 * K + 1;
 }
 
-V_INLINE int64_t g_row(int64_t K)
+V_INLINE int64_t g_vector(int64_t K)
 {
     return 2 * K;
 }
 
-V_INLINE int64_t sums_row(int64_t K, bool counted)
+V_INLINE int64_t sums_vector(int64_t K, bool counted)
 {
     return counted ? 3 * K - 1 : 4 * K;
 }
 
-/* Pointers to the rows of a column. */
-typedef struct column_rows {
+/* Pointers to the vectors of a column. */
+typedef struct column_vectors {
     const float *weight;
     float *inputs, *g, *sums;
-} column_rows;
+} column_vectors;
 
-V_INLINE column_rows column_rows_at(const backward_columns *s, int64_t channel, int64_t K)
+V_INLINE column_vectors column_vectors_at(const backward_columns *columns, int64_t channel, int64_t K)
 {
-    float *first = s->column_state + channel * column_row_count(K);
-    return (column_rows){first, first + (K + 1) * VW, first + g_row(K) * VW, first + s->sums * VW};
+    float *first = columns->column_state + channel * column_vector_count(K);
+    return (column_vectors){first, first + (K + 1) * VW, first + g_vector(K) * VW, first + columns->sums * VW};
 }
 
-V_INLINE conv1d_writer dx_writer(const backward_columns *s, char *run_buffers)
+V_INLINE conv1d_writer dx_writer(const backward_columns *columns, char *run_buffers)
 {
-    return (conv1d_writer){.output = s->dx,
+    return (conv1d_writer){.output = columns->dx,
                            .run_buffers = run_buffers,
-                           .stride = s->dx_stride,
-                           .n = s->n,
-                           .channels = s->channels,
-                           .stream = s->stream};
+                           .stride = columns->dx_stride,
+                           .n = columns->n,
+                           .channels = columns->channels,
+                           .stream = columns->stream};
 }
 
-static void tile_gradients_edge(const backward_columns *s, int64_t channel)
+static void tile_gradients_edge(const backward_columns *columns, int64_t first_channel)
 {
-    const int64_t K = s->K, size = conv1d_element_size(s->dtype), dx_size = conv1d_element_size(s->dx_dtype);
-    for (int64_t c = channel; c < s->channels; c += VW) {
-        const int lanes = (int)(s->channels - c < VW ? s->channels - c : VW);
-        const column_rows rows = column_rows_at(s, c, K);
+    const int64_t K = columns->K, size = conv1d_element_size(columns->dtype),
+                  dx_size = conv1d_element_size(columns->dx_dtype);
+    for (int64_t channel = first_channel; channel < columns->channels; channel += VW) {
+        const int lanes = (int)(columns->channels - channel < VW ? columns->channels - channel : VW);
+        const column_vectors vectors = column_vectors_at(columns, channel, K);
         vf inputs[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K - 1; k++) {
-            inputs[k] = v_load(rows.inputs + k * VW);
-            g[k] = v_load(rows.g + k * VW);
+            inputs[k] = v_load(vectors.inputs + k * VW);
+            g[k] = v_load(vectors.g + k * VW);
         }
         for (int64_t k = 0; k <= K; k++)
             sums[k] = v_zero();
-        for (int64_t i = 0; i < s->n; i++) {
-            const int32_t *seq_ids = s->seq_ids != NULL ? s->seq_ids + i : NULL;
+        for (int64_t i = 0; i < columns->n; i++) {
+            const int32_t *seq_ids = columns->seq_ids != NULL ? columns->seq_ids + i : NULL;
             inputs[K - 1] = g[K - 1] = v_zero();
-            if (s->x != NULL) {
-                inputs[K - 1] = v_load_n_as(s->x + i * s->x_stride + c * size, s->dtype, lanes);
+            if (columns->x != NULL) {
+                inputs[K - 1] = v_load_n_as(columns->x + i * columns->x_stride + channel * size, columns->dtype, lanes);
                 if (seq_ids == NULL || seq_ids[K - 1] >= 0)
-                    g[K - 1] = v_load_n_as(s->dy + i * s->dy_stride + c * size, s->dtype, lanes);
-                vf z = v_load(rows.weight + K * VW), total = v_zero();
-                for (int64_t k = 0; s->silu && k < K; k++) {
+                    g[K - 1] =
+                        v_load_n_as(columns->dy + i * columns->dy_stride + channel * size, columns->dtype, lanes);
+                vf z = v_load(vectors.weight + K * VW), total = v_zero();
+                for (int64_t k = 0; columns->silu && k < K; k++) {
                     conv1d_close_tap_block(k, &z, &total);
                     if (seq_ids == NULL || seq_ids[k] == seq_ids[K - 1])
-                        z = v_fma(v_load(rows.weight + k * VW), inputs[k], z);
+                        z = v_fma(v_load(vectors.weight + k * VW), inputs[k], z);
                 }
                 z = conv1d_tap_sum(K, z, total);
-                if (s->silu && (seq_ids == NULL || seq_ids[K - 1] >= 0))
+                if (columns->silu && (seq_ids == NULL || seq_ids[K - 1] >= 0))
                     g[K - 1] = v_mul(g[K - 1], v_silu_slope(z));
                 for (int64_t k = 0; k < K; k++)
                     if (seq_ids == NULL || (seq_ids[k] == seq_ids[K - 1] && seq_ids[k] >= 0))
@@ -105,21 +107,21 @@ static void tile_gradients_edge(const backward_columns *s, int64_t channel)
             for (int64_t j = 0; j < K; j++) {
                 conv1d_close_tap_block(j, &dx, &total);
                 if (seq_ids == NULL || (seq_ids[j] == seq_ids[0] && seq_ids[0] >= 0))
-                    dx = v_fma(v_load(rows.weight + (K - 1 - j) * VW), g[j], dx);
+                    dx = v_fma(v_load(vectors.weight + (K - 1 - j) * VW), g[j], dx);
             }
             dx = conv1d_tap_sum(K, dx, total);
-            v_store_n_as(s->dx + i * s->dx_stride + c * dx_size, s->dx_dtype, dx, lanes);
+            v_store_n_as(columns->dx + i * columns->dx_stride + channel * dx_size, columns->dx_dtype, dx, lanes);
             for (int64_t k = 0; k < K - 1; k++) {
                 inputs[k] = inputs[k + 1];
                 g[k] = g[k + 1];
             }
         }
         for (int64_t k = 0; k < K - 1; k++) {
-            v_store(rows.inputs + k * VW, inputs[k]);
-            v_store(rows.g + k * VW, g[k]);
+            v_store(vectors.inputs + k * VW, inputs[k]);
+            v_store(vectors.g + k * VW, g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(rows.sums + k * VW, v_add(v_load(rows.sums + k * VW), sums[k]));
+            v_store(vectors.sums + k * VW, v_add(v_load(vectors.sums + k * VW), sums[k]));
     }
 }
 
@@ -153,17 +155,17 @@ V_INLINE void apply_silu_slopes(float *g, const float *inputs, const vf *w, vf b
         v_store(g + v * VW, v_mul(z[v], v_load(g + v * VW)));
 }
 
-enum { BUFFER_ROWS = CONV1D_MAX_K + CONV1D_TILE_TOKENS };
+enum { BUFFER_TOKENS = CONV1D_MAX_K + CONV1D_TILE_TOKENS };
 
-/* Loads `count` columns of a tile, 1 or 2, to the buffers, after the K-1 rows of the previous tokens. */
-V_INLINE void stage_columns(const backward_columns *s, int64_t channel, int count, int64_t K, cot_dtype dtype,
-                            float inputs[2][BUFFER_ROWS * VW], float g[2][BUFFER_ROWS * VW])
+/* Loads `count` columns of a tile, 1 or 2, to the buffers, after the K-1 vectors of the previous tokens. */
+V_INLINE void stage_columns(const backward_columns *columns, int64_t channel, int count, int64_t K, cot_dtype dtype,
+                            float inputs[2][BUFFER_TOKENS * VW], float g[2][BUFFER_TOKENS * VW])
 {
     const int64_t size = conv1d_element_size(dtype), bytes = count * VW * size;
-    const char *x = s->x + channel * size, *dy = s->dy + channel * size;
-    for (int64_t i = K - 1; i < K - 1 + s->n; i++, x += s->x_stride, dy += s->dy_stride) {
-        conv1d_prefetch_columns(x, s->x_stride, bytes);
-        conv1d_prefetch_columns(dy, s->dy_stride, bytes);
+    const char *x = columns->x + channel * size, *dy = columns->dy + channel * size;
+    for (int64_t i = K - 1; i < K - 1 + columns->n; i++, x += columns->x_stride, dy += columns->dy_stride) {
+        conv1d_prefetch_columns(x, columns->x_stride, bytes);
+        conv1d_prefetch_columns(dy, columns->dy_stride, bytes);
         for (int v = 0; v < count; v++) {
             v_store(inputs[v] + i * VW, v_load_as(x + v * VW * size, dtype));
             v_store(g[v] + i * VW, v_load_as(dy + v * VW * size, dtype));
@@ -171,10 +173,10 @@ V_INLINE void stage_columns(const backward_columns *s, int64_t channel, int coun
     }
 }
 
-V_INLINE void store_columns(conv1d_writer *writer, int64_t c, int count, cot_dtype dtype,
+V_INLINE void store_columns(conv1d_writer *writer, int64_t channel, int count, cot_dtype dtype,
                             float dx[2][CONV1D_TILE_TOKENS * VW])
 {
-    char *to = conv1d_writer_pointer(writer, c, conv1d_element_size(dtype));
+    char *to = conv1d_writer_pointer(writer, channel, conv1d_element_size(dtype));
     for (int64_t i = 0; i < writer->n; i++, to += conv1d_writer_stride(writer)) {
         if (count == 2)
             v_store2_as(to, dtype, v_load(dx[0] + i * VW), v_load(dx[1] + i * VW));
@@ -185,19 +187,19 @@ V_INLINE void store_columns(conv1d_writer *writer, int64_t c, int count, cot_dty
 }
 
 /* The gradients of one column of n <= CONV1D_TILE_TOKENS tokens. */
-V_INLINE void column_gradients_buffered(const backward_columns *s, int64_t c, int64_t K, bool silu, float *inputs,
-                                        float *g, float *dx)
+V_INLINE void column_gradients_buffered(const backward_columns *columns, int64_t channel, int64_t K, bool silu,
+                                        float *inputs, float *g, float *dx)
 {
-    const int64_t n = s->n;
-    const column_rows rows = column_rows_at(s, c, K);
+    const int64_t n = columns->n;
+    const column_vectors vectors = column_vectors_at(columns, channel, K);
     vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k < K; k++)
-        w[k] = v_load(rows.weight + k * VW);
+        w[k] = v_load(vectors.weight + k * VW);
     for (int64_t k = 0; k < K - 1; k++) {
-        v_store(inputs + k * VW, v_load(rows.inputs + k * VW));
-        v_store(g + k * VW, v_load(rows.g + k * VW));
+        v_store(inputs + k * VW, v_load(vectors.inputs + k * VW));
+        v_store(g + k * VW, v_load(vectors.g + k * VW));
     }
-    const vf bias = v_load(rows.weight + K * VW);
+    const vf bias = v_load(vectors.weight + K * VW);
     int64_t token = silu ? 0 : n;
     for (; token + 4 <= n; token += 4)
         apply_silu_slopes(g + (K - 1 + token) * VW, inputs + token * VW, w, bias, 4, K);
@@ -218,37 +220,37 @@ V_INLINE void column_gradients_buffered(const backward_columns *s, int64_t c, in
         v_store(dx + i * VW, conv1d_tap_sum(K, dx_i, total));
     }
     for (int64_t k = 0; k < K - 1; k++) {
-        v_store(rows.inputs + k * VW, v_load(inputs + (n + k) * VW));
-        v_store(rows.g + k * VW, v_load(g + (n + k) * VW));
+        v_store(vectors.inputs + k * VW, v_load(inputs + (n + k) * VW));
+        v_store(vectors.g + k * VW, v_load(g + (n + k) * VW));
     }
     for (int64_t k = 0; k <= K; k++)
-        v_store(rows.sums + k * VW, v_add(v_load(rows.sums + k * VW), sums[k]));
+        v_store(vectors.sums + k * VW, v_add(v_load(vectors.sums + k * VW), sums[k]));
 }
 
-V_INLINE int64_t tile_gradients_buffered(const backward_columns *s, int64_t K, cot_dtype dtype)
+V_INLINE int64_t tile_gradients_buffered(const backward_columns *columns, int64_t K, cot_dtype dtype)
 {
-    float inputs[2][BUFFER_ROWS * VW], g[2][BUFFER_ROWS * VW], dx[2][CONV1D_TILE_TOKENS * VW];
+    float inputs[2][BUFFER_TOKENS * VW], g[2][BUFFER_TOKENS * VW], dx[2][CONV1D_TILE_TOKENS * VW];
     _Alignas(CONV1D_RUN_BYTES) char run_buffers[CONV1D_RUN_BUFFERS];
-    conv1d_writer writer = dx_writer(s, run_buffers);
-    int64_t c = 0;
-    for (int count; c + VW <= s->channels; c += count * VW) {
-        count = c + 2 * VW <= s->channels ? 2 : 1;
+    conv1d_writer writer = dx_writer(columns, run_buffers);
+    int64_t channel = 0;
+    for (int count; channel + VW <= columns->channels; channel += count * VW) {
+        count = channel + 2 * VW <= columns->channels ? 2 : 1;
         if (count == 2)
-            stage_columns(s, c, 2, K, dtype, inputs, g);
+            stage_columns(columns, channel, 2, K, dtype, inputs, g);
         else
-            stage_columns(s, c, 1, K, dtype, inputs, g);
+            stage_columns(columns, channel, 1, K, dtype, inputs, g);
         for (int v = 0; v < count; v++)
-            if (s->silu)
-                column_gradients_buffered(s, c + v * VW, K, true, inputs[v], g[v], dx[v]);
+            if (columns->silu)
+                column_gradients_buffered(columns, channel + v * VW, K, true, inputs[v], g[v], dx[v]);
             else
-                column_gradients_buffered(s, c + v * VW, K, false, inputs[v], g[v], dx[v]);
+                column_gradients_buffered(columns, channel + v * VW, K, false, inputs[v], g[v], dx[v]);
         if (count == 2)
-            store_columns(&writer, c, 2, dtype, dx);
+            store_columns(&writer, channel, 2, dtype, dx);
         else
-            store_columns(&writer, c, 1, dtype, dx);
-        conv1d_writer_commit(&writer, c + count * VW, conv1d_element_size(dtype));
+            store_columns(&writer, channel, 1, dtype, dx);
+        conv1d_writer_commit(&writer, channel + count * VW, conv1d_element_size(dtype));
     }
-    return c;
+    return channel;
 }
 
 /* ---- enough registers ------------------------------------------------------------------------------------------ */
@@ -261,38 +263,38 @@ enum { DELAY = 1 };
  * not done. */
 V_INLINE int64_t tile_gradients_in_registers(const backward_columns *args, int64_t K, cot_dtype dtype)
 {
-    const backward_columns local = *args, *s = &local; /* a copy that no store can change stays in registers */
-    const int64_t size = conv1d_element_size(dtype), n = s->n;
+    const backward_columns local = *args, *columns = &local; /* a copy that no store can change stays in registers */
+    const int64_t size = conv1d_element_size(dtype), n = columns->n;
     _Alignas(CONV1D_RUN_BYTES) char run_buffers[CONV1D_RUN_BUFFERS];
-    conv1d_writer writer = dx_writer(s, run_buffers);
+    conv1d_writer writer = dx_writer(columns, run_buffers);
     const int64_t dx_stride = conv1d_writer_stride(&writer);
-    int64_t c = 0;
-    for (; c + VW <= s->channels; c += VW) {
-        const column_rows rows = column_rows_at(s, c, K);
+    int64_t channel = 0;
+    for (; channel + VW <= columns->channels; channel += VW) {
+        const column_vectors vectors = column_vectors_at(columns, channel, K);
         vf w[CONV1D_MAX_K], inputs[CONV1D_MAX_K + DELAY], g[CONV1D_MAX_K + DELAY], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K; k++) {
-            w[k] = v_load(rows.weight + k * VW);
+            w[k] = v_load(vectors.weight + k * VW);
             sums[k] = v_zero();
         }
         for (int64_t k = 0; k < K + DELAY; k++)
             inputs[k] = g[k] = v_zero();
         for (int64_t k = 0; k < K - 1; k++) {
-            inputs[DELAY + k] = v_load(rows.inputs + k * VW);
-            g[DELAY + k] = v_load(rows.g + k * VW);
+            inputs[DELAY + k] = v_load(vectors.inputs + k * VW);
+            g[DELAY + k] = v_load(vectors.g + k * VW);
         }
-        const vf bias = v_load(rows.weight + K * VW);
+        const vf bias = v_load(vectors.weight + K * VW);
         sums[K] = v_zero();
-        const char *x = s->x + c * size, *dy = s->dy + c * size;
-        char *dx = conv1d_writer_pointer(&writer, c, size);
+        const char *x = columns->x + channel * size, *dy = columns->dy + channel * size;
+        char *dx = conv1d_writer_pointer(&writer, channel, size);
         for (int64_t i = 0; i < n + DELAY; i++) {
             if (i < n) {
-                conv1d_prefetch_columns(x, s->x_stride, VW * size);
-                conv1d_prefetch_columns(dy, s->dy_stride, VW * size);
+                conv1d_prefetch_columns(x, columns->x_stride, VW * size);
+                conv1d_prefetch_columns(dy, columns->dy_stride, VW * size);
                 inputs[DELAY + K - 1] = v_load_as(x, dtype);
                 g[DELAY + K - 1] = v_load_as(dy, dtype);
-                x += s->x_stride;
-                dy += s->dy_stride;
-                if (s->silu) {
+                x += columns->x_stride;
+                dy += columns->dy_stride;
+                if (columns->silu) {
                     vf z = bias, total = v_zero();
                     V_UNROLL
                     for (int64_t k = 0; k < K; k++) {
@@ -321,23 +323,23 @@ V_INLINE int64_t tile_gradients_in_registers(const backward_columns *args, int64
                 g[k] = g[k + 1];
             }
         }
-        conv1d_writer_commit(&writer, c + VW, size);
+        conv1d_writer_commit(&writer, channel + VW, size);
         for (int64_t k = 0; k < K - 1; k++) {
-            v_store(rows.inputs + k * VW, inputs[k]);
-            v_store(rows.g + k * VW, g[k]);
+            v_store(vectors.inputs + k * VW, inputs[k]);
+            v_store(vectors.g + k * VW, g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(rows.sums + k * VW, v_add(v_load(rows.sums + k * VW), sums[k]));
+            v_store(vectors.sums + k * VW, v_add(v_load(vectors.sums + k * VW), sums[k]));
     }
-    return c;
+    return channel;
 }
 
-#define DEFINE_TILE_GRADIENT(width, dtype)                                             \
-    static int64_t tile_gradients_##width##_##dtype(const backward_columns *s)         \
-    {                                                                                  \
-        if (VW == 8)                                                                   \
-            return tile_gradients_buffered(s, width == 0 ? s->K : width, COT_##dtype); \
-        return tile_gradients_in_registers(s, width == 0 ? s->K : width, COT_##dtype); \
+#define DEFINE_TILE_GRADIENT(width, dtype)                                                         \
+    static int64_t tile_gradients_##width##_##dtype(const backward_columns *columns)               \
+    {                                                                                              \
+        if (VW == 8)                                                                               \
+            return tile_gradients_buffered(columns, width == 0 ? columns->K : width, COT_##dtype); \
+        return tile_gradients_in_registers(columns, width == 0 ? columns->K : width, COT_##dtype); \
     }
 #define DEFINE_TILE_GRADIENTS(width) CONV1D_EACH_DTYPE(DEFINE_TILE_GRADIENT, width)
 CONV1D_EACH_WIDTH(DEFINE_TILE_GRADIENTS)
@@ -360,15 +362,16 @@ typedef struct backward_context {
     float *partials;
 } backward_context;
 
-/* The working state of an item, in the thread's slice of scratch. */
+/* The working state of an item, in the thread's scratch. */
 typedef struct backward_block {
-    const backward_context *c;
+    const backward_context *context;
     int64_t d, channels, ld;
     _Alignas(64) float column_state[CONV1D_BWD_COLUMN_STATE];
     float x[CONV1D_STAGED_TILE], dy[CONV1D_STAGED_TILE], dx[CONV1D_STAGED_TILE];
 } backward_block;
 
-_Static_assert(sizeof(backward_block) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH, "it lies in a slice");
+_Static_assert(sizeof(backward_block) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH,
+               "backward_block must fit in the thread's scratch");
 
 /* The steps at which a piece changes what it does. Steps count from the beginning of the piece; step i loads
  * token i. */
@@ -379,73 +382,73 @@ typedef struct backward_steps {
     int64_t count;        /* of steps */
 } backward_steps;
 
-/* Do steps from i on, up to the next change, complete rows that are not stored? */
-static bool discards_dx(const backward_block *s, const conv1d_piece *piece, int64_t i)
+/* Do the steps from i to the next change complete dx that is not stored? */
+static bool discards_dx(const backward_block *block, const conv1d_piece *piece, int64_t i)
 {
-    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
-    if (i >= s->c->problem->sizes.K - 1)
+    const cot_causal_conv1d_backward_args *a = &block->context->problem->args;
+    if (i >= block->context->problem->sizes.K - 1)
         return !cot_is_present(&a->dx);
     return !cot_is_present(&a->dinitial_state) || piece->state < 0 || piece->begin != piece->first;
 }
 
-/* Adds the dfinal_state terms to the rows that steps [i, i+n) left in the buffer, and stores the rows to dx or
+/* Adds the dfinal_state terms to the dx that steps [i, i+n) left in the buffer, and stores it to dx or to
  * dinitial_state. */
-static void store_rows(backward_block *s, const conv1d_piece *piece, int64_t i, int64_t n)
+static void store_dx(backward_block *block, const conv1d_piece *piece, int64_t i, int64_t n)
 {
-    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
-    const int64_t K = s->c->problem->sizes.K;
-    for (int64_t r = 0; r < n; r++) {
-        const int64_t p = piece->begin + i + r - (K - 1), column = p - piece->last + K - 1;
-        const bool token = p >= piece->begin;
-        float *row = s->dx + r * s->ld;
-        if (cot_is_present(&a->dfinal_state) && piece->state >= 0 && column >= 0 &&
-            conv1d_piece_same_sequence(piece, K, p, piece->last - 1))
-            for (int64_t c = 0; c < s->channels; c++)
-                row[c] += conv1d_load(&a->dfinal_state, piece->state, s->d + c, column);
-        if (token)
-            conv1d_scatter_tile(row, s->ld, &a->dx, piece->b, s->d, s->channels, p, 1);
+    const cot_causal_conv1d_backward_args *a = &block->context->problem->args;
+    const int64_t K = block->context->problem->sizes.K;
+    for (int64_t step = 0; step < n; step++) {
+        const int64_t position = piece->begin + i + step - (K - 1), state_position = position - piece->last + K - 1;
+        const bool is_token = position >= piece->begin;
+        float *values = block->dx + step * block->ld;
+        if (cot_is_present(&a->dfinal_state) && piece->state >= 0 && state_position >= 0 &&
+            conv1d_piece_same_sequence(piece, K, position, piece->last - 1))
+            for (int64_t channel = 0; channel < block->channels; channel++)
+                values[channel] += conv1d_load(&a->dfinal_state, piece->state, block->d + channel, state_position);
+        if (is_token)
+            conv1d_scatter_tile(values, block->ld, &a->dx, piece->b, block->d, block->channels, position, 1);
         else
-            conv1d_scatter_tile(row, s->ld, &a->dinitial_state, piece->state, s->d, s->channels,
-                                p - piece->first + K - 1, 1);
+            conv1d_scatter_tile(values, block->ld, &a->dinitial_state, piece->state, block->d, block->channels,
+                                position - piece->first + K - 1, 1);
     }
 }
 
 /* Steps [i, i+n). No change of backward_steps or of `single_sequence` falls between them. */
-static void backward_tile(backward_block *s, const conv1d_piece *piece, const backward_steps *steps, int64_t i,
+static void backward_tile(backward_block *block, const conv1d_piece *piece, const backward_steps *steps, int64_t i,
                           int64_t n, bool single_sequence)
 {
-    const backward_context *c = s->c;
-    const cot_causal_conv1d_backward_args *a = &c->problem->args;
-    const int64_t K = c->problem->sizes.K, token = piece->begin + i, size = conv1d_element_size(a->x.dtype);
-    const bool direct = c->direct && i >= K - 1 && i < steps->dfinal_begin + K - 1;
-    const bool discarded = discards_dx(s, piece, i);
+    const backward_context *context = block->context;
+    const cot_causal_conv1d_backward_args *a = &context->problem->args;
+    const int64_t K = context->problem->sizes.K, token = piece->begin + i, size = conv1d_element_size(a->x.dtype);
+    const bool direct = context->direct && i >= K - 1 && i < steps->dfinal_begin + K - 1;
+    const bool discarded = discards_dx(block, piece, i);
     backward_columns columns = {.n = n,
                                 .K = K,
-                                .channels = s->channels,
+                                .channels = block->channels,
                                 .dtype = COT_F32,
-                                .dx = (char *)s->dx,
-                                .dx_stride = s->ld * 4,
+                                .dx = (char *)block->dx,
+                                .dx_stride = block->ld * 4,
                                 .dx_dtype = COT_F32,
-                                .column_state = s->column_state,
-                                .sums = sums_row(K, i < steps->n),
+                                .column_state = block->column_state,
+                                .sums = sums_vector(K, i < steps->n),
                                 .silu = a->activation == COT_ACTIVATION_SILU,
-                                .stream = direct && c->stream,
+                                .stream = direct && context->stream,
                                 .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
-    if (i < steps->halo_end && c->direct_inputs) {
-        columns.x = conv1d_element(&a->x, piece->b, s->d, token);
-        columns.dy = conv1d_element(&a->dy, piece->b, s->d, token);
+    if (i < steps->halo_end && context->direct_inputs) {
+        columns.x = conv1d_element(&a->x, piece->b, block->d, token);
+        columns.dy = conv1d_element(&a->dy, piece->b, block->d, token);
         columns.x_stride = a->x.stride[2] * size;
         columns.dy_stride = a->dy.stride[2] * size;
         columns.dtype = a->x.dtype;
     } else if (i < steps->halo_end) {
-        conv1d_gather_tile(s->x, s->ld, &a->x, piece->b, s->d, s->channels, token, n);
-        conv1d_gather_tile(s->dy, s->ld, &a->dy, piece->b, s->d, s->channels, token, n);
-        columns.x = (const char *)s->x;
-        columns.dy = (const char *)s->dy;
-        columns.x_stride = columns.dy_stride = s->ld * 4;
+        conv1d_gather_tile(block->x, block->ld, &a->x, piece->b, block->d, block->channels, token, n);
+        conv1d_gather_tile(block->dy, block->ld, &a->dy, piece->b, block->d, block->channels, token, n);
+        columns.x = (const char *)block->x;
+        columns.dy = (const char *)block->dy;
+        columns.x_stride = columns.dy_stride = block->ld * 4;
     }
     if (direct) {
-        columns.dx = conv1d_element(&a->dx, piece->b, s->d, token - (K - 1));
+        columns.dx = conv1d_element(&a->dx, piece->b, block->d, token - (K - 1));
         columns.dx_stride = a->dx.stride[2] * size;
         columns.dx_dtype = a->dx.dtype;
     } else if (discarded) {
@@ -454,21 +457,22 @@ static void backward_tile(backward_block *s, const conv1d_piece *piece, const ba
     const bool fast = single_sequence && columns.x != NULL && columns.dx_dtype == columns.dtype;
     const int64_t done_channels =
         fast ? tile_gradients_table[conv1d_instance_index(K)][columns.dtype - COT_F32](&columns) : 0;
-    if (done_channels < s->channels)
+    if (done_channels < block->channels)
         tile_gradients_edge(&columns, done_channels);
     if (!direct && !discarded)
-        store_rows(s, piece, i, n);
+        store_dx(block, piece, i, n);
 }
 
-static void zero_gradients(backward_block *s, const conv1d_piece *piece)
+static void zero_gradients(backward_block *block, const conv1d_piece *piece)
 {
-    const cot_causal_conv1d_backward_args *a = &s->c->problem->args;
-    memset(s->dx, 0, (size_t)s->ld * sizeof *s->dx);
+    const cot_causal_conv1d_backward_args *a = &block->context->problem->args;
+    memset(block->dx, 0, (size_t)block->ld * sizeof *block->dx);
     for (int64_t t = piece->begin; cot_is_present(&a->dx) && t < piece->end; t++)
-        conv1d_scatter_tile(s->dx, s->ld, &a->dx, piece->b, s->d, s->channels, t, 1);
+        conv1d_scatter_tile(block->dx, block->ld, &a->dx, piece->b, block->d, block->channels, t, 1);
     if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
-        for (int64_t i = 0; i < s->c->problem->sizes.K - 1; i++)
-            conv1d_scatter_tile(s->dx, s->ld, &a->dinitial_state, piece->state, s->d, s->channels, i, 1);
+        for (int64_t i = 0; i < block->context->problem->sizes.K - 1; i++)
+            conv1d_scatter_tile(block->dx, block->ld, &a->dinitial_state, piece->state, block->d, block->channels, i,
+                                1);
 }
 
 /* The first step after i where something changes, at most i + max_steps. */
@@ -482,17 +486,18 @@ static int64_t next_change(const backward_steps *steps, int64_t K, int64_t i, in
     return end;
 }
 
-static void backward_piece(backward_block *s, const conv1d_piece *piece)
+static void backward_piece(backward_block *block, const conv1d_piece *piece)
 {
-    const backward_context *c = s->c;
-    const cot_causal_conv1d_backward_args *a = &c->problem->args;
-    const int64_t K = c->problem->sizes.K;
+    const backward_context *context = block->context;
+    const cot_causal_conv1d_backward_args *a = &context->problem->args;
+    const int64_t K = context->problem->sizes.K;
     if (piece->padding) {
-        zero_gradients(s, piece);
+        zero_gradients(block, piece);
         return;
     }
-    conv1d_pack_history(s->column_state, column_row_count(K), &a->x, &a->initial_state, piece, K, s->d, s->channels);
-    conv1d_pack_zeros(s->column_state, column_row_count(K), g_row(K), K - 1, s->channels);
+    conv1d_pack_history(block->column_state, column_vector_count(K), &a->x, &a->initial_state, piece, K, block->d,
+                        block->channels);
+    conv1d_pack_zeros(block->column_state, column_vector_count(K), g_vector(K), K - 1, block->channels);
     backward_steps steps = {.n = piece->end - piece->begin};
     const bool outputs = cot_is_present(&a->dx) || cot_is_present(&a->dinitial_state);
     steps.count = steps.n + (outputs ? K - 1 : 0);
@@ -502,49 +507,51 @@ static void backward_piece(backward_block *s, const conv1d_piece *piece)
         steps.dfinal_begin = cot_clamp(piece->last - (K - 1) - piece->begin, 0, steps.n);
     for (int64_t i = 0; i < steps.count;) {
         bool single_sequence;
-        const bool direct = c->direct && i >= K - 1 && i < steps.dfinal_begin + K - 1;
+        const bool direct = context->direct && i >= K - 1 && i < steps.dfinal_begin + K - 1;
         const int64_t end =
-            next_change(&steps, K, i, direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(s->channels));
+            next_change(&steps, K, i, direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(block->channels));
         const int64_t n = conv1d_single_sequence_run(piece->seq_ids, i, end, K, &single_sequence);
-        backward_tile(s, piece, &steps, i, n, single_sequence);
+        backward_tile(block, piece, &steps, i, n, single_sequence);
         i += n;
     }
 }
 
-static void backward_item(void *context, int64_t index, void *scratch)
+static void backward_item(void *argument, int64_t index, void *scratch)
 {
-    const backward_context *c = context;
-    const cot_causal_conv1d_backward_args *a = &c->problem->args;
-    const conv1d_sizes *sizes = &c->problem->sizes;
+    const backward_context *context = argument;
+    const cot_causal_conv1d_backward_args *a = &context->problem->args;
+    const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
-    if (index >= c->items) {
+    if (index >= context->items) {
         const int64_t blocks = conv1d_state_blocks(sizes);
-        conv1d_empty_dinitial_state(c->problem, (index - c->items) / blocks, (index - c->items) % blocks);
+        conv1d_empty_dinitial_state(context->problem, (index - context->items) / blocks,
+                                    (index - context->items) % blocks);
         return;
     }
-    const conv1d_item item = conv1d_item_channel_last(&c->tiling, sizes, index);
-    backward_block *const s = scratch;
-    s->c = c;
-    s->d = item.d_begin;
-    s->channels = item.d_end - item.d_begin;
-    s->ld = conv1d_ld(s->channels);
-    conv1d_pack_weights(s->column_state, column_row_count(K), &a->weight, &a->bias, K, s->d, s->channels);
-    conv1d_pack_zeros(s->column_state, column_row_count(K), sums_row(K, true), 2 * (K + 1), s->channels);
+    const conv1d_item item = conv1d_item_channel_last(&context->tiling, sizes, index);
+    backward_block *const block = scratch;
+    block->context = context;
+    block->d = item.d_begin;
+    block->channels = item.d_end - item.d_begin;
+    block->ld = conv1d_ld(block->channels);
+    conv1d_pack_weights(block->column_state, column_vector_count(K), &a->weight, &a->bias, K, block->d,
+                        block->channels);
+    conv1d_pack_zeros(block->column_state, column_vector_count(K), sums_vector(K, true), 2 * (K + 1), block->channels);
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &c->packing, b, item.t_begin, item.t_end, CONV1D_PIECE_TOKENS);
+        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, CONV1D_PIECE_TOKENS);
         while (conv1d_next_piece(&pieces, &piece))
-            backward_piece(s, &piece);
+            backward_piece(block, &piece);
     }
-    float *partials = c->partials + item.partial_row * (K + 1) * sizes->D + s->d;
-    for (int64_t channel = 0; channel < s->channels; channel += VW) {
-        const float *sums = s->column_state + channel * column_row_count(K) + sums_row(K, true) * VW;
+    float *partials = context->partials + item.partial_index * (K + 1) * sizes->D + block->d;
+    for (int64_t channel = 0; channel < block->channels; channel += VW) {
+        const float *sums = block->column_state + channel * column_vector_count(K) + sums_vector(K, true) * VW;
         for (int64_t k = 0; k <= K; k++)
             v_store_n(partials + k * sizes->D + channel, v_load(sums + k * VW),
-                      (int)cot_clamp(s->channels - channel, 0, VW));
+                      (int)cot_clamp(block->channels - channel, 0, VW));
     }
-    if (c->stream)
+    if (context->stream)
         v_fence();
 }
 
@@ -557,12 +564,12 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
     backward_context context = {
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
-        .tiling = conv1d_tile_channel_last(&p->sizes),
+        .tiling = conv1d_tiling_channel_last(&p->sizes),
         .direct_inputs = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->dy),
         .partials = workspace,
     };
     context.direct = context.direct_inputs && cot_is_present(&a->dx) && conv1d_contiguous_channels(&a->dx);
-    context.stream = context.direct && conv1d_streamable_rows(&a->dx) && conv1d_should_stream(&p->sizes, 3);
+    context.stream = context.direct && conv1d_streamable_tokens(&a->dx) && conv1d_should_stream(&p->sizes, 3);
     context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)

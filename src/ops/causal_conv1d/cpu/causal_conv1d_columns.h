@@ -2,8 +2,9 @@
  * causal_conv1d_columns.h: the arithmetic of the channel-last kernels. The lanes of a vector are consecutive channels
  * of one token.
  *
- * A column of lanes is processed down the tokens, with the last K inputs in registers. So each element is loaded and
- * converted once. Between tiles of tokens those inputs stay in the column state, in the first-level cache.
+ * A column is one vector of channels. It is processed down the tokens, with the last K inputs in registers. So each
+ * element is loaded and converted once. Between tiles of tokens those inputs stay in the column state, in the
+ * first-level cache.
  *
  * Each loop exists twice. The fast loop handles whole vectors of channels, and tokens whose K inputs are all of one
  * sequence, for a constant K = 2..8 or a variable K. The edge loop handles the rest. */
@@ -15,38 +16,40 @@
 /* y[i][c] = act(bias[c] + sum_k weight[k][c] * x[i+k-K+1][c]), i < n */
 typedef struct conv1d_columns {
     int64_t n, K, channels;
-    const char *x; /* row i at x + i * x_stride (bytes), channels contiguous */
+    const char *x; /* token i at x + i * x_stride (bytes), channels contiguous */
     char *y;
     int64_t x_stride, y_stride;
     cot_dtype x_dtype, y_dtype;
-    float *column_state; /* 2K rows: weights, bias, K-1 inputs before row 0 (updated); see conv1d_pack_column */
+    float *column_state; /* 2K vectors a column: weights, bias, K-1 inputs before token 0 (updated); see
+                            conv1d_pack_column */
     bool silu, stream;
     const int32_t *seq_ids; /* NULL, or input i+k contributes to token i only if seq_ids[i+k] == seq_ids[i+K-1] >= 0 */
 } conv1d_columns;
 
-static void conv1d_convolve_tile_edge(const conv1d_columns *s, int64_t channel)
+static void conv1d_convolve_tile_edge(const conv1d_columns *columns, int64_t first_channel)
 {
-    const int64_t K = s->K, x_size = conv1d_element_size(s->x_dtype), y_size = conv1d_element_size(s->y_dtype);
-    for (int64_t c = channel; c < s->channels; c += VW) {
-        const int lanes = (int)(s->channels - c < VW ? s->channels - c : VW);
-        float *weight = s->column_state + c * 2 * K, *saved_inputs = weight + (K + 1) * VW;
+    const int64_t K = columns->K, x_size = conv1d_element_size(columns->x_dtype),
+                  y_size = conv1d_element_size(columns->y_dtype);
+    for (int64_t channel = first_channel; channel < columns->channels; channel += VW) {
+        const int lanes = (int)(columns->channels - channel < VW ? columns->channels - channel : VW);
+        float *weight = columns->column_state + channel * 2 * K, *saved_inputs = weight + (K + 1) * VW;
         vf inputs[CONV1D_MAX_K];
         for (int64_t k = 0; k < K - 1; k++)
             inputs[k] = v_load(saved_inputs + k * VW);
-        for (int64_t i = 0; i < s->n; i++) {
-            inputs[K - 1] = v_load_n_as(s->x + i * s->x_stride + c * x_size, s->x_dtype, lanes);
+        for (int64_t i = 0; i < columns->n; i++) {
+            inputs[K - 1] = v_load_n_as(columns->x + i * columns->x_stride + channel * x_size, columns->x_dtype, lanes);
             vf z = v_load(weight + K * VW), total = v_zero();
             for (int64_t k = 0; k < K; k++) {
                 conv1d_close_tap_block(k, &z, &total);
-                if (s->seq_ids == NULL || s->seq_ids[i + k] == s->seq_ids[i + K - 1])
+                if (columns->seq_ids == NULL || columns->seq_ids[i + k] == columns->seq_ids[i + K - 1])
                     z = v_fma(v_load(weight + k * VW), inputs[k], z);
             }
             z = conv1d_tap_sum(K, z, total);
-            if (s->silu)
-                z = v_silu_as(s->y_dtype, z);
-            if (s->seq_ids != NULL && s->seq_ids[i + K - 1] < 0)
+            if (columns->silu)
+                z = v_silu_as(columns->y_dtype, z);
+            if (columns->seq_ids != NULL && columns->seq_ids[i + K - 1] < 0)
                 z = v_zero();
-            v_store_n_as(s->y + i * s->y_stride + c * y_size, s->y_dtype, z, lanes);
+            v_store_n_as(columns->y + i * columns->y_stride + channel * y_size, columns->y_dtype, z, lanes);
             for (int64_t k = 0; k < K - 1; k++)
                 inputs[k] = inputs[k + 1];
         }
@@ -55,15 +58,15 @@ static void conv1d_convolve_tile_edge(const conv1d_columns *s, int64_t channel)
     }
 }
 
-/* `count` columns of vectors, a constant, 1 or 2. x and y have one dtype. */
-V_INLINE void conv1d_convolve_tile_columns(const conv1d_columns *s, int64_t c, conv1d_writer *writer, int count,
-                                           int64_t K, cot_dtype dtype)
+/* `count` columns, a constant, 1 or 2. x and y have one dtype. */
+V_INLINE void conv1d_convolve_tile_columns(const conv1d_columns *columns, int64_t channel, conv1d_writer *writer,
+                                           int count, int64_t K, cot_dtype dtype)
 {
     enum { MAX_COLUMNS = 2 };
-    const int64_t size = conv1d_element_size(dtype), n = s->n, x_stride = s->x_stride;
-    const bool silu = s->silu;
+    const int64_t size = conv1d_element_size(dtype), n = columns->n, x_stride = columns->x_stride;
+    const bool silu = columns->silu;
     vf w[MAX_COLUMNS][CONV1D_MAX_K], inputs[MAX_COLUMNS][CONV1D_MAX_K], bias[MAX_COLUMNS], result[MAX_COLUMNS];
-    float *column_state = s->column_state + c * 2 * K;
+    float *column_state = columns->column_state + channel * 2 * K;
     for (int v = 0; v < count; v++) {
         const float *weight = column_state + v * 2 * K * VW, *saved_inputs = weight + (K + 1) * VW;
         for (int64_t k = 0; k < K; k++)
@@ -72,8 +75,8 @@ V_INLINE void conv1d_convolve_tile_columns(const conv1d_columns *s, int64_t c, c
             inputs[v][k] = v_load(saved_inputs + k * VW);
         bias[v] = v_load(weight + K * VW);
     }
-    const char *x = s->x + c * size;
-    char *y = conv1d_writer_pointer(writer, c, size);
+    const char *x = columns->x + channel * size;
+    char *y = conv1d_writer_pointer(writer, channel, size);
     const int64_t y_stride = conv1d_writer_stride(writer);
     for (int64_t i = 0; i < n; i++) {
         conv1d_prefetch_columns(x, x_stride, count * VW * size);
@@ -107,25 +110,25 @@ V_INLINE void conv1d_convolve_tile_columns(const conv1d_columns *s, int64_t c, c
 
 /* Whole vectors of channels; x and y have one dtype. Returns the first channel that is not done. The loop processes two
  * adjacent columns at a time. */
-V_INLINE int64_t conv1d_convolve_tile_body(const conv1d_columns *s, int64_t K, cot_dtype dtype)
+V_INLINE int64_t conv1d_convolve_tile_body(const conv1d_columns *columns, int64_t K, cot_dtype dtype)
 {
     _Alignas(CONV1D_RUN_BYTES) char run_buffers[CONV1D_RUN_BUFFERS];
-    conv1d_writer writer = {.output = s->y,
+    conv1d_writer writer = {.output = columns->y,
                             .run_buffers = run_buffers,
-                            .stride = s->y_stride,
-                            .n = s->n,
-                            .channels = s->channels,
-                            .stream = s->stream};
-    int64_t c = 0;
-    for (int count; c + VW <= s->channels; c += count * VW) {
-        count = c + 2 * VW <= s->channels ? 2 : 1;
+                            .stride = columns->y_stride,
+                            .n = columns->n,
+                            .channels = columns->channels,
+                            .stream = columns->stream};
+    int64_t channel = 0;
+    for (int count; channel + VW <= columns->channels; channel += count * VW) {
+        count = channel + 2 * VW <= columns->channels ? 2 : 1;
         if (count == 2)
-            conv1d_convolve_tile_columns(s, c, &writer, 2, K, dtype);
+            conv1d_convolve_tile_columns(columns, channel, &writer, 2, K, dtype);
         else
-            conv1d_convolve_tile_columns(s, c, &writer, 1, K, dtype);
-        conv1d_writer_commit(&writer, c + count * VW, conv1d_element_size(dtype));
+            conv1d_convolve_tile_columns(columns, channel, &writer, 1, K, dtype);
+        conv1d_writer_commit(&writer, channel + count * VW, conv1d_element_size(dtype));
     }
-    return c;
+    return channel;
 }
 
 #endif

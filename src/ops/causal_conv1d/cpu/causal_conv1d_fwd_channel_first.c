@@ -2,7 +2,7 @@
  *
  * causal_conv1d_fwd_channel_first.c: y[t] = act(bias + sum_k w[k] * xe[t+k]), for tensors with contiguous time.
  *
- * An item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h). Its tokens are divided
+ * An item is `group` batch elements x `part` tokens x `block` channels (causal_conv1d_tiling.h). Its tokens are divided
  * into pieces (causal_conv1d_pieces.h). Each row of a piece is convolved with consecutive tokens in the lanes
  * (causal_conv1d_rows.h). The items after those write final_state. */
 #include "causal_conv1d_rows.h"
@@ -30,7 +30,7 @@ static void zero_outputs(const cot_tensor *y, const conv1d_piece *piece, int64_t
 /* The rows of a piece. If x is f32 and contiguous, the loop reads x in place. Outputs whose inputs reach back to a
  * state or before the first token read a copy in `inputs`; without direct_x all outputs do. */
 typedef struct piece_rows {
-    const forward_context *c;
+    const forward_context *context;
     const conv1d_piece *piece;
     bool direct_x, direct_y;
     conv1d_row row;
@@ -38,21 +38,21 @@ typedef struct piece_rows {
     float inputs[CONV1D_PIECE_TOKENS + CONV1D_MAX_K], outputs[CONV1D_PIECE_TOKENS];
 } piece_rows;
 
-static void forward_row(piece_rows *s, int64_t d, const float *weight, bool last_channel)
+static void forward_row(piece_rows *rows, int64_t d, const float *weight, bool last_channel)
 {
-    const cot_causal_conv1d_forward_args *a = &s->c->problem->args;
-    const conv1d_piece *piece = s->piece;
-    const int64_t K = s->row.K, n = piece->end - piece->begin;
+    const cot_causal_conv1d_forward_args *a = &rows->context->problem->args;
+    const conv1d_piece *piece = rows->piece;
+    const int64_t K = rows->row.K, n = piece->end - piece->begin;
     char *y = conv1d_element(&a->y, piece->b, d, piece->begin);
-    conv1d_row row = s->row;
+    conv1d_row row = rows->row;
     row.weight = weight;
-    row.y = s->direct_y ? (void *)y : s->outputs;
-    row.n = s->direct_x ? conv1d_head_length(piece, K) : n;
+    row.y = rows->direct_y ? (void *)y : rows->outputs;
+    row.n = rows->direct_x ? conv1d_head_length(piece, K) : n;
     if (row.n > 0) {
         const char *next = last_channel ? NULL : conv1d_element(&a->x, piece->b, d + 1, piece->begin);
-        row.prefetch = conv1d_prefetch_next_row(s->inputs, next);
-        row.x = s->inputs;
-        conv1d_stage_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + row.n, s->inputs);
+        row.prefetch = conv1d_prefetch_next_row(rows->inputs, next);
+        row.x = rows->inputs;
+        conv1d_stage_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + row.n, rows->inputs);
         conv1d_convolve(&row);
     }
     if (row.n < n) {
@@ -60,66 +60,66 @@ static void forward_row(piece_rows *s, int64_t d, const float *weight, bool last
         row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + head - (K - 1);
         row.y = conv1d_y_element(&row, head);
         row.seq_ids = row.seq_ids != NULL ? row.seq_ids + head : NULL;
-        row.mixed = row.mixed != NULL ? s->mixed + (head > 0) : NULL;
+        row.mixed = row.mixed != NULL ? rows->mixed + (head > 0) : NULL;
         row.n = n - head;
         row.prefetch = conv1d_prefetch_same_row(row.x);
         conv1d_convolve(&row);
     }
-    if (!s->direct_y)
-        conv1d_scatter(y, a->y.dtype, a->y.stride[2], s->outputs, n);
+    if (!rows->direct_y)
+        conv1d_scatter(y, a->y.dtype, a->y.stride[2], rows->outputs, n);
 }
 
-static void forward_piece(const forward_context *c, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
+static void forward_piece(const forward_context *context, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
                           const float *weights)
 {
-    const cot_causal_conv1d_forward_args *a = &c->problem->args;
-    const int64_t K = c->problem->sizes.K;
-    piece_rows s;
-    s.c = c;
-    s.piece = piece;
-    s.direct_x = c->direct_x;
-    s.direct_y = c->direct_y;
-    s.row = (conv1d_row){.K = K,
-                         .dtype = s.direct_y ? a->y.dtype : COT_F32,
-                         .silu = a->activation == COT_ACTIVATION_SILU,
-                         .stream = s.direct_y && c->stream};
+    const cot_causal_conv1d_forward_args *a = &context->problem->args;
+    const int64_t K = context->problem->sizes.K;
+    piece_rows rows;
+    rows.context = context;
+    rows.piece = piece;
+    rows.direct_x = context->direct_x;
+    rows.direct_y = context->direct_y;
+    rows.row = (conv1d_row){.K = K,
+                            .dtype = rows.direct_y ? a->y.dtype : COT_F32,
+                            .silu = a->activation == COT_ACTIVATION_SILU,
+                            .stream = rows.direct_y && context->stream};
     if (piece->seq_ids != NULL) {
-        conv1d_mark_mixed(s.mixed, piece->seq_ids, piece->end - piece->begin, K);
-        s.row.seq_ids = piece->seq_ids;
-        s.row.output_offset = K - 1;
-        s.row.mixed = s.mixed;
+        conv1d_mark_mixed(rows.mixed, piece->seq_ids, piece->end - piece->begin, K);
+        rows.row.seq_ids = piece->seq_ids;
+        rows.row.output_offset = K - 1;
+        rows.row.mixed = rows.mixed;
     }
     for (int64_t d = d_begin; d < d_end; d++)
-        forward_row(&s, d, weights + (d - d_begin) * (K + 1), d + 1 == d_end);
+        forward_row(&rows, d, weights + (d - d_begin) * (K + 1), d + 1 == d_end);
 }
 
-static void forward_item(void *context, int64_t index, void *scratch)
+static void forward_item(void *argument, int64_t index, void *scratch)
 {
-    const forward_context *c = context;
-    const cot_causal_conv1d_forward_args *a = &c->problem->args;
-    const conv1d_sizes *sizes = &c->problem->sizes;
+    const forward_context *context = argument;
+    const cot_causal_conv1d_forward_args *a = &context->problem->args;
+    const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
-    if (index >= c->items) {
+    if (index >= context->items) {
         const int64_t blocks = conv1d_state_blocks(sizes);
-        conv1d_store_final_state(sizes, a, (index - c->items) / blocks, (index - c->items) % blocks);
+        conv1d_store_final_state(sizes, a, (index - context->items) / blocks, (index - context->items) % blocks);
         return;
     }
-    const conv1d_item item = conv1d_item_channel_first(&c->tiling, sizes, index);
+    const conv1d_item item = conv1d_item_channel_first(&context->tiling, sizes, index);
     const int64_t d_begin = item.d_begin, d_end = item.d_end;
     float *const weights = scratch;
     conv1d_stage_weights(weights, &a->weight, &a->bias, K, d_begin, d_end);
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &c->packing, b, item.t_begin, item.t_end, c->max_piece_tokens);
+        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, context->max_piece_tokens);
         while (conv1d_next_piece(&pieces, &piece)) {
             if (piece.padding)
                 zero_outputs(&a->y, &piece, d_begin, d_end);
             else
-                forward_piece(c, &piece, d_begin, d_end, weights);
+                forward_piece(context, &piece, d_begin, d_end, weights);
         }
     }
-    if (c->stream)
+    if (context->stream)
         v_fence();
 }
 
@@ -131,7 +131,7 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
     forward_context context = {
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_is_present(&a->initial_state)),
-        .tiling = conv1d_tile_channel_first(&p->sizes),
+        .tiling = conv1d_tiling_channel_first(&p->sizes),
         .direct_x = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
         .direct_y = conv1d_contiguous_time(&a->y),
         .stream = conv1d_should_stream(&p->sizes, 2),

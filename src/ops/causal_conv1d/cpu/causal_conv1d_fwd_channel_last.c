@@ -3,17 +3,17 @@
  * causal_conv1d_fwd_channel_last.c: y[t] = act(bias + sum_k w[k] * xe[t+k]), for tensors with contiguous channels,
  * or with few tokens.
  *
- * An item is `group` batch rows x `part` tokens x `block` channels (causal_conv1d_tiling.h). Tiles of tokens are
+ * An item is `group` batch elements x `part` tokens x `block` channels (causal_conv1d_tiling.h). Tiles of tokens are
  * processed in columns of VW channels (causal_conv1d_columns.h). The loops read and write the tensors in place, or use
  * f32 buffers where channels are not contiguous. The items after those write final_state. */
 #include "causal_conv1d_columns.h"
 
 cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *, const void *, void *);
 
-#define DEFINE_CONVOLVE_TILE(width, dtype)                                           \
-    static int64_t convolve_tile_##width##_##dtype(const conv1d_columns *s)          \
-    {                                                                                \
-        return conv1d_convolve_tile_body(s, width == 0 ? s->K : width, COT_##dtype); \
+#define DEFINE_CONVOLVE_TILE(width, dtype)                                                       \
+    static int64_t convolve_tile_##width##_##dtype(const conv1d_columns *columns)                \
+    {                                                                                            \
+        return conv1d_convolve_tile_body(columns, width == 0 ? columns->K : width, COT_##dtype); \
     }
 #define DEFINE_CONVOLVE_TILES(width) CONV1D_EACH_DTYPE(DEFINE_CONVOLVE_TILE, width)
 CONV1D_EACH_WIDTH(DEFINE_CONVOLVE_TILES)
@@ -33,99 +33,99 @@ typedef struct forward_context {
     bool direct, stream;
 } forward_context;
 
-/* The working state of an item, in the thread's slice of scratch. */
+/* The working state of an item, in the thread's scratch. */
 typedef struct forward_block {
-    const forward_context *c;
+    const forward_context *context;
     int64_t d, channels, ld;
     _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
     float x[CONV1D_STAGED_TILE], y[CONV1D_STAGED_TILE];
 } forward_block;
 
-_Static_assert(sizeof(forward_block) <= CONV1D_CHANNEL_LAST_SCRATCH, "it lies in a slice");
+_Static_assert(sizeof(forward_block) <= CONV1D_CHANNEL_LAST_SCRATCH, "forward_block must fit in the thread's scratch");
 
 /* Tokens [i, i+n) of a piece. conv1d_single_sequence has the same value for all of them. */
-static void forward_tile(forward_block *s, const conv1d_piece *piece, int64_t i, int64_t n, bool single_sequence)
+static void forward_tile(forward_block *block, const conv1d_piece *piece, int64_t i, int64_t n, bool single_sequence)
 {
-    const forward_context *c = s->c;
-    const cot_causal_conv1d_forward_args *a = &c->problem->args;
+    const forward_context *context = block->context;
+    const cot_causal_conv1d_forward_args *a = &context->problem->args;
     const int64_t size = conv1d_element_size(a->x.dtype), token = piece->begin + i;
     conv1d_columns columns = {.n = n,
-                              .K = c->problem->sizes.K,
-                              .channels = s->channels,
-                              .x = (const char *)s->x,
-                              .y = (char *)s->y,
-                              .x_stride = s->ld * 4,
-                              .y_stride = s->ld * 4,
+                              .K = context->problem->sizes.K,
+                              .channels = block->channels,
+                              .x = (const char *)block->x,
+                              .y = (char *)block->y,
+                              .x_stride = block->ld * 4,
+                              .y_stride = block->ld * 4,
                               .x_dtype = COT_F32,
                               .y_dtype = COT_F32,
-                              .column_state = s->column_state,
+                              .column_state = block->column_state,
                               .silu = a->activation == COT_ACTIVATION_SILU,
                               .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
-    if (c->direct) {
-        columns.x = conv1d_element(&a->x, piece->b, s->d, token);
-        columns.y = conv1d_element(&a->y, piece->b, s->d, token);
+    if (context->direct) {
+        columns.x = conv1d_element(&a->x, piece->b, block->d, token);
+        columns.y = conv1d_element(&a->y, piece->b, block->d, token);
         columns.x_stride = a->x.stride[2] * size;
         columns.y_stride = a->y.stride[2] * size;
         columns.x_dtype = columns.y_dtype = a->x.dtype;
-        columns.stream = c->stream;
+        columns.stream = context->stream;
     } else {
-        conv1d_gather_tile(s->x, s->ld, &a->x, piece->b, s->d, s->channels, token, n);
+        conv1d_gather_tile(block->x, block->ld, &a->x, piece->b, block->d, block->channels, token, n);
     }
     const int64_t done_channels =
         single_sequence ? convolve_tile_table[conv1d_instance_index(columns.K)][columns.x_dtype - COT_F32](&columns)
                         : 0;
-    if (done_channels < s->channels)
+    if (done_channels < block->channels)
         conv1d_convolve_tile_edge(&columns, done_channels);
-    if (!c->direct)
-        conv1d_scatter_tile(s->y, s->ld, &a->y, piece->b, s->d, s->channels, token, n);
+    if (!context->direct)
+        conv1d_scatter_tile(block->y, block->ld, &a->y, piece->b, block->d, block->channels, token, n);
 }
 
-static void forward_piece(forward_block *s, const conv1d_piece *piece)
+static void forward_piece(forward_block *block, const conv1d_piece *piece)
 {
-    const cot_causal_conv1d_forward_args *a = &s->c->problem->args;
-    const int64_t K = s->c->problem->sizes.K, n = piece->end - piece->begin;
-    const int64_t max_tokens = s->c->direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(s->channels);
+    const cot_causal_conv1d_forward_args *a = &block->context->problem->args;
+    const int64_t K = block->context->problem->sizes.K, n = piece->end - piece->begin;
+    const int64_t max_tokens = block->context->direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(block->channels);
     if (piece->padding) {
-        memset(s->y, 0, (size_t)s->ld * sizeof *s->y);
+        memset(block->y, 0, (size_t)block->ld * sizeof *block->y);
         for (int64_t i = 0; i < n; i++)
-            conv1d_scatter_tile(s->y, s->ld, &a->y, piece->b, s->d, s->channels, piece->begin + i, 1);
+            conv1d_scatter_tile(block->y, block->ld, &a->y, piece->b, block->d, block->channels, piece->begin + i, 1);
         return;
     }
-    conv1d_pack_history(s->column_state, 2 * K, &a->x, &a->initial_state, piece, K, s->d, s->channels);
+    conv1d_pack_history(block->column_state, 2 * K, &a->x, &a->initial_state, piece, K, block->d, block->channels);
     for (int64_t i = 0; i < n;) {
         bool single_sequence;
         const int64_t end = i + max_tokens < n ? i + max_tokens : n;
         const int64_t count = conv1d_single_sequence_run(piece->seq_ids, i, end, K, &single_sequence);
-        forward_tile(s, piece, i, count, single_sequence);
+        forward_tile(block, piece, i, count, single_sequence);
         i += count;
     }
 }
 
-static void forward_item(void *context, int64_t index, void *scratch)
+static void forward_item(void *argument, int64_t index, void *scratch)
 {
-    const forward_context *c = context;
-    const cot_causal_conv1d_forward_args *a = &c->problem->args;
-    const conv1d_sizes *sizes = &c->problem->sizes;
-    if (index >= c->items) {
+    const forward_context *context = argument;
+    const cot_causal_conv1d_forward_args *a = &context->problem->args;
+    const conv1d_sizes *sizes = &context->problem->sizes;
+    if (index >= context->items) {
         const int64_t blocks = conv1d_state_blocks(sizes);
-        conv1d_store_final_state(sizes, a, (index - c->items) / blocks, (index - c->items) % blocks);
+        conv1d_store_final_state(sizes, a, (index - context->items) / blocks, (index - context->items) % blocks);
         return;
     }
-    const conv1d_item item = conv1d_item_channel_last(&c->tiling, sizes, index);
-    forward_block *const s = scratch;
-    s->c = c;
-    s->d = item.d_begin;
-    s->channels = item.d_end - item.d_begin;
-    s->ld = conv1d_ld(s->channels);
-    conv1d_pack_weights(s->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, s->d, s->channels);
+    const conv1d_item item = conv1d_item_channel_last(&context->tiling, sizes, index);
+    forward_block *const block = scratch;
+    block->context = context;
+    block->d = item.d_begin;
+    block->channels = item.d_end - item.d_begin;
+    block->ld = conv1d_ld(block->channels);
+    conv1d_pack_weights(block->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, block->d, block->channels);
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &c->packing, b, item.t_begin, item.t_end, CONV1D_PIECE_TOKENS);
+        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, CONV1D_PIECE_TOKENS);
         while (conv1d_next_piece(&pieces, &piece))
-            forward_piece(s, &piece);
+            forward_piece(block, &piece);
     }
-    if (c->stream)
+    if (context->stream)
         v_fence();
 }
 
@@ -138,10 +138,10 @@ cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *
     forward_context context = {
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_is_present(&a->initial_state)),
-        .tiling = conv1d_tile_channel_last(&p->sizes),
+        .tiling = conv1d_tiling_channel_last(&p->sizes),
         .direct = direct,
         .stream =
-            direct && cot_is_present(&a->y) && conv1d_streamable_rows(&a->y) && conv1d_should_stream(&p->sizes, 2),
+            direct && cot_is_present(&a->y) && conv1d_streamable_tokens(&a->y) && conv1d_should_stream(&p->sizes, 2),
     };
     if (cot_is_present(&a->y))
         context.items = conv1d_item_count(&context.tiling);

@@ -26,7 +26,7 @@ _Static_assert((int)TILE == (int)MT, "parts are what products take");
 typedef struct context {
     const conv1d_forward_problem *p;
     conv1d_im2col_layout l;
-    mt *columns;  /* for each batch row, in the A form of simd/matmul.h */
+    mt *columns;  /* for each batch element, in the A form of simd/matmul.h */
     mt *expanded; /* in the B form */
 } context;
 
@@ -127,7 +127,7 @@ static void product_item(void *arg, int64_t index, void *scratch)
     }
 }
 
-/* Item: one column of the final state of one batch row. */
+/* Item: one position of the final state of one batch element. */
 static void final_state_item(void *arg, int64_t index)
 {
     const context *c = arg;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * causal_conv1d_pieces.h: divides the tokens of an item into pieces, and says which tokens contribute to which.
  *
- * A piece is a range of tokens of one batch row that a kernel handles at once. Tokens outside of [first, last) never
- * contribute to tokens of the piece. Either all tokens of [first, last) near the piece are of one sequence (seq_ids is
- * NULL: the fast path), or seq_ids holds the sequence of each token.
+ * A piece is a range of tokens of one batch element that a kernel handles at once. Tokens outside of [first, last)
+ * never contribute to tokens of the piece. If seq_ids is NULL, all tokens of the piece, and the K-1 tokens on each side
+ * that lie in [first, last), are of one sequence (fast path). Else seq_ids[i] is the sequence of token begin-K+1+i.
  *
  * With cu_seqlens, pieces end at the ends of sequences in two cases: if there are states, because the states of a
  * sequence must border on a piece; and if sequences are long on average. */
@@ -33,13 +33,13 @@ static inline conv1d_packing conv1d_packing_of(const conv1d_sizes *sizes, const 
 typedef struct conv1d_piece {
     int64_t b, begin, end;
     int64_t first, last;
-    int64_t state; /* row of the state tensors; -1: the piece has no states */
+    int64_t state; /* first index into the state tensors; -1: the piece has no states */
     bool padding;  /* every token is padding */
     /* seq_ids[i] is the sequence of token begin-K+1+i, i <= end-begin+2K-3; negative = padding */
     const int32_t *seq_ids;
 } conv1d_piece;
 
-/* Iterates over the pieces of tokens [position, stop) of batch row b. */
+/* Iterates over the pieces of tokens [position, stop) of batch element b. */
 typedef struct conv1d_piece_iterator {
     const conv1d_packing *packing;
     int64_t b, position, stop, max_tokens;
@@ -82,10 +82,10 @@ static inline bool conv1d_load_ids(conv1d_piece_iterator *it, int64_t low, int64
 {
     const conv1d_packing *packing = it->packing;
     if (cot_is_present(packing->seq_idx)) {
-        const int32_t *row = (const int32_t *)packing->seq_idx->data + it->b * packing->seq_idx->stride[0];
+        const int32_t *ids = (const int32_t *)packing->seq_idx->data + it->b * packing->seq_idx->stride[0];
         const int64_t stride = packing->seq_idx->stride[1];
         for (int64_t t = low; t < high; t++)
-            seq_ids[t - low] = row[t * stride];
+            seq_ids[t - low] = ids[t * stride];
     } else {
         const int64_t N = packing->sizes->state_count;
         int64_t sequence = conv1d_find_sequence(packing, low);
@@ -111,7 +111,7 @@ static inline void conv1d_label_tokens(conv1d_piece_iterator *it, conv1d_piece *
     int32_t *seq_ids = it->seq_ids + (low - begin);
     if (conv1d_load_ids(it, low, high, seq_ids))
         return;
-    for (int64_t i = 0; i < low - begin; i++) /* state columns belong to the first token's sequence */
+    for (int64_t i = 0; i < low - begin; i++) /* positions of the state belong to the first token's sequence */
         it->seq_ids[i] = seq_ids[0];
     for (int64_t i = high - begin; i < end - begin; i++)
         it->seq_ids[i] = -1;
@@ -154,15 +154,15 @@ static inline bool conv1d_next_piece(conv1d_piece_iterator *it, conv1d_piece *pi
     return true;
 }
 
-/* Does position p contribute to position t? Both are within K-1 tokens of the piece, t in [first, last). */
-static inline bool conv1d_piece_same_sequence(const conv1d_piece *piece, int64_t K, int64_t p, int64_t t)
+/* Does position `from` contribute to position `to`? Both are within K-1 tokens of the piece, `to` in [first, last). */
+static inline bool conv1d_piece_same_sequence(const conv1d_piece *piece, int64_t K, int64_t from, int64_t to)
 {
     if (piece->padding)
         return false;
     if (piece->seq_ids == NULL)
         return true;
     const int32_t *seq_ids = piece->seq_ids + (K - 1) - piece->begin;
-    return seq_ids[t] >= 0 && seq_ids[p] == seq_ids[t];
+    return seq_ids[to] >= 0 && seq_ids[from] == seq_ids[to];
 }
 
 /* End of the tokens whose z the backward needs for the piece: up to K-1 tokens after the piece. */

@@ -16,7 +16,7 @@ typedef struct conv1d_reduction {
     const conv1d_backward_problem *problem;
     const float *partials;
     int64_t parts;
-    int64_t rows_per_item; /* rows that one item sums; each block of channels has K+1 rows */
+    int64_t sums_per_item; /* an item computes these; a sum is one tap, or the bias, of a block of channels */
 } conv1d_reduction;
 
 static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, bool accumulate, double value)
@@ -27,17 +27,17 @@ static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, b
 }
 
 /* Reduces dweight[.., k] of a block of channels, or dbias for k = K. */
-static inline void conv1d_reduce_block(const conv1d_reduction *c, int64_t k, int64_t begin)
+static inline void conv1d_reduce_block(const conv1d_reduction *reduction, int64_t k, int64_t begin)
 {
-    const cot_causal_conv1d_backward_args *a = &c->problem->args;
-    const int64_t K = c->problem->sizes.K, D = c->problem->sizes.D;
+    const cot_causal_conv1d_backward_args *a = &reduction->problem->args;
+    const int64_t K = reduction->problem->sizes.K, D = reduction->problem->sizes.D;
     const int64_t n = begin + CONV1D_REDUCE_BLOCK < D ? CONV1D_REDUCE_BLOCK : D - begin;
     const cot_tensor *out = k < K ? &a->dweight : &a->dbias;
     if (!cot_is_present(out))
         return;
     double sums[CONV1D_REDUCE_BLOCK] = {0};
-    for (int64_t part = 0; part < c->parts; part++) {
-        const float *terms = c->partials + (part * (K + 1) + k) * D + begin;
+    for (int64_t part = 0; part < reduction->parts; part++) {
+        const float *terms = reduction->partials + (part * (K + 1) + k) * D + begin;
         for (int64_t i = 0; i < n; i++)
             sums[i] += (double)terms[i];
     }
@@ -47,12 +47,12 @@ static inline void conv1d_reduce_block(const conv1d_reduction *c, int64_t k, int
     }
 }
 
-static void conv1d_reduce_item(void *context, int64_t item)
+static void conv1d_reduce_item(void *argument, int64_t item)
 {
-    const conv1d_reduction *c = context;
-    const int64_t rows = c->problem->sizes.K + 1;
-    for (int64_t i = item * c->rows_per_item; i < (item + 1) * c->rows_per_item; i++)
-        conv1d_reduce_block(c, i % rows, i / rows * CONV1D_REDUCE_BLOCK);
+    const conv1d_reduction *reduction = argument;
+    const int64_t taps = reduction->problem->sizes.K + 1;
+    for (int64_t i = item * reduction->sums_per_item; i < (item + 1) * reduction->sums_per_item; i++)
+        conv1d_reduce_block(reduction, i % taps, i / taps * CONV1D_REDUCE_BLOCK);
 }
 
 static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem *problem, const float *partials,
@@ -60,10 +60,10 @@ static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem
 {
     if (!cot_is_present(&problem->args.dweight) && !cot_is_present(&problem->args.dbias))
         return;
-    const int64_t D = problem->sizes.D, rows = (problem->sizes.K + 1) * cot_ceil_div(D, CONV1D_REDUCE_BLOCK);
+    const int64_t D = problem->sizes.D, sums = (problem->sizes.K + 1) * cot_ceil_div(D, CONV1D_REDUCE_BLOCK);
     const bool serial = (double)parts * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_SERIAL_TERMS;
-    conv1d_reduction reduction = {problem, partials, parts, serial ? rows : 1};
-    cot_parallel(queue, serial && rows > 0 ? 1 : rows, conv1d_reduce_item, &reduction);
+    conv1d_reduction reduction = {problem, partials, parts, serial ? sums : 1};
+    cot_parallel(queue, serial && sums > 0 ? 1 : sums, conv1d_reduce_item, &reduction);
 }
 
 /* ---- dinitial_state of sequences without tokens ---------------------------------------------------------------- *

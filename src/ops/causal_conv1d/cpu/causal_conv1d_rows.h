@@ -198,7 +198,7 @@ static void conv1d_convolve(const conv1d_row *row)
     }
 }
 
-/* Writes K weights and the bias of each channel of [d_begin, d_end), as rows of K+1 floats. */
+/* Writes K+1 floats for each channel of [d_begin, d_end): its K weights and its bias. */
 static inline void conv1d_stage_weights(float *rows, const cot_tensor *weight, const cot_tensor *bias, int64_t K,
                                         int64_t d_begin, int64_t d_end)
 {
@@ -223,12 +223,12 @@ static inline int64_t conv1d_head_length(const conv1d_piece *piece, int64_t K)
 static inline void conv1d_stage_inputs(const conv1d_piece *piece, const cot_tensor *x, const cot_tensor *initial_state,
                                        int64_t K, int64_t d, int64_t end, float *to)
 {
-    int64_t p = piece->begin - (K - 1);
-    for (; p < piece->first; p++)
+    int64_t position = piece->begin - (K - 1);
+    for (; position < piece->first; position++)
         *to++ = cot_is_present(initial_state) && piece->state >= 0
-                    ? conv1d_load(initial_state, piece->state, d, p - piece->first + K - 1)
+                    ? conv1d_load(initial_state, piece->state, d, position - piece->first + K - 1)
                     : 0;
-    conv1d_gather(to, conv1d_element(x, piece->b, d, p), x->dtype, x->stride[2], end - p);
+    conv1d_gather(to, conv1d_element(x, piece->b, d, position), x->dtype, x->stride[2], end - position);
 }
 
 /* Marks the blocks of outputs [0, n) whose inputs are of several sequences, or padding. */

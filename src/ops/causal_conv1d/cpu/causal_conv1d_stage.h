@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_stage.h: converts elements of any dtype and stride to rows of f32, and back. */
+ * causal_conv1d_stage.h: converts elements of any dtype and stride to arrays of f32, and back. */
 #ifndef COT_CAUSAL_CONV1D_STAGE_H
 #define COT_CAUSAL_CONV1D_STAGE_H
 
@@ -163,17 +163,17 @@ static inline void conv1d_store_final_state(const conv1d_sizes *sizes, const cot
                                             int64_t index, int64_t block)
 {
     const conv1d_span span = conv1d_span_at(sizes, &a->seq_idx, &a->cu_seqlens, index);
-    const int64_t columns = sizes->K - 1, begin = block * CONV1D_STATE_BLOCK;
+    const int64_t positions = sizes->K - 1, begin = block * CONV1D_STATE_BLOCK;
     const int64_t end = begin + CONV1D_STATE_BLOCK < sizes->D ? begin + CONV1D_STATE_BLOCK : sizes->D;
     for (int64_t d = begin; d < end; d++)
-        for (int64_t i = 0; i < columns; i++) {
-            const int64_t p = span.end - columns + i;
+        for (int64_t i = 0; i < positions; i++) {
+            const int64_t position = span.end - positions + i;
             float value = 0;
-            if (conv1d_same_sequence(&span, p, span.end - 1)) {
-                if (p >= span.first)
-                    value = conv1d_load(&a->x, span.b, d, p);
+            if (conv1d_same_sequence(&span, position, span.end - 1)) {
+                if (position >= span.first)
+                    value = conv1d_load(&a->x, span.b, d, position);
                 else if (cot_is_present(&a->initial_state))
-                    value = conv1d_load(&a->initial_state, span.state, d, p - span.first + columns);
+                    value = conv1d_load(&a->initial_state, span.state, d, position - span.first + positions);
             }
             conv1d_store(&a->final_state, span.state, d, i, value);
         }

@@ -8,20 +8,20 @@
 
 enum {
     CONV1D_TILE_TOKENS = 8,               /* tokens of a tile */
-    CONV1D_LD_PADDING = VW == 8 ? 16 : 0, /* floats added to each row of a buffer, see conv1d_ld */
-    CONV1D_RUN_BYTES = 256,               /* bytes of a row that are stored together, see conv1d_writer */
+    CONV1D_LD_PADDING = VW == 8 ? 16 : 0, /* floats added to each token of a buffer, see conv1d_ld */
+    CONV1D_RUN_BYTES = 256,               /* bytes of a token that are stored together, see conv1d_writer */
     CONV1D_COLUMN_DISTANCE = 128          /* bytes, see conv1d_prefetch_columns */
 };
 
-/* Tokens of a tile that passes through buffers: fewer for long rows. */
+/* Tokens of a tile that passes through buffers: fewer if a token has many channels. */
 V_INLINE int64_t conv1d_staged_tile_tokens(int64_t channels)
 {
-    return channels > CONV1D_ROW_CHANNELS ? 4 : CONV1D_TILE_TOKENS;
+    return channels > CONV1D_ITEM_CHANNELS ? 4 : CONV1D_TILE_TOKENS;
 }
 
 /* Leading dimension of a buffer in floats: whole vectors of channels. Padding keeps it from being a power of two where
- * the first-level cache has only 8 ways. Else the rows of a column, in all buffers, would map to one set of
- * that cache. */
+ * the first-level cache has only 8 ways. Else the tokens of a column, in all buffers, would map to one set
+ * of that cache. */
 V_INLINE int64_t conv1d_ld(int64_t channels)
 {
     return cot_round_up(channels, VW) + CONV1D_LD_PADDING;
@@ -50,7 +50,7 @@ static inline int64_t conv1d_single_sequence_run(const int32_t *seq_ids, int64_t
     return stop - i;
 }
 
-/* to[r][0..channels) = rows [begin, begin+n) of the tensor, in f32 */
+/* to[i][0..channels) = token begin+i of the tensor, in f32, i < n */
 static inline void conv1d_gather_tile(float *to, int64_t ld, const cot_tensor *tensor, int64_t b, int64_t d,
                                       int64_t channels, int64_t begin, int64_t n)
 {
@@ -58,13 +58,13 @@ static inline void conv1d_gather_tile(float *to, int64_t ld, const cot_tensor *t
     const int64_t channel_stride = tensor->stride[1], token_stride = tensor->stride[2];
     const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);
     if (channel_stride != 1 && token_stride == 1 && tensor->dtype == COT_F32) {
-        for (int64_t c = 0; c < channels; c++)
-            for (int64_t r = 0; r < n; r++)
-                to[r * ld + c] = ((const float *)(const void *)from)[c * channel_stride + r];
+        for (int64_t channel = 0; channel < channels; channel++)
+            for (int64_t i = 0; i < n; i++)
+                to[i * ld + channel] = ((const float *)(const void *)from)[channel * channel_stride + i];
         return;
     }
-    for (int64_t r = 0; r < n; r++)
-        conv1d_gather(to + r * ld, from + r * token_stride * size, tensor->dtype, channel_stride, channels);
+    for (int64_t i = 0; i < n; i++)
+        conv1d_gather(to + i * ld, from + i * token_stride * size, tensor->dtype, channel_stride, channels);
 }
 
 static inline void conv1d_scatter_tile(const float *from, int64_t ld, const cot_tensor *tensor, int64_t b, int64_t d,
@@ -73,70 +73,72 @@ static inline void conv1d_scatter_tile(const float *from, int64_t ld, const cot_
     char *to = conv1d_element(tensor, b, d, begin);
     const int64_t channel_stride = tensor->stride[1], token_stride = tensor->stride[2];
     const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);
-    for (int64_t r = 0; r < n; r++)
-        conv1d_scatter(to + r * token_stride * size, tensor->dtype, channel_stride, from + r * ld, channels);
+    for (int64_t i = 0; i < n; i++)
+        conv1d_scatter(to + i * token_stride * size, tensor->dtype, channel_stride, from + i * ld, channels);
 }
 
 /* ---- state carried along a column ------------------------------------------------------------------------------ *
  * A column is VW channels. A kernel processes it tile by tile, down the tokens. The column state holds its weights, its
- * last inputs and its sums: `row_count` rows of VW floats. The rows of one column are adjacent, so that a column is one
- * memory range and lies in one or two pages. With rows of all channels instead, the state was 16 streams for the
- * prefetchers and 16 pages. Row k of the column at channel c, a multiple of VW, is at
- *     column_state + c * row_count + k * VW */
+ * last inputs and its sums: `vector_count` vectors of VW floats. The vectors of one column are adjacent, so that a
+ * column is one memory range and lies in one or two pages. An earlier layout kept one array of 2048 channels for each
+ * weight, input and sum. It needed 16 hardware-prefetch streams and 16 pages. Vector k of the column at channel c, a
+ * multiple of VW, is at
+ *     column_state + c * vector_count + k * VW */
 
-/* Sets row `row` of each column: element c of the row is from[c * stride], c < n, then zeros up to a whole vector. If
+/* Sets vector number `vector` of each column: channel c is from[c * stride], c < n, then zeros up to a whole vector. If
  * `from` is NULL, all elements are zero. */
-static inline void conv1d_pack_column(float *column_state, int64_t row_count, int64_t row, const char *from,
+static inline void conv1d_pack_column(float *column_state, int64_t vector_count, int64_t vector, const char *from,
                                       cot_dtype dtype, int64_t stride, int64_t n)
 {
     const int64_t step = stride * (int64_t)cot_dtype_size(dtype);
-    for (int64_t c = 0; c < n; c += VW) {
-        float *to = column_state + c * row_count + row * VW;
-        if (from == NULL || n - c < VW)
+    for (int64_t channel = 0; channel < n; channel += VW) {
+        float *to = column_state + channel * vector_count + vector * VW;
+        if (from == NULL || n - channel < VW)
             v_store(to, v_zero());
         if (from != NULL)
-            conv1d_gather(to, from + c * step, dtype, stride, n - c < VW ? n - c : VW);
+            conv1d_gather(to, from + channel * step, dtype, stride, n - channel < VW ? n - channel : VW);
     }
 }
 
-static inline void conv1d_pack_zeros(float *column_state, int64_t row_count, int64_t first, int64_t count, int64_t n)
+static inline void conv1d_pack_zeros(float *column_state, int64_t vector_count, int64_t first, int64_t count, int64_t n)
 {
-    for (int64_t row = first; row < first + count; row++)
-        conv1d_pack_column(column_state, row_count, row, NULL, COT_F32, 1, n);
+    for (int64_t vector = first; vector < first + count; vector++)
+        conv1d_pack_column(column_state, vector_count, vector, NULL, COT_F32, 1, n);
 }
 
-/* Sets rows 0 .. K: the weights by tap, then the bias. */
-static inline void conv1d_pack_weights(float *column_state, int64_t row_count, const cot_tensor *weight,
+/* Sets vectors 0 .. K: the weights by tap, then the bias. */
+static inline void conv1d_pack_weights(float *column_state, int64_t vector_count, const cot_tensor *weight,
                                        const cot_tensor *bias, int64_t K, int64_t d, int64_t n)
 {
     const char *first = (const char *)weight->data + d * weight->stride[0] * (int64_t)cot_dtype_size(weight->dtype);
     for (int64_t k = 0; k < K; k++)
-        conv1d_pack_column(column_state, row_count, k,
+        conv1d_pack_column(column_state, vector_count, k,
                            first + k * weight->stride[1] * (int64_t)cot_dtype_size(weight->dtype), weight->dtype,
                            weight->stride[0], n);
     if (cot_is_present(bias))
-        conv1d_pack_column(column_state, row_count, K,
+        conv1d_pack_column(column_state, vector_count, K,
                            (const char *)bias->data + d * bias->stride[0] * (int64_t)cot_dtype_size(bias->dtype),
                            bias->dtype, bias->stride[0], n);
     else
-        conv1d_pack_zeros(column_state, row_count, K, 1, n);
+        conv1d_pack_zeros(column_state, vector_count, K, 1, n);
 }
 
-/* Sets rows K+1 .. 2K-1: the K-1 inputs before a piece. */
-static inline void conv1d_pack_history(float *column_state, int64_t row_count, const cot_tensor *x,
+/* Sets vectors K+1 .. 2K-1: the K-1 inputs before a piece. */
+static inline void conv1d_pack_history(float *column_state, int64_t vector_count, const cot_tensor *x,
                                        const cot_tensor *initial_state, const conv1d_piece *piece, int64_t K, int64_t d,
                                        int64_t n)
 {
-    for (int64_t row = K + 1; row < 2 * K; row++) {
-        const int64_t p = piece->begin - 2 * K + row, column = p - piece->first + K - 1;
-        if (p >= piece->first)
-            conv1d_pack_column(column_state, row_count, row, conv1d_element(x, piece->b, d, p), x->dtype, x->stride[1],
-                               n);
+    for (int64_t vector = K + 1; vector < 2 * K; vector++) {
+        const int64_t position = piece->begin - 2 * K + vector, state_position = position - piece->first + K - 1;
+        if (position >= piece->first)
+            conv1d_pack_column(column_state, vector_count, vector, conv1d_element(x, piece->b, d, position), x->dtype,
+                               x->stride[1], n);
         else if (cot_is_present(initial_state) && piece->state >= 0)
-            conv1d_pack_column(column_state, row_count, row, conv1d_element(initial_state, piece->state, d, column),
-                               initial_state->dtype, initial_state->stride[1], n);
+            conv1d_pack_column(column_state, vector_count, vector,
+                               conv1d_element(initial_state, piece->state, d, state_position), initial_state->dtype,
+                               initial_state->stride[1], n);
         else
-            conv1d_pack_zeros(column_state, row_count, row, 1, n);
+            conv1d_pack_zeros(column_state, vector_count, vector, 1, n);
     }
 }
 
@@ -145,9 +147,9 @@ V_INLINE bool conv1d_contiguous_channels(const cot_tensor *tensor)
     return tensor->stride[1] == 1 || tensor->shape[1] == 1;
 }
 
-/* Can every row be stored with streaming stores? Rows of 2-byte elements are not streamed: those kernels already take
- * as long as the memory does, and the copy through the run buffers would add to that. */
-static inline bool conv1d_streamable_rows(const cot_tensor *tensor)
+/* Can every token be stored with streaming stores? Tokens of 2-byte elements are not streamed: those kernels already
+ * take as long as the memory does, and the copy through the run buffers would add to that. */
+static inline bool conv1d_streamable_tokens(const cot_tensor *tensor)
 {
     if (tensor->dtype != COT_F32)
         return false;
@@ -159,20 +161,21 @@ static inline bool conv1d_streamable_rows(const cot_tensor *tensor)
 
 /* ---- loads and stores of a tile -------------------------------------------------------------------------------- */
 
-/* `row` points to `bytes` of a token's row. Prefetches the same bytes of the next tile into the second-level cache, and
- * the bytes CONV1D_COLUMN_DISTANCE further on in the row into the first-level cache. The first-level cache's own
- * prefetchers do not follow accesses that jump from row to row. */
-V_INLINE void conv1d_prefetch_columns(const char *row, int64_t stride, int64_t bytes)
+/* `token` points to `bytes` of a token. Prefetches the same bytes of the next tile into the second-level cache, and the
+ * bytes CONV1D_COLUMN_DISTANCE further on in the token into the first-level cache. The first-level cache's own
+ * prefetchers do not follow accesses that jump from token to token. */
+V_INLINE void conv1d_prefetch_columns(const char *token, int64_t stride, int64_t bytes)
 {
-    v_prefetch_range(row + CONV1D_TILE_TOKENS * stride, bytes);
+    v_prefetch_range(token + CONV1D_TILE_TOKENS * stride, bytes);
     for (int64_t offset = 0; offset < bytes; offset += 64)
-        v_prefetch(row + CONV1D_COLUMN_DISTANCE + offset);
+        v_prefetch(token + CONV1D_COLUMN_DISTANCE + offset);
 }
 
-/* Stores the results of a tile: directly to its rows, or past the caches through run buffers. A run is CONV1D_RUN_BYTES
- * of a row. The two run buffers alternate: results fill the runs of one buffer column by column, while the other buffer
- * drains to memory. Storing single lines from row to row needs no buffer, but takes twice as long on a Zen 4. Storing
- * whole runs at once takes 10 % longer on an Emerald Rapids, because it occupies the fill buffers. */
+/* Stores the results of a tile: directly to the tensor, or past the caches through run buffers. A run is
+ * CONV1D_RUN_BYTES of a token. The two run buffers alternate: results fill the runs of one buffer column by column,
+ * while the other buffer drains to memory. Storing single lines from token to token needs no buffer, but takes twice as
+ * long on a Zen 4. Storing whole runs at once takes 10 % longer on an Emerald Rapids, because it occupies the fill
+ * buffers. */
 typedef struct conv1d_writer {
     char *output, *run_buffers;
     int64_t stride, n, channels;
@@ -188,10 +191,10 @@ V_INLINE char *conv1d_run_buffer(const conv1d_writer *writer, int64_t offset)
     return writer->run_buffers + offset / CONV1D_RUN_BYTES % 2 * (CONV1D_TILE_TOKENS * CONV1D_RUN_BYTES);
 }
 
-V_INLINE char *conv1d_writer_pointer(const conv1d_writer *writer, int64_t c, int64_t size)
+V_INLINE char *conv1d_writer_pointer(const conv1d_writer *writer, int64_t channel, int64_t size)
 {
-    return writer->stream ? conv1d_run_buffer(writer, c * size) + c * size % CONV1D_RUN_BYTES
-                          : writer->output + c * size;
+    return writer->stream ? conv1d_run_buffer(writer, channel * size) + channel * size % CONV1D_RUN_BYTES
+                          : writer->output + channel * size;
 }
 
 V_INLINE int64_t conv1d_writer_stride(const conv1d_writer *writer)
@@ -218,8 +221,8 @@ V_INLINE void conv1d_writer_drain(conv1d_writer *writer, int64_t bytes)
         writer->pending_to += writer->stride - CONV1D_RUN_BYTES;
 }
 
-/* The results of the columns before channel `end` are complete. If that fills the runs, or is the last whole column,
- * the run buffer becomes pending or is stored. */
+/* The results of the columns before channel `end` are complete. If this fills the run buffer, the buffer becomes
+ * pending. If this is the last whole column, the results are stored at once. */
 V_INLINE void conv1d_writer_commit(conv1d_writer *writer, int64_t end, int64_t size)
 {
     const int64_t bytes = (end * size - 1) % CONV1D_RUN_BYTES + 1;

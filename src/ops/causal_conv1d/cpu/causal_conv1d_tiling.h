@@ -10,15 +10,15 @@
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    CONV1D_MAX_K = 32,               /* wider filters run on the scalar kernel */
-    CONV1D_PIECE_TOKENS = 2048,      /* tokens of a piece that fit in the first-level cache, channel-first */
-    CONV1D_MAX_PART = 16384,         /* tokens of one item */
-    CONV1D_MAX_BLOCK = 64,           /* channels of one item, channel-first */
-    CONV1D_ROW_CHANNELS = 512,       /* channels of one item, channel-last */
-    CONV1D_WIDE_ROW_CHANNELS = 2048, /* the same for tensors larger than the caches: few long memory ranges */
+    CONV1D_MAX_K = 32,                /* wider filters run on the scalar kernel */
+    CONV1D_PIECE_TOKENS = 2048,       /* tokens of a piece that fit in the first-level cache, channel-first */
+    CONV1D_MAX_PART = 16384,          /* tokens of one item */
+    CONV1D_MAX_BLOCK = 64,            /* channels of one item, channel-first */
+    CONV1D_ITEM_CHANNELS = 512,       /* channels of one item, channel-last */
+    CONV1D_WIDE_ITEM_CHANNELS = 2048, /* the same for tensors larger than the caches: few long memory ranges */
 };
 
-/* Buffers of a channel-first item, in the thread's slice of scratch. CONV1D_STAGED_WEIGHTS counts floats; the scratch
+/* Buffers of a channel-first item, in the thread's scratch. CONV1D_STAGED_WEIGHTS counts floats; the scratch
  * sizes are bytes: the weights of the item's channels, in the backward also their sums and row buffers. */
 enum {
     CONV1D_STAGED_WEIGHTS = CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1), /* floats, biases included */
@@ -27,18 +27,19 @@ enum {
         2 * 4 * CONV1D_STAGED_WEIGHTS + 4 * 4 * (CONV1D_PIECE_TOKENS + 4 * CONV1D_MAX_K) + 1024
 };
 
-/* Buffers of a channel-last item, in the thread's slice of scratch. The buffers count floats, the scratch sizes bytes.
- * Only filters of K <= 4 have rows of CONV1D_WIDE_ROW_CHANNELS (conv1d_row_channels). */
+/* Buffers of a channel-last item, in the thread's scratch. The buffers count floats, the scratch sizes bytes.
+ * Only filters of K <= 4 have items of CONV1D_WIDE_ITEM_CHANNELS (conv1d_item_channels). */
 enum {
-    CONV1D_STAGED_TILE = 4 * (CONV1D_WIDE_ROW_CHANNELS + 16), /* a tile whose rows pass through a buffer */
-    CONV1D_COLUMN_STATE = 8 * CONV1D_WIDE_ROW_CHANNELS,       /* 2K rows, see conv1d_pack_column */
-    CONV1D_BWD_COLUMN_STATE = 21 * CONV1D_WIDE_ROW_CHANNELS,  /* 5K+1 rows */
+    CONV1D_STAGED_TILE = 4 * (CONV1D_WIDE_ITEM_CHANNELS + 16), /* a tile that passes through a buffer */
+    CONV1D_COLUMN_STATE = 8 * CONV1D_WIDE_ITEM_CHANNELS,       /* 2K vectors a column, see conv1d_pack_column */
+    CONV1D_BWD_COLUMN_STATE = 21 * CONV1D_WIDE_ITEM_CHANNELS,  /* 5K+1 vectors */
     CONV1D_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_COLUMN_STATE + 2 * CONV1D_STAGED_TILE) + 256,
     CONV1D_BWD_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_BWD_COLUMN_STATE + 3 * CONV1D_STAGED_TILE) + 256
 };
 
-/* An item is `group` batch rows x `part` tokens x `block` channels. groups, parts and blocks count the items along each
- * axis; the last item of an axis may be smaller. */
+/* An item is `group` batch elements x `part` tokens x `block` channels. groups, parts and blocks count the items along
+ * each axis; the last item of an axis may be smaller. docs/kernels/causal_conv1d_cpu.md shows how items are divided
+ * further. */
 typedef struct conv1d_tiling {
     int64_t group, part, block;
     int64_t groups, parts, blocks;
@@ -52,7 +53,7 @@ static inline int64_t conv1d_target_elements(const conv1d_sizes *sizes)
     return total / 256 > 65536 ? 65536 : total / 256 < 8192 ? 8192 : (int64_t)(total / 256);
 }
 
-static inline void conv1d_count_tiles(conv1d_tiling *tiling, const conv1d_sizes *sizes)
+static inline void conv1d_count_items(conv1d_tiling *tiling, const conv1d_sizes *sizes)
 {
     tiling->groups = cot_ceil_div(sizes->B, tiling->group);
     tiling->parts = cot_ceil_div(sizes->T, tiling->part);
@@ -64,14 +65,14 @@ static inline int64_t conv1d_item_count(const conv1d_tiling *tiling)
     return COT_PRODUCT(tiling->groups, tiling->parts, tiling->blocks);
 }
 
-static inline conv1d_tiling conv1d_tile_channel_first(const conv1d_sizes *sizes)
+static inline conv1d_tiling conv1d_tiling_channel_first(const conv1d_sizes *sizes)
 {
     const int64_t target_elements = conv1d_target_elements(sizes);
     conv1d_tiling tiling;
     tiling.part = cot_clamp(sizes->T, 1, CONV1D_MAX_PART);
     tiling.block = cot_clamp(target_elements / tiling.part, 1, cot_clamp(sizes->D, 1, CONV1D_MAX_BLOCK));
     tiling.group = cot_clamp(target_elements / (tiling.part * tiling.block), 1, cot_clamp(sizes->B, 1, 1024));
-    conv1d_count_tiles(&tiling, sizes);
+    conv1d_count_items(&tiling, sizes);
     return tiling;
 }
 
@@ -80,33 +81,33 @@ enum { CONV1D_WIDE_BYTES = 64 << 20 };
 
 /* Channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE) stays in the first-level cache. For tensors
  * larger than the caches it stays in the second-level cache. */
-static inline int64_t conv1d_row_channels(const conv1d_sizes *sizes)
+static inline int64_t conv1d_item_channels(const conv1d_sizes *sizes)
 {
     if (sizes->K > 4)
         return sizes->K <= 8 ? 256 : 64;
     const double elements = (double)sizes->B * (double)sizes->D * (double)sizes->T;
-    return elements * (double)cot_dtype_size(sizes->dtype) >= CONV1D_WIDE_BYTES ? CONV1D_WIDE_ROW_CHANNELS
-                                                                                : CONV1D_ROW_CHANNELS;
+    return elements * (double)cot_dtype_size(sizes->dtype) >= CONV1D_WIDE_BYTES ? CONV1D_WIDE_ITEM_CHANNELS
+                                                                                : CONV1D_ITEM_CHANNELS;
 }
 
-/* Each part costs the start and end of its item, K-1 tokens of its neighbours, and one more row of partial sums to
+/* Each part costs the start and end of its item, K-1 tokens of its neighbours, and one more set of partial sums to
  * read. So parts are long where that leaves at least 32 items. */
-static inline conv1d_tiling conv1d_tile_channel_last(const conv1d_sizes *sizes)
+static inline conv1d_tiling conv1d_tiling_channel_last(const conv1d_sizes *sizes)
 {
     const int64_t target_elements = conv1d_target_elements(sizes);
     conv1d_tiling tiling;
-    tiling.block = cot_clamp(sizes->D, 1, conv1d_row_channels(sizes));
+    tiling.block = cot_clamp(sizes->D, 1, conv1d_item_channels(sizes));
     const double tokens_per_item =
         (double)sizes->B * (double)sizes->D * (double)sizes->T / (32.0 * (double)tiling.block);
     tiling.part = cot_clamp(sizes->T, 1, tokens_per_item >= 512 ? 512 : tokens_per_item >= 256 ? 256 : 128);
     tiling.group = cot_clamp(target_elements / (tiling.part * tiling.block), 1, cot_clamp(sizes->B, 1, 1024));
-    conv1d_count_tiles(&tiling, sizes);
+    conv1d_count_items(&tiling, sizes);
     return tiling;
 }
 
-/* The ranges of a work item. `partial_row` is its row of the partial sums below. */
+/* The ranges of a work item. `partial_index` is its first index into the partial sums below. */
 typedef struct conv1d_item {
-    int64_t b_begin, b_end, t_begin, t_end, d_begin, d_end, partial_row;
+    int64_t b_begin, b_end, t_begin, t_end, d_begin, d_end, partial_index;
 } conv1d_item;
 
 static inline conv1d_item conv1d_item_at(const conv1d_tiling *tiling, const conv1d_sizes *sizes, int64_t group,
@@ -115,7 +116,7 @@ static inline conv1d_item conv1d_item_at(const conv1d_tiling *tiling, const conv
     conv1d_item item = {.b_begin = group * tiling->group,
                         .t_begin = part * tiling->part,
                         .d_begin = block * tiling->block,
-                        .partial_row = group * tiling->parts + part};
+                        .partial_index = group * tiling->parts + part};
     item.b_end = cot_clamp(item.b_begin + tiling->group, 0, sizes->B);
     item.t_end = cot_clamp(item.t_begin + tiling->part, 0, sizes->T);
     item.d_end = cot_clamp(item.d_begin + tiling->block, 0, sizes->D);
@@ -126,16 +127,18 @@ static inline conv1d_item conv1d_item_at(const conv1d_tiling *tiling, const conv
 static inline conv1d_item conv1d_item_channel_first(const conv1d_tiling *tiling, const conv1d_sizes *sizes,
                                                     int64_t index)
 {
-    const int64_t row = index / tiling->parts;
-    return conv1d_item_at(tiling, sizes, row / tiling->blocks, index % tiling->parts, row % tiling->blocks);
+    const int64_t group_block = index / tiling->parts;
+    return conv1d_item_at(tiling, sizes, group_block / tiling->blocks, index % tiling->parts,
+                          group_block % tiling->blocks);
 }
 
 /* Channel-last: the blocks of channels of a part are consecutive items. */
 static inline conv1d_item conv1d_item_channel_last(const conv1d_tiling *tiling, const conv1d_sizes *sizes,
                                                    int64_t index)
 {
-    const int64_t row = index / tiling->blocks;
-    return conv1d_item_at(tiling, sizes, row / tiling->parts, row % tiling->parts, index % tiling->blocks);
+    const int64_t group_part = index / tiling->blocks;
+    return conv1d_item_at(tiling, sizes, group_part / tiling->parts, group_part % tiling->parts,
+                          index % tiling->blocks);
 }
 
 /* Bytes of the partial sums of dweight and dbias, [groups*parts][K+1][D]. */

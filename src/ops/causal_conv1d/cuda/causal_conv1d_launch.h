@@ -9,7 +9,7 @@
 
 enum { CONV1D_CUDA_MAX_K = 8 /* of the fast kernels */ };
 
-/* Maximum of gridDim.y and gridDim.z. The sm80 kernels have grid-stride loops over more channels and batch rows. */
+/* Maximum of gridDim.y and gridDim.z. The sm80 kernels have grid-stride loops over more channels and batch elements. */
 enum { CONV1D_CUDA_MAX_YZ = 65535 };
 
 /* Blocks in x, y and z, warps per block, and tokens per warp. They do not depend on the device, so that the size of the
