@@ -29,7 +29,7 @@ typedef struct mt_state {
     _Alignas(64) char tiles[8][16][64];
 } mt_state;
 
-_Static_assert(sizeof(mt_config) == 64, "as the processor has it");
+_Static_assert(sizeof(mt_config) == 64, "must be the 64 bytes that LDTILECFG reads");
 
 #define MT_EACH_TILE(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 

@@ -8,7 +8,7 @@
  *       after the block's last chunk: recomputed
  * The sums of dweight and dbias are accumulated per lane, then reduced over lanes and over warps.
  * causal_conv1d_reduce reduces them over blocks. */
-#include "causal_conv1d_first.cuh"
+#include "causal_conv1d_channel_first.cuh"
 
 template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void backward(const conv1d_call &c)
 {

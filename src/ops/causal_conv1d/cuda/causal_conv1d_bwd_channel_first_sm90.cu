@@ -9,7 +9,7 @@
  * kernel 10 % slower.
  * The sums of dweight and dbias are accumulated per lane, then reduced over lanes and over warps.
  * causal_conv1d_reduce reduces them over blocks. */
-#include "causal_conv1d_first.cuh"
+#include "causal_conv1d_channel_first.cuh"
 #include "causal_conv1d_sm90.cuh"
 
 /* Processes the warp's chunks. t: the lane's first token of the last chunk. state_inputs: the inputs before the row,

@@ -6,7 +6,7 @@
  * computed W-1 tokens later than its g. For its last dx, a warp recomputes g of the W-1 tokens after its own. The
  * sums of dweight and dbias are accumulated per lane and reduced over warps. causal_conv1d_reduce reduces them over
  * blocks. */
-#include "causal_conv1d_last.cuh"
+#include "causal_conv1d_channel_last.cuh"
 
 template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void backward(const conv1d_call &c)
 {

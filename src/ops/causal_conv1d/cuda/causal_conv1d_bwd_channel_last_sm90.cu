@@ -6,7 +6,7 @@
  * than its g. For the last 3 dx of its part, a warp needs g of the 3 tokens after the part: it gets them from the
  * next warp. The last warp recomputes them. Beyond T the tile is zero, so g is zero there. The sums of dweight and
  * dbias are accumulated per lane and reduced over warps. causal_conv1d_reduce reduces them over blocks. */
-#include "causal_conv1d_last.cuh"
+#include "causal_conv1d_channel_last.cuh"
 #include "causal_conv1d_maps.h"
 #include "causal_conv1d_sm90.cuh"
 

@@ -2,7 +2,7 @@
  *
  * causal_conv1d_fwd_channel_first.cu: forward, time is contiguous. Block (x, y, z) processes piece x of row
  * [b = z][d = y]. A warp loads its CONV1D_FWD_CHUNKS chunks before it uses the first. */
-#include "causal_conv1d_first.cuh"
+#include "causal_conv1d_channel_first.cuh"
 
 template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void forward(const conv1d_call &c)
 {

@@ -2,7 +2,7 @@
  *
  * causal_conv1d_fwd_channel_first_sm90.cu: forward on Hopper, time is contiguous. Block (x, y, z) processes tile x of
  * row [b = z][d = y]. A lane loads its V tokens and the 4 previous tokens from shared memory. */
-#include "causal_conv1d_first.cuh"
+#include "causal_conv1d_channel_first.cuh"
 #include "causal_conv1d_sm90.cuh"
 
 template <typename E> static __device__ __forceinline__ void forward(const conv1d_call &c)

@@ -3,7 +3,7 @@
  * causal_conv1d_fwd_channel_last.cu: forward, channels are contiguous. Block (x, y, z) processes piece y of the
  * tokens of row b = z. Adjacent warps process adjacent groups of 32 V channels. A warp loads x PREFETCH_TOKENS
  * tokens in advance and keeps it unconverted. */
-#include "causal_conv1d_last.cuh"
+#include "causal_conv1d_channel_last.cuh"
 
 template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void forward(const conv1d_call &c)
 {

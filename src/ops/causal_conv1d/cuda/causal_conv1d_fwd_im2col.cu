@@ -11,7 +11,7 @@
  * so that all products are exact. Before a split into f16, the weights of a channel are scaled by a power of two,
  * which moves the largest to the top of the range of f16. An infinity or NaN in x also reaches the channels and taps
  * whose weight for it is one of the zeros. */
-#include "causal_conv1d_fast.cuh"
+#include "causal_conv1d_common.cuh"
 
 #include "../../../cuda/device/mma.cuh"
 #include "../../../cuda/device/ptx.cuh"

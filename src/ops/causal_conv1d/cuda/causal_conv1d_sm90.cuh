@@ -8,7 +8,7 @@
 #ifndef COT_CAUSAL_CONV1D_SM90_CUH
 #define COT_CAUSAL_CONV1D_SM90_CUH
 
-#include "causal_conv1d_fast.cuh"
+#include "causal_conv1d_common.cuh"
 
 #include "../../../cuda/device/ptx.cuh"
 

@@ -17,7 +17,7 @@ enum {
     BLOCK_COLUMNS = CONV1D_BLOCK_COLUMNS,
     TILE_ELEMENTS = TILE * TILE
 };
-_Static_assert((int)TILE == (int)MT, "parts are what products take");
+_Static_assert((int)TILE == (int)MT, "TILE must be the tile of simd/matmul.h");
 
 enum {
     FLOAT32 = MT_SAME_FORM || sizeof(mt) == 6, /* operands keep the full precision of float32 */
@@ -33,7 +33,8 @@ typedef struct product_buffers {
                                        : 1]; /* sum of one block of terms, before it is added to product */
 } product_buffers;
 
-_Static_assert(sizeof(product_buffers) <= CONV1D_DENSE_SCRATCH(FLOAT32), "they lie in a slice");
+_Static_assert(sizeof(product_buffers) <= CONV1D_DENSE_SCRATCH(FLOAT32),
+               "product_buffers must fit in the thread's scratch");
 
 typedef struct operands {
     const conv1d_dense_sizes *sizes;

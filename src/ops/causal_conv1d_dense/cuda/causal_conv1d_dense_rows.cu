@@ -28,7 +28,7 @@ KERNEL causal_conv1d_dense_pack(const __grid_constant__ conv1d_dense_call c)
 KERNEL causal_conv1d_dense_gather(const __grid_constant__ conv1d_dense_call c)
 {
     constexpr int SIDE = CONV1D_DENSE_GATHER_SIDE;
-    static_assert(SIDE == LANES, "a lane a token, and then a channel");
+    static_assert(SIDE == LANES, "one lane per token of the load, and per channel of the store");
     __shared__ uint16_t tile[SIDE][SIDE + 2];
     const int64_t channel_blocks = (c.pitch + SIDE - 1) / SIDE, b = blockIdx.y;
     const int64_t channel = blockIdx.x % channel_blocks * SIDE, t = blockIdx.x / channel_blocks * SIDE;

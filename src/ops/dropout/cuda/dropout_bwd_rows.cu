@@ -9,7 +9,7 @@ template <int ACCESS> constexpr int row_lanes = ACCESS == SHIFTED ? DROPOUT_BWD_
 template <int ACCESS> constexpr int row_step = DROPOUT_THREADS / row_lanes<ACCESS>; /* between two rows of a thread */
 template <int ACCESS>
 constexpr int tile_columns = COT_DROPOUT_GROUP *row_lanes<ACCESS>; /* including the idle group of a SHIFTED tile */
-static_assert(tile_columns<SHIFTED> <= DROPOUT_THREADS, "a thread sums a column");
+static_assert(tile_columns<SHIFTED> <= DROPOUT_THREADS, "needs at least one thread per column");
 
 template <typename E, int ACTIVATION> static __device__ __forceinline__ float activation_slope(float z)
 {

@@ -11,7 +11,7 @@
 #include "../dropout_kernels.def"
 #undef COT_KERNEL
 
-_Static_assert(COT_MAX_RANK - 1 <= DROPOUT_MAX_AXES, "all leading axes of a tensor have a place");
+_Static_assert(COT_MAX_RANK - 1 <= DROPOUT_MAX_AXES, "must hold all leading axes of a tensor");
 
 /* ---- the kernels -------------------------------------------------------------------------------------- */
 

@@ -49,7 +49,7 @@ typedef struct backward_block {
     _Alignas(64) float inv_rms[MHC_BWD_TOKENS], c_x[MHC_BWD_TOKENS];
 } backward_block;
 
-_Static_assert(sizeof(backward_block) <= MHC_BWD_SCRATCH, "it lies in a slice");
+_Static_assert(sizeof(backward_block) <= MHC_BWD_SCRATCH, "backward_block must fit in the thread's scratch");
 
 /* ---- dh_pre ------------------------------------------------------------------------------------------- */
 

@@ -51,7 +51,7 @@ typedef struct forward_block {
     _Alignas(64) float inv_rms[MHC_TOKENS];
 } forward_block;
 
-_Static_assert(sizeof(forward_block) <= MHC_FWD_SCRATCH, "it lies in a slice");
+_Static_assert(sizeof(forward_block) <= MHC_FWD_SCRATCH, "forward_block must fit in the thread's scratch");
 
 /* ---- projection -------------------------------------------------------------------------------------- */
 

@@ -129,7 +129,7 @@ static __device__ __forceinline__ float load_dz(const mhc_call &c, int n, int64_
  * its partner keeps. Afterwards v[0] to v[V/32-1] of lane l hold the sums of elements l*V/32 and following. */
 template <int V, int WIDTH = 16> static __device__ __forceinline__ void sum_over_lanes(float (&v)[V])
 {
-    static_assert(V % 32 == 0, "a whole number of sums for each lane");
+    static_assert(V % 32 == 0, "each lane must hold the same number of sums");
     constexpr int HALF = V / 32 * WIDTH;
     const bool upper = threadIdx.x & WIDTH;
 #pragma unroll

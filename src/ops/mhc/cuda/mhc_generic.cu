@@ -2,8 +2,8 @@
  *
  * mhc_generic.cu: pre and post for any strides, any dtype of x and n up to 8. Sinkhorn is in mhc_sinkhorn.cu.
  *
- * Sums are float32. A thread sums at most RUN terms in one run. A warp adds its runs in order, then the warps' sums are
- * added.
+ * Sums are float32. A thread sums at most MAX_TERMS terms in one run. A warp adds its runs in order, then the warps'
+ * sums are added.
  *   pre forward    a block handles MHC_CUDA_TOKENS tokens and ROWS rows of phi at a time, a thread columns of them
  *   pre backward   dz and dx likewise; then Q, one column a thread, over parts of the tokens; then sums of dz over
  *                  parts of the tokens; then the sums over the parts
@@ -15,8 +15,15 @@
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
 
-enum { THREADS = MHC_CUDA_THREADS, WARPS = THREADS / 32, TOKENS = MHC_CUDA_TOKENS, ROWS = 8, SUMS = 64, RUN = 32 };
-static_assert(TOKENS * ROWS == SUMS && MHC_CUDA_MAX_N == ROWS, "one kind of block sum");
+enum {
+    THREADS = MHC_CUDA_THREADS,
+    WARPS = THREADS / 32,
+    TOKENS = MHC_CUDA_TOKENS,
+    ROWS = 8,
+    SUMS = 64,
+    MAX_TERMS = 32
+};
+static_assert(TOKENS * ROWS == SUMS && MHC_CUDA_MAX_N == ROWS, "all block sums must have the same size");
 
 /* ---- sums over a block -------------------------------------------------------------------------------- */
 
@@ -128,7 +135,7 @@ static __device__ __forceinline__ float project(const mhc_call &c, const token_o
             for (int t = 0; t < TOKENS; t++)
                 sums[t * ROWS + r] = fmaf(SQUARES ? step.x[t] : step.weight[r], step.x[t], sums[t * ROWS + r]);
         step = next;
-        if (++terms == RUN) {
+        if (++terms == MAX_TERMS) {
             add_run(shared, sums);
             terms = 0;
         }
@@ -206,7 +213,7 @@ static __device__ __forceinline__ float compute_dh_pre(const mhc_call &c, const 
                                  sums[t * ROWS + i]);
             }
         }
-        if (++terms == RUN) {
+        if (++terms == MAX_TERMS) {
             add_run(shared, sums);
             terms = 0;
         }
@@ -516,7 +523,7 @@ static __device__ __forceinline__ void post_sums(const mhc_call &c, int64_t toke
                     sums[1 + i] =
                         fmaf(load_e<E>(c.x, x_offset + i * c.x.stride[2] + d * c.x.stride[3]), dy, sums[1 + i]);
         }
-        if (++terms == RUN || begin + THREADS >= c.D) {
+        if (++terms == MAX_TERMS || begin + THREADS >= c.D) {
             sum_over_lanes(sums);
             total += sums[0];
             terms = 0;

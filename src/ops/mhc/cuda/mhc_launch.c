@@ -434,8 +434,9 @@ cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void 
 }
 
 _Static_assert((int)MHC_SM90_CLUSTERS *(int)MHC_SM90_CLUSTER <= (int)MHC_CUDA_TOKEN_PARTS,
-               "the blocks' sums of dz fit in the workspace");
-_Static_assert((int)MHC_SM90_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS, "those of the kernel without clusters do");
+               "the cluster kernel's sums of dz must fit in the workspace");
+_Static_assert((int)MHC_SM90_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS,
+               "the split kernel's sums of dz must fit in the workspace");
 
 /* Makes the tensor maps of the tensors that are present. dx_post is ignored if dx is absent. */
 static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const mhc_pre_backward_problem *p)

@@ -8,7 +8,10 @@
 
 #include "../../../cuda/device/ptx.cuh"
 
-enum { WARPS = MHC_CUDA_POST_THREADS / 32, RUN = 32 };
+enum {
+    WARPS = MHC_CUDA_POST_THREADS / 32,
+    MAX_TERMS = 32 /* products that a thread adds before the sum over lanes */
+};
 
 /* Elements in one access: 16 bytes, or 8 bytes where the vectors of n streams would not fit in the registers. */
 template <typename E, int N> constexpr int vector_of = (N > 4 ? 8 : 16) / (int)sizeof(E);
@@ -53,7 +56,7 @@ static __device__ __forceinline__ void store_coefficients(const thread_coefficie
 template <typename E, int V> static __device__ __forceinline__ cot_vector<E, V> load_row(const E *source)
 {
     cot_vector<E, V> v;
-    static_assert(cot_vector<E, V>::words == 2 || cot_vector<E, V>::words == 4, "8 or 16 bytes");
+    static_assert(cot_vector<E, V>::words == 2 || cot_vector<E, V>::words == 4, "a vector must have 8 or 16 bytes");
     if constexpr (cot_vector<E, V>::words == 4) {
         const uint4 words = __ldg((const uint4 *)source);
         v.raw.word[0] = words.x, v.raw.word[1] = words.y, v.raw.word[2] = words.z, v.raw.word[3] = words.w;
@@ -224,7 +227,7 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
                     cot_store_words<cot_vector<E, V>::words>(dx + i * c.dx.stride[2] + d, raw_x[i].raw);
         }
         terms += V;
-        if (terms < RUN && begin + (int)blockDim.x * V < D)
+        if (terms < MAX_TERMS && begin + (int)blockDim.x * V < D)
             continue;
         terms = 0;
         sum_over_lanes(sums);

@@ -43,8 +43,8 @@ template <bool ADD_POST> struct shared_memory {
     uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], dx_full[STAGES], partial_full, partial_empty;
     uint64_t post_full[N], post_empty[N];
 };
-static_assert(sizeof(shared_memory<false>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
-static_assert(sizeof(shared_memory<true>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+static_assert(sizeof(shared_memory<false>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
+static_assert(sizeof(shared_memory<true>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
 #define FOR_EACH_TILE(tile, ring, count) \

@@ -28,7 +28,7 @@ enum {
 };
 
 typedef mhc_token_record token_record;
-static_assert(sizeof(token_record) == 176, "whole units of 16 bytes, an odd number of them");
+static_assert(sizeof(token_record) == 176, "must be an odd number of 16-byte units");
 
 /* Terms of phi gamma as B fragments: 6 registers for each group of a warp. */
 template <int COUNT> struct phi_fragments {

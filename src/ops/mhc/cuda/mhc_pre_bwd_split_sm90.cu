@@ -52,7 +52,7 @@ enum {
     MAX_POLLS = 1 << 14 /* polls of a team in a spare block; a poll usually takes 0.1 us */
 };
 static_assert(MMA_WARPS + 1 + TEAM_WARPS == MHC_SM90_BWD_THREADS / 32,
-              "a block's warps: products, the producer, a team");
+              "a block has the MMA warps, the producer and a team");
 
 /* Shared memory of a team. The arrays of two are indexed by the parity of the token's number in the team: some warps
  * may start the next token while others finish this one. units is the cp.async ring. An entry has 8 columns of dh_in
@@ -78,10 +78,10 @@ template <bool ADD_POST, bool ONE_PASS> struct shared_memory {
     team_memory<ONE_PASS ? DEPTH : 0> team;
     int producer_tile; /* the producer's current tile, read by the team of the same block */
 };
-static_assert(sizeof(shared_memory<false, false>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
-static_assert(sizeof(shared_memory<true, false>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
-static_assert(TEAMS * sizeof(team_memory<SPARE_DEPTH>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
-static_assert(sizeof(shared_memory<false, true>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+static_assert(sizeof(shared_memory<false, false>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
+static_assert(sizeof(shared_memory<true, false>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
+static_assert(TEAMS * sizeof(team_memory<SPARE_DEPTH>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
+static_assert(sizeof(shared_memory<false, true>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
 /* A block's slice, its part of the tiles, and the number of parts. They are computed at each use to save registers. */

@@ -30,10 +30,10 @@
  *
  * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. Tiles alternate between the two halves of
  * the cluster's blocks as owners. The terms of phi gamma that do not fit in registers are in shared memory and are
- * loaded for every tile. For f16 these are second terms. For bf16 these are the third terms, one byte each, in steps of
- * 2^-23 of the power of two below the largest element of the row in the warp's columns. Byte b after 0x43, the high
- * byte of bf16 128, is the bf16 number 128 + b, from 128 to 256. So 192 steps are subtracted from an element before it
- * is split into terms. The products then need no correction.
+ * loaded for every tile. For f16 these are second terms. For bf16 these are the third terms: r is stored as one byte
+ * b = r / step + 64. A step is 2^-23 of the power of two below the row's largest element in the warp's columns. The two
+ * bytes {0x43, b} are the bf16 number 128 + b = 192 + r / step, so unpacking needs no conversion. Each element has 192
+ * steps subtracted before the split. The three products then add up to the element itself.
  *
  * SPLIT, for D with more slices of 256 columns than a cluster has blocks, and for bf16 or f16 with any D: the blocks do
  * not communicate. A block has one slice and every gridDim.y-th tile. The reducers store the slice's sums to global
@@ -47,7 +47,7 @@ enum {
     MMA_WARPS = 8,
     OCTETS = M / 8
 };
-static_assert((int)SUMS == (int)MHC_CUDA_SUMS(MHC_SM90_N), "what the reducers leave for mhc_pre_tokens.cu");
+static_assert((int)SUMS == (int)MHC_CUDA_SUMS(MHC_SM90_N), "SUMS must equal the layout that mhc_pre_tokens.cu reads");
 
 template <typename E> constexpr int terms_of = cot_is_f16<E> ? 2 : 3;
 template <typename E> constexpr int groups_of = terms_of<E> *OCTETS;
@@ -88,10 +88,10 @@ template <typename Traits> struct shared_memory {
     uint2 third_terms[MMA_WARPS][Traits::BYTE_TERMS ? Traits::PAIRS : 1][Traits::BYTE_TERMS ? OCTETS : 1]
                      [Traits::BYTE_TERMS ? 32 : 1];
     float partial[MMA_WARPS][Traits::TILE][SUMS];
-    /* For the stages in which this block owns a token. */
+    /* Sums from all blocks, for each stage that holds a token of this block. */
     float gathered[Traits::STAGES * Traits::TILE / MHC_SM90_CLUSTER][MHC_SM90_CLUSTER][SUMS];
     float h_pre[Traits::STAGES][Traits::TILE][N];
-    /* Of a warp's rows: row r of each of the three octets. */
+    /* Scales of rows r, 8 + r and 16 + r of a warp. */
     float4 row_scales[Traits::BYTE_TERMS ? MMA_WARPS : 1][Traits::BYTE_TERMS ? 8 : 1];
     uint64_t full[Traits::STAGES], empty[Traits::STAGES], gathered_full[Traits::STAGES], h_pre_full[Traits::STAGES];
     uint64_t partial_full, partial_empty;
@@ -393,7 +393,8 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, shared_me
  * blocks. */
 template <typename Traits> static __device__ __forceinline__ int owner_of(int stage, int token)
 {
-    static_assert(Traits::STAGES * Traits::TILE % MHC_SM90_CLUSTER == 0, "a slot's owners are always the same");
+    static_assert(Traits::STAGES * Traits::TILE % MHC_SM90_CLUSTER == 0,
+                  "a stage must have the same owners for every tile");
     return (stage * Traits::TILE + token) % MHC_SM90_CLUSTER;
 }
 
@@ -537,7 +538,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
 
 template <typename Traits, bool SPLIT> static __device__ __forceinline__ void forward(const mhc_mapped_call &p)
 {
-    static_assert(sizeof(shared_memory<Traits>) <= MHC_SM90_SHARED_BYTES, "a block's shared memory");
+    static_assert(sizeof(shared_memory<Traits>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
     shared_memory<Traits> &s = *(shared_memory<Traits> *)memory;
     const mhc_call &c = p.call;
     const int warp = threadIdx.x / 32;

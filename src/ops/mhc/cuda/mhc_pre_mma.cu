@@ -22,7 +22,7 @@ enum {
     COLUMNS = MHC_CUDA_MMA_COLUMNS,
     TERMS = 3
 };
-static_assert(TILE == 16 * WARPS && COLUMNS == 16 * WARPS, "sixteen of either a warp");
+static_assert(TILE == 16 * WARPS && COLUMNS == 16 * WARPS, "each warp has 16 tokens and 16 columns");
 
 template <typename E> constexpr int planes_of = cot_is_f16<E> ? 2 : 1;
 

@@ -63,7 +63,7 @@ static __device__ __forceinline__ float load_gamma(const mhc_call &c, int i, int
 /* ---- project ------------------------------------------------------------------------------------------ */
 
 enum { CHUNK = 32, WARP_COLUMNS = CHUNK / WARPS, LANE_TOKENS = TOKENS / 8, LOAD_COLUMNS = TOKENS * CHUNK / THREADS };
-static_assert(LOAD_COLUMNS == CHUNK / 4, "a thread brings a quarter of a token's columns");
+static_assert(LOAD_COLUMNS == CHUNK / 4, "a thread loads 1/4 of a token's columns");
 
 /* A chunk of columns in shared memory. A thread loads a quarter of a token's columns and some elements of phi. */
 template <int ROWS> struct chunk {
@@ -185,7 +185,7 @@ template <typename E, int ROWS> static __device__ __forceinline__ void project(c
 /* ---- dx ----------------------------------------------------------------------------------------------- */
 
 enum { DX_COLUMNS = MHC_CUDA_DX_COLUMNS, DX_TOKENS = TOKENS / WARPS };
-static_assert(DX_COLUMNS == 4 * 32, "a vector of four a lane");
+static_assert(DX_COLUMNS == 4 * 32, "four elements per lane");
 
 /* A warp handles eight tokens, a lane four columns. */
 template <typename E, int ROWS> static __device__ __forceinline__ void dx(const mhc_call &c)
@@ -277,7 +277,7 @@ template <typename E, int ROWS> static __device__ __forceinline__ void dx(const 
 /* ---- dphi --------------------------------------------------------------------------------------------- */
 
 enum { Q_COLUMNS = MHC_CUDA_Q_COLUMNS, Q_TOKENS = WARPS * MHC_CUDA_RUN };
-static_assert(Q_COLUMNS == 2 * 32, "two a lane");
+static_assert(Q_COLUMNS == 2 * 32, "two elements per lane");
 
 /* Loads the warp's run of x: two columns of each token; zero for tokens from `end` on. */
 template <typename E>

@@ -202,7 +202,7 @@ template <typename E, int V> static __device__ __forceinline__ void records(cons
     __syncthreads();
     mhc_token_record *record = c.records == nullptr ? nullptr : &c.records[token];
     if (j < 32) {
-        static_assert(MHC_CUDA_MAX_M <= 96, "three terms a lane");
+        static_assert(MHC_CUDA_MAX_M <= 96, "three terms per lane must cover all rows of phi");
         float sum = products[j] + products[j + 32] + products[j + 64];
 #pragma unroll
         for (int width = 16; width >= 1; width /= 2)

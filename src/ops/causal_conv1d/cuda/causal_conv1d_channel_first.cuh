@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_first.cuh: arithmetic of the kernels for contiguous time. A warp processes consecutive chunks of a row.
- * A chunk has 32 V tokens, V for each lane. */
-#ifndef COT_CAUSAL_CONV1D_FIRST_CUH
-#define COT_CAUSAL_CONV1D_FIRST_CUH
+ * causal_conv1d_channel_first.cuh: arithmetic of the kernels for contiguous time. A warp processes consecutive chunks
+ * of a row. A chunk has 32 V tokens, V for each lane. */
+#ifndef COT_CAUSAL_CONV1D_CHANNEL_FIRST_CUH
+#define COT_CAUSAL_CONV1D_CHANNEL_FIRST_CUH
 
-#include "causal_conv1d_fast.cuh"
+#include "causal_conv1d_common.cuh"
 
 /* Elements in the vector that a lane loads or stores (V). */
 template <typename E, int W> static constexpr int vector_elements = sizeof(E) == 4 && W == 4 ? 4 : 8;
@@ -164,7 +164,7 @@ static __device__ __forceinline__ void compute_dx(const conv1d_call &c, int64_t 
 template <int N> static __device__ __forceinline__ void reduce_over_lanes(const float (&values)[N], float *sums)
 {
     constexpr int PADDED = N <= 8 ? 8 : 16; /* N rounded up to 8 or 16; lane 32/PADDED k ends with the sum of value k */
-    static_assert(N <= 16, "one slot a value");
+    static_assert(N <= 16, "v has one element per value");
     const int lane = threadIdx.x % CONV1D_LANES;
     float v[PADDED];
 #pragma unroll

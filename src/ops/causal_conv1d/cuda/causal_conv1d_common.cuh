@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_fast.cuh: common parts of the fast kernels: weights padded to W taps, sequence ids of packed tokens. */
-#ifndef COT_CAUSAL_CONV1D_FAST_CUH
-#define COT_CAUSAL_CONV1D_FAST_CUH
+ * causal_conv1d_common.cuh: common parts of the fast kernels: weights padded to W taps, sequence ids of packed tokens.
+ * */
+#ifndef COT_CAUSAL_CONV1D_COMMON_CUH
+#define COT_CAUSAL_CONV1D_COMMON_CUH
 
 #include "causal_conv1d_cuda.h"
 
