@@ -30,7 +30,7 @@ import cotangent
 # ---- the ops: PyTorch's and cotangent's ----------------------------------------------------------------------------
 
 
-class Plain:
+class TorchOps:
     """The library's ops, computed by PyTorch."""
 
     @staticmethod
@@ -70,7 +70,7 @@ class Plain:
         return mixed.to(x.dtype)
 
 
-class Cotangent:
+class CotangentOps:
     @staticmethod
     def convolution(x, weight, bias):
         return cotangent.causal_conv1d(x, weight, bias, "silu")
@@ -88,16 +88,16 @@ class Cotangent:
 
 
 def ops_for(name, device):
-    """The class of ops. If no kernel of the device supports attention, it has PyTorch's attention, and says so."""
+    """The class of ops. If no kernel of the device supports attention, it has PyTorch's attention, and prints this."""
     if name == "torch":
-        return Plain
+        return TorchOps
     try:
         q = torch.zeros(1, 1, 1, 16, device=device)
         cotangent.attention(q, q, q, causal=True)
     except NotImplementedError as error:
-        say(f"attention is PyTorch's: {error}")
-        return type("Mixed", (Cotangent,), {"attention": staticmethod(Plain.attention)})
-    return Cotangent
+        print_rank0(f"attention is PyTorch's: {error}")
+        return type("Mixed", (CotangentOps,), {"attention": staticmethod(TorchOps.attention)})
+    return CotangentOps
 
 
 # ---- the model -------------------------------------------------------------------------------------------------
@@ -109,24 +109,24 @@ class Convolution(nn.Module):
     def __init__(self, ops, D, K=4):
         super().__init__()
         self.ops = ops
-        self.into, self.out = nn.Linear(D, 4 * D, bias=False), nn.Linear(2 * D, D, bias=False)
+        self.in_proj, self.out_proj = nn.Linear(D, 4 * D, bias=False), nn.Linear(2 * D, D, bias=False)
         self.weight = nn.Parameter(torch.randn(2 * D, K) / math.sqrt(K))
         self.bias = nn.Parameter(torch.zeros(2 * D))
 
     def forward(self, x):
-        u, g = self.into(x).transpose(1, 2).chunk(2, 1)  # channel-last views, no copy
-        return self.out((self.ops.convolution(u, self.weight, self.bias) * g).transpose(1, 2))
+        u, g = self.in_proj(x).transpose(1, 2).chunk(2, 1)  # channel-last views, no copy
+        return self.out_proj((self.ops.convolution(u, self.weight, self.bias) * g).transpose(1, 2))
 
 
 class Attention(nn.Module):
     def __init__(self, ops, D, head=32):
         super().__init__()
         self.ops, self.head = ops, head
-        self.qkv, self.out = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D, bias=False)
+        self.qkv_proj, self.out_proj = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D, bias=False)
 
     def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head)).unbind(2)
-        return self.out(self.ops.attention(q, k, v).flatten(2))
+        q, k, v = self.qkv_proj(x).unflatten(-1, (3, -1, self.head)).unbind(2)
+        return self.out_proj(self.ops.attention(q, k, v).flatten(2))
 
 
 class Layer(nn.Module):
@@ -181,7 +181,8 @@ def read_text(files):
         cut = len(text) * 9 // 10
         training, held_out = training + text[:cut], held_out + text[cut:]
     if len(held_out) < 10000:
-        raise SystemExit(f"train_torch: {len(training) + len(held_out)} bytes of text are too few, 100000 are wanted")
+        count = len(training) + len(held_out)
+        raise SystemExit(f"train_torch: {count} bytes of text are too few: at least 100000 are needed")
     return (torch.frombuffer(bytearray(part), dtype=torch.uint8).long() for part in (training, held_out))
 
 
@@ -196,7 +197,7 @@ def windows(text, count, length, generator):
 rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def say(*words):
+def print_rank0(*words):
     if rank == 0:
         print(*words, flush=True)
 
@@ -253,7 +254,8 @@ def train(options, ops_name, seed, training, held_out, device):
                 held = sum(cross_entropy(model, part[share], device, options.dtype) for part in validation) / 4
             model.train()
             curve.append((step, mean_over_ranks(loss.detach().clone()), mean_over_ranks(held.clone())))
-            say(f"{ops_name:9s} seed {seed} step {step:5d}  training {curve[-1][1]:.4f}  validation {curve[-1][2]:.4f}")
+            losses = f"training {curve[-1][1]:.4f}  validation {curve[-1][2]:.4f}"
+            print_rank0(f"{ops_name:9s} seed {seed} step {step:5d}  {losses}")
     return curve, tokens / seconds if seconds else float("nan"), model
 
 
@@ -289,15 +291,16 @@ def compare(options, training, held_out, device):
             curves[name, seed] = curve
             speeds.setdefault(name, []).append(speed)
     worst = 0.0
-    say("validation loss: mean over three seeds, and PyTorch's spread (largest - smallest)")
+    print_rank0("validation loss: mean over three seeds, and PyTorch's spread (largest - smallest)")
     for i, (step, _, _) in enumerate(curves["torch", 0]):
         plain, ours = ([curves[name, seed][i][2] for seed in range(3)] for name in ("torch", "cotangent"))
         spread, difference = max(plain) - min(plain), abs(sum(ours) - sum(plain)) / 3
         worst = max(worst, difference / spread)
-        say(f"  step {step:5d}  torch {sum(plain) / 3:.4f}  cotangent {sum(ours) / 3:.4f}  apart {difference:.4f}  spread {spread:.4f}")
+        means = f"torch {sum(plain) / 3:.4f}  cotangent {sum(ours) / 3:.4f}"
+        print_rank0(f"  step {step:5d}  {means}  difference {difference:.4f}  spread {spread:.4f}")
     for name, rates in speeds.items():
-        say(f"{name:9s} {sorted(rates)[1]:10.0f} tokens/s (median of three runs)")
-    say(f"the means are apart by at most {worst:.2f} of the spread: {'within' if worst <= 1 else 'NOT within'} it")
+        print_rank0(f"{name:9s} {sorted(rates)[1]:10.0f} tokens/s (median of three runs)")
+    print_rank0(f"the means differ by at most {worst:.2f} of the spread: {'within' if worst <= 1 else 'NOT within'} it")
     if rank == 0 and options.compare != "-":
         blocks, plots = [], []
         for (name, seed), curve in sorted(curves.items(), reverse=True):
@@ -313,7 +316,7 @@ def compare(options, training, held_out, device):
             subprocess.run(["gnuplot", options.compare + ".gnuplot"], check=True)
             os.remove(options.compare + ".gnuplot")
         except FileNotFoundError:
-            say(f"no gnuplot here: run it on {options.compare}.gnuplot")
+            print_rank0(f"no gnuplot here: run it on {options.compare}.gnuplot")
     return 0 if worst <= 1 else 1
 
 
@@ -345,13 +348,13 @@ def main():
     if ranks > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     training, held_out = read_text(options.text)
-    say(f"{len(training)} bytes to train on, {len(held_out)} held out; {device}, {ranks} process(es)")
+    print_rank0(f"{len(training)} bytes to train on, {len(held_out)} held out; {device}, {ranks} process(es)")
     status = 0
     if options.compare:
         status = compare(options, training, held_out, device)
     else:
         curve, speed, model = train(options, options.ops, options.seed, training, held_out, device)
-        say(f"{options.ops}: {speed:.0f} tokens/s")
+        print_rank0(f"{options.ops}: {speed:.0f} tokens/s")
         if options.json and rank == 0:
             Path(options.json).write_text(json.dumps(curve))
         elif rank == 0:

@@ -43,7 +43,7 @@ static void initialise(model *m, uint64_t seed)
     if (m->config.dense > 0)
         stem_initialise(&m->stem, seed);
     for (int64_t i = 0; i < m->config.layers; i++)
-        conv_block_initialise(&m->blocks[i], block_sizes_of(m, i), m->config.layers, seed);
+        mixer_block_initialise(&m->blocks[i], block_sizes_of(m, i), m->config.layers, seed);
     for (int64_t i = 0; m->hypers != NULL && i < m->config.layers; i++)
         hyper_initialise(&m->hypers[i], hyper_sizes_of(m), seed);
     parameter_fill(m->gain, 1);
@@ -52,11 +52,11 @@ static void initialise(model *m, uint64_t seed)
 
 bool model_create(model *m, model_config config, uint64_t seed)
 {
-    *m = (model){.config = config, .blocks = calloc((size_t)config.layers, sizeof(conv_block))};
+    *m = (model){.config = config, .blocks = calloc((size_t)config.layers, sizeof(mixer_block))};
     parameter_table *table = &m->parameters;
     if (config.streams > 0)
         m->hypers = calloc((size_t)config.layers, sizeof *m->hypers);
-    const int parameters_per_block = CONV_BLOCK_PARAMETERS + (config.streams > 0 ? HYPER_CONNECTION_PARAMETERS : 0);
+    const int parameters_per_block = MIXER_BLOCK_PARAMETERS + (config.streams > 0 ? HYPER_CONNECTION_PARAMETERS : 0);
     if (m->blocks == NULL || (config.streams > 0 && m->hypers == NULL) ||
         !parameter_table_create(table, (int)config.layers * parameters_per_block + OUTER_PARAMETERS))
         return false;
@@ -64,7 +64,7 @@ bool model_create(model *m, model_config config, uint64_t seed)
     if (config.dense > 0)
         stem_register(&m->stem, table, config.width, config.dense);
     for (int64_t i = 0; i < config.layers; i++)
-        conv_block_register(&m->blocks[i], table, block_sizes_of(m, i), i);
+        mixer_block_register(&m->blocks[i], table, block_sizes_of(m, i), i);
     for (int64_t i = 0; m->hypers != NULL && i < config.layers; i++)
         hyper_register(&m->hypers[i], table, hyper_sizes_of(m), i);
     m->gain = parameter_add(table, "norm.gain", config.width, 0, false);
@@ -103,7 +103,7 @@ static bool allocate_backward(model_pass *pass, const model *m)
         if (pass->dstreams == NULL || !hyper_scratch_allocate(&pass->hyper_scratch, hyper_sizes_of(m), pass->rows))
             return false;
     }
-    return conv_block_scratch_allocate(&pass->scratch, largest_sizes(m), pass->rows) && pass->dx != NULL &&
+    return mixer_block_scratch_allocate(&pass->scratch, largest_sizes(m), pass->rows) && pass->dx != NULL &&
            pass->order != NULL;
 }
 
@@ -112,7 +112,7 @@ bool model_pass_create(model_pass *pass, const model *m, int64_t rows, bool back
     *pass = (model_pass){
         .rows = rows,
         .layers = m->config.layers,
-        .blocks = calloc((size_t)m->config.layers, sizeof(conv_block_saved)),
+        .blocks = calloc((size_t)m->config.layers, sizeof(mixer_block_saved)),
         .x = real_allocate(rows * m->config.width),
         .embedded = m->config.dense > 0 ? real_allocate(rows * m->config.width) : NULL,
         .inv_rms = real_allocate(rows),
@@ -123,7 +123,7 @@ bool model_pass_create(model_pass *pass, const model *m, int64_t rows, bool back
     bool complete = pass->blocks != NULL && (m->config.dense == 0 || pass->embedded != NULL) && pass->x != NULL &&
                     pass->inv_rms != NULL && pass->normed != NULL && pass->logits != NULL && pass->row_loss != NULL;
     for (int64_t i = 0; complete && i < pass->layers; i++)
-        complete = conv_block_saved_allocate(&pass->blocks[i], block_sizes_of(m, i), rows);
+        complete = mixer_block_saved_allocate(&pass->blocks[i], block_sizes_of(m, i), rows);
     if (complete && m->hypers != NULL)
         complete = allocate_streams(pass, m);
     return complete && (!backward || allocate_backward(pass, m));
@@ -132,7 +132,7 @@ bool model_pass_create(model_pass *pass, const model *m, int64_t rows, bool back
 void model_pass_destroy(model_pass *pass)
 {
     for (int64_t i = 0; pass->blocks != NULL && i < pass->layers; i++)
-        conv_block_saved_free(&pass->blocks[i]);
+        mixer_block_saved_free(&pass->blocks[i]);
     free(pass->blocks);
     for (int64_t i = 0; pass->hypers != NULL && i < pass->layers; i++)
         hyper_saved_free(&pass->hypers[i]);
@@ -140,7 +140,7 @@ void model_pass_destroy(model_pass *pass)
     hyper_scratch_free(&pass->hyper_scratch);
     free(pass->streams);
     free(pass->dstreams);
-    conv_block_scratch_free(&pass->scratch);
+    mixer_block_scratch_free(&pass->scratch);
     free(pass->embedded);
     free(pass->x);
     free(pass->inv_rms);
@@ -193,10 +193,10 @@ static cot_status run_block(const model *m, model_pass *pass, cot_queue *queue, 
     if (hyper != NULL)
         status = hyper_pre(&m->hypers[i], hyper_sizes_of(m), queue, rows, hyper, pass->blocks[i].x);
     if (status == COT_OK && decoder == NULL)
-        status = conv_block_forward(&m->blocks[i], block_sizes_of(m, i), queue, batch, time, &pass->blocks[i], next);
+        status = mixer_block_forward(&m->blocks[i], block_sizes_of(m, i), queue, batch, time, &pass->blocks[i], next);
     else if (status == COT_OK)
-        status = conv_block_step(&m->blocks[i], block_sizes_of(m, i), queue, m->config.context, decoder->tokens,
-                                 decoder->states + i * decoder->state_size, &pass->blocks[i], next);
+        status = mixer_block_step(&m->blocks[i], block_sizes_of(m, i), queue, m->config.context, decoder->tokens,
+                                  decoder->states + i * decoder->state_size, &pass->blocks[i], next);
     if (hyper != NULL && status == COT_OK)
         status = hyper_post(hyper_sizes_of(m), queue, rows, hyper, block_streams(m, pass, i + 1));
     return status;
@@ -247,8 +247,8 @@ static cot_status run_block_backward(const model *m, model_pass *pass, cot_queue
         status =
             hyper_post_backward(hyper_sizes_of(m), queue, rows, hyper, &pass->hyper_scratch, pass->dstreams, pass->dx);
     if (status == COT_OK)
-        status = conv_block_backward(&m->blocks[i], block_sizes_of(m, i), queue, batch, time, &pass->blocks[i],
-                                     &pass->scratch, pass->dx);
+        status = mixer_block_backward(&m->blocks[i], block_sizes_of(m, i), queue, batch, time, &pass->blocks[i],
+                                      &pass->scratch, pass->dx);
     if (hyper != NULL && status == COT_OK)
         status = hyper_pre_backward(&m->hypers[i], hyper_sizes_of(m), queue, rows, hyper, &pass->hyper_scratch,
                                     pass->dx, pass->dstreams);
@@ -286,7 +286,7 @@ bool model_decoder_create(model_decoder *decoder, const model *m)
 {
     *decoder = (model_decoder){0};
     for (int64_t i = 0; i < m->config.layers; i++) {
-        const int64_t size = conv_block_state_size(block_sizes_of(m, i), m->config.context);
+        const int64_t size = mixer_block_state_size(block_sizes_of(m, i), m->config.context);
         decoder->state_size = size > decoder->state_size ? size : decoder->state_size;
     }
     decoder->states = real_allocate(m->config.layers * decoder->state_size);

@@ -4,7 +4,7 @@
 #ifndef TRAIN_LM_MODEL_H
 #define TRAIN_LM_MODEL_H
 
-#include "conv_block.h"
+#include "mixer_block.h"
 #include "hyper_connection.h"
 #include "stem.h"
 
@@ -21,7 +21,7 @@ typedef struct model {
     parameter_table parameters;
     parameter *embedding;     /* [vocabulary,width] */
     stem stem;                /* between the embedding and the first block */
-    conv_block *blocks;       /* [layers] */
+    mixer_block *blocks;      /* [layers] */
     hyper_connection *hypers; /* [layers], around the blocks; NULL without streams */
     parameter *gain;          /* [width] of the final norm */
     parameter *head;          /* [vocabulary,width] */
@@ -37,8 +37,8 @@ typedef struct model_dropout {
 typedef struct model_pass {
     int64_t rows, layers;
     model_dropout dropout; /* set before a forward; all zero = none */
-    conv_block_saved *blocks;
-    conv_block_scratch scratch;
+    mixer_block_saved *blocks;
+    mixer_block_scratch scratch;
     hyper_saved *hypers; /* [layers]; this and the next three members are NULL or zero without streams */
     hyper_scratch hyper_scratch;
     real *streams;  /* [rows,streams,width] after the last block */

@@ -332,7 +332,7 @@ static double block_loss(void *context)
     const block_case *c = context;
     model_case *m = c->full;
     assert_int_equal(
-        conv_block_forward(&m->model.blocks[0], c->sizes, m->queue, BATCH, TIME, &m->pass.blocks[0], c->next), COT_OK);
+        mixer_block_forward(&m->model.blocks[0], c->sizes, m->queue, BATCH, TIME, &m->pass.blocks[0], c->next), COT_OK);
     return dot(c->next, c->dnext, BATCH * TIME * c->sizes.width);
 }
 
@@ -349,8 +349,8 @@ static void check_block(double dropout)
     m.pass.blocks[0].x = random_values(count, 9);
     real *dx = random_values(count, 8);
     block_loss(&c);
-    const conv_block *block = &m.model.blocks[0];
-    assert_int_equal(conv_block_backward(block, c.sizes, m.queue, BATCH, TIME, &m.pass.blocks[0], &m.pass.scratch, dx),
+    const mixer_block *block = &m.model.blocks[0];
+    assert_int_equal(mixer_block_backward(block, c.sizes, m.queue, BATCH, TIME, &m.pass.blocks[0], &m.pass.scratch, dx),
                      COT_OK);
     check_gradient("block dx", block_loss, &c, m.pass.blocks[0].x, dx, count);
     parameter *const parameters[] = {block->gain, block->w_in, block->conv_weight, block->conv_bias, block->w_out};
@@ -361,7 +361,7 @@ static void check_block(double dropout)
     model_case_destroy(&m);
 }
 
-static void test_conv_block(void **state)
+static void test_mixer_block(void **state)
 {
     (void)state;
     check_block(0);
@@ -806,7 +806,7 @@ int main(void)
         cmocka_unit_test(test_gate),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_cross_entropy),
-        cmocka_unit_test(test_conv_block),
+        cmocka_unit_test(test_mixer_block),
         cmocka_unit_test(test_model),
         cmocka_unit_test(test_model_kernels),
         cmocka_unit_test(test_model_stem),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * conv_block.h: the block that mixes tokens with a causal convolution or with attention. x [rows,width], E = inner,
+ * mixer_block.h: the block that mixes tokens with a causal convolution or with attention. x [rows,width], E = inner,
  * rows = batch*time:
  *
  *     n      = rmsnorm(x) * gain
@@ -15,8 +15,8 @@
  *     o       = attention(R q, R k, v)    causal; R rotates each head by its token's position (RoPE, layers.h)
  *     x_next  = x + drop(o w_out^T)
  */
-#ifndef TRAIN_LM_CONV_BLOCK_H
-#define TRAIN_LM_CONV_BLOCK_H
+#ifndef TRAIN_LM_MIXER_BLOCK_H
+#define TRAIN_LM_MIXER_BLOCK_H
 
 #include "parameters.h"
 
@@ -26,11 +26,11 @@ typedef struct block_sizes {
     bool attention; /* instead of the convolution */
 } block_sizes;
 
-typedef struct conv_block {
+typedef struct mixer_block {
     parameter *gain, *w_in, *conv_weight, *conv_bias, *w_out; /* conv_weight and conv_bias are NULL with attention */
-} conv_block;
+} mixer_block;
 
-enum { CONV_BLOCK_PARAMETERS = 5 };
+enum { MIXER_BLOCK_PARAMETERS = 5 };
 
 /* The dropout of one block in one step. The mask depends on seed and offset alone, so there is no state to store. The
  * backward draws it again, and so does a resumed run. */
@@ -40,51 +40,51 @@ typedef struct block_dropout {
 } block_dropout;
 
 /* Results of the forward that the backward reads. */
-typedef struct conv_block_saved {
+typedef struct mixer_block_saved {
     block_dropout drop; /* set by the caller of the forward */
     real *x;            /* [rows,width] the block's input */
     real *inv_rms;      /* [rows] */
     real *normed;       /* [rows,width] n */
     real *mixed;        /* [rows,2E] each row is u, then g; or R q, R k, v */
-    real *conv;         /* [rows,E] c, or o */
+    real *mixer_out;    /* [rows,E] c, or o */
     real *gated;        /* [rows,E] c * g */
     real *lse;          /* [batch,heads,time] only with attention */
-} conv_block_saved;
+} mixer_block_saved;
 
 /* Scratch memory of the backward. All blocks can share it. */
-typedef struct conv_block_scratch {
+typedef struct mixer_block_scratch {
     real *dnormed; /* [rows,width] */
     real *dmixed;  /* [rows,mixed] */
     real *dinner;  /* [rows,E] */
     real *partial; /* rmsnorm_partial_count(rows, width) */
-} conv_block_scratch;
+} mixer_block_scratch;
 
 /* Adds the parameters of block `index` to the table, and initialises them once they have memory. w_out is initially
  * smaller by 1/sqrt(2*layers), so that the magnitude of the residual stream hardly depends on the depth. */
-void conv_block_register(conv_block *block, parameter_table *table, block_sizes sizes, int64_t index);
-void conv_block_initialise(conv_block *block, block_sizes sizes, int64_t layers, uint64_t seed);
+void mixer_block_register(mixer_block *block, parameter_table *table, block_sizes sizes, int64_t index);
+void mixer_block_initialise(mixer_block *block, block_sizes sizes, int64_t layers, uint64_t seed);
 
-bool conv_block_saved_allocate(conv_block_saved *saved, block_sizes sizes, int64_t rows);
-void conv_block_saved_free(conv_block_saved *saved);
-bool conv_block_scratch_allocate(conv_block_scratch *scratch, block_sizes sizes, int64_t rows);
-void conv_block_scratch_free(conv_block_scratch *scratch);
+bool mixer_block_saved_allocate(mixer_block_saved *saved, block_sizes sizes, int64_t rows);
+void mixer_block_saved_free(mixer_block_saved *saved);
+bool mixer_block_scratch_allocate(mixer_block_scratch *scratch, block_sizes sizes, int64_t rows);
+void mixer_block_scratch_free(mixer_block_scratch *scratch);
 
 /* Computes x_next from saved->x, and sets the other members of saved. */
-cot_status conv_block_forward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
-                              conv_block_saved *saved, real *x_next);
+cot_status mixer_block_forward(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
+                               int64_t time, mixer_block_saved *saved, real *x_next);
 
 /* Replaces dx, the gradient of x_next, by the gradient of x. Sets the parameters' gradients. */
-cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
-                               int64_t time, const conv_block_saved *saved, const conv_block_scratch *scratch,
-                               real *dx);
+cot_status mixer_block_backward(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
+                                int64_t time, const mixer_block_saved *saved, const mixer_block_scratch *scratch,
+                                real *dx);
 
 /* The size of a block's state in decoding one sequence, in elements. The state holds the convolution's last inputs
  * [E,kernel-1], or the rotated keys and the values of up to max_tokens tokens. */
-int64_t conv_block_state_size(block_sizes sizes, int64_t max_tokens);
+int64_t mixer_block_state_size(block_sizes sizes, int64_t max_tokens);
 
 /* Computes x_next from saved->x for one new token, and updates `state`. There were past_tokens tokens before. Attention
  * sees the last max_tokens - 1 of them and the new one. */
-cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t max_tokens,
-                           int64_t past_tokens, real *state, conv_block_saved *saved, real *x_next);
+cot_status mixer_block_step(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t max_tokens,
+                            int64_t past_tokens, real *state, mixer_block_saved *saved, real *x_next);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "conv_block.h"
+#include "mixer_block.h"
 
 #include "layers.h"
 #include "matrix.h"
@@ -46,7 +46,7 @@ static int64_t mixed_width(block_sizes sizes)
     return sizes.attention ? sizes.inner + 2 * kv_width(sizes) : 2 * sizes.inner;
 }
 
-void conv_block_register(conv_block *block, parameter_table *table, block_sizes sizes, int64_t index)
+void mixer_block_register(mixer_block *block, parameter_table *table, block_sizes sizes, int64_t index)
 {
     block->gain = add_parameter(table, index, "norm.gain", sizes.width, 0, false);
     block->w_in = add_parameter(table, index, "in.weight", mixed_width(sizes), sizes.width, true);
@@ -57,7 +57,7 @@ void conv_block_register(conv_block *block, parameter_table *table, block_sizes 
     block->w_out = add_parameter(table, index, "out.weight", sizes.width, sizes.inner, true);
 }
 
-void conv_block_initialise(conv_block *block, block_sizes sizes, int64_t layers, uint64_t seed)
+void mixer_block_initialise(mixer_block *block, block_sizes sizes, int64_t layers, uint64_t seed)
 {
     parameter_fill(block->gain, 1);
     parameter_randomise(block->w_in, seed, 1 / sqrt((double)sizes.width));
@@ -68,36 +68,36 @@ void conv_block_initialise(conv_block *block, block_sizes sizes, int64_t layers,
     parameter_randomise(block->w_out, seed, 1 / sqrt((double)sizes.inner * 2 * (double)layers));
 }
 
-bool conv_block_saved_allocate(conv_block_saved *saved, block_sizes sizes, int64_t rows)
+bool mixer_block_saved_allocate(mixer_block_saved *saved, block_sizes sizes, int64_t rows)
 {
-    *saved = (conv_block_saved){
+    *saved = (mixer_block_saved){
         .x = real_allocate(rows * sizes.width),
         .inv_rms = real_allocate(rows),
         .normed = real_allocate(rows * sizes.width),
         .mixed = real_allocate(rows * mixed_width(sizes)),
-        .conv = real_allocate(rows * sizes.inner),
+        .mixer_out = real_allocate(rows * sizes.inner),
         .gated = real_allocate(sizes.attention ? 1 : rows * sizes.inner),
         .lse = real_allocate(sizes.attention ? rows * query_heads(sizes) : 1),
     };
     return saved->x != NULL && saved->inv_rms != NULL && saved->normed != NULL && saved->mixed != NULL &&
-           saved->conv != NULL && saved->gated != NULL && saved->lse != NULL;
+           saved->mixer_out != NULL && saved->gated != NULL && saved->lse != NULL;
 }
 
-void conv_block_saved_free(conv_block_saved *saved)
+void mixer_block_saved_free(mixer_block_saved *saved)
 {
     free(saved->x);
     free(saved->inv_rms);
     free(saved->normed);
     free(saved->mixed);
-    free(saved->conv);
+    free(saved->mixer_out);
     free(saved->gated);
     free(saved->lse);
-    *saved = (conv_block_saved){0};
+    *saved = (mixer_block_saved){0};
 }
 
-bool conv_block_scratch_allocate(conv_block_scratch *scratch, block_sizes sizes, int64_t rows)
+bool mixer_block_scratch_allocate(mixer_block_scratch *scratch, block_sizes sizes, int64_t rows)
 {
-    *scratch = (conv_block_scratch){
+    *scratch = (mixer_block_scratch){
         .dnormed = real_allocate(rows * sizes.width),
         .dmixed = real_allocate(rows * mixed_width(sizes)),
         .dinner = real_allocate(rows * sizes.inner),
@@ -106,13 +106,13 @@ bool conv_block_scratch_allocate(conv_block_scratch *scratch, block_sizes sizes,
     return scratch->dnormed != NULL && scratch->dmixed != NULL && scratch->dinner != NULL && scratch->partial != NULL;
 }
 
-void conv_block_scratch_free(conv_block_scratch *scratch)
+void mixer_block_scratch_free(mixer_block_scratch *scratch)
 {
     free(scratch->dnormed);
     free(scratch->dmixed);
     free(scratch->dinner);
     free(scratch->partial);
-    *scratch = (conv_block_scratch){0};
+    *scratch = (mixer_block_scratch){0};
 }
 
 /* The size of `elements` elements in bytes. */
@@ -138,8 +138,8 @@ static cot_tensor parameter_tensor(real *data, const parameter *p)
     return cot_tensor_contiguous(data, REAL_DTYPE, p->rank, p->shape);
 }
 
-static cot_status convolve(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
-                           conv_block_saved *saved)
+static cot_status convolve(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
+                           mixer_block_saved *saved)
 {
     cot_causal_conv1d_forward_args args;
     COT_INIT(&args);
@@ -147,13 +147,13 @@ static cot_status convolve(const conv_block *block, block_sizes sizes, cot_queue
     args.x = channels_last(saved->mixed, batch, sizes.inner, time, 2 * sizes.inner);
     args.weight = parameter_tensor(block->conv_weight->value, block->conv_weight);
     args.bias = parameter_tensor(block->conv_bias->value, block->conv_bias);
-    args.y = channels_last(saved->conv, batch, sizes.inner, time, sizes.inner);
+    args.y = channels_last(saved->mixer_out, batch, sizes.inner, time, sizes.inner);
     return TIMED(OP_CONV1D_FORWARD, bytes_of(2 * batch * time * sizes.inner), cot_causal_conv1d_forward(queue, &args));
 }
 
 /* Reads dy from scratch->dinner, and writes dx to the first half of each row of scratch->dmixed. */
-static cot_status convolve_backward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
-                                    int64_t time, const conv_block_saved *saved, const conv_block_scratch *scratch)
+static cot_status convolve_backward(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
+                                    int64_t time, const mixer_block_saved *saved, const mixer_block_scratch *scratch)
 {
     cot_causal_conv1d_backward_args args;
     COT_INIT(&args);
@@ -169,8 +169,8 @@ static cot_status convolve_backward(const conv_block *block, block_sizes sizes, 
                  cot_causal_conv1d_backward(queue, &args));
 }
 
-static cot_status convolve_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
-                                real *state, conv_block_saved *saved)
+static cot_status convolve_step(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
+                                real *state, mixer_block_saved *saved)
 {
     cot_causal_conv1d_update_args args;
     COT_INIT(&args);
@@ -179,7 +179,7 @@ static cot_status convolve_step(const conv_block *block, block_sizes sizes, cot_
     args.weight = parameter_tensor(block->conv_weight->value, block->conv_weight);
     args.bias = parameter_tensor(block->conv_bias->value, block->conv_bias);
     args.conv_state = cot_tensor_contiguous(state, REAL_DTYPE, 3, (int64_t[]){batch, sizes.inner, sizes.kernel - 1});
-    args.y = channels_last(saved->conv, batch, sizes.inner, 1, sizes.inner);
+    args.y = channels_last(saved->mixer_out, batch, sizes.inner, 1, sizes.inner);
     return cot_causal_conv1d_update(queue, &args);
 }
 
@@ -204,11 +204,11 @@ typedef struct qkv_views {
 
 static qkv_views views_of_mixed(block_sizes sizes, real *mixed, int64_t batch, int64_t time)
 {
-    const int64_t row = mixed_width(sizes), heads = query_heads(sizes), shared = kv_heads(sizes);
+    const int64_t row = mixed_width(sizes), heads = query_heads(sizes), kv = kv_heads(sizes);
     return (qkv_views){
         .q = heads_in_rows(sizes, heads, mixed, batch, time, row),
-        .k = heads_in_rows(sizes, shared, mixed + sizes.inner, batch, time, row),
-        .v = heads_in_rows(sizes, shared, mixed + sizes.inner + kv_width(sizes), batch, time, row),
+        .k = heads_in_rows(sizes, kv, mixed + sizes.inner, batch, time, row),
+        .v = heads_in_rows(sizes, kv, mixed + sizes.inner + kv_width(sizes), batch, time, row),
     };
 }
 
@@ -231,7 +231,7 @@ static double attention_flops(block_sizes sizes, int64_t batch, int64_t time)
     return 4 * (double)batch * (double)sizes.inner * (double)time * (double)(time + 1) / 2;
 }
 
-static cot_status attend(block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time, conv_block_saved *saved)
+static cot_status attend(block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time, mixer_block_saved *saved)
 {
     apply_rope(sizes, batch * time, time, 0, ROPE_FORWARD, saved->mixed);
     const qkv_views in = views_of_mixed(sizes, saved->mixed, batch, time);
@@ -241,14 +241,14 @@ static cot_status attend(block_sizes sizes, cot_queue *queue, int64_t batch, int
     args.q = in.q;
     args.k = in.k;
     args.v = in.v;
-    args.out = heads_in_rows(sizes, query_heads(sizes), saved->conv, batch, time, sizes.inner);
+    args.out = heads_in_rows(sizes, query_heads(sizes), saved->mixer_out, batch, time, sizes.inner);
     args.lse = lse_tensor(sizes, saved->lse, batch, time);
     return TIMED(OP_ATTENTION_FORWARD, attention_flops(sizes, batch, time), cot_attention_forward(queue, &args));
 }
 
 /* Reads dout from scratch->dinner, and writes dq, dk and dv to scratch->dmixed. */
 static cot_status attend_backward(block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
-                                  const conv_block_saved *saved, const conv_block_scratch *scratch)
+                                  const mixer_block_saved *saved, const mixer_block_scratch *scratch)
 {
     const qkv_views in = views_of_mixed(sizes, saved->mixed, batch, time);
     const qkv_views gradients = views_of_mixed(sizes, scratch->dmixed, batch, time);
@@ -258,7 +258,7 @@ static cot_status attend_backward(block_sizes sizes, cot_queue *queue, int64_t b
     args.q = in.q;
     args.k = in.k;
     args.v = in.v;
-    args.out = heads_in_rows(sizes, query_heads(sizes), saved->conv, batch, time, sizes.inner);
+    args.out = heads_in_rows(sizes, query_heads(sizes), saved->mixer_out, batch, time, sizes.inner);
     args.lse = lse_tensor(sizes, saved->lse, batch, time);
     args.dout = heads_in_rows(sizes, query_heads(sizes), scratch->dinner, batch, time, sizes.inner);
     args.dq = gradients.q;
@@ -273,7 +273,7 @@ static cot_status attend_backward(block_sizes sizes, cot_queue *queue, int64_t b
 /* Appends the new token's key and value to the state. If the state is full, the oldest are removed. Stored keys stay
  * rotated by their own position, because attention depends only on the distance between query and key. */
 static cot_status attend_step(block_sizes sizes, cot_queue *queue, int64_t max_tokens, int64_t past_tokens, real *state,
-                              conv_block_saved *saved)
+                              mixer_block_saved *saved)
 {
     const int64_t width = kv_width(sizes), row = 2 * width;
     apply_rope(sizes, 1, 1, past_tokens, ROPE_FORWARD, saved->mixed);
@@ -288,7 +288,7 @@ static cot_status attend_step(block_sizes sizes, cot_queue *queue, int64_t max_t
     args.q = views_of_mixed(sizes, saved->mixed, 1, 1).q;
     args.k = heads_in_rows(sizes, kv_heads(sizes), state, 1, past_tokens + 1, row);
     args.v = heads_in_rows(sizes, kv_heads(sizes), state + width, 1, past_tokens + 1, row);
-    args.out = heads_in_rows(sizes, query_heads(sizes), saved->conv, 1, 1, sizes.inner);
+    args.out = heads_in_rows(sizes, query_heads(sizes), saved->mixer_out, 1, 1, sizes.inner);
     return cot_attention_forward(queue, &args);
 }
 
@@ -300,7 +300,7 @@ static cot_tensor rows_tensor(real *data, int64_t rows, int64_t width)
 }
 
 /* x_next = x + drop(x_next), without x if no_residual */
-static cot_status add_residual(block_sizes sizes, cot_queue *queue, int64_t rows, const conv_block_saved *saved,
+static cot_status add_residual(block_sizes sizes, cot_queue *queue, int64_t rows, const mixer_block_saved *saved,
                                real *x_next)
 {
     cot_dropout_forward_args args;
@@ -317,7 +317,7 @@ static cot_status add_residual(block_sizes sizes, cot_queue *queue, int64_t rows
 
 /* dbranch = drop'(dx), the gradient of the dropout's input. */
 static cot_status add_residual_backward(block_sizes sizes, cot_queue *queue, int64_t rows,
-                                        const conv_block_saved *saved, real *dx, real *dbranch)
+                                        const mixer_block_saved *saved, real *dx, real *dbranch)
 {
     cot_dropout_backward_args args;
     COT_INIT(&args);
@@ -342,22 +342,22 @@ static linear_shape out_shape(block_sizes sizes, int64_t rows)
 }
 
 /* The input of w_out. */
-static real *w_out_input(block_sizes sizes, const conv_block_saved *saved)
+static real *w_out_input(block_sizes sizes, const mixer_block_saved *saved)
 {
-    return sizes.attention ? saved->conv : saved->gated;
+    return sizes.attention ? saved->mixer_out : saved->gated;
 }
 
-static void norm_and_project_in(const conv_block *block, block_sizes sizes, int64_t rows, conv_block_saved *saved)
+static void norm_and_project_in(const mixer_block *block, block_sizes sizes, int64_t rows, mixer_block_saved *saved)
 {
     rmsnorm_forward(rows, sizes.width, saved->x, block->gain->value, saved->normed, saved->inv_rms);
     linear_forward(in_shape(sizes, rows), saved->normed, block->w_in->value, saved->mixed, MATRIX_SET);
 }
 
-static cot_status project_out(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t rows,
-                              conv_block_saved *saved, real *x_next)
+static cot_status project_out(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t rows,
+                              mixer_block_saved *saved, real *x_next)
 {
     if (!sizes.attention)
-        gate_forward(rows, sizes.inner, saved->conv, saved->mixed, saved->gated);
+        gate_forward(rows, sizes.inner, saved->mixer_out, saved->mixed, saved->gated);
     if (saved->drop.p > 0) {
         linear_forward(out_shape(sizes, rows), w_out_input(sizes, saved), block->w_out->value, x_next, MATRIX_SET);
         return add_residual(sizes, queue, rows, saved, x_next);
@@ -369,8 +369,8 @@ static cot_status project_out(const conv_block *block, block_sizes sizes, cot_qu
     return COT_OK;
 }
 
-cot_status conv_block_forward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch, int64_t time,
-                              conv_block_saved *saved, real *x_next)
+cot_status mixer_block_forward(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
+                               int64_t time, mixer_block_saved *saved, real *x_next)
 {
     norm_and_project_in(block, sizes, batch * time, saved);
     const cot_status status =
@@ -378,13 +378,13 @@ cot_status conv_block_forward(const conv_block *block, block_sizes sizes, cot_qu
     return status != COT_OK ? status : project_out(block, sizes, queue, batch * time, saved, x_next);
 }
 
-int64_t conv_block_state_size(block_sizes sizes, int64_t max_tokens)
+int64_t mixer_block_state_size(block_sizes sizes, int64_t max_tokens)
 {
     return sizes.attention ? 2 * kv_width(sizes) * max_tokens : sizes.inner * (sizes.kernel - 1);
 }
 
-cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t max_tokens,
-                           int64_t past_tokens, real *state, conv_block_saved *saved, real *x_next)
+cot_status mixer_block_step(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t max_tokens,
+                            int64_t past_tokens, real *state, mixer_block_saved *saved, real *x_next)
 {
     norm_and_project_in(block, sizes, 1, saved);
     const cot_status status = sizes.attention ? attend_step(sizes, queue, max_tokens, past_tokens, state, saved)
@@ -392,8 +392,9 @@ cot_status conv_block_step(const conv_block *block, block_sizes sizes, cot_queue
     return status != COT_OK ? status : project_out(block, sizes, queue, 1, saved, x_next);
 }
 
-cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
-                               int64_t time, const conv_block_saved *saved, const conv_block_scratch *scratch, real *dx)
+cot_status mixer_block_backward(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
+                                int64_t time, const mixer_block_saved *saved, const mixer_block_scratch *scratch,
+                                real *dx)
 {
     const int64_t rows = batch * time;
     real *dbranch = saved->drop.p > 0 ? scratch->dnormed : dx; /* dnormed is not in use yet */
@@ -407,7 +408,7 @@ cot_status conv_block_backward(const conv_block *block, block_sizes sizes, cot_q
     if (sizes.attention) {
         status = attend_backward(sizes, queue, batch, time, saved, scratch);
     } else {
-        gate_backward(rows, sizes.inner, saved->conv, saved->mixed, scratch->dinner, scratch->dmixed);
+        gate_backward(rows, sizes.inner, saved->mixer_out, saved->mixed, scratch->dinner, scratch->dmixed);
         status = convolve_backward(block, sizes, queue, batch, time, saved, scratch);
     }
     if (status != COT_OK)
