@@ -10,7 +10,7 @@
 #              test_dropout_device (masks) and test_causal_conv1d_large (2^31 elements)
 #   sanitize   the quick cases under compute-sanitizer: memcheck, racecheck, synccheck
 #   bench      the times of every CUDA kernel and of a copy: DIR/DATE-DEVICE-OP.json
-#   demo       the jobs of docs/seeds.md (cotangent demo): DIR/DATE-DEVICE-demo_NUMBER.json; not with --op
+#   demo       the jobs of docs/original_specifications.md (cotangent demo): DIR/DATE-DEVICE-demo_NUMBER.json; not with --op
 #   peers      the times of this machine's Python libraries for the same shapes (tools/peers/OP.py):
 #              DIR/DATE-DEVICE-OP-peers.json
 #

@@ -6,7 +6,7 @@
     tools/make_tables.py --print NAME [--results DIR]
 
 docs/benchmarks/*.md are written as a whole: the newest record of each device and op, and the peers' newest record beside it
-(*-peers.json). README.md, docs/seeds.md and examples/train_lm/README.md get their tables between the lines
+(*-peers.json). README.md, docs/original_specifications.md and examples/train_lm/README.md get their tables between the lines
 
     <!-- table: NAME -->
     <!-- end -->
@@ -94,7 +94,7 @@ def newest_with(directory, key, wanted=lambda row: True):
     return newest
 
 
-# What a document of docs/seeds.md is about.
+# What a document of docs/original_specifications.md is about.
 SEEDS = {"seed_000": ("causal_conv1d", "backward"), "seed_001": ("attention", "backward"), "seed_002": ("dropout", "backward"),
          "seed_003": ("causal_conv1d", "forward"), "seed_004": ("mhc_pre", "backward")}
 
@@ -739,7 +739,7 @@ def main():
     pages = ROOT / "docs/benchmarks"
     texts = {pages / f"{name}.md": page(name, results, peers, options.results) for name in measured(results)}
     texts[pages / "README.md"] = index(results, peers)
-    for path in (ROOT / "README.md", ROOT / "docs/seeds.md", ROOT / "examples/train_lm/README.md"):
+    for path in (ROOT / "README.md", ROOT / "docs/original_specifications.md", ROOT / "examples/train_lm/README.md"):
         texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     names = ", ".join(str(path.relative_to(ROOT)) for path in stale)

@@ -238,8 +238,8 @@ static void print_head(const demo_state *s)
     const json_t *first = json_array_get(s->rows, 0);
     if (first == NULL)
         return;
-    printf("%s: %s (docs/seeds.md)\n%s, commit %s, %s", s->d->number, s->d->title, text_of(first, "device"),
-           text_of(first, "commit"), text_of(first, "date"));
+    printf("%s: %s (docs/original_specifications.md)\n%s, commit %s, %s", s->d->number, s->d->title,
+           text_of(first, "device"), text_of(first, "commit"), text_of(first, "date"));
     if (s->options->verify)
         printf("; compared with the oracle%s%s%s%s", s->d->verify_words != NULL && !s->options->quick ? " at " : "",
                s->d->verify_words != NULL && !s->options->quick ? s->d->verify_words : "",

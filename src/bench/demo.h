@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * demo.h: the jobs of the five documents that the project began with (docs/seeds.md), as calls of the library. They are
+ * demo.h: the jobs of the five specifications (docs/original_specifications.md), as calls of the library. They are
  * measured and compared with the oracle, and their figures are printed next to the documents' figures. */
 #ifndef COT_BENCH_DEMO_H
 #define COT_BENCH_DEMO_H

@@ -66,11 +66,12 @@ int command_demo(int argc, char **argv)
         table,
         parse,
         "NUMBER",
-        "Runs the job of one of the five documents that the project began with, on generated tensors, and prints its "
-        "figures next to the document's figures.\v"
+        "Runs the task of one of the five original specifications on generated tensors, and prints its figures next to "
+        "the document's figures.\v"
         "000: causal conv1d, backward\n001: attention, backward\n002: dropout and bias, backward\n"
         "003: causal conv1d, forward\n004: hyper-connections, backward\n"
-        "docs/seeds.md describes each. For your own tensors, use `cotangent run OP DIRECTION --verify`.",
+        "docs/original_specifications.md describes each. For your own tensors, use `cotangent run OP DIRECTION "
+        "--verify`.",
         0,
         0,
         0};

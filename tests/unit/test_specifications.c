@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_seeds.c: checks the claims of docs/seeds.md about the five documents. Compares their formulas, as printed, with
- * the library and with central differences. */
+ * test_specifications.c: checks the claims of docs/original_specifications.md about the five documents. Compares their
+ * formulas, as printed, with the library and with central differences. */
 #include "support.h"
 
 #include "core/float16.h"
