@@ -12,7 +12,8 @@
 #   make faults    [NAME=text] plant faults in a copy of the tree, one at a time, and check that a test finds each
 #                  (tests/faults); NAME: only faults whose name contains text
 #   make tables    write the benchmark pages (docs/benchmarks), other tables and the charts from bench/results
-#   make docs      write the reference of the public headers to build/docs/html, and the pages to build/docs/guide
+#   make docs      write the reference of the public headers to build/docs/html, and the pages with the reference of the
+#                  Python package to build/docs/guide
 #   make build     build the library, the program, the examples and the tests
 #   make install   [PREFIX=/usr/local] [DESTDIR=] [GPUS="80;86;89"] install libraries, headers, program, man pages,
 #                  CMake and pkg-config files. GPUS: machine code for GPUs other than Hopper; without it the driver
