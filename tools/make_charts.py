@@ -107,7 +107,7 @@ def library_order(cells):
 
 
 def attention_picture(path, device, date, cells, products, only=None):
-    """Panels of direction and mask below each other, head dimensions beside each other; or, `only`, those of the README."""
+    """Panels of direction and mask below each other, head dimensions next to each other; or, `only`, those of the README."""
     names = library_order(cells)
     colours = colours_of(names)
     entries = [(name, colours[name]) for name in names] + ([("matrix products", None)] if products else [])

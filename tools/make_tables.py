@@ -5,7 +5,7 @@
     tools/make_tables.py [--check] [--results DIR]
     tools/make_tables.py --print NAME [--results DIR]
 
-docs/benchmarks/*.md are written as a whole: the newest record of each device and op, and the peers' newest record beside it
+docs/benchmarks/*.md are written as a whole: the newest record of each device and op, and the peers' newest record
 (*-peers.json). README.md, docs/original_specifications.md and examples/train_lm/README.md get their tables between the lines
 
     <!-- table: NAME -->
@@ -297,8 +297,8 @@ def attention_place(row):
 
 def attention_entries(rows, peer_rows):
     """Rows of that setting, ours of the peers' process where there are some."""
-    beside = [row for row in peer_rows if row.get("ours")]
-    return [row for row in beside or rows if is_entry(row) and row["chosen"]] + [row for row in peer_rows if not row.get("ours")]
+    own = [row for row in peer_rows if row.get("ours")]
+    return [row for row in own or rows if is_entry(row) and row["chosen"]] + [row for row in peer_rows if not row.get("ours")]
 
 
 def attention_cells(entries):

@@ -219,7 +219,7 @@ static const struct argp PARSER = {
     .args_doc = "[FILE...]",
     .doc =
         "Trains a byte-level language model of causal convolutions and attention on text files, holding out the last tenth of each; "
-        "prints its validation loss beside that of a byte-bigram model, and a sample; and writes the loss curve.",
+        "prints its validation loss and that of a byte-bigram model, and a sample; and writes the loss curve.",
 };
 
 static void refuse(const char *why)

@@ -347,7 +347,7 @@ V_INLINE vf v_exp_flush(vf x)
     return _mm512_maskz_scalef_ps(normal, v_add(q, v_set1(1.0f)), n);
 }
 
-/* A constant that stays in a register. Without the barrier gcc loads it again beside every tile product. */
+/* A constant that stays in a register. Without the barrier gcc loads it again for every tile product. */
 V_INLINE vf v_set1_register(float x)
 {
     vf v = v_set1(x);

@@ -150,7 +150,7 @@ static void two_threads_work_at_once(void **state)
             if (!same_memory(case_direction(all.list[n].cases, &all.list[n].c), &alone[i].results[n],
                              &together[i].results[n])) {
                 describe(&all.list[n]);
-                fail_msg("thread %d gave other bits beside another thread", i);
+                fail_msg("thread %d gave other bits while another thread ran", i);
             }
     for (int i = 0; i < 2; i++) {
         worker_end(&alone[i]);

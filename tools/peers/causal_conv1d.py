@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times causal convolutions of Python packages on the cases of `cotangent bench causal_conv1d`, beside ours and the copy.
+"""Times causal convolutions of Python packages on the cases of `cotangent bench causal_conv1d`, ours, and the copy.
 
     tools/peers/causal_conv1d.py [--device cpu|cuda] [--threads N] [--only TEXT] [--peer TEXT] [--json FILE] [--library FILE]
                                  [--seconds N]

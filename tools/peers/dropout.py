@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times PyTorch's dropout with bias, activation and residual on cases of `cotangent bench dropout`, beside ours and the copy.
+"""Times PyTorch's dropout with bias, activation and residual on cases of `cotangent bench dropout`, ours, and the copy.
 
     tools/peers/dropout.py [--device cpu|cuda] [--threads N] [--only TEXT] [--peer TEXT] [--json FILE] [--library FILE]
                            [--seconds N]

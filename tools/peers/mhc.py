@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times the formulas of cotangent/mhc.h written in PyTorch, on cases of `cotangent bench --backend cuda`, beside ours.
+"""Times the formulas of cotangent/mhc.h written in PyTorch, on cases of `cotangent bench --backend cuda`, and ours.
 
     tools/peers/mhc.py [--device cpu|cuda] [--threads N] [--only TEXT] [--peer TEXT] [--json FILE] [--library FILE]
                        [--seconds N]
