@@ -53,7 +53,7 @@ typedef enum cot_status {
     COT_INVALID_DATA = 5,        /* index data (cu_seqlens, conv_state_indices, ...) out of order or range */
     COT_UNSUPPORTED = 6,         /* valid, but not supported by any kernel of the backend, or by the forced kernel */
     COT_WORKSPACE_TOO_SMALL = 7, /* the caller's workspace is smaller than cot_OP_DIR_workspace says */
-    COT_OUT_OF_MEMORY = 8,       /* the queue's pool could not grow */
+    COT_OUT_OF_MEMORY = 8,       /* the queue's pool could not grow, or its allocator returned NULL */
     COT_WOULD_ALLOCATE = 9,      /* the pool would have to grow during stream capture: call cot_queue_reserve first */
     COT_NO_DEVICE = 10,          /* the backend is not available: no driver, no device, or not built in */
     COT_DEVICE_ERROR = 11        /* the driver reported an error; the message contains it */
@@ -131,7 +131,7 @@ typedef enum cot_backend {
 /* A queue runs work. Only one thread may use a queue at a time. Different queues are independent.
  *   CPU   a call is complete when it returns.
  *   CUDA  a call only enqueues work on the queue's stream. It does not wait, and it allocates memory only to grow the
- *         pool (see cot_queue_reserve). A CUDA graph can capture it. All tensor data and the workspace are device
+ *         pool (see cot_queue_reserve and cot_queue_set_allocator). A CUDA graph can capture it. All tensor data and the workspace are device
  *         memory. The host cannot check index data: kernels clamp invalid entries, and cot_queue_check reports them. */
 typedef struct cot_queue cot_queue;
 
@@ -165,6 +165,27 @@ COT_API int32_t cot_queue_threads(const cot_queue *queue);
  * if the pool is large enough. The pool never shrinks. It cannot grow while the stream is being captured.
  * Errors: COT_INVALID_ARGUMENT (queue), COT_OUT_OF_MEMORY, COT_WOULD_ALLOCATE. */
 COT_API cot_status cot_queue_reserve(cot_queue *queue, size_t bytes);
+
+/* A callback that returns memory for the workspace of a call, or NULL if there is none. */
+typedef void *cot_allocator(void *context, size_t bytes);
+
+/* Sets the callback from which all later calls get their workspace, instead of from the queue's pool. A framework can
+ * thus give a call memory of its own allocator, without asking for the size before. allocator = NULL: the pool again.
+ *   When      A call whose arguments have a workspace, or whose kernel needs none, does not call it. Every other call
+ *             calls it once, on the calling thread, after all checks of the arguments and before any work. The
+ *             functions cot_OP_DIR_workspace do not call it.
+ *   Memory    `bytes` bytes or more (bytes > 0), at a multiple of 64 bytes; on a CUDA queue, device memory. The
+ *             contents are undefined. The caller owns it, and keeps it valid until the call has returned; on a CUDA
+ *             queue, until the queue's stream has completed the call's work. An allocator that is ordered by that
+ *             stream may therefore free the memory as soon as the call has returned.
+ *   Context   `context` is passed to the callback unchanged, and must stay valid as long as the queue has the callback.
+ *             The callback returns normally, makes no call on this queue, and runs in the default floating-point state.
+ *   Capture   The library allocates nothing. While the queue's stream is being captured, the callback must obey the
+ *             rules of the capture, and the memory must stay valid for all launches of the graph.
+ *   Errors    If the callback returns NULL, the call returns COT_OUT_OF_MEMORY. If the memory is misaligned, it returns
+ *             COT_INVALID_LAYOUT. Both messages name the workspace. Nothing has been written then.
+ * Errors of this function: COT_INVALID_ARGUMENT (queue). */
+COT_API cot_status cot_queue_set_allocator(cot_queue *queue, cot_allocator *allocator, void *context);
 
 /* Sets the stream of a CUDA queue, for all later calls. The stream belongs to the queue's context; NULL = the default
  * stream. One queue, with the device code that it has loaded, can thus serve all streams of a device.

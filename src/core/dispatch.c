@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cpu_features.h"
 #include "float_state.h"
+#include "front.h"
 #include "op.h"
 #include "queue.h"
 #include "status.h"
@@ -26,8 +27,9 @@ static cot_status copy_args(const cot_direction *direction, const void *args, vo
             return cot_fail(COT_INVALID_ARGUMENT,
                             "%s: struct_size is %zu and byte %zu is set, but this library knows only %zu bytes",
                             direction->call, given, byte, direction->args_size);
-    memset(copy, 0, direction->args_size);
-    memcpy(copy, args, given < direction->args_size ? given : direction->args_size);
+    const size_t known = given < direction->args_size ? given : direction->args_size;
+    memcpy(copy, args, known);
+    memset((char *)copy + known, 0, direction->args_size - known);
     return COT_OK;
 }
 
@@ -82,17 +84,20 @@ static size_t scratch_of_threads(const cot_queue *queue, const cot_choice *choic
     return (size_t)queue->threads * choice->scratch_bytes;
 }
 
-static void find_workspace_bytes(const cot_queue *queue, const void *problem, cot_choice *choice)
+static const char too_large[] = "it needs more than 2^56 bytes of workspace for these sizes";
+
+/* Plans the workspace of an admitted kernel. Refuses the kernel if it needs too much. */
+static void plan_workspace(const cot_queue *queue, const void *problem, cot_choice *choice, void *plan)
 {
     const cot_kernel *kernel = choice->kernel;
-    choice->workspace_bytes = kernel->workspace != NULL ? kernel->workspace(problem) : 0;
-    if (kernel->scratch == NULL)
-        return;
-    choice->scratch_bytes = cot_align_up(kernel->scratch(problem));
-    choice->workspace_bytes = cot_align_up(choice->workspace_bytes) + scratch_of_threads(queue, choice);
+    choice->workspace_bytes = cot_kernel_plan(kernel, problem, plan);
+    if (kernel->scratch != NULL) {
+        choice->scratch_bytes = cot_align_up(kernel->scratch(problem));
+        choice->workspace_bytes = cot_align_up(choice->workspace_bytes) + scratch_of_threads(queue, choice);
+    }
+    if (choice->workspace_bytes > COT_MAX_BYTES)
+        choice->refusal = too_large;
 }
-
-static const char too_large[] = "it needs more than 2^56 bytes of workspace for these sizes";
 
 /* Names the tensor with the max_elements elements. */
 static cot_status fail_too_large(const cot_direction *direction, const char *args)
@@ -115,14 +120,10 @@ static cot_status fail_too_large(const cot_direction *direction, const char *arg
                     direction->call, largest->name, sizes);
 }
 
-static cot_status choose(const cot_direction *direction, const cot_queue *queue, const char *args, const void *problem,
-                         cot_choice choices[COT_MAX_KERNELS], int *count, const cot_choice **chosen)
+/* Fills a choice for each kernel of the direction: its refusal, or its cost. */
+static void admit_kernels(const cot_direction *direction, const cot_queue *queue, const void *problem,
+                          cot_choice choices[COT_MAX_KERNELS], int *count)
 {
-    const cot_kernel *forced = NULL;
-    const cot_status status = forced_kernel(direction, queue, &forced);
-    if (status != COT_OK)
-        return status;
-    cot_choice *best = NULL;
     *count = 0;
     for (int k = 0; k < direction->op->kernel_count && *count < COT_MAX_KERNELS; k++) {
         const cot_kernel *kernel = &direction->op->kernels[k];
@@ -134,31 +135,56 @@ static cot_status choose(const cot_direction *direction, const cot_queue *queue,
             choice->refusal = "it is a kernel of the other backend";
         else if ((choice->refusal = missing_isa(kernel, queue)) == NULL)
             choice->refusal = kernel->admit(problem);
-        if (choice->refusal == NULL) {
-            find_workspace_bytes(queue, problem, choice);
-            if (choice->workspace_bytes > COT_MAX_BYTES)
-                choice->refusal = too_large;
-        }
-        if (choice->refusal != NULL) {
-            if (kernel == forced && choice->refusal == too_large)
-                return fail_too_large(direction, args);
-            if (kernel == forced)
-                return cot_fail(COT_UNSUPPORTED, "%s: the forced kernel %s refuses: %s", direction->call, kernel->name,
-                                choice->refusal);
-            continue;
-        }
-        choice->cost = kernel->cost(problem);
-        if (forced != NULL ? kernel == forced : best == NULL || choice->cost < best->cost)
-            best = choice;
+        if (choice->refusal == NULL)
+            choice->cost = kernel->cost(problem);
     }
-    for (int k = 0; best == NULL && k < *count; k++)
-        if (choices[k].refusal == too_large)
-            return fail_too_large(direction, args);
-    if (best == NULL)
-        return cot_fail(COT_UNSUPPORTED, "%s: no kernel of this backend serves these arguments", direction->call);
-    best->chosen = true;
-    *chosen = best;
-    return COT_OK;
+}
+
+/* The cheapest admitted kernel, or NULL. Of two equal ones, the first. */
+static cot_choice *cheapest(cot_choice *choices, int count)
+{
+    cot_choice *best = NULL;
+    for (int k = 0; k < count; k++)
+        if (choices[k].refusal == NULL && (best == NULL || choices[k].cost < best->cost))
+            best = &choices[k];
+    return best;
+}
+
+static cot_choice *choice_of(const cot_kernel *kernel, cot_choice *choices, int count)
+{
+    for (int k = 0; k < count; k++)
+        if (choices[k].kernel == kernel)
+            return &choices[k];
+    return NULL;
+}
+
+/* Chooses a kernel and plans its workspace. Writes the kernel's plan to plan[COT_MAX_PLAN]. */
+static cot_status choose(const cot_direction *direction, const cot_queue *queue, const char *args, const void *problem,
+                         cot_choice choices[COT_MAX_KERNELS], int *count, cot_choice **chosen, void *plan)
+{
+    const cot_kernel *forced = NULL;
+    const cot_status status = forced_kernel(direction, queue, &forced);
+    if (status != COT_OK)
+        return status;
+    bool any_too_large = false;
+    admit_kernels(direction, queue, problem, choices, count);
+    cot_choice *best = forced != NULL ? choice_of(forced, choices, *count) : cheapest(choices, *count);
+    while (best != NULL && best->refusal == NULL) {
+        plan_workspace(queue, problem, best, plan);
+        if (best->refusal == NULL) {
+            best->chosen = true;
+            *chosen = best;
+            return COT_OK;
+        }
+        any_too_large = true;
+        best = forced != NULL ? NULL : cheapest(choices, *count);
+    }
+    if (any_too_large)
+        return fail_too_large(direction, args);
+    if (best != NULL)
+        return cot_fail(COT_UNSUPPORTED, "%s: the forced kernel %s refuses: %s", direction->call, best->kernel->name,
+                        best->refusal);
+    return cot_fail(COT_UNSUPPORTED, "%s: no kernel of this backend serves these arguments", direction->call);
 }
 
 static cot_status prepare(const cot_direction *direction, const cot_queue *queue, const void *args, bool with_data,
@@ -170,18 +196,17 @@ static cot_status prepare(const cot_direction *direction, const cot_queue *queue
     return status != COT_OK ? status : direction->validate(direction->call, copy, with_data, problem);
 }
 
-static cot_status find_workspace(const cot_direction *direction, cot_queue *queue, const char *args, size_t needed,
-                                 void **workspace)
+/* Checks the workspace of the arguments. Sets *workspace to NULL if they have none. */
+static cot_status check_workspace(const cot_direction *direction, const char *args, size_t needed, void **workspace)
 {
     size_t given;
     memcpy(workspace, args + direction->workspace_offset, sizeof *workspace);
     memcpy(&given, args + direction->workspace_bytes_offset, sizeof given);
-    if (*workspace == NULL) {
-        if (given != 0)
-            return cot_fail(COT_INVALID_ARGUMENT, "%s: workspace is null but workspace_bytes is %zu", direction->call,
-                            given);
-        return needed > 0 ? cot_queue_pool(queue, needed, workspace) : COT_OK;
-    }
+    if (*workspace == NULL && given == 0)
+        return COT_OK;
+    if (*workspace == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: workspace is null but workspace_bytes is %zu", direction->call,
+                        given);
     if (given < needed)
         return cot_fail(COT_WORKSPACE_TOO_SMALL, "%s: workspace has %zu bytes, %zu are needed", direction->call, given,
                         needed);
@@ -191,33 +216,38 @@ static cot_status find_workspace(const cot_direction *direction, cot_queue *queu
     return COT_OK;
 }
 
-static cot_status run(const cot_direction *direction, cot_queue *queue, const void *args)
+static cot_status run_kernel(cot_queue *queue, const cot_choice *chosen, const void *problem, void *workspace)
 {
-    _Alignas(16) char copy[COT_MAX_ARGS], problem[COT_MAX_PROBLEM];
-    cot_choice choices[COT_MAX_KERNELS];
-    const cot_choice *chosen = NULL;
-    int count = 0;
-    void *workspace = NULL;
-    cot_status status = prepare(direction, queue, args, true, copy, problem);
-    if (status == COT_OK)
-        status = choose(direction, queue, copy, problem, choices, &count, &chosen);
-    if (status == COT_OK)
-        status = find_workspace(direction, queue, copy, chosen->workspace_bytes, &workspace);
-    /* This check comes last: errors that do not depend on the data are reported first. */
-    if (status == COT_OK && queue->device == NULL && direction->check_index_data != NULL)
-        status = direction->check_index_data(direction->call, problem);
-    if (status != COT_OK)
-        return status;
     if (queue->device == NULL) {
         queue->scratch_bytes = chosen->scratch_bytes;
         queue->scratch = (char *)workspace + (chosen->workspace_bytes - scratch_of_threads(queue, chosen));
         return chosen->kernel->run(queue, problem, workspace);
     }
-    status = cot_device_enter(queue->device);
+    cot_status status = cot_device_enter(queue->device);
     if (status != COT_OK)
         return status;
     status = chosen->kernel->run(queue, problem, workspace);
     cot_device_leave(queue->device);
+    return status;
+}
+
+static cot_status run(const cot_direction *direction, cot_queue *queue, const void *args)
+{
+    _Alignas(16) char copy[COT_MAX_ARGS], problem[COT_MAX_PROBLEM], plan[COT_MAX_PLAN];
+    cot_choice choices[COT_MAX_KERNELS], *chosen = NULL;
+    int count = 0;
+    void *workspace = NULL;
+    CHECK(prepare(direction, queue, args, true, copy, problem));
+    CHECK(choose(direction, queue, copy, problem, choices, &count, &chosen, plan));
+    CHECK(check_workspace(direction, copy, chosen->workspace_bytes, &workspace));
+    /* Index data is checked last: errors that do not depend on the data are reported first. */
+    if (queue->device == NULL && direction->check_index_data != NULL)
+        CHECK(direction->check_index_data(direction->call, problem));
+    if (workspace == NULL && chosen->workspace_bytes > 0)
+        CHECK(cot_queue_workspace(queue, direction->call, chosen->workspace_bytes, &workspace));
+    queue->plan = plan;
+    const cot_status status = run_kernel(queue, chosen, problem, workspace);
+    queue->plan = NULL;
     return status;
 }
 
@@ -232,29 +262,41 @@ cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const vo
     return status;
 }
 
+/* With all: plans the workspace of every admitted kernel, not only of the chosen one. */
+static cot_status explain(const cot_direction *direction, const cot_queue *queue, const void *args, bool all,
+                          cot_choice choices[COT_MAX_KERNELS], int *count, cot_choice **chosen)
+{
+    _Alignas(16) char copy[COT_MAX_ARGS], problem[COT_MAX_PROBLEM], plan[COT_MAX_PLAN];
+    CHECK(prepare(direction, queue, args, false, copy, problem));
+    CHECK(choose(direction, queue, copy, problem, choices, count, chosen, plan));
+    for (int k = 0; all && k < *count; k++)
+        if (choices[k].refusal == NULL && !choices[k].chosen)
+            plan_workspace(queue, problem, &choices[k], plan);
+    return COT_OK;
+}
+
 cot_status cot_op_workspace(const cot_direction *direction, cot_queue *queue, const void *args, size_t *bytes)
 {
     if (bytes == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "%s_workspace: bytes is null", direction->call);
-    cot_choice choices[COT_MAX_KERNELS];
+    cot_choice choices[COT_MAX_KERNELS], *chosen = NULL;
     int count = 0;
-    const cot_status status = cot_op_explain(direction, queue, args, choices, &count);
-    for (int k = 0; status == COT_OK && k < count; k++)
-        if (choices[k].chosen)
-            *bytes = choices[k].workspace_bytes;
+    fenv_t host;
+    cot_enter_default_float_state(&host);
+    const cot_status status = explain(direction, queue, args, false, choices, &count, &chosen);
+    cot_restore_float_state(&host);
+    if (status == COT_OK)
+        *bytes = chosen->workspace_bytes;
     return status;
 }
 
 cot_status cot_op_explain(const cot_direction *direction, const cot_queue *queue, const void *args,
                           cot_choice choices[COT_MAX_KERNELS], int *count)
 {
-    _Alignas(16) char copy[COT_MAX_ARGS], problem[COT_MAX_PROBLEM];
-    const cot_choice *chosen = NULL;
+    cot_choice *chosen = NULL;
     fenv_t host;
     cot_enter_default_float_state(&host);
-    cot_status status = prepare(direction, queue, args, false, copy, problem);
-    if (status == COT_OK)
-        status = choose(direction, queue, copy, problem, choices, count, &chosen);
+    const cot_status status = explain(direction, queue, args, true, choices, count, &chosen);
     cot_restore_float_state(&host);
     return status;
 }

@@ -3,7 +3,7 @@
  *
  * An op has directions (forward, backward, update...), each with one argument struct, and a table of kernels.
  * A call takes these steps: copy the caller's struct -> validate (fills a `problem`: named sizes and the arguments) ->
- * choose the cheapest kernel that admits the problem -> find the workspace -> run. */
+ * choose the cheapest kernel that admits the problem -> plan its workspace -> find the workspace -> run. */
 #ifndef COT_CORE_OP_H
 #define COT_CORE_OP_H
 
@@ -22,7 +22,11 @@ typedef struct cot_kernel {
     const char *(*admit)(const void *problem); /* NULL = admitted, else the reason of the refusal, a static string */
     double (*cost)(const void *problem);       /* estimated core cycles; used only to compare kernels */
     cot_status (*run)(cot_queue *queue, const void *problem, void *workspace);
-    size_t (*workspace)(const void *problem); /* bytes; NULL = none */
+    size_t (*workspace)(const void *problem); /* bytes; NULL = none, or `plan` returns them */
+    /* For kernels that divide their workspace: writes the plan (where its parts are, and the tiling that decides their
+     * sizes; at most COT_MAX_PLAN bytes), and returns the bytes of the workspace. `run` finds the plan in queue->plan,
+     * so that a call computes it once. */
+    size_t (*plan)(const void *problem, void *plan);
     /* CPU: additional bytes for each thread, see cot_parallel_scratch; NULL = none. */
     size_t (*scratch)(const void *problem);
 } cot_kernel;
@@ -95,7 +99,16 @@ struct cot_op {
     int kernel_count;
 };
 
-enum { COT_MAX_ARGS = 4096, COT_MAX_PROBLEM = 4096, COT_MAX_KERNELS = 64 };
+enum { COT_MAX_ARGS = 4096, COT_MAX_PROBLEM = 4096, COT_MAX_PLAN = 256, COT_MAX_KERNELS = 64 };
+
+/* The bytes of a kernel's own workspace, without scratch. Writes the kernel's plan, if it has one, to
+ * plan[COT_MAX_PLAN]. */
+static inline size_t cot_kernel_plan(const cot_kernel *kernel, const void *problem, void *plan)
+{
+    if (kernel->plan != NULL)
+        return kernel->plan(problem, plan);
+    return kernel->workspace != NULL ? kernel->workspace(problem) : 0;
+}
 
 /* The implementations of the public calls. */
 cot_status cot_op_run(const cot_direction *direction, cot_queue *queue, const void *args);

@@ -4,7 +4,7 @@
  * A `call` is op and direction, for example dropout_forward. Its argument struct is cot_dropout_forward_args.
  *
  * OP_kernels.def lists the kernels of an op, one entry each. The scalar kernels come first.
- *     COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace [, .scratch = function])
+ *     COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace [, .plan = function] [, .scratch = function])
  * direction: FORWARD, BACKWARD...; isa: SCALAR, AVX2...; intermediate: F32, F16 or BF16. The other columns are the members of
  * cot_kernel. Define COT_KERNEL before the list is included, and undefine it afterwards. */
 #ifndef COT_CORE_OP_TABLES_H
@@ -26,6 +26,17 @@
         .name = #name_, .direction = direction_index, .backend = COT_ISA_BACKEND(COT_ISA_##isa_),                 \
         .isa = COT_ISA_##isa_, .intermediate = COT_##intermediate_, .admit = admit_, .cost = cost_, .run = name_, \
         .workspace = __VA_ARGS__                                                                                  \
+    }
+
+/* Defines the function `name` for the member `plan` of cot_kernel. The plan is a struct of this type with the member
+ * `bytes`, the size of the workspace. `expression` computes it from `problem`. */
+#define COT_PLAN(name, type, expression)                                                     \
+    _Static_assert(sizeof(type) <= COT_MAX_PLAN, "dispatch has enough memory for the plan"); \
+    static inline size_t name(const void *problem, void *plan)                               \
+    {                                                                                        \
+        type *const to = plan;                                                               \
+        *to = (expression);                                                                  \
+        return to->bytes;                                                                    \
     }
 
 /* The admissions of the scalar kernels: one computes in float32, one in f64. problem_sizes: the first member of every

@@ -109,6 +109,15 @@ cot_status cot_queue_reserve(cot_queue *queue, size_t bytes)
     return cot_queue_pool(queue, bytes, &pool);
 }
 
+cot_status cot_queue_set_allocator(cot_queue *queue, cot_allocator *allocator, void *context)
+{
+    if (queue == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_set_allocator: queue is null");
+    queue->allocator = allocator;
+    queue->allocator_context = context;
+    return COT_OK;
+}
+
 cot_status cot_queue_set_stream(cot_queue *queue, void *stream)
 {
     if (queue == NULL)
@@ -139,6 +148,20 @@ cot_status cot_queue_pool(cot_queue *queue, size_t bytes, void **pool)
         queue->pool_bytes = cot_align_up(bytes);
     }
     *pool = queue->pool;
+    return COT_OK;
+}
+
+cot_status cot_queue_workspace(cot_queue *queue, const char *call, size_t bytes, void **workspace)
+{
+    if (queue->allocator == NULL)
+        return cot_queue_pool(queue, bytes, workspace);
+    *workspace = queue->allocator(queue->allocator_context, bytes);
+    if (*workspace == NULL)
+        return cot_fail(COT_OUT_OF_MEMORY, "%s: the queue's allocator has no workspace of %zu bytes", call, bytes);
+    if ((uintptr_t)*workspace % COT_ALIGNMENT != 0)
+        return cot_fail(COT_INVALID_LAYOUT,
+                        "%s: the queue's allocator returned a workspace at %p, expected a multiple of %d", call,
+                        *workspace, COT_ALIGNMENT);
     return COT_OK;
 }
 

@@ -12,10 +12,13 @@
 struct cot_queue {
     cot_backend backend;
     int32_t threads;
-    uint32_t isa; /* the available instruction sets, see cpu_features.h */
-    void *pool;   /* CPU: the workspace of calls whose arguments have none */
+    uint32_t isa;             /* the available instruction sets, see cpu_features.h */
+    cot_allocator *allocator; /* of cot_queue_set_allocator; NULL: the pool */
+    void *allocator_context;
+    void *pool; /* CPU: the workspace of calls whose arguments have none */
     size_t pool_bytes;
-    char *scratch; /* CPU: the scratch memory of the running call, scratch_bytes for each thread */
+    const void *plan; /* of the running call, as the kernel's `plan` function wrote it */
+    char *scratch;    /* CPU: the scratch memory of the running call, scratch_bytes for each thread */
     size_t scratch_bytes;
     char *forced;       /* "op=kernel,op=kernel", or NULL */
     cot_device *device; /* CUDA: the backend's state; NULL on the CPU */
@@ -33,6 +36,10 @@ void cot_parallel_scratch(const cot_queue *queue, int64_t items,
 
 /* The name of the kernel forced for an op, or NULL. The name has *length characters and is not null-terminated. */
 const char *cot_queue_forced_kernel(const cot_queue *queue, const char *op, size_t *length);
+
+/* Finds the workspace of a call whose arguments have none: `bytes` bytes of the queue's allocator, or else of the pool,
+ * which grows if needed. */
+cot_status cot_queue_workspace(cot_queue *queue, const char *call, size_t bytes, void **workspace);
 
 /* Returns the pool, after growing it to at least `bytes` if needed. */
 cot_status cot_queue_pool(cot_queue *queue, size_t bytes, void **pool);

@@ -106,6 +106,38 @@ static void neither_allocates_nor_waits_while_capturing(void **state)
     cot_queue_destroy(queue);
 }
 
+static void *allocate(void *context, size_t bytes)
+{
+    ++*(int *)context;
+    static _Alignas(COT_ALIGNMENT) char memory[1 << 16];
+    return bytes <= sizeof memory ? memory : NULL;
+}
+
+/* A capture needs no reserved pool if a framework's allocator gives the workspace. */
+static void uses_the_queues_allocator_while_capturing(void **state)
+{
+    (void)state;
+    cot_queue *queue = NULL;
+    CUgraph graph;
+    static float data[3][1024];
+    cot_causal_conv1d_backward_args args;
+    COT_INIT(&args);
+    args.x = cot_tensor_contiguous(data[0], COT_F32, 3, (int64_t[]){2, 8, 64});
+    args.dy = cot_tensor_contiguous(data[1], COT_F32, 3, (int64_t[]){2, 8, 64});
+    args.weight = cot_tensor_contiguous(data[2], COT_F32, 2, (int64_t[]){8, 4});
+    args.dweight = cot_tensor_contiguous(data[2] + 512, COT_F32, 2, (int64_t[]){8, 4});
+    assert_ok(create("", 0, &queue));
+    queue->device->driver.cuStreamBeginCapture(NULL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    assert_fails(cot_causal_conv1d_backward(queue, &args), COT_WOULD_ALLOCATE, NULL);
+    int calls = 0;
+    assert_ok(cot_queue_set_allocator(queue, allocate, &calls));
+    assert_ok(cot_causal_conv1d_backward(queue, &args));
+    assert_int_equal(calls, 1);
+    assert_int_equal(queue->device->pool_count, 0);
+    queue->device->driver.cuStreamEndCapture(NULL, &graph);
+    cot_queue_destroy(queue);
+}
+
 static void moves_between_the_streams_of_a_context(void **state)
 {
     (void)state;
@@ -155,6 +187,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(names_missing_memory),
         cmocka_unit_test(moves_between_the_streams_of_a_context),
         cmocka_unit_test(neither_allocates_nor_waits_while_capturing),
+        cmocka_unit_test(uses_the_queues_allocator_while_capturing),
         cmocka_unit_test(reports_faults_of_kernels),
     };
     if (argc == 2 && strcmp(argv[1], "no_driver") == 0)

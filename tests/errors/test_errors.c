@@ -134,6 +134,12 @@ static void no_kernel(void **state)
     assert_documented(COT_UNSUPPORTED, forward_with("causal_conv1d=causal_conv1d_fwd_scalar_f64", &a));
 }
 
+static void *allocate_nothing(void *context, size_t bytes)
+{
+    (void)context, (void)bytes;
+    return NULL;
+}
+
 static void memory(void **state)
 {
     (void)state;
@@ -150,6 +156,10 @@ static void memory(void **state)
     a.workspace_bytes = sizeof workspace;
     assert_documented(COT_WORKSPACE_TOO_SMALL, cot_causal_conv1d_backward(queue, &a));
     assert_documented(COT_OUT_OF_MEMORY, cot_queue_reserve(queue, SIZE_MAX / 2));
+    a.workspace = NULL;
+    a.workspace_bytes = 0;
+    assert_ok(cot_queue_set_allocator(queue, allocate_nothing, NULL));
+    assert_documented(COT_OUT_OF_MEMORY, cot_causal_conv1d_backward(queue, &a));
     cot_queue_destroy(queue);
 }
 

@@ -197,11 +197,12 @@ static const cot_direction directions[] = {DIRECTION("forward", forward_fields),
 
 enum { UNKNOWN_INSTRUCTION_SET = 1 << 10 }; /* a bit without an instruction set */
 static const cot_kernel kernels[] = {
-    {"toy_fwd_plain", 0, COT_BACKEND_CPU, 0, COT_F32, admit, cost, forward_plain, NULL, NULL},
-    {"toy_fwd_faulty", 0, COT_BACKEND_CPU, 0, COT_F32, admit, cost, forward_faulty, workspace_bytes, NULL},
-    {"toy_fwd_missing", 0, COT_BACKEND_CPU, UNKNOWN_INSTRUCTION_SET, COT_F32, admit, cost, forward_plain, NULL, NULL},
-    {"toy_fwd_idle", 0, COT_BACKEND_CPU, 0, COT_F32, admit_none, cost, forward_plain, NULL, NULL},
-    {"toy_bwd_plain", 1, COT_BACKEND_CPU, 0, COT_F32, admit, cost, backward_plain, NULL, NULL},
+    {"toy_fwd_plain", 0, COT_BACKEND_CPU, 0, COT_F32, admit, cost, forward_plain, NULL, NULL, NULL},
+    {"toy_fwd_faulty", 0, COT_BACKEND_CPU, 0, COT_F32, admit, cost, forward_faulty, workspace_bytes, NULL, NULL},
+    {"toy_fwd_missing", 0, COT_BACKEND_CPU, UNKNOWN_INSTRUCTION_SET, COT_F32, admit, cost, forward_plain, NULL, NULL,
+     NULL},
+    {"toy_fwd_idle", 0, COT_BACKEND_CPU, 0, COT_F32, admit_none, cost, forward_plain, NULL, NULL, NULL},
+    {"toy_bwd_plain", 1, COT_BACKEND_CPU, 0, COT_F32, admit, cost, backward_plain, NULL, NULL, NULL},
 };
 static const cot_op toy = {"toy", directions, 2, kernels, COUNT(kernels)};
 

@@ -8,6 +8,7 @@
 #include "core/queue.h"
 #include "core/status.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -26,6 +27,7 @@ static struct {
     void *workspace;
     toy_args args;
     bool with_data;
+    int plan[4];
 } last_call;
 
 static const char *admit_any(const void *problem)
@@ -60,6 +62,16 @@ static size_t workspace_of_size(const void *problem)
     return (size_t)((const toy_args *)problem)->size;
 }
 
+static int plans;
+
+/* Writes a plan that depends on the problem. */
+static size_t plan_of_size(const void *problem, void *plan)
+{
+    const int size = ((const toy_args *)problem)->size;
+    memcpy(plan, (const int[4]){size, size + 1, size + 2, ++plans}, 4 * sizeof(int));
+    return 3 * (size_t)size;
+}
+
 #define RUN(name)                                                                  \
     static cot_status name(cot_queue *queue, const void *problem, void *workspace) \
     {                                                                              \
@@ -77,6 +89,15 @@ RUN(toy_avx2)
 RUN(toy_avx512)
 RUN(toy_cuda)
 RUN(toy_back)
+
+static cot_status toy_planned(cot_queue *queue, const void *problem, void *workspace)
+{
+    (void)problem;
+    last_call.kernel = "toy_planned";
+    last_call.workspace = workspace;
+    memcpy(last_call.plan, queue->plan, sizeof last_call.plan);
+    return COT_OK;
+}
 
 static cot_status validate_toy(const char *call, const void *args, bool with_data, void *problem)
 {
@@ -107,6 +128,14 @@ static const cot_direction directions[] = {
      .workspace_offset = offsetof(toy_args, workspace),
      .workspace_bytes_offset = offsetof(toy_args, workspace_bytes),
      .validate = validate_toy},
+    {.name = "update",
+     .call = "toy_update",
+     .op = &toy,
+     .args_size = sizeof(toy_args),
+     .problem_size = sizeof(toy_args),
+     .workspace_offset = offsetof(toy_args, workspace),
+     .workspace_bytes_offset = offsetof(toy_args, workspace_bytes),
+     .validate = validate_toy},
 };
 
 /* clang-format off */
@@ -122,6 +151,8 @@ static const cot_kernel kernels[] = {
     ROW(0, toy_avx512, COT_BACKEND_CPU, COT_ISA_AVX2 | COT_ISA_AVX512, admit_any, cost_slow, NULL),
     ROW(0, toy_cuda, COT_BACKEND_CUDA, 0, admit_any, cost_fast, NULL),
     ROW(1, toy_back, COT_BACKEND_CPU, 0, admit_any, cost_slow, workspace_of_size),
+    {.name = "toy_planned", .direction = 2, .backend = COT_BACKEND_CPU, .intermediate = COT_F32,
+     .admit = admit_any, .cost = cost_slow, .plan = plan_of_size, .run = toy_planned},
 };
 /* clang-format on */
 
@@ -133,7 +164,8 @@ static const cot_op toy = {
     .kernel_count = COUNT(kernels),
 };
 
-static const cot_direction *const forward = &directions[0], *const backward = &directions[1];
+static const cot_direction *const forward = &directions[0], *const backward = &directions[1],
+                                  *const update = &directions[2];
 
 static cot_queue *new_queue(const char *kernels_)
 {
@@ -384,6 +416,99 @@ static void isa_names(void **state)
     assert_true(!(isa & COT_ISA_AVX512BF16) || (isa & COT_ISA_AVX512));
 }
 
+typedef struct allocator {
+    int calls;
+    size_t bytes;
+    void *memory;
+    pthread_t thread;
+} allocator;
+
+static void *allocate(void *context, size_t bytes)
+{
+    allocator *a = context;
+    a->calls++;
+    a->bytes = bytes;
+    a->thread = pthread_self();
+    return a->memory;
+}
+
+static void the_queues_allocator_gives_the_workspace(void **state)
+{
+    (void)state;
+    static _Alignas(COT_ALIGNMENT) char memory[256];
+    cot_queue *queue = new_queue("");
+    char message[128];
+    size_t bytes = 0;
+    allocator a = {.memory = memory};
+    toy_args args = of_size(100);
+    assert_fails(cot_queue_set_allocator(NULL, allocate, &a), COT_INVALID_ARGUMENT,
+                 "cot_queue_set_allocator: queue is null");
+    assert_ok(cot_queue_set_allocator(queue, allocate, &a));
+    assert_ok(cot_op_workspace(forward, queue, &args, &bytes)); /* a query allocates nothing */
+    assert_int_equal(a.calls, 0);
+    assert_ok(cot_op_run(forward, queue, &args));
+    assert_int_equal(a.calls, 1);
+    assert_int_equal(a.bytes, bytes);
+    assert_true(pthread_equal(a.thread, pthread_self()));
+    assert_ptr_equal(last_call.workspace, memory);
+    assert_null(queue->pool);
+
+    /* It is not called for a kernel without workspace, for the caller's own workspace, or for a refused call. */
+    args = of_size(5);
+    assert_ok(cot_op_run(forward, queue, &args));
+    assert_null(last_call.workspace);
+    static _Alignas(COT_ALIGNMENT) char own[256];
+    args = of_size(100);
+    args.workspace = own;
+    args.workspace_bytes = sizeof own;
+    assert_ok(cot_op_run(forward, queue, &args));
+    assert_ptr_equal(last_call.workspace, own);
+    args = of_size(100);
+    args.workspace_bytes = 100;
+    assert_fails(cot_op_run(forward, queue, &args), COT_INVALID_ARGUMENT,
+                 "toy_forward: workspace is null but workspace_bytes is 100");
+    args = of_size(-1);
+    assert_fails(cot_op_run(forward, queue, &args), COT_INVALID_SHAPE, "toy_forward: size is -1, expected 0 or more");
+    assert_int_equal(a.calls, 1);
+
+    /* What it returns is checked before the kernel runs. */
+    args = of_size(100);
+    last_call.kernel = NULL;
+    a.memory = NULL;
+    assert_fails(cot_op_run(forward, queue, &args), COT_OUT_OF_MEMORY,
+                 "toy_forward: the queue's allocator has no workspace of 100 bytes");
+    a.memory = memory + 32;
+    snprintf(message, sizeof message,
+             "toy_forward: the queue's allocator returned a workspace at %p, expected a multiple of 64", a.memory);
+    assert_fails(cot_op_run(forward, queue, &args), COT_INVALID_LAYOUT, message);
+    assert_null(last_call.kernel);
+    assert_int_equal(a.calls, 3);
+
+    /* Without the allocator, the pool again. */
+    assert_ok(cot_queue_set_allocator(queue, NULL, NULL));
+    assert_ok(cot_op_run(forward, queue, &args));
+    assert_int_equal(a.calls, 3);
+    assert_ptr_equal(last_call.workspace, queue->pool);
+    cot_queue_destroy(queue);
+}
+
+static void a_call_plans_once(void **state)
+{
+    (void)state;
+    cot_queue *queue = new_queue("");
+    toy_args args = of_size(20);
+    size_t bytes = 0;
+    assert_ok(cot_op_workspace(update, queue, &args, &bytes));
+    assert_int_equal(bytes, 60);
+    plans = 0;
+    assert_ok(cot_op_run(update, queue, &args));
+    assert_string_equal(last_call.kernel, "toy_planned");
+    assert_memory_equal(last_call.plan, ((const int[4]){20, 21, 22, 1}), sizeof last_call.plan);
+    assert_int_equal(plans, 1);
+    assert_null(queue->plan);
+    cot_queue_destroy(queue);
+}
+
 int main(void)
 {
     unsetenv("COT_KERNEL");
@@ -396,6 +521,8 @@ int main(void)
         cmocka_unit_test(explain_gives_every_reason),
         cmocka_unit_test(a_forced_kernel_runs_or_reports_why_not),
         cmocka_unit_test(the_callers_workspace_is_checked_and_used),
+        cmocka_unit_test(the_queues_allocator_gives_the_workspace),
+        cmocka_unit_test(a_call_plans_once),
         cmocka_unit_test(isa_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -46,6 +46,7 @@ typedef struct visitor {
  * kernel k, or 0 if the kernel does not admit the call. */
 static void query_kernels(const cot_direction *direction, const void *problem, size_t workspaces[COT_MAX_KERNELS])
 {
+    _Alignas(16) char plan[COT_MAX_PLAN];
     for (int k = 0; k < direction->op->kernel_count; k++) {
         const cot_kernel *kernel = &direction->op->kernels[k];
         workspaces[k] = 0;
@@ -54,7 +55,7 @@ static void query_kernels(const cot_direction *direction, const void *problem, s
         const double cost = kernel->cost(problem);
         if (!(cost >= 0) || isinf(cost))
             fail_msg("%s: its cost is %g", kernel->name, cost);
-        workspaces[k] = kernel->workspace != NULL ? kernel->workspace(problem) : 0;
+        workspaces[k] = cot_kernel_plan(kernel, problem, plan);
     }
 }
 

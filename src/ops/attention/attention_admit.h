@@ -184,25 +184,19 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
 
 /* `size` is the bytes of an operand's element: a float, or one to three bf16. `keys` is the maximum keys of a forward
  * block. */
-#define COT_WORKSPACES(name, size, one_form, keys)                              \
-    static inline size_t workspace_fwd_##name(const void *problem)              \
-    {                                                                           \
-        return attention_fwd_layout_of(problem, size, keys).bytes;              \
-    }                                                                           \
-    static inline size_t workspace_bwd_##name(const void *problem)              \
-    {                                                                           \
-        return attention_bwd_layout_of(problem, size).bytes;                    \
-    }                                                                           \
-    static inline size_t scratch_fwd_##name(const void *problem)                \
-    {                                                                           \
-        (void)problem;                                                          \
-        return ATTENTION_FWD_SCRATCH(size, one_form, keys);                     \
-    }                                                                           \
-    static inline size_t scratch_bwd_##name(const void *problem)                \
-    {                                                                           \
-        const attention_problem *p = problem;                                   \
-        return ATTENTION_BWD_SCRATCH(size, one_form) +                          \
-               (cot_is_present(&p->dbias) ? ATTENTION_DBIAS_SCRATCH(size) : 0); \
+#define COT_WORKSPACES(name, size, one_form, keys)                                                \
+    COT_PLAN(plan_fwd_##name, attention_fwd_layout, attention_fwd_layout_of(problem, size, keys)) \
+    COT_PLAN(plan_bwd_##name, attention_bwd_layout, attention_bwd_layout_of(problem, size))       \
+    static inline size_t scratch_fwd_##name(const void *problem)                                  \
+    {                                                                                             \
+        (void)problem;                                                                            \
+        return ATTENTION_FWD_SCRATCH(size, one_form, keys);                                       \
+    }                                                                                             \
+    static inline size_t scratch_bwd_##name(const void *problem)                                  \
+    {                                                                                             \
+        const attention_problem *p = problem;                                                     \
+        return ATTENTION_BWD_SCRATCH(size, one_form) +                                            \
+               (cot_is_present(&p->dbias) ? ATTENTION_DBIAS_SCRATCH(size) : 0);                   \
     }
 COT_WORKSPACES(tiled, 4, true, ATTENTION_BLOCK)
 COT_WORKSPACES(tiled_amx, 2, false, ATTENTION_FWD_AMX_KEYS(2))

@@ -190,15 +190,8 @@ static inline double cost_im2col(const void *problem)
     return 1e6 + (1 + (double)sizes->D) * cost_scalar(problem);
 }
 
-static inline size_t workspace_im2col(const void *problem)
-{
-    return conv1d_im2col_layout_of(problem, sizeof(float)).bytes;
-}
-
-static inline size_t workspace_im2col_amx(const void *problem)
-{
-    return conv1d_im2col_layout_of(problem, sizeof(uint16_t)).bytes;
-}
+COT_PLAN(plan_im2col, conv1d_im2col_layout, conv1d_im2col_layout_of(problem, sizeof(float)))
+COT_PLAN(plan_im2col_amx, conv1d_im2col_layout, conv1d_im2col_layout_of(problem, sizeof(uint16_t)))
 
 static inline size_t scratch_im2col(const void *problem)
 {

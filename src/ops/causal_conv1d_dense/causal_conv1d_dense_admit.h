@@ -43,25 +43,10 @@ static inline double cost_bwd_scalar(const void *problem)
     return conv1d_dense_cost_scalar(problem, conv1d_dense_backward_products(problem));
 }
 
-static inline size_t workspace_fwd_scalar(const void *problem)
-{
-    return conv1d_dense_scalar_layout_of(problem, false, sizeof(float)).bytes;
-}
-
-static inline size_t workspace_fwd_scalar_f64(const void *problem)
-{
-    return conv1d_dense_scalar_layout_of(problem, false, sizeof(double)).bytes;
-}
-
-static inline size_t workspace_bwd_scalar(const void *problem)
-{
-    return conv1d_dense_scalar_layout_of(problem, true, sizeof(float)).bytes;
-}
-
-static inline size_t workspace_bwd_scalar_f64(const void *problem)
-{
-    return conv1d_dense_scalar_layout_of(problem, true, sizeof(double)).bytes;
-}
+COT_PLAN(plan_fwd_scalar, conv1d_dense_scalar_layout, conv1d_dense_scalar_layout_of(problem, false, sizeof(float)))
+COT_PLAN(plan_fwd_scalar_f64, conv1d_dense_scalar_layout, conv1d_dense_scalar_layout_of(problem, false, sizeof(double)))
+COT_PLAN(plan_bwd_scalar, conv1d_dense_scalar_layout, conv1d_dense_scalar_layout_of(problem, true, sizeof(float)))
+COT_PLAN(plan_bwd_scalar_f64, conv1d_dense_scalar_layout, conv1d_dense_scalar_layout_of(problem, true, sizeof(double)))
 
 /* ---- tiled kernels ---------------------------------------------------------------------------------------- */
 
@@ -158,32 +143,28 @@ COT_COSTS(amx_split, 100, 8)
 COT_COSTS(amx_split3, 50, 8)
 #undef COT_COSTS
 
-static inline size_t conv1d_dense_workspace_fwd(const conv1d_dense_forward_problem *p, size_t size, bool same_form)
+static inline conv1d_dense_layout conv1d_dense_plan_fwd(const conv1d_dense_forward_problem *p, size_t size,
+                                                        bool same_form)
 {
     const conv1d_dense_needs needs = {.z = cot_is_present(&p->args.y)};
-    return conv1d_dense_layout_of(&p->sizes, needs, size, same_form).bytes;
+    return conv1d_dense_layout_of(&p->sizes, needs, size, same_form);
 }
 
-static inline size_t conv1d_dense_workspace_bwd(const conv1d_dense_backward_problem *p, size_t size, bool same_form)
+static inline conv1d_dense_layout conv1d_dense_plan_bwd(const conv1d_dense_backward_problem *p, size_t size,
+                                                        bool same_form)
 {
-    return conv1d_dense_layout_of(&p->sizes, conv1d_dense_backward_needs(p), size, same_form).bytes;
+    return conv1d_dense_layout_of(&p->sizes, conv1d_dense_backward_needs(p), size, same_form);
 }
 
 /* size: bytes of an element of an operand, which is a float or up to three bf16. separate_sums: see
  * CONV1D_DENSE_SCRATCH. */
-#define COT_WORKSPACES(name, size, same_form, separate_sums)         \
-    static inline size_t workspace_fwd_##name(const void *problem)   \
-    {                                                                \
-        return conv1d_dense_workspace_fwd(problem, size, same_form); \
-    }                                                                \
-    static inline size_t workspace_bwd_##name(const void *problem)   \
-    {                                                                \
-        return conv1d_dense_workspace_bwd(problem, size, same_form); \
-    }                                                                \
-    static inline size_t scratch_##name(const void *problem)         \
-    {                                                                \
-        (void)problem;                                               \
-        return CONV1D_DENSE_SCRATCH(separate_sums);                  \
+#define COT_WORKSPACES(name, size, same_form, separate_sums)                                        \
+    COT_PLAN(plan_fwd_##name, conv1d_dense_layout, conv1d_dense_plan_fwd(problem, size, same_form)) \
+    COT_PLAN(plan_bwd_##name, conv1d_dense_layout, conv1d_dense_plan_bwd(problem, size, same_form)) \
+    static inline size_t scratch_##name(const void *problem)                                        \
+    {                                                                                               \
+        (void)problem;                                                                              \
+        return CONV1D_DENSE_SCRATCH(separate_sums);                                                 \
     }
 COT_WORKSPACES(tiled, 4, true, true)
 COT_WORKSPACES(tiled_amx, 2, false, false)

@@ -140,11 +140,12 @@ static inline size_t workspace_pre_fwd_tiles(const void *problem)
     return cot_bytes(mhc_weight_elements(problem, &chunks), sizeof(float));
 }
 
-static inline size_t workspace_pre_bwd_tiles(const void *problem)
+static inline mhc_pre_bwd_layout mhc_plan_pre_bwd(const mhc_pre_backward_problem *p)
 {
-    const mhc_pre_backward_problem *p = problem;
-    return mhc_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args)).bytes;
+    return mhc_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args));
 }
+
+COT_PLAN(plan_pre_bwd_tiles, mhc_pre_bwd_layout, mhc_plan_pre_bwd(problem))
 
 static inline size_t scratch_pre_fwd_tiles(const void *problem)
 {

@@ -249,7 +249,7 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
 {
     context c = {.p = problem};
     const attention_sizes *sizes = &c.p->sizes;
-    const attention_bwd_layout layout = c.layout = attention_bwd_layout_of(sizes, sizeof(mt));
+    const attention_bwd_layout layout = c.layout = *(const attention_bwd_layout *)queue->plan;
     char *base = workspace;
     c.queries = (mt *)(base + layout.queries);
     c.keys = (mt *)(base + layout.k);

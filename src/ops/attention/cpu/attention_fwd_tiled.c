@@ -629,7 +629,7 @@ cot_status V_NAME(attention_fwd_tiled)(cot_queue *queue, const void *problem, vo
     _Atomic int64_t next_group = 0;
     context c = {.p = problem, .next_group = &next_group};
     const attention_sizes *sizes = &c.p->sizes;
-    c.layout = attention_fwd_layout_of(sizes, sizeof(mt), KEYS);
+    c.layout = *(const attention_fwd_layout *)queue->plan;
     c.kt = (mt *)((char *)workspace + c.layout.kt);
     c.v = (mt *)((char *)workspace + c.layout.v);
     const bool equal_lengths = !sizes->packed && !cot_is_present(&c.p->seqused_k) && !cot_is_present(&c.p->seqused_q);

@@ -99,12 +99,12 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                            const backward_kernels *kernels_by_size)
 {
     const attention_sizes *z = &p->sizes;
-    const bool general = attention_bwd_needs_general(p);
-    const int64_t columns = attention_bwd_columns(z);
+    const attention_sm90_bwd_plan *plan = queue->plan;
+    const bool general = plan->general;
+    const int64_t columns = plan->columns;
     const backward_kernels *kernels =
         kernels_by_size + (columns == 128) + 2 * (columns == 256) + 3 * general + 2 * (z->softcap > 0);
     const unsigned cluster_blocks = columns == 256 ? 2 : 1; /* blocks that share ATTENTION_KEYS keys */
-    const attention_sm90_workspace layout = attention_sm90_workspace_of(p);
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     if (z->H == 0)
         return COT_OK;
@@ -145,18 +145,18 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .grad_k = attention_array_of(&p->dk),
             .grad_v = attention_array_of(&p->dv),
             .dsink = attention_array_of(&p->dsink),
-            .lse_log2 = (float *)((char *)workspace + layout.lse_log2),
-            .row_delta = (float *)((char *)workspace + layout.row_delta),
-            .dq_accum = (float *)((char *)workspace + layout.dq_accum),
-            .dq_semaphore = (uint32_t *)((char *)workspace + layout.dq_semaphore),
+            .lse_log2 = (float *)((char *)workspace + plan->lse_log2),
+            .row_delta = (float *)((char *)workspace + plan->row_delta),
+            .dq_accum = (float *)((char *)workspace + plan->dq_accum),
+            .dq_semaphore = (uint32_t *)((char *)workspace + plan->dq_semaphore),
         }};
     attention_scheduler *scheduler = &mapped.call.scheduler;
-    scheduler->max_tiles = (int32_t)attention_bwd_tiles(p);
+    scheduler->max_tiles = (int32_t)plan->head_tiles;
     scheduler->tile_queries = ATTENTION_QUERIES;
     scheduler->block_keys = ATTENTION_KEYS;
-    scheduler->seqlens = general ? (attention_seqlen_info *)((char *)workspace + layout.seqlens) : NULL;
+    scheduler->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
     const attention_bwd_call *c = &mapped.call;
-    const int64_t tiles = z->H * attention_bwd_tiles(p), slices = tiles * columns / 64;
+    const int64_t tiles = plan->tiles, slices = plan->slices;
     cot_status status = general ? attention_launch_scheduler(queue, scheduler) : COT_OK;
     if (status == COT_OK && tiles > 0)
         status = attention_launch(

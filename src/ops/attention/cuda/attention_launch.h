@@ -7,6 +7,8 @@
 #include "../attention_problem.h"
 #include "attention_cuda.h"
 
+#include "core/op_tables.h"
+
 #include <math.h>
 
 /* Whether TMA can load the tensor: contiguous rows, data and strides at multiples of 16 bytes. (A query for the
@@ -181,28 +183,33 @@ static inline double cost_bwd_sm90(const void *problem)
     return 1000.0 + (double)z->H * (double)z->rows_q * (double)z->Tk;
 }
 
-/* Offsets of the workspace's parts, in bytes. */
-typedef struct attention_sm90_workspace {
+/* The plan of a backward: the kernels' tiles, and the offsets of the workspace's parts in bytes. */
+typedef struct attention_sm90_bwd_plan {
+    bool general;       /* see attention_bwd_needs_general */
+    int64_t columns;    /* of a tile */
+    int64_t head_tiles; /* query tiles of one head */
+    int64_t tiles;      /* query tiles of all heads */
+    int64_t slices;     /* of dq: 64 columns of a query tile */
     size_t lse_log2, row_delta, dq_accum, dq_semaphore, seqlens, bytes;
-} attention_sm90_workspace;
+} attention_sm90_bwd_plan;
 
-static inline attention_sm90_workspace attention_sm90_workspace_of(const attention_problem *p)
+static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention_problem *p)
 {
-    const int64_t tiles = cot_mul(p->sizes.H, attention_bwd_tiles(p)), rows = cot_mul(tiles, ATTENTION_QUERIES);
-    const int64_t slices = cot_mul(tiles, attention_bwd_columns(&p->sizes) / 64);
-    const int64_t sequences = attention_bwd_needs_general(p) ? attention_sequence_count(p) + 1 : 0;
-    attention_sm90_workspace layout = {0};
-    layout.lse_log2 = cot_workspace_reserve(&layout.bytes, rows, sizeof(float));
-    layout.row_delta = cot_workspace_reserve(&layout.bytes, rows, sizeof(float));
-    layout.dq_accum = cot_workspace_reserve(&layout.bytes, cot_mul(slices, ATTENTION_DQ_SLICE), sizeof(float));
-    layout.dq_semaphore = cot_workspace_reserve(&layout.bytes, slices, sizeof(uint32_t));
-    layout.seqlens = cot_workspace_reserve(&layout.bytes, sequences, sizeof(attention_seqlen_info));
-    return layout;
+    attention_sm90_bwd_plan plan = {.general = attention_bwd_needs_general(p),
+                                    .columns = attention_bwd_columns(&p->sizes),
+                                    .head_tiles = attention_bwd_tiles(p)};
+    plan.tiles = cot_mul(p->sizes.H, plan.head_tiles);
+    plan.slices = cot_mul(plan.tiles, plan.columns / 64);
+    const int64_t rows = cot_mul(plan.tiles, ATTENTION_QUERIES), slices = plan.slices;
+    const int64_t sequences = plan.general ? attention_sequence_count(p) + 1 : 0;
+    plan.lse_log2 = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
+    plan.row_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
+    plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(slices, ATTENTION_DQ_SLICE), sizeof(float));
+    plan.dq_semaphore = cot_workspace_reserve(&plan.bytes, slices, sizeof(uint32_t));
+    plan.seqlens = cot_workspace_reserve(&plan.bytes, sequences, sizeof(attention_seqlen_info));
+    return plan;
 }
 
-static inline size_t workspace_bwd_sm90(const void *problem)
-{
-    return attention_sm90_workspace_of(problem).bytes;
-}
+COT_PLAN(plan_bwd_sm90, attention_sm90_bwd_plan, attention_sm90_bwd_plan_of(problem))
 
 #endif

@@ -142,7 +142,7 @@ cot_status V_NAME(causal_conv1d_fwd_im2col)(cot_queue *queue, const void *proble
 {
     context c = {.p = problem};
     const conv1d_sizes *z = &c.p->sizes;
-    c.l = conv1d_im2col_layout_of(z, sizeof(mt));
+    c.l = *(const conv1d_im2col_layout *)queue->plan;
     c.columns = (mt *)((char *)workspace + c.l.columns);
     c.expanded = (mt *)((char *)workspace + c.l.expanded);
     if (cot_is_present(&c.p->args.y) && cot_elements(&c.p->args.y) > 0) {

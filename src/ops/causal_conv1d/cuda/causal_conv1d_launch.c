@@ -392,13 +392,12 @@ static cot_status backward(cot_queue *queue, const conv1d_backward_problem *p, v
     if (c.D > 0) {
         int64_t W;
         const cot_cuda_kernel *kernel = choose_instance(instances, &c, p->sizes.dtype, axis == 2 ? c.T : c.D, &W);
-        const conv1d_launch_config config = axis == 2
-                                                ? conv1d_cuda_channel_first_config(&p->sizes, W, CONV1D_BWD_CHUNKS)
-                                                : conv1d_cuda_bwd_channel_last_config(&p->sizes, W);
+        const conv1d_bwd_plan *plan = queue->plan;
+        const conv1d_launch_config *config = W == 4 ? &plan->width4 : &plan->width8;
         c.partial = workspace;
-        c.partial_count = config.partial_count;
-        c.warp_tokens = config.warp_tokens;
-        const cot_status launched = launch_with_config(queue, kernel, &config, false, &c);
+        c.partial_count = config->partial_count;
+        c.warp_tokens = config->warp_tokens;
+        const cot_status launched = launch_with_config(queue, kernel, config, false, &c);
         if (launched != COT_OK)
             return launched;
         const cot_status summed = reduce_partials(queue, &c, W);
@@ -422,15 +421,13 @@ static cot_status backward_sm90(cot_queue *queue, const conv1d_backward_problem 
                                 const cot_cuda_kernel *kernels, int axis)
 {
     conv1d_call c = make_backward_call(queue, p, axis);
-    const conv1d_launch_config config = axis == 2
-                                            ? conv1d_sm90_channel_first_config(&p->sizes, CONV1D_SM90_BWD_CHUNKS, 2)
-                                            : conv1d_sm90_bwd_channel_last_config(&p->sizes);
-    const int rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * (int)config.warp_tokens;
-    c.warp_tokens = config.warp_tokens;
+    const conv1d_launch_config *config = &((const conv1d_bwd_plan *)queue->plan)->sm90;
+    const int rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * (int)config->warp_tokens;
+    c.warp_tokens = config->warp_tokens;
     c.partial = workspace;
-    c.partial_count = config.partial_count;
+    c.partial_count = config->partial_count;
     cot_status status =
-        launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &config, axis, rows, CONV1D_SM90_BWD_CHANNELS, &c);
+        launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], config, axis, rows, CONV1D_SM90_BWD_CHANNELS, &c);
     if (status == COT_OK && c.D > 0)
         status = reduce_partials(queue, &c, 4);
     return status == COT_OK ? write_dinitial_state(queue, p, &c) : status;

@@ -7,6 +7,8 @@
 #include "../causal_conv1d_problem.h"
 #include "causal_conv1d_cuda.h"
 
+#include "core/op_tables.h"
+
 enum { CONV1D_CUDA_MAX_K = 8 /* of the fast kernels */ };
 
 /* Maximum of gridDim.y and gridDim.z. The sm80 kernels have grid-stride loops over more channels and batch elements. */
@@ -308,45 +310,45 @@ static inline size_t workspace_cuda_fwd(const void *problem)
     return conv1d_cuda_seq_idx_bytes(&p->sizes, &p->args.cu_seqlens);
 }
 
-static inline size_t conv1d_cuda_bwd_workspace(const conv1d_backward_problem *p, const conv1d_launch_config *width4,
-                                               const conv1d_launch_config *width8)
+/* The plan of a backward. width4 and width8: of the specialized and the general sm80 kernels. The alignment of the data
+ * decides between them, and a query for the workspace's size may have no data. sm90: of the Hopper kernels, which fall
+ * back to the sm80 kernels for misaligned data. */
+typedef struct conv1d_bwd_plan {
+    conv1d_launch_config width4, width8, sm90;
+    size_t bytes; /* sufficient for all of them */
+} conv1d_bwd_plan;
+
+static inline conv1d_bwd_plan conv1d_cuda_plan_bwd(const conv1d_backward_problem *p, int axis,
+                                                   const conv1d_launch_config *sm90)
 {
-    const int64_t partial_count =
-        width4->partial_count > width8->partial_count ? width4->partial_count : width8->partial_count;
-    return conv1d_cuda_seq_idx_bytes(&p->sizes, &p->args.cu_seqlens) +
-           conv1d_cuda_partial_bytes(&p->sizes, partial_count);
+    const conv1d_sizes *s = &p->sizes;
+    conv1d_bwd_plan plan = {
+        .width4 = axis == 2 ? conv1d_cuda_channel_first_config(s, 4, CONV1D_BWD_CHUNKS)
+                            : conv1d_cuda_bwd_channel_last_config(s, 4),
+        .width8 = axis == 2 ? conv1d_cuda_channel_first_config(s, 8, CONV1D_BWD_CHUNKS)
+                            : conv1d_cuda_bwd_channel_last_config(s, 8),
+    };
+    int64_t partial_count = cot_max(plan.width4.partial_count, plan.width8.partial_count);
+    if (sm90 != NULL) {
+        plan.sm90 = *sm90;
+        partial_count = cot_max(partial_count, sm90->partial_count);
+    }
+    plan.bytes = conv1d_cuda_seq_idx_bytes(s, &p->args.cu_seqlens) + conv1d_cuda_partial_bytes(s, partial_count);
+    return plan;
 }
 
-static inline size_t workspace_cuda_bwd_first(const void *problem)
+static inline conv1d_bwd_plan conv1d_sm90_plan_bwd(const conv1d_backward_problem *p, int axis)
 {
-    const conv1d_launch_config width4 = conv1d_cuda_channel_first_config(problem, 4, CONV1D_BWD_CHUNKS);
-    const conv1d_launch_config width8 = conv1d_cuda_channel_first_config(problem, 8, CONV1D_BWD_CHUNKS);
-    return conv1d_cuda_bwd_workspace(problem, &width4, &width8);
+    const conv1d_launch_config config = axis == 2
+                                            ? conv1d_sm90_channel_first_config(&p->sizes, CONV1D_SM90_BWD_CHUNKS, 2)
+                                            : conv1d_sm90_bwd_channel_last_config(&p->sizes);
+    return conv1d_cuda_plan_bwd(p, axis, &config);
 }
 
-static inline size_t workspace_cuda_bwd_last(const void *problem)
-{
-    const conv1d_launch_config width4 = conv1d_cuda_bwd_channel_last_config(problem, 4),
-                               width8 = conv1d_cuda_bwd_channel_last_config(problem, 8);
-    return conv1d_cuda_bwd_workspace(problem, &width4, &width8);
-}
-
-/* The sm90 kernels may fall back to the sm80 kernels, so the workspace is sufficient for both. */
-static inline size_t workspace_sm90_bwd_first(const void *problem)
-{
-    const conv1d_launch_config config = conv1d_sm90_channel_first_config(problem, CONV1D_SM90_BWD_CHUNKS, 2);
-    const size_t sm90_bytes = conv1d_cuda_bwd_workspace(problem, &config, &config),
-                 sm80_bytes = workspace_cuda_bwd_first(problem);
-    return sm90_bytes > sm80_bytes ? sm90_bytes : sm80_bytes;
-}
-
-static inline size_t workspace_sm90_bwd_last(const void *problem)
-{
-    const conv1d_launch_config config = conv1d_sm90_bwd_channel_last_config(problem);
-    const size_t sm90_bytes = conv1d_cuda_bwd_workspace(problem, &config, &config),
-                 sm80_bytes = workspace_cuda_bwd_last(problem);
-    return sm90_bytes > sm80_bytes ? sm90_bytes : sm80_bytes;
-}
+COT_PLAN(plan_cuda_bwd_first, conv1d_bwd_plan, conv1d_cuda_plan_bwd(problem, 2, NULL))
+COT_PLAN(plan_cuda_bwd_last, conv1d_bwd_plan, conv1d_cuda_plan_bwd(problem, 1, NULL))
+COT_PLAN(plan_sm90_bwd_first, conv1d_bwd_plan, conv1d_sm90_plan_bwd(problem, 2))
+COT_PLAN(plan_sm90_bwd_last, conv1d_bwd_plan, conv1d_sm90_plan_bwd(problem, 1))
 
 static inline size_t workspace_cuda_bwd_generic(const void *problem)
 {

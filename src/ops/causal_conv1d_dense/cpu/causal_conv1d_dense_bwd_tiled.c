@@ -293,7 +293,7 @@ cot_status V_NAME(causal_conv1d_dense_bwd_tiled)(cot_queue *queue, const void *p
     char *memory = workspace;
     c.needs = conv1d_dense_backward_needs(c.p);
     c.o = (operands){.sizes = &c.p->sizes,
-                     .l = conv1d_dense_layout_of(&c.p->sizes, c.needs, sizeof(mt), MT_SAME_FORM),
+                     .l = *(const conv1d_dense_layout *)queue->plan,
                      .inputs = &a->x,
                      .initial_state = &a->initial_state,
                      .weight = &a->weight,

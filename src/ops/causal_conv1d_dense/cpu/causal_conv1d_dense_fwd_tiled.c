@@ -56,9 +56,8 @@ cot_status V_NAME(causal_conv1d_dense_fwd_tiled)(cot_queue *queue, const void *p
 {
     context c = {.p = problem};
     const cot_causal_conv1d_dense_forward_args *a = &c.p->args;
-    const conv1d_dense_needs needs = {.z = cot_is_present(&a->y)};
     c.o = (operands){.sizes = &c.p->sizes,
-                     .l = conv1d_dense_layout_of(&c.p->sizes, needs, sizeof(mt), MT_SAME_FORM),
+                     .l = *(const conv1d_dense_layout *)queue->plan,
                      .inputs = &a->x,
                      .initial_state = &a->initial_state,
                      .weight = &a->weight,

@@ -103,10 +103,10 @@ static void prepare(cot_queue *queue, context *c, void *workspace)
     const conv1d_dense_job jobs[] = {
         {has_inputs ? c->sizes->B * (c->sizes->K - 1 + c->sizes->T) : 0, copy_inputs_item, NULL},
         {has_inputs ? c->sizes->Dout : 0, copy_weights_item, NULL}};
-    const conv1d_dense_scalar_layout l = conv1d_dense_scalar_layout_of(c->sizes, c->backward != NULL, sizeof(real));
-    c->xe = (real *)((char *)workspace + l.xe);
-    c->w = (real *)((char *)workspace + l.w);
-    c->g = (real *)((char *)workspace + l.g);
+    const conv1d_dense_scalar_layout *l = queue->plan;
+    c->xe = (real *)((char *)workspace + l->xe);
+    c->w = (real *)((char *)workspace + l->w);
+    c->g = (real *)((char *)workspace + l->g);
     conv1d_dense_run_jobs(queue, c, jobs, 2);
 }
 

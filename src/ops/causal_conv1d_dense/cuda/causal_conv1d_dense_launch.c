@@ -155,12 +155,12 @@ cot_status causal_conv1d_dense_fwd_sm90(cot_queue *queue, const void *problem, v
     const conv1d_dense_forward_problem *p = problem;
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
     const conv1d_dense_sizes *sizes = &p->sizes;
-    const conv1d_dense_cuda_layout layout = conv1d_dense_sm90_layout(sizes, false, &a->x, NULL);
+    const conv1d_dense_cuda_layout *layout = queue->plan;
     if (!cot_is_present(&a->y) || cot_elements(&a->y) == 0)
         return COT_OK;
-    conv1d_dense_mapped_call m = {.call = make_call(sizes, &layout, workspace, a->activation, &a->weight, &a->bias)};
+    conv1d_dense_mapped_call m = {.call = make_call(sizes, layout, workspace, a->activation, &a->weight, &a->bias)};
     conv1d_dense_array x;
-    CHECK(make_tma_tokens(queue, sizes, &a->x, sizes->Din, (char *)workspace + layout.x, &m.call, &x));
+    CHECK(make_tma_tokens(queue, sizes, &a->x, sizes->Din, (char *)workspace + layout->x, &m.call, &x));
     m.call.out = make_array(&a->y);
     m.call.out_vectorized = is_vectorized(&a->y);
     CHECK(pack_weights(queue, &m.call));
@@ -186,14 +186,14 @@ static cot_status backward(cot_queue *queue, const void *problem, void *workspac
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     const conv1d_dense_sizes *sizes = &p->sizes;
     const bool silu = a->activation == COT_ACTIVATION_SILU;
-    const conv1d_dense_cuda_layout layout = conv1d_dense_sm90_layout(sizes, silu, &a->x, &a->dy);
-    conv1d_dense_mapped_call m = {.call = make_call(sizes, &layout, workspace, a->activation, &a->weight, &a->bias)};
+    const conv1d_dense_cuda_layout *layout = queue->plan;
+    conv1d_dense_mapped_call m = {.call = make_call(sizes, layout, workspace, a->activation, &a->weight, &a->bias)};
     conv1d_dense_call *c = &m.call;
     conv1d_dense_array x = {0};
     c->accumulate = a->accumulate;
     if (silu || cot_is_present(&a->dweight))
-        CHECK(make_tma_tokens(queue, sizes, &a->x, sizes->Din, (char *)workspace + layout.x, c, &x));
-    CHECK(make_tma_tokens(queue, sizes, &a->dy, sizes->Dout, (char *)workspace + layout.dy, c, &c->dy));
+        CHECK(make_tma_tokens(queue, sizes, &a->x, sizes->Din, (char *)workspace + layout->x, c, &x));
+    CHECK(make_tma_tokens(queue, sizes, &a->dy, sizes->Dout, (char *)workspace + layout->dy, c, &c->dy));
     c->g = c->dy;
     c->dweight = make_array(&a->dweight);
     c->dbias = make_array(&a->dbias);
@@ -279,11 +279,11 @@ static cot_status forward_generic(cot_queue *queue, const void *problem, void *w
     const conv1d_dense_forward_problem *p = problem;
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
     const conv1d_dense_sizes *sizes = &p->sizes;
+    const conv1d_dense_cuda_layout none = {0};
     const bool tiles = kernels->block == CONV1D_DENSE_MMA_BLOCK;
-    const conv1d_dense_cuda_layout layout =
-        tiles ? conv1d_dense_mma_layout(sizes, false, false) : (conv1d_dense_cuda_layout){0};
+    const conv1d_dense_cuda_layout *layout = tiles ? queue->plan : &none;
     const int64_t state_elements = sizes->B * sizes->Din * (sizes->K - 1);
-    conv1d_dense_call c = make_call(sizes, &layout, workspace, a->activation, &a->weight, &a->bias);
+    conv1d_dense_call c = make_call(sizes, layout, workspace, a->activation, &a->weight, &a->bias);
     c.x = make_array(&a->x);
     c.initial_state = make_array(&a->initial_state);
     c.out = make_array(&a->y);
@@ -304,10 +304,8 @@ static cot_status backward_generic(cot_queue *queue, const void *problem, void *
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     const conv1d_dense_sizes *sizes = &p->sizes;
     const bool silu = a->activation == COT_ACTIVATION_SILU, tiles = kernels->block == CONV1D_DENSE_MMA_BLOCK;
-    const conv1d_dense_cuda_layout layout =
-        tiles ? conv1d_dense_mma_layout(sizes, silu, true)
-              : conv1d_dense_generic_layout(sizes, silu, cot_dtype_size(kernels->g_dtype), kernels->block);
-    conv1d_dense_call c = make_call(sizes, &layout, workspace, a->activation, &a->weight, &a->bias);
+    const conv1d_dense_cuda_layout *layout = queue->plan;
+    conv1d_dense_call c = make_call(sizes, layout, workspace, a->activation, &a->weight, &a->bias);
     c.accumulate = a->accumulate;
     c.x = make_array(&a->x);
     c.initial_state = make_array(&a->initial_state);

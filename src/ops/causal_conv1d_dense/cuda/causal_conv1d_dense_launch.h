@@ -7,6 +7,8 @@
 #include "../causal_conv1d_dense_problem.h"
 #include "causal_conv1d_dense_cuda.h"
 
+#include "core/op_tables.h"
+
 /* Does the tensor have contiguous channels, and strides in multiples of 16 bytes? TMA needs both. Other tensors are
  * gathered in the workspace first. */
 static inline bool conv1d_dense_has_tma_strides(const cot_tensor *tensor)
@@ -261,36 +263,27 @@ static inline conv1d_dense_cuda_layout conv1d_dense_mma_layout(const conv1d_dens
     return l;
 }
 
-static inline size_t workspace_bwd_generic_sm80(const void *problem)
+static inline bool conv1d_dense_has_silu(const conv1d_dense_backward_problem *p)
 {
-    const conv1d_dense_backward_problem *p = problem;
-    return conv1d_dense_generic_layout(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, sizeof(float),
-                                       CONV1D_DENSE_F32_BLOCK)
-        .bytes;
+    return p->args.activation == COT_ACTIVATION_SILU;
 }
 
-static inline size_t workspace_fwd_mma_sm80(const void *problem)
+static inline conv1d_dense_cuda_layout conv1d_dense_sm90_plan_fwd(const conv1d_dense_forward_problem *p)
 {
-    return conv1d_dense_mma_layout(problem, false, false).bytes;
+    return conv1d_dense_sm90_layout(&p->sizes, false, &p->args.x, NULL);
 }
 
-static inline size_t workspace_bwd_mma_sm80(const void *problem)
+static inline conv1d_dense_cuda_layout conv1d_dense_sm90_plan_bwd(const conv1d_dense_backward_problem *p)
 {
-    const conv1d_dense_backward_problem *p = problem;
-    return conv1d_dense_mma_layout(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, true).bytes;
+    return conv1d_dense_sm90_layout(&p->sizes, conv1d_dense_has_silu(p), &p->args.x, &p->args.dy);
 }
 
-static inline size_t workspace_fwd_sm90(const void *problem)
-{
-    const conv1d_dense_forward_problem *p = problem;
-    return conv1d_dense_sm90_layout(&p->sizes, false, &p->args.x, NULL).bytes;
-}
-
-static inline size_t workspace_bwd_sm90(const void *problem)
-{
-    const conv1d_dense_backward_problem *p = problem;
-    return conv1d_dense_sm90_layout(&p->sizes, p->args.activation == COT_ACTIVATION_SILU, &p->args.x, &p->args.dy)
-        .bytes;
-}
+COT_PLAN(plan_bwd_generic_sm80, conv1d_dense_cuda_layout,
+         conv1d_dense_generic_layout(problem, conv1d_dense_has_silu(problem), sizeof(float), CONV1D_DENSE_F32_BLOCK))
+COT_PLAN(plan_fwd_mma_sm80, conv1d_dense_cuda_layout, conv1d_dense_mma_layout(problem, false, false))
+COT_PLAN(plan_bwd_mma_sm80, conv1d_dense_cuda_layout,
+         conv1d_dense_mma_layout(problem, conv1d_dense_has_silu(problem), true))
+COT_PLAN(plan_fwd_sm90, conv1d_dense_cuda_layout, conv1d_dense_sm90_plan_fwd(problem))
+COT_PLAN(plan_bwd_sm90, conv1d_dense_cuda_layout, conv1d_dense_sm90_plan_bwd(problem))
 
 #endif

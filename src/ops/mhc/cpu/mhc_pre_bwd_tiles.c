@@ -415,7 +415,7 @@ cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *queue, const void *problem, void
         .problem = p,
         .chunks = mhc_split_columns(&p->sizes, MHC_BWD_CHUNK),
         .parts = mhc_pre_bwd_parts(p->sizes.tokens),
-        .layout = mhc_layout_pre_bwd(&p->sizes, cot_is_present(&a->dA) ? a->sinkhorn_iterations : 0),
+        .layout = *(const mhc_pre_bwd_layout *)queue->plan,
         .workspace = workspace,
         .stream_stores = mhc_should_stream(&a->dx, &p->sizes),
         .need_Q = cot_is_present(&a->dphi) || cot_is_present(&a->dgamma),

@@ -360,10 +360,10 @@ cot_status mhc_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *w
 
 /* ---- pre, backward ------------------------------------------------------------------------------------ */
 
-static mhc_call pre_backward_call(const mhc_pre_backward_problem *p, void *workspace)
+static mhc_call pre_backward_call(const cot_queue *queue, const mhc_pre_backward_problem *p, void *workspace)
 {
     const cot_mhc_pre_backward_args *a = &p->args;
-    const mhc_cuda_layout layout = mhc_cuda_layout_pre_bwd(&p->sizes, mhc_pre_iterations(a));
+    const mhc_cuda_layout *layout = queue->plan;
     char *base = workspace;
     mhc_call c = init_call(&p->sizes);
     c.hc_eps = (float)a->hc_eps;
@@ -390,17 +390,17 @@ static mhc_call pre_backward_call(const mhc_pre_backward_problem *p, void *works
     c.dalpha = make_array(&a->dalpha);
     c.dbias = make_array(&a->dbias);
     c.dgamma = make_array(&a->dgamma);
-    c.dz = (float *)(base + layout.dz);
-    c.dh_mix = (float *)(base + layout.dh_mix);
-    c.factor = (float *)(base + layout.factor);
-    c.records = (mhc_token_record *)(base + layout.records);
-    c.counters = (uint32_t *)(base + layout.counters);
-    c.history = (float *)(base + layout.history);
-    c.partial = (float *)(base + layout.partial);
-    c.token_sums = (double *)(base + layout.token_sums);
-    c.parts = layout.parts;
-    c.token_parts = layout.token_parts;
-    c.part_length = layout.part_length;
+    c.dz = (float *)(base + layout->dz);
+    c.dh_mix = (float *)(base + layout->dh_mix);
+    c.factor = (float *)(base + layout->factor);
+    c.records = (mhc_token_record *)(base + layout->records);
+    c.counters = (uint32_t *)(base + layout->counters);
+    c.history = (float *)(base + layout->history);
+    c.partial = (float *)(base + layout->partial);
+    c.token_sums = (double *)(base + layout->token_sums);
+    c.parts = layout->parts;
+    c.token_parts = layout->token_parts;
+    c.part_length = layout->part_length;
     return c;
 }
 
@@ -421,7 +421,7 @@ cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void 
 {
     const mhc_pre_backward_problem *p = problem;
     const int dtype = p->sizes.dtype - COT_F32;
-    mhc_call c = pre_backward_call(p, workspace);
+    mhc_call c = pre_backward_call(queue, p, workspace);
     LAUNCH(queue, &pre_dz[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
     LAUNCH(queue, &pre_dx_generic[dtype], generic_blocks(cot_ceil_div(c.tokens, MHC_CUDA_TOKENS)), 1, MHC_CUDA_THREADS,
            &c);
@@ -467,7 +467,7 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
 {
     const mhc_pre_backward_problem *p = problem;
     const cot_mhc_pre_backward_args *a = &p->args;
-    mhc_mapped_call mapped = {.call = pre_backward_call(p, workspace)};
+    mhc_mapped_call mapped = {.call = pre_backward_call(queue, p, workspace)};
     mhc_call *c = &mapped.call;
     if (!backward_is_aligned(a))
         return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
@@ -507,7 +507,7 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     const mhc_pre_backward_problem *p = problem;
     const cot_mhc_pre_backward_args *a = &p->args;
     const mhc_sizes *s = &p->sizes;
-    mhc_call c = pre_backward_call(p, workspace);
+    mhc_call c = pre_backward_call(queue, p, workspace);
     c.records = NULL;
     c.vectorized = rows_vectorized(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4);
     cot_status status = launch_records(queue, &c, s, c.vectorized);
@@ -556,7 +556,7 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
 {
     const mhc_pre_backward_problem *p = problem;
     const cot_mhc_pre_backward_args *a = &p->args;
-    mhc_mapped_call mapped = {.call = pre_backward_call(p, workspace)};
+    mhc_mapped_call mapped = {.call = pre_backward_call(queue, p, workspace)};
     mhc_call *c = &mapped.call;
     if (!backward_is_aligned(a))
         return mhc_pre_bwd_generic_sm80(queue, problem, workspace);

@@ -242,11 +242,12 @@ static inline size_t workspace_cuda_pre_fwd_tiles(const void *problem)
            cot_bytes(COT_PRODUCT(sizes->tokens, mhc_cuda_slices(sizes), MHC_CUDA_SUMS(sizes->n)), sizeof(float));
 }
 
-static inline size_t workspace_cuda_pre_bwd(const void *problem)
+static inline mhc_cuda_layout mhc_cuda_plan_pre_bwd(const mhc_pre_backward_problem *p)
 {
-    const mhc_pre_backward_problem *p = problem;
-    return mhc_cuda_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args)).bytes;
+    return mhc_cuda_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args));
 }
+
+COT_PLAN(plan_cuda_pre_bwd, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem))
 
 static inline size_t workspace_cuda_sinkhorn_bwd(const void *problem)
 {
