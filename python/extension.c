@@ -7,8 +7,10 @@
  *   plan(call, fields) -> plan           call: the name of an argument struct without cot_ and _args; fields: its
  *                                        members in the order of the values of run_*, None for a value to skip
  *   run_cpu(plan, threads, *values)      a value is a tensor, a number, or None for an absent one
- *   run_cuda(plan, device, stream, workspace, *values)      workspace(device, bytes) allocates it
+ *   run_cuda(plan, device, stream, allocate, *values)       allocate(device, bytes) -> a tensor, for the workspace
  *   check_cuda(device)                   cot_queue_check
+ *   set_guards(types, forward_ad, is_grad_enabled, guards)  for route
+ *   route(arguments, tensors) -> which kernel a call can run directly
  *   time_call(plan, device, repeats, *values) -> seconds of the calling thread per C call; device -1: the CPU
  *   calls() -> {call: (member, ...)}     dropout_scale(p)     version
  *
@@ -33,11 +35,10 @@ typedef struct field {
 
 typedef struct call {
     const char *name;
-    size_t size, workspace_offset, workspace_bytes_offset;
+    size_t size;
     const field *fields;
     int field_count;
     cot_status (*run)(cot_queue *, const void *);
-    cot_status (*workspace)(cot_queue *, const void *, size_t *);
 } call;
 
 #include "calls.inc"
@@ -299,8 +300,9 @@ static PyObject *run_cpu(PyObject *self, PyObject *values)
 
 /* ---- on a GPU -------------------------------------------------------------------------------------------- */
 
-/* One queue per device, which each call sets to the caller's stream. The interpreter lock, held during the whole call,
- * makes sure that only one thread uses a queue. */
+/* One queue per device, which each call sets to the caller's stream and allocator. The interpreter lock makes sure that
+ * only one thread uses a queue. PyTorch releases the lock while it allocates a workspace. Other threads may use the
+ * queue meanwhile, as cot_queue_set_allocator permits, and set another stream. */
 static cot_queue *cuda_queues[MAX_DEVICES];
 
 static cot_queue *cuda_queue(long device)
@@ -321,6 +323,31 @@ static cot_queue *cuda_queue(long device)
     return cuda_queues[device];
 }
 
+/* The workspace of a running call. */
+typedef struct workspace_source {
+    cot_queue *queue;
+    void *stream;
+    PyObject *allocate, *device_number;
+    PyObject *tensor; /* the workspace; NULL = none */
+} workspace_source;
+
+/* The callback of cot_queue_set_allocator. Returns NULL after an exception. */
+static void *allocate_workspace(void *context, size_t bytes)
+{
+    workspace_source *source = context;
+    PyObject *size = PyLong_FromSize_t(bytes);
+    source->tensor = PyObject_CallFunctionObjArgs(source->allocate, source->device_number, size, NULL);
+    Py_XDECREF(size);
+    PyObject *pointer =
+        source->tensor != NULL ? PyObject_CallMethodObjArgs(source->tensor, name_data_ptr, NULL) : NULL;
+    void *memory = pointer != NULL ? PyLong_AsVoidPtr(pointer) : NULL;
+    Py_XDECREF(pointer);
+    const cot_status status = cot_queue_set_stream(source->queue, source->stream);
+    if (PyErr_Occurred() == NULL && status != COT_OK)
+        raise_status(status);
+    return PyErr_Occurred() == NULL ? memory : NULL;
+}
+
 static PyObject *run_cuda(PyObject *self, PyObject *values)
 {
     (void)self;
@@ -334,28 +361,16 @@ static PyObject *run_cuda(PyObject *self, PyObject *values)
     cot_queue *queue = p != NULL ? cuda_queue(device) : NULL;
     if (queue == NULL)
         return NULL;
-    size_t bytes = 0;
-    PyObject *workspace = NULL;
+    workspace_source source = {queue, stream, PyTuple_GetItem(values, 3), device_number, NULL};
     cot_status status = cot_queue_set_stream(queue, stream);
     if (status == COT_OK)
-        status = p->call->workspace(queue, &args, &bytes);
-    if (status == COT_OK && bytes > 0) {
-        PyObject *size = PyLong_FromSize_t(bytes);
-        workspace = PyObject_CallFunctionObjArgs(PyTuple_GetItem(values, 3), device_number, size, NULL);
-        Py_XDECREF(size);
-        PyObject *pointer = workspace != NULL ? PyObject_CallMethodObjArgs(workspace, name_data_ptr, NULL) : NULL;
-        void *memory = pointer != NULL ? PyLong_AsVoidPtr(pointer) : NULL;
-        Py_XDECREF(pointer);
-        if (PyErr_Occurred() != NULL) {
-            Py_XDECREF(workspace);
-            return NULL;
-        }
-        memcpy((char *)&args + p->call->workspace_offset, &memory, sizeof memory);
-        memcpy((char *)&args + p->call->workspace_bytes_offset, &bytes, sizeof bytes);
-    }
+        status = cot_queue_set_allocator(queue, allocate_workspace, &source);
     if (status == COT_OK)
         status = p->call->run(queue, &args);
-    Py_XDECREF(workspace); /* the stream's next allocation may reuse it: its work runs after this work */
+    cot_queue_set_allocator(queue, NULL, NULL);
+    Py_XDECREF(source.tensor); /* the stream's next allocation may reuse it: its work runs after this work */
+    if (PyErr_Occurred() != NULL)
+        return NULL;
     if (status != COT_OK)
         return raise_status(status);
     Py_RETURN_NONE;
@@ -374,8 +389,8 @@ static PyObject *check_cuda(PyObject *self, PyObject *device)
     Py_RETURN_NONE;
 }
 
-/* Times the library's part of a Python call. It does not include reading values, allocating a workspace and setting the
- * stream. */
+/* Times the library's part of a Python call. It does not include reading values, allocating a workspace (the call uses
+ * the queue's pool) and setting the stream. */
 static PyObject *time_call(PyObject *self, PyObject *values)
 {
     (void)self;
@@ -389,19 +404,103 @@ static PyObject *time_call(PyObject *self, PyObject *values)
         return NULL;
     struct timespec begin, end;
     cot_status status = COT_OK;
-    size_t bytes;
     clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (long i = 0; i < repeats && status == COT_OK; i++) {
-        if (device >= 0)
-            status = p->call->workspace(queue, &args, &bytes);
-        if (status == COT_OK)
-            status = p->call->run(queue, &args);
-    }
+    for (long i = 0; i < repeats && status == COT_OK; i++)
+        status = p->call->run(queue, &args);
     clock_gettime(CLOCK_MONOTONIC, &end);
     if (status != COT_OK)
         return raise_status(status);
     const double seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
     return PyFloat_FromDouble(seconds / (double)repeats);
+}
+
+/* ---- the route of a call --------------------------------------------------------------------------------- */
+
+static PyObject *tensor_types, *forward_ad, *is_grad_enabled, *guards;
+static PyObject *name_current_level, *name_is_cuda, *name_is_cpu, *name_is_neg, *name_requires_grad;
+
+/* types: (Tensor, Parameter); forward_ad: its module; guards: functions that return true if a part of torch may
+ * intercept a call. */
+static PyObject *set_guards(PyObject *self, PyObject *args)
+{
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O!OOO!:set_guards", &PyTuple_Type, &tensor_types, &forward_ad, &is_grad_enabled,
+                          &PyTuple_Type, &guards))
+        return NULL;
+    Py_INCREF(tensor_types), Py_INCREF(forward_ad), Py_INCREF(is_grad_enabled), Py_INCREF(guards);
+    Py_RETURN_NONE;
+}
+
+/* Whether the object is true; consumes the reference. -1 after an exception. */
+static int take_truth(PyObject *object)
+{
+    const int truth = object != NULL ? PyObject_IsTrue(object) : -1;
+    Py_XDECREF(object);
+    return truth;
+}
+
+/* 1 if a part of torch may intercept the call. */
+static int is_intercepted(void)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(guards); i++) {
+        const int active = take_truth(PyObject_CallObject(PyTuple_GetItem(guards, i), NULL));
+        if (active != 0)
+            return active;
+    }
+    PyObject *level = PyObject_GetAttr(forward_ad, name_current_level);
+    const long number = level != NULL ? PyLong_AsLong(level) : 0;
+    Py_XDECREF(level);
+    return PyErr_Occurred() != NULL ? -1 : number >= 0;
+}
+
+enum { BY_DISPATCHER = 0, ON_CPU = 1, ON_CUDA = 2, WITH_GRADIENT = 4 };
+
+/* The device of a plain tensor without pending negation: ON_CPU or ON_CUDA, else BY_DISPATCHER. -1 after an
+ * exception. */
+static int device_of(PyObject *tensor)
+{
+    const PyObject *type = (PyObject *)Py_TYPE(tensor);
+    if (type != PyTuple_GetItem(tensor_types, 0) && type != PyTuple_GetItem(tensor_types, 1))
+        return BY_DISPATCHER;
+    const int cuda = take_truth(PyObject_GetAttr(tensor, name_is_cuda));
+    const int cpu = cuda == 0 ? take_truth(PyObject_GetAttr(tensor, name_is_cpu)) : 0;
+    const int negative = take_truth(PyObject_CallMethodObjArgs(tensor, name_is_neg, NULL));
+    if (cuda < 0 || cpu < 0 || negative < 0)
+        return -1;
+    return negative ? BY_DISPATCHER : cuda ? ON_CUDA : cpu ? ON_CPU : BY_DISPATCHER;
+}
+
+/* Returns the kernel that torch's dispatcher would call, ON_CPU or ON_CUDA, plus WITH_GRADIENT if autograd has to
+ * record the call. Returns BY_DISPATCHER if the dispatcher may have to do more. Two passes of the dispatcher through
+ * Python are most of a call's cost (tools/python_overhead.py). */
+static PyObject *route(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *arguments, *tensors;
+    if (!PyArg_ParseTuple(args, "O!O!:route", &PyTuple_Type, &arguments, &PyTuple_Type, &tensors))
+        return NULL;
+    int active = is_intercepted(), device = BY_DISPATCHER, gradient = 0;
+    for (Py_ssize_t i = 0; active == 0 && i < PyTuple_Size(tensors); i++) {
+        PyObject *tensor = PyTuple_GetItem(arguments, PyLong_AsSsize_t(PyTuple_GetItem(tensors, i)));
+        if (tensor == NULL)
+            return NULL;
+        if (tensor == Py_None)
+            continue;
+        const int found = device_of(tensor);
+        const int requires_grad =
+            found > 0 && !gradient ? take_truth(PyObject_GetAttr(tensor, name_requires_grad)) : 0;
+        if (found < 0 || requires_grad < 0)
+            return NULL;
+        active = found == BY_DISPATCHER || (device != BY_DISPATCHER && found != device);
+        device = found;
+        gradient = gradient || requires_grad;
+    }
+    if (active == 0 && gradient)
+        gradient = take_truth(PyObject_CallObject(is_grad_enabled, NULL));
+    if (active < 0 || gradient < 0)
+        return NULL;
+    return PyLong_FromLong(active || device == BY_DISPATCHER ? BY_DISPATCHER
+                                                             : device + (gradient ? WITH_GRADIENT : 0));
 }
 
 /* ---- plans ---------------------------------------------------------------------------------------------- */
@@ -481,9 +580,11 @@ static PyObject *dropout_scale(PyObject *self, PyObject *p)
 static PyMethodDef methods[] = {
     {"plan", make_plan, METH_VARARGS, "plan(call, fields): the order in which a call's values will come"},
     {"run_cpu", run_cpu, METH_VARARGS, "run_cpu(plan, threads, *values)"},
-    {"run_cuda", run_cuda, METH_VARARGS, "run_cuda(plan, device, stream, workspace, *values)"},
+    {"run_cuda", run_cuda, METH_VARARGS, "run_cuda(plan, device, stream, allocate, *values)"},
     {"check_cuda", check_cuda, METH_O, "check_cuda(device): waits, and raises what the device's kernels met"},
     {"time_call", time_call, METH_VARARGS, "time_call(plan, device, repeats, *values): seconds a call"},
+    {"set_guards", set_guards, METH_VARARGS, "set_guards(types, forward_ad, is_grad_enabled, guards): for route"},
+    {"route", route, METH_VARARGS, "route(arguments, tensors): 0 the dispatcher, 1 CPU, 2 CUDA; + 4 with a gradient"},
     {"calls", list_calls, METH_NOARGS, "calls(): the members of every argument struct, by call"},
     {"dropout_scale", dropout_scale, METH_O, "dropout_scale(p): cot_dropout_scale"},
     {NULL, NULL, 0, NULL}};
@@ -499,6 +600,11 @@ PyMODINIT_FUNC PyInit__C(void)
     name_stride = PyUnicode_InternFromString("stride");
     name_data_ptr = PyUnicode_InternFromString("data_ptr");
     name_get_device = PyUnicode_InternFromString("get_device");
+    name_current_level = PyUnicode_InternFromString("_current_level");
+    name_is_cuda = PyUnicode_InternFromString("is_cuda");
+    name_is_cpu = PyUnicode_InternFromString("is_cpu");
+    name_is_neg = PyUnicode_InternFromString("is_neg");
+    name_requires_grad = PyUnicode_InternFromString("requires_grad");
     if (PyErr_Occurred() != NULL)
         return NULL;
     if (pthread_key_create(&thread_queues, destroy_thread_queue) != 0)

@@ -34,12 +34,8 @@ def main(output, headers):
             lines.append("};")
             lines.append(f"static cot_status {name}_run(cot_queue *queue, const void *args)")
             lines.append(f"{{\n    return cot_{name}(queue, args);\n}}")
-            lines.append(f"static cot_status {name}_workspace(cot_queue *queue, const void *args, size_t *bytes)")
-            lines.append(f"{{\n    return cot_{name}_workspace(queue, args, bytes);\n}}")
             structs.append(f"    {struct} {name};")
-            rows.append(f'    {{"{name}", sizeof({struct}), offsetof({struct}, workspace), '
-                        f"offsetof({struct}, workspace_bytes),\n     {name}_fields, {len(fields)}, {name}_run, "
-                        f"{name}_workspace}},")
+            rows.append(f'    {{"{name}", sizeof({struct}), {name}_fields, {len(fields)}, {name}_run}},')
     lines += ["typedef union any_args {", *structs, "} any_args;", "static const call calls[] = {", *rows, "};", ""]
     with open(output, "w", encoding="utf-8") as file:
         file.write("\n".join(lines))

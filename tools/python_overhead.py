@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the overhead of a forward call from Python over the C call, for each layer.
+"""Measures the overhead of a call from Python over the C call, forward and backward, for each layer.
 
-Times are in microseconds of the calling thread, the best of several rounds. The shapes are so small that the time of the
-kernels is negligible.
+Times are in microseconds of the calling thread, the best of many short rounds. The shapes are so small that the time of
+the kernels is negligible. The backward is compared with that of an autograd function in Python that does nothing: the
+difference is the overhead of this package.
 
     python_overhead.py [--device cuda]
 """
@@ -16,7 +17,7 @@ import cotangent
 from cotangent import _C
 
 
-def best(call, repeats, rounds=7):
+def best(call, repeats, rounds):
     times = []
     for _ in range(rounds):
         if torch.cuda.is_available():
@@ -28,55 +29,96 @@ def best(call, repeats, rounds=7):
     return min(times) * 1e6
 
 
+class Nothing(torch.autograd.Function):
+    """Saves what a convolution saves. Its backward returns tensors that exist already."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, results):
+        ctx.save_for_backward(x, weight, bias)
+        ctx.results = results
+        return results[0].view_as(results[0])
+
+    @staticmethod
+    def backward(ctx, dy):
+        ctx.saved_tensors
+        return (*ctx.results, None)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeats", type=int, default=500, help="few enough that a GPU's launch queue does not fill up")
+    parser.add_argument("--repeats", type=int, default=50, help="few enough that a GPU's launch queue does not fill up")
+    parser.add_argument("--rounds", type=int, default=500)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    repeats = arguments.repeats
+    counts = arguments.repeats, arguments.rounds
     torch.set_num_threads(1)
     x = torch.randn(1, 64, 64, device=device)
     weight = torch.randn(64, 4, device=device)
     bias = torch.randn(64, device=device)
-    y = torch.empty_like(x)
-    plan = _C.plan("causal_conv1d_forward", ("x", "weight", "bias", "activation", "y"))
-    values = (x, weight, bias, 1, y)
+    y, dy = torch.empty_like(x), torch.randn_like(x)
+    gradients = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+    forward = _C.plan("causal_conv1d_forward", ("x", "weight", "bias", "activation", "y"))
+    forward_values = (x, weight, bias, 1, y)
+    backward = _C.plan("causal_conv1d_backward", ("x", "weight", "bias", "activation", "dy", "dx", "dweight", "dbias"))
+    backward_values = (x, weight, bias, 1, dy, *gradients)
     op = torch.ops.cotangent.causal_conv1d_forward.default
     other_arguments = (None, None, None, 1, False)
     if device.type == "cuda":
         number = x.get_device()
         stream = torch._C._cuda_getCurrentRawStream
 
-        def run():
-            _C.run_cuda(plan, number, stream(number), None, *values)
+        def workspace(place, size):
+            return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", place))
+
+        def run(plan, values):
+            _C.run_cuda(plan, number, stream(number), workspace, *values)
     else:
         number = -1
 
-        def run():
+        def run(plan, values):
             _C.run_cpu(plan, torch.get_num_threads(), *values)
 
-    def call():
-        cotangent.causal_conv1d(x, weight, bias, "silu")
+    def in_c(plan, values):
+        return min(_C.time_call(plan, number, counts[0], *values) for _ in range(counts[1])) * 1e6
 
-    c_call = min(_C.time_call(plan, number, repeats, *values) for _ in range(7)) * 1e6
-    reading = best(run, repeats)
-    allocating = best(lambda: torch.empty_like(x), repeats)
+    def call():
+        return cotangent.causal_conv1d(*inputs, "silu")
+
+    def differentiate(output):
+        return best(lambda: torch.autograd.grad(output, inputs, dy, retain_graph=True), *counts)
+
+    inputs = x, weight, bias
+    c_forward, c_backward = in_c(forward, forward_values), in_c(backward, backward_values)
+    reading = best(lambda: run(forward, forward_values), *counts)
+    reading_backward = best(lambda: run(backward, backward_values), *counts)
+    allocating = best(lambda: torch.empty_like(x), *counts)
+    allocating_backward = best(lambda: [torch.empty_like(tensor) for tensor in inputs], *counts)
     with torch.no_grad():
-        through_dispatcher = best(lambda: op(x, weight, bias, *other_arguments), repeats)
-        public_function = best(call, repeats)
-    weight.requires_grad_()
-    recording = best(call, repeats)
-    print(f"causal_conv1d forward on {device}, torch {torch.__version__}; microseconds a call")
+        through_dispatcher = best(lambda: op(*inputs, *other_arguments), *counts)
+        public_function = best(call, *counts)
+    inputs = tuple(tensor.clone().requires_grad_() for tensor in inputs)
+    recording = best(call, *counts)
+    recording_nothing = best(lambda: Nothing.apply(*inputs, gradients), *counts)
+    differentiating = differentiate(call())
+    differentiating_nothing = differentiate(Nothing.apply(*inputs, gradients))
+    print(f"causal_conv1d on {device}, torch {torch.__version__}; microseconds a call")
     for name, value in (
-        ("the C call", c_call),
-        ("reading the tensors", reading - c_call),
+        ("forward: the C call", c_forward),
+        ("reading the tensors", reading - c_forward),
         ("allocating y", allocating),
         ("the public function", public_function - reading - allocating),
         ("autograd's record", recording - public_function),
-        ("overhead without gradients", public_function - c_call),
-        ("overhead with gradients", recording - c_call),
-        ("overhead through torch's dispatcher", through_dispatcher - c_call),
+        ("an autograd function that does nothing", recording_nothing),
+        ("overhead without gradients", public_function - c_forward),
+        ("overhead with gradients", recording - c_forward),
+        ("overhead through torch's dispatcher", through_dispatcher - c_forward),
+        ("backward: the C call", c_backward),
+        ("reading the tensors", reading_backward - c_backward),
+        ("allocating the gradients", allocating_backward),
+        ("an autograd function that does nothing", differentiating_nothing),
+        ("overhead over that function", differentiating - differentiating_nothing - c_backward),
+        ("overhead with torch's engine", differentiating - c_backward),
     ):
         print(f"  {name:42s} {value:7.2f}")
 

@@ -179,7 +179,9 @@ typedef void *cot_allocator(void *context, size_t bytes);
  *             queue, until the queue's stream has completed the call's work. An allocator that is ordered by that
  *             stream may therefore free the memory as soon as the call has returned.
  *   Context   `context` is passed to the callback unchanged, and must stay valid as long as the queue has the callback.
- *             The callback returns normally, makes no call on this queue, and runs in the default floating-point state.
+ *             The callback runs in the default floating-point state and returns normally. The queue is not in use
+ *             meanwhile: other calls and threads may use it, and the call continues on the stream that the queue then
+ *             has.
  *   Capture   The library allocates nothing. While the queue's stream is being captured, the callback must obey the
  *             rules of the capture, and the memory must stay valid for all launches of the graph.
  *   Errors    If the callback returns NULL, the call returns COT_OUT_OF_MEMORY. If the memory is misaligned, it returns

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties of all ops in PyTorch: opcheck, compile, autocast, a single derivative, streams, graphs, threads."""
+import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -406,3 +409,75 @@ def test_faults_of_index_data_are_reported(on_gpu, device):
     with pytest.raises(ValueError, match=r"cu_seqlens\[2\] is out of order"):
         cotangent.check(device)
     cotangent.check(device)
+
+
+# Calls run_cuda with a driver that executes nothing (tests/fake_cuda.c), for stand-ins of a GPU's tensors.
+WITHOUT_A_GPU = """
+import torch
+from cotangent import _C
+
+
+class OnGpu:
+    def __init__(self, *shape, dtype=torch.float32):
+        self.tensor = torch.zeros(*shape, dtype=dtype)
+        self.dtype, self.shape = self.tensor.dtype, self.tensor.shape
+
+    def stride(self):
+        return self.tensor.stride()
+
+    def data_ptr(self):
+        return self.tensor.data_ptr()
+
+    def get_device(self):
+        return 0
+
+
+sizes = []
+
+
+def allocate(device, size):
+    sizes.append((device, size))
+    return OnGpu(size, dtype=torch.uint8)
+
+
+def refuse(device, size):
+    raise OverflowError("this allocator is full")
+
+
+def allocate_late(device, size):
+    "While PyTorch allocates, another thread may call the library on another stream."
+    _C.run_cuda(backward, 0, 0, allocate, *values)
+    return allocate(device, size)
+
+
+x, dy, dx = (OnGpu(2, 8, 64) for _ in range(3))
+weight, dweight = OnGpu(8, 4), OnGpu(8, 4)
+forward = _C.plan("causal_conv1d_forward", ("x", "weight", "y"))
+backward = _C.plan("causal_conv1d_backward", ("x", "weight", "dy", "dx", "dweight"))
+values = (x, weight, dy, dx, dweight)
+_C.run_cuda(forward, 0, 0, refuse, x, weight, dy)
+assert sizes == []
+_C.run_cuda(backward, 0, 0, allocate, *values)
+assert len(sizes) == 1 and sizes[0][0] == 0 and sizes[0][1] > 0
+_C.run_cuda(backward, 0, 0, allocate_late, *values)
+assert sizes == 3 * sizes[:1]
+try:
+    _C.run_cuda(backward, 0, 0, refuse, *values)
+except OverflowError as error:
+    assert str(error) == "this allocator is full"
+else:
+    raise AssertionError("the allocator's exception is lost")
+_C.run_cuda(backward, 0, 0, allocate, *values)
+assert len(sizes) == 4
+"""
+
+
+def test_a_call_on_a_gpu_allocates_its_workspace_once():
+    driver = Path(_C.__file__).parents[2] / "tests" / "fake_cuda"
+    if not driver.exists():
+        pytest.skip("this build has no fake driver")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_GPU], env={**os.environ, "LD_LIBRARY_PATH": str(driver)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

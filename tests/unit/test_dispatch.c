@@ -492,6 +492,31 @@ static void the_queues_allocator_gives_the_workspace(void **state)
     cot_queue_destroy(queue);
 }
 
+/* Runs another call on the queue, which has another plan. */
+static void *allocate_and_call(void *context, size_t bytes)
+{
+    static _Alignas(COT_ALIGNMENT) char memory[2][256];
+    cot_queue *queue = context;
+    toy_args args = of_size(7);
+    args.workspace = memory[1];
+    args.workspace_bytes = sizeof memory[1];
+    assert_ok(cot_op_run(update, queue, &args));
+    assert_int_equal(last_call.plan[0], 7);
+    assert_true(bytes <= sizeof memory[0]);
+    return memory[0];
+}
+
+static void an_allocator_may_use_the_queue(void **state)
+{
+    (void)state;
+    cot_queue *queue = new_queue("");
+    const toy_args args = of_size(20);
+    assert_ok(cot_queue_set_allocator(queue, allocate_and_call, queue));
+    assert_ok(cot_op_run(update, queue, &args));
+    assert_int_equal(last_call.plan[0], 20);
+    cot_queue_destroy(queue);
+}
+
 static void a_call_plans_once(void **state)
 {
     (void)state;
@@ -522,6 +547,7 @@ int main(void)
         cmocka_unit_test(a_forced_kernel_runs_or_reports_why_not),
         cmocka_unit_test(the_callers_workspace_is_checked_and_used),
         cmocka_unit_test(the_queues_allocator_gives_the_workspace),
+        cmocka_unit_test(an_allocator_may_use_the_queue),
         cmocka_unit_test(a_call_plans_once),
         cmocka_unit_test(isa_names),
     };

@@ -16,6 +16,8 @@ returns a function that calls the op, or directly the op's kernel if no part of 
 """
 from __future__ import annotations
 
+from functools import partial
+from operator import itemgetter
 from typing import Any, Callable, Optional, Sequence
 
 import torch
@@ -34,16 +36,26 @@ _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | tor
 
 
 _transforms_active = torch._C._are_functorch_transforms_active
-# The parts of torch that may intercept a call before its kernel. Each function returns a nonzero number or True if
-# active.
-_interceptors: "tuple[Callable[[], Any], ...]" = (
-    torch._C._len_torch_dispatch_stack,
-    torch._C._len_torch_function_stack,
-    torch._C._is_any_autocast_enabled,
-    _transforms_active,
-    torch._C._autograd._profiler_enabled,
-    torch._C._get_tracing_state,
+# For _C.route: the types of tensors that no part of torch intercepts, and functions that tell whether a part of torch
+# may intercept a call before its kernel. Each function returns a nonzero number or True then.
+_C.set_guards(
+    (Tensor, torch.nn.Parameter),
+    forward_ad,
+    torch.is_grad_enabled,
+    (
+        torch._C._len_torch_dispatch_stack,
+        torch._C._len_torch_function_stack,
+        torch._C._is_any_autocast_enabled,
+        _transforms_active,
+        torch._C._autograd._profiler_enabled,
+        torch._C._get_tracing_state,
+    ),
 )
+_BY_DISPATCHER, _ON_CPU, _ON_CUDA, _WITH_GRADIENT = 0, 1, 2, 4  # _C.route
+
+
+# For outputs(...): a tensor or an axis is missing. The library then names it.
+_MISSING = (AttributeError, IndexError, TypeError, ValueError)
 
 
 def _workspace(device: int, size: int) -> Tensor:
@@ -55,25 +67,29 @@ def _kernels(
 ) -> "tuple[Callable[..., Any], Callable[..., Any]]":
     """The CPU kernel and the CUDA kernel of an op whose results `outputs` allocates."""
     current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # absent in a torch without CUDA
-
-    def allocate(arguments: Any) -> Any:
-        try:
-            return outputs(*arguments)
-        except (AttributeError, IndexError, TypeError, ValueError):  # a tensor or an axis is missing: the library names it
-            return (None,) * result_count
+    get_num_threads = torch.get_num_threads
 
     def cpu(*arguments: Any) -> Any:
-        results = allocate(arguments)
+        try:
+            results = outputs(*arguments)
+        except _MISSING:
+            results = (None,) * result_count
         if prepare is not None:
             arguments = prepare(*arguments)
-        _C.run_cpu(plan, torch.get_num_threads(), *arguments, *_as_tuple(results))
+        _C.run_cpu(plan, get_num_threads(), *arguments, *_as_tuple(results))
         return results
 
     def cuda(*arguments: Any) -> Any:
-        results = allocate(arguments)
+        try:
+            results = outputs(*arguments)
+        except _MISSING:
+            results = (None,) * result_count
         if prepare is not None:
             arguments = prepare(*arguments)
-        device = next(value.get_device() for value in arguments if isinstance(value, Tensor) and value.is_cuda)
+        for value in arguments:
+            if isinstance(value, Tensor) and value.is_cuda:
+                device = value.get_device()
+                break
         _C.run_cuda(plan, device, current_stream(device), _workspace, *arguments, *_as_tuple(results))
         return results
 
@@ -103,35 +119,6 @@ def _fake(name: str, names: Sequence[str], outputs: Callable[..., Any]) -> Calla
     return fake
 
 
-def _make_direct_kernel(
-    cpu: Callable[..., Any], cuda: Callable[..., Any], tensors: Sequence[int]
-) -> Callable[[Sequence[Any]], Any]:
-    """Returns direct_kernel(arguments), which returns the kernel that the dispatcher would call, or None if the
-    dispatcher may have to do more. Two passes of the dispatcher through Python are most of a call's cost
-    (tools/python_overhead.py)."""
-
-    def direct_kernel(arguments: Sequence[Any]) -> Any:
-        for active in _interceptors:
-            if active():
-                return None
-        if forward_ad._current_level >= 0:
-            return None
-        kernel = None
-        for i in tensors:
-            value = arguments[i]
-            kind = type(value)
-            if kind is Tensor or kind is torch.nn.Parameter:
-                expected = cuda if value.is_cuda else cpu
-                if kernel is not expected and kernel is not None or not (value.is_cuda or value.is_cpu) or value.is_neg():
-                    return None
-                kernel = expected
-            elif value is not None:
-                return None
-        return kernel
-
-    return direct_kernel
-
-
 def _check_types(op: Any, arguments: Sequence[Any]) -> None:
     """Raises TypeError for an argument whose type the op's schema does not allow."""
     for argument, value in zip(op._schema.arguments, arguments):
@@ -157,7 +144,14 @@ def _as_tuple(results: Any) -> "tuple[Any, ...]":
 
 def gradients_like(inputs: "Sequence[Optional[Tensor]]", wanted: Sequence[bool]) -> "tuple[Optional[Tensor], ...]":
     """Allocates the gradients of the inputs that exist and whose gradient is wanted."""
-    return tuple(torch.empty_like(x) if want and x is not None else None for x, want in zip(inputs, wanted))
+    return tuple([torch.empty_like(x) if want and x is not None else None for x, want in zip(inputs, wanted)])
+
+
+def _picker(positions: "Sequence[int]") -> "Callable[[Sequence[Any]], tuple[Any, ...]]":
+    """A function that returns the tuple of the values at these positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda values: tuple([values[i] for i in positions])
 
 
 class _Autograd:
@@ -166,46 +160,48 @@ class _Autograd:
     def __init__(
         self,
         forward: Any,
-        direct_kernel: Callable[..., Any],
         backward: Any,
         passthrough: "dict[str, str]",
         unsaved: "Optional[Callable[..., Sequence[str]]]",
     ) -> None:
-        self.forward, self.direct_kernel, self.backward, self.unsaved = forward, direct_kernel, backward, unsaved
+        self.forward, self.backward, self.unsaved = forward, backward, unsaved
         self.inputs = inputs = [argument.name for argument in forward._schema.arguments]
         results = [result.name for result in forward._schema.returns]
         gradients = [result.name for result in backward.op._schema.returns]
         self.wanted = [inputs.index(name[1:]) for name in gradients]
-        # Positions of the values that are saved for the backward, and the source of each of its arguments: (list,
-        # position).
+        # Positions of the values that are saved for the backward.
         self.saved: "list[int]" = []
         self.saved_results: "list[int]" = []
         self.plain: "list[int]" = []
         self.differentiable: "list[int]" = []  # results whose gradient is an argument
-        self.sources: "list[tuple[str, int]]" = []
+        self.filled: "list[bool]" = []  # for each of them: a gradient of None becomes zeros
+        sources: "list[tuple[list[int], int]]" = []  # of each argument of the backward: (list, position)
+        wanted: "list[int]" = []
         for argument in backward.op._schema.arguments:
             name = argument.name if "_" + argument.name not in inputs else "_" + argument.name
             kind = str(argument.type)
             if name == "_wanted":
-                self._add_source("wanted", [], 0)
+                positions, position = wanted, 0
             elif name in inputs:
-                is_tensor = "Tensor" in kind
-                self._add_source(*(("saved", self.saved) if is_tensor else ("plain", self.plain)), inputs.index(name))
+                positions, position = self.saved if "Tensor" in kind else self.plain, inputs.index(name)
             elif name in results:
-                self._add_source("result", self.saved_results, results.index(name))
+                positions, position = self.saved_results, results.index(name)
             else:
-                self._add_source(
-                    "optional" if "Optional" in kind else "filled", self.differentiable, results.index(name[1:])
-                )
+                positions, position = self.differentiable, results.index(name[1:])
+                self.filled.append("Optional" not in kind)
+            sources.append((positions, len(positions)))
+            positions.append(position)
+        # The positions of the backward's arguments in (*saved, *saved results, *plain, wanted, *gradients).
+        self.order: "list[int]" = []
+        groups = (self.saved, self.saved_results, self.plain, [0], self.differentiable)
+        for positions, position in sources:
+            group = 3 if positions is wanted else next(i for i, g in enumerate(groups) if g is positions)
+            self.order.append(sum(len(g) for g in groups[:group]) + position)
         self.no_gradient = [i for i in range(len(results)) if i not in self.differentiable]
         # The source of each input's gradient: a result of the backward, or (passthrough) the gradient of a forward's
         # result.
         self.to_inputs = [gradients.index("d" + name) if "d" + name in gradients else None for name in inputs]
         self.passthrough = [(inputs.index(name), results.index(result)) for name, result in passthrough.items()]
-
-    def _add_source(self, where: str, positions: "list[int]", position: int) -> None:
-        self.sources.append((where, len(positions)))
-        positions.append(position)
 
 
 def _match_layout(
@@ -215,8 +211,10 @@ def _match_layout(
     any layout would run: the gradient of a sum has strides of 0, that of a transposed layer the other order of axes."""
     if gradient is None:
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
-    if not gradient._is_zerotensor() and all(  # a zero tensor has no memory
-        given == 1 or wanted != 1 or size <= 1 for given, wanted, size in zip(gradient.stride(), stride, shape)
+    strides = gradient.stride()
+    if not gradient._is_zerotensor() and (  # a zero tensor has no memory
+        strides == stride
+        or all(given == 1 or wanted != 1 or size <= 1 for given, wanted, size in zip(strides, stride, shape))
     ):
         return gradient
     return gradient.new_empty_strided(shape, stride, dtype=dtype).copy_(gradient)  # mapped by vmap if the gradient is
@@ -233,69 +231,61 @@ def _redispatch(op: Any, arguments: Sequence[Any]) -> Any:
         return op(*arguments)
 
 
-def _differentiable(spec: _Autograd) -> Any:
+def _differentiable(spec: _Autograd, run: Callable[..., Any]) -> Any:
+    """The autograd function of an op whose forward is run(*arguments)."""
+    inputs, unsaved, no_gradient, passthrough = spec.inputs, spec.unsaved, spec.no_gradient, spec.passthrough
+    saved_inputs, saved_results, plain = _picker(spec.saved), _picker(spec.saved_results), _picker(spec.plain)
+    wanted, in_order = _picker(spec.wanted), _picker(spec.order)
+    differentiable, filled = _picker(spec.differentiable), spec.filled
+    # The gradient of each input: the results of the backward, then None.
+    to_inputs = _picker([len(spec.wanted) if i is None else i for i in spec.to_inputs])
+
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            kernel = spec.direct_kernel(arguments)
-            if kernel is not None:
-                results = kernel(*arguments)
-            else:
-                results = _redispatch(spec.forward, arguments)
+            results = run(*arguments)
             outputs_tuple = _as_tuple(results)
-            saved = [arguments[i] for i in spec.saved]
-            if spec.unsaved is not None:
-                skipped = spec.unsaved(*arguments)
-                saved = [None if spec.inputs[i] in skipped else arguments[i] for i in spec.saved]
-            ctx.save_for_backward(*saved, *[outputs_tuple[i] for i in spec.saved_results])
-            ctx.plain = [arguments[i] for i in spec.plain]
-            ctx.layouts = [(r.shape, r.stride(), r.dtype, r.device) if r is not None else None
-                           for r in [outputs_tuple[i] for i in spec.differentiable]]  # fmt: skip
+            saved = saved_inputs(arguments)
+            if unsaved is not None:
+                skipped = unsaved(*arguments)
+                saved = tuple([None if inputs[i] in skipped else arguments[i] for i in spec.saved])
+            ctx.save_for_backward(*saved, *saved_results(outputs_tuple))
+            ctx.plain = plain(arguments)
+            ctx.layouts = [
+                None if y is None else (y.shape, y.stride(), y.dtype, y.device) for y in differentiable(outputs_tuple)
+            ]
             ctx.set_materialize_grads(False)
-            if spec.no_gradient:
-                ctx.mark_non_differentiable(
-                    *[outputs_tuple[i] for i in spec.no_gradient if outputs_tuple[i] is not None]
-                )
+            if no_gradient:
+                ctx.mark_non_differentiable(*[outputs_tuple[i] for i in no_gradient if outputs_tuple[i] is not None])
             return results
 
         @staticmethod
         def backward(ctx: Any, *gradients: Optional[Tensor]) -> Any:
             needs_gradient = ctx.needs_input_grad
-            saved = ctx.saved_tensors
-            available = {
-                "saved": saved,
-                "result": saved[len(spec.saved) :],
-                "plain": ctx.plain,
-                "wanted": [[needs_gradient[i] for i in spec.wanted]],
-            }
-            arguments: "list[Any]" = []
-            for where, position in spec.sources:
-                if where in available:
-                    arguments.append(available[where][position])
-                    continue
-                gradient = gradients[spec.differentiable[position]]
-                if gradient is not None or where == "filled":
-                    gradient = _match_layout(gradient, *ctx.layouts[position])
-                arguments.append(gradient)
+            values = [*ctx.saved_tensors, *ctx.plain, [*wanted(needs_gradient)]]
+            for gradient, fill, layout in zip(differentiable(gradients), filled, ctx.layouts):
+                values.append(_match_layout(gradient, *layout) if gradient is not None or fill else None)
+            arguments = in_order(values)
             try:
-                results = _as_tuple(spec.backward(*arguments))
+                results = spec.backward(*arguments)
             except TypeError:
                 # torch.autograd.grad(is_grads_batched=True) has its own vmap. Its tensors have no memory for a kernel,
                 # so the dispatcher calls the op for each sample.
                 if not torch._C._dispatch_tls_is_dispatch_key_included("VmapMode"):
                     raise
-                results = _as_tuple(spec.backward.op(*arguments))
-            computed = [
-                None if i is None or not needs_gradient[k] else results[i] for k, i in enumerate(spec.to_inputs)
-            ]
-            for target, result in spec.passthrough:
-                computed[target] = gradients[result] if needs_gradient[target] else None
-            return tuple(computed)
+                results = spec.backward.op(*arguments)
+            computed = to_inputs((*_as_tuple(results), None))
+            if not passthrough:
+                return computed
+            others = list(computed)
+            for target, result in passthrough:
+                others[target] = gradients[result] if needs_gradient[target] else None
+            return tuple(others)
 
     return Function
 
 
-def _refuse_gradient(op: Any, why: str) -> Any:
+def _refuse_gradient(op: Any, why: str, run: Callable[..., Any]) -> Any:
     class Refused(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
@@ -309,13 +299,27 @@ def _refuse_gradient(op: Any, why: str) -> Any:
 
 
 def _with_autograd(
-    op: Any, function: Any, direct_kernel: Callable[..., Any], tensors: Sequence[int], jvp: Optional[Callable[..., Any]]
+    op: Any,
+    kernels: "tuple[Callable[..., Any], Callable[..., Any]]",
+    make_function: Callable[..., Any],
+    tensors: "tuple[int, ...]",
+    jvp: Optional[Callable[..., Any]],
 ) -> "tuple[Callable[..., Any], Callable[..., Any]]":
     """The op's kernel for autograd, and the function that users call. Both record the call only if a gradient is
-    needed."""
+    needed. make_function(run): the op's autograd function with run(*arguments) as its forward."""
+
+    def run(*arguments: Any) -> Any:
+        place = route(arguments, tensors) & ~_WITH_GRADIENT
+        return kernels[place - 1](*arguments) if place != _BY_DISPATCHER else _redispatch(op, arguments)
+
     # Function.apply checks in Python for functorch's wrappers, which the dispatcher has removed already. The check is
     # 25 % of the cost of recording a call.
-    apply = super(torch.autograd.Function, function).apply
+    apply = super(torch.autograd.Function, make_function(run)).apply
+    route = _C.route
+    runs: "dict[int, Callable[..., Any]]" = {}  # by the route
+    for place, kernel in zip((_ON_CPU, _ON_CUDA), kernels):
+        runs[place] = kernel
+        runs[place | _WITH_GRADIENT] = super(torch.autograd.Function, make_function(kernel)).apply
     is_compiling = torch.compiler.is_compiling
     op_name, names = op._schema.name, [argument.name for argument in op._schema.arguments]
 
@@ -358,11 +362,11 @@ def _with_autograd(
         if is_compiling():
             results = forward_mode(op, arguments) if forward_ad._current_level >= 0 else None
             return op(*arguments) if results is None else results
-        kernel = direct_kernel(arguments)
-        if kernel is None:
+        place = route(arguments, tensors)
+        if place == _BY_DISPATCHER:
             _check_types(op, arguments)
             return op(*arguments)
-        return apply(*arguments) if needs_gradient(arguments) else kernel(*arguments)
+        return runs[place](*arguments)
 
     return autograd, call
 
@@ -453,19 +457,18 @@ def define(
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.cotangent, name).default
     names = [argument.name for argument in op._schema.arguments]
-    tensors = [i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
+    tensors = tuple(i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type))
     members = [*names, *[result.name for result in op._schema.returns]]
     plan = _C.plan(name, tuple(None if member.startswith("_") else member for member in members))
     cpu, cuda = _kernels(plan, outputs, len(op._schema.returns), prepare)
     _library.impl(name, cpu, "CPU")
     _library.impl(name, cuda, "CUDA")
     torch.library.register_fake(f"cotangent::{name}", _fake(name, names, outputs), lib=_library)
-    direct_kernel = _make_direct_kernel(cpu, cuda, tensors)
     if backward is not None:
-        function = _differentiable(_Autograd(op, direct_kernel, backward, passthrough or {}, unsaved))
+        spec = _Autograd(op, backward, passthrough or {}, unsaved)
+        autograd, call = _with_autograd(op, (cpu, cuda), partial(_differentiable, spec), tensors, jvp)
     else:
-        function = _refuse_gradient(op, no_gradient)
-    autograd, call = _with_autograd(op, function, direct_kernel, tensors, jvp)
+        autograd, call = _with_autograd(op, (cpu, cuda), partial(_refuse_gradient, op, no_gradient), tensors, jvp)
     _library.impl(name, autograd, "Autograd")
     if hasattr(torch.library, "register_vmap"):  # since 2.5; older versions loop over ops that change nothing in place
         torch.library.register_vmap(f"cotangent::{name}", _in_vmap(op, batched, folds), lib=_library)
