@@ -338,8 +338,7 @@ static void *allocate_workspace(void *context, size_t bytes)
     PyObject *size = PyLong_FromSize_t(bytes);
     source->tensor = PyObject_CallFunctionObjArgs(source->allocate, source->device_number, size, NULL);
     Py_XDECREF(size);
-    PyObject *pointer =
-        source->tensor != NULL ? PyObject_CallMethodObjArgs(source->tensor, name_data_ptr, NULL) : NULL;
+    PyObject *pointer = source->tensor != NULL ? PyObject_CallMethodObjArgs(source->tensor, name_data_ptr, NULL) : NULL;
     void *memory = pointer != NULL ? PyLong_AsVoidPtr(pointer) : NULL;
     Py_XDECREF(pointer);
     const cot_status status = cot_queue_set_stream(source->queue, source->stream);
@@ -487,8 +486,7 @@ static PyObject *route(PyObject *self, PyObject *args)
         if (tensor == Py_None)
             continue;
         const int found = device_of(tensor);
-        const int requires_grad =
-            found > 0 && !gradient ? take_truth(PyObject_GetAttr(tensor, name_requires_grad)) : 0;
+        const int requires_grad = found > 0 && !gradient ? take_truth(PyObject_GetAttr(tensor, name_requires_grad)) : 0;
         if (found < 0 || requires_grad < 0)
             return NULL;
         active = found == BY_DISPATCHER || (device != BY_DISPATCHER && found != device);
@@ -499,8 +497,7 @@ static PyObject *route(PyObject *self, PyObject *args)
         gradient = take_truth(PyObject_CallObject(is_grad_enabled, NULL));
     if (active < 0 || gradient < 0)
         return NULL;
-    return PyLong_FromLong(active || device == BY_DISPATCHER ? BY_DISPATCHER
-                                                             : device + (gradient ? WITH_GRADIENT : 0));
+    return PyLong_FromLong(active || device == BY_DISPATCHER ? BY_DISPATCHER : device + (gradient ? WITH_GRADIENT : 0));
 }
 
 /* ---- plans ---------------------------------------------------------------------------------------------- */

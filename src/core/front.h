@@ -20,7 +20,10 @@ typedef struct cot_named_tensor {
     const char *name;
     const cot_tensor *tensor;
     bool output;
+    bool in_place; /* an output may be the same view as an input, if both have this flag */
 } cot_named_tensor;
+
+enum { COT_MAX_TENSORS = 32 }; /* of a call */
 
 /* Accepts the activations of the convolutions: none and SiLU. */
 cot_status cot_check_silu(const char *call, cot_activation activation);
@@ -28,7 +31,7 @@ cot_status cot_check_silu(const char *call, cot_activation activation);
 /* Checks that either every float tensor is f64, as x, or none is. */
 cot_status cot_check_f64(const char *call, const cot_tensor *x, const cot_named_tensor *tensors, int count);
 
-/* Checks the data pointers, and that no output overlaps itself or another tensor. */
+/* Checks the data pointers, and that no output overlaps itself or another tensor. count: up to COT_MAX_TENSORS. */
 cot_status cot_check_memory(const char *call, const cot_named_tensor *tensors, int count);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "check/check.h"
 #include "check/signature.h"
+#include "core/front.h"
 #include "core/tensor.h"
 
 #include <stdio.h>
@@ -29,6 +30,7 @@ static bool rebuild(void *context, const cot_case *c)
     visitor *v = context;
     const cot_direction *direction = &v->cases->op->directions[c->direction];
     _Alignas(16) char args[COT_MAX_ARGS] = {0};
+    assert_true(direction->field_count <= COT_MAX_TENSORS);
     memcpy(args, &direction->args_size, sizeof direction->args_size);
     for (int f = 0; f < direction->field_count; f++)
         memcpy(args + direction->fields[f].offset, c->args + direction->fields[f].offset, sizeof(cot_tensor));

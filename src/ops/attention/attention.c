@@ -295,28 +295,19 @@ static cot_status check_f64(const cot_direction *direction, const void *args, co
     return COT_OK;
 }
 
-/* Checks data pointers and overlaps of outputs. merge's out and lse may be the views out_a and lse_a. */
-static cot_status check_memory(const cot_direction *direction, const void *args)
+/* Checks data pointers and overlaps of outputs. in_place: merge's out and lse may be the views out_a and lse_a. */
+static cot_status check_memory(const cot_direction *direction, const void *args, bool in_place)
 {
-    const cot_field *fields = direction->fields;
+    cot_named_tensor memory[COT_MAX_TENSORS];
     for (int f = 0; f < direction->field_count; f++) {
-        const cot_tensor *t = (const cot_tensor *)((const char *)args + fields[f].offset);
-        CHECK(cot_check_data(direction->call, fields[f].name, t));
-        if (fields[f].role == COT_OUTPUT)
-            CHECK(cot_check_output(direction->call, fields[f].name, t));
+        const cot_field *field = &direction->fields[f];
+        const size_t length = strlen(field->name);
+        const bool output = field->role == COT_OUTPUT;
+        const bool is_a = length > 2 && strcmp(field->name + length - 2, "_a") == 0;
+        memory[f] = (cot_named_tensor){field->name, (const cot_tensor *)((const char *)args + field->offset), output,
+                                       in_place && (output || is_a)};
     }
-    for (int f = 0; f < direction->field_count; f++) {
-        for (int g = 0; fields[f].role == COT_OUTPUT && g < direction->field_count; g++) {
-            const cot_tensor *out = (const cot_tensor *)((const char *)args + fields[f].offset);
-            const cot_tensor *other = (const cot_tensor *)((const char *)args + fields[g].offset);
-            const size_t length = strlen(fields[f].name);
-            const bool pair = strncmp(fields[f].name, fields[g].name, length) == 0 &&
-                              strcmp(fields[g].name + length, "_a") == 0 && cot_same_view(out, other);
-            if (f != g && !pair)
-                CHECK(cot_check_overlap(direction->call, fields[f].name, out, fields[g].name, other));
-        }
-    }
-    return COT_OK;
+    return cot_check_memory(direction->call, memory, direction->field_count);
 }
 
 static cot_status check_cu_seqlens(const char *call, const char *name, const cot_tensor *cu, int64_t rows,
@@ -429,7 +420,7 @@ static cot_status validate_forward(const char *call, const void *args, bool with
         return cot_fail(COT_INVALID_ARGUMENT, "%s: sink is given for a block, expected it in attention_merge", call);
     CHECK(check_f64(direction, args, p->sizes.dtype));
     if (with_data)
-        CHECK(check_memory(direction, args));
+        CHECK(check_memory(direction, args, false));
     add_batch_axes(p);
     return COT_OK;
 }
@@ -484,7 +475,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     }
     CHECK(check_f64(direction, args, z->dtype));
     if (with_data)
-        CHECK(check_memory(direction, args));
+        CHECK(check_memory(direction, args, false));
     add_batch_axes(p);
     return COT_OK;
 }
@@ -534,7 +525,7 @@ static cot_status validate_delta(const char *call, const void *args, bool with_d
     CHECK(check_statistic_of(call, "delta", &a->delta, "out", &p->sizes));
     CHECK(check_f64(direction, args, p->sizes.dtype));
     if (with_data)
-        CHECK(check_memory(direction, args));
+        CHECK(check_memory(direction, args, false));
     cot_tensor *const views[] = {&a->out, &a->dout, &a->dlse, &a->delta};
     for (int i = 0; p->sizes.packed && i < COUNT(views); i++)
         add_batch_axis(views[i]);
@@ -561,7 +552,7 @@ static cot_status validate_merge(const char *call, const void *args, bool with_d
     CHECK(check_statistic_of(call, "lse", &a->lse, "out_a", &p->sizes));
     CHECK(check_f64(direction, args, p->sizes.dtype));
     if (with_data)
-        CHECK(check_memory(direction, args));
+        CHECK(check_memory(direction, args, true));
     cot_tensor *const views[] = {&a->out_a, &a->out_b, &a->lse_a, &a->lse_b, &a->out, &a->lse};
     for (int i = 0; p->sizes.packed && i < COUNT(views); i++)
         add_batch_axis(views[i]);

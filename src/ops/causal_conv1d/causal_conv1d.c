@@ -106,14 +106,14 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     p->args = *(const cot_causal_conv1d_forward_args *)args;
     const cot_causal_conv1d_forward_args *a = &p->args;
     const cot_named_tensor tensors[] = {
-        {"x", &a->x, false},
-        {"weight", &a->weight, false},
-        {"bias", &a->bias, false},
-        {"initial_state", &a->initial_state, false},
-        {"seq_idx", &a->seq_idx, false},
-        {"cu_seqlens", &a->cu_seqlens, false},
-        {"y", &a->y, true},
-        {"final_state", &a->final_state, true},
+        {"x", &a->x, false, false},
+        {"weight", &a->weight, false, false},
+        {"bias", &a->bias, false, false},
+        {"initial_state", &a->initial_state, false, false},
+        {"seq_idx", &a->seq_idx, false, false},
+        {"cu_seqlens", &a->cu_seqlens, false, false},
+        {"y", &a->y, true, false},
+        {"final_state", &a->final_state, true, false},
     };
     CHECK(cot_check_silu(call, a->activation));
     CHECK(check_x_and_weight(call, &a->x, 3, &a->weight, &a->bias, &p->sizes));
@@ -132,18 +132,18 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     const cot_causal_conv1d_backward_args *a = &p->args;
     const bool packed = cot_is_present(&a->cu_seqlens);
     const cot_named_tensor tensors[] = {
-        {"x", &a->x, false},
-        {"weight", &a->weight, false},
-        {"bias", &a->bias, false},
-        {"initial_state", &a->initial_state, false},
-        {"seq_idx", &a->seq_idx, false},
-        {"cu_seqlens", &a->cu_seqlens, false},
-        {"dy", &a->dy, false},
-        {"dfinal_state", &a->dfinal_state, false},
-        {"dx", &a->dx, true},
-        {"dweight", &a->dweight, true},
-        {"dbias", &a->dbias, true},
-        {"dinitial_state", &a->dinitial_state, true},
+        {"x", &a->x, false, false},
+        {"weight", &a->weight, false, false},
+        {"bias", &a->bias, false, false},
+        {"initial_state", &a->initial_state, false, false},
+        {"seq_idx", &a->seq_idx, false, false},
+        {"cu_seqlens", &a->cu_seqlens, false, false},
+        {"dy", &a->dy, false, false},
+        {"dfinal_state", &a->dfinal_state, false, false},
+        {"dx", &a->dx, true, false},
+        {"dweight", &a->dweight, true, false},
+        {"dbias", &a->dbias, true, false},
+        {"dinitial_state", &a->dinitial_state, true, false},
     };
     CHECK(cot_check_silu(call, a->activation));
     if (a->accumulate != 0 && a->accumulate != 1)
@@ -214,13 +214,13 @@ static cot_status validate_update(const char *call, const void *args, bool with_
     p->args = *(const cot_causal_conv1d_update_args *)args;
     cot_causal_conv1d_update_args *a = &p->args;
     const cot_named_tensor tensors[] = {
-        {"x", &a->x, false},
-        {"weight", &a->weight, false},
-        {"bias", &a->bias, false},
-        {"conv_state", &a->conv_state, true},
-        {"cache_seqlens", &a->cache_seqlens, false},
-        {"conv_state_indices", &a->conv_state_indices, false},
-        {"y", &a->y, true},
+        {"x", &a->x, false, false},
+        {"weight", &a->weight, false, false},
+        {"bias", &a->bias, false, false},
+        {"conv_state", &a->conv_state, true, false},
+        {"cache_seqlens", &a->cache_seqlens, false, false},
+        {"conv_state_indices", &a->conv_state_indices, false, false},
+        {"y", &a->y, true, false},
     };
     CHECK(cot_check_silu(call, a->activation));
     CHECK(check_x_and_weight(call, &a->x, 2, &a->weight, &a->bias, &p->sizes));

@@ -17,12 +17,6 @@
 
 /* A tensor of a call, for the checks that all tensors share. elementwise: an output of this kind may be the same view
  * as an input of this kind. */
-typedef struct call_tensor {
-    const char *name;
-    cot_tensor *tensor;
-    bool output, elementwise;
-} call_tensor;
-
 static cot_status check_activation(const char *call, cot_activation activation)
 {
     if ((int)activation >= COT_ACTIVATION_NONE && (int)activation <= COT_ACTIVATION_GELU_ERF)
@@ -132,24 +126,6 @@ static cot_status set_mask(const char *call, double p, double scale, const cot_t
     return COT_OK;
 }
 
-/* Checks data pointers, and that no output overlaps a tensor that is read later. */
-static cot_status check_memory(const char *call, const call_tensor *tensors, int count)
-{
-    for (int i = 0; i < count; i++) {
-        CHECK(cot_check_data(call, tensors[i].name, tensors[i].tensor));
-        if (tensors[i].output)
-            CHECK(cot_check_output(call, tensors[i].name, tensors[i].tensor));
-    }
-    for (int i = 0; i < count; i++)
-        for (int j = 0; tensors[i].output && j < count; j++) {
-            if (j == i || (tensors[i].elementwise && tensors[j].elementwise && !tensors[j].output &&
-                           cot_same_view(tensors[i].tensor, tensors[j].tensor)))
-                continue;
-            CHECK(cot_check_overlap(call, tensors[i].name, tensors[i].tensor, tensors[j].name, tensors[j].tensor));
-        }
-    return COT_OK;
-}
-
 /* ---- merging of leading axes -------------------------------------------------------------------------- */
 
 /* Whether axes `axis` and `axis`+1 of this tensor can be one axis with one stride. */
@@ -192,7 +168,7 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     dropout_forward_problem *p = problem;
     p->args = *(const cot_dropout_forward_args *)args;
     cot_dropout_forward_args *a = &p->args;
-    const call_tensor tensors[] = {
+    const cot_named_tensor tensors[] = {
         {"x", &a->x, false, true},
         {"bias", &a->bias, false, false},
         {"residual", &a->residual, false, true},
@@ -217,7 +193,7 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     CHECK(check_mask(call, "mask_bits_out", &a->mask_bits_out, true, "x", &a->x, &p->sizes));
     CHECK(set_mask(call, a->p, a->scale, &a->mask, &a->mask_bits, &p->mask));
     if (with_data)
-        CHECK(check_memory(call, tensors, COUNT(tensors)));
+        CHECK(cot_check_memory(call, tensors, COUNT(tensors)));
     cot_tensor *const rows[] = {&a->x, &a->residual, &a->y, &a->mask_out, &a->mask_bits_out, &p->mask.given};
     merge_leading_axes(rows, COUNT(rows), a->x.rank);
     p->mask.seed = a->seed;
@@ -232,7 +208,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     dropout_backward_problem *p = problem;
     p->args = *(const cot_dropout_backward_args *)args;
     cot_dropout_backward_args *a = &p->args;
-    const call_tensor tensors[] = {
+    const cot_named_tensor tensors[] = {
         {"dy", &a->dy, false, true},
         {"x", &a->x, false, true},
         {"bias", &a->bias, false, false},
@@ -259,7 +235,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(check_parameter(call, "dbias", &a->dbias, "dy", &p->sizes));
     CHECK(set_mask(call, a->p, a->scale, &a->mask, &a->mask_bits, &p->mask));
     if (with_data)
-        CHECK(check_memory(call, tensors, COUNT(tensors)));
+        CHECK(cot_check_memory(call, tensors, COUNT(tensors)));
     if (a->activation == COT_ACTIVATION_NONE)
         a->x = a->bias = (cot_tensor){0};
     cot_tensor *const rows[] = {&a->dy, &a->x, &a->dx, &p->mask.given};

@@ -113,16 +113,10 @@ static cot_status check_tensors(const char *call, const tensor_spec *tensors, in
                             cot_dtype_name(t->tensor->dtype), cot_dtype_name(expected), source,
                             cot_dtype_name(sizes->dtype));
     }
-    for (int i = 0; with_data && i < count; i++) {
-        CHECK(cot_check_data(call, tensors[i].name, tensors[i].tensor));
-        if (tensors[i].output)
-            CHECK(cot_check_output(call, tensors[i].name, tensors[i].tensor));
-    }
+    cot_named_tensor memory[COT_MAX_TENSORS];
     for (int i = 0; with_data && i < count; i++)
-        for (int j = 0; tensors[i].output && j < count; j++)
-            if (j != i)
-                CHECK(cot_check_overlap(call, tensors[i].name, tensors[i].tensor, tensors[j].name, tensors[j].tensor));
-    return COT_OK;
+        memory[i] = (cot_named_tensor){tensors[i].name, tensors[i].tensor, tensors[i].output, false};
+    return with_data ? cot_check_memory(call, memory, count) : COT_OK;
 }
 
 /* ---- the six calls ------------------------------------------------------------------------------------ */
