@@ -57,11 +57,13 @@ template <typename E> static __device__ __forceinline__ float dot(const cot_word
     return sum;
 }
 
-/* Writes lse_log2 and row_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore. HEAD_DIM /
- * 8 lanes process one query. */
+/* Writes lse_log2 and row_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore. HEAD_DIM / 8
+ * lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum of a row needs a
+ * power of two. */
 template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
 {
-    constexpr int ROW = HEAD_DIM / 8, ROWS = LANES * WARPS / ROW, PARTS = ATTENTION_QUERIES / ROWS;
+    constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW,
+                  PARTS = ATTENTION_QUERIES / ROWS;
     cot_griddepcontrol_launch_dependents();
     const unsigned heads = (unsigned)c.H, tile_part = blockIdx.x / heads; /* the parts of a tile are c.H blocks apart */
     attention_tile t;
@@ -77,7 +79,7 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
         if (c.delta.data != nullptr) {
             delta = cot_load(c.delta.data, c.delta.dtype,
                              t.b * c.delta.stride[0] + t.h * c.delta.stride[1] + row * c.delta.stride[2]);
-        } else if (!GENERAL || 8 * lane < c.dv) {
+        } else if ((!GENERAL && HEAD_DIM != 192) || 8 * lane < c.dv) { /* at 192 columns dv may be 128 */
             const int64_t out = t.b * c.out.stride[0] + row * c.out.stride[1] + t.h * c.out.stride[2] + 8 * lane;
             const int64_t dout = t.b * c.dout.stride[0] + row * c.dout.stride[1] + t.h * c.dout.stride[2] + 8 * lane;
             if (c.out_vectorized) {
@@ -96,8 +98,10 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
             lse_log2 = fmaf(1.4426950408889634f, lse, -c.p_scale_log2);
     }
     float4 *accum = (float4 *)(c.dq_accum + (statistics_index - threadIdx.x / ROW) * HEAD_DIM) + threadIdx.x;
-    __stcs(accum, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-    __stcs(accum + LANES * WARPS, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+#pragma unroll
+    for (int at = 0; at < ROWS * HEAD_DIM / 4; at += LANES * WARPS)
+        if (HEAD_DIM != 192 || at + (int)threadIdx.x < ROWS * HEAD_DIM / 4)
+            __stcs(accum + at, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
     if (c.delta.data == nullptr) {
 #pragma unroll
         for (int distance = ROW / 2; distance > 0; distance /= 2)
@@ -213,16 +217,25 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
     }
 PREPARE(d64, 64, false)
 PREPARE(d128, 128, false)
+PREPARE(d192, 192, false)
 PREPARE(d256, 256, false)
 PREPARE(d64_general, 64, true)
 PREPARE(d128_general, 128, true)
+PREPARE(d192_general, 192, true)
+PREPARE(d256_general, 256, true)
 FINISH(bf16_d64, __nv_bfloat16, 64, false)
 FINISH(bf16_d128, __nv_bfloat16, 128, false)
+FINISH(bf16_d192, __nv_bfloat16, 192, false)
 FINISH(bf16_d256, __nv_bfloat16, 256, false)
 FINISH(f16_d64, __half, 64, false)
 FINISH(f16_d128, __half, 128, false)
+FINISH(f16_d192, __half, 192, false)
 FINISH(f16_d256, __half, 256, false)
 FINISH(bf16_d64_general, __nv_bfloat16, 64, true)
 FINISH(bf16_d128_general, __nv_bfloat16, 128, true)
+FINISH(bf16_d192_general, __nv_bfloat16, 192, true)
+FINISH(bf16_d256_general, __nv_bfloat16, 256, true)
 FINISH(f16_d64_general, __half, 64, true)
 FINISH(f16_d128_general, __half, 128, true)
+FINISH(f16_d192_general, __half, 192, true)
+FINISH(f16_d256_general, __half, 256, true)

@@ -14,12 +14,18 @@ enum {
     ATTENTION_DOUT_STAGES = 2,
     ATTENTION_DS_STAGES = 2,
     ATTENTION_DQ_STAGES = 3,
-    ATTENTION_SECTION = 4,      /* key-value heads whose blocks are interleaved */
-    ATTENTION_DOUT_CHUNKS = 3,  /* at d = 256, chunks of 128 columns */
-    ATTENTION_WARPGROUPS = 4,   /* warpgroups of a block, 128 threads each */
-    ATTENTION_P_SCALE_LOG2 = 8, /* up to d = 128, P in f16 is scaled by 2^8: attention_bwd_sm90.cu */
-    ATTENTION_DQ_SLICE = 4096   /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
+    ATTENTION_SECTION = 4,        /* key-value heads whose blocks are interleaved */
+    ATTENTION_CLUSTER_BLOCKS = 2, /* above 128 columns, blocks that share the 128 keys */
+    ATTENTION_WARPGROUPS = 4,     /* warpgroups of a block, 128 threads each */
+    ATTENTION_P_SCALE_LOG2 = 8,   /* up to d = 128, P in f16 is scaled by 2^8: attention_bwd_sm90.cu */
+    ATTENTION_DQ_SLICE = 4096     /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
+
+/* attention_bwd_cluster_sm90.cu: bytes of shared memory. For each 64 columns K, the peer's K, V, stages of Q and dO; stages
+ * of dS and dQ; statistics, low bits of P, barriers. */
+#define ATTENTION_CLUSTER_SHARED_BYTES(d, dv)                                                                 \
+    (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((dv) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
+     256 * 4 + 512 * ((d) <= 192 ? 2 : 1) + 512)
 
 #define ATTENTION_DP_SCALE 0x1p-9f /* scale of dP and D in f16, which removes the scale of P from dS */
 
@@ -46,7 +52,7 @@ typedef struct attention_array {
     (((d) + 63) / 64 * (consumers) * (q_stages)*8192 + ((d) <= 128 ? ((dv) + 63) / 64 * (consumers)*8192 : 0) + \
      (stages) * (((d) + 63) / 64 + ((dv) + 63) / 64) * (keys)*128 + 1024)
 
-/* A sequence, with its lengths clamped. attention_place_sm90.cu writes these entries. */
+/* A sequence, with its lengths clamped. attention_scheduler_sm90.cu writes these entries. */
 typedef struct attention_seqlen_info {
     int32_t first_tile, first_block; /* query tiles and key blocks of earlier sequences, for one head */
     int32_t q_row, q_rows, used_q;   /* rows of the tensors' views; used: those that count (seqused) */
@@ -54,7 +60,7 @@ typedef struct attention_seqlen_info {
     int64_t diagonal; /* query i's diagonal key is i + diagonal */
 } attention_seqlen_info;
 
-/* Arguments of attention_place_sm90.cu: where sequences are, and how tiles are handed out. */
+/* Arguments of attention_scheduler_sm90.cu: where sequences are, and how tiles are handed out. */
 typedef struct attention_scheduler {
     int64_t q_begin, q_length, k_begin, k_length;
     int32_t B, packed;

@@ -13,7 +13,7 @@
 #undef COT_KERNEL
 
 extern const unsigned char cot_image_attention_bwd_rows[], cot_image_attention_bwd_sm90[],
-    cot_image_attention_bwd_d256_sm90[];
+    cot_image_attention_bwd_cluster_sm90[];
 
 enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32 };
 
@@ -23,8 +23,6 @@ enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32 };
     (8192 * ((slices) * (4 + ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) + 2 * ATTENTION_DS_STAGES + \
              2 * ATTENTION_DQ_STAGES) +                                                              \
      256 * (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
-
-#define SHARED_BYTES_D256 (8192 * (4 + 4 + 2 + 2 * 4 + 2 * ATTENTION_DOUT_CHUNKS + 2 + 2) + 256 * 4 + 512 + 512)
 
 /* The kernels for one dtype and number of columns, in the order of their launches. */
 typedef struct backward_kernels {
@@ -37,18 +35,37 @@ typedef struct backward_kernels {
             {image, "attention_bwd_sm90_" #dtype "_" #main_size, shared_bytes},          \
             {cot_image_attention_bwd_rows, "attention_bwd_finish_" #dtype "_" #size, 0}, \
     }
-#define KERNELS_OF(dtype)                                                                              \
-    {                                                                                                  \
-        KERNELS(dtype, d64, d64, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),                       \
-            KERNELS(dtype, d128, d128, cot_image_attention_bwd_sm90, SHARED_BYTES(2)),                 \
-            KERNELS(dtype, d256, d256, cot_image_attention_bwd_d256_sm90, SHARED_BYTES_D256),          \
-            KERNELS(dtype, d64_general, d64_general, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),   \
-            KERNELS(dtype, d128_general, d128_general, cot_image_attention_bwd_sm90, SHARED_BYTES(2)), \
-            KERNELS(dtype, d64_general, d64_softcap, cot_image_attention_bwd_sm90, SHARED_BYTES(1)),   \
-            KERNELS(dtype, d128_general, d128_softcap, cot_image_attention_bwd_sm90, SHARED_BYTES(2)), \
+#define BLOCK_KERNELS(dtype, size, main_size, columns) \
+    KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, SHARED_BYTES((columns) / 64))
+#define CLUSTER_KERNELS(dtype, size, main_size, d, dv) \
+    KERNELS(dtype, size, main_size, cot_image_attention_bwd_cluster_sm90, ATTENTION_CLUSTER_SHARED_BYTES(d, dv))
+#define VERSION_OF(dtype, first, rows_suffix, suffix)                                                         \
+    [first + SIZE_64] = BLOCK_KERNELS(dtype, d64##rows_suffix, d64##suffix, 64),                              \
+             [first + SIZE_128] = BLOCK_KERNELS(dtype, d128##rows_suffix, d128##suffix, 128),                 \
+             [first + SIZE_192_128] = CLUSTER_KERNELS(dtype, d192##rows_suffix, d192_v128##suffix, 192, 128), \
+             [first + SIZE_192] = CLUSTER_KERNELS(dtype, d192##rows_suffix, d192##suffix, 192, 192),          \
+             [first + SIZE_256] = CLUSTER_KERNELS(dtype, d256##rows_suffix, d256##suffix, 256, 256)
+#define KERNELS_OF(dtype)                                                             \
+    {                                                                                 \
+        VERSION_OF(dtype, PLAIN, , ), VERSION_OF(dtype, GENERAL, _general, _general), \
+            VERSION_OF(dtype, SOFTCAP, _general, _softcap),                           \
     }
+/* An index of the table: a version plus a size. */
+enum { SIZE_64, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
+enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows, "attention_bwd_dsink", 0};
+
+static int kernels_index(const attention_sizes *z, bool general)
+{
+    const int64_t columns = attention_bwd_columns(z);
+    const int size = columns == 64    ? SIZE_64
+                     : columns == 128 ? SIZE_128
+                     : columns == 256 ? SIZE_256
+                     : z->dv <= 128   ? SIZE_192_128
+                                      : SIZE_192;
+    return size + (z->softcap > 0 ? SOFTCAP : general ? GENERAL : PLAIN);
+}
 
 /* Encodes the map of lse_log2 and D, which follow each other: one query tile is one row. */
 static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t tiles)
@@ -102,9 +119,9 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const attention_sm90_bwd_plan *plan = queue->plan;
     const bool general = plan->general;
     const int64_t columns = plan->columns;
-    const backward_kernels *kernels =
-        kernels_by_size + (columns == 128) + 2 * (columns == 256) + 3 * general + 2 * (z->softcap > 0);
-    const unsigned cluster_blocks = columns == 256 ? 2 : 1; /* blocks that share ATTENTION_KEYS keys */
+    const backward_kernels *kernels = &kernels_by_size[kernels_index(z, general)];
+    const unsigned cluster_blocks = columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1; /* that share ATTENTION_KEYS keys */
+    const int64_t row_lanes = columns == 192 ? 32 : columns / 8;                  /* lanes of prepare for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     if (z->H == 0)
         return COT_OK;
@@ -161,7 +178,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     if (status == COT_OK && tiles > 0)
         status = attention_launch(
             queue, &kernels->prepare,
-            (cot_cuda_grid){.blocks = {(unsigned)(tiles * ATTENTION_QUERIES * columns / 8 / ROWS_THREADS), 1, 1},
+            (cot_cuda_grid){.blocks = {(unsigned)(tiles * ATTENTION_QUERIES * row_lanes / ROWS_THREADS), 1, 1},
                             .threads = ROWS_THREADS},
             c);
     if (z->rows_k > 0) {

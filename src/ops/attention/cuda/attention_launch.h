@@ -85,7 +85,7 @@ static inline double cost_fwd_sm90(const void *problem)
     return 1000.0 + (double)z->H * (double)z->rows_q * (double)z->Tk;
 }
 
-/* Whether sequences differ in length, so that attention_place_sm90.cu must write seqlens. */
+/* Whether sequences differ in length, so that attention_scheduler_sm90.cu must write seqlens. */
 static inline bool attention_is_varlen(const attention_problem *p)
 {
     return p->sizes.packed || cot_is_present(&p->seqused_q) || cot_is_present(&p->seqused_k);
@@ -119,21 +119,28 @@ static inline int64_t attention_bwd_blocks(const attention_problem *p)
     return cot_mul(z->B, cot_ceil_div(z->Tk, ATTENTION_KEYS));
 }
 
+/* Whether d and dv are the columns of a kernel's tiles. */
+static inline bool attention_bwd_fills_tiles(const attention_sizes *z)
+{
+    return (z->d == z->dv && (z->d == 64 || z->d == 128 || z->d == 192 || z->d == 256)) ||
+           (z->d == 192 && z->dv == 128);
+}
+
 /* Whether the call needs the ..._general or ..._softcap kernels: sequences of different lengths, windows, softcap, or d
- * and dv that differ or are smaller than a tile. */
+ * and dv that are smaller than a tile. */
 static inline bool attention_bwd_needs_general(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     const int64_t unbounded = z->q_length + z->k_length;
-    return z->d != z->dv || (z->d != 64 && z->d != 128 && z->d != 256) || attention_is_varlen(p) || z->softcap > 0 ||
-           z->left < unbounded || (z->right != 0 && z->right < unbounded);
+    return !attention_bwd_fills_tiles(z) || attention_is_varlen(p) || z->softcap > 0 || z->left < unbounded ||
+           (z->right != 0 && z->right < unbounded);
 }
 
-/* Columns of the kernel's tiles. */
+/* Columns of the kernel's tiles of Q and K. */
 static inline int64_t attention_bwd_columns(const attention_sizes *z)
 {
     const int64_t columns = z->d > z->dv ? z->d : z->dv;
-    return columns <= 64 ? 64 : columns <= 128 ? 128 : 256;
+    return columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
 }
 
 static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
@@ -141,8 +148,8 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
     const attention_sizes *z = &p->sizes;
     if (z->d > 256 || z->dv > 256)
         return "it serves d and dv up to 256";
-    if (attention_bwd_columns(z) == 256 && attention_bwd_needs_general(p))
-        return "beyond 128 it serves d = dv = 256, full and causal, alone";
+    if (attention_bwd_columns(z) == 256 && z->softcap > 0 && z->dtype == COT_F16)
+        return "f16 with softcap and d or dv above 192 needs more registers than there are";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it serves no dropout, ALiBi or bias";
     if (!attention_factors_normal(z))

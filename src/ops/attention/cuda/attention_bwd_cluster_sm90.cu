@@ -1,0 +1,810 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_bwd_cluster_sm90.cu: the backward on Hopper for d or dv above 128 (attention_bwd_sm90.cu has the formulas).
+ * dK of 64 keys and dV of 64 keys each need most registers of a warpgroup. A block therefore takes 64 keys, and two
+ * blocks form a cluster over 128 keys. Both blocks loop over the same tiles of 64 queries. Each tile of dQ needs the dS
+ * of both blocks.
+ *
+ *   warpgroup 0   dQ
+ *   warpgroup 1   dV: S, P. P^T is the register operand of dV and goes through shared memory to warpgroup 2
+ *   warpgroup 2   dK: dP, dS. dS^T is the register operand of dK and goes through shared memory, in P's place, to
+ *                 warpgroup 0
+ *   warpgroup 3   producer: one warp loads K and Q, one V and dO, two dq_writers add finished slices of dQ to memory
+ *
+ *   barrier         arrivals (bytes)              phase ends when                 who waits
+ *   k full          1 (K, columns of the peer's)  K is loaded                     warpgroups 0, 1: once
+ *   v full          1 (V)                         V is loaded                     warpgroup 2: once
+ *   q full          1 (Q, lse_log2)               a tile of Q is loaded           warpgroups 1, 2
+ *   q empty         8: 4 of S, 4 of dK            no product reads it             producer
+ *   dout full       1 (a chunk; D)                a chunk of dO is loaded         warpgroups 1, 2
+ *   dout empty      8: 4 of dV, 4 of dP           no product reads it             producer
+ *   p full          4                             P is there                      warpgroup 2: warp i reads warp i's P
+ *   ds full         4                             dS is there                     warpgroup 0
+ *   ds empty        see the two ways below        dS has been used, and sent      warpgroup 1
+ *   peer ds full    1 (dS)                        the peer's dS is there          warpgroup 0
+ *   sent ds empty   4 of the peer's dQ            the peer no longer reads ours   warpgroup 0
+ *   dq full         4                             a slice of dQ is staged         the slice's dq_writer
+ *   dq empty        1                             the slice has been read         warpgroup 0
+ *   uncleared full  1 (the tile)                  a tile to clear is loaded       the warp that loads it
+ *
+ * The two blocks divide dQ in one of two ways:
+ *
+ *   by tiles      d and dv up to 192. Blocks take turns: in step n, block n % 2 computes the whole tile of dQ, and the
+ *                 other block sends its dS. A block has two steps of time for a tile. It holds all of the peer's K.
+ *                 ds empty: 4 arrivals of dQ in a step of one's own, else 1 of the peer
+ *   by columns    d or dv above 192, where shared memory has no room for the peer's K. Both blocks send dS in every
+ *                 step, and each computes half of the columns of dQ.
+ *                 ds empty: 5 arrivals, 4 of dQ and 1 of the peer
+ *
+ * P reaches warpgroup 2 in 16 bits that are finer than E, so that P in dS is not rounded twice (see
+ * attention_bwd_sm90.cu). The order of blocks and the deterministic mode are as in that kernel. So are the three
+ * versions of each kernel, and the tiles to clear. */
+#include "attention_bwd_sm90.cuh"
+
+#include "../../../cuda/device/mma.cuh"
+
+static constexpr float P_SCALE_LOG2 = 4.0f, INVERSE_P_SCALE = 0x1p-4f;
+
+enum { BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS, PRODUCER_REGISTERS = 32 };
+
+/* Shared memory of a block. D: columns of Q and K. DV: columns of V and dO. */
+template <int D, int DV> struct shared_storage {
+    enum {
+        SLICES = D / 64,
+        V_SLICES = DV / 64,
+        BY_TILES = D <= 192,
+        Q_STAGES = 2,
+        DOUT_PARTS = BY_TILES ? 1 : 2, /* chunks of a tile of dO */
+        DOUT_CHUNKS = BY_TILES ? 2 : 3,
+        CHUNK_SLICES = V_SLICES / DOUT_PARTS,
+        DK_PARTS = BY_TILES ? 1 : 2, /* products that add to dK. 256 columns exceed what a product may take here */
+        DS_STAGES = BY_TILES ? 2 : 1,
+        PEER_SLICES = BY_TILES ? SLICES : SLICES / 2,
+        DQ_STAGES = BY_TILES ? 2 : 1,
+        DQ_SLICES = PEER_SLICES, /* slices of dQ that a block computes in a step */
+        DQ_REGISTERS = BY_TILES ? 96 : 64,
+        CONSUMER_REGISTERS = BY_TILES ? 192 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, which the launch allots */
+    };
+    unsigned char k[SLICES][TILE], peer_k[PEER_SLICES][TILE], v[V_SLICES][TILE];
+    unsigned char q[Q_STAGES][SLICES][TILE];
+    unsigned char dout[DOUT_CHUNKS][CHUNK_SLICES][TILE];
+    unsigned char ds[DS_STAGES][TILE], peer_ds[TILE]; /* [query][key]; peer_ds: from the peer block */
+    float dq[DQ_STAGES][ATTENTION_DQ_SLICE];
+    float lse_log2[Q_STAGES][QUERIES], delta[2][QUERIES];
+    uint32_t low_bits[DS_STAGES][WARPGROUP]; /* for E = f16, see encode_p; 16-byte aligned */
+    uint64_t k_full, v_full, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_CHUNKS], dout_empty[DOUT_CHUNKS];
+    uint64_t p_full[DS_STAGES], ds_full[DS_STAGES], ds_empty[DS_STAGES], peer_ds_full, sent_ds_empty;
+    uint64_t dq_full[2], dq_empty[DQ_STAGES], uncleared_full[2];
+    attention_work work; /* for the producer, which has too few registers for a copy if GENERAL */
+};
+
+static __device__ __forceinline__ int step_count(const attention_work &w)
+{
+    return w.heads * (w.tile_end - w.tile_begin);
+}
+
+/* Waits for a tile, clears its rows from `row` on, and arrives at `full`. Executed by a warp. */
+template <int SLICES>
+static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
+                                                      unsigned char (*slices)[TILE], int row, uint64_t *full)
+{
+    cot_mbarrier_wait(uncleared_full, parity);
+    parity ^= 1;
+    attention_clear_rows<TILE, SLICES>(slices, max(row, 0));
+    if (full != nullptr && threadIdx.x % WARP == 0)
+        cot_mbarrier_arrive(full);
+}
+
+/* The rows of a block's K and V, and whether they need clearing. Rows after the tensor's last row are zeros by TMA. */
+struct key_rows {
+    int row, used; /* the block's first row; rows of it that count, may be negative */
+    bool clean;
+};
+
+template <bool GENERAL>
+static __device__ __forceinline__ key_rows key_rows_of(const attention_bwd_call &c, const attention_work &w, int rank)
+{
+    const int first_key = w.first_key + BLOCK_KEYS * rank;
+    if (!GENERAL)
+        return {first_key, BLOCK_KEYS, true};
+    return {w.k_row + first_key, w.used_k - first_key,
+            first_key + BLOCK_KEYS <= w.used_k || w.k_row + w.used_k == c.scheduler.Tk};
+}
+
+/* The first query tile that contains rows of another sequence. */
+template <bool GENERAL>
+static __device__ __forceinline__ int first_unclean_tile_of(const attention_bwd_call &c, const attention_work &w)
+{
+    return !GENERAL || w.q_row + w.used_q == c.scheduler.Tq ? w.tile_end : w.used_q / QUERIES;
+}
+
+/* Executed by one thread, or by a warp if GENERAL, because a warp clears rows of other sequences. */
+template <int D, int DV, bool GENERAL>
+static __device__ void load_k_and_q(const attention_bwd_mapped &m, shared_storage<D, DV> &s, const attention_work &w,
+                                    int rank)
+{
+    using S = shared_storage<D, DV>;
+    const attention_bwd_call &c = m.call;
+    const bool leader = threadIdx.x % WARP == 0;
+    const key_rows keys = key_rows_of<GENERAL>(c, w, rank), peer_keys = key_rows_of<GENERAL>(c, w, rank ^ 1);
+    const bool clean = keys.clean && peer_keys.clean;
+    uint32_t uncleared_parity = 0;
+    if (leader) {
+        uint64_t *full = clean ? &s.k_full : &s.uncleared_full[0];
+        const int peer_column = S::BY_TILES ? 0 : rank * (D / 2);
+        cot_mbarrier_arrive_expect(full, (S::SLICES + S::PEER_SLICES) * TILE);
+        for (int slice = 0; slice < S::SLICES; slice++)
+            cot_tma_load_4d(s.k[slice], &m.k, slice * 64, keys.row, w.kv_head, w.b, full);
+        for (int slice = 0; slice < S::PEER_SLICES; slice++)
+            cot_tma_load_4d(s.peer_k[slice], &m.k, peer_column + slice * 64, peer_keys.row, w.kv_head, w.b, full);
+    }
+    if (!clean) {
+        wait_and_clear<S::SLICES>(&s.uncleared_full[0], uncleared_parity, s.k, keys.used, nullptr);
+        attention_clear_rows<TILE, S::PEER_SLICES>(s.peer_k, max(peer_keys.used, 0));
+        if (leader)
+            cot_mbarrier_arrive(&s.k_full);
+    }
+    if (!GENERAL) { /* otherwise the kernel has waited at its start */
+        cot_griddepcontrol_wait();
+        cot_fence_proxy_async_global();
+    }
+    const int first_unclean_tile = first_unclean_tile_of<GENERAL>(c, w);
+    cot_pipeline_state<S::Q_STAGES> q;
+    for (int h = 0; h < w.heads; h++) {
+        const int row = (int)statistics_row_of<GENERAL>(c, w, h);
+        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, q.next()) {
+            const bool tile_clean = tile < first_unclean_tile;
+            uint64_t *full = tile_clean ? &s.q_full[q.stage] : &s.uncleared_full[0];
+            cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
+            if (leader) {
+                cot_mbarrier_arrive_expect(full, S::SLICES * TILE + QUERIES * sizeof(float));
+                for (int slice = 0; slice < S::SLICES; slice++)
+                    cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, (GENERAL ? w.q_row : 0) + tile * QUERIES,
+                                    w.first_head + h, w.b, full);
+                cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, full);
+            }
+            if (!tile_clean)
+                wait_and_clear<S::SLICES>(&s.uncleared_full[0], uncleared_parity, s.q[q.stage],
+                                          w.used_q - tile * QUERIES, &s.q_full[q.stage]);
+        }
+    }
+}
+
+template <int D, int DV, bool GENERAL>
+static __device__ void load_v_and_dout(const attention_bwd_mapped &m, shared_storage<D, DV> &s, const attention_work &w,
+                                       int rank)
+{
+    using S = shared_storage<D, DV>;
+    const attention_bwd_call &c = m.call;
+    const bool leader = threadIdx.x % WARP == 0;
+    const key_rows keys = key_rows_of<GENERAL>(c, w, rank);
+    uint32_t uncleared_parity = 0;
+    if (leader) {
+        uint64_t *full = keys.clean ? &s.v_full : &s.uncleared_full[1];
+        cot_mbarrier_arrive_expect(full, S::V_SLICES * TILE);
+        for (int slice = 0; slice < S::V_SLICES; slice++)
+            cot_tma_load_4d(s.v[slice], &m.v, slice * 64, keys.row, w.kv_head, w.b, full);
+    }
+    if (!keys.clean)
+        wait_and_clear<S::V_SLICES>(&s.uncleared_full[1], uncleared_parity, s.v, keys.used, &s.v_full);
+    if (!GENERAL) {
+        cot_griddepcontrol_wait();
+        cot_fence_proxy_async_global();
+    }
+    const int delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
+    const int first_unclean_tile = first_unclean_tile_of<GENERAL>(c, w);
+    cot_pipeline_state<S::DOUT_CHUNKS> chunk;
+    uint32_t delta_stage = 0;
+    for (int h = 0; h < w.heads; h++) {
+        const int row = delta_row + (int)statistics_row_of<GENERAL>(c, w, h);
+        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, delta_stage ^= 1) {
+            const bool tile_clean = tile < first_unclean_tile;
+            for (int part = 0; part < S::DOUT_PARTS; part++, chunk.next()) {
+                uint64_t *full = tile_clean ? &s.dout_full[chunk.stage] : &s.uncleared_full[1];
+                cot_mbarrier_wait(&s.dout_empty[chunk.stage], chunk.parity ^ 1);
+                if (leader) {
+                    const uint32_t bytes = S::CHUNK_SLICES * TILE;
+                    cot_mbarrier_arrive_expect(full, part == 0 ? bytes + QUERIES * sizeof(float) : bytes);
+                    for (int slice = 0; slice < S::CHUNK_SLICES; slice++)
+                        cot_tma_load_4d(s.dout[chunk.stage][slice], &m.dout, (S::CHUNK_SLICES * part + slice) * 64,
+                                        (GENERAL ? w.q_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
+                    if (part == 0)
+                        cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0, row + tile, 0, 0, full);
+                }
+                if (!tile_clean)
+                    wait_and_clear<S::CHUNK_SLICES>(&s.uncleared_full[1], uncleared_parity, s.dout[chunk.stage],
+                                                    w.used_q - tile * QUERIES, &s.dout_full[chunk.stage]);
+            }
+        }
+    }
+}
+
+/* A dq_writer: adds this block's slices writer, writer + 2, ... of dQ to memory. */
+template <int D, int DV, bool GENERAL, bool DETERMINISTIC>
+static __device__ void write_dq(const attention_bwd_call &c, shared_storage<D, DV> &s, const attention_work &w,
+                                int rank, int writer)
+{
+    using S = shared_storage<D, DV>;
+    const int tiles = w.tile_end - w.tile_begin, steps = step_count(w);
+    const int own_steps = S::BY_TILES ? (steps + 1 - rank) / 2 : steps;
+    uint32_t parity = 0;
+    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
+    cot_fence_proxy_async_global();
+    for (int n = writer; n < own_steps * S::DQ_SLICES; n += 2, parity ^= 1) {
+        const int step = S::BY_TILES ? 2 * (n / S::DQ_SLICES) + rank : n / S::DQ_SLICES;
+        const int slice = n % S::DQ_SLICES + (S::BY_TILES ? 0 : rank * S::DQ_SLICES);
+        const int tile = w.tile_end - 1 - step % tiles;
+        const int64_t slice_index = (statistics_row_of<GENERAL>(c, w, step / tiles) + tile) * S::SLICES + slice;
+        add_dq_slice<DETERMINISTIC>(c, blocks_before_of<GENERAL>(w, tile), slice_index, s.dq[n % S::DQ_STAGES],
+                                    &s.dq_full[writer], parity, &s.dq_empty[n % S::DQ_STAGES]);
+    }
+    cot_bulk_wait();
+}
+
+/* Issues acc = dS K, or acc += dS K, over 64 keys. dS is [query][key], K the slices of acc's columns. */
+template <typename E, int N>
+static __device__ __forceinline__ void issue_dq(float (&acc)[N], const unsigned char *ds, const unsigned char *k,
+                                                bool accumulate)
+{
+    const uint64_t a_desc = cot_wgmma_k_major(cot_shared_address(ds)),
+                   b_desc = cot_wgmma_mn_major(cot_shared_address(k), TILE);
+    cot_wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        cot_wgmma<E, false, true>(acc, a_desc + step * COT_WGMMA_K_STEP, b_desc + step * COT_WGMMA_MN_STEP,
+                                  accumulate || step > 0);
+    cot_wgmma_commit();
+}
+
+/* Addresses in the peer block's shared memory. */
+struct peer_addresses {
+    uint32_t ds, ds_full, sent_ds_empty, ds_empty;
+};
+
+template <int D, int DV>
+static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_storage<D, DV> &s, int rank)
+{
+    const int own_stage = s.DS_STAGES == 1 ? 0 : rank; /* by tiles: the stage of dS that the peer sends */
+    return {cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1), cot_mapa(cot_shared_address(&s.peer_ds_full), rank ^ 1),
+            cot_mapa(cot_shared_address(&s.sent_ds_empty), rank ^ 1),
+            cot_mapa(cot_shared_address(&s.ds_empty[own_stage]), rank ^ 1)};
+}
+
+/* Warpgroup 0 if blocks take turns. */
+template <typename E, int D, int DV>
+static __device__ void compute_dq_by_tiles(shared_storage<D, DV> &s, const attention_work &w, int rank)
+{
+    static_assert(D == 192 && s.DQ_STAGES == 2 && s.DS_STAGES == 2, "the slices below");
+    const int lane = threadIdx.x % WARP;
+    const bool leader = threadIdx.x % WARPGROUP == 0;
+    const peer_addresses peer = peer_addresses_of(s, rank);
+    const int steps = step_count(w);
+    uint32_t n = 0; /* slices so far */
+    const auto wait_empty = [&](uint32_t slice) { cot_mbarrier_wait(&s.dq_empty[slice % 2], slice / 2 & 1 ^ 1); };
+    cot_mbarrier_wait(&s.k_full, 0);
+    for (int step = 0; step < steps; step++) {
+        const uint32_t stage = step % 2, parity = step / 2 & 1;
+        cot_mbarrier_wait(&s.ds_full[stage], parity);
+        if ((int)stage != rank) {
+            if (leader) {
+                cot_mbarrier_wait(&s.sent_ds_empty, parity ^ 1);
+                cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[stage]), TILE, peer.ds_full);
+            }
+            __syncwarp();
+            continue;
+        }
+        if (leader)
+            cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE);
+        __syncwarp();
+        {
+            float acc[64];
+            issue_dq<E>(acc, s.ds[stage], s.k[0], false);
+            cot_mbarrier_wait(&s.peer_ds_full, parity);
+            if (leader)
+                cot_mbarrier_arrive_remote(peer.ds_empty);
+            __syncwarp();
+            issue_dq<E>(acc, s.peer_ds, s.peer_k[0], true);
+            wait_empty(n);
+            cot_wgmma_wait<0>();
+            float slice[2][32];
+#pragma unroll
+            for (int i = 0; i < 64; i++)
+                slice[i / 32][i % 32] = acc[i];
+            stage_dq_slice(s.dq[n % 2], slice[0], &s.dq_full[n % 2]);
+            n++;
+            wait_empty(n);
+            stage_dq_slice(s.dq[n % 2], slice[1], &s.dq_full[n % 2]);
+            n++;
+        }
+        float acc[32];
+        issue_dq<E>(acc, s.ds[stage], s.k[2], false);
+        issue_dq<E>(acc, s.peer_ds, s.peer_k[2], true);
+        wait_empty(n);
+        cot_wgmma_wait<0>();
+        if (lane == 0) {
+            cot_mbarrier_arrive(&s.ds_empty[stage]);
+            cot_mbarrier_arrive_remote(peer.sent_ds_empty);
+        }
+        stage_dq_slice(s.dq[n % 2], acc, &s.dq_full[n % 2]);
+        n++;
+    }
+}
+
+/* Warpgroup 0 if each block computes half of the columns. */
+template <typename E, int D, int DV>
+static __device__ void compute_dq_by_columns(shared_storage<D, DV> &s, const attention_work &w, int rank)
+{
+    const int lane = threadIdx.x % WARP;
+    const peer_addresses peer = peer_addresses_of(s, rank);
+    float acc[32];
+    uint32_t parity = 0;
+    cot_mbarrier_wait(&s.k_full, 0);
+    for (int step = step_count(w); step > 0; step--, parity ^= 1) {
+        cot_mbarrier_wait(&s.ds_full[0], parity);
+        if (threadIdx.x % WARPGROUP == 0) {
+            cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE);
+            cot_mbarrier_wait(&s.sent_ds_empty, parity ^ 1);
+            cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[0]), TILE, peer.ds_full);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int slice = 0; slice < 2; slice++) {
+            issue_dq<E>(acc, s.ds[0], s.k[2 * rank + slice], false);
+            if (slice == 0) {
+                cot_mbarrier_wait(&s.peer_ds_full, parity);
+                if (threadIdx.x % WARPGROUP == 0)
+                    cot_mbarrier_arrive_remote(peer.ds_empty);
+                __syncwarp();
+            }
+            issue_dq<E>(acc, s.peer_ds, s.peer_k[slice], true);
+            cot_mbarrier_wait(&s.dq_empty[0], slice ^ 1);
+            cot_wgmma_wait<0>();
+            if (slice == 1 && lane == 0) {
+                cot_mbarrier_arrive(&s.ds_empty[0]);
+                cot_mbarrier_arrive_remote(peer.sent_ds_empty);
+            }
+            stage_dq_slice(s.dq[0], acc, &s.dq_full[slice]);
+        }
+    }
+}
+
+/* Elements 2i and 2i + 1 of 2^4 P, as warpgroup 1 encodes and warpgroup 2 decodes them.
+ *   E = bf16   as f16: 8 times finer than bf16 for P >= 2^-18
+ *   E = f16    17 bits without a sign, 5 of exponent and 12 of mantissa: 4 times finer than f16, also for P >= 2^-18.
+ *              The lowest bits are kept in one word for each thread. (With 11 bits of mantissa the error's norm was up
+ *              to 1.03 of its bound.)
+ * Both hold P up to 4095, for an lse that is not the forward's. Beyond that, dV is infinite. */
+static constexpr float EXPONENT_REBIAS = 0x1p-112f; /* moves the exponent to the lowest five bits of its field */
+enum { LOW_BIT = 11 };                              /* the lowest bit that is encoded */
+
+static __device__ __forceinline__ uint32_t move_bit(uint32_t word, int from, int to)
+{
+    return (from < to ? word << (to - from) : word >> (from - to)) & 1u << to;
+}
+
+template <typename E>
+static __device__ __forceinline__ uint32_t encode_p(float low, float high, int i, uint32_t &low_bits)
+{
+    if constexpr (!cot_is_f16<E>)
+        return cot_pack_pair<__half>(low, high);
+    const uint32_t rounding = 1u << LOW_BIT >> 1;
+    const uint32_t a = __float_as_uint(low * EXPONENT_REBIAS) + rounding,
+                   b = __float_as_uint(high * EXPONENT_REBIAS) + rounding;
+    low_bits |= move_bit(a, LOW_BIT, 2 * i) | move_bit(b, LOW_BIT, 2 * i + 1);
+    return __byte_perm(a << 4, b << 4, 0x7632);
+}
+
+template <typename E> static __device__ __forceinline__ float2 decode_p(uint32_t pair, int i, uint32_t low_bits)
+{
+    if constexpr (!cot_is_f16<E>)
+        return cot_unpack_pair<__half>(pair);
+    return make_float2(
+        __uint_as_float((pair & 0xffff) << 12 | move_bit(low_bits, 2 * i, LOW_BIT)) * (1.0f / EXPONENT_REBIAS),
+        __uint_as_float(pair >> 16 << 12 | move_bit(low_bits, 2 * i + 1, LOW_BIT)) * (1.0f / EXPONENT_REBIAS));
+}
+
+/* Address of this lane's row among its warp's 32 words. stmatrix and ldmatrix pass the words on, as for the fragments.
+ * An ordinary store and load across the barrier is correct too, but compute-sanitizer reports it, because the warp's
+ * synchronisation is optimised away. */
+static __device__ __forceinline__ uint32_t low_bits_address(const uint32_t (&low_bits)[WARPGROUP])
+{
+    return cot_shared_address(low_bits + threadIdx.x % WARPGROUP / 32 * 32 + threadIdx.x % 8 * 4);
+}
+
+/* P for dV, and P times the slope for dS, from scores with softcap: see attention_bwd_softcap. */
+template <typename E, bool EXACT>
+static __device__ __forceinline__ uint32_t softcap_to_p(const attention_bwd_softcap &cap, const attention_work &w,
+                                                        int tile, int key, const float *lse_log2, uint32_t ds_address,
+                                                        const float (&scores)[32], uint32_t (&packed)[16])
+{
+    uint32_t low_bits = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t encoded[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float p[2], p_times_slope[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int element = 8 * k + 2 * i + j;
+                const float x = scores[element], u = x * x, base = lse_log2[8 * (element / 4) + j] - P_SCALE_LOG2;
+                float exponent, slope;
+                if (EXACT) {
+                    const float tanh = tanh_anywhere(cap.scale * x);
+                    exponent = fmaf(tanh, cap.factor, -base);
+                    slope = cap.slope_scale * fmaf(-tanh, tanh, 1.0f);
+                } else {
+                    exponent = fmaf(x, fmaf(fmaf(u, cap.series[2], cap.series[1]), u, cap.series[0]), -base);
+                    slope = fmaf(fmaf(u, cap.series_slope[2], cap.series_slope[1]), u, cap.series_slope[0]);
+                }
+                p[j] = is_masked(w, tile, key, element) ? 0.0f : cot_ex2(exponent);
+                p_times_slope[j] = p[j] * slope;
+            }
+            packed[4 * k + i] = cot_pack_pair<E>(p[0], p[1]);
+            encoded[i] = encode_p<E>(p_times_slope[0], p_times_slope[1], 4 * k + i, low_bits);
+        }
+        cot_stmatrix_x4_trans(ds_address + k * 16 * 128, encoded);
+    }
+    return low_bits;
+}
+
+/* The key of this thread's even accumulator pairs. %tid is read again here: few tiles need the key, so it should not
+ * occupy a register. */
+static __device__ __forceinline__ int thread_key(int key_begin)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return key_begin + thread % WARPGROUP / WARP * 16 + thread % WARP / 4;
+}
+
+/* Issues dV += P^T dO for the block's keys, one chunk of columns at a time. */
+template <typename E, int D, int DV, int PARTS, int N>
+static __device__ __forceinline__ void issue_dv(shared_storage<D, DV> &s, float (&dv)[PARTS][N],
+                                                const uint32_t (&packed)[16],
+                                                cot_pipeline_state<shared_storage<D, DV>::DOUT_CHUNKS> chunk)
+{
+#pragma unroll
+    for (int part = 0; part < PARTS; part++, chunk.next()) {
+        cot_mbarrier_wait(&s.dout_full[chunk.stage], chunk.parity);
+        issue_gemm_rs<E>(dv[part], packed, s.dout[chunk.stage][0]);
+    }
+}
+
+/* One step of warpgroup 1. FIRST: there is no P of a previous step. chunk: the previous step's chunk of dO. */
+template <typename E, int D, int DV, bool GENERAL, bool SOFTCAP, bool FIRST, int PARTS, int N>
+static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, shared_storage<D, DV> &s,
+                                               const attention_work &w, uint32_t n, int tile, int key_begin,
+                                               cot_pipeline_state<shared_storage<D, DV>::DOUT_CHUNKS> &chunk,
+                                               float (&dv)[PARTS][N], uint32_t (&packed)[16])
+{
+    using S = shared_storage<D, DV>;
+    const int lane = threadIdx.x % WARP;
+    const uint32_t q = n % S::Q_STAGES, ds = n % S::DS_STAGES;
+    float scores[32];
+    if (!FIRST)
+        issue_dv<E>(s, dv, packed, chunk);
+    cot_mbarrier_wait(&s.q_full[q], n / S::Q_STAGES & 1);
+    /* n >> 31 is 0. Without it, the address of K would be loop-invariant, and the compiler would keep the descriptors
+     * in registers, of which there are not enough. */
+    issue_gemm_ss<E, D>(scores, s.k[0] + (n >> 31), TILE, s.q[q][0]);
+    if (!FIRST) {
+        if (PARTS == 2) {
+            cot_wgmma_wait<2>();
+            if (lane == 0)
+                cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
+            chunk.next();
+        }
+        cot_wgmma_wait<1>();
+        if (lane == 0)
+            cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
+        chunk.next();
+    }
+    cot_wgmma_wait<0>();
+    const float *lse_log2 = &s.lse_log2[q][2 * (lane % 4)];
+    if (!SOFTCAP) {
+        if (GENERAL) {
+            if (needs_mask_general(w, tile, key_begin))
+                apply_mask_general(w, tile, thread_key(key_begin),
+                                   __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
+        } else if (needs_mask(c, tile, key_begin)) {
+            apply_mask(c, tile, thread_key(key_begin), scores);
+        }
+#pragma unroll
+        for (int group = 0; group < 8; group++) {
+            const float2 pair = *(const float2 *)&lse_log2[8 * group];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                scores[4 * group + i] = cot_ex2(fmaf(scores[4 * group + i], c.scale_log2,
+                                                     i % 2 == 0 ? P_SCALE_LOG2 - pair.x : P_SCALE_LOG2 - pair.y));
+        }
+        __syncwarp();
+        if (lane == 0)
+            cot_mbarrier_arrive(&s.q_empty[q]);
+    }
+    cot_mbarrier_wait(&s.ds_empty[ds], n / S::DS_STAGES & 1 ^ 1);
+    const uint32_t ds_address = fragment_address(s.ds[ds]);
+    uint32_t low_bits = 0;
+    if (SOFTCAP) {
+        float square_sum = 0.0f; /* bounds every square; NaN if a score is NaN */
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            square_sum = fmaf(scores[i], scores[i], square_sum);
+        if (__all_sync(0xffffffffu, square_sum <= c.cap.max_square[1]))
+            low_bits =
+                softcap_to_p<E, false>(c.cap, w, tile, thread_key(key_begin), lse_log2, ds_address, scores, packed);
+        else
+            low_bits =
+                softcap_to_p<E, true>(c.cap, w, tile, thread_key(key_begin), lse_log2, ds_address, scores, packed);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t encoded[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int e = 8 * k + 2 * i;
+                packed[4 * k + i] = cot_pack_pair<E>(scores[e], scores[e + 1]);
+                encoded[i] = encode_p<E>(scores[e], scores[e + 1], 4 * k + i, low_bits);
+            }
+            cot_stmatrix_x4_trans(ds_address + k * 16 * 128, encoded);
+        }
+    }
+    if (cot_is_f16<E>)
+        cot_stmatrix_x1(low_bits_address(s.low_bits[ds]), low_bits);
+    __syncwarp();
+    if (lane == 0) {
+        if (SOFTCAP)
+            cot_mbarrier_arrive(&s.q_empty[q]);
+        cot_mbarrier_arrive(&s.p_full[ds]);
+    }
+}
+
+template <typename E, int D, int DV, bool GENERAL, bool SOFTCAP>
+static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<D, DV> &s, const attention_work &w,
+                                  int key_begin)
+{
+    using S = shared_storage<D, DV>;
+    float dv[S::DOUT_PARTS][S::CHUNK_SLICES * 32];
+    uint32_t packed[16]; /* P^T */
+    cot_pipeline_state<S::DOUT_CHUNKS> chunk;
+#pragma unroll
+    for (int part = 0; part < S::DOUT_PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < S::CHUNK_SLICES * 32; i++)
+            dv[part][i] = 0.0f;
+    const uint32_t steps = (uint32_t)step_count(w);
+    cot_mbarrier_wait(&s.k_full, 0);
+    if (steps > 0) {
+        int tile = w.tile_end - 1;
+        dv_step<E, D, DV, GENERAL, SOFTCAP, true>(c, s, w, 0, tile, key_begin, chunk, dv, packed);
+        for (uint32_t n = 1; n < steps; n++) {
+            tile = next_tile(w, tile);
+            dv_step<E, D, DV, GENERAL, SOFTCAP, false>(c, s, w, n, tile, key_begin, chunk, dv, packed);
+        }
+        issue_dv<E>(s, dv, packed, chunk);
+        cot_wgmma_wait<0>();
+    }
+#pragma unroll
+    for (int part = 0; part < S::DOUT_PARTS; part++)
+        store_rows<E, GENERAL>(c, c.grad_v, c.dv_vectorized, w, thread_key(key_begin), part * S::CHUNK_SLICES * 64,
+                               (int)c.dv - part * S::CHUNK_SLICES * 64, INVERSE_P_SCALE, dv[part]);
+}
+
+/* Issues dP^T of a tile: V from shared memory, dO in chunks. */
+template <typename E, int D, int DV>
+static __device__ __forceinline__ void issue_dp(shared_storage<D, DV> &s, float (&d)[32],
+                                                cot_pipeline_state<shared_storage<D, DV>::DOUT_CHUNKS> chunk,
+                                                uint32_t n)
+{
+    using S = shared_storage<D, DV>;
+    const uint64_t v_desc = cot_wgmma_k_major(cot_shared_address(s.v[0] + (n >> 31))); /* n >> 31: as for K */
+    uint64_t dout_desc[S::DOUT_PARTS];
+#pragma unroll
+    for (int part = 0; part < S::DOUT_PARTS; part++, chunk.next()) {
+        cot_mbarrier_wait(&s.dout_full[chunk.stage], chunk.parity);
+        dout_desc[part] = cot_wgmma_k_major(cot_shared_address(s.dout[chunk.stage][0]));
+    }
+    cot_wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < DV / 16; k++) {
+        const int slice = k / 4;
+        cot_wgmma<E, false, false>(d, v_desc + slice * (TILE >> 4) + k % 4 * COT_WGMMA_K_STEP,
+                                   dout_desc[slice / S::CHUNK_SLICES] + slice % S::CHUNK_SLICES * (TILE >> 4) +
+                                       k % 4 * COT_WGMMA_K_STEP,
+                                   k > 0);
+    }
+    cot_wgmma_commit();
+}
+
+/* Issues dK += dS^T Q for the block's keys. */
+template <typename E, int PARTS, int N>
+static __device__ __forceinline__ void issue_dk(float (&dk)[PARTS][N], const uint32_t (&packed)[16],
+                                                const unsigned char (*q)[TILE])
+{
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+        issue_gemm_rs<E>(dk[part], packed, q[part * (N / 32)]);
+}
+
+/* One step of warpgroup 2. FIRST: there is no dS of a previous step. */
+template <typename E, int D, int DV, bool FIRST, int PARTS, int N>
+static __device__ __forceinline__ void dk_step(shared_storage<D, DV> &s, uint32_t n,
+                                               cot_pipeline_state<shared_storage<D, DV>::DOUT_CHUNKS> &chunk,
+                                               float (&dk)[PARTS][N], uint32_t (&packed)[16])
+{
+    using S = shared_storage<D, DV>;
+    const int lane = threadIdx.x % WARP;
+    const uint32_t ds = n % S::DS_STAGES, previous_q = (n - 1) % S::Q_STAGES;
+    float dp[32];
+    if (!FIRST) {
+        cot_mbarrier_wait(&s.q_full[previous_q],
+                          (n - 1) / S::Q_STAGES & 1); /* p_full does not make Q visible to this warpgroup */
+        issue_dk<E>(dk, packed, s.q[previous_q]);
+    }
+    issue_dp<E>(s, dp, chunk, n);
+    if (!FIRST) {
+        cot_wgmma_wait<1>();
+        if (lane == 0)
+            cot_mbarrier_arrive(&s.q_empty[previous_q]);
+    }
+    cot_wgmma_wait<0>();
+#pragma unroll
+    for (int group = 0; group < 8; group++) {
+        const float2 delta = *(const float2 *)&s.delta[n % 2][8 * group + 2 * (lane % 4)];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            dp[4 * group + i] =
+                fmaf(dp[4 * group + i], INVERSE_P_SCALE, -INVERSE_P_SCALE * (i % 2 == 0 ? delta.x : delta.y));
+    }
+    __syncwarp();
+    for (int part = 0; part < S::DOUT_PARTS; part++, chunk.next())
+        if (lane == 0)
+            cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
+    cot_mbarrier_wait(&s.p_full[ds], n / S::DS_STAGES & 1);
+    __syncwarp();
+    const uint32_t low_bits = cot_is_f16<E> ? cot_ldmatrix_x1(low_bits_address(s.low_bits[ds])) : 0;
+    const uint32_t ds_address = fragment_address(s.ds[ds]);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t p[4];
+        cot_ldmatrix_x4_trans(p, ds_address + k * 16 * 128);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 pair = decode_p<E>(p[i], 4 * k + i, low_bits);
+            packed[4 * k + i] = cot_pack_pair<E>(pair.x * dp[8 * k + 2 * i], pair.y * dp[8 * k + 2 * i + 1]);
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        cot_stmatrix_x4_trans(ds_address + k * 16 * 128, packed + 4 * k);
+    cot_fence_proxy_async();
+    __syncwarp();
+    if (lane == 0)
+        cot_mbarrier_arrive(&s.ds_full[ds]);
+}
+
+template <typename E, int D, int DV, bool GENERAL>
+static __device__ void compute_dk(const attention_bwd_call &c, shared_storage<D, DV> &s, const attention_work &w,
+                                  int key_begin)
+{
+    using S = shared_storage<D, DV>;
+    enum { COLUMNS = D / S::DK_PARTS };
+    float dk[S::DK_PARTS][COLUMNS / 2];
+    uint32_t packed[16]; /* dS^T */
+    cot_pipeline_state<S::DOUT_CHUNKS> chunk;
+#pragma unroll
+    for (int part = 0; part < S::DK_PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++)
+            dk[part][i] = 0.0f;
+    const uint32_t steps = (uint32_t)step_count(w);
+    cot_mbarrier_wait(&s.v_full, 0);
+    if (steps > 0) {
+        dk_step<E, D, DV, true>(s, 0, chunk, dk, packed);
+        for (uint32_t n = 1; n < steps; n++)
+            dk_step<E, D, DV, false>(s, n, chunk, dk, packed);
+        const uint32_t last_q = (steps - 1) % S::Q_STAGES;
+        cot_mbarrier_wait(&s.q_full[last_q], (steps - 1) / S::Q_STAGES & 1);
+        issue_dk<E>(dk, packed, s.q[last_q]);
+        cot_wgmma_wait<0>();
+    }
+#pragma unroll
+    for (int part = 0; part < S::DK_PARTS; part++)
+        store_rows<E, GENERAL>(c, c.grad_k, c.dk_vectorized, w, thread_key(key_begin), part * COLUMNS,
+                               (int)c.d - part * COLUMNS, c.scale, dk[part]);
+}
+
+template <typename E, int D, int DV, bool GENERAL, bool SOFTCAP>
+static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
+{
+    using S = shared_storage<D, DV>;
+    static_assert(sizeof(S) <= ATTENTION_CLUSTER_SHARED_BYTES(D, DV), "what the host allots");
+    S &s = *(S *)attention_memory;
+    const attention_bwd_call &c = m.call;
+    const int rank = (int)cot_cluster_rank();
+    attention_work w;
+    if (!GENERAL) {
+        w = work_of(c, blockIdx.x / ATTENTION_CLUSTER_BLOCKS);
+    } else {
+        cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
+        cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
+        if (!work_of_general(c, blockIdx.x / ATTENTION_CLUSTER_BLOCKS, w))
+            return; /* both blocks do */
+    }
+    if (threadIdx.x == 0) {
+        if (GENERAL)
+            s.work = w;
+        cot_mbarrier_init(&s.k_full, 1), cot_mbarrier_init(&s.v_full, 1);
+        for (int i = 0; i < S::Q_STAGES; i++)
+            cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 8);
+        for (int i = 0; i < S::DOUT_CHUNKS; i++)
+            cot_mbarrier_init(&s.dout_full[i], 1), cot_mbarrier_init(&s.dout_empty[i], 8);
+        for (int i = 0; i < S::DS_STAGES; i++) {
+            cot_mbarrier_init(&s.p_full[i], 4), cot_mbarrier_init(&s.ds_full[i], 4);
+            cot_mbarrier_init(&s.ds_empty[i], !S::BY_TILES ? 5 : i == rank ? 4 : 1);
+        }
+        cot_mbarrier_init(&s.peer_ds_full, 1), cot_mbarrier_init(&s.sent_ds_empty, 4);
+        for (int i = 0; i < 2; i++)
+            cot_mbarrier_init(&s.dq_full[i], 4), cot_mbarrier_init(&s.uncleared_full[i], 1);
+        for (int i = 0; i < S::DQ_STAGES; i++)
+            cot_mbarrier_init(&s.dq_empty[i], 1);
+        cot_mbarrier_init_fence();
+    }
+    cot_cluster_arrive();
+    cot_cluster_wait();
+    const int group = threadIdx.x / WARPGROUP;
+    const int key_begin = w.first_key + BLOCK_KEYS * rank;
+    if (group == 0) {
+        cot_setmaxnreg_dec<S::DQ_REGISTERS>();
+        if constexpr (S::BY_TILES)
+            compute_dq_by_tiles<E>(s, w, rank);
+        else
+            compute_dq_by_columns<E>(s, w, rank);
+    } else if (group == 1) {
+        cot_setmaxnreg_inc<S::CONSUMER_REGISTERS>();
+        compute_dv<E, D, DV, GENERAL, SOFTCAP>(c, s, w, key_begin);
+    } else if (group == 2) {
+        cot_setmaxnreg_inc<S::CONSUMER_REGISTERS>();
+        compute_dk<E, D, DV, GENERAL>(c, s, w, key_begin);
+    } else {
+        cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
+        const int role = threadIdx.x % WARPGROUP / WARP;
+        const bool leader = threadIdx.x % WARP == 0;
+        const attention_work &producer_work = GENERAL ? s.work : w;
+        if (role < 2 && (GENERAL || leader)) {
+            if (role == 0)
+                load_k_and_q<D, DV, GENERAL>(m, s, producer_work, rank);
+            else
+                load_v_and_dout<D, DV, GENERAL>(m, s, producer_work, rank);
+        } else if (leader) {
+            if (c.deterministic)
+                write_dq<D, DV, GENERAL, true>(c, s, producer_work, rank, role - 2);
+            else
+                write_dq<D, DV, GENERAL, false>(c, s, producer_work, rank, role - 2);
+        }
+        __syncwarp();
+    }
+    cot_cluster_arrive(); /* until the peer has sent its last dS and has confirmed ours */
+    cot_cluster_wait();
+}
+
+#define INSTANCE(name, element, d, dv, general, cap)                                 \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
+        attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m)    \
+    {                                                                                \
+        backward<element, d, dv, general, cap>(m);                                   \
+    }
+#define INSTANCES(size, element, d, dv)          \
+    INSTANCE(size, element, d, dv, false, false) \
+    INSTANCE(size##_general, element, d, dv, true, false)
+INSTANCES(bf16_d192_v128, __nv_bfloat16, 192, 128)
+INSTANCES(bf16_d192, __nv_bfloat16, 192, 192)
+INSTANCES(bf16_d256, __nv_bfloat16, 256, 256)
+INSTANCES(f16_d192_v128, __half, 192, 128)
+INSTANCES(f16_d192, __half, 192, 192)
+INSTANCES(f16_d256, __half, 256, 256)
+INSTANCE(bf16_d192_v128_softcap, __nv_bfloat16, 192, 128, true, true)
+INSTANCE(bf16_d192_softcap, __nv_bfloat16, 192, 192, true, true)
+INSTANCE(bf16_d256_softcap, __nv_bfloat16, 256, 256, true, true)
+INSTANCE(f16_d192_v128_softcap, __half, 192, 128, true, true)
+INSTANCE(f16_d192_softcap, __half, 192, 192, true, true)
