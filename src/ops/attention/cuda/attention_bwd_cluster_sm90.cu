@@ -9,7 +9,8 @@
  *   warpgroup 1   dV: S, P. P^T is the register operand of dV and goes through shared memory to warpgroup 2
  *   warpgroup 2   dK: dP, dS. dS^T is the register operand of dK and goes through shared memory, in P's place, to
  *                 warpgroup 0
- *   warpgroup 3   producer: one warp loads K and Q, one V and dO, two dq_writers add finished slices of dQ to memory
+ *   warpgroup 3   producer: one warp loads, or one loads K and Q and one V and dO; two dq_writers add finished slices of dQ
+ *                 to memory; by tiles (see below), one thread sends dS to the peer
  *
  *   barrier         arrivals (bytes)              phase ends when                 who waits
  *   k full          1 (K, columns of the peer's)  K is loaded                     warpgroups 0, 1: once
@@ -19,10 +20,10 @@
  *   dout full       1 (a chunk; D)                a chunk of dO is loaded         warpgroups 1, 2
  *   dout empty      8: 4 of dV, 4 of dP           no product reads it             producer
  *   p full          4                             P is there                      warpgroup 2: warp i reads warp i's P
- *   ds full         4                             dS is there                     warpgroup 0
+ *   ds full         4                             dS is there                     warpgroup 0, sender
  *   ds empty        see the two ways below        dS has been used, and sent      warpgroup 1
  *   peer ds full    1 (dS)                        the peer's dS is there          warpgroup 0
- *   sent ds empty   4 of the peer's dQ            the peer no longer reads ours   warpgroup 0
+ *   sent ds empty   4 of the peer's dQ            the peer no longer reads ours   sender, warpgroup 0
  *   dq full         4                             a slice of dQ is staged         the slice's dq_writer
  *   dq empty        1                             the slice has been read         warpgroup 0
  *   uncleared full  1 (the tile)                  a tile to clear is loaded       the warp that loads it
@@ -45,7 +46,7 @@
 
 static constexpr float P_SCALE_LOG2 = 4.0f, INVERSE_P_SCALE = 0x1p-4f;
 
-enum { BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS, PRODUCER_REGISTERS = 32 };
+enum { BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
 
 /* Shared memory of a block. D: columns of Q and K. DV: columns of V and dO. */
 template <int D, int DV> struct shared_storage {
@@ -62,8 +63,9 @@ template <int D, int DV> struct shared_storage {
         PEER_SLICES = BY_TILES ? SLICES : SLICES / 2,
         DQ_STAGES = BY_TILES ? 2 : 1,
         DQ_SLICES = PEER_SLICES, /* slices of dQ that a block computes in a step */
-        DQ_REGISTERS = BY_TILES ? 96 : 64,
-        CONSUMER_REGISTERS = BY_TILES ? 192 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, which the launch allots */
+        PRODUCER_REGISTERS = BY_TILES ? 40 : 32,
+        DQ_REGISTERS = BY_TILES ? 104 : 64,
+        CONSUMER_REGISTERS = BY_TILES ? 184 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, which the launch allots */
     };
     unsigned char k[SLICES][TILE], peer_k[PEER_SLICES][TILE], v[V_SLICES][TILE];
     unsigned char q[Q_STAGES][SLICES][TILE];
@@ -118,89 +120,77 @@ static __device__ __forceinline__ int first_unclean_tile_of(const attention_bwd_
     return !GENERAL || w.q_row + w.used_q == c.scheduler.Tq ? w.tile_end : w.used_q / QUERIES;
 }
 
-/* Executed by one thread, or by a warp if GENERAL, because a warp clears rows of other sequences. */
-template <int D, int DV, bool GENERAL>
-static __device__ void load_k_and_q(const attention_bwd_mapped &m, shared_storage<D, DV> &s, const attention_work &w,
-                                    int rank)
+/* Loads K and Q (Q), V and dO (DOUT), or all four. Executed by one thread, or by a warp if GENERAL, because a warp clears
+ * rows of other sequences. */
+template <int D, int DV, bool GENERAL, bool Q, bool DOUT>
+static __device__ void load(const attention_bwd_mapped &m, shared_storage<D, DV> &s, const attention_work &w, int rank)
 {
     using S = shared_storage<D, DV>;
     const attention_bwd_call &c = m.call;
     const bool leader = threadIdx.x % WARP == 0;
-    const key_rows keys = key_rows_of<GENERAL>(c, w, rank), peer_keys = key_rows_of<GENERAL>(c, w, rank ^ 1);
-    const bool clean = keys.clean && peer_keys.clean;
+    uint64_t *uncleared_full = &s.uncleared_full[Q ? 0 : 1];
     uint32_t uncleared_parity = 0;
-    if (leader) {
-        uint64_t *full = clean ? &s.k_full : &s.uncleared_full[0];
-        const int peer_column = S::BY_TILES ? 0 : rank * (D / 2);
-        cot_mbarrier_arrive_expect(full, (S::SLICES + S::PEER_SLICES) * TILE);
-        for (int slice = 0; slice < S::SLICES; slice++)
-            cot_tma_load_4d(s.k[slice], &m.k, slice * 64, keys.row, w.kv_head, w.b, full);
-        for (int slice = 0; slice < S::PEER_SLICES; slice++)
-            cot_tma_load_4d(s.peer_k[slice], &m.k, peer_column + slice * 64, peer_keys.row, w.kv_head, w.b, full);
+    const key_rows keys = key_rows_of<GENERAL>(c, w, rank);
+    if (Q) {
+        const key_rows peer_keys = key_rows_of<GENERAL>(c, w, rank ^ 1);
+        const bool clean = keys.clean && peer_keys.clean;
+        if (leader) {
+            uint64_t *full = clean ? &s.k_full : uncleared_full;
+            const int peer_column = S::BY_TILES ? 0 : rank * (D / 2);
+            cot_mbarrier_arrive_expect(full, (S::SLICES + S::PEER_SLICES) * TILE);
+            for (int slice = 0; slice < S::SLICES; slice++)
+                cot_tma_load_4d(s.k[slice], &m.k, slice * 64, keys.row, w.kv_head, w.b, full);
+            for (int slice = 0; slice < S::PEER_SLICES; slice++)
+                cot_tma_load_4d(s.peer_k[slice], &m.k, peer_column + slice * 64, peer_keys.row, w.kv_head, w.b, full);
+        }
+        if (!clean) {
+            wait_and_clear<S::SLICES>(uncleared_full, uncleared_parity, s.k, keys.used, nullptr);
+            attention_clear_rows<TILE, S::PEER_SLICES>(s.peer_k, max(peer_keys.used, 0));
+            if (leader)
+                cot_mbarrier_arrive(&s.k_full);
+        }
     }
-    if (!clean) {
-        wait_and_clear<S::SLICES>(&s.uncleared_full[0], uncleared_parity, s.k, keys.used, nullptr);
-        attention_clear_rows<TILE, S::PEER_SLICES>(s.peer_k, max(peer_keys.used, 0));
-        if (leader)
-            cot_mbarrier_arrive(&s.k_full);
+    if (DOUT) {
+        if (leader) {
+            uint64_t *full = keys.clean ? &s.v_full : uncleared_full;
+            cot_mbarrier_arrive_expect(full, S::V_SLICES * TILE);
+            for (int slice = 0; slice < S::V_SLICES; slice++)
+                cot_tma_load_4d(s.v[slice], &m.v, slice * 64, keys.row, w.kv_head, w.b, full);
+        }
+        if (!keys.clean)
+            wait_and_clear<S::V_SLICES>(uncleared_full, uncleared_parity, s.v, keys.used, &s.v_full);
     }
     if (!GENERAL) { /* otherwise the kernel has waited at its start */
         cot_griddepcontrol_wait();
         cot_fence_proxy_async_global();
     }
-    const int first_unclean_tile = first_unclean_tile_of<GENERAL>(c, w);
-    cot_pipeline_state<S::Q_STAGES> q;
-    for (int h = 0; h < w.heads; h++) {
-        const int row = (int)statistics_row_of<GENERAL>(c, w, h);
-        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, q.next()) {
-            const bool tile_clean = tile < first_unclean_tile;
-            uint64_t *full = tile_clean ? &s.q_full[q.stage] : &s.uncleared_full[0];
-            cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
-            if (leader) {
-                cot_mbarrier_arrive_expect(full, S::SLICES * TILE + QUERIES * sizeof(float));
-                for (int slice = 0; slice < S::SLICES; slice++)
-                    cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, (GENERAL ? w.q_row : 0) + tile * QUERIES,
-                                    w.first_head + h, w.b, full);
-                cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, full);
-            }
-            if (!tile_clean)
-                wait_and_clear<S::SLICES>(&s.uncleared_full[0], uncleared_parity, s.q[q.stage],
-                                          w.used_q - tile * QUERIES, &s.q_full[q.stage]);
-        }
-    }
-}
-
-template <int D, int DV, bool GENERAL>
-static __device__ void load_v_and_dout(const attention_bwd_mapped &m, shared_storage<D, DV> &s, const attention_work &w,
-                                       int rank)
-{
-    using S = shared_storage<D, DV>;
-    const attention_bwd_call &c = m.call;
-    const bool leader = threadIdx.x % WARP == 0;
-    const key_rows keys = key_rows_of<GENERAL>(c, w, rank);
-    uint32_t uncleared_parity = 0;
-    if (leader) {
-        uint64_t *full = keys.clean ? &s.v_full : &s.uncleared_full[1];
-        cot_mbarrier_arrive_expect(full, S::V_SLICES * TILE);
-        for (int slice = 0; slice < S::V_SLICES; slice++)
-            cot_tma_load_4d(s.v[slice], &m.v, slice * 64, keys.row, w.kv_head, w.b, full);
-    }
-    if (!keys.clean)
-        wait_and_clear<S::V_SLICES>(&s.uncleared_full[1], uncleared_parity, s.v, keys.used, &s.v_full);
-    if (!GENERAL) {
-        cot_griddepcontrol_wait();
-        cot_fence_proxy_async_global();
-    }
     const int delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
     const int first_unclean_tile = first_unclean_tile_of<GENERAL>(c, w);
+    cot_pipeline_state<S::Q_STAGES> q;
     cot_pipeline_state<S::DOUT_CHUNKS> chunk;
     uint32_t delta_stage = 0;
     for (int h = 0; h < w.heads; h++) {
-        const int row = delta_row + (int)statistics_row_of<GENERAL>(c, w, h);
-        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, delta_stage ^= 1) {
-            const bool tile_clean = tile < first_unclean_tile;
-            for (int part = 0; part < S::DOUT_PARTS; part++, chunk.next()) {
-                uint64_t *full = tile_clean ? &s.dout_full[chunk.stage] : &s.uncleared_full[1];
+        /* Without Q, the addition of delta_row stands here: at its use it spills registers of 256 columns. */
+        const int row = (Q ? 0 : delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
+        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--) {
+            const bool clean = tile < first_unclean_tile;
+            if (Q) {
+                uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
+                cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
+                if (leader) {
+                    cot_mbarrier_arrive_expect(full, S::SLICES * TILE + QUERIES * sizeof(float));
+                    for (int slice = 0; slice < S::SLICES; slice++)
+                        cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, (GENERAL ? w.q_row : 0) + tile * QUERIES,
+                                        w.first_head + h, w.b, full);
+                    cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, full);
+                }
+                if (!clean)
+                    wait_and_clear<S::SLICES>(uncleared_full, uncleared_parity, s.q[q.stage], w.used_q - tile * QUERIES,
+                                              &s.q_full[q.stage]);
+                q.next();
+            }
+            for (int part = 0; DOUT && part < S::DOUT_PARTS; part++, chunk.next()) {
+                uint64_t *full = clean ? &s.dout_full[chunk.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.dout_empty[chunk.stage], chunk.parity ^ 1);
                 if (leader) {
                     const uint32_t bytes = S::CHUNK_SLICES * TILE;
@@ -209,12 +199,14 @@ static __device__ void load_v_and_dout(const attention_bwd_mapped &m, shared_sto
                         cot_tma_load_4d(s.dout[chunk.stage][slice], &m.dout, (S::CHUNK_SLICES * part + slice) * 64,
                                         (GENERAL ? w.q_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
                     if (part == 0)
-                        cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0, row + tile, 0, 0, full);
+                        cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0, (Q ? delta_row : 0) + row + tile, 0, 0,
+                                        full);
                 }
-                if (!tile_clean)
-                    wait_and_clear<S::CHUNK_SLICES>(&s.uncleared_full[1], uncleared_parity, s.dout[chunk.stage],
+                if (!clean)
+                    wait_and_clear<S::CHUNK_SLICES>(uncleared_full, uncleared_parity, s.dout[chunk.stage],
                                                     w.used_q - tile * QUERIES, &s.dout_full[chunk.stage]);
             }
+            delta_stage ^= 1;
         }
     }
 }
@@ -270,6 +262,20 @@ static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_storag
             cot_mapa(cot_shared_address(&s.ds_empty[own_stage]), rank ^ 1)};
 }
 
+/* If blocks take turns: sends dS to the peer in the peer's steps. A thread of its own does this. If warpgroup 0 did it
+ * between its own steps, each block would wait for the other's whole dQ. */
+template <int D, int DV> static __device__ void send_ds(shared_storage<D, DV> &s, const attention_work &w, int rank)
+{
+    const peer_addresses peer = peer_addresses_of(s, rank);
+    const int stage = rank ^ 1;
+    uint32_t parity = 0;
+    for (int step = rank ^ 1; step < step_count(w); step += 2, parity ^= 1) {
+        cot_mbarrier_wait(&s.ds_full[stage], parity);
+        cot_mbarrier_wait(&s.sent_ds_empty, parity ^ 1);
+        cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[stage]), TILE, peer.ds_full);
+    }
+}
+
 /* Warpgroup 0 if blocks take turns. */
 template <typename E, int D, int DV>
 static __device__ void compute_dq_by_tiles(shared_storage<D, DV> &s, const attention_work &w, int rank)
@@ -278,21 +284,12 @@ static __device__ void compute_dq_by_tiles(shared_storage<D, DV> &s, const atten
     const int lane = threadIdx.x % WARP;
     const bool leader = threadIdx.x % WARPGROUP == 0;
     const peer_addresses peer = peer_addresses_of(s, rank);
-    const int steps = step_count(w);
-    uint32_t n = 0; /* slices so far */
+    const int steps = step_count(w), stage = rank; /* of dS, in its own steps */
+    uint32_t n = 0, parity = 0;                    /* n: slices so far */
     const auto wait_empty = [&](uint32_t slice) { cot_mbarrier_wait(&s.dq_empty[slice % 2], slice / 2 & 1 ^ 1); };
     cot_mbarrier_wait(&s.k_full, 0);
-    for (int step = 0; step < steps; step++) {
-        const uint32_t stage = step % 2, parity = step / 2 & 1;
+    for (int step = rank; step < steps; step += 2, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full[stage], parity);
-        if ((int)stage != rank) {
-            if (leader) {
-                cot_mbarrier_wait(&s.sent_ds_empty, parity ^ 1);
-                cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[stage]), TILE, peer.ds_full);
-            }
-            __syncwarp();
-            continue;
-        }
         if (leader)
             cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE);
         __syncwarp();
@@ -767,15 +764,20 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         cot_setmaxnreg_inc<S::CONSUMER_REGISTERS>();
         compute_dk<E, D, DV, GENERAL>(c, s, w, key_begin);
     } else {
-        cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
+        cot_setmaxnreg_dec<S::PRODUCER_REGISTERS>();
         const int role = threadIdx.x % WARPGROUP / WARP;
         const bool leader = threadIdx.x % WARP == 0;
         const attention_work &producer_work = GENERAL ? s.work : w;
-        if (role < 2 && (GENERAL || leader)) {
-            if (role == 0)
-                load_k_and_q<D, DV, GENERAL>(m, s, producer_work, rank);
-            else
-                load_v_and_dout<D, DV, GENERAL>(m, s, producer_work, rank);
+        if (role == 0) {
+            if (GENERAL || leader)
+                load<D, DV, GENERAL, true, S::BY_TILES>(m, s, producer_work, rank);
+        } else if (role == 1) {
+            if constexpr (S::BY_TILES) {
+                if (leader)
+                    send_ds(s, producer_work, rank);
+            } else if (GENERAL || leader) {
+                load<D, DV, GENERAL, false, true>(m, s, producer_work, rank);
+            }
         } else if (leader) {
             if (c.deterministic)
                 write_dq<D, DV, GENERAL, true>(c, s, producer_work, rank, role - 2);
