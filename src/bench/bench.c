@@ -325,9 +325,9 @@ static void print_why_nothing_timed(const bench *b)
         fprintf(stderr, "no kernel's name contains '%s' (of %s, backend %s)\n", o->kernel, op, backend);
     else if (o->kernel != NULL)
         fprintf(stderr, "no kernel with '%s' in its name %s (of %s, backend %s)\n", o->kernel,
-                o->chosen_only ? "is chosen for a case" : "serves a case that this machine can run", op, backend);
+                o->chosen_only ? "is chosen for a case" : "supports a case that this machine can run", op, backend);
     else
-        fprintf(stderr, "no kernel of backend %s serves these cases (of %s)\n", backend, op);
+        fprintf(stderr, "no kernel of backend %s supports these cases (of %s)\n", backend, op);
 }
 
 json_t *bench_run(const bench_options *options)

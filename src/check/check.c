@@ -112,7 +112,7 @@ static cot_queue *queue_for(const cot_op *op, const cot_kernel *kernel, int thre
 static bool run_once(checker *k, const cot_kernel *kernel, const cot_direction *direction, bound_case *b, int threads,
                      char *why, size_t size)
 {
-    /* A CUDA queue loads the device code when it is created, so one queue per kernel serves all cases. */
+    /* A CUDA queue loads the device code when it is created, so one queue per kernel is enough for all cases. */
     cot_queue **cached = &k->device_queues[kernel - k->cases->op->kernels];
     cot_queue *queue = *cached != NULL ? *cached : queue_for(k->cases->op, kernel, threads);
     const cot_status status = queue == NULL ? COT_NO_DEVICE : bound_case_run(b, direction, queue);
@@ -582,10 +582,10 @@ static void print_why_nothing_checked(const check_options *options, const summar
     else if (total->skipped > 0)
         fprintf(stderr, "this machine lacks the instruction set of every kernel in question\n");
     else if (options->kernel != NULL)
-        fprintf(stderr, "no kernel with '%s' in its name serves a case%s%s%s (of %s, backend %s)\n", options->kernel,
+        fprintf(stderr, "no kernel with '%s' in its name supports a case%s%s%s (of %s, backend %s)\n", options->kernel,
                 only != NULL ? " that contains '" : "", only != NULL ? only : "", only != NULL ? "'" : "", op, backend);
     else
-        fprintf(stderr, "no kernel of backend %s serves these cases (of %s)\n", backend, op);
+        fprintf(stderr, "no kernel of backend %s supports these cases (of %s)\n", backend, op);
 }
 
 int64_t check_run(const check_options *options)

@@ -194,15 +194,15 @@ static error_t parse_explain(int key, char *argument, struct argp_state *state)
     }
 }
 
-/* For a refusal such as "it serves K up to 32", formats the case's own K from its shape "B2 D64 T100 K40". Formats ""
+/* For a refusal such as "it supports K up to 32", formats the case's own K from its shape "B2 D64 T100 K40". Formats ""
  * for other refusals. */
 static void format_refused_size(const char *refusal, const char *shape, char *text, size_t size)
 {
-    const char *symbol = strstr(refusal, "serves ");
+    const char *symbol = strstr(refusal, "supports ");
     text[0] = '\0';
     if (symbol == NULL || strstr(symbol, " up to ") == NULL)
         return;
-    symbol += strlen("serves ");
+    symbol += strlen("supports ");
     const size_t length = strcspn(symbol, " ");
     for (const char *word = shape; *word != '\0'; word += strcspn(word, " "), word += strspn(word, " "))
         if (strncmp(word, symbol, length) == 0 && word[length] >= '0' && word[length] <= '9')

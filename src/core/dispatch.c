@@ -184,7 +184,7 @@ static cot_status choose(const cot_direction *direction, const cot_queue *queue,
     if (best != NULL)
         return cot_fail(COT_UNSUPPORTED, "%s: the forced kernel %s refuses: %s", direction->call, best->kernel->name,
                         best->refusal);
-    return cot_fail(COT_UNSUPPORTED, "%s: no kernel of this backend serves these arguments", direction->call);
+    return cot_fail(COT_UNSUPPORTED, "%s: no kernel of this backend supports these arguments", direction->call);
 }
 
 static cot_status prepare(const cot_direction *direction, const cot_queue *queue, const void *args, bool with_data,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * op.h: the description of an op. One dispatcher, one check and one bench serve all ops through it.
+ * op.h: the description of an op. One dispatcher, one check and one bench handle all ops through it.
  *
  * An op has directions (forward, backward, update...), each with one argument struct, and a table of kernels.
  * A call takes these steps: copy the caller's struct -> validate (fills a `problem`: named sizes and the arguments) ->

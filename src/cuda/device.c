@@ -53,7 +53,7 @@ static cot_status read_device(cot_device *d, uint32_t *isa)
     if (d->capability < 80) {
         char name[100] = "the device";
         d->driver.cuDeviceGetName(name, sizeof name, d->number);
-        return cot_fail(COT_NO_DEVICE, "%s: %s has compute capability %d.%d, the kernels serve 8.0 and later",
+        return cot_fail(COT_NO_DEVICE, "%s: %s has compute capability %d.%d, the kernels support 8.0 and later",
                         create_call, name, major, minor);
     }
     *isa = COT_ISA_SM80 | (d->capability == 90 ? COT_ISA_SM90 : 0);

@@ -356,7 +356,7 @@ V_INLINE vf v_set1_register(float x)
 }
 
 /* 2^x, with subnormal results flushed to 0. The relative error is at most 6.2e-7; the result is exact at x = 0.
- * It serves kernels that overlap it with AMX tile products. On a processor of 2023, one of the two vector ports then
+ * It is for kernels that overlap it with AMX tile products. On a processor of 2023, one of the two vector ports then
  * takes multiplications, minima and scalef, the other one takes table permutations, and both take additions.
  * The function therefore has only four operations for the first port. It computes 2^r from a square,
  * 2^r = c ((r + h)^2 + k) with |r| <= 1/32. The table contains c. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fake_cuda.c: a libcuda.so.1 without a GPU. It serves tests of the library's messages about drivers and devices, and
+ * fake_cuda.c: a libcuda.so.1 without a GPU. It is for tests of the library's messages about drivers and devices, and
  * of the program's commands around kernels. Device memory is host memory, copies are performed, launches do nothing.
  *
  *   FAKE_CUDA=FAULT       the fault of the driver: old, no_device, no_start, empty, sm70, sm80, no_memory, or flaky

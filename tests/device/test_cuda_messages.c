@@ -40,7 +40,7 @@ static void names_a_missing_driver(void **state)
 static void names_an_unsupported_driver(void **state)
 {
     (void)state;
-    assert_refused("old", "cot_queue_create: the CUDA driver is too old: it serves CUDA 11.8, 12.0 or later is needed");
+    assert_refused("old", "cot_queue_create: the CUDA driver is too old: it supports CUDA 11.8, 12.0 or later is needed");
     assert_refused("no_start", "cot_queue_create: the CUDA driver does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
 }
 
@@ -49,7 +49,7 @@ static void names_an_unsupported_device(void **state)
     (void)state;
     assert_refused("no_device", "cot_queue_create: the CUDA driver finds no device");
     assert_refused("empty", "cot_queue_create: the CUDA driver finds no device");
-    assert_refused("sm70", "cot_queue_create: Fake GPU has compute capability 7.0, the kernels serve 8.0 and later");
+    assert_refused("sm70", "cot_queue_create: Fake GPU has compute capability 7.0, the kernels support 8.0 and later");
     cot_queue *queue = NULL;
     assert_fails(create("", 1, &queue), COT_INVALID_ARGUMENT, "cot_queue_create: options.device is 1, expected 0 to 0");
     assert_null(queue);

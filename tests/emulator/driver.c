@@ -360,7 +360,7 @@ CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType ty
     }
     if (!valid) {
         snprintf(emu_message, sizeof emu_message,
-                 "a tensor map that the driver would refuse, or the emulator does not serve");
+                 "a tensor map that the driver would refuse, or the emulator does not support");
         return report(CUDA_ERROR_INVALID_VALUE);
     }
     _Static_assert(sizeof m <= sizeof *map, "a map fits");

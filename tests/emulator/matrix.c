@@ -93,7 +93,7 @@ static descriptor decode_descriptor(emu_warp *w, const emu_ins *i, uint64_t bits
 {
     static const uint32_t swizzles[] = {0, 128, 64, 32};
     if (bits >> 49 & 7)
-        emu_fault(w, i, 1, "a descriptor with a base offset, which the emulator does not serve");
+        emu_fault(w, i, 1, "a descriptor with a base offset, which the emulator does not support");
     return (descriptor){(uint32_t)(bits & 0x3fff) << 4, (uint32_t)(bits >> 16 & 0x3fff) << 4,
                         (uint32_t)(bits >> 32 & 0x3fff) << 4, swizzles[bits >> 62]};
 }
@@ -140,7 +140,7 @@ static step run_wgmma(emu_warp *w, const emu_ins *i, uint32_t m)
     const bool b_mn = emu_scalar(w, rest[i->wide_data ? 5 : 4], false, 0) != 0;
     static float c[16 * 256], x[16 * 16], y[16 * 16], b[16 * 256];
     if (emu_scalar(w, rest[2], false, 0) != 1 || emu_scalar(w, rest[3], false, 0) != 1)
-        emu_fault(w, i, m, "wgmma that negates, which the emulator does not serve");
+        emu_fault(w, i, m, "wgmma that negates, which the emulator does not support");
     if (i->wide_data) {
         load_tile(w, i, emu_scalar(w, *a, true, 0), i->variant, a_mn, 16 * (w->number % 4), 16, y);
         for (int r = 0; r < 16; r++)

@@ -106,7 +106,7 @@ static void resolve(emu_warp *w, const emu_ins *i, uint32_t m, int operand, unsi
         space = tag == SHARED_TAG >> 56 ? SHARED : tag == LOCAL_TAG >> 56 ? LOCAL : GLOBAL;
         EACH_LANE(k, m)
         if (address[k] >> 56 != tag)
-            emu_fault(w, i, m, "generic addresses of several spaces, which the emulator does not serve");
+            emu_fault(w, i, m, "generic addresses of several spaces, which the emulator does not support");
         for (int l = 0; l < LANES && space != GLOBAL; l++)
             address[l] &= 0xffffffff;
     }

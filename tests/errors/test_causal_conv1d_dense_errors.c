@@ -152,7 +152,7 @@ static void forced(void **state)
     (void)state;
     fixture space, *f = fresh(&space, "causal_conv1d_dense=causal_conv1d_dense_fwd_scalar_f64");
     REFUSED(f, FORWARD, SHAPE_FAULT, COT_UNSUPPORTED,
-            FORWARD_CALL "the forced kernel causal_conv1d_dense_fwd_scalar_f64 refuses: it serves f64 only");
+            FORWARD_CALL "the forced kernel causal_conv1d_dense_fwd_scalar_f64 refuses: it supports f64 only");
 }
 
 static void accepted(void **state)

@@ -556,7 +556,7 @@ static void forced_kernels(void **state)
             "causal_conv1d_forward: the forced kernel \"causal_conv1d_fwd_quick\" is none of causal_conv1d's");
     fresh(&f, "causal_conv1d=causal_conv1d_fwd_scalar_f64");
     REFUSED(&f, FORWARD, SHAPE_FAULT, COT_UNSUPPORTED,
-            "causal_conv1d_forward: the forced kernel causal_conv1d_fwd_scalar_f64 refuses: it serves f64 only");
+            "causal_conv1d_forward: the forced kernel causal_conv1d_fwd_scalar_f64 refuses: it supports f64 only");
     fresh(&f, "causal_conv1d=causal_conv1d_bwd_scalar");
     f.b = (cot_causal_conv1d_backward_args){.struct_size = sizeof f.b};
     f.b.x = VIEW(f.out.y, COT_F64, B, D, T);

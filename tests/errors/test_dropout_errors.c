@@ -310,7 +310,7 @@ static void kernels(void **state)
     (void)state;
     fixture space, *f = fresh(&space, "dropout=dropout_fwd_scalar_f64");
     REFUSED(f, FORWARD, SHAPE_FAULT, COT_UNSUPPORTED,
-            "dropout_forward: the forced kernel dropout_fwd_scalar_f64 refuses: it serves f64 only");
+            "dropout_forward: the forced kernel dropout_fwd_scalar_f64 refuses: it supports f64 only");
     f = fresh(&space, "dropout=nothing");
     REFUSED(f, BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
             "dropout_backward: the forced kernel \"nothing\" is none of dropout's");

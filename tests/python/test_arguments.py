@@ -238,7 +238,7 @@ def test_integers_of_64_bits_are_refused_as_indices(device):
 def test_scale_0_of_attention_is_refused(device):
     """The library treats a scale of 0 as unset and would use 1/sqrt(d)."""
     if not has_attention(device):
-        pytest.skip("no kernel of this device serves attention yet")
+        pytest.skip("no kernel of this device supports attention yet")
     q = randn(device, 1, 3, 2, 8)
     with pytest.raises(ValueError, match="attention: scale is 0"):
         cotangent.attention(q, q, q, scale=0.0)

@@ -34,7 +34,7 @@ close = dict(rtol=1e-4, atol=1e-5)
 @pytest.fixture
 def with_attention(device):
     if not has_attention(device):
-        pytest.skip("no kernel of this device serves attention yet")
+        pytest.skip("no kernel of this device supports attention yet")
 
 
 def test_causal_conv1d(device):
@@ -148,7 +148,7 @@ def test_kvcache(device, with_attention):
 
 def test_what_no_kernel_serves_is_named(device):
     q = torch.zeros(1, 1, 1, 8, device=device)
-    with pytest.raises(NotImplementedError, match="flash_attn_func: qv is not served"):
+    with pytest.raises(NotImplementedError, match="flash_attn_func: qv is not supported"):
         flash_attn_interface.flash_attn_func(q, q, q, qv=q)
     with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: block_table"):
         flash_attn_varlen_func(q, q, q, q, q, 1, 1, block_table=q)

@@ -106,7 +106,7 @@ def test_hyper_connection_passes_arguments_and_results_on(device):
 
 def test_attention(device):
     if not has_attention(device):
-        pytest.skip("no kernel of this device serves attention yet")
+        pytest.skip("no kernel of this device supports attention yet")
     module = Attention(32, 4, kv_heads=2, sink=True, softcap=5.0, window=(3, 0), device=device)
     torch.nn.init.normal_(module.sink)
     x = torch.randn(2, 9, 32, device=device)

@@ -339,7 +339,7 @@ def test_checkpointing_draws_the_same_masks(device):
 
 def test_attention_is_deterministic_unless_told(device):
     if not has_attention(device):
-        pytest.skip("no kernel of this device serves attention yet")
+        pytest.skip("no kernel of this device supports attention yet")
 
     class Flags(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):

@@ -29,12 +29,12 @@ expect 0 'isa' info
 expect 0 '"isa"' info --json
 expect 0 'causal_conv1d_bwd_scalar' ops
 expect 0 'chosen' explain causal_conv1d backward B=2 D=64 T=100 K=3 bf16 channel-last silu initial final
-expect 0 'refused: it serves f64 only' explain causal_conv1d update f16 S=9 ring indices
+expect 0 'refused: it supports f64 only' explain causal_conv1d update f16 S=9 ring indices
 expect 0 'chosen' explain dropout backward R=100 D=33 p=0.5 bf16 slice gelu_erf bias mask_bits
 # For a size out of range, the message names the limit and the value.
-expect 0 'it serves K up to 32, here K is 100' explain causal_conv1d forward K=100
-expect 0 'it serves d and dv up to 256, here d is 512/512' explain attention forward d=512
-expect 0 'it serves n up to 8, here n is 12' explain mhc_sinkhorn forward n=12 T=8
+expect 0 'it supports K up to 32, here K is 100' explain causal_conv1d forward K=100
+expect 0 'it supports d and dv up to 256, here d is 512/512' explain attention forward d=512
+expect 0 'it supports n up to 8, here n is 12' explain mhc_sinkhorn forward n=12 T=8
 expect 2 'x has n=999999999, expected at most 536870911' explain mhc_pre forward n=999999999 D=8
 expect 2 "'K=99999999999' describes no case of causal_conv1d: K goes from 0 to 2147483647" explain causal_conv1d forward K=99999999999
 expect 2 "'T=-1' describes no case of attention: T goes from 0 to 2147483647" explain attention forward T=-1
@@ -105,12 +105,12 @@ done <"$work/directions"
 expect 2 "no case's description contains 'zzz'" check causal_conv1d --only zzz
 expect 2 "no case's description contains 'zzz'" check dropout --quick --only zzz --kernel scalar
 expect 2 "no kernel's name contains 'zzz'" check --quick --kernel zzz
-expect 2 "no kernel with 'update' in its name serves a case" check causal_conv1d --quick --kernel update --only forward
+expect 2 "no kernel with 'update' in its name supports a case" check causal_conv1d --quick --kernel update --only forward
 expect 0 ' 0 failed' check --quick --kernel update --only 'update bf16'
 grep -q amx_bf16 /proc/cpuinfo || expect 2 'this machine lacks the instruction set' check causal_conv1d_dense --quick --kernel amx
 expect 2 "no case's description contains 'zzz'" bench causal_conv1d --only zzz
 expect 2 "no kernel's name contains 'zzz'" bench causal_conv1d --kernel zzz
-expect 2 "no kernel with 'update' in its name serves a case" bench causal_conv1d forward D=16 T=64 --kernel update
+expect 2 "no kernel with 'update' in its name supports a case" bench causal_conv1d forward D=16 T=64 --kernel update
 expect 2 'no kernel with '\''bwd_scalar'\'' in its name is chosen' bench causal_conv1d backward D=64 T=64 --kernel bwd_scalar --chosen
 
 expect 2 'Usage:'

@@ -199,7 +199,7 @@ def check_values(what, got, expected):
         check(good, f'{what}: {name} is beyond the rule, {worst} of the tolerance')
 
 
-# ---- served --------------------------------------------------------------------------------------------------------
+# ---- supported --------------------------------------------------------------------------------------------------------
 
 random = np.random.default_rng(11)
 

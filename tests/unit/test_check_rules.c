@@ -159,7 +159,7 @@ static const char *admit(const void *problem)
 static const char *admit_none(const void *problem)
 {
     (void)problem;
-    return "it serves nothing";
+    return "it supports nothing";
 }
 
 static double cost(const void *problem)
@@ -434,8 +434,8 @@ static void refuses_to_check_nothing(void **state)
         {NULL, "zzz", "no case's description contains 'zzz'"},
         {"zzz", NULL, "no kernel's name contains 'zzz'"},
         {"toy_bwd_plain", "forward",
-         "no kernel with 'toy_bwd_plain' in its name serves a case that contains 'forward'"},
-        {"toy_fwd_idle", NULL, "no kernel with 'toy_fwd_idle' in its name serves a case"},
+         "no kernel with 'toy_bwd_plain' in its name supports a case that contains 'forward'"},
+        {"toy_fwd_idle", NULL, "no kernel with 'toy_fwd_idle' in its name supports a case"},
         {"toy_fwd_missing", NULL, "this machine lacks the instruction set of every kernel in question"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {

@@ -280,7 +280,7 @@ static void no_kernel_is_an_error(void **state)
     args.refuse_all = 1;
     last_call.kernel = NULL;
     assert_fails(cot_op_run(forward, queue, &args), COT_UNSUPPORTED,
-                 "toy_forward: no kernel of this backend serves these arguments");
+                 "toy_forward: no kernel of this backend supports these arguments");
     assert_null(last_call.kernel);
     cot_queue_destroy(queue);
 }

@@ -61,7 +61,7 @@ def measure(direction, shape, options):
 
 
 class Case:
-    """Inputs and results of one shape on the GPU, and the calls of all that serve it: {name: function}."""
+    """Inputs and results of one shape on the GPU, and the calls of all that support it: {name: function}."""
 
     def __init__(self, direction, shape, ours):
         B, H, T, d, name, self.causal = shape
@@ -156,7 +156,7 @@ def under_load(call, seconds, power):
 
 
 def measure_cuda(direction, shape, ours, power, options):
-    """All that serve the shape, in turns; from LOAD_TOKENS on under load besides."""
+    """All that support the shape, in turns; from LOAD_TOKENS on under load besides."""
     case = Case(direction, shape, ours)
     for peer, error in case.errors.items():
         print(f"{peer} does not take {direction} {shape}: {error}", file=sys.stderr)

@@ -14,7 +14,7 @@ def refuse(function: str, **arguments: Any) -> None:
     kernel supports them."""
     for name, value in arguments.items():
         if value is not None and value is not False and not (isinstance(value, (int, float)) and value == 0):
-            raise NotImplementedError(f"{function}: {name} is not served by cotangent")
+            raise NotImplementedError(f"{function}: {name} is not supported by cotangent")
 
 
 def renamed(function: str, error: Exception, **names: str) -> Exception:

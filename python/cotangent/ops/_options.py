@@ -69,15 +69,15 @@ _ACTIVATIONS = {"silu": 1, "relu": 2, "gelu_tanh": 3, "gelu": 4}
 _OTHER_NAMES = {"swish": "silu"}
 
 
-def activation_number(name: Optional[str], served: Sequence[str] = tuple(_ACTIVATIONS)) -> int:
-    """The library's number of an activation. Raises ValueError for a name that is not in `served`."""
+def activation_number(name: Optional[str], supported: Sequence[str] = tuple(_ACTIVATIONS)) -> int:
+    """The library's number of an activation. Raises ValueError for a name that is not in `supported`."""
     if name is None:
         return 0
     if not isinstance(name, str):
-        raise TypeError(f"activation is {name!r}, expected None or one of {', '.join(served)}")
+        raise TypeError(f"activation is {name!r}, expected None or one of {', '.join(supported)}")
     known = _OTHER_NAMES.get(name, name)
-    if known not in served:
-        raise ValueError(f"activation is {name!r}, expected None or one of {', '.join(served)}")
+    if known not in supported:
+        raise ValueError(f"activation is {name!r}, expected None or one of {', '.join(supported)}")
     return _ACTIVATIONS[known]
 
 

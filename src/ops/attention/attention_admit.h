@@ -116,7 +116,7 @@ static inline const char *attention_admit_tiled(const attention_problem *p)
     if (z->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
     if (z->d > ATTENTION_MAX_D || z->dv > ATTENTION_MAX_D)
-        return "it serves d and dv up to 256";
+        return "it supports d and dv up to 256";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (cot_is_present(rows[i]) && rows[i]->stride[3] != 1 && rows[i]->shape[3] > 1)
             return "the last axis of a tensor is not contiguous";
@@ -143,7 +143,7 @@ static inline const char *admit_tiled_amx(const void *problem)
 {
     const attention_problem *p = problem;
     if (p->sizes.dtype != COT_BF16)
-        return "it serves bf16";
+        return "it supports bf16";
     return attention_admit_16_bits(p, "it rounds P to bf16, an output is f32");
 }
 
@@ -151,7 +151,7 @@ static inline const char *admit_tiled_split(const void *problem)
 {
     const attention_problem *p = problem;
     if (p->sizes.dtype != COT_F16)
-        return "it serves f16";
+        return "it supports f16";
     return attention_admit_16_bits(p, "it rounds P to two bf16, an output is f32");
 }
 
@@ -159,7 +159,7 @@ static inline const char *admit_tiled_split3(const void *problem)
 {
     const attention_problem *p = problem;
     if (p->sizes.dtype != COT_F32)
-        return "it serves f32";
+        return "it supports f32";
     return attention_admit_tiled(p);
 }
 

@@ -33,14 +33,14 @@ static inline const char *admit_simd(const void *problem)
     const conv1d_sizes *sizes = problem;
     if (sizes->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
-    return sizes->K > CONV1D_MAX_K ? "it serves K up to 32" : NULL;
+    return sizes->K > CONV1D_MAX_K ? "it supports K up to 32" : NULL;
 }
 
 /* The bf16 kernels differ by their bf16 instructions only, which do not help other dtypes. */
 static inline const char *admit_bf16(const void *problem)
 {
     const conv1d_sizes *sizes = problem;
-    return sizes->dtype == COT_BF16 ? admit_simd(problem) : "it serves bf16 only";
+    return sizes->dtype == COT_BF16 ? admit_simd(problem) : "it supports bf16 only";
 }
 
 /* Cycles of one vector: conversions and SiLU, and the taps. */
@@ -165,9 +165,9 @@ static inline const char *admit_im2col(const void *problem)
     if (cot_is_present(&p->args.seq_idx) || cot_is_present(&p->args.cu_seqlens))
         return "it has no packed sequences";
     if (p->sizes.D > CONV1D_IM2COL_MAX_D)
-        return "it multiplies D by D: it serves D up to 1024";
+        return "it multiplies D by D: it supports D up to 1024";
     if (p->sizes.K > CONV1D_IM2COL_MAX_K)
-        return "it writes every input K times: it serves K up to 8";
+        return "it writes every input K times: it supports K up to 8";
     return admit_scalar(problem);
 }
 
@@ -178,7 +178,7 @@ static inline const char *admit_im2col_amx(const void *problem)
     const cot_causal_conv1d_forward_args *a = &p->args;
     const bool state = cot_is_present(&a->initial_state) && a->initial_state.dtype != COT_BF16;
     if (p->sizes.dtype != COT_BF16 || a->weight.dtype != COT_BF16 || state)
-        return "it serves x, weight and initial_state of bf16";
+        return "it supports x, weight and initial_state of bf16";
     return admit_im2col(problem);
 }
 

@@ -60,9 +60,9 @@ static inline const char *conv1d_dense_admit_inputs(const conv1d_dense_sizes *si
                                                     const cot_tensor *initial_state, cot_dtype dtype)
 {
     if (sizes->dtype != dtype || weight->dtype != dtype)
-        return dtype == COT_BF16 ? "it serves x and weight of bf16" : "it serves x and weight of f16";
+        return dtype == COT_BF16 ? "it supports x and weight of bf16" : "it supports x and weight of f16";
     if (cot_is_present(initial_state) && initial_state->dtype != dtype)
-        return dtype == COT_BF16 ? "it serves an initial_state of bf16" : "it serves an initial_state of f16";
+        return dtype == COT_BF16 ? "it supports an initial_state of bf16" : "it supports an initial_state of f16";
     return NULL;
 }
 
@@ -109,7 +109,7 @@ static inline const char *admit_bwd_tiled_amx_split(const void *problem)
 static inline const char *admit_tiled_amx_split3(const void *problem)
 {
     const conv1d_dense_sizes *sizes = problem;
-    return sizes->Din < 8 || sizes->Dout < 8 ? "it serves 8 channels or more" : admit_tiled(problem);
+    return sizes->Din < 8 || sizes->Dout < 8 ? "it supports 8 channels or more" : admit_tiled(problem);
 }
 
 /* Cycles of the products, of sizes rounded up to tiles; of packing, per element; and of the passes of a call, fixed. */

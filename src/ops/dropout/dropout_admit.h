@@ -25,7 +25,7 @@ static inline const char *admit_simd(const void *problem)
 static inline const char *admit_bf16(const void *problem)
 {
     const dropout_sizes *sizes = problem;
-    return sizes->dtype == COT_BF16 ? NULL : "it serves bf16 only";
+    return sizes->dtype == COT_BF16 ? NULL : "it supports bf16 only";
 }
 
 enum {

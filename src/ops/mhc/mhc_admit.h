@@ -96,7 +96,7 @@ static inline const char *admit_simd(const void *problem)
     const mhc_sizes *sizes = problem;
     if (sizes->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
-    return sizes->n > MHC_MAX_N ? "it serves n up to 8" : NULL;
+    return sizes->n > MHC_MAX_N ? "it supports n up to 8" : NULL;
 }
 
 /* NULL if d is contiguous in all tensors. */

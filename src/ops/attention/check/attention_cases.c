@@ -359,7 +359,7 @@ static void sweep_tiles_cuda(cot_case_visitor *v, int direction)
     }
 }
 
-/* Every feature and combinations, in 16-bit dtypes at the sizes that tensor cores serve: aligned rows and unaligned
+/* Every feature and combinations, in 16-bit dtypes at the sizes that tensor cores take: aligned rows and unaligned
  * ones. */
 static void sweep_features_cuda(cot_case_visitor *v, int direction)
 {

@@ -50,9 +50,9 @@ static inline const char *attention_fwd_sm90_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->d > 256 || z->dv > 256)
-        return "it serves d and dv up to 256";
+        return "it supports d and dv up to 256";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
-        return "it serves no dropout, ALiBi or bias";
+        return "it supports no dropout, ALiBi or bias";
     if (cot_is_present(&p->out) && p->out.dtype != z->dtype)
         return "it rounds P to 16 bits, out is f32";
     if (!attention_factors_normal(z))
@@ -70,13 +70,13 @@ static inline const char *attention_fwd_sm90_refusal(const attention_problem *p)
 static inline const char *admit_fwd_bf16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : attention_fwd_sm90_refusal(p);
+    return p->sizes.dtype != COT_BF16 ? "it supports bf16" : attention_fwd_sm90_refusal(p);
 }
 
 static inline const char *admit_fwd_f16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_F16 ? "it serves f16" : attention_fwd_sm90_refusal(p);
+    return p->sizes.dtype != COT_F16 ? "it supports f16" : attention_fwd_sm90_refusal(p);
 }
 
 static inline double cost_fwd_sm90(const void *problem)
@@ -147,11 +147,11 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->d > 256 || z->dv > 256)
-        return "it serves d and dv up to 256";
+        return "it supports d and dv up to 256";
     if (attention_bwd_columns(z) == 256 && z->softcap > 0 && z->dtype == COT_F16)
         return "f16 with softcap and d or dv above 192 needs more registers than there are";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
-        return "it serves no dropout, ALiBi or bias";
+        return "it supports no dropout, ALiBi or bias";
     if (!attention_factors_normal(z))
         return "scale or softcap is too large or too small for float32 products";
     const cot_tensor *const outputs[] = {&p->dq, &p->dk, &p->dv};
@@ -175,13 +175,13 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
 static inline const char *admit_bwd_bf16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : attention_bwd_sm90_refusal(p);
+    return p->sizes.dtype != COT_BF16 ? "it supports bf16" : attention_bwd_sm90_refusal(p);
 }
 
 static inline const char *admit_bwd_f16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_F16 ? "it serves f16" : attention_bwd_sm90_refusal(p);
+    return p->sizes.dtype != COT_F16 ? "it supports f16" : attention_bwd_sm90_refusal(p);
 }
 
 static inline double cost_bwd_sm90(const void *problem)

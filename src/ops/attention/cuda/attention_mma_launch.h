@@ -18,7 +18,7 @@ static inline const char *attention_portable_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->d > 256 || z->dv > 256)
-        return "it serves d and dv up to 256";
+        return "it supports d and dv up to 256";
     /* The sum of a row index, the distance of two rows and ATTENTION_FAR fits in 31 bits. */
     const int64_t max_rows = INT32_MAX / 8;
     if (z->q_length > max_rows || z->k_length > max_rows ||
@@ -37,7 +37,7 @@ static inline const char *attention_mma_refusal(const attention_problem *p, cot_
     const cot_tensor *const outputs[] = {&p->out, &p->dq, &p->dk, &p->dv};
     const bool backward = cot_is_present(&p->dout);
     if (p->sizes.dtype != dtype)
-        return dtype == COT_BF16 ? "it serves bf16" : "it serves f16";
+        return dtype == COT_BF16 ? "it supports bf16" : "it supports f16";
     for (int i = backward; i < 4; i++)
         if (cot_is_present(outputs[i]) && outputs[i]->dtype != dtype)
             return "it rounds P and dS to 16 bits, an output is f32";

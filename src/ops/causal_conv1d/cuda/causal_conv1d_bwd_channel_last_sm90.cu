@@ -87,7 +87,7 @@ static __device__ __forceinline__ void load_biases(const conv1d_array &bias, int
         to[v] = cot_to_f32(((const B *)bias.data)[(d + v) * bias.stride[0]]);
 }
 
-/* Like load_lane_channels. With packed taps, one branch on the dtype serves both channels. */
+/* Like load_lane_channels. With packed taps, one branch on the dtype covers both channels. */
 static __device__ __forceinline__ void load_packed_lane_channels(const conv1d_call &c, int64_t b, int64_t d,
                                                                  lane_channels<V, W> &channels)
 {

@@ -123,13 +123,13 @@ static inline const char *conv1d_cuda_admit(const conv1d_sizes *sizes, const cot
     if (sizes->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
     if (sizes->K > CONV1D_CUDA_MAX_K)
-        return "it serves K up to 8";
+        return "it supports K up to 8";
     if (sizes->T > INT32_MAX / 2)
         return "it counts tokens of a row in 32 bits";
     for (int i = 0; i < count; i++)
         if (!conv1d_cuda_contiguous_along(tensors[i], axis))
             return axis == 2 ? "x, y, dy and dx need time contiguous" : "x, y, dy and dx need channels contiguous";
-    return packed_states ? "it serves cu_seqlens without initial_state and dfinal_state" : NULL;
+    return packed_states ? "it supports cu_seqlens without initial_state and dfinal_state" : NULL;
 }
 
 static inline const char *conv1d_cuda_admit_forward(const void *problem, int axis)
@@ -173,9 +173,9 @@ static inline const char *conv1d_sm90_admit(const conv1d_sizes *sizes, const cot
                                             int axis, bool packed)
 {
     if (sizes->K > 4)
-        return "it serves K up to 4";
+        return "it supports K up to 4";
     if (packed)
-        return "it serves no packed sequences";
+        return "it supports no packed sequences";
     if ((axis == 2 ? sizes->T : sizes->D) % 8 != 0)
         return axis == 2 ? "T is no multiple of 8" : "D is no multiple of 8";
     if (sizes->B > CONV1D_CUDA_MAX_YZ ||
@@ -206,7 +206,7 @@ static inline const char *conv1d_sm90_admit_backward(const void *problem, int ax
     const bool packed = cot_is_present(&p->args.cu_seqlens) || cot_is_present(&p->args.seq_idx);
     const char *reason = conv1d_cuda_admit_backward(problem, axis);
     if (reason == NULL && cot_is_present(&p->args.dfinal_state))
-        reason = "it serves no dfinal_state";
+        reason = "it supports no dfinal_state";
     return reason != NULL ? reason : conv1d_sm90_admit(&p->sizes, tensors, 3, axis, packed);
 }
 
@@ -273,11 +273,11 @@ static inline const char *admit_cuda_im2col(const void *problem)
 {
     const conv1d_forward_problem *p = problem;
     if (p->sizes.dtype != COT_BF16 && p->sizes.dtype != COT_F16)
-        return "tensor cores would round x: it serves bf16 and f16";
+        return "tensor cores would round x: it supports bf16 and f16";
     if (cot_is_present(&p->args.seq_idx) || cot_is_present(&p->args.cu_seqlens))
-        return "it serves no packed sequences";
+        return "it supports no packed sequences";
     if (p->sizes.K > CONV1D_CUDA_MAX_K)
-        return "it serves K up to 8";
+        return "it supports K up to 8";
     if (p->sizes.T > INT32_MAX / 2 || conv1d_cuda_im2col_blocks(&p->sizes) > INT32_MAX)
         return "a grid has no room for B, D or T";
     return NULL;

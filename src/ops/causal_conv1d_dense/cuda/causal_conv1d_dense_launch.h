@@ -54,9 +54,9 @@ static inline const char *conv1d_dense_admit_sm90(const conv1d_dense_sizes *size
 {
     const int64_t max = INT32_MAX / 8;
     if ((sizes->dtype != COT_BF16 && sizes->dtype != COT_F16) || weight->dtype != sizes->dtype)
-        return "it serves x and weight of one 16-bit dtype";
+        return "it supports x and weight of one 16-bit dtype";
     if (sizes->Din % 8 != 0 || sizes->Dout % 8 != 0 || sizes->Din == 0 || sizes->Dout == 0)
-        return "it serves Din and Dout in multiples of 8";
+        return "it supports Din and Dout in multiples of 8";
     if (conv1d_dense_misaligned(x))
         return "x does not begin at a multiple of 16 bytes";
     if (sizes->B > 65535 || sizes->T > max || sizes->K > 65535 || sizes->Din > max || sizes->Dout > max ||
@@ -84,7 +84,7 @@ static inline const char *conv1d_dense_admit_bwd_sm90(const conv1d_dense_backwar
     if (cot_is_present(&a->initial_state) || cot_is_present(&a->dfinal_state) || cot_is_present(&a->dinitial_state))
         return "it has no states";
     if (cot_is_present(&a->dweight) && a->dweight.dtype != p->sizes.dtype)
-        return "it sums on tensor cores, which is less than float32: it serves dweight of x's dtype";
+        return "it sums on tensor cores, which is less than float32: it supports dweight of x's dtype";
     if (silu && cot_is_present(&a->dbias) && a->dbias.dtype != p->sizes.dtype)
         return "it rounds g to 16 bits, dbias is not of x's dtype";
     if (conv1d_dense_misaligned(&a->dy))
@@ -95,13 +95,13 @@ static inline const char *conv1d_dense_admit_bwd_sm90(const conv1d_dense_backwar
 static inline const char *admit_bwd_bf16_sm90(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : conv1d_dense_admit_bwd_sm90(p);
+    return p->sizes.dtype != COT_BF16 ? "it supports bf16" : conv1d_dense_admit_bwd_sm90(p);
 }
 
 static inline const char *admit_bwd_f16_sm90(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return p->sizes.dtype != COT_F16 ? "it serves f16" : conv1d_dense_admit_bwd_sm90(p);
+    return p->sizes.dtype != COT_F16 ? "it supports f16" : conv1d_dense_admit_bwd_sm90(p);
 }
 
 /* ---- any device, any strides, states ------------------------------------------------------------------------ */
@@ -129,7 +129,7 @@ static inline const char *conv1d_dense_admit_mma(const conv1d_dense_sizes *sizes
 {
     if ((sizes->dtype != COT_BF16 && sizes->dtype != COT_F16) || weight->dtype != sizes->dtype ||
         (cot_is_present(state) && state->dtype != sizes->dtype))
-        return "it serves x, weight and initial_state of one 16-bit dtype";
+        return "it supports x, weight and initial_state of one 16-bit dtype";
     const int64_t max = INT32_MAX / 8;
     if (sizes->B > 65535 || sizes->T > max || sizes->K > max || sizes->Din > max || sizes->Dout > max ||
         conv1d_dense_gather_blocks(sizes->T + sizes->K, (sizes->Din > sizes->Dout ? sizes->Din : sizes->Dout) + 8) >
@@ -151,7 +151,7 @@ static inline const char *conv1d_dense_admit_bwd_mma(const conv1d_dense_backward
     const cot_dtype dtype = p->sizes.dtype;
     if ((cot_is_present(&a->dweight) && a->dweight.dtype != dtype) ||
         (cot_is_present(&a->dinitial_state) && a->dinitial_state.dtype != dtype))
-        return "it sums on tensor cores, which is less than float32: it serves gradients of x's dtype";
+        return "it sums on tensor cores, which is less than float32: it supports gradients of x's dtype";
     if (a->activation == COT_ACTIVATION_SILU && cot_is_present(&a->dbias) && a->dbias.dtype != dtype)
         return "it rounds g to 16 bits, dbias is not of x's dtype";
     return conv1d_dense_admit_mma(&p->sizes, &a->weight, &a->initial_state);
@@ -160,13 +160,13 @@ static inline const char *conv1d_dense_admit_bwd_mma(const conv1d_dense_backward
 static inline const char *admit_bwd_mma_bf16_sm80(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return p->sizes.dtype != COT_BF16 ? "it serves bf16" : conv1d_dense_admit_bwd_mma(p);
+    return p->sizes.dtype != COT_BF16 ? "it supports bf16" : conv1d_dense_admit_bwd_mma(p);
 }
 
 static inline const char *admit_bwd_mma_f16_sm80(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return p->sizes.dtype != COT_F16 ? "it serves f16" : conv1d_dense_admit_bwd_mma(p);
+    return p->sizes.dtype != COT_F16 ? "it supports f16" : conv1d_dense_admit_bwd_mma(p);
 }
 
 static inline double cost_generic_sm80(const void *problem)

@@ -63,7 +63,7 @@ static inline const char *admit_cuda(const void *problem)
         return "it computes in float32, the tensors are f64";
     if (sizes->tokens > INT32_MAX / 2)
         return "it counts tokens in 32 bits";
-    return sizes->n > MHC_CUDA_MAX_N ? "it serves n up to 8" : NULL;
+    return sizes->n > MHC_CUDA_MAX_N ? "it supports n up to 8" : NULL;
 }
 
 /* NULL if all rows are contiguous and aligned to 16 bytes, apart from the data pointers. The alignment of the pointers
@@ -132,9 +132,9 @@ static inline const char *mhc_sm90_admit(const void *problem, const cot_tensor *
 {
     const mhc_sizes *sizes = problem;
     if (sizes->n != MHC_SM90_N || (sizes->dtype != COT_BF16 && sizes->dtype != COT_F16))
-        return "it serves 4 streams in f16 and bf16";
+        return "it supports 4 streams in f16 and bf16";
     if (sizes->D % MHC_SM90_CHUNK != 0 || sizes->D > MHC_SM90_BLOCKS * MHC_SM90_COLUMNS)
-        return "it serves multiples of 64 up to 33792 as D";
+        return "it supports multiples of 64 up to 33792 as D";
     if (!mhc_cuda_has_float2_rows(phi) || !mhc_cuda_has_float2_rows(gamma))
         return "rows of phi or gamma are not contiguous";
     for (int i = 0; i < count; i++) {
@@ -170,7 +170,7 @@ static inline const char *admit_sm90_pre_bwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     if (sizes->dtype != COT_BF16)
-        return "it serves bf16";
+        return "it supports bf16";
     if (sizes->D > MHC_SM90_MAX_D)
         return "a cluster has room for a D of 4096";
     return admit_sm90_pre_bwd_split(problem);
