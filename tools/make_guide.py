@@ -41,7 +41,7 @@ TABLES_CSS = ".rst-content table { margin-bottom: 24px } .rst-content td, .rst-c
 
 # The files of the Python package with public functions and classes. Only the standard library reads them.
 PYTHON_FILES = [("cotangent", ["ops/attention.py", "ops/causal_conv1d.py", "ops/causal_conv1d_dense.py", "ops/dropout.py",
-                               "ops/mhc.py", "ops/queue.py", "modules.py"])]
+                               "ops/mhc.py", "ops/_queue.py", "modules.py"])]
 PYTHON_FILES += [(f"cotangent.compat{name and '.' + name}", [f"compat/{name or '__init__'}.py"])
                  for name in ("", "causal_conv1d", "flash_attn", "flash_attn_interface", "sdpa")]
 

@@ -49,7 +49,7 @@
     }                                                                                                             \
     static inline const char *admit_scalar_f64(const void *problem)                                               \
     {                                                                                                             \
-        return ((const problem_sizes *)problem)->dtype == COT_F64 ? NULL : "it supports f64 only";                  \
+        return ((const problem_sizes *)problem)->dtype == COT_F64 ? NULL : "it supports f64 only";                \
     }
 
 /* clang-format off */

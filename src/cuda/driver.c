@@ -33,8 +33,9 @@ static cot_status find_functions(const char *call, cot_cuda_driver *driver)
     if (find_function(driver->library, "cuDriverGetVersion", &driver->cuDriverGetVersion))
         driver->cuDriverGetVersion(&version);
     if (version < OLDEST_DRIVER)
-        return cot_fail(COT_NO_DEVICE, "%s: the CUDA driver is too old: it supports CUDA %d.%d, 12.0 or later is needed",
-                        call, version / 1000, version % 1000 / 10);
+        return cot_fail(COT_NO_DEVICE,
+                        "%s: the CUDA driver is too old: it supports CUDA %d.%d, 12.0 or later is needed", call,
+                        version / 1000, version % 1000 / 10);
 #define FIND(function)                                                                                               \
     if (!find_function(driver->library, EXPANDED_STRING(function), &driver->function))                               \
         return cot_fail(COT_NO_DEVICE, "%s: the CUDA driver (CUDA %d.%d) lacks %s: update it", call, version / 1000, \

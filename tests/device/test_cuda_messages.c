@@ -40,7 +40,8 @@ static void names_a_missing_driver(void **state)
 static void names_an_unsupported_driver(void **state)
 {
     (void)state;
-    assert_refused("old", "cot_queue_create: the CUDA driver is too old: it supports CUDA 11.8, 12.0 or later is needed");
+    assert_refused("old",
+                   "cot_queue_create: the CUDA driver is too old: it supports CUDA 11.8, 12.0 or later is needed");
     assert_refused("no_start", "cot_queue_create: the CUDA driver does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
 }
 
