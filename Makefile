@@ -1,4 +1,5 @@
-# The main commands. Every target first installs missing packages (tools/packages.txt) and builds. Output is in build/.
+# The main commands. Most targets first install missing packages (tools/packages.txt) and build; `make install` installs none.
+# Output is in build/.
 #
 #   make run       train the example language model, and draw its loss curve; ARCH=all (or ARCH=conv,hybrid; SEEDS=3):
 #                  train several architectures, and print a table at the end
