@@ -147,27 +147,28 @@ static inline const char *conv1d_cuda_admit_backward(const void *problem, int ax
                                  (cot_is_present(&p->args.initial_state) || cot_is_present(&p->args.dfinal_state)));
 }
 
-static inline const char *admit_cuda_fwd_first(const void *problem)
+static inline const char *admit_cuda_fwd_channel_first(const void *problem)
 {
     return conv1d_cuda_admit_forward(problem, 2);
 }
 
-static inline const char *admit_cuda_fwd_last(const void *problem)
+static inline const char *admit_cuda_fwd_channel_last(const void *problem)
 {
     return conv1d_cuda_admit_forward(problem, 1);
 }
 
-static inline const char *admit_cuda_bwd_first(const void *problem)
+static inline const char *admit_cuda_bwd_channel_first(const void *problem)
 {
     return conv1d_cuda_admit_backward(problem, 2);
 }
 
-static inline const char *admit_cuda_bwd_last(const void *problem)
+static inline const char *admit_cuda_bwd_channel_last(const void *problem)
 {
     return conv1d_cuda_admit_backward(problem, 1);
 }
 
-/* The copy engine needs sizes and strides that are multiples of 16 bytes. Whether the data is aligned to 16 bytes is
+/* The contiguous axis holds whole vectors of 8 elements. The copy engine needs strides that are multiples
+ * of 16 bytes. Whether the data is aligned to 16 bytes is
  * known only at the launch: if it is not, the sm90 kernel falls back to the sm80 kernel. */
 static inline const char *conv1d_sm90_admit(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
                                             int axis, bool packed)
@@ -210,47 +211,47 @@ static inline const char *conv1d_sm90_admit_backward(const void *problem, int ax
     return reason != NULL ? reason : conv1d_sm90_admit(&p->sizes, tensors, 3, axis, packed);
 }
 
-static inline const char *admit_sm90_fwd_first(const void *problem)
+static inline const char *admit_sm90_fwd_channel_first(const void *problem)
 {
     return conv1d_sm90_admit_forward(problem, 2);
 }
 
-static inline const char *admit_sm90_fwd_last(const void *problem)
+static inline const char *admit_sm90_fwd_channel_last(const void *problem)
 {
     return conv1d_sm90_admit_forward(problem, 1);
 }
 
-static inline const char *admit_sm90_bwd_first(const void *problem)
+static inline const char *admit_sm90_bwd_channel_first(const void *problem)
 {
     return conv1d_sm90_admit_backward(problem, 2);
 }
 
-static inline const char *admit_sm90_bwd_last(const void *problem)
+static inline const char *admit_sm90_bwd_channel_last(const void *problem)
 {
     return conv1d_sm90_admit_backward(problem, 1);
 }
 
-static inline double cost_cuda_first(const void *problem);
-static inline double cost_cuda_last(const void *problem);
+static inline double cost_cuda_channel_first(const void *problem);
+static inline double cost_cuda_channel_last(const void *problem);
 
-static inline double cost_sm90_first(const void *problem)
+static inline double cost_sm90_channel_first(const void *problem)
 {
-    return 0.8 * cost_cuda_first(problem);
+    return 0.8 * cost_cuda_channel_first(problem);
 }
 
-static inline double cost_sm90_last(const void *problem)
+static inline double cost_sm90_channel_last(const void *problem)
 {
-    return 0.8 * cost_cuda_last(problem);
+    return 0.8 * cost_cuda_channel_last(problem);
 }
 
 /* Elements loaded and stored, including those of partial vectors at the end of a row. */
-static inline double cost_cuda_first(const void *problem)
+static inline double cost_cuda_channel_first(const void *problem)
 {
     const conv1d_sizes *s = problem;
     return (double)s->B * (double)s->D * (double)cot_round_up(s->T, 256);
 }
 
-static inline double cost_cuda_last(const void *problem)
+static inline double cost_cuda_channel_last(const void *problem)
 {
     const conv1d_sizes *s = problem;
     return (double)s->B * (double)s->T * (double)cot_round_up(s->D, 128);
@@ -345,10 +346,10 @@ static inline conv1d_bwd_plan conv1d_sm90_plan_bwd(const conv1d_backward_problem
     return conv1d_cuda_plan_bwd(p, axis, &config);
 }
 
-COT_PLAN(plan_cuda_bwd_first, conv1d_bwd_plan, conv1d_cuda_plan_bwd(problem, 2, NULL))
-COT_PLAN(plan_cuda_bwd_last, conv1d_bwd_plan, conv1d_cuda_plan_bwd(problem, 1, NULL))
-COT_PLAN(plan_sm90_bwd_first, conv1d_bwd_plan, conv1d_sm90_plan_bwd(problem, 2))
-COT_PLAN(plan_sm90_bwd_last, conv1d_bwd_plan, conv1d_sm90_plan_bwd(problem, 1))
+COT_PLAN(plan_cuda_bwd_channel_first, conv1d_bwd_plan, conv1d_cuda_plan_bwd(problem, 2, NULL))
+COT_PLAN(plan_cuda_bwd_channel_last, conv1d_bwd_plan, conv1d_cuda_plan_bwd(problem, 1, NULL))
+COT_PLAN(plan_sm90_bwd_channel_first, conv1d_bwd_plan, conv1d_sm90_plan_bwd(problem, 2))
+COT_PLAN(plan_sm90_bwd_channel_last, conv1d_bwd_plan, conv1d_sm90_plan_bwd(problem, 1))
 
 static inline size_t workspace_cuda_bwd_generic(const void *problem)
 {
