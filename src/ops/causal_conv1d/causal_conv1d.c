@@ -236,7 +236,7 @@ static cot_status validate_update(const char *call, const void *args, bool with_
     if (cot_is_present(&a->cache_seqlens)) {
         CHECK(cot_check_size(call, "cache_seqlens", &a->cache_seqlens, 0, "B", "x", p->sizes.B));
         if (p->S == 0 && p->sizes.K == 1)
-            a->cache_seqlens = (cot_tensor){0}; /* a ring without columns holds nothing */
+            a->cache_seqlens = (cot_tensor){0}; /* a ring buffer of 0 positions needs no index */
     }
     CHECK(cot_check_tensor(call, "conv_state_indices", &a->conv_state_indices, COT_DTYPE_BIT(COT_I32), 1, 1));
     if (cot_is_present(&a->conv_state_indices))

@@ -56,7 +56,7 @@ enum {
     CONV1D_ITEM_CYCLES = 1000
 };
 
-/* How often the work restarts inside a row: at every sequence of cu_seqlens, if there are states. */
+/* Extra starts of a piece inside a row: one for every sequence of cu_seqlens, if there are states. */
 static inline double conv1d_restarts(const conv1d_sizes *sizes, const cot_tensor *cu_seqlens, bool states)
 {
     return cot_is_present(cu_seqlens) && states ? (double)sizes->state_count : 0;
@@ -199,8 +199,8 @@ static inline size_t scratch_im2col(const void *problem)
     return CONV1D_IM2COL_ROWS * CONV1D_IM2COL_COLUMNS * sizeof(float);
 }
 
-/* The cost functions by instruction set. `factor` scales the cycles. The plain C build counts each lane as one vector:
- * the compiler may find nothing to vectorise there. */
+/* The cost functions by instruction set. `factor` scales the cycles. The plain C build counts one lane per vector,
+ * because the compiler may not vectorise it. */
 #define COT_COSTS(isa, lanes, factor)                                      \
     static inline double cost_fwd_channel_first_##isa(const void *problem) \
     {                                                                      \

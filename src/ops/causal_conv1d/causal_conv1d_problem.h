@@ -51,9 +51,8 @@ static inline int64_t conv1d_index(const cot_tensor *tensor, int64_t i)
  * conv1d_same_sequence says whether position p contributes to position t. Positions first-K+1 .. first-1 are those of
  * the initial state. */
 typedef struct conv1d_span {
-    int64_t b, first, end;
-    int64_t
-        state; /* first index into the state tensors; -1: padding after the last sequence, where no token contributes */
+    int64_t b, first, end;  /* tokens [first, end) of batch element b */
+    int64_t state;          /* index along axis 0 of the state tensors; -1: padding, whose tokens contribute nowhere */
     const int32_t *seq_idx; /* of batch element b; NULL if absent */
     int64_t seq_idx_stride;
 } conv1d_span;

@@ -438,14 +438,14 @@ typedef struct backward_buffers {
 _Static_assert(sizeof(backward_buffers) <= CONV1D_BWD_CHANNEL_FIRST_SCRATCH,
                "backward_buffers exceed the scratch of an item");
 
-/* The dfinal_state term of dx at `position`, 0 if it has none. A position before piece->first is in the initial state.
+/* The dfinal_state term of dx at `position`, 0 if it has none. A position before piece->valid_begin is in the initial state.
  * The term then belongs to dinitial_state. */
 static float final_term(const piece_rows *rows, int64_t d, int64_t position)
 {
     const cot_tensor *dfinal_state = &rows->context->problem->args.dfinal_state;
-    const int64_t K = rows->context->problem->sizes.K, state_position = position - rows->piece->last + K - 1;
+    const int64_t K = rows->context->problem->sizes.K, state_position = position - rows->piece->valid_end + K - 1;
     if (!cot_is_present(dfinal_state) || rows->piece->state < 0 || state_position < 0 ||
-        !conv1d_piece_same_sequence(rows->piece, K, position, rows->piece->last - 1))
+        !conv1d_piece_same_sequence(rows->piece, K, position, rows->piece->valid_end - 1))
         return 0;
     return conv1d_load(dfinal_state, rows->piece->state, d, state_position);
 }
@@ -513,7 +513,7 @@ static void compute_dinitial_state(const piece_rows *rows, int64_t d, const floa
     const conv1d_piece *piece = rows->piece;
     const int64_t K = rows->context->problem->sizes.K;
     for (int64_t i = 0; i < K - 1; i++) {
-        const int64_t position = piece->first - (K - 1) + i;
+        const int64_t position = piece->valid_begin - (K - 1) + i;
         float gradient = 0;
         for (int64_t k = 0; k <= i; k++) {
             const int64_t token = i - k;
@@ -613,7 +613,7 @@ static void backward_row(piece_rows *rows, int64_t d, bool last_channel, const f
         totals[k] += v_sum(sums[k]);
     if (cot_is_present(&a->dx))
         compute_dx(rows, d, weight);
-    if (cot_is_present(&a->dinitial_state) && rows->piece->state >= 0 && rows->piece->begin == rows->piece->first)
+    if (cot_is_present(&a->dinitial_state) && rows->piece->state >= 0 && rows->piece->begin == rows->piece->valid_begin)
         compute_dinitial_state(rows, d, weight);
 }
 
@@ -625,7 +625,7 @@ static void zero_gradients(const backward_context *context, const conv1d_piece *
         for (int64_t t = piece->begin; cot_is_present(&a->dx) && t < piece->end; t += CONV1D_PIECE_TOKENS)
             conv1d_scatter(conv1d_element(&a->dx, piece->b, d, t), a->dx.dtype, a->dx.stride[2], zeros,
                            cot_clamp(piece->end - t, 0, CONV1D_PIECE_TOKENS));
-        if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
+        if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->valid_begin)
             for (int64_t i = 0; i < context->problem->sizes.K - 1; i++)
                 conv1d_store(&a->dinitial_state, piece->state, d, i, 0);
     }
@@ -642,7 +642,7 @@ static void backward_block(const backward_context *context, const conv1d_piece *
     rows->dfinal_begin = n;
     rows->fuse = context->fuse && piece->seq_ids == NULL;
     if (cot_is_present(&context->problem->args.dfinal_state) && piece->state >= 0)
-        rows->dfinal_begin = cot_clamp(piece->last - (K - 1) - piece->begin, 0, n);
+        rows->dfinal_begin = cot_clamp(piece->valid_end - (K - 1) - piece->begin, 0, n);
     if (piece->seq_ids != NULL) {
         conv1d_mark_mixed(rows->mixed, piece->seq_ids, n, K);
         conv1d_mark_mixed(rows->mixed_dx, piece->seq_ids + K - 1, n, K);

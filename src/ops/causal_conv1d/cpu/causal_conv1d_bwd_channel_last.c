@@ -4,10 +4,10 @@
  *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
  *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k]          db = sum_t g[t]
  *
- * Items and tiles are those of the forward. One loop down the tokens computes everything. At step i it holds the last K
- * inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. So a piece takes K-1 steps
- * more than it has tokens. The dx that the first K-1 steps complete belong to dinitial_state or to the
- * previous piece.
+ * Items and tiles are those of the forward. One loop over the tokens of a column computes everything. At step i it holds
+ * the last K inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. A piece of n
+ * tokens therefore takes n+K-1 steps. The dx of the first K-1 steps belong to dinitial_state or to the previous
+ * piece.
  *
  * The sums of a tile are added to those of the item, in its column state. causal_conv1d_reduce.h reduces the sums of
  * the items, which are in the workspace. */
@@ -40,6 +40,7 @@ V_INLINE int64_t g_vector(int64_t K)
     return 2 * K;
 }
 
+/* The first vector of the sums. counted: those of the piece's tokens; else those of halo tokens, which are discarded. */
 V_INLINE int64_t sums_vector(int64_t K, bool counted)
 {
     return counted ? 3 * K - 1 : 4 * K;
@@ -357,8 +358,10 @@ typedef struct backward_context {
     const conv1d_backward_problem *problem;
     conv1d_packing packing;
     conv1d_tiling tiling;
-    int64_t items; /* without the items of empty sequences */
-    bool direct_inputs, direct, stream;
+    int64_t items;      /* without the items of empty sequences */
+    bool direct_inputs, /* x and dy are read from the tensors, without staging */
+        direct,         /* dx is written to the tensor, too */
+        stream;         /* dx is stored past the caches */
     float *partials;
 } backward_context;
 
@@ -373,8 +376,7 @@ typedef struct backward_block {
 _Static_assert(sizeof(backward_block) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH,
                "backward_block must fit in the thread's scratch");
 
-/* The steps at which a piece changes what it does. Steps count from the beginning of the piece; step i loads
- * token i. */
+/* The steps at which the work of a step changes. Steps count from the beginning of the piece; step i loads token i. */
 typedef struct backward_steps {
     int64_t n;            /* tokens of the piece; steps below n add to its sums */
     int64_t halo_end;     /* steps from here on have no token */
@@ -382,13 +384,13 @@ typedef struct backward_steps {
     int64_t count;        /* of steps */
 } backward_steps;
 
-/* Do the steps from i to the next change complete dx that is not stored? */
+/* Whether no tensor receives the dx of the steps from i to the next change. */
 static bool discards_dx(const backward_block *block, const conv1d_piece *piece, int64_t i)
 {
     const cot_causal_conv1d_backward_args *a = &block->context->problem->args;
     if (i >= block->context->problem->sizes.K - 1)
         return !cot_is_present(&a->dx);
-    return !cot_is_present(&a->dinitial_state) || piece->state < 0 || piece->begin != piece->first;
+    return !cot_is_present(&a->dinitial_state) || piece->state < 0 || piece->begin != piece->valid_begin;
 }
 
 /* Adds the dfinal_state terms to the dx that steps [i, i+n) left in the buffer, and stores it to dx or to
@@ -398,22 +400,23 @@ static void store_dx(backward_block *block, const conv1d_piece *piece, int64_t i
     const cot_causal_conv1d_backward_args *a = &block->context->problem->args;
     const int64_t K = block->context->problem->sizes.K;
     for (int64_t step = 0; step < n; step++) {
-        const int64_t position = piece->begin + i + step - (K - 1), state_position = position - piece->last + K - 1;
+        const int64_t position = piece->begin + i + step - (K - 1),
+                      state_position = position - piece->valid_end + K - 1;
         const bool is_token = position >= piece->begin;
         float *values = block->dx + step * block->ld;
         if (cot_is_present(&a->dfinal_state) && piece->state >= 0 && state_position >= 0 &&
-            conv1d_piece_same_sequence(piece, K, position, piece->last - 1))
+            conv1d_piece_same_sequence(piece, K, position, piece->valid_end - 1))
             for (int64_t channel = 0; channel < block->channels; channel++)
                 values[channel] += conv1d_load(&a->dfinal_state, piece->state, block->d + channel, state_position);
         if (is_token)
             conv1d_scatter_tile(values, block->ld, &a->dx, piece->b, block->d, block->channels, position, 1);
         else
             conv1d_scatter_tile(values, block->ld, &a->dinitial_state, piece->state, block->d, block->channels,
-                                position - piece->first + K - 1, 1);
+                                position - piece->valid_begin + K - 1, 1);
     }
 }
 
-/* Steps [i, i+n). No change of backward_steps or of `single_sequence` falls between them. */
+/* Steps [i, i+n), which all do the same: next_change and `single_sequence` bound them. */
 static void backward_tile(backward_block *block, const conv1d_piece *piece, const backward_steps *steps, int64_t i,
                           int64_t n, bool single_sequence)
 {
@@ -469,7 +472,7 @@ static void zero_gradients(backward_block *block, const conv1d_piece *piece)
     memset(block->dx, 0, (size_t)block->ld * sizeof *block->dx);
     for (int64_t t = piece->begin; cot_is_present(&a->dx) && t < piece->end; t++)
         conv1d_scatter_tile(block->dx, block->ld, &a->dx, piece->b, block->d, block->channels, t, 1);
-    if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->first)
+    if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->valid_begin)
         for (int64_t i = 0; i < block->context->problem->sizes.K - 1; i++)
             conv1d_scatter_tile(block->dx, block->ld, &a->dinitial_state, piece->state, block->d, block->channels, i,
                                 1);
@@ -504,7 +507,7 @@ static void backward_piece(backward_block *block, const conv1d_piece *piece)
     steps.halo_end = conv1d_halo_end(piece, K) - piece->begin;
     steps.dfinal_begin = steps.n;
     if (cot_is_present(&a->dfinal_state) && piece->state >= 0)
-        steps.dfinal_begin = cot_clamp(piece->last - (K - 1) - piece->begin, 0, steps.n);
+        steps.dfinal_begin = cot_clamp(piece->valid_end - (K - 1) - piece->begin, 0, steps.n);
     for (int64_t i = 0; i < steps.count;) {
         bool single_sequence;
         const bool direct = context->direct && i >= K - 1 && i < steps.dfinal_begin + K - 1;

@@ -20,7 +20,7 @@ typedef struct conv1d_columns {
     char *y;
     int64_t x_stride, y_stride;
     cot_dtype x_dtype, y_dtype;
-    float *column_state; /* 2K vectors a column: weights, bias, K-1 inputs before token 0 (updated); see
+    float *column_state; /* 2K vectors per column: weights, bias, K-1 inputs before token 0 (updated); see
                             conv1d_pack_column */
     bool silu, stream;
     const int32_t *seq_ids; /* NULL, or input i+k contributes to token i only if seq_ids[i+k] == seq_ids[i+K-1] >= 0 */

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * causal_conv1d_pieces.h: divides the tokens of an item into pieces, and says which tokens contribute to which.
  *
- * A piece is a range of tokens of one batch element that a kernel handles at once. Tokens outside of [first, last)
- * never contribute to tokens of the piece. If seq_ids is NULL, all tokens of the piece, and the K-1 tokens on each side
- * that lie in [first, last), are of one sequence (fast path). Else seq_ids[i] is the sequence of token begin-K+1+i.
+ * A piece is a range of tokens [begin, end) of one batch element that a kernel handles at once. Tokens outside of
+ * [valid_begin, valid_end) never contribute to tokens of the piece. If seq_ids is NULL, all tokens of the piece, and the
+ * K-1 tokens on each side that lie in [valid_begin, valid_end), are of one sequence (fast path). Else seq_ids[i] is the
+ * sequence of token begin-K+1+i.
  *
- * With cu_seqlens, pieces end at the ends of sequences in two cases: if there are states, because the states of a
- * sequence must border on a piece; and if sequences are long on average. */
+ * With cu_seqlens, pieces end at the ends of sequences in two cases: if there are states, because a state is loaded at
+ * the first and stored at the last token of a piece; and if sequences are long on average. */
 #ifndef COT_CAUSAL_CONV1D_PIECES_H
 #define COT_CAUSAL_CONV1D_PIECES_H
 
@@ -32,8 +33,8 @@ static inline conv1d_packing conv1d_packing_of(const conv1d_sizes *sizes, const 
 
 typedef struct conv1d_piece {
     int64_t b, begin, end;
-    int64_t first, last;
-    int64_t state; /* first index into the state tensors; -1: the piece has no states */
+    int64_t valid_begin, valid_end;
+    int64_t state; /* index along axis 0 of the state tensors; -1: the piece has no states */
     bool padding;  /* every token is padding */
     /* seq_ids[i] is the sequence of token begin-K+1+i, i <= end-begin+2K-3; negative = padding */
     const int32_t *seq_ids;
@@ -103,11 +104,13 @@ static inline bool conv1d_load_ids(conv1d_piece_iterator *it, int64_t low, int64
     return different == 0 && seq_ids[0] >= 0;
 }
 
+/* Sets piece->seq_ids, unless all tokens are of one sequence, and piece->padding. */
 static inline void conv1d_label_tokens(conv1d_piece_iterator *it, conv1d_piece *piece)
 {
     const int64_t K = it->packing->sizes->K;
     const int64_t begin = piece->begin - (K - 1), end = piece->end + (K - 1);
-    const int64_t low = begin > piece->first ? begin : piece->first, high = end < piece->last ? end : piece->last;
+    const int64_t low = begin > piece->valid_begin ? begin : piece->valid_begin,
+                  high = end < piece->valid_end ? end : piece->valid_end;
     int32_t *seq_ids = it->seq_ids + (low - begin);
     if (conv1d_load_ids(it, low, high, seq_ids))
         return;
@@ -131,8 +134,8 @@ static inline bool conv1d_next_piece(conv1d_piece_iterator *it, conv1d_piece *pi
     *piece = (conv1d_piece){.b = it->b,
                             .begin = it->position,
                             .end = it->position + (left < it->max_tokens ? left : it->max_tokens),
-                            .first = 0,
-                            .last = packing->sizes->T,
+                            .valid_begin = 0,
+                            .valid_end = packing->sizes->T,
                             .state = it->b};
     if (packing->split_at_sequences) {
         const int64_t N = packing->sizes->state_count;
@@ -141,10 +144,10 @@ static inline bool conv1d_next_piece(conv1d_piece_iterator *it, conv1d_piece *pi
         const bool padding = it->sequence == N;
         piece->state = padding ? -1 : it->sequence;
         piece->padding = padding;
-        piece->first = conv1d_index(packing->cu_seqlens, it->sequence);
+        piece->valid_begin = conv1d_index(packing->cu_seqlens, it->sequence);
         if (!padding)
-            piece->last = conv1d_index(packing->cu_seqlens, it->sequence + 1);
-        piece->end = piece->end < piece->last ? piece->end : piece->last;
+            piece->valid_end = conv1d_index(packing->cu_seqlens, it->sequence + 1);
+        piece->end = piece->end < piece->valid_end ? piece->end : piece->valid_end;
     } else if (cot_is_present(packing->seq_idx) || cot_is_present(packing->cu_seqlens)) {
         if (cot_is_present(packing->cu_seqlens))
             piece->state = -1;
@@ -154,7 +157,8 @@ static inline bool conv1d_next_piece(conv1d_piece_iterator *it, conv1d_piece *pi
     return true;
 }
 
-/* Does position `from` contribute to position `to`? Both are within K-1 tokens of the piece, `to` in [first, last). */
+/* Does position `from` contribute to position `to`? Both are within K-1 tokens of the piece, `to` in [valid_begin,
+ * valid_end). */
 static inline bool conv1d_piece_same_sequence(const conv1d_piece *piece, int64_t K, int64_t from, int64_t to)
 {
     if (piece->padding)
@@ -168,7 +172,7 @@ static inline bool conv1d_piece_same_sequence(const conv1d_piece *piece, int64_t
 /* End of the tokens whose z the backward needs for the piece: up to K-1 tokens after the piece. */
 static inline int64_t conv1d_halo_end(const conv1d_piece *piece, int64_t K)
 {
-    return piece->end + K - 1 < piece->last ? piece->end + K - 1 : piece->last;
+    return piece->end + K - 1 < piece->valid_end ? piece->end + K - 1 : piece->valid_end;
 }
 
 #endif

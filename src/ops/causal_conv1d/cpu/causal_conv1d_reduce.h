@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_reduce.h: reduces the partial sums of the items, [parts][K+1][D], to dweight and dbias.
+ * causal_conv1d_reduce.h: reduces the partial sums of the items, [partial_count][K+1][D], to dweight and dbias.
  *
- * The parts are added in a fixed order and in double: so the number of parts costs no accuracy. The pass is short. */
+ * The partial sums are added in a fixed order and in double: so their number costs no accuracy. The pass is short. */
 #ifndef COT_CAUSAL_CONV1D_REDUCE_H
 #define COT_CAUSAL_CONV1D_REDUCE_H
 
 #include "causal_conv1d_stage.h"
 
-/* REDUCE_BLOCK: channels summed at once. Their terms of one part are contiguous, while the parts are far apart in
- * memory. REDUCE_SERIAL_TERMS: fewer terms than this are summed by one item. Waking threads takes 2 us, 50 % of a small
- * backward. */
+/* REDUCE_BLOCK: channels summed at once. Their terms in one partial sum are contiguous, while the partial sums are far
+ * apart in memory. REDUCE_SERIAL_TERMS: fewer terms than this are summed by one thread. Waking threads takes 2 us, 50 %
+ * of a small backward. */
 enum { CONV1D_REDUCE_BLOCK = 512, CONV1D_REDUCE_SERIAL_TERMS = 65536 };
 
 typedef struct conv1d_reduction {
     const conv1d_backward_problem *problem;
     const float *partials;
-    int64_t parts;
-    int64_t sums_per_item; /* an item computes these; a sum is one tap, or the bias, of a block of channels */
+    int64_t partial_count; /* partial sums per channel: groups * parts of the tiling */
+    int64_t sums_per_item; /* an item of the reduction computes these; a sum is one tap, or the bias, of a block */
 } conv1d_reduction;
 
 static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, bool accumulate, double value)
@@ -36,8 +36,8 @@ static inline void conv1d_reduce_block(const conv1d_reduction *reduction, int64_
     if (!cot_is_present(out))
         return;
     double sums[CONV1D_REDUCE_BLOCK] = {0};
-    for (int64_t part = 0; part < reduction->parts; part++) {
-        const float *terms = reduction->partials + (part * (K + 1) + k) * D + begin;
+    for (int64_t partial = 0; partial < reduction->partial_count; partial++) {
+        const float *terms = reduction->partials + (partial * (K + 1) + k) * D + begin;
         for (int64_t i = 0; i < n; i++)
             sums[i] += (double)terms[i];
     }
@@ -56,13 +56,13 @@ static void conv1d_reduce_item(void *argument, int64_t item)
 }
 
 static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem *problem, const float *partials,
-                                 int64_t parts)
+                                 int64_t partial_count)
 {
     if (!cot_is_present(&problem->args.dweight) && !cot_is_present(&problem->args.dbias))
         return;
     const int64_t D = problem->sizes.D, sums = (problem->sizes.K + 1) * cot_ceil_div(D, CONV1D_REDUCE_BLOCK);
-    const bool serial = (double)parts * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_SERIAL_TERMS;
-    conv1d_reduction reduction = {problem, partials, parts, serial ? sums : 1};
+    const bool serial = (double)partial_count * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_SERIAL_TERMS;
+    conv1d_reduction reduction = {problem, partials, partial_count, serial ? sums : 1};
     cot_parallel(queue, serial && sums > 0 ? 1 : sums, conv1d_reduce_item, &reduction);
 }
 

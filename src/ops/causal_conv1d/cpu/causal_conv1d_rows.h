@@ -214,7 +214,7 @@ static inline void conv1d_stage_weights(float *rows, const cot_tensor *weight, c
 static inline int64_t conv1d_head_length(const conv1d_piece *piece, int64_t K)
 {
     const int64_t n = piece->end - piece->begin;
-    if (piece->begin - (K - 1) >= piece->first)
+    if (piece->begin - (K - 1) >= piece->valid_begin)
         return 0;
     return n < CONV1D_MIXED_BLOCK ? n : CONV1D_MIXED_BLOCK;
 }
@@ -224,9 +224,9 @@ static inline void conv1d_stage_inputs(const conv1d_piece *piece, const cot_tens
                                        int64_t K, int64_t d, int64_t end, float *to)
 {
     int64_t position = piece->begin - (K - 1);
-    for (; position < piece->first; position++)
+    for (; position < piece->valid_begin; position++)
         *to++ = cot_is_present(initial_state) && piece->state >= 0
-                    ? conv1d_load(initial_state, piece->state, d, position - piece->first + K - 1)
+                    ? conv1d_load(initial_state, piece->state, d, position - piece->valid_begin + K - 1)
                     : 0;
     conv1d_gather(to, conv1d_element(x, piece->b, d, position), x->dtype, x->stride[2], end - position);
 }

@@ -129,8 +129,8 @@ static inline void conv1d_pack_history(float *column_state, int64_t vector_count
                                        int64_t n)
 {
     for (int64_t vector = K + 1; vector < 2 * K; vector++) {
-        const int64_t position = piece->begin - 2 * K + vector, state_position = position - piece->first + K - 1;
-        if (position >= piece->first)
+        const int64_t position = piece->begin - 2 * K + vector, state_position = position - piece->valid_begin + K - 1;
+        if (position >= piece->valid_begin)
             conv1d_pack_column(column_state, vector_count, vector, conv1d_element(x, piece->b, d, position), x->dtype,
                                x->stride[1], n);
         else if (cot_is_present(initial_state) && piece->state >= 0)
@@ -147,8 +147,8 @@ V_INLINE bool conv1d_contiguous_channels(const cot_tensor *tensor)
     return tensor->stride[1] == 1 || tensor->shape[1] == 1;
 }
 
-/* Can every token be stored with streaming stores? Tokens of 2-byte elements are not streamed: those kernels already
- * take as long as the memory does, and the copy through the run buffers would add to that. */
+/* Can every token be stored with streaming stores? Tokens of 2-byte elements are not streamed: the arithmetic of
+ * those kernels already takes as long as the memory transfers, and copying through the run buffers would add to it. */
 static inline bool conv1d_streamable_tokens(const cot_tensor *tensor)
 {
     if (tensor->dtype != COT_F32)

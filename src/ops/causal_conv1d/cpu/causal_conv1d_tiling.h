@@ -31,15 +31,15 @@ enum {
  * Only filters of K <= 4 have items of CONV1D_WIDE_ITEM_CHANNELS (conv1d_item_channels). */
 enum {
     CONV1D_STAGED_TILE = 4 * (CONV1D_WIDE_ITEM_CHANNELS + 16), /* a tile that passes through a buffer */
-    CONV1D_COLUMN_STATE = 8 * CONV1D_WIDE_ITEM_CHANNELS,       /* 2K vectors a column, see conv1d_pack_column */
+    CONV1D_COLUMN_STATE = 8 * CONV1D_WIDE_ITEM_CHANNELS,       /* 2K vectors per column, see conv1d_pack_column */
     CONV1D_BWD_COLUMN_STATE = 21 * CONV1D_WIDE_ITEM_CHANNELS,  /* 5K+1 vectors */
     CONV1D_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_COLUMN_STATE + 2 * CONV1D_STAGED_TILE) + 256,
     CONV1D_BWD_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_BWD_COLUMN_STATE + 3 * CONV1D_STAGED_TILE) + 256
 };
 
 /* An item is `group` batch elements x `part` tokens x `block` channels. groups, parts and blocks count the items along
- * each axis; the last item of an axis may be smaller. docs/kernels/causal_conv1d_cpu.md shows how items are divided
- * further. */
+ * each axis; the last item of an axis may be smaller. Kernels divide an item into pieces, and a piece into rows
+ * or tiles: docs/kernels/causal_conv1d_cpu.md. */
 typedef struct conv1d_tiling {
     int64_t group, part, block;
     int64_t groups, parts, blocks;
@@ -105,7 +105,7 @@ static inline conv1d_tiling conv1d_tiling_channel_last(const conv1d_sizes *sizes
     return tiling;
 }
 
-/* The ranges of a work item. `partial_index` is its first index into the partial sums below. */
+/* The ranges of a work item. `partial_index` is its index along axis 0 of the partial sums below. */
 typedef struct conv1d_item {
     int64_t b_begin, b_end, t_begin, t_end, d_begin, d_end, partial_index;
 } conv1d_item;
