@@ -4,21 +4,21 @@
  *
  * Symbols: B batch, Tq queries and Tk keys of a sequence, H query heads, Hkv key-value heads (H is a multiple of Hkv:
  * query head h reads key-value head h / (H/Hkv)), d the size of a query and of a key, dv the size of a value. For query
- * i and key j of one sequence and head, with off = (number of its keys) - (number of its queries):
+ * i and key j of one sequence and head, with off = (keys of the sequence) - (queries of the sequence):
  *
  *     x = scale * sum_c q[i,c] * k[j,c];    with softcap: y = softcap * tanh(x / softcap), else y = x
  *     s = y - alibi_slopes[h] * |i + off - j| + bias[i,j]
  *     s = -inf unless j is visible:  i + off - window_left <= j <= i + off + window_right;  causal: j <= i + off
  *     lse[i] = log(sum_j exp(s[j]) + exp(sink[h]))              natural logarithm; without sink that term is absent
  *     P[j] = exp(s[j] - lse[i]);    out[i] = sum_j P[j] * m[i,j] / keep * v[j]
- *     m / keep: dropout, see below; without dropout 1
+ *     m[i,j] / keep: the dropout factor, see below; 1 without dropout
  *
- * A row whose largest score is far from 0 loses precision. lse is a float32, and P has a relative error of up to
- * |lse| 2^-24. A bias that is used as a mask should be -inf. With a bias of -1e9 for each visible key of a row, the
- * backward computes P = 1 for each of these keys.
+ * The larger |lse| is, the less precise P is: lse is a float32, so P has a relative error of up to |lse| 2^-24. A bias
+ * that is used as a mask should be -inf. With a bias of -1e9 for each visible key of a row, the backward computes P = 1
+ * for each of these keys.
  *
  * Causal masks and windows are aligned to the lower right corner, where the last query meets the last key.
- * A query without a visible key gets out = 0 and lse = sink, or lse = -inf without a sink.
+ * A query without a visible key gets out = 0 and lse = sink[h], or lse = -inf without a sink.
  *
  * Shapes: q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,dv], out [B,Tq,H,dv], lse [B,H,Tq]. Strides are arbitrary. Fast
  * kernels need the last axis of q, k, v, out and their gradients to be contiguous.
@@ -26,8 +26,8 @@
  * q [total_q,H,d], k [total_k,Hkv,d], v and out; lse is [H,total_q]. cu_seqlens starts at 0, never decreases and ends
  * at total at most. A sequence may be empty. max_seqlen_q and max_seqlen_k are at least the lengths of the longest
  * sequence. Rows beyond the last sequence are treated as rows beyond seqused.
- * seqused_q, seqused_k (i32 [B]) limit each sequence to its first queries and keys; off is their difference. Queries
- * beyond seqused_q get out = 0, lse = -inf and no gradient. Keys beyond seqused_k get gradients of 0.
+ * seqused_q, seqused_k (i32 [B]) limit each sequence to its first queries and keys; off is then the difference of these
+ * numbers. Queries beyond seqused_q get out = 0, lse = -inf and no gradient. Keys beyond seqused_k get gradients of 0.
  *
  * Dtypes: q, k, v and dout have one dtype, f32, f16 or bf16. out, dq, dk and dv have q's dtype, or f32 (for blocks that
  * are merged or summed later). lse, dlse and delta are f32. sink, alibi_slopes, bias and their gradients may each be
@@ -64,7 +64,9 @@
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, options out of
  * range or in conflict), COT_INVALID_SHAPE (sizes that do not match, H not a multiple of Hkv), COT_INVALID_DTYPE,
  * COT_INVALID_LAYOUT (misaligned data, output with repeated elements, overlap), COT_INVALID_DATA (cu_seqlens, seqused),
- * COT_UNSUPPORTED (a forced kernel does not support the arguments), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY.
+ * COT_UNSUPPORTED (no kernel of the backend supports the arguments, for example f64, or d or dv above 256, on a GPU; or
+ * the forced kernel does not), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY; on a GPU also COT_WOULD_ALLOCATE and
+ * COT_DEVICE_ERROR.
  */
 #ifndef COTANGENT_ATTENTION_H
 #define COTANGENT_ATTENTION_H

@@ -31,8 +31,9 @@
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, activation,
  * accumulate), COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, output with repeated
- * elements, overlap), COT_UNSUPPORTED (a forced kernel does not support the arguments), COT_WORKSPACE_TOO_SMALL,
- * COT_OUT_OF_MEMORY.
+ * elements, overlap), COT_UNSUPPORTED (no kernel of the backend supports the arguments, for example f64 on a GPU; or
+ * the forced kernel does not), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY; on a GPU also COT_WOULD_ALLOCATE and
+ * COT_DEVICE_ERROR.
  */
 #ifndef COTANGENT_CAUSAL_CONV1D_DENSE_H
 #define COTANGENT_CAUSAL_CONV1D_DENSE_H

@@ -44,7 +44,8 @@
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, activation, p
  * outside [0,1] or NaN, scale, accumulate, mask together with mask_bits), COT_INVALID_SHAPE, COT_INVALID_DTYPE,
  * COT_INVALID_LAYOUT (misaligned data, output with repeated elements, overlap), COT_UNSUPPORTED (f64 on a GPU, or a
- * forced kernel does not support the arguments), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY.
+ * forced kernel does not support the arguments), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY; on a GPU also
+ * COT_WOULD_ALLOCATE and COT_DEVICE_ERROR.
  */
 #ifndef COTANGENT_DROPOUT_H
 #define COTANGENT_DROPOUT_H

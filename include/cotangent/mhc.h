@@ -33,7 +33,7 @@
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, an option out of
  * its range), COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, output with repeated elements,
  * overlap), COT_UNSUPPORTED (on a GPU f64, or n or B*T above the limit; a forced kernel does not support the call),
- * COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY.
+ * COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY; on a GPU also COT_WOULD_ALLOCATE and COT_DEVICE_ERROR.
  */
 #ifndef COTANGENT_MHC_H
 #define COTANGENT_MHC_H
