@@ -15,19 +15,22 @@
  *   barrier         arrivals (bytes)        phase ends when                       who waits
  *   kv full         1 (K and V)             K and V are loaded                    consumers, dQ: once
  *   q full          1 (Q, lse_log2)         a tile of Q is loaded                 consumers
- *   q empty         8: one a consumer warp  dK no longer reads it                 producer
+ *   q empty         8: 1 per consumer warp  the dK product has read Q             producer
  *   dout full       1 (dO, D)               a tile of dO is loaded                consumers
- *   dout empty      8: one a consumer warp  dV no longer reads it                 producer
- *   ds full         8: one a consumer warp  both halves of dS are stored          dQ
- *   ds empty        4: one a warp of dQ     dQ no longer reads it                 consumers
- *   dq full         4: one a warp of dQ     a slice of dQ is staged               the stage's dq_writer
- *   dq empty        1                       the slice has been read               dQ
+ *   dout empty      8: 1 per consumer warp  the dV product has read dO            producer
+ *   ds full         8: 1 per consumer warp  both halves of dS are stored          dQ
+ *   ds empty        4: 1 per dQ warp        the dQ product has read dS            consumers
+ *   dq full         4: 1 per dQ warp        a slice of dQ is staged               the stage's dq_writer
+ *   dq empty        1                       the dq_writer has read the slice      dQ
  *   uncleared full  1 (the tile)            a tile that needs clearing is loaded  producer
  *
- * A consumer's step j. No wgmma is in flight at its start and at its end:
- *   issue S_j and dK += dS_(j-1) Q_(j-1) | wait S: P | wait dK: release Q_(j-1), pack P
- *   issue dP_j and dV += P_j dO_j        | wait dP: dS, store it for dQ | wait dV: release dO_j, pack dS
- * Values in shared memory that are needed after a wait are loaded before it.
+ * Step j of a consumer. No wgmma is in flight at its start or at its end:
+ *   1. issue S_j and dK += dS_(j-1) Q_(j-1)
+ *   2. wait for S, compute P; wait for dK, release Q_(j-1), pack P
+ *   3. issue dP_j and dV += P_j dO_j
+ *   4. wait for dP, compute dS and store it for dQ; wait for dV, release dO_j, pack dS
+ * The arithmetic after a wait reads lse_log2 and D. As many of them as the registers hold are loaded before
+ * the wait.
  *
  * Deterministic mode: the blocks add to a slice of dQ in ascending order of their keys. A semaphore for each slice
  * counts the blocks that have added. A block waits only for blocks of lower blockIdx.x. This wait relies on thread
@@ -48,8 +51,8 @@
 
 #include "../../../cuda/device/mma.cuh"
 
-/* Registers of a thread. At launch each thread has 128: 4 x 128 = 512 for one thread of each warpgroup. setmaxnreg
- * changes this to 32 + 64 + 2 x 208 = 512. */
+/* Registers per thread. At launch each of the 4 warpgroups has 128, 512 in total. setmaxnreg divides them anew:
+ * 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 
 template <int D> struct shared_storage {
@@ -352,7 +355,7 @@ static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c,
 {
     const attention_bwd_softcap &cap = c.cap;
     const float2 *lse_pairs = (const float2 *)lse_log2;
-    float2 next[2] = {pair0, pair1}; /* loaded one step ahead: the compiler does not move loads above stores */
+    float2 next[2] = {pair0, pair1}; /* loaded one iteration ahead: the compiler does not move loads above stores */
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const float2 now[2] = {next[0], next[1]};
@@ -445,7 +448,7 @@ template <typename E> static __device__ __forceinline__ uint32_t pack_pair_volat
 }
 
 /* Whether this consumer skips a tile because all of its scores are masked. The warp vote shows ptxas that the result is
- * uniform. Without windows at most one tile of a block could be skipped, which does not pay for a test of each tile. */
+ * uniform. Without windows at most one tile of a block could be skipped, and the test of each tile would cost more. */
 template <bool GENERAL>
 static __device__ __forceinline__ bool is_skipped(const attention_work &w, int tile, int key_begin)
 {
@@ -474,9 +477,9 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
                                                      int tile, int &half, int lane_column, uint32_t ds_fragments,
                                                      float (&dk)[D / 2], float (&dv)[D / 2], uint32_t (&packed)[16])
 {
-    /* Whether the upper bytes of P times the slope are in the buffer of dS until dS replaces them. */
+    /* P times the slope has its upper two bytes in the dS buffer of this stage, until dS overwrites them. */
     constexpr bool P_SLOPE_IN_SHARED = SOFTCAP && D > 64;
-    /* Pairs of lse_log2 and of D that are loaded before the waits. Registers limit them. */
+    /* Pairs of lse_log2 and of D that are loaded before the waits. The number of registers limits them. */
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && D > 64) ? 2 : 4,
                   DELTA_PRELOADS = P_SLOPE_IN_SHARED ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * half;
@@ -590,8 +593,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     return skip;
 }
 
-/* Step n of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup finds by itself
- * (fully_masked) that this half has no dS. */
+/* Step n of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup evaluates
+ * fully_masked itself, and so leaves out this half of dS. */
 template <int D> static __device__ __forceinline__ void skip_step(shared_storage<D> &s, uint32_t n)
 {
     const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;

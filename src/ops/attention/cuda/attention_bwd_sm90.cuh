@@ -25,7 +25,7 @@ struct attention_work {
     int b, kv_head, first_head, heads, first_key, tile_begin, tile_end;
     /* Only if GENERAL: the block's sequence, as rows of the tensors' views. */
     int q_row, used_q, k_row, k_rows, used_k;
-    int window_first, window_last;      /* query i attends to keys window_first + i .. window_last + i */
+    int window_first, window_last;      /* offsets: query i attends to keys i + window_first .. i + window_last */
     int statistics_row, tiles_per_head; /* first row of lse_log2 for this sequence, rows of one head */
 };
 
@@ -146,8 +146,8 @@ static __device__ __forceinline__ bool needs_mask(const attention_bwd_call &c, i
     return (c.causal && key_begin + 63 > diagonal) || key_begin + 63 >= (int)c.Tk;
 }
 
-/* Sets masked scores to the infinity that makes P = 0. `key` is the key of this thread's even accumulator pairs. Odd
- * pairs are key + 8. */
+/* Sets masked scores to -inf, or to +inf if the scale is negative, so that P = 0. `key` is the key of this thread's
+ * even accumulator pairs. Odd pairs are key + 8. */
 static __device__ __forceinline__ void apply_mask(const attention_bwd_call &c, int tile, int key, float (&scores)[32])
 {
     const int diagonal = tile * QUERIES + (int)c.diagonal, Tk = (int)c.Tk;
@@ -162,12 +162,13 @@ static __device__ __forceinline__ void apply_mask(const attention_bwd_call &c, i
 
 static __device__ __forceinline__ bool needs_mask_general(const attention_work &w, int tile, int key_begin)
 {
-    const int window_first = tile * QUERIES + w.window_first,
-              window_last = tile * QUERIES + w.window_last; /* of the tile's first query */
+    /* The first and the last key that the tile's first query attends to. */
+    const int first_visible = tile * QUERIES + w.window_first, last_visible = tile * QUERIES + w.window_last;
     const int key_last = key_begin + 63;
-    return key_last > window_last || key_begin < window_first + QUERIES - 1 || key_last >= w.used_k;
+    return key_last > last_visible || key_begin < first_visible + QUERIES - 1 || key_last >= w.used_k;
 }
 
+/* Whether accumulator i is masked. `key` as in apply_mask. */
 static __device__ __forceinline__ bool is_masked(const attention_work &w, int tile, int key, int i)
 {
     const int query = tile * QUERIES + 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, score_key = key + 8 * (i / 2 % 2);

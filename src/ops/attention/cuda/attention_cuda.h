@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* How the backward for Hopper divides the work: a block takes 128 keys, 64 for each of its two consumer warpgroups, and
- * loops over tiles of 64 queries. */
+ * loops over tiles of 64 queries. Above 128 columns, a cluster of two blocks takes the 128 keys. */
 enum {
     ATTENTION_QUERIES = 64,
     ATTENTION_KEYS = 128,
@@ -21,8 +21,8 @@ enum {
     ATTENTION_DQ_SLICE = 4096     /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
 
-/* attention_bwd_cluster_sm90.cu: bytes of shared memory. For each 64 columns K, the peer's K, V, stages of Q and dO; stages
- * of dS and dQ; statistics, low bits of P, barriers. */
+/* attention_bwd_cluster_sm90.cu: bytes of shared memory. In slices of 64 columns: K, the peer's K, V, stages of Q and
+ * dO. Also stages of dS and dQ; statistics, low bits of P, barriers. */
 #define ATTENTION_CLUSTER_SHARED_BYTES(d, dv)                                                                 \
     (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((dv) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
      256 * 4 + 512 * ((d) <= 192 ? 2 : 1) + 512)
@@ -55,12 +55,12 @@ typedef struct attention_array {
 /* A sequence, with its lengths clamped. attention_scheduler_sm90.cu writes these entries. */
 typedef struct attention_seqlen_info {
     int32_t first_tile, first_block; /* query tiles and key blocks of earlier sequences, for one head */
-    int32_t q_row, q_rows, used_q;   /* rows of the tensors' views; used: those that count (seqused) */
+    int32_t q_row, q_rows, used_q;   /* rows of the tensors' views; used: limited by seqused */
     int32_t k_row, k_rows, used_k;
     int64_t diagonal; /* query i's diagonal key is i + diagonal */
 } attention_seqlen_info;
 
-/* Arguments of attention_scheduler_sm90.cu: where sequences are, and how tiles are handed out. */
+/* Arguments of attention_scheduler_sm90.cu: where sequences are, and how tiles are scheduled. */
 typedef struct attention_scheduler {
     int64_t q_begin, q_length, k_begin, k_length;
     int32_t B, packed;
@@ -125,8 +125,8 @@ typedef struct attention_bwd_call {
     /* Workspace, by sequence and head. */
     float *lse_log2;        /* [tiles * 64] lse log2(e) - p_scale_log2; inf for queries without gradient and after Tq */
     float *row_delta;       /* [tiles * 64] D times dp_scale, 0 after Tq */
-    float *dq_accum;        /* [tiles][d/64][ATTENTION_DQ_SLICE] */
-    uint32_t *dq_semaphore; /* [tiles][d/64] number of blocks that have added to a slice */
+    float *dq_accum;        /* [tiles][columns of a tile / 64][ATTENTION_DQ_SLICE] */
+    uint32_t *dq_semaphore; /* [tiles][columns of a tile / 64] number of blocks that have added to a slice */
 } attention_bwd_call;
 
 typedef struct attention_fwd_call {
