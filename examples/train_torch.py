@@ -5,7 +5,7 @@
 Each layer has a causal convolution or attention, then dropout, and a hyper-connection to the residual streams. Usage:
 
     train_torch.py                                 # trains a model and prints a sample
-    train_torch.py --compare curve.svg             # both kinds of ops, three seeds each: losses, speed, a picture
+    train_torch.py --compare curve.svg             # both kinds of ops, three seeds each: losses, speed, gnuplot picture
     torchrun --nproc-per-node 2 train_torch.py     # batches divided among processes: gloo on CPUs, NCCL on GPUs
 
 Text: --text FILES, by default the licences of /usr/share/common-licenses and the documents and sources of this tree.
@@ -31,7 +31,7 @@ import cotangent
 
 
 class TorchOps:
-    """The library's ops, computed by PyTorch."""
+    """The same functions as CotangentOps, in plain PyTorch."""
 
     @staticmethod
     def convolution(x, weight, bias):
@@ -88,7 +88,8 @@ class CotangentOps:
 
 
 def ops_for(name, device):
-    """The class of ops. If no kernel of the device supports attention, it has PyTorch's attention, and prints this."""
+    """The class of ops. If no kernel of the device supports attention, the class has PyTorch's attention, and this is
+    printed."""
     if name == "torch":
         return TorchOps
     try:

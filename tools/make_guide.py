@@ -25,7 +25,7 @@ NAVIGATION = [
     ("All pages", "docs/README.md"),
     ("Guide", [("Getting started", "docs/guide/getting_started.md"), ("C", "docs/guide/c.md"),
                ("PyTorch", "docs/guide/python.md"), ("PyTorch reference", "docs/guide/python_reference.md"),
-               ("Several GPUs", "docs/guide/many_gpus.md"), ("Command line", "docs/guide/command_line.md"),
+               ("Many GPUs", "docs/guide/many_gpus.md"), ("Command line", "docs/guide/command_line.md"),
                ("Installing", "docs/guide/install.md"), ("Reproducibility", "docs/guide/reproducibility.md"),
                ("Errors", "docs/guide/errors.md")]),
     ("Benchmarks", "docs/benchmarks"),

@@ -416,8 +416,8 @@ MEMORY_BOUND = """This op is memory-bound. *MB* is the minimum traffic: each inp
 that number over the time. *Of copy* is that rate divided by the rate of the best copy of the same number of bytes in the same run.
 The line in a picture is this copy."""
 CYCLES = " *Cycles / 16* are core cycles of all threads for 16 elements of x."
-PRODUCTS = """*Of products* is the rate divided by the rate of matrix products alone,
-measured in the same run and under the same load."""
+PRODUCTS = """*Of products* is the rate of the call divided by that of matrix
+products alone, measured in the same run and under the same load."""
 # Pages: title, ops, text. An op that is on none of these pages gets a page with the text for a memory-bound op.
 PAGES = {
     "attention": ("attention", ["attention"], """## How to read
@@ -427,11 +427,14 @@ FlashAttention papers do. All kernels of a call are timed. Every GPU case has 16
 except under "Other shapes and options".
 
 Times for T >= 4096 are sustained: the second half of three seconds of load. Shorter cases run in rounds of 8 ms. *Burst* is one
-call after idleness. """ + PRODUCTS + """
+call on an idle GPU. """ + PRODUCTS + """
 
-*cotangent* adds the parts of dQ in a fixed order: the same bits on every run. *cotangent, any order* sets
-`allow_nondeterminism`. FlashAttention-4 adds in any order unless it says deterministic. A ratio above 1 means that cotangent is
-faster. On CPUs, TFLOP/s count only the query-key pairs inside the mask.
+The backward has two modes. The deterministic mode adds the parts of dQ in a fixed order and gives the same bits on every run. The
+other mode adds them in any order. *cotangent* runs the deterministic mode, its default. *cotangent, any order* sets
+`allow_nondeterminism` (Python: `deterministic=False`). *FlashAttention-4* adds in any order, its default, and *FlashAttention-4
+deterministic* in a fixed order.
+
+A ratio above 1 means that cotangent is faster. On CPUs, TFLOP/s count only the query-key pairs inside the mask.
 
 FlashAttention-3 was not measured: its package was not installed on these machines. `tools/peers/attention.py` also times it if
 `flash_attn_interface` can be imported.
@@ -444,7 +447,7 @@ weights have the dtype of x. The CUDA package causal_conv1d was not installed on
 [tools/peers/causal_conv1d.py](../../tools/peers/causal_conv1d.py) times it where it is installed. *Update* is a decoding step."""),
     "causal_conv1d_dense": ("causal_conv1d_dense", ["causal_conv1d_dense"],
                             """This op is compute-bound. A GPU's times are sustained where *burst ms* is given: the second half of three
-seconds of load. *Burst* is one call after idleness. """ + PRODUCTS + " The line in a picture is this rate."),
+seconds of load. *Burst* is one call on an idle GPU. """ + PRODUCTS + " The line in a picture is this rate."),
     "dropout": ("dropout", ["dropout"], MEMORY_BOUND + CYCLES + """
 
 *drawn* generates the mask from the seed, *mask* reads or writes a mask of one byte for each element, *mask_bits* of one bit. Peers are the same
@@ -466,7 +469,7 @@ device and op, and draws the pictures.
   takes part too. A time is the median of the rounds. Inputs rotate through more memory than the caches hold.
 - On a GPU, one round repeats a kernel for about 8 ms in one CUDA graph. A compute-bound kernel then runs alone for three seconds,
   because a GPU lowers its clock under load. *ms* is the time of one call in the second half of this period (sustained). *Burst* is
-  one call after idleness.
+  one call on an idle GPU.
 - A peer is another library that runs the same case, through [tools/peers](../../tools/peers) on the same device. If the peer's process
   also ran our kernels, both times of a ratio are from that process. Otherwise they are from two processes.
 
@@ -477,11 +480,11 @@ device and op, and draws the pictures.
 | MB | minimum traffic: each input read once, each output written once |
 | ms | time of one call, with all its kernels |
 | TB/s, GB/s | minimum traffic over the time |
-| of copy | that rate over the best copy of the same number of bytes in the same run; far above 1: the copy was slow in that run, compare TB/s with other rows |
+| of copy | that rate over the best copy of the same number of bytes in the same run. If it is far above 1, the copy was slow in that run: compare the TB/s of rows instead |
 | TFLOP/s | arithmetic of the formula over the time; the attention page says how it counts |
 | of products | that rate over matrix products alone, in the same run and under the same load |
 | cycles / 16 | core cycles, summed over the threads, for 16 elements of x |
-| burst ms | time of one call after idleness |
+| burst ms | time of one call on an idle GPU |
 | SM MHz, W, pJ/FLOP | clock, power and energy for each operation, during the sustained time |
 | least | lowest ratio of all cases |
 | errors > 1, errors < 0.1 | elements whose absolute error is above 1, or below 0.1 |
@@ -489,7 +492,7 @@ device and op, and draws the pictures.
 Case names are those of the headers: B batch, T length (of queries / of keys), D channels, H heads (of queries / of keys), d head
 dimension (of keys / of values), K filter width, n streams, R rows (mhc_sinkhorn: iterations).
 
-A *+* after a commit means: with uncommitted changes.
+A commit that ends in *+* had uncommitted changes.
 
 | option | meaning |
 |---|---|

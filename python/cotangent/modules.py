@@ -19,8 +19,8 @@ class CausalConv1d(nn.Module):
     """cotangent.causal_conv1d with its weight [channels, width] and bias [channels].
 
     With channel_last=True input and output are [B,T,D], without a copy. Parameters are initialised as those of
-    torch.nn.Conv1d with groups=channels. A state_dict of such a module can be loaded: a weight [D,1,K] is read as
-    [D,K]."""
+    torch.nn.Conv1d with groups=channels. load_state_dict also takes the state of such a Conv1d: a weight [D,1,K]
+    becomes [D,K]."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class CausalConv1d(nn.Module):
 
     def forward(self, x: Tensor, **options: Any) -> Any:
         """x [B,D,T], or [B,T,D] with channel_last. options: initial_state, seq_idx, cu_seqlens and return_final_state
-        of causal_conv1d."""
+        of causal_conv1d. States are [B,D,K-1], also with channel_last."""
         if self.channel_last:
             need_tensors("CausalConv1d", x=x)
             if x.dim() != 3:
@@ -105,10 +105,11 @@ class BiasDropoutResidual(nn.Module):
 class HyperConnection(nn.Module):
     """Connects a layer to n residual streams: x -> post(x, layer(pre(x))), x [B,T,n,D].
 
-    layer is any module from [B,T,D] to [B,T,D]. forward passes further arguments to it. If it returns a tuple, forward
-    returns the rest of the tuple too. `expand` makes the n streams as copies of the input; `reduce` sums them at the
-    end. Parameters (float32): phi [n*n+2n, n*D], alpha [3], bias [n*n+2n], gamma [n,D]. Initially every stream goes
-    into the layer with weight 1/n, the result goes to every stream with weight 1, and the streams do not mix."""
+    layer is any module from [B,T,D] to [B,T,D]. forward passes further arguments to it. If the layer returns a tuple,
+    forward returns (streams, rest of the tuple...). Before the first block, `expand` makes the n streams as copies of
+    the input. After the last block, `reduce` sums them. Parameters (float32): phi [n*n+2n, n*D], alpha [3],
+    bias [n*n+2n], gamma [n,D]. At initialisation the input of the layer is about the mean of the streams, the layer's
+    result is added to every stream with a weight of about 1, and the streams almost do not mix."""
 
     def __init__(
         self, layer: nn.Module, dim: int, streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None
@@ -157,10 +158,10 @@ class HyperConnection(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention (causal by default) with its projections: x [B,T,D] -> [B,T,D].
+    """Self-attention (causal by default) with its projections and without position encoding: x [B,T,D] -> [B,T,D].
 
     It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). sink=True
-    learns an additional logit for each head. causal, window, softcap and dropout_p are those of cotangent.attention."""
+    adds a learned logit for each head. causal, window, softcap and dropout_p are those of cotangent.attention."""
 
     def __init__(
         self,

@@ -2,8 +2,9 @@
 """Functions with the names and signatures of other packages: causal_conv1d, flash_attn (version 2),
 flash_attn_interface (version 3), and PyTorch's scaled_dot_product_attention.
 
-For models that import those packages. After install(), `import causal_conv1d`, `import flash_attn` and
-`import flash_attn_interface` find this package. Call install() before you import the model."""
+Call install() before you import a model that imports these packages: `import causal_conv1d`, `import flash_attn` and
+`import flash_attn_interface` then find this package. install() does not change torch: call
+cotangent.compat.sdpa.scaled_dot_product_attention where the model calls PyTorch's function."""
 from __future__ import annotations
 
 import importlib.metadata
@@ -62,7 +63,7 @@ _finder = _Finder()
 def install() -> None:
     """From now on `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface` import the modules of
     this package, even if the real packages are installed. Modules that have already imported the real ones keep
-    them."""
+    them. Other submodules, for example flash_attn.layers, cannot be imported."""
     if _replaced:
         return
     for name, source in _MODULES.items():
@@ -80,7 +81,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Reverts install()."""
+    """Reverts install(). Modules that have imported these modules keep them."""
     for name, module in _replaced.items():
         sys.modules.pop(name, None)
         if module is not None:

@@ -25,8 +25,9 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Optional[Tensor] = None
 ) -> "Tuple[Tensor, Tensor, Tensor, int, Tensor]":
-    """Packs [B,T,...] by a mask [B,T]. Returns (tokens [total,...], their indices in B*T, cu_seqlens int32 [B+1], the
-    longest length, the number of tokens of each sequence without those of unused_mask int32 [B])."""
+    """Packs the tokens of [B,T,...] where attention_mask [B,T] or unused_mask is 1. Returns (tokens [total,...], their
+    indices in B*T, cu_seqlens int32 [B+1], the longest length, used int32 [B]). used counts the tokens of
+    attention_mask in each sequence."""
     taken = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = taken.sum(-1, dtype=torch.int32)
     indices = taken.flatten().nonzero().flatten()

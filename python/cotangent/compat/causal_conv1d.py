@@ -25,8 +25,8 @@ def causal_conv1d_fn(
     activation: Optional[str] = None,
 ) -> Any:
     """x [B,D,T], weight [D,K], bias [D], seq_idx [B,T], initial_states [B,D,K-1]. Returns out like x, or with
-    return_final_states (out, final_states). A given final_states_out is overwritten in place by a torch op: it is the
-    returned tensor and has the gradient. See cotangent.causal_conv1d."""
+    return_final_states (out, final_states). If final_states_out is given, the states are copied to it by a torch op. It
+    is then the returned tensor, and gradients flow through it. See cotangent.causal_conv1d."""
     try:
         result = causal_conv1d(
             x, weight, bias, activation, initial_state=initial_states, seq_idx=seq_idx, return_final_state=return_final_states

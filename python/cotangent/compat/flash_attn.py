@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the package flash_attn, version 2, with its signatures and semantics, for any head size.
+"""The functions of the package flash_attn, version 2, with its signatures and semantics, for any head size (on a GPU up
+to 256).
 
-Shapes: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]; packed qkv [B,T,3,H,d], kv [B,Tk,2,Hkv,d]; varlen without B. With
-return_attn_probs the result is (out, softmax_lse, None): probabilities are never stored. Dropout masks follow the
-library's rule, so they differ from those of flash_attn. `deterministic` is accepted and has no effect: results are
-always deterministic. cotangent.attention(..., deterministic=False) has a faster backward."""
+Shapes: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]; packed qkv [B,T,3,H,d], kv [B,Tk,2,Hkv,d]. The varlen functions have one
+axis of all rows instead of B and T, for example q [total_q,H,d]. With return_attn_probs the result is
+(out, softmax_lse, None): probabilities are never stored. Dropout masks follow the library's rule, so they differ from
+those of flash_attn. `deterministic` is accepted and has no effect: results are always deterministic.
+cotangent.attention(..., deterministic=False) has a faster backward."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple, Union
@@ -214,9 +216,10 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """Decoding. If k and v [B,Tn,Hkv,d] are given, they are written in place to the caches [B,Tk,Hkv,d] at
-    cache_seqlens. q then sees cache_seqlens (+ Tn) keys. Rotary embeddings, paged caches, left padding and batch
-    indices are not supported."""
+    """Decoding. New k and v [B,Tn,Hkv,d] are written in place to the caches [B,Tk,Hkv,d], from position cache_seqlens
+    on. q then sees the first cache_seqlens + Tn keys of the caches. Without k and v it sees the first cache_seqlens
+    keys. cache_seqlens=None means 0 with k and v, and Tk without them. num_splits has no effect. Rotary embeddings,
+    paged caches, left padding and batch indices are not supported."""
     refuse("flash_attn_with_kvcache", rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
            cache_leftpad=cache_leftpad, block_table=block_table)  # fmt: skip
     need_tensors("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache)

@@ -26,9 +26,10 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """As torch.nn.functional.scaled_dot_product_attention: query [...,H,L,E], key [...,Hkv,S,E], value [...,Hkv,S,Ev].
 
-    attn_mask broadcasts to [...,H,L,S]. It is bool, True where a key is visible, or a number that is added. Numbers at
-    or below -65504 mask the key, as False does. With is_causal, query i sees the keys 0 to i (upper left corner). The
-    result has the axes of query. A query that sees no key gets 0."""
+    With 3 axes, the first axis is a batch without heads. attn_mask broadcasts to [...,H,L,S]. It is bool, True where a
+    key is visible, or it is added to the scores. Numbers at or below -65504 mask the key, as False does. With
+    is_causal, query i sees the keys 0 to i (upper left corner). Returns [...,H,L,Ev]. A query that sees no key gets
+    0."""
     if flag("scaled_dot_product_attention", "is_causal", is_causal) and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention: attn_mask and is_causal are both given, expected at most one")
     need_tensors("scaled_dot_product_attention", query=query, key=key, value=value)

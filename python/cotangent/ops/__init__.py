@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file per op: its schemas, the allocation of results, and the functions. The package finds the files by itself. Files
-whose names begin with _ are shared by the ops.
+"""One file per op: its schemas, the allocation of results, and the functions. Every file of this folder whose name does
+not begin with _ is an op. The other files are shared by the ops.
 
 - Functions whose names do not begin with _ become functions of the package: cotangent.NAME.
-- `_example(randn)` makes a small call for python -m cotangent.doctor and returns a result to differentiate. randn(*shape)
-  makes an input that requires a gradient.
+- `_example(randn)` makes a small call for python -m cotangent.doctor and returns a result to differentiate.
+  randn(*shape) makes an input that requires a gradient.
 """
 from __future__ import annotations
 

@@ -130,24 +130,26 @@ def attention(
     q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,dv]; H a multiple of Hkv (query head h reads h // (H/Hkv));
                    any strides, best with the last axis contiguous
     causal, window aligned to the lower right corner: the last query sees the last key. With off = Tk - Tq, query i sees
-                   key j if i + off - left <= j <= i + off + right. window = (left, right); -1 = no limit on that side;
-                   causal=True means right = 0
-    scale          None = 1/sqrt(d), not 0
+                   key j if i + off - left <= j <= i + off + right. window = (left, right); -1 = no limit on that side.
+                   causal=True means right = 0; a window then has right = 0 or -1
+    scale          None = 1/sqrt(d); 0 is refused
     softcap        scores s = scale * q k^T become softcap * tanh(s / softcap); 0 = none
-    dropout_p      of the probabilities; seed, offset, seed_memory, offset_memory as in cotangent.dropout
-    seqused_q/k    int32 [B]: the number of rows in use of each sequence
+    dropout_p      the probability of dropping an element of softmax(...); seed, offset, seed_memory and offset_memory
+                   are those of cotangent.dropout
+    seqused_q, seqused_k   int32 [B]: how many queries and keys of each sequence are used. off then counts used rows
+                   only. Queries beyond seqused_q get out = 0
     sink           [H]: an additional logit of each head, without a value; has a gradient
-    alibi_slopes   [H] or [B,H]: slope * |i + off - j| is subtracted
-    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added; has a gradient. A bias at or below -65504, the lowest
-                   number of float16, masks the key as -inf does
+    alibi_slopes   [H] or [B,H]: slope * |i + off - j| is subtracted from the scores; without a gradient
+    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added to the scores; has a gradient. A bias at or below -65504,
+                   the lowest number of float16, masks the key as -inf does
     deterministic  True: the same bits on every run. False: a faster backward on a GPU, whose last bits differ between
                    runs
 
-    Returns out [B,Tq,H,dv] in the dtype of q. With return_lse it returns (out, lse): lse [B,H,Tq] float32, natural
-    logarithms. Both have gradients. A query that sees no key has out = 0 and lse = -inf, or lse = sink if there is a
-    sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. On a GPU d and dv are at most 256. Autocast casts
-    q, k and v. Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError, which name the wrong
-    argument, or NotImplementedError (on a GPU: float64, d or dv above 256)."""
+    Returns out [B,Tq,H,dv] in the dtype of q. With return_lse it returns (out, lse): lse [B,H,Tq], natural logarithms,
+    float32 (float64 if q is float64). Both have gradients. A query that sees no key has out = 0 and lse = -inf, or
+    lse = sink if there is a sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. On a GPU d and dv are at
+    most 256. Autocast casts q, k and v. Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError,
+    which name the wrong argument, or NotImplementedError (on a GPU: float64, d or dv above 256)."""
     return _run(
         q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
         offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
@@ -180,10 +182,15 @@ def attention_varlen(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """attention for packed sequences. Sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b+1] - 1 of q
-    [total_q,H,d], and likewise with cu_seqlens_k of k [total_k,Hkv,d] and v [total_k,Hkv,dv]. cu_seqlens_q and
-    cu_seqlens_k are int32 [B+1], start at 0 and never descend. max_seqlen_q and max_seqlen_k are at least the length of
-    the longest sequence. lse is [H,total_q]. The other arguments are those of attention."""
+    """attention for packed sequences: q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,dv].
+
+    cu_seqlens_q, cu_seqlens_k   int32 [B+1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b+1] - 1, and
+                                 the keys and values cu_seqlens_k[b] to cu_seqlens_k[b+1] - 1. Both start at 0 and never
+                                 descend
+    max_seqlen_q, max_seqlen_k   at least the length of the longest sequence
+    bias                         [B or 1, H or 1, max_seqlen_q or 1, max_seqlen_k or 1]
+
+    Returns out [total_q,H,dv], or (out, lse) with lse [H,total_q]. The other arguments are those of attention."""
     return _run(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale, softcap, dropout_p,
         seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic,

@@ -103,7 +103,7 @@ def causal_conv1d(
     initial_state  [B,D,K-1], the inputs before x; with cu_seqlens [N,D,K-1]
     seq_idx        int32 [B,T]: the input at t' contributes to the output at t only if seq_idx is equal; a negative
                    number is padding (y = 0)
-    cu_seqlens     int32 [N+1], for B = 1: sequence n is t in [cu_seqlens[n], cu_seqlens[n+1])
+    cu_seqlens     int32 [N+1], for B = 1 and not with seq_idx: sequence n is t in [cu_seqlens[n], cu_seqlens[n+1])
 
     Returns y with the shape, dtype and layout of x. With return_final_state it returns (y, final_state): the last K-1
     columns of xe, before the convolution, in the dtype of initial_state or else of x. Dtypes: float32, float16 and
@@ -134,10 +134,10 @@ def causal_conv1d_update(
     y[t] = act(bias + sum_k weight[k] * xe[t+k]). xe is x with K-1 columns in front: the last K-1 inputs in conv_state.
 
     x                   [B,D] or [B,D,T]
-    conv_state          [N,D,S] with S >= K-1: the last S inputs, oldest first; with cache_seqlens a ring buffer: the
-                        input of position p is in column p mod S
+    conv_state          [N,D,S] with S >= K-1: the last S inputs, oldest first. With cache_seqlens it is a ring buffer:
+                        the input of position p is in column p mod S
     weight, bias        [D,K], [D]
-    cache_seqlens       int32 [B]: row b's new tokens are positions cache_seqlens[b] + t
+    cache_seqlens       int32 [B]: the new tokens of row b are at the positions cache_seqlens[b] + t
     conv_state_indices  int32 [B]: the row of conv_state for each x; a negative index gives y = 0 and leaves the state
                         unchanged; no index may occur twice
 

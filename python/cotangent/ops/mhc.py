@@ -171,9 +171,9 @@ def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bo
     """The new streams: y[o] = h_post[o] * f + sum_i A[i,o] * x[i].
 
     x [B,T,n,D]: the streams, as in mhc_pre. f [B,T,D]: the layer's output, cast to the dtype of x. h_post [B,T,n] and
-    A [B,T,n,n]: from mhc_pre, float32 (A_is_out_in: A is stored [out,in]). Returns y like x. Differentiable once, in
-    all inputs. Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU:
-    float64, n > 8)."""
+    A [B,T,n,n]: from mhc_pre, float32 (float64 if x is float64). With A_is_out_in, A has the axes [B,T,out,in], and the
+    sum is over A[o,i] * x[i]. Returns y like x. Differentiable once, in all inputs. Raises ValueError or TypeError,
+    which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8)."""
     if not isinstance(x, Tensor):
         need_tensors("mhc_post", x=x)
     return _post_forward(x, cast("mhc_post", "f", f, x.dtype), h_post, A, A_is_out_in)
