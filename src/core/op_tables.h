@@ -89,15 +89,16 @@
         .kernel_count = COUNT(kernels_),                     \
     }
 
-/* The two public functions of a call, cot_OP_DIRECTION and cot_OP_DIRECTION_workspace. index: in cot_OP_directions. */
-#define COT_PUBLIC_CALL(op, direction, index)                                                                                 \
-    cot_status cot_##op##_##direction(cot_queue *queue, const cot_##op##_##direction##_args *args)                            \
-    {                                                                                                                         \
-        return cot_op_run(&cot_##op##_directions[index], queue, args);                                                        \
-    }                                                                                                                         \
-    cot_status cot_##op##_##direction##_workspace(cot_queue *queue, const cot_##op##_##direction##_args *args, size_t *bytes) \
-    {                                                                                                                         \
-        return cot_op_workspace(&cot_##op##_directions[index], queue, args, bytes);                                           \
+/* Defines the two public functions of a call, `name` and name_workspace. `name` is the whole name, such as
+ * cot_dropout_forward, so that a search for the function finds its op. direction: an element of cot_OP_directions. */
+#define COT_PUBLIC_CALL(name, direction)                                                           \
+    cot_status name(cot_queue *queue, const name##_args *args)                                     \
+    {                                                                                              \
+        return cot_op_run(&(direction), queue, args);                                              \
+    }                                                                                              \
+    cot_status name##_workspace(cot_queue *queue, const name##_args *args, size_t *bytes)          \
+    {                                                                                              \
+        return cot_op_workspace(&(direction), queue, args, bytes);                                 \
     }
 /* clang-format on */
 

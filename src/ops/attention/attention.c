@@ -690,7 +690,7 @@ _Static_assert(sizeof(attention_problem) <= COT_MAX_PROBLEM, "dispatch holds the
 
 /* ---- the public calls --------------------------------------------------------------------------------- */
 
-COT_PUBLIC_CALL(attention, forward, COT_ATTENTION_FORWARD)
-COT_PUBLIC_CALL(attention, backward, COT_ATTENTION_BACKWARD)
-COT_PUBLIC_CALL(attention, delta, COT_ATTENTION_DELTA)
-COT_PUBLIC_CALL(attention, merge, COT_ATTENTION_MERGE)
+COT_PUBLIC_CALL(cot_attention_forward, cot_attention_directions[COT_ATTENTION_FORWARD])
+COT_PUBLIC_CALL(cot_attention_backward, cot_attention_directions[COT_ATTENTION_BACKWARD])
+COT_PUBLIC_CALL(cot_attention_delta, cot_attention_directions[COT_ATTENTION_DELTA])
+COT_PUBLIC_CALL(cot_attention_merge, cot_attention_directions[COT_ATTENTION_MERGE])

@@ -370,6 +370,6 @@ _Static_assert(sizeof(conv1d_backward_problem) <= COT_MAX_PROBLEM, "dispatch hol
 
 /* ---- the public calls --------------------------------------------------------------------------------- */
 
-COT_PUBLIC_CALL(causal_conv1d, forward, COT_CAUSAL_CONV1D_FORWARD)
-COT_PUBLIC_CALL(causal_conv1d, backward, COT_CAUSAL_CONV1D_BACKWARD)
-COT_PUBLIC_CALL(causal_conv1d, update, COT_CAUSAL_CONV1D_UPDATE)
+COT_PUBLIC_CALL(cot_causal_conv1d_forward, cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_FORWARD])
+COT_PUBLIC_CALL(cot_causal_conv1d_backward, cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_BACKWARD])
+COT_PUBLIC_CALL(cot_causal_conv1d_update, cot_causal_conv1d_directions[COT_CAUSAL_CONV1D_UPDATE])

@@ -180,5 +180,5 @@ _Static_assert(sizeof(conv1d_dense_backward_problem) <= COT_MAX_PROBLEM, "dispat
 
 /* ---- the public calls ----------------------------------------------------------------------------------- */
 
-COT_PUBLIC_CALL(causal_conv1d_dense, forward, COT_CAUSAL_CONV1D_DENSE_FORWARD)
-COT_PUBLIC_CALL(causal_conv1d_dense, backward, COT_CAUSAL_CONV1D_DENSE_BACKWARD)
+COT_PUBLIC_CALL(cot_causal_conv1d_dense_forward, cot_causal_conv1d_dense_directions[COT_CAUSAL_CONV1D_DENSE_FORWARD])
+COT_PUBLIC_CALL(cot_causal_conv1d_dense_backward, cot_causal_conv1d_dense_directions[COT_CAUSAL_CONV1D_DENSE_BACKWARD])

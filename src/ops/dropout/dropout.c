@@ -337,5 +337,5 @@ double cot_dropout_scale(double p)
     return scale;
 }
 
-COT_PUBLIC_CALL(dropout, forward, COT_DROPOUT_FORWARD)
-COT_PUBLIC_CALL(dropout, backward, COT_DROPOUT_BACKWARD)
+COT_PUBLIC_CALL(cot_dropout_forward, cot_dropout_directions[COT_DROPOUT_FORWARD])
+COT_PUBLIC_CALL(cot_dropout_backward, cot_dropout_directions[COT_DROPOUT_BACKWARD])

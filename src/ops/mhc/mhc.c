@@ -449,9 +449,9 @@ _Static_assert(sizeof(mhc_pre_backward_problem) <= COT_MAX_PROBLEM, "dispatch ho
 
 /* ---- the public calls --------------------------------------------------------------------------------- */
 
-COT_PUBLIC_CALL(mhc_pre, forward, COT_MHC_FORWARD)
-COT_PUBLIC_CALL(mhc_pre, backward, COT_MHC_BACKWARD)
-COT_PUBLIC_CALL(mhc_sinkhorn, forward, COT_MHC_FORWARD)
-COT_PUBLIC_CALL(mhc_sinkhorn, backward, COT_MHC_BACKWARD)
-COT_PUBLIC_CALL(mhc_post, forward, COT_MHC_FORWARD)
-COT_PUBLIC_CALL(mhc_post, backward, COT_MHC_BACKWARD)
+COT_PUBLIC_CALL(cot_mhc_pre_forward, cot_mhc_pre_directions[COT_MHC_FORWARD])
+COT_PUBLIC_CALL(cot_mhc_pre_backward, cot_mhc_pre_directions[COT_MHC_BACKWARD])
+COT_PUBLIC_CALL(cot_mhc_sinkhorn_forward, cot_mhc_sinkhorn_directions[COT_MHC_FORWARD])
+COT_PUBLIC_CALL(cot_mhc_sinkhorn_backward, cot_mhc_sinkhorn_directions[COT_MHC_BACKWARD])
+COT_PUBLIC_CALL(cot_mhc_post_forward, cot_mhc_post_directions[COT_MHC_FORWARD])
+COT_PUBLIC_CALL(cot_mhc_post_backward, cot_mhc_post_directions[COT_MHC_BACKWARD])
