@@ -132,7 +132,7 @@ static cot_status capture_seconds(runner *r, double seconds)
     const int calls = seconds_per_call > 0 && seconds / seconds_per_call < MAX_CALLS
                           ? (int)(seconds / seconds_per_call) + 1
                           : MAX_CALLS;
-    return capture(r, calls < r->images ? r->images : (calls + r->images - 1) / r->images * r->images);
+    return capture(r, (int)cot_round_up(calls, r->images));
 }
 
 static cot_status run_interleaved(runner *runners, int count, int rounds)
@@ -218,9 +218,9 @@ static cot_status measure_load_rate(runner *products, double load_seconds, doubl
  * The faster one counts. */
 static cot_status make_copy_runners(device_queue *d, double footprint, runner *runners, int *count)
 {
-    const size_t page = 4096, large_page = (size_t)2 << 20, half = (size_t)(footprint / 2);
-    const size_t stride = (half + large_page - 1) / large_page * large_page;
-    const size_t sizes[] = {(half + page - 1) / page * page, stride};
+    const int64_t page = 4096, large_page = 2 << 20, half = (int64_t)(footprint / 2);
+    const int64_t stride = cot_round_up(half, large_page);
+    const size_t sizes[] = {cot_round_up(half, page), stride};
     char *memory = NULL;
     const int pairs = image_count_for(d, footprint);
     const cot_status status = cot_cuda_alloc(d->queue, 2 * stride * (size_t)pairs, (void **)&memory);

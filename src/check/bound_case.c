@@ -257,7 +257,7 @@ static size_t image_offsets(const bound_case *b, const cot_direction *direction,
     size_t bytes = 0;
     for (int f = 0; f < direction->field_count; f++) {
         offsets[f] = bytes;
-        bytes += (b->fields[f].bytes + IMAGE_ALIGNMENT - 1) / IMAGE_ALIGNMENT * IMAGE_ALIGNMENT;
+        bytes += (size_t)cot_round_up((int64_t)b->fields[f].bytes, IMAGE_ALIGNMENT);
     }
     return bytes;
 }

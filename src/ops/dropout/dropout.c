@@ -33,7 +33,7 @@ static cot_status check_first(const char *call, const char *name, const cot_tens
     CHECK(cot_check_tensor(call, name, first, COT_FLOATS, 1, COT_MAX_RANK));
     sizes->dtype = first->dtype;
     sizes->D = first->shape[first->rank - 1];
-    sizes->groups = sizes->D / COT_DROPOUT_GROUP + (sizes->D % COT_DROPOUT_GROUP != 0);
+    sizes->groups = cot_ceil_div(sizes->D, COT_DROPOUT_GROUP);
     sizes->R = 1;
     for (int axis = 0; axis < first->rank - 1; axis++)
         sizes->R *= first->shape[axis];

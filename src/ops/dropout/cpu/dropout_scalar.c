@@ -44,11 +44,6 @@ static inline real load_bias(const cot_tensor *t, int64_t i)
     return cot_is_present(t) ? (real)cot_load_f64(t->data, t->dtype, i * t->stride[0]) : (real)-0.0;
 }
 
-static inline int64_t min_i64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* ---- activations -------------------------------------------------------------------------------------- */
 
 /* sigma(z), and *complement = sigma(-z) = 1 - sigma(z). The subtraction would leave 10 correct bits at z = 10. The
@@ -166,7 +161,7 @@ static void forward_item(void *context, int64_t r)
     const int64_t y = cot_is_present(&a->y) ? dropout_row_offset(&a->y, r) : 0;
     const int64_t residual = cot_is_present(&a->residual) ? dropout_row_offset(&a->residual, r) : 0;
     for (int64_t g = 0; g < sizes->groups; g++) {
-        const int64_t first = GROUP * g, n = min_i64(GROUP, sizes->D - first);
+        const int64_t first = GROUP * g, n = cot_min(GROUP, sizes->D - first);
         const uint32_t keep = keep_bits(&c->reader, sizes, r, g, n);
         store_mask(a, r, g, n, keep);
         for (int64_t j = 0; cot_is_present(&a->y) && j < n; j++) {
@@ -214,14 +209,14 @@ static void backward_item(void *context, int64_t item)
     const cot_dropout_backward_args *a = &c->problem->args;
     const dropout_sizes *sizes = &c->problem->sizes;
     const real scale = (real)c->problem->mask.scale;
-    const int64_t begin = item * STRIP, end = min_i64(begin + STRIP, sizes->D);
+    const int64_t begin = item * STRIP, end = cot_min(begin + STRIP, sizes->D);
     real block[STRIP] = {0}, total[STRIP] = {0};
     for (int64_t r = 0; r < sizes->R; r++) {
         const int64_t dy = dropout_row_offset(&a->dy, r);
         const int64_t dx = cot_is_present(&a->dx) ? dropout_row_offset(&a->dx, r) : 0;
         const int64_t x = cot_is_present(&a->x) ? dropout_row_offset(&a->x, r) : 0;
         for (int64_t first = begin; first < end; first += GROUP) {
-            const int64_t n = min_i64(GROUP, end - first);
+            const int64_t n = cot_min(GROUP, end - first);
             const uint32_t keep = keep_bits(&c->reader, sizes, r, first / GROUP, n);
             for (int64_t d = first; d < first + n; d++) {
                 real value = 0;
@@ -250,7 +245,6 @@ cot_status NAME(dropout_bwd_scalar)(cot_queue *queue, const void *problem, void 
     (void)workspace;
     backward_context context = {.problem = problem};
     context.reader = make_reader(&context.problem->mask);
-    cot_parallel(queue, context.problem->sizes.D / STRIP + (context.problem->sizes.D % STRIP != 0), backward_item,
-                 &context);
+    cot_parallel(queue, cot_ceil_div(context.problem->sizes.D, STRIP), backward_item, &context);
     return COT_OK;
 }
