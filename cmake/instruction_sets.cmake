@@ -1,5 +1,5 @@
-# Compiler flags of each instruction set, for the kernels (CMakeLists.txt) and for the ceilings (src/bench). A source that
-# includes src/simd/simd.h is compiled once for each of them.
+# Compiler flags of each instruction set, for the kernels (CMakeLists.txt), the ceilings (src/bench) and the tests of
+# src/simd (tests/simd). A source that includes src/simd/simd.h is compiled once for each of them.
 set(COT_FLAGS_scalar "-DCOT_SIMD_SCALAR")
 set(COT_FLAGS_avx2 "-DCOT_SIMD_AVX2 -mavx2 -mfma -mf16c")
 set(COT_FLAGS_avx512
