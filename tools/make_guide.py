@@ -40,8 +40,8 @@ NAVIGATION = [
 TABLES_CSS = ".rst-content table { margin-bottom: 24px } .rst-content td, .rst-content th { padding: 4px 8px }\n"
 
 # The files of the Python package with public functions and classes. Only the standard library reads them.
-PYTHON_FILES = [("cotangent", ["ops/attention.py", "ops/causal_conv1d.py", "ops/causal_conv1d_dense.py", "ops/dropout.py",
-                               "ops/mhc.py", "ops/_queue.py", "modules.py"])]
+OP_FILES = sorted(f"ops/{path.name}" for path in (ROOT / "python/cotangent/ops").glob("[a-z]*.py"))
+PYTHON_FILES = [("cotangent", [*OP_FILES, "ops/_queue.py", "modules.py"])]
 PYTHON_FILES += [(f"cotangent.compat{name and '.' + name}", [f"compat/{name or '__init__'}.py"])
                  for name in ("", "causal_conv1d", "flash_attn", "flash_attn_interface", "sdpa")]
 
