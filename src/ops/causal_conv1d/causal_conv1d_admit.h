@@ -121,17 +121,9 @@ static inline double cost_update(const void *problem, int lanes)
     return cost_channel_last(problem, lanes, 2 * CONV1D_STRIDED_CYCLES, 0, 0);
 }
 
-static inline size_t workspace_bwd_channel_first(const void *problem)
-{
-    const conv1d_tiling tiling = conv1d_tiling_channel_first(problem);
-    return conv1d_partial_bytes(&tiling, problem);
-}
-
-static inline size_t workspace_bwd_channel_last(const void *problem)
-{
-    const conv1d_tiling tiling = conv1d_tiling_channel_last(problem);
-    return conv1d_partial_bytes(&tiling, problem);
-}
+COT_PLAN(plan_bwd_channel_first, conv1d_tiling_plan,
+         conv1d_tiling_plan_of(conv1d_tiling_channel_first(problem), problem))
+COT_PLAN(plan_bwd_channel_last, conv1d_tiling_plan, conv1d_tiling_plan_of(conv1d_tiling_channel_last(problem), problem))
 
 static inline size_t scratch_channel_first(const void *problem)
 {

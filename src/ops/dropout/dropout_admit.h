@@ -66,11 +66,7 @@ static inline double cost_bwd_rows(const void *problem, int lanes)
                          dropout_gather_cycles(&p->args.dx) + dropout_gather_cycles(&p->mask.given));
 }
 
-static inline size_t workspace_bwd_rows(const void *problem)
-{
-    const dropout_backward_problem *p = problem;
-    return cot_is_present(&p->args.dbias) ? dropout_partial_sums_bytes(&p->sizes) : 0;
-}
+COT_PLAN(plan_bwd_rows, dropout_tiling_plan, dropout_tiling_plan_of(problem))
 
 /* The cost functions per instruction set, with a factor. In plain C one element costs as much as a vector does
  * elsewhere. */

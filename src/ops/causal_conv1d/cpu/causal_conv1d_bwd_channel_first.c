@@ -719,7 +719,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
     backward_context context = {
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
-        .tiling = conv1d_tiling_channel_first(&p->sizes),
+        .tiling = ((const conv1d_tiling_plan *)queue->plan)->tiling,
         .direct_x = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
         .fuse = p->sizes.K >= FUSED_MIN_K && p->sizes.K <= FUSED_MAX_K && cot_is_present(&a->dx) &&
                 conv1d_contiguous_time(&a->dx) && conv1d_contiguous_time(&a->dy),

@@ -567,7 +567,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
     backward_context context = {
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
-        .tiling = conv1d_tiling_channel_last(&p->sizes),
+        .tiling = ((const conv1d_tiling_plan *)queue->plan)->tiling,
         .direct_inputs = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->dy),
         .partials = workspace,
     };

@@ -141,10 +141,17 @@ static inline conv1d_item conv1d_item_channel_last(const conv1d_tiling *tiling, 
                           index % tiling->blocks);
 }
 
-/* Bytes of the partial sums of dweight and dbias, [groups*parts][K+1][D]. */
-static inline size_t conv1d_partial_bytes(const conv1d_tiling *tiling, const conv1d_sizes *sizes)
+/* The plan of the backward kernels: their tiling, and the bytes of the partial sums of dweight and dbias,
+ * [groups*parts][K+1][D]. */
+typedef struct conv1d_tiling_plan {
+    conv1d_tiling tiling;
+    size_t bytes;
+} conv1d_tiling_plan;
+
+static inline conv1d_tiling_plan conv1d_tiling_plan_of(conv1d_tiling tiling, const conv1d_sizes *sizes)
 {
-    return cot_bytes(COT_PRODUCT(tiling->groups, tiling->parts, sizes->K + 1, sizes->D), sizeof(float));
+    return (conv1d_tiling_plan){
+        tiling, cot_bytes(COT_PRODUCT(tiling.groups, tiling.parts, sizes->K + 1, sizes->D), sizeof(float))};
 }
 
 #endif

@@ -225,7 +225,7 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *queue, const void *problem, void 
     backward_context context = {
         .problem = p,
         .reader = dropout_make_mask_reader(&p->mask, &p->sizes),
-        .tiling = dropout_tiling_of(&p->sizes),
+        .tiling = ((const dropout_tiling_plan *)queue->plan)->tiling,
         .rows_per_batch = dropout_rows_per_batch(&p->sizes),
         .direct = dropout_is_contiguous(&a->dy) && dropout_is_contiguous(&a->x) && cot_is_present(&a->dx) &&
                   dropout_is_contiguous(&a->dx),

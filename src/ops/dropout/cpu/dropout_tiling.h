@@ -50,11 +50,18 @@ static inline dropout_item dropout_item_at(const dropout_tiling *tiling, const d
     return item;
 }
 
-/* The size of the partial sums of dbias, [row_tiles][D]. */
-static inline size_t dropout_partial_sums_bytes(const dropout_sizes *sizes)
+/* The plan of the backward: its tiling, and the bytes of the partial sums of dbias, [row_tiles][D]. */
+typedef struct dropout_tiling_plan {
+    dropout_tiling tiling;
+    size_t bytes;
+} dropout_tiling_plan;
+
+static inline dropout_tiling_plan dropout_tiling_plan_of(const dropout_backward_problem *p)
 {
-    const dropout_tiling tiling = dropout_tiling_of(sizes);
-    return cot_bytes(cot_mul(tiling.row_tiles, sizes->D), sizeof(float));
+    dropout_tiling_plan plan = {.tiling = dropout_tiling_of(&p->sizes)};
+    if (cot_is_present(&p->args.dbias))
+        plan.bytes = cot_bytes(cot_mul(plan.tiling.row_tiles, p->sizes.D), sizeof(float));
+    return plan;
 }
 
 #endif
