@@ -16,6 +16,10 @@ try:
     from .ops._queue import check
 
     globals().update(_functions)  # the generated __init__.pyi has them for type checkers
+    from .integrations import flash_attention as _flash_attention, flops as _flops
+
+    _flash_attention.register()
+    _flops.register()
 except ImportError as error:  # raised at the first use, so that python -m cotangent.doctor can start and explain it
     _missing = error
 

@@ -106,13 +106,15 @@ WRONG_TENSORS = {
     "sparse": lambda t: t.to_sparse(),
     "int64": lambda t: t.long(),
 }
-# Valid calls: a padding mask or a batch of states with fewer axes, a residual or a parameter of mhc of integers.
+# Valid calls: a padding mask or a batch of states with fewer axes, a residual or a parameter of mhc of integers, batch axes
+# of scaled_dot_product_attention that broadcast.
 ALLOWED = {
     ("x", "an axis more"), ("x", "two axes more"), ("phi", "int64"), ("alpha", "int64"), ("bias", "int64"),
     ("gamma", "int64"), ("f", "int64"), ("residual", "int64"), ("attn_mask", "no axes"), ("cache_seqlens", "int64"),
     ("cache_seqlens", "a number"),
     ("cu_seqlens", "int64"), ("final_states_out", "int64"), ("final_states_out", "complex"), ("x", "int64"),
     ("x", "complex"),
+    *((name, what) for name in ("query", "key", "value") for what in ("an axis more", "two axes more")),
 }  # fmt: skip
 
 
