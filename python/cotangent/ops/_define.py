@@ -220,6 +220,14 @@ def _match_layout(
     return gradient.new_empty_strided(shape, stride, dtype=dtype).copy_(gradient)  # mapped by vmap if the gradient is
 
 
+def _zeros_of_subclass(gradients: "Sequence[Optional[Tensor]]", layout: Any) -> Optional[Tensor]:
+    """Zeros for a missing gradient if the other gradients belong to a subclass, for example DTensor."""
+    for other in gradients:
+        if other is not None and type(other) is not Tensor:
+            return other.new_zeros(layout[0], dtype=layout[2])
+    return None
+
+
 def _redispatch(op: Any, arguments: Sequence[Any]) -> Any:
     """Calls the op without autograd; inside a function transform, without autograd of this level. The levels below need
     the grad modes, which torch.autograd.Function disables in its forward: without them their gradients would be
@@ -264,6 +272,8 @@ def _differentiable(spec: _Autograd, run: Callable[..., Any]) -> Any:
             needs_gradient = ctx.needs_input_grad
             values = [*ctx.saved_tensors, *ctx.plain, [*wanted(needs_gradient)]]
             for gradient, fill, layout in zip(differentiable(gradients), filled, ctx.layouts):
+                if gradient is None and fill:
+                    gradient = _zeros_of_subclass(gradients, layout)
                 values.append(_match_layout(gradient, *layout) if gradient is not None or fill else None)
             arguments = in_order(values)
             try:
