@@ -113,7 +113,7 @@ class enabled(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         self.previous = torch.nn.functional.scaled_dot_product_attention
-        torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[assignment]
+        torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> Any:

@@ -101,5 +101,6 @@ def register() -> bool:
     for name, formula in _FORMULAS.items():
         op = getattr(torch.ops.cotangent, name)
         if op not in flop_registry:
-            register_flop_formula(op, get_raw=True)(formula)
+            registered: Any = register_flop_formula(op, get_raw=True)
+            registered(formula)
     return True

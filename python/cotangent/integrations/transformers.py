@@ -194,7 +194,6 @@ def attention_mask(
             allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device, **options,
         )  # fmt: skip
     mask = Mask(causal, window, filled if causal and filled < kv_length else None, None, None, None)
-    tokens = None
     if attention_mask is not None:
         tokens = F.pad(attention_mask, (0, max(kv_length + kv_offset - attention_mask.shape[-1], 0)))
         tokens = tokens[:, kv_offset : kv_offset + (mask.keys or kv_length)].bool()
@@ -206,7 +205,10 @@ def attention_mask(
         mask = mask._replace(segments=_segments(F.pad(packed.diff(dim=-1) != 0, (1, 0))))
     if mask == (True, None, None, None, None, None):
         return None
-    tensor = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device) if mask.padding is None else tokens.clone()
+    if mask.padding is None:
+        tensor = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+    else:
+        tensor = mask.padding.clone()
     tensor._cotangent = mask  # type: ignore[attr-defined]
     return tensor
 
@@ -328,9 +330,9 @@ def attention_forward(
     if segments is None:
         out = attention(q, k, v, bias=bias, seqused_q=lengths, seqused_k=lengths, **options)
         return out, None
-    flat = [x.flatten(0, 1) for x in (q, k, v)]
+    ends, longest = segments.cu_seqlens, segments.longest
     out = attention_varlen(
-        *flat, segments.cu_seqlens, segments.cu_seqlens, segments.longest, segments.longest, seqused_q=segments.used,
+        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), ends, ends, longest, longest, seqused_q=segments.used,
         seqused_k=segments.used, **options,
     )  # fmt: skip
     return out.unflatten(0, (B, Tq)), None
