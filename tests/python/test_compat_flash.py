@@ -8,8 +8,11 @@ import torch
 from test_attention import formula, inputs
 from test_torch import has_attention
 
+import cotangent
 from cotangent import compat
-from cotangent.compat import flash_attn, flash_attn_cute, flash_attn_interface
+from cotangent._rotary import rotary_table
+from cotangent.compat import bert_padding, flash_attn, flash_attn_cute, flash_attn_interface
+from cotangent.compat.rotary import apply_rotary_emb
 
 close = dict(rtol=1e-4, atol=1e-5)
 
@@ -131,3 +134,97 @@ def test_the_same_parameters_as_transformers_expects():
         (flash_attn_interface.flash_attn_with_kvcache, ("page_table", "cache_seqlens")),
     ):
         assert set(names) <= set(inspect.signature(function).parameters)
+
+
+# ---- dropout and the functions without autograd of version 2 ----------------------------------------------
+
+
+def packing(device, packed):
+    lengths = torch.tensor([0, 4, 13], dtype=torch.int32, device=device)
+    return (lengths, lengths, 9, 9) if packed else ()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_probabilities_with_dropout(device, packed):
+    """S_dmask has the probabilities, negative where they were dropped: it reproduces the output."""
+    shape = (13,) if packed else (2, 9)
+    q, k, v = (torch.randn(*shape, h, 16, device=device) for h in (4, 2, 2))
+    options = dict(causal=True, window_size=(5, 0), return_attn_probs=True)
+    function = flash_attn.flash_attn_varlen_func if packed else flash_attn.flash_attn_func
+    p = 0.3
+    out, lse, S = function(q, k, v, *packing(device, packed), dropout_p=p, **options)
+    assert S.shape == (2, 4, 9, 9)
+    dropped = S < 0
+    assert 0.1 < dropped.sum() / (S != 0).sum() < 0.5
+    kept = torch.where(dropped, 0, S) / (1 - round(65536 * p) / 65536)
+    if packed:
+        rows = [out[:4], out[4:]]
+        keys = [v[:4], v[4:]]
+    else:
+        rows, keys = out, v
+    for b in range(2):
+        n = rows[b].shape[0]
+        values = keys[b].repeat_interleave(2, 1)
+        torch.testing.assert_close(torch.einsum("hij,jhd->ihd", kept[b, :, :n, :n], values), rows[b], **close)
+        assert (S[b, :, n:] == 0).all() and (S[b, :, :, n:] == 0).all()
+        torch.testing.assert_close(S[b, :, :n].abs().sum(-1), torch.ones(4, n, device=device), **close)
+    assert function(q, k, v, *packing(device, packed), **options)[2] is None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_version_2_without_autograd(device, packed, p):
+    shape = (13,) if packed else (2, 9)
+    q, k, v = (torch.randn(*shape, h, 16, device=device, requires_grad=True) for h in (4, 2, 2))
+    name = "_flash_attn_varlen" if packed else "_flash_attn"
+    forward, backward = (getattr(flash_attn, f"{name}_{way}") for way in ("forward", "backward"))
+    options = dict(window_size_left=5, window_size_right=0, softcap=2.0)
+    out, lse, S, rng_state = forward(q, k, v, *packing(device, packed), p, 0.3, True, **options)
+    assert S is None and rng_state.dtype == torch.int64 and rng_state.shape == (2,) and not out.requires_grad
+    seed = rng_state.view(torch.int32)[:2] if p else None
+    arguments = dict(causal=True, window=(5, 0), scale=0.3, softcap=2.0, dropout_p=p, seed_memory=seed)
+    run = cotangent.attention_varlen if packed else cotangent.attention
+    expected = run(q, k, v, *packing(device, packed), **arguments)
+    assert torch.equal(out, expected)
+    dout = torch.randn_like(out)
+    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    sums = backward(dout, q, k, v, out, lse, *gradients, *packing(device, packed), p, 0.3, True, rng_state=rng_state, **options)
+    for a, b in zip(gradients, torch.autograd.grad(expected, (q, k, v), dout)):
+        assert torch.equal(a, b)
+    torch.testing.assert_close(sums, (dout * out).sum(-1).transpose(-1, -2), **close)
+    if p:
+        with pytest.raises(ValueError, match="rng_state is None"):
+            backward(dout, q, k, v, out, lse, *gradients, *packing(device, packed), p, 0.3, True)
+
+
+def test_concatenated_sequences(device):
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [3, 2, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]], device=device)
+    x = torch.arange(18, device=device).reshape(3, 6, 1)
+    tokens, indices, ends, longest = bert_padding.unpad_input_for_concatenated_sequences(x, lengths)
+    assert tokens.flatten().tolist() == indices.tolist() == [*range(5), *range(6, 11), *range(12, 18)]
+    assert ends.tolist() == [0, 2, 5, 8, 10, 16] and ends.dtype == torch.int32 and longest == 6
+    assert torch.equal(bert_padding.pad_input(tokens, indices, 3, 6)[1].flatten(), torch.tensor([6, 7, 8, 9, 10, 0], device=device))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary(device, interleaved):
+    """Scores depend on the distance of two tokens alone, and packed sequences begin at position 0."""
+    cos, sin = rotary_table(32, 12, 100.0, torch.device(device))
+    x = torch.randn(1, 1, 3, 16, device=device).expand(2, 9, 3, 16)
+    y = apply_rotary_emb(x, cos, sin, interleaved)
+    assert torch.equal(y[..., 12:], x[..., 12:]) and torch.equal(y[:, 0], x[:, 0])
+    scores = torch.einsum("bihd,bjhd->bhij", y, y)
+    torch.testing.assert_close(scores[..., 1:, 1:], scores[..., :-1, :-1], **close)
+    angle = 3 * 100.0 ** (-2 / 12)  # position 3, pair 1
+    a, b = (2, 3) if interleaved else (1, 7)
+    expected = x[0, 0, 0, a] * torch.tensor(angle).cos() - x[0, 0, 0, b] * torch.tensor(angle).sin()
+    torch.testing.assert_close(y[0, 3, 0, a], expected, **close)
+    offset = apply_rotary_emb(x, cos, sin, interleaved, seqlen_offsets=torch.tensor([0, 4], device=device))
+    torch.testing.assert_close(offset[1, :5], y[1, 4:], **close)
+    ends = torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
+    packed = apply_rotary_emb(x[0].contiguous(), cos, sin, interleaved, cu_seqlens=ends)
+    assert torch.equal(packed[4:], y[0, :5]) and torch.equal(packed[:4], y[0, :4])
+    into = x.clone()
+    assert apply_rotary_emb(into, cos, sin, interleaved, inplace=True) is into and torch.equal(into, y)
+    with pytest.raises(ValueError, match="cos .*expected"):
+        apply_rotary_emb(x, cos[:, :5], sin, interleaved)

@@ -14,11 +14,20 @@ import types
 from typing import Any, Optional, Sequence
 
 from .. import attention as _attention  # noqa: F401  (raises an error that explains why the package cannot be used)
-from . import bert_padding, causal_conv1d, flash_attn, flash_attn_cute, flash_attn_interface, sdpa
+from . import (
+    bert_padding,
+    causal_conv1d,
+    causal_conv1d_cpp,
+    flash_attn,
+    flash_attn_cute,
+    flash_attn_interface,
+    rotary,
+    sdpa,
+)
 
 __all__ = [
-    "bert_padding", "causal_conv1d", "flash_attn", "flash_attn_cute", "flash_attn_interface", "install", "sdpa",
-    "uninstall",
+    "bert_padding", "causal_conv1d", "causal_conv1d_cpp", "flash_attn", "flash_attn_cute", "flash_attn_interface",
+    "install", "rotary", "sdpa", "uninstall",
 ]  # fmt: skip
 
 # The module for each name, and the versions of the packages that have these signatures.
@@ -26,9 +35,12 @@ _MODULES = {
     "causal_conv1d": causal_conv1d,
     "causal_conv1d.causal_conv1d_interface": causal_conv1d,
     "causal_conv1d.causal_conv1d_varlen": causal_conv1d,
+    "causal_conv1d.cpp_functions": causal_conv1d_cpp,
     "flash_attn": flash_attn,
     "flash_attn.flash_attn_interface": flash_attn,
     "flash_attn.bert_padding": bert_padding,
+    "flash_attn.layers": rotary,
+    "flash_attn.layers.rotary": rotary,
     "flash_attn.cute": flash_attn_cute,
     "flash_attn.cute.interface": flash_attn_cute,
     "flash_attn_interface": flash_attn_interface,
