@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterator
 
-import torch
+from ..ops._define import registered_ops
 
 __all__ = ["register"]
 
@@ -175,7 +175,7 @@ def register() -> None:
         return
     for name, rules in _RULES.items():
         for suffix in ("forward", "backward"):
-            op = getattr(torch.ops.cotangent, f"{name}_{suffix}").default
+            op = getattr(registered_ops, f"{name}_{suffix}").default
             register_sharding(op)(_strategies(op, rules, suffix == "backward"))
         _registered.append(name)
 

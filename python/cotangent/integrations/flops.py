@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops._define import registered_ops
+
 __all__ = ["register"]
 
 
@@ -99,7 +101,7 @@ def register() -> bool:
     except ImportError:
         return False
     for name, formula in _FORMULAS.items():
-        op = getattr(torch.ops.cotangent, name)
+        op = getattr(registered_ops, name)
         if op not in flop_registry:
             registered: Any = register_flop_formula(op, get_raw=True)
             registered(formula)
