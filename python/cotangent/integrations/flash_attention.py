@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cotangent as an implementation of flash attention inside PyTorch (torch.nn.attention, from torch 2.11 on):
+"""Cotangent as an implementation of flash attention inside PyTorch, where torch.nn.attention has a registry of them:
 
     torch.nn.attention.activate_flash_attention_impl("cotangent")
 
