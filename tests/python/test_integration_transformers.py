@@ -207,6 +207,18 @@ def test_masks_of_four_axes(on_cpu, dtype):
     assert all((t == 0).all() for t in attend(hidden, dtype=dtype))
 
 
+def test_mask_moves_with_its_description(on_cpu):
+    """Models on several devices move the mask from layer to layer."""
+    mask = integration.attention_mask(batch_size=2, q_length=3, kv_length=9)  # a static cache
+    copy = mask.to("cpu", copy=True)
+    assert copy is not mask and copy._cotangent == mask._cotangent
+    tokens = torch.tensor([[True] * 3, [False, True, True]])
+    mask = integration.attention_mask(batch_size=2, q_length=3, kv_length=3, attention_mask=tokens)
+    assert torch.equal(mask, tokens) and type(mask & tokens) is torch.Tensor
+    moved = mask.to("meta")._cotangent
+    assert moved.padding.is_meta and moved.segments.used.is_meta and moved.segments.longest == mask._cotangent.segments.longest
+
+
 def test_mask_without_its_attribute(on_cpu):
     """A copy of a mask [B,Tk] has only the tokens. The rest follows from is_causal and sliding_window."""
     tokens = torch.tensor([[True] * 7, [False] * 2 + [True] * 5])

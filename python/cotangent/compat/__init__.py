@@ -121,7 +121,8 @@ def install(*packages: str) -> None:
         module = types.ModuleType(name, source.__doc__)
         module.__dict__.update({k: getattr(source, k) for k in source.__all__})
         module.__dict__["__version__"] = _VERSIONS[package]
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=any(n.startswith(name + ".") for n in _MODULES))
+        is_package = any(other.startswith(name + ".") for other in _MODULES)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=is_package)
         module.__path__ = []
         sys.modules[name] = module
         parent, _, leaf = name.rpartition(".")

@@ -50,14 +50,15 @@ def length(value: Any) -> Any:
     return int(value) if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-def run(function: str, attend: Any, *tensors: Any, **arguments: Any) -> Any:
-    """Calls attend(*tensors, **arguments). Errors have flash_attn's names of the arguments."""
+def run(function: str, attend: Any, *tensors: Any, renames: "Optional[dict[str, str]]" = None, **arguments: Any) -> Any:
+    """Calls attend(*tensors, **arguments). Errors have flash_attn's names of the arguments. renames: {cotangent's name:
+    flash_attn's}, besides those of all functions."""
     try:
         return attend(*tensors, **arguments)
     except (NotImplementedError, TypeError, ValueError) as error:
         names = dict(scale="softmax_scale", window="window_size", window_left="window_size", window_right="window_size",
                      return_lse="return_attn_probs")  # fmt: skip
-        raise renamed(function, error, **names) from None
+        raise renamed(function, error, **{**names, **(renames or {})}) from None
 
 
 def _signed_probabilities(q: Tensor, k: Tensor, seed: Tensor, dropout_p: float, lengths: "Tuple[Any, ...]",
@@ -81,7 +82,8 @@ def _signed_probabilities(q: Tensor, k: Tensor, seed: Tensor, dropout_p: float, 
     with torch.no_grad():
         for v in values.split(256, -1):  # the largest head size on a GPU
             found = attend(q, k, v, *lengths, **options)
-            kept = attend(torch.zeros_like(q), torch.zeros_like(k), v, *lengths, dropout_p=dropout_p, seed_memory=seed, **plain)
+            kept = attend(torch.zeros_like(q), torch.zeros_like(k), v, *lengths, dropout_p=dropout_p, seed_memory=seed,
+                          **plain)  # fmt: skip
             parts.append(torch.where(kept > 0, found, -found))
         S = torch.cat(parts, -1)
         if lengths:
@@ -92,8 +94,10 @@ def _signed_probabilities(q: Tensor, k: Tensor, seed: Tensor, dropout_p: float, 
     return S.transpose(1, 2)
 
 
-def _attend(function: str, q: Tensor, k: Tensor, v: Tensor, lengths: "Tuple[Any, ...]", dropout_p: float,
-            with_probabilities: bool, **options: Any) -> "Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]":  # fmt: skip
+def _attend(
+    function: str, q: Tensor, k: Tensor, v: Tensor, lengths: "Tuple[Any, ...]", dropout_p: float,
+    with_probabilities: bool, **options: Any,
+) -> "Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]":  # fmt: skip
     """(out, lse, S_dmask, seed). S_dmask and seed are None without dropout."""
     seed = None
     if number(function, "dropout_p", dropout_p) > 0:
@@ -308,7 +312,7 @@ def flash_attn_with_kvcache(
         used = used + k.shape[1]
     out, lse = run(
         "flash_attn_with_kvcache", attention, q, k_cache, v_cache, seqused_k=used.to(torch.int32),
-        alibi_slopes=alibi_slopes, return_lse=True, **options(softmax_scale, causal, window_size, softcap),
+        alibi_slopes=alibi_slopes, return_lse=True, renames=dict(k="k_cache", v="v_cache"), **options(softmax_scale, causal, window_size, softcap),
     )  # fmt: skip
     return (out, lse) if return_softmax_lse else out
 
@@ -318,7 +322,9 @@ def flash_attn_with_kvcache(
 
 def _rng_state(q: Tensor, seed: Optional[Tensor]) -> Tensor:
     """rng_state int64 [2]: the seed and 0."""
-    return torch.zeros(2, dtype=torch.int64, device=q.device) if seed is None else torch.cat([seed, seed * 0]).view(torch.int64)
+    if seed is None:
+        return torch.zeros(2, dtype=torch.int64, device=q.device)
+    return torch.cat([seed, torch.zeros_like(seed)]).view(torch.int64)
 
 
 def _flash_attn_forward(

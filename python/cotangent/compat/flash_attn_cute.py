@@ -23,7 +23,13 @@ __all__ = ["_flash_attn_bwd", "_flash_attn_fwd", "flash_attn_func", "flash_attn_
 Side = Optional[int]  # of a window: None or a negative number is no limit
 
 
-def _window(causal: bool, left: Side, right: Side) -> "Optional[Tuple[int, int]]":
+_NAMES = dict(sink="learnable_sink")
+
+
+def _window(function: str, causal: bool, left: Side, right: Side) -> "Optional[Tuple[int, int]]":
+    for side in (left, right):
+        if side is not None and not hasattr(type(side), "__index__"):
+            raise TypeError(f"{function}: window_size is {(left, right)!r}, expected integers or None")
     left, right = (-1 if side is None or side < 0 else side for side in (left, right))
     if causal and (left, right) != (-1, -1):
         return left, 0
@@ -58,9 +64,9 @@ def flash_attn_func(
            score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars,
            block_sparse_tensors=block_sparse_tensors, block_sparse_tensors_bwd=block_sparse_tensors_bwd)  # fmt: skip
     out, lse = run(
-        "flash_attn_func", attention, q, k, v, causal=causal, scale=softmax_scale, softcap=softcap or 0.0,
-        window=_window(causal, *pair("flash_attn_func", "window_size", window_size)), sink=learnable_sink,
-        return_lse=True,
+        "flash_attn_func", attention, q, k, v, causal=causal, scale=softmax_scale, softcap=softcap,
+        window=_window("flash_attn_func", causal, *pair("flash_attn_func", "window_size", window_size)),
+        sink=learnable_sink, return_lse=True, renames=_NAMES,
     )  # fmt: skip
     return out, lse if return_lse else None
 
@@ -105,8 +111,8 @@ def flash_attn_varlen_func(
            block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors, aux_scalars=aux_scalars)  # fmt: skip
     out, lse = _forward(
         "flash_attn_varlen_func", q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=causal,
-        scale=softmax_scale, softcap=softcap or 0.0, sink=learnable_sink, seqused_q=seqused_q, seqused_k=seqused_k,
-        window=_window(causal, *pair("flash_attn_varlen_func", "window_size", window_size)),
+        scale=softmax_scale, softcap=softcap, sink=learnable_sink, seqused_q=seqused_q, seqused_k=seqused_k,
+        window=_window("flash_attn_varlen_func", causal, *pair("flash_attn_varlen_func", "window_size", window_size)),
     )  # fmt: skip
     return out, lse if return_lse else None
 
@@ -123,13 +129,14 @@ def _forward(function: str, q: Tensor, k: Tensor, v: Tensor, cu_q: Optional[Tens
         missing = "cu_seqlens_q" if cu_q is None else "cu_seqlens_k"
         raise NotImplementedError(f"{function}: {missing} is None, expected cu_seqlens_q and cu_seqlens_k or neither")
     if cu_q is None or cu_k is None:
-        return run(function, attention, q, k, v, return_lse=True, **options)
+        return run(function, attention, q, k, v, return_lse=True, renames=_NAMES, **options)
     need_tensors(function, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     max_q = _longest(cu_q) if max_q is None else max_q
     max_k = _longest(cu_k) if max_k is None else max_k
     return run(
-        function, attention_varlen, q, k, v, cu_q, cu_k, length(max_q), length(max_k), return_lse=True, **options
-    )
+        function, attention_varlen, q, k, v, cu_q, cu_k, length(max_q), length(max_k), return_lse=True, renames=_NAMES,
+        **options,
+    )  # fmt: skip
 
 
 def _flash_attn_fwd(
@@ -165,7 +172,7 @@ def _flash_attn_fwd(
         found, found_lse = _forward(
             "_flash_attn_fwd", q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=causal,
             scale=softmax_scale, softcap=softcap or 0.0, sink=learnable_sink, seqused_q=seqused_q,
-            seqused_k=seqused_k, window=_window(causal, window_size_left, window_size_right),
+            seqused_k=seqused_k, window=_window("_flash_attn_fwd", causal, window_size_left, window_size_right),
         )  # fmt: skip
         found = found if out is None else out.copy_(found)
         found_lse = found_lse if lse is None else lse.copy_(found_lse)
@@ -208,8 +215,8 @@ def _flash_attn_bwd(
     *found, dsink, _ = run(
         "_flash_attn_bwd", _run_backward, q, k, v, out, lse, dout, cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
         max_seqlens=(length(max_seqlen_q), length(max_seqlen_k)), seqused=(seqused_q, seqused_k), causal=causal,
-        window=_window(causal, window_size_left, window_size_right), scale=softmax_scale, softcap=softcap,
-        sink=learnable_sink, dlse=dlse,
+        window=_window("_flash_attn_bwd", causal, window_size_left, window_size_right), scale=softmax_scale,
+        softcap=softcap, sink=learnable_sink, dlse=dlse, renames=_NAMES,
     )  # fmt: skip
     into = (dq, dk, dv)
     found = [x if given is None else given.copy_(x) for x, given in zip(found, into)]

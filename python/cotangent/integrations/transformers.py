@@ -36,7 +36,7 @@ class Segments(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """The mask of a batch. A mask tensor [B,Tk] has it as its attribute `_cotangent`."""
+    """The mask of a batch. A MaskTensor [B,Tk] has it as its attribute `_cotangent`."""
 
     causal: bool
     window: Optional[Tuple[int, int]]
@@ -44,6 +44,33 @@ class Mask(NamedTuple):
     padding: Optional[Tensor]  # bool [B,Tk], True: a token. None: no padding
     lengths: Optional[Tensor]  # int32 [B]: the tokens of each row, if all padding is on the right
     segments: Optional[Segments]  # packed sequences; or the tokens between left and right padding
+
+
+class MaskTensor(Tensor):
+    """A bool mask [B,Tk] with the attribute `_cotangent`, which moves to another device with it."""
+
+    _cotangent: Mask
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+        if function in (Tensor.to, Tensor.cuda, Tensor.cpu) and result is not args[0] and result.dtype == torch.bool:
+            return _with_mask(result, _moved(args[0]._cotangent, result.device))
+        return result
+
+
+def _with_mask(tokens: Tensor, mask: Mask) -> Tensor:
+    tensor = tokens.as_subclass(MaskTensor)
+    tensor._cotangent = mask
+    return tensor
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """The tensors of a Mask on another device."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(part, device) for part in value))
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 class Band(NamedTuple):
@@ -171,8 +198,8 @@ def attention_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> Optional[Tensor]:
-    """The mask function of the attention. It returns None for a causal mask alone, a mask [B,Tk] with the attribute
-    `_cotangent`, or a bool mask [B,1,Tq,Tk]."""
+    """The mask function of the attention. It returns None for a causal mask alone, a MaskTensor [B,Tk], or a bool mask
+    [B,1,Tq,Tk]."""
     from transformers import masking_utils as masks
 
     mask_function = masks.causal_mask_function if mask_function is None else mask_function
@@ -206,11 +233,8 @@ def attention_mask(
     if mask == (True, None, None, None, None, None):
         return None
     if mask.padding is None:
-        tensor = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    else:
-        tensor = mask.padding.clone()
-    tensor._cotangent = mask  # type: ignore[attr-defined]
-    return tensor
+        return _with_mask(torch.ones(batch_size, kv_length, dtype=torch.bool, device=device), mask)
+    return _with_mask(mask.padding.clone(), mask)
 
 
 # ---- attention --------------------------------------------------------------------------------------------
@@ -324,7 +348,9 @@ def attention_forward(
         bias, segments, lengths = _as_bias(mask.padding[:, None, None, :], q), None, None
     if position_bias is not None:
         if segments is not None:
-            raise NotImplementedError("attn_implementation: position_bias is not supported by cotangent for packed sequences")
+            raise NotImplementedError(
+                "attn_implementation: position_bias is not supported by cotangent for packed sequences"
+            )
         position_bias = position_bias[..., :Tk]
         bias = position_bias if bias is None else position_bias + bias
     if segments is None:
