@@ -309,6 +309,19 @@ def test_compiled_and_checkpointed(on_cpu):
         torch.testing.assert_close(compiled[real], model(**arguments).logits[real], rtol=1e-4, atol=1e-4)
 
 
+def test_compiled_training_and_decoding(on_cpu):
+    """A compiled model has one graph. There the masks are biases, because their values are not known."""
+    batch = inputs("left")
+    expected = train(make("gemma2", torch.float32, "cotangent"), batch)
+    model = make("gemma2", torch.float32, "cotangent")
+    model.forward = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
+    assert max(errors(train(model, batch), expected)) < 1e-5
+    tokens = generate(make("gemma3", torch.float32, "eager"), batch)
+    model = make("gemma3", torch.float32, "cotangent")
+    model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    assert torch.equal(generate(model, batch, cache_implementation="static"), tokens)
+
+
 def test_refusals(on_cpu):
     q = torch.randn(1, 2, 3, 8)
     for name in ("cache", "block_table", "head_mask", "output_attentions"):
