@@ -11,11 +11,16 @@ try:
     if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 4):
         raise ImportError(f"torch is {_torch.__version__}, expected 2.4 or later")
     from ._C import version as __version__
+    from .layers import HyperConnectionStack, LinearDropoutResidual, MambaFront
     from .modules import Attention, BiasDropoutResidual, CausalConv1d, HyperConnection
     from .ops import functions as _functions
     from .ops._queue import check
 
     globals().update(_functions)  # the generated __init__.pyi has them for type checkers
+    from .integrations import flash_attention as _flash_attention, flops as _flops
+
+    _flash_attention.register()
+    _flops.register()
 except ImportError as error:  # raised at the first use, so that python -m cotangent.doctor can start and explain it
     _missing = error
 
@@ -25,4 +30,7 @@ except ImportError as error:  # raised at the first use, so that python -m cotan
         raise ImportError(f"cotangent cannot be used here: {_missing} (python -m cotangent.doctor)") from _missing
 
 
-__all__ = ["Attention", "BiasDropoutResidual", "CausalConv1d", "HyperConnection", "__version__", "check", *_functions]
+__all__ = [
+    "Attention", "BiasDropoutResidual", "CausalConv1d", "HyperConnection", "HyperConnectionStack",
+    "LinearDropoutResidual", "MambaFront", "__version__", "check", *_functions,
+]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from ._rotary import rotary_table, rotate, token_positions
 from .ops._options import need_tensors
 from .ops.attention import attention, attention_varlen
 from .ops.causal_conv1d import causal_conv1d, causal_conv1d_update
@@ -109,7 +110,9 @@ class HyperConnection(nn.Module):
     forward returns (streams, rest of the tuple...). Before the first block, `expand` makes the n streams as copies of
     the input. After the last block, `reduce` sums them. Parameters (float32): phi [n*n+2n, n*D], alpha [3],
     bias [n*n+2n], gamma [n,D]. At initialisation the input of the layer is about the mean of the streams, the layer's
-    result is added to every stream with a weight of about 1, and the streams almost do not mix."""
+    result is added to every stream with a weight of about 1, and the streams almost do not mix.
+
+    load_state_dict(..., strict=False) also reads the checkpoint of the layer alone."""
 
     def __init__(
         self, layer: nn.Module, dim: int, streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None
@@ -133,6 +136,13 @@ class HyperConnection(nn.Module):
             share = 1 / n if n > 1 else 1 - 1e-3
             self.bias[:n] = math.log(share / (1 - share))  # h_pre = sigmoid = 1/n
             self.bias[2 * n :] = (8 * torch.eye(n)).flatten()  # A is nearly the identity
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        if prefix + "phi" not in state_dict:  # the checkpoint of the layer alone
+            for name in [name for name in state_dict if name.startswith(prefix)]:
+                if not name.startswith(prefix + "layer."):
+                    state_dict[f"{prefix}layer.{name[len(prefix):]}"] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     @staticmethod
     def expand(x: Tensor, streams: int) -> Tensor:
@@ -158,10 +168,18 @@ class HyperConnection(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention (causal by default) with its projections and without position encoding: x [B,T,D] -> [B,T,D].
+    """Self-attention (causal by default) with its projections: x [B,T,D] -> [B,T,D].
 
     It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). sink=True
-    adds a learned logit for each head. causal, window, softcap and dropout_p are those of cotangent.attention."""
+    adds a learned logit for each head. causal, window, softcap and dropout_p are those of cotangent.attention.
+
+    rope_base        rotary position embeddings (RoPE) with this base, for example 10000. None: no embeddings
+    rope_dim         the columns of a head that are rotated; None: all
+    rope_interleaved pairs of neighbouring columns, as in GPT-J. False: pairs of the two halves, as in Llama
+    qk_norm          the eps of an RMSNorm of each query and key head, as in Qwen3; None: no norm
+
+    load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv, in_proj and
+    out_proj; q_norm, k_norm and sinks."""
 
     def __init__(
         self,
@@ -176,6 +194,10 @@ class Attention(nn.Module):
         dropout_p: float = 0.0,
         sink: bool = False,
         bias: bool = False,
+        rope_base: Optional[float] = None,
+        rope_dim: Optional[int] = None,
+        rope_interleaved: bool = False,
+        qk_norm: Optional[float] = None,
         device: Any = None,
         dtype: Optional[torch.dtype] = None,
     ) -> None:
@@ -190,21 +212,84 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, rows, bias=bias, device=device, dtype=dtype)
         self.out = nn.Linear(heads * self.head_dim, dim, bias=bias, device=device, dtype=dtype)
         self.sink = nn.Parameter(torch.zeros(heads, device=device, dtype=torch.float32)) if sink else None
+        self.rope_base, self.rope_interleaved = rope_base, rope_interleaved
+        self.rope_dim = rope_dim or self.head_dim
+        if rope_base is not None and (self.rope_dim % 2 != 0 or self.rope_dim > self.head_dim):
+            raise ValueError(f"rope_dim is {self.rope_dim}, expected an even number up to head_dim={self.head_dim}")
+        self.q_norm = None if qk_norm is None else nn.RMSNorm(self.head_dim, qk_norm, device=device, dtype=dtype)
+        self.k_norm = None if qk_norm is None else nn.RMSNorm(self.head_dim, qk_norm, device=device, dtype=dtype)
+        self._table: "Optional[Tuple[Tensor, Tensor]]" = None  # cos and sin of the first positions
 
-    def forward(self, x: Tensor, cu_seqlens: Optional[Tensor] = None, max_seqlen: int = 0) -> Tensor:
-        """x [B,T,D]; or packed sequences [total,D] with cu_seqlens (int32 [N+1]) and max_seqlen."""
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        for kind in ("weight", "bias"):
+            parts = [f"{prefix}{name}_proj.{kind}" for name in "qkv"]
+            if all(part in state_dict for part in parts):
+                state_dict[f"{prefix}qkv.{kind}"] = torch.cat([state_dict.pop(part) for part in parts])
+            for theirs, ours in ((f"Wqkv.{kind}", f"qkv.{kind}"), (f"in_proj_{kind}", f"qkv.{kind}"),
+                                 (f"o_proj.{kind}", f"out.{kind}"), (f"out_proj.{kind}", f"out.{kind}")):  # fmt: skip
+                if prefix + theirs in state_dict:
+                    state_dict[prefix + ours] = state_dict.pop(prefix + theirs)
+        if prefix + "sinks" in state_dict:
+            state_dict[prefix + "sink"] = state_dict.pop(prefix + "sinks")
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def _project(self, x: Tensor, positions: Optional[Tensor], longest: int) -> "Tuple[Tensor, Tensor, Tensor]":
+        """q, k and v [...,H,d] with their norms and rotations. positions: [...] below `longest`; None: 0, 1, 2, ..."""
         heads = [self.heads, self.kv_heads, self.kv_heads]
         qkv = self.qkv(x).split([h * self.head_dim for h in heads], -1)
         q, k, v = (part.unflatten(-1, (h, self.head_dim)) for part, h in zip(qkv, heads))
-        options: "dict[str, Any]" = dict(
-            causal=self.causal, window=self.window, softcap=self.softcap, sink=self.sink,
-            dropout_p=self.dropout_p if self.training else 0.0,
-        )  # fmt: skip
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope_base is not None:
+            table = self._table
+            if table is None or table[0].shape[0] < longest or table[0].device != x.device:
+                size = max(64, 1 << (longest - 1).bit_length())
+                table = self._table = rotary_table(size, self.rope_dim, self.rope_base, x.device)
+            cos, sin = (t[:longest] if positions is None else t[positions] for t in table)
+            cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+            q, k = rotate(q, cos, sin, self.rope_interleaved), rotate(k, cos, sin, self.rope_interleaved)
+        return q, k, v
+
+    def _options(self) -> "dict[str, Any]":
+        return dict(causal=self.causal, window=self.window, softcap=self.softcap, sink=self.sink)
+
+    def forward(self, x: Tensor, cu_seqlens: Optional[Tensor] = None, max_seqlen: int = 0) -> Tensor:
+        """x [B,T,D]; or packed sequences [total,D] with cu_seqlens (int32 [N+1]) and max_seqlen. Each sequence begins at
+        position 0."""
+        options = dict(self._options(), dropout_p=self.dropout_p if self.training else 0.0)
         if cu_seqlens is None:
+            q, k, v = self._project(x, None, x.shape[-2])
             y = attention(q, k, v, **options)
         else:
+            positions = token_positions(cu_seqlens, x.shape[0])[1] if self.rope_base is not None else None
+            if positions is not None:
+                positions = positions.clamp(0, max(max_seqlen - 1, 0))
+            q, k, v = self._project(x, positions, max_seqlen)
             y = attention_varlen(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options)
         return self.out(y.flatten(-2))
 
+    @torch.no_grad()
+    def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
+        """Decodes new tokens x [B,D] or [B,Tn,D]. Row b of the caches [B,longest,kv_heads,head_dim] holds
+        cache_seqlens[b] (int32 [B]) tokens. The new keys and values are written behind them. The caller then adds Tn to
+        cache_seqlens. Without dropout and without a gradient."""
+        need_tensors("Attention.step", x=x, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens)
+        if not self.causal:
+            raise ValueError("Attention.step: causal is False, expected True: old tokens do not see new ones")
+        new = x.unsqueeze(1) if x.dim() == 2 else x
+        expected = (new.shape[0], k_cache.shape[1], self.kv_heads, self.head_dim)
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            if cache.shape != expected:
+                raise ValueError(f"Attention.step: {name} has shape {tuple(cache.shape)}, expected {expected}")
+        positions = cache_seqlens[:, None].long() + torch.arange(new.shape[1], device=x.device)
+        q, k, v = self._project(new, positions, k_cache.shape[1])
+        row = torch.arange(new.shape[0], device=x.device)[:, None]
+        k_cache[row, positions], v_cache[row, positions] = k.to(k_cache.dtype), v.to(v_cache.dtype)
+        used = (cache_seqlens + new.shape[1]).to(torch.int32)
+        y: Tensor = self.out(attention(q, k_cache, v_cache, seqused_k=used, **self._options()).flatten(-2))
+        return y.reshape(x.shape)
+
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, causal={self.causal}"
+        return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, causal={self.causal}" + (
+            "" if self.rope_base is None else f", rope_base={self.rope_base}"
+        )

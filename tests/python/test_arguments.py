@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cotangent
 from cotangent import _C
 from cotangent.compat import causal_conv1d as compat_conv, flash_attn, flash_attn_interface, sdpa
+from cotangent.compat import causal_conv1d_cpp as cpp, flash_attn_cute
 from cotangent.ops import _define
 
 
@@ -86,6 +87,18 @@ def functions(device):
     yield flash_attn_interface.flash_attn_func, dict(q=q, k=k, v=v, **flash)
     yield flash_attn_interface.flash_attn_varlen_func, dict(**packed, **flash)
     yield flash_attn_interface.flash_attn_qkvpacked_func, dict(qkv=f(2, 5, 8, 8), num_heads_q=4, softmax_scale=0.5)
+    yield flash_attn_interface.flash_attn_with_kvcache, dict(
+        q=q[:, :1], k_cache=k, v_cache=v, cache_seqlens=i(3, 2), softmax_scale=0.5, causal=True, window_size=(3, 0), softcap=3.0
+    )
+    cute = dict(softmax_scale=0.5, causal=True, window_size=(3, 0), softcap=3.0, learnable_sink=f(4))
+    yield flash_attn_cute.flash_attn_func, dict(q=q, k=k, v=v, **cute)
+    yield flash_attn_cute.flash_attn_varlen_func, dict(**packed, **cute, seqused_q=i(4, 3), seqused_k=i(3, 5))
+    x, weight, state = f(2, 8, 11), f(8, 4), f(2, 8, 3)
+    plain = dict(x=x, weight=weight, bias=f(8), initial_states=state, silu_activation=True)
+    plain["seq_idx"] = torch.zeros(2, 11, dtype=torch.int32, device=device)
+    yield cpp.causal_conv1d_fwd_function, dict(final_states_out=f(2, 8, 3), **plain)
+    yield cpp.causal_conv1d_bwd_function, dict(dout=f(2, 8, 11), dfinal_states=f(2, 8, 3), dx=f(2, 8, 11), return_dinitial_states=True,
+                                               **plain)  # fmt: skip
 
 
 class Other:
@@ -106,13 +119,15 @@ WRONG_TENSORS = {
     "sparse": lambda t: t.to_sparse(),
     "int64": lambda t: t.long(),
 }
-# Valid calls: a padding mask or a batch of states with fewer axes, a residual or a parameter of mhc of integers.
+# Valid calls: a padding mask or a batch of states with fewer axes, a residual or a parameter of mhc of integers, batch axes
+# of scaled_dot_product_attention that broadcast.
 ALLOWED = {
     ("x", "an axis more"), ("x", "two axes more"), ("phi", "int64"), ("alpha", "int64"), ("bias", "int64"),
     ("gamma", "int64"), ("f", "int64"), ("residual", "int64"), ("attn_mask", "no axes"), ("cache_seqlens", "int64"),
     ("cache_seqlens", "a number"),
     ("cu_seqlens", "int64"), ("final_states_out", "int64"), ("final_states_out", "complex"), ("x", "int64"),
     ("x", "complex"),
+    *((name, what) for name in ("query", "key", "value") for what in ("an axis more", "two axes more")),
 }  # fmt: skip
 
 

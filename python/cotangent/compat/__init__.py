@@ -14,21 +14,47 @@ import types
 from typing import Any, Optional, Sequence
 
 from .. import attention as _attention  # noqa: F401  (raises an error that explains why the package cannot be used)
-from . import bert_padding, causal_conv1d, flash_attn, flash_attn_interface, sdpa
+from . import (
+    bert_padding,
+    causal_conv1d,
+    causal_conv1d_cpp,
+    flash_attn,
+    flash_attn_cute,
+    flash_attn_interface,
+    rotary,
+    sdpa,
+)
 
-__all__ = ["bert_padding", "causal_conv1d", "flash_attn", "flash_attn_interface", "install", "sdpa", "uninstall"]
+__all__ = [
+    "bert_padding", "causal_conv1d", "causal_conv1d_cpp", "flash_attn", "flash_attn_cute", "flash_attn_interface",
+    "install", "rotary", "sdpa", "uninstall",
+]  # fmt: skip
 
 # The module for each name, and the versions of the packages that have these signatures.
 _MODULES = {
     "causal_conv1d": causal_conv1d,
     "causal_conv1d.causal_conv1d_interface": causal_conv1d,
     "causal_conv1d.causal_conv1d_varlen": causal_conv1d,
+    "causal_conv1d.cpp_functions": causal_conv1d_cpp,
     "flash_attn": flash_attn,
     "flash_attn.flash_attn_interface": flash_attn,
     "flash_attn.bert_padding": bert_padding,
+    "flash_attn.layers": rotary,
+    "flash_attn.layers.rotary": rotary,
+    "flash_attn.cute": flash_attn_cute,
+    "flash_attn.cute.interface": flash_attn_cute,
     "flash_attn_interface": flash_attn_interface,
 }
 _VERSIONS = {"causal_conv1d": "1.6.1", "flash_attn": "2.8.4", "flash_attn_interface": "3.0.0"}
+
+# The distributions that code looks for: their versions, and the packages that they contain. Version 4 of flash_attn is
+# a distribution of its own, and its files are inside the package flash_attn.
+_DISTRIBUTIONS = {
+    "causal_conv1d": ("1.6.1", "causal_conv1d"),
+    "flash_attn": ("2.8.4", "flash_attn"),
+    "flash_attn_3": ("3.0.0", "flash_attn_interface"),
+    "flash_attn_4": ("4.0.0", "flash_attn"),
+}
 
 _replaced: "dict[str, Optional[types.ModuleType]]" = {}
 
@@ -40,9 +66,10 @@ class _Distribution(importlib.metadata.Distribution):
         self._name = name
 
     def read_text(self, filename: str) -> Optional[str]:
-        if filename != "METADATA":
-            return None
-        return f"Metadata-Version: 2.1\nName: {self._name}\nVersion: {_VERSIONS[self._name]}\n"
+        version, package = _DISTRIBUTIONS[self._name]
+        if filename == "top_level.txt":  # for importlib.metadata.packages_distributions
+            return package + "\n"
+        return f"Metadata-Version: 2.1\nName: {self._name}\nVersion: {version}\n" if filename == "METADATA" else None
 
     def locate_file(self, path: Any) -> Any:
         raise FileNotFoundError(f"{self._name} is cotangent.compat's: it has no files")
@@ -53,31 +80,57 @@ class _Finder(importlib.metadata.DistributionFinder):
         return None
 
     def find_distributions(self, context: Any = importlib.metadata.DistributionFinder.Context()) -> Any:
-        wanted = (context.name or "").replace("-", "_").lower()
-        return [_Distribution(name) for name in _VERSIONS if name == wanted]
+        wanted = None if context.name is None else context.name.replace("-", "_").lower()
+        return [
+            _Distribution(name)
+            for name, (_, package) in _DISTRIBUTIONS.items()
+            if package in _replaced and wanted in (None, name)
+        ]
 
 
 _finder = _Finder()
 
 
-def install() -> None:
+def _forget_availability() -> None:
+    """Clears the answers that transformers has cached: which packages exist, and which functions it has imported."""
+    utils = sys.modules.get("transformers.utils.import_utils")
+    names = ("_package_distribution_mapping", "is_causal_conv1d_available", "is_flash_attn_2_available",
+             "is_flash_attn_3_available", "is_flash_attn_4_available", "is_flash_attn_greater_or_equal")  # fmt: skip
+    for name in names:
+        clear = getattr(getattr(utils, name, None), "cache_clear", None)
+        if clear is not None:
+            clear()
+    attention = sys.modules.get("transformers.modeling_flash_attention_utils")
+    if getattr(attention, "_loaded_implementation", None) in ("flash_attention_2", "flash_attention_3", "flash_attention_4"):
+        attention._loaded_implementation = None  # type: ignore[union-attr]
+
+
+def install(*packages: str) -> None:
     """From now on `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface` import the modules of
     this package, even if the real packages are installed. Modules that have already imported the real ones keep
-    them. Other submodules, for example flash_attn.layers, cannot be imported."""
-    if _replaced:
-        return
+    them. Other submodules, for example flash_attn.ops, cannot be imported. packages: only these of the three; by default
+    all."""
+    for package in packages:
+        if package not in _VERSIONS:
+            raise ValueError(f"install: {package!r} is not one of {', '.join(_VERSIONS)}")
     for name, source in _MODULES.items():
+        package = name.split(".")[0]
+        if name in _replaced or package not in (packages or _VERSIONS):
+            continue
         _replaced[name] = sys.modules.get(name)
         module = types.ModuleType(name, source.__doc__)
         module.__dict__.update({k: getattr(source, k) for k in source.__all__})
-        package = name.split(".")[0]
         module.__dict__["__version__"] = _VERSIONS[package]
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=name == package)
+        is_package = any(other.startswith(name + ".") for other in _MODULES)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=is_package)
         module.__path__ = []
         sys.modules[name] = module
-        if name != package:
-            setattr(sys.modules[package], name.split(".")[1], module)
-    sys.meta_path.insert(0, _finder)
+        parent, _, leaf = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], leaf, module)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _forget_availability()
 
 
 def uninstall() -> None:
@@ -89,3 +142,4 @@ def uninstall() -> None:
     if _replaced:
         sys.meta_path.remove(_finder)
     _replaced.clear()
+    _forget_availability()

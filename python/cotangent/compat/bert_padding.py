@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["index_first_axis", "index_put_first_axis", "pad_input", "unpad_input"]
+__all__ = [
+    "index_first_axis", "index_put_first_axis", "pad_input", "unpad_input", "unpad_input_for_concatenated_sequences",
+]  # fmt: skip
 
 
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
@@ -34,6 +36,20 @@ def unpad_input(
     cu_seqlens = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     used = attention_mask.sum(-1, dtype=torch.int32)
     return hidden_states.flatten(0, 1)[indices], indices, cu_seqlens, int(lengths.max()), used
+
+
+def unpad_input_for_concatenated_sequences(
+    hidden_states: Tensor, attention_mask_in_length: Tensor
+) -> "Tuple[Tensor, Tensor, Tensor, int]":
+    """Packs [B,T,...] whose rows hold several sequences one after the other. attention_mask_in_length [B,T] begins with
+    their lengths, and the rest of each row is 0. Returns (tokens [total,...], their indices in B*T, cu_seqlens int32
+    [sequences+1], the longest length)."""
+    used = attention_mask_in_length.sum(-1, keepdim=True)
+    column = torch.arange(attention_mask_in_length.shape[-1], device=used.device)
+    indices = (column < used).flatten().nonzero().flatten()
+    lengths = attention_mask_in_length[attention_mask_in_length > 0]
+    cu_seqlens = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return hidden_states.flatten(0, 1)[indices], indices, cu_seqlens, int(lengths.max())
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:

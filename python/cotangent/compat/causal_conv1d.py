@@ -10,8 +10,12 @@ from torch import Tensor
 from ..ops.causal_conv1d import causal_conv1d, causal_conv1d_update as _update
 from ..ops._options import need_tensors
 from ._arguments import renamed
+from ._causal_conv1d_ref import causal_conv1d_ref, causal_conv1d_update_ref, causal_conv1d_varlen_states_ref
 
-__all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
+__all__ = [
+    "causal_conv1d_fn", "causal_conv1d_ref", "causal_conv1d_update", "causal_conv1d_update_ref",
+    "causal_conv1d_varlen_states", "causal_conv1d_varlen_states_ref",
+]  # fmt: skip
 
 
 def causal_conv1d_fn(

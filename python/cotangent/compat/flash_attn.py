@@ -4,9 +4,10 @@ to 256).
 
 Shapes: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]; packed qkv [B,T,3,H,d], kv [B,Tk,2,Hkv,d]. The varlen functions have one
 axis of all rows instead of B and T, for example q [total_q,H,d]. With return_attn_probs the result is
-(out, softmax_lse, None): probabilities are never stored. Dropout masks follow the library's rule, so they differ from
-those of flash_attn. `deterministic` is accepted and has no effect: results are always deterministic.
-cotangent.attention(..., deterministic=False) has a faster backward."""
+(out, softmax_lse, S_dmask). Without dropout S_dmask is None. With dropout it holds the probabilities [B,H,Tq,Tk],
+negative where they were dropped. It is for tests, because it needs memory for all of them. Dropout masks follow the
+library's rule, so they differ from those of flash_attn. `deterministic` is accepted and has no effect: results are always
+deterministic. cotangent.attention(..., deterministic=False) has a faster backward."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple, Union
@@ -14,8 +15,9 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from ..ops.attention import attention, attention_varlen
-from ..ops._options import flag, need_tensors, pair
+from .._rotary import token_positions
+from ..ops.attention import _run_backward, attention, attention_varlen
+from ..ops._options import flag, need_tensors, number, pair, random_seed
 from ._arguments import refuse, renamed, same_device, unpack
 
 __all__ = [
@@ -26,6 +28,10 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "_flash_attn_backward",
+    "_flash_attn_forward",
+    "_flash_attn_varlen_backward",
+    "_flash_attn_varlen_forward",
 ]
 
 Window = Tuple[int, int]
@@ -44,18 +50,65 @@ def length(value: Any) -> Any:
     return int(value) if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-def run(function: str, attend: Any, *tensors: Any, **arguments: Any) -> Any:
-    """Calls attend(*tensors, **arguments). Errors have flash_attn's names of the arguments."""
+def run(function: str, attend: Any, *tensors: Any, renames: "Optional[dict[str, str]]" = None, **arguments: Any) -> Any:
+    """Calls attend(*tensors, **arguments). Errors have flash_attn's names of the arguments. renames: {cotangent's name:
+    flash_attn's}, besides those of all functions."""
     try:
         return attend(*tensors, **arguments)
     except (NotImplementedError, TypeError, ValueError) as error:
         names = dict(scale="softmax_scale", window="window_size", window_left="window_size", window_right="window_size",
                      return_lse="return_attn_probs")  # fmt: skip
-        raise renamed(function, error, **names) from None
+        raise renamed(function, error, **{**names, **(renames or {})}) from None
 
 
-def _results(out: Tensor, lse: Tensor, return_attn_probs: bool) -> Any:
-    return (out, lse, None) if flag("flash_attn", "return_attn_probs", return_attn_probs) else out
+def _signed_probabilities(q: Tensor, k: Tensor, seed: Tensor, dropout_p: float, lengths: "Tuple[Any, ...]",
+                          options: "dict[str, Any]") -> Tensor:  # fmt: skip
+    """S_dmask: the probabilities [B,H,Tq,Tk], negative where the dropout mask of this seed drops them. lengths:
+    (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) of packed sequences, or ().
+
+    Attention with the columns of the identity as values returns the probabilities. With q = k = 0 they cannot
+    underflow, so that their zeros are the mask."""
+    if lengths:
+        position, attend = token_positions(lengths[1], k.shape[0])[1], attention_varlen
+        columns = lengths[3]
+    else:
+        columns, attend = k.shape[1], attention  # type: ignore[assignment]
+        position = torch.arange(columns, device=k.device)
+    shape = (*k.shape[:-1], columns)
+    identity = torch.nn.functional.one_hot(position.clamp_max(columns - 1), columns).to(k.dtype)
+    values = identity[:, None, :].expand(shape)
+    plain = {name: value for name, value in options.items() if name in ("causal", "window")}
+    parts = []
+    with torch.no_grad():
+        for v in values.split(256, -1):  # the largest head size on a GPU
+            found = attend(q, k, v, *lengths, **options)
+            kept = attend(torch.zeros_like(q), torch.zeros_like(k), v, *lengths, dropout_p=dropout_p, seed_memory=seed,
+                          **plain)  # fmt: skip
+            parts.append(torch.where(kept > 0, found, -found))
+        S = torch.cat(parts, -1)
+        if lengths:
+            sequence, row = token_positions(lengths[0], q.shape[0])
+            padded = S.new_zeros((lengths[0].shape[0] - 1, lengths[2], *S.shape[1:]))
+            padded[sequence, row] = S
+            S = padded
+    return S.transpose(1, 2)
+
+
+def _attend(
+    function: str, q: Tensor, k: Tensor, v: Tensor, lengths: "Tuple[Any, ...]", dropout_p: float,
+    with_probabilities: bool, **options: Any,
+) -> "Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]":  # fmt: skip
+    """(out, lse, S_dmask, seed). S_dmask and seed are None without dropout."""
+    seed = None
+    if number(function, "dropout_p", dropout_p) > 0:
+        need_tensors(function, q=q)
+        seed = random_seed(q.device)
+    attend = attention_varlen if lengths else attention
+    out, lse = run(function, attend, q, k, v, *lengths, dropout_p=dropout_p, seed_memory=seed, return_lse=True, **options)
+    S_dmask = None
+    if seed is not None and flag("flash_attn", "return_attn_probs", with_probabilities):
+        S_dmask = _signed_probabilities(q, k, seed, dropout_p, lengths, options)
+    return out, lse, S_dmask, seed
 
 
 def flash_attn_func(
@@ -72,11 +125,11 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """See cotangent.attention."""
-    out, lse = run(
-        "flash_attn_func", attention, q, k, v, dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_lse=True,
+    out, lse, S_dmask, _ = _attend(
+        "flash_attn_func", q, k, v, (), dropout_p, return_attn_probs, alibi_slopes=alibi_slopes,
         **options(softmax_scale, causal, window_size, softcap),
     )  # fmt: skip
-    return _results(out, lse, return_attn_probs)
+    return (out, lse, S_dmask) if flag("flash_attn", "return_attn_probs", return_attn_probs) else out
 
 
 def flash_attn_varlen_func(
@@ -99,12 +152,12 @@ def flash_attn_varlen_func(
 ) -> Any:
     """See cotangent.attention_varlen."""
     refuse("flash_attn_varlen_func", block_table=block_table)
-    out, lse = run(
-        "flash_attn_varlen_func", attention_varlen, q, k, v, cu_seqlens_q, cu_seqlens_k, length(max_seqlen_q),
-        length(max_seqlen_k), dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_lse=True,
+    lengths = (cu_seqlens_q, cu_seqlens_k, length(max_seqlen_q), length(max_seqlen_k))
+    out, lse, S_dmask, _ = _attend(
+        "flash_attn_varlen_func", q, k, v, lengths, dropout_p, return_attn_probs, alibi_slopes=alibi_slopes,
         **options(softmax_scale, causal, window_size, softcap),
     )  # fmt: skip
-    return _results(out, lse, return_attn_probs)
+    return (out, lse, S_dmask) if flag("flash_attn", "return_attn_probs", return_attn_probs) else out
 
 
 def flash_attn_qkvpacked_func(
@@ -259,6 +312,148 @@ def flash_attn_with_kvcache(
         used = used + k.shape[1]
     out, lse = run(
         "flash_attn_with_kvcache", attention, q, k_cache, v_cache, seqused_k=used.to(torch.int32),
-        alibi_slopes=alibi_slopes, return_lse=True, **options(softmax_scale, causal, window_size, softcap),
+        alibi_slopes=alibi_slopes, return_lse=True, renames=dict(k="k_cache", v="v_cache"), **options(softmax_scale, causal, window_size, softcap),
     )  # fmt: skip
     return (out, lse) if return_softmax_lse else out
+
+
+# ---- without autograd, for packages with their own autograd functions -------------------------------------
+
+
+def _rng_state(q: Tensor, seed: Optional[Tensor]) -> Tensor:
+    """rng_state int64 [2]: the seed and 0."""
+    if seed is None:
+        return torch.zeros(2, dtype=torch.int64, device=q.device)
+    return torch.cat([seed, torch.zeros_like(seed)]).view(torch.int64)
+
+
+def _flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: Optional[float],
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Tensor] = None,
+    return_softmax: bool = False,
+) -> "Tuple[Tensor, Tensor, Optional[Tensor], Tensor]":
+    """(out, softmax_lse, S_dmask or None, rng_state)."""
+    with torch.no_grad():
+        out, lse, S_dmask, seed = _attend(
+            "_flash_attn_forward", q, k, v, (), dropout_p, return_softmax, alibi_slopes=alibi_slopes,
+            **options(softmax_scale, causal, (window_size_left, window_size_right), softcap),
+        )  # fmt: skip
+    return out, lse, S_dmask, _rng_state(q, seed)
+
+
+def _flash_attn_varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: Optional[float],
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Tensor] = None,
+    return_softmax: bool = False,
+    block_table: Optional[Tensor] = None,
+    leftpad_k: Optional[Tensor] = None,
+    seqused_k: Optional[Tensor] = None,
+    zero_tensors: bool = False,
+    num_splits: int = 0,
+) -> "Tuple[Tensor, Tensor, Optional[Tensor], Tensor]":
+    """(out, softmax_lse, S_dmask or None, rng_state). zero_tensors and num_splits have no effect."""
+    refuse("_flash_attn_varlen_forward", block_table=block_table, leftpad_k=leftpad_k)
+    lengths = (cu_seqlens_q, cu_seqlens_k, length(max_seqlen_q), length(max_seqlen_k))
+    with torch.no_grad():
+        out, lse, S_dmask, seed = _attend(
+            "_flash_attn_varlen_forward", q, k, v, lengths, dropout_p, return_softmax, alibi_slopes=alibi_slopes,
+            seqused_k=seqused_k, **options(softmax_scale, causal, (window_size_left, window_size_right), softcap),
+        )  # fmt: skip
+    return out, lse, S_dmask, _rng_state(q, seed)
+
+
+def _gradients(function: str, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+               into: "Tuple[Optional[Tensor], ...]", dropout_p: float, rng_state: Optional[Tensor],
+               **arguments: Any) -> Tensor:  # fmt: skip
+    """Writes the gradients to the tensors that are given. Returns the sums of dout * out, which flash_attn calls
+    softmax_d."""
+    if number(function, "dropout_p", dropout_p) > 0 and rng_state is None:
+        raise ValueError(f"{function}: rng_state is None, expected that of the forward, because dropout_p is {dropout_p}")
+    seed = rng_state.view(torch.int32)[:2] if rng_state is not None and dropout_p > 0 else None
+    wanted = (*(x is not None for x in into), False, False)
+    found = run(function, _run_backward, q, k, v, out, lse, dout, dropout_p=dropout_p, seed_memory=seed, wanted=wanted,
+                **arguments)  # fmt: skip
+    for target, gradient in zip(into, found):
+        if target is not None:
+            target.copy_(gradient)
+    return (dout.float() * out.float()).sum(-1).transpose(-1, -2)
+
+
+def _flash_attn_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Optional[Tensor],
+    dk: Optional[Tensor],
+    dv: Optional[Tensor],
+    dropout_p: float,
+    softmax_scale: Optional[float],
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Tensor] = None,
+    deterministic: bool = False,
+    rng_state: Optional[Tensor] = None,
+) -> Tensor:
+    """Writes dq, dk and dv, and returns softmax_d [B,H,Tq]."""
+    return _gradients(
+        "_flash_attn_backward", dout, q, k, v, out, softmax_lse, (dq, dk, dv), dropout_p, rng_state,
+        alibi_slopes=alibi_slopes, **options(softmax_scale, causal, (window_size_left, window_size_right), softcap),
+    )  # fmt: skip
+
+
+def _flash_attn_varlen_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Optional[Tensor],
+    dk: Optional[Tensor],
+    dv: Optional[Tensor],
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: Optional[float],
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Tensor] = None,
+    deterministic: bool = False,
+    rng_state: Optional[Tensor] = None,
+    zero_tensors: bool = False,
+) -> Tensor:
+    """Writes dq, dk and dv, and returns softmax_d [H,total_q]."""
+    return _gradients(
+        "_flash_attn_varlen_backward", dout, q, k, v, out, softmax_lse, (dq, dk, dv), dropout_p, rng_state,
+        cu_seqlens=(cu_seqlens_q, cu_seqlens_k), max_seqlens=(length(max_seqlen_q), length(max_seqlen_k)),
+        alibi_slopes=alibi_slopes, **options(softmax_scale, causal, (window_size_left, window_size_right), softcap),
+    )  # fmt: skip

@@ -5,16 +5,17 @@ results are always deterministic. Arguments that change results and that no kern
 attention_chunk) raise NotImplementedError."""
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Tuple, Union
 
 from torch import Tensor
 
 from ..ops.attention import attention, attention_varlen
 from ..ops._options import need_tensors
 from ._arguments import refuse, unpack
+from . import flash_attn as version_2
 from .flash_attn import length, options, run
 
-__all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func"]
+__all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
 
 def flash_attn_func(
@@ -114,4 +115,48 @@ def flash_attn_qkvpacked_func(
     return flash_attn_func(
         q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
         return_attn_probs=return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Optional[Tensor] = None,
+    v: Optional[Tensor] = None,
+    qv: Optional[Tensor] = None,
+    rotary_cos: Optional[Tensor] = None,
+    rotary_sin: Optional[Tensor] = None,
+    cache_seqlens: Optional[Union[int, Tensor]] = None,
+    cache_batch_idx: Optional[Tensor] = None,
+    cache_leftpad: Optional[Tensor] = None,
+    page_table: Optional[Tensor] = None,
+    cu_seqlens_q: Optional[Tensor] = None,
+    cu_seqlens_k_new: Optional[Tensor] = None,
+    max_seqlen_q: Optional[int] = None,
+    rotary_seqlens: Optional[Tensor] = None,
+    q_descale: Optional[Tensor] = None,
+    k_descale: Optional[Tensor] = None,
+    v_descale: Optional[Tensor] = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Optional[Tensor] = None,
+    num_splits: int = 0,
+    pack_gqa: Optional[bool] = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Decoding, as flash_attn_with_kvcache of version 2. scheduler_metadata has no effect. Paged caches, packed
+    queries, left padding, batch indices and rotary embeddings raise NotImplementedError."""
+    refuse("flash_attn_with_kvcache", qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+           cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, page_table=page_table,
+           cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
+           q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)  # fmt: skip
+    return version_2.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, return_softmax_lse=return_softmax_lse,
     )  # fmt: skip

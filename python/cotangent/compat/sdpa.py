@@ -2,16 +2,34 @@
 """PyTorch's scaled_dot_product_attention, computed by cotangent's attention."""
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ..ops._options import flag, need_tensors
 from ..ops.attention import attention
 from ._arguments import renamed
 
-__all__ = ["scaled_dot_product_attention"]
+__all__ = ["enabled", "scaled_dot_product_attention"]
+
+
+def upper_left(queries: int, keys: int, is_causal: bool) -> "Tuple[int, bool, Optional[Tuple[int, int]]]":
+    """Converts PyTorch's causal mask, which is aligned to the upper left corner, to the options of cotangent.attention,
+    whose masks are aligned to the lower right corner: (the number of keys that some query sees, causal, window)."""
+    if not is_causal:
+        return keys, False, None
+    if keys > queries:
+        return queries, True, None
+    return (keys, True, None) if keys == queries else (keys, False, (-1, queries - keys))
+
+
+def as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of PyTorch as a bias with 4 axes: -inf where a bool mask is False."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(mask.logical_not(), float("-inf"))
+    return mask[(None,) * (4 - mask.dim())]
 
 
 def scaled_dot_product_attention(
@@ -25,56 +43,82 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """As torch.nn.functional.scaled_dot_product_attention: query [...,H,L,E], key [...,Hkv,S,E], value [...,Hkv,S,Ev].
+    With 3 axes, the first axis is a batch without heads. With 2 axes there is neither. The axes in front of L and S
+    broadcast.
 
-    With 3 axes, the first axis is a batch without heads. attn_mask broadcasts to [...,H,L,S]. It is bool, True where a
-    key is visible, or it is added to the scores. Numbers at or below -65504 mask the key, as False does. With
-    is_causal, query i sees the keys 0 to i (upper left corner). Returns [...,H,L,Ev]. A query that sees no key gets
-    0."""
-    if flag("scaled_dot_product_attention", "is_causal", is_causal) and attn_mask is not None:
-        raise ValueError("scaled_dot_product_attention: attn_mask and is_causal are both given, expected at most one")
-    need_tensors("scaled_dot_product_attention", query=query, key=key, value=value)
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dim() < 3 or tensor.dim() != query.dim():
-            raise ValueError(
-                f"scaled_dot_product_attention: {name} has {tensor.dim()} axes, expected 3 or more and as many as query"
-            )
-    leading = query.shape[:-3] if query.dim() > 3 else query.shape[:1]
+    attn_mask broadcasts to [...,H,L,S]. It is bool, True where a key is visible, or it is added to the scores. Numbers
+    at or below -65504 mask the key, as False does. With is_causal, query i sees the keys 0 to i (upper left corner).
+    Returns [...,H,L,Ev]. A query that sees no key gets 0."""
+    name = "scaled_dot_product_attention"
+    if flag(name, "is_causal", is_causal) and attn_mask is not None:
+        raise ValueError(f"{name}: attn_mask and is_causal are both given, expected at most one")
+    need_tensors(name, query=query, key=key, value=value)
+    shapes = dict(query=query.shape, key=key.shape, value=value.shape)
+    for argument, shape in shapes.items():
+        if len(shape) < 2:
+            raise ValueError(f"{name}: {argument} has {len(shape)} axes, expected 2 or more")
+    axes = max(len(shape) for shape in shapes.values())
+    if axes < 4:  # a batch without heads
+        query, key, value = (x.unsqueeze(-3) for x in (query, key, value))
+        shapes = dict(query=query.shape, key=key.shape, value=value.shape)
+    heads_q, heads_k, heads_v = (shape[-3] if len(shape) > 2 else 1 for shape in shapes.values())
+    heads = max(heads_q, heads_k, heads_v)
+    if heads_k not in (heads, 1) and not flag(name, "enable_gqa", enable_gqa):
+        raise ValueError(f"{name}: key has {heads_k} heads, query {heads_q} (enable_gqa)")
+    try:
+        leading = torch.broadcast_shapes(*(shape[:-3] for shape in shapes.values()))
+    except RuntimeError:
+        found = ", ".join(f"{argument} has shape {tuple(shape)}" for argument, shape in shapes.items())
+        raise ValueError(f"{name}: {found}, expected batch axes that broadcast") from None
 
-    def by_heads(x: Tensor) -> Tensor:  # to [B,T,H,d], without a copy if the leading axes allow it
-        x = x if query.dim() > 3 else x.unsqueeze(-3)
+    def by_heads(x: Tensor, count: int) -> Tensor:  # to [B,T,H,d], without a copy if the leading axes allow it
+        x = x.expand(*leading, count, *x.shape[-2:])
         return x.reshape(-1, *x.shape[-3:]).transpose(1, 2)
 
-    q, k, v = by_heads(query), by_heads(key), by_heads(value)
-    if q.shape[2] != k.shape[2] and not flag("scaled_dot_product_attention", "enable_gqa", enable_gqa):
-        raise ValueError(f"scaled_dot_product_attention: key has {k.shape[2]} heads, query {q.shape[2]} (enable_gqa)")
-    L, S = q.shape[1], key.shape[-2]
-    causal, window = False, None
-    if is_causal and S > L:  # no query sees the keys from L on
-        k, v, causal = k[:, :L], v[:, :L], True
-    elif is_causal:  # the library's diagonal ends in the lower right corner
-        causal, window = L == S, (-1, L - S) if L > S else None
+    heads_kv = max(heads_k, heads_v) if 1 in (heads_k, heads_v) else heads_k
+    q, k, v = by_heads(query, heads), by_heads(key, heads_kv), by_heads(value, heads_kv if heads_v == 1 else heads_v)
+    L, S = q.shape[1], k.shape[1]
+    keys, causal, window = upper_left(L, S, is_causal)
+    k, v = k[:, :keys], v[:, :keys]
     bias = None
     if attn_mask is not None:
-        need_tensors("scaled_dot_product_attention", attn_mask=attn_mask)
-        scores = (*query.shape[:-1], S)
-        if attn_mask.dim() > query.dim() or any(m not in (1, s) for m, s in zip(attn_mask.shape[::-1], scores[::-1])):
+        need_tensors(name, attn_mask=attn_mask)
+        scores = (*leading, L, S) if axes < 4 else (*leading, heads, L, S)
+        if attn_mask.dim() > axes or any(m not in (1, s) for m, s in zip(attn_mask.shape[::-1], scores[::-1])):
             raise ValueError(
-                f"scaled_dot_product_attention: attn_mask has shape {tuple(attn_mask.shape)}, which does not broadcast to "
-                f"{tuple(scores)}"
+                f"{name}: attn_mask has shape {tuple(attn_mask.shape)}, which does not broadcast to {tuple(scores)}"
             )
-        bias = attn_mask
-        if attn_mask.dtype == torch.bool:
-            bias = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(attn_mask.logical_not(), float("-inf"))
-        if query.dim() == 3 and bias.dim() == 3:
-            bias = bias.unsqueeze(1)
-        elif query.dim() > 4:
-            bias = bias.expand(*leading, *([-1] * 3)) if bias.dim() >= query.dim() else bias
-            bias = bias.reshape(-1, *bias.shape[-3:]) if bias.dim() >= 3 else bias
-        bias = bias[(None,) * (4 - bias.dim())]
+        bias = attn_mask.unsqueeze(-3) if axes < 4 and attn_mask.dim() == 3 else attn_mask
+        if len(leading) > 1 and bias.dim() > 3:
+            bias = bias.expand(*leading, *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
+        bias = as_bias(bias, q.dtype)
     try:
         out = attention(q, k, v, causal=causal, window=window, scale=scale, dropout_p=dropout_p, bias=bias)
     except (NotImplementedError, TypeError, ValueError) as error:
         names = dict(q="query", k="key", v="value", bias="attn_mask")
-        raise renamed("scaled_dot_product_attention", error, **names) from None
+        raise renamed(name, error, **names) from None
     out = out.transpose(1, 2)
-    return out.squeeze(1) if query.dim() == 3 else out.reshape(*leading, *out.shape[1:])
+    out = out.reshape(*leading, *out.shape[1:])
+    return out.squeeze(-3) if axes < 4 else out
+
+
+_torch_sdpa = torch.nn.functional.scaled_dot_product_attention
+
+
+class enabled(TorchFunctionMode):
+    """Inside `with cotangent.compat.sdpa.enabled():` every call of PyTorch's scaled_dot_product_attention runs
+    cotangent.attention, also in modules that have imported the function by its name. Calls that cotangent does not
+    support raise NotImplementedError. The mode sees each function of torch, which costs time in eager mode. It replaces
+    the function in torch.nn.functional, for all threads, until it ends."""
+
+    def __enter__(self) -> Any:
+        self.previous = torch.nn.functional.scaled_dot_product_attention
+        torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        torch.nn.functional.scaled_dot_product_attention = self.previous
+        return super().__exit__(*error)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (scaled_dot_product_attention if function is _torch_sdpa else function)(*args, **(kwargs or {}))

@@ -26,9 +26,11 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from .. import _C
+from .._namespace import NAMESPACE
 from ._options import is_tensor, wrong_type
 
-_library = torch.library.Library("cotangent", "DEF")
+_library = torch.library.Library(NAMESPACE, "DEF")
+registered_ops: Any = getattr(torch.ops, NAMESPACE)  # torch.ops.cotangent
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
@@ -220,6 +222,14 @@ def _match_layout(
     return gradient.new_empty_strided(shape, stride, dtype=dtype).copy_(gradient)  # mapped by vmap if the gradient is
 
 
+def _zeros_of_subclass(gradients: "Sequence[Optional[Tensor]]", layout: Any) -> Optional[Tensor]:
+    """Zeros for a missing gradient if the other gradients belong to a subclass, for example DTensor."""
+    for other in gradients:
+        if other is not None and type(other) is not Tensor:
+            return other.new_zeros(layout[0], dtype=layout[2])
+    return None
+
+
 def _redispatch(op: Any, arguments: Sequence[Any]) -> Any:
     """Calls the op without autograd; inside a function transform, without autograd of this level. The levels below need
     the grad modes, which torch.autograd.Function disables in its forward: without them their gradients would be
@@ -264,6 +274,8 @@ def _differentiable(spec: _Autograd, run: Callable[..., Any]) -> Any:
             needs_gradient = ctx.needs_input_grad
             values = [*ctx.saved_tensors, *ctx.plain, [*wanted(needs_gradient)]]
             for gradient, fill, layout in zip(differentiable(gradients), filled, ctx.layouts):
+                if gradient is None and fill:
+                    gradient = _zeros_of_subclass(gradients, layout)
                 values.append(_match_layout(gradient, *layout) if gradient is not None or fill else None)
             arguments = in_order(values)
             try:
@@ -455,7 +467,7 @@ def define(
     prepare(*arguments)         the values that the library gets instead of the arguments"""
     name = schema[: schema.index("(")]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    op = getattr(torch.ops.cotangent, name).default
+    op = getattr(registered_ops, name).default
     names = [argument.name for argument in op._schema.arguments]
     tensors = tuple(i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type))
     members = [*names, *[result.name for result in op._schema.returns]]
@@ -463,7 +475,7 @@ def define(
     cpu, cuda = _kernels(plan, outputs, len(op._schema.returns), prepare)
     _library.impl(name, cpu, "CPU")
     _library.impl(name, cuda, "CUDA")
-    torch.library.register_fake(f"cotangent::{name}", _fake(name, names, outputs), lib=_library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", _fake(name, names, outputs), lib=_library)
     if backward is not None:
         spec = _Autograd(op, backward, passthrough or {}, unsaved)
         autograd, call = _with_autograd(op, (cpu, cuda), partial(_differentiable, spec), tensors, jvp)
@@ -471,7 +483,7 @@ def define(
         autograd, call = _with_autograd(op, (cpu, cuda), partial(_refuse_gradient, op, no_gradient), tensors, jvp)
     _library.impl(name, autograd, "Autograd")
     if hasattr(torch.library, "register_vmap"):  # since 2.5; older versions loop over ops that change nothing in place
-        torch.library.register_vmap(f"cotangent::{name}", _in_vmap(op, batched, folds), lib=_library)
+        torch.library.register_vmap(f"{NAMESPACE}::{name}", _in_vmap(op, batched, folds), lib=_library)
     if autocast:
         _library.impl(name, _autocast(op, autocast, "cpu"), "AutocastCPU")
         _library.impl(name, _autocast(op, autocast, "cuda"), "AutocastCUDA")

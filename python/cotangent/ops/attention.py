@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ._define import define, gradients_like
+from ._define import _match_layout, define, gradients_like
 from ._options import flag, need_tensors, number, pair, random_seed
 
 _INPUTS = (
@@ -101,6 +101,26 @@ def _run(
         not flag("attention", "deterministic", deterministic),
     )  # fmt: skip
     return (out, lse) if flag("attention", "return_lse", return_lse) else out
+
+
+def _run_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *, dlse: Any = None,
+    cu_seqlens: Any = (None, None), max_seqlens: Any = (0, 0), seqused: Any = (None, None), causal: bool = False,
+    window: Any = None, scale: Optional[float] = None, softcap: float = 0.0, dropout_p: float = 0.0,
+    seed_memory: Any = None, offset_memory: Any = None, sink: Any = None, alibi_slopes: Any = None, bias: Any = None,
+    deterministic: bool = True, wanted: "tuple[bool, ...]" = (True, True, True, True, True),
+) -> Any:  # fmt: skip
+    """The gradients (dq, dk, dv, dsink, dbias) from saved results, for the functions of other packages that have no
+    autograd. The arguments are those of attention_varlen."""
+    left, right = (0, 0) if window is None else pair("attention", "window", window)
+    wanted = (*wanted[:3], wanted[3] and sink is not None, wanted[4] and bias is not None)
+    with torch.no_grad():
+        dout = _match_layout(dout, out.shape, out.stride(), out.dtype, out.device)
+        return _backward(
+            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_memory, offset_memory, causal,
+            window is not None, left, right, scale or 0.0, softcap, dropout_p, 0, 0, *(m or 0 for m in max_seqlens),
+            not deterministic, out, lse, dout, dlse, [*wanted],
+        )  # fmt: skip
 
 
 def attention(
