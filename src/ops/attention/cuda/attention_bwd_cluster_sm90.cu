@@ -46,7 +46,7 @@
 
 static constexpr float P_SCALE_LOG2 = 4.0f, INVERSE_P_SCALE = 0x1p-4f;
 
-enum { BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
+enum { QUERIES = 64, BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
 
 /* Shared memory of a block. D: columns of Q and K. DV: columns of V and dO. */
 template <int D, int DV> struct shared_storage {
@@ -80,11 +80,6 @@ template <int D, int DV> struct shared_storage {
     attention_work work; /* for the producer, which has too few registers for a copy if GENERAL */
 };
 
-static __device__ __forceinline__ int step_count(const attention_work &w)
-{
-    return w.heads * (w.tile_end - w.tile_begin);
-}
-
 /* Waits for a tile, clears its rows from `row` on, and arrives at `full`. Executed by a warp. */
 template <int SLICES>
 static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
@@ -117,7 +112,7 @@ static __device__ __forceinline__ key_rows key_rows_of(const attention_bwd_call 
 template <bool GENERAL>
 static __device__ __forceinline__ int first_unclean_tile_of(const attention_bwd_call &c, const attention_work &w)
 {
-    return !GENERAL || w.q_row + w.used_q == c.scheduler.Tq ? w.tile_end : w.used_q / QUERIES;
+    return !GENERAL || w.q_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
 }
 
 /* Loads K and Q (Q), V and dO (DOUT), or all four. Executed by one thread, or by a warp if GENERAL, because a warp clears
@@ -172,7 +167,8 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D, DV>
     for (int h = 0; h < w.heads; h++) {
         /* Without Q, the addition of delta_row stands here: at its use it spills registers of 256 columns. */
         const int row = (Q ? 0 : delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
-        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--) {
+        int tile = w.tile_first;
+        for (int n = 0; n < w.tiles; n++, tile += w.tile_step) {
             const bool clean = tile < first_unclean_tile;
             if (Q) {
                 uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
@@ -217,7 +213,7 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_storage<D, D
                                 int rank, int writer)
 {
     using S = shared_storage<D, DV>;
-    const int tiles = w.tile_end - w.tile_begin, steps = step_count(w);
+    const int steps = step_count(w);
     const int own_steps = S::BY_TILES ? (steps + 1 - rank) / 2 : steps;
     uint32_t parity = 0;
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
@@ -225,10 +221,16 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_storage<D, D
     for (int n = writer; n < own_steps * S::DQ_SLICES; n += 2, parity ^= 1) {
         const int step = S::BY_TILES ? 2 * (n / S::DQ_SLICES) + rank : n / S::DQ_SLICES;
         const int slice = n % S::DQ_SLICES + (S::BY_TILES ? 0 : rank * S::DQ_SLICES);
-        const int tile = w.tile_end - 1 - step % tiles;
-        const int64_t slice_index = (statistics_row_of<GENERAL>(c, w, step / tiles) + tile) * S::SLICES + slice;
-        add_dq_slice<DETERMINISTIC>(c, blocks_before_of<GENERAL>(w, tile), slice_index, s.dq[n % S::DQ_STAGES],
-                                    &s.dq_full[writer], parity, &s.dq_empty[n % S::DQ_STAGES]);
+        const int tile = w.tile_first + w.tile_step * (step % w.tiles);
+        const int64_t slice_index = (statistics_row_of<GENERAL>(c, w, step / w.tiles) + tile) * S::SLICES + slice;
+        const uint32_t before = DETERMINISTIC ? dq_turn_of<QUERIES, GENERAL>(c, w, tile).before : 1;
+        if (DETERMINISTIC && before > 0)
+            wait_dq_turn(c, slice_index, before);
+        cot_mbarrier_wait(&s.dq_full[writer], parity);
+        add_dq_slice(c, slice_index, s.dq[n % S::DQ_STAGES], before == 0);
+        cot_mbarrier_arrive(&s.dq_empty[n % S::DQ_STAGES]);
+        if (DETERMINISTIC)
+            end_dq_turn(c, slice_index);
     }
     cot_bulk_wait();
 }
@@ -434,7 +436,7 @@ static __device__ __forceinline__ uint32_t softcap_to_p(const attention_bwd_soft
                     exponent = fmaf(x, fmaf(fmaf(u, cap.series[2], cap.series[1]), u, cap.series[0]), -base);
                     slope = fmaf(fmaf(u, cap.series_slope[2], cap.series_slope[1]), u, cap.series_slope[0]);
                 }
-                p[j] = is_masked(w, tile, key, element) ? 0.0f : cot_ex2(exponent);
+                p[j] = is_masked<QUERIES>(w, tile, key, element) ? 0.0f : cot_ex2(exponent);
                 p_times_slope[j] = p[j] * slope;
             }
             packed[4 * k + i] = cot_pack_pair<E>(p[0], p[1]);
@@ -500,10 +502,10 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, shar
     const float *lse_log2 = &s.lse_log2[q][2 * (lane % 4)];
     if (!SOFTCAP) {
         if (GENERAL) {
-            if (needs_mask_general(w, tile, key_begin))
+            if (needs_mask_general<QUERIES>(w, tile, key_begin))
                 apply_mask_general(w, tile, thread_key(key_begin),
                                    __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
-        } else if (needs_mask(c, tile, key_begin)) {
+        } else if (needs_mask<QUERIES>(c, tile, key_begin)) {
             apply_mask(c, tile, thread_key(key_begin), scores);
         }
 #pragma unroll
@@ -571,7 +573,7 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<D,
     const uint32_t steps = (uint32_t)step_count(w);
     cot_mbarrier_wait(&s.k_full, 0);
     if (steps > 0) {
-        int tile = w.tile_end - 1;
+        int tile = w.tile_first;
         dv_step<E, D, DV, GENERAL, SOFTCAP, true>(c, s, w, 0, tile, key_begin, chunk, dv, packed);
         for (uint32_t n = 1; n < steps; n++) {
             tile = next_tile(w, tile);
@@ -582,7 +584,8 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<D,
     }
 #pragma unroll
     for (int part = 0; part < S::DOUT_PARTS; part++)
-        store_rows<E, GENERAL>(c, c.grad_v, c.dv_vectorized, w, thread_key(key_begin), part * S::CHUNK_SLICES * 64,
+        store_rows<E, GENERAL>(c, c.grad_v, c.dv_vectorized, key_rows_out<GENERAL>(c, c.grad_v, w),
+                               thread_key(key_begin), part * S::CHUNK_SLICES * 64,
                                (int)c.dv - part * S::CHUNK_SLICES * 64, INVERSE_P_SCALE, dv[part]);
 }
 
@@ -707,8 +710,8 @@ static __device__ void compute_dk(const attention_bwd_call &c, shared_storage<D,
     }
 #pragma unroll
     for (int part = 0; part < S::DK_PARTS; part++)
-        store_rows<E, GENERAL>(c, c.grad_k, c.dk_vectorized, w, thread_key(key_begin), part * COLUMNS,
-                               (int)c.d - part * COLUMNS, c.scale, dk[part]);
+        store_rows<E, GENERAL>(c, c.grad_k, c.dk_vectorized, key_rows_out<GENERAL>(c, c.grad_k, w),
+                               thread_key(key_begin), part * COLUMNS, (int)c.d - part * COLUMNS, c.scale, dk[part]);
 }
 
 template <typename E, int D, int DV, bool GENERAL, bool SOFTCAP>
@@ -721,11 +724,11 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     const int rank = (int)cot_cluster_rank();
     attention_work w;
     if (!GENERAL) {
-        w = work_of(c, blockIdx.x / ATTENTION_CLUSTER_BLOCKS);
+        w = work_of<QUERIES>(c, blockIdx.x / ATTENTION_CLUSTER_BLOCKS);
     } else {
         cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
         cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
-        if (!work_of_general(c, blockIdx.x / ATTENTION_CLUSTER_BLOCKS, w))
+        if (!work_of_general<QUERIES>(c, blockIdx.x / ATTENTION_CLUSTER_BLOCKS, w))
             return; /* both blocks do */
     }
     if (threadIdx.x == 0) {

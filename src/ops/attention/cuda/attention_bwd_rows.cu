@@ -15,6 +15,7 @@ enum { LANES = 32, WARPS = 8 };
 struct attention_tile {
     int64_t b, h, tile, index;
     int64_t q_row, rows, used; /* of its sequence */
+    int sequence;              /* GENERAL */
 };
 
 /* Finds tile number tile_index. The head is the fastest index, because the heads of a row are adjacent in memory.
@@ -36,6 +37,7 @@ static __device__ __forceinline__ bool tile_of(const attention_bwd_call &c, unsi
         return false;
     const int sequence = attention_sequence_at(c.scheduler, &attention_seqlen_info::first_tile, 1, sequence_tile);
     const attention_seqlen_info s = c.scheduler.seqlens[sequence];
+    t.sequence = sequence;
     t.b = c.scheduler.packed ? 0 : sequence;
     t.tile = (int)sequence_tile - s.first_tile;
     t.index =
@@ -57,62 +59,111 @@ template <typename E> static __device__ __forceinline__ float dot(const cot_word
     return sum;
 }
 
-/* Writes lse_log2 and row_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore. HEAD_DIM / 8
- * lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum of a row needs a
- * power of two. */
-template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
+/* Whether a block of the main kernel adds to this tile of dQ. In deterministic mode the first one stores instead, so that
+ * the tile need not be cleared. */
+template <int QUERIES, bool GENERAL>
+static __device__ __forceinline__ bool is_visited(const attention_bwd_call &c, const attention_tile &t)
 {
-    constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW,
-                  PARTS = ATTENTION_QUERIES / ROWS;
-    cot_griddepcontrol_launch_dependents();
-    const unsigned heads = (unsigned)c.H, tile_part = blockIdx.x / heads; /* the parts of a tile are c.H blocks apart */
-    attention_tile t;
-    if (!tile_of<GENERAL>(c, tile_part / PARTS * heads + blockIdx.x % heads, t))
+    const int first_query = (int)t.tile * QUERIES;
+    attention_block_range range;
+    if (GENERAL) {
+        const attention_seqlen_info s = c.scheduler.seqlens[t.sequence];
+        range = attention_block_range_of(first_query, QUERIES, s.used_q, s.used_k,
+                                         attention_clamp(s.diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR),
+                                         attention_clamp(s.diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR));
+    } else {
+        range = attention_block_range_of(first_query, QUERIES, (int)c.Tq, (int)c.Tk, -ATTENTION_FAR,
+                                         c.causal ? attention_clamp(c.diagonal, -ATTENTION_FAR, ATTENTION_FAR)
+                                                  : ATTENTION_FAR);
+    }
+    return range.last >= range.first;
+}
+
+/* Clears a thread's part of a tile of dQ: in dq_accum, or in dq itself if the main kernel stores dq (stores_dq). */
+template <int HEAD_DIM, bool GENERAL>
+static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, const attention_tile &t, int lane,
+                                                int64_t row, int64_t i, int64_t statistics_index)
+{
+    constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW;
+    if (c.stores_dq) {
+        if (c.grad_q.data == nullptr || c.accumulate || i >= t.rows)
+            return;
+        for (int x = 8 * lane; x < 8 * lane + 8 && x < c.d; x++)
+            cot_store(c.grad_q.data, c.grad_q.dtype,
+                      t.b * c.grad_q.stride[0] + row * c.grad_q.stride[1] + t.h * c.grad_q.stride[2] + x, 0.0f);
         return;
-    const int lane = threadIdx.x % ROW, part = (int)(tile_part % PARTS);
-    const int64_t i = t.tile * ATTENTION_QUERIES + part * ROWS + threadIdx.x / ROW, row = t.q_row + i;
-    const int64_t statistics_index = t.index * ATTENTION_QUERIES + part * ROWS + threadIdx.x / ROW;
-    if (part == 0 && threadIdx.x < HEAD_DIM / 64)
-        c.dq_semaphore[t.index * (HEAD_DIM / 64) + threadIdx.x] = 0;
-    float delta = 0.0f, lse_log2 = __int_as_float(0x7f800000);
-    if (i < t.used) {
-        if (c.delta.data != nullptr) {
-            delta = cot_load(c.delta.data, c.delta.dtype,
-                             t.b * c.delta.stride[0] + t.h * c.delta.stride[1] + row * c.delta.stride[2]);
-        } else if ((!GENERAL && HEAD_DIM != 192) || 8 * lane < c.dv) { /* at 192 columns dv may be 128 */
-            const int64_t out = t.b * c.out.stride[0] + row * c.out.stride[1] + t.h * c.out.stride[2] + 8 * lane;
-            const int64_t dout = t.b * c.dout.stride[0] + row * c.dout.stride[1] + t.h * c.dout.stride[2] + 8 * lane;
-            if (c.out_vectorized) {
-                const cot_words<4> a = cot_load_words<4>((const uint16_t *)c.out.data + out);
-                const cot_words<4> b = cot_load_words<4>((const uint16_t *)c.dout.data + dout);
-                delta = c.out.dtype == COT_F16 ? dot<__half>(a, b) : dot<__nv_bfloat16>(a, b);
-            } else {
-                for (int x = 0; x < 8 && (!GENERAL || 8 * lane + x < c.dv); x++)
-                    delta = fmaf(cot_load(c.out.data, c.out.dtype, out + x),
-                                 cot_load(c.dout.data, c.dout.dtype, dout + x), delta);
-            }
-        }
-        const float lse =
-            cot_load(c.lse.data, c.lse.dtype, t.b * c.lse.stride[0] + t.h * c.lse.stride[1] + row * c.lse.stride[2]);
-        if (lse != -lse_log2) /* -inf: the query attends to no key */
-            lse_log2 = fmaf(1.4426950408889634f, lse, -c.p_scale_log2);
     }
     float4 *accum = (float4 *)(c.dq_accum + (statistics_index - threadIdx.x / ROW) * HEAD_DIM) + threadIdx.x;
 #pragma unroll
     for (int at = 0; at < ROWS * HEAD_DIM / 4; at += LANES * WARPS)
         if (HEAD_DIM != 192 || at + (int)threadIdx.x < ROWS * HEAD_DIM / 4)
             __stcs(accum + at, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-    if (c.delta.data == nullptr) {
+}
+
+/* Writes lse_log2 and row_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore. HEAD_DIM / 8
+ * lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum of a row needs a
+ * power of two. */
+template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
+{
+    constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW,
+                  QUERIES = ATTENTION_BWD_QUERIES(HEAD_DIM), PARTS = QUERIES / (ROWS * ATTENTION_PREPARE_ROWS);
+    cot_griddepcontrol_launch_dependents();
+    const unsigned heads = (unsigned)c.H, tile_part = blockIdx.x / heads; /* the parts of a tile are c.H blocks apart */
+    attention_tile t;
+    if (!tile_of<GENERAL>(c, tile_part / PARTS * heads + blockIdx.x % heads, t))
+        return;
+    const int lane = threadIdx.x % ROW, part = (int)(tile_part % PARTS);
+    const int first_row = part * ROWS * ATTENTION_PREPARE_ROWS + (int)threadIdx.x / ROW; /* of the tile */
+    constexpr int SLICES = QUERIES * HEAD_DIM / ATTENTION_DQ_SLICE;                      /* of a tile */
+    if (part == 0 && threadIdx.x < SLICES)
+        c.dq_semaphore[t.index * SLICES + threadIdx.x] = 0;
+    float delta[ATTENTION_PREPARE_ROWS], lse_log2[ATTENTION_PREPARE_ROWS];
 #pragma unroll
-        for (int distance = ROW / 2; distance > 0; distance /= 2)
-            delta += __shfl_xor_sync(0xffffffffu, delta, distance);
-        if (c.dlse.data != nullptr && i < t.used)
-            delta -= cot_load(c.dlse.data, c.dlse.dtype,
-                              t.b * c.dlse.stride[0] + t.h * c.dlse.stride[1] + row * c.dlse.stride[2]);
+    for (int n = 0; n < ATTENTION_PREPARE_ROWS; n++) { /* without stores, so that the loads of all rows come first */
+        const int64_t i = t.tile * QUERIES + first_row + n * ROWS, row = t.q_row + i;
+        delta[n] = 0.0f, lse_log2[n] = INFINITY;
+        if (i >= t.used)
+            continue;
+        if (c.delta.data != nullptr) {
+            delta[n] = cot_load(c.delta.data, c.delta.dtype,
+                                t.b * c.delta.stride[0] + t.h * c.delta.stride[1] + row * c.delta.stride[2]);
+        } else if ((!GENERAL && HEAD_DIM != 192) || 8 * lane < c.dv) { /* at 192 columns dv may be 128 */
+            const int64_t out = t.b * c.out.stride[0] + row * c.out.stride[1] + t.h * c.out.stride[2] + 8 * lane;
+            const int64_t dout = t.b * c.dout.stride[0] + row * c.dout.stride[1] + t.h * c.dout.stride[2] + 8 * lane;
+            if (c.out_vectorized) {
+                const cot_words<4> a = cot_load_words<4>((const uint16_t *)c.out.data + out);
+                const cot_words<4> b = cot_load_words<4>((const uint16_t *)c.dout.data + dout);
+                delta[n] = c.out.dtype == COT_F16 ? dot<__half>(a, b) : dot<__nv_bfloat16>(a, b);
+            } else {
+                for (int x = 0; x < 8 && (!GENERAL || 8 * lane + x < c.dv); x++)
+                    delta[n] = fmaf(cot_load(c.out.data, c.out.dtype, out + x),
+                                    cot_load(c.dout.data, c.dout.dtype, dout + x), delta[n]);
+            }
+        }
+        const float lse =
+            cot_load(c.lse.data, c.lse.dtype, t.b * c.lse.stride[0] + t.h * c.lse.stride[1] + row * c.lse.stride[2]);
+        if (lse != -INFINITY) /* -inf: the query attends to no key */
+            lse_log2[n] = fmaf(1.4426950408889634f, lse, -c.p_scale_log2);
     }
-    if (lane == 0) {
-        c.row_delta[statistics_index] = c.dp_scale * delta;
-        c.lse_log2[statistics_index] = lse_log2;
+    const bool clear = !c.deterministic || !is_visited<QUERIES, GENERAL>(c, t);
+#pragma unroll
+    for (int n = 0; n < ATTENTION_PREPARE_ROWS; n++) {
+        const int64_t i = t.tile * QUERIES + first_row + n * ROWS, row = t.q_row + i;
+        const int64_t statistics_index = t.index * QUERIES + first_row + n * ROWS;
+        if (clear)
+            clear_dq<HEAD_DIM, GENERAL>(c, t, lane, row, i, statistics_index);
+        if (c.delta.data == nullptr) {
+#pragma unroll
+            for (int distance = ROW / 2; distance > 0; distance /= 2)
+                delta[n] += __shfl_xor_sync(0xffffffffu, delta[n], distance);
+            if (c.dlse.data != nullptr && i < t.used)
+                delta[n] -= cot_load(c.dlse.data, c.dlse.dtype,
+                                     t.b * c.dlse.stride[0] + t.h * c.dlse.stride[1] + row * c.dlse.stride[2]);
+        }
+        if (lane == 0) {
+            c.row_delta[statistics_index] = c.dp_scale * delta[n];
+            c.lse_log2[statistics_index] = lse_log2[n];
+        }
     }
 }
 
@@ -122,7 +173,7 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
 template <typename E, int HEAD_DIM, bool GENERAL>
 static __device__ __forceinline__ void finish(const attention_bwd_call &c)
 {
-    constexpr unsigned SLICES = HEAD_DIM / 64, PARTS = ATTENTION_QUERIES / 16;
+    constexpr unsigned SLICES = HEAD_DIM / 64, PARTS = ATTENTION_BWD_QUERIES(HEAD_DIM) / 16;
     __shared__ __align__(16) uint32_t staging[WARPS][16][36];
     cot_griddepcontrol_wait();
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
@@ -131,11 +182,12 @@ static __device__ __forceinline__ void finish(const attention_bwd_call &c)
     attention_tile t;
     if (!tile_of<GENERAL>(c, warp_index / PARTS / SLICES, t))
         return;
-    const int64_t first_row = t.tile * ATTENTION_QUERIES + part * 16;
+    const int64_t first_row = t.tile * ATTENTION_BWD_QUERIES(HEAD_DIM) + part * 16;
     const int columns = GENERAL ? (int)c.d - (int)slice * 64 : 64; /* columns of this slice that exist */
     if (first_row >= t.rows || columns <= 0)
         return;
-    const float4 *accum = (const float4 *)(c.dq_accum + (t.index * SLICES + slice) * ATTENTION_DQ_SLICE);
+    const float4 *accum = (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_QUERIES(HEAD_DIM) * HEAD_DIM) +
+                                           slice * ATTENTION_DQ_SLICE);
     float4 acc[8];
 #pragma unroll
     for (int group = 0; group < 8; group++)
@@ -187,8 +239,8 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
             continue;
         const int64_t tiles = seqlens != nullptr ? seqlens[b + 1].first_tile - seqlens[b].first_tile : c.tiles;
         const int64_t tiles_before = seqlens != nullptr ? seqlens[b].first_tile * c.H : b * c.H * c.tiles;
-        const int64_t begin = (tiles_before + h * tiles) * ATTENTION_QUERIES;
-        for (int64_t i = begin + threadIdx.x; i < begin + tiles * ATTENTION_QUERIES; i += LANES * WARPS)
+        const int64_t begin = (tiles_before + h * tiles) * c.queries;
+        for (int64_t i = begin + threadIdx.x; i < begin + tiles * c.queries; i += LANES * WARPS)
             if (c.lse_log2[i] != __int_as_float(0x7f800000)) /* else the row has no gradient, whatever its delta is */
                 sum -= (double)(exp2f(sink2 - c.lse_log2[i]) * c.row_delta[i]);
     }

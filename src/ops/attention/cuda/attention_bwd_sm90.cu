@@ -2,13 +2,13 @@
  *
  * attention_bwd_sm90.cu: the backward on Hopper for d and dv up to 64 or 128, five products. A block takes 128 keys of
  * a key-value head. K and V stay in shared memory, dK and dV in registers. For every query head of the group, the block
- * loops over the tiles of 64 queries that attend to its keys:
+ * loops over the tiles of queries that attend to its keys. A tile has 128 queries at 64 columns, and 64 at 128 columns:
  *
  *   S^T = K Q^T    P = exp2(scale log2(e) S - lse_log2)    dP^T = V dO^T    dS = P (dP - D)
  *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
  *
  *   warpgroup 0       producer: one thread loads by TMA, three dq_writers add finished slices of dQ to memory
- *   warpgroup 1       dQ: one slice of 64 columns at a time
+ *   warpgroup 1       dQ: one slice of 64 queries and 64 columns at a time
  *   warpgroups 2, 3   consumers: 64 keys each. P^T and dS^T are register operands of dV and dK. dS reaches dQ through
  *                     shared memory.
  *
@@ -21,7 +21,7 @@
  *   ds full         8: 1 per consumer warp  both halves of dS are stored          dQ
  *   ds empty        4: 1 per dQ warp        the dQ product has read dS            consumers
  *   dq full         4: 1 per dQ warp        a slice of dQ is staged               the stage's dq_writer
- *   dq empty        1                       the dq_writer has read the slice      dQ
+ *   dq empty        1 (other blocks' sums)  the stage is free, or holds the sums  dQ
  *   uncleared full  1 (the tile)            a tile that needs clearing is loaded  producer
  *
  * Step j of a consumer. No wgmma is in flight at its start or at its end:
@@ -32,17 +32,22 @@
  * The arithmetic after a wait reads lse_log2 and D. As many of them as the registers hold are loaded before
  * the wait.
  *
- * Deterministic mode: the blocks add to a slice of dQ in ascending order of their keys. A semaphore for each slice
- * counts the blocks that have added. A block waits only for blocks of lower blockIdx.x. This wait relies on thread
- * blocks starting in the order of blockIdx.x. CUDA does not guarantee this order, but every tested GPU keeps it.
+ * Deterministic mode: the blocks of a query tile take turns in the order of their numbers (work_of). The first one stores
+ * its slice of dQ, so that dq_accum need not be cleared, and the others add. A semaphore for each slice counts the blocks
+ * that have added. A block waits only for blocks of lower blockIdx.x. This wait relies on thread blocks starting in the
+ * order of blockIdx.x. CUDA does not guarantee this order, but every tested GPU keeps it.
  *
- * Each kernel has three versions:
+ * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the stage, on
+ * the barrier `dq empty`. The dQ warpgroup adds its own slice and stores dq in 16 bits. No kernel follows.
  *
- *   plain      full and causal masks, d = dv = 64 or 128
+ * Each kernel has these versions:
+ *
+ *   plain      full and causal masks, d = dv = 64 or 128. _stores_dq: the same, with STORES_DQ. As a branch of one kernel it
+ *              would slow long sequences at 128 columns by 8 %
  *   _general   also windows, sequences of different lengths, and smaller d and dv: TMA fills the other columns with 0
  *   _softcap   also softcap
  *
- * GENERAL is set in the last two. In these, a consumer skips a tile if no query of the tile attends to the consumer's
+ * GENERAL is set in the last two versions. In these, a consumer skips a tile if no query of the tile attends to the consumer's
  * keys (at the ends of a window and at a diagonal). dQ then uses the other consumer's half of dS only. A tile may
  * contain rows of other sequences. Their products must be 0. Masking P to 0 is not enough, because 0 * NaN = NaN. The
  * producer warp therefore loads such a tile on the barrier `uncleared full`, clears those rows, and then arrives on the
@@ -56,11 +61,16 @@
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 
 template <int D> struct shared_storage {
-    enum { SLICES = D / 64 };
+    enum {
+        SLICES = D / 64,
+        QUERIES = ATTENTION_BWD_QUERIES(D), /* of a tile */
+        Q_TILE = QUERIES * 64 * 2,          /* bytes of 64 columns of a tile */
+        DQ_SLICES = QUERIES / 64 * SLICES,  /* slices of dQ of a step: 64 queries by 64 columns */
+    };
     unsigned char k[SLICES][2][TILE], v[SLICES][2][TILE]; /* 128 keys: two tiles, one for each consumer */
-    unsigned char q[ATTENTION_Q_STAGES][SLICES][TILE];
-    unsigned char dout[ATTENTION_DOUT_STAGES][SLICES][TILE];
-    unsigned char ds[ATTENTION_DS_STAGES][2][TILE]; /* [query][key], one tile for each consumer's keys */
+    unsigned char q[ATTENTION_Q_STAGES][SLICES][Q_TILE];
+    unsigned char dout[ATTENTION_DOUT_STAGES][SLICES][Q_TILE];
+    unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
     float dq[ATTENTION_DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
     uint64_t kv_full, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
@@ -70,15 +80,10 @@ template <int D> struct shared_storage {
     uint32_t opaque_zero; /* for saved_p::restore */
 };
 
-static __device__ __forceinline__ int step_count(const attention_work &w)
-{
-    return w.heads * (w.tile_end - w.tile_begin);
-}
-
 template <int D>
 static __device__ void load(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w)
 {
-    constexpr int SLICES = D / 64;
+    constexpr int SLICES = D / 64, QUERIES = s.QUERIES;
     const attention_bwd_call &c = m.call;
     if (step_count(w) == 0)
         return;
@@ -97,8 +102,9 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D> &s,
     for (int h = 0; h < w.heads; h++) {
         const int head = w.first_head + h;
         const int row = (int)statistics_row_of<false>(c, w, h);
-        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, q.next(), dout.next()) {
-            const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
+        int tile = w.tile_first;
+        for (int n = 0; n < w.tiles; n++, tile += w.tile_step, q.next(), dout.next()) {
+            const uint32_t bytes = SLICES * s.Q_TILE + QUERIES * sizeof(float);
             cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.q_full[q.stage], bytes);
             for (int slice = 0; slice < SLICES; slice++)
@@ -131,14 +137,14 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
 template <int D>
 static __device__ void load_general(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w)
 {
-    constexpr int SLICES = D / 64;
+    constexpr int SLICES = D / 64, QUERIES = s.QUERIES;
     const attention_bwd_call &c = m.call;
     if (step_count(w) == 0)
         return;
     uint32_t uncleared_parity = 0;
     /* TMA fills rows after the tensor's last row with zeros. */
     const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_row + w.used_k == c.scheduler.Tk;
-    const int first_unclean_tile = w.q_row + w.used_q == c.scheduler.Tq ? w.tile_end : w.used_q / QUERIES;
+    const int first_unclean_tile = w.q_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
     uint64_t *kv_full = keys_are_clean ? &s.kv_full : &s.uncleared_full;
     if (threadIdx.x == 0) {
         cot_mbarrier_arrive_expect(kv_full, 4 * SLICES * TILE);
@@ -156,8 +162,9 @@ static __device__ void load_general(const attention_bwd_mapped &m, shared_storag
     for (int h = 0; h < w.heads; h++) {
         const int head = w.first_head + h;
         const int row = (int)statistics_row_of<true>(c, w, h);
-        for (int tile = w.tile_end - 1; tile >= w.tile_begin; tile--, q.next(), dout.next()) {
-            const uint32_t bytes = SLICES * TILE + QUERIES * sizeof(float);
+        int tile = w.tile_first;
+        for (int n = 0; n < w.tiles; n++, tile += w.tile_step, q.next(), dout.next()) {
+            const uint32_t bytes = SLICES * s.Q_TILE + QUERIES * sizeof(float);
             const bool clean = tile < first_unclean_tile;
             const int query = w.q_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
             uint64_t *q_barrier = clean ? &s.q_full[q.stage] : &s.uncleared_full;
@@ -170,8 +177,8 @@ static __device__ void load_general(const attention_bwd_mapped &m, shared_storag
                 cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, q_barrier);
             }
             if (!clean)
-                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_parity, s.q[q.stage], used,
-                                             &s.q_full[q.stage]);
+                wait_and_clear<shared_storage<D>::Q_TILE, SLICES>(&s.uncleared_full, uncleared_parity, s.q[q.stage],
+                                                                  used, &s.q_full[q.stage]);
             cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
             if (threadIdx.x == 0) {
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
@@ -180,32 +187,62 @@ static __device__ void load_general(const attention_bwd_mapped &m, shared_storag
                 cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, delta_row + row + tile, 0, 0, dout_barrier);
             }
             if (!clean)
-                wait_and_clear<TILE, SLICES>(&s.uncleared_full, uncleared_parity, s.dout[dout.stage], used,
-                                             &s.dout_full[dout.stage]);
+                wait_and_clear<shared_storage<D>::Q_TILE, SLICES>(&s.uncleared_full, uncleared_parity,
+                                                                  s.dout[dout.stage], used, &s.dout_full[dout.stage]);
         }
     }
 }
 
 /* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: to report a slice, a
- * writer waits until the sums are in memory, which takes about one step. */
-template <int D, bool GENERAL, bool DETERMINISTIC>
-static __device__ void write_dq(const attention_bwd_call &c, shared_storage<D> &s, const attention_work &w, int stage)
+ * writer waits until the sums are in memory, which takes about one step. If STORES_DQ, the last block of a tile does not
+ * add: its writer loads the sums of the other blocks into the stage, and the dQ warpgroup stores dQ. */
+template <int D, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
+static __device__ void write_dq(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w, int stage)
 {
-    constexpr int SLICES = D / 64;
-    const int tiles = w.tile_end - w.tile_begin, steps = step_count(w);
-    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
+    constexpr int SLICES = s.DQ_SLICES;
+    const attention_bwd_call &c = m.call;
+    const int end = step_count(w) * SLICES;
+    const auto turn_of = [&](int n) {
+        const int tile = w.tile_first + w.tile_step * (n / SLICES % w.tiles);
+        return DETERMINISTIC ? dq_turn_of<shared_storage<D>::QUERIES, GENERAL>(c, w, tile)
+                             : attention_dq_turn{1, false};
+    };
+    const auto stores_dq = [&](const attention_dq_turn &turn) { return STORES_DQ && turn.last; };
+    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
     cot_fence_proxy_async_global();
     uint32_t parity = 0;
-    for (int n = stage; n < steps * SLICES; n += ATTENTION_DQ_STAGES, parity ^= 1) {
-        const int slice = n % SLICES, step = n / SLICES, tile = w.tile_end - 1 - step % tiles;
-        const int64_t slice_index = (statistics_row_of<GENERAL>(c, w, step / tiles) + tile) * SLICES + slice;
-        add_dq_slice<DETERMINISTIC>(c, blocks_before_of<GENERAL>(w, tile), slice_index, s.dq[stage], &s.dq_full[stage],
-                                    parity, &s.dq_empty[stage]);
+    bool is_released = false; /* whether this writer has arrived on dq_empty for slice n */
+    for (int n = stage; n < end; n += ATTENTION_DQ_STAGES, parity ^= 1) {
+        const int step = n / SLICES, tile = w.tile_first + w.tile_step * (step % w.tiles);
+        const int64_t slice = (statistics_row_of<GENERAL>(c, w, step / w.tiles) + tile) * SLICES + n % SLICES;
+        const attention_dq_turn turn = turn_of(n);
+        if (DETERMINISTIC && turn.before > 0)
+            wait_dq_turn(c, slice, turn.before);
+        if (stores_dq(turn) && turn.before > 0) {
+            cot_mbarrier_arrive_expect(&s.dq_empty[stage], sizeof s.dq[stage]);
+            cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(slice * (ATTENTION_DQ_SLICE / 64)), 0, 0,
+                            &s.dq_empty[stage]);
+        } else if (!is_released) {
+            cot_mbarrier_arrive(&s.dq_empty[stage]);
+        }
+        cot_mbarrier_wait(&s.dq_full[stage], parity);
+        is_released = false;
+        if (stores_dq(turn))
+            continue;
+        add_dq_slice(c, slice, s.dq[stage], DETERMINISTIC && turn.before == 0);
+        if (n + ATTENTION_DQ_STAGES < end) {
+            const attention_dq_turn next = turn_of(n + ATTENTION_DQ_STAGES);
+            is_released = !stores_dq(next) || next.before == 0;
+        }
+        if (is_released)
+            cot_mbarrier_arrive(&s.dq_empty[stage]);
+        if (DETERMINISTIC)
+            end_dq_turn(c, slice);
     }
     cot_bulk_wait();
 }
 
-/* A slice of dQ = dS K, over the consumers' halves `first` to `last` of dS and K. */
+/* Slice number `slice` of dQ = dS K, over the consumers' halves `first` to `last` of dS and K. Waits for the stage, too. */
 template <typename E, int D>
 static __device__ __forceinline__ void compute_dq_slice(shared_storage<D> &s, float (&acc)[32], uint32_t ds, int slice,
                                                         int first, int last, uint64_t *empty, uint32_t parity)
@@ -213,8 +250,8 @@ static __device__ __forceinline__ void compute_dq_slice(shared_storage<D> &s, fl
     cot_wgmma_fence();
 #pragma unroll
     for (int half = first; half <= last; half++) {
-        const uint64_t a = cot_wgmma_k_major(cot_shared_address(s.ds[ds][half]));
-        const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice][half]), TILE);
+        const uint64_t a = cot_wgmma_k_major(cot_shared_address(s.ds[ds][half] + slice / s.SLICES * TILE));
+        const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice % s.SLICES][half]), TILE);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             cot_wgmma<E, false, true>(acc, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP, half > first || k > 0);
@@ -224,10 +261,12 @@ static __device__ __forceinline__ void compute_dq_slice(shared_storage<D> &s, fl
     cot_wgmma_wait<0>();
 }
 
-template <typename E, int D, bool GENERAL>
+/* The dQ warpgroup stages slices of dQ for the dq_writers. If STORES_DQ, it stores the slices of which this block is the
+ * last, with the sums of the other blocks that the writer has loaded. */
+template <typename E, int D, bool GENERAL, bool STORES_DQ>
 static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D> &s, const attention_work &w)
 {
-    constexpr int SLICES = D / 64;
+    constexpr int SLICES = s.DQ_SLICES, QUERIES = s.QUERIES;
     const int lane = threadIdx.x % WARP;
     cot_pipeline_state<ATTENTION_DS_STAGES> ds;
     cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
@@ -235,27 +274,39 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D>
     const int steps = step_count(w);
     if (steps > 0)
         cot_mbarrier_wait(&s.kv_full, 0);
-    int tile = w.tile_end - 1;
-    for (int step = 0; step < steps; step++, ds.next()) {
-        const bool has_lower = !GENERAL || !fully_masked(w, tile, w.first_key);
-        const bool has_upper = !GENERAL || !fully_masked(w, tile, w.first_key + 64);
-        tile = next_tile(w, tile);
+    int tile = w.tile_first;
+    for (int step = 0; step < steps; step++, ds.next(), tile = next_tile(w, tile)) {
+        const bool has_lower = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
+        const bool has_upper = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
+        const attention_dq_turn turn =
+            STORES_DQ ? dq_turn_of<QUERIES, GENERAL>(c, w, tile) : attention_dq_turn{1, false};
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int slice = 0; slice < SLICES; slice++, dq.next()) {
             uint64_t *empty = &s.dq_empty[dq.stage];
             if (has_lower && has_upper) {
-                compute_dq_slice<E, D>(s, acc, ds.stage, slice, 0, 1, empty, dq.parity ^ 1);
+                compute_dq_slice<E, D>(s, acc, ds.stage, slice, 0, 1, empty, dq.parity);
             } else if (has_lower || has_upper) {
-                compute_dq_slice<E, D>(s, acc, ds.stage, slice, has_upper, has_upper, empty, dq.parity ^ 1);
+                compute_dq_slice<E, D>(s, acc, ds.stage, slice, has_upper, has_upper, empty, dq.parity);
             } else {
-                cot_mbarrier_wait(empty, dq.parity ^ 1);
+                cot_mbarrier_wait(empty, dq.parity);
 #pragma unroll
                 for (int i = 0; i < 32; i++)
                     acc[i] = 0.0f;
             }
             if (slice == SLICES - 1 && lane == 0)
                 cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
-            stage_dq_slice(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
+            if (!turn.last) {
+                stage_dq_slice(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
+                continue;
+            }
+            if (turn.before > 0)
+                add_staged_slice(acc, s.dq[dq.stage]);
+            __syncwarp();
+            if (lane == 0)
+                cot_mbarrier_arrive(&s.dq_full[dq.stage]);
+            const int row = tile * QUERIES + slice / s.SLICES * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
+            store_rows<E, false>(c, c.grad_q, c.dq_vectorized, query_rows_out(c, w, step / w.tiles), row,
+                                 slice % s.SLICES * 64, 64, c.scale, acc);
         }
     }
 }
@@ -270,8 +321,7 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
 
 /* P for dS. dV uses P rounded to 16 bits. dS uses P with 8 more bits. From the rounded P, dS would be rounded twice.
  * Where a query attends to few keys, its error would then exceed the bound in docs/guide/reproducibility.md.
- *   IN_F32       there are enough registers to keep P in float32
- *   otherwise    low_bytes[i] has the next 8 bits of the mantissas of elements 4i to 4i + 3, one byte each
+ * low_bytes[i] has the next 8 bits of the mantissas of elements 4i to 4i + 3, one byte each.
  * A P that was rounded up has a byte of at least 128. As a signed number, the byte is then the negative difference of P
  * from its rounded value. `restore` adds the signed byte. An example in bf16:
  *   P = 1/3                        0x3eaaaaab
@@ -279,35 +329,29 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
  *   restored                       0x3eab0000 - 86 * 2^8 = 0x3eaaaa00
  * A tie has the byte 128, whether it was rounded up or down. If it was rounded down, the restored P is one unit of the
  * 16-bit format too small. */
-template <typename E, bool IN_F32> struct saved_p {
-    float f32[32];
-    uint32_t low_bytes[8];
+template <typename E, int N> struct saved_p {
+    uint32_t low_bytes[N / 4];
 
-    __device__ __forceinline__ void save(const float (&p)[32])
+    __device__ __forceinline__ void save(const float (&p)[N])
     {
         constexpr int SHIFT = cot_is_f16<E> ? 3 : 0; /* moves the bits to the second byte */
 #pragma unroll
-        for (int i = 0; i < 32; i += 4) {
+        for (int i = 0; i < N; i += 4) {
             uint32_t bits[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
+            for (int j = 0; j < 4; j++)
                 bits[j] = __float_as_uint(p[i + j]) << SHIFT;
-                if (IN_F32)
-                    f32[i + j] = cot_is_f16<E> ? 2.0f * p[i + j] : p[i + j];
-            }
-            if (!IN_F32) /* 0x0051: byte 1 of both arguments. 0x5410: the lower halves of both arguments. */
-                low_bytes[i / 4] =
-                    __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
+            /* 0x0051: byte 1 of both arguments. 0x5410: the lower halves of both arguments. */
+            low_bytes[i / 4] =
+                __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
         }
     }
 
     /* Element i. opaque_zero is 0, but the compiler cannot prove it. This keeps the compiler from unpacking before
      * registers are free. */
-    __device__ __forceinline__ float restore(const uint32_t (&packed)[16], int i, uint32_t opaque_zero) const
+    __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t opaque_zero) const
     {
-        constexpr int SHIFT = cot_is_f16<E> ? 3 : 0, TWICE = cot_is_f16<E> ? 1 << 23 << SHIFT : 0;
-        if (IN_F32)
-            return f32[i];
+        constexpr int SHIFT = cot_is_f16<E> ? 3 : 0;
         const float2 pair = cot_unpack_pair<E>(packed[i / 2] + opaque_zero);
         const uint32_t sign = 8 | i % 4;
         /* The selector moves byte i % 4 to byte 1, its sign to bytes 2 and 3, and 0 to byte 0. __byte_perm has no sign
@@ -316,10 +360,11 @@ template <typename E, bool IN_F32> struct saved_p {
         asm("prmt.b32 %0, %1, 0, %2;"
             : "=r"(delta_bits)
             : "r"(low_bytes[i / 4]), "r"(sign << 12 | sign << 8 | (i % 4) << 4 | 4));
-        /* TWICE adds 1 to the exponent of P, which doubles P.
-         * A P that f16 rounded to 0 becomes about 2^-126. Without TWICE, 0 plus a negative byte would be NaN.
-         * Order of additions: with another order, ptxas 13.0 ran out of registers. */
-        return __int_as_float(__float_as_int(i % 2 == 0 ? pair.x : pair.y) + (delta_bits + TWICE >> SHIFT));
+        const float rounded = i % 2 == 0 ? pair.x : pair.y;
+        if (!cot_is_f16<E>)
+            return __int_as_float(__float_as_int(rounded) + delta_bits);
+        /* A P that f16 rounded to 0 may have a negative byte. Then the sum is negative, and P is 0. */
+        return __int_as_float(max(__float_as_int(2.0f * rounded) + (delta_bits >> SHIFT), 0));
     }
 
     /* With softcap: element i of P times the slope. `upper` has bits 31 to 16, low_bytes bits 15 to 8. Bits 7 to 0 do
@@ -327,8 +372,6 @@ template <typename E, bool IN_F32> struct saved_p {
      * element, 0x3200 the upper half for an odd one. */
     __device__ __forceinline__ float p_times_slope(const uint32_t (&upper)[4], int i) const
     {
-        if (IN_F32)
-            return f32[i];
         const uint32_t third = 4 + i % 4;
         return __uint_as_float(
             __byte_perm(upper[i / 2 % 4], low_bytes[i / 4], (i % 2 == 0 ? 0x1000 : 0x3200) | third << 4 | third));
@@ -344,22 +387,22 @@ static __device__ __forceinline__ int thread_key(const attention_work &w)
     return w.first_key + (thread - 2 * WARPGROUP) / WARP * 16 + thread % WARP / 4;
 }
 
-/* With softcap, dS needs P times the slope 1 - tanh^2. With IN_F32, `saved` holds that product in float32. Otherwise
- * low_bytes holds its bits 15 to 8, and bits 31 to 16 are stored in the buffer of dS in shared memory. */
+/* With softcap, dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to 16 are
+ * stored in the buffer of dS in shared memory. */
 enum { SHORT_SERIES, SERIES, EXACT }; /* the method depends on the size of the scores: see attention_bwd_softcap */
 
-template <typename E, bool IN_F32, int METHOD>
+template <typename E, int N, int METHOD>
 static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c, const attention_work &w, int tile,
                                                     int key, const float *lse_log2, float2 pair0, float2 pair1,
-                                                    uint32_t ds_address, float (&scores)[32], saved_p<E, IN_F32> &saved)
+                                                    uint32_t ds_address, float (&scores)[N], saved_p<E, N> &saved)
 {
     const attention_bwd_softcap &cap = c.cap;
     const float2 *lse_pairs = (const float2 *)lse_log2;
     float2 next[2] = {pair0, pair1}; /* loaded one iteration ahead: the compiler does not move loads above stores */
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < N / 8; k++) {
         const float2 now[2] = {next[0], next[1]};
-        if (k < 3)
+        if (k < N / 8 - 1)
             next[0] = lse_pairs[8 * k + 8], next[1] = lse_pairs[8 * k + 12];
         float p_times_slope[8];
 #pragma unroll
@@ -378,42 +421,36 @@ static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c,
                 slope = cap.slope_scale * fmaf(-tanh, tanh, 1.0f);
             }
             float p = cot_ex2(exponent);
-            if (METHOD != SHORT_SERIES && is_masked(w, tile, key, 8 * k + i))
+            if (METHOD != SHORT_SERIES && is_masked<2 * N>(w, tile, key, 8 * k + i))
                 p = 0.0f;
             scores[8 * k + i] = p;
             p_times_slope[i] = p * slope;
         }
-        if (IN_F32) {
+        uint32_t bits[8], upper[4];
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                saved.f32[8 * k + i] = p_times_slope[i];
-        } else {
-            uint32_t bits[8], upper[4];
+        for (int i = 0; i < 8; i++)
+            bits[i] = __float_as_uint(p_times_slope[i]);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                bits[i] = __float_as_uint(p_times_slope[i]);
+        for (int i = 0; i < 4; i++)
+            upper[i] = __byte_perm(bits[2 * i], bits[2 * i + 1], 0x7632); /* the upper halves of both */
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                upper[i] = __byte_perm(bits[2 * i], bits[2 * i + 1], 0x7632); /* the upper halves of both */
-#pragma unroll
-            for (int i = 0; i < 2; i++) /* selectors as in saved_p::save */
-                saved.low_bytes[2 * k + i] = __byte_perm(__byte_perm(bits[4 * i], bits[4 * i + 1], 0x0051),
-                                                         __byte_perm(bits[4 * i + 2], bits[4 * i + 3], 0x0051), 0x5410);
-            cot_stmatrix_x4_trans(ds_address + k * 16 * 128, upper);
-        }
+        for (int i = 0; i < 2; i++) /* selectors as in saved_p::save */
+            saved.low_bytes[2 * k + i] = __byte_perm(__byte_perm(bits[4 * i], bits[4 * i + 1], 0x0051),
+                                                     __byte_perm(bits[4 * i + 2], bits[4 * i + 3], 0x0051), 0x5410);
+        cot_stmatrix_x4_trans(ds_address + k * 16 * 128, upper);
     }
 }
 
 /* Selects the method for a tile. Most tiles are not masked and have small scores. The largest sum of four squares shows
  * this in one warp vote. key_begin: the consumer's first key. pair0, pair1: the first elements of lse_log2. */
-template <typename E, bool IN_F32>
+template <typename E, int N>
 static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c, const attention_work &w, int tile,
                                                     int key_begin, const float *lse_log2, float2 pair0, float2 pair1,
-                                                    uint32_t ds_address, float (&scores)[32], saved_p<E, IN_F32> &saved)
+                                                    uint32_t ds_address, float (&scores)[N], saved_p<E, N> &saved)
 {
     int bits = 0;
 #pragma unroll
-    for (int i = 0; i < 32; i += 8) {
+    for (int i = 0; i < N; i += 8) {
         float square_sums[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
@@ -423,16 +460,17 @@ static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c,
         bits = max(max(bits, __float_as_int(square_sums[0])), __float_as_int(square_sums[1]));
     }
     const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN: then both comparisons below fail */
-    if (__all_sync(0xffffffffu, max_square_sum <= c.cap.max_square[0] && !needs_mask_general(w, tile, key_begin))) {
-        softcap_to_p<E, IN_F32, SHORT_SERIES>(c, w, tile, 0, lse_log2, pair0, pair1, ds_address, scores, saved);
+    if (__all_sync(0xffffffffu,
+                   max_square_sum <= c.cap.max_square[0] && !needs_mask_general<2 * N>(w, tile, key_begin))) {
+        softcap_to_p<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, pair0, pair1, ds_address, scores, saved);
         return;
     }
     cot_wgmma_wait<0>(); /* dK must have read dS: the code below needs the registers of dS */
     const int key = thread_key(w);
     if (__all_sync(0xffffffffu, max_square_sum <= c.cap.max_square[1]))
-        softcap_to_p<E, IN_F32, SERIES>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
+        softcap_to_p<E, N, SERIES>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
     else
-        softcap_to_p<E, IN_F32, EXACT>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
+        softcap_to_p<E, N, EXACT>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
 }
 
 /* dS is packed twice: here for shared memory, while the registers of P are in use, and later for dK. `volatile` keeps
@@ -449,10 +487,10 @@ template <typename E> static __device__ __forceinline__ uint32_t pack_pair_volat
 
 /* Whether this consumer skips a tile because all of its scores are masked. The warp vote shows ptxas that the result is
  * uniform. Without windows at most one tile of a block could be skipped, and the test of each tile would cost more. */
-template <bool GENERAL>
+template <int QUERIES, bool GENERAL>
 static __device__ __forceinline__ bool is_skipped(const attention_work &w, int tile, int key_begin)
 {
-    return GENERAL && __all_sync(0xffffffffu, fully_masked(w, tile, key_begin));
+    return GENERAL && __all_sync(0xffffffffu, fully_masked<QUERIES>(w, tile, key_begin));
 }
 
 /* A load that stays before the next wait for wgmma. Shared memory is busy with the operands of wgmma, so a load takes
@@ -475,34 +513,36 @@ template <typename E, int D, bool GENERAL, bool SOFTCAP, bool FIRST>
 static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_storage<D> &s,
                                                      const attention_work &w, uint32_t n, uint32_t &previous_q,
                                                      int tile, int &half, int lane_column, uint32_t ds_fragments,
-                                                     float (&dk)[D / 2], float (&dv)[D / 2], uint32_t (&packed)[16])
+                                                     float (&dk)[D / 2], float (&dv)[D / 2],
+                                                     uint32_t (&packed)[ATTENTION_BWD_QUERIES(D) / 4])
 {
+    constexpr int QUERIES = s.QUERIES, N = QUERIES / 2, GROUPS = QUERIES / 8;
     /* P times the slope has its upper two bytes in the dS buffer of this stage, until dS overwrites them. */
-    constexpr bool P_SLOPE_IN_SHARED = SOFTCAP && D > 64;
+    constexpr bool P_SLOPE_IN_SHARED = SOFTCAP;
     /* Pairs of lse_log2 and of D that are loaded before the waits. The number of registers limits them. */
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && D > 64) ? 2 : 4,
-                  DELTA_PRELOADS = P_SLOPE_IN_SHARED ? 2 : LSE_PRELOADS;
+                  DELTA_PRELOADS = P_SLOPE_IN_SHARED || D == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * half;
     const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
-    float scores[32];
+    float scores[N];
     cot_mbarrier_wait(&s.q_full[q], n / ATTENTION_Q_STAGES & 1);
     issue_gemm_ss<E, D>(scores, s.k[0][half], 2 * TILE, s.q[q][0]);
     if (!FIRST)
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
     if (P_SLOPE_IN_SHARED)
         cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
-    float2 lse_log2[8];
+    float2 lse_log2[GROUPS];
 #pragma unroll
     for (int group = 0; group < LSE_PRELOADS; group++)
         lse_log2[group] = load_pair_early(&s.lse_log2[q][8 * group + lane_column]);
     cot_wgmma_wait<FIRST ? 0 : 1>();
-    saved_p<E, D == 64> saved;
-    const uint32_t ds_address = ds_fragments + ds * (2 * TILE);
+    saved_p<E, N> saved;
+    const uint32_t ds_address = ds_fragments + ds * (2 * 128 * QUERIES);
     if (SOFTCAP) {
         softcap_to_p(c, w, tile, key_begin, s.lse_log2[q] + lane_column, lse_log2[0], lse_log2[1], ds_address, scores,
                      saved);
     } else {
-        if (GENERAL ? needs_mask_general(w, tile, key_begin) : needs_mask(c, tile, key_begin)) {
+        if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
             if (GENERAL)
                 apply_mask_general(w, tile, thread_key(w),
                                    __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
@@ -510,7 +550,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
                 apply_mask(c, tile, thread_key(w), scores);
         }
 #pragma unroll
-        for (int group = 0; group < 8; group++) {
+        for (int group = 0; group < GROUPS; group++) {
             if (group >= LSE_PRELOADS)
                 lse_log2[group] = *(const float2 *)&s.lse_log2[q][8 * group + lane_column];
 #pragma unroll
@@ -527,12 +567,12 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
             cot_mbarrier_arrive(&s.q_empty[previous_q]);
     }
 #pragma unroll
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < N / 2; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
     cot_mbarrier_wait(&s.dout_full[dout], n / ATTENTION_DOUT_STAGES & 1);
     issue_gemm_ss<E, D>(scores, s.v[0][half], 2 * TILE, s.dout[dout][0]);
     issue_gemm_rs<E>(dv, packed, s.dout[dout][0]);
-    float2 delta[8];
+    float2 delta[GROUPS];
     uint32_t upper[2][4];
     if (P_SLOPE_IN_SHARED) {
         __syncwarp();
@@ -542,29 +582,38 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     for (int group = 0; group < DELTA_PRELOADS; group++)
         delta[group] = load_pair_early(&s.delta[dout][8 * group + lane_column]);
     cot_wgmma_wait<1>();
+    /* At 128 columns without softcap all groups of delta are loaded here, above the stores: the compiler does not move
+     * loads above stores. Otherwise there are not enough registers. */
+    constexpr bool SUBTRACT_FIRST = D == 128 && !SOFTCAP;
+    const auto load_delta = [&](int group) {
+        if (group >= DELTA_PRELOADS && group < GROUPS)
+            delta[group] = SUBTRACT_FIRST ? *(const float2 *)&s.delta[dout][8 * group + lane_column]
+                                          : load_pair_early(&s.delta[dout][8 * group + lane_column]);
+    };
     const auto subtract_delta = [&](int group) {
-        if (group >= DELTA_PRELOADS)
-            delta[group] = *(const float2 *)&s.delta[dout][8 * group + lane_column];
 #pragma unroll
         for (int i = 4 * group; i < 4 * group + 4; i++) {
             const float row_delta = i % 2 == 0 ? delta[group].x : delta[group].y;
             scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_DP_SCALE, -row_delta) : scores[i] - row_delta;
         }
     };
-    /* Without P_SLOPE_IN_SHARED all groups are loaded here, above the stores: the compiler does not move loads above
-     * stores. With P_SLOPE_IN_SHARED there are not enough registers. */
-    if (!P_SLOPE_IN_SHARED) {
+    if (SUBTRACT_FIRST) {
 #pragma unroll
-        for (int group = 0; group < 8; group++)
-            subtract_delta(group);
-        cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
+        for (int group = 0; group < GROUPS; group++)
+            load_delta(group), subtract_delta(group);
     }
-    const uint32_t opaque_zero = cot_is_f16<E> && D == 128 && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
+    if (!P_SLOPE_IN_SHARED)
+        cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
+    const uint32_t opaque_zero = (cot_is_f16<E> || D == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        if (P_SLOPE_IN_SHARED) {
-            if (k < 3)
-                cot_ldmatrix_x4_trans(upper[(k + 1) % 2], ds_address + (k + 1) * 16 * 128);
+    for (int k = 0; k < N / 8; k++) {
+        if (P_SLOPE_IN_SHARED && k < N / 8 - 1)
+            cot_ldmatrix_x4_trans(upper[(k + 1) % 2], ds_address + (k + 1) * 16 * 128);
+        if (!SUBTRACT_FIRST) {
+            if (!SOFTCAP)
+                load_delta(2 * k + 2), load_delta(2 * k + 3);
+            else
+                load_delta(2 * k), load_delta(2 * k + 1);
             subtract_delta(2 * k), subtract_delta(2 * k + 1);
         }
 #pragma unroll
@@ -581,13 +630,13 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds]);
     half = __shfl_sync(0xffffffffu, half, 0); /* see `consume` */
-    const bool skip = is_skipped<GENERAL>(w, next_tile(w, tile), key_begin);
+    const bool skip = is_skipped<ATTENTION_BWD_QUERIES(D), GENERAL>(w, next_tile(w, tile), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(&s.dout_empty[dout]);
 #pragma unroll
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < N / 2; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
     previous_q = q;
     return skip;
@@ -614,7 +663,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
                                                const attention_work &w)
 {
     float dk[D / 2], dv[D / 2];
-    uint32_t packed[16]; /* P^T, then dS^T */
+    uint32_t packed[ATTENTION_BWD_QUERIES(D) / 4]; /* P^T, then dS^T */
     /* Uniform in a warp. The shuffle shows this to ptxas 13.0, which then computes descriptors on the uniform datapath.
      * Each step shuffles `half` again. Otherwise ptxas keeps all values derived from it, and there are not enough
      * registers. */
@@ -628,9 +677,9 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
     const uint32_t steps = (uint32_t)step_count(w);
     if (steps > 0)
         cot_mbarrier_wait(&s.kv_full, 0);
-    int tile = w.tile_end - 1;
+    int tile = w.tile_first;
     uint32_t n = 0, previous_q = 0; /* previous_q: the stage of Q whose dS has not yet been added to dK */
-    for (; n < steps && is_skipped<GENERAL>(w, tile, w.first_key + 64 * half); n++) {
+    for (; n < steps && is_skipped<ATTENTION_BWD_QUERIES(D), GENERAL>(w, tile, w.first_key + 64 * half); n++) {
         skip_step<D>(s, n);
         tile = next_tile(w, tile);
     }
@@ -641,7 +690,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
             tile = next_tile(w, tile);
             if (skip) {
                 skip_step<D>(s, n);
-                skip = is_skipped<GENERAL>(w, next_tile(w, tile), w.first_key + 64 * half);
+                skip = is_skipped<ATTENTION_BWD_QUERIES(D), GENERAL>(w, next_tile(w, tile), w.first_key + 64 * half);
             } else {
                 skip = consumer_step<E, D, GENERAL, SOFTCAP, false>(c, s, w, n, previous_q, tile, half, lane_column,
                                                                     ds_fragments, dk, dv, packed);
@@ -651,22 +700,24 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         cot_wgmma_wait<0>();
     }
     const int key = thread_key(w);
-    store_rows<E, GENERAL>(c, c.grad_v, c.dv_vectorized, w, key, 0, (int)c.dv, dv_scale<E>, dv);
-    store_rows<E, GENERAL>(c, c.grad_k, c.dk_vectorized, w, key, 0, (int)c.d, c.scale, dk);
+    store_rows<E, GENERAL>(c, c.grad_v, c.dv_vectorized, key_rows_out<GENERAL>(c, c.grad_v, w), key, 0, (int)c.dv,
+                           dv_scale<E>, dv);
+    store_rows<E, GENERAL>(c, c.grad_k, c.dk_vectorized, key_rows_out<GENERAL>(c, c.grad_k, w), key, 0, (int)c.d,
+                           c.scale, dk);
 }
 
-template <typename E, int D, bool GENERAL, bool SOFTCAP>
+template <typename E, int D, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     shared_storage<D> &s = *(shared_storage<D> *)attention_memory;
     const attention_bwd_call &c = m.call;
     attention_work w;
     if (!GENERAL) {
-        w = work_of(c, blockIdx.x);
+        w = work_of<shared_storage<D>::QUERIES>(c, blockIdx.x);
     } else {
         cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
         cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
-        if (!work_of_general(c, blockIdx.x, w))
+        if (!work_of_general<shared_storage<D>::QUERIES>(c, blockIdx.x, w))
             return;
     }
     if (threadIdx.x == 0) {
@@ -691,32 +742,37 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         else if (!GENERAL && threadIdx.x == 0)
             load<D>(m, s, w);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_DQ_STAGES * WARP) {
-            if (c.deterministic)
-                write_dq<D, GENERAL, true>(c, s, w, threadIdx.x / WARP - 1);
+            const int stage = threadIdx.x / WARP - 1;
+            if (STORES_DQ)
+                write_dq<D, GENERAL, true, true>(m, s, w, stage);
+            else if (c.deterministic)
+                write_dq<D, GENERAL, true, false>(m, s, w, stage);
             else
-                write_dq<D, GENERAL, false>(c, s, w, threadIdx.x / WARP - 1);
+                write_dq<D, GENERAL, false, false>(m, s, w, stage);
         }
     } else if (group == 1) {
         cot_setmaxnreg_dec<DQ_REGISTERS>();
-        compute_dq<E, D, GENERAL>(c, s, w);
+        compute_dq<E, D, GENERAL, STORES_DQ>(c, s, w);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume<E, D, GENERAL, SOFTCAP>(c, s, w);
     }
 }
 
-#define INSTANCE(name, element, d, general, cap)                                     \
+#define INSTANCE(name, element, d, general, cap, stores)                             \
     extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
         attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m)    \
     {                                                                                \
-        backward<element, d, general, cap>(m);                                       \
+        backward<element, d, general, cap, stores>(m);                               \
     }
-#define INSTANCES(dtype, element)                             \
-    INSTANCE(dtype##_d64, element, 64, false, false)          \
-    INSTANCE(dtype##_d128, element, 128, false, false)        \
-    INSTANCE(dtype##_d64_general, element, 64, true, false)   \
-    INSTANCE(dtype##_d128_general, element, 128, true, false) \
-    INSTANCE(dtype##_d64_softcap, element, 64, true, true)    \
-    INSTANCE(dtype##_d128_softcap, element, 128, true, true)
+#define INSTANCES(dtype, element)                                      \
+    INSTANCE(dtype##_d64, element, 64, false, false, false)            \
+    INSTANCE(dtype##_d128, element, 128, false, false, false)          \
+    INSTANCE(dtype##_d64_stores_dq, element, 64, false, false, true)   \
+    INSTANCE(dtype##_d128_stores_dq, element, 128, false, false, true) \
+    INSTANCE(dtype##_d64_general, element, 64, true, false, false)     \
+    INSTANCE(dtype##_d128_general, element, 128, true, false, false)   \
+    INSTANCE(dtype##_d64_softcap, element, 64, true, true, false)      \
+    INSTANCE(dtype##_d128_softcap, element, 128, true, true, false)
 INSTANCES(bf16, __nv_bfloat16)
 INSTANCES(f16, __half)

@@ -6,15 +6,16 @@
 #include <stdint.h>
 
 /* How the backward for Hopper divides the work: a block takes 128 keys, 64 for each of its two consumer warpgroups, and
- * loops over tiles of 64 queries. Above 128 columns, a cluster of two blocks takes the 128 keys. */
+ * loops over tiles of ATTENTION_BWD_QUERIES(columns) queries. Above 128 columns, a cluster of two blocks takes the 128
+ * keys. */
+#define ATTENTION_BWD_QUERIES(columns) ((columns) == 64 ? 128 : 64)
 enum {
-    ATTENTION_QUERIES = 64,
     ATTENTION_KEYS = 128,
     ATTENTION_Q_STAGES = 3,
     ATTENTION_DOUT_STAGES = 2,
     ATTENTION_DS_STAGES = 2,
     ATTENTION_DQ_STAGES = 3,
-    ATTENTION_SECTION = 4,        /* key-value heads whose blocks are interleaved */
+    ATTENTION_PREPARE_ROWS = 2,   /* rows of a thread of the kernel before the main kernel */
     ATTENTION_CLUSTER_BLOCKS = 2, /* above 128 columns, blocks that share the 128 keys */
     ATTENTION_WARPGROUPS = 4,     /* warpgroups of a block, 128 threads each */
     ATTENTION_P_SCALE_LOG2 = 8,   /* up to d = 128, P in f16 is scaled by 2^8: attention_bwd_sm90.cu */
@@ -112,21 +113,26 @@ typedef struct attention_bwd_call {
     /* If seqlens is set (..._general and ..._softcap kernels), members below that differ by sequence are not valid. */
     attention_scheduler scheduler;
     int64_t B, H, Hkv, Tq, Tk, d, dv;
-    int64_t tiles;       /* of ATTENTION_QUERIES queries */
+    int64_t tiles;       /* of `queries` queries */
     int64_t diagonal;    /* query i's diagonal key is i + diagonal */
     int64_t left, right; /* query i attends to keys i + diagonal - left .. i + diagonal + right */
+    int32_t queries;     /* of a tile: ATTENTION_BWD_QUERIES */
     int32_t causal, deterministic, accumulate;
-    int32_t out_vectorized; /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
+    int32_t section;               /* key-value heads whose blocks are interleaved */
+    int32_t longest_first_section; /* sections from this one on number their blocks by ascending keys */
+    int32_t reversed;              /* those sections visit tiles in descending order */
+    int32_t stores_dq;             /* the main kernel stores dq: no kernel after it does */
+    int32_t out_vectorized;        /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_vectorized, dk_vectorized, dv_vectorized; /* the same, and not accumulated */
     float scale, scale_log2;                             /* scale_log2: of scores, scale or softcap times log2(e) */
     float p_scale_log2, dp_scale; /* ATTENTION_P_SCALE_LOG2 and _DP_SCALE if P is scaled, else 0 and 1 */
     attention_bwd_softcap cap;
     attention_array lse, out, dout, dlse, delta, sink, grad_q, grad_k, grad_v, dsink;
     /* Workspace, by sequence and head. */
-    float *lse_log2;        /* [tiles * 64] lse log2(e) - p_scale_log2; inf for queries without gradient and after Tq */
-    float *row_delta;       /* [tiles * 64] D times dp_scale, 0 after Tq */
-    float *dq_accum;        /* [tiles][columns of a tile / 64][ATTENTION_DQ_SLICE] */
-    uint32_t *dq_semaphore; /* [tiles][columns of a tile / 64] number of blocks that have added to a slice */
+    float *lse_log2;  /* [tiles * queries] lse log2(e) - p_scale_log2; inf for queries without gradient and after Tq */
+    float *row_delta; /* [tiles * queries] D times dp_scale, 0 after Tq */
+    float *dq_accum;  /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_SLICE] */
+    uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a slice */
 } attention_bwd_call;
 
 typedef struct attention_fwd_call {

@@ -19,10 +19,12 @@ enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32 };
 
 /* Bytes of shared memory: for each 64 columns K, V, stages of Q and of dO; stages of dS and dQ; statistics and
  * barriers. */
-#define SHARED_BYTES(slices)                                                                         \
-    (8192 * ((slices) * (4 + ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) + 2 * ATTENTION_DS_STAGES + \
-             2 * ATTENTION_DQ_STAGES) +                                                              \
-     256 * (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
+#define SHARED_BYTES(columns)                                                                                   \
+    ((columns) / 64 * 128 *                                                                                     \
+         (2 * ATTENTION_KEYS + (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) * ATTENTION_BWD_QUERIES(columns)) + \
+     2 * ATTENTION_KEYS * ATTENTION_BWD_QUERIES(columns) * ATTENTION_DS_STAGES +                                \
+     ATTENTION_DQ_SLICE * 4 * ATTENTION_DQ_STAGES +                                                             \
+     4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
 
 /* The kernels for one dtype and number of columns, in the order of their launches. */
 typedef struct backward_kernels {
@@ -36,7 +38,7 @@ typedef struct backward_kernels {
             {cot_image_attention_bwd_rows, "attention_bwd_finish_" #dtype "_" #size, 0}, \
     }
 #define BLOCK_KERNELS(dtype, size, main_size, columns) \
-    KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, SHARED_BYTES((columns) / 64))
+    KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, SHARED_BYTES(columns))
 #define CLUSTER_KERNELS(dtype, size, main_size, d, dv) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_cluster_sm90, ATTENTION_CLUSTER_SHARED_BYTES(d, dv))
 #define VERSION_OF(dtype, first, rows_suffix, suffix)                                                         \
@@ -54,6 +56,14 @@ typedef struct backward_kernels {
 enum { SIZE_64, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
 enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
+/* The main kernels that store dq, at 64 and 128 columns. */
+#define STORING_KERNELS(dtype)                                                                                 \
+    {                                                                                                          \
+        {cot_image_attention_bwd_sm90, "attention_bwd_sm90_" #dtype "_d64_stores_dq", SHARED_BYTES(64)},       \
+            {cot_image_attention_bwd_sm90, "attention_bwd_sm90_" #dtype "_d128_stores_dq", SHARED_BYTES(128)}, \
+    }
+static const cot_cuda_kernel bf16_storing_kernels[] = STORING_KERNELS(bf16),
+                             f16_storing_kernels[] = STORING_KERNELS(f16);
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows, "attention_bwd_dsink", 0};
 
 static int kernels_index(const attention_sizes *z, bool general)
@@ -70,10 +80,17 @@ static int kernels_index(const attention_sizes *z, bool general)
 /* Encodes the map of lse_log2 and D, which follow each other: one query tile is one row. */
 static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t tiles)
 {
-    const int64_t rows = 2 * tiles, row = ATTENTION_QUERIES * (int64_t)sizeof(float);
-    return cot_cuda_tensor_map(queue, map, COT_F32, 4, c->lse_log2, (const int64_t[]){ATTENTION_QUERIES, rows, 1, 1},
-                               (const int64_t[]){row, rows * row, rows * row},
-                               (const int[]){ATTENTION_QUERIES, 1, 1, 1});
+    const int64_t rows = 2 * tiles, row = c->queries * (int64_t)sizeof(float);
+    return cot_cuda_tensor_map(queue, map, COT_F32, 4, c->lse_log2, (const int64_t[]){c->queries, rows, 1, 1},
+                               (const int64_t[]){row, rows * row, rows * row}, (const int[]){c->queries, 1, 1, 1});
+}
+
+/* Encodes the map of dq_accum: a slice is 64 rows of 64 floats. */
+static cot_status map_dq_accum(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t slices)
+{
+    const int64_t rows = slices * (ATTENTION_DQ_SLICE / 64), row = 64 * (int64_t)sizeof(float);
+    return cot_cuda_tensor_map(queue, map, COT_F32, 4, c->dq_accum, (const int64_t[]){64, rows, 1, 1},
+                               (const int64_t[]){row, rows * row, rows * row}, (const int[]){64, 64, 1, 1});
 }
 
 /* Coefficients for attention_bwd_softcap. */
@@ -112,8 +129,46 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z, bool p_s
     return cap;
 }
 
+/* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. */
+typedef struct block_order {
+    bool deterministic, reversed, stores_dq;
+    int32_t section, longest_first_section;
+} block_order;
+
+/* Chosen by measurements on an H200: docs/experiments/attention.md, "Order of blocks".
+ *   any order         longest first, so that the last blocks to end are short ones. It is chosen, if allowed, only where it
+ *                     is faster than the deterministic mode
+ *   causal            shortest first. The last section is longest first, for the same reason
+ *   full, general     by descending keys
+ * A section of few heads keeps blocks that add to the same rows of dq together. A section of many heads starts them at
+ * different times, so that a block of a full mask need not wait for the one before it. */
+static block_order block_order_of(const attention_problem *p, bool general, int64_t columns)
+{
+    const attention_sizes *z = &p->sizes;
+    const bool causal = z->right == 0, clusters = columns > 128, grouped = z->H != z->Hkv;
+    const int64_t blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
+    const bool is_any_order_faster =
+        general || grouped || (clusters && causal && blocks >= 128) || (columns == 128 && !causal && blocks >= 32);
+    if (p->allow_nondeterminism && is_any_order_faster)
+        return (block_order){.section = 4};
+    if (general)
+        return (block_order){.deterministic = true, .section = 4, .longest_first_section = INT32_MAX};
+    if (!causal)
+        return (block_order){.deterministic = true,
+                             .section = clusters ? 8 : (int32_t)cot_clamp(512 / blocks, 4, 32),
+                             .longest_first_section = INT32_MAX,
+                             .stores_dq = columns == 64 && !grouped};
+    const int64_t most = cot_clamp(heads / 2, 1, clusters ? 8 : 32), least = cot_min(most, 2);
+    const int64_t section = cot_clamp((clusters || grouped ? 128 : 256) / blocks, least, most);
+    return (block_order){.deterministic = true,
+                         .section = (int32_t)section,
+                         .longest_first_section = (int32_t)(cot_ceil_div(heads, section) - 1),
+                         .reversed = true,
+                         .stores_dq = !grouped && (columns == 64 || (columns == 128 && blocks <= 16))};
+}
+
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
-                           const backward_kernels *kernels_by_size)
+                           const backward_kernels *kernels_by_size, const cot_cuda_kernel *storing_kernels)
 {
     const attention_sizes *z = &p->sizes;
     const attention_sm90_bwd_plan *plan = queue->plan;
@@ -123,6 +178,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const unsigned cluster_blocks = columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1; /* that share ATTENTION_KEYS keys */
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8;                  /* lanes of prepare for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
+    const block_order order = block_order_of(p, general, columns);
     if (z->H == 0)
         return COT_OK;
     attention_bwd_mapped mapped = {
@@ -135,13 +191,18 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .Tk = z->Tk,
             .d = z->d,
             .dv = z->dv,
-            .tiles = cot_ceil_div(z->Tq, ATTENTION_QUERIES),
+            .tiles = cot_ceil_div(z->Tq, plan->queries),
+            .queries = (int32_t)plan->queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,
             .right = z->right,
             .causal = z->right == 0,
-            .deterministic = !p->allow_nondeterminism,
+            .deterministic = order.deterministic,
             .accumulate = p->accumulate,
+            .section = order.section,
+            .longest_first_section = order.longest_first_section,
+            .reversed = order.reversed,
+            .stores_dq = order.stores_dq,
             .out_vectorized =
                 attention_is_vectorizable(&p->out) && attention_is_vectorizable(&p->dout) && z->dv % 8 == 0,
             .dq_vectorized = attention_is_vectorizable(&p->dq) && !p->accumulate && z->d % 8 == 0,
@@ -169,23 +230,26 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         }};
     attention_scheduler *scheduler = &mapped.call.scheduler;
     scheduler->max_tiles = (int32_t)plan->head_tiles;
-    scheduler->tile_queries = ATTENTION_QUERIES;
+    scheduler->tile_queries = (int32_t)plan->queries;
     scheduler->block_keys = ATTENTION_KEYS;
     scheduler->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
     const attention_bwd_call *c = &mapped.call;
     const int64_t tiles = plan->tiles, slices = plan->slices;
     cot_status status = general ? attention_launch_scheduler(queue, scheduler) : COT_OK;
     if (status == COT_OK && tiles > 0)
-        status = attention_launch(
-            queue, &kernels->prepare,
-            (cot_cuda_grid){.blocks = {(unsigned)(tiles * ATTENTION_QUERIES * row_lanes / ROWS_THREADS), 1, 1},
-                            .threads = ROWS_THREADS},
-            c);
+        status = attention_launch(queue, &kernels->prepare,
+                                  (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->queries * row_lanes /
+                                                                        (ROWS_THREADS * ATTENTION_PREPARE_ROWS)),
+                                                             1, 1},
+                                                  .threads = ROWS_THREADS},
+                                  c);
     if (z->rows_k > 0) {
         if (status == COT_OK && tiles > 0)
             status = map_statistics(queue, &mapped.statistics, c, tiles);
+        if (status == COT_OK && c->stores_dq && tiles > 0)
+            status = map_dq_accum(queue, &mapped.dq_accum, c, slices);
         if (status == COT_OK)
-            status = attention_encode_row_map(queue, &mapped.q, &p->q, ATTENTION_QUERIES, p->k.data);
+            status = attention_encode_row_map(queue, &mapped.q, &p->q, (int)plan->queries, p->k.data);
         if (status == COT_OK)
             status =
                 attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_KEYS / cluster_blocks), p->k.data);
@@ -193,17 +257,17 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             status =
                 attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_KEYS / cluster_blocks), p->k.data);
         if (status == COT_OK)
-            status = attention_encode_row_map(queue, &mapped.dout, &p->dout, ATTENTION_QUERIES, p->k.data);
+            status = attention_encode_row_map(queue, &mapped.dout, &p->dout, (int)plan->queries, p->k.data);
         if (status == COT_OK)
             status = attention_launch(
-                queue, &kernels->main,
+                queue, order.stores_dq ? &storing_kernels[columns == 128] : &kernels->main,
                 (cot_cuda_grid){.blocks = {(unsigned)(attention_bwd_blocks(p) * z->Hkv) * cluster_blocks, 1, 1},
                                 .threads = ATTENTION_WARPGROUPS * 128,
                                 .cluster = cluster_blocks > 1 ? cluster_blocks : 0,
                                 .dependent = true},
                 &mapped);
     }
-    if (status == COT_OK && c->grad_q.data != NULL && slices > 0)
+    if (status == COT_OK && c->grad_q.data != NULL && !c->stores_dq && slices > 0)
         status = attention_launch(queue, &kernels->finish,
                                   (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(slices * 4, ROWS_WARPS), 1, 1},
                                                   .threads = ROWS_THREADS,
@@ -217,10 +281,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
 
 cot_status attention_bwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, bf16_kernels);
+    return backward(queue, problem, workspace, bf16_kernels, bf16_storing_kernels);
 }
 
 cot_status attention_bwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, f16_kernels);
+    return backward(queue, problem, workspace, f16_kernels, f16_storing_kernels);
 }

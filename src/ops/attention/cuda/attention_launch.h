@@ -101,13 +101,26 @@ static inline size_t workspace_fwd_sm90(const void *problem)
 
 /* ---- backward ------------------------------------------------------------------------------------------ */
 
+/* Columns of the kernel's tiles of Q and K. */
+static inline int64_t attention_bwd_columns(const attention_sizes *z)
+{
+    const int64_t columns = z->d > z->dv ? z->d : z->dv;
+    return columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
+}
+
+/* Queries of a tile. */
+static inline int64_t attention_bwd_queries(const attention_sizes *z)
+{
+    return ATTENTION_BWD_QUERIES(attention_bwd_columns(z));
+}
+
 /* Query tiles of one head, of all sequences. An upper bound if sequences differ in length. */
 static inline int64_t attention_bwd_tiles(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->packed)
-        return z->rows_q / ATTENTION_QUERIES + attention_sequence_count(p);
-    return cot_mul(z->B, cot_ceil_div(z->Tq, ATTENTION_QUERIES));
+        return z->rows_q / attention_bwd_queries(z) + attention_sequence_count(p);
+    return cot_mul(z->B, cot_ceil_div(z->Tq, attention_bwd_queries(z)));
 }
 
 /* Key blocks of one head, of all sequences. An upper bound if sequences differ in length. */
@@ -134,13 +147,6 @@ static inline bool attention_bwd_needs_general(const attention_problem *p)
     const int64_t unbounded = z->q_length + z->k_length;
     return !attention_bwd_fills_tiles(z) || attention_is_varlen(p) || z->softcap > 0 || z->left < unbounded ||
            (z->right != 0 && z->right < unbounded);
-}
-
-/* Columns of the kernel's tiles of Q and K. */
-static inline int64_t attention_bwd_columns(const attention_sizes *z)
-{
-    const int64_t columns = z->d > z->dv ? z->d : z->dv;
-    return columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
 }
 
 static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
@@ -192,11 +198,11 @@ static inline double cost_bwd_sm90(const void *problem)
 
 /* The plan of a backward: the kernels' tiles, and the offsets of the workspace's parts in bytes. */
 typedef struct attention_sm90_bwd_plan {
-    bool general;       /* see attention_bwd_needs_general */
-    int64_t columns;    /* of a tile */
-    int64_t head_tiles; /* query tiles of one head */
-    int64_t tiles;      /* query tiles of all heads */
-    int64_t slices;     /* of dq: 64 columns of a query tile */
+    bool general;             /* see attention_bwd_needs_general */
+    int64_t columns, queries; /* of a tile */
+    int64_t head_tiles;       /* query tiles of one head */
+    int64_t tiles;            /* query tiles of all heads */
+    int64_t slices;           /* of dq: 64 columns of a query tile */
     size_t lse_log2, row_delta, dq_accum, dq_semaphore, seqlens, bytes;
 } attention_sm90_bwd_plan;
 
@@ -204,10 +210,11 @@ static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention
 {
     attention_sm90_bwd_plan plan = {.general = attention_bwd_needs_general(p),
                                     .columns = attention_bwd_columns(&p->sizes),
+                                    .queries = attention_bwd_queries(&p->sizes),
                                     .head_tiles = attention_bwd_tiles(p)};
     plan.tiles = cot_mul(p->sizes.H, plan.head_tiles);
-    plan.slices = cot_mul(plan.tiles, plan.columns / 64);
-    const int64_t rows = cot_mul(plan.tiles, ATTENTION_QUERIES), slices = plan.slices;
+    plan.slices = cot_mul(plan.tiles, plan.queries / 64 * (plan.columns / 64));
+    const int64_t rows = cot_mul(plan.tiles, plan.queries), slices = plan.slices;
     const int64_t sequences = plan.general ? attention_sequence_count(p) + 1 : 0;
     plan.lse_log2 = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.row_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));

@@ -9,7 +9,7 @@
 #include <cuda.h>
 
 typedef struct attention_bwd_mapped {
-    CUtensorMap q, k, v, dout, statistics;
+    CUtensorMap q, k, v, dout, statistics, dq_accum;
     attention_bwd_call call;
 } attention_bwd_mapped;
 

@@ -8,6 +8,8 @@
 
 #include "../../../cuda/device/ptx.cuh"
 
+enum { ATTENTION_FAR = 1 << 30 }; /* beyond any key: rows are less than half of it */
+
 /* The last sequence with first * heads <= number. `first_member` selects first_tile or first_block, which count one
  * head. */
 static __device__ __forceinline__ int attention_sequence_at(const attention_scheduler &scheduler,
@@ -36,6 +38,24 @@ static __device__ __forceinline__ void attention_clear_rows(unsigned char (*slic
             *(uint4 *)(slices[slice] + at) = make_uint4(0, 0, 0, 0);
     cot_fence_proxy_async();
     __syncwarp();
+}
+
+/* The key blocks of ATTENTION_KEYS keys that attend to a query tile: none if last < first. */
+struct attention_block_range {
+    int first, last;
+};
+
+/* The range for the tile that begins at query first_query, of `queries` queries. Query i attends to the keys
+ * i + window_first .. i + window_last that are below used_k. */
+static __device__ __forceinline__ attention_block_range attention_block_range_of(int first_query, int queries,
+                                                                                 int used_q, int used_k,
+                                                                                 int window_first, int window_last)
+{
+    const int last_query = min(first_query + queries, used_q) - 1;
+    const int first_key = max(first_query + window_first, 0), last_key = min(last_query + window_last, used_k - 1);
+    if (last_query < first_query || last_key < first_key)
+        return {0, -1};
+    return {first_key / ATTENTION_KEYS, last_key / ATTENTION_KEYS};
 }
 
 static __device__ __forceinline__ int attention_clamp(int64_t value, int64_t low, int64_t high)
