@@ -426,7 +426,7 @@ TFLOP/s count 4 B H T² d operations forward and 2.5 times as many backward, hal
 FlashAttention papers do. All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and bf16,
 except under "Other shapes and options".
 
-Times for T >= 4096 are sustained: the second half of three seconds of load. Shorter cases run in rounds of 8 ms. *Burst* is one
+Times for T >= 4096 are sustained: the second half of 2.5 or 3 seconds of load. Shorter cases run in rounds of 8 ms. *Burst* is one
 call on an idle GPU. """ + PRODUCTS + """
 
 The backward has two modes. The deterministic mode adds the parts of dQ in a fixed order and gives the same bits on every run. The
@@ -558,8 +558,9 @@ def op_section(op, device, results, peers, directory, level):
     commits = ", ".join(dict.fromkeys(row["commit"] for row in chosen))
     host = f", {rows[0]['threads']} threads at {rows[0]['clock_ghz']:.2f} GHz" if cpu else ""
     names = ", ".join(dict.fromkeys(row["kernel"] for row in peer_rows if not row.get("ours")))
-    lines = [f"Commit {commits}, {rows[0]['date']}{host}: {record_link(source)}."
-             + (f" Peers, {peer_rows[0]['date']}: {record_link(peer_source)} ({names})." if peer_rows else ""), ""]
+    dates, peer_dates = (", ".join(dict.fromkeys(row["date"] for row in timed)) for timed in (chosen, peer_rows))
+    lines = [f"Commit {commits}, {dates}{host}: {record_link(source)}."
+             + (f" Peers, {peer_dates}: {record_link(peer_source)} ({names})." if peer_rows else ""), ""]
     if op == "attention" and not cpu:
         return lines + attention_gpu(rows, peer_rows) + profiled(op, device, directory)
     for direction in dict.fromkeys(row["direction"] for row in chosen):
