@@ -307,6 +307,32 @@ static void sweep_cuda(cot_case_visitor *v, int direction)
             }
 }
 
+/* Several key blocks and several sections of heads: the orders in which the Hopper backward adds to dq. */
+static void sweep_orders_cuda(cot_case_visitor *v, int direction)
+{
+    static const struct {
+        int64_t d, Hkv;
+        cot_dtype dtype;
+        bool causal;
+    } cases[] = {{64, 4, COT_BF16, true}, {64, 4, COT_F16, false},   {64, 2, COT_BF16, true},
+                 {128, 4, COT_F16, true}, {128, 4, COT_BF16, false}, {256, 4, COT_BF16, true}};
+    for (size_t i = 0; direction == COT_ATTENTION_BACKWARD && i < sizeof cases / sizeof *cases; i++) {
+        const attention_case_params p = {.direction = direction,
+                                         .uses = COT_CASE_CHECK_CUDA | COT_CASE_QUICK,
+                                         .seed = 351 + i,
+                                         .B = 1,
+                                         .H = 4,
+                                         .Hkv = cases[i].Hkv,
+                                         .Tq = 300,
+                                         .Tk = 300,
+                                         .d = cases[i].d,
+                                         .dv = cases[i].d,
+                                         .dtype = cases[i].dtype,
+                                         .causal = cases[i].causal};
+        emit(v, &p);
+    }
+}
+
 /* The same kernels over several tiles: each feature alone at every head size, then random sets of features. */
 static void sweep_tiles_cuda(cot_case_visitor *v, int direction)
 {
@@ -516,6 +542,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         sweep_nan(&v, direction);
         bench_shapes(&v, direction);
         sweep_cuda(&v, direction);
+        sweep_orders_cuda(&v, direction);
         sweep_features_cuda(&v, direction);
         sweep_tiles_cuda(&v, direction);
         bench_cuda(&v, direction);
