@@ -15,8 +15,6 @@
 
 /* ---- checks of both calls ----------------------------------------------------------------------------- */
 
-/* A tensor of a call, for the checks that all tensors share. elementwise: an output of this kind may be the same view
- * as an input of this kind. */
 static cot_status check_activation(const char *call, cot_activation activation)
 {
     if ((int)activation >= COT_ACTIVATION_NONE && (int)activation <= COT_ACTIVATION_GELU_ERF)
