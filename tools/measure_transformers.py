@@ -2,65 +2,85 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures tokens/s of training steps of transformers models with random weights, for each attention implementation.
 
-    tools/measure_transformers.py [--device cuda] [--models llama,mamba2] [--implementations eager,sdpa,cotangent]
-                                  [--batch 4] [--length 4096] [--layers 8] [--width 2048] [--vocab 32000] [--padding 0.0]
-                                  [--steps 10] [--json FILE]
+    tools/measure_transformers.py [--device cuda] [--models llama-350m,mamba2-370m] [--implementations eager,sdpa,cotangent]
+                                  [--batch 4] [--length 4096] [--padding 0.0] [--steps 10] [--json FILE]
+                                  [--layers N] [--width N] [--vocab N]
 
-An implementation is one of transformers' (eager, sdpa, flash_attention_2) or cotangent. With cotangent the convolution of
+An implementation is one of transformers' (eager, sdpa, flash_attention_4) or cotangent. With cotangent the convolution of
 hybrid models is cotangent's too, with the others it is that of the installed causal_conv1d or plain PyTorch. Each runs in
-a process of its own, after a warm-up, and the time is the median of the steps. --padding is the share of the tokens that
-are padding, on the left. The last line for a model compares the implementations' losses.
+a process of its own. A step is forward, backward and AdamW, without recomputation. The time is the median of the steps
+after two for warm-up. --padding is the share of the tokens that are padding, on the left. --layers, --width and --vocab
+replace the sizes of a model. The last line for a model compares the implementations' losses.
 """
 import argparse
+import importlib.util
 import json
 import statistics
 import subprocess
 import sys
 import time
 
+# Names of transformers' classes, and sizes. Every vocabulary has 32000 tokens, so that the embedding does not hide the rest.
 MODELS = {
-    "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
-    "mistral": ("MistralForCausalLM", "MistralConfig", dict(sliding_window=1024)),
-    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", dict(sliding_window=1024)),
-    "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", dict(sliding_window=128, num_local_experts=4, num_experts_per_tok=2)),
-    "mamba": ("MambaForCausalLM", "MambaConfig", {}),
-    "mamba2": ("Mamba2ForCausalLM", "Mamba2Config", dict(expand=2, n_groups=1, state_size=64)),
-}
+    "llama-350m": ("LlamaForCausalLM", "LlamaConfig",
+                   dict(hidden_size=1024, num_hidden_layers=24, intermediate_size=2816, num_attention_heads=16,
+                        num_key_value_heads=4, head_dim=64)),
+    "mistral-1b": ("MistralForCausalLM", "MistralConfig",
+                   dict(hidden_size=2048, num_hidden_layers=16, intermediate_size=7168, num_attention_heads=16,
+                        num_key_value_heads=4, head_dim=128, sliding_window=1024)),
+    "gemma2-1b": ("Gemma2ForCausalLM", "Gemma2Config",
+                  dict(hidden_size=1152, num_hidden_layers=26, intermediate_size=6912, num_attention_heads=4,
+                       num_key_value_heads=1, head_dim=256, sliding_window=512)),
+    "gemma3-1b": ("Gemma3ForCausalLM", "Gemma3TextConfig",
+                  dict(hidden_size=1152, num_hidden_layers=26, intermediate_size=6912, num_attention_heads=4,
+                       num_key_value_heads=1, head_dim=256, sliding_window=512)),
+    "mamba2-370m": ("Mamba2ForCausalLM", "Mamba2Config",
+                    dict(hidden_size=1024, num_hidden_layers=48, state_size=128, expand=2, head_dim=64, num_heads=32, n_groups=1)),
+}  # fmt: skip
 
 
-def make(name, width, layers, vocab, dtype, device, implementation):
+def make(arguments, dtype):
+    """The model, the number of its parameters, and its layers and width."""
     import torch
     import transformers
 
-    model_name, config_name, options = MODELS[name]
-    heads = max(width // 128, 1)
-    sizes = dict(vocab_size=vocab, hidden_size=width, num_hidden_layers=layers, pad_token_id=0)
-    if name not in ("mamba", "mamba2"):
-        sizes.update(intermediate_size=3 * width, num_attention_heads=heads, num_key_value_heads=max(heads // 4, 1), head_dim=128)
-    if name == "mamba2":
-        sizes.update(head_dim=64, num_heads=2 * width // 64)
-    config = getattr(transformers, config_name)(**{**sizes, **options}, attn_implementation=implementation, use_cache=False)
+    model_name, config_name, options = MODELS[arguments.models]
+    sizes = dict(options, vocab_size=arguments.vocab, pad_token_id=0)
+    if arguments.layers:
+        sizes["num_hidden_layers"] = arguments.layers
+    if arguments.width:
+        scale = arguments.width / options["hidden_size"]
+        for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_heads"):
+            if name in sizes:
+                sizes[name] = max(1, int(sizes[name] * scale))
+    config = getattr(transformers, config_name)(**sizes, attn_implementation=arguments.implementations, use_cache=False)
     torch.manual_seed(0)
-    return getattr(transformers, model_name)(config).to(device, dtype).train()
+    model = getattr(transformers, model_name)(config).to(arguments.device, dtype).train()
+    return model, sum(p.numel() for p in model.parameters()), sizes["num_hidden_layers"], sizes["hidden_size"]
+
+
+def installed(package):
+    """The package's name if it can be imported, else PyTorch, which then computes what it would."""
+    return package if importlib.util.find_spec(package) else "PyTorch"
 
 
 def measure(arguments):
     """Losses and median time of the steps of one implementation."""
     import torch
+    import transformers
 
     if arguments.implementations == "cotangent":
         import cotangent.integrations.transformers
 
         cotangent.integrations.transformers.register()
     dtype = getattr(torch, arguments.dtype)
-    model = make(arguments.models, arguments.width, arguments.layers, arguments.vocab, dtype, arguments.device,
-                 arguments.implementations)  # fmt: skip
+    model, parameters, layers, width = make(arguments, dtype)
     tokens = torch.randint(1, arguments.vocab, (arguments.batch, arguments.length), device=arguments.device)
     mask = torch.ones_like(tokens)
     padding = int(arguments.padding * arguments.length)
     mask[1:, :padding] = 0
     labels = tokens.masked_fill(mask == 0, -100)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=arguments.device == "cuda")
     losses, times = [], []
     for step in range(arguments.steps + 2):
         if arguments.device == "cuda":
@@ -76,19 +96,21 @@ def measure(arguments):
     seconds = statistics.median(times)
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
     memory = torch.cuda.max_memory_allocated() / 2**30 if arguments.device == "cuda" else None
-    return dict(model=arguments.models, implementation=arguments.implementations, device=device, torch=torch.__version__,
-                dtype=arguments.dtype, batch=arguments.batch, length=arguments.length, layers=arguments.layers,
-                width=arguments.width, padding=arguments.padding, tokens_per_s=int(mask.sum()) / seconds, gib=memory,
-                losses=losses)  # fmt: skip
+    convolution = "cotangent" if arguments.implementations == "cotangent" else installed("causal_conv1d")
+    return dict(model=arguments.models, implementation=arguments.implementations, convolution=convolution,
+                scan=installed("mamba_ssm"), device=device, torch=torch.__version__, transformers=transformers.__version__,
+                dtype=arguments.dtype, batch=arguments.batch, length=arguments.length, layers=layers, width=width,
+                parameters=parameters, vocab=arguments.vocab, padding=arguments.padding,
+                tokens_per_s=int(mask.sum()) / seconds, gib=memory, losses=losses)  # fmt: skip
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--models", default="llama,mistral,gemma2,mamba,mamba2")
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--implementations", default="eager,sdpa,cotangent")
     parser.add_argument("--dtype", default="bfloat16")
-    for name, default in (("batch", 4), ("length", 4096), ("layers", 8), ("width", 2048), ("vocab", 32000), ("steps", 10)):
+    for name, default in (("batch", 4), ("length", 4096), ("layers", 0), ("width", 0), ("vocab", 32000), ("steps", 10)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--padding", type=float, default=0.0)
     parser.add_argument("--json")

@@ -53,11 +53,11 @@ def test_measurement(on_cpu, tmp_path):
     pytest.importorskip("transformers")
     small = ["--device", "cpu", "--dtype", "float32", "--batch", 2, "--length", 24, "--layers", 1, "--width", 128, "--steps", 1,
              "--vocab", 256]  # fmt: skip
-    done = run(TOOLS / "measure_transformers.py", *small, "--models", "llama", "--implementations", "sdpa,cotangent",
+    done = run(TOOLS / "measure_transformers.py", *small, "--models", "llama-350m", "--implementations", "sdpa,cotangent",
                "--padding", 0.25, "--json", tmp_path / "out.json")  # fmt: skip
     assert done.returncode == 0 and "largest difference of a loss" in done.stdout, done.stdout + done.stderr
     sdpa, ours = json.loads((tmp_path / "out.json").read_text())
     assert (sdpa["implementation"], ours["implementation"]) == ("sdpa", "cotangent") and ours["tokens_per_s"] > 0
     assert sdpa["losses"] == pytest.approx(ours["losses"], rel=1e-2)
-    done = run(TOOLS / "measure_transformers.py", *small, "--models", "llama", "--implementations", "none")
+    done = run(TOOLS / "measure_transformers.py", *small, "--models", "llama-350m", "--implementations", "none")
     assert done.returncode == 1 and "failed: " in done.stdout
