@@ -93,14 +93,15 @@ static cot_status check_mask(const char *call, const char *name, const cot_tenso
                       bits ? sizes->groups : sizes->D);
 }
 
-/* The factor c of a mask that is drawn with p in [0, 1]. */
+/* The scale c of a mask that is generated with probability p in [0, 1]. */
 static double drawn_scale(double p)
 {
     const uint32_t threshold = cot_dropout_threshold(p);
     return threshold < 65536 ? 65536.0 / (65536 - threshold) : 0;
 }
 
-/* Sets the sources of m and c. */
+/* Sets the source of the mask m, and the scale c. By default c is 1/(1-p): with a generated mask,
+ * of the p that the threshold represents; with a given mask, of p itself. */
 static cot_status set_mask(const char *call, double p, double scale, const cot_tensor *mask,
                            const cot_tensor *mask_bits, dropout_mask *result)
 {

@@ -29,12 +29,12 @@
  *   2. wait for S, compute P; wait for dK, release Q_(j-1), pack P
  *   3. issue dP_j and dV += P_j dO_j
  *   4. wait for dP, compute dS and store it for dQ; wait for dV, release dO_j, pack dS
- * The arithmetic after a wait reads lse_log2 and D. As many of them as the registers hold are loaded before
- * the wait.
+ * The arithmetic after a wait reads lse_log2 and D. Some of their elements are loaded before the wait. The number of free
+ * registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
  *
- * Deterministic mode: the blocks of a query tile take turns in the order of their numbers (work_of). The first one stores
- * its slice of dQ, so that dq_accum need not be cleared, and the others add. A semaphore for each slice counts the blocks
- * that have added. A block waits only for blocks of lower blockIdx.x. This wait relies on thread blocks starting in the
+ * Deterministic mode: the blocks of a query tile add their slices of dQ in a fixed order, that of blockIdx.x (dq_turn_of).
+ * The first block stores its slice instead, so that dq_accum need not be cleared. A semaphore for each slice counts the
+ * blocks that have stored or added. A block waits only for blocks of lower blockIdx.x. This wait relies on thread blocks starting in the
  * order of blockIdx.x. CUDA does not guarantee this order, but every tested GPU keeps it.
  *
  * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the stage, on
@@ -42,8 +42,8 @@
  *
  * Each kernel has these versions:
  *
- *   plain      full and causal masks, d = dv = 64 or 128. _stores_dq: the same, with STORES_DQ. As a branch of one kernel it
- *              would slow long sequences at 128 columns by 8 %
+ *   plain      full and causal masks, d = dv = 64 or 128. _stores_dq: the same, with STORES_DQ. One kernel
+ *              with a branch for STORES_DQ is 8 % slower for long sequences at 128 columns
  *   _general   also windows, sequences of different lengths, and smaller d and dv: TMA fills the other columns with 0
  *   _softcap   also softcap
  *
@@ -121,7 +121,7 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D> &s,
     }
 }
 
-/* Clears the rows of other sequences, from `row` on, in a tile that TMA loads. */
+/* Waits for a tile that TMA loads, clears its rows from `row` on (those of other sequences), and arrives on `full`. */
 template <int BYTES, int SLICES>
 static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
                                                       unsigned char (*slices)[BYTES], int row, uint64_t *full)
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
         cot_mbarrier_arrive(full);
 }
 
-/* Executed by a whole warp, because it clears rows of other sequences. */
+/* The producer of the GENERAL versions. A whole warp executes it, to clear rows of other sequences. */
 template <int D>
 static __device__ void load_general(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w)
 {
@@ -193,8 +193,8 @@ static __device__ void load_general(const attention_bwd_mapped &m, shared_storag
     }
 }
 
-/* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: to report a slice, a
- * writer waits until the sums are in memory, which takes about one step. If STORES_DQ, the last block of a tile does not
+/* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: before a
+ * writer increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the last block of a tile does not
  * add: its writer loads the sums of the other blocks into the stage, and the dQ warpgroup stores dQ. */
 template <int D, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ void write_dq(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w, int stage)
@@ -242,7 +242,8 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_storage<D>
     cot_bulk_wait();
 }
 
-/* Slice number `slice` of dQ = dS K, over the consumers' halves `first` to `last` of dS and K. Waits for the stage, too. */
+/* Computes slice number `slice` of dQ = dS K, over the consumers' halves `first` to `last` of dS and K. Waits on `empty` of
+ * the dQ stage while the products run. */
 template <typename E, int D>
 static __device__ __forceinline__ void compute_dq_slice(shared_storage<D> &s, float (&acc)[32], uint32_t ds, int slice,
                                                         int first, int last, uint64_t *empty, uint32_t parity)
@@ -261,8 +262,8 @@ static __device__ __forceinline__ void compute_dq_slice(shared_storage<D> &s, fl
     cot_wgmma_wait<0>();
 }
 
-/* The dQ warpgroup stages slices of dQ for the dq_writers. If STORES_DQ, it stores the slices of which this block is the
- * last, with the sums of the other blocks that the writer has loaded. */
+/* The dQ warpgroup stages slices of dQ for the dq_writers. If STORES_DQ and this block is the last of the tile, the
+ * warpgroup adds the sums that the writer has loaded, and stores dq. */
 template <typename E, int D, bool GENERAL, bool STORES_DQ>
 static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D> &s, const attention_work &w)
 {
@@ -319,8 +320,8 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D>
  * 2^-9. dS therefore has no scale. */
 template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_SCALE_LOG2) : 1.0f;
 
-/* P for dS. dV uses P rounded to 16 bits. dS uses P with 8 more bits. From the rounded P, dS would be rounded twice.
- * Where a query attends to few keys, its error would then exceed the bound in docs/guide/reproducibility.md.
+/* P for dS. dV uses P rounded to 16 bits. dS uses P with 8 more bits. If dS used the rounded P, it would be rounded twice.
+ * If a query attends to few keys, the error would then exceed the bound in docs/guide/reproducibility.md.
  * low_bytes[i] has the next 8 bits of the mantissas of elements 4i to 4i + 3, one byte each.
  * A P that was rounded up has a byte of at least 128. As a signed number, the byte is then the negative difference of P
  * from its rounded value. `restore` adds the signed byte. An example in bf16:
@@ -378,7 +379,7 @@ template <typename E, int N> struct saved_p {
     }
 };
 
-/* The key of this thread's even accumulator pairs. %tid is read again here: few tiles need the key, so it should not
+/* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here: few tiles need the key, so it should not
  * occupy a register. */
 static __device__ __forceinline__ int thread_key(const attention_work &w)
 {

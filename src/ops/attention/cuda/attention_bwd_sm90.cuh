@@ -48,10 +48,10 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
 /* Blocks are numbered section by section, a section being c.section key-value heads. In a section the key block is the
  * slower index and the head the faster one. Sections from c.longest_first_section on are longest first:
  *
- *   longest first    key blocks by ascending keys. Under a causal mask the first ones have the most tiles
+ *   longest first    key blocks by ascending keys. Under a causal mask the first blocks have the most tiles
  *   shortest first   key blocks by descending keys, each with its tiles in ascending order. Under a causal mask a block
- *                    begins at an earlier tile than the block before it, and reaches each tile after it: in
- *                    deterministic mode it need not wait */
+ *                    begins at an earlier query tile than the block that adds before it. It reaches each later tile
+ *                    after that block has, so it does not wait in deterministic mode */
 template <int QUERIES>
 static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned block)
 {
@@ -135,7 +135,7 @@ static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_
     return ((int64_t)w.b * c.H + w.first_head + h) * c.tiles;
 }
 
-/* The place of a block among those that add to a query tile of dQ, in deterministic mode. */
+/* The position of a block in the order in which blocks add to a query tile of dQ, in deterministic mode. */
 struct attention_dq_turn {
     uint32_t before; /* blocks that add before it */
     bool last;
@@ -193,7 +193,7 @@ static __device__ __forceinline__ bool needs_mask(const attention_bwd_call &c, i
 }
 
 /* Sets masked scores to -inf, or to +inf if the scale is negative, so that P = 0. `key` is the key of this thread's
- * even accumulator pairs. Odd pairs are key + 8. */
+ * accumulators 4i and 4i + 1. Accumulators 4i + 2 and 4i + 3 have the key `key` + 8. */
 template <int N>
 static __device__ __forceinline__ void apply_mask(const attention_bwd_call &c, int tile, int key, float (&scores)[N])
 {
@@ -277,8 +277,8 @@ static __device__ __forceinline__ void add_staged_slice(float (&acc)[32], const 
     }
 }
 
-/* Adds a staged slice to dq_accum, or stores it if it is the first in deterministic mode, and waits until the stage has
- * been read. */
+/* Adds a staged slice to dq_accum. If `store` (the first block of a tile in deterministic mode), it stores the slice
+ * instead. Waits until the stage has been read. */
 static __device__ __forceinline__ void add_dq_slice(const attention_bwd_call &c, int64_t slice, const float *dq,
                                                     bool store)
 {
@@ -298,8 +298,8 @@ static __device__ __forceinline__ void end_dq_turn(const attention_bwd_call &c, 
     cot_add_release(c.dq_semaphore + slice, 1);
 }
 
-/* Address of this thread's fragment of P^T or dS^T in a tile [query][key]. 16 queries further is 16 rows of 128
- * bytes. */
+/* Address of this thread's fragment of P^T or dS^T in a tile [query][key]. The fragment of the next 16 queries is 16 rows
+ * of 128 bytes later. */
 static __device__ __forceinline__ uint32_t fragment_address(const unsigned char *tile)
 {
     const int lane = threadIdx.x % WARP, row = lane / 16 * 8 + lane % 8;
@@ -313,8 +313,8 @@ struct attention_rows_out {
     int rows, used; /* rows that exist; GENERAL: rows from `used` on get 0, even where their accumulators hold NaN */
 };
 
-/* Stores 64 rows, columns [column, column + 2 N). `row` is the row of this thread's even accumulator pairs; odd pairs
- * are row + 8. GENERAL: only the columns below `columns` exist. */
+/* Stores 64 rows, columns [column, column + 2 N). `row` is the row of this thread's accumulators 4i and 4i + 1.
+ * Accumulators 4i + 2 and 4i + 3 have `row` + 8. GENERAL: only the columns below `columns` exist. */
 template <typename E, bool GENERAL, int N>
 static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out,
                                                   bool vectorized, const attention_rows_out &to, int row, int column,

@@ -2,9 +2,11 @@
  *
  * dropout_bwd_rows.c: dx = c * m * dy * act'(x + bias), and dbias[d] = sum_r dx[r,d] in the same pass.
  *
- * Items are tiles as in the forward. dbias has three levels of sums: DROPOUT_ROW_BLOCK rows of dx (`block`), the blocks
- * of a tile (`total`, both in the L1 cache), and the tiles, summed in double from the workspace. The order depends on
- * the shape alone, and rounding errors grow with the number of blocks instead of rows. */
+ * An item computes one tile of dropout_tiling.h, as in the forward. dbias is summed in three levels:
+ *   1. `block`: DROPOUT_ROW_BLOCK rows of dx, in f32, in the L1 cache;
+ *   2. `total`: the blocks of a tile, in f32, in the L1 cache;
+ *   3. the tiles, in double, from the workspace.
+ * The order depends on the shape alone. The blocks keep the f32 sums short, so that rounding errors stay small. */
 #include "dropout_rows.h"
 
 cot_status V_NAME(dropout_bwd_rows)(cot_queue *, const void *, void *);
@@ -45,7 +47,7 @@ V_INLINE vf backward_vector(vf g, vf z, vf scale, vm keep, cot_activation activa
     return v_maskz(keep, g);
 }
 
-/* dx of columns [i, i+lanes), which is also added to the sums. whole: lanes == VW. */
+/* Returns dx of columns [i, i+lanes) and adds it to the sums. whole: lanes == VW, a full vector. */
 V_INLINE vf backward_lanes(const backward_row *row, int64_t i, int lanes, bool whole, cot_activation activation,
                            cot_dtype dtype)
 {

@@ -3,8 +3,8 @@
  * any source, and the conversion of rows of any dtype and stride to and from f32.
  *
  * Bit j of byte g in a row of bits is column 8g+j of the tile. Given masks are converted to bits row by row. A
- * DROPOUT_DRAWN mask is generated in the row loops, just before its use. Generating the mask of a whole row first left
- * the memory idle, so both durations added up. Short rows are the exception: the masks of many rows are generated
+ * DROPOUT_DRAWN mask is generated in the row loops, just before its use. If the mask of a whole row is generated first,
+ * no load is in flight meanwhile, and the two durations add up. Short rows are the exception: the masks of many rows are generated
  * together. */
 #ifndef COT_DROPOUT_ROWS_H
 #define COT_DROPOUT_ROWS_H
@@ -32,8 +32,8 @@ static __attribute__((noinline)) void dropout_draw(uint8_t *bits, const v_philox
     v_philox_keep(bits, philox, group);
 }
 
-/* Draws what a row of n columns needs before its columns [i, i+DROPOUT_DRAW_COLUMNS) are computed. It draws one step
- * ahead, so that the draw overlaps with the computation (Zen 4, bf16 backward in the caches: -10 % time). */
+/* Call it before columns [i, i+DROPOUT_DRAW_COLUMNS) of a row of n columns are computed. It generates the mask of the next
+ * DROPOUT_DRAW_COLUMNS columns, and at i = 0 also the mask of these. Philox then overlaps with the computation (Zen 4, bf16 backward in the caches: -10 % time). */
 V_INLINE void dropout_draw_ahead(uint8_t *bits, const v_philox *philox, uint64_t group, int64_t i, int64_t n)
 {
     if (i == 0)
