@@ -29,7 +29,7 @@ static inline const char *admit_bf16(const void *problem)
 }
 
 enum {
-    DROPOUT_VECTOR_CYCLES = 30, /* one vector with a drawn mask */
+    DROPOUT_VECTOR_CYCLES = 30, /* one vector with a generated mask */
     DROPOUT_GATHER_CYCLES = 4,  /* load or store of one element that is not contiguous */
     DROPOUT_ROW_CYCLES = 40,
     DROPOUT_ITEM_CYCLES = 1000

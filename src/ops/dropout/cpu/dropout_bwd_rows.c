@@ -88,15 +88,15 @@ V_INLINE void backward_row_body(const backward_row *original, cot_activation act
                                 bool nontemporal)
 {
     const backward_row copy = *original, *row = &copy; /* no store can change a local copy, so it stays in registers */
-    for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW_COLUMNS) {
+    for (int64_t i = 0; i < row->n; i += DROPOUT_GENERATED_COLUMNS) {
         if (row->philox != NULL)
-            dropout_draw_ahead(row->bits, row->philox, row->group, i, row->n);
+            dropout_generate_ahead(row->bits, row->philox, row->group, i, row->n);
         dropout_prefetch_columns(row->prefetch_dy, i, dtype);
         if (activation != COT_ACTIVATION_NONE)
             dropout_prefetch_columns(row->prefetch_x, i, dtype);
         dropout_prefetch_page(row->prefetch_dx, i, dtype);
-        backward_columns(row, i, i + DROPOUT_DRAW_COLUMNS < row->n ? i + DROPOUT_DRAW_COLUMNS : row->n, activation,
-                         dtype, nontemporal);
+        backward_columns(row, i, i + DROPOUT_GENERATED_COLUMNS < row->n ? i + DROPOUT_GENERATED_COLUMNS : row->n,
+                         activation, dtype, nontemporal);
     }
 }
 
@@ -169,17 +169,17 @@ static void backward_item(void *context, int64_t number)
                         .sums = block,
                         .scale = (float)c->problem->mask.scale,
                         .nontemporal = c->nontemporal};
-    const bool draw_in_loop = c->reader.mask->source == DROPOUT_DRAWN && c->rows_per_batch == 1;
+    const bool generate_in_loop = c->reader.mask->source == DROPOUT_GENERATED && c->rows_per_batch == 1;
     dropout_stage_bias(bias, &a->bias, d, row.n);
     for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_per_batch) {
         const int64_t count = cot_clamp(c->rows_per_batch, 1, item.r_end - r);
-        if (!draw_in_loop)
+        if (!generate_in_loop)
             dropout_keep_bits(bits, &c->reader, r, count, d, row.n);
         if (row.scale == 0) /* drops every element: 0 * inf would be NaN */
             memset(bits, 0, sizeof bits);
         for (int64_t k = 0; k < count; k++) {
             row.bits = bits + k * sizes->groups;
-            row.philox = draw_in_loop ? &c->reader.philox : NULL;
+            row.philox = generate_in_loop ? &c->reader.philox : NULL;
             row.group = (uint64_t)(r * sizes->groups + d / 8);
             run_row(c, &row, r + k, d);
             const int64_t end = r + k + 1;
