@@ -196,7 +196,7 @@ def short_name(kernel):
 def library_of(row):
     """Whose figures a row has, as the pages and pictures call it."""
     ours = row.get("ours") or "commit" in row
-    return "cotangent" + (", any order" if "any-order" in row["options"] else "") if ours else short_name(row["kernel"])
+    return "cotangent" + (", nondeterministic" if "any-order" in row["options"] else "") if ours else short_name(row["kernel"])
 
 
 def figure(value):
@@ -245,7 +245,7 @@ def case_table(rows):
     columns = case_columns(rows)
     products = [("TFLOP/s", lambda row: figure(row["tflops"])), column("of products", "product_ratio", ".2f")]
     if product_bound(rows[0]):
-        order = [("sums", lambda row: "any order" if "any-order" in row["options"] else "")]
+        order = [("mode", lambda row: "nondeterministic" if "any-order" in row["options"] else "")]
         return markdown(columns + order + [MS] + products + LOAD_COLUMNS, rows)
     unit, scale = ("TB/s", 1e-3) if rows[0]["backend"] == "cuda" else ("GB/s", 1)
     columns += [("MB", lambda row: f"{1e-6 * row['bytes']:.1f}"), MS,
@@ -430,9 +430,10 @@ Times for T >= 4096 are sustained: the second half of 2.5 or 3 seconds of load. 
 call on an idle GPU. """ + PRODUCTS + """
 
 The backward has two modes. The deterministic mode adds the parts of dQ in a fixed order and gives the same bits on every run. The
-other mode adds them in any order. *cotangent* runs the deterministic mode, its default. *cotangent, any order* sets
-`allow_nondeterminism` (Python: `deterministic=False`). *FlashAttention-4* adds in any order, its default, and *FlashAttention-4
-deterministic* in a fixed order.
+nondeterministic mode adds them in the order in which the blocks finish. *cotangent* runs the deterministic mode, its default.
+*cotangent, nondeterministic* sets `allow_nondeterminism` (Python: `deterministic=False`). Since
+commit 513ef73 the library then takes the nondeterministic mode only where it is faster: elsewhere both rows are the same kernel.
+*FlashAttention-4* is nondeterministic, its default, and *FlashAttention-4 deterministic* adds in a fixed order.
 
 A ratio above 1 means that cotangent is faster. On CPUs, TFLOP/s count only the query-key pairs inside the mask.
 
@@ -651,27 +652,34 @@ def index(results, peers):
 # ---- the README's table
 
 
-# A case of each op on the newest H200 record: words of the case for the reader, dtype, layout, shape, and words of the options.
-FRONT = {
-    "attention": ("d=128 causal T=8192", "bf16", "bthd", "B2 H16/16 T8192/8192 d128/128", "causal"),
-    "causal_conv1d": ("8x4096x4096 SiLU", "bf16", "channel-first", "B8 D4096 T4096 K4", "silu"),
-    "causal_conv1d_dense": ("2048 to 2048 channels", "bf16", "channel-last", "B4 Din2048 Dout2048 T4096 K4", "silu"),
-    "dropout": ("32768x4096, bias (forward: and residual)", "bf16", "contiguous", "R32768 D4096", "none+bias p=0.1 drawn"),
-    "mhc_pre": ("n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", "phi~1/nD"),
-    "mhc_sinkhorn": ("n=4 T=8192 f32", "f32", "token-major", "B1 T8192 n4", ""),
-    "mhc_post": ("n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", ""),
-}
+# Cases of each op on the newest H200 record: op, words of the case for the reader, dtype, layout, shape, words of the options.
+FRONT = [
+    ("attention", "d=128 causal T=8192", "bf16", "bthd", "B2 H16/16 T8192/8192 d128/128", "causal"),
+    ("attention", "d=128 full T=8192", "bf16", "bthd", "B2 H16/16 T8192/8192 d128/128", "full"),
+    ("causal_conv1d", "8x4096x4096 SiLU", "bf16", "channel-first", "B8 D4096 T4096 K4", "silu"),
+    ("causal_conv1d_dense", "2048 to 2048 channels", "bf16", "channel-last", "B4 Din2048 Dout2048 T4096 K4", "silu"),
+    ("dropout", "32768x4096, bias (forward: and residual)", "bf16", "contiguous", "R32768 D4096", "none+bias p=0.1 drawn"),
+    ("mhc_pre", "n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", "phi~1/nD"),
+    ("mhc_sinkhorn", "n=4 T=8192 f32", "f32", "token-major", "B1 T8192 n4", ""),
+    ("mhc_post", "n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", ""),
+]
+SAME_TIME = 0.01  # modes whose times differ by less get one line
 
 
-def front_cell(op, direction, any_order, rows, peer_rows):
-    """What a case reaches, and how many times as fast as the fastest peer it is."""
-    _, dtype, layout, shape, words = FRONT[op]
+def front_row(case, direction, nondeterministic, rows, peer_rows):
+    """The row of a case of FRONT, or None."""
+    op, _, dtype, layout, shape, words = case
 
     def wanted(row):
         options = row["options"].replace("+residual", "").removesuffix("+any-order")
         return (row["chosen"] and (row["direction"], row["dtype"], row["layout"], row["shape"]) == (direction, dtype, layout, shape)
-                and (options == words if op == "attention" else words in options) and ("any-order" in row["options"]) == any_order)
-    row = next((from_peers_run(row, peer_rows) for row in rows if wanted(row)), None)
+                and (options == words if op == "attention" else words in options)
+                and ("any-order" in row["options"]) == nondeterministic)
+    return next((from_peers_run(row, peer_rows) for row in rows if wanted(row)), None)
+
+
+def front_cell(op, row, peer_rows):
+    """What a row reaches, and how many times as fast as the fastest peer it is."""
     if row is None:
         return ""
     if op in PRODUCT_BOUND:
@@ -679,11 +687,21 @@ def front_cell(op, direction, any_order, rows, peer_rows):
     else:
         reached = f"{1e3 * row['ms']:.0f} us" if op == "mhc_sinkhorn" else f"{row['ratio']:.2f} of copy"
     same = [peer for peer in peer_rows if not peer.get("ours") and same_work(peer) == same_work(row)]
-    best = [min(same, key=lambda peer: peer["ms"])] if same else []
-    if op == "attention" and direction == "backward" and not any_order:  # a deterministic peer is the equal of our default
-        best += [peer for peer in same if "deterministic" in peer["kernel"] and peer not in best]
-    ratios = [(peer["ms"] / row["ms"], short_name(peer["kernel"])) for peer in best]
-    return ", ".join([reached, *(f"{ratio:.{1 if ratio > 1.5 else 2}f}x {name}" for ratio, name in ratios)])
+    if not same:
+        return reached
+
+    def ratio(peer):
+        value = peer["ms"] / row["ms"]
+        return f"{value:.{1 if value > 1.5 else 2}f}x"
+    best = min(same, key=lambda peer: peer["ms"])
+    cell = f"{reached}, {ratio(best)} {short_name(best['kernel'])}"
+    if op == "attention" and row["direction"] == "backward" and "any-order" not in row["options"]:
+        # A deterministic peer is the equal of our default.
+        for peer in same:
+            if "deterministic" in peer["kernel"] and peer is not best:
+                name = short_name(peer["kernel"]).removeprefix(short_name(best["kernel"]) + " ")
+                cell += f" ({name}: {ratio(peer)})"
+    return cell
 
 
 def lowest_ratios(device, results, peers):
@@ -695,25 +713,35 @@ def lowest_ratios(device, results, peers):
     for direction in ("forward", "backward"):
         if found := [ratio for ratio in ratios if ratio[1][0] == direction]:
             ratio, (_, d, mask), _, peer, T = min(found)
-            parts.append(f"{direction} {ratio:.2f}x {peer} (d={d} {mask} T={T})")
-    return [f"Lowest [attention ratios](docs/benchmarks/attention.md): {', '.join(parts)}.", ""] if parts else []
+            parts.append((peer, f"{direction} {ratio:.2f}x", f"(d={d} {mask} T={T})"))
+    if not parts:
+        return []
+    if len({peer for peer, *_ in parts}) == 1:
+        text = f" to {parts[0][0]}: " + ", ".join(f"{value} {case}" for _, value, case in parts)
+    else:
+        text = ": " + ", ".join(f"{value} {peer} {case}" for peer, value, case in parts)
+    return [f"Lowest [attention ratios](docs/benchmarks/attention.md){text}.", ""]
 
 
 def front(results, peers):
     """One line an op, of the newest H200."""
     device = next((device for device in devices(results) if "H200" in device), None)
     lines, dates = ["| op | forward | backward |", "|---|---|---|"], set()
-    for op, (case, *_) in FRONT.items():
+    for case in FRONT:
+        op, words, *_ = case
         rows, peer_rows = (found.get((op, device), ("", []))[1] for found in (results, peers))
-        for any_order in (False, True) if op == "attention" else (False,):
-            cells = [front_cell(op, direction, any_order, rows, peer_rows) for direction in ("forward", "backward")]
-            if any(cells):
-                lines.append(f"| {op} {case}{', dq summed in any order' if any_order else ''} | {cells[0]} | {cells[1]} |")
-                dates.add(max(row["date"] for row in rows + peer_rows))
+        forward, backward, other = (front_row(case, direction, nondeterministic, rows, peer_rows) for direction, nondeterministic in
+                                    (("forward", False), ("backward", False), ("backward", True)))
+        if forward or backward:
+            lines.append(f"| {op} {words} | {front_cell(op, forward, peer_rows)} | {front_cell(op, backward, peer_rows)} |")
+        if other and not (backward and abs(other["ms"] / backward["ms"] - 1) <= SAME_TIME):
+            lines.append(f"| {op} {words}, nondeterministic |  | {front_cell(op, other, peer_rows)} |")
+        if forward or backward or other:
+            dates.add(max(row["date"] for row in rows + peer_rows))
     if not dates:
         return "Nothing measured yet.\n"
-    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, bf16 unless named, {max(dates)}. *0.98 of copy*: 98 % of a memory copy's bandwidth. "
-                      "*Taps*: the convolution as K shifted multiply-adds. Both libraries of a ratio ran in one process.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
+    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, bf16 unless named, {max(dates)}. *0.98 of copy*: 98 % of a copy's bandwidth. "
+                      "*Taps*: K shifted multiply-adds. Both libraries of a ratio ran in one process.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
 
 
 def table(name, results, peers, directory):

@@ -170,7 +170,7 @@ COT_API cot_status cot_queue_reserve(cot_queue *queue, size_t bytes);
 typedef void *cot_allocator(void *context, size_t bytes);
 
 /* Sets the callback from which all later calls get their workspace, instead of from the queue's pool. A framework can
- * thus give a call memory of its own allocator, without asking for the size before. allocator = NULL: the pool again.
+ * thus give a call memory from its own allocator, without a query of the size. allocator = NULL: the pool again.
  *   When      A call whose arguments have a workspace, or whose kernel needs none, does not call it. Every other call
  *             calls it once, on the calling thread, after all checks of the arguments and before any work. The
  *             functions cot_OP_DIR_workspace do not call it.
@@ -179,9 +179,9 @@ typedef void *cot_allocator(void *context, size_t bytes);
  *             queue, until the queue's stream has completed the call's work. An allocator that is ordered by that
  *             stream may therefore free the memory as soon as the call has returned.
  *   Context   `context` is passed to the callback unchanged, and must stay valid as long as the queue has the callback.
- *             The callback runs in the default floating-point state and returns normally. The queue is not in use
- *             meanwhile: other calls and threads may use it, and the call continues on the stream that the queue then
- *             has.
+ *             The callback runs in the default floating-point state and must return (no longjmp, no C++ exception).
+ *             While it runs, other calls and threads may use the queue. If they set another stream, this call
+ *             continues on that stream.
  *   Capture   The library allocates nothing. While the queue's stream is being captured, the callback must obey the
  *             rules of the capture, and the memory must stay valid for all launches of the graph.
  *   Errors    If the callback returns NULL, the call returns COT_OUT_OF_MEMORY. If the memory is misaligned, it returns

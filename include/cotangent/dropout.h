@@ -36,8 +36,9 @@
  * (attention.h calls them dropout_seed_memory and dropout_offset_memory. The next major version will use one name.)
  *
  * Tensors have rank 1 to 6 and any strides. The last axis is D, all leading shapes are equal, and sizes may be 0.
- * Dtypes: f32, f16, bf16. y, residual, dy and dx have x's dtype. bias and dbias may each have any of the three. Sums
- * are float32, and every output is rounded once. f64 (CPU): all tensors are f64, and so are the sums.
+ * Dtypes: f32, f16, bf16. y, residual, dy and dx have x's dtype. bias and dbias may each have any of the three.
+ * Arithmetic is float32, and every output is rounded once. The last level of dbias's sums is double on the CPU.
+ * f64 (CPU): all tensors are f64, and so are the sums.
  * Outputs may not overlap inputs or each other, with two exceptions: y may be the same view as x or residual, and dx
  * the same view as dy or x.
  *

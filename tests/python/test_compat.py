@@ -146,6 +146,34 @@ def test_kvcache(device, with_attention):
                                                            causal=True)[0], **close)  # fmt: skip
 
 
+def test_a_refused_kvcache_call_writes_nothing(device):
+    q, new = torch.ones(2, 1, 4, 16, device=device), torch.ones(2, 1, 2, 16, device=device)
+    lengths = torch.tensor([3, 8], dtype=torch.int32, device=device)
+    wrong = [
+        (dict(q=q[:, :, :3]), "q has H=3"),
+        (dict(q=q[:1]), "B="),
+        (dict(q=q.half()), "dtype"),
+        (dict(q=q[0]), "q has"),
+        (dict(v=torch.ones(2, 2, 2, 16, device=device)), "v has T=2, k has T=1"),
+        (dict(v_cache=torch.zeros(2, 4, 2, 16, device=device)), "v_cache"),
+        (dict(alibi_slopes=torch.ones(3, device=device)), "alibi_slopes"),
+        (dict(softmax_scale=0), "softmax_scale"),
+        (dict(softcap=-1.0), "softcap"),
+        (dict(window_size=(1, 2, 3)), "window_size"),
+        (dict(cache_seqlens=8), "cache_seqlens has 8, expected 0 to 7"),
+        (dict(cache_seqlens=-1), "cache_seqlens has -1"),
+    ]
+    if device.type == "cpu":  # on a GPU the lengths are not read
+        wrong.append((dict(cache_seqlens=lengths), "cache_seqlens has 8"))
+        wrong.append((dict(cache_seqlens=lengths - 4), "cache_seqlens has -1"))
+    for options, message in wrong:
+        caches = dict(k_cache=torch.zeros(2, 8, 2, 16, device=device), v_cache=torch.zeros(2, 8, 2, 16, device=device))
+        call = dict(dict(q=q, k=new, v=new, cache_seqlens=3, **caches), **options)
+        with pytest.raises((TypeError, ValueError), match=message):
+            flash_attn_with_kvcache(**call)
+        assert not call["k_cache"].any() and not call["v_cache"].any(), message
+
+
 def test_what_no_kernel_serves_is_named(device):
     q = torch.zeros(1, 1, 1, 8, device=device)
     with pytest.raises(NotImplementedError, match="flash_attn_func: qv is not supported"):

@@ -285,6 +285,9 @@ def flash_attn_with_kvcache(
     if k is not None:
         need_tensors("flash_attn_with_kvcache", k=k, v=v)
     same_device("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    function = "flash_attn_with_kvcache"
+    arguments: "dict[str, Any]" = dict(alibi_slopes=alibi_slopes, renames=dict(k="k_cache", v="v_cache"),
+                                       **options(softmax_scale, causal, window_size, softcap))  # fmt: skip
     B, Tk = k_cache.shape[:2]
     if cache_seqlens is None:
         used = torch.full((B,), Tk if k is None else 0, dtype=torch.int32, device=q.device)
@@ -302,18 +305,31 @@ def flash_attn_with_kvcache(
         for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
             if new.dim() != 4 or new.shape[0] != B or new.shape[2:] != cache.shape[2:] or new.dtype != cache.dtype:
                 raise ValueError(
-                    f"flash_attn_with_kvcache: {name} is {new.dtype} {tuple(new.shape)}, expected {cache.dtype} "
+                    f"{function}: {name} is {new.dtype} {tuple(new.shape)}, expected {cache.dtype} "
                     f"[{B},T,{cache.shape[2]},{cache.shape[3]}] as {name}_cache"
                 )
+        if v.shape[1] != k.shape[1]:
+            raise ValueError(f"{function}: v has T={v.shape[1]}, k has T={k.shape[1]}")
+        first = last = 0
+        if isinstance(cache_seqlens, int):
+            first = last = cache_seqlens
+        elif B > 0 and used.device.type == "cpu" and not torch.compiler.is_compiling():
+            first, last = int(used.min()), int(used.max())  # not on a GPU, where reading them would synchronise
+        if first < 0 or last + k.shape[1] > Tk:
+            raise ValueError(
+                f"{function}: cache_seqlens has {first if first < 0 else last}, expected 0 to {Tk - k.shape[1]}: k has "
+                f"T={k.shape[1]}, k_cache has T={Tk}"
+            )
         rows = torch.arange(B, device=q.device)[:, None]
         columns = used[:, None].long() + torch.arange(k.shape[1], device=q.device)
-        with torch.no_grad():
-            k_cache[rows, columns], v_cache[rows, columns] = k, v
         used = used + k.shape[1]
-    out, lse = run(
-        "flash_attn_with_kvcache", attention, q, k_cache, v_cache, seqused_k=used.to(torch.int32),
-        alibi_slopes=alibi_slopes, return_lse=True, renames=dict(k="k_cache", v="v_cache"), **options(softmax_scale, causal, window_size, softcap),
-    )  # fmt: skip
+        with torch.no_grad():
+            # Attention over no queries only checks the arguments, so that a refused call does not write the caches.
+            none = q[:, :0] if q.dim() == 4 and q.layout is torch.strided else q
+            run(function, attention, none, k_cache, v_cache, seqused_k=used.to(torch.int32), **arguments)
+            k_cache[rows, columns], v_cache[rows, columns] = k, v
+    out, lse = run(function, attention, q, k_cache, v_cache, seqused_k=used.to(torch.int32), return_lse=True,
+                   **arguments)  # fmt: skip
     return (out, lse) if return_softmax_lse else out
 
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dropout.c: the checks of the arguments, the table of kernels, the public calls. */
+ * dropout.c: the checks of the arguments, the source and scale of the mask, the merging of leading axes, the tables of
+ * kernels, tensors and options, and the public calls. */
 #include "dropout_problem.h"
 
 #include "core/cpu_features.h"
@@ -93,14 +94,15 @@ static cot_status check_mask(const char *call, const char *name, const cot_tenso
                       bits ? sizes->groups : sizes->D);
 }
 
-/* The factor c of a mask that is drawn with p in [0, 1]. */
-static double drawn_scale(double p)
+/* The scale c of a mask that is generated with probability p in [0, 1]. */
+static double generated_scale(double p)
 {
     const uint32_t threshold = cot_dropout_threshold(p);
     return threshold < 65536 ? 65536.0 / (65536 - threshold) : 0;
 }
 
-/* Sets the sources of m and c. */
+/* Sets the source of the mask m, and the scale c. If `scale` is 0, c is 1/(1-p) for a given mask. For a generated mask
+ * it is 65536/(65536-threshold), which is exact for the probability that the threshold represents. */
 static cot_status set_mask(const char *call, double p, double scale, const cot_tensor *mask,
                            const cot_tensor *mask_bits, dropout_mask *result)
 {
@@ -118,9 +120,9 @@ static cot_status set_mask(const char *call, double p, double scale, const cot_t
     result->source = cot_is_present(mask)        ? DROPOUT_BYTES
                      : cot_is_present(mask_bits) ? DROPOUT_BITS
                      : threshold == 0            ? DROPOUT_KEEP_ALL
-                     : threshold < 65536         ? DROPOUT_DRAWN
+                     : threshold < 65536         ? DROPOUT_GENERATED
                                                  : DROPOUT_DROP_ALL;
-    result->scale = scale > 0 ? scale : !given ? drawn_scale(p) : p < 1 ? 1 / (1 - p) : 0;
+    result->scale = scale > 0 ? scale : !given ? generated_scale(p) : p < 1 ? 1 / (1 - p) : 0;
     return COT_OK;
 }
 
@@ -291,7 +293,8 @@ static const cot_field backward_fields[] = {
 #define SHARED_OPTIONS(call) \
     COT_CALL_OPTION(call, activation, ENUM, "none silu relu gelu_tanh gelu_erf", NULL), \
     COT_CALL_OPTION(call, p, F64, NULL, "probability of dropping"), \
-    COT_CALL_OPTION(call, scale, F64, NULL, "factor of what is kept; default 1/(1-p)"), \
+    COT_CALL_OPTION(call, scale, F64, NULL, "factor of kept elements; default 1/(1-p) for a given mask, " \
+                    "65536/(65536-P) for a generated one, P = round(65536 p)"), \
     COT_CALL_OPTION(call, seed, U64, NULL, NULL), \
     COT_CALL_OPTION(call, offset, U64, NULL, NULL)
 
@@ -330,7 +333,7 @@ double cot_dropout_scale(double p)
     cot_enter_default_float_state(&host);
     /* volatile: the compiler may move arithmetic across the calls, but not volatile accesses. */
     const volatile double given = p;
-    const volatile double scale = given >= 0 && given <= 1 ? drawn_scale(given) : NAN;
+    const volatile double scale = given >= 0 && given <= 1 ? generated_scale(given) : NAN;
     cot_restore_float_state(&host);
     return scale;
 }

@@ -29,7 +29,7 @@ static inline const char *admit_bf16(const void *problem)
 }
 
 enum {
-    DROPOUT_VECTOR_CYCLES = 30, /* one vector with a drawn mask */
+    DROPOUT_VECTOR_CYCLES = 30, /* one vector with a generated mask */
     DROPOUT_GATHER_CYCLES = 4,  /* load or store of one element that is not contiguous */
     DROPOUT_ROW_CYCLES = 40,
     DROPOUT_ITEM_CYCLES = 1000
@@ -68,8 +68,7 @@ static inline double cost_bwd_rows(const void *problem, int lanes)
 
 COT_PLAN(plan_bwd_rows, dropout_tiling_plan, dropout_tiling_plan_of(problem))
 
-/* The cost functions per instruction set, with a factor. In plain C one element costs as much as a vector does
- * elsewhere. */
+/* The cost functions of each instruction set. `factor` scales the estimate. A vector of plain C has 1 lane. */
 #define COT_COSTS(isa, lanes, factor)                             \
     static inline double cost_fwd_rows_##isa(const void *problem) \
     {                                                             \

@@ -22,22 +22,23 @@ typedef struct dropout_sizes {
     cot_dtype dtype; /* of x, y, residual, dy and dx */
 } dropout_sizes;
 
+/* Where the mask comes from. */
 typedef enum dropout_source {
-    DROPOUT_KEEP_ALL,
-    DROPOUT_DRAWN,
-    DROPOUT_DROP_ALL,
-    DROPOUT_BYTES,
-    DROPOUT_BITS
+    DROPOUT_KEEP_ALL,  /* threshold 0: no mask */
+    DROPOUT_GENERATED, /* by Philox from seed and offset */
+    DROPOUT_DROP_ALL,  /* threshold 65536: every element is dropped */
+    DROPOUT_BYTES,     /* the caller's `mask` */
+    DROPOUT_BITS       /* the caller's `mask_bits` */
 } dropout_source;
 
 /* The mask m, and the factor c as `scale`. With scale 0 every element is dropped, for any m. */
 typedef struct dropout_mask {
     dropout_source source;
-    uint32_t threshold; /* for DRAWN, 1 to 65535 */
+    uint32_t threshold; /* for GENERATED, 1 to 65535 */
     double scale;
     uint64_t seed, offset;                 /* seed_memory and offset_memory are added to them */
     cot_tensor given;                      /* for BYTES and BITS */
-    cot_tensor seed_memory, offset_memory; /* for DRAWN; may be absent */
+    cot_tensor seed_memory, offset_memory; /* for GENERATED; may be absent */
 } dropout_mask;
 
 /* Leading axes are merged where all tensors allow it: contiguous tensors become [R,D] or [R,groups]. */

@@ -133,8 +133,8 @@ static void modify_scores(const score_context *a, const score_tile *t, float *s,
 }
 
 /* The keep bits of query i for 8 * `groups` keys, one byte per group of 8 keys. The first group contains key j. */
-static void draw_keep_bits(const score_context *a, const v_philox *philox, int64_t i, int64_t j, int64_t groups,
-                           uint8_t *bits)
+static void generate_keep_bits(const score_context *a, const v_philox *philox, int64_t i, int64_t j, int64_t groups,
+                               uint8_t *bits)
 {
     const attention_dropout *d = &a->dropout;
     const uint64_t first_group =
@@ -147,7 +147,7 @@ static void draw_keep_bits(const score_context *a, const v_philox *philox, int64
 }
 
 /* Fills the dropout factors of P: 1/keep or 0. A tile begins at a multiple of SCORE_ROWS keys, but its first key need
- * not begin a group of 8. So one group more than BLOCK / 8 may be drawn. */
+ * not begin a group of 8. So one group more than BLOCK / 8 may be generated. */
 static void fill_dropout_factors(const score_context *a, const score_tile *t, float *factors)
 {
     enum { GROUPS = BLOCK / COT_DROPOUT_GROUP + 1, BITS_BYTES = GROUPS + 32 }; /* v_philox_keep writes up to 32 */
@@ -161,7 +161,7 @@ static void fill_dropout_factors(const score_context *a, const score_tile *t, fl
     uint8_t bits[BITS_BYTES];
     if (!t->keys_in_rows) {
         for (int64_t r = 0; r < t->rows; r++) {
-            draw_keep_bits(a, &philox, t->i + r, t->j, groups, bits);
+            generate_keep_bits(a, &philox, t->i + r, t->j, groups, bits);
             for (int64_t c = first; c < end; c++)
                 factors[panel_offset(SCORE_ROWS, r, c)] = bits[(shift + c) / 8] >> (shift + c) % 8 & 1 ? factor : 0;
         }
@@ -169,7 +169,7 @@ static void fill_dropout_factors(const score_context *a, const score_tile *t, fl
     }
     uint8_t query_bits[GROUPS][BLOCK]; /* [group][query]: the bits of one key are contiguous */
     for (int64_t c = first; c < end; c++) {
-        draw_keep_bits(a, &philox, t->i + c, t->j, groups, bits);
+        generate_keep_bits(a, &philox, t->i + c, t->j, groups, bits);
         for (int64_t g = 0; g < groups; g++)
             query_bits[g][c] = bits[g];
     }

@@ -9,8 +9,8 @@
  *   warpgroup 1   dV: S, P. P^T is the register operand of dV and goes through shared memory to warpgroup 2
  *   warpgroup 2   dK: dP, dS. dS^T is the register operand of dK and goes through shared memory, in P's place, to
  *                 warpgroup 0
- *   warpgroup 3   producer: one warp loads, or one loads K and Q and one V and dO; two dq_writers add finished slices of dQ
- *                 to memory; by tiles (see below), one thread sends dS to the peer
+ *   warpgroup 3   producer: one warp loads, or one loads K and Q and one V and dO; two dq_writers add finished slices
+ *                 of dQ to memory; by tiles (see below), one thread sends dS to the peer
  *
  *   barrier         arrivals (bytes)              phase ends when                 who waits
  *   k full          1 (K, columns of the peer's)  K is loaded                     warpgroups 0, 1: once
@@ -30,7 +30,7 @@
  *
  * The two blocks divide dQ in one of two ways:
  *
- *   by tiles      d and dv up to 192. Blocks take turns: in step n, block n % 2 computes the whole tile of dQ, and the
+ *   by tiles      d and dv up to 192. Blocks take turns: in step j, block j % 2 computes the whole tile of dQ, and the
  *                 other block sends its dS. A block has two steps of time for a tile. It holds all of the peer's K.
  *                 ds empty: 4 arrivals of dQ in a step of one's own, else 1 of the peer
  *   by columns    d or dv above 192, where shared memory has no room for the peer's K. Both blocks send dS in every
@@ -48,29 +48,29 @@ static constexpr float P_SCALE_LOG2 = 4.0f, INVERSE_P_SCALE = 0x1p-4f;
 
 enum { QUERIES = 64, BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
 
-/* Shared memory of a block. D: columns of Q and K. DV: columns of V and dO. */
-template <int D, int DV> struct shared_storage {
+/* Shared memory of a block. COLUMNS: of Q and K. V_COLUMNS: of V and dO. */
+template <int COLUMNS, int V_COLUMNS> struct shared_storage {
     enum {
-        SLICES = D / 64,
-        V_SLICES = DV / 64,
-        BY_TILES = D <= 192,
+        COLUMN_SLICES = COLUMNS / 64,
+        V_SLICES = V_COLUMNS / 64,
+        BY_TILES = COLUMNS <= 192,
         Q_STAGES = 2,
         DOUT_PARTS = BY_TILES ? 1 : 2, /* chunks of a tile of dO */
         DOUT_CHUNKS = BY_TILES ? 2 : 3,
         CHUNK_SLICES = V_SLICES / DOUT_PARTS,
         DK_PARTS = BY_TILES ? 1 : 2, /* products that add to dK. 256 columns exceed what a product may take here */
         DS_STAGES = BY_TILES ? 2 : 1,
-        PEER_SLICES = BY_TILES ? SLICES : SLICES / 2,
+        PEER_SLICES = BY_TILES ? COLUMN_SLICES : COLUMN_SLICES / 2,
         DQ_STAGES = BY_TILES ? 2 : 1,
         DQ_SLICES = PEER_SLICES, /* slices of dQ that a block computes in a step */
         PRODUCER_REGISTERS = BY_TILES ? 40 : 32,
         DQ_REGISTERS = BY_TILES ? 104 : 64,
         CONSUMER_REGISTERS = BY_TILES ? 184 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, which the launch allots */
     };
-    unsigned char k[SLICES][TILE], peer_k[PEER_SLICES][TILE], v[V_SLICES][TILE];
-    unsigned char q[Q_STAGES][SLICES][TILE];
-    unsigned char dout[DOUT_CHUNKS][CHUNK_SLICES][TILE];
-    unsigned char ds[DS_STAGES][TILE], peer_ds[TILE]; /* [query][key]; peer_ds: from the peer block */
+    unsigned char k[COLUMN_SLICES][TILE_BYTES], peer_k[PEER_SLICES][TILE_BYTES], v[V_SLICES][TILE_BYTES];
+    unsigned char q[Q_STAGES][COLUMN_SLICES][TILE_BYTES];
+    unsigned char dout[DOUT_CHUNKS][CHUNK_SLICES][TILE_BYTES];
+    unsigned char ds[DS_STAGES][TILE_BYTES], peer_ds[TILE_BYTES]; /* [query][key]; peer_ds: from the peer block */
     float dq[DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[Q_STAGES][QUERIES], delta[2][QUERIES];
     uint32_t low_bits[DS_STAGES][WARPGROUP]; /* for E = f16, see encode_p; 16-byte aligned */
@@ -83,11 +83,11 @@ template <int D, int DV> struct shared_storage {
 /* Waits for a tile, clears its rows from `row` on, and arrives at `full`. Executed by a warp. */
 template <int SLICES>
 static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
-                                                      unsigned char (*slices)[TILE], int row, uint64_t *full)
+                                                      unsigned char (*slices)[TILE_BYTES], int row, uint64_t *full)
 {
     cot_mbarrier_wait(uncleared_full, parity);
     parity ^= 1;
-    attention_clear_rows<TILE, SLICES>(slices, max(row, 0));
+    attention_clear_rows<TILE_BYTES, SLICES>(slices, max(row, 0));
     if (full != nullptr && threadIdx.x % WARP == 0)
         cot_mbarrier_arrive(full);
 }
@@ -115,12 +115,13 @@ static __device__ __forceinline__ int first_unclean_tile_of(const attention_bwd_
     return !GENERAL || w.q_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
 }
 
-/* Loads K and Q (Q), V and dO (DOUT), or all four. Executed by one thread, or by a warp if GENERAL, because a warp clears
- * rows of other sequences. */
-template <int D, int DV, bool GENERAL, bool Q, bool DOUT>
-static __device__ void load(const attention_bwd_mapped &m, shared_storage<D, DV> &s, const attention_work &w, int rank)
+/* Loads K and Q (Q), V and dO (DOUT), or all four. Executed by one thread, or by a warp if GENERAL, because a warp
+ * clears rows of other sequences. */
+template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool Q, bool DOUT>
+static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<COLUMNS, V_COLUMNS> &s,
+                                  const attention_work &w, int rank)
 {
-    using S = shared_storage<D, DV>;
+    using S = shared_storage<COLUMNS, V_COLUMNS>;
     const attention_bwd_call &c = m.call;
     const bool leader = threadIdx.x % WARP == 0;
     uint64_t *uncleared_full = &s.uncleared_full[Q ? 0 : 1];
@@ -131,16 +132,16 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D, DV>
         const bool clean = keys.clean && peer_keys.clean;
         if (leader) {
             uint64_t *full = clean ? &s.k_full : uncleared_full;
-            const int peer_column = S::BY_TILES ? 0 : rank * (D / 2);
-            cot_mbarrier_arrive_expect(full, (S::SLICES + S::PEER_SLICES) * TILE);
-            for (int slice = 0; slice < S::SLICES; slice++)
+            const int peer_column = S::BY_TILES ? 0 : rank * (COLUMNS / 2);
+            cot_mbarrier_arrive_expect(full, (S::COLUMN_SLICES + S::PEER_SLICES) * TILE_BYTES);
+            for (int slice = 0; slice < S::COLUMN_SLICES; slice++)
                 cot_tma_load_4d(s.k[slice], &m.k, slice * 64, keys.row, w.kv_head, w.b, full);
             for (int slice = 0; slice < S::PEER_SLICES; slice++)
                 cot_tma_load_4d(s.peer_k[slice], &m.k, peer_column + slice * 64, peer_keys.row, w.kv_head, w.b, full);
         }
         if (!clean) {
-            wait_and_clear<S::SLICES>(uncleared_full, uncleared_parity, s.k, keys.used, nullptr);
-            attention_clear_rows<TILE, S::PEER_SLICES>(s.peer_k, max(peer_keys.used, 0));
+            wait_and_clear<S::COLUMN_SLICES>(uncleared_full, uncleared_parity, s.k, keys.used, nullptr);
+            attention_clear_rows<TILE_BYTES, S::PEER_SLICES>(s.peer_k, max(peer_keys.used, 0));
             if (leader)
                 cot_mbarrier_arrive(&s.k_full);
         }
@@ -148,7 +149,7 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D, DV>
     if (DOUT) {
         if (leader) {
             uint64_t *full = keys.clean ? &s.v_full : uncleared_full;
-            cot_mbarrier_arrive_expect(full, S::V_SLICES * TILE);
+            cot_mbarrier_arrive_expect(full, S::V_SLICES * TILE_BYTES);
             for (int slice = 0; slice < S::V_SLICES; slice++)
                 cot_tma_load_4d(s.v[slice], &m.v, slice * 64, keys.row, w.kv_head, w.b, full);
         }
@@ -168,28 +169,28 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D, DV>
         /* Without Q, the addition of delta_row stands here: at its use it spills registers of 256 columns. */
         const int row = (Q ? 0 : delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
         int tile = w.tile_first;
-        for (int n = 0; n < w.tiles; n++, tile += w.tile_step) {
+        for (int i = 0; i < w.tile_count; i++, tile += w.tile_step) {
             const bool clean = tile < first_unclean_tile;
             if (Q) {
                 uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
                 if (leader) {
-                    cot_mbarrier_arrive_expect(full, S::SLICES * TILE + QUERIES * sizeof(float));
-                    for (int slice = 0; slice < S::SLICES; slice++)
+                    cot_mbarrier_arrive_expect(full, S::COLUMN_SLICES * TILE_BYTES + QUERIES * sizeof(float));
+                    for (int slice = 0; slice < S::COLUMN_SLICES; slice++)
                         cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, (GENERAL ? w.q_row : 0) + tile * QUERIES,
                                         w.first_head + h, w.b, full);
                     cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, full);
                 }
                 if (!clean)
-                    wait_and_clear<S::SLICES>(uncleared_full, uncleared_parity, s.q[q.stage], w.used_q - tile * QUERIES,
-                                              &s.q_full[q.stage]);
+                    wait_and_clear<S::COLUMN_SLICES>(uncleared_full, uncleared_parity, s.q[q.stage],
+                                                     w.used_q - tile * QUERIES, &s.q_full[q.stage]);
                 q.next();
             }
             for (int part = 0; DOUT && part < S::DOUT_PARTS; part++, chunk.next()) {
                 uint64_t *full = clean ? &s.dout_full[chunk.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.dout_empty[chunk.stage], chunk.parity ^ 1);
                 if (leader) {
-                    const uint32_t bytes = S::CHUNK_SLICES * TILE;
+                    const uint32_t bytes = S::CHUNK_SLICES * TILE_BYTES;
                     cot_mbarrier_arrive_expect(full, part == 0 ? bytes + QUERIES * sizeof(float) : bytes);
                     for (int slice = 0; slice < S::CHUNK_SLICES; slice++)
                         cot_tma_load_4d(s.dout[chunk.stage][slice], &m.dout, (S::CHUNK_SLICES * part + slice) * 64,
@@ -207,30 +208,34 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D, DV>
     }
 }
 
-/* A dq_writer: adds this block's slices writer, writer + 2, ... of dQ to memory. */
-template <int D, int DV, bool GENERAL, bool DETERMINISTIC>
-static __device__ void write_dq(const attention_bwd_call &c, shared_storage<D, DV> &s, const attention_work &w,
-                                int rank, int writer)
+/* A dq_writer: adds this block's slices writer, writer + 2, ... of dQ to memory.
+ *   slice_index   number of the slice among those that the block computes, over all steps
+ *   slice         of its tile
+ *   dq_slice      index of the slice in dq_accum */
+template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool DETERMINISTIC>
+static __device__ void write_dq(const attention_bwd_call &c, shared_storage<COLUMNS, V_COLUMNS> &s,
+                                const attention_work &w, int rank, int writer)
 {
-    using S = shared_storage<D, DV>;
+    using S = shared_storage<COLUMNS, V_COLUMNS>;
     const int steps = step_count(w);
     const int own_steps = S::BY_TILES ? (steps + 1 - rank) / 2 : steps;
     uint32_t parity = 0;
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
     cot_fence_proxy_async_global();
-    for (int n = writer; n < own_steps * S::DQ_SLICES; n += 2, parity ^= 1) {
-        const int step = S::BY_TILES ? 2 * (n / S::DQ_SLICES) + rank : n / S::DQ_SLICES;
-        const int slice = n % S::DQ_SLICES + (S::BY_TILES ? 0 : rank * S::DQ_SLICES);
-        const int tile = w.tile_first + w.tile_step * (step % w.tiles);
-        const int64_t slice_index = (statistics_row_of<GENERAL>(c, w, step / w.tiles) + tile) * S::SLICES + slice;
+    for (int slice_index = writer; slice_index < own_steps * S::DQ_SLICES; slice_index += 2, parity ^= 1) {
+        const int step = S::BY_TILES ? 2 * (slice_index / S::DQ_SLICES) + rank : slice_index / S::DQ_SLICES;
+        const int slice = slice_index % S::DQ_SLICES + (S::BY_TILES ? 0 : rank * S::DQ_SLICES);
+        const int tile = w.tile_first + w.tile_step * (step % w.tile_count);
+        const int64_t dq_slice =
+            (statistics_row_of<GENERAL>(c, w, step / w.tile_count) + tile) * S::COLUMN_SLICES + slice;
         const uint32_t before = DETERMINISTIC ? dq_turn_of<QUERIES, GENERAL>(c, w, tile).before : 1;
         if (DETERMINISTIC && before > 0)
-            wait_dq_turn(c, slice_index, before);
+            wait_dq_turn(c, dq_slice, before);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
-        add_dq_slice(c, slice_index, s.dq[n % S::DQ_STAGES], before == 0);
-        cot_mbarrier_arrive(&s.dq_empty[n % S::DQ_STAGES]);
+        add_dq_slice(c, dq_slice, s.dq[slice_index % S::DQ_STAGES], before == 0);
+        cot_mbarrier_arrive(&s.dq_empty[slice_index % S::DQ_STAGES]);
         if (DETERMINISTIC)
-            end_dq_turn(c, slice_index);
+            end_dq_turn(c, dq_slice);
     }
     cot_bulk_wait();
 }
@@ -241,12 +246,12 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[N], const unsigned 
                                                 bool accumulate)
 {
     const uint64_t a_desc = cot_wgmma_k_major(cot_shared_address(ds)),
-                   b_desc = cot_wgmma_mn_major(cot_shared_address(k), TILE);
+                   b_desc = cot_wgmma_mn_major(cot_shared_address(k), TILE_BYTES);
     cot_wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; step++)
-        cot_wgmma<E, false, true>(acc, a_desc + step * COT_WGMMA_K_STEP, b_desc + step * COT_WGMMA_MN_STEP,
-                                  accumulate || step > 0);
+    for (int k_step = 0; k_step < 4; k_step++)
+        cot_wgmma<E, false, true>(acc, a_desc + k_step * COT_WGMMA_K_STEP, b_desc + k_step * COT_WGMMA_MN_STEP,
+                                  accumulate || k_step > 0);
     cot_wgmma_commit();
 }
 
@@ -255,8 +260,8 @@ struct peer_addresses {
     uint32_t ds, ds_full, sent_ds_empty, ds_empty;
 };
 
-template <int D, int DV>
-static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_storage<D, DV> &s, int rank)
+template <int COLUMNS, int V_COLUMNS>
+static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_storage<COLUMNS, V_COLUMNS> &s, int rank)
 {
     const int own_stage = s.DS_STAGES == 1 ? 0 : rank; /* by tiles: the stage of dS that the peer sends */
     return {cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1), cot_mapa(cot_shared_address(&s.peer_ds_full), rank ^ 1),
@@ -266,7 +271,8 @@ static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_storag
 
 /* If blocks take turns: sends dS to the peer in the peer's steps. A thread of its own does this. If warpgroup 0 did it
  * between its own steps, each block would wait for the other's whole dQ. */
-template <int D, int DV> static __device__ void send_ds(shared_storage<D, DV> &s, const attention_work &w, int rank)
+template <int COLUMNS, int V_COLUMNS>
+static __device__ void send_ds(shared_storage<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
     const peer_addresses peer = peer_addresses_of(s, rank);
     const int stage = rank ^ 1;
@@ -274,26 +280,26 @@ template <int D, int DV> static __device__ void send_ds(shared_storage<D, DV> &s
     for (int step = rank ^ 1; step < step_count(w); step += 2, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full[stage], parity);
         cot_mbarrier_wait(&s.sent_ds_empty, parity ^ 1);
-        cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[stage]), TILE, peer.ds_full);
+        cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[stage]), TILE_BYTES, peer.ds_full);
     }
 }
 
 /* Warpgroup 0 if blocks take turns. */
-template <typename E, int D, int DV>
-static __device__ void compute_dq_by_tiles(shared_storage<D, DV> &s, const attention_work &w, int rank)
+template <typename E, int COLUMNS, int V_COLUMNS>
+static __device__ void compute_dq_by_tiles(shared_storage<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
-    static_assert(D == 192 && s.DQ_STAGES == 2 && s.DS_STAGES == 2, "the slices below");
+    static_assert(COLUMNS == 192 && s.DQ_STAGES == 2 && s.DS_STAGES == 2, "the slices below");
     const int lane = threadIdx.x % WARP;
     const bool leader = threadIdx.x % WARPGROUP == 0;
     const peer_addresses peer = peer_addresses_of(s, rank);
     const int steps = step_count(w), stage = rank; /* of dS, in its own steps */
-    uint32_t n = 0, parity = 0;                    /* n: slices so far */
-    const auto wait_empty = [&](uint32_t slice) { cot_mbarrier_wait(&s.dq_empty[slice % 2], slice / 2 & 1 ^ 1); };
+    uint32_t slice_index = 0, parity = 0;          /* slice_index: slices so far */
+    const auto wait_empty = [&](uint32_t index) { cot_mbarrier_wait(&s.dq_empty[index % 2], index / 2 & 1 ^ 1); };
     cot_mbarrier_wait(&s.k_full, 0);
     for (int step = rank; step < steps; step += 2, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full[stage], parity);
         if (leader)
-            cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE);
+            cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE_BYTES);
         __syncwarp();
         {
             float acc[64];
@@ -303,35 +309,35 @@ static __device__ void compute_dq_by_tiles(shared_storage<D, DV> &s, const atten
                 cot_mbarrier_arrive_remote(peer.ds_empty);
             __syncwarp();
             issue_dq<E>(acc, s.peer_ds, s.peer_k[0], true);
-            wait_empty(n);
+            wait_empty(slice_index);
             cot_wgmma_wait<0>();
-            float slice[2][32];
+            float slices[2][32];
 #pragma unroll
             for (int i = 0; i < 64; i++)
-                slice[i / 32][i % 32] = acc[i];
-            stage_dq_slice(s.dq[n % 2], slice[0], &s.dq_full[n % 2]);
-            n++;
-            wait_empty(n);
-            stage_dq_slice(s.dq[n % 2], slice[1], &s.dq_full[n % 2]);
-            n++;
+                slices[i / 32][i % 32] = acc[i];
+            stage_dq_slice(s.dq[slice_index % 2], slices[0], &s.dq_full[slice_index % 2]);
+            slice_index++;
+            wait_empty(slice_index);
+            stage_dq_slice(s.dq[slice_index % 2], slices[1], &s.dq_full[slice_index % 2]);
+            slice_index++;
         }
         float acc[32];
         issue_dq<E>(acc, s.ds[stage], s.k[2], false);
         issue_dq<E>(acc, s.peer_ds, s.peer_k[2], true);
-        wait_empty(n);
+        wait_empty(slice_index);
         cot_wgmma_wait<0>();
         if (lane == 0) {
             cot_mbarrier_arrive(&s.ds_empty[stage]);
             cot_mbarrier_arrive_remote(peer.sent_ds_empty);
         }
-        stage_dq_slice(s.dq[n % 2], acc, &s.dq_full[n % 2]);
-        n++;
+        stage_dq_slice(s.dq[slice_index % 2], acc, &s.dq_full[slice_index % 2]);
+        slice_index++;
     }
 }
 
 /* Warpgroup 0 if each block computes half of the columns. */
-template <typename E, int D, int DV>
-static __device__ void compute_dq_by_columns(shared_storage<D, DV> &s, const attention_work &w, int rank)
+template <typename E, int COLUMNS, int V_COLUMNS>
+static __device__ void compute_dq_by_columns(shared_storage<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
     const int lane = threadIdx.x % WARP;
     const peer_addresses peer = peer_addresses_of(s, rank);
@@ -341,9 +347,9 @@ static __device__ void compute_dq_by_columns(shared_storage<D, DV> &s, const att
     for (int step = step_count(w); step > 0; step--, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full[0], parity);
         if (threadIdx.x % WARPGROUP == 0) {
-            cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE);
+            cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE_BYTES);
             cot_mbarrier_wait(&s.sent_ds_empty, parity ^ 1);
-            cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[0]), TILE, peer.ds_full);
+            cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[0]), TILE_BYTES, peer.ds_full);
         }
         __syncwarp();
 #pragma unroll
@@ -457,10 +463,10 @@ static __device__ __forceinline__ int thread_key(int key_begin)
 }
 
 /* Issues dV += P^T dO for the block's keys, one chunk of columns at a time. */
-template <typename E, int D, int DV, int PARTS, int N>
-static __device__ __forceinline__ void issue_dv(shared_storage<D, DV> &s, float (&dv)[PARTS][N],
-                                                const uint32_t (&packed)[16],
-                                                cot_pipeline_state<shared_storage<D, DV>::DOUT_CHUNKS> chunk)
+template <typename E, int COLUMNS, int V_COLUMNS, int PARTS, int N>
+static __device__ __forceinline__ void issue_dv(
+    shared_storage<COLUMNS, V_COLUMNS> &s, float (&dv)[PARTS][N], const uint32_t (&packed)[16],
+    cot_pipeline_state<shared_storage<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> chunk)
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++, chunk.next()) {
@@ -470,22 +476,22 @@ static __device__ __forceinline__ void issue_dv(shared_storage<D, DV> &s, float 
 }
 
 /* One step of warpgroup 1. FIRST: there is no P of a previous step. chunk: the previous step's chunk of dO. */
-template <typename E, int D, int DV, bool GENERAL, bool SOFTCAP, bool FIRST, int PARTS, int N>
-static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, shared_storage<D, DV> &s,
-                                               const attention_work &w, uint32_t n, int tile, int key_begin,
-                                               cot_pipeline_state<shared_storage<D, DV>::DOUT_CHUNKS> &chunk,
-                                               float (&dv)[PARTS][N], uint32_t (&packed)[16])
+template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST, int PARTS, int N>
+static __device__ __forceinline__ void dv_step(
+    const attention_bwd_call &c, shared_storage<COLUMNS, V_COLUMNS> &s, const attention_work &w, uint32_t step,
+    int tile, int key_begin, cot_pipeline_state<shared_storage<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> &chunk,
+    float (&dv)[PARTS][N], uint32_t (&packed)[16])
 {
-    using S = shared_storage<D, DV>;
+    using S = shared_storage<COLUMNS, V_COLUMNS>;
     const int lane = threadIdx.x % WARP;
-    const uint32_t q = n % S::Q_STAGES, ds = n % S::DS_STAGES;
+    const uint32_t q = step % S::Q_STAGES, ds = step % S::DS_STAGES;
     float scores[32];
     if (!FIRST)
         issue_dv<E>(s, dv, packed, chunk);
-    cot_mbarrier_wait(&s.q_full[q], n / S::Q_STAGES & 1);
-    /* n >> 31 is 0. Without it, the address of K would be loop-invariant, and the compiler would keep the descriptors
-     * in registers, of which there are not enough. */
-    issue_gemm_ss<E, D>(scores, s.k[0] + (n >> 31), TILE, s.q[q][0]);
+    cot_mbarrier_wait(&s.q_full[q], step / S::Q_STAGES & 1);
+    /* step >> 31 is 0. Without it, the address of K would be loop-invariant, and the compiler would keep the
+     * descriptors in registers, of which there are not enough. */
+    issue_gemm_ss<E, COLUMNS>(scores, s.k[0] + (step >> 31), TILE_BYTES, s.q[q][0]);
     if (!FIRST) {
         if (PARTS == 2) {
             cot_wgmma_wait<2>();
@@ -509,18 +515,18 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, shar
             apply_mask(c, tile, thread_key(key_begin), scores);
         }
 #pragma unroll
-        for (int group = 0; group < 8; group++) {
-            const float2 pair = *(const float2 *)&lse_log2[8 * group];
+        for (int query_group = 0; query_group < 8; query_group++) {
+            const float2 pair = *(const float2 *)&lse_log2[8 * query_group];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                scores[4 * group + i] = cot_ex2(fmaf(scores[4 * group + i], c.scale_log2,
-                                                     i % 2 == 0 ? P_SCALE_LOG2 - pair.x : P_SCALE_LOG2 - pair.y));
+                scores[4 * query_group + i] = cot_ex2(fmaf(scores[4 * query_group + i], c.scale_log2,
+                                                           i % 2 == 0 ? P_SCALE_LOG2 - pair.x : P_SCALE_LOG2 - pair.y));
         }
         __syncwarp();
         if (lane == 0)
             cot_mbarrier_arrive(&s.q_empty[q]);
     }
-    cot_mbarrier_wait(&s.ds_empty[ds], n / S::DS_STAGES & 1 ^ 1);
+    cot_mbarrier_wait(&s.ds_empty[ds], step / S::DS_STAGES & 1 ^ 1);
     const uint32_t ds_address = fragment_address(s.ds[ds]);
     uint32_t low_bits = 0;
     if (SOFTCAP) {
@@ -557,11 +563,11 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, shar
     }
 }
 
-template <typename E, int D, int DV, bool GENERAL, bool SOFTCAP>
-static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<D, DV> &s, const attention_work &w,
-                                  int key_begin)
+template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
+static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<COLUMNS, V_COLUMNS> &s,
+                                  const attention_work &w, int key_begin)
 {
-    using S = shared_storage<D, DV>;
+    using S = shared_storage<COLUMNS, V_COLUMNS>;
     float dv[S::DOUT_PARTS][S::CHUNK_SLICES * 32];
     uint32_t packed[16]; /* P^T */
     cot_pipeline_state<S::DOUT_CHUNKS> chunk;
@@ -574,10 +580,10 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<D,
     cot_mbarrier_wait(&s.k_full, 0);
     if (steps > 0) {
         int tile = w.tile_first;
-        dv_step<E, D, DV, GENERAL, SOFTCAP, true>(c, s, w, 0, tile, key_begin, chunk, dv, packed);
-        for (uint32_t n = 1; n < steps; n++) {
+        dv_step<E, COLUMNS, V_COLUMNS, GENERAL, SOFTCAP, true>(c, s, w, 0, tile, key_begin, chunk, dv, packed);
+        for (uint32_t step = 1; step < steps; step++) {
             tile = next_tile(w, tile);
-            dv_step<E, D, DV, GENERAL, SOFTCAP, false>(c, s, w, n, tile, key_begin, chunk, dv, packed);
+            dv_step<E, COLUMNS, V_COLUMNS, GENERAL, SOFTCAP, false>(c, s, w, step, tile, key_begin, chunk, dv, packed);
         }
         issue_dv<E>(s, dv, packed, chunk);
         cot_wgmma_wait<0>();
@@ -590,13 +596,13 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<D,
 }
 
 /* Issues dP^T of a tile: V from shared memory, dO in chunks. */
-template <typename E, int D, int DV>
-static __device__ __forceinline__ void issue_dp(shared_storage<D, DV> &s, float (&d)[32],
-                                                cot_pipeline_state<shared_storage<D, DV>::DOUT_CHUNKS> chunk,
-                                                uint32_t n)
+template <typename E, int COLUMNS, int V_COLUMNS>
+static __device__ __forceinline__ void issue_dp(
+    shared_storage<COLUMNS, V_COLUMNS> &s, float (&dp)[32],
+    cot_pipeline_state<shared_storage<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> chunk, uint32_t step)
 {
-    using S = shared_storage<D, DV>;
-    const uint64_t v_desc = cot_wgmma_k_major(cot_shared_address(s.v[0] + (n >> 31))); /* n >> 31: as for K */
+    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    const uint64_t v_desc = cot_wgmma_k_major(cot_shared_address(s.v[0] + (step >> 31))); /* step >> 31: as for K */
     uint64_t dout_desc[S::DOUT_PARTS];
 #pragma unroll
     for (int part = 0; part < S::DOUT_PARTS; part++, chunk.next()) {
@@ -605,10 +611,10 @@ static __device__ __forceinline__ void issue_dp(shared_storage<D, DV> &s, float 
     }
     cot_wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < DV / 16; k++) {
+    for (int k = 0; k < V_COLUMNS / 16; k++) {
         const int slice = k / 4;
-        cot_wgmma<E, false, false>(d, v_desc + slice * (TILE >> 4) + k % 4 * COT_WGMMA_K_STEP,
-                                   dout_desc[slice / S::CHUNK_SLICES] + slice % S::CHUNK_SLICES * (TILE >> 4) +
+        cot_wgmma<E, false, false>(dp, v_desc + slice * (TILE_BYTES >> 4) + k % 4 * COT_WGMMA_K_STEP,
+                                   dout_desc[slice / S::CHUNK_SLICES] + slice % S::CHUNK_SLICES * (TILE_BYTES >> 4) +
                                        k % 4 * COT_WGMMA_K_STEP,
                                    k > 0);
     }
@@ -618,7 +624,7 @@ static __device__ __forceinline__ void issue_dp(shared_storage<D, DV> &s, float 
 /* Issues dK += dS^T Q for the block's keys. */
 template <typename E, int PARTS, int N>
 static __device__ __forceinline__ void issue_dk(float (&dk)[PARTS][N], const uint32_t (&packed)[16],
-                                                const unsigned char (*q)[TILE])
+                                                const unsigned char (*q)[TILE_BYTES])
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
@@ -626,21 +632,22 @@ static __device__ __forceinline__ void issue_dk(float (&dk)[PARTS][N], const uin
 }
 
 /* One step of warpgroup 2. FIRST: there is no dS of a previous step. */
-template <typename E, int D, int DV, bool FIRST, int PARTS, int N>
-static __device__ __forceinline__ void dk_step(shared_storage<D, DV> &s, uint32_t n,
-                                               cot_pipeline_state<shared_storage<D, DV>::DOUT_CHUNKS> &chunk,
-                                               float (&dk)[PARTS][N], uint32_t (&packed)[16])
+template <typename E, int COLUMNS, int V_COLUMNS, bool FIRST, int PARTS, int N>
+static __device__ __forceinline__ void dk_step(
+    shared_storage<COLUMNS, V_COLUMNS> &s, uint32_t step,
+    cot_pipeline_state<shared_storage<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> &chunk, float (&dk)[PARTS][N],
+    uint32_t (&packed)[16])
 {
-    using S = shared_storage<D, DV>;
+    using S = shared_storage<COLUMNS, V_COLUMNS>;
     const int lane = threadIdx.x % WARP;
-    const uint32_t ds = n % S::DS_STAGES, previous_q = (n - 1) % S::Q_STAGES;
+    const uint32_t ds = step % S::DS_STAGES, previous_q = (step - 1) % S::Q_STAGES;
     float dp[32];
     if (!FIRST) {
         cot_mbarrier_wait(&s.q_full[previous_q],
-                          (n - 1) / S::Q_STAGES & 1); /* p_full does not make Q visible to this warpgroup */
+                          (step - 1) / S::Q_STAGES & 1); /* p_full does not make Q visible to this warpgroup */
         issue_dk<E>(dk, packed, s.q[previous_q]);
     }
-    issue_dp<E>(s, dp, chunk, n);
+    issue_dp<E>(s, dp, chunk, step);
     if (!FIRST) {
         cot_wgmma_wait<1>();
         if (lane == 0)
@@ -648,18 +655,18 @@ static __device__ __forceinline__ void dk_step(shared_storage<D, DV> &s, uint32_
     }
     cot_wgmma_wait<0>();
 #pragma unroll
-    for (int group = 0; group < 8; group++) {
-        const float2 delta = *(const float2 *)&s.delta[n % 2][8 * group + 2 * (lane % 4)];
+    for (int query_group = 0; query_group < 8; query_group++) {
+        const float2 delta = *(const float2 *)&s.delta[step % 2][8 * query_group + 2 * (lane % 4)];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            dp[4 * group + i] =
-                fmaf(dp[4 * group + i], INVERSE_P_SCALE, -INVERSE_P_SCALE * (i % 2 == 0 ? delta.x : delta.y));
+            dp[4 * query_group + i] =
+                fmaf(dp[4 * query_group + i], INVERSE_P_SCALE, -INVERSE_P_SCALE * (i % 2 == 0 ? delta.x : delta.y));
     }
     __syncwarp();
     for (int part = 0; part < S::DOUT_PARTS; part++, chunk.next())
         if (lane == 0)
             cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
-    cot_mbarrier_wait(&s.p_full[ds], n / S::DS_STAGES & 1);
+    cot_mbarrier_wait(&s.p_full[ds], step / S::DS_STAGES & 1);
     __syncwarp();
     const uint32_t low_bits = cot_is_f16<E> ? cot_ldmatrix_x1(low_bits_address(s.low_bits[ds])) : 0;
     const uint32_t ds_address = fragment_address(s.ds[ds]);
@@ -683,26 +690,26 @@ static __device__ __forceinline__ void dk_step(shared_storage<D, DV> &s, uint32_
         cot_mbarrier_arrive(&s.ds_full[ds]);
 }
 
-template <typename E, int D, int DV, bool GENERAL>
-static __device__ void compute_dk(const attention_bwd_call &c, shared_storage<D, DV> &s, const attention_work &w,
-                                  int key_begin)
+template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL>
+static __device__ void compute_dk(const attention_bwd_call &c, shared_storage<COLUMNS, V_COLUMNS> &s,
+                                  const attention_work &w, int key_begin)
 {
-    using S = shared_storage<D, DV>;
-    enum { COLUMNS = D / S::DK_PARTS };
-    float dk[S::DK_PARTS][COLUMNS / 2];
+    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    enum { PART_COLUMNS = COLUMNS / S::DK_PARTS };
+    float dk[S::DK_PARTS][PART_COLUMNS / 2];
     uint32_t packed[16]; /* dS^T */
     cot_pipeline_state<S::DOUT_CHUNKS> chunk;
 #pragma unroll
     for (int part = 0; part < S::DK_PARTS; part++)
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++)
+        for (int i = 0; i < PART_COLUMNS / 2; i++)
             dk[part][i] = 0.0f;
     const uint32_t steps = (uint32_t)step_count(w);
     cot_mbarrier_wait(&s.v_full, 0);
     if (steps > 0) {
-        dk_step<E, D, DV, true>(s, 0, chunk, dk, packed);
-        for (uint32_t n = 1; n < steps; n++)
-            dk_step<E, D, DV, false>(s, n, chunk, dk, packed);
+        dk_step<E, COLUMNS, V_COLUMNS, true>(s, 0, chunk, dk, packed);
+        for (uint32_t step = 1; step < steps; step++)
+            dk_step<E, COLUMNS, V_COLUMNS, false>(s, step, chunk, dk, packed);
         const uint32_t last_q = (steps - 1) % S::Q_STAGES;
         cot_mbarrier_wait(&s.q_full[last_q], (steps - 1) / S::Q_STAGES & 1);
         issue_dk<E>(dk, packed, s.q[last_q]);
@@ -711,14 +718,15 @@ static __device__ void compute_dk(const attention_bwd_call &c, shared_storage<D,
 #pragma unroll
     for (int part = 0; part < S::DK_PARTS; part++)
         store_rows<E, GENERAL>(c, c.grad_k, c.dk_vectorized, key_rows_out<GENERAL>(c, c.grad_k, w),
-                               thread_key(key_begin), part * COLUMNS, (int)c.d - part * COLUMNS, c.scale, dk[part]);
+                               thread_key(key_begin), part * PART_COLUMNS, (int)c.d - part * PART_COLUMNS, c.scale,
+                               dk[part]);
 }
 
-template <typename E, int D, int DV, bool GENERAL, bool SOFTCAP>
+template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    using S = shared_storage<D, DV>;
-    static_assert(sizeof(S) <= ATTENTION_CLUSTER_SHARED_BYTES(D, DV), "what the host allots");
+    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    static_assert(sizeof(S) <= ATTENTION_CLUSTER_SHARED_BYTES(COLUMNS, V_COLUMNS), "what the host allots");
     S &s = *(S *)attention_memory;
     const attention_bwd_call &c = m.call;
     const int rank = (int)cot_cluster_rank();
@@ -752,20 +760,20 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     }
     cot_cluster_arrive();
     cot_cluster_wait();
-    const int group = threadIdx.x / WARPGROUP;
+    const int warpgroup = threadIdx.x / WARPGROUP;
     const int key_begin = w.first_key + BLOCK_KEYS * rank;
-    if (group == 0) {
+    if (warpgroup == 0) {
         cot_setmaxnreg_dec<S::DQ_REGISTERS>();
         if constexpr (S::BY_TILES)
             compute_dq_by_tiles<E>(s, w, rank);
         else
             compute_dq_by_columns<E>(s, w, rank);
-    } else if (group == 1) {
+    } else if (warpgroup == 1) {
         cot_setmaxnreg_inc<S::CONSUMER_REGISTERS>();
-        compute_dv<E, D, DV, GENERAL, SOFTCAP>(c, s, w, key_begin);
-    } else if (group == 2) {
+        compute_dv<E, COLUMNS, V_COLUMNS, GENERAL, SOFTCAP>(c, s, w, key_begin);
+    } else if (warpgroup == 2) {
         cot_setmaxnreg_inc<S::CONSUMER_REGISTERS>();
-        compute_dk<E, D, DV, GENERAL>(c, s, w, key_begin);
+        compute_dk<E, COLUMNS, V_COLUMNS, GENERAL>(c, s, w, key_begin);
     } else {
         cot_setmaxnreg_dec<S::PRODUCER_REGISTERS>();
         const int role = threadIdx.x % WARPGROUP / WARP;
@@ -773,19 +781,19 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         const attention_work &producer_work = GENERAL ? s.work : w;
         if (role == 0) {
             if (GENERAL || leader)
-                load<D, DV, GENERAL, true, S::BY_TILES>(m, s, producer_work, rank);
+                load_tiles<COLUMNS, V_COLUMNS, GENERAL, true, S::BY_TILES>(m, s, producer_work, rank);
         } else if (role == 1) {
             if constexpr (S::BY_TILES) {
                 if (leader)
                     send_ds(s, producer_work, rank);
             } else if (GENERAL || leader) {
-                load<D, DV, GENERAL, false, true>(m, s, producer_work, rank);
+                load_tiles<COLUMNS, V_COLUMNS, GENERAL, false, true>(m, s, producer_work, rank);
             }
         } else if (leader) {
             if (c.deterministic)
-                write_dq<D, DV, GENERAL, true>(c, s, producer_work, rank, role - 2);
+                write_dq<COLUMNS, V_COLUMNS, GENERAL, true>(c, s, producer_work, rank, role - 2);
             else
-                write_dq<D, DV, GENERAL, false>(c, s, producer_work, rank, role - 2);
+                write_dq<COLUMNS, V_COLUMNS, GENERAL, false>(c, s, producer_work, rank, role - 2);
         }
         __syncwarp();
     }
@@ -793,15 +801,15 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     cot_cluster_wait();
 }
 
-#define INSTANCE(name, element, d, dv, general, cap)                                 \
+#define INSTANCE(name, element, columns, v_columns, general, cap)                    \
     extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
         attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m)    \
     {                                                                                \
-        backward<element, d, dv, general, cap>(m);                                   \
+        backward<element, columns, v_columns, general, cap>(m);                      \
     }
-#define INSTANCES(size, element, d, dv)          \
-    INSTANCE(size, element, d, dv, false, false) \
-    INSTANCE(size##_general, element, d, dv, true, false)
+#define INSTANCES(size, element, columns, v_columns)          \
+    INSTANCE(size, element, columns, v_columns, false, false) \
+    INSTANCE(size##_general, element, columns, v_columns, true, false)
 INSTANCES(bf16_d192_v128, __nv_bfloat16, 192, 128)
 INSTANCES(bf16_d192, __nv_bfloat16, 192, 192)
 INSTANCES(bf16_d256, __nv_bfloat16, 256, 256)

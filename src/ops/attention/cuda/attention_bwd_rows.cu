@@ -26,9 +26,9 @@ static __device__ __forceinline__ bool tile_of(const attention_bwd_call &c, unsi
     const unsigned sequence_tile = tile_index / (unsigned)c.H;
     t.h = tile_index % (unsigned)c.H;
     if (!GENERAL) {
-        t.b = sequence_tile / (unsigned)c.tiles;
-        t.tile = sequence_tile % (unsigned)c.tiles;
-        t.index = (t.b * c.H + t.h) * c.tiles + t.tile;
+        t.b = sequence_tile / (unsigned)c.tiles_per_head;
+        t.tile = sequence_tile % (unsigned)c.tiles_per_head;
+        t.index = (t.b * c.H + t.h) * c.tiles_per_head + t.tile;
         t.q_row = 0;
         t.rows = t.used = c.Tq;
         return t.b < c.B;
@@ -59,8 +59,8 @@ template <typename E> static __device__ __forceinline__ float dot(const cot_word
     return sum;
 }
 
-/* Whether a block of the main kernel adds to this tile of dQ. In deterministic mode the first one stores instead, so that
- * the tile need not be cleared. */
+/* Whether a block of the main kernel adds to this tile of dQ. In deterministic mode the first one stores instead, so
+ * that the tile need not be cleared. */
 template <int QUERIES, bool GENERAL>
 static __device__ __forceinline__ bool is_visited(const attention_bwd_call &c, const attention_tile &t)
 {
@@ -100,9 +100,9 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
             __stcs(accum + at, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
-/* Writes lse_log2 and row_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore. HEAD_DIM / 8
- * lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum of a row needs a
- * power of two. */
+/* Writes lse_log2 and row_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore.
+ * HEAD_DIM / 8 lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum of a row
+ * needs a power of two. */
 template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
 {
     constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW,
@@ -190,16 +190,16 @@ static __device__ __forceinline__ void finish(const attention_bwd_call &c)
                                            slice * ATTENTION_DQ_SLICE);
     float4 acc[8];
 #pragma unroll
-    for (int group = 0; group < 8; group++)
-        acc[group] = __ldcs(accum + part * 256 + group * LANES + lane);
+    for (int column_group = 0; column_group < 8; column_group++)
+        acc[column_group] = __ldcs(accum + part * 256 + column_group * LANES + lane);
     const int64_t offset =
         t.b * c.grad_q.stride[0] + t.q_row * c.grad_q.stride[1] + t.h * c.grad_q.stride[2] + slice * 64;
     if (c.dq_vectorized) {
 #pragma unroll
-        for (int group = 0; group < 8; group++) {
-            uint32_t *pair = &staging[warp][lane / 4][4 * group + lane % 4];
-            pair[0] = cot_pack_pair<E>(c.scale * acc[group].x, c.scale * acc[group].y);
-            pair[8 * 36] = cot_pack_pair<E>(c.scale * acc[group].z, c.scale * acc[group].w);
+        for (int column_group = 0; column_group < 8; column_group++) {
+            uint32_t *pair = &staging[warp][lane / 4][4 * column_group + lane % 4];
+            pair[0] = cot_pack_pair<E>(c.scale * acc[column_group].x, c.scale * acc[column_group].y);
+            pair[8 * 36] = cot_pack_pair<E>(c.scale * acc[column_group].z, c.scale * acc[column_group].w);
         }
         __syncwarp();
 #pragma unroll
@@ -212,7 +212,7 @@ static __device__ __forceinline__ void finish(const attention_bwd_call &c)
     }
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        const float group_acc[4] = {acc[i / 4].x, acc[i / 4].y, acc[i / 4].z, acc[i / 4].w};
+        const float quad_acc[4] = {acc[i / 4].x, acc[i / 4].y, acc[i / 4].z, acc[i / 4].w};
         const int64_t row = first_row + lane / 4 + 8 * (i / 2 % 2);
         const int column = i / 4 * 8 + 2 * (lane % 4) + i % 2;
         if (row >= t.rows || column >= columns)
@@ -220,7 +220,7 @@ static __device__ __forceinline__ void finish(const attention_bwd_call &c)
         const int64_t element = offset + row * c.grad_q.stride[1] + column;
         const float old = c.accumulate ? cot_load(c.grad_q.data, c.grad_q.dtype, element) : 0.0f;
         cot_store(c.grad_q.data, c.grad_q.dtype, element,
-                  !GENERAL || row < t.used ? fmaf(c.scale, group_acc[i % 4], old) : old);
+                  !GENERAL || row < t.used ? fmaf(c.scale, quad_acc[i % 4], old) : old);
     }
 }
 
@@ -237,8 +237,8 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
     for (int b = 0; b < c.scheduler.sequences; b++) {
         if (seqlens != nullptr && seqlens[b].q_rows == 0)
             continue;
-        const int64_t tiles = seqlens != nullptr ? seqlens[b + 1].first_tile - seqlens[b].first_tile : c.tiles;
-        const int64_t tiles_before = seqlens != nullptr ? seqlens[b].first_tile * c.H : b * c.H * c.tiles;
+        const int64_t tiles = seqlens != nullptr ? seqlens[b + 1].first_tile - seqlens[b].first_tile : c.tiles_per_head;
+        const int64_t tiles_before = seqlens != nullptr ? seqlens[b].first_tile * c.H : b * c.H * c.tiles_per_head;
         const int64_t begin = (tiles_before + h * tiles) * c.queries;
         for (int64_t i = begin + threadIdx.x; i < begin + tiles * c.queries; i += LANES * WARPS)
             if (c.lse_log2[i] != __int_as_float(0x7f800000)) /* else the row has no gradient, whatever its delta is */

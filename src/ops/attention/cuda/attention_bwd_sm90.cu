@@ -21,7 +21,8 @@
  *   ds full         8: 1 per consumer warp  both halves of dS are stored          dQ
  *   ds empty        4: 1 per dQ warp        the dQ product has read dS            consumers
  *   dq full         4: 1 per dQ warp        a slice of dQ is staged               the stage's dq_writer
- *   dq empty        1 (other blocks' sums)  the stage is free, or holds the sums  dQ
+ *   dq empty        1 (loaded sums of dQ)   the stage is free. With STORES_DQ it  dQ
+ *                                           may hold the sums of other blocks
  *   uncleared full  1 (the tile)            a tile that needs clearing is loaded  producer
  *
  * Step j of a consumer. No wgmma is in flight at its start or at its end:
@@ -29,29 +30,31 @@
  *   2. wait for S, compute P; wait for dK, release Q_(j-1), pack P
  *   3. issue dP_j and dV += P_j dO_j
  *   4. wait for dP, compute dS and store it for dQ; wait for dV, release dO_j, pack dS
- * The arithmetic after a wait reads lse_log2 and D. As many of them as the registers hold are loaded before
- * the wait.
+ * The arithmetic after a wait reads lse_log2 and D. Some of their elements are loaded before the wait. The number of
+ * free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
  *
- * Deterministic mode: the blocks of a query tile take turns in the order of their numbers (work_of). The first one stores
- * its slice of dQ, so that dq_accum need not be cleared, and the others add. A semaphore for each slice counts the blocks
- * that have added. A block waits only for blocks of lower blockIdx.x. This wait relies on thread blocks starting in the
- * order of blockIdx.x. CUDA does not guarantee this order, but every tested GPU keeps it.
+ * Deterministic mode: the blocks of a query tile add their slices of dQ in a fixed order, that of blockIdx.x
+ * (dq_turn_of). The first block stores its slice instead, so that dq_accum need not be cleared. A semaphore for each
+ * slice counts the blocks that have stored or added. A block waits only for blocks of lower blockIdx.x. This wait
+ * relies on thread blocks starting in the order of blockIdx.x. CUDA does not guarantee this order, but every tested GPU
+ * keeps it.
  *
- * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the stage, on
- * the barrier `dq empty`. The dQ warpgroup adds its own slice and stores dq in 16 bits. No kernel follows.
+ * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the
+ * stage, on the barrier `dq empty`. The dQ warpgroup adds its own slice and stores dq in 16 bits. The kernel `finish`
+ * is not launched.
  *
  * Each kernel has these versions:
  *
- *   plain      full and causal masks, d = dv = 64 or 128. _stores_dq: the same, with STORES_DQ. As a branch of one kernel it
- *              would slow long sequences at 128 columns by 8 %
+ *   plain      full and causal masks, d = dv = 64 or 128. _stores_dq: the same, with STORES_DQ. One kernel
+ *              with a branch for STORES_DQ is 8 % slower for long sequences at 128 columns
  *   _general   also windows, sequences of different lengths, and smaller d and dv: TMA fills the other columns with 0
  *   _softcap   also softcap
  *
- * GENERAL is set in the last two versions. In these, a consumer skips a tile if no query of the tile attends to the consumer's
- * keys (at the ends of a window and at a diagonal). dQ then uses the other consumer's half of dS only. A tile may
- * contain rows of other sequences. Their products must be 0. Masking P to 0 is not enough, because 0 * NaN = NaN. The
- * producer warp therefore loads such a tile on the barrier `uncleared full`, clears those rows, and then arrives on the
- * tile's full barrier. */
+ * GENERAL is set in the last two versions. In these, a consumer skips a tile if no query of the tile attends to the
+ * consumer's keys (at the ends of a window and at a diagonal). dQ then uses the other consumer's half of dS only. A
+ * tile may contain rows of other sequences. Their products must be 0. Masking P to 0 is not enough, because
+ * 0 * NaN = NaN. The producer warp therefore loads such a tile on the barrier `uncleared full`, clears those rows, and
+ * then arrives on the tile's full barrier. */
 #include "attention_bwd_sm90.cuh"
 
 #include "../../../cuda/device/mma.cuh"
@@ -60,16 +63,17 @@
  * 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 
-template <int D> struct shared_storage {
+template <int COLUMNS> struct shared_storage {
     enum {
-        SLICES = D / 64,
-        QUERIES = ATTENTION_BWD_QUERIES(D), /* of a tile */
-        Q_TILE = QUERIES * 64 * 2,          /* bytes of 64 columns of a tile */
-        DQ_SLICES = QUERIES / 64 * SLICES,  /* slices of dQ of a step: 64 queries by 64 columns */
+        COLUMN_SLICES = COLUMNS / 64,
+        QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
+        Q_TILE_BYTES = QUERIES * 64 * 2,          /* of 64 columns */
+        DQ_SLICES = QUERIES / 64 * COLUMN_SLICES, /* slices of dQ of a step: 64 queries by 64 columns */
     };
-    unsigned char k[SLICES][2][TILE], v[SLICES][2][TILE]; /* 128 keys: two tiles, one for each consumer */
-    unsigned char q[ATTENTION_Q_STAGES][SLICES][Q_TILE];
-    unsigned char dout[ATTENTION_DOUT_STAGES][SLICES][Q_TILE];
+    /* 128 keys: two tiles, one for each consumer. */
+    unsigned char k[COLUMN_SLICES][2][TILE_BYTES], v[COLUMN_SLICES][2][TILE_BYTES];
+    unsigned char q[ATTENTION_Q_STAGES][COLUMN_SLICES][Q_TILE_BYTES];
+    unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_SLICES][Q_TILE_BYTES];
     unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
     float dq[ATTENTION_DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
@@ -80,15 +84,16 @@ template <int D> struct shared_storage {
     uint32_t opaque_zero; /* for saved_p::restore */
 };
 
-template <int D>
-static __device__ void load(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w)
+/* The producer of the plain versions. Executed by one thread. */
+template <int COLUMNS>
+static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<COLUMNS> &s, const attention_work &w)
 {
-    constexpr int SLICES = D / 64, QUERIES = s.QUERIES;
+    constexpr int COLUMN_SLICES = COLUMNS / 64, QUERIES = s.QUERIES;
     const attention_bwd_call &c = m.call;
     if (step_count(w) == 0)
         return;
-    cot_mbarrier_arrive_expect(&s.kv_full, 4 * SLICES * TILE);
-    for (int slice = 0; slice < SLICES; slice++) {
+    cot_mbarrier_arrive_expect(&s.kv_full, 4 * COLUMN_SLICES * TILE_BYTES);
+    for (int slice = 0; slice < COLUMN_SLICES; slice++) {
         cot_tma_load_4d(s.k[slice], &m.k, slice * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
         cot_tma_load_4d(s.v[slice], &m.v, slice * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
     }
@@ -96,23 +101,23 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D> &s,
      * before those kernels began. */
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
-    const int delta_row = (int)(c.B * c.H * c.tiles); /* delta follows all rows of lse_log2 */
+    const int delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
     cot_pipeline_state<ATTENTION_Q_STAGES> q;
     cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
     for (int h = 0; h < w.heads; h++) {
         const int head = w.first_head + h;
         const int row = (int)statistics_row_of<false>(c, w, h);
         int tile = w.tile_first;
-        for (int n = 0; n < w.tiles; n++, tile += w.tile_step, q.next(), dout.next()) {
-            const uint32_t bytes = SLICES * s.Q_TILE + QUERIES * sizeof(float);
+        for (int i = 0; i < w.tile_count; i++, tile += w.tile_step, q.next(), dout.next()) {
+            const uint32_t bytes = COLUMN_SLICES * s.Q_TILE_BYTES + QUERIES * sizeof(float);
             cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.q_full[q.stage], bytes);
-            for (int slice = 0; slice < SLICES; slice++)
+            for (int slice = 0; slice < COLUMN_SLICES; slice++)
                 cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, tile * QUERIES, head, w.b, &s.q_full[q.stage]);
             cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.stage]);
             cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.dout_full[dout.stage], bytes);
-            for (int slice = 0; slice < SLICES; slice++)
+            for (int slice = 0; slice < COLUMN_SLICES; slice++)
                 cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, tile * QUERIES, head, w.b,
                                 &s.dout_full[dout.stage]);
             cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, delta_row + row + tile, 0, 0,
@@ -121,7 +126,7 @@ static __device__ void load(const attention_bwd_mapped &m, shared_storage<D> &s,
     }
 }
 
-/* Clears the rows of other sequences, from `row` on, in a tile that TMA loads. */
+/* Waits for a tile that TMA loads, clears its rows from `row` on (those of other sequences), and arrives on `full`. */
 template <int BYTES, int SLICES>
 static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
                                                       unsigned char (*slices)[BYTES], int row, uint64_t *full)
@@ -133,11 +138,12 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
         cot_mbarrier_arrive(full);
 }
 
-/* Executed by a whole warp, because it clears rows of other sequences. */
-template <int D>
-static __device__ void load_general(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w)
+/* The producer of the GENERAL versions. A whole warp executes it, to clear rows of other sequences. */
+template <int COLUMNS>
+static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_storage<COLUMNS> &s,
+                                          const attention_work &w)
 {
-    constexpr int SLICES = D / 64, QUERIES = s.QUERIES;
+    constexpr int COLUMN_SLICES = COLUMNS / 64, QUERIES = s.QUERIES;
     const attention_bwd_call &c = m.call;
     if (step_count(w) == 0)
         return;
@@ -147,15 +153,16 @@ static __device__ void load_general(const attention_bwd_mapped &m, shared_storag
     const int first_unclean_tile = w.q_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
     uint64_t *kv_full = keys_are_clean ? &s.kv_full : &s.uncleared_full;
     if (threadIdx.x == 0) {
-        cot_mbarrier_arrive_expect(kv_full, 4 * SLICES * TILE);
-        for (int slice = 0; slice < SLICES; slice++) {
+        cot_mbarrier_arrive_expect(kv_full, 4 * COLUMN_SLICES * TILE_BYTES);
+        for (int slice = 0; slice < COLUMN_SLICES; slice++) {
             cot_tma_load_4d(s.k[slice], &m.k, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, kv_full);
             cot_tma_load_4d(s.v[slice], &m.v, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, kv_full);
         }
     }
     if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
-        wait_and_clear<2 * TILE, 2 * SLICES>(&s.uncleared_full, uncleared_parity, (unsigned char(*)[2 * TILE]) s.k,
-                                             w.used_k - w.first_key, &s.kv_full);
+        wait_and_clear<2 * TILE_BYTES, 2 * COLUMN_SLICES>(&s.uncleared_full, uncleared_parity,
+                                                          (unsigned char(*)[2 * TILE_BYTES]) s.k,
+                                                          w.used_k - w.first_key, &s.kv_full);
     const int delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
     cot_pipeline_state<ATTENTION_Q_STAGES> q;
     cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
@@ -163,110 +170,119 @@ static __device__ void load_general(const attention_bwd_mapped &m, shared_storag
         const int head = w.first_head + h;
         const int row = (int)statistics_row_of<true>(c, w, h);
         int tile = w.tile_first;
-        for (int n = 0; n < w.tiles; n++, tile += w.tile_step, q.next(), dout.next()) {
-            const uint32_t bytes = SLICES * s.Q_TILE + QUERIES * sizeof(float);
+        for (int i = 0; i < w.tile_count; i++, tile += w.tile_step, q.next(), dout.next()) {
+            const uint32_t bytes = COLUMN_SLICES * s.Q_TILE_BYTES + QUERIES * sizeof(float);
             const bool clean = tile < first_unclean_tile;
-            const int query = w.q_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
+            const int query_row = w.q_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
             uint64_t *q_barrier = clean ? &s.q_full[q.stage] : &s.uncleared_full;
             uint64_t *dout_barrier = clean ? &s.dout_full[dout.stage] : &s.uncleared_full;
             cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
             if (threadIdx.x == 0) {
                 cot_mbarrier_arrive_expect(q_barrier, bytes);
-                for (int slice = 0; slice < SLICES; slice++)
-                    cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, query, head, w.b, q_barrier);
+                for (int slice = 0; slice < COLUMN_SLICES; slice++)
+                    cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, query_row, head, w.b, q_barrier);
                 cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, q_barrier);
             }
             if (!clean)
-                wait_and_clear<shared_storage<D>::Q_TILE, SLICES>(&s.uncleared_full, uncleared_parity, s.q[q.stage],
-                                                                  used, &s.q_full[q.stage]);
+                wait_and_clear<shared_storage<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
+                    &s.uncleared_full, uncleared_parity, s.q[q.stage], used, &s.q_full[q.stage]);
             cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
             if (threadIdx.x == 0) {
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
-                for (int slice = 0; slice < SLICES; slice++)
-                    cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, query, head, w.b, dout_barrier);
+                for (int slice = 0; slice < COLUMN_SLICES; slice++)
+                    cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, query_row, head, w.b, dout_barrier);
                 cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, delta_row + row + tile, 0, 0, dout_barrier);
             }
             if (!clean)
-                wait_and_clear<shared_storage<D>::Q_TILE, SLICES>(&s.uncleared_full, uncleared_parity,
-                                                                  s.dout[dout.stage], used, &s.dout_full[dout.stage]);
+                wait_and_clear<shared_storage<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
+                    &s.uncleared_full, uncleared_parity, s.dout[dout.stage], used, &s.dout_full[dout.stage]);
         }
     }
 }
 
-/* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: to report a slice, a
- * writer waits until the sums are in memory, which takes about one step. If STORES_DQ, the last block of a tile does not
- * add: its writer loads the sums of the other blocks into the stage, and the dQ warpgroup stores dQ. */
-template <int D, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, shared_storage<D> &s, const attention_work &w, int stage)
+/* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: before a writer
+ * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the last
+ * block of a tile does not add: its writer loads the sums of the other blocks into the stage, and the dQ warpgroup
+ * stores dQ.
+ *   slice_index   number of the slice among those that the block computes, over all steps
+ *   dq_slice      index of the slice in dq_accum */
+template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
+static __device__ void write_dq(const attention_bwd_mapped &m, shared_storage<COLUMNS> &s, const attention_work &w,
+                                int stage)
 {
-    constexpr int SLICES = s.DQ_SLICES;
+    constexpr int DQ_SLICES = s.DQ_SLICES;
     const attention_bwd_call &c = m.call;
-    const int end = step_count(w) * SLICES;
-    const auto turn_of = [&](int n) {
-        const int tile = w.tile_first + w.tile_step * (n / SLICES % w.tiles);
-        return DETERMINISTIC ? dq_turn_of<shared_storage<D>::QUERIES, GENERAL>(c, w, tile)
+    const int end = step_count(w) * DQ_SLICES;
+    const auto turn_of = [&](int slice_index) {
+        const int tile = w.tile_first + w.tile_step * (slice_index / DQ_SLICES % w.tile_count);
+        return DETERMINISTIC ? dq_turn_of<shared_storage<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
                              : attention_dq_turn{1, false};
     };
     const auto stores_dq = [&](const attention_dq_turn &turn) { return STORES_DQ && turn.last; };
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
     cot_fence_proxy_async_global();
     uint32_t parity = 0;
-    bool is_released = false; /* whether this writer has arrived on dq_empty for slice n */
-    for (int n = stage; n < end; n += ATTENTION_DQ_STAGES, parity ^= 1) {
-        const int step = n / SLICES, tile = w.tile_first + w.tile_step * (step % w.tiles);
-        const int64_t slice = (statistics_row_of<GENERAL>(c, w, step / w.tiles) + tile) * SLICES + n % SLICES;
-        const attention_dq_turn turn = turn_of(n);
+    bool next_is_released = false; /* whether dq_empty has its arrival for the stage's next slice */
+    for (int slice_index = stage; slice_index < end; slice_index += ATTENTION_DQ_STAGES, parity ^= 1) {
+        const int step = slice_index / DQ_SLICES, tile = w.tile_first + w.tile_step * (step % w.tile_count);
+        const int64_t dq_slice =
+            (statistics_row_of<GENERAL>(c, w, step / w.tile_count) + tile) * DQ_SLICES + slice_index % DQ_SLICES;
+        const attention_dq_turn turn = turn_of(slice_index);
         if (DETERMINISTIC && turn.before > 0)
-            wait_dq_turn(c, slice, turn.before);
+            wait_dq_turn(c, dq_slice, turn.before);
         if (stores_dq(turn) && turn.before > 0) {
             cot_mbarrier_arrive_expect(&s.dq_empty[stage], sizeof s.dq[stage]);
-            cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(slice * (ATTENTION_DQ_SLICE / 64)), 0, 0,
+            cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(dq_slice * (ATTENTION_DQ_SLICE / 64)), 0, 0,
                             &s.dq_empty[stage]);
-        } else if (!is_released) {
+        } else if (!next_is_released) {
             cot_mbarrier_arrive(&s.dq_empty[stage]);
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
-        is_released = false;
+        next_is_released = false;
         if (stores_dq(turn))
             continue;
-        add_dq_slice(c, slice, s.dq[stage], DETERMINISTIC && turn.before == 0);
-        if (n + ATTENTION_DQ_STAGES < end) {
-            const attention_dq_turn next = turn_of(n + ATTENTION_DQ_STAGES);
-            is_released = !stores_dq(next) || next.before == 0;
+        add_dq_slice(c, dq_slice, s.dq[stage], DETERMINISTIC && turn.before == 0);
+        if (slice_index + ATTENTION_DQ_STAGES < end) {
+            const attention_dq_turn next = turn_of(slice_index + ATTENTION_DQ_STAGES);
+            next_is_released = !stores_dq(next) || next.before == 0;
         }
-        if (is_released)
+        if (next_is_released)
             cot_mbarrier_arrive(&s.dq_empty[stage]);
         if (DETERMINISTIC)
-            end_dq_turn(c, slice);
+            end_dq_turn(c, dq_slice);
     }
     cot_bulk_wait();
 }
 
-/* Slice number `slice` of dQ = dS K, over the consumers' halves `first` to `last` of dS and K. Waits for the stage, too. */
-template <typename E, int D>
-static __device__ __forceinline__ void compute_dq_slice(shared_storage<D> &s, float (&acc)[32], uint32_t ds, int slice,
-                                                        int first, int last, uint64_t *empty, uint32_t parity)
+/* Computes slice number `slice` of dQ = dS K. The sum is over the keys of consumers first_consumer to last_consumer.
+ * Waits on `empty` of the dQ stage while the products run. */
+template <typename E, int COLUMNS>
+static __device__ __forceinline__ void compute_dq_slice(shared_storage<COLUMNS> &s, float (&acc)[32], uint32_t ds,
+                                                        int slice, int first_consumer, int last_consumer,
+                                                        uint64_t *empty, uint32_t parity)
 {
     cot_wgmma_fence();
 #pragma unroll
-    for (int half = first; half <= last; half++) {
-        const uint64_t a = cot_wgmma_k_major(cot_shared_address(s.ds[ds][half] + slice / s.SLICES * TILE));
-        const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice % s.SLICES][half]), TILE);
+    for (int consumer = first_consumer; consumer <= last_consumer; consumer++) {
+        const uint64_t a =
+            cot_wgmma_k_major(cot_shared_address(s.ds[ds][consumer] + slice / s.COLUMN_SLICES * TILE_BYTES));
+        const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice % s.COLUMN_SLICES][consumer]), TILE_BYTES);
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            cot_wgmma<E, false, true>(acc, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP, half > first || k > 0);
+            cot_wgmma<E, false, true>(acc, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP,
+                                      consumer > first_consumer || k > 0);
     }
     cot_wgmma_commit();
     cot_mbarrier_wait(empty, parity);
     cot_wgmma_wait<0>();
 }
 
-/* The dQ warpgroup stages slices of dQ for the dq_writers. If STORES_DQ, it stores the slices of which this block is the
- * last, with the sums of the other blocks that the writer has loaded. */
-template <typename E, int D, bool GENERAL, bool STORES_DQ>
-static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D> &s, const attention_work &w)
+/* The dQ warpgroup stages slices of dQ for the dq_writers. If STORES_DQ and this block is the last of the tile, the
+ * warpgroup adds the sums that the writer has loaded, and stores dq. */
+template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
+static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<COLUMNS> &s, const attention_work &w)
 {
-    constexpr int SLICES = s.DQ_SLICES, QUERIES = s.QUERIES;
+    constexpr int DQ_SLICES = s.DQ_SLICES, QUERIES = s.QUERIES;
     const int lane = threadIdx.x % WARP;
     cot_pipeline_state<ATTENTION_DS_STAGES> ds;
     cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
@@ -281,19 +297,19 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D>
         const attention_dq_turn turn =
             STORES_DQ ? dq_turn_of<QUERIES, GENERAL>(c, w, tile) : attention_dq_turn{1, false};
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
-        for (int slice = 0; slice < SLICES; slice++, dq.next()) {
+        for (int slice = 0; slice < DQ_SLICES; slice++, dq.next()) {
             uint64_t *empty = &s.dq_empty[dq.stage];
             if (has_lower && has_upper) {
-                compute_dq_slice<E, D>(s, acc, ds.stage, slice, 0, 1, empty, dq.parity);
+                compute_dq_slice<E, COLUMNS>(s, acc, ds.stage, slice, 0, 1, empty, dq.parity);
             } else if (has_lower || has_upper) {
-                compute_dq_slice<E, D>(s, acc, ds.stage, slice, has_upper, has_upper, empty, dq.parity);
+                compute_dq_slice<E, COLUMNS>(s, acc, ds.stage, slice, has_upper, has_upper, empty, dq.parity);
             } else {
                 cot_mbarrier_wait(empty, dq.parity);
 #pragma unroll
                 for (int i = 0; i < 32; i++)
                     acc[i] = 0.0f;
             }
-            if (slice == SLICES - 1 && lane == 0)
+            if (slice == DQ_SLICES - 1 && lane == 0)
                 cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
             if (!turn.last) {
                 stage_dq_slice(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
@@ -304,9 +320,10 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D>
             __syncwarp();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.dq_full[dq.stage]);
-            const int row = tile * QUERIES + slice / s.SLICES * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-            store_rows<E, false>(c, c.grad_q, c.dq_vectorized, query_rows_out(c, w, step / w.tiles), row,
-                                 slice % s.SLICES * 64, 64, c.scale, acc);
+            const int row =
+                tile * QUERIES + slice / s.COLUMN_SLICES * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
+            store_rows<E, false>(c, c.grad_q, c.dq_vectorized, query_rows_out(c, w, step / w.tile_count), row,
+                                 slice % s.COLUMN_SLICES * 64, 64, c.scale, acc);
         }
     }
 }
@@ -319,16 +336,18 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<D>
  * 2^-9. dS therefore has no scale. */
 template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_SCALE_LOG2) : 1.0f;
 
-/* P for dS. dV uses P rounded to 16 bits. dS uses P with 8 more bits. From the rounded P, dS would be rounded twice.
- * Where a query attends to few keys, its error would then exceed the bound in docs/guide/reproducibility.md.
- * low_bytes[i] has the next 8 bits of the mantissas of elements 4i to 4i + 3, one byte each.
- * A P that was rounded up has a byte of at least 128. As a signed number, the byte is then the negative difference of P
- * from its rounded value. `restore` adds the signed byte. An example in bf16:
- *   P = 1/3                        0x3eaaaaab
+/* P for dS, with 8 more bits than the rounded P of dV. For example P = 1/3 in bf16:
+ *   P in float32                   0x3eaaaaab
  *   rounded to bf16, and the byte  0x3eab, 0xaa = -86
  *   restored                       0x3eab0000 - 86 * 2^8 = 0x3eaaaa00
- * A tie has the byte 128, whether it was rounded up or down. If it was rounded down, the restored P is one unit of the
- * 16-bit format too small. */
+ *
+ * If dS used the rounded P, it would be rounded twice. If a query attends to few keys, the error would then exceed the
+ * bound in docs/guide/reproducibility.md.
+ *
+ * low_bytes[i] has the 8 bits of the mantissa that follow the rounded ones, of elements 4i to 4i + 3, one byte each. A
+ * P that was rounded up has a byte of at least 128. As a signed number, the byte is then the negative difference of P
+ * from its rounded value. `restore` adds the signed byte. A tie has the byte 128, whether it was rounded up or down. If
+ * it was rounded down, the restored P is one unit of the 16-bit format too small. */
 template <typename E, int N> struct saved_p {
     uint32_t low_bytes[N / 4];
 
@@ -356,15 +375,15 @@ template <typename E, int N> struct saved_p {
         const uint32_t sign = 8 | i % 4;
         /* The selector moves byte i % 4 to byte 1, its sign to bytes 2 and 3, and 0 to byte 0. __byte_perm has no sign
          * extension. */
-        int delta_bits;
+        int difference;
         asm("prmt.b32 %0, %1, 0, %2;"
-            : "=r"(delta_bits)
+            : "=r"(difference)
             : "r"(low_bytes[i / 4]), "r"(sign << 12 | sign << 8 | (i % 4) << 4 | 4));
         const float rounded = i % 2 == 0 ? pair.x : pair.y;
         if (!cot_is_f16<E>)
-            return __int_as_float(__float_as_int(rounded) + delta_bits);
+            return __int_as_float(__float_as_int(rounded) + difference);
         /* A P that f16 rounded to 0 may have a negative byte. Then the sum is negative, and P is 0. */
-        return __int_as_float(max(__float_as_int(2.0f * rounded) + (delta_bits >> SHIFT), 0));
+        return __int_as_float(max(__float_as_int(2.0f * rounded) + (difference >> SHIFT), 0));
     }
 
     /* With softcap: element i of P times the slope. `upper` has bits 31 to 16, low_bytes bits 15 to 8. Bits 7 to 0 do
@@ -378,8 +397,8 @@ template <typename E, int N> struct saved_p {
     }
 };
 
-/* The key of this thread's even accumulator pairs. %tid is read again here: few tiles need the key, so it should not
- * occupy a register. */
+/* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here: few tiles need the key, so it should
+ * not occupy a register. */
 static __device__ __forceinline__ int thread_key(const attention_work &w)
 {
     int thread;
@@ -387,8 +406,8 @@ static __device__ __forceinline__ int thread_key(const attention_work &w)
     return w.first_key + (thread - 2 * WARPGROUP) / WARP * 16 + thread % WARP / 4;
 }
 
-/* With softcap, dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to 16 are
- * stored in the buffer of dS in shared memory. */
+/* With softcap, dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to 16
+ * are stored in the buffer of dS in shared memory. */
 enum { SHORT_SERIES, SERIES, EXACT }; /* the method depends on the size of the scores: see attention_bwd_softcap */
 
 template <typename E, int N, int METHOD>
@@ -508,38 +527,38 @@ static __device__ __forceinline__ float2 load_pair_early(const float *from)
 /* One step of a consumer, as in the file header. Returns whether to skip the next tile.
  *   FIRST        there is no dS of a previous step
  *   previous_q   stage of Q of the previous step
- *   half         which of the two consumers this is */
-template <typename E, int D, bool GENERAL, bool SOFTCAP, bool FIRST>
-static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_storage<D> &s,
-                                                     const attention_work &w, uint32_t n, uint32_t &previous_q,
-                                                     int tile, int &half, int lane_column, uint32_t ds_fragments,
-                                                     float (&dk)[D / 2], float (&dv)[D / 2],
-                                                     uint32_t (&packed)[ATTENTION_BWD_QUERIES(D) / 4])
+ *   consumer     0 or 1: which of the two consumers this is
+ * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
+ * The step therefore waits for ds_empty before it computes P. */
+template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST>
+static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_storage<COLUMNS> &s,
+                                                     const attention_work &w, uint32_t step, uint32_t &previous_q,
+                                                     int tile, int &consumer, int lane_query, uint32_t ds_fragments,
+                                                     float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2],
+                                                     uint32_t (&packed)[ATTENTION_BWD_QUERIES(COLUMNS) / 4])
 {
-    constexpr int QUERIES = s.QUERIES, N = QUERIES / 2, GROUPS = QUERIES / 8;
-    /* P times the slope has its upper two bytes in the dS buffer of this stage, until dS overwrites them. */
-    constexpr bool P_SLOPE_IN_SHARED = SOFTCAP;
+    constexpr int QUERIES = s.QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
     /* Pairs of lse_log2 and of D that are loaded before the waits. The number of registers limits them. */
-    constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && D > 64) ? 2 : 4,
-                  DELTA_PRELOADS = P_SLOPE_IN_SHARED || D == 64 ? 2 : LSE_PRELOADS;
-    const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * half;
-    const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
+    constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
+                  DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
+    const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * consumer;
+    const uint32_t q = step % ATTENTION_Q_STAGES, dout = step % ATTENTION_DOUT_STAGES, ds = step % ATTENTION_DS_STAGES;
     float scores[N];
-    cot_mbarrier_wait(&s.q_full[q], n / ATTENTION_Q_STAGES & 1);
-    issue_gemm_ss<E, D>(scores, s.k[0][half], 2 * TILE, s.q[q][0]);
+    cot_mbarrier_wait(&s.q_full[q], step / ATTENTION_Q_STAGES & 1);
+    issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * TILE_BYTES, s.q[q][0]);
     if (!FIRST)
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
-    if (P_SLOPE_IN_SHARED)
-        cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
-    float2 lse_log2[GROUPS];
+    if (SOFTCAP)
+        cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
+    float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
-    for (int group = 0; group < LSE_PRELOADS; group++)
-        lse_log2[group] = load_pair_early(&s.lse_log2[q][8 * group + lane_column]);
+    for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
+        lse_log2[query_group] = load_pair_early(&s.lse_log2[q][8 * query_group + lane_query]);
     cot_wgmma_wait<FIRST ? 0 : 1>();
     saved_p<E, N> saved;
     const uint32_t ds_address = ds_fragments + ds * (2 * 128 * QUERIES);
     if (SOFTCAP) {
-        softcap_to_p(c, w, tile, key_begin, s.lse_log2[q] + lane_column, lse_log2[0], lse_log2[1], ds_address, scores,
+        softcap_to_p(c, w, tile, key_begin, s.lse_log2[q] + lane_query, lse_log2[0], lse_log2[1], ds_address, scores,
                      saved);
     } else {
         if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
@@ -550,13 +569,14 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
                 apply_mask(c, tile, thread_key(w), scores);
         }
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            if (group >= LSE_PRELOADS)
-                lse_log2[group] = *(const float2 *)&s.lse_log2[q][8 * group + lane_column];
+        for (int query_group = 0; query_group < QUERY_GROUPS; query_group++) {
+            if (query_group >= LSE_PRELOADS)
+                lse_log2[query_group] = *(const float2 *)&s.lse_log2[q][8 * query_group + lane_query];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                scores[4 * group + i] = cot_ex2(
-                    fmaf(scores[4 * group + i], c.scale_log2, i % 2 == 0 ? -lse_log2[group].x : -lse_log2[group].y));
+                scores[4 * query_group + i] =
+                    cot_ex2(fmaf(scores[4 * query_group + i], c.scale_log2,
+                                 i % 2 == 0 ? -lse_log2[query_group].x : -lse_log2[query_group].y));
         }
         saved.save(scores);
     }
@@ -569,45 +589,46 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    cot_mbarrier_wait(&s.dout_full[dout], n / ATTENTION_DOUT_STAGES & 1);
-    issue_gemm_ss<E, D>(scores, s.v[0][half], 2 * TILE, s.dout[dout][0]);
+    cot_mbarrier_wait(&s.dout_full[dout], step / ATTENTION_DOUT_STAGES & 1);
+    issue_gemm_ss<E, COLUMNS>(scores, s.v[0][consumer], 2 * TILE_BYTES, s.dout[dout][0]);
     issue_gemm_rs<E>(dv, packed, s.dout[dout][0]);
-    float2 delta[GROUPS];
+    float2 delta[QUERY_GROUPS];
     uint32_t upper[2][4];
-    if (P_SLOPE_IN_SHARED) {
+    if (SOFTCAP) {
         __syncwarp();
         cot_ldmatrix_x4_trans(upper[0], ds_address);
     }
 #pragma unroll
-    for (int group = 0; group < DELTA_PRELOADS; group++)
-        delta[group] = load_pair_early(&s.delta[dout][8 * group + lane_column]);
+    for (int query_group = 0; query_group < DELTA_PRELOADS; query_group++)
+        delta[query_group] = load_pair_early(&s.delta[dout][8 * query_group + lane_query]);
     cot_wgmma_wait<1>();
-    /* At 128 columns without softcap all groups of delta are loaded here, above the stores: the compiler does not move
-     * loads above stores. Otherwise there are not enough registers. */
-    constexpr bool SUBTRACT_FIRST = D == 128 && !SOFTCAP;
-    const auto load_delta = [&](int group) {
-        if (group >= DELTA_PRELOADS && group < GROUPS)
-            delta[group] = SUBTRACT_FIRST ? *(const float2 *)&s.delta[dout][8 * group + lane_column]
-                                          : load_pair_early(&s.delta[dout][8 * group + lane_column]);
+    /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
+     * above stores. Otherwise there are not enough registers. */
+    constexpr bool SUBTRACT_FIRST = COLUMNS == 128 && !SOFTCAP;
+    const auto load_delta = [&](int query_group) {
+        if (query_group >= DELTA_PRELOADS && query_group < QUERY_GROUPS)
+            delta[query_group] = SUBTRACT_FIRST ? *(const float2 *)&s.delta[dout][8 * query_group + lane_query]
+                                                : load_pair_early(&s.delta[dout][8 * query_group + lane_query]);
     };
-    const auto subtract_delta = [&](int group) {
+    const auto subtract_delta = [&](int query_group) {
 #pragma unroll
-        for (int i = 4 * group; i < 4 * group + 4; i++) {
-            const float row_delta = i % 2 == 0 ? delta[group].x : delta[group].y;
+        for (int i = 4 * query_group; i < 4 * query_group + 4; i++) {
+            const float row_delta = i % 2 == 0 ? delta[query_group].x : delta[query_group].y;
             scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_DP_SCALE, -row_delta) : scores[i] - row_delta;
         }
     };
     if (SUBTRACT_FIRST) {
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++)
-            load_delta(group), subtract_delta(group);
+        for (int query_group = 0; query_group < QUERY_GROUPS; query_group++)
+            load_delta(query_group), subtract_delta(query_group);
     }
-    if (!P_SLOPE_IN_SHARED)
-        cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
-    const uint32_t opaque_zero = (cot_is_f16<E> || D == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
+    if (!SOFTCAP)
+        cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
+    const uint32_t opaque_zero =
+        (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
-        if (P_SLOPE_IN_SHARED && k < N / 8 - 1)
+        if (SOFTCAP && k < N / 8 - 1)
             cot_ldmatrix_x4_trans(upper[(k + 1) % 2], ds_address + (k + 1) * 16 * 128);
         if (!SUBTRACT_FIRST) {
             if (!SOFTCAP)
@@ -629,8 +650,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds]);
-    half = __shfl_sync(0xffffffffu, half, 0); /* see `consume` */
-    const bool skip = is_skipped<ATTENTION_BWD_QUERIES(D), GENERAL>(w, next_tile(w, tile), key_begin);
+    consumer = __shfl_sync(0xffffffffu, consumer, 0); /* see `consume` */
+    const bool skip = is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, next_tile(w, tile), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
@@ -642,14 +663,14 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     return skip;
 }
 
-/* Step n of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup evaluates
- * fully_masked itself, and so leaves out this half of dS. */
-template <int D> static __device__ __forceinline__ void skip_step(shared_storage<D> &s, uint32_t n)
+/* One step of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup evaluates
+ * fully_masked itself, and so leaves out this consumer's keys. */
+template <int COLUMNS> static __device__ __forceinline__ void skip_step(shared_storage<COLUMNS> &s, uint32_t step)
 {
-    const uint32_t q = n % ATTENTION_Q_STAGES, dout = n % ATTENTION_DOUT_STAGES, ds = n % ATTENTION_DS_STAGES;
-    cot_mbarrier_wait(&s.q_full[q], n / ATTENTION_Q_STAGES & 1);
-    cot_mbarrier_wait(&s.dout_full[dout], n / ATTENTION_DOUT_STAGES & 1);
-    cot_mbarrier_wait(&s.ds_empty[ds], n / ATTENTION_DS_STAGES & 1 ^ 1);
+    const uint32_t q = step % ATTENTION_Q_STAGES, dout = step % ATTENTION_DOUT_STAGES, ds = step % ATTENTION_DS_STAGES;
+    cot_mbarrier_wait(&s.q_full[q], step / ATTENTION_Q_STAGES & 1);
+    cot_mbarrier_wait(&s.dout_full[dout], step / ATTENTION_DOUT_STAGES & 1);
+    cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
     __syncwarp();
     if (threadIdx.x % WARP == 0) {
         cot_mbarrier_arrive(&s.q_empty[q]);
@@ -658,42 +679,44 @@ template <int D> static __device__ __forceinline__ void skip_step(shared_storage
     }
 }
 
-template <typename E, int D, bool GENERAL, bool SOFTCAP>
-static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_storage<D> &s,
+template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP>
+static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_storage<COLUMNS> &s,
                                                const attention_work &w)
 {
-    float dk[D / 2], dv[D / 2];
-    uint32_t packed[ATTENTION_BWD_QUERIES(D) / 4]; /* P^T, then dS^T */
+    float dk[COLUMNS / 2], dv[COLUMNS / 2];
+    uint32_t packed[ATTENTION_BWD_QUERIES(COLUMNS) / 4]; /* P^T, then dS^T */
     /* Uniform in a warp. The shuffle shows this to ptxas 13.0, which then computes descriptors on the uniform datapath.
-     * Each step shuffles `half` again. Otherwise ptxas keeps all values derived from it, and there are not enough
+     * Each step shuffles `consumer` again. Otherwise ptxas keeps all values derived from it, and there are not enough
      * registers. */
-    int half = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP - 2, 0);
-    uint32_t ds_fragments = fragment_address(s.ds[0][half]);
-    int lane_column = 2 * (threadIdx.x % 4);
-    asm("" : "+r"(ds_fragments), "+r"(lane_column)); /* keeps the compiler from computing them again in each step */
+    int consumer = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP - 2, 0);
+    uint32_t ds_fragments = fragment_address(s.ds[0][consumer]);
+    int lane_query = 2 * (threadIdx.x % 4);
+    asm("" : "+r"(ds_fragments), "+r"(lane_query)); /* keeps the compiler from computing them again in each step */
 #pragma unroll
-    for (int i = 0; i < D / 2; i++)
+    for (int i = 0; i < COLUMNS / 2; i++)
         dk[i] = dv[i] = 0.0f;
     const uint32_t steps = (uint32_t)step_count(w);
     if (steps > 0)
         cot_mbarrier_wait(&s.kv_full, 0);
     int tile = w.tile_first;
-    uint32_t n = 0, previous_q = 0; /* previous_q: the stage of Q whose dS has not yet been added to dK */
-    for (; n < steps && is_skipped<ATTENTION_BWD_QUERIES(D), GENERAL>(w, tile, w.first_key + 64 * half); n++) {
-        skip_step<D>(s, n);
+    uint32_t step = 0, previous_q = 0; /* previous_q: the stage of Q whose dS has not yet been added to dK */
+    for (; step < steps && is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, tile, w.first_key + 64 * consumer);
+         step++) {
+        skip_step<COLUMNS>(s, step);
         tile = next_tile(w, tile);
     }
-    if (n < steps) {
-        bool skip = consumer_step<E, D, GENERAL, SOFTCAP, true>(c, s, w, n, previous_q, tile, half, lane_column,
-                                                                ds_fragments, dk, dv, packed);
-        for (n++; n < steps; n++) {
+    if (step < steps) {
+        bool skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, true>(c, s, w, step, previous_q, tile, consumer,
+                                                                      lane_query, ds_fragments, dk, dv, packed);
+        for (step++; step < steps; step++) {
             tile = next_tile(w, tile);
             if (skip) {
-                skip_step<D>(s, n);
-                skip = is_skipped<ATTENTION_BWD_QUERIES(D), GENERAL>(w, next_tile(w, tile), w.first_key + 64 * half);
+                skip_step<COLUMNS>(s, step);
+                skip = is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, next_tile(w, tile),
+                                                                           w.first_key + 64 * consumer);
             } else {
-                skip = consumer_step<E, D, GENERAL, SOFTCAP, false>(c, s, w, n, previous_q, tile, half, lane_column,
-                                                                    ds_fragments, dk, dv, packed);
+                skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, false>(c, s, w, step, previous_q, tile, consumer,
+                                                                          lane_query, ds_fragments, dk, dv, packed);
             }
         }
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
@@ -706,18 +729,18 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
                            c.scale, dk);
 }
 
-template <typename E, int D, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
+template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    shared_storage<D> &s = *(shared_storage<D> *)attention_memory;
+    shared_storage<COLUMNS> &s = *(shared_storage<COLUMNS> *)attention_memory;
     const attention_bwd_call &c = m.call;
     attention_work w;
     if (!GENERAL) {
-        w = work_of<shared_storage<D>::QUERIES>(c, blockIdx.x);
+        w = work_of<shared_storage<COLUMNS>::QUERIES>(c, blockIdx.x);
     } else {
         cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
         cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
-        if (!work_of_general<shared_storage<D>::QUERIES>(c, blockIdx.x, w))
+        if (!work_of_general<shared_storage<COLUMNS>::QUERIES>(c, blockIdx.x, w))
             return;
     }
     if (threadIdx.x == 0) {
@@ -734,36 +757,36 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         cot_mbarrier_init_fence();
     }
     __syncthreads();
-    const int group = threadIdx.x / WARPGROUP;
-    if (group == 0) {
+    const int warpgroup = threadIdx.x / WARPGROUP;
+    if (warpgroup == 0) {
         cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (GENERAL && threadIdx.x < WARP)
-            load_general<D>(m, s, w);
+            load_tiles_general<COLUMNS>(m, s, w);
         else if (!GENERAL && threadIdx.x == 0)
-            load<D>(m, s, w);
+            load_tiles<COLUMNS>(m, s, w);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_DQ_STAGES * WARP) {
             const int stage = threadIdx.x / WARP - 1;
             if (STORES_DQ)
-                write_dq<D, GENERAL, true, true>(m, s, w, stage);
+                write_dq<COLUMNS, GENERAL, true, true>(m, s, w, stage);
             else if (c.deterministic)
-                write_dq<D, GENERAL, true, false>(m, s, w, stage);
+                write_dq<COLUMNS, GENERAL, true, false>(m, s, w, stage);
             else
-                write_dq<D, GENERAL, false, false>(m, s, w, stage);
+                write_dq<COLUMNS, GENERAL, false, false>(m, s, w, stage);
         }
-    } else if (group == 1) {
+    } else if (warpgroup == 1) {
         cot_setmaxnreg_dec<DQ_REGISTERS>();
-        compute_dq<E, D, GENERAL, STORES_DQ>(c, s, w);
+        compute_dq<E, COLUMNS, GENERAL, STORES_DQ>(c, s, w);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<E, D, GENERAL, SOFTCAP>(c, s, w);
+        consume<E, COLUMNS, GENERAL, SOFTCAP>(c, s, w);
     }
 }
 
-#define INSTANCE(name, element, d, general, cap, stores)                             \
+#define INSTANCE(name, element, columns, general, cap, stores)                       \
     extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
         attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m)    \
     {                                                                                \
-        backward<element, d, general, cap, stores>(m);                               \
+        backward<element, columns, general, cap, stores>(m);                         \
     }
 #define INSTANCES(dtype, element)                                      \
     INSTANCE(dtype##_d64, element, 64, false, false, false)            \

@@ -15,14 +15,14 @@
 #include "../../../cuda/device/quad.cuh"
 #include "../../../cuda/device/wgmma.cuh"
 
-enum { KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP = 32, TILE = 64 * 64 * 2 /* bytes */ };
+enum { KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP = 32, TILE_BYTES = 64 * 64 * 2 };
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
-/* The work of a block: query heads first_head .. first_head + heads - 1 and, for each head, `tiles` query tiles: from
- * tile_first to tile_last by steps of tile_step, which is 1 or -1. */
+/* The work of a block: query heads first_head .. first_head + heads - 1 and, for each head, `tile_count` query tiles:
+ * from tile_first to tile_last by steps of tile_step, which is 1 or -1. */
 struct attention_work {
-    int b, kv_head, first_head, heads, first_key, tiles, tile_first, tile_last, tile_step;
+    int b, kv_head, first_head, heads, first_key, tile_count, tile_first, tile_last, tile_step;
     /* Only if GENERAL: the block's sequence, as rows of the tensors' views. */
     int q_row, used_q, k_row, k_rows, used_k;
     int window_first, window_last;      /* offsets: query i attends to keys i + window_first .. i + window_last */
@@ -39,7 +39,7 @@ static __device__ __forceinline__ bool is_longest_first(const attention_bwd_call
 
 static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, int end, bool reversed)
 {
-    w.tiles = max(end - begin, 0);
+    w.tile_count = max(end - begin, 0);
     w.tile_first = reversed ? end - 1 : begin;
     w.tile_last = reversed ? begin : end - 1;
     w.tile_step = reversed ? -1 : 1;
@@ -48,10 +48,10 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
 /* Blocks are numbered section by section, a section being c.section key-value heads. In a section the key block is the
  * slower index and the head the faster one. Sections from c.longest_first_section on are longest first:
  *
- *   longest first    key blocks by ascending keys. Under a causal mask the first ones have the most tiles
+ *   longest first    key blocks by ascending keys. Under a causal mask the first blocks have the most tiles
  *   shortest first   key blocks by descending keys, each with its tiles in ascending order. Under a causal mask a block
- *                    begins at an earlier tile than the block before it, and reaches each tile after it: in
- *                    deterministic mode it need not wait */
+ *                    begins at an earlier query tile than the block that adds before it. It reaches each later tile
+ *                    after that block has, so it does not wait in deterministic mode */
 template <int QUERIES>
 static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned block)
 {
@@ -69,7 +69,7 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     w.first_key = (int)(w.longest_first ? key_block : blocks - 1 - key_block) * KEYS;
     const int64_t first_query = w.first_key - c.diagonal;
     const int64_t begin = c.causal && first_query > 0 ? first_query / QUERIES : 0;
-    set_tiles(w, first_query < c.Tq || !c.causal ? (int)begin : (int)c.tiles, (int)c.tiles,
+    set_tiles(w, first_query < c.Tq || !c.causal ? (int)begin : (int)c.tiles_per_head, (int)c.tiles_per_head,
               w.longest_first && c.reversed);
     return w;
 }
@@ -123,7 +123,7 @@ static __device__ __forceinline__ int next_tile(const attention_work &w, int til
 /* Steps of a block: its tiles, for all heads of the group. */
 static __device__ __forceinline__ int step_count(const attention_work &w)
 {
-    return w.heads * w.tiles;
+    return w.heads * w.tile_count;
 }
 
 /* The row of lse_log2 that holds tile 0 of query head h of the group. Slices of dQ use the same index. */
@@ -132,10 +132,10 @@ static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_
 {
     if (GENERAL)
         return w.statistics_row + (int64_t)(w.first_head + h) * w.tiles_per_head;
-    return ((int64_t)w.b * c.H + w.first_head + h) * c.tiles;
+    return ((int64_t)w.b * c.H + w.first_head + h) * c.tiles_per_head;
 }
 
-/* The place of a block among those that add to a query tile of dQ, in deterministic mode. */
+/* The position of a block in the order in which blocks add to a query tile of dQ, in deterministic mode. */
 struct attention_dq_turn {
     uint32_t before; /* blocks that add before it */
     bool last;
@@ -157,16 +157,16 @@ static __device__ __forceinline__ attention_dq_turn dq_turn_of(const attention_b
             block == (ascending ? range.last : range.first)};
 }
 
-/* Issues acc = A B over HEAD_DIM columns, for S^T and dP^T. A is in tiles of 64 rows by 64 columns in shared memory, B in
- * tiles of 2 N rows (queries) by 64 columns. The tiles of A lie a_stride bytes apart. */
-template <typename E, int HEAD_DIM, int N>
+/* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys), B has 2 N rows (queries), and both have
+ * COLUMNS columns. Both are in shared memory, in tiles of 64 columns. The tiles of A lie a_stride bytes apart. */
+template <typename E, int COLUMNS, int N>
 static __device__ __forceinline__ void issue_gemm_ss(float (&acc)[N], const unsigned char *a, uint32_t a_stride,
                                                      const unsigned char *b)
 {
     const uint64_t a_desc = cot_wgmma_k_major(cot_shared_address(a)), b_desc = cot_wgmma_k_major(cot_shared_address(b));
     cot_wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < HEAD_DIM / 16; k++)
+    for (int k = 0; k < COLUMNS / 16; k++)
         cot_wgmma<E, false, false>(acc, a_desc + k / 4 * (a_stride >> 4) + k % 4 * COT_WGMMA_K_STEP,
                                    b_desc + k / 4 * (2 * N * 128 >> 4) + k % 4 * COT_WGMMA_K_STEP, k > 0);
     cot_wgmma_commit();
@@ -188,22 +188,22 @@ static __device__ __forceinline__ void issue_gemm_rs(float (&acc)[N], const uint
 template <int QUERIES>
 static __device__ __forceinline__ bool needs_mask(const attention_bwd_call &c, int tile, int key_begin)
 {
-    const int diagonal = tile * QUERIES + (int)c.diagonal; /* the last key that the tile's first query attends to */
-    return (c.causal && key_begin + 63 > diagonal) || key_begin + 63 >= (int)c.Tk;
+    const int diagonal_key = tile * QUERIES + (int)c.diagonal; /* of the tile's first query */
+    return (c.causal && key_begin + 63 > diagonal_key) || key_begin + 63 >= (int)c.Tk;
 }
 
 /* Sets masked scores to -inf, or to +inf if the scale is negative, so that P = 0. `key` is the key of this thread's
- * even accumulator pairs. Odd pairs are key + 8. */
+ * accumulators 4i and 4i + 1. Accumulators 4i + 2 and 4i + 3 have the key `key` + 8. */
 template <int N>
 static __device__ __forceinline__ void apply_mask(const attention_bwd_call &c, int tile, int key, float (&scores)[N])
 {
     constexpr int QUERIES = 2 * N;
-    const int diagonal = tile * QUERIES + (int)c.diagonal, Tk = (int)c.Tk;
+    const int diagonal_key = tile * QUERIES + (int)c.diagonal, Tk = (int)c.Tk;
     const float masked = __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const int query = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, score_key = key + 8 * (i / 2 % 2);
-        if ((c.causal && score_key > diagonal + query) || score_key >= Tk)
+        const int query_in_tile = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, score_key = key + 8 * (i / 2 % 2);
+        if ((c.causal && score_key > diagonal_key + query_in_tile) || score_key >= Tk)
             scores[i] = masked;
     }
 }
@@ -235,13 +235,14 @@ static __device__ __forceinline__ void apply_mask_general(const attention_work &
             scores[i] = masked_score;
 }
 
-/* Whether no query of the tile attends to any of the keys [key_begin, key_begin + 64). */
+/* Whether no query of the tile attends to any of the keys [key_begin, key_begin + 64). `|` instead of `||`: both
+ * comparisons are always evaluated, so that no branch is needed between them. */
 template <int QUERIES>
 static __device__ __forceinline__ bool fully_masked(const attention_work &w, int tile, int key_begin)
 {
-    const int query = tile * QUERIES;
-    return key_begin > query + QUERIES - 1 + w.window_last | key_begin + 63 < query + w.window_first |
-           key_begin >= w.used_k;
+    const int first_query = tile * QUERIES;
+    return (key_begin > first_query + QUERIES - 1 + w.window_last) | (key_begin + 63 < first_query + w.window_first) |
+           (key_begin >= w.used_k);
 }
 
 /* Stores a warp's 16 rows of a slice of dQ to a stage in shared memory, in the order of the accumulators. */
@@ -250,18 +251,19 @@ static __device__ __forceinline__ void stage_dq_slice(float *dq, const float (&a
     const int warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
     float4 *staged = (float4 *)dq + warp * 8 * WARP + lane;
 #pragma unroll
-    for (int group = 0; group < 8; group++)
-        staged[group * WARP] = make_float4(acc[4 * group], acc[4 * group + 1], acc[4 * group + 2], acc[4 * group + 3]);
+    for (int i = 0; i < 8; i++)
+        staged[i * WARP] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
     cot_fence_proxy_async();
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(full);
 }
 
-/* Waits until all blocks before this one have added to the slice: then its semaphore equals `before`. */
-static __device__ __forceinline__ void wait_dq_turn(const attention_bwd_call &c, int64_t slice, uint32_t before)
+/* Waits until all blocks before this one have added to the slice: then its semaphore equals `before`. dq_slice: index
+ * of the slice in dq_accum. */
+static __device__ __forceinline__ void wait_dq_turn(const attention_bwd_call &c, int64_t dq_slice, uint32_t before)
 {
-    while (cot_load_acquire(c.dq_semaphore + slice) != before)
+    while (cot_load_acquire(c.dq_semaphore + dq_slice) != before)
         ;
     cot_fence_proxy_async_global();
 }
@@ -271,18 +273,18 @@ static __device__ __forceinline__ void add_staged_slice(float (&acc)[32], const 
 {
     const float4 *staged = (const float4 *)dq + threadIdx.x % WARPGROUP / WARP * 8 * WARP + threadIdx.x % WARP;
 #pragma unroll
-    for (int group = 0; group < 8; group++) {
-        const float4 x = staged[group * WARP];
-        acc[4 * group] += x.x, acc[4 * group + 1] += x.y, acc[4 * group + 2] += x.z, acc[4 * group + 3] += x.w;
+    for (int i = 0; i < 8; i++) {
+        const float4 x = staged[i * WARP];
+        acc[4 * i] += x.x, acc[4 * i + 1] += x.y, acc[4 * i + 2] += x.z, acc[4 * i + 3] += x.w;
     }
 }
 
-/* Adds a staged slice to dq_accum, or stores it if it is the first in deterministic mode, and waits until the stage has
- * been read. */
-static __device__ __forceinline__ void add_dq_slice(const attention_bwd_call &c, int64_t slice, const float *dq,
+/* Adds a staged slice to dq_accum. If `store` (the first block of a tile in deterministic mode), it stores the slice
+ * instead. Waits until the stage has been read. */
+static __device__ __forceinline__ void add_dq_slice(const attention_bwd_call &c, int64_t dq_slice, const float *dq,
                                                     bool store)
 {
-    float *accum = c.dq_accum + slice * ATTENTION_DQ_SLICE;
+    float *accum = c.dq_accum + dq_slice * ATTENTION_DQ_SLICE;
     if (store)
         cot_bulk_store(accum, dq, ATTENTION_DQ_SLICE * sizeof(float));
     else
@@ -292,14 +294,14 @@ static __device__ __forceinline__ void add_dq_slice(const attention_bwd_call &c,
 }
 
 /* Increments the semaphore of a slice when this block's sums are in memory. */
-static __device__ __forceinline__ void end_dq_turn(const attention_bwd_call &c, int64_t slice)
+static __device__ __forceinline__ void end_dq_turn(const attention_bwd_call &c, int64_t dq_slice)
 {
     cot_bulk_wait();
-    cot_add_release(c.dq_semaphore + slice, 1);
+    cot_add_release(c.dq_semaphore + dq_slice, 1);
 }
 
-/* Address of this thread's fragment of P^T or dS^T in a tile [query][key]. 16 queries further is 16 rows of 128
- * bytes. */
+/* Address of this thread's fragment of P^T or dS^T in a tile [query][key]. The fragment of the next 16 queries is 16
+ * rows of 128 bytes later. */
 static __device__ __forceinline__ uint32_t fragment_address(const unsigned char *tile)
 {
     const int lane = threadIdx.x % WARP, row = lane / 16 * 8 + lane % 8;
@@ -313,8 +315,8 @@ struct attention_rows_out {
     int rows, used; /* rows that exist; GENERAL: rows from `used` on get 0, even where their accumulators hold NaN */
 };
 
-/* Stores 64 rows, columns [column, column + 2 N). `row` is the row of this thread's even accumulator pairs; odd pairs
- * are row + 8. GENERAL: only the columns below `columns` exist. */
+/* Stores 64 rows, columns [column, column + 2 N). `row` is the row of this thread's accumulators 4i and 4i + 1.
+ * Accumulators 4i + 2 and 4i + 3 have `row` + 8. GENERAL: only the columns below `columns` exist. */
 template <typename E, bool GENERAL, int N>
 static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out,
                                                   bool vectorized, const attention_rows_out &to, int row, int column,
@@ -325,21 +327,21 @@ static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, c
     const int64_t offset = to.offset + column;
     if (vectorized) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int row_half = 0; row_half < 2; row_half++) {
             const int lane_column = 8 * (threadIdx.x % 4);
-            E *data = (E *)out.data + offset + (row + 8 * half) * out.stride[1] + lane_column;
+            E *data = (E *)out.data + offset + (row + 8 * row_half) * out.stride[1] + lane_column;
 #pragma unroll
-            for (int group = 0; group < N / 4; group += 4) {
+            for (int column_group = 0; column_group < N / 4; column_group += 4) {
                 uint32_t words[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const int e = 4 * (group + i) + 2 * half;
+                    const int e = 4 * (column_group + i) + 2 * row_half;
                     words[i] = cot_pack_pair<E>(scale * acc[e], scale * acc[e + 1]);
                 }
                 const uint4 packed = cot_quad_transpose(words[0], words[1], words[2], words[3]);
-                if (row + 8 * half < to.rows && (!GENERAL || 8 * group + lane_column < columns))
-                    *(uint4 *)(data + 8 * group) =
-                        !GENERAL || row + 8 * half < to.used ? packed : make_uint4(0, 0, 0, 0);
+                if (row + 8 * row_half < to.rows && (!GENERAL || 8 * column_group + lane_column < columns))
+                    *(uint4 *)(data + 8 * column_group) =
+                        !GENERAL || row + 8 * row_half < to.used ? packed : make_uint4(0, 0, 0, 0);
             }
         }
         return;

@@ -113,10 +113,10 @@ typedef struct attention_bwd_call {
     /* If seqlens is set (..._general and ..._softcap kernels), members below that differ by sequence are not valid. */
     attention_scheduler scheduler;
     int64_t B, H, Hkv, Tq, Tk, d, dv;
-    int64_t tiles;       /* of `queries` queries */
-    int64_t diagonal;    /* query i's diagonal key is i + diagonal */
-    int64_t left, right; /* query i attends to keys i + diagonal - left .. i + diagonal + right */
-    int32_t queries;     /* of a tile: ATTENTION_BWD_QUERIES */
+    int64_t tiles_per_head; /* of `queries` queries */
+    int64_t diagonal;       /* query i's diagonal key is i + diagonal */
+    int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */
+    int32_t queries;        /* of a tile: ATTENTION_BWD_QUERIES */
     int32_t causal, deterministic, accumulate;
     int32_t section;               /* key-value heads whose blocks are interleaved */
     int32_t longest_first_section; /* sections from this one on number their blocks by ascending keys */

@@ -136,10 +136,10 @@ typedef struct block_order {
 } block_order;
 
 /* Chosen by measurements on an H200: docs/experiments/attention.md, "Order of blocks".
- *   any order         longest first, so that the last blocks to end are short ones. It is chosen, if allowed, only where it
- *                     is faster than the deterministic mode
- *   causal            shortest first. The last section is longest first, for the same reason
- *   full, general     by descending keys
+ *   nondeterministic        longest first, so that the last blocks to end are short ones. Chosen, if allowed, only
+ *                           where it is faster than the deterministic mode
+ *   deterministic, causal   shortest first. The last section is longest first, so that short blocks end last
+ *   deterministic, other    shortest first: by descending keys
  * A section of few heads keeps blocks that add to the same rows of dq together. A section of many heads starts them at
  * different times, so that a block of a full mask need not wait for the one before it. */
 static block_order block_order_of(const attention_problem *p, bool general, int64_t columns)
@@ -147,9 +147,9 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
     const attention_sizes *z = &p->sizes;
     const bool causal = z->right == 0, clusters = columns > 128, grouped = z->H != z->Hkv;
     const int64_t blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
-    const bool is_any_order_faster =
+    const bool is_nondeterministic_faster =
         general || grouped || (clusters && causal && blocks >= 128) || (columns == 128 && !causal && blocks >= 32);
-    if (p->allow_nondeterminism && is_any_order_faster)
+    if (p->allow_nondeterminism && is_nondeterministic_faster)
         return (block_order){.section = 4};
     if (general)
         return (block_order){.deterministic = true, .section = 4, .longest_first_section = INT32_MAX};
@@ -191,7 +191,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .Tk = z->Tk,
             .d = z->d,
             .dv = z->dv,
-            .tiles = cot_ceil_div(z->Tq, plan->queries),
+            .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
             .queries = (int32_t)plan->queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,

@@ -533,8 +533,8 @@ template <int STRIDE> DEVICE void transpose_words(uint32_t (&w)[4])
 }
 
 /* Bit 4 n + e of word m: dropout keeps element e of slab m and column tile n. Rows are queries, and the groups of 8
- * keys begin at column tiles. Each of four lanes draws for one of four column tiles, and the lanes exchange the
- * words. */
+ * keys begin at column tiles. Each of four lanes generates the words of one of four column tiles. The lanes exchange
+ * the words. */
 template <int N>
 DEVICE uint32_t dropout_mask_rows(const attention_mma_call &c, const score_mods &mods, uint64_t query, uint64_t key)
 {
@@ -553,9 +553,9 @@ DEVICE uint32_t dropout_mask_rows(const attention_mma_call &c, const score_mods 
     return keep_bits;
 }
 
-/* The same for keys in rows. The eight keys of a group are in eight lanes, four apart. Each of these lanes draws for
- * one of eight queries or groups. The lanes exchange words in two steps: all four words among the four lanes of the
- * same parity, then the results with the lane of the other parity. */
+/* The same for keys in rows. The eight keys of a group are in eight lanes, four apart. Each of these lanes generates
+ * the words of one of eight queries or groups. The lanes exchange words in two steps: all four words among the four
+ * lanes of the same parity, then the results with the lane of the other parity. */
 template <int N>
 DEVICE uint32_t dropout_mask_columns(const attention_mma_call &c, const score_mods &mods, uint64_t query, uint64_t key)
 {

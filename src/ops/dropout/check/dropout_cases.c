@@ -29,8 +29,9 @@ typedef enum layout_kind {
 
 static const char *const layout_names[] = {"contiguous", "slice", "swapped", "transposed", "strided", "broadcast"};
 
-typedef enum mask_kind { DRAWN, FROM_MEMORY, BYTES, BITS, MASK_COUNT } mask_kind;
+typedef enum mask_kind { GENERATED, FROM_MEMORY, BYTES, BITS, MASK_COUNT } mask_kind;
 
+/* "drawn" is the word for GENERATED in cases, and so in the recorded results. */
 static const char *const mask_names[] = {"drawn", "memory", "mask", "mask_bits"};
 
 static const char *const activation_names[] = {"none", "silu", "relu", "gelu_tanh", "gelu_erf"};
@@ -305,29 +306,29 @@ static void bench_shapes(cot_case_visitor *v, int direction)
         mask_kind mask;
     } shapes[] = {
         /* much larger than the caches: memory-bound */
-        {CPU | GPU, 32768, 4096, COT_F32, COT_ACTIVATION_NONE, DRAWN},
-        {CPU | GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
-        {GPU, 32768, 4096, COT_F16, COT_ACTIVATION_NONE, DRAWN},
+        {CPU | GPU, 32768, 4096, COT_F32, COT_ACTIVATION_NONE, GENERATED},
+        {CPU | GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_NONE, GENERATED},
+        {GPU, 32768, 4096, COT_F16, COT_ACTIVATION_NONE, GENERATED},
         {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_NONE, BYTES},
         {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_NONE, BITS},
-        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_SILU, DRAWN},
-        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_GELU_TANH, DRAWN},
-        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_GELU_ERF, DRAWN},
-        {GPU, 32768, 4097, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
+        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_SILU, GENERATED},
+        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_GELU_TANH, GENERATED},
+        {GPU, 32768, 4096, COT_BF16, COT_ACTIVATION_GELU_ERF, GENERATED},
+        {GPU, 32768, 4097, COT_BF16, COT_ACTIVATION_NONE, GENERATED},
         {GPU, 32768, 4097, COT_BF16, COT_ACTIVATION_NONE, BYTES},
-        {GPU, 32768, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
-        {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_NONE, DRAWN},
+        {GPU, 32768, 1024, COT_BF16, COT_ACTIVATION_NONE, GENERATED},
+        {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_NONE, GENERATED},
         {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_NONE, BYTES},
-        {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_GELU_TANH, DRAWN},
-        {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_GELU_ERF, DRAWN},
-        {CPU | GPU, 8192, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
+        {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_GELU_TANH, GENERATED},
+        {CPU, 8192, 1024, COT_F32, COT_ACTIVATION_GELU_ERF, GENERATED},
+        {CPU | GPU, 8192, 1024, COT_BF16, COT_ACTIVATION_NONE, GENERATED},
         {CPU, 8192, 1024, COT_BF16, COT_ACTIVATION_NONE, BYTES},
         {CPU, 8192, 1024, COT_BF16, COT_ACTIVATION_NONE, BITS},
-        {CPU, 8192, 1024, COT_BF16, COT_ACTIVATION_GELU_TANH, DRAWN},
-        {CPU, 8192, 1024, COT_F16, COT_ACTIVATION_NONE, DRAWN},
+        {CPU, 8192, 1024, COT_BF16, COT_ACTIVATION_GELU_TANH, GENERATED},
+        {CPU, 8192, 1024, COT_F16, COT_ACTIVATION_NONE, GENERATED},
         /* in the L2 cache of a CPU: compute-bound */
-        {CPU, 256, 1024, COT_F32, COT_ACTIVATION_NONE, DRAWN},
-        {CPU, 256, 1024, COT_BF16, COT_ACTIVATION_NONE, DRAWN},
+        {CPU, 256, 1024, COT_F32, COT_ACTIVATION_NONE, GENERATED},
+        {CPU, 256, 1024, COT_BF16, COT_ACTIVATION_NONE, GENERATED},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         case_shape p = {.direction = direction,

@@ -82,8 +82,8 @@ static derivatives evaluate_activation(cot_activation activation, wide z)
 
 /* ---- the mask ----------------------------------------------------------------------------------------- */
 
-/* One 16-bit draw as the header defines it: Philox4x32-10 in 64-bit arithmetic. */
-static uint64_t draw(uint64_t seed, uint64_t offset, int64_t r, int64_t d, int64_t D)
+/* The 16 random bits of an element as the header defines them: Philox4x32-10 in 64-bit arithmetic. */
+static uint64_t random_bits(uint64_t seed, uint64_t offset, int64_t r, int64_t d, int64_t D)
 {
     const uint64_t low = 0xffffffff, i = (uint64_t)(r * ((D + 7) / 8) + d / 8);
     uint64_t w[4] = {offset & low, offset >> 32, i & low, i >> 32}, key[2] = {seed & low, seed >> 32};
@@ -128,7 +128,7 @@ static bool is_kept(const mask_args *s, int64_t r, int64_t d)
         return ((int32_t *)s->mask->data)[r * s->D + d] & 1;
     if (cot_is_present(s->mask_bits))
         return ((int32_t *)s->mask_bits->data)[r * ((s->D + 7) / 8) + d / 8] >> d % 8 & 1;
-    return (double)draw(s->seed, s->offset, r, d, s->D) >= round(65536 * s->p);
+    return (double)random_bits(s->seed, s->offset, r, d, s->D) >= round(65536 * s->p);
 }
 
 /* ---- directions --------------------------------------------------------------------------------------- */

@@ -2,9 +2,11 @@
  *
  * dropout_bwd_rows.c: dx = c * m * dy * act'(x + bias), and dbias[d] = sum_r dx[r,d] in the same pass.
  *
- * Items are tiles as in the forward. dbias has three levels of sums: DROPOUT_ROW_BLOCK rows of dx (`block`), the blocks
- * of a tile (`total`, both in the L1 cache), and the tiles, summed in double from the workspace. The order depends on
- * the shape alone, and rounding errors grow with the number of blocks instead of rows. */
+ * An item computes one tile of dropout_tiling.h, as in the forward. dbias is summed in three levels:
+ *   1. `block`: DROPOUT_ROW_BLOCK rows of dx, in f32, in the L1 cache;
+ *   2. `total`: the blocks of a tile, in f32, in the L1 cache;
+ *   3. the tiles, in double, from the workspace.
+ * The order depends on the shape alone. The blocks keep the f32 sums short, so that rounding errors stay small. */
 #include "dropout_rows.h"
 
 cot_status V_NAME(dropout_bwd_rows)(cot_queue *, const void *, void *);
@@ -45,7 +47,7 @@ V_INLINE vf backward_vector(vf g, vf z, vf scale, vm keep, cot_activation activa
     return v_maskz(keep, g);
 }
 
-/* dx of columns [i, i+lanes), which is also added to the sums. whole: lanes == VW. */
+/* Returns dx of columns [i, i+lanes) and adds it to the sums. whole: lanes == VW, a full vector. */
 V_INLINE vf backward_lanes(const backward_row *row, int64_t i, int lanes, bool whole, cot_activation activation,
                            cot_dtype dtype)
 {
@@ -86,15 +88,15 @@ V_INLINE void backward_row_body(const backward_row *original, cot_activation act
                                 bool nontemporal)
 {
     const backward_row copy = *original, *row = &copy; /* no store can change a local copy, so it stays in registers */
-    for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW_COLUMNS) {
+    for (int64_t i = 0; i < row->n; i += DROPOUT_GENERATED_COLUMNS) {
         if (row->philox != NULL)
-            dropout_draw_ahead(row->bits, row->philox, row->group, i, row->n);
+            dropout_generate_ahead(row->bits, row->philox, row->group, i, row->n);
         dropout_prefetch_columns(row->prefetch_dy, i, dtype);
         if (activation != COT_ACTIVATION_NONE)
             dropout_prefetch_columns(row->prefetch_x, i, dtype);
         dropout_prefetch_page(row->prefetch_dx, i, dtype);
-        backward_columns(row, i, i + DROPOUT_DRAW_COLUMNS < row->n ? i + DROPOUT_DRAW_COLUMNS : row->n, activation,
-                         dtype, nontemporal);
+        backward_columns(row, i, i + DROPOUT_GENERATED_COLUMNS < row->n ? i + DROPOUT_GENERATED_COLUMNS : row->n,
+                         activation, dtype, nontemporal);
     }
 }
 
@@ -167,17 +169,17 @@ static void backward_item(void *context, int64_t number)
                         .sums = block,
                         .scale = (float)c->problem->mask.scale,
                         .nontemporal = c->nontemporal};
-    const bool draw_in_loop = c->reader.mask->source == DROPOUT_DRAWN && c->rows_per_batch == 1;
+    const bool generate_in_loop = c->reader.mask->source == DROPOUT_GENERATED && c->rows_per_batch == 1;
     dropout_stage_bias(bias, &a->bias, d, row.n);
     for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_per_batch) {
         const int64_t count = cot_clamp(c->rows_per_batch, 1, item.r_end - r);
-        if (!draw_in_loop)
+        if (!generate_in_loop)
             dropout_keep_bits(bits, &c->reader, r, count, d, row.n);
         if (row.scale == 0) /* drops every element: 0 * inf would be NaN */
             memset(bits, 0, sizeof bits);
         for (int64_t k = 0; k < count; k++) {
             row.bits = bits + k * sizes->groups;
-            row.philox = draw_in_loop ? &c->reader.philox : NULL;
+            row.philox = generate_in_loop ? &c->reader.philox : NULL;
             row.group = (uint64_t)(r * sizes->groups + d / 8);
             run_row(c, &row, r + k, d);
             const int64_t end = r + k + 1;

@@ -75,15 +75,15 @@ V_INLINE void forward_row_body(const forward_row *original, cot_activation activ
                                bool nontemporal)
 {
     const forward_row copy = *original, *row = &copy; /* no store can change a local copy, so it stays in registers */
-    for (int64_t i = 0; i < row->n; i += DROPOUT_DRAW_COLUMNS) {
+    for (int64_t i = 0; i < row->n; i += DROPOUT_GENERATED_COLUMNS) {
         if (row->philox != NULL)
-            dropout_draw_ahead(row->bits, row->philox, row->group, i, row->n);
+            dropout_generate_ahead(row->bits, row->philox, row->group, i, row->n);
         dropout_prefetch_columns(row->prefetch_x, i, dtype);
         if (row->residual != NULL)
             dropout_prefetch_columns(row->prefetch_residual, i, dtype);
         dropout_prefetch_page(row->prefetch_y, i, dtype);
-        forward_columns(row, i, i + DROPOUT_DRAW_COLUMNS < row->n ? i + DROPOUT_DRAW_COLUMNS : row->n, activation,
-                        dtype, nontemporal);
+        forward_columns(row, i, i + DROPOUT_GENERATED_COLUMNS < row->n ? i + DROPOUT_GENERATED_COLUMNS : row->n,
+                        activation, dtype, nontemporal);
     }
 }
 
@@ -162,25 +162,25 @@ static void forward_item(void *context, int64_t number)
     _Alignas(64) float bias[DROPOUT_MAX_COLUMNS];
     forward_row row = {
         .n = item.d_end - d, .bias = bias, .scale = (float)c->problem->mask.scale, .nontemporal = c->nontemporal};
-    const bool draw_in_loop =
-        c->reader.mask->source == DROPOUT_DRAWN && c->rows_per_batch == 1 && cot_is_present(&a->y);
+    const bool generate_in_loop =
+        c->reader.mask->source == DROPOUT_GENERATED && c->rows_per_batch == 1 && cot_is_present(&a->y);
     dropout_stage_bias(bias, &a->bias, d, row.n);
     for (int64_t r = item.r_begin; r < item.r_end; r += c->rows_per_batch) {
         const int64_t count = cot_clamp(c->rows_per_batch, 1, item.r_end - r);
-        if (!draw_in_loop)
+        if (!generate_in_loop)
             dropout_keep_bits(bits, &c->reader, r, count, d, row.n);
         for (int64_t k = 0; k < count; k++) {
             row.bits = bits + k * sizes->groups;
-            row.philox = draw_in_loop ? &c->reader.philox : NULL;
+            row.philox = generate_in_loop ? &c->reader.philox : NULL;
             row.group = (uint64_t)(r * sizes->groups + d / 8);
             /* A mask that is generated in the row loop is complete only after run_row. Any other mask is stored first,
              * because a scale of 0 clears its bits. */
-            if (draw_in_loop)
+            if (generate_in_loop)
                 run_row(c, &row, r, d);
             store_mask(a, row.bits, r + k, d, row.n);
             if (row.scale == 0) /* drops every element: 0 * inf would be NaN */
                 memset(row.bits, 0, (size_t)(row.n + 7) / 8);
-            if (!draw_in_loop && cot_is_present(&a->y))
+            if (!generate_in_loop && cot_is_present(&a->y))
                 run_row(c, &row, r + k, d);
         }
     }

@@ -2,10 +2,10 @@
  * dropout_rows.h: the parts that the vector kernels of both directions share: the mask of a tile's rows as bits, for
  * any source, and the conversion of rows of any dtype and stride to and from f32.
  *
- * Bit j of byte g in a row of bits is column 8g+j of the tile. Given masks are converted to bits row by row. A
- * DROPOUT_DRAWN mask is generated in the row loops, just before its use. Generating the mask of a whole row first left
- * the memory idle, so both durations added up. Short rows are the exception: the masks of many rows are generated
- * together. */
+ * Bit j of byte g in a row of bits is column 8g+j of the tile. Given masks are converted to bits row by row. A mask
+ * with the source DROPOUT_GENERATED is generated in the row loops, just before its use. If the mask of a whole row is
+ * generated first, no load is in flight meanwhile, and the two durations add up. Short rows are the exception: the
+ * masks of many rows are generated together. */
 #ifndef COT_DROPOUT_ROWS_H
 #define COT_DROPOUT_ROWS_H
 
@@ -15,7 +15,7 @@
 enum {
     DROPOUT_BITS_BYTES = DROPOUT_MAX_COLUMNS / COT_DROPOUT_GROUP, /* size of the bit buffer */
     DROPOUT_BITS_PADDING = 64,                                    /* bytes behind it that vector functions may access */
-    DROPOUT_DRAW_COLUMNS = COT_DROPOUT_GROUP * V_PHILOX_GROUPS,   /* columns of one call of v_philox_keep */
+    DROPOUT_GENERATED_COLUMNS = COT_DROPOUT_GROUP * V_PHILOX_GROUPS, /* columns of one call of v_philox_keep */
     DROPOUT_NONTEMPORAL_BYTES = 8 << 20 /* calls that move at least as many bytes may bypass the caches */
 };
 
@@ -27,20 +27,21 @@ V_INLINE int64_t dropout_element_size(cot_dtype dtype)
 /* ---- mask ----------------------------------------------------------------------------------------------- */
 
 /* Not inlined: 30 inlined copies took 1/3 of the loops' compile time and did not change the run time. */
-static __attribute__((noinline)) void dropout_draw(uint8_t *bits, const v_philox *philox, uint64_t group)
+static __attribute__((noinline)) void dropout_generate(uint8_t *bits, const v_philox *philox, uint64_t group)
 {
     v_philox_keep(bits, philox, group);
 }
 
-/* Draws what a row of n columns needs before its columns [i, i+DROPOUT_DRAW_COLUMNS) are computed. It draws one step
- * ahead, so that the draw overlaps with the computation (Zen 4, bf16 backward in the caches: -10 % time). */
-V_INLINE void dropout_draw_ahead(uint8_t *bits, const v_philox *philox, uint64_t group, int64_t i, int64_t n)
+/* Call it before columns [i, i + DROPOUT_GENERATED_COLUMNS) of a row of n columns are computed. It generates the mask
+ * of the next DROPOUT_GENERATED_COLUMNS columns, and at i = 0 also the mask of these. Philox then overlaps with the
+ * computation (Zen 4, bf16 backward in the caches: -10 % time). */
+V_INLINE void dropout_generate_ahead(uint8_t *bits, const v_philox *philox, uint64_t group, int64_t i, int64_t n)
 {
     if (i == 0)
-        dropout_draw(bits, philox, group);
-    i += DROPOUT_DRAW_COLUMNS;
+        dropout_generate(bits, philox, group);
+    i += DROPOUT_GENERATED_COLUMNS;
     if (i < n)
-        dropout_draw(bits + i / 8, philox, group + (uint64_t)(i / 8));
+        dropout_generate(bits + i / 8, philox, group + (uint64_t)(i / 8));
 }
 
 typedef struct dropout_mask_reader {
@@ -52,7 +53,7 @@ typedef struct dropout_mask_reader {
 static inline dropout_mask_reader dropout_make_mask_reader(const dropout_mask *mask, const dropout_sizes *sizes)
 {
     dropout_mask_reader reader = {.mask = mask, .sizes = sizes};
-    if (mask->source == DROPOUT_DRAWN)
+    if (mask->source == DROPOUT_GENERATED)
         reader.philox = v_philox_make(dropout_seed(mask), dropout_offset(mask), mask->threshold);
     return reader;
 }
@@ -101,9 +102,9 @@ static inline void dropout_keep_bits(uint8_t *bits, const dropout_mask_reader *r
     const dropout_mask *mask = reader->mask;
     const cot_tensor *given = &mask->given;
     const int64_t groups = reader->sizes->groups, first = d / 8, count = (n + 7) / 8;
-    if (mask->source == DROPOUT_DRAWN) {
+    if (mask->source == DROPOUT_GENERATED) {
         for (int64_t g = 0; g < (rows - 1) * groups + count; g += V_PHILOX_GROUPS)
-            dropout_draw(bits + g, &reader->philox, (uint64_t)(r * groups + first + g));
+            dropout_generate(bits + g, &reader->philox, (uint64_t)(r * groups + first + g));
         return;
     }
     for (int64_t k = 0; k < rows; k++) {
@@ -195,17 +196,18 @@ static inline int64_t dropout_prefetch_row(const dropout_sizes *sizes, int64_t r
     return cot_clamp(r + distance, r, sizes->R - 1);
 }
 
-/* Prefetches columns [i, i+DROPOUT_DRAW_COLUMNS) of this row. Without it the loads begin late, because the instructions
- * of a draw fill the out-of-order window. The target is the L2 cache, which can have twice as many misses outstanding
- * as L1. (Zen 4, f32 forward: from 60 % of the copy's rate with prefetches to L1 to 85 % with prefetches to L2.) */
+/* Prefetches columns [i, i + DROPOUT_GENERATED_COLUMNS) of this row. Without it the loads begin late, because the
+ * instructions of the generator fill the out-of-order window. The target is the L2 cache, which can have twice as many
+ * misses outstanding as L1. (Zen 4, f32 forward: from 60 % of the copy's rate with prefetches to L1 to 85 % with
+ * prefetches to L2.) */
 V_INLINE void dropout_prefetch_columns(const char *row, int64_t i, cot_dtype dtype)
 {
-    v_prefetch_range(row + i * dropout_element_size(dtype), DROPOUT_DRAW_COLUMNS * dropout_element_size(dtype));
+    v_prefetch_range(row + i * dropout_element_size(dtype), DROPOUT_GENERATED_COLUMNS * dropout_element_size(dtype));
 }
 
 V_INLINE void dropout_prefetch_page(const char *row, int64_t i, cot_dtype dtype)
 {
-    v_prefetch_page(row + i * dropout_element_size(dtype), DROPOUT_DRAW_COLUMNS * dropout_element_size(dtype));
+    v_prefetch_page(row + i * dropout_element_size(dtype), DROPOUT_GENERATED_COLUMNS * dropout_element_size(dtype));
 }
 
 /* ---- instances: one loop for each activation and dtype ------------------------------------------------------ */

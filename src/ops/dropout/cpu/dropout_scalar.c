@@ -122,7 +122,7 @@ static uint32_t keep_bits(const mask_reader *reader, const dropout_sizes *sizes,
     switch (mask->source) {
     case DROPOUT_KEEP_ALL: keep = 0xff; break;
     case DROPOUT_DROP_ALL: keep = 0; break;
-    case DROPOUT_DRAWN:
+    case DROPOUT_GENERATED:
         keep = cot_dropout_keep(reader->seed, reader->offset, (uint64_t)(r * sizes->groups + g), mask->threshold);
         break;
     case DROPOUT_BYTES:

@@ -9,7 +9,7 @@
 enum {
     DROPOUT_MAX_COLUMNS = 1024, /* of a tile: its bias, mask bits and sums stay in the L1 cache */
     DROPOUT_MAX_ROWS = 256,     /* of a tile */
-    DROPOUT_COLUMN_UNIT = 512,  /* the width of a tile is a multiple of this, for whole draws */
+    DROPOUT_COLUMN_UNIT = 512,  /* the width of a tile is a multiple of this: v_philox_keep writes up to 512 bits */
     DROPOUT_ROW_BLOCK = 16      /* rows of dx that are summed before they are added to the tile's sum */
 };
 
@@ -35,7 +35,7 @@ static inline dropout_tiling dropout_tiling_of(const dropout_sizes *sizes)
     return tiling;
 }
 
-/* The tile that item `number` of cot_parallel computes. Numbers follow the order of memory: columns first. */
+/* The tile of item `number` of cot_parallel. Neighbouring numbers are neighbouring tiles of the same rows. */
 typedef struct dropout_item {
     int64_t r_begin, r_end, d_begin, d_end, row_tile;
 } dropout_item;

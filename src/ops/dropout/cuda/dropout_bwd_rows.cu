@@ -306,10 +306,10 @@ static __device__ __forceinline__ void shifted_element_keep(const dropout_call &
         return;
     }
     uint32_t groups = 0;
-    if (c.source == SOURCE_DRAWN) {
+    if (c.source == SOURCE_GENERATED) {
 #pragma unroll
         for (int i = BATCH - 1; i >= 0; i--)
-            groups = draw_keep_bits(philox, group + (uint64_t)(i * c.group_row_step), c.threshold, groups);
+            groups = generate_keep_bits(philox, group + (uint64_t)(i * c.group_row_step), c.threshold, groups);
     } else {
         group_keep_bits<SHIFTED, row_lanes<SHIFTED>, false>(c, t, philox, thread_row * row_step<SHIFTED>, keep);
 #pragma unroll

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * dropout_fwd_rows.cu: y = c * m * act(x + bias) + residual, and optionally the mask. A thread issues the loads of a
- * batch of rows before it uses the first one, and draws their masks during the loads. */
+ * batch of rows before it uses the first one, and generates their masks during the loads. */
 #include "dropout_tile.cuh"
 
 constexpr int LANES = DROPOUT_FWD_LANES, ROW_STEP = DROPOUT_THREADS / LANES;

@@ -25,7 +25,7 @@
 enum dropout_access { PLAIN, SHIFTED, STRIDED };
 
 /* The values of dropout_source, whose header device code cannot include. */
-enum { SOURCE_KEEP_ALL, SOURCE_DRAWN, SOURCE_DROP_ALL, SOURCE_BYTES, SOURCE_BITS };
+enum { SOURCE_KEEP_ALL, SOURCE_GENERATED, SOURCE_DROP_ALL, SOURCE_BYTES, SOURCE_BITS };
 
 /* Defines a kernel: body<element, access, ...>. `blocks`: the number of resident blocks per multiprocessor on Hopper.
  * It limits the registers of a thread. Other devices have no such limit, because the kernels would spill there. */
@@ -344,7 +344,7 @@ static __device__ __forceinline__ uint64_t load_u64(const dropout_array &words)
     return word[0] | (uint64_t)word[words.stride[0]] << 32;
 }
 
-/* Seed and offset of the draws, loaded once. */
+/* Seed and offset of the generator, loaded once. */
 struct philox_state {
     uint64_t seed, offset;
 };
@@ -458,11 +458,11 @@ static __device__ __forceinline__ void load_keep_plain(const dropout_call &c, co
     }
 }
 
-/* cot_dropout_keep in fewer instructions, for a threshold of 1 to 65535. The draw, and 2^16 minus the threshold, are
- * added in the upper halves of 32-bit words. The carry is 1 if draw >= threshold. It is shifted into `keep` from the
- * right. */
-static __device__ __forceinline__ uint32_t draw_keep_bits(const philox_state &philox, uint64_t group,
-                                                          uint32_t threshold, uint32_t keep = 0)
+/* cot_dropout_keep in fewer instructions, for a threshold of 1 to 65535. The random number and 2^16 minus the threshold
+ * are added in the upper halves of 32-bit words. The carry is 1 if number >= threshold. It is shifted into `keep` from
+ * the right. */
+static __device__ __forceinline__ uint32_t generate_keep_bits(const philox_state &philox, uint64_t group,
+                                                              uint32_t threshold, uint32_t keep = 0)
 {
     uint32_t words[4];
     cot_dropout_group(philox.seed, philox.offset, group, words);
@@ -486,11 +486,11 @@ static __device__ __forceinline__ void group_keep_bits(const dropout_call &c, co
                                                        uint32_t (&keep)[BATCH])
 {
     constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
-    if (c.source == SOURCE_DRAWN) {
+    if (c.source == SOURCE_GENERATED) {
         const uint64_t group = (uint64_t)((t.row + first_row) * c.groups + t.group);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            keep[i] = draw_keep_bits(philox, group + (uint64_t)(i * (ROW_STEP * c.groups)), c.threshold);
+            keep[i] = generate_keep_bits(philox, group + (uint64_t)(i * (ROW_STEP * c.groups)), c.threshold);
     } else if (c.given.data == nullptr) {
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
