@@ -211,6 +211,10 @@ def test_flop_counts(device):
         assert abs(counted(lambda: run(cotangent.causal_conv1d_dense(x, w))) / plain - 1) < 0.1
         w = torch.randn(6, 3, device=device, requires_grad=True)
         assert counted(lambda: run(cotangent.causal_conv1d(x, w))) == (3 if backward else 1) * 2 * x.numel() * 3
+    into = (x.detach(), w.detach(), None, None, None, None, 0, x.detach(), None, torch.empty_like(x))
+    for wanted in (False, True):
+        count = counted(lambda: torch.ops.cotangent.causal_conv1d_backward_into(*into, [wanted, False, False]))
+        assert count == (1 + wanted) * 2 * x.numel() * 3
     streams, n = torch.randn(2, 5, 4, 8, device=device), 4
     phi, f = torch.randn(24, 32, device=device), torch.randn(2, 5, 8, device=device)
     alpha, bias = torch.ones(3, device=device), torch.zeros(24, device=device)

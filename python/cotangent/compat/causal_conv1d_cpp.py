@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..ops._define import _match_layout
 from ..ops._options import flag, need_tensors
-from ..ops.causal_conv1d import _backward, _forward, _update
+from ..ops.causal_conv1d import _backward, _backward_into, _forward, _update
 from ._arguments import renamed
 
 __all__ = ["causal_conv1d_bwd_function", "causal_conv1d_fwd_function", "causal_conv1d_update_function"]
@@ -77,18 +77,19 @@ def causal_conv1d_bwd_function(
     return_dinitial_states = flag(name, "return_dinitial_states", return_dinitial_states)
     if return_dinitial_states and initial_states is None:
         initial_states = x.new_zeros((x.shape[0], x.shape[1], weight.shape[1] - 1))
-    wanted = [True, True, bias is not None, return_dinitial_states]
+    wanted = [True, bias is not None, return_dinitial_states]
     try:
         with torch.no_grad():
             dy = _match_layout(dout, x.shape, x.stride(), x.dtype, x.device)
-            found, dweight, dbias, dstates = _backward(
-                x, weight, bias, initial_states, seq_idx, None, activation, dy, dfinal_states, wanted
-            )
-            found = found if dx is None else dx.copy_(found)
+            inputs = (x, weight, bias, initial_states, seq_idx, None, activation, dy, dfinal_states)
+            if dx is None:
+                dx, *others = _backward(*inputs, [True, *wanted])
+            else:
+                others = _backward_into(*inputs, dx, wanted)
     except (NotImplementedError, TypeError, ValueError) as error:
         names = dict(initial_state="initial_states", dfinal_state="dfinal_states", dy="dout")
         raise renamed(name, error, **names) from None
-    return found, dweight, dbias, dstates
+    return (dx, *others)
 
 
 def causal_conv1d_update_function(

@@ -49,6 +49,10 @@ def _conv_backward(x: Tensor, weight: Tensor, *others: Any, **ignored: Any) -> i
     return _conv(x, weight) * _wanted(others, 0, 1)
 
 
+def _conv_backward_into(x: Tensor, weight: Tensor, *others: Any, **ignored: Any) -> int:
+    return _conv(x, weight) * (1 + _wanted(others, 0))  # dx is always computed
+
+
 def _update(x: Tensor, conv_state: Tensor, weight: Tensor, *others: Any, **ignored: Any) -> int:
     return 2 * x.numel() * weight.shape[-1]
 
@@ -84,6 +88,7 @@ _FORMULAS = {
     "attention_backward": _attention_backward,
     "causal_conv1d_forward": _conv,
     "causal_conv1d_backward": _conv_backward,
+    "causal_conv1d_backward_into": _conv_backward_into,
     "causal_conv1d_update": _update,
     "causal_conv1d_dense_forward": _dense,
     "causal_conv1d_dense_backward": _dense_backward,

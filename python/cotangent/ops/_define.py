@@ -452,6 +452,7 @@ def define(
     batched: Sequence[str] = (),
     folds: Callable[..., bool] = lambda *arguments: True,
     prepare: "Optional[Callable[..., tuple[Any, ...]]]" = None,
+    function: Optional[str] = None,
 ) -> Any:
     """Registers an op and returns a function that calls it. The function's attribute `op` is the op.
 
@@ -464,14 +465,15 @@ def define(
                                 the tangents of the results; without it the op refuses forward mode
     batched                     the arguments and results whose first axis is the batch
     folds(*arguments)           whether vmap may fold its axis into the batch
-    prepare(*arguments)         the values that the library gets instead of the arguments"""
+    prepare(*arguments)         the values that the library gets instead of the arguments
+    function                    the function cot_... of the library, if its name differs from the schema's"""
     name = schema[: schema.index("(")]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(registered_ops, name).default
     names = [argument.name for argument in op._schema.arguments]
     tensors = tuple(i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type))
     members = [*names, *[result.name for result in op._schema.returns]]
-    plan = _C.plan(name, tuple(None if member.startswith("_") else member for member in members))
+    plan = _C.plan(function or name, tuple(None if member.startswith("_") else member for member in members))
     cpu, cuda = _kernels(plan, outputs, len(op._schema.returns), prepare)
     _library.impl(name, cpu, "CPU")
     _library.impl(name, cuda, "CUDA")

@@ -33,6 +33,15 @@ _backward = define(
     folds=_one_batch,
 )
 
+# The same with a given dx, of any layout, which is overwritten.
+_backward_into = define(
+    "causal_conv1d_backward_into(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? seq_idx, "
+    "Tensor? cu_seqlens, int activation, Tensor dy, Tensor? dfinal_state, Tensor(a!) dx, bool[] _wanted) "
+    "-> (Tensor dweight, Tensor dbias, Tensor dinitial_state)",
+    lambda x, weight, bias, initial_state, *others: gradients_like((weight, bias, initial_state), others[-1]),
+    function="causal_conv1d_backward",
+)
+
 
 def _outputs(
     x: Tensor, weight: Tensor, bias: Any, initial_state: Any, seq_idx: Any, cu_seqlens: Any, activation: int,
