@@ -460,6 +460,10 @@ mhc_pre multiplies x by phi. With many streams or small D, it is compute-bound. 
 
 mhc_sinkhorn works on small matrices. Its time is the latency of a chain of divisions."""),
 }
+MODELS = """Training steps of models with random weights, by [tools/measure_transformers.py](../../tools/measure_transformers.py): forward,
+backward and AdamW in bf16. The only change between the rows of a model is `attn_implementation`, and for mamba2 the package that
+computes the convolution. Its scan is that of mamba_ssm in all rows. *Tokens/s* is the mean of the runs, which were in turns, each in a
+process of its own. *Cotangent / this* is cotangent's rate divided by that of the row."""
 PAGES |= {op: (op, [op], MEMORY_BOUND + CYCLES) for op in OPS if not any(op in ops for _, ops, _ in PAGES.values())}
 README = """A record is the JSON of `cotangent bench OP --json` on one device. `make tables` writes these pages from the newest record of each
 device and op, and draws the pictures.
@@ -593,6 +597,37 @@ def accuracy(results):
     return lines
 
 
+def models_page(results):
+    """docs/benchmarks/transformers.md, of tools/measure_transformers.py's rows."""
+    lines = [GENERATED, "", "# Benchmarks: models of transformers", "",
+             "[How to use it](../guide/python.md#models-of-transformers) · [how other pages are measured](README.md)", "", MODELS, ""]
+    for device in devices(results):
+        if ("transformers", device) not in results:
+            continue
+        source, rows = results["transformers", device]
+        groups = {}
+        for row in rows:
+            groups.setdefault((row["model"], row["batch"], row["length"], row["padding"], row["implementation"]), []).append(row)
+        merged = [runs[0] | {"tokens_per_s": sum(run["tokens_per_s"] for run in runs) / len(runs), "runs": len(runs)}
+                  for runs in groups.values()]
+        ours = {(row["model"], row["batch"], row["length"], row["padding"]): row["tokens_per_s"] for row in merged
+                if row["implementation"] == "cotangent"}
+
+        def ratio(row):
+            own = ours.get((row["model"], row["batch"], row["length"], row["padding"]))
+            return f"{own / row['tokens_per_s']:.2f}" if own and row["implementation"] != "cotangent" else ""
+        lines += [f"## {device}", "", f"{rows[0]['date']}, commit {rows[0]['commit']}: {record_link(source)}. PyTorch {rows[0]['torch']}, "
+                  f"transformers {rows[0]['transformers']}.", "", *markdown([
+                      ("model", lambda row: row["model"]), ("parameters", lambda row: f"{row['parameters'] / 1e6:.0f}M"),
+                      ("batch x tokens", lambda row: f"{row['batch']} x {row['length']}"),
+                      ("padding", lambda row: f"{row['padding']:.0%}" if row["padding"] else ""),
+                      ("attention", lambda row: "" if row["model"].startswith("mamba") else row["implementation"]),
+                      ("convolution", lambda row: row["convolution"] if row["model"].startswith("mamba") else ""),
+                      ("runs", lambda row: str(row["runs"])), ("tokens/s", lambda row: f"{row['tokens_per_s']:.0f}"),
+                      ("cotangent / this", ratio), column("GiB", "gib", ".1f")], merged)]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
 def attention_means(results, peers):
     """The ratios of all devices that peers were timed on."""
     means = []
@@ -635,17 +670,17 @@ def measured(results):
 
 def index(results, peers):
     """docs/benchmarks/README.md."""
-    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy"]
-    pages = {op: name for name, (_, listed, _) in PAGES.items() for op in listed} | {"mhc_accuracy": "mhc"}
+    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy", "transformers"]
+    pages = {op: name for name, (_, listed, _) in PAGES.items() for op in listed} | {"mhc_accuracy": "mhc", "transformers": "transformers"}
 
     def cell(op, device):
         links = [f"[{text}](../../bench/results/{found[op, device][0]})" for found, text in
                  ((results, (results.get((op, device), ("", [{"date": ""}]))[1][0]["date"])), (peers, "peers")) if (op, device) in found]
         return ", ".join(links)
+    models = ["[models of transformers](transformers.md)"] if any(op == "transformers" for op, _ in results) else []
     columns = [("op", lambda op: f"[{op}]({pages[op]}.md)")]
     columns += [(device, lambda op, device=device: cell(op, device)) for device in devices(results)]
-    lines = [GENERATED, "", "# Benchmarks", "", "Pages: " + " · ".join(f"[{PAGES[name][0]}]({name}.md)" for name in measured(results))
-             + ".", "", README, *markdown(columns, [op for op in ops if any(key[0] == op for key in results)])]
+    lines = [GENERATED, "", "# Benchmarks", "", "Pages: " + " · ".join([f"[{PAGES[name][0]}]({name}.md)" for name in measured(results)] + models) + ".", "", README, *markdown(columns, [op for op in ops if any(key[0] == op for key in results)])]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -748,6 +783,8 @@ def table(name, results, peers, directory):
     """A page or a table by its name."""
     if name == "front":
         return front(results, peers)
+    if name == "transformers":
+        return models_page(results)
     if name == "train_lm":
         return trained(directory)
     if name in SEEDS or name == "shared_memory":
@@ -770,6 +807,8 @@ def main():
         return
     pages = ROOT / "docs/benchmarks"
     texts = {pages / f"{name}.md": page(name, results, peers, options.results) for name in measured(results)}
+    if any(op == "transformers" for op, _ in results):
+        texts[pages / "transformers.md"] = models_page(results)
     texts[pages / "README.md"] = index(results, peers)
     for path in (ROOT / "README.md", ROOT / "docs/original_specifications.md", ROOT / "examples/train_lm/README.md"):
         texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())

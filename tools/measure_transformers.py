@@ -4,15 +4,17 @@
 
     tools/measure_transformers.py [--device cuda] [--models llama-350m,mamba2-370m] [--implementations eager,sdpa,cotangent]
                                   [--batch 4] [--length 4096] [--padding 0.0] [--steps 10] [--json FILE]
-                                  [--layers N] [--width N] [--vocab N]
+                                  [--layers N] [--width N] [--vocab N] [--commit TEXT]
 
 An implementation is one of transformers' (eager, sdpa, flash_attention_4) or cotangent. With cotangent the convolution of
 hybrid models is cotangent's too, with the others it is that of the installed causal_conv1d or plain PyTorch. Each runs in
 a process of its own. A step is forward, backward and AdamW, without recomputation. The time is the median of the steps
 after two for warm-up. --padding is the share of the tokens that are padding, on the left. --layers, --width and --vocab
-replace the sizes of a model. The last line for a model compares the implementations' losses.
+replace the sizes of a model. An implementation may be named twice: in turns, the means are fairer. --commit is written into
+the record, which `make tables` reads from bench/results/DATE-DEVICE-transformers.json. The last line for a model compares the implementations' losses.
 """
 import argparse
+import datetime
 import importlib.util
 import json
 import statistics
@@ -97,7 +99,8 @@ def measure(arguments):
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
     memory = torch.cuda.max_memory_allocated() / 2**30 if arguments.device == "cuda" else None
     convolution = "cotangent" if arguments.implementations == "cotangent" else installed("causal_conv1d")
-    return dict(model=arguments.models, implementation=arguments.implementations, convolution=convolution,
+    return dict(op="transformers", date=datetime.date.today().isoformat(), commit=arguments.commit, backend=arguments.device,
+                model=arguments.models, implementation=arguments.implementations, convolution=convolution,
                 scan=installed("mamba_ssm"), device=device, torch=torch.__version__, transformers=transformers.__version__,
                 dtype=arguments.dtype, batch=arguments.batch, length=arguments.length, layers=layers, width=width,
                 parameters=parameters, vocab=arguments.vocab, padding=arguments.padding,
@@ -113,6 +116,7 @@ def main():
     for name, default in (("batch", 4), ("length", 4096), ("layers", 0), ("width", 0), ("vocab", 32000), ("steps", 10)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--padding", type=float, default=0.0)
+    parser.add_argument("--commit", default="")
     parser.add_argument("--json")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
