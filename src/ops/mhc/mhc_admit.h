@@ -54,6 +54,12 @@ static inline int64_t mhc_scalar_sinkhorn_bwd_elements(int64_t n, int32_t iterat
     return iterations == 0 ? 0 : cot_add(COT_PRODUCT(3, n, n), COT_PRODUCT(2, (int64_t)iterations + 1, n));
 }
 
+/* Elements of a part's scratch in pre's forward: Sinkhorn's, and h_pre. */
+static inline int64_t mhc_scalar_pre_fwd_elements(int64_t n)
+{
+    return cot_add(mhc_scalar_sinkhorn_fwd_elements(n), n);
+}
+
 /* Iterations of the Sinkhorn fused into pre's backward; 0 = not fused. */
 static inline int32_t mhc_pre_iterations(const cot_mhc_pre_backward_args *a)
 {
@@ -76,8 +82,7 @@ static inline size_t workspace_sinkhorn_bwd_scalar(const void *problem)
 static inline size_t workspace_pre_fwd_scalar(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    const int64_t part_elements = cot_add(mhc_scalar_sinkhorn_fwd_elements(sizes->n), sizes->n);
-    return cot_bytes(cot_mul(mhc_scalar_parts(sizes), part_elements), sizeof(double));
+    return cot_bytes(cot_mul(mhc_scalar_parts(sizes), mhc_scalar_pre_fwd_elements(sizes->n)), sizeof(double));
 }
 
 /* Sinkhorn's scratch, and dz and dh_mix of every token. */
@@ -87,6 +92,32 @@ static inline size_t workspace_pre_bwd_scalar(const void *problem)
     const int64_t sinkhorn = mhc_scalar_sinkhorn_bwd_elements(p->sizes.n, mhc_pre_iterations(&p->args));
     const int64_t tokens = COT_PRODUCT(p->sizes.tokens, 2, p->sizes.M);
     return cot_bytes(cot_add(tokens, cot_mul(mhc_scalar_parts(&p->sizes), sinkhorn)), sizeof(double));
+}
+
+/* Layout of the workspace of seam's backward: that of pre's backward, then y if it is computed again, and g if it is
+ * needed. */
+typedef struct mhc_scalar_seam_layout {
+    size_t y, g, bytes; /* byte offsets of y and g */
+} mhc_scalar_seam_layout;
+
+static inline mhc_scalar_seam_layout mhc_layout_scalar_seam(const mhc_seam_backward_problem *p)
+{
+    const mhc_pre_backward_problem pre = mhc_seam_pre_backward(p);
+    const int64_t elements = COT_PRODUCT(p->sizes.tokens, p->sizes.n, p->sizes.D);
+    const bool recompute = !cot_is_present(&p->args.y), needs_g = mhc_seam_needs_g(&p->args);
+    mhc_scalar_seam_layout l = {.bytes = cot_align_up(workspace_pre_bwd_scalar(&pre))};
+    l.y = cot_workspace_reserve(&l.bytes, recompute ? elements : 0, cot_dtype_size(p->sizes.dtype));
+    l.g = cot_workspace_reserve(&l.bytes, needs_g ? elements : 0,
+                                p->sizes.dtype == COT_F64 ? sizeof(double) : sizeof(float));
+    return l;
+}
+
+COT_PLAN(plan_seam_bwd_scalar, mhc_scalar_seam_layout, mhc_layout_scalar_seam(problem))
+
+/* Above the sum of the costs of pre and post, because M is at least n + 2. */
+static inline double cost_seam_scalar(const void *problem)
+{
+    return 2 * cost_pre_scalar(problem);
 }
 
 /* ---- vector kernels ----------------------------------------------------------------------------------- */
