@@ -190,6 +190,41 @@ static inline size_t scratch_pre_bwd_tiles(const void *problem)
     return MHC_BWD_SCRATCH;
 }
 
+static inline const char *admit_seam_fwd_tiles(const void *problem)
+{
+    const cot_mhc_seam_forward_args *a = &((const mhc_seam_forward_problem *)problem)->args;
+    return admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->h_in}, 4);
+}
+
+static inline const char *admit_seam_bwd_tiles(const void *problem)
+{
+    const cot_mhc_seam_backward_args *a = &((const mhc_seam_backward_problem *)problem)->args;
+    return admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->dh_in, &a->dy, &a->dx, &a->df}, 7);
+}
+
+static inline mhc_pre_bwd_layout mhc_plan_seam_bwd(const mhc_seam_backward_problem *p)
+{
+    const mhc_pre_backward_problem pre = mhc_seam_pre_backward(p);
+    return mhc_plan_pre_bwd(&pre);
+}
+
+COT_PLAN(plan_seam_bwd_tiles, mhc_pre_bwd_layout, mhc_plan_seam_bwd(problem))
+
+/* The state of a block, then the copy of its y. */
+static inline size_t scratch_seam_fwd_tiles(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    return MHC_FWD_SCRATCH + cot_bytes(COT_PRODUCT(MHC_TOKENS, sizes->n, sizes->D), cot_dtype_size(sizes->dtype));
+}
+
+/* The state of a block, the y that it computes again, and g. */
+static inline size_t scratch_seam_bwd_tiles(const void *problem)
+{
+    const mhc_seam_backward_problem *p = problem;
+    const size_t y = cot_is_present(&p->args.y) ? 0 : mhc_block_bytes(&p->sizes, p->sizes.dtype);
+    return MHC_BWD_SCRATCH + y + (mhc_seam_needs_g(&p->args) ? mhc_block_bytes(&p->sizes, COT_F32) : 0);
+}
+
 static inline size_t workspace_sinkhorn_bwd_lanes(const void *problem)
 {
     const mhc_sinkhorn_backward_problem *p = problem;
@@ -210,6 +245,10 @@ static inline size_t workspace_sinkhorn_bwd_lanes(const void *problem)
     static inline double cost_post_rows_##isa(const void *problem)      \
     {                                                                   \
         return cost_post_scalar(problem) / (2 * (lanes));               \
+    }                                                                   \
+    static inline double cost_seam_tiles_##isa(const void *problem)     \
+    {                                                                   \
+        return cost_seam_scalar(problem) / (2 * (lanes));               \
     }
 COT_COSTS(scalar, 1)
 COT_COSTS(avx2, 8)
