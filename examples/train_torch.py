@@ -69,6 +69,12 @@ class TorchOps:
         mixed = torch.einsum("btio,btid->btod", A, x.float()) + h_post[..., None] * f[:, :, None].float()
         return mixed.to(x.dtype)
 
+    @classmethod
+    def seam(cls, x, f, h_post, A, *parameters):
+        """post of a layer and pre of the next: (streams, h_in, h_post, A)."""
+        streams = cls.post(x, f, h_post, A)
+        return streams, *cls.pre(streams, *parameters)
+
 
 class CotangentOps:
     @staticmethod
@@ -85,6 +91,7 @@ class CotangentOps:
 
     pre = staticmethod(cotangent.mhc_pre)
     post = staticmethod(cotangent.mhc_post)
+    seam = staticmethod(cotangent.mhc_seam)
 
 
 def ops_for(name, device):
@@ -131,7 +138,10 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """streams -> pre -> norm -> mixer -> dropout(+ bias) -> post -> streams"""
+    """streams -> pre -> norm -> mixer -> dropout(+ bias) -> post -> streams
+
+    Post of a layer and pre of the next are one op, seam. So a layer returns the arguments of its post, and begins with
+    the post of the layer before."""
 
     def __init__(self, ops, mixer, D, n, p):
         super().__init__()
@@ -144,16 +154,21 @@ class Layer(nn.Module):
         self.coefficients = nn.Parameter(start)
         self.gamma = nn.Parameter(torch.ones(n, D))
 
-    def forward(self, streams):
-        h, h_post, A = self.ops.pre(streams, self.phi, self.alpha, self.coefficients, self.gamma)
+    def forward(self, streams, *before):
+        """before: f, h_post and A of the layer before. streams are then those before that layer. The first layer has none."""
+        parameters = self.phi, self.alpha, self.coefficients, self.gamma
+        if before:
+            streams, h, h_post, A = self.ops.seam(streams, *before, *parameters)
+        else:
+            h, h_post, A = self.ops.pre(streams, *parameters)
         h = self.ops.dropout(self.mixer(self.norm(h)), self.p, self.training, self.bias)
-        return self.ops.post(streams, h.to(streams.dtype), h_post, A)
+        return streams, h.to(streams.dtype), h_post, A
 
 
 class Model(nn.Module):
     def __init__(self, ops, D, layers, n, p):
         super().__init__()
-        self.n = n
+        self.ops, self.n = ops, n
         self.embedding = nn.Embedding(256, D)
         self.layers = nn.ModuleList(
             Layer(ops, Attention(ops, D) if i % 3 == 2 else Convolution(ops, D), D, n, p) for i in range(layers)
@@ -161,10 +176,10 @@ class Model(nn.Module):
         self.norm, self.head = nn.RMSNorm(D), nn.Linear(D, 256, bias=False)
 
     def forward(self, text):
-        streams = self.embedding(text)[:, :, None].repeat(1, 1, self.n, 1)
+        state = (self.embedding(text)[:, :, None].repeat(1, 1, self.n, 1),)
         for layer in self.layers:
-            streams = layer(streams)
-        return self.head(self.norm(streams.sum(2)))
+            state = layer(*state)
+        return self.head(self.norm(self.ops.post(*state).sum(2)))
 
 
 # ---- text ------------------------------------------------------------------------------------------------------

@@ -72,19 +72,28 @@ void hyper_saved_free(hyper_saved *saved)
 
 bool hyper_scratch_allocate(hyper_scratch *scratch, hyper_sizes sizes, int64_t rows)
 {
-    *scratch = (hyper_scratch){
-        .dx_post = real_allocate(rows * sizes.streams * sizes.width),
-        .dh_post = real_allocate(rows * sizes.streams),
-        .dA = real_allocate(rows * sizes.streams * sizes.streams),
-    };
-    return scratch->dx_post != NULL && scratch->dh_post != NULL && scratch->dA != NULL;
+    bool complete = true;
+    for (int k = 0; k < 2; k++) {
+        scratch->gradients[k] = (hyper_gradients){
+            .dx_post = real_allocate(rows * sizes.streams * sizes.width),
+            .dh_post = real_allocate(rows * sizes.streams),
+            .dA = real_allocate(rows * sizes.streams * sizes.streams),
+            .df = real_allocate(rows * sizes.width),
+        };
+        const hyper_gradients *g = &scratch->gradients[k];
+        complete = complete && g->dx_post != NULL && g->dh_post != NULL && g->dA != NULL && g->df != NULL;
+    }
+    return complete;
 }
 
 void hyper_scratch_free(hyper_scratch *scratch)
 {
-    free(scratch->dx_post);
-    free(scratch->dh_post);
-    free(scratch->dA);
+    for (int k = 0; k < 2; k++) {
+        free(scratch->gradients[k].dx_post);
+        free(scratch->gradients[k].dh_post);
+        free(scratch->gradients[k].dA);
+        free(scratch->gradients[k].df);
+    }
     *scratch = (hyper_scratch){0};
 }
 
@@ -176,8 +185,31 @@ cot_status hyper_post(hyper_sizes sizes, cot_queue *queue, int64_t rows, hyper_s
     return TIMED(OP_MHC_POST_FORWARD, bytes_of(sizes, rows, 2 * sizes.streams + 1), cot_mhc_post_forward(queue, &args));
 }
 
+cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
+                      const hyper_saved *saved, hyper_saved *next, real *h_in)
+{
+    cot_mhc_seam_forward_args args;
+    COT_MHC_SEAM_FORWARD_INIT(&args);
+    args.x = streams_tensor(sizes, rows, saved->x);
+    args.f = layer_tensor(sizes, rows, saved->f);
+    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
+    args.A = matrix_tensor(sizes, rows, saved->A);
+    args.phi = parameter_tensor(hyper->phi->value, hyper->phi);
+    args.alpha = parameter_tensor(hyper->alpha->value, hyper->alpha);
+    args.bias = parameter_tensor(hyper->bias->value, hyper->bias);
+    args.gamma = parameter_tensor(hyper->gamma->value, hyper->gamma);
+    args.y = streams_tensor(sizes, rows, next->x);
+    args.h_in = layer_tensor(sizes, rows, h_in);
+    args.h_pre = vector_tensor(rows, sizes.streams, next->h_pre);
+    args.next_h_post = vector_tensor(rows, sizes.streams, next->h_post);
+    args.next_A = matrix_tensor(sizes, rows, next->A);
+    args.inv_rms = scalar_tensor(rows, next->inv_rms);
+    args.h_mix = vector_tensor(rows, coefficient_count(sizes), next->h_mix);
+    return TIMED(OP_MHC_SEAM_FORWARD, bytes_of(sizes, rows, 2 * sizes.streams + 2), cot_mhc_seam_forward(queue, &args));
+}
+
 cot_status hyper_post_backward(hyper_sizes sizes, cot_queue *queue, int64_t rows, const hyper_saved *saved,
-                               hyper_scratch *scratch, real *dnext, real *df)
+                               const hyper_gradients *gradients, real *dnext)
 {
     cot_mhc_post_backward_args args;
     COT_INIT(&args);
@@ -186,16 +218,50 @@ cot_status hyper_post_backward(hyper_sizes sizes, cot_queue *queue, int64_t rows
     args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
     args.A = matrix_tensor(sizes, rows, saved->A);
     args.dy = streams_tensor(sizes, rows, dnext);
-    args.dx = streams_tensor(sizes, rows, scratch->dx_post);
-    args.df = layer_tensor(sizes, rows, df);
-    args.dh_post = vector_tensor(rows, sizes.streams, scratch->dh_post);
-    args.dA = matrix_tensor(sizes, rows, scratch->dA);
+    args.dx = streams_tensor(sizes, rows, gradients->dx_post);
+    args.df = layer_tensor(sizes, rows, gradients->df);
+    args.dh_post = vector_tensor(rows, sizes.streams, gradients->dh_post);
+    args.dA = matrix_tensor(sizes, rows, gradients->dA);
     return TIMED(OP_MHC_POST_BACKWARD, bytes_of(sizes, rows, 3 * sizes.streams + 2),
                  cot_mhc_post_backward(queue, &args));
 }
 
+cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
+                               const hyper_saved *saved, const hyper_saved *next, const hyper_gradients *next_gradients,
+                               const hyper_gradients *gradients)
+{
+    cot_mhc_seam_backward_args args;
+    COT_MHC_SEAM_BACKWARD_INIT(&args);
+    args.x = streams_tensor(sizes, rows, saved->x);
+    args.f = layer_tensor(sizes, rows, saved->f);
+    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
+    args.A = matrix_tensor(sizes, rows, saved->A);
+    args.phi = parameter_tensor(hyper->phi->value, hyper->phi);
+    args.alpha = parameter_tensor(hyper->alpha->value, hyper->alpha);
+    args.bias = parameter_tensor(hyper->bias->value, hyper->bias);
+    args.gamma = parameter_tensor(hyper->gamma->value, hyper->gamma);
+    args.inv_rms = scalar_tensor(rows, next->inv_rms);
+    args.h_mix = vector_tensor(rows, coefficient_count(sizes), next->h_mix);
+    args.h_pre = vector_tensor(rows, sizes.streams, next->h_pre);
+    args.next_h_post = vector_tensor(rows, sizes.streams, next->h_post);
+    args.dh_in = layer_tensor(sizes, rows, next_gradients->df);
+    args.dnext_h_post = vector_tensor(rows, sizes.streams, next_gradients->dh_post);
+    args.dnext_A = matrix_tensor(sizes, rows, next_gradients->dA);
+    args.dy = streams_tensor(sizes, rows, next_gradients->dx_post);
+    args.dx = streams_tensor(sizes, rows, gradients->dx_post);
+    args.df = layer_tensor(sizes, rows, gradients->df);
+    args.dh_post = vector_tensor(rows, sizes.streams, gradients->dh_post);
+    args.dA = matrix_tensor(sizes, rows, gradients->dA);
+    args.dphi = parameter_tensor(hyper->phi->gradient, hyper->phi);
+    args.dalpha = parameter_tensor(hyper->alpha->gradient, hyper->alpha);
+    args.dbias = parameter_tensor(hyper->bias->gradient, hyper->bias);
+    args.dgamma = parameter_tensor(hyper->gamma->gradient, hyper->gamma);
+    return TIMED(OP_MHC_SEAM_BACKWARD, bytes_of(sizes, rows, 3 * sizes.streams + 3),
+                 cot_mhc_seam_backward(queue, &args));
+}
+
 cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
-                              const hyper_saved *saved, const hyper_scratch *scratch, real *dh_in, real *dx)
+                              const hyper_saved *saved, const hyper_gradients *gradients, real *dx)
 {
     cot_mhc_pre_backward_args args;
     COT_MHC_PRE_BACKWARD_INIT(&args);
@@ -208,10 +274,10 @@ cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, 
     args.h_mix = vector_tensor(rows, coefficient_count(sizes), saved->h_mix);
     args.h_pre = vector_tensor(rows, sizes.streams, saved->h_pre);
     args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
-    args.dh_in = layer_tensor(sizes, rows, dh_in);
-    args.dh_post = vector_tensor(rows, sizes.streams, scratch->dh_post);
-    args.dA = matrix_tensor(sizes, rows, scratch->dA);
-    args.dx_post = streams_tensor(sizes, rows, scratch->dx_post);
+    args.dh_in = layer_tensor(sizes, rows, gradients->df);
+    args.dh_post = vector_tensor(rows, sizes.streams, gradients->dh_post);
+    args.dA = matrix_tensor(sizes, rows, gradients->dA);
+    args.dx_post = streams_tensor(sizes, rows, gradients->dx_post);
     args.dx = streams_tensor(sizes, rows, dx);
     args.dphi = parameter_tensor(hyper->phi->gradient, hyper->phi);
     args.dalpha = parameter_tensor(hyper->alpha->gradient, hyper->alpha);

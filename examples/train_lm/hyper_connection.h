@@ -6,6 +6,8 @@
  *     h_in, h_post, A = pre(X)            the block's input, and the coefficients; A is Sinkhorn's matrix
  *     f               = block(h_in)       without its own residual
  *     X_next          = h_post f + A^T X
+ *
+ * X_next of a block and pre of the next block are one op, the seam.
  */
 #ifndef TRAIN_LM_HYPER_CONNECTION_H
 #define TRAIN_LM_HYPER_CONNECTION_H
@@ -33,11 +35,18 @@ typedef struct hyper_saved {
     real *h_mix;   /* [rows,N*N+2N] */
 } hyper_saved;
 
-/* Scratch memory of the backward. All blocks can share it. */
-typedef struct hyper_scratch {
+/* Gradients in front of a block: those of its f or h_in, and what post's half has computed for pre's half. */
+typedef struct hyper_gradients {
     real *dx_post; /* [rows,N,width] */
     real *dh_post; /* [rows,N] */
     real *dA;      /* [rows,N,N] */
+    real *df;      /* [rows,width]: df, which the block's backward replaces by dh_in */
+} hyper_gradients;
+
+/* Scratch memory of the backward. All blocks can share it. Block i has gradients[i % 2]: the seam reads those of block i
+ * and sets those of block i-1. */
+typedef struct hyper_scratch {
+    hyper_gradients gradients[2];
 } hyper_scratch;
 
 /* Adds the parameters of block `index` to the table, and initialises them once they have memory. Initially h_pre is 1/N
@@ -54,17 +63,25 @@ void hyper_scratch_free(hyper_scratch *scratch);
 void hyper_spread(hyper_sizes sizes, int64_t rows, const real *x, real *streams);
 void hyper_collect(hyper_sizes sizes, int64_t rows, const real *streams, real *x);
 
-/* hyper_pre computes h_in from saved->x and sets the coefficients in `saved`. Then hyper_post computes the next
- * streams, with saved->f. */
+/* hyper_pre computes h_in of the first block from saved->x, and sets the coefficients in `saved`. hyper_post computes
+ * the streams behind the last block, with saved->f. Between two blocks, hyper_seam computes next->x from `saved`, then
+ * h_in and the coefficients of the next block. hyper: of the block whose pre it is. */
 cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
                      hyper_saved *saved, real *h_in);
+cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
+                      const hyper_saved *saved, hyper_saved *next, real *h_in);
 cot_status hyper_post(hyper_sizes sizes, cot_queue *queue, int64_t rows, hyper_saved *saved, real *next);
 
-/* hyper_post_backward computes df from dnext. Then hyper_pre_backward computes dx from dh_in; dx may be the memory of
- * dnext. It also sets the parameters' gradients. */
+/* hyper_post_backward computes gradients->df of the last block from dnext. hyper_pre_backward computes dx of the first
+ * block from gradients->df, which has become dh_in; dx may be the memory of dnext. Between two blocks,
+ * hyper_seam_backward computes the gradients of the block before from `next`. The last two also set the parameters'
+ * gradients. */
 cot_status hyper_post_backward(hyper_sizes sizes, cot_queue *queue, int64_t rows, const hyper_saved *saved,
-                               hyper_scratch *scratch, real *dnext, real *df);
+                               const hyper_gradients *gradients, real *dnext);
+cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
+                               const hyper_saved *saved, const hyper_saved *next, const hyper_gradients *next_gradients,
+                               const hyper_gradients *gradients);
 cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
-                              const hyper_saved *saved, const hyper_scratch *scratch, real *dh_in, real *dx);
+                              const hyper_saved *saved, const hyper_gradients *gradients, real *dx);
 
 #endif

@@ -182,6 +182,15 @@ static cot_status embed(const model *m, model_pass *pass, cot_queue *queue, int6
     return status;
 }
 
+/* With hyper-connections: computes the input of block i from the streams, or from the block before. */
+static cot_status connect(const model *m, model_pass *pass, cot_queue *queue, int64_t rows, int64_t i)
+{
+    hyper_saved *hyper = &pass->hypers[i];
+    if (i == 0)
+        return hyper_pre(&m->hypers[i], hyper_sizes_of(m), queue, rows, hyper, pass->blocks[i].x);
+    return hyper_seam(&m->hypers[i], hyper_sizes_of(m), queue, rows, &pass->hypers[i - 1], hyper, pass->blocks[i].x);
+}
+
 /* Runs block i on a batch, or with a decoder on one new token. */
 static cot_status run_block(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time, int64_t i,
                             const model_decoder *decoder)
@@ -191,14 +200,14 @@ static cot_status run_block(const model *m, model_pass *pass, cot_queue *queue, 
     real *next = hyper != NULL ? hyper->f : block_input(m, pass, i + 1);
     cot_status status = COT_OK;
     if (hyper != NULL)
-        status = hyper_pre(&m->hypers[i], hyper_sizes_of(m), queue, rows, hyper, pass->blocks[i].x);
+        status = connect(m, pass, queue, rows, i);
     if (status == COT_OK && decoder == NULL)
         status = mixer_block_forward(&m->blocks[i], block_sizes_of(m, i), queue, batch, time, &pass->blocks[i], next);
     else if (status == COT_OK)
         status = mixer_block_step(&m->blocks[i], block_sizes_of(m, i), queue, m->config.context, decoder->tokens,
                                   decoder->states + i * decoder->state_size, &pass->blocks[i], next);
-    if (hyper != NULL && status == COT_OK)
-        status = hyper_post(hyper_sizes_of(m), queue, rows, hyper, block_streams(m, pass, i + 1));
+    if (hyper != NULL && i + 1 == m->config.layers && status == COT_OK)
+        status = hyper_post(hyper_sizes_of(m), queue, rows, hyper, pass->streams);
     return status;
 }
 
@@ -235,23 +244,34 @@ double model_loss(const model *m, model_pass *pass, int64_t rows, const uint8_t 
     return cross_entropy(rows, m->config.vocabulary, targets, pass->logits, pass->row_loss, false);
 }
 
-/* Replaces the gradient of the block's output by that of its input: in pass->dx, or with hyper-connections in
- * pass->dstreams. */
+/* Replaces the gradient of the block's output, in pass->dx, by that of its input. */
 static cot_status run_block_backward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch, int64_t time,
                                      int64_t i)
 {
+    return mixer_block_backward(&m->blocks[i], block_sizes_of(m, i), queue, batch, time, &pass->blocks[i],
+                                &pass->scratch, pass->dx);
+}
+
+/* The same with hyper-connections. The gradient of the block's output is gradients->df. The last block computes it from
+ * pass->dstreams, and the first block replaces pass->dstreams by the gradient of its streams. */
+static cot_status run_connected_block_backward(const model *m, model_pass *pass, cot_queue *queue, int64_t batch,
+                                               int64_t time, int64_t i)
+{
     const int64_t rows = batch * time;
-    const hyper_saved *hyper = m->hypers != NULL ? &pass->hypers[i] : NULL;
+    const hyper_sizes sizes = hyper_sizes_of(m);
+    const hyper_gradients *gradients = &pass->hyper_scratch.gradients[i % 2],
+                          *before = &pass->hyper_scratch.gradients[(i + 1) % 2];
     cot_status status = COT_OK;
-    if (hyper != NULL)
-        status =
-            hyper_post_backward(hyper_sizes_of(m), queue, rows, hyper, &pass->hyper_scratch, pass->dstreams, pass->dx);
+    if (i + 1 == m->config.layers)
+        status = hyper_post_backward(sizes, queue, rows, &pass->hypers[i], gradients, pass->dstreams);
     if (status == COT_OK)
         status = mixer_block_backward(&m->blocks[i], block_sizes_of(m, i), queue, batch, time, &pass->blocks[i],
-                                      &pass->scratch, pass->dx);
-    if (hyper != NULL && status == COT_OK)
-        status = hyper_pre_backward(&m->hypers[i], hyper_sizes_of(m), queue, rows, hyper, &pass->hyper_scratch,
-                                    pass->dx, pass->dstreams);
+                                      &pass->scratch, gradients->df);
+    if (status == COT_OK && i > 0)
+        status = hyper_seam_backward(&m->hypers[i], sizes, queue, rows, &pass->hypers[i - 1], &pass->hypers[i],
+                                     gradients, before);
+    else if (status == COT_OK)
+        status = hyper_pre_backward(&m->hypers[i], sizes, queue, rows, &pass->hypers[i], gradients, pass->dstreams);
     return status;
 }
 
@@ -269,7 +289,8 @@ cot_status model_backward(const model *m, model_pass *pass, cot_queue *queue, in
         hyper_spread(hyper_sizes_of(m), rows, pass->dx, pass->dstreams);
     cot_status status = COT_OK;
     for (int64_t i = m->config.layers - 1; i >= 0 && status == COT_OK; i--)
-        status = run_block_backward(m, pass, queue, batch, time, i);
+        status = m->hypers != NULL ? run_connected_block_backward(m, pass, queue, batch, time, i)
+                                   : run_block_backward(m, pass, queue, batch, time, i);
     if (status == COT_OK && m->hypers != NULL)
         hyper_collect(hyper_sizes_of(m), rows, pass->dstreams, pass->dx);
     if (status == COT_OK && m->config.dense > 0)

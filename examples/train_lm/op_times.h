@@ -22,6 +22,8 @@ typedef enum timed_op {
     OP_MHC_PRE_BACKWARD,
     OP_MHC_POST_FORWARD,
     OP_MHC_POST_BACKWARD,
+    OP_MHC_SEAM_FORWARD,
+    OP_MHC_SEAM_BACKWARD,
     TIMED_OPS
 } timed_op;
 

@@ -3,7 +3,7 @@
  * cotangent/mhc.h: manifold-constrained hyper-connections, which connect a layer f to n residual streams.
  * `pre` computes the layer's coefficients from the streams, and mixes the streams into the input of f. `sinkhorn` turns
  * one group of coefficients into a nearly doubly stochastic matrix A. `post` mixes the output of f and the old streams
- * into the new streams.
+ * into the new streams. `seam` is post of one layer and pre of the next layer in one pass.
  *
  * Symbols: B batch, T time, n streams (any n >= 1), D model width (any D >= 1), M = n*n + 2n coefficients, in the order
  * pre (n) | post (n) | res (n*n, row-major). k = i*D + d is the index of the n*D inputs of a token. Per token:
@@ -21,7 +21,7 @@
  *
  * Layout: every tensor may have any strides. [B,n,T,D] can be passed as a view, and so can a slice of a longer batch.
  * Fast kernels need n <= 8, and d contiguous in x and in all tensors of x's shape. Other layouts use the scalar kernel.
- * On a GPU n is at most 8 and B*T is less than 2^30.
+ * On a GPU n is at most 8 and B*T is less than 2^30. A GPU has no kernels of seam yet.
  *
  * Dtypes: x is f32, f16 or bf16. All tensors with the axes T and D (h_in, f, y, their gradients, dx_post) have x's
  * dtype. All others (phi, gamma, bias, alpha, the coefficients, their gradients) are f32. Sums are float32, and every
@@ -216,6 +216,108 @@ typedef struct cot_mhc_post_backward_args {
 COT_API cot_status cot_mhc_post_backward(cot_queue *queue, const cot_mhc_post_backward_args *args);
 /* Like cot_mhc_pre_forward_workspace. */
 COT_API cot_status cot_mhc_post_backward_workspace(cot_queue *queue, const cot_mhc_post_backward_args *args,
+                                                   size_t *bytes);
+
+/* ---- seam --------------------------------------------------------------------------------------------- */
+
+/* The arguments of cot_mhc_seam_forward: post of a layer, then pre of the next layer, whose streams are y.
+ *
+ *     y[o,d]  = h_post[o] * f[d] + sum_i A[i,o] * x[i,d]       rounded once to x's dtype
+ *     h_in[d] = sum_i h_pre[i] * y[i,d]                        pre's formulas, with y in the place of x
+ *
+ * Pre reads the rounded y. So the results are those of post and pre, one call after the other. phi, alpha, bias, gamma
+ * and the coefficients h_pre and h_res belong to the next layer. next_h_post and next_A are its h_post and its A. */
+typedef struct cot_mhc_seam_forward_args {
+    size_t struct_size;          /* set by the init macro */
+    double norm_eps;             /* as in cot_mhc_pre_forward_args */
+    double hc_eps;               /* likewise */
+    double post_scale;           /* likewise */
+    double sinkhorn_eps;         /* likewise; only with next_A */
+    int32_t sinkhorn_iterations; /* likewise; only with next_A */
+    int32_t A_is_out_in;         /* 0: A is stored [in,out];  1: [out,in]. next_A is always stored [in,out] */
+    cot_tensor x;                /* [B,T,n,D] */
+    cot_tensor f;                /* [B,T,D], x's dtype */
+    cot_tensor h_post;           /* [B,T,n] */
+    cot_tensor A;                /* [B,T,n,n] */
+    cot_tensor phi;              /* [M,n*D] */
+    cot_tensor alpha;            /* [3]: for pre, post, res */
+    cot_tensor bias;             /* [M] */
+    cot_tensor gamma;            /* [n,D], optional (absent = ones) */
+    cot_tensor y;                /* out [B,T,n,D], x's dtype: the new streams */
+    cot_tensor h_in;             /* out [B,T,D], x's dtype; optional like every output below */
+    cot_tensor h_pre;            /* out [B,T,n] */
+    cot_tensor next_h_post;      /* out [B,T,n] */
+    cot_tensor h_res;            /* out [B,T,n,n]: the logits */
+    cot_tensor next_A;           /* out [B,T,n,n]: sinkhorn of the logits */
+    cot_tensor inv_rms;          /* out [B,T]; the backward needs inv_rms, h_mix, h_pre and next_h_post */
+    cot_tensor h_mix;            /* out [B,T,M] */
+    void *workspace;             /* as in cot_mhc_pre_forward_args */
+    size_t workspace_bytes;      /* size of workspace; 0 with NULL */
+} cot_mhc_seam_forward_args;
+
+/* COT_INIT with pre's usual options. */
+#define COT_MHC_SEAM_FORWARD_INIT(p) COT_MHC_PRE_FORWARD_INIT(p)
+/* The same for the backward, which has no norm_eps. */
+#define COT_MHC_SEAM_BACKWARD_INIT(p) COT_MHC_PRE_BACKWARD_INIT(p)
+
+/* Computes the new streams, and from them h_in, the coefficients and the tensors that the backward needs. */
+COT_API cot_status cot_mhc_seam_forward(cot_queue *queue, const cot_mhc_seam_forward_args *args);
+/* Like cot_mhc_pre_forward_workspace. */
+COT_API cot_status cot_mhc_seam_forward_workspace(cot_queue *queue, const cot_mhc_seam_forward_args *args,
+                                                  size_t *bytes);
+
+/* The arguments of cot_mhc_seam_backward. The inputs dy, dh_in, dnext_h_post, dh_res and dnext_A are the gradients of
+ * the forward's outputs. Let g be the gradient of y from all uses of y:
+ *
+ *     g       = dy + the dx of pre's backward, with y in the place of x
+ *     df[d]   = sum_o h_post[o] * g[o,d]        dh_post[o] = sum_d f[d] * g[o,d]
+ *     dA[i,o] = sum_d x[i,d] * g[o,d]           dx[i,d]    = sum_o A[i,o] * g[o,d]
+ *
+ * g is float32 (f64 with f64) and is never rounded to x's dtype, unlike the dy of two calls. Without the input y, the
+ * call computes y again from x and f as the forward does, rounded once to x's dtype. The gradients of the parameters are
+ * those of pre's backward. */
+typedef struct cot_mhc_seam_backward_args {
+    size_t struct_size;          /* set by the init macro */
+    double hc_eps;               /* as in the forward */
+    double post_scale;           /* as in the forward */
+    double sinkhorn_eps;         /* as in the forward; only with dnext_A */
+    int32_t sinkhorn_iterations; /* as in the forward; only with dnext_A */
+    int32_t accumulate;      /* 0: dphi, dalpha, dbias, dgamma =;  1: these four +=; the other outputs are always = */
+    int32_t A_is_out_in;     /* as in the forward, for A and dA */
+    cot_tensor x;            /* [B,T,n,D] */
+    cot_tensor f;            /* [B,T,D], x's dtype */
+    cot_tensor h_post;       /* [B,T,n] */
+    cot_tensor A;            /* [B,T,n,n] */
+    cot_tensor y;            /* [B,T,n,D], x's dtype, output of the forward; optional (absent = computed again) */
+    cot_tensor phi;          /* [M,n*D] */
+    cot_tensor alpha;        /* [3] */
+    cot_tensor bias;         /* [M], needed with dnext_A; else ignored */
+    cot_tensor gamma;        /* [n,D], optional */
+    cot_tensor inv_rms;      /* [B,T], output of the forward */
+    cot_tensor h_mix;        /* [B,T,M], output of the forward */
+    cot_tensor h_pre;        /* [B,T,n], output of the forward */
+    cot_tensor next_h_post;  /* [B,T,n], output of the forward */
+    cot_tensor dh_in;        /* [B,T,D], x's dtype */
+    cot_tensor dnext_h_post; /* [B,T,n] */
+    cot_tensor dh_res;       /* [B,T,n,n], gradient of the logits; optional */
+    cot_tensor dnext_A;      /* [B,T,n,n]; optional */
+    cot_tensor dy;           /* [B,T,n,D], x's dtype: the gradient of y from its other uses; optional (absent = 0) */
+    cot_tensor dx;           /* out [B,T,n,D], x's dtype; optional like every output below */
+    cot_tensor df;           /* out [B,T,D], x's dtype */
+    cot_tensor dh_post;      /* out [B,T,n] */
+    cot_tensor dA;           /* out [B,T,n,n] */
+    cot_tensor dphi;         /* out [M,n*D] */
+    cot_tensor dalpha;       /* out [3] */
+    cot_tensor dbias;        /* out [M] */
+    cot_tensor dgamma;       /* out [n,D]; allowed without gamma: the gradient at gamma = 1 */
+    void *workspace;         /* as in cot_mhc_pre_forward_args */
+    size_t workspace_bytes;  /* size of workspace; 0 with NULL */
+} cot_mhc_seam_backward_args;
+
+/* Computes all gradients of both halves. Parameter gradients are summed in a fixed order. */
+COT_API cot_status cot_mhc_seam_backward(cot_queue *queue, const cot_mhc_seam_backward_args *args);
+/* Like cot_mhc_pre_forward_workspace. */
+COT_API cot_status cot_mhc_seam_backward_workspace(cot_queue *queue, const cot_mhc_seam_backward_args *args,
                                                    size_t *bytes);
 
 #ifdef __cplusplus

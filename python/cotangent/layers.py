@@ -7,7 +7,7 @@ from typing import Any, Iterable, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from .modules import CausalConv1d, HyperConnection
+from .modules import CausalConv1d, HyperConnection, Unmixed
 from .ops.dropout import dropout
 
 
@@ -117,8 +117,8 @@ class HyperConnectionStack(nn.Module):
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         """Further arguments go to every layer. A layer's further results are dropped."""
-        streams = HyperConnection.expand(x, self.streams)
-        for layer in self.layers:
-            result = layer(streams, *arguments, **options)
-            streams = result[0] if isinstance(result, tuple) else result
+        streams: Any = HyperConnection.expand(x, self.streams)
+        for index, layer in enumerate(self.layers):
+            result = layer(streams, *arguments, unmixed=index + 1 < len(self.layers), **options)
+            streams = result[0] if isinstance(result, tuple) and not isinstance(result, Unmixed) else result
         return HyperConnection.reduce(streams)

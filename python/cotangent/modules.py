@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from .ops._options import need_tensors
 from .ops.attention import attention, attention_varlen
 from .ops.causal_conv1d import causal_conv1d, causal_conv1d_update
 from .ops.dropout import dropout
-from .ops.mhc import mhc_post, mhc_pre
+from .ops.mhc import mhc_post, mhc_pre, mhc_seam
 
 
 class CausalConv1d(nn.Module):
@@ -103,6 +103,15 @@ class BiasDropoutResidual(nn.Module):
         return f"{self.features}, p={self.p}, bias={self.bias is not None}, activation={self.activation}"
 
 
+class Unmixed(NamedTuple):
+    """The streams x before a layer, and what mhc_post needs to compute the streams after it."""
+
+    x: Tensor
+    f: Tensor
+    h_post: Tensor
+    A: Tensor
+
+
 class HyperConnection(nn.Module):
     """Connects a layer to n residual streams: x -> post(x, layer(pre(x))), x [B,T,n,D].
 
@@ -111,6 +120,10 @@ class HyperConnection(nn.Module):
     the input. After the last block, `reduce` sums them. Parameters (float32): phi [n*n+2n, n*D], alpha [3],
     bias [n*n+2n], gamma [n,D]. At initialisation the input of the layer is about the mean of the streams, the layer's
     result is added to every stream with a weight of about 1, and the streams almost do not mix.
+
+    Between two layers, post of the first and pre of the second can be one pass over the streams (cotangent.mhc_seam).
+    Call the first with unmixed=True. It then returns Unmixed in place of the streams, which the second takes as its x.
+    HyperConnectionStack does so.
 
     load_state_dict(..., strict=False) also reads the checkpoint of the layer alone."""
 
@@ -154,13 +167,16 @@ class HyperConnection(nn.Module):
         """[B,T,n,D] -> [B,T,D]: the sum of the streams."""
         return x.sum(2)
 
-    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
-        h_in, h_post, A = mhc_pre(
-            x, self.phi, self.alpha, self.bias, self.gamma, sinkhorn_iterations=self.sinkhorn_iterations
-        )
+    def forward(self, x: Any, *arguments: Any, unmixed: bool = False, **options: Any) -> Any:
+        """x [B,T,n,D], or Unmixed from the layer before. unmixed=True returns Unmixed in place of the streams."""
+        parameters, iterations = (self.phi, self.alpha, self.bias, self.gamma), self.sinkhorn_iterations
+        if isinstance(x, Unmixed):
+            x, h_in, h_post, A = mhc_seam(*x, *parameters, sinkhorn_iterations=iterations)
+        else:
+            h_in, h_post, A = mhc_pre(x, *parameters, sinkhorn_iterations=iterations)
         result = self.layer(h_in, *arguments, **options)
         f, rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
-        y = mhc_post(x, f, h_post, A)
+        y = Unmixed(x, f, h_post, A) if unmixed else mhc_post(x, f, h_post, A)
         return (y, *rest) if rest else y
 
     def extra_repr(self) -> str:

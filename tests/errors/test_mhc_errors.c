@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_mhc_errors.c: the reasons for which mhc_pre, mhc_sinkhorn and mhc_post refuse a call. Checks the status, the
+ * test_mhc_errors.c: the reasons for which mhc_pre, mhc_sinkhorn, mhc_post and mhc_seam refuse a call. Checks the status, the
  * exact message, and that no output was written. Also tests unusual calls that are valid. */
 #include "argument_checks.h"
 
@@ -8,9 +8,18 @@
 #include <stdio.h>
 
 enum { B = 2, T = 3, N = 2, D = 5, M = N * (N + 2), TOKENS = B * T };
-enum { PRE_FORWARD, PRE_BACKWARD, SINKHORN_FORWARD, SINKHORN_BACKWARD, POST_FORWARD, POST_BACKWARD };
+enum {
+    PRE_FORWARD,
+    PRE_BACKWARD,
+    SINKHORN_FORWARD,
+    SINKHORN_BACKWARD,
+    POST_FORWARD,
+    POST_BACKWARD,
+    SEAM_FORWARD,
+    SEAM_BACKWARD
+};
 
-/* Valid arguments of all six calls, f32, with every optional tensor, and their memory. */
+/* Valid arguments of all eight calls, f32, with every optional tensor, and their memory. */
 typedef struct fixture {
     cot_queue *queue;
     cot_mhc_pre_forward_args pf;
@@ -19,6 +28,8 @@ typedef struct fixture {
     cot_mhc_sinkhorn_backward_args sb;
     cot_mhc_post_forward_args of;
     cot_mhc_post_backward_args ob;
+    cot_mhc_seam_forward_args mf;
+    cot_mhc_seam_backward_args mb;
     float in[TOKENS * N * D + M * N * D];
     double out[9][TOKENS * N * D + M * N * D]; /* large enough for f64 */
 } fixture;
@@ -69,6 +80,32 @@ static fixture *fresh(fixture *f, const char *kernels)
     f->ob.df = F32(f->out[1], B, T, D);
     f->ob.dh_post = F32(f->out[2], B, T, N);
     f->ob.dA = F32(f->out[3], B, T, N, N);
+
+    COT_MHC_SEAM_FORWARD_INIT(&f->mf);
+    f->mf.x = x, f->mf.f = layer, f->mf.h_post = vector, f->mf.A = matrix;
+    f->mf.phi = phi, f->mf.alpha = alpha, f->mf.bias = bias, f->mf.gamma = gamma;
+    f->mf.y = F32(f->out[0], B, T, N, D);
+    f->mf.h_in = F32(f->out[1], B, T, D);
+    f->mf.h_pre = F32(f->out[2], B, T, N);
+    f->mf.next_h_post = F32(f->out[3], B, T, N);
+    f->mf.h_res = F32(f->out[4], B, T, N, N);
+    f->mf.next_A = F32(f->out[5], B, T, N, N);
+    f->mf.inv_rms = F32(f->out[6], B, T);
+    f->mf.h_mix = F32(f->out[7], B, T, M);
+
+    COT_MHC_SEAM_BACKWARD_INIT(&f->mb);
+    f->mb.x = f->mb.y = f->mb.dy = x, f->mb.f = layer, f->mb.h_post = vector, f->mb.A = matrix;
+    f->mb.phi = phi, f->mb.alpha = alpha, f->mb.bias = bias, f->mb.gamma = gamma;
+    f->mb.inv_rms = number, f->mb.h_mix = mix, f->mb.h_pre = vector, f->mb.next_h_post = vector;
+    f->mb.dh_in = layer, f->mb.dnext_h_post = vector, f->mb.dh_res = matrix, f->mb.dnext_A = matrix;
+    f->mb.dx = F32(f->out[0], B, T, N, D);
+    f->mb.df = F32(f->out[1], B, T, D);
+    f->mb.dh_post = F32(f->out[2], B, T, N);
+    f->mb.dA = F32(f->out[3], B, T, N, N);
+    f->mb.dphi = F32(f->out[4], M, N * D);
+    f->mb.dalpha = F32(f->out[5], 3);
+    f->mb.dbias = F32(f->out[6], M);
+    f->mb.dgamma = F32(f->out[7], N, D);
     return f;
 }
 
@@ -80,7 +117,9 @@ static cot_status call(fixture *f, int which)
     case SINKHORN_FORWARD: return cot_mhc_sinkhorn_forward(f->queue, &f->sf);
     case SINKHORN_BACKWARD: return cot_mhc_sinkhorn_backward(f->queue, &f->sb);
     case POST_FORWARD: return cot_mhc_post_forward(f->queue, &f->of);
-    default: return cot_mhc_post_backward(f->queue, &f->ob);
+    case POST_BACKWARD: return cot_mhc_post_backward(f->queue, &f->ob);
+    case SEAM_FORWARD: return cot_mhc_seam_forward(f->queue, &f->mf);
+    default: return cot_mhc_seam_backward(f->queue, &f->mb);
     }
 }
 
@@ -92,7 +131,9 @@ static cot_status query_workspace(fixture *f, int which, size_t *bytes)
     case SINKHORN_FORWARD: return cot_mhc_sinkhorn_forward_workspace(f->queue, &f->sf, bytes);
     case SINKHORN_BACKWARD: return cot_mhc_sinkhorn_backward_workspace(f->queue, &f->sb, bytes);
     case POST_FORWARD: return cot_mhc_post_forward_workspace(f->queue, &f->of, bytes);
-    default: return cot_mhc_post_backward_workspace(f->queue, &f->ob, bytes);
+    case POST_BACKWARD: return cot_mhc_post_backward_workspace(f->queue, &f->ob, bytes);
+    case SEAM_FORWARD: return cot_mhc_seam_forward_workspace(f->queue, &f->mf, bytes);
+    default: return cot_mhc_seam_backward_workspace(f->queue, &f->mb, bytes);
     }
 }
 
@@ -110,7 +151,7 @@ static void structs(void **state)
     snprintf(message, sizeof message, "mhc_post_forward: struct_size is 0, expected %zu (use COT_INIT)",
              sizeof(cot_mhc_post_forward_args));
     REFUSE(POST_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, message, f->of.struct_size = 0);
-    for (int which = PRE_FORWARD; which <= POST_BACKWARD; which++)
+    for (int which = PRE_FORWARD; which <= SEAM_BACKWARD; which++)
         ACCEPT(which, );
 }
 
@@ -135,7 +176,21 @@ static void options(void **state)
            "mhc_sinkhorn_backward: iterations is 4097, expected 1 to 4096", f->sb.iterations = 4097);
     REFUSE(POST_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_post_forward: A_is_out_in is 3, expected 0 or 1",
            f->of.A_is_out_in = 3);
+    REFUSE(SEAM_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_seam_forward: norm_eps is -1, expected 0 or more",
+           f->mf.norm_eps = -1);
+    REFUSE(SEAM_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_seam_forward: A_is_out_in is 2, expected 0 or 1",
+           f->mf.A_is_out_in = 2);
+    REFUSE(SEAM_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
+           "mhc_seam_forward: sinkhorn_iterations is 0, expected 1 to 4096", f->mf.sinkhorn_iterations = 0);
+    REFUSE(SEAM_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_seam_backward: hc_eps is -1, expected 0 or more",
+           f->mb.hc_eps = -1);
+    REFUSE(SEAM_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_seam_backward: accumulate is -1, expected 0 or 1",
+           f->mb.accumulate = -1);
+    REFUSE(SEAM_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_seam_backward: A_is_out_in is 2, expected 0 or 1",
+           f->mb.A_is_out_in = 2);
     /* Without A, the options of Sinkhorn are ignored. */
+    ACCEPT(SEAM_FORWARD, f->mf.next_A = (cot_tensor){0}, f->mf.sinkhorn_iterations = 0);
+    ACCEPT(SEAM_BACKWARD, f->mb.dnext_A = f->mb.bias = (cot_tensor){0}, f->mb.sinkhorn_iterations = 0);
     ACCEPT(PRE_FORWARD, f->pf.A = (cot_tensor){0}, f->pf.sinkhorn_iterations = 0, f->pf.sinkhorn_eps = -1);
     ACCEPT(PRE_FORWARD, f->pf.norm_eps = 0, f->pf.hc_eps = 0, f->pf.sinkhorn_eps = 0, f->in[0] = 1);
 }
@@ -179,6 +234,26 @@ static void tensors(void **state)
            "mhc_sinkhorn_forward: h_res has dtype bf16, expected f32 or f64", f->sf.h_res.dtype = COT_BF16);
     REFUSE(POST_FORWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "mhc_post_forward: f has null data", f->of.f.data = NULL);
     REFUSE(POST_FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "mhc_post_forward: y overlaps x", f->of.y = f->of.x);
+    REFUSE(SEAM_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_seam_forward: y is required",
+           f->mf.y = (cot_tensor){0});
+    REFUSE(SEAM_FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_seam_forward: A is required",
+           f->mf.A = (cot_tensor){0});
+    REFUSE(SEAM_FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_seam_forward: next_A has n=3, x has n=2",
+           f->mf.next_A.shape[3] = 3);
+    REFUSE(SEAM_FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
+           "mhc_seam_forward: next_h_post has dtype bf16, expected f32 (x has f32)",
+           f->mf.next_h_post.dtype = COT_BF16);
+    REFUSE(SEAM_FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "mhc_seam_forward: y overlaps x", f->mf.y = f->mf.x);
+    REFUSE(SEAM_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_seam_backward: bias is required",
+           f->mb.bias = (cot_tensor){0}); /* for dnext_A */
+    REFUSE(SEAM_BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "mhc_seam_backward: f is required",
+           f->mb.f = (cot_tensor){0});
+    REFUSE(SEAM_BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_seam_backward: y has T=2, x has T=3",
+           f->mb.y.shape[1] = 2);
+    REFUSE(SEAM_BACKWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
+           "mhc_seam_backward: dy has dtype f16, expected f32 (x has f32)", f->mb.dy.dtype = COT_F16);
+    REFUSE(SEAM_BACKWARD, DATA_FAULT, COT_INVALID_LAYOUT, "mhc_seam_backward: dx overlaps dA",
+           f->mb.dA.data = f->out[0]);
     REFUSE(PRE_BACKWARD, DATA_FAULT, COT_INVALID_LAYOUT, "mhc_pre_backward: dx overlaps dphi",
            f->pb.dphi.data = f->out[0]);
 }
@@ -193,6 +268,12 @@ static void absent_and_empty(void **state)
     ACCEPT(PRE_BACKWARD, f->pb.dx = f->pb.dphi = f->pb.dalpha = f->pb.dbias = f->pb.dgamma = none);
     ACCEPT(PRE_BACKWARD, f->pb.dh_res = f->pb.dA = f->pb.dx_post = f->pb.bias = f->pb.gamma = none);
     ACCEPT(POST_BACKWARD, f->ob.dx = f->ob.df = f->ob.dh_post = f->ob.dA = none);
+    ACCEPT(SEAM_FORWARD, f->mf.h_in = f->mf.h_pre = f->mf.next_h_post = f->mf.h_res = f->mf.next_A = none,
+           f->mf.inv_rms = f->mf.h_mix = f->mf.gamma = none);
+    ACCEPT(SEAM_BACKWARD, f->mb.dx = f->mb.df = f->mb.dh_post = f->mb.dA = none,
+           f->mb.dphi = f->mb.dalpha = f->mb.dbias = f->mb.dgamma = none);
+    ACCEPT(SEAM_BACKWARD, f->mb.dx = f->mb.df = f->mb.dh_post = f->mb.dA = none);
+    ACCEPT(SEAM_BACKWARD, f->mb.y = f->mb.dh_res = f->mb.dnext_A = f->mb.dy = f->mb.bias = f->mb.gamma = none);
     /* Without tokens, the parameters' gradients are zero. No other output is written. */
     static fixture no_tokens;
     fixture *g = fresh(&no_tokens, NULL);

@@ -97,6 +97,9 @@ def main():
         compare("mhc_sinkhorn", cotangent.mhc_sinkhorn, (randn(4, 6, 2, 2),), [Shard(axis)], Shard(axis))
         post = (streams, randn(4, 6, 8), randn(4, 6, 2), randn(4, 6, 2, 2))
         compare("mhc_post", cotangent.mhc_post, post, [Shard(axis)] * 4, Shard(axis))
+        for sinkhorn in (True, False):
+            compare("mhc_seam", cotangent.mhc_seam, (*post, phi, alpha, bias, gamma), [Shard(axis)] * 4 + [R] * 4, Shard(axis),
+                    sinkhorn=sinkhorn)  # fmt: skip
     print("sharded ops agree")
 
 

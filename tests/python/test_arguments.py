@@ -50,6 +50,11 @@ def functions(device):
         x=streams, phi=f(24, 32), alpha=f(3), bias=f(24), gamma=f(4, 8), sinkhorn=True, sinkhorn_iterations=3,
         sinkhorn_eps=1e-6, norm_eps=1e-6, hc_eps=1e-6, post_scale=2.0,
     )  # fmt: skip
+    yield cotangent.mhc_seam, dict(
+        x=streams, f=f(2, 3, 8), h_post=h_post, A=A, phi=f(24, 32), alpha=f(3), bias=f(24), gamma=f(4, 8),
+        A_is_out_in=False, sinkhorn=True, sinkhorn_iterations=3, sinkhorn_eps=1e-6, norm_eps=1e-6, hc_eps=1e-6,
+        post_scale=2.0,
+    )  # fmt: skip
     yield cotangent.mhc_sinkhorn, dict(h_res=A, iterations=3, eps=1e-6)
     yield cotangent.mhc_post, dict(x=streams, f=f(2, 3, 8), h_post=h_post, A=A, A_is_out_in=False)
     yield compat_conv.causal_conv1d_fn, dict(

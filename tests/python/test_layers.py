@@ -103,6 +103,9 @@ def test_hyper_connection_stack(device):
         h_in, h_post, A = cotangent.mhc_pre(streams, connection.phi, connection.alpha, connection.bias, connection.gamma)
         streams = cotangent.mhc_post(streams, layer(h_in), h_post, A)
     torch.testing.assert_close(stack(x), streams.sum(2), **close)
+    parameters = [parameter for name, parameter in stack.named_parameters() if ".layer." not in name]
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), parameters) for y in (stack(x), streams.sum(2)))):
+        torch.testing.assert_close(a, b, **close)
     with pytest.raises(RuntimeError, match="phi"):
         stack.load_state_dict(plain.state_dict())
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from support import compare
 
-from cotangent import mhc_post, mhc_pre, mhc_sinkhorn
+from cotangent import mhc_post, mhc_pre, mhc_seam, mhc_sinkhorn
 
 
 def plain_sinkhorn(h_res, iterations=20, eps=1e-6):
@@ -61,6 +61,72 @@ def test_pre(device, n, dtype):
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_post(device, n, dtype):
     compare(mhc_post, plain_post, post_inputs(device, n, dtype=dtype), units=16)
+
+
+def plain_seam(x, f, h_post, A, phi, alpha, bias, gamma=None, **options):
+    y = plain_post(x, f, h_post, A)
+    return (y, *plain_pre(y, phi, alpha, bias, gamma, **options))
+
+
+def seam_inputs(device, n=4, D=24, dtype=torch.float32, gamma=True, B=2, T=5):
+    return [*post_inputs(device, n, D, dtype, B, T), *pre_inputs(device, n, D, dtype, gamma, B, T)[1:]]
+
+
+def exact(inputs):
+    """The inputs with x, f, h_post and A such that y is exact in 16 bits. Otherwise the reference, which does not round y,
+    would differ from a rounded y."""
+    x, f, h_post, A, *others = inputs
+    return [(x * 2).round().clamp(-3, 3) / 2, (f * 2).round().clamp(-3, 3) / 2, (h_post * 2).round() / 2, A.round(), *others]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_seam(device, n, dtype):
+    compare(mhc_seam, plain_seam, exact(seam_inputs(device, n, dtype=dtype)), units=16)
+    compare(lambda *a: mhc_seam(*a, sinkhorn=False), lambda *a: plain_seam(*a, sinkhorn=False),
+            exact(seam_inputs(device, n, dtype=dtype, gamma=False)), units=16)  # fmt: skip
+
+
+def test_seam_is_post_and_pre(device):
+    """The forward gives the same bits, also where y is rounded."""
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = [t.requires_grad_() for t in seam_inputs(device, dtype=dtype)]
+        same = [t.detach().clone().requires_grad_() for t in inputs]
+        results = mhc_seam(*inputs, norm_eps=0.5, hc_eps=0.25, post_scale=3.0, sinkhorn_iterations=3)
+        y = mhc_post(*same[:4])
+        expected = y, *mhc_pre(y, *same[4:], norm_eps=0.5, hc_eps=0.25, post_scale=3.0, sinkhorn_iterations=3)
+        assert all(torch.equal(a, b) for a, b in zip(results, expected))
+        for outputs in (results, expected):
+            sum((t.float() * t.float()).sum() for t in outputs).backward()
+        for a, b in zip(inputs, same):
+            difference = (a.grad.float() - b.grad.float()).norm() / b.grad.float().norm()
+            assert difference <= (1e-6 if dtype == torch.float32 else 1e-2)  # only the two calls round the gradient of y
+
+
+def test_seam_options(device):
+    options = dict(norm_eps=0.5, hc_eps=0.25, post_scale=3.0)
+    compare(lambda *a: mhc_seam(*a, **options), lambda *a: plain_seam(*a, **options), seam_inputs(device), units=16)
+    compare(lambda x, f, h, A, *a: mhc_seam(x, f, h, A, *a, A_is_out_in=True),
+            lambda x, f, h, A, *a: plain_seam(x, f, h, A.transpose(-1, -2), *a), seam_inputs(device), units=16)  # fmt: skip
+    for B, T in ((0, 3), (2, 0)):
+        compare(mhc_seam, plain_seam, seam_inputs(device, B=B, T=T), units=16)
+
+
+def test_seam_without_some_gradients(device):
+    """A layer that uses only h_in, and frozen parameters."""
+    inputs = seam_inputs(device)
+    x = inputs[0].requires_grad_()
+    mhc_seam(*inputs)[1].square().sum().backward()
+    x_again = x.detach().clone().requires_grad_()
+    y = mhc_post(x_again, *inputs[1:4])
+    mhc_pre(y, *inputs[4:])[0].square().sum().backward()
+    torch.testing.assert_close(x.grad, x_again.grad)
+
+
+def test_seam_gradients_in_float64(on_cpu):
+    tensors = [t.requires_grad_() for t in seam_inputs("cpu", 2, 3, torch.float64, B=1, T=2)]
+    for sinkhorn in (True, False):
+        assert torch.autograd.gradcheck(lambda *a: mhc_seam(*a, sinkhorn=sinkhorn, sinkhorn_iterations=3), tensors)
 
 
 def test_post_stored_the_other_way(device):
@@ -139,6 +205,16 @@ def test_errors_name_the_argument(device, error, message, change):
     arguments.update({k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in change.items()})
     with pytest.raises(error, match=message):
         mhc_pre(**arguments)
+
+
+def test_errors_of_seam(device):
+    inputs = seam_inputs(device)
+    with pytest.raises(ValueError, match="f has D=23"):
+        mhc_seam(inputs[0], inputs[1][..., :23], *inputs[2:])
+    with pytest.raises(ValueError, match="sinkhorn_iterations is 0"):
+        mhc_seam(*inputs, sinkhorn_iterations=0)
+    with pytest.raises(TypeError, match="sinkhorn is"):
+        mhc_seam(*inputs, sinkhorn=None)
 
 
 def test_errors_of_post_and_sinkhorn(device):

@@ -8,7 +8,7 @@ An op then runs on the shards of its inputs without communication, where that is
 
 - attention: batch or heads. Heads are sharded only if every device gets the same number of key heads.
 - causal_conv1d: batch or channels;  causal_conv1d_dense: batch or output channels
-- mhc_pre, mhc_sinkhorn, mhc_post: batch or time
+- mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam: batch or time
 - dropout: any axis without a generated mask, except that the bias belongs to the last axis
 
 Everything else is replicated first. A generated dropout mask numbers the elements of the whole tensor, so dropout with a
@@ -123,6 +123,9 @@ _RULES: "dict[str, Rules]" = {
                      "dh_res", "dA"), ("dphi", "dalpha", "dbias", "dgamma")),
     "mhc_sinkhorn": _mhc(("h_res", "A", "dA", "dh_res")),
     "mhc_post": _mhc(("x", "f", "h_post", "A", "y", "dy", "dx", "df", "dh_post", "dA")),
+    "mhc_seam": _mhc(("x", "f", "h_post", "A", "y", "h_in", "h_pre", "next_h_post", "h_res", "next_A", "inv_rms", "h_mix",
+                      "dx", "df", "dh_post", "dA", "dy", "dh_in", "dnext_h_post", "dh_res", "dnext_A"),
+                     ("dphi", "dalpha", "dbias", "dgamma")),
     "dropout": _dropout,
 }  # fmt: skip
 
@@ -163,7 +166,7 @@ def _absent_results(op: Any, given: "dict[str, Any]", results: "list[str]") -> "
     if "_export" in given:
         absent |= {name for name, number in (("mask_out", 1), ("mask_bits_out", 2)) if given["_export"] != number}
     if "_sinkhorn" in given:
-        absent.add("h_res" if given["_sinkhorn"] else "A")
+        absent.add("h_res" if given["_sinkhorn"] else "next_A" if "next_A" in results else "A")
     return absent
 
 

@@ -83,6 +83,20 @@ def _mhc_post_backward(x: Tensor, *others: Any, **ignored: Any) -> int:
     return 2 * x.numel() * (n * _wanted(others, 0, 3) + _wanted(others, 1, 2))
 
 
+def _mhc_seam(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, *others: Any, **ignored: Any) -> int:
+    return _mhc_post(x) + _mhc_pre(x, phi)
+
+
+def _mhc_seam_backward(
+    x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, *others: Any, **ignored: Any
+) -> int:
+    """Without y, which is computed again. g is needed for the gradients of post's inputs."""
+    n, products = x.shape[2], 2 * x.shape[0] * x.shape[1] * phi.numel()
+    needs_g = min(1, _wanted(others, 0, 1, 2, 3))
+    pre = products * (needs_g + _wanted(others, 4)) + 2 * x.numel() * (1 + needs_g)
+    return pre + 2 * x.numel() * (n * _wanted(others, 0, 3) + _wanted(others, 1, 2))
+
+
 _FORMULAS = {
     "attention_forward": _attention,
     "attention_backward": _attention_backward,
@@ -96,6 +110,8 @@ _FORMULAS = {
     "mhc_pre_backward": _mhc_pre_backward,
     "mhc_post_forward": _mhc_post,
     "mhc_post_backward": _mhc_post_backward,
+    "mhc_seam_forward": _mhc_seam,
+    "mhc_seam_backward": _mhc_seam_backward,
 }
 
 

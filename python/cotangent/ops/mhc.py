@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifold-constrained hyper-connections: pre, Sinkhorn, post. include/cotangent/mhc.h is the manual and has the
+"""Manifold-constrained hyper-connections: pre, Sinkhorn, post, seam. include/cotangent/mhc.h is the manual and has the
 formulas."""
 from __future__ import annotations
 
@@ -179,7 +179,101 @@ def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bo
     return _post_forward(x, cast("mhc_post", "f", f, x.dtype), h_post, A, A_is_out_in)
 
 
+# ---- seam -------------------------------------------------------------------------------------------------
+
+
+def _seam_gradients(
+    x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Any, inv_rms: Any,
+    h_mix: Any, h_pre: Any, next_h_post: Any, dh_in: Any, dnext_h_post: Any, dh_res: Any, dnext_A: Any, dy: Any,
+    hc_eps: float, post_scale: float, sinkhorn_eps: float, sinkhorn_iterations: int, A_is_out_in: int,
+    _wanted: "list[bool]",
+) -> Any:  # fmt: skip
+    return gradients_like((x, f, h_post, A, phi, alpha, bias, gamma), _wanted)
+
+
+# Without the argument y, the library computes y again. That reads x and f, which the backward reads anyway.
+_seam_backward = define(
+    "mhc_seam_backward(Tensor x, Tensor f, Tensor h_post, Tensor A, Tensor phi, Tensor alpha, Tensor bias, "
+    "Tensor? gamma, Tensor inv_rms, Tensor h_mix, Tensor h_pre, Tensor next_h_post, Tensor dh_in, Tensor dnext_h_post, "
+    "Tensor? dh_res, Tensor? dnext_A, Tensor? dy, float hc_eps, float post_scale, float sinkhorn_eps, "
+    "int sinkhorn_iterations, int A_is_out_in, bool[] _wanted) -> (Tensor dx, Tensor df, Tensor dh_post, Tensor dA, "
+    "Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
+    _seam_gradients,
+    batched=("x", "f", "h_post", "A", "inv_rms", "h_mix", "h_pre", "next_h_post", "dh_in", "dnext_h_post", "dh_res",
+             "dnext_A", "dy", "dx", "df", "dh_post", "dA"),
+)  # fmt: skip
+
+
+def _seam_outputs(
+    x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Any,
+    norm_eps: float, hc_eps: float, post_scale: float, sinkhorn_eps: float, sinkhorn_iterations: int, A_is_out_in: int,
+    _sinkhorn: bool,
+) -> Any:  # fmt: skip
+    return torch.empty_like(x), *_pre_outputs(
+        x, phi, alpha, bias, gamma, norm_eps, hc_eps, post_scale, sinkhorn_eps, sinkhorn_iterations, _sinkhorn
+    )
+
+
+_seam_forward = define(
+    "mhc_seam_forward(Tensor x, Tensor f, Tensor h_post, Tensor A, Tensor phi, Tensor alpha, Tensor bias, "
+    "Tensor? gamma, float norm_eps, float hc_eps, float post_scale, float sinkhorn_eps, int sinkhorn_iterations, "
+    "int A_is_out_in, bool _sinkhorn) -> (Tensor y, Tensor h_in, Tensor next_h_post, Tensor h_res, Tensor next_A, "
+    "Tensor h_pre, Tensor inv_rms, Tensor h_mix)",
+    _seam_outputs,
+    _seam_backward,
+    batched=("x", "f", "h_post", "A", "y", "h_in", "next_h_post", "h_res", "next_A", "h_pre", "inv_rms", "h_mix"),
+)
+
+
+def mhc_seam(
+    x: Tensor,
+    f: Tensor,
+    h_post: Tensor,
+    A: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Optional[Tensor] = None,
+    *,
+    A_is_out_in: bool = False,
+    sinkhorn: bool = True,
+    sinkhorn_iterations: int = 20,
+    sinkhorn_eps: float = 1e-6,
+    norm_eps: float = 1e-6,
+    hc_eps: float = 1e-6,
+    post_scale: float = 2.0,
+) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """mhc_post of a layer and mhc_pre of the next layer in one pass over the streams.
+
+        y = mhc_post(x, f, h_post, A, A_is_out_in=A_is_out_in)
+        h_in, next_h_post, next_A = mhc_pre(y, phi, alpha, bias, gamma, ...)
+
+    x, f, h_post, A: as in mhc_post. The other arguments are those of mhc_pre, for the next layer. Returns
+    (y, h_in, next_h_post, next_A). The results are those of the two calls. In the backward, the gradient of y is
+    float32 (float64 if x is float64) between the two halves, and y is computed again from x and f. On a GPU, mhc_seam is
+    the two calls. Differentiable once, in all inputs. Raises the errors of mhc_post and mhc_pre."""
+    if not isinstance(x, Tensor):
+        need_tensors("mhc_seam", x=x)
+    if x.is_cuda:
+        y = mhc_post(x, f, h_post, A, A_is_out_in=A_is_out_in)
+        return y, *mhc_pre(
+            y, phi, alpha, bias, gamma, sinkhorn=sinkhorn, sinkhorn_iterations=sinkhorn_iterations,
+            sinkhorn_eps=sinkhorn_eps, norm_eps=norm_eps, hc_eps=hc_eps, post_scale=post_scale,
+        )  # fmt: skip
+    dtype = _coefficients_dtype(x)
+    f = cast("mhc_seam", "f", f, x.dtype)
+    phi, alpha = cast("mhc_seam", "phi", phi, dtype), cast("mhc_seam", "alpha", alpha, dtype)
+    bias = cast("mhc_seam", "bias", bias, dtype)
+    gamma = None if gamma is None else cast("mhc_seam", "gamma", gamma, dtype)
+    y, h_in, next_h_post, h_res, next_A, *_ = _seam_forward(
+        x, f, h_post, A, phi, alpha, bias, gamma, norm_eps, hc_eps, post_scale, sinkhorn_eps, sinkhorn_iterations,
+        A_is_out_in, flag("mhc_seam", "sinkhorn", sinkhorn),
+    )  # fmt: skip
+    return y, h_in, next_h_post, next_A if sinkhorn else h_res
+
+
 def _example(randn: "Callable[..., Tensor]") -> Tensor:
-    x = randn(1, 3, 4, 16)
-    h, h_post, A = mhc_pre(x, randn(24, 64), randn(3), randn(24))
-    return mhc_post(x, h, h_post, A)
+    x, phi, alpha, bias = randn(1, 3, 4, 16), randn(24, 64), randn(3), randn(24)
+    h, h_post, A = mhc_pre(x, phi, alpha, bias)
+    y, h, h_post, A = mhc_seam(x, h, h_post, A, phi, alpha, bias)
+    return mhc_post(y, h, h_post, A)

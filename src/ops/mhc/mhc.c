@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc.c: argument checks, kernel tables and public functions of mhc_pre, mhc_sinkhorn and mhc_post. */
+ * mhc.c: argument checks, kernel tables and public functions of mhc_pre, mhc_sinkhorn, mhc_post and mhc_seam. */
 #include "mhc_problem.h"
 
 #include "core/cpu_features.h"
@@ -119,7 +119,7 @@ static cot_status check_tensors(const char *call, const tensor_spec *tensors, in
     return with_data ? cot_check_memory(call, memory, count) : COT_OK;
 }
 
-/* ---- the six calls ------------------------------------------------------------------------------------ */
+/* ---- the eight calls ------------------------------------------------------------------------------------ */
 
 /* {name, tensor, shape, has_x_dtype, required, output} */
 #define INPUT_LIKE_X(name, shape, required)           \
@@ -262,12 +262,83 @@ static cot_status validate_post_backward(const char *call, const void *args, boo
     return COT_OK;
 }
 
+static cot_status validate_seam_forward(const char *call, const void *args, bool with_data, void *problem)
+{
+    mhc_seam_forward_problem *p = problem;
+    p->args = *(const cot_mhc_seam_forward_args *)args;
+    cot_mhc_seam_forward_args *a = &p->args;
+    const tensor_spec tensors[] = {
+        INPUT_LIKE_X(x, "BTnD", true), INPUT_LIKE_X(f, "BTD", true), INPUT(h_post, "BTn", true),
+        INPUT(A, "BTnn", true),        INPUT(phi, "MK", true),       INPUT(alpha, "3", true),
+        INPUT(bias, "M", true),        INPUT(gamma, "nD", false),    {"y", &a->y, "BTnD", true, true, true},
+        OUTPUT_LIKE_X(h_in, "BTD"),    OUTPUT(h_pre, "BTn"),         OUTPUT(next_h_post, "BTn"),
+        OUTPUT(h_res, "BTnn"),         OUTPUT(next_A, "BTnn"),       OUTPUT(inv_rms, "BT"),
+        OUTPUT(h_mix, "BTM"),
+    };
+    CHECK(check_eps(call, "norm_eps", a->norm_eps));
+    CHECK(check_pre_options(call, a->hc_eps, a->post_scale, cot_is_present(&a->next_A), a->sinkhorn_eps,
+                            a->sinkhorn_iterations));
+    CHECK(check_flag(call, "A_is_out_in", a->A_is_out_in));
+    CHECK(check_x(call, &a->x, &p->sizes));
+    CHECK(check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data));
+    if (a->A_is_out_in)
+        swap_last_axes(&a->A);
+    return COT_OK;
+}
+
+static cot_status validate_seam_backward(const char *call, const void *args, bool with_data, void *problem)
+{
+    mhc_seam_backward_problem *p = problem;
+    p->args = *(const cot_mhc_seam_backward_args *)args;
+    cot_mhc_seam_backward_args *a = &p->args;
+    const bool fused = cot_is_present(&a->dnext_A);
+    const tensor_spec tensors[] = {
+        INPUT_LIKE_X(x, "BTnD", true),
+        INPUT_LIKE_X(f, "BTD", true),
+        INPUT(h_post, "BTn", true),
+        INPUT(A, "BTnn", true),
+        INPUT_LIKE_X(y, "BTnD", false),
+        INPUT(phi, "MK", true),
+        INPUT(alpha, "3", true),
+        INPUT(bias, "M", fused),
+        INPUT(gamma, "nD", false),
+        INPUT(inv_rms, "BT", true),
+        INPUT(h_mix, "BTM", true),
+        INPUT(h_pre, "BTn", true),
+        INPUT(next_h_post, "BTn", true),
+        INPUT_LIKE_X(dh_in, "BTD", true),
+        INPUT(dnext_h_post, "BTn", true),
+        INPUT(dh_res, "BTnn", false),
+        INPUT(dnext_A, "BTnn", false),
+        INPUT_LIKE_X(dy, "BTnD", false),
+        OUTPUT_LIKE_X(dx, "BTnD"),
+        OUTPUT_LIKE_X(df, "BTD"),
+        OUTPUT(dh_post, "BTn"),
+        OUTPUT(dA, "BTnn"),
+        OUTPUT(dphi, "MK"),
+        OUTPUT(dalpha, "3"),
+        OUTPUT(dbias, "M"),
+        OUTPUT(dgamma, "nD"),
+    };
+    CHECK(check_pre_options(call, a->hc_eps, a->post_scale, fused, a->sinkhorn_eps, a->sinkhorn_iterations));
+    CHECK(check_flag(call, "accumulate", a->accumulate));
+    CHECK(check_flag(call, "A_is_out_in", a->A_is_out_in));
+    CHECK(check_x(call, &a->x, &p->sizes));
+    CHECK(check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data));
+    if (a->A_is_out_in) {
+        swap_last_axes(&a->A);
+        swap_last_axes(&a->dA);
+    }
+    return COT_OK;
+}
+
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
 #define COT_KERNEL COT_DECLARE_KERNEL
 #include "mhc_pre_kernels.def"
 #include "mhc_sinkhorn_kernels.def"
 #include "mhc_post_kernels.def"
+#include "mhc_seam_kernels.def"
 #undef COT_KERNEL
 
 #include "mhc_admit.h"
@@ -284,6 +355,9 @@ static const cot_kernel sinkhorn_kernels[] = {
 };
 static const cot_kernel post_kernels[] = {
 #include "mhc_post_kernels.def"
+};
+static const cot_kernel seam_kernels[] = {
+#include "mhc_seam_kernels.def"
 };
 #undef COT_KERNEL
 
@@ -357,6 +431,54 @@ static const cot_field post_backward_fields[] = {
     COT_FIELD(mhc_post_backward, dA, COT_OUTPUT),
 };
 
+static const cot_field seam_forward_fields[] = {
+    COT_FIELD(mhc_seam_forward, x, COT_INPUT),
+    COT_FIELD(mhc_seam_forward, f, COT_INPUT),
+    COT_FIELD(mhc_seam_forward, h_post, COT_INPUT),
+    COT_FIELD(mhc_seam_forward, A, COT_INPUT),
+    COT_FIELD(mhc_seam_forward, phi, COT_INPUT),
+    COT_FIELD(mhc_seam_forward, alpha, COT_INPUT),
+    COT_FIELD(mhc_seam_forward, bias, COT_INPUT),
+    COT_FIELD(mhc_seam_forward, gamma, COT_INPUT),
+    COT_FIELD(mhc_seam_forward, y, COT_OUTPUT),
+    COT_FIELD(mhc_seam_forward, h_in, COT_OUTPUT),
+    COT_FIELD(mhc_seam_forward, h_pre, COT_OUTPUT),
+    COT_FIELD(mhc_seam_forward, next_h_post, COT_OUTPUT),
+    COT_FIELD(mhc_seam_forward, h_res, COT_OUTPUT),
+    COT_FIELD(mhc_seam_forward, next_A, COT_OUTPUT),
+    COT_FIELD(mhc_seam_forward, inv_rms, COT_OUTPUT),
+    COT_FIELD(mhc_seam_forward, h_mix, COT_OUTPUT),
+};
+
+static const cot_field seam_backward_fields[] = {
+    COT_FIELD(mhc_seam_backward, x, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, f, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, h_post, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, A, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, y, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, phi, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, alpha, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, bias, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, gamma, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, inv_rms, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, h_mix, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, h_pre, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, next_h_post, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, dh_in, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, dnext_h_post, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, dh_res, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, dnext_A, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, dy, COT_INPUT),
+    COT_FIELD(mhc_seam_backward, dx, COT_OUTPUT),
+    COT_FIELD(mhc_seam_backward, df, COT_OUTPUT),
+    COT_FIELD(mhc_seam_backward, dh_post, COT_OUTPUT),
+    COT_FIELD(mhc_seam_backward, dA, COT_OUTPUT),
+    COT_GRADIENT(mhc_seam_backward, dphi),
+    COT_GRADIENT(mhc_seam_backward, dalpha),
+    COT_GRADIENT(mhc_seam_backward, dbias),
+    COT_GRADIENT(mhc_seam_backward, dgamma),
+};
+
 static const cot_option pre_forward_options[] = {
     COT_CALL_OPTION(mhc_pre_forward, norm_eps, F64, NULL, NULL),
     COT_CALL_OPTION(mhc_pre_forward, hc_eps, F64, NULL, NULL),
@@ -386,6 +508,24 @@ static const cot_option sinkhorn_backward_options[] = {
 static const cot_option post_forward_options[] = {COT_CALL_OPTION(mhc_post_forward, A_is_out_in, I32, NULL, "1: the axes of A are [out,in]")};
 static const cot_option post_backward_options[] = {COT_CALL_OPTION(mhc_post_backward, A_is_out_in, I32, NULL, "1: the axes of A are [out,in]")};
 
+static const cot_option seam_forward_options[] = {
+    COT_CALL_OPTION(mhc_seam_forward, norm_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_seam_forward, hc_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_seam_forward, post_scale, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_seam_forward, sinkhorn_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_seam_forward, sinkhorn_iterations, I32, NULL, NULL),
+    COT_CALL_OPTION(mhc_seam_forward, A_is_out_in, I32, NULL, "1: the axes of A are [out,in]"),
+};
+
+static const cot_option seam_backward_options[] = {
+    COT_CALL_OPTION(mhc_seam_backward, hc_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_seam_backward, post_scale, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_seam_backward, sinkhorn_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_seam_backward, sinkhorn_iterations, I32, NULL, NULL),
+    COT_CALL_OPTION(mhc_seam_backward, accumulate, I32, NULL, "1: gradients of parameters are added to old values"),
+    COT_CALL_OPTION(mhc_seam_backward, A_is_out_in, I32, NULL, "1: the axes of A are [out,in]"),
+};
+
 static const char pre_forward_signature[] =
     "x[B,T,n,D] phi[M,n*D] alpha[3] bias[M] gamma[n,D] h_in[B,T,D] h_pre:f32[B,T,n] h_post:f32[B,T,n] "
     "h_res:f32[B,T,n,n] A:f32[B,T,n,n] inv_rms:f32[B,T] h_mix:f32[B,T,M]";
@@ -398,6 +538,14 @@ static const char sinkhorn_backward_signature[] = "h_res[B,T,n,n] dA[B,T,n,n] dh
 static const char post_forward_signature[] = "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] y=x";
 static const char post_backward_signature[] =
     "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] dy[B,T,n,D] dx=x df=f dh_post=h_post dA=A";
+
+static const char seam_forward_signature[] =
+    "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] phi[M,n*D] alpha[3] bias[M] gamma[n,D] y=x h_in[B,T,D] h_pre:f32[B,T,n] "
+    "next_h_post:f32[B,T,n] h_res:f32[B,T,n,n] next_A:f32[B,T,n,n] inv_rms:f32[B,T] h_mix:f32[B,T,M]";
+static const char seam_backward_signature[] =
+    "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] y[B,T,n,D] phi[M,n*D] alpha[3] bias[M] gamma[n,D] inv_rms[B,T] "
+    "h_mix[B,T,M] h_pre[B,T,n] next_h_post[B,T,n] dh_in[B,T,D] dnext_h_post[B,T,n] dh_res[B,T,n,n] dnext_A[B,T,n,n] "
+    "dy[B,T,n,D] dx=x df=f dh_post=h_post dA=A dphi=phi dalpha=alpha dbias:f32[M] dgamma:f32[n,D]";
 
 static void init_pre_forward(void *args)
 {
@@ -417,6 +565,16 @@ static void init_sinkhorn_forward(void *args)
 static void init_sinkhorn_backward(void *args)
 {
     COT_MHC_SINKHORN_INIT((cot_mhc_sinkhorn_backward_args *)args);
+}
+
+static void init_seam_forward(void *args)
+{
+    COT_MHC_SEAM_FORWARD_INIT((cot_mhc_seam_forward_args *)args);
+}
+
+static void init_seam_backward(void *args)
+{
+    COT_MHC_SEAM_BACKWARD_INIT((cot_mhc_seam_backward_args *)args);
 }
 
 /* clang-format on */
@@ -439,13 +597,20 @@ const cot_direction cot_mhc_post_directions[] = {
     COT_DIRECTION(mhc_post, backward, post_backward, .problem_size = sizeof(mhc_post_backward_problem),
                   COT_OPTIONS(post_backward_options)),
 };
+const cot_direction cot_mhc_seam_directions[] = {
+    COT_DIRECTION(mhc_seam, forward, seam_forward, .problem_size = sizeof(mhc_seam_forward_problem),
+                  COT_OPTIONS(seam_forward_options), .init = init_seam_forward),
+    COT_DIRECTION(mhc_seam, backward, seam_backward, .problem_size = sizeof(mhc_seam_backward_problem),
+                  COT_OPTIONS(seam_backward_options), COT_ACCUMULATE(mhc_seam_backward), .init = init_seam_backward),
+};
 
 const cot_op cot_mhc_pre_op = COT_OP(mhc_pre, pre_kernels);
 const cot_op cot_mhc_sinkhorn_op = COT_OP(mhc_sinkhorn, sinkhorn_kernels);
 const cot_op cot_mhc_post_op = COT_OP(mhc_post, post_kernels);
+const cot_op cot_mhc_seam_op = COT_OP(mhc_seam, seam_kernels);
 
-_Static_assert(sizeof(cot_mhc_pre_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
-_Static_assert(sizeof(mhc_pre_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
+_Static_assert(sizeof(cot_mhc_seam_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
+_Static_assert(sizeof(mhc_seam_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
 
 /* ---- the public calls --------------------------------------------------------------------------------- */
 
@@ -455,3 +620,5 @@ COT_PUBLIC_CALL(cot_mhc_sinkhorn_forward, cot_mhc_sinkhorn_directions[COT_MHC_FO
 COT_PUBLIC_CALL(cot_mhc_sinkhorn_backward, cot_mhc_sinkhorn_directions[COT_MHC_BACKWARD])
 COT_PUBLIC_CALL(cot_mhc_post_forward, cot_mhc_post_directions[COT_MHC_FORWARD])
 COT_PUBLIC_CALL(cot_mhc_post_backward, cot_mhc_post_directions[COT_MHC_BACKWARD])
+COT_PUBLIC_CALL(cot_mhc_seam_forward, cot_mhc_seam_directions[COT_MHC_FORWARD])
+COT_PUBLIC_CALL(cot_mhc_seam_backward, cot_mhc_seam_directions[COT_MHC_BACKWARD])

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_problem.h: the problem structs that the kernels of mhc_pre, mhc_sinkhorn and mhc_post receive: validated
- * arguments and named sizes. */
+ * mhc_problem.h: the problem structs that the kernels of mhc_pre, mhc_sinkhorn, mhc_post and mhc_seam receive:
+ * validated arguments and named sizes. */
 #ifndef COT_MHC_PROBLEM_H
 #define COT_MHC_PROBLEM_H
 
@@ -13,8 +13,9 @@
 /* Indices of each op's directions. */
 enum { COT_MHC_FORWARD, COT_MHC_BACKWARD };
 
-extern const cot_op cot_mhc_pre_op, cot_mhc_sinkhorn_op, cot_mhc_post_op;
-extern const cot_direction cot_mhc_pre_directions[], cot_mhc_sinkhorn_directions[], cot_mhc_post_directions[];
+extern const cot_op cot_mhc_pre_op, cot_mhc_sinkhorn_op, cot_mhc_post_op, cot_mhc_seam_op;
+extern const cot_direction cot_mhc_pre_directions[], cot_mhc_sinkhorn_directions[], cot_mhc_post_directions[],
+    cot_mhc_seam_directions[];
 
 /* Sizes as in cotangent/mhc.h. In mhc_sinkhorn D is 1. */
 typedef struct mhc_sizes {
@@ -51,6 +52,108 @@ typedef struct mhc_post_backward_problem {
     mhc_sizes sizes;
     cot_mhc_post_backward_args args; /* likewise for A and dA */
 } mhc_post_backward_problem;
+
+typedef struct mhc_seam_forward_problem {
+    mhc_sizes sizes;
+    cot_mhc_seam_forward_args args; /* strides of A are [in,out], as in mhc_post_forward_problem */
+} mhc_seam_forward_problem;
+
+typedef struct mhc_seam_backward_problem {
+    mhc_sizes sizes;
+    cot_mhc_seam_backward_args args; /* likewise for A and dA */
+} mhc_seam_backward_problem;
+
+/* ---- the halves of seam: problems of post and of pre ---------------------------------------------------- */
+
+static inline mhc_post_forward_problem mhc_seam_post_forward(const mhc_seam_forward_problem *p)
+{
+    const cot_mhc_seam_forward_args *a = &p->args;
+    return (mhc_post_forward_problem){p->sizes, {.x = a->x, .f = a->f, .h_post = a->h_post, .A = a->A, .y = a->y}};
+}
+
+static inline mhc_pre_forward_problem mhc_seam_pre_forward(const mhc_seam_forward_problem *p)
+{
+    const cot_mhc_seam_forward_args *a = &p->args;
+    return (mhc_pre_forward_problem){p->sizes,
+                                     {.norm_eps = a->norm_eps,
+                                      .hc_eps = a->hc_eps,
+                                      .post_scale = a->post_scale,
+                                      .sinkhorn_eps = a->sinkhorn_eps,
+                                      .sinkhorn_iterations = a->sinkhorn_iterations,
+                                      .x = a->y,
+                                      .phi = a->phi,
+                                      .alpha = a->alpha,
+                                      .bias = a->bias,
+                                      .gamma = a->gamma,
+                                      .h_in = a->h_in,
+                                      .h_pre = a->h_pre,
+                                      .h_post = a->next_h_post,
+                                      .h_res = a->h_res,
+                                      .A = a->next_A,
+                                      .inv_rms = a->inv_rms,
+                                      .h_mix = a->h_mix}};
+}
+
+/* The post that computes y again. y is absent: the kernel sets it. */
+static inline mhc_post_forward_problem mhc_seam_recomputation(const mhc_seam_backward_problem *p)
+{
+    const cot_mhc_seam_backward_args *a = &p->args;
+    return (mhc_post_forward_problem){p->sizes, {.x = a->x, .f = a->f, .h_post = a->h_post, .A = a->A}};
+}
+
+/* Pre's backward, whose dx is the gradient g of y. dx is absent: the kernel sets it. x is y, and absent if the call
+ * computes y again. */
+static inline mhc_pre_backward_problem mhc_seam_pre_backward(const mhc_seam_backward_problem *p)
+{
+    const cot_mhc_seam_backward_args *a = &p->args;
+    return (mhc_pre_backward_problem){p->sizes,
+                                      {.hc_eps = a->hc_eps,
+                                       .post_scale = a->post_scale,
+                                       .sinkhorn_eps = a->sinkhorn_eps,
+                                       .sinkhorn_iterations = a->sinkhorn_iterations,
+                                       .accumulate = a->accumulate,
+                                       .x = a->y,
+                                       .phi = a->phi,
+                                       .alpha = a->alpha,
+                                       .bias = a->bias,
+                                       .gamma = a->gamma,
+                                       .inv_rms = a->inv_rms,
+                                       .h_mix = a->h_mix,
+                                       .h_pre = a->h_pre,
+                                       .h_post = a->next_h_post,
+                                       .dh_in = a->dh_in,
+                                       .dh_post = a->dnext_h_post,
+                                       .dh_res = a->dh_res,
+                                       .dA = a->dnext_A,
+                                       .dx_post = a->dy,
+                                       .dphi = a->dphi,
+                                       .dalpha = a->dalpha,
+                                       .dbias = a->dbias,
+                                       .dgamma = a->dgamma}};
+}
+
+/* Post's backward. dy is absent: the kernel sets it to g. */
+static inline mhc_post_backward_problem mhc_seam_post_backward(const mhc_seam_backward_problem *p)
+{
+    const cot_mhc_seam_backward_args *a = &p->args;
+    return (mhc_post_backward_problem){p->sizes,
+                                       {.x = a->x,
+                                        .f = a->f,
+                                        .h_post = a->h_post,
+                                        .A = a->A,
+                                        .dx = a->dx,
+                                        .df = a->df,
+                                        .dh_post = a->dh_post,
+                                        .dA = a->dA}};
+}
+
+/* Whether the call has an output of post's backward. Otherwise g is not needed. */
+static inline bool mhc_seam_needs_g(const cot_mhc_seam_backward_args *a)
+{
+    return cot_is_present(&a->dx) || cot_is_present(&a->df) || cot_is_present(&a->dh_post) || cot_is_present(&a->dA);
+}
+
+/* ---- indices ------------------------------------------------------------------------------------------ */
 
 /* Index in alpha of coefficient j: 0 = pre, 1 = post, 2 = res. */
 static inline int64_t mhc_alpha_index(int64_t n, int64_t j)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_cases.c: the shapes, layouts and options of the cases that check, bench and the gradient check run, for the three
+ * mhc_cases.c: the shapes, layouts and options of the cases that check, bench and the gradient check run, for the four
  * ops. A case is built from a `case_shape`: its sizes and choices by name. */
 #include "../mhc_problem.h"
 #include "mhc_ref.h"
@@ -15,7 +15,7 @@
 
 /* ---- shapes ------------------------------------------------------------------------------------------ */
 
-enum { PRE, SINKHORN, POST };
+enum { PRE, SINKHORN, POST, SEAM };
 
 typedef enum layout_kind {
     TOKEN_MAJOR,  /* [B,T,n,D] */
@@ -39,6 +39,7 @@ typedef struct case_shape {
     bool no_data_gradient, no_parameter_gradient; /* leave out dx or df; leave out the other gradients */
     bool only_saved;                              /* pre's forward: only the outputs that the backward needs */
     bool wide_logits, no_eps, out_in;             /* sinkhorn, post */
+    bool only_y, saved_y; /* seam: y is the only output of the forward; y is an input of the backward */
     /* Every eps is 0.25; one logit of each row is 200 above the others. */
     bool large_eps, peaks;
     uint64_t seed;
@@ -49,7 +50,7 @@ static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
 static const cot_direction *direction_of(const case_shape *p)
 {
     static const cot_direction *const directions[] = {cot_mhc_pre_directions, cot_mhc_sinkhorn_directions,
-                                                      cot_mhc_post_directions};
+                                                      cot_mhc_post_directions, cot_mhc_seam_directions};
     return &directions[p->op][p->direction];
 }
 
@@ -265,6 +266,88 @@ static void post_backward_case(const case_shape *p, cot_case *c)
     }
 }
 
+/* Sets the inputs of post's half. */
+static void set_post_inputs(const case_shape *p, cot_case *c)
+{
+    set_stream_tensor(p, c, "x");
+    set_layer_tensor(p, c, "f");
+    set_coefficients(p, c, "h_post", p->n);
+    set_matrix(p, c, "A");
+}
+
+static void seam_forward_case(const case_shape *p, cot_case *c)
+{
+    const cot_direction *direction = direction_of(p);
+    cot_mhc_seam_forward_args *a = (cot_mhc_seam_forward_args *)c->args;
+    COT_MHC_SEAM_FORWARD_INIT(a);
+    a->sinkhorn_iterations = (int32_t)p->iterations;
+    a->A_is_out_in = p->out_in;
+    if (p->large_eps)
+        a->norm_eps = a->hc_eps = a->sinkhorn_eps = 0.25;
+    set_post_inputs(p, c);
+    set_parameters(p, c, "", true, p->gamma);
+    set_stream_tensor(p, c, "y");
+    if (p->only_y)
+        return;
+    set_coefficients(p, c, "h_pre", p->n);
+    set_coefficients(p, c, "next_h_post", p->n);
+    set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
+    set_token_tensor(p, c, "inv_rms", coefficient_dtype(p), 0, 0, 0);
+    c->shared[cot_field_index(direction, "h_pre")] = c->shared[cot_field_index(direction, "next_h_post")] =
+        error_concentration(p);
+    if (p->fused)
+        set_matrix(p, c, "next_A");
+    c->shared[cot_field_index(direction, "next_A")] = p->n * p->n; /* as in pre */
+    if (!p->only_saved) {
+        set_layer_tensor(p, c, "h_in");
+        c->shared[cot_field_index(direction, "h_in")] = cot_ceil_div(p->D, p->n) * error_concentration(p);
+        set_matrix(p, c, "h_res");
+    }
+}
+
+static void seam_backward_case(const case_shape *p, cot_case *c)
+{
+    const cot_direction *direction = direction_of(p);
+    cot_mhc_seam_backward_args *a = (cot_mhc_seam_backward_args *)c->args;
+    COT_MHC_SEAM_BACKWARD_INIT(a);
+    a->sinkhorn_iterations = (int32_t)p->iterations;
+    a->accumulate = p->accumulate;
+    a->A_is_out_in = p->out_in;
+    if (p->large_eps)
+        a->hc_eps = a->sinkhorn_eps = 0.25;
+    set_post_inputs(p, c);
+    if (p->saved_y)
+        set_stream_tensor(p, c, "y");
+    set_parameters(p, c, "", true, p->gamma);
+    set_token_tensor(p, c, "inv_rms", coefficient_dtype(p), 0, 0, 0);
+    set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
+    set_coefficients(p, c, "h_pre", p->n);
+    set_coefficients(p, c, "next_h_post", p->n);
+    set_layer_tensor(p, c, "dh_in");
+    set_coefficients(p, c, "dnext_h_post", p->n);
+    if (p->dh_res)
+        set_matrix(p, c, "dh_res");
+    if (p->fused)
+        set_matrix(p, c, "dnext_A");
+    if (p->dx_post)
+        set_stream_tensor(p, c, "dy");
+    if (!p->no_data_gradient) {
+        set_stream_tensor(p, c, "dx");
+        set_layer_tensor(p, c, "df");
+        set_coefficients(p, c, "dh_post", p->n);
+        set_matrix(p, c, "dA");
+    }
+    /* The factors of pre's backward. The elements of g share them, and so do all sums of g of a token. */
+    const int64_t factors = p->B * p->T * p->n * (p->n + 2), K = p->n * p->D * error_concentration(p);
+    c->shared[cot_field_index(direction, "dx")] = c->shared[cot_field_index(direction, "df")] = K;
+    c->shared[cot_field_index(direction, "dA")] = p->n * p->n * error_concentration(p);
+    c->shared[cot_field_index(direction, "dh_post")] = p->n * error_concentration(p);
+    c->shared[cot_field_index(direction, "dphi")] = factors > 0 ? cot_ceil_div(p->n * (p->n + 2) * K, factors) : 1;
+    c->shared[cot_field_index(direction, "dgamma")] = factors > 0 ? cot_ceil_div(K, factors) : 1;
+    if (!p->no_parameter_gradient)
+        set_parameters(p, c, "d", true, p->gamma || !(p->uses & COT_CASE_GRADIENT));
+}
+
 /* Describes the options. The prepare functions read some of these texts again. */
 static void describe(const case_shape *p, cot_case *c)
 {
@@ -274,13 +357,17 @@ static void describe(const case_shape *p, cot_case *c)
     snprintf(c->shape, sizeof c->shape, "B%lld T%lld n%lld", (long long)p->B, (long long)p->T, (long long)p->n);
     if (p->op != SINKHORN)
         snprintf(c->shape + strlen(c->shape), sizeof c->shape - strlen(c->shape), " D%lld", (long long)p->D);
-    if (p->op == PRE) {
-        snprintf(c->options, sizeof c->options, "%s%s%s%s%s%s%s%s%s%s", p->wide_phi ? "phi~1" : "phi~1/nD",
+    if (p->op == PRE || p->op == SEAM) {
+        const char *const dx_post = p->op == PRE ? "+dx_post" : "+dy";
+        snprintf(c->options, sizeof c->options, "%s%s%s%s%s%s%s%s%s%s%s%s%s", p->wide_phi ? "phi~1" : "phi~1/nD",
                  p->gamma ? "+gamma" : "", p->fused ? "+sinkhorn" : "", p->large_eps ? "+eps" : "",
-                 backward && p->dh_res ? "+dh_res" : "", backward && p->dx_post ? "+dx_post" : "",
+                 backward && p->dh_res ? "+dh_res" : "", backward && p->dx_post ? dx_post : "",
                  p->accumulate ? "+accumulate" : "", p->no_data_gradient ? "-dx" : "",
-                 p->no_parameter_gradient ? "-dphi" : "", p->only_saved ? "-h_in" : "");
+                 p->no_parameter_gradient ? "-dphi" : "", p->only_saved ? "-h_in" : "",
+                 p->op == SEAM && p->out_in ? " A[out,in]" : "", p->op == SEAM && backward && p->saved_y ? "+y" : "",
+                 p->op == SEAM && p->only_y ? " only-y" : "");
         c->flops = (backward ? 4 : 2) * n * (n + 2) * x;
+        c->flops += p->op == SEAM ? (backward ? (p->saved_y ? 4 : 6) : 2) * (n + 1) * x : 0;
     } else if (p->op == SINKHORN) {
         snprintf(c->options, sizeof c->options, "R=%lld%s%s%s", (long long)p->iterations, p->wide_logits ? "+wide" : "",
                  p->peaks ? "+peaks" : "",
@@ -299,10 +386,11 @@ static void describe(const case_shape *p, cot_case *c)
 
 static void build(const case_shape *p, cot_case *c)
 {
-    static void (*const builders[3][2])(const case_shape *, cot_case *) = {
+    static void (*const builders[4][2])(const case_shape *, cot_case *) = {
         {pre_forward_case, pre_backward_case},
         {sinkhorn_forward_case, sinkhorn_backward_case},
         {post_forward_case, post_backward_case},
+        {seam_forward_case, seam_backward_case},
     };
     *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = p->seed};
     builders[p->op][p->direction](p, c);
@@ -331,6 +419,10 @@ static void draw_features(case_shape *p, uint64_t *state)
     p->wide_logits = cot_draw_below(state, 3) == 0;
     p->no_eps = !p->wide_logits && cot_draw_below(state, 4) == 0;
     p->out_in = cot_draw_bool(state);
+    if (p->op != SEAM) /* the cases of the other ops stay the same */
+        return;
+    p->saved_y = p->direction == COT_MHC_BACKWARD && cot_draw_bool(state);
+    p->only_y = p->direction == COT_MHC_FORWARD && cot_draw_below(state, 4) == 0;
 }
 
 /* Every n and D, with token counts around the kernels' tiles. The oracle's work, about n*n*n*D*tokens, bounds the
@@ -349,6 +441,7 @@ static void sweep_sizes(cot_case_visitor *v, int op, int direction)
                 const double n = (double)p.n, x = (double)tokens[i] * n * (double)p.D;
                 const double work = op == PRE    ? x * (n * n + 2 * n)
                                     : op == POST ? 10 * x * (n + 1)
+                                    : op == SEAM ? x * (n * n + 12 * n)
                                                  : 5000 * x / (double)p.D;
                 if ((op == SINKHORN && p.D != 1) || work > 3e6 ||
                     (work > 1e5 && cot_draw_below(&state, work > 5e5 ? 12 : 3) != 0))
@@ -382,7 +475,7 @@ static void large_shapes(cot_case_visitor *v, int op, int direction)
         p.dtype = float_dtypes[op == SINKHORN ? 0 : (i + 2) % 3];
         p.seed = cot_draw(&state);
         draw_features(&p, &state);
-        p.no_data_gradient = p.no_parameter_gradient = p.only_saved = false;
+        p.no_data_gradient = p.no_parameter_gradient = p.only_saved = p.only_y = false;
         emit(v, &p);
     }
 }
@@ -406,7 +499,7 @@ static void many_tiles(cot_case_visitor *v, int op, int direction)
         p.T = shapes[i].tokens / p.B;
         p.seed = cot_draw(&state);
         draw_features(&p, &state);
-        p.no_data_gradient = p.no_parameter_gradient = p.only_saved = false;
+        p.no_data_gradient = p.no_parameter_gradient = p.only_saved = p.only_y = false;
         emit(v, &p);
     }
 }
@@ -426,6 +519,7 @@ static void gradients(cot_case_visitor *v, int op)
         p.gamma = bits & 1, p.fused = bits >> 1 & 1, p.dh_res = bits >> 2 & 1, p.wide_phi = bits >> 3 & 1;
         p.iterations = bits & 4 ? 20 : 1 + bits % 3;
         p.no_eps = bits & 1, p.out_in = bits & 2;
+        p.dx_post = p.op == SEAM, p.saved_y = bits >> 2 & 1; /* dy; pre's forward has no output for dx_post */
         emit(v, &p);
     }
 }
@@ -479,8 +573,13 @@ static void bench_shapes(cot_case_visitor *v, int op, int direction)
         if (op == SINKHORN && (p.uses == CPU ? p.dtype != COT_F32 && p.n == 4 : p.D != 4096 || p.dtype != COT_BF16))
             continue;
         p.dtype = op == SINKHORN ? COT_F32 : p.dtype;
-        p.dh_res = true;
+        p.dh_res = op != SEAM;
+        p.fused = p.dx_post = op == SEAM; /* between two layers */
         emit(v, &p);
+        if (op == SEAM && direction == COT_MHC_BACKWARD && (i == 0 || i == first_of_gpu)) {
+            p.saved_y = true;
+            emit(v, &p);
+        }
         if (op != PRE || (i != 0 && i != first_of_gpu))
             continue;
         p.dh_res = false, p.fused = p.dx_post = true; /* the fused layer: Sinkhorn and dx_post in the same call */
@@ -518,7 +617,18 @@ static bool set_option(case_shape *p, const char *word)
                                                {"eps", offsetof(case_shape, large_eps)},
                                                {0}};
     static const cot_text_option post[] = {{"A[out,in]", offsetof(case_shape, out_in)}, {0}};
-    const cot_text_option *switches = p->op == PRE ? pre : p->op == SINKHORN ? sinkhorn : post;
+    static const cot_text_option seam[] = {{"gamma", offsetof(case_shape, gamma)},
+                                           {"phi~1", offsetof(case_shape, wide_phi)},
+                                           {"sinkhorn", offsetof(case_shape, fused)},
+                                           {"eps", offsetof(case_shape, large_eps)},
+                                           {"dh_res", offsetof(case_shape, dh_res)},
+                                           {"dy", offsetof(case_shape, dx_post)},
+                                           {"accumulate", offsetof(case_shape, accumulate)},
+                                           {"A[out,in]", offsetof(case_shape, out_in)},
+                                           {"y", offsetof(case_shape, saved_y)},
+                                           {0}};
+    static const cot_text_option *const all[] = {pre, sinkhorn, post, seam};
+    const cot_text_option *switches = all[p->op];
     if (cot_parse_size(p, sizes, word) || cot_parse_flag(p, switches, word) || cot_parse_float_dtype(&p->dtype, word))
         return true;
     for (int layout = 0; layout < LAYOUT_COUNT; layout++)
@@ -562,29 +672,28 @@ static int find_field(const cot_direction *direction, const char *name)
     return -1;
 }
 
-/* Computes by the oracle the tensors that the forward saves for the backward. */
-static void prepare_saved(const cot_case *c, double *const values[])
+/* Computes by the oracle of `forward` its outputs that are inputs of `backward`: the fields of the same name. `args` are
+ * the forward's options, and an output that the oracle needs and `backward` lacks. */
+static void prepare_saved(const cot_case *c, const cot_direction *forward, const cot_direction *backward,
+                          void (*oracle)(const void *, void *), void *args, double *const values[])
 {
-    const cot_direction *forward = &cot_mhc_pre_directions[COT_MHC_FORWARD];
-    const cot_direction *backward = &cot_mhc_pre_directions[COT_MHC_BACKWARD];
-    cot_mhc_pre_forward_args args, magnitudes;
-    COT_MHC_PRE_FORWARD_INIT(&args);
+    _Alignas(16) char magnitudes[COT_MAX_ARGS];
     double *sizes[COT_MAX_FIELDS] = {0};
     for (int f = 0; f < forward->field_count; f++) {
         const int source = find_field(backward, forward->fields[f].name);
-        if (source < 0 || values[source] == NULL)
-            continue;
-        const cot_tensor *shape_source = cot_field_tensor(&backward->fields[source], (void *)c->args);
-        *cot_field_tensor(&forward->fields[f], &args) =
-            cot_tensor_contiguous(values[source], COT_F64, shape_source->rank, shape_source->shape);
-        if (forward->fields[f].role == COT_OUTPUT)
-            sizes[f] = allocate((size_t)cot_elements(shape_source), sizeof(double));
+        cot_tensor *tensor = cot_field_tensor(&forward->fields[f], args);
+        if (source >= 0 && values[source] != NULL) {
+            const cot_tensor *shape_source = cot_field_tensor(&backward->fields[source], (void *)c->args);
+            *tensor = cot_tensor_contiguous(values[source], COT_F64, shape_source->rank, shape_source->shape);
+        }
+        if (forward->fields[f].role == COT_OUTPUT && cot_is_present(tensor))
+            sizes[f] = allocate((size_t)cot_elements(tensor), sizeof(double));
     }
-    magnitudes = args;
+    memcpy(magnitudes, args, forward->args_size);
     for (int f = 0; f < forward->field_count; f++)
         if (sizes[f] != NULL)
-            cot_field_tensor(&forward->fields[f], &magnitudes)->data = sizes[f];
-    cot_mhc_pre_oracles[COT_MHC_FORWARD](&args, &magnitudes);
+            cot_field_tensor(&forward->fields[f], magnitudes)->data = sizes[f];
+    oracle(args, magnitudes);
     for (int f = 0; f < forward->field_count; f++)
         free(sizes[f]);
 }
@@ -597,8 +706,71 @@ static void prepare_pre(const cot_case *c, double *const values[])
     if (strstr(c->options, "phi~1/nD") != NULL)
         scale_values(values[phi], cot_elements(tensor), 1 / sqrt((double)tensor->shape[1]));
     /* Timing does not depend on these values, and the oracle takes seconds for them at the benchmark's sizes. */
-    if (c->direction == COT_MHC_BACKWARD && (c->uses & COT_CASE_CHECK))
-        prepare_saved(c, values);
+    if (c->direction == COT_MHC_BACKWARD && (c->uses & COT_CASE_CHECK)) {
+        cot_mhc_pre_forward_args args;
+        COT_MHC_PRE_FORWARD_INIT(&args);
+        prepare_saved(c, &cot_mhc_pre_directions[COT_MHC_FORWARD], direction, cot_mhc_pre_oracles[COT_MHC_FORWARD],
+                      &args, values);
+    }
+}
+
+/* Rounds to multiples of `unit` within the limits. NaN stays NaN. */
+static void quantize(double *data, int64_t count, double unit, double lowest, double highest)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const double value = rint(data[i] / unit) * unit;
+        data[i] = isfinite(value) ? fmin(fmax(value, lowest), highest) : data[i];
+    }
+}
+
+/* Chooses inputs of which y is exact in f16 and bf16: up to 12 products that are multiples of 1/8 with an absolute value
+ * of at most 1.75. The oracle does not round y. A kernel rounds its float32 y, and near the middle of two numbers of
+ * x's dtype it may choose another one than the rounded y of the oracle. One such element is beyond the tolerance of the
+ * sums that are computed from y. */
+static void make_y_exact(const cot_case *c, const cot_direction *direction, double *const values[])
+{
+    static const char *const streams[] = {"x", "f"}, *const coefficients[] = {"h_post", "A"};
+    for (int i = 0; i < 2; i++) {
+        const int field = find_field(direction, streams[i]), coefficient = find_field(direction, coefficients[i]);
+        const cot_tensor *tensor = cot_field_tensor(&direction->fields[field], (void *)c->args);
+        quantize(values[field], cot_elements(tensor), 0.25, -1.75, 1.75);
+        tensor = cot_field_tensor(&direction->fields[coefficient], (void *)c->args);
+        quantize(values[coefficient], cot_elements(tensor), 0.5, -0.5, 1);
+    }
+}
+
+static void prepare_seam_saved(const cot_case *c, double *const values[])
+{
+    const cot_mhc_seam_backward_args *b = (const cot_mhc_seam_backward_args *)c->args;
+    const cot_direction *forward = &cot_mhc_seam_directions[COT_MHC_FORWARD];
+    cot_mhc_seam_forward_args args;
+    COT_MHC_SEAM_FORWARD_INIT(&args);
+    args.A_is_out_in = b->A_is_out_in;
+    const size_t elements = (size_t)cot_elements(&b->x);
+    double *y = cot_is_present(&b->y) ? NULL : allocate(elements, sizeof *y);
+    if (y != NULL)
+        args.y = cot_tensor_contiguous(y, COT_F64, 4, b->x.shape);
+    prepare_saved(c, forward, &cot_mhc_seam_directions[COT_MHC_BACKWARD], cot_mhc_seam_oracles[COT_MHC_FORWARD], &args,
+                  values);
+    free(y);
+}
+
+static void prepare_seam(const cot_case *c, double *const values[])
+{
+    const cot_direction *direction = &cot_mhc_seam_directions[c->direction];
+    const int phi = find_field(direction, "phi"), h_mix = find_field(direction, "h_mix");
+    const cot_tensor *tensor = cot_field_tensor(&direction->fields[phi], (void *)c->args);
+    if (strstr(c->options, "phi~1/nD") != NULL)
+        scale_values(values[phi], cot_elements(tensor), 1 / sqrt((double)tensor->shape[1]));
+    if (!(c->uses & COT_CASE_CHECK)) /* as in prepare_pre */
+        return;
+    const cot_tensor *x = cot_field_tensor(&direction->fields[find_field(direction, "x")], (void *)c->args);
+    const bool given = c->direction == COT_MHC_BACKWARD && values[find_field(direction, "y")] != NULL;
+    const bool uses_y = cot_is_present(cot_field_tensor(&direction->fields[h_mix], (void *)c->args));
+    if ((x->dtype == COT_F16 || x->dtype == COT_BF16) && uses_y && !given)
+        make_y_exact(c, direction, values);
+    if (c->direction == COT_MHC_BACKWARD)
+        prepare_seam_saved(c, values);
 }
 
 static void prepare_sinkhorn(const cot_case *c, double *const values[])
@@ -645,6 +817,19 @@ static void post_options(int direction, const void *args, void *primal_args)
     ((cot_mhc_post_forward_args *)primal_args)->A_is_out_in = ((const cot_mhc_post_backward_args *)args)->A_is_out_in;
 }
 
+static void seam_options(int direction, const void *args, void *primal_args)
+{
+    (void)direction;
+    const cot_mhc_seam_backward_args *b = args;
+    cot_mhc_seam_forward_args *f = primal_args;
+    COT_MHC_SEAM_FORWARD_INIT(f);
+    f->hc_eps = b->hc_eps;
+    f->post_scale = b->post_scale;
+    f->sinkhorn_eps = b->sinkhorn_eps;
+    f->sinkhorn_iterations = b->sinkhorn_iterations;
+    f->A_is_out_in = b->A_is_out_in;
+}
+
 /* ---- one table for each op --------------------------------------------------------------------------- */
 
 #define CASES(stem, STEM, help, prepare_)                                                         \
@@ -671,3 +856,5 @@ CASES(pre, PRE, "D=1024 R=20 (iterations), gamma phi~1 sinkhorn eps dh_res dx_po
       prepare_pre)
 CASES(sinkhorn, SINKHORN, "R=20 (iterations), wide peaks eps, f32", prepare_sinkhorn)
 CASES(post, POST, "D=1024 A[out,in], f32 f16 bf16", NULL)
+CASES(seam, SEAM, "D=1024 R=20 (iterations), gamma phi~1 sinkhorn eps dh_res dy y accumulate A[out,in], f32 f16 bf16",
+      prepare_seam)

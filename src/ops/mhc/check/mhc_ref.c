@@ -17,8 +17,10 @@
  *     roundoff of that sum's terms, plus the larger of its own error so far and its line's average error. Both are
  *     divided as the element is. The last step multiplies by 1 + the average of rho, for the error of the A that was
  *     summed with G, and adds a term for the error of P.
- * Where a factor can be subnormal (a sigmoid, a P), min_normal is added to its magnitude: 4u of it covers the
- * rounding of one or two subnormals.
+ * In seam, the x of pre is y, and the dy of post's backward is g. Both are rounded sums. M(y) and M(g) then replace |x|
+ * and |dy|.
+ * Where a factor can be subnormal (a sigmoid, a P, a dz, a dh_mix, a Q), min_normal is added to its magnitude: 4u of it
+ * covers the rounding of one or two subnormals.
  *
  * NaN and infinities follow the formulas. If a magnitude is NaN but its value is a number (0 times infinity in a
  * derivative), the magnitude becomes the absolute value. Where a result is infinite, another order of its terms may
@@ -72,6 +74,13 @@ static void init_gradient(const cot_tensor *out, const cot_tensor *magnitudes, b
             values(out)[i] = 0;
         values(magnitudes)[i] = fabs(values(out)[i]);
     }
+}
+
+/* The magnitude of element i of an input: its absolute value. If another function computed the input, `magnitudes` has
+ * its magnitudes. */
+static real input_magnitude(const double *input, const double *magnitudes, int64_t i)
+{
+    return magnitudes != NULL && isfinite(input[i]) ? fabs(magnitudes[i]) : fabs(input[i]);
 }
 
 static real sigmoid(real z)
@@ -276,33 +285,39 @@ static void sinkhorn_backward(const void *args, void *magnitudes)
 
 /* ---- pre ---------------------------------------------------------------------------------------------- */
 
-static void pre_forward(const void *args, void *magnitudes)
+/* x_magnitudes: NULL, or those of x if it was computed. */
+static void pre_forward_of(const cot_mhc_pre_forward_args *a, const cot_mhc_pre_forward_args *m,
+                           const cot_tensor *x_magnitudes)
 {
-    const cot_mhc_pre_forward_args *a = args, *m = magnitudes;
     const int64_t n = a->x.shape[2], D = a->x.shape[3], K = n * D, M = n * (n + 2);
     const int64_t tokens = a->x.shape[0] * a->x.shape[1];
     const double *gamma = cot_is_present(&a->gamma) ? values(&a->gamma) : NULL;
     real *z = allocate(2 * M, sizeof(real)), *z_magnitude = z + M;
     sinkhorn s = make_sinkhorn(n, cot_is_present(&a->A) ? a->sinkhorn_iterations : 1);
     for (int64_t t = 0; t < tokens; t++) {
-        const double *x = row(&a->x, t, K);
-        real squares = 0;
-        for (int64_t k = 0; k < K; k++)
+        const double *x = row(&a->x, t, K), *xm = x_magnitudes != NULL ? row(x_magnitudes, t, K) : NULL;
+        real squares = 0, squares_error = 0;
+        for (int64_t k = 0; k < K; k++) {
             squares += (real)x[k] * x[k];
+            squares_error += xm != NULL ? fabs(x[k]) * input_magnitude(x, xm, k) : 0;
+        }
         const real inv_rms = 1 / sqrtl(squares / (real)K + a->norm_eps);
-        store(row(&a->inv_rms, t, 1), row(&m->inv_rms, t, 1), 0, inv_rms, inv_rms);
+        /* Relative. The error of a computed x adds to the 1 of the roundoff. */
+        const real inv_rms_error = 1 + inv_rms * inv_rms * squares_error / (real)K;
+        store(row(&a->inv_rms, t, 1), row(&m->inv_rms, t, 1), 0, inv_rms, inv_rms * inv_rms_error);
         for (int64_t j = 0; j < M; j++) {
             const double *phi = values(&a->phi) + j * K;
             real mix = 0;
             double mix_magnitude = 0;
             for (int64_t k = 0; k < K; k++) {
+                const double weight = phi[k] * (gamma != NULL ? gamma[k] : 1);
                 mix += (real)phi[k] * (gamma != NULL ? gamma[k] : 1) * x[k];
-                mix_magnitude += fabs(phi[k] * (gamma != NULL ? gamma[k] : 1) * x[k]);
+                mix_magnitude += fabs(weight) * (double)input_magnitude(x, xm, k);
             }
             store(row(&a->h_mix, t, M), row(&m->h_mix, t, M), j, mix, mix_magnitude);
             const real alpha = values(&a->alpha)[mhc_alpha_index(n, j)], bias = values(&a->bias)[j];
             z[j] = alpha * mix * inv_rms + bias;
-            z_magnitude[j] = fabsl(alpha) * (mix_magnitude + fabsl(mix)) * inv_rms + fabsl(bias);
+            z_magnitude[j] = fabsl(alpha) * (mix_magnitude + fabsl(mix) * inv_rms_error) * inv_rms + fabsl(bias);
             const real sigma = sigmoid(z[j]), magnitude = sigmoid_magnitude(z[j], z_magnitude[j]) + min_normal;
             if (j < n)
                 store(row(&a->h_pre, t, n), row(&m->h_pre, t, n), j, sigma + a->hc_eps, magnitude + a->hc_eps);
@@ -322,6 +337,7 @@ static void pre_forward(const void *args, void *magnitudes)
                 const real sigma = sigmoid(z[i]);
                 sum += (sigma + a->hc_eps) * x[i * D + d];
                 magnitude += (sigmoid_magnitude(z[i], z_magnitude[i]) + a->hc_eps) * fabs(x[i * D + d]);
+                magnitude += xm != NULL ? (sigma + a->hc_eps) * input_magnitude(x, xm, i * D + d) : 0;
             }
             store(row(&a->h_in, t, D), row(&m->h_in, t, D), d, sum, magnitude);
         }
@@ -330,17 +346,24 @@ static void pre_forward(const void *args, void *magnitudes)
     free(z);
 }
 
+static void pre_forward(const void *args, void *magnitudes)
+{
+    pre_forward_of(args, magnitudes, NULL);
+}
+
 /* The gradient of one token's z and its magnitude, [M] each. */
-static void pre_dz(const cot_mhc_pre_backward_args *a, sinkhorn *s, int64_t t, real *dz, real *magnitude)
+static void pre_dz(const cot_mhc_pre_backward_args *a, const cot_tensor *x_magnitudes, sinkhorn *s, int64_t t, real *dz,
+                   real *magnitude)
 {
     const int64_t n = a->x.shape[2], D = a->x.shape[3], M = n * (n + 2);
-    const double *x = row(&a->x, t, n * D), *h_mix = row(&a->h_mix, t, M);
+    const double *x = row(&a->x, t, n * D), *xm = x_magnitudes != NULL ? row(x_magnitudes, t, n * D) : NULL;
+    const double *h_mix = row(&a->h_mix, t, M);
     for (int64_t i = 0; i < n; i++) {
         real dh = 0, dh_magnitude = 0;
         for (int64_t d = 0; d < D; d++) {
-            const real term = (real)row(&a->dh_in, t, D)[d] * x[i * D + d];
-            dh += term;
-            dh_magnitude += fabsl(term);
+            const real dh_in = row(&a->dh_in, t, D)[d];
+            dh += dh_in * x[i * D + d];
+            dh_magnitude += fabsl(dh_in) * input_magnitude(x, xm, i * D + d);
         }
         const real h = row(&a->h_pre, t, n)[i], sigma = h - a->hc_eps;
         dz[i] = dh * sigma * (1 - sigma);
@@ -349,7 +372,7 @@ static void pre_dz(const cot_mhc_pre_backward_args *a, sinkhorn *s, int64_t t, r
     for (int64_t o = 0; o < n; o++) {
         const real h = row(&a->h_post, t, n)[o], dh = row(&a->dh_post, t, n)[o];
         dz[n + o] = dh * h * (1 - h / a->post_scale);
-        magnitude[n + o] = fabsl(dh * h) * (1 + fabsl(h / a->post_scale));
+        magnitude[n + o] = fabsl(dh * h) * (1 + fabsl(h / a->post_scale)) + min_normal;
     }
     real *dL = dz + 2 * n, *dL_magnitude = magnitude + 2 * n;
     for (int64_t ij = 0; ij < n * n; ij++) {
@@ -370,9 +393,10 @@ static void pre_dz(const cot_mhc_pre_backward_args *a, sinkhorn *s, int64_t t, r
     free(logits);
 }
 
-static void pre_backward(const void *args, void *magnitudes)
+/* x_magnitudes: NULL, or those of x if it was computed. */
+static void pre_backward_of(const cot_mhc_pre_backward_args *a, const cot_mhc_pre_backward_args *m,
+                            const cot_tensor *x_magnitudes)
 {
-    const cot_mhc_pre_backward_args *a = args, *m = magnitudes;
     const int64_t n = a->x.shape[2], D = a->x.shape[3], K = n * D, M = n * (n + 2);
     const int64_t tokens = a->x.shape[0] * a->x.shape[1];
     const double *gamma = cot_is_present(&a->gamma) ? values(&a->gamma) : NULL, *phi = values(&a->phi);
@@ -388,9 +412,10 @@ static void pre_backward(const void *args, void *magnitudes)
     double *Q_magnitude = allocate(M * K, sizeof(double)), *dx_magnitude = allocate(K, sizeof(double));
     sinkhorn s = make_sinkhorn(n, cot_is_present(&a->dA) ? a->sinkhorn_iterations : 1);
     for (int64_t t = 0; t < tokens; t++) {
-        const double *x = row(&a->x, t, K), *h_mix = row(&a->h_mix, t, M);
+        const double *x = row(&a->x, t, K), *xm = x_magnitudes != NULL ? row(x_magnitudes, t, K) : NULL;
+        const double *h_mix = row(&a->h_mix, t, M);
         const real inv_rms = *row(&a->inv_rms, t, 1);
-        pre_dz(a, &s, t, dz, dz_magnitude);
+        pre_dz(a, x_magnitudes, &s, t, dz, dz_magnitude);
         real dinv = 0, dinv_magnitude = 0;
         for (int64_t j = 0; j < M; j++) {
             const int64_t group = mhc_alpha_index(n, j);
@@ -402,7 +427,7 @@ static void pre_backward(const void *args, void *magnitudes)
             dinv += alpha * dz[j] * h_mix[j];
             dinv_magnitude += fabsl(alpha * h_mix[j]) * dz_magnitude[j];
             dh_mix[j] = alpha * dz[j] * inv_rms;
-            dh_mix_magnitude[j] = fabsl(alpha * inv_rms) * dz_magnitude[j];
+            dh_mix_magnitude[j] = fabsl(alpha * inv_rms) * dz_magnitude[j] + min_normal;
         }
         const real scale = inv_rms * inv_rms * inv_rms / (real)K;
         for (int64_t k = 0; k < K; k++)
@@ -415,6 +440,7 @@ static void pre_backward(const void *args, void *magnitudes)
                 dx_magnitude[k] += magnitude * fabs(phi[jk]);
                 Q[jk] += dh_mix[j] * x[k];
                 Q_magnitude[jk] += magnitude * fabs(x[k]);
+                Q_magnitude[jk] += xm != NULL ? fabs((double)dh_mix[j]) * (double)input_magnitude(x, xm, k) : 0;
             }
         }
         for (int64_t k = 0; cot_is_present(&a->dx) && k < K; k++) {
@@ -423,7 +449,8 @@ static void pre_backward(const void *args, void *magnitudes)
             const real post = cot_is_present(&a->dx_post) ? row(&a->dx_post, t, K)[k] : 0,
                        g = gamma != NULL ? gamma[k] : 1;
             store(row(&a->dx, t, K), row(&m->dx, t, K), k, g * dx[k] - dinv * scale * x[k] + direct + post,
-                  fabsl(g) * dx_magnitude[k] + dinv_magnitude * scale * fabs(x[k]) + fabsl(direct) + fabsl(post));
+                  fabsl(g) * dx_magnitude[k] + dinv_magnitude * scale * fabs(x[k]) + fabsl(direct) + fabsl(post) +
+                      (xm != NULL ? fabsl(dinv) * scale * input_magnitude(x, xm, k) : 0));
         }
     }
     for (int64_t j = 0; j < M; j++)
@@ -433,7 +460,7 @@ static void pre_backward(const void *args, void *magnitudes)
     for (int64_t jk = 0; jk < M * K; jk++) {
         const int64_t k = jk % K;
         const real g = gamma != NULL ? gamma[k] : 1;
-        add(row(&a->dphi, 0, 0), row(&m->dphi, 0, 0), jk, Q[jk] * g, Q_magnitude[jk] * fabsl(g));
+        add(row(&a->dphi, 0, 0), row(&m->dphi, 0, 0), jk, Q[jk] * g, (Q_magnitude[jk] + min_normal) * fabsl(g));
         add(row(&a->dgamma, 0, 0), row(&m->dgamma, 0, 0), k, phi[jk] * Q[jk], fabs(phi[jk]) * Q_magnitude[jk]);
     }
     free_sinkhorn(&s);
@@ -443,6 +470,11 @@ static void pre_backward(const void *args, void *magnitudes)
     free(dx);
     free(Q_magnitude);
     free(dx_magnitude);
+}
+
+static void pre_backward(const void *args, void *magnitudes)
+{
+    pre_backward_of(args, magnitudes, NULL);
 }
 
 /* ---- post --------------------------------------------------------------------------------------------- */
@@ -472,43 +504,47 @@ static void post_forward(const void *args, void *magnitudes)
         }
 }
 
-/* sum_d a[d] * b[d], and its magnitude. */
-static void dot(double *out, double *magnitudes, int64_t index, const double *a, const double *b, int64_t D)
+/* sum_d a[d] * b[d], and its magnitude. b_magnitudes: NULL, or those of b if it was computed. */
+static void dot(double *out, double *magnitudes, int64_t index, const double *a, const double *b,
+                const double *b_magnitudes, int64_t D)
 {
     real sum = 0, magnitude = 0;
     for (int64_t d = 0; d < D; d++) {
         sum += (real)a[d] * b[d];
-        magnitude += fabsl((real)a[d] * b[d]);
+        magnitude += fabs(a[d]) * input_magnitude(b, b_magnitudes, d);
     }
     store(out, magnitudes, index, sum, magnitude);
 }
 
-static void post_backward(const void *args, void *magnitudes)
+/* dy_magnitudes: NULL, or those of dy if it was computed. */
+static void post_backward_of(const cot_mhc_post_backward_args *a, const cot_mhc_post_backward_args *m,
+                             const cot_tensor *dy_magnitudes)
 {
-    const cot_mhc_post_backward_args *a = args, *m = magnitudes;
     const int64_t n = a->x.shape[2], D = a->x.shape[3], tokens = a->x.shape[0] * a->x.shape[1];
     for (int64_t t = 0; t < tokens; t++) {
         const double *x = row(&a->x, t, n * D), *dy = row(&a->dy, t, n * D), *f = row(&a->f, t, D);
         const double *A = row(&a->A, t, n * n), *h_post = row(&a->h_post, t, n);
+        const double *gm = dy_magnitudes != NULL ? row(dy_magnitudes, t, n * D) : NULL;
         for (int64_t o = 0; o < n; o++) {
-            dot(row(&a->dh_post, t, n), row(&m->dh_post, t, n), o, f, dy + o * D, D);
+            const double *stream_magnitudes = gm != NULL ? gm + o * D : NULL;
+            dot(row(&a->dh_post, t, n), row(&m->dh_post, t, n), o, f, dy + o * D, stream_magnitudes, D);
             for (int64_t i = 0; i < n; i++)
                 dot(row(&a->dA, t, n * n), row(&m->dA, t, n * n), A_index(n, a->A_is_out_in, i, o), x + i * D,
-                    dy + o * D, D);
+                    dy + o * D, stream_magnitudes, D);
         }
         for (int64_t d = 0; d < D; d++) {
             real df = 0, df_magnitude = 0;
             for (int64_t o = 0; o < n; o++) {
                 df += (real)h_post[o] * dy[o * D + d];
-                df_magnitude += fabsl((real)h_post[o] * dy[o * D + d]);
+                df_magnitude += fabs(h_post[o]) * input_magnitude(dy, gm, o * D + d);
             }
             store(row(&a->df, t, D), row(&m->df, t, D), d, df, df_magnitude);
             for (int64_t i = 0; i < n; i++) {
                 real dx = 0, dx_magnitude = 0;
                 for (int64_t o = 0; o < n; o++) {
-                    const real term = (real)A[A_index(n, a->A_is_out_in, i, o)] * dy[o * D + d];
-                    dx += term;
-                    dx_magnitude += fabsl(term);
+                    const double weight = A[A_index(n, a->A_is_out_in, i, o)];
+                    dx += (real)weight * dy[o * D + d];
+                    dx_magnitude += fabs(weight) * input_magnitude(dy, gm, o * D + d);
                 }
                 store(row(&a->dx, t, n * D), row(&m->dx, t, n * D), i * D + d, dx, dx_magnitude);
             }
@@ -516,6 +552,69 @@ static void post_backward(const void *args, void *magnitudes)
     }
 }
 
+static void post_backward(const void *args, void *magnitudes)
+{
+    post_backward_of(args, magnitudes, NULL);
+}
+
+/* ---- seam --------------------------------------------------------------------------------------------- */
+
+/* Pre's arguments, from those of seam or from their magnitudes. */
+static cot_mhc_pre_forward_args seam_pre_forward(const cot_mhc_seam_forward_args *a)
+{
+    return mhc_seam_pre_forward(&(const mhc_seam_forward_problem){.args = *a}).args;
+}
+
+static cot_mhc_post_forward_args seam_post_forward(const cot_mhc_seam_forward_args *a)
+{
+    cot_mhc_post_forward_args post = mhc_seam_post_forward(&(const mhc_seam_forward_problem){.args = *a}).args;
+    post.A_is_out_in = a->A_is_out_in;
+    return post;
+}
+
+/* y is not rounded. If x is f16 or bf16, the cases choose inputs whose y is exact in that dtype (mhc_cases.c). */
+static void seam_forward(const void *args, void *magnitudes)
+{
+    cot_mhc_post_forward_args post = seam_post_forward(args), post_magnitudes = seam_post_forward(magnitudes);
+    cot_mhc_pre_forward_args pre = seam_pre_forward(args), pre_magnitudes = seam_pre_forward(magnitudes);
+    post_forward(&post, &post_magnitudes);
+    pre_forward_of(&pre, &pre_magnitudes, &post_magnitudes.y);
+}
+
+static cot_tensor allocate_like(const cot_tensor *like)
+{
+    return cot_tensor_contiguous(allocate((size_t)cot_elements(like), sizeof(double)), COT_F64, like->rank,
+                                 like->shape);
+}
+
+static void seam_backward(const void *args, void *magnitudes)
+{
+    const mhc_seam_backward_problem p = {.args = *(const cot_mhc_seam_backward_args *)args},
+                                    m = {.args = *(const cot_mhc_seam_backward_args *)magnitudes};
+    cot_mhc_pre_backward_args pre = mhc_seam_pre_backward(&p).args, pre_magnitudes = mhc_seam_pre_backward(&m).args;
+    cot_mhc_post_backward_args post = mhc_seam_post_backward(&p).args,
+                               post_magnitudes = mhc_seam_post_backward(&m).args;
+    cot_mhc_post_forward_args again = mhc_seam_recomputation(&p).args, again_magnitudes = again;
+    post.A_is_out_in = again.A_is_out_in = p.args.A_is_out_in;
+    const bool recompute = !cot_is_present(&p.args.y);
+    if (recompute) {
+        again.y = pre.x = allocate_like(&p.args.x);
+        again_magnitudes.y = allocate_like(&p.args.x);
+        post_forward(&again, &again_magnitudes);
+    }
+    pre.dx = post.dy = allocate_like(&p.args.x);
+    pre_magnitudes.dx = allocate_like(&p.args.x);
+    pre_backward_of(&pre, &pre_magnitudes, recompute ? &again_magnitudes.y : NULL);
+    post_backward_of(&post, &post_magnitudes, &pre_magnitudes.dx);
+    free(pre.dx.data);
+    free(pre_magnitudes.dx.data);
+    if (recompute) {
+        free(again.y.data);
+        free(again_magnitudes.y.data);
+    }
+}
+
 void (*const cot_mhc_pre_oracles[])(const void *, void *) = {pre_forward, pre_backward};
 void (*const cot_mhc_sinkhorn_oracles[])(const void *, void *) = {sinkhorn_forward, sinkhorn_backward};
 void (*const cot_mhc_post_oracles[])(const void *, void *) = {post_forward, post_backward};
+void (*const cot_mhc_seam_oracles[])(const void *, void *) = {seam_forward, seam_backward};

@@ -7,7 +7,9 @@
  * An item is up to MHC_TOKENS tokens. Lanes are columns d. n is a constant in both directions.
  *   Forward   The n+1 inputs of a vector of columns are read once, and all n outputs are computed from them.
  *   Backward  f is handled as stream n, with h_post as its row of A. A chunk of columns of dy is read once for each
- *             stream. So n sums and one row of outputs fit in the registers, and the chunk stays in the L1 cache. */
+ *             stream. So n sums and one row of outputs fit in the registers, and the chunk stays in the L1 cache.
+ * Seam calls both directions for the tokens of a block (mhc_blocks.h). Then dy is g, in f32 for every dtype. */
+#include "mhc_blocks.h"
 #include "mhc_rows.h"
 
 cot_status V_NAME(mhc_post_fwd_rows)(cot_queue *, const void *, void *);
@@ -18,6 +20,7 @@ typedef struct post_token {
     const char *x[MHC_MAX_N + 1], *dy[MHC_MAX_N];           /* x[n] is f */
     const char *next_x[MHC_MAX_N + 1], *next_dy[MHC_MAX_N]; /* rows of the next token, to be prefetched */
     char *y[MHC_MAX_N], *dx[MHC_MAX_N + 1];                 /* dx[n] is df */
+    char *copy[MHC_MAX_N];                                  /* a second y, in the caches */
     float A[MHC_MAX_N + 1][MHC_MAX_N];                      /* [in][out]; A[n] is h_post */
     vf dA[MHC_MAX_N + 1][MHC_MAX_N];                        /* one partial sum in each lane */
     int64_t D;
@@ -25,13 +28,6 @@ typedef struct post_token {
     /* df has its own flag because its rows may be aligned differently from those of dx. */
     bool stream_stores, stream_df_stores, need_sums;
 } post_token;
-
-typedef struct post_context {
-    const void *problem;
-    int64_t item_tokens;
-    void (*run)(post_token *);
-    bool stream_stores, stream_df_stores;
-} post_context;
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
@@ -48,7 +44,10 @@ V_INLINE void forward_vector(const post_token *s, int64_t d, int n, cot_dtype dt
         V_UNROLL
         for (int i = 0; i < n; i++)
             y = v_fma(v_set1(s->A[i][o]), x[i], y);
-        mhc_store_partial(s->y[o] + d * size, dtype, y, remaining, s->stream_stores);
+        if (s->y[o] != NULL)
+            mhc_store_partial(s->y[o] + d * size, dtype, y, remaining, s->stream_stores);
+        if (s->copy[o] != NULL)
+            mhc_store_partial(s->copy[o] + d * size, dtype, y, remaining, false);
     }
 }
 
@@ -65,9 +64,9 @@ V_INLINE void forward_token(post_token *s, int n, cot_dtype dtype)
 /* ---- backward ----------------------------------------------------------------------------------------- */
 
 /* Columns [begin, end) of stream i: its output, and its sums with all streams of dy. */
-V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int n, cot_dtype dtype)
+V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int n, cot_dtype dtype, cot_dtype dy_dtype)
 {
-    const int64_t size = mhc_element_size(dtype);
+    const int64_t size = mhc_element_size(dtype), dy_size = mhc_element_size(dy_dtype);
     const bool stream_stores = i < n ? s->stream_stores : s->stream_df_stores;
     vf sums[MHC_MAX_N];
     V_UNROLL
@@ -78,13 +77,13 @@ V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int
         if (d * size % 64 == 0) {
             v_prefetch_l2(s->next_x[i] + d * size);
             if (i < n)
-                v_prefetch_l2(s->next_dy[i] + d * size);
+                v_prefetch_l2(s->next_dy[i] + d * dy_size);
         }
         const vf x = mhc_load_partial(s->x[i] + d * size, dtype, remaining);
         vf dx = v_zero();
         V_UNROLL
         for (int o = 0; o < n; o++) {
-            const vf dy = mhc_load_partial(s->dy[o] + d * size, dtype, remaining);
+            const vf dy = mhc_load_partial(s->dy[o] + d * dy_size, dy_dtype, remaining);
             sums[o] = v_fma(x, dy, sums[o]);
             dx = o == 0 ? v_mul(v_set1(s->A[i][o]), dy) : v_fma(v_set1(s->A[i][o]), dy, dx);
         }
@@ -96,7 +95,7 @@ V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int
         s->dA[i][o] = v_add(s->dA[i][o], sums[o]);
 }
 
-V_INLINE void backward_token(post_token *s, int n, cot_dtype dtype)
+V_INLINE void backward_token(post_token *s, int n, cot_dtype dtype, cot_dtype dy_dtype)
 {
     for (int i = 0; i <= n; i++)
         for (int o = 0; o < n; o++)
@@ -104,30 +103,44 @@ V_INLINE void backward_token(post_token *s, int n, cot_dtype dtype)
     for (int64_t d = 0; d < s->D; d += MHC_RUN) {
         const int64_t end = d + MHC_RUN < s->D ? d + MHC_RUN : s->D;
         for (int i = 0; i <= n; i++)
-            backward_row(s, i, d, end, n, dtype);
+            backward_row(s, i, d, end, n, dtype, dy_dtype);
     }
 }
 
 /* ---- instances: n as a constant, in every dtype ---------------------------------------------------------- */
 
-#define INSTANCE(n, dtype)                            \
-    static void forward_##n##_##dtype(post_token *s)  \
-    {                                                 \
-        forward_token(s, n, COT_##dtype);             \
-    }                                                 \
-    static void backward_##n##_##dtype(post_token *s) \
-    {                                                 \
-        backward_token(s, n, COT_##dtype);            \
+#define INSTANCE(n, dtype)                              \
+    static void forward_##n##_##dtype(post_token *s)    \
+    {                                                   \
+        forward_token(s, n, COT_##dtype);               \
+    }                                                   \
+    static void backward_##n##_##dtype(post_token *s)   \
+    {                                                   \
+        backward_token(s, n, COT_##dtype, COT_##dtype); \
     }
-#define INSTANCES(n) INSTANCE(n, F32) INSTANCE(n, F16) INSTANCE(n, BF16)
+/* The backward with dy in f32. */
+#define G_INSTANCE(n, dtype)                            \
+    static void backward_g_##n##_##dtype(post_token *s) \
+    {                                                   \
+        backward_token(s, n, COT_##dtype, COT_F32);     \
+    }
+#define INSTANCES(n) INSTANCE(n, F32) INSTANCE(n, F16) INSTANCE(n, BF16) G_INSTANCE(n, F16) G_INSTANCE(n, BF16)
 MHC_FOR_EACH_N(INSTANCES)
 
 /* clang-format off */
 #define FORWARDS(n) {forward_##n##_F32, forward_##n##_F16, forward_##n##_BF16},
 #define BACKWARDS(n) {backward_##n##_F32, backward_##n##_F16, backward_##n##_BF16},
+#define G_BACKWARDS(n) {backward_##n##_F32, backward_g_##n##_F16, backward_g_##n##_BF16},
 /* clang-format on */
 static void (*const forwards[MHC_MAX_N][3])(post_token *) = {MHC_FOR_EACH_N(FORWARDS)};
 static void (*const backwards[MHC_MAX_N][3])(post_token *) = {MHC_FOR_EACH_N(BACKWARDS)};
+static void (*const g_backwards[MHC_MAX_N][3])(post_token *) = {MHC_FOR_EACH_N(G_BACKWARDS)};
+
+/* Row of the tables for n streams. Without the clamp, gcc warns about a path with n = 0. */
+static int64_t instance_row(int64_t n)
+{
+    return cot_clamp(n - 1, 0, MHC_MAX_N - 1);
+}
 
 /* ---- items -------------------------------------------------------------------------------------------- */
 
@@ -140,38 +153,55 @@ static void load_coefficients(post_token *s, const cot_tensor *A, const cot_tens
     }
 }
 
-static void forward_item(void *context, int64_t item)
+/* Row i of a token in a buffer [tokens][n][D] that begins at token `begin`. */
+static char *buffer_row(void *buffer, cot_dtype dtype, const mhc_sizes *sizes, int64_t begin, int64_t token, int64_t i)
 {
-    const post_context *c = context;
-    const mhc_post_forward_problem *p = c->problem;
+    return (char *)buffer + ((token - begin) * sizes->n + i) * sizes->D * mhc_element_size(dtype);
+}
+
+void V_NAME(mhc_post_fwd_tokens)(const mhc_post_forward_problem *p, int64_t begin, int64_t end, void *copy)
+{
     const cot_mhc_post_forward_args *a = &p->args;
-    const int64_t n = p->sizes.n, end = cot_clamp((item + 1) * c->item_tokens, 0, p->sizes.tokens);
-    post_token s = {.D = p->sizes.D, .dtype = a->x.dtype, .stream_stores = c->stream_stores};
-    for (int64_t t = item * c->item_tokens; t < end; t++) {
+    const int64_t n = p->sizes.n;
+    void (*const run)(post_token *) = forwards[instance_row(n)][a->x.dtype - COT_F32];
+    post_token s = {.D = p->sizes.D, .dtype = a->x.dtype, .stream_stores = mhc_should_stream(&a->y, &p->sizes)};
+    for (int64_t t = begin; t < end; t++) {
         load_coefficients(&s, &a->A, &a->h_post, t, n);
         const int64_t next = t + 1 < p->sizes.tokens ? t + 1 : t;
         for (int64_t i = 0; i < n; i++) {
             s.x[i] = mhc_row(&a->x, t, i, 0);
             s.next_x[i] = mhc_row(&a->x, next, i, 0);
-            s.y[i] = mhc_row(&a->y, t, i, 0);
+            s.y[i] = cot_is_present(&a->y) ? mhc_row(&a->y, t, i, 0) : NULL;
+            s.copy[i] = copy != NULL ? buffer_row(copy, s.dtype, &p->sizes, begin, t, i) : NULL;
         }
         s.x[n] = mhc_row(&a->f, t, 0, 0);
         s.next_x[n] = mhc_row(&a->f, next, 0, 0);
-        c->run(&s);
+        run(&s);
     }
-    if (c->stream_stores)
+    if (s.stream_stores)
         v_fence();
+}
+
+/* The tokens of an item. */
+typedef struct post_context {
+    const void *problem;
+    int64_t item_tokens;
+} post_context;
+
+static void forward_item(void *context, int64_t item)
+{
+    const post_context *c = context;
+    const mhc_post_forward_problem *p = c->problem;
+    V_NAME(mhc_post_fwd_tokens)
+    (p, item * c->item_tokens, cot_clamp((item + 1) * c->item_tokens, 0, p->sizes.tokens), NULL);
 }
 
 cot_status V_NAME(mhc_post_fwd_rows)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    const mhc_post_forward_problem *p = problem;
-    post_context c = {.problem = p,
-                      .item_tokens = mhc_item_tokens(p->sizes.tokens),
-                      .run = forwards[p->sizes.n - 1][p->args.x.dtype - COT_F32],
-                      .stream_stores = mhc_should_stream(&p->args.y, &p->sizes)};
-    cot_parallel(queue, cot_ceil_div(p->sizes.tokens, c.item_tokens), forward_item, &c);
+    const mhc_sizes *sizes = problem;
+    post_context c = {problem, mhc_item_tokens(sizes->tokens)};
+    cot_parallel(queue, cot_ceil_div(sizes->tokens, c.item_tokens), forward_item, &c);
     return COT_OK;
 }
 
@@ -187,45 +217,48 @@ static void store_sums(const post_token *s, const cot_mhc_post_backward_args *a,
     }
 }
 
-static void backward_item(void *context, int64_t item)
+void V_NAME(mhc_post_bwd_tokens)(const mhc_post_backward_problem *p, int64_t begin, int64_t end, float *g)
 {
-    const post_context *c = context;
-    const mhc_post_backward_problem *p = c->problem;
     const cot_mhc_post_backward_args *a = &p->args;
-    const int64_t n = p->sizes.n, end = cot_clamp((item + 1) * c->item_tokens, 0, p->sizes.tokens);
+    const int64_t n = p->sizes.n;
+    void (*const run)(post_token *) = (g != NULL ? g_backwards : backwards)[instance_row(n)][a->x.dtype - COT_F32];
     post_token s = {.D = p->sizes.D,
                     .dtype = a->x.dtype,
-                    .stream_stores = c->stream_stores,
-                    .stream_df_stores = c->stream_df_stores};
-    for (int64_t t = item * c->item_tokens; t < end; t++) {
+                    .stream_stores = mhc_should_stream(&a->dx, &p->sizes),
+                    .stream_df_stores = mhc_should_stream(&a->df, &p->sizes)};
+    for (int64_t t = begin; t < end; t++) {
         load_coefficients(&s, &a->A, &a->h_post, t, n);
         const int64_t next = t + 1 < p->sizes.tokens ? t + 1 : t;
         for (int64_t i = 0; i < n; i++) {
             s.x[i] = mhc_row(&a->x, t, i, 0);
-            s.dy[i] = mhc_row(&a->dy, t, i, 0);
+            s.dy[i] = g != NULL ? buffer_row(g, COT_F32, &p->sizes, begin, t, i) : mhc_row(&a->dy, t, i, 0);
             s.next_x[i] = mhc_row(&a->x, next, i, 0);
-            s.next_dy[i] = mhc_row(&a->dy, next, i, 0);
+            s.next_dy[i] = g != NULL ? s.dy[i] : mhc_row(&a->dy, next, i, 0);
             s.dx[i] = cot_is_present(&a->dx) ? mhc_row(&a->dx, t, i, 0) : NULL;
         }
         s.x[n] = mhc_row(&a->f, t, 0, 0);
         s.next_x[n] = mhc_row(&a->f, next, 0, 0);
         s.dx[n] = cot_is_present(&a->df) ? mhc_row(&a->df, t, 0, 0) : NULL;
-        c->run(&s);
+        run(&s);
         store_sums(&s, a, t, n);
     }
-    if (c->stream_stores || c->stream_df_stores)
+    if (s.stream_stores || s.stream_df_stores)
         v_fence();
+}
+
+static void backward_item(void *context, int64_t item)
+{
+    const post_context *c = context;
+    const mhc_post_backward_problem *p = c->problem;
+    V_NAME(mhc_post_bwd_tokens)
+    (p, item * c->item_tokens, cot_clamp((item + 1) * c->item_tokens, 0, p->sizes.tokens), NULL);
 }
 
 cot_status V_NAME(mhc_post_bwd_rows)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    const mhc_post_backward_problem *p = problem;
-    post_context c = {.problem = p,
-                      .item_tokens = mhc_item_tokens(p->sizes.tokens),
-                      .run = backwards[p->sizes.n - 1][p->args.x.dtype - COT_F32],
-                      .stream_stores = mhc_should_stream(&p->args.dx, &p->sizes),
-                      .stream_df_stores = mhc_should_stream(&p->args.df, &p->sizes)};
-    cot_parallel(queue, cot_ceil_div(p->sizes.tokens, c.item_tokens), backward_item, &c);
+    const mhc_sizes *sizes = problem;
+    post_context c = {problem, mhc_item_tokens(sizes->tokens)};
+    cot_parallel(queue, cot_ceil_div(sizes->tokens, c.item_tokens), backward_item, &c);
     return COT_OK;
 }

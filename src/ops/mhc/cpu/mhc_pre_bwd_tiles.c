@@ -11,7 +11,11 @@
  * cache and used twice. For dx, TILE tokens by VECTORS vectors are the sums over the rows of W. For Q, ROWS rows by
  * VECTORS vectors are the sums over the block's tokens, which are then added to the part's Q. A chunk is as narrow as
  * possible, so that its x, W and Q fit in the L1 cache together. Each of them is contiguous. Rows that are a power of
- * two apart would share a few sets of that cache. */
+ * two apart would share a few sets of that cache.
+ *
+ * In seam, x is y. A block can compute its y again, before all else. Its dx is g, in f32, from which it computes post's
+ * backward at the end. Both stay in the thread's scratch. */
+#include "mhc_blocks.h"
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
 
@@ -25,11 +29,15 @@ enum {
 
 typedef struct backward_context {
     const mhc_pre_backward_problem *problem;
+    const mhc_post_forward_problem *recomputation; /* seam: computes x again; NULL = x is given */
+    const mhc_post_backward_problem *post;         /* seam: reads g; NULL = dx is an output */
     mhc_chunks chunks;
     mhc_parts parts;
     mhc_pre_bwd_layout layout;
     char *workspace;
-    bool stream_stores, need_Q; /* need_Q: dphi or dgamma is an output */
+    bool stream_stores, need_Q;  /* need_Q: dphi or dgamma is an output */
+    bool need_dx;                /* dx is an output, or g is needed */
+    int64_t x_stream, dx_stream; /* elements from one stream of x to the next, and of dx */
 } backward_context;
 
 /* The state of a part, in its thread's slice of scratch. Coefficients have tokens in lanes. */
@@ -38,7 +46,9 @@ typedef struct backward_block {
     int64_t token, count;
     const char *x_rows[MHC_BWD_TOKENS], *dh_in[MHC_BWD_TOKENS], *dx_post[MHC_BWD_TOKENS]; /* NULL = absent */
     char *dx[MHC_BWD_TOKENS];
-    bool first; /* first block of its part: Q is stored, not accumulated */
+    char *y_copy; /* seam: the y that is computed again [tokens][n][D] */
+    float *g;     /* seam: the gradient of y [tokens][n][D] */
+    bool first;   /* first block of its part: Q is stored, not accumulated */
     float *Q, *history;
     double *sums; /* [M] for dbias, then [3] for dalpha */
     _Alignas(64) float x[MHC_BWD_TOKENS][MHC_BWD_CHUNK];
@@ -75,7 +85,7 @@ V_INLINE float dot(const char *a, const char *b, int64_t D, cot_dtype dtype)
     static void dots_##dtype(backward_block *s)                                                                \
     {                                                                                                          \
         const mhc_pre_backward_problem *p = s->c->problem;                                                     \
-        const int64_t stream_offset = p->args.x.stride[2] * mhc_element_size(COT_##dtype);                     \
+        const int64_t stream_offset = s->c->x_stream * mhc_element_size(COT_##dtype);                          \
         for (int64_t t = 0; t < s->count; t++)                                                                 \
             for (int64_t i = 0; i < p->sizes.n; i++)                                                           \
                 s->dh_mix[i][t] = dot(s->dh_in[t], s->x_rows[t] + i * stream_offset, p->sizes.D, COT_##dtype); \
@@ -178,11 +188,13 @@ typedef struct column_chunk {
 } column_chunk;
 
 /* dx of tokens [t, t+TILE) and VECTORS vectors, from column k of the chunk on. */
-V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_t t, int64_t k, cot_dtype dtype)
+V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_t t, int64_t k, cot_dtype dtype,
+                      cot_dtype dx_dtype)
 {
     const mhc_pre_backward_problem *p = s->c->problem;
     const cot_mhc_pre_backward_args *a = &p->args;
-    const int64_t element_size = mhc_element_size(dtype), remaining = p->sizes.D - chunk->d - k;
+    const int64_t element_size = mhc_element_size(dtype), dx_size = mhc_element_size(dx_dtype);
+    const int64_t remaining = p->sizes.D - chunk->d - k;
     const int tokens = (int)cot_clamp(s->count - t, 0, TILE);
     vf dx[TILE][VECTORS];
     V_UNROLL
@@ -209,7 +221,7 @@ V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_
         if (r >= tokens)
             break;
         const char *dh_in = s->dh_in[t + r] + (chunk->d + k) * element_size, *dx_post = s->dx_post[t + r];
-        char *out = s->dx[t + r] + (chunk->i * a->dx.stride[2] + chunk->d + k) * element_size;
+        char *out = s->dx[t + r] + (chunk->i * s->c->dx_stream + chunk->d + k) * dx_size;
         dx_post = dx_post != NULL ? dx_post + (chunk->i * a->dx_post.stride[2] + chunk->d + k) * element_size : NULL;
         const vf c = v_set1(s->c_x[t + r]), h_pre = v_set1(s->h_pre[chunk->i][t + r]);
         V_UNROLL
@@ -218,7 +230,7 @@ V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_
             sum = v_fma(h_pre, mhc_load_partial(dh_in + v * VW * element_size, dtype, remaining - v * VW), sum);
             if (dx_post != NULL)
                 sum = v_add(sum, mhc_load_partial(dx_post + v * VW * element_size, dtype, remaining - v * VW));
-            mhc_store_partial(out + v * VW * element_size, dtype, sum, remaining - v * VW, s->c->stream_stores);
+            mhc_store_partial(out + v * VW * dx_size, dx_dtype, sum, remaining - v * VW, s->c->stream_stores);
         }
     }
 }
@@ -278,18 +290,21 @@ static void accumulate_Q_chunk(const backward_block *s, const column_chunk *chun
 
 /* ---- blocks and parts --------------------------------------------------------------------------------- */
 
-/* Converts a chunk of x to f32 and, if dx is an output, computes its dx. */
-#define DX_CHUNK(dtype)                                                                                              \
-    static void dx_chunk_##dtype(backward_block *s, const column_chunk *chunk)                                       \
-    {                                                                                                                \
-        const mhc_pre_backward_problem *p = s->c->problem;                                                           \
-        for (int64_t t = 0; t < s->count; t++)                                                                       \
-            mhc_convert_row(                                                                                         \
-                s->x[t], s->x_rows[t] + (chunk->i * p->args.x.stride[2] + chunk->d) * mhc_element_size(COT_##dtype), \
-                COT_##dtype, cot_clamp(p->sizes.D - chunk->d, 0, MHC_BWD_CHUNK));                                    \
-        for (int64_t k = 0; cot_is_present(&p->args.dx) && k < chunk->columns; k += VECTORS * VW)                    \
-            for (int64_t t = 0; t < s->count; t += TILE)                                                             \
-                dx_tile(s, chunk, t, k, COT_##dtype);                                                                \
+/* Converts a chunk of x to f32 and, if dx is needed, computes its dx. */
+#define DX_CHUNK(dtype)                                                                                \
+    static void dx_chunk_##dtype(backward_block *s, const column_chunk *chunk)                         \
+    {                                                                                                  \
+        const mhc_pre_backward_problem *p = s->c->problem;                                             \
+        const int64_t offset = (chunk->i * s->c->x_stream + chunk->d) * mhc_element_size(COT_##dtype); \
+        for (int64_t t = 0; t < s->count; t++)                                                         \
+            mhc_convert_row(s->x[t], s->x_rows[t] + offset, COT_##dtype,                               \
+                            cot_clamp(p->sizes.D - chunk->d, 0, MHC_BWD_CHUNK));                       \
+        for (int64_t k = 0; s->c->need_dx && k < chunk->columns; k += VECTORS * VW)                    \
+            for (int64_t t = 0; t < s->count; t += TILE)                                               \
+                if (s->c->post != NULL)                                                                \
+                    dx_tile(s, chunk, t, k, COT_##dtype, COT_F32);                                     \
+                else                                                                                   \
+                    dx_tile(s, chunk, t, k, COT_##dtype, COT_##dtype);                                 \
     }
 MHC_FOR_EACH_DTYPE(DX_CHUNK)
 
@@ -311,6 +326,21 @@ static void backward_chunks(backward_block *s)
     }
 }
 
+/* Sets the rows of the block's tokens. */
+static void set_rows(backward_block *s)
+{
+    const backward_context *c = s->c;
+    const cot_mhc_pre_backward_args *a = &c->problem->args;
+    const int64_t row = c->problem->sizes.n * c->problem->sizes.D;
+    for (int64_t t = 0; t < s->count; t++) {
+        s->x_rows[t] = c->recomputation != NULL ? s->y_copy + t * row * mhc_element_size(a->x.dtype)
+                                                : mhc_row(&a->x, s->token + t, 0, 0);
+        s->dh_in[t] = mhc_row(&a->dh_in, s->token + t, 0, 0);
+        s->dx_post[t] = cot_is_present(&a->dx_post) ? mhc_row(&a->dx_post, s->token + t, 0, 0) : NULL;
+        s->dx[t] = c->post != NULL ? (char *)(s->g + t * row) : c->need_dx ? mhc_row(&a->dx, s->token + t, 0, 0) : NULL;
+    }
+}
+
 static void backward_part(void *context, int64_t part, void *scratch)
 {
     static void (*const dots[])(backward_block *) = {dots_F32, dots_F16, dots_BF16};
@@ -319,6 +349,8 @@ static void backward_part(void *context, int64_t part, void *scratch)
     const int64_t end = cot_clamp((part + 1) * c->parts.part_tokens, 0, p->sizes.tokens);
     backward_block *const s = scratch;
     s->c = c;
+    s->y_copy = (char *)s + MHC_BWD_SCRATCH;
+    s->g = (float *)(s->y_copy + (c->recomputation != NULL ? mhc_block_bytes(&p->sizes, p->sizes.dtype) : 0));
     s->Q = (float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part);
     s->sums = (double *)(c->workspace + c->layout.sums + (size_t)part * c->layout.sums_part);
     s->history = (float *)(c->workspace + c->layout.history + (size_t)part * c->layout.history_part);
@@ -327,17 +359,16 @@ static void backward_part(void *context, int64_t part, void *scratch)
         s->sums[j] = 0;
     for (s->token = part * c->parts.part_tokens; s->token < end; s->token += MHC_BWD_TOKENS) {
         s->count = cot_clamp(end - s->token, 0, MHC_BWD_TOKENS);
-        for (int64_t t = 0; t < s->count; t++) {
-            s->x_rows[t] = mhc_row(&p->args.x, s->token + t, 0, 0);
-            s->dh_in[t] = mhc_row(&p->args.dh_in, s->token + t, 0, 0);
-            s->dx_post[t] = cot_is_present(&p->args.dx_post) ? mhc_row(&p->args.dx_post, s->token + t, 0, 0) : NULL;
-            s->dx[t] = cot_is_present(&p->args.dx) ? mhc_row(&p->args.dx, s->token + t, 0, 0) : NULL;
-        }
+        set_rows(s);
+        if (c->recomputation != NULL)
+            V_NAME(mhc_post_fwd_tokens)(c->recomputation, s->token, s->token + s->count, s->y_copy);
         load_coefficients(s);
         dots[p->args.x.dtype - COT_F32](s);
         compute_coefficients(s);
-        if (cot_is_present(&p->args.dx) || c->need_Q)
+        if (c->need_dx || c->need_Q)
             backward_chunks(s);
+        if (c->post != NULL)
+            V_NAME(mhc_post_bwd_tokens)(c->post, s->token, s->token + s->count, s->g);
         s->first = false;
     }
     if (c->stream_stores)
@@ -407,23 +438,34 @@ static void reduce_item(void *context, int64_t item)
     }
 }
 
-cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *queue, const void *problem, void *workspace)
+cot_status V_NAME(mhc_pre_bwd_blocks)(cot_queue *queue, const mhc_pre_backward_problem *p,
+                                      const mhc_post_forward_problem *recomputation,
+                                      const mhc_post_backward_problem *post, void *workspace)
 {
-    const mhc_pre_backward_problem *p = problem;
     const cot_mhc_pre_backward_args *a = &p->args;
     backward_context context = {
         .problem = p,
+        .recomputation = recomputation,
+        .post = post,
         .chunks = mhc_split_columns(&p->sizes, MHC_BWD_CHUNK),
         .parts = mhc_pre_bwd_parts(p->sizes.tokens),
         .layout = *(const mhc_pre_bwd_layout *)queue->plan,
         .workspace = workspace,
-        .stream_stores = mhc_should_stream(&a->dx, &p->sizes),
+        .stream_stores = post == NULL && mhc_should_stream(&a->dx, &p->sizes),
         .need_Q = cot_is_present(&a->dphi) || cot_is_present(&a->dgamma),
+        .need_dx = post != NULL || cot_is_present(&a->dx),
+        .x_stream = recomputation != NULL ? p->sizes.D : a->x.stride[2],
+        .dx_stream = post != NULL ? p->sizes.D : a->dx.stride[2],
     };
     mhc_packing packing = {&p->sizes, &a->phi, &a->gamma, context.chunks, workspace};
-    if (p->sizes.tokens > 0 && cot_is_present(&a->dx))
+    if (p->sizes.tokens > 0 && context.need_dx)
         cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
     cot_parallel_scratch(queue, context.parts.count, backward_part, &context);
     cot_parallel(queue, context.chunks.count + 1, reduce_item, &context);
     return COT_OK;
+}
+
+cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *queue, const void *problem, void *workspace)
+{
+    return V_NAME(mhc_pre_bwd_blocks)(queue, problem, NULL, NULL, workspace);
 }

@@ -13,7 +13,9 @@
  * lane sums more than 32 terms in one run. Unreduced sums would take 25 KB and leave the L1 cache.
  *
  * During the product the next chunk is prefetched; after the last chunk it is the first chunk of the next block.
- * Coefficients are computed with tokens in lanes. h_in reads x again, from the L2 cache. */
+ * Coefficients are computed with tokens in lanes. h_in reads x again, from the L2 cache. In seam, x is y: a block first
+ * computes its y, and reads it from a copy in the caches. */
+#include "mhc_blocks.h"
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
 
@@ -31,6 +33,7 @@ enum {
 
 typedef struct forward_context {
     const mhc_pre_forward_problem *problem;
+    const mhc_post_forward_problem *post; /* seam: computes x; NULL = x is given */
     mhc_chunks chunks;
     const float *weights;
     int64_t block_tokens, item_tokens; /* an item has several blocks when there are many tokens */
@@ -102,12 +105,17 @@ V_INLINE void project_rows(forward_block *s, int64_t t, int64_t j, const float *
     }
 }
 
+/* Elements from one stream of x to the next. The copy of y is contiguous. */
+static int64_t stream_stride(const forward_context *c)
+{
+    return c->post != NULL ? c->problem->sizes.D : c->problem->args.x.stride[2];
+}
+
 /* Offset of a chunk in a row of x, in bytes. */
 static int64_t chunk_offset(const forward_context *c, int64_t chunk)
 {
-    const cot_tensor *x = &c->problem->args.x;
     const int64_t i = chunk / c->chunks.per_stream, d = chunk % c->chunks.per_stream * MHC_CHUNK;
-    return (i * x->stride[2] + d) * mhc_element_size(x->dtype);
+    return (i * stream_stride(c) + d) * mhc_element_size(c->problem->args.x.dtype);
 }
 
 /* Prefetches `lines` cache lines of each of TILE rows, from `offset` on. Inline, because the compiler would treat a
@@ -255,7 +263,7 @@ V_INLINE void compute_h_in_columns(const forward_block *s, int64_t t, char *h_in
         sums[v] = v_zero();
     for (int64_t i = 0; i < p->sizes.n; i++) {
         const vf h_pre = v_set1(s->z[i][t]);
-        const char *row = x + i * p->args.x.stride[2] * size;
+        const char *row = x + i * stream_stride(s->c) * size;
         V_UNROLL
         for (int v = 0; v < vectors; v++)
             v_prefetch(row + (4 + v) * VW * size);
@@ -306,6 +314,21 @@ static void forward_tokens(forward_block *s)
     mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->A, s->token, s->count, n * n);
 }
 
+/* Sets the rows of x of the block's tokens. */
+static void set_rows(forward_block *s, int64_t end)
+{
+    const forward_context *c = s->c;
+    const int64_t row_bytes = c->problem->sizes.n * c->problem->sizes.D * mhc_element_size(c->problem->args.x.dtype);
+    char *const copy = (char *)s + MHC_FWD_SCRATCH;
+    for (int64_t t = 0; t < s->count; t++) {
+        const int64_t next = s->token + c->block_tokens + t;
+        s->x_rows[t] = c->post != NULL ? copy + t * row_bytes : mhc_row(&c->problem->args.x, s->token + t, 0, 0);
+        s->next_x_rows[t] = next < end && c->post == NULL ? mhc_row(&c->problem->args.x, next, 0, 0) : NULL;
+    }
+    if (c->post != NULL)
+        V_NAME(mhc_post_fwd_tokens)(c->post, s->token, s->token + s->count, copy);
+}
+
 static void forward_item(void *context, int64_t item, void *scratch)
 {
     const forward_context *c = context;
@@ -315,21 +338,18 @@ static void forward_item(void *context, int64_t item, void *scratch)
     s->c = c;
     for (s->token = begin; s->token < end; s->token += c->block_tokens) {
         s->count = cot_clamp(end - s->token, 0, c->block_tokens);
-        for (int64_t t = 0; t < s->count; t++) {
-            const int64_t next = s->token + c->block_tokens + t;
-            s->x_rows[t] = mhc_row(&c->problem->args.x, s->token + t, 0, 0);
-            s->next_x_rows[t] = next < end ? mhc_row(&c->problem->args.x, next, 0, 0) : NULL;
-        }
+        set_rows(s, end);
         forward_tokens(s);
     }
     if (c->stream_stores)
         v_fence();
 }
 
-cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *queue, const void *problem, void *workspace)
+cot_status V_NAME(mhc_pre_fwd_blocks)(cot_queue *queue, const mhc_pre_forward_problem *p,
+                                      const mhc_post_forward_problem *post, void *workspace)
 {
-    const mhc_pre_forward_problem *p = problem;
     forward_context context = {.problem = p,
+                               .post = post,
                                .chunks = mhc_split_columns(&p->sizes, MHC_CHUNK),
                                .weights = workspace,
                                .block_tokens = mhc_item_tokens(p->sizes.tokens),
@@ -343,4 +363,9 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *queue, const void *problem, void
         cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
     cot_parallel_scratch(queue, cot_ceil_div(p->sizes.tokens, context.item_tokens), forward_item, &context);
     return COT_OK;
+}
+
+cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *queue, const void *problem, void *workspace)
+{
+    return V_NAME(mhc_pre_fwd_blocks)(queue, problem, NULL, workspace);
 }

@@ -30,6 +30,8 @@ cot_status NAME(mhc_sinkhorn_fwd_scalar)(cot_queue *, const void *, void *);
 cot_status NAME(mhc_sinkhorn_bwd_scalar)(cot_queue *, const void *, void *);
 cot_status NAME(mhc_post_fwd_scalar)(cot_queue *, const void *, void *);
 cot_status NAME(mhc_post_bwd_scalar)(cot_queue *, const void *, void *);
+cot_status NAME(mhc_seam_fwd_scalar)(cot_queue *, const void *, void *);
+cot_status NAME(mhc_seam_bwd_scalar)(cot_queue *, const void *, void *);
 
 /* ---- elements ----------------------------------------------------------------------------------------- */
 
@@ -319,15 +321,14 @@ static void pre_forward_token(const mhc_pre_forward_problem *p, int64_t t, real 
     }
 }
 
-static void pre_forward_item(void *c, int64_t index)
+/* All outputs of the part's tokens. */
+static void pre_forward_part(const mhc_pre_forward_problem *p, const token_part *part)
 {
-    const mhc_pre_forward_problem *p = ((context *)c)->problem;
     const cot_mhc_pre_forward_args *a = &p->args;
-    const int64_t n = p->sizes.n, D = p->sizes.D, sinkhorn = mhc_scalar_sinkhorn_fwd_elements(n);
-    const token_part part = make_part(&p->sizes, index, ((context *)c)->workspace, sinkhorn + n);
-    real *h_pre = part.scratch + sinkhorn;
-    for (int64_t t = part.begin; t < part.end; t++) {
-        pre_forward_token(p, t, part.scratch, h_pre);
+    const int64_t n = p->sizes.n, D = p->sizes.D;
+    real *h_pre = part->scratch + mhc_scalar_sinkhorn_fwd_elements(n);
+    for (int64_t t = part->begin; t < part->end; t++) {
+        pre_forward_token(p, t, part->scratch, h_pre);
         for (int64_t d = 0; cot_is_present(&a->h_in) && d < D; d++) {
             blocked_sum sum = {0};
             for (int64_t i = 0; i < n; i++)
@@ -335,8 +336,20 @@ static void pre_forward_item(void *c, int64_t index)
             store1(&a->h_in, t, d, finish(&sum));
         }
         if (cot_is_present(&a->A))
-            sinkhorn_forward(&a->A, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, part.scratch);
+            sinkhorn_forward(&a->A, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, part->scratch);
     }
+}
+
+static token_part pre_forward_range(const mhc_sizes *sizes, int64_t index, real *workspace)
+{
+    return make_part(sizes, index, workspace, mhc_scalar_pre_fwd_elements(sizes->n));
+}
+
+static void pre_forward_item(void *c, int64_t index)
+{
+    const mhc_pre_forward_problem *p = ((context *)c)->problem;
+    const token_part part = pre_forward_range(&p->sizes, index, ((context *)c)->workspace);
+    pre_forward_part(p, &part);
 }
 
 cot_status NAME(mhc_pre_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
@@ -411,14 +424,19 @@ static void pre_backward_token(const mhc_pre_backward_problem *p, int64_t t, rea
     }
 }
 
+static token_part pre_backward_range(const mhc_pre_backward_problem *p, int64_t index, real *workspace)
+{
+    return make_part(&p->sizes, index, workspace + p->sizes.tokens * 2 * p->sizes.M,
+                     mhc_scalar_sinkhorn_bwd_elements(p->sizes.n, mhc_pre_iterations(&p->args)));
+}
+
 static void pre_backward_item(void *c, int64_t index)
 {
     const mhc_pre_backward_problem *p = ((context *)c)->problem;
-    real *terms = ((context *)c)->workspace, *scratch = terms + p->sizes.tokens * 2 * p->sizes.M;
-    const token_part part = make_part(&p->sizes, index, scratch,
-                                      mhc_scalar_sinkhorn_bwd_elements(p->sizes.n, mhc_pre_iterations(&p->args)));
+    real *workspace = ((context *)c)->workspace;
+    const token_part part = pre_backward_range(p, index, workspace);
     for (int64_t t = part.begin; t < part.end; t++)
-        pre_backward_token(p, t, token_terms(p, terms, t), part.scratch);
+        pre_backward_token(p, t, token_terms(p, workspace, t), part.scratch);
 }
 
 enum { COLUMNS = 64 };
@@ -480,15 +498,20 @@ static void parameter_item(void *context_, int64_t index)
     reduce_phi_columns(c, index / blocks, d, d + COLUMNS < p->sizes.D ? COLUMNS : p->sizes.D - d);
 }
 
-cot_status NAME(mhc_pre_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
+static void reduce_parameters(cot_queue *queue, context *c)
 {
-    const mhc_pre_backward_problem *p = problem;
+    const mhc_pre_backward_problem *p = c->problem;
     const cot_mhc_pre_backward_args *a = &p->args;
-    context c = {problem, workspace};
-    cot_parallel(queue, mhc_scalar_parts(&p->sizes), pre_backward_item, &c);
     if (cot_is_present(&a->dphi) || cot_is_present(&a->dgamma) || cot_is_present(&a->dbias) ||
         cot_is_present(&a->dalpha))
-        cot_parallel(queue, p->sizes.n * cot_ceil_div(p->sizes.D, COLUMNS) + 1, parameter_item, &c);
+        cot_parallel(queue, p->sizes.n * cot_ceil_div(p->sizes.D, COLUMNS) + 1, parameter_item, c);
+}
+
+cot_status NAME(mhc_pre_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
+{
+    context c = {problem, workspace};
+    cot_parallel(queue, mhc_scalar_parts(problem), pre_backward_item, &c);
+    reduce_parameters(queue, &c);
     return COT_OK;
 }
 
@@ -552,5 +575,69 @@ cot_status NAME(mhc_post_bwd_scalar)(cot_queue *queue, const void *problem, void
 {
     (void)workspace;
     cot_parallel(queue, ((const mhc_sizes *)problem)->tokens, post_backward_item, (void *)problem);
+    return COT_OK;
+}
+
+/* ---- seam: each part runs post and pre on its tokens ----------------------------------------------------- */
+
+typedef struct seam_forward_context {
+    mhc_post_forward_problem post;
+    mhc_pre_forward_problem pre;
+    real *workspace;
+} seam_forward_context;
+
+static void seam_forward_item(void *context_, int64_t index)
+{
+    seam_forward_context *c = context_;
+    const token_part part = pre_forward_range(&c->pre.sizes, index, c->workspace);
+    for (int64_t t = part.begin; t < part.end; t++)
+        post_forward_item(&c->post, t);
+    pre_forward_part(&c->pre, &part);
+}
+
+cot_status NAME(mhc_seam_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
+{
+    seam_forward_context c = {mhc_seam_post_forward(problem), mhc_seam_pre_forward(problem), workspace};
+    cot_parallel(queue, mhc_scalar_parts(problem), seam_forward_item, &c);
+    return COT_OK;
+}
+
+typedef struct seam_backward_context {
+    mhc_post_forward_problem recomputation;
+    mhc_pre_backward_problem pre;
+    mhc_post_backward_problem post;
+    real *workspace;
+    bool recompute;
+} seam_backward_context;
+
+static void seam_backward_item(void *context_, int64_t index)
+{
+    seam_backward_context *c = context_;
+    const token_part part = pre_backward_range(&c->pre, index, c->workspace);
+    for (int64_t t = part.begin; t < part.end; t++) {
+        if (c->recompute)
+            post_forward_item(&c->recomputation, t);
+        pre_backward_token(&c->pre, t, token_terms(&c->pre, c->workspace, t), part.scratch);
+        if (cot_is_present(&c->post.args.dy))
+            post_backward_item(&c->post, t);
+    }
+}
+
+cot_status NAME(mhc_seam_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_seam_backward_problem *p = problem;
+    const mhc_scalar_seam_layout *layout = queue->plan;
+    const int64_t shape[] = {p->sizes.B, p->sizes.T, p->sizes.n, p->sizes.D};
+    const cot_dtype g_dtype = sizeof(real) == sizeof(double) ? COT_F64 : COT_F32;
+    seam_backward_context c = {mhc_seam_recomputation(p), mhc_seam_pre_backward(p), mhc_seam_post_backward(p),
+                               workspace, !cot_is_present(&p->args.y)};
+    if (c.recompute)
+        c.recomputation.args.y = c.pre.args.x =
+            cot_tensor_contiguous((char *)workspace + layout->y, p->sizes.dtype, 4, shape);
+    if (mhc_seam_needs_g(&p->args))
+        c.pre.args.dx = c.post.args.dy = cot_tensor_contiguous((char *)workspace + layout->g, g_dtype, 4, shape);
+    cot_parallel(queue, mhc_scalar_parts(&p->sizes), seam_backward_item, &c);
+    context parameters = {&c.pre, workspace};
+    reduce_parameters(queue, &parameters);
     return COT_OK;
 }

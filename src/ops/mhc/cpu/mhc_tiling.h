@@ -29,6 +29,12 @@ enum {
     MHC_BWD_SCRATCH = MHC_BWD_TOKENS * (4 * MHC_BWD_FLOATS + 64)
 };
 
+/* Bytes of the rows of a block of pre's backward in a thread's scratch. */
+static inline size_t mhc_block_bytes(const mhc_sizes *sizes, cot_dtype dtype)
+{
+    return cot_align_up(cot_bytes(COT_PRODUCT(MHC_BWD_TOKENS, sizes->n, sizes->D), cot_dtype_size(dtype)));
+}
+
 /* Tokens of an item. With few tokens the items are smaller, so that more threads have work. No sum crosses tokens. */
 static inline int64_t mhc_item_tokens(int64_t tokens)
 {
