@@ -10,6 +10,15 @@ install(TARGETS cotangent_static EXPORT cotangent-targets
 install(DIRECTORY include/cotangent ${PROJECT_BINARY_DIR}/include/cotangent
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 
+# libcotangent_parallel is a component of its own. The Debian packages leave it out: it needs MPI.
+if(COT_PARALLEL)
+  set_target_properties(cotangent_parallel PROPERTIES INSTALL_RPATH "$ORIGIN")
+  install(TARGETS cotangent_parallel LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT parallel)
+  configure_file(cmake/cotangent_parallel.pc.in cotangent_parallel.pc @ONLY)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/cotangent_parallel.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+    COMPONENT parallel)
+endif()
+
 # ---- find_package(cotangent): cotangent::cotangent and cotangent::static -----------------------------------------
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cotangent)
 install(EXPORT cotangent-targets NAMESPACE cotangent:: DESTINATION ${package_dir} COMPONENT development

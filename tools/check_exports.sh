@@ -3,6 +3,8 @@
 # Checks the symbols that a build of the library exports to programs:
 #   - the shared library exports exactly the functions that the public headers declare COT_API, all named cot_*;
 #   - the shared library needs only libc, libm and the compiler's OpenMP, and was not linked with -ffast-math;
+#   - libcotangent_parallel.so exports exactly the functions declared COT_PARALLEL_API, and needs only libc, libm,
+#     libcotangent and MPI;
 #   - the static library, which cannot hide symbols, defines only global names with the prefixes cot_ and OP_. OP is the
 #     name of an op (a folder of src/ops).
 #
@@ -15,13 +17,15 @@ export LC_ALL=C
 
 # "COT_API const char *cot_version(void);" -> cot_version. A declaration may have several lines. Comments and the
 # definition of the macro are removed first.
+# declared MACRO
 declared()
 {
     cat "$root"/include/cotangent/*.h | sed -e '/^#/d' | tr '\n' ' ' | sed -e 's:/\*[^*]*\**\([^/*][^*]*\*\**\)*/: :g' |
-        tr ';' '\n' | sed -n 's/.*COT_API[^(]*[ *]\([A-Za-z_0-9]*\)(.*/\1/p' | sort -u
+        tr ';' '\n' | sed -n "s/.*$1[^(]*[ *]\\([A-Za-z_0-9]*\\)(.*/\\1/p" | sort -u
 }
 if [ "$build" = --list ]; then
-    declared
+    declared COT_API
+    declared COT_PARALLEL_API
     exit 0
 fi
 work=$(mktemp -d)
@@ -40,7 +44,7 @@ compare()
     for name in $(comm -13 "$2" "$4"); do complain "$name is in $3 but not in $1"; done
 }
 
-declared >"$work/declared"
+declared COT_API >"$work/declared"
 nm -D --defined-only "$build/libcotangent.so" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' |
     sort -u >"$work/exported"
 nm -g --defined-only "$build/libcotangent.a" | awk 'NF == 3 { print $3 }' | sort -u >"$work/static"
@@ -62,6 +66,18 @@ for library in $(readelf -d "$build/libcotangent.so" | sed -n 's/.*(NEEDED).*\[\
     *) complain "the shared library needs $library" ;;
     esac
 done
+if [ -f "$build/libcotangent_parallel.so" ]; then
+    declared COT_PARALLEL_API >"$work/declared_parallel"
+    nm -D --defined-only "$build/libcotangent_parallel.so" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' |
+        sort -u >"$work/exported_parallel"
+    compare "libcotangent_parallel.so" "$work/exported_parallel" "the headers" "$work/declared_parallel"
+    for library in $(readelf -d "$build/libcotangent_parallel.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'); do
+        case $library in
+        libc.so.*|libm.so.*|libmpi.so.*|libcotangent.so.*|ld-linux*) ;;
+        *) complain "libcotangent_parallel.so needs $library" ;;
+        esac
+    done
+fi
 if nm "$build/libcotangent.so" | grep -q ' set_fast_math$'; then
     complain "the shared library was linked with -ffast-math: loading it flips the process to flush denormals"
 fi

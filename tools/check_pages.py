@@ -6,7 +6,8 @@
 
 A relative link must lead to a file or folder of the repository, and its #anchor to a heading. The README has at most 5000
 bytes, src/ops/*/README.md 150 lines, docs/kernels/*.md 200 lines. A sentence of the README or of docs/guide has at most 35
-words; code, tables and headings are left out. docs/guide/c.md quotes examples/c/causal_conv1d.c word for word.
+words; code, tables and headings are left out. docs/guide/c.md and docs/guide/parallel.md quote their examples word for
+word.
 """
 import pathlib
 import re
@@ -14,7 +15,7 @@ import subprocess
 import sys
 
 LONGEST_SENTENCE, README_BYTES, OP_LINES, KERNEL_LINES = 35, 5000, 150, 200
-EXAMPLE, QUOTE = "examples/c/causal_conv1d.c", "docs/guide/c.md"
+QUOTES = {"docs/guide/c.md": "examples/c/causal_conv1d.c", "docs/guide/parallel.md": "examples/c/ring_attention.c"}
 
 
 def without_code(text):
@@ -85,10 +86,12 @@ def main():
             complaints += [f"{name}: {sentence}" for sentence in long_sentences(path)]
     if (root / "README.md").exists() and (size := (root / "README.md").stat().st_size) > README_BYTES:
         complaints.append(f"README.md: {size} bytes, at most {README_BYTES} are allowed")
-    if (root / QUOTE).exists():
-        example = (root / EXAMPLE).read_text().partition("\n")[2]  # without the licence line
-        if example not in re.findall(r"^```c\n(.*?)^```$", (root / QUOTE).read_text(), flags=re.M | re.S):
-            complaints.append(f"{QUOTE}: no ```c block equals {EXAMPLE}")
+    for page, source in QUOTES.items():
+        if not (root / page).exists():
+            continue
+        example = (root / source).read_text().partition("\n")[2]  # without the licence line
+        if example not in re.findall(r"^```c\n(.*?)^```$", (root / page).read_text(), flags=re.M | re.S):
+            complaints.append(f"{page}: no ```c block equals {source}")
     print("\n".join(complaints + [f"check_pages: {len(pages)} pages, {len(complaints)} complaints"]))
     return 1 if complaints else 0
 

@@ -56,7 +56,8 @@ typedef enum cot_status {
     COT_OUT_OF_MEMORY = 8,       /* the queue's pool could not grow, or its allocator returned NULL */
     COT_WOULD_ALLOCATE = 9,      /* the pool would have to grow during stream capture: call cot_queue_reserve first */
     COT_NO_DEVICE = 10,          /* the backend is not available: no driver, no device, or not built in */
-    COT_DEVICE_ERROR = 11        /* the driver reported an error; the message contains it */
+    COT_DEVICE_ERROR = 11,       /* the driver reported an error; the message contains it */
+    COT_PEER_ERROR = 12          /* parallel.h: another rank failed, left, or did not answer in time */
 } cot_status;
 
 /* The name of a status, such as "COT_INVALID_SHAPE". "COT_?" for an unknown value. A static string. */
@@ -69,6 +70,10 @@ COT_API const char *cot_error_message(void);
 /* Copies that message, truncated to fit and always null-terminated. Returns its full length without the terminator.
  * For runtimes that cannot hold a C pointer. With size 0 it writes nothing, and buffer may be null. */
 COT_API size_t cot_error_copy(char *buffer, size_t size);
+
+/* Stores a message for cot_error_message() on this thread, truncated to fit, and returns `status`. For libraries that
+ * build on this one, such as libcotangent_parallel. message = NULL: the message does not change. */
+COT_API cot_status cot_error_set(cot_status status, const char *message);
 
 /* ---- tensors ------------------------------------------------------------------------------------------ */
 
@@ -160,6 +165,9 @@ COT_API void cot_queue_destroy(cot_queue *queue);
 
 /* The number of CPU threads that calls on this queue use; 0 for a null queue. */
 COT_API int32_t cot_queue_threads(const cot_queue *queue);
+
+/* The backend of a queue; COT_BACKEND_CPU for a null queue. */
+COT_API cot_backend cot_queue_backend(const cot_queue *queue);
 
 /* Grows the queue's pool to at least `bytes`. Calls without a workspace of their own use the pool, and allocate nothing
  * if the pool is large enough. The pool never shrinks. It cannot grow while the stream is being captured.

@@ -101,6 +101,11 @@ int32_t cot_queue_threads(const cot_queue *queue)
     return getpid() == loading_process ? queue->threads : 1;
 }
 
+cot_backend cot_queue_backend(const cot_queue *queue)
+{
+    return queue != NULL ? queue->backend : COT_BACKEND_CPU;
+}
+
 cot_status cot_queue_reserve(cot_queue *queue, size_t bytes)
 {
     void *pool;

@@ -18,6 +18,11 @@ cot_status cot_fail(cot_status status, const char *format, ...)
     return status;
 }
 
+cot_status cot_error_set(cot_status status, const char *text)
+{
+    return text != NULL ? cot_fail(status, "%s", text) : status;
+}
+
 const char *cot_error_message(void)
 {
     return message;
@@ -49,6 +54,7 @@ const char *cot_status_name(cot_status status)
     case COT_WOULD_ALLOCATE: return "COT_WOULD_ALLOCATE";
     case COT_NO_DEVICE: return "COT_NO_DEVICE";
     case COT_DEVICE_ERROR: return "COT_DEVICE_ERROR";
+    case COT_PEER_ERROR: return "COT_PEER_ERROR";
     }
     return "COT_?";
 }

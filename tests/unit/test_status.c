@@ -23,6 +23,7 @@ static void names_every_status(void **state)
         "COT_WOULD_ALLOCATE",
         "COT_NO_DEVICE",
         "COT_DEVICE_ERROR",
+        "COT_PEER_ERROR",
     };
     for (size_t i = 0; i < COUNT(names); i++)
         assert_string_equal(cot_status_name((cot_status)i), names[i]);
@@ -98,6 +99,26 @@ static void long_message_is_cut(void **state)
     assert_string_equal(copy, cot_error_message());
 }
 
+static void stores_the_message_of_another_library(void **state)
+{
+    (void)state;
+    char text[] = "100% of another library";
+    assert_int_equal(cot_error_set(COT_UNSUPPORTED, text), COT_UNSUPPORTED);
+    text[0] = 'x';
+    assert_string_equal(cot_error_message(), "100% of another library");
+    assert_int_equal(cot_error_set(COT_INVALID_DATA, NULL), COT_INVALID_DATA);
+    assert_string_equal(cot_error_message(), "100% of another library");
+}
+
+static void queue_has_its_backend(void **state)
+{
+    (void)state;
+    cot_queue *queue = make_queue(NULL, 1);
+    assert_int_equal(cot_queue_backend(queue), COT_BACKEND_CPU);
+    assert_int_equal(cot_queue_backend(NULL), COT_BACKEND_CPU);
+    cot_queue_destroy(queue);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -107,6 +128,8 @@ int main(void)
         cmocka_unit_test(success_leaves_the_message),
         cmocka_unit_test(copy_is_cut_and_terminated),
         cmocka_unit_test(long_message_is_cut),
+        cmocka_unit_test(stores_the_message_of_another_library),
+        cmocka_unit_test(queue_has_its_backend),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cotangent/parallel.h: attention and convolution of sequences that are cut over the ranks of a group. The functions are
+ * in the library libcotangent_parallel, which uses libcotangent.
+ *
+ * Group: N ranks, each with its own cot_group handle. A rank is a thread of this process (cot_group_create_local) or a
+ * process (cot_group_create_mpi). Every rank makes the same calls in the same order: a call of this header is
+ * collective. Only one thread may use a handle at a time.
+ *
+ * Cuts: rank r of N holds these rows of a sequence of T rows, in ascending order. floor(...) makes parts that differ by
+ * at most one row, so that T need not be a multiple of N.
+ *     contiguous   floor(T r / N) .. floor(T (r+1) / N)
+ *     zigzag       chunks r and 2N-1-r of 2N chunks; chunk c is floor(T c / 2N) .. floor(T (c+1) / 2N)
+ *     striped      stripes r, r+N, r+2N, ...; stripe c is c*stripe .. (c+1)*stripe, cut off at T
+ * Zigzag and striped cuts give the ranks equal work under a causal mask. A stripe should have 128 rows or more: every
+ * pair of stripes is one call of the core.
+ *
+ * Results are those of the single call on the whole sequence, within the error rule of
+ * docs/guide/reproducibility.md. They have the same bits in every run with the same number of ranks and the same
+ * options. Sums over ranks are added in the order of the ranks, or of the steps of the ring.
+ *
+ * Before data travels, all ranks exchange their statuses and all options, shapes and index data. If a rank's arguments
+ * are refused, that rank gets the status and message of the refusal, and all others get COT_PEER_ERROR with the same
+ * message. If the arguments of two ranks differ, all ranks get COT_PEER_ERROR, and the message names the rank and the
+ * argument. In both cases nothing has been written, and the group can go on.
+ *
+ * If a rank fails later, leaves (cot_group_destroy), or does not answer for `timeout` seconds, every rank gets
+ * COT_PEER_ERROR from this call or from its next one. The group is then broken: every later call returns
+ * COT_PEER_ERROR at once, and the contents of the outputs are undefined. Open MPI ends the whole job if a process dies.
+ *
+ * Only CPU queues are supported: a CUDA queue gives COT_UNSUPPORTED.
+ *
+ * Errors, for all calls: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT,
+ * COT_INVALID_DATA and COT_UNSUPPORTED as the op's header says, COT_OUT_OF_MEMORY, COT_PEER_ERROR.
+ */
+#ifndef COTANGENT_PARALLEL_H
+#define COTANGENT_PARALLEL_H
+
+#include <cotangent/attention.h>
+#include <cotangent/causal_conv1d.h>
+#include <cotangent/core.h>
+
+/* Marks the functions that libcotangent_parallel exports. */
+#define COT_PARALLEL_API COT_API
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- groups ------------------------------------------------------------------------------------------- */
+
+/* One rank's handle of a group. */
+typedef struct cot_group cot_group;
+
+/* Options of a group. COT_INIT sets the defaults. All ranks pass the same options. */
+typedef struct cot_group_options {
+    size_t struct_size;
+    double timeout; /* seconds that a rank waits for another one without any progress; 0 = 30. More than the time that
+                     * one rank computes between two transfers */
+} cot_group_options;
+
+/* Creates the `ranks` handles of a group whose ranks are threads of this process. groups[r] is for rank r. The caller
+ * gives each handle to a thread and a queue of its own, and destroys all handles. options may be NULL.
+ * Errors: COT_INVALID_ARGUMENT (ranks outside 1 to 1024, options, groups), COT_OUT_OF_MEMORY. */
+COT_PARALLEL_API cot_status cot_group_create_local(int32_t ranks, const cot_group_options *options, cot_group **groups);
+
+/* Creates this process's handle of a group over the processes of an MPI communicator. comm points to the caller's
+ * MPI_Comm. The library duplicates the communicator, so that its messages do not meet those of the caller. MPI is
+ * initialised before this call, and finalised after cot_group_destroy. The calling thread must be allowed to call MPI.
+ * The call is collective. options may be NULL.
+ * Errors: COT_INVALID_ARGUMENT (comm, options, out), COT_OUT_OF_MEMORY, COT_PEER_ERROR (MPI reported an error; the
+ * ranks have other options), COT_NO_DEVICE (the library was built without MPI). */
+COT_PARALLEL_API cot_status cot_group_create_mpi(const void *comm, const cot_group_options *options, cot_group **out);
+
+/* Destroys a handle. A rank that leaves while others wait for it breaks the group. With MPI the call is collective
+ * unless the group is broken. NULL is allowed. */
+COT_PARALLEL_API void cot_group_destroy(cot_group *group);
+
+/* The rank of this handle, 0 .. size-1; -1 for a null group. */
+COT_PARALLEL_API int32_t cot_group_rank(const cot_group *group);
+
+/* The number of ranks; 0 for a null group. */
+COT_PARALLEL_API int32_t cot_group_size(const cot_group *group);
+
+/* Breaks the group, for a caller that cannot go on. The other ranks get COT_PEER_ERROR with the reason, which may be
+ * NULL. Returns COT_OK, or COT_INVALID_ARGUMENT for a null group. */
+COT_PARALLEL_API cot_status cot_group_abort(cot_group *group, const char *reason);
+
+/* Replaces the tensor on every rank by the sum over all ranks: x = ((x[0] + x[1]) + x[2]) + ..., in the order of the
+ * ranks. Sums are f64, and each result is rounded once to the tensor's dtype. For gradients of parameters, which each
+ * rank computes from its own rows. tensor: any float dtype and strides, the same shape on all ranks.
+ * Errors: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, repeated
+ * elements). */
+COT_PARALLEL_API cot_status cot_group_all_reduce(cot_group *group, const cot_tensor *tensor);
+
+/* ---- cuts --------------------------------------------------------------------------------------------- */
+
+/* How a sequence is cut over the ranks; see the top of this header. */
+typedef enum cot_cut {
+    COT_CUT_CONTIGUOUS = 0, /* one range of rows a rank */
+    COT_CUT_ZIGZAG = 1,     /* a chunk from the front and its mirror image from the back */
+    COT_CUT_STRIPED = 2     /* stripes of `stripe` rows in turn */
+} cot_cut;
+
+/* How a call is divided. COT_INIT sets the defaults: a contiguous cut, and the ring alone. */
+typedef struct cot_parallel_options {
+    size_t struct_size;
+    cot_cut cut;
+    int64_t stripe;  /* rows of a stripe with COT_CUT_STRIPED; else 0 */
+    int32_t columns; /* attention: ranks that exchange heads, see below; 0 = 1. The other calls need 0 or 1 */
+} cot_parallel_options;
+
+/* Writes the number of rows that a rank holds of `length` rows. options may be NULL, also in the next three calls.
+ * Errors: COT_INVALID_ARGUMENT (options, ranks, rank, rows), COT_INVALID_SHAPE (length), COT_OUT_OF_MEMORY. */
+COT_PARALLEL_API cot_status cot_shard_rows(const cot_parallel_options *options, int64_t length, int32_t ranks,
+                                           int32_t rank, int64_t *rows);
+
+/* Writes the position of each of the rank's rows in the whole sequence, for rotary embeddings and the like. positions
+ * has cot_shard_rows elements. Errors as above. */
+COT_PARALLEL_API cot_status cot_shard_positions(const cot_parallel_options *options, int64_t length, int32_t ranks,
+                                                int32_t rank, int64_t *positions);
+
+/* Copies a rank's rows of `axis` of a whole tensor into `part`. Both are in host memory and have the same dtype, of any
+ * kind. part has cot_shard_rows rows on that axis, and the sizes of the whole on all others.
+ * Errors: as above, also COT_INVALID_DTYPE and COT_INVALID_LAYOUT. */
+COT_PARALLEL_API cot_status cot_shard(const cot_parallel_options *options, int32_t ranks, int32_t rank, int32_t axis,
+                                      const cot_tensor *whole, const cot_tensor *part);
+
+/* Copies `part` into the rank's rows of the whole tensor: the inverse of cot_shard. */
+COT_PARALLEL_API cot_status cot_unshard(const cot_parallel_options *options, int32_t ranks, int32_t rank, int32_t axis,
+                                        const cot_tensor *part, const cot_tensor *whole);
+
+/* ---- attention ---------------------------------------------------------------------------------------- */
+
+/* Attention over all ranks. The arguments are those of the single call (attention.h), with these differences:
+ *
+ *   rows       q, out, lse, dout, dlse, delta and dq have the rank's rows of the whole queries; k, v, dk and dv have its
+ *              rows of the whole keys. Both axes are cut in the same way.
+ *   lengths    q_length and k_length are the rows of the whole: Tq and Tk of the single call, or total_q and total_k.
+ *              q_begin and k_begin are 0.
+ *   bias       [B or 1, H or 1, rows of the rank or 1, Tk or 1] of the whole keys. Size 1 on the third axis means that
+ *              all queries of all ranks share the element. In packed calls every rank has the whole bias.
+ *   dbias      like bias. Every rank gets the whole sum where all queries share an element, and in packed calls.
+ *   dsink      every rank gets the whole sum.
+ *   the rest   seqused, cu_seqlens, sink, alibi_slopes and the dropout memories are those of the whole, with the same
+ *              values on every rank. Packed sequences may lie over several ranks.
+ *   workspace  NULL: the queue's pool serves the calls of the core, and the group keeps memory for the transfers.
+ *
+ * Ring (columns = 1): in step s = 0 .. N-1, rank r attends to the keys of rank r-s (modulo N). Their owner sends them
+ * directly, during the arithmetic of the step before. Blocks that the rank's queries do not see are neither sent nor
+ * computed. The results of two sets of keys a and b are merged in float32 (f64 in f64 calls), which is rounded to out's
+ * dtype at the end:
+ *
+ *     lse = log(exp(lse_a) + exp(lse_b));    out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b
+ *     at the end, with sink:    out = out * exp(lse - lse');    lse' = log(exp(lse) + exp(sink))
+ *
+ * In the backward, D and lse are those of the whole. Rank r computes its part of dk and dv for the keys of rank r-s, in
+ * float32, and sends it to their owner, which adds the parts in the order of the steps.
+ *
+ * Heads (columns = C > 1): ranks r with the same r / C exchange all-to-all, so that each holds the rows of all C ranks
+ * for H/C heads. The ring then has N/C places. C = N has no ring. N must be a multiple of C, H of C, and either Hkv of C
+ * or C of Hkv. A bias needs C = 1: else COT_UNSUPPORTED. So does dropout, unless H times the rows of all queries
+ * (B*q_length, or q_length in packed calls) is less than 2^31. */
+COT_PARALLEL_API cot_status cot_parallel_attention_forward(cot_group *group, cot_queue *queue,
+                                                           const cot_parallel_options *options,
+                                                           const cot_attention_forward_args *args);
+
+/* The gradients over all ranks; see cot_parallel_attention_forward. allow_nondeterminism is that of the core's calls. */
+COT_PARALLEL_API cot_status cot_parallel_attention_backward(cot_group *group, cot_queue *queue,
+                                                            const cot_parallel_options *options,
+                                                            const cot_attention_backward_args *args);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

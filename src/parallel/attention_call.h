@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attention_call.h: one call of attention under a group.
+ *
+ * The N ranks are R lines of C columns: rank = line * C + column. The ranks of a line exchange heads, so that each holds
+ * all rows of the line for its heads. The ring runs over the lines. With C = 1 a line is one rank and holds all heads.
+ *
+ * Tensors of a call have a batch axis: a packed tensor [T,H,*] becomes [1,T,H,*]. */
+#ifndef COT_PARALLEL_ATTENTION_CALL_H
+#define COT_PARALLEL_ATTENTION_CALL_H
+
+#include "group.h"
+#include "shard.h"
+
+/* Rows of one sequence that a line holds without a gap: rows row .. row+rows of the line's tensors, which are rows
+ * begin .. begin+rows of sequence b. An unpacked call has pieces of all batches at once: b is 0. */
+typedef struct piece {
+    int64_t b, row, rows, begin;
+} piece;
+
+/* The pieces of a line, ordered by b and then by begin. Those of sequence b are first[b] .. first[b+1]. */
+typedef struct pieces {
+    piece *list;
+    int64_t *first;
+} pieces;
+
+/* The keys and values of a line, or parts of their gradients, as one message. */
+typedef struct block {
+    char *data;
+    size_t bytes;
+    cot_tensor k, v;
+} block;
+
+/* Divides the group's memory. In a first pass base is NULL, and only `used` counts. */
+typedef struct arena {
+    char *base;
+    size_t used;
+} arena;
+
+typedef struct attention_call {
+    const char *name;
+    cot_group *group;
+    cot_queue *queue;
+    cot_parallel_options options;
+    bool backward, packed;
+    cot_attention_backward_args a; /* of both directions; the forward leaves the members of the backward absent */
+
+    int64_t B, H, Hkv, d, dv, Tq, Tk; /* of the whole; packed: B sequences, and Tq and Tk rows */
+    int64_t batches;                  /* of the tensors: B, or 1 if packed */
+    cot_dtype dtype, sum;             /* of q; of the sums: f32, or f64 in f64 calls */
+    int64_t left, right;              /* window, COT_HUGE = unbounded */
+    bool single; /* the core gets one sequence and one head a call: the dropout mask of a part of the heads */
+
+    int64_t C, R, line, column;
+    int64_t heads, kv_heads;         /* that this rank holds after the exchange */
+    cot_segments *q_lines, *k_lines; /* [R] */
+    cot_segments *q_ranks, *k_ranks; /* [C]: the ranks of this line */
+    pieces *q_pieces, *k_pieces;     /* [R] */
+    pieces own;                      /* the query pieces of this rank alone */
+    bool *needed;                    /* [R*R]: whether line i attends to a key of line j, at i*R + j */
+
+    cot_tensor q, k, v, lse, delta, dout; /* of the line, for this rank's heads */
+} attention_call;
+
+/* attention_check.c: checks the arguments and fills the call. After an error too, attention_free must follow. */
+cot_status attention_check(attention_call *c);
+/* Adds everything that all ranks must share to the agreement. */
+void attention_words(const attention_call *c);
+void attention_free(attention_call *c);
+
+/* attention_pieces.c: fills q_lines to needed. False: no memory. */
+bool attention_cut(attention_call *c);
+/* Whether a query of one piece sees a key of another, in any batch. Both are of the same sequence. */
+bool attention_sees(const attention_call *c, const piece *q, const piece *k);
+/* The lengths of sequence b that seqused leaves, and the whole lengths. */
+int64_t attention_used(const attention_call *c, bool keys, int64_t b);
+int64_t attention_index(const cot_tensor *tensor, int64_t i);
+
+/* The core's arguments for queries of piece q and keys of piece k. */
+typedef struct attention_block {
+    int64_t q_begin, q_length, k_begin, k_length;
+    int32_t used[2]; /* the memory of seqused_q and seqused_k, where the call needs its own */
+    cot_tensor seqused_q, seqused_k, alibi_slopes, bias;
+} attention_block;
+
+/* b and h: one batch and one head of this rank, or -1 for all. */
+void attention_place(const attention_call *c, const piece *q, const piece *k, int64_t b, int64_t h, attention_block *x);
+/* Rows of a line's tensor: [B,T,H,*], or [B,H,T] if statistic. `heads` of this tensor begin at `h`; h = -1: all. */
+cot_tensor attention_rows_of(const attention_call *c, const cot_tensor *t, bool statistic, int64_t b, int64_t row,
+                             int64_t rows, int64_t h);
+/* The part of bias or dbias that belongs to two pieces. */
+cot_tensor attention_bias_of(const attention_call *c, const cot_tensor *bias, const piece *q, const piece *k);
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+cot_tensor attention_take(arena *memory, cot_dtype dtype, int rank, const int64_t *shape);
+/* Keys and values of a line in one message, of this dtype. Absent parts take no memory. */
+block attention_take_block(const attention_call *c, arena *memory, int64_t line, cot_dtype dtype, bool with_k,
+                           bool with_v);
+
+/* ---- attention_heads.c: the exchange of heads within a line ----------------------------------------------------- */
+
+/* One tensor of an exchange. local: rows of this rank for all heads. gathered: rows of the line for this rank's heads.
+ * Both are [B,T,H,*], or [B,H,T] if statistic. */
+typedef struct head_field {
+    cot_tensor local, gathered;
+    bool keys, statistic;
+    bool add; /* back to the rows: adds to local instead of replacing it */
+} head_field;
+
+/* The memory of an exchange: a message to and from each column. */
+typedef struct head_exchange {
+    char **send, **receive; /* [C] */
+    size_t *send_bytes, *receive_bytes;
+} head_exchange;
+
+head_exchange attention_take_exchange(const attention_call *c, arena *memory, const head_field *fields, int count,
+                                      bool to_heads);
+cot_status attention_to_heads(const attention_call *c, head_exchange *x, const head_field *fields, int count);
+cot_status attention_to_rows(const attention_call *c, head_exchange *x, const head_field *fields, int count);
+
+/* ---- attention_ring.c ------------------------------------------------------------------------------------------- */
+
+/* Divides the memory of a call, and runs it. memory->base = NULL: only counts the bytes. */
+cot_status attention_run_forward(attention_call *c, arena *memory);
+cot_status attention_run_backward(attention_call *c, arena *memory);
+
+#endif

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_check.c: the checks of the arguments. The core checks them as those of the single call: the cut axes get
+ * their whole sizes for that. Here are only the checks that the core cannot make. */
+#include "attention_call.h"
+
+#include "core/front.h"
+#include "core/integers.h"
+#include "core/status.h"
+#include "core/tensor.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* ---- the core's checks ---------------------------------------------------------------------------------------- */
+
+static void widen(cot_tensor *t, int axis, int64_t part, int64_t whole)
+{
+    if (cot_is_present(t) && axis < t->rank && t->shape[axis] == part)
+        t->shape[axis] = whole;
+}
+
+static cot_status check_as_single_call(const attention_call *c, int64_t q_rows, int64_t k_rows)
+{
+    cot_attention_backward_args b = c->a;
+    const int rows = c->packed ? 0 : 1;
+    cot_tensor *const q_like[] = {&b.q, &b.out, &b.dout, &b.dq}, *const k_like[] = {&b.k, &b.v, &b.dk, &b.dv};
+    cot_tensor *const statistics[] = {&b.lse, &b.dlse, &b.delta}, *const biases[] = {&b.bias, &b.dbias};
+    size_t bytes;
+    for (int n = 0; n < 4; n++)
+        widen(q_like[n], rows, q_rows, c->Tq), widen(k_like[n], rows, k_rows, c->Tk);
+    for (int n = 0; n < 3; n++)
+        widen(statistics[n], rows + 1, q_rows, c->Tq);
+    for (int n = 0; n < 2 && !c->packed; n++)
+        if (cot_is_present(biases[n]) && biases[n]->rank == 4 && biases[n]->shape[2] != 1)
+            widen(biases[n], 2, q_rows, c->Tq);
+    b.q_length = b.k_length = 0;
+    if (c->backward)
+        return cot_attention_backward_workspace(c->queue, &b, &bytes);
+    cot_attention_forward_args f;
+    COT_INIT(&f);
+    f.causal = b.causal, f.window = b.window, f.window_left = b.window_left, f.window_right = b.window_right;
+    f.scale = b.scale, f.softcap = b.softcap, f.dropout_p = b.dropout_p;
+    f.max_seqlen_q = b.max_seqlen_q, f.max_seqlen_k = b.max_seqlen_k;
+    f.q = b.q, f.k = b.k, f.v = b.v, f.cu_seqlens_q = b.cu_seqlens_q, f.cu_seqlens_k = b.cu_seqlens_k;
+    f.seqused_q = b.seqused_q, f.seqused_k = b.seqused_k, f.sink = b.sink, f.alibi_slopes = b.alibi_slopes;
+    f.bias = b.bias, f.out = b.out, f.lse = b.lse;
+    f.dropout_seed_memory = b.dropout_seed_memory, f.dropout_offset_memory = b.dropout_offset_memory;
+    return cot_attention_forward_workspace(c->queue, &f, &bytes);
+}
+
+static cot_status check_memory(const attention_call *c)
+{
+    const cot_attention_backward_args *a = &c->a;
+    const bool forward = !c->backward;
+    const cot_named_tensor tensors[] = {{"q", &a->q, false, false},
+                                        {"k", &a->k, false, false},
+                                        {"v", &a->v, false, false},
+                                        {"cu_seqlens_q", &a->cu_seqlens_q, false, false},
+                                        {"cu_seqlens_k", &a->cu_seqlens_k, false, false},
+                                        {"seqused_q", &a->seqused_q, false, false},
+                                        {"seqused_k", &a->seqused_k, false, false},
+                                        {"sink", &a->sink, false, false},
+                                        {"alibi_slopes", &a->alibi_slopes, false, false},
+                                        {"bias", &a->bias, false, false},
+                                        {"dropout_seed_memory", &a->dropout_seed_memory, false, false},
+                                        {"dropout_offset_memory", &a->dropout_offset_memory, false, false},
+                                        {"out", &a->out, forward, false},
+                                        {"lse", &a->lse, forward, false},
+                                        {"dout", &a->dout, false, false},
+                                        {"dlse", &a->dlse, false, false},
+                                        {"delta", &a->delta, false, false},
+                                        {"dq", &a->dq, true, false},
+                                        {"dk", &a->dk, true, false},
+                                        {"dv", &a->dv, true, false},
+                                        {"dsink", &a->dsink, true, false},
+                                        {"dbias", &a->dbias, true, false}};
+    return cot_check_memory(c->name, tensors, sizeof tensors / sizeof *tensors);
+}
+
+/* ---- index data ----------------------------------------------------------------------------------------------- */
+
+static cot_status check_cu_seqlens(const attention_call *c, const char *axis, const cot_tensor *cu, int64_t rows,
+                                   int64_t longest)
+{
+    for (int64_t b = 0; b <= c->B; b++) {
+        const int64_t at = attention_index(cu, b), length = b > 0 ? at - attention_index(cu, b - 1) : 0;
+        if (b == 0 && at != 0)
+            return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens_%s[0] is %" PRId64 ", expected 0", c->name, axis, at);
+        if (length < 0)
+            return cot_fail(COT_INVALID_DATA,
+                            "%s: cu_seqlens_%s[%" PRId64 "] is %" PRId64 ", less than %" PRId64 " before it", c->name,
+                            axis, b, at, at - length);
+        if (length > longest)
+            return cot_fail(COT_INVALID_DATA,
+                            "%s: cu_seqlens_%s gives sequence %" PRId64 " %" PRId64 " rows, max_seqlen_%s is %" PRId64,
+                            c->name, axis, b - 1, length, axis, longest);
+    }
+    if (attention_index(cu, c->B) > rows)
+        return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens_%s ends at %" PRId64 ", the whole %s has %" PRId64 " rows",
+                        c->name, axis, attention_index(cu, c->B), axis, rows);
+    return COT_OK;
+}
+
+static cot_status check_seqused(const attention_call *c, const char *axis, const cot_tensor *used, const cot_tensor *cu,
+                                int64_t length)
+{
+    for (int64_t b = 0; cot_is_present(used) && b < c->B; b++) {
+        const int64_t value = attention_index(used, b);
+        const int64_t longest = c->packed ? attention_index(cu, b + 1) - attention_index(cu, b) : length;
+        if (value < 0 || value > longest)
+            return cot_fail(COT_INVALID_DATA, "%s: seqused_%s[%" PRId64 "] is %" PRId64 ", expected 0 to %" PRId64,
+                            c->name, axis, b, value, longest);
+    }
+    return COT_OK;
+}
+
+static cot_status check_index_data(const attention_call *c)
+{
+    const cot_attention_backward_args *a = &c->a;
+    if (c->packed) {
+        CHECK(check_cu_seqlens(c, "q", &a->cu_seqlens_q, c->Tq, a->max_seqlen_q));
+        CHECK(check_cu_seqlens(c, "k", &a->cu_seqlens_k, c->Tk, a->max_seqlen_k));
+    }
+    CHECK(check_seqused(c, "q", &a->seqused_q, &a->cu_seqlens_q, c->Tq));
+    return check_seqused(c, "k", &a->seqused_k, &a->cu_seqlens_k, c->Tk);
+}
+
+/* ---- the group ------------------------------------------------------------------------------------------------ */
+
+/* Checks the rows that this rank holds of the whole. */
+static cot_status check_rows(const attention_call *c, const char *axis, const cot_tensor *t, int64_t length)
+{
+    const cot_segments s = cot_segments_of(&c->options, length, c->group->size, c->group->rank, 1);
+    if (s.list == NULL)
+        return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for the cut", c->name);
+    free(s.list);
+    const int64_t rows = t->shape[c->packed ? 0 : 1];
+    if (rows != s.rows)
+        return cot_fail(COT_INVALID_SHAPE,
+                        "%s: %s has %" PRId64 " rows, expected %" PRId64 ", the part of rank %d of %s_length %" PRId64,
+                        c->name, axis, rows, s.rows, c->group->rank, axis, length);
+    return COT_OK;
+}
+
+static cot_status check_begin(const attention_call *c)
+{
+    const cot_attention_backward_args *a = &c->a;
+    if (a->q_begin != 0 || a->k_begin != 0)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: %s_begin is %" PRId64 ", expected 0", c->name,
+                        a->q_begin != 0 ? "q" : "k", a->q_begin != 0 ? a->q_begin : a->k_begin);
+    if (a->workspace != NULL || a->workspace_bytes != 0)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: workspace is given, expected none (the queue's pool serves it)",
+                        c->name);
+    return COT_OK;
+}
+
+static cot_status check_columns(attention_call *c)
+{
+    const int64_t size = c->group->size;
+    c->C = c->options.columns == 0 ? 1 : c->options.columns;
+    if (c->C < 1 || c->C > size || size % c->C != 0)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: columns is %d, expected a divisor of the group's %d ranks", c->name,
+                        (int)c->options.columns, (int)size);
+    c->R = size / c->C;
+    c->line = c->group->rank / c->C;
+    c->column = c->group->rank % c->C;
+    return COT_OK;
+}
+
+static cot_status check_heads(attention_call *c)
+{
+    if (c->H % c->C != 0)
+        return cot_fail(COT_INVALID_SHAPE, "%s: q has H=%" PRId64 ", expected a multiple of columns %" PRId64, c->name,
+                        c->H, c->C);
+    if (c->Hkv % c->C != 0 && c->C % c->Hkv != 0)
+        return cot_fail(COT_INVALID_SHAPE,
+                        "%s: k has Hkv=%" PRId64 ", expected a multiple or a divisor of columns %" PRId64, c->name,
+                        c->Hkv, c->C);
+    c->heads = c->H / c->C;
+    c->kv_heads = c->Hkv % c->C == 0 ? c->Hkv / c->C : 1;
+    if (c->C == 1)
+        return COT_OK;
+    if (cot_is_present(&c->a.bias))
+        return cot_fail(COT_UNSUPPORTED, "%s: bias is given with columns %" PRId64 ", expected columns 1", c->name,
+                        c->C);
+    c->single = c->a.dropout_p > 0;
+    if (c->single && cot_mul(c->H, cot_mul(c->packed ? 1 : c->B, c->Tq)) > INT32_MAX)
+        return cot_fail(COT_UNSUPPORTED,
+                        "%s: dropout_p is given with columns %" PRId64
+                        ", expected H times the rows of all queries to be less than 2^31",
+                        c->name, c->C);
+    return COT_OK;
+}
+
+static void add_batch_axis(cot_tensor *t)
+{
+    if (!cot_is_present(t))
+        return;
+    memmove(t->shape + 1, t->shape, (size_t)t->rank * sizeof *t->shape);
+    memmove(t->stride + 1, t->stride, (size_t)t->rank * sizeof *t->stride);
+    t->shape[0] = 1, t->stride[0] = 0;
+    t->rank++;
+}
+
+static void name_sizes(attention_call *c)
+{
+    cot_attention_backward_args *a = &c->a;
+    cot_tensor *const views[] = {&a->q,    &a->k,     &a->v,  &a->lse, &a->out, &a->dout,
+                                 &a->dlse, &a->delta, &a->dq, &a->dk,  &a->dv};
+    for (size_t n = 0; c->packed && n < sizeof views / sizeof *views; n++)
+        add_batch_axis(views[n]);
+    c->batches = a->q.shape[0];
+    c->B = c->packed ? a->cu_seqlens_q.shape[0] - 1 : c->batches;
+    c->H = a->q.shape[2], c->d = a->q.shape[3], c->Hkv = a->k.shape[2], c->dv = a->v.shape[3];
+    c->dtype = a->q.dtype;
+    c->sum = c->dtype == COT_F64 ? COT_F64 : COT_F32;
+    c->left = !a->window || a->window_left < 0 ? COT_HUGE / 4 : cot_min(a->window_left, COT_HUGE / 4);
+    c->right = a->causal                           ? 0
+               : !a->window || a->window_right < 0 ? COT_HUGE / 4
+                                                   : cot_min(a->window_right, COT_HUGE / 4);
+}
+
+cot_status attention_check(attention_call *c)
+{
+    cot_attention_backward_args *a = &c->a;
+    if (c->queue == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is null", c->name);
+    if (cot_queue_backend(c->queue) != COT_BACKEND_CPU)
+        return cot_fail(COT_UNSUPPORTED, "%s: queue is of CUDA, expected one of the CPU", c->name);
+    c->packed = cot_is_present(&a->cu_seqlens_q);
+    c->Tq = a->q_length, c->Tk = a->k_length;
+    CHECK(cot_check_cut(c->name, &c->options, c->Tq));
+    CHECK(cot_check_cut(c->name, &c->options, c->Tk));
+    CHECK(check_columns(c));
+    CHECK(check_begin(c));
+    const int rank = c->packed ? 3 : 4;
+    CHECK(cot_check_required(c->name, "q", &a->q));
+    CHECK(cot_check_tensor(c->name, "q", &a->q, COT_FLOATS, rank, rank));
+    CHECK(cot_check_required(c->name, "k", &a->k));
+    CHECK(cot_check_tensor(c->name, "k", &a->k, COT_FLOATS, rank, rank));
+    CHECK(check_rows(c, "q", &a->q, c->Tq));
+    CHECK(check_rows(c, "k", &a->k, c->Tk));
+    CHECK(check_as_single_call(c, a->q.shape[c->packed ? 0 : 1], a->k.shape[c->packed ? 0 : 1]));
+    CHECK(check_memory(c));
+    name_sizes(c);
+    CHECK(check_heads(c));
+    CHECK(check_index_data(c));
+    return attention_cut(c) ? COT_OK : cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for the cut", c->name);
+}
+
+/* ---- agreement ------------------------------------------------------------------------------------------------ */
+
+static void word_of_presence(cot_group *group, const char *name, const cot_tensor *tensor)
+{
+    cot_group_word(group, name, tensor->dtype);
+}
+
+void attention_words(const attention_call *c)
+{
+    const cot_attention_backward_args *a = &c->a;
+    cot_group *g = c->group;
+    const struct {
+        const char *name;
+        int64_t value;
+    } words[] = {{"cut", c->options.cut},
+                 {"stripe", c->options.stripe},
+                 {"columns", c->C},
+                 {"causal", a->causal},
+                 {"window", a->window},
+                 {"window_left", a->window_left},
+                 {"window_right", a->window_right},
+                 {"dropout_seed", (int64_t)a->dropout_seed},
+                 {"dropout_offset", (int64_t)a->dropout_offset},
+                 {"max_seqlen_q", a->max_seqlen_q},
+                 {"max_seqlen_k", a->max_seqlen_k},
+                 {"q_length", a->q_length},
+                 {"k_length", a->k_length},
+                 {"accumulate", a->accumulate},
+                 {"allow_nondeterminism", a->allow_nondeterminism},
+                 {"B", c->B},
+                 {"H", c->H},
+                 {"Hkv", c->Hkv},
+                 {"d", c->d},
+                 {"dv's size", c->dv}};
+    for (size_t n = 0; n < sizeof words / sizeof *words; n++)
+        cot_group_word(g, words[n].name, words[n].value);
+    cot_group_number(g, "scale", a->scale);
+    cot_group_number(g, "softcap", a->softcap);
+    cot_group_number(g, "dropout_p", a->dropout_p);
+    cot_group_values(g, "cu_seqlens_q", &a->cu_seqlens_q);
+    cot_group_values(g, "cu_seqlens_k", &a->cu_seqlens_k);
+    cot_group_values(g, "seqused_q", &a->seqused_q);
+    cot_group_values(g, "seqused_k", &a->seqused_k);
+    cot_group_values(g, "sink", &a->sink);
+    cot_group_values(g, "alibi_slopes", &a->alibi_slopes);
+    cot_group_values(g, "dropout_seed_memory", &a->dropout_seed_memory);
+    cot_group_values(g, "dropout_offset_memory", &a->dropout_offset_memory);
+    word_of_presence(g, "q", &a->q);
+    word_of_presence(g, "out", &a->out);
+    word_of_presence(g, "lse", &a->lse);
+    word_of_presence(g, "dlse", &a->dlse);
+    word_of_presence(g, "delta", &a->delta);
+    word_of_presence(g, "dq", &a->dq);
+    word_of_presence(g, "dk", &a->dk);
+    word_of_presence(g, "dv", &a->dv);
+    word_of_presence(g, "dsink", &a->dsink);
+    word_of_presence(g, "bias", &a->bias);
+    word_of_presence(g, "dbias", &a->dbias);
+    const int axes = cot_is_present(&a->bias) ? 4 : 0;
+    cot_group_word(g, "bias's batches", axes > 0 ? a->bias.shape[0] : 0);
+    cot_group_word(g, "bias's heads", axes > 0 ? a->bias.shape[1] : 0);
+    cot_group_word(g, "bias's queries", axes > 0 && (c->packed || a->bias.shape[2] == 1) ? a->bias.shape[2] : 0);
+    cot_group_word(g, "bias's keys", axes > 0 ? a->bias.shape[3] : 0);
+}
+
+void attention_free(attention_call *c)
+{
+    for (int64_t line = 0; line < c->R; line++) {
+        if (c->q_lines != NULL)
+            free(c->q_lines[line].list);
+        if (c->k_lines != NULL)
+            free(c->k_lines[line].list);
+        if (c->q_pieces != NULL)
+            free(c->q_pieces[line].list), free(c->q_pieces[line].first);
+        if (c->k_pieces != NULL)
+            free(c->k_pieces[line].list), free(c->k_pieces[line].first);
+    }
+    for (int64_t column = 0; column < c->C; column++) {
+        if (c->q_ranks != NULL)
+            free(c->q_ranks[column].list);
+        if (c->k_ranks != NULL)
+            free(c->k_ranks[column].list);
+    }
+    free(c->q_lines), free(c->k_lines), free(c->q_ranks), free(c->k_ranks);
+    free(c->q_pieces), free(c->k_pieces), free(c->needed);
+    free(c->own.list), free(c->own.first);
+}

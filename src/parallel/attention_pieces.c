@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_pieces.c: which rows the lines hold, which of them see each other, and the core's arguments for two pieces.
+ *
+ * A piece of a packed sequence is a block of an unpacked call with one sequence. Its mask follows from the lengths in
+ * seqused, so that q_begin and q_length are free to place the rows of the dropout mask: row h * R + row of the header's
+ * formula is q_begin + i if q_begin is `base` plus the row in the sequence, and seqused_q is `base` plus the length. */
+#include "attention_call.h"
+
+#include "rows.h"
+
+#include "core/integers.h"
+#include "core/tensor.h"
+
+#include <stdlib.h>
+
+int64_t attention_index(const cot_tensor *tensor, int64_t i)
+{
+    return ((const int32_t *)tensor->data)[i * tensor->stride[0]];
+}
+
+/* Rows of sequence b, without seqused. */
+static int64_t length_of(const attention_call *c, bool keys, int64_t b)
+{
+    const cot_tensor *cu = keys ? &c->a.cu_seqlens_k : &c->a.cu_seqlens_q;
+    return c->packed ? attention_index(cu, b + 1) - attention_index(cu, b) : keys ? c->Tk : c->Tq;
+}
+
+int64_t attention_used(const attention_call *c, bool keys, int64_t b)
+{
+    const cot_tensor *used = keys ? &c->a.seqused_k : &c->a.seqused_q;
+    return cot_is_present(used) ? attention_index(used, b) : length_of(c, keys, b);
+}
+
+/* The first row of sequence b among the rows of all sequences. */
+static int64_t row_of(const attention_call *c, bool keys, int64_t b)
+{
+    return !c->packed ? 0 : attention_index(keys ? &c->a.cu_seqlens_k : &c->a.cu_seqlens_q, b);
+}
+
+static bool make_pieces(const attention_call *c, bool keys, const cot_segments *segments, pieces *p)
+{
+    const int64_t sequences = c->packed ? c->B : 1;
+    int64_t count = 0;
+    p->list = calloc((size_t)(segments->count + sequences), sizeof *p->list); /* a segment begins at most one more */
+    p->first = calloc((size_t)sequences + 1, sizeof *p->first);
+    if (p->list == NULL || p->first == NULL)
+        return false;
+    int64_t segment = 0;
+    for (int64_t b = 0; b < sequences; b++) {
+        const int64_t begin = row_of(c, keys, b), end = begin + length_of(c, keys, b);
+        p->first[b] = count;
+        while (segment < segments->count && segments->list[segment].begin + segments->list[segment].rows <= begin)
+            segment++;
+        for (int64_t n = segment; n < segments->count && segments->list[n].begin < end; n++) {
+            const cot_segment *s = &segments->list[n];
+            const int64_t first = cot_max(s->begin, begin), last = cot_min(s->begin + s->rows, end);
+            p->list[count++] = (piece){b, s->row + first - s->begin, last - first, first - begin};
+        }
+    }
+    p->first[sequences] = count;
+    return true;
+}
+
+/* Whether a query of one piece sees a key of another. The visible keys of consecutive queries overlap or meet, so that
+ * their union is a range. */
+static bool sees(const attention_call *c, const piece *q, const piece *k, int64_t b)
+{
+    const int64_t used_q = attention_used(c, false, b), used_k = attention_used(c, true, b), off = used_k - used_q;
+    const int64_t first_q = q->begin, last_q = cot_min(q->begin + q->rows, used_q) - 1;
+    const int64_t first_k = k->begin, last_k = cot_min(k->begin + k->rows, used_k) - 1;
+    return first_q <= last_q && first_k <= last_k && first_q + off - c->left <= last_k &&
+           last_q + off + c->right >= first_k;
+}
+
+bool attention_sees(const attention_call *c, const piece *q, const piece *k)
+{
+    if (c->packed)
+        return sees(c, q, k, q->b);
+    const bool equal = !cot_is_present(&c->a.seqused_q) && !cot_is_present(&c->a.seqused_k);
+    for (int64_t b = 0; b < (equal ? cot_min(1, c->B) : c->B); b++)
+        if (sees(c, q, k, b))
+            return true;
+    return false;
+}
+
+static bool line_sees(const attention_call *c, const pieces *q, const pieces *k)
+{
+    for (int64_t b = 0; b < (c->packed ? c->B : 1); b++)
+        for (int64_t i = q->first[b]; i < q->first[b + 1]; i++)
+            for (int64_t j = k->first[b]; j < k->first[b + 1]; j++)
+                if (attention_sees(c, &q->list[i], &k->list[j]))
+                    return true;
+    return false;
+}
+
+bool attention_cut(attention_call *c)
+{
+    const int64_t size = c->group->size;
+    c->q_lines = calloc((size_t)c->R, sizeof *c->q_lines), c->k_lines = calloc((size_t)c->R, sizeof *c->k_lines);
+    c->q_ranks = calloc((size_t)c->C, sizeof *c->q_ranks), c->k_ranks = calloc((size_t)c->C, sizeof *c->k_ranks);
+    c->q_pieces = calloc((size_t)c->R, sizeof *c->q_pieces), c->k_pieces = calloc((size_t)c->R, sizeof *c->k_pieces);
+    c->needed = calloc((size_t)(c->R * c->R), sizeof *c->needed);
+    if (c->q_lines == NULL || c->k_lines == NULL || c->q_ranks == NULL || c->k_ranks == NULL || c->q_pieces == NULL ||
+        c->k_pieces == NULL || c->needed == NULL)
+        return false;
+    for (int64_t line = 0; line < c->R; line++) {
+        c->q_lines[line] = cot_segments_of(&c->options, c->Tq, size, line * c->C, c->C);
+        c->k_lines[line] = cot_segments_of(&c->options, c->Tk, size, line * c->C, c->C);
+        if (c->q_lines[line].list == NULL || c->k_lines[line].list == NULL ||
+            !make_pieces(c, false, &c->q_lines[line], &c->q_pieces[line]) ||
+            !make_pieces(c, true, &c->k_lines[line], &c->k_pieces[line]))
+            return false;
+    }
+    for (int64_t column = 0; column < c->C; column++) {
+        c->q_ranks[column] = cot_segments_of(&c->options, c->Tq, size, c->line * c->C + column, 1);
+        c->k_ranks[column] = cot_segments_of(&c->options, c->Tk, size, c->line * c->C + column, 1);
+        if (c->q_ranks[column].list == NULL || c->k_ranks[column].list == NULL)
+            return false;
+    }
+    if (!make_pieces(c, false, &c->q_ranks[c->column], &c->own))
+        return false;
+    for (int64_t i = 0; i < c->R; i++)
+        for (int64_t j = 0; j < c->R; j++)
+            c->needed[i * c->R + j] = line_sees(c, &c->q_pieces[i], &c->k_pieces[j]);
+    return true;
+}
+
+/* ---- the core's arguments ------------------------------------------------------------------------------------- */
+
+cot_tensor attention_rows_of(const attention_call *c, const cot_tensor *t, bool statistic, int64_t b, int64_t row,
+                             int64_t rows, int64_t h)
+{
+    cot_tensor view = cot_slice(t, statistic ? 2 : 1, row, rows);
+    if (h >= 0)
+        view = cot_slice(&view, statistic ? 1 : 2, h, 1);
+    return b >= 0 && !c->packed ? cot_slice(&view, 0, b, 1) : view;
+}
+
+cot_tensor attention_bias_of(const attention_call *c, const cot_tensor *bias, const piece *q, const piece *k)
+{
+    cot_tensor view = *bias;
+    if (!cot_is_present(bias))
+        return view;
+    if (view.shape[2] != 1)
+        view = cot_slice(&view, 2, c->packed ? q->begin : q->row, q->rows);
+    if (view.shape[3] != 1)
+        view = cot_slice(&view, 3, k->begin, k->rows);
+    return c->packed && view.shape[0] != 1 ? cot_slice(&view, 0, q->b, 1) : view;
+}
+
+/* The slopes of this rank's heads, or of head h of them. */
+static cot_tensor slopes_of(const attention_call *c, int64_t b, int64_t h)
+{
+    const cot_tensor *slopes = &c->a.alibi_slopes;
+    if (!cot_is_present(slopes))
+        return *slopes;
+    cot_tensor view =
+        cot_slice(slopes, slopes->rank - 1, c->column * c->heads + (h >= 0 ? h : 0), h >= 0 ? 1 : c->heads);
+    return b >= 0 && view.rank == 2 ? cot_slice(&view, 0, b, 1) : view;
+}
+
+void attention_place(const attention_call *c, const piece *q, const piece *k, int64_t b, int64_t h, attention_block *x)
+{
+    memset(x, 0, sizeof *x);
+    const int64_t sequence = c->packed ? q->b : b;
+    x->alibi_slopes = slopes_of(c, sequence, h);
+    x->bias = attention_bias_of(c, &c->a.bias, q, k);
+    x->k_begin = k->begin;
+    x->k_length = c->packed ? c->a.max_seqlen_k : c->Tk;
+    if (sequence < 0) {
+        x->q_begin = q->begin, x->q_length = c->Tq;
+        x->seqused_q = c->a.seqused_q, x->seqused_k = c->a.seqused_k;
+        return;
+    }
+    const int64_t all = c->packed ? attention_index(&c->a.cu_seqlens_q, c->B) : c->B * c->Tq;
+    const int64_t head = h >= 0 ? c->column * c->heads + h : 0;
+    const int64_t base = head * all + (c->packed ? row_of(c, false, sequence) : sequence * c->Tq);
+    x->q_begin = base + q->begin;
+    x->q_length = h >= 0 ? c->H * all : all;
+    x->used[0] = (int32_t)(base + attention_used(c, false, sequence));
+    x->used[1] = (int32_t)attention_used(c, true, sequence);
+    x->seqused_q = cot_tensor_contiguous(&x->used[0], COT_I32, 1, (const int64_t[]){1});
+    x->seqused_k = cot_tensor_contiguous(&x->used[1], COT_I32, 1, (const int64_t[]){1});
+}
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+cot_tensor attention_take(arena *memory, cot_dtype dtype, int rank, const int64_t *shape)
+{
+    const size_t offset = cot_workspace_reserve(&memory->used, cot_product(shape, (size_t)rank), cot_dtype_size(dtype));
+    return cot_tensor_contiguous(memory->base != NULL ? memory->base + offset : NULL, dtype, rank, shape);
+}
+
+block attention_take_block(const attention_call *c, arena *memory, int64_t line, cot_dtype dtype, bool with_k,
+                           bool with_v)
+{
+    const int64_t rows = c->k_lines[line].rows;
+    const size_t begin = memory->used;
+    block b = {.data = memory->base != NULL ? memory->base + begin : NULL};
+    if (with_k)
+        b.k = attention_take(memory, dtype, 4, (const int64_t[]){c->batches, rows, c->kv_heads, c->d});
+    if (with_v)
+        b.v = attention_take(memory, dtype, 4, (const int64_t[]){c->batches, rows, c->kv_heads, c->dv});
+    b.bytes = memory->used - begin;
+    return b;
+}

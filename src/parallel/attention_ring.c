@@ -1,0 +1,670 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_ring.c: the arithmetic and the transfers of attention over a group.
+ *
+ * Step s of line i works on the keys of line i-s. Every line sends its keys and values at the start to all lines that
+ * need them, from one buffer that does not change. Two buffers receive: the transfer of step s+1 runs during the
+ * arithmetic of step s. In the backward, the parts of dk and dv go back to the line of the keys after each step. Two
+ * buffers send and two receive: a part that arrives in step s is added after the arithmetic of step s+1. */
+#include "attention_call.h"
+
+#include "rows.h"
+
+#include "core/float16.h"
+#include "core/float_state.h"
+#include "core/front.h"
+#include "core/integers.h"
+#include "core/status.h"
+#include "core/tensor.h"
+
+#include <math.h>
+
+enum { TAG_KEYS = 2, TAG_PARTS = 3 }; /* plus twice the step */
+
+/* ---- the ring of keys and values ------------------------------------------------------------------------------ */
+
+typedef struct ring {
+    block own, received[2];
+    cot_transfer *sends; /* [R] */
+    cot_transfer receives[2];
+} ring;
+
+/* The line whose keys line `line` gets in step s, and the line that gets its keys. */
+static int64_t line_before(const attention_call *c, int64_t s)
+{
+    return (c->line - s + c->R) % c->R;
+}
+
+static int64_t line_after(const attention_call *c, int64_t s)
+{
+    return (c->line + s) % c->R;
+}
+
+static bool is_needed(const attention_call *c, int64_t queries, int64_t keys)
+{
+    return c->needed[queries * c->R + keys];
+}
+
+static int rank_of(const attention_call *c, int64_t line)
+{
+    return (int)(line * c->C + c->column);
+}
+
+/* The line with the most key rows. */
+static int64_t largest_line(const attention_call *c)
+{
+    int64_t largest = 0;
+    for (int64_t line = 1; line < c->R; line++)
+        if (c->k_lines[line].rows > c->k_lines[largest].rows)
+            largest = line;
+    return largest;
+}
+
+static cot_transfer *take_transfers(const attention_call *c, arena *memory)
+{
+    const size_t offset = cot_workspace_reserve(&memory->used, c->R, sizeof(cot_transfer));
+    if (memory->base != NULL)
+        memset(memory->base + offset, 0, (size_t)c->R * sizeof(cot_transfer));
+    return memory->base != NULL ? (cot_transfer *)(memory->base + offset) : NULL;
+}
+
+static void take_ring(const attention_call *c, arena *memory, ring *r)
+{
+    memset(r, 0, sizeof *r);
+    r->own = attention_take_block(c, memory, c->line, c->dtype, true, true);
+    for (int n = 0; n < 2 && c->R > 1; n++)
+        r->received[n] = attention_take_block(c, memory, largest_line(c), c->dtype, true, true);
+    r->sends = take_transfers(c, memory);
+}
+
+/* The block of the line of step s, in the buffer of that step. */
+static block block_of_step(const attention_call *c, const ring *r, int64_t s)
+{
+    if (s == 0)
+        return r->own;
+    arena memory = {r->received[s % 2].data, 0};
+    return attention_take_block(c, &memory, line_before(c, s), c->dtype, true, true);
+}
+
+static cot_status receive_step(const attention_call *c, ring *r, int64_t s)
+{
+    if (s >= c->R || !is_needed(c, c->line, line_before(c, s)))
+        return COT_OK;
+    const block b = block_of_step(c, r, s);
+    return cot_group_receive(c->group, &r->receives[s % 2], rank_of(c, line_before(c, s)), (int)(TAG_KEYS + 2 * s),
+                             b.data, b.bytes);
+}
+
+static cot_status start_ring(const attention_call *c, ring *r)
+{
+    cot_copy_tensor(&r->own.k, &c->k, false);
+    cot_copy_tensor(&r->own.v, &c->v, false);
+    CHECK(receive_step(c, r, 1));
+    for (int64_t s = 1; s < c->R; s++)
+        if (is_needed(c, line_after(c, s), c->line))
+            CHECK(cot_group_send(c->group, &r->sends[s], rank_of(c, line_after(c, s)), (int)(TAG_KEYS + 2 * s),
+                                 r->own.data, r->own.bytes));
+    return COT_OK;
+}
+
+/* Waits for the keys of step s, and starts the transfer of step s+1. */
+static cot_status begin_step(const attention_call *c, ring *r, int64_t s)
+{
+    if (s > 0)
+        CHECK(cot_group_wait(c->group, &r->receives[s % 2], 1));
+    return s > 0 ? receive_step(c, r, s + 1) : COT_OK;
+}
+
+/* The transfers are in the frame of the caller. After an error they are taken back before that frame ends. */
+static cot_status end_ring(const attention_call *c, cot_status status)
+{
+    return status == COT_OK ? COT_OK : cot_group_fail(c->group, c->name, status);
+}
+
+/* ---- pairs of pieces ------------------------------------------------------------------------------------------ */
+
+/* Calls body for every visible pair of pieces of this line's queries and another line's keys, in a fixed order. b and h
+ * are one batch and one head if the call is divided into single heads, else -1. */
+typedef cot_status pair_body(const attention_call *c, void *context, int64_t q_index, const piece *k, int64_t b,
+                             int64_t h);
+
+static cot_status each_pair(const attention_call *c, int64_t k_line, pair_body *body, void *context)
+{
+    const pieces *queries = &c->q_pieces[c->line], *keys = &c->k_pieces[k_line];
+    for (int64_t sequence = 0; sequence < (c->packed ? c->B : 1); sequence++)
+        for (int64_t i = queries->first[sequence]; i < queries->first[sequence + 1]; i++)
+            for (int64_t j = keys->first[sequence]; j < keys->first[sequence + 1]; j++) {
+                if (!attention_sees(c, &queries->list[i], &keys->list[j]))
+                    continue;
+                if (!c->single)
+                    CHECK(body(c, context, i, &keys->list[j], -1, -1));
+                for (int64_t n = 0; c->single && n < c->batches * c->heads; n++)
+                    CHECK(body(c, context, i, &keys->list[j], n / c->heads, n % c->heads));
+            }
+    return COT_OK;
+}
+
+/* The key-value head that head h of this rank reads; -1 for all. */
+static int64_t kv_head(const attention_call *c, int64_t h)
+{
+    return h < 0 ? -1 : h / (c->heads / c->kv_heads);
+}
+
+/* The members that both directions of the core have. */
+#define SET_BLOCK(x, c, place, pq, pk, blk, b, h)                                                    \
+    do {                                                                                             \
+        COT_INIT(x);                                                                                 \
+        (x)->causal = (c)->a.causal, (x)->window = (c)->a.window;                                    \
+        (x)->window_left = (c)->a.window_left, (x)->window_right = (c)->a.window_right;              \
+        (x)->scale = (c)->a.scale, (x)->softcap = (c)->a.softcap, (x)->dropout_p = (c)->a.dropout_p; \
+        (x)->dropout_seed = (c)->a.dropout_seed, (x)->dropout_offset = (c)->a.dropout_offset;        \
+        (x)->dropout_seed_memory = (c)->a.dropout_seed_memory;                                       \
+        (x)->dropout_offset_memory = (c)->a.dropout_offset_memory;                                   \
+        (x)->q_begin = (place)->q_begin, (x)->q_length = (place)->q_length;                          \
+        (x)->k_begin = (place)->k_begin, (x)->k_length = (place)->k_length;                          \
+        (x)->seqused_q = (place)->seqused_q, (x)->seqused_k = (place)->seqused_k;                    \
+        (x)->alibi_slopes = (place)->alibi_slopes, (x)->bias = (place)->bias;                        \
+        (x)->q = attention_rows_of(c, &(c)->q, false, b, (pq)->row, (pq)->rows, h);                  \
+        (x)->k = attention_rows_of(c, &(blk)->k, false, b, (pk)->row, (pk)->rows, kv_head(c, h));    \
+        (x)->v = attention_rows_of(c, &(blk)->v, false, b, (pk)->row, (pk)->rows, kv_head(c, h));    \
+    } while (0)
+
+/* ---- forward -------------------------------------------------------------------------------------------------- */
+
+typedef struct forward {
+    ring r;
+    cot_tensor out, lse;             /* of the keys so far, of the line's queries */
+    cot_tensor block_out, block_lse; /* of one block of keys */
+    bool *started;                   /* for each piece of queries: out and lse have keys */
+    block current;
+} forward;
+
+static cot_status attend(const attention_call *c, void *context, int64_t q_index, const piece *k, int64_t b, int64_t h)
+{
+    forward *f = context;
+    const piece *q = &c->q_pieces[c->line].list[q_index];
+    const bool first = !f->started[q_index];
+    attention_block place;
+    cot_attention_forward_args x;
+    attention_place(c, q, k, b, h, &place);
+    SET_BLOCK(&x, c, &place, q, k, &f->current, b, h);
+    cot_attention_merge_args m;
+    COT_INIT(&m);
+    m.out_a = m.out = attention_rows_of(c, &f->out, false, b, q->row, q->rows, h);
+    m.lse_a = m.lse = attention_rows_of(c, &f->lse, true, b, q->row, q->rows, h);
+    m.out_b = attention_rows_of(c, &f->block_out, false, b, q->row, q->rows, h);
+    m.lse_b = attention_rows_of(c, &f->block_lse, true, b, q->row, q->rows, h);
+    x.out = first ? m.out : m.out_b;
+    x.lse = first ? m.lse : m.lse_b;
+    CHECK(cot_attention_forward(c->queue, &x));
+    if (!first)
+        CHECK(cot_attention_merge(c->queue, &m));
+    if (b < 0 || (b == c->batches - 1 && h == c->heads - 1))
+        f->started[q_index] = true;
+    return COT_OK;
+}
+
+/* Adds the sink to row `row` of head h: lse becomes log(exp(lse) + exp(sink)), and out shrinks. */
+static void add_sink(const attention_call *c, const forward *f, int64_t b, int64_t row, int64_t h)
+{
+    const cot_tensor *lse = &f->lse, *out = &f->out;
+    const int64_t at = b * lse->stride[0] + h * lse->stride[1] + row * lse->stride[2];
+    const double before = cot_load_f64(lse->data, lse->dtype, at);
+    const double sink = cot_load_f64(c->a.sink.data, c->a.sink.dtype, (c->column * c->heads + h) * c->a.sink.stride[0]);
+    const double high = fmax(before, sink), low = fmin(before, sink);
+    const double after = isnan(before) || isnan(sink) ? before + sink : high + log1p(exp(low - high));
+    cot_store_f64(lse->data, lse->dtype, at, isinf(high) ? high : after);
+    const double weight = before == -INFINITY ? 0 : exp(before - after);
+    const int64_t first = b * out->stride[0] + row * out->stride[1] + h * out->stride[2];
+    for (int64_t i = first; i < first + c->dv; i++)
+        cot_store_f64(out->data, out->dtype, i, weight * cot_load_f64(out->data, out->dtype, i));
+}
+
+/* Rows beyond seqused and beyond the last sequence get no sink. */
+static void add_sinks(const attention_call *c, const forward *f)
+{
+    const pieces *p = &c->q_pieces[c->line];
+    for (int64_t n = 0; cot_is_present(&c->a.sink) && n < p->first[c->packed ? c->B : 1]; n++)
+        for (int64_t b = 0; b < c->batches; b++) {
+            const piece *q = &p->list[n];
+            const int64_t used = attention_used(c, false, c->packed ? q->b : b);
+            for (int64_t i = 0; i < q->rows && q->begin + i < used; i++)
+                for (int64_t h = 0; h < c->heads; h++)
+                    add_sink(c, f, b, q->row + i, h);
+        }
+}
+
+/* Takes the tensors of the exchange that both directions have. */
+static int take_inputs(attention_call *c, arena *memory, head_field fields[3])
+{
+    const int64_t q_rows = c->q_lines[c->line].rows, k_rows = c->k_lines[c->line].rows;
+    const cot_attention_backward_args *a = &c->a;
+    c->q = attention_take(memory, c->dtype, 4, (const int64_t[]){c->batches, q_rows, c->heads, c->d});
+    c->k = attention_take(memory, c->dtype, 4, (const int64_t[]){c->batches, k_rows, c->kv_heads, c->d});
+    c->v = attention_take(memory, c->dtype, 4, (const int64_t[]){c->batches, k_rows, c->kv_heads, c->dv});
+    fields[0] = (head_field){.local = a->q, .gathered = c->q};
+    fields[1] = (head_field){.local = a->k, .gathered = c->k, .keys = true};
+    fields[2] = (head_field){.local = a->v, .gathered = c->v, .keys = true};
+    return 3;
+}
+
+static cot_status ring_forward(const attention_call *c, forward *f)
+{
+    CHECK(start_ring(c, &f->r));
+    for (int64_t s = 0; s < c->R; s++) {
+        CHECK(begin_step(c, &f->r, s));
+        f->current = block_of_step(c, &f->r, s);
+        CHECK(each_pair(c, line_before(c, s), attend, f));
+    }
+    return cot_group_wait(c->group, f->r.sends, (int)c->R);
+}
+
+cot_status attention_run_forward(attention_call *c, arena *memory)
+{
+    forward f = {0};
+    head_field inputs[3], outputs[2];
+    head_exchange before, after;
+    int output_count = 0;
+    const int64_t rows = c->q_lines[c->line].rows, count = c->q_pieces[c->line].first[c->packed ? c->B : 1];
+    const int64_t out[] = {c->batches, rows, c->heads, c->dv}, lse[] = {c->batches, c->heads, rows};
+    c->q = c->a.q, c->k = c->a.k, c->v = c->a.v;
+    if (c->C > 1) {
+        take_inputs(c, memory, inputs);
+        before = attention_take_exchange(c, memory, inputs, 3, true);
+    }
+    take_ring(c, memory, &f.r);
+    f.out = attention_take(memory, c->sum, 4, out), f.lse = attention_take(memory, c->sum, 3, lse);
+    f.block_out = attention_take(memory, c->sum, 4, out), f.block_lse = attention_take(memory, c->sum, 3, lse);
+    const size_t started = cot_workspace_reserve(&memory->used, count, sizeof *f.started);
+    if (c->C > 1) { /* the results go back to the rows in their own dtypes */
+        if (cot_is_present(&c->a.out))
+            outputs[output_count++] =
+                (head_field){.local = c->a.out, .gathered = attention_take(memory, c->a.out.dtype, 4, out)};
+        if (cot_is_present(&c->a.lse))
+            outputs[output_count++] = (head_field){.local = c->a.lse, .gathered = f.lse, .statistic = true};
+        after = attention_take_exchange(c, memory, outputs, output_count, false);
+    }
+    if (memory->base == NULL)
+        return COT_OK;
+
+    f.started = memset(memory->base + started, 0, (size_t)count * sizeof *f.started);
+    cot_fill_tensor(&f.out, 0);
+    cot_fill_tensor(&f.lse, -INFINITY);
+    if (c->C > 1)
+        CHECK(attention_to_heads(c, &before, inputs, 3));
+    CHECK(end_ring(c, ring_forward(c, &f)));
+    add_sinks(c, &f);
+    if (c->C > 1) {
+        if (cot_is_present(&c->a.out))
+            cot_copy_tensor(&outputs[0].gathered, &f.out, false);
+        return attention_to_rows(c, &after, outputs, output_count);
+    }
+    if (cot_is_present(&c->a.out))
+        cot_copy_tensor(&c->a.out, &f.out, false);
+    if (cot_is_present(&c->a.lse))
+        cot_copy_tensor(&c->a.lse, &f.lse, false);
+    return COT_OK;
+}
+
+/* ---- backward ------------------------------------------------------------------------------------------------- */
+
+typedef struct backward {
+    ring r;
+    cot_tensor dq, dbias; /* sums over all keys */
+    block sums;           /* dk and dv of this line's keys */
+    block sent[2], received[2];
+    cot_transfer sends[2], receives[2];
+    block keys, gradients; /* of the current step */
+} backward;
+
+static cot_status differentiate(const attention_call *c, void *context, int64_t q_index, const piece *k, int64_t b,
+                                int64_t h)
+{
+    const backward *w = context;
+    const piece *q = &c->q_pieces[c->line].list[q_index];
+    attention_block place;
+    cot_attention_backward_args x;
+    attention_place(c, q, k, b, h, &place);
+    SET_BLOCK(&x, c, &place, q, k, &w->keys, b, h);
+    x.accumulate = 1;
+    x.allow_nondeterminism = c->a.allow_nondeterminism;
+    x.lse = attention_rows_of(c, &c->lse, true, b, q->row, q->rows, h);
+    x.delta = attention_rows_of(c, &c->delta, true, b, q->row, q->rows, h);
+    x.dout = attention_rows_of(c, &c->dout, false, b, q->row, q->rows, h);
+    x.dq = attention_rows_of(c, &w->dq, false, b, q->row, q->rows, h);
+    x.dk = attention_rows_of(c, &w->gradients.k, false, b, k->row, k->rows, kv_head(c, h));
+    x.dv = attention_rows_of(c, &w->gradients.v, false, b, k->row, k->rows, kv_head(c, h));
+    x.dbias = attention_bias_of(c, &w->dbias, q, k);
+    return cot_attention_backward(c->queue, &x);
+}
+
+static bool has_key_gradients(const attention_call *c)
+{
+    return cot_is_present(&c->a.dk) || cot_is_present(&c->a.dv);
+}
+
+static block take_gradients(const attention_call *c, arena *memory, int64_t line)
+{
+    return attention_take_block(c, memory, line, c->sum, cot_is_present(&c->a.dk), cot_is_present(&c->a.dv));
+}
+
+static void clear(block *b)
+{
+    if (b->bytes > 0)
+        memset(b->data, 0, b->bytes);
+}
+
+/* Adds the part of step s, which line i+s has computed, to the sums. */
+static cot_status add_part(const attention_call *c, backward *w, int64_t s)
+{
+    if (s < 1 || !has_key_gradients(c) || !is_needed(c, line_after(c, s), c->line))
+        return COT_OK;
+    CHECK(cot_group_wait(c->group, &w->receives[s % 2], 1));
+    arena memory = {w->received[s % 2].data, 0};
+    const block part = take_gradients(c, &memory, c->line);
+    if (cot_is_present(&part.k))
+        cot_copy_tensor(&w->sums.k, &part.k, true);
+    if (cot_is_present(&part.v))
+        cot_copy_tensor(&w->sums.v, &part.v, true);
+    return COT_OK;
+}
+
+/* Points `gradients` to the sums, or to a cleared buffer that will be sent. Starts the receive of this step's part. */
+static cot_status begin_part(const attention_call *c, backward *w, int64_t s)
+{
+    if (s == 0) {
+        w->gradients = w->sums;
+        return COT_OK;
+    }
+    if (!has_key_gradients(c))
+        return COT_OK;
+    if (is_needed(c, line_after(c, s), c->line))
+        CHECK(cot_group_receive(c->group, &w->receives[s % 2], rank_of(c, line_after(c, s)), (int)(TAG_PARTS + 2 * s),
+                                w->received[s % 2].data, w->sums.bytes));
+    CHECK(cot_group_wait(c->group, &w->sends[s % 2], 1)); /* of step s-2, from the same buffer */
+    arena memory = {w->sent[s % 2].data, 0};
+    w->gradients = take_gradients(c, &memory, line_before(c, s));
+    clear(&w->gradients);
+    return COT_OK;
+}
+
+static cot_status send_part(const attention_call *c, backward *w, int64_t s)
+{
+    if (s < 1 || !has_key_gradients(c) || !is_needed(c, c->line, line_before(c, s)))
+        return COT_OK;
+    return cot_group_send(c->group, &w->sends[s % 2], rank_of(c, line_before(c, s)), (int)(TAG_PARTS + 2 * s),
+                          w->gradients.data, w->gradients.bytes);
+}
+
+static cot_status ring_backward(const attention_call *c, backward *w)
+{
+    CHECK(start_ring(c, &w->r));
+    for (int64_t s = 0; s < c->R; s++) {
+        CHECK(begin_step(c, &w->r, s));
+        CHECK(begin_part(c, w, s));
+        w->keys = block_of_step(c, &w->r, s);
+        CHECK(each_pair(c, line_before(c, s), differentiate, w));
+        CHECK(send_part(c, w, s));
+        CHECK(add_part(c, w, s - 1));
+    }
+    CHECK(add_part(c, w, c->R - 1));
+    CHECK(cot_group_wait(c->group, w->sends, 2));
+    return cot_group_wait(c->group, w->r.sends, (int)c->R);
+}
+
+/* dsink[h] = -sum_{b,i} exp(sink[h] - lse[i]) * D[i], over the rows of this rank. */
+static void sum_dsink(const attention_call *c, const cot_tensor *delta, double *sums)
+{
+    const cot_tensor *lse = &c->a.lse, *sink = &c->a.sink;
+    for (int64_t h = 0; h < c->H; h++) {
+        const double s = cot_load_f64(sink->data, sink->dtype, h * sink->stride[0]);
+        sums[h] = 0;
+        for (int64_t n = 0; n < c->own.first[c->packed ? c->B : 1]; n++)
+            for (int64_t b = 0; b < c->batches; b++) {
+                const piece *q = &c->own.list[n];
+                const int64_t used = attention_used(c, false, c->packed ? q->b : b);
+                for (int64_t i = 0; i < q->rows && q->begin + i < used; i++) {
+                    const int64_t row = q->row + i;
+                    const double l = cot_load_f64(lse->data, lse->dtype,
+                                                  b * lse->stride[0] + h * lse->stride[1] + row * lse->stride[2]);
+                    const double D = cot_load_f64(delta->data, delta->dtype,
+                                                  b * delta->stride[0] + h * delta->stride[1] + row * delta->stride[2]);
+                    if (l != -INFINITY)
+                        sums[h] -= exp(s - l) * D;
+                }
+            }
+    }
+}
+
+/* Sums of parameter gradients over all ranks, in f64. */
+typedef struct parameter_sums {
+    double *dsink, *dbias;
+    int64_t dbias_count;
+    void *memory;
+} parameter_sums;
+
+static bool shares_dbias(const attention_call *c)
+{
+    return cot_is_present(&c->a.dbias) && (c->packed || c->a.dbias.shape[2] == 1);
+}
+
+static parameter_sums take_parameters(const attention_call *c, arena *memory)
+{
+    parameter_sums p = {.dbias_count = shares_dbias(c) ? cot_elements(&c->a.dbias) : 0};
+    const int64_t heads = cot_is_present(&c->a.dsink) ? c->H : 0;
+    p.dsink = attention_take(memory, COT_F64, 1, &heads).data;
+    p.dbias = attention_take(memory, COT_F64, 1, &p.dbias_count).data;
+    const int64_t bytes = (int64_t)cot_group_sum_bytes(c->group, cot_max(heads, p.dbias_count));
+    p.memory = attention_take(memory, COT_U8, 1, &bytes).data;
+    return p;
+}
+
+static cot_status sum_parameters(const attention_call *c, const parameter_sums *p, const cot_tensor *delta,
+                                 const cot_tensor *dbias)
+{
+    const cot_attention_backward_args *a = &c->a;
+    if (cot_is_present(&a->dsink)) {
+        sum_dsink(c, delta, p->dsink);
+        CHECK(cot_group_sum(c->group, p->dsink, c->H, p->memory));
+        const cot_tensor sums = cot_tensor_contiguous(p->dsink, COT_F64, 1, &c->H);
+        cot_copy_tensor(&a->dsink, &sums, a->accumulate);
+    }
+    if (!cot_is_present(&a->dbias))
+        return COT_OK;
+    cot_tensor sums = *dbias;
+    if (shares_dbias(c)) {
+        sums = cot_tensor_contiguous(p->dbias, COT_F64, 4, dbias->shape);
+        cot_copy_tensor(&sums, dbias, false);
+        CHECK(cot_group_sum(c->group, p->dbias, p->dbias_count, p->memory));
+    }
+    cot_copy_tensor(&a->dbias, &sums, a->accumulate);
+    return COT_OK;
+}
+
+/* D of this rank's rows. */
+static cot_status find_delta(const attention_call *c, const cot_tensor *delta)
+{
+    cot_attention_delta_args x;
+    if (cot_is_present(&c->a.delta))
+        return COT_OK;
+    COT_INIT(&x);
+    x.out = c->a.out, x.dout = c->a.dout, x.dlse = c->a.dlse, x.delta = *delta;
+    return cot_attention_delta(c->queue, &x);
+}
+
+/* The gradients of q, k and v, on their way back to the rows: with C > 1 they are summed over heads in f32 first. */
+typedef struct gradient_fields {
+    head_field fields[3];
+    int count;
+    head_exchange exchange;
+    cot_tensor dk, dv; /* of this rank's rows, all heads */
+} gradient_fields;
+
+static void take_fields(const attention_call *c, const backward *w, arena *memory, gradient_fields *g)
+{
+    const cot_attention_backward_args *a = &c->a;
+    memset(g, 0, sizeof *g);
+    if (cot_is_present(&a->dq))
+        g->fields[g->count++] = (head_field){.local = a->dq, .gathered = w->dq, .add = a->accumulate};
+    if (cot_is_present(&a->dk)) {
+        g->dk = attention_take(memory, c->sum, 4, a->dk.shape);
+        g->fields[g->count++] = (head_field){.local = g->dk, .gathered = w->sums.k, .keys = true, .add = true};
+    }
+    if (cot_is_present(&a->dv)) {
+        g->dv = attention_take(memory, c->sum, 4, a->dv.shape);
+        g->fields[g->count++] = (head_field){.local = g->dv, .gathered = w->sums.v, .keys = true, .add = true};
+    }
+    g->exchange = attention_take_exchange(c, memory, g->fields, g->count, false);
+}
+
+static void store(const cot_tensor *to, const cot_tensor *from, bool add)
+{
+    if (cot_is_present(to))
+        cot_copy_tensor(to, from, add);
+}
+
+static cot_status store_gradients(const attention_call *c, const backward *w, gradient_fields *g)
+{
+    const cot_attention_backward_args *a = &c->a;
+    if (c->C == 1) {
+        store(&a->dq, &w->dq, a->accumulate);
+        store(&a->dk, &w->sums.k, a->accumulate);
+        store(&a->dv, &w->sums.v, a->accumulate);
+        return COT_OK;
+    }
+    if (cot_is_present(&g->dk))
+        cot_fill_tensor(&g->dk, 0);
+    if (cot_is_present(&g->dv))
+        cot_fill_tensor(&g->dv, 0);
+    CHECK(attention_to_rows(c, &g->exchange, g->fields, g->count));
+    store(&a->dk, &g->dk, a->accumulate);
+    store(&a->dv, &g->dv, a->accumulate);
+    return COT_OK;
+}
+
+cot_status attention_run_backward(attention_call *c, arena *memory)
+{
+    backward w = {0};
+    const cot_attention_backward_args *a = &c->a;
+    head_field inputs[6];
+    head_exchange before;
+    gradient_fields gradients = {0};
+    const int64_t rows = c->q_lines[c->line].rows;
+    const int64_t own_rows = c->q_ranks[c->column].rows;
+    cot_tensor delta = a->delta;
+    if (!cot_is_present(&delta))
+        delta = attention_take(memory, c->sum, 3, (const int64_t[]){c->batches, c->H, own_rows});
+    c->q = a->q, c->k = a->k, c->v = a->v, c->lse = a->lse, c->delta = delta, c->dout = a->dout;
+    if (c->C > 1) {
+        const int64_t statistic[] = {c->batches, c->heads, rows};
+        take_inputs(c, memory, inputs);
+        c->dout = attention_take(memory, c->dtype, 4, (const int64_t[]){c->batches, rows, c->heads, c->dv});
+        c->lse = attention_take(memory, c->sum, 3, statistic), c->delta = attention_take(memory, c->sum, 3, statistic);
+        inputs[3] = (head_field){.local = a->dout, .gathered = c->dout};
+        inputs[4] = (head_field){.local = a->lse, .gathered = c->lse, .statistic = true};
+        inputs[5] = (head_field){.local = delta, .gathered = c->delta, .statistic = true};
+        before = attention_take_exchange(c, memory, inputs, 6, true);
+    }
+    take_ring(c, memory, &w.r);
+    if (cot_is_present(&a->dq))
+        w.dq = attention_take(memory, c->sum, 4, (const int64_t[]){c->batches, rows, c->heads, c->d});
+    if (cot_is_present(&a->dbias))
+        w.dbias = attention_take(memory, c->sum, 4, a->dbias.shape);
+    w.sums = take_gradients(c, memory, c->line);
+    for (int n = 0; n < 2 && c->R > 1; n++) {
+        w.sent[n] = take_gradients(c, memory, largest_line(c));
+        w.received[n] = take_gradients(c, memory, c->line);
+    }
+    if (c->C > 1)
+        take_fields(c, &w, memory, &gradients);
+    const parameter_sums parameters = take_parameters(c, memory);
+    if (memory->base == NULL)
+        return COT_OK;
+
+    CHECK(find_delta(c, &delta));
+    if (cot_is_present(&w.dq))
+        cot_fill_tensor(&w.dq, 0);
+    if (cot_is_present(&w.dbias))
+        cot_fill_tensor(&w.dbias, 0);
+    clear(&w.sums);
+    if (c->C > 1)
+        CHECK(attention_to_heads(c, &before, inputs, 6));
+    CHECK(end_ring(c, ring_backward(c, &w)));
+    CHECK(sum_parameters(c, &parameters, &delta, &w.dbias));
+    return store_gradients(c, &w, &gradients);
+}
+
+/* ---- the calls ------------------------------------------------------------------------------------------------ */
+
+static cot_status run_with_memory(attention_call *c, arena *memory)
+{
+    return c->backward ? attention_run_backward(c, memory) : attention_run_forward(c, memory);
+}
+
+/* Checks the arguments and gets the memory, before the ranks agree. */
+static cot_status prepare(attention_call *c, const cot_parallel_options *options, const void *args, size_t size,
+                          void *copy)
+{
+    arena count = {0};
+    if (args == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: args is null", c->name);
+    CHECK(cot_copy_args(c->name, "struct_size", args, size, copy));
+    CHECK(cot_copy_options(c->name, options, &c->options));
+    if (!c->backward) {
+        const cot_attention_forward_args *f = copy;
+        cot_attention_backward_args *b = &c->a;
+        COT_INIT(b);
+        b->causal = f->causal, b->window = f->window, b->window_left = f->window_left;
+        b->window_right = f->window_right, b->scale = f->scale, b->softcap = f->softcap, b->dropout_p = f->dropout_p;
+        b->dropout_seed = f->dropout_seed, b->dropout_offset = f->dropout_offset;
+        b->max_seqlen_q = f->max_seqlen_q, b->max_seqlen_k = f->max_seqlen_k;
+        b->q_begin = f->q_begin, b->q_length = f->q_length, b->k_begin = f->k_begin, b->k_length = f->k_length;
+        b->q = f->q, b->k = f->k, b->v = f->v, b->cu_seqlens_q = f->cu_seqlens_q, b->cu_seqlens_k = f->cu_seqlens_k;
+        b->seqused_q = f->seqused_q, b->seqused_k = f->seqused_k, b->sink = f->sink;
+        b->alibi_slopes = f->alibi_slopes, b->bias = f->bias, b->out = f->out, b->lse = f->lse;
+        b->dropout_seed_memory = f->dropout_seed_memory, b->dropout_offset_memory = f->dropout_offset_memory;
+        b->workspace = f->workspace, b->workspace_bytes = f->workspace_bytes;
+    } else {
+        memcpy(&c->a, copy, size);
+    }
+    CHECK(attention_check(c));
+    CHECK(run_with_memory(c, &count));
+    CHECK(cot_group_reserve(c->group, c->name, count.used));
+    attention_words(c);
+    return COT_OK;
+}
+
+static cot_status run_call(attention_call *c, const cot_parallel_options *options, const void *args, size_t size)
+{
+    union {
+        cot_attention_forward_args forward;
+        cot_attention_backward_args backward;
+    } copy;
+    fenv_t host;
+    CHECK(cot_group_begin(c->group, c->name));
+    cot_enter_default_float_state(&host);
+    cot_status status = cot_group_agree(c->group, c->name, prepare(c, options, args, size, &copy));
+    if (status == COT_OK) {
+        arena memory = {c->group->pool, 0};
+        status = run_with_memory(c, &memory);
+        if (status != COT_OK)
+            status = cot_group_fail(c->group, c->name, status);
+    }
+    attention_free(c);
+    cot_restore_float_state(&host);
+    return status;
+}
+
+cot_status cot_parallel_attention_forward(cot_group *group, cot_queue *queue, const cot_parallel_options *options,
+                                          const cot_attention_forward_args *args)
+{
+    attention_call c = {.name = "parallel_attention_forward", .group = group, .queue = queue};
+    return run_call(&c, options, args, sizeof *args);
+}
+
+cot_status cot_parallel_attention_backward(cot_group *group, cot_queue *queue, const cot_parallel_options *options,
+                                           const cot_attention_backward_args *args)
+{
+    attention_call c = {.name = "parallel_attention_backward", .group = group, .queue = queue, .backward = true};
+    return run_call(&c, options, args, sizeof *args);
+}

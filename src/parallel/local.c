@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * local.c: the engine whose ranks are threads of one process. A sender posts its transfer at the receiver, and the
+ * receiver copies the data from the sender's memory. So a message is copied once, and the sender's memory must stay
+ * unchanged until the transfer is done. One mutex protects all lists; data is copied without it. */
+#include "group.h"
+
+#include "core/front.h"
+#include "core/status.h"
+
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MAX_LOCAL_RANKS = 1024 };
+
+/* The state that all handles share. */
+typedef struct hub {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int handles; /* not yet destroyed */
+    bool broken;
+    char reason[COT_MAX_REASON];
+    bool *left;            /* for each rank: its handle is destroyed */
+    cot_transfer **posted; /* for each rank: the sends to it that it has not copied, oldest first */
+} hub;
+
+/* The oldest send that matches a receive. Takes it out of the list. */
+static cot_transfer *take(hub *h, int receiver, const cot_transfer *receive, int *sender_of)
+{
+    for (cot_transfer **link = &h->posted[receiver]; *link != NULL; link = &(*link)->next_posted) {
+        cot_transfer *send = *link;
+        if ((int)send->request[0] == receive->peer && send->tag == receive->tag) {
+            *sender_of = (int)send->request[0];
+            *link = send->next_posted;
+            return send;
+        }
+    }
+    return NULL;
+}
+
+/* Copies the data of a receive if its send is posted. The mutex is held on entry and on return. */
+static bool progress(cot_group *group, cot_transfer *receive)
+{
+    hub *h = group->state;
+    int sender;
+    cot_transfer *send = take(h, group->rank, receive, &sender);
+    if (send == NULL)
+        return false;
+    send->copying = true;
+    pthread_mutex_unlock(&h->mutex);
+    memcpy(receive->data, send->data, receive->bytes < send->bytes ? receive->bytes : send->bytes);
+    pthread_mutex_lock(&h->mutex);
+    send->copying = false;
+    send->done = true; /* the sender removes it from its own list */
+    cot_group_finished(group, receive);
+    pthread_cond_broadcast(&h->changed);
+    return true;
+}
+
+/* Takes back the transfers of this rank, so that no other rank touches its memory. The mutex is held. */
+static void take_back(cot_group *group)
+{
+    hub *h = group->state;
+    for (cot_transfer *t = group->transfers; t != NULL; t = t->next) {
+        if (t->receive)
+            continue;
+        for (cot_transfer **link = &h->posted[t->peer]; *link != NULL; link = &(*link)->next_posted)
+            if (*link == t) {
+                *link = t->next_posted;
+                break;
+            }
+        while (t->copying)
+            pthread_cond_wait(&h->changed, &h->mutex);
+    }
+    group->transfers = NULL;
+}
+
+/* Breaks the group for all ranks. The mutex is held. */
+static void break_hub(hub *h, const char *reason)
+{
+    if (!h->broken)
+        snprintf(h->reason, sizeof h->reason, "%s", reason);
+    h->broken = true;
+    pthread_cond_broadcast(&h->changed);
+}
+
+static cot_status local_start(cot_group *group, cot_transfer *transfer)
+{
+    hub *h = group->state;
+    pthread_mutex_lock(&h->mutex);
+    if (transfer->receive) {
+        progress(group, transfer);
+    } else {
+        transfer->request[0] = (uint64_t)group->rank;
+        cot_transfer **link = &h->posted[transfer->peer];
+        while (*link != NULL)
+            link = &(*link)->next_posted;
+        transfer->next_posted = NULL;
+        *link = transfer;
+        pthread_cond_broadcast(&h->changed);
+    }
+    pthread_mutex_unlock(&h->mutex);
+    return COT_OK;
+}
+
+/* Moves all receives of this rank on, also those that are not waited for: their senders may wait. Returns whether
+ * there was any. */
+static bool progress_all(cot_group *group)
+{
+    for (cot_transfer *t = group->transfers; t != NULL; t = t->next)
+        if (t->receive && progress(group, t))
+            return true; /* the list has changed */
+    return false;
+}
+
+/* Returns the first transfer that is not done, or NULL. Removes done sends from the group's list. */
+static cot_transfer *first_pending(cot_group *group, cot_transfer *transfers, int count)
+{
+    cot_transfer *pending = NULL;
+    for (int i = 0; i < count; i++) {
+        cot_transfer *t = &transfers[i];
+        if (!t->started)
+            continue;
+        if (t->done && !t->receive)
+            cot_group_finished(group, t);
+        else if (!t->done && pending == NULL)
+            pending = t;
+    }
+    return pending;
+}
+
+static struct timespec time_of(double seconds)
+{
+    const double whole = floor(seconds);
+    return (struct timespec){(time_t)whole, (long)(1e9 * (seconds - whole))};
+}
+
+/* Sleeps until something changes. Breaks the hub at the deadline. */
+static void sleep_until(cot_group *group, const cot_transfer *pending, double deadline)
+{
+    hub *h = group->state;
+    const struct timespec until = time_of(deadline);
+    if (pthread_cond_timedwait(&h->changed, &h->mutex, &until) != ETIMEDOUT || h->broken || pending->copying)
+        return;
+    char reason[COT_MAX_REASON];
+    snprintf(reason, sizeof reason, "rank %d waited %g seconds for rank %d", group->rank, group->timeout,
+             pending->peer);
+    break_hub(h, reason);
+}
+
+static cot_status local_wait(cot_group *group, cot_transfer *transfers, int count)
+{
+    hub *h = group->state;
+    cot_transfer *pending;
+    double deadline = cot_seconds() + group->timeout;
+    int waits_for = -1;
+    pthread_mutex_lock(&h->mutex);
+    while ((pending = first_pending(group, transfers, count)) != NULL && !h->broken) {
+        if (progress_all(group) || pending->peer != waits_for) { /* progress: the time begins anew */
+            deadline = cot_seconds() + group->timeout;
+            waits_for = pending->peer;
+            continue;
+        }
+        if (h->left[pending->peer] && !pending->copying) {
+            char reason[COT_MAX_REASON];
+            snprintf(reason, sizeof reason, "rank %d has left the group", pending->peer);
+            break_hub(h, reason);
+            continue;
+        }
+        sleep_until(group, pending, deadline);
+    }
+    const bool failed = pending != NULL;
+    if (failed) {
+        take_back(group);
+        group->broken = true;
+        snprintf(group->reason, sizeof group->reason, "%s", h->reason);
+    }
+    pthread_mutex_unlock(&h->mutex);
+    return failed ? cot_fail(COT_PEER_ERROR, "the group is broken: %s", group->reason) : COT_OK;
+}
+
+static void local_abort(cot_group *group)
+{
+    hub *h = group->state;
+    pthread_mutex_lock(&h->mutex);
+    break_hub(h, group->reason);
+    take_back(group);
+    pthread_mutex_unlock(&h->mutex);
+}
+
+static void free_hub(hub *h)
+{
+    pthread_mutex_destroy(&h->mutex);
+    pthread_cond_destroy(&h->changed);
+    free(h->left);
+    free(h->posted);
+    free(h);
+}
+
+static void local_destroy(cot_group *group)
+{
+    hub *h = group->state;
+    pthread_mutex_lock(&h->mutex);
+    take_back(group);
+    h->left[group->rank] = true;
+    const bool last = --h->handles == 0;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->mutex);
+    if (last)
+        free_hub(h);
+}
+
+static const cot_engine engine = {local_start, local_wait, local_abort, local_destroy};
+
+static hub *make_hub(int ranks)
+{
+    hub *h = calloc(1, sizeof *h);
+    if (h == NULL)
+        return NULL;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_mutex_init(&h->mutex, NULL);
+    pthread_cond_init(&h->changed, &clock);
+    pthread_condattr_destroy(&clock);
+    h->left = calloc((size_t)ranks, sizeof *h->left);
+    h->posted = calloc((size_t)ranks, sizeof *h->posted);
+    if (h->left != NULL && h->posted != NULL)
+        return h;
+    free_hub(h);
+    return NULL;
+}
+
+cot_status cot_group_create_local(int32_t ranks, const cot_group_options *options, cot_group **groups)
+{
+    static const char call[] = "cot_group_create_local";
+    double timeout;
+    if (ranks < 1 || ranks > MAX_LOCAL_RANKS)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: ranks is %d, expected 1 to %d", call, (int)ranks, MAX_LOCAL_RANKS);
+    if (groups == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: groups is null", call);
+    CHECK(cot_group_read_options(call, options, &timeout));
+    hub *h = make_hub(ranks);
+    int made = 0;
+    for (; h != NULL && made < ranks; made++) {
+        if ((groups[made] = cot_group_make(&engine, made, ranks, timeout)) == NULL)
+            break;
+        groups[made]->state = h;
+    }
+    if (made == ranks) {
+        h->handles = ranks;
+        return COT_OK;
+    }
+    while (made > 0)
+        cot_group_free(groups[--made]);
+    if (h != NULL)
+        free_hub(h);
+    return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for a group of %d ranks", call, (int)ranks);
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * rows.h: views of tensors in host memory, copies between them, and copies of argument structs. */
+#ifndef COT_PARALLEL_ROWS_H
+#define COT_PARALLEL_ROWS_H
+
+#include <cotangent/core.h>
+
+#include <stdbool.h>
+
+/* Indices begin .. begin+size of one axis. An absent tensor stays absent. */
+cot_tensor cot_slice(const cot_tensor *tensor, int axis, int64_t begin, int64_t size);
+
+/* Copies elements between two views of one shape, and converts between float dtypes. With add, float elements are added
+ * to those of `to`. Sums are f64, and each result is rounded once. The views may not overlap. */
+void cot_copy_tensor(const cot_tensor *to, const cot_tensor *from, bool add);
+
+/* Sets every element of a float tensor. */
+void cot_fill_tensor(const cot_tensor *to, double value);
+
+/* A hash of the shape and of the elements of a tensor, the same for every stride. 0 for an absent tensor. */
+int64_t cot_hash_tensor(const cot_tensor *tensor);
+
+/* Copies an argument struct of an older or a newer header: missing members become zero, and unknown members must be
+ * zero. `member` names the size in messages. */
+cot_status cot_copy_args(const char *call, const char *member, const void *args, size_t size, void *copy);
+
+#endif

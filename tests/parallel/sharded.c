@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sharded.h"
+
+#include "core/tensor.h"
+#include "cases/draw.h"
+#include "check/check.h"
+#include "ops/attention/attention_problem.h"
+
+#include <stdlib.h>
+
+/* ---- whole cases ---------------------------------------------------------------------------------------------- */
+
+static const cot_tensor *field_of(const whole_case *w, const void *args, int f)
+{
+    return cot_field_tensor(&w->direction->fields[f], (void *)args);
+}
+
+static bool is_output(const whole_case *w, int f)
+{
+    return w->direction->fields[f].role != COT_INPUT;
+}
+
+const cot_op_cases *sharded_cases(const sharded_op *op)
+{
+    for (int n = 0; n < cot_op_count; n++)
+        if (strcmp(cot_all_cases[n]->op->name, op->name) == 0)
+            return cot_all_cases[n];
+    abort();
+}
+
+bool whole_case_make(whole_case *w, const sharded_op *op, const cot_case *c)
+{
+    memset(w, 0, sizeof *w);
+    w->op = op, w->c = *c;
+    w->direction = &sharded_cases(op)->op->directions[c->direction];
+    reference ref = reference_make(sharded_cases(op), &w->c);
+    bound_case_make(&w->bound, &ref, false);
+    reference_free(&ref);
+    const cot_status status = verification_begin(&w->expected, sharded_cases(op), c->direction, w->bound.args);
+    if (status == COT_UNSUPPORTED) /* f64: the first kernel is that of f32. The norm rule is left out */
+        reference_run_oracle(&w->expected.ref);
+    return status == COT_OK || status == COT_UNSUPPORTED;
+}
+
+void whole_case_free(whole_case *w)
+{
+    verification_free(&w->expected);
+    bound_case_free(&w->bound, w->direction);
+}
+
+bool whole_case_check(const whole_case *w, const cot_parallel_options *options, int ranks)
+{
+    const cot_kernel *kernel = sharded_cases(w->op)->op->kernels;
+    bool good = true;
+    while (kernel->direction != w->c.direction)
+        kernel++;
+    for (int f = 0; f < w->direction->field_count; f++) {
+        if (w->expected.ref.expected[f] == NULL)
+            continue;
+        const comparison c = verification_compare(&w->expected, f, w->bound.args, kernel);
+        if (!c.failed)
+            continue;
+        char text[512], line[512];
+        describe_case(sharded_cases(w->op), &w->c, text, sizeof text);
+        comparison_line(&c, line, sizeof line);
+        printf("%s: ranks %d cut %d stripe %d columns %d: %s: %s\n", text, ranks, (int)options->cut,
+               (int)options->stripe, (int)options->columns, w->direction->fields[f].name, line);
+        good = false;
+    }
+    return good;
+}
+
+/* ---- ranks ---------------------------------------------------------------------------------------------------- */
+
+void whole_case_reset(const whole_case *w)
+{
+    for (int f = 0; f < w->direction->field_count; f++)
+        if (is_output(w, f) && w->expected.ref.values[f] != NULL)
+            tensor_store(field_of(w, w->bound.args, f), w->expected.ref.values[f]);
+}
+
+void rank_case_make(rank_case *r, const whole_case *w, const cot_parallel_options *options, int ranks, int rank)
+{
+    memset(r, 0, sizeof *r);
+    memcpy(r->args, w->bound.args, sizeof r->args);
+    r->options = *options;
+    for (int f = 0; f < w->direction->field_count; f++) {
+        const cot_tensor *whole = field_of(w, w->bound.args, f);
+        cot_tensor part = *whole;
+        const int axis = cot_is_present(whole) ? w->op->axis(&w->c, w->direction->fields[f].name) : -1;
+        if (!cot_is_present(whole))
+            continue;
+        if (axis >= 0 && cot_shard_rows(options, whole->shape[axis], ranks, rank, &part.shape[axis]) != COT_OK)
+            abort();
+        r->fields[f] = storage_make(&part, w->c.offset[f], false);
+        const cot_tensor *view = &r->fields[f].view;
+        const bool has_value = field_has_initial_value(w->direction, &w->direction->fields[f], w->bound.args);
+        if (has_value && cot_shard(options, axis >= 0 ? ranks : 1, axis >= 0 ? rank : 0, axis >= 0 ? axis : 0, whole,
+                                   view) != COT_OK)
+            abort();
+        *(cot_tensor *)(r->args + w->direction->fields[f].offset) = *view;
+    }
+    w->op->adjust(&w->c, w->bound.args, r->args, &r->options);
+}
+
+void rank_case_free(rank_case *r, const whole_case *w)
+{
+    for (int f = 0; f < w->direction->field_count; f++)
+        storage_free(&r->fields[f]);
+}
+
+void rank_case_run(rank_case *r, const whole_case *w, cot_group *group)
+{
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.threads = 1;
+    cot_queue *queue = NULL;
+    r->status = cot_queue_create(&options, &queue);
+    if (r->status == COT_OK)
+        r->status = w->op->run(group, queue, &r->options, w->c.direction, r->args);
+    cot_error_copy(r->message, sizeof r->message);
+    cot_queue_destroy(queue);
+}
+
+void rank_case_collect(const rank_case *r, const whole_case *w, int ranks, int rank)
+{
+    for (int f = 0; f < w->direction->field_count; f++) {
+        const cot_tensor *whole = field_of(w, w->bound.args, f);
+        if (!is_output(w, f) || !cot_is_present(whole))
+            continue;
+        const int axis = w->op->axis(&w->c, w->direction->fields[f].name);
+        if (cot_unshard(&r->options, axis >= 0 ? ranks : 1, axis >= 0 ? rank : 0, axis >= 0 ? axis : 0,
+                        &r->fields[f].view, whole) != COT_OK)
+            abort();
+    }
+}
+
+bool rank_case_equal(const rank_case *a, const rank_case *b, const whole_case *w)
+{
+    for (int f = 0; f < w->direction->field_count; f++)
+        if (is_output(w, f) && a->fields[f].bytes > 0 &&
+            memcmp(a->fields[f].memory, b->fields[f].memory, a->fields[f].bytes) != 0)
+            return false;
+    return true;
+}
+
+/* ---- attention ------------------------------------------------------------------------------------------------ */
+
+/* The members that both directions have. */
+#define EITHER(c, args, member)                                                               \
+    ((c)->direction == COT_ATTENTION_FORWARD ? ((cot_attention_forward_args *)(args))->member \
+                                             : ((cot_attention_backward_args *)(args))->member)
+
+static int attention_axis(const cot_case *c, const char *field)
+{
+    static const char *const rows[] = {"q", "k", "v", "out", "dout", "dq", "dk", "dv"};
+    static const char *const statistics[] = {"lse", "dlse", "delta"};
+    const bool packed = EITHER(c, c->args, cu_seqlens_q).dtype != COT_DTYPE_NONE;
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; n++)
+        if (strcmp(field, rows[n]) == 0)
+            return packed ? 0 : 1;
+    for (size_t n = 0; n < sizeof statistics / sizeof *statistics; n++)
+        if (strcmp(field, statistics[n]) == 0)
+            return packed ? 1 : 2;
+    if (strcmp(field, "bias") == 0 || strcmp(field, "dbias") == 0)
+        return !packed && EITHER(c, c->args, bias).shape[2] != 1 ? 2 : -1;
+    return -1;
+}
+
+static void attention_adjust(const cot_case *c, const void *whole, void *part, cot_parallel_options *options)
+{
+    const bool packed = EITHER(c, c->args, cu_seqlens_q).dtype != COT_DTYPE_NONE;
+    const int64_t q = EITHER(c, whole, q).shape[packed ? 0 : 1], k = EITHER(c, whole, k).shape[packed ? 0 : 1];
+    (void)options;
+    if (c->direction == COT_ATTENTION_FORWARD) {
+        cot_attention_forward_args *a = part;
+        a->q_length = q, a->k_length = k;
+    } else {
+        cot_attention_backward_args *a = part;
+        a->q_length = q, a->k_length = k;
+    }
+}
+
+static cot_status attention_run(cot_group *group, cot_queue *queue, const cot_parallel_options *options, int direction,
+                                const void *args)
+{
+    return direction == COT_ATTENTION_FORWARD ? cot_parallel_attention_forward(group, queue, options, args)
+                                              : cot_parallel_attention_backward(group, queue, options, args);
+}
+
+static void draw_cut(uint64_t *state, cot_parallel_options *options)
+{
+    COT_INIT(options);
+    options->cut = (cot_cut)cot_draw_below(state, 3);
+    options->stripe = options->cut == COT_CUT_STRIPED ? 1 + cot_draw_below(state, 40) : 0;
+}
+
+/* Whether no rank has just one row. Such a rank's bias would look like one that all queries share. */
+static bool cuts_bias(const cot_case *c, int ranks, const cot_parallel_options *options)
+{
+    const cot_tensor bias = EITHER(c, c->args, bias);
+    const bool packed = EITHER(c, c->args, cu_seqlens_q).dtype != COT_DTYPE_NONE;
+    for (int rank = 0; bias.dtype != COT_DTYPE_NONE && !packed && bias.shape[2] != 1 && rank < ranks; rank++) {
+        int64_t rows;
+        if (cot_shard_rows(options, bias.shape[2], ranks, rank, &rows) != COT_OK || rows == 1)
+            return false;
+    }
+    return true;
+}
+
+static bool attention_draw(const cot_case *c, int ranks, uint64_t *state, cot_parallel_options *options)
+{
+    const int heads_axis = EITHER(c, c->args, cu_seqlens_q).dtype != COT_DTYPE_NONE ? 1 : 2;
+    const int64_t H = EITHER(c, c->args, q).shape[heads_axis], Hkv = EITHER(c, c->args, k).shape[heads_axis];
+    draw_cut(state, options);
+    options->columns = 1 << cot_draw_below(state, 4);
+    const int columns = options->columns;
+    if (EITHER(c, c->args, bias).dtype != COT_DTYPE_NONE || ranks % columns != 0 || H % columns != 0 ||
+        (Hkv % columns != 0 && columns % Hkv != 0))
+        options->columns = (int32_t)cot_draw_below(state, 2);
+    return cuts_bias(c, ranks, options);
+}
+
+static bool attention_admits(const cot_case *c)
+{
+    if (c->direction > COT_ATTENTION_BACKWARD || !(c->uses & COT_CASE_CHECK) || c->special != 0)
+        return false;
+    const cot_tensor q = EITHER(c, c->args, q), k = EITHER(c, c->args, k);
+    const bool packed = EITHER(c, c->args, cu_seqlens_q).dtype != COT_DTYPE_NONE;
+    if (EITHER(c, c->args, q_length) != 0 || EITHER(c, c->args, k_length) != 0 || EITHER(c, c->args, q_begin) != 0 ||
+        EITHER(c, c->args, k_begin) != 0)
+        return false;
+    return q.shape[packed ? 0 : 1] * k.shape[packed ? 0 : 1] <= 25000;
+}
+
+const sharded_op sharded_attention = {"attention",   attention_axis, attention_adjust,
+                                      attention_run, attention_draw, attention_admits};

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * test_parallel_local.c: every case of the ops that can be cut, on groups of 1, 2, 3, 4 and 8 ranks that are threads of
+ * this process. The results meet the error rule of the single call, and two runs give the same bytes.
+ *
+ *   test_parallel_local [OP]... [TEXT]     only these ops; only cases whose description contains TEXT */
+#include "support.h"
+
+#include "parallel/sharded.h"
+
+#include "check/check.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+enum { MAX_RANKS = 8 };
+
+typedef struct thread_call {
+    rank_case *r;
+    const whole_case *w;
+    cot_group *group;
+} thread_call;
+
+static void *run_rank(void *memory)
+{
+    const thread_call *call = memory;
+    rank_case_run(call->r, call->w, call->group);
+    return NULL;
+}
+
+/* Runs all ranks. The groups are used again for the next call. */
+static void run_ranks(rank_case *r, const whole_case *w, cot_group **groups, int ranks)
+{
+    pthread_t threads[MAX_RANKS];
+    thread_call calls[MAX_RANKS];
+    for (int rank = 0; rank < ranks; rank++) {
+        calls[rank] = (thread_call){&r[rank], w, groups[rank]};
+        assert_int_equal(pthread_create(&threads[rank], NULL, run_rank, &calls[rank]), 0);
+    }
+    for (int rank = 0; rank < ranks; rank++)
+        pthread_join(threads[rank], NULL);
+    for (int rank = 0; rank < ranks; rank++)
+        if (r[rank].status != COT_OK) {
+            char text[512];
+            describe_case(sharded_cases(w->op), &w->c, text, sizeof text);
+            fail_msg("%s: ranks %d cut %d stripe %d columns %d: rank %d: %s: %s", text, ranks, (int)r->options.cut,
+                     (int)r->options.stripe, (int)r->options.columns, rank, cot_status_name(r[rank].status),
+                     r[rank].message);
+        }
+}
+
+static bool check_ranks(const whole_case *w, cot_group **groups, int ranks, const cot_parallel_options *options)
+{
+    rank_case r[MAX_RANKS], again[MAX_RANKS];
+    bool equal = true;
+    whole_case_reset(w);
+    for (int rank = 0; rank < ranks; rank++) {
+        rank_case_make(&r[rank], w, options, ranks, rank);
+        rank_case_make(&again[rank], w, options, ranks, rank);
+    }
+    run_ranks(r, w, groups, ranks);
+    run_ranks(again, w, groups, ranks);
+    for (int rank = 0; rank < ranks; rank++) {
+        equal = equal && rank_case_equal(&r[rank], &again[rank], w);
+        rank_case_collect(&r[rank], w, ranks, rank);
+    }
+    const bool good = whole_case_check(w, options, ranks);
+    for (int rank = 0; rank < ranks; rank++) {
+        rank_case_free(&r[rank], w);
+        rank_case_free(&again[rank], w);
+    }
+    if (!equal)
+        print_error("ranks %d cut %d columns %d: the second run gave other bytes\n", ranks, (int)options->cut,
+                    (int)options->columns);
+    return good && equal;
+}
+
+static const int sizes[] = {1, 2, 3, 4, 8};
+static cot_group *all_groups[COUNT(sizes)][MAX_RANKS];
+static const char *only;
+
+typedef struct progress {
+    const sharded_op *op;
+    int calls, failures;
+    uint64_t state;
+} progress;
+
+static bool visit(void *context, const cot_case *c)
+{
+    progress *p = context;
+    char text[512];
+    describe_case(sharded_cases(p->op), c, text, sizeof text);
+    if (!p->op->admits(c) || (only != NULL && strstr(text, only) == NULL))
+        return true;
+    whole_case w;
+    if (!whole_case_make(&w, p->op, c))
+        fail_msg("%s: %s", text, cot_error_message());
+    /* The cases are many: one or two of the five sizes each. */
+    for (int n = 0; n < (c->uses & COT_CASE_QUICK ? 2 : 1); n++) {
+        cot_parallel_options options;
+        const size_t size = (size_t)cot_draw_below(&p->state, COUNT(sizes));
+        if (!p->op->draw(c, sizes[size], &p->state, &options))
+            continue;
+        p->calls++;
+        p->failures += !check_ranks(&w, all_groups[size], sizes[size], &options);
+    }
+    whole_case_free(&w);
+    return true;
+}
+
+static void check_op(const sharded_op *op)
+{
+    progress p = {.op = op, .state = 7};
+    sharded_cases(op)->each(visit, &p);
+    printf("%s: %d calls, %d failures\n", op->name, p.calls, p.failures);
+    assert_true(p.calls > 0);
+    assert_int_equal(p.failures, 0);
+}
+
+static void attention_equals_the_single_call(void **state)
+{
+    (void)state;
+    check_op(&sharded_attention);
+}
+
+static int make_groups(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < COUNT(sizes); n++)
+        if (cot_group_create_local(sizes[n], NULL, all_groups[n]) != COT_OK)
+            return -1;
+    return 0;
+}
+
+static int destroy_groups(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < COUNT(sizes); n++)
+        for (int rank = 0; rank < sizes[n]; rank++)
+            cot_group_destroy(all_groups[n][rank]);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    only = argc > 1 ? argv[1] : NULL;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_equals_the_single_call),
+    };
+    return cmocka_run_group_tests(tests, make_groups, destroy_groups);
+}
