@@ -73,6 +73,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
                           const forward_kernel *with_softcap)
 {
     const attention_sizes *z = &p->sizes;
+    const attention_sm90_fwd_plan *plan = queue->plan;
     const forward_kernel *k = z->softcap > 0 || z->scale < 0 ? with_softcap : plain;
     while (z->d > k->d || z->dv > k->dv)
         k++;
@@ -103,9 +104,9 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
     scheduler->block_keys = 1; /* the forward has no key blocks */
     scheduler->grid_blocks = (int32_t)blocks;
     /* If each block has one tile, there is no counter and no kernel before this one. */
-    const bool varlen = attention_is_varlen(p), scheduled = varlen || total_tiles > blocks;
+    const bool scheduled = plan->varlen || total_tiles > blocks;
     scheduler->tile_counter = scheduled ? workspace : NULL;
-    scheduler->seqlens = varlen ? (attention_seqlen_info *)((char *)workspace + COT_ALIGNMENT) : NULL;
+    scheduler->seqlens = plan->varlen ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
     set_scales(&mapped.call, z);
     cot_status status = scheduled ? attention_launch_scheduler(queue, scheduler) : COT_OK;
     if (status == COT_OK)

@@ -91,13 +91,22 @@ static inline bool attention_is_varlen(const attention_problem *p)
     return p->sizes.packed || cot_is_present(&p->seqused_q) || cot_is_present(&p->seqused_k);
 }
 
-/* The tile counter, and seqlens. */
-static inline size_t workspace_fwd_sm90(const void *problem)
+/* The plan of a forward. The workspace begins with the tile counter. */
+typedef struct attention_sm90_fwd_plan {
+    bool varlen;           /* see attention_is_varlen */
+    size_t seqlens, bytes; /* offset of seqlens; of the whole workspace */
+} attention_sm90_fwd_plan;
+
+static inline attention_sm90_fwd_plan attention_sm90_fwd_plan_of(const attention_problem *p)
 {
-    const attention_problem *p = problem;
-    const int64_t sequences = attention_is_varlen(p) ? attention_sequence_count(p) + 1 : 0;
-    return COT_ALIGNMENT + cot_align_up(cot_bytes(sequences, sizeof(attention_seqlen_info)));
+    attention_sm90_fwd_plan plan = {.varlen = attention_is_varlen(p)};
+    cot_workspace_reserve(&plan.bytes, 1, sizeof(int32_t));
+    plan.seqlens = cot_workspace_reserve(&plan.bytes, plan.varlen ? attention_sequence_count(p) + 1 : 0,
+                                         sizeof(attention_seqlen_info));
+    return plan;
 }
+
+COT_PLAN(plan_fwd_sm90, attention_sm90_fwd_plan, attention_sm90_fwd_plan_of(problem))
 
 /* ---- backward ------------------------------------------------------------------------------------------ */
 

@@ -150,7 +150,7 @@ static attention_view bias_view(const cot_tensor *t)
     return v;
 }
 
-static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, void *workspace, bool f32)
+static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, bool f32)
 {
     const attention_sizes *z = &p->sizes;
     const double log2e = 1.4426950408889634;
@@ -204,8 +204,6 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .grad_v = view(&p->dv),
         .dsink = view(&p->dsink),
         .dbias = view(&p->dbias),
-        .row_lse = workspace,
-        .row_delta = (float *)((char *)workspace + attention_statistic_bytes(z)),
         .fault = cot_cuda_fault_word(queue),
     };
     const int64_t longest_row = z->d > z->dv ? z->d : z->dv;
@@ -243,7 +241,7 @@ static cot_status launch(cot_queue *queue, const tiled_kernel *t, const attentio
 
 static cot_status forward(cot_queue *queue, const attention_problem *p, const tiled_kernel *t)
 {
-    const attention_mma_call c = call_of(queue, p, NULL, t == &fwd_f32);
+    const attention_mma_call c = call_of(queue, p, t == &fwd_f32);
     return launch(queue, t, &c, false);
 }
 
@@ -278,10 +276,13 @@ static cot_status launch_row_kernel(cot_queue *queue, const cot_cuda_kernel *ker
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled_kernel *dq,
                            const tiled_kernel *dkv, const tiled_kernel *dk, const tiled_kernel *dv, int stages)
 {
-    attention_mma_call c = call_of(queue, p, workspace, dq == &dq_f32);
+    const attention_mma_bwd_plan *plan = queue->plan;
+    attention_mma_call c = call_of(queue, p, dq == &dq_f32);
+    c.row_lse = workspace;
+    c.row_delta = (float *)((char *)workspace + plan->row_delta);
     c.stages = stages;
-    if (stages > 0 && attention_is_one_pass(p)) {
-        c.dq_accum = (float *)((char *)workspace + 2 * attention_statistic_bytes(&p->sizes));
+    if (stages > 0 && plan->one_pass) {
+        c.dq_accum = (float *)((char *)workspace + plan->dq_accum);
         c.accum_rows = attention_accum_rows(&p->sizes);
         c.accum_columns = dkv->dk;
     }
@@ -306,9 +307,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
 
 static cot_status backward_16(cot_queue *queue, const attention_problem *p, void *workspace, const dtype_kernels *k)
 {
+    const attention_mma_bwd_plan *plan = queue->plan;
     const tiled_kernel *dkv = smallest_kernel(&k->dkv, p);
     int stages = 0;
-    if (attention_supports_one_pass(p) && (attention_is_one_pass(p) || dkv == NULL || dkv->dk > 64)) {
+    if (attention_supports_one_pass(p) && (plan->one_pass || dkv == NULL || dkv->dk > 64)) {
         const tiled_kernel *one_pass = smallest_kernel(&k->one_pass, p),
                            *one_pass_1_stage = smallest_kernel(&k->one_pass_1_stage, p);
         if (one_pass->kernel.shared_bytes <= queue->device->max_shared_bytes)

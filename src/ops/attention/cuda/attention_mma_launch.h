@@ -7,6 +7,8 @@
 #include "../attention_problem.h"
 #include "attention_mma.h"
 
+#include "core/op_tables.h"
+
 /* Softcap, ALiBi, bias or dropout need kernels with more registers for the scores. */
 static inline bool attention_has_score_mods(const attention_problem *p)
 {
@@ -80,17 +82,6 @@ static inline double cost_f32_sm80(const void *problem)
     return 20 * cost_mma(problem);
 }
 
-/* Bytes of one row statistic, lse or D. */
-static inline size_t attention_statistic_bytes(const attention_sizes *z)
-{
-    return cot_align_up(cot_bytes(cot_mul(z->H, z->rows_q), sizeof(float)));
-}
-
-static inline size_t workspace_bwd_f32(const void *problem)
-{
-    return 2 * attention_statistic_bytes(problem);
-}
-
 /* Whether attention_bwd_one_pass_mma.cu supports the problem, if the device has enough shared memory. For d up to 192
  * with dv up to 128 other kernels fill up fewer columns with zeros. */
 static inline bool attention_supports_one_pass(const attention_problem *p)
@@ -113,15 +104,28 @@ static inline int64_t attention_accum_rows(const attention_sizes *z)
     return cot_mul(rows, z->packed ? z->rows_q / rows + z->B : cot_mul(z->B, cot_ceil_div(z->Tq, rows)));
 }
 
-static inline size_t workspace_bwd_mma(const void *problem)
+/* The plan of a backward: offsets of the workspace's parts in bytes. lse of the rows comes first. */
+typedef struct attention_mma_bwd_plan {
+    bool one_pass; /* see attention_is_one_pass */
+    size_t row_delta, dq_accum, bytes;
+} attention_mma_bwd_plan;
+
+static inline attention_mma_bwd_plan attention_mma_bwd_plan_of(const attention_problem *p, bool one_pass)
 {
-    const attention_problem *p = problem;
     const attention_sizes *z = &p->sizes;
-    const int64_t max_columns = z->d > z->dv ? z->d : z->dv, columns = max_columns <= 64    ? 64
-                                                                       : max_columns <= 128 ? 128
-                                                                                            : 256;
-    const size_t accum_bytes = cot_bytes(COT_PRODUCT(z->H, attention_accum_rows(z), columns), sizeof(float));
-    return 2 * attention_statistic_bytes(z) + (attention_is_one_pass(p) ? accum_bytes : 0);
+    const int64_t rows = cot_mul(z->H, z->rows_q), longest = cot_max(z->d, z->dv),
+                  columns = longest <= 64    ? 64
+                            : longest <= 128 ? 128
+                                             : 256;
+    attention_mma_bwd_plan plan = {.one_pass = one_pass};
+    cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
+    plan.row_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
+    plan.dq_accum = cot_workspace_reserve(
+        &plan.bytes, one_pass ? COT_PRODUCT(z->H, attention_accum_rows(z), columns) : 0, sizeof(float));
+    return plan;
 }
+
+COT_PLAN(plan_bwd_f32, attention_mma_bwd_plan, attention_mma_bwd_plan_of(problem, false))
+COT_PLAN(plan_bwd_mma, attention_mma_bwd_plan, attention_mma_bwd_plan_of(problem, attention_is_one_pass(problem)))
 
 #endif

@@ -183,7 +183,8 @@ cot_status dropout_bwd_rows_sm80(cot_queue *queue, const void *problem, void *wo
     if (access == SHIFTED &&
         !c.pitch_at_least_16) /* a chunk at a row's end could hold elements of more than two rows */
         access = STRIDED;
-    const dropout_cuda_tiling tiling = dropout_cuda_backward_tiling(&p->sizes, access == SHIFTED);
+    const dropout_cuda_bwd_plan *plan = queue->plan;
+    const dropout_cuda_tiling tiling = access == SHIFTED ? plan->shifted : plan->plain;
     c.shifted = access == SHIFTED;
     c.column_tiles = tiling.column_tiles;
     c.row_tiles = tiling.row_tiles;

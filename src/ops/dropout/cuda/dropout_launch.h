@@ -7,6 +7,8 @@
 #include "../dropout_problem.h"
 #include "dropout_cuda.h"
 
+#include "core/op_tables.h"
+
 /* The number of tiles along columns and rows. It does not depend on the device, so the workspace's size and the order
  * of the sums depend on the arguments alone. */
 typedef struct dropout_cuda_tiling {
@@ -45,16 +47,24 @@ static inline double cost_cuda(const void *problem)
     return 1000.0 + (double)sizes->R * (double)sizes->D;
 }
 
-/* The larger size of plain and SHIFTED tiles: which of them a call uses depends on the alignment of its data, and a
- * query for the workspace's size has no data. */
-static inline size_t workspace_cuda_bwd(const void *problem)
+/* The plan of a backward. The workspace has the larger size of plain and SHIFTED tiles: which of them a call uses depends
+ * on the alignment of its data, and a query for the workspace's size has no data. */
+typedef struct dropout_cuda_bwd_plan {
+    dropout_cuda_tiling plain, shifted;
+    size_t bytes; /* of the tiles' sums for dbias */
+} dropout_cuda_bwd_plan;
+
+static inline dropout_cuda_bwd_plan dropout_cuda_bwd_plan_of(const dropout_backward_problem *p)
 {
-    const dropout_backward_problem *p = problem;
-    const dropout_cuda_tiling plain = dropout_cuda_backward_tiling(&p->sizes, false),
-                              shifted = dropout_cuda_backward_tiling(&p->sizes, true);
-    const int64_t lanes = cot_max(COT_PRODUCT(plain.row_tiles, plain.column_tiles, DROPOUT_BWD_LANES),
-                                  COT_PRODUCT(shifted.row_tiles, shifted.column_tiles, DROPOUT_BWD_SHIFTED_LANES));
-    return cot_is_present(&p->args.dbias) ? cot_bytes(cot_mul(lanes, COT_DROPOUT_GROUP), sizeof(float)) : 0;
+    dropout_cuda_bwd_plan plan = {.plain = dropout_cuda_backward_tiling(&p->sizes, false),
+                                  .shifted = dropout_cuda_backward_tiling(&p->sizes, true)};
+    const int64_t lanes =
+        cot_max(COT_PRODUCT(plan.plain.row_tiles, plan.plain.column_tiles, DROPOUT_BWD_LANES),
+                COT_PRODUCT(plan.shifted.row_tiles, plan.shifted.column_tiles, DROPOUT_BWD_SHIFTED_LANES));
+    plan.bytes = cot_is_present(&p->args.dbias) ? cot_bytes(cot_mul(lanes, COT_DROPOUT_GROUP), sizeof(float)) : 0;
+    return plan;
 }
+
+COT_PLAN(plan_cuda_bwd, dropout_cuda_bwd_plan, dropout_cuda_bwd_plan_of(problem))
 
 #endif

@@ -300,10 +300,11 @@ cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
 {
     const mhc_pre_forward_problem *p = problem;
     const mhc_sizes *s = &p->sizes;
+    const mhc_cuda_pre_fwd_plan *plan = queue->plan;
     mhc_call c = pre_forward_call(p);
     c.logits = c.A.data != NULL ? workspace : NULL;
-    c.sums = (float *)((char *)workspace + mhc_cuda_sums_offset(problem));
-    c.slices = mhc_cuda_slices(s);
+    c.sums = (float *)((char *)workspace + plan->sums);
+    c.slices = plan->slices;
     c.vectorized = rows_vectorized(problem, (const cot_tensor *const[]){&p->args.x, &p->args.h_in}, 2);
     if (s->dtype == COT_F32) {
         LAUNCH(queue, &pre_tiles_project[c.n <= 2], cot_ceil_div(c.tokens, MHC_CUDA_TILE_TOKENS), c.slices,
@@ -330,8 +331,9 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
         return COT_OK;
     c->logits = c->A.data != NULL ? workspace : NULL;
     if (split) {
-        c->sums = (float *)((char *)workspace + mhc_cuda_sums_offset(problem));
-        c->slices = mhc_sm90_slices(&p->sizes);
+        const mhc_cuda_pre_fwd_plan *plan = queue->plan;
+        c->sums = (float *)((char *)workspace + plan->sums);
+        c->slices = plan->slices;
     }
     const bool wide = !split && c->D > MHC_SM90_MAX_D;
     const tile_box box = wide ? (tile_box){MHC_SM90_WIDE_CHUNKS, MHC_SM90_WIDE_TILE, MHC_SM90_N}

@@ -216,31 +216,30 @@ static inline size_t workspace_cuda_pre_fwd(const void *problem)
                                       : 0;
 }
 
-/* Offset of the slices' sums, which follow the logits. */
-static inline size_t mhc_cuda_sums_offset(const void *problem)
-{
-    return cot_align_up(workspace_cuda_pre_fwd(problem));
-}
-
-static inline size_t workspace_sm90_pre_fwd_split(const void *problem)
-{
-    const mhc_sizes *sizes = problem;
-    return mhc_cuda_sums_offset(problem) +
-           cot_bytes(COT_PRODUCT(sizes->tokens, mhc_sm90_slices(sizes), MHC_CUDA_SUMS(sizes->n)), sizeof(float));
-}
-
 /* Slices of all streams. Only the last slice of a stream can be partial. */
 static inline int64_t mhc_cuda_slices(const mhc_sizes *s)
 {
     return s->n * cot_ceil_div(s->D, MHC_CUDA_SLICE);
 }
 
-static inline size_t workspace_cuda_pre_fwd_tiles(const void *problem)
+/* The plan of a forward whose blocks take slices of the streams: the slices' sums follow the logits. */
+typedef struct mhc_cuda_pre_fwd_plan {
+    int64_t slices;
+    size_t sums, bytes; /* offset of the sums; of the whole workspace */
+} mhc_cuda_pre_fwd_plan;
+
+static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd(const mhc_pre_forward_problem *p, int64_t slices)
 {
-    const mhc_sizes *sizes = problem;
-    return mhc_cuda_sums_offset(problem) +
-           cot_bytes(COT_PRODUCT(sizes->tokens, mhc_cuda_slices(sizes), MHC_CUDA_SUMS(sizes->n)), sizeof(float));
+    const int64_t n = p->sizes.n, logits = cot_is_present(&p->args.A) ? COT_PRODUCT(p->sizes.tokens, n, n) : 0;
+    mhc_cuda_pre_fwd_plan plan = {.slices = slices};
+    cot_workspace_reserve(&plan.bytes, logits, sizeof(float));
+    plan.sums =
+        cot_workspace_reserve(&plan.bytes, COT_PRODUCT(p->sizes.tokens, slices, MHC_CUDA_SUMS(n)), sizeof(float));
+    return plan;
 }
+
+COT_PLAN(plan_cuda_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_pre_fwd(problem, mhc_cuda_slices(problem)))
+COT_PLAN(plan_sm90_pre_fwd_split, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_pre_fwd(problem, mhc_sm90_slices(problem)))
 
 static inline mhc_cuda_layout mhc_cuda_plan_pre_bwd(const mhc_pre_backward_problem *p)
 {
