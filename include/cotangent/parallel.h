@@ -105,10 +105,10 @@ typedef enum cot_cut {
 /* How a call is divided. COT_INIT sets the defaults: a contiguous cut, and the ring alone. */
 typedef struct cot_parallel_options {
     size_t struct_size;
-    cot_cut cut;
+    cot_cut cut;     /* default: COT_CUT_CONTIGUOUS */
     int64_t stripe;  /* rows of a stripe with COT_CUT_STRIPED; else 0 */
     int32_t columns; /* attention: ranks that exchange heads, see below; 0 = 1. Convolution: 0 or 1 */
-    int64_t length;  /* convolution: T of the whole sequence. Attention: 0, its arguments have the lengths. The functions
+    int64_t length; /* convolution: T of the whole sequence. Attention: 0, its arguments have the lengths. The functions
                       * cot_shard* do not read columns and length */
 } cot_parallel_options;
 
