@@ -105,9 +105,11 @@ typedef enum cot_cut {
 /* How a call is divided. COT_INIT sets the defaults: a contiguous cut, and the ring alone. */
 typedef struct cot_parallel_options {
     size_t struct_size;
-    cot_cut cut;
+    cot_cut cut;     /* default: COT_CUT_CONTIGUOUS */
     int64_t stripe;  /* rows of a stripe with COT_CUT_STRIPED; else 0 */
-    int32_t columns; /* attention: ranks that exchange heads, see below; 0 = 1. The other calls need 0 or 1 */
+    int32_t columns; /* attention: ranks that exchange heads, see below; 0 = 1. Convolution: 0 or 1 */
+    int64_t length; /* convolution: T of the whole sequence. Attention: 0, its arguments have the lengths. The functions
+                      * cot_shard* do not read columns and length */
 } cot_parallel_options;
 
 /* Writes the number of rows that a rank holds of `length` rows. options may be NULL, also in the next three calls.
@@ -169,6 +171,29 @@ COT_PARALLEL_API cot_status cot_parallel_attention_forward(cot_group *group, cot
 COT_PARALLEL_API cot_status cot_parallel_attention_backward(cot_group *group, cot_queue *queue,
                                                             const cot_parallel_options *options,
                                                             const cot_attention_backward_args *args);
+
+/* ---- causal_conv1d ------------------------------------------------------------------------------------ */
+
+/* The convolution over all ranks. The arguments are those of the single call (causal_conv1d.h), with these differences:
+ *
+ *   rows       x, y, dy, dx and seq_idx have the rank's columns of the whole sequence of options.length columns.
+ *   the rest   weight, bias, cu_seqlens, initial_state and dfinal_state are those of the whole, with the same values on
+ *              every rank. Packed sequences may lie over several ranks.
+ *   results    every rank gets the whole final_state, dinitial_state, dweight and dbias. The parts of dweight and dbias
+ *              are added in the order of the ranks, in f64.
+ *   workspace  NULL, as in attention.
+ *
+ * Each segment of a rank needs the K-1 columns before it, and in the backward the K-1 columns of x and dy after it. The
+ * ranks exchange them all-to-all before the arithmetic. They may come from several ranks. */
+COT_PARALLEL_API cot_status cot_parallel_causal_conv1d_forward(cot_group *group, cot_queue *queue,
+                                                               const cot_parallel_options *options,
+                                                               const cot_causal_conv1d_forward_args *args);
+
+/* The gradients over all ranks; see cot_parallel_causal_conv1d_forward. accumulate adds the whole sums to dweight and
+ * dbias of every rank. */
+COT_PARALLEL_API cot_status cot_parallel_causal_conv1d_backward(cot_group *group, cot_queue *queue,
+                                                                const cot_parallel_options *options,
+                                                                const cot_causal_conv1d_backward_args *args);
 
 #ifdef __cplusplus
 }

@@ -149,6 +149,9 @@ static cot_status check_begin(const attention_call *c)
     if (a->q_begin != 0 || a->k_begin != 0)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: %s_begin is %" PRId64 ", expected 0", c->name,
                         a->q_begin != 0 ? "q" : "k", a->q_begin != 0 ? a->q_begin : a->k_begin);
+    if (c->options.length != 0)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: options.length is %" PRId64 ", expected 0", c->name,
+                        c->options.length);
     if (a->workspace != NULL || a->workspace_bytes != 0)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: workspace is given, expected none (the queue's pool serves it)",
                         c->name);

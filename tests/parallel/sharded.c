@@ -5,6 +5,7 @@
 #include "cases/draw.h"
 #include "check/check.h"
 #include "ops/attention/attention_problem.h"
+#include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 #include <stdlib.h>
 
@@ -235,3 +236,51 @@ static bool attention_admits(const cot_case *c)
 
 const sharded_op sharded_attention = {"attention",   attention_axis, attention_adjust,
                                       attention_run, attention_draw, attention_admits};
+
+/* ---- causal_conv1d -------------------------------------------------------------------------------------------- */
+
+static int conv_axis(const cot_case *c, const char *field)
+{
+    static const char *const columns[] = {"x", "y", "dy", "dx"};
+    (void)c;
+    for (size_t n = 0; n < sizeof columns / sizeof *columns; n++)
+        if (strcmp(field, columns[n]) == 0)
+            return 2;
+    return strcmp(field, "seq_idx") == 0 ? 1 : -1;
+}
+
+static const cot_tensor *conv_x(const cot_case *c)
+{
+    return c->direction == COT_CAUSAL_CONV1D_FORWARD ? &((const cot_causal_conv1d_forward_args *)c->args)->x
+                                                     : &((const cot_causal_conv1d_backward_args *)c->args)->x;
+}
+
+static void conv_adjust(const cot_case *c, const void *whole, void *part, cot_parallel_options *options)
+{
+    (void)whole, (void)part;
+    options->length = conv_x(c)->shape[2];
+}
+
+static cot_status conv_run(cot_group *group, cot_queue *queue, const cot_parallel_options *options, int direction,
+                           const void *args)
+{
+    return direction == COT_CAUSAL_CONV1D_FORWARD ? cot_parallel_causal_conv1d_forward(group, queue, options, args)
+                                                  : cot_parallel_causal_conv1d_backward(group, queue, options, args);
+}
+
+static bool conv_draw(const cot_case *c, int ranks, uint64_t *state, cot_parallel_options *options)
+{
+    (void)c, (void)ranks;
+    draw_cut(state, options);
+    return true;
+}
+
+static bool conv_admits(const cot_case *c)
+{
+    if (c->direction > COT_CAUSAL_CONV1D_BACKWARD || !(c->uses & COT_CASE_CHECK) || c->special != 0)
+        return false;
+    const cot_tensor *x = conv_x(c);
+    return x->shape[0] * x->shape[1] * x->shape[2] <= 5000;
+}
+
+const sharded_op sharded_causal_conv1d = {"causal_conv1d", conv_axis, conv_adjust, conv_run, conv_draw, conv_admits};

@@ -22,7 +22,7 @@ typedef struct sharded_op {
     bool (*admits)(const cot_case *c);
 } sharded_op;
 
-extern const sharded_op sharded_attention;
+extern const sharded_op sharded_attention, sharded_causal_conv1d;
 
 /* The cases of the op. */
 const cot_op_cases *sharded_cases(const sharded_op *op);
