@@ -11,7 +11,7 @@
 #include <time.h>
 
 /* The rounds of all kernels of a case and of the copies are interleaved. A round is a graph of as many calls as fill
- * round_seconds, at least one for each copy of the data. The copies fill the second-level cache CACHE_FILLS times. */
+ * round_seconds, at least one for each copy of the data. The copies fill the L2 cache CACHE_FILLS times. */
 static const double round_seconds = 8e-3;
 enum { ROUNDS = 9, CACHE_FILLS = 4, MAX_IMAGES = 64, MAX_CALLS = 256 };
 

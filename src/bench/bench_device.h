@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * bench_device.h: times kernels on a CUDA device. It runs graphs of many calls over several copies of the data, which
- * evict each other from the second-level cache. */
+ * evict each other from the L2 cache. */
 #ifndef COT_BENCH_BENCH_DEVICE_H
 #define COT_BENCH_BENCH_DEVICE_H
 

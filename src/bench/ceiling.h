@@ -20,7 +20,7 @@ void copy_ceiling_free(copy_ceiling *c);
 void copy_plain(const cot_queue *queue, const copy_ceiling *c);
 void copy_streaming(const cot_queue *queue, const copy_ceiling *c);
 
-/* Measures the FLOP/s of matrix products on the queue's threads, with operands in the first-level cache. With AMX:
+/* Measures the FLOP/s of matrix products on the queue's threads, with operands in the L1 cache. With AMX:
  * bf16, or f16 and f32 split into two or three bf16. Otherwise f32. */
 double measure_products(const cot_queue *queue, cot_dtype dtype);
 

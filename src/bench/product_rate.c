@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * product_rate.c: matrix products with operands in the first-level cache, by the micro-kernels of src/simd/matmul.h.
+ * product_rate.c: matrix products with operands in the L1 cache, by the micro-kernels of src/simd/matmul.h.
  * Compiled once per instruction set, which determines the operand type: f32, or with AMX bf16, f16 split into two bf16,
  * or f32 split into three bf16. */
 #include "ceiling.h"

@@ -155,7 +155,7 @@ static inline const char *admit_im2col(const void *problem)
 {
     const conv1d_forward_problem *p = problem;
     if (cot_is_present(&p->args.seq_idx) || cot_is_present(&p->args.cu_seqlens))
-        return "it has no packed sequences";
+        return "it does not support packed sequences";
     if (p->sizes.D > CONV1D_IM2COL_MAX_D)
         return "it multiplies D by D: it supports D up to 1024";
     if (p->sizes.K > CONV1D_IM2COL_MAX_K)

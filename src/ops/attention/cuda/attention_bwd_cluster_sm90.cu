@@ -160,14 +160,14 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<
         cot_griddepcontrol_wait();
         cot_fence_proxy_async_global();
     }
-    const int delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
+    const int first_delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
     const int first_unclean_tile = first_unclean_tile_of<GENERAL>(c, w);
     cot_pipeline_state<S::Q_STAGES> q;
     cot_pipeline_state<S::DOUT_CHUNKS> chunk;
     uint32_t delta_stage = 0;
     for (int h = 0; h < w.heads; h++) {
-        /* Without Q, the addition of delta_row stands here: at its use it spills registers of 256 columns. */
-        const int row = (Q ? 0 : delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
+        /* Without Q, the addition of first_delta_row stands here: at its use it spills registers of 256 columns. */
+        const int row = (Q ? 0 : first_delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
         int tile = w.tile_first;
         for (int i = 0; i < w.tile_count; i++, tile += w.tile_step) {
             const bool clean = tile < first_unclean_tile;
@@ -196,8 +196,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<
                         cot_tma_load_4d(s.dout[chunk.stage][slice], &m.dout, (S::CHUNK_SLICES * part + slice) * 64,
                                         (GENERAL ? w.q_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
                     if (part == 0)
-                        cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0, (Q ? delta_row : 0) + row + tile, 0, 0,
-                                        full);
+                        cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0, (Q ? first_delta_row : 0) + row + tile,
+                                        0, 0, full);
                 }
                 if (!clean)
                     wait_and_clear<S::CHUNK_SLICES>(uncleared_full, uncleared_parity, s.dout[chunk.stage],
@@ -417,7 +417,7 @@ static __device__ __forceinline__ uint32_t low_bits_address(const uint32_t (&low
 }
 
 /* P for dV, and P times the slope for dS, from scores with softcap: see attention_bwd_softcap. */
-template <typename E, bool EXACT>
+template <typename E, bool TANH>
 static __device__ __forceinline__ uint32_t softcap_to_p(const attention_bwd_softcap &cap, const attention_work &w,
                                                         int tile, int key, const float *lse_log2, uint32_t ds_address,
                                                         const float (&scores)[32], uint32_t (&packed)[16])
@@ -434,7 +434,7 @@ static __device__ __forceinline__ uint32_t softcap_to_p(const attention_bwd_soft
                 const int element = 8 * k + 2 * i + j;
                 const float x = scores[element], u = x * x, base = lse_log2[8 * (element / 4) + j] - P_SCALE_LOG2;
                 float exponent, slope;
-                if (EXACT) {
+                if (TANH) {
                     const float tanh = tanh_anywhere(cap.scale * x);
                     exponent = fmaf(tanh, cap.factor, -base);
                     slope = cap.slope_scale * fmaf(-tanh, tanh, 1.0f);

@@ -101,7 +101,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<
      * before those kernels began. */
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
-    const int delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
+    const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
     cot_pipeline_state<ATTENTION_Q_STAGES> q;
     cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
     for (int h = 0; h < w.heads; h++) {
@@ -120,7 +120,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<
             for (int slice = 0; slice < COLUMN_SLICES; slice++)
                 cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, tile * QUERIES, head, w.b,
                                 &s.dout_full[dout.stage]);
-            cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, delta_row + row + tile, 0, 0,
+            cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row + tile, 0, 0,
                             &s.dout_full[dout.stage]);
         }
     }
@@ -163,7 +163,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
         wait_and_clear<2 * TILE_BYTES, 2 * COLUMN_SLICES>(&s.uncleared_full, uncleared_parity,
                                                           (unsigned char(*)[2 * TILE_BYTES]) s.k,
                                                           w.used_k - w.first_key, &s.kv_full);
-    const int delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
+    const int first_delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
     cot_pipeline_state<ATTENTION_Q_STAGES> q;
     cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
     for (int h = 0; h < w.heads; h++) {
@@ -191,7 +191,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
                 for (int slice = 0; slice < COLUMN_SLICES; slice++)
                     cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, query_row, head, w.b, dout_barrier);
-                cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, delta_row + row + tile, 0, 0, dout_barrier);
+                cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row + tile, 0, 0,
+                                dout_barrier);
             }
             if (!clean)
                 wait_and_clear<shared_storage<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
@@ -408,12 +409,12 @@ static __device__ __forceinline__ int thread_key(const attention_work &w)
 
 /* With softcap, dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to 16
  * are stored in the buffer of dS in shared memory. */
-enum { SHORT_SERIES, SERIES, EXACT }; /* the method depends on the size of the scores: see attention_bwd_softcap */
+enum { SHORT_SERIES, LONG_SERIES, TANH }; /* the method depends on the size of the scores: see attention_bwd_softcap */
 
 template <typename E, int N, int METHOD>
-static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c, const attention_work &w, int tile,
-                                                    int key, const float *lse_log2, float2 pair0, float2 pair1,
-                                                    uint32_t ds_address, float (&scores)[N], saved_p<E, N> &saved)
+static __device__ __forceinline__ void softcap_to_p_by(const attention_bwd_call &c, const attention_work &w, int tile,
+                                                       int key, const float *lse_log2, float2 pair0, float2 pair1,
+                                                       uint32_t ds_address, float (&scores)[N], saved_p<E, N> &saved)
 {
     const attention_bwd_softcap &cap = c.cap;
     const float2 *lse_pairs = (const float2 *)lse_log2;
@@ -431,7 +432,7 @@ static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c,
             if (METHOD == SHORT_SERIES) {
                 exponent = fmaf(x, fmaf(u, cap.short_series[1], cap.short_series[0]), -base);
                 slope = fmaf(u, cap.short_slope[1], cap.short_slope[0]);
-            } else if (METHOD == SERIES) {
+            } else if (METHOD == LONG_SERIES) {
                 exponent = fmaf(x, fmaf(fmaf(u, cap.series[2], cap.series[1]), u, cap.series[0]), -base);
                 slope = fmaf(fmaf(u, cap.series_slope[2], cap.series_slope[1]), u, cap.series_slope[0]);
             } else {
@@ -460,8 +461,9 @@ static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c,
     }
 }
 
-/* Selects the method for a tile. Most tiles are not masked and have small scores. The largest sum of four squares shows
- * this in one warp vote. key_begin: the consumer's first key. pair0, pair1: the first elements of lse_log2. */
+/* Selects the method for a tile. Most tiles are not masked and have small scores. One warp vote tests both: no score is
+ * masked, and the largest sum of four squares is small. key_begin: the consumer's first key. pair0, pair1: the first
+ * elements of lse_log2. */
 template <typename E, int N>
 static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c, const attention_work &w, int tile,
                                                     int key_begin, const float *lse_log2, float2 pair0, float2 pair1,
@@ -481,15 +483,15 @@ static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c,
     const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN: then both comparisons below fail */
     if (__all_sync(0xffffffffu,
                    max_square_sum <= c.cap.max_square[0] && !needs_mask_general<2 * N>(w, tile, key_begin))) {
-        softcap_to_p<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, pair0, pair1, ds_address, scores, saved);
+        softcap_to_p_by<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, pair0, pair1, ds_address, scores, saved);
         return;
     }
     cot_wgmma_wait<0>(); /* dK must have read dS: the code below needs the registers of dS */
     const int key = thread_key(w);
     if (__all_sync(0xffffffffu, max_square_sum <= c.cap.max_square[1]))
-        softcap_to_p<E, N, SERIES>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
+        softcap_to_p_by<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
     else
-        softcap_to_p<E, N, EXACT>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
+        softcap_to_p_by<E, N, TANH>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
 }
 
 /* dS is packed twice: here for shared memory, while the registers of P are in use, and later for dK. `volatile` keeps
@@ -613,8 +615,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     const auto subtract_delta = [&](int query_group) {
 #pragma unroll
         for (int i = 4 * query_group; i < 4 * query_group + 4; i++) {
-            const float row_delta = i % 2 == 0 ? delta[query_group].x : delta[query_group].y;
-            scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_DP_SCALE, -row_delta) : scores[i] - row_delta;
+            const float delta_i = i % 2 == 0 ? delta[query_group].x : delta[query_group].y;
+            scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_DP_SCALE, -delta_i) : scores[i] - delta_i;
         }
     };
     if (SUBTRACT_FIRST) {

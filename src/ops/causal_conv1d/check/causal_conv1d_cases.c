@@ -274,7 +274,7 @@ static void sweep_tiles(cot_case_visitor *v, int direction)
     }
 }
 
-/* Tensors so large that the CPU kernels store past the caches (CONV1D_STREAM_BYTES). */
+/* Tensors so large that the CPU kernels use non-temporal stores (CONV1D_STREAM_BYTES). */
 static void beyond_caches(cot_case_visitor *v, int direction)
 {
     for (int layout = COT_CHANNEL_FIRST; layout <= COT_CHANNEL_LAST; layout++) {
@@ -369,7 +369,7 @@ static void bench_shapes(cot_case_visitor *v, int direction)
         {2, 1024, 2048, COT_F32, COT_CASE_BENCH, false},
         {2, 1024, 2048, COT_BF16, COT_CASE_BENCH, false},
         {2, 1024, 2048, COT_F16, COT_CASE_BENCH, false},
-        {1, 128, 1024, COT_F32, COT_CASE_BENCH, false}, /* fits in the second-level cache: bound by arithmetic */
+        {1, 128, 1024, COT_F32, COT_CASE_BENCH, false}, /* fits in the L2 cache: bound by arithmetic */
         {1, 128, 1024, COT_BF16, COT_CASE_BENCH, false},
         {8, 4096, 4096, COT_BF16, COT_CASE_BENCH_CUDA, true},
         {8, 4096, 4096, COT_F16, COT_CASE_BENCH_CUDA, false},

@@ -7,7 +7,7 @@
  *
  * As in the forward, an item is `group` batch elements x `part` tokens x `block` channels (causal_conv1d_tiling.h). Its
  * tokens are divided into pieces (causal_conv1d_pieces.h). A row is one channel of a piece. It passes through the
- * first-level cache in three steps:
+ * L1 cache in three steps:
  *     1. x, converted to f32 where it is not
  *     2. g, of the tokens of the piece and of its halo: the up to K-1 later tokens whose g its dx needs
  *     3. dx, the forward convolution of g with the reversed weights
@@ -150,7 +150,7 @@ static void (*const gradient_table[CONV1D_INSTANCES][3])(const gradient_row *, i
  *     x0, x1, x2      x of vectors j, j-1, j-2
  *     g, g_prev       g of vectors j-1, j-2 */
 
-/* Prefetch distances in bytes, in addition to CONV1D_L1_DISTANCE, into the first-level cache. Of total distances from 1
+/* Prefetch distances in bytes, in addition to CONV1D_L1_DISTANCE, into the L1 cache. Of total distances from 1
  * to 4 KB these were best (0.85 of a copy's speed). Equal distances were slower, and so was a second-level prefetch in
  * addition. */
 enum { FUSED_DISTANCE_X = 1024, FUSED_DISTANCE_DY = 2048 };
@@ -265,7 +265,7 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
 
 /* blocked_body computes the same where the registers are too few. On AVX2, fused_body had 124 instructions for two
  * vectors, with spills, and the out-of-order window held only four vectors. blocked_body processes SUM_TERMS vectors
- * (256 tokens) at a time. First it stores their g to a buffer in the first-level cache. Then it computes dx and the
+ * (256 tokens) at a time. First it stores their g to a buffer in the L1 cache. Then it computes dx and the
  * sums from unaligned loads of g[t+i]. Reads and writes therefore alternate every 256 elements. */
 enum { FEW_REGISTERS = VW == 8 };
 

@@ -10,26 +10,29 @@
  * piece.
  *
  * The sums of a tile are added to those of the item, in its column state. causal_conv1d_reduce.h reduces the sums of
- * the items, which are in the workspace. */
+ * the items, which are in the workspace.
+ *
+ * src/simd/simd.h defines V_NAME (one function per instruction set), the types vf, vi and vm (VW lanes of floats, of
+ * integers, and a mask) and the v_ functions. `stream` means non-temporal stores. */
 #include "causal_conv1d_reduce.h"
 #include "causal_conv1d_tiles.h"
 
 cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *, const void *, void *);
 
-typedef struct backward_columns {
+typedef struct tile_args {
     int64_t n, K, channels;
     const char *x, *dy; /* NULL: these steps have no token, g = 0 */
     char *dx;           /* step i writes dx of token i-K+1 */
     int64_t x_stride, dy_stride, dx_stride;
     cot_dtype dtype, dx_dtype; /* of x and dy; of dx */
     float *column_state;       /* see column_vector_count */
-    int64_t sums;              /* first vector of the sums that the tile adds to, see sums_vector */
+    int64_t first_sum;         /* vector of the first sum that the tile adds to, see sums_vector */
     bool silu, stream;
     const int32_t *seq_ids;
-} backward_columns;
+} tile_args;
 
 /* Vectors of the state of a column (conv1d_pack_column): K weights and the bias; K-1 of x before step 0;
- * K-1 of g; K+1 sums of the piece's tokens; K+1 sums of its halo tokens, which are discarded. */
+ * K-1 of g; K+1 sums over the item's tokens; K+1 sums over halo tokens, which are discarded. */
 V_INLINE int64_t column_vector_count(int64_t K)
 {
     return 5 * K + 1;
@@ -40,7 +43,7 @@ V_INLINE int64_t g_vector(int64_t K)
     return 2 * K;
 }
 
-/* The first vector of the sums. counted: those of the piece's tokens; else those of halo tokens, which are discarded. */
+/* The first vector of the sums. counted: those over the item's tokens; else those over halo tokens, which are discarded. */
 V_INLINE int64_t sums_vector(int64_t K, bool counted)
 {
     return counted ? 3 * K - 1 : 4 * K;
@@ -49,32 +52,31 @@ V_INLINE int64_t sums_vector(int64_t K, bool counted)
 /* Pointers to the vectors of a column. */
 typedef struct column_vectors {
     const float *weight;
-    float *inputs, *g, *sums;
+    float *inputs, *g, *saved_sums;
 } column_vectors;
 
-V_INLINE column_vectors column_vectors_at(const backward_columns *columns, int64_t channel, int64_t K)
+V_INLINE column_vectors column_vectors_at(const tile_args *tile, int64_t channel, int64_t K)
 {
-    float *first = columns->column_state + channel * column_vector_count(K);
-    return (column_vectors){first, first + (K + 1) * VW, first + g_vector(K) * VW, first + columns->sums * VW};
+    float *first = tile->column_state + channel * column_vector_count(K);
+    return (column_vectors){first, first + (K + 1) * VW, first + g_vector(K) * VW, first + tile->first_sum * VW};
 }
 
-V_INLINE conv1d_writer dx_writer(const backward_columns *columns, char *run_buffers)
+V_INLINE conv1d_writer dx_writer(const tile_args *tile, char *run_buffers)
 {
-    return (conv1d_writer){.output = columns->dx,
+    return (conv1d_writer){.output = tile->dx,
                            .run_buffers = run_buffers,
-                           .stride = columns->dx_stride,
-                           .n = columns->n,
-                           .channels = columns->channels,
-                           .stream = columns->stream};
+                           .stride = tile->dx_stride,
+                           .n = tile->n,
+                           .channels = tile->channels,
+                           .stream = tile->stream};
 }
 
-static void tile_gradients_edge(const backward_columns *columns, int64_t first_channel)
+static void tile_gradients_edge(const tile_args *tile, int64_t first_channel)
 {
-    const int64_t K = columns->K, size = conv1d_element_size(columns->dtype),
-                  dx_size = conv1d_element_size(columns->dx_dtype);
-    for (int64_t channel = first_channel; channel < columns->channels; channel += VW) {
-        const int lanes = (int)(columns->channels - channel < VW ? columns->channels - channel : VW);
-        const column_vectors vectors = column_vectors_at(columns, channel, K);
+    const int64_t K = tile->K, size = conv1d_element_size(tile->dtype), dx_size = conv1d_element_size(tile->dx_dtype);
+    for (int64_t channel = first_channel; channel < tile->channels; channel += VW) {
+        const int lanes = (int)(tile->channels - channel < VW ? tile->channels - channel : VW);
+        const column_vectors vectors = column_vectors_at(tile, channel, K);
         vf inputs[CONV1D_MAX_K], g[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K - 1; k++) {
             inputs[k] = v_load(vectors.inputs + k * VW);
@@ -82,22 +84,21 @@ static void tile_gradients_edge(const backward_columns *columns, int64_t first_c
         }
         for (int64_t k = 0; k <= K; k++)
             sums[k] = v_zero();
-        for (int64_t i = 0; i < columns->n; i++) {
-            const int32_t *seq_ids = columns->seq_ids != NULL ? columns->seq_ids + i : NULL;
+        for (int64_t i = 0; i < tile->n; i++) {
+            const int32_t *seq_ids = tile->seq_ids != NULL ? tile->seq_ids + i : NULL;
             inputs[K - 1] = g[K - 1] = v_zero();
-            if (columns->x != NULL) {
-                inputs[K - 1] = v_load_n_as(columns->x + i * columns->x_stride + channel * size, columns->dtype, lanes);
+            if (tile->x != NULL) {
+                inputs[K - 1] = v_load_n_as(tile->x + i * tile->x_stride + channel * size, tile->dtype, lanes);
                 if (seq_ids == NULL || seq_ids[K - 1] >= 0)
-                    g[K - 1] =
-                        v_load_n_as(columns->dy + i * columns->dy_stride + channel * size, columns->dtype, lanes);
+                    g[K - 1] = v_load_n_as(tile->dy + i * tile->dy_stride + channel * size, tile->dtype, lanes);
                 vf z = v_load(vectors.weight + K * VW), total = v_zero();
-                for (int64_t k = 0; columns->silu && k < K; k++) {
+                for (int64_t k = 0; tile->silu && k < K; k++) {
                     conv1d_close_tap_block(k, &z, &total);
                     if (seq_ids == NULL || seq_ids[k] == seq_ids[K - 1])
                         z = v_fma(v_load(vectors.weight + k * VW), inputs[k], z);
                 }
                 z = conv1d_tap_sum(K, z, total);
-                if (columns->silu && (seq_ids == NULL || seq_ids[K - 1] >= 0))
+                if (tile->silu && (seq_ids == NULL || seq_ids[K - 1] >= 0))
                     g[K - 1] = v_mul(g[K - 1], v_silu_slope(z));
                 for (int64_t k = 0; k < K; k++)
                     if (seq_ids == NULL || (seq_ids[k] == seq_ids[K - 1] && seq_ids[k] >= 0))
@@ -111,7 +112,7 @@ static void tile_gradients_edge(const backward_columns *columns, int64_t first_c
                     dx = v_fma(v_load(vectors.weight + (K - 1 - j) * VW), g[j], dx);
             }
             dx = conv1d_tap_sum(K, dx, total);
-            v_store_n_as(columns->dx + i * columns->dx_stride + channel * dx_size, columns->dx_dtype, dx, lanes);
+            v_store_n_as(tile->dx + i * tile->dx_stride + channel * dx_size, tile->dx_dtype, dx, lanes);
             for (int64_t k = 0; k < K - 1; k++) {
                 inputs[k] = inputs[k + 1];
                 g[k] = g[k + 1];
@@ -122,13 +123,13 @@ static void tile_gradients_edge(const backward_columns *columns, int64_t first_c
             v_store(vectors.g + k * VW, g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(vectors.sums + k * VW, v_add(v_load(vectors.sums + k * VW), sums[k]));
+            v_store(vectors.saved_sums + k * VW, v_add(v_load(vectors.saved_sums + k * VW), sums[k]));
     }
 }
 
 /* ---- few registers: AVX2 --------------------------------------------------------------------------------------- *
  * K weights, K+1 sums and two windows of K do not fit in 16 registers at once. So the columns of a tile pass through
- * buffers in the first-level cache. x and dy are loaded to buffers; g replaces dy there; then dx and the sums are
+ * buffers in the L1 cache. x and dy are loaded to buffers; g replaces dy there; then dx and the sums are
  * computed. Two columns are staged together: they fill a cache line, which is then read once and can be streamed. */
 
 /* Multiplies dy of `count` tokens by the slope of SiLU, which gives g. The tokens' operations are interleaved, as in
@@ -159,14 +160,14 @@ V_INLINE void apply_silu_slopes(float *g, const float *inputs, const vf *w, vf b
 enum { BUFFER_TOKENS = CONV1D_MAX_K + CONV1D_TILE_TOKENS };
 
 /* Loads `count` columns of a tile, 1 or 2, to the buffers, after the K-1 vectors of the previous tokens. */
-V_INLINE void stage_columns(const backward_columns *columns, int64_t channel, int count, int64_t K, cot_dtype dtype,
+V_INLINE void stage_columns(const tile_args *tile, int64_t channel, int count, int64_t K, cot_dtype dtype,
                             float inputs[2][BUFFER_TOKENS * VW], float g[2][BUFFER_TOKENS * VW])
 {
     const int64_t size = conv1d_element_size(dtype), bytes = count * VW * size;
-    const char *x = columns->x + channel * size, *dy = columns->dy + channel * size;
-    for (int64_t i = K - 1; i < K - 1 + columns->n; i++, x += columns->x_stride, dy += columns->dy_stride) {
-        conv1d_prefetch_columns(x, columns->x_stride, bytes);
-        conv1d_prefetch_columns(dy, columns->dy_stride, bytes);
+    const char *x = tile->x + channel * size, *dy = tile->dy + channel * size;
+    for (int64_t i = K - 1; i < K - 1 + tile->n; i++, x += tile->x_stride, dy += tile->dy_stride) {
+        conv1d_prefetch_columns(x, tile->x_stride, bytes);
+        conv1d_prefetch_columns(dy, tile->dy_stride, bytes);
         for (int v = 0; v < count; v++) {
             v_store(inputs[v] + i * VW, v_load_as(x + v * VW * size, dtype));
             v_store(g[v] + i * VW, v_load_as(dy + v * VW * size, dtype));
@@ -188,11 +189,11 @@ V_INLINE void store_columns(conv1d_writer *writer, int64_t channel, int count, c
 }
 
 /* The gradients of one column of n <= CONV1D_TILE_TOKENS tokens. */
-V_INLINE void column_gradients_buffered(const backward_columns *columns, int64_t channel, int64_t K, bool silu,
-                                        float *inputs, float *g, float *dx)
+V_INLINE void column_gradients_buffered(const tile_args *tile, int64_t channel, int64_t K, bool silu, float *inputs,
+                                        float *g, float *dx)
 {
-    const int64_t n = columns->n;
-    const column_vectors vectors = column_vectors_at(columns, channel, K);
+    const int64_t n = tile->n;
+    const column_vectors vectors = column_vectors_at(tile, channel, K);
     vf w[CONV1D_MAX_K], sums[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k < K; k++)
         w[k] = v_load(vectors.weight + k * VW);
@@ -225,26 +226,26 @@ V_INLINE void column_gradients_buffered(const backward_columns *columns, int64_t
         v_store(vectors.g + k * VW, v_load(g + (n + k) * VW));
     }
     for (int64_t k = 0; k <= K; k++)
-        v_store(vectors.sums + k * VW, v_add(v_load(vectors.sums + k * VW), sums[k]));
+        v_store(vectors.saved_sums + k * VW, v_add(v_load(vectors.saved_sums + k * VW), sums[k]));
 }
 
-V_INLINE int64_t tile_gradients_buffered(const backward_columns *columns, int64_t K, cot_dtype dtype)
+V_INLINE int64_t tile_gradients_buffered(const tile_args *tile, int64_t K, cot_dtype dtype)
 {
     float inputs[2][BUFFER_TOKENS * VW], g[2][BUFFER_TOKENS * VW], dx[2][CONV1D_TILE_TOKENS * VW];
     _Alignas(CONV1D_RUN_BYTES) char run_buffers[CONV1D_RUN_BUFFERS];
-    conv1d_writer writer = dx_writer(columns, run_buffers);
+    conv1d_writer writer = dx_writer(tile, run_buffers);
     int64_t channel = 0;
-    for (int count; channel + VW <= columns->channels; channel += count * VW) {
-        count = channel + 2 * VW <= columns->channels ? 2 : 1;
+    for (int count; channel + VW <= tile->channels; channel += count * VW) {
+        count = channel + 2 * VW <= tile->channels ? 2 : 1;
         if (count == 2)
-            stage_columns(columns, channel, 2, K, dtype, inputs, g);
+            stage_columns(tile, channel, 2, K, dtype, inputs, g);
         else
-            stage_columns(columns, channel, 1, K, dtype, inputs, g);
+            stage_columns(tile, channel, 1, K, dtype, inputs, g);
         for (int v = 0; v < count; v++)
-            if (columns->silu)
-                column_gradients_buffered(columns, channel + v * VW, K, true, inputs[v], g[v], dx[v]);
+            if (tile->silu)
+                column_gradients_buffered(tile, channel + v * VW, K, true, inputs[v], g[v], dx[v]);
             else
-                column_gradients_buffered(columns, channel + v * VW, K, false, inputs[v], g[v], dx[v]);
+                column_gradients_buffered(tile, channel + v * VW, K, false, inputs[v], g[v], dx[v]);
         if (count == 2)
             store_columns(&writer, channel, 2, dtype, dx);
         else
@@ -262,16 +263,16 @@ enum { DELAY = 1 };
 
 /* Whole vectors of channels, for steps that have tokens; x, dy and dx have one dtype. Returns the first channel that is
  * not done. */
-V_INLINE int64_t tile_gradients_in_registers(const backward_columns *args, int64_t K, cot_dtype dtype)
+V_INLINE int64_t tile_gradients_in_registers(const tile_args *args, int64_t K, cot_dtype dtype)
 {
-    const backward_columns local = *args, *columns = &local; /* a copy that no store can change stays in registers */
-    const int64_t size = conv1d_element_size(dtype), n = columns->n;
+    const tile_args local = *args, *tile = &local; /* a copy that no store can change stays in registers */
+    const int64_t size = conv1d_element_size(dtype), n = tile->n;
     _Alignas(CONV1D_RUN_BYTES) char run_buffers[CONV1D_RUN_BUFFERS];
-    conv1d_writer writer = dx_writer(columns, run_buffers);
+    conv1d_writer writer = dx_writer(tile, run_buffers);
     const int64_t dx_stride = conv1d_writer_stride(&writer);
     int64_t channel = 0;
-    for (; channel + VW <= columns->channels; channel += VW) {
-        const column_vectors vectors = column_vectors_at(columns, channel, K);
+    for (; channel + VW <= tile->channels; channel += VW) {
+        const column_vectors vectors = column_vectors_at(tile, channel, K);
         vf w[CONV1D_MAX_K], inputs[CONV1D_MAX_K + DELAY], g[CONV1D_MAX_K + DELAY], sums[CONV1D_MAX_K + 1];
         for (int64_t k = 0; k < K; k++) {
             w[k] = v_load(vectors.weight + k * VW);
@@ -285,17 +286,17 @@ V_INLINE int64_t tile_gradients_in_registers(const backward_columns *args, int64
         }
         const vf bias = v_load(vectors.weight + K * VW);
         sums[K] = v_zero();
-        const char *x = columns->x + channel * size, *dy = columns->dy + channel * size;
+        const char *x = tile->x + channel * size, *dy = tile->dy + channel * size;
         char *dx = conv1d_writer_pointer(&writer, channel, size);
         for (int64_t i = 0; i < n + DELAY; i++) {
             if (i < n) {
-                conv1d_prefetch_columns(x, columns->x_stride, VW * size);
-                conv1d_prefetch_columns(dy, columns->dy_stride, VW * size);
+                conv1d_prefetch_columns(x, tile->x_stride, VW * size);
+                conv1d_prefetch_columns(dy, tile->dy_stride, VW * size);
                 inputs[DELAY + K - 1] = v_load_as(x, dtype);
                 g[DELAY + K - 1] = v_load_as(dy, dtype);
-                x += columns->x_stride;
-                dy += columns->dy_stride;
-                if (columns->silu) {
+                x += tile->x_stride;
+                dy += tile->dy_stride;
+                if (tile->silu) {
                     vf z = bias, total = v_zero();
                     V_UNROLL
                     for (int64_t k = 0; k < K; k++) {
@@ -330,17 +331,17 @@ V_INLINE int64_t tile_gradients_in_registers(const backward_columns *args, int64
             v_store(vectors.g + k * VW, g[k]);
         }
         for (int64_t k = 0; k <= K; k++)
-            v_store(vectors.sums + k * VW, v_add(v_load(vectors.sums + k * VW), sums[k]));
+            v_store(vectors.saved_sums + k * VW, v_add(v_load(vectors.saved_sums + k * VW), sums[k]));
     }
     return channel;
 }
 
-#define DEFINE_TILE_GRADIENT(width, dtype)                                                         \
-    static int64_t tile_gradients_##width##_##dtype(const backward_columns *columns)               \
-    {                                                                                              \
-        if (VW == 8)                                                                               \
-            return tile_gradients_buffered(columns, width == 0 ? columns->K : width, COT_##dtype); \
-        return tile_gradients_in_registers(columns, width == 0 ? columns->K : width, COT_##dtype); \
+#define DEFINE_TILE_GRADIENT(width, dtype)                                                   \
+    static int64_t tile_gradients_##width##_##dtype(const tile_args *tile)                   \
+    {                                                                                        \
+        if (VW == 8)                                                                         \
+            return tile_gradients_buffered(tile, width == 0 ? tile->K : width, COT_##dtype); \
+        return tile_gradients_in_registers(tile, width == 0 ? tile->K : width, COT_##dtype); \
     }
 #define DEFINE_TILE_GRADIENTS(width) CONV1D_EACH_DTYPE(DEFINE_TILE_GRADIENT, width)
 CONV1D_EACH_WIDTH(DEFINE_TILE_GRADIENTS)
@@ -349,7 +350,7 @@ CONV1D_EACH_WIDTH(DEFINE_TILE_GRADIENTS)
     {                                                                                             \
         tile_gradients_##width##_F32, tile_gradients_##width##_F16, tile_gradients_##width##_BF16 \
     }
-static int64_t (*const tile_gradients_table[CONV1D_INSTANCES][3])(const backward_columns *) =
+static int64_t (*const tile_gradients_table[CONV1D_INSTANCES][3])(const tile_args *) =
     CONV1D_TABLE(TILE_GRADIENT_ENTRY);
 
 /* ---- pieces ------------------------------------------------------------------------------------------------- */
@@ -358,10 +359,10 @@ typedef struct backward_context {
     const conv1d_backward_problem *problem;
     conv1d_packing packing;
     conv1d_tiling tiling;
-    int64_t items;      /* without the items of empty sequences */
-    bool direct_inputs, /* x and dy are read from the tensors, without staging */
-        direct,         /* dx is written to the tensor, too */
-        stream;         /* dx is stored past the caches */
+    int64_t items;      /* those with tokens. More items follow, which look for sequences without tokens */
+    bool reads_tensors, /* x and dy are read from the tensors, without staging */
+        writes_dx,      /* dx is written to the tensor, too */
+        stream;         /* dx is written by non-temporal stores */
     float *partials;
 } backward_context;
 
@@ -380,7 +381,7 @@ _Static_assert(sizeof(backward_block) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH,
 typedef struct backward_steps {
     int64_t n;            /* tokens of the piece; steps below n add to its sums */
     int64_t halo_end;     /* steps from here on have no token */
-    int64_t dfinal_begin; /* dx of tokens from here on has a term of dfinal_state */
+    int64_t dfinal_begin; /* the dx that steps from here on complete has a term of dfinal_state */
     int64_t count;        /* of steps */
 } backward_steps;
 
@@ -423,46 +424,46 @@ static void backward_tile(backward_block *block, const conv1d_piece *piece, cons
     const backward_context *context = block->context;
     const cot_causal_conv1d_backward_args *a = &context->problem->args;
     const int64_t K = context->problem->sizes.K, token = piece->begin + i, size = conv1d_element_size(a->x.dtype);
-    const bool direct = context->direct && i >= K - 1 && i < steps->dfinal_begin + K - 1;
+    const bool to_tensor = context->writes_dx && i >= K - 1 && i < steps->dfinal_begin;
     const bool discarded = discards_dx(block, piece, i);
-    backward_columns columns = {.n = n,
-                                .K = K,
-                                .channels = block->channels,
-                                .dtype = COT_F32,
-                                .dx = (char *)block->dx,
-                                .dx_stride = block->ld * 4,
-                                .dx_dtype = COT_F32,
-                                .column_state = block->column_state,
-                                .sums = sums_vector(K, i < steps->n),
-                                .silu = a->activation == COT_ACTIVATION_SILU,
-                                .stream = direct && context->stream,
-                                .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
-    if (i < steps->halo_end && context->direct_inputs) {
-        columns.x = conv1d_element(&a->x, piece->b, block->d, token);
-        columns.dy = conv1d_element(&a->dy, piece->b, block->d, token);
-        columns.x_stride = a->x.stride[2] * size;
-        columns.dy_stride = a->dy.stride[2] * size;
-        columns.dtype = a->x.dtype;
+    tile_args tile = {.n = n,
+                      .K = K,
+                      .channels = block->channels,
+                      .dtype = COT_F32,
+                      .dx = (char *)block->dx,
+                      .dx_stride = block->ld * 4,
+                      .dx_dtype = COT_F32,
+                      .column_state = block->column_state,
+                      .first_sum = sums_vector(K, i < steps->n),
+                      .silu = a->activation == COT_ACTIVATION_SILU,
+                      .stream = to_tensor && context->stream,
+                      .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
+    if (i < steps->halo_end && context->reads_tensors) {
+        tile.x = conv1d_element(&a->x, piece->b, block->d, token);
+        tile.dy = conv1d_element(&a->dy, piece->b, block->d, token);
+        tile.x_stride = a->x.stride[2] * size;
+        tile.dy_stride = a->dy.stride[2] * size;
+        tile.dtype = a->x.dtype;
     } else if (i < steps->halo_end) {
         conv1d_gather_tile(block->x, block->ld, &a->x, piece->b, block->d, block->channels, token, n);
         conv1d_gather_tile(block->dy, block->ld, &a->dy, piece->b, block->d, block->channels, token, n);
-        columns.x = (const char *)block->x;
-        columns.dy = (const char *)block->dy;
-        columns.x_stride = columns.dy_stride = block->ld * 4;
+        tile.x = (const char *)block->x;
+        tile.dy = (const char *)block->dy;
+        tile.x_stride = tile.dy_stride = block->ld * 4;
     }
-    if (direct) {
-        columns.dx = conv1d_element(&a->dx, piece->b, block->d, token - (K - 1));
-        columns.dx_stride = a->dx.stride[2] * size;
-        columns.dx_dtype = a->dx.dtype;
+    if (to_tensor) {
+        tile.dx = conv1d_element(&a->dx, piece->b, block->d, token - (K - 1));
+        tile.dx_stride = a->dx.stride[2] * size;
+        tile.dx_dtype = a->dx.dtype;
     } else if (discarded) {
-        columns.dx_dtype = columns.dtype; /* not stored; but the fast loop supports one dtype only */
+        tile.dx_dtype = tile.dtype; /* dx is not copied from the buffer; the fast loop needs one dtype */
     }
-    const bool fast = single_sequence && columns.x != NULL && columns.dx_dtype == columns.dtype;
+    const bool fast = single_sequence && tile.x != NULL && tile.dx_dtype == tile.dtype;
     const int64_t done_channels =
-        fast ? tile_gradients_table[conv1d_instance_index(K)][columns.dtype - COT_F32](&columns) : 0;
+        fast ? tile_gradients_table[conv1d_instance_index(K)][tile.dtype - COT_F32](&tile) : 0;
     if (done_channels < block->channels)
-        tile_gradients_edge(&columns, done_channels);
-    if (!direct && !discarded)
+        tile_gradients_edge(&tile, done_channels);
+    if (!to_tensor && !discarded)
         store_dx(block, piece, i, n);
 }
 
@@ -481,7 +482,7 @@ static void zero_gradients(backward_block *block, const conv1d_piece *piece)
 /* The first step after i where something changes, at most i + max_steps. */
 static int64_t next_change(const backward_steps *steps, int64_t K, int64_t i, int64_t max_steps)
 {
-    const int64_t changes[] = {K - 1, steps->n, steps->halo_end, steps->dfinal_begin + K - 1, steps->count};
+    const int64_t changes[] = {K - 1, steps->n, steps->halo_end, steps->dfinal_begin, steps->count};
     int64_t end = i + max_steps;
     for (size_t k = 0; k < sizeof changes / sizeof *changes; k++)
         if (changes[k] > i && changes[k] < end)
@@ -505,14 +506,14 @@ static void backward_piece(backward_block *block, const conv1d_piece *piece)
     const bool outputs = cot_is_present(&a->dx) || cot_is_present(&a->dinitial_state);
     steps.count = steps.n + (outputs ? K - 1 : 0);
     steps.halo_end = conv1d_halo_end(piece, K) - piece->begin;
-    steps.dfinal_begin = steps.n;
+    steps.dfinal_begin = steps.n + K - 1;
     if (cot_is_present(&a->dfinal_state) && piece->state >= 0)
-        steps.dfinal_begin = cot_clamp(piece->valid_end - (K - 1) - piece->begin, 0, steps.n);
+        steps.dfinal_begin = cot_clamp(piece->valid_end - piece->begin, K - 1, steps.n + K - 1);
     for (int64_t i = 0; i < steps.count;) {
         bool single_sequence;
-        const bool direct = context->direct && i >= K - 1 && i < steps.dfinal_begin + K - 1;
+        const bool to_tensor = context->writes_dx && i >= K - 1 && i < steps.dfinal_begin + K - 1;
         const int64_t end =
-            next_change(&steps, K, i, direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(block->channels));
+            next_change(&steps, K, i, to_tensor ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(block->channels));
         const int64_t n = conv1d_single_sequence_run(piece->seq_ids, i, end, K, &single_sequence);
         backward_tile(block, piece, &steps, i, n, single_sequence);
         i += n;
@@ -568,11 +569,11 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
         .problem = p,
         .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
         .tiling = ((const conv1d_tiling_plan *)queue->plan)->tiling,
-        .direct_inputs = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->dy),
+        .reads_tensors = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->dy),
         .partials = workspace,
     };
-    context.direct = context.direct_inputs && cot_is_present(&a->dx) && conv1d_contiguous_channels(&a->dx);
-    context.stream = context.direct && conv1d_streamable_tokens(&a->dx) && conv1d_should_stream(&p->sizes, 3);
+    context.writes_dx = context.reads_tensors && cot_is_present(&a->dx) && conv1d_contiguous_channels(&a->dx);
+    context.stream = context.writes_dx && conv1d_streamable_tokens(&a->dx) && conv1d_should_stream(&p->sizes, 3);
     context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)

@@ -4,7 +4,7 @@
  *
  * A column is one vector of channels. It is processed down the tokens, with the last K inputs in registers. So each
  * element is loaded and converted once. Between tiles of tokens those inputs stay in the column state, in the
- * first-level cache.
+ * L1 cache.
  *
  * Each loop exists twice. The fast loop handles whole vectors of channels, and tokens whose K inputs are all of one
  * sequence, for a constant K = 2..8 or a variable K. The edge loop handles the rest. */

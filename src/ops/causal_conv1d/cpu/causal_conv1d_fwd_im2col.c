@@ -106,7 +106,7 @@ static void product_item(void *arg, int64_t index, void *scratch)
     _Alignas(64) float bias[TILE];
     mt_state matmul_state;
     mt_begin(&matmul_state);
-    for (int64_t p = 0; p < terms; p += TERM_BLOCK) /* a panel of the expanded weights stays in the first-level cache */
+    for (int64_t p = 0; p < terms; p += TERM_BLOCK) /* a panel of the expanded weights stays in the L1 cache */
         mt_product(rows, columns, cot_min(TERM_BLOCK, terms - p),
                    c->columns + b * c->l.T * terms + mt_offset(c->l.T, t0, p), c->l.T,
                    c->expanded + mt_offset(terms, p, n0), terms, product, ROWS, p > 0, NULL);

@@ -44,7 +44,7 @@ typedef struct conv1d_piece {
 typedef struct conv1d_piece_iterator {
     const conv1d_packing *packing;
     int64_t b, position, stop, max_tokens;
-    int64_t sequence; /* the sequence of cu_seqlens at `position` */
+    int64_t sequence; /* of cu_seqlens: at or before `position`; conv1d_next_piece advances it */
     int32_t seq_ids[CONV1D_PIECE_TOKENS + 2 * CONV1D_MAX_K + 64];
 } conv1d_piece_iterator;
 

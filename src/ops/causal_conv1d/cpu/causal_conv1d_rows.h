@@ -3,7 +3,7 @@
  * one channel.
  *
  * A tap is a load from the same f32 row, one element further on. The row is x itself if x is f32, else a copy in the
- * first-level cache.
+ * L1 cache.
  *
  * Each loop exists twice. The fast loop handles whole vectors of one sequence, for a constant K = 2..8 or a variable K.
  * The edge loop handles the rest: partial vectors, and vectors where sequences meet. */
@@ -12,7 +12,7 @@
 
 #include "causal_conv1d_stage.h"
 
-/* Prefetch addresses that correspond to element 0 of a row: into the first-level cache (l1), into the second-level
+/* Prefetch addresses that correspond to element 0 of a row: into the L1 cache (l1), into the second-level
  * cache (l2). For tensors larger than the caches, with streaming stores: l2 alone reaches 0.83 of a copy's speed, l1
  * alone 0.75, both 0.89, none 0.55. */
 typedef struct conv1d_prefetch_base {
@@ -112,7 +112,7 @@ V_INLINE void conv1d_convolve_two(const float *x, const vf *w, vf bias, int64_t 
 
 /* Requires (end - begin) % (2 * VW) == 0. The loop sums the taps of the next vectors before the activation of the
  * current ones. One chain from tap to output is longer than the processor's out-of-order window. In bf16, in the
- * first-level cache, 16 outputs take 12.3 cycles instead of 13.5. */
+ * L1 cache, 16 outputs take 12.3 cycles instead of 13.5. */
 V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype)
 {
     const int64_t size = conv1d_element_size(dtype);

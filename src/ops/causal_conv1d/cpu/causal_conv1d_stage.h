@@ -143,7 +143,7 @@ V_INLINE vf conv1d_tap_sum(int64_t K, vf block, vf total)
     return K > CONV1D_TAP_BLOCK ? v_add(total, block) : block;
 }
 
-/* If the large tensors together have at least this many bytes, outputs are stored past the caches. */
+/* If the large tensors together have at least this many bytes, outputs are written by non-temporal stores. */
 enum { CONV1D_STREAM_BYTES = 8 << 20 };
 
 static inline bool conv1d_should_stream(const conv1d_sizes *sizes, int tensors)

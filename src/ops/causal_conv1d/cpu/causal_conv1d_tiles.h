@@ -20,7 +20,7 @@ V_INLINE int64_t conv1d_staged_tile_tokens(int64_t channels)
 }
 
 /* Leading dimension of a buffer in floats: whole vectors of channels. Padding keeps it from being a power of two where
- * the first-level cache has only 8 ways. Else the tokens of a column, in all buffers, would map to one set
+ * the L1 cache has only 8 ways. Else the tokens of a column, in all buffers, would map to one set
  * of that cache. */
 V_INLINE int64_t conv1d_ld(int64_t channels)
 {
@@ -161,8 +161,8 @@ static inline bool conv1d_streamable_tokens(const cot_tensor *tensor)
 
 /* ---- loads and stores of a tile -------------------------------------------------------------------------------- */
 
-/* `token` points to `bytes` of a token. Prefetches the same bytes of the next tile into the second-level cache, and the
- * bytes CONV1D_COLUMN_DISTANCE further on in the token into the first-level cache. The first-level cache's own
+/* `token` points to `bytes` of a token. Prefetches the same bytes of the next tile into the L2 cache, and the
+ * bytes CONV1D_COLUMN_DISTANCE further on in the token into the L1 cache. The L1 cache's own
  * prefetchers do not follow accesses that jump from token to token. */
 V_INLINE void conv1d_prefetch_columns(const char *token, int64_t stride, int64_t bytes)
 {
@@ -171,7 +171,7 @@ V_INLINE void conv1d_prefetch_columns(const char *token, int64_t stride, int64_t
         v_prefetch(token + CONV1D_COLUMN_DISTANCE + offset);
 }
 
-/* Stores the results of a tile: directly to the tensor, or past the caches through run buffers. A run is
+/* Stores the results of a tile: directly to the tensor, or by non-temporal stores through run buffers. A run is
  * CONV1D_RUN_BYTES of a token. The two run buffers alternate: results fill the runs of one buffer column by column,
  * while the other buffer drains to memory. Storing single lines from token to token needs no buffer, but takes twice as
  * long on a Zen 4. Storing whole runs at once takes 10 % longer on an Emerald Rapids, because it occupies the fill

@@ -2,7 +2,7 @@
  * causal_conv1d_tiling.h: how the vector kernels divide a problem into work items. For the kernels and the kernel
  * table.
  *
- * The division depends on the sizes alone. So neither the instruction set nor the number of threads changes the order
+ * The division depends on sizes, dtypes and packing alone. So neither the instruction set nor the number of threads changes the order
  * of a sum. */
 #ifndef COT_CAUSAL_CONV1D_TILING_H
 #define COT_CAUSAL_CONV1D_TILING_H
@@ -11,7 +11,7 @@
 
 enum {
     CONV1D_MAX_K = 32,                /* wider filters run on the scalar kernel */
-    CONV1D_PIECE_TOKENS = 2048,       /* tokens of a piece that fit in the first-level cache, channel-first */
+    CONV1D_PIECE_TOKENS = 2048,       /* tokens of a piece that fit in the L1 cache, channel-first */
     CONV1D_MAX_PART = 16384,          /* tokens of one item */
     CONV1D_MAX_BLOCK = 64,            /* channels of one item, channel-first */
     CONV1D_ITEM_CHANNELS = 512,       /* channels of one item, channel-last */
@@ -79,8 +79,8 @@ static inline conv1d_tiling conv1d_tiling_channel_first(const conv1d_sizes *size
 /* A tensor of at least this many bytes does not fit in the caches. */
 enum { CONV1D_WIDE_BYTES = 64 << 20 };
 
-/* Channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE) stays in the first-level cache. For tensors
- * larger than the caches it stays in the second-level cache. */
+/* Channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE) stays in the L1 cache. For tensors
+ * larger than the caches it stays in the L2 cache. */
 static inline int64_t conv1d_item_channels(const conv1d_sizes *sizes)
 {
     if (sizes->K > 4)

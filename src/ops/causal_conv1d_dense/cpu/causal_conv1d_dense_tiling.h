@@ -14,7 +14,7 @@ enum {
     CONV1D_TILE = 32,              /* MT of simd/matmul.h */
     CONV1D_BLOCK_ROWS = 256,       /* of an item's C */
     CONV1D_BLOCK_COLUMNS = 128,    /* of an item's C */
-    CONV1D_SUM_TERMS = 256,        /* of a sum at a time: a panel of B stays in the first-level cache */
+    CONV1D_SUM_TERMS = 256,        /* of a sum at a time: a panel of B stays in the L1 cache */
     CONV1D_AMX_SUM_TERMS = 2048,   /* with AMX, loads and stores of C cost more */
     CONV1D_SPLIT3_SUM_TERMS = 512, /* a compromise between that and rounding: longer sums round too often */
     CONV1D_CHUNK_TOKENS = 512,     /* a chunk: tokens of one product of dweight */

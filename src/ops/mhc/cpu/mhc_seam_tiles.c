@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mhc_seam_tiles.c: seam (cotangent/mhc.h) for contiguous d and n <= 8, by the blocks of pre's kernels.
- *   Forward   A block of pre first computes the y of its tokens with post's rows. It stores y past the caches if y is
+ *   Forward   A block of pre first computes the y of its tokens with post's rows. It stores y by non-temporal stores if y is
  *             large, and a copy in the thread's scratch. Pre reads the copy.
  *   Backward  A block of pre computes y again, if it is not given, and g in f32. Post's rows then read g.
  * So y and g of a block stay in the L2 cache: 16 or 32 tokens. */
