@@ -219,7 +219,7 @@ def column(title, key, form):
 
 def case_words(text):
     """A shape or options as the pages print them. Delta and merge have no keys and no head dimension of keys."""
-    return re.sub(r"T(\d+)/1 d1/(\d+)", r"T\1 dv\2", text).removesuffix("+any-order")
+    return re.sub(r"T(\d+)/1 d1/(\d+)", r"T\1 dv\2", text).removesuffix("+any-order").replace("any-order", "nondeterministic")
 
 
 def case_columns(rows):
@@ -382,7 +382,7 @@ def attention_gpu(rows, peer_rows):
             rows_of = [row for row in others if row["direction"] == direction]
             lines += [f"{direction.capitalize()}:", ""]
             if all("any-order" in row["options"] for row in rows_of):
-                lines += ["These times use `allow_nondeterminism`. The default was not measured for these shapes.", ""]
+                lines += ["These times use `allow_nondeterminism`. A default call is deterministic and may be slower: it was not measured for these shapes.", ""]
             lines += case_table(rows_of)
     portable = [row for row in rows if is_entry(row) and row["kernel"].endswith("_mma")]
     peers_only = [row for row in peer_rows if not row.get("ours")]
@@ -401,7 +401,7 @@ def profiled(op, device, directory):
     def share(title, key):
         return title, lambda row: f"{row[key]:.0f} %"
     return ["### Nsight Compute", "", f"{record_link(source)}, commit {rows[0]['commit']}. Utilisation of each unit:", "",
-            *markdown([("case", lambda row: row["case"].removeprefix(op + " ")), ("kernel", lambda row: row["ncu"]),
+            *markdown([("case", lambda row: row["case"].removeprefix(op + " ").replace("any-order", "nondeterministic")), ("kernel", lambda row: row["ncu"]),
                        ("us", lambda row: f"{row['us']:.1f}"), share("busiest pipe", "busiest_pipe"),
                        share("issue slots", "issue_slots"), share("L1 and shared memory", "l1"), share("L2", "l2"),
                        share("L2 hits", "l2_hits"), share("DRAM", "dram"), column("registers", "registers", ".0f"),
@@ -422,17 +422,17 @@ products alone, measured in the same run and under the same load."""
 PAGES = {
     "attention": ("attention", ["attention"], """## How to read
 
-TFLOP/s count 4 B H T² d operations forward and 2.5 times as many backward, half of them under a causal mask, as the
-FlashAttention papers do. All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and bf16,
+TFLOP/s count as the FlashAttention papers do: forward 4 B H T² d operations, backward 2.5 times that. A causal mask halves both. All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and bf16,
 except under "Other shapes and options".
 
-Times for T >= 4096 are sustained: the second half of 2.5 or 3 seconds of load. Shorter cases run in rounds of 8 ms. *Burst* is one
+Times for T >= 4096 are sustained: the second half of a load of 3 seconds (`cotangent bench`) or 2.5 seconds (the peers' process). Shorter cases run in rounds of 8 ms. *Burst* is one
 call on an idle GPU. """ + PRODUCTS + """
 
 The backward has two modes. The deterministic mode adds the parts of dQ in a fixed order and gives the same bits on every run. The
 nondeterministic mode adds them in the order in which the blocks finish. *cotangent* runs the deterministic mode, its default.
-*cotangent, nondeterministic* sets `allow_nondeterminism` (Python: `deterministic=False`). Since
-commit 513ef73 the library then takes the nondeterministic mode only where it is faster: elsewhere both rows are the same kernel.
+*cotangent, nondeterministic* sets `allow_nondeterminism` (Python: `deterministic=False`). From
+commit 513ef73 on the library then takes the nondeterministic mode only where it is faster: elsewhere both rows are the same kernel.
+Records of earlier commits show a slower deterministic mode. Each section names its commits.
 *FlashAttention-4* is nondeterministic, its default, and *FlashAttention-4 deterministic* adds in a fixed order.
 
 A ratio above 1 means that cotangent is faster. On CPUs, TFLOP/s count only the query-key pairs inside the mask.
@@ -492,7 +492,8 @@ device and op, and draws the pictures.
 | burst ms | time of one call on an idle GPU |
 | SM MHz, W, pJ/FLOP | clock, power and energy for each operation, during the sustained time |
 | least | lowest ratio of all cases |
-| errors > 1, errors < 0.1 | elements whose absolute error is above 1, or below 0.1 |
+| max error, mean error | largest and mean absolute error of the elements |
+| elements with error > 1, < 0.1 | their number |
 
 Case names are those of the headers: B batch, T length (of queries / of keys), D channels, H heads (of queries / of keys), d head
 dimension (of keys / of values), K filter width, n streams, R rows (mhc_sinkhorn: iterations).
@@ -591,8 +592,8 @@ def accuracy(results):
         for shape in dict.fromkeys(row["shape"] for row in rows):
             lines += [f"{shape}:", "", *markdown([
                 ("output", lambda row: row["output"]), column("elements", "elements", ""), column("largest", "largest", ".3g"),
-                column("max error", "max", ".2g"), column("mean error", "mean", ".2g"), column("errors > 1", "above", ""),
-                column("errors < 0.1", "below", ""), column("ulp", "rms_ulp", ".3g"), column("relative", "relative", ".2g")
+                column("max error", "max", ".2g"), column("mean error", "mean", ".2g"), column("elements with error > 1", "above", ""),
+                column("< 0.1", "below", ""), column("ulp", "rms_ulp", ".3g"), column("relative", "relative", ".2g")
             ], [row for row in rows if row["shape"] == shape])]
     return lines
 
@@ -675,7 +676,7 @@ def index(results, peers):
 
     def cell(op, device):
         links = [f"[{text}](../../bench/results/{found[op, device][0]})" for found, text in
-                 ((results, (results.get((op, device), ("", [{"date": ""}]))[1][0]["date"])), (peers, "peers")) if (op, device) in found]
+                 ((results, ", ".join(sorted({row["date"] for row in results.get((op, device), ("", []))[1]}))), (peers, "peers")) if (op, device) in found]
         return ", ".join(links)
     models = ["[models of transformers](transformers.md)"] if any(op == "transformers" for op, _ in results) else []
     columns = [("op", lambda op: f"[{op}]({pages[op]}.md)")]
@@ -693,7 +694,7 @@ FRONT = [
     ("attention", "d=128 full T=8192", "bf16", "bthd", "B2 H16/16 T8192/8192 d128/128", "full"),
     ("causal_conv1d", "8x4096x4096 SiLU", "bf16", "channel-first", "B8 D4096 T4096 K4", "silu"),
     ("causal_conv1d_dense", "2048 to 2048 channels", "bf16", "channel-last", "B4 Din2048 Dout2048 T4096 K4", "silu"),
-    ("dropout", "32768x4096, bias (forward: and residual)", "bf16", "contiguous", "R32768 D4096", "none+bias p=0.1 drawn"),
+    ("dropout", "32768x4096 with bias (forward: also residual)", "bf16", "contiguous", "R32768 D4096", "none+bias p=0.1 drawn"),
     ("mhc_pre", "n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", "phi~1/nD"),
     ("mhc_sinkhorn", "n=4 T=8192 f32", "f32", "token-major", "B1 T8192 n4", ""),
     ("mhc_post", "n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", ""),
@@ -735,7 +736,7 @@ def front_cell(op, row, peer_rows):
         for peer in same:
             if "deterministic" in peer["kernel"] and peer is not best:
                 name = short_name(peer["kernel"]).removeprefix(short_name(best["kernel"]) + " ")
-                cell += f" ({name}: {ratio(peer)})"
+                cell += f", {ratio(peer)} its {name} mode"
     return cell
 
 
@@ -772,11 +773,12 @@ def front(results, peers):
         if other and not (backward and abs(other["ms"] / backward["ms"] - 1) <= SAME_TIME):
             lines.append(f"| {op} {words}, nondeterministic |  | {front_cell(op, other, peer_rows)} |")
         if forward or backward or other:
-            dates.add(max(row["date"] for row in rows + peer_rows))
+            dates |= {row["date"] for row in rows + peer_rows}
     if not dates:
         return "Nothing measured yet.\n"
-    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, bf16 unless named, {max(dates)}. *0.98 of copy*: 98 % of a copy's bandwidth. "
-                      "*Taps*: K shifted multiply-adds. Both libraries of a ratio ran in one process.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
+    span = " to ".join(dict.fromkeys((min(dates), max(dates))))
+    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, bf16 unless named, {span}. *0.98 of copy*: 98 % of a copy's bandwidth. "
+                      "*Taps*: convolution by K shifted products. Both libraries of a ratio ran in one process.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
 
 
 def table(name, results, peers, directory):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cotangent: kernels for training sequence models, forward and backward, as PyTorch ops.
 
-docs/guide/python.md of the repository is the manual."""
+The docstrings are the reference, docs/guide/python.md of the repository is the guide."""
 from typing import Any
 
 _functions: "dict[str, Any]" = {}

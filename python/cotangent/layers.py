@@ -94,8 +94,9 @@ class HyperConnectionStack(nn.Module):
     """Layers that are connected by hyper-connections: x [B,T,D] -> [B,T,D].
 
     Each layer is any module from [B,T,D] to [B,T,D], without a residual of its own. The input is expanded to n streams,
-    each layer is wrapped in HyperConnection, and the streams are summed at the end. Initially each stream is what a
-    residual network computes, so the result is n times larger. A norm usually follows.
+    each layer is wrapped in HyperConnection, and the streams are summed at the end. Initially each stream is about
+    what a residual network computes. The result is the sum of n streams, so it is about n times as large. A norm usually
+    follows.
 
     load_state_dict(..., strict=False) also reads the checkpoint of a torch.nn.ModuleList of the layers."""
 

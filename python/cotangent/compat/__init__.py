@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with the names and signatures of other packages: causal_conv1d, flash_attn (version 2),
-flash_attn_interface (version 3), and PyTorch's scaled_dot_product_attention.
+"""Functions with the names and signatures of other packages: causal_conv1d, flash_attn (version 2, with bert_padding and
+layers.rotary), flash_attn_interface (version 3), flash_attn.cute (version 4), and PyTorch's
+scaled_dot_product_attention.
 
 Call install() before you import a model that imports these packages: `import causal_conv1d`, `import flash_attn` and
-`import flash_attn_interface` then find this package. install() does not change torch: call
-cotangent.compat.sdpa.scaled_dot_product_attention where the model calls PyTorch's function."""
+`import flash_attn_interface` then find this package. install() does not change torch: `with
+cotangent.compat.sdpa.enabled():` replaces PyTorch's function."""
 from __future__ import annotations
 
 import importlib.metadata

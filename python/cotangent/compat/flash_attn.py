@@ -7,7 +7,7 @@ axis of all rows instead of B and T, for example q [total_q,H,d]. With return_at
 (out, softmax_lse, S_dmask). Without dropout S_dmask is None. With dropout it holds the probabilities [B,H,Tq,Tk],
 negative where they were dropped. It is for tests, because it needs memory for all of them. Dropout masks follow the
 library's rule, so they differ from those of flash_attn. `deterministic` is accepted and has no effect: results are always
-deterministic. cotangent.attention(..., deterministic=False) has a faster backward."""
+deterministic. A query that sees no key has softmax_lse = -inf; in flash_attn it is +inf."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple, Union
@@ -124,7 +124,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """See cotangent.attention."""
+    """As flash_attn.flash_attn_func: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]. `deterministic` has no effect."""
     out, lse, S_dmask, _ = _attend(
         "flash_attn_func", q, k, v, (), dropout_p, return_attn_probs, alibi_slopes=alibi_slopes,
         **options(softmax_scale, causal, window_size, softcap),
@@ -150,7 +150,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Optional[Tensor] = None,
 ) -> Any:
-    """See cotangent.attention_varlen."""
+    """As flash_attn.flash_attn_varlen_func: q [total_q,H,d], k and v [total_k,Hkv,d]. `deterministic` has no effect."""
     refuse("flash_attn_varlen_func", block_table=block_table)
     lengths = (cu_seqlens_q, cu_seqlens_k, length(max_seqlen_q), length(max_seqlen_k))
     out, lse, S_dmask, _ = _attend(

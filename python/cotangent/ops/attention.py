@@ -145,7 +145,8 @@ def attention(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """out = softmax(scale * q k^T, masked) v, computed in tiles: no [Tq,Tk] matrix is stored.
+    """out = dropout(softmax(s)) v with s = softcap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked. It is
+    computed in tiles: no [Tq,Tk] matrix is stored.
 
     q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,dv]; H a multiple of Hkv (query head h reads h // (H/Hkv));
                    any strides, best with the last axis contiguous
@@ -162,8 +163,8 @@ def attention(
     alibi_slopes   [H] or [B,H]: slope * |i + off - j| is subtracted from the scores; without a gradient
     bias           [B or 1, H or 1, Tq or 1, Tk or 1], added to the scores; has a gradient. A bias at or below -65504,
                    the lowest number of float16, masks the key as -inf does
-    deterministic  True: the same bits on every run. False: a faster backward on a GPU, whose last bits differ between
-                   runs
+    deterministic  True: the same bits on every run. False: on a GPU the backward may add dq in any order. It does so only
+                   in calls in which that is faster. dq may then have other bits in each run
 
     Returns out [B,Tq,H,dv] in the dtype of q. With return_lse it returns (out, lse): lse [B,H,Tq], natural logarithms,
     float32 (float64 if q is float64). Both have gradients. A query that sees no key has out = 0 and lse = -inf, or

@@ -110,8 +110,8 @@ def causal_conv1d(
     bias           [D]
     activation     None, "silu" or "swish" (the same)
     initial_state  [B,D,K-1], the inputs before x; with cu_seqlens [N,D,K-1]
-    seq_idx        int32 [B,T]: the input at t' contributes to the output at t only if seq_idx is equal; a negative
-                   number is padding (y = 0)
+    seq_idx        int32 [B,T]: x[t'] contributes to y[t] only if seq_idx[t'] == seq_idx[t]; a negative number is padding
+                   (y = 0)
     cu_seqlens     int32 [N+1], for B = 1 and not with seq_idx: sequence n is t in [cu_seqlens[n], cu_seqlens[n+1])
 
     Returns y with the shape, dtype and layout of x. With return_final_state it returns (y, final_state): the last K-1
