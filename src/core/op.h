@@ -10,17 +10,18 @@
 #include <cotangent/core.h>
 #include <stdbool.h>
 
-/* One kernel. admit, cost, workspace and scratch read the problem's sizes, dtypes and strides, never its data. */
+/* One kernel. admit, cost, workspace and scratch read the problem's sizes, dtypes, strides and alignment of
+ * data, never its elements. A null pointer counts as aligned. */
 typedef struct cot_kernel {
     const char *name; /* shown by profilers */
     int direction;    /* index into the op's directions */
     cot_backend backend;
     uint32_t isa; /* required instruction sets, COT_ISA_*; 0 = any processor; see COT_ISA_BACKEND */
-    /* The dtype of least precision to which the kernel rounds a sum before the output, for check's error rule. COT_F32
-     * unless the kernel's file gives a reason. */
+    /* The least precise dtype to which the kernel rounds a value before it rounds the output, for check's error rule.
+     * COT_F32 unless the kernel's file gives a reason. For f64 outputs check takes f64. */
     cot_dtype intermediate;
     const char *(*admit)(const void *problem); /* NULL = admitted, else the reason of the refusal, a static string */
-    double (*cost)(const void *problem);       /* estimated core cycles; used only to compare kernels */
+    double (*cost)(const void *problem);       /* only to compare kernels; CPU kernels estimate core cycles */
     cot_status (*run)(cot_queue *queue, const void *problem, void *workspace);
     size_t (*workspace)(const void *problem); /* bytes; NULL = none, or `plan` returns them */
     /* For kernels that divide their workspace: writes the plan (where its parts are, and the tiling that decides their
@@ -95,7 +96,7 @@ struct cot_op {
     const char *name;
     const cot_direction *directions;
     int direction_count;
-    const cot_kernel *kernels; /* the first kernel of each direction is its scalar kernel, which admits everything */
+    const cot_kernel *kernels; /* the first kernel of each direction is its scalar kernel, which admits all but f64 */
     int kernel_count;
 };
 

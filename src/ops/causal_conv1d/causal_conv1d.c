@@ -168,7 +168,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     return with_data ? cot_check_memory(call, tensors, COUNT(tensors)) : COT_OK;
 }
 
-/* No index may exceed the rows of conv_state, and no two batch rows may share a row. A bitmap marks the rows of one
+/* Every index is below N, and no two batch elements use the same row of conv_state. A bitmap marks the rows of one
  * window at a time. So the check allocates nothing, for any number of rows. */
 static cot_status check_state_indices(const char *call, const cot_tensor *indices, int64_t B, int64_t N)
 {

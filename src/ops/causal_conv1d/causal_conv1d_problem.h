@@ -16,8 +16,8 @@ enum { COT_CAUSAL_CONV1D_FORWARD, COT_CAUSAL_CONV1D_BACKWARD, COT_CAUSAL_CONV1D_
 extern const cot_op cot_causal_conv1d_op;
 extern const cot_direction cot_causal_conv1d_directions[];
 
-/* B, D, T, K are the sizes of cotangent/causal_conv1d.h. A state tensor, where present, is [state_count, D, K-1].
- * state_count is N with cu_seqlens, else B. A tensor that the header allows in two ranks has the higher rank here. */
+/* B, D, T, K are the sizes of cotangent/causal_conv1d.h. A state tensor, where present, is [state_count, D, K-1],
+ * in the update [state_count, D, S]. state_count is N with cu_seqlens, else B. A tensor that the header allows in two ranks has the higher rank here. */
 typedef struct conv1d_sizes {
     int64_t B, D, T, K, state_count;
     cot_dtype dtype; /* of x */

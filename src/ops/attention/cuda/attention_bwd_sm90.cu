@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90.cu: the backward on Hopper for d and dv up to 64 or 128, five products. A block takes 128 keys of
+ * attention_bwd_sm90.cu: the backward on Hopper for d and dv up to 128, five products. *Columns* are d and dv, rounded up
+ * to 64 or 128. A block takes 128 keys of
  * a key-value head. K and V stay in shared memory, dK and dV in registers. For every query head of the group, the block
  * loops over the tiles of queries that attend to its keys. A tile has 128 queries at 64 columns, and 64 at 128 columns:
  *
@@ -337,7 +338,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<CO
  * 2^-9. dS therefore has no scale. */
 template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_SCALE_LOG2) : 1.0f;
 
-/* P for dS, with 8 more bits than the rounded P of dV. For example P = 1/3 in bf16:
+/* P for dS, with 8 more bits than the 16-bit P that dV reads. For example P = 1/3 in bf16:
  *   P in float32                   0x3eaaaaab
  *   rounded to bf16, and the byte  0x3eab, 0xaa = -86
  *   restored                       0x3eab0000 - 86 * 2^8 = 0x3eaaaa00
@@ -346,8 +347,8 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
  * bound in docs/guide/reproducibility.md.
  *
  * low_bytes[i] has the 8 bits of the mantissa that follow the rounded ones, of elements 4i to 4i + 3, one byte each. A
- * P that was rounded up has a byte of at least 128. As a signed number, the byte is then the negative difference of P
- * from its rounded value. `restore` adds the signed byte. A tie has the byte 128, whether it was rounded up or down. If
+ * P that was rounded up has a byte of at least 128. As a signed number, the byte is P minus the rounded P,
+ * in units of the last bit that is kept. `restore` adds the signed byte. A tie has the byte 128, whether it was rounded up or down. If
  * it was rounded down, the restored P is one unit of the 16-bit format too small. */
 template <typename E, int N> struct saved_p {
     uint32_t low_bytes[N / 4];
@@ -605,7 +606,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         delta[query_group] = load_pair_early(&s.delta[dout][8 * query_group + lane_query]);
     cot_wgmma_wait<1>();
     /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
-     * above stores. Otherwise there are not enough registers. */
+     * above stores. The other versions do not have enough registers for this. */
     constexpr bool SUBTRACT_FIRST = COLUMNS == 128 && !SOFTCAP;
     const auto load_delta = [&](int query_group) {
         if (query_group >= DELTA_PRELOADS && query_group < QUERY_GROUPS)
@@ -701,7 +702,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
     if (steps > 0)
         cot_mbarrier_wait(&s.kv_full, 0);
     int tile = w.tile_first;
-    uint32_t step = 0, previous_q = 0; /* previous_q: the stage of Q whose dS has not yet been added to dK */
+    uint32_t step = 0, previous_q = 0; /* previous_q: the stage of Q whose dS^T Q is not yet in dK */
     for (; step < steps && is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, tile, w.first_key + 64 * consumer);
          step++) {
         skip_step<COLUMNS>(s, step);

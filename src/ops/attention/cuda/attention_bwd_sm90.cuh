@@ -126,7 +126,7 @@ static __device__ __forceinline__ int step_count(const attention_work &w)
     return w.heads * w.tile_count;
 }
 
-/* The row of lse_log2 that holds tile 0 of query head h of the group. Slices of dQ use the same index. */
+/* The row of lse_log2 that holds tile 0 of query head h of the group. A slice of dQ has the index (row + tile) * slices of a tile + slice. */
 template <bool GENERAL>
 static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_call &c, const attention_work &w, int h)
 {
@@ -300,7 +300,7 @@ static __device__ __forceinline__ void end_dq_turn(const attention_bwd_call &c, 
     cot_add_release(c.dq_semaphore + dq_slice, 1);
 }
 
-/* Address of this thread's fragment of P^T or dS^T in a tile [query][key]. The fragment of the next 16 queries is 16
+/* Address of this thread's fragment of dS^T in a tile [query][key]. The fragment of the next 16 queries is 16
  * rows of 128 bytes later. */
 static __device__ __forceinline__ uint32_t fragment_address(const unsigned char *tile)
 {

@@ -211,7 +211,7 @@ typedef struct attention_sm90_bwd_plan {
     int64_t columns, queries; /* of a tile */
     int64_t head_tiles;       /* query tiles of one head */
     int64_t tiles;            /* query tiles of all heads */
-    int64_t slices;           /* of dq: 64 columns of a query tile */
+    int64_t slices;           /* of dq: 64 queries by 64 columns */
     size_t lse_log2, row_delta, dq_accum, dq_semaphore, seqlens, bytes;
 } attention_sm90_bwd_plan;
 

@@ -6,8 +6,9 @@
  *
  * Items and tiles are those of the forward. One loop over the tokens of a column computes everything. At step i it holds
  * the last K inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. A piece of n
- * tokens therefore takes n+K-1 steps. The dx of the first K-1 steps belong to dinitial_state or to the previous
- * piece.
+ * tokens therefore takes n+K-1 steps. The dx of the first K-1 steps are stored to
+ * dinitial_state at the start of a sequence. Elsewhere they are discarded, because the previous piece computes them.
+ * Its halo are the up to K-1 tokens after it, whose g its dx needs.
  *
  * The sums of a tile are added to those of the item, in its column state. causal_conv1d_reduce.h reduces the sums of
  * the items, which are in the workspace.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_columns.h: the arithmetic of the channel-last kernels. The lanes of a vector are consecutive channels
+ * causal_conv1d_columns.h: the arithmetic of the channel-last forward and of the update. The lanes of a vector are consecutive channels
  * of one token.
  *
  * A column is one vector of channels. It is processed down the tokens, with the last K inputs in registers. So each

@@ -6,8 +6,8 @@
  * K-1 tokens on each side that lie in [valid_begin, valid_end), are of one sequence (fast path). Else seq_ids[i] is the
  * sequence of token begin-K+1+i.
  *
- * With cu_seqlens, pieces end at the ends of sequences in two cases: if there are states, because a state is loaded at
- * the first and stored at the last token of a piece; and if sequences are long on average. */
+ * With cu_seqlens, pieces end at the ends of sequences in two cases: if there are states, because a piece
+ * uses the state of one sequence only; and if sequences are long on average. */
 #ifndef COT_CAUSAL_CONV1D_PIECES_H
 #define COT_CAUSAL_CONV1D_PIECES_H
 

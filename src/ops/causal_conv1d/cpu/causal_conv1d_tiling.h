@@ -11,8 +11,8 @@
 
 enum {
     CONV1D_MAX_K = 32,                /* wider filters run on the scalar kernel */
-    CONV1D_PIECE_TOKENS = 2048,       /* tokens of a piece that fit in the L1 cache, channel-first */
-    CONV1D_MAX_PART = 16384,          /* tokens of one item */
+    CONV1D_PIECE_TOKENS = 2048,       /* tokens of a piece; channel-first they fit in the L1 cache */
+    CONV1D_MAX_PART = 16384,          /* tokens of one item, channel-first */
     CONV1D_MAX_BLOCK = 64,            /* channels of one item, channel-first */
     CONV1D_ITEM_CHANNELS = 512,       /* channels of one item, channel-last */
     CONV1D_WIDE_ITEM_CHANNELS = 2048, /* the same for tensors larger than the caches: few long memory ranges */
