@@ -42,7 +42,7 @@ sed -i "s/^'\([^\\\\]\)/\\\\\&'\1/" "$out"/man3/*
 for page in "$out"/man3/*.h.3; do # core.h(3) is too general a name for the system's manual
     header=$(basename "$page" .h.3)
     mv "$page" "$out/man3/cotangent_$header.h.3"
-    for function in $(sed -n 's/^COT_API.*[ *]\(cot_[a-z0-9_]*\)(.*/\1/p' "include/cotangent/$header.h"); do
+    for function in $(sed -n 's/^COT_\(PARALLEL_\)*API.*[ *]\(cot_[a-z0-9_]*\)(.*/\2/p' "include/cotangent/$header.h"); do
         echo ".so man3/cotangent_$header.h.3" >"$out/man3/$function.3"
     done
 done
