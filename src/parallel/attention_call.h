@@ -9,6 +9,7 @@
 #define COT_PARALLEL_ATTENTION_CALL_H
 
 #include "group.h"
+#include "rows.h"
 #include "shard.h"
 
 /* Rows of one sequence that a line holds without a gap: rows row .. row+rows of the line's tensors, which are rows
@@ -29,12 +30,6 @@ typedef struct block {
     size_t bytes;
     cot_tensor k, v;
 } block;
-
-/* Divides the group's memory. In a first pass base is NULL, and only `used` counts. */
-typedef struct arena {
-    char *base;
-    size_t used;
-} arena;
 
 typedef struct attention_call {
     const char *name;
@@ -92,9 +87,9 @@ cot_tensor attention_bias_of(const attention_call *c, const cot_tensor *bias, co
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
-cot_tensor attention_take(arena *memory, cot_dtype dtype, int rank, const int64_t *shape);
+cot_tensor attention_take(cot_arena *memory, cot_dtype dtype, int rank, const int64_t *shape);
 /* Keys and values of a line in one message, of this dtype. Absent parts take no memory. */
-block attention_take_block(const attention_call *c, arena *memory, int64_t line, cot_dtype dtype, bool with_k,
+block attention_take_block(const attention_call *c, cot_arena *memory, int64_t line, cot_dtype dtype, bool with_k,
                            bool with_v);
 
 /* ---- attention_heads.c: the exchange of heads within a line ----------------------------------------------------- */
@@ -113,7 +108,7 @@ typedef struct head_exchange {
     size_t *send_bytes, *receive_bytes;
 } head_exchange;
 
-head_exchange attention_take_exchange(const attention_call *c, arena *memory, const head_field *fields, int count,
+head_exchange attention_take_exchange(const attention_call *c, cot_arena *memory, const head_field *fields, int count,
                                       bool to_heads);
 cot_status attention_to_heads(const attention_call *c, head_exchange *x, const head_field *fields, int count);
 cot_status attention_to_rows(const attention_call *c, head_exchange *x, const head_field *fields, int count);
@@ -121,7 +116,7 @@ cot_status attention_to_rows(const attention_call *c, head_exchange *x, const he
 /* ---- attention_ring.c ------------------------------------------------------------------------------------------- */
 
 /* Divides the memory of a call, and runs it. memory->base = NULL: only counts the bytes. */
-cot_status attention_run_forward(attention_call *c, arena *memory);
-cot_status attention_run_backward(attention_call *c, arena *memory);
+cot_status attention_run_forward(attention_call *c, cot_arena *memory);
+cot_status attention_run_backward(attention_call *c, cot_arena *memory);
 
 #endif

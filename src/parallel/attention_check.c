@@ -14,12 +14,6 @@
 
 /* ---- the core's checks ---------------------------------------------------------------------------------------- */
 
-static void widen(cot_tensor *t, int axis, int64_t part, int64_t whole)
-{
-    if (cot_is_present(t) && axis < t->rank && t->shape[axis] == part)
-        t->shape[axis] = whole;
-}
-
 static cot_status check_as_single_call(const attention_call *c, int64_t q_rows, int64_t k_rows)
 {
     cot_attention_backward_args b = c->a;
@@ -28,12 +22,12 @@ static cot_status check_as_single_call(const attention_call *c, int64_t q_rows, 
     cot_tensor *const statistics[] = {&b.lse, &b.dlse, &b.delta}, *const biases[] = {&b.bias, &b.dbias};
     size_t bytes;
     for (int n = 0; n < 4; n++)
-        widen(q_like[n], rows, q_rows, c->Tq), widen(k_like[n], rows, k_rows, c->Tk);
+        cot_widen(q_like[n], rows, q_rows, c->Tq), cot_widen(k_like[n], rows, k_rows, c->Tk);
     for (int n = 0; n < 3; n++)
-        widen(statistics[n], rows + 1, q_rows, c->Tq);
+        cot_widen(statistics[n], rows + 1, q_rows, c->Tq);
     for (int n = 0; n < 2 && !c->packed; n++)
         if (cot_is_present(biases[n]) && biases[n]->rank == 4 && biases[n]->shape[2] != 1)
-            widen(biases[n], 2, q_rows, c->Tq);
+            cot_widen(biases[n], 2, q_rows, c->Tq);
     b.q_length = b.k_length = 0;
     if (c->backward)
         return cot_attention_backward_workspace(c->queue, &b, &bytes);

@@ -6,8 +6,6 @@
  * A message holds its tensors one after the other, each as a contiguous part. */
 #include "attention_call.h"
 
-#include "rows.h"
-
 #include "core/front.h"
 #include "core/integers.h"
 
@@ -23,7 +21,8 @@ static int64_t head_count(const attention_call *c, const head_field *f)
 }
 
 /* The next tensor of a message: the rows of the rank in `column`, for the heads of one column. */
-static cot_tensor part_of(const attention_call *c, const head_field *f, arena *message, int64_t column, cot_dtype dtype)
+static cot_tensor part_of(const attention_call *c, const head_field *f, cot_arena *message, int64_t column,
+                          cot_dtype dtype)
 {
     const int64_t rows = (f->keys ? c->k_ranks : c->q_ranks)[column].rows, heads = head_count(c, f);
     if (f->statistic)
@@ -33,28 +32,22 @@ static cot_tensor part_of(const attention_call *c, const head_field *f, arena *m
 
 static size_t message_bytes(const attention_call *c, const head_field *fields, int count, int64_t column)
 {
-    arena message = {0};
+    cot_arena message = {0};
     for (int n = 0; n < count; n++)
         part_of(c, &fields[n], &message, column, fields[n].gathered.dtype);
     return message.used;
 }
 
-static void *take_bytes(arena *memory, size_t bytes)
-{
-    const size_t offset = cot_workspace_reserve(&memory->used, (int64_t)bytes, 1);
-    return memory->base != NULL ? memory->base + offset : NULL;
-}
-
-head_exchange attention_take_exchange(const attention_call *c, arena *memory, const head_field *fields, int count,
+head_exchange attention_take_exchange(const attention_call *c, cot_arena *memory, const head_field *fields, int count,
                                       bool to_heads)
 {
-    const size_t C = (size_t)c->C;
-    head_exchange x = {take_bytes(memory, C * sizeof(char *)), take_bytes(memory, C * sizeof(char *)),
-                       take_bytes(memory, C * sizeof(size_t)), take_bytes(memory, C * sizeof(size_t))};
+    head_exchange x = {cot_arena_take(memory, c->C, sizeof(char *)), cot_arena_take(memory, c->C, sizeof(char *)),
+                       cot_arena_take(memory, c->C, sizeof(size_t)), cot_arena_take(memory, c->C, sizeof(size_t))};
     for (int64_t m = 0; m < c->C; m++) {
         const size_t sent = message_bytes(c, fields, count, to_heads ? c->column : m);
         const size_t received = message_bytes(c, fields, count, to_heads ? m : c->column);
-        char *const send = take_bytes(memory, sent), *const receive = take_bytes(memory, received);
+        char *const send = cot_arena_take(memory, (int64_t)sent, 1), *const receive =
+                                                                         cot_arena_take(memory, (int64_t)received, 1);
         if (memory->base != NULL)
             x.send[m] = send, x.receive[m] = receive, x.send_bytes[m] = sent, x.receive_bytes[m] = received;
     }
@@ -85,7 +78,7 @@ static cot_status exchange(const attention_call *c, head_exchange *x)
 cot_status attention_to_heads(const attention_call *c, head_exchange *x, const head_field *fields, int count)
 {
     for (int64_t m = 0; m < c->C; m++) {
-        arena message = {x->send[m], 0};
+        cot_arena message = {x->send[m], 0};
         for (int n = 0; n < count; n++) {
             const head_field *f = &fields[n];
             const cot_tensor part = part_of(c, f, &message, c->column, f->gathered.dtype);
@@ -95,7 +88,7 @@ cot_status attention_to_heads(const attention_call *c, head_exchange *x, const h
     }
     CHECK(exchange(c, x));
     for (int64_t m = 0; m < c->C; m++) {
-        arena message = {x->receive[m], 0};
+        cot_arena message = {x->receive[m], 0};
         for (int n = 0; n < count; n++) {
             const cot_tensor part = part_of(c, &fields[n], &message, m, fields[n].gathered.dtype);
             copy_rows(c, &fields[n], m, &part, false);
@@ -107,7 +100,7 @@ cot_status attention_to_heads(const attention_call *c, head_exchange *x, const h
 cot_status attention_to_rows(const attention_call *c, head_exchange *x, const head_field *fields, int count)
 {
     for (int64_t m = 0; m < c->C; m++) {
-        arena message = {x->send[m], 0};
+        cot_arena message = {x->send[m], 0};
         for (int n = 0; n < count; n++) {
             const cot_tensor part = part_of(c, &fields[n], &message, m, fields[n].gathered.dtype);
             copy_rows(c, &fields[n], m, &part, true);
@@ -115,7 +108,7 @@ cot_status attention_to_rows(const attention_call *c, head_exchange *x, const he
     }
     CHECK(exchange(c, x));
     for (int64_t m = 0; m < c->C; m++) {
-        arena message = {x->receive[m], 0};
+        cot_arena message = {x->receive[m], 0};
         for (int n = 0; n < count; n++) {
             const head_field *f = &fields[n];
             const cot_tensor part = part_of(c, f, &message, c->column, f->gathered.dtype);

@@ -7,8 +7,6 @@
  * formula is q_begin + i if q_begin is `base` plus the row in the sequence, and seqused_q is `base` plus the length. */
 #include "attention_call.h"
 
-#include "rows.h"
-
 #include "core/integers.h"
 #include "core/tensor.h"
 
@@ -186,13 +184,13 @@ void attention_place(const attention_call *c, const piece *q, const piece *k, in
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
-cot_tensor attention_take(arena *memory, cot_dtype dtype, int rank, const int64_t *shape)
+cot_tensor attention_take(cot_arena *memory, cot_dtype dtype, int rank, const int64_t *shape)
 {
-    const size_t offset = cot_workspace_reserve(&memory->used, cot_product(shape, (size_t)rank), cot_dtype_size(dtype));
-    return cot_tensor_contiguous(memory->base != NULL ? memory->base + offset : NULL, dtype, rank, shape);
+    void *data = cot_arena_take(memory, cot_product(shape, (size_t)rank), cot_dtype_size(dtype));
+    return cot_tensor_contiguous(data, dtype, rank, shape);
 }
 
-block attention_take_block(const attention_call *c, arena *memory, int64_t line, cot_dtype dtype, bool with_k,
+block attention_take_block(const attention_call *c, cot_arena *memory, int64_t line, cot_dtype dtype, bool with_k,
                            bool with_v)
 {
     const int64_t rows = c->k_lines[line].rows;

@@ -8,8 +8,6 @@
  * buffers send and two receive: a part that arrives in step s is added after the arithmetic of step s+1. */
 #include "attention_call.h"
 
-#include "rows.h"
-
 #include "core/float16.h"
 #include "core/float_state.h"
 #include "core/front.h"
@@ -60,15 +58,15 @@ static int64_t largest_line(const attention_call *c)
     return largest;
 }
 
-static cot_transfer *take_transfers(const attention_call *c, arena *memory)
+static cot_transfer *take_transfers(const attention_call *c, cot_arena *memory)
 {
-    const size_t offset = cot_workspace_reserve(&memory->used, c->R, sizeof(cot_transfer));
-    if (memory->base != NULL)
-        memset(memory->base + offset, 0, (size_t)c->R * sizeof(cot_transfer));
-    return memory->base != NULL ? (cot_transfer *)(memory->base + offset) : NULL;
+    cot_transfer *transfers = cot_arena_take(memory, c->R, sizeof *transfers);
+    if (transfers != NULL)
+        memset(transfers, 0, (size_t)c->R * sizeof *transfers);
+    return transfers;
 }
 
-static void take_ring(const attention_call *c, arena *memory, ring *r)
+static void take_ring(const attention_call *c, cot_arena *memory, ring *r)
 {
     memset(r, 0, sizeof *r);
     r->own = attention_take_block(c, memory, c->line, c->dtype, true, true);
@@ -82,7 +80,7 @@ static block block_of_step(const attention_call *c, const ring *r, int64_t s)
 {
     if (s == 0)
         return r->own;
-    arena memory = {r->received[s % 2].data, 0};
+    cot_arena memory = {r->received[s % 2].data, 0};
     return attention_take_block(c, &memory, line_before(c, s), c->dtype, true, true);
 }
 
@@ -235,7 +233,7 @@ static void add_sinks(const attention_call *c, const forward *f)
 }
 
 /* Takes the tensors of the exchange that both directions have. */
-static int take_inputs(attention_call *c, arena *memory, head_field fields[3])
+static int take_inputs(attention_call *c, cot_arena *memory, head_field fields[3])
 {
     const int64_t q_rows = c->q_lines[c->line].rows, k_rows = c->k_lines[c->line].rows;
     const cot_attention_backward_args *a = &c->a;
@@ -259,7 +257,7 @@ static cot_status ring_forward(const attention_call *c, forward *f)
     return cot_group_wait(c->group, f->r.sends, (int)c->R);
 }
 
-cot_status attention_run_forward(attention_call *c, arena *memory)
+cot_status attention_run_forward(attention_call *c, cot_arena *memory)
 {
     forward f = {0};
     head_field inputs[3], outputs[2];
@@ -343,7 +341,7 @@ static bool has_key_gradients(const attention_call *c)
     return cot_is_present(&c->a.dk) || cot_is_present(&c->a.dv);
 }
 
-static block take_gradients(const attention_call *c, arena *memory, int64_t line)
+static block take_gradients(const attention_call *c, cot_arena *memory, int64_t line)
 {
     return attention_take_block(c, memory, line, c->sum, cot_is_present(&c->a.dk), cot_is_present(&c->a.dv));
 }
@@ -360,7 +358,7 @@ static cot_status add_part(const attention_call *c, backward *w, int64_t s)
     if (s < 1 || !has_key_gradients(c) || !is_needed(c, line_after(c, s), c->line))
         return COT_OK;
     CHECK(cot_group_wait(c->group, &w->receives[s % 2], 1));
-    arena memory = {w->received[s % 2].data, 0};
+    cot_arena memory = {w->received[s % 2].data, 0};
     const block part = take_gradients(c, &memory, c->line);
     if (cot_is_present(&part.k))
         cot_copy_tensor(&w->sums.k, &part.k, true);
@@ -382,7 +380,7 @@ static cot_status begin_part(const attention_call *c, backward *w, int64_t s)
         CHECK(cot_group_receive(c->group, &w->receives[s % 2], rank_of(c, line_after(c, s)), (int)(TAG_PARTS + 2 * s),
                                 w->received[s % 2].data, w->sums.bytes));
     CHECK(cot_group_wait(c->group, &w->sends[s % 2], 1)); /* of step s-2, from the same buffer */
-    arena memory = {w->sent[s % 2].data, 0};
+    cot_arena memory = {w->sent[s % 2].data, 0};
     w->gradients = take_gradients(c, &memory, line_before(c, s));
     clear(&w->gradients);
     return COT_OK;
@@ -448,7 +446,7 @@ static bool shares_dbias(const attention_call *c)
     return cot_is_present(&c->a.dbias) && (c->packed || c->a.dbias.shape[2] == 1);
 }
 
-static parameter_sums take_parameters(const attention_call *c, arena *memory)
+static parameter_sums take_parameters(const attention_call *c, cot_arena *memory)
 {
     parameter_sums p = {.dbias_count = shares_dbias(c) ? cot_elements(&c->a.dbias) : 0};
     const int64_t heads = cot_is_present(&c->a.dsink) ? c->H : 0;
@@ -500,7 +498,7 @@ typedef struct gradient_fields {
     cot_tensor dk, dv; /* of this rank's rows, all heads */
 } gradient_fields;
 
-static void take_fields(const attention_call *c, const backward *w, arena *memory, gradient_fields *g)
+static void take_fields(const attention_call *c, const backward *w, cot_arena *memory, gradient_fields *g)
 {
     const cot_attention_backward_args *a = &c->a;
     memset(g, 0, sizeof *g);
@@ -542,7 +540,7 @@ static cot_status store_gradients(const attention_call *c, const backward *w, gr
     return COT_OK;
 }
 
-cot_status attention_run_backward(attention_call *c, arena *memory)
+cot_status attention_run_backward(attention_call *c, cot_arena *memory)
 {
     backward w = {0};
     const cot_attention_backward_args *a = &c->a;
@@ -596,7 +594,7 @@ cot_status attention_run_backward(attention_call *c, arena *memory)
 
 /* ---- the calls ------------------------------------------------------------------------------------------------ */
 
-static cot_status run_with_memory(attention_call *c, arena *memory)
+static cot_status run_with_memory(attention_call *c, cot_arena *memory)
 {
     return c->backward ? attention_run_backward(c, memory) : attention_run_forward(c, memory);
 }
@@ -605,7 +603,7 @@ static cot_status run_with_memory(attention_call *c, arena *memory)
 static cot_status prepare(attention_call *c, const cot_parallel_options *options, const void *args, size_t size,
                           void *copy)
 {
-    arena count = {0};
+    cot_arena count = {0};
     if (args == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: args is null", c->name);
     CHECK(cot_copy_args(c->name, "struct_size", args, size, copy));
@@ -645,7 +643,7 @@ static cot_status run_call(attention_call *c, const cot_parallel_options *option
     cot_enter_default_float_state(&host);
     cot_status status = cot_group_agree(c->group, c->name, prepare(c, options, args, size, &copy));
     if (status == COT_OK) {
-        arena memory = {c->group->pool, 0};
+        cot_arena memory = {c->group->pool, 0};
         status = run_with_memory(c, &memory);
         if (status != COT_OK)
             status = cot_group_fail(c->group, c->name, status);

@@ -43,12 +43,6 @@ typedef struct columns {
     cot_tensor own, others;
 } columns;
 
-/* Divides the group's memory; base = NULL only counts. */
-typedef struct conv_memory {
-    char *base;
-    size_t used;
-} conv_memory;
-
 typedef struct conv_call {
     const char *name;
     cot_group *group;
@@ -185,18 +179,12 @@ static void free_call(conv_call *c)
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
-static void *take_bytes(conv_memory *m, int64_t count, size_t size)
-{
-    const size_t offset = cot_workspace_reserve(&m->used, count, size);
-    return m->base != NULL ? m->base + offset : NULL;
-}
-
 /* [B,C,T], with channels or time contiguous as in x. */
-static cot_tensor take_columns(const conv_call *c, conv_memory *m, cot_dtype dtype, int64_t C, int64_t T)
+static cot_tensor take_columns(const conv_call *c, cot_arena *m, cot_dtype dtype, int64_t C, int64_t T)
 {
     const int64_t shape[] = {c->B, C, T};
     cot_tensor t = cot_tensor_contiguous(NULL, dtype, 3, shape);
-    t.data = take_bytes(m, COT_PRODUCT(c->B, C, T), cot_dtype_size(dtype));
+    t.data = cot_arena_take(m, COT_PRODUCT(c->B, C, T), cot_dtype_size(dtype));
     if (c->channel_last)
         t.stride[0] = T * C, t.stride[1] = 1, t.stride[2] = C;
     return t;
@@ -250,7 +238,7 @@ static void copy_run(void *context, int64_t from_row, int64_t to_column, int64_t
 /* Packs the message from one rank to another, or unpacks it. data = NULL: only counts. Returns its bytes. */
 static size_t copy_message(const conv_call *c, int64_t from, int64_t to, char *data, bool pack)
 {
-    conv_memory message = {data, 0};
+    cot_arena message = {data, 0};
     int64_t count = 0;
     each_run(c, from, to, add_count, &count);
     for (int f = 0; f < c->field_count && from != to; f++) {
@@ -267,14 +255,15 @@ typedef struct conv_exchange {
     size_t *send_bytes, *receive_bytes;
 } conv_exchange;
 
-static conv_exchange take_exchange(const conv_call *c, conv_memory *m)
+static conv_exchange take_exchange(const conv_call *c, cot_arena *m)
 {
     const int size = c->group->size, self = c->group->rank;
-    conv_exchange x = {take_bytes(m, size, sizeof(char *)), take_bytes(m, size, sizeof(char *)),
-                       take_bytes(m, size, sizeof(size_t)), take_bytes(m, size, sizeof(size_t))};
+    conv_exchange x = {cot_arena_take(m, size, sizeof(char *)), cot_arena_take(m, size, sizeof(char *)),
+                       cot_arena_take(m, size, sizeof(size_t)), cot_arena_take(m, size, sizeof(size_t))};
     for (int r = 0; r < size; r++) {
         const size_t sent = copy_message(c, self, r, NULL, true), received = copy_message(c, r, self, NULL, false);
-        char *const send = take_bytes(m, (int64_t)sent, 1), *const receive = take_bytes(m, (int64_t)received, 1);
+        char *const send = cot_arena_take(m, (int64_t)sent, 1), *const receive =
+                                                                    cot_arena_take(m, (int64_t)received, 1);
         if (m->base != NULL)
             x.send[r] = send, x.receive[r] = receive, x.send_bytes[r] = sent, x.receive_bytes[r] = received;
     }
@@ -329,7 +318,7 @@ typedef struct window {
     cot_tensor x, dy, seq_idx, cu_seqlens, result; /* result: y or dx */
 } window;
 
-static window take_window(const conv_call *c, conv_memory *m, int64_t width)
+static window take_window(const conv_call *c, cot_arena *m, int64_t width)
 {
     window w = {.x = take_columns(c, m, c->a.x.dtype, c->D, width),
                 .result = take_columns(c, m, c->a.x.dtype, c->D, width)};
@@ -423,12 +412,12 @@ static cot_status run_forward_window(const conv_call *c, const window *w, bool b
 }
 
 /* A window for which `memory` has room: its tensors begin at the same address as those of every other window. */
-static window window_of(const conv_call *c, conv_memory memory, int64_t width)
+static window window_of(const conv_call *c, cot_arena memory, int64_t width)
 {
     return take_window(c, &memory, width);
 }
 
-static cot_status forward_segment(const conv_call *c, conv_memory memory, const cot_segment *s)
+static cot_status forward_segment(const conv_call *c, cot_arena memory, const cot_segment *s)
 {
     const range r = {cot_max(0, s->begin - (c->K - 1)), s->begin + s->rows};
     window w = window_of(c, memory, r.end - r.begin);
@@ -458,7 +447,7 @@ static void fill_edges(const conv_call *c, window *w, bool last)
     w->cu_seqlens = cu_of_edges(c, last);
 }
 
-static cot_status run_forward(conv_call *c, conv_memory memory)
+static cot_status run_forward(conv_call *c, cot_arena memory)
 {
     const cot_segments *held = &c->segments[c->group->rank];
     for (int64_t n = 0; cot_is_present(&c->y) && n < held->count; n++)
@@ -497,7 +486,7 @@ static void store_dx(const conv_call *c, const window *w, int64_t window_begin, 
 }
 
 /* dweight and dbias of a segment, and dx of all columns but the last K-1. */
-static cot_status backward_segment(const conv_call *c, conv_memory memory, const cot_segment *s,
+static cot_status backward_segment(const conv_call *c, cot_arena memory, const cot_segment *s,
                                    const cot_tensor *dweight, const cot_tensor *dbias)
 {
     const int64_t begin = s->begin, end = begin + s->rows;
@@ -521,7 +510,7 @@ static cot_status backward_segment(const conv_call *c, conv_memory memory, const
 }
 
 /* dx of the last K-1 columns of a segment. */
-static cot_status backward_last(const conv_call *c, conv_memory memory, const cot_segment *s)
+static cot_status backward_last(const conv_call *c, cot_arena memory, const cot_segment *s)
 {
     const int64_t end = s->begin + s->rows, begin = cot_max(s->begin, end - (c->K - 1));
     const range r = {cot_max(0, begin - (c->K - 1)), cot_min(c->T, end + c->K - 1)};
@@ -538,7 +527,7 @@ static cot_status backward_last(const conv_call *c, conv_memory memory, const co
     return COT_OK;
 }
 
-static cot_status backward_edges(const conv_call *c, conv_memory memory)
+static cot_status backward_edges(const conv_call *c, cot_arena memory)
 {
     cot_causal_conv1d_backward_args x;
     if (!cot_is_present(&c->a.dinitial_state))
@@ -556,17 +545,17 @@ typedef struct conv_sums {
     void *memory;
 } conv_sums;
 
-static conv_sums take_sums(const conv_call *c, conv_memory *m)
+static conv_sums take_sums(const conv_call *c, cot_arena *m)
 {
     conv_sums s = {0};
     const int64_t count = c->D * cot_max(c->K, 1);
     if (cot_is_present(&c->a.dweight))
-        s.dweight = cot_tensor_contiguous(take_bytes(m, count, cot_dtype_size(c->sum)), c->sum, 2,
+        s.dweight = cot_tensor_contiguous(cot_arena_take(m, count, cot_dtype_size(c->sum)), c->sum, 2,
                                           (const int64_t[]){c->D, c->K});
     if (cot_is_present(&c->a.dbias))
-        s.dbias = cot_tensor_contiguous(take_bytes(m, c->D, cot_dtype_size(c->sum)), c->sum, 1, &c->D);
-    s.values = take_bytes(m, count, sizeof(double));
-    s.memory = take_bytes(m, (int64_t)cot_group_sum_bytes(c->group, count), 1);
+        s.dbias = cot_tensor_contiguous(cot_arena_take(m, c->D, cot_dtype_size(c->sum)), c->sum, 1, &c->D);
+    s.values = cot_arena_take(m, count, sizeof(double));
+    s.memory = cot_arena_take(m, (int64_t)cot_group_sum_bytes(c->group, count), 1);
     return s;
 }
 
@@ -581,7 +570,7 @@ static cot_status sum_over_ranks(const conv_call *c, const conv_sums *s, const c
     return COT_OK;
 }
 
-static cot_status run_backward(conv_call *c, conv_memory memory, const conv_sums *s)
+static cot_status run_backward(conv_call *c, cot_arena memory, const conv_sums *s)
 {
     const cot_segments *held = &c->segments[c->group->rank];
     const bool parameters = cot_is_present(&s->dweight) || cot_is_present(&s->dbias);
@@ -602,7 +591,7 @@ static cot_status run_backward(conv_call *c, conv_memory memory, const conv_sums
 
 /* ---- the call ------------------------------------------------------------------------------------------------- */
 
-static void add_field(conv_call *c, conv_memory *m, const cot_tensor *own)
+static void add_field(conv_call *c, cot_arena *m, const cot_tensor *own)
 {
     columns *f = &c->fields[c->field_count++];
     f->own = *own;
@@ -615,7 +604,7 @@ static void add_field(conv_call *c, conv_memory *m, const cot_tensor *own)
 }
 
 /* base = NULL: only counts the memory. */
-static cot_status run_with_memory(conv_call *c, conv_memory *m)
+static cot_status run_with_memory(conv_call *c, cot_arena *m)
 {
     c->field_count = 0;
     add_field(c, m, &c->a.x);
@@ -625,19 +614,13 @@ static cot_status run_with_memory(conv_call *c, conv_memory *m)
         add_field(c, m, &c->a.seq_idx);
     conv_exchange x = take_exchange(c, m);
     const conv_sums sums = take_sums(c, m);
-    c->cu = take_bytes(m, c->N + 1, sizeof *c->cu);
-    const conv_memory windows = *m;
+    c->cu = cot_arena_take(m, c->N + 1, sizeof *c->cu);
+    const cot_arena windows = *m;
     take_window(c, m, widest(c));
     if (m->base == NULL)
         return COT_OK;
     CHECK(exchange(c, &x));
     return c->backward ? run_backward(c, windows, &sums) : run_forward(c, windows);
-}
-
-static void widen(cot_tensor *t, int axis, int64_t part, int64_t whole)
-{
-    if (cot_is_present(t) && axis < t->rank && t->shape[axis] == part)
-        t->shape[axis] = whole;
 }
 
 static cot_status check_as_single_call(const conv_call *c)
@@ -646,8 +629,9 @@ static cot_status check_as_single_call(const conv_call *c)
     cot_tensor y = c->y;
     const int64_t rows = b.x.shape[2];
     size_t bytes;
-    widen(&b.x, 2, rows, c->T), widen(&b.dy, 2, rows, c->T), widen(&b.dx, 2, rows, c->T), widen(&y, 2, rows, c->T);
-    widen(&b.seq_idx, 1, rows, c->T);
+    cot_widen(&b.x, 2, rows, c->T), cot_widen(&b.dy, 2, rows, c->T), cot_widen(&b.dx, 2, rows, c->T),
+        cot_widen(&y, 2, rows, c->T);
+    cot_widen(&b.seq_idx, 1, rows, c->T);
     if (c->backward)
         return cot_causal_conv1d_backward_workspace(c->queue, &b, &bytes);
     cot_causal_conv1d_forward_args f;
@@ -764,7 +748,7 @@ static void add_words(const conv_call *c)
 
 static cot_status prepare(conv_call *c, const cot_parallel_options *options, const void *args)
 {
-    conv_memory count = {0};
+    cot_arena count = {0};
     if (args == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: args is null", c->name);
     if (c->backward) {
@@ -793,7 +777,7 @@ static cot_status run_call(conv_call *c, const cot_parallel_options *options, co
     cot_enter_default_float_state(&host);
     cot_status status = cot_group_agree(c->group, c->name, prepare(c, options, args));
     if (status == COT_OK) {
-        conv_memory memory = {c->group->pool, 0};
+        cot_arena memory = {c->group->pool, 0};
         status = run_with_memory(c, &memory);
         if (status != COT_OK)
             status = cot_group_fail(c->group, c->name, status);

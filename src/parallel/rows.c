@@ -2,6 +2,7 @@
 #include "rows.h"
 
 #include "core/float16.h"
+#include "core/integers.h"
 #include "core/status.h"
 #include "core/tensor.h"
 
@@ -104,6 +105,18 @@ int64_t cot_hash_tensor(const cot_tensor *tensor)
         hash = mix(hash, word);
     }
     return (int64_t)(hash | 1);
+}
+
+void cot_widen(cot_tensor *tensor, int axis, int64_t part, int64_t whole)
+{
+    if (cot_is_present(tensor) && axis < tensor->rank && tensor->shape[axis] == part)
+        tensor->shape[axis] = whole;
+}
+
+void *cot_arena_take(cot_arena *arena, int64_t count, size_t size)
+{
+    const size_t offset = cot_workspace_reserve(&arena->used, count, size);
+    return arena->base != NULL ? arena->base + offset : NULL;
 }
 
 cot_status cot_copy_args(const char *call, const char *member, const void *args, size_t size, void *copy)

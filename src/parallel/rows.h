@@ -20,6 +20,18 @@ void cot_fill_tensor(const cot_tensor *to, double value);
 /* A hash of the shape and of the elements of a tensor, the same for every stride. 0 for an absent tensor. */
 int64_t cot_hash_tensor(const cot_tensor *tensor);
 
+/* If the axis has the rows of a part, gives it the rows of the whole. */
+void cot_widen(cot_tensor *tensor, int axis, int64_t part, int64_t whole);
+
+/* Divides the group's memory. In a first pass base is NULL, and only `used` counts. */
+typedef struct cot_arena {
+    char *base;
+    size_t used;
+} cot_arena;
+
+/* The next `count` elements of `size` bytes; NULL in the first pass. */
+void *cot_arena_take(cot_arena *arena, int64_t count, size_t size);
+
 /* Copies an argument struct of an older or a newer header: missing members become zero, and unknown members must be
  * zero. `member` names the size in messages. */
 cot_status cot_copy_args(const char *call, const char *member, const void *args, size_t size, void *copy);
