@@ -165,12 +165,12 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<
     cot_pipeline_state<S::Q_STAGES> q;
     cot_pipeline_state<S::DOUT_CHUNKS> chunk;
     uint32_t delta_stage = 0;
-    for (int h = 0; h < w.heads; h++) {
-        /* Without Q, the addition of first_delta_row stands here: at its use it spills registers of 256 columns. */
-        const int row = (Q ? 0 : first_delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
-        int tile = w.tile_first;
-        for (int i = 0; i < w.tile_count; i++, tile += w.tile_step) {
-            const bool clean = tile < first_unclean_tile;
+    int tile = w.tile_first;
+    for (int i = 0; i < w.tile_count; i++, tile += w.tile_step) {
+        const bool clean = tile < first_unclean_tile;
+        for (int h = 0; h < w.heads; h++) {
+            /* Without Q, the addition of first_delta_row stands here: at its use it spills registers of 256 columns. */
+            const int row = (Q ? 0 : first_delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
             if (Q) {
                 uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
@@ -225,10 +225,9 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_storage<COLU
     for (int slice_index = writer; slice_index < own_steps * S::DQ_SLICES; slice_index += 2, parity ^= 1) {
         const int step = S::BY_TILES ? 2 * (slice_index / S::DQ_SLICES) + rank : slice_index / S::DQ_SLICES;
         const int slice = slice_index % S::DQ_SLICES + (S::BY_TILES ? 0 : rank * S::DQ_SLICES);
-        const int tile = w.tile_first + w.tile_step * (step % w.tile_count);
-        const int64_t dq_slice =
-            (statistics_row_of<GENERAL>(c, w, step / w.tile_count) + tile) * S::COLUMN_SLICES + slice;
-        const uint32_t before = DETERMINISTIC ? dq_turn_of<QUERIES, GENERAL>(c, w, tile).before : 1;
+        const attention_step at = step_of<GENERAL>(c, w, step);
+        const int64_t dq_slice = (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_SLICES + slice;
+        const uint32_t before = DETERMINISTIC ? dq_turn_of<QUERIES, GENERAL>(c, w, at.tile).before : 1;
         if (DETERMINISTIC && before > 0)
             wait_dq_turn(c, dq_slice, before);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
@@ -582,7 +581,7 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<CO
         int tile = w.tile_first;
         dv_step<E, COLUMNS, V_COLUMNS, GENERAL, SOFTCAP, true>(c, s, w, 0, tile, key_begin, chunk, dv, packed);
         for (uint32_t step = 1; step < steps; step++) {
-            tile = next_tile(w, tile);
+            tile = tile_of<GENERAL>(c, w, (int)step);
             dv_step<E, COLUMNS, V_COLUMNS, GENERAL, SOFTCAP, false>(c, s, w, step, tile, key_begin, chunk, dv, packed);
         }
         issue_dv<E>(s, dv, packed, chunk);

@@ -105,25 +105,23 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
     cot_pipeline_state<ATTENTION_Q_STAGES> q;
     cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
-    for (int h = 0; h < w.heads; h++) {
-        const int head = w.first_head + h;
-        const int row = (int)statistics_row_of<false>(c, w, h);
-        int tile = w.tile_first;
-        for (int i = 0; i < w.tile_count; i++, tile += w.tile_step, q.next(), dout.next()) {
-            const uint32_t bytes = COLUMN_SLICES * s.Q_TILE_BYTES + QUERIES * sizeof(float);
-            cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
-            cot_mbarrier_arrive_expect(&s.q_full[q.stage], bytes);
-            for (int slice = 0; slice < COLUMN_SLICES; slice++)
-                cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, tile * QUERIES, head, w.b, &s.q_full[q.stage]);
-            cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, &s.q_full[q.stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
-            cot_mbarrier_arrive_expect(&s.dout_full[dout.stage], bytes);
-            for (int slice = 0; slice < COLUMN_SLICES; slice++)
-                cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, tile * QUERIES, head, w.b,
-                                &s.dout_full[dout.stage]);
-            cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row + tile, 0, 0,
+    const int steps = step_count(w);
+    for (int step = 0; step < steps; step++, q.next(), dout.next()) {
+        const attention_step at = step_of<false>(c, w, step);
+        const int tile = at.tile, head = w.first_head + at.h;
+        const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
+        const uint32_t bytes = COLUMN_SLICES * s.Q_TILE_BYTES + QUERIES * sizeof(float);
+        cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
+        cot_mbarrier_arrive_expect(&s.q_full[q.stage], bytes);
+        for (int slice = 0; slice < COLUMN_SLICES; slice++)
+            cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, tile * QUERIES, head, w.b, &s.q_full[q.stage]);
+        cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row, 0, 0, &s.q_full[q.stage]);
+        cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
+        cot_mbarrier_arrive_expect(&s.dout_full[dout.stage], bytes);
+        for (int slice = 0; slice < COLUMN_SLICES; slice++)
+            cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, tile * QUERIES, head, w.b,
                             &s.dout_full[dout.stage]);
-        }
+        cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row, 0, 0, &s.dout_full[dout.stage]);
     }
 }
 
@@ -167,38 +165,36 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
     const int first_delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
     cot_pipeline_state<ATTENTION_Q_STAGES> q;
     cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
-    for (int h = 0; h < w.heads; h++) {
-        const int head = w.first_head + h;
-        const int row = (int)statistics_row_of<true>(c, w, h);
-        int tile = w.tile_first;
-        for (int i = 0; i < w.tile_count; i++, tile += w.tile_step, q.next(), dout.next()) {
-            const uint32_t bytes = COLUMN_SLICES * s.Q_TILE_BYTES + QUERIES * sizeof(float);
-            const bool clean = tile < first_unclean_tile;
-            const int query_row = w.q_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
-            uint64_t *q_barrier = clean ? &s.q_full[q.stage] : &s.uncleared_full;
-            uint64_t *dout_barrier = clean ? &s.dout_full[dout.stage] : &s.uncleared_full;
-            cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
-            if (threadIdx.x == 0) {
-                cot_mbarrier_arrive_expect(q_barrier, bytes);
-                for (int slice = 0; slice < COLUMN_SLICES; slice++)
-                    cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, query_row, head, w.b, q_barrier);
-                cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, q_barrier);
-            }
-            if (!clean)
-                wait_and_clear<shared_storage<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
-                    &s.uncleared_full, uncleared_parity, s.q[q.stage], used, &s.q_full[q.stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
-            if (threadIdx.x == 0) {
-                cot_mbarrier_arrive_expect(dout_barrier, bytes);
-                for (int slice = 0; slice < COLUMN_SLICES; slice++)
-                    cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, query_row, head, w.b, dout_barrier);
-                cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row + tile, 0, 0,
-                                dout_barrier);
-            }
-            if (!clean)
-                wait_and_clear<shared_storage<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
-                    &s.uncleared_full, uncleared_parity, s.dout[dout.stage], used, &s.dout_full[dout.stage]);
+    const int steps = step_count(w);
+    for (int step = 0; step < steps; step++, q.next(), dout.next()) {
+        const attention_step at = step_of<true>(c, w, step);
+        const int tile = at.tile, head = w.first_head + at.h;
+        const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
+        const uint32_t bytes = COLUMN_SLICES * s.Q_TILE_BYTES + QUERIES * sizeof(float);
+        const bool clean = tile < first_unclean_tile;
+        const int query_row = w.q_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
+        uint64_t *q_barrier = clean ? &s.q_full[q.stage] : &s.uncleared_full;
+        uint64_t *dout_barrier = clean ? &s.dout_full[dout.stage] : &s.uncleared_full;
+        cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
+        if (threadIdx.x == 0) {
+            cot_mbarrier_arrive_expect(q_barrier, bytes);
+            for (int slice = 0; slice < COLUMN_SLICES; slice++)
+                cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, query_row, head, w.b, q_barrier);
+            cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row, 0, 0, q_barrier);
         }
+        if (!clean)
+            wait_and_clear<shared_storage<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
+                &s.uncleared_full, uncleared_parity, s.q[q.stage], used, &s.q_full[q.stage]);
+        cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
+        if (threadIdx.x == 0) {
+            cot_mbarrier_arrive_expect(dout_barrier, bytes);
+            for (int slice = 0; slice < COLUMN_SLICES; slice++)
+                cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, query_row, head, w.b, dout_barrier);
+            cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
+        }
+        if (!clean)
+            wait_and_clear<shared_storage<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
+                &s.uncleared_full, uncleared_parity, s.dout[dout.stage], used, &s.dout_full[dout.stage]);
     }
 }
 
@@ -216,7 +212,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_storage<CO
     const attention_bwd_call &c = m.call;
     const int end = step_count(w) * DQ_SLICES;
     const auto turn_of = [&](int slice_index) {
-        const int tile = w.tile_first + w.tile_step * (slice_index / DQ_SLICES % w.tile_count);
+        const int tile = tile_of<GENERAL>(c, w, slice_index / DQ_SLICES);
         return DETERMINISTIC ? dq_turn_of<shared_storage<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
                              : attention_dq_turn{1, false};
     };
@@ -226,9 +222,9 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_storage<CO
     uint32_t parity = 0;
     bool next_is_released = false; /* whether dq_empty has its arrival for the stage's next slice */
     for (int slice_index = stage; slice_index < end; slice_index += ATTENTION_DQ_STAGES, parity ^= 1) {
-        const int step = slice_index / DQ_SLICES, tile = w.tile_first + w.tile_step * (step % w.tile_count);
+        const attention_step at = step_of<GENERAL>(c, w, slice_index / DQ_SLICES);
         const int64_t dq_slice =
-            (statistics_row_of<GENERAL>(c, w, step / w.tile_count) + tile) * DQ_SLICES + slice_index % DQ_SLICES;
+            (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * DQ_SLICES + slice_index % DQ_SLICES;
         const attention_dq_turn turn = turn_of(slice_index);
         if (DETERMINISTIC && turn.before > 0)
             wait_dq_turn(c, dq_slice, turn.before);
@@ -292,8 +288,8 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<CO
     const int steps = step_count(w);
     if (steps > 0)
         cot_mbarrier_wait(&s.kv_full, 0);
-    int tile = w.tile_first;
-    for (int step = 0; step < steps; step++, ds.next(), tile = next_tile(w, tile)) {
+    for (int step = 0; step < steps; step++, ds.next()) {
+        const int tile = STORES_DQ ? w.tile_first + w.tile_step * step : tile_of<GENERAL>(c, w, step);
         const bool has_lower = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
         const bool has_upper = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
         const attention_dq_turn turn =
@@ -324,7 +320,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<CO
                 cot_mbarrier_arrive(&s.dq_full[dq.stage]);
             const int row =
                 tile * QUERIES + slice / s.COLUMN_SLICES * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-            store_rows<E, false>(c, c.grad_q, c.dq_vectorized, query_rows_out(c, w, step / w.tile_count), row,
+            store_rows<E, false>(c, c.grad_q, c.dq_vectorized, query_rows_out(c, w, 0), row,
                                  slice % s.COLUMN_SLICES * 64, 64, c.scale, acc);
         }
     }
@@ -536,7 +532,7 @@ static __device__ __forceinline__ float2 load_pair_early(const float *from)
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST>
 static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_storage<COLUMNS> &s,
                                                      const attention_work &w, uint32_t step, uint32_t &previous_q,
-                                                     int tile, int &consumer, int lane_query, uint32_t ds_fragments,
+                                                     int &consumer, int lane_query, uint32_t ds_fragments,
                                                      float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2],
                                                      uint32_t (&packed)[ATTENTION_BWD_QUERIES(COLUMNS) / 4])
 {
@@ -546,6 +542,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * consumer;
     const uint32_t q = step % ATTENTION_Q_STAGES, dout = step % ATTENTION_DOUT_STAGES, ds = step % ATTENTION_DS_STAGES;
+    const int tile = tile_of<GENERAL>(c, w, (int)step);
     float scores[N];
     cot_mbarrier_wait(&s.q_full[q], step / ATTENTION_Q_STAGES & 1);
     issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * TILE_BYTES, s.q[q][0]);
@@ -654,7 +651,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds]);
     consumer = __shfl_sync(0xffffffffu, consumer, 0); /* see `consume` */
-    const bool skip = is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, next_tile(w, tile), key_begin);
+    const bool skip =
+        is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, tile_of<GENERAL>(c, w, (int)step + 1), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
@@ -701,24 +699,21 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
     const uint32_t steps = (uint32_t)step_count(w);
     if (steps > 0)
         cot_mbarrier_wait(&s.kv_full, 0);
-    int tile = w.tile_first;
     uint32_t step = 0, previous_q = 0; /* previous_q: the stage of Q whose dS^T Q is not yet in dK */
-    for (; step < steps && is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, tile, w.first_key + 64 * consumer);
-         step++) {
+    for (; step < steps && is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, tile_of<GENERAL>(c, w, (int)step),
+                                                                               w.first_key + 64 * consumer);
+         step++)
         skip_step<COLUMNS>(s, step);
-        tile = next_tile(w, tile);
-    }
     if (step < steps) {
-        bool skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, true>(c, s, w, step, previous_q, tile, consumer,
-                                                                      lane_query, ds_fragments, dk, dv, packed);
+        bool skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, true>(c, s, w, step, previous_q, consumer, lane_query,
+                                                                      ds_fragments, dk, dv, packed);
         for (step++; step < steps; step++) {
-            tile = next_tile(w, tile);
             if (skip) {
                 skip_step<COLUMNS>(s, step);
-                skip = is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, next_tile(w, tile),
+                skip = is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, tile_of<GENERAL>(c, w, (int)step + 1),
                                                                            w.first_key + 64 * consumer);
             } else {
-                skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, false>(c, s, w, step, previous_q, tile, consumer,
+                skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, false>(c, s, w, step, previous_q, consumer,
                                                                           lane_query, ds_fragments, dk, dv, packed);
             }
         }

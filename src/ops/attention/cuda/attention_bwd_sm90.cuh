@@ -19,10 +19,10 @@ enum { KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP = 32, TILE_BYTES = 64 * 64 *
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
-/* The work of a block: query heads first_head .. first_head + heads - 1 and, for each head, `tile_count` query tiles:
- * from tile_first to tile_last by steps of tile_step, which is 1 or -1. */
+/* The work of a block: `tile_count` query tiles, from tile_first on by steps of tile_step, which is 1 or -1, and for each
+ * tile the query heads first_head .. first_head + heads - 1. */
 struct attention_work {
-    int b, kv_head, first_head, heads, first_key, tile_count, tile_first, tile_last, tile_step;
+    int b, kv_head, first_head, heads, first_key, tile_count, tile_first, tile_step;
     /* Only if GENERAL: the block's sequence, as rows of the tensors' views. */
     int q_row, used_q, k_row, k_rows, used_k;
     int window_first, window_last;      /* offsets: query i attends to keys i + window_first .. i + window_last */
@@ -41,7 +41,6 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
 {
     w.tile_count = max(end - begin, 0);
     w.tile_first = reversed ? end - 1 : begin;
-    w.tile_last = reversed ? begin : end - 1;
     w.tile_step = reversed ? -1 : 1;
 }
 
@@ -114,13 +113,28 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     return true;
 }
 
-/* The query tile after `tile`: the next one, or the first tile of the next head. */
-static __device__ __forceinline__ int next_tile(const attention_work &w, int tile)
+/* One step of a block: query head h of the group, and a query tile. */
+struct attention_step {
+    int h, tile;
+};
+
+/* A block takes all heads of a tile before its next tile. So the blocks of a key-value head stay at the same tiles, and
+ * the L2 cache holds what they read and add to. With one head after the other, blocks of a causal mask drift apart,
+ * because they have different numbers of tiles. */
+template <bool GENERAL>
+static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
-    return tile == w.tile_last ? w.tile_first : tile + w.tile_step;
+    const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_heads); /* step / heads */
+    return {step - i * w.heads, w.tile_first + (GENERAL ? i : w.tile_step * i)}; /* GENERAL: tile_step is 1 */
 }
 
-/* Steps of a block: its tiles, for all heads of the group. */
+template <bool GENERAL>
+static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const attention_work &w, int step)
+{
+    return step_of<GENERAL>(c, w, step).tile;
+}
+
+/* Steps of a block: its tiles, each for all heads of the group. */
 static __device__ __forceinline__ int step_count(const attention_work &w)
 {
     return w.heads * w.tile_count;

@@ -150,7 +150,7 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
     const bool is_nondeterministic_faster =
         general || grouped || (clusters && causal && blocks >= 128) || (columns == 128 && !causal && blocks >= 32);
     if (p->allow_nondeterminism && is_nondeterministic_faster)
-        return (block_order){.section = 4};
+        return (block_order){.section = 4, .reversed = causal && grouped};
     if (general)
         return (block_order){.deterministic = true, .section = 4, .longest_first_section = INT32_MAX};
     if (!causal)
@@ -192,6 +192,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .d = z->d,
             .dv = z->dv,
             .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
+            .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(z->H / cot_max(z->Hkv, 1), 1)),
             .queries = (int32_t)plan->queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,
