@@ -124,7 +124,7 @@ struct attention_step {
 template <bool GENERAL>
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
-    const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_heads); /* step / heads */
+    const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_heads);            /* step / heads */
     return {step - i * w.heads, w.tile_first + (GENERAL ? i : w.tile_step * i)}; /* GENERAL: tile_step is 1 */
 }
 
