@@ -33,6 +33,14 @@ static __device__ __forceinline__ uint32_t cot_mapa(uint32_t address, uint32_t r
     return mapped;
 }
 
+/* Stores 16 bytes to the shared memory of a block, given by their address in the cluster (cot_mapa). */
+static __device__ __forceinline__ void cot_cluster_store(uint32_t to, const float *from)
+{
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(from[0]), "f"(from[1]),
+                 "f"(from[2]), "f"(from[3])
+                 : "memory");
+}
+
 /* Stores 16 bytes to another block's shared memory. That block's barrier counts the bytes (complete_tx). */
 static __device__ __forceinline__ void cot_store_async(uint32_t to, uint32_t barrier, uint32_t a, uint32_t b,
                                                        uint32_t c, uint32_t d)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_sm90.cu: the backward on Hopper for d and dv up to 128, five products. *Columns* are d and dv, rounded up
- * to 64 or 128. A block takes 128 keys of
- * a key-value head. K and V stay in shared memory, dK and dV in registers. For every query head of the group, the block
- * loops over the tiles of queries that attend to its keys. A tile has 128 queries at 64 columns, and 64 at 128 columns:
+ * to 64 or 128. A block takes 128 keys of a key-value head. K and V stay in shared memory, dK and dV in registers. The
+ * block loops over the tiles of queries that attend to its keys, and takes each tile for all query heads of the group.
+ * With head_blocks = 2, the two blocks of a cluster divide these heads, and add their dK and dV at the end
+ * (reduce_over_heads). A tile has 128 queries at 64 columns, and 64 at 128 columns:
  *
  *   S^T = K Q^T    P = exp2(scale log2(e) S - lse_log2)    dP^T = V dO^T    dS = P (dP - D)
  *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
@@ -680,6 +681,46 @@ template <int COLUMNS> static __device__ __forceinline__ void skip_step(shared_s
     }
 }
 
+/* Adds dK and dV of the two blocks that divide the query heads of a group. Block 1 of the cluster stores its sums in the
+ * shared memory of block 0, where K to dO were, and block 0 adds them. Returns whether this block has the result. The
+ * other warps of both blocks take part in the two barriers when they have ended their work (await_reduction). */
+template <int COLUMNS>
+static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2])
+{
+    enum { FLOATS = 4 * 2 * WARPGROUP }; /* of all consumer threads, 4 each */
+    static_assert(COLUMNS / 4 * FLOATS * sizeof(float) <= offsetof(shared_storage<COLUMNS>, ds),
+                  "dK and dV do not fit");
+    const float *sums = (const float *)attention_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
+    const bool stores = cot_cluster_rank() != 0;
+    cot_cluster_arrive();
+    cot_cluster_wait(); /* until both blocks have ended their steps */
+    if (stores) {
+        const uint32_t to = cot_mapa(cot_shared_address(sums), 0);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i += 4) {
+            cot_cluster_store(to + i / 4 * FLOATS * sizeof(float), dk + i);
+            cot_cluster_store(to + (COLUMNS / 8 + i / 4) * FLOATS * sizeof(float), dv + i);
+        }
+    }
+    cot_cluster_arrive();
+    cot_cluster_wait();
+    if (stores)
+        return false;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++) {
+        dk[i] += sums[i / 4 * FLOATS + i % 4];
+        dv[i] += sums[(COLUMNS / 8 + i / 4) * FLOATS + i % 4];
+    }
+    return true;
+}
+
+static __device__ __forceinline__ void await_reduction(const attention_bwd_call &c)
+{
+    __syncwarp();
+    for (int i = 0; i < 2 && c.head_blocks > 1; i++)
+        cot_cluster_arrive(), cot_cluster_wait();
+}
+
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP>
 static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_storage<COLUMNS> &s,
                                                const attention_work &w)
@@ -720,6 +761,8 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
         cot_wgmma_wait<0>();
     }
+    if (c.head_blocks > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
+        return;
     const int key = thread_key(w);
     store_rows<E, GENERAL>(c, c.grad_v, c.dv_vectorized, key_rows_out<GENERAL>(c, c.grad_v, w), key, 0, (int)c.dv,
                            dv_scale<E>, dv);
@@ -734,13 +777,15 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     const attention_bwd_call &c = m.call;
     attention_work w;
     if (!GENERAL) {
-        w = work_of<shared_storage<COLUMNS>::QUERIES>(c, blockIdx.x);
+        w = work_of<shared_storage<COLUMNS>::QUERIES>(c, blockIdx.x / c.head_blocks);
     } else {
         cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
         cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
-        if (!work_of_general<shared_storage<COLUMNS>::QUERIES>(c, blockIdx.x, w))
+        if (!work_of_general<shared_storage<COLUMNS>::QUERIES>(c, blockIdx.x / c.head_blocks, w))
             return;
     }
+    w.heads /= (int)c.head_blocks;
+    w.first_head += (int)(blockIdx.x % c.head_blocks) * w.heads;
     if (threadIdx.x == 0) {
         s.opaque_zero = 0;
         cot_mbarrier_init(&s.kv_full, 1), cot_mbarrier_init(&s.uncleared_full, 1);
@@ -771,9 +816,11 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
             else
                 write_dq<COLUMNS, GENERAL, false, false>(m, s, w, stage);
         }
+        await_reduction(c);
     } else if (warpgroup == 1) {
         cot_setmaxnreg_dec<DQ_REGISTERS>();
         compute_dq<E, COLUMNS, GENERAL, STORES_DQ>(c, s, w);
+        await_reduction(c);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume<E, COLUMNS, GENERAL, SOFTCAP>(c, s, w);

@@ -114,7 +114,8 @@ typedef struct attention_bwd_call {
     attention_scheduler scheduler;
     int64_t B, H, Hkv, Tq, Tk, d, dv;
     int64_t tiles_per_head; /* of `queries` queries */
-    uint32_t inverse_heads; /* 2^31 / (H / Hkv), rounded up: for divisions by multiplication */
+    uint32_t head_blocks;   /* blocks that divide the query heads of a group: 1, or the 2 blocks of a cluster */
+    uint32_t inverse_heads; /* 2^31 / query heads of a block, rounded up: for divisions by multiplication */
     int64_t diagonal;       /* query i's diagonal key is i + diagonal */
     int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */
     int32_t queries;        /* of a tile: ATTENTION_BWD_QUERIES */

@@ -147,8 +147,10 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
     const attention_sizes *z = &p->sizes;
     const bool causal = z->right == 0, clusters = columns > 128, grouped = z->H != z->Hkv;
     const int64_t blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
-    const bool is_nondeterministic_faster =
-        general || grouped || (clusters && causal && blocks >= 128) || (columns == 128 && !causal && blocks >= 32);
+    const bool balanced = causal && grouped && !clusters; /* see head_blocks_of */
+    const bool is_nondeterministic_faster = general || (grouped && (!balanced || z->Hkv == 1)) ||
+                                            (clusters && causal && blocks >= 128) ||
+                                            (columns == 128 && !causal && blocks >= 32);
     if (p->allow_nondeterminism && is_nondeterministic_faster)
         return (block_order){.section = 4, .reversed = causal && grouped};
     if (general)
@@ -158,13 +160,24 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
                              .section = clusters ? 8 : (int32_t)cot_clamp(512 / blocks, 4, 32),
                              .longest_first_section = INT32_MAX,
                              .stores_dq = columns == 64 && !grouped};
+    if (balanced)
+        return (block_order){.deterministic = true, .section = 8, .reversed = true};
     const int64_t most = cot_clamp(heads / 2, 1, clusters ? 8 : 32), least = cot_min(most, 2);
-    const int64_t section = cot_clamp((clusters || grouped ? 128 : 256) / blocks, least, most);
+    const int64_t section = cot_clamp((clusters ? 128 : 256) / blocks, least, most);
     return (block_order){.deterministic = true,
                          .section = (int32_t)section,
                          .longest_first_section = (int32_t)(cot_ceil_div(heads, section) - 1),
                          .reversed = true,
                          .stores_dq = !grouped && (columns == 64 || (columns == 128 && blocks <= 16))};
+}
+
+/* The number of blocks that divide the query heads of a group. They form a cluster, and add their dK and dV at the end.
+ * Under a causal mask the longest block has twice the average work. With GQA there are few blocks, and half of the GPU
+ * would wait for the longest ones. Two blocks for a group halve this time. Full masks gain nothing. */
+static int64_t head_blocks_of(const attention_sizes *z, int64_t columns)
+{
+    const int64_t group = z->H / cot_max(z->Hkv, 1);
+    return columns <= 128 && z->right == 0 && group % 2 == 0 ? 2 : 1;
 }
 
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
@@ -179,6 +192,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8;                  /* lanes of prepare for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const block_order order = block_order_of(p, general, columns);
+    const int64_t group = z->H / cot_max(z->Hkv, 1), head_blocks = head_blocks_of(z, columns);
     if (z->H == 0)
         return COT_OK;
     attention_bwd_mapped mapped = {
@@ -192,7 +206,8 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .d = z->d,
             .dv = z->dv,
             .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
-            .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(z->H / cot_max(z->Hkv, 1), 1)),
+            .head_blocks = (uint32_t)head_blocks,
+            .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(group / head_blocks, 1)),
             .queries = (int32_t)plan->queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,
@@ -259,12 +274,13 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                 attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_KEYS / cluster_blocks), p->k.data);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, (int)plan->queries, p->k.data);
+        const unsigned launched = cluster_blocks * (unsigned)head_blocks;
         if (status == COT_OK)
             status = attention_launch(
                 queue, order.stores_dq ? &storing_kernels[columns == 128] : &kernels->main,
-                (cot_cuda_grid){.blocks = {(unsigned)(attention_bwd_blocks(p) * z->Hkv) * cluster_blocks, 1, 1},
+                (cot_cuda_grid){.blocks = {(unsigned)(attention_bwd_blocks(p) * z->Hkv) * launched, 1, 1},
                                 .threads = ATTENTION_WARPGROUPS * 128,
-                                .cluster = cluster_blocks > 1 ? cluster_blocks : 0,
+                                .cluster = launched > 1 ? launched : 0,
                                 .dependent = true},
                 &mapped);
     }

@@ -175,6 +175,9 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
             return "it rounds P and dS to 16 bits, an output is f32";
     if (z->B > 65535 || z->Hkv > 65535 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4)
         return "a grid has no room for B, Hkv, Tq or Tk";
+    const double group = (double)z->H / (double)cot_max(z->Hkv, 1);
+    if (group * group * (double)(z->Tq / attention_bwd_queries(z) + 1) > INT32_MAX)
+        return "it counts the steps of a block in 31 bits"; /* of the product in step_of */
     if (attention_bwd_needs_general(p) && (z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
                                            (double)attention_bwd_tiles(p) * (double)z->H > INT32_MAX / 64))
         return "it counts rows and tiles in 32 bits";
