@@ -4,9 +4,9 @@
  * A `call` is op and direction, for example dropout_forward. Its argument struct is cot_dropout_forward_args.
  *
  * OP_kernels.def lists the kernels of an op, one entry each. The scalar kernels come first.
- *     COT_KERNEL(direction, name, isa, intermediate, admit, cost, workspace [, .plan = function] [, .scratch = function])
+ *     COT_KERNEL_ENTRY(direction, name, isa, intermediate, admit, cost, workspace [, .plan = function] [, .scratch = function])
  * direction: FORWARD, BACKWARD...; isa: SCALAR, AVX2...; intermediate: F32, F16 or BF16. The other columns are the members of
- * cot_kernel. Define COT_KERNEL before the list is included, and undefine it afterwards. */
+ * cot_kernel. Define COT_KERNEL_ENTRY before the list is included, and undefine it afterwards. */
 #ifndef COT_CORE_OP_TABLES_H
 #define COT_CORE_OP_TABLES_H
 
@@ -16,12 +16,12 @@
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
-/* COT_KERNEL as a declaration of the kernel's function. */
+/* A value of COT_KERNEL_ENTRY: a declaration of the kernel's function. */
 #define COT_DECLARE_KERNEL(direction, name, ...) \
     cot_status name(cot_queue *queue, const void *problem, void *workspace);
 
-/* COT_KERNEL as an entry of the kernel table. direction_index: of the op's directions. */
-#define COT_KERNEL_ENTRY(direction_index, name_, isa_, intermediate_, admit_, cost_, ...)                         \
+/* A value of COT_KERNEL_ENTRY: the initializer of the cot_kernel in the table. direction_index: of the op's directions. */
+#define COT_KERNEL_INITIALIZER(direction_index, name_, isa_, intermediate_, admit_, cost_, ...)                   \
     {                                                                                                             \
         .name = #name_, .direction = direction_index, .backend = COT_ISA_BACKEND(COT_ISA_##isa_),                 \
         .isa = COT_ISA_##isa_, .intermediate = COT_##intermediate_, .admit = admit_, .cost = cost_, .run = name_, \

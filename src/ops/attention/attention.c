@@ -561,18 +561,18 @@ static cot_status validate_merge(const char *call, const void *args, bool with_d
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "attention_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 #include "attention_admit.h"
 #include "cuda/attention_launch.h"
 #include "cuda/attention_mma_launch.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, ...) COT_KERNEL_ENTRY(COT_ATTENTION_##direction, __VA_ARGS__),
+#define COT_KERNEL_ENTRY(direction, ...) COT_KERNEL_INITIALIZER(COT_ATTENTION_##direction, __VA_ARGS__),
 #include "attention_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 };
 
 /* Tables, one entry per line. */

@@ -284,17 +284,17 @@ static cot_status check_update_data(const char *call, const void *problem)
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "causal_conv1d_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 #include "causal_conv1d_admit.h"
 #include "cuda/causal_conv1d_launch.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, ...) COT_KERNEL_ENTRY(COT_CAUSAL_CONV1D_##direction, __VA_ARGS__),
+#define COT_KERNEL_ENTRY(direction, ...) COT_KERNEL_INITIALIZER(COT_CAUSAL_CONV1D_##direction, __VA_ARGS__),
 #include "causal_conv1d_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 };
 
 /* Tables, one entry per line. */

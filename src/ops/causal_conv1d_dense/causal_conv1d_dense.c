@@ -115,16 +115,16 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 
 /* ---- tables --------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "causal_conv1d_dense_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 #include "causal_conv1d_dense_admit.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, ...) COT_KERNEL_ENTRY(COT_CAUSAL_CONV1D_DENSE_##direction, __VA_ARGS__),
+#define COT_KERNEL_ENTRY(direction, ...) COT_KERNEL_INITIALIZER(COT_CAUSAL_CONV1D_DENSE_##direction, __VA_ARGS__),
 #include "causal_conv1d_dense_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 };
 
 /* Tables: one entry per line. */

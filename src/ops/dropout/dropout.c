@@ -249,17 +249,17 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "dropout_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 #include "cuda/dropout_launch.h"
 #include "dropout_admit.h"
 
 static const cot_kernel kernels[] = {
-#define COT_KERNEL(direction, ...) COT_KERNEL_ENTRY(COT_DROPOUT_##direction, __VA_ARGS__),
+#define COT_KERNEL_ENTRY(direction, ...) COT_KERNEL_INITIALIZER(COT_DROPOUT_##direction, __VA_ARGS__),
 #include "dropout_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 };
 
 /* Tables, one entry per line. */

@@ -334,19 +334,19 @@ static cot_status validate_seam_backward(const char *call, const void *args, boo
 
 /* ---- tables ------------------------------------------------------------------------------------------- */
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "mhc_pre_kernels.def"
 #include "mhc_sinkhorn_kernels.def"
 #include "mhc_post_kernels.def"
 #include "mhc_seam_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 #include "mhc_admit.h"
 #if defined(COT_CUDA)
 #include "cuda/mhc_launch.h"
 #endif
 
-#define COT_KERNEL(direction, ...) COT_KERNEL_ENTRY(COT_MHC_##direction, __VA_ARGS__),
+#define COT_KERNEL_ENTRY(direction, ...) COT_KERNEL_INITIALIZER(COT_MHC_##direction, __VA_ARGS__),
 static const cot_kernel pre_kernels[] = {
 #include "mhc_pre_kernels.def"
 };
@@ -359,7 +359,7 @@ static const cot_kernel post_kernels[] = {
 static const cot_kernel seam_kernels[] = {
 #include "mhc_seam_kernels.def"
 };
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 /* Tables, one entry on a line. */
 /* clang-format off */

@@ -6,9 +6,9 @@
 
 #include "core/op_tables.h"
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "../attention_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 extern const unsigned char cot_image_attention_fwd_sm90[], cot_image_attention_fwd_d256_sm90[];
 

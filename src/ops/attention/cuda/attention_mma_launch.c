@@ -9,9 +9,9 @@
 
 #include "core/op_tables.h"
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "../attention_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 extern const unsigned char cot_image_attention_fwd_mma[], cot_image_attention_bwd_mma[],
     cot_image_attention_bwd_one_pass_mma[], cot_image_attention_f32[], cot_image_attention_rows[];

@@ -8,9 +8,9 @@
 
 #include "core/op_tables.h"
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "../causal_conv1d_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 enum { THREADS = CONV1D_LANES * CONV1D_WARPS, GENERIC_BLOCKS = 132 * 16 };
 

@@ -8,9 +8,9 @@
 #include "core/op_tables.h"
 #include "cuda/device.h"
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "../causal_conv1d_dense_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 extern const unsigned char cot_image_causal_conv1d_dense_rows[], cot_image_causal_conv1d_dense_sm90[],
     cot_image_causal_conv1d_dense_generic[];

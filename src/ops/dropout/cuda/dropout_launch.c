@@ -7,9 +7,9 @@
 
 #include "core/op_tables.h"
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "../dropout_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 _Static_assert(COT_MAX_RANK - 1 <= DROPOUT_MAX_AXES, "must hold all leading axes of a tensor");
 

@@ -8,11 +8,11 @@
 
 #include "core/op_tables.h"
 
-#define COT_KERNEL COT_DECLARE_KERNEL
+#define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "../mhc_pre_kernels.def"
 #include "../mhc_sinkhorn_kernels.def"
 #include "../mhc_post_kernels.def"
-#undef COT_KERNEL
+#undef COT_KERNEL_ENTRY
 
 /* Returns from the caller on the first launch that fails. A grid without blocks is skipped. */
 #define LAUNCH(queue, kernel, x, y, threads_, call)                                                                 \
